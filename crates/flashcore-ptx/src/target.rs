@@ -1,0 +1,63 @@
+//! Architectures a program can be built for, and which device runs what.
+
+use std::fmt;
+
+/// A `.target` of PTX: compute capability 8.0 and later.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[non_exhaustive]
+pub enum Target {
+    /// A100.
+    Sm80,
+    /// RTX 30.
+    Sm86,
+    /// RTX 40, L4, L40.
+    Sm89,
+    /// H100, H200 without the architecture-specific instructions.
+    Sm90,
+    /// H100, H200 with wgmma and setmaxnreg; runs on compute capability 9.0 alone.
+    Sm90a,
+    /// B100, B200.
+    Sm100,
+    /// RTX 50.
+    Sm120,
+}
+
+impl Target {
+    /// Every target, oldest first.
+    pub const ALL: [Self; 7] =
+        [Self::Sm80, Self::Sm86, Self::Sm89, Self::Sm90, Self::Sm90a, Self::Sm100, Self::Sm120];
+
+    /// The compute capability as `major * 10 + minor`.
+    pub const fn number(self) -> u32 {
+        match self {
+            Self::Sm80 => 80,
+            Self::Sm86 => 86,
+            Self::Sm89 => 89,
+            Self::Sm90 | Self::Sm90a => 90,
+            Self::Sm100 => 100,
+            Self::Sm120 => 120,
+        }
+    }
+
+    /// Whether the target has the instructions of one architecture only (the `a` suffix).
+    pub const fn is_arch_specific(self) -> bool {
+        matches!(self, Self::Sm90a)
+    }
+
+    /// Whether PTX for this target runs on a device of the given compute capability.
+    pub const fn runs_on(self, major: u32, minor: u32) -> bool {
+        let device = major * 10 + minor;
+        if self.is_arch_specific() { device == self.number() } else { device >= self.number() }
+    }
+
+    /// Reads `sm_90a` and its like.
+    pub fn parse(text: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|t| t.to_string() == text)
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "sm_{}{}", self.number(), if self.is_arch_specific() { "a" } else { "" })
+    }
+}
