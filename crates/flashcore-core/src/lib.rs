@@ -1,1 +1,35 @@
-//! placeholder
+//! The attention operation as data: tensors, masks, lengths, and a [`Problem`] that cannot be wrong.
+//!
+//! Untrusted arguments become a [`Problem`] once, in [`Spec::parse`]; every backend may then rely on it. A problem
+//! holds shapes and options but no memory: [`HostCall`] binds it to host tensors, and a GPU backend binds it to
+//! device pointers of its own.
+//!
+//! | type | what it says |
+//! | --- | --- |
+//! | [`Layout`] | where the elements of a batch × heads × sequence × dim tensor lie |
+//! | [`TensorView`], [`TensorViewMut`], [`Tensor`] | host memory with a layout |
+//! | [`Mask`] | which keys a query may see |
+//! | [`Lengths`] | how much of the sequence each batch entry uses |
+//! | [`Problem`] | all of it together, checked |
+//! | [`Backend`] | something that computes a problem |
+#![forbid(unsafe_code)]
+
+mod backend;
+mod call;
+mod dtype;
+mod error;
+mod layout;
+mod lengths;
+mod mask;
+mod problem;
+mod tensor;
+
+pub use backend::{Backend, BackendError, Ran};
+pub use call::{Data, DataMut, HostCall};
+pub use dtype::{DType, Element};
+pub use error::{Operand, ProblemError};
+pub use layout::{Dims, Layout};
+pub use lengths::{Lengths, Sequence};
+pub use mask::{Align, Mask};
+pub use problem::{MAX_EXTENT, Problem, Spec};
+pub use tensor::{Tensor, TensorView, TensorViewMut};

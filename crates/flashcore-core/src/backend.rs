@@ -1,0 +1,57 @@
+//! What computes attention: one trait that the CPU, the GPU and the simulator implement and one suite tests.
+
+use std::error::Error;
+
+use crate::{call::HostCall, error::ProblemError};
+
+/// Something that computes attention on host tensors.
+pub trait Backend: Send + Sync {
+    /// A short name: `cpu`, `cuda`, `sim`.
+    fn name(&self) -> &'static str;
+
+    /// Computes the whole call: every output row is written, or an error is returned.
+    fn forward(&self, call: &mut HostCall<'_>) -> Result<Ran, BackendError>;
+}
+
+/// What a backend did.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Ran {
+    /// The kernel that ran, for reports.
+    pub kernel: String,
+}
+
+/// Why a backend computed nothing.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BackendError {
+    /// The problem is legal but this backend does not take it.
+    #[error("the {backend} backend does not support {what}; {instead}")]
+    Unsupported {
+        /// The backend's name.
+        backend: &'static str,
+        /// What it does not support.
+        what: String,
+        /// What to do instead.
+        instead: String,
+    },
+    /// The backend is not usable on this machine.
+    #[error("the {backend} backend is not available: {reason}")]
+    Unavailable {
+        /// The backend's name.
+        backend: &'static str,
+        /// Why, and what to do.
+        reason: String,
+    },
+    /// The arguments do not form a problem.
+    #[error(transparent)]
+    Problem(#[from] ProblemError),
+    /// The backend failed while running.
+    #[error("the {backend} backend failed")]
+    Failed {
+        /// The backend's name.
+        backend: &'static str,
+        /// The cause.
+        #[source]
+        source: Box<dyn Error + Send + Sync>,
+    },
+}

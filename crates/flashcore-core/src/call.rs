@@ -1,0 +1,162 @@
+//! A problem bound to host memory, element types erased: what backends are handed.
+
+use half::{bf16, f16};
+
+use crate::{
+    dtype::{DType, Element},
+    error::{Operand, ProblemError},
+    problem::Problem,
+};
+
+/// Elements of a known type.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum Data<'a> {
+    /// Half precision.
+    F16(&'a [f16]),
+    /// bfloat16.
+    BF16(&'a [bf16]),
+    /// Single precision.
+    F32(&'a [f32]),
+}
+
+/// Mutable elements of a known type.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum DataMut<'a> {
+    /// Half precision.
+    F16(&'a mut [f16]),
+    /// bfloat16.
+    BF16(&'a mut [bf16]),
+    /// Single precision.
+    F32(&'a mut [f32]),
+}
+
+impl<'a> Data<'a> {
+    /// The element type.
+    pub const fn dtype(&self) -> DType {
+        match self {
+            Self::F16(_) => DType::F16,
+            Self::BF16(_) => DType::BF16,
+            Self::F32(_) => DType::F32,
+        }
+    }
+
+    /// Number of elements.
+    pub const fn len(&self) -> usize {
+        match self {
+            Self::F16(s) => s.len(),
+            Self::BF16(s) => s.len(),
+            Self::F32(s) => s.len(),
+        }
+    }
+
+    /// Whether there are none.
+    pub const fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The elements as bytes.
+    pub fn bytes(&self) -> &'a [u8] {
+        match self {
+            Self::F16(s) => bytemuck::cast_slice(s),
+            Self::BF16(s) => bytemuck::cast_slice(s),
+            Self::F32(s) => bytemuck::cast_slice(s),
+        }
+    }
+}
+
+impl DataMut<'_> {
+    /// The same elements, read-only.
+    pub const fn as_data(&self) -> Data<'_> {
+        match self {
+            Self::F16(s) => Data::F16(s),
+            Self::BF16(s) => Data::BF16(s),
+            Self::F32(s) => Data::F32(s),
+        }
+    }
+
+    /// The same elements, borrowed for less long.
+    pub fn reborrow(&mut self) -> DataMut<'_> {
+        match self {
+            Self::F16(s) => DataMut::F16(s),
+            Self::BF16(s) => DataMut::BF16(s),
+            Self::F32(s) => DataMut::F32(s),
+        }
+    }
+
+    /// The elements as bytes.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        match self {
+            Self::F16(s) => bytemuck::cast_slice_mut(s),
+            Self::BF16(s) => bytemuck::cast_slice_mut(s),
+            Self::F32(s) => bytemuck::cast_slice_mut(s),
+        }
+    }
+}
+
+/// A problem with the host memory it works on.
+///
+/// **Invariant:** every slice has the problem's element type and holds all that its layout reaches, so that a backend
+/// indexes without checking again.
+#[derive(Debug)]
+pub struct HostCall<'a> {
+    problem: &'a Problem,
+    q: Data<'a>,
+    k: Data<'a>,
+    v: Data<'a>,
+    out: DataMut<'a>,
+    lse: Option<&'a mut [f32]>,
+}
+
+impl<'a> HostCall<'a> {
+    /// Binds `problem` to memory.
+    pub fn bind<T: Element>(
+        problem: &'a Problem,
+        [q, k, v]: [&'a [T]; 3],
+        out: &'a mut [T],
+        lse: Option<&'a mut [f32]>,
+    ) -> Result<Self, ProblemError> {
+        Self::bind_erased(problem, [q, k, v].map(T::erase), T::erase_mut(out), lse)
+    }
+
+    /// Binds `problem` to memory whose element type is known only at run time.
+    pub fn bind_erased(
+        problem: &'a Problem,
+        [q, k, v]: [Data<'a>; 3],
+        out: DataMut<'a>,
+        lse: Option<&'a mut [f32]>,
+    ) -> Result<Self, ProblemError> {
+        let operands = [
+            (Operand::Q, problem.q(), q),
+            (Operand::K, problem.k(), k),
+            (Operand::V, problem.v(), v),
+            (Operand::Out, problem.out(), out.as_data()),
+        ];
+        for (operand, layout, data) in operands {
+            if data.dtype() != problem.dtype() {
+                return Err(ProblemError::DType { operand, got: data.dtype(), expected: problem.dtype() });
+            }
+            layout.check_len(operand, data.len())?;
+        }
+        if let Some(len) = lse.as_ref().map(|l| l.len()).filter(|&len| len != problem.rows()) {
+            return Err(ProblemError::LseLength { needed: problem.rows(), len });
+        }
+        Ok(Self { problem, q, k, v, out, lse })
+    }
+
+    /// The problem.
+    pub const fn problem(&self) -> &'a Problem {
+        self.problem
+    }
+
+    /// Q, K and V.
+    pub const fn inputs(&self) -> [Data<'a>; 3] {
+        [self.q, self.k, self.v]
+    }
+
+    /// The output and, if asked for, the LSE of each row.
+    pub fn outputs(&mut self) -> (DataMut<'_>, Option<&mut [f32]>) {
+        (self.out.reborrow(), self.lse.as_deref_mut())
+    }
+}

@@ -1,0 +1,213 @@
+//! What can be wrong with the arguments of attention.
+
+use std::fmt;
+
+use crate::{dtype::DType, layout::Dims};
+
+/// A tensor of the operation, for messages.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum Operand {
+    /// Queries.
+    Q,
+    /// Keys.
+    K,
+    /// Values.
+    V,
+    /// The result.
+    Out,
+    /// The log-sum-exp of each row.
+    Lse,
+    /// A tensor whose part is not known yet.
+    Tensor,
+}
+
+impl fmt::Display for Operand {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Q => "q",
+            Self::K => "k",
+            Self::V => "v",
+            Self::Out => "out",
+            Self::Lse => "lse",
+            Self::Tensor => "the tensor",
+        })
+    }
+}
+
+/// Arguments that do not describe an attention problem.
+#[derive(Clone, PartialEq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ProblemError {
+    /// K, V or the output has another extent than Q or K demand.
+    #[error(
+        "{operand} has {what} {got} but {expected} is needed, because {because} (q {q}, {operand} {dims}); \
+         pass tensors as batch x heads x sequence x dim"
+    )]
+    Mismatch {
+        /// The tensor that does not fit.
+        operand: Operand,
+        /// The extent that does not fit.
+        what: &'static str,
+        /// Its value.
+        got: usize,
+        /// What it should be.
+        expected: usize,
+        /// Which tensor decides.
+        because: &'static str,
+        /// Extents of Q.
+        q: Dims,
+        /// Extents of the tensor.
+        dims: Dims,
+    },
+    /// Query heads are not a multiple of key heads.
+    #[error(
+        "{heads_q} query heads cannot share {heads_kv} key heads evenly; heads of q must be a multiple of heads of k"
+    )]
+    Heads {
+        /// Heads of Q.
+        heads_q: usize,
+        /// Heads of K and V.
+        heads_kv: usize,
+    },
+    /// A tensor without heads or features.
+    #[error("{operand} is {dims}: heads and dim must be at least 1 (batch and sequence may be 0)")]
+    Empty {
+        /// The tensor.
+        operand: Operand,
+        /// Its extents.
+        dims: Dims,
+    },
+    /// An extent beyond what kernels index with.
+    #[error("{operand} is {dims}: no extent may exceed {max}")]
+    Extent {
+        /// The tensor.
+        operand: Operand,
+        /// Its extents.
+        dims: Dims,
+        /// The largest extent allowed.
+        max: usize,
+    },
+    /// Extents times strides overflow.
+    #[error(
+        "a {dims} tensor with strides {strides:?} is larger than memory can be; check its extents and strides"
+    )]
+    TooLarge {
+        /// The extents.
+        dims: Dims,
+        /// The strides in elements.
+        strides: [usize; 4],
+    },
+    /// The features of a head are not contiguous.
+    #[error("the innermost stride is {stride} but must be 1; make the tensor contiguous along dim")]
+    InnermostStride {
+        /// The stride given.
+        stride: usize,
+    },
+    /// Positions of an output share memory.
+    #[error(
+        "the output's strides {strides:?} make positions share memory; give every position its own elements"
+    )]
+    OverlappingOutput {
+        /// The strides in elements.
+        strides: [usize; 4],
+    },
+    /// A buffer does not hold what its layout reaches.
+    #[error(
+        "the buffer of {operand} holds {len} elements but its layout reaches {needed}; pass a larger buffer"
+    )]
+    BufferTooSmall {
+        /// The tensor.
+        operand: Operand,
+        /// Elements needed.
+        needed: usize,
+        /// Elements there.
+        len: usize,
+    },
+    /// The LSE buffer has the wrong size.
+    #[error("lse holds {len} values but the problem has {needed} rows (batch x heads x sequence)")]
+    LseLength {
+        /// Rows of the problem.
+        needed: usize,
+        /// Values there.
+        len: usize,
+    },
+    /// Tensors of different element types.
+    #[error("{operand} is {got} but q is {expected}; convert them to one element type")]
+    DType {
+        /// The tensor that differs.
+        operand: Operand,
+        /// Its type.
+        got: DType,
+        /// The type of Q.
+        expected: DType,
+    },
+    /// The scale is not a positive number.
+    #[error("scale {0} must be finite and positive; leave it out for 1/sqrt(dim)")]
+    Scale(f32),
+    /// The softcap is not a positive number.
+    #[error("softcap {0} must be finite and positive; leave it out for none")]
+    Softcap(f32),
+    /// Sinks that do not fit the heads.
+    #[error("{given} sinks for {heads} query heads; give one logit per query head")]
+    SinkCount {
+        /// Sinks given.
+        given: usize,
+        /// Heads of Q.
+        heads: usize,
+    },
+    /// A sink that is no logit.
+    #[error("sink {value} of head {head} must be a number below infinity")]
+    Sink {
+        /// The head.
+        head: usize,
+        /// Its sink.
+        value: f32,
+    },
+    /// The wrong number of used lengths.
+    #[error("{given} used lengths for {operand} but a batch of {batch}; give one per batch entry")]
+    LengthCount {
+        /// The tensor.
+        operand: Operand,
+        /// Lengths given.
+        given: usize,
+        /// Batch of the tensor.
+        batch: usize,
+    },
+    /// A used length beyond the sequence.
+    #[error("batch entry {entry} uses {len} rows of {operand}, which has {seq}")]
+    LengthTooLong {
+        /// The tensor.
+        operand: Operand,
+        /// The batch entry.
+        entry: usize,
+        /// Its used length.
+        len: u32,
+        /// Rows of the tensor.
+        seq: usize,
+    },
+    /// Packed tensors with a batch dimension.
+    #[error("packed sequences need tensors of batch 1, but {operand} has batch {batch}")]
+    RaggedBatch {
+        /// The tensor.
+        operand: Operand,
+        /// Its batch.
+        batch: usize,
+    },
+    /// Offsets that do not cut the rows into sequences.
+    #[error("offsets of {operand} must start at 0, not decrease, and end at its {seq} rows")]
+    RaggedOffsets {
+        /// The tensor.
+        operand: Operand,
+        /// Rows of the tensor.
+        seq: usize,
+    },
+    /// Different numbers of query and key sequences.
+    #[error("{q} query offsets but {kv} key offsets; every sequence needs both")]
+    RaggedCount {
+        /// Offsets of Q.
+        q: usize,
+        /// Offsets of K and V.
+        kv: usize,
+    },
+}

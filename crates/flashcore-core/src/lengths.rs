@@ -1,0 +1,138 @@
+//! How much of its sequence each batch entry uses.
+
+use std::sync::Arc;
+
+use crate::{
+    error::{Operand, ProblemError},
+    layout::Dims,
+};
+
+/// How sequences lie in the tensors.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub enum Lengths {
+    /// Every batch entry uses its whole sequence.
+    #[default]
+    Uniform,
+    /// Batch entry `b` uses its first `q[b]` queries and `kv[b]` keys; `None` means all.
+    ///
+    /// What lies beyond is never read into a result; output rows beyond are written as zeros with LSE −∞.
+    Used {
+        /// Used queries per batch entry.
+        q: Option<Arc<[u32]>>,
+        /// Used keys per batch entry.
+        kv: Option<Arc<[u32]>>,
+    },
+    /// Sequences of any length packed one after another in tensors of batch 1.
+    ///
+    /// Sequence `n` is rows `offsets[n]..offsets[n + 1]`; offsets start at 0, do not decrease and end at the number
+    /// of rows.
+    Ragged {
+        /// Row offsets of the sequences in Q and the output.
+        q: Arc<[u32]>,
+        /// Row offsets of the sequences in K and V.
+        kv: Arc<[u32]>,
+    },
+}
+
+impl Lengths {
+    /// Used keys per batch entry: key padding.
+    pub fn keys(kv: impl Into<Arc<[u32]>>) -> Self {
+        Self::Used { q: None, kv: Some(kv.into()) }
+    }
+
+    /// Used queries and keys per batch entry.
+    pub fn used(q: impl Into<Arc<[u32]>>, kv: impl Into<Arc<[u32]>>) -> Self {
+        Self::Used { q: Some(q.into()), kv: Some(kv.into()) }
+    }
+
+    /// Packed sequences by their offsets.
+    pub fn ragged(q: impl Into<Arc<[u32]>>, kv: impl Into<Arc<[u32]>>) -> Self {
+        Self::Ragged { q: q.into(), kv: kv.into() }
+    }
+
+    /// Number of sequences in tensors of the given batch.
+    pub(crate) fn count(&self, batch: usize) -> usize {
+        match self {
+            Self::Uniform | Self::Used { .. } => batch,
+            Self::Ragged { q, .. } => q.len().saturating_sub(1),
+        }
+    }
+
+    pub(crate) fn check(&self, q: Dims, kv: Dims) -> Result<(), ProblemError> {
+        match self {
+            Self::Uniform => Ok(()),
+            Self::Used { q: used_q, kv: used_kv } => {
+                check_used(Operand::Q, used_q.as_deref(), q)?;
+                check_used(Operand::K, used_kv.as_deref(), kv)
+            }
+            Self::Ragged { q: offsets_q, kv: offsets_kv } => {
+                check_offsets(Operand::Q, offsets_q, q)?;
+                check_offsets(Operand::K, offsets_kv, kv)?;
+                let (q, kv) = (offsets_q.len(), offsets_kv.len());
+                if q == kv { Ok(()) } else { Err(ProblemError::RaggedCount { q, kv }) }
+            }
+        }
+    }
+
+    /// Where sequence `n` lies.
+    pub(crate) fn sequence(&self, n: usize, q: Dims, kv: Dims) -> Sequence {
+        match self {
+            Self::Uniform => Sequence::whole(n, q.seq, kv.seq),
+            Self::Used { q: used_q, kv: used_kv } => {
+                let used =
+                    |lens: &Option<Arc<[u32]>>, all: usize| lens.as_ref().map_or(all, |l| l[n] as usize);
+                Sequence::whole(n, used(used_q, q.seq), used(used_kv, kv.seq))
+            }
+            Self::Ragged { q, kv } => {
+                let range = |o: &[u32]| (o[n] as usize, (o[n + 1] - o[n]) as usize);
+                let ((q_start, q_len), (kv_start, kv_len)) = (range(q), range(kv));
+                Sequence { batch: 0, q_start, q_len, kv_start, kv_len }
+            }
+        }
+    }
+}
+
+/// Where one sequence's rows lie.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Sequence {
+    /// Index along the tensors' batch dimension.
+    pub batch: usize,
+    /// First row in Q and the output.
+    pub q_start: usize,
+    /// Number of queries.
+    pub q_len: usize,
+    /// First row in K and V.
+    pub kv_start: usize,
+    /// Number of keys.
+    pub kv_len: usize,
+}
+
+impl Sequence {
+    const fn whole(batch: usize, q_len: usize, kv_len: usize) -> Self {
+        Self { batch, q_start: 0, q_len, kv_start: 0, kv_len }
+    }
+}
+
+fn check_used(operand: Operand, used: Option<&[u32]>, dims: Dims) -> Result<(), ProblemError> {
+    let Some(used) = used else { return Ok(()) };
+    if used.len() != dims.batch {
+        return Err(ProblemError::LengthCount { operand, given: used.len(), batch: dims.batch });
+    }
+    match used.iter().position(|&len| len as usize > dims.seq) {
+        Some(entry) => Err(ProblemError::LengthTooLong { operand, entry, len: used[entry], seq: dims.seq }),
+        None => Ok(()),
+    }
+}
+
+fn check_offsets(operand: Operand, offsets: &[u32], dims: Dims) -> Result<(), ProblemError> {
+    if dims.batch != 1 {
+        return Err(ProblemError::RaggedBatch { operand, batch: dims.batch });
+    }
+    let whole = offsets.first() == Some(&0) && offsets.last().is_some_and(|&end| end as usize == dims.seq);
+    if whole && offsets.is_sorted() {
+        Ok(())
+    } else {
+        Err(ProblemError::RaggedOffsets { operand, seq: dims.seq })
+    }
+}
