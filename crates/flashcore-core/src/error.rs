@@ -132,6 +132,14 @@ pub enum ProblemError {
         /// Values there.
         len: usize,
     },
+    /// There is no memory for a tensor that was to be allocated.
+    #[error("no memory for {bytes} bytes of a {dims} tensor; use smaller tensors or fewer batch entries at a time")]
+    OutOfMemory {
+        /// Bytes asked for.
+        bytes: usize,
+        /// Extents of the tensor.
+        dims: Dims,
+    },
     /// Tensors of different element types.
     #[error("{operand} is {got} but q is {expected}; convert them to one element type")]
     DType {

@@ -40,6 +40,9 @@ impl fmt::Display for Dims {
     }
 }
 
+/// Elements that a layout may reach: byte offsets and byte strides fit in an i64, whatever the element type.
+const MAX_ELEMENTS: usize = isize::MAX as usize / 8;
+
 /// Extents and strides (in elements); the stride of `dim` is 1 by construction.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Layout {
@@ -73,8 +76,9 @@ impl Layout {
             return Err(ProblemError::InnermostStride { stride: dim });
         }
         let layout = Self { dims, strides: [batch, head, seq] };
-        layout.checked_span().ok_or(ProblemError::TooLarge { dims, strides: layout.strides() })?;
-        Ok(layout)
+        let strides_fit = layout.strides.into_iter().all(|stride| stride <= MAX_ELEMENTS);
+        let fits = strides_fit && layout.checked_span().is_some();
+        if fits { Ok(layout) } else { Err(ProblemError::TooLarge { dims, strides: layout.strides() }) }
     }
 
     fn dense(dims: Dims, strides: impl Fn(Dims) -> Option<[usize; 3]>) -> Result<Self, ProblemError> {
@@ -105,14 +109,12 @@ impl Layout {
     }
 
     fn checked_span(&self) -> Option<usize> {
+        // An extent of 0 counts as 1, so that `row` cannot overflow for the positions of its other dimensions.
         let dims = self.dims.array();
-        if dims.contains(&0) {
-            return Some(0);
-        }
-        let mut outer = dims.iter().zip(self.strides);
-        let last = outer.try_fold(0usize, |sum, (n, s)| sum.checked_add((n - 1).checked_mul(s)?))?;
-        // Byte offsets must fit in an i64 too, whatever the element type.
-        last.checked_add(self.dims.dim).filter(|&span| span <= isize::MAX as usize / 8)
+        let mut outer = dims.iter().map(|n| n.saturating_sub(1)).zip(self.strides);
+        let last = outer.try_fold(0usize, |sum, (n, s)| sum.checked_add(n.checked_mul(s)?))?;
+        let span = last.checked_add(self.dims.dim).filter(|&span| span <= MAX_ELEMENTS)?;
+        Some(if dims.contains(&0) { 0 } else { span })
     }
 
     /// Whether two different positions may share an element; an output must not.

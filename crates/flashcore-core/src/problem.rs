@@ -83,6 +83,11 @@ pub struct Problem {
 }
 
 impl Problem {
+    /// The specification it was parsed from, with what had been left out filled in.
+    pub fn spec(&self) -> &Spec {
+        &self.spec
+    }
+
     /// Element type of Q, K, V and the output.
     pub fn dtype(&self) -> DType {
         self.spec.dtype

@@ -72,6 +72,16 @@ impl<'a, T: Element> TensorViewMut<'a, T> {
         Self::new(data, Layout::bhsd(dims_of(dims))?)
     }
 
+    /// Views dense data in the order batch, sequence, heads, dim; `dims` stays batch, heads, sequence, dim.
+    pub fn bshd(data: &'a mut [T], dims: [usize; 4]) -> Result<Self, ProblemError> {
+        Self::new(data, Layout::bshd(dims_of(dims))?)
+    }
+
+    /// Views `data` with strides in elements for batch, heads, sequence and dim.
+    pub fn strided(data: &'a mut [T], dims: [usize; 4], strides: [usize; 4]) -> Result<Self, ProblemError> {
+        Self::new(data, Layout::strided(dims_of(dims), strides)?)
+    }
+
     /// Where the elements lie.
     pub const fn layout(&self) -> Layout {
         self.layout
@@ -91,16 +101,27 @@ pub struct Tensor<T> {
 }
 
 impl<T: Element> Tensor<T> {
-    /// Takes dense data in the order batch, heads, sequence, dim.
-    pub fn bhsd(data: Vec<T>, dims: [usize; 4]) -> Result<Self, ProblemError> {
-        let layout = Layout::bhsd(dims_of(dims))?;
+    /// Takes data that lies as `layout` says.
+    pub fn new(data: Vec<T>, layout: Layout) -> Result<Self, ProblemError> {
         layout.check_len(Operand::Tensor, data.len())?;
         Ok(Self { data, layout })
     }
 
+    /// Takes dense data in the order batch, heads, sequence, dim.
+    pub fn bhsd(data: Vec<T>, dims: [usize; 4]) -> Result<Self, ProblemError> {
+        Self::new(data, Layout::bhsd(dims_of(dims))?)
+    }
+
+    /// Takes dense data in the order batch, sequence, heads, dim; `dims` stays batch, heads, sequence, dim.
+    pub fn bshd(data: Vec<T>, dims: [usize; 4]) -> Result<Self, ProblemError> {
+        Self::new(data, Layout::bshd(dims_of(dims))?)
+    }
+
     /// A tensor of zeros that holds exactly what `layout` reaches.
-    pub fn zeros(layout: Layout) -> Self {
-        Self { data: vec![T::zeroed(); layout.span()], layout }
+    pub fn zeros(layout: Layout) -> Result<Self, ProblemError> {
+        let (span, dims) = (layout.span(), layout.dims());
+        let no_memory = |()| ProblemError::OutOfMemory { bytes: span.saturating_mul(size_of::<T>()), dims };
+        Ok(Self { data: bytemuck::allocation::try_zeroed_vec(span).map_err(no_memory)?, layout })
     }
 
     /// Borrows the tensor.
