@@ -2,6 +2,15 @@
 #![forbid(unsafe_code)]
 
 pub mod ident;
+pub mod inst;
 pub mod launch;
 pub mod layout;
+pub mod module;
+mod names;
+pub mod op;
+pub mod print;
+pub mod provenance;
+pub mod table;
 pub mod target;
+pub mod types;
+pub mod version;

@@ -1,0 +1,313 @@
+//! A PTX file as data: header, variables, kernels. Made by `flashcore-tile` and by the parser; printed, verified
+//! and executed from here.
+
+use crate::{
+    ident::{Ident, Name},
+    inst::{Imm, Inst, RegId},
+    target::Target,
+    types::ScalarType,
+    version::Version,
+};
+use std::collections::BTreeMap;
+
+/// A whole PTX file.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Module {
+    /// The language version it declares.
+    pub version: Version,
+    /// The architecture it is for.
+    pub target: Target,
+    /// Variables outside of kernels.
+    pub variables: Vec<Variable>,
+    /// The kernels, in order.
+    pub kernels: Vec<Kernel>,
+}
+
+/// A kernel: `.visible .entry`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Kernel {
+    /// The name the host knows.
+    pub name: Name,
+    /// The parameters, in order.
+    pub params: Vec<KernelParam>,
+    /// What the kernel tells the compiler about its launch.
+    pub directives: Directives,
+    /// The registers.
+    pub registers: Registers,
+    /// Variables inside of the kernel.
+    pub variables: Vec<Variable>,
+    /// Labels and instructions.
+    pub body: Vec<Statement>,
+}
+
+/// One parameter of a kernel.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct KernelParam {
+    /// Its name.
+    pub name: Name,
+    /// Its type, or that of its elements.
+    pub ty: ScalarType,
+    /// Declared alignment in bytes.
+    pub align: Option<u32>,
+    /// Number of elements, for arrays such as a tensor map.
+    pub len: Option<u32>,
+}
+
+/// What a kernel tells the compiler about its launch.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct Directives {
+    /// `.maxntid`: most threads of a CTA.
+    pub max_threads: Option<[u32; 3]>,
+    /// `.reqntid`: exactly that many threads.
+    pub required_threads: Option<[u32; 3]>,
+    /// `.minnctapersm`: CTAs that must fit on one SM.
+    pub min_ctas_per_sm: Option<u32>,
+    /// `.maxnreg`: most registers of a thread.
+    pub max_registers: Option<u32>,
+    /// `.explicitcluster`: only launched with clusters.
+    pub explicit_cluster: bool,
+    /// `.reqnctapercluster`: exactly that many CTAs in a cluster.
+    pub required_cluster: Option<[u32; 3]>,
+    /// `.maxclusterrank`: most CTAs in a cluster.
+    pub max_cluster_rank: Option<u32>,
+}
+
+/// Where a variable lives.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Space {
+    /// Global memory.
+    Global,
+    /// Shared memory of the CTA.
+    Shared,
+    /// Constant memory.
+    Const,
+    /// Memory of one thread.
+    Local,
+}
+
+/// Who else sees a variable.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Linkage {
+    /// This module alone.
+    Private,
+    /// `.visible`.
+    Visible,
+    /// `.extern`: defined elsewhere; for shared memory, sized at launch.
+    Extern,
+    /// `.weak`.
+    Weak,
+}
+
+/// A variable.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Variable {
+    /// Who sees it.
+    pub linkage: Linkage,
+    /// Where it lives.
+    pub space: Space,
+    /// Declared alignment in bytes.
+    pub align: Option<u32>,
+    /// Type of an element.
+    pub ty: ScalarType,
+    /// Its name.
+    pub name: Name,
+    /// Scalar, array or array sized elsewhere.
+    pub len: Length,
+    /// Initial values, in order; missing ones are zero.
+    pub init: Vec<Imm>,
+}
+
+/// How many elements a variable has.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Length {
+    /// One.
+    Scalar,
+    /// That many.
+    Array(u64),
+    /// Decided at launch: `[]`.
+    Unsized,
+}
+
+/// A label or an instruction.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Statement {
+    /// `name:`
+    Label(Name),
+    /// An instruction.
+    Inst(Inst),
+}
+
+/// The registers of a kernel: how many of each type, and foreign names where there are any.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct Registers {
+    counts: BTreeMap<ScalarType, u32>,
+    names: BTreeMap<RegId, Name>,
+}
+
+impl Module {
+    /// An empty module for `target`, in the lowest language version that knows it.
+    pub fn new(target: Target) -> Self {
+        Self { version: Version::of_target(target), target, variables: Vec::new(), kernels: Vec::new() }
+    }
+
+    /// The kernel of that name.
+    pub fn kernel(&self, name: &str) -> Option<&Kernel> {
+        self.kernels.iter().find(|k| k.name.as_str() == name)
+    }
+}
+
+impl Kernel {
+    /// A kernel without parameters, registers or code.
+    pub fn new(name: &Ident) -> Self {
+        Self {
+            name: name.into(),
+            params: Vec::new(),
+            directives: Directives::default(),
+            registers: Registers::default(),
+            variables: Vec::new(),
+            body: Vec::new(),
+        }
+    }
+
+    /// The instructions with their statement index.
+    pub fn instructions(&self) -> impl Iterator<Item = (usize, &Inst)> {
+        self.body.iter().enumerate().filter_map(|(i, s)| match s {
+            Statement::Inst(inst) => Some((i, inst)),
+            Statement::Label(_) => None,
+        })
+    }
+
+    /// The parameter of that name.
+    pub fn param(&self, name: &str) -> Option<&KernelParam> {
+        self.params.iter().find(|p| p.name.as_str() == name)
+    }
+
+    /// Byte offset of each parameter in the parameter block, and the block's size.
+    pub fn param_layout(&self) -> (Vec<u32>, u32) {
+        let mut end = 0u32;
+        let offset = |p: &KernelParam| {
+            let start = end.next_multiple_of(p.alignment());
+            end = start.saturating_add(p.bytes());
+            start
+        };
+        let offsets = self.params.iter().map(offset).collect();
+        (offsets, end)
+    }
+}
+
+impl KernelParam {
+    /// A scalar parameter.
+    pub fn scalar(name: &Ident, ty: ScalarType) -> Self {
+        Self { name: name.into(), ty, align: None, len: None }
+    }
+
+    /// A byte array, such as a tensor map.
+    pub fn bytes_array(name: &Ident, align: u32, len: u32) -> Self {
+        Self { name: name.into(), ty: ScalarType::B8, align: Some(align), len: Some(len) }
+    }
+
+    /// Its size.
+    pub fn bytes(&self) -> u32 {
+        self.ty.bytes().saturating_mul(self.len.unwrap_or(1))
+    }
+
+    /// Its alignment, declared or natural.
+    pub fn alignment(&self) -> u32 {
+        self.align.unwrap_or(self.ty.bytes()).max(1)
+    }
+}
+
+impl Variable {
+    /// Its size; 0 where it is decided at launch.
+    pub fn bytes(&self) -> u64 {
+        let count = match self.len {
+            Length::Scalar => 1,
+            Length::Array(n) => n,
+            Length::Unsized => 0,
+        };
+        count.saturating_mul(self.ty.bytes().into())
+    }
+
+    /// Its alignment, declared or natural.
+    pub fn alignment(&self) -> u32 {
+        self.align.unwrap_or(self.ty.bytes()).max(1)
+    }
+}
+
+impl Registers {
+    /// A new register.
+    pub fn add(&mut self, ty: ScalarType) -> RegId {
+        let count = self.counts.entry(ty).or_default();
+        *count += 1;
+        RegId { ty, index: *count - 1 }
+    }
+
+    /// Several new registers with consecutive numbers.
+    pub fn add_many(&mut self, ty: ScalarType, count: u32) -> impl Iterator<Item = RegId> + use<> {
+        let entry = self.counts.entry(ty).or_default();
+        let first = *entry;
+        *entry = first.saturating_add(count);
+        (first..*entry).map(move |index| RegId { ty, index })
+    }
+
+    /// A new register that is printed as `name`.
+    pub fn add_named(&mut self, ty: ScalarType, name: Name) -> RegId {
+        let reg = self.add(ty);
+        if derived_name(reg) != name.as_str() {
+            self.names.insert(reg, name);
+        }
+        reg
+    }
+
+    /// How many registers of the type there are.
+    pub fn count(&self, ty: ScalarType) -> u32 {
+        self.counts.get(&ty).copied().unwrap_or(0)
+    }
+
+    /// How many registers there are.
+    pub fn len(&self) -> usize {
+        self.counts.values().map(|&n| n as usize).sum()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Types with their number of registers.
+    pub fn types(&self) -> impl Iterator<Item = (ScalarType, u32)> {
+        self.counts.iter().map(|(&ty, &n)| (ty, n)).filter(|&(_, n)| n > 0)
+    }
+
+    /// Every register, by type and number.
+    pub fn iter(&self) -> impl Iterator<Item = RegId> {
+        self.types().flat_map(|(ty, n)| (0..n).map(move |index| RegId { ty, index }))
+    }
+
+    /// Whether the register is declared.
+    pub fn contains(&self, reg: RegId) -> bool {
+        reg.index < self.count(reg.ty)
+    }
+
+    /// The place of the register in [`iter`](Self::iter)'s order: a dense index for whoever keeps a register file.
+    pub fn dense(&self, reg: RegId) -> usize {
+        let before: u32 = self.counts.range(..reg.ty).map(|(_, n)| n).sum();
+        (before + reg.index) as usize
+    }
+
+    /// Whether any register of the type has a name of its own.
+    pub fn has_names(&self, ty: ScalarType) -> bool {
+        let range = RegId::new(ty, 0)..=RegId::new(ty, u32::MAX);
+        self.names.range(range).next().is_some()
+    }
+
+    /// The text of a register.
+    pub fn name(&self, reg: RegId) -> String {
+        self.names.get(&reg).map_or_else(|| derived_name(reg), ToString::to_string)
+    }
+}
+
+/// The text of a register without a name of its own.
+pub fn derived_name(reg: RegId) -> String {
+    format!("{}{}", reg.ty.register_prefix(), reg.index)
+}

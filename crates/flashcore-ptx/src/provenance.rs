@@ -1,0 +1,58 @@
+//! Where each statement came from: a side table beside the text, so that moving a source line changes no hash.
+//!
+//! Builders record the Rust line that made an instruction; the parser records `.loc`, or else the line of the PTX
+//! text itself. The verifier and the simulator quote it in what they report.
+
+use std::fmt;
+
+/// Source lines of the statements of a module.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct Provenance {
+    files: Vec<String>,
+    kernels: Vec<Vec<Option<(u32, u32)>>>,
+}
+
+/// A line of a source file.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Location<'a> {
+    /// The file.
+    pub file: &'a str,
+    /// The line, from 1.
+    pub line: u32,
+}
+
+impl fmt::Display for Location<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.file, self.line)
+    }
+}
+
+impl Provenance {
+    /// Says that statement `statement` of kernel `kernel` (both by index) came from `file`:`line`.
+    pub fn record(&mut self, kernel: usize, statement: usize, file: &str, line: u32) {
+        let file = self.file_number(file);
+        if self.kernels.len() <= kernel {
+            self.kernels.resize_with(kernel + 1, Vec::new);
+        }
+        let lines = &mut self.kernels[kernel];
+        if lines.len() <= statement {
+            lines.resize(statement + 1, None);
+        }
+        lines[statement] = Some((file, line));
+    }
+
+    /// Where a statement came from, if known.
+    pub fn location(&self, kernel: usize, statement: usize) -> Option<Location<'_>> {
+        let (file, line) = (*self.kernels.get(kernel)?.get(statement)?)?;
+        Some(Location { file: self.files.get(file as usize)?, line })
+    }
+
+    fn file_number(&mut self, file: &str) -> u32 {
+        let found = self.files.iter().rposition(|known| known == file);
+        let number = found.unwrap_or_else(|| {
+            self.files.push(file.into());
+            self.files.len() - 1
+        });
+        number as u32
+    }
+}

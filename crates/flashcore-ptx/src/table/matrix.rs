@@ -1,0 +1,130 @@
+//! Tensor cores: `mma.sync` and `wgmma`.
+
+use super::spec::*;
+use crate::op::{Mod, Mod::*, Op, shape};
+use crate::target::Target::{Sm89, Sm90a};
+use crate::types::ScalarType::*;
+use crate::version::{V8_0, V8_4};
+
+/// The usual head of an `mma.sync`: shape and layouts.
+macro_rules! mma {
+    ($m:literal x $n:literal x $k:literal, $cd:ident, $ab:ident : d $d:literal a $a:literal b $b:literal) => {
+        row(
+            Class::Tensor,
+            Op::MmaSync,
+            &[
+                one(&[Aligned]),
+                one(&[Shape(shape($m, $n, $k))]),
+                one(&[RowMajor]),
+                one(&[ColMajor]),
+                one(&[Mod::Type($cd)]),
+                one(&[Mod::Type($ab)]),
+                one(&[Mod::Type($ab)]),
+                one(&[Mod::Type($cd)]),
+            ],
+            &[
+                dst(Kind::Vector(accumulator($cd), Count::Is($d))),
+                src(Kind::Vector(is(B32), Count::Is($a))),
+                src(Kind::Vector(is(B32), Count::Is($b))),
+                src(Kind::Vector(accumulator($cd), Count::Is($d))),
+            ],
+        )
+        .converge(Converge::Warp)
+    };
+}
+
+/// Registers that hold an accumulator: f16 travels in pairs.
+const fn accumulator(ty: crate::types::ScalarType) -> Ty {
+    if matches!(ty, F16) { is(B32) } else { is(ty) }
+}
+
+/// PTX ISA, "mma".
+pub(super) const MMA: &[Row] = &[
+    mma!(16 x 8 x 16, F32, F16 : d 4 a 4 b 2),
+    mma!(16 x 8 x 16, F32, Bf16 : d 4 a 4 b 2),
+    mma!(16 x 8 x 16, F16, F16 : d 2 a 4 b 2),
+    mma!(16 x 8 x 8, F32, F16 : d 4 a 2 b 1),
+    mma!(16 x 8 x 8, F32, Bf16 : d 4 a 2 b 1),
+    mma!(16 x 8 x 8, F16, F16 : d 2 a 2 b 1),
+    mma!(16 x 8 x 8, F32, Tf32 : d 4 a 4 b 2),
+    mma!(16 x 8 x 4, F32, Tf32 : d 4 a 2 b 1),
+    mma!(16 x 8 x 32, S32, S8 : d 4 a 4 b 2),
+    mma!(16 x 8 x 32, S32, U8 : d 4 a 4 b 2),
+    mma!(16 x 8 x 32, F32, E4m3 : d 4 a 4 b 2).since(Sm89, V8_4),
+    mma!(16 x 8 x 32, F32, E5m2 : d 4 a 4 b 2).since(Sm89, V8_4),
+];
+
+const DESCRIPTOR: OperandSpec = r(is(B64));
+const A_REGISTERS: OperandSpec = src(Kind::Vector(is(B32), Count::Is(4)));
+const SCALE_D: OperandSpec = src(Kind::Bool);
+const SIGN: OperandSpec = imm(-1, 1, 2);
+const TRANSPOSE: OperandSpec = imm(0, 1, 1);
+const D_F32: OperandSpec = operand(Access::InOut, Kind::Vector(is(F32), Count::ShapeN(2)));
+const D_F16: OperandSpec = operand(Access::InOut, Kind::Vector(is(B32), Count::ShapeN(4)));
+
+const fn wgmma(slots: &'static [Slot], operands: &'static [OperandSpec]) -> Row {
+    row(Class::Tensor, Op::WgmmaMmaAsync, slots, operands)
+        .converge(Converge::Warpgroup)
+        .memory(Memory::Read)
+        .completes(Completion::WgmmaGroup)
+        .since(Sm90a, V8_0)
+}
+
+/// Both forms of a `wgmma` on 16-bit operands: A from shared memory or from registers.
+macro_rules! wgmma16 {
+    ($d:ident, $cd:ident, $ab:ident) => {
+        [
+            wgmma(
+                wgmma_slots!(16, $cd, $ab),
+                &[$d, DESCRIPTOR, DESCRIPTOR, SCALE_D, SIGN, SIGN, TRANSPOSE, TRANSPOSE],
+            ),
+            wgmma(wgmma_slots!(16, $cd, $ab), &[$d, A_REGISTERS, DESCRIPTOR, SCALE_D, SIGN, SIGN, TRANSPOSE]),
+        ]
+    };
+}
+
+/// Both forms of a `wgmma` on operands that must be K-major.
+macro_rules! wgmma_k_major {
+    ($k:literal, $ab:ident) => {
+        [
+            wgmma(wgmma_slots!($k, F32, $ab), &[D_F32, DESCRIPTOR, DESCRIPTOR, SCALE_D, SIGN, SIGN]),
+            wgmma(wgmma_slots!($k, F32, $ab), &[D_F32, A_REGISTERS, DESCRIPTOR, SCALE_D, SIGN, SIGN]),
+        ]
+    };
+}
+
+macro_rules! wgmma_slots {
+    ($k:literal, $cd:ident, $ab:ident) => {
+        &[
+            one(&[Sync]),
+            one(&[Aligned]),
+            Slot::WgmmaShape($k),
+            one(&[Mod::Type($cd)]),
+            one(&[Mod::Type($ab)]),
+            one(&[Mod::Type($ab)]),
+        ]
+    };
+}
+
+/// PTX ISA, "wgmma.mma_async".
+pub(super) const WGMMA: &[&[Row]] = &[
+    &wgmma16!(D_F32, F32, F16),
+    &wgmma16!(D_F32, F32, Bf16),
+    &wgmma16!(D_F16, F16, F16),
+    &wgmma_k_major!(8, Tf32),
+    &wgmma_k_major!(32, E4m3),
+    &wgmma_k_major!(32, E5m2),
+];
+
+const GROUP: &[Slot] = &[one(&[Sync]), one(&[Aligned])];
+
+const fn group(op: Op, operands: &'static [OperandSpec]) -> Row {
+    row(Class::Tensor, op, GROUP, operands).converge(Converge::Warpgroup).since(Sm90a, V8_0)
+}
+
+/// PTX ISA, "wgmma.fence", "wgmma.commit_group", "wgmma.wait_group".
+pub(super) const WGMMA_GROUPS: &[Row] = &[
+    group(Op::WgmmaFence, &[]),
+    group(Op::WgmmaCommitGroup, &[]),
+    group(Op::WgmmaWaitGroup, &[imm(0, 7, 1)]),
+];

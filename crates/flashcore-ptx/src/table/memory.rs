@@ -1,0 +1,203 @@
+//! Loads, stores, atomics, cache control.
+
+use super::spec::*;
+use crate::op::{Mod, Mod::*, Op};
+use crate::target::Target::{Sm80, Sm90};
+use crate::types::ScalarType::{self, *};
+use crate::version::{V7_4, V7_8, V8_0, V8_1};
+
+const ANY: &[ScalarType] =
+    &[B8, B16, B32, B64, B128, U8, U16, U32, U64, S8, S16, S32, S64, F16, F16x2, F32, F64];
+const SCOPE: &[Mod] = &[Cta, Cluster, Gpu, Sys];
+const SHARED: &[Mod] = &[Shared, SharedCta, SharedCluster];
+const READABLE: &[Mod] = &[Global, Shared, SharedCta, SharedCluster, Local, Const, Param];
+const WRITABLE: &[Mod] = &[Global, Shared, SharedCta, SharedCluster, Local];
+const ATOMIC: &[Mod] = &[Global, Shared, SharedCta, SharedCluster];
+const L1_HINT: &[Mod] = &[L1EvictNormal, L1EvictUnchanged, L1EvictFirst, L1EvictLast, L1NoAllocate];
+const L2_HINT: &[Mod] = &[L2EvictNormal, L2EvictFirst, L2EvictLast];
+const PREFETCH: &[Mod] = &[L2B64, L2B128, L2B256];
+const ORDER: &[Mod] = &[Relaxed, Acquire, Release, AcqRel];
+const DATA: Kind = Kind::Vector(Ty::Loose(Var(0)), Count::VecMod);
+const POLICY: OperandSpec = r(is(B64)).with(L2CacheHint);
+
+const LOAD: &[OperandSpec] = &[dst(DATA), mem(), POLICY];
+const STORE: &[OperandSpec] = &[mem(), src(DATA), POLICY];
+
+const fn ld(slots: &'static [Slot]) -> Row {
+    row(Class::Load, Op::Ld, slots, LOAD).memory(Memory::Read)
+}
+
+const fn st(slots: &'static [Slot]) -> Row {
+    row(Class::Store, Op::St, slots, STORE).memory(Memory::Write)
+}
+
+/// PTX ISA, "ld", "ld.global.nc", "st".
+pub(super) const LOAD_STORE: &[Row] = &[
+    ld(&[
+        opt(&[Weak]),
+        opt(READABLE),
+        opt(&[Ca, Cg, Cs, Lu, Cv]),
+        opt(L1_HINT),
+        opt(L2_HINT),
+        opt(&[L2CacheHint]),
+        opt(PREFETCH),
+        opt(&[V2, V4]),
+        t(ANY),
+    ]),
+    ld(&[one(&[Volatile]), opt(READABLE), opt(PREFETCH), opt(&[V2, V4]), t(ANY)]),
+    ld(&[
+        one(&[Relaxed, Acquire]),
+        one(SCOPE),
+        opt(READABLE),
+        opt(L1_HINT),
+        opt(L2_HINT),
+        opt(&[L2CacheHint]),
+        opt(PREFETCH),
+        opt(&[V2, V4]),
+        t(ANY),
+    ]),
+    ld(&[
+        one(&[Global]),
+        opt(&[Ca, Cg, Cs]),
+        one(&[Nc]),
+        opt(L1_HINT),
+        opt(L2_HINT),
+        opt(&[L2CacheHint]),
+        opt(PREFETCH),
+        opt(&[V2, V4]),
+        t(ANY),
+    ]),
+    st(&[
+        opt(&[Weak]),
+        opt(WRITABLE),
+        opt(&[Wb, Cg, Cs, Wt]),
+        opt(L1_HINT),
+        opt(L2_HINT),
+        opt(&[L2CacheHint]),
+        opt(&[V2, V4]),
+        t(ANY),
+    ]),
+    st(&[one(&[Volatile]), opt(WRITABLE), opt(&[V2, V4]), t(ANY)]),
+    st(&[
+        one(&[Relaxed, Release]),
+        one(SCOPE),
+        opt(WRITABLE),
+        opt(L1_HINT),
+        opt(L2_HINT),
+        opt(&[L2CacheHint]),
+        opt(&[V2, V4]),
+        t(ANY),
+    ]),
+];
+
+const fn atomic(op: Op, slots: &'static [Slot], operands: &'static [OperandSpec]) -> Row {
+    row(Class::Atomic, op, slots, operands).memory(Memory::ReadWrite)
+}
+
+const ATOM: &[OperandSpec] = &[dst(Kind::RegOrSink(T)), mem(), s(T), POLICY];
+const RED: &[OperandSpec] = &[mem(), s(T), POLICY];
+const RED_VECTOR: &[OperandSpec] = &[mem(), src(Kind::Vector(T, Count::VecMod)), POLICY];
+const ARITHMETIC: &[ScalarType] = &[U32, S32, U64, S64];
+
+/// The slots before and after the operator are the same for `atom` and `red`.
+macro_rules! atomics {
+    ($($op:ident, $operands:expr, [$($operator:ident),+], $($no:ident)?, $types:expr;)*) => {
+        &[$(atomic(
+            Op::$op,
+            &[
+                opt(ORDER), opt(SCOPE), opt(ATOMIC), one(&[$($operator),+]), $(one(&[$no]),)?
+                opt(&[L2CacheHint]), t($types),
+            ],
+            $operands,
+        )),*]
+    };
+}
+
+/// PTX ISA, "atom", "red".
+pub(super) const ATOMICS: &[Row] = atomics! {
+    Atom, ATOM, [Add, Min, Max], , ARITHMETIC;
+    Atom, ATOM, [Add], , &[F32, F64];
+    Atom, ATOM, [Add], Noftz, &[F16, F16x2, Bf16, Bf16x2];
+    Atom, ATOM, [Inc, Dec], , &[U32];
+    Atom, ATOM, [And, Or, Xor, Exch], , &[B32, B64];
+    Atom, &[dst(Kind::RegOrSink(T)), mem(), s(T), s(T), POLICY], [Cas], , &[B16, B32, B64];
+    Red, RED, [Add, Min, Max], , ARITHMETIC;
+    Red, RED, [Add], , &[F32, F64];
+    Red, RED, [Add], Noftz, &[F16, F16x2, Bf16, Bf16x2];
+    Red, RED, [Inc, Dec], , &[U32];
+    Red, RED, [And, Or, Xor], , &[B32, B64];
+};
+
+/// PTX ISA, "red" on vectors, "prefetch", "createpolicy".
+pub(super) const CACHE: &[Row] = &[
+    atomic(
+        Op::Red,
+        &[
+            opt(ORDER),
+            opt(SCOPE),
+            opt(&[Global]),
+            one(&[Add]),
+            opt(&[L2CacheHint]),
+            one(&[V2, V4]),
+            t(&[F32]),
+        ],
+        RED_VECTOR,
+    )
+    .since(Sm90, V8_1),
+    row(Class::Load, Op::Prefetch, &[opt(&[Global, Local]), one(&[L1, L2])], &[at(1)]),
+    row(Class::Load, Op::Prefetch, &[one(&[Global]), one(&[L2EvictNormal, L2EvictLast])], &[at(1)])
+        .since(Sm80, V7_4),
+    row(Class::Load, Op::Prefetch, &[opt(&[Const, Param]), one(&[Tensormap])], &[at(64)]).since(Sm90, V8_0),
+    row(
+        Class::Move,
+        Op::Createpolicy,
+        &[
+            one(&[Fractional]),
+            one(&[L2EvictLast, L2EvictNormal, L2EvictFirst, L2EvictUnchanged]),
+            opt(&[L2EvictFirst, L2EvictUnchanged]),
+            t(&[B64]),
+        ],
+        &[d(T), s(is(F32)).maybe()],
+    )
+    .since(Sm80, V7_4),
+];
+
+const MATRIX: &[Mod] = &[Shape(crate::op::shape(8, 8, 0))];
+const FRAGMENT: Kind = Kind::Vector(is(B32), Count::XMod);
+
+/// PTX ISA, "ldmatrix", "stmatrix".
+pub(super) const MATRICES: &[Row] = &[
+    row(
+        Class::Load,
+        Op::Ldmatrix,
+        &[
+            one(&[Sync]),
+            one(&[Aligned]),
+            one(MATRIX),
+            one(&[X1, X2, X4]),
+            opt(&[Trans]),
+            opt(SHARED),
+            t(&[B16]),
+        ],
+        &[dst(FRAGMENT), at(16)],
+    )
+    .memory(Memory::Read)
+    .converge(Converge::Warp),
+    row(
+        Class::Store,
+        Op::Stmatrix,
+        &[
+            one(&[Sync]),
+            one(&[Aligned]),
+            one(MATRIX),
+            one(&[X1, X2, X4]),
+            opt(&[Trans]),
+            opt(SHARED),
+            t(&[B16]),
+        ],
+        &[at(16), src(FRAGMENT)],
+    )
+    .since(Sm90, V7_8)
+    .memory(Memory::Write)
+    .converge(Converge::Warp),
+];

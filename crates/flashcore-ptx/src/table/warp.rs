@@ -1,0 +1,56 @@
+//! Exchange inside a warp, and control flow.
+
+use super::spec::*;
+use crate::op::{Mod::*, Op};
+use crate::target::Target::{Sm90, Sm90a};
+use crate::types::ScalarType::*;
+use crate::version::{V7_8, V8_0};
+
+const MASK: OperandSpec = s(is(B32));
+
+const fn warp(op: Op, slots: &'static [Slot], operands: &'static [OperandSpec]) -> Row {
+    row(Class::Warp, op, slots, operands).converge(Converge::Mask)
+}
+
+/// PTX ISA, "shfl.sync", "vote.sync", "match.sync", "redux.sync", "elect.sync", "activemask".
+pub(super) const WARP: &[Row] = &[
+    warp(
+        Op::ShflSync,
+        &[one(&[Up, Down, Bfly, Idx]), t(&[B32])],
+        &[dst(Kind::RegOrPair(T)), r(T), s(is(B32)), s(is(B32)), MASK],
+    ),
+    warp(Op::VoteSync, &[one(&[All, Any, Uni]), t(&[Pred])], &[d(T), src(Kind::Pred), MASK]),
+    warp(Op::VoteSync, &[one(&[Ballot]), t(&[B32])], &[d(T), src(Kind::Pred), MASK]),
+    warp(Op::Match, &[one(&[Any]), one(&[Sync]), t(&[B32, B64])], &[d(is(B32)), r(T), MASK]),
+    warp(
+        Op::Match,
+        &[one(&[All]), one(&[Sync]), t(&[B32, B64])],
+        &[dst(Kind::RegOrPair(is(B32))), r(T), MASK],
+    ),
+    warp(Op::ReduxSync, &[one(&[Add, Min, Max]), t(&[U32, S32])], &[d(T), r(T), MASK]),
+    warp(Op::ReduxSync, &[one(&[And, Or, Xor]), t(&[B32])], &[d(T), r(T), MASK]),
+    warp(Op::ElectSync, &[], &[dst(Kind::Pair(is(B32))), MASK]).since(Sm90, V8_0),
+    row(Class::Warp, Op::Activemask, &[t(&[B32])], &[d(T)]),
+];
+
+const fn control(op: Op, slots: &'static [Slot], operands: &'static [OperandSpec]) -> Row {
+    row(Class::Control, op, slots, operands)
+}
+
+/// PTX ISA, "Control Flow Instructions" and "Miscellaneous Instructions".
+pub(super) const CONTROL: &[Row] = &[
+    control(Op::Bra, &[opt(&[Uni])], &[src(Kind::Label)]).terminator(),
+    control(Op::Ret, &[opt(&[Uni])], &[]).terminator(),
+    control(Op::Exit, &[], &[]).terminator(),
+    control(Op::Trap, &[], &[]).terminator(),
+    control(Op::Brkpt, &[], &[]),
+    control(Op::Nanosleep, &[t(&[U32])], &[s(T)]),
+    control(
+        Op::Setmaxnreg,
+        &[one(&[Inc, Dec]), one(&[Sync]), one(&[Aligned]), t(&[U32])],
+        &[imm(24, 256, 8)],
+    )
+    .converge(Converge::Warpgroup)
+    .since(Sm90a, V8_0),
+    control(Op::Griddepcontrol, &[one(&[LaunchDependents, Wait])], &[]).since(Sm90, V7_8),
+];
