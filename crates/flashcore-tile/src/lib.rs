@@ -1,1 +1,51 @@
-//! placeholder
+//! A typed language of tiles, pipelines and warp roles that builds PTX.
+//!
+//! A kernel is a Rust function over a [`Builder`]. What the language adds to PTX exists only while the program is
+//! built: types, scopes of agreement, tokens for matrix products in flight, pipelines. Out comes a [`Program`]: PTX
+//! text and a way to launch it, both plain data.
+//!
+//! | concept | type | what it prevents |
+//! | --- | --- | --- |
+//! | register of a type | [`Reg`] | mixing integers, floats and predicates |
+//! | threads that agree | [`Scope`], [`Uniform`] | an `.aligned` instruction under divergence |
+//! | matrix tile in registers | [`Acc`], [`Fragment`] | wrong fragment layouts |
+//! | matrix product in flight | [`Pending`] | touching registers the tensor cores own |
+//! | tile in shared memory | [`SmemTile`], [`MatrixOperand`] | box, swizzle and descriptor that disagree |
+//! | ring of tiles | [`Pipeline`] | wrong phases, stages and byte counts |
+//! | hardware barrier | [`NamedBarrier`], [`Mbarrier`] | ids and counts as bare numbers |
+//! | roles | [`Roles`] | register budgets that do not add up |
+//! | parameters | [`Params`] | host and kernel that disagree on an argument |
+#![forbid(unsafe_code)]
+
+mod barrier;
+mod builder;
+mod control;
+mod error;
+mod fragment;
+mod memory;
+mod pipeline;
+mod program;
+mod roles;
+mod scalar;
+mod scope;
+mod smem;
+mod tma;
+mod value;
+mod warp;
+mod wgmma;
+
+pub use barrier::{Mbarrier, NamedBarrier};
+pub use builder::{Builder, shared_limit};
+pub use control::{Carried, Uniform};
+pub use error::{BuildError, Fault, FaultKind};
+pub use fragment::{Acc, Fragment, ROWS_PER_THREAD};
+pub use memory::{Global, Shared};
+pub use pipeline::{Pipeline, Stage};
+pub use program::{Extent, Params, Program};
+pub use roles::{RegisterBudget, Roles, WARPGROUP};
+pub use scalar::{Cmp, Half};
+pub use scope::{Cta, Scope, UniformScope, Warp, Warpgroup};
+pub use smem::{Major, MatrixOperand, SmemTile};
+pub use tma::{Coordinates, TensorMap};
+pub use value::{B32, Bits, F32, Integer, Number, Packed, Pred, Reg, S32, Type, U32, U64, Val};
+pub use wgmma::{Pending, Start};

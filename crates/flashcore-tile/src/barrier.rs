@@ -1,0 +1,152 @@
+//! Barriers and fences: named barriers, mbarriers, cluster barriers, proxy fences, typed so that ids and byte
+//! offsets never appear as numbers in a kernel.
+
+use flashcore_ptx::{
+    inst::Operand,
+    op::{Mod, Op},
+    types::ScalarType,
+};
+
+use crate::{
+    builder::Builder,
+    error::FaultKind,
+    memory::Shared,
+    scope::Scope,
+    value::{U32, Val},
+};
+
+const B64: Mod = Mod::Type(ScalarType::B64);
+
+/// One of the sixteen hardware barriers of a CTA, for a fixed number of threads.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NamedBarrier {
+    id: u32,
+    threads: u32,
+}
+
+/// An mbarrier in shared memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Mbarrier {
+    pub(crate) at: Shared,
+}
+
+impl Builder {
+    /// Waits for all threads of the CTA.
+    #[track_caller]
+    pub fn sync_cta(&mut self) {
+        self.require("bar.sync over the CTA", Scope::Cta);
+        self.emit(Op::BarSync, &[], [Operand::int(0)]);
+    }
+
+    /// Reserves a hardware barrier for `threads` threads.
+    #[track_caller]
+    pub fn named_barrier(&mut self, threads: u32) -> NamedBarrier {
+        // Barrier 0 is the one of `sync_cta`.
+        self.named_barriers += 1;
+        if self.named_barriers > 15 {
+            self.fault(FaultKind::NamedBarriers);
+        }
+        if threads == 0 || !threads.is_multiple_of(32) || threads > self.threads {
+            self.fault(FaultKind::BarrierCount { threads, block: self.threads });
+        }
+        NamedBarrier { id: self.named_barriers, threads }
+    }
+
+    /// Waits until all threads of a named barrier have come.
+    #[track_caller]
+    pub fn sync(&mut self, barrier: NamedBarrier) {
+        self.require("bar.sync", Scope::Warp);
+        self.emit(Op::BarSync, &[], barrier.operands());
+    }
+
+    /// Counts at a named barrier without waiting.
+    #[track_caller]
+    pub fn arrive(&mut self, barrier: NamedBarrier) {
+        self.require("bar.arrive", Scope::Warp);
+        self.emit(Op::BarArrive, &[], barrier.operands());
+    }
+
+    /// Makes earlier writes of this thread to shared memory visible to copies and matrix products that follow.
+    #[track_caller]
+    pub fn fence_async(&mut self) {
+        self.emit(Op::FenceProxy, &[Mod::Async, Mod::SharedCta], []);
+    }
+
+    /// Publishes initialised mbarriers; a barrier of the CTA or cluster must follow.
+    #[track_caller]
+    pub fn fence_mbarrier_init(&mut self) {
+        self.emit(Op::FenceMbarrierInit, &[Mod::Release, Mod::Cluster], []);
+    }
+
+    /// Waits for all threads of the cluster.
+    #[track_caller]
+    pub fn sync_cluster(&mut self) {
+        self.require("barrier.cluster", Scope::Warp);
+        self.emit(Op::BarrierClusterArrive, &[Mod::Release, Mod::Aligned], []);
+        self.emit(Op::BarrierClusterWait, &[Mod::Acquire, Mod::Aligned], []);
+    }
+
+    /// Waits for what the previous kernel in the stream wrote.
+    #[track_caller]
+    pub fn wait_for_predecessor(&mut self) {
+        self.emit(Op::Griddepcontrol, &[Mod::Wait], []);
+    }
+
+    /// Lets the next kernel in the stream start.
+    #[track_caller]
+    pub fn launch_dependents(&mut self) {
+        self.emit(Op::Griddepcontrol, &[Mod::LaunchDependents], []);
+    }
+}
+
+impl NamedBarrier {
+    fn operands(self) -> [Operand; 2] {
+        [self.id, self.threads].map(|n| Operand::int(i64::from(n)))
+    }
+}
+
+impl Mbarrier {
+    /// Prepares the barrier for `arrivals` arrivals per phase.
+    #[track_caller]
+    pub fn init(self, b: &mut Builder, arrivals: u32) {
+        let operands = [self.at.operand(), Operand::int(i64::from(arrivals))];
+        b.emit(Op::MbarrierInit, &[Mod::SharedCta, B64], operands);
+    }
+
+    /// Counts one arrival.
+    #[track_caller]
+    pub fn arrive(self, b: &mut Builder) {
+        b.emit(Op::MbarrierArrive, &[Mod::SharedCta, B64], [Operand::Sink, self.at.operand()]);
+    }
+
+    /// Counts one arrival and announces `bytes` that copies will deliver.
+    #[track_caller]
+    pub fn arrive_expecting(self, b: &mut Builder, bytes: u32) {
+        let operands = [Operand::Sink, self.at.operand(), Operand::int(i64::from(bytes))];
+        b.emit(Op::MbarrierArrive, &[Mod::ExpectTx, Mod::SharedCta, B64], operands);
+    }
+
+    /// Waits until the phase of the given parity has completed.
+    #[track_caller]
+    pub fn wait(self, b: &mut Builder, parity: impl Into<Val<U32>>) {
+        self.wait_or(b, parity, None);
+    }
+
+    /// As [`wait`](Self::wait), but goes on where `skip` holds.
+    #[track_caller]
+    pub fn wait_or(self, b: &mut Builder, parity: impl Into<Val<U32>>, skip: Option<crate::value::Pred>) {
+        let parity = parity.into();
+        let again = b.label("wait");
+        b.place(&again);
+        // Lanes may see the phase flip at different times, so the loop's condition is per lane; the barrier itself
+        // keeps the warp together, because all lanes leave in the same phase.
+        let done = b.fresh_pred(parity.scope().min(self.at.base.scope()));
+        let operands = [Operand::Reg(done.id), self.at.operand(), parity.operand()];
+        b.emit(Op::MbarrierTryWait, &[Mod::Parity, Mod::SharedCta, B64], operands);
+        let done = match skip {
+            Some(skip) => b.either(done, skip),
+            None => done,
+        };
+        b.spin(done, &again);
+    }
+}

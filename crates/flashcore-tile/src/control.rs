@@ -1,0 +1,202 @@
+//! Structured control flow: blocks that run under a condition, and loops.
+//!
+//! A block under a per-thread condition knows that its threads may have parted, and refuses what must be executed
+//! together; [`Uniform`] conditions keep a warp, a warpgroup or a CTA together.
+
+use std::marker::PhantomData;
+
+use flashcore_ptx::{
+    ident::Name,
+    inst::{Inst, Operand},
+    module::Statement,
+    op::{Mod, Op},
+};
+
+use crate::{
+    builder::Builder,
+    error::FaultKind,
+    scope::{Scope, UniformScope},
+    value::Pred,
+};
+
+/// A condition on which all threads of `S` agree.
+#[derive(Clone, Copy, Debug)]
+pub struct Uniform<S> {
+    pred: Pred,
+    scope: PhantomData<S>,
+}
+
+impl<S: UniformScope> Uniform<S> {
+    /// The opposite condition.
+    #[must_use]
+    pub const fn not(self) -> Self {
+        Self { pred: self.pred.not(), ..self }
+    }
+
+    /// The condition itself.
+    pub const fn pred(self) -> Pred {
+        self.pred
+    }
+}
+
+impl Builder {
+    /// Claims that all threads of `S` agree on a condition; refused where the builder does not know it.
+    #[track_caller]
+    pub fn uniform<S: UniformScope>(&mut self, pred: Pred) -> Uniform<S> {
+        if pred.scope < S::SCOPE {
+            self.fault(FaultKind::NotUniform { needed: S::SCOPE, actual: pred.scope });
+        }
+        Uniform { pred, scope: PhantomData }
+    }
+
+    /// Runs `body` in the threads where the condition holds.
+    #[track_caller]
+    pub fn if_(&mut self, cond: Pred, body: impl FnOnce(&mut Self)) {
+        let end = self.label("end");
+        self.branch(Some(cond.not()), &end);
+        self.block(cond.scope, body);
+        self.place(&end);
+    }
+
+    /// Runs `body` if the condition holds; all threads of `S` stay together.
+    #[track_caller]
+    pub fn if_uniform<S: UniformScope>(&mut self, cond: Uniform<S>, body: impl FnOnce(&mut Self)) {
+        self.if_(cond.pred, body);
+    }
+
+    /// Runs one of two blocks; all threads of `S` stay together.
+    #[track_caller]
+    pub fn if_else<S: UniformScope>(
+        &mut self,
+        cond: Uniform<S>,
+        then: impl FnOnce(&mut Self),
+        otherwise: impl FnOnce(&mut Self),
+    ) {
+        let (second, end) = (self.label("else"), self.label("end"));
+        self.branch(Some(cond.pred.not()), &second);
+        self.block(cond.pred.scope, then);
+        self.branch(None, &end);
+        self.place(&second);
+        self.block(cond.pred.scope, otherwise);
+        self.place(&end);
+    }
+
+    /// Executes each instruction of `body` only where the condition holds, without a branch.
+    #[track_caller]
+    pub fn predicated(&mut self, cond: Pred, body: impl FnOnce(&mut Self)) {
+        let (guard, converged) = (self.guard, self.converged);
+        let both = guard.map_or(cond, |outer| {
+            self.guard = None;
+            self.both(outer, cond)
+        });
+        self.guard = Some(both);
+        self.converged = converged.min(cond.scope);
+        body(self);
+        self.guard = guard;
+        self.converged = converged;
+    }
+
+    /// Repeats `body` as long as `cond`, evaluated before each turn, holds.
+    #[track_caller]
+    pub fn while_(&mut self, cond: impl FnOnce(&mut Self) -> Pred, body: impl FnOnce(&mut Self)) {
+        let (head, exit) = (self.label("while"), self.label("done"));
+        self.place(&head);
+        let go_on = cond(self);
+        self.branch(Some(go_on.not()), &exit);
+        self.block(go_on.scope, |b| {
+            body(b);
+            b.branch(None, &head);
+        });
+        self.place(&exit);
+    }
+
+    /// Runs `body` once, and again as long as the condition it returns holds.
+    #[track_caller]
+    pub fn do_while<S: UniformScope>(&mut self, body: impl FnOnce(&mut Self) -> Uniform<S>) {
+        let head = self.label("loop");
+        self.place(&head);
+        self.block(S::SCOPE, |b| {
+            let again = body(b);
+            b.branch(Some(again.pred), &head);
+        });
+    }
+
+    /// As [`do_while`](Self::do_while), with a value that goes round: it must come back in the registers, and with
+    /// the matrix groups in flight, with which it entered.
+    #[track_caller]
+    pub fn do_while_carrying<S: UniformScope, C: Carried>(
+        &mut self,
+        start: C,
+        body: impl FnOnce(&mut Self, C) -> (Uniform<S>, C),
+    ) -> C {
+        let head = self.label("loop");
+        let entered = start.identity(self);
+        self.place(&head);
+        let mut end = None;
+        self.block(S::SCOPE, |b| {
+            let (again, carried) = body(b, start);
+            if carried.identity(b) != entered {
+                b.fault(FaultKind::Carried);
+            }
+            b.branch(Some(again.pred), &head);
+            end = Some(carried);
+        });
+        end.expect("the body has run")
+    }
+
+    /// Ends the thread.
+    #[track_caller]
+    pub fn exit(&mut self) {
+        self.emit(Op::Ret, &[], []);
+    }
+
+    /// Stops the kernel with an error.
+    #[track_caller]
+    pub fn trap(&mut self) {
+        self.emit(Op::Trap, &[], []);
+    }
+
+    #[track_caller]
+    fn block(&mut self, scope: Scope, body: impl FnOnce(&mut Self)) {
+        let (converged, before) = (self.converged, self.groups.in_flight());
+        self.converged = converged.min(scope);
+        body(self);
+        self.converged = converged;
+        let after = self.groups.in_flight();
+        if before != after {
+            self.fault(FaultKind::Unbalanced { before, after });
+        }
+    }
+
+    /// Goes back to `again` until `done` holds; the lanes of a warp may see that at different times.
+    #[track_caller]
+    pub(crate) fn spin(&mut self, done: Pred, again: &Name) {
+        self.jump(Some(done.not()), again, &[]);
+    }
+
+    #[track_caller]
+    fn branch(&mut self, cond: Option<Pred>, to: &Name) {
+        let uniform = cond.is_none_or(|c| c.scope >= Scope::Warp) && self.converged >= Scope::Warp;
+        self.jump(cond, to, if uniform { &[Mod::Uni] } else { &[] });
+    }
+
+    #[track_caller]
+    fn jump(&mut self, cond: Option<Pred>, to: &Name, mods: &[Mod]) {
+        match Inst::new(Op::Bra, mods, [Operand::Label(to.clone())]) {
+            Ok(inst) => {
+                let inst = match cond {
+                    Some(cond) => inst.guarded(cond.id, cond.negated),
+                    None => inst,
+                };
+                self.push(Statement::Inst(inst));
+            }
+            Err(error) => self.fault(FaultKind::Form(error.to_string())),
+        }
+    }
+}
+
+/// Something that goes round a loop in fixed registers.
+pub trait Carried {
+    /// The registers and the age of groups in flight, to compare.
+    fn identity(&self, b: &Builder) -> Vec<u64>;
+}

@@ -1,0 +1,151 @@
+//! Loads and stores: global memory by 64-bit address, shared memory by 32-bit address, parameters by name.
+
+use flashcore_ptx::{
+    inst::Operand,
+    op::{Mod, Op},
+};
+
+use crate::{
+    builder::Builder,
+    scope::Scope,
+    value::{Reg, Type, U32, U64, Val},
+};
+
+/// A place in global memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Global {
+    /// The address.
+    pub base: Reg<U64>,
+    /// Bytes added to it.
+    pub offset: i32,
+}
+
+/// A place in shared memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Shared {
+    /// The address.
+    pub base: Reg<U32>,
+    /// Bytes added to it.
+    pub offset: u32,
+}
+
+impl Global {
+    /// `bytes` further on.
+    #[must_use]
+    pub const fn at(self, bytes: i32) -> Self {
+        Self { offset: self.offset + bytes, ..self }
+    }
+
+    pub(crate) fn operand(self) -> Operand {
+        Operand::at(self.base.id(), i64::from(self.offset))
+    }
+}
+
+impl From<Reg<U64>> for Global {
+    fn from(base: Reg<U64>) -> Self {
+        Self { base, offset: 0 }
+    }
+}
+
+impl Shared {
+    /// `bytes` further on.
+    #[must_use]
+    pub const fn at(self, bytes: u32) -> Self {
+        Self { offset: self.offset + bytes, ..self }
+    }
+
+    /// The address in one register.
+    #[track_caller]
+    pub fn address(self, b: &mut Builder) -> Reg<U32> {
+        if self.offset == 0 { self.base } else { b.add(self.base, self.offset) }
+    }
+
+    /// `bytes`, known at run time, further on.
+    #[track_caller]
+    #[must_use]
+    pub fn plus(self, b: &mut Builder, bytes: impl Into<Val<U32>>) -> Self {
+        Self { base: b.add(self.base, bytes), offset: self.offset }
+    }
+
+    pub(crate) fn operand(self) -> Operand {
+        Operand::at(self.base.id(), i64::from(self.offset))
+    }
+}
+
+impl From<Reg<U32>> for Shared {
+    fn from(base: Reg<U32>) -> Self {
+        Self { base, offset: 0 }
+    }
+}
+
+impl Builder {
+    /// Reads `N` neighbouring values (1, 2 or 4) from global memory.
+    #[track_caller]
+    pub fn load_global<T: Type, const N: usize>(&mut self, from: impl Into<Global>) -> [Reg<T>; N] {
+        let from = from.into();
+        self.load(&[Mod::Global], from.operand(), from.base.scope())
+    }
+
+    /// Writes neighbouring values (1, 2 or 4) to global memory.
+    #[track_caller]
+    pub fn store_global<T: Type>(&mut self, to: impl Into<Global>, values: &[Val<T>]) {
+        self.store(Mod::Global, to.into().operand(), values);
+    }
+
+    /// Reads `N` neighbouring values from shared memory.
+    ///
+    /// Threads that read one address agree on what they read: nobody may write it meanwhile.
+    #[track_caller]
+    pub fn load_shared<T: Type, const N: usize>(&mut self, from: impl Into<Shared>) -> [Reg<T>; N] {
+        let from = from.into();
+        self.load(&[Mod::Shared], from.operand(), from.base.scope())
+    }
+
+    /// Writes neighbouring values to shared memory.
+    #[track_caller]
+    pub fn store_shared<T: Type>(&mut self, to: impl Into<Shared>, values: &[Val<T>]) {
+        self.store(Mod::Shared, to.into().operand(), values);
+    }
+
+    /// Adds to a number in global memory and returns what was there before.
+    #[track_caller]
+    pub fn atomic_add(&mut self, at: impl Into<Global>, value: impl Into<Val<U32>>) -> Reg<U32> {
+        let dst = self.fresh::<U32>(Scope::Lane);
+        let operands = [dst.operand(), at.into().operand(), value.into().operand()];
+        self.emit(Op::Atom, &[Mod::Global, Mod::Add, Mod::Type(U32::PTX)], operands);
+        dst
+    }
+
+    #[track_caller]
+    pub(crate) fn load<T: Type, const N: usize>(
+        &mut self,
+        space: &[Mod],
+        from: Operand,
+        scope: Scope,
+    ) -> [Reg<T>; N] {
+        let dst: [Reg<T>; N] = std::array::from_fn(|_| self.fresh(scope));
+        let mods: Vec<_> = space.iter().copied().chain(vector(N)).chain([Mod::Type(T::PTX)]).collect();
+        self.emit(Op::Ld, &mods, [group(dst.map(Reg::operand).into()), from]);
+        dst
+    }
+
+    #[track_caller]
+    fn store<T: Type>(&mut self, space: Mod, to: Operand, values: &[Val<T>]) {
+        let mods: Vec<_> =
+            std::iter::once(space).chain(vector(values.len())).chain([Mod::Type(T::PTX)]).collect();
+        let data = group(values.iter().map(|v| v.operand()).collect());
+        self.emit(Op::St, &mods, [to, data]);
+    }
+}
+
+fn vector(count: usize) -> Option<Mod> {
+    match count {
+        2 => Some(Mod::V2),
+        4 => Some(Mod::V4),
+        _ => None,
+    }
+}
+
+fn group(mut operands: Vec<Operand>) -> Operand {
+    if operands.len() == 1 { operands.remove(0) } else { Operand::Vector(operands) }
+}

@@ -1,0 +1,133 @@
+//! A ring of shared-memory tiles between a producer and its consumers.
+//!
+//! Each stage has two mbarriers: `full`, on which the producer's copies complete, and `empty`, at which consumers
+//! arrive when they have read the tile. Both sides count tiles; stage and phase follow from the count, so that the
+//! two cannot disagree on them.
+
+use crate::{
+    barrier::Mbarrier,
+    builder::Builder,
+    memory::Shared,
+    smem::SmemTile,
+    value::{Pred, Reg, U32},
+};
+
+/// A ring of `stages` tiles with their barriers.
+#[derive(Clone, Copy, Debug)]
+pub struct Pipeline {
+    tile: SmemTile,
+    stages: u32,
+    full: u32,
+    empty: u32,
+    consumers: u32,
+}
+
+/// One stage at a given count: its tile and barriers.
+#[derive(Clone, Copy, Debug)]
+pub struct Stage {
+    /// Bytes from the first copy of the tile to this one.
+    pub bytes: Reg<U32>,
+    parity: Reg<U32>,
+    full: Mbarrier,
+    empty: Mbarrier,
+    tile: SmemTile,
+}
+
+impl Pipeline {
+    /// Reserves barriers for `stages` copies of `tile`, each released by `consumers` arrivals.
+    #[track_caller]
+    pub fn new(b: &mut Builder, tile: SmemTile, stages: u32, consumers: u32) -> Self {
+        let full = b.mbarriers(stages);
+        let empty = b.mbarriers(stages);
+        Self { tile, stages, full, empty, consumers }
+    }
+
+    /// Initialises the barriers; one thread does it, before the CTA synchronises.
+    #[track_caller]
+    pub fn init(&self, b: &mut Builder) {
+        for stage in 0..self.stages {
+            b.mbarrier_at(self.full + 8 * stage).init(b, 1);
+            b.mbarrier_at(self.empty + 8 * stage).init(b, self.consumers);
+        }
+    }
+
+    /// The tile of a stage.
+    pub const fn tile(&self) -> &SmemTile {
+        &self.tile
+    }
+
+    /// The stage of tile number `count`.
+    #[track_caller]
+    pub fn stage(&self, b: &mut Builder, count: Reg<U32>) -> Stage {
+        let (stage, turn) = self.split(b, count);
+        let parity = b.and(turn, 1);
+        let bytes = b.mul(stage, self.tile.bytes());
+        let slot = b.shl(stage, 3);
+        let base = b.shared_base();
+        let base = b.add(slot, base);
+        let barrier = |offset| Mbarrier { at: Shared { base, offset } };
+        Stage { bytes, parity, full: barrier(self.full), empty: barrier(self.empty), tile: self.tile }
+    }
+
+    /// Which stage, and how often the ring has been round.
+    #[track_caller]
+    fn split(&self, b: &mut Builder, count: Reg<U32>) -> (Reg<U32>, Reg<U32>) {
+        if self.stages.is_power_of_two() {
+            (b.and(count, self.stages - 1), b.shr(count, self.stages.trailing_zeros()))
+        } else {
+            (b.rem(count, self.stages), b.div(count, self.stages))
+        }
+    }
+}
+
+impl Stage {
+    /// Consumer: waits until the tile is there.
+    #[track_caller]
+    pub fn wait_full(&self, b: &mut Builder) {
+        self.full.wait(b, self.parity);
+    }
+
+    /// Consumer: as [`wait_full`](Self::wait_full), but goes on where `skip` holds.
+    #[track_caller]
+    pub fn wait_full_or(&self, b: &mut Builder, skip: Pred) {
+        self.full.wait_or(b, self.parity, Some(skip));
+    }
+
+    /// Consumer: gives the tile back; executed by the threads for which `who` holds.
+    #[track_caller]
+    pub fn release(&self, b: &mut Builder, who: Pred) {
+        b.predicated(who, |b| self.empty.arrive(b));
+    }
+
+    /// Producer: waits until consumers have given the previous tile of this stage back.
+    #[track_caller]
+    pub fn wait_empty(&self, b: &mut Builder) {
+        // On a fresh barrier the phase before the first counts as complete, so the first turn passes at once.
+        let parity = b.xor(self.parity, 1);
+        self.empty.wait(b, parity);
+    }
+
+    /// Producer: announces the bytes of one tile.
+    #[track_caller]
+    pub fn expect_tile(&self, b: &mut Builder) {
+        self.full.arrive_expecting(b, self.tile.bytes());
+    }
+
+    /// Producer: publishes the stage without a copy.
+    #[track_caller]
+    pub fn publish(&self, b: &mut Builder) {
+        self.full.arrive(b);
+    }
+
+    /// The barrier on which copies into this stage complete.
+    pub const fn full(&self) -> Mbarrier {
+        self.full
+    }
+
+    /// Where the tile lies.
+    #[track_caller]
+    pub fn at(&self, b: &mut Builder) -> Shared {
+        let base = b.shared_base();
+        Shared { base: b.add(base, self.bytes), offset: self.tile.offset() }
+    }
+}

@@ -1,0 +1,99 @@
+//! Warp specialisation: one producer warpgroup and several consumers, each with its share of the registers.
+
+use flashcore_ptx::{
+    inst::Operand,
+    op::{Mod, Op},
+    types::ScalarType,
+};
+
+use crate::{
+    builder::Builder,
+    error::FaultKind,
+    scalar::Cmp,
+    scope::{Scope, Warpgroup},
+    value::{Reg, U32},
+};
+
+/// Threads of a warpgroup.
+pub const WARPGROUP: u32 = 128;
+/// Registers of an SM.
+const REGISTER_FILE: u32 = 65536;
+
+/// Registers per thread of each role after reallocation.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct RegisterBudget {
+    /// For the producer.
+    pub producer: u32,
+    /// For each consumer.
+    pub consumer: u32,
+}
+
+/// One producer warpgroup and `consumers` consumer warpgroups.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Roles {
+    /// Number of consumer warpgroups.
+    pub consumers: u32,
+    /// How they share the registers; `None` keeps what the launch gave.
+    pub budget: Option<RegisterBudget>,
+}
+
+impl Roles {
+    /// Threads of a CTA.
+    pub const fn threads(&self) -> u32 {
+        (self.consumers + 1) * WARPGROUP
+    }
+
+    /// Registers per thread at entry, when one CTA fills an SM.
+    pub const fn registers_at_entry(&self) -> u32 {
+        REGISTER_FILE / self.threads() / 8 * 8
+    }
+
+    const fn asked(&self, budget: RegisterBudget) -> u32 {
+        (budget.producer + self.consumers * budget.consumer) * WARPGROUP
+    }
+}
+
+impl Builder {
+    /// Runs `producer` in warpgroup 0 and `consumer` in the others, which learn their number from 0.
+    #[track_caller]
+    pub fn specialise(
+        &mut self,
+        roles: Roles,
+        producer: impl FnOnce(&mut Self),
+        consumer: impl FnOnce(&mut Self, Reg<U32>),
+    ) {
+        self.check_budget(roles);
+        let group = self.warpgroup();
+        let is_producer = self.test(Cmp::Eq, group, 0);
+        let is_producer = self.uniform::<Warpgroup>(is_producer);
+        self.if_else(
+            is_producer,
+            |b| {
+                b.set_registers(Mod::Dec, roles.budget.map(|r| r.producer));
+                producer(b);
+            },
+            |b| {
+                b.set_registers(Mod::Inc, roles.budget.map(|r| r.consumer));
+                let number = b.sub(group, 1);
+                consumer(b, number);
+            },
+        );
+    }
+
+    #[track_caller]
+    fn check_budget(&mut self, roles: Roles) {
+        let (threads, entry) = (roles.threads(), roles.registers_at_entry());
+        let (asked, pool) = (roles.budget.map_or(0, |budget| roles.asked(budget)), threads * entry);
+        if asked > pool || threads != self.threads {
+            self.fault(FaultKind::RegisterBudget { asked, threads, entry, pool });
+        }
+    }
+
+    #[track_caller]
+    fn set_registers(&mut self, direction: Mod, count: Option<u32>) {
+        let Some(count) = count else { return };
+        self.require("setmaxnreg", Scope::Warpgroup);
+        let mods = [direction, Mod::Sync, Mod::Aligned, Mod::Type(ScalarType::U32)];
+        self.emit(Op::Setmaxnreg, &mods, [Operand::int(i64::from(count))]);
+    }
+}

@@ -1,0 +1,254 @@
+//! Shared-memory tiles: from one declared layout come the TMA box, the wgmma descriptor, its k-advance and the
+//! addresses for ldmatrix and stmatrix.
+//!
+//! A tile of 16-bit elements lies as slabs of one swizzle width (64 columns for 128 bytes): slab after slab, in each
+//! all rows, each row as wide as the swizzle. TMA writes it that way, one box per slab, and wgmma reads it that way.
+
+use flashcore_ptx::{
+    inst::{Operand, RegId},
+    layout::Swizzle,
+    op::{Mod, Op},
+    types::ScalarType,
+};
+
+use crate::{
+    barrier::Mbarrier,
+    builder::{Builder, shared_limit},
+    error::FaultKind,
+    memory::Shared,
+    value::{Reg, U32, Val},
+};
+
+/// Bytes of an element.
+const ELEMENT: u32 = 2;
+/// Shared-memory addresses inside a cluster carry the CTA's rank above these bits.
+const CTA_ADDRESS: u32 = 0x3_ffff;
+
+/// A tile in shared memory, possibly in several copies (stages) one after another.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SmemTile {
+    offset: u32,
+    rows: u32,
+    cols: u32,
+    swizzle: Swizzle,
+}
+
+/// Whether a matrix operand's rows run along the depth of the product or across it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Major {
+    /// Rows run along the depth: Q and K in QKᵀ.
+    K,
+    /// Rows run across the depth: V in PV.
+    Mn,
+}
+
+impl Builder {
+    /// Reserves shared memory.
+    #[track_caller]
+    pub fn shared(&mut self, bytes: u32, align: u32) -> u32 {
+        let offset = self.shared_bytes.next_multiple_of(align);
+        self.shared_bytes = offset + bytes;
+        let most = shared_limit(self.target);
+        if self.shared_bytes > most {
+            self.fault(FaultKind::SharedMemory { bytes: self.shared_bytes, most });
+        }
+        offset
+    }
+
+    /// Reserves `copies` tiles of `rows` × `cols` 16-bit elements.
+    #[track_caller]
+    pub fn smem_tile(&mut self, rows: u32, cols: u32, swizzle: Swizzle, copies: u32) -> SmemTile {
+        let tile = SmemTile { offset: 0, rows, cols, swizzle };
+        if !cols.is_multiple_of(tile.slab_cols()) || !rows.is_multiple_of(8) {
+            let unit = tile.slab_cols();
+            self.fault(FaultKind::Tile(format!(
+                "a {rows}x{cols} tile with {swizzle:?} swizzle needs rows in eights and columns in {unit}s"
+            )));
+        }
+        // Every slab must start where the swizzle pattern starts.
+        let offset = self.shared(copies * tile.bytes(), 1024);
+        SmemTile { offset, ..tile }
+    }
+
+    /// Reserves `count` mbarriers and returns the offset of the first.
+    #[track_caller]
+    pub fn mbarriers(&mut self, count: u32) -> u32 {
+        self.shared(8 * count, 8)
+    }
+
+    /// The place `offset` bytes into the kernel's shared memory.
+    #[track_caller]
+    pub fn shared_at(&mut self, offset: u32) -> Shared {
+        Shared { base: self.shared_base(), offset }
+    }
+
+    /// The mbarrier `offset` bytes into the kernel's shared memory.
+    #[track_caller]
+    pub fn mbarrier_at(&mut self, offset: u32) -> Mbarrier {
+        Mbarrier { at: self.shared_at(offset) }
+    }
+}
+
+impl SmemTile {
+    /// Number of rows.
+    pub const fn rows(&self) -> u32 {
+        self.rows
+    }
+
+    /// Number of columns.
+    pub const fn cols(&self) -> u32 {
+        self.cols
+    }
+
+    /// How rows are permuted.
+    pub const fn swizzle(&self) -> Swizzle {
+        self.swizzle
+    }
+
+    /// Where the first copy starts in the kernel's shared memory.
+    pub const fn offset(&self) -> u32 {
+        self.offset
+    }
+
+    /// Bytes of one copy.
+    pub const fn bytes(&self) -> u32 {
+        self.rows * self.cols * ELEMENT
+    }
+
+    /// Bytes of one row of a slab.
+    pub const fn slab_width(&self) -> u32 {
+        match self.swizzle {
+            Swizzle::None => 16,
+            Swizzle::B32 => 32,
+            Swizzle::B64 => 64,
+            Swizzle::B128 => 128,
+        }
+    }
+
+    /// Columns of one slab.
+    pub const fn slab_cols(&self) -> u32 {
+        self.slab_width() / ELEMENT
+    }
+
+    /// Number of slabs.
+    pub const fn slabs(&self) -> u32 {
+        self.cols / self.slab_cols()
+    }
+
+    /// Bytes of one slab.
+    pub const fn slab_bytes(&self) -> u32 {
+        self.rows * self.slab_width()
+    }
+
+    /// The box that one tensor copy moves: columns and rows of a slab.
+    pub const fn tma_box(&self) -> [u32; 2] {
+        [self.slab_cols(), self.rows]
+    }
+
+    /// Where the first copy starts.
+    #[track_caller]
+    pub fn at(&self, b: &mut Builder) -> Shared {
+        b.shared_at(self.offset)
+    }
+
+    /// The tile as an operand of a wgmma product, starting `skip` bytes into the first copy.
+    #[track_caller]
+    pub fn operand(&self, b: &mut Builder, major: Major, skip: impl Into<Val<U32>>) -> MatrixOperand {
+        let base = b.shared_base();
+        let start = b.add(base, self.offset);
+        let start = b.add(start, skip);
+        let cta = b.and(start, CTA_ADDRESS);
+        let address = b.shr(cta, 4);
+        let low = b.or(address, self.leading_offset(major) << 16);
+        let high = b.var(self.descriptor_high());
+        MatrixOperand { low, high, major, tile: *self }
+    }
+
+    /// Distance between slabs across the depth, in units of 16 bytes; along it the hardware ignores the field.
+    const fn leading_offset(&self, major: Major) -> u32 {
+        match major {
+            Major::K => 1,
+            Major::Mn => self.slab_bytes() >> 4,
+        }
+    }
+
+    /// Distance between groups of eight rows, and the swizzle mode (PTX ISA, "Matrix descriptor").
+    const fn descriptor_high(&self) -> u32 {
+        let mode = match self.swizzle {
+            Swizzle::None => 0,
+            Swizzle::B128 => 1,
+            Swizzle::B64 => 2,
+            Swizzle::B32 => 3,
+        };
+        ((8 * self.slab_width()) >> 4) | mode << 30
+    }
+
+    /// Address of a 16-byte chunk of the slab at `slab`, as ldmatrix, stmatrix and cp.async want it.
+    #[track_caller]
+    pub fn chunk(
+        &self,
+        b: &mut Builder,
+        slab: Reg<U32>,
+        row: Reg<U32>,
+        chunk: impl Into<Val<U32>>,
+    ) -> Reg<U32> {
+        let line = b.shl(row, self.slab_width().trailing_zeros());
+        let line_in_pattern = match self.swizzle {
+            Swizzle::None => return b.add(slab, line),
+            Swizzle::B128 => row,
+            Swizzle::B64 => b.shr(row, 1),
+            Swizzle::B32 => b.shr(row, 2),
+        };
+        let turn = b.and(line_in_pattern, self.slab_width() / 16 - 1);
+        let turned = b.xor(turn, chunk);
+        let byte = b.shl(turned, 4);
+        let start = b.add(slab, line);
+        b.add(start, byte)
+    }
+}
+
+/// A shared-memory operand of a wgmma product: its descriptor, and how to move it along the depth.
+#[derive(Clone, Copy, Debug)]
+pub struct MatrixOperand {
+    low: Reg<U32>,
+    high: Reg<U32>,
+    major: Major,
+    tile: SmemTile,
+}
+
+impl MatrixOperand {
+    /// The same operand `bytes` further on: another copy of the tile.
+    #[track_caller]
+    #[must_use]
+    pub fn plus(&self, b: &mut Builder, bytes: Reg<U32>) -> Self {
+        let units = b.shr(bytes, 4);
+        Self { low: b.add(units, self.low), ..*self }
+    }
+
+    /// Bytes from the first 16 elements of depth to those of `step`.
+    const fn advance(&self, step: u32) -> u32 {
+        match self.major {
+            Major::K => {
+                let byte = step * 16 * ELEMENT;
+                byte / self.tile.slab_width() * self.tile.slab_bytes() + byte % self.tile.slab_width()
+            }
+            Major::Mn => step * 16 * self.tile.slab_width(),
+        }
+    }
+
+    #[track_caller]
+    pub(crate) fn descriptor(&self, b: &mut Builder, step: u32) -> RegId {
+        let low = b.add(self.low, self.advance(step) >> 4);
+        let dst = b.fresh_id(ScalarType::B64);
+        let halves = Operand::regs([low.id(), self.high.id()]);
+        b.emit(Op::Mov, &[Mod::Type(ScalarType::B64)], [Operand::Reg(dst), halves]);
+        dst
+    }
+
+    pub(crate) const fn transposed(&self) -> i64 {
+        match self.major {
+            Major::K => 0,
+            Major::Mn => 1,
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! Tensor copies between global and shared memory, driven by tensor maps.
+
+use flashcore_ptx::{
+    inst::Operand,
+    op::{Mod, Op},
+};
+
+use crate::{
+    barrier::Mbarrier,
+    builder::Builder,
+    memory::Shared,
+    smem::SmemTile,
+    value::{Reg, U32, U64, Val},
+};
+
+/// Where a box starts, innermost coordinate first: column, row, head, batch.
+pub type Coordinates = [Val<U32>; 4];
+
+/// The address of a tensor map among the kernel's parameters.
+#[derive(Clone, Copy, Debug)]
+pub struct TensorMap {
+    pub(crate) address: Reg<U64>,
+}
+
+impl Builder {
+    /// Copies a whole tile to shared memory, slab by slab; its bytes complete on `done`.
+    #[track_caller]
+    pub fn tma_load(
+        &mut self,
+        map: TensorMap,
+        tile: &SmemTile,
+        to: Shared,
+        [col, row, head, batch]: Coordinates,
+        done: Mbarrier,
+    ) {
+        for slab in 0..tile.slabs() {
+            let col = self.slab_col(col, slab * tile.slab_cols());
+            let to = to.at(slab * tile.slab_bytes());
+            let operands = [to.operand(), map.operand([col, row, head, batch]), done.at.operand()];
+            let mods = [Mod::D4, Mod::SharedCluster, Mod::Global, Mod::Tile, Mod::CompleteTxBytes];
+            self.emit(Op::CpAsyncBulkTensor, &mods, operands);
+        }
+    }
+
+    /// Copies one slab from shared memory; rows beyond the tensor are clipped.
+    #[track_caller]
+    pub fn tma_store(&mut self, map: TensorMap, from: Shared, at: Coordinates) {
+        let mods = [Mod::D4, Mod::Global, Mod::SharedCta, Mod::Tile, Mod::BulkGroup];
+        self.emit(Op::CpAsyncBulkTensor, &mods, [map.operand(at), from.operand()]);
+    }
+
+    /// Closes the group of stores issued since the last one.
+    #[track_caller]
+    pub fn tma_commit(&mut self) {
+        self.emit(Op::CpAsyncBulkCommitGroup, &[], []);
+    }
+
+    /// Waits until earlier stores have read their shared memory, which may then be written again.
+    #[track_caller]
+    pub fn tma_wait_read(&mut self) {
+        self.emit(Op::CpAsyncBulkWaitGroup, &[Mod::Read], [Operand::int(0)]);
+    }
+
+    /// Waits until earlier stores have been written.
+    #[track_caller]
+    pub fn tma_wait(&mut self) {
+        self.emit(Op::CpAsyncBulkWaitGroup, &[], [Operand::int(0)]);
+    }
+
+    #[track_caller]
+    fn slab_col(&mut self, col: Val<U32>, skip: u32) -> Val<U32> {
+        match col {
+            Val::Const(col) => Val::Const(col + skip),
+            Val::Reg(_) if skip == 0 => col,
+            Val::Reg(_) => self.add(col, skip).into(),
+        }
+    }
+}
+
+impl TensorMap {
+    fn operand(self, coordinates: Coordinates) -> Operand {
+        Operand::tensor(self.address.id(), coordinates.map(Val::operand))
+    }
+}

@@ -1,0 +1,140 @@
+//! Warpgroup matrix products as tokens: a [`Pending`] result must be waited for before its registers can be touched.
+//!
+//! The builder counts the groups in flight, so that a token knows which `wgmma.wait_group` it needs; the verifier of
+//! `flashcore-ptx` re-derives the same rule from the text.
+
+use flashcore_ptx::{
+    inst::Operand,
+    op::{Mod, Op, shape},
+    types::ScalarType,
+};
+
+use crate::{
+    builder::Builder,
+    control::Carried,
+    fragment::{Acc, Fragment},
+    scalar::Half,
+    scope::Scope,
+    smem::MatrixOperand,
+};
+
+/// Depth of one instruction on 16-bit operands.
+const K: u32 = 16;
+
+/// Groups committed so far, and how many of them have been waited for.
+#[derive(Clone, Copy, Default, Debug)]
+pub(crate) struct Groups {
+    committed: usize,
+    completed: usize,
+}
+
+impl Groups {
+    pub(crate) const fn in_flight(self) -> usize {
+        self.committed - self.completed
+    }
+}
+
+/// A result whose registers belong to the tensor cores until it has been waited for.
+#[must_use = "the registers stay in flight until `wait`"]
+#[derive(Debug)]
+pub struct Pending<T> {
+    value: T,
+    group: usize,
+}
+
+impl<T> Pending<T> {
+    /// Waits for this product (and all older ones) and gives its registers back.
+    #[track_caller]
+    pub fn wait(self, b: &mut Builder) -> T {
+        if self.group >= b.groups.completed {
+            b.require("wgmma.wait_group", Scope::Warpgroup);
+            let younger = b.groups.committed - self.group - 1;
+            b.emit(Op::WgmmaWaitGroup, &[Mod::Sync, Mod::Aligned], [Operand::int(younger as i64)]);
+            b.groups.completed = self.group + 1;
+        }
+        self.value
+    }
+}
+
+impl<T: Carried> Carried for Pending<T> {
+    fn identity(&self, b: &Builder) -> Vec<u64> {
+        let age = (b.groups.committed - self.group) as u64;
+        std::iter::once(age).chain(self.value.identity(b)).collect()
+    }
+}
+
+/// What a product starts from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Start {
+    /// The result is the product.
+    Zero,
+    /// The product is added to what the tile holds.
+    Accumulate,
+}
+
+impl Builder {
+    /// `d (+)= A · B` with both operands in shared memory, over `depth` elements.
+    #[track_caller]
+    pub fn wgmma_ss(
+        &mut self,
+        d: Acc,
+        start: Start,
+        half: Half,
+        [left, right]: [&MatrixOperand; 2],
+        depth: u32,
+    ) -> Pending<Acc> {
+        self.wgmma_begin();
+        for step in 0..depth / K {
+            let a = left.descriptor(self, step);
+            let b = right.descriptor(self, step);
+            let scale = i64::from(start == Start::Accumulate || step > 0);
+            let tail = [scale, 1, 1, left.transposed(), right.transposed()].map(Operand::int);
+            self.wgmma_step(&d, half, Operand::Reg(a), Operand::Reg(b), &tail);
+        }
+        self.wgmma_commit(d)
+    }
+
+    /// `d (+)= P · B` with the left operand in registers.
+    #[track_caller]
+    pub fn wgmma_rs(
+        &mut self,
+        d: Acc,
+        start: Start,
+        half: Half,
+        left: Fragment,
+        right: &MatrixOperand,
+    ) -> Pending<(Acc, Fragment)> {
+        self.wgmma_begin();
+        for step in 0..left.regs().len() / 4 {
+            let a = Operand::regs(left.slice(step).map(|r| r.id()));
+            let b = right.descriptor(self, step as u32);
+            let scale = i64::from(start == Start::Accumulate || step > 0);
+            let tail = [scale, 1, 1, right.transposed()].map(Operand::int);
+            self.wgmma_step(&d, half, a, Operand::Reg(b), &tail);
+        }
+        self.wgmma_commit((d, left))
+    }
+
+    #[track_caller]
+    fn wgmma_begin(&mut self) {
+        self.require("wgmma", Scope::Warpgroup);
+        self.emit(Op::WgmmaFence, &[Mod::Sync, Mod::Aligned], []);
+    }
+
+    #[track_caller]
+    fn wgmma_step(&mut self, d: &Acc, half: Half, a: Operand, b: Operand, tail: &[Operand]) {
+        let ty = Mod::Type(half.ptx());
+        let shape = Mod::Shape(shape(64, d.cols() as u16, K as u16));
+        let mods = [Mod::Sync, Mod::Aligned, shape, Mod::Type(ScalarType::F32), ty, ty];
+        let head = [Operand::regs(d.regs().iter().map(|r| r.id())), a, b];
+        let operands: Vec<_> = head.into_iter().chain(tail.iter().cloned()).collect();
+        self.emit(Op::WgmmaMmaAsync, &mods, operands);
+    }
+
+    #[track_caller]
+    fn wgmma_commit<T>(&mut self, value: T) -> Pending<T> {
+        self.emit(Op::WgmmaCommitGroup, &[Mod::Sync, Mod::Aligned], []);
+        self.groups.committed += 1;
+        Pending { value, group: self.groups.committed - 1 }
+    }
+}
