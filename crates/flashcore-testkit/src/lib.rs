@@ -1,1 +1,34 @@
-//! placeholder
+//! What every FlashCore backend is tested with: oracle, error rule, cases, properties, random problems.
+//!
+//! The path of one check, in reading order:
+//!
+//! | file | what it holds |
+//! | --- | --- |
+//! | [`cases`] | the named and adversarial cases, as data |
+//! | [`suite`] | runs one case on one backend and says what went wrong first |
+//! | [`compare`] | the error rule |
+//! | [`plain`] | attention computed plainly, row by row: in f64 the oracle, in the tensors' own precision the yardstick |
+//! | [`properties`] | laws that hold whatever the numbers are |
+//! | [`random`] | random legal problems, for fuzzing |
+//!
+//! Nothing here is published; the command line links it for its `run` and `verify` commands.
+#![forbid(unsafe_code)]
+
+pub mod answer;
+pub mod bench;
+pub mod buffers;
+pub mod cases;
+pub mod compare;
+pub mod inputs;
+pub mod naive;
+pub mod plain;
+pub mod rng;
+pub mod suite;
+pub mod values;
+
+pub use answer::{Answer, Position, Rows};
+pub use cases::{Case, Tag};
+pub use compare::{Reason, Rule, Verdict, judge};
+pub use naive::NaiveBackend;
+pub use rng::Rng;
+pub use suite::{CaseReport, Outcome, Step, check_case};

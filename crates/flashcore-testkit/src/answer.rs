@@ -1,0 +1,119 @@
+//! A result in logical order, as f64: what the oracle makes, what the yardstick makes, what a backend made.
+
+use std::fmt;
+
+use flashcore_core::{Data, Problem};
+
+use crate::values;
+
+/// Which rows of each head are looked at: all of them or every n-th.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Rows {
+    step: usize,
+}
+
+impl Rows {
+    /// Every row.
+    pub const ALL: Self = Self { step: 1 };
+
+    /// As many evenly spaced rows as keep one plain computation below about `budget` multiply-adds.
+    pub fn within(problem: &Problem, budget: f64) -> Self {
+        let step = (problem.flops() / 2.0 / budget).ceil().clamp(1.0, problem.seq_q().max(1) as f64);
+        // An odd step visits every row of a tile whose height is a power of two.
+        Self { step: step as usize | 1 }
+    }
+}
+
+/// Extents of an answer: which rows it holds and how many features each has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Grid {
+    /// Batch entries.
+    pub batch: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Rows held per head.
+    pub rows: usize,
+    /// Distance between the rows held.
+    pub step: usize,
+    /// Features of a row.
+    pub dim: usize,
+}
+
+impl Grid {
+    /// The answer to `problem` has these extents.
+    pub fn of(problem: &Problem, rows: Rows) -> Self {
+        Self {
+            batch: problem.batch(),
+            heads: problem.heads_q(),
+            rows: problem.seq_q().div_ceil(rows.step),
+            step: rows.step,
+            dim: problem.dim_v(),
+        }
+    }
+
+    /// Rows over all heads and batch entries.
+    pub const fn total_rows(&self) -> usize {
+        self.batch * self.heads * self.rows
+    }
+
+    /// Where element `index` of the answer lies in the problem's output.
+    pub const fn position(&self, index: usize) -> Position {
+        let (row, dim) = (index / self.dim, index % self.dim);
+        let plane = row / self.rows;
+        Position {
+            batch: plane / self.heads,
+            head: plane % self.heads,
+            seq: row % self.rows * self.step,
+            dim,
+        }
+    }
+}
+
+/// A place in the output.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Position {
+    /// Batch entry.
+    pub batch: usize,
+    /// Query head.
+    pub head: usize,
+    /// Row.
+    pub seq: usize,
+    /// Feature.
+    pub dim: usize,
+}
+
+impl fmt::Display for Position {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "batch {} head {} row {} dim {}", self.batch, self.head, self.seq, self.dim)
+    }
+}
+
+/// A result, dense in the order batch, heads, row, dim.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Answer {
+    /// Extents.
+    pub grid: Grid,
+    /// The output.
+    pub out: Vec<f64>,
+    /// The log-sum-exp of each row.
+    pub lse: Vec<f64>,
+    /// Rows without any key to attend to, which must be zero; known to plain computations only.
+    pub sees_nothing: Vec<bool>,
+}
+
+impl Answer {
+    /// Reads a backend's result; without `lse` the answer's LSE is empty.
+    pub fn gather(problem: &Problem, out: Data<'_>, lse: Option<&[f32]>, rows: Rows) -> Self {
+        let grid = Grid::of(problem, rows);
+        let mut flat = Vec::with_capacity(grid.dim);
+        let mut answer = Self { grid, out: Vec::new(), lse: Vec::new(), sees_nothing: Vec::new() };
+        for row in 0..grid.total_rows() {
+            let Position { batch, head, seq, .. } = grid.position(row * grid.dim);
+            flat.clear();
+            values::row(out, problem.out().row(batch, head, seq), grid.dim, &mut flat);
+            answer.out.extend(flat.iter().map(|&x| f64::from(x)));
+            answer.lse.extend(lse.map(|lse| f64::from(lse[problem.lse_index(batch, head, seq)])));
+        }
+        answer
+    }
+}

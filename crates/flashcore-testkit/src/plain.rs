@@ -1,0 +1,292 @@
+//! Attention computed plainly: all scores of a row, softmax, product with V; no tiles, no online softmax.
+//!
+//! One computation in two precisions. In f64 it is the oracle ([`reference()`]); in f32, rounded to the tensors' own
+//! type after each step, it is the yardstick ([`yardstick`]) that says how much error a decent kernel may have.
+//! [`crate::compare`] calls both; [`crate::naive`] is the f32 form as a backend.
+
+use std::ops::{Add, AddAssign, Div, Mul, Range, Sub};
+
+use flashcore_core::{DType, Data, Lengths, Problem, Sequence};
+use half::{bf16, f16, slice::HalfFloatSliceExt};
+use rayon::prelude::*;
+
+use crate::{
+    answer::{Answer, Grid, Rows},
+    values,
+};
+
+/// The oracle: the operation in f64.
+pub fn reference(problem: &Problem, inputs: [Data<'_>; 3], rows: Rows) -> Answer {
+    attention(&Exact, problem, inputs, rows)
+}
+
+/// The unfused computation in the tensors' own precision, accumulated in f32.
+pub fn yardstick(problem: &Problem, inputs: [Data<'_>; 3], rows: Rows) -> Answer {
+    attention(&Rounded(problem.dtype()), problem, inputs, rows)
+}
+
+/// The unfused computation in f32 throughout, whatever the tensors hold.
+pub fn single(problem: &Problem, inputs: [Data<'_>; 3]) -> Answer {
+    attention(&Rounded(DType::F32), problem, inputs, Rows::ALL)
+}
+
+/// A number type to compute in.
+trait Real:
+    Copy
+    + Send
+    + Sync
+    + PartialOrd
+    + Default
+    + AddAssign
+    + Add<Output = Self>
+    + Sub<Output = Self>
+    + Mul<Output = Self>
+    + Div<Output = Self>
+{
+    const NEG_INFINITY: Self;
+    fn new(value: f32) -> Self;
+    fn wide(self) -> f64;
+    fn exp(self) -> Self;
+    fn ln(self) -> Self;
+    fn tanh(self) -> Self;
+}
+
+macro_rules! real {
+    ($type:ident) => {
+        impl Real for $type {
+            const NEG_INFINITY: Self = $type::NEG_INFINITY;
+
+            fn new(value: f32) -> Self {
+                value.into()
+            }
+
+            fn wide(self) -> f64 {
+                self.into()
+            }
+
+            fn exp(self) -> Self {
+                self.exp()
+            }
+
+            fn ln(self) -> Self {
+                self.ln()
+            }
+
+            fn tanh(self) -> Self {
+                self.tanh()
+            }
+        }
+    };
+}
+
+real!(f32);
+real!(f64);
+
+/// What happens to intermediate results.
+trait Arithmetic: Sync {
+    type Real: Real;
+
+    /// Stores a step's results: rounds them to what memory would hold.
+    fn store(&self, values: &mut [Self::Real]);
+}
+
+struct Exact;
+
+impl Arithmetic for Exact {
+    type Real = f64;
+
+    fn store(&self, _: &mut [f64]) {}
+}
+
+struct Rounded(DType);
+
+impl Arithmetic for Rounded {
+    type Real = f32;
+
+    fn store(&self, values: &mut [f32]) {
+        match self.0 {
+            DType::F16 => round_by(values, f16::ZERO),
+            DType::BF16 => round_by(values, bf16::ZERO),
+            _ => {}
+        }
+    }
+}
+
+/// Rounds to the type of `zero`, in the chunks that the conversion instructions take.
+fn round_by<H: Copy>(values: &mut [f32], zero: H)
+where
+    [H]: HalfFloatSliceExt,
+{
+    let mut narrow = [zero; 64];
+    for chunk in values.chunks_mut(64) {
+        let narrow = &mut narrow[..chunk.len()];
+        narrow.convert_from_f32_slice(chunk);
+        narrow.convert_to_f32_slice(chunk);
+    }
+}
+
+fn attention<A: Arithmetic>(arithmetic: &A, problem: &Problem, inputs: [Data<'_>; 3], rows: Rows) -> Answer {
+    let grid = Grid::of(problem, rows);
+    let mut out = vec![0.0; grid.total_rows() * grid.dim];
+    let mut ends = vec![RowEnd::NOTHING; grid.total_rows()];
+    let in_plane = problem.group() * grid.rows;
+    if in_plane > 0 {
+        let sequences = Sequences::of(problem);
+        let planes = out.par_chunks_mut(in_plane * grid.dim).zip(ends.par_chunks_mut(in_plane));
+        planes.enumerate().for_each(|(index, (out, ends))| {
+            let plane = Plane::gather(arithmetic, problem, inputs, index);
+            let rows = out.par_chunks_mut(grid.dim).zip(ends).enumerate().with_min_len(16);
+            rows.for_each_init(Vec::new, |scores, (row, (out, end))| {
+                let (head, seq) = (plane.first_head + row / grid.rows, row % grid.rows * grid.step);
+                if let Some(sequence) = sequences.at(plane.batch, seq) {
+                    *end = plane.row(head, seq, sequence, scores, out);
+                }
+            });
+        });
+    }
+    let (lse, sees_nothing) = ends.into_iter().map(|end| (end.lse, end.sees_nothing)).unzip();
+    Answer { grid, out, lse, sees_nothing }
+}
+
+/// What is known of a row besides its output.
+#[derive(Clone, Copy)]
+struct RowEnd {
+    lse: f64,
+    sees_nothing: bool,
+}
+
+impl RowEnd {
+    const NOTHING: Self = Self { lse: f64::NEG_INFINITY, sees_nothing: true };
+}
+
+/// Which sequence a row belongs to.
+enum Sequences {
+    PerEntry(Vec<Sequence>),
+    Packed(Vec<Sequence>),
+}
+
+impl Sequences {
+    fn of(problem: &Problem) -> Self {
+        let all = (0..problem.sequences()).map(|n| problem.sequence(n)).collect();
+        match problem.lengths() {
+            Lengths::Ragged { .. } => Self::Packed(all),
+            _ => Self::PerEntry(all),
+        }
+    }
+
+    /// The sequence of row `seq` of a batch entry; `None` where it is not used.
+    fn at(&self, batch: usize, seq: usize) -> Option<Sequence> {
+        let end = |s: &Sequence| s.q_start + s.q_len;
+        match self {
+            Self::PerEntry(all) => Some(all[batch]).filter(|s| seq < end(s)),
+            Self::Packed(all) => all.get(all.partition_point(|s| end(s) <= seq)).copied(),
+        }
+    }
+}
+
+/// The keys and values of one batch entry and key head, and the query heads that use them.
+struct Plane<'a, A: Arithmetic> {
+    arithmetic: &'a A,
+    problem: &'a Problem,
+    q: Data<'a>,
+    batch: usize,
+    first_head: usize,
+    /// dim × sequence: scores of neighbouring keys are computed side by side.
+    keys: Vec<A::Real>,
+    /// sequence × dim.
+    values: Vec<A::Real>,
+}
+
+impl<'a, A: Arithmetic> Plane<'a, A> {
+    fn gather(arithmetic: &'a A, problem: &'a Problem, [q, k, v]: [Data<'a>; 3], index: usize) -> Self {
+        let (batch, head) = (index / problem.heads_kv(), index % problem.heads_kv());
+        let (seq_kv, dim_qk) = (problem.seq_kv(), problem.dim_qk());
+        let mut keys = vec![A::Real::default(); seq_kv * dim_qk];
+        let mut values = Vec::with_capacity(seq_kv * problem.dim_v());
+        let mut row = Vec::new();
+        for seq in 0..seq_kv {
+            row.clear();
+            values::row(k, problem.k().row(batch, head, seq), dim_qk, &mut row);
+            for (d, &x) in row.iter().enumerate() {
+                keys[d * seq_kv + seq] = A::Real::new(x);
+            }
+            row.clear();
+            values::row(v, problem.v().row(batch, head, seq), problem.dim_v(), &mut row);
+            values.extend(row.iter().map(|&x| A::Real::new(x)));
+        }
+        Self { arithmetic, problem, q, batch, first_head: head * problem.group(), keys, values }
+    }
+
+    /// Computes one row of the output.
+    fn row(
+        &self,
+        head: usize,
+        seq: usize,
+        sequence: Sequence,
+        scores: &mut Vec<A::Real>,
+        out: &mut [f64],
+    ) -> RowEnd {
+        let keys = self.problem.mask().keys(seq - sequence.q_start, sequence.q_len, sequence.kv_len);
+        let visible = keys.start + sequence.kv_start..keys.end + sequence.kv_start;
+        self.scores(head, seq, visible.clone(), scores);
+        let sink = self.problem.sinks().map(|sinks| A::Real::new(sinks[head]));
+        let lse = self.softmax(scores, sink).wide();
+        let dim_v = self.problem.dim_v();
+        let mut sum = vec![A::Real::default(); dim_v];
+        accumulate(&mut sum, scores, &self.values[visible.start * dim_v..], dim_v);
+        self.arithmetic.store(&mut sum);
+        out.iter_mut().zip(sum).for_each(|(out, sum)| *out = sum.wide());
+        RowEnd { lse, sees_nothing: visible.is_empty() }
+    }
+
+    fn scores(&self, head: usize, seq: usize, visible: Range<usize>, scores: &mut Vec<A::Real>) {
+        let mut q = Vec::with_capacity(self.problem.dim_qk());
+        values::row(self.q, self.problem.q().row(self.batch, head, seq), self.problem.dim_qk(), &mut q);
+        let q: Vec<_> = q.into_iter().map(A::Real::new).collect();
+        scores.clear();
+        scores.resize(visible.len(), A::Real::default());
+        if !visible.is_empty() {
+            accumulate(scores, &q, &self.keys[visible.start..], self.problem.seq_kv());
+        }
+        let scale = A::Real::new(self.problem.scale());
+        scores.iter_mut().for_each(|s| *s = *s * scale);
+        self.arithmetic.store(scores);
+        if let Some(cap) = self.problem.softcap().map(A::Real::new) {
+            scores.iter_mut().for_each(|s| *s = cap * (*s / cap).tanh());
+            self.arithmetic.store(scores);
+        }
+    }
+
+    /// Turns scores into weights and returns the LSE, which the sink is part of.
+    fn softmax(&self, scores: &mut [A::Real], sink: Option<A::Real>) -> A::Real {
+        let nothing = A::Real::NEG_INFINITY;
+        let max = scores.iter().copied().chain(sink).fold(nothing, |max, s| if s > max { s } else { max });
+        if max == nothing {
+            return nothing;
+        }
+        let mut sum = sink.map_or(A::Real::default(), |sink| (sink - max).exp());
+        for score in scores.iter_mut() {
+            *score = (*score - max).exp();
+            sum += *score;
+        }
+        scores.iter_mut().for_each(|p| *p = *p / sum);
+        self.arithmetic.store(scores);
+        max + sum.ln()
+    }
+}
+
+/// `sum[j] += Σ factors[i] · matrix[i][j]`, in the order of `i`; row `i` of the matrix starts at `i · stride`.
+fn accumulate<R: Real>(sum: &mut [R], factors: &[R], matrix: &[R], stride: usize) {
+    let n = sum.len();
+    let (fours, rest) = factors.as_chunks::<4>();
+    for (block, factors) in fours.iter().enumerate() {
+        let rows: [&[R]; 4] = std::array::from_fn(|i| &matrix[(4 * block + i) * stride..][..n]);
+        for j in 0..n {
+            sum[j] = (0..4).fold(sum[j], |sum, i| sum + factors[i] * rows[i][j]);
+        }
+    }
+    for (i, &factor) in rest.iter().enumerate() {
+        let row = &matrix[(4 * fours.len() + i) * stride..][..n];
+        sum.iter_mut().zip(row).for_each(|(sum, &x)| *sum += factor * x);
+    }
+}
