@@ -1,0 +1,243 @@
+//! PTX to machine code: from the cache, by ptxas if one is found, by the driver's JIT otherwise.
+//!
+//! A [`Compiler`] turns PTX text into a [`Cubin`], which `module.rs` loads. It needs no GPU unless it comes to the JIT.
+
+use crate::{
+    cache::{Cache, Key, Stored},
+    driver::Device,
+    error::Error,
+    jit,
+    report::BuildReport,
+    toolchain::{Input, Search, Tool, ToolPath},
+};
+use flashcore_ptx::target::Target;
+use std::{ffi::OsString, fmt, time::Instant};
+
+/// The architecture that machine code is made for: one of real devices, unlike the `.target` of PTX.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Arch {
+    number: u32,
+    specific: bool,
+}
+
+impl Arch {
+    /// The architecture of `device` as PTX for `target` uses it.
+    pub fn for_device(target: Target, device: Device) -> Result<Self, Error> {
+        let capability @ (major, minor) = device.props().capability;
+        if !target.runs_on(major, minor) {
+            return Err(Error::WrongArchitecture { target: target.to_string(), capability });
+        }
+        Ok(Self { number: device.props().sm(), specific: target.is_arch_specific() })
+    }
+}
+
+impl From<Target> for Arch {
+    /// The oldest device that runs `target`.
+    fn from(target: Target) -> Self {
+        Self { number: target.number(), specific: target.is_arch_specific() }
+    }
+}
+
+impl fmt::Display for Arch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "sm_{}{}", self.number, if self.specific { "a" } else { "" })
+    }
+}
+
+/// How to compile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BuildOptions {
+    /// Optimisation level, 0 to 4.
+    pub optimisation: u8,
+    /// Most registers of a thread, where the PTX does not say.
+    pub max_registers: Option<u16>,
+    /// Whether profilers find source lines in the machine code.
+    pub line_info: bool,
+}
+
+impl Default for BuildOptions {
+    fn default() -> Self {
+        Self { optimisation: 3, max_registers: None, line_info: false }
+    }
+}
+
+impl BuildOptions {
+    /// The options as ptxas takes them; also what distinguishes builds in the cache.
+    fn arguments(&self) -> Vec<String> {
+        let mut out = vec![format!("-O{}", self.optimisation)];
+        out.extend(self.max_registers.map(|limit| format!("--maxrregcount={limit}")));
+        out.extend(self.line_info.then(|| "--generate-line-info".to_owned()));
+        out
+    }
+}
+
+/// How a [`Cubin`] came about this time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Route {
+    /// Read from the cache.
+    Cache,
+    /// Assembled by ptxas.
+    Ptxas,
+    /// Compiled by the driver.
+    Jit,
+}
+
+/// Machine code of a module, whole and made by a compiler.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Cubin {
+    bytes: Vec<u8>,
+    report: BuildReport,
+    route: Route,
+    notes: Vec<String>,
+}
+
+impl Cubin {
+    /// Takes machine code from elsewhere.
+    ///
+    /// # Safety
+    /// The driver trusts machine code: `bytes` must be a complete image made by NVIDIA's tools, from a source that
+    /// may run code on this machine.
+    pub unsafe fn from_bytes(bytes: Vec<u8>) -> Self {
+        Self { bytes, report: BuildReport::default(), route: Route::Cache, notes: Vec::new() }
+    }
+
+    /// The image.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// How it was built, be it now or when the cache entry was made.
+    pub fn report(&self) -> &BuildReport {
+        &self.report
+    }
+
+    /// How it was obtained now.
+    pub fn route(&self) -> Route {
+        self.route
+    }
+
+    /// What went wrong on the way without harm: an unusable cache, a damaged entry, a full disk.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
+}
+
+/// Compiles PTX, remembering results in a cache.
+#[derive(Clone, Debug)]
+pub struct Compiler {
+    /// Where results are kept; `None` keeps none.
+    pub cache: Option<Cache>,
+    /// The assembler; without one the driver compiles.
+    pub ptxas: Option<ToolPath>,
+    /// How to compile.
+    pub options: BuildOptions,
+    /// Why there is no cache, where one was wanted.
+    notes: Vec<String>,
+}
+
+impl Compiler {
+    /// The compiler that the environment asks for. A cache that cannot be used is left out with a note; a ptxas that
+    /// the user named and that is not there is an error.
+    pub fn from_env() -> Result<Self, Error> {
+        let ptxas = Search::from_env(Tool::Ptxas).find(Tool::Ptxas)?;
+        let off = std::env::var_os("FLASHCORE_CACHE").is_some_and(|value| value == "off");
+        let (cache, notes) = match (off, Cache::open_default()) {
+            (true, _) => (None, vec![]),
+            (false, Ok(cache)) => (Some(cache), vec![]),
+            (false, Err(error)) => (None, vec![error.to_string()]),
+        };
+        Ok(Self { cache, ptxas, options: BuildOptions::default(), notes })
+    }
+
+    /// A compiler with these parts.
+    pub fn new(cache: Option<Cache>, ptxas: Option<ToolPath>) -> Self {
+        Self { cache, ptxas, options: BuildOptions::default(), notes: Vec::new() }
+    }
+
+    /// Compiles for `device`.
+    pub fn compile(&self, ptx: &str, target: Target, device: Device) -> Result<Cubin, Error> {
+        self.build(ptx, Arch::for_device(target, device)?, Some(device))
+    }
+
+    /// Compiles for `arch` without a GPU, by cache or ptxas.
+    pub fn compile_offline(&self, ptx: &str, arch: Arch) -> Result<Cubin, Error> {
+        self.build(ptx, arch, None)
+    }
+
+    fn build(&self, ptx: &str, arch: Arch, device: Option<Device>) -> Result<Cubin, Error> {
+        let mut notes = self.notes.clone();
+        let key = self.key(ptx, arch, device);
+        if let Some(cache) = &self.cache {
+            match cache.get(&key) {
+                Ok(Some(Stored { cubin, report })) => {
+                    return Ok(Cubin { bytes: cubin, report, route: Route::Cache, notes });
+                }
+                Ok(None) => {}
+                Err(damage) => notes.push(format!("cache entry {key} is {damage}")),
+            }
+        }
+        let (stored, route) = self.translate(ptx, arch, device)?;
+        if let Some(error) = self.cache.as_ref().and_then(|cache| cache.put(&key, &stored).err()) {
+            notes.push(error.to_string());
+        }
+        Ok(Cubin { bytes: stored.cubin, report: stored.report, route, notes })
+    }
+
+    /// Everything that changes the machine code: with a ptxas, that ptxas; without, the driver.
+    fn key(&self, ptx: &str, arch: Arch, device: Option<Device>) -> Key {
+        let compiler = match (&self.ptxas, device) {
+            (Some(ptxas), _) => format!("ptxas {}", ptxas.identity()),
+            (None, Some(device)) => format!("driver {}", device.driver().cuda_version()),
+            (None, None) => "none".into(),
+        };
+        Key::of(&[
+            ptx,
+            &arch.to_string(),
+            &self.options.arguments().join(" "),
+            &compiler,
+            env!("CARGO_PKG_VERSION"),
+        ])
+    }
+
+    fn translate(&self, ptx: &str, arch: Arch, device: Option<Device>) -> Result<(Stored, Route), Error> {
+        let mut log = String::new();
+        if let Some(ptxas) = &self.ptxas {
+            match self.assemble(ptxas, ptx, arch) {
+                Ok(stored) => return Ok((stored, Route::Ptxas)),
+                Err(reason) => log += &format!("{}: {reason}\n", ptxas.path().display()),
+            }
+        }
+        let Some(device) = device else {
+            let jit = "the driver's JIT was not tried: no GPU was given";
+            return Err(Error::Compile { arch: arch.to_string(), log: log + jit });
+        };
+        match jit::compile(device, ptx, &self.options)? {
+            Ok(mut stored) => {
+                stored.report.notes.extend((!log.is_empty()).then(|| format!("ptxas was of no use: {log}")));
+                Ok((stored, Route::Jit))
+            }
+            Err(reason) => {
+                Err(Error::Compile { arch: arch.to_string(), log: log + "driver JIT: " + &reason })
+            }
+        }
+    }
+
+    /// Runs ptxas through pipes: no temporary file that anybody could tamper with.
+    fn assemble(&self, ptxas: &ToolPath, ptx: &str, arch: Arch) -> Result<Stored, String> {
+        let start = Instant::now();
+        let fixed =
+            ["-v", "--gpu-name", &arch.to_string(), "/dev/stdin", "-o", "/dev/stdout"].map(OsString::from);
+        let options = self.options.arguments().into_iter().map(OsString::from);
+        let arguments: Vec<OsString> = fixed.into_iter().chain(options).collect();
+        let output = ptxas.run(&arguments, Input::Text(ptx)).map_err(|error| error.to_string())?;
+        const ELF: &[u8] = b"\x7fELF";
+        if !output.success || !output.stdout.starts_with(ELF) {
+            return Err(output.log);
+        }
+        let mut report = BuildReport::from_log(&output.log);
+        report.seconds = start.elapsed().as_secs_f64();
+        report.compiler =
+            format!("ptxas {}", ptxas.version().unwrap_or_else(|_| "of unknown version".into()));
+        Ok(Stored { cubin: output.stdout, report })
+    }
+}

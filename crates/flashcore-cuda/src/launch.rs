@@ -1,0 +1,258 @@
+//! Launches: a [`Prepared`] is built once from a kernel and a `LaunchSpec`, then launched with new addresses each time.
+//!
+//! Preparing checks everything that does not change (limits, parameter sizes, tensor maps). Launching copies the
+//! parameter block to the stack, writes the addresses, and calls the driver once; it allocates nothing.
+
+use crate::{
+    driver::Device,
+    error::Error,
+    limits,
+    module::Kernel,
+    params::{Block, Layout, MAX_PARAMS, Source},
+    stream::{self, Stream},
+    tensor_map::{self, TensorMap},
+    workspace::MAX_WORKSPACES,
+};
+use cudarc::driver::sys::{
+    CUlaunchAttribute, CUlaunchAttributeID as Id, CUlaunchAttributeValue, CUlaunchConfig, CUstream,
+};
+use flashcore_ptx::launch::{LaunchSpec, TensorMapSpec, Workspace};
+use std::ffi::c_void;
+
+pub use crate::limits::LaunchError;
+
+/// Where tensor maps point until a launch gives them an address: the driver wants one when it encodes.
+const PLACEHOLDER: u64 = 1 << 20;
+/// Clusters up to this size run on every device that has clusters.
+const PORTABLE_CLUSTER: u32 = 8;
+
+/// A launch ready to go: any thread may launch it, on any stream of its device, several at a time.
+#[derive(Debug)]
+pub struct Prepared {
+    kernel: Kernel,
+    layout: Layout,
+    workspace: Vec<Workspace>,
+    shape: Shape,
+}
+
+/// Grid, block, shared memory and attributes as the driver takes them.
+struct Shape {
+    grid: [u32; 3],
+    block: [u32; 3],
+    shared: u32,
+    attributes: [CUlaunchAttribute; 2],
+    attribute_count: u32,
+}
+
+// SAFETY: plain data; the attributes in use hold no pointer.
+unsafe impl Send for Shape {}
+// SAFETY: as above.
+unsafe impl Sync for Shape {}
+
+impl std::fmt::Debug for Shape {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "grid {:?} block {:?} shared {}", self.grid, self.block, self.shared)
+    }
+}
+
+impl Prepared {
+    /// Checks `spec` against the kernel and its device and lays out its parameters.
+    pub fn new(kernel: &Kernel, spec: &LaunchSpec) -> Result<Self, Error> {
+        let device = kernel.device();
+        limits::check(spec, device.props(), kernel.attributes())?;
+        let layout = Layout::new(spec, |map| encode(device, map))?;
+        if let Some(sizes) = kernel.param_bytes() {
+            layout.check_sizes(sizes)?;
+        }
+        let _inside = device.enter()?;
+        kernel.allow_shared(spec.shared_bytes)?;
+        if spec.cluster.iter().product::<u32>() > PORTABLE_CLUSTER {
+            kernel.allow_large_clusters()?;
+        }
+        let shape = Shape::new(spec, device);
+        Ok(Self { kernel: kernel.clone(), layout, workspace: spec.workspace.clone(), shape })
+    }
+
+    /// The kernel it launches.
+    pub fn kernel(&self) -> &Kernel {
+        &self.kernel
+    }
+
+    /// How many buffers [`Prepared::launch`] needs.
+    pub fn buffer_count(&self) -> usize {
+        self.layout.buffers
+    }
+
+    /// Scratch memory that a launch takes from the device's pool, in bytes.
+    pub fn workspace_bytes(&self) -> u64 {
+        self.workspace.iter().map(|workspace| workspace.bytes).sum()
+    }
+
+    /// How many clusters of this launch fit on the device at once.
+    pub fn active_clusters(&self) -> Result<u32, Error> {
+        let _inside = self.kernel.device().enter()?;
+        let mut attributes = self.shape.attributes;
+        self.kernel.active_clusters(&self.shape.config(std::ptr::null_mut(), &mut attributes))
+    }
+
+    /// Launches with `buffers[s]` as the address of slot `s`; entries at workspace slots are ignored.
+    ///
+    /// # Safety
+    /// Each address must be that of a buffer as large as the kernel expects (slots the kernel does not read or write
+    /// may be 0), alive until the launch is done; where the stream is being captured, until the last replay is done.
+    /// What the kernel writes must not be in use by other work meanwhile.
+    pub unsafe fn launch(&self, stream: &Stream, buffers: &[u64]) -> Result<(), Error> {
+        let device = self.kernel.device();
+        if stream.device() != device {
+            return Err(Error::ForeignStream { device: device.index() });
+        }
+        // SAFETY: the stream is alive and of this device; the rest is the caller's promise.
+        unsafe { self.launch_raw(stream.raw(), buffers) }
+    }
+
+    /// As [`Prepared::launch`] on another program's stream (`CUstream` or `cudaStream_t`; null is the legacy stream).
+    ///
+    /// # Safety
+    /// As [`Prepared::launch`]; `stream` must be alive and belong to the primary context of the kernel's device.
+    pub unsafe fn launch_raw(&self, stream: *mut c_void, buffers: &[u64]) -> Result<(), Error> {
+        let (device, stream) = (self.kernel.device(), stream.cast());
+        let _inside = device.enter()?;
+        if buffers.len() < self.layout.buffers {
+            return Err(
+                LaunchError::MissingBuffers { given: buffers.len(), needed: self.layout.buffers }.into()
+            );
+        }
+        let mut scratch = [0; MAX_WORKSPACES];
+        // Held until the driver has the launch, so that no other thread can hand the blocks on in between.
+        let _lease = match self.workspace.as_slice() {
+            [] => None,
+            wants => Some(device.pool().lease(device, stream, wants, &mut scratch)?),
+        };
+        let mut block = Block::copy_of(&self.layout.bytes);
+        self.write_addresses(device, &mut block, buffers, &scratch)?;
+        if device.is_synchronous() {
+            return self.submit_and_wait(device, stream, &mut block);
+        }
+        self.submit(device, stream, &mut block)
+    }
+
+    fn write_addresses(
+        &self,
+        device: Device,
+        block: &mut Block,
+        buffers: &[u64],
+        scratch: &[u64],
+    ) -> Result<(), Error> {
+        let address = |source| match source {
+            Source::Buffer(at) => buffers[at as usize],
+            Source::Workspace(at) => scratch[at as usize],
+        };
+        for patch in &self.layout.addresses {
+            block.set(patch.offset, address(patch.source));
+        }
+        for patch in &self.layout.maps {
+            // SAFETY: `Layout` put an encoded map there, at a multiple of 128 bytes.
+            let map = unsafe { block.start().add(patch.offset as usize) };
+            // SAFETY: as above.
+            unsafe { tensor_map::replace_address(device, map.cast(), address(patch.source))? };
+        }
+        Ok(())
+    }
+
+    fn submit(&self, device: Device, stream: CUstream, block: &mut Block) -> Result<(), Error> {
+        let start = block.start();
+        let mut pointers = [std::ptr::null_mut::<c_void>(); MAX_PARAMS];
+        for (pointer, &(offset, _)) in pointers.iter_mut().zip(&self.layout.params) {
+            // SAFETY: offsets lie inside the block.
+            *pointer = unsafe { start.add(offset as usize) }.cast();
+        }
+        let mut attributes = self.shape.attributes;
+        let config = self.shape.config(stream, &mut attributes);
+        // SAFETY: one pointer per parameter, each to as many bytes as the parameter has; all live through the call.
+        let status = unsafe {
+            device.api().launch_kernel(
+                &config,
+                self.kernel.function(),
+                pointers.as_mut_ptr(),
+                std::ptr::null_mut(),
+            )
+        };
+        device.check_kernel(status, self.kernel.name(), false)?;
+        device.note_launch(self.kernel.id());
+        Ok(())
+    }
+
+    /// `FLASHCORE_SYNC=1`: waits before, so that older work is not blamed on this kernel, and after, to blame it rightly.
+    #[cold]
+    fn submit_and_wait(&self, device: Device, stream: CUstream, block: &mut Block) -> Result<(), Error> {
+        if stream::capture_of(device, stream)?.is_some() {
+            return self.submit(device, stream, block);
+        }
+        // SAFETY: the stream is alive.
+        device.check(unsafe { device.api().stream_synchronize(stream) })?;
+        self.submit(device, stream, block)?;
+        // SAFETY: the stream is alive.
+        device.check_kernel(unsafe { device.api().stream_synchronize(stream) }, self.kernel.name(), true)
+    }
+}
+
+impl Shape {
+    fn new(spec: &LaunchSpec, device: Device) -> Self {
+        let none = CUlaunchAttribute {
+            id: Id::CU_LAUNCH_ATTRIBUTE_IGNORE,
+            pad: [0; 4],
+            value: CUlaunchAttributeValue { pad: [0; 64] },
+        };
+        let mut shape = Self {
+            grid: spec.grid,
+            block: spec.block,
+            shared: spec.shared_bytes,
+            attributes: [none; 2],
+            attribute_count: 0,
+        };
+        if spec.cluster != [1, 1, 1] {
+            let [x, y, z] = spec.cluster;
+            let mut value = CUlaunchAttributeValue { pad: [0; 64] };
+            value.clusterDim.x = x;
+            value.clusterDim.y = y;
+            value.clusterDim.z = z;
+            shape.add(Id::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, value);
+        }
+        // Without hardware support (before compute capability 9.0) the kernel simply follows its predecessor.
+        if spec.dependent && device.props().capability.0 >= 9 {
+            let mut value = CUlaunchAttributeValue { pad: [0; 64] };
+            value.programmaticStreamSerializationAllowed = 1;
+            shape.add(Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, value);
+        }
+        shape
+    }
+
+    fn add(&mut self, id: Id, value: CUlaunchAttributeValue) {
+        self.attributes[self.attribute_count as usize] = CUlaunchAttribute { id, pad: [0; 4], value };
+        self.attribute_count += 1;
+    }
+
+    fn config(&self, stream: CUstream, attributes: &mut [CUlaunchAttribute; 2]) -> CUlaunchConfig {
+        CUlaunchConfig {
+            gridDimX: self.grid[0],
+            gridDimY: self.grid[1],
+            gridDimZ: self.grid[2],
+            blockDimX: self.block[0],
+            blockDimY: self.block[1],
+            blockDimZ: self.block[2],
+            sharedMemBytes: self.shared,
+            hStream: stream,
+            attrs: attributes.as_mut_ptr(),
+            numAttrs: self.attribute_count,
+        }
+    }
+}
+
+fn encode(device: Device, spec: &TensorMapSpec) -> Result<[u8; TensorMap::BYTES], Error> {
+    let map = TensorMap::new(device, spec, PLACEHOLDER)?;
+    let mut bytes = [0; TensorMap::BYTES];
+    for (to, word) in bytes.chunks_exact_mut(8).zip(map.0.opaque) {
+        to.copy_from_slice(&word.to_ne_bytes());
+    }
+    Ok(bytes)
+}
