@@ -8,6 +8,7 @@ pub mod layout;
 pub mod module;
 mod names;
 pub mod op;
+pub mod parse;
 pub mod print;
 pub mod provenance;
 pub mod table;

@@ -1,0 +1,262 @@
+//! The body of a kernel: scopes, declarations, labels, instructions.
+
+use super::{
+    ParseError, ParseErrorKind, error_at,
+    header::{Names, Reader, space},
+    lexer::TokenKind,
+    operand, shown,
+};
+use crate::{
+    ident::Name,
+    inst::{Guard, Inst, RegId},
+    module::{Kernel, Linkage, Statement, derived_name},
+    op::{Mod, Op},
+    types::ScalarType,
+};
+use std::collections::HashMap;
+
+/// Most registers of one kernel: far above what compiles, low enough to keep hostile input cheap.
+const MAX_REGISTERS: u32 = 1 << 20;
+/// Most parts of a mnemonic, as in `cp.async.bulk.prefetch.tensor`.
+const MAX_OP_PARTS: usize = 5;
+
+struct Body<'b, 'a, 't> {
+    reader: &'b mut Reader<'a, 't>,
+    kernel: &'b mut Kernel,
+    names: &'b mut Names,
+    index: usize,
+    /// The last `.loc`: file and line.
+    location: Option<(String, u32)>,
+}
+
+/// Reads `{ … }` into `kernel`, which is the `index`-th of its module.
+pub(super) fn kernel_body(
+    reader: &mut Reader<'_, '_>,
+    kernel: &mut Kernel,
+    names: &mut Names,
+    index: usize,
+) -> Result<(), ParseError> {
+    let mut body = Body { reader, kernel, names, index, location: None };
+    body.open_scope()?;
+    while !body.names.registers.is_empty() {
+        body.statement()?;
+    }
+    Ok(())
+}
+
+impl Body<'_, '_, '_> {
+    fn open_scope(&mut self) -> Result<(), ParseError> {
+        self.reader.cursor.expect("{")?;
+        self.names.registers.push(HashMap::new());
+        self.names.symbols.push(HashMap::new());
+        let labels = self.labels_ahead()?;
+        self.names.labels.push(labels);
+        Ok(())
+    }
+
+    fn close_scope(&mut self) {
+        self.reader.cursor.bump();
+        self.names.registers.pop();
+        self.names.symbols.pop();
+        self.names.labels.pop();
+    }
+
+    /// Labels of the scope that begins here: branches may name them before they stand.
+    fn labels_ahead(&mut self) -> Result<HashMap<String, Name>, ParseError> {
+        let cursor = self.reader.cursor.clone();
+        let mut labels = HashMap::new();
+        let mut depth = 0u32;
+        for ahead in 0.. {
+            let token = cursor.peek(ahead);
+            match token.text {
+                "{" => depth += 1,
+                "}" if depth == 0 => break,
+                "}" => depth -= 1,
+                _ if token.kind == TokenKind::End => break,
+                text if depth == 0 && token.kind == TokenKind::Word && cursor.peek(ahead + 1).text == ":" => {
+                    let duplicate = || error_at(token, ParseErrorKind::Duplicate(text.into()));
+                    let Some(name) = self.names.unique(text) else { return duplicate() };
+                    if labels.insert(text.to_owned(), name).is_some() {
+                        return duplicate();
+                    }
+                }
+                _ => {}
+            }
+        }
+        Ok(labels)
+    }
+
+    fn statement(&mut self) -> Result<(), ParseError> {
+        let token = self.reader.cursor.peek(0);
+        match token.text {
+            "{" => self.open_scope(),
+            "}" => {
+                self.close_scope();
+                Ok(())
+            }
+            ";" => self.reader.cursor.expect(";"),
+            ".reg" => self.registers(),
+            ".loc" => self.loc(),
+            ".pragma" => self.reader.cursor.skip_past(";"),
+            text if space(text).is_some() => self.variables(),
+            _ if token.kind == TokenKind::Dotted => self
+                .reader
+                .cursor
+                .error_here(ParseErrorKind::Unsupported(format!("`{}` in a kernel", token.text))),
+            _ if token.kind == TokenKind::Word && self.reader.cursor.peek(1).text == ":" => self.label(),
+            "@" => self.instruction(),
+            _ if token.kind == TokenKind::Word => self.instruction(),
+            _ => self.reader.cursor.expected("an instruction, a label or `}`"),
+        }
+    }
+
+    fn label(&mut self) -> Result<(), ParseError> {
+        let token = self.reader.cursor.bump();
+        self.reader.cursor.expect(":")?;
+        let known = self.names.labels.last().and_then(|l| l.get(token.text)).cloned();
+        match known {
+            Some(name) => {
+                self.push(Statement::Label(name), token.line);
+                Ok(())
+            }
+            None => {
+                error_at(token, ParseErrorKind::Expected { expected: "a label".into(), found: shown(token) })
+            }
+        }
+    }
+
+    fn push(&mut self, statement: Statement, text_line: u32) {
+        let (file, line) = match &self.location {
+            Some((file, line)) => (file.as_str(), *line),
+            None => (self.reader.file, text_line),
+        };
+        self.reader.provenance.record(self.index, self.kernel.body.len(), file, line);
+        self.kernel.body.push(statement);
+    }
+
+    /// `.loc file line column …` holds to the end of its line.
+    fn loc(&mut self) -> Result<(), ParseError> {
+        let start = self.reader.cursor.bump();
+        let file = self.reader.cursor.number()?;
+        let line = self.reader.cursor.number()?;
+        self.location = self.reader.files.get(&file).map(|name| (name.clone(), line));
+        self.reader.cursor.skip_line(start);
+        Ok(())
+    }
+
+    fn variables(&mut self) -> Result<(), ParseError> {
+        let Some(space) = space(self.reader.cursor.peek(0).text) else {
+            return self.reader.cursor.expected("a state space");
+        };
+        let (names, kernel) = (&mut *self.names, &mut *self.kernel);
+        self.reader.variables(Linkage::Private, space, &mut |mut variable| {
+            let text = variable.name.as_str().to_owned();
+            let Some(name) = names.unique(&text) else { return false };
+            variable.name = name.clone();
+            kernel.variables.push(variable);
+            names.symbols.last_mut().is_some_and(|scope| scope.insert(text, name).is_none())
+        })
+    }
+
+    /// `.reg .type a, b<n>, …;`
+    fn registers(&mut self) -> Result<(), ParseError> {
+        self.reader.cursor.bump();
+        let ty = self.reader.scalar_type()?;
+        if !ty.can_be_register() {
+            return self.reader.cursor.error_here(ParseErrorKind::Unsupported(format!("a `.{ty}` register")));
+        }
+        loop {
+            self.register(ty)?;
+            if !self.reader.cursor.eat(",") {
+                return self.reader.cursor.expect(";");
+            }
+        }
+    }
+
+    fn register(&mut self, ty: ScalarType) -> Result<(), ParseError> {
+        let token = self.reader.cursor.peek(0);
+        self.reader.name()?;
+        if !self.reader.cursor.eat("<") {
+            return self.declare(ty, token.text.to_owned(), token);
+        }
+        let count = self.reader.cursor.number()?;
+        self.reader.cursor.expect(">")?;
+        if count > MAX_REGISTERS {
+            return error_at(token, ParseErrorKind::Number(count.to_string()));
+        }
+        (0..count).try_for_each(|i| self.declare(ty, format!("{}{i}", token.text), token))
+    }
+
+    fn declare(&mut self, ty: ScalarType, text: String, at: super::Token<'_>) -> Result<(), ParseError> {
+        if self.kernel.registers.len() >= MAX_REGISTERS as usize {
+            return error_at(at, ParseErrorKind::Number(text));
+        }
+        let next = RegId::new(ty, self.kernel.registers.count(ty));
+        let reg = if derived_name(next) == text && self.names.taken.insert(text.clone()) {
+            self.kernel.registers.add(ty)
+        } else {
+            match self.names.unique(&text) {
+                Some(name) => self.kernel.registers.add_named(ty, name),
+                None => return error_at(at, ParseErrorKind::Duplicate(text)),
+            }
+        };
+        match self.names.registers.last_mut().map(|scope| scope.insert(text.clone(), reg)) {
+            Some(None) => Ok(()),
+            _ => error_at(at, ParseErrorKind::Duplicate(text)),
+        }
+    }
+
+    fn instruction(&mut self) -> Result<(), ParseError> {
+        let guard = self.guard()?;
+        let start = self.reader.cursor.peek(0);
+        let (op, mods) = self.mnemonic()?;
+        let mut inst = Inst { guard, op, mods, operands: Vec::new() };
+        while !self.reader.cursor.is(";") {
+            if !inst.operands.is_empty() {
+                self.reader.cursor.expect(",")?;
+            }
+            let operand = operand::operand(&mut self.reader.cursor, self.names, &inst)?;
+            inst.operands.push(operand);
+        }
+        self.reader.cursor.expect(";")?;
+        inst.form().or_else(|error| error_at(start, error.into()))?;
+        self.push(Statement::Inst(inst), start.line);
+        Ok(())
+    }
+
+    fn guard(&mut self) -> Result<Option<Guard>, ParseError> {
+        if !self.reader.cursor.eat("@") {
+            return Ok(None);
+        }
+        let negated = self.reader.cursor.eat("!");
+        let token = self.reader.cursor.expect_kind(TokenKind::Word, "a predicate register")?;
+        match operand::register(self.names, token.text) {
+            Some(reg) => Ok(Some(Guard { reg, negated })),
+            None => error_at(token, ParseErrorKind::UndeclaredRegister(token.text.into())),
+        }
+    }
+
+    /// The longest operation that the dotted words begin with, and the modifiers that follow.
+    fn mnemonic(&mut self) -> Result<(Op, Vec<Mod>), ParseError> {
+        let start = self.reader.cursor.expect_kind(TokenKind::Word, "an instruction")?;
+        let mut words = vec![start];
+        while self.reader.cursor.peek(0).kind == TokenKind::Dotted {
+            words.push(self.reader.cursor.bump());
+        }
+        let longest = (1..=words.len().min(MAX_OP_PARTS)).rev().find_map(|parts| {
+            let text: String = words[..parts].iter().map(|w| w.text).collect();
+            Op::parse(&text).map(|op| (op, parts))
+        });
+        let Some((op, parts)) = longest else {
+            let text: String = words.iter().map(|w| w.text).collect();
+            return error_at(start, ParseErrorKind::UnknownInstruction(text));
+        };
+        let modifier = |word: &super::Token<'_>| {
+            Mod::parse(word.text.trim_start_matches('.')).map_or_else(
+                || error_at(*word, ParseErrorKind::UnknownModifier { op, modifier: word.text.into() }),
+                Ok,
+            )
+        };
+        Ok((op, words[parts..].iter().map(modifier).collect::<Result<_, _>>()?))
+    }
+}

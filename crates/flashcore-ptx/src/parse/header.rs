@@ -1,0 +1,338 @@
+//! What stands outside of kernels: version, target, variables, kernel heads. Calls [`super::body`] for the rest.
+
+use super::{Cursor, ParseError, ParseErrorKind, Parsed, body, error_at, lexer::TokenKind, operand, shown};
+use crate::{
+    ident::Name,
+    inst::{Imm, RegId},
+    module::{Directives, Kernel, KernelParam, Length, Linkage, Module, Registers, Space, Variable},
+    provenance::Provenance,
+    target::Target,
+    types::ScalarType,
+    version::Version,
+};
+use std::collections::{HashMap, HashSet};
+
+/// State of reading a module.
+pub(super) struct Reader<'a, 't> {
+    pub(super) cursor: Cursor<'a, 't>,
+    /// Name of the text, for provenance.
+    pub(super) file: &'a str,
+    /// `.file` directives by number.
+    pub(super) files: HashMap<u32, String>,
+    pub(super) provenance: Provenance,
+}
+
+/// Names of one kernel: what is visible in each open scope, and what is taken.
+#[derive(Default)]
+pub(super) struct Names {
+    pub(super) registers: Vec<HashMap<String, RegId>>,
+    pub(super) symbols: Vec<HashMap<String, Name>>,
+    pub(super) labels: Vec<HashMap<String, Name>>,
+    pub(super) taken: HashSet<String>,
+}
+
+impl Names {
+    /// A name for what is called `text`, not taken by anything in another scope.
+    pub(super) fn unique(&mut self, text: &str) -> Option<Name> {
+        let mut candidate = text.to_owned();
+        let mut number = 1u32;
+        while !self.taken.insert(candidate.clone()) {
+            candidate = format!("{text}_{number}");
+            number += 1;
+        }
+        Name::new(candidate).ok()
+    }
+}
+
+/// Reads a whole module.
+pub(super) fn module(cursor: Cursor<'_, '_>, file: &str) -> Result<Parsed, ParseError> {
+    let mut reader = Reader { cursor, file, files: HashMap::new(), provenance: Provenance::default() };
+    let mut module = reader.head()?;
+    while reader.cursor.peek(0).kind != TokenKind::End {
+        reader.item(&mut module)?;
+    }
+    Ok(Parsed { module, provenance: reader.provenance })
+}
+
+impl Reader<'_, '_> {
+    fn head(&mut self) -> Result<Module, ParseError> {
+        self.cursor.expect(".version")?;
+        let version = self.version()?;
+        self.cursor.expect(".target")?;
+        let target = self.target()?;
+        if self.cursor.eat(".address_size") && self.cursor.number()? != 64 {
+            return self
+                .cursor
+                .error_here(ParseErrorKind::Unsupported("an address size other than 64".into()));
+        }
+        Ok(Module { version, target, variables: Vec::new(), kernels: Vec::new() })
+    }
+
+    fn version(&mut self) -> Result<Version, ParseError> {
+        let token = self.cursor.expect_kind(TokenKind::Number, "a version such as 8.0")?;
+        let parts = token.text.split_once('.').and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)));
+        match parts {
+            Some((major, minor)) => Ok(Version { major, minor }),
+            None => error_at(token, ParseErrorKind::Number(token.text.into())),
+        }
+    }
+
+    fn target(&mut self) -> Result<Target, ParseError> {
+        let token = self.cursor.expect_kind(TokenKind::Word, "a target such as sm_90a")?;
+        while self.cursor.eat(",") {
+            self.cursor.expect_kind(TokenKind::Word, "a target option")?;
+        }
+        Target::parse(token.text).map_or_else(
+            || {
+                let all = Target::ALL.map(|t| t.to_string()).join(", ");
+                let expected = format!("one of {all}");
+                error_at(token, ParseErrorKind::Expected { expected, found: shown(token) })
+            },
+            Ok,
+        )
+    }
+
+    fn item(&mut self, module: &mut Module) -> Result<(), ParseError> {
+        let token = self.cursor.peek(0);
+        match token.text {
+            ".file" => self.file_directive(),
+            ".loc" => {
+                self.cursor.skip_line(token);
+                Ok(())
+            }
+            ".pragma" => self.cursor.skip_past(";"),
+            ".section" => self.cursor.skip_past("}"),
+            ";" => self.cursor.expect(";"),
+            _ => self.linked_item(module),
+        }
+    }
+
+    fn linked_item(&mut self, module: &mut Module) -> Result<(), ParseError> {
+        let linkage = self.linkage()?;
+        let token = self.cursor.peek(0);
+        match token.text {
+            ".entry" => {
+                let kernel = self.kernel(module)?;
+                module.kernels.push(kernel);
+                Ok(())
+            }
+            ".func" | ".alias" => {
+                self.cursor.error_here(ParseErrorKind::Unsupported(format!("`{}`", token.text)))
+            }
+            text => match space(text) {
+                Some(space) => self.variables(linkage, space, &mut |v| {
+                    module.variables.push(v);
+                    true
+                }),
+                None => self.cursor.expected("`.entry`, `.global`, `.shared` or `.const`"),
+            },
+        }
+    }
+
+    fn linkage(&mut self) -> Result<Linkage, ParseError> {
+        let linkage = match self.cursor.peek(0).text {
+            ".visible" => Linkage::Visible,
+            ".extern" => Linkage::Extern,
+            ".weak" => Linkage::Weak,
+            ".common" => return self.cursor.error_here(ParseErrorKind::Unsupported("`.common`".into())),
+            _ => return Ok(Linkage::Private),
+        };
+        self.cursor.bump();
+        Ok(linkage)
+    }
+
+    fn file_directive(&mut self) -> Result<(), ParseError> {
+        let start = self.cursor.bump();
+        let number = self.cursor.number()?;
+        let name = self.cursor.expect_kind(TokenKind::String, "a file name")?;
+        self.files.insert(number, name.text.trim_matches('"').into());
+        self.cursor.skip_line(start);
+        Ok(())
+    }
+
+    pub(super) fn name(&mut self) -> Result<Name, ParseError> {
+        let token = self.cursor.expect_kind(TokenKind::Word, "a name")?;
+        let bad = ParseErrorKind::Expected { expected: "a name".into(), found: shown(token) };
+        Name::new(token.text).or_else(|_| error_at(token, bad))
+    }
+
+    pub(super) fn scalar_type(&mut self) -> Result<ScalarType, ParseError> {
+        let token = self.cursor.peek(0);
+        match token.text.strip_prefix('.').and_then(ScalarType::parse) {
+            Some(ty) => {
+                self.cursor.bump();
+                Ok(ty)
+            }
+            None => self.cursor.expected("a type such as `.b32`"),
+        }
+    }
+
+    fn align(&mut self) -> Result<Option<u32>, ParseError> {
+        if !self.cursor.eat(".align") {
+            return Ok(None);
+        }
+        let token = self.cursor.peek(0);
+        let align = self.cursor.number()?;
+        let sane = align.is_power_of_two() && align <= 1 << 20;
+        if sane { Ok(Some(align)) } else { error_at(token, ParseErrorKind::Number(token.text.into())) }
+    }
+
+    /// `.space .align n .type name[len] = init, name…;`, each handed to `keep`, which says whether its name was free.
+    pub(super) fn variables(
+        &mut self,
+        linkage: Linkage,
+        space: Space,
+        keep: &mut dyn FnMut(Variable) -> bool,
+    ) -> Result<(), ParseError> {
+        self.cursor.bump();
+        let align = self.align()?;
+        let ty = self.scalar_type()?;
+        loop {
+            let at = self.cursor.peek(0);
+            let name = self.name()?;
+            let len = self.length()?;
+            let init = self.initial_values()?;
+            if !keep(Variable { linkage, space, align, ty, name, len, init }) {
+                return error_at(at, ParseErrorKind::Duplicate(at.text.into()));
+            }
+            if !self.cursor.eat(",") {
+                return self.cursor.expect(";");
+            }
+        }
+    }
+
+    fn length(&mut self) -> Result<Length, ParseError> {
+        let mut len = Length::Scalar;
+        while self.cursor.eat("[") {
+            if self.cursor.eat("]") {
+                return Ok(Length::Unsized);
+            }
+            let extent = u64::from(self.cursor.number()?);
+            let so_far = if let Length::Array(n) = len { n } else { 1 };
+            len = Length::Array(so_far.saturating_mul(extent));
+            self.cursor.expect("]")?;
+        }
+        Ok(len)
+    }
+
+    fn initial_values(&mut self) -> Result<Vec<Imm>, ParseError> {
+        if !self.cursor.eat("=") {
+            return Ok(Vec::new());
+        }
+        let mut values = Vec::new();
+        if !self.cursor.eat("{") {
+            values.push(operand::literal(&mut self.cursor, true)?);
+            return Ok(values);
+        }
+        loop {
+            values.push(operand::literal(&mut self.cursor, true)?);
+            if !self.cursor.eat(",") {
+                self.cursor.expect("}")?;
+                return Ok(values);
+            }
+        }
+    }
+
+    fn kernel(&mut self, module: &Module) -> Result<Kernel, ParseError> {
+        self.cursor.bump();
+        let name = self.name()?;
+        let params = self.params()?;
+        let directives = self.directives()?;
+        let mut names = Names::default();
+        let globals = module.variables.iter().map(|v| &v.name);
+        let known = globals.chain(params.iter().map(|p| &p.name));
+        names.symbols.push(known.map(|n| (n.as_str().to_owned(), n.clone())).collect());
+        names.taken = names.symbols[0].keys().cloned().collect();
+        let mut kernel = Kernel {
+            name,
+            params,
+            directives,
+            registers: Registers::default(),
+            variables: Vec::new(),
+            body: Vec::new(),
+        };
+        body::kernel_body(self, &mut kernel, &mut names, module.kernels.len())?;
+        Ok(kernel)
+    }
+
+    fn params(&mut self) -> Result<Vec<KernelParam>, ParseError> {
+        let mut params = Vec::new();
+        if !self.cursor.eat("(") || self.cursor.eat(")") {
+            return Ok(params);
+        }
+        loop {
+            params.push(self.param()?);
+            if !self.cursor.eat(",") {
+                self.cursor.expect(")")?;
+                return Ok(params);
+            }
+        }
+    }
+
+    fn param(&mut self) -> Result<KernelParam, ParseError> {
+        self.cursor.expect(".param")?;
+        let align = self.align()?;
+        let ty = self.scalar_type()?;
+        if self.cursor.eat(".ptr") {
+            // What a pointer points to is advice to the compiler; the parameter itself stays as it is.
+            if space(self.cursor.peek(0).text).is_some() {
+                self.cursor.bump();
+            }
+            self.align()?;
+        }
+        let name = self.name()?;
+        let len = match self.length()? {
+            Length::Scalar => None,
+            Length::Array(n) if n <= 1 << 16 => Some(n as u32),
+            _ => return self.cursor.expected("a parameter of at most 65536 elements"),
+        };
+        Ok(KernelParam { name, ty, align, len })
+    }
+
+    fn directives(&mut self) -> Result<Directives, ParseError> {
+        let mut directives = Directives::default();
+        loop {
+            let token = self.cursor.peek(0);
+            if token.text == "{" {
+                return Ok(directives);
+            }
+            self.cursor.bump();
+            match token.text {
+                ".maxntid" => directives.max_threads = Some(self.triple()?),
+                ".reqntid" => directives.required_threads = Some(self.triple()?),
+                ".reqnctapercluster" => directives.required_cluster = Some(self.triple()?),
+                ".minnctapersm" => directives.min_ctas_per_sm = Some(self.cursor.number()?),
+                ".maxnreg" => directives.max_registers = Some(self.cursor.number()?),
+                ".maxclusterrank" => directives.max_cluster_rank = Some(self.cursor.number()?),
+                ".explicitcluster" => directives.explicit_cluster = true,
+                ".pragma" => self.cursor.skip_past(";")?,
+                _ => {
+                    let expected = "a directive such as `.maxntid`, or `{`".into();
+                    return error_at(token, ParseErrorKind::Expected { expected, found: shown(token) });
+                }
+            }
+        }
+    }
+
+    fn triple(&mut self) -> Result<[u32; 3], ParseError> {
+        let mut values = [self.cursor.number()?, 1, 1];
+        for value in &mut values[1..] {
+            if !self.cursor.eat(",") {
+                break;
+            }
+            *value = self.cursor.number()?;
+        }
+        Ok(values)
+    }
+}
+
+/// The state space of a directive.
+pub(super) fn space(text: &str) -> Option<Space> {
+    match text {
+        ".global" => Some(Space::Global),
+        ".shared" => Some(Space::Shared),
+        ".const" => Some(Space::Const),
+        ".local" => Some(Space::Local),
+        _ => None,
+    }
+}
