@@ -1,1 +1,51 @@
-//! placeholder
+//! FlashAttention in Rust: exact attention in memory linear in the sequence length.
+//!
+//! [`attention`] takes views of Q, K and V, options by method, and runs on the best backend that the machine has:
+//!
+//! ```
+//! use flashcore::{Mask, Tensor, attention};
+//!
+//! # fn main() -> Result<(), flashcore::Error> {
+//! let dims = [1, 8, 128, 64]; // batch, heads, sequence, dim
+//! let q = Tensor::bhsd(vec![0.5_f32; 8 * 128 * 64], dims)?;
+//! let result = attention(q.view(), q.view(), q.view()).mask(Mask::CAUSAL).run()?;
+//! assert_eq!(result.out.data().len(), 8 * 128 * 64);
+//! assert!(result.lse.at(0, 7, 127) > result.lse.at(0, 7, 0)); // later rows see more keys
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # What is computed
+//!
+//! `O = softmax(scale · QKᵀ + mask) · V` for each head, and on the side the natural logarithm of each row's
+//! softmax denominator (LSE). Sums are accumulated in f32, whatever the tensors hold: `f32`, [`f16`] or [`bf16`].
+//!
+//! * Tensors are batch × heads × sequence × dim; any strides will do as long as the features of a head are
+//!   contiguous ([`TensorView::bhsd`], [`TensorView::bshd`], [`TensorView::strided`]).
+//! * Q may have a multiple of the heads of K and V (GQA, MQA); V may have another dim than Q and K.
+//! * Masks align to the bottom right where queries and keys differ in number; [`Mask::top_left`] changes that.
+//! * A row that sees no key gives zeros and an LSE of −∞. Sequences of length 0 are legal.
+//! * What lies beyond used lengths ([`Lengths`]) or between strides never reaches a result, NaN included. NaN and Inf
+//!   in keys and values that a mask hides, but that are in use, may reach one.
+//! * The same call gives the same bits every time; with [`Attention::batch_invariant`] a row's bits do not depend on
+//!   what else is in its batch either.
+//!
+//! # Features
+//!
+//! `cpu` (default): the CPU backend. Without any backend every call is an error.
+#![forbid(unsafe_code)]
+
+mod attention;
+mod backend;
+mod error;
+mod output;
+
+pub use attention::{Attention, attention};
+pub use backend::{BackendKind, Found, ParseBackendError, available, backend};
+pub use error::Error;
+pub use flashcore_core::{
+    Align, Backend, BackendError, DType, Dims, Element, Layout, Lengths, Mask, Operand, Problem,
+    ProblemError, Ran, Tensor, TensorView, TensorViewMut,
+};
+pub use half::{bf16, f16};
+pub use output::{Lse, Output};

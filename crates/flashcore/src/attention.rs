@@ -1,0 +1,151 @@
+//! The call: views and options in, a checked problem to a backend, the result out.
+
+use std::sync::Arc;
+
+use flashcore_core::{
+    Backend, Element, HostCall, Lengths, Mask, Problem, Ran, Spec, Tensor, TensorView, TensorViewMut,
+};
+
+use crate::{
+    backend::{BackendKind, Choice},
+    error::Error,
+    output::{Lse, Output},
+};
+
+/// Attention over `q`, `k` and `v`, each batch × heads × sequence × dim: `softmax(scale · QKᵀ + mask) · V` per head.
+///
+/// Nothing is checked or computed before [`Attention::run`] or [`Attention::run_into`].
+pub fn attention<'a, T: Element>(
+    q: TensorView<'a, T>,
+    k: TensorView<'a, T>,
+    v: TensorView<'a, T>,
+) -> Attention<'a, T> {
+    let spec = Spec::new(T::DTYPE, q.layout(), k.layout(), v.layout());
+    Attention { inputs: [q.data(), k.data(), v.data()], spec, choice: Choice::Kind(BackendKind::Auto) }
+}
+
+/// A call of attention that is being described.
+#[must_use = "nothing is computed before `run` or `run_into`"]
+pub struct Attention<'a, T> {
+    inputs: [&'a [T]; 3],
+    spec: Spec,
+    choice: Choice<'a>,
+}
+
+impl<'a, T: Element> Attention<'a, T> {
+    /// Hides keys from queries; by default every query sees every key.
+    ///
+    /// ```
+    /// # use flashcore::{Mask, Tensor, attention};
+    /// # fn main() -> Result<(), flashcore::Error> {
+    /// # let q = Tensor::bhsd(vec![0.5_f32; 16 * 8], [1, 1, 16, 8])?;
+    /// let window = Mask::window(4, 0); // the last five keys, itself included
+    /// let result = attention(q.view(), q.view(), q.view()).mask(window).run()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn mask(mut self, mask: Mask) -> Self {
+        self.spec.mask = mask;
+        self
+    }
+
+    /// The factor on QKᵀ; by default 1/√dim.
+    pub fn scale(mut self, scale: f32) -> Self {
+        self.spec.scale = Some(scale);
+        self
+    }
+
+    /// Limits scores softly: each becomes `cap · tanh(score / cap)` before the mask.
+    pub fn softcap(mut self, cap: f32) -> Self {
+        self.spec.softcap = Some(cap);
+        self
+    }
+
+    /// One extra logit per query head that takes its share of the softmax and adds nothing to the output.
+    ///
+    /// The LSE includes it.
+    pub fn sinks(mut self, logits: impl Into<Arc<[f32]>>) -> Self {
+        self.spec.sinks = Some(logits.into());
+        self
+    }
+
+    /// How much of its sequence each batch entry uses, or how sequences are packed.
+    ///
+    /// ```
+    /// # use flashcore::{Lengths, Tensor, attention};
+    /// # fn main() -> Result<(), flashcore::Error> {
+    /// # let q = Tensor::bhsd(vec![0.5_f32; 2 * 16 * 8], [2, 1, 16, 8])?;
+    /// // Two batch entries of 16 keys, of which the second uses only the first 5.
+    /// let result = attention(q.view(), q.view(), q.view()).lengths(Lengths::keys(vec![16, 5])).run()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn lengths(mut self, lengths: Lengths) -> Self {
+        self.spec.lengths = lengths;
+        self
+    }
+
+    /// Makes a row's bits independent of what else is in its batch, at some cost in speed.
+    pub fn batch_invariant(mut self, yes: bool) -> Self {
+        self.spec.batch_invariant = yes;
+        self
+    }
+
+    /// Where to compute; by default the best backend that is found.
+    pub fn backend(mut self, kind: BackendKind) -> Self {
+        self.choice = Choice::Kind(kind);
+        self
+    }
+
+    /// Computes on a backend of the caller's.
+    pub fn on(mut self, backend: &'a dyn Backend) -> Self {
+        self.choice = Choice::This(backend);
+        self
+    }
+
+    /// Checks the arguments without computing anything.
+    pub fn problem(&self) -> Result<Problem, Error> {
+        Ok(self.spec.clone().parse()?)
+    }
+
+    /// Computes into new memory.
+    pub fn run(self) -> Result<Output<T>, Error> {
+        let problem = self.problem()?;
+        let mut out = Tensor::zeros(*problem.out())?;
+        let mut lse = Lse::zeros(&problem)?;
+        let view = out.view_mut()?;
+        let ran = self.forward(&problem, view, Some(lse.values_mut()))?;
+        Ok(Output { out, lse, ran })
+    }
+
+    /// Computes into the caller's memory: `out` in any layout, and if wanted the LSE of each row, dense in the order
+    /// batch, heads, sequence.
+    ///
+    /// ```
+    /// # use flashcore::{Tensor, TensorViewMut, attention};
+    /// # fn main() -> Result<(), flashcore::Error> {
+    /// # let q = Tensor::bhsd(vec![0.5_f32; 2 * 16 * 8], [1, 2, 16, 8])?;
+    /// let mut out = vec![0.0; 2 * 16 * 8];
+    /// let mut lse = vec![0.0; 2 * 16];
+    /// let into = TensorViewMut::bshd(&mut out, [1, 2, 16, 8])?;
+    /// attention(q.view(), q.view(), q.view()).run_into(into, Some(&mut lse))?;
+    /// assert_eq!(out[0], 0.5);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn run_into(mut self, out: TensorViewMut<'_, T>, lse: Option<&mut [f32]>) -> Result<Ran, Error> {
+        self.spec.out = Some(out.layout());
+        let problem = self.problem()?;
+        self.forward(&problem, out, lse)
+    }
+
+    fn forward(
+        &self,
+        problem: &Problem,
+        out: TensorViewMut<'_, T>,
+        lse: Option<&mut [f32]>,
+    ) -> Result<Ran, Error> {
+        let mut call = HostCall::bind(problem, self.inputs, out.into_data(), lse)?;
+        Ok(self.choice.forward(&mut call)?)
+    }
+}
