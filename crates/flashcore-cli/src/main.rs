@@ -1,2 +1,33 @@
-//! The flashcore command.
-fn main() {}
+//! The `flashcore` command: flags become one command, the command reports, its verdict becomes the exit code.
+//!
+//! Reading order: [`cli`] (what can be asked), [`commands`] (one file or folder per command), [`output`] (how answers
+//! are shown), [`error`] (how failures end).
+#![forbid(unsafe_code)]
+// A program exports nothing: `pub` marks what a module offers to the others.
+#![allow(unreachable_pub)]
+
+mod backends;
+mod buffer;
+mod cli;
+mod commands;
+mod error;
+mod files;
+mod latency;
+mod memory;
+mod output;
+mod values;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::{cli::Cli, output::Output};
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let output = Output::new(cli.style);
+    match cli.command.execute(&output) {
+        Ok(verdict) => verdict.into(),
+        Err(error) => output.failure(&error),
+    }
+}

@@ -1,0 +1,71 @@
+//! What can be asked on the command line; called by `main`, calls one command.
+//!
+//! A new command is a file in [`crate::commands`], a variant of [`Command`] and a line in [`Command::execute`].
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::{
+    commands::{completions, doctor, run},
+    error::{CliError, Verdict},
+    output::Output,
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  flashcore run                                  attention at 1x8x512x64, checked and timed
+  flashcore run --shape 1x32x4096x128 --causal   another problem
+  flashcore run --q q.npy --k k.npy --v v.npy --out o.npy
+  flashcore doctor                               what this machine offers
+
+Exit codes: 0 passed, 1 ran and failed, 2 could not run.";
+
+/// FlashAttention in Rust: run it, check it, look at the machine.
+#[derive(Parser, Debug)]
+#[command(name = "flashcore", version, arg_required_else_help = true, after_help = EXAMPLES)]
+pub struct Cli {
+    #[command(flatten)]
+    pub style: Style,
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// How answers are shown; every command takes these flags.
+#[derive(Args, Clone, Copy, Debug, Default)]
+pub struct Style {
+    /// Print one JSON object instead of tables
+    #[arg(long, global = true, help_heading = "Output")]
+    pub json: bool,
+    /// Print nothing but errors; the exit code tells the result
+    #[arg(long, short, global = true, help_heading = "Output")]
+    pub quiet: bool,
+}
+
+/// One variant per command.
+#[derive(Subcommand, Debug)]
+pub enum Command {
+    Run(Box<run::Flags>),
+    Doctor(doctor::Flags),
+    Completions(completions::Flags),
+}
+
+impl Command {
+    /// Does what was asked.
+    pub fn execute(self, output: &Output) -> Result<Verdict, CliError> {
+        match self {
+            Self::Run(flags) => run::execute(*flags, output),
+            Self::Doctor(flags) => doctor::execute(flags, output),
+            Self::Completions(flags) => completions::execute(flags, output),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn flags_are_consistent() {
+        Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,37 @@
+//! `flashcore run`: attention on made or given tensors, checked against f64 and timed.
+//!
+//! The path: [`Flags`] → [`Request`] (everything that can be wrong is found here) → [`Tensors`] → backend →
+//! [`Check`] and [`Latency`] → [`report`]. Results reach their files only after they passed.
+
+mod check;
+mod flags;
+mod report;
+mod request;
+mod tensors;
+
+pub use self::flags::Flags;
+use self::{check::Check, report::RunReport, request::Request, tensors::Tensors};
+use crate::{
+    backends,
+    error::{CliError, Verdict},
+    latency::Latency,
+    memory,
+    output::Output,
+};
+
+/// Runs attention and says how right and how fast it was.
+pub fn execute(flags: Flags, output: &Output) -> Result<Verdict, CliError> {
+    let mut request = Request::parse(flags)?;
+    memory::check(request.bytes())?;
+    let backend = backends::open(request.backend, request.threads)?;
+    let mut tensors = Tensors::prepare(&mut request)?;
+    let ran = tensors.forward(&*backend, &request.problem)?;
+    let first = tensors.digest();
+    let latency = Latency::measure(request.times, || tensors.forward(&*backend, &request.problem).map(drop))?;
+    let check = Check::of(&request.problem, &tensors, tensors.digest() == first);
+    if check.pass {
+        request.save(&tensors)?;
+    }
+    output.show(&RunReport::new(&request, &*backend, &ran, &check, latency))?;
+    Ok(Verdict::from_bool(check.pass))
+}

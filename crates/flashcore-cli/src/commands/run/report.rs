@@ -1,0 +1,161 @@
+//! The answer of `run`: one JSON object, or two short tables.
+
+use flashcore_core::{Backend, Mask, Ran};
+use serde::Serialize;
+
+use super::{
+    check::Check,
+    request::{Request, Source},
+};
+use crate::{
+    latency::Latency,
+    output::{Page, Report, Text, Tone},
+};
+
+/// Everything `run` tells.
+#[derive(Serialize, Debug)]
+pub struct RunReport {
+    backend: &'static str,
+    kernel: String,
+    /// Batch, heads, sequence, dim of the queries.
+    shape: [usize; 4],
+    kv_heads: usize,
+    seq_kv: usize,
+    dim_v: usize,
+    dtype: &'static str,
+    mask: String,
+    scale: f32,
+    softcap: Option<f32>,
+    seed: Option<u64>,
+    max_error: f64,
+    tolerance: f64,
+    mean_error: f64,
+    mean_tolerance: f64,
+    lse_error: f64,
+    rows: usize,
+    checked_rows: usize,
+    repeatable: bool,
+    pass: bool,
+    reason: Option<String>,
+    latency_us: Latency,
+    gflops: f64,
+    wrote: Vec<String>,
+}
+
+impl RunReport {
+    /// Puts together what was asked, what ran and what was found.
+    pub fn new(request: &Request, backend: &dyn Backend, ran: &Ran, check: &Check, latency: Latency) -> Self {
+        let p = &request.problem;
+        let v = &check.verdict;
+        let wrote = if check.pass { request.outputs() } else { Vec::new() };
+        Self {
+            backend: backend.name(),
+            kernel: ran.kernel.clone(),
+            shape: p.q().dims().array(),
+            kv_heads: p.heads_kv(),
+            seq_kv: p.seq_kv(),
+            dim_v: p.dim_v(),
+            dtype: p.dtype().name(),
+            mask: p.mask().to_string(),
+            scale: p.scale(),
+            softcap: p.softcap(),
+            seed: match request.source {
+                Source::Seed(seed) => Some(seed),
+                Source::Files(_) => None,
+            },
+            max_error: v.max_error,
+            tolerance: v.tolerance,
+            mean_error: v.mean_error,
+            mean_tolerance: v.mean_tolerance,
+            lse_error: v.lse_error,
+            rows: p.rows(),
+            checked_rows: check.checked_rows,
+            repeatable: check.repeatable,
+            pass: check.pass,
+            reason: reason(check),
+            gflops: gflops(p.flops(), latency.p50),
+            latency_us: latency,
+            wrote: wrote.into_iter().map(|path| path.display().to_string()).collect(),
+        }
+    }
+
+    fn problem(&self) -> String {
+        let [batch, heads, seq, dim] = self.shape;
+        let mut text = format!("{batch}x{heads}x{seq}x{dim} {}", self.dtype);
+        let others =
+            [(self.kv_heads, heads, "kv heads"), (self.seq_kv, seq, "keys"), (self.dim_v, dim, "value dim")];
+        for (other, usual, name) in others {
+            if other != usual {
+                text += &format!(", {other} {name}");
+            }
+        }
+        if self.mask != Mask::NONE.to_string() {
+            text += &format!(", {}", self.mask);
+        }
+        text
+    }
+
+    fn rows_checked(&self) -> String {
+        if self.checked_rows == self.rows {
+            format!("all {} rows", self.rows)
+        } else {
+            format!("{} of {} rows, evenly spaced", self.checked_rows, self.rows)
+        }
+    }
+
+    fn result(&self) -> Text {
+        match &self.reason {
+            None => Text::new("PASS", Tone::Good),
+            Some(reason) => Text::new(format!("FAIL: {reason}"), Tone::Bad),
+        }
+    }
+}
+
+fn reason(check: &Check) -> Option<String> {
+    let unsteady = (!check.repeatable).then(|| "two runs on the same input gave different bits".to_owned());
+    check.verdict.reason.as_ref().map(ToString::to_string).or(unsteady)
+}
+
+fn gflops(flops: f64, microseconds: f64) -> f64 {
+    if microseconds > 0.0 { flops / microseconds / 1e3 } else { 0.0 }
+}
+
+impl Report for RunReport {
+    fn page(&self) -> Page {
+        let l = &self.latency_us;
+        let page = Page::default().facts::<Text>([
+            ("problem", self.problem().into()),
+            ("backend", format!("{}, kernel {}", self.backend, self.kernel).into()),
+            ("max error", format!("{:.2e}, tolerance {:.2e}", self.max_error, self.tolerance).into()),
+            ("compared", format!("{} with f64", self.rows_checked()).into()),
+            (
+                "latency",
+                format!(
+                    "p50 {}, p90 {}, min {}, max {} ({} runs)",
+                    time(l.p50),
+                    time(l.p90),
+                    time(l.min),
+                    time(l.max),
+                    l.samples
+                )
+                .into(),
+            ),
+            ("speed", format!("{:.1} GFLOP/s", self.gflops).into()),
+            ("result", self.result()),
+        ]);
+        if self.wrote.is_empty() {
+            page
+        } else {
+            page.facts(self.wrote.iter().map(|path| ("wrote", path.as_str())))
+        }
+    }
+}
+
+/// A time for people.
+fn time(microseconds: f64) -> String {
+    match microseconds {
+        us if us < 1e3 => format!("{us:.1} us"),
+        us if us < 1e6 => format!("{:.2} ms", us / 1e3),
+        us => format!("{:.2} s", us / 1e6),
+    }
+}

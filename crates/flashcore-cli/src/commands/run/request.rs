@@ -1,0 +1,153 @@
+//! What `run` was asked to do, checked: after [`Request::parse`] only the machine can fail.
+
+use std::path::{Path, PathBuf};
+
+use flashcore_core::{DType, Data, Dims, Layout, Mask, Operand, Problem, ProblemError, Spec};
+
+use super::{
+    flags::{FileFlags, Flags},
+    tensors::Tensors,
+};
+use crate::{
+    backends::BackendName,
+    error::CliError,
+    files::{ArrayFile, FileError, Target, TensorPath},
+};
+
+/// The element type of made tensors unless another is asked for.
+const USUAL_DTYPE: DType = DType::F16;
+
+/// A problem, where its tensors come from, where results go, and how to run it.
+#[derive(Debug)]
+pub struct Request {
+    pub problem: Problem,
+    pub source: Source,
+    pub backend: BackendName,
+    pub threads: Option<usize>,
+    /// Timed runs; as many as are sensible where `None`.
+    pub times: Option<usize>,
+}
+
+/// Where tensors come from.
+#[derive(Debug)]
+pub enum Source {
+    /// Standard normal numbers.
+    Seed(u64),
+    /// Files that were opened and whose headers are right.
+    Files(Box<Files>),
+}
+
+/// The files of a request.
+#[derive(Debug)]
+pub struct Files {
+    pub inputs: [ArrayFile; 3],
+    out: Target,
+    lse: Option<Target>,
+    /// Whether the arrays have a batch dimension.
+    batched: bool,
+}
+
+impl Request {
+    /// Makes sense of flags: opens inputs, checks outputs, parses the problem.
+    pub fn parse(flags: Flags) -> Result<Self, CliError> {
+        let (dtype, [q, k, v], source) = match &flags.files {
+            Some(files) => from_files(files, flags.dtype)?,
+            None => (flags.dtype.unwrap_or(USUAL_DTYPE), made_dims(&flags), Source::Seed(flags.seed)),
+        };
+        let spec = Spec {
+            mask: mask(&flags),
+            scale: flags.scale,
+            softcap: flags.softcap,
+            ..Spec::new(dtype, Layout::bhsd(q)?, Layout::bhsd(k)?, Layout::bhsd(v)?)
+        };
+        Ok(Self {
+            problem: spec.parse()?,
+            source,
+            backend: flags.backend,
+            threads: flags.threads.map(usize::from),
+            times: flags.iters.map(|n| n as usize),
+        })
+    }
+
+    /// Bytes of all tensors together.
+    pub fn bytes(&self) -> u64 {
+        let p = &self.problem;
+        let spans = [p.q(), p.k(), p.v(), p.out()].map(|layout| layout.span() as u64);
+        let elements = spans.into_iter().fold(0, u64::saturating_add);
+        let lse = (p.rows() as u64).saturating_mul(size_of::<f32>() as u64);
+        elements.saturating_mul(p.dtype().bytes() as u64).saturating_add(lse)
+    }
+
+    /// Writes results where they were asked for.
+    pub fn save(&self, tensors: &Tensors) -> Result<(), FileError> {
+        let Source::Files(files) = &self.source else { return Ok(()) };
+        let dims = self.problem.out().dims().array();
+        let shape = if files.batched { &dims[..] } else { &dims[1..] };
+        if let Some(lse) = &files.lse {
+            lse.save(&shape[..shape.len() - 1], Data::F32(tensors.lse()))?;
+        }
+        files.out.save(shape, tensors.out())
+    }
+
+    /// Files that [`Request::save`] writes.
+    pub fn outputs(&self) -> Vec<&Path> {
+        match &self.source {
+            Source::Seed(_) => Vec::new(),
+            Source::Files(files) => {
+                [Some(&files.out), files.lse.as_ref()].into_iter().flatten().map(Target::path).collect()
+            }
+        }
+    }
+}
+
+fn mask(flags: &Flags) -> Mask {
+    let mask = match flags.window {
+        Some(window) => window.mask(),
+        None if flags.causal => Mask::CAUSAL,
+        None => Mask::NONE,
+    };
+    if flags.top_left { mask.top_left() } else { mask }
+}
+
+/// Extents of made Q, K and V.
+fn made_dims(flags: &Flags) -> [Dims; 3] {
+    let q = flags.shape.0;
+    let (heads, seq) = (flags.kv_heads.unwrap_or(q.heads), flags.seq_kv.unwrap_or(q.seq));
+    let k = Dims { heads, seq, ..q };
+    [q, k, Dims { dim: flags.dim_v.unwrap_or(q.dim), ..k }]
+}
+
+fn from_files(flags: &FileFlags, expected: Option<DType>) -> Result<(DType, [Dims; 3], Source), CliError> {
+    let open = |path: &TensorPath, usual| ArrayFile::open(path, usual, expected);
+    let inputs = [open(&flags.q, "q")?, open(&flags.k, "k")?, open(&flags.v, "v")?];
+    let dtype = common_dtype(&inputs)?;
+    if let Some(expected) = expected.filter(|&expected| expected != dtype) {
+        return Err(FileError::DType { path: flags.q.path().to_owned(), got: dtype, expected }.into());
+    }
+    let [q, k, v] = &inputs;
+    let dims = [q.dims()?, k.dims()?, v.dims()?];
+    let files = Files {
+        batched: q.rank() == 4,
+        out: Target::check(&flags.out, "out", dtype, flags.force)?,
+        lse: flags
+            .lse
+            .as_ref()
+            .map(|path| Target::check(path, "lse", DType::F32, flags.force))
+            .transpose()?,
+        inputs,
+    };
+    if let Some(lse) = files.lse.as_ref().filter(|lse| lse.path() == files.out.path()) {
+        return Err(FileError::SameFile { path: PathBuf::from(lse.path()) }.into());
+    }
+    Ok((dtype, dims, Source::Files(Box::new(files))))
+}
+
+fn common_dtype([q, k, v]: &[ArrayFile; 3]) -> Result<DType, ProblemError> {
+    let expected = q.dtype();
+    for (operand, file) in [(Operand::K, k), (Operand::V, v)] {
+        if file.dtype() != expected {
+            return Err(ProblemError::DType { operand, got: file.dtype(), expected });
+        }
+    }
+    Ok(expected)
+}

@@ -1,0 +1,90 @@
+//! The memory of one request: inputs made or read straight into their element type, outputs poisoned.
+
+use std::hash::{DefaultHasher, Hasher};
+
+use flashcore_core::{Backend, DType, Data, DataMut, Element, HostCall, Layout, Problem, Ran};
+use flashcore_testkit::Rng;
+
+use super::request::{Request, Source};
+use crate::{
+    buffer::{Buffer, filled},
+    error::CliError,
+};
+
+/// Fills outputs: NaN in every element type, so that an element that is never written cannot pass.
+const POISON: u8 = 0xff;
+
+/// Inputs and outputs of a problem.
+#[derive(Debug)]
+pub struct Tensors {
+    inputs: [Buffer; 3],
+    out: Buffer,
+    lse: Vec<f32>,
+}
+
+impl Tensors {
+    /// Makes or reads the inputs and allocates the outputs.
+    pub fn prepare(request: &mut Request) -> Result<Self, CliError> {
+        let p = &request.problem;
+        let inputs = match &mut request.source {
+            Source::Seed(seed) => make([p.q(), p.k(), p.v()], p.dtype(), *seed)?,
+            Source::Files(files) => {
+                let [q, k, v] = &mut files.inputs;
+                [q.read()?, k.read()?, v.read()?]
+            }
+        };
+        let mut out = Buffer::zeros(p.dtype(), p.out().span())?;
+        out.data_mut().bytes_mut().fill(POISON);
+        Ok(Self { inputs, out, lse: filled(f32::NAN, p.rows())? })
+    }
+
+    /// Computes the outputs.
+    pub fn forward(&mut self, backend: &dyn Backend, problem: &Problem) -> Result<Ran, CliError> {
+        let inputs = self.inputs.each_ref().map(Buffer::data);
+        let mut call = HostCall::bind_erased(problem, inputs, self.out.data_mut(), Some(&mut self.lse))?;
+        Ok(backend.forward(&mut call)?)
+    }
+
+    /// Q, K and V.
+    pub fn inputs(&self) -> [Data<'_>; 3] {
+        self.inputs.each_ref().map(Buffer::data)
+    }
+
+    /// The result.
+    pub fn out(&self) -> Data<'_> {
+        self.out.data()
+    }
+
+    /// The log-sum-exp of each row.
+    pub fn lse(&self) -> &[f32] {
+        &self.lse
+    }
+
+    /// A number that tells whether two runs gave the same bits.
+    pub fn digest(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        hasher.write(self.out.data().bytes());
+        hasher.write(Data::F32(&self.lse).bytes());
+        hasher.finish()
+    }
+}
+
+fn make(layouts: [&Layout; 3], dtype: DType, seed: u64) -> Result<[Buffer; 3], CliError> {
+    let mut rng = Rng::new(seed);
+    let mut tensor = |layout: &Layout| {
+        let mut buffer = Buffer::zeros(dtype, layout.span())?;
+        match buffer.data_mut() {
+            DataMut::F16(elements) => fill(elements, &mut rng),
+            DataMut::BF16(elements) => fill(elements, &mut rng),
+            DataMut::F32(elements) => fill(elements, &mut rng),
+            _ => return Err(CliError::DType { dtype }),
+        }
+        Ok(buffer)
+    };
+    let [q, k, v] = layouts;
+    Ok([tensor(q)?, tensor(k)?, tensor(v)?])
+}
+
+fn fill<T: Element>(elements: &mut [T], rng: &mut Rng) {
+    elements.fill_with(|| T::from_f32(rng.normal()));
+}

@@ -1,0 +1,70 @@
+//! How a command ends: a verdict, or an error that says what to do; both become exit codes.
+
+use std::{io, process::ExitCode};
+
+use flashcore_core::{BackendError, DType, ProblemError};
+
+use crate::{files::FileError, memory::MemoryError};
+
+/// What a command that ran to its end found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Verdict {
+    /// All is as it should be: exit code 0.
+    Pass,
+    /// It ran, and the result is not good: exit code 1.
+    Fail,
+}
+
+impl Verdict {
+    /// `Pass` if `good`.
+    pub const fn from_bool(good: bool) -> Self {
+        if good { Self::Pass } else { Self::Fail }
+    }
+}
+
+impl From<Verdict> for ExitCode {
+    fn from(verdict: Verdict) -> Self {
+        match verdict {
+            Verdict::Pass => Self::SUCCESS,
+            Verdict::Fail => Self::from(1),
+        }
+    }
+}
+
+/// Why a command could not run: exit code 2.
+#[derive(Debug, thiserror::Error)]
+pub enum CliError {
+    #[error(transparent)]
+    Problem(#[from] ProblemError),
+    #[error(transparent)]
+    Backend(#[from] BackendError),
+    #[error(transparent)]
+    File(#[from] FileError),
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    #[error("tensors of type {dtype} are not supported here; use f16, bf16 or f32")]
+    DType { dtype: DType },
+    #[error("cannot print the result: {0}; redirect the output somewhere writable")]
+    Print(#[source] io::Error),
+    #[error("cannot encode the result: {0}")]
+    Encode(#[from] serde_json::Error),
+}
+
+impl CliError {
+    /// The exit code of every error.
+    pub const EXIT: u8 = 2;
+
+    /// The message with all its causes, outermost first.
+    pub fn chain(&self) -> String {
+        let mut text = self.to_string();
+        let mut cause = std::error::Error::source(self);
+        while let Some(error) = cause {
+            let more = error.to_string();
+            if !text.contains(&more) {
+                text = format!("{text}: {more}");
+            }
+            cause = error.source();
+        }
+        text
+    }
+}

@@ -1,0 +1,166 @@
+//! How answers are shown: tables for people, one JSON object for programs, nothing when quiet.
+//!
+//! Every command hands a [`Report`] to [`Output::show`]; no command prints by itself. A reader that went away
+//! (`flashcore … | head`) is not an error.
+
+use std::{
+    io::{self, IsTerminal, Write},
+    process::ExitCode,
+};
+
+use comfy_table::{Attribute, Cell, Color, ContentArrangement, Table, presets};
+use serde::Serialize;
+
+use crate::{cli::Style, error::CliError};
+
+/// Widest table where the terminal's width is not known.
+const WIDTH: u16 = 80;
+
+/// An answer: its fields are the JSON object, `page` is what people read.
+pub trait Report: Serialize {
+    /// Lays the answer out for people.
+    fn page(&self) -> Page;
+}
+
+/// Where and how answers go.
+#[derive(Clone, Copy, Debug)]
+pub struct Output {
+    style: Style,
+    colour: bool,
+}
+
+impl Output {
+    /// Output in the style asked for; colours only on a terminal, and not against `NO_COLOR`.
+    pub fn new(style: Style) -> Self {
+        let colour = io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+        Self { style, colour }
+    }
+
+    /// Shows an answer.
+    pub fn show(&self, report: &impl Report) -> Result<(), CliError> {
+        if self.style.json {
+            return self.raw(&(serde_json::to_string_pretty(report)? + "\n"));
+        }
+        if self.style.quiet { Ok(()) } else { self.raw(&report.page().render(self.colour)) }
+    }
+
+    /// Prints text as it is.
+    pub fn raw(&self, text: &str) -> Result<(), CliError> {
+        let mut stdout = io::stdout().lock();
+        match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(CliError::Print(error)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Shows why a command could not run; with `--json`, standard output still gets its one object.
+    pub fn failure(&self, error: &CliError) -> ExitCode {
+        let message = error.chain();
+        if self.style.json {
+            let object = serde_json::json!({ "error": message, "exit_code": CliError::EXIT });
+            // The message below still reaches the user if standard output is gone.
+            let _ = self.raw(&format!("{object:#}\n"));
+        }
+        let _ = writeln!(io::stderr(), "error: {message}");
+        ExitCode::from(CliError::EXIT)
+    }
+}
+
+/// How a word should look.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Tone {
+    Plain,
+    Good,
+    Bad,
+    Faint,
+}
+
+/// A piece of text with a tone.
+#[derive(Clone, Debug)]
+pub struct Text {
+    words: String,
+    tone: Tone,
+}
+
+impl Text {
+    /// Text in a tone.
+    pub fn new(words: impl Into<String>, tone: Tone) -> Self {
+        Self { words: words.into(), tone }
+    }
+
+    fn cell(&self) -> Cell {
+        let cell = Cell::new(&self.words);
+        match self.tone {
+            Tone::Plain => cell,
+            Tone::Good => cell.fg(Color::Green),
+            Tone::Bad => cell.fg(Color::Red),
+            Tone::Faint => cell.add_attribute(Attribute::Dim),
+        }
+    }
+}
+
+impl<S: Into<String>> From<S> for Text {
+    fn from(words: S) -> Self {
+        Self::new(words, Tone::Plain)
+    }
+}
+
+/// A sequence of aligned tables.
+#[derive(Debug, Default)]
+pub struct Page {
+    parts: Vec<Vec<Vec<Text>>>,
+}
+
+impl Page {
+    /// Adds a table of rows whose columns line up.
+    pub fn table(mut self, rows: impl IntoIterator<Item = Vec<Text>>) -> Self {
+        self.parts.push(rows.into_iter().collect());
+        self
+    }
+
+    /// Adds a table of names and values.
+    pub fn facts<V: Into<Text>>(self, rows: impl IntoIterator<Item = (&'static str, V)>) -> Self {
+        self.table(rows.into_iter().map(|(name, value)| vec![Text::new(name, Tone::Faint), value.into()]))
+    }
+
+    fn render(&self, colour: bool) -> String {
+        let parts: Vec<_> = self.parts.iter().map(|rows| render_table(rows, colour)).collect();
+        parts.join("\n")
+    }
+}
+
+fn render_table(rows: &[Vec<Text>], colour: bool) -> String {
+    let mut table = Table::new();
+    table.load_preset(presets::NOTHING).set_content_arrangement(ContentArrangement::Dynamic);
+    if colour {
+        table.enforce_styling();
+    } else {
+        table.force_no_tty();
+    }
+    if !table.is_tty() {
+        table.set_width(WIDTH);
+    }
+    table.add_rows(rows.iter().map(|row| row.iter().map(Text::cell).collect::<Vec<_>>()));
+    table.lines().map(|line| line.trim_end().to_owned() + "\n").collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_fit_the_page() {
+        let long = "words ".repeat(60);
+        let page = Page::default().facts([("a", "1"), ("long", &long)]).table([vec!["x".into(), "y".into()]]);
+        let text = page.render(false);
+        assert!(text.lines().all(|line| line.chars().count() <= usize::from(WIDTH)), "{text}");
+        assert!(!text.contains('\u{1b}'), "no colours off a terminal: {text:?}");
+        assert!(text.contains("\n\n"), "parts are set apart: {text:?}");
+    }
+
+    #[test]
+    fn colours_mark_the_verdict() {
+        let page = Page::default().facts([("verdict", Text::new("FAIL", Tone::Bad))]);
+        assert!(page.render(true).contains('\u{1b}'));
+    }
+}

@@ -1,0 +1,99 @@
+//! Flag values parsed into types that cannot be wrong; clap calls these, `commands` uses the results.
+
+use std::str::FromStr;
+
+use flashcore_core::{Dims, Mask};
+
+/// `--shape BxHxSxD`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Shape(pub Dims);
+
+impl FromStr for Shape {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let fields: Vec<_> = text.split(['x', 'X', '×']).map(parse_extent).collect::<Result<_, _>>()?;
+        let [batch, heads, seq, dim] = fields[..] else {
+            return Err(format!(
+                "{} extents, but 4 are needed: batch x heads x sequence x dim, as in 1x8x512x64",
+                fields.len()
+            ));
+        };
+        Ok(Self(Dims::new(batch, heads, seq, dim)))
+    }
+}
+
+fn parse_extent(text: &str) -> Result<usize, String> {
+    text.trim()
+        .parse()
+        .map_err(|_| format!("`{text}` is not an extent; write four numbers, as in 1x8x512x64"))
+}
+
+/// `--window L,R`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Window {
+    left: Option<u32>,
+    right: Option<u32>,
+}
+
+impl Window {
+    /// The mask it stands for.
+    pub fn mask(self) -> Mask {
+        Mask::window(self.left, self.right)
+    }
+}
+
+impl FromStr for Window {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let bounds = text.split_once(',').map(|(left, right)| (parse_bound(left), parse_bound(right)));
+        match bounds {
+            Some((Some(left), Some(right))) => Ok(Self { left, right }),
+            _ => Err("write the keys visible before and after a query, as in 128,0 or 128,inf".to_owned()),
+        }
+    }
+}
+
+fn parse_bound(text: &str) -> Option<Option<u32>> {
+    match text.trim() {
+        "inf" => Some(None),
+        number => number.parse().ok().map(Some),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shapes() {
+        let good = |text: &str| text.parse::<Shape>().unwrap().0.array();
+        assert_eq!(good("1x8x512x64"), [1, 8, 512, 64]);
+        assert_eq!(good("2 × 3 × 4 × 5"), [2, 3, 4, 5]);
+        assert_eq!(good("0x1x0x1"), [0, 1, 0, 1]);
+        for bad in [
+            "",
+            "1x8x512",
+            "1x8x512x64x1",
+            "1x8x-1x64",
+            "1x8xSx64",
+            "1x8x99999999999999999999x64",
+            "1,8,512,64",
+        ] {
+            let message = bad.parse::<Shape>().unwrap_err();
+            assert!(message.contains("1x8x512x64"), "{bad}: {message}");
+        }
+    }
+
+    #[test]
+    fn windows() {
+        let good = |text: &str| text.parse::<Window>().unwrap().mask();
+        assert_eq!(good("128,0"), Mask::window(128, 0));
+        assert_eq!(good("inf, 0"), Mask::CAUSAL);
+        assert_eq!(good("inf,inf"), Mask::NONE);
+        for bad in ["", "128", "128,", "-1,0", "1,2,3", "4294967296,0", "nan,0"] {
+            assert!(bad.parse::<Window>().is_err(), "{bad}");
+        }
+    }
+}
