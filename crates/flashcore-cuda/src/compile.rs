@@ -131,8 +131,8 @@ pub struct Compiler {
     pub ptxas: Option<ToolPath>,
     /// How to compile.
     pub options: BuildOptions,
-    /// Why there is no cache, where one was wanted.
-    notes: Vec<String>,
+    /// Why there is no cache, where one was wanted; repeated in every [`Cubin::notes`].
+    pub notes: Vec<String>,
 }
 
 impl Compiler {

@@ -1,0 +1,124 @@
+//! Times that the project promises: first calls and the host's share of a launch.
+
+use crate::bench::{self, Bench, Outcome, PARAMS, TMA_COPY, expect, matrix_map};
+use flashcore_cuda::{
+    Compiler, Cubin, Module, Prepared, Route,
+    cache::{Cache, CacheOptions},
+};
+use flashcore_ptx::launch::{Param, Slot};
+use std::{
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+/// A folder of our own below the system's temporary one, removed on drop.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(name: &str) -> Self {
+        Self(std::env::temp_dir().join(format!("flashcore-selfcheck-{name}-{}", std::process::id())))
+    }
+
+    fn cache(&self) -> Result<Cache, flashcore_cuda::cache::CacheError> {
+        Cache::open(&self.0, CacheOptions::default())
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // Nothing depends on it being gone.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn timed(bench: &Bench, compiler: &Compiler) -> Result<(Cubin, Duration), flashcore_cuda::Error> {
+    let start = Instant::now();
+    let cubin = compiler.compile(TMA_COPY.ptx, TMA_COPY.target, bench.device)?;
+    Module::load(bench.device, &cubin)?.kernel(TMA_COPY.name)?;
+    Ok((cubin, start.elapsed()))
+}
+
+pub(crate) fn routes(bench: &Bench) -> Outcome {
+    let scratch = Scratch::new("routes");
+    let ptxas = bench.compiler.ptxas.clone();
+    let mut times = Vec::new();
+    for (name, ptxas, route) in [("ptxas", ptxas.clone(), Route::Ptxas), ("JIT", None, Route::Jit)] {
+        if route == Route::Ptxas && ptxas.is_none() {
+            times.push("no ptxas found".to_owned());
+            continue;
+        }
+        let compiler = Compiler::new(Some(scratch.cache()?), ptxas);
+        let (built, fresh) = timed(bench, &compiler)?;
+        let (found, cached) = timed(bench, &compiler)?;
+        expect(built.route() == route && found.route() == Route::Cache, || {
+            format!("{:?} {:?}", built.route(), found.route())
+        })?;
+        expect(built.bytes() == found.bytes() && built.report() == found.report(), || {
+            "the cache changed it".into()
+        })?;
+        times.push(format!("{name} {:.1} ms, then {:.2} ms cached", ms(fresh), ms(cached)));
+    }
+    Ok(times.join("; "))
+}
+
+pub(crate) fn first_call_jit(bench: &Bench) -> Outcome {
+    let (_, time) = timed(bench, &Compiler::new(None, None))?;
+    expect(time < Duration::from_secs(1), || format!("{:.1} ms", ms(time)))?;
+    Ok(format!("{:.1} ms", ms(time)))
+}
+
+/// From opening the cache to a kernel ready to launch, with whatever ptxas search the environment implies.
+pub(crate) fn first_call_cached(bench: &Bench) -> Outcome {
+    let scratch = Scratch::new("first");
+    let compiler = Compiler { cache: Some(scratch.cache()?), ..Compiler::from_env()? };
+    timed(bench, &compiler)?;
+    let start = Instant::now();
+    let compiler = Compiler { cache: Some(scratch.cache()?), ..Compiler::from_env()? };
+    let (cubin, _) = timed(bench, &compiler)?;
+    let time = start.elapsed();
+    expect(cubin.route() == Route::Cache, || format!("{:?}", cubin.route()))?;
+    expect(time < Duration::from_millis(20), || format!("{:.2} ms", ms(time)))?;
+    Ok(format!("{:.2} ms", ms(time)))
+}
+
+/// Four tensor maps and two buffers, other addresses each time; bursts short enough not to fill the queue.
+pub(crate) fn host_cost(bench: &Bench) -> Outcome {
+    let maps = (0..4).map(|slot| matrix_map(slot, 128, 64));
+    let rest = [Param::Buffer(Slot(4)), Param::Buffer(Slot(5))].into_iter().chain((1..=6).map(Param::U32));
+    let spec = bench::spec(&PARAMS, [1, 1, 1], 32, maps.chain(rest).collect());
+    let prepared = bench.prepare(&PARAMS, &spec)?;
+    let memory = bench.poisoned(1 << 20)?;
+    let buffers = |i: u64| [0, 1, 2, 3, 4, 5].map(|slot| memory.address() + (i % 64) * 16 + slot * 65_536);
+    let burst = || -> Result<f64, flashcore_cuda::Error> {
+        let start = Instant::now();
+        // SAFETY: the kernel writes one word into `memory`, which outlives the wait.
+        (0..BURST).try_for_each(|i| unsafe { prepared.launch(&bench.stream, &buffers(i)) })?;
+        let time = start.elapsed();
+        bench.stream.synchronize()?;
+        Ok(time.as_secs_f64() * 1e6 / BURST as f64)
+    };
+    let mut costs = (0..100).map(|_| burst()).collect::<Result<Vec<f64>, _>>()?;
+    costs.sort_by(f64::total_cmp);
+    expect(costs[50] < 5.0, || format!("median {:.2} us", costs[50]))?;
+    check_sum(bench, &prepared, buffers(0))?;
+    Ok(format!("median {:.2} us, best {:.2}, worst {:.2}", costs[50], costs[0], costs[99]))
+}
+
+const BURST: u64 = 100;
+
+fn check_sum(
+    bench: &Bench,
+    prepared: &Prepared,
+    buffers: [u64; 6],
+) -> Result<(), Box<dyn std::error::Error>> {
+    let out = bench.poisoned(4)?;
+    let [q, k, v, o, lse, _] = buffers;
+    // SAFETY: the kernel writes one word to `out`; the copy below waits.
+    unsafe { prepared.launch(&bench.stream, &[q, k, v, o, lse, out.address()])? };
+    let sum = bench.read_u32(&out)?[0];
+    expect(sum == 21, || format!("1 + … + 6 = {sum}"))
+}
+
+fn ms(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
