@@ -1,6 +1,6 @@
 //! A result in logical order, as f64: what the oracle makes, what the yardstick makes, what a backend made.
 
-use std::fmt;
+use std::{fmt, ops::Range};
 
 use flashcore_core::{Data, Problem};
 
@@ -115,5 +115,18 @@ impl Answer {
             answer.lse.extend(lse.map(|lse| f64::from(lse[problem.lse_index(batch, head, seq)])));
         }
         answer
+    }
+
+    /// Some rows of some heads of a batch entry of a result with LSE.
+    pub fn part(&self, batch: usize, heads: Range<usize>, rows: Range<usize>) -> Self {
+        let grid = Grid { batch: 1, heads: heads.len(), rows: rows.len(), ..self.grid };
+        let mut part = Self { grid, out: Vec::new(), lse: Vec::new(), sees_nothing: Vec::new() };
+        for head in heads {
+            let first = (batch * self.grid.heads + head) * self.grid.rows;
+            let (start, end) = (first + rows.start, first + rows.end);
+            part.out.extend_from_slice(&self.out[start * grid.dim..end * grid.dim]);
+            part.lse.extend_from_slice(&self.lse[start..end]);
+        }
+        part
     }
 }

@@ -82,7 +82,8 @@ impl<T: Element> Buffer<T> {
         rows.sort_unstable_by_key(|row| row.start);
         let mut watched = Vec::new();
         let mut end = 0;
-        for row in rows.into_iter().chain([self.elements.len()..self.elements.len()]) {
+        let after = self.elements.len()..self.elements.len();
+        for row in rows.into_iter().chain(std::iter::once(after)) {
             if row.start > end + LONG_GAP {
                 watched.extend([end..end + EDGE, row.start - EDGE..row.start]);
             } else if row.start > end {

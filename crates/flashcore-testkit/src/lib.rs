@@ -22,6 +22,8 @@ pub mod compare;
 pub mod inputs;
 pub mod naive;
 pub mod plain;
+pub mod properties;
+pub mod random;
 pub mod rng;
 pub mod suite;
 pub mod values;
