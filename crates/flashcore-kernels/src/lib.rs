@@ -1,1 +1,8 @@
-//! placeholder
+//! FlashCore's GPU attention kernels and the plan that chooses among them.
+//!
+//! A kernel is a function from a frozen config to a [`flashcore_tile::Program`]: PTX text and how to launch it.
+#![forbid(unsafe_code)]
+
+pub mod forward_sm90;
+pub mod shared;
+pub mod slots;

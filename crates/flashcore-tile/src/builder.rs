@@ -44,7 +44,7 @@ pub struct Builder {
     pub(crate) groups: Groups,
     pub(crate) shared_bytes: u32,
     pub(crate) named_barriers: u32,
-    shared_base: Option<Reg<U32>>,
+    shared_base: Reg<U32>,
     labels: u32,
 }
 
@@ -55,7 +55,9 @@ impl Builder {
         let mut kernel = Kernel::new(name);
         kernel.directives.max_threads = Some([threads, 1, 1]);
         kernel.directives.min_ctas_per_sm = Some(ctas_per_sm);
-        Self {
+        // Read once, before any branch, so that every use is reached by it.
+        let shared_base = Reg::new(kernel.registers.add(ScalarType::U32), Scope::Grid);
+        let mut builder = Self {
             target,
             kernel,
             lines: Vec::new(),
@@ -66,9 +68,12 @@ impl Builder {
             groups: Groups::default(),
             shared_bytes: 0,
             named_barriers: 0,
-            shared_base: None,
+            shared_base,
             labels: 0,
-        }
+        };
+        let base = [shared_base.operand(), Operand::Symbol(shared_symbol())];
+        builder.emit(Op::Mov, &[Mod::Type(ScalarType::U32)], base);
+        builder
     }
 
     /// The architecture the kernel is built for.
@@ -199,32 +204,22 @@ impl Builder {
     }
 
     /// Address of the kernel's dynamic shared memory.
-    #[track_caller]
-    pub fn shared_base(&mut self) -> Reg<U32> {
-        if let Some(base) = self.shared_base {
-            return base;
-        }
-        let name = shared_symbol();
-        let base = self.fresh::<U32>(Scope::Grid);
-        self.emit(Op::Mov, &[Mod::Type(ScalarType::U32)], [base.operand(), Operand::Symbol(name)]);
-        self.shared_base = Some(base);
-        base
+    pub const fn shared_base(&self) -> Reg<U32> {
+        self.shared_base
     }
 
     /// The module around the finished kernel.
     pub(crate) fn module(&self) -> Module {
         let mut module = Module::new(self.target);
-        if self.shared_base.is_some() {
-            module.variables.push(Variable {
-                linkage: Linkage::Extern,
-                space: Space::Shared,
-                align: Some(1024),
-                ty: ScalarType::B8,
-                name: shared_symbol(),
-                len: Length::Unsized,
-                init: Vec::new(),
-            });
-        }
+        module.variables.push(Variable {
+            linkage: Linkage::Extern,
+            space: Space::Shared,
+            align: Some(1024),
+            ty: ScalarType::B8,
+            name: shared_symbol(),
+            len: Length::Unsized,
+            init: Vec::new(),
+        });
         module.kernels.push(self.kernel.clone());
         module
     }

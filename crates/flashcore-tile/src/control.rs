@@ -144,6 +144,24 @@ impl Builder {
         end.expect("the body has run")
     }
 
+    /// Runs `body` if the condition holds, on a value that comes out in the registers in which it went in.
+    #[track_caller]
+    pub fn if_carrying<S: UniformScope, C: Carried>(
+        &mut self,
+        cond: Uniform<S>,
+        value: C,
+        body: impl FnOnce(&mut Self, C) -> C,
+    ) -> C {
+        let entered = value.identity(self);
+        let mut out = None;
+        self.if_uniform(cond, |b| out = Some(body(b, value)));
+        let out = out.expect("the body has run");
+        if out.identity(self) != entered {
+            self.fault(FaultKind::Carried);
+        }
+        out
+    }
+
     /// Ends the thread.
     #[track_caller]
     pub fn exit(&mut self) {
@@ -195,8 +213,14 @@ impl Builder {
     }
 }
 
-/// Something that goes round a loop in fixed registers.
+/// Something that goes round a loop, or through a block, in fixed registers.
 pub trait Carried {
     /// The registers and the age of groups in flight, to compare.
     fn identity(&self, b: &Builder) -> Vec<u64>;
+}
+
+impl<X: Carried, Y: Carried, Z: Carried> Carried for (X, Y, Z) {
+    fn identity(&self, b: &Builder) -> Vec<u64> {
+        [self.0.identity(b), self.1.identity(b), self.2.identity(b)].concat()
+    }
 }

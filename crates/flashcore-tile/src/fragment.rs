@@ -3,9 +3,16 @@
 //! Both use one layout: a warp holds 16 rows, a thread holds values of two of them, eight rows apart, in pairs of
 //! neighbouring columns. Code over accumulators (softmax, masks, epilogue) therefore serves both.
 
+use flashcore_ptx::{
+    inst::Operand,
+    op::{Mod, Op, shape},
+    types::ScalarType,
+};
+
 use crate::{
     builder::Builder,
     control::Carried,
+    memory::Shared,
     scalar::Half,
     scope::Scope,
     value::{B32, F32, Reg},
@@ -85,6 +92,29 @@ impl Acc {
 impl Carried for Acc {
     fn identity(&self, _: &Builder) -> Vec<u64> {
         self.regs.iter().map(|reg| u64::from(reg.id().index)).collect()
+    }
+}
+
+impl Carried for Fragment {
+    fn identity(&self, _: &Builder) -> Vec<u64> {
+        self.regs.iter().map(|reg| u64::from(reg.id().index)).collect()
+    }
+}
+
+impl Builder {
+    /// Writes four 8×8 matrices of 16-bit values; lane `l` gives the address of row `l % 8` of matrix `l / 8`.
+    #[track_caller]
+    pub fn stmatrix(&mut self, to: Shared, values: [Reg<B32>; 4]) {
+        self.require("stmatrix", Scope::Warp);
+        let mods = [
+            Mod::Sync,
+            Mod::Aligned,
+            Mod::Shape(shape(8, 8, 0)),
+            Mod::X4,
+            Mod::Shared,
+            Mod::Type(ScalarType::B16),
+        ];
+        self.emit(Op::Stmatrix, &mods, [to.operand(), Operand::regs(values.map(Reg::id))]);
     }
 }
 

@@ -1,0 +1,99 @@
+//! The epilogue: a warp's 16 rows of the output go to shared memory and from there by tensor copy to global memory.
+
+use flashcore_tile::{Acc, Builder, Cmp, F32, Global, Reg, Shared, U32, Val};
+
+use super::{consumer::Consumer, schedule::Tile};
+use crate::shared::softmax::Rows;
+
+/// Pairs of 8-column matrices that one stmatrix writes, per slab.
+const PAIRS_PER_SLAB: u32 = 4;
+
+/// Where this warp gathers its rows.
+pub(super) struct Epilogue {
+    /// The warp's own staging tile.
+    staging: Shared,
+    /// This lane's address for each pair of matrices in the first slab.
+    lanes: Vec<Reg<U32>>,
+    leader: flashcore_tile::Pred,
+}
+
+impl Epilogue {
+    pub(super) fn new(b: &mut Builder, consumer: &Consumer<'_>) -> Self {
+        let tile = consumer.layout.staging;
+        let warps = b.shl(consumer.group, 2);
+        let warp = b.add(warps, consumer.warp);
+        let bytes = b.mul(warp, tile.bytes());
+        let start = tile.at(b).plus(b, bytes);
+        let start = start.address(b);
+        let row = b.and(consumer.lane, 15);
+        let right = b.shr(consumer.lane, 4);
+        let lanes = (0..PAIRS_PER_SLAB).map(|pair| {
+            let chunk = b.add(right, 2 * pair);
+            tile.chunk(b, start, row, chunk)
+        });
+        Self { lanes: lanes.collect(), staging: start.into(), leader: consumer.leader }
+    }
+
+    /// Writes the rows of one tile: output by tensor copy, LSE by plain stores.
+    pub(super) fn write(&self, b: &mut Builder, consumer: &Consumer<'_>, tile: &Tile, output: &Acc, lse: Rows<F32>) {
+        self.write_lse(b, consumer, tile, lse);
+        self.wait_for_staging(b);
+        self.gather(b, consumer, output);
+        b.fence_async();
+        b.sync_warp();
+        let row = consumer.warp_row(b, tile);
+        let slabs = consumer.layout.staging;
+        b.predicated(self.leader, |b| {
+            for slab in 0..slabs.slabs() {
+                let col = Val::Const(slab * slabs.slab_cols());
+                let from = self.staging.at(slab * slabs.slab_bytes());
+                b.tma_store(consumer.args.out, from, [col, row.into(), tile.head.into(), tile.batch.into()]);
+            }
+            b.tma_commit();
+        });
+    }
+
+    /// Waits until every store has been written; at the end of the kernel.
+    pub(super) fn drain(&self, b: &mut Builder) {
+        b.predicated(self.leader, Builder::tma_wait);
+    }
+
+    /// The copy of the previous tile must have read the staging tile.
+    fn wait_for_staging(&self, b: &mut Builder) {
+        b.predicated(self.leader, Builder::tma_wait_read);
+        b.sync_warp();
+    }
+
+    fn gather(&self, b: &mut Builder, consumer: &Consumer<'_>, output: &Acc) {
+        let staging = consumer.layout.staging;
+        for (pair, values) in output.regs().chunks_exact(8).enumerate() {
+            let packed =
+                std::array::from_fn(|i| b.pack(consumer.cfg.half, values[2 * i], values[2 * i + 1]));
+            let (slab, pair) = (pair as u32 / PAIRS_PER_SLAB, pair as u32 % PAIRS_PER_SLAB);
+            let to = Shared::from(self.lanes[pair as usize]).at(slab * staging.slab_bytes());
+            b.stmatrix(to, packed);
+        }
+    }
+
+    /// One lane of each quad writes the LSE of its two rows, where rows exist and somebody wants them.
+    fn write_lse(&self, b: &mut Builder, consumer: &Consumer<'_>, tile: &Tile, lse: Rows<F32>) {
+        let args = consumer.args;
+        let row = consumer.thread_row(b, tile);
+        let head = b.mad(tile.batch, args.heads, tile.head);
+        let first = b.mul_wide(head, args.seq_q);
+        let row64 = b.widen(row);
+        let index = b.add(first, row64);
+        let bytes = b.mul(index, 4);
+        let to = Global::from(b.add(args.lse, bytes));
+        let quad = b.and(consumer.lane, 3);
+        let speaks = b.test(Cmp::Eq, quad, 0);
+        let wanted = b.test(Cmp::Ne, args.lse, 0);
+        let speaks = b.both(speaks, wanted);
+        for (below, value) in [0u32, 8].into_iter().zip(lse) {
+            let at = b.add(row, below);
+            let exists = b.test(Cmp::Lt, at, args.seq_q);
+            let writes = b.both(speaks, exists);
+            b.predicated(writes, |b| b.store_global::<F32>(to.at(4 * below as i32), &[value.into()]));
+        }
+    }
+}

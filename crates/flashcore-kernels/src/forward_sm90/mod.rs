@@ -1,0 +1,208 @@
+//! Attention forward for Hopper (sm_90a): TMA, wgmma, warp specialisation, a persistent tile schedule.
+//!
+//! One producer thread keeps the tensor-copy engine busy; each consumer warpgroup owns 64 query rows of a tile. A
+//! consumer issues the next tile's QKᵀ together with this tile's PV and does its softmax while the tensor cores work;
+//! the first QKᵀ of the next tile is issued behind the last PV of this one, so that the epilogue is covered too.
+//!
+//! The kernel takes whole (uniform) sequences of equal length, no mask or a causal one; `plan` sends the rest to
+//! `forward_sm80`.
+
+mod consumer;
+mod epilogue;
+mod producer;
+mod schedule;
+
+use flashcore_core::Problem;
+use flashcore_ptx::{
+    ident::Ident,
+    launch::{TensorElement, TensorMapSpec, Workspace},
+    layout::Swizzle,
+    target::Target,
+};
+use flashcore_tile::{
+    BuildError, Builder, Cmp, Extent, F32, Half, Params, Pipeline, Program, Reg, RegisterBudget, Roles, SmemTile,
+    TensorMap, U32, U64,
+};
+
+use crate::slots;
+pub use schedule::Order;
+
+/// Rows that one consumer warpgroup owns.
+pub(crate) const ROWS_PER_GROUP: u32 = 64;
+/// Q tiles in flight: the next tile's Q arrives while this one is worked on.
+const Q_STAGES: u32 = 2;
+/// Warps of a warpgroup; each releases a stage for itself.
+const WARPS_PER_GROUP: u32 = 4;
+/// Rows of the output that one warp writes.
+const ROWS_PER_WARP: u32 = 16;
+
+/// Everything that decides the text of the kernel.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Config {
+    /// Element type.
+    pub half: Half,
+    /// Features of queries, keys and values.
+    pub dim: u32,
+    /// Whether a query sees only keys up to its own position.
+    pub causal: bool,
+    /// Consumer warpgroups; the tile has 64 rows for each.
+    pub consumers: u32,
+    /// Keys of a tile.
+    pub tile_n: u32,
+    /// K and V tiles in flight.
+    pub stages: u32,
+    /// Registers of producer and consumers.
+    pub budget: RegisterBudget,
+    /// In which order CTAs take tiles.
+    pub order: Order,
+}
+
+impl Config {
+    /// Query rows of a tile.
+    pub const fn tile_m(&self) -> u32 {
+        self.consumers * ROWS_PER_GROUP
+    }
+
+    /// The kernel's name.
+    pub fn name(&self) -> Ident {
+        let half = if self.half == Half::F16 { "f16" } else { "bf16" };
+        let mask = if self.causal { "causal" } else { "full" };
+        let order = self.order.name();
+        let (d, m, n, s) = (self.dim, self.tile_m(), self.tile_n, self.stages);
+        Ident::new(format!("fc_forward_sm90_{half}_d{d}_{mask}_m{m}n{n}s{s}_{order}")).expect("made of legal parts")
+    }
+
+    const fn roles(&self) -> Roles {
+        Roles { consumers: self.consumers, budget: Some(self.budget) }
+    }
+}
+
+/// What the host passes, as registers.
+#[derive(Debug)]
+pub(crate) struct Arguments {
+    q: TensorMap,
+    k: TensorMap,
+    v: TensorMap,
+    out: TensorMap,
+    lse: Reg<U64>,
+    tile_counter: Reg<U64>,
+    seq_q: Reg<U32>,
+    seq_kv: Reg<U32>,
+    heads: Reg<U32>,
+    group: Reg<U32>,
+    row_tiles: Reg<U32>,
+    tiles: Reg<U32>,
+    section: Reg<U32>,
+    scale_log2: Reg<F32>,
+}
+
+impl Arguments {
+    fn declare(b: &mut Builder, params: &mut Params<Problem>, cfg: Config) -> Self {
+        let (tile_m, tile_n) = (cfg.tile_m(), cfg.tile_n);
+        Self {
+            q: params.tensor_map(b, "q", move |p| map(p, p.q(), slots::Q, tile_m)),
+            k: params.tensor_map(b, "k", move |p| map(p, p.k(), slots::K, tile_n)),
+            v: params.tensor_map(b, "v", move |p| map(p, p.v(), slots::V, tile_n)),
+            out: params.tensor_map(b, "out", |p| map(p, p.out(), slots::OUT, ROWS_PER_WARP)),
+            lse: params.buffer(b, "lse", slots::LSE),
+            tile_counter: params.buffer(b, "tile_counter", slots::TILE_COUNTER),
+            seq_q: params.u32(b, "seq_q", |p| p.seq_q() as u32),
+            seq_kv: params.u32(b, "seq_kv", |p| p.seq_kv() as u32),
+            heads: params.u32(b, "heads", |p| p.heads_q() as u32),
+            group: params.u32(b, "group", |p| p.group() as u32),
+            row_tiles: params.u32(b, "row_tiles", move |p| row_tiles(p, tile_m)),
+            tiles: params.u32(b, "tiles", move |p| tiles(p, tile_m)),
+            section: params.u32(b, "section", move |p| schedule::section(p, cfg)),
+            scale_log2: params.f32(b, "scale_log2", |p| p.scale() * std::f32::consts::LOG2_E),
+        }
+    }
+}
+
+/// What lives in shared memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Layout {
+    q: Pipeline,
+    k: Pipeline,
+    v: Pipeline,
+    /// Where each warp gathers its rows of the output.
+    staging: SmemTile,
+    /// Which tile each Q stage belongs to.
+    tile_info: u32,
+}
+
+impl Layout {
+    fn new(b: &mut Builder, cfg: Config) -> Self {
+        let warps = cfg.consumers * WARPS_PER_GROUP;
+        let q = b.smem_tile(cfg.tile_m(), cfg.dim, Swizzle::B128, Q_STAGES);
+        let k = b.smem_tile(cfg.tile_n, cfg.dim, Swizzle::B128, cfg.stages);
+        let v = b.smem_tile(cfg.tile_n, cfg.dim, Swizzle::B128, cfg.stages);
+        let staging = b.smem_tile(ROWS_PER_WARP, cfg.dim, Swizzle::B128, warps);
+        Self {
+            q: Pipeline::new(b, q, Q_STAGES, warps),
+            k: Pipeline::new(b, k, cfg.stages, warps),
+            v: Pipeline::new(b, v, cfg.stages, warps),
+            staging,
+            tile_info: b.shared(Q_STAGES * schedule::INFO_BYTES, 16),
+        }
+    }
+
+    /// Initialises the barriers and makes them known to the CTA.
+    fn init(&self, b: &mut Builder) {
+        let thread = b.thread();
+        let first = b.test(Cmp::Eq, thread, 0);
+        b.if_(first, |b| {
+            [self.q, self.k, self.v].iter().for_each(|pipeline| pipeline.init(b));
+            b.fence_mbarrier_init();
+        });
+        b.sync_cta();
+    }
+}
+
+/// Builds the kernel.
+pub fn forward_sm90(cfg: Config) -> Result<Program<Problem>, BuildError> {
+    let (name, roles) = (cfg.name(), cfg.roles());
+    let mut b = Builder::new(Target::Sm90a, &name, roles.threads(), 1);
+    let mut params = Params::default();
+    let args = Arguments::declare(&mut b, &mut params, cfg);
+    let layout = Layout::new(&mut b, cfg);
+    layout.init(&mut b);
+    b.specialise(
+        roles,
+        |b| producer::run(b, cfg, &args, &layout),
+        |b, group| consumer::run(b, cfg, &args, &layout, group),
+    );
+    b.finish(&name, params)
+}
+
+/// The launch that computes `problem` on a GPU of `sms` multiprocessors.
+pub fn extent(cfg: Config, problem: &Problem, sms: u32) -> Extent {
+    let ctas = tiles(problem, cfg.tile_m()).min(sms);
+    let counter = Workspace { slot: slots::TILE_COUNTER, bytes: 4, zeroed: true };
+    Extent { grid: [ctas, 1, 1], workspace: vec![counter], dependent: false }
+}
+
+fn row_tiles(problem: &Problem, tile_m: u32) -> u32 {
+    (problem.seq_q() as u32).div_ceil(tile_m)
+}
+
+fn tiles(problem: &Problem, tile_m: u32) -> u32 {
+    row_tiles(problem, tile_m) * (problem.heads_q() * problem.batch()) as u32
+}
+
+/// A tensor map over one of the problem's tensors, moving slabs of `rows` rows.
+fn map(problem: &Problem, layout: &flashcore_core::Layout, slot: flashcore_ptx::launch::Slot, rows: u32) -> TensorMapSpec {
+    let dims = layout.dims();
+    let [batch, head, seq, _] = layout.strides();
+    let element = match problem.dtype() {
+        flashcore_core::DType::F16 => TensorElement::F16,
+        _ => TensorElement::BF16,
+    };
+    TensorMapSpec {
+        slot,
+        element,
+        dims: [dims.dim, dims.seq, dims.heads, dims.batch].map(|n| n as u64).to_vec(),
+        strides: [seq, head, batch].map(|s| s as u64 * u64::from(element.bytes())).to_vec(),
+        box_dims: vec![64, rows, 1, 1],
+        swizzle: Swizzle::B128,
+    }
+}

@@ -1,0 +1,108 @@
+//! The producer: one thread that walks the tiles and issues every tensor copy.
+
+use flashcore_tile::{Builder, Cmp, Pipeline, Reg, Scope, TensorMap, U32, Val};
+
+use super::{
+    Arguments, Config, Layout,
+    schedule::{INFO_BYTES, Order, Tile},
+};
+
+/// Copies Q, K and V of every tile of this CTA, in the order in which consumers take them.
+pub(super) fn run(b: &mut Builder, cfg: Config, args: &Arguments, layout: &Layout) {
+    let thread = b.thread();
+    let first = b.test(Cmp::Eq, thread, 0);
+    b.if_(first, |b| {
+        let index = b.cta();
+        let index = b.var(index);
+        let done = b.var(0);
+        let kv = b.var(0);
+        b.while_(
+            |b| {
+                let stage = layout.q.stage(b, done);
+                stage.wait_empty(b);
+                b.test(Cmp::Lt, index, args.tiles)
+            },
+            |b| {
+                let tile = Tile::numbered(b, cfg, args, index);
+                load_q(b, cfg, args, layout, done, &tile);
+                let taken = take(b, cfg, args);
+                load_kv(b, cfg, args, layout, kv, &tile);
+                b.add_to(done, 1);
+                next(b, cfg, args, index, taken);
+            },
+        );
+        let stage = layout.q.stage(b, done);
+        let info = info(b, layout, done);
+        Tile::post_end(b, info);
+        stage.publish(b);
+    });
+}
+
+/// Where the tile of Q tile number `count` is posted.
+pub(super) fn info(b: &mut Builder, layout: &Layout, count: Reg<U32>) -> flashcore_tile::Shared {
+    let slot = b.and(count, super::Q_STAGES - 1);
+    let bytes = b.mul(slot, INFO_BYTES);
+    b.shared_at(layout.tile_info).plus(b, bytes)
+}
+
+fn load_q(b: &mut Builder, cfg: Config, args: &Arguments, layout: &Layout, done: Reg<U32>, tile: &Tile) {
+    let stage = layout.q.stage(b, done);
+    let info = info(b, layout, done);
+    tile.post(b, info);
+    stage.expect_tile(b);
+    let row = b.mul(tile.row, cfg.tile_m());
+    let to = stage.at(b);
+    b.tma_load(args.q, layout.q.tile(), to, [Val::Const(0), row.into(), tile.head.into(), tile.batch.into()], stage.full());
+}
+
+/// Copies K and V from the last key tile to the first: K runs one ahead, because consumers issue QKᵀ of the next key
+/// tile before PV of this one.
+fn load_kv(b: &mut Builder, cfg: Config, args: &Arguments, layout: &Layout, count: Reg<U32>, tile: &Tile) {
+    let blocks = tile.key_tiles(b, cfg, args);
+    let head = b.div(tile.head, args.group);
+    let load = |b: &mut Builder, pipeline: &Pipeline, map: TensorMap, count: Reg<U32>, block: Reg<U32>| {
+        let stage = pipeline.stage(b, count);
+        stage.wait_empty(b);
+        stage.expect_tile(b);
+        let row = b.mul(block, cfg.tile_n);
+        let to = stage.at(b);
+        let at = [Val::Const(0), row.into(), head.into(), tile.batch.into()];
+        b.tma_load(map, pipeline.tile(), to, at, stage.full());
+    };
+    let block = b.sub(blocks, 1);
+    let block = b.var_in(Scope::Lane, block);
+    load(b, &layout.k, args.k, count, block);
+    b.while_(
+        |b| b.test(Cmp::Ne, block, 0),
+        |b| {
+            let ahead = b.add(count, 1);
+            let below = b.sub(block, 1);
+            load(b, &layout.k, args.k, ahead, below);
+            load(b, &layout.v, args.v, count, block);
+            b.set(block, below);
+            b.set(count, ahead);
+        },
+    );
+    load(b, &layout.v, args.v, count, block);
+    b.add_to(count, 1);
+}
+
+/// Takes a ticket for the next tile early, so that the answer is there when it is needed.
+fn take(b: &mut Builder, cfg: Config, args: &Arguments) -> Option<Reg<U32>> {
+    (cfg.order == Order::Atomic).then(|| b.atomic_add(args.tile_counter, 1))
+}
+
+/// Moves on to the next tile.
+fn next(b: &mut Builder, _: Config, args: &Arguments, index: Reg<U32>, taken: Option<Reg<U32>>) {
+    let ctas = b.ctas();
+    let Some(ticket) = taken else {
+        b.add_to(index, ctas);
+        return;
+    };
+    // One ticket is drawn per tile; whoever draws the last leaves the counter as it was found.
+    let last = b.sub(args.tiles, 1);
+    let is_last = b.test(Cmp::Eq, ticket, last);
+    b.predicated(is_last, |b| b.store_global::<U32>(args.tile_counter, &[Val::Const(0)]));
+    let following = b.add(ticket, ctas);
+    b.set(index, following);
+}

@@ -1,0 +1,3 @@
+//! Ideas that kernels share.
+
+pub mod softmax;

@@ -1,0 +1,22 @@
+//! Which buffer each slot of a launch names; whoever executes a launch binds them.
+
+use flashcore_ptx::launch::Slot;
+
+/// Queries, in the problem's layout and element type.
+pub const Q: Slot = Slot(0);
+/// Keys.
+pub const K: Slot = Slot(1);
+/// Values.
+pub const V: Slot = Slot(2);
+/// The result.
+pub const OUT: Slot = Slot(3);
+/// f32 log-sum-exp per row, dense batch × heads × sequence; null (address 0) where nobody wants it.
+pub const LSE: Slot = Slot(4);
+/// f32 sinks, one per query head.
+pub const SINKS: Slot = Slot(5);
+/// u32 used lengths (one per batch entry) or offsets (one more than sequences) of the queries.
+pub const LENGTHS_Q: Slot = Slot(6);
+/// u32 used lengths or offsets of keys and values.
+pub const LENGTHS_KV: Slot = Slot(7);
+/// A u32 that persistent kernels count tiles with: zero before and after every launch.
+pub const TILE_COUNTER: Slot = Slot(8);
