@@ -107,7 +107,7 @@ fn extremes() -> Vec<Case> {
     let case = |name: &str, inputs, mask| Case {
         inputs,
         mask,
-        ..Case::new(Tag::Extremes, name, [1, 2, 2, 96, 200], 64)
+        ..Case::new(Tag::Extremes, name, [1, 2, 2, 66, 135], 64)
     };
     let scaled = |name: &str, scale| Case { scale: Some(scale), ..case(name, Inputs::Normal, Mask::NONE) };
     vec![
@@ -148,7 +148,7 @@ fn layouts() -> Vec<Case> {
     let case = |name: &str, placement, dim, mask| Case {
         placement,
         mask,
-        ..Case::new(Tag::Layouts, format!("layout {name}"), [2, 4, 2, 70, 130], dim)
+        ..Case::new(Tag::Layouts, format!("layout {name}"), [2, 2, 1, 40, 130], dim)
     };
     vec![
         case("interleaved", Placement::Interleaved, 64, Mask::CAUSAL),
@@ -162,9 +162,9 @@ fn layouts() -> Vec<Case> {
         case("expanded batch", Placement::ExpandedBatch, 64, Mask::NONE),
         case("expanded sequence", Placement::ExpandedSequence, 64, Mask::NONE),
         Case {
-            lengths: Lengths::ragged(vec![0, 30, 70], vec![0, 99, 130]),
-            q: Dims::new(1, 4, 70, 64),
-            k: Dims::new(1, 2, 130, 64),
+            lengths: Lengths::ragged(vec![0, 25, 40], vec![0, 99, 130]),
+            q: Dims::new(1, 2, 40, 64),
+            k: Dims::new(1, 1, 130, 64),
             ..case("ragged interleaved", Placement::Interleaved, 64, Mask::CAUSAL)
         },
     ]
