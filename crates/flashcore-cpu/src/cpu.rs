@@ -1,21 +1,21 @@
-//! The backend: threads, SIMD level, and the way from a call to its rows.
+//! The backend: threads, SIMD level, working memory, and the way from an erased call to a typed one.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use flashcore_core::{Backend, BackendError, Data, DataMut, Element, HostCall, Problem, Ran};
-use rayon::{ThreadPool, ThreadPoolBuilder, prelude::*};
+use flashcore_core::{Backend, BackendError, Data, DataMut, HostCall, Ran};
+use rayon::{ThreadPool, ThreadPoolBuilder};
 
-use crate::{
-    SimdLevel,
-    out::SharedOut,
-    rowwise::{KeyValues, Logit, Row},
-};
+use crate::{SimdLevel, forward::forward, level::Runner, plan::Work, scratch::Scratch};
 
 /// Attention on the CPU.
+///
+/// Clones share threads and working memory.
 #[derive(Clone, Debug)]
 pub struct Cpu {
     pool: Option<Arc<ThreadPool>>,
-    level: SimdLevel,
+    runner: Runner,
+    /// Working memory of calls that are not running; a call takes one and puts it back.
+    idle: Arc<Mutex<Vec<Scratch>>>,
 }
 
 impl Default for Cpu {
@@ -27,7 +27,7 @@ impl Default for Cpu {
 impl Cpu {
     /// Runs in rayon's current pool: all cores, unless the program says otherwise.
     pub fn new() -> Self {
-        Self { pool: None, level: SimdLevel::detect() }
+        Self { pool: None, runner: Runner::detect(), idle: Arc::default() }
     }
 
     /// Runs on `threads` threads of its own.
@@ -44,16 +44,50 @@ impl Cpu {
 
     /// Uses the instructions of `level`, or an error if this machine lacks them.
     pub fn with_simd(self, level: SimdLevel) -> Result<Self, BackendError> {
-        if !level.is_available() {
-            let reason = format!("this machine has no {level}; use SimdLevel::detect()");
-            return Err(BackendError::Unavailable { backend: "cpu", reason });
-        }
-        Ok(Self { level, ..self })
+        let reason = || format!("this machine has no {level}; use SimdLevel::detect()");
+        let missing = || BackendError::Unavailable { backend: "cpu", reason: reason() };
+        Ok(Self { runner: Runner::new(level).ok_or_else(missing)?, ..self })
     }
 
     /// The instructions in use.
     pub fn simd(&self) -> SimdLevel {
-        self.level
+        self.runner.level()
+    }
+
+    /// Computes `call` in the caller's working memory; returns the kernel's name.
+    ///
+    /// Nothing is allocated when `scratch` has seen a call of this size.
+    pub fn run_with(
+        &self,
+        call: &mut HostCall<'_>,
+        scratch: &mut Scratch,
+    ) -> Result<&'static str, BackendError> {
+        match &self.pool {
+            Some(pool) => pool.install(|| self.run_here(call, scratch)),
+            None => self.run_here(call, scratch),
+        }
+    }
+
+    fn run_here(&self, call: &mut HostCall<'_>, scratch: &mut Scratch) -> Result<&'static str, BackendError> {
+        let (problem, inputs) = (call.problem(), call.inputs());
+        let (out, lse) = call.outputs();
+        let work = match (inputs, out) {
+            ([Data::F32(q), Data::F32(k), Data::F32(v)], DataMut::F32(out)) => {
+                forward(problem, self.runner, [q, k, v], (out, lse), scratch)
+            }
+            ([Data::F16(q), Data::F16(k), Data::F16(v)], DataMut::F16(out)) => {
+                forward(problem, self.runner, [q, k, v], (out, lse), scratch)
+            }
+            ([Data::BF16(q), Data::BF16(k), Data::BF16(v)], DataMut::BF16(out)) => {
+                forward(problem, self.runner, [q, k, v], (out, lse), scratch)
+            }
+            _ => {
+                let (what, instead) =
+                    (format!("{} tensors", problem.dtype()), "convert them to f32".to_owned());
+                return Err(BackendError::Unsupported { backend: "cpu", what, instead });
+            }
+        };
+        Ok(self.runner.level().kernel(work == Work::Decode))
     }
 }
 
@@ -63,55 +97,10 @@ impl Backend for Cpu {
     }
 
     fn forward(&self, call: &mut HostCall<'_>) -> Result<Ran, BackendError> {
-        let problem = call.problem();
-        let inputs = call.inputs();
-        let (out, lse) = call.outputs();
-        let run = || match (inputs, out) {
-            ([Data::F32(q), Data::F32(k), Data::F32(v)], DataMut::F32(out)) => rows(problem, [q, k, v], out, lse),
-            ([Data::F16(q), Data::F16(k), Data::F16(v)], DataMut::F16(out)) => rows(problem, [q, k, v], out, lse),
-            ([Data::BF16(q), Data::BF16(k), Data::BF16(v)], DataMut::BF16(out)) => {
-                rows(problem, [q, k, v], out, lse)
-            }
-            _ => Err(BackendError::Unsupported {
-                backend: "cpu",
-                what: format!("{} tensors", problem.dtype()),
-                instead: "convert them to f32".to_owned(),
-            }),
-        };
-        match &self.pool {
-            Some(pool) => pool.install(run),
-            None => run(),
-        }?;
-        Ok(Ran { kernel: format!("rowwise-{}", self.level) })
+        let idle = || self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut scratch = idle().pop().unwrap_or_default();
+        let kernel = self.run_with(call, &mut scratch)?;
+        idle().push(scratch);
+        Ok(Ran { kernel: kernel.to_owned() })
     }
-}
-
-fn rows<T: Element>(
-    problem: &Problem,
-    [q, k, v]: [&[T]; 3],
-    out: &mut [T],
-    lse: Option<&mut [f32]>,
-) -> Result<(), BackendError> {
-    let out = SharedOut::new(out, *problem.out(), lse);
-    let logit = Logit { scale: problem.scale(), softcap: problem.softcap() };
-    let heads = problem.heads_q();
-    (0..problem.sequences() * heads).into_par_iter().for_each(|unit| {
-        let (n, head) = (unit / heads, unit % heads);
-        let s = problem.sequence(n);
-        let kv =
-            KeyValues::new([k, v], [problem.k(), problem.v()], s.batch, head / problem.group(), s.kv_start);
-        let unused = if problem.batch() == problem.sequences() { problem.seq_q() - s.q_start } else { s.q_len };
-        for i in 0..unused.max(s.q_len) {
-            let sink = problem.sinks().filter(|_| i < s.q_len).map(|sinks| sinks[head]);
-            let mut row = Row::new(problem.dim_v(), sink);
-            if i < s.q_len {
-                let start = problem.q().row(s.batch, head, s.q_start + i);
-                let keys = problem.mask().keys(i, s.q_len, s.kv_len);
-                row.attend(&q[start..start + problem.dim_qk()], &kv, keys, logit);
-            }
-            // SAFETY: every (sequence, head, row) is visited once, by one thread.
-            unsafe { out.write([s.batch, head, s.q_start + i], row.lse(), |to| row.store(to)) };
-        }
-    });
-    Ok(())
 }

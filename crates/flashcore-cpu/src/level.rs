@@ -2,32 +2,130 @@
 
 use std::fmt;
 
+use crate::simd::{Kernel, Simd, portable};
+#[cfg(target_arch = "x86_64")]
+use crate::simd::{avx2, avx512};
+
 /// A set of vector instructions.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum SimdLevel {
     /// Whatever the compiler makes of plain Rust.
     Portable,
+    /// AVX2 with FMA and F16C.
+    Avx2,
+    /// AVX-512 F, BW, DQ and VL.
+    Avx512,
 }
 
 impl SimdLevel {
     /// Every level, slowest first.
-    pub const ALL: [Self; 1] = [Self::Portable];
+    pub const ALL: [Self; 3] = [Self::Portable, Self::Avx2, Self::Avx512];
 
     /// The fastest level this machine has.
     pub fn detect() -> Self {
-        Self::Portable
+        Self::ALL.into_iter().rev().find(|l| l.is_available()).unwrap_or(Self::Portable)
     }
 
     /// Whether this machine has the instructions.
     pub fn is_available(self) -> bool {
-        true
+        match self {
+            Self::Portable => true,
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => avx2::is_available(),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => avx512::is_available(),
+            #[cfg(not(target_arch = "x86_64"))]
+            _ => false,
+        }
     }
 
     /// The name used in kernel names and reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Portable => "portable",
+            Self::Avx2 => "avx2",
+            Self::Avx512 => "avx512",
+        }
+    }
+
+    /// The name of the kernel for many or for few rows.
+    pub(crate) const fn kernel(self, decode: bool) -> &'static str {
+        match (self, decode) {
+            (Self::Portable, false) => "prefill-portable",
+            (Self::Portable, true) => "decode-portable",
+            (Self::Avx2, false) => "prefill-avx2",
+            (Self::Avx2, true) => "decode-avx2",
+            (Self::Avx512, false) => "prefill-avx512",
+            (Self::Avx512, true) => "decode-avx512",
+        }
+    }
+
+    /// Lanes of a vector and rows of a full tile.
+    pub(crate) fn shape(self) -> Shape {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => Shape::of::<avx2::Avx2>(),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => Shape::of::<avx512::Avx512>(),
+            _ => Shape::of::<portable::Portable>(),
+        }
+    }
+}
+
+/// Sizes that an instruction set gives its kernels.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shape {
+    /// Elements of a vector.
+    pub(crate) lanes: usize,
+    /// Rows of a full tile.
+    pub(crate) tile_rows: usize,
+}
+
+impl Shape {
+    const fn of<S: Simd>() -> Self {
+        Self { lanes: S::LANES, tile_rows: S::TILE_ROWS }
+    }
+
+    /// Rows of the smallest tile that holds `rows` rows, at most a full tile.
+    pub(crate) fn tile_for(self, rows: usize) -> usize {
+        rows.next_multiple_of(self.lanes).min(self.tile_rows)
+    }
+}
+
+/// A level that this machine is known to have.
+///
+/// **Invariant:** made by [`Runner::new`] only, so that running a kernel is safe.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Runner(SimdLevel);
+
+impl Runner {
+    /// `None` where the machine lacks the instructions.
+    pub(crate) fn new(level: SimdLevel) -> Option<Self> {
+        level.is_available().then_some(Self(level))
+    }
+
+    /// The fastest level this machine has.
+    pub(crate) fn detect() -> Self {
+        Self(SimdLevel::detect())
+    }
+
+    /// The level.
+    pub(crate) fn level(self) -> SimdLevel {
+        self.0
+    }
+
+    /// Runs `kernel` with the level's instructions.
+    #[inline]
+    pub(crate) fn run<K: Kernel>(self, kernel: K) -> K::Output {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: `new` saw the instructions.
+            SimdLevel::Avx2 => unsafe { avx2::run(kernel) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: `new` saw the instructions.
+            SimdLevel::Avx512 => unsafe { avx512::run(kernel) },
+            _ => portable::run(kernel),
         }
     }
 }

@@ -1,12 +1,21 @@
 //! Attention on the CPU: online softmax over key blocks, SIMD chosen at run time, all cores.
 //!
 //! [`Cpu`] implements [`flashcore_core::Backend`]. The bits of a row depend on its own query, its keys and the SIMD
-//! level alone: not on the number of threads, the batch or the heads.
+//! level alone: not on the number of threads, nor on its place in the batch.
+//!
+//! The path of a call: `cpu` (threads, memory) → `forward` (typed call, units on threads) → `plan` (which units) →
+//! `prefill` or `decode` (one unit) → `simd` (kernels, generic over the instruction set).
 
 mod cpu;
+mod decode;
+mod forward;
 mod level;
-mod out;
-mod rowwise;
+mod output;
+mod plan;
+mod prefill;
+mod scratch;
+mod simd;
 
 pub use cpu::Cpu;
 pub use level::SimdLevel;
+pub use scratch::Scratch;

@@ -1,0 +1,158 @@
+//! A few rows: stream keys and values once. Called by `forward`; calls the row kernel.
+
+use std::ops::Range;
+
+use flashcore_core::{Layout, Sequence};
+
+use crate::{
+    forward::{Call, Seen},
+    plan::{BLOCK, Unit, visible},
+    scratch::{Worker, padded, take},
+    simd::{Lane, convert::Widen, rows::RowBlock, tile::NO_MAX},
+};
+
+/// Memory of a unit's rows.
+struct State<'a> {
+    q: &'a mut [f32],
+    scores: &'a mut [f32],
+    max: &'a mut [f32],
+    sum: &'a mut [f32],
+    out: &'a mut [f32],
+    /// A block of keys and values, where features must be padded.
+    k: &'a mut [f32],
+    v: &'a mut [f32],
+}
+
+/// Computes a unit; rows that a hidden NaN may have reached are computed again, alone.
+pub(crate) fn run<T: Lane>(call: &Call<'_, T>, unit: &mut Unit, worker: &mut Worker) {
+    worker.redo.clear();
+    let s = call.problem.sequence(unit.sequence);
+    pass(call, unit, &s, worker);
+    while let Some(row) = worker.redo.pop() {
+        let keys = visible(call.problem, &s, &(row..row + 1));
+        let keys = keys.start.max(unit.keys.start)..keys.end.min(unit.keys.end);
+        let partial = unit.partial.map(|first| first + row - unit.rows.start);
+        let mut alone = Unit { rows: row..row + 1, keys, partial, ..unit.clone() };
+        let pending = std::mem::take(&mut worker.redo);
+        pass(call, &mut alone, &s, worker);
+        worker.redo = pending;
+    }
+}
+
+/// Features padded to whole vectors.
+fn dims<T>(call: &Call<'_, T>) -> [usize; 2] {
+    [call.problem.dim_qk(), call.problem.dim_v()].map(|d| d.next_multiple_of(call.shape.lanes))
+}
+
+/// Whether K and V can be read where they are.
+fn reads_in_place<T>(call: &Call<'_, T>) -> bool {
+    dims(call) == [call.problem.dim_qk(), call.problem.dim_v()]
+}
+
+fn pass<T: Lane>(call: &Call<'_, T>, unit: &mut Unit, s: &Sequence, worker: &mut Worker) {
+    let Worker { buffer, redo, visible } = worker;
+    let rows = unit.rows.len();
+    let [dim_qk, dim_v] = dims(call);
+    let blocks = if reads_in_place(call) { 0 } else { BLOCK };
+    let sizes = [rows * dim_qk, rows * BLOCK, rows, rows, rows * dim_v, blocks * dim_qk, blocks * dim_v];
+    let mut rest = buffer.get(sizes.into_iter().map(padded).sum());
+    let [q, scores, max, sum, out, k, v] = sizes.map(|len| take(&mut rest, len));
+    let mut state = State { q, scores, max, sum, out, k, v };
+    state.load(call, unit, s);
+    let mut start = unit.keys.start;
+    while start < unit.keys.end {
+        let end = unit.keys.end.min((start / BLOCK + 1) * BLOCK);
+        state.block(call, unit, s, start..end, visible);
+        start = end;
+    }
+    state.finish(call, unit, s, redo);
+}
+
+impl State<'_> {
+    fn load<T: Lane>(&mut self, call: &Call<'_, T>, unit: &Unit, s: &Sequence) {
+        let (layout, group, dim) = (call.problem.q(), call.problem.group(), call.problem.dim_qk());
+        self.out.fill(0.0);
+        self.q.fill(0.0);
+        self.max.fill(NO_MAX);
+        self.sum.fill(0.0);
+        for (n, r) in unit.rows.clone().enumerate() {
+            let at = layout.row(s.batch, unit.kv_head * group + r % group, s.q_start + r / group);
+            let to = &mut self.q[n * dims(call)[0]..][..dim];
+            call.runner.run(Widen { from: &call.q[at..at + dim], to: &mut *to });
+            to.iter_mut().for_each(|x| *x *= call.logits.query);
+        }
+    }
+
+    fn block<T: Lane>(
+        &mut self,
+        call: &Call<'_, T>,
+        unit: &Unit,
+        s: &Sequence,
+        keys: Range<usize>,
+        visible: &mut Vec<[usize; 2]>,
+    ) {
+        visible.clear();
+        let relative = |key: usize| key.clamp(keys.start, keys.end) - keys.start;
+        visible.extend(unit.rows.clone().map(|row| {
+            let seen = call.problem.mask().keys(row / call.problem.group(), s.q_len, s.kv_len);
+            [relative(seen.start), relative(seen.end)]
+        }));
+        let at = |layout: &Layout| layout.row(s.batch, unit.kv_head, s.kv_start + keys.start);
+        let (k, v) = (call.problem.k(), call.problem.v());
+        if reads_in_place(call) {
+            let k = (&call.k[at(k)..], k.strides()[2]);
+            return self.attend(call, keys.len(), k, (&call.v[at(v)..], v.strides()[2]), visible);
+        }
+        let [dim_qk, dim_v] = dims(call);
+        let (mut padded_k, mut padded_v) = (std::mem::take(&mut self.k), std::mem::take(&mut self.v));
+        pad(call, &call.k[at(k)..], k, dim_qk, keys.len(), padded_k);
+        pad(call, &call.v[at(v)..], v, dim_v, keys.len(), padded_v);
+        self.attend(call, keys.len(), (&*padded_k, dim_qk), (&*padded_v, dim_v), visible);
+        std::mem::swap(&mut self.k, &mut padded_k);
+        std::mem::swap(&mut self.v, &mut padded_v);
+    }
+
+    fn attend<T: Lane, U: Lane>(
+        &mut self,
+        call: &Call<'_, T>,
+        keys: usize,
+        k: (&[U], usize),
+        v: (&[U], usize),
+        visible: &[[usize; 2]],
+    ) {
+        call.runner.run(RowBlock {
+            rows: visible.len(),
+            dims: dims(call),
+            keys,
+            q: self.q,
+            k,
+            v,
+            logits: call.logits,
+            visible,
+            scores: self.scores,
+            max: self.max,
+            sum: self.sum,
+            out: self.out,
+        });
+    }
+
+    fn finish<T: Lane>(&self, call: &Call<'_, T>, unit: &mut Unit, s: &Sequence, redo: &mut Vec<usize>) {
+        let uniform = unit.rows.len() == 1 || call.problem.mask().is_none();
+        for (n, r) in unit.rows.clone().enumerate() {
+            let sums = &self.out[n * dims(call)[1]..][..call.problem.dim_v()];
+            call.finish(unit, s, r, sums, Seen { max: self.max[n], sum: self.sum[n] });
+            if !uniform && !sums.iter().all(|x| x.is_finite()) {
+                redo.push(r);
+            }
+        }
+    }
+}
+
+/// Widens rows to f32 with zeros up to `dim` features.
+fn pad<T: Lane>(call: &Call<'_, T>, from: &[T], layout: &Layout, dim: usize, rows: usize, to: &mut [f32]) {
+    let (used, stride) = (layout.dims().dim, layout.strides()[2]);
+    for (n, to) in to.chunks_exact_mut(dim).take(rows).enumerate() {
+        call.runner.run(Widen { from: &from[n * stride..][..used], to: &mut to[..used] });
+        to[used..].fill(0.0);
+    }
+}

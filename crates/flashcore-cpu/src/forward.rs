@@ -1,0 +1,160 @@
+//! From a call to its units, on all threads. Called by `cpu`; calls `plan`, `prefill`, `decode`.
+
+use std::sync::{Mutex, PoisonError};
+
+use flashcore_core::{Problem, Sequence};
+use rayon::prelude::*;
+
+use crate::{
+    decode,
+    level::{Runner, Shape},
+    output::{Output, partial_len},
+    plan::{Merge, Plan, Unit, Work},
+    prefill,
+    scratch::{Scratch, Worker},
+    simd::{
+        Lane,
+        convert::Narrow,
+        tile::{Logits, NO_MAX},
+    },
+};
+
+/// (row, key) pairs times features below which waking other threads costs more than it saves.
+const SERIAL_WORK: u64 = 1 << 17;
+
+/// A call with its element type known: what units need.
+pub(crate) struct Call<'a, T> {
+    pub(crate) problem: &'a Problem,
+    pub(crate) runner: Runner,
+    pub(crate) shape: Shape,
+    pub(crate) q: &'a [T],
+    pub(crate) k: &'a [T],
+    pub(crate) v: &'a [T],
+    pub(crate) logits: Logits,
+    pub(crate) output: Output<'a, T>,
+}
+
+/// What a row has seen: the largest score and the sum of `2^(factor·(score − max))`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Seen {
+    pub(crate) max: f32,
+    pub(crate) sum: f32,
+}
+
+/// A row's LSE and the factor that turns its sums into averages; zero where it saw nothing.
+struct Norm {
+    lse: f32,
+    factor: f32,
+}
+
+impl Norm {
+    fn new(seen: Seen, factor: f32, sink: Option<f32>) -> Self {
+        let (max, sum) = (f64::from(seen.max) * f64::from(factor), f64::from(seen.sum));
+        let sink = sink.map_or(f64::NEG_INFINITY, |s| f64::from(s) * std::f64::consts::LOG2_E);
+        if sum == 0.0 {
+            return Self { lse: (sink * std::f64::consts::LN_2) as f32, factor: 0.0 };
+        }
+        let top = max.max(sink);
+        let total = sum * (max - top).exp2() + (sink - top).exp2();
+        let lse = (top + total.log2()) * std::f64::consts::LN_2;
+        Self { lse: lse as f32, factor: ((max - top).exp2() / total) as f32 }
+    }
+}
+
+/// Runs a whole problem.
+pub(crate) fn forward<T: Lane>(
+    problem: &Problem,
+    runner: Runner,
+    [q, k, v]: [&[T]; 3],
+    (out, lse): (&mut [T], Option<&mut [f32]>),
+    scratch: &mut Scratch,
+) -> Work {
+    let threads = rayon::current_num_threads();
+    let shape = runner.level().shape();
+    let Scratch { workers, plan, partials } = scratch;
+    plan.build(problem, shape, threads);
+    let partials = partials.get(plan.partial_rows * partial_len(problem));
+    let output = Output::new(problem, out, lse, partials);
+    let logits = Logits::new(problem.scale(), problem.softcap());
+    let call = Call { problem, runner, shape, q, k, v, logits, output };
+    let work = if plan.has_prefill() { Work::Prefill } else { Work::Decode };
+    let Plan { units, merges, .. } = plan;
+    let cost = units.iter().map(Unit::cost).sum::<u64>() * (problem.dim_qk() + problem.dim_v()) as u64;
+    let threads = if cost < SERIAL_WORK { 1 } else { threads.min(units.len()).max(1) };
+    if workers.len() < threads {
+        workers.resize_with(threads, Worker::default);
+    }
+    let workers = &mut workers[..threads];
+    drain(units, workers, |unit, worker| call.run(unit, worker));
+    drain(merges, workers, |merge, worker| call.merge(merge, worker));
+    work
+}
+
+/// Hands every item to one worker, in order.
+fn drain<I: Send>(items: &mut [I], workers: &mut [Worker], run: impl Fn(&mut I, &mut Worker) + Sync) {
+    let queue = Mutex::new(items.iter_mut());
+    let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let work = |worker: &mut Worker| {
+        while let Some(item) = next() {
+            run(item, worker);
+        }
+    };
+    match workers {
+        [worker] => work(worker),
+        _ => workers.par_iter_mut().with_max_len(1).for_each(work),
+    }
+}
+
+impl<T: Lane> Call<'_, T> {
+    fn run(&self, unit: &mut Unit, worker: &mut Worker) {
+        match unit.work {
+            Work::Prefill => prefill::run(self, unit, worker),
+            Work::Decode => decode::run(self, unit, worker),
+            Work::Clear => self.clear(unit),
+        }
+    }
+
+    fn clear(&self, unit: &mut Unit) {
+        let s = self.problem.sequence(unit.sequence);
+        for row in unit.rows.clone() {
+            self.output.row(unit, &s, row, f32::NEG_INFINITY).fill(T::from_f32(0.0));
+        }
+    }
+
+    fn sink(&self, unit: &Unit, row: usize) -> Option<f32> {
+        let group = self.problem.group();
+        self.problem.sinks().map(|sinks| sinks[unit.kv_head * group + row % group])
+    }
+
+    /// Writes a finished row, or its part; `sums` are not divided yet.
+    pub(crate) fn finish(&self, unit: &mut Unit, s: &Sequence, row: usize, sums: &[f32], seen: Seen) {
+        if let Some(first) = unit.partial {
+            let to = self.output.partial(unit, first, row);
+            let (values, state) = to.split_at_mut(sums.len());
+            values.copy_from_slice(sums);
+            state.copy_from_slice(&[seen.max, seen.sum]);
+            return;
+        }
+        let norm = Norm::new(seen, self.logits.factor, self.sink(unit, row));
+        let to = self.output.row(unit, s, row, norm.lse);
+        self.runner.run(Narrow { from: sums, factor: norm.factor, to });
+    }
+
+    /// Puts the parts of rows together, in order.
+    fn merge(&self, merge: &mut Merge, worker: &mut Worker) {
+        let s = self.problem.sequence(merge.unit.sequence);
+        let dim = self.problem.dim_v();
+        let sums = worker.buffer.get(dim);
+        for row in merge.unit.rows.clone() {
+            let max = self.output.parts(merge, row).fold(NO_MAX, |max, part| max.max(part[dim]));
+            let mut sum = 0.0;
+            sums.fill(0.0);
+            for part in self.output.parts(merge, row) {
+                let weight = (self.logits.factor * (part[dim] - max)).exp2();
+                sum += weight * part[dim + 1];
+                sums.iter_mut().zip(part).for_each(|(to, x)| *to += weight * x);
+            }
+            self.finish(&mut merge.unit, &s, row, sums, Seen { max, sum });
+        }
+    }
+}

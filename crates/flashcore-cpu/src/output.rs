@@ -1,0 +1,91 @@
+//! Where rows go: the caller's tensors or partial results, written from many threads.
+
+use std::marker::PhantomData;
+
+use flashcore_core::{Problem, Sequence};
+
+use crate::plan::{Merge, Unit};
+
+/// Memory that threads share, each writing ranges of its own.
+struct Shared<'a, T> {
+    at: *mut T,
+    len: usize,
+    memory: PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: it stands for an exclusive borrow of a slice, parts of which are lent to one thread at a time.
+unsafe impl<T: Send> Sync for Shared<'_, T> {}
+// SAFETY: as above.
+unsafe impl<T: Send> Send for Shared<'_, T> {}
+
+impl<'a, T> Shared<'a, T> {
+    fn new(slice: &'a mut [T]) -> Self {
+        Self { at: slice.as_mut_ptr(), len: slice.len(), memory: PhantomData }
+    }
+
+    /// # Safety
+    /// No other range that is still in use may overlap this one.
+    #[allow(clippy::mut_from_ref, reason = "ranges in use are disjoint by contract")]
+    unsafe fn range(&self, start: usize, len: usize) -> &mut [T] {
+        assert!(start <= self.len && len <= self.len - start, "a range of the slice");
+        // SAFETY: within the slice; exclusive by the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.at.add(start), len) }
+    }
+}
+
+/// The result of a call.
+///
+/// **Invariant:** the units of a plan never share an output row, and parts never share a partial row, so that holding a
+/// unit exclusively (`&mut Unit`) is holding its rows exclusively.
+pub(crate) struct Output<'a, T> {
+    problem: &'a Problem,
+    out: Shared<'a, T>,
+    lse: Option<Shared<'a, f32>>,
+    partials: Shared<'a, f32>,
+}
+
+/// Floats of a partial row: the sums, the maximum, the sum of weights.
+pub(crate) fn partial_len(problem: &Problem) -> usize {
+    problem.dim_v() + 2
+}
+
+impl<'a, T> Output<'a, T> {
+    pub(crate) fn new(
+        problem: &'a Problem,
+        out: &'a mut [T],
+        lse: Option<&'a mut [f32]>,
+        partials: &'a mut [f32],
+    ) -> Self {
+        Self { problem, out: Shared::new(out), lse: lse.map(Shared::new), partials: Shared::new(partials) }
+    }
+
+    /// The output row of `row`, after writing its LSE.
+    pub(crate) fn row<'u>(&'u self, unit: &'u mut Unit, s: &Sequence, row: usize, lse: f32) -> &'u mut [T] {
+        assert!(unit.rows.contains(&row), "a row of the unit");
+        let group = self.problem.group();
+        let (head, seq) = (unit.kv_head * group + row % group, s.q_start + row / group);
+        if let Some(all) = &self.lse {
+            // SAFETY: only the holder of the unit writes its rows.
+            unsafe { all.range(self.problem.lse_index(s.batch, head, seq), 1)[0] = lse };
+        }
+        let out = self.problem.out();
+        // SAFETY: only the holder of the unit writes its rows, and output rows do not overlap (`Spec::parse`).
+        unsafe { self.out.range(out.row(s.batch, head, seq), out.dims().dim) }
+    }
+
+    /// The partial row of `row`.
+    pub(crate) fn partial<'u>(&'u self, unit: &'u mut Unit, first: usize, row: usize) -> &'u mut [f32] {
+        assert!(unit.rows.contains(&row), "a row of the unit");
+        let len = partial_len(self.problem);
+        // SAFETY: only the holder of the unit writes its part.
+        unsafe { self.partials.range((first + row - unit.rows.start) * len, len) }
+    }
+
+    /// Partial row `row` of every part, in order.
+    pub(crate) fn parts<'u>(&'u self, merge: &'u Merge, row: usize) -> impl Iterator<Item = &'u [f32]> {
+        let (len, rows) = (partial_len(self.problem), merge.unit.rows.len());
+        let at = merge.first + row - merge.unit.rows.start;
+        // SAFETY: units are done when merging begins, so that nobody writes partial rows any more.
+        (0..merge.parts).map(move |part| unsafe { &*self.partials.range((at + part * rows) * len, len) })
+    }
+}

@@ -1,0 +1,178 @@
+//! How a problem is cut into units of work. Called by `forward`; knows the problem but no memory.
+//!
+//! The rows of a key head are its (query, head) pairs, queries first: row `r` is query `r / group` of the group's head
+//! `r % group`. A row's bits depend on the cuts along its *keys* alone, and those depend on the queries and keys of its
+//! own sequence; cuts along rows may follow the number of threads.
+
+use std::ops::Range;
+
+use flashcore_core::{Problem, Sequence};
+
+use crate::level::Shape;
+
+/// Keys of a block: softmax maxima are updated once per block, blocks start at multiples of it.
+pub(crate) const BLOCK: usize = crate::simd::rows::BLOCK;
+
+/// Rows of a sequence up to which the decode kernel is faster than a tile that is mostly padding.
+const DECODE_ROWS: usize = 8;
+
+/// The same where the plan may not look at the number of heads.
+const DECODE_QUERIES: usize = 4;
+
+/// Fewest keys worth a partial result.
+const MIN_SPLIT: usize = 512;
+
+/// Most partial results of a row.
+const MAX_SPLITS: usize = 32;
+
+/// Queries times splits of one head stay below this, which bounds the memory of partial results.
+const SPLIT_QUERIES: usize = 512;
+
+/// Tiles that share one pass over keys and values.
+const CHUNK_TILES: usize = 4;
+
+/// What to do with a unit.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Work {
+    /// Many rows: tiles.
+    Prefill,
+    /// A few rows: stream the keys.
+    Decode,
+    /// Rows beyond the used queries: zeros.
+    Clear,
+}
+
+/// Rows of one key head, and the keys to fold into them.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Unit {
+    pub(crate) work: Work,
+    pub(crate) sequence: usize,
+    pub(crate) kv_head: usize,
+    /// Rows, counted within the sequence and key head.
+    pub(crate) rows: Range<usize>,
+    /// Keys, counted within the sequence.
+    pub(crate) keys: Range<usize>,
+    /// First row among the partial results, where the keys are only a part.
+    pub(crate) partial: Option<usize>,
+}
+
+impl Unit {
+    /// Something proportional to the time it takes.
+    pub(crate) fn cost(&self) -> u64 {
+        self.rows.len() as u64 * (self.keys.len() as u64 + 1)
+    }
+}
+
+/// Partial results to put together.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Merge {
+    /// The rows, without their keys.
+    pub(crate) unit: Unit,
+    /// First row of the first part.
+    pub(crate) first: usize,
+    /// Number of parts, one after another.
+    pub(crate) parts: usize,
+}
+
+/// Units of a problem; kept between calls so that planning allocates nothing.
+#[derive(Default, Debug)]
+pub(crate) struct Plan {
+    /// Units, the longest first.
+    pub(crate) units: Vec<Unit>,
+    /// What to merge when all units are done.
+    pub(crate) merges: Vec<Merge>,
+    /// Rows of partial results.
+    pub(crate) partial_rows: usize,
+}
+
+impl Plan {
+    /// Plans `problem` for `threads` threads.
+    pub(crate) fn build(&mut self, problem: &Problem, shape: Shape, threads: usize) {
+        self.units.clear();
+        self.merges.clear();
+        self.partial_rows = 0;
+        let chunk = chunk_rows(problem, shape, threads);
+        for n in 0..problem.sequences() {
+            self.push_sequence(problem, n, chunk);
+        }
+        self.units.sort_unstable_by_key(|u| std::cmp::Reverse(u.cost()));
+    }
+
+    /// Whether any unit is more than a few rows.
+    pub(crate) fn has_prefill(&self) -> bool {
+        self.units.iter().any(|u| u.work == Work::Prefill)
+    }
+
+    /// Bytes held.
+    pub(crate) fn bytes(&self) -> usize {
+        self.units.capacity() * size_of::<Unit>() + self.merges.capacity() * size_of::<Merge>()
+    }
+
+    fn push_sequence(&mut self, problem: &Problem, n: usize, chunk: usize) {
+        let (s, group) = (problem.sequence(n), problem.group());
+        let rows = s.q_len * group;
+        for kv_head in 0..problem.heads_kv() {
+            let unit = |work, rows, keys| Unit { work, sequence: n, kv_head, rows, keys, partial: None };
+            // In packed tensors the rows after a sequence belong to the next one.
+            if problem.sequences() == problem.batch()
+                && s.q_start + s.q_len < problem.seq_q()
+                && s.q_start == 0
+            {
+                self.units.push(unit(Work::Clear, rows..problem.seq_q() * group, 0..0));
+            }
+            let work = work(problem, s.q_len);
+            let height = if work == Work::Decode { rows } else { chunk };
+            for start in (0..rows).step_by(height.max(1)) {
+                let rows = start..rows.min(start + height);
+                let keys = visible(problem, &s, &rows);
+                self.push_split(unit(work, rows, keys), s.q_len);
+            }
+        }
+    }
+
+    /// Cuts the keys of a unit with few queries, so that few heads keep many cores busy.
+    fn push_split(&mut self, unit: Unit, queries: usize) {
+        let step = split_keys(&unit.keys, queries);
+        let first_key = unit.keys.start / BLOCK * BLOCK;
+        if unit.keys.end <= first_key + step {
+            return self.units.push(unit);
+        }
+        let first = self.partial_rows;
+        for start in (first_key..unit.keys.end).step_by(step) {
+            let keys = start.max(unit.keys.start)..unit.keys.end.min(start + step);
+            self.units.push(Unit { keys, partial: Some(self.partial_rows), ..unit.clone() });
+            self.partial_rows += unit.rows.len();
+        }
+        let parts = (self.partial_rows - first) / unit.rows.len();
+        self.merges.push(Merge { unit, first, parts });
+    }
+}
+
+fn work(problem: &Problem, queries: usize) -> Work {
+    let decode = if problem.batch_invariant() {
+        queries <= DECODE_QUERIES
+    } else {
+        queries * problem.group() <= DECODE_ROWS
+    };
+    if decode { Work::Decode } else { Work::Prefill }
+}
+
+/// All keys that some of the rows see; bands move with the query, so the first and the last row bound them.
+pub(crate) fn visible(problem: &Problem, s: &Sequence, rows: &Range<usize>) -> Range<usize> {
+    let keys = |row: usize| problem.mask().keys(row / problem.group(), s.q_len, s.kv_len);
+    let (start, end) = (keys(rows.start).start, keys(rows.end - 1).end);
+    start.min(end)..end
+}
+
+/// Keys of one part.
+fn split_keys(keys: &Range<usize>, queries: usize) -> usize {
+    let parts = (SPLIT_QUERIES / queries.max(1)).clamp(1, MAX_SPLITS);
+    keys.len().div_ceil(parts).max(MIN_SPLIT).max(32 * queries).next_multiple_of(BLOCK)
+}
+
+/// Rows per unit: many share a pass over keys and values, few give every thread something to do.
+fn chunk_rows(problem: &Problem, shape: Shape, threads: usize) -> usize {
+    let tiles = (problem.rows() / shape.tile_rows).max(1);
+    let chunk = (tiles / (threads * 4)).clamp(1, CHUNK_TILES);
+    chunk * shape.tile_rows
+}

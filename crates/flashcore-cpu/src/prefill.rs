@@ -1,0 +1,258 @@
+//! Many rows: tiles that share one pass over keys and values. Called by `forward`; calls the tile kernel.
+
+use std::ops::Range;
+
+use flashcore_core::{Layout, Sequence};
+
+use crate::{
+    forward::{Call, Seen},
+    plan::{BLOCK, Unit, visible},
+    scratch::{Worker, padded, take},
+    simd::{
+        Kernel, Lane, Simd,
+        convert::Widen,
+        tile::{NO_MAX, Rows, TileBlock, TileState},
+    },
+};
+
+/// A tile's memory.
+struct Tile<'a> {
+    /// Its rows among those of the key head.
+    rows: Range<usize>,
+    /// Rows with padding.
+    height: usize,
+    q: &'a mut [f32],
+    max: &'a mut [f32],
+    sum: &'a mut [f32],
+    out: &'a mut [f32],
+}
+
+/// Memory that the tiles of a unit share.
+struct Common<'a> {
+    scores: &'a mut [f32],
+    bounds: [&'a mut [f32]; 2],
+    k: &'a mut [f32],
+    v: &'a mut [f32],
+    row: &'a mut [f32],
+}
+
+/// Computes a unit; rows that a hidden NaN may have reached are computed again, alone.
+pub(crate) fn run<T: Lane>(call: &Call<'_, T>, unit: &mut Unit, worker: &mut Worker) {
+    worker.redo.clear();
+    let s = call.problem.sequence(unit.sequence);
+    pass(call, unit, &s, worker);
+    while let Some(row) = worker.redo.pop() {
+        let keys = visible(call.problem, &s, &(row..row + 1));
+        let keys = keys.start.max(unit.keys.start)..keys.end.min(unit.keys.end);
+        let partial = unit.partial.map(|first| first + row - unit.rows.start);
+        let mut alone = Unit { rows: row..row + 1, keys, partial, ..unit.clone() };
+        let pending = std::mem::take(&mut worker.redo);
+        pass(call, &mut alone, &s, worker);
+        worker.redo = pending;
+    }
+}
+
+/// Memory of one tile.
+fn tile_len(call: &Call<'_, impl Lane>) -> usize {
+    let [dim_qk, dim_v] = dims(call);
+    let height = call.shape.tile_rows;
+    padded(height * dim_qk) + padded(height * dim_v) + 2 * padded(height)
+}
+
+fn dims<T>(call: &Call<'_, T>) -> [usize; 2] {
+    [call.problem.dim_qk(), call.problem.dim_v()]
+}
+
+fn common_len<T: Lane>(call: &Call<'_, T>) -> usize {
+    let ([dim_qk, dim_v], height) = (dims(call), call.shape.tile_rows);
+    let blocks = if T::as_f32(&[]).is_some() { 0 } else { padded(BLOCK * dim_qk) + padded(BLOCK * dim_v) };
+    padded(BLOCK * height) + 2 * padded(height) + blocks + padded(dim_qk.max(dim_v))
+}
+
+impl<'a> Common<'a> {
+    fn take<T: Lane>(call: &Call<'_, T>, rest: &mut &'a mut [f32]) -> Self {
+        let ([dim_qk, dim_v], height) = (dims(call), call.shape.tile_rows);
+        let keys = if T::as_f32(&[]).is_some() { 0 } else { BLOCK };
+        Self {
+            scores: take(rest, BLOCK * height),
+            bounds: [take(rest, height), take(rest, height)],
+            k: take(rest, keys * dim_qk),
+            v: take(rest, keys * dim_v),
+            row: take(rest, dim_qk.max(dim_v)),
+        }
+    }
+}
+
+fn pass<T: Lane>(call: &Call<'_, T>, unit: &mut Unit, s: &Sequence, worker: &mut Worker) {
+    let full = call.shape.tile_rows;
+    let tiles = unit.rows.len().div_ceil(full);
+    let mut rest = worker.buffer.get(common_len(call) + tiles * tile_len(call));
+    let mut common = Common::take(call, &mut rest);
+    for memory in rest.chunks_mut(tile_len(call)).zip(0..tiles) {
+        let (memory, t) = memory;
+        Tile::new(call, unit, t, memory).load(call, unit, s, common.row);
+    }
+    let mut start = unit.keys.start;
+    while start < unit.keys.end {
+        let end = unit.keys.end.min((start / BLOCK + 1) * BLOCK);
+        block(call, unit, s, start..end, &mut common, rest);
+        start = end;
+    }
+    for (memory, t) in rest.chunks_mut(tile_len(call)).zip(0..tiles) {
+        Tile::new(call, unit, t, memory).finish(call, unit, s, common.row, &mut worker.redo);
+    }
+}
+
+/// Folds a block of keys into every tile that sees some of them.
+fn block<T: Lane>(
+    call: &Call<'_, T>,
+    unit: &Unit,
+    s: &Sequence,
+    keys: Range<usize>,
+    common: &mut Common<'_>,
+    tiles: &mut [f32],
+) {
+    let at = |layout: &Layout| layout.row(s.batch, unit.kv_head, s.kv_start + keys.start);
+    let k = rows_f32(call, call.k, call.problem.k(), at(call.problem.k()), keys.len(), common.k);
+    let v = rows_f32(call, call.v, call.problem.v(), at(call.problem.v()), keys.len(), common.v);
+    let [starts, ends] = &mut common.bounds;
+    for (t, memory) in tiles.chunks_mut(tile_len(call)).enumerate() {
+        if unit.rows.start + t * call.shape.tile_rows >= unit.rows.end {
+            break;
+        }
+        let tile = Tile::new(call, unit, t, memory);
+        let seen = visible(call.problem, s, &tile.rows);
+        let clip = keys.start.max(seen.start)..keys.end.min(seen.end);
+        if clip.is_empty() {
+            continue;
+        }
+        let skip = clip.start - keys.start;
+        let masked = tile.bounds(call, s, &clip, starts, ends);
+        call.runner.run(Attend(TileBlock {
+            rows: tile.height,
+            dims: dims(call),
+            keys: clip.len(),
+            q: tile.q,
+            k: Rows { data: &k.data[skip * k.stride..], ..k },
+            v: Rows { data: &v.data[skip * v.stride..], ..v },
+            logits: call.logits,
+            bounds: masked.then_some([starts, ends]),
+            scores: common.scores,
+            state: TileState { max: tile.max, sum: tile.sum, out: tile.out },
+        }));
+    }
+}
+
+/// `len` rows as f32: the caller's memory where it is f32 already.
+fn rows_f32<'a, T: Lane>(
+    call: &Call<'a, T>,
+    data: &'a [T],
+    layout: &Layout,
+    at: usize,
+    len: usize,
+    space: &'a mut [f32],
+) -> Rows<'a> {
+    let (dim, stride) = (layout.dims().dim, layout.strides()[2]);
+    if let Some(data) = T::as_f32(data) {
+        return Rows { data: &data[at..], stride };
+    }
+    for (n, to) in space.chunks_exact_mut(dim).take(len).enumerate() {
+        call.runner.run(Widen { from: &data[at + n * stride..][..dim], to });
+    }
+    Rows { data: space, stride: dim }
+}
+
+/// Runs the tile kernel of an instruction set.
+struct Attend<'a>(TileBlock<'a>);
+
+impl Kernel for Attend<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(mut self) {
+        // SAFETY: the caller's promise.
+        unsafe { S::tile(&mut self.0) }
+    }
+}
+
+impl<'a> Tile<'a> {
+    fn new<T: Lane>(call: &Call<'_, T>, unit: &Unit, t: usize, memory: &'a mut [f32]) -> Self {
+        let start = unit.rows.start + t * call.shape.tile_rows;
+        let rows = start..unit.rows.end.min(start + call.shape.tile_rows);
+        let height = call.shape.tile_for(rows.len());
+        let [dim_qk, dim_v] = dims(call);
+        let mut rest = memory;
+        Self {
+            rows,
+            height,
+            q: take(&mut rest, height * dim_qk),
+            max: take(&mut rest, height),
+            sum: take(&mut rest, height),
+            out: take(&mut rest, height * dim_v),
+        }
+    }
+
+    /// Fills in the queries and what the rows have seen so far.
+    fn load<T: Lane>(self, call: &Call<'_, T>, unit: &Unit, s: &Sequence, row: &mut [f32]) {
+        let (layout, group) = (call.problem.q(), call.problem.group());
+        let dim = call.problem.dim_qk();
+        self.q.fill(0.0);
+        self.out.fill(0.0);
+        self.max.fill(NO_MAX);
+        self.sum.fill(0.0);
+        for (lane, r) in self.rows.enumerate() {
+            let at = layout.row(s.batch, unit.kv_head * group + r % group, s.q_start + r / group);
+            call.runner.run(Widen { from: &call.q[at..at + dim], to: &mut row[..dim] });
+            for (to, x) in self.q.chunks_exact_mut(self.height).zip(&row[..dim]) {
+                to[lane] = x * call.logits.query;
+            }
+        }
+    }
+
+    /// Fills in the visible keys of each row relative to `keys`; false if every row sees all of them.
+    fn bounds<T: Lane>(
+        &self,
+        call: &Call<'_, T>,
+        s: &Sequence,
+        keys: &Range<usize>,
+        starts: &mut [f32],
+        ends: &mut [f32],
+    ) -> bool {
+        let visible = |row: usize| call.problem.mask().keys(row / call.problem.group(), s.q_len, s.kv_len);
+        // Both ends of the band move with the query: the last row starts last, the first row ends first.
+        if visible(self.rows.end - 1).start <= keys.start && visible(self.rows.start).end >= keys.end {
+            return false;
+        }
+        starts.fill(0.0);
+        ends.fill(keys.len() as f32);
+        for (lane, row) in self.rows.clone().enumerate() {
+            let seen = visible(row);
+            let relative = |key: usize| key.clamp(keys.start, keys.end) - keys.start;
+            (starts[lane], ends[lane]) = (relative(seen.start) as f32, relative(seen.end) as f32);
+        }
+        true
+    }
+
+    /// Writes the rows; those with NaN or infinity in a tile that hides keys go to `redo`.
+    fn finish<T: Lane>(
+        self,
+        call: &Call<'_, T>,
+        unit: &mut Unit,
+        s: &Sequence,
+        row: &mut [f32],
+        redo: &mut Vec<usize>,
+    ) {
+        let dim = call.problem.dim_v();
+        let sums = &mut row[..dim];
+        let uniform = self.rows.len() == 1 || call.problem.mask().is_none();
+        for (lane, r) in self.rows.enumerate() {
+            for (to, x) in sums.iter_mut().zip(self.out.chunks_exact(self.height)) {
+                *to = x[lane];
+            }
+            call.finish(unit, s, r, sums, Seen { max: self.max[lane], sum: self.sum[lane] });
+            if !uniform && !sums.iter().all(|x| x.is_finite()) {
+                redo.push(r);
+            }
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! AVX-512: 32 registers of 16 floats.
+
+use std::arch::x86_64::*;
+
+use half::{bf16, f16};
+
+use super::{
+    Kernel, Simd,
+    tile::{self, TileBlock},
+};
+
+/// AVX-512 F, BW, DQ and VL with FMA and F16C.
+#[derive(Clone, Copy)]
+pub(crate) struct Avx512;
+
+/// Whether this machine has the instructions.
+pub(crate) fn is_available() -> bool {
+    is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512dq")
+        && is_x86_feature_detected!("avx512vl")
+        && super::avx2::is_available()
+}
+
+/// Runs `kernel` with AVX-512.
+///
+/// # Safety
+/// [`is_available`] said yes.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+pub(crate) unsafe fn run<K: Kernel>(kernel: K) -> K::Output {
+    // SAFETY: this function has the features.
+    unsafe { kernel.run::<Avx512>() }
+}
+
+impl Simd for Avx512 {
+    type V = __m512;
+    const LANES: usize = 16;
+    const TILE_ROWS: usize = 32;
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn splat(x: f32) -> __m512 {
+        _mm512_set1_ps(x)
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn load(p: *const f32) -> __m512 {
+        // SAFETY: the caller's promise.
+        unsafe { _mm512_loadu_ps(p) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn load_f16(p: *const f16) -> __m512 {
+        // SAFETY: the caller's promise.
+        _mm512_cvtph_ps(unsafe { _mm256_loadu_si256(p.cast()) })
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn load_bf16(p: *const bf16) -> __m512 {
+        // SAFETY: the caller's promise.
+        let wide = _mm512_cvtepu16_epi32(unsafe { _mm256_loadu_si256(p.cast()) });
+        _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn store(p: *mut f32, x: __m512) {
+        // SAFETY: the caller's promise.
+        unsafe { _mm512_storeu_ps(p, x) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn store_f16(p: *mut f16, x: __m512) {
+        let half = _mm512_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(x);
+        // SAFETY: the caller's promise.
+        unsafe { _mm256_storeu_si256(p.cast(), half) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn store_bf16(p: *mut bf16, x: __m512) {
+        let bits = _mm512_castps_si512(x);
+        let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+        let rounded = _mm512_add_epi32(_mm512_add_epi32(bits, odd), _mm512_set1_epi32(0x7fff));
+        // Rounding could carry a NaN's payload away; a quiet bit keeps it one.
+        let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(x, x);
+        let quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x40_0000));
+        let high = _mm512_srli_epi32::<16>(_mm512_mask_mov_epi32(rounded, nan, quiet));
+        // SAFETY: the caller's promise.
+        unsafe { _mm256_storeu_si256(p.cast(), _mm512_cvtepi32_epi16(high)) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn add(a: __m512, b: __m512) -> __m512 {
+        _mm512_add_ps(a, b)
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn sub(a: __m512, b: __m512) -> __m512 {
+        _mm512_sub_ps(a, b)
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn mul(a: __m512, b: __m512) -> __m512 {
+        _mm512_mul_ps(a, b)
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn div(a: __m512, b: __m512) -> __m512 {
+        _mm512_div_ps(a, b)
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn fma(a: __m512, b: __m512, c: __m512) -> __m512 {
+        _mm512_fmadd_ps(a, b, c)
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn max(a: __m512, b: __m512) -> __m512 {
+        _mm512_max_ps(a, b)
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn min(a: __m512, b: __m512) -> __m512 {
+        _mm512_min_ps(a, b)
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn exponent(x: __m512) -> __m512 {
+        _mm512_castsi512_ps(_mm512_slli_epi32::<23>(_mm512_castps_si512(x)))
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn within(x: __m512, at: __m512, start: __m512, end: __m512) -> __m512 {
+        let after = _mm512_cmp_ps_mask::<_CMP_GE_OQ>(at, start);
+        let inside = _mm512_mask_cmp_ps_mask::<_CMP_LT_OQ>(after, at, end);
+        _mm512_mask_mov_ps(_mm512_set1_ps(f32::NEG_INFINITY), inside, x)
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn sum(x: __m512) -> f32 {
+        _mm512_reduce_add_ps(x)
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn largest(x: __m512) -> f32 {
+        _mm512_reduce_max_ps(x)
+    }
+
+    #[inline(always)]
+    unsafe fn tile(block: &mut TileBlock<'_>) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match block.rows / Self::LANES {
+                1 => tile::attend::<Self, 1, 8>(block),
+                _ => tile::attend::<Self, 2, 8>(block),
+            }
+        }
+    }
+}

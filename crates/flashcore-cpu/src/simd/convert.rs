@@ -1,0 +1,58 @@
+//! Kernels that move rows between the caller's tensors and the transposed, f32 tiles.
+
+use super::{Kernel, Lane, Simd};
+
+/// Widens one row to f32.
+pub(crate) struct Widen<'a, T> {
+    /// The row.
+    pub(crate) from: &'a [T],
+    /// As many elements.
+    pub(crate) to: &'a mut [f32],
+}
+
+impl<T: Lane> Kernel for Widen<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        assert_eq!(self.from.len(), self.to.len(), "rows of one length");
+        let whole = self.from.len() / S::LANES * S::LANES;
+        for d in (0..whole).step_by(S::LANES) {
+            // SAFETY: `d + LANES` is at most the length of both; the caller promises the instructions.
+            unsafe { S::store(self.to.as_mut_ptr().add(d), T::load::<S>(self.from.as_ptr().add(d))) };
+        }
+        for (to, from) in self.to[whole..].iter_mut().zip(&self.from[whole..]) {
+            *to = from.to_f32();
+        }
+    }
+}
+
+/// Rounds one row of f32, times a factor.
+pub(crate) struct Narrow<'a, T> {
+    /// The row.
+    pub(crate) from: &'a [f32],
+    /// Factor on every element.
+    pub(crate) factor: f32,
+    /// As many elements.
+    pub(crate) to: &'a mut [T],
+}
+
+impl<T: Lane> Kernel for Narrow<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        assert_eq!(self.from.len(), self.to.len(), "rows of one length");
+        let whole = self.from.len() / S::LANES * S::LANES;
+        for d in (0..whole).step_by(S::LANES) {
+            // SAFETY: `d + LANES` is at most the length of both; the caller promises the instructions.
+            unsafe {
+                let x = S::mul(S::load(self.from.as_ptr().add(d)), S::splat(self.factor));
+                T::store::<S>(self.to.as_mut_ptr().add(d), x);
+            }
+        }
+        for (to, from) in self.to[whole..].iter_mut().zip(&self.from[whole..]) {
+            *to = T::from_f32(from * self.factor);
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! Vector instructions behind one trait, and the kernels written against it.
+//!
+//! A kernel is a value that implements [`Kernel`]: its `run` is generic over [`Simd`], always inlined, and entered
+//! through [`crate::SimdLevel::run`], which picks the instruction set and gives the whole kernel its target features.
+//! A new instruction set is a new file with one `impl Simd` and one entry function.
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx2;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx512;
+pub(crate) mod convert;
+pub(crate) mod exp2;
+pub(crate) mod portable;
+pub(crate) mod rows;
+pub(crate) mod tile;
+
+use half::{bf16, f16};
+
+use tile::TileBlock;
+
+/// Vectors of f32.
+///
+/// # Safety
+/// Every function may only be called on a machine that has the instructions of `Self`, and pointers must be valid for
+/// [`Self::LANES`] elements (no alignment needed).
+pub(crate) trait Simd: Copy {
+    /// A vector.
+    type V: Copy;
+    /// Elements of a vector.
+    const LANES: usize;
+    /// Rows of a tile: a multiple of [`Self::LANES`].
+    const TILE_ROWS: usize;
+
+    unsafe fn splat(x: f32) -> Self::V;
+    unsafe fn load(p: *const f32) -> Self::V;
+    unsafe fn load_f16(p: *const f16) -> Self::V;
+    unsafe fn load_bf16(p: *const bf16) -> Self::V;
+    unsafe fn store(p: *mut f32, x: Self::V);
+    /// Rounds to nearest, ties to even.
+    unsafe fn store_f16(p: *mut f16, x: Self::V);
+    /// Rounds to nearest, ties to even.
+    unsafe fn store_bf16(p: *mut bf16, x: Self::V);
+    unsafe fn add(a: Self::V, b: Self::V) -> Self::V;
+    unsafe fn sub(a: Self::V, b: Self::V) -> Self::V;
+    unsafe fn mul(a: Self::V, b: Self::V) -> Self::V;
+    unsafe fn div(a: Self::V, b: Self::V) -> Self::V;
+    /// `a · b + c`, rounded once where the machine can.
+    unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    /// The larger of each pair; `b` where either is NaN.
+    unsafe fn max(a: Self::V, b: Self::V) -> Self::V;
+    /// The smaller of each pair; `b` where either is NaN.
+    unsafe fn min(a: Self::V, b: Self::V) -> Self::V;
+    /// The vector whose bits are those of `x` shifted left by 23: the low bits become an exponent.
+    unsafe fn exponent(x: Self::V) -> Self::V;
+    /// `x` where `start ≤ at < end`, −∞ elsewhere.
+    unsafe fn within(x: Self::V, at: Self::V, start: Self::V, end: Self::V) -> Self::V;
+    /// The sum of all elements, in an order of its own.
+    unsafe fn sum(x: Self::V) -> f32;
+    /// The largest element.
+    unsafe fn largest(x: Self::V) -> f32;
+
+    /// Folds a block of keys into a tile, with the register blocking that suits the instruction set.
+    unsafe fn tile(block: &mut TileBlock<'_>);
+}
+
+/// Something to run with the target features of an instruction set.
+pub(crate) trait Kernel {
+    /// What it returns.
+    type Output;
+
+    /// Runs it; implementations are `#[inline(always)]`.
+    ///
+    /// # Safety
+    /// The machine has the instructions of `S`.
+    unsafe fn run<S: Simd>(self) -> Self::Output;
+}
+
+/// An element type that vectors can load and store.
+pub(crate) trait Lane: flashcore_core::Element {
+    /// Loads and widens.
+    ///
+    /// # Safety
+    /// As for [`Simd::load`].
+    unsafe fn load<S: Simd>(p: *const Self) -> S::V;
+    /// Rounds and stores.
+    ///
+    /// # Safety
+    /// As for [`Simd::store`].
+    unsafe fn store<S: Simd>(p: *mut Self, x: S::V);
+    /// The slice itself where no widening is needed.
+    fn as_f32(_: &[Self]) -> Option<&[f32]> {
+        None
+    }
+}
+
+impl Lane for f32 {
+    fn as_f32(slice: &[Self]) -> Option<&[f32]> {
+        Some(slice)
+    }
+
+    #[inline(always)]
+    unsafe fn load<S: Simd>(p: *const Self) -> S::V {
+        // SAFETY: the caller's promise.
+        unsafe { S::load(p) }
+    }
+
+    #[inline(always)]
+    unsafe fn store<S: Simd>(p: *mut Self, x: S::V) {
+        // SAFETY: the caller's promise.
+        unsafe { S::store(p, x) }
+    }
+}
+
+impl Lane for f16 {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(p: *const Self) -> S::V {
+        // SAFETY: the caller's promise.
+        unsafe { S::load_f16(p) }
+    }
+
+    #[inline(always)]
+    unsafe fn store<S: Simd>(p: *mut Self, x: S::V) {
+        // SAFETY: the caller's promise.
+        unsafe { S::store_f16(p, x) }
+    }
+}
+
+impl Lane for bf16 {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(p: *const Self) -> S::V {
+        // SAFETY: the caller's promise.
+        unsafe { S::load_bf16(p) }
+    }
+
+    #[inline(always)]
+    unsafe fn store<S: Simd>(p: *mut Self, x: S::V) {
+        // SAFETY: the caller's promise.
+        unsafe { S::store_bf16(p, x) }
+    }
+}

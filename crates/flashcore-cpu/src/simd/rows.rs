@@ -1,0 +1,263 @@
+//! The decode kernel: folds a block of keys into a few query rows.
+//!
+//! Vectors run along the *features*, so that K and V stream through once, converted as they are loaded, whatever the
+//! number of rows that share them. Features must be a multiple of the lanes; the driver pads others.
+
+// Explicit indices, no closures: a closure would be compiled without the kernel's target features.
+#![allow(clippy::needless_range_loop)]
+
+use super::{
+    Kernel, Lane, Simd,
+    exp2::{Exp2, tanh},
+    tile::{Logits, NO_MAX},
+};
+
+/// Keys of a block, and the distance between rows of scores.
+pub(crate) const BLOCK: usize = 128;
+
+/// A few rows and the keys to fold into them.
+pub(crate) struct RowBlock<'a, T> {
+    /// Number of rows.
+    pub(crate) rows: usize,
+    /// Features of queries and keys, and of values.
+    pub(crate) dims: [usize; 2],
+    /// Number of keys, at most [`BLOCK`].
+    pub(crate) keys: usize,
+    /// Queries, `[row][feature]`.
+    pub(crate) q: &'a [f32],
+    /// Keys and values from the first key on, and the elements from one to the next.
+    pub(crate) k: (&'a [T], usize),
+    pub(crate) v: (&'a [T], usize),
+    /// From scores to logits.
+    pub(crate) logits: Logits,
+    /// Visible keys of each row, relative to the block.
+    pub(crate) visible: &'a [[usize; 2]],
+    /// Space for `[row][BLOCK]`.
+    pub(crate) scores: &'a mut [f32],
+    /// Largest score, sum of `2^(logit − max)`, and the sum of values, `[row][feature]`.
+    pub(crate) max: &'a mut [f32],
+    pub(crate) sum: &'a mut [f32],
+    pub(crate) out: &'a mut [f32],
+}
+
+impl<T: Lane> RowBlock<'_, T> {
+    fn check(&self, lanes: usize) {
+        let (rows, [dim_qk, dim_v]) = (self.rows, self.dims);
+        assert!(dim_qk.is_multiple_of(lanes) && dim_v.is_multiple_of(lanes), "features fill vectors");
+        assert!(self.keys > 0 && self.keys <= BLOCK, "a block holds 1 to {BLOCK} keys");
+        let holds = |(data, stride): (&[T], usize), dim| (self.keys - 1) * stride + dim <= data.len();
+        assert!(holds(self.k, dim_qk) && holds(self.v, dim_v), "keys and values lie in their slices");
+        assert!(self.q.len() >= rows * dim_qk && self.scores.len() >= rows * BLOCK, "row buffers fit");
+        assert!(self.max.len() >= rows && self.sum.len() >= rows && self.out.len() >= rows * dim_v);
+        assert!(self.visible[..rows].iter().all(|&[a, b]| a <= b && b <= self.keys), "visible keys are keys");
+    }
+}
+
+impl<T: Lane> Kernel for RowBlock<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(mut self) {
+        self.check(S::LANES);
+        // SAFETY: the caller's promise, and `check` saw that all buffers hold what the sizes say.
+        unsafe {
+            for row in (0..self.rows).step_by(2) {
+                if row + 1 < self.rows {
+                    scores::<S, T, 2>(&mut self, row);
+                } else {
+                    scores::<S, T, 1>(&mut self, row);
+                }
+            }
+            for row in 0..self.rows {
+                softmax::<S, T>(&mut self, row);
+            }
+            for row in (0..self.rows).step_by(2) {
+                if row + 1 < self.rows {
+                    values::<S, T, 2>(&mut self, row);
+                } else {
+                    values::<S, T, 1>(&mut self, row);
+                }
+            }
+        }
+    }
+}
+
+/// Dot products of `R` rows with every key.
+#[inline(always)]
+unsafe fn scores<S: Simd, T: Lane, const R: usize>(block: &mut RowBlock<'_, T>, row: usize) {
+    let whole = block.keys / 4 * 4;
+    // SAFETY: `RowBlock::check`.
+    unsafe {
+        for n in (0..whole).step_by(4) {
+            dots::<S, T, R, 4>(block, row, n);
+        }
+        for n in whole..block.keys {
+            dots::<S, T, R, 1>(block, row, n);
+        }
+    }
+}
+
+/// Dot products of `R` rows with `N` keys.
+#[inline(always)]
+unsafe fn dots<S: Simd, T: Lane, const R: usize, const N: usize>(
+    block: &mut RowBlock<'_, T>,
+    row: usize,
+    n: usize,
+) {
+    let dim = block.dims[0];
+    // SAFETY: `RowBlock::check`.
+    unsafe {
+        let (q, k) = (block.q.as_ptr().add(row * dim), block.k.0.as_ptr().add(n * block.k.1));
+        let mut acc = [[S::splat(0.0); R]; N];
+        for d in (0..dim).step_by(S::LANES) {
+            let mut rows = [S::splat(0.0); R];
+            for r in 0..R {
+                rows[r] = S::load(q.add(r * dim + d));
+            }
+            for j in 0..N {
+                let k = T::load::<S>(k.add(j * block.k.1 + d));
+                for r in 0..R {
+                    acc[j][r] = S::fma(rows[r], k, acc[j][r]);
+                }
+            }
+        }
+        for j in 0..N {
+            for r in 0..R {
+                block.scores[(row + r) * BLOCK + n + j] = S::sum(acc[j][r]);
+            }
+        }
+    }
+}
+
+/// Turns a row's scores into `2^(logit − max)`, zero where hidden, and updates what the row has seen.
+#[inline(always)]
+unsafe fn softmax<S: Simd, T: Lane>(block: &mut RowBlock<'_, T>, row: usize) {
+    let padded = block.keys.next_multiple_of(S::LANES);
+    let scores = &mut block.scores[row * BLOCK..][..padded];
+    let out = &mut block.out[row * block.dims[1]..][..block.dims[1]];
+    // SAFETY: the caller's promise; both slices are multiples of the lanes.
+    unsafe {
+        if let Some(softcap) = block.logits.softcap {
+            cap::<S>(scores, softcap);
+        }
+        let [start, end] = block.visible[row];
+        scores[..start].fill(f32::NEG_INFINITY);
+        scores[end..].fill(f32::NEG_INFINITY);
+        let top = largest::<S>(scores);
+        let old = block.max[row];
+        let max = if top > old { top } else { old };
+        let shrink = (block.logits.factor * (old - max)).exp2();
+        let sum = exponentiate::<S>(scores, block.logits.factor, max);
+        block.sum[row] = block.sum[row] * shrink + sum;
+        block.max[row] = max;
+        if shrink != 1.0 {
+            scale::<S>(out, shrink);
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn cap<S: Simd>(scores: &mut [f32], [inner, cap]: [f32; 2]) {
+    for chunk in scores.chunks_exact_mut(S::LANES) {
+        // SAFETY: `softmax` passes a multiple of the lanes.
+        unsafe {
+            let x = tanh::<S>(S::mul(S::load(chunk.as_ptr()), S::splat(inner)));
+            S::store(chunk.as_mut_ptr(), S::mul(x, S::splat(cap)));
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn largest<S: Simd>(scores: &[f32]) -> f32 {
+    // SAFETY: `softmax` passes a multiple of the lanes.
+    unsafe {
+        let mut top = S::splat(NO_MAX);
+        for chunk in scores.chunks_exact(S::LANES) {
+            top = S::max(S::load(chunk.as_ptr()), top);
+        }
+        S::largest(top)
+    }
+}
+
+/// Replaces scores by `2^(factor·(score − max))` and returns their sum.
+#[inline(always)]
+unsafe fn exponentiate<S: Simd>(scores: &mut [f32], factor: f32, max: f32) -> f32 {
+    // SAFETY: `softmax` passes a multiple of the lanes.
+    unsafe {
+        let (exp2, mut sum) = (Exp2::<S>::new(factor), S::splat(0.0));
+        for chunk in scores.chunks_exact_mut(S::LANES) {
+            let p = exp2.of(S::sub(S::load(chunk.as_ptr()), S::splat(max)));
+            S::store(chunk.as_mut_ptr(), p);
+            sum = S::add(sum, p);
+        }
+        S::sum(sum)
+    }
+}
+
+#[inline(always)]
+unsafe fn scale<S: Simd>(out: &mut [f32], factor: f32) {
+    for chunk in out.chunks_exact_mut(S::LANES) {
+        // SAFETY: `softmax` passes a multiple of the lanes.
+        unsafe { S::store(chunk.as_mut_ptr(), S::mul(S::load(chunk.as_ptr()), S::splat(factor))) };
+    }
+}
+
+/// Adds the weighted values to `R` rows.
+#[inline(always)]
+unsafe fn values<S: Simd, T: Lane, const R: usize>(block: &mut RowBlock<'_, T>, row: usize) {
+    let dim = block.dims[1];
+    let mut d = 0;
+    // SAFETY: `RowBlock::check`.
+    unsafe {
+        while d + 8 * S::LANES <= dim {
+            weigh::<S, T, R, 8>(block, row, d);
+            d += 8 * S::LANES;
+        }
+        while d + 4 * S::LANES <= dim {
+            weigh::<S, T, R, 4>(block, row, d);
+            d += 4 * S::LANES;
+        }
+        while d < dim {
+            weigh::<S, T, R, 1>(block, row, d);
+            d += S::LANES;
+        }
+    }
+}
+
+/// `C` vectors of features from feature `d` on, for `R` rows.
+#[inline(always)]
+unsafe fn weigh<S: Simd, T: Lane, const R: usize, const C: usize>(
+    block: &mut RowBlock<'_, T>,
+    row: usize,
+    d: usize,
+) {
+    // SAFETY: `RowBlock::check`.
+    unsafe {
+        let out = block.out.as_mut_ptr().add(row * block.dims[1] + d);
+        let p = block.scores.as_ptr().add(row * BLOCK);
+        let mut acc = [[S::splat(0.0); C]; R];
+        for r in 0..R {
+            for c in 0..C {
+                acc[r][c] = S::load(out.add(r * block.dims[1] + c * S::LANES));
+            }
+        }
+        for n in 0..block.keys {
+            let v = block.v.0.as_ptr().add(n * block.v.1 + d);
+            let mut columns = [S::splat(0.0); C];
+            for c in 0..C {
+                columns[c] = T::load::<S>(v.add(c * S::LANES));
+            }
+            for r in 0..R {
+                let p = S::splat(*p.add(r * BLOCK + n));
+                for c in 0..C {
+                    acc[r][c] = S::fma(p, columns[c], acc[r][c]);
+                }
+            }
+        }
+        for r in 0..R {
+            for c in 0..C {
+                S::store(out.add(r * block.dims[1] + c * S::LANES), acc[r][c]);
+            }
+        }
+    }
+}

@@ -1,0 +1,48 @@
+//! The conformance suite, the laws and random problems, with each SIMD level forced in turn.
+
+use flashcore_core::DType;
+use flashcore_cpu::{Cpu, SimdLevel};
+use flashcore_testkit::{
+    cases::{self, Cost},
+    check_case, properties, random,
+};
+
+/// Runs everything on `level`; says so where the machine lacks it.
+fn check(level: SimdLevel) {
+    let Ok(cpu) = Cpu::with_threads(2).unwrap().with_simd(level) else {
+        println!("this machine has no {level}: nothing checked");
+        return;
+    };
+    let mut failures = Vec::new();
+    for case in cases::up_to(Cost::Tiny) {
+        for &dtype in case.dtypes {
+            let report = check_case(&cpu, &case, dtype, 1);
+            failures.extend(report.outcome.is_failure().then(|| report.to_string()));
+        }
+    }
+    for n in 0..60 {
+        let case = random::case(7, n, random::Limits::SMALL);
+        let report = check_case(&cpu, &case, DType::ALL[n as usize % 3], n);
+        failures.extend(report.outcome.is_failure().then(|| report.to_string()));
+    }
+    for (law, dtype) in properties::ALL.iter().flat_map(|law| DType::ALL.map(|dtype| (law, dtype))) {
+        let outcome = law.check(&cpu, dtype, 1);
+        failures.extend(outcome.is_failure().then(|| format!("{} ({dtype}): {outcome}", law.name)));
+    }
+    assert!(failures.is_empty(), "{level}: {} failures\n{}", failures.len(), failures.join("\n"));
+}
+
+#[test]
+fn portable() {
+    check(SimdLevel::Portable);
+}
+
+#[test]
+fn avx2() {
+    check(SimdLevel::Avx2);
+}
+
+#[test]
+fn avx512() {
+    check(SimdLevel::Avx512);
+}
