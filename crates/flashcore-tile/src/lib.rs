@@ -11,6 +11,7 @@
 //! | matrix tile in registers | [`Acc`], [`Fragment`] | wrong fragment layouts |
 //! | matrix product in flight | [`Pending`] | touching registers the tensor cores own |
 //! | tile in shared memory | [`SmemTile`], [`MatrixOperand`] | box, swizzle and descriptor that disagree |
+//! | tile as a source of `ldmatrix` | [`MatrixRows`], [`MatrixView`] | swizzled addresses computed twice |
 //! | ring of tiles | [`Pipeline`] | wrong phases, stages and byte counts |
 //! | hardware barrier | [`NamedBarrier`], [`Mbarrier`] | ids and counts as bare numbers |
 //! | roles | [`Roles`] | register budgets that do not add up |
@@ -20,9 +21,11 @@
 mod barrier;
 mod builder;
 mod control;
+mod cp_async;
 mod error;
 mod fragment;
 mod memory;
+mod mma;
 mod pipeline;
 mod program;
 mod roles;
@@ -37,9 +40,11 @@ mod wgmma;
 pub use barrier::{Mbarrier, NamedBarrier};
 pub use builder::{Builder, shared_limit};
 pub use control::{Carried, Uniform};
+pub use cp_async::CopyWidth;
 pub use error::{BuildError, Fault, FaultKind};
 pub use fragment::{Acc, Fragment, ROWS_PER_THREAD};
 pub use memory::{Global, Shared};
+pub use mma::{MMA_K, MMA_M, MatrixOrder, MatrixRows, MatrixView, Quad};
 pub use pipeline::{Pipeline, Stage};
 pub use program::{Extent, Params, Program};
 pub use roles::{RegisterBudget, Roles, WARPGROUP};

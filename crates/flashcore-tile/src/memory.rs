@@ -3,6 +3,7 @@
 use flashcore_ptx::{
     inst::Operand,
     op::{Mod, Op},
+    types::ScalarType,
 };
 
 use crate::{
@@ -10,6 +11,8 @@ use crate::{
     scope::Scope,
     value::{Reg, Type, U32, U64, Val},
 };
+
+const B16: Mod = Mod::Type(ScalarType::B16);
 
 /// A place in global memory.
 #[derive(Clone, Copy, Debug)]
@@ -90,6 +93,21 @@ impl Builder {
     #[track_caller]
     pub fn store_global<T: Type>(&mut self, to: impl Into<Global>, values: &[Val<T>]) {
         self.store(Mod::Global, to.into().operand(), values);
+    }
+
+    /// Reads one 16-bit value from global memory, widened with zeros.
+    #[track_caller]
+    pub fn load_global_16(&mut self, from: impl Into<Global>) -> Reg<U32> {
+        let from = from.into();
+        let dst = self.fresh::<U32>(from.base.scope());
+        self.emit(Op::Ld, &[Mod::Global, B16], [dst.operand(), from.operand()]);
+        dst
+    }
+
+    /// Writes the low 16 bits of a value to global memory.
+    #[track_caller]
+    pub fn store_global_16(&mut self, to: impl Into<Global>, value: Reg<U32>) {
+        self.emit(Op::St, &[Mod::Global, B16], [to.into().operand(), value.operand()]);
     }
 
     /// Reads `N` neighbouring values from shared memory.

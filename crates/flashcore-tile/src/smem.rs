@@ -70,6 +70,19 @@ impl Builder {
         SmemTile { offset, ..tile }
     }
 
+    /// A tile in memory that was reserved before, from `offset` on; whoever used it must be done.
+    #[track_caller]
+    pub fn smem_tile_over(&mut self, offset: u32, rows: u32, cols: u32, swizzle: Swizzle) -> SmemTile {
+        let tile = SmemTile { offset, rows, cols, swizzle };
+        let (end, most) = (offset + tile.bytes(), self.shared_bytes);
+        if end > most || !offset.is_multiple_of(1024) {
+            self.fault(FaultKind::Tile(format!(
+                "a {rows}x{cols} tile over bytes {offset} to {end} must start at a multiple of 1024 and end by {most}"
+            )));
+        }
+        tile
+    }
+
     /// Reserves `count` mbarriers and returns the offset of the first.
     #[track_caller]
     pub fn mbarriers(&mut self, count: u32) -> u32 {

@@ -1,0 +1,140 @@
+//! Matrix products of one warp (`mma.sync`), and the way of their operands from shared memory (`ldmatrix`).
+//!
+//! A lane's address in a swizzled tile is split once: [`MatrixRows`] is the part that depends on the lane,
+//! [`MatrixView`] adds the copy of the tile and holds one register per 16 columns of a slab, so that every load of a
+//! loop body is one of a few registers plus a constant.
+
+use flashcore_ptx::{
+    inst::Operand,
+    op::{Mod, Op, shape},
+    types::ScalarType,
+};
+
+use crate::{
+    builder::Builder,
+    error::FaultKind,
+    fragment::Acc,
+    memory::Shared,
+    scalar::Half,
+    scope::Scope,
+    smem::SmemTile,
+    value::{B32, Reg, U32, Val},
+};
+
+/// Rows and columns that one load of four 8×8 matrices covers, and the depth of one product.
+pub const MMA_K: u32 = 16;
+/// Rows of one product.
+pub const MMA_M: u32 = 16;
+/// Bytes of a row of an 8×8 matrix.
+const CHUNK: u32 = 16;
+
+/// The four registers of one [`MatrixView::load`].
+pub type Quad = [Reg<B32>; 4];
+
+/// Which 8×8 matrix of a 16×16 block lands in which register.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum MatrixOrder {
+    /// Down the rows first: a left operand; with transposition, a right operand whose rows run along the depth.
+    RowsFirst,
+    /// Along the columns first: a right operand whose rows run across the depth.
+    ColumnsFirst,
+}
+
+/// Where one lane's rows lie in a tile, for `ldmatrix`.
+#[derive(Clone, Copy, Debug)]
+pub struct MatrixRows {
+    tile: SmemTile,
+    lane: Reg<U32>,
+}
+
+/// One copy of a tile, as a source of `ldmatrix`.
+#[derive(Clone, Debug)]
+pub struct MatrixView {
+    tile: SmemTile,
+    starts: Vec<Reg<U32>>,
+}
+
+impl SmemTile {
+    /// The tile as a source of `ldmatrix`.
+    #[track_caller]
+    pub fn matrix_rows(&self, b: &mut Builder, order: MatrixOrder) -> MatrixRows {
+        if self.slab_width() < 2 * CHUNK {
+            b.fault(FaultKind::Tile("ldmatrix over 16 columns needs a swizzled tile".to_owned()));
+        }
+        let lane = b.lane();
+        let (row, matrix_low, matrix_high) = (b.and(lane, 7), b.shr(lane, 3), b.shr(lane, 4));
+        let matrix_low = b.and(matrix_low, 1);
+        let (down, along) = match order {
+            MatrixOrder::RowsFirst => (matrix_low, matrix_high),
+            MatrixOrder::ColumnsFirst => (matrix_high, matrix_low),
+        };
+        let row = b.mad(down, 8, row);
+        let start = self.at(b).address(b);
+        MatrixRows { tile: *self, lane: self.chunk(b, start, row, along) }
+    }
+}
+
+impl MatrixRows {
+    /// The tile `skip` bytes further on: another copy, or another group of eight rows.
+    #[track_caller]
+    pub fn at(&self, b: &mut Builder, skip: impl Into<Val<U32>>) -> MatrixView {
+        let start = b.add(self.lane, skip);
+        // Swizzling flips bits of the chunk number, so that further chunks of a row are one XOR away.
+        let starts = (0..self.tile.slab_cols() / MMA_K).map(|step| match step {
+            0 => start,
+            step => b.xor(start, step * 2 * CHUNK),
+        });
+        MatrixView { tile: self.tile, starts: starts.collect() }
+    }
+}
+
+impl MatrixView {
+    /// The 16×16 block at `row`, `col`.
+    #[track_caller]
+    pub fn load(&self, b: &mut Builder, row: u32, col: u32) -> Quad {
+        self.ldmatrix(b, row, col, None)
+    }
+
+    /// The 16×16 block at `row`, `col`, each 8×8 matrix transposed.
+    #[track_caller]
+    pub fn load_transposed(&self, b: &mut Builder, row: u32, col: u32) -> Quad {
+        self.ldmatrix(b, row, col, Some(Mod::Trans))
+    }
+
+    #[track_caller]
+    fn ldmatrix(&self, b: &mut Builder, row: u32, col: u32, trans: Option<Mod>) -> Quad {
+        b.require("ldmatrix", Scope::Warp);
+        let (slab, step) = (col / self.tile.slab_cols(), col % self.tile.slab_cols() / MMA_K);
+        let offset = slab * self.tile.slab_bytes() + row * self.tile.slab_width();
+        let from = Shared { base: self.starts[step as usize], offset };
+        let dst: Quad = std::array::from_fn(|_| b.fresh(Scope::Lane));
+        let mods = [Mod::Sync, Mod::Aligned, Mod::Shape(shape(8, 8, 0)), Mod::X4];
+        let tail = [Mod::Shared, Mod::Type(ScalarType::B16)];
+        let mods: Vec<_> = mods.into_iter().chain(trans).chain(tail).collect();
+        b.emit(Op::Ldmatrix, &mods, [Operand::regs(dst.map(|r| r.id())), from.operand()]);
+        dst
+    }
+}
+
+impl Builder {
+    /// Adds a product to columns `8 * n .. 8 * n + 8` of `d`: `left` is 16×16, `right` 16×8.
+    #[track_caller]
+    pub fn mma(&mut self, half: Half, d: &Acc, n: usize, left: Quad, right: [Reg<B32>; 2]) {
+        self.require("mma.sync", Scope::Warp);
+        let ab = Mod::Type(half.ptx());
+        let cd = Mod::Type(ScalarType::F32);
+        let shape = Mod::Shape(shape(MMA_M as u16, 8, MMA_K as u16));
+        let mods = [Mod::Aligned, shape, Mod::RowMajor, Mod::ColMajor, cd, ab, ab, cd];
+        let sums = Operand::regs(d.regs()[4 * n..4 * n + 4].iter().map(|r| r.id()));
+        let [left, right] = [Operand::regs(left.map(|r| r.id())), Operand::regs(right.map(|r| r.id()))];
+        self.emit(Op::MmaSync, &mods, [sums.clone(), left, right, sums]);
+    }
+
+    /// Adds a product to columns `16 * n .. 16 * n + 16` of `d`: both operands are 16×16.
+    #[track_caller]
+    pub fn mma_pair(&mut self, half: Half, d: &Acc, n: usize, left: Quad, right: Quad) {
+        let [r0, r1, r2, r3] = right;
+        self.mma(half, d, 2 * n, left, [r0, r1]);
+        self.mma(half, d, 2 * n + 1, left, [r2, r3]);
+    }
+}
