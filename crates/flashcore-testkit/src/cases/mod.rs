@@ -84,7 +84,6 @@ pub enum Sinks {
 
 /// One call of attention, but for element type and seed.
 #[derive(Clone, PartialEq, Debug)]
-#[non_exhaustive]
 pub struct Case {
     /// Unique in the table.
     pub name: String,
