@@ -133,7 +133,9 @@ pub enum ProblemError {
         len: usize,
     },
     /// There is no memory for a tensor that was to be allocated.
-    #[error("no memory for {bytes} bytes of a {dims} tensor; use smaller tensors or fewer batch entries at a time")]
+    #[error(
+        "no memory for {bytes} bytes of a {dims} tensor; use smaller tensors or fewer batch entries at a time"
+    )]
     OutOfMemory {
         /// Bytes asked for.
         bytes: usize,

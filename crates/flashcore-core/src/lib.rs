@@ -23,6 +23,8 @@ mod lengths;
 mod mask;
 mod problem;
 mod tensor;
+#[cfg(test)]
+mod tests;
 
 pub use backend::{Backend, BackendError, Ran};
 pub use call::{Data, DataMut, HostCall};

@@ -1,0 +1,211 @@
+//! Every way in which arguments can be wrong, provoked, and what its message says.
+
+use std::sync::Arc;
+
+use half::f16;
+
+use crate::{
+    DType, Data, DataMut, Dims, Element, HostCall, Layout, Lengths, MAX_EXTENT, Mask, Problem, ProblemError,
+    Spec, Tensor, TensorView, TensorViewMut,
+};
+
+type Attempt = Result<(), ProblemError>;
+
+fn dense(dims: [usize; 4]) -> Layout {
+    let [batch, heads, seq, dim] = dims;
+    Layout::bhsd(Dims::new(batch, heads, seq, dim)).unwrap()
+}
+
+/// Batch 2, heads 4 over 2, 8 queries over 16 keys, dim 64.
+fn good() -> Spec {
+    let kv = dense([2, 2, 16, 64]);
+    Spec::new(DType::F32, dense([2, 4, 8, 64]), kv, kv)
+}
+
+fn parse(change: impl Fn(&mut Spec)) -> Result<Problem, ProblemError> {
+    let mut spec = good();
+    change(&mut spec);
+    spec.parse()
+}
+
+fn refused(change: impl Fn(&mut Spec)) -> Attempt {
+    parse(change).map(drop)
+}
+
+fn packed(q: &'static [u32], kv: &'static [u32]) -> Attempt {
+    refused(|s| {
+        (s.q, s.k, s.v) = (dense([1, 4, 8, 64]), dense([1, 2, 16, 64]), dense([1, 2, 16, 64]));
+        s.lengths = Lengths::ragged(q, kv);
+    })
+}
+
+fn bound(q_len: usize, out_len: usize, lse_len: usize) -> Attempt {
+    let problem = good().parse().unwrap();
+    let (q, kv) = (vec![0f32; q_len], vec![0f32; 4096]);
+    let (mut out, mut lse) = (vec![0f32; out_len], vec![0f32; lse_len]);
+    HostCall::bind(&problem, [&q, &kv, &kv], &mut out, Some(&mut lse)).map(drop)
+}
+
+fn bound_as_f16() -> Attempt {
+    let problem = good().parse().unwrap();
+    let (wide, narrow) = (vec![0f32; 4096], vec![f16::ZERO; 4096]);
+    let mut out = vec![0f32; 4096];
+    let inputs = [Data::F32(&wide), Data::F16(&narrow), Data::F32(&wide)];
+    HostCall::bind_erased(&problem, inputs, DataMut::F32(&mut out), None).map(drop)
+}
+
+fn strided(dims: [usize; 4], strides: [usize; 4]) -> Attempt {
+    let [batch, heads, seq, dim] = dims;
+    Layout::strided(Dims::new(batch, heads, seq, dim), strides).map(drop)
+}
+
+/// The name of a variant; a new one does not compile before it has a row in [`every_error_is_provoked`].
+fn name(error: &ProblemError) -> &'static str {
+    match error {
+        ProblemError::Mismatch { .. } => "Mismatch",
+        ProblemError::Heads { .. } => "Heads",
+        ProblemError::Empty { .. } => "Empty",
+        ProblemError::Extent { .. } => "Extent",
+        ProblemError::TooLarge { .. } => "TooLarge",
+        ProblemError::InnermostStride { .. } => "InnermostStride",
+        ProblemError::OverlappingOutput { .. } => "OverlappingOutput",
+        ProblemError::BufferTooSmall { .. } => "BufferTooSmall",
+        ProblemError::LseLength { .. } => "LseLength",
+        ProblemError::OutOfMemory { .. } => "OutOfMemory",
+        ProblemError::DType { .. } => "DType",
+        ProblemError::Scale(_) => "Scale",
+        ProblemError::Softcap(_) => "Softcap",
+        ProblemError::SinkCount { .. } => "SinkCount",
+        ProblemError::Sink { .. } => "Sink",
+        ProblemError::LengthCount { .. } => "LengthCount",
+        ProblemError::LengthTooLong { .. } => "LengthTooLong",
+        ProblemError::RaggedBatch { .. } => "RaggedBatch",
+        ProblemError::RaggedOffsets { .. } => "RaggedOffsets",
+        ProblemError::RaggedCount { .. } => "RaggedCount",
+    }
+}
+
+const HUGE: usize = usize::MAX / 2;
+
+#[test]
+#[rustfmt::skip] // a table: one attempt, one expectation per line
+fn every_error_is_provoked() {
+    let sinks = |logits: &[f32]| -> Option<Arc<[f32]>> { Some(logits.into()) };
+    let rows: Vec<(Attempt, &str, &str)> = vec![
+        (refused(|s| s.k = dense([3, 2, 16, 64])), "Mismatch", "k has batch 3 but 2 is needed"),
+        (refused(|s| s.k = dense([2, 2, 16, 32])), "Mismatch", "k has dim 32 but 64 is needed"),
+        (refused(|s| s.v = dense([1, 2, 16, 64])), "Mismatch", "v has batch 1"),
+        (refused(|s| s.v = dense([2, 4, 16, 64])), "Mismatch", "v has heads 4 but 2 is needed"),
+        (refused(|s| s.v = dense([2, 2, 15, 64])), "Mismatch", "v has sequence 15 but 16 is needed"),
+        (refused(|s| s.out = Some(dense([2, 4, 9, 64]))), "Mismatch", "out has sequence 9 but 8"),
+        (refused(|s| s.out = Some(dense([2, 2, 8, 64]))), "Mismatch", "out has heads 2 but 4"),
+        (refused(|s| s.out = Some(dense([2, 4, 8, 65]))), "Mismatch", "because v has it"),
+        (refused(|s| s.q = dense([2, 3, 8, 64])), "Heads", "3 query heads cannot share 2"),
+        (refused(|s| s.q = dense([2, 1, 8, 64])), "Heads", "multiple of heads of k"),
+        (refused(|s| s.q = dense([2, 0, 8, 64])), "Empty", "q is 2x0x8x64"),
+        (refused(|s| s.k = dense([2, 0, 16, 64])), "Empty", "k is 2x0x16x64"),
+        (refused(|s| s.v = dense([2, 2, 16, 0])), "Empty", "heads and dim must be at least 1"),
+        (refused(|s| s.q = repeated([2, 4, MAX_EXTENT + 1, 64])), "Extent", "no extent may exceed 2147483647"),
+        (refused(|s| s.k = repeated([2, 2, MAX_EXTENT + 1, 64])), "Extent", "k is"),
+        (rows_overflow(), "Extent", "lse is"),
+        (strided([2, 2, 2, 8], [HUGE, HUGE, HUGE, 1]), "TooLarge", "check its extents and strides"),
+        (strided([1, 1, 1, 8], [usize::MAX, 0, 0, 1]), "TooLarge", "larger than memory can be"),
+        (strided([2, 1, 0, 8], [1 << 62, 0, 0, 1]), "TooLarge", "2x1x0x8"),
+        (Layout::bhsd(Dims::new(HUGE, HUGE, HUGE, HUGE)).map(drop), "TooLarge", "larger than memory"),
+        (Layout::bshd(Dims::new(1, 1 << 40, 1 << 40, 1)).map(drop), "TooLarge", "larger than memory"),
+        (strided([1, 1, 4, 8], [0, 0, 8, 2]), "InnermostStride", "is 2 but must be 1"),
+        (strided([1, 1, 4, 8], [0, 0, 1, 0]), "InnermostStride", "make the tensor contiguous"),
+        (refused(|s| s.out = Some(repeated([2, 4, 8, 64]))), "OverlappingOutput", "give every position its own"),
+        (overlapping_view(), "OverlappingOutput", "[0, 0, 4, 1]"),
+        (bound(4095, 4096, 64), "BufferTooSmall", "q holds 4095 elements but its layout reaches 4096"),
+        (bound(4096, 4000, 64), "BufferTooSmall", "out holds 4000"),
+        (TensorView::bhsd(&[0f32; 7], [1, 1, 2, 4]).map(drop), "BufferTooSmall", "pass a larger buffer"),
+        (Tensor::bhsd(vec![0f32; 7], [1, 1, 2, 4]).map(drop), "BufferTooSmall", "7 elements"),
+        (bound(4096, 4096, 63), "LseLength", "lse holds 63 values but the problem has 64 rows"),
+        (bound(4096, 4096, 65), "LseLength", "65"),
+        (Tensor::<f32>::zeros(dense([1, 1, 1 << 29, 1 << 29])).map(drop), "OutOfMemory", "1152921504606846976 bytes"),
+        (bound_as_f16(), "DType", "k is f16 but q is f32"),
+        (refused(|s| s.scale = Some(0.0)), "Scale", "scale 0 must be finite and positive"),
+        (refused(|s| s.scale = Some(-1.0)), "Scale", "leave it out for 1/sqrt(dim)"),
+        (refused(|s| s.scale = Some(f32::NAN)), "Scale", "NaN"),
+        (refused(|s| s.scale = Some(f32::INFINITY)), "Scale", "inf"),
+        (refused(|s| s.softcap = Some(0.0)), "Softcap", "leave it out for none"),
+        (refused(|s| s.softcap = Some(f32::NAN)), "Softcap", "NaN"),
+        (refused(|s| s.sinks = sinks(&[0.0; 3])), "SinkCount", "3 sinks for 4 query heads"),
+        (refused(|s| s.sinks = sinks(&[0.0, 0.0, f32::NAN, 0.0])), "Sink", "sink NaN of head 2"),
+        (refused(|s| s.sinks = sinks(&[f32::INFINITY; 4])), "Sink", "below infinity"),
+        (refused(|s| s.lengths = Lengths::keys([1])), "LengthCount", "1 used lengths for k but a batch of 2"),
+        (refused(|s| s.lengths = Lengths::used([1; 3], [1; 2])), "LengthCount", "for q"),
+        (refused(|s| s.lengths = Lengths::keys([16, 17])), "LengthTooLong", "batch entry 1 uses 17 rows of k, which has 16"),
+        (refused(|s| s.lengths = Lengths::used([u32::MAX, 1], [1, 1])), "LengthTooLong", "rows of q"),
+        (refused(|s| s.lengths = Lengths::ragged([0, 8], [0, 16])), "RaggedBatch", "q has batch 2"),
+        (packed(&[0, 9], &[0, 16]), "RaggedOffsets", "end at its 8 rows"),
+        (packed(&[1, 8], &[0, 16]), "RaggedOffsets", "must start at 0"),
+        (packed(&[0, 5, 4, 8], &[0, 1, 2, 16]), "RaggedOffsets", "not decrease"),
+        (packed(&[], &[]), "RaggedOffsets", "of q"),
+        (packed(&[0, 8], &[0]), "RaggedOffsets", "of k"),
+        (packed(&[0, 4, 8], &[0, 16]), "RaggedCount", "3 query offsets but 2 key offsets"),
+    ];
+    for (attempt, expected, says) in rows {
+        let error = attempt.expect_err(expected);
+        assert_eq!(name(&error), expected, "{error}");
+        assert!(error.to_string().contains(says), "`{error}` does not say `{says}`");
+    }
+}
+
+/// Extents of any size over one row.
+fn repeated(dims: [usize; 4]) -> Layout {
+    let [batch, heads, seq, dim] = dims;
+    Layout::strided(Dims::new(batch, heads, seq, dim), [0, 0, 0, 1]).unwrap()
+}
+
+fn rows_overflow() -> Attempt {
+    let all = repeated([MAX_EXTENT, MAX_EXTENT, MAX_EXTENT, 1]);
+    Spec::new(DType::F32, all, all, all).parse().map(drop)
+}
+
+fn overlapping_view() -> Attempt {
+    TensorViewMut::strided(&mut [0f32; 64], [1, 1, 3, 8], [0, 0, 4, 1]).map(drop)
+}
+
+#[test]
+fn what_was_left_out_is_filled_in() {
+    let problem = good().parse().unwrap();
+    assert_eq!(problem.scale(), 0.125);
+    assert_eq!(problem.out().strides(), [2048, 512, 64, 1]);
+    assert_eq!(problem.spec().clone().parse().unwrap(), problem);
+    assert_eq!((problem.group(), problem.rows(), problem.lse_index(1, 3, 7)), (2, 64, 63));
+}
+
+#[test]
+fn a_minus_infinite_sink_and_empty_tensors_are_legal() {
+    let nothing = [f32::NEG_INFINITY; 4];
+    assert!(parse(|s| s.sinks = Some(nothing.into())).is_ok());
+    assert!(parse(|s| s.q = dense([2, 4, 0, 64])).is_ok());
+    assert!(parse(|s| (s.k, s.v) = (dense([2, 2, 0, 64]), dense([2, 2, 0, 64]))).is_ok());
+    let empty = dense([0, 2, 16, 64]);
+    assert!(Spec::new(DType::F16, empty, empty, empty).parse().is_ok());
+    assert!(Spec::new(DType::F16, empty, empty, empty).parse().unwrap().flops() == 0.0);
+}
+
+#[test]
+fn work_counts_what_the_mask_shows() {
+    let pairs = |change: fn(&mut Spec)| parse(change).unwrap().visible_pairs();
+    assert_eq!(pairs(|_| {}), 2 * 4 * 8 * 16);
+    // Bottom right: the first of 8 queries sees 9 of 16 keys, the last all.
+    assert_eq!(pairs(|s| s.mask = Mask::CAUSAL), 2 * 4 * (9..=16).sum::<u64>());
+    assert_eq!(pairs(|s| s.mask = Mask::CAUSAL.top_left()), 2 * 4 * (1..=8).sum::<u64>());
+    assert_eq!(pairs(|s| s.lengths = Lengths::used([2, 0], [5, 16])), 4 * 2 * 5);
+    assert_eq!(parse(|_| {}).unwrap().flops(), (2 * 4 * 8 * 16 * 2 * 128) as f64);
+}
+
+#[test]
+fn elements_round_to_nearest_even_and_name_themselves() {
+    for dtype in DType::ALL {
+        assert_eq!(dtype.name().parse::<DType>(), Ok(dtype));
+    }
+    assert!("f64".parse::<DType>().unwrap_err().contains("use f16, bf16 or f32"));
+    assert_eq!(DType::F16.round(1.0 + 1.0 / 2048.0), 1.0);
+    assert_eq!(DType::BF16.round(1.0 + 3.0 / 256.0), 1.0 + 1.0 / 64.0);
+    assert_eq!(<f16 as Element>::from_f32(65520.0).to_f32(), f32::INFINITY);
+}
