@@ -1,25 +1,23 @@
 //! Which backend computes: the name on the command line becomes a [`Backend`]; every command that computes calls this.
 
-use clap::ValueEnum;
-use flashcore_core::{Backend, BackendError};
+use std::sync::Arc;
+
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use flashcore::{Backend, BackendKind};
 use flashcore_cpu::Cpu;
 
-/// `--backend NAME`.
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum, Debug, Default)]
-pub enum BackendName {
-    /// The fastest one found
-    #[default]
-    Auto,
-    /// This machine's processor
-    Cpu,
+use crate::error::CliError;
+
+/// The values of `--backend`.
+pub fn names() -> impl TypedValueParser<Value = BackendKind> {
+    PossibleValuesParser::new(BackendKind::ALL.map(BackendKind::name)).try_map(|name| name.parse())
 }
 
-/// Opens a backend; `threads` is a matter of the CPU alone.
-pub fn open(name: BackendName, threads: Option<usize>) -> Result<Box<dyn Backend>, BackendError> {
-    match name {
-        BackendName::Auto | BackendName::Cpu => {
-            let cpu = threads.map_or_else(|| Ok(Cpu::new()), Cpu::with_threads)?;
-            Ok(Box::new(cpu))
-        }
+/// Opens a backend; asking for a number of threads asks for the CPU.
+pub fn open(kind: BackendKind, threads: Option<usize>) -> Result<Arc<dyn Backend>, CliError> {
+    match (kind, threads) {
+        (_, None) => Ok(flashcore::backend(kind)?),
+        (BackendKind::Auto | BackendKind::Cpu, Some(threads)) => Ok(Arc::new(Cpu::with_threads(threads)?)),
+        _ => Err(CliError::Threads),
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{io, process::ExitCode};
 
-use flashcore_core::{BackendError, DType, ProblemError};
+use flashcore::{BackendError, DType, ProblemError};
 
 use crate::{files::FileError, memory::MemoryError};
 
@@ -35,9 +35,9 @@ impl From<Verdict> for ExitCode {
 #[derive(Debug, thiserror::Error)]
 pub enum CliError {
     #[error(transparent)]
-    Problem(#[from] ProblemError),
-    #[error(transparent)]
-    Backend(#[from] BackendError),
+    Attention(Box<flashcore::Error>),
+    #[error("--threads is a matter of the cpu backend; leave it out or pass --backend cpu")]
+    Threads,
     #[error(transparent)]
     File(#[from] FileError),
     #[error(transparent)]
@@ -48,6 +48,24 @@ pub enum CliError {
     Print(#[source] io::Error),
     #[error("cannot encode the result: {0}")]
     Encode(#[from] serde_json::Error),
+}
+
+impl From<flashcore::Error> for CliError {
+    fn from(error: flashcore::Error) -> Self {
+        Self::Attention(Box::new(error))
+    }
+}
+
+impl From<ProblemError> for CliError {
+    fn from(error: ProblemError) -> Self {
+        flashcore::Error::from(error).into()
+    }
+}
+
+impl From<BackendError> for CliError {
+    fn from(error: BackendError) -> Self {
+        flashcore::Error::from(error).into()
+    }
 }
 
 impl CliError {

@@ -68,7 +68,11 @@ fn npy_headers_that_are_refused() {
     check_npy(&with("'>f4'", "(2,)"), 8, Err("newbyteorder"));
     check_npy(&with("'|V2'", "(2,)"), 4, Err("--dtype bf16"));
     check_npy(&with("[('x', '<f4')]", "(2,)"), 8, Err("record array"));
-    check_npy(&with("'<f4'", "(1152921504606846976,)"), 8, Err("needs 4.0 EiB of data but the file holds 8 B"));
+    check_npy(
+        &with("'<f4'", "(1152921504606846976,)"),
+        8,
+        Err("needs 4.0 EiB of data but the file holds 8 B"),
+    );
     check_npy(&with("'<f4'", "(4294967296, 4294967296)"), 8, Err("more elements"));
     check_npy(&with("'<f4'", "(0, 4294967296, 4294967296)"), 0, Err("more elements"));
     check_npy(&with("'<f4'", "(72057594037927936,)"), 8, Err("damaged"));

@@ -31,7 +31,7 @@ impl Check {
             Ok(pool) => pool.install(judged),
             Err(_) => judged(),
         };
-        let pass = verdict.pass && repeatable;
+        let pass = verdict.pass() && repeatable;
         Self { verdict, checked_rows: Grid::of(problem, rows).total_rows(), repeatable, pass }
     }
 }

@@ -1,10 +1,10 @@
 //! The flags of `flashcore run`, as clap parses them; [`super::request`] makes sense of them.
 
 use clap::Args;
-use flashcore_core::DType;
+use flashcore::{BackendKind, DType};
 
 use crate::{
-    backends::BackendName,
+    backends,
     files::TensorPath,
     values::{Shape, Window},
 };
@@ -45,7 +45,7 @@ pub struct Flags {
     pub seed: u64,
 
     #[command(flatten)]
-    pub files: Option<FileFlags>,
+    pub files: FileFlags,
 
     /// Hide keys after a query
     #[arg(long, help_heading = "Options of attention")]
@@ -64,8 +64,8 @@ pub struct Flags {
     pub softcap: Option<f32>,
 
     /// What computes
-    #[arg(long, value_enum, default_value_t, help_heading = "How to run")]
-    pub backend: BackendName,
+    #[arg(long, value_name = "NAME", default_value = "auto", value_parser = backends::names(), help_heading = "How to run")]
+    pub backend: BackendKind,
     /// Threads of the CPU backend [default: all cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024), help_heading = "How to run")]
     pub threads: Option<u16>,
@@ -76,24 +76,43 @@ pub struct Flags {
 
 /// Tensors from files; `--q`, `--k`, `--v` and `--out` go together.
 #[derive(Args, Clone, Debug)]
-#[group(conflicts_with_all = ["shape", "kv_heads", "seq_kv", "dim_v", "seed"])]
+#[group(multiple = true, conflicts_with_all = ["shape", "kv_heads", "seq_kv", "dim_v", "seed"])]
 pub struct FileFlags {
     /// Queries: FILE.npy, FILE.safetensors or FILE.safetensors#TENSOR
-    #[arg(long, value_name = "FILE", required = false, help_heading = "Tensors from files")]
-    pub q: TensorPath,
+    #[arg(long, value_name = "FILE", requires_all = ["k", "v", "out"], help_heading = "Tensors from files")]
+    q: Option<TensorPath>,
     /// Keys
-    #[arg(long, value_name = "FILE", required = false, help_heading = "Tensors from files")]
-    pub k: TensorPath,
+    #[arg(long, value_name = "FILE", requires = "q", help_heading = "Tensors from files")]
+    k: Option<TensorPath>,
     /// Values
-    #[arg(long, value_name = "FILE", required = false, help_heading = "Tensors from files")]
-    pub v: TensorPath,
+    #[arg(long, value_name = "FILE", requires = "q", help_heading = "Tensors from files")]
+    v: Option<TensorPath>,
     /// Where the result goes
-    #[arg(long, value_name = "FILE", required = false, help_heading = "Tensors from files")]
-    pub out: TensorPath,
+    #[arg(long, value_name = "FILE", requires = "q", help_heading = "Tensors from files")]
+    out: Option<TensorPath>,
     /// Where the log-sum-exp of each row goes
-    #[arg(long, value_name = "FILE", requires = "out", help_heading = "Tensors from files")]
-    pub lse: Option<TensorPath>,
+    #[arg(long, value_name = "FILE", requires = "q", help_heading = "Tensors from files")]
+    lse: Option<TensorPath>,
     /// Replace output files that exist
-    #[arg(long, requires = "out", help_heading = "Tensors from files")]
+    #[arg(long, requires = "q", help_heading = "Tensors from files")]
+    force: bool,
+}
+
+/// The files of a run.
+#[derive(Clone, Debug)]
+pub struct FileNames {
+    pub q: TensorPath,
+    pub k: TensorPath,
+    pub v: TensorPath,
+    pub out: TensorPath,
+    pub lse: Option<TensorPath>,
     pub force: bool,
+}
+
+impl FileFlags {
+    /// The files, if any were named; clap has seen to it that then all were.
+    pub fn names(self) -> Option<FileNames> {
+        let Self { q, k, v, out, lse, force } = self;
+        Some(FileNames { q: q?, k: k?, v: v?, out: out?, lse, force })
+    }
 }

@@ -159,3 +159,16 @@ fn time(microseconds: f64) -> String {
         us => format!("{:.2} s", us / 1e6),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_read_well() {
+        let cases = [(0.04, "0.0 us"), (999.9, "999.9 us"), (1234.0, "1.23 ms"), (2.5e6, "2.50 s")];
+        for (microseconds, text) in cases {
+            assert_eq!(time(microseconds), text);
+        }
+    }
+}

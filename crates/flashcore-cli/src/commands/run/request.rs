@@ -2,14 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
+use flashcore::BackendKind;
 use flashcore_core::{DType, Data, Dims, Layout, Mask, Operand, Problem, ProblemError, Spec};
 
 use super::{
-    flags::{FileFlags, Flags},
+    flags::{FileNames, Flags},
     tensors::Tensors,
 };
 use crate::{
-    backends::BackendName,
     error::CliError,
     files::{ArrayFile, FileError, Target, TensorPath},
 };
@@ -22,7 +22,7 @@ const USUAL_DTYPE: DType = DType::F16;
 pub struct Request {
     pub problem: Problem,
     pub source: Source,
-    pub backend: BackendName,
+    pub backend: BackendKind,
     pub threads: Option<usize>,
     /// Timed runs; as many as are sensible where `None`.
     pub times: Option<usize>,
@@ -50,8 +50,8 @@ pub struct Files {
 impl Request {
     /// Makes sense of flags: opens inputs, checks outputs, parses the problem.
     pub fn parse(flags: Flags) -> Result<Self, CliError> {
-        let (dtype, [q, k, v], source) = match &flags.files {
-            Some(files) => from_files(files, flags.dtype)?,
+        let (dtype, [q, k, v], source) = match flags.files.clone().names() {
+            Some(names) => from_files(&names, flags.dtype)?,
             None => (flags.dtype.unwrap_or(USUAL_DTYPE), made_dims(&flags), Source::Seed(flags.seed)),
         };
         let spec = Spec {
@@ -117,23 +117,20 @@ fn made_dims(flags: &Flags) -> [Dims; 3] {
     [q, k, Dims { dim: flags.dim_v.unwrap_or(q.dim), ..k }]
 }
 
-fn from_files(flags: &FileFlags, expected: Option<DType>) -> Result<(DType, [Dims; 3], Source), CliError> {
+fn from_files(names: &FileNames, expected: Option<DType>) -> Result<(DType, [Dims; 3], Source), CliError> {
     let open = |path: &TensorPath, usual| ArrayFile::open(path, usual, expected);
-    let inputs = [open(&flags.q, "q")?, open(&flags.k, "k")?, open(&flags.v, "v")?];
+    let inputs = [open(&names.q, "q")?, open(&names.k, "k")?, open(&names.v, "v")?];
     let dtype = common_dtype(&inputs)?;
     if let Some(expected) = expected.filter(|&expected| expected != dtype) {
-        return Err(FileError::DType { path: flags.q.path().to_owned(), got: dtype, expected }.into());
+        return Err(FileError::DType { path: names.q.path().to_owned(), got: dtype, expected }.into());
     }
     let [q, k, v] = &inputs;
     let dims = [q.dims()?, k.dims()?, v.dims()?];
+    let save_lse = |path: &TensorPath| Target::check(path, "lse", DType::F32, names.force);
     let files = Files {
         batched: q.rank() == 4,
-        out: Target::check(&flags.out, "out", dtype, flags.force)?,
-        lse: flags
-            .lse
-            .as_ref()
-            .map(|path| Target::check(path, "lse", DType::F32, flags.force))
-            .transpose()?,
+        out: Target::check(&names.out, "out", dtype, names.force)?,
+        lse: names.lse.as_ref().map(save_lse).transpose()?,
         inputs,
     };
     if let Some(lse) = files.lse.as_ref().filter(|lse| lse.path() == files.out.path()) {

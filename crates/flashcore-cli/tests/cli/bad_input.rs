@@ -1,0 +1,187 @@
+//! Bad input never panics, loses nothing, and is answered by exit code 2 and a message that says what to do.
+
+use crate::workplace::{Workplace, npy};
+
+const FILES: &str = "--q q.npy --k k.npy --v v.npy --out o.npy";
+
+/// Runs in a folder with good tensors and expects exit code 2 with all of `words`; nothing may appear or change.
+#[track_caller]
+fn check(args: &str, words: &[&str]) {
+    check_in(&Workplace::with_tensors(), args, words);
+}
+
+#[track_caller]
+fn check_in(place: &Workplace, args: &str, words: &[&str]) {
+    let contents = || place.names().into_iter().map(|name| (place.read(&name), name)).collect::<Vec<_>>();
+    let before = contents();
+    let ended = place.run(args);
+    assert_eq!(ended.code, 2, "`{args}` printed {}{}", ended.stdout, ended.stderr);
+    let missing: Vec<_> = words.iter().filter(|word| !ended.stderr.contains(**word)).collect();
+    assert!(missing.is_empty(), "`{args}` does not say {missing:?} but {}", ended.stderr);
+    assert!(!ended.stderr.contains("panicked"), "{}", ended.stderr);
+    assert_eq!(before, contents(), "`{args}` left files behind");
+}
+
+/// A good folder with one file replaced.
+#[track_caller]
+fn check_file(name: &str, bytes: &[u8], words: &[&str]) {
+    let place = Workplace::with_tensors();
+    place.write(name, bytes);
+    check_in(&place, &format!("run {FILES}"), words);
+}
+
+#[test]
+fn flags_that_make_no_sense() {
+    check("run --shape 1x8x512", &["4 are needed", "1x8x512x64"]);
+    check("run --shape 1x8x512x64x1", &["5 extents"]);
+    check("run --shape axbxcxd", &["not an extent"]);
+    check("run --shape 1x8x99999999999999999999x64", &["not an extent"]);
+    check("run --shape 1x8x-5x64", &["not an extent"]);
+    check("run --dtype f64", &["unknown element type", "use f16, bf16 or f32"]);
+    check("run --window 5", &["128,0"]);
+    check("run --window 5,0 --causal", &["cannot be used with"]);
+    check("run --backend gpu", &["auto", "cpu"]);
+    check("run --backend cuda --threads 2", &["--threads is a matter of the cpu backend"]);
+    check("run --threads 0", &["1..=1024"]);
+    check("run --iters 0", &["--iters"]);
+    check("run --seed -1", &["unexpected argument '-1'"]);
+    check("run --frobnicate", &["unexpected argument", "--help"]);
+    check("frobnicate", &["unrecognized subcommand"]);
+    check("completions tcsh", &["bash", "fish", "zsh"]);
+}
+
+#[test]
+fn problems_that_are_none() {
+    check("run --shape 1x0x512x64", &["heads and dim must be at least 1"]);
+    check("run --shape 1x8x512x0", &["heads and dim must be at least 1"]);
+    check("run --shape 1x8x512x64 --dim-v 0", &["heads and dim must be at least 1"]);
+    check("run --shape 1x8x512x64 --kv-heads 0", &["heads and dim must be at least 1"]);
+    check("run --shape 1x8x512x64 --kv-heads 3", &["8 query heads", "3 key heads", "multiple"]);
+    check("run --scale nan", &["scale NaN", "1/sqrt(dim)"]);
+    check("run --scale -1", &["must be finite and positive"]);
+    check("run --scale 0", &["must be finite and positive"]);
+    check("run --softcap inf", &["softcap inf"]);
+    check("run --softcap x", &["--softcap"]);
+}
+
+#[test]
+fn problems_that_no_machine_holds() {
+    check("run --shape 1x1x4294967296x1", &["no extent may exceed"]);
+    check("run --shape 2147483647x2147483647x2147483647x2147483647", &["larger than memory can be"]);
+    check("run --shape 18446744073709551615x2x2x2", &["larger than memory can be"]);
+    check("run --shape 1000x1000x1000x1000", &["use a smaller shape"]);
+    check("run --shape 1x1x1x1 --seq-kv 2000000000000000000", &["larger than memory can be"]);
+    check("run --shape 1x1x1x2000000000 --seq-kv 2000000000", &["larger than memory can be"]);
+}
+
+#[test]
+fn files_that_do_not_belong_together() {
+    let f32s = |shape: &[usize]| npy("<f4", "False", shape, 4);
+    check_file("k.npy", &f32s(&[1, 2, 7, 8]), &["k has dim 8 but 4 is needed"]);
+    check_file("k.npy", &f32s(&[3, 2, 7, 4]), &["k has batch 3 but 1 is needed"]);
+    check_file("v.npy", &f32s(&[1, 2, 6, 4]), &["v has sequence 6 but 7 is needed"]);
+    check_file("v.npy", &f32s(&[1, 1, 7, 4]), &["v has heads 1 but 2 is needed"]);
+    check_file("q.npy", &f32s(&[1, 3, 5, 4]), &["3 query heads", "2 key heads"]);
+    check_file("q.npy", &f32s(&[1, 1, 2, 5, 4]), &["5 dimensions", "batch x heads x sequence x dim"]);
+    check_file("v.npy", &npy("<f2", "False", &[1, 2, 7, 4], 2), &["v is f16 but q is f32", "convert"]);
+    check(&format!("run {FILES} --dtype f16"), &["q.npy holds f32 but --dtype says f16"]);
+}
+
+#[test]
+fn files_that_are_damaged_or_hostile() {
+    let header = |text: &str| {
+        let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
+        bytes.extend((text.len() as u16).to_le_bytes());
+        bytes.extend(text.bytes());
+        bytes
+    };
+    let good = npy("<f4", "False", &[1, 2, 5, 4], 4);
+    check_file("q.npy", b"", &["q.npy", "not an npy file"]);
+    check_file("q.npy", b"1", &["q.npy", "not an npy file"]);
+    check_file("q.npy", &good[..good.len() - 1], &["damaged"]);
+    check_file("q.npy", &good[..20], &["cut short"]);
+    check_file("q.npy", b"\x93NUMPY\x02\x00\xff\xff\xff\x7f", &["header claims 2147483647 bytes"]);
+    let claims = "{'descr': '<f4', 'fortran_order': False, 'shape': (1, 1, 1152921504606846976, 1), }";
+    check_file("q.npy", &header(claims), &["4.0 EiB", "damaged"]);
+    let overflows = "{'descr': '<f4', 'fortran_order': False, 'shape': (4294967296, 4294967296, 4, 4), }";
+    check_file("q.npy", &header(overflows), &["more elements than can be addressed"]);
+    check_file("q.npy", &npy("<f4", "True", &[1, 2, 5, 4], 4), &["Fortran order", "ascontiguousarray"]);
+    check_file("q.npy", &npy(">f4", "False", &[1, 2, 5, 4], 4), &["big-endian", "newbyteorder"]);
+    check_file("q.npy", &npy("<i4", "False", &[1, 2, 5, 4], 4), &["`<i4`", "convert to float16"]);
+    check_file("q.npy", &npy("|V2", "False", &[1, 2, 5, 4], 2), &["--dtype bf16", "safetensors"]);
+}
+
+#[test]
+fn hostile_safetensors() {
+    let cases: [(&[u8], &str); 5] = [
+        (b"1", "cut short"),
+        (b"\xff\xff\xff\xff\xff\xff\xff\xff{}", "header claims"),
+        (b"\x02\0\0\0\0\0\0\0{}", "no tensor is called `q`"),
+        (b"\x02\0\0\0\0\0\0\0{]", "not valid safetensors"),
+        (b"\x09\0\0\0\0\0\0\0{}", "cut short"),
+    ];
+    for (bytes, words) in cases {
+        let place = Workplace::with_tensors();
+        place.write("x.safetensors", bytes);
+        check_in(&place, "run --q x.safetensors --k k.npy --v v.npy --out o.npy", &["x.safetensors", words]);
+    }
+}
+
+#[test]
+fn files_that_are_not_there() {
+    check("run --q none.npy --k k.npy --v v.npy --out o.npy", &["cannot read none.npy", "check the path"]);
+    check("run --q q.npy --k k.npy --v v.npy", &["--out"]);
+    check("run --q q.npy --out o.npy", &["--k", "--v"]);
+    check("run --out o.npy", &["--q"]);
+    check("run --force", &["--q"]);
+    check("run --q q.pt --k k.npy --v v.npy --out o.npy", &["name a .npy or .safetensors file"]);
+    check(&format!("run {FILES} --shape 1x2x5x4"), &["cannot be used with"]);
+    let place = Workplace::with_tensors();
+    check_in(&place, "run --q /dev/null.npy --k k.npy --v v.npy --out o.npy", &["cannot read"]);
+}
+
+#[test]
+fn a_folder_is_no_file() {
+    let place = Workplace::with_tensors();
+    std::fs::create_dir(place.path("d.npy")).unwrap();
+    for args in
+        ["--q d.npy --k k.npy --v v.npy --out o.npy", "--q q.npy --k k.npy --v v.npy --out d.npy --force"]
+    {
+        let ended = place.run(&format!("run {args}"));
+        assert_eq!(ended.code, 2, "{}", ended.stderr);
+        assert!(ended.stderr.contains("d.npy"), "{}", ended.stderr);
+    }
+}
+
+#[test]
+fn outputs_that_cannot_be_written() {
+    check("run --q q.npy --k k.npy --v v.npy --out q.npy", &["q.npy exists already", "--force"]);
+    check("run --q q.npy --k k.npy --v v.npy --out none/o.npy", &["folder none does not exist", "create it"]);
+    check("run --q q.npy --k k.npy --v v.npy --out q.npy/o.npy", &["cannot write q.npy/o.npy"]);
+    check("run --q q.npy --k k.npy --v v.npy --out o.bin", &["name a .npy or .safetensors file"]);
+    check(&format!("run {FILES} --lse o.npy"), &["--out and --lse both name o.npy"]);
+    check(&format!("run {FILES} --lse v.npy"), &["v.npy exists already"]);
+    if cfg!(target_os = "linux") {
+        check(
+            "run --q q.npy --k k.npy --v v.npy --out /proc/o.npy",
+            &["cannot write /proc/o.npy", "choose a folder"],
+        );
+    }
+}
+
+#[test]
+fn bf16_does_not_fit_npy() {
+    let place = Workplace::new();
+    for (name, seq) in [("q.npy", 5), ("k.npy", 7), ("v.npy", 7)] {
+        place.write(name, &npy("|V2", "False", &[1, 2, seq, 4], 2));
+    }
+    check_in(&place, &format!("run {FILES} --dtype bf16"), &["o.npy cannot hold bf16", ".safetensors"]);
+}
+
+#[test]
+fn json_errors_are_objects_too() {
+    let ended = Workplace::new().run("run --json --shape 1x8x512x64 --kv-heads 3");
+    assert_eq!((ended.code, ended.json()["exit_code"].as_i64()), (2, Some(2)));
+    assert!(ended.json()["error"].as_str().unwrap().contains("multiple"), "{}", ended.stdout);
+    assert!(ended.stderr.contains("multiple"), "{}", ended.stderr);
+}

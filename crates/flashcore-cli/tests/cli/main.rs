@@ -1,0 +1,8 @@
+//! The `flashcore` binary as users see it: what it prints, which exit code it ends with, which files it leaves.
+
+#![allow(unreachable_pub)]
+
+mod bad_input;
+mod files;
+mod output;
+mod workplace;

@@ -1,0 +1,99 @@
+//! A folder with tensors to run in, and the one way all suites run the binary.
+
+use std::{fs, path::PathBuf};
+
+use assert_cmd::Command;
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// What a run left behind.
+pub struct Ended {
+    pub code: i32,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl Ended {
+    /// Standard output as the one JSON object it must be.
+    #[track_caller]
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.stdout).unwrap_or_else(|e| panic!("{e}: {}{}", self.stdout, self.stderr))
+    }
+}
+
+/// A folder of its own for one test.
+pub struct Workplace {
+    folder: TempDir,
+}
+
+impl Workplace {
+    /// An empty folder.
+    pub fn new() -> Self {
+        Self { folder: tempfile::tempdir().unwrap() }
+    }
+
+    /// A folder with `q.npy`, `k.npy` and `v.npy`: 1 batch entry, 2 heads, 5 queries, 7 keys, 4 features, f32.
+    pub fn with_tensors() -> Self {
+        let place = Self::new();
+        for (name, seq) in [("q.npy", 5), ("k.npy", 7), ("v.npy", 7)] {
+            place.write(name, &npy("<f4", "False", &[1, 2, seq, 4], 4));
+        }
+        place
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    pub fn write(&self, name: &str, bytes: &[u8]) {
+        fs::write(self.path(name), bytes).unwrap();
+    }
+
+    pub fn read(&self, name: &str) -> Vec<u8> {
+        fs::read(self.path(name)).unwrap()
+    }
+
+    /// Names of the files in the folder.
+    pub fn names(&self) -> Vec<String> {
+        let entries = fs::read_dir(self.folder.path()).unwrap();
+        let mut names: Vec<_> =
+            entries.map(|e| e.unwrap().file_name().to_string_lossy().into_owned()).collect();
+        names.sort();
+        names
+    }
+
+    /// Runs `flashcore` in the folder; arguments are separated by spaces.
+    pub fn run(&self, args: &str) -> Ended {
+        let mut command = Command::cargo_bin("flashcore").unwrap();
+        let output = command.current_dir(self.folder.path()).args(args.split_whitespace()).output().unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        Ended {
+            code: output.status.code().unwrap_or(-1),
+            stdout: text(output.stdout),
+            stderr: text(output.stderr),
+        }
+    }
+}
+
+/// An npy file of small, varied numbers.
+pub fn npy(descr: &str, fortran: &str, shape: &[usize], element: usize) -> Vec<u8> {
+    let extents: String = shape.iter().map(|n| format!("{n}, ")).collect();
+    let text = format!("{{'descr': '{descr}', 'fortran_order': {fortran}, 'shape': ({extents}), }}\n");
+    let count: usize = shape.iter().product();
+    let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
+    bytes.extend((text.len() as u16).to_le_bytes());
+    bytes.extend(text.bytes());
+    for i in 0..count {
+        let value = ((i * 37 + shape[2] * 11) % 19) as f32 / 8.0 - 1.0;
+        match element {
+            // Eighths below 2 are exact in bf16 too, whose bits are the upper half of an f32.
+            2 => bytes.extend(half_bits(descr, value).to_le_bytes()),
+            _ => bytes.extend(value.to_le_bytes()),
+        }
+    }
+    bytes
+}
+
+fn half_bits(descr: &str, value: f32) -> u16 {
+    if descr == "<f2" { half::f16::from_f32(value).to_bits() } else { half::bf16::from_f32(value).to_bits() }
+}
