@@ -46,6 +46,20 @@ macro_rules! driver_functions {
                     $($oname: find($osymbol).map(|f| unsafe { std::mem::transmute::<*const c_void, unsafe extern "C" fn($($oty),*) -> u32>(f) }),)*
                 })
             }
+
+            /// A table whose every function answers "not supported": where a fake driver starts.
+            #[cfg(test)]
+            pub(crate) fn refusing() -> Self {
+                Self {
+                    $($name: {
+                        unsafe extern "C" fn refuse($(_: $ty),*) -> u32 {
+                            801
+                        }
+                        refuse
+                    },)*
+                    $($oname: None,)*
+                }
+            }
         }
 
         #[allow(clippy::too_many_arguments)]

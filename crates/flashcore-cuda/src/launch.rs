@@ -83,6 +83,11 @@ impl Prepared {
         self.layout.buffers
     }
 
+    /// How many workspaces a launch takes from the device's pool.
+    pub fn workspace_count(&self) -> usize {
+        self.workspace.len()
+    }
+
     /// Scratch memory that a launch takes from the device's pool, in bytes.
     pub fn workspace_bytes(&self) -> u64 {
         self.workspace.iter().map(|workspace| workspace.bytes).sum()

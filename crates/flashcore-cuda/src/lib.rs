@@ -33,6 +33,8 @@ mod compile;
 mod disassemble;
 mod driver;
 mod error;
+#[cfg(test)]
+mod fake;
 mod graph;
 mod jit;
 mod launch;

@@ -216,12 +216,13 @@ fn is_executable(_: &fs::Metadata) -> bool {
 #[cfg(unix)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::PermissionsExt;
 
     fn place(path: &Path, mode: u32) {
         fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(path, "#!/bin/sh\necho 'release 13.0, V13.0.88'\n").unwrap();
-        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+        // Written by another process: a file that this one has open, be it in a thread's fork, cannot be run.
+        let write = "printf '#!/bin/sh\\necho release 13.0, V13.0.88\\n' > \"$1\" && chmod $2 \"$1\"";
+        let mode = format!("{mode:o}");
+        assert!(Command::new("sh").args(["-c", write, "sh"]).arg(path).arg(mode).status().unwrap().success());
     }
 
     #[test]

@@ -112,12 +112,11 @@ impl Pool {
     ) -> Result<Lease<'static>, Error> {
         let place = Place::of(device, stream)?;
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let at = state.owner(place.key);
         for (ordinal, (want, address)) in wants.iter().zip(addresses).enumerate() {
-            let found = state.owners[at].blocks.iter().find(|block| block.serves(ordinal as u8, want));
+            let found = state.blocks(place.key).iter().find(|block| block.serves(ordinal as u8, want));
             *address = match found {
                 Some(block) => block.address,
-                None => self.assign(&mut state, at, place, ordinal as u8, want)?,
+                None => self.assign(&mut state, place, ordinal as u8, want)?,
             };
         }
         Ok(Lease { _held: state })
@@ -128,12 +127,12 @@ impl Pool {
     fn assign(
         &'static self,
         state: &mut State,
-        at: usize,
         place: Place,
         ordinal: u8,
         want: &Workspace,
     ) -> Result<u64, Error> {
         self.collect(state);
+        state.retire(place, ordinal, want.zeroed)?;
         let block = match state.take_idle(want)? {
             Some(block) => Block { ordinal, ..block },
             None => self.new_block(place.device, ordinal, want)?,
@@ -141,14 +140,7 @@ impl Pool {
         if matches!(place.key, Key::Capture { .. }) {
             self.bind_to_graph(place, block)?;
         }
-        let same = |old: &Block| old.ordinal == ordinal && old.zeroed == want.zeroed;
-        if let Some(old) = state.owners[at].blocks.iter().position(same) {
-            let old = state.owners[at].blocks.swap_remove(old);
-            if matches!(place.key, Key::Stream(_)) {
-                state.idle.push(Idle { block: old, after: Some(end_of(place.device, place.stream)?) });
-            }
-        }
-        state.owners[at].blocks.push(block);
+        state.blocks(place.key).push(block);
         Ok(block.address)
     }
 
@@ -205,7 +197,7 @@ impl Pool {
             }
             state.idle.push(Idle { block, after: None });
         }
-        state.owners.retain(|owner| !owner.blocks.is_empty() || matches!(owner.key, Key::Stream(_)));
+        state.owners.retain(|owner| !owner.blocks.is_empty());
     }
 
     /// Frees a stream's blocks for others once its work is done. The context is current.
@@ -249,11 +241,26 @@ impl Pool {
 }
 
 impl State {
-    fn owner(&mut self, key: Key) -> usize {
-        self.owners.iter().position(|owner| owner.key == key).unwrap_or_else(|| {
+    fn blocks(&mut self, key: Key) -> &mut Vec<Block> {
+        let known = self.owners.iter().position(|owner| owner.key == key);
+        let at = known.unwrap_or_else(|| {
             self.owners.push(Owner { key, blocks: Vec::new() });
             self.owners.len() - 1
-        })
+        });
+        &mut self.owners[at].blocks
+    }
+
+    /// Takes a block that has become too small from its owner; a graph keeps its own for the nodes that use it.
+    fn retire(&mut self, place: Place, ordinal: u8, zeroed: bool) -> Result<(), Error> {
+        let same = |old: &Block| old.ordinal == ordinal && old.zeroed == zeroed;
+        let Some(at) = self.blocks(place.key).iter().position(same) else { return Ok(()) };
+        if matches!(place.key, Key::Stream(_)) {
+            let after = Some(end_of(place.device, place.stream)?);
+            let block = self.blocks(place.key)[at];
+            self.idle.push(Idle { block, after });
+        }
+        self.blocks(place.key).swap_remove(at);
+        Ok(())
     }
 
     /// An idle block that fits without wasting more than half of it.
