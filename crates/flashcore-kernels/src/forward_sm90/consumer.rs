@@ -10,12 +10,10 @@ use flashcore_tile::{
 };
 
 use super::{
-    Arguments, Config, Layout, ROWS_PER_GROUP, ROWS_PER_WARP,
-    epilogue::Epilogue,
-    producer::info,
+    Arguments, Config, Layout, ROWS_PER_GROUP, ROWS_PER_WARP, epilogue::Epilogue, producer::info,
     schedule::Tile,
 };
-use crate::shared::softmax::Softmax;
+use crate::shared::softmax::{Keys, Softmax};
 
 /// What a consumer keeps for the whole launch.
 pub(super) struct Consumer<'a> {
@@ -72,7 +70,7 @@ impl<'a> Consumer<'a> {
             v: layout.v.tile().operand(b, Major::Mn, 0),
             q_count: b.var(0),
             kv_count: b.var(0),
-            softmax: Softmax::new(b, args.scale_log2),
+            softmax: Softmax::new(b, args.scale_log2, Keys::FromTheFirst),
         }
     }
 
@@ -180,11 +178,11 @@ impl<'a> Consumer<'a> {
         k.wait_full_or(b, there.not());
         let q = self.q_operand(b);
         let opening = self.qk(b, scores, &q, &k);
+        let finished = self.softmax.finish(b, None);
+        epilogue.write_lse(b, self, tile, finished.lse);
         let (output, _) = output.wait(b);
         v.release(b, self.leader);
-        let finished = self.softmax.finish(b, None);
-        output.scale_rows(b, finished.factor);
-        epilogue.write(b, self, tile, &output, finished.lse);
+        epilogue.write(b, self, tile, &output, finished.factor);
         (next, there, opening)
     }
 

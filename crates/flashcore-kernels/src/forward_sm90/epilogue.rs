@@ -34,10 +34,17 @@ impl Epilogue {
         Self { lanes: lanes.collect(), staging: start.into(), leader: consumer.leader }
     }
 
-    /// Writes the rows of one tile: output by tensor copy, LSE by plain stores.
-    pub(super) fn write(&self, b: &mut Builder, consumer: &Consumer<'_>, tile: &Tile, output: &Acc, lse: Rows<F32>) {
-        self.write_lse(b, consumer, tile, lse);
+    /// Scales the rows of one tile by `factor` and writes them by tensor copy.
+    pub(super) fn write(
+        &self,
+        b: &mut Builder,
+        consumer: &Consumer<'_>,
+        tile: &Tile,
+        output: &Acc,
+        factor: Rows<F32>,
+    ) {
         self.wait_for_staging(b);
+        output.scale_rows(b, factor);
         self.gather(b, consumer, output);
         b.fence_async();
         b.sync_warp();
@@ -67,8 +74,7 @@ impl Epilogue {
     fn gather(&self, b: &mut Builder, consumer: &Consumer<'_>, output: &Acc) {
         let staging = consumer.layout.staging;
         for (pair, values) in output.regs().chunks_exact(8).enumerate() {
-            let packed =
-                std::array::from_fn(|i| b.pack(consumer.cfg.half, values[2 * i], values[2 * i + 1]));
+            let packed = std::array::from_fn(|i| b.pack(consumer.cfg.half, values[2 * i], values[2 * i + 1]));
             let (slab, pair) = (pair as u32 / PAIRS_PER_SLAB, pair as u32 % PAIRS_PER_SLAB);
             let to = Shared::from(self.lanes[pair as usize]).at(slab * staging.slab_bytes());
             b.stmatrix(to, packed);
@@ -76,11 +82,10 @@ impl Epilogue {
     }
 
     /// One lane of each quad writes the LSE of its two rows, where rows exist and somebody wants them.
-    fn write_lse(&self, b: &mut Builder, consumer: &Consumer<'_>, tile: &Tile, lse: Rows<F32>) {
+    pub(super) fn write_lse(&self, b: &mut Builder, consumer: &Consumer<'_>, tile: &Tile, lse: Rows<F32>) {
         let args = consumer.args;
         let row = consumer.thread_row(b, tile);
-        let head = b.mad(tile.batch, args.heads, tile.head);
-        let first = b.mul_wide(head, args.seq_q);
+        let first = b.mul_wide(tile.flat_head, args.seq_q);
         let row64 = b.widen(row);
         let index = b.add(first, row64);
         let bytes = b.mul(index, 4);

@@ -20,8 +20,8 @@ use flashcore_ptx::{
     target::Target,
 };
 use flashcore_tile::{
-    BuildError, Builder, Cmp, Extent, F32, Half, Params, Pipeline, Program, Reg, RegisterBudget, Roles, SmemTile,
-    TensorMap, U32, U64,
+    BuildError, Builder, Cmp, Extent, F32, Half, Params, Pipeline, Program, Reg, RegisterBudget, Roles,
+    SmemTile, TensorMap, U32, U64,
 };
 
 use crate::slots;
@@ -69,7 +69,8 @@ impl Config {
         let mask = if self.causal { "causal" } else { "full" };
         let order = self.order.name();
         let (d, m, n, s) = (self.dim, self.tile_m(), self.tile_n, self.stages);
-        Ident::new(format!("fc_forward_sm90_{half}_d{d}_{mask}_m{m}n{n}s{s}_{order}")).expect("made of legal parts")
+        Ident::new(format!("fc_forward_sm90_{half}_d{d}_{mask}_m{m}n{n}s{s}_{order}"))
+            .expect("made of legal parts")
     }
 
     const fn roles(&self) -> Roles {
@@ -190,7 +191,12 @@ fn tiles(problem: &Problem, tile_m: u32) -> u32 {
 }
 
 /// A tensor map over one of the problem's tensors, moving slabs of `rows` rows.
-fn map(problem: &Problem, layout: &flashcore_core::Layout, slot: flashcore_ptx::launch::Slot, rows: u32) -> TensorMapSpec {
+fn map(
+    problem: &Problem,
+    layout: &flashcore_core::Layout,
+    slot: flashcore_ptx::launch::Slot,
+    rows: u32,
+) -> TensorMapSpec {
     let dims = layout.dims();
     let [batch, head, seq, _] = layout.strides();
     let element = match problem.dtype() {

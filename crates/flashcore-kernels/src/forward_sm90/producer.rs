@@ -52,7 +52,13 @@ fn load_q(b: &mut Builder, cfg: Config, args: &Arguments, layout: &Layout, done:
     stage.expect_tile(b);
     let row = b.mul(tile.row, cfg.tile_m());
     let to = stage.at(b);
-    b.tma_load(args.q, layout.q.tile(), to, [Val::Const(0), row.into(), tile.head.into(), tile.batch.into()], stage.full());
+    b.tma_load(
+        args.q,
+        layout.q.tile(),
+        to,
+        [Val::Const(0), row.into(), tile.head.into(), tile.batch.into()],
+        stage.full(),
+    );
 }
 
 /// Copies K and V from the last key tile to the first: K runs one ahead, because consumers issue QKᵀ of the next key

@@ -48,6 +48,8 @@ pub(super) fn section(problem: &Problem, cfg: Config) -> u32 {
 pub(super) struct Tile {
     /// Row tile.
     pub row: Reg<U32>,
+    /// Query head among those of all batch entries.
+    pub flat_head: Reg<U32>,
     /// Query head.
     pub head: Reg<U32>,
     /// Batch entry.
@@ -67,9 +69,9 @@ impl Tile {
         } else {
             row
         };
-        let head = b.rem(within, args.section);
-        let head = b.mad(section, args.section, head);
-        Self { row, head: b.rem(head, args.heads), batch: b.div(head, args.heads) }
+        let flat_head = b.rem(within, args.section);
+        let flat_head = b.mad(section, args.section, flat_head);
+        Self { row, flat_head, head: b.rem(flat_head, args.heads), batch: b.div(flat_head, args.heads) }
     }
 
     /// Key tiles that the rows of this tile see.
@@ -84,7 +86,9 @@ impl Tile {
 
     /// Tells consumers that this is their next tile.
     pub(super) fn post(&self, b: &mut Builder, to: Shared) {
-        b.store_shared(to, &[self.row.into(), self.head.into(), self.batch.into(), Val::Const(1)]);
+        // The row is counted from one, so that zero says that there is none.
+        let row = b.add(self.row, 1);
+        b.store_shared(to, &[row, self.flat_head, self.head, self.batch].map(Val::from));
     }
 
     /// Tells consumers that there is no further tile.
@@ -94,20 +98,27 @@ impl Tile {
 
     /// Reads what the producer posted: the tile, and whether there is one.
     pub(super) fn read(b: &mut Builder, from: Shared) -> (Self, Pred) {
-        let words = b.load_shared::<U32, 4>(from);
-        let [row, head, batch, there] = words.map(|word| b.uniform_register(word));
-        (Self { row, head, batch }, b.test(Cmp::Ne, there, 0))
+        let [row, flat_head, head, batch] = b.load_shared::<U32, 4>(from);
+        // Loops and branches depend on the row alone.
+        let row = b.uniform_register(row);
+        let there = b.test(Cmp::Ne, row, 0);
+        (Self { row: b.sub(row, 1), flat_head, head, batch }, there)
     }
 
     /// The same tile in registers that [`set`](Self::set) may change.
     pub(super) fn variable(&self, b: &mut Builder) -> Self {
-        Self { row: b.var(self.row), head: b.var(self.head), batch: b.var(self.batch) }
+        let [row, flat_head, head, batch] = self.registers().map(|reg| b.var(reg));
+        Self { row, flat_head, head, batch }
     }
 
     /// Becomes another tile.
     pub(super) fn set(&self, b: &mut Builder, other: &Self) {
-        b.set(self.row, other.row);
-        b.set(self.head, other.head);
-        b.set(self.batch, other.batch);
+        for (mine, others) in self.registers().into_iter().zip(other.registers()) {
+            b.set(mine, others);
+        }
+    }
+
+    const fn registers(&self) -> [Reg<U32>; 4] {
+        [self.row, self.flat_head, self.head, self.batch]
     }
 }

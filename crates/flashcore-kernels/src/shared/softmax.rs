@@ -30,6 +30,16 @@ pub struct Softmax {
     sum: Rows<F32>,
     /// What the output must be multiplied by after the latest step.
     factor: Rows<F32>,
+    keys: Keys,
+}
+
+/// What is known of the keys that the rows of a tile see.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Keys {
+    /// Every row sees a key in its first key tile.
+    FromTheFirst,
+    /// A row may see none, or none at first.
+    MaybeNone,
 }
 
 /// Says whether, after a step, the output tile must be rescaled.
@@ -51,10 +61,8 @@ pub struct Finished {
 impl Softmax {
     /// Registers for the rows of one tile; `scale` turns scores into powers of two.
     #[track_caller]
-    pub fn new(b: &mut Builder, scale: Reg<F32>) -> Self {
-        let row = |b: &mut Builder, value: f32| {
-            std::array::from_fn(|_| b.var_in(Scope::Lane, value))
-        };
+    pub fn new(b: &mut Builder, scale: Reg<F32>, keys: Keys) -> Self {
+        let row = |b: &mut Builder, value: f32| std::array::from_fn(|_| b.var_in(Scope::Lane, value));
         let unscale = b.rcp(scale);
         Self {
             scale,
@@ -63,6 +71,7 @@ impl Softmax {
             max: row(b, f32::NEG_INFINITY),
             sum: row(b, 0.0),
             factor: row(b, 1.0),
+            keys,
         }
     }
 
@@ -159,6 +168,9 @@ impl Softmax {
     #[track_caller]
     fn offset(&self, b: &mut Builder, row: usize) -> Reg<F32> {
         let product = b.mul(self.max[row], self.negated_scale);
+        if self.keys == Keys::FromTheFirst {
+            return product;
+        }
         let empty = b.test(Cmp::Eq, self.max[row], f32::NEG_INFINITY);
         b.select(empty, 0.0, product)
     }
@@ -167,13 +179,17 @@ impl Softmax {
 /// The largest score of each row, over the quad that shares it.
 #[track_caller]
 fn row_maxima(b: &mut Builder, scores: &Acc) -> Rows<F32> {
-    let own: Rows<F32> = std::array::from_fn(|row| {
-        let values: Vec<_> = scores.row_values(row).collect();
-        let chain = |b: &mut Builder, start: usize| {
-            values.iter().skip(start).step_by(CHAINS).copied().reduce(|x, y| b.max(x, y))
-        };
-        let chains: Vec<_> = (0..CHAINS).filter_map(|start| chain(b, start)).collect();
-        chains.into_iter().reduce(|x, y| b.max(x, y)).expect("a tile has columns")
+    let values: [Vec<_>; ROWS_PER_THREAD] = std::array::from_fn(|row| scores.row_values(row).collect());
+    // The chains of both rows advance together, so that the latency of one `max` hides behind the others.
+    let mut chains = values.each_ref().map(|row| row[..CHAINS].to_vec());
+    for i in CHAINS..values[0].len() {
+        for (chain, row) in chains.iter_mut().zip(&values) {
+            chain[i % CHAINS] = b.max(chain[i % CHAINS], row[i]);
+        }
+    }
+    let own = chains.map(|chain| {
+        let (left, right) = (b.max(chain[0], chain[1]), b.max(chain[2], chain[3]));
+        b.max(left, right)
     });
     own.map(|top| over_quad(b, top, |b, x, y| b.max(x, y)))
 }

@@ -1,0 +1,105 @@
+//! Everything that decides the text of the kernel.
+
+use flashcore_ptx::{ident::Ident, layout::Swizzle, target::Target};
+use flashcore_tile::{Half, MMA_M};
+
+use crate::shared::{load::Access, mask::Sides, schedule::LengthsKind};
+
+/// A kernel of this family: two configs that are equal give the same text.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Config {
+    /// The oldest architecture that runs it; also says how much shared memory there is.
+    pub target: Target,
+    /// Element type.
+    pub half: Half,
+    /// Features of queries and keys: a multiple of 8.
+    pub dim_qk: u32,
+    /// Features of values: a multiple of 8.
+    pub dim_v: u32,
+    /// How the work is cut.
+    pub shape: Shape,
+    /// Which bounds the mask has.
+    pub mask: Sides,
+    /// How sequences are told.
+    pub lengths: LengthsKind,
+    /// Scores are limited by a hyperbolic tangent.
+    pub softcap: bool,
+    /// Every head has an extra logit.
+    pub sinks: bool,
+    /// What rows are aligned to.
+    pub access: Access,
+}
+
+/// Tile, warps and pipeline of a kernel: what tuning changes.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Shape {
+    /// Warps of a CTA.
+    pub warps: u32,
+    /// Blocks of 16 query rows of each warp: with two, a key fragment read once is used twice.
+    pub blocks: u32,
+    /// Keys of a tile: a power of two.
+    pub tile_n: u32,
+    /// K and V tiles in flight: at least 2.
+    pub stages: u32,
+    /// CTAs that share an SM; caps the registers.
+    pub ctas_per_sm: u32,
+    /// Whether Q stays in registers, or is read again for every key tile.
+    pub q_in_registers: bool,
+}
+
+impl Shape {
+    /// Query rows of a tile.
+    pub const fn tile_m(&self) -> u32 {
+        self.warps * self.blocks * MMA_M
+    }
+
+    /// Threads of a CTA.
+    pub const fn threads(&self) -> u32 {
+        self.warps * 32
+    }
+
+    /// Most registers a thread can have so that the CTAs fit on an SM.
+    pub const fn registers(&self) -> u32 {
+        let share = 65536 / (self.ctas_per_sm * self.threads()) / 8 * 8;
+        if share > 255 { 255 } else { share }
+    }
+
+    /// Shared memory of a kernel of this shape for the given features.
+    pub fn shared_bytes(&self, dim_qk: u32, dim_v: u32) -> u32 {
+        let (qk, v) = (padded(dim_qk), padded(dim_v));
+        let first = self.tile_m() * qk;
+        let ring = self.stages * self.tile_n * (qk + v);
+        // The output is gathered where Q and the ring were.
+        2 * (first + ring).max(self.tile_m() * v)
+    }
+}
+
+/// Columns of a tile for `dim` features: whole slabs of the widest swizzle that wastes little.
+pub(super) const fn padded(dim: u32) -> u32 {
+    if dim <= 16 { 16 } else { dim.next_multiple_of(32) }
+}
+
+/// How a tile of `cols` columns lies in shared memory.
+pub(super) fn swizzle(cols: u32) -> Swizzle {
+    Swizzle::widest_for(2 * cols)
+}
+
+impl Config {
+    /// The kernel's name: every field of the config is in it.
+    pub fn name(&self) -> Ident {
+        let half = if self.half == Half::F16 { "f16" } else { "bf16" };
+        let Shape { warps, blocks, tile_n, stages, ctas_per_sm, q_in_registers } = self.shape;
+        let mut name = format!(
+            "fc_forward_{}_{half}_d{}v{}_w{warps}x{blocks}n{tile_n}s{stages}c{ctas_per_sm}",
+            self.target, self.dim_qk, self.dim_v
+        );
+        let mut option = |on: bool, text: &str| if on { name.push_str(text) };
+        option(q_in_registers, "q");
+        option(true, &format!("_{}", self.mask.name()));
+        option(self.lengths != LengthsKind::Uniform, &format!("_{}", self.lengths.name()));
+        option(self.softcap, "_cap");
+        option(self.sinks, "_sink");
+        option(self.access != Access::B16, &format!("_a{}", self.access.bytes()));
+        Ident::new(name).expect("made of legal parts")
+    }
+}

@@ -1,0 +1,106 @@
+//! Attention forward for every GPU from sm_80 on: `mma.sync`, `ldmatrix`, `cp.async`.
+//!
+//! ```text
+//! layout      Q tile | ring of stages, each a K tile and a V tile; the output is gathered where they were
+//! loop        wait for a stage · barrier · start the next load · QKᵀ · mask · softmax · PV
+//! epilogue    normalise · round · shared memory · global memory
+//! ```
+//! A CTA works on one tile of query rows and walks its key tiles from the last to the first: tiles that the mask or
+//! the end of the sequence cuts come first, then the whole ones, then those that the left bound cuts. Reads Q, K, V,
+//! SINKS, LENGTHS_*; writes OUT and, unless it is null, LSE (see [`crate::slots`]).
+
+mod config;
+mod work;
+
+use flashcore_core::Problem;
+use flashcore_tile::{BuildError, Builder, Extent, F32, Params, Program, Reg, SmemTile, U64};
+
+pub use config::{Config, Shape};
+
+use crate::{
+    shared::{
+        mask::Mask,
+        schedule::{Schedule, TensorArgument, tile_count},
+    },
+    slots,
+};
+use config::{padded, swizzle};
+
+/// What the host passes, as registers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Arguments {
+    q: TensorArgument,
+    k: TensorArgument,
+    v: TensorArgument,
+    out: TensorArgument,
+    lse: Reg<U64>,
+    sinks: Option<Reg<U64>>,
+    schedule: Schedule,
+    mask: Mask,
+    /// Turns scores (after the cap, if there is one) into powers of two.
+    scale_log2: Reg<F32>,
+    /// Turns scores into the argument of the hyperbolic tangent.
+    cap_scale: Option<Reg<F32>>,
+}
+
+impl Arguments {
+    fn declare(b: &mut Builder, params: &mut Params<Problem>, cfg: &Config) -> Self {
+        Self {
+            q: TensorArgument::declare(b, params, "q", slots::Q, Problem::q),
+            k: TensorArgument::declare(b, params, "k", slots::K, Problem::k),
+            v: TensorArgument::declare(b, params, "v", slots::V, Problem::v),
+            out: TensorArgument::declare(b, params, "out", slots::OUT, Problem::out),
+            lse: params.buffer(b, "lse", slots::LSE),
+            sinks: cfg.sinks.then(|| params.buffer(b, "sinks", slots::SINKS)),
+            schedule: Schedule::declare(b, params, cfg.lengths, cfg.shape.tile_m()),
+            mask: Mask::declare(b, params, cfg.mask),
+            scale_log2: params.f32(b, "scale_log2", |p| {
+                p.softcap().unwrap_or(p.scale()) * std::f32::consts::LOG2_E
+            }),
+            cap_scale: cfg
+                .softcap
+                .then(|| params.f32(b, "cap_scale", |p| p.scale() / p.softcap().unwrap_or(1.0))),
+        }
+    }
+}
+
+/// What lives in shared memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Layout {
+    q: SmemTile,
+    k: SmemTile,
+    v: SmemTile,
+    /// Where the output is gathered, over the other tiles.
+    staging: SmemTile,
+}
+
+impl Layout {
+    fn new(b: &mut Builder, cfg: &Config) -> Self {
+        let (tile_m, Shape { tile_n, stages, .. }) = (cfg.shape.tile_m(), cfg.shape);
+        let (qk, v) = (padded(cfg.dim_qk), padded(cfg.dim_v));
+        let q = b.smem_tile(tile_m, qk, swizzle(qk), 1);
+        let k = b.smem_tile(tile_n, qk, swizzle(qk), stages);
+        let values = b.smem_tile(tile_n, v, swizzle(v), stages);
+        // Narrow keys leave too little room for wide values.
+        let missing = (2 * tile_m * v).saturating_sub(values.offset() + stages * values.bytes());
+        b.shared(missing, 1);
+        Self { q, k, v: values, staging: b.smem_tile_over(0, tile_m, v, swizzle(v)) }
+    }
+}
+
+/// Builds the kernel.
+pub fn forward_sm80(cfg: &Config) -> Result<Program<Problem>, BuildError> {
+    let name = cfg.name();
+    let mut b = Builder::new(cfg.target, &name, cfg.shape.threads(), cfg.shape.ctas_per_sm);
+    let mut params = Params::default();
+    let args = Arguments::declare(&mut b, &mut params, cfg);
+    let layout = Layout::new(&mut b, cfg);
+    work::row_tile(&mut b, cfg, &args, &layout);
+    b.finish(&name, params)
+}
+
+/// The launch that computes `problem`: one CTA for each row tile. `None` where there is nothing to compute.
+pub fn extent(cfg: &Config, problem: &Problem) -> Option<Extent> {
+    let tiles = tile_count(problem, cfg.shape.tile_m());
+    (tiles > 0).then(|| Extent { grid: [tiles as u32, 1, 1], workspace: Vec::new(), dependent: false })
+}

@@ -1,0 +1,228 @@
+//! Tiles of global memory into shared memory by copies of a few bytes per thread, whatever strides and alignment.
+//!
+//! A row's chunks of 16 bytes are spread over neighbouring threads; a thread keeps its chunk and takes every n-th row.
+//! Chunks beyond the tensor's features, and rows beyond a sequence, are never read: zeros take their place.
+
+use flashcore_tile::{Builder, Cmp, CopyWidth, Global, Pred, Reg, S32, Scope, Shared, SmemTile, U32, U64, Val};
+
+/// Bytes of a chunk: what `ldmatrix` and the swizzle move as one.
+const CHUNK_BYTES: u32 = 16;
+/// Elements of a chunk.
+pub(crate) const CHUNK: u32 = 8;
+/// Rows after which the swizzle pattern repeats, whatever its width.
+const PATTERN_ROWS: u32 = 8;
+
+/// What every row's start is aligned to, in all tensors of a launch: how many bytes can be moved at once.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Access {
+    /// One element.
+    B2,
+    /// Two elements.
+    B4,
+    /// Four elements.
+    B8,
+    /// A chunk.
+    B16,
+}
+
+impl Access {
+    /// Every access, narrowest first.
+    pub const ALL: [Self; 4] = [Self::B2, Self::B4, Self::B8, Self::B16];
+
+    /// Bytes moved at once.
+    pub const fn bytes(self) -> u32 {
+        match self {
+            Self::B2 => 2,
+            Self::B4 => 4,
+            Self::B8 => 8,
+            Self::B16 => 16,
+        }
+    }
+
+    /// The widest that addresses at multiples of `bytes` allow; odd addresses hold no 16-bit elements.
+    pub fn widest_for(bytes: u64) -> Option<Self> {
+        Self::ALL.into_iter().rev().find(|access| bytes.is_multiple_of(u64::from(access.bytes())))
+    }
+
+    const fn copy(self) -> Option<CopyWidth> {
+        match self {
+            Self::B2 => None,
+            Self::B4 => Some(CopyWidth::B4),
+            Self::B8 => Some(CopyWidth::B8),
+            Self::B16 => Some(CopyWidth::B16),
+        }
+    }
+}
+
+/// One thread's share of the copies that fill a tile.
+#[derive(Debug)]
+pub(crate) struct TileLoad {
+    access: Access,
+    rows: u32,
+    rows_per_pass: u32,
+    slab_width: u32,
+    /// First row of this thread.
+    row: Reg<U32>,
+    /// Where this thread's rows go in the first copy of the tile: one address per row of the pattern it meets.
+    to: Vec<Reg<U32>>,
+    /// Where this thread's first row comes from.
+    from: Reg<U64>,
+    /// Bytes between rows of neighbouring passes.
+    pass: Reg<U64>,
+    /// Bytes between tiles.
+    tile: Reg<U64>,
+    /// Whether this thread takes part, where some do not.
+    active: Option<Pred>,
+    /// Whether this thread's chunk holds features of the tensor, where some only pad.
+    feature: Option<Pred>,
+}
+
+impl TileLoad {
+    /// The copies of a tile of which the first `dim` columns are features; `from` is the first element of its first
+    /// row and `stride` the bytes between rows.
+    #[track_caller]
+    pub(crate) fn new(
+        b: &mut Builder,
+        access: Access,
+        tile: &SmemTile,
+        dim: u32,
+        from: Reg<U64>,
+        stride: Reg<U64>,
+    ) -> Self {
+        let chunks = tile.cols() / CHUNK;
+        let lanes = chunks.next_power_of_two();
+        let rows_per_pass = b.threads() / lanes;
+        let thread = b.thread();
+        let (row, chunk) = (b.shr(thread, lanes.trailing_zeros()), b.and(thread, lanes - 1));
+        let wide_row = b.widen(row);
+        let skipped = b.mad(wide_row, stride, from);
+        let column = b.mul_wide(chunk, CHUNK_BYTES);
+        let pass = b.mul(stride, u64::from(rows_per_pass));
+        Self {
+            access,
+            rows: tile.rows(),
+            rows_per_pass,
+            slab_width: tile.slab_width(),
+            row,
+            to: destinations(b, tile, row, chunk, rows_per_pass),
+            from: b.add(skipped, column),
+            pass,
+            tile: b.mul(stride, u64::from(tile.rows())),
+            active: active(b, tile, row, chunk, rows_per_pass),
+            feature: (dim < tile.cols()).then(|| b.test(Cmp::Lt, chunk, dim / CHUNK)),
+        }
+    }
+
+    /// Starts the copies into the copy of the tile `skip` bytes on; rows from `rows_there` on become zeros.
+    #[track_caller]
+    pub(crate) fn issue(&self, b: &mut Builder, skip: impl Into<Val<U32>>, rows_there: Option<Reg<S32>>) {
+        let skip = skip.into();
+        let starts: Vec<_> = self.to.iter().map(|&to| b.add(to, skip)).collect();
+        let left = rows_there.map(|rows| {
+            let row = b.signed(self.row);
+            b.sub(rows, row)
+        });
+        let from = b.var(self.from);
+        let mut copies = |b: &mut Builder| {
+            for pass in 0..self.rows.div_ceil(self.rows_per_pass) {
+                if pass > 0 {
+                    b.add_to(from, self.pass);
+                }
+                let row = pass * self.rows_per_pass;
+                let start = starts[(row % PATTERN_ROWS / self.rows_per_pass) as usize % starts.len()];
+                let offset = row / PATTERN_ROWS * PATTERN_ROWS * self.slab_width;
+                let there = left.map(|left| b.test(Cmp::Gt, left, row as i32));
+                let present = both(b, there, self.feature);
+                self.copy(b, Shared { base: start, offset }, from, present);
+            }
+        };
+        match self.active {
+            Some(active) => b.if_(active, copies),
+            None => copies(b),
+        }
+    }
+
+    /// Moves on to the tile before this one.
+    #[track_caller]
+    pub(crate) fn step_back(&self, b: &mut Builder) {
+        let before = b.sub(self.from, self.tile);
+        b.set(self.from, before);
+    }
+
+    /// One chunk.
+    #[track_caller]
+    fn copy(&self, b: &mut Builder, to: Shared, from: Reg<U64>, present: Option<Pred>) {
+        let Some(width) = self.access.copy() else {
+            return copy_elements(b, to, from, present);
+        };
+        let bytes = present.map(|present| b.select::<U32>(present, width.bytes(), 0).into());
+        for at in (0..CHUNK_BYTES).step_by(width.bytes() as usize) {
+            b.copy_async(width, to.at(at), Global::from(from).at(at as i32), bytes);
+        }
+    }
+}
+
+/// A chunk element by element: what no asynchronous copy can do.
+#[track_caller]
+fn copy_elements(b: &mut Builder, to: Shared, from: Reg<U64>, present: Option<Pred>) {
+    let words: [Reg<U32>; 4] = std::array::from_fn(|_| b.var_in(Scope::Lane, 0));
+    let read = |b: &mut Builder| {
+        for (at, word) in (0i32..).step_by(4).zip(words) {
+            let [low, high] = [at, at + 2].map(|at| b.load_global_16(Global::from(from).at(at)));
+            let high = b.shl(high, 16);
+            let both = b.or(low, high);
+            b.set(word, both);
+        }
+    };
+    match present {
+        Some(present) => b.if_(present, read),
+        None => read(b),
+    }
+    b.store_shared(to, &words.map(Val::from));
+}
+
+/// Where rows of a thread go, one address for each row of the swizzle pattern it meets.
+#[track_caller]
+fn destinations(
+    b: &mut Builder,
+    tile: &SmemTile,
+    row: Reg<U32>,
+    chunk: Reg<U32>,
+    rows_per_pass: u32,
+) -> Vec<Reg<U32>> {
+    let chunks_per_slab = tile.slab_cols() / CHUNK;
+    let slab = b.shr(chunk, chunks_per_slab.trailing_zeros());
+    let in_slab = b.and(chunk, chunks_per_slab - 1);
+    let start = tile.at(b).address(b);
+    let start = b.mad(slab, tile.slab_bytes(), start);
+    let meets = (PATTERN_ROWS / rows_per_pass).max(1);
+    (0..meets)
+        .map(|n| {
+            let row = b.add(row, n * rows_per_pass);
+            tile.chunk(b, start, row, in_slab)
+        })
+        .collect()
+}
+
+/// Whether a thread has chunks at all, where rows and threads do not match.
+#[track_caller]
+fn active(
+    b: &mut Builder,
+    tile: &SmemTile,
+    row: Reg<U32>,
+    chunk: Reg<U32>,
+    rows_per_pass: u32,
+) -> Option<Pred> {
+    let chunks = tile.cols() / CHUNK;
+    let padded = (!chunks.is_power_of_two()).then(|| b.test(Cmp::Lt, chunk, chunks));
+    let beyond = (rows_per_pass > tile.rows()).then(|| b.test(Cmp::Lt, row, tile.rows()));
+    both(b, padded, beyond)
+}
+
+#[track_caller]
+fn both(b: &mut Builder, x: Option<Pred>, y: Option<Pred>) -> Option<Pred> {
+    match (x, y) {
+        (Some(x), Some(y)) => Some(b.both(x, y)),
+        (x, y) => x.or(y),
+    }
+}

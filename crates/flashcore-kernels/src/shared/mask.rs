@@ -1,0 +1,180 @@
+//! Masks: which keys a row sees, which key tiles a row tile needs, and hiding the others.
+//!
+//! Every mask is a band (see [`flashcore_core::Mask`]): its two bounds are values at run time, and a kernel only knows
+//! which of them exist. Rows and keys are signed, because a diagonal may start before the first key.
+
+use flashcore_core::{Align, Problem};
+use flashcore_tile::{Acc, Builder, Cmp, Params, Reg, S32, U32};
+
+use super::softmax::Rows;
+
+/// Longest sequence: with a diagonal and a bound added, positions still fit in 32 bits.
+pub const MAX_SEQUENCE: usize = 1 << 29;
+/// Largest bound; no two positions are further apart.
+const MAX_BOUND: u32 = 1 << 30;
+
+/// Which bounds a mask has.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Sides {
+    /// Keys far before a row's own position are hidden.
+    pub left: bool,
+    /// Keys far behind a row's own position are hidden.
+    pub right: bool,
+}
+
+impl Sides {
+    /// The bounds of a problem's mask.
+    pub fn of(problem: &Problem) -> Self {
+        let mask = problem.mask();
+        Self { left: mask.left().is_some(), right: mask.right().is_some() }
+    }
+
+    /// The name in a kernel's name.
+    pub const fn name(self) -> &'static str {
+        match (self.left, self.right) {
+            (false, false) => "full",
+            (false, true) => "right",
+            (true, false) => "left",
+            (true, true) => "band",
+        }
+    }
+}
+
+/// A mask's bounds, as registers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Mask {
+    left: Option<Reg<U32>>,
+    right: Option<Reg<U32>>,
+    /// 1 where the diagonal ends in the bottom right corner, 0 where it starts in the top left one.
+    bottom_right: Option<Reg<U32>>,
+}
+
+impl Mask {
+    #[track_caller]
+    pub(crate) fn declare(b: &mut Builder, params: &mut Params<Problem>, sides: Sides) -> Self {
+        let bound = |bound: Option<u32>| bound.unwrap_or(MAX_BOUND).min(MAX_BOUND);
+        let align = |p: &Problem| u32::from(p.mask().align() == Align::BottomRight);
+        Self {
+            left: sides.left.then(|| params.u32(b, "mask_left", move |p| bound(p.mask().left()))),
+            right: sides.right.then(|| params.u32(b, "mask_right", move |p| bound(p.mask().right()))),
+            bottom_right: (sides.left || sides.right).then(|| params.u32(b, "mask_bottom_right", align)),
+        }
+    }
+
+    /// The mask over a sequence.
+    #[track_caller]
+    pub(crate) fn over(self, b: &mut Builder, queries: Reg<U32>, keys: Reg<U32>) -> Visibility {
+        let diagonal = self.bottom_right.map(|weight| {
+            let surplus = b.sub(keys, queries);
+            b.mul(surplus, weight)
+        });
+        let bound = |b: &mut Builder, reach: Option<Reg<U32>>, sign: bool| {
+            let (reach, diagonal) = (reach?, diagonal?);
+            let shift = if sign { b.add(diagonal, reach) } else { b.sub(diagonal, reach) };
+            Some(b.signed(shift))
+        };
+        let (first, last) = (bound(b, self.left, false), bound(b, self.right, true));
+        Visibility { keys: b.signed(keys), first, last }
+    }
+}
+
+/// Which keys of a sequence a row sees: those from `row + first` to `row + last`, and none beyond `keys`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Visibility {
+    keys: Reg<S32>,
+    first: Option<Reg<S32>>,
+    last: Option<Reg<S32>>,
+}
+
+impl Visibility {
+    /// The first key that a row sees, if it does not see them from the start; may be negative.
+    #[track_caller]
+    fn begin(&self, b: &mut Builder, row: Reg<S32>) -> Option<Reg<S32>> {
+        self.first.map(|first| b.add(row, first))
+    }
+
+    /// One more than the last key that a row sees; may be negative.
+    #[track_caller]
+    fn end(&self, b: &mut Builder, row: Reg<S32>) -> Reg<S32> {
+        let Some(last) = self.last else { return self.keys };
+        let last = b.add(row, last);
+        let end = b.add(last, 1);
+        b.min(end, self.keys)
+    }
+
+    /// Key tiles of `tile_n` keys that rows `first_row..=last_row` need.
+    #[track_caller]
+    pub(crate) fn key_tiles(
+        &self,
+        b: &mut Builder,
+        [first_row, last_row]: [Reg<S32>; 2],
+        tile_n: u32,
+    ) -> KeyTiles {
+        let all = self.end(b, last_row);
+        let clean = self.end(b, first_row);
+        let begin = self.begin(b, first_row);
+        let clean_begin = self.begin(b, last_row);
+        KeyTiles {
+            end: tiles(b, all, tile_n, tile_n - 1),
+            clean_end: tiles(b, clean, tile_n, 0),
+            begin: begin.map(|begin| tiles(b, begin, tile_n, 0)),
+            clean_begin: clean_begin.map(|begin| tiles(b, begin, tile_n, tile_n - 1)),
+        }
+    }
+
+    /// What a thread whose first row is `row` sees.
+    #[track_caller]
+    pub(crate) fn of_thread(&self, b: &mut Builder, row: Reg<S32>) -> ThreadVisibility {
+        let rows: Rows<S32> = [row, b.add(row, 8)];
+        ThreadVisibility {
+            begin: self.first.map(|first| rows.map(|row| b.add(row, first))),
+            end: rows.map(|row| self.end(b, row)),
+        }
+    }
+}
+
+/// `max(keys, 0) + round` over tiles, rounded down.
+#[track_caller]
+fn tiles(b: &mut Builder, keys: Reg<S32>, tile_n: u32, round: u32) -> Reg<S32> {
+    let keys = b.max(keys, 0);
+    let keys = b.unsigned(keys);
+    let keys = if round == 0 { keys } else { b.add(keys, round) };
+    let count = b.shr(keys, tile_n.trailing_zeros());
+    b.signed(count)
+}
+
+/// The key tiles of a row tile, `begin..end`; those in `clean_begin..clean_end` hide nothing.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct KeyTiles {
+    pub(crate) end: Reg<S32>,
+    pub(crate) clean_end: Reg<S32>,
+    /// The first, where it is not 0.
+    pub(crate) begin: Option<Reg<S32>>,
+    /// The first that hides nothing on its left, where that is not 0.
+    pub(crate) clean_begin: Option<Reg<S32>>,
+}
+
+/// The keys that a thread's two rows see.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ThreadVisibility {
+    begin: Option<Rows<S32>>,
+    end: Rows<S32>,
+}
+
+impl ThreadVisibility {
+    /// Sets the scores of hidden keys to −∞; `first_key` is the key of this thread's first column.
+    #[track_caller]
+    pub(crate) fn hide(&self, b: &mut Builder, scores: &Acc, first_key: Reg<S32>) {
+        let end = self.end.map(|end| b.sub(end, first_key));
+        let begin = self.begin.map(|begin| begin.map(|begin| b.sub(begin, first_key)));
+        for (i, &score) in scores.regs().iter().enumerate() {
+            let (row, col) = (Acc::row(i), Acc::col(i) as i32);
+            let beyond = b.test(Cmp::Le, end[row], col);
+            b.select_into(score, beyond, f32::NEG_INFINITY, score);
+            if let Some(begin) = begin {
+                let before = b.test(Cmp::Gt, begin[row], col);
+                b.select_into(score, before, f32::NEG_INFINITY, score);
+            }
+        }
+    }
+}

@@ -1,0 +1,263 @@
+//! Which rows of which head a CTA works on, where each CTA has one row tile.
+//!
+//! Tiles are numbered by sections of heads whose K and V fit in L2 together; inside a section, row tiles run from the
+//! last (with a causal mask: the longest) to the first and heads fastest, so that CTAs that run at the same time share
+//! K and V and the short tiles fill the gaps at the end.
+
+use flashcore_core::{Lengths, Problem};
+use flashcore_tile::{Builder, Params, Reg, U32, U64};
+
+use crate::slots;
+
+/// Bytes of L2 that a section of heads may fill with K and V: well under what data-centre GPUs have.
+const SECTION_BYTES: usize = 24 << 20;
+
+/// How the rows of sequences are told.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum LengthsKind {
+    /// Every batch entry uses all rows.
+    Uniform,
+    /// Batch entries use their first rows.
+    Used,
+    /// Sequences are packed.
+    Ragged,
+}
+
+impl LengthsKind {
+    /// Every kind.
+    pub const ALL: [Self; 3] = [Self::Uniform, Self::Used, Self::Ragged];
+
+    /// The kind of a problem's lengths, if kernels know it.
+    pub fn of(problem: &Problem) -> Option<Self> {
+        match problem.lengths() {
+            Lengths::Uniform => Some(Self::Uniform),
+            Lengths::Used { .. } => Some(Self::Used),
+            Lengths::Ragged { .. } => Some(Self::Ragged),
+            _ => None,
+        }
+    }
+
+    /// The name in a kernel's name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Uniform => "uniform",
+            Self::Used => "used",
+            Self::Ragged => "ragged",
+        }
+    }
+}
+
+/// Longest query sequence in rows of tensors, which decides how many row tiles a head has.
+fn longest(problem: &Problem) -> usize {
+    match problem.lengths() {
+        Lengths::Ragged { q, .. } => q.windows(2).map(|w| (w[1] - w[0]) as usize).max().unwrap_or(0),
+        _ => problem.seq_q(),
+    }
+}
+
+fn row_tiles(problem: &Problem, tile_m: u32) -> u64 {
+    longest(problem).div_ceil(tile_m as usize) as u64
+}
+
+fn planes(problem: &Problem) -> u64 {
+    problem.sequences() as u64 * problem.heads_q() as u64
+}
+
+/// Tiles of a problem, and CTAs that work on them.
+pub(crate) fn tile_count(problem: &Problem, tile_m: u32) -> u64 {
+    row_tiles(problem, tile_m).saturating_mul(planes(problem))
+}
+
+/// Query heads of one section, whose K and V share L2.
+fn section(problem: &Problem) -> u32 {
+    let keys = match problem.lengths() {
+        Lengths::Ragged { .. } => problem.seq_kv().div_ceil(problem.sequences().max(1)),
+        _ => problem.seq_kv(),
+    };
+    let per_key = (problem.dim_qk() + problem.dim_v()) * problem.dtype().bytes();
+    let per_head = keys.saturating_mul(per_key).div_ceil(problem.group()).max(1);
+    let fit = (SECTION_BYTES / per_head) as u64;
+    fit.clamp(1, planes(problem).max(1)) as u32
+}
+
+/// What a kernel needs to find its tile, as registers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Schedule {
+    kind: LengthsKind,
+    heads: Reg<U32>,
+    group: Reg<U32>,
+    planes: Reg<U32>,
+    row_tiles: Reg<U32>,
+    section: Reg<U32>,
+    seq_q: Reg<U32>,
+    seq_kv: Reg<U32>,
+    lengths: Option<[Reg<U64>; 2]>,
+}
+
+/// The tile of a CTA, as registers that all its threads agree on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tile {
+    /// First row in the sequence.
+    pub(crate) first_row: Reg<U32>,
+    /// Query head.
+    pub(crate) head: Reg<U32>,
+    /// Head of keys and values.
+    pub(crate) head_kv: Reg<U32>,
+    /// Index along the tensors' batch dimension.
+    pub(crate) batch: Reg<U32>,
+    /// First row of the sequence in Q and the output.
+    pub(crate) q_start: Reg<U32>,
+    /// Queries of the sequence.
+    pub(crate) q_len: Reg<U32>,
+    /// Rows of the sequence that the output has: at least as many.
+    pub(crate) rows: Reg<U32>,
+    /// First row of the sequence in K and V.
+    pub(crate) kv_start: Reg<U32>,
+    /// Keys of the sequence.
+    pub(crate) kv_len: Reg<U32>,
+}
+
+impl Schedule {
+    #[track_caller]
+    pub(crate) fn declare(
+        b: &mut Builder,
+        params: &mut Params<Problem>,
+        kind: LengthsKind,
+        tile_m: u32,
+    ) -> Self {
+        let has_lengths = kind != LengthsKind::Uniform;
+        Self {
+            kind,
+            heads: params.u32(b, "heads", |p| p.heads_q() as u32),
+            group: params.u32(b, "group", |p| p.group() as u32),
+            planes: params.u32(b, "planes", |p| planes(p) as u32),
+            row_tiles: params.u32(b, "row_tiles", move |p| row_tiles(p, tile_m) as u32),
+            section: params.u32(b, "section", section),
+            seq_q: params.u32(b, "seq_q", |p| p.seq_q() as u32),
+            seq_kv: params.u32(b, "seq_kv", |p| p.seq_kv() as u32),
+            lengths: has_lengths.then(|| {
+                let q = params.buffer(b, "lengths_q", slots::LENGTHS_Q);
+                [q, params.buffer(b, "lengths_kv", slots::LENGTHS_KV)]
+            }),
+        }
+    }
+
+    /// Rows of Q, all sequences together where they are packed.
+    pub(crate) const fn seq_q(&self) -> Reg<U32> {
+        self.seq_q
+    }
+
+    /// Query heads.
+    pub(crate) const fn heads(&self) -> Reg<U32> {
+        self.heads
+    }
+
+    /// The tile of this CTA.
+    #[track_caller]
+    pub(crate) fn tile(&self, b: &mut Builder, tile_m: u32) -> Tile {
+        let (row_tile, plane) = self.place(b);
+        let sequence = b.div(plane, self.heads);
+        let head = b.rem(plane, self.heads);
+        let zero = b.var(0);
+        let first_row = b.mul(row_tile, tile_m);
+        let head_kv = b.div(head, self.group);
+        let rest = |q_start, q_len, rows, kv_start, kv_len, batch| Tile {
+            first_row,
+            head,
+            head_kv,
+            batch,
+            q_start,
+            q_len,
+            rows,
+            kv_start,
+            kv_len,
+        };
+        match (self.kind, self.lengths) {
+            (LengthsKind::Used, Some(lengths)) => {
+                let [q_len, kv_len] = lengths.map(|lengths| self.length(b, lengths, sequence, 0));
+                rest(zero, q_len, self.seq_q, zero, kv_len, sequence)
+            }
+            (LengthsKind::Ragged, Some(offsets)) => {
+                let [(q_start, q_len), (kv_start, kv_len)] = offsets.map(|offsets| {
+                    let [start, end] = [0, 1].map(|next| self.length(b, offsets, sequence, next));
+                    (start, b.sub(end, start))
+                });
+                rest(q_start, q_len, q_len, kv_start, kv_len, zero)
+            }
+            _ => rest(zero, self.seq_q, self.seq_q, zero, self.seq_kv, sequence),
+        }
+    }
+
+    /// Row tile and plane (sequence and head) of this CTA.
+    #[track_caller]
+    fn place(&self, b: &mut Builder) -> (Reg<U32>, Reg<U32>) {
+        let index = b.cta();
+        let section_tiles = b.mul(self.section, self.row_tiles);
+        let section = b.div(index, section_tiles);
+        let within = b.rem(index, section_tiles);
+        let first = b.mul(section, self.section);
+        // The last section may be narrower.
+        let left = b.sub(self.planes, first);
+        let width = b.min(left, self.section);
+        let row_tile = b.div(within, width);
+        let last = b.sub(self.row_tiles, 1);
+        let row_tile = b.sub(last, row_tile);
+        let plane = b.rem(within, width);
+        (row_tile, b.add(first, plane))
+    }
+
+    /// Entry `index + next` of an array of lengths or offsets.
+    #[track_caller]
+    fn length(&self, b: &mut Builder, array: Reg<U64>, index: Reg<U32>, next: u32) -> Reg<U32> {
+        let bytes = b.mul_wide(index, 4);
+        let at = b.add(array, bytes);
+        let [length] = b.load_global::<U32, 1>(flashcore_tile::Global::from(at).at(4 * next as i32));
+        b.uniform_register(length)
+    }
+}
+
+impl Tile {
+    /// Where row `row` of a tensor lies for this tile.
+    #[track_caller]
+    pub(crate) fn row_address(
+        &self,
+        b: &mut Builder,
+        tensor: &TensorArgument,
+        head: Reg<U32>,
+        row: Reg<U32>,
+    ) -> Reg<U64> {
+        let steps = [(self.batch, tensor.batch), (head, tensor.head), (row, tensor.row)];
+        steps.into_iter().fold(tensor.base, |at, (index, stride)| {
+            let index = b.widen(index);
+            b.mad(index, stride, at)
+        })
+    }
+}
+
+/// A tensor: where it starts, and its strides in bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TensorArgument {
+    base: Reg<U64>,
+    batch: Reg<U64>,
+    head: Reg<U64>,
+    pub(crate) row: Reg<U64>,
+}
+
+impl TensorArgument {
+    #[track_caller]
+    pub(crate) fn declare(
+        b: &mut Builder,
+        params: &mut Params<Problem>,
+        name: &str,
+        slot: flashcore_ptx::launch::Slot,
+        layout: fn(&Problem) -> &flashcore_core::Layout,
+    ) -> Self {
+        let base = params.buffer(b, name, slot);
+        let mut stride = |b: &mut Builder, what: &str, axis: usize| {
+            params.u64(b, &format!("{name}_{what}"), move |p| {
+                (layout(p).strides()[axis] * p.dtype().bytes()) as u64
+            })
+        };
+        Self { base, batch: stride(b, "batch", 0), head: stride(b, "head", 1), row: stride(b, "row", 2) }
+    }
+}
