@@ -131,27 +131,32 @@ pub struct Compiler {
     pub ptxas: Option<ToolPath>,
     /// How to compile.
     pub options: BuildOptions,
+    /// Whether to compile even what the cache holds, and to compare: for those who doubt the cache.
+    pub verify: bool,
     /// Why there is no cache, where one was wanted; repeated in every [`Cubin::notes`].
     pub notes: Vec<String>,
 }
 
 impl Compiler {
-    /// The compiler that the environment asks for. A cache that cannot be used is left out with a note; a ptxas that
-    /// the user named and that is not there is an error.
+    /// The compiler that the environment asks for: `FLASHCORE_PTXAS` names a ptxas (`off`: none), `FLASHCORE_CACHE` is
+    /// `off` or `verify`. A cache that cannot be used is left out with a note; a ptxas that the user named and that is
+    /// not there is an error.
     pub fn from_env() -> Result<Self, Error> {
         let ptxas = Search::from_env(Tool::Ptxas).find(Tool::Ptxas)?;
-        let off = std::env::var_os("FLASHCORE_CACHE").is_some_and(|value| value == "off");
-        let (cache, notes) = match (off, Cache::open_default()) {
-            (true, _) => (None, vec![]),
-            (false, Ok(cache)) => (Some(cache), vec![]),
-            (false, Err(error)) => (None, vec![error.to_string()]),
-        };
-        Ok(Self { cache, ptxas, options: BuildOptions::default(), notes })
+        let mode = std::env::var_os("FLASHCORE_CACHE").unwrap_or_default();
+        let mut compiler = Self { verify: mode == "verify", ..Self::new(None, ptxas) };
+        if mode != "off" {
+            match Cache::open_default() {
+                Ok(cache) => compiler.cache = Some(cache),
+                Err(error) => compiler.notes.push(error.to_string()),
+            }
+        }
+        Ok(compiler)
     }
 
     /// A compiler with these parts.
     pub fn new(cache: Option<Cache>, ptxas: Option<ToolPath>) -> Self {
-        Self { cache, ptxas, options: BuildOptions::default(), notes: Vec::new() }
+        Self { cache, ptxas, options: BuildOptions::default(), verify: false, notes: Vec::new() }
     }
 
     /// Compiles for `device`.
@@ -167,20 +172,25 @@ impl Compiler {
     fn build(&self, ptx: &str, arch: Arch, device: Option<Device>) -> Result<Cubin, Error> {
         let mut notes = self.notes.clone();
         let key = self.key(ptx, arch, device);
-        if let Some(cache) = &self.cache {
-            match cache.get(&key) {
-                Ok(Some(Stored { cubin, report })) => {
-                    return Ok(Cubin { bytes: cubin, report, route: Route::Cache, notes });
-                }
-                Ok(None) => {}
-                Err(damage) => notes.push(format!("cache entry {key} is {damage}")),
-            }
+        let kept = self.look_up(&key, &mut notes);
+        if let (Some(Stored { cubin, report }), false) = (&kept, self.verify) {
+            return Ok(Cubin { bytes: cubin.clone(), report: report.clone(), route: Route::Cache, notes });
         }
         let (stored, route) = self.translate(ptx, arch, device)?;
+        if kept.is_some_and(|kept| kept.cubin != stored.cubin) {
+            notes.push(format!("cache entry {key} differed from a fresh build and was replaced"));
+        }
         if let Some(error) = self.cache.as_ref().and_then(|cache| cache.put(&key, &stored).err()) {
             notes.push(error.to_string());
         }
         Ok(Cubin { bytes: stored.cubin, report: stored.report, route, notes })
+    }
+
+    fn look_up(&self, key: &Key, notes: &mut Vec<String>) -> Option<Stored> {
+        self.cache.as_ref()?.get(key).unwrap_or_else(|damage| {
+            notes.push(format!("cache entry {key} is not used: {damage}"));
+            None
+        })
     }
 
     /// Everything that changes the machine code: with a ptxas, that ptxas; without, the driver.

@@ -190,6 +190,7 @@ impl TensorMap {
         let element = element(spec.element)?;
         let mut map = CUtensorMap { opaque: [0; 16] };
         let unit_steps = [1u32; MAX_RANK];
+        let _inside = device.enter()?;
         // SAFETY: the lists have the lengths that the rank implies (checked above); `map` is aligned and writable.
         let status = unsafe {
             device.api().tensor_map_encode(

@@ -91,13 +91,12 @@ struct Place {
 
 impl Place {
     fn of(device: Device, stream: CUstream) -> Result<Self, Error> {
-        let id = stream::unique_id(device, stream)?;
-        Ok(match stream::capture_of(device, stream)? {
-            None => Self { device, stream, key: Key::Stream(id), graph: std::ptr::null_mut() },
-            Some(c) => {
-                Self { device, stream, key: Key::Capture { capture: c.id, stream: id }, graph: c.graph }
-            }
-        })
+        let (key, graph) = match stream::capture_of(device, stream)? {
+            None => (Key::Stream(stream::unique_id(device, stream)?), std::ptr::null_mut()),
+            // The driver refuses to name a stream that records, but its handle is not reused while it does.
+            Some(c) => (Key::Capture { capture: c.id, stream: stream as u64 }, c.graph),
+        };
+        Ok(Self { device, stream, key, graph })
     }
 }
 

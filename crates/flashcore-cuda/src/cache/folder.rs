@@ -62,16 +62,12 @@ impl Folder {
     pub(super) fn open_entry(&self, name: &str) -> Result<Option<File>, Damage> {
         self.check().map_err(|error| Damage::Unreadable(error.to_string()))?;
         let path = self.path.join(name);
-        let seen = match fs::symlink_metadata(&path) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-            seen => seen.map_err(unreadable)?,
-        };
+        let Some(seen) = found(fs::symlink_metadata(&path))? else { return Ok(None) };
         self.check_entry(&seen)?;
-        let file = File::open(&path).map_err(unreadable)?;
-        // What was opened must be what was looked at: a link may have taken its place in between.
+        let Some(file) = found(File::open(&path))? else { return Ok(None) };
+        // What was opened must be what was looked at. If not, it was replaced in between: by a writer, or by a link.
         let opened = file.metadata().map_err(unreadable)?;
-        self.check_entry(&opened)?;
-        if system::same_file(&seen, &opened) { Ok(Some(file)) } else { Err(Damage::NotAFile) }
+        Ok(system::same_file(&seen, &opened).then_some(file))
     }
 
     fn check_entry(&self, meta: &Metadata) -> Result<(), Damage> {
@@ -96,6 +92,14 @@ impl Folder {
 
     pub(super) fn is_temporary(name: &str) -> bool {
         name.starts_with(TEMPORARY)
+    }
+}
+
+/// `None` for what is not there, or no longer.
+fn found<T>(result: std::io::Result<T>) -> Result<Option<T>, Damage> {
+    match result {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        other => other.map(Some).map_err(unreadable),
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::{Scene, compile, options, survives, write_script};
 use flashcore_cuda::{
     Route,
-    cache::{Cache, CacheOptions, Damage, Key},
+    cache::{Cache, CacheOptions, Damage, Key, Stored},
 };
 use std::{
     fs,
@@ -138,6 +138,22 @@ fn another_ptxas_option_or_text_is_another_entry() {
     assert_eq!(compile(&compiler, "kernel ").route(), Route::Ptxas);
     write_script(&scene.ptxas(), &(fs::read_to_string(scene.ptxas()).unwrap() + "# newer\n"));
     assert_eq!(compile(&scene.compiler(), "kernel").route(), Route::Ptxas, "a new ptxas at the old place");
+}
+
+/// A sound entry with the wrong code: only a rebuild can tell, and `verify` asks for one.
+#[test]
+fn verify_compares_with_a_fresh_build() {
+    let scene = Scene::new();
+    let mut compiler = scene.compiler();
+    compiler.verify = true;
+    let cache = scene.cache(options());
+    compile(&compiler, "kernel");
+    assert_eq!(compile(&compiler, "kernel").notes().len(), 0);
+    let key = cache.list().unwrap()[0].key;
+    cache.put(&key, &Stored { cubin: b"\x7fELFother".to_vec(), report: Default::default() }).unwrap();
+    let cubin = compile(&compiler, "kernel");
+    assert!(cubin.notes()[0].contains("differed"), "{:?}", cubin.notes());
+    assert_eq!(compile(&scene.compiler(), "kernel").route(), Route::Cache, "the right one is back");
 }
 
 #[test]
