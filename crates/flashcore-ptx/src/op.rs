@@ -73,7 +73,7 @@ macro_rules! modifiers {
 modifiers! {
     // rounding and arithmetic
     Rn "rn", Rz "rz", Rm "rm", Rp "rp", Rna "rna", Rni "rni", Rzi "rzi", Rmi "rmi", Rpi "rpi",
-    Ftz "ftz", Sat "sat", Satfinite "satfinite", Relu "relu", NaN "NaN", XorSign "xorsign", Abs "abs",
+    Ftz "ftz", Sat "sat", Satfinite "satfinite", Relu "relu", NaN "NaN",
     Approx "approx", Full "full", Lo "lo", Hi "hi", Wide "wide", Noftz "noftz", Shiftamt "shiftamt",
     // comparison (`lo`, `hi` serve both mul and setp)
     Eq "eq", Ne "ne", Lt "lt", Le "le", Gt "gt", Ge "ge", Ls "ls", Hs "hs",

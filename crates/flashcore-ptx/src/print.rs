@@ -53,7 +53,7 @@ impl Display for Named<'_, Address> {
             Base::Symbol(name) => name.fmt(f)?,
             Base::Absolute => return self.0.offset.fmt(f),
         }
-        if self.0.offset == 0 { Ok(()) } else { write!(f, "{:+}", self.0.offset) }
+        if self.0.offset == 0 { Ok(()) } else { write!(f, "+{}", self.0.offset) }
     }
 }
 

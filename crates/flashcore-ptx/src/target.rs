@@ -44,6 +44,11 @@ impl Target {
         matches!(self, Self::Sm90a)
     }
 
+    /// Whether this target has what `other` introduced.
+    pub const fn includes(self, other: Self) -> bool {
+        if other.is_arch_specific() { self as u8 == other as u8 } else { self.number() >= other.number() }
+    }
+
     /// Whether PTX for this target runs on a device of the given compute capability.
     pub const fn runs_on(self, major: u32, minor: u32) -> bool {
         let device = major * 10 + minor;

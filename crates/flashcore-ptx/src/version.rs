@@ -22,6 +22,10 @@ pub const V7_0: Version = v(7, 0);
 pub const V7_1: Version = v(7, 1);
 /// CUDA 11.4: cache hints.
 pub const V7_4: Version = v(7, 4);
+/// CUDA 11.5: `fence.proxy`, `cp.async` with a predicate.
+pub const V7_5: Version = v(7, 5);
+/// CUDA 11.7: parameters have addresses.
+pub const V7_7: Version = v(7, 7);
 /// CUDA 11.8: sm_89, sm_90, clusters.
 pub const V7_8: Version = v(7, 8);
 /// CUDA 12.0: sm_90a, wgmma, bulk copies.

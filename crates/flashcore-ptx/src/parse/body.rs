@@ -17,6 +17,8 @@ use std::collections::HashMap;
 
 /// Most registers of one kernel: far above what compiles, low enough to keep hostile input cheap.
 const MAX_REGISTERS: u32 = 1 << 20;
+/// Most scopes inside of each other.
+const MAX_SCOPES: usize = 64;
 /// Most parts of a mnemonic, as in `cp.async.bulk.prefetch.tensor`.
 const MAX_OP_PARTS: usize = 5;
 
@@ -46,6 +48,10 @@ pub(super) fn kernel_body(
 
 impl Body<'_, '_, '_> {
     fn open_scope(&mut self) -> Result<(), ParseError> {
+        if self.names.registers.len() >= MAX_SCOPES {
+            let what = format!("nesting of more than {MAX_SCOPES} scopes");
+            return self.reader.cursor.error_here(ParseErrorKind::Unsupported(what));
+        }
         self.reader.cursor.expect("{")?;
         self.names.registers.push(HashMap::new());
         self.names.symbols.push(HashMap::new());

@@ -67,9 +67,9 @@ pub(super) const FLOAT: &[Row] = &[
     float(Op::Abs, &[t(&[F64])], &[d(T), s(T)]),
     float(Op::Neg, &[opt(&[Ftz]), t(&[F32])], &[d(T), s(T)]),
     float(Op::Neg, &[t(&[F64])], &[d(T), s(T)]),
-    float(Op::Min, &[opt(&[Ftz]), opt(&[NaN]), opt(&[XorSign]), opt(&[Abs]), t(&[F32])], &[d(T), s(T), s(T)]),
+    float(Op::Min, &[opt(&[Ftz]), opt(&[NaN]), t(&[F32])], &[d(T), s(T), s(T)]),
     float(Op::Min, &[t(&[F64])], &[d(T), s(T), s(T)]),
-    float(Op::Max, &[opt(&[Ftz]), opt(&[NaN]), opt(&[XorSign]), opt(&[Abs]), t(&[F32])], &[d(T), s(T), s(T)]),
+    float(Op::Max, &[opt(&[Ftz]), opt(&[NaN]), t(&[F32])], &[d(T), s(T), s(T)]),
     float(Op::Max, &[t(&[F64])], &[d(T), s(T), s(T)]),
     float(Op::Copysign, &[t(&[F32, F64])], &[d(T), s(T), s(T)]),
     float(

@@ -2,9 +2,9 @@
 
 use super::spec::*;
 use crate::op::{Mod, Mod::*, Op};
-use crate::target::Target::Sm90;
-use crate::types::ScalarType::{self, *};
-use crate::version::{V8_0, V8_6};
+use crate::target::Target::{Sm80, Sm90};
+use crate::types::ScalarType::*;
+use crate::version::{V7_5, V8_0, V8_6};
 
 const SMEM: &[Mod] = &[Shared, SharedCta];
 const PREFETCH: &[Mod] = &[L2B64, L2B128, L2B256];
@@ -13,7 +13,11 @@ const CTA_MASK: OperandSpec = r(is(U16)).with(MulticastCluster);
 const DIMS: &[Mod] = &[D1, D2, D3, D4, D5];
 const BY_SIZE: OperandSpec = src(Kind::Address(Align::Operand(2)));
 /// Size of a bulk copy; literals must be multiples of 16.
-const BULK_SIZE: OperandSpec = s(is(U32));
+const BULK_SIZE: OperandSpec = ranged(is(U32), 0, 1 << 20, 16);
+/// Bytes that are really read; the rest is filled with zeros.
+const SOURCE_SIZE: OperandSpec = ranged(is(U32), 0, 16, 1).maybe();
+const COPY_SIZE: OperandSpec = src(Kind::OneOf(&[4, 8, 16]));
+const SIXTEEN: OperandSpec = src(Kind::OneOf(&[16]));
 const TENSOR: OperandSpec = src(Kind::Tensor);
 
 const fn cp(slots: &'static [Slot], operands: &'static [OperandSpec]) -> Row {
@@ -30,16 +34,22 @@ const fn group(op: Op, slots: &'static [Slot], operands: &'static [OperandSpec])
 pub(super) const CP_ASYNC: &[Row] = &[
     cp(
         &[one(&[Ca]), one(SMEM), one(&[Global]), opt(&[L2CacheHint]), opt(PREFETCH)],
-        &[BY_SIZE, BY_SIZE, imm(4, 16, 4), s(is(U32)).maybe(), POLICY],
+        &[BY_SIZE, BY_SIZE, COPY_SIZE, SOURCE_SIZE, POLICY],
     ),
     cp(
         &[one(&[Cg]), one(SMEM), one(&[Global]), opt(&[L2CacheHint]), opt(PREFETCH)],
-        &[BY_SIZE, BY_SIZE, imm(16, 16, 1), s(is(U32)).maybe(), POLICY],
+        &[BY_SIZE, BY_SIZE, SIXTEEN, SOURCE_SIZE, POLICY],
     ),
     cp(
-        &[one(&[Ca, Cg]), one(SMEM), one(&[Global]), opt(&[L2CacheHint]), opt(PREFETCH)],
-        &[BY_SIZE, BY_SIZE, imm(4, 16, 4), src(Kind::Pred), POLICY],
-    ),
+        &[one(&[Ca]), one(SMEM), one(&[Global]), opt(&[L2CacheHint]), opt(PREFETCH)],
+        &[BY_SIZE, BY_SIZE, COPY_SIZE, src(Kind::Pred), POLICY],
+    )
+    .since(Sm80, V7_5),
+    cp(
+        &[one(&[Cg]), one(SMEM), one(&[Global]), opt(&[L2CacheHint]), opt(PREFETCH)],
+        &[BY_SIZE, BY_SIZE, SIXTEEN, src(Kind::Pred), POLICY],
+    )
+    .since(Sm80, V7_5),
     group(Op::CpAsyncCommitGroup, &[], &[]),
     group(Op::CpAsyncWaitGroup, &[], &[imm(0, 255, 1)]),
     group(Op::CpAsyncWaitAll, &[], &[]),
@@ -59,13 +69,19 @@ const fn bulk(op: Op, slots: &'static [Slot], operands: &'static [OperandSpec]) 
         .since(Sm90, V8_0)
 }
 
-const REDUCE: &[OperandSpec] = &[at(16), at(16), BULK_SIZE, POLICY];
-
-const fn bulk_reduce(slots: &'static [Slot]) -> Row {
-    bulk(Op::CpReduceAsyncBulk, slots, REDUCE)
+/// `cp.reduce.async.bulk` with the operators and types that go together.
+macro_rules! bulk_reduce {
+    ([$($operator:ident),+] $($no:ident)?, $types:expr) => {
+        bulk(
+            Op::CpReduceAsyncBulk,
+            &[
+                one(&[Global]), one(&[SharedCta]), one(&[BulkGroup]), opt(&[L2CacheHint]),
+                one(&[$($operator),+]), $(one(&[$no]),)? t($types),
+            ],
+            &[at(16), at(16), BULK_SIZE, POLICY],
+        )
+    };
 }
-
-const HALVES: &[ScalarType] = &[F16, Bf16];
 
 /// PTX ISA, "cp.async.bulk", "cp.reduce.async.bulk" and bulk groups.
 pub(super) const BULK: &[Row] = &[
@@ -96,31 +112,11 @@ pub(super) const BULK: &[Row] = &[
         &[one(&[Global]), one(&[SharedCta]), one(&[BulkGroup]), opt(&[L2CacheHint])],
         &[at(16), at(16), BULK_SIZE, POLICY],
     ),
-    bulk_reduce(&[
-        one(&[Global]),
-        one(&[SharedCta]),
-        one(&[BulkGroup]),
-        opt(&[L2CacheHint]),
-        one(&[Add, Min, Max, Inc, Dec, And, Or, Xor]),
-        t(&[B32, B64, U32, S32, U64, S64, F32, F64]),
-    ]),
-    bulk_reduce(&[
-        one(&[Global]),
-        one(&[SharedCta]),
-        one(&[BulkGroup]),
-        opt(&[L2CacheHint]),
-        one(&[Min, Max]),
-        t(HALVES),
-    ]),
-    bulk_reduce(&[
-        one(&[Global]),
-        one(&[SharedCta]),
-        one(&[BulkGroup]),
-        opt(&[L2CacheHint]),
-        one(&[Add]),
-        one(&[Noftz]),
-        t(HALVES),
-    ]),
+    bulk_reduce!([Add], &[U32, S32, U64, F32, F64]),
+    bulk_reduce!([Add] Noftz, &[F16, Bf16]),
+    bulk_reduce!([Min, Max], &[U32, S32, U64, S64, F16, Bf16]),
+    bulk_reduce!([Inc, Dec], &[U32]),
+    bulk_reduce!([And, Or, Xor], &[B32, B64]),
     bulk(
         Op::CpAsyncBulkPrefetch,
         &[one(&[L2]), one(&[Global]), opt(&[L2CacheHint])],

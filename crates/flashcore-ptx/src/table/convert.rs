@@ -4,7 +4,7 @@ use super::spec::*;
 use crate::op::{Mod, Mod::*, Op};
 use crate::target::Target::{Sm80, Sm89, Sm90};
 use crate::types::ScalarType::{self, *};
-use crate::version::{V7_8, V8_1, V8_3};
+use crate::version::{V7_1, V7_8, V8_1, V8_3};
 
 const INT: &[ScalarType] = &[U8, U16, U32, U64, S8, S16, S32, S64];
 const MOVABLE: &[ScalarType] = &[Pred, B16, B32, B64, U16, U32, U64, S16, S32, S64, F32, F64];
@@ -24,13 +24,19 @@ const fn mov(op: Op, slots: &'static [Slot], operands: &'static [OperandSpec]) -
 
 /// PTX ISA, "cvt". In `cvt….x2.f32 d, a, b` the first source becomes the upper half.
 pub(super) const CONVERT: &[Row] = &[
-    cvt(&[opt(&[Sat]), t(INT), u(INT)], &[d(WIDE_T), s(WIDE_U)]),
-    cvt(&[one(ROUND_INT), opt(&[Ftz]), opt(&[Sat]), t(INT), u(&[F16, F32, F64])], &[d(WIDE_T), s(U)]),
-    cvt(&[one(ROUND_INT), opt(&[Sat]), t(INT), u(&[Bf16])], &[d(WIDE_T), r(U)]).since(Sm90, V7_8),
+    cvt(&[t(INT), u(INT)], &[d(WIDE_T), s(WIDE_U)]),
+    cvt(&[one(&[Sat]), t(&[U8, S8]), u(&[U16, S16, U32, S32, U64, S64])], &[d(WIDE_T), s(WIDE_U)]),
+    cvt(&[one(&[Sat]), t(&[U16, S16]), u(&[U32, S32, U64, S64])], &[d(WIDE_T), s(WIDE_U)]),
+    cvt(&[one(&[Sat]), t(&[U32, S32]), u(&[U64, S64])], &[d(WIDE_T), s(WIDE_U)]),
+    cvt(&[one(ROUND_INT), opt(&[Ftz]), opt(&[Sat]), t(INT), u(&[F32])], &[d(WIDE_T), s(U)]),
+    cvt(&[one(ROUND_INT), opt(&[Sat]), t(INT), u(&[F64])], &[d(WIDE_T), s(U)]),
+    cvt(&[one(ROUND_INT), opt(&[Sat]), t(INT), u(&[F16])], &[d(WIDE_T), r(U)]),
+    cvt(&[one(ROUND_INT), t(&[U16, S16, U32, S32, U64, S64]), u(&[Bf16])], &[d(WIDE_T), r(U)])
+        .since(Sm90, V7_8),
     cvt(&[one(ROUND), opt(&[Sat]), t(&[F16, F32, F64]), u(INT)], &[d(T), s(WIDE_U)]),
-    cvt(&[one(ROUND), t(&[Bf16]), u(INT)], &[d(T), s(WIDE_U)]).since(Sm90, V7_8),
+    cvt(&[one(ROUND), t(&[Bf16]), u(&[U16, S16, U32, S32, U64, S64])], &[d(T), s(WIDE_U)]).since(Sm90, V7_8),
     cvt(&[opt(&[Ftz]), opt(&[Sat]), t(&[F32]), u(&[F16])], &[d(T), r(U)]),
-    cvt(&[opt(&[Ftz]), opt(&[Sat]), t(&[F32]), u(&[Bf16])], &[d(T), r(U)]).since(Sm90, V7_8),
+    cvt(&[t(&[F32]), u(&[Bf16])], &[d(T), r(U)]).since(Sm80, V7_1),
     cvt(&[opt(&[Ftz]), opt(&[Sat]), t(&[F64]), u(&[F32])], &[d(T), s(U)]),
     cvt(&[t(&[F64]), u(&[F16])], &[d(T), r(U)]),
     cvt(&[one(ROUND), opt(&[Ftz]), opt(&[Sat]), t(&[F32]), u(&[F64])], &[d(T), s(U)]),
@@ -39,7 +45,8 @@ pub(super) const CONVERT: &[Row] = &[
     cvt(&[one(ROUND_INT), t(&[F64]), u(&[F64])], &[d(T), s(U)]),
     cvt(&[one(ROUND_INT), t(&[F16]), u(&[F16])], &[d(T), r(U)]),
     cvt(&[opt(&[Ftz]), one(&[Sat]), t(&[F32]), u(&[F32])], &[d(T), s(U)]),
-    cvt(&[one(ROUND), opt(&[Ftz]), opt(&[Relu, Sat]), t(&[F16]), u(&[F32])], &[d(T), s(U)]),
+    cvt(&[one(ROUND), opt(&[Ftz]), opt(&[Sat]), t(&[F16]), u(&[F32])], &[d(T), s(U)]),
+    cvt(&[one(&[Rn, Rz]), one(&[Relu]), t(&[F16]), u(&[F32])], &[d(T), s(U)]),
     cvt(&[one(&[Rn, Rz]), opt(&[Relu]), t(&[Bf16]), u(&[F32])], &[d(T), s(U)]),
     cvt(&[one(&[Rn, Rz]), opt(&[Relu]), t(&[F16x2, Bf16x2]), u(&[F32])], &[d(T), s(U), s(U)]),
     cvt(&[one(&[Rna]), t(&[Tf32]), u(&[F32])], &[d(T), s(U)]),
@@ -60,16 +67,18 @@ pub(super) const MOVE: &[Row] = &[
     mov(Op::Mov, &[t(&[B128])], &[dst(Kind::Packed(T)), r(T)]).since(Sm80, V8_3),
     mov(
         Op::Cvta,
-        &[opt(&[To]), one(&[Global, Shared, SharedCta, SharedCluster, Local, Const, Param]), t(&[U32, U64])],
+        &[opt(&[To]), one(&[Global, Shared, SharedCta, SharedCluster, Local, Const, Param]), t(&[U64])],
         &[d(T), src(Kind::Movable(T))],
     ),
     mov(
         Op::Isspacep,
-        &[one(&[Global, Shared, SharedCta, SharedCluster, Local, Const, Param])],
-        &[d(is(Pred)), r(Ty::Pointer)],
+        &[one(&[Global, Shared, SharedCta, SharedCluster, Local, Const])],
+        &[d(is(Pred)), r(is(U64))],
     ),
-    mov(Op::Mapa, &[opt(&[SharedCluster]), t(&[U32, U64])], &[d(T), src(Kind::Movable(T)), s(is(U32))])
+    mov(Op::Mapa, &[one(&[SharedCluster]), t(&[U32, U64])], &[d(T), src(Kind::Movable(T)), s(is(U32))])
         .since(Sm90, V7_8),
-    mov(Op::Getctarank, &[opt(&[SharedCluster]), t(&[U32, U64])], &[d(is(U32)), src(Kind::Movable(T))])
+    mov(Op::Mapa, &[t(&[U64])], &[d(T), src(Kind::Movable(T)), s(is(U32))]).since(Sm90, V7_8),
+    mov(Op::Getctarank, &[one(&[SharedCluster]), t(&[U32, U64])], &[d(is(U32)), src(Kind::Movable(T))])
         .since(Sm90, V7_8),
+    mov(Op::Getctarank, &[t(&[U64])], &[d(is(U32)), src(Kind::Movable(T))]).since(Sm90, V7_8),
 ];

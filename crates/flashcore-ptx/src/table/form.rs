@@ -64,6 +64,16 @@ pub enum FormError {
         /// What it is.
         found: String,
     },
+    /// More than 16 bytes in one access.
+    #[error("`{op}{mods}` moves {bytes} bytes at once; the most is 16")]
+    TooWide {
+        /// The operation.
+        op: Op,
+        /// Its modifiers, each with its dot.
+        mods: String,
+        /// How many it would move.
+        bytes: u32,
+    },
     /// The guard is no predicate.
     #[error("guard `{0}` is not a predicate register")]
     Guard(String),
@@ -100,7 +110,8 @@ impl FormError {
     fn progress(&self) -> (u8, usize) {
         match self {
             Self::Modifiers { matched, .. } => (0, matched.len()),
-            Self::OperandCount { .. } => (1, 0),
+            Self::TooWide { .. } => (1, 0),
+            Self::OperandCount { .. } => (1, 1),
             Self::Operand { index, .. } => (2, *index),
             Self::Guard(_) => (3, 0),
         }
@@ -149,7 +160,9 @@ fn present_specs(row: &'static Row, mods: &[Mod]) -> impl Iterator<Item = &'stat
 impl Slot {
     fn takes(&self, modifier: Mod) -> bool {
         match self {
-            Self::One(choices) | Self::Opt(choices) => choices.contains(&modifier),
+            Self::One(choices) | Self::Opt(choices) | Self::OptPair(choices, _) => {
+                choices.contains(&modifier)
+            }
             Self::Type(_, types) => modifier.as_type().is_some_and(|ty| types.contains(&ty)),
             Self::WgmmaShape(k) => modifier
                 .as_shape()
@@ -161,7 +174,7 @@ impl Slot {
         let list =
             |words: Vec<String>| words.iter().map(|w| format!("`.{w}`")).collect::<Vec<_>>().join(" or ");
         match self {
-            Self::One(choices) | Self::Opt(choices) => {
+            Self::One(choices) | Self::Opt(choices) | Self::OptPair(_, choices) => {
                 list(choices.iter().map(ToString::to_string).collect())
             }
             Self::Type(_, types) => list(types.iter().map(ToString::to_string).collect()),
@@ -172,7 +185,7 @@ impl Slot {
 
 impl Form {
     /// Matches the modifiers against the row's slots, in order.
-    fn bind(row: &'static Row, mods: &[Mod]) -> Result<Self, FormError> {
+    pub fn bind(row: &'static Row, mods: &[Mod]) -> Result<Self, FormError> {
         let mut form = Self { row, types: [None; 2], shape: None, vector: 1, dims: 0 };
         let mut next = 0;
         for slot in row.slots {
@@ -180,8 +193,14 @@ impl Form {
                 Some(&found) if slot.takes(found) => {
                     form.take(slot, found);
                     next += 1;
+                    if let Slot::OptPair(_, seconds) = slot {
+                        if !mods.get(next).is_some_and(|second| seconds.contains(second)) {
+                            return Err(modifier_error(row.op, mods, next, slot.describe()));
+                        }
+                        next += 1;
+                    }
                 }
-                _ if matches!(slot, Slot::Opt(_)) => {}
+                _ if matches!(slot, Slot::Opt(_) | Slot::OptPair(..)) => {}
                 _ => return Err(modifier_error(row.op, mods, next, slot.describe())),
             }
         }
@@ -225,6 +244,11 @@ impl Form {
         }
     }
 
+    /// Coordinates of a tensor operand.
+    pub fn dims(&self) -> u16 {
+        self.dims
+    }
+
     /// Bytes that one lane accesses: the first type times the vector length.
     pub fn access_bytes(&self) -> u32 {
         self.types[0].map_or(1, ScalarType::bytes) * u32::from(self.vector)
@@ -237,6 +261,10 @@ impl Form {
     }
 
     fn check_operands(&self, inst: &Inst) -> Result<(), FormError> {
+        let bytes = self.access_bytes();
+        if bytes > 16 {
+            return Err(FormError::TooWide { op: inst.op, mods: dotted(&inst.mods), bytes });
+        }
         let pairs = pair_operands(self.row, inst).ok_or_else(|| self.count_error(inst))?;
         for (index, (spec, operand)) in pairs.into_iter().enumerate() {
             if !self.fits(spec.kind, operand) {
@@ -283,9 +311,12 @@ impl Form {
                 let pred = Ty::Is(ScalarType::Pred);
                 self.is_reg(pred, operand) || self.is_pair(pred, operand)
             }
-            Kind::Imm(low, high, step) => {
-                operand.as_int().is_some_and(|v| (low..=high).contains(&v) && (v - low) % step == 0)
+            Kind::Imm(low, high, step) => is_in_range(operand, low, high, step),
+            Kind::Ranged(ty, low, high, step) => {
+                is_in_range(operand, low, high, step) || self.is_reg(ty, operand)
             }
+            Kind::OneOf(values) => operand.as_int().is_some_and(|v| values.contains(&v)),
+            Kind::Sink => *operand == Operand::Sink,
             Kind::Address(_) => matches!(operand, Operand::Address(address) if is_base(&address.base)),
             Kind::Tensor => self.is_tensor(operand),
             Kind::Label => matches!(operand, Operand::Label(_)),
@@ -382,6 +413,14 @@ impl Form {
             Kind::PredPair => "a predicate or `p|q`".into(),
             Kind::Imm(low, high, 1) => format!("a literal from {low} to {high}"),
             Kind::Imm(low, high, step) => format!("a literal from {low} to {high} in steps of {step}"),
+            Kind::Ranged(t, low, high, 1) => {
+                format!("a register of type {} or a literal from {low} to {high}", ty(t))
+            }
+            Kind::Ranged(t, low, high, step) => {
+                format!("a register of type {} or a literal from {low} to {high} in steps of {step}", ty(t))
+            }
+            Kind::OneOf(values) => format!("one of {values:?}"),
+            Kind::Sink => "`_`".into(),
             Kind::Address(_) => "an address `[…]`".into(),
             Kind::Tensor => format!("`[map, {{…}}]` with {} coordinates", self.dims),
             Kind::Label => "a label".into(),
@@ -395,6 +434,10 @@ fn describe_operand(operand: &Operand) -> String {
         Operand::Vector(items) => format!("{} elements `{operand}`", items.len()),
         other => format!("`{other}`"),
     }
+}
+
+fn is_in_range(operand: &Operand, low: i64, high: i64, step: i64) -> bool {
+    operand.as_int().is_some_and(|v| (low..=high).contains(&v) && (v - low) % step == 0)
 }
 
 fn is_pointer(reg: RegId) -> bool {

@@ -7,10 +7,12 @@ use crate::types::ScalarType::{self, *};
 use crate::version::V7_8;
 
 const BITS: &[ScalarType] = &[Pred, B16, B32, B64];
-const ORDERED: &[Mod] = &[Eq, Ne, Lt, Le, Gt, Ge, Lo, Ls, Hi, Hs];
+const EQUALITY: &[Mod] = &[Eq, Ne];
+const ORDERED: &[Mod] = &[Eq, Ne, Lt, Le, Gt, Ge];
+const UNSIGNED_ORDERED: &[Mod] = &[Eq, Ne, Lt, Le, Gt, Ge, Lo, Ls, Hi, Hs];
 const FLOAT_ORDERED: &[Mod] = &[Eq, Ne, Lt, Le, Gt, Ge, Equ, Neu, Ltu, Leu, Gtu, Geu, Num, Nan];
 const COMBINE: &[Mod] = &[And, Or, Xor];
-const COMPARABLE: &[ScalarType] = &[B16, B32, B64, U16, U32, U64, S16, S32, S64];
+const SHIFTABLE: &[ScalarType] = &[B16, B32, B64, U16, U32, U64, S16, S32, S64];
 const SELECTABLE: &[ScalarType] = &[B16, B32, B64, U16, U32, U64, S16, S32, S64, F32, F64];
 
 const fn logic(op: Op, slots: &'static [Slot], operands: &'static [OperandSpec]) -> Row {
@@ -31,33 +33,45 @@ pub(super) const LOGIC: &[Row] = &[
     logic(Op::Lop3, &[t(&[B32])], &[d(T), s(T), s(T), s(T), imm(0, 255, 1)]),
     logic(Op::Shf, &[one(&[L, R]), one(&[Clamp, Wrap]), t(&[B32])], &[d(T), s(T), s(T), s(is(U32))]),
     logic(Op::Shl, &[t(&[B16, B32, B64])], &[d(T), s(T), s(is(U32))]),
-    logic(Op::Shr, &[t(COMPARABLE)], &[d(T), s(T), s(is(U32))]),
+    logic(Op::Shr, &[t(SHIFTABLE)], &[d(T), s(T), s(is(U32))]),
     logic(Op::Prmt, &[t(&[B32]), opt(&[F4e, B4e, Rc8, Ecl, Ecr, Rc16])], &[d(T), s(T), s(T), s(is(B32))]),
 ];
 
-/// PTX ISA, "Comparison and Selection Instructions".
-pub(super) const COMPARE: &[Row] = &[
-    logic(Op::Setp, &[one(ORDERED), t(COMPARABLE)], &[dst(Kind::PredPair), s(T), s(T)]),
+/// `setp` with and without a predicate to combine with, and `set`, for one class of types.
+macro_rules! compare {
+    ($order:ident, $ftz:expr, $types:expr) => {
+        [
+            logic(Op::Setp, &[one($order), opt($ftz), t($types)], &[dst(Kind::PredPair), s(T), s(T)]),
+            logic(
+                Op::Setp,
+                &[one($order), one(COMBINE), opt($ftz), t($types)],
+                &[dst(Kind::PredPair), s(T), s(T), src(Kind::Pred)],
+            ),
+            logic(Op::Set, &[one($order), opt($ftz), t(&[U32, S32, F32]), u($types)], &[d(T), s(U), s(U)]),
+        ]
+    };
+}
+
+/// PTX ISA, "Comparison Instructions", by class of operand.
+pub(super) const COMPARE: &[&[Row]] = &[
+    &compare!(EQUALITY, &[], &[B16, B32, B64]),
+    &compare!(UNSIGNED_ORDERED, &[], &[U16, U32, U64]),
+    &compare!(ORDERED, &[], &[S16, S32, S64]),
+    &compare!(FLOAT_ORDERED, &[Ftz], &[F32]),
+    &compare!(FLOAT_ORDERED, &[], &[F64]),
+];
+
+/// PTX ISA, half-precision comparison, and selection.
+pub(super) const SELECT: &[Row] = &[
+    logic(Op::Setp, &[one(FLOAT_ORDERED), opt(&[Ftz]), t(&[F16])], &[d(is(Pred)), r(T), r(T)]),
     logic(
         Op::Setp,
-        &[one(ORDERED), one(COMBINE), t(COMPARABLE)],
-        &[dst(Kind::PredPair), s(T), s(T), src(Kind::Pred)],
+        &[one(FLOAT_ORDERED), opt(&[Ftz]), t(&[F16x2])],
+        &[dst(Kind::Pair(is(Pred))), r(T), r(T)],
     ),
-    logic(Op::Setp, &[one(FLOAT_ORDERED), opt(&[Ftz]), t(&[F32, F64])], &[dst(Kind::PredPair), s(T), s(T)]),
-    logic(
-        Op::Setp,
-        &[one(FLOAT_ORDERED), one(COMBINE), opt(&[Ftz]), t(&[F32, F64])],
-        &[dst(Kind::PredPair), s(T), s(T), src(Kind::Pred)],
-    ),
-    logic(Op::Setp, &[one(FLOAT_ORDERED), opt(&[Ftz]), t(&[F16, F16x2])], &[dst(Kind::PredPair), r(T), r(T)]),
-    logic(Op::Setp, &[one(FLOAT_ORDERED), t(&[Bf16, Bf16x2])], &[dst(Kind::PredPair), r(T), r(T)])
+    logic(Op::Setp, &[one(FLOAT_ORDERED), t(&[Bf16])], &[d(is(Pred)), r(T), r(T)]).since(Sm90, V7_8),
+    logic(Op::Setp, &[one(FLOAT_ORDERED), t(&[Bf16x2])], &[dst(Kind::Pair(is(Pred))), r(T), r(T)])
         .since(Sm90, V7_8),
-    logic(Op::Set, &[one(ORDERED), t(&[U32, S32, F32]), u(COMPARABLE)], &[d(T), s(U), s(U)]),
-    logic(
-        Op::Set,
-        &[one(FLOAT_ORDERED), opt(&[Ftz]), t(&[U32, S32, F32]), u(&[F32, F64])],
-        &[d(T), s(U), s(U)],
-    ),
     select(Op::Selp, &[t(SELECTABLE)], &[d(T), s(T), s(T), r(is(Pred))]),
     select(Op::Slct, &[t(SELECTABLE), u(&[S32])], &[d(T), s(T), s(T), s(U)]),
     select(Op::Slct, &[opt(&[Ftz]), t(SELECTABLE), u(&[F32])], &[d(T), s(T), s(T), s(U)]),

@@ -6,17 +6,14 @@ use crate::target::Target::{Sm80, Sm90};
 use crate::types::ScalarType::{self, *};
 use crate::version::{V7_4, V7_8, V8_0, V8_1};
 
-const ANY: &[ScalarType] =
-    &[B8, B16, B32, B64, B128, U8, U16, U32, U64, S8, S16, S32, S64, F16, F16x2, F32, F64];
+const ANY: &[ScalarType] = &[B8, B16, B32, B64, B128, U8, U16, U32, U64, S8, S16, S32, S64, F32, F64];
 const SCOPE: &[Mod] = &[Cta, Cluster, Gpu, Sys];
-const SHARED: &[Mod] = &[Shared, SharedCta, SharedCluster];
+const SHARED: &[Mod] = &[Shared, SharedCta];
 const READABLE: &[Mod] = &[Global, Shared, SharedCta, SharedCluster, Local, Const, Param];
 const WRITABLE: &[Mod] = &[Global, Shared, SharedCta, SharedCluster, Local];
 const ATOMIC: &[Mod] = &[Global, Shared, SharedCta, SharedCluster];
 const L1_HINT: &[Mod] = &[L1EvictNormal, L1EvictUnchanged, L1EvictFirst, L1EvictLast, L1NoAllocate];
-const L2_HINT: &[Mod] = &[L2EvictNormal, L2EvictFirst, L2EvictLast];
 const PREFETCH: &[Mod] = &[L2B64, L2B128, L2B256];
-const ORDER: &[Mod] = &[Relaxed, Acquire, Release, AcqRel];
 const DATA: Kind = Kind::Vector(Ty::Loose(Var(0)), Count::VecMod);
 const POLICY: OperandSpec = r(is(B64)).with(L2CacheHint);
 
@@ -31,26 +28,25 @@ const fn st(slots: &'static [Slot]) -> Row {
     row(Class::Store, Op::St, slots, STORE).memory(Memory::Write)
 }
 
-/// PTX ISA, "ld", "ld.global.nc", "st".
+/// PTX ISA, "ld", "ld.global.nc", "st". Hints for the caches are for global and generic addresses only.
 pub(super) const LOAD_STORE: &[Row] = &[
+    ld(&[opt(&[Weak]), opt(READABLE), opt(&[Ca, Cg, Cs, Lu, Cv]), opt(&[V2, V4]), t(ANY)]),
     ld(&[
         opt(&[Weak]),
-        opt(READABLE),
-        opt(&[Ca, Cg, Cs, Lu, Cv]),
+        opt(&[Global]),
         opt(L1_HINT),
-        opt(L2_HINT),
         opt(&[L2CacheHint]),
         opt(PREFETCH),
         opt(&[V2, V4]),
         t(ANY),
     ]),
-    ld(&[one(&[Volatile]), opt(READABLE), opt(PREFETCH), opt(&[V2, V4]), t(ANY)]),
+    ld(&[one(&[Volatile]), opt(ATOMIC), opt(&[V2, V4]), t(ANY)]),
+    ld(&[one(&[Relaxed, Acquire]), one(SCOPE), opt(ATOMIC), opt(&[V2, V4]), t(ANY)]),
     ld(&[
         one(&[Relaxed, Acquire]),
         one(SCOPE),
-        opt(READABLE),
+        opt(&[Global]),
         opt(L1_HINT),
-        opt(L2_HINT),
         opt(&[L2CacheHint]),
         opt(PREFETCH),
         opt(&[V2, V4]),
@@ -60,30 +56,29 @@ pub(super) const LOAD_STORE: &[Row] = &[
         one(&[Global]),
         opt(&[Ca, Cg, Cs]),
         one(&[Nc]),
-        opt(L1_HINT),
-        opt(L2_HINT),
         opt(&[L2CacheHint]),
         opt(PREFETCH),
         opt(&[V2, V4]),
         t(ANY),
     ]),
-    st(&[
-        opt(&[Weak]),
-        opt(WRITABLE),
-        opt(&[Wb, Cg, Cs, Wt]),
+    ld(&[
+        one(&[Global]),
+        one(&[Nc]),
         opt(L1_HINT),
-        opt(L2_HINT),
         opt(&[L2CacheHint]),
+        opt(PREFETCH),
         opt(&[V2, V4]),
         t(ANY),
     ]),
-    st(&[one(&[Volatile]), opt(WRITABLE), opt(&[V2, V4]), t(ANY)]),
+    st(&[opt(&[Weak]), opt(WRITABLE), opt(&[Wb, Cg, Cs, Wt]), opt(&[V2, V4]), t(ANY)]),
+    st(&[opt(&[Weak]), opt(&[Global]), opt(L1_HINT), opt(&[L2CacheHint]), opt(&[V2, V4]), t(ANY)]),
+    st(&[one(&[Volatile]), opt(ATOMIC), opt(&[V2, V4]), t(ANY)]),
+    st(&[one(&[Relaxed, Release]), one(SCOPE), opt(ATOMIC), opt(&[V2, V4]), t(ANY)]),
     st(&[
         one(&[Relaxed, Release]),
         one(SCOPE),
-        opt(WRITABLE),
+        opt(&[Global]),
         opt(L1_HINT),
-        opt(L2_HINT),
         opt(&[L2CacheHint]),
         opt(&[V2, V4]),
         t(ANY),
@@ -94,46 +89,47 @@ const fn atomic(op: Op, slots: &'static [Slot], operands: &'static [OperandSpec]
     row(Class::Atomic, op, slots, operands).memory(Memory::ReadWrite)
 }
 
-const ATOM: &[OperandSpec] = &[dst(Kind::RegOrSink(T)), mem(), s(T), POLICY];
-const RED: &[OperandSpec] = &[mem(), s(T), POLICY];
+const ATOM: &[OperandSpec] = &[dst(Kind::RegOrSink(T)), mem(), s(T)];
+const COMPARE_AND_SWAP: &[OperandSpec] = &[dst(Kind::RegOrSink(T)), mem(), s(T), s(T)];
+const RED: &[OperandSpec] = &[mem(), s(T)];
 const RED_VECTOR: &[OperandSpec] = &[mem(), src(Kind::Vector(T, Count::VecMod)), POLICY];
-const ARITHMETIC: &[ScalarType] = &[U32, S32, U64, S64];
+const ATOM_ORDER: &[Mod] = &[Relaxed, Acquire, Release, AcqRel];
+const RED_ORDER: &[Mod] = &[Relaxed, Release];
 
-/// The slots before and after the operator are the same for `atom` and `red`.
-macro_rules! atomics {
-    ($($op:ident, $operands:expr, [$($operator:ident),+], $($no:ident)?, $types:expr;)*) => {
-        &[$(atomic(
+/// `atom` or `red` with the operators and types that go together.
+macro_rules! atomic {
+    ($op:ident $order:ident $operands:ident [$($operator:ident),+] $($no:ident)?, $types:expr) => {
+        atomic(
             Op::$op,
-            &[
-                opt(ORDER), opt(SCOPE), opt(ATOMIC), one(&[$($operator),+]), $(one(&[$no]),)?
-                opt(&[L2CacheHint]), t($types),
-            ],
+            &[opt($order), opt(SCOPE), opt(ATOMIC), one(&[$($operator),+]), $(one(&[$no]),)? t($types)],
             $operands,
-        )),*]
+        )
     };
 }
 
 /// PTX ISA, "atom", "red".
-pub(super) const ATOMICS: &[Row] = atomics! {
-    Atom, ATOM, [Add, Min, Max], , ARITHMETIC;
-    Atom, ATOM, [Add], , &[F32, F64];
-    Atom, ATOM, [Add], Noftz, &[F16, F16x2, Bf16, Bf16x2];
-    Atom, ATOM, [Inc, Dec], , &[U32];
-    Atom, ATOM, [And, Or, Xor, Exch], , &[B32, B64];
-    Atom, &[dst(Kind::RegOrSink(T)), mem(), s(T), s(T), POLICY], [Cas], , &[B16, B32, B64];
-    Red, RED, [Add, Min, Max], , ARITHMETIC;
-    Red, RED, [Add], , &[F32, F64];
-    Red, RED, [Add], Noftz, &[F16, F16x2, Bf16, Bf16x2];
-    Red, RED, [Inc, Dec], , &[U32];
-    Red, RED, [And, Or, Xor], , &[B32, B64];
-};
+pub(super) const ATOMICS: &[Row] = &[
+    atomic!(Atom ATOM_ORDER ATOM [Add], &[U32, S32, U64, F32, F64]),
+    atomic!(Atom ATOM_ORDER ATOM [Add] Noftz, &[F16, F16x2]),
+    atomic!(Atom ATOM_ORDER ATOM [Add] Noftz, &[Bf16, Bf16x2]).since(Sm90, V7_8),
+    atomic!(Atom ATOM_ORDER ATOM [Min, Max], &[U32, S32, U64, S64]),
+    atomic!(Atom ATOM_ORDER ATOM [Inc, Dec], &[U32]),
+    atomic!(Atom ATOM_ORDER ATOM [And, Or, Xor, Exch], &[B32, B64]),
+    atomic!(Atom ATOM_ORDER COMPARE_AND_SWAP [Cas], &[B16, B32, B64]),
+    atomic!(Red RED_ORDER RED [Add], &[U32, S32, U64, F32, F64]),
+    atomic!(Red RED_ORDER RED [Add] Noftz, &[F16, F16x2]),
+    atomic!(Red RED_ORDER RED [Add] Noftz, &[Bf16, Bf16x2]).since(Sm90, V7_8),
+    atomic!(Red RED_ORDER RED [Min, Max], &[U32, S32, U64, S64]),
+    atomic!(Red RED_ORDER RED [Inc, Dec], &[U32]),
+    atomic!(Red RED_ORDER RED [And, Or, Xor], &[B32, B64]),
+];
 
 /// PTX ISA, "red" on vectors, "prefetch", "createpolicy".
 pub(super) const CACHE: &[Row] = &[
     atomic(
         Op::Red,
         &[
-            opt(ORDER),
+            opt(RED_ORDER),
             opt(SCOPE),
             opt(&[Global]),
             one(&[Add]),

@@ -12,11 +12,13 @@ mod half;
 mod logic;
 mod matrix;
 mod memory;
+mod needs;
 pub mod spec;
 mod sync;
 mod warp;
 
 pub use form::{Expected, Form, FormError, form_of, pair_operands};
+pub use needs::Needs;
 pub use spec::{Access, Class, Completion, Converge, Count, Kind, Memory, OperandSpec, Row, Slot, Ty};
 
 use crate::op::Op;
@@ -28,7 +30,7 @@ const FAMILIES: &[&[Row]] = &[
     arith::FLOAT,
     half::HALF,
     logic::LOGIC,
-    logic::COMPARE,
+    logic::SELECT,
     convert::CONVERT,
     convert::MOVE,
     memory::LOAD_STORE,
@@ -49,7 +51,12 @@ const FAMILIES: &[&[Row]] = &[
 
 /// Every row.
 pub fn rows() -> impl Iterator<Item = &'static Row> {
-    FAMILIES.iter().chain(matrix::WGMMA).flat_map(|family| family.iter())
+    FAMILIES
+        .iter()
+        .chain(logic::COMPARE)
+        .chain(sync::ARRIVALS)
+        .chain(matrix::WGMMA)
+        .flat_map(|family| family.iter())
 }
 
 /// The rows of one operation.

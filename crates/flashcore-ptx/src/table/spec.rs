@@ -39,6 +39,8 @@ pub enum Slot {
     One(&'static [Mod]),
     /// One of these or none.
     Opt(&'static [Mod]),
+    /// One of the first and one of the second, or none of both.
+    OptPair(&'static [Mod], &'static [Mod]),
     /// One of these types, which binds a type variable.
     Type(Var, &'static [ScalarType]),
     /// `m64nNk…` with N = 8, 16, … 256, for the given k.
@@ -117,6 +119,10 @@ pub enum Kind {
     Pair(Ty),
     /// A register or a literal.
     Value(Ty),
+    /// A register, or a literal in a range: lowest, highest, step.
+    Ranged(Ty, i64, i64, i64),
+    /// `_`.
+    Sink,
     /// A register, a literal, a special register or the address of a symbol.
     Movable(Ty),
     /// `{a, b, …}` whose elements together are as wide as the type.
@@ -131,6 +137,8 @@ pub enum Kind {
     PredPair,
     /// An integer literal: lowest, highest, step.
     Imm(i64, i64, i64),
+    /// One of these literals.
+    OneOf(&'static [i64]),
     /// An address, whose provable part must be aligned.
     Address(Align),
     /// A tensor map and as many coordinates as `.1d` … `.5d` says.
@@ -294,6 +302,11 @@ pub const fn opt(mods: &'static [Mod]) -> Slot {
     Slot::Opt(mods)
 }
 
+/// One of the first and one of the second, or none of both.
+pub const fn opt_pair(first: &'static [Mod], second: &'static [Mod]) -> Slot {
+    Slot::OptPair(first, second)
+}
+
 /// The type slot that binds [`T`].
 pub const fn t(types: &'static [ScalarType]) -> Slot {
     Slot::Type(Var(0), types)
@@ -352,6 +365,11 @@ pub const fn mem() -> OperandSpec {
 /// An integer literal in a range.
 pub const fn imm(low: i64, high: i64, step: i64) -> OperandSpec {
     operand(Access::Src, Kind::Imm(low, high, step))
+}
+
+/// A register, or an integer literal in a range.
+pub const fn ranged(ty: Ty, low: i64, high: i64, step: i64) -> OperandSpec {
+    operand(Access::Src, Kind::Ranged(ty, low, high, step))
 }
 
 impl OperandSpec {

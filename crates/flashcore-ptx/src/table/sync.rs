@@ -4,89 +4,94 @@ use super::spec::*;
 use crate::op::{Mod, Mod::*, Op};
 use crate::target::Target::{Sm80, Sm90};
 use crate::types::ScalarType::*;
-use crate::version::{V7_1, V7_8, V8_0};
+use crate::version::{V7_1, V7_5, V7_8, V8_0};
 
 const SMEM: &[Mod] = &[Shared, SharedCta];
+const REMOTE: &[Mod] = &[SharedCluster];
 const ANY_SMEM: &[Mod] = &[Shared, SharedCta, SharedCluster];
 const SCOPE: &[Mod] = &[Cta, Cluster];
 const ARRIVE: &[Mod] = &[Release, Relaxed];
 const WAIT: &[Mod] = &[Acquire, Relaxed];
 const STATE: OperandSpec = dst(Kind::RegOrSink(is(B64)));
 const COUNT: OperandSpec = s(is(U32));
+const PARITY: OperandSpec = ranged(is(U32), 0, 1, 1);
+/// A barrier of another CTA returns no state.
+const NO_STATE: OperandSpec = dst(Kind::Sink);
 
 const fn mbarrier(op: Op, slots: &'static [Slot], operands: &'static [OperandSpec]) -> Row {
     row(Class::Barrier, op, slots, operands).memory(Memory::ReadWrite)
 }
 
+/// The forms of `mbarrier.arrive` and `mbarrier.arrive_drop`.
+macro_rules! arrive {
+    ($op:ident) => {
+        [
+            mbarrier(Op::$op, &[opt_pair(ARRIVE, SCOPE), opt(SMEM), t(&[B64])], &[STATE, at(8)]),
+            mbarrier(Op::$op, &[opt_pair(ARRIVE, SCOPE), opt(SMEM), t(&[B64])], &[STATE, at(8), COUNT])
+                .since(Sm90, V7_8),
+            mbarrier(
+                Op::$op,
+                &[opt_pair(ARRIVE, SCOPE), one(REMOTE), t(&[B64])],
+                &[NO_STATE, at(8), COUNT.maybe()],
+            )
+            .since(Sm90, V8_0),
+            mbarrier(
+                Op::$op,
+                &[one(&[NoComplete]), opt_pair(&[Release], &[Cta]), opt(SMEM), t(&[B64])],
+                &[STATE, at(8), COUNT],
+            ),
+            mbarrier(
+                Op::$op,
+                &[one(&[ExpectTx]), opt_pair(ARRIVE, SCOPE), opt(SMEM), t(&[B64])],
+                &[STATE, at(8), COUNT],
+            )
+            .since(Sm90, V8_0),
+            mbarrier(
+                Op::$op,
+                &[one(&[ExpectTx]), opt_pair(ARRIVE, SCOPE), one(REMOTE), t(&[B64])],
+                &[NO_STATE, at(8), COUNT],
+            )
+            .since(Sm90, V8_0),
+        ]
+    };
+}
+
+/// PTX ISA, "mbarrier.arrive", "mbarrier.arrive_drop".
+pub(super) const ARRIVALS: &[&[Row]] = &[&arrive!(MbarrierArrive), &arrive!(MbarrierArriveDrop)];
+
 /// PTX ISA, "mbarrier".
 pub(super) const MBARRIER: &[Row] = &[
     mbarrier(Op::MbarrierInit, &[opt(SMEM), t(&[B64])], &[at(8), COUNT]),
     mbarrier(Op::MbarrierInval, &[opt(SMEM), t(&[B64])], &[at(8)]),
-    mbarrier(Op::MbarrierArrive, &[opt(ARRIVE), opt(SCOPE), opt(ANY_SMEM), t(&[B64])], &[STATE, at(8)]),
-    mbarrier(
-        Op::MbarrierArrive,
-        &[opt(ARRIVE), opt(SCOPE), opt(ANY_SMEM), t(&[B64])],
-        &[STATE, at(8), COUNT],
-    )
-    .since(Sm90, V7_8),
-    mbarrier(
-        Op::MbarrierArrive,
-        &[one(&[NoComplete]), opt(&[Release]), opt(&[Cta]), opt(SMEM), t(&[B64])],
-        &[STATE, at(8), COUNT],
-    ),
-    mbarrier(
-        Op::MbarrierArrive,
-        &[one(&[ExpectTx]), opt(ARRIVE), opt(SCOPE), opt(ANY_SMEM), t(&[B64])],
-        &[STATE, at(8), COUNT],
-    )
-    .since(Sm90, V8_0),
-    mbarrier(Op::MbarrierArriveDrop, &[opt(ARRIVE), opt(SCOPE), opt(ANY_SMEM), t(&[B64])], &[STATE, at(8)]),
-    mbarrier(
-        Op::MbarrierArriveDrop,
-        &[opt(ARRIVE), opt(SCOPE), opt(ANY_SMEM), t(&[B64])],
-        &[STATE, at(8), COUNT],
-    )
-    .since(Sm90, V7_8),
-    mbarrier(
-        Op::MbarrierArriveDrop,
-        &[one(&[NoComplete]), opt(&[Release]), opt(&[Cta]), opt(SMEM), t(&[B64])],
-        &[STATE, at(8), COUNT],
-    ),
-    mbarrier(
-        Op::MbarrierArriveDrop,
-        &[one(&[ExpectTx]), opt(ARRIVE), opt(SCOPE), opt(ANY_SMEM), t(&[B64])],
-        &[STATE, at(8), COUNT],
-    )
-    .since(Sm90, V8_0),
-    mbarrier(Op::MbarrierExpectTx, &[opt(&[Relaxed]), opt(SCOPE), opt(ANY_SMEM), t(&[B64])], &[at(8), COUNT])
+    mbarrier(Op::MbarrierExpectTx, &[opt_pair(&[Relaxed], SCOPE), opt(ANY_SMEM), t(&[B64])], &[at(8), COUNT])
         .since(Sm90, V8_0),
     mbarrier(
         Op::MbarrierCompleteTx,
-        &[opt(&[Relaxed]), opt(SCOPE), opt(ANY_SMEM), t(&[B64])],
+        &[opt_pair(&[Relaxed], SCOPE), opt(ANY_SMEM), t(&[B64])],
         &[at(8), COUNT],
     )
     .since(Sm90, V8_0),
     mbarrier(
         Op::MbarrierTestWait,
-        &[opt(WAIT), opt(SCOPE), opt(SMEM), t(&[B64])],
+        &[opt_pair(WAIT, SCOPE), opt(SMEM), t(&[B64])],
         &[d(is(Pred)), at(8), r(is(B64))],
     ),
     mbarrier(
         Op::MbarrierTestWait,
-        &[one(&[Parity]), opt(WAIT), opt(SCOPE), opt(SMEM), t(&[B64])],
-        &[d(is(Pred)), at(8), COUNT],
+        &[one(&[Parity]), opt_pair(WAIT, SCOPE), opt(SMEM), t(&[B64])],
+        &[d(is(Pred)), at(8), PARITY],
     )
     .since(Sm80, V7_1),
     mbarrier(
         Op::MbarrierTryWait,
-        &[opt(WAIT), opt(SCOPE), opt(SMEM), t(&[B64])],
+        &[opt_pair(WAIT, SCOPE), opt(SMEM), t(&[B64])],
         &[d(is(Pred)), at(8), r(is(B64)), COUNT.maybe()],
     )
     .since(Sm90, V7_8),
     mbarrier(
         Op::MbarrierTryWait,
-        &[one(&[Parity]), opt(WAIT), opt(SCOPE), opt(SMEM), t(&[B64])],
-        &[d(is(Pred)), at(8), COUNT, COUNT.maybe()],
+        &[one(&[Parity]), opt_pair(WAIT, SCOPE), opt(SMEM), t(&[B64])],
+        &[d(is(Pred)), at(8), PARITY, COUNT.maybe()],
     )
     .since(Sm90, V7_8),
     row(Class::Barrier, Op::MbarrierPendingCount, &[t(&[B64])], &[d(is(U32)), r(T)]),
@@ -99,7 +104,7 @@ const fn fence(op: Op, slots: &'static [Slot]) -> Row {
 /// PTX ISA, "membar / fence".
 pub(super) const FENCES: &[Row] = &[
     fence(Op::Fence, &[opt(&[Sc, AcqRel]), one(&[Cta, Cluster, Gpu, Sys])]),
-    fence(Op::FenceProxy, &[one(&[Alias])]),
+    fence(Op::FenceProxy, &[one(&[Alias])]).since(Sm80, V7_5),
     fence(Op::FenceProxy, &[one(&[Async]), opt(&[Global, SharedCta, SharedCluster])]).since(Sm90, V8_0),
     fence(Op::FenceMbarrierInit, &[one(&[Release]), one(&[Cluster])]).since(Sm90, V8_0),
     fence(Op::Membar, &[one(&[Cta, Gl, Sys])]),
@@ -113,8 +118,9 @@ const fn barrier(op: Op, slots: &'static [Slot], operands: &'static [OperandSpec
     row(Class::Barrier, op, slots, operands).converge(Converge::WarpIfAligned)
 }
 
-const ID: OperandSpec = s(is(U32));
-const THREADS: OperandSpec = s(is(U32));
+const ID: OperandSpec = ranged(is(U32), 0, 15, 1);
+/// Threads that meet at a named barrier: whole warps.
+const THREADS: OperandSpec = ranged(is(U32), 32, 1024, 32);
 const VOTE: OperandSpec = src(Kind::Pred);
 
 /// PTX ISA, "bar", "barrier", "bar.warp.sync", "barrier.cluster".
