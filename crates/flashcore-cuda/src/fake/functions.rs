@@ -339,6 +339,8 @@ unsafe extern "C" fn launch_kernel(
             };
             world.launches.push(launch);
         }
+        let due = std::mem::take(&mut world.failures_of_kernel);
+        world.failures.extend(due);
         world.answer("cuLaunchKernelEx")
     })
 }

@@ -157,6 +157,33 @@ fn a_sticky_error_is_blamed_on_earlier_launches_and_stays() {
     assert_eq!(fake.device.first_cause(), Some(&*first_cause));
 }
 
+/// `FLASHCORE_SYNC=1` in a child process, because the environment belongs to the whole process.
+#[test]
+fn waiting_for_each_launch_names_the_kernel_at_fault() {
+    const NAME: &str = "fake::launch_tests::waiting_for_each_launch_names_the_kernel_at_fault";
+    if std::env::var("FLASHCORE_SYNC").is_err() {
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+        let output = child.args([NAME, "--exact"]).env("FLASHCORE_SYNC", "1").output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+        return;
+    }
+    for (before_launch, kernel) in [(true, None), (false, Some("kernel"))] {
+        let fake = Fake::new();
+        let (prepared, stream) = (attention(&fake), Stream::new(fake.device).unwrap());
+        launch(&prepared, &stream, &[16; 5]).unwrap();
+        let fault = ("cuStreamSynchronize", 719);
+        world(
+            |world| {
+                if before_launch { world.failures.push(fault) } else { world.failures_of_kernel.push(fault) }
+            },
+        );
+        let Err(Error::ContextPoisoned { first_cause, .. }) = launch(&prepared, &stream, &[16; 5]) else {
+            panic!("not poisoned")
+        };
+        assert_eq!((first_cause.error.kernel.as_deref(), first_cause.exact), (kernel, !before_launch));
+    }
+}
+
 #[test]
 fn recoverable_errors_name_the_call_and_leave_the_device_usable() {
     let fake = Fake::new();

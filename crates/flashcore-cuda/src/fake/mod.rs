@@ -41,6 +41,8 @@ pub(super) struct World {
     pub(super) held: Vec<(usize, Held)>,
     /// Codes that the named call answers, each once.
     pub(super) failures: Vec<(&'static str, u32)>,
+    /// Failures that become due with the next launch: the kernel goes wrong.
+    pub(super) failures_of_kernel: Vec<(&'static str, u32)>,
     pub(super) calls: Vec<&'static str>,
     pub(super) events_pending: bool,
     pub(super) param_bytes: Vec<usize>,
