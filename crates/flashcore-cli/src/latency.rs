@@ -1,13 +1,18 @@
 //! How long something takes: repeated until the figures mean something, summed up in quantiles.
 
-use std::time::{Duration, Instant};
+use std::{
+    fmt,
+    time::{Duration, Instant},
+};
 
 use serde::Serialize;
 
 /// Repetitions stop once this much time is spent.
 const ENOUGH: Duration = Duration::from_secs(1);
-/// Repetitions that are made however long they take.
+/// Repetitions that are made beyond that, unless they take too long.
 const AT_LEAST: usize = 3;
+/// No further repetition starts after this much time.
+const TOO_LONG: Duration = Duration::from_secs(10);
 /// Repetitions that are not exceeded however short they are.
 const AT_MOST: usize = 1000;
 
@@ -50,10 +55,30 @@ impl Latency {
     }
 }
 
+impl fmt::Display for Latency {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [p50, p90, min, max] = [self.p50, self.p90, self.min, self.max].map(time);
+        let runs = if self.samples == 1 { "run" } else { "runs" };
+        write!(f, "p50 {p50}, p90 {p90}, min {min}, max {max} ({} {runs})", self.samples)
+    }
+}
+
+/// A time for people.
+fn time(microseconds: f64) -> String {
+    match microseconds {
+        us if us < 1e3 => format!("{us:.1} us"),
+        us if us < 1e6 => format!("{:.2} ms", us / 1e3),
+        us => format!("{:.2} s", us / 1e6),
+    }
+}
+
 fn wants_more(times: Option<usize>, done: usize, spent: Duration) -> bool {
     match times {
         Some(times) => done < times,
-        None => done < AT_LEAST || (done < AT_MOST && spent < ENOUGH),
+        None => {
+            let limit = if done < AT_LEAST { TOO_LONG } else { ENOUGH };
+            done == 0 || (done < AT_MOST && spent < limit)
+        }
     }
 }
 
@@ -71,10 +96,20 @@ mod tests {
 
     #[test]
     fn repetitions_are_bounded_both_ways() {
-        assert!(wants_more(None, AT_LEAST - 1, Duration::from_secs(600)));
-        assert!(!wants_more(None, AT_LEAST, Duration::from_secs(600)));
+        assert!(wants_more(None, 0, Duration::from_secs(600)));
+        assert!(!wants_more(None, 1, Duration::from_secs(600)));
+        assert!(wants_more(None, AT_LEAST - 1, Duration::from_secs(2)));
+        assert!(!wants_more(None, AT_LEAST, Duration::from_secs(2)));
         assert!(!wants_more(None, AT_MOST, Duration::ZERO));
         assert!(!wants_more(Some(1), 1, Duration::ZERO));
+    }
+
+    #[test]
+    fn times_read_well() {
+        let cases = [(0.04, "0.0 us"), (999.9, "999.9 us"), (1234.0, "1.23 ms"), (2.5e6, "2.50 s")];
+        for (microseconds, text) in cases {
+            assert_eq!(time(microseconds), text);
+        }
     }
 
     #[test]

@@ -8,6 +8,10 @@ mod flags;
 mod report;
 mod request;
 mod tensors;
+#[cfg(test)]
+mod tests;
+
+use flashcore::Backend;
 
 pub use self::flags::Flags;
 use self::{check::Check, report::RunReport, request::Request, tensors::Tensors};
@@ -21,17 +25,21 @@ use crate::{
 
 /// Runs attention and says how right and how fast it was.
 pub fn execute(flags: Flags, output: &Output) -> Result<Verdict, CliError> {
-    let mut request = Request::parse(flags)?;
+    let request = Request::parse(flags)?;
     memory::check(request.bytes())?;
     let backend = backends::open(request.backend, request.threads)?;
+    run(request, &*backend, output)
+}
+
+fn run(mut request: Request, backend: &dyn Backend, output: &Output) -> Result<Verdict, CliError> {
     let mut tensors = Tensors::prepare(&mut request)?;
-    let ran = tensors.forward(&*backend, &request.problem)?;
+    let ran = tensors.forward(backend, &request.problem)?;
     let first = tensors.digest();
-    let latency = Latency::measure(request.times, || tensors.forward(&*backend, &request.problem).map(drop))?;
+    let latency = Latency::measure(request.times, || tensors.forward(backend, &request.problem).map(drop))?;
     let check = Check::of(&request.problem, &tensors, tensors.digest() == first);
     if check.pass {
         request.save(&tensors)?;
     }
-    output.show(&RunReport::new(&request, &*backend, &ran, &check, latency))?;
+    output.show(&RunReport::new(&request, backend, &ran, &check, latency))?;
     Ok(Verdict::from_bool(check.pass))
 }

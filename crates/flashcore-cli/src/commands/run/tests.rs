@@ -1,0 +1,96 @@
+//! Wrong backends are found out, and their results reach no file.
+
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+use clap::Parser;
+use flashcore::{Backend, BackendError, Ran};
+use flashcore_core::{DataMut, HostCall};
+use flashcore_cpu::Cpu;
+
+use super::*;
+use crate::cli::Style;
+
+#[derive(Parser)]
+struct Line {
+    #[command(flatten)]
+    flags: Flags,
+}
+
+fn request(args: &str) -> Request {
+    let args = format!("run --iters 2 {args}");
+    Request::parse(Line::parse_from(args.split_whitespace()).flags).unwrap()
+}
+
+/// Calls the CPU and then spoils its f32 output, knowing how often it was called.
+struct Spoiled<F: Fn(&mut [f32], u32)> {
+    spoil: F,
+    calls: AtomicU32,
+}
+
+impl<F: Fn(&mut [f32], u32) + Send + Sync> Backend for Spoiled<F> {
+    fn name(&self) -> &'static str {
+        "spoiled"
+    }
+
+    fn forward(&self, call: &mut HostCall<'_>) -> Result<Ran, BackendError> {
+        let ran = Cpu::new().forward(call)?;
+        if let (DataMut::F32(out), _) = call.outputs() {
+            (self.spoil)(out, self.calls.fetch_add(1, Relaxed));
+        }
+        Ok(ran)
+    }
+}
+
+#[track_caller]
+fn check(expected: Verdict, spoil: impl Fn(&mut [f32], u32) + Send + Sync) {
+    let backend = Spoiled { spoil, calls: AtomicU32::new(0) };
+    let output = Output::new(Style { quiet: true, ..Style::default() });
+    let verdict = run(request("--shape 1x2x17x8 --dtype f32"), &backend, &output).unwrap();
+    assert_eq!(verdict, expected);
+}
+
+#[test]
+fn wrong_results_fail() {
+    check(Verdict::Pass, |_, _| ());
+    check(Verdict::Fail, |out, _| out[100] += 0.01);
+    check(Verdict::Fail, |out, _| out.fill(0.0));
+    check(Verdict::Fail, |out, _| out[3] = f32::NAN);
+    // Right within tolerance, but not the same twice.
+    check(Verdict::Fail, |out, call| out[0] = f32::from_bits(out[0].to_bits() ^ call));
+}
+
+#[test]
+fn a_row_that_is_never_written_fails() {
+    struct Idle;
+    impl Backend for Idle {
+        fn name(&self) -> &'static str {
+            "idle"
+        }
+
+        fn forward(&self, _: &mut HostCall<'_>) -> Result<Ran, BackendError> {
+            Ok(Ran { kernel: "none".to_owned() })
+        }
+    }
+    for dtype in ["f16", "bf16", "f32"] {
+        let request = request(&format!("--shape 1x1x4x8 --dtype {dtype}"));
+        let output = Output::new(Style { quiet: true, ..Style::default() });
+        assert_eq!(run(request, &Idle, &output).unwrap(), Verdict::Fail, "{dtype}");
+    }
+}
+
+#[test]
+fn a_wrong_result_reaches_no_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let name = |file: &str| folder.path().join(file).to_str().unwrap().to_owned();
+    let tensor = name("x.npy");
+    let target =
+        crate::files::Target::check(&tensor.parse().unwrap(), "x", flashcore::DType::F32, false).unwrap();
+    let numbers: Vec<f32> = (0..64).map(|i| (i % 7) as f32).collect();
+    target.save(&[1, 2, 4, 8], flashcore_core::Data::F32(&numbers)).unwrap();
+    let args =
+        format!("--q {tensor} --k {tensor} --v {tensor} --out {} --lse {}", name("o.npy"), name("l.npy"));
+    let backend = Spoiled { spoil: |out: &mut [f32], _| out[0] = 1e3, calls: AtomicU32::new(0) };
+    let output = Output::new(Style { quiet: true, ..Style::default() });
+    assert_eq!(run(request(&args), &backend, &output).unwrap(), Verdict::Fail);
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "only the input is there");
+}
