@@ -3,6 +3,7 @@
 //! A kernel is a function from a frozen config to a [`flashcore_tile::Program`]: PTX text and how to launch it.
 #![forbid(unsafe_code)]
 
+pub mod forward_sm80;
 pub mod forward_sm90;
 pub mod shared;
 pub mod slots;

@@ -9,7 +9,9 @@
 //! the end of the sequence cuts come first, then the whole ones, then those that the left bound cuts. Reads Q, K, V,
 //! SINKS, LENGTHS_*; writes OUT and, unless it is null, LSE (see [`crate::slots`]).
 
+mod block;
 mod config;
+mod products;
 mod work;
 
 use flashcore_core::Problem;
@@ -19,8 +21,9 @@ pub use config::{Config, Shape};
 
 use crate::{
     shared::{
-        mask::Mask,
+        mask::{Mask, Sides},
         schedule::{Schedule, TensorArgument, tile_count},
+        softmax::Keys,
     },
     slots,
 };
@@ -37,6 +40,10 @@ pub(crate) struct Arguments {
     sinks: Option<Reg<U64>>,
     schedule: Schedule,
     mask: Mask,
+    /// What is known of the keys that rows see.
+    keys: Keys,
+    /// Columns of the output's accumulators.
+    dim_v: u32,
     /// Turns scores (after the cap, if there is one) into powers of two.
     scale_log2: Reg<F32>,
     /// Turns scores into the argument of the hyperbolic tangent.
@@ -54,6 +61,8 @@ impl Arguments {
             sinks: cfg.sinks.then(|| params.buffer(b, "sinks", slots::SINKS)),
             schedule: Schedule::declare(b, params, cfg.lengths, cfg.shape.tile_m()),
             mask: Mask::declare(b, params, cfg.mask),
+            keys: if cfg.mask == Sides::default() { Keys::FromTheFirst } else { Keys::MaybeNone },
+            dim_v: padded(cfg.dim_v),
             scale_log2: params.f32(b, "scale_log2", |p| {
                 p.softcap().unwrap_or(p.scale()) * std::f32::consts::LOG2_E
             }),

@@ -1,142 +1,301 @@
-//! One CTA's work: a tile of query rows against its key tiles.
+//! One CTA's work: a tile of query rows against its key tiles, from the last to the first.
 
-use flashcore_tile::{
-    Acc, Builder, Cmp, Cta, F32, Fragment, MMA_K, MMA_M, MatrixOrder, MatrixRows, MatrixView, Quad, Reg, S32,
-    U32,
+use flashcore_tile::{Acc, Builder, Cmp, Cta, MMA_M, MatrixOrder, MatrixRows, Reg, S32, Scope, U32, Uniform};
+
+use super::{
+    Arguments, Config, Layout,
+    block::{Block, row_end},
+    products::{Queries, outputs, scores},
 };
-
-use super::{Arguments, Config, Layout, config::padded};
 use crate::shared::{
     epilogue::{LseOutput, Output},
     load::TileLoad,
-    mask::{KeyTiles, ThreadVisibility},
-    schedule::{LengthsKind, Tile},
-    softmax::{Finished, Softmax},
+    mask::{KeyTiles, Visibility},
+    schedule::Tile,
 };
-
-/// The registers of 16 query rows.
-struct Block {
-    output: Acc,
-    softmax: Softmax,
-    visible: ThreadVisibility,
-}
-
-/// Where the queries' fragments come from.
-enum Queries {
-    /// They stay in registers, by block and by depth.
-    Registers(Vec<Vec<Quad>>),
-    /// They are read again for every key tile, by block.
-    Shared(Vec<MatrixView>),
-}
-
-/// What the loop over key tiles keeps.
-struct Loop<'a> {
-    cfg: &'a Config,
-    args: &'a Arguments,
-    blocks: Vec<Block>,
-    queries: Queries,
-    keys: MatrixRows,
-    values: MatrixRows,
-    load_k: TileLoad,
-    load_v: TileLoad,
-    k_bytes: u32,
-    v_bytes: u32,
-    tiles: KeyTiles,
-    /// The key tile of this turn.
-    tile: Reg<S32>,
-    /// The key tile that is loaded next.
-    ahead: Reg<S32>,
-    /// The stage that is read in this turn, and the one that is free.
-    read: Reg<U32>,
-    free: Reg<U32>,
-    /// First column of this thread in a key tile.
-    column: Reg<U32>,
-}
 
 /// Computes this CTA's row tile.
 pub(super) fn row_tile(b: &mut Builder, cfg: &Config, args: &Arguments, layout: &Layout) {
     let tile = args.schedule.tile(b, cfg.shape.tile_m());
-    let there = b.test(Cmp::Ge, tile.first_row, tile.rows);
-    let beyond = b.uniform::<Cta>(there);
+    let beyond = b.test(Cmp::Ge, tile.first_row, tile.rows);
+    let beyond = b.uniform::<Cta>(beyond);
     b.if_uniform(beyond, Builder::exit);
 
-    let warp = b.warp();
-    let warp_row = b.mul(warp, cfg.shape.blocks * MMA_M);
-    let rows_left = |b: &mut Builder, rows: Reg<U32>| {
-        let left = b.sub(rows, tile.first_row);
-        b.signed(left)
-    };
-    let queries_there = rows_left(b, tile.q_len);
-    let lp = Loop::start(b, cfg, args, layout, &tile, warp_row, queries_there);
-    lp.run(b);
-    let finished = lp.finish(b, &tile, warp_row, queries_there);
+    let rows = Rows::new(b, cfg, &tile);
+    let visible = args.mask.over(b, tile.q_len, tile.kv_len);
+    let ring = Ring::start(b, cfg, args, layout, &tile, &rows, &visible);
+    let blocks: Vec<_> = (0..cfg.shape.blocks).map(|n| Block::new(b, args, &visible, rows.thread, n)).collect();
+    let queries = Queries::new(b, cfg, layout, rows.warp);
+    KeyLoop { cfg, args, ring, blocks: &blocks, queries }.run(b);
 
-    let rows = rows_left(b, tile.rows);
-    let lse = lse_output(b, args, &tile, warp_row, rows);
-    lse.write(b, &finished);
+    let sink = args.sink(b, tile.head);
+    let finished: Vec<_> = (0..)
+        .zip(blocks)
+        .map(|(n, block)| row_end(b, cfg, block, sink, rows.thread, tile.q_len, n))
+        .collect();
+    let lse = args.lse_of_row(b, &tile);
+    LseOutput { base: args.lse, to: lse, warp_row: rows.warp, rows: rows.written }.write(b, &finished);
     // Other warps may still read what the output is gathered over.
     b.sync_cta();
-    let first_row = b.add(tile.q_start, tile.first_row);
-    let to = tile.row_address(b, &args.out, tile.head, first_row);
-    let (stride, staging) = (args.out.row, layout.staging);
-    Output { half: cfg.half, access: cfg.access, dim: cfg.dim_v, staging, to, stride, warp_row, rows }
-        .write(b, &finished);
+    output(b, cfg, args, layout, &tile, &rows).write(b, &finished);
 }
 
-impl<'a> Loop<'a> {
-    /// Starts the loads of Q and of the first stages, and prepares everything that does not change.
+fn output(
+    b: &mut Builder,
+    cfg: &Config,
+    args: &Arguments,
+    layout: &Layout,
+    tile: &Tile,
+    rows: &Rows,
+) -> Output {
+    let first_row = b.add(tile.q_start, tile.first_row);
+    Output {
+        half: cfg.half,
+        access: cfg.access,
+        dim: cfg.dim_v,
+        staging: layout.staging,
+        to: tile.row_address(b, &args.out, tile.head, first_row),
+        stride: args.out.row,
+        warp_row: rows.warp,
+        rows: rows.written,
+    }
+}
+
+/// Where this thread stands in the row tile.
+#[derive(Clone, Copy, Debug)]
+struct Rows {
+    /// First row of the warp in the tile.
+    warp: Reg<U32>,
+    /// First row of this thread in the sequence.
+    thread: Reg<S32>,
+    /// Rows of the tile that are queries.
+    there: Reg<S32>,
+    /// Rows of the tile that the output has.
+    written: Reg<S32>,
+}
+
+impl Rows {
+    fn new(b: &mut Builder, cfg: &Config, tile: &Tile) -> Self {
+        let warp = b.warp();
+        let warp = b.mul(warp, cfg.shape.blocks * MMA_M);
+        let lane = b.lane();
+        let quad = b.shr(lane, 2);
+        let in_tile = b.add(warp, quad);
+        let thread = b.add(tile.first_row, in_tile);
+        let left = |b: &mut Builder, rows: Reg<U32>| {
+            let left = b.sub(rows, tile.first_row);
+            b.signed(left)
+        };
+        Self { warp, thread: b.signed(thread), there: left(b, tile.q_len), written: left(b, tile.rows) }
+    }
+}
+
+/// The ring of K and V tiles in shared memory, and the loads that keep it full.
+struct Ring {
+    stages: u32,
+    load_k: TileLoad,
+    load_v: TileLoad,
+    keys: MatrixRows,
+    values: MatrixRows,
+    stage_bytes: [u32; 2],
+    tiles: KeyTiles,
+    /// The key tile of this turn.
+    tile: Reg<S32>,
+    /// The key tile to load next.
+    ahead: Reg<S32>,
+    /// The stage that is read in this turn, and the one that is free.
+    read: Reg<U32>,
+    free: Reg<U32>,
+}
+
+impl Ring {
+    /// Starts the loads of Q and of all stages but one.
     fn start(
         b: &mut Builder,
-        cfg: &'a Config,
-        args: &'a Arguments,
+        cfg: &Config,
+        args: &Arguments,
         layout: &Layout,
         tile: &Tile,
-        warp_row: Reg<U32>,
-        queries_there: Reg<S32>,
+        rows: &Rows,
+        visible: &Visibility,
     ) -> Self {
-        load_q(b, cfg, args, layout, tile, queries_there);
-        let visible = args.mask.over(b, tile.q_len, tile.kv_len);
-        let tiles = key_tiles(b, cfg, tile, &visible);
+        load_q(b, cfg, args, layout, tile, rows.there);
+        let tiles = key_tiles(b, cfg, tile, visible);
         let last = b.sub(tiles.end, 1);
-        let [load_k, load_v] = load_kv(b, cfg, args, layout, tile, last);
-        let last = b.sub(tiles.end, 1);
-        let (column, row) = thread_place(b, tile, warp_row);
-        let mut lp = Self {
-            cfg,
-            args,
-            blocks: (0..cfg.shape.blocks).map(|n| Block::new(b, cfg, args, &visible, row, n)).collect(),
-            queries: Queries::Shared(Vec::new()),
+        let first_key = b.mul(last, cfg.shape.tile_n as i32);
+        let unsigned = b.unsigned(first_key);
+        let row = b.add(tile.kv_start, unsigned);
+        let k = tile.row_address(b, &args.k, tile.head_kv, row);
+        let v = tile.row_address(b, &args.v, tile.head_kv, row);
+        let ring = Self {
+            stages: cfg.shape.stages,
+            load_k: TileLoad::new(b, cfg.access, &layout.k, cfg.dim_qk, k, args.k.row),
+            load_v: TileLoad::new(b, cfg.access, &layout.v, cfg.dim_v, v, args.v.row),
             keys: layout.k.matrix_rows(b, MatrixOrder::ColumnsFirst),
             values: layout.v.matrix_rows(b, MatrixOrder::RowsFirst),
-            load_k,
-            load_v,
-            k_bytes: layout.k.bytes(),
-            v_bytes: layout.v.bytes(),
+            stage_bytes: [layout.k.bytes(), layout.v.bytes()],
             tiles,
             tile: b.var(last),
             ahead: b.var(last),
-            read: b.var(0),
-            free: b.var(cfg.shape.stages - 1),
-            column,
+            read: b.var_in(Scope::Cta, 0),
+            free: b.var_in(Scope::Cta, cfg.shape.stages - 1),
         };
-        lp.fill(b, tile);
-        lp.queries = Queries::new(b, cfg, layout, warp_row);
-        lp
+        let keys = b.signed(tile.kv_len);
+        let keys_there = b.sub(keys, first_key);
+        ring.fill(b, keys_there);
+        ring
     }
 
-    /// Starts the loads of all stages but one; the first key tile may end beyond the sequence.
-    fn fill(&self, b: &mut Builder, tile: &Tile) {
-        for stage in 0..self.cfg.shape.stages - 1 {
-            let more = self.more_ahead(b);
-            b.if_uniform(more, |b| {
-                let there = (stage == 0).then(|| {
-                    let first = b.mul(self.ahead, self.cfg.shape.tile_n as i32);
-                    let keys = b.signed(tile.kv_len);
-                    b.sub(keys, first)
-                });
-                self.load(b, stage.into(), there);
-            });
-            b.commit_copies();
+    /// Fills all stages but one; only the first key tile may end beyond the sequence.
+    fn fill(&self, b: &mut Builder, keys_there: Reg<S32>) {
+        for stage in 0..self.stages - 1 {
+            let there = (stage == 0).then_some(keys_there);
+            let stage = b.var(stage);
+            self.load_next(b, stage, there);
+        }
+    }
+
+    /// Starts the load of the next key tile into `stage`, if there is one.
+    fn load_next(&self, b: &mut Builder, stage: Reg<U32>, keys_there: Option<Reg<S32>>) {
+        let more = self.not_below_begin(b, self.ahead);
+        b.if_uniform(more, |b| {
+            for (load, bytes) in [&self.load_k, &self.load_v].into_iter().zip(self.stage_bytes) {
+                let skip = b.mul(stage, bytes);
+                load.issue(b, skip, keys_there);
+                load.step_back(b);
+            }
+            let below = b.sub(self.ahead, 1);
+            b.set(self.ahead, below);
+        });
+        b.commit_copies();
+    }
+
+    /// Whether key tile `tile` is one that the row tile needs.
+    fn not_below_begin(&self, b: &mut Builder, tile: Reg<S32>) -> Uniform<Cta> {
+        let needed = match self.tiles.begin {
+            Some(begin) => b.test(Cmp::Ge, tile, begin),
+            None => b.test(Cmp::Ge, tile, 0),
+        };
+        b.uniform(needed)
+    }
+
+    /// Waits for the stage of this turn, and starts the load into the one that the last turn read.
+    fn turn(&self, b: &mut Builder) {
+        b.wait_copies(self.stages - 2);
+        b.sync_cta();
+        self.load_next(b, self.free, None);
+    }
+
+    /// Moves on to the next turn.
+    fn advance(&self, b: &mut Builder) {
+        let below = b.sub(self.tile, 1);
+        b.set(self.tile, below);
+        b.set(self.free, self.read);
+        let next = b.add(self.read, 1);
+        let wraps = b.test(Cmp::Eq, next, self.stages);
+        let next = b.select(wraps, 0, next);
+        b.set(self.read, next);
+    }
+}
+
+fn load_q(
+    b: &mut Builder,
+    cfg: &Config,
+    args: &Arguments,
+    layout: &Layout,
+    tile: &Tile,
+    there: Reg<S32>,
+) {
+    let row = b.add(tile.q_start, tile.first_row);
+    let from = tile.row_address(b, &args.q, tile.head, row);
+    let load = TileLoad::new(b, cfg.access, &layout.q, cfg.dim_qk, from, args.q.row);
+    load.issue(b, 0, Some(there));
+    b.commit_copies();
+}
+
+/// The key tiles of the row tile; none for rows beyond the queries.
+fn key_tiles(b: &mut Builder, cfg: &Config, tile: &Tile, visible: &Visibility) -> KeyTiles {
+    let first = b.signed(tile.first_row);
+    let end = b.add(tile.first_row, cfg.shape.tile_m());
+    let end = b.min(end, tile.q_len);
+    let last = b.sub(end, 1);
+    let last = b.signed(last);
+    let tiles = visible.key_tiles(b, [first, last], cfg.shape.tile_n);
+    let empty = b.test(Cmp::Ge, tile.first_row, tile.q_len);
+    KeyTiles { end: b.select(empty, 0, tiles.end), ..tiles }
+}
+
+/// The loop over key tiles.
+struct KeyLoop<'a> {
+    cfg: &'a Config,
+    args: &'a Arguments,
+    ring: Ring,
+    blocks: &'a [Block],
+    queries: Queries,
+}
+
+/// Whether a key tile hides keys from some rows.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Cut,
+    Whole,
+}
+
+impl KeyLoop<'_> {
+    /// Tiles that the right bound or the end cuts, whole tiles, tiles that the left bound cuts.
+    fn run(&self, b: &mut Builder) {
+        let KeyTiles { clean_end, clean_begin, .. } = self.ring.tiles;
+        self.pass(b, Kind::Cut, Some(clean_end));
+        self.pass(b, Kind::Whole, clean_begin);
+        if clean_begin.is_some() {
+            self.pass(b, Kind::Cut, None);
+        }
+    }
+
+    /// Key tiles from where the last pass ended down to `first`.
+    fn pass(&self, b: &mut Builder, kind: Kind, first: Option<Reg<S32>>) {
+        b.while_(
+            |b| {
+                let needed = self.ring.not_below_begin(b, self.ring.tile).pred();
+                match first {
+                    Some(first) => {
+                        let in_pass = b.test(Cmp::Ge, self.ring.tile, first);
+                        b.both(needed, in_pass)
+                    }
+                    None => needed,
+                }
+            },
+            |b| self.turn(b, kind),
+        );
+    }
+
+    /// One key tile.
+    fn turn(&self, b: &mut Builder, kind: Kind) {
+        let ring = &self.ring;
+        ring.turn(b);
+        let [k_skip, v_skip] = ring.stage_bytes.map(|bytes| b.mul(ring.read, bytes));
+        let keys = ring.keys.at(b, k_skip);
+        let scores = scores(b, self.cfg, &self.queries, &keys);
+        self.args.cap(b, &scores);
+        if kind == Kind::Cut {
+            self.hide(b, &scores);
+        }
+        let probs: Vec<_> =
+            self.blocks.iter().zip(&scores).map(|(block, scores)| block.step(b, self.cfg, scores)).collect();
+        let values = ring.values.at(b, v_skip);
+        outputs(b, self.cfg, self.blocks, &probs, &values);
+        ring.advance(b);
+    }
+
+    fn hide(&self, b: &mut Builder, scores: &[Acc]) {
+        let first_key = b.mul(self.ring.tile, self.cfg.shape.tile_n as i32);
+        let lane = b.lane();
+        let quad = b.and(lane, 3);
+        let column = b.shl(quad, 1);
+        let column = b.signed(column);
+        let first_key = b.add(first_key, column);
+        for (block, scores) in self.blocks.iter().zip(scores) {
+            block.visible.hide(b, scores, first_key);
         }
     }
 }

@@ -123,7 +123,7 @@ impl TileLoad {
             b.sub(rows, row)
         });
         let from = b.var(self.from);
-        let mut copies = |b: &mut Builder| {
+        let copies = |b: &mut Builder| {
             for pass in 0..self.rows.div_ceil(self.rows_per_pass) {
                 if pass > 0 {
                     b.add_to(from, self.pass);

@@ -1,3 +1,7 @@
 //! Ideas that kernels share.
 
+pub(crate) mod epilogue;
+pub mod load;
+pub mod mask;
+pub mod schedule;
 pub mod softmax;

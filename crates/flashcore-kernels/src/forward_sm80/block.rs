@@ -1,0 +1,101 @@
+//! Sixteen query rows of a warp: their output, softmax and mask.
+
+use flashcore_tile::{Acc, Builder, Cmp, F32, Fragment, Global, MMA_M, Reg, S32, U32, U64};
+
+use super::{Arguments, Config};
+use crate::shared::{
+    mask::{ThreadVisibility, Visibility},
+    schedule::{LengthsKind, Tile},
+    softmax::{Finished, Softmax},
+};
+
+/// The registers of 16 query rows.
+pub(super) struct Block {
+    pub(super) output: Acc,
+    pub(super) visible: ThreadVisibility,
+    softmax: Softmax,
+}
+
+impl Block {
+    /// Block `number` of a warp; `row` is this thread's first row.
+    pub(super) fn new(
+        b: &mut Builder,
+        args: &Arguments,
+        visible: &Visibility,
+        row: Reg<S32>,
+        number: u32,
+    ) -> Self {
+        let row = b.add(row, (number * MMA_M) as i32);
+        Self {
+            output: Acc::zero(b, args.dim_v as usize),
+            visible: visible.of_thread(b, row),
+            softmax: Softmax::new(b, args.scale_log2, args.keys),
+        }
+    }
+
+    /// Turns the scores of a key tile into probabilities, and brings the output to their scale.
+    pub(super) fn step(&self, b: &mut Builder, cfg: &Config, scores: &Acc) -> Fragment {
+        let growth = self.softmax.step(b, scores);
+        self.softmax.rescale(b, growth, &self.output);
+        let probs = Fragment::new(b, scores.cols());
+        scores.pack_into(b, cfg.half, &probs);
+        probs
+    }
+}
+
+/// Ends the rows of block `number`; rows beyond the queries count as rows without keys.
+pub(super) fn row_end(
+    b: &mut Builder,
+    cfg: &Config,
+    block: Block,
+    sink: Option<Reg<F32>>,
+    row: Reg<S32>,
+    queries: Reg<U32>,
+    number: u32,
+) -> (Acc, Finished) {
+    let mut finished = block.softmax.finish(b, sink);
+    if cfg.lengths == LengthsKind::Used {
+        for half in [0, 1] {
+            let row = b.add(row, (number * MMA_M + 8 * half as u32) as i32);
+            let queries = b.signed(queries);
+            let beyond = b.test(Cmp::Ge, row, queries);
+            finished.factor[half] = b.select(beyond, 0.0, finished.factor[half]);
+            finished.lse[half] = b.select(beyond, f32::NEG_INFINITY, finished.lse[half]);
+        }
+    }
+    (block.output, finished)
+}
+
+impl Arguments {
+    /// The sink of a head.
+    pub(super) fn sink(&self, b: &mut Builder, head: Reg<U32>) -> Option<Reg<F32>> {
+        let bytes = b.mul_wide(head, 4);
+        self.sinks.map(|sinks| {
+            let at = b.add(sinks, bytes);
+            let [sink] = b.load_global::<F32, 1>(at);
+            sink
+        })
+    }
+
+    /// Limits scores to ±1, where they are capped; the scale then brings them to ± the cap.
+    pub(super) fn cap(&self, b: &mut Builder, scores: &[Acc]) {
+        let Some(scale) = self.cap_scale else { return };
+        for &score in scores.iter().flat_map(Acc::regs) {
+            b.mul_into(score, score, scale);
+            let capped = b.tanh(score);
+            b.set(score, capped);
+        }
+    }
+
+    /// Where the LSE of the tile's first row goes.
+    pub(super) fn lse_of_row(&self, b: &mut Builder, tile: &Tile) -> Reg<U64> {
+        let [batch, head, heads, seq] =
+            [tile.batch, tile.head, self.schedule.heads(), self.schedule.seq_q()].map(|x| b.widen(x));
+        let plane = b.mad(batch, heads, head);
+        let row = b.add(tile.q_start, tile.first_row);
+        let row = b.widen(row);
+        let index = b.mad(plane, seq, row);
+        let bytes = b.mul(index, 4);
+        Global::from(b.add(self.lse, bytes)).base
+    }
+}

@@ -1,0 +1,106 @@
+//! The two matrix products of a key tile. Operands are loaded one step before they are used.
+
+use flashcore_tile::{Acc, Builder, Fragment, MMA_K, MMA_M, MatrixOrder, MatrixView, Quad, Reg, U32};
+
+use super::{Config, Layout, block::Block, config::padded};
+
+/// Where the queries' fragments come from.
+pub(super) enum Queries {
+    /// They stay in registers: for each block, by depth.
+    Registers(Vec<Vec<Quad>>),
+    /// They are read again for every key tile.
+    Shared(MatrixView),
+}
+
+impl Queries {
+    /// The queries of the warp whose first row is `warp_row`; waits for them if they go to registers.
+    pub(super) fn new(b: &mut Builder, cfg: &Config, layout: &Layout, warp_row: Reg<U32>) -> Self {
+        let skip = b.mul(warp_row, layout.q.slab_width());
+        let view = layout.q.matrix_rows(b, MatrixOrder::RowsFirst).at(b, skip);
+        if !cfg.shape.q_in_registers {
+            return Self::Shared(view);
+        }
+        b.wait_copies(cfg.shape.stages - 1);
+        b.sync_cta();
+        let depths = depths(cfg.dim_qk);
+        let block = |b: &mut Builder, n: u32| depths.clone().map(|k| view.load(b, n * MMA_M, k * MMA_K)).collect();
+        Self::Registers((0..cfg.shape.blocks).map(|n| block(b, n)).collect())
+    }
+
+    /// The fragments of every block at one depth.
+    fn load(&self, b: &mut Builder, blocks: u32, depth: u32) -> Vec<Quad> {
+        match self {
+            Self::Registers(quads) => quads.iter().map(|block| block[depth as usize]).collect(),
+            Self::Shared(view) => (0..blocks).map(|n| view.load(b, n * MMA_M, depth * MMA_K)).collect(),
+        }
+    }
+}
+
+/// Steps along `dim` features; padding beyond the last step takes no part.
+fn depths(dim: u32) -> std::ops::Range<u32> {
+    0..dim.div_ceil(MMA_K)
+}
+
+/// QKᵀ of every block.
+pub(super) fn scores(b: &mut Builder, cfg: &Config, queries: &Queries, keys: &MatrixView) -> Vec<Acc> {
+    let (blocks, tile_n) = (cfg.shape.blocks, cfg.shape.tile_n);
+    let scores: Vec<_> = (0..blocks).map(|_| Acc::zero(b, tile_n as usize)).collect();
+    let steps = depths(cfg.dim_qk).flat_map(|depth| (0..tile_n / MMA_K).map(move |n| (depth, n)));
+    let mut left = Vec::new();
+    one_ahead(
+        b,
+        steps,
+        |b, (depth, n)| {
+            let left = (n == 0).then(|| queries.load(b, blocks, depth));
+            (left, keys.load(b, n * MMA_K, depth * MMA_K))
+        },
+        |b, (_, n), (new_left, right)| {
+            left = new_left.unwrap_or_else(|| std::mem::take(&mut left));
+            for (scores, &left) in scores.iter().zip(&left) {
+                b.mma_pair(cfg.half, scores, n as usize, left, right);
+            }
+        },
+    );
+    scores
+}
+
+/// Adds PV of every block to its output.
+pub(super) fn outputs(
+    b: &mut Builder,
+    cfg: &Config,
+    blocks: &[Block],
+    probs: &[Fragment],
+    values: &MatrixView,
+) {
+    let columns = padded(cfg.dim_v) / MMA_K;
+    let steps = (0..cfg.shape.tile_n / MMA_K).flat_map(|key| (0..columns).map(move |n| (key, n)));
+    one_ahead(
+        b,
+        steps,
+        |b, (key, n)| values.load_transposed(b, key * MMA_K, n * MMA_K),
+        |b, (key, n), right| {
+            for (block, probs) in blocks.iter().zip(probs) {
+                b.mma_pair(cfg.half, &block.output, n as usize, probs.slice(key as usize), right);
+            }
+        },
+    );
+}
+
+/// Loads what each step needs before the step before it is worked on.
+fn one_ahead<S: Copy, T>(
+    b: &mut Builder,
+    steps: impl Iterator<Item = S>,
+    mut load: impl FnMut(&mut Builder, S) -> T,
+    mut work: impl FnMut(&mut Builder, S, T),
+) {
+    let mut waiting: Option<(S, T)> = None;
+    for step in steps {
+        let loaded = load(b, step);
+        if let Some((step, loaded)) = waiting.replace((step, loaded)) {
+            work(b, step, loaded);
+        }
+    }
+    if let Some((step, loaded)) = waiting {
+        work(b, step, loaded);
+    }
+}
