@@ -1,7 +1,10 @@
 //! Reads PTX files, prints what is wrong with them, and checks that printing and parsing agree.
 //! `cargo run -p flashcore-ptx --example check -- FILE.ptx…`
 
-use flashcore_ptx::parse::{Parsed, parse, parse_file};
+use flashcore_ptx::{
+    parse::{Parsed, parse, parse_file},
+    verify::verify,
+};
 
 fn check(path: &str) -> Result<Parsed, String> {
     let text = std::fs::read_to_string(path).map_err(|e| format!("{path}: {e}"))?;
@@ -13,7 +16,11 @@ fn check(path: &str) -> Result<Parsed, String> {
 fn main() {
     for path in std::env::args().skip(1) {
         match check(&path) {
-            Ok(parsed) => println!("{path}: {} kernels", parsed.module.kernels.len()),
+            Ok(parsed) => {
+                let findings = verify(&parsed.module, &parsed.provenance);
+                println!("{path}: {} kernels, {} findings", parsed.module.kernels.len(), findings.len());
+                findings.iter().for_each(|finding| println!("{finding}"));
+            }
             Err(error) => println!("{error}"),
         }
     }

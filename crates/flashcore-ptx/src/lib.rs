@@ -14,4 +14,5 @@ pub mod provenance;
 pub mod table;
 pub mod target;
 pub mod types;
+pub mod verify;
 pub mod version;

@@ -21,6 +21,11 @@ pub fn inst_text(inst: &Inst, registers: &Registers) -> String {
     Named(inst, Some(registers)).to_string()
 }
 
+/// The text of `operand` in a kernel with these registers.
+pub fn operand_text(operand: &Operand, registers: &Registers) -> String {
+    Named(operand, Some(registers)).to_string()
+}
+
 fn separated<T: Display>(f: &mut Formatter<'_>, items: impl IntoIterator<Item = T>) -> fmt::Result {
     for (i, item) in items.into_iter().enumerate() {
         if i > 0 {

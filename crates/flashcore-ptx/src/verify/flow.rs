@@ -1,0 +1,227 @@
+//! Basic blocks of a kernel: successors, reachability, post-dominators.
+
+use super::{Report, Rule};
+use crate::{
+    inst::{Inst, Operand},
+    module::{Kernel, Statement},
+    op::Op,
+    table::Form,
+};
+use std::{collections::HashMap, ops::Range};
+
+/// The block that stands for the end of every thread.
+pub(super) const EXIT: usize = usize::MAX;
+
+/// A run of statements with one entry and one end.
+pub(super) struct Block {
+    /// Statements, by index.
+    pub(super) statements: Range<usize>,
+    /// Blocks that may follow; [`EXIT`] among them.
+    pub(super) next: Vec<usize>,
+    /// Whether control falls off the end of the kernel here.
+    pub(super) falls_off: bool,
+}
+
+/// An instruction with its form and its place.
+pub(super) struct Step<'k> {
+    pub(super) statement: usize,
+    pub(super) inst: &'k Inst,
+    pub(super) form: Form,
+}
+
+/// The control flow of a kernel whose instructions are all in the table.
+pub(super) struct Flow<'k> {
+    pub(super) kernel: &'k Kernel,
+    pub(super) blocks: Vec<Block>,
+    forms: Vec<Option<Form>>,
+    /// For each block the nearest block that every way to the end passes; [`EXIT`] if there is none.
+    pub(super) post_dominator: Vec<usize>,
+}
+
+/// Whether the statement ends a block.
+fn ends_block(form: &Form) -> bool {
+    form.row.terminator
+}
+
+impl<'k> Flow<'k> {
+    /// Cuts the body into blocks.
+    pub(super) fn of(kernel: &'k Kernel) -> Self {
+        let forms: Vec<_> = kernel.body.iter().map(form_of).collect();
+        let starts = block_starts(kernel, &forms);
+        let targets: HashMap<&str, usize> = labels(kernel)
+            .map(|(name, at)| (name, starts.partition_point(|&start| start <= at) - 1))
+            .collect();
+        let mut flow = Self { kernel, blocks: Vec::new(), forms, post_dominator: Vec::new() };
+        for (i, &start) in starts.iter().enumerate() {
+            let end = starts.get(i + 1).copied().unwrap_or(kernel.body.len());
+            let block = flow.block(start..end, i, starts.len(), &targets);
+            flow.blocks.push(block);
+        }
+        flow.post_dominator = flow.post_dominators();
+        flow
+    }
+
+    fn block(
+        &self,
+        statements: Range<usize>,
+        index: usize,
+        count: usize,
+        targets: &HashMap<&str, usize>,
+    ) -> Block {
+        let mut next = Vec::new();
+        let mut falls_through = true;
+        if let Some(last) = self.step(statements.end.wrapping_sub(1)).filter(|s| ends_block(&s.form)) {
+            next.extend(last.inst.operands.iter().filter_map(|o| match o {
+                Operand::Label(name) => targets.get(name.as_str()).copied(),
+                _ => None,
+            }));
+            if last.inst.op != Op::Bra {
+                next.push(EXIT);
+            }
+            falls_through = last.inst.guard.is_some();
+        }
+        let last_block = index + 1 == count;
+        if falls_through {
+            next.push(if last_block { EXIT } else { index + 1 });
+        }
+        next.sort_unstable();
+        next.dedup();
+        Block { statements, next, falls_off: falls_through && last_block }
+    }
+
+    /// The instruction at a statement.
+    pub(super) fn step(&self, statement: usize) -> Option<Step<'k>> {
+        let Statement::Inst(inst) = self.kernel.body.get(statement)? else { return None };
+        Some(Step { statement, inst, form: (*self.forms.get(statement)?)? })
+    }
+
+    /// The instructions of a block.
+    pub(super) fn steps(&self, block: usize) -> impl Iterator<Item = Step<'k>> + '_ {
+        self.blocks[block].statements.clone().filter_map(|s| self.step(s))
+    }
+
+    /// The conditional branch (or exit) that ends a block.
+    pub(super) fn branch(&self, block: usize) -> Option<Step<'k>> {
+        let last = self.step(self.blocks[block].statements.end.wrapping_sub(1))?;
+        (ends_block(&last.form) && last.inst.guard.is_some()).then_some(last)
+    }
+
+    /// Blocks reachable from `from`, without going through `stop`.
+    pub(super) fn reachable(&self, from: &[usize], stop: usize) -> Vec<bool> {
+        let mut seen = vec![false; self.blocks.len()];
+        let mut todo: Vec<usize> = from.to_vec();
+        while let Some(block) = todo.pop() {
+            if block == EXIT || block == stop || seen[block] {
+                continue;
+            }
+            seen[block] = true;
+            todo.extend(&self.blocks[block].next);
+        }
+        seen
+    }
+
+    /// Immediate post-dominators, by Cooper, Harvey and Kennedy's algorithm on the reversed graph.
+    fn post_dominators(&self) -> Vec<usize> {
+        let order = self.exit_first_order();
+        let mut rank = vec![usize::MAX; self.blocks.len()];
+        order.iter().enumerate().for_each(|(position, &block)| rank[block] = position);
+        let mut parent: Vec<Option<usize>> = vec![None; self.blocks.len()];
+        let mut changed = true;
+        while changed {
+            changed = false;
+            for &block in &order {
+                let known =
+                    self.blocks[block].next.iter().copied().filter(|&n| n == EXIT || parent[n].is_some());
+                let meet = known.reduce(|a, b| meet(a, b, &rank, &parent));
+                if meet.is_some() && meet != parent[block] {
+                    parent[block] = meet;
+                    changed = true;
+                }
+            }
+        }
+        // A block that never ends (an endless loop) has no post-dominator but the end itself.
+        parent.into_iter().map(|p| p.unwrap_or(EXIT)).collect()
+    }
+
+    /// Blocks in reverse post-order of the reversed graph: those near the end first.
+    fn exit_first_order(&self) -> Vec<usize> {
+        let mut before = vec![Vec::new(); self.blocks.len()];
+        let mut roots = Vec::new();
+        for (block, b) in self.blocks.iter().enumerate() {
+            for &next in &b.next {
+                if next == EXIT { roots.push(block) } else { before[next].push(block) }
+            }
+        }
+        let mut seen = vec![false; self.blocks.len()];
+        let mut finished = Vec::new();
+        let mut stack: Vec<(usize, bool)> = roots.into_iter().map(|r| (r, false)).collect();
+        while let Some((block, done)) = stack.pop() {
+            if done {
+                finished.push(block);
+            } else if !std::mem::replace(&mut seen[block], true) {
+                stack.push((block, true));
+                stack.extend(before[block].iter().map(|&b| (b, false)));
+            }
+        }
+        finished.reverse();
+        finished
+    }
+}
+
+/// The nearest common ancestor in the post-dominator tree.
+fn meet(mut a: usize, mut b: usize, rank: &[usize], parent: &[Option<usize>]) -> usize {
+    while a != b {
+        if a == EXIT || b == EXIT {
+            return EXIT;
+        }
+        if rank[a] > rank[b] {
+            a = parent[a].unwrap_or(EXIT);
+        } else {
+            b = parent[b].unwrap_or(EXIT);
+        }
+    }
+    a
+}
+
+fn form_of(statement: &Statement) -> Option<Form> {
+    match statement {
+        Statement::Inst(inst) => inst.form().ok(),
+        Statement::Label(_) => None,
+    }
+}
+
+fn labels(kernel: &Kernel) -> impl Iterator<Item = (&str, usize)> {
+    kernel.body.iter().enumerate().filter_map(|(at, statement)| match statement {
+        Statement::Label(name) => Some((name.as_str(), at)),
+        Statement::Inst(_) => None,
+    })
+}
+
+fn block_starts(kernel: &Kernel, forms: &[Option<Form>]) -> Vec<usize> {
+    let is_label = |i: usize| matches!(kernel.body[i], Statement::Label(_));
+    let after_end = |i: usize| i > 0 && forms[i - 1].as_ref().is_some_and(ends_block);
+    let starts = |i: usize| i == 0 || after_end(i) || (is_label(i) && !is_label(i - 1));
+    (0..kernel.body.len()).filter(|&i| starts(i)).collect()
+}
+
+/// Reports code that nothing reaches and a kernel without end.
+pub(super) fn check(flow: &Flow<'_>, report: &mut Report<'_>) {
+    let reached = flow.reachable(&[0], EXIT);
+    if flow.blocks.is_empty() {
+        return report
+            .on_kernel(Rule::Terminator, "the kernel has no statement: it needs at least `ret`".into());
+    }
+    for (block, _) in reached.iter().enumerate().filter(|(_, reached)| !**reached) {
+        if let Some(step) = flow.steps(block).next() {
+            report.at(Rule::Unreachable, step.statement, "nothing reaches this instruction".into());
+        }
+    }
+    if let Some(last) = flow.blocks.iter().zip(&reached).find(|(b, reached)| b.falls_off && **reached) {
+        let statement = last.0.statements.end - 1;
+        report.at(
+            Rule::Terminator,
+            statement,
+            "control falls off the end of the kernel; end it with `ret`".into(),
+        );
+    }
+}
