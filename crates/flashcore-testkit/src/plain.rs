@@ -4,7 +4,10 @@
 //! type after each step, it is the yardstick ([`yardstick`]) that says how much error a decent kernel may have.
 //! [`crate::compare`] calls both; [`crate::naive`] is the f32 form as a backend.
 
-use std::ops::{Add, AddAssign, Div, Mul, Range, Sub};
+use std::{
+    f32::consts::LOG2_E,
+    ops::{Add, AddAssign, Div, Mul, Range},
+};
 
 use flashcore_core::{DType, Data, Lengths, Problem, Sequence};
 use half::{bf16, f16, slice::HalfFloatSliceExt};
@@ -39,20 +42,20 @@ trait Real:
     + Default
     + AddAssign
     + Add<Output = Self>
-    + Sub<Output = Self>
     + Mul<Output = Self>
     + Div<Output = Self>
 {
     const NEG_INFINITY: Self;
     fn new(value: f32) -> Self;
     fn wide(self) -> f64;
-    fn exp(self) -> Self;
+    /// `exp(self - max)`.
+    fn weight(self, max: Self) -> Self;
     fn ln(self) -> Self;
     fn tanh(self) -> Self;
 }
 
 macro_rules! real {
-    ($type:ident) => {
+    ($type:ident, $weight:expr) => {
         impl Real for $type {
             const NEG_INFINITY: Self = $type::NEG_INFINITY;
 
@@ -64,8 +67,8 @@ macro_rules! real {
                 self.into()
             }
 
-            fn exp(self) -> Self {
-                self.exp()
+            fn weight(self, max: Self) -> Self {
+                $weight(self, max)
             }
 
             fn ln(self) -> Self {
@@ -79,8 +82,9 @@ macro_rules! real {
     };
 }
 
-real!(f32);
-real!(f64);
+real!(f64, |score: f64, max: f64| (score - max).exp());
+// In base 2, as kernels do: its rounding of large scores is part of what the yardstick allows.
+real!(f32, |score: f32, max: f32| (score * LOG2_E - max * LOG2_E).exp2());
 
 /// What happens to intermediate results.
 trait Arithmetic: Sync {
@@ -264,9 +268,9 @@ impl<'a, A: Arithmetic> Plane<'a, A> {
         if max == nothing {
             return nothing;
         }
-        let mut sum = sink.map_or(A::Real::default(), |sink| (sink - max).exp());
+        let mut sum = sink.map_or(A::Real::default(), |sink| sink.weight(max));
         for score in scores.iter_mut() {
-            *score = (*score - max).exp();
+            *score = score.weight(max);
             sum += *score;
         }
         scores.iter_mut().for_each(|p| *p = *p / sum);

@@ -67,14 +67,17 @@ struct Candidate {
 }
 
 /// The backends of this build, best first.
-static CANDIDATES: &[Candidate] = &[
+static CANDIDATES: &[&Candidate] = &[
     #[cfg(feature = "cpu")]
-    Candidate {
-        kind: BackendKind::Cpu,
-        open: || Ok(Arc::new(flashcore_cpu::Cpu::new())),
-        opened: OnceLock::new(),
-    },
+    &CPU,
 ];
+
+#[cfg(feature = "cpu")]
+static CPU: Candidate = Candidate {
+    kind: BackendKind::Cpu,
+    open: || Ok(Arc::new(flashcore_cpu::Cpu::new())),
+    opened: OnceLock::new(),
+};
 
 impl Candidate {
     fn get(&self) -> Result<Arc<dyn Backend>, BackendError> {
@@ -112,7 +115,7 @@ pub struct Found {
 
 /// The backends of this build, best first.
 pub fn available() -> Vec<Found> {
-    let found = |c: &Candidate| Found { kind: c.kind, backend: c.get().map_err(Into::into) };
+    let found = |c: &&Candidate| Found { kind: c.kind, backend: c.get().map_err(Into::into) };
     CANDIDATES.iter().map(found).collect()
 }
 

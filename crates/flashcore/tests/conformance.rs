@@ -1,0 +1,64 @@
+//! The CPU backend against every case, every law and random problems; the same suite that other backends run.
+#![cfg(feature = "cpu")]
+
+use flashcore::{BackendKind, DType, backend};
+use flashcore_testkit::{
+    Case, CaseReport, Outcome,
+    cases::{self, Cost},
+    check_case, properties, random,
+};
+use rayon::prelude::*;
+
+const SEEDS: [u64; 3] = [1, 2, 3];
+
+/// Runs every (case, element type, seed) in parallel and lists all that did not pass.
+fn check_all(work: Vec<(Case, DType, u64)>) {
+    let cpu = backend(BackendKind::Cpu).expect("the CPU is always there");
+    let run = |(case, dtype, seed): &(Case, DType, u64)| check_case(&*cpu, case, *dtype, *seed);
+    let reports: Vec<CaseReport> = work.par_iter().map(run).collect();
+    let wrong: Vec<String> =
+        reports.iter().filter(|report| !acceptable(report)).map(ToString::to_string).collect();
+    assert!(wrong.is_empty(), "{} of {}:\n{}", wrong.len(), reports.len(), wrong.join("\n"));
+}
+
+/// The CPU takes every problem; only a machine without the address space may skip one.
+fn acceptable(report: &CaseReport) -> bool {
+    match &report.outcome {
+        Outcome::Passed => true,
+        Outcome::Skipped(reason) => reason.contains("no memory"),
+        Outcome::Failed { .. } => false,
+    }
+}
+
+fn every_seed(cases: Vec<Case>) -> Vec<(Case, DType, u64)> {
+    let seeds = |case: &Case| if case.cost() == Cost::Huge { &SEEDS[..1] } else { &SEEDS[..] };
+    let of_case = |case: Case| {
+        let pairs: Vec<_> =
+            seeds(&case).iter().flat_map(|&seed| case.dtypes.iter().map(move |&d| (d, seed))).collect();
+        pairs.into_iter().map(move |(dtype, seed)| (case.clone(), dtype, seed))
+    };
+    cases.into_iter().flat_map(of_case).collect()
+}
+
+#[test]
+fn every_case_in_every_type_with_three_seeds() {
+    check_all(every_seed(cases::all()));
+}
+
+#[test]
+fn every_law() {
+    let cpu = backend(BackendKind::Cpu).expect("the CPU is always there");
+    for property in properties::ALL {
+        for (dtype, seed) in DType::ALL.into_iter().flat_map(|dtype| SEEDS.map(|seed| (dtype, seed))) {
+            let outcome = property.check(&*cpu, dtype, seed);
+            assert_eq!(outcome, Outcome::Passed, "{} in {dtype}, seed {seed}", property.name);
+        }
+    }
+}
+
+#[test]
+fn a_thousand_random_problems() {
+    let draw =
+        |index: u64| (random::case(7, index, random::Limits::SMALL), DType::ALL[index as usize % 3], index);
+    check_all((0..1000).map(draw).collect());
+}
