@@ -36,7 +36,7 @@ pub struct Style {
     #[arg(long, global = true, help_heading = "Output")]
     pub json: bool,
     /// Print nothing but errors; the exit code tells the result
-    #[arg(long, short, global = true, help_heading = "Output")]
+    #[arg(long, global = true, help_heading = "Output")]
     pub quiet: bool,
 }
 

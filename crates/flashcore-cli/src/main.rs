@@ -12,6 +12,7 @@ mod cli;
 mod commands;
 mod error;
 mod files;
+mod flags;
 mod latency;
 mod memory;
 mod output;

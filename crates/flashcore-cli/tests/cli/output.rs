@@ -120,3 +120,29 @@ fn a_reader_that_goes_away_is_no_error() {
         assert_eq!((child.wait().unwrap().code(), stderr.as_str()), (Some(0), ""), "{args:?}");
     }
 }
+
+/// Highest resident memory of a run, in bytes, as seen by looking often.
+#[cfg(target_os = "linux")]
+fn peak_memory(args: &[&str]) -> u64 {
+    let mut child =
+        Command::new(env!("CARGO_BIN_EXE_flashcore")).args(args).stdout(Stdio::null()).spawn().unwrap();
+    let mut peak = 0;
+    while child.try_wait().unwrap().is_none() {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap_or_default();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let kib = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+        peak = kib.unwrap_or(0).max(peak);
+        std::thread::sleep(std::time::Duration::from_millis(2));
+    }
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    peak * 1024
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn memory_is_linear_in_the_sequence_length() {
+    let args = ["run", "--shape", "1x1x16384x64", "--iters", "1", "--quiet"];
+    let (peak, tensors) = (peak_memory(&args), 4 * 16384 * 64 * 2);
+    assert!(peak > tensors, "{peak} bytes cannot be all");
+    assert!(peak < tensors + (64 << 20), "{peak} bytes for {tensors} of tensors");
+}

@@ -1,12 +1,11 @@
 //! The flags of `flashcore run`, as clap parses them; [`super::request`] makes sense of them.
 
 use clap::Args;
-use flashcore::{BackendKind, DType};
+use flashcore::DType;
 
 use crate::{
-    backends,
     files::TensorPath,
-    values::{Shape, Window},
+    flags::{AttentionFlags, BackendFlags, TensorFlags},
 };
 
 const EXAMPLES: &str = "\
@@ -25,50 +24,20 @@ Nothing is written if the comparison fails.";
 #[derive(Args, Clone, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Flags {
-    /// Shape of random queries: batch x heads x sequence x dim
-    #[arg(long, value_name = "BxHxSxD", default_value = "1x8x512x64", help_heading = "Random tensors")]
-    pub shape: Shape,
-    /// Heads of keys and values, which must divide the heads of the shape [default: the same]
-    #[arg(long, value_name = "N", help_heading = "Random tensors")]
-    pub kv_heads: Option<usize>,
-    /// Sequence length of keys and values [default: the same]
-    #[arg(long, value_name = "N", help_heading = "Random tensors")]
-    pub seq_kv: Option<usize>,
-    /// Features of a value [default: the same]
-    #[arg(long, value_name = "N", help_heading = "Random tensors")]
-    pub dim_v: Option<usize>,
+    #[command(flatten)]
+    pub tensors: TensorFlags,
     /// Element type: f16, bf16 or f32 [default: f16, or what the files hold]
     #[arg(long, value_name = "TYPE", help_heading = "Random tensors")]
     pub dtype: Option<DType>,
     /// Seed of the random numbers
     #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Random tensors")]
     pub seed: u64,
-
     #[command(flatten)]
     pub files: FileFlags,
-
-    /// Hide keys after a query
-    #[arg(long, help_heading = "Options of attention")]
-    pub causal: bool,
-    /// Show only L keys before and R after a query; `inf` does not limit
-    #[arg(long, value_name = "L,R", conflicts_with = "causal", help_heading = "Options of attention")]
-    pub window: Option<Window>,
-    /// Align the mask to the first query and key instead of the last
-    #[arg(long, help_heading = "Options of attention")]
-    pub top_left: bool,
-    /// Factor on the scores [default: 1/sqrt(dim)]
-    #[arg(long, value_name = "X", allow_negative_numbers = true, help_heading = "Options of attention")]
-    pub scale: Option<f32>,
-    /// Bend scores to X * tanh(score / X)
-    #[arg(long, value_name = "X", allow_negative_numbers = true, help_heading = "Options of attention")]
-    pub softcap: Option<f32>,
-
-    /// What computes
-    #[arg(long, value_name = "NAME", default_value = "auto", value_parser = backends::names(), help_heading = "How to run")]
-    pub backend: BackendKind,
-    /// Threads of the CPU backend [default: all cores]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024), help_heading = "How to run")]
-    pub threads: Option<u16>,
+    #[command(flatten)]
+    pub attention: AttentionFlags,
+    #[command(flatten)]
+    pub backend: BackendFlags,
     /// Timed runs after the first [default: about a second's worth]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), help_heading = "How to run")]
     pub iters: Option<u32>,
@@ -76,25 +45,26 @@ pub struct Flags {
 
 /// Tensors from files; `--q`, `--k`, `--v` and `--out` go together.
 #[derive(Args, Clone, Debug)]
-#[group(multiple = true, conflicts_with_all = ["shape", "kv_heads", "seq_kv", "dim_v", "seed"])]
+#[command(next_help_heading = "Tensors from files")]
+#[group(multiple = true, conflicts_with_all = TensorFlags::NAMES, conflicts_with = "seed")]
 pub struct FileFlags {
     /// Queries: FILE.npy, FILE.safetensors or FILE.safetensors#TENSOR
-    #[arg(long, value_name = "FILE", requires_all = ["k", "v", "out"], help_heading = "Tensors from files")]
+    #[arg(long, value_name = "FILE", requires_all = ["k", "v", "out"])]
     q: Option<TensorPath>,
     /// Keys
-    #[arg(long, value_name = "FILE", requires = "q", help_heading = "Tensors from files")]
+    #[arg(long, value_name = "FILE", requires = "q")]
     k: Option<TensorPath>,
     /// Values
-    #[arg(long, value_name = "FILE", requires = "q", help_heading = "Tensors from files")]
+    #[arg(long, value_name = "FILE", requires = "q")]
     v: Option<TensorPath>,
     /// Where the result goes
-    #[arg(long, value_name = "FILE", requires = "q", help_heading = "Tensors from files")]
+    #[arg(long, value_name = "FILE", requires = "q")]
     out: Option<TensorPath>,
     /// Where the log-sum-exp of each row goes
-    #[arg(long, value_name = "FILE", requires = "q", help_heading = "Tensors from files")]
+    #[arg(long, value_name = "FILE", requires = "q")]
     lse: Option<TensorPath>,
     /// Replace output files that exist
-    #[arg(long, requires = "q", help_heading = "Tensors from files")]
+    #[arg(long, requires = "q")]
     force: bool,
 }
 

@@ -16,7 +16,6 @@ use flashcore::Backend;
 pub use self::flags::Flags;
 use self::{check::Check, report::RunReport, request::Request, tensors::Tensors};
 use crate::{
-    backends,
     error::{CliError, Verdict},
     latency::Latency,
     memory,
@@ -25,9 +24,10 @@ use crate::{
 
 /// Runs attention and says how right and how fast it was.
 pub fn execute(flags: Flags, output: &Output) -> Result<Verdict, CliError> {
+    let backend = flags.backend.clone();
     let request = Request::parse(flags)?;
     memory::check(request.bytes())?;
-    let backend = backends::open(request.backend, request.threads)?;
+    let backend = backend.open()?;
     run(request, &*backend, output)
 }
 

@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use flashcore::BackendKind;
-use flashcore_core::{DType, Data, Dims, Layout, Mask, Operand, Problem, ProblemError, Spec};
+use flashcore::{DType, Dims, Operand, Problem, ProblemError};
+use flashcore_core::Data;
 
 use super::{
     flags::{FileNames, Flags},
@@ -17,13 +17,11 @@ use crate::{
 /// The element type of made tensors unless another is asked for.
 const USUAL_DTYPE: DType = DType::F16;
 
-/// A problem, where its tensors come from, where results go, and how to run it.
+/// A problem, where its tensors come from, where results go, and how often to run it.
 #[derive(Debug)]
 pub struct Request {
     pub problem: Problem,
     pub source: Source,
-    pub backend: BackendKind,
-    pub threads: Option<usize>,
     /// Timed runs; as many as are sensible where `None`.
     pub times: Option<usize>,
 }
@@ -50,23 +48,12 @@ pub struct Files {
 impl Request {
     /// Makes sense of flags: opens inputs, checks outputs, parses the problem.
     pub fn parse(flags: Flags) -> Result<Self, CliError> {
-        let (dtype, [q, k, v], source) = match flags.files.clone().names() {
+        let (dtype, dims, source) = match flags.files.names() {
             Some(names) => from_files(&names, flags.dtype)?,
-            None => (flags.dtype.unwrap_or(USUAL_DTYPE), made_dims(&flags), Source::Seed(flags.seed)),
+            None => (flags.dtype.unwrap_or(USUAL_DTYPE), flags.tensors.dims(), Source::Seed(flags.seed)),
         };
-        let spec = Spec {
-            mask: mask(&flags),
-            scale: flags.scale,
-            softcap: flags.softcap,
-            ..Spec::new(dtype, Layout::bhsd(q)?, Layout::bhsd(k)?, Layout::bhsd(v)?)
-        };
-        Ok(Self {
-            problem: spec.parse()?,
-            source,
-            backend: flags.backend,
-            threads: flags.threads.map(usize::from),
-            times: flags.iters.map(|n| n as usize),
-        })
+        let problem = flags.attention.problem(dtype, dims)?;
+        Ok(Self { problem, source, times: flags.iters.map(|n| n as usize) })
     }
 
     /// Bytes of all tensors together.
@@ -98,23 +85,6 @@ impl Request {
             }
         }
     }
-}
-
-fn mask(flags: &Flags) -> Mask {
-    let mask = match flags.window {
-        Some(window) => window.mask(),
-        None if flags.causal => Mask::CAUSAL,
-        None => Mask::NONE,
-    };
-    if flags.top_left { mask.top_left() } else { mask }
-}
-
-/// Extents of made Q, K and V.
-fn made_dims(flags: &Flags) -> [Dims; 3] {
-    let q = flags.shape.0;
-    let (heads, seq) = (flags.kv_heads.unwrap_or(q.heads), flags.seq_kv.unwrap_or(q.seq));
-    let k = Dims { heads, seq, ..q };
-    [q, k, Dims { dim: flags.dim_v.unwrap_or(q.dim), ..k }]
 }
 
 fn from_files(names: &FileNames, expected: Option<DType>) -> Result<(DType, [Dims; 3], Source), CliError> {

@@ -1,0 +1,104 @@
+//! Flags that several commands share: a problem's tensors, the options of attention, what computes.
+//!
+//! Commands flatten these groups into their own flags and ask them for the parsed thing.
+
+use std::sync::Arc;
+
+use clap::Args;
+use flashcore::{Backend, BackendKind, DType, Dims, Layout, Mask, Problem, ProblemError};
+use flashcore_core::Spec;
+
+use crate::{
+    backends,
+    error::CliError,
+    values::{Shape, Window},
+};
+
+/// Tensors that exist only as a description.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Random tensors")]
+pub struct TensorFlags {
+    /// Shape of the queries: batch x heads x sequence x dim
+    #[arg(long, value_name = "BxHxSxD", default_value = "1x8x512x64")]
+    shape: Shape,
+    /// Heads of keys and values, which must divide the heads of the shape [default: the same]
+    #[arg(long, value_name = "N")]
+    kv_heads: Option<usize>,
+    /// Sequence length of keys and values [default: the same]
+    #[arg(long, value_name = "N")]
+    seq_kv: Option<usize>,
+    /// Features of a value [default: the same]
+    #[arg(long, value_name = "N")]
+    dim_v: Option<usize>,
+}
+
+impl TensorFlags {
+    /// Names of these flags, for those that exclude them.
+    pub const NAMES: [&str; 4] = ["shape", "kv_heads", "seq_kv", "dim_v"];
+
+    /// Extents of Q, K and V.
+    pub fn dims(&self) -> [Dims; 3] {
+        let q = self.shape.0;
+        let (heads, seq) = (self.kv_heads.unwrap_or(q.heads), self.seq_kv.unwrap_or(q.seq));
+        let k = Dims { heads, seq, ..q };
+        [q, k, Dims { dim: self.dim_v.unwrap_or(q.dim), ..k }]
+    }
+}
+
+/// What is computed.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Options of attention")]
+pub struct AttentionFlags {
+    /// Hide keys after a query
+    #[arg(long)]
+    causal: bool,
+    /// Show only L keys before and R after a query; `inf` does not limit
+    #[arg(long, value_name = "L,R", conflicts_with = "causal")]
+    window: Option<Window>,
+    /// Align the mask to the first query and key instead of the last
+    #[arg(long)]
+    top_left: bool,
+    /// Factor on the scores [default: 1/sqrt(dim)]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    scale: Option<f32>,
+    /// Bend scores to X * tanh(score / X)
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    softcap: Option<f32>,
+}
+
+impl AttentionFlags {
+    /// Attention with these options over dense tensors.
+    pub fn problem(&self, dtype: DType, dims: [Dims; 3]) -> Result<Problem, ProblemError> {
+        let [q, k, v] = dims.map(Layout::bhsd);
+        let plain = Spec::new(dtype, q?, k?, v?);
+        Spec { mask: self.mask(), scale: self.scale, softcap: self.softcap, ..plain }.parse()
+    }
+
+    fn mask(&self) -> Mask {
+        let mask = match self.window {
+            Some(window) => window.mask(),
+            None if self.causal => Mask::CAUSAL,
+            None => Mask::NONE,
+        };
+        if self.top_left { mask.top_left() } else { mask }
+    }
+}
+
+/// What computes.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "How to run")]
+pub struct BackendFlags {
+    /// What computes
+    #[arg(long, value_name = "NAME", default_value = "auto", value_parser = backends::names())]
+    backend: BackendKind,
+    /// Threads of the CPU backend [default: all cores]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
+}
+
+impl BackendFlags {
+    /// Opens the backend.
+    pub fn open(&self) -> Result<Arc<dyn Backend>, CliError> {
+        backends::open(self.backend, self.threads.map(usize::from))
+    }
+}
