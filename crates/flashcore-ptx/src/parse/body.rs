@@ -110,8 +110,10 @@ impl Body<'_, '_, '_> {
                 .cursor
                 .error_here(ParseErrorKind::Unsupported(format!("`{}` in a kernel", token.text))),
             _ if token.kind == TokenKind::Word && self.reader.cursor.peek(1).text == ":" => self.label(),
-            "@" => self.instruction(),
-            _ if token.kind == TokenKind::Word => self.instruction(),
+            _ if token.text == "@" || token.kind == TokenKind::Word => {
+                self.instruction_or_skip();
+                Ok(())
+            }
             _ => self.reader.cursor.expected("an instruction, a label or `}`"),
         }
     }
@@ -209,6 +211,19 @@ impl Body<'_, '_, '_> {
         match self.names.registers.last_mut().map(|scope| scope.insert(text.clone(), reg)) {
             Some(None) => Ok(()),
             _ => error_at(at, ParseErrorKind::Duplicate(text)),
+        }
+    }
+
+    /// Reads an instruction; a wrong one is noted and skipped up to its semicolon.
+    fn instruction_or_skip(&mut self) {
+        let before = self.reader.cursor.next;
+        let Err(error) = self.instruction() else { return };
+        self.reader.errors.push(error);
+        self.reader.cursor.next = before;
+        while !matches!(self.reader.cursor.peek(0).text, ";")
+            && self.reader.cursor.peek(0).kind != TokenKind::End
+        {
+            self.reader.cursor.bump();
         }
     }
 

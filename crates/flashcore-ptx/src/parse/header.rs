@@ -20,6 +20,8 @@ pub(super) struct Reader<'a, 't> {
     /// `.file` directives by number.
     pub(super) files: HashMap<u32, String>,
     pub(super) provenance: Provenance,
+    /// Wrong instructions that were skipped.
+    pub(super) errors: Vec<ParseError>,
 }
 
 /// Names of one kernel: what is visible in each open scope, and what is taken.
@@ -44,17 +46,23 @@ impl Names {
     }
 }
 
-/// Reads a whole module.
-pub(super) fn module(cursor: Cursor<'_, '_>, file: &str) -> Result<Parsed, ParseError> {
-    let mut reader = Reader { cursor, file, files: HashMap::new(), provenance: Provenance::default() };
-    let mut module = reader.head()?;
-    while reader.cursor.peek(0).kind != TokenKind::End {
-        reader.item(&mut module)?;
-    }
-    Ok(Parsed { module, provenance: reader.provenance })
+/// Reads a whole module; beside it stand the errors behind which it went on.
+pub(super) fn module(cursor: Cursor<'_, '_>, file: &str) -> (Result<Parsed, ParseError>, Vec<ParseError>) {
+    let provenance = Provenance::default();
+    let mut reader = Reader { cursor, file, files: HashMap::new(), provenance, errors: Vec::new() };
+    let module = reader.module();
+    (module.map(|module| Parsed { module, provenance: reader.provenance }), reader.errors)
 }
 
 impl Reader<'_, '_> {
+    fn module(&mut self) -> Result<Module, ParseError> {
+        let mut module = self.head()?;
+        while self.cursor.peek(0).kind != TokenKind::End {
+            self.item(&mut module)?;
+        }
+        Ok(module)
+    }
+
     fn head(&mut self) -> Result<Module, ParseError> {
         self.cursor.expect(".version")?;
         let version = self.version()?;

@@ -89,9 +89,26 @@ pub fn parse(text: &str) -> Result<Parsed, ParseError> {
 
 /// Reads a module from the text of the file `name`, by which [`Provenance`] will call it.
 pub fn parse_file(name: &str, text: &str) -> Result<Parsed, ParseError> {
-    let tokens = tokens(text)?;
+    parse_all(name, text).map_err(|errors| errors.0)
+}
+
+/// The first error of a text, and those that follow it.
+pub type ParseErrors = (ParseError, Vec<ParseError>);
+
+/// As [`parse_file`], but goes on behind a wrong instruction, so that all of them are reported at once.
+pub fn parse_all(name: &str, text: &str) -> Result<Parsed, ParseErrors> {
+    let tokens = tokens(text).map_err(|error| (error, Vec::new()))?;
     let cursor = Cursor { tokens: &tokens, next: 0 };
-    header::module(cursor, name)
+    let (result, mut errors) = header::module(cursor, name);
+    match result {
+        Ok(parsed) if errors.is_empty() => Ok(parsed),
+        Ok(_) => Err((errors.remove(0), errors)),
+        Err(last) if errors.is_empty() => Err((last, errors)),
+        Err(last) => {
+            errors.push(last);
+            Err((errors.remove(0), errors))
+        }
+    }
 }
 
 /// A position in the tokens.

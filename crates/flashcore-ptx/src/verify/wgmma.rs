@@ -16,6 +16,7 @@ use crate::{
     module::Kernel,
     op::Op,
 };
+use std::collections::HashSet;
 
 /// How a wgmma uses a register.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -108,7 +109,9 @@ impl Analysis for InFlight<'_> {
             _ => {
                 self.touches(step.inst).into_iter().for_each(|r| facts[r].touched = true);
                 if step.inst.op == Op::WgmmaMmaAsync {
-                    self.uses(step.inst).into_iter().for_each(|(r, u)| facts[r].flight = Some((u, 0)));
+                    // Touched registers were reported at this instruction; the next one need not repeat it.
+                    let used = |u| State { flight: Some((u, 0)), touched: false };
+                    self.uses(step.inst).into_iter().for_each(|(r, u)| facts[r] = used(u));
                 }
             }
         }
@@ -119,12 +122,13 @@ fn wait_depth(inst: &Inst) -> u8 {
     inst.operands.first().and_then(Operand::as_int).and_then(|n| u8::try_from(n).ok()).unwrap_or(0)
 }
 
-/// Reports every broken rule once for each instruction.
+/// Reports every broken rule; of the many instructions that touch one accumulator too early, the first of a block.
 pub(super) fn check(flow: &Flow<'_>, report: &mut Report<'_>) {
     if !flow.kernel.instructions().any(|(_, inst)| inst.op == Op::WgmmaMmaAsync) {
         return;
     }
     let analysis = InFlight(flow.kernel);
+    let mut told = HashSet::new();
     let names: Vec<String> = flow.kernel.registers.iter().map(|r| flow.kernel.registers.name(r)).collect();
     visit(flow, &analysis, |facts, step, block| {
         let found = match step.inst.op {
@@ -133,7 +137,7 @@ pub(super) fn check(flow: &Flow<'_>, report: &mut Report<'_>) {
             Op::WgmmaWaitGroup => check_wait(facts, &names),
             Op::WgmmaFence | Op::WgmmaCommitGroup => None,
             _ if ends_thread(flow, step, block) => check_end(facts, &names),
-            _ => check_touch(&analysis, facts, step.inst, &names),
+            _ => check_touch(&analysis, facts, step.inst, &names).filter(|_| told.insert(block)),
         };
         if let Some((rule, message)) = found {
             report.at(rule, step.statement, message);
