@@ -62,9 +62,14 @@ impl Cpu {
         call: &mut HostCall<'_>,
         scratch: &mut Scratch,
     ) -> Result<&'static str, BackendError> {
+        self.install(|| self.run_here(call, scratch))
+    }
+
+    /// Runs `f` where calls run: in the backend's pool, or in the current one where it has none.
+    pub fn install<R: Send>(&self, f: impl FnOnce() -> R + Send) -> R {
         match &self.pool {
-            Some(pool) => pool.install(|| self.run_here(call, scratch)),
-            None => self.run_here(call, scratch),
+            Some(pool) => pool.install(f),
+            None => f(),
         }
     }
 

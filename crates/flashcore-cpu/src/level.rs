@@ -2,9 +2,9 @@
 
 use std::fmt;
 
-use crate::simd::{Kernel, Simd, portable};
+use crate::simd::{Kernel, Simd, pairs::PairBlock, portable};
 #[cfg(target_arch = "x86_64")]
-use crate::simd::{avx2, avx512};
+use crate::simd::{avx2, avx512, avx512bf16};
 
 /// A set of vector instructions.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -16,11 +16,13 @@ pub enum SimdLevel {
     Avx2,
     /// AVX-512 F, BW, DQ and VL.
     Avx512,
+    /// AVX-512 with dot products of bf16 pairs, used for bf16 tensors.
+    Avx512Bf16,
 }
 
 impl SimdLevel {
     /// Every level, slowest first.
-    pub const ALL: [Self; 3] = [Self::Portable, Self::Avx2, Self::Avx512];
+    pub const ALL: [Self; 4] = [Self::Portable, Self::Avx2, Self::Avx512, Self::Avx512Bf16];
 
     /// The fastest level this machine has.
     pub fn detect() -> Self {
@@ -35,6 +37,8 @@ impl SimdLevel {
             Self::Avx2 => avx2::is_available(),
             #[cfg(target_arch = "x86_64")]
             Self::Avx512 => avx512::is_available(),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512Bf16 => avx512bf16::is_available(),
             #[cfg(not(target_arch = "x86_64"))]
             _ => false,
         }
@@ -46,6 +50,7 @@ impl SimdLevel {
             Self::Portable => "portable",
             Self::Avx2 => "avx2",
             Self::Avx512 => "avx512",
+            Self::Avx512Bf16 => "avx512bf16",
         }
     }
 
@@ -58,6 +63,8 @@ impl SimdLevel {
             (Self::Avx2, true) => "decode-avx2",
             (Self::Avx512, false) => "prefill-avx512",
             (Self::Avx512, true) => "decode-avx512",
+            (Self::Avx512Bf16, false) => "prefill-avx512bf16",
+            (Self::Avx512Bf16, true) => "decode-avx512bf16",
         }
     }
 
@@ -67,7 +74,7 @@ impl SimdLevel {
             #[cfg(target_arch = "x86_64")]
             Self::Avx2 => Shape::of::<avx2::Avx2>(),
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => Shape::of::<avx512::Avx512>(),
+            Self::Avx512 | Self::Avx512Bf16 => Shape::of::<avx512::Avx512>(),
             _ => Shape::of::<portable::Portable>(),
         }
     }
@@ -115,6 +122,22 @@ impl Runner {
         self.0
     }
 
+    /// Whether [`Self::run_pairs`] may be called.
+    pub(crate) fn has_pairs(self) -> bool {
+        self.0 == SimdLevel::Avx512Bf16
+    }
+
+    /// Folds a block of bf16 keys into a tile; only where [`Self::has_pairs`].
+    #[inline]
+    pub(crate) fn run_pairs(self, block: &mut PairBlock<'_>) {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: `new` saw the instructions.
+            SimdLevel::Avx512Bf16 => unsafe { avx512bf16::tile(block) },
+            level => unreachable!("{level} has no pairs, and {} keys need them", block.keys),
+        }
+    }
+
     /// Runs `kernel` with the level's instructions.
     #[inline]
     pub(crate) fn run<K: Kernel>(self, kernel: K) -> K::Output {
@@ -124,7 +147,7 @@ impl Runner {
             SimdLevel::Avx2 => unsafe { avx2::run(kernel) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: `new` saw the instructions.
-            SimdLevel::Avx512 => unsafe { avx512::run(kernel) },
+            SimdLevel::Avx512 | SimdLevel::Avx512Bf16 => unsafe { avx512::run(kernel) },
             _ => portable::run(kernel),
         }
     }

@@ -11,6 +11,7 @@ mod decode;
 mod forward;
 mod level;
 mod output;
+mod panels;
 mod plan;
 mod prefill;
 mod scratch;

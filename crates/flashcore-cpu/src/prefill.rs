@@ -2,16 +2,16 @@
 
 use std::ops::Range;
 
-use flashcore_core::{Layout, Sequence};
+use flashcore_core::Sequence;
 
 use crate::{
     forward::{Call, Seen},
+    panels::{self, Target},
     plan::{BLOCK, Unit, visible},
     scratch::{Worker, padded, take},
     simd::{
-        Kernel, Lane, Simd,
-        convert::Widen,
-        tile::{NO_MAX, Rows, TileBlock, TileState},
+        Lane,
+        tile::{NO_MAX, TileState},
     },
 };
 
@@ -65,19 +65,19 @@ fn dims<T>(call: &Call<'_, T>) -> [usize; 2] {
 
 fn common_len<T: Lane>(call: &Call<'_, T>) -> usize {
     let ([dim_qk, dim_v], height) = (dims(call), call.shape.tile_rows);
-    let blocks = if T::as_f32(&[]).is_some() { 0 } else { padded(BLOCK * dim_qk) + padded(BLOCK * dim_v) };
+    let blocks = panels::space(call).into_iter().sum::<usize>();
     padded(BLOCK * height) + 2 * padded(height) + blocks + padded(dim_qk.max(dim_v))
 }
 
 impl<'a> Common<'a> {
     fn take<T: Lane>(call: &Call<'_, T>, rest: &mut &'a mut [f32]) -> Self {
         let ([dim_qk, dim_v], height) = (dims(call), call.shape.tile_rows);
-        let keys = if T::as_f32(&[]).is_some() { 0 } else { BLOCK };
+        let [k, v] = panels::space(call);
         Self {
             scores: take(rest, BLOCK * height),
             bounds: [take(rest, height), take(rest, height)],
-            k: take(rest, keys * dim_qk),
-            v: take(rest, keys * dim_v),
+            k: take(rest, k),
+            v: take(rest, v),
             row: take(rest, dim_qk.max(dim_v)),
         }
     }
@@ -92,7 +92,8 @@ fn pass<T: Lane>(call: &Call<'_, T>, unit: &mut Unit, s: &Sequence, worker: &mut
         let (memory, t) = memory;
         Tile::new(call, unit, t, memory).load(call, unit, s, common.row);
     }
-    let mut start = unit.keys.start;
+    let align = panels::alignment(call);
+    let mut start = unit.keys.start / align * align;
     while start < unit.keys.end {
         let end = unit.keys.end.min((start / BLOCK + 1) * BLOCK);
         block(call, unit, s, start..end, &mut common, rest);
@@ -112,9 +113,8 @@ fn block<T: Lane>(
     common: &mut Common<'_>,
     tiles: &mut [f32],
 ) {
-    let at = |layout: &Layout| layout.row(s.batch, unit.kv_head, s.kv_start + keys.start);
-    let k = rows_f32(call, call.k, call.problem.k(), at(call.problem.k()), keys.len(), common.k);
-    let v = rows_f32(call, call.v, call.problem.v(), at(call.problem.v()), keys.len(), common.v);
+    let align = panels::alignment(call);
+    let block = panels::prepare(call, unit, s, &keys, [common.k, common.v]);
     let [starts, ends] = &mut common.bounds;
     for (t, memory) in tiles.chunks_mut(tile_len(call)).enumerate() {
         if unit.rows.start + t * call.shape.tile_rows >= unit.rows.end {
@@ -122,56 +122,14 @@ fn block<T: Lane>(
         }
         let tile = Tile::new(call, unit, t, memory);
         let seen = visible(call.problem, s, &tile.rows);
-        let clip = keys.start.max(seen.start)..keys.end.min(seen.end);
+        let clip = keys.start.max(seen.start / align * align)..keys.end.min(seen.end);
         if clip.is_empty() {
             continue;
         }
-        let skip = clip.start - keys.start;
-        let masked = tile.bounds(call, s, &clip, starts, ends);
-        call.runner.run(Attend(TileBlock {
-            rows: tile.height,
-            dims: dims(call),
-            keys: clip.len(),
-            q: tile.q,
-            k: Rows { data: &k.data[skip * k.stride..], ..k },
-            v: Rows { data: &v.data[skip * v.stride..], ..v },
-            logits: call.logits,
-            bounds: masked.then_some([starts, ends]),
-            scores: common.scores,
-            state: TileState { max: tile.max, sum: tile.sum, out: tile.out },
-        }));
-    }
-}
-
-/// `len` rows as f32: the caller's memory where it is f32 already.
-fn rows_f32<'a, T: Lane>(
-    call: &Call<'a, T>,
-    data: &'a [T],
-    layout: &Layout,
-    at: usize,
-    len: usize,
-    space: &'a mut [f32],
-) -> Rows<'a> {
-    let (dim, stride) = (layout.dims().dim, layout.strides()[2]);
-    if let Some(data) = T::as_f32(data) {
-        return Rows { data: &data[at..], stride };
-    }
-    for (n, to) in space.chunks_exact_mut(dim).take(len).enumerate() {
-        call.runner.run(Widen { from: &data[at + n * stride..][..dim], to });
-    }
-    Rows { data: space, stride: dim }
-}
-
-/// Runs the tile kernel of an instruction set.
-struct Attend<'a>(TileBlock<'a>);
-
-impl Kernel for Attend<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    unsafe fn run<S: Simd>(mut self) {
-        // SAFETY: the caller's promise.
-        unsafe { S::tile(&mut self.0) }
+        let bounds = tile.bounds(call, s, &clip, starts, ends).then_some([&**starts, &**ends]);
+        let state = TileState { max: tile.max, sum: tile.sum, out: tile.out };
+        let target = Target { rows: tile.height, q: tile.q, bounds, scores: common.scores, state };
+        block.attend(call, clip.start - keys.start..clip.end - keys.start, target);
     }
 }
 
@@ -202,10 +160,7 @@ impl<'a> Tile<'a> {
         self.sum.fill(0.0);
         for (lane, r) in self.rows.enumerate() {
             let at = layout.row(s.batch, unit.kv_head * group + r % group, s.q_start + r / group);
-            call.runner.run(Widen { from: &call.q[at..at + dim], to: &mut row[..dim] });
-            for (to, x) in self.q.chunks_exact_mut(self.height).zip(&row[..dim]) {
-                to[lane] = x * call.logits.query;
-            }
+            panels::place(call, &call.q[at..at + dim], row, [lane, self.height], self.q);
         }
     }
 

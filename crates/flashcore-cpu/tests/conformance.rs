@@ -46,3 +46,8 @@ fn avx2() {
 fn avx512() {
     check(SimdLevel::Avx512);
 }
+
+#[test]
+fn avx512bf16() {
+    check(SimdLevel::Avx512Bf16);
+}

@@ -1,5 +1,7 @@
 //! Kernels that move rows between the caller's tensors and the transposed, f32 tiles.
 
+use half::bf16;
+
 use super::{Kernel, Lane, Simd};
 
 /// Widens one row to f32.
@@ -53,6 +55,30 @@ impl<T: Lane> Kernel for Narrow<'_, T> {
         }
         for (to, from) in self.to[whole..].iter_mut().zip(&self.from[whole..]) {
             *to = T::from_f32(from * self.factor);
+        }
+    }
+}
+
+/// Pairs up the elements of two rows, the first in the low half; a missing row is zero.
+pub(crate) struct Zip<'a> {
+    pub(crate) first: Option<&'a [bf16]>,
+    pub(crate) second: Option<&'a [bf16]>,
+    /// As many elements.
+    pub(crate) to: &'a mut [u32],
+}
+
+impl Kernel for Zip<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        self.to.fill(0);
+        // Plain loops: the compiler turns them into vectors.
+        if let Some(row) = self.first {
+            self.to.iter_mut().zip(row).for_each(|(to, x)| *to = u32::from(x.to_bits()));
+        }
+        if let Some(row) = self.second {
+            self.to.iter_mut().zip(row).for_each(|(to, x)| *to |= u32::from(x.to_bits()) << 16);
         }
     }
 }

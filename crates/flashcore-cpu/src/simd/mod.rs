@@ -8,8 +8,11 @@
 pub(crate) mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx512;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx512bf16;
 pub(crate) mod convert;
 pub(crate) mod exp2;
+pub(crate) mod pairs;
 pub(crate) mod portable;
 pub(crate) mod rows;
 pub(crate) mod tile;
@@ -87,8 +90,12 @@ pub(crate) trait Lane: flashcore_core::Element {
     /// # Safety
     /// As for [`Simd::store`].
     unsafe fn store<S: Simd>(p: *mut Self, x: S::V);
-    /// The slice itself where no widening is needed.
+    /// The slice itself where it is f32.
     fn as_f32(_: &[Self]) -> Option<&[f32]> {
+        None
+    }
+    /// The slice itself where it is bf16.
+    fn as_bf16(_: &[Self]) -> Option<&[bf16]> {
         None
     }
 }
@@ -126,6 +133,10 @@ impl Lane for f16 {
 }
 
 impl Lane for bf16 {
+    fn as_bf16(slice: &[Self]) -> Option<&[bf16]> {
+        Some(slice)
+    }
+
     #[inline(always)]
     unsafe fn load<S: Simd>(p: *const Self) -> S::V {
         // SAFETY: the caller's promise.

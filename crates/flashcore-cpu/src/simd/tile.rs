@@ -27,6 +27,11 @@ pub(crate) struct Rows<'a> {
 }
 
 impl Rows<'_> {
+    /// Without the first `rows` rows.
+    pub(crate) fn skip(self, rows: usize) -> Self {
+        Self { data: &self.data[rows * self.stride..], ..self }
+    }
+
     /// Panics unless `rows` rows of `dim` elements lie in memory.
     pub(crate) fn check(&self, rows: usize, dim: usize) {
         assert!(rows == 0 || (rows - 1) * self.stride + dim <= self.data.len(), "rows lie in their slice");
@@ -68,6 +73,14 @@ pub(crate) struct TileState<'a> {
     pub(crate) out: &'a mut [f32],
 }
 
+impl TileState<'_> {
+    /// Panics unless it holds `rows` rows of `dim_v` features.
+    pub(crate) fn check(&self, rows: usize, dim_v: usize) {
+        assert!(self.max.len() >= rows && self.sum.len() >= rows, "tile state fits");
+        assert!(self.out.len() >= dim_v * rows, "tile result fits");
+    }
+}
+
 /// A tile and the keys to fold into it.
 pub(crate) struct TileBlock<'a> {
     /// Rows of the tile: a multiple of the lanes.
@@ -97,8 +110,7 @@ impl TileBlock<'_> {
         self.k.check(self.keys, dim_qk);
         self.v.check(self.keys, dim_v);
         assert!(self.q.len() >= dim_qk * rows && self.scores.len() >= self.keys * rows, "tile buffers fit");
-        assert!(self.state.max.len() >= rows && self.state.sum.len() >= rows, "tile state fits");
-        assert!(self.state.out.len() >= dim_v * rows, "tile result fits");
+        self.state.check(rows, dim_v);
         assert!(self.bounds.is_none_or(|[a, b]| a.len() >= rows && b.len() >= rows), "bounds fit");
     }
 }
@@ -115,18 +127,23 @@ pub(crate) unsafe fn attend<S: Simd, const RV: usize, const J: usize>(block: &mu
     unsafe {
         let mut top = scores::<S, RV, J>(block);
         if block.logits.softcap.is_some() || block.bounds.is_some() {
-            top = adjust::<S, RV>(block);
+            let scores = Scores { at: block.scores.as_mut_ptr(), keys: block.keys };
+            top = adjust::<S, RV>(scores, block.logits.softcap, block.bounds);
         }
         let shrink = probabilities::<S, RV>(block, top);
         accumulate::<S, RV, J>(block, shrink);
     }
 }
 
-type Vectors<S, const RV: usize> = [<S as Simd>::V; RV];
+/// One element for each row of a tile.
+pub(crate) type Vectors<S, const RV: usize> = [<S as Simd>::V; RV];
 
-/// Loads one `[row]` vector set.
+/// Loads one element for each row.
+///
+/// # Safety
+/// All of them are there.
 #[inline(always)]
-unsafe fn load<S: Simd, const RV: usize>(p: *const f32) -> Vectors<S, RV> {
+pub(crate) unsafe fn load<S: Simd, const RV: usize>(p: *const f32) -> Vectors<S, RV> {
     // SAFETY: the caller passes a pointer to a whole row set.
     unsafe {
         let mut x = [S::splat(0.0); RV];
@@ -137,8 +154,12 @@ unsafe fn load<S: Simd, const RV: usize>(p: *const f32) -> Vectors<S, RV> {
     }
 }
 
+/// Stores one element for each row.
+///
+/// # Safety
+/// There is space for all of them.
 #[inline(always)]
-unsafe fn store<S: Simd, const RV: usize>(p: *mut f32, x: Vectors<S, RV>) {
+pub(crate) unsafe fn store<S: Simd, const RV: usize>(p: *mut f32, x: Vectors<S, RV>) {
     for r in 0..RV {
         // SAFETY: the caller passes a pointer to a whole row set.
         unsafe { S::store(p.add(r * S::LANES), x[r]) };
@@ -198,20 +219,33 @@ unsafe fn dots<S: Simd, const RV: usize, const J: usize>(
     }
 }
 
+/// Scores of a tile, `[key][row]`.
+pub(crate) struct Scores {
+    pub(crate) at: *mut f32,
+    pub(crate) keys: usize,
+}
+
 /// Caps and masks the scores; returns the largest of each row.
+///
+/// # Safety
+/// The machine has the instructions of `S`; scores and bounds hold as many rows as the vectors.
 #[inline(always)]
-unsafe fn adjust<S: Simd, const RV: usize>(block: &mut TileBlock<'_>) -> Vectors<S, RV> {
-    // SAFETY: `TileBlock::check`.
+pub(crate) unsafe fn adjust<S: Simd, const RV: usize>(
+    scores: Scores,
+    softcap: Option<[f32; 2]>,
+    bounds: Option<[&[f32]; 2]>,
+) -> Vectors<S, RV> {
+    // SAFETY: the caller's promise.
     unsafe {
         let mut top = [S::splat(NO_MAX); RV];
-        for n in 0..block.keys {
-            let p = block.scores.as_mut_ptr().add(n * block.rows);
+        for n in 0..scores.keys {
+            let p = scores.at.add(n * RV * S::LANES);
             let mut s = load::<S, RV>(p);
             for r in 0..RV {
-                if let Some([inner, cap]) = block.logits.softcap {
+                if let Some([inner, cap]) = softcap {
                     s[r] = S::mul(S::splat(cap), tanh::<S>(S::mul(S::splat(inner), s[r])));
                 }
-                if let Some([start, end]) = block.bounds {
+                if let Some([start, end]) = bounds {
                     let start = S::load(start.as_ptr().add(r * S::LANES));
                     let end = S::load(end.as_ptr().add(r * S::LANES));
                     s[r] = S::within(s[r], S::splat(n as f32), start, end);
@@ -224,23 +258,47 @@ unsafe fn adjust<S: Simd, const RV: usize>(block: &mut TileBlock<'_>) -> Vectors
     }
 }
 
-/// Turns scores into `2^(logit − max)`, updates maximum and sum, and returns the factor on what was summed before.
+/// New maxima, the sums so far, and the factor on what was summed before.
+pub(crate) struct Update<S: Simd, const RV: usize> {
+    pub(crate) max: Vectors<S, RV>,
+    pub(crate) sum: Vectors<S, RV>,
+    pub(crate) shrink: Vectors<S, RV>,
+}
+
+/// Raises the maxima to `top`.
+///
+/// # Safety
+/// The machine has the instructions of `S`; the state holds as many rows as the vectors.
 #[inline(always)]
-unsafe fn probabilities<S: Simd, const RV: usize>(
-    block: &mut TileBlock<'_>,
+pub(crate) unsafe fn update<S: Simd, const RV: usize>(
+    state: &mut TileState<'_>,
+    exp2: Exp2<S>,
     top: Vectors<S, RV>,
-) -> Vectors<S, RV> {
-    let (max_at, sum_at) = (block.state.max.as_mut_ptr(), block.state.sum.as_mut_ptr());
-    // SAFETY: `TileBlock::check`.
+) -> Update<S, RV> {
+    // SAFETY: the caller's promise.
     unsafe {
-        let exp2 = Exp2::<S>::new(block.logits.factor);
-        let (old, mut sum) = (load::<S, RV>(max_at), load::<S, RV>(sum_at));
-        let (mut max, mut shrink) = (old, old);
+        let old = load::<S, RV>(state.max.as_ptr());
+        let (mut max, mut sum, mut shrink) = (old, load::<S, RV>(state.sum.as_ptr()), old);
         for r in 0..RV {
             max[r] = S::max(old[r], top[r]);
             shrink[r] = exp2.of(S::sub(old[r], max[r]));
             sum[r] = S::mul(sum[r], shrink[r]);
         }
+        store::<S, RV>(state.max.as_mut_ptr(), max);
+        Update { max, sum, shrink }
+    }
+}
+
+/// Turns scores into `2^(factor·(score − max))` and returns the factor on what was summed before.
+#[inline(always)]
+unsafe fn probabilities<S: Simd, const RV: usize>(
+    block: &mut TileBlock<'_>,
+    top: Vectors<S, RV>,
+) -> Vectors<S, RV> {
+    // SAFETY: `TileBlock::check`.
+    unsafe {
+        let exp2 = Exp2::<S>::new(block.logits.factor);
+        let Update { max, mut sum, shrink } = update::<S, RV>(&mut block.state, exp2, top);
         for n in 0..block.keys {
             let p = block.scores.as_mut_ptr().add(n * block.rows);
             let mut s = load::<S, RV>(p);
@@ -250,8 +308,7 @@ unsafe fn probabilities<S: Simd, const RV: usize>(
             }
             store::<S, RV>(p, s);
         }
-        store::<S, RV>(max_at, max);
-        store::<S, RV>(sum_at, sum);
+        store::<S, RV>(block.state.sum.as_mut_ptr(), sum);
         shrink
     }
 }
@@ -289,13 +346,7 @@ unsafe fn weigh<S: Simd, const RV: usize, const J: usize>(
     // SAFETY: `TileBlock::check`.
     unsafe {
         let out = block.state.out.as_mut_ptr().add(d * rows);
-        let mut acc = [shrink; J];
-        for j in 0..J {
-            let old = load::<S, RV>(out.add(j * rows));
-            for r in 0..RV {
-                acc[j][r] = S::mul(old[r], shrink[r]);
-            }
-        }
+        let mut acc = shrunk::<S, RV, J>(out, shrink);
         for n in 0..block.keys {
             let p = load::<S, RV>(p.add(n * rows));
             for j in 0..J {
@@ -308,5 +359,27 @@ unsafe fn weigh<S: Simd, const RV: usize, const J: usize>(
         for j in 0..J {
             store::<S, RV>(out.add(j * rows), acc[j]);
         }
+    }
+}
+
+/// `J` features of the result so far, times `shrink`.
+///
+/// # Safety
+/// The machine has the instructions of `S`; `J` features lie at `out`.
+#[inline(always)]
+pub(crate) unsafe fn shrunk<S: Simd, const RV: usize, const J: usize>(
+    out: *const f32,
+    shrink: Vectors<S, RV>,
+) -> [Vectors<S, RV>; J] {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut acc = [shrink; J];
+        for j in 0..J {
+            let old = load::<S, RV>(out.add(j * RV * S::LANES));
+            for r in 0..RV {
+                acc[j][r] = S::mul(old[r], shrink[r]);
+            }
+        }
+        acc
     }
 }

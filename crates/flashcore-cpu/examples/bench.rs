@@ -1,0 +1,108 @@
+//! Times attention for `bench/cpu/compare.py`: reads one request per line, answers with one line of JSON.
+//!
+//! A request is `attention B HQ HKV SQ SKV D causal|full f32|f16|bf16 REPETITIONS`, or `read BYTES REPETITIONS` for the
+//! read bandwidth of memory; the answer holds the seconds of each repetition. The number of threads is the only argument.
+
+use std::{
+    io::{BufRead, stdin},
+    time::Instant,
+};
+
+use flashcore_core::{DType, Dims, Element, HostCall, Layout, Mask, Spec};
+use flashcore_cpu::{Cpu, Scratch};
+use half::{bf16, f16};
+use rayon::prelude::*;
+
+type Failure = Box<dyn std::error::Error>;
+
+fn main() -> Result<(), Failure> {
+    let threads = std::env::args().nth(1).map_or(Ok(0), |n| n.parse())?;
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build()?;
+    let cpu = Cpu::with_pool(pool.into());
+    for line in stdin().lock().lines() {
+        let line = line?;
+        let words: Vec<&str> = line.split_whitespace().collect();
+        match words[..] {
+            ["attention", ref shape @ .., mask, dtype, repetitions] => {
+                let shape = shape.iter().map(|n| n.parse()).collect::<Result<Vec<usize>, _>>()?;
+                attention(
+                    &cpu,
+                    shape.try_into().map_err(|_| "six extents")?,
+                    mask,
+                    dtype,
+                    repetitions.parse()?,
+                )?;
+            }
+            ["read", bytes, repetitions] => read(&cpu, bytes.parse()?, repetitions.parse()?),
+            _ => return Err(format!("not a request: {line}").into()),
+        }
+    }
+    Ok(())
+}
+
+fn attention(
+    cpu: &Cpu,
+    shape: [usize; 6],
+    mask: &str,
+    dtype: &str,
+    repetitions: usize,
+) -> Result<(), Failure> {
+    let mask = if mask == "causal" { Mask::CAUSAL } else { Mask::NONE };
+    match dtype.parse()? {
+        DType::F16 => typed::<f16>(cpu, shape, mask, repetitions),
+        DType::BF16 => typed::<bf16>(cpu, shape, mask, repetitions),
+        _ => typed::<f32>(cpu, shape, mask, repetitions),
+    }
+}
+
+fn typed<T: Element>(cpu: &Cpu, shape: [usize; 6], mask: Mask, repetitions: usize) -> Result<(), Failure> {
+    let [batch, heads_q, heads_kv, seq_q, seq_kv, dim] = shape;
+    let q = Layout::bhsd(Dims::new(batch, heads_q, seq_q, dim))?;
+    let kv = Layout::bhsd(Dims::new(batch, heads_kv, seq_kv, dim))?;
+    // PyTorch's `is_causal` starts in the top left corner.
+    let problem = Spec { mask: mask.top_left(), ..Spec::new(T::DTYPE, q, kv, kv) }.parse()?;
+    let data = [random::<T>(q.span(), 1), random::<T>(kv.span(), 2), random::<T>(kv.span(), 3)];
+    let [q, k, v] = [&data[0][..], &data[1], &data[2]];
+    let mut out = vec![T::from_f32(0.0); problem.out().span()];
+    let mut scratch = Scratch::new();
+    let mut seconds = Vec::new();
+    let mut kernel = "";
+    for _ in 0..=repetitions {
+        let start = Instant::now();
+        kernel = cpu.run_with(&mut HostCall::bind(&problem, [q, k, v], &mut out, None)?, &mut scratch)?;
+        seconds.push(start.elapsed().as_secs_f64());
+    }
+    let (flops, scratch) = (problem.flops(), scratch.bytes());
+    println!(
+        r#"{{"kernel": "{kernel}", "flops": {flops}, "scratch": {scratch}, "seconds": {:?}}}"#,
+        &seconds[1..]
+    );
+    Ok(())
+}
+
+/// Values in [−2, 2) with the spread of a normal distribution, from a small generator.
+fn random<T: Element>(len: usize, seed: u64) -> Vec<T> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut draw = move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 40) as f32 / (1u64 << 22) as f32 - 2.0
+    };
+    (0..len).map(|_| T::from_f32(draw())).collect()
+}
+
+/// Reads memory from all threads, as fast as it goes.
+fn read(cpu: &Cpu, bytes: usize, repetitions: usize) {
+    let data = vec![1u64; bytes / 8];
+    let mut seconds = Vec::new();
+    for _ in 0..repetitions {
+        let start = Instant::now();
+        let sum: u64 = cpu.install(|| {
+            data.par_chunks(1 << 16).map(|chunk| chunk.iter().fold(0u64, |a, x| a.wrapping_add(*x))).sum()
+        });
+        seconds.push(start.elapsed().as_secs_f64());
+        assert_eq!(sum, data.len() as u64, "all was read");
+    }
+    println!(r#"{{"bytes": {bytes}, "seconds": {seconds:?}}}"#);
+}
