@@ -126,7 +126,7 @@ fn descriptors_round_trip() {
             let descriptor = MatrixDescriptor {
                 start,
                 leading: 0x3FFF0 - start,
-                stride: start / 2 & !15,
+                stride: (start / 2) & !15,
                 base_offset: 5,
                 swizzle,
             };

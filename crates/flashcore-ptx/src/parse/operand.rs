@@ -63,13 +63,8 @@ fn address(cursor: &mut Cursor<'_, '_>, names: &Names) -> Result<Address, ParseE
         }
         None => Base::Symbol(symbol(names, token)?),
     };
-    let offset = if cursor.eat("+") {
-        signed(cursor)?
-    } else if cursor.is("-") {
-        signed(cursor)?
-    } else {
-        0
-    };
+    let plus = cursor.eat("+");
+    let offset = if plus || cursor.is("-") { signed(cursor)? } else { 0 };
     Ok(Address { base, offset })
 }
 
