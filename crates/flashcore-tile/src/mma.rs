@@ -69,8 +69,9 @@ impl SmemTile {
             MatrixOrder::ColumnsFirst => (matrix_high, matrix_low),
         };
         let row = b.mad(down, 8, row);
-        let start = self.at(b).address(b);
-        MatrixRows { tile: *self, lane: self.chunk(b, start, row, along) }
+        // The tile's own offset is added as a constant by each load: tiles of one width share a lane's registers.
+        let base = b.shared_base();
+        MatrixRows { tile: *self, lane: self.chunk(b, base, row, along) }
     }
 }
 
@@ -105,8 +106,8 @@ impl MatrixView {
     fn ldmatrix(&self, b: &mut Builder, row: u32, col: u32, trans: Option<Mod>) -> Quad {
         b.require("ldmatrix", Scope::Warp);
         let (slab, step) = (col / self.tile.slab_cols(), col % self.tile.slab_cols() / MMA_K);
-        let offset = slab * self.tile.slab_bytes() + row * self.tile.slab_width();
-        let from = Shared { base: self.starts[step as usize], offset };
+        let within = slab * self.tile.slab_bytes() + row * self.tile.slab_width();
+        let from = Shared { base: self.starts[step as usize], offset: self.tile.offset() + within };
         let dst: Quad = std::array::from_fn(|_| b.fresh(Scope::Lane));
         let mods = [Mod::Sync, Mod::Aligned, Mod::Shape(shape(8, 8, 0)), Mod::X4];
         let tail = [Mod::Shared, Mod::Type(ScalarType::B16)];

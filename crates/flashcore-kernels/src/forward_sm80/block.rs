@@ -1,45 +1,30 @@
 //! Sixteen query rows of a warp: their output, softmax and mask.
 
-use flashcore_tile::{Acc, Builder, Cmp, F32, Fragment, Global, MMA_M, Reg, S32, U32, U64};
+use flashcore_tile::{Acc, Builder, Cmp, F32, Global, MMA_M, Reg, S32, U32, U64};
 
 use super::{Arguments, Config};
 use crate::shared::{
-    mask::{ThreadVisibility, Visibility},
     schedule::{LengthsKind, Tile},
-    softmax::{Finished, Softmax},
+    softmax::{Finished, RowTile, Softmax},
 };
 
 /// The registers of 16 query rows.
 pub(super) struct Block {
     pub(super) output: Acc,
-    pub(super) visible: ThreadVisibility,
-    softmax: Softmax,
+    pub(super) softmax: Softmax,
 }
 
 impl Block {
-    /// Block `number` of a warp; `row` is this thread's first row.
-    pub(super) fn new(
-        b: &mut Builder,
-        args: &Arguments,
-        visible: &Visibility,
-        row: Reg<S32>,
-        number: u32,
-    ) -> Self {
-        let row = b.add(row, (number * MMA_M) as i32);
+    pub(super) fn new(b: &mut Builder, args: &Arguments) -> Self {
         Self {
             output: Acc::zero(b, args.dim_v as usize),
-            visible: visible.of_thread(b, row),
             softmax: Softmax::new(b, args.scale_log2, args.keys),
         }
     }
 
-    /// Turns the scores of a key tile into probabilities, and brings the output to their scale.
-    pub(super) fn step(&self, b: &mut Builder, cfg: &Config, scores: &Acc) -> Fragment {
-        let growth = self.softmax.step(b, scores);
-        self.softmax.rescale(b, growth, &self.output);
-        let probs = Fragment::new(b, scores.cols());
-        scores.pack_into(b, cfg.half, &probs);
-        probs
+    /// New scores of the rows.
+    pub(super) const fn tile<'a>(&'a self, scores: &'a Acc) -> RowTile<'a> {
+        RowTile { softmax: &self.softmax, scores, output: &self.output }
     }
 }
 

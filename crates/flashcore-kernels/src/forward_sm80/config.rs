@@ -93,7 +93,11 @@ impl Config {
             "fc_forward_{}_{half}_d{}v{}_w{warps}x{blocks}n{tile_n}s{stages}c{ctas_per_sm}",
             self.target, self.dim_qk, self.dim_v
         );
-        let mut option = |on: bool, text: &str| if on { name.push_str(text) };
+        let mut option = |on: bool, text: &str| {
+            if on {
+                name.push_str(text)
+            }
+        };
         option(q_in_registers, "q");
         option(true, &format!("_{}", self.mask.name()));
         option(self.lengths != LengthsKind::Uniform, &format!("_{}", self.lengths.name()));

@@ -63,9 +63,8 @@ impl Arguments {
             mask: Mask::declare(b, params, cfg.mask),
             keys: if cfg.mask == Sides::default() { Keys::FromTheFirst } else { Keys::MaybeNone },
             dim_v: padded(cfg.dim_v),
-            scale_log2: params.f32(b, "scale_log2", |p| {
-                p.softcap().unwrap_or(p.scale()) * std::f32::consts::LOG2_E
-            }),
+            scale_log2: params
+                .f32(b, "scale_log2", |p| p.softcap().unwrap_or(p.scale()) * std::f32::consts::LOG2_E),
             cap_scale: cfg
                 .softcap
                 .then(|| params.f32(b, "cap_scale", |p| p.scale() / p.softcap().unwrap_or(1.0))),

@@ -1,8 +1,9 @@
 //! The two matrix products of a key tile. Operands are loaded one step before they are used.
 
-use flashcore_tile::{Acc, Builder, Fragment, MMA_K, MMA_M, MatrixOrder, MatrixView, Quad, Reg, U32};
+use flashcore_tile::{Acc, Builder, Half, MMA_K, MMA_M, MatrixOrder, MatrixView, Quad, Reg, U32};
 
 use super::{Config, Layout, block::Block, config::padded};
+use crate::shared::softmax::Exponentials;
 
 /// Where the queries' fragments come from.
 pub(super) enum Queries {
@@ -23,7 +24,8 @@ impl Queries {
         b.wait_copies(cfg.shape.stages - 1);
         b.sync_cta();
         let depths = depths(cfg.dim_qk);
-        let block = |b: &mut Builder, n: u32| depths.clone().map(|k| view.load(b, n * MMA_M, k * MMA_K)).collect();
+        let block =
+            |b: &mut Builder, n: u32| depths.clone().map(|k| view.load(b, n * MMA_M, k * MMA_K)).collect();
         Self::Registers((0..cfg.shape.blocks).map(|n| block(b, n)).collect())
     }
 
@@ -64,26 +66,44 @@ pub(super) fn scores(b: &mut Builder, cfg: &Config, queries: &Queries, keys: &Ma
     scores
 }
 
-/// Adds PV of every block to its output.
-pub(super) fn outputs(
-    b: &mut Builder,
-    cfg: &Config,
-    blocks: &[Block],
-    probs: &[Fragment],
-    values: &MatrixView,
-) {
+/// Turns scores into probabilities and adds PV of every block to its output: the exponentials of 16 keys are taken
+/// while the products of the 16 keys before them run.
+pub(super) fn outputs(b: &mut Builder, cfg: &Config, blocks: &[Block], scores: &[Acc], values: &MatrixView) {
     let columns = padded(cfg.dim_v) / MMA_K;
-    let steps = (0..cfg.shape.tile_n / MMA_K).flat_map(|key| (0..columns).map(move |n| (key, n)));
+    let mut exponentials: Vec<_> =
+        blocks.iter().map(|block| Exponentials::start(b, &block.softmax)).collect();
     one_ahead(
         b,
-        steps,
-        |b, (key, n)| values.load_transposed(b, key * MMA_K, n * MMA_K),
-        |b, (key, n), right| {
-            for (block, probs) in blocks.iter().zip(probs) {
-                b.mma_pair(cfg.half, &block.output, n as usize, probs.slice(key as usize), right);
-            }
+        0..cfg.shape.tile_n / MMA_K,
+        |b, step| {
+            let probs = exponentials.iter_mut().zip(scores);
+            probs
+                .map(|(exponentials, scores)| probabilities(b, cfg.half, exponentials, scores, step))
+                .collect()
+        },
+        |b, step, probs: Vec<Quad>| {
+            let load = |b: &mut Builder, n| values.load_transposed(b, step * MMA_K, n * MMA_K);
+            one_ahead(b, 0..columns, load, |b, n, right| {
+                for (block, &probs) in blocks.iter().zip(&probs) {
+                    b.mma_pair(cfg.half, &block.output, n as usize, probs, right);
+                }
+            });
         },
     );
+    exponentials.into_iter().for_each(|exponentials| exponentials.finish(b));
+}
+
+/// The probabilities of the 16 keys of a step, as a left operand.
+fn probabilities(
+    b: &mut Builder,
+    half: Half,
+    exponentials: &mut Exponentials<'_>,
+    scores: &Acc,
+    step: u32,
+) -> Quad {
+    let values = &scores.regs()[8 * step as usize..][..8];
+    exponentials.take(b, values);
+    std::array::from_fn(|pair| b.pack(half, values[2 * pair], values[2 * pair + 1]))
 }
 
 /// Loads what each step needs before the step before it is worked on.

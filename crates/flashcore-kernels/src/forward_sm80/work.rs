@@ -12,6 +12,7 @@ use crate::shared::{
     load::TileLoad,
     mask::{KeyTiles, Visibility},
     schedule::Tile,
+    softmax::Softmax,
 };
 
 /// Computes this CTA's row tile.
@@ -24,9 +25,9 @@ pub(super) fn row_tile(b: &mut Builder, cfg: &Config, args: &Arguments, layout: 
     let rows = Rows::new(b, cfg, &tile);
     let visible = args.mask.over(b, tile.q_len, tile.kv_len);
     let ring = Ring::start(b, cfg, args, layout, &tile, &rows, &visible);
-    let blocks: Vec<_> = (0..cfg.shape.blocks).map(|n| Block::new(b, args, &visible, rows.thread, n)).collect();
+    let blocks: Vec<_> = (0..cfg.shape.blocks).map(|_| Block::new(b, args)).collect();
     let queries = Queries::new(b, cfg, layout, rows.warp);
-    KeyLoop { cfg, args, ring, blocks: &blocks, queries }.run(b);
+    KeyLoop { cfg, args, ring, blocks: &blocks, queries, visible, row: rows.thread }.run(b);
 
     let sink = args.sink(b, tile.head);
     let finished: Vec<_> = (0..)
@@ -198,14 +199,7 @@ impl Ring {
     }
 }
 
-fn load_q(
-    b: &mut Builder,
-    cfg: &Config,
-    args: &Arguments,
-    layout: &Layout,
-    tile: &Tile,
-    there: Reg<S32>,
-) {
+fn load_q(b: &mut Builder, cfg: &Config, args: &Arguments, layout: &Layout, tile: &Tile, there: Reg<S32>) {
     let row = b.add(tile.q_start, tile.first_row);
     let from = tile.row_address(b, &args.q, tile.head, row);
     let load = TileLoad::new(b, cfg.access, &layout.q, cfg.dim_qk, from, args.q.row);
@@ -232,6 +226,9 @@ struct KeyLoop<'a> {
     ring: Ring,
     blocks: &'a [Block],
     queries: Queries,
+    visible: Visibility,
+    /// First row of this thread in the sequence.
+    row: Reg<S32>,
 }
 
 /// Whether a key tile hides keys from some rows.
@@ -280,10 +277,11 @@ impl KeyLoop<'_> {
         if kind == Kind::Cut {
             self.hide(b, &scores);
         }
-        let probs: Vec<_> =
-            self.blocks.iter().zip(&scores).map(|(block, scores)| block.step(b, self.cfg, scores)).collect();
+        let tiles: Vec<_> =
+            self.blocks.iter().zip(&scores).map(|(block, scores)| block.tile(scores)).collect();
+        Softmax::raise(b, &tiles);
         let values = ring.values.at(b, v_skip);
-        outputs(b, self.cfg, self.blocks, &probs, &values);
+        outputs(b, self.cfg, self.blocks, &scores, &values);
         ring.advance(b);
     }
 
@@ -293,9 +291,10 @@ impl KeyLoop<'_> {
         let quad = b.and(lane, 3);
         let column = b.shl(quad, 1);
         let column = b.signed(column);
-        let first_key = b.add(first_key, column);
-        for (block, scores) in self.blocks.iter().zip(scores) {
-            block.visible.hide(b, scores, first_key);
+        let key = b.add(first_key, column);
+        for (n, scores) in (0..).zip(scores) {
+            let row = b.add(self.row, n * MMA_M as i32);
+            self.visible.hide(b, scores, row, key);
         }
     }
 }

@@ -3,7 +3,9 @@
 //! A row's chunks of 16 bytes are spread over neighbouring threads; a thread keeps its chunk and takes every n-th row.
 //! Chunks beyond the tensor's features, and rows beyond a sequence, are never read: zeros take their place.
 
-use flashcore_tile::{Builder, Cmp, CopyWidth, Global, Pred, Reg, S32, Scope, Shared, SmemTile, U32, U64, Val};
+use flashcore_tile::{
+    Builder, Cmp, CopyWidth, Global, Pred, Reg, S32, Scope, Shared, SmemTile, U32, U64, Val,
+};
 
 /// Bytes of a chunk: what `ldmatrix` and the swizzle move as one.
 const CHUNK_BYTES: u32 = 16;
@@ -58,19 +60,19 @@ impl Access {
 #[derive(Debug)]
 pub(crate) struct TileLoad {
     access: Access,
-    rows: u32,
+    tile: SmemTile,
     rows_per_pass: u32,
-    slab_width: u32,
     /// First row of this thread.
     row: Reg<U32>,
-    /// Where this thread's rows go in the first copy of the tile: one address per row of the pattern it meets.
+    /// Where this thread's rows go, but for the tile's offset, which is added as a constant so that tiles of one
+    /// shape share registers: one address per row of the pattern it meets.
     to: Vec<Reg<U32>>,
     /// Where this thread's first row comes from.
     from: Reg<U64>,
     /// Bytes between rows of neighbouring passes.
     pass: Reg<U64>,
     /// Bytes between tiles.
-    tile: Reg<U64>,
+    step: Reg<U64>,
     /// Whether this thread takes part, where some do not.
     active: Option<Pred>,
     /// Whether this thread's chunk holds features of the tensor, where some only pad.
@@ -100,14 +102,13 @@ impl TileLoad {
         let pass = b.mul(stride, u64::from(rows_per_pass));
         Self {
             access,
-            rows: tile.rows(),
+            tile: *tile,
             rows_per_pass,
-            slab_width: tile.slab_width(),
             row,
             to: destinations(b, tile, row, chunk, rows_per_pass),
             from: b.add(skipped, column),
             pass,
-            tile: b.mul(stride, u64::from(tile.rows())),
+            step: b.mul(stride, u64::from(tile.rows())),
             active: active(b, tile, row, chunk, rows_per_pass),
             feature: (dim < tile.cols()).then(|| b.test(Cmp::Lt, chunk, dim / CHUNK)),
         }
@@ -124,13 +125,13 @@ impl TileLoad {
         });
         let from = b.var(self.from);
         let copies = |b: &mut Builder| {
-            for pass in 0..self.rows.div_ceil(self.rows_per_pass) {
+            for pass in 0..self.tile.rows().div_ceil(self.rows_per_pass) {
                 if pass > 0 {
                     b.add_to(from, self.pass);
                 }
                 let row = pass * self.rows_per_pass;
                 let start = starts[(row % PATTERN_ROWS / self.rows_per_pass) as usize % starts.len()];
-                let offset = row / PATTERN_ROWS * PATTERN_ROWS * self.slab_width;
+                let offset = self.tile.offset() + row / PATTERN_ROWS * PATTERN_ROWS * self.tile.slab_width();
                 let there = left.map(|left| b.test(Cmp::Gt, left, row as i32));
                 let present = both(b, there, self.feature);
                 self.copy(b, Shared { base: start, offset }, from, present);
@@ -145,7 +146,7 @@ impl TileLoad {
     /// Moves on to the tile before this one.
     #[track_caller]
     pub(crate) fn step_back(&self, b: &mut Builder) {
-        let before = b.sub(self.from, self.tile);
+        let before = b.sub(self.from, self.step);
         b.set(self.from, before);
     }
 
@@ -193,8 +194,8 @@ fn destinations(
     let chunks_per_slab = tile.slab_cols() / CHUNK;
     let slab = b.shr(chunk, chunks_per_slab.trailing_zeros());
     let in_slab = b.and(chunk, chunks_per_slab - 1);
-    let start = tile.at(b).address(b);
-    let start = b.mad(slab, tile.slab_bytes(), start);
+    let base = b.shared_base();
+    let start = b.mad(slab, tile.slab_bytes(), base);
     let meets = (PATTERN_ROWS / rows_per_pass).max(1);
     (0..meets)
         .map(|n| {

@@ -4,7 +4,7 @@
 //! which of them exist. Rows and keys are signed, because a diagonal may start before the first key.
 
 use flashcore_core::{Align, Problem};
-use flashcore_tile::{Acc, Builder, Cmp, Params, Reg, S32, U32};
+use flashcore_tile::{Acc, Builder, Cmp, Params, Pred, Reg, S32, U32};
 
 use super::softmax::Rows;
 
@@ -122,13 +122,23 @@ impl Visibility {
         }
     }
 
-    /// What a thread whose first row is `row` sees.
+    /// Sets the scores of hidden keys to −∞; `row` is this thread's first row and `key` that of its first column.
     #[track_caller]
-    pub(crate) fn of_thread(&self, b: &mut Builder, row: Reg<S32>) -> ThreadVisibility {
+    pub(crate) fn hide(&self, b: &mut Builder, scores: &Acc, row: Reg<S32>, key: Reg<S32>) {
         let rows: Rows<S32> = [row, b.add(row, 8)];
-        ThreadVisibility {
-            begin: self.first.map(|first| rows.map(|row| b.add(row, first))),
-            end: rows.map(|row| self.end(b, row)),
+        let end = rows.map(|row| {
+            let end = self.end(b, row);
+            b.sub(end, key)
+        });
+        let begin = rows.map(|row| self.begin(b, row).map(|begin| b.sub(begin, key)));
+        for (i, &score) in scores.regs().iter().enumerate() {
+            let (row, col) = (Acc::row(i), Acc::col(i) as i32);
+            let beyond = b.test(Cmp::Le, end[row], col);
+            b.select_into(score, beyond, f32::NEG_INFINITY, score);
+            if let Some(begin) = begin[row] {
+                let before = b.test(Cmp::Gt, begin, col);
+                b.select_into(score, before, f32::NEG_INFINITY, score);
+            }
         }
     }
 }
@@ -139,7 +149,8 @@ fn tiles(b: &mut Builder, keys: Reg<S32>, tile_n: u32, round: u32) -> Reg<S32> {
     let keys = b.max(keys, 0);
     let keys = b.unsigned(keys);
     let keys = if round == 0 { keys } else { b.add(keys, round) };
-    let count = b.shr(keys, tile_n.trailing_zeros());
+    let count =
+        if tile_n.is_power_of_two() { b.shr(keys, tile_n.trailing_zeros()) } else { b.div(keys, tile_n) };
     b.signed(count)
 }
 
@@ -152,29 +163,4 @@ pub(crate) struct KeyTiles {
     pub(crate) begin: Option<Reg<S32>>,
     /// The first that hides nothing on its left, where that is not 0.
     pub(crate) clean_begin: Option<Reg<S32>>,
-}
-
-/// The keys that a thread's two rows see.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct ThreadVisibility {
-    begin: Option<Rows<S32>>,
-    end: Rows<S32>,
-}
-
-impl ThreadVisibility {
-    /// Sets the scores of hidden keys to −∞; `first_key` is the key of this thread's first column.
-    #[track_caller]
-    pub(crate) fn hide(&self, b: &mut Builder, scores: &Acc, first_key: Reg<S32>) {
-        let end = self.end.map(|end| b.sub(end, first_key));
-        let begin = self.begin.map(|begin| begin.map(|begin| b.sub(begin, first_key)));
-        for (i, &score) in scores.regs().iter().enumerate() {
-            let (row, col) = (Acc::row(i), Acc::col(i) as i32);
-            let beyond = b.test(Cmp::Le, end[row], col);
-            b.select_into(score, beyond, f32::NEG_INFINITY, score);
-            if let Some(begin) = begin {
-                let before = b.test(Cmp::Gt, begin[row], col);
-                b.select_into(score, before, f32::NEG_INFINITY, score);
-            }
-        }
-    }
 }

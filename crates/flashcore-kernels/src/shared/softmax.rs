@@ -132,14 +132,7 @@ impl Softmax {
         let any = b.any(either);
         b.if_uniform(any, |b| {
             for row in 0..ROWS_PER_THREAD {
-                let moved = b.select(grew[row], top[row], self.max[row]);
-                // −∞ − −∞ has no meaning: a row without keys yet keeps its factor of one.
-                let shift = b.sub(self.max[row], moved);
-                let power = b.mul(shift, self.scale);
-                let factor = b.exp2(power);
-                b.select_into(self.factor[row], grew[row], factor, 1.0);
-                b.set(self.max[row], moved);
-                b.mul_into(self.sum[row], self.sum[row], self.factor[row]);
+                self.move_maximum(b, row, top[row], grew[row], self.factor[row]);
             }
         });
         Growth { any }
@@ -148,20 +141,51 @@ impl Softmax {
     /// `2^(score * scale - max * scale)` in place; returns this thread's sums.
     #[track_caller]
     fn exponentials(&self, b: &mut Builder, scores: &Acc) -> Rows<F32> {
-        let offset: Rows<F32> = std::array::from_fn(|row| self.offset(b, row));
-        // Two partial sums per row hide the latency of the additions.
-        let mut partial = [[None; 2]; ROWS_PER_THREAD];
-        for (i, &score) in scores.regs().iter().enumerate() {
-            let row = Acc::row(i);
-            b.fma_into(score, score, self.scale, offset[row]);
-            b.exp2_into(score, score);
-            let sum = &mut partial[row][i & 1];
-            *sum = Some(sum.map_or(score, |sum| b.add(sum, score)));
-        }
-        partial.map(|[even, odd]| match (even, odd) {
-            (Some(even), Some(odd)) => b.add(even, odd),
-            _ => unreachable!("a tile has at least two columns"),
+        let mut exponentials = Exponentials::start(b, self);
+        exponentials.take(b, scores.regs());
+        exponentials.sums(b)
+    }
+
+    /// Moves the reference maxima of several tiles of rows to those of new scores, and brings their outputs along,
+    /// under one vote; [`Exponentials`] turn the scores into probabilities.
+    #[track_caller]
+    pub fn raise(b: &mut Builder, tiles: &[RowTile<'_>]) {
+        let tops: Vec<_> = tiles.iter().map(|tile| row_maxima(b, tile.scores)).collect();
+        let grew: Vec<_> = tiles.iter().zip(&tops).map(|(tile, top)| tile.softmax.grew(b, *top)).collect();
+        let either = grew.iter().flatten().copied().reduce(|x, y| b.either(x, y)).expect("a tile has rows");
+        let any = b.any(either);
+        b.if_uniform(any, |b| {
+            for ((tile, top), grew) in tiles.iter().zip(tops).zip(grew) {
+                let factors: Rows<F32> = std::array::from_fn(|row| {
+                    let factor = b.var_in(Scope::Lane, 1.0);
+                    tile.softmax.move_maximum(b, row, top[row], grew[row], factor);
+                    factor
+                });
+                tile.output.scale_rows(b, factors);
+            }
+        });
+    }
+
+    /// Which rows grew beyond what may be left unscaled.
+    #[track_caller]
+    fn grew(&self, b: &mut Builder, top: Rows<F32>) -> [Pred; ROWS_PER_THREAD] {
+        std::array::from_fn(|row| {
+            let limit = b.add(self.max[row], self.threshold);
+            b.test(Cmp::Gt, top[row], limit)
         })
+    }
+
+    /// Moves one row's maximum to `top` if it grew, its sum with it, and says by which factor.
+    #[track_caller]
+    fn move_maximum(&self, b: &mut Builder, row: usize, top: Reg<F32>, grew: Pred, factor: Reg<F32>) {
+        let moved = b.select(grew, top, self.max[row]);
+        // −∞ − −∞ has no meaning: a row without keys yet keeps its factor of one.
+        let shift = b.sub(self.max[row], moved);
+        let power = b.mul(shift, self.scale);
+        let growth = b.exp2(power);
+        b.select_into(factor, grew, growth, 1.0);
+        b.set(self.max[row], moved);
+        b.mul_into(self.sum[row], self.sum[row], factor);
     }
 
     /// `-max * scale`, or 0 for a row that has seen no key, whose scores are all −∞.
@@ -173,6 +197,65 @@ impl Softmax {
         }
         let empty = b.test(Cmp::Eq, self.max[row], f32::NEG_INFINITY);
         b.select(empty, 0.0, product)
+    }
+}
+
+/// Scores of a tile of rows, and the softmax and output they belong to.
+#[derive(Clone, Copy, Debug)]
+pub struct RowTile<'a> {
+    /// The rows' softmax.
+    pub softmax: &'a Softmax,
+    /// Their new scores.
+    pub scores: &'a Acc,
+    /// Their output so far.
+    pub output: &'a Acc,
+}
+
+/// Exponentials of a tile's scores, taken part by part so that other work fits between.
+#[derive(Debug)]
+pub struct Exponentials<'a> {
+    softmax: &'a Softmax,
+    offset: Rows<F32>,
+    /// Two partial sums per row hide the latency of the additions.
+    partial: [[Option<Reg<F32>>; 2]; ROWS_PER_THREAD],
+}
+
+impl<'a> Exponentials<'a> {
+    /// Measures from the reference maximum as it is now.
+    #[track_caller]
+    pub fn start(b: &mut Builder, softmax: &'a Softmax) -> Self {
+        let offset = std::array::from_fn(|row| softmax.offset(b, row));
+        Self { softmax, offset, partial: Default::default() }
+    }
+
+    /// Turns scores, in the order of an accumulator's registers from a multiple of four on, into probabilities.
+    #[track_caller]
+    pub fn take(&mut self, b: &mut Builder, scores: &[Reg<F32>]) {
+        for (i, &score) in scores.iter().enumerate() {
+            let row = Acc::row(i);
+            b.fma_into(score, score, self.softmax.scale, self.offset[row]);
+            b.exp2_into(score, score);
+            let sum = &mut self.partial[row][i & 1];
+            *sum = Some(sum.map_or(score, |sum| b.add(sum, score)));
+        }
+    }
+
+    /// Adds what was taken to the rows' sums.
+    #[track_caller]
+    pub fn finish(self, b: &mut Builder) {
+        let softmax = self.softmax;
+        let sums = self.sums(b);
+        for (sum, tile) in softmax.sum.into_iter().zip(sums) {
+            b.add_to(sum, tile);
+        }
+    }
+
+    #[track_caller]
+    fn sums(self, b: &mut Builder) -> Rows<F32> {
+        self.partial.map(|[even, odd]| match (even, odd) {
+            (Some(even), Some(odd)) => b.add(even, odd),
+            _ => unreachable!("a tile has at least two columns"),
+        })
     }
 }
 
