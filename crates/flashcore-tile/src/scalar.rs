@@ -285,6 +285,12 @@ impl Builder {
         self.op(Op::Tanh, &[Mod::Approx, Mod::Type(ScalarType::F32)], [x.into()])
     }
 
+    /// `dst = tanh x`, in place; as [`tanh`](Self::tanh).
+    #[track_caller]
+    pub fn tanh_into(&mut self, dst: Reg<F32>, x: impl Into<Val<F32>>) {
+        self.op_into(dst, Op::Tanh, &[Mod::Approx, Mod::Type(ScalarType::F32)], [x.into()]);
+    }
+
     /// The condition `x cmp y`.
     #[track_caller]
     pub fn test<T: Number>(&mut self, cmp: Cmp, x: impl Into<Val<T>>, y: impl Into<Val<T>>) -> Pred {

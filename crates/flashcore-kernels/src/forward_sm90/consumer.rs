@@ -4,14 +4,18 @@
 //! tensor cores   QK(0) | QK(1) PV(0) | QK(2) PV(1) | …  PV(last) QK(0 of the next tile)
 //! this group           | softmax(0)  | softmax(1)  | …           epilogue
 //! ```
+//!
+//! Key tiles run from the last to the first, so that those that hide keys on the right, at the diagonal or at the end
+//! of the sequence, come first, and those that hide keys on the left come last.
 
 use flashcore_tile::{
-    Acc, Builder, Cmp, Fragment, Major, MatrixOperand, Pending, Pred, Reg, S32, Stage, Start, U32, Warpgroup,
+    Acc, Builder, Cmp, Fragment, Major, MatrixOperand, Pending, Pred, Reg, S32, Stage, Start, U32, Val,
+    Warpgroup,
 };
 
 use super::{
     Arguments, Config, Layout, ROWS_PER_GROUP, ROWS_PER_WARP, epilogue::Epilogue, producer::info,
-    schedule::Tile,
+    schedule::Tile, values::clean_values,
 };
 use crate::shared::softmax::{Keys, Softmax};
 
@@ -32,7 +36,7 @@ pub(super) struct Consumer<'a> {
     v: MatrixOperand,
     /// Q tiles and K/V tiles passed.
     q_count: Reg<U32>,
-    kv_count: Reg<U32>,
+    pub(super) kv_count: Reg<U32>,
     softmax: Softmax,
 }
 
@@ -49,6 +53,16 @@ pub(super) fn run(b: &mut Builder, cfg: Config, args: &Arguments, layout: &Layou
 /// Scores, output and probabilities: the registers of a tile.
 type Work = (Acc, Acc, Fragment);
 
+/// A tile that has been begun: the next one, whether there is one, and its first product in flight.
+type Begun = (Tile, Pred, Pending<Acc>);
+
+/// What a run of key tiles may hide.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Hides {
+    Nothing,
+    Some,
+}
+
 impl<'a> Consumer<'a> {
     fn new(b: &mut Builder, cfg: Config, args: &'a Arguments, layout: &'a Layout, group: Reg<U32>) -> Self {
         let thread = b.thread();
@@ -57,6 +71,8 @@ impl<'a> Consumer<'a> {
         let lane = b.lane();
         let leader = b.test(Cmp::Eq, lane, 0);
         let group_rows = b.mul(group, ROWS_PER_GROUP * layout.q.tile().slab_width());
+        let bounded = cfg.mask.left || cfg.mask.right || cfg.used;
+        let keys = if bounded { Keys::MaybeNone } else { Keys::FromTheFirst };
         Self {
             cfg,
             args,
@@ -70,7 +86,7 @@ impl<'a> Consumer<'a> {
             v: layout.v.tile().operand(b, Major::Mn, 0),
             q_count: b.var(0),
             kv_count: b.var(0),
-            softmax: Softmax::new(b, args.scale_log2, Keys::FromTheFirst),
+            softmax: Softmax::new(b, args.scale_log2, keys),
         }
     }
 
@@ -79,24 +95,22 @@ impl<'a> Consumer<'a> {
         let stage = self.layout.q.stage(b, self.q_count);
         stage.wait_full(b);
         let info = info(b, self.layout, self.q_count);
-        Tile::read(b, info)
+        Tile::read(b, self.cfg, self.args, info)
     }
 
     /// All tiles, one after another; the scores of a tile's first key tile are in flight when its turn begins.
     fn tiles(&self, b: &mut Builder, epilogue: &Epilogue, first: Tile) {
-        let tile = first.variable(b);
-        let scores = Acc::new(b, self.cfg.tile_n as usize);
-        let output = Acc::new(b, self.cfg.dim as usize);
-        let probs = Fragment::new(b, self.cfg.tile_n as usize);
+        let mut tile = first.variable(b, self.cfg);
+        let scores = Acc::new(b, self.cfg.tile_n() as usize);
+        let output = Acc::new(b, self.cfg.dim_v as usize);
+        let probs = Fragment::new(b, self.cfg.tile_n() as usize);
         let stage = self.layout.k.stage(b, self.kv_count);
         stage.wait_full(b);
         let q = self.q_operand(b);
         let opening = self.qk(b, scores, &q, &stage);
-        let mut registers = Some((output, probs));
         let last = b.do_while_carrying(opening, |b, opening| {
-            let (output, probs) = registers.take().expect("the body is built once");
             let (next, there, opening) = self.tile(b, epilogue, &tile, opening, output, probs);
-            tile.set(b, &next);
+            tile.set(b, self.cfg, next);
             (b.uniform::<Warpgroup>(there), opening)
         });
         // Behind the last tile, a product over stale memory was issued; nobody reads it.
@@ -112,35 +126,78 @@ impl<'a> Consumer<'a> {
         opening: Pending<Acc>,
         output: Acc,
         probs: Fragment,
-    ) -> (Tile, Pred, Pending<Acc>) {
-        let blocks = tile.key_tiles(b, self.cfg, self.args);
-        let block = b.sub(blocks, 1);
+    ) -> Begun {
+        let tiles = tile.key_tiles(b, self.cfg, self.args);
+        let block = b.sub(tiles.end, 1);
         let block = b.var(block);
         output.fill(b, 0.0);
         let scores = opening.wait(b);
         self.layout.k.stage(b, self.kv_count).release(b, self.leader);
+        self.cap(b, &scores);
+        let hides = tiles.hides(b, block);
+        let hides = b.uniform::<Warpgroup>(hides);
+        b.if_uniform(hides, |b| self.hide(b, &scores, tile, block));
+        if self.cfg.used {
+            clean_values(b, self, tile, block);
+        }
         b.add_to(self.kv_count, 1);
-        self.mask(b, &scores, tile, block);
         self.softmax.first(b, &scores);
         scores.pack_into(b, self.cfg.half, &probs);
+        let below = b.sub(block, 1);
+        b.set(block, below);
 
         let q = self.q_operand(b);
-        let more = b.test(Cmp::Ne, block, 0);
-        let more = b.uniform::<Warpgroup>(more);
-        let (scores, output, probs) = b.if_carrying(more, (scores, output, probs), |b, work| {
+        let begin = tiles.begin.map_or(Val::Const(0), Val::from);
+        let clean_begin = tiles.clean_begin.map_or(begin, Val::from);
+        let mut work = (scores, output, probs);
+        if self.cfg.mask.right {
+            let until = b.max(tiles.clean_end, begin);
+            work = self.steps(b, &q, tile, work, block, until.into(), Hides::Some);
+        }
+        work = self.steps(b, &q, tile, work, block, clean_begin, Hides::Nothing);
+        if self.cfg.mask.left {
+            work = self.steps(b, &q, tile, work, block, begin, Hides::Some);
+        }
+        self.close(b, epilogue, tile, work)
+    }
+
+    /// Key tiles from `block` down to `until`.
+    #[allow(clippy::too_many_arguments, reason = "a run of steps is what these say")]
+    fn steps(
+        &self,
+        b: &mut Builder,
+        q: &MatrixOperand,
+        tile: &Tile,
+        work: Work,
+        block: Reg<S32>,
+        until: Val<S32>,
+        hides: Hides,
+    ) -> Work {
+        let any = b.test(Cmp::Ge, block, until);
+        let any = b.uniform::<Warpgroup>(any);
+        b.if_carrying(any, work, |b, work| {
             b.do_while_carrying(work, |b, work| {
-                let work = self.step(b, &q, work);
+                let work = self.step(b, q, work, |b, scores| {
+                    if hides == Hides::Some {
+                        self.hide(b, scores, tile, block);
+                    }
+                });
                 let below = b.sub(block, 1);
                 b.set(block, below);
-                let again = b.test(Cmp::Ne, block, 0);
+                let again = b.test(Cmp::Ge, block, until);
                 (b.uniform::<Warpgroup>(again), work)
             })
-        });
-        self.close(b, epilogue, tile, (scores, output, probs))
+        })
     }
 
     /// One key tile: QKᵀ of this one and PV of the one before run while the other's softmax is done.
-    fn step(&self, b: &mut Builder, q: &MatrixOperand, (scores, output, probs): Work) -> Work {
+    fn step(
+        &self,
+        b: &mut Builder,
+        q: &MatrixOperand,
+        (scores, output, probs): Work,
+        mask: impl FnOnce(&mut Builder, &Acc),
+    ) -> Work {
         let k = self.layout.k.stage(b, self.kv_count);
         let before = b.sub(self.kv_count, 1);
         let v = self.layout.v.stage(b, before);
@@ -150,6 +207,8 @@ impl<'a> Consumer<'a> {
         let output = self.pv(b, output, probs, &v);
         let scores = scores.wait(b);
         k.release(b, self.leader);
+        self.cap(b, &scores);
+        mask(b, &scores);
         let growth = self.softmax.step(b, &scores);
         let (output, probs) = output.wait(b);
         v.release(b, self.leader);
@@ -166,7 +225,7 @@ impl<'a> Consumer<'a> {
         epilogue: &Epilogue,
         tile: &Tile,
         (scores, output, probs): Work,
-    ) -> (Tile, Pred, Pending<Acc>) {
+    ) -> Begun {
         self.layout.q.stage(b, self.q_count).release(b, self.leader);
         b.add_to(self.q_count, 1);
         let before = b.sub(self.kv_count, 1);
@@ -178,7 +237,8 @@ impl<'a> Consumer<'a> {
         k.wait_full_or(b, there.not());
         let q = self.q_operand(b);
         let opening = self.qk(b, scores, &q, &k);
-        let finished = self.softmax.finish(b, None);
+        let sink = self.sink(b, tile);
+        let finished = self.softmax.finish(b, sink);
         epilogue.write_lse(b, self, tile, finished.lse);
         let (output, _) = output.wait(b);
         v.release(b, self.leader);
@@ -193,7 +253,8 @@ impl<'a> Consumer<'a> {
 
     fn qk(&self, b: &mut Builder, scores: Acc, q: &MatrixOperand, stage: &Stage) -> Pending<Acc> {
         let k = self.k.plus(b, stage.bytes);
-        b.wgmma_ss(scores, Start::Zero, self.cfg.half, [q, &k], self.cfg.dim)
+        // Sixteen features at a time; what the tensor does not have was filled with zeros.
+        b.wgmma_ss(scores, Start::Zero, self.cfg.half, [q, &k], self.cfg.dim_qk.next_multiple_of(16))
     }
 
     fn pv(&self, b: &mut Builder, output: Acc, probs: Fragment, stage: &Stage) -> Pending<(Acc, Fragment)> {
@@ -201,9 +262,38 @@ impl<'a> Consumer<'a> {
         b.wgmma_rs(output, Start::Accumulate, self.cfg.half, probs, &v)
     }
 
-    /// First row of this warp in the query sequence.
+    /// Limits the scores, if the problem has a softcap.
+    fn cap(&self, b: &mut Builder, scores: &Acc) {
+        let Some(scale) = self.args.cap_scale else { return };
+        for &score in scores.regs() {
+            b.mul_into(score, score, scale);
+            b.tanh_into(score, score);
+        }
+    }
+
+    /// The extra logit of the tile's head, if the problem has sinks.
+    fn sink(&self, b: &mut Builder, tile: &Tile) -> Option<Reg<flashcore_tile::F32>> {
+        let sinks = self.args.sinks?;
+        let bytes = b.mul_wide(tile.head, 4);
+        let at = b.add(sinks, bytes);
+        let [sink] = b.load_global(at);
+        Some(sink)
+    }
+
+    /// Hides what the rows of this thread must not see of a key tile.
+    fn hide(&self, b: &mut Builder, scores: &Acc, tile: &Tile, block: Reg<S32>) {
+        let row = self.thread_row(b, tile);
+        let row = b.signed(row);
+        let quad = b.and(self.lane, 3);
+        let column = b.shl(quad, 1);
+        let column = b.signed(column);
+        let key = b.mad(block, self.cfg.tile_n() as i32, column);
+        tile.visibility(b, self.args).of_thread(b, row).hide(b, scores, key);
+    }
+
+    /// First row of this warp in its sequence.
     pub(super) fn warp_row(&self, b: &mut Builder, tile: &Tile) -> Reg<U32> {
-        let row = b.mul(tile.row, self.cfg.tile_m());
+        let row = tile.first_row(b, self.cfg);
         let row = b.mad(self.group, ROWS_PER_GROUP, row);
         b.mad(self.warp, ROWS_PER_WARP, row)
     }
@@ -213,46 +303,5 @@ impl<'a> Consumer<'a> {
         let row = self.warp_row(b, tile);
         let quad = b.shr(self.lane, 2);
         b.add(row, quad)
-    }
-
-    /// Hides keys beyond the sequence and, if causal, beyond each row's position; only a tile's last keys need it.
-    fn mask(&self, b: &mut Builder, scores: &Acc, tile: &Tile, block: Reg<U32>) {
-        if self.cfg.causal {
-            return self.mask_causal(b, scores, tile, block);
-        }
-        let end = b.mad(block, self.cfg.tile_n, self.cfg.tile_n);
-        let partial = b.test(Cmp::Gt, end, self.args.seq_kv);
-        let partial = b.uniform::<Warpgroup>(partial);
-        b.if_uniform(partial, |b| {
-            let limit = self.limit(b, self.args.seq_kv, block);
-            hide_beyond(b, scores, [limit, limit]);
-        });
-    }
-
-    fn mask_causal(&self, b: &mut Builder, scores: &Acc, tile: &Tile, block: Reg<U32>) {
-        let row = self.thread_row(b, tile);
-        let limits = [1, 9].map(|below| {
-            let end = b.add(row, below);
-            let end = b.min(end, self.args.seq_kv);
-            self.limit(b, end, block)
-        });
-        hide_beyond(b, scores, limits);
-    }
-
-    /// First column, in lane 0's numbering, of a key tile that this thread must not see, where keys end at `end`.
-    fn limit(&self, b: &mut Builder, end: Reg<U32>, block: Reg<U32>) -> Reg<S32> {
-        let quad = b.and(self.lane, 3);
-        let column = b.shl(quad, 1);
-        let start = b.mad(block, self.cfg.tile_n, column);
-        let limit = b.sub(end, start);
-        b.signed(limit)
-    }
-}
-
-/// Sets the scores at and beyond each row's limit to −∞.
-fn hide_beyond(b: &mut Builder, scores: &Acc, limits: [Reg<S32>; 2]) {
-    for (i, &score) in scores.regs().iter().enumerate() {
-        let hidden = b.test(Cmp::Le, limits[Acc::row(i)], Acc::col(i) as i32);
-        b.select_into(score, hidden, f32::NEG_INFINITY, score);
     }
 }

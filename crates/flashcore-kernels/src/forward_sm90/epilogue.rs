@@ -1,6 +1,6 @@
 //! The epilogue: a warp's 16 rows of the output go to shared memory and from there by tensor copy to global memory.
 
-use flashcore_tile::{Acc, Builder, Cmp, F32, Global, Reg, Shared, U32, Val};
+use flashcore_tile::{Acc, Builder, Cmp, F32, Global, Pred, ROWS_PER_THREAD, Reg, Shared, U32, Val};
 
 use super::{consumer::Consumer, schedule::Tile};
 use crate::shared::softmax::Rows;
@@ -14,7 +14,7 @@ pub(super) struct Epilogue {
     staging: Shared,
     /// This lane's address for each pair of matrices in the first slab.
     lanes: Vec<Reg<U32>>,
-    leader: flashcore_tile::Pred,
+    leader: Pred,
 }
 
 impl Epilogue {
@@ -45,6 +45,7 @@ impl Epilogue {
     ) {
         self.wait_for_staging(b);
         output.scale_rows(b, factor);
+        self.forget_unused(b, consumer, tile, output);
         self.gather(b, consumer, output);
         b.fence_async();
         b.sync_warp();
@@ -58,6 +59,26 @@ impl Epilogue {
             }
             b.tma_commit();
         });
+    }
+
+    /// Rows beyond the used queries become zeros, whatever was read for them.
+    fn forget_unused(&self, b: &mut Builder, consumer: &Consumer<'_>, tile: &Tile, output: &Acc) {
+        if !consumer.cfg.used {
+            return;
+        }
+        let beyond = self.beyond_use(b, consumer, tile);
+        for (i, &value) in output.regs().iter().enumerate() {
+            b.select_into(value, beyond[Acc::row(i)], 0.0, value);
+        }
+    }
+
+    /// Which of this thread's rows lie beyond the used queries.
+    fn beyond_use(&self, b: &mut Builder, consumer: &Consumer<'_>, tile: &Tile) -> [Pred; ROWS_PER_THREAD] {
+        let row = consumer.thread_row(b, tile);
+        [0, 8].map(|below| {
+            let row = b.add(row, below);
+            b.test(Cmp::Ge, row, tile.q_len)
+        })
     }
 
     /// Waits until every store has been written; at the end of the kernel.
@@ -84,6 +105,12 @@ impl Epilogue {
     /// One lane of each quad writes the LSE of its two rows, where rows exist and somebody wants them.
     pub(super) fn write_lse(&self, b: &mut Builder, consumer: &Consumer<'_>, tile: &Tile, lse: Rows<F32>) {
         let args = consumer.args;
+        let lse = if consumer.cfg.used {
+            let beyond = self.beyond_use(b, consumer, tile);
+            std::array::from_fn(|row| b.select(beyond[row], f32::NEG_INFINITY, lse[row]))
+        } else {
+            lse
+        };
         let row = consumer.thread_row(b, tile);
         let first = b.mul_wide(tile.flat_head, args.seq_q);
         let row64 = b.widen(row);

@@ -4,13 +4,14 @@
 //! consumer issues the next tile's QKᵀ together with this tile's PV and does its softmax while the tensor cores work;
 //! the first QKᵀ of the next tile is issued behind the last PV of this one, so that the epilogue is covered too.
 //!
-//! The kernel takes whole (uniform) sequences of equal length, no mask or a causal one; `plan` sends the rest to
-//! `forward_sm80`.
+//! Features are padded inside the kernel: tensor copies fill columns beyond the tensor with zeros and clip them on the
+//! way out, and products run over no more than the features there are.
 
 mod consumer;
 mod epilogue;
 mod producer;
 mod schedule;
+mod values;
 
 use flashcore_core::Problem;
 use flashcore_ptx::{
@@ -20,11 +21,14 @@ use flashcore_ptx::{
     target::Target,
 };
 use flashcore_tile::{
-    BuildError, Builder, Cmp, Extent, F32, Half, Params, Pipeline, Program, Reg, RegisterBudget, Roles,
-    SmemTile, TensorMap, U32, U64,
+    BuildError, Builder, Cmp, Extent, F32, Half, NamedBarrier, Params, Pipeline, Program, Reg,
+    RegisterBudget, Roles, SmemTile, TensorMap, U32, U64, WARPGROUP,
 };
 
-use crate::slots;
+use crate::{
+    shared::mask::{Mask, Sides},
+    slots,
+};
 pub use schedule::Order;
 
 /// Rows that one consumer warpgroup owns.
@@ -35,19 +39,37 @@ const Q_STAGES: u32 = 2;
 const WARPS_PER_GROUP: u32 = 4;
 /// Rows of the output that one warp writes.
 const ROWS_PER_WARP: u32 = 16;
+/// Columns of a slab: 128 bytes, the widest swizzle.
+const SLAB_COLS: u32 = 64;
+const LOG2_E: f32 = std::f32::consts::LOG2_E;
 
 /// Everything that decides the text of the kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Config {
     /// Element type.
     pub half: Half,
-    /// Features of queries, keys and values.
-    pub dim: u32,
-    /// Whether a query sees only keys up to its own position.
-    pub causal: bool,
+    /// Features of queries and keys: a multiple of 8.
+    pub dim_qk: u32,
+    /// Features of values: a multiple of 8.
+    pub dim_v: u32,
+    /// Which bounds the mask has.
+    pub mask: Sides,
+    /// Whether batch entries use only their first rows.
+    pub used: bool,
+    /// Scores are limited by a hyperbolic tangent.
+    pub softcap: bool,
+    /// Every head has an extra logit.
+    pub sinks: bool,
+    /// How the work is cut.
+    pub shape: Shape,
+}
+
+/// Tile, warpgroups and pipeline of a kernel: what tuning changes.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Shape {
     /// Consumer warpgroups; the tile has 64 rows for each.
     pub consumers: u32,
-    /// Keys of a tile.
+    /// Keys of a tile: a power of two.
     pub tile_n: u32,
     /// K and V tiles in flight.
     pub stages: u32,
@@ -60,21 +82,33 @@ pub struct Config {
 impl Config {
     /// Query rows of a tile.
     pub const fn tile_m(&self) -> u32 {
-        self.consumers * ROWS_PER_GROUP
+        self.shape.consumers * ROWS_PER_GROUP
     }
 
-    /// The kernel's name.
+    /// Keys of a tile.
+    pub const fn tile_n(&self) -> u32 {
+        self.shape.tile_n
+    }
+
+    /// The kernel's name: every field of the config is in it.
     pub fn name(&self) -> Ident {
         let half = if self.half == Half::F16 { "f16" } else { "bf16" };
-        let mask = if self.causal { "causal" } else { "full" };
-        let order = self.order.name();
-        let (d, m, n, s) = (self.dim, self.tile_m(), self.tile_n, self.stages);
-        Ident::new(format!("fc_forward_sm90_{half}_d{d}_{mask}_m{m}n{n}s{s}_{order}"))
-            .expect("made of legal parts")
+        let Shape { consumers, tile_n, stages, budget, order } = self.shape;
+        let mut name = format!(
+            "fc_forward_sm_90a_{half}_d{}v{}_g{consumers}n{tile_n}s{stages}r{}_{}_{}",
+            self.dim_qk,
+            self.dim_v,
+            budget.consumer,
+            order.name(),
+            self.mask.name()
+        );
+        let options = [(self.used, "_used"), (self.softcap, "_cap"), (self.sinks, "_sink")];
+        options.into_iter().filter(|(on, _)| *on).for_each(|(_, text)| name.push_str(text));
+        Ident::new(name).expect("made of legal parts")
     }
 
     const fn roles(&self) -> Roles {
-        Roles { consumers: self.consumers, budget: Some(self.budget) }
+        Roles { consumers: self.shape.consumers, budget: Some(self.shape.budget) }
     }
 }
 
@@ -94,12 +128,19 @@ pub(crate) struct Arguments {
     row_tiles: Reg<U32>,
     tiles: Reg<U32>,
     section: Reg<U32>,
+    /// Turns what softmax sees into powers of two.
     scale_log2: Reg<F32>,
+    /// Turns scores into what the hyperbolic tangent takes.
+    cap_scale: Option<Reg<F32>>,
+    sinks: Option<Reg<U64>>,
+    /// Used lengths of queries and keys.
+    lengths: Option<[Reg<U64>; 2]>,
+    mask: Mask,
 }
 
 impl Arguments {
     fn declare(b: &mut Builder, params: &mut Params<Problem>, cfg: Config) -> Self {
-        let (tile_m, tile_n) = (cfg.tile_m(), cfg.tile_n);
+        let (tile_m, tile_n) = (cfg.tile_m(), cfg.tile_n());
         Self {
             q: params.tensor_map(b, "q", move |p| map(p, p.q(), slots::Q, tile_m)),
             k: params.tensor_map(b, "k", move |p| map(p, p.k(), slots::K, tile_n)),
@@ -114,7 +155,16 @@ impl Arguments {
             row_tiles: params.u32(b, "row_tiles", move |p| row_tiles(p, tile_m)),
             tiles: params.u32(b, "tiles", move |p| tiles(p, tile_m)),
             section: params.u32(b, "section", move |p| schedule::section(p, cfg)),
-            scale_log2: params.f32(b, "scale_log2", |p| p.scale() * std::f32::consts::LOG2_E),
+            scale_log2: params.f32(b, "scale_log2", |p| p.softcap().unwrap_or(p.scale()) * LOG2_E),
+            cap_scale: cfg
+                .softcap
+                .then(|| params.f32(b, "cap_scale", |p| p.softcap().map_or(1.0, |cap| p.scale() / cap))),
+            sinks: cfg.sinks.then(|| params.buffer(b, "sinks", slots::SINKS)),
+            lengths: cfg.used.then(|| {
+                let q = params.buffer(b, "lengths_q", slots::LENGTHS_Q);
+                [q, params.buffer(b, "lengths_kv", slots::LENGTHS_KV)]
+            }),
+            mask: Mask::declare(b, params, cfg.mask),
         }
     }
 }
@@ -129,21 +179,25 @@ pub(crate) struct Layout {
     staging: SmemTile,
     /// Which tile each Q stage belongs to.
     tile_info: u32,
+    /// Where consumers wait for each other.
+    consumers: NamedBarrier,
 }
 
 impl Layout {
     fn new(b: &mut Builder, cfg: Config) -> Self {
-        let warps = cfg.consumers * WARPS_PER_GROUP;
-        let q = b.smem_tile(cfg.tile_m(), cfg.dim, Swizzle::B128, Q_STAGES);
-        let k = b.smem_tile(cfg.tile_n, cfg.dim, Swizzle::B128, cfg.stages);
-        let v = b.smem_tile(cfg.tile_n, cfg.dim, Swizzle::B128, cfg.stages);
-        let staging = b.smem_tile(ROWS_PER_WARP, cfg.dim, Swizzle::B128, warps);
+        let Shape { consumers, tile_n, stages, .. } = cfg.shape;
+        let warps = consumers * WARPS_PER_GROUP;
+        let q = b.smem_tile(cfg.tile_m(), padded(cfg.dim_qk), Swizzle::B128, Q_STAGES);
+        let k = b.smem_tile(tile_n, padded(cfg.dim_qk), Swizzle::B128, stages);
+        let v = b.smem_tile(tile_n, padded(cfg.dim_v), Swizzle::B128, stages);
+        let staging = b.smem_tile(ROWS_PER_WARP, padded(cfg.dim_v), Swizzle::B128, warps);
         Self {
             q: Pipeline::new(b, q, Q_STAGES, warps),
-            k: Pipeline::new(b, k, cfg.stages, warps),
-            v: Pipeline::new(b, v, cfg.stages, warps),
+            k: Pipeline::new(b, k, stages, warps),
+            v: Pipeline::new(b, v, stages, warps),
             staging,
             tile_info: b.shared(Q_STAGES * schedule::INFO_BYTES, 16),
+            consumers: b.named_barrier(consumers * WARPGROUP),
         }
     }
 
@@ -182,6 +236,11 @@ pub fn extent(cfg: Config, problem: &Problem, sms: u32) -> Extent {
     Extent { grid: [ctas, 1, 1], workspace: vec![counter], dependent: false }
 }
 
+/// Columns of a tile for `dim` features: whole slabs.
+const fn padded(dim: u32) -> u32 {
+    dim.next_multiple_of(SLAB_COLS)
+}
+
 fn row_tiles(problem: &Problem, tile_m: u32) -> u32 {
     (problem.seq_q() as u32).div_ceil(tile_m)
 }
@@ -208,7 +267,7 @@ fn map(
         element,
         dims: [dims.dim, dims.seq, dims.heads, dims.batch].map(|n| n as u64).to_vec(),
         strides: [seq, head, batch].map(|s| s as u64 * u64::from(element.bytes())).to_vec(),
-        box_dims: vec![64, rows, 1, 1],
+        box_dims: vec![SLAB_COLS, rows, 1, 1],
         swizzle: Swizzle::B128,
     }
 }

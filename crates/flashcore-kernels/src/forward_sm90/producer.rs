@@ -1,6 +1,6 @@
 //! The producer: one thread that walks the tiles and issues every tensor copy.
 
-use flashcore_tile::{Builder, Cmp, Pipeline, Reg, Scope, TensorMap, U32, Val};
+use flashcore_tile::{Builder, Cmp, Pipeline, Reg, S32, Scope, TensorMap, U32, Val};
 
 use super::{
     Arguments, Config, Layout,
@@ -28,7 +28,7 @@ pub(super) fn run(b: &mut Builder, cfg: Config, args: &Arguments, layout: &Layou
                 let taken = take(b, cfg, args);
                 load_kv(b, cfg, args, layout, kv, &tile);
                 b.add_to(done, 1);
-                next(b, cfg, args, index, taken);
+                next(b, args, index, taken);
             },
         );
         let stage = layout.q.stage(b, done);
@@ -48,9 +48,9 @@ pub(super) fn info(b: &mut Builder, layout: &Layout, count: Reg<U32>) -> flashco
 fn load_q(b: &mut Builder, cfg: Config, args: &Arguments, layout: &Layout, done: Reg<U32>, tile: &Tile) {
     let stage = layout.q.stage(b, done);
     let info = info(b, layout, done);
-    tile.post(b, info);
+    tile.post(b, cfg, info);
     stage.expect_tile(b);
-    let row = b.mul(tile.row, cfg.tile_m());
+    let row = tile.first_row(b, cfg);
     let to = stage.at(b);
     b.tma_load(
         args.q,
@@ -64,22 +64,24 @@ fn load_q(b: &mut Builder, cfg: Config, args: &Arguments, layout: &Layout, done:
 /// Copies K and V from the last key tile to the first: K runs one ahead, because consumers issue QKᵀ of the next key
 /// tile before PV of this one.
 fn load_kv(b: &mut Builder, cfg: Config, args: &Arguments, layout: &Layout, count: Reg<U32>, tile: &Tile) {
-    let blocks = tile.key_tiles(b, cfg, args);
+    let tiles = tile.key_tiles(b, cfg, args);
     let head = b.div(tile.head, args.group);
-    let load = |b: &mut Builder, pipeline: &Pipeline, map: TensorMap, count: Reg<U32>, block: Reg<U32>| {
+    let load = |b: &mut Builder, pipeline: &Pipeline, map: TensorMap, count: Reg<U32>, block: Reg<S32>| {
         let stage = pipeline.stage(b, count);
         stage.wait_empty(b);
         stage.expect_tile(b);
-        let row = b.mul(block, cfg.tile_n);
+        let block = b.unsigned(block);
+        let row = b.mul(block, cfg.tile_n());
         let to = stage.at(b);
         let at = [Val::Const(0), row.into(), head.into(), tile.batch.into()];
         b.tma_load(map, pipeline.tile(), to, at, stage.full());
     };
-    let block = b.sub(blocks, 1);
+    let block = b.sub(tiles.end, 1);
     let block = b.var_in(Scope::Lane, block);
     load(b, &layout.k, args.k, count, block);
+    let first = tiles.begin.map_or(Val::Const(0), Val::from);
     b.while_(
-        |b| b.test(Cmp::Ne, block, 0),
+        |b| b.test(Cmp::Gt, block, first),
         |b| {
             let ahead = b.add(count, 1);
             let below = b.sub(block, 1);
@@ -95,11 +97,11 @@ fn load_kv(b: &mut Builder, cfg: Config, args: &Arguments, layout: &Layout, coun
 
 /// Takes a ticket for the next tile early, so that the answer is there when it is needed.
 fn take(b: &mut Builder, cfg: Config, args: &Arguments) -> Option<Reg<U32>> {
-    (cfg.order == Order::Atomic).then(|| b.atomic_add(args.tile_counter, 1))
+    (cfg.shape.order == Order::Atomic).then(|| b.atomic_add(args.tile_counter, 1))
 }
 
 /// Moves on to the next tile.
-fn next(b: &mut Builder, _: Config, args: &Arguments, index: Reg<U32>, taken: Option<Reg<U32>>) {
+fn next(b: &mut Builder, args: &Arguments, index: Reg<U32>, taken: Option<Reg<U32>>) {
     let ctas = b.ctas();
     let Some(ticket) = taken else {
         b.add_to(index, ctas);

@@ -7,11 +7,12 @@ use flashcore_core::Problem;
 use flashcore_tile::{Builder, Cmp, Pred, Reg, Shared, U32, Val};
 
 use super::{Arguments, Config};
+use crate::shared::mask::{KeyTiles, Visibility};
 
 /// Bytes of L2 that a section of heads may fill with K and V.
 const SECTION_BYTES: usize = 32 << 20;
-/// Row tile, head, batch entry, and whether there is a tile at all.
-pub(super) const INFO_BYTES: u32 = 16;
+/// What a tile takes when it is posted: where it is, and the lengths of its sequence.
+pub(super) const INFO_BYTES: u32 = 32;
 
 /// In which order CTAs take tiles.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -33,7 +34,7 @@ impl Order {
 
 /// Heads whose K and V share L2; a power of two that divides all heads, so that sections are full.
 pub(super) fn section(problem: &Problem, cfg: Config) -> u32 {
-    if !cfg.causal {
+    if !cfg.mask.right {
         return 1;
     }
     let heads = problem.heads_q() * problem.batch();
@@ -47,13 +48,17 @@ pub(super) fn section(problem: &Problem, cfg: Config) -> u32 {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Tile {
     /// Row tile.
-    pub row: Reg<U32>,
+    row: Reg<U32>,
     /// Query head among those of all batch entries.
     pub flat_head: Reg<U32>,
     /// Query head.
     pub head: Reg<U32>,
     /// Batch entry.
     pub batch: Reg<U32>,
+    /// Queries that the batch entry uses.
+    pub q_len: Reg<U32>,
+    /// Keys that the batch entry uses.
+    pub kv_len: Reg<U32>,
 }
 
 impl Tile {
@@ -63,7 +68,7 @@ impl Tile {
         let section = b.div(index, section_tiles);
         let within = b.rem(index, section_tiles);
         let row = b.div(within, args.section);
-        let row = if cfg.causal {
+        let row = if cfg.mask.right {
             let last = b.sub(args.row_tiles, 1);
             b.sub(last, row)
         } else {
@@ -71,24 +76,42 @@ impl Tile {
         };
         let flat_head = b.rem(within, args.section);
         let flat_head = b.mad(section, args.section, flat_head);
-        Self { row, flat_head, head: b.rem(flat_head, args.heads), batch: b.div(flat_head, args.heads) }
+        let (head, batch) = (b.rem(flat_head, args.heads), b.div(flat_head, args.heads));
+        let [q_len, kv_len] = lengths(b, args, batch);
+        Self { row, flat_head, head, batch, q_len, kv_len }
     }
 
-    /// Key tiles that the rows of this tile see.
-    pub(super) fn key_tiles(&self, b: &mut Builder, cfg: Config, args: &Arguments) -> Reg<U32> {
-        if !cfg.causal {
-            return b.div_ceil(args.seq_kv, cfg.tile_n);
-        }
-        let end = b.mad(self.row, cfg.tile_m(), cfg.tile_m());
-        let end = b.min(end, args.seq_kv);
-        b.div_ceil(end, cfg.tile_n)
+    /// First row of the tile in its sequence.
+    pub(super) fn first_row(&self, b: &mut Builder, cfg: Config) -> Reg<U32> {
+        b.mul(self.row, cfg.tile_m())
+    }
+
+    /// What the rows of this tile see.
+    pub(super) fn visibility(&self, b: &mut Builder, args: &Arguments) -> Visibility {
+        args.mask.over(b, self.q_len, self.kv_len)
+    }
+
+    /// Key tiles to work through: at least one, which hides everything if there is nothing to see.
+    pub(super) fn key_tiles(&self, b: &mut Builder, cfg: Config, args: &Arguments) -> KeyTiles {
+        let first = self.first_row(b, cfg);
+        let end = b.add(first, cfg.tile_m());
+        let end = b.min(end, self.q_len);
+        let last = b.sub(end, 1);
+        let rows = [b.signed(first), b.signed(last)];
+        let tiles = self.visibility(b, args).key_tiles(b, rows, cfg.tile_n());
+        let end = b.max(tiles.end, 1);
+        let last = b.sub(end, 1);
+        KeyTiles { end, begin: tiles.begin.map(|begin| b.min(begin, last)), ..tiles }
     }
 
     /// Tells consumers that this is their next tile.
-    pub(super) fn post(&self, b: &mut Builder, to: Shared) {
+    pub(super) fn post(&self, b: &mut Builder, cfg: Config, to: Shared) {
         // The row is counted from one, so that zero says that there is none.
         let row = b.add(self.row, 1);
         b.store_shared(to, &[row, self.flat_head, self.head, self.batch].map(Val::from));
+        if cfg.used {
+            b.store_shared(to.at(16), &[self.q_len, self.kv_len].map(Val::from));
+        }
     }
 
     /// Tells consumers that there is no further tile.
@@ -97,28 +120,47 @@ impl Tile {
     }
 
     /// Reads what the producer posted: the tile, and whether there is one.
-    pub(super) fn read(b: &mut Builder, from: Shared) -> (Self, Pred) {
+    pub(super) fn read(b: &mut Builder, cfg: Config, args: &Arguments, from: Shared) -> (Self, Pred) {
         let [row, flat_head, head, batch] = b.load_shared::<U32, 4>(from);
-        // Loops and branches depend on the row alone.
+        let [q_len, kv_len] = if cfg.used {
+            b.load_shared::<U32, 2>(from.at(16)).map(|len| b.uniform_register(len))
+        } else {
+            [args.seq_q, args.seq_kv]
+        };
+        // Loops and branches depend on the row and the lengths alone.
         let row = b.uniform_register(row);
         let there = b.test(Cmp::Ne, row, 0);
-        (Self { row: b.sub(row, 1), flat_head, head, batch }, there)
+        (Self { row: b.sub(row, 1), flat_head, head, batch, q_len, kv_len }, there)
     }
 
     /// The same tile in registers that [`set`](Self::set) may change.
-    pub(super) fn variable(&self, b: &mut Builder) -> Self {
-        let [row, flat_head, head, batch] = self.registers().map(|reg| b.var(reg));
-        Self { row, flat_head, head, batch }
+    pub(super) fn variable(&self, b: &mut Builder, cfg: Config) -> Self {
+        let mut copy = *self;
+        copy.registers(cfg).into_iter().for_each(|reg| *reg = b.var(*reg));
+        copy
     }
 
     /// Becomes another tile.
-    pub(super) fn set(&self, b: &mut Builder, other: &Self) {
-        for (mine, others) in self.registers().into_iter().zip(other.registers()) {
-            b.set(mine, others);
-        }
+    pub(super) fn set(&mut self, b: &mut Builder, cfg: Config, mut other: Self) {
+        let pairs = self.registers(cfg).into_iter().zip(other.registers(cfg));
+        pairs.for_each(|(mine, others)| b.set(*mine, *others));
     }
 
-    const fn registers(&self) -> [Reg<U32>; 4] {
-        [self.row, self.flat_head, self.head, self.batch]
+    /// What differs from tile to tile.
+    fn registers(&mut self, cfg: Config) -> Vec<&mut Reg<U32>> {
+        let always = [&mut self.row, &mut self.flat_head, &mut self.head, &mut self.batch];
+        let lengths = [&mut self.q_len, &mut self.kv_len].into_iter().filter(|_| cfg.used);
+        always.into_iter().chain(lengths).collect()
     }
+}
+
+/// Queries and keys that a batch entry uses.
+fn lengths(b: &mut Builder, args: &Arguments, batch: Reg<U32>) -> [Reg<U32>; 2] {
+    let Some(arrays) = args.lengths else { return [args.seq_q, args.seq_kv] };
+    let bytes = b.mul_wide(batch, 4);
+    arrays.map(|array| {
+        let at = b.add(array, bytes);
+        let [length] = b.load_global::<U32, 1>(at);
+        length
+    })
 }
