@@ -5,7 +5,7 @@
 use clap::{Args, Parser, Subcommand};
 
 use crate::{
-    commands::{completions, doctor, run},
+    commands::{cache, completions, doctor, run},
     error::{CliError, Verdict},
     output::Output,
 };
@@ -45,6 +45,7 @@ pub struct Style {
 pub enum Command {
     Run(Box<run::Flags>),
     Doctor(doctor::Flags),
+    Cache(cache::Flags),
     Completions(completions::Flags),
 }
 
@@ -54,6 +55,7 @@ impl Command {
         match self {
             Self::Run(flags) => run::execute(*flags, output),
             Self::Doctor(flags) => doctor::execute(flags, output),
+            Self::Cache(flags) => cache::execute(flags, output),
             Self::Completions(flags) => completions::execute(flags, output),
         }
     }

@@ -3,6 +3,7 @@
 use std::{io, process::ExitCode};
 
 use flashcore::{BackendError, DType, ProblemError};
+use flashcore_cuda::cache::CacheError;
 
 use crate::{files::FileError, memory::MemoryError};
 
@@ -42,6 +43,8 @@ pub enum CliError {
     File(#[from] FileError),
     #[error(transparent)]
     Memory(#[from] MemoryError),
+    #[error(transparent)]
+    Cache(#[from] CacheError),
     #[error("tensors of type {dtype} are not supported here; use f16, bf16 or f32")]
     DType { dtype: DType },
     #[error("cannot print the result: {0}; redirect the output somewhere writable")]

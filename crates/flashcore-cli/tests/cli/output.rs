@@ -84,12 +84,35 @@ fn doctor_lists_findings() {
     let json = ended.json();
     let findings = json["findings"].as_array().unwrap();
     let subjects: Vec<_> = findings.iter().map(|f| f["subject"].as_str().unwrap()).collect();
-    for expected in ["flashcore", "processor", "cores", "cpu backend", "memory"] {
+    for expected in
+        ["flashcore", "processor", "cores", "cpu backend", "memory", "driver", "ptxas", "kernel cache"]
+    {
         assert!(subjects.contains(&expected), "{subjects:?}");
     }
     let silent = findings.iter().find(|f| f["state"] != "good" && f["advice"].as_str().is_none());
     assert!(silent.is_none(), "says nothing about what to do: {silent:?}");
     assert_eq!(ended.code, 0);
+}
+
+#[test]
+fn the_cache_is_listed_verified_and_cleared() {
+    let place = Workplace::new();
+    let run = |action: &str| place.run(&format!("cache {action} --json"));
+    for action in ["ls", "verify"] {
+        let ended = run(action);
+        assert_eq!(
+            (ended.code, ended.json()["entries"].as_array().map(Vec::len)),
+            (0, Some(0)),
+            "{}",
+            ended.stderr
+        );
+    }
+    std::fs::write(place.path("cache").join("0".repeat(64)), "damaged").unwrap();
+    let ended = run("verify");
+    assert_eq!(ended.code, 1, "{}{}", ended.stdout, ended.stderr);
+    assert!(ended.json()["entries"][0]["damage"].is_string(), "{}", ended.stdout);
+    assert_eq!(run("clear").json()["removed"], 1);
+    assert_eq!(run("verify").code, 0);
 }
 
 #[test]

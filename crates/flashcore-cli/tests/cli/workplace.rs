@@ -65,13 +65,11 @@ impl Workplace {
     /// Runs `flashcore` in the folder; arguments are separated by spaces.
     pub fn run(&self, args: &str) -> Ended {
         let mut command = Command::cargo_bin("flashcore").unwrap();
+        command.env("FLASHCORE_CACHE_DIR", self.path("cache"));
         let output = command.current_dir(self.folder.path()).args(args.split_whitespace()).output().unwrap();
         let text = |bytes| String::from_utf8(bytes).unwrap();
-        Ended {
-            code: output.status.code().unwrap_or(-1),
-            stdout: text(output.stdout),
-            stderr: text(output.stderr),
-        }
+        let code = output.status.code().unwrap_or(-1);
+        Ended { code, stdout: text(output.stdout), stderr: text(output.stderr) }
     }
 }
 

@@ -1,0 +1,99 @@
+//! `flashcore cache`: the folder of compiled GPU kernels, listed, checked or emptied.
+
+use std::time::SystemTime;
+
+use clap::{Args, Subcommand};
+use flashcore_cuda::cache::{Cache, Damage, EntryInfo};
+use serde::Serialize;
+
+use crate::{
+    error::{CliError, Verdict},
+    memory::human,
+    output::{Output, Page, Report, Text, Tone},
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  flashcore cache ls
+  flashcore cache verify --json
+  FLASHCORE_CACHE_DIR=/fast/flashcore flashcore cache clear";
+
+/// List, check or clear the cache of compiled GPU kernels
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct Flags {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Subcommand, Clone, Copy, Debug)]
+enum Action {
+    /// List all kernels, the least recently used first
+    Ls,
+    /// Read every kernel and report damaged ones; exit code 1 if there are any
+    Verify,
+    /// Remove all kernels; they are compiled again when needed
+    Clear,
+}
+
+/// Does one of the three; every one of them reports what is in the cache, `clear` what was.
+pub fn execute(flags: Flags, output: &Output) -> Result<Verdict, CliError> {
+    let cache = Cache::open_default()?;
+    let entries = match flags.action {
+        Action::Ls => cache.list()?.into_iter().map(|info| Entry::new(&info, None)).collect(),
+        Action::Verify => {
+            cache.verify()?.into_iter().map(|(info, damage)| Entry::new(&info, damage)).collect()
+        }
+        Action::Clear => Vec::new(),
+    };
+    let removed = matches!(flags.action, Action::Clear).then(|| cache.clear()).transpose()?;
+    let report = CacheReport { folder: cache.path().display().to_string(), entries, removed };
+    output.show(&report)?;
+    Ok(Verdict::from_bool(report.entries.iter().all(|entry| entry.damage.is_none())))
+}
+
+#[derive(Serialize, Debug)]
+struct CacheReport {
+    folder: String,
+    entries: Vec<Entry>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    removed: Option<usize>,
+}
+
+#[derive(Serialize, Debug)]
+struct Entry {
+    key: String,
+    bytes: u64,
+    /// Seconds since the entry was stored or used.
+    unused_s: u64,
+    damage: Option<String>,
+}
+
+impl Entry {
+    fn new(info: &EntryInfo, damage: Option<Damage>) -> Self {
+        let age = SystemTime::now().duration_since(info.used).unwrap_or_default();
+        let damage = damage.map(|damage| damage.to_string());
+        Self { key: info.key.to_string(), bytes: info.bytes, unused_s: age.as_secs(), damage }
+    }
+
+    fn row(&self) -> Vec<Text> {
+        let state = match &self.damage {
+            None => Text::from(format!("unused for {} s", self.unused_s)),
+            Some(damage) => Text::new(damage, Tone::Bad),
+        };
+        vec![self.key.chars().take(16).collect::<String>().into(), human(self.bytes).into(), state]
+    }
+}
+
+impl Report for CacheReport {
+    fn page(&self) -> Page {
+        let total = human(self.entries.iter().map(|entry| entry.bytes).sum());
+        let summary = match self.removed {
+            Some(removed) => format!("{removed} kernels removed"),
+            None => format!("{} kernels, {total}", self.entries.len()),
+        };
+        Page::default()
+            .facts([("folder", self.folder.as_str()), ("cache", &summary)])
+            .table(self.entries.iter().map(Entry::row))
+    }
+}
