@@ -294,7 +294,7 @@ impl KeyLoop<'_> {
         let key = b.add(first_key, column);
         for (n, scores) in (0..).zip(scores) {
             let row = b.add(self.row, n * MMA_M as i32);
-            self.visible.hide(b, scores, row, key);
+            self.visible.of_thread(b, row).hide(b, scores, key);
         }
     }
 }

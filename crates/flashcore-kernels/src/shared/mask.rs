@@ -122,23 +122,13 @@ impl Visibility {
         }
     }
 
-    /// Sets the scores of hidden keys to −∞; `row` is this thread's first row and `key` that of its first column.
+    /// What a thread whose first row is `row` sees.
     #[track_caller]
-    pub(crate) fn hide(&self, b: &mut Builder, scores: &Acc, row: Reg<S32>, key: Reg<S32>) {
+    pub(crate) fn of_thread(&self, b: &mut Builder, row: Reg<S32>) -> ThreadVisibility {
         let rows: Rows<S32> = [row, b.add(row, 8)];
-        let end = rows.map(|row| {
-            let end = self.end(b, row);
-            b.sub(end, key)
-        });
-        let begin = rows.map(|row| self.begin(b, row).map(|begin| b.sub(begin, key)));
-        for (i, &score) in scores.regs().iter().enumerate() {
-            let (row, col) = (Acc::row(i), Acc::col(i) as i32);
-            let beyond = b.test(Cmp::Le, end[row], col);
-            b.select_into(score, beyond, f32::NEG_INFINITY, score);
-            if let Some(begin) = begin[row] {
-                let before = b.test(Cmp::Gt, begin, col);
-                b.select_into(score, before, f32::NEG_INFINITY, score);
-            }
+        ThreadVisibility {
+            begin: self.first.map(|first| rows.map(|row| b.add(row, first))),
+            end: rows.map(|row| self.end(b, row)),
         }
     }
 }
@@ -163,4 +153,44 @@ pub(crate) struct KeyTiles {
     pub(crate) begin: Option<Reg<S32>>,
     /// The first that hides nothing on its left, where that is not 0.
     pub(crate) clean_begin: Option<Reg<S32>>,
+}
+
+impl KeyTiles {
+    /// Whether key tile `tile` hides keys from some rows.
+    #[track_caller]
+    pub(crate) fn hides(&self, b: &mut Builder, tile: Reg<S32>) -> Pred {
+        let right = b.test(Cmp::Ge, tile, self.clean_end);
+        match self.clean_begin {
+            Some(begin) => {
+                let left = b.test(Cmp::Lt, tile, begin);
+                b.either(right, left)
+            }
+            None => right,
+        }
+    }
+}
+
+/// The keys that a thread's two rows see.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ThreadVisibility {
+    begin: Option<Rows<S32>>,
+    end: Rows<S32>,
+}
+
+impl ThreadVisibility {
+    /// Sets the scores of hidden keys to −∞; `first_key` is the key of this thread's first column.
+    #[track_caller]
+    pub(crate) fn hide(&self, b: &mut Builder, scores: &Acc, first_key: Reg<S32>) {
+        let end = self.end.map(|end| b.sub(end, first_key));
+        let begin = self.begin.map(|begin| begin.map(|begin| b.sub(begin, first_key)));
+        for (i, &score) in scores.regs().iter().enumerate() {
+            let (row, col) = (Acc::row(i), Acc::col(i) as i32);
+            let beyond = b.test(Cmp::Le, end[row], col);
+            b.select_into(score, beyond, f32::NEG_INFINITY, score);
+            if let Some(begin) = begin {
+                let before = b.test(Cmp::Gt, begin[row], col);
+                b.select_into(score, before, f32::NEG_INFINITY, score);
+            }
+        }
+    }
 }
