@@ -202,7 +202,8 @@ impl Builder {
     /// Ends the kernel: a program, or every fault with its Rust line.
     pub fn finish<A>(mut self, name: &Ident, params: Params<A>) -> Result<Program<A>, BuildError> {
         self.exit();
-        let module = self.module();
+        let mut module = self.module();
+        module.version = module.lowest_version();
         let provenance = self.provenance();
         let mut faults: Vec<String> = self.faults.iter().map(ToString::to_string).collect();
         if faults.is_empty() {
@@ -234,6 +235,5 @@ impl Builder {
 
 /// What the verifier finds in the text, each with the Rust line that built it.
 fn verify(module: &Module, provenance: &Provenance) -> Vec<String> {
-    let _ = (module, provenance);
-    Vec::new()
+    flashcore_ptx::verify::verify(module, provenance).iter().map(ToString::to_string).collect()
 }
