@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-/// Lines that a function may have besides its flat `match`.
-const AROUND_MATCH: usize = 20;
-/// Longest arm of a flat `match`, in lines.
+/// Lines that a function may have besides its flat `match` or table.
+const AROUND_FLAT: usize = 20;
+/// Longest arm of a flat `match`, or row of a flat table, in lines.
 const ARM_LINES: usize = 12;
 
 /// A function with a body.
@@ -15,8 +15,8 @@ pub struct Function {
     pub line: usize,
     /// Lines from its name to its closing brace.
     pub lines: usize,
-    /// Whether it is little more than a `match` with short arms.
-    pub flat_match: bool,
+    /// Whether it is little more than a `match` with short arms, or a table with short rows.
+    pub flat: bool,
 }
 
 /// Every function of a source text.
@@ -30,11 +30,9 @@ fn function(code: &str, at: usize) -> Option<Function> {
     let name: String = rest.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
     let body = body(code, at)?;
     let lines = line_count(&code[at..body.end]);
-    let flat_match = largest_match(&code[body.clone()]).is_some_and(|inner| {
-        let inner = &code[body.start + inner.start..body.start + inner.end];
-        line_count(inner) + AROUND_MATCH >= lines && longest_arm(inner) <= ARM_LINES
-    });
-    (!name.is_empty()).then(|| Function { name, line: line_count(&code[..at]), lines, flat_match })
+    let flat = blocks(&code[body])
+        .any(|block| line_count(block) + AROUND_FLAT >= lines && longest_arm(block) <= ARM_LINES);
+    (!name.is_empty()).then(|| Function { name, line: line_count(&code[..at]), lines, flat })
 }
 
 /// The braces after `at`, unless a `;` outside of brackets comes first.
@@ -52,11 +50,11 @@ fn body(code: &str, at: usize) -> Option<Range<usize>> {
     None
 }
 
-/// One past the brace that closes the one at `open`.
+/// One past the bracket that closes the one at `open`.
 fn closing(code: &str, open: usize) -> Option<usize> {
     let mut depth = 0i32;
     for (i, byte) in code.bytes().enumerate().skip(open) {
-        depth += i32::from(byte == b'{') - i32::from(byte == b'}');
+        depth += nesting(byte);
         if depth == 0 {
             return Some(i + 1);
         }
@@ -64,18 +62,28 @@ fn closing(code: &str, open: usize) -> Option<usize> {
     None
 }
 
-fn largest_match(code: &str) -> Option<Range<usize>> {
-    let blocks = keyword(code, "match").filter_map(|at| body(code, at));
-    blocks.max_by_key(|block| line_count(&code[block.clone()]))
+fn nesting(byte: u8) -> i32 {
+    match byte {
+        b'{' | b'[' | b'(' => 1,
+        b'}' | b']' | b')' => -1,
+        _ => 0,
+    }
 }
 
-/// The longest run of lines that begin inside a block within `block`.
+/// The bodies of all `match` expressions, and all arrays.
+fn blocks(code: &str) -> impl Iterator<Item = &str> {
+    let matches = keyword(code, "match").filter_map(|at| body(code, at));
+    let arrays = code.match_indices('[').filter_map(|(at, _)| Some(at..closing(code, at)?));
+    matches.chain(arrays).map(|block| &code[block])
+}
+
+/// The longest run of lines that begin inside brackets within `block`.
 fn longest_arm(block: &str) -> usize {
     let (mut depth, mut run, mut longest) = (0i32, 0, 0);
     for line in block.lines() {
         run = if depth > 1 { run + 1 } else { 0 };
         longest = longest.max(run);
-        depth += line.matches('{').count() as i32 - line.matches('}').count() as i32;
+        depth += line.bytes().map(nesting).sum::<i32>();
     }
     longest
 }
@@ -169,10 +177,11 @@ fn functions_are_measured() {
 }
 
 #[test]
-fn flat_matches_are_told_from_long_ones() {
+fn flat_functions_are_told_from_long_ones() {
     let flat = format!("fn f() {{\n match x {{\n{} }}\n}}", "  1 => {\n   a\n  }\n".repeat(40));
+    let table = format!("fn f() {{\n let rows = [\n{} ];\n}}", "  (1, \"a\"),\n".repeat(80));
     let long_arm = format!("fn f() {{\n match x {{\n 1 => {{\n{}  }}\n }}\n}}", "   a;\n".repeat(80));
     let small_match = format!("fn f() {{\n{} match x {{\n 1 => a,\n }}\n}}", " a;\n".repeat(80));
-    let verdicts = [flat, long_arm, small_match].map(|text| functions(&text)[0].flat_match);
-    assert_eq!(verdicts, [true, false, false]);
+    let verdicts = [flat, table, long_arm, small_match].map(|text| functions(&text)[0].flat);
+    assert_eq!(verdicts, [true, true, false, false]);
 }

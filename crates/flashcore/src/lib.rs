@@ -49,3 +49,8 @@ pub use flashcore_core::{
 };
 pub use half::{bf16, f16};
 pub use output::{Lse, Output};
+
+/// The README's example is a test.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;

@@ -105,11 +105,12 @@ impl ArrayFile {
     pub fn open(name: &TensorPath, usual: &str, dtype: Option<DType>) -> Result<Self, FileError> {
         let path = name.path.clone();
         let failed = |source| FileError::Read { path: path.clone(), source };
-        let mut file = File::open(&path).map_err(failed)?;
-        let metadata = file.metadata().map_err(failed)?;
+        // Before opening: that would wait for the other end of a pipe.
+        let metadata = path.metadata().map_err(failed)?;
         if !metadata.is_file() {
             return Err(FileError::NotAFile { path });
         }
+        let mut file = File::open(&path).map_err(failed)?;
         let wanted = Wanted { tensor: name.tensor.as_deref(), usual, dtype };
         match read_header(&mut file, name.format, metadata.len(), wanted) {
             Ok(header) => Ok(Self { path, file, header }),

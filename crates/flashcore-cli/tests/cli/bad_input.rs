@@ -154,6 +154,17 @@ fn a_folder_is_no_file() {
 }
 
 #[test]
+#[cfg(unix)]
+fn a_pipe_is_not_waited_for() {
+    let place = Workplace::with_tensors();
+    let made = std::process::Command::new("mkfifo").arg(place.path("p.npy")).status();
+    if made.is_ok_and(|status| status.success()) {
+        let ended = place.run("run --q p.npy --k k.npy --v v.npy --out o.npy");
+        assert!(ended.code == 2 && ended.stderr.contains("not a regular file"), "{}", ended.stderr);
+    }
+}
+
+#[test]
 fn outputs_that_cannot_be_written() {
     check("run --q q.npy --k k.npy --v v.npy --out q.npy", &["q.npy exists already", "--force"]);
     check("run --q q.npy --k k.npy --v v.npy --out none/o.npy", &["folder none does not exist", "create it"]);

@@ -1,6 +1,6 @@
 //! Whether a result is right: the testkit's error rule, within bounds on time and memory.
 
-use flashcore_core::Problem;
+use flashcore_core::{Problem, Sequence};
 use flashcore_testkit::{Rows, Verdict, answer::Grid, judge};
 use rayon::ThreadPoolBuilder;
 
@@ -23,6 +23,15 @@ pub struct Check {
 }
 
 impl Check {
+    /// Bytes that comparing takes: three results in f64 (got, oracle, yardstick) and keys and values per thread.
+    pub fn bytes(problem: &Problem) -> u64 {
+        let rows = Grid::of(problem, Rows::within(problem, BUDGET)).total_rows();
+        let wide = size_of::<f64>() as u64;
+        let results = (rows as u64).saturating_mul(3 * wide).saturating_mul(problem.dim_v() as u64 + 2);
+        let sequences = (problem.sequences() * size_of::<Sequence>()) as u64;
+        results.saturating_add(sequences).saturating_add((threads(problem) * head_bytes(problem)) as u64)
+    }
+
     /// Compares the outputs in `tensors` with f64.
     pub fn of(problem: &Problem, tensors: &Tensors, repeatable: bool) -> Self {
         let rows = Rows::within(problem, BUDGET);
@@ -38,7 +47,10 @@ impl Check {
 
 /// Threads that stay within [`MEMORY`]: each holds the keys and values of one head in f64.
 fn threads(problem: &Problem) -> usize {
-    let head = problem.seq_kv() * (problem.dim_qk() + problem.dim_v()) * size_of::<f64>();
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    (MEMORY / head.max(1)).clamp(1, cores)
+    (MEMORY / head_bytes(problem).max(1)).clamp(1, cores)
+}
+
+fn head_bytes(problem: &Problem) -> usize {
+    problem.seq_kv() * (problem.dim_qk() + problem.dim_v()) * size_of::<f64>()
 }

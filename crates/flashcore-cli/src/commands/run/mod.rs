@@ -26,7 +26,9 @@ use crate::{
 pub fn execute(flags: Flags, output: &Output) -> Result<Verdict, CliError> {
     let backend = flags.backend.clone();
     let request = Request::parse(flags)?;
+    // The tensors by themselves first: how much comparing takes is found by walking through all rows.
     memory::check(request.bytes())?;
+    memory::check(request.bytes().saturating_add(Check::bytes(&request.problem)))?;
     let backend = backend.open()?;
     run(request, &*backend, output)
 }
