@@ -6,9 +6,11 @@ use flashcore_ptx::{
     module::{Module, Statement},
     op::{Mod, Op},
     parse::parse,
+    provenance::Provenance,
     table,
     target::Target,
     types::{ScalarType, SpecialReg},
+    verify::verify,
 };
 use proptest::{prelude::*, sample::select};
 use sample::{Dice, Sampler};
@@ -108,6 +110,20 @@ proptest! {
     #[test]
     fn random_modules_round_trip(rows in prop::collection::vec((0usize..10_000, any::<u64>()), 1..40)) {
         check(&module(&rows));
+    }
+
+    #[test]
+    fn the_verifier_never_panics(rows in prop::collection::vec((0usize..10_000, any::<u64>()), 1..40), cut in any::<prop::sample::Index>()) {
+        let mut module = module(&rows);
+        verify(&module, &Provenance::default());
+        // A label in the middle makes loops of the branches; a lost one makes dangling names.
+        let body = &mut module.kernels[0].body;
+        let label = body.pop().unwrap();
+        body.insert(cut.index(body.len()), label);
+        verify(&module, &Provenance::default());
+        let body = &mut module.kernels[0].body;
+        body.remove(cut.index(body.len()));
+        verify(&module, &Provenance::default());
     }
 
     #[test]

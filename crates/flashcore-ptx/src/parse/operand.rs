@@ -87,7 +87,8 @@ fn scalar(cursor: &mut Cursor<'_, '_>, names: &Names, inst: &Inst) -> Result<Ope
     }
     match cursor.peek(0).kind {
         TokenKind::Word => word(cursor, names, inst),
-        TokenKind::Number | TokenKind::Punct => literal(cursor, wants_f64(inst)).map(Operand::Imm),
+        TokenKind::Number => literal(cursor, wants_f64(inst)).map(Operand::Imm),
+        TokenKind::Punct if cursor.is("-") => literal(cursor, wants_f64(inst)).map(Operand::Imm),
         _ => cursor.expected("an operand"),
     }
 }

@@ -7,6 +7,7 @@
 mod arith;
 mod async_copy;
 mod convert;
+mod fit;
 mod form;
 mod half;
 mod logic;

@@ -1,0 +1,81 @@
+//! `tests/ptx/parse/*.ptx`: PTX in the manner of other compilers is read, verified and printed; what lies beyond is a
+//! clear error with its place.
+
+use flashcore_ptx::{
+    ident::Name,
+    inst::Operand,
+    module::Space,
+    parse::{Parsed, parse, parse_file},
+    verify::verify,
+};
+
+fn read(name: &str) -> Parsed {
+    let path = format!("{}/../../tests/ptx/parse/{name}", env!("CARGO_MANIFEST_DIR"));
+    let parsed =
+        parse_file(name, &std::fs::read_to_string(path).unwrap()).unwrap_or_else(|e| panic!("{name}:{e}"));
+    let again = parse(&parsed.module.to_string()).unwrap();
+    assert_eq!(again.module, parsed.module);
+    assert_eq!(verify(&parsed.module, &parsed.provenance), []);
+    parsed
+}
+
+#[test]
+fn nvcc_style() {
+    let Parsed { module, provenance } = read("nvcc_style.ptx");
+    assert_eq!(
+        module.variables.iter().map(|v| (v.space, v.init.len())).collect::<Vec<_>>(),
+        [(Space::Const, 4), (Space::Global, 5), (Space::Global, 1)]
+    );
+    let kernel = &module.kernels[0];
+    assert_eq!(kernel.directives.max_threads, Some([256, 1, 1]));
+    assert_eq!(kernel.param_layout(), (vec![0, 8, 12], 16));
+    let (branch, _) = kernel.instructions().find(|(_, i)| i.guard.is_some()).unwrap();
+    assert_eq!(provenance.location(0, branch).unwrap().to_string(), "/src/scale.cu:4");
+    assert!(module.to_string().contains("mul.f32 %f5, %f4, 0f3F000000;"));
+}
+
+#[test]
+fn triton_style() {
+    let Parsed { module, provenance } = read("triton_style.ptx");
+    let kernel = &module.kernels[0];
+    let targets = kernel.instructions().flat_map(|(_, i)| &i.operands).filter_map(|o| match o {
+        Operand::Label(name) => Some(name.clone()),
+        _ => None,
+    });
+    let names = ["waitLoop", "waitLoop_1"].map(|n| Name::new(n).unwrap());
+    assert_eq!(targets.collect::<Vec<_>>(), names, "each scope has its own label");
+    assert!(
+        module.to_string().contains("complete_1, [global_smem], %r1_1;"),
+        "inner registers hide outer ones"
+    );
+    assert_eq!(provenance.location(0, 1).unwrap().to_string(), "triton_style.ptx:18");
+}
+
+#[test]
+fn errors_say_where_and_what() {
+    let kernel = |body: &str| format!(".version 8.0\n.target sm_90a\n.entry k()\n{{\n{body}\n}}");
+    for (text, expected) in [
+        ("".into(), "1:1: expected `.version`, found `end of text`"),
+        (".version 8".into(), "1:10: `8` is out of range"),
+        (".version 8.0 .target sm_9000".into(), "1:22: expected one of sm_80, sm_86"),
+        (
+            ".version 8.0 .target sm_90 .address_size 32".into(),
+            "an address size other than 64 is not supported",
+        ),
+        (".version 8.0\n.target sm_90\n.func f() { ret; }".into(), "3:1: `.func` is not supported"),
+        (kernel("  ret"), "6:1: expected an operand, found `}`"),
+        (kernel("ret; {"), "6:2: expected an instruction, a label or `}`, found `end of text`"),
+        (kernel(".reg .b32 %r<2>, %r1;"), "5:18: `%r1` is declared twice"),
+        (kernel("A: A: ret;"), "5:4: `A` is declared twice"),
+        (kernel(".reg .bf16 x;"), "5:12: a `.bf16` register is not supported"),
+        (kernel(".reg .b32 %r<99999999>;"), "`99999999` is out of range"),
+        (kernel(".param .b32 x;"), "5:1: `.param` in a kernel is not supported"),
+        (kernel("call.uni f, ();"), "5:1: unknown instruction `call.uni`"),
+        (kernel(".reg .f32 f; mov.f32 f, 99999999999999999999;"), "`99999999999999999999` is out of range"),
+        (kernel("/* never"), "5:1: comment without end"),
+        (kernel("é"), "5:1: stray character `é`"),
+    ] {
+        let said = parse(&text).unwrap_err().to_string();
+        assert!(said.contains(expected), "{text}\nsaid {said}\nnot  {expected}");
+    }
+}
