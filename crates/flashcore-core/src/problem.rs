@@ -229,12 +229,7 @@ fn check_extents(q: Dims, k: Dims, v: Dims) -> Result<(), ProblemError> {
         }
     }
     // LSE is dense over the rows of Q, so that their number must be representable.
-    let rows = Dims { dim: 1, ..q };
-    rows.count().filter(|&n| n <= isize::MAX as usize / 8).ok_or(ProblemError::Extent {
-        operand: Operand::Lse,
-        dims: rows,
-        max: MAX_EXTENT,
-    })?;
+    Layout::bhsd(Dims { dim: 1, ..q })?;
     let same = |operand, what, got, expected, because, dims| {
         if got == expected {
             return Ok(());

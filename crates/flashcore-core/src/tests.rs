@@ -107,7 +107,7 @@ fn every_error_is_provoked() {
         (refused(|s| s.v = dense([2, 2, 16, 0])), "Empty", "heads and dim must be at least 1"),
         (refused(|s| s.q = repeated([2, 4, MAX_EXTENT + 1, 64])), "Extent", "no extent may exceed 2147483647"),
         (refused(|s| s.k = repeated([2, 2, MAX_EXTENT + 1, 64])), "Extent", "k is"),
-        (rows_overflow(), "Extent", "lse is"),
+        (rows_overflow(), "TooLarge", "2147483647x2147483647x2147483647x1"),
         (strided([2, 2, 2, 8], [HUGE, HUGE, HUGE, 1]), "TooLarge", "check its extents and strides"),
         (strided([1, 1, 1, 8], [usize::MAX, 0, 0, 1]), "TooLarge", "larger than memory can be"),
         (strided([2, 1, 0, 8], [1 << 62, 0, 0, 1]), "TooLarge", "2x1x0x8"),

@@ -99,14 +99,20 @@ pub struct Answer {
     pub lse: Vec<f64>,
     /// Rows without any key to attend to, which must be zero; known to plain computations only.
     pub sees_nothing: Vec<bool>,
+    /// How far f32 arithmetic alone may take each row; known to plain computations only.
+    pub f32_noise: Vec<f64>,
 }
 
 impl Answer {
+    const fn empty(grid: Grid) -> Self {
+        Self { grid, out: Vec::new(), lse: Vec::new(), sees_nothing: Vec::new(), f32_noise: Vec::new() }
+    }
+
     /// Reads a backend's result; without `lse` the answer's LSE is empty.
     pub fn gather(problem: &Problem, out: Data<'_>, lse: Option<&[f32]>, rows: Rows) -> Self {
         let grid = Grid::of(problem, rows);
         let mut flat = Vec::with_capacity(grid.dim);
-        let mut answer = Self { grid, out: Vec::new(), lse: Vec::new(), sees_nothing: Vec::new() };
+        let mut answer = Self::empty(grid);
         for row in 0..grid.total_rows() {
             let Position { batch, head, seq, .. } = grid.position(row * grid.dim);
             flat.clear();
@@ -120,7 +126,7 @@ impl Answer {
     /// Some rows of some heads of a batch entry of a result with LSE.
     pub fn part(&self, batch: usize, heads: Range<usize>, rows: Range<usize>) -> Self {
         let grid = Grid { batch: 1, heads: heads.len(), rows: rows.len(), ..self.grid };
-        let mut part = Self { grid, out: Vec::new(), lse: Vec::new(), sees_nothing: Vec::new() };
+        let mut part = Self::empty(grid);
         for head in heads {
             let first = (batch * self.grid.heads + head) * self.grid.rows;
             let (start, end) = (first + rows.start, first + rows.end);

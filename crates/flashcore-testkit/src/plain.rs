@@ -148,8 +148,10 @@ fn attention<A: Arithmetic>(arithmetic: &A, problem: &Problem, inputs: [Data<'_>
             });
         });
     }
-    let (lse, sees_nothing) = ends.into_iter().map(|end| (end.lse, end.sees_nothing)).unzip();
-    Answer { grid, out, lse, sees_nothing }
+    let lse = ends.iter().map(|end| end.lse).collect();
+    let sees_nothing = ends.iter().map(|end| end.sees_nothing).collect();
+    let f32_noise = ends.iter().map(|end| end.f32_noise).collect();
+    Answer { grid, out, lse, sees_nothing, f32_noise }
 }
 
 /// What is known of a row besides its output.
@@ -157,10 +159,11 @@ fn attention<A: Arithmetic>(arithmetic: &A, problem: &Problem, inputs: [Data<'_>
 struct RowEnd {
     lse: f64,
     sees_nothing: bool,
+    f32_noise: f64,
 }
 
 impl RowEnd {
-    const NOTHING: Self = Self { lse: f64::NEG_INFINITY, sees_nothing: true };
+    const NOTHING: Self = Self { lse: f64::NEG_INFINITY, sees_nothing: true, f32_noise: 0.0 };
 }
 
 /// Which sequence a row belongs to.
@@ -199,6 +202,7 @@ struct Plane<'a, A: Arithmetic> {
     keys: Vec<A::Real>,
     /// sequence × dim.
     values: Vec<A::Real>,
+    largest_value: f64,
 }
 
 impl<'a, A: Arithmetic> Plane<'a, A> {
@@ -218,7 +222,18 @@ impl<'a, A: Arithmetic> Plane<'a, A> {
             values::row(v, problem.v().row(batch, head, seq), problem.dim_v(), &mut row);
             values.extend(row.iter().map(|&x| A::Real::new(x)));
         }
-        Self { arithmetic, problem, q, batch, first_head: head * problem.group(), keys, values }
+        let magnitudes = values.iter().map(|v: &A::Real| v.wide().abs());
+        let largest_value = magnitudes.filter(|v| v.is_finite()).fold(0.0, f64::max);
+        Self {
+            arithmetic,
+            problem,
+            q,
+            batch,
+            first_head: head * problem.group(),
+            keys,
+            values,
+            largest_value,
+        }
     }
 
     /// Computes one row of the output.
@@ -233,6 +248,7 @@ impl<'a, A: Arithmetic> Plane<'a, A> {
         let keys = self.problem.mask().keys(seq - sequence.q_start, sequence.q_len, sequence.kv_len);
         let visible = keys.start + sequence.kv_start..keys.end + sequence.kv_start;
         self.scores(head, seq, visible.clone(), scores);
+        let f32_noise = self.f32_noise(scores);
         let sink = self.problem.sinks().map(|sinks| A::Real::new(sinks[head]));
         let lse = self.softmax(scores, sink).wide();
         let dim_v = self.problem.dim_v();
@@ -240,7 +256,7 @@ impl<'a, A: Arithmetic> Plane<'a, A> {
         accumulate(&mut sum, scores, &self.values[visible.start * dim_v..], dim_v);
         self.arithmetic.store(&mut sum);
         out.iter_mut().zip(sum).for_each(|(out, sum)| *out = sum.wide());
-        RowEnd { lse, sees_nothing: visible.is_empty() }
+        RowEnd { lse, sees_nothing: visible.is_empty(), f32_noise }
     }
 
     fn scores(&self, head: usize, seq: usize, visible: Range<usize>, scores: &mut Vec<A::Real>) {
@@ -259,6 +275,13 @@ impl<'a, A: Arithmetic> Plane<'a, A> {
             scores.iter_mut().for_each(|s| *s = cap * (*s / cap).tanh());
             self.arithmetic.store(scores);
         }
+    }
+
+    /// How far f32 arithmetic alone may take the row: a weight carries the rounding of its score and 4 ulp of its
+    /// exponential.
+    fn f32_noise(&self, scores: &[A::Real]) -> f64 {
+        let largest_score = scores.iter().map(|s| s.wide().abs()).fold(0.0, f64::max);
+        f64::from(f32::EPSILON) / 2.0 * (4.0 + largest_score) * self.largest_value
     }
 
     /// Turns scores into weights and returns the LSE, which the sink is part of.

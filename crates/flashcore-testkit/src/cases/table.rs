@@ -129,7 +129,6 @@ fn extremes() -> Vec<Case> {
         case("rising scores", Inputs::Rising, Mask::NONE),
         case("rising scores causal", Inputs::Rising, Mask::CAUSAL),
         case("large values", Inputs::LargeValues, Mask::CAUSAL),
-        case("values of one", Inputs::Ones, Mask::window(30, 30)),
     ]
 }
 
