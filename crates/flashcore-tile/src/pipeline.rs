@@ -69,6 +69,12 @@ impl Pipeline {
         Stage { bytes, parity, full: barrier(self.full), empty: barrier(self.empty), tile: self.tile }
     }
 
+    /// Number of the stage of tile number `count`.
+    #[track_caller]
+    pub fn slot(&self, b: &mut Builder, count: Reg<U32>) -> Reg<U32> {
+        self.split(b, count).0
+    }
+
     /// Which stage, and how often the ring has been round.
     #[track_caller]
     fn split(&self, b: &mut Builder, count: Reg<U32>) -> (Reg<U32>, Reg<U32>) {

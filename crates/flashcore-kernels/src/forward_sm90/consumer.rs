@@ -232,18 +232,41 @@ impl<'a> Consumer<'a> {
         let v = self.layout.v.stage(b, before);
         v.wait_full(b);
         let output = self.pv(b, output, probs, &v);
+        if self.cfg.shape.q_stages == 1 {
+            // The next Q takes this one's place: it arrives while the epilogue runs.
+            self.finish(b, epilogue, tile, output, &v);
+            self.open(b, scores)
+        } else {
+            let begun = self.open(b, scores);
+            self.finish(b, epilogue, tile, output, &v);
+            begun
+        }
+    }
+
+    /// Waits for the next tile and issues its first product; without a next tile, over stale memory.
+    fn open(&self, b: &mut Builder, scores: Acc) -> Begun {
         let (next, there) = self.next_tile(b);
         let k = self.layout.k.stage(b, self.kv_count);
         k.wait_full_or(b, there.not());
         let q = self.q_operand(b);
-        let opening = self.qk(b, scores, &q, &k);
+        (next, there, self.qk(b, scores, &q, &k))
+    }
+
+    /// Waits for the output of a tile and writes it.
+    fn finish(
+        &self,
+        b: &mut Builder,
+        epilogue: &Epilogue,
+        tile: &Tile,
+        output: Pending<(Acc, Fragment)>,
+        v: &Stage,
+    ) {
         let sink = self.sink(b, tile);
         let finished = self.softmax.finish(b, sink);
         epilogue.write_lse(b, self, tile, finished.lse);
         let (output, _) = output.wait(b);
         v.release(b, self.leader);
         epilogue.write(b, self, tile, &output, finished.factor);
-        (next, there, opening)
     }
 
     fn q_operand(&self, b: &mut Builder) -> MatrixOperand {

@@ -46,15 +46,26 @@ impl Epilogue {
         self.wait_for_staging(b);
         output.scale_rows(b, factor);
         self.forget_unused(b, consumer, tile, output);
-        self.gather(b, consumer, output);
-        b.fence_async();
-        b.sync_warp();
+        let staging = consumer.layout.staging;
+        for (part, values) in output.regs().chunks(staging.cols() as usize / 2).enumerate() {
+            if part > 0 {
+                self.wait_for_staging(b);
+            }
+            self.gather(b, consumer, values);
+            b.fence_async();
+            b.sync_warp();
+            self.store(b, consumer, tile, part as u32 * staging.cols(), values.len() as u32 * 2);
+        }
+    }
+
+    /// Starts the copies of what was gathered: `cols` columns of the output from `first`.
+    fn store(&self, b: &mut Builder, consumer: &Consumer<'_>, tile: &Tile, first: u32, cols: u32) {
         let row = consumer.warp_row(b, tile);
-        let slabs = consumer.layout.staging;
+        let staging = consumer.layout.staging;
         b.predicated(self.leader, |b| {
-            for slab in 0..slabs.slabs() {
-                let col = Val::Const(slab * slabs.slab_cols());
-                let from = self.staging.at(slab * slabs.slab_bytes());
+            for slab in 0..cols.div_ceil(staging.slab_cols()) {
+                let col = Val::Const(first + slab * staging.slab_cols());
+                let from = self.staging.at(slab * staging.slab_bytes());
                 b.tma_store(consumer.args.out, from, [col, row.into(), tile.head.into(), tile.batch.into()]);
             }
             b.tma_commit();
@@ -92,10 +103,13 @@ impl Epilogue {
         b.sync_warp();
     }
 
-    fn gather(&self, b: &mut Builder, consumer: &Consumer<'_>, output: &Acc) {
+    /// Rounds values and puts them into shared memory.
+    fn gather(&self, b: &mut Builder, consumer: &Consumer<'_>, values: &[Reg<F32>]) {
         let staging = consumer.layout.staging;
-        for (pair, values) in output.regs().chunks_exact(8).enumerate() {
-            let packed = std::array::from_fn(|i| b.pack(consumer.cfg.half, values[2 * i], values[2 * i + 1]));
+        for (pair, values) in values.chunks(8).enumerate() {
+            // Features come in eights; beyond the last, the copy clips what is stored here.
+            let value = |i: usize| values.get(i).map_or(Val::Const(0.0), |&value| value.into());
+            let packed = std::array::from_fn(|i| b.pack(consumer.cfg.half, value(2 * i), value(2 * i + 1)));
             let (slab, pair) = (pair as u32 / PAIRS_PER_SLAB, pair as u32 % PAIRS_PER_SLAB);
             let to = Shared::from(self.lanes[pair as usize]).at(slab * staging.slab_bytes());
             b.stmatrix(to, packed);

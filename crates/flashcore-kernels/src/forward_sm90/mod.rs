@@ -33,8 +33,6 @@ pub use schedule::Order;
 
 /// Rows that one consumer warpgroup owns.
 pub(crate) const ROWS_PER_GROUP: u32 = 64;
-/// Q tiles in flight: the next tile's Q arrives while this one is worked on.
-const Q_STAGES: u32 = 2;
 /// Warps of a warpgroup; each releases a stage for itself.
 const WARPS_PER_GROUP: u32 = 4;
 /// Rows of the output that one warp writes.
@@ -69,10 +67,14 @@ pub struct Config {
 pub struct Shape {
     /// Consumer warpgroups; the tile has 64 rows for each.
     pub consumers: u32,
-    /// Keys of a tile: a power of two.
+    /// Keys of a tile: a multiple of 16.
     pub tile_n: u32,
     /// K and V tiles in flight.
     pub stages: u32,
+    /// Q tiles in flight: with two, the next tile's first product runs behind this tile's last one.
+    pub q_stages: u32,
+    /// Columns of the output that a warp gathers before it stores them: all, or one slab at a time.
+    pub staged_cols: u32,
     /// Registers of producer and consumers.
     pub budget: RegisterBudget,
     /// In which order CTAs take tiles.
@@ -93,9 +95,9 @@ impl Config {
     /// The kernel's name: every field of the config is in it.
     pub fn name(&self) -> Ident {
         let half = if self.half == Half::F16 { "f16" } else { "bf16" };
-        let Shape { consumers, tile_n, stages, budget, order } = self.shape;
+        let Shape { consumers, tile_n, stages, q_stages, staged_cols, budget, order } = self.shape;
         let mut name = format!(
-            "fc_forward_sm_90a_{half}_d{}v{}_g{consumers}n{tile_n}s{stages}r{}_{}_{}",
+            "fc_forward_sm_90a_{half}_d{}v{}_g{consumers}n{tile_n}s{stages}q{q_stages}o{staged_cols}r{}_{}_{}",
             self.dim_qk,
             self.dim_v,
             budget.consumer,
@@ -185,18 +187,18 @@ pub(crate) struct Layout {
 
 impl Layout {
     fn new(b: &mut Builder, cfg: Config) -> Self {
-        let Shape { consumers, tile_n, stages, .. } = cfg.shape;
+        let Shape { consumers, tile_n, stages, q_stages, staged_cols, .. } = cfg.shape;
         let warps = consumers * WARPS_PER_GROUP;
-        let q = b.smem_tile(cfg.tile_m(), padded(cfg.dim_qk), Swizzle::B128, Q_STAGES);
+        let q = b.smem_tile(cfg.tile_m(), padded(cfg.dim_qk), Swizzle::B128, q_stages);
         let k = b.smem_tile(tile_n, padded(cfg.dim_qk), Swizzle::B128, stages);
         let v = b.smem_tile(tile_n, padded(cfg.dim_v), Swizzle::B128, stages);
-        let staging = b.smem_tile(ROWS_PER_WARP, padded(cfg.dim_v), Swizzle::B128, warps);
+        let staging = b.smem_tile(ROWS_PER_WARP, staged_cols, Swizzle::B128, warps);
         Self {
-            q: Pipeline::new(b, q, Q_STAGES, warps),
+            q: Pipeline::new(b, q, q_stages, warps),
             k: Pipeline::new(b, k, stages, warps),
             v: Pipeline::new(b, v, stages, warps),
             staging,
-            tile_info: b.shared(Q_STAGES * schedule::INFO_BYTES, 16),
+            tile_info: b.shared(q_stages * schedule::INFO_BYTES, 16),
             consumers: b.named_barrier(consumers * WARPGROUP),
         }
     }

@@ -40,7 +40,7 @@ pub(super) fn run(b: &mut Builder, cfg: Config, args: &Arguments, layout: &Layou
 
 /// Where the tile of Q tile number `count` is posted.
 pub(super) fn info(b: &mut Builder, layout: &Layout, count: Reg<U32>) -> flashcore_tile::Shared {
-    let slot = b.and(count, super::Q_STAGES - 1);
+    let slot = layout.q.slot(b, count);
     let bytes = b.mul(slot, INFO_BYTES);
     b.shared_at(layout.tile_info).plus(b, bytes)
 }
