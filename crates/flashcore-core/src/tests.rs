@@ -87,11 +87,13 @@ fn name(error: &ProblemError) -> &'static str {
 
 const HUGE: usize = usize::MAX / 2;
 
-#[test]
+/// What is tried, the error it must be, what its message must say.
+type Row = (Attempt, &'static str, &'static str);
+
+/// Extents that do not fit each other.
 #[rustfmt::skip] // a table: one attempt, one expectation per line
-fn every_error_is_provoked() {
-    let sinks = |logits: &[f32]| -> Option<Arc<[f32]>> { Some(logits.into()) };
-    let rows: Vec<(Attempt, &str, &str)> = vec![
+fn wrong_extents() -> Vec<Row> {
+    vec![
         (refused(|s| s.k = dense([3, 2, 16, 64])), "Mismatch", "k has batch 3 but 2 is needed"),
         (refused(|s| s.k = dense([2, 2, 16, 32])), "Mismatch", "k has dim 32 but 64 is needed"),
         (refused(|s| s.v = dense([1, 2, 16, 64])), "Mismatch", "v has batch 1"),
@@ -107,6 +109,13 @@ fn every_error_is_provoked() {
         (refused(|s| s.v = dense([2, 2, 16, 0])), "Empty", "heads and dim must be at least 1"),
         (refused(|s| s.q = repeated([2, 4, MAX_EXTENT + 1, 64])), "Extent", "no extent may exceed 2147483647"),
         (refused(|s| s.k = repeated([2, 2, MAX_EXTENT + 1, 64])), "Extent", "k is"),
+    ]
+}
+
+/// Layouts and buffers that cannot be.
+#[rustfmt::skip] // a table: one attempt, one expectation per line
+fn wrong_memory() -> Vec<Row> {
+    vec![
         (rows_overflow(), "TooLarge", "2147483647x2147483647x2147483647x1"),
         (strided([2, 2, 2, 8], [HUGE, HUGE, HUGE, 1]), "TooLarge", "check its extents and strides"),
         (strided([1, 1, 1, 8], [usize::MAX, 0, 0, 1]), "TooLarge", "larger than memory can be"),
@@ -125,6 +134,14 @@ fn every_error_is_provoked() {
         (bound(4096, 4096, 65), "LseLength", "65"),
         (Tensor::<f32>::zeros(dense([1, 1, 1 << 29, 1 << 29])).map(drop), "OutOfMemory", "1152921504606846976 bytes"),
         (bound_as_f16(), "DType", "k is f16 but q is f32"),
+    ]
+}
+
+/// Options and lengths.
+#[rustfmt::skip] // a table: one attempt, one expectation per line
+fn wrong_options() -> Vec<Row> {
+    let sinks = |logits: &[f32]| -> Option<Arc<[f32]>> { Some(logits.into()) };
+    vec![
         (refused(|s| s.scale = Some(0.0)), "Scale", "scale 0 must be finite and positive"),
         (refused(|s| s.scale = Some(-1.0)), "Scale", "leave it out for 1/sqrt(dim)"),
         (refused(|s| s.scale = Some(f32::NAN)), "Scale", "NaN"),
@@ -145,8 +162,13 @@ fn every_error_is_provoked() {
         (packed(&[], &[]), "RaggedOffsets", "of q"),
         (packed(&[0, 8], &[0]), "RaggedOffsets", "of k"),
         (packed(&[0, 4, 8], &[0, 16]), "RaggedCount", "3 query offsets but 2 key offsets"),
-    ];
-    for (attempt, expected, says) in rows {
+    ]
+}
+
+#[test]
+fn every_error_is_provoked() {
+    for (attempt, expected, says) in [wrong_extents(), wrong_memory(), wrong_options()].into_iter().flatten()
+    {
         let error = attempt.expect_err(expected);
         assert_eq!(name(&error), expected, "{error}");
         assert!(error.to_string().contains(says), "`{error}` does not say `{says}`");
