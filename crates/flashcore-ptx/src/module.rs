@@ -195,6 +195,14 @@ impl Kernel {
     }
 }
 
+impl Directives {
+    /// Most threads of a CTA, if the kernel says.
+    pub fn most_threads(&self) -> Option<u64> {
+        let threads = self.required_threads.or(self.max_threads)?;
+        Some(threads.iter().map(|&n| u64::from(n)).fold(1, u64::saturating_mul))
+    }
+}
+
 impl KernelParam {
     /// A scalar parameter.
     pub fn scalar(name: &Ident, ty: ScalarType) -> Self {

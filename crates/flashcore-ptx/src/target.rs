@@ -59,6 +59,15 @@ impl Target {
     pub fn parse(text: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|t| t.to_string() == text)
     }
+
+    /// Reads any `sm_…`, also those that are not listed here: as the newest listed target that is no newer, or as
+    /// sm_80 where it is older than all, since what an older GPU runs sm_80 runs too.
+    pub fn parse_nearest(text: &str) -> Option<Self> {
+        let digits = text.strip_prefix("sm_")?.trim_end_matches(['a', 'f']);
+        let number: u32 = digits.parse().ok()?;
+        let no_newer = |t: &Self| !t.is_arch_specific() && t.number() <= number;
+        Self::parse(text).or_else(|| Some(Self::ALL.into_iter().rfind(no_newer).unwrap_or(Self::Sm80)))
+    }
 }
 
 impl fmt::Display for Target {

@@ -6,6 +6,7 @@ use flashcore_ptx::{
     inst::Operand,
     module::Space,
     parse::{Parsed, parse, parse_file},
+    target::Target,
     verify::verify,
 };
 
@@ -57,7 +58,7 @@ fn errors_say_where_and_what() {
     for (text, expected) in [
         ("".into(), "1:1: expected `.version`, found `end of text`"),
         (".version 8".into(), "1:10: `8` is out of range"),
-        (".version 8.0 .target sm_9000".into(), "1:22: expected one of sm_80, sm_86"),
+        (".version 8.0 .target sn_90".into(), "1:22: expected a target such as sm_90a, found `sn_90`"),
         (
             ".version 8.0 .target sm_90 .address_size 32".into(),
             "an address size other than 64 is not supported",
@@ -77,5 +78,20 @@ fn errors_say_where_and_what() {
     ] {
         let said = parse(&text).unwrap_err().to_string();
         assert!(said.contains(expected), "{text}\nsaid {said}\nnot  {expected}");
+    }
+}
+
+#[test]
+fn unlisted_targets_are_read_as_their_nearest() {
+    for (text, target) in [
+        ("sm_52", Target::Sm80),
+        ("sm_80", Target::Sm80),
+        ("sm_87", Target::Sm86),
+        ("sm_90a", Target::Sm90a),
+        ("sm_100a", Target::Sm100),
+        ("sm_103", Target::Sm100),
+        ("sm_121f", Target::Sm120),
+    ] {
+        assert_eq!(parse(&format!(".version 8.0 .target {text}")).unwrap().module.target, target, "{text}");
     }
 }

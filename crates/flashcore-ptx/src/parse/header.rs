@@ -90,14 +90,9 @@ impl Reader<'_, '_> {
         while self.cursor.eat(",") {
             self.cursor.expect_kind(TokenKind::Word, "a target option")?;
         }
-        Target::parse(token.text).map_or_else(
-            || {
-                let all = Target::ALL.map(|t| t.to_string()).join(", ");
-                let expected = format!("one of {all}");
-                error_at(token, ParseErrorKind::Expected { expected, found: shown(token) })
-            },
-            Ok,
-        )
+        let expected = "a target such as sm_90a".into();
+        let unknown = || error_at(token, ParseErrorKind::Expected { expected, found: shown(token) });
+        Target::parse_nearest(token.text).map_or_else(unknown, Ok)
     }
 
     fn item(&mut self, module: &mut Module) -> Result<(), ParseError> {

@@ -75,7 +75,8 @@ impl<'k> Flow<'k> {
                 Operand::Label(name) => targets.get(name.as_str()).copied(),
                 _ => None,
             }));
-            if last.inst.op != Op::Bra {
+            // A trap ends the whole grid: no thread meets another behind it, so it is no way to the end.
+            if !matches!(last.inst.op, Op::Bra | Op::Trap) {
                 next.push(EXIT);
             }
             falls_through = last.inst.guard.is_some();

@@ -1,14 +1,22 @@
 //! Every instruction is in the table, and the module's target and version have it; directives agree.
 
 use super::{Report, Rule};
-use crate::{inst::Inst, op::Op, table::Needs, version::Version};
+use crate::{
+    inst::{Inst, Operand},
+    op::Op,
+    table::Needs,
+    version::Version,
+};
 
 /// Checks each instruction by itself.
 pub(super) fn check(report: &mut Report<'_>) {
     let kernel = report.kernel;
     for (statement, inst) in kernel.instructions() {
         match inst.form() {
-            Ok(form) => check_needs(report, statement, inst, form.needs(inst)),
+            Ok(form) => {
+                check_needs(report, statement, inst, form.needs(inst));
+                check_barrier_count(report, statement, inst);
+            }
             Err(error) => report.at(Rule::Form, statement, error.to_string()),
         }
     }
@@ -27,6 +35,21 @@ fn check_needs(report: &mut Report<'_>, statement: usize, inst: &Inst, needs: Ne
             statement,
             format!("{what} needs .version {}, not {version}", needs.version),
         );
+    }
+}
+
+/// A named barrier that waits for more threads than a CTA has never opens.
+fn check_barrier_count(report: &mut Report<'_>, statement: usize, inst: &Inst) {
+    let count = match inst.op {
+        Op::BarSync | Op::BarArrive | Op::BarrierSync | Op::BarrierArrive => inst.operands.get(1),
+        Op::BarRed | Op::BarrierRed if inst.operands.len() == 4 => inst.operands.get(2),
+        _ => None,
+    };
+    let Some(count) = count.and_then(Operand::as_int) else { return };
+    let threads = report.kernel.directives.most_threads().and_then(|n| i64::try_from(n).ok());
+    if let Some(threads) = threads.filter(|&threads| count > threads) {
+        let message = format!("the barrier waits for {count} threads, but a CTA has at most {threads}");
+        report.at(Rule::Directive, statement, message);
     }
 }
 
@@ -52,10 +75,7 @@ fn check_directives(report: &mut Report<'_>) {
                        entry are unknown and it is ignored";
         report.at(Rule::Directive, statement, message.into());
     }
-    let threads = directives.required_threads.or(directives.max_threads);
-    if let Some([x, y, z]) =
-        threads.filter(|t| t.contains(&0) || t.iter().map(|&n| u64::from(n)).product::<u64>() > 1024)
-    {
-        report.on_kernel(Rule::Directive, format!("{x}×{y}×{z} threads: a CTA has from 1 to 1024"));
+    if let Some(threads) = directives.most_threads().filter(|t| !(1..=1024).contains(t)) {
+        report.on_kernel(Rule::Directive, format!("{threads} threads: a CTA has from 1 to 1024"));
     }
 }

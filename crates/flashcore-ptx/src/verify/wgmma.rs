@@ -147,7 +147,7 @@ pub(super) fn check(flow: &Flow<'_>, report: &mut Report<'_>) {
 
 fn ends_thread(flow: &Flow<'_>, step: &Step<'_>, block: usize) -> bool {
     let last = flow.blocks[block].statements.end - 1 == step.statement;
-    last && flow.blocks[block].next.contains(&EXIT) && step.inst.op != Op::Trap
+    last && flow.blocks[block].next.contains(&EXIT)
 }
 
 type Broken = (Rule, String);
