@@ -35,26 +35,55 @@ impl fmt::Display for Operand {
     }
 }
 
+/// A dimension of a tensor, for messages.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Axis {
+    /// Batch entries.
+    Batch,
+    /// Heads.
+    Heads,
+    /// Positions.
+    Sequence,
+    /// Features.
+    Dim,
+}
+
+impl Axis {
+    /// All axes, outermost first.
+    pub const ALL: [Self; 4] = [Self::Batch, Self::Heads, Self::Sequence, Self::Dim];
+}
+
+impl fmt::Display for Axis {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Batch => "batch",
+            Self::Heads => "heads",
+            Self::Sequence => "sequence",
+            Self::Dim => "dim",
+        })
+    }
+}
+
 /// Arguments that do not describe an attention problem.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProblemError {
     /// K, V or the output has another extent than Q or K demand.
     #[error(
-        "{operand} has {what} {got} but {expected} is needed, because {because} (q {q}, {operand} {dims}); \
+        "{operand} has {axis} {got} but {expected} is needed, because {because} has it (q {q}, {operand} {dims}); \
          pass tensors as batch x heads x sequence x dim"
     )]
     Mismatch {
         /// The tensor that does not fit.
         operand: Operand,
         /// The extent that does not fit.
-        what: &'static str,
+        axis: Axis,
         /// Its value.
         got: usize,
         /// What it should be.
         expected: usize,
         /// Which tensor decides.
-        because: &'static str,
+        because: Operand,
         /// Extents of Q.
         q: Dims,
         /// Extents of the tensor.

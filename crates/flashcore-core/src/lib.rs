@@ -29,7 +29,7 @@ mod tests;
 pub use backend::{Backend, BackendError, Ran};
 pub use call::{Data, DataMut, HostCall};
 pub use dtype::{DType, Element};
-pub use error::{Operand, ProblemError};
+pub use error::{Axis, Operand, ProblemError};
 pub use layout::{Dims, Layout};
 pub use lengths::{Lengths, Sequence};
 pub use mask::{Align, Mask};

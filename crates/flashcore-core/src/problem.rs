@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::{
     dtype::DType,
-    error::{Operand, ProblemError},
+    error::{Axis, Operand, ProblemError},
     layout::{Dims, Layout},
     lengths::{Lengths, Sequence},
     mask::Mask,
@@ -230,17 +230,8 @@ fn check_extents(q: Dims, k: Dims, v: Dims) -> Result<(), ProblemError> {
     }
     // LSE is dense over the rows of Q, so that their number must be representable.
     Layout::bhsd(Dims { dim: 1, ..q })?;
-    let same = |operand, what, got, expected, because, dims| {
-        if got == expected {
-            return Ok(());
-        }
-        Err(ProblemError::Mismatch { operand, what, got, expected, because, q, dims })
-    };
-    same(Operand::K, "batch", k.batch, q.batch, "q has it", k)?;
-    same(Operand::K, "dim", k.dim, q.dim, "q has it", k)?;
-    same(Operand::V, "batch", v.batch, k.batch, "k has it", v)?;
-    same(Operand::V, "heads", v.heads, k.heads, "k has it", v)?;
-    same(Operand::V, "sequence", v.seq, k.seq, "k has it", v)?;
+    check_axes((Operand::K, k), (Operand::Q, q), &[Axis::Batch, Axis::Dim], q)?;
+    check_axes((Operand::V, v), (Operand::K, k), &[Axis::Batch, Axis::Heads, Axis::Sequence], q)?;
     if !q.heads.is_multiple_of(k.heads) {
         return Err(ProblemError::Heads { heads_q: q.heads, heads_kv: k.heads });
     }
@@ -248,25 +239,26 @@ fn check_extents(q: Dims, k: Dims, v: Dims) -> Result<(), ProblemError> {
 }
 
 fn check_out(q: Dims, v: Dims, out: Layout) -> Result<(), ProblemError> {
-    let dims = out.dims();
-    let expected = Dims { dim: v.dim, ..q };
-    let names = ["batch", "heads", "sequence", "dim"];
-    let pairs = names.into_iter().zip(dims.array().into_iter().zip(expected.array()));
-    for (what, (got, expected)) in pairs {
+    let given = (Operand::Out, out.dims());
+    check_axes(given, (Operand::Q, q), &[Axis::Batch, Axis::Heads, Axis::Sequence], q)?;
+    check_axes(given, (Operand::V, v), &[Axis::Dim], q)?;
+    out.check_output()
+}
+
+/// Demands that a tensor has the extents of another along some axes.
+fn check_axes(
+    (operand, dims): (Operand, Dims),
+    (because, other): (Operand, Dims),
+    axes: &[Axis],
+    q: Dims,
+) -> Result<(), ProblemError> {
+    for &axis in axes {
+        let (got, expected) = (dims.array()[axis as usize], other.array()[axis as usize]);
         if got != expected {
-            let because = if what == "dim" { "v has it" } else { "q has it" };
-            return Err(ProblemError::Mismatch {
-                operand: Operand::Out,
-                what,
-                got,
-                expected,
-                because,
-                q,
-                dims,
-            });
+            return Err(ProblemError::Mismatch { operand, axis, got, expected, because, q, dims });
         }
     }
-    out.check_output()
+    Ok(())
 }
 
 fn check_positive(value: f32, error: impl Fn(f32) -> ProblemError) -> Result<(), ProblemError> {

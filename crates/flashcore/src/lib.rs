@@ -44,7 +44,7 @@ pub use attention::{Attention, attention};
 pub use backend::{BackendKind, Found, ParseBackendError, available, backend};
 pub use error::Error;
 pub use flashcore_core::{
-    Align, Backend, BackendError, DType, Dims, Element, Layout, Lengths, Mask, Operand, Problem,
+    Align, Axis, Backend, BackendError, DType, Dims, Element, Layout, Lengths, Mask, Operand, Problem,
     ProblemError, Ran, Tensor, TensorView, TensorViewMut,
 };
 pub use half::{bf16, f16};
