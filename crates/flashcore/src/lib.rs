@@ -18,7 +18,7 @@
 //! # What is computed
 //!
 //! `O = softmax(scale · QKᵀ + mask) · V` for each head, and on the side the natural logarithm of each row's
-//! softmax denominator (LSE). Sums are accumulated in f32, whatever the tensors hold: `f32`, [`f16`] or [`bf16`].
+//! softmax denominator (LSE). Sums are accumulated in f32, whatever the tensors hold: `f32`, [`struct@f16`] or [`bf16`].
 //!
 //! * Tensors are batch × heads × sequence × dim; any strides will do as long as the features of a head are
 //!   contiguous ([`TensorView::bhsd`], [`TensorView::bshd`], [`TensorView::strided`]).
