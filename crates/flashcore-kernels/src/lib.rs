@@ -5,5 +5,8 @@
 
 pub mod forward_sm80;
 pub mod forward_sm90;
+mod plan;
 pub mod shared;
 pub mod slots;
+
+pub use plan::{Gpu, KernelConfig, Plan, PlanError, plan};
