@@ -242,7 +242,7 @@ fn access(problem: &Problem, alignment: u64) -> Access {
     let strides = |layout: &Layout| {
         let dims = layout.dims().array();
         let used = dims.into_iter().zip(layout.strides()).take(3).filter(|&(extent, _)| extent > 1);
-        used.fold(0, |bits, (_, stride)| bits | stride as u64 * problem.dtype().bytes() as u64)
+        used.fold(0, |bits, (_, stride)| bits | (stride * problem.dtype().bytes()) as u64)
     };
     let layouts = [problem.q(), problem.k(), problem.v(), problem.out()];
     let bits = layouts.into_iter().fold(alignment, |bits, layout| bits | strides(layout));

@@ -13,10 +13,10 @@ mod producer;
 mod schedule;
 mod values;
 
-use flashcore_core::Problem;
+use flashcore_core::{DType, Problem};
 use flashcore_ptx::{
     ident::Ident,
-    launch::{TensorElement, TensorMapSpec, Workspace},
+    launch::{Slot, TensorElement, TensorMapSpec, Workspace},
     layout::Swizzle,
     target::Target,
 };
@@ -39,6 +39,8 @@ const WARPS_PER_GROUP: u32 = 4;
 const ROWS_PER_WARP: u32 = 16;
 /// Columns of a slab: 128 bytes, the widest swizzle.
 const SLAB_COLS: u32 = 64;
+/// Strides of tensor maps are multiples of this many bytes.
+const STRIDE_UNIT: u64 = 16;
 const LOG2_E: f32 = std::f32::consts::LOG2_E;
 
 /// Everything that decides the text of the kernel.
@@ -252,23 +254,23 @@ fn tiles(problem: &Problem, tile_m: u32) -> u32 {
 }
 
 /// A tensor map over one of the problem's tensors, moving slabs of `rows` rows.
-fn map(
-    problem: &Problem,
-    layout: &flashcore_core::Layout,
-    slot: flashcore_ptx::launch::Slot,
-    rows: u32,
-) -> TensorMapSpec {
+fn map(problem: &Problem, layout: &flashcore_core::Layout, slot: Slot, rows: u32) -> TensorMapSpec {
     let dims = layout.dims();
     let [batch, head, seq, _] = layout.strides();
     let element = match problem.dtype() {
-        flashcore_core::DType::F16 => TensorElement::F16,
+        DType::F16 => TensorElement::F16,
         _ => TensorElement::BF16,
+    };
+    // The stride of a single row, head or entry is never taken, but must be one that the driver accepts.
+    let stride = |(extent, stride): (usize, usize)| match extent {
+        1 => STRIDE_UNIT,
+        _ => stride as u64 * u64::from(element.bytes()),
     };
     TensorMapSpec {
         slot,
         element,
         dims: [dims.dim, dims.seq, dims.heads, dims.batch].map(|n| n as u64).to_vec(),
-        strides: [seq, head, batch].map(|s| s as u64 * u64::from(element.bytes())).to_vec(),
+        strides: [(dims.seq, seq), (dims.heads, head), (dims.batch, batch)].map(stride).to_vec(),
         box_dims: vec![SLAB_COLS, rows, 1, 1],
         swizzle: Swizzle::B128,
     }
