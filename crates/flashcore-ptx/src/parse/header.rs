@@ -31,16 +31,18 @@ pub(super) struct Names {
     pub(super) symbols: Vec<HashMap<String, Name>>,
     pub(super) labels: Vec<HashMap<String, Name>>,
     pub(super) taken: HashSet<String>,
+    /// The suffix to try next for a name that is taken.
+    suffixes: HashMap<String, u32>,
 }
 
 impl Names {
     /// A name for what is called `text`, not taken by anything in another scope.
     pub(super) fn unique(&mut self, text: &str) -> Option<Name> {
         let mut candidate = text.to_owned();
-        let mut number = 1u32;
         while !self.taken.insert(candidate.clone()) {
-            candidate = format!("{text}_{number}");
-            number += 1;
+            let suffix = self.suffixes.entry(text.to_owned()).or_default();
+            *suffix += 1;
+            candidate = format!("{text}_{suffix}");
         }
         Name::new(candidate).ok()
     }

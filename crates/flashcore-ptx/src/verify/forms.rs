@@ -2,9 +2,11 @@
 
 use super::{Report, Rule};
 use crate::{
-    inst::{Inst, Operand},
+    ident::Name,
+    inst::{Address, Base, Inst, Operand},
+    module::{Length, Variable},
     op::Op,
-    table::Needs,
+    table::{Form, Kind, Needs, pair_operands, spec::Align},
     version::Version,
 };
 
@@ -16,6 +18,7 @@ pub(super) fn check(report: &mut Report<'_>) {
             Ok(form) => {
                 check_needs(report, statement, inst, form.needs(inst));
                 check_barrier_count(report, statement, inst);
+                check_bounds(report, statement, inst, &form);
             }
             Err(error) => report.at(Rule::Form, statement, error.to_string()),
         }
@@ -51,6 +54,32 @@ fn check_barrier_count(report: &mut Report<'_>, statement: usize, inst: &Inst) {
         let message = format!("the barrier waits for {count} threads, but a CTA has at most {threads}");
         report.at(Rule::Directive, statement, message);
     }
+}
+
+/// A load or store through the name of a variable or parameter stays inside of it.
+fn check_bounds(report: &mut Report<'_>, statement: usize, inst: &Inst, form: &Form) {
+    for (spec, operand) in pair_operands(form.row, inst).unwrap_or_default() {
+        let Operand::Address(Address { base: Base::Symbol(name), offset }) = operand else { continue };
+        let bytes = if spec.kind == Kind::Address(Align::Access) { form.access_bytes() } else { 1 };
+        let Some(size) = size_of(report, name) else { continue };
+        let end = offset.checked_add(bytes.into()).and_then(|end| u64::try_from(end).ok());
+        if *offset < 0 || end.is_none_or(|end| end > size) {
+            let message = format!(
+                "bytes {offset} to {} lie outside of `{name}`, which has {size}",
+                offset.saturating_add(bytes.into())
+            );
+            report.at(Rule::Bounds, statement, message);
+        }
+    }
+}
+
+/// The size of a variable or parameter; `None` where it is decided elsewhere.
+fn size_of(report: &Report<'_>, name: &Name) -> Option<u64> {
+    let param = report.kernel.params.iter().find(|p| p.name == *name).map(|p| u64::from(p.bytes()));
+    let mut variables = report.kernel.variables.iter().chain(&report.module.variables);
+    let variable =
+        || variables.find(|v| v.name == *name).filter(|v| v.len != Length::Unsized).map(Variable::bytes);
+    param.or_else(variable)
 }
 
 fn check_directives(report: &mut Report<'_>) {

@@ -42,6 +42,8 @@ pub enum Rule {
     Directive,
     /// An address is provably misaligned.
     Alignment,
+    /// An address is provably outside of its variable.
+    Bounds,
     /// A register is read before any write.
     Uninitialised,
     /// Code that nothing reaches.
@@ -109,8 +111,8 @@ pub fn verify(module: &Module, provenance: &Provenance) -> Vec<Finding> {
 fn check_kernel(report: &mut Report<'_>) {
     names::check(report);
     forms::check(report);
-    if !report.findings.is_empty() {
-        // The analyses below need to know what each instruction reads and writes.
+    if report.findings.iter().any(|f| matches!(f.rule, Rule::Form | Rule::Undeclared)) {
+        // The analyses below need to know what each instruction reads and writes, and where it goes.
         return;
     }
     let flow = Flow::of(report.kernel);
