@@ -37,8 +37,10 @@ pub struct Shape {
     pub warps: u32,
     /// Blocks of 16 query rows of each warp: with two, a key fragment read once is used twice.
     pub blocks: u32,
-    /// Keys of a tile: a power of two.
+    /// Keys of a tile, which is what one barrier brings: a multiple of `step_n`.
     pub tile_n: u32,
+    /// Keys of one step of the softmax, whose scores are in registers at once: a multiple of 16.
+    pub step_n: u32,
     /// K and V tiles in flight: at least 2.
     pub stages: u32,
     /// CTAs that share an SM; caps the registers.
@@ -88,9 +90,9 @@ impl Config {
     /// The kernel's name: every field of the config is in it.
     pub fn name(&self) -> Ident {
         let half = if self.half == Half::F16 { "f16" } else { "bf16" };
-        let Shape { warps, blocks, tile_n, stages, ctas_per_sm, q_in_registers } = self.shape;
+        let Shape { warps, blocks, tile_n, step_n, stages, ctas_per_sm, q_in_registers } = self.shape;
         let mut name = format!(
-            "fc_forward_{}_{half}_d{}v{}_w{warps}x{blocks}n{tile_n}s{stages}c{ctas_per_sm}",
+            "fc_forward_{}_{half}_d{}v{}_w{warps}x{blocks}n{tile_n}x{step_n}s{stages}c{ctas_per_sm}",
             self.target, self.dim_qk, self.dim_v
         );
         let mut option = |on: bool, text: &str| {

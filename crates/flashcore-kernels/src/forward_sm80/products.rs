@@ -1,6 +1,6 @@
 //! The two matrix products of a key tile. Operands are loaded one step before they are used.
 
-use flashcore_tile::{Acc, Builder, Half, MMA_K, MMA_M, MatrixOrder, MatrixView, Quad, Reg, U32};
+use flashcore_tile::{Acc, Builder, Half, MMA_K, MMA_M, MatrixOrder, MatrixRows, MatrixView, Quad, Reg, U32};
 
 use super::{Config, Layout, block::Block, config::padded};
 use crate::shared::softmax::Exponentials;
@@ -9,18 +9,19 @@ use crate::shared::softmax::Exponentials;
 pub(super) enum Queries {
     /// They stay in registers: for each block, by depth.
     Registers(Vec<Vec<Quad>>),
-    /// They are read again for every key tile.
-    Shared(MatrixView),
+    /// They are read again for every step; the warp's rows lie some bytes into the tile.
+    Shared(MatrixRows, Reg<U32>),
 }
 
 impl Queries {
     /// The queries of the warp whose first row is `warp_row`; waits for them if they go to registers.
     pub(super) fn new(b: &mut Builder, cfg: &Config, layout: &Layout, warp_row: Reg<U32>) -> Self {
         let skip = b.mul(warp_row, layout.q.slab_width());
-        let view = layout.q.matrix_rows(b, MatrixOrder::RowsFirst).at(b, skip);
+        let rows = layout.q.matrix_rows(b, MatrixOrder::RowsFirst);
         if !cfg.shape.q_in_registers {
-            return Self::Shared(view);
+            return Self::Shared(rows, skip);
         }
+        let view = rows.at(b, skip);
         b.wait_copies(cfg.shape.stages - 1);
         b.sync_cta();
         let depths = depths(cfg.dim_qk);
@@ -29,6 +30,22 @@ impl Queries {
         Self::Registers((0..cfg.shape.blocks).map(|n| block(b, n)).collect())
     }
 
+    /// Prepares the addresses of a step.
+    fn at_step(&self, b: &mut Builder) -> StepQueries<'_> {
+        match self {
+            Self::Registers(quads) => StepQueries::Registers(quads),
+            Self::Shared(rows, skip) => StepQueries::Shared(rows.at(b, *skip)),
+        }
+    }
+}
+
+/// Where the queries' fragments come from in one step.
+enum StepQueries<'a> {
+    Registers(&'a [Vec<Quad>]),
+    Shared(MatrixView),
+}
+
+impl StepQueries<'_> {
     /// The fragments of every block at one depth.
     fn load(&self, b: &mut Builder, blocks: u32, depth: u32) -> Vec<Quad> {
         match self {
@@ -43,11 +60,12 @@ fn depths(dim: u32) -> std::ops::Range<u32> {
     0..dim.div_ceil(MMA_K)
 }
 
-/// QKᵀ of every block.
+/// QKᵀ of every block over the keys of one step.
 pub(super) fn scores(b: &mut Builder, cfg: &Config, queries: &Queries, keys: &MatrixView) -> Vec<Acc> {
-    let (blocks, tile_n) = (cfg.shape.blocks, cfg.shape.tile_n);
-    let scores: Vec<_> = (0..blocks).map(|_| Acc::zero(b, tile_n as usize)).collect();
-    let steps = depths(cfg.dim_qk).flat_map(|depth| (0..tile_n / MMA_K).map(move |n| (depth, n)));
+    let (blocks, step_n) = (cfg.shape.blocks, cfg.shape.step_n);
+    let scores: Vec<_> = (0..blocks).map(|_| Acc::zero(b, step_n as usize)).collect();
+    let steps = depths(cfg.dim_qk).flat_map(|depth| (0..step_n / MMA_K).map(move |n| (depth, n)));
+    let queries = queries.at_step(b);
     let mut left = Vec::new();
     one_ahead(
         b,
@@ -74,7 +92,7 @@ pub(super) fn outputs(b: &mut Builder, cfg: &Config, blocks: &[Block], scores: &
         blocks.iter().map(|block| Exponentials::start(b, &block.softmax)).collect();
     one_ahead(
         b,
-        0..cfg.shape.tile_n / MMA_K,
+        0..cfg.shape.step_n / MMA_K,
         |b, step| {
             let probs = exponentials.iter_mut().zip(scores);
             probs

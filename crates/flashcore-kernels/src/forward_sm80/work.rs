@@ -1,9 +1,11 @@
 //! One CTA's work: a tile of query rows against its key tiles, from the last to the first.
 
-use flashcore_tile::{Acc, Builder, Cmp, Cta, MMA_M, MatrixOrder, MatrixRows, Reg, S32, Scope, U32, Uniform};
+use flashcore_tile::{
+    Acc, Builder, Cmp, Cta, MMA_M, MatrixOrder, MatrixRows, Reg, S32, Scope, U32, Uniform, Val, Warp,
+};
 
 use super::{
-    Arguments, Config, Layout,
+    Arguments, Config, Layout, Shape,
     block::{Block, row_end},
     products::{Queries, outputs, scores},
 };
@@ -27,7 +29,7 @@ pub(super) fn row_tile(b: &mut Builder, cfg: &Config, args: &Arguments, layout: 
     let ring = Ring::start(b, cfg, args, layout, &tile, &rows, &visible);
     let blocks: Vec<_> = (0..cfg.shape.blocks).map(|_| Block::new(b, args)).collect();
     let queries = Queries::new(b, cfg, layout, rows.warp);
-    KeyLoop { cfg, args, ring, blocks: &blocks, queries, visible, row: rows.thread }.run(b);
+    KeyLoop { cfg, args, ring, blocks: &blocks, queries, visible, rows }.run(b);
 
     let sink = args.sink(b, tile.head);
     let finished: Vec<_> = (0..)
@@ -67,7 +69,8 @@ fn output(
 struct Rows {
     /// First row of the warp in the tile.
     warp: Reg<U32>,
-    /// First row of this thread in the sequence.
+    /// First rows of the warp and of this thread in the sequence.
+    warp_first: Reg<S32>,
     thread: Reg<S32>,
     /// Rows of the tile that are queries.
     there: Reg<S32>,
@@ -78,16 +81,18 @@ struct Rows {
 impl Rows {
     fn new(b: &mut Builder, cfg: &Config, tile: &Tile) -> Self {
         let warp = b.warp();
+        let warp = b.uniform_register(warp);
         let warp = b.mul(warp, cfg.shape.blocks * MMA_M);
         let lane = b.lane();
         let quad = b.shr(lane, 2);
-        let in_tile = b.add(warp, quad);
-        let thread = b.add(tile.first_row, in_tile);
+        let warp_first = b.add(tile.first_row, warp);
+        let thread = b.add(warp_first, quad);
         let left = |b: &mut Builder, rows: Reg<U32>| {
             let left = b.sub(rows, tile.first_row);
             b.signed(left)
         };
-        Self { warp, thread: b.signed(thread), there: left(b, tile.q_len), written: left(b, tile.rows) }
+        let [warp_first, thread] = [warp_first, thread].map(|row| b.signed(row));
+        Self { warp, warp_first, thread, there: left(b, tile.q_len), written: left(b, tile.rows) }
     }
 }
 
@@ -98,15 +103,14 @@ struct Ring {
     load_v: TileLoad,
     keys: MatrixRows,
     values: MatrixRows,
+    /// Bytes of a stage, and between rows, of K and V.
     stage_bytes: [u32; 2],
+    row_bytes: [u32; 2],
     tiles: KeyTiles,
     /// The key tile of this turn.
     tile: Reg<S32>,
-    /// The key tile to load next.
-    ahead: Reg<S32>,
-    /// The stage that is read in this turn, and the one that is free.
+    /// The stage that is read in this turn.
     read: Reg<U32>,
-    free: Reg<U32>,
 }
 
 impl Ring {
@@ -135,11 +139,10 @@ impl Ring {
             keys: layout.k.matrix_rows(b, MatrixOrder::ColumnsFirst),
             values: layout.v.matrix_rows(b, MatrixOrder::RowsFirst),
             stage_bytes: [layout.k.bytes(), layout.v.bytes()],
+            row_bytes: [layout.k.slab_width(), layout.v.slab_width()],
             tiles,
             tile: b.var(last),
-            ahead: b.var(last),
             read: b.var_in(Scope::Cta, 0),
-            free: b.var_in(Scope::Cta, cfg.shape.stages - 1),
         };
         let keys = b.signed(tile.kv_len);
         let keys_there = b.sub(keys, first_key);
@@ -151,22 +154,20 @@ impl Ring {
     fn fill(&self, b: &mut Builder, keys_there: Reg<S32>) {
         for stage in 0..self.stages - 1 {
             let there = (stage == 0).then_some(keys_there);
-            let stage = b.var(stage);
-            self.load_next(b, stage, there);
+            self.load(b, stage, stage.into(), there);
         }
     }
 
-    /// Starts the load of the next key tile into `stage`, if there is one.
-    fn load_next(&self, b: &mut Builder, stage: Reg<U32>, keys_there: Option<Reg<S32>>) {
-        let more = self.not_below_begin(b, self.ahead);
-        b.if_uniform(more, |b| {
+    /// Starts the load of the tile `ahead` turns from this one into `stage`, if there is one.
+    fn load(&self, b: &mut Builder, ahead: u32, stage: Val<U32>, keys_there: Option<Reg<S32>>) {
+        let tile = b.sub(self.tile, ahead as i32);
+        let needed = self.not_below_begin(b, tile);
+        b.if_uniform(needed, |b| {
             for (load, bytes) in [&self.load_k, &self.load_v].into_iter().zip(self.stage_bytes) {
                 let skip = b.mul(stage, bytes);
                 load.issue(b, skip, keys_there);
                 load.step_back(b);
             }
-            let below = b.sub(self.ahead, 1);
-            b.set(self.ahead, below);
         });
         b.commit_copies();
     }
@@ -184,14 +185,16 @@ impl Ring {
     fn turn(&self, b: &mut Builder) {
         b.wait_copies(self.stages - 2);
         b.sync_cta();
-        self.load_next(b, self.free, None);
+        let first = b.test(Cmp::Eq, self.read, 0);
+        let before = b.sub(self.read, 1);
+        let free = b.select(first, self.stages - 1, before);
+        self.load(b, self.stages - 1, free.into(), None);
     }
 
     /// Moves on to the next turn.
     fn advance(&self, b: &mut Builder) {
         let below = b.sub(self.tile, 1);
         b.set(self.tile, below);
-        b.set(self.free, self.read);
         let next = b.add(self.read, 1);
         let wraps = b.test(Cmp::Eq, next, self.stages);
         let next = b.select(wraps, 0, next);
@@ -227,8 +230,7 @@ struct KeyLoop<'a> {
     blocks: &'a [Block],
     queries: Queries,
     visible: Visibility,
-    /// First row of this thread in the sequence.
-    row: Reg<S32>,
+    rows: Rows,
 }
 
 /// Whether a key tile hides keys from some rows.
@@ -270,30 +272,66 @@ impl KeyLoop<'_> {
     fn turn(&self, b: &mut Builder, kind: Kind) {
         let ring = &self.ring;
         ring.turn(b);
-        let [k_skip, v_skip] = ring.stage_bytes.map(|bytes| b.mul(ring.read, bytes));
-        let keys = ring.keys.at(b, k_skip);
+        let stage = ring.stage_bytes.map(|bytes| b.mul(ring.read, bytes));
+        let Shape { tile_n, step_n, .. } = self.cfg.shape;
+        let first = b.var_in(Scope::Cta, tile_n - step_n);
+        b.do_while(|b| {
+            match kind {
+                Kind::Whole => self.step(b, kind, stage, first),
+                Kind::Cut => {
+                    let seen = self.seen(b, first);
+                    b.if_uniform(seen, |b| self.step(b, kind, stage, first));
+                }
+            }
+            let more = b.test(Cmp::Ne, first, 0);
+            let below = b.sub(first, step_n);
+            b.set(first, below);
+            b.uniform::<Cta>(more)
+        });
+        ring.advance(b);
+    }
+
+    /// One step of the softmax, over the keys from `first` on of the key tile.
+    fn step(&self, b: &mut Builder, kind: Kind, [k_stage, v_stage]: [Reg<U32>; 2], first: Reg<U32>) {
+        let ring = &self.ring;
+        let skip = b.mad(first, ring.row_bytes[0], k_stage);
+        let keys = ring.keys.at(b, skip);
         let scores = scores(b, self.cfg, &self.queries, &keys);
         self.args.cap(b, &scores);
         if kind == Kind::Cut {
-            self.hide(b, &scores);
+            self.hide(b, &scores, first);
         }
         let tiles: Vec<_> =
             self.blocks.iter().zip(&scores).map(|(block, scores)| block.tile(scores)).collect();
         Softmax::raise(b, &tiles);
-        let values = ring.values.at(b, v_skip);
+        let skip = b.mad(first, ring.row_bytes[1], v_stage);
+        let values = ring.values.at(b, skip);
         outputs(b, self.cfg, self.blocks, &scores, &values);
-        ring.advance(b);
     }
 
-    fn hide(&self, b: &mut Builder, scores: &[Acc]) {
-        let first_key = b.mul(self.ring.tile, self.cfg.shape.tile_n as i32);
+    /// The first key of a step of this turn.
+    fn step_key(&self, b: &mut Builder, first: Reg<U32>) -> Reg<S32> {
+        let first = b.signed(first);
+        b.mad(self.ring.tile, self.cfg.shape.tile_n as i32, first)
+    }
+
+    /// Whether any row of this warp sees any key of a step.
+    fn seen(&self, b: &mut Builder, first: Reg<U32>) -> Uniform<Warp> {
+        let key = self.step_key(b, first);
+        let last_row = b.add(self.rows.warp_first, (self.cfg.shape.blocks * MMA_M) as i32 - 1);
+        let seen = self.visible.any(b, [self.rows.warp_first, last_row], key, self.cfg.shape.step_n);
+        b.uniform(seen)
+    }
+
+    fn hide(&self, b: &mut Builder, scores: &[Acc], first: Reg<U32>) {
+        let key = self.step_key(b, first);
         let lane = b.lane();
         let quad = b.and(lane, 3);
         let column = b.shl(quad, 1);
         let column = b.signed(column);
-        let key = b.add(first_key, column);
+        let key = b.add(key, column);
         for (n, scores) in (0..).zip(scores) {
-            let row = b.add(self.row, n * MMA_M as i32);
+            let row = b.add(self.rows.thread, n * MMA_M as i32);
             self.visible.of_thread(b, row).hide(b, scores, key);
         }
     }

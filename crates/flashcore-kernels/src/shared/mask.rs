@@ -122,6 +122,23 @@ impl Visibility {
         }
     }
 
+    /// Whether any of the rows `first_row..=last_row` sees any of `keys` keys from `key` on.
+    #[track_caller]
+    pub(crate) fn any(
+        &self,
+        b: &mut Builder,
+        [first_row, last_row]: [Reg<S32>; 2],
+        key: Reg<S32>,
+        keys: u32,
+    ) -> Pred {
+        let end = self.end(b, last_row);
+        let before_end = b.test(Cmp::Lt, key, end);
+        let Some(begin) = self.begin(b, first_row) else { return before_end };
+        let last = b.add(key, keys as i32 - 1);
+        let behind_begin = b.test(Cmp::Ge, last, begin);
+        b.both(before_end, behind_begin)
+    }
+
     /// What a thread whose first row is `row` sees.
     #[track_caller]
     pub(crate) fn of_thread(&self, b: &mut Builder, row: Reg<S32>) -> ThreadVisibility {

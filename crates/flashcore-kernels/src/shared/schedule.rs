@@ -157,10 +157,13 @@ impl Schedule {
     pub(crate) fn tile(&self, b: &mut Builder, tile_m: u32) -> Tile {
         let (row_tile, plane) = self.place(b);
         let sequence = b.div(plane, self.heads);
+        let sequence = b.uniform_register(sequence);
         let head = b.rem(plane, self.heads);
+        let head = b.uniform_register(head);
         let zero = b.var(0);
         let first_row = b.mul(row_tile, tile_m);
         let head_kv = b.div(head, self.group);
+        let head_kv = b.uniform_register(head_kv);
         let rest = |q_start, q_len, rows, kv_start, kv_len, batch| Tile {
             first_row,
             head,
@@ -203,7 +206,9 @@ impl Schedule {
         let last = b.sub(self.row_tiles, 1);
         let row_tile = b.sub(last, row_tile);
         let plane = b.rem(within, width);
-        (row_tile, b.add(first, plane))
+        let plane = b.add(first, plane);
+        // Division happens in vector registers; what it gives is the same for all threads and lives long.
+        (b.uniform_register(row_tile), b.uniform_register(plane))
     }
 
     /// Entry `index + next` of an array of lengths or offsets.
