@@ -14,7 +14,7 @@
 //! | instruction | [`inst::Inst`] | guard, operation, modifiers, operands; [`inst::Inst::new`] checks it |
 //! | kernel, module | [`module`] | parameters, registers, statements; header and variables |
 //! | provenance | [`provenance::Provenance`] | the Rust line of each statement, beside the text, never in it |
-//! | text | [`print`], [`mod@parse`] | exact inverses; the parser also takes what nvcc and Triton print |
+//! | text | [`mod@print`], [`mod@parse`] | exact inverses; the parser also takes what nvcc and Triton print |
 //! | verifier | [`verify::verify`] | everything that is wrong, each with instruction, place and cure |
 //! | layout | [`layout`] | swizzles, fragments, descriptors, tiles: pure functions |
 //! | launch | [`launch`] | how to start a kernel, as plain data |

@@ -1,6 +1,6 @@
 //! The canonical text of a module. The parser reads it back to an equal module.
 //!
-//! [`Module`] and the parts of an instruction implement [`Display`](fmt::Display); inside of a kernel, registers
+//! [`Module`] and the parts of an instruction implement [`Display`]; inside of a kernel, registers
 //! are printed by the names the kernel keeps for them.
 
 use crate::{

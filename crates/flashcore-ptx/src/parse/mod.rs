@@ -1,7 +1,7 @@
 //! Text to [`Module`]: our own output exactly, and as far as it is cheap what nvcc and Triton print.
 //!
-//! Stages: [`lexer`] cuts tokens, [`header`] reads what stands outside of kernels, [`body`] statements and scopes,
-//! [`operand`] one operand. Every instruction is matched against [`crate::table`] at once, so a wrong one is
+//! Stages: `lexer` cuts tokens, `header` reads what stands outside of kernels, `body` statements and scopes,
+//! `operand` one operand. Every instruction is matched against [`crate::table`] at once, so a wrong one is
 //! reported at its line. No input makes the parser panic.
 
 mod body;

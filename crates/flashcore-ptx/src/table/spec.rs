@@ -18,7 +18,7 @@ pub struct Row {
     pub operands: &'static [OperandSpec],
     /// The oldest target that has it.
     pub target: Target,
-    /// The lowest `.version` that has it (modifiers may ask for more, see [`Mod::version`](crate::op::Mod)).
+    /// The lowest `.version` that has it (modifiers may ask for more, see [`Needs`](super::Needs)).
     pub version: Version,
     /// What kind of work it is.
     pub class: Class,

@@ -1,9 +1,9 @@
 //! What is wrong with a module, all of it at once.
 //!
-//! Each file checks one thing and adds to the same list: [`names`] (declared, once), [`forms`] (table, target,
-//! version, directives), and over the control flow of [`flow`], solved by [`dataflow`]: [`init`] (registers read
-//! before any write), [`align`] (addresses provably misaligned), [`uniform`] (`.aligned` under divergence), and
-//! [`wgmma`] (fences, commits, registers in flight). The text is all they see: tokens and roles of the builder are
+//! Each file checks one thing and adds to the same list: `names` (declared, once), `forms` (table, target,
+//! version, directives), and over the control flow of `flow`, solved by `dataflow`: `init` (registers read
+//! before any write), `align` (addresses provably misaligned), `uniform` (`.aligned` under divergence), and
+//! `wgmma` (fences, commits, registers in flight). The text is all they see: tokens and roles of the builder are
 //! gone by then, so a mistake of the builder is found as well.
 
 mod align;
