@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use flashcore_core::{Backend, BackendError, Data, DataMut, HostCall, Ran};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
-use crate::{SimdLevel, forward::forward, level::Runner, plan::Work, scratch::Scratch};
+use crate::{SimdLevel, forward::forward, scratch::Scratch, simd::runner::Runner};
 
 /// Attention on the CPU.
 ///
@@ -73,10 +73,14 @@ impl Cpu {
         }
     }
 
+    pub(crate) fn runner(&self) -> Runner {
+        self.runner
+    }
+
     fn run_here(&self, call: &mut HostCall<'_>, scratch: &mut Scratch) -> Result<&'static str, BackendError> {
         let (problem, inputs) = (call.problem(), call.inputs());
         let (out, lse) = call.outputs();
-        let work = match (inputs, out) {
+        let kernel = match (inputs, out) {
             ([Data::F32(q), Data::F32(k), Data::F32(v)], DataMut::F32(out)) => {
                 forward(problem, self.runner, [q, k, v], (out, lse), scratch)
             }
@@ -92,7 +96,7 @@ impl Cpu {
                 return Err(BackendError::Unsupported { backend: "cpu", what, instead });
             }
         };
-        Ok(self.runner.level().kernel(work == Work::Decode))
+        Ok(kernel)
     }
 }
 

@@ -6,9 +6,14 @@ use flashcore_core::{Layout, Sequence};
 
 use crate::{
     forward::{Call, Seen},
-    plan::{BLOCK, Unit, visible},
+    plan::Unit,
     scratch::{Worker, padded, take},
-    simd::{Lane, convert::Widen, rows::RowBlock, tile::NO_MAX},
+    simd::{
+        Lane,
+        convert::Widen,
+        rows::{BLOCK, RowBlock},
+        tile::NO_MAX,
+    },
 };
 
 /// Memory of a unit's rows.
@@ -23,22 +28,6 @@ struct State<'a> {
     v: &'a mut [f32],
 }
 
-/// Computes a unit; rows that a hidden NaN may have reached are computed again, alone.
-pub(crate) fn run<T: Lane>(call: &Call<'_, T>, unit: &mut Unit, worker: &mut Worker) {
-    worker.redo.clear();
-    let s = call.problem.sequence(unit.sequence);
-    pass(call, unit, &s, worker);
-    while let Some(row) = worker.redo.pop() {
-        let keys = visible(call.problem, &s, &(row..row + 1));
-        let keys = keys.start.max(unit.keys.start)..keys.end.min(unit.keys.end);
-        let partial = unit.partial.map(|first| first + row - unit.rows.start);
-        let mut alone = Unit { rows: row..row + 1, keys, partial, ..unit.clone() };
-        let pending = std::mem::take(&mut worker.redo);
-        pass(call, &mut alone, &s, worker);
-        worker.redo = pending;
-    }
-}
-
 /// Features padded to whole vectors.
 fn dims<T>(call: &Call<'_, T>) -> [usize; 2] {
     [call.problem.dim_qk(), call.problem.dim_v()].map(|d| d.next_multiple_of(call.shape.lanes))
@@ -49,14 +38,23 @@ fn reads_in_place<T>(call: &Call<'_, T>) -> bool {
     dims(call) == [call.problem.dim_qk(), call.problem.dim_v()]
 }
 
-fn pass<T: Lane>(call: &Call<'_, T>, unit: &mut Unit, s: &Sequence, worker: &mut Worker) {
-    let Worker { buffer, redo, visible } = worker;
-    let rows = unit.rows.len();
+/// Floats of each part of [`State`].
+fn sizes<T: Lane>(call: &Call<'_, T>, rows: usize) -> [usize; 7] {
     let [dim_qk, dim_v] = dims(call);
     let blocks = if reads_in_place(call) { 0 } else { BLOCK };
-    let sizes = [rows * dim_qk, rows * BLOCK, rows, rows, rows * dim_v, blocks * dim_qk, blocks * dim_v];
-    let mut rest = buffer.get(sizes.into_iter().map(padded).sum());
-    let [q, scores, max, sum, out, k, v] = sizes.map(|len| take(&mut rest, len));
+    [rows * dim_qk, rows * BLOCK, rows, rows, rows * dim_v, blocks * dim_qk, blocks * dim_v]
+}
+
+/// Floats that a unit of `rows` rows needs.
+pub(crate) fn memory<T: Lane>(call: &Call<'_, T>, rows: usize) -> usize {
+    sizes(call, rows).into_iter().map(padded).sum()
+}
+
+/// Computes a unit.
+pub(crate) fn run<T: Lane>(call: &Call<'_, T>, unit: &mut Unit, s: &Sequence, worker: &mut Worker) {
+    let Worker { buffer, redo, visible } = worker;
+    let mut rest = buffer.get(memory(call, unit.rows.len()));
+    let [q, scores, max, sum, out, k, v] = sizes(call, unit.rows.len()).map(|len| take(&mut rest, len));
     let mut state = State { q, scores, max, sum, out, k, v };
     state.load(call, unit, s);
     let mut start = unit.keys.start;
@@ -137,13 +135,9 @@ impl State<'_> {
     }
 
     fn finish<T: Lane>(&self, call: &Call<'_, T>, unit: &mut Unit, s: &Sequence, redo: &mut Vec<usize>) {
-        let uniform = unit.rows.len() == 1 || call.problem.mask().is_none();
         for (n, r) in unit.rows.clone().enumerate() {
             let sums = &self.out[n * dims(call)[1]..][..call.problem.dim_v()];
-            call.finish(unit, s, r, sums, Seen { max: self.max[n], sum: self.sum[n] });
-            if !uniform && !sums.iter().all(|x| x.is_finite()) {
-                redo.push(r);
-            }
+            call.finish_or_redo(unit, s, r, (sums, Seen { max: self.max[n], sum: self.sum[n] }), redo);
         }
     }
 }

@@ -6,15 +6,17 @@ use flashcore_core::{Problem, Sequence};
 use rayon::prelude::*;
 
 use crate::{
-    decode,
-    level::{Runner, Shape},
+    SimdLevel, decode,
+    level::Shape,
     output::{Output, partial_len},
-    plan::{Merge, Plan, Unit, Work},
+    panels,
+    plan::{Merge, Plan, Unit, Work, visible},
     prefill,
     scratch::{Scratch, Worker},
     simd::{
         Lane,
         convert::Narrow,
+        runner::Runner,
         tile::{Logits, NO_MAX},
     },
 };
@@ -68,7 +70,7 @@ pub(crate) fn forward<T: Lane>(
     [q, k, v]: [&[T]; 3],
     (out, lse): (&mut [T], Option<&mut [f32]>),
     scratch: &mut Scratch,
-) -> Work {
+) -> &'static str {
     let threads = rayon::current_num_threads();
     let shape = runner.level().shape();
     let Scratch { workers, plan, partials } = scratch;
@@ -77,7 +79,6 @@ pub(crate) fn forward<T: Lane>(
     let output = Output::new(problem, out, lse, partials);
     let logits = Logits::new(problem.scale(), problem.softcap());
     let call = Call { problem, runner, shape, q, k, v, logits, output };
-    let work = if plan.has_prefill() { Work::Prefill } else { Work::Decode };
     let Plan { units, merges, .. } = plan;
     let cost = units.iter().map(Unit::cost).sum::<u64>() * (problem.dim_qk() + problem.dim_v()) as u64;
     let threads = if cost < SERIAL_WORK { 1 } else { threads.min(units.len()).max(1) };
@@ -85,9 +86,24 @@ pub(crate) fn forward<T: Lane>(
         workers.resize_with(threads, Worker::default);
     }
     let workers = &mut workers[..threads];
+    call.reserve(units, workers);
     drain(units, workers, |unit, worker| call.run(unit, worker));
     drain(merges, workers, |merge, worker| call.merge(merge, worker));
-    work
+    let prefill = units.iter().any(|u| u.work == Work::Prefill);
+    kernel_name(runner.level(), prefill, panels::in_pairs(&call))
+}
+
+/// What to call the kernel that ran.
+fn kernel_name(level: SimdLevel, prefill: bool, pairs: bool) -> &'static str {
+    match (level, prefill) {
+        (SimdLevel::Portable, true) => "prefill-portable",
+        (SimdLevel::Portable, false) => "decode-portable",
+        (SimdLevel::Avx2, true) => "prefill-avx2",
+        (SimdLevel::Avx2, false) => "decode-avx2",
+        (_, true) if pairs => "prefill-avx512bf16",
+        (_, true) => "prefill-avx512",
+        (_, false) => "decode-avx512",
+    }
 }
 
 /// Hands every item to one worker, in order.
@@ -106,10 +122,37 @@ fn drain<I: Send>(items: &mut [I], workers: &mut [Worker], run: impl Fn(&mut I, 
 }
 
 impl<T: Lane> Call<'_, T> {
+    /// Makes every worker fit for every unit, so that later calls find enough whoever does what.
+    fn reserve(&self, units: &[Unit], workers: &mut [Worker]) {
+        let need = |unit: &Unit| match unit.work {
+            Work::Prefill => (prefill::memory(self, unit.rows.len()), 0),
+            Work::Decode => (decode::memory(self, unit.rows.len()), unit.rows.len()),
+            Work::Clear => (0, 0),
+        };
+        let most = |(a, b): (usize, usize), (c, d)| (a.max(c), b.max(d));
+        let (floats, rows) = units.iter().map(need).fold((self.problem.dim_v(), 0), most);
+        workers.iter_mut().for_each(|worker| worker.reserve(floats, rows));
+    }
+
     fn run(&self, unit: &mut Unit, worker: &mut Worker) {
+        let s = self.problem.sequence(unit.sequence);
+        worker.redo.clear();
+        self.pass(unit, &s, worker);
+        // A hidden value that is NaN or infinite may have reached a row as 0·NaN. Alone, it meets visible keys only.
+        let mut redo = std::mem::take(&mut worker.redo);
+        for row in redo.drain(..) {
+            let keys = visible(self.problem, &s, &(row..row + 1));
+            let keys = keys.start.max(unit.keys.start)..keys.end.min(unit.keys.end);
+            let partial = unit.partial.map(|first| first + row - unit.rows.start);
+            self.pass(&mut Unit { rows: row..row + 1, keys, partial, ..*unit }, &s, worker);
+        }
+        worker.redo = redo;
+    }
+
+    fn pass(&self, unit: &mut Unit, s: &Sequence, worker: &mut Worker) {
         match unit.work {
-            Work::Prefill => prefill::run(self, unit, worker),
-            Work::Decode => decode::run(self, unit, worker),
+            Work::Prefill => prefill::run(self, unit, s, worker),
+            Work::Decode => decode::run(self, unit, s, worker),
             Work::Clear => self.clear(unit),
         }
     }
@@ -126,8 +169,24 @@ impl<T: Lane> Call<'_, T> {
         self.problem.sinks().map(|sinks| sinks[unit.kv_head * group + row % group])
     }
 
+    /// Writes a row of a unit and notes it if it must be computed again.
+    pub(crate) fn finish_or_redo(
+        &self,
+        unit: &mut Unit,
+        s: &Sequence,
+        row: usize,
+        (sums, seen): (&[f32], Seen),
+        redo: &mut Vec<usize>,
+    ) {
+        self.finish(unit, s, row, sums, seen);
+        let meets_hidden = unit.rows.len() > 1 && !self.problem.mask().is_none();
+        if meets_hidden && !sums.iter().all(|x| x.is_finite()) {
+            redo.push(row);
+        }
+    }
+
     /// Writes a finished row, or its part; `sums` are not divided yet.
-    pub(crate) fn finish(&self, unit: &mut Unit, s: &Sequence, row: usize, sums: &[f32], seen: Seen) {
+    fn finish(&self, unit: &mut Unit, s: &Sequence, row: usize, sums: &[f32], seen: Seen) {
         if let Some(first) = unit.partial {
             let to = self.output.partial(unit, first, row);
             let (values, state) = to.split_at_mut(sums.len());

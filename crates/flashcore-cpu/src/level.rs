@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::simd::{Kernel, Simd, pairs::PairBlock, portable};
+use crate::simd::{Simd, portable};
 #[cfg(target_arch = "x86_64")]
 use crate::simd::{avx2, avx512, avx512bf16};
 
@@ -54,20 +54,6 @@ impl SimdLevel {
         }
     }
 
-    /// The name of the kernel for many or for few rows.
-    pub(crate) const fn kernel(self, decode: bool) -> &'static str {
-        match (self, decode) {
-            (Self::Portable, false) => "prefill-portable",
-            (Self::Portable, true) => "decode-portable",
-            (Self::Avx2, false) => "prefill-avx2",
-            (Self::Avx2, true) => "decode-avx2",
-            (Self::Avx512, false) => "prefill-avx512",
-            (Self::Avx512, true) => "decode-avx512",
-            (Self::Avx512Bf16, false) => "prefill-avx512bf16",
-            (Self::Avx512Bf16, true) => "decode-avx512bf16",
-        }
-    }
-
     /// Lanes of a vector and rows of a full tile.
     pub(crate) fn shape(self) -> Shape {
         match self {
@@ -97,59 +83,6 @@ impl Shape {
     /// Rows of the smallest tile that holds `rows` rows, at most a full tile.
     pub(crate) fn tile_for(self, rows: usize) -> usize {
         rows.next_multiple_of(self.lanes).min(self.tile_rows)
-    }
-}
-
-/// A level that this machine is known to have.
-///
-/// **Invariant:** made by [`Runner::new`] only, so that running a kernel is safe.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Runner(SimdLevel);
-
-impl Runner {
-    /// `None` where the machine lacks the instructions.
-    pub(crate) fn new(level: SimdLevel) -> Option<Self> {
-        level.is_available().then_some(Self(level))
-    }
-
-    /// The fastest level this machine has.
-    pub(crate) fn detect() -> Self {
-        Self(SimdLevel::detect())
-    }
-
-    /// The level.
-    pub(crate) fn level(self) -> SimdLevel {
-        self.0
-    }
-
-    /// Whether [`Self::run_pairs`] may be called.
-    pub(crate) fn has_pairs(self) -> bool {
-        self.0 == SimdLevel::Avx512Bf16
-    }
-
-    /// Folds a block of bf16 keys into a tile; only where [`Self::has_pairs`].
-    #[inline]
-    pub(crate) fn run_pairs(self, block: &mut PairBlock<'_>) {
-        match self.0 {
-            #[cfg(target_arch = "x86_64")]
-            // SAFETY: `new` saw the instructions.
-            SimdLevel::Avx512Bf16 => unsafe { avx512bf16::tile(block) },
-            level => unreachable!("{level} has no pairs, and {} keys need them", block.keys),
-        }
-    }
-
-    /// Runs `kernel` with the level's instructions.
-    #[inline]
-    pub(crate) fn run<K: Kernel>(self, kernel: K) -> K::Output {
-        match self.0 {
-            #[cfg(target_arch = "x86_64")]
-            // SAFETY: `new` saw the instructions.
-            SimdLevel::Avx2 => unsafe { avx2::run(kernel) },
-            #[cfg(target_arch = "x86_64")]
-            // SAFETY: `new` saw the instructions.
-            SimdLevel::Avx512 | SimdLevel::Avx512Bf16 => unsafe { avx512::run(kernel) },
-            _ => portable::run(kernel),
-        }
     }
 }
 

@@ -4,17 +4,23 @@
 //! level alone: not on the number of threads, nor on its place in the batch.
 //!
 //! The path of a call: `cpu` (threads, memory) → `forward` (typed call, units on threads) → `plan` (which units) →
-//! `prefill` or `decode` (one unit) → `simd` (kernels, generic over the instruction set).
+//! `prefill` with `panels`, or `decode` (one unit) → `simd` (kernels, generic over the instruction set).
+//!
+//! Unsafe code lives in `simd` (instructions, pointers inside kernels) and `output` (threads write rows of one tensor).
+#![deny(unsafe_code)]
 
 mod cpu;
 mod decode;
 mod forward;
 mod level;
+#[allow(unsafe_code)]
 mod output;
 mod panels;
+mod peak;
 mod plan;
 mod prefill;
 mod scratch;
+#[allow(unsafe_code)]
 mod simd;
 
 pub use cpu::Cpu;

@@ -10,7 +10,7 @@ use crate::{
     plan::{BLOCK, Unit},
     scratch::padded,
     simd::{
-        Kernel, Lane, Simd,
+        Lane,
         convert::{Widen, Zip},
         pairs::PairBlock,
         tile::{Rows, TileBlock, TileState},
@@ -141,18 +141,7 @@ impl Panels<'_> {
         match *self {
             Self::Single { k, v } => {
                 let (k, v) = (k.skip(skip), v.skip(skip));
-                call.runner.run(Attend(TileBlock {
-                    rows,
-                    dims,
-                    keys,
-                    q,
-                    k,
-                    v,
-                    logits,
-                    bounds,
-                    scores,
-                    state,
-                }));
+                call.runner.run(TileBlock { rows, dims, keys, q, k, v, logits, bounds, scores, state });
             }
             Self::Pairs { k: (k, stride), v } => {
                 let (k, v) = ((&k[skip * stride..], stride), &v[skip / 2 * dims[1]..]);
@@ -171,18 +160,5 @@ impl Panels<'_> {
                 });
             }
         }
-    }
-}
-
-/// Runs the tile kernel of an instruction set.
-struct Attend<'a>(TileBlock<'a>);
-
-impl Kernel for Attend<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    unsafe fn run<S: Simd>(mut self) {
-        // SAFETY: the caller's promise.
-        unsafe { S::tile(&mut self.0) }
     }
 }

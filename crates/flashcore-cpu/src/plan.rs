@@ -10,14 +10,14 @@ use flashcore_core::{Problem, Sequence};
 
 use crate::level::Shape;
 
-/// Keys of a block: softmax maxima are updated once per block, blocks start at multiples of it.
-pub(crate) const BLOCK: usize = crate::simd::rows::BLOCK;
+/// Keys of a block of tiles: softmax maxima are updated once per block, blocks start at multiples of it.
+pub(crate) const BLOCK: usize = 128;
 
 /// Rows of a sequence up to which the decode kernel is faster than a tile that is mostly padding.
-const DECODE_ROWS: usize = 8;
+const DECODE_ROWS: usize = 4;
 
 /// The same where the plan may not look at the number of heads.
-const DECODE_QUERIES: usize = 4;
+const DECODE_QUERIES: usize = 2;
 
 /// Fewest keys worth a partial result.
 const MIN_SPLIT: usize = 512;
@@ -98,11 +98,6 @@ impl Plan {
         self.units.sort_unstable_by_key(|u| std::cmp::Reverse(u.cost()));
     }
 
-    /// Whether any unit is more than a few rows.
-    pub(crate) fn has_prefill(&self) -> bool {
-        self.units.iter().any(|u| u.work == Work::Prefill)
-    }
-
     /// Bytes held.
     pub(crate) fn bytes(&self) -> usize {
         self.units.capacity() * size_of::<Unit>() + self.merges.capacity() * size_of::<Merge>()
@@ -175,4 +170,86 @@ fn chunk_rows(problem: &Problem, shape: Shape, threads: usize) -> usize {
     let tiles = (problem.rows() / shape.tile_rows).max(1);
     let chunk = (tiles / (threads * 4)).clamp(1, CHUNK_TILES);
     chunk * shape.tile_rows
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flashcore_core::{DType, Dims, Layout, Lengths, Mask, Spec};
+    use std::collections::HashMap;
+
+    const SHAPE: Shape = Shape { lanes: 16, tile_rows: 32 };
+
+    fn problem(
+        [batch, heads_q, heads_kv, seq_q, seq_kv]: [usize; 5],
+        mask: Mask,
+        lengths: Lengths,
+    ) -> Problem {
+        let layout = |heads, seq| Layout::bhsd(Dims::new(batch, heads, seq, 64)).unwrap();
+        let (q, kv) = (layout(heads_q, seq_q), layout(heads_kv, seq_kv));
+        Spec { mask, lengths, ..Spec::new(DType::F32, q, kv, kv) }.parse().unwrap()
+    }
+
+    fn plan(problem: &Problem, threads: usize) -> Plan {
+        let mut plan = Plan::default();
+        plan.build(problem, SHAPE, threads);
+        plan
+    }
+
+    /// Every row is written by one unit or merge, its visible keys are covered once, whatever the threads.
+    fn check(problem: &Problem) {
+        let mut cuts = Vec::new();
+        for threads in [1, 2, 16] {
+            let plan = plan(problem, threads);
+            let mut rows: HashMap<[usize; 3], Vec<Range<usize>>> = HashMap::new();
+            for unit in &plan.units {
+                for row in unit.rows.clone() {
+                    rows.entry([unit.sequence, unit.kv_head, row]).or_default().push(unit.keys.clone());
+                }
+            }
+            assert_eq!(rows.len(), problem.rows() * problem.heads_kv() / problem.heads_q() * problem.group());
+            let mut covered: Vec<_> =
+                rows.into_iter().map(|(row, keys)| (row, cut(problem, row, keys))).collect();
+            covered.sort();
+            cuts.push(covered);
+        }
+        assert!(cuts.windows(2).all(|pair| pair[0] == pair[1]), "cuts along keys follow the threads");
+    }
+
+    /// Where the visible keys of a row are cut.
+    fn cut(problem: &Problem, [sequence, _, row]: [usize; 3], mut parts: Vec<Range<usize>>) -> Vec<usize> {
+        let s = problem.sequence(sequence);
+        let query = row / problem.group();
+        if query >= s.q_len {
+            assert!(parts.len() == 1 && parts[0].is_empty());
+            return vec![];
+        }
+        let seen = problem.mask().keys(query, s.q_len, s.kv_len);
+        parts.sort_by_key(|keys| keys.start);
+        assert!(parts.windows(2).all(|pair| pair[0].end == pair[1].start), "parts touch");
+        assert!(seen.is_empty() || parts[0].start <= seen.start && parts[parts.len() - 1].end >= seen.end);
+        parts[1..].iter().map(|keys| keys.start).collect()
+    }
+
+    #[test]
+    fn every_row_and_key_once() {
+        for mask in [Mask::NONE, Mask::CAUSAL, Mask::window(100, 7), Mask::CAUSAL.top_left()] {
+            for shape in [[1, 8, 8, 300, 300], [2, 6, 2, 1, 9000], [1, 4, 1, 8, 3000], [1, 2, 2, 64, 5000]] {
+                check(&problem(shape, mask, Lengths::Uniform));
+            }
+            check(&problem([2, 4, 2, 90, 200], mask, Lengths::used([0, 33], [200, 1])));
+            check(&problem([1, 4, 2, 90, 2000], mask, Lengths::ragged([0, 1, 1, 90], [0, 1500, 1501, 2000])));
+        }
+    }
+
+    #[test]
+    fn few_queries_split_their_keys() {
+        let parts = |shape| {
+            plan(&problem(shape, Mask::NONE, Lengths::Uniform), 1).merges.iter().map(|m| m.parts).max()
+        };
+        assert_eq!(parts([1, 1, 1, 1, 511]), None);
+        assert_eq!(parts([1, 1, 1, 1, 8192]), Some(16));
+        assert_eq!(parts([1, 1, 1, 1, 1 << 20]), Some(MAX_SPLITS));
+        assert_eq!(parts([1, 1, 1, 600, 8192]), None);
+    }
 }

@@ -36,22 +36,6 @@ struct Common<'a> {
     row: &'a mut [f32],
 }
 
-/// Computes a unit; rows that a hidden NaN may have reached are computed again, alone.
-pub(crate) fn run<T: Lane>(call: &Call<'_, T>, unit: &mut Unit, worker: &mut Worker) {
-    worker.redo.clear();
-    let s = call.problem.sequence(unit.sequence);
-    pass(call, unit, &s, worker);
-    while let Some(row) = worker.redo.pop() {
-        let keys = visible(call.problem, &s, &(row..row + 1));
-        let keys = keys.start.max(unit.keys.start)..keys.end.min(unit.keys.end);
-        let partial = unit.partial.map(|first| first + row - unit.rows.start);
-        let mut alone = Unit { rows: row..row + 1, keys, partial, ..unit.clone() };
-        let pending = std::mem::take(&mut worker.redo);
-        pass(call, &mut alone, &s, worker);
-        worker.redo = pending;
-    }
-}
-
 /// Memory of one tile.
 fn tile_len(call: &Call<'_, impl Lane>) -> usize {
     let [dim_qk, dim_v] = dims(call);
@@ -83,10 +67,16 @@ impl<'a> Common<'a> {
     }
 }
 
-fn pass<T: Lane>(call: &Call<'_, T>, unit: &mut Unit, s: &Sequence, worker: &mut Worker) {
+/// Floats that a unit of `rows` rows needs.
+pub(crate) fn memory<T: Lane>(call: &Call<'_, T>, rows: usize) -> usize {
+    common_len(call) + rows.div_ceil(call.shape.tile_rows) * tile_len(call)
+}
+
+/// Computes a unit.
+pub(crate) fn run<T: Lane>(call: &Call<'_, T>, unit: &mut Unit, s: &Sequence, worker: &mut Worker) {
     let full = call.shape.tile_rows;
     let tiles = unit.rows.len().div_ceil(full);
-    let mut rest = worker.buffer.get(common_len(call) + tiles * tile_len(call));
+    let mut rest = worker.buffer.get(memory(call, unit.rows.len()));
     let mut common = Common::take(call, &mut rest);
     for memory in rest.chunks_mut(tile_len(call)).zip(0..tiles) {
         let (memory, t) = memory;
@@ -188,7 +178,7 @@ impl<'a> Tile<'a> {
         true
     }
 
-    /// Writes the rows; those with NaN or infinity in a tile that hides keys go to `redo`.
+    /// Writes the rows.
     fn finish<T: Lane>(
         self,
         call: &Call<'_, T>,
@@ -199,15 +189,12 @@ impl<'a> Tile<'a> {
     ) {
         let dim = call.problem.dim_v();
         let sums = &mut row[..dim];
-        let uniform = self.rows.len() == 1 || call.problem.mask().is_none();
         for (lane, r) in self.rows.enumerate() {
             for (to, x) in sums.iter_mut().zip(self.out.chunks_exact(self.height)) {
                 *to = x[lane];
             }
-            call.finish(unit, s, r, sums, Seen { max: self.max[lane], sum: self.sum[lane] });
-            if !uniform && !sums.iter().all(|x| x.is_finite()) {
-                redo.push(r);
-            }
+            let seen = Seen { max: self.max[lane], sum: self.sum[lane] };
+            call.finish_or_redo(unit, s, r, (sums, seen), redo);
         }
     }
 }

@@ -56,6 +56,15 @@ pub(crate) struct Worker {
     pub(crate) visible: Vec<[usize; 2]>,
 }
 
+impl Worker {
+    /// Makes room for units of up to `rows` rows that need `floats` floats.
+    pub(crate) fn reserve(&mut self, floats: usize, rows: usize) {
+        self.buffer.get(floats);
+        self.visible.clear();
+        self.visible.reserve(rows);
+    }
+}
+
 /// Working memory of a call, reusable by the next one.
 ///
 /// [`crate::Cpu`] keeps some of its own; pass one to [`crate::Cpu::run_with`] to decide where it lives.

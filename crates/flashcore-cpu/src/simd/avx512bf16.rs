@@ -5,6 +5,7 @@ use std::arch::x86_64::*;
 use super::{
     Simd,
     avx512::{self, Avx512},
+    chains::CHAINS,
     pairs::{self, PairBlock, Pairs},
 };
 
@@ -25,6 +26,26 @@ pub(crate) unsafe fn tile(block: &mut PairBlock<'_>) {
             1 => pairs::attend::<Avx512, 1, 8>(block),
             _ => pairs::attend::<Avx512, 2, 8>(block),
         }
+    }
+}
+
+/// Chains of dependent dot products that touch registers only; how fast they run is the roof for bf16.
+///
+/// # Safety
+/// [`is_available`] said yes.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+pub(crate) unsafe fn chains(links: usize) -> f32 {
+    let pair = std::hint::black_box(0x3c00_3c00); // twice 0.0078125 as bf16
+    // SAFETY: this function has the features.
+    unsafe {
+        let (a, b) = (Avx512::splat_pair(pair), Avx512::splat_pair(pair));
+        let mut chains = [Avx512::splat(0.5); CHAINS];
+        for _ in 0..links {
+            for chain in &mut chains {
+                *chain = Avx512::dot(a, b, *chain);
+            }
+        }
+        chains.into_iter().fold(0.0, |total, chain| total + Avx512::sum(chain))
     }
 }
 

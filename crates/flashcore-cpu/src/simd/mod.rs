@@ -1,7 +1,7 @@
 //! Vector instructions behind one trait, and the kernels written against it.
 //!
 //! A kernel is a value that implements [`Kernel`]: its `run` is generic over [`Simd`], always inlined, and entered
-//! through [`crate::SimdLevel::run`], which picks the instruction set and gives the whole kernel its target features.
+//! through [`runner::Runner::run`], which picks the instruction set and gives the whole kernel its target features.
 //! A new instruction set is a new file with one `impl Simd` and one entry function.
 
 #[cfg(target_arch = "x86_64")]
@@ -10,11 +10,13 @@ pub(crate) mod avx2;
 pub(crate) mod avx512;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx512bf16;
+pub(crate) mod chains;
 pub(crate) mod convert;
 pub(crate) mod exp2;
 pub(crate) mod pairs;
 pub(crate) mod portable;
 pub(crate) mod rows;
+pub(crate) mod runner;
 pub(crate) mod tile;
 
 use half::{bf16, f16};

@@ -12,8 +12,9 @@ use super::{
     tile::{Logits, NO_MAX},
 };
 
-/// Keys of a block, and the distance between rows of scores.
-pub(crate) const BLOCK: usize = 128;
+/// Keys of a block, and the distance between rows of scores. Small, so that keys and values come from memory in short
+/// turns: 32 streamed faster than 128 on a Zen 4.
+pub(crate) const BLOCK: usize = 32;
 
 /// A few rows and the keys to fold into them.
 pub(crate) struct RowBlock<'a, T> {
@@ -82,48 +83,24 @@ impl<T: Lane> Kernel for RowBlock<'_, T> {
     }
 }
 
-/// Dot products of `R` rows with every key.
+/// Dot products of `R` rows with every key, one key after another: memory streams best in its own order.
 #[inline(always)]
 unsafe fn scores<S: Simd, T: Lane, const R: usize>(block: &mut RowBlock<'_, T>, row: usize) {
-    let whole = block.keys / 4 * 4;
-    // SAFETY: `RowBlock::check`.
-    unsafe {
-        for n in (0..whole).step_by(4) {
-            dots::<S, T, R, 4>(block, row, n);
-        }
-        for n in whole..block.keys {
-            dots::<S, T, R, 1>(block, row, n);
-        }
-    }
-}
-
-/// Dot products of `R` rows with `N` keys.
-#[inline(always)]
-unsafe fn dots<S: Simd, T: Lane, const R: usize, const N: usize>(
-    block: &mut RowBlock<'_, T>,
-    row: usize,
-    n: usize,
-) {
     let dim = block.dims[0];
     // SAFETY: `RowBlock::check`.
     unsafe {
-        let (q, k) = (block.q.as_ptr().add(row * dim), block.k.0.as_ptr().add(n * block.k.1));
-        let mut acc = [[S::splat(0.0); R]; N];
-        for d in (0..dim).step_by(S::LANES) {
-            let mut rows = [S::splat(0.0); R];
-            for r in 0..R {
-                rows[r] = S::load(q.add(r * dim + d));
-            }
-            for j in 0..N {
-                let k = T::load::<S>(k.add(j * block.k.1 + d));
+        let q = block.q.as_ptr().add(row * dim);
+        for n in 0..block.keys {
+            let k = block.k.0.as_ptr().add(n * block.k.1);
+            let mut acc = [S::splat(0.0); R];
+            for d in (0..dim).step_by(S::LANES) {
+                let k = T::load::<S>(k.add(d));
                 for r in 0..R {
-                    acc[j][r] = S::fma(rows[r], k, acc[j][r]);
+                    acc[r] = S::fma(S::load(q.add(r * dim + d)), k, acc[r]);
                 }
             }
-        }
-        for j in 0..N {
             for r in 0..R {
-                block.scores[(row + r) * BLOCK + n + j] = S::sum(acc[j][r]);
+                block.scores[(row + r) * BLOCK + n] = S::sum(acc[r]);
             }
         }
     }

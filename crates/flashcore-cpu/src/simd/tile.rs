@@ -10,7 +10,7 @@
 #![allow(clippy::needless_range_loop)]
 
 use super::{
-    Simd,
+    Kernel, Simd,
     exp2::{Exp2, tanh},
 };
 
@@ -112,6 +112,16 @@ impl TileBlock<'_> {
         assert!(self.q.len() >= dim_qk * rows && self.scores.len() >= self.keys * rows, "tile buffers fit");
         self.state.check(rows, dim_v);
         assert!(self.bounds.is_none_or(|[a, b]| a.len() >= rows && b.len() >= rows), "bounds fit");
+    }
+}
+
+impl Kernel for TileBlock<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(mut self) {
+        // SAFETY: the caller's promise.
+        unsafe { S::tile(&mut self) }
     }
 }
 

@@ -1,0 +1,69 @@
+//! The way into the kernels: an instruction set that the machine is known to have.
+
+use super::{Kernel, pairs::PairBlock, portable};
+#[cfg(target_arch = "x86_64")]
+use super::{avx2, avx512, avx512bf16};
+use crate::SimdLevel;
+
+/// A level that this machine is known to have.
+///
+/// **Invariant:** made by [`Runner::new`] only, so that running a kernel is safe.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Runner(SimdLevel);
+
+impl Runner {
+    /// `None` where the machine lacks the instructions.
+    pub(crate) fn new(level: SimdLevel) -> Option<Self> {
+        level.is_available().then_some(Self(level))
+    }
+
+    /// The fastest level this machine has.
+    pub(crate) fn detect() -> Self {
+        Self(SimdLevel::detect())
+    }
+
+    /// The level.
+    pub(crate) fn level(self) -> SimdLevel {
+        self.0
+    }
+
+    /// Whether [`Self::run_pairs`] may be called.
+    pub(crate) fn has_pairs(self) -> bool {
+        self.0 == SimdLevel::Avx512Bf16
+    }
+
+    /// Folds a block of bf16 keys into a tile; only where [`Self::has_pairs`].
+    #[inline]
+    pub(crate) fn run_pairs(self, block: &mut PairBlock<'_>) {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: `new` saw the instructions.
+            SimdLevel::Avx512Bf16 => unsafe { avx512bf16::tile(block) },
+            level => unreachable!("{level} has no pairs, and {} keys need them", block.keys),
+        }
+    }
+
+    /// Runs chains of pair dot products; only where [`Self::has_pairs`].
+    pub(crate) fn run_pair_chains(self, links: usize) -> f32 {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: `new` saw the instructions.
+            SimdLevel::Avx512Bf16 => unsafe { avx512bf16::chains(links) },
+            level => unreachable!("{level} has no pairs, and {links} links need them"),
+        }
+    }
+
+    /// Runs `kernel` with the level's instructions.
+    #[inline]
+    pub(crate) fn run<K: Kernel>(self, kernel: K) -> K::Output {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: `new` saw the instructions.
+            SimdLevel::Avx2 => unsafe { avx2::run(kernel) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: `new` saw the instructions.
+            SimdLevel::Avx512 | SimdLevel::Avx512Bf16 => unsafe { avx512::run(kernel) },
+            _ => portable::run(kernel),
+        }
+    }
+}
