@@ -7,6 +7,8 @@ pub mod forward_sm80;
 pub mod forward_sm90;
 mod plan;
 pub mod shared;
+mod side;
 pub mod slots;
 
 pub use plan::{Gpu, KernelConfig, Plan, PlanError, plan};
+pub use side::SideArrays;

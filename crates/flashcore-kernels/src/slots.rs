@@ -20,3 +20,5 @@ pub const LENGTHS_Q: Slot = Slot(6);
 pub const LENGTHS_KV: Slot = Slot(7);
 /// A u32 that persistent kernels count tiles with: zero before and after every launch.
 pub const TILE_COUNTER: Slot = Slot(8);
+/// Number of slots.
+pub const COUNT: usize = 9;

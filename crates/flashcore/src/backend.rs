@@ -68,9 +68,21 @@ struct Candidate {
 
 /// The backends of this build, best first.
 static CANDIDATES: &[&Candidate] = &[
+    #[cfg(feature = "cuda")]
+    &CUDA,
     #[cfg(feature = "cpu")]
     &CPU,
 ];
+
+#[cfg(feature = "cuda")]
+static CUDA: Candidate = Candidate {
+    kind: BackendKind::Cuda,
+    open: || match crate::cuda::Cuda::open(0) {
+        Ok(cuda) => Ok(Arc::new(cuda)),
+        Err(error) => Err(BackendError::Unavailable { backend: "cuda", reason: error.to_string() }),
+    },
+    opened: OnceLock::new(),
+};
 
 #[cfg(feature = "cpu")]
 static CPU: Candidate = Candidate {

@@ -32,11 +32,14 @@
 //!
 //! # Features
 //!
-//! `cpu` (default): the CPU backend. Without any backend every call is an error.
-#![forbid(unsafe_code)]
+//! `cpu` (default): the CPU backend. `cuda` (default): NVIDIA GPUs, whose driver is looked for at run time; a machine
+//! without one simply has no such backend. Without any backend every call is an error.
+#![deny(unsafe_code)]
 
 mod attention;
 mod backend;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 mod error;
 mod output;
 

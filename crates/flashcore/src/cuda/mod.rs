@@ -1,0 +1,123 @@
+//! Attention on NVIDIA GPUs: plan → program → machine code → launch.
+//!
+//! [`Cuda`] is a [`Backend`](flashcore_core::Backend) for host tensors, used by [`crate::attention`]. Programs that
+//! hold device memory of their own use [`Cuda::prepare`] once per problem and [`Ready::launch`] for every call: no
+//! allocation, no synchronisation, one kernel on the caller's stream.
+//!
+//! ```no_run
+//! use flashcore::cuda::{Cuda, DeviceTensors};
+//! # fn run(problem: &flashcore::Problem, q: u64, k: u64, v: u64, out: u64, stream: *mut std::ffi::c_void)
+//! # -> Result<(), flashcore::cuda::Error> {
+//! let cuda = Cuda::open(0)?;
+//! let ready = cuda.prepare(problem)?;
+//! println!("{}", ready.plan());
+//! // SAFETY: the addresses are those of live tensors with the problem's layouts, and the stream is alive.
+//! unsafe { ready.launch_raw(&DeviceTensors { q, k, v, out, lse: 0 }, stream) }
+//! # }
+//! ```
+#![allow(unsafe_code)] // Launching a kernel over raw device memory.
+
+mod host;
+mod kernels;
+mod ready;
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use flashcore_core::Problem;
+use flashcore_cuda::{Compiler, Device, Stream};
+use flashcore_kernels::{Gpu, PlanError, plan};
+
+pub use flashcore_cuda as driver;
+use kernels::Kernels;
+pub use ready::{DeviceTensors, Ready};
+
+/// Problems whose launches are kept ready; the oldest gives way.
+const KEPT: usize = 64;
+/// What device memory from an allocator is aligned to, and more than any kernel asks for.
+const ALLOCATED_ALIGNMENT: u64 = 256;
+
+/// One GPU that computes attention.
+#[derive(Debug)]
+pub struct Cuda {
+    device: Device,
+    gpu: Gpu,
+    kernels: Kernels,
+    /// For host tensors; device tensors bring their own stream.
+    stream: Stream,
+    ready: Mutex<Vec<Arc<Ready>>>,
+}
+
+/// Why a GPU computed nothing.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// No kernel takes the problem.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// The kernel could not be built: a bug of FlashCore.
+    #[error(transparent)]
+    Build(#[from] flashcore_tile::BuildError),
+    /// The driver refused.
+    #[error(transparent)]
+    Driver(#[from] driver::Error),
+    /// An address that the prepared launch cannot take.
+    #[error(
+        "the address {address:#x} of {operand} must be a multiple of {alignment}; use `prepare_aligned` for it"
+    )]
+    Alignment {
+        /// The tensor.
+        operand: flashcore_core::Operand,
+        /// Its address.
+        address: u64,
+        /// What it must be a multiple of.
+        alignment: u64,
+    },
+}
+
+impl Cuda {
+    /// Opens GPU number `index`.
+    pub fn open(index: u32) -> Result<Self, Error> {
+        let device = Device::new(index)?;
+        let props = device.props();
+        let gpu = Gpu { capability: props.capability, sms: props.sms, shared_bytes: props.shared_optin };
+        Ok(Self {
+            device,
+            gpu,
+            kernels: Kernels::new(device, Compiler::from_env()?),
+            stream: Stream::new(device)?,
+            ready: Mutex::new(Vec::new()),
+        })
+    }
+
+    /// The GPU.
+    pub fn device(&self) -> Device {
+        self.device
+    }
+
+    /// Makes a problem ready to launch: plans, builds or finds its kernel, lays out the arguments. Later calls with an
+    /// equal problem return the same.
+    pub fn prepare(&self, problem: &Problem) -> Result<Arc<Ready>, Error> {
+        self.prepare_aligned(problem, ALLOCATED_ALIGNMENT)
+    }
+
+    /// As [`prepare`](Self::prepare), for tensors whose addresses are multiples of `alignment` bytes only.
+    pub fn prepare_aligned(&self, problem: &Problem, alignment: u64) -> Result<Arc<Ready>, Error> {
+        if let Some(ready) = self.find(problem, alignment) {
+            return Ok(ready);
+        }
+        let plan = plan(problem, &self.gpu, alignment)?;
+        let kernel = self.kernels.get(plan.kernel())?;
+        let ready = Arc::new(Ready::new(&kernel, plan, problem, alignment, &self.stream)?);
+        let mut kept = self.ready.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.insert(0, ready.clone());
+        kept.truncate(KEPT);
+        Ok(ready)
+    }
+
+    fn find(&self, problem: &Problem, alignment: u64) -> Option<Arc<Ready>> {
+        let mut kept = self.ready.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = kept.iter().position(|ready| ready.serves(problem, alignment))?;
+        kept[..=at].rotate_right(1);
+        Some(kept[0].clone())
+    }
+}
