@@ -1,0 +1,159 @@
+//! Vector clocks: what each warp knows of the others' past, and of asynchronous work.
+//!
+//! An *agent* is whatever acts by itself: a warp, a warp's queue of bulk reads, bulk writes or `cp.async`, a
+//! warpgroup's wgmma queue, an mbarrier (for the copies it tracks), a named barrier. Agents are numbered inside a
+//! cluster; global memory adds the cluster's number. An event of agent `a` at clock `c` is known where `seen[a] >= c`.
+
+use std::collections::BTreeMap;
+
+/// A clock for each agent of a cluster; missing ones are 0.
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
+pub(crate) struct VClock(Vec<u32>);
+
+impl VClock {
+    pub(crate) fn get(&self, agent: u32) -> u32 {
+        self.0.get(agent as usize).copied().unwrap_or(0)
+    }
+
+    /// Learns that `agent` has come as far as `clock`.
+    pub(crate) fn raise(&mut self, agent: u32, clock: u32) {
+        let index = agent as usize;
+        if self.0.len() <= index {
+            self.0.resize(index + 1, 0);
+        }
+        self.0[index] = self.0[index].max(clock);
+    }
+
+    pub(crate) fn join(&mut self, other: &Self) {
+        if self.0.len() < other.0.len() {
+            self.0.resize(other.0.len(), 0);
+        }
+        for (mine, &theirs) in self.0.iter_mut().zip(&other.0) {
+            *mine = (*mine).max(theirs);
+        }
+    }
+
+    /// The lesser of both for each agent: what two observers both know.
+    pub(crate) fn meet(&self, other: &Self) -> Self {
+        Self(self.0.iter().zip(&other.0).map(|(&a, &b)| a.min(b)).collect())
+    }
+}
+
+/// What travels along with a release and an acquire.
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
+pub(crate) struct Knowledge {
+    /// Events inside the cluster that happened before.
+    pub(crate) seen: VClock,
+    /// Those of them that a proxy fence has passed on to the async proxy.
+    pub(crate) fenced: VClock,
+    /// Events of other clusters.
+    pub(crate) foreign: BTreeMap<u32, VClock>,
+}
+
+impl Knowledge {
+    pub(crate) fn join(&mut self, other: &Self) {
+        self.seen.join(&other.seen);
+        self.fenced.join(&other.fenced);
+        for (&cluster, clock) in &other.foreign {
+            self.foreign.entry(cluster).or_default().join(clock);
+        }
+    }
+
+    /// Whether an event of an agent of `cluster` is known to an observer in cluster `here`.
+    pub(crate) fn knows(&self, here: u32, cluster: u32, agent: u32, clock: u32) -> bool {
+        if here == cluster {
+            return self.seen.get(agent) >= clock;
+        }
+        self.foreign.get(&cluster).is_some_and(|c| c.get(agent) >= clock)
+    }
+
+    /// The same knowledge as another cluster receives it.
+    pub(crate) fn exported(&self, from: u32) -> BTreeMap<u32, VClock> {
+        let mut all = self.foreign.clone();
+        all.entry(from).or_default().join(&self.seen);
+        all
+    }
+
+    /// Receives what was exported, perhaps by the own cluster.
+    pub(crate) fn import(&mut self, here: u32, clocks: &BTreeMap<u32, VClock>) {
+        for (&cluster, clock) in clocks {
+            if cluster == here {
+                self.seen.join(clock);
+            } else {
+                self.foreign.entry(cluster).or_default().join(clock);
+            }
+        }
+    }
+}
+
+/// The numbering of a cluster's agents.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Agents {
+    warps: u32,
+    ctas: u32,
+}
+
+/// What an agent is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum AgentKind {
+    Warp(u32),
+    BulkRead(u32),
+    Wgmma(u32),
+    CpAsync(u32),
+    BulkWrite(u32),
+    Named,
+    Mbarrier,
+}
+
+/// Named barriers of a CTA.
+pub(crate) const NAMED_BARRIERS: u32 = 16;
+
+impl Agents {
+    /// For a cluster of `ctas` CTAs with `warps` warps altogether.
+    pub(crate) const fn new(warps: u32, ctas: u32) -> Self {
+        Self { warps, ctas }
+    }
+
+    /// How many agents read shared memory; they have the lowest numbers.
+    pub(crate) const fn readers(self) -> u32 {
+        3 * self.warps
+    }
+
+    pub(crate) const fn bulk_read(self, warp: u32) -> u32 {
+        self.warps + warp
+    }
+
+    /// The queue of the warpgroup led by `leader`.
+    pub(crate) const fn wgmma(self, leader: u32) -> u32 {
+        2 * self.warps + leader
+    }
+
+    pub(crate) const fn cp_async(self, warp: u32) -> u32 {
+        3 * self.warps + warp
+    }
+
+    pub(crate) const fn bulk_write(self, warp: u32) -> u32 {
+        4 * self.warps + warp
+    }
+
+    pub(crate) const fn named(self, rank: u32, id: u32) -> u32 {
+        5 * self.warps + rank * NAMED_BARRIERS + id
+    }
+
+    pub(crate) const fn mbarrier(self, number: u32) -> u32 {
+        5 * self.warps + self.ctas * NAMED_BARRIERS + number
+    }
+
+    pub(crate) const fn kind(self, agent: u32) -> AgentKind {
+        let (family, warp) = (agent / self.warps, agent % self.warps);
+        match family {
+            0 => AgentKind::Warp(warp),
+            1 => AgentKind::BulkRead(warp),
+            2 => AgentKind::Wgmma(warp),
+            3 => AgentKind::CpAsync(warp),
+            4 => AgentKind::BulkWrite(warp),
+            _ if agent < self.mbarrier(0) => AgentKind::Named,
+            _ => AgentKind::Mbarrier,
+        }
+    }
+}

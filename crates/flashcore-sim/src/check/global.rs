@@ -1,0 +1,118 @@
+//! Happens-before over global memory, between CTAs above all: last write and last read of each word.
+
+use super::clock::Knowledge;
+use std::ops::Range;
+
+const WORD: usize = 4;
+const PAGE_WORDS: usize = 1024;
+
+/// An access to global memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct GlobalAccess<'a> {
+    pub(crate) knowledge: &'a Knowledge,
+    pub(crate) cluster: u32,
+    pub(crate) agent: u32,
+    pub(crate) clock: u32,
+    /// The warp that issues it.
+    pub(crate) home: u32,
+    pub(crate) strong: bool,
+}
+
+/// An earlier access without order to this one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct GlobalConflict {
+    pub(crate) cluster: u32,
+    pub(crate) was_write: bool,
+}
+
+#[derive(Clone, Copy, Default, Debug)]
+struct Event {
+    /// 0: never.
+    clock: u32,
+    cluster: u32,
+    agent: u16,
+    strong: bool,
+}
+
+#[derive(Clone, Copy, Default, Debug)]
+struct Word {
+    write: Event,
+    read: Event,
+    /// Bytes written so far.
+    bytes: u8,
+}
+
+/// The shadow of one allocation; pages come into being when touched.
+#[derive(Default, Debug)]
+pub(crate) struct GlobalShadow {
+    pages: Vec<Option<Box<[Word; PAGE_WORDS]>>>,
+}
+
+impl GlobalShadow {
+    fn word(&mut self, index: usize) -> &mut Word {
+        let page = index / PAGE_WORDS;
+        if self.pages.len() <= page {
+            self.pages.resize_with(page + 1, || None);
+        }
+        let words = self.pages[page].get_or_insert_with(|| Box::new([Word::default(); PAGE_WORDS]));
+        &mut words[index % PAGE_WORDS]
+    }
+
+    pub(crate) fn read(&mut self, range: Range<usize>, who: &GlobalAccess<'_>) -> Result<(), GlobalConflict> {
+        let mut verdict = Ok(());
+        for index in range.start / WORD..range.end.div_ceil(WORD) {
+            let word = self.word(index);
+            if word.bytes & bytes_of(&range, index) != 0 {
+                verdict = verdict.and(word.write.against(who, true));
+            }
+            word.read = who.event();
+        }
+        verdict
+    }
+
+    pub(crate) fn write(
+        &mut self,
+        range: Range<usize>,
+        who: &GlobalAccess<'_>,
+    ) -> Result<(), GlobalConflict> {
+        let mut verdict = Ok(());
+        for index in range.start / WORD..range.end.div_ceil(WORD) {
+            let word = self.word(index);
+            let bytes = bytes_of(&range, index);
+            if word.bytes & bytes != 0 {
+                verdict = verdict.and(word.write.against(who, true));
+            }
+            if bytes == 0xf {
+                verdict = verdict.and(word.read.against(who, false));
+            }
+            *word = Word { write: who.event(), bytes: bytes | word.bytes, ..Word::default() };
+        }
+        verdict
+    }
+}
+
+impl GlobalAccess<'_> {
+    fn event(&self) -> Event {
+        Event { clock: self.clock, cluster: self.cluster, agent: self.agent as u16, strong: self.strong }
+    }
+}
+
+impl Event {
+    fn known_to(self, who: &GlobalAccess<'_>) -> bool {
+        let own = self.cluster == who.cluster && u32::from(self.agent) == who.home;
+        own || who.knowledge.knows(who.cluster, self.cluster, self.agent.into(), self.clock)
+    }
+
+    fn against(self, who: &GlobalAccess<'_>, was_write: bool) -> Result<(), GlobalConflict> {
+        if self.clock == 0 || (self.strong && who.strong) || self.known_to(who) {
+            return Ok(());
+        }
+        Err(GlobalConflict { cluster: self.cluster, was_write })
+    }
+}
+
+fn bytes_of(range: &Range<usize>, word: usize) -> u8 {
+    let start = range.start.max(word * WORD) - word * WORD;
+    let end = range.end.min((word + 1) * WORD) - word * WORD;
+    ((0xfu8 >> (WORD - (end - start))) << start) & 0xf
+}

@@ -1,0 +1,50 @@
+//! One bit for each byte: whether anything was ever written there.
+
+use std::ops::Range;
+
+/// Which bytes of a memory were written.
+#[derive(Clone, Default, Debug)]
+pub(crate) struct Written(Vec<u64>);
+
+impl Written {
+    /// `bytes` bytes, all written or none.
+    pub(crate) fn new(bytes: usize, all: bool) -> Self {
+        Self(vec![if all { u64::MAX } else { 0 }; bytes.div_ceil(64)])
+    }
+
+    /// Marks a range as written.
+    pub(crate) fn mark(&mut self, range: Range<usize>) {
+        for (word, mask) in words(range) {
+            self.0[word] |= mask;
+        }
+    }
+
+    /// Whether the whole range was written.
+    pub(crate) fn covers(&self, range: Range<usize>) -> bool {
+        words(range).all(|(word, mask)| self.0[word] & mask == mask)
+    }
+}
+
+/// The words that a range of bits touches, with the bits in each.
+fn words(range: Range<usize>) -> impl Iterator<Item = (usize, u64)> {
+    let (start, end) = (range.start, range.end);
+    (start / 64..end.div_ceil(64)).map(move |word| {
+        let low = start.saturating_sub(word * 64);
+        let high = (end - word * 64).min(64);
+        (word, (u64::MAX >> (64 - (high - low))) << low)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_across_words_are_exact() {
+        let mut written = Written::new(256, false);
+        written.mark(60..70);
+        assert!(written.covers(60..70));
+        assert!(!written.covers(59..70) && !written.covers(60..71));
+        assert!(Written::new(5, true).covers(0..5));
+    }
+}

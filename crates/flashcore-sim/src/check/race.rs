@@ -1,0 +1,228 @@
+//! Happens-before over shared memory: the last write of each word, and the last read of it by each agent.
+//!
+//! An access is legal where the accessor knows the last write, and, if it writes, all reads since. Accesses of the
+//! async proxy must besides find generic writes fenced. Asynchronous operations enter their accesses when issued,
+//! under an agent whose clock nobody knows before the operation's completion was observed: touching memory in
+//! flight is therefore the same rule.
+
+use super::clock::{AgentKind, Agents, Knowledge};
+use std::ops::Range;
+
+/// Bytes of a word of the shadow.
+const WORD: usize = 4;
+
+/// Which proxy an access goes through.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Proxy {
+    Generic,
+    Async,
+}
+
+/// Who accesses, and what they know.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Accessor<'a> {
+    pub(crate) knowledge: &'a Knowledge,
+    /// Under whose name the access is recorded, and when.
+    pub(crate) agent: u32,
+    pub(crate) clock: u32,
+    /// The warp that issues it.
+    pub(crate) home: u32,
+    pub(crate) lane: u8,
+    /// The issuing warp's last warp-wide synchronisation.
+    pub(crate) synced: u32,
+    pub(crate) proxy: Proxy,
+    pub(crate) strong: bool,
+}
+
+/// Why an access is not legal.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Conflict {
+    /// No order with an access of `other`.
+    Unordered { other: AgentKind, was_write: bool },
+    /// Another lane of the same warp, without warp-wide synchronisation.
+    Lanes { other: u8 },
+    /// A generic write was not fenced for the async proxy.
+    Unfenced { writer: AgentKind },
+    /// A generic read was not fenced for the async proxy.
+    UnfencedRead,
+}
+
+#[derive(Clone, Copy, Default, Debug)]
+struct LastWrite {
+    agent: u16,
+    lane: u8,
+    /// Bits 0..4: which bytes; then the flags below.
+    flags: u8,
+    clock: u32,
+}
+
+const BY_ASYNC: u8 = 0x10;
+const STRONG: u8 = 0x20;
+
+/// The shadow of one CTA's shared memory.
+#[derive(Debug)]
+pub(crate) struct SharedShadow {
+    agents: Agents,
+    writes: Vec<LastWrite>,
+    /// For each reading agent, the clock of its last read of each word; empty where it never read.
+    reads: Vec<Vec<u32>>,
+    /// The latest of those clocks.
+    latest: Vec<u32>,
+}
+
+impl SharedShadow {
+    pub(crate) fn new(bytes: usize, agents: Agents) -> Self {
+        let readers = agents.readers() as usize;
+        Self {
+            agents,
+            writes: vec![LastWrite::default(); bytes.div_ceil(WORD)],
+            reads: vec![Vec::new(); readers],
+            latest: vec![0; readers],
+        }
+    }
+
+    /// A read: checked, then recorded.
+    pub(crate) fn read(&mut self, range: Range<usize>, who: &Accessor<'_>) -> Result<(), Conflict> {
+        let verdict = self.check_writes(&range, who);
+        let words = words_of(&range);
+        let agent = who.agent as usize;
+        if agent < self.reads.len() {
+            let clocks = &mut self.reads[agent];
+            if clocks.is_empty() {
+                clocks.resize(self.writes.len(), 0);
+            }
+            clocks[words].fill(who.clock);
+            self.latest[agent] = self.latest[agent].max(who.clock);
+        }
+        verdict
+    }
+
+    /// A write: checked, then recorded.
+    pub(crate) fn write(&mut self, range: Range<usize>, who: &Accessor<'_>) -> Result<(), Conflict> {
+        let verdict = self.check_writes(&range, who).and_then(|()| self.check_reads(&range, who));
+        let mut flags = if who.proxy == Proxy::Async { BY_ASYNC } else { 0 };
+        if who.strong {
+            flags |= STRONG;
+        }
+        for word in words_of(&range) {
+            self.writes[word] = LastWrite {
+                agent: who.agent as u16,
+                lane: who.lane,
+                flags: flags | bytes_of(&range, word),
+                clock: who.clock,
+            };
+        }
+        verdict
+    }
+
+    fn check_writes(&self, range: &Range<usize>, who: &Accessor<'_>) -> Result<(), Conflict> {
+        let mut passed = (0, 0, 0);
+        for word in words_of(range) {
+            let last = self.writes[word];
+            // neighbouring words mostly come from one access
+            if last.clock == 0 || (last.agent, last.clock, last.lane) == passed {
+                continue;
+            }
+            if last.flags & bytes_of(range, word) == 0 || (who.strong && last.flags & STRONG != 0) {
+                continue;
+            }
+            self.judge(last, who)?;
+            passed = (last.agent, last.clock, last.lane);
+        }
+        Ok(())
+    }
+
+    fn judge(&self, last: LastWrite, who: &Accessor<'_>) -> Result<(), Conflict> {
+        let agent = u32::from(last.agent);
+        if agent == who.home {
+            if last.lane != who.lane && last.clock > who.synced {
+                return Err(Conflict::Lanes { other: last.lane });
+            }
+        } else if who.knowledge.seen.get(agent) < last.clock {
+            return Err(Conflict::Unordered { other: self.agents.kind(agent), was_write: true });
+        }
+        let crosses = who.proxy == Proxy::Async && last.flags & BY_ASYNC == 0;
+        if crosses && who.knowledge.fenced.get(agent) < last.clock {
+            return Err(Conflict::Unfenced { writer: self.agents.kind(agent) });
+        }
+        Ok(())
+    }
+
+    fn check_reads(&self, range: &Range<usize>, who: &Accessor<'_>) -> Result<(), Conflict> {
+        let words = words_of(range);
+        let mut unfenced = false;
+        for (agent, clocks) in self.reads.iter().enumerate().filter(|(_, c)| !c.is_empty()) {
+            let agent_number = agent as u32;
+            let known = match agent_number {
+                own if own == who.home => u32::MAX,
+                other => who.knowledge.seen.get(other),
+            };
+            if self.latest[agent] > known && clocks[words.clone()].iter().any(|&c| c > known) {
+                let other = self.agents.kind(agent_number);
+                return Err(Conflict::Unordered { other, was_write: false });
+            }
+            if who.proxy == Proxy::Async && matches!(self.agents.kind(agent_number), AgentKind::Warp(_)) {
+                let fenced = who.knowledge.fenced.get(agent_number);
+                unfenced |= self.latest[agent] > fenced && clocks[words.clone()].iter().any(|&c| c > fenced);
+            }
+        }
+        if unfenced { Err(Conflict::UnfencedRead) } else { Ok(()) }
+    }
+}
+
+fn words_of(range: &Range<usize>) -> Range<usize> {
+    range.start / WORD..range.end.div_ceil(WORD)
+}
+
+/// Which bytes of `word` lie in the range.
+fn bytes_of(range: &Range<usize>, word: usize) -> u8 {
+    let start = range.start.max(word * WORD) - word * WORD;
+    let end = range.end.min((word + 1) * WORD) - word * WORD;
+    ((0xfu8 >> (WORD - (end - start))) << start) & 0xf
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn who(knowledge: &Knowledge, agent: u32, clock: u32) -> Accessor<'_> {
+        Accessor {
+            knowledge,
+            agent,
+            clock,
+            home: agent,
+            lane: 0,
+            synced: clock.saturating_sub(1),
+            proxy: Proxy::Generic,
+            strong: false,
+        }
+    }
+
+    #[test]
+    fn order_silences_a_conflict_and_distinct_bytes_never_meet() {
+        let mut shadow = SharedShadow::new(64, Agents::new(2, 1));
+        let (nothing, mut informed) = (Knowledge::default(), Knowledge::default());
+        informed.seen.raise(0, 1);
+        assert_eq!(shadow.write(0..2, &who(&nothing, 0, 1)), Ok(()));
+        assert_eq!(shadow.read(2..4, &who(&nothing, 1, 1)), Ok(()));
+        let expected = Conflict::Unordered { other: AgentKind::Warp(0), was_write: true };
+        assert_eq!(shadow.read(0..4, &who(&nothing, 1, 1)), Err(expected));
+        assert_eq!(shadow.read(0..4, &who(&informed, 1, 1)), Ok(()));
+        let expected = Conflict::Unordered { other: AgentKind::Warp(1), was_write: false };
+        assert_eq!(shadow.write(0..4, &who(&nothing, 0, 2)), Err(expected));
+    }
+
+    #[test]
+    fn the_async_proxy_needs_a_fence() {
+        let mut shadow = SharedShadow::new(64, Agents::new(2, 1));
+        let mut knowledge = Knowledge::default();
+        knowledge.seen.raise(0, 3);
+        assert_eq!(shadow.write(0..16, &who(&knowledge, 0, 3)), Ok(()));
+        let reader = Accessor { proxy: Proxy::Async, home: 1, ..who(&knowledge, 3, 1) };
+        let expected = Conflict::Unfenced { writer: AgentKind::Warp(0) };
+        assert_eq!(shadow.read(0..16, &reader), Err(expected));
+        let mut fenced = knowledge.clone();
+        fenced.fenced.raise(0, 3);
+        assert_eq!(shadow.read(0..16, &Accessor { knowledge: &fenced, ..reader }), Ok(()));
+    }
+}

@@ -1,0 +1,113 @@
+//! Resident CTAs and clusters: shared memory, barriers, register pool.
+
+use crate::{
+    check::clock::{Agents, Knowledge, NAMED_BARRIERS},
+    mbarrier::Mbarrier,
+    memory::SharedMemory,
+    named::Named,
+};
+use std::collections::BTreeMap;
+
+/// One resident CTA.
+#[derive(Debug)]
+pub(crate) struct Cta {
+    /// Its index in the grid.
+    pub(crate) id: [u32; 3],
+    /// The resident cluster it belongs to.
+    pub(crate) cluster: usize,
+    /// Its rank in the cluster.
+    pub(crate) rank: u32,
+    pub(crate) shared: SharedMemory,
+    /// Live mbarriers by offset.
+    pub(crate) mbarriers: BTreeMap<u32, Mbarrier>,
+    pub(crate) named: Vec<Named>,
+    /// Threads that have not exited.
+    pub(crate) live_threads: u32,
+    /// Registers (of a thread, summed over warps) that `setmaxnreg.dec` has given back.
+    pub(crate) pool: u32,
+    /// What the shared-memory locations used for synchronisation publish.
+    pub(crate) sync: BTreeMap<u32, Knowledge>,
+}
+
+impl Cta {
+    pub(crate) fn new(id: [u32; 3], cluster: usize, rank: u32, shared: SharedMemory, threads: u32) -> Self {
+        Self {
+            id,
+            cluster,
+            rank,
+            shared,
+            mbarriers: BTreeMap::new(),
+            named: vec![Named::default(); NAMED_BARRIERS as usize],
+            live_threads: threads,
+            pool: 0,
+            sync: BTreeMap::new(),
+        }
+    }
+
+    /// The mbarrier whose bytes overlap `offset..offset + len`, if any.
+    pub(crate) fn mbarrier_at(&self, offset: u32, len: u32) -> Option<u32> {
+        let before = self.mbarriers.range(..offset + len).next_back();
+        before.map(|(&at, _)| at).filter(|at| at + 8 > offset)
+    }
+}
+
+/// The barrier of a cluster.
+#[derive(Clone, Default, Debug)]
+pub(crate) struct ClusterBarrier {
+    pub(crate) generation: u32,
+    arrived: u32,
+    gathered: Knowledge,
+    /// What those who wait receive.
+    pub(crate) published: Knowledge,
+    /// For each warp, the generation its lanes last arrived for.
+    arrivals: BTreeMap<u32, (u32, u32)>,
+}
+
+impl ClusterBarrier {
+    /// Lanes arrive; false if some of them had arrived already.
+    pub(crate) fn arrive(&mut self, agent: u32, mask: u32, knowledge: Option<&Knowledge>) -> bool {
+        let now = self.generation;
+        let (generation, lanes) = self.arrivals.entry(agent).or_insert((now, 0));
+        if *generation != now {
+            (*generation, *lanes) = (now, 0);
+        }
+        let fresh = *lanes & mask == 0;
+        *lanes |= mask;
+        self.arrived += mask.count_ones();
+        if let Some(knowledge) = knowledge {
+            self.gathered.join(knowledge);
+        }
+        fresh
+    }
+
+    /// The generation for which the lanes have arrived.
+    pub(crate) fn arrived_for(&self, agent: u32, mask: u32) -> Option<u32> {
+        let (generation, lanes) = self.arrivals.get(&agent)?;
+        (lanes & mask == mask).then_some(*generation)
+    }
+
+    /// Completes the generation once all live threads have arrived.
+    pub(crate) fn try_complete(&mut self, live_threads: u32) -> bool {
+        if self.arrived == 0 || self.arrived < live_threads {
+            return false;
+        }
+        self.generation += 1;
+        self.arrived = 0;
+        let gathered = std::mem::take(&mut self.gathered);
+        self.published.join(&gathered);
+        true
+    }
+}
+
+/// One resident cluster.
+#[derive(Debug)]
+pub(crate) struct Cluster {
+    /// Its linear number in the grid.
+    pub(crate) number: u32,
+    pub(crate) agents: Agents,
+    pub(crate) barrier: ClusterBarrier,
+    /// mbarriers initialised so far: each gets an agent.
+    pub(crate) mbarriers: u32,
+    /// Warps that have not ended.
+    pub(crate) live_warps: u32,
+}

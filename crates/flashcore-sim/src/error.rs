@@ -1,0 +1,65 @@
+//! Why a launch could not be simulated. What a kernel does wrong is a [`Finding`](crate::Finding), not an error.
+
+use flashcore_ptx::launch::Slot;
+
+/// A launch that cannot be simulated.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SimError {
+    /// The module has no kernel of that name.
+    #[error("no kernel `{0}` in the module; it has: {1}")]
+    NoKernel(String, String),
+    /// An instruction outside of what the simulator executes.
+    #[error("kernel `{kernel}`, statement {statement}: `{text}` is not supported: {reason}")]
+    Unsupported {
+        /// The kernel.
+        kernel: String,
+        /// The statement's index in its body.
+        statement: usize,
+        /// The instruction.
+        text: String,
+        /// What is missing.
+        reason: String,
+    },
+    /// A branch to nowhere, an unknown variable.
+    #[error("kernel `{kernel}`, statement {statement}: `{name}` is not declared")]
+    Undeclared {
+        /// The kernel.
+        kernel: String,
+        /// The statement's index in its body.
+        statement: usize,
+        /// The name.
+        name: String,
+    },
+    /// The arguments do not fit the kernel's parameters.
+    #[error("argument {index} of `{kernel}`: {reason}")]
+    Argument {
+        /// The kernel.
+        kernel: String,
+        /// Which argument, from 0.
+        index: usize,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A parameter names a buffer that was not bound.
+    #[error("slot {} has no buffer: bind one, or list it as workspace", .0.0)]
+    UnboundSlot(Slot),
+    /// Grid, block, cluster or shared memory are outside of the hardware's limits.
+    #[error("cannot launch `{kernel}`: {reason}")]
+    Geometry {
+        /// The kernel.
+        kernel: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// The kernel ran longer than [`Options::step_limit`](crate::Options) allows.
+    #[error(
+        "`{kernel}` executed {steps} warp instructions without ending; raise `step_limit` if that is expected"
+    )]
+    StepLimit {
+        /// The kernel.
+        kernel: String,
+        /// How many instructions were executed.
+        steps: u64,
+    },
+}

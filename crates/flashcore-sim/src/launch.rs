@@ -1,0 +1,185 @@
+//! A launch from outside: buffers in, outcome out. Checks the arguments, places the memory, runs the machine.
+
+use crate::{
+    counters::Counters,
+    error::SimError,
+    finding::{Finding, Severity},
+    geometry::Geometry,
+    machine::{Context, Machine},
+    memory::GlobalMemory,
+    options::Options,
+    program::Program,
+    tensor_map::{self, TensorMap},
+};
+use flashcore_ptx::{
+    launch::{LaunchSpec, Param, Slot},
+    module::Module,
+    provenance::Provenance,
+};
+
+/// The allocation that holds the module's own variables.
+const MODULE_SLOT: u8 = 255;
+
+/// Memory that the caller binds to a slot.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Buffer {
+    /// The slot that parameters and tensor maps name.
+    pub slot: Slot,
+    /// Its bytes.
+    pub bytes: Vec<u8>,
+    /// Whether the bytes mean something: reading others is a finding.
+    pub initialised: bool,
+}
+
+impl Buffer {
+    /// Memory that the kernel may read.
+    pub fn input(slot: Slot, bytes: impl Into<Vec<u8>>) -> Self {
+        Self { slot, bytes: bytes.into(), initialised: true }
+    }
+
+    /// Memory that the kernel must write before it reads; filled with a pattern that reads as NaN in every format.
+    pub fn output(slot: Slot, bytes: usize) -> Self {
+        Self { slot, bytes: vec![0xff; bytes], initialised: false }
+    }
+}
+
+/// One launch.
+#[derive(Clone, Debug)]
+pub struct Launch<'a> {
+    /// The program.
+    pub module: &'a Module,
+    /// Source lines of its statements, where known.
+    pub provenance: Option<&'a Provenance>,
+    /// Grid, block, arguments.
+    pub spec: &'a LaunchSpec,
+    /// Memory for every slot that the spec names; workspace that is missing here is provided.
+    pub buffers: Vec<Buffer>,
+}
+
+/// What came of a launch.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct Outcome {
+    /// The buffers, in the order in which they were given, then workspace.
+    pub buffers: Vec<Buffer>,
+    /// What was wrong, in order of appearance.
+    pub findings: Vec<Finding>,
+    /// What was done.
+    pub counters: Counters,
+    /// Whether a finding ended the launch before its time: then the buffers mean nothing.
+    pub halted: bool,
+}
+
+impl Outcome {
+    /// Whether nothing was wrong; notes do not count.
+    pub fn is_clean(&self) -> bool {
+        self.errors().next().is_none()
+    }
+
+    /// The findings that are errors.
+    pub fn errors(&self) -> impl Iterator<Item = &Finding> {
+        self.findings.iter().filter(|f| f.severity() == Severity::Error)
+    }
+
+    /// The bytes of a slot.
+    pub fn bytes(&self, slot: Slot) -> Option<&[u8]> {
+        self.buffers.iter().find(|b| b.slot == slot).map(|b| b.bytes.as_slice())
+    }
+}
+
+impl Launch<'_> {
+    /// Simulates the launch.
+    pub fn run(self, options: &Options) -> Result<Outcome, SimError> {
+        let entry = self.spec.entry.as_str();
+        let program = Program::decode(self.module, entry)?;
+        let index = self.module.kernels.iter().position(|k| k.name.as_str() == entry).unwrap_or(0);
+        let geometry = Geometry::new(&program, self.spec, &self.module.kernels[index].directives)?;
+        let mut global = GlobalMemory::default();
+        let slots = place_buffers(&mut global, &program, self.spec, self.buffers);
+        let (params, tensor_maps) = encode_params(&program, self.module, self.spec, &global)?;
+        let provenance = self.provenance.map(|p| (p, index));
+        let context = Context { program: &program, options, geometry, params, tensor_maps, provenance };
+        let mut machine = Machine::new(&context, global);
+        machine.run()?;
+        Ok(collect(machine, &program, &slots))
+    }
+}
+
+fn place_buffers(
+    global: &mut GlobalMemory,
+    program: &Program,
+    spec: &LaunchSpec,
+    buffers: Vec<Buffer>,
+) -> Vec<Slot> {
+    let mut slots = Vec::new();
+    for buffer in buffers {
+        let name = format!("buffer {}", buffer.slot.0);
+        global.insert(buffer.slot.0, name, buffer.bytes, buffer.initialised);
+        slots.push(buffer.slot);
+    }
+    for scratch in spec.workspace.iter().filter(|w| !slots.contains(&w.slot)).collect::<Vec<_>>() {
+        let fill = if scratch.zeroed { 0 } else { 0xff };
+        let bytes = vec![fill; scratch.bytes as usize];
+        global.insert(scratch.slot.0, format!("workspace {}", scratch.slot.0), bytes, scratch.zeroed);
+        slots.push(scratch.slot);
+    }
+    let variables = program.layout.globals.clone();
+    global.insert(MODULE_SLOT, "the module's variables".into(), variables, true);
+    slots
+}
+
+/// The parameter block, and the tensor maps it refers to.
+fn encode_params(
+    program: &Program,
+    module: &Module,
+    spec: &LaunchSpec,
+    global: &GlobalMemory,
+) -> Result<(Vec<u8>, Vec<TensorMap>), SimError> {
+    let kernel = program.kernel.clone();
+    let wrong = |index: usize, reason: String| SimError::Argument { kernel: kernel.clone(), index, reason };
+    let declared = module.kernel(&program.kernel).map(|k| k.params.as_slice()).unwrap_or_default();
+    if declared.len() != spec.params.len() {
+        let reason = format!("{} arguments for {} parameters", spec.params.len(), declared.len());
+        return Err(wrong(spec.params.len().min(declared.len()), reason));
+    }
+    let (mut block, mut maps) = (vec![0; program.layout.param_bytes as usize], Vec::new());
+    for (index, (param, declared)) in spec.params.iter().zip(declared).enumerate() {
+        let bytes = match param {
+            Param::U32(value) => value.to_le_bytes().to_vec(),
+            Param::U64(value) => value.to_le_bytes().to_vec(),
+            Param::F32(value) => value.to_le_bytes().to_vec(),
+            Param::Buffer(slot) => address_of(global, *slot)?.to_le_bytes().to_vec(),
+            Param::TensorMap(map) => {
+                let address = address_of(global, map.slot)?;
+                maps.push(TensorMap::new(map, address).map_err(|reason| wrong(index, reason))?);
+                tensor_map::encode(maps.len() - 1).to_vec()
+            }
+            other => return Err(wrong(index, format!("{other:?} is not supported"))),
+        };
+        if bytes.len() != declared.bytes() as usize {
+            let reason = format!("{} bytes for a parameter of {}", bytes.len(), declared.bytes());
+            return Err(wrong(index, reason));
+        }
+        let start = program.layout.param_offsets[index] as usize;
+        block[start..start + bytes.len()].copy_from_slice(&bytes);
+    }
+    Ok((block, maps))
+}
+
+fn address_of(global: &GlobalMemory, slot: Slot) -> Result<u64, SimError> {
+    global.address(slot.0).ok_or(SimError::UnboundSlot(slot))
+}
+
+fn collect(mut machine: Machine<'_>, program: &Program, slots: &[Slot]) -> Outcome {
+    machine.counters.instructions = machine.hits.fold(|pc| program.origins[pc].class);
+    let buffer = |slot: &Slot| {
+        let allocation = machine.global.remove(slot.0)?;
+        Some(Buffer { slot: *slot, bytes: allocation.bytes, initialised: true })
+    };
+    Outcome {
+        buffers: slots.iter().filter_map(buffer).collect(),
+        findings: machine.findings.into_list(),
+        counters: machine.counters,
+        halted: machine.halted,
+    }
+}

@@ -1,0 +1,263 @@
+//! The machine: what is resident, what is in flight, what was found. Runs a launch from first to last cluster.
+//!
+//! Called by `launch.rs`; asks `schedule.rs` which warp runs next, `step/` to execute one instruction of it, and
+//! `engine.rs` to complete asynchronous work.
+
+use crate::{
+    check::clock::{Agents, Knowledge, VClock},
+    counters::{Counters, PerInstruction},
+    cta::{Cluster, ClusterBarrier, Cta},
+    engine::Engine,
+    error::SimError,
+    finding::{Finding, FindingKind, Findings, Site},
+    geometry::Geometry,
+    memory::{GlobalMemory, SharedMemory},
+    options::Options,
+    program::Program,
+    rng::Rng,
+    tensor_map::TensorMap,
+    warp::{Split, Wait, Warp, WarpSetup},
+};
+use flashcore_ptx::provenance::Provenance;
+use std::collections::BTreeMap;
+
+/// What stays the same during a launch.
+pub(crate) struct Context<'m> {
+    pub(crate) program: &'m Program,
+    pub(crate) options: &'m Options,
+    pub(crate) geometry: Geometry,
+    /// The parameter block.
+    pub(crate) params: Vec<u8>,
+    pub(crate) tensor_maps: Vec<TensorMap>,
+    /// Source lines, and the kernel's index in them.
+    pub(crate) provenance: Option<(&'m Provenance, usize)>,
+}
+
+/// The state of a launch.
+pub(crate) struct Machine<'m> {
+    pub(crate) context: &'m Context<'m>,
+    pub(crate) global: GlobalMemory,
+    /// Resident CTAs, cluster by cluster.
+    pub(crate) ctas: Vec<Cta>,
+    pub(crate) clusters: Vec<Cluster>,
+    /// Resident warps, CTA by CTA.
+    pub(crate) warps: Vec<Warp>,
+    pub(crate) engine: Engine,
+    pub(crate) findings: Findings,
+    pub(crate) counters: Counters,
+    pub(crate) hits: PerInstruction,
+    pub(crate) rng: Rng,
+    /// What global locations used for synchronisation publish.
+    pub(crate) global_sync: BTreeMap<u64, BTreeMap<u32, VClock>>,
+    /// A finding ended the launch.
+    pub(crate) halted: bool,
+    /// Warp instructions executed.
+    pub(crate) steps: u64,
+    /// `steps` when something last changed that others can see.
+    pub(crate) last_effect: u64,
+    next_cluster: u32,
+    /// Where everybody stood when nobody could go on, and when something last had happened.
+    stuck: (u64, Vec<Split>),
+}
+
+/// Instructions without visible effect after which the launch counts as stuck, for each resident warp.
+const SPIN_LIMIT: u64 = 20_000;
+
+impl<'m> Machine<'m> {
+    /// A machine with the first clusters loaded.
+    pub(crate) fn new(context: &'m Context<'m>, global: GlobalMemory) -> Self {
+        let mut machine = Self {
+            context,
+            global,
+            ctas: Vec::new(),
+            clusters: Vec::new(),
+            warps: Vec::new(),
+            engine: Engine::default(),
+            findings: Findings::default(),
+            counters: Counters::default(),
+            hits: PerInstruction::new(context.program.code.len()),
+            rng: Rng::new(context.options.seed),
+            global_sync: BTreeMap::new(),
+            halted: false,
+            steps: 0,
+            last_effect: 0,
+            next_cluster: 0,
+            stuck: (0, Vec::new()),
+        };
+        let resident = context.options.resident_clusters.clamp(1, context.geometry.clusters);
+        for slot in 0..resident as usize {
+            machine.load_cluster(slot);
+        }
+        machine
+    }
+
+    /// Puts the next cluster of the grid into a slot.
+    fn load_cluster(&mut self, slot: usize) {
+        let geometry = &self.context.geometry;
+        let number = self.next_cluster;
+        self.next_cluster += 1;
+        let warps = geometry.warps * geometry.cluster_ctas;
+        let agents = Agents::new(warps, geometry.cluster_ctas);
+        let cluster =
+            Cluster { number, agents, barrier: ClusterBarrier::default(), mbarriers: 0, live_warps: warps };
+        put(&mut self.clusters, slot, cluster);
+        for rank in 0..geometry.cluster_ctas {
+            self.load_cta(slot, number, rank, agents);
+        }
+    }
+
+    fn load_cta(&mut self, slot: usize, number: u32, rank: u32, agents: Agents) {
+        let geometry = &self.context.geometry;
+        let track = self.context.options.checks.tracks_order();
+        let at = slot * geometry.cluster_ctas as usize + rank as usize;
+        let shared = SharedMemory::new(geometry.shared_bytes, agents, track);
+        put(
+            &mut self.ctas,
+            at,
+            Cta::new(geometry.cta_id(number, rank), slot, rank, shared, geometry.threads),
+        );
+        let setup = WarpSetup {
+            registers: self.context.program.registers,
+            local_bytes: self.context.program.layout.local_bytes,
+            budget: geometry.registers,
+        };
+        for index in 0..geometry.warps {
+            let threads = (geometry.threads - index * 32).min(32);
+            let lanes = u32::MAX >> (32 - threads);
+            let warp = Warp::new(at, index, rank * geometry.warps + index, lanes, &setup);
+            put(&mut self.warps, at * geometry.warps as usize + index as usize, warp);
+        }
+    }
+
+    /// Runs until the grid is done or a finding ended it.
+    pub(crate) fn run(&mut self) -> Result<(), SimError> {
+        while !self.halted {
+            if let Some(warp) = self.next_warp() {
+                self.run_warp(warp);
+            } else if !self.replace_finished_clusters() {
+                if self.clusters.iter().all(|c| c.live_warps == 0) {
+                    break;
+                }
+                if !self.complete_something() && !self.time_out() {
+                    self.report_stuck();
+                }
+            }
+            self.check_limits()?;
+        }
+        Ok(())
+    }
+
+    fn check_limits(&mut self) -> Result<(), SimError> {
+        let limit = self.context.options.step_limit;
+        if self.steps > limit {
+            let kernel = self.context.program.kernel.clone();
+            return Err(SimError::StepLimit { kernel, steps: self.steps });
+        }
+        if self.steps - self.last_effect > SPIN_LIMIT * self.warps.len() as u64 {
+            // spinning without effect: unfinished copies may be what everybody polls for
+            self.last_effect = self.steps;
+            if !self.complete_something() {
+                self.report_stuck();
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets every `try_wait` give up, as it does after a while. False if that was tried before and changed nothing.
+    fn time_out(&mut self) -> bool {
+        let standing = self.warps.iter().flat_map(|w| w.splits.iter().copied()).collect();
+        let state = (self.last_effect, standing);
+        if state == self.stuck {
+            return false;
+        }
+        self.stuck = state;
+        let mut any = false;
+        for warp in &mut self.warps {
+            let waiting = |s: &&Split| matches!(s.wait, Wait::Mbarrier { .. });
+            warp.timed_out = warp.splits.iter().filter(waiting).fold(0, |mask, s| mask | s.mask);
+            warp.wake(|wait| matches!(wait, Wait::Mbarrier { .. }));
+            any |= warp.timed_out != 0;
+        }
+        any
+    }
+
+    /// Loads the next clusters where resident ones have ended; whether any was loaded.
+    fn replace_finished_clusters(&mut self) -> bool {
+        let mut loaded = false;
+        for slot in 0..self.clusters.len() {
+            let more = self.next_cluster < self.context.geometry.clusters;
+            if more && self.clusters[slot].live_warps == 0 && !self.engine.has_work_of(slot) {
+                self.load_cluster(slot);
+                loaded = true;
+            }
+        }
+        loaded
+    }
+
+    /// Something changed that another warp can see.
+    pub(crate) const fn effect(&mut self) {
+        self.last_effect = self.steps;
+    }
+
+    /// The resident CTA of `rank` in the same cluster as `cta`.
+    pub(crate) fn peer(&self, cta: usize, rank: u32) -> Option<usize> {
+        let size = self.context.geometry.cluster_ctas;
+        (rank < size).then(|| self.ctas[cta].cluster * size as usize + rank as usize)
+    }
+
+    /// The resident warps of a CTA.
+    pub(crate) fn warps_of(&mut self, cta: usize) -> &mut [Warp] {
+        let warps = self.context.geometry.warps as usize;
+        &mut self.warps[cta * warps..(cta + 1) * warps]
+    }
+
+    /// Adds a finding about the instruction at `pc`, or about none.
+    pub(crate) fn report(&mut self, kind: FindingKind, by: Culprit, pc: Option<u32>, message: String) {
+        let finding = Finding {
+            kind,
+            kernel: self.context.program.kernel.clone(),
+            cta: self.ctas[by.cta].id,
+            warp: by.warp,
+            lane: by.lane,
+            site: pc.map(|pc| self.context.site(pc)),
+            message,
+            count: 1,
+        };
+        self.findings.add(finding);
+        self.halted |= kind.is_fatal();
+    }
+
+    /// Knowledge published at a global address.
+    pub(crate) fn publish_global(&mut self, address: u64, cluster: u32, knowledge: &Knowledge) {
+        let location = self.global_sync.entry(address).or_default();
+        for (number, clock) in knowledge.exported(cluster) {
+            location.entry(number).or_default().join(&clock);
+        }
+    }
+}
+
+impl Context<'_> {
+    /// The instruction at `pc` for a report.
+    pub(crate) fn site(&self, pc: u32) -> Site {
+        let origin = &self.program.origins[pc as usize];
+        let line = self.provenance.and_then(|(table, kernel)| table.location(kernel, origin.statement));
+        Site { statement: origin.statement, text: origin.text.clone(), source: line.map(|l| l.to_string()) }
+    }
+}
+
+/// Who did it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Culprit {
+    /// The resident CTA.
+    pub(crate) cta: usize,
+    pub(crate) warp: u32,
+    pub(crate) lane: u32,
+}
+
+fn put<T>(list: &mut Vec<T>, at: usize, item: T) {
+    if at < list.len() {
+        list[at] = item;
+    } else {
+        list.push(item);
+    }
+}

@@ -1,0 +1,84 @@
+//! Global memory: allocations far apart, so that nothing past the end of one is part of another.
+
+use crate::check::{global::GlobalShadow, init::Written};
+use std::ops::Range;
+
+const BASE: u64 = 0x7000_0000_0000;
+const STRIDE_BITS: u32 = 36;
+/// Where the module's own variables lie.
+pub(crate) const MODULE_GLOBALS: u64 = BASE + (255 << STRIDE_BITS);
+
+/// One allocation.
+#[derive(Debug)]
+pub(crate) struct Allocation {
+    /// What the host calls it, for reports.
+    pub(crate) name: String,
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) written: Written,
+    pub(crate) shadow: GlobalShadow,
+}
+
+/// The allocations of a launch.
+#[derive(Default, Debug)]
+pub(crate) struct GlobalMemory {
+    allocations: Vec<Option<Allocation>>,
+}
+
+impl GlobalMemory {
+    /// Places an allocation; returns its address.
+    pub(crate) fn insert(&mut self, index: u8, name: String, bytes: Vec<u8>, initialised: bool) -> u64 {
+        let at = usize::from(index);
+        if self.allocations.len() <= at {
+            self.allocations.resize_with(at + 1, || None);
+        }
+        let written = Written::new(bytes.len(), initialised);
+        self.allocations[at] = Some(Allocation { name, bytes, written, shadow: GlobalShadow::default() });
+        BASE + (u64::from(index) << STRIDE_BITS)
+    }
+
+    /// The address of an allocation, if it is there.
+    pub(crate) fn address(&self, index: u8) -> Option<u64> {
+        self.allocations.get(usize::from(index))?.as_ref()?;
+        Some(BASE + (u64::from(index) << STRIDE_BITS))
+    }
+
+    /// Takes an allocation out again.
+    pub(crate) fn remove(&mut self, index: u8) -> Option<Allocation> {
+        self.allocations.get_mut(usize::from(index))?.take()
+    }
+
+    /// The allocation that holds all of `address..address + len`, and where in it; else what is wrong.
+    pub(crate) fn find(
+        &mut self,
+        address: u64,
+        len: usize,
+    ) -> Result<(&mut Allocation, Range<usize>), String> {
+        let nowhere = || format!("global address {address:#x} belongs to no buffer");
+        let relative = address.checked_sub(BASE).ok_or_else(nowhere)?;
+        let index = (relative >> STRIDE_BITS) as usize;
+        let start = (relative & ((1 << STRIDE_BITS) - 1)) as usize;
+        let slot = self.allocations.get_mut(index).ok_or_else(nowhere)?;
+        let allocation = slot.as_mut().ok_or_else(nowhere)?;
+        if start.checked_add(len).is_none_or(|end| end > allocation.bytes.len()) {
+            let (name, size) = (&allocation.name, allocation.bytes.len());
+            return Err(format!("bytes {start}..{} of {name}, which has {size}", start as u64 + len as u64));
+        }
+        Ok((allocation, start..start + len))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bounds_are_exact_and_neighbours_far() {
+        let mut memory = GlobalMemory::default();
+        let a = memory.insert(0, "a".into(), vec![0; 10], true);
+        let b = memory.insert(1, "b".into(), vec![0; 10], true);
+        assert!(memory.find(a + 6, 4).is_ok());
+        assert!(memory.find(a + 7, 4).unwrap_err().contains("bytes 7..11 of a, which has 10"));
+        assert!(memory.find(b - 1, 1).is_err());
+        assert!(memory.find(0, 4).is_err() && memory.find(u64::MAX, 4).is_err());
+    }
+}

@@ -1,0 +1,174 @@
+//! Lane functions of the integer instructions.
+
+use super::{
+    decode::{map1, map2, map3, map4},
+    uop::LaneFn,
+};
+use flashcore_ptx::{
+    inst::Inst,
+    op::{Mod, Op},
+    types::ScalarType,
+};
+
+/// Evaluates `$body` with `$T` standing for the Rust type of the PTX type.
+macro_rules! with_int {
+    ($ty:expr, $T:ident => $body:expr) => {
+        match $ty {
+            ScalarType::U16 | ScalarType::B16 => {
+                type $T = u16;
+                $body
+            }
+            ScalarType::S16 => {
+                type $T = i16;
+                $body
+            }
+            ScalarType::U32 | ScalarType::B32 => {
+                type $T = u32;
+                $body
+            }
+            ScalarType::S32 => {
+                type $T = i32;
+                $body
+            }
+            ScalarType::U64 | ScalarType::B64 => {
+                type $T = u64;
+                $body
+            }
+            ScalarType::S64 => {
+                type $T = i64;
+                $body
+            }
+            _ => return None,
+        }
+    };
+}
+pub(super) use with_int;
+
+/// The function of an integer instruction, `None` where there is none.
+pub(super) fn lane_fn(inst: &Inst, ty: ScalarType) -> Option<LaneFn> {
+    if matches!(inst.op, Op::Mul | Op::Mad) {
+        return product(inst, ty);
+    }
+    if matches!(inst.op, Op::Bfe | Op::Bfi | Op::Bfind | Op::Dp4a) {
+        return fields(inst, ty);
+    }
+    let sat = inst.has(Mod::Sat);
+    Some(with_int!(ty, T => match inst.op {
+        Op::Add if sat => map2(|a, b| (a as T).saturating_add(b as T) as u64),
+        Op::Sub if sat => map2(|a, b| (a as T).saturating_sub(b as T) as u64),
+        Op::Add => map2(|a, b| (a as T).wrapping_add(b as T) as u64),
+        Op::Sub => map2(|a, b| (a as T).wrapping_sub(b as T) as u64),
+        // The hardware answers all ones for a quotient by zero, and the dividend for the remainder.
+        Op::Div => map2(|a, b| match b as T { 0 => u64::MAX, d => (a as T).wrapping_div(d) as u64 }),
+        Op::Rem => map2(|a, b| match b as T { 0 => a, d => (a as T).wrapping_rem(d) as u64 }),
+        Op::Sad => map3(|a, b, c| (c as T).wrapping_add((a as T).abs_diff(b as T) as T) as u64),
+        Op::Abs => map1(|a| if (a as T) < (0 as T) { (0 as T).wrapping_sub(a as T) as u64 } else { a }),
+        Op::Neg => map1(|a| (0 as T).wrapping_sub(a as T) as u64),
+        Op::Min => map2(|a, b| (a as T).min(b as T) as u64),
+        Op::Max => map2(|a, b| (a as T).max(b as T) as u64),
+        Op::Popc => map1(|a| (a as T).count_ones().into()),
+        Op::Clz => map1(|a| (a as T).leading_zeros().into()),
+        Op::Brev => map1(|a| (a as T).reverse_bits() as u64),
+        _ => return None,
+    }))
+}
+
+fn product(inst: &Inst, ty: ScalarType) -> Option<LaneFn> {
+    let wide = move |a: u64, b: u64| -> i128 { widen(a, ty) * widen(b, ty) };
+    let bits = ty.bits();
+    if !ty.is_integer() {
+        return None;
+    }
+    let mad = inst.op == Op::Mad;
+    Some(if inst.has(Mod::Wide) {
+        if mad {
+            map3(move |a, b, c| (wide(a, b) as u64).wrapping_add(c))
+        } else {
+            map2(move |a, b| wide(a, b) as u64)
+        }
+    } else if inst.has(Mod::Hi) {
+        let high = move |a, b| (wide(a, b) >> bits) as u64;
+        match (mad, inst.has(Mod::Sat)) {
+            (false, _) => map2(high),
+            (true, false) => map3(move |a, b, c| high(a, b).wrapping_add(c)),
+            (true, true) => map3(move |a, b, c| (high(a, b) as i32).saturating_add(c as i32) as u64),
+        }
+    } else if mad {
+        map3(|a, b, c| a.wrapping_mul(b).wrapping_add(c))
+    } else {
+        map2(u64::wrapping_mul)
+    })
+}
+
+/// The value of a register as an integer of type `ty`.
+pub(super) fn widen(bits: u64, ty: ScalarType) -> i128 {
+    match ty {
+        ScalarType::S8 => i128::from(bits as i8),
+        ScalarType::S16 => i128::from(bits as i16),
+        ScalarType::S32 => i128::from(bits as i32),
+        ScalarType::S64 => i128::from(bits as i64),
+        ScalarType::U8 | ScalarType::B8 => i128::from(bits as u8),
+        ScalarType::U16 | ScalarType::B16 => i128::from(bits as u16),
+        ScalarType::U32 | ScalarType::B32 => i128::from(bits as u32),
+        _ => i128::from(bits),
+    }
+}
+
+fn fields(inst: &Inst, ty: ScalarType) -> Option<LaneFn> {
+    let width = u64::from(ty.bits());
+    let signed = matches!(ty, ScalarType::S32 | ScalarType::S64);
+    Some(match inst.op {
+        Op::Bfe => map3(move |a, position, length| extract(a, position & 0xff, length & 0xff, width, signed)),
+        Op::Bfi => map4(move |a, b, position, length| insert(a, b, position & 0xff, length & 0xff, width)),
+        Op::Bfind => {
+            let shift = inst.has(Mod::Shiftamt);
+            map1(move |a| leading_bit(a, ty, signed, shift))
+        }
+        Op::Dp4a => {
+            let (left, right) = (byte_type(ty), byte_type(inst.ty(1)?));
+            map3(move |a, b, c| dot4(a, b, left, right).wrapping_add(c))
+        }
+        _ => return None,
+    })
+}
+
+fn byte_type(ty: ScalarType) -> ScalarType {
+    if ty == ScalarType::S32 { ScalarType::S8 } else { ScalarType::U8 }
+}
+
+fn dot4(a: u64, b: u64, left: ScalarType, right: ScalarType) -> u64 {
+    (0..4).map(|i| widen(a >> (8 * i), left) * widen(b >> (8 * i), right)).sum::<i128>() as u64
+}
+
+/// `bfe`: bits beyond the operand repeat its sign where signed.
+fn extract(a: u64, position: u64, length: u64, width: u64, signed: bool) -> u64 {
+    let sign = signed && {
+        let top = (position + length).saturating_sub(1).min(width - 1);
+        length > 0 && a >> top & 1 == 1
+    };
+    let bit = |i: u64| match position + i {
+        from if i < length && from < width => a >> from & 1,
+        _ => u64::from(sign),
+    };
+    (0..width).map(|i| bit(i) << i).sum()
+}
+
+/// `bfi`: `length` bits of `a` replace those of `b` from `position` on.
+fn insert(a: u64, b: u64, position: u64, length: u64, width: u64) -> u64 {
+    (0..length.min(width)).filter(|i| position + i < width).fold(b, |word, i| {
+        let to = position + i;
+        word & !(1 << to) | (a >> i & 1) << to
+    })
+}
+
+fn leading_bit(a: u64, ty: ScalarType, signed: bool, shift: bool) -> u64 {
+    let width = ty.bits();
+    let value = widen(a, ty);
+    let magnitude = if signed && value < 0 { !value } else { value } as u64;
+    let magnitude = if width == 32 { magnitude & 0xffff_ffff } else { magnitude };
+    match (magnitude.checked_ilog2(), shift) {
+        (None, _) => u64::from(u32::MAX),
+        (Some(position), false) => position.into(),
+        (Some(position), true) => u64::from(width - 1 - position),
+    }
+}

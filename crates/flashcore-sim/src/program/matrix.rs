@@ -1,0 +1,76 @@
+//! Tensor-core instructions.
+
+use super::{
+    operand::{Context, Decoded, refuse},
+    uop::{Element, Mma, Uop, Wgmma, WgmmaA},
+};
+use crate::numeric::{BF16, E4M3, E5M2, F16};
+use flashcore_ptx::{
+    inst::{Inst, Operand},
+    op::{Op, Shape},
+    types::ScalarType,
+};
+
+/// Decodes an `mma` or `wgmma` instruction.
+pub(super) fn decode(cx: &Context<'_>, inst: &Inst) -> Decoded<Uop> {
+    Ok(match inst.op {
+        Op::MmaSync => Uop::Mma(Box::new(mma(cx, inst)?)),
+        Op::WgmmaMmaAsync => Uop::Wgmma(Box::new(wgmma(cx, inst)?)),
+        Op::WgmmaFence => Uop::WgmmaFence,
+        Op::WgmmaCommitGroup => Uop::WgmmaCommit,
+        _ => Uop::WgmmaWait { keep: inst.operands.first().and_then(Operand::as_int).unwrap_or(0) as u32 },
+    })
+}
+
+fn shape(inst: &Inst) -> Decoded<Shape> {
+    inst.mods.iter().find_map(|m| m.as_shape()).map_or_else(|| refuse("no shape"), Ok)
+}
+
+fn element(ty: Option<ScalarType>) -> Decoded<Element> {
+    Ok(match ty {
+        Some(ScalarType::F16) => Element::Small(F16, 16),
+        Some(ScalarType::Bf16) => Element::Small(BF16, 16),
+        Some(ScalarType::E4m3) => Element::Small(E4M3, 8),
+        Some(ScalarType::E5m2) => Element::Small(E5M2, 8),
+        Some(ScalarType::Tf32) => Element::Tf32,
+        Some(ScalarType::U8) => Element::U8,
+        Some(ScalarType::S8) => Element::S8,
+        other => return refuse(format!("operands of type {other:?}")),
+    })
+}
+
+fn mma(cx: &Context<'_>, inst: &Inst) -> Decoded<Mma> {
+    let [d, a, b, c] = inst.operands.as_slice() else { return refuse("four operands expected") };
+    let (word, k) = (ScalarType::B32, usize::from(shape(inst)?.k));
+    Ok(Mma {
+        k,
+        element: element(inst.ty(1))?,
+        accumulate_f16: inst.ty(0) == Some(ScalarType::F16),
+        d: cx.regs(d)?,
+        a: cx.srcs(a, word)?,
+        b: cx.srcs(b, word)?,
+        c: cx.srcs(c, ScalarType::F32)?,
+    })
+}
+
+fn wgmma(cx: &Context<'_>, inst: &Inst) -> Decoded<Wgmma> {
+    let [d, a, b, scale_d, flags @ ..] = inst.operands.as_slice() else { return refuse("too few operands") };
+    let flag = |i: usize| flags.get(i).and_then(Operand::as_int);
+    let in_registers = matches!(a, Operand::Vector(_));
+    let (transpose_a, transpose_b) = if in_registers { (None, flag(2)) } else { (flag(2), flag(3)) };
+    let shape = shape(inst)?;
+    Ok(Wgmma {
+        n: shape.n.into(),
+        k: shape.k.into(),
+        element: element(inst.ty(1))?,
+        accumulate_f16: inst.ty(0) == Some(ScalarType::F16),
+        d: cx.regs(d)?,
+        a: if in_registers { WgmmaA::Registers(cx.regs(a)?) } else { WgmmaA::Descriptor(cx.value(a)?) },
+        b: cx.value(b)?,
+        scale_d: cx.value(scale_d)?,
+        negate_a: flag(0) == Some(-1),
+        negate_b: flag(1) == Some(-1),
+        transpose_a: transpose_a == Some(1),
+        transpose_b: transpose_b == Some(1),
+    })
+}

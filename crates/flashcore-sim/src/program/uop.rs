@@ -1,0 +1,434 @@
+//! Micro-operations: what an instruction became after decoding.
+
+use crate::numeric::Format;
+use flashcore_ptx::types::{ScalarType, SpecialReg};
+
+/// One value for each lane of a warp; narrower values sit in the low bits.
+pub(crate) type Lanes = [u64; 32];
+
+/// A pure function of up to four sources.
+pub(crate) type LaneFn = Box<dyn Fn(&[Lanes; 4]) -> Lanes + Send + Sync>;
+
+/// A register of a warp by slot.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum Reg {
+    /// At most 32 bits.
+    Narrow(u32),
+    /// 64 bits.
+    Wide(u32),
+    /// One bit.
+    Predicate(u32),
+}
+
+/// A source.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Src {
+    Reg(Reg),
+    /// A negated predicate.
+    Not(u32),
+    Imm(u64),
+    Special(SpecialReg),
+    /// An offset into the CTA's own shared memory.
+    Shared(u32),
+}
+
+/// A destination; `None` is `_`.
+pub(crate) type Dst = Option<Reg>;
+
+/// A place in memory: base plus offset.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Addr {
+    pub(crate) base: Src,
+    pub(crate) offset: i64,
+    /// Whether the sum wraps at 32 bits.
+    pub(crate) narrow: bool,
+}
+
+/// A state space as an instruction names it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) enum Space {
+    Generic,
+    Global,
+    SharedCta,
+    SharedCluster,
+    Local,
+    Const,
+    Param,
+}
+
+/// What an access says about order.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub(crate) struct Order {
+    /// Relaxed or stronger, volatile, atomic: two such accesses never race.
+    pub(crate) strong: bool,
+    pub(crate) acquire: bool,
+    pub(crate) release: bool,
+}
+
+/// A combining operator of atomics, reductions and votes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Combine {
+    Add,
+    Min,
+    Max,
+    Inc,
+    Dec,
+    And,
+    Or,
+    Xor,
+    Exch,
+    Cas,
+}
+
+/// `shfl` modes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Shuffle {
+    Up,
+    Down,
+    Bfly,
+    Idx,
+}
+
+/// Votes of a warp.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Vote {
+    All,
+    Any,
+    Uni,
+    Ballot,
+}
+
+/// Reductions of `bar.red`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum BarVote {
+    And,
+    Or,
+    Popc,
+}
+
+/// A load or store of `dsts.len()` or `srcs.len()` elements.
+#[derive(Clone, Debug)]
+pub(crate) struct Access {
+    pub(crate) space: Space,
+    pub(crate) addr: Addr,
+    /// Bytes of an element.
+    pub(crate) bytes: u32,
+    /// Whether a narrow element is sign-extended.
+    pub(crate) signed: bool,
+    pub(crate) order: Order,
+}
+
+/// `atom` and `red`.
+#[derive(Clone, Debug)]
+pub(crate) struct Atomic {
+    pub(crate) access: Access,
+    pub(crate) op: Combine,
+    pub(crate) ty: ScalarType,
+    pub(crate) dst: Dst,
+    /// One value, or several for vector reductions.
+    pub(crate) values: Vec<Src>,
+    /// The second value of `cas`.
+    pub(crate) swap: Option<Src>,
+}
+
+/// `mma.sync`.
+#[derive(Clone, Debug)]
+pub(crate) struct Mma {
+    pub(crate) k: usize,
+    pub(crate) element: Element,
+    pub(crate) accumulate_f16: bool,
+    pub(crate) d: Vec<Reg>,
+    pub(crate) a: Vec<Src>,
+    pub(crate) b: Vec<Src>,
+    pub(crate) c: Vec<Src>,
+}
+
+/// What tensor cores multiply.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Element {
+    /// A float format of 8 or 16 bits.
+    Small(Format, u32),
+    /// TF32 in 32 bits.
+    Tf32,
+    U8,
+    S8,
+}
+
+impl Element {
+    /// Bits of an element.
+    pub(crate) const fn bits(self) -> u32 {
+        match self {
+            Self::Small(_, bits) => bits,
+            Self::Tf32 => 32,
+            Self::U8 | Self::S8 => 8,
+        }
+    }
+}
+
+/// `wgmma.mma_async`.
+#[derive(Clone, Debug)]
+pub(crate) struct Wgmma {
+    pub(crate) n: usize,
+    pub(crate) k: usize,
+    pub(crate) element: Element,
+    pub(crate) accumulate_f16: bool,
+    pub(crate) d: Vec<Reg>,
+    pub(crate) a: WgmmaA,
+    pub(crate) b: Src,
+    /// False: D = A·B without the old D.
+    pub(crate) scale_d: Src,
+    pub(crate) negate_a: bool,
+    pub(crate) negate_b: bool,
+    /// MN-major operands.
+    pub(crate) transpose_a: bool,
+    pub(crate) transpose_b: bool,
+}
+
+/// The left operand of a `wgmma`.
+#[derive(Clone, Debug)]
+pub(crate) enum WgmmaA {
+    Registers(Vec<Reg>),
+    Descriptor(Src),
+}
+
+/// `cp.async`.
+#[derive(Clone, Debug)]
+pub(crate) struct CpAsync {
+    pub(crate) dst: Addr,
+    pub(crate) src: Addr,
+    pub(crate) bytes: u32,
+    pub(crate) limit: CpLimit,
+}
+
+/// How much of a `cp.async` is read; the rest is zeros.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum CpLimit {
+    All,
+    /// That many bytes.
+    Bytes(Src),
+    /// Nothing where the predicate holds.
+    IgnoreIf(Src),
+}
+
+/// One side of a bulk copy that is not shared memory of the issuing CTA.
+#[derive(Clone, Debug)]
+pub(crate) enum BulkPlace {
+    Global(Addr),
+    Tensor { map: Addr, coords: Vec<Src> },
+}
+
+/// Bulk copies, tensor copies and their reductions.
+#[derive(Clone, Debug)]
+pub(crate) enum Bulk {
+    /// Global memory to shared memory, counted by an mbarrier.
+    Load {
+        dst: Addr,
+        src: BulkPlace,
+        size: Option<Src>,
+        mbarrier: Addr,
+        multicast: Option<Src>,
+        cluster: bool,
+    },
+    /// Own shared memory to shared memory of the cluster, counted by an mbarrier there.
+    Remote { dst: Addr, src: Addr, size: Src, mbarrier: Addr },
+    /// Own shared memory to global memory, in a bulk group.
+    Store { dst: BulkPlace, src: Addr, size: Option<Src>, reduce: Option<(Combine, Option<ScalarType>)> },
+}
+
+/// What to do to an mbarrier.
+#[derive(Clone, Debug)]
+pub(crate) enum MbarrierOp {
+    Init { count: Src },
+    Inval,
+    Arrive { state: Dst, count: Src, expect: Option<Src>, drop: bool, no_complete: bool, release: bool },
+    ExpectTx { bytes: Src },
+    CompleteTx { bytes: Src },
+    Wait { done: Dst, phase: WaitPhase, may_block: bool, acquire: bool },
+}
+
+/// How a wait names its phase.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum WaitPhase {
+    Parity(Src),
+    State(Src),
+}
+
+/// Fences.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Fence {
+    /// `fence`, `membar`.
+    Memory,
+    /// `fence.proxy.async`.
+    ProxyAsync,
+    /// Fences without effect here: `fence.proxy.alias`, `fence.mbarrier_init`.
+    Other,
+}
+
+/// What an instruction does.
+pub(crate) enum Uop {
+    Alu {
+        f: LaneFn,
+        dst: Dst,
+        srcs: Vec<Src>,
+    },
+    /// Two predicates from one comparison; `packed` compares halves separately.
+    Compare {
+        f: LaneFn,
+        p: Dst,
+        q: Dst,
+        srcs: Vec<Src>,
+        packed: bool,
+        combine: Option<(Combine, Src)>,
+    },
+    Unpack {
+        dsts: Vec<Dst>,
+        src: Src,
+        bits: u32,
+    },
+    ToGeneric {
+        dst: Dst,
+        src: Src,
+        space: Space,
+    },
+    FromGeneric {
+        dst: Dst,
+        src: Src,
+        space: Space,
+    },
+    IsSpace {
+        dst: Dst,
+        src: Src,
+        space: Space,
+    },
+    MapA {
+        dst: Dst,
+        src: Src,
+        rank: Src,
+        generic: bool,
+    },
+    CtaRank {
+        dst: Dst,
+        src: Src,
+    },
+    Load {
+        access: Access,
+        dsts: Vec<Dst>,
+    },
+    Store {
+        access: Access,
+        srcs: Vec<Src>,
+    },
+    Atomic(Box<Atomic>),
+    LoadMatrix {
+        space: Space,
+        addr: Addr,
+        dsts: Vec<Reg>,
+        transpose: bool,
+    },
+    StoreMatrix {
+        space: Space,
+        addr: Addr,
+        srcs: Vec<Src>,
+        transpose: bool,
+    },
+    Shuffle {
+        mode: Shuffle,
+        dst: Dst,
+        ok: Dst,
+        value: Src,
+        lane: Src,
+        clamp: Src,
+        mask: Src,
+    },
+    Vote {
+        mode: Vote,
+        dst: Dst,
+        value: Src,
+        mask: Src,
+    },
+    Match {
+        all: bool,
+        dst: Dst,
+        ok: Dst,
+        value: Src,
+        mask: Src,
+    },
+    Redux {
+        op: Combine,
+        signed: bool,
+        dst: Dst,
+        value: Src,
+        mask: Src,
+    },
+    Elect {
+        dst: Dst,
+        ok: Dst,
+        mask: Src,
+    },
+    ActiveMask {
+        dst: Dst,
+    },
+    WarpSync {
+        mask: Src,
+    },
+    Mma(Box<Mma>),
+    Wgmma(Box<Wgmma>),
+    WgmmaFence,
+    WgmmaCommit,
+    WgmmaWait {
+        keep: u32,
+    },
+    CpAsync(Box<CpAsync>),
+    CpCommit,
+    CpWait {
+        keep: u32,
+        commit: bool,
+    },
+    CpArrive {
+        mbarrier: Addr,
+        space: Space,
+        noinc: bool,
+    },
+    Bulk(Box<Bulk>),
+    BulkCommit,
+    BulkWait {
+        keep: u32,
+        read_only: bool,
+    },
+    Mbarrier {
+        op: MbarrierOp,
+        addr: Addr,
+        space: Space,
+    },
+    PendingCount {
+        dst: Dst,
+        state: Src,
+    },
+    Fence(Fence),
+    Barrier {
+        id: Src,
+        count: Option<Src>,
+        wait: bool,
+        vote: Option<(BarVote, Dst, Src)>,
+        aligned: bool,
+    },
+    ClusterArrive {
+        release: bool,
+        aligned: bool,
+    },
+    ClusterWait {
+        acquire: bool,
+        aligned: bool,
+    },
+    SetMaxReg {
+        count: u32,
+        grow: bool,
+    },
+    Branch {
+        target: u32,
+    },
+    Exit,
+    Trap,
+    /// Hints: prefetches, policies without a result, `nanosleep`, `griddepcontrol`.
+    Nop,
+}

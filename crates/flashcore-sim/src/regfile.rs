@@ -1,0 +1,185 @@
+//! The registers of one warp, with what the checkers know of each: written or not, in flight, touched since when.
+
+use crate::program::{Lanes, Reg, RegisterCounts};
+use std::array::from_fn;
+
+/// Why a register must not be touched now.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum RegisterFault {
+    /// No value was ever written, in some lane.
+    Uninit,
+    /// An unfinished wgmma owns it.
+    InFlight,
+}
+
+#[derive(Clone, Copy, Default, Debug)]
+struct State {
+    /// Lanes that were written.
+    written: u32,
+    /// Unfinished wgmmas that use it.
+    in_flight: u32,
+    /// Number of the `wgmma.fence` after which it was last touched, from 1.
+    touched: u32,
+}
+
+/// The registers of a warp.
+#[derive(Debug)]
+pub(crate) struct RegFile {
+    narrow: Vec<[u32; 32]>,
+    wide: Vec<Lanes>,
+    predicates: Vec<u32>,
+    narrow_state: Vec<State>,
+    wide_written: Vec<u32>,
+    predicate_written: Vec<u32>,
+    /// `wgmma.fence`s executed so far, plus one.
+    fences: u32,
+}
+
+impl RegFile {
+    pub(crate) fn new(counts: RegisterCounts) -> Self {
+        let (narrow, wide, predicates) =
+            (counts.narrow as usize, counts.wide as usize, counts.predicates as usize);
+        Self {
+            narrow: vec![[0; 32]; narrow],
+            wide: vec![[0; 32]; wide],
+            predicates: vec![0; predicates],
+            narrow_state: vec![State::default(); narrow],
+            wide_written: vec![0; wide],
+            predicate_written: vec![0; predicates],
+            fences: 1,
+        }
+    }
+
+    /// The values of a register.
+    pub(crate) fn lanes(&self, reg: Reg) -> Lanes {
+        match reg {
+            Reg::Narrow(slot) => {
+                let row = &self.narrow[slot as usize];
+                from_fn(|i| row[i].into())
+            }
+            Reg::Wide(slot) => self.wide[slot as usize],
+            Reg::Predicate(slot) => {
+                let bits = self.predicates[slot as usize];
+                from_fn(|i| u64::from(bits >> i & 1))
+            }
+        }
+    }
+
+    /// The 32-bit values of a narrow register.
+    pub(crate) fn words(&self, slot: u32) -> &[u32; 32] {
+        &self.narrow[slot as usize]
+    }
+
+    /// A predicate as a mask of lanes.
+    pub(crate) fn predicate(&self, slot: u32) -> u32 {
+        self.predicates[slot as usize]
+    }
+
+    /// Why lanes in `mask` must not read the register, if so. Remembers that it was touched.
+    pub(crate) fn check_read(&mut self, reg: Reg, mask: u32) -> Option<RegisterFault> {
+        let written = match reg {
+            Reg::Narrow(slot) => {
+                let state = &mut self.narrow_state[slot as usize];
+                state.touched = self.fences;
+                if state.in_flight > 0 {
+                    return Some(RegisterFault::InFlight);
+                }
+                state.written
+            }
+            Reg::Wide(slot) => self.wide_written[slot as usize],
+            Reg::Predicate(slot) => self.predicate_written[slot as usize],
+        };
+        (written & mask != mask).then_some(RegisterFault::Uninit)
+    }
+
+    /// Writes the lanes in `mask`; whether an unfinished wgmma owned the register.
+    pub(crate) fn write(&mut self, reg: Reg, mask: u32, values: &Lanes) -> Option<RegisterFault> {
+        match reg {
+            Reg::Narrow(slot) => self.write_narrow(slot as usize, mask, values),
+            Reg::Wide(slot) => {
+                self.wide_written[slot as usize] |= mask;
+                each_lane(mask, |lane| self.wide[slot as usize][lane] = values[lane]);
+                None
+            }
+            Reg::Predicate(slot) => {
+                let bits = (0..32).fold(0, |bits, lane| bits | ((values[lane] & 1) as u32) << lane);
+                self.write_predicate(slot, mask, bits);
+                None
+            }
+        }
+    }
+
+    fn write_narrow(&mut self, slot: usize, mask: u32, values: &Lanes) -> Option<RegisterFault> {
+        let row = &mut self.narrow[slot];
+        if mask == u32::MAX {
+            *row = from_fn(|i| values[i] as u32);
+        } else {
+            each_lane(mask, |lane| row[lane] = values[lane] as u32);
+        }
+        let state = &mut self.narrow_state[slot];
+        state.written |= mask;
+        state.touched = self.fences;
+        (state.in_flight > 0).then_some(RegisterFault::InFlight)
+    }
+
+    /// Writes a predicate from a mask of lanes.
+    pub(crate) fn write_predicate(&mut self, slot: u32, mask: u32, bits: u32) {
+        let slot = slot as usize;
+        self.predicates[slot] = self.predicates[slot] & !mask | bits & mask;
+        self.predicate_written[slot] |= mask;
+    }
+
+    /// `wgmma.fence`: registers touched before are in order with wgmmas to come.
+    pub(crate) fn fence(&mut self) {
+        self.fences += 1;
+    }
+
+    /// Whether `wgmma.fence` was ever executed.
+    pub(crate) const fn was_fenced(&self) -> bool {
+        self.fences > 1
+    }
+
+    /// Whether the register was touched since the last `wgmma.fence`.
+    pub(crate) fn touched_since_fence(&self, slot: u32) -> bool {
+        self.narrow_state[slot as usize].touched == self.fences
+    }
+
+    /// Whether every lane was written.
+    pub(crate) fn is_written(&self, slot: u32) -> bool {
+        self.narrow_state[slot as usize].written == u32::MAX
+    }
+
+    /// A wgmma will write the register.
+    pub(crate) fn promise(&mut self, slot: u32) {
+        self.narrow_state[slot as usize].written = u32::MAX;
+    }
+
+    /// A wgmma takes the register.
+    pub(crate) fn take(&mut self, slot: u32) {
+        self.narrow_state[slot as usize].in_flight += 1;
+    }
+
+    /// A wgmma that had taken the register was waited for.
+    pub(crate) fn give_back(&mut self, slot: u32) {
+        self.narrow_state[slot as usize].in_flight -= 1;
+    }
+
+    /// A wgmma's result: the register does not count as touched.
+    pub(crate) fn set_result(&mut self, slot: u32, values: [u32; 32]) {
+        self.narrow[slot as usize] = values;
+    }
+}
+
+/// Calls `f` for each lane in the mask.
+pub(crate) fn each_lane(mask: u32, mut f: impl FnMut(usize)) {
+    let mut rest = mask;
+    while rest != 0 {
+        f(rest.trailing_zeros() as usize);
+        rest &= rest - 1;
+    }
+}
+
+/// The lanes in a mask.
+pub(crate) fn lanes_of(mask: u32) -> impl Iterator<Item = usize> {
+    (0..32).filter(move |lane| mask >> lane & 1 == 1)
+}

@@ -1,0 +1,116 @@
+//! Atomics and reductions, on memory and for bulk reductions.
+
+use super::{Flow, Outcome, Step};
+use crate::{
+    memory::resolve,
+    numeric::{
+        BF16, F16,
+        small::{HalfMode, per_half},
+    },
+    program::{Atomic, Combine, Lanes},
+    regfile::lanes_of,
+};
+use flashcore_ptx::types::ScalarType;
+
+impl Step<'_, '_> {
+    /// Lanes act one after the other, lowest first.
+    pub(super) fn atomic(&mut self, op: &Atomic) -> Outcome {
+        let addresses = self.address(&op.access.addr);
+        let values: Vec<Lanes> = op.values.iter().map(|v| self.read(*v)).collect();
+        let swap = op.swap.map(|s| self.read(s));
+        let width = op.access.bytes as usize;
+        let mut old = [0; 32];
+        for lane in lanes_of(self.mask) {
+            for (i, value) in values.iter().enumerate() {
+                let address = addresses[lane].wrapping_add((i * width) as u64);
+                let swap = swap.map_or(0, |s| s[lane]);
+                old[lane] = self.update(op, lane, address, value[lane], swap)?;
+            }
+        }
+        self.count_access(op.access.space, &addresses, width * values.len());
+        self.write(op.dst, &old);
+        self.machine.effect();
+        Ok(Flow::Next)
+    }
+
+    fn update(&mut self, op: &Atomic, lane: usize, address: u64, value: u64, swap: u64) -> Outcome<u64> {
+        let place = resolve(op.access.space, address);
+        let width = op.access.bytes as usize;
+        let mut bytes = [0; 8];
+        self.read_place(lane, place, op.access.space, &mut bytes[..width], op.access.order)?;
+        let old = u64::from_le_bytes(bytes);
+        let new = if op.op == Combine::Cas {
+            if old == value & (u64::MAX >> (64 - 8 * width)) { swap } else { old }
+        } else {
+            combine(op.op, op.ty, old, value)
+        };
+        self.write_place(lane, place, op.access.space, &new.to_le_bytes()[..width], op.access.order)?;
+        Ok(old)
+    }
+}
+
+/// The new value of a location.
+fn combine(op: Combine, ty: ScalarType, old: u64, value: u64) -> u64 {
+    use ScalarType::{Bf16, Bf16x2, F16x2, F32, F64, S32, S64};
+    let half = |format| HalfMode { format, ftz: false, sat: false, relu: false };
+    let pick = |first: bool| if first { old } else { value };
+    let (o, v) = (old, value);
+    match (op, ty) {
+        (Combine::Exch, _) => v,
+        (Combine::And, _) => o & v,
+        (Combine::Or, _) => o | v,
+        (Combine::Xor, _) => o ^ v,
+        (Combine::Inc, _) => {
+            if o as u32 >= v as u32 {
+                0
+            } else {
+                o + 1
+            }
+        }
+        (Combine::Dec, _) => {
+            if o as u32 == 0 || o as u32 > v as u32 {
+                v
+            } else {
+                o - 1
+            }
+        }
+        (Combine::Add, F32) => {
+            // global float atomics flush nothing; the result of NaN is canonical
+            let sum = f32::from_bits(o as u32) + f32::from_bits(v as u32);
+            u64::from(if sum.is_nan() { crate::numeric::single::NAN_BITS } else { sum.to_bits() })
+        }
+        (Combine::Add, F64) => (f64::from_bits(o) + f64::from_bits(v)).to_bits(),
+        (_, ScalarType::F16 | F16x2 | Bf16 | Bf16x2) => {
+            let format = if matches!(ty, Bf16 | Bf16x2) { BF16 } else { F16 };
+            let mode = half(format);
+            per_half(ty.bits() == 32, |s| match op {
+                Combine::Min => mode.extremum(o >> s, v >> s, true, false),
+                Combine::Max => mode.extremum(o >> s, v >> s, false, false),
+                _ => mode.add(o >> s, v >> s),
+            })
+        }
+        (Combine::Min, S32) => pick((o as i32) < v as i32),
+        (Combine::Max, S32) => pick(o as i32 > v as i32),
+        (Combine::Min, S64) => pick((o as i64) < v as i64),
+        (Combine::Max, S64) => pick(o as i64 > v as i64),
+        (Combine::Min, F32) => u64::from(f32::from_bits(o as u32).min(f32::from_bits(v as u32)).to_bits()),
+        (Combine::Max, F32) => u64::from(f32::from_bits(o as u32).max(f32::from_bits(v as u32)).to_bits()),
+        (Combine::Min, _) => pick(o < v & (u64::MAX >> (64 - ty.bits()))),
+        (Combine::Max, _) => pick(o > v & (u64::MAX >> (64 - ty.bits()))),
+        _ => o.wrapping_add(v),
+    }
+}
+
+/// Combines `data` into `target`, element by element of type `ty`.
+pub(crate) fn reduce_bytes(target: &mut [u8], data: &[u8], op: Combine, ty: ScalarType) {
+    let width = ty.bytes() as usize;
+    for (old, new) in target.chunks_exact_mut(width).zip(data.chunks_exact(width)) {
+        let word = |bytes: &[u8]| {
+            let mut word = [0; 8];
+            word[..width].copy_from_slice(bytes);
+            u64::from_le_bytes(word)
+        };
+        let value = combine(op, ty, word(old), word(new));
+        old.copy_from_slice(&value.to_le_bytes()[..width]);
+    }
+}

@@ -1,0 +1,280 @@
+//! Bulk copies and tensor copies: judged when issued, queued, waited for.
+
+use super::{Flow, Outcome, Step, order::Name};
+use crate::{
+    check::race::Proxy,
+    engine::{RowCopy, Work},
+    finding::FindingKind,
+    memory::{Place, resolve},
+    program::{Addr, Bulk, BulkPlace, Combine, Lanes, Space, Src},
+    regfile::lanes_of,
+    tensor_map::{self, BoxRow, MAP_BYTES, TensorMap},
+};
+use flashcore_ptx::{launch::TensorElement, layout::Swizzle, types::ScalarType};
+
+/// What tensor copies need of shared addresses.
+const TENSOR_ALIGN: u64 = 128;
+/// What plain bulk copies need of addresses and sizes.
+const BULK_ALIGN: u64 = 16;
+
+impl Step<'_, '_> {
+    /// Each lane issues a copy of its own.
+    pub(super) fn bulk(&mut self, op: &Bulk) -> Outcome {
+        self.machine.warps[self.warp].copies_issued += 1;
+        match op {
+            Bulk::Load { dst, src, size, mbarrier, multicast, cluster } => {
+                let space = if *cluster { Space::SharedCluster } else { Space::SharedCta };
+                let (targets, barriers) = (self.address(dst), self.address(mbarrier));
+                let masks = multicast.map(|m| self.read(m));
+                for lane in lanes_of(self.mask) {
+                    let copy = self.rows_of(lane, src, *size, targets[lane])?;
+                    let mask = masks.map(|m| m[lane] as u32 & 0xffff);
+                    self.bulk_load(lane, copy, (targets[lane], barriers[lane]), mask, space)?;
+                }
+            }
+            Bulk::Store { dst, src, size, reduce } => {
+                let sources = self.address(src);
+                for lane in lanes_of(self.mask) {
+                    let element = self.element_of(lane, dst)?;
+                    let copy = self.rows_of(lane, dst, *size, sources[lane])?;
+                    let reduce = reduce.map(|(op, ty)| (op, ty.unwrap_or(element)));
+                    self.bulk_store(
+                        lane,
+                        copy,
+                        sources[lane],
+                        reduce,
+                        matches!(dst, BulkPlace::Tensor { .. }),
+                    )?;
+                }
+            }
+            Bulk::Remote { dst, src, size, mbarrier } => self.bulk_remote(dst, src, *size, mbarrier)?,
+        }
+        Ok(Flow::Next)
+    }
+
+    /// The rows that a copy moves between global memory and the box at the shared address `at`.
+    fn rows_of(&mut self, lane: usize, place: &BulkPlace, size: Option<Src>, at: u64) -> Outcome<RowCopy> {
+        let Place::Shared { offset: base, .. } = resolve(Space::SharedCluster, at) else {
+            return Err(super::Halt);
+        };
+        match place {
+            BulkPlace::Global(addr) => {
+                let address = self.address(addr)[lane];
+                let bytes = size.map_or(0, |s| 0u64.wrapping_add(self.read(s)[lane])) as u32;
+                self.require_aligned(lane, u64::from(bytes) | u64::from(base) | address, BULK_ALIGN)?;
+                let row = BoxRow { offset: 0, skip: 0, address, inside: bytes };
+                Ok(RowCopy { rows: vec![row], row_bytes: bytes, base, swizzle: Swizzle::None })
+            }
+            BulkPlace::Tensor { map, coords } => {
+                let coords: Vec<Lanes> = coords.iter().map(|c| self.read(*c)).collect();
+                let coords: Vec<i32> = coords.iter().map(|c| c[lane] as i32).collect();
+                let map = self.tensor_map(lane, map, coords.len())?;
+                let align = TENSOR_ALIGN.max(map.swizzle.repeat_bytes().into());
+                let rows = map.rows(&coords);
+                let copy = RowCopy { rows, row_bytes: map.row_bytes(), base, swizzle: map.swizzle };
+                self.require_aligned(lane, base.into(), align)?;
+                Ok(copy)
+            }
+        }
+    }
+
+    fn tensor_map(&mut self, lane: usize, addr: &Addr, rank: usize) -> Outcome<&'_ TensorMap> {
+        let address = self.address(addr)[lane];
+        let context = self.machine.context;
+        let bytes = match resolve(Space::Generic, address) {
+            Place::Param(offset) => context.params.get(offset as usize..offset as usize + MAP_BYTES),
+            Place::Const(offset) => {
+                context.program.layout.constants.get(offset as usize..offset as usize + MAP_BYTES)
+            }
+            // a parameter's own address, before `cvta`
+            Place::Global(offset) if offset < context.params.len() as u64 => {
+                context.params.get(offset as usize..offset as usize + MAP_BYTES)
+            }
+            _ => None,
+        };
+        let map = bytes.and_then(tensor_map::decode).and_then(|index| context.tensor_maps.get(index));
+        match map {
+            Some(map) if map.rank() == rank => Ok(map),
+            Some(map) => {
+                let text = format!("{rank} coordinates for a tensor of rank {}", map.rank());
+                self.halt(FindingKind::BadDescriptor, lane, text)
+            }
+            None => {
+                let text = format!("no tensor map at {address:#x}");
+                self.halt(FindingKind::BadDescriptor, lane, text)
+            }
+        }
+    }
+
+    /// The element type of a tensor's reduction; plain copies name theirs.
+    fn element_of(&mut self, lane: usize, place: &BulkPlace) -> Outcome<ScalarType> {
+        let BulkPlace::Tensor { map, coords } = place else { return Ok(ScalarType::B32) };
+        let rank = coords.len();
+        Ok(match self.tensor_map(lane, map, rank)?.element {
+            TensorElement::F16 => ScalarType::F16,
+            TensorElement::BF16 => ScalarType::Bf16,
+            TensorElement::F32 => ScalarType::F32,
+            _ => ScalarType::U8,
+        })
+    }
+
+    fn bulk_load(
+        &mut self,
+        lane: usize,
+        copy: RowCopy,
+        (target, barrier): (u64, u64),
+        multicast: Option<u32>,
+        space: Space,
+    ) -> Outcome<()> {
+        self.read_rows(lane, &copy)?;
+        let (home, at) = self.barrier_place(lane, barrier, space)?;
+        let Place::Shared { rank, .. } = resolve(space, target) else { return Err(super::Halt) };
+        let ranks: Vec<u32> = match multicast {
+            Some(mask) => (0..16).filter(|r| mask >> r & 1 == 1).collect(),
+            None => vec![rank],
+        };
+        let mut ctas = Vec::new();
+        for rank in ranks {
+            let Some(cta) = self.machine.peer(self.cta, rank) else {
+                let text = format!("the multicast mask names CTA {rank}, which the cluster lacks");
+                return self.halt(FindingKind::OutOfBounds, lane, text);
+            };
+            let signal = if multicast.is_some() { cta } else { home };
+            self.claim_box(lane, cta, signal, at, &copy)?;
+            ctas.push(cta);
+        }
+        if multicast.is_none() && ctas != [home] {
+            let text = "destination and mbarrier lie in different CTAs".into();
+            return self.halt(FindingKind::MbarrierMisuse, lane, text);
+        }
+        self.issue(0, 1 << lane, Work::Load { rows: copy, ctas, mbarrier: at });
+        Ok(())
+    }
+
+    /// Enters the writes of a load under the name of the mbarrier that counts them.
+    fn claim_box(&mut self, lane: usize, cta: usize, signal: usize, at: u32, copy: &RowCopy) -> Outcome<()> {
+        let barrier = self.existing(lane, signal, at)?;
+        let (agent, clock) = (barrier.agent, barrier.phase + 1);
+        let name = Name { agent, clock, proxy: Proxy::Async, strong: false };
+        self.enter_box(lane, cta, copy, true, name)
+    }
+
+    fn enter_box(&mut self, lane: usize, cta: usize, copy: &RowCopy, write: bool, name: Name) -> Outcome<()> {
+        // the swizzle permutes bytes inside the box only, so the box as a whole is what is touched
+        let rank = self.machine.ctas[cta].rank;
+        let bytes = copy.bytes() as usize;
+        let (_, range) = self.shared_range(lane, rank, copy.base, bytes, Space::SharedCluster)?;
+        self.check_mbarrier_bytes(lane, cta, copy.base, bytes);
+        if !write {
+            let written = self.machine.ctas[cta].shared.written.covers(range.clone());
+            self.check_written(written, FindingKind::UninitShared, lane);
+        }
+        self.order_shared(lane, cta, range, write, name);
+        Ok(())
+    }
+
+    /// Judges the reads of a load from global memory.
+    fn read_rows(&mut self, lane: usize, copy: &RowCopy) -> Outcome<()> {
+        let name = self.own_name(false);
+        for row in copy.rows.iter().filter(|r| r.inside > 0) {
+            let len = row.inside as usize;
+            let range = self.global_range(lane, row.address, len)?;
+            let found = self.machine.global.find(row.address, len).map(|(a, _)| a.written.covers(range));
+            self.check_written(found == Ok(true), FindingKind::UninitGlobal, lane);
+            self.order_global(lane, row.address, len, false, name);
+        }
+        Ok(())
+    }
+
+    fn bulk_store(
+        &mut self,
+        lane: usize,
+        copy: RowCopy,
+        source: u64,
+        reduce: Option<(Combine, ScalarType)>,
+        tensor: bool,
+    ) -> Outcome<()> {
+        let Place::Shared { rank, .. } = resolve(Space::SharedCta, source) else { return Err(super::Halt) };
+        if rank != self.machine.ctas[self.cta].rank {
+            let text = "the source of a bulk store lies in another CTA".into();
+            return self.halt(FindingKind::OutOfBounds, lane, text);
+        }
+        if tensor && copy.rows.iter().any(|r| r.skip > 0) {
+            let text = "a tensor store at a negative coordinate".into();
+            return self.halt(FindingKind::OutOfBounds, lane, text);
+        }
+        let warp = &self.machine.warps[self.warp];
+        let agents = self.machine.clusters[self.machine.ctas[self.cta].cluster].agents;
+        let (group, home) = (warp.bulk.committed[lane], warp.agent);
+        let name = |agent| Name { agent, clock: group + 1, proxy: Proxy::Async, strong: reduce.is_some() };
+        self.enter_box(lane, self.cta, &copy, false, name(agents.bulk_read(home)))?;
+        for row in copy.rows.iter().filter(|r| r.inside > 0) {
+            self.global_range(lane, row.address, row.inside as usize)?;
+            self.order_global(lane, row.address, row.inside as usize, true, name(agents.bulk_write(home)));
+        }
+        self.machine.warps[self.warp].bulk.open |= 1 << lane;
+        self.issue(group, 1 << lane, Work::Store { rows: copy, reduce, captured: None });
+        Ok(())
+    }
+
+    fn bulk_remote(&mut self, dst: &Addr, src: &Addr, size: Src, mbarrier: &Addr) -> Outcome<()> {
+        let (targets, sources, barriers) = (self.address(dst), self.address(src), self.address(mbarrier));
+        let sizes = self.read(size);
+        for lane in lanes_of(self.mask) {
+            let bytes = sizes[lane] as u32;
+            self.require_aligned(lane, sizes[lane] | targets[lane] | sources[lane], BULK_ALIGN)?;
+            let (Place::Shared { rank, offset }, Place::Shared { offset: from, .. }) =
+                (resolve(Space::SharedCluster, targets[lane]), resolve(Space::SharedCta, sources[lane]))
+            else {
+                return Err(super::Halt);
+            };
+            let (to, at) = self.barrier_place(lane, barriers[lane], Space::SharedCluster)?;
+            let plain = |base| RowCopy {
+                rows: vec![BoxRow { offset: 0, skip: 0, address: 0, inside: 0 }],
+                row_bytes: bytes,
+                base,
+                swizzle: Swizzle::None,
+            };
+            let barrier = self.existing(lane, to, at)?;
+            let name =
+                Name { agent: barrier.agent, clock: barrier.phase + 1, proxy: Proxy::Async, strong: false };
+            let (target, _) = self.shared_range(lane, rank, offset, bytes as usize, Space::SharedCluster)?;
+            let reader = self.machine.clusters[self.machine.ctas[self.cta].cluster].agents;
+            let reader = Name { agent: reader.bulk_read(self.machine.warps[self.warp].agent), ..name };
+            self.enter_box(lane, self.cta, &plain(from), false, reader)?;
+            self.enter_box(lane, target, &plain(offset), true, name)?;
+            self.issue(0, 1 << lane, Work::Remote { from, bytes, to: target, offset, mbarrier: at });
+        }
+        Ok(())
+    }
+
+    pub(super) fn bulk_commit(&mut self) -> Outcome {
+        let groups = &mut self.machine.warps[self.warp].bulk;
+        lanes_of(self.mask).for_each(|lane| groups.committed[lane] += 1);
+        groups.open &= !self.mask;
+        Ok(Flow::Next)
+    }
+
+    /// Waits until at most `keep` groups of each lane are pending, or have been read.
+    pub(super) fn bulk_wait(&mut self, keep: u32, read_only: bool) -> Outcome {
+        let committed = self.machine.warps[self.warp].bulk.committed;
+        let (warp, mask) = (self.warp, self.mask);
+        let due = move |job: &crate::engine::Job| {
+            let mine = job.warp == warp && job.mask & mask != 0 && matches!(job.work, Work::Store { .. });
+            mine && lanes_of(job.mask & mask).any(|l| job.group < committed[l].saturating_sub(keep))
+        };
+        if read_only {
+            self.machine.capture_stores(due);
+        } else {
+            self.machine.complete_all(due);
+        }
+        let agents = self.machine.clusters[self.machine.ctas[self.cta].cluster].agents;
+        let done = lanes_of(mask).map(|l| committed[l].saturating_sub(keep)).max().unwrap_or(0);
+        let home = self.machine.warps[warp].agent;
+        self.learn_clock(agents.bulk_read(home), done);
+        if !read_only {
+            self.learn_clock(agents.bulk_write(home), done);
+        }
+        Ok(Flow::Next)
+    }
+}

@@ -1,0 +1,139 @@
+//! Convergence, exits and register budgets.
+
+use super::{Flow, Outcome, Step};
+use crate::{engine::Work, finding::FindingKind, machine::Machine, warp::Wait};
+
+impl Step<'_, '_> {
+    /// For `.aligned`: `None` if all live lanes are here, else where to wait.
+    pub(super) fn aligned(&mut self, what: &str) -> Outcome<Option<Flow>> {
+        let live = self.live();
+        if self.mask == live {
+            return Ok(None);
+        }
+        if self.mask != self.group {
+            let text = format!(
+                "{what} is .aligned, but its guard holds in lanes {:#010x} of {live:#010x}",
+                self.mask
+            );
+            return self.halt(FindingKind::DivergentAligned, self.first_lane(), text);
+        }
+        Ok(Some(Flow::Wait(Wait::Lanes)))
+    }
+
+    /// As [`aligned`](Self::aligned), for instructions that need all 32 lanes alive.
+    pub(super) fn whole_warp(&mut self, what: &str) -> Outcome<Option<Flow>> {
+        if self.live() != u32::MAX {
+            let text = format!("{what} needs 32 lanes; those alive are {:#010x}", self.live());
+            return self.halt(FindingKind::DivergentAligned, self.first_lane(), text);
+        }
+        self.aligned(what)
+    }
+
+    /// The lanes leave. The last ones of a warp must leave nothing in flight.
+    pub(super) fn exit(&mut self) -> Outcome {
+        let warp = &mut self.machine.warps[self.warp];
+        warp.exited |= self.mask;
+        warp.wake(|wait| wait == Wait::Lanes);
+        let over = warp.live() == 0;
+        let threads = self.mask.count_ones();
+        self.machine.ctas[self.cta].live_threads -= threads;
+        if over {
+            self.check_drained();
+            self.end_warp();
+        }
+        self.machine.forget_threads(self.cta, threads);
+        self.machine.effect();
+        Ok(Flow::Exit)
+    }
+
+    fn check_drained(&mut self) {
+        let (warp, checks) = (self.warp, self.machine.context.options.checks);
+        let left = self.machine.engine.find(|job| {
+            job.warp == warp
+                && matches!(job.work, Work::Copy(_) | Work::CopyArrive { .. } | Work::Store { .. })
+        });
+        let what = match left.map(|job| &job.work) {
+            Some(Work::Store { captured: None, .. }) => Some("a bulk store may still read shared memory"),
+            Some(Work::Copy(_) | Work::CopyArrive { .. }) => Some("a cp.async is unfinished"),
+            _ => None,
+        };
+        let queue = &self.machine.warps[warp].wgmma;
+        let wgmma = !queue.open.is_empty() || !queue.pending.is_empty();
+        let what = what.or(wgmma.then_some("a wgmma was not waited for"));
+        if let (Some(what), true) = (what, checks.in_flight) {
+            self.report(FindingKind::Undrained, self.first_lane(), format!("the warp ends, but {what}"));
+        }
+    }
+
+    fn end_warp(&mut self) {
+        let cluster = self.machine.ctas[self.cta].cluster;
+        self.machine.clusters[cluster].live_warps -= 1;
+        // Bulk stores finish by themselves; copies that nobody waited for have no meaning any more.
+        let warp = self.warp;
+        self.machine.complete_all(|job| job.warp == warp && matches!(job.work, Work::Store { .. }));
+        if self.machine.ctas[self.cta].live_threads == 0 {
+            self.end_cta();
+        }
+    }
+
+    fn end_cta(&mut self) {
+        let (cta, checks) = (self.cta, self.machine.context.options.checks);
+        let lands_here = |work: &Work| match work {
+            Work::Load { ctas, .. } => ctas.contains(&cta),
+            Work::Remote { to, .. } => *to == cta,
+            _ => false,
+        };
+        let unfinished = self.machine.engine.find(|job| lands_here(&job.work)).is_some();
+        if unfinished && checks.in_flight {
+            let text = "the CTA ends, but a copy into its shared memory is unfinished".into();
+            self.report(FindingKind::Undrained, self.first_lane(), text);
+        }
+        self.machine.engine.discard(|job| lands_here(&job.work));
+        let leftover = self.machine.ctas[cta].mbarriers.iter().find(|(_, b)| b.tx() != 0);
+        if let (Some((at, barrier)), true, false) = (leftover, checks.barrier, unfinished) {
+            let text =
+                format!("the CTA ends, but mbarrier {at:#x} has {} transaction bytes left", barrier.tx());
+            self.report(FindingKind::MbarrierLeftover, self.first_lane(), text);
+        }
+        self.machine.engine.discard(|job| job.cta == cta && !matches!(job.work, Work::Load { .. }));
+    }
+
+    /// `setmaxnreg`: warps of a warpgroup, one by one; growing waits for the pool.
+    pub(super) fn set_max_registers(&mut self, count: u32, grow: bool) -> Outcome {
+        if let Some(flow) = self.aligned("setmaxnreg")? {
+            return Ok(flow);
+        }
+        let budget = self.machine.warps[self.warp].budget;
+        if (grow && count < budget) || (!grow && count > budget) {
+            let text = format!("the warp has {budget} registers a thread, which {count} does not follow");
+            return self.halt(FindingKind::RegisterPool, self.first_lane(), text);
+        }
+        let pool = &mut self.machine.ctas[self.cta].pool;
+        if grow {
+            if *pool < count - budget {
+                return Ok(Flow::Wait(Wait::Registers));
+            }
+            *pool -= count - budget;
+        } else {
+            *pool += budget - count;
+        }
+        self.machine.warps[self.warp].budget = count;
+        self.machine.effect();
+        for warp in self.machine.warps_of(self.cta) {
+            warp.wake(|wait| wait == Wait::Registers);
+        }
+        Ok(Flow::Next)
+    }
+}
+
+impl Machine<'_> {
+    /// Threads have ended: barriers of all threads wait for fewer.
+    fn forget_threads(&mut self, cta: usize, threads: u32) {
+        for id in 0..self.ctas[cta].named.len() {
+            if let Some(done) = self.ctas[cta].named[id].forget(threads) {
+                self.open_barrier(cta, id as u32, &done);
+            }
+        }
+        self.try_open_cluster_barrier(self.ctas[cta].cluster);
+    }
+}

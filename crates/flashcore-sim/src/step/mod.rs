@@ -1,0 +1,201 @@
+//! One instruction of one warp. `execute` is the flat list of micro-operations; each family has its file.
+//!
+//! Called by `schedule.rs` through [`Machine::step`]. A [`Step`] sees the whole machine, and acts for the lanes of
+//! one group whose guard holds.
+
+mod async_copy;
+mod atomic;
+mod barrier;
+mod bulk;
+mod control;
+mod convert;
+mod mbarrier;
+mod memory;
+mod mma;
+mod order;
+mod scalar;
+mod tensor;
+mod warp;
+mod wgmma;
+
+pub(crate) use atomic::reduce_bytes;
+pub(crate) use wgmma::wgmma_product;
+
+use crate::{
+    finding::FindingKind,
+    machine::{Culprit, Machine},
+    program::Uop,
+    warp::{Split, Wait},
+};
+
+/// Where the lanes go after an instruction.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Flow {
+    /// To the next instruction.
+    Next,
+    /// To the next instruction, but another warp has its turn first.
+    Yield,
+    /// These lanes go on; the others of the group execute the instruction later.
+    NextFor(u32),
+    /// To `target`.
+    Jump(u32),
+    /// Away.
+    Exit,
+    /// Nowhere until something happens.
+    Wait(Wait),
+}
+
+/// A fatal finding was reported.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Halt;
+
+pub(crate) type Outcome<T = Flow> = Result<T, Halt>;
+
+/// One instruction of one group of lanes.
+pub(crate) struct Step<'s, 'm> {
+    pub(crate) machine: &'s mut Machine<'m>,
+    /// The resident warp and its CTA.
+    pub(crate) warp: usize,
+    pub(crate) cta: usize,
+    pub(crate) pc: u32,
+    /// The lanes of the group.
+    pub(crate) group: u32,
+    /// The lanes of the group whose guard holds.
+    pub(crate) mask: u32,
+}
+
+impl Machine<'_> {
+    /// Executes one instruction of a warp; whether it may go on with its turn.
+    pub(crate) fn step(&mut self, warp: usize) -> bool {
+        let Some(at) = self.warps[warp].pick() else { return false };
+        // The group is out of the warp while it acts: what it sets free must not move it.
+        let split = self.warps[warp].splits.swap_remove(at);
+        let (flow, mask) = self.execute(warp, split);
+        match flow {
+            Ok(flow) => self.move_on(warp, split, mask, flow),
+            Err(Halt) => {
+                self.warps[warp].splits.push(split);
+                false
+            }
+        }
+    }
+
+    fn execute(&mut self, warp: usize, split: Split) -> (Outcome, u32) {
+        let Split { pc, mask: group, .. } = split;
+        let program = self.context.program;
+        let cta = self.warps[warp].cta;
+        let mut step = Step { machine: self, warp, cta, pc, group, mask: group };
+        let Some(code) = program.code.get(pc as usize) else { return (step.exit(), group) };
+        step.machine.steps += 1;
+        step.machine.hits.hit(pc);
+        if let Some((slot, negated)) = code.guard {
+            step.mask &= step.guard(slot, negated);
+        }
+        let mask = step.mask;
+        let flow = if mask == 0 { Ok(Flow::Next) } else { step.execute(&code.uop) };
+        (flow, mask)
+    }
+
+    /// Puts the lanes of a group where they go; `mask` are those whose guard held.
+    fn move_on(&mut self, warp: usize, split: Split, mask: u32, flow: Flow) -> bool {
+        let Split { pc, mask: group, .. } = split;
+        let ready = |pc, mask| Split { pc, mask, wait: Wait::Ready };
+        let passed_over = group & !mask;
+        let (next, elsewhere) = match flow {
+            Flow::Next | Flow::Yield => (group, ready(pc, 0)),
+            Flow::NextFor(done) => (passed_over | done, ready(pc, mask & !done)),
+            Flow::Jump(target) => (passed_over, ready(target, mask)),
+            Flow::Wait(wait) => (passed_over, Split { pc, mask, wait }),
+            Flow::Exit => (passed_over, ready(pc, 0)),
+        };
+        let diverges = next != 0 && matches!(flow, Flow::Jump(_));
+        self.counters.divergent_branches += u64::from(diverges);
+        let warp = &mut self.warps[warp];
+        warp.splits.extend([ready(pc + 1, next), elsewhere].into_iter().filter(|s| s.mask != 0));
+        warp.merge();
+        matches!(flow, Flow::Next | Flow::Jump(_) | Flow::NextFor(_))
+    }
+}
+
+impl Step<'_, '_> {
+    fn execute(&mut self, uop: &Uop) -> Outcome {
+        match uop {
+            Uop::Alu { f, dst, srcs } => self.alu(f, *dst, srcs),
+            Uop::Compare { f, p, q, srcs, packed, combine } => {
+                self.compare(f, *p, *q, srcs, *packed, *combine)
+            }
+            Uop::Unpack { dsts, src, bits } => self.unpack(dsts, *src, *bits),
+            Uop::ToGeneric { dst, src, space } => self.to_generic(*dst, *src, *space),
+            Uop::FromGeneric { dst, src, space } => self.from_generic(*dst, *src, *space),
+            Uop::IsSpace { dst, src, space } => self.is_space(*dst, *src, *space),
+            Uop::MapA { dst, src, rank, generic } => self.map_address(*dst, *src, *rank, *generic),
+            Uop::CtaRank { dst, src } => self.cta_rank(*dst, *src),
+            Uop::Load { access, dsts } => self.load(access, dsts),
+            Uop::Store { access, srcs } => self.store(access, srcs),
+            Uop::Atomic(op) => self.atomic(op),
+            Uop::LoadMatrix { space, addr, dsts, transpose } => {
+                self.load_matrix(*space, addr, dsts, *transpose)
+            }
+            Uop::StoreMatrix { space, addr, srcs, transpose } => {
+                self.store_matrix(*space, addr, srcs, *transpose)
+            }
+            Uop::Shuffle { mode, dst, ok, value, lane, clamp, mask } => {
+                self.shuffle(*mode, (*dst, *ok), *value, (*lane, *clamp), *mask)
+            }
+            Uop::Vote { mode, dst, value, mask } => self.vote(*mode, *dst, *value, *mask),
+            Uop::Match { all, dst, ok, value, mask } => self.match_lanes(*all, (*dst, *ok), *value, *mask),
+            Uop::Redux { op, signed, dst, value, mask } => self.redux(*op, *signed, *dst, *value, *mask),
+            Uop::Elect { dst, ok, mask } => self.elect(*dst, *ok, *mask),
+            Uop::ActiveMask { dst } => self.active_mask(*dst),
+            Uop::WarpSync { mask } => self.warp_sync(*mask),
+            Uop::Mma(op) => self.mma(op),
+            Uop::Wgmma(op) => self.wgmma(op),
+            Uop::WgmmaFence => self.wgmma_fence(),
+            Uop::WgmmaCommit => self.wgmma_commit(),
+            Uop::WgmmaWait { keep } => self.wgmma_wait(*keep),
+            Uop::CpAsync(op) => self.cp_async(op),
+            Uop::CpCommit => self.cp_commit(),
+            Uop::CpWait { keep, commit } => self.cp_wait(*keep, *commit),
+            Uop::CpArrive { mbarrier, space, noinc } => self.cp_arrive(mbarrier, *space, *noinc),
+            Uop::Bulk(op) => self.bulk(op),
+            Uop::BulkCommit => self.bulk_commit(),
+            Uop::BulkWait { keep, read_only } => self.bulk_wait(*keep, *read_only),
+            Uop::Mbarrier { op, addr, space } => self.mbarrier(op, addr, *space),
+            Uop::PendingCount { dst, state } => self.pending_count(*dst, *state),
+            Uop::Fence(kind) => self.fence(*kind),
+            Uop::Barrier { id, count, wait, vote, aligned } => {
+                self.barrier(*id, *count, *wait, *vote, *aligned)
+            }
+            Uop::ClusterArrive { release, aligned } => self.cluster_arrive(*release, *aligned),
+            Uop::ClusterWait { acquire, aligned } => self.cluster_wait(*acquire, *aligned),
+            Uop::SetMaxReg { count, grow } => self.set_max_registers(*count, *grow),
+            Uop::Branch { target } => Ok(Flow::Jump(*target)),
+            Uop::Exit => self.exit(),
+            Uop::Trap => self.halt(FindingKind::Trap, 0, "the kernel executed `trap`".into()),
+            Uop::Nop => Ok(Flow::Next),
+        }
+    }
+
+    /// Reports something about this instruction.
+    pub(crate) fn report(&mut self, kind: FindingKind, lane: usize, message: String) {
+        let by = Culprit { cta: self.cta, warp: self.machine.warps[self.warp].index, lane: lane as u32 };
+        self.machine.report(kind, by, Some(self.pc), message);
+    }
+
+    /// Reports something that ends the launch.
+    pub(crate) fn halt<T>(&mut self, kind: FindingKind, lane: usize, message: String) -> Outcome<T> {
+        self.report(kind, lane, message);
+        self.machine.halted = true;
+        Err(Halt)
+    }
+
+    /// The lowest lane that acts.
+    pub(crate) const fn first_lane(&self) -> usize {
+        self.mask.trailing_zeros() as usize
+    }
+
+    /// Lanes of the warp that have not exited.
+    pub(crate) fn live(&self) -> u32 {
+        self.machine.warps[self.warp].live()
+    }
+}

@@ -1,0 +1,239 @@
+//! What accesses, fences and synchronisation mean for order: clocks, proxies, acquire and release.
+
+use super::{Flow, Outcome, Step};
+use crate::{
+    check::{
+        clock::{AgentKind, Knowledge},
+        global::{GlobalAccess, GlobalConflict},
+        race::{Accessor, Conflict, Proxy},
+    },
+    finding::FindingKind,
+    memory::Place,
+    program::{Fence, Order},
+};
+use std::ops::Range;
+
+/// Under whose name, through which proxy, an access is entered.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Name {
+    pub(super) agent: u32,
+    pub(super) clock: u32,
+    pub(super) proxy: Proxy,
+    pub(super) strong: bool,
+}
+
+impl Step<'_, '_> {
+    /// The warp's own name.
+    pub(super) fn own_name(&self, strong: bool) -> Name {
+        let warp = &self.machine.warps[self.warp];
+        Name { agent: warp.agent, clock: warp.clock.now, proxy: Proxy::Generic, strong }
+    }
+
+    /// The number of the cluster in the grid.
+    pub(super) fn cluster_number(&self) -> u32 {
+        self.machine.clusters[self.machine.ctas[self.cta].cluster].number
+    }
+
+    /// Judges and enters an access of `lane` to shared memory of the resident CTA `cta`.
+    pub(super) fn order_shared(
+        &mut self,
+        lane: usize,
+        cta: usize,
+        range: Range<usize>,
+        write: bool,
+        name: Name,
+    ) {
+        if !self.machine.context.options.checks.tracks_order() {
+            return;
+        }
+        let warp = &mut self.machine.warps[self.warp];
+        if write && name.proxy == Proxy::Generic {
+            warp.clock.unfenced |= 1 << lane;
+        }
+        let who = Accessor {
+            knowledge: warp.clock.view(1 << lane),
+            agent: name.agent,
+            clock: name.clock,
+            home: warp.agent,
+            lane: lane as u8,
+            synced: warp.clock.synced,
+            proxy: name.proxy,
+            strong: name.strong,
+        };
+        let shadow = &mut self.machine.ctas[cta].shared.shadow;
+        let verdict = if write { shadow.write(range, &who) } else { shadow.read(range, &who) };
+        if let Err(conflict) = verdict {
+            self.report_conflict(conflict, lane, write, name.proxy);
+        }
+    }
+
+    /// Reports a conflict that a shadow has found, if its checker is on.
+    pub(super) fn report_conflict(&mut self, conflict: Conflict, lane: usize, write: bool, proxy: Proxy) {
+        let checks = self.machine.context.options.checks;
+        let verb = if write { "write to" } else { "read of" };
+        let (kind, on, message) = match conflict {
+            Conflict::Lanes { other } => {
+                let text =
+                    format!("{verb} shared memory that lane {other} wrote, without bar.warp.sync between");
+                (FindingKind::WarpRace, checks.race, text)
+            }
+            Conflict::Unfenced { writer } => {
+                let text =
+                    format!("the async proxy meets what {} wrote, without fence.proxy.async", name(writer));
+                (FindingKind::MissingProxyFence, checks.proxy, text)
+            }
+            Conflict::UnfencedRead => {
+                let text = "the async proxy overwrites what was read, without fence.proxy.async".to_string();
+                (FindingKind::UnfencedRead, checks.proxy, text)
+            }
+            Conflict::Unordered { other: other @ (AgentKind::Warp(_) | AgentKind::Named), was_write } => {
+                let past = if was_write { "written" } else { "read" };
+                let who = if proxy == Proxy::Async { "asynchronous " } else { "" };
+                let text =
+                    format!("{who}{verb} shared memory {past} by {}, without order between", name(other));
+                (FindingKind::SharedRace, checks.race, text)
+            }
+            Conflict::Unordered { other, was_write } => {
+                let past = if was_write { "written" } else { "read" };
+                let text =
+                    format!("{verb} shared memory {past} by {}, not known to be complete", name(other));
+                (FindingKind::InFlightMemory, checks.in_flight, text)
+            }
+        };
+        if on {
+            self.report(kind, lane, message);
+        }
+    }
+
+    /// Judges and enters an access to global memory.
+    pub(super) fn order_global(&mut self, lane: usize, address: u64, len: usize, write: bool, name: Name) {
+        if !self.machine.context.options.checks.race || len == 0 {
+            return;
+        }
+        let cluster = self.cluster_number();
+        let warp = &self.machine.warps[self.warp];
+        let who = GlobalAccess {
+            knowledge: warp.clock.view(1 << lane),
+            cluster,
+            agent: name.agent,
+            clock: name.clock,
+            home: warp.agent,
+            strong: name.strong,
+        };
+        let verdict = match self.machine.global.find(address, len) {
+            Ok((allocation, range)) if write => allocation.shadow.write(range, &who),
+            Ok((allocation, range)) => allocation.shadow.read(range, &who),
+            Err(_) => Ok(()),
+        };
+        if let Err(GlobalConflict { cluster: other, was_write }) = verdict {
+            let (verb, past) =
+                (if write { "write to" } else { "read of" }, if was_write { "written" } else { "read" });
+            let place = if other == cluster { "the same cluster".into() } else { format!("cluster {other}") };
+            let text = format!("{verb} global memory {past} by {place}, without order between");
+            self.report(FindingKind::GlobalRace, lane, text);
+        }
+    }
+
+    /// Acquire and release through a location: what strong accesses publish and learn.
+    pub(super) fn synchronise(&mut self, lane: usize, place: Place, order: Order, reads: bool, writes: bool) {
+        if !order.strong || !self.machine.context.options.checks.tracks_order() {
+            return;
+        }
+        if reads {
+            let news = self.published_at(place);
+            if order.acquire {
+                self.learn(1 << lane, &news);
+            } else {
+                self.machine.warps[self.warp].clock.before_fence.join(&news);
+            }
+        }
+        if writes {
+            let warp = &mut self.machine.warps[self.warp];
+            let knowledge = match order.release {
+                true => warp.clock.release(warp.agent, 1 << lane),
+                false => warp.clock.at_fence.clone(),
+            };
+            self.publish_at(place, &knowledge);
+        }
+    }
+
+    fn published_at(&self, place: Place) -> Knowledge {
+        let mut news = Knowledge::default();
+        match place {
+            Place::Global(address) => {
+                if let Some(clocks) = self.machine.global_sync.get(&address) {
+                    news.import(self.cluster_number(), clocks);
+                }
+            }
+            Place::Shared { rank, offset } => {
+                if let Some(known) =
+                    self.machine.peer(self.cta, rank).and_then(|cta| self.machine.ctas[cta].sync.get(&offset))
+                {
+                    news.join(known);
+                }
+            }
+            _ => {}
+        }
+        news
+    }
+
+    fn publish_at(&mut self, place: Place, knowledge: &Knowledge) {
+        match place {
+            Place::Global(address) => {
+                let cluster = self.cluster_number();
+                self.machine.publish_global(address, cluster, knowledge);
+            }
+            Place::Shared { rank, offset } => {
+                if let Some(cta) = self.machine.peer(self.cta, rank) {
+                    self.machine.ctas[cta].sync.entry(offset).or_default().join(knowledge);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Lanes learn what somebody published.
+    pub(super) fn learn(&mut self, mask: u32, news: &Knowledge) {
+        let live = self.live();
+        self.machine.warps[self.warp].clock.learn(mask, live, news);
+    }
+
+    /// What the acting lanes publish.
+    pub(super) fn release(&mut self) -> Knowledge {
+        let warp = &mut self.machine.warps[self.warp];
+        warp.clock.release(warp.agent, self.mask)
+    }
+
+    /// All lanes of the warp meet.
+    pub(super) fn meet(&mut self) {
+        self.machine.warps[self.warp].clock.sync();
+    }
+
+    pub(super) fn fence(&mut self, kind: Fence) -> Outcome {
+        let (mask, live) = (self.mask, self.live());
+        let warp = &mut self.machine.warps[self.warp];
+        match kind {
+            Fence::Memory => {
+                let met = std::mem::take(&mut warp.clock.before_fence);
+                warp.clock.learn(mask, live, &met);
+                warp.clock.at_fence = warp.clock.release(warp.agent, mask);
+            }
+            Fence::ProxyAsync => warp.clock.proxy_fence(warp.agent, mask),
+            Fence::Other => {}
+        }
+        Ok(Flow::Next)
+    }
+}
+
+/// An agent in words.
+fn name(agent: AgentKind) -> String {
+    match agent {
+        AgentKind::Warp(warp) => format!("warp {warp} of the cluster"),
+        AgentKind::BulkRead(warp) => format!("a bulk store of warp {warp}"),
+        AgentKind::BulkWrite(warp) => format!("a bulk copy of warp {warp}"),
+        AgentKind::Wgmma(warp) => format!("a wgmma of the warpgroup of warp {warp}"),
+        AgentKind::CpAsync(warp) => format!("a cp.async of warp {warp}"),
+        AgentKind::Named => "a barrier".into(),
+        AgentKind::Mbarrier => "an asynchronous copy".into(),
+    }
+}

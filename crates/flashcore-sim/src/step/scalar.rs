@@ -1,0 +1,185 @@
+//! Reading sources, writing results, and everything that is a pure function of its sources.
+
+use super::{Flow, Outcome, Step};
+use crate::{
+    finding::FindingKind,
+    geometry::unflatten,
+    memory::rank_address,
+    program::{Combine, Dst, LaneFn, Lanes, Reg, Src},
+    regfile::RegisterFault,
+};
+use flashcore_ptx::types::SpecialReg;
+use std::array::from_fn;
+
+impl Step<'_, '_> {
+    /// The lanes in which a guard holds.
+    pub(super) fn guard(&mut self, slot: u32, negated: bool) -> u32 {
+        self.check_read(Reg::Predicate(slot));
+        let bits = self.machine.warps[self.warp].registers.predicate(slot);
+        if negated { !bits } else { bits }
+    }
+
+    /// A source in every lane; only those in the mask are judged.
+    pub(super) fn read(&mut self, src: Src) -> Lanes {
+        match src {
+            Src::Reg(reg) => {
+                self.check_read(reg);
+                self.machine.warps[self.warp].registers.lanes(reg)
+            }
+            Src::Not(slot) => {
+                self.check_read(Reg::Predicate(slot));
+                let bits = self.machine.warps[self.warp].registers.predicate(slot);
+                from_fn(|i| u64::from(!bits >> i & 1))
+            }
+            Src::Imm(value) => [value; 32],
+            Src::Special(special) => self.special(special),
+            Src::Shared(offset) => [rank_address(self.machine.ctas[self.cta].rank, offset).into(); 32],
+        }
+    }
+
+    /// A predicate source as a mask of lanes.
+    pub(super) fn read_mask(&mut self, src: Src) -> u32 {
+        let values = self.read(src);
+        (0..32).fold(0, |bits, i| bits | ((values[i] & 1) as u32) << i)
+    }
+
+    fn check_read(&mut self, reg: Reg) {
+        let fault = self.machine.warps[self.warp].registers.check_read(reg, self.mask);
+        if let Some(fault) = fault {
+            self.register_fault(fault, "read");
+        }
+    }
+
+    fn register_fault(&mut self, fault: RegisterFault, what: &str) {
+        let checks = self.machine.context.options.checks;
+        let lane = self.first_lane();
+        match fault {
+            RegisterFault::Uninit if checks.init => {
+                let message = "a source register was never written".to_string();
+                self.report(FindingKind::UninitRegister, lane, message);
+            }
+            RegisterFault::InFlight if checks.in_flight => {
+                let message = format!("a register of an unfinished wgmma is {what} before wgmma.wait_group");
+                self.report(FindingKind::InFlightRegister, lane, message);
+            }
+            _ => {}
+        }
+    }
+
+    /// Writes a result in the lanes of the mask.
+    pub(super) fn write(&mut self, dst: Dst, values: &Lanes) {
+        if let Some(reg) = dst {
+            let fault = self.machine.warps[self.warp].registers.write(reg, self.mask, values);
+            if let Some(fault) = fault {
+                self.register_fault(fault, "overwritten");
+            }
+        }
+    }
+
+    pub(super) fn alu(&mut self, f: &LaneFn, dst: Dst, srcs: &[Src]) -> Outcome {
+        let values = self.sources(srcs);
+        self.write(dst, &f(&values));
+        Ok(Flow::Next)
+    }
+
+    fn sources(&mut self, srcs: &[Src]) -> [Lanes; 4] {
+        let mut values = [[0; 32]; 4];
+        for (value, src) in values.iter_mut().zip(srcs) {
+            *value = self.read(*src);
+        }
+        values
+    }
+
+    /// `setp`: `p` is the comparison, `q` its negation, both combined with a third predicate where there is one;
+    /// packed halves give `p` and `q` one comparison each.
+    pub(super) fn compare(
+        &mut self,
+        f: &LaneFn,
+        p: Dst,
+        q: Dst,
+        srcs: &[Src],
+        packed: bool,
+        combine: Option<(Combine, Src)>,
+    ) -> Outcome {
+        let values = self.sources(srcs);
+        let bits = f(&values);
+        let first: Lanes = from_fn(|i| bits[i] & 1);
+        let second: Lanes = if packed { from_fn(|i| bits[i] >> 1 & 1) } else { from_fn(|i| !bits[i] & 1) };
+        let third = combine.map(|(op, src)| (op, self.read(src)));
+        let join = |value: Lanes| match &third {
+            None => value,
+            Some((Combine::And, c)) => from_fn(|i| value[i] & c[i]),
+            Some((Combine::Or, c)) => from_fn(|i| value[i] | c[i]),
+            Some((_, c)) => from_fn(|i| value[i] ^ c[i]),
+        };
+        self.write(p, &join(first));
+        self.write(q, &join(second));
+        Ok(Flow::Next)
+    }
+
+    pub(super) fn unpack(&mut self, dsts: &[Dst], src: Src, bits: u32) -> Outcome {
+        let value = self.read(src);
+        let mask = u64::MAX >> (64 - bits);
+        for (i, dst) in dsts.iter().enumerate() {
+            let part: Lanes = from_fn(|lane| value[lane] >> (bits as usize * i) & mask);
+            self.write(*dst, &part);
+        }
+        Ok(Flow::Next)
+    }
+
+    fn special(&self, special: SpecialReg) -> Lanes {
+        use SpecialReg as S;
+        let geometry = &self.machine.context.geometry;
+        let warp = &self.machine.warps[self.warp];
+        let cta = &self.machine.ctas[self.cta];
+        let tid = |dim: usize| from_fn(|l| unflatten(warp.index * 32 + l as u32, geometry.block)[dim].into());
+        let all = |value: u32| [u64::from(value); 32];
+        let lane_mask = |f: fn(u32) -> u32| from_fn(|l| f(l as u32).into());
+        let cluster: [u32; 3] = from_fn(|d| cta.id[d] / geometry.cluster[d]);
+        let clusters: [u32; 3] = from_fn(|d| geometry.grid[d] / geometry.cluster[d]);
+        let inside = unflatten(cta.rank, geometry.cluster);
+        match special {
+            S::TidX => tid(0),
+            S::TidY => tid(1),
+            S::TidZ => tid(2),
+            S::NtidX => all(geometry.block[0]),
+            S::NtidY => all(geometry.block[1]),
+            S::NtidZ => all(geometry.block[2]),
+            S::CtaidX => all(cta.id[0]),
+            S::CtaidY => all(cta.id[1]),
+            S::CtaidZ => all(cta.id[2]),
+            S::NctaidX => all(geometry.grid[0]),
+            S::NctaidY => all(geometry.grid[1]),
+            S::NctaidZ => all(geometry.grid[2]),
+            S::ClusteridX => all(cluster[0]),
+            S::ClusteridY => all(cluster[1]),
+            S::ClusteridZ => all(cluster[2]),
+            S::NclusteridX => all(clusters[0]),
+            S::NclusteridY => all(clusters[1]),
+            S::NclusteridZ => all(clusters[2]),
+            S::ClusterCtaidX => all(inside[0]),
+            S::ClusterCtaidY => all(inside[1]),
+            S::ClusterCtaidZ => all(inside[2]),
+            S::ClusterNctaidX => all(geometry.cluster[0]),
+            S::ClusterNctaidY => all(geometry.cluster[1]),
+            S::ClusterNctaidZ => all(geometry.cluster[2]),
+            S::ClusterCtarank => all(cta.rank),
+            S::ClusterNctarank => all(geometry.cluster_ctas),
+            S::IsExplicitCluster => all(u32::from(geometry.cluster_ctas > 1)),
+            S::Laneid => from_fn(|l| l as u64),
+            S::Warpid => all(warp.index),
+            S::Nwarpid => all(geometry.warps),
+            S::Smid => all(cta.cluster as u32),
+            S::Nsmid => all(self.machine.clusters.len() as u32),
+            S::LanemaskEq => lane_mask(|l| 1 << l),
+            S::LanemaskLe => lane_mask(|l| u32::MAX >> (31 - l)),
+            S::LanemaskLt => lane_mask(|l| (1 << l) - 1),
+            S::LanemaskGe => lane_mask(|l| u32::MAX << l),
+            S::LanemaskGt => lane_mask(|l| !(u32::MAX >> (31 - l))),
+            S::Clock | S::Clock64 | S::Globaltimer => [self.machine.steps; 32],
+            S::DynamicSmemSize => all(geometry.dynamic_shared),
+            S::TotalSmemSize => all(geometry.shared_bytes),
+            _ => [0; 32],
+        }
+    }
+}

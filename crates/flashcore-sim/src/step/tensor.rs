@@ -1,0 +1,60 @@
+//! Small matrices for the tensor cores: decoding elements, products with k ascending.
+
+use crate::{
+    numeric::{BF16, F16},
+    program::Element,
+};
+
+/// A dense matrix of f32, row by row.
+#[derive(Clone, Debug)]
+pub(super) struct Matrix {
+    pub(super) cols: usize,
+    pub(super) values: Vec<f32>,
+}
+
+impl Matrix {
+    pub(super) fn zero(rows: usize, cols: usize) -> Self {
+        Self { cols, values: vec![0.0; rows * cols] }
+    }
+
+    pub(super) fn at(&self, row: usize, col: usize) -> f32 {
+        self.values[row * self.cols + col]
+    }
+
+    pub(super) fn set(&mut self, row: usize, col: usize, value: f32) {
+        self.values[row * self.cols + col] = value;
+    }
+
+    /// `self += a · b`, where `a` is rows × k and `b` is k × cols: each product is exact for 16-bit operands, sums
+    /// are rounded to f32 in ascending order of k (the ISA leaves order and rounding open).
+    pub(super) fn add_product(&mut self, a: &Self, b: &Self) {
+        for (row, sums) in self.values.chunks_exact_mut(self.cols).enumerate() {
+            let factors = &a.values[row * a.cols..(row + 1) * a.cols];
+            for (factor, b_row) in factors.iter().zip(b.values.chunks_exact(b.cols)) {
+                for (sum, value) in sums.iter_mut().zip(b_row) {
+                    *sum += factor * value;
+                }
+            }
+        }
+    }
+}
+
+/// The value of an element's bits.
+pub(super) fn decode(element: Element, bits: u32) -> f32 {
+    match element {
+        Element::Small(format, _) if format == BF16 => f32::from_bits(bits << 16),
+        Element::Small(format, _) if format == F16 => half::f16::from_bits(bits as u16).to_f32(),
+        Element::Small(format, _) => format.decode(bits) as f32,
+        // the tensor core reads 19 bits
+        Element::Tf32 => f32::from_bits(bits & 0xffff_e000),
+        Element::U8 => bits as f32,
+        Element::S8 => f32::from(bits as i8),
+    }
+}
+
+/// Element `i` of those packed into 32-bit words, first in the low bits.
+pub(super) fn packed(element: Element, word: u32, i: u32) -> f32 {
+    let bits = element.bits();
+    let mask = u32::MAX >> (32 - bits);
+    decode(element, word >> (bits * i) & mask)
+}

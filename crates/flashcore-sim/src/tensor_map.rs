@@ -1,0 +1,146 @@
+//! Tensor maps: what a 128-byte kernel parameter stands for, and boxes of the tensor as rows of bytes.
+
+use flashcore_ptx::{
+    launch::{TensorElement, TensorMapSpec},
+    layout::Swizzle,
+};
+
+/// Marks the bytes of a tensor map among the parameters; its number follows.
+const MAGIC: u64 = 0x7054_616d_726f_736e;
+/// Bytes of a tensor map.
+pub(crate) const MAP_BYTES: usize = 128;
+
+/// A tensor in global memory and the box that copies of it move; dimension 0 is the innermost.
+#[derive(Clone, Debug)]
+pub(crate) struct TensorMap {
+    pub(crate) address: u64,
+    pub(crate) element: TensorElement,
+    dims: Vec<u64>,
+    /// Bytes between neighbours along each dimension, the innermost included.
+    strides: Vec<u64>,
+    box_dims: Vec<u32>,
+    pub(crate) swizzle: Swizzle,
+}
+
+/// One row of a box: contiguous in both memories, apart from the swizzle.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct BoxRow {
+    /// Bytes from the start of the (unswizzled) box.
+    pub(crate) offset: u32,
+    /// Bytes at the front that lie before the tensor.
+    pub(crate) skip: u32,
+    /// Address of the first byte inside the tensor, and how many follow; 0 where the row lies outside.
+    pub(crate) address: u64,
+    pub(crate) inside: u32,
+}
+
+impl TensorMap {
+    /// Checks a spec as `cuTensorMapEncodeTiled` does; the error says what it would reject.
+    pub(crate) fn new(spec: &TensorMapSpec, address: u64) -> Result<Self, String> {
+        let rank = spec.dims.len();
+        let element = u64::from(spec.element.bytes());
+        let need = |ok: bool, what: &str| if ok { Ok(()) } else { Err(format!("tensor map: {what}")) };
+        need((1..=5).contains(&rank), "rank must be 1 to 5")?;
+        need(spec.box_dims.len() == rank, "the box must have the tensor's rank")?;
+        need(spec.strides.len() + 1 == rank, "one stride fewer than dimensions")?;
+        need(spec.dims.iter().all(|&d| (1..=1 << 32).contains(&d)), "dimensions must be 1 to 2^32")?;
+        need(spec.box_dims.iter().all(|d| (1..=256).contains(d)), "box dimensions must be 1 to 256")?;
+        need(spec.strides.iter().all(|s| s % 16 == 0 && *s < 1 << 40), "strides must be multiples of 16")?;
+        need(address.is_multiple_of(16), "the address must be a multiple of 16")?;
+        let row = u64::from(spec.box_dims[0]) * element;
+        need(row.is_multiple_of(16), "a box row must be a multiple of 16 bytes")?;
+        let fits = spec.swizzle == Swizzle::None || row <= spec.swizzle.row_bytes().into();
+        need(fits, "a box row must not be longer than the swizzle's row")?;
+        let strides = std::iter::once(element).chain(spec.strides.iter().copied()).collect();
+        Ok(Self {
+            address,
+            element: spec.element,
+            dims: spec.dims.clone(),
+            strides,
+            box_dims: spec.box_dims.clone(),
+            swizzle: spec.swizzle,
+        })
+    }
+
+    pub(crate) fn rank(&self) -> usize {
+        self.dims.len()
+    }
+
+    /// Bytes of one row of the box.
+    pub(crate) fn row_bytes(&self) -> u32 {
+        self.box_dims[0] * self.element.bytes()
+    }
+
+    /// The rows of the box at `coords`.
+    pub(crate) fn rows(&self, coords: &[i32]) -> Vec<BoxRow> {
+        let count: u32 = self.box_dims[1..].iter().product();
+        (0..count).map(|number| self.row(coords, number)).collect()
+    }
+
+    fn row(&self, coords: &[i32], number: u32) -> BoxRow {
+        let (mut rest, mut address, mut inside) = (number, self.address, true);
+        for dim in 1..self.dims.len() {
+            let index = i64::from(coords[dim]) + i64::from(rest % self.box_dims[dim]);
+            rest /= self.box_dims[dim];
+            inside &= index >= 0 && (index as u64) < self.dims[dim];
+            address = address.wrapping_add((index as u64).wrapping_mul(self.strides[dim]));
+        }
+        let element = i64::from(self.element.bytes());
+        let (start, width) = (i64::from(coords[0]), i64::from(self.box_dims[0]));
+        let low = start.clamp(0, self.dims[0] as i64);
+        let high = (start + width).clamp(0, self.dims[0] as i64);
+        let inside = if inside { (high - low).max(0) * element } else { 0 };
+        BoxRow {
+            offset: number * self.row_bytes(),
+            skip: ((low - start).clamp(0, width) * element) as u32,
+            address: address.wrapping_add((low * element) as u64),
+            inside: inside as u32,
+        }
+    }
+}
+
+/// The parameter bytes of tensor map number `index`.
+pub(crate) fn encode(index: usize) -> [u8; MAP_BYTES] {
+    let mut bytes = [0; MAP_BYTES];
+    bytes[..8].copy_from_slice(&MAGIC.to_le_bytes());
+    bytes[8..16].copy_from_slice(&(index as u64).to_le_bytes());
+    bytes
+}
+
+/// The number of the tensor map in `bytes`, if it is one.
+pub(crate) fn decode(bytes: &[u8]) -> Option<usize> {
+    let word = |at: usize| bytes.get(at..at + 8)?.try_into().ok().map(u64::from_le_bytes);
+    (word(0)? == MAGIC).then_some(word(8)? as usize)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flashcore_ptx::launch::Slot;
+
+    fn map() -> TensorMap {
+        let spec = TensorMapSpec {
+            slot: Slot(0),
+            element: TensorElement::F16,
+            dims: vec![10, 3],
+            strides: vec![32],
+            box_dims: vec![8, 2],
+            swizzle: Swizzle::None,
+        };
+        TensorMap::new(&spec, 0x1000).expect("a valid map")
+    }
+
+    #[test]
+    fn rows_are_clipped_on_every_side() {
+        let expect = |coords: [i32; 2], row: usize, skip: u32, address: u64, inside: u32| {
+            let got = map().rows(&coords)[row];
+            assert_eq!(got, BoxRow { offset: row as u32 * 16, skip, address, inside }, "{coords:?}");
+        };
+        expect([0, 0], 1, 0, 0x1000 + 32, 16);
+        expect([4, 2], 0, 0, 0x1000 + 64 + 8, 12);
+        expect([4, 2], 1, 0, 0x1000 + 96 + 8, 0);
+        expect([-3, 0], 0, 6, 0x1000, 10);
+        assert_eq!(map().rows(&[64, 0])[0].inside, 0);
+        assert_eq!(map().rows(&[0, -1])[0].inside, 0);
+    }
+}
