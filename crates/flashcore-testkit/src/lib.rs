@@ -9,6 +9,7 @@
 //! | [`compare`] | the error rule |
 //! | [`plain`] | attention computed plainly, row by row: in f64 the oracle, in the tensors' own precision the yardstick |
 //! | [`properties`] | laws that hold whatever the numbers are |
+//! | [`ptxtest`] | tests written as PTX files, for simulator and GPU |
 //! | [`random`] | random legal problems, for fuzzing |
 //!
 //! Nothing here is published; the command line links it for its `run` and `verify` commands.
@@ -23,6 +24,7 @@ pub mod inputs;
 pub mod naive;
 pub mod plain;
 pub mod properties;
+pub mod ptxtest;
 pub mod random;
 pub mod rng;
 pub mod suite;
