@@ -1,0 +1,101 @@
+//! A competitor that computes on host tensors, timed by the wall clock: the CPU backend, the naive one, or any other.
+
+use std::{
+    rc::Rc,
+    sync::Arc,
+    thread::sleep,
+    time::{Duration, Instant},
+};
+
+use flashcore_core::Backend;
+
+use super::{Arm, Place, Ready};
+use crate::{
+    burst::{Conditions, Run},
+    error::LabError,
+    workload::{Outputs, Workload},
+};
+
+/// Bytes that, once written, have pushed everything else out of a CPU's caches.
+const EVICTING: usize = 128 << 20;
+
+/// A backend as a competitor.
+pub struct HostArm {
+    name: String,
+    backend: Arc<dyn Backend>,
+}
+
+impl HostArm {
+    /// `backend` under its own name.
+    pub fn new(backend: Arc<dyn Backend>) -> Self {
+        Self { name: backend.name().to_owned(), backend }
+    }
+}
+
+impl Arm for HostArm {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn place(&self) -> Place {
+        Place::Cpu
+    }
+
+    fn prepare(&self, workload: &Rc<Workload>) -> Result<Box<dyn Ready>, LabError> {
+        let mut outputs = workload.outputs()?;
+        let kernel = self.backend.forward(&mut workload.call(&mut outputs, false)?)?.kernel;
+        Ok(Box::new(HostReady {
+            backend: self.backend.clone(),
+            workload: workload.clone(),
+            outputs,
+            kernel,
+            evictor: Vec::new(),
+        }))
+    }
+}
+
+struct HostReady {
+    backend: Arc<dyn Backend>,
+    workload: Rc<Workload>,
+    outputs: Outputs,
+    kernel: String,
+    evictor: Vec<u8>,
+}
+
+impl HostReady {
+    fn sample(&mut self, calls: u32) -> Result<f64, LabError> {
+        let start = Instant::now();
+        for _ in 0..calls {
+            self.backend.forward(&mut self.workload.call(&mut self.outputs, false)?)?;
+        }
+        Ok(start.elapsed().as_secs_f64() / f64::from(calls))
+    }
+
+    fn set_up(&mut self, conditions: Conditions) {
+        if conditions.cold {
+            self.evictor.resize(EVICTING, 0);
+            self.evictor.iter_mut().for_each(|byte| *byte = byte.wrapping_add(1));
+        }
+        sleep(Duration::from_secs_f64(conditions.pause));
+    }
+}
+
+impl Ready for HostReady {
+    fn kernel(&self) -> &str {
+        &self.kernel
+    }
+
+    fn compute(&mut self) -> Result<Outputs, LabError> {
+        let mut outputs = self.workload.outputs()?;
+        self.backend.forward(&mut self.workload.call(&mut outputs, true)?)?;
+        Ok(outputs)
+    }
+
+    fn time(&mut self, run: &Run) -> Result<Vec<f64>, LabError> {
+        let sample = |_| {
+            self.set_up(run.conditions);
+            self.sample(run.calls)
+        };
+        (0..run.samples).map(sample).collect()
+    }
+}

@@ -1,0 +1,59 @@
+//! Competitors: everything that can compute a task and be timed at it, ours and others' alike.
+//!
+//! [`Arm`] is who competes; [`Arm::prepare`] gives a [`Ready`] that holds one task. [`crate::burst`] times it,
+//! [`crate::referee`] judges it. [`host`] makes an arm of any [`Backend`](flashcore_core::Backend), [`torch`] of what
+//! PyTorch offers.
+
+pub mod host;
+pub mod torch;
+
+use std::rc::Rc;
+
+use crate::{
+    burst::Run,
+    error::LabError,
+    workload::{Outputs, Workload},
+};
+
+/// Where a competitor computes.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Place {
+    /// On the CPU.
+    Cpu,
+    /// On a GPU.
+    Gpu,
+}
+
+impl Place {
+    /// The name used in results.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Cpu => "cpu",
+            Self::Gpu => "gpu",
+        }
+    }
+}
+
+/// A competitor.
+pub trait Arm {
+    /// The name used on the command line and in results.
+    fn name(&self) -> &str;
+
+    /// Where it computes.
+    fn place(&self) -> Place;
+
+    /// Gets ready for a task: plans, compiles, brings the inputs to where they are needed.
+    fn prepare(&self, workload: &Rc<Workload>) -> Result<Box<dyn Ready>, LabError>;
+}
+
+/// A competitor with a task in its hands.
+pub trait Ready {
+    /// The kernel that runs.
+    fn kernel(&self) -> &str;
+
+    /// Computes once into fresh, poisoned outputs.
+    fn compute(&mut self) -> Result<Outputs, LabError>;
+
+    /// Seconds per call of each sample.
+    fn time(&mut self, run: &Run) -> Result<Vec<f64>, LabError>;
+}

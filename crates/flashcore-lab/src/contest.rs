@@ -1,0 +1,128 @@
+//! One task, several competitors: everybody gets the same inputs, is judged first, and is timed only if right.
+//!
+//! [`Contest::prepare`] judges, [`Contest::run`] times; `bench` and `gate` do both and differ in what they make of it.
+
+use std::rc::Rc;
+
+use crate::{
+    arm::{Arm, Place, Ready},
+    error::LabError,
+    protocol::{Protocol, Turn},
+    record::{Measurement, Stretch},
+    referee::{Finding, Referee},
+    sensors::Sensors,
+    task::Task,
+    workload::Workload,
+};
+
+/// Who wants to know how far things are, and may end them.
+pub trait Observer {
+    /// Work on `what` for `task` begins.
+    fn at(&mut self, task: &Task, what: &str);
+
+    /// Whether the user has had enough.
+    fn stopped(&self) -> bool;
+}
+
+/// A task that competitors are ready for.
+pub struct Contest {
+    workload: Rc<Workload>,
+    entries: Vec<Entry>,
+}
+
+/// One competitor.
+struct Entry {
+    ready: Option<Box<dyn Ready>>,
+    measurement: Measurement,
+    place: Place,
+}
+
+impl Contest {
+    /// Gets everybody ready and judges what they compute; those that refuse the task or are wrong stay out.
+    pub fn prepare(
+        task: &Task,
+        arms: &[Box<dyn Arm>],
+        seed: u64,
+        observer: &mut dyn Observer,
+    ) -> Result<Self, LabError> {
+        let workload = Rc::new(Workload::new(task.clone(), seed)?);
+        observer.at(task, "f64");
+        let referee = Referee::new(&workload);
+        let mut entries = Vec::new();
+        for arm in arms {
+            if observer.stopped() {
+                return Err(LabError::Stopped);
+            }
+            observer.at(task, arm.name());
+            entries.push(Entry::prepare(&**arm, &workload, &referee)?);
+        }
+        drop(referee);
+        Ok(Self { workload, entries })
+    }
+
+    /// What was found about each competitor, in their order.
+    pub fn findings(&self) -> impl Iterator<Item = (&str, Option<&Finding>)> {
+        self.entries.iter().map(|e| (e.measurement.arm.as_str(), e.measurement.finding.as_ref()))
+    }
+
+    /// Times everybody who is right. A user who stops it gets what there is.
+    pub fn run(
+        mut self,
+        protocol: &Protocol,
+        sensors: &Sensors,
+        observer: &mut dyn Observer,
+    ) -> Result<Vec<Measurement>, LabError> {
+        let fit: Vec<usize> = (0..self.entries.len()).filter(|&n| self.entries[n].is_fit()).collect();
+        for Turn { arm, again } in protocol.turns(fit.len()) {
+            if observer.stopped() {
+                break;
+            }
+            let entry = &mut self.entries[fit[arm]];
+            observer.at(self.workload.task(), &entry.measurement.arm);
+            entry.turn(protocol, sensors, again)?;
+        }
+        Ok(self.entries.into_iter().map(|entry| entry.measurement).collect())
+    }
+}
+
+impl Entry {
+    fn prepare(arm: &dyn Arm, workload: &Rc<Workload>, referee: &Referee<'_>) -> Result<Self, LabError> {
+        let mut measurement = Measurement {
+            task: workload.task().spec().clone(),
+            arm: arm.name().to_owned(),
+            place: arm.place().name().to_owned(),
+            kernel: None,
+            finding: None,
+            refused: None,
+            stretches: Vec::new(),
+        };
+        let mut ready = match arm.prepare(workload) {
+            Ok(ready) => ready,
+            Err(error) if error.is_refusal() => {
+                measurement.refused = Some(error.to_string());
+                return Ok(Self { ready: None, measurement, place: arm.place() });
+            }
+            Err(error) => return Err(error),
+        };
+        measurement.kernel = Some(ready.kernel().to_owned());
+        measurement.finding = Some(referee.judge(&mut *ready, true)?);
+        Ok(Self { ready: Some(ready), measurement, place: arm.place() })
+    }
+
+    fn is_fit(&self) -> bool {
+        self.ready.is_some() && self.measurement.finding.as_ref().is_some_and(Finding::pass)
+    }
+
+    fn turn(&mut self, protocol: &Protocol, sensors: &Sensors, again: bool) -> Result<(), LabError> {
+        let Some(ready) = &mut self.ready else { return Ok(()) };
+        let (samples, weather) = sensors.during(self.place, || protocol.burst().run(&mut **ready));
+        let samples = samples?;
+        self.measurement.stretches.push(Stretch {
+            seconds: samples.seconds,
+            calls: samples.calls,
+            again,
+            weather,
+        });
+        Ok(())
+    }
+}

@@ -1,0 +1,160 @@
+//! The hard gate: right first, then fast enough, with an honest account of what chance may have done.
+//!
+//! | demand | passes if |
+//! | --- | --- |
+//! | [`Demand::Superior`] | the whole interval of our time over the peer's lies at or below the bound |
+//! | [`Demand::NotInferior`] | some of the interval of our time over the baseline's lies at or below 1 + margin |
+//!
+//! So noise never passes a claim of superiority, and noise alone never fails a comparison with a baseline. The command
+//! line makes exit codes of [`Ruling`] (0 and 1) and of errors (2).
+
+use serde::Serialize;
+
+use crate::{
+    bootstrap::{self, Interval},
+    contest::Contest,
+    error::LabError,
+    protocol::Protocol,
+    record::{Measurement, Record},
+    task::Task,
+};
+
+/// What is demanded of our time over another.
+#[derive(Clone, Copy, PartialEq, Serialize, Debug)]
+#[serde(rename_all = "kebab-case")]
+pub enum Demand {
+    /// At most this multiple, beyond doubt.
+    Superior(f64),
+    /// Not more than this share above, beyond doubt.
+    NotInferior(f64),
+}
+
+impl Demand {
+    /// The ratio that decides.
+    pub fn bound(self) -> f64 {
+        match self {
+            Self::Superior(most) => most,
+            Self::NotInferior(margin) => 1.0 + margin,
+        }
+    }
+
+    /// Whether a ratio meets the demand.
+    pub fn is_met(self, ratio: &Interval) -> bool {
+        match self {
+            Self::Superior(_) => ratio.high <= self.bound(),
+            Self::NotInferior(_) => ratio.low <= self.bound(),
+        }
+    }
+}
+
+/// What was decided about one task.
+#[derive(Clone, PartialEq, Serialize, Debug)]
+pub struct Ruling {
+    /// The task.
+    pub task: String,
+    /// What ours was compared with.
+    pub against: String,
+    /// What was demanded; nothing was timed where missing.
+    pub demand: Option<Demand>,
+    /// Our time over theirs.
+    pub ratio: Option<Interval>,
+    /// Why it fails; missing when it passes.
+    pub reason: Option<String>,
+}
+
+impl Ruling {
+    /// Whether the task passes.
+    pub const fn pass(&self) -> bool {
+        self.reason.is_none()
+    }
+
+    fn timed(task: &Task, against: &str, demand: Demand, ratio: Interval) -> Self {
+        let met = demand.is_met(&ratio);
+        let reason = (!met).then(|| {
+            let (low, high, bound) = (ratio.low, ratio.high, demand.bound());
+            format!("{low:.3} to {high:.3} times the time of {against}, {bound:.3} is demanded")
+        });
+        let (task, against) = (task.to_string(), against.to_owned());
+        Self { task, against, demand: Some(demand), ratio: Some(ratio), reason }
+    }
+}
+
+/// Whether ours is right, looking at everybody's result before anything is timed.
+///
+/// A peer that is wrong where ours is right is no peer: nothing can be concluded. If ours and all peers are wrong, it
+/// is the oracle that cannot be trusted.
+pub fn correctness(task: &Task, ours: &str, contest: &Contest) -> Result<Option<Ruling>, LabError> {
+    let findings: Vec<_> = contest.findings().filter_map(|(arm, f)| Some((arm, f?))).collect();
+    let wrong = |name: &str| findings.iter().find(|(arm, _)| *arm == name).and_then(|(_, f)| f.wrong.clone());
+    let peers = || findings.iter().filter(|(arm, _)| *arm != ours);
+    let broken = peers().find_map(|(arm, f)| Some((*arm, f.wrong.clone()?)));
+    let all_broken = peers().count() > 0 && peers().all(|(_, f)| !f.pass());
+    match (wrong(ours), broken) {
+        (Some(reason), _) if !all_broken => {
+            let reason = Some(format!("wrong, so not timed: {reason}"));
+            let (task, against) = (task.to_string(), "f64".to_owned());
+            Ok(Some(Ruling { task, against, demand: None, ratio: None, reason }))
+        }
+        (_, Some((arm, reason))) => {
+            Err(LabError::Oracle { arm: arm.to_owned(), task: task.to_string(), reason })
+        }
+        _ => Ok(None),
+    }
+}
+
+/// Compares two competitors of one run.
+pub fn against_peer(
+    task: &Task,
+    measured: &[Measurement],
+    protocol: &Protocol,
+    [ours, peer]: [&str; 2],
+    demand: Demand,
+) -> Result<Ruling, LabError> {
+    let units = |arm: &str| {
+        let measurement = measured.iter().find(|m| m.arm == arm);
+        let refused = measurement.and_then(|m| m.refused.clone());
+        let units = measurement.map(|m| m.units(protocol)).filter(|units| !units.is_empty());
+        units.ok_or_else(|| LabError::Unavailable {
+            arm: arm.to_owned(),
+            reason: refused.unwrap_or_else(|| format!("it was not timed on {task}")),
+        })
+    };
+    let ratio = bootstrap::ratio(&units(ours)?, &units(peer)?).ok_or(LabError::Stopped)?;
+    Ok(Ruling::timed(task, peer, demand, ratio))
+}
+
+/// Compares one competitor with what it was in a baseline.
+pub fn against_baseline(
+    task: &Task,
+    ours: &Measurement,
+    protocol: &Protocol,
+    baseline: &Record,
+    demand: Demand,
+) -> Result<Ruling, LabError> {
+    let missing = || LabError::Baseline(format!("it has no time of {} on {task}", ours.arm));
+    let then = baseline.find(task.spec(), &ours.arm).ok_or_else(missing)?;
+    let (now, then) = (ours.units(protocol), then.units(&baseline.protocol));
+    let ratio = bootstrap::ratio(&now, &then).ok_or_else(missing)?;
+    Ok(Ruling::timed(task, "the baseline", demand, ratio))
+}
+
+/// Refuses a baseline of another machine or made in another way.
+pub fn check_baseline(baseline: &Record, now: &Record) -> Result<(), LabError> {
+    let (then, here) = (&baseline.machine, &now.machine);
+    let differs = |what: &str, then: &dyn std::fmt::Debug, here: &dyn std::fmt::Debug| {
+        Err(LabError::Baseline(format!(
+            "{what} was {then:?} then and is {here:?} now; measure a new baseline"
+        )))
+    };
+    if then.gpu != here.gpu {
+        return differs("the GPU", &then.gpu, &here.gpu);
+    }
+    if (&then.cpu, then.cores) != (&here.cpu, here.cores) {
+        return differs("the processor", &(&then.cpu, then.cores), &(&here.cpu, here.cores));
+    }
+    let way = |record: &Record| (record.protocol.cold, record.protocol.replay);
+    if way(baseline) != way(now) {
+        return differs("(cold, replay)", &way(baseline), &way(now));
+    }
+    Ok(())
+}

@@ -1,0 +1,32 @@
+//! The lab: evidence about attention kernels on CPU, simulator and GPU alike.
+//!
+//! | question | files, in reading order |
+//! | --- | --- |
+//! | is it right? | [`verify`]: stages, case groups in child processes, a watchdog |
+//! | how fast is it? | [`task`], [`suites`], [`arm`] (who competes), [`contest`], [`protocol`], [`burst`], [`record`] |
+//! | may it be taken? | [`gate`], on [`bootstrap`] |
+//! | what limits it? | [`ceiling`], [`profile`] |
+//!
+//! The `flashcore` command is the only caller; nothing here prints.
+#![forbid(unsafe_code)]
+
+pub mod arm;
+pub mod bootstrap;
+pub mod buffer;
+pub mod burst;
+pub mod ceiling;
+pub mod contest;
+mod error;
+pub mod gate;
+pub mod machine;
+pub mod peer;
+pub mod protocol;
+pub mod record;
+pub mod referee;
+pub mod sensors;
+pub mod stats;
+pub mod suites;
+pub mod task;
+pub mod workload;
+
+pub use error::LabError;

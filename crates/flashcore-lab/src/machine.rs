@@ -1,0 +1,113 @@
+//! Where and when something was measured: facts that a result is worth little without.
+
+use std::{
+    fs,
+    process::Command,
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use serde::{Deserialize, Serialize};
+
+/// The machine.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug)]
+#[serde(deny_unknown_fields)]
+pub struct Machine {
+    /// Operating system and architecture.
+    pub system: String,
+    /// The processor.
+    pub cpu: String,
+    /// Threads it runs at once.
+    pub cores: usize,
+    /// The GPU, where there is one.
+    pub gpu: Option<String>,
+    /// The GPU's driver.
+    pub driver: Option<String>,
+    /// What the peers run on.
+    pub peers: Option<String>,
+}
+
+impl Machine {
+    /// This machine, with what is known about its peers.
+    pub fn this(peers: Option<String>) -> Self {
+        let gpu = query_gpu();
+        Self {
+            system: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
+            cpu: processor().unwrap_or_else(|| "unknown".to_owned()),
+            cores: std::thread::available_parallelism().map_or(1, usize::from),
+            gpu: gpu.as_ref().map(|(name, _)| name.clone()),
+            driver: gpu.map(|(_, driver)| driver),
+            peers,
+        }
+    }
+}
+
+fn processor() -> Option<String> {
+    let text = fs::read_to_string("/proc/cpuinfo").ok()?;
+    let line = text.lines().find(|line| line.starts_with("model name"))?;
+    Some(line.split_once(':')?.1.trim().to_owned())
+}
+
+fn query_gpu() -> Option<(String, String)> {
+    let text = output("nvidia-smi", &["--query-gpu=name,driver_version", "--format=csv,noheader", "--id=0"])?;
+    let (name, driver) = text.lines().next()?.split_once(',')?;
+    Some((name.trim().to_owned(), driver.trim().to_owned()))
+}
+
+/// The commit of the working folder, where it is a repository.
+pub fn commit() -> Option<String> {
+    output("git", &["rev-parse", "HEAD"]).map(|text| text.trim().to_owned())
+}
+
+fn output(program: &str, args: &[&str]) -> Option<String> {
+    let run = Command::new(program).args(args).output().ok().filter(|run| run.status.success())?;
+    String::from_utf8(run.stdout).ok()
+}
+
+/// The time as `2026-01-31T12:00:00Z`.
+pub fn now() -> String {
+    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    timestamp(seconds)
+}
+
+fn timestamp(seconds: u64) -> String {
+    let (days, rest) = (seconds / 86_400, seconds % 86_400);
+    let (year, month, day) = date(days);
+    let (hour, minute, second) = (rest / 3600, rest / 60 % 60, rest % 60);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
+}
+
+/// Year, month and day of a day counted from 1970. Years are taken to begin in March, so that leap days come last.
+const fn date(days: u64) -> (u64, u64, u64) {
+    let shifted = days + 719_468;
+    let (era, of_era) = (shifted / 146_097, shifted % 146_097);
+    let year = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
+    let of_year = of_era - (365 * year + year / 4 - year / 100);
+    let month = (5 * of_year + 2) / 153;
+    let day = of_year - (153 * month + 2) / 5 + 1;
+    let (month, next) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };
+    (era * 400 + year + next, month, day)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn days_become_dates() {
+        let cases = [
+            (0, "1970-01-01T00:00:00Z"),
+            (951_782_400, "2000-02-29T00:00:00Z"),
+            (1_709_251_199, "2024-02-29T23:59:59Z"),
+            (1_709_251_200, "2024-03-01T00:00:00Z"),
+            (4_102_444_799, "2099-12-31T23:59:59Z"),
+        ];
+        for (seconds, text) in cases {
+            assert_eq!(timestamp(seconds), text);
+        }
+    }
+
+    #[test]
+    fn this_machine_has_cores() {
+        assert!(Machine::this(None).cores > 0);
+    }
+}

@@ -1,0 +1,156 @@
+//! Who is timed when: the order of turns that makes competitors comparable.
+//!
+//! | mode | order | what counts |
+//! | --- | --- | --- |
+//! | sustained | each alone, back to back for a while; the first again at the end | the second half of each turn |
+//! | interleaved | many short turns, one after another | everything |
+//! | idle | single calls, each after a pause | everything |
+//!
+//! Sustained is the figure that counts on a device whose power limits its clock: turns of very different power in one
+//! rotation would lend each other clock. [`crate::contest`] follows the order.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    burst::{Burst, Conditions},
+    stats::blocks,
+};
+
+/// Independent parts that the samples of a competitor are cut into for confidence intervals.
+const UNITS: usize = 30;
+/// Idleness before each call in idle mode, in seconds: clocks and caches settle.
+const IDLE: f64 = 0.05;
+
+/// The order of turns.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    /// Each alone, the first again at the end.
+    Sustained,
+    /// In many short turns.
+    Interleaved,
+    /// Single calls after idleness.
+    Idle,
+}
+
+impl Mode {
+    /// Every mode.
+    pub const ALL: [Self; 3] = [Self::Sustained, Self::Interleaved, Self::Idle];
+
+    /// The name used on the command line and in results.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Sustained => "sustained",
+            Self::Interleaved => "interleaved",
+            Self::Idle => "idle",
+        }
+    }
+
+    /// Rounds unless another number is asked for.
+    pub const fn usual_rounds(self) -> u32 {
+        match self {
+            Self::Sustained | Self::Idle => 1,
+            Self::Interleaved => UNITS as u32,
+        }
+    }
+}
+
+/// How a measurement is made.
+#[derive(Clone, Copy, PartialEq, Serialize, Deserialize, Debug)]
+#[serde(deny_unknown_fields)]
+pub struct Protocol {
+    /// The order of turns.
+    pub mode: Mode,
+    /// Seconds of timing per competitor and round.
+    pub seconds: f64,
+    /// How often everybody has a turn.
+    pub rounds: u32,
+    /// Caches are emptied before each call.
+    pub cold: bool,
+    /// GPU calls are replayed from a graph.
+    pub replay: bool,
+    /// Seed of the inputs.
+    pub seed: u64,
+}
+
+/// One competitor's turn.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Turn {
+    /// Which.
+    pub arm: usize,
+    /// Whether it is the first competitor's extra turn at the end, which shows how much the machine drifted.
+    pub again: bool,
+}
+
+impl Protocol {
+    /// The turns of `arms` competitors.
+    pub fn turns(&self, arms: usize) -> Vec<Turn> {
+        let round = (0..arms).map(|arm| Turn { arm, again: false });
+        let rounds = (0..self.rounds).flat_map(|_| round.clone());
+        let last = Turn { arm: 0, again: true };
+        let again = (self.mode == Mode::Sustained && arms > 0).then_some(last);
+        rounds.chain(again).collect()
+    }
+
+    /// What is done in one turn.
+    pub fn burst(&self) -> Burst {
+        let pause = if self.mode == Mode::Idle { IDLE } else { 0.0 };
+        Burst {
+            seconds: self.seconds,
+            conditions: Conditions { cold: self.cold, replay: self.replay, pause },
+        }
+    }
+
+    /// The part of a turn's samples that counts.
+    pub fn kept<'a>(&self, samples: &'a [f64]) -> &'a [f64] {
+        match self.mode {
+            Mode::Sustained => &samples[samples.len() / 2..],
+            Mode::Interleaved | Mode::Idle => samples,
+        }
+    }
+
+    /// Nearly independent figures out of the turns of one competitor: what confidence intervals rest on.
+    pub fn units<'a>(&self, turns: impl ExactSizeIterator<Item = &'a [f64]>) -> Vec<f64> {
+        let each = UNITS.div_ceil(turns.len().max(1));
+        turns.flat_map(|samples| blocks(self.kept(samples), each)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn protocol(mode: Mode, rounds: u32) -> Protocol {
+        Protocol { mode, seconds: 0.5, rounds, cold: false, replay: false, seed: 0 }
+    }
+
+    #[test]
+    fn the_first_competitor_comes_again() {
+        let order = |mode, rounds| -> Vec<_> {
+            protocol(mode, rounds).turns(3).iter().map(|turn| (turn.arm, turn.again)).collect()
+        };
+        let round = [(0, false), (1, false), (2, false)];
+        assert_eq!(order(Mode::Sustained, 1), [&round[..], &[(0, true)]].concat());
+        assert_eq!(order(Mode::Interleaved, 2), [round, round].concat());
+        assert_eq!(order(Mode::Idle, 1), round);
+        assert!(protocol(Mode::Sustained, 1).turns(0).is_empty());
+    }
+
+    #[test]
+    fn sustained_keeps_the_second_half() {
+        let samples = [9.0, 9.0, 1.0, 1.0];
+        assert_eq!(protocol(Mode::Sustained, 1).kept(&samples), [1.0, 1.0]);
+        assert_eq!(protocol(Mode::Interleaved, 1).kept(&samples), samples);
+        assert_eq!(protocol(Mode::Sustained, 1).kept(&[3.0]), [3.0]);
+    }
+
+    #[test]
+    fn units_are_as_many_as_can_be_told_apart() {
+        let long: Vec<f64> = (0..600).map(f64::from).collect();
+        let protocol = protocol(Mode::Sustained, 1);
+        assert_eq!(protocol.units([&long[..]].into_iter()).len(), UNITS);
+        assert_eq!(protocol.units([&long[..], &long[..]].into_iter()).len(), UNITS);
+        assert_eq!(protocol.units([&long[..4]].into_iter()).len(), 2);
+        assert!(protocol.units([].into_iter()).is_empty());
+    }
+}

@@ -1,0 +1,280 @@
+//! Results as a file: every raw time with what it was measured on and how. `docs/lab.md` documents the format.
+//!
+//! A file is never trusted: its size is checked before it is read, its version before its contents, and every number
+//! and text before anything is computed from it. Files are replaced in one step, so that a run that is stopped at any
+//! moment leaves a valid one.
+
+use std::{
+    fs::File,
+    io::{Read, Write},
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    ceiling::Ceiling,
+    machine::{self, Machine},
+    protocol::Protocol,
+    referee::Finding,
+    sensors::Weather,
+    stats::Summary,
+    task::{Task, TaskSpec},
+};
+
+/// What the files are called inside.
+pub const SCHEMA: &str = "flashcore-bench";
+/// The version of the format.
+pub const VERSION: u32 = 1;
+/// Largest file that is read.
+const MOST_BYTES: u64 = 64 << 20;
+/// Longest text in a file.
+const LONGEST_TEXT: usize = 2000;
+/// Longest time that is taken for one, in seconds.
+const LONGEST_TIME: f64 = 1e5;
+
+/// A set of measurements.
+#[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
+#[serde(deny_unknown_fields)]
+pub struct Record {
+    /// Always [`SCHEMA`].
+    pub schema: String,
+    /// Always [`VERSION`].
+    pub version: u32,
+    /// Whether everything that was asked for was measured.
+    pub complete: bool,
+    /// When it began, in UTC.
+    pub created: String,
+    /// Version of FlashCore.
+    pub flashcore: String,
+    /// Commit of the working folder.
+    pub commit: Option<String>,
+    /// The machine.
+    pub machine: Machine,
+    /// How it was measured.
+    pub protocol: Protocol,
+    /// What the devices can do at best.
+    pub ceilings: Vec<Ceiling>,
+    /// One entry per task and competitor.
+    pub measurements: Vec<Measurement>,
+    /// What makes the figures doubtful.
+    pub warnings: Vec<String>,
+}
+
+/// One competitor on one task.
+#[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
+#[serde(deny_unknown_fields)]
+pub struct Measurement {
+    /// The task.
+    pub task: TaskSpec,
+    /// The competitor.
+    pub arm: String,
+    /// Where it computes: `cpu` or `gpu`.
+    pub place: String,
+    /// The kernel that ran.
+    pub kernel: Option<String>,
+    /// Whether its result is right; it is not timed otherwise.
+    pub finding: Option<Finding>,
+    /// Why it did not take part.
+    pub refused: Option<String>,
+    /// Its turns, in order of time.
+    pub stretches: Vec<Stretch>,
+}
+
+/// One turn of a competitor.
+#[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
+#[serde(deny_unknown_fields)]
+pub struct Stretch {
+    /// Seconds per call of each sample.
+    pub seconds: Vec<f64>,
+    /// Calls that each sample is the mean of.
+    pub calls: u32,
+    /// Whether it is the extra turn at the end, which does not count towards the figures.
+    pub again: bool,
+    /// What the sensors said.
+    pub weather: Option<Weather>,
+}
+
+impl Measurement {
+    /// The turns that count.
+    fn turns(&self) -> Vec<&[f64]> {
+        self.stretches.iter().filter(|s| !s.again).map(|s| &s.seconds[..]).collect()
+    }
+
+    /// Nearly independent figures for confidence intervals.
+    pub fn units(&self, protocol: &Protocol) -> Vec<f64> {
+        protocol.units(self.turns().into_iter())
+    }
+
+    /// The times in few numbers; `None` where nothing was timed.
+    pub fn summary(&self, protocol: &Protocol) -> Option<Summary> {
+        let kept: Vec<f64> = self.turns().into_iter().flat_map(|turn| protocol.kept(turn)).copied().collect();
+        Summary::of(&kept, &self.units(protocol))
+    }
+}
+
+impl Record {
+    /// An empty record of this machine, begun now.
+    pub fn new(protocol: Protocol, peers: Option<String>) -> Self {
+        Self {
+            schema: SCHEMA.to_owned(),
+            version: VERSION,
+            complete: false,
+            created: machine::now(),
+            flashcore: env!("CARGO_PKG_VERSION").to_owned(),
+            commit: machine::commit(),
+            machine: Machine::this(peers),
+            protocol,
+            ceilings: Vec::new(),
+            measurements: Vec::new(),
+            warnings: Vec::new(),
+        }
+    }
+
+    /// The measurement of `arm` on `task`.
+    pub fn find(&self, task: &TaskSpec, arm: &str) -> Option<&Measurement> {
+        self.measurements.iter().find(|m| m.task == *task && m.arm == arm)
+    }
+
+    /// The ceiling that applies to a measurement.
+    pub fn ceiling(&self, measurement: &Measurement) -> Option<&Ceiling> {
+        let fits = |c: &&Ceiling| c.place == measurement.place && c.dtype == measurement.task.dtype;
+        self.ceilings.iter().find(fits)
+    }
+
+    /// Writes the file in one step: readers see the old one or the new one, whole.
+    pub fn save(&self, path: &Path) -> Result<(), RecordError> {
+        let failed = |source| RecordError::Io { action: "write", path: path.to_owned(), source };
+        let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let mut file = tempfile::NamedTempFile::new_in(folder).map_err(failed)?;
+        let text = serde_json::to_vec(self).map_err(|e| failed(e.into()))?;
+        file.write_all(&text).and_then(|()| file.write_all(b"\n")).map_err(failed)?;
+        file.persist(path).map_err(|e| failed(e.error))?;
+        Ok(())
+    }
+
+    /// Reads a file, or says what is wrong with it.
+    pub fn load(path: &Path) -> Result<Self, RecordError> {
+        let failed = |source| RecordError::Io { action: "read", path: path.to_owned(), source };
+        let file = File::open(path).map_err(failed)?;
+        let mut bytes = Vec::new();
+        file.take(MOST_BYTES + 1).read_to_end(&mut bytes).map_err(failed)?;
+        Self::parse(&bytes).map_err(|fault| RecordError::Content { path: path.to_owned(), fault })
+    }
+
+    /// Reads the contents of a file.
+    pub fn parse(bytes: &[u8]) -> Result<Self, Fault> {
+        #[derive(Deserialize)]
+        struct Head {
+            schema: String,
+            version: u32,
+        }
+        if bytes.len() as u64 > MOST_BYTES {
+            return Err(Fault::Size);
+        }
+        let head: Head = serde_json::from_slice(bytes)?;
+        if head.schema != SCHEMA {
+            return Err(Fault::Schema);
+        }
+        if head.version != VERSION {
+            return Err(Fault::Version { got: head.version });
+        }
+        let record: Self = serde_json::from_slice(bytes)?;
+        record.check()?;
+        Ok(record)
+    }
+
+    fn check(&self) -> Result<(), Fault> {
+        let machine = &self.machine;
+        let texts = [Some(&self.created), Some(&self.flashcore), Some(&machine.system), Some(&machine.cpu)];
+        let optional =
+            [self.commit.as_ref(), machine.gpu.as_ref(), machine.driver.as_ref(), machine.peers.as_ref()];
+        let texts = texts.into_iter().chain(optional).flatten().chain(&self.warnings);
+        texts.map(String::as_str).try_for_each(check_text)?;
+        let rates = self.ceilings.iter().flat_map(|c| [c.copy, c.matrix]);
+        check_numbers(rates, f64::MAX, "a rate")?;
+        check_numbers([self.protocol.seconds], LONGEST_TIME, "the length of a turn")?;
+        self.measurements.iter().try_for_each(Measurement::check)
+    }
+}
+
+impl Measurement {
+    fn check(&self) -> Result<(), Fault> {
+        Task::parse(self.task.clone()).map_err(|e| Fault::Value { what: e.to_string() })?;
+        let wrong = self.finding.as_ref().and_then(|finding| finding.wrong.as_ref());
+        let texts = [Some(&self.arm), Some(&self.place), self.kernel.as_ref(), self.refused.as_ref(), wrong];
+        texts.into_iter().flatten().map(String::as_str).try_for_each(check_text)?;
+        let times = self.stretches.iter().flat_map(|stretch| stretch.seconds.iter().copied());
+        check_numbers(times, LONGEST_TIME, "a time")
+    }
+}
+
+/// Text must not be able to play tricks on a terminal.
+fn check_text(text: &str) -> Result<(), Fault> {
+    if text.len() <= LONGEST_TEXT && !text.chars().any(char::is_control) {
+        return Ok(());
+    }
+    Err(Fault::Value { what: "a text is too long or has control characters".to_owned() })
+}
+
+fn check_numbers(numbers: impl IntoIterator<Item = f64>, most: f64, what: &str) -> Result<(), Fault> {
+    match numbers.into_iter().find(|x| !(*x > 0.0 && *x <= most)) {
+        Some(number) => Err(Fault::Value { what: format!("{what} is {number}") }),
+        None => Ok(()),
+    }
+}
+
+/// Why a file is not taken.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RecordError {
+    /// The operating system refused.
+    #[error("cannot {action} {}: {source}", path.display())]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// On which file.
+        path: PathBuf,
+        /// What it said.
+        #[source]
+        source: std::io::Error,
+    },
+    /// It is not a result file.
+    #[error("{}: {fault}", path.display())]
+    Content {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        #[source]
+        fault: Fault,
+    },
+}
+
+/// What is wrong with the contents of a file.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Fault {
+    /// Too large.
+    #[error("larger than {} MiB, which no result is", MOST_BYTES >> 20)]
+    Size,
+    /// Another kind of file.
+    #[error("not a result of `flashcore bench`")]
+    Schema,
+    /// Another version.
+    #[error(
+        "version {got} of the format; this program reads version {VERSION}: measure again or use a matching one"
+    )]
+    Version {
+        /// The file's version.
+        got: u32,
+    },
+    /// Not the expected JSON.
+    #[error("damaged or not a result file ({0})")]
+    Json(#[from] serde_json::Error),
+    /// A value that cannot be.
+    #[error("damaged: {what}")]
+    Value {
+        /// Which.
+        what: String,
+    },
+}

@@ -1,0 +1,87 @@
+//! Who is right: the testkit's error rule, with the f64 result of a task computed once for all competitors.
+
+use flashcore_core::Data;
+use flashcore_testkit::{
+    Answer, Rows, Verdict,
+    answer::Grid,
+    compare::Rule,
+    plain::{reference, yardstick},
+};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    arm::Ready,
+    error::LabError,
+    workload::{Outputs, Workload},
+};
+
+/// Multiply-adds of the f64 computation: about a second of one core. Larger tasks are judged on evenly spaced rows.
+const BUDGET: f64 = (1u64 << 29) as f64;
+
+/// What a task should come to.
+pub struct Referee<'w> {
+    workload: &'w Workload,
+    rows: Rows,
+    oracle: Answer,
+    yardstick: Answer,
+}
+
+/// What was found about one competitor's result.
+#[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
+#[serde(deny_unknown_fields)]
+pub struct Finding {
+    /// Largest error.
+    pub max_error: f64,
+    /// What it may be.
+    pub tolerance: f64,
+    /// Rows that were compared.
+    pub rows: usize,
+    /// Why the result does not pass; missing when it does.
+    pub wrong: Option<String>,
+}
+
+impl Finding {
+    /// Whether the result passes.
+    pub const fn pass(&self) -> bool {
+        self.wrong.is_none()
+    }
+}
+
+impl<'w> Referee<'w> {
+    /// Computes the task in f64 and plainly.
+    pub fn new(workload: &'w Workload) -> Self {
+        let problem = workload.task().problem();
+        let rows = Rows::within(problem, BUDGET);
+        let inputs = workload.inputs();
+        let oracle = reference(problem, inputs, rows);
+        Self { workload, rows, oracle, yardstick: yardstick(problem, inputs, rows) }
+    }
+
+    /// Judges what `ready` computes; two computations must agree bit for bit if `repeat`.
+    pub fn judge(&self, ready: &mut dyn Ready, repeat: bool) -> Result<Finding, LabError> {
+        let first = ready.compute()?;
+        let mut finding = self.compare(&first);
+        if repeat && finding.pass() && !same_bits(&first, &ready.compute()?) {
+            finding.wrong = Some("two runs on the same input gave different bits".to_owned());
+        }
+        Ok(finding)
+    }
+
+    /// Applies the error rule.
+    pub fn compare(&self, outputs: &Outputs) -> Finding {
+        let problem = self.workload.task().problem();
+        let got = Answer::gather(problem, outputs.out.data(), outputs.lse.as_deref(), self.rows);
+        let verdict: Verdict = Rule::of(problem).judge(&got, &self.oracle, &self.yardstick);
+        Finding {
+            max_error: verdict.max_error,
+            tolerance: verdict.tolerance,
+            rows: Grid::of(problem, self.rows).total_rows(),
+            wrong: verdict.reason.map(|reason| reason.to_string()),
+        }
+    }
+}
+
+fn same_bits(a: &Outputs, b: &Outputs) -> bool {
+    let bits = |lse: &Option<Vec<f32>>| lse.as_deref().map(|lse| Data::F32(lse).bytes().to_vec());
+    a.out.data().bytes() == b.out.data().bytes() && bits(&a.lse) == bits(&b.lse)
+}

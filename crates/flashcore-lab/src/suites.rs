@@ -1,0 +1,117 @@
+//! Named sets of tasks: what `bench --suite` and `gate --suite` measure.
+
+use flashcore_core::{DType, Mask};
+
+use crate::task::{Task, TaskError};
+
+/// A set of tasks that go together.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Suite {
+    /// Long and short sequences at 16,384 tokens and 2,048 features, as the field reports them.
+    Forward,
+    /// Shapes of a few microseconds, where launching costs as much as computing.
+    Small,
+    /// Shapes that a CPU computes in milliseconds.
+    Cpu,
+}
+
+impl Suite {
+    /// Every suite.
+    pub const ALL: [Self; 3] = [Self::Forward, Self::Small, Self::Cpu];
+
+    /// The name used on the command line and in results.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Forward => "forward",
+            Self::Small => "small",
+            Self::Cpu => "cpu",
+        }
+    }
+
+    /// Whether calls are so short that they must be replayed from a graph to see the kernel alone.
+    pub const fn replays(self) -> bool {
+        matches!(self, Self::Small)
+    }
+
+    /// The element type unless another is asked for.
+    pub const fn usual_dtype(self) -> DType {
+        match self {
+            Self::Forward => DType::BF16,
+            Self::Small => DType::F16,
+            Self::Cpu => DType::F32,
+        }
+    }
+
+    /// The tasks in `dtype`.
+    pub fn tasks(self, dtype: DType) -> Result<Vec<Task>, TaskError> {
+        match self {
+            Self::Forward => forward(dtype),
+            Self::Small => squares(dtype, &SMALL),
+            Self::Cpu => squares(dtype, &CPU),
+        }
+    }
+}
+
+/// Tokens of a batch in the forward suite.
+const TOKENS: usize = 16_384;
+/// Features of all heads together in the forward suite.
+const FEATURES: usize = 2_048;
+
+fn forward(dtype: DType) -> Result<Vec<Task>, TaskError> {
+    let mut tasks = Vec::new();
+    for dim in [128, 64, 256] {
+        for mask in [Mask::NONE, Mask::CAUSAL] {
+            for seq in [512, 1024, 2048, 4096, 8192, 16_384] {
+                tasks.push(Task::square(dtype, [TOKENS / seq, FEATURES / dim, seq, dim], mask)?);
+            }
+        }
+    }
+    Ok(tasks)
+}
+
+const SMALL: [([usize; 4], Mask); 6] = [
+    ([1, 2, 64, 64], Mask::NONE),
+    ([1, 4, 128, 64], Mask::NONE),
+    ([1, 8, 512, 64], Mask::NONE),
+    ([2, 2, 64, 64], Mask::NONE),
+    ([1, 8, 2048, 64], Mask::NONE),
+    ([1, 32, 1024, 128], Mask::NONE),
+];
+
+const CPU: [([usize; 4], Mask); 4] = [
+    ([1, 2, 64, 64], Mask::NONE),
+    ([1, 4, 128, 64], Mask::CAUSAL),
+    ([1, 8, 256, 64], Mask::NONE),
+    ([1, 4, 512, 128], Mask::CAUSAL),
+];
+
+fn squares(dtype: DType, shapes: &[([usize; 4], Mask)]) -> Result<Vec<Task>, TaskError> {
+    shapes.iter().map(|&(shape, mask)| Task::square(dtype, shape, mask)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn suites_are_problems_that_differ() {
+        for suite in Suite::ALL {
+            for dtype in DType::ALL {
+                let tasks = suite.tasks(dtype).unwrap();
+                let mut names: Vec<_> = tasks.iter().map(ToString::to_string).collect();
+                names.sort_unstable();
+                names.dedup();
+                assert_eq!(names.len(), tasks.len(), "{}", suite.name());
+            }
+        }
+    }
+
+    #[test]
+    fn forward_keeps_tokens_and_features() {
+        for task in Suite::Forward.tasks(DType::BF16).unwrap() {
+            let [batch, heads, seq, dim] = task.spec().q;
+            assert_eq!((batch * seq, heads * dim), (TOKENS, FEATURES), "{task}");
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! A task with its data: the same inputs for every competitor, in memory and, where another process needs them, in
+//! files.
+
+use std::{
+    cell::OnceCell,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use flashcore_core::{Data, HostCall};
+use tempfile::TempDir;
+
+use crate::{
+    buffer::{Buffer, filled},
+    error::LabError,
+    task::Task,
+};
+
+/// A task and its inputs.
+#[derive(Debug)]
+pub struct Workload {
+    task: Task,
+    inputs: [Buffer; 3],
+    files: OnceCell<Files>,
+}
+
+/// What a competitor computed.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Outputs {
+    /// The result, dense.
+    pub out: Buffer,
+    /// The LSE of each row, where the competitor gives it.
+    pub lse: Option<Vec<f32>>,
+}
+
+#[derive(Debug)]
+struct Files {
+    folder: TempDir,
+}
+
+impl Workload {
+    /// Standard normal inputs for `task`.
+    pub fn new(task: Task, seed: u64) -> Result<Self, LabError> {
+        let p = task.problem();
+        let make = |span: usize, n: u64| {
+            Buffer::normal(p.dtype(), span, seed.wrapping_mul(3).wrapping_add(n) ^ 0xf1a5_4c0e)
+        };
+        let inputs = [make(p.q().span(), 0)?, make(p.k().span(), 1)?, make(p.v().span(), 2)?];
+        Ok(Self { task, inputs, files: OnceCell::new() })
+    }
+
+    /// The task.
+    pub fn task(&self) -> &Task {
+        &self.task
+    }
+
+    /// Q, K and V.
+    pub fn inputs(&self) -> [Data<'_>; 3] {
+        self.inputs.each_ref().map(Buffer::data)
+    }
+
+    /// Poisoned outputs, with room for the LSE.
+    pub fn outputs(&self) -> Result<Outputs, LabError> {
+        let p = self.task.problem();
+        let out = Buffer::poisoned(p.dtype(), p.out().span())?;
+        Ok(Outputs { out, lse: Some(filled(f32::NAN, p.rows())?) })
+    }
+
+    /// The task bound to memory: what a backend takes.
+    pub fn call<'a>(&'a self, outputs: &'a mut Outputs, lse: bool) -> Result<HostCall<'a>, LabError> {
+        let lse = outputs.lse.as_deref_mut().filter(|_| lse);
+        Ok(HostCall::bind_erased(self.task.problem(), self.inputs(), outputs.out.data_mut(), lse)?)
+    }
+
+    /// A folder that holds Q, K and V as raw bytes in files `q`, `k` and `v`; in memory where the system has such.
+    pub fn folder(&self) -> Result<&Path, LabError> {
+        if let Some(files) = self.files.get() {
+            return Ok(files.folder.path());
+        }
+        let files = Files::write(self.inputs())?;
+        Ok(self.files.get_or_init(|| files).folder.path())
+    }
+}
+
+impl Files {
+    fn write(inputs: [Data<'_>; 3]) -> Result<Self, LabError> {
+        let memory = Path::new("/dev/shm");
+        let parent = if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() };
+        let folder = tempfile::Builder::new().prefix("flashcore-").tempdir_in(&parent);
+        let folder = folder.map_err(LabError::io("make a folder in", parent))?;
+        for (name, data) in ["q", "k", "v"].into_iter().zip(inputs) {
+            let path: PathBuf = folder.path().join(name);
+            fs::write(&path, data.bytes()).map_err(LabError::io("write", path))?;
+        }
+        Ok(Self { folder })
+    }
+}
