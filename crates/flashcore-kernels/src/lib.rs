@@ -3,6 +3,7 @@
 //! A kernel is a function from a frozen config to a [`flashcore_tile::Program`]: PTX text and how to launch it.
 #![forbid(unsafe_code)]
 
+mod covering;
 pub mod forward_sm80;
 pub mod forward_sm90;
 mod plan;
@@ -10,5 +11,6 @@ pub mod shared;
 mod side;
 pub mod slots;
 
+pub use covering::{Member, covering_set};
 pub use plan::{Gpu, KernelConfig, Plan, PlanError, plan};
 pub use side::SideArrays;

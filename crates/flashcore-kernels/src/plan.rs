@@ -35,6 +35,11 @@ impl Gpu {
     pub const HOPPER: Self = Self { capability: (9, 0), sms: 132, shared_bytes: shared_limit(Target::Sm90a) };
     /// An A100, for plans without a GPU.
     pub const AMPERE: Self = Self { capability: (8, 0), sms: 108, shared_bytes: shared_limit(Target::Sm80) };
+    /// A GPU for workstations with little shared memory (RTX 3090), for plans without a GPU.
+    pub const CONSUMER: Self = Self { capability: (8, 6), sms: 82, shared_bytes: shared_limit(Target::Sm86) };
+    /// A B200, for plans without a GPU.
+    pub const BLACKWELL: Self =
+        Self { capability: (10, 0), sms: 148, shared_bytes: shared_limit(Target::Sm100) };
 }
 
 /// The config of a kernel of one family.
@@ -61,6 +66,14 @@ impl KernelConfig {
         match self {
             Self::Sm80(cfg) => cfg.target,
             Self::Sm90(_) => Target::Sm90a,
+        }
+    }
+
+    /// Most registers of a thread when the kernel starts.
+    pub const fn register_budget(&self) -> u32 {
+        match self {
+            Self::Sm80(cfg) => cfg.shape.registers(),
+            Self::Sm90(cfg) => cfg.registers_at_entry(),
         }
     }
 

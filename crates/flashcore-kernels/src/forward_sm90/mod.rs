@@ -111,6 +111,11 @@ impl Config {
         Ident::new(name).expect("made of legal parts")
     }
 
+    /// Registers of a thread before the roles share them.
+    pub const fn registers_at_entry(&self) -> u32 {
+        self.roles().registers_at_entry()
+    }
+
     const fn roles(&self) -> Roles {
         Roles { consumers: self.shape.consumers, budget: Some(self.shape.budget) }
     }

@@ -1,0 +1,169 @@
+//! The covering set: small problems whose kernels together contain every option, and every pair of options, of each
+//! kernel family.
+//!
+//! Tests print, verify, assemble, hash and simulate the kernels of this set, so that an option that works alone but
+//! not together with another cannot ship. Rows are made greedily from the axes below, which is all there is to change
+//! when an option is added.
+
+use std::collections::BTreeSet;
+
+use flashcore_core::{DType, Dims, Layout, Lengths, Mask, Problem, ProblemError, Spec};
+
+use crate::plan::{Gpu, Plan, PlanError, plan};
+
+/// A problem, and the GPU that it is planned for.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Member {
+    /// A small problem.
+    pub problem: Problem,
+    /// Where it would run.
+    pub gpu: Gpu,
+}
+
+impl Member {
+    /// The plan that the member stands for.
+    pub fn plan(&self) -> Result<Plan, PlanError> {
+        plan(&self.problem, &self.gpu, 16)
+    }
+}
+
+/// Every option of a kernel family.
+struct Axes {
+    gpus: &'static [Gpu],
+    /// Features of queries and keys, and of values.
+    dims: &'static [(usize, usize)],
+    /// Elements by which rows are longer than their features: what rows are aligned to.
+    padding: &'static [usize],
+    lengths: &'static [Kind],
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    Uniform,
+    Used,
+    Ragged,
+}
+
+const DTYPES: [DType; 2] = [DType::F16, DType::BF16];
+const FLAGS: [bool; 2] = [false, true];
+const MASKS: usize = 4;
+
+/// The general kernel: GPUs with much and with little shared memory, dims of every swizzle and every row of the table.
+const GENERAL: Axes = Axes {
+    gpus: &[Gpu::AMPERE, Gpu::CONSUMER, Gpu::BLACKWELL],
+    dims: &[(64, 64), (128, 128), (256, 256), (8, 8), (24, 40), (96, 80), (128, 64), (192, 256)],
+    padding: &[0, 4, 2, 1],
+    lengths: &[Kind::Uniform, Kind::Used, Kind::Ragged],
+};
+
+/// The Hopper kernel: dims of every row of its table, whole and padded.
+const HOPPER: Axes = Axes {
+    gpus: &[Gpu::HOPPER],
+    dims: &[(64, 64), (128, 128), (192, 128), (256, 256), (40, 64), (160, 192)],
+    padding: &[0],
+    lengths: &[Kind::Uniform, Kind::Used],
+};
+
+/// The set: at most 64 members.
+pub fn covering_set() -> Result<Vec<Member>, ProblemError> {
+    let members = |axes: &'static Axes| rows(&axes.extents()).into_iter().map(|row| axes.member(&row));
+    members(&GENERAL).chain(members(&HOPPER)).collect()
+}
+
+impl Axes {
+    /// Number of options on each axis, in the order in which [`Axes::member`] reads a row.
+    fn extents(&self) -> [usize; 8] {
+        let fixed = [DTYPES.len(), MASKS, FLAGS.len(), FLAGS.len()];
+        let [dtypes, masks, caps, sinks] = fixed;
+        let (gpus, dims) = (self.gpus.len(), self.dims.len());
+        [dims, masks, self.padding.len(), self.lengths.len(), gpus, dtypes, caps, sinks]
+    }
+
+    fn member(&self, row: &[usize; 8]) -> Result<Member, ProblemError> {
+        let [dims, mask, padding, lengths, gpu, dtype, cap, sink] = *row;
+        let (dim_qk, dim_v) = self.dims[dims];
+        let kind = self.lengths[lengths];
+        let (batch, heads) = (if kind == Kind::Ragged { 1 } else { 2 }, 2);
+        let layout = |heads, seq, dim| padded(Dims::new(batch, heads, seq, dim), self.padding[padding]);
+        let spec = Spec {
+            out: Some(layout(heads, SEQ_Q, dim_v)?),
+            mask: mask_of(mask),
+            softcap: FLAGS[cap].then_some(20.0),
+            sinks: FLAGS[sink].then(|| [0.5, -1.0].into()),
+            lengths: kind.lengths(),
+            ..Spec::new(
+                DTYPES[dtype],
+                layout(heads, SEQ_Q, dim_qk)?,
+                layout(1, SEQ_KV, dim_qk)?,
+                layout(1, SEQ_KV, dim_v)?,
+            )
+        };
+        Ok(Member { problem: spec.parse()?, gpu: self.gpus[gpu] })
+    }
+}
+
+/// More than one key tile and one step of every kernel, and a ragged end.
+const SEQ_Q: usize = 70;
+const SEQ_KV: usize = 150;
+
+impl Kind {
+    fn lengths(self) -> Lengths {
+        match self {
+            Self::Uniform => Lengths::Uniform,
+            Self::Used => Lengths::used([70, 33], [150, 77]),
+            Self::Ragged => Lengths::ragged([0, 40, 40, 70], [0, 100, 130, 150]),
+        }
+    }
+}
+
+fn mask_of(index: usize) -> Mask {
+    [Mask::NONE, Mask::CAUSAL, Mask::window(40, None), Mask::window(24, 9)][index]
+}
+
+/// Batch × heads × sequence × dim with `padding` elements behind each row.
+fn padded(dims: Dims, padding: usize) -> Result<Layout, ProblemError> {
+    let row = dims.dim + padding;
+    Layout::strided(dims, [dims.heads * dims.seq * row, dims.seq * row, row, 1])
+}
+
+/// Two options on two axes.
+type Pair = [(usize, usize); 2];
+
+/// Rows that together contain every pair of options on different axes; greedy, so not the fewest, but few.
+fn rows<const N: usize>(extents: &[usize; N]) -> Vec<[usize; N]> {
+    let mut missing: BTreeSet<Pair> = every_pair(extents).collect();
+    let mut rows = Vec::new();
+    while let Some(&first) = missing.first() {
+        let row = best_row(extents, first, &missing);
+        missing.retain(|pair| pair.iter().any(|&(axis, option)| row[axis] != option));
+        rows.push(row);
+    }
+    rows
+}
+
+fn every_pair(extents: &[usize]) -> impl Iterator<Item = Pair> {
+    let options = |axis: usize| (0..extents[axis]).map(move |option| (axis, option));
+    let axes = (0..extents.len()).flat_map(|a| (a + 1..extents.len()).map(move |b| (a, b)));
+    axes.flat_map(move |(a, b)| options(a).flat_map(move |x| options(b).map(move |y| [x, y])))
+}
+
+/// A row with the pair `first`; on every other axis the option that meets most missing pairs.
+fn best_row<const N: usize>(extents: &[usize; N], first: Pair, missing: &BTreeSet<Pair>) -> [usize; N] {
+    let mut chosen: [Option<usize>; N] = [None; N];
+    first.iter().for_each(|&(axis, option)| chosen[axis] = Some(option));
+    for axis in 0..N {
+        let gain = |option: usize| {
+            let meets = |(other, fixed): (usize, Option<usize>)| {
+                let mut pair = [(axis, option), (other, fixed?)];
+                pair.sort_unstable();
+                missing.contains(&pair).then_some(())
+            };
+            chosen.iter().copied().enumerate().filter_map(meets).count()
+        };
+        if chosen[axis].is_none() {
+            // The last of equals, so that later axes do not all start with their first option.
+            chosen[axis] = (0..extents[axis]).max_by_key(|&option| gain(option));
+        }
+    }
+    chosen.map(Option::unwrap_or_default)
+}

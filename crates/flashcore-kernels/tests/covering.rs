@@ -1,0 +1,140 @@
+//! The covering set without a GPU: small, complete, verified, unchanged, and assembled without spills where an
+//! assembler is found (`FLASHCORE_PTXAS`, `target/nv`, the path).
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::{
+        Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
+};
+
+use flashcore_core::Problem;
+use flashcore_kernels::{KernelConfig, Plan, covering_set};
+use flashcore_ptx::target::Target;
+use flashcore_tile::Program;
+use sha2::{Digest, Sha256};
+
+fn programs() -> Vec<(Plan, Program<Problem>)> {
+    let plans = covering_set().unwrap().into_iter().map(|member| member.plan().unwrap());
+    plans.map(|plan| (plan.clone(), plan.kernel().program().unwrap_or_else(|e| panic!("{e}")))).collect()
+}
+
+#[test]
+fn small_and_without_repetition() {
+    let plans: Vec<_> = covering_set().unwrap().into_iter().map(|member| member.plan().unwrap()).collect();
+    let names: BTreeSet<_> = plans.iter().map(|plan| plan.kernel().name()).collect();
+    assert_eq!(names.len(), plans.len());
+    assert!(plans.len() <= 64, "{} members", plans.len());
+    let general = plans.iter().filter(|plan| matches!(plan.kernel(), KernelConfig::Sm80(_))).count();
+    assert!(general >= 24 && plans.len() - general >= 12, "both families are covered");
+}
+
+/// `tests/hashes.txt` holds the hash of every program's text; `FLASHCORE_BLESS=1` writes it anew.
+#[test]
+fn text_changes_only_on_purpose() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/hashes.txt");
+    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let lines = programs()
+        .iter()
+        .map(|(_, p)| format!("{} {}\n", hex(&Sha256::digest(p.text())), p.entry()))
+        .collect::<String>();
+    if std::env::var_os("FLASHCORE_BLESS").is_some() {
+        fs::write(&path, &lines).unwrap();
+    }
+    let blessed = fs::read_to_string(&path).unwrap_or_default();
+    let changed: Vec<_> = lines.lines().filter(|line| !blessed.lines().any(|old| old == *line)).collect();
+    assert!(
+        changed.is_empty() && blessed.len() == lines.len(),
+        "the PTX of these kernels changed; if that is meant, run the test with FLASHCORE_BLESS=1 and commit \
+         tests/hashes.txt:\n{}",
+        changed.join("\n")
+    );
+}
+
+/// The architectures that each program is assembled for.
+fn architectures(target: Target) -> Vec<Target> {
+    let number = target.number();
+    let all = [Target::Sm80, Target::Sm86, Target::Sm89, Target::Sm90, Target::Sm100, Target::Sm120];
+    if target.is_arch_specific() {
+        vec![target]
+    } else {
+        all.into_iter().filter(|t| t.number() >= number).collect()
+    }
+}
+
+#[test]
+fn assembles_without_spills_on_every_architecture() {
+    let Some(ptxas) = ptxas() else { return println!("no ptxas found: nothing assembled") };
+    let programs = programs();
+    let jobs: Vec<_> = programs
+        .iter()
+        .flat_map(|(plan, program)| {
+            architectures(plan.kernel().target()).into_iter().map(move |t| (plan, program, t))
+        })
+        .collect();
+    let (next, faults) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    let work = || {
+        while let Some((plan, program, target)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+            if let Some(fault) = assemble(&ptxas, plan, program, *target) {
+                faults.lock().unwrap().push(fault);
+            }
+        }
+    };
+    thread::scope(|scope| {
+        (0..thread::available_parallelism().map_or(2, usize::from)).for_each(|_| drop(scope.spawn(work)))
+    });
+    let faults = faults.into_inner().unwrap();
+    assert!(faults.is_empty(), "{} of {} builds:\n{}", faults.len(), jobs.len(), faults.join("\n"));
+}
+
+/// What is wrong with the machine code of a program, if anything.
+fn assemble(ptxas: &Path, plan: &Plan, program: &Program<Problem>, target: Target) -> Option<String> {
+    let source =
+        std::env::temp_dir().join(format!("{}-{}-{target}.ptx", program.entry(), std::process::id()));
+    fs::write(&source, program.text()).unwrap();
+    let output = Command::new(ptxas)
+        .args(["-v", "-o", "/dev/null", "-arch", &target.to_string()])
+        .arg(&source)
+        .output();
+    fs::remove_file(&source).unwrap();
+    let output = output.unwrap();
+    let said =
+        String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
+    let registers = number_before(&said, " registers").unwrap_or(0);
+    let bad = !output.status.success()
+        || said.contains("(C75")
+        || said.contains("C75")
+        || said.contains("warning")
+        || !said.contains("0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads")
+        || registers == 0
+        || registers > plan.kernel().register_budget();
+    bad.then(|| format!("{} for {target}:\n{said}", program.entry()))
+}
+
+/// The number that stands before `what`.
+fn number_before(text: &str, what: &str) -> Option<u32> {
+    let end = text.find(what)?;
+    text[..end].rsplit(' ').next()?.parse().ok()
+}
+
+fn ptxas() -> Option<PathBuf> {
+    let wheel = |root: &str| {
+        let lib = Path::new(root).join("lib");
+        let versions = fs::read_dir(lib).ok()?.filter_map(|entry| Some(entry.ok()?.path()));
+        let bins = versions.flat_map(|v| {
+            ["cu13", "cuda_nvcc"].map(|p| v.join("site-packages/nvidia").join(p).join("bin/ptxas"))
+        });
+        bins.into_iter().find(|path| path.is_file())
+    };
+    let named = std::env::var_os("FLASHCORE_PTXAS").map(PathBuf::from);
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    named
+        .or_else(|| wheel(concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/nv")))
+        .or_else(|| wheel("/tmp/nv"))
+        .or_else(|| std::env::split_paths(&path).map(|dir| dir.join("ptxas")).find(|path| path.is_file()))
+}
