@@ -5,7 +5,7 @@
 //! not together with another cannot ship. Rows are made greedily from the axes below, which is all there is to change
 //! when an option is added.
 
-use std::collections::BTreeSet;
+use std::{cmp::Reverse, collections::BTreeSet};
 
 use flashcore_core::{DType, Dims, Layout, Lengths, Mask, Problem, ProblemError, Spec};
 
@@ -134,7 +134,7 @@ fn rows<const N: usize>(extents: &[usize; N]) -> Vec<[usize; N]> {
     let mut missing: BTreeSet<Pair> = every_pair(extents).collect();
     let mut rows = Vec::new();
     while let Some(&first) = missing.first() {
-        let row = best_row(extents, first, &missing);
+        let row = best_row(extents, first, &missing, rows.len());
         missing.retain(|pair| pair.iter().any(|&(axis, option)| row[axis] != option));
         rows.push(row);
     }
@@ -147,8 +147,14 @@ fn every_pair(extents: &[usize]) -> impl Iterator<Item = Pair> {
     axes.flat_map(move |(a, b)| options(a).flat_map(move |x| options(b).map(move |y| [x, y])))
 }
 
-/// A row with the pair `first`; on every other axis the option that meets most missing pairs.
-fn best_row<const N: usize>(extents: &[usize; N], first: Pair, missing: &BTreeSet<Pair>) -> [usize; N] {
+/// A row with the pair `first`; on every other axis the option that meets most missing pairs. Among equals the `turn`
+/// decides, so that rows differ also where no pair asks for it.
+fn best_row<const N: usize>(
+    extents: &[usize; N],
+    first: Pair,
+    missing: &BTreeSet<Pair>,
+    turn: usize,
+) -> [usize; N] {
     let mut chosen: [Option<usize>; N] = [None; N];
     first.iter().for_each(|&(axis, option)| chosen[axis] = Some(option));
     for axis in 0..N {
@@ -161,8 +167,8 @@ fn best_row<const N: usize>(extents: &[usize; N], first: Pair, missing: &BTreeSe
             chosen.iter().copied().enumerate().filter_map(meets).count()
         };
         if chosen[axis].is_none() {
-            // The last of equals, so that later axes do not all start with their first option.
-            chosen[axis] = (0..extents[axis]).max_by_key(|&option| gain(option));
+            let options = (0..extents[axis]).map(|option| (option + turn) % extents[axis]);
+            chosen[axis] = options.min_by_key(|&option| Reverse(gain(option)));
         }
     }
     chosen.map(Option::unwrap_or_default)

@@ -124,23 +124,77 @@ impl TileLoad {
             b.sub(rows, row)
         });
         let from = b.var(self.from);
-        let copies = |b: &mut Builder| {
-            for pass in 0..self.tile.rows().div_ceil(self.rows_per_pass) {
-                if pass > 0 {
-                    b.add_to(from, self.pass);
-                }
-                let row = pass * self.rows_per_pass;
-                let start = starts[(row % PATTERN_ROWS / self.rows_per_pass) as usize % starts.len()];
-                let offset = self.tile.offset() + row / PATTERN_ROWS * PATTERN_ROWS * self.tile.slab_width();
-                let there = left.map(|left| b.test(Cmp::Gt, left, row as i32));
-                let present = both(b, there, self.feature);
-                self.copy(b, Shared { base: start, offset }, from, present);
-            }
+        let copies = |b: &mut Builder| match self.access.copy() {
+            Some(width) => self.copies(b, width, &starts, from, left),
+            None => self.copies_by_element(b, &starts, from, left),
         };
         match self.active {
             Some(active) => b.if_(active, copies),
             None => copies(b),
         }
+    }
+
+    fn passes(&self) -> u32 {
+        self.tile.rows().div_ceil(self.rows_per_pass)
+    }
+
+    /// Asynchronous copies, unrolled.
+    #[track_caller]
+    fn copies(
+        &self,
+        b: &mut Builder,
+        width: CopyWidth,
+        starts: &[Reg<U32>],
+        from: Reg<U64>,
+        left: Option<Reg<S32>>,
+    ) {
+        for pass in 0..self.passes() {
+            if pass > 0 {
+                b.add_to(from, self.pass);
+            }
+            let row = pass * self.rows_per_pass;
+            let base = starts[pass as usize % starts.len()];
+            let offset = self.tile.offset() + row / PATTERN_ROWS * PATTERN_ROWS * self.tile.slab_width();
+            let there = left.map(|left| b.test(Cmp::Gt, left, row as i32));
+            let present = both(b, there, self.feature);
+            let bytes = present.map(|present| b.select::<U32>(present, width.bytes(), 0).into());
+            for at in (0..CHUNK_BYTES).step_by(width.bytes() as usize) {
+                b.copy_async(
+                    width,
+                    Shared { base, offset: offset + at },
+                    Global::from(from).at(at as i32),
+                    bytes,
+                );
+            }
+        }
+    }
+
+    /// What no asynchronous copy can do; a loop, because its values pass through registers.
+    #[track_caller]
+    fn copies_by_element(
+        &self,
+        b: &mut Builder,
+        starts: &[Reg<U32>],
+        from: Reg<U64>,
+        left: Option<Reg<S32>>,
+    ) {
+        let group = self.rows_per_pass * starts.len() as u32;
+        let (row, skip) = (b.var(0), b.var(self.tile.offset()));
+        b.while_(
+            |b| b.test(Cmp::Lt, row, self.tile.rows() as i32),
+            |b| {
+                for (n, &start) in (0..).zip(starts) {
+                    let row = b.add(row, n * self.rows_per_pass as i32);
+                    let there = left.map(|left| b.test(Cmp::Gt, left, row));
+                    let present = both(b, there, self.feature);
+                    let to = b.add(start, skip);
+                    copy_elements(b, to, from, present);
+                    b.add_to(from, self.pass);
+                }
+                b.add_to(row, group as i32);
+                b.add_to(skip, group * self.tile.slab_width());
+            },
+        );
     }
 
     /// Moves on to the tile before this one.
@@ -149,23 +203,11 @@ impl TileLoad {
         let before = b.sub(self.from, self.step);
         b.set(self.from, before);
     }
-
-    /// One chunk.
-    #[track_caller]
-    fn copy(&self, b: &mut Builder, to: Shared, from: Reg<U64>, present: Option<Pred>) {
-        let Some(width) = self.access.copy() else {
-            return copy_elements(b, to, from, present);
-        };
-        let bytes = present.map(|present| b.select::<U32>(present, width.bytes(), 0).into());
-        for at in (0..CHUNK_BYTES).step_by(width.bytes() as usize) {
-            b.copy_async(width, to.at(at), Global::from(from).at(at as i32), bytes);
-        }
-    }
 }
 
-/// A chunk element by element: what no asynchronous copy can do.
+/// One chunk, element by element.
 #[track_caller]
-fn copy_elements(b: &mut Builder, to: Shared, from: Reg<U64>, present: Option<Pred>) {
+fn copy_elements(b: &mut Builder, to: Reg<U32>, from: Reg<U64>, present: Option<Pred>) {
     let words: [Reg<U32>; 4] = std::array::from_fn(|_| b.var_in(Scope::Lane, 0));
     let read = |b: &mut Builder| {
         for (at, word) in (0i32..).step_by(4).zip(words) {

@@ -1,8 +1,8 @@
 //! The simulator as a backend: the plan's program and launch, every check on, any finding an error.
 
-use flashcore_core::{Backend, BackendError, Data, HostCall, Lengths, Problem, Ran};
-use flashcore_kernels::{KernelConfig, Plan, slots};
-use flashcore_ptx::launch::{LaunchSpec, Param, Slot};
+use flashcore_core::{Backend, BackendError, Data, HostCall, Problem, Ran};
+use flashcore_kernels::{Plan, SideArrays, slots};
+use flashcore_ptx::launch::{LaunchSpec, Param};
 use flashcore_sim::{Buffer, Launch, Options, Outcome};
 use flashcore_tile::Program;
 
@@ -88,26 +88,12 @@ fn buffers(call: &mut HostCall<'_>) -> Vec<Buffer> {
     // What lies between the output's rows is kept, so that writing there shows.
     buffers.push(Buffer::input(slots::OUT, out.bytes_mut().to_vec()));
     buffers.extend(lse.map(|lse| Buffer::input(slots::LSE, bytemuck::cast_slice(lse).to_vec())));
-    buffers.extend(
-        problem.sinks().map(|sinks| Buffer::input(slots::SINKS, bytemuck::cast_slice(sinks).to_vec())),
-    );
-    buffers.extend(lengths(problem));
+    let SideArrays { sinks, lengths } = SideArrays::of(problem);
+    buffers.extend(sinks.map(|sinks| Buffer::input(slots::SINKS, sinks)));
+    if let Some([q, kv]) = lengths {
+        buffers.extend([Buffer::input(slots::LENGTHS_Q, q), Buffer::input(slots::LENGTHS_KV, kv)]);
+    }
     buffers
-}
-
-/// Lengths as `slots` describes them; `None` means all rows.
-fn lengths(problem: &Problem) -> Vec<Buffer> {
-    let all = |len: usize| vec![len as u32; problem.batch()];
-    let (q, kv) = match problem.lengths() {
-        Lengths::Used { q, kv } => (
-            q.as_ref().map_or_else(|| all(problem.seq_q()), |q| q.to_vec()),
-            kv.as_ref().map_or_else(|| all(problem.seq_kv()), |kv| kv.to_vec()),
-        ),
-        Lengths::Ragged { q, kv } => (q.to_vec(), kv.to_vec()),
-        _ => return Vec::new(),
-    };
-    let buffer = |slot: Slot, values: Vec<u32>| Buffer::input(slot, bytemuck::cast_slice(&values).to_vec());
-    vec![buffer(slots::LENGTHS_Q, q), buffer(slots::LENGTHS_KV, kv)]
 }
 
 fn unsupported(reason: String) -> BackendError {
@@ -116,9 +102,4 @@ fn unsupported(reason: String) -> BackendError {
 
 fn failed(source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> BackendError {
     BackendError::Failed { backend: "sim", source: source.into() }
-}
-
-/// The kernel of the general family, whatever the plan would prefer.
-pub fn is_general(plan: &Plan) -> bool {
-    matches!(plan.kernel(), KernelConfig::Sm80(_))
 }
