@@ -8,7 +8,7 @@
 //! | what limits it? | [`ceiling`], [`profile`] |
 //!
 //! The `flashcore` command is the only caller; nothing here prints.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 pub mod arm;
 pub mod bootstrap;

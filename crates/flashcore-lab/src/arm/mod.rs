@@ -4,6 +4,7 @@
 //! [`crate::referee`] judges it. [`host`] makes an arm of any [`Backend`](flashcore_core::Backend), [`torch`] of what
 //! PyTorch offers.
 
+pub mod cuda;
 pub mod host;
 pub mod torch;
 

@@ -1,0 +1,228 @@
+//! FlashCore's own GPU kernels as a competitor, timed by events on a stream of their own.
+#![allow(unsafe_code)] // Launching a kernel over device memory that this file owns.
+
+use std::{rc::Rc, sync::Arc, thread::sleep, time::Duration};
+
+use flashcore::cuda::{
+    Cuda, DeviceTensors, Error,
+    driver::{self, DeviceBuffer, Event, Graph, Stream},
+};
+
+use super::{Arm, Place, Ready};
+use crate::{
+    burst::{Conditions, Run},
+    error::LabError,
+    workload::{Outputs, Workload},
+};
+
+/// The name used on the command line and in results.
+pub const NAME: &str = "cuda";
+/// Bytes that, once written, have pushed everything else out of a GPU's L2.
+const EVICTING: u64 = 256 << 20;
+/// Bytes of each side of the copy that tells the memory's rate.
+const COPIED: u64 = 1 << 30;
+/// Copies that are timed, of which the fastest counts.
+const COPIES: usize = 10;
+
+/// A GPU as a competitor.
+pub struct CudaArm {
+    cuda: Arc<Cuda>,
+}
+
+impl CudaArm {
+    /// A competitor on an open GPU.
+    pub const fn new(cuda: Arc<Cuda>) -> Self {
+        Self { cuda }
+    }
+}
+
+impl Arm for CudaArm {
+    fn name(&self) -> &str {
+        NAME
+    }
+
+    fn place(&self) -> Place {
+        Place::Gpu
+    }
+
+    fn prepare(&self, workload: &Rc<Workload>) -> Result<Box<dyn Ready>, LabError> {
+        Ok(Box::new(CudaReady::new(&self.cuda, workload).map_err(into_lab)?))
+    }
+}
+
+fn into_lab(error: Error) -> LabError {
+    match error {
+        Error::Plan(refusal) => LabError::Unsupported { arm: NAME.to_owned(), what: refusal.to_string() },
+        other => LabError::Failed { arm: NAME.to_owned(), reason: other.to_string() },
+    }
+}
+
+struct CudaReady {
+    workload: Rc<Workload>,
+    ready: Arc<flashcore::cuda::Ready>,
+    kernel: String,
+    stream: Stream,
+    inputs: [DeviceBuffer; 3],
+    out: DeviceBuffer,
+    lse: DeviceBuffer,
+    evictor: Option<DeviceBuffer>,
+}
+
+impl CudaReady {
+    fn new(cuda: &Cuda, workload: &Rc<Workload>) -> Result<Self, Error> {
+        let problem = workload.task().problem();
+        let ready = cuda.prepare(problem)?;
+        let stream = Stream::new(cuda.device())?;
+        let [q, k, v] = workload.inputs().map(|data| DeviceBuffer::from_host(&stream, data.bytes()));
+        let bytes = |elements: usize, size: usize| (elements * size) as u64;
+        let out = DeviceBuffer::new(cuda.device(), bytes(problem.out().span(), problem.dtype().bytes()))?;
+        let lse = DeviceBuffer::new(cuda.device(), bytes(problem.rows(), size_of::<f32>()))?;
+        let kernel = ready.plan().kernel().name();
+        let inputs = [q?, k?, v?];
+        Ok(Self { workload: workload.clone(), ready, kernel, stream, inputs, out, lse, evictor: None })
+    }
+
+    fn launch(&self, lse: bool) -> Result<(), Error> {
+        let [q, k, v] = self.inputs.each_ref().map(DeviceBuffer::address);
+        let lse = if lse { self.lse.address() } else { 0 };
+        let tensors = DeviceTensors { q, k, v, out: self.out.address(), lse };
+        // SAFETY: the buffers have the problem's sizes and live as long as `self`; freeing them waits for the device.
+        unsafe { self.ready.launch(&tensors, &self.stream) }
+    }
+
+    fn outputs(&mut self) -> Result<Outputs, Error> {
+        self.out.fill(&self.stream, 0xff)?;
+        self.lse.fill(&self.stream, 0xff)?;
+        self.launch(true)?;
+        let mut outputs = self.workload.outputs().map_err(|_| no_memory(self.out.len()))?;
+        self.out.copy_to_host(&self.stream, 0, outputs.out.data_mut().bytes_mut())?;
+        if let Some(lse) = outputs.lse.as_deref_mut() {
+            self.lse.copy_to_host(&self.stream, 0, bytemuck::cast_slice_mut(lse))?;
+        }
+        Ok(outputs)
+    }
+
+    fn calls(&self, count: u32) -> Result<(), Error> {
+        (0..count).try_for_each(|_| self.launch(false))
+    }
+
+    /// `count` launches as one graph.
+    fn captured(&self, count: u32) -> Result<Graph, Error> {
+        let mut refusal = None;
+        let graph = Graph::capture(&self.stream, |_| match self.calls(count) {
+            Err(Error::Driver(error)) => Err(error),
+            Err(other) => {
+                refusal = Some(other);
+                Ok(())
+            }
+            Ok(()) => Ok(()),
+        });
+        refusal.map_or(Ok(graph?), Err)
+    }
+
+    fn seconds(&mut self, run: &Run) -> Result<Vec<f64>, Error> {
+        let graph = run.conditions.replay.then(|| self.captured(run.calls)).transpose()?;
+        if run.conditions.cold && self.evictor.is_none() {
+            self.evictor = Some(DeviceBuffer::new(self.stream.device(), EVICTING)?);
+        }
+        let mut evictor = self.evictor.take();
+        let body = || match &graph {
+            Some(graph) => Ok(graph.launch(&self.stream)?),
+            None => self.calls(run.calls),
+        };
+        body()?;
+        let times = if run.conditions.separate() {
+            self.separate(run, evictor.as_mut(), &body)
+        } else {
+            self.back_to_back(run.samples, &body)
+        };
+        self.evictor = evictor;
+        Ok(times?.into_iter().map(|seconds| seconds / f64::from(run.calls)).collect())
+    }
+
+    fn back_to_back(&self, samples: usize, body: &dyn Fn() -> Result<(), Error>) -> Result<Vec<f64>, Error> {
+        let marks = self.events(samples + 1)?;
+        marks[0].record(&self.stream)?;
+        for mark in &marks[1..] {
+            body()?;
+            mark.record(&self.stream)?;
+        }
+        self.stream.synchronize()?;
+        marks.windows(2).map(|pair| between(&pair[0], &pair[1])).collect()
+    }
+
+    fn separate(
+        &self,
+        run: &Run,
+        mut evictor: Option<&mut DeviceBuffer>,
+        body: &dyn Fn() -> Result<(), Error>,
+    ) -> Result<Vec<f64>, Error> {
+        let (starts, ends) = (self.events(run.samples)?, self.events(run.samples)?);
+        for (start, end) in starts.iter().zip(&ends) {
+            self.set_up(run.conditions, evictor.as_deref_mut())?;
+            start.record(&self.stream)?;
+            body()?;
+            end.record(&self.stream)?;
+        }
+        self.stream.synchronize()?;
+        starts.iter().zip(&ends).map(|(start, end)| between(start, end)).collect()
+    }
+
+    fn set_up(&self, conditions: Conditions, evictor: Option<&mut DeviceBuffer>) -> Result<(), Error> {
+        if let Some(evictor) = evictor.filter(|_| conditions.cold) {
+            evictor.fill(&self.stream, 0)?;
+        }
+        if conditions.pause > 0.0 {
+            self.stream.synchronize()?;
+            sleep(Duration::from_secs_f64(conditions.pause));
+        }
+        Ok(())
+    }
+
+    fn events(&self, count: usize) -> Result<Vec<Event>, Error> {
+        (0..count).map(|_| Ok(Event::timed(self.stream.device())?)).collect()
+    }
+}
+
+fn no_memory(bytes: u64) -> Error {
+    Error::Driver(driver::Error::OutOfMemory { requested: bytes, free: 0, total: 0 })
+}
+
+fn between(start: &Event, end: &Event) -> Result<f64, Error> {
+    Ok(f64::from(end.milliseconds_since(start)?) * 1e-3)
+}
+
+impl Ready for CudaReady {
+    fn kernel(&self) -> &str {
+        &self.kernel
+    }
+
+    fn compute(&mut self) -> Result<Outputs, LabError> {
+        self.outputs().map_err(into_lab)
+    }
+
+    fn time(&mut self, run: &Run) -> Result<Vec<f64>, LabError> {
+        self.seconds(run).map_err(into_lab)
+    }
+}
+
+/// Bytes read plus bytes written per second in a large copy on the GPU.
+pub fn copy_rate(cuda: &Cuda) -> Result<f64, LabError> {
+    let seconds = copy_seconds(cuda).map_err(into_lab)?;
+    Ok(2.0 * COPIED as f64 / seconds)
+}
+
+fn copy_seconds(cuda: &Cuda) -> Result<f64, Error> {
+    let stream = Stream::new(cuda.device())?;
+    let from = DeviceBuffer::new(cuda.device(), COPIED)?;
+    let mut to = DeviceBuffer::new(cuda.device(), COPIED)?;
+    let (start, end) = (Event::timed(cuda.device())?, Event::timed(cuda.device())?);
+    let mut once = |_| {
+        start.record(&stream)?;
+        to.copy_from_device(&stream, &from)?;
+        end.record(&stream)?;
+        stream.synchronize()?;
+        between(&start, &end)
+    };
+    (0..COPIES).map(&mut once).try_fold(f64::INFINITY, |least, seconds| Ok(least.min(seconds?)))
+}
