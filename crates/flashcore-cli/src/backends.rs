@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use flashcore::{Backend, BackendKind};
+use flashcore::{Backend, BackendError, BackendKind};
 use flashcore_cpu::Cpu;
 
 use crate::error::CliError;
@@ -13,11 +13,69 @@ pub fn names() -> impl TypedValueParser<Value = BackendKind> {
     PossibleValuesParser::new(BackendKind::ALL.map(BackendKind::name)).try_map(|name| name.parse())
 }
 
-/// Opens a backend; asking for a number of threads asks for the CPU.
-pub fn open(kind: BackendKind, threads: Option<usize>) -> Result<Arc<dyn Backend>, CliError> {
+/// The backends that may compute, best first; asking for a number of threads asks for the CPU.
+pub fn candidates(kind: BackendKind, threads: Option<usize>) -> Result<Vec<Arc<dyn Backend>>, CliError> {
     match (kind, threads) {
-        (_, None) => Ok(flashcore::backend(kind)?),
-        (BackendKind::Auto | BackendKind::Cpu, Some(threads)) => Ok(Arc::new(Cpu::with_threads(threads)?)),
-        _ => Err(CliError::Threads),
+        (BackendKind::Auto | BackendKind::Cpu, Some(threads)) => {
+            Ok(vec![Arc::new(Cpu::with_threads(threads)?)])
+        }
+        (_, Some(_)) => Err(CliError::Threads),
+        (BackendKind::Auto, None) => {
+            let usable: Vec<_> = flashcore::available().into_iter().filter_map(|f| f.backend.ok()).collect();
+            if usable.is_empty() { Ok(vec![flashcore::backend(kind)?]) } else { Ok(usable) }
+        }
+        (_, None) => Ok(vec![flashcore::backend(kind)?]),
+    }
+}
+
+/// Tries `work` on each backend until one takes the problem; the last refusal is the error.
+pub fn first_to_take<T>(
+    candidates: &[Arc<dyn Backend>],
+    mut work: impl FnMut(&dyn Backend) -> Result<T, BackendError>,
+) -> Result<(&dyn Backend, T), BackendError> {
+    let (last, others) = candidates.split_last().ok_or_else(none_left)?;
+    for backend in others {
+        match work(&**backend) {
+            Err(BackendError::Unsupported { .. } | BackendError::Unavailable { .. }) => {}
+            done => return done.map(|value| (&**backend, value)),
+        }
+    }
+    work(&**last).map(|value| (&**last, value))
+}
+
+fn none_left() -> BackendError {
+    BackendError::Unavailable { backend: "auto", reason: "this build contains no backend".to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refusal() -> BackendError {
+        BackendError::Unsupported { backend: "x", what: "this".to_owned(), instead: "do that".to_owned() }
+    }
+
+    #[test]
+    fn a_refusal_leaves_the_problem_to_the_next() {
+        let two: Vec<Arc<dyn Backend>> = vec![Arc::new(Cpu::new()), Arc::new(Cpu::new())];
+        let mut calls = 0;
+        let taken = first_to_take(&two, |_| {
+            calls += 1;
+            if calls == 1 { Err(refusal()) } else { Ok(calls) }
+        });
+        assert_eq!(taken.map(|(_, value)| value).ok(), Some(2));
+        assert!(first_to_take::<()>(&two, |_| Err(refusal())).is_err(), "all refused");
+        assert!(first_to_take::<()>(&[], |_| Ok(())).is_err(), "none there");
+    }
+
+    #[test]
+    fn a_failure_is_not_hidden_by_the_next() {
+        let two: Vec<Arc<dyn Backend>> = vec![Arc::new(Cpu::new()), Arc::new(Cpu::new())];
+        let mut calls = 0;
+        let failed = first_to_take::<()>(&two, |_| {
+            calls += 1;
+            Err(BackendError::Failed { backend: "x", source: "broken".into() })
+        });
+        assert!(failed.is_err() && calls == 1, "{calls} calls");
     }
 }

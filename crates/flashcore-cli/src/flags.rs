@@ -97,8 +97,8 @@ pub struct BackendFlags {
 }
 
 impl BackendFlags {
-    /// Opens the backend.
-    pub fn open(&self) -> Result<Arc<dyn Backend>, CliError> {
-        backends::open(self.backend, self.threads.map(usize::from))
+    /// The backends that may compute, best first.
+    pub fn candidates(&self) -> Result<Vec<Arc<dyn Backend>>, CliError> {
+        backends::candidates(self.backend, self.threads.map(usize::from))
     }
 }

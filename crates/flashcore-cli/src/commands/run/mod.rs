@@ -11,11 +11,14 @@ mod tensors;
 #[cfg(test)]
 mod tests;
 
+use std::sync::Arc;
+
 use flashcore::Backend;
 
 pub use self::flags::Flags;
 use self::{check::Check, report::RunReport, request::Request, tensors::Tensors};
 use crate::{
+    backends,
     error::{CliError, Verdict},
     latency::Latency,
     memory,
@@ -24,18 +27,18 @@ use crate::{
 
 /// Runs attention and says how right and how fast it was.
 pub fn execute(flags: Flags, output: &Output) -> Result<Verdict, CliError> {
-    let backend = flags.backend.clone();
+    let backends = flags.backend.clone();
     let request = Request::parse(flags)?;
     // The tensors by themselves first: how much comparing takes is found by walking through all rows.
     memory::check(request.bytes())?;
     memory::check(request.bytes().saturating_add(Check::bytes(&request.problem)))?;
-    let backend = backend.open()?;
-    run(request, &*backend, output)
+    run(request, &backends.candidates()?, output)
 }
 
-fn run(mut request: Request, backend: &dyn Backend, output: &Output) -> Result<Verdict, CliError> {
+fn run(mut request: Request, candidates: &[Arc<dyn Backend>], output: &Output) -> Result<Verdict, CliError> {
     let mut tensors = Tensors::prepare(&mut request)?;
-    let ran = tensors.forward(backend, &request.problem)?;
+    let forward = |backend: &dyn Backend| tensors.forward(backend, &request.problem);
+    let (backend, ran) = backends::first_to_take(candidates, forward)?;
     let first = tensors.digest();
     let latency = Latency::measure(request.times, || tensors.forward(backend, &request.problem).map(drop))?;
     let check = Check::of(&request.problem, &tensors, tensors.digest() == first);

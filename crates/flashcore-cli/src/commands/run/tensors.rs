@@ -2,7 +2,7 @@
 
 use std::hash::{DefaultHasher, Hasher};
 
-use flashcore_core::{Backend, DType, Data, DataMut, Element, HostCall, Layout, Problem, Ran};
+use flashcore_core::{Backend, BackendError, DType, Data, DataMut, Element, HostCall, Layout, Problem, Ran};
 use flashcore_testkit::Rng;
 
 use super::request::{Request, Source};
@@ -39,10 +39,10 @@ impl Tensors {
     }
 
     /// Computes the outputs.
-    pub fn forward(&mut self, backend: &dyn Backend, problem: &Problem) -> Result<Ran, CliError> {
+    pub fn forward(&mut self, backend: &dyn Backend, problem: &Problem) -> Result<Ran, BackendError> {
         let inputs = self.inputs.each_ref().map(Buffer::data);
         let mut call = HostCall::bind_erased(problem, inputs, self.out.data_mut(), Some(&mut self.lse))?;
-        Ok(backend.forward(&mut call)?)
+        backend.forward(&mut call)
     }
 
     /// Q, K and V.

@@ -42,10 +42,10 @@ impl<F: Fn(&mut [f32], u32) + Send + Sync> Backend for Spoiled<F> {
 }
 
 #[track_caller]
-fn check(expected: Verdict, spoil: impl Fn(&mut [f32], u32) + Send + Sync) {
+fn check(expected: Verdict, spoil: impl Fn(&mut [f32], u32) + Send + Sync + 'static) {
     let backend = Spoiled { spoil, calls: AtomicU32::new(0) };
     let output = Output::new(Style { quiet: true, ..Style::default() });
-    let verdict = run(request("--shape 1x2x17x8 --dtype f32"), &backend, &output).unwrap();
+    let verdict = run(request("--shape 1x2x17x8 --dtype f32"), &[Arc::new(backend)], &output).unwrap();
     assert_eq!(verdict, expected);
 }
 
@@ -74,7 +74,7 @@ fn a_row_that_is_never_written_fails() {
     for dtype in ["f16", "bf16", "f32"] {
         let request = request(&format!("--shape 1x1x4x8 --dtype {dtype}"));
         let output = Output::new(Style { quiet: true, ..Style::default() });
-        assert_eq!(run(request, &Idle, &output).unwrap(), Verdict::Fail, "{dtype}");
+        assert_eq!(run(request, &[Arc::new(Idle)], &output).unwrap(), Verdict::Fail, "{dtype}");
     }
 }
 
@@ -91,6 +91,6 @@ fn a_wrong_result_reaches_no_file() {
         format!("--q {tensor} --k {tensor} --v {tensor} --out {} --lse {}", name("o.npy"), name("l.npy"));
     let backend = Spoiled { spoil: |out: &mut [f32], _| out[0] = 1e3, calls: AtomicU32::new(0) };
     let output = Output::new(Style { quiet: true, ..Style::default() });
-    assert_eq!(run(request(&args), &backend, &output).unwrap(), Verdict::Fail);
+    assert_eq!(run(request(&args), &[Arc::new(backend)], &output).unwrap(), Verdict::Fail);
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "only the input is there");
 }
