@@ -89,6 +89,18 @@ impl Cuda {
         })
     }
 
+    /// Plans as if for another GPU, whose kernels this one must be able to run: for tests and comparisons.
+    #[must_use]
+    pub fn planning_for(mut self, gpu: Gpu) -> Self {
+        self.gpu = gpu;
+        self
+    }
+
+    /// What plans know of the GPU.
+    pub fn gpu(&self) -> Gpu {
+        self.gpu
+    }
+
     /// The GPU.
     pub fn device(&self) -> Device {
         self.device
