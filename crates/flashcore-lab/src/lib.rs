@@ -27,6 +27,7 @@ pub mod sensors;
 pub mod stats;
 pub mod suites;
 pub mod task;
+pub mod verify;
 pub mod workload;
 
 pub use error::LabError;

@@ -35,4 +35,4 @@ pub use cases::{Case, Tag};
 pub use compare::{Reason, Rule, Verdict, judge};
 pub use naive::NaiveBackend;
 pub use rng::Rng;
-pub use suite::{CaseReport, Outcome, Step, check_case};
+pub use suite::{CaseReport, Outcome, Step, check_case, check_case_runs};

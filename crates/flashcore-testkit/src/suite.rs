@@ -113,8 +113,19 @@ impl fmt::Display for CaseReport {
     }
 }
 
-/// Runs one case on one backend.
+/// Runs one case on one backend, twice.
 pub fn check_case(backend: &dyn Backend, case: &Case, dtype: DType, seed: u64) -> CaseReport {
+    check_case_runs(backend, case, dtype, seed, 2)
+}
+
+/// Runs one case on one backend `runs` times, all of which must give the same bits.
+pub fn check_case_runs(
+    backend: &dyn Backend,
+    case: &Case,
+    dtype: DType,
+    seed: u64,
+    runs: usize,
+) -> CaseReport {
     let mut report = CaseReport {
         case: case.to_string(),
         dtype,
@@ -124,16 +135,21 @@ pub fn check_case(backend: &dyn Backend, case: &Case, dtype: DType, seed: u64) -
         outcome: Outcome::Passed,
     };
     let checked = match dtype {
-        DType::F16 => check::<f16>(backend, case, &mut report),
-        DType::BF16 => check::<bf16>(backend, case, &mut report),
-        DType::F32 => check::<f32>(backend, case, &mut report),
+        DType::F16 => check::<f16>(backend, case, runs, &mut report),
+        DType::BF16 => check::<bf16>(backend, case, runs, &mut report),
+        DType::F32 => check::<f32>(backend, case, runs, &mut report),
         _ => Err(Outcome::Skipped(format!("the testkit does not know {dtype}"))),
     };
     report.outcome = checked.err().unwrap_or(Outcome::Passed);
     report
 }
 
-fn check<T: Element>(backend: &dyn Backend, case: &Case, report: &mut CaseReport) -> Result<(), Outcome> {
+fn check<T: Element>(
+    backend: &dyn Backend,
+    case: &Case,
+    runs: usize,
+    report: &mut CaseReport,
+) -> Result<(), Outcome> {
     let bench = Bench::<T>::new(case, report.seed)?;
     let first = bench.run(backend, true)?;
     report.kernel = Some(first.kernel.clone());
@@ -142,9 +158,12 @@ fn check<T: Element>(backend: &dyn Backend, case: &Case, report: &mut CaseReport
     let verdict = Rule::of(bench.problem()).judge(&got, &bench.oracle(), &bench.yardstick());
     report.verdict = Some(verdict.clone());
     within_tolerance(&verdict, case, T::DTYPE)?;
-    let second = bench.run(backend, true)?;
-    repeats(&first, &second)?;
-    isolated(&bench, &[first, second])
+    for _ in 1..runs {
+        let again = bench.run(backend, true)?;
+        repeats(&first, &again)?;
+        isolated(&bench, &again)?;
+    }
+    isolated(&bench, &first)
 }
 
 fn all_written<T: Element>(run: &Run<T>) -> Result<(), Outcome> {
@@ -168,7 +187,7 @@ fn repeats<T: Element>(first: &Run<T>, second: &Run<T>) -> Result<(), Outcome> {
     first.first_difference(second).map_or(Ok(()), |row| Err(differs(row)))
 }
 
-fn isolated<T: Element>(bench: &Bench<T>, runs: &[Run<T>]) -> Result<(), Outcome> {
-    let found = runs.iter().find_map(Run::overrun).or_else(|| bench.disturbed());
+fn isolated<T: Element>(bench: &Bench<T>, run: &Run<T>) -> Result<(), Outcome> {
+    let found = run.overrun().or_else(|| bench.disturbed());
     found.map_or(Ok(()), |reason| Err(Outcome::failed(Step::Isolation, reason)))
 }

@@ -1,0 +1,108 @@
+//! The child's side: runs the checks of one group and says what happens line by line.
+//!
+//! A backend that failed to launch may be beyond repair (a poisoned GPU context), so the child ends there; the parent
+//! starts another for what is left.
+
+use std::io::{self, Write};
+
+use flashcore_core::BackendError;
+use flashcore_testkit::{Outcome, Step, check_case_runs};
+
+use super::{
+    Ending, Line, Order, Report,
+    plan::{Candidate, Check, Group, Subject, Target, groups, target},
+};
+
+/// Runs an order and writes what happens to `to`.
+pub fn run(order: &Order, to: &mut dyn Write) -> io::Result<()> {
+    let Some(target) = target(&order.backend) else {
+        return tell(to, &Line::Unavailable(format!("there is no backend `{}`", order.backend)));
+    };
+    run_on(target, order, to)
+}
+
+/// [`run`] on a backend that need not be in the table.
+pub fn run_on(target: &Target, order: &Order, to: &mut dyn Write) -> io::Result<()> {
+    let group = groups(target, &order.scope).into_iter().find(|group| group.name == order.group);
+    let Group { checks, .. } = group.unwrap_or(Group { name: String::new(), checks: Vec::new() });
+    tell(to, &Line::Total(checks.len()))?;
+    let candidate = match (target.open)() {
+        Ok(candidate) => candidate,
+        Err(error) => return tell(to, &Line::Unavailable(error.to_string())),
+    };
+    for (index, check) in checks.iter().enumerate().skip(order.skip) {
+        tell(to, &Line::Begin(index, check.name()))?;
+        let report = examine(&*candidate, check, order.scope.runs);
+        let beyond_repair = matches!(report.stage.as_deref(), Some("build" | "launch"));
+        tell(to, &Line::End(report))?;
+        if beyond_repair {
+            break;
+        }
+    }
+    Ok(())
+}
+
+fn tell(to: &mut dyn Write, line: &Line) -> io::Result<()> {
+    let text = serde_json::to_string(line)?;
+    writeln!(to, "{text}")?;
+    to.flush()
+}
+
+fn examine(candidate: &dyn Candidate, check: &Check, runs: usize) -> Report {
+    match &check.subject {
+        Subject::Case(case) => {
+            if let Some(report) = case
+                .problem(check.dtype, check.seed)
+                .ok()
+                .and_then(|p| candidate.build(&p).err().map(|error| not_built(check, &error)))
+            {
+                return report;
+            }
+            let found = check_case_runs(candidate.backend(), case, check.dtype, check.seed, runs);
+            let verdict = found.verdict.as_ref();
+            Report {
+                kernel: found.kernel.clone(),
+                max_error: verdict.map(|v| v.max_error).filter(|x| x.is_finite()),
+                tolerance: verdict.map(|v| v.tolerance).filter(|x| x.is_finite()),
+                ..report(check, &found.outcome)
+            }
+        }
+        Subject::Law(law) => report(check, &law.check(candidate.backend(), check.dtype, check.seed)),
+    }
+}
+
+fn not_built(check: &Check, error: &BackendError) -> Report {
+    let reason = match error {
+        BackendError::Failed { source, .. } => format!("{error}: {source}"),
+        _ => error.to_string(),
+    };
+    match error {
+        BackendError::Unsupported { .. } | BackendError::Unavailable { .. } => {
+            Report::ended(check.name(), Ending::Skipped, None, reason)
+        }
+        _ => Report::ended(check.name(), Ending::Failed, Some("build"), reason),
+    }
+}
+
+fn report(check: &Check, outcome: &Outcome) -> Report {
+    let name = check.name();
+    match outcome {
+        Outcome::Passed => {
+            Report { reason: None, ..Report::ended(name, Ending::Passed, None, String::new()) }
+        }
+        Outcome::Skipped(reason) => Report::ended(name, Ending::Skipped, None, reason.clone()),
+        Outcome::Failed { step, reason } => {
+            Report::ended(name, Ending::Failed, Some(stage_name(*step)), reason.clone())
+        }
+    }
+}
+
+const fn stage_name(step: Step) -> &'static str {
+    match step {
+        Step::Launch => "launch",
+        Step::Sanity => "sanity",
+        Step::Determinism => "determinism",
+        Step::Isolation => "isolation",
+        _ => "correctness",
+    }
+}

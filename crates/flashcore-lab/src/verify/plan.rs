@@ -1,0 +1,219 @@
+//! What is checked on which backend: the table of backends and the groups of checks.
+
+use std::sync::Arc;
+
+use flashcore::cuda::{self, Cuda};
+use flashcore_core::{Backend, BackendError, DType, Problem};
+use flashcore_cpu::Cpu;
+use flashcore_testkit::{
+    Case, Tag,
+    cases::{self, Cost},
+    properties::{self, Property},
+    random,
+};
+
+use super::Scope;
+
+/// A backend under test: built first, then run.
+pub trait Candidate {
+    /// Plans and compiles what the problem needs.
+    fn build(&self, problem: &Problem) -> Result<(), BackendError>;
+
+    /// What the suite runs.
+    fn backend(&self) -> &dyn Backend;
+}
+
+/// Opens a backend.
+pub type Open = fn() -> Result<Box<dyn Candidate>, BackendError>;
+
+/// One row of the table of backends.
+pub struct Target {
+    /// The name used on the command line.
+    pub name: &'static str,
+    /// Opens it.
+    pub open: Open,
+    /// Most work of a case when there is little time, and otherwise.
+    pub costs: [Cost; 2],
+    /// Random problems, likewise.
+    pub random: [u64; 2],
+}
+
+/// The CPU.
+pub const CPU: Target =
+    Target { name: "cpu", open: open_cpu, costs: [Cost::Small, Cost::Huge], random: [60, 1000] };
+
+/// Every backend that can be verified.
+pub const TARGETS: &[Target] =
+    &[CPU, Target { name: "cuda", open: open_cuda, costs: [Cost::Small, Cost::Huge], random: [60, 1000] }];
+
+/// The backend of that name.
+pub fn target(name: &str) -> Option<&'static Target> {
+    TARGETS.iter().find(|target| target.name == name)
+}
+
+fn open_cpu() -> Result<Box<dyn Candidate>, BackendError> {
+    Ok(Box::new(Cpu::new()))
+}
+
+impl Candidate for Cpu {
+    fn build(&self, _: &Problem) -> Result<(), BackendError> {
+        Ok(())
+    }
+
+    fn backend(&self) -> &dyn Backend {
+        self
+    }
+}
+
+fn open_cuda() -> Result<Box<dyn Candidate>, BackendError> {
+    let unavailable = |e: cuda::Error| BackendError::Unavailable { backend: "cuda", reason: e.to_string() };
+    Ok(Box::new(Cuda::open(0).map_err(unavailable)?))
+}
+
+impl Candidate for Cuda {
+    fn build(&self, problem: &Problem) -> Result<(), BackendError> {
+        match self.prepare(problem) {
+            Ok(_) => Ok(()),
+            Err(cuda::Error::Plan(refusal)) => Err(BackendError::Unsupported {
+                backend: "cuda",
+                what: "this problem".to_owned(),
+                instead: refusal.to_string(),
+            }),
+            Err(other) => Err(BackendError::Failed { backend: "cuda", source: Box::new(other) }),
+        }
+    }
+
+    fn backend(&self) -> &dyn Backend {
+        self
+    }
+}
+
+/// Checks that share a child process.
+pub struct Group {
+    /// Its name.
+    pub name: String,
+    /// What is checked, in order.
+    pub checks: Vec<Check>,
+}
+
+/// One thing to check.
+#[derive(Clone, Debug)]
+pub struct Check {
+    /// A case or a law.
+    pub subject: Subject,
+    /// Element type.
+    pub dtype: DType,
+    /// Seed of the inputs.
+    pub seed: u64,
+}
+
+/// What a check is about.
+#[derive(Clone, Debug)]
+pub enum Subject {
+    /// The stages, on one case.
+    Case(Arc<Case>),
+    /// A law of attention.
+    Law(&'static Property),
+}
+
+impl Check {
+    /// What it is called in reports and by filters.
+    pub fn name(&self) -> String {
+        let subject = match &self.subject {
+            Subject::Case(case) => case.to_string(),
+            Subject::Law(law) => format!("law: {}", law.name),
+        };
+        format!("{subject} {} seed {}", self.dtype, self.seed)
+    }
+}
+
+/// The groups of a backend, without those that the filter leaves empty.
+pub fn groups(target: &Target, scope: &Scope) -> Vec<Group> {
+    let cost = target.costs[usize::from(!scope.quick)];
+    let mut groups: Vec<Group> = Vec::new();
+    for case in cases::up_to(cost) {
+        let (name, case) = (tag_name(case.tag), Arc::new(case));
+        let checks = over_seeds(scope, &case);
+        match groups.iter_mut().find(|group| group.name == name) {
+            Some(group) => group.checks.extend(checks),
+            None => groups.push(Group { name, checks }),
+        }
+    }
+    groups.push(Group { name: "laws".to_owned(), checks: laws() });
+    let count = target.random[usize::from(!scope.quick)];
+    groups.push(Group { name: "random".to_owned(), checks: randoms(count) });
+    for group in &mut groups {
+        let Group { name, checks } = group;
+        checks.retain(|check| is_wanted(scope, name, check));
+    }
+    groups.retain(|group| !group.checks.is_empty());
+    groups
+}
+
+fn is_wanted(scope: &Scope, group: &str, check: &Check) -> bool {
+    scope.filter.as_deref().is_none_or(|part| format!("{group}/{}", check.name()).contains(part))
+}
+
+fn over_seeds(scope: &Scope, case: &Arc<Case>) -> Vec<Check> {
+    // Cases of gigabytes are about addresses, not numbers.
+    let seeds = if case.cost() == Cost::Huge { 1 } else { scope.seeds };
+    let check = |dtype, seed| Check { subject: Subject::Case(case.clone()), dtype, seed };
+    (1..=seeds)
+        .flat_map(|seed| case.dtypes.iter().map(move |&dtype| (dtype, seed)))
+        .map(|(d, s)| check(d, s))
+        .collect()
+}
+
+fn laws() -> Vec<Check> {
+    let check = |law, dtype| Check { subject: Subject::Law(law), dtype, seed: 1 };
+    properties::ALL.iter().flat_map(|law| DType::ALL.map(|dtype| check(law, dtype))).collect()
+}
+
+fn randoms(count: u64) -> Vec<Check> {
+    let check = |index| Check {
+        subject: Subject::Case(Arc::new(random::case(1, index, random::Limits::SMALL))),
+        dtype: DType::ALL[index as usize % 3],
+        seed: index,
+    };
+    (0..count).map(check).collect()
+}
+
+/// `UsedLengths` becomes `used-lengths`.
+fn tag_name(tag: Tag) -> String {
+    let mut name = String::new();
+    for letter in format!("{tag:?}").chars() {
+        if letter.is_uppercase() && !name.is_empty() {
+            name.push('-');
+        }
+        name.extend(letter.to_lowercase());
+    }
+    name
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn scope(quick: bool, filter: Option<&str>) -> Scope {
+        Scope { filter: filter.map(str::to_owned), seeds: 2, runs: 2, quick }
+    }
+
+    #[test]
+    fn groups_hold_every_case_in_every_type() {
+        let groups = groups(&TARGETS[0], &scope(false, None));
+        let names: Vec<_> = groups.iter().map(|group| group.name.as_str()).collect();
+        for expected in ["named", "used-lengths", "big-offsets", "ragged", "sinks", "laws", "random"] {
+            assert!(names.contains(&expected), "{names:?}");
+        }
+        let named = groups.iter().find(|group| group.name == "named").unwrap();
+        assert_eq!(named.checks.len(), cases::tagged(Tag::Named).len() * 2 * 3);
+        assert!(named.checks.len() > super::groups(&TARGETS[0], &scope(true, None))[0].checks.len());
+    }
+
+    #[test]
+    fn filters_pick_checks() {
+        let groups = groups(&TARGETS[0], &scope(true, Some("gqa/gqa 3/1 70x90")));
+        assert_eq!((groups.len(), groups[0].checks.len()), (1, 6));
+        assert!(super::groups(&TARGETS[0], &scope(true, Some("no such case"))).is_empty());
+    }
+}

@@ -1,0 +1,167 @@
+//! The parent's side: starts children, listens, and ends those that hang.
+
+use std::{
+    io::{BufRead, BufReader},
+    process::{Child, ChildStdout, Command, ExitStatus, Stdio},
+    sync::mpsc::{Receiver, RecvTimeoutError, channel},
+    thread,
+    time::Duration,
+};
+
+use super::{Ending, Line, Order, Report};
+use crate::error::LabError;
+
+/// Children of a group that may end early before the rest of it is given up.
+const MOST_DEATHS: usize = 5;
+
+/// What became of a group.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Outcome {
+    /// What was found, check by check.
+    pub reports: Vec<Report>,
+    /// Why the backend cannot be used here.
+    pub unavailable: Option<String>,
+}
+
+/// How children are started and how long they may be silent.
+pub struct Watch<'a> {
+    /// The command that carries out an order.
+    pub command: &'a dyn Fn(&Order) -> Command,
+    /// How long a check may take.
+    pub patience: Duration,
+    /// Whether the user has had enough.
+    pub stopped: &'a dyn Fn() -> bool,
+}
+
+impl Watch<'_> {
+    /// Carries out `order`, in as many children as it takes; `seen` is told of every report.
+    pub fn group(&self, mut order: Order, seen: &mut dyn FnMut(&Report)) -> Result<Outcome, LabError> {
+        let mut outcome = Outcome::default();
+        let mut deaths = 0;
+        loop {
+            let ran = self.child(&order, &mut |report| {
+                seen(&report);
+                outcome.reports.push(report);
+            })?;
+            outcome.unavailable = ran.unavailable;
+            order.skip = ran.next;
+            deaths += 1;
+            let given_up = deaths >= MOST_DEATHS || !ran.progressed;
+            if outcome.unavailable.is_some() || ran.next >= ran.total || (self.stopped)() {
+                return Ok(outcome);
+            }
+            if given_up {
+                let reason = format!("given up: {deaths} processes of this group ended early");
+                let rest = format!("{} more checks", ran.total.saturating_sub(ran.next));
+                let report = Report::ended(rest, Ending::Failed, Some("launch"), reason);
+                seen(&report);
+                outcome.reports.push(report);
+                return Ok(outcome);
+            }
+        }
+    }
+
+    /// Starts one child and listens until it ends or hangs.
+    fn child(&self, order: &Order, seen: &mut dyn FnMut(Report)) -> Result<Ran, LabError> {
+        let mut command = (self.command)(order);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let program = command.get_program().to_owned();
+        let mut child = Running(command.spawn().map_err(LabError::io("start", program))?);
+        let lines = child.0.stdout.take().map(listen);
+        let mut ran = Ran { next: order.skip, ..Ran::default() };
+        let mut open: Option<(usize, String)> = None;
+        while let Some(lines) = &lines {
+            let reason = match lines.recv_timeout(self.patience) {
+                Ok(Line::Total(total)) => {
+                    ran.total = total;
+                    continue;
+                }
+                Ok(Line::Begin(index, name)) => {
+                    open = Some((index, name));
+                    continue;
+                }
+                Ok(Line::End(report)) => {
+                    ran.end(&mut open, report, seen);
+                    continue;
+                }
+                Ok(Line::Unavailable(reason)) => {
+                    ran.unavailable = Some(reason);
+                    break;
+                }
+                Err(RecvTimeoutError::Timeout) => {
+                    child.kill();
+                    format!("no sign of life for {} s: it hangs", self.patience.as_secs_f64())
+                }
+                Err(RecvTimeoutError::Disconnected) => describe(child.wait()),
+            };
+            // A child that never said how much there is to do has not done it.
+            ran.total = ran.total.max(ran.next + usize::from(ran.total == 0));
+            if let Some((_, name)) = &open {
+                let report = Report::ended(name.clone(), Ending::Failed, Some("launch"), reason);
+                ran.end(&mut open, report, seen);
+            }
+            break;
+        }
+        Ok(ran)
+    }
+}
+
+/// What one child did.
+#[derive(Default)]
+struct Ran {
+    total: usize,
+    /// The first check that is still to do.
+    next: usize,
+    progressed: bool,
+    unavailable: Option<String>,
+}
+
+impl Ran {
+    fn end(&mut self, open: &mut Option<(usize, String)>, report: Report, seen: &mut dyn FnMut(Report)) {
+        if let Some((index, _)) = open.take() {
+            self.next = index + 1;
+            self.progressed = true;
+        }
+        seen(report);
+    }
+}
+
+/// A child that does not outlive us.
+struct Running(Child);
+
+impl Running {
+    fn kill(&mut self) {
+        // Already gone is as good as ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+
+    fn wait(&mut self) -> Option<ExitStatus> {
+        self.0.wait().ok()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+fn describe(status: Option<ExitStatus>) -> String {
+    let status = status.map_or_else(|| "in an unknown way".to_owned(), |status| status.to_string());
+    format!("the process died: {status}")
+}
+
+/// Reads lines in a thread of its own, so that waiting for one can end; other output is passed over.
+fn listen(stdout: ChildStdout) -> Receiver<Line> {
+    let (sender, receiver) = channel();
+    thread::spawn(move || {
+        let lines = BufReader::new(stdout).lines().map_while(Result::ok);
+        for line in lines.filter_map(|text| serde_json::from_str(&text).ok()) {
+            if sender.send(line).is_err() {
+                return;
+            }
+        }
+    });
+    receiver
+}
