@@ -38,7 +38,8 @@ pub(super) fn row_tile(b: &mut Builder, cfg: &Config, args: &Arguments, layout: 
         .collect();
     let lse = args.lse_of_row(b, &tile);
     LseOutput { base: args.lse, to: lse, warp_row: rows.warp, rows: rows.written }.write(b, &finished);
-    // Other warps may still read what the output is gathered over.
+    // Other warps may still read what the output is gathered over, and without keys nobody has waited for Q.
+    b.wait_copies(0);
     b.sync_cta();
     output(b, cfg, args, layout, &tile, &rows).write(b, &finished);
 }
