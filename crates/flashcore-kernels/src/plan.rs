@@ -4,6 +4,8 @@
 //! The numbers of a tile stand in one table per family, each row with its reason. A [`Plan`] holds no pointers; it
 //! builds its program once and launches it for every problem of the same kind.
 
+mod general;
+
 use std::fmt;
 
 use flashcore_core::{DType, Layout, Lengths, Problem};
@@ -11,7 +13,8 @@ use flashcore_ptx::{launch::LaunchSpec, target::Target};
 use flashcore_tile::{BuildError, Half, Program, RegisterBudget, shared_limit};
 
 use crate::{
-    forward_sm80, forward_sm90,
+    forward_sm80,
+    forward_sm90::{self, Staging},
     shared::{
         load::Access,
         mask::{MAX_SEQUENCE, Sides},
@@ -207,9 +210,9 @@ pub fn plan(problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Plan, PlanEr
         });
         return Ok(Plan { kernel, gpu: *gpu, why, passed_over: Vec::new() });
     }
-    let (shape, why) = general_shape(problem, gpu)?;
+    let (shape, why) = general::shape(problem, gpu)?;
     let kernel = KernelConfig::Sm80(forward_sm80::Config {
-        target: general_target(gpu),
+        target: general::target(gpu),
         half,
         dim_qk: problem.dim_qk() as u32,
         dim_v: problem.dim_v() as u32,
@@ -310,6 +313,15 @@ const TWO_CONSUMERS: RegisterBudget = RegisterBudget { producer: 24, consumer: 2
 /// Registers of one producer and three consumers: what 512 threads have.
 const THREE_CONSUMERS: RegisterBudget = RegisterBudget { producer: 32, consumer: 160 };
 
+/// All columns of a narrow output at once.
+const WHOLE_64: Staging = Staging { cols: 64, places: 1 };
+/// All columns of a wider one.
+const WHOLE_128: Staging = Staging { cols: 128, places: 1 };
+/// One slab at a time: all that fits beside K and V.
+const SLAB: Staging = Staging { cols: 64, places: 1 };
+/// One slab leaves while the next is gathered.
+const SLABS: Staging = Staging { cols: 64, places: 2 };
+
 /// One row of the Hopper table: up to these dims, this tile.
 struct HopperRow {
     dim_qk: u32,
@@ -318,13 +330,13 @@ struct HopperRow {
     why: &'static str,
 }
 
-const fn hopper(tile_n: u32, q_stages: u32, staged_cols: u32) -> forward_sm90::Shape {
+const fn hopper(tile_n: u32, q_stages: u32, staging: Staging) -> forward_sm90::Shape {
     forward_sm90::Shape {
         consumers: 2,
         tile_n,
         stages: 2,
         q_stages,
-        staged_cols,
+        staging,
         budget: TWO_CONSUMERS,
         order: forward_sm90::Order::Static,
     }
@@ -335,113 +347,31 @@ const HOPPER: &[HopperRow] = &[
     HopperRow {
         dim_qk: 64,
         dim_v: 64,
-        shape: hopper(128, 2, 64),
+        shape: hopper(128, 2, WHOLE_64),
         why: "two consumers leave registers for masks; the next tile's first product covers the epilogue",
     },
     HopperRow {
         dim_qk: 128,
         dim_v: 128,
-        shape: hopper(128, 2, 128),
+        shape: hopper(128, 2, WHOLE_128),
         why: "128 x 128 fills the registers; the next tile's first product covers the epilogue",
     },
     HopperRow {
         dim_qk: 192,
         dim_v: 128,
-        shape: hopper(128, 1, 64),
+        shape: hopper(128, 1, SLAB),
         why: "128 keys still fit beside one Q tile; two would not",
     },
     HopperRow {
         dim_qk: 192,
         dim_v: 192,
-        shape: hopper(96, 1, 64),
+        shape: hopper(96, 1, SLABS),
         why: "96 keys are what two stages of K and V leave room for",
     },
     HopperRow {
         dim_qk: 256,
         dim_v: 256,
-        shape: hopper(64, 1, 64),
+        shape: hopper(64, 1, SLABS),
         why: "the output takes half of the registers and Q a quarter of shared memory; 64 keys fit beside them",
-    },
-];
-
-/// The oldest target whose code is as good as any on this GPU.
-fn general_target(gpu: &Gpu) -> Target {
-    let (major, minor) = gpu.capability;
-    let runs = |target: &Target| target.runs_on(major, minor) && !target.is_arch_specific();
-    Target::ALL.into_iter().rfind(runs).unwrap_or(Target::Sm80)
-}
-
-/// The tile of the general kernel, and why: the first of the table that fits.
-fn general_shape(problem: &Problem, gpu: &Gpu) -> Result<(forward_sm80::Shape, &'static str), PlanError> {
-    let (qk, v) = (problem.dim_qk() as u32, problem.dim_v() as u32);
-    let fits = |row: &&GeneralRow| qk.max(v) <= row.dim && row.shape.shared_bytes(qk, v) <= gpu.shared_bytes;
-    let row = GENERAL.iter().find(fits).ok_or(PlanError::SharedMemory {
-        qk: problem.dim_qk(),
-        v: problem.dim_v(),
-        shared_bytes: gpu.shared_bytes,
-    })?;
-    Ok((row.shape, row.why))
-}
-
-/// One row of the general table: up to this dim, this tile.
-struct GeneralRow {
-    dim: u32,
-    shape: forward_sm80::Shape,
-    why: &'static str,
-}
-
-/// Tiles of the general kernel; of those for a head dim, the first that fits in shared memory is taken.
-const GENERAL: &[GeneralRow] = &[
-    GeneralRow {
-        dim: 64,
-        shape: forward_sm80::Shape {
-            warps: 4,
-            blocks: 2,
-            tile_n: 128,
-            step_n: 64,
-            stages: 2,
-            ctas_per_sm: 2,
-            q_in_registers: true,
-        },
-        why: "32 rows per warp use each key fragment twice; Q stays in registers; two CTAs hide each other's waits",
-    },
-    GeneralRow {
-        dim: 128,
-        shape: forward_sm80::Shape {
-            warps: 4,
-            blocks: 2,
-            tile_n: 64,
-            step_n: 32,
-            stages: 2,
-            ctas_per_sm: 2,
-            q_in_registers: false,
-        },
-        why: "32 rows per warp use each key fragment twice; the output leaves no registers for Q",
-    },
-    GeneralRow {
-        dim: 256,
-        shape: forward_sm80::Shape {
-            warps: 8,
-            blocks: 1,
-            tile_n: 64,
-            step_n: 64,
-            stages: 2,
-            ctas_per_sm: 1,
-            q_in_registers: false,
-        },
-        why: "the output takes half of the registers, so that a warp has 16 rows; one CTA fills shared memory",
-    },
-    GeneralRow {
-        dim: 256,
-        shape: forward_sm80::Shape {
-            warps: 4,
-            blocks: 1,
-            tile_n: 32,
-            step_n: 32,
-            stages: 2,
-            ctas_per_sm: 1,
-            q_in_registers: false,
-        },
-        why: "what fits in the shared memory of smaller GPUs",
     },
 ];

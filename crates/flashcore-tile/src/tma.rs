@@ -55,10 +55,11 @@ impl Builder {
         self.emit(Op::CpAsyncBulkCommitGroup, &[], []);
     }
 
-    /// Waits until earlier stores have read their shared memory, which may then be written again.
+    /// Waits until all but the `pending` latest groups of stores have read their shared memory, which may then be
+    /// written again.
     #[track_caller]
-    pub fn tma_wait_read(&mut self) {
-        self.emit(Op::CpAsyncBulkWaitGroup, &[Mod::Read], [Operand::int(0)]);
+    pub fn tma_wait_read(&mut self, pending: u32) {
+        self.emit(Op::CpAsyncBulkWaitGroup, &[Mod::Read], [Operand::int(i64::from(pending))]);
     }
 
     /// Waits until earlier stores have been written.

@@ -63,6 +63,16 @@ enum Hides {
     Some,
 }
 
+/// Key tiles from `block` down to `until`, of a tile whose last one is `begin`.
+struct Run {
+    q: MatrixOperand,
+    tile: Tile,
+    block: Reg<S32>,
+    begin: Val<S32>,
+    until: Val<S32>,
+    hides: Hides,
+}
+
 impl<'a> Consumer<'a> {
     fn new(b: &mut Builder, cfg: Config, args: &'a Arguments, layout: &'a Layout, group: Reg<U32>) -> Self {
         let thread = b.thread();
@@ -133,6 +143,8 @@ impl<'a> Consumer<'a> {
         output.fill(b, 0.0);
         let scores = opening.wait(b);
         self.layout.k.stage(b, self.kv_count).release(b, self.leader);
+        let begin = tiles.begin.map_or(Val::Const(0), Val::from);
+        self.release_q_early(b, block, begin);
         self.cap(b, &scores);
         let hides = tiles.hides(b, block);
         let hides = b.uniform::<Warpgroup>(hides);
@@ -147,68 +159,51 @@ impl<'a> Consumer<'a> {
         b.set(block, below);
 
         let q = self.q_operand(b);
-        let begin = tiles.begin.map_or(Val::Const(0), Val::from);
         let clean_begin = tiles.clean_begin.map_or(begin, Val::from);
+        let run = |until, hides| Run { q, tile: *tile, block, begin, until, hides };
         let mut work = (scores, output, probs);
         if self.cfg.mask.right {
             let until = b.max(tiles.clean_end, begin);
-            work = self.steps(b, &q, tile, work, block, until.into(), Hides::Some);
+            work = self.steps(b, &run(until.into(), Hides::Some), work);
         }
-        work = self.steps(b, &q, tile, work, block, clean_begin, Hides::Nothing);
+        work = self.steps(b, &run(clean_begin, Hides::Nothing), work);
         if self.cfg.mask.left {
-            work = self.steps(b, &q, tile, work, block, begin, Hides::Some);
+            work = self.steps(b, &run(begin, Hides::Some), work);
         }
         self.close(b, epilogue, tile, work)
     }
 
-    /// Key tiles from `block` down to `until`.
-    #[allow(clippy::too_many_arguments, reason = "a run of steps is what these say")]
-    fn steps(
-        &self,
-        b: &mut Builder,
-        q: &MatrixOperand,
-        tile: &Tile,
-        work: Work,
-        block: Reg<S32>,
-        until: Val<S32>,
-        hides: Hides,
-    ) -> Work {
-        let any = b.test(Cmp::Ge, block, until);
+    /// The key tiles of a run.
+    fn steps(&self, b: &mut Builder, run: &Run, work: Work) -> Work {
+        let any = b.test(Cmp::Ge, run.block, run.until);
         let any = b.uniform::<Warpgroup>(any);
         b.if_carrying(any, work, |b, work| {
             b.do_while_carrying(work, |b, work| {
-                let work = self.step(b, q, work, |b, scores| {
-                    if hides == Hides::Some {
-                        self.hide(b, scores, tile, block);
-                    }
-                });
-                let below = b.sub(block, 1);
-                b.set(block, below);
-                let again = b.test(Cmp::Ge, block, until);
+                let work = self.step(b, run, work);
+                let below = b.sub(run.block, 1);
+                b.set(run.block, below);
+                let again = b.test(Cmp::Ge, run.block, run.until);
                 (b.uniform::<Warpgroup>(again), work)
             })
         })
     }
 
     /// One key tile: QKᵀ of this one and PV of the one before run while the other's softmax is done.
-    fn step(
-        &self,
-        b: &mut Builder,
-        q: &MatrixOperand,
-        (scores, output, probs): Work,
-        mask: impl FnOnce(&mut Builder, &Acc),
-    ) -> Work {
+    fn step(&self, b: &mut Builder, run: &Run, (scores, output, probs): Work) -> Work {
         let k = self.layout.k.stage(b, self.kv_count);
         let before = b.sub(self.kv_count, 1);
         let v = self.layout.v.stage(b, before);
         k.wait_full(b);
-        let scores = self.qk(b, scores, q, &k);
+        let scores = self.qk(b, scores, &run.q, &k);
         v.wait_full(b);
         let output = self.pv(b, output, probs, &v);
         let scores = scores.wait(b);
         k.release(b, self.leader);
+        self.release_q_early(b, run.block, run.begin);
         self.cap(b, &scores);
-        mask(b, &scores);
+        if run.hides == Hides::Some {
+            self.hide(b, &scores, &run.tile, run.block);
+        }
         let growth = self.softmax.step(b, &scores);
         let (output, probs) = output.wait(b);
         v.release(b, self.leader);
@@ -226,21 +221,28 @@ impl<'a> Consumer<'a> {
         tile: &Tile,
         (scores, output, probs): Work,
     ) -> Begun {
-        self.layout.q.stage(b, self.q_count).release(b, self.leader);
+        if self.cfg.shape.q_stages > 1 {
+            self.layout.q.stage(b, self.q_count).release(b, self.leader);
+        }
         b.add_to(self.q_count, 1);
         let before = b.sub(self.kv_count, 1);
         let v = self.layout.v.stage(b, before);
         v.wait_full(b);
         let output = self.pv(b, output, probs, &v);
-        if self.cfg.shape.q_stages == 1 {
-            // The next Q takes this one's place: it arrives while the epilogue runs.
-            self.finish(b, epilogue, tile, output, &v);
-            self.open(b, scores)
-        } else {
-            let begun = self.open(b, scores);
-            self.finish(b, epilogue, tile, output, &v);
-            begun
+        let begun = self.open(b, scores);
+        self.finish(b, epilogue, tile, output, &v);
+        begun
+    }
+
+    /// Where there is one Q tile only, gives it back as soon as its last product is there, so that the next Q arrives
+    /// while this tile ends. Where there are two, the end of the tile is soon enough.
+    fn release_q_early(&self, b: &mut Builder, block: Reg<S32>, begin: Val<S32>) {
+        if self.cfg.shape.q_stages > 1 {
+            return;
         }
+        let last = b.test(Cmp::Le, block, begin);
+        let who = b.both(last, self.leader);
+        self.layout.q.stage(b, self.q_count).release(b, who);
     }
 
     /// Waits for the next tile and issues its first product; without a next tile, over stale memory.

@@ -1,5 +1,7 @@
 //! The epilogue: a warp's 16 rows of the output go to shared memory and from there by tensor copy to global memory.
 
+use std::ops::Range;
+
 use flashcore_tile::{Acc, Builder, Cmp, F32, Global, Pred, ROWS_PER_THREAD, Reg, Shared, U32, Val};
 
 use super::{consumer::Consumer, schedule::Tile};
@@ -10,7 +12,7 @@ const PAIRS_PER_SLAB: u32 = 4;
 
 /// Where this warp gathers its rows.
 pub(super) struct Epilogue {
-    /// The warp's own staging tile.
+    /// The warp's own staging tiles.
     staging: Shared,
     /// This lane's address for each pair of matrices in the first slab.
     lanes: Vec<Reg<U32>>,
@@ -22,7 +24,7 @@ impl Epilogue {
         let tile = consumer.layout.staging;
         let warps = b.shl(consumer.group, 2);
         let warp = b.add(warps, consumer.warp);
-        let bytes = b.mul(warp, tile.bytes());
+        let bytes = b.mul(warp, consumer.cfg.shape.staging.places * tile.bytes());
         let start = tile.at(b).plus(b, bytes);
         let start = start.address(b);
         let row = b.and(consumer.lane, 15);
@@ -43,30 +45,31 @@ impl Epilogue {
         output: &Acc,
         factor: Rows<F32>,
     ) {
-        self.wait_for_staging(b);
+        let (staging, places) = (consumer.layout.staging, consumer.cfg.shape.staging.places);
+        self.wait_for_staging(b, places);
         output.scale_rows(b, factor);
         self.forget_unused(b, consumer, tile, output);
-        let staging = consumer.layout.staging;
-        for (part, values) in output.regs().chunks(staging.cols() as usize / 2).enumerate() {
+        for (part, values) in (0..).zip(output.regs().chunks(staging.cols() as usize / 2)) {
             if part > 0 {
-                self.wait_for_staging(b);
+                self.wait_for_staging(b, places);
             }
-            self.gather(b, consumer, values);
+            let place = part % places * staging.bytes();
+            self.gather(b, consumer, values, place);
             b.fence_async();
             b.sync_warp();
-            self.store(b, consumer, tile, part as u32 * staging.cols(), values.len() as u32 * 2);
+            self.store(b, consumer, tile, part * staging.cols()..output.cols() as u32, place);
         }
     }
 
-    /// Starts the copies of what was gathered: `cols` columns of the output from `first`.
-    fn store(&self, b: &mut Builder, consumer: &Consumer<'_>, tile: &Tile, first: u32, cols: u32) {
+    /// Starts the copies of the columns that were gathered at `place`.
+    fn store(&self, b: &mut Builder, consumer: &Consumer<'_>, tile: &Tile, cols: Range<u32>, place: u32) {
         let row = consumer.warp_row(b, tile);
         let staging = consumer.layout.staging;
         b.predicated(self.leader, |b| {
-            for slab in 0..cols.div_ceil(staging.slab_cols()) {
-                let col = Val::Const(first + slab * staging.slab_cols());
-                let from = self.staging.at(slab * staging.slab_bytes());
-                b.tma_store(consumer.args.out, from, [col, row.into(), tile.head.into(), tile.batch.into()]);
+            for (slab, col) in (0..staging.slabs()).zip(cols.step_by(staging.slab_cols() as usize)) {
+                let from = self.staging.at(place + slab * staging.slab_bytes());
+                let at = [Val::Const(col), row.into(), tile.head.into(), tile.batch.into()];
+                b.tma_store(consumer.args.out, from, at);
             }
             b.tma_commit();
         });
@@ -97,21 +100,21 @@ impl Epilogue {
         b.predicated(self.leader, Builder::tma_wait);
     }
 
-    /// The copy of the previous tile must have read the staging tile.
-    fn wait_for_staging(&self, b: &mut Builder) {
-        b.predicated(self.leader, Builder::tma_wait_read);
+    /// The oldest of `places` copies must have read its staging tile.
+    fn wait_for_staging(&self, b: &mut Builder, places: u32) {
+        b.predicated(self.leader, |b| b.tma_wait_read(places - 1));
         b.sync_warp();
     }
 
     /// Rounds values and puts them into shared memory.
-    fn gather(&self, b: &mut Builder, consumer: &Consumer<'_>, values: &[Reg<F32>]) {
+    fn gather(&self, b: &mut Builder, consumer: &Consumer<'_>, values: &[Reg<F32>], place: u32) {
         let staging = consumer.layout.staging;
         for (pair, values) in values.chunks(8).enumerate() {
             // Features come in eights; beyond the last, the copy clips what is stored here.
             let value = |i: usize| values.get(i).map_or(Val::Const(0.0), |&value| value.into());
             let packed = std::array::from_fn(|i| b.pack(consumer.cfg.half, value(2 * i), value(2 * i + 1)));
             let (slab, pair) = (pair as u32 / PAIRS_PER_SLAB, pair as u32 % PAIRS_PER_SLAB);
-            let to = Shared::from(self.lanes[pair as usize]).at(slab * staging.slab_bytes());
+            let to = Shared::from(self.lanes[pair as usize]).at(place + slab * staging.slab_bytes());
             b.stmatrix(to, packed);
         }
     }

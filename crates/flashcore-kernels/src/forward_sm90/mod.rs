@@ -73,14 +73,23 @@ pub struct Shape {
     pub tile_n: u32,
     /// K and V tiles in flight.
     pub stages: u32,
-    /// Q tiles in flight: with two, the next tile's first product runs behind this tile's last one.
+    /// Q tiles in flight: with two, the next tile's Q is there before this tile ends.
     pub q_stages: u32,
-    /// Columns of the output that a warp gathers before it stores them: all, or one slab at a time.
-    pub staged_cols: u32,
+    /// How a warp's rows of the output leave.
+    pub staging: Staging,
     /// Registers of producer and consumers.
     pub budget: RegisterBudget,
     /// In which order CTAs take tiles.
     pub order: Order,
+}
+
+/// Where a warp gathers its rows of the output before tensor copies take them away.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Staging {
+    /// Columns that leave together: a multiple of 64.
+    pub cols: u32,
+    /// Places for that many columns: with two, one is filled while the other leaves.
+    pub places: u32,
 }
 
 impl Config {
@@ -97,11 +106,13 @@ impl Config {
     /// The kernel's name: every field of the config is in it.
     pub fn name(&self) -> Ident {
         let half = if self.half == Half::F16 { "f16" } else { "bf16" };
-        let Shape { consumers, tile_n, stages, q_stages, staged_cols, budget, order } = self.shape;
+        let Shape { consumers, tile_n, stages, q_stages, staging, budget, order } = self.shape;
         let mut name = format!(
-            "fc_forward_sm_90a_{half}_d{}v{}_g{consumers}n{tile_n}s{stages}q{q_stages}o{staged_cols}r{}_{}_{}",
+            "fc_forward_sm_90a_{half}_d{}v{}_g{consumers}n{tile_n}s{stages}q{q_stages}o{}x{}r{}_{}_{}",
             self.dim_qk,
             self.dim_v,
+            staging.places,
+            staging.cols,
             budget.consumer,
             order.name(),
             self.mask.name()
@@ -194,12 +205,12 @@ pub(crate) struct Layout {
 
 impl Layout {
     fn new(b: &mut Builder, cfg: Config) -> Self {
-        let Shape { consumers, tile_n, stages, q_stages, staged_cols, .. } = cfg.shape;
+        let Shape { consumers, tile_n, stages, q_stages, staging, .. } = cfg.shape;
         let warps = consumers * WARPS_PER_GROUP;
         let q = b.smem_tile(cfg.tile_m(), padded(cfg.dim_qk), Swizzle::B128, q_stages);
         let k = b.smem_tile(tile_n, padded(cfg.dim_qk), Swizzle::B128, stages);
         let v = b.smem_tile(tile_n, padded(cfg.dim_v), Swizzle::B128, stages);
-        let staging = b.smem_tile(ROWS_PER_WARP, staged_cols, Swizzle::B128, warps);
+        let staging = b.smem_tile(ROWS_PER_WARP, staging.cols, Swizzle::B128, warps * staging.places);
         Self {
             q: Pipeline::new(b, q, q_stages, warps),
             k: Pipeline::new(b, k, stages, warps),
