@@ -5,7 +5,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use flashcore_core::{Backend, BackendError, Data, DataMut, HostCall, Ran};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
-use crate::{SimdLevel, forward::forward, scratch::Scratch, simd::runner::Runner};
+use crate::{
+    SimdLevel,
+    forward::{forward, is_serial},
+    scratch::Scratch,
+    simd::runner::Runner,
+};
 
 /// Attention on the CPU.
 ///
@@ -62,7 +67,10 @@ impl Cpu {
         call: &mut HostCall<'_>,
         scratch: &mut Scratch,
     ) -> Result<&'static str, BackendError> {
-        self.install(|| self.run_here(call, scratch))
+        if is_serial(call.problem()) {
+            return self.run_here(call, scratch, 1);
+        }
+        self.install(|| self.run_here(call, scratch, rayon::current_num_threads()))
     }
 
     /// Runs `f` where calls run: in the backend's pool, or in the current one where it has none.
@@ -77,18 +85,23 @@ impl Cpu {
         self.runner
     }
 
-    fn run_here(&self, call: &mut HostCall<'_>, scratch: &mut Scratch) -> Result<&'static str, BackendError> {
+    fn run_here(
+        &self,
+        call: &mut HostCall<'_>,
+        scratch: &mut Scratch,
+        threads: usize,
+    ) -> Result<&'static str, BackendError> {
         let (problem, inputs) = (call.problem(), call.inputs());
         let (out, lse) = call.outputs();
         let kernel = match (inputs, out) {
             ([Data::F32(q), Data::F32(k), Data::F32(v)], DataMut::F32(out)) => {
-                forward(problem, self.runner, [q, k, v], (out, lse), scratch)
+                forward(problem, self.runner, [q, k, v], (out, lse), (scratch, threads))
             }
             ([Data::F16(q), Data::F16(k), Data::F16(v)], DataMut::F16(out)) => {
-                forward(problem, self.runner, [q, k, v], (out, lse), scratch)
+                forward(problem, self.runner, [q, k, v], (out, lse), (scratch, threads))
             }
             ([Data::BF16(q), Data::BF16(k), Data::BF16(v)], DataMut::BF16(out)) => {
-                forward(problem, self.runner, [q, k, v], (out, lse), scratch)
+                forward(problem, self.runner, [q, k, v], (out, lse), (scratch, threads))
             }
             _ => {
                 let (what, instead) =

@@ -21,8 +21,18 @@ use crate::{
     },
 };
 
-/// (row, key) pairs times features below which waking other threads costs more than it saves.
-const SERIAL_WORK: u64 = 1 << 17;
+/// Nanoseconds of work below which waking other threads costs more than it saves.
+const SERIAL: f64 = 25_000.0;
+
+/// Whether a problem is so small that the calling thread alone is fastest.
+///
+/// A core does some 100 operations and reads some 16 bytes per nanosecond; masks are not looked at.
+pub(crate) fn is_serial(problem: &Problem) -> bool {
+    let features = (problem.dim_qk() + problem.dim_v()) as f64;
+    let keys = (problem.batch() * problem.heads_kv() * problem.seq_kv()) as f64;
+    let operations = 2.0 * problem.rows() as f64 * problem.seq_kv() as f64 * features;
+    operations / 100.0 + keys * features * problem.dtype().bytes() as f64 / 16.0 < SERIAL
+}
 
 /// A call with its element type known: what units need.
 pub(crate) struct Call<'a, T> {
@@ -63,15 +73,14 @@ impl Norm {
     }
 }
 
-/// Runs a whole problem.
+/// Runs a whole problem on `threads` threads of the current pool; one is the calling thread.
 pub(crate) fn forward<T: Lane>(
     problem: &Problem,
     runner: Runner,
     [q, k, v]: [&[T]; 3],
     (out, lse): (&mut [T], Option<&mut [f32]>),
-    scratch: &mut Scratch,
+    (scratch, threads): (&mut Scratch, usize),
 ) -> &'static str {
-    let threads = rayon::current_num_threads();
     let shape = runner.level().shape();
     let Scratch { workers, plan, partials } = scratch;
     plan.build(problem, shape, threads);
@@ -80,8 +89,7 @@ pub(crate) fn forward<T: Lane>(
     let logits = Logits::new(problem.scale(), problem.softcap());
     let call = Call { problem, runner, shape, q, k, v, logits, output };
     let Plan { units, merges, .. } = plan;
-    let cost = units.iter().map(Unit::cost).sum::<u64>() * (problem.dim_qk() + problem.dim_v()) as u64;
-    let threads = if cost < SERIAL_WORK { 1 } else { threads.min(units.len()).max(1) };
+    let threads = threads.min(units.len()).max(1);
     if workers.len() < threads {
         workers.resize_with(threads, Worker::default);
     }

@@ -58,7 +58,7 @@ pub(crate) struct Unit {
 
 impl Unit {
     /// Something proportional to the time it takes.
-    pub(crate) fn cost(&self) -> u64 {
+    fn cost(&self) -> u64 {
         self.rows.len() as u64 * (self.keys.len() as u64 + 1)
     }
 }
