@@ -86,7 +86,8 @@ impl SharedShadow {
         let verdict = self.check_writes(&range, who);
         let words = words_of(&range);
         let agent = who.agent as usize;
-        if agent < self.reads.len() {
+        // strong reads conflict with no strong write, and weak writes near them are reported on their side
+        if agent < self.reads.len() && !who.strong {
             let clocks = &mut self.reads[agent];
             if clocks.is_empty() {
                 clocks.resize(self.writes.len(), 0);

@@ -41,20 +41,31 @@ pub fn load(path: &Path) -> Result<Vec<Case>, LoadError> {
     let text = std::fs::read_to_string(path).map_err(|e| LoadError::Io(file.clone(), e))?;
     let parsed = Arc::new(parse(&text).map_err(|e| LoadError::Parse(file.clone(), e))?);
     let mut drafts: Vec<Draft> = Vec::new();
-    for (number, line) in text.lines().enumerate() {
-        let wrong = |reason: String| LoadError::Comment { file: file.clone(), line: number + 1, reason };
-        let comment = line.trim_start().strip_prefix("// ").unwrap_or_default();
-        if let Some(words) = comment.strip_prefix("run: ") {
-            drafts.push(Draft::new(words).map_err(wrong)?);
-        } else if let Some(words) = comment.strip_prefix("arg: ") {
-            let draft = drafts.last_mut().ok_or_else(|| wrong("`arg:` before `run:`".into()))?;
-            draft.arg(words).map_err(wrong)?;
-        } else if let Some(kind) = comment.strip_prefix("finding: ") {
-            let draft = drafts.last_mut().ok_or_else(|| wrong("`finding:` before `run:`".into()))?;
-            draft.finding = Some(kind.trim().into());
+    for (line, comment) in comments(&text) {
+        let wrong = |reason: String| LoadError::Comment { file: file.clone(), line, reason };
+        let (key, words) = comment.split_once(": ").unwrap_or_default();
+        match (key, drafts.last_mut()) {
+            ("run", _) => drafts.push(Draft::new(words).map_err(wrong)?),
+            ("arg", Some(draft)) => draft.arg(words).map_err(wrong)?,
+            ("finding", Some(draft)) => draft.finding = Some(words.trim().into()),
+            ("arg" | "finding", None) => return Err(wrong(format!("`{key}:` before `run:`"))),
+            _ => {}
         }
     }
     Ok(drafts.into_iter().map(|draft| draft.finish(&file, &parsed)).collect())
+}
+
+/// The comments of a text with their lines; `and:` continues the one before.
+fn comments(text: &str) -> Vec<(usize, String)> {
+    let mut comments: Vec<(usize, String)> = Vec::new();
+    for (number, line) in text.lines().enumerate() {
+        let Some(comment) = line.trim_start().strip_prefix("// ") else { continue };
+        match (comment.strip_prefix("and: "), comments.last_mut()) {
+            (Some(more), Some((_, last))) => *last = format!("{last} {more}"),
+            _ => comments.push((number + 1, comment.to_owned())),
+        }
+    }
+    comments
 }
 
 /// A case whose arguments are still being read.

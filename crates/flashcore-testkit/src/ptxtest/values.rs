@@ -32,7 +32,10 @@ impl Expected {
             let found = u64::from_le_bytes(word);
             if let Some(expected) = expected.filter(|&e| distance(e, found, self.ty) > self.ulps) {
                 let digits = width * 2;
-                return Err(format!("element {index} is {found:#0w$x}, not {expected:#0w$x}", w = digits + 2));
+                return Err(format!(
+                    "element {index} is {found:#0w$x}, not {expected:#0w$x}",
+                    w = digits + 2
+                ));
             }
         }
         Ok(())

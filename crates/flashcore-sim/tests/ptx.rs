@@ -1,0 +1,69 @@
+//! The PTX tests of the repository in the simulator: `tests/ptx/*.ptx` must give their results under every
+//! schedule, `tests/ptx/findings/*.ptx` must be judged as their comments say.
+
+use flashcore_sim::{Buffer, Launch, Options, Outcome};
+use flashcore_testkit::ptxtest::{Bound, Case, load};
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+};
+
+/// The files of a folder under `tests/ptx`, in order.
+fn files(folder: &str) -> Vec<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/ptx").join(folder);
+    let entries = fs::read_dir(&root).expect("the tests are part of the repository");
+    let mut files: Vec<_> = entries.filter_map(|e| e.ok().map(|e| e.path())).collect();
+    files.retain(|path| path.extension().is_some_and(|e| e == "ptx"));
+    files.sort();
+    files
+}
+
+fn run(case: &Case, options: &Options) -> Result<Outcome, String> {
+    let buffer = |bound: &Bound| match &bound.input {
+        Some(bytes) => Buffer::input(bound.slot, bytes.clone()),
+        None => Buffer::output(bound.slot, bound.len()),
+    };
+    let launch = Launch {
+        module: &case.parsed.module,
+        provenance: Some(&case.parsed.provenance),
+        spec: &case.spec,
+        buffers: case.buffers.iter().map(buffer).collect(),
+    };
+    launch.run(options).map_err(|e| format!("{}: {e}", case.name))
+}
+
+/// What is wrong with a case under some options.
+fn judge(case: &Case, options: &Options) -> Result<(), String> {
+    let outcome = run(case, options)?;
+    let kinds: BTreeSet<String> = outcome.findings.iter().map(|f| format!("{:?}", f.kind)).collect();
+    let expected: BTreeSet<String> = case.finding.iter().cloned().collect();
+    if kinds != expected {
+        let text: Vec<_> = outcome.findings.iter().map(ToString::to_string).collect();
+        let how = (options.schedule, options.timing);
+        return Err(format!("{} {how:?}: expected {expected:?}, found:\n{}", case.name, text.join("\n")));
+    }
+    if case.finding.is_some() { Ok(()) } else { case.check(|slot| outcome.bytes(slot)) }
+}
+
+fn check(folder: &str) {
+    let ways: Vec<_> = [Options::new()].into_iter().chain(Options::gauntlet(1)).collect();
+    let mut failures = Vec::new();
+    for file in files(folder) {
+        let cases = load(&file).unwrap_or_else(|e| panic!("{e}"));
+        assert!(!cases.is_empty(), "{} has no `// run:` line", file.display());
+        let runs = cases.iter().flat_map(|case| ways.iter().map(move |options| judge(case, options)));
+        failures.extend(runs.filter_map(Result::err));
+    }
+    assert!(failures.is_empty(), "{} failures:\n{}", failures.len(), failures.join("\n"));
+}
+
+#[test]
+fn instructions_give_the_documented_results() {
+    check("");
+}
+
+#[test]
+fn checkers_report_each_fault_and_nothing_else() {
+    check("findings");
+}
