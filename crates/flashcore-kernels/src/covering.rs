@@ -47,6 +47,10 @@ enum Kind {
 const DTYPES: [DType; 2] = [DType::F16, DType::BF16];
 const FLAGS: [bool; 2] = [false, true];
 const MASKS: usize = 4;
+/// Queries of a sequence: more and fewer than the smallest row tile has.
+const QUERIES: [usize; 2] = [70, 40];
+/// Keys: more than one key tile of every kernel, and a ragged end.
+const KEYS: usize = 150;
 
 /// The general kernel: GPUs with much and with little shared memory, dims of every swizzle and every row of the table.
 const GENERAL: Axes = Axes {
@@ -72,46 +76,43 @@ pub fn covering_set() -> Result<Vec<Member>, ProblemError> {
 
 impl Axes {
     /// Number of options on each axis, in the order in which [`Axes::member`] reads a row.
-    fn extents(&self) -> [usize; 8] {
+    fn extents(&self) -> [usize; 9] {
         let fixed = [DTYPES.len(), MASKS, FLAGS.len(), FLAGS.len()];
         let [dtypes, masks, caps, sinks] = fixed;
         let (gpus, dims) = (self.gpus.len(), self.dims.len());
-        [dims, masks, self.padding.len(), self.lengths.len(), gpus, dtypes, caps, sinks]
+        [dims, masks, self.padding.len(), self.lengths.len(), gpus, dtypes, caps, sinks, QUERIES.len()]
     }
 
-    fn member(&self, row: &[usize; 8]) -> Result<Member, ProblemError> {
-        let [dims, mask, padding, lengths, gpu, dtype, cap, sink] = *row;
+    fn member(&self, row: &[usize; 9]) -> Result<Member, ProblemError> {
+        let [dims, mask, padding, lengths, gpu, dtype, cap, sink, queries] = *row;
         let (dim_qk, dim_v) = self.dims[dims];
-        let kind = self.lengths[lengths];
+        let (kind, queries) = (self.lengths[lengths], QUERIES[queries]);
         let (batch, heads) = (if kind == Kind::Ragged { 1 } else { 2 }, 2);
         let layout = |heads, seq, dim| padded(Dims::new(batch, heads, seq, dim), self.padding[padding]);
         let spec = Spec {
-            out: Some(layout(heads, SEQ_Q, dim_v)?),
+            out: Some(layout(heads, queries, dim_v)?),
             mask: mask_of(mask),
             softcap: FLAGS[cap].then_some(20.0),
             sinks: FLAGS[sink].then(|| [0.5, -1.0].into()),
-            lengths: kind.lengths(),
+            lengths: kind.lengths(queries),
             ..Spec::new(
                 DTYPES[dtype],
-                layout(heads, SEQ_Q, dim_qk)?,
-                layout(1, SEQ_KV, dim_qk)?,
-                layout(1, SEQ_KV, dim_v)?,
+                layout(heads, queries, dim_qk)?,
+                layout(1, KEYS, dim_qk)?,
+                layout(1, KEYS, dim_v)?,
             )
         };
         Ok(Member { problem: spec.parse()?, gpu: self.gpus[gpu] })
     }
 }
 
-/// More than one key tile and one step of every kernel, and a ragged end.
-const SEQ_Q: usize = 70;
-const SEQ_KV: usize = 150;
-
 impl Kind {
-    fn lengths(self) -> Lengths {
+    fn lengths(self, queries: usize) -> Lengths {
+        let queries = queries as u32;
         match self {
             Self::Uniform => Lengths::Uniform,
-            Self::Used => Lengths::used([70, 33], [150, 77]),
-            Self::Ragged => Lengths::ragged([0, 40, 40, 70], [0, 100, 130, 150]),
+            Self::Used => Lengths::used([queries, 33], [150, 77]),
+            Self::Ragged => Lengths::ragged([0, 30, 30, queries], [0, 100, 130, 150]),
         }
     }
 }

@@ -47,8 +47,8 @@ impl LengthsKind {
     }
 }
 
-/// Longest query sequence in rows of tensors, which decides how many row tiles a head has.
-fn longest(problem: &Problem) -> usize {
+/// Rows of the longest query sequence, which decides how many row tiles a head has.
+pub(crate) fn longest(problem: &Problem) -> usize {
     match problem.lengths() {
         Lengths::Ragged { q, .. } => q.windows(2).map(|w| (w[1] - w[0]) as usize).max().unwrap_or(0),
         _ => problem.seq_q(),

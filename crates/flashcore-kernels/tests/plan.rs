@@ -1,0 +1,128 @@
+//! Which kernel is chosen for what, without a GPU, and how refusals read.
+
+use flashcore_core::{DType, Dims, Layout, Lengths, Mask, Problem, Spec};
+use flashcore_kernels::{Gpu, KernelConfig, Plan, PlanError, covering_set, plan};
+
+fn spec(dtype: DType, [heads_q, heads_kv, seq_q, seq_kv]: [usize; 4], dim: usize) -> Spec {
+    let layout = |heads, seq| Layout::bshd(Dims::new(2, heads, seq, dim)).unwrap();
+    Spec::new(dtype, layout(heads_q, seq_q), layout(heads_kv, seq_kv), layout(heads_kv, seq_kv))
+}
+
+fn problem(dim: usize) -> Problem {
+    spec(DType::BF16, [4, 2, 1000, 1000], dim).parse().unwrap()
+}
+
+fn consumer(capability: (u32, u32)) -> Gpu {
+    Gpu { capability, ..Gpu::CONSUMER }
+}
+
+/// Kernel names begin with `name`, and the plan says `why` among its reasons.
+#[track_caller]
+fn check(problem: &Problem, gpu: Gpu, alignment: u64, name: &str, why: &str) {
+    let plan = plan(problem, &gpu, alignment).unwrap();
+    assert!(plan.kernel().name().starts_with(name), "{plan}");
+    assert!(plan.explain().contains(why), "{plan}");
+}
+
+#[test]
+fn the_kernel_follows_the_architecture() {
+    for (gpu, name) in [
+        (Gpu::HOPPER, "fc_forward_sm_90a_bf16_d128v128"),
+        (Gpu::AMPERE, "fc_forward_sm_80_bf16_d128v128_w4x2n32x32"),
+        (Gpu::BLACKWELL, "fc_forward_sm_100_bf16_d128v128_w4x2n64x32"),
+        (consumer((8, 6)), "fc_forward_sm_86_bf16_d128v128_w4x1n32x32"),
+        (consumer((8, 7)), "fc_forward_sm_86_"),
+        (consumer((8, 9)), "fc_forward_sm_89_"),
+        (consumer((12, 0)), "fc_forward_sm_120_"),
+        (Gpu { capability: (10, 3), ..Gpu::BLACKWELL }, "fc_forward_sm_100_"),
+    ] {
+        check(&problem(128), gpu, 16, name, "");
+    }
+}
+
+#[test]
+fn hopper_falls_back_and_says_why() {
+    let plain = spec(DType::F16, [4, 2, 300, 300], 64);
+    let one = |heads| Layout::bshd(Dims::new(1, heads, 300, 64)).unwrap();
+    let ragged = Spec {
+        lengths: Lengths::ragged([0, 100, 300], [0, 200, 300]),
+        ..Spec::new(DType::F16, one(4), one(2), one(2))
+    };
+    let odd = Layout::strided(Dims::new(2, 4, 300, 64), [4 * 300 * 65, 300 * 65, 65, 1]).unwrap();
+    let empty = spec(DType::F16, [4, 2, 300, 0], 64);
+    for (spec, alignment, name, why) in [
+        (plain.clone(), 16, "fc_forward_sm_90a_", ""),
+        (plain.clone(), 8, "fc_forward_sm_90_", "not forward_sm90: tensor copies need"),
+        (Spec { q: odd, ..plain }, 16, "fc_forward_sm_90_", "multiples of 16 bytes"),
+        (ragged, 16, "fc_forward_sm_90_", "packed sequences"),
+        (empty, 16, "fc_forward_sm_90_", "cannot be empty"),
+    ] {
+        check(&spec.parse().unwrap(), Gpu::HOPPER, alignment, name, why);
+    }
+}
+
+#[test]
+fn what_is_unsupported_says_what_is_supported() {
+    let refused = |problem: &Problem, gpu: Gpu| plan(problem, &gpu, 16).unwrap_err();
+    let old = Gpu { capability: (7, 5), ..Gpu::AMPERE };
+    let single = spec(DType::F32, [4, 2, 100, 100], 64).parse().unwrap();
+    let wide = |dim| problem(dim);
+    assert_eq!(refused(&problem(64), old), PlanError::Capability((7, 5)));
+    assert_eq!(refused(&single, Gpu::AMPERE), PlanError::DType(DType::F32));
+    for dim in [4, 60, 264] {
+        assert_eq!(refused(&wide(dim), Gpu::HOPPER), PlanError::HeadDim { qk: dim, v: dim });
+    }
+    let tiny = Gpu { shared_bytes: 10_000, ..Gpu::AMPERE };
+    assert_eq!(refused(&problem(64), tiny), PlanError::SharedMemory { qk: 64, v: 64, shared_bytes: 10_000 });
+    let message = refused(&wide(60), Gpu::HOPPER).to_string();
+    assert!(message.contains("multiples of 8 up to 256") && message.contains("CPU"), "{message}");
+}
+
+#[test]
+fn options_reach_the_kernel() {
+    let spec = Spec {
+        mask: Mask::window(7, 3),
+        softcap: Some(30.0),
+        sinks: Some([0.0; 4].into()),
+        lengths: Lengths::keys([5, 9]),
+        ..spec(DType::F16, [4, 2, 40, 40], 64)
+    };
+    let KernelConfig::Sm80(cfg) = *plan(&spec.parse().unwrap(), &Gpu::AMPERE, 4).unwrap().kernel() else {
+        panic!("an A100 runs the general kernel");
+    };
+    assert!(cfg.mask.left && cfg.mask.right && cfg.softcap && cfg.sinks);
+    assert_eq!((cfg.access.bytes(), cfg.lengths.name()), (4, "used"));
+}
+
+/// With `batch_invariant`, and without, batch and heads have no say in the choice.
+#[test]
+fn batch_and_heads_stay_out_of_the_choice() {
+    let kernel = |heads: usize, invariant: bool, gpu: &Gpu| {
+        let spec = Spec { batch_invariant: invariant, ..spec(DType::F16, [heads, heads, 500, 500], 64) };
+        *plan(&spec.parse().unwrap(), gpu, 16).unwrap().kernel()
+    };
+    for gpu in [Gpu::AMPERE, Gpu::HOPPER] {
+        assert_eq!(kernel(1, true, &gpu), kernel(64, true, &gpu));
+    }
+}
+
+#[test]
+fn nothing_to_compute_is_no_launch() {
+    let empty = spec(DType::F16, [4, 2, 0, 100], 64).parse().unwrap();
+    let chosen = plan(&empty, &Gpu::AMPERE, 16).unwrap();
+    assert_eq!(chosen.launch(&chosen.kernel().program().unwrap(), &empty), None);
+}
+
+#[test]
+fn launches_name_only_documented_slots_and_plans_cross_threads() {
+    const fn crosses_threads<T: Send + Sync>() {}
+    crosses_threads::<Plan>();
+    for member in covering_set().unwrap() {
+        let plan = member.plan().unwrap();
+        let program = plan.kernel().program().unwrap();
+        let launch = plan.launch(&program, &member.problem).unwrap();
+        assert_eq!(launch.params.len(), program.module().kernels[0].params.len());
+        assert!(launch.shared_bytes <= member.gpu.shared_bytes, "{plan}");
+        assert!(launch.grid[0] > 0);
+    }
+}
