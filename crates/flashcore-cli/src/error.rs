@@ -2,10 +2,12 @@
 
 use std::{io, process::ExitCode};
 
-use flashcore::{BackendError, DType, ProblemError};
+use flashcore::{BackendError, ProblemError};
 use flashcore_cuda::cache::CacheError;
 
-use crate::{files::FileError, memory::MemoryError};
+use flashcore_lab::{LabError, memory::MemoryError};
+
+use crate::files::FileError;
 
 /// What a command that ran to its end found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -44,13 +46,19 @@ pub enum CliError {
     #[error(transparent)]
     Memory(#[from] MemoryError),
     #[error(transparent)]
+    Lab(Box<LabError>),
+    #[error(transparent)]
     Cache(#[from] CacheError),
-    #[error("tensors of type {dtype} are not supported here; use f16, bf16 or f32")]
-    DType { dtype: DType },
     #[error("cannot print the result: {0}; redirect the output somewhere writable")]
     Print(#[source] io::Error),
     #[error("cannot encode the result: {0}")]
     Encode(#[from] serde_json::Error),
+}
+
+impl From<LabError> for CliError {
+    fn from(error: LabError) -> Self {
+        Self::Lab(Box::new(error))
+    }
 }
 
 impl From<flashcore::Error> for CliError {

@@ -7,14 +7,11 @@
 #![allow(unreachable_pub)]
 
 mod backends;
-mod buffer;
 mod cli;
 mod commands;
 mod error;
 mod files;
 mod flags;
-mod latency;
-mod memory;
 mod output;
 mod values;
 

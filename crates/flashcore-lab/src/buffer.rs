@@ -5,7 +5,10 @@ use flashcore_testkit::Rng;
 use half::{bf16, f16};
 use rayon::prelude::*;
 
-use crate::error::LabError;
+use crate::{
+    error::LabError,
+    memory::{MemoryError, available},
+};
 
 /// Elements of one type.
 #[derive(Clone, PartialEq, Debug)]
@@ -67,10 +70,10 @@ impl Buffer {
 }
 
 /// `len` copies of `value`, or an error where there is no memory for them.
-pub fn filled<T: Clone>(value: T, len: usize) -> Result<Vec<T>, LabError> {
+pub fn filled<T: Clone>(value: T, len: usize) -> Result<Vec<T>, MemoryError> {
     let mut elements = Vec::new();
-    let bytes = (len as u64).saturating_mul(size_of::<T>() as u64);
-    elements.try_reserve_exact(len).map_err(|_| LabError::Memory { bytes })?;
+    let needed = (len as u64).saturating_mul(size_of::<T>() as u64);
+    elements.try_reserve_exact(len).map_err(|_| MemoryError::problem(needed, available()))?;
     elements.resize(len, value);
     Ok(elements)
 }

@@ -4,7 +4,7 @@ use std::{io, path::PathBuf};
 
 use flashcore_core::{BackendError, DType, ProblemError};
 
-use crate::{record::RecordError, task::TaskError};
+use crate::{memory::MemoryError, record::RecordError, task::TaskError};
 
 /// Why something could not be measured.
 #[derive(Debug, thiserror::Error)]
@@ -29,11 +29,8 @@ pub enum LabError {
         dtype: DType,
     },
     /// There is no memory for a tensor.
-    #[error("no memory for a tensor of {bytes} bytes; use a smaller shape")]
-    Memory {
-        /// Its size.
-        bytes: u64,
-    },
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
     /// A competitor does not take the problem.
     #[error("{arm} does not support {what}; leave it out or change the problem")]
     Unsupported {

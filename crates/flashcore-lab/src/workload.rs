@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use flashcore_core::{Data, HostCall};
+use flashcore_core::{Data, HostCall, Layout, Problem};
 use tempfile::TempDir;
 
 use crate::{
@@ -38,14 +38,18 @@ struct Files {
     folder: TempDir,
 }
 
+/// Q, K and V of `problem`, standard normal.
+pub fn normal_inputs(problem: &Problem, seed: u64) -> Result<[Buffer; 3], LabError> {
+    let draw = |layout: &Layout, n: u64| {
+        Buffer::normal(problem.dtype(), layout.span(), seed.wrapping_mul(3).wrapping_add(n))
+    };
+    Ok([draw(problem.q(), 0)?, draw(problem.k(), 1)?, draw(problem.v(), 2)?])
+}
+
 impl Workload {
     /// Standard normal inputs for `task`.
     pub fn new(task: Task, seed: u64) -> Result<Self, LabError> {
-        let p = task.problem();
-        let make = |span: usize, n: u64| {
-            Buffer::normal(p.dtype(), span, seed.wrapping_mul(3).wrapping_add(n) ^ 0xf1a5_4c0e)
-        };
-        let inputs = [make(p.q().span(), 0)?, make(p.k().span(), 1)?, make(p.v().span(), 2)?];
+        let inputs = normal_inputs(task.problem(), seed)?;
         Ok(Self { task, inputs, files: OnceCell::new() })
     }
 

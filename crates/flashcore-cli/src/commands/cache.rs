@@ -4,11 +4,11 @@ use std::time::SystemTime;
 
 use clap::{Args, Subcommand};
 use flashcore_cuda::cache::{Cache, Damage, EntryInfo};
+use flashcore_lab::memory::human;
 use serde::Serialize;
 
 use crate::{
     error::{CliError, Verdict},
-    memory::human,
     output::{Output, Page, Report, Text, Tone},
 };
 

@@ -3,8 +3,7 @@
 use std::{io, path::PathBuf};
 
 use flashcore_core::DType;
-
-use crate::memory::human;
+use flashcore_lab::memory::human;
 
 /// A file that cannot be used; carries the path.
 #[derive(Debug, thiserror::Error)]

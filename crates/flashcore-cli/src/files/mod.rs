@@ -18,12 +18,13 @@ use std::{
 };
 
 use flashcore_core::{DType, Dims};
+use flashcore_lab::buffer::Buffer;
 
 pub use self::{
     error::{FileError, FormatError},
     save::Target,
 };
-use crate::{buffer::Buffer, error::CliError};
+use crate::error::CliError;
 
 /// A file format, told by its extension.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -5,9 +5,9 @@ use flashcore_cuda::{
     cache::Cache,
     toolchain::{Search, Tool},
 };
+use flashcore_lab::memory::human;
 
 use super::Finding;
-use crate::memory::human;
 
 /// Everything about GPUs.
 pub fn look() -> Vec<Finding> {

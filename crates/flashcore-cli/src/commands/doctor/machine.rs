@@ -5,7 +5,7 @@ use std::thread;
 use flashcore_cpu::SimdLevel;
 
 use super::Finding;
-use crate::memory as room;
+use flashcore_lab::memory as room;
 
 /// Least memory that the examples of the documentation need.
 const ENOUGH_MEMORY: u64 = 1 << 30;

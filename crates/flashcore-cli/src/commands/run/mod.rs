@@ -14,14 +14,13 @@ mod tests;
 use std::sync::Arc;
 
 use flashcore::Backend;
+use flashcore_lab::{latency::Latency, memory};
 
 pub use self::flags::Flags;
 use self::{check::Check, report::RunReport, request::Request, tensors::Tensors};
 use crate::{
     backends,
     error::{CliError, Verdict},
-    latency::Latency,
-    memory,
     output::Output,
 };
 

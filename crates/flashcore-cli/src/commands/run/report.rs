@@ -1,16 +1,14 @@
 //! The answer of `run`: one JSON object, or two short tables.
 
 use flashcore_core::{Backend, Mask, Ran};
+use flashcore_lab::latency::Latency;
 use serde::Serialize;
 
 use super::{
     check::Check,
     request::{Request, Source},
 };
-use crate::{
-    latency::Latency,
-    output::{Page, Report, Text, Tone},
-};
+use crate::output::{Page, Report, Text, Tone};
 
 /// Everything `run` tells.
 #[derive(Serialize, Debug)]

@@ -2,17 +2,14 @@
 
 use std::hash::{DefaultHasher, Hasher};
 
-use flashcore_core::{Backend, BackendError, DType, Data, DataMut, Element, HostCall, Layout, Problem, Ran};
-use flashcore_testkit::Rng;
-
-use super::request::{Request, Source};
-use crate::{
+use flashcore_core::{Backend, BackendError, Data, HostCall, Problem, Ran};
+use flashcore_lab::{
     buffer::{Buffer, filled},
-    error::CliError,
+    workload::normal_inputs,
 };
 
-/// Fills outputs: NaN in every element type, so that an element that is never written cannot pass.
-const POISON: u8 = 0xff;
+use super::request::{Request, Source};
+use crate::error::CliError;
 
 /// Inputs and outputs of a problem.
 #[derive(Debug)]
@@ -27,14 +24,13 @@ impl Tensors {
     pub fn prepare(request: &mut Request) -> Result<Self, CliError> {
         let p = &request.problem;
         let inputs = match &mut request.source {
-            Source::Seed(seed) => make([p.q(), p.k(), p.v()], p.dtype(), *seed)?,
+            Source::Seed(seed) => normal_inputs(p, *seed)?,
             Source::Files(files) => {
                 let [q, k, v] = &mut files.inputs;
                 [q.read()?, k.read()?, v.read()?]
             }
         };
-        let mut out = Buffer::zeros(p.dtype(), p.out().span())?;
-        out.data_mut().bytes_mut().fill(POISON);
+        let out = Buffer::poisoned(p.dtype(), p.out().span())?;
         Ok(Self { inputs, out, lse: filled(f32::NAN, p.rows())? })
     }
 
@@ -67,24 +63,4 @@ impl Tensors {
         hasher.write(Data::F32(&self.lse).bytes());
         hasher.finish()
     }
-}
-
-fn make(layouts: [&Layout; 3], dtype: DType, seed: u64) -> Result<[Buffer; 3], CliError> {
-    let mut rng = Rng::new(seed);
-    let mut tensor = |layout: &Layout| {
-        let mut buffer = Buffer::zeros(dtype, layout.span())?;
-        match buffer.data_mut() {
-            DataMut::F16(elements) => fill(elements, &mut rng),
-            DataMut::BF16(elements) => fill(elements, &mut rng),
-            DataMut::F32(elements) => fill(elements, &mut rng),
-            _ => return Err(CliError::DType { dtype }),
-        }
-        Ok(buffer)
-    };
-    let [q, k, v] = layouts;
-    Ok([tensor(q)?, tensor(k)?, tensor(v)?])
-}
-
-fn fill<T: Element>(elements: &mut [T], rng: &mut Rng) {
-    elements.fill_with(|| T::from_f32(rng.normal()));
 }

@@ -1,4 +1,5 @@
-//! How long something takes: repeated until the figures mean something, summed up in quantiles.
+//! How long something takes: repeated until the figures mean something, summed up in quantiles. `flashcore run` uses
+//! it; comparisons between competitors are the business of [`crate::protocol`].
 
 use std::{
     fmt,
@@ -6,6 +7,8 @@ use std::{
 };
 
 use serde::Serialize;
+
+use crate::stats::nearest_rank;
 
 /// Repetitions stop once this much time is spent.
 const ENOUGH: Duration = Duration::from_secs(1);
@@ -46,11 +49,7 @@ impl Latency {
 
     fn of(mut samples: Vec<f64>) -> Self {
         samples.sort_by(f64::total_cmp);
-        let at = |quantile: f64| {
-            // Nearest rank: the smallest sample that at least this share of all samples does not exceed.
-            let rank = (quantile * samples.len() as f64).ceil() as usize;
-            samples.get(rank.saturating_sub(1)).copied().unwrap_or(0.0)
-        };
+        let at = |quantile| nearest_rank(&samples, quantile);
         Self { p50: at(0.5), p90: at(0.9), min: at(0.0), max: at(1.0), samples: samples.len() }
     }
 }
@@ -64,7 +63,7 @@ impl fmt::Display for Latency {
 }
 
 /// A time for people.
-fn time(microseconds: f64) -> String {
+pub fn time(microseconds: f64) -> String {
     match microseconds {
         us if us < 1e3 => format!("{us:.1} us"),
         us if us < 1e6 => format!("{:.2} ms", us / 1e3),
