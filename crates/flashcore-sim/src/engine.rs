@@ -17,8 +17,8 @@ use flashcore_ptx::{layout::Swizzle, types::ScalarType};
 pub(crate) struct Engine {
     /// Turns given so far.
     pub(crate) turns: u64,
-    /// Who had the last one.
-    pub(crate) last_warp: usize,
+    /// Who has the next one, if it can.
+    pub(crate) next_warp: usize,
     jobs: Vec<Job>,
 }
 

@@ -21,6 +21,8 @@ pub(crate) struct Mbarrier {
     pub(crate) published: Knowledge,
     /// The warp that initialised it, and when.
     pub(crate) made_by: (u32, u32),
+    /// Completed phases after which all copies issued so far have arrived.
+    pub(crate) claimed: u32,
 }
 
 /// What an operation must not do.
@@ -45,7 +47,14 @@ impl Mbarrier {
             gathered: Knowledge::default(),
             published: Knowledge::default(),
             made_by,
+            claimed: 0,
         })
+    }
+
+    /// A copy is issued that the current phase counts; the clock under which it is entered.
+    pub(crate) const fn claim(&mut self) -> u32 {
+        self.claimed = self.phase + 1;
+        self.claimed
     }
 
     /// More transaction bytes to come.

@@ -31,9 +31,9 @@ impl Machine<'_> {
 
     fn next_in_turn(&mut self) -> Option<usize> {
         let count = self.warps.len();
-        let start = self.engine.last_warp + 1;
+        let start = self.engine.next_warp;
         let found = (0..count).map(|i| (start + i) % count).find(|&i| self.warps[i].is_ready())?;
-        self.engine.last_warp = found;
+        self.engine.next_warp = found + 1;
         Some(found)
     }
 

@@ -89,6 +89,11 @@ impl WarpClock {
         knowledge
     }
 
+    /// A new instruction that writes memory: its lanes act at one time, later than all before.
+    pub(crate) const fn tick(&mut self) {
+        self.now += 1;
+    }
+
     /// All lanes meet: what one knew, all know.
     pub(crate) fn sync(&mut self) {
         if let Some((_, knowledge)) = self.ahead.take() {
@@ -121,8 +126,39 @@ impl WarpClock {
 pub(crate) struct Groups {
     /// Committed groups of each lane; the open group has this number.
     pub(crate) committed: [u32; 32],
-    /// Whether something was issued since, by lane.
-    pub(crate) open: u32,
+    /// One more than the last group that something was issued into.
+    used: [u32; 32],
+    /// Groups that were waited for.
+    waited: [u32; 32],
+}
+
+impl Groups {
+    /// A lane issues something into its open group.
+    pub(crate) const fn issue(&mut self, lane: usize) {
+        self.used[lane] = self.committed[lane] + 1;
+    }
+
+    /// A lane closes its open group.
+    pub(crate) const fn commit(&mut self, lane: usize) {
+        self.committed[lane] += 1;
+    }
+
+    /// All but the last `keep` groups of a lane are complete; how many those are.
+    pub(crate) fn wait(&mut self, lane: usize, keep: u32) -> u32 {
+        let done = self.committed[lane].saturating_sub(keep);
+        self.waited[lane] = self.waited[lane].max(done);
+        done
+    }
+
+    /// Somebody else waits for all that the lane has issued.
+    pub(crate) const fn hand_over(&mut self, lane: usize) {
+        self.waited[lane] = self.used[lane];
+    }
+
+    /// Whether everything issued was waited for.
+    pub(crate) fn is_drained(&self) -> bool {
+        self.used.iter().zip(&self.waited).all(|(used, waited)| used <= waited)
+    }
 }
 
 /// Registers of one committed wgmma group.
@@ -137,6 +173,13 @@ pub(crate) struct WgmmaQueue {
     pub(crate) open: GroupRegisters,
     /// Registers of groups committed but not waited for, oldest first.
     pub(crate) pending: VecDeque<GroupRegisters>,
+}
+
+impl WgmmaQueue {
+    /// Whether every wgmma was waited for.
+    pub(crate) fn is_drained(&self) -> bool {
+        self.open.is_empty() && self.pending.is_empty()
+    }
 }
 
 /// One warp of a resident CTA.

@@ -136,7 +136,9 @@ impl SharedShadow {
     fn judge(&self, last: LastWrite, who: &Accessor<'_>) -> Result<(), Conflict> {
         let agent = u32::from(last.agent);
         if agent == who.home {
-            if last.lane != who.lane && last.clock > who.synced {
+            // lanes of one instruction may meet: which of them wins is open, but it is no race of instructions
+            let same_instruction = who.agent == agent && last.clock == who.clock;
+            if last.lane != who.lane && last.clock > who.synced && !same_instruction {
                 return Err(Conflict::Lanes { other: last.lane });
             }
         } else if who.knowledge.seen.get(agent) < last.clock {

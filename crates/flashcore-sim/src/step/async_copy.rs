@@ -29,7 +29,7 @@ impl Step<'_, '_> {
         self.count_access(Space::SharedCta, &targets, op.bytes as usize);
         self.count_access(Space::Global, &sources, op.bytes as usize);
         let warp = &mut self.machine.warps[self.warp];
-        warp.copies.open |= self.mask;
+        lanes_of(self.mask).for_each(|lane| warp.copies.issue(lane));
         warp.copies_issued += 1;
         for (group, mask, copies) in jobs {
             self.issue(group, mask, Work::Copy(copies));
@@ -81,8 +81,7 @@ impl Step<'_, '_> {
 
     pub(super) fn cp_commit(&mut self) -> Outcome {
         let groups = &mut self.machine.warps[self.warp].copies;
-        lanes_of(self.mask).for_each(|lane| groups.committed[lane] += 1);
-        groups.open &= !self.mask;
+        lanes_of(self.mask).for_each(|lane| groups.commit(lane));
         Ok(Flow::Next)
     }
 
@@ -98,7 +97,8 @@ impl Step<'_, '_> {
             mine && lanes_of(job.mask & mask).any(|l| job.group < committed[l].saturating_sub(keep))
         });
         let agents = self.machine.clusters[self.machine.ctas[self.cta].cluster].agents;
-        let done = lanes_of(mask).map(|l| committed[l].saturating_sub(keep)).min().unwrap_or(0);
+        let groups = &mut self.machine.warps[warp].copies;
+        let done = lanes_of(mask).map(|lane| groups.wait(lane, keep)).min().unwrap_or(0);
         let agent = agents.cp_async(self.machine.warps[warp].agent);
         self.learn_clock(agent, done);
         Ok(Flow::Next)
@@ -128,6 +128,7 @@ impl Step<'_, '_> {
                 return self.halt(FindingKind::MbarrierMisuse, lane, text);
             }
             let knowledge = Box::new(knowledge.clone());
+            self.machine.warps[self.warp].copies.hand_over(lane);
             self.issue(committed[lane], 1 << lane, Work::CopyArrive { offset, count: 1, knowledge });
         }
         Ok(Flow::Next)

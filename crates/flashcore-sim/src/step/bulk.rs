@@ -154,7 +154,7 @@ impl Step<'_, '_> {
     /// Enters the writes of a load under the name of the mbarrier that counts them.
     fn claim_box(&mut self, lane: usize, cta: usize, signal: usize, at: u32, copy: &RowCopy) -> Outcome<()> {
         let barrier = self.existing(lane, signal, at)?;
-        let (agent, clock) = (barrier.agent, barrier.phase + 1);
+        let (agent, clock) = (barrier.agent, barrier.claim());
         let name = Name { agent, clock, proxy: Proxy::Async, strong: false };
         self.enter_box(lane, cta, copy, true, name)
     }
@@ -212,7 +212,7 @@ impl Step<'_, '_> {
             self.global_range(lane, row.address, row.inside as usize)?;
             self.order_global(lane, row.address, row.inside as usize, true, name(agents.bulk_write(home)));
         }
-        self.machine.warps[self.warp].bulk.open |= 1 << lane;
+        self.machine.warps[self.warp].bulk.issue(lane);
         self.issue(group, 1 << lane, Work::Store { rows: copy, reduce, captured: None });
         Ok(())
     }
@@ -237,7 +237,7 @@ impl Step<'_, '_> {
             };
             let barrier = self.existing(lane, to, at)?;
             let name =
-                Name { agent: barrier.agent, clock: barrier.phase + 1, proxy: Proxy::Async, strong: false };
+                Name { agent: barrier.agent, clock: barrier.claim(), proxy: Proxy::Async, strong: false };
             let (target, _) = self.shared_range(lane, rank, offset, bytes as usize, Space::SharedCluster)?;
             let reader = self.machine.clusters[self.machine.ctas[self.cta].cluster].agents;
             let reader = Name { agent: reader.bulk_read(self.machine.warps[self.warp].agent), ..name };
@@ -250,8 +250,7 @@ impl Step<'_, '_> {
 
     pub(super) fn bulk_commit(&mut self) -> Outcome {
         let groups = &mut self.machine.warps[self.warp].bulk;
-        lanes_of(self.mask).for_each(|lane| groups.committed[lane] += 1);
-        groups.open &= !self.mask;
+        lanes_of(self.mask).for_each(|lane| groups.commit(lane));
         Ok(Flow::Next)
     }
 
@@ -269,7 +268,8 @@ impl Step<'_, '_> {
             self.machine.complete_all(due);
         }
         let agents = self.machine.clusters[self.machine.ctas[self.cta].cluster].agents;
-        let done = lanes_of(mask).map(|l| committed[l].saturating_sub(keep)).max().unwrap_or(0);
+        let groups = &mut self.machine.warps[warp].bulk;
+        let done = lanes_of(mask).map(|lane| groups.wait(lane, keep)).max().unwrap_or(0);
         let home = self.machine.warps[warp].agent;
         self.learn_clock(agents.bulk_read(home), done);
         if !read_only {

@@ -47,20 +47,14 @@ impl Step<'_, '_> {
     }
 
     fn check_drained(&mut self) {
-        let (warp, checks) = (self.warp, self.machine.context.options.checks);
-        let left = self.machine.engine.find(|job| {
-            job.warp == warp
-                && matches!(job.work, Work::Copy(_) | Work::CopyArrive { .. } | Work::Store { .. })
-        });
-        let what = match left.map(|job| &job.work) {
-            Some(Work::Store { captured: None, .. }) => Some("a bulk store may still read shared memory"),
-            Some(Work::Copy(_) | Work::CopyArrive { .. }) => Some("a cp.async is unfinished"),
-            _ => None,
+        let warp = &self.machine.warps[self.warp];
+        let what = match () {
+            () if !warp.copies.is_drained() => "a cp.async was not waited for",
+            () if !warp.bulk.is_drained() => "a bulk store may still read shared memory",
+            () if !warp.wgmma.is_drained() => "a wgmma was not waited for",
+            () => return,
         };
-        let queue = &self.machine.warps[warp].wgmma;
-        let wgmma = !queue.open.is_empty() || !queue.pending.is_empty();
-        let what = what.or(wgmma.then_some("a wgmma was not waited for"));
-        if let (Some(what), true) = (what, checks.in_flight) {
+        if self.machine.context.options.checks.in_flight {
             self.report(FindingKind::Undrained, self.first_lane(), format!("the warp ends, but {what}"));
         }
     }
@@ -83,7 +77,7 @@ impl Step<'_, '_> {
             Work::Remote { to, .. } => *to == cta,
             _ => false,
         };
-        let unfinished = self.machine.engine.find(|job| lands_here(&job.work)).is_some();
+        let unfinished = self.load_was_forgotten();
         if unfinished && checks.in_flight {
             let text = "the CTA ends, but a copy into its shared memory is unfinished".into();
             self.report(FindingKind::Undrained, self.first_lane(), text);
@@ -96,6 +90,16 @@ impl Step<'_, '_> {
             self.report(FindingKind::MbarrierLeftover, self.first_lane(), text);
         }
         self.machine.engine.discard(|job| job.cta == cta && !matches!(job.work, Work::Load { .. }));
+    }
+
+    /// Whether copies came, or will come, into this CTA that none of its warps has waited for.
+    fn load_was_forgotten(&mut self) -> bool {
+        let cta = self.cta;
+        let claims = self.machine.ctas[cta].mbarriers.values().map(|b| (b.agent, b.claimed));
+        let claims: Vec<_> = claims.filter(|(_, claimed)| *claimed > 0).collect();
+        let warps = self.machine.warps_of(cta);
+        let known = |agent| warps.iter().map(|w| w.clock.view(0).seen.get(agent)).max().unwrap_or(0);
+        claims.into_iter().any(|(agent, clock)| known(agent) < clock)
     }
 
     /// `setmaxnreg`: warps of a warpgroup, one by one; growing waits for the pool.

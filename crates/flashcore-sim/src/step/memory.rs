@@ -47,6 +47,7 @@ impl Step<'_, '_> {
         let addresses = self.address(&access.addr);
         let width = access.bytes as usize;
         let values: Vec<Lanes> = srcs.iter().map(|src| self.read(*src)).collect();
+        self.machine.warps[self.warp].clock.tick();
         for lane in lanes_of(self.mask) {
             let mut bytes = [0; WIDEST];
             for (i, value) in values.iter().enumerate() {
@@ -55,6 +56,7 @@ impl Step<'_, '_> {
             let place = resolve(access.space, addresses[lane]);
             self.write_place(lane, place, access.space, &bytes[..width * values.len()], access.order)?;
         }
+        self.machine.warps[self.warp].clock.tick();
         self.count_access(access.space, &addresses, width * values.len());
         self.machine.effect();
         Ok(Flow::Next)
@@ -328,6 +330,7 @@ impl Step<'_, '_> {
             return Ok(flow);
         }
         let addresses = self.address(addr);
+        self.machine.warps[self.warp].clock.tick();
         for (matrix, src) in srcs.iter().enumerate() {
             let values = self.read(*src);
             let mut rows = [[0u8; 16]; 8];
@@ -345,6 +348,7 @@ impl Step<'_, '_> {
             }
             self.count_wavefronts(&addresses[matrix * 8..matrix * 8 + 8], 16);
         }
+        self.machine.warps[self.warp].clock.tick();
         self.machine.effect();
         Ok(Flow::Next)
     }

@@ -60,7 +60,12 @@ impl Step<'_, '_> {
             proxy: name.proxy,
             strong: name.strong,
         };
-        let shadow = &mut self.machine.ctas[cta].shared.shadow;
+        let shared = &mut self.machine.ctas[cta].shared;
+        if write {
+            // what is in flight counts as written: reading it early is another fault
+            shared.written.mark(range.clone());
+        }
+        let shadow = &mut shared.shadow;
         let verdict = if write { shadow.write(range, &who) } else { shadow.read(range, &who) };
         if let Err(conflict) = verdict {
             self.report_conflict(conflict, lane, write, name.proxy);

@@ -47,7 +47,7 @@ pub fn load(path: &Path) -> Result<Vec<Case>, LoadError> {
         match (key, drafts.last_mut()) {
             ("run", _) => drafts.push(Draft::new(words).map_err(wrong)?),
             ("arg", Some(draft)) => draft.arg(words).map_err(wrong)?,
-            ("finding", Some(draft)) => draft.finding = Some(words.trim().into()),
+            ("finding", Some(draft)) => draft.findings = words.split_whitespace().map(Into::into).collect(),
             ("arg" | "finding", None) => return Err(wrong(format!("`{key}:` before `run:`"))),
             _ => {}
         }
@@ -72,7 +72,7 @@ fn comments(text: &str) -> Vec<(usize, String)> {
 struct Draft {
     spec: LaunchSpec,
     buffers: Vec<Bound>,
-    finding: Option<String>,
+    findings: Vec<String>,
     ulps: u64,
 }
 
@@ -91,7 +91,7 @@ impl Draft {
             params: Vec::new(),
             workspace: Vec::new(),
         };
-        let mut draft = Self { spec, buffers: Vec::new(), finding: None, ulps: 0 };
+        let mut draft = Self { spec, buffers: Vec::new(), findings: Vec::new(), ulps: 0 };
         words.try_for_each(|word| draft.setting(word))?;
         Ok(draft)
     }
@@ -172,7 +172,7 @@ impl Draft {
             parsed: Arc::clone(parsed),
             spec: self.spec,
             buffers: self.buffers,
-            finding: self.finding,
+            findings: self.findings,
         }
     }
 }
