@@ -197,7 +197,7 @@ pub fn plan(problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Plan, PlanEr
     let access = access(problem, alignment);
     let hopper = hopper_refusal(problem, gpu, access);
     if hopper.is_none() {
-        let (shape, why) = hopper_shape(problem);
+        let (shape, why) = hopper_shape(problem, gpu);
         let kernel = KernelConfig::Sm90(forward_sm90::Config {
             half,
             dim_qk: problem.dim_qk() as u32,
@@ -291,22 +291,72 @@ fn hopper_refusal(problem: &Problem, gpu: &Gpu, access: Access) -> Option<String
 }
 
 /// The tile of the Hopper kernel, and why.
-fn hopper_shape(problem: &Problem) -> (forward_sm90::Shape, &'static str) {
+fn hopper_shape(problem: &Problem, gpu: &Gpu) -> (forward_sm90::Shape, &'static str) {
     use forward_sm90::Order;
+    if let Some(small) = few_tiles(problem, gpu) {
+        return small;
+    }
     let (qk, v) = (problem.dim_qk() as u32, problem.dim_v() as u32);
     let row =
         HOPPER.iter().find(|row| qk <= row.dim_qk && v <= row.dim_v).unwrap_or(&HOPPER[HOPPER.len() - 1]);
     let uneven = problem.mask().right().is_some() || matches!(problem.lengths(), Lengths::Used { .. });
-    let plain = problem.mask().is_none() && !uneven && problem.softcap().is_none();
-    let mut shape = row.shape;
-    shape.order = if uneven { Order::Atomic } else { Order::Static };
-    let mut why = row.why;
-    if plain && v <= 64 && qk <= 64 {
-        shape = forward_sm90::Shape { consumers: 3, budget: THREE_CONSUMERS, ..shape };
-        why = "three consumers of 64 rows read K and V a third less often; without a mask their registers suffice";
+    let order = if uneven { Order::Atomic } else { Order::Static };
+    if v <= 64 && qk <= 64 && three_consumers_pay(problem, gpu) {
+        let shape = forward_sm90::Shape { consumers: 3, budget: Some(THREE_CONSUMERS), order, ..row.shape };
+        return (shape, "three consumers of 64 rows read K and V a third less often");
     }
-    (shape, why)
+    (forward_sm90::Shape { order, ..row.shape }, row.why)
 }
+
+/// Whether tiles of 192 rows beat tiles of 128: they need registers that options would take, rows that the diagonal
+/// does not waste, and as many rounds of tiles over the GPU as make up for their length.
+fn three_consumers_pay(problem: &Problem, gpu: &Gpu) -> bool {
+    let mask = problem.mask();
+    let optioned =
+        problem.softcap().is_some() || mask.left().is_some() || problem.lengths() != &Lengths::Uniform;
+    if optioned || (mask.right().is_some() && problem.seq_q() < LONG_CAUSAL) {
+        return false;
+    }
+    if problem.batch_invariant() {
+        return true;
+    }
+    let planes = problem.heads_q() * problem.batch();
+    let rounds = |rows: usize| (problem.seq_q().div_ceil(rows) * planes).div_ceil(gpu.sms as usize) * rows;
+    rounds(192) * 15 <= rounds(128) * 16
+}
+
+/// Rows from which on the diagonal wastes little of a 192-row tile.
+const LONG_CAUSAL: usize = 4096;
+
+/// Where tiles of 64 rows do not even fill the GPU, the CTAs of a cluster share the keys of a tile.
+fn few_tiles(problem: &Problem, gpu: &Gpu) -> Option<(forward_sm90::Shape, &'static str)> {
+    let dim = problem.dim_qk().max(problem.dim_v());
+    let tiles = problem.seq_q().div_ceil(64) * problem.heads_q() * problem.batch();
+    if problem.batch_invariant() || dim > 128 || tiles > gpu.sms as usize {
+        return None;
+    }
+    let key_tiles = problem.seq_kv().div_ceil(FEW_TILES_KEYS as usize);
+    let fits = |parts: &u32| tiles * *parts as usize <= gpu.sms as usize && *parts as usize <= key_tiles;
+    let parts = [8, 4, 2].into_iter().find(fits).unwrap_or(1);
+    let narrow = dim <= 64;
+    let shape = forward_sm90::Shape {
+        consumers: 1,
+        tile_n: FEW_TILES_KEYS,
+        stages: if narrow { 4 } else { 2 },
+        q_stages: 1,
+        staging: if narrow { WHOLE_64 } else { WHOLE_128 },
+        budget: None,
+        order: forward_sm90::Order::Single { parts },
+        ctas_per_sm: if narrow { 2 } else { 1 },
+    };
+    Some((
+        shape,
+        "fewer tiles of 64 rows than SMs: a cluster shares the keys of each, all loads start at once",
+    ))
+}
+
+/// Keys of a tile where there are few tiles: the first product starts after a short copy.
+const FEW_TILES_KEYS: u32 = 64;
 
 /// Registers of one producer and two consumers: what 384 threads have.
 const TWO_CONSUMERS: RegisterBudget = RegisterBudget { producer: 24, consumer: 240 };
@@ -337,8 +387,9 @@ const fn hopper(tile_n: u32, q_stages: u32, staging: Staging) -> forward_sm90::S
         stages: 2,
         q_stages,
         staging,
-        budget: TWO_CONSUMERS,
+        budget: Some(TWO_CONSUMERS),
         order: forward_sm90::Order::Static,
+        ctas_per_sm: 1,
     }
 }
 

@@ -15,6 +15,8 @@ use crate::{
     value::{U32, Val},
 };
 
+/// Most arrivals, and most bytes, that an mbarrier counts in one phase (PTX ISA, "mbarrier").
+const MAX_COUNT: u32 = (1 << 20) - 1;
 const B64: Mod = Mod::Type(ScalarType::B64);
 
 /// One of the sixteen hardware barriers of a CTA, for a fixed number of threads.
@@ -81,8 +83,21 @@ impl Builder {
     /// Waits for all threads of the cluster.
     #[track_caller]
     pub fn sync_cluster(&mut self) {
+        self.arrive_cluster();
+        self.wait_cluster();
+    }
+
+    /// Tells the cluster that this thread has come this far; [`wait_cluster`](Self::wait_cluster) must follow.
+    #[track_caller]
+    pub fn arrive_cluster(&mut self) {
         self.require("barrier.cluster", Scope::Warp);
         self.emit(Op::BarrierClusterArrive, &[Mod::Release, Mod::Aligned], []);
+    }
+
+    /// Waits for all threads of the cluster that have not ended.
+    #[track_caller]
+    pub fn wait_cluster(&mut self) {
+        self.require("barrier.cluster", Scope::Warp);
         self.emit(Op::BarrierClusterWait, &[Mod::Acquire, Mod::Aligned], []);
     }
 
@@ -105,10 +120,18 @@ impl NamedBarrier {
     }
 }
 
+#[track_caller]
+fn check_count(b: &mut Builder, what: &'static str, count: u32) {
+    if !(1..=MAX_COUNT).contains(&count) {
+        b.fault(FaultKind::MbarrierCount { what, count, most: MAX_COUNT });
+    }
+}
+
 impl Mbarrier {
     /// Prepares the barrier for `arrivals` arrivals per phase.
     #[track_caller]
     pub fn init(self, b: &mut Builder, arrivals: u32) {
+        check_count(b, "arrivals", arrivals);
         let operands = [self.at.operand(), Operand::int(i64::from(arrivals))];
         b.emit(Op::MbarrierInit, &[Mod::SharedCta, B64], operands);
     }
@@ -122,6 +145,7 @@ impl Mbarrier {
     /// Counts one arrival and announces `bytes` that copies will deliver.
     #[track_caller]
     pub fn arrive_expecting(self, b: &mut Builder, bytes: u32) {
+        check_count(b, "bytes", bytes);
         let operands = [Operand::Sink, self.at.operand(), Operand::int(i64::from(bytes))];
         b.emit(Op::MbarrierArrive, &[Mod::ExpectTx, Mod::SharedCta, B64], operands);
     }

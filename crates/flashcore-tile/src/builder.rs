@@ -17,10 +17,16 @@ use flashcore_ptx::{
 
 use crate::{
     error::{Fault, FaultKind},
+    roles::WARPGROUP,
     scope::Scope,
     value::{Pred, Reg, Type, U32, Val},
     wgmma::Groups,
 };
+
+/// Most threads of a CTA.
+const MAX_THREADS: u32 = 1024;
+/// Most CTAs of a cluster; above 8 the launch must allow it.
+const MAX_CLUSTER: u32 = 16;
 
 /// Most shared memory a CTA can have on the target.
 pub const fn shared_limit(target: Target) -> u32 {
@@ -44,6 +50,7 @@ pub struct Builder {
     pub(crate) groups: Groups,
     pub(crate) shared_bytes: u32,
     pub(crate) named_barriers: u32,
+    author: Option<&'static Location<'static>>,
     shared_base: Reg<U32>,
     labels: u32,
 }
@@ -68,11 +75,15 @@ impl Builder {
             groups: Groups::default(),
             shared_bytes: 0,
             named_barriers: 0,
+            author: None,
             shared_base,
             labels: 0,
         };
         let base = [shared_base.operand(), Operand::Symbol(shared_symbol())];
         builder.emit(Op::Mov, &[Mod::Type(ScalarType::U32)], base);
+        if !(1..=MAX_THREADS).contains(&threads) {
+            builder.fault(FaultKind::Threads { threads });
+        }
         builder
     }
 
@@ -87,7 +98,11 @@ impl Builder {
     }
 
     /// Says that the kernel runs in clusters of `ctas` CTAs along x.
+    #[track_caller]
     pub fn cluster(&mut self, ctas: u32) {
+        if !(1..=MAX_CLUSTER).contains(&ctas) || !self.target.includes(Target::Sm90) {
+            self.fault(FaultKind::Cluster { ctas, target: self.target });
+        }
         self.kernel.directives.explicit_cluster = true;
         self.kernel.directives.required_cluster = Some([ctas, 1, 1]);
     }
@@ -121,18 +136,48 @@ impl Builder {
     #[track_caller]
     pub(crate) fn push(&mut self, statement: Statement) {
         self.kernel.body.push(statement);
-        self.lines.push(Location::caller());
+        self.lines.push(self.line());
+    }
+
+    /// The Rust line to blame: the caller's, or that of the author in whose name a closure of this crate builds.
+    #[track_caller]
+    fn line(&self) -> &'static Location<'static> {
+        match self.author {
+            Some(author) => author,
+            None => Location::caller(),
+        }
+    }
+
+    /// Builds in the name of `author`, for closures of this crate, which cannot pass their caller's line on.
+    pub(crate) fn in_name_of<R>(
+        &mut self,
+        author: &'static Location<'static>,
+        body: impl FnOnce(&mut Self) -> R,
+    ) -> R {
+        let outer = self.author.replace(author);
+        let result = body(self);
+        self.author = outer;
+        result
     }
 
     /// Records a fault at the caller's line; building goes on, so that all faults are reported together.
     #[track_caller]
     pub(crate) fn fault(&mut self, kind: FaultKind) {
-        self.faults.push(Fault { at: Location::caller(), kind });
+        let at = self.line();
+        self.faults.push(Fault { at, kind });
     }
 
-    /// Demands that all threads of `needed` are here together.
+    /// Demands that all threads of `needed` are here together, and that the CTA consists of whole groups of them.
     #[track_caller]
     pub(crate) fn require(&mut self, what: &'static str, needed: Scope) {
+        let group = match needed {
+            Scope::Lane | Scope::Cta | Scope::Grid => 1,
+            Scope::Warp => 32,
+            Scope::Warpgroup => WARPGROUP,
+        };
+        if !self.threads.is_multiple_of(group) {
+            self.fault(FaultKind::PartialGroup { what, needed, threads: self.threads });
+        }
         if self.converged < needed {
             self.fault(FaultKind::Divergent { what, needed, here: self.converged });
         }

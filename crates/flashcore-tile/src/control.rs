@@ -103,10 +103,10 @@ impl Builder {
         self.place(&head);
         let go_on = cond(self);
         self.branch(Some(go_on.not()), &exit);
-        self.block(go_on.scope, |b| {
-            body(b);
-            b.branch(None, &head);
-        });
+        let around = self.enter(go_on.scope);
+        body(self);
+        self.branch(None, &head);
+        self.leave(around);
         self.place(&exit);
     }
 
@@ -115,10 +115,10 @@ impl Builder {
     pub fn do_while<S: UniformScope>(&mut self, body: impl FnOnce(&mut Self) -> Uniform<S>) {
         let head = self.label("loop");
         self.place(&head);
-        self.block(S::SCOPE, |b| {
-            let again = body(b);
-            b.branch(Some(again.pred), &head);
-        });
+        let around = self.enter(S::SCOPE);
+        let again = body(self);
+        self.branch(Some(again.pred), &head);
+        self.leave(around);
     }
 
     /// As [`do_while`](Self::do_while), with a value that goes round: it must come back in the registers, and with
@@ -132,16 +132,14 @@ impl Builder {
         let head = self.label("loop");
         let entered = start.identity(self);
         self.place(&head);
-        let mut end = None;
-        self.block(S::SCOPE, |b| {
-            let (again, carried) = body(b, start);
-            if carried.identity(b) != entered {
-                b.fault(FaultKind::Carried);
-            }
-            b.branch(Some(again.pred), &head);
-            end = Some(carried);
-        });
-        end.expect("the body has run")
+        let around = self.enter(S::SCOPE);
+        let (again, carried) = body(self, start);
+        if carried.identity(self) != entered {
+            self.fault(FaultKind::Carried);
+        }
+        self.branch(Some(again.pred), &head);
+        self.leave(around);
+        carried
     }
 
     /// Runs `body` if the condition holds, on a value that comes out in the registers in which it went in.
@@ -176,11 +174,23 @@ impl Builder {
 
     #[track_caller]
     fn block(&mut self, scope: Scope, body: impl FnOnce(&mut Self)) {
-        let (converged, before) = (self.converged, self.groups.in_flight());
-        self.converged = converged.min(scope);
+        let around = self.enter(scope);
         body(self);
-        self.converged = converged;
-        let after = self.groups.in_flight();
+        self.leave(around);
+    }
+
+    /// Starts a block in which only the threads of `scope` are sure to be together; says what holds around it.
+    fn enter(&mut self, scope: Scope) -> Around {
+        let around = Around { converged: self.converged, in_flight: self.groups.in_flight() };
+        self.converged = around.converged.min(scope);
+        around
+    }
+
+    /// Ends a block, which must leave as many matrix groups in flight as it found.
+    #[track_caller]
+    fn leave(&mut self, around: Around) {
+        self.converged = around.converged;
+        let (before, after) = (around.in_flight, self.groups.in_flight());
         if before != after {
             self.fault(FaultKind::Unbalanced { before, after });
         }
@@ -211,6 +221,13 @@ impl Builder {
             Err(error) => self.fault(FaultKind::Form(error.to_string())),
         }
     }
+}
+
+/// What holds around a block.
+#[derive(Clone, Copy)]
+struct Around {
+    converged: Scope,
+    in_flight: usize,
 }
 
 /// Something that goes round a loop, or through a block, in fixed registers.

@@ -87,9 +87,16 @@ pub enum FaultKind {
         /// Threads of the CTA.
         block: u32,
     },
-    /// Register budgets of the roles exceed what the CTA was launched with.
-    #[error("the roles ask for {asked} registers but {threads} threads at {entry} each have {pool}")]
+    /// Register budgets of the roles exceed what the CTA was launched with, or go the wrong way.
+    #[error(
+        "a producer with {producer} and consumers with {consumer} registers ask for {asked}, but {threads} threads \
+         have {pool}, {entry} each: a producer can give some away, consumers can take them"
+    )]
     RegisterBudget {
+        /// Registers of a producer thread.
+        producer: u32,
+        /// Registers of a consumer thread.
+        consumer: u32,
         /// Registers asked for by all warpgroups.
         asked: u32,
         /// Threads of the CTA.
@@ -98,6 +105,87 @@ pub enum FaultKind {
         entry: u32,
         /// Registers there.
         pool: u32,
+    },
+    /// Roles that are not the threads of the CTA.
+    #[error("the roles have {threads} threads but the CTA has {block}")]
+    Roles {
+        /// Threads of all roles.
+        threads: u32,
+        /// Threads of the CTA.
+        block: u32,
+    },
+    /// A thread count that no CTA has.
+    #[error("a CTA has from 1 to 1024 threads, not {threads}")]
+    Threads {
+        /// Threads asked for.
+        threads: u32,
+    },
+    /// An instruction for whole warps or warpgroups in a CTA that has a part of one.
+    #[error("{what} is executed by whole {needed}s, but the CTA has {threads} threads")]
+    PartialGroup {
+        /// The instruction.
+        what: &'static str,
+        /// Who executes it.
+        needed: Scope,
+        /// Threads of the CTA.
+        threads: u32,
+    },
+    /// A cluster that the target cannot have.
+    #[error("a cluster of {ctas} CTAs for {target}: sm_90 and later have clusters of 1 to 16")]
+    Cluster {
+        /// CTAs asked for.
+        ctas: u32,
+        /// The target.
+        target: flashcore_ptx::target::Target,
+    },
+    /// An mbarrier count that the hardware cannot hold.
+    #[error("an mbarrier that counts {count} {what}: it counts from 1 to {most}")]
+    MbarrierCount {
+        /// What is counted.
+        what: &'static str,
+        /// How many.
+        count: u32,
+        /// The largest count.
+        most: u32,
+    },
+    /// Shared memory that nobody reserved.
+    #[error("byte {offset} of shared memory is used, but only {reserved} are reserved before this line")]
+    NotReserved {
+        /// The byte.
+        offset: u32,
+        /// How many are reserved.
+        reserved: u32,
+    },
+    /// An alignment that shared memory does not have.
+    #[error("alignment {align}: it must be a power of two, at most {most}")]
+    Align {
+        /// What was asked for.
+        align: u32,
+        /// The largest there is.
+        most: u32,
+    },
+    /// A matrix product whose operands do not fit each other.
+    #[error("{0}")]
+    Product(String),
+    /// A division whose result is undefined.
+    #[error("division by the constant zero")]
+    DivisionByZero,
+    /// Two parameters of one name.
+    #[error("a parameter `{0}` is declared already")]
+    ParameterTwice(String),
+    /// A program whose name or parameters are not those of its kernel.
+    #[error(
+        "the kernel `{built}` with {declared} parameters is finished as `{name}` with {values} arguments"
+    )]
+    Interface {
+        /// The name the kernel was started with.
+        built: String,
+        /// Its parameters.
+        declared: usize,
+        /// The name given at the end.
+        name: String,
+        /// The arguments given at the end.
+        values: usize,
     },
     /// A name that PTX cannot carry.
     #[error(transparent)]

@@ -12,6 +12,7 @@ use flashcore_ptx::{
 use crate::{
     builder::Builder,
     control::Carried,
+    error::FaultKind,
     memory::Shared,
     scalar::Half,
     scope::Scope,
@@ -44,7 +45,9 @@ impl Acc {
     /// Sets every value.
     #[track_caller]
     pub fn fill(&self, b: &mut Builder, value: f32) {
-        self.regs.iter().for_each(|&reg| b.set(reg, value));
+        for &reg in &self.regs {
+            b.set(reg, value);
+        }
     }
 
     /// Number of columns.
@@ -83,6 +86,10 @@ impl Acc {
     /// Rounds to 16 bits into `into`, which then serves as a matrix operand: the layouts are the same.
     #[track_caller]
     pub fn pack_into(&self, b: &mut Builder, half: Half, into: &Fragment) {
+        if self.regs.len() != 2 * into.regs.len() {
+            let (cols, room) = (self.cols(), 4 * into.regs.len());
+            b.fault(FaultKind::Tile(format!("{cols} columns are rounded into a fragment of {room}")));
+        }
         for (pair, &dst) in self.regs.chunks_exact(2).zip(&into.regs) {
             b.pack_into(dst, half, pair[0], pair[1]);
         }

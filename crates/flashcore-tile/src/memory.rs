@@ -125,6 +125,22 @@ impl Builder {
         self.store(Mod::Shared, to.into().operand(), values);
     }
 
+    /// The address, in the cluster's window, of what lies at `address` in the shared memory of CTA `rank`.
+    #[track_caller]
+    pub fn peer_address(&mut self, address: Reg<U32>, rank: impl Into<Val<U32>>) -> Reg<U32> {
+        let dst = self.fresh::<U32>(Scope::Lane);
+        let operands = [dst.operand(), address.operand(), rank.into().operand()];
+        self.emit(Op::Mapa, &[Mod::SharedCluster, Mod::Type(U32::PTX)], operands);
+        dst
+    }
+
+    /// Reads `N` neighbouring values from the shared memory of a CTA of the cluster.
+    #[track_caller]
+    pub fn load_peer<T: Type, const N: usize>(&mut self, from: impl Into<Shared>) -> [Reg<T>; N] {
+        let from = from.into();
+        self.load(&[Mod::SharedCluster], from.operand(), Scope::Lane)
+    }
+
     /// Adds to a number in global memory and returns what was there before.
     #[track_caller]
     pub fn atomic_add(&mut self, at: impl Into<Global>, value: impl Into<Val<U32>>) -> Reg<U32> {

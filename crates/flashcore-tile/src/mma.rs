@@ -81,11 +81,11 @@ impl MatrixRows {
     pub fn at(&self, b: &mut Builder, skip: impl Into<Val<U32>>) -> MatrixView {
         let start = b.add(self.lane, skip);
         // Swizzling flips bits of the chunk number, so that further chunks of a row are one XOR away.
-        let starts = (0..self.tile.slab_cols() / MMA_K).map(|step| match step {
-            0 => start,
-            step => b.xor(start, step * 2 * CHUNK),
-        });
-        MatrixView { tile: self.tile, starts: starts.collect() }
+        let mut starts = vec![start];
+        for step in 1..self.tile.slab_cols() / MMA_K {
+            starts.push(b.xor(start, step * 2 * CHUNK));
+        }
+        MatrixView { tile: self.tile, starts }
     }
 }
 
@@ -105,15 +105,29 @@ impl MatrixView {
     #[track_caller]
     fn ldmatrix(&self, b: &mut Builder, row: u32, col: u32, trans: Option<Mod>) -> Quad {
         b.require("ldmatrix", Scope::Warp);
+        self.check_block(b, row, col);
         let (slab, step) = (col / self.tile.slab_cols(), col % self.tile.slab_cols() / MMA_K);
         let within = slab * self.tile.slab_bytes() + row * self.tile.slab_width();
-        let from = Shared { base: self.starts[step as usize], offset: self.tile.offset() + within };
+        let base = self.starts.get(step as usize).copied().unwrap_or(self.starts[0]);
+        let from = Shared { base, offset: self.tile.offset() + within };
         let dst: Quad = std::array::from_fn(|_| b.fresh(Scope::Lane));
         let mods = [Mod::Sync, Mod::Aligned, Mod::Shape(shape(8, 8, 0)), Mod::X4];
         let tail = [Mod::Shared, Mod::Type(ScalarType::B16)];
         let mods: Vec<_> = mods.into_iter().chain(trans).chain(tail).collect();
         b.emit(Op::Ldmatrix, &mods, [Operand::regs(dst.map(|r| r.id())), from.operand()]);
         dst
+    }
+}
+
+impl MatrixView {
+    #[track_caller]
+    fn check_block(&self, b: &mut Builder, row: u32, col: u32) {
+        let (rows, cols) = (self.tile.rows(), self.tile.cols());
+        if row + MMA_M > rows || col + MMA_K > cols || !row.is_multiple_of(8) || !col.is_multiple_of(MMA_K) {
+            b.fault(FaultKind::Tile(format!(
+                "no 16x16 block starts at {row}, {col} of a {rows}x{cols} tile"
+            )));
+        }
     }
 }
 
@@ -126,7 +140,11 @@ impl Builder {
         let cd = Mod::Type(ScalarType::F32);
         let shape = Mod::Shape(shape(MMA_M as u16, 8, MMA_K as u16));
         let mods = [Mod::Aligned, shape, Mod::RowMajor, Mod::ColMajor, cd, ab, ab, cd];
-        let sums = Operand::regs(d.regs()[4 * n..4 * n + 4].iter().map(|r| r.id()));
+        let Some(sums) = d.regs().get(4 * n..4 * n + 4) else {
+            let cols = d.cols();
+            return self.fault(FaultKind::Product(format!("columns from {} on of {cols}", 8 * n)));
+        };
+        let sums = Operand::regs(sums.iter().map(|r| r.id()));
         let [left, right] = [Operand::regs(left.map(|r| r.id())), Operand::regs(right.map(|r| r.id()))];
         self.emit(Op::MmaSync, &mods, [sums.clone(), left, right, sums]);
     }

@@ -4,9 +4,12 @@
 //! arrive when they have read the tile. Both sides count tiles; stage and phase follow from the count, so that the
 //! two cannot disagree on them.
 
+use std::panic::Location;
+
 use crate::{
     barrier::Mbarrier,
     builder::Builder,
+    error::FaultKind,
     memory::Shared,
     smem::SmemTile,
     value::{Pred, Reg, U32},
@@ -37,6 +40,10 @@ impl Pipeline {
     /// Reserves barriers for `stages` copies of `tile`, each released by `consumers` arrivals.
     #[track_caller]
     pub fn new(b: &mut Builder, tile: SmemTile, stages: u32, consumers: u32) -> Self {
+        if stages == 0 || stages > tile.copies() {
+            let copies = tile.copies();
+            b.fault(FaultKind::Tile(format!("a ring of {stages} stages over {copies} copies of its tile")));
+        }
         let full = b.mbarriers(stages);
         let empty = b.mbarriers(stages);
         Self { tile, stages, full, empty, consumers }
@@ -102,7 +109,8 @@ impl Stage {
     /// Consumer: gives the tile back; executed by the threads for which `who` holds.
     #[track_caller]
     pub fn release(&self, b: &mut Builder, who: Pred) {
-        b.predicated(who, |b| self.empty.arrive(b));
+        let author = Location::caller();
+        b.predicated(who, |b| b.in_name_of(author, |b| self.empty.arrive(b)));
     }
 
     /// Producer: waits until consumers have given the previous tile of this stage back.

@@ -113,11 +113,18 @@ impl<A> Params<A> {
 
     #[track_caller]
     fn declare(&mut self, b: &mut Builder, name: &str, param: impl Fn(&Ident) -> KernelParam) -> Ident {
-        let checked = Ident::new(format!("p_{name}")).unwrap_or_else(|bad| {
-            b.fault(FaultKind::Name(bad));
-            Ident::new("p_refused").expect("a constant name is legal")
-        });
-        b.kernel.params.push(param(&checked));
+        let checked = match Ident::new(format!("p_{name}")) {
+            Ok(checked) => checked,
+            Err(bad) => {
+                b.fault(FaultKind::Name(bad));
+                Ident::new("p_refused").expect("a constant name is legal")
+            }
+        };
+        let param = param(&checked);
+        if b.kernel.params.iter().any(|other| other.name == param.name) {
+            b.fault(FaultKind::ParameterTwice(name.to_owned()));
+        }
+        b.kernel.params.push(param);
         checked
     }
 }
@@ -200,8 +207,10 @@ impl<A> Program<A> {
 
 impl Builder {
     /// Ends the kernel: a program, or every fault with its Rust line.
+    #[track_caller]
     pub fn finish<A>(mut self, name: &Ident, params: Params<A>) -> Result<Program<A>, BuildError> {
         self.exit();
+        self.check_interface(name, params.values.len());
         let mut module = self.module();
         module.version = module.lowest_version();
         let provenance = self.provenance();
@@ -222,6 +231,16 @@ impl Builder {
             cluster: self.kernel.directives.required_cluster.unwrap_or([1, 1, 1]),
             shared_bytes: self.shared_bytes,
         })
+    }
+
+    /// The program's name and arguments must be those with which the kernel was built.
+    #[track_caller]
+    fn check_interface(&mut self, name: &Ident, values: usize) {
+        let (built, declared) = (self.kernel.name.clone(), self.kernel.params.len());
+        if built.as_str() != name.as_str() || declared != values {
+            let built = built.to_string();
+            self.fault(FaultKind::Interface { built, declared, name: name.to_string(), values });
+        }
     }
 
     fn provenance(&self) -> Provenance {

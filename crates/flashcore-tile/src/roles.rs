@@ -1,5 +1,7 @@
 //! Warp specialisation: one producer warpgroup and several consumers, each with its share of the registers.
 
+use std::panic::Location;
+
 use flashcore_ptx::{
     inst::Operand,
     op::{Mod, Op},
@@ -63,18 +65,21 @@ impl Builder {
         consumer: impl FnOnce(&mut Self, Reg<U32>),
     ) {
         self.check_budget(roles);
+        let author = Location::caller();
         let group = self.warpgroup();
         let is_producer = self.test(Cmp::Eq, group, 0);
         let is_producer = self.uniform::<Warpgroup>(is_producer);
         self.if_else(
             is_producer,
             |b| {
-                b.set_registers(Mod::Dec, roles.budget.map(|r| r.producer));
+                b.in_name_of(author, |b| b.set_registers(Mod::Dec, roles.budget.map(|r| r.producer)));
                 producer(b);
             },
             |b| {
-                b.set_registers(Mod::Inc, roles.budget.map(|r| r.consumer));
-                let number = b.sub(group, 1);
+                let number = b.in_name_of(author, |b| {
+                    b.set_registers(Mod::Inc, roles.budget.map(|r| r.consumer));
+                    b.sub(group, 1)
+                });
                 consumer(b, number);
             },
         );
@@ -82,10 +87,17 @@ impl Builder {
 
     #[track_caller]
     fn check_budget(&mut self, roles: Roles) {
-        let (threads, entry) = (roles.threads(), roles.registers_at_entry());
-        let (asked, pool) = (roles.budget.map_or(0, |budget| roles.asked(budget)), threads * entry);
-        if asked > pool || threads != self.threads {
-            self.fault(FaultKind::RegisterBudget { asked, threads, entry, pool });
+        let (threads, ctas) = (roles.threads(), self.kernel.directives.min_ctas_per_sm.unwrap_or(1));
+        if threads != self.threads {
+            return self.fault(FaultKind::Roles { threads, block: self.threads });
+        }
+        let Some(budget) = roles.budget else { return };
+        let entry = roles.registers_at_entry() / ctas.max(1) / 8 * 8;
+        let (asked, pool) = (roles.asked(budget), threads * entry);
+        // A producer can only give registers away, a consumer only take some.
+        if asked > pool || budget.producer > entry || budget.consumer < entry {
+            let RegisterBudget { producer, consumer } = budget;
+            self.fault(FaultKind::RegisterBudget { producer, consumer, asked, threads, entry, pool });
         }
     }
 

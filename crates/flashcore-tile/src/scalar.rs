@@ -80,6 +80,7 @@ impl Builder {
 
     #[track_caller]
     fn op_into<T: Type, const N: usize>(&mut self, dst: Reg<T>, op: Op, mods: &[Mod], args: [Val<T>; N]) {
+        self.check_set(dst, join(args));
         let operands: Vec<_> = std::iter::once(dst.operand()).chain(args.map(Val::operand)).collect();
         self.emit(op, mods, operands);
     }
@@ -100,12 +101,16 @@ impl Builder {
     /// Gives a variable a new value.
     #[track_caller]
     pub fn set<T: Type>(&mut self, var: Reg<T>, value: impl Into<Val<T>>) {
-        let value = value.into();
-        if value.scope().min(self.converged) < var.scope() {
-            let (var, value, here) = (var.scope(), value.scope(), self.converged);
+        self.op_into(var, Op::Mov, &[Mod::Type(T::PTX)], [value.into()]);
+    }
+
+    /// Refuses to give a variable a value, or in a place, less uniform than those who read it believe.
+    #[track_caller]
+    fn check_set<T>(&mut self, var: Reg<T>, value: Scope) {
+        if value.min(self.converged) < var.scope() {
+            let (var, here) = (var.scope(), self.converged);
             self.fault(FaultKind::Variable { var, value, here });
         }
-        self.op_into(var, Op::Mov, &[Mod::Type(T::PTX)], [value]);
     }
 
     /// `x + y`.
@@ -161,19 +166,29 @@ impl Builder {
     /// `x / y` for integers.
     #[track_caller]
     pub fn div<T: Integer>(&mut self, x: impl Into<Val<T>>, y: impl Into<Val<T>>) -> Reg<T> {
-        self.op(Op::Div, &[Mod::Type(T::PTX)], [x.into(), y.into()])
+        let y = self.divisor(y.into());
+        self.op(Op::Div, &[Mod::Type(T::PTX)], [x.into(), y])
     }
 
     /// `x mod y` for integers.
     #[track_caller]
     pub fn rem<T: Integer>(&mut self, x: impl Into<Val<T>>, y: impl Into<Val<T>>) -> Reg<T> {
-        self.op(Op::Rem, &[Mod::Type(T::PTX)], [x.into(), y.into()])
+        let y = self.divisor(y.into());
+        self.op(Op::Rem, &[Mod::Type(T::PTX)], [x.into(), y])
+    }
+
+    #[track_caller]
+    fn divisor<T: Integer>(&mut self, y: Val<T>) -> Val<T> {
+        if y.operand().as_int() == Some(0) {
+            self.fault(FaultKind::DivisionByZero);
+        }
+        y
     }
 
     /// `ceil(x / y)` for a constant `y`.
     #[track_caller]
     pub fn div_ceil(&mut self, x: impl Into<Val<U32>>, y: u32) -> Reg<U32> {
-        let up = self.add(x, y - 1);
+        let up = self.add(x, y.saturating_sub(1));
         if y.is_power_of_two() { self.shr(up, y.trailing_zeros()) } else { self.div(up, y) }
     }
 
@@ -309,8 +324,10 @@ impl Builder {
         then: impl Into<Val<T>>,
         otherwise: impl Into<Val<T>>,
     ) -> Reg<T> {
-        let dst = self.fresh::<T>(Scope::Grid);
-        self.select_into(dst, cond, then, otherwise)
+        let (then, otherwise) = (then.into(), otherwise.into());
+        let dst = self.fresh::<T>(join([then, otherwise]).min(cond.scope));
+        self.select_into(dst, cond, then, otherwise);
+        dst
     }
 
     /// As [`select`](Self::select), into an existing register.
@@ -321,15 +338,14 @@ impl Builder {
         cond: Pred,
         then: impl Into<Val<T>>,
         otherwise: impl Into<Val<T>>,
-    ) -> Reg<T> {
+    ) {
         let (mut then, mut otherwise) = (then.into(), otherwise.into());
-        let scope = join([then, otherwise]).min(cond.scope).min(dst.scope());
+        self.check_set(dst, join([then, otherwise]).min(cond.scope));
         if cond.negated {
             std::mem::swap(&mut then, &mut otherwise);
         }
         let operands = [dst.operand(), then.operand(), otherwise.operand(), Operand::Reg(cond.id)];
         self.emit(Op::Selp, &[Mod::Type(T::PTX)], operands);
-        dst.assume(scope)
     }
 
     /// Both conditions.
@@ -365,7 +381,8 @@ impl Builder {
     /// Two f32 rounded to `half` and packed, `low` in the low half.
     #[track_caller]
     pub fn pack(&mut self, half: Half, low: impl Into<Val<F32>>, high: impl Into<Val<F32>>) -> Reg<B32> {
-        let dst = self.fresh::<B32>(Scope::Lane);
+        let (low, high) = (low.into(), high.into());
+        let dst = self.fresh::<B32>(join([low, high]));
         self.pack_into(dst, half, low, high);
         dst
     }
@@ -380,7 +397,9 @@ impl Builder {
         high: impl Into<Val<F32>>,
     ) {
         // The first source goes to the upper half (PTX ISA, cvt).
-        let operands = [dst.operand(), high.into().operand(), low.into().operand()];
+        let (low, high) = (low.into(), high.into());
+        self.check_set(dst, join([low, high]));
+        let operands = [dst.operand(), high.operand(), low.operand()];
         self.emit(Op::Cvt, &[Mod::Rn, Mod::Type(half.packed()), Mod::Type(ScalarType::F32)], operands);
     }
 

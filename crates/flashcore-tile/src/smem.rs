@@ -19,6 +19,8 @@ use crate::{
     value::{Reg, U32, Val},
 };
 
+/// Alignment of the kernel's shared memory, after which every swizzle pattern repeats.
+const MAX_ALIGN: u32 = 1024;
 /// Bytes of an element.
 const ELEMENT: u32 = 2;
 /// Shared-memory addresses inside a cluster carry the CTA's rank above these bits.
@@ -31,6 +33,7 @@ pub struct SmemTile {
     rows: u32,
     cols: u32,
     swizzle: Swizzle,
+    copies: u32,
 }
 
 /// Whether a matrix operand's rows run along the depth of the product or across it.
@@ -46,8 +49,11 @@ impl Builder {
     /// Reserves shared memory.
     #[track_caller]
     pub fn shared(&mut self, bytes: u32, align: u32) -> u32 {
-        let offset = self.shared_bytes.next_multiple_of(align);
-        self.shared_bytes = offset + bytes;
+        if !align.is_power_of_two() || align > MAX_ALIGN {
+            self.fault(FaultKind::Align { align, most: MAX_ALIGN });
+        }
+        let offset = self.shared_bytes.next_multiple_of(align.clamp(1, MAX_ALIGN));
+        self.shared_bytes = offset.saturating_add(bytes).min(i32::MAX as u32);
         let most = shared_limit(self.target);
         if self.shared_bytes > most {
             self.fault(FaultKind::SharedMemory { bytes: self.shared_bytes, most });
@@ -58,26 +64,32 @@ impl Builder {
     /// Reserves `copies` tiles of `rows` × `cols` 16-bit elements.
     #[track_caller]
     pub fn smem_tile(&mut self, rows: u32, cols: u32, swizzle: Swizzle, copies: u32) -> SmemTile {
-        let tile = SmemTile { offset: 0, rows, cols, swizzle };
-        if !cols.is_multiple_of(tile.slab_cols()) || !rows.is_multiple_of(8) {
-            let unit = tile.slab_cols();
+        let tile = self.checked(SmemTile { offset: 0, rows, cols, swizzle, copies });
+        // Every slab must start where the swizzle pattern starts.
+        let offset = self.shared(copies.saturating_mul(tile.bytes()), MAX_ALIGN);
+        SmemTile { offset, ..tile }
+    }
+
+    #[track_caller]
+    fn checked(&mut self, tile: SmemTile) -> SmemTile {
+        let SmemTile { rows, cols, swizzle, .. } = tile;
+        let unit = tile.slab_cols();
+        if rows == 0 || cols == 0 || !cols.is_multiple_of(unit) || !rows.is_multiple_of(8) {
             self.fault(FaultKind::Tile(format!(
                 "a {rows}x{cols} tile with {swizzle:?} swizzle needs rows in eights and columns in {unit}s"
             )));
         }
-        // Every slab must start where the swizzle pattern starts.
-        let offset = self.shared(copies * tile.bytes(), 1024);
-        SmemTile { offset, ..tile }
+        tile
     }
 
     /// A tile in memory that was reserved before, from `offset` on; whoever used it must be done.
     #[track_caller]
     pub fn smem_tile_over(&mut self, offset: u32, rows: u32, cols: u32, swizzle: Swizzle) -> SmemTile {
-        let tile = SmemTile { offset, rows, cols, swizzle };
+        let tile = self.checked(SmemTile { offset, rows, cols, swizzle, copies: 1 });
         let (end, most) = (offset + tile.bytes(), self.shared_bytes);
-        if end > most || !offset.is_multiple_of(1024) {
+        if end > most || !offset.is_multiple_of(MAX_ALIGN) {
             self.fault(FaultKind::Tile(format!(
-                "a {rows}x{cols} tile over bytes {offset} to {end} must start at a multiple of 1024 and end by {most}"
+                "a {rows}x{cols} tile over bytes {offset} to {end} must start at a multiple of {MAX_ALIGN} and end by {most}"
             )));
         }
         tile
@@ -92,6 +104,9 @@ impl Builder {
     /// The place `offset` bytes into the kernel's shared memory.
     #[track_caller]
     pub fn shared_at(&mut self, offset: u32) -> Shared {
+        if offset >= self.shared_bytes {
+            self.fault(FaultKind::NotReserved { offset, reserved: self.shared_bytes });
+        }
         Shared { base: self.shared_base(), offset }
     }
 
@@ -123,9 +138,14 @@ impl SmemTile {
         self.offset
     }
 
+    /// How many copies were reserved.
+    pub const fn copies(&self) -> u32 {
+        self.copies
+    }
+
     /// Bytes of one copy.
     pub const fn bytes(&self) -> u32 {
-        self.rows * self.cols * ELEMENT
+        self.rows.saturating_mul(self.cols).saturating_mul(ELEMENT)
     }
 
     /// Bytes of one row of a slab.
@@ -246,6 +266,23 @@ impl MatrixOperand {
                 byte / self.tile.slab_width() * self.tile.slab_bytes() + byte % self.tile.slab_width()
             }
             Major::Mn => step * 16 * self.tile.slab_width(),
+        }
+    }
+
+    /// Refuses a product over `depth` elements with `across` rows or columns that the tile does not hold.
+    #[track_caller]
+    pub(crate) fn check(&self, b: &mut Builder, depth: u32, across: u32) {
+        let SmemTile { rows, cols, swizzle, .. } = self.tile;
+        let (deep, wide) = match self.major {
+            Major::K => (cols, rows),
+            Major::Mn => (rows, cols),
+        };
+        if depth > deep || across > wide || swizzle == Swizzle::None {
+            let major = self.major;
+            b.fault(FaultKind::Product(format!(
+                "a {rows}x{cols} tile with {swizzle:?} swizzle is no {major:?}-major operand of depth {depth} and \
+                 extent {across}"
+            )));
         }
     }
 

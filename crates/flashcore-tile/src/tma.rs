@@ -23,6 +23,12 @@ pub struct TensorMap {
 }
 
 impl Builder {
+    /// Fetches a tensor map ahead of its first use.
+    #[track_caller]
+    pub fn tma_prefetch(&mut self, map: TensorMap) {
+        self.emit(Op::Prefetch, &[Mod::Tensormap], [Operand::at(map.address.id(), 0)]);
+    }
+
     /// Copies a whole tile to shared memory, slab by slab; its bytes complete on `done`.
     #[track_caller]
     pub fn tma_load(

@@ -12,6 +12,7 @@ use flashcore_ptx::{
 use crate::{
     builder::Builder,
     control::Carried,
+    error::FaultKind,
     fragment::{Acc, Fragment},
     scalar::Half,
     scope::Scope,
@@ -20,6 +21,9 @@ use crate::{
 
 /// Depth of one instruction on 16-bit operands.
 const K: u32 = 16;
+
+/// Rows of one instruction.
+const M: u32 = 64;
 
 /// Groups committed so far, and how many of them have been waited for.
 #[derive(Clone, Copy, Default, Debug)]
@@ -83,7 +87,9 @@ impl Builder {
         [left, right]: [&MatrixOperand; 2],
         depth: u32,
     ) -> Pending<Acc> {
-        self.wgmma_begin();
+        self.wgmma_begin(&d, depth);
+        left.check(self, depth, M);
+        right.check(self, depth, d.cols() as u32);
         for step in 0..depth / K {
             let a = left.descriptor(self, step);
             let b = right.descriptor(self, step);
@@ -104,7 +110,9 @@ impl Builder {
         left: Fragment,
         right: &MatrixOperand,
     ) -> Pending<(Acc, Fragment)> {
-        self.wgmma_begin();
+        let depth = 4 * left.regs().len() as u32;
+        self.wgmma_begin(&d, depth);
+        right.check(self, depth, d.cols() as u32);
         for step in 0..left.regs().len() / 4 {
             let a = Operand::regs(left.slice(step).map(|r| r.id()));
             let b = right.descriptor(self, step as u32);
@@ -116,8 +124,14 @@ impl Builder {
     }
 
     #[track_caller]
-    fn wgmma_begin(&mut self) {
+    fn wgmma_begin(&mut self, d: &Acc, depth: u32) {
         self.require("wgmma", Scope::Warpgroup);
+        let cols = d.cols();
+        if depth == 0 || !depth.is_multiple_of(K) || !(8..=256).contains(&cols) || !cols.is_multiple_of(8) {
+            self.fault(FaultKind::Product(format!(
+                "a product of depth {depth} into {cols} columns: wgmma goes in depths of {K} and columns of 8, up to 256"
+            )));
+        }
         self.emit(Op::WgmmaFence, &[Mod::Sync, Mod::Aligned], []);
     }
 

@@ -1,4 +1,5 @@
-//! The two matrix products of a key tile. Operands are loaded one step before they are used.
+//! The two matrix products of a step. The assembler moves loads ahead of products as far as registers allow, so that
+//! the text need not.
 
 use flashcore_tile::{Acc, Builder, Half, MMA_K, MMA_M, MatrixOrder, MatrixRows, MatrixView, Quad, Reg, U32};
 
@@ -64,50 +65,35 @@ fn depths(dim: u32) -> std::ops::Range<u32> {
 pub(super) fn scores(b: &mut Builder, cfg: &Config, queries: &Queries, keys: &MatrixView) -> Vec<Acc> {
     let (blocks, step_n) = (cfg.shape.blocks, cfg.shape.step_n);
     let scores: Vec<_> = (0..blocks).map(|_| Acc::zero(b, step_n as usize)).collect();
-    let steps = depths(cfg.dim_qk).flat_map(|depth| (0..step_n / MMA_K).map(move |n| (depth, n)));
     let queries = queries.at_step(b);
-    let mut left = Vec::new();
-    one_ahead(
-        b,
-        steps,
-        |b, (depth, n)| {
-            let left = (n == 0).then(|| queries.load(b, blocks, depth));
-            (left, keys.load(b, n * MMA_K, depth * MMA_K))
-        },
-        |b, (_, n), (new_left, right)| {
-            left = new_left.unwrap_or_else(|| std::mem::take(&mut left));
+    for depth in depths(cfg.dim_qk) {
+        let left = queries.load(b, blocks, depth);
+        for n in 0..step_n / MMA_K {
+            let right = keys.load(b, n * MMA_K, depth * MMA_K);
             for (scores, &left) in scores.iter().zip(&left) {
                 b.mma_pair(cfg.half, scores, n as usize, left, right);
             }
-        },
-    );
+        }
+    }
     scores
 }
 
-/// Turns scores into probabilities and adds PV of every block to its output: the exponentials of 16 keys are taken
-/// while the products of the 16 keys before them run.
+/// Turns scores into probabilities and adds PV of every block to its output, 16 keys after 16 keys, so that
+/// exponentials can be taken while the products of the keys before them run.
 pub(super) fn outputs(b: &mut Builder, cfg: &Config, blocks: &[Block], scores: &[Acc], values: &MatrixView) {
-    let columns = padded(cfg.dim_v) / MMA_K;
     let mut exponentials: Vec<_> =
         blocks.iter().map(|block| Exponentials::start(b, &block.softmax)).collect();
-    one_ahead(
-        b,
-        0..cfg.shape.step_n / MMA_K,
-        |b, step| {
-            let probs = exponentials.iter_mut().zip(scores);
-            probs
-                .map(|(exponentials, scores)| probabilities(b, cfg.half, exponentials, scores, step))
-                .collect()
-        },
-        |b, step, probs: Vec<Quad>| {
-            let load = |b: &mut Builder, n| values.load_transposed(b, step * MMA_K, n * MMA_K);
-            one_ahead(b, 0..columns, load, |b, n, right| {
-                for (block, &probs) in blocks.iter().zip(&probs) {
-                    b.mma_pair(cfg.half, &block.output, n as usize, probs, right);
-                }
-            });
-        },
-    );
+    for step in 0..cfg.shape.step_n / MMA_K {
+        let taken = exponentials.iter_mut().zip(scores);
+        let probs: Vec<_> =
+            taken.map(|(taken, scores)| probabilities(b, cfg.half, taken, scores, step)).collect();
+        for n in 0..padded(cfg.dim_v) / MMA_K {
+            let right = values.load_transposed(b, step * MMA_K, n * MMA_K);
+            for (block, &probs) in blocks.iter().zip(&probs) {
+                b.mma_pair(cfg.half, &block.output, n as usize, probs, right);
+            }
+        }
+    }
     exponentials.into_iter().for_each(|exponentials| exponentials.finish(b));
 }
 
@@ -122,23 +108,4 @@ fn probabilities(
     let values = &scores.regs()[8 * step as usize..][..8];
     exponentials.take(b, values);
     std::array::from_fn(|pair| b.pack(half, values[2 * pair], values[2 * pair + 1]))
-}
-
-/// Loads what each step needs before the step before it is worked on.
-fn one_ahead<S: Copy, T>(
-    b: &mut Builder,
-    steps: impl Iterator<Item = S>,
-    mut load: impl FnMut(&mut Builder, S) -> T,
-    mut work: impl FnMut(&mut Builder, S, T),
-) {
-    let mut waiting: Option<(S, T)> = None;
-    for step in steps {
-        let loaded = load(b, step);
-        if let Some((step, loaded)) = waiting.replace((step, loaded)) {
-            work(b, step, loaded);
-        }
-    }
-    if let Some((step, loaded)) = waiting {
-        work(b, step, loaded);
-    }
 }

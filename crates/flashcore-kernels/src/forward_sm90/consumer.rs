@@ -17,7 +17,10 @@ use super::{
     Arguments, Config, Layout, ROWS_PER_GROUP, ROWS_PER_WARP, epilogue::Epilogue, producer::info,
     schedule::Tile, values::clean_values,
 };
-use crate::shared::softmax::{Keys, Softmax};
+use crate::shared::{
+    mask::KeyTiles,
+    softmax::{Keys, Softmax},
+};
 
 /// What a consumer keeps for the whole launch.
 pub(super) struct Consumer<'a> {
@@ -35,9 +38,9 @@ pub(super) struct Consumer<'a> {
     k: MatrixOperand,
     v: MatrixOperand,
     /// Q tiles and K/V tiles passed.
-    q_count: Reg<U32>,
+    pub(super) q_count: Reg<U32>,
     pub(super) kv_count: Reg<U32>,
-    softmax: Softmax,
+    pub(super) softmax: Softmax,
 }
 
 /// Works through the tiles that the producer posts.
@@ -51,7 +54,7 @@ pub(super) fn run(b: &mut Builder, cfg: Config, args: &Arguments, layout: &Layou
 }
 
 /// Scores, output and probabilities: the registers of a tile.
-type Work = (Acc, Acc, Fragment);
+pub(super) type Work = (Acc, Acc, Fragment);
 
 /// A tile that has been begun: the next one, whether there is one, and its first product in flight.
 type Begun = (Tile, Pred, Pending<Acc>);
@@ -74,7 +77,13 @@ struct Run {
 }
 
 impl<'a> Consumer<'a> {
-    fn new(b: &mut Builder, cfg: Config, args: &'a Arguments, layout: &'a Layout, group: Reg<U32>) -> Self {
+    pub(super) fn new(
+        b: &mut Builder,
+        cfg: Config,
+        args: &'a Arguments,
+        layout: &'a Layout,
+        group: Reg<U32>,
+    ) -> Self {
         let thread = b.thread();
         let warp = b.shr(thread, 5);
         let warp = b.and(warp, 3);
@@ -138,6 +147,20 @@ impl<'a> Consumer<'a> {
         probs: Fragment,
     ) -> Begun {
         let tiles = tile.key_tiles(b, self.cfg, self.args);
+        let work = self.body(b, tile, &tiles, opening, output, probs);
+        self.close(b, epilogue, tile, work)
+    }
+
+    /// All key tiles of a tile but the last PV, which is left to the caller.
+    pub(super) fn body(
+        &self,
+        b: &mut Builder,
+        tile: &Tile,
+        tiles: &KeyTiles,
+        opening: Pending<Acc>,
+        output: Acc,
+        probs: Fragment,
+    ) -> Work {
         let block = b.sub(tiles.end, 1);
         let block = b.var(block);
         output.fill(b, 0.0);
@@ -170,7 +193,7 @@ impl<'a> Consumer<'a> {
         if self.cfg.mask.left {
             work = self.steps(b, &run(begin, Hides::Some), work);
         }
-        self.close(b, epilogue, tile, work)
+        work
     }
 
     /// The key tiles of a run.
@@ -225,13 +248,23 @@ impl<'a> Consumer<'a> {
             self.layout.q.stage(b, self.q_count).release(b, self.leader);
         }
         b.add_to(self.q_count, 1);
-        let before = b.sub(self.kv_count, 1);
-        let v = self.layout.v.stage(b, before);
-        v.wait_full(b);
-        let output = self.pv(b, output, probs, &v);
+        let (output, v) = self.last_pv(b, output, probs);
         let begun = self.open(b, scores);
         self.finish(b, epilogue, tile, output, &v);
         begun
+    }
+
+    /// Issues the last PV of a tile.
+    pub(super) fn last_pv(
+        &self,
+        b: &mut Builder,
+        output: Acc,
+        probs: Fragment,
+    ) -> (Pending<(Acc, Fragment)>, Stage) {
+        let before = b.sub(self.kv_count, 1);
+        let v = self.layout.v.stage(b, before);
+        v.wait_full(b);
+        (self.pv(b, output, probs, &v), v)
     }
 
     /// Where there is one Q tile only, gives it back as soon as its last product is there, so that the next Q arrives
@@ -255,7 +288,7 @@ impl<'a> Consumer<'a> {
     }
 
     /// Waits for the output of a tile and writes it.
-    fn finish(
+    pub(super) fn finish(
         &self,
         b: &mut Builder,
         epilogue: &Epilogue,
@@ -265,18 +298,18 @@ impl<'a> Consumer<'a> {
     ) {
         let sink = self.sink(b, tile);
         let finished = self.softmax.finish(b, sink);
-        epilogue.write_lse(b, self, tile, finished.lse);
+        Epilogue::write_lse(b, self, tile, finished.lse);
         let (output, _) = output.wait(b);
         v.release(b, self.leader);
         epilogue.write(b, self, tile, &output, finished.factor);
     }
 
-    fn q_operand(&self, b: &mut Builder) -> MatrixOperand {
+    pub(super) fn q_operand(&self, b: &mut Builder) -> MatrixOperand {
         let stage = self.layout.q.stage(b, self.q_count);
         self.q.plus(b, stage.bytes)
     }
 
-    fn qk(&self, b: &mut Builder, scores: Acc, q: &MatrixOperand, stage: &Stage) -> Pending<Acc> {
+    pub(super) fn qk(&self, b: &mut Builder, scores: Acc, q: &MatrixOperand, stage: &Stage) -> Pending<Acc> {
         let k = self.k.plus(b, stage.bytes);
         // Sixteen features at a time; what the tensor does not have was filled with zeros.
         b.wgmma_ss(scores, Start::Zero, self.cfg.half, [q, &k], self.cfg.dim_qk.next_multiple_of(16))
@@ -297,7 +330,7 @@ impl<'a> Consumer<'a> {
     }
 
     /// The extra logit of the tile's head, if the problem has sinks.
-    fn sink(&self, b: &mut Builder, tile: &Tile) -> Option<Reg<flashcore_tile::F32>> {
+    pub(super) fn sink(&self, b: &mut Builder, tile: &Tile) -> Option<Reg<flashcore_tile::F32>> {
         let sinks = self.args.sinks?;
         let bytes = b.mul_wide(tile.head, 4);
         let at = b.add(sinks, bytes);

@@ -80,14 +80,18 @@ impl Epilogue {
         if !consumer.cfg.used {
             return;
         }
-        let beyond = self.beyond_use(b, consumer, tile);
+        let beyond = Self::beyond_use(b, consumer, tile);
         for (i, &value) in output.regs().iter().enumerate() {
             b.select_into(value, beyond[Acc::row(i)], 0.0, value);
         }
     }
 
     /// Which of this thread's rows lie beyond the used queries.
-    fn beyond_use(&self, b: &mut Builder, consumer: &Consumer<'_>, tile: &Tile) -> [Pred; ROWS_PER_THREAD] {
+    pub(super) fn beyond_use(
+        b: &mut Builder,
+        consumer: &Consumer<'_>,
+        tile: &Tile,
+    ) -> [Pred; ROWS_PER_THREAD] {
         let row = consumer.thread_row(b, tile);
         [0, 8].map(|below| {
             let row = b.add(row, below);
@@ -120,10 +124,10 @@ impl Epilogue {
     }
 
     /// One lane of each quad writes the LSE of its two rows, where rows exist and somebody wants them.
-    pub(super) fn write_lse(&self, b: &mut Builder, consumer: &Consumer<'_>, tile: &Tile, lse: Rows<F32>) {
+    pub(super) fn write_lse(b: &mut Builder, consumer: &Consumer<'_>, tile: &Tile, lse: Rows<F32>) {
         let args = consumer.args;
         let lse = if consumer.cfg.used {
-            let beyond = self.beyond_use(b, consumer, tile);
+            let beyond = Self::beyond_use(b, consumer, tile);
             std::array::from_fn(|row| b.select(beyond[row], f32::NEG_INFINITY, lse[row]))
         } else {
             lse

@@ -9,8 +9,10 @@
 
 mod consumer;
 mod epilogue;
+mod merge;
 mod producer;
 mod schedule;
+mod single;
 mod values;
 
 use flashcore_core::{DType, Problem};
@@ -26,7 +28,10 @@ use flashcore_tile::{
 };
 
 use crate::{
-    shared::mask::{Mask, Sides},
+    shared::{
+        mask::{Mask, Sides},
+        schedule::TensorArgument,
+    },
     slots,
 };
 pub use schedule::Order;
@@ -77,10 +82,12 @@ pub struct Shape {
     pub q_stages: u32,
     /// How a warp's rows of the output leave.
     pub staging: Staging,
-    /// Registers of producer and consumers.
-    pub budget: RegisterBudget,
+    /// Registers of producer and consumers; `None` where all threads keep what the launch gave them.
+    pub budget: Option<RegisterBudget>,
     /// In which order CTAs take tiles.
     pub order: Order,
+    /// CTAs that share an SM; caps the registers.
+    pub ctas_per_sm: u32,
 }
 
 /// Where a warp gathers its rows of the output before tensor copies take them away.
@@ -106,14 +113,14 @@ impl Config {
     /// The kernel's name: every field of the config is in it.
     pub fn name(&self) -> Ident {
         let half = if self.half == Half::F16 { "f16" } else { "bf16" };
-        let Shape { consumers, tile_n, stages, q_stages, staging, budget, order } = self.shape;
+        let Shape { consumers, tile_n, stages, q_stages, staging, budget, order, ctas_per_sm } = self.shape;
         let mut name = format!(
-            "fc_forward_sm_90a_{half}_d{}v{}_g{consumers}n{tile_n}s{stages}q{q_stages}o{}x{}r{}_{}_{}",
+            "fc_forward_sm_90a_{half}_d{}v{}_g{consumers}n{tile_n}s{stages}q{q_stages}o{}x{}r{}c{ctas_per_sm}_{}_{}",
             self.dim_qk,
             self.dim_v,
             staging.places,
             staging.cols,
-            budget.consumer,
+            budget.map_or(0, |budget| budget.consumer),
             order.name(),
             self.mask.name()
         );
@@ -128,7 +135,7 @@ impl Config {
     }
 
     const fn roles(&self) -> Roles {
-        Roles { consumers: self.shape.consumers, budget: Some(self.shape.budget) }
+        Roles { consumers: self.shape.consumers, budget: self.shape.budget }
     }
 }
 
@@ -140,7 +147,9 @@ pub(crate) struct Arguments {
     v: TensorMap,
     out: TensorMap,
     lse: Reg<U64>,
-    tile_counter: Reg<U64>,
+    tile_counter: Option<Reg<U64>>,
+    /// The output by address, for tiles whose keys are split over a cluster.
+    out_rows: Option<TensorArgument>,
     seq_q: Reg<U32>,
     seq_kv: Reg<U32>,
     heads: Reg<U32>,
@@ -167,7 +176,10 @@ impl Arguments {
             v: params.tensor_map(b, "v", move |p| map(p, p.v(), slots::V, tile_n)),
             out: params.tensor_map(b, "out", |p| map(p, p.out(), slots::OUT, ROWS_PER_WARP)),
             lse: params.buffer(b, "lse", slots::LSE),
-            tile_counter: params.buffer(b, "tile_counter", slots::TILE_COUNTER),
+            tile_counter: (cfg.shape.order == Order::Atomic)
+                .then(|| params.buffer(b, "tile_counter", slots::TILE_COUNTER)),
+            out_rows: (cfg.shape.order.parts() > 1)
+                .then(|| TensorArgument::declare(b, params, "out_rows", slots::OUT, Problem::out)),
             seq_q: params.u32(b, "seq_q", |p| p.seq_q() as u32),
             seq_kv: params.u32(b, "seq_kv", |p| p.seq_kv() as u32),
             heads: params.u32(b, "heads", |p| p.heads_q() as u32),
@@ -201,6 +213,8 @@ pub(crate) struct Layout {
     tile_info: u32,
     /// Where consumers wait for each other.
     consumers: NamedBarrier,
+    /// Where a CTA leaves its part of a tile for the cluster.
+    parts: u32,
 }
 
 impl Layout {
@@ -218,6 +232,10 @@ impl Layout {
             staging,
             tile_info: b.shared(q_stages * schedule::INFO_BYTES, 16),
             consumers: b.named_barrier(consumers * WARPGROUP),
+            parts: match cfg.shape.order.parts() {
+                1 => 0,
+                _ => b.shared(merge::bytes(cfg), 16),
+            },
         }
     }
 
@@ -236,24 +254,40 @@ impl Layout {
 /// Builds the kernel.
 pub fn forward_sm90(cfg: Config) -> Result<Program<Problem>, BuildError> {
     let (name, roles) = (cfg.name(), cfg.roles());
-    let mut b = Builder::new(Target::Sm90a, &name, roles.threads(), 1);
+    let mut b = Builder::new(Target::Sm90a, &name, roles.threads(), cfg.shape.ctas_per_sm);
     let mut params = Params::default();
     let args = Arguments::declare(&mut b, &mut params, cfg);
     let layout = Layout::new(&mut b, cfg);
     layout.init(&mut b);
+    if let Order::Single { parts } = cfg.shape.order {
+        b.cluster(parts);
+        single::begin(&mut b, &args);
+    }
     b.specialise(
         roles,
-        |b| producer::run(b, cfg, &args, &layout),
-        |b, group| consumer::run(b, cfg, &args, &layout, group),
+        |b| match cfg.shape.order {
+            Order::Single { .. } => single::producer(b, cfg, &args, &layout),
+            _ => producer::run(b, cfg, &args, &layout),
+        },
+        |b, group| match cfg.shape.order {
+            Order::Single { .. } => single::consumer(b, cfg, &args, &layout, group),
+            _ => consumer::run(b, cfg, &args, &layout, group),
+        },
     );
     b.finish(&name, params)
 }
 
 /// The launch that computes `problem` on a GPU of `sms` multiprocessors.
 pub fn extent(cfg: Config, problem: &Problem, sms: u32) -> Extent {
-    let ctas = tiles(problem, cfg.tile_m()).min(sms);
+    let tiles = tiles(problem, cfg.tile_m());
     let counter = Workspace { slot: slots::TILE_COUNTER, bytes: 4, zeroed: true };
-    Extent { grid: [ctas, 1, 1], workspace: vec![counter], dependent: false }
+    match cfg.shape.order {
+        Order::Static => Extent { grid: [tiles.min(sms), 1, 1], workspace: Vec::new(), dependent: false },
+        Order::Atomic => Extent { grid: [tiles.min(sms), 1, 1], workspace: vec![counter], dependent: false },
+        Order::Single { parts } => {
+            Extent { grid: [tiles * parts, 1, 1], workspace: Vec::new(), dependent: true }
+        }
+    }
 }
 
 /// Columns of a tile for `dim` features: whole slabs.

@@ -1,11 +1,12 @@
 //! The producer: one thread that walks the tiles and issues every tensor copy.
 
-use flashcore_tile::{Builder, Cmp, Pipeline, Reg, S32, Scope, TensorMap, U32, Val};
+use flashcore_tile::{Builder, Cmp, Pipeline, Reg, S32, Scope, TensorMap, U32, U64, Val};
 
 use super::{
     Arguments, Config, Layout,
-    schedule::{INFO_BYTES, Order, Tile},
+    schedule::{INFO_BYTES, Tile},
 };
+use crate::shared::mask::KeyTiles;
 
 /// Copies Q, K and V of every tile of this CTA, in the order in which consumers take them.
 pub(super) fn run(b: &mut Builder, cfg: Config, args: &Arguments, layout: &Layout) {
@@ -24,9 +25,12 @@ pub(super) fn run(b: &mut Builder, cfg: Config, args: &Arguments, layout: &Layou
             },
             |b| {
                 let tile = Tile::numbered(b, cfg, args, index);
+                let info = info(b, layout, done);
+                tile.post(b, cfg, info);
                 load_q(b, cfg, args, layout, done, &tile);
-                let taken = take(b, cfg, args);
-                load_kv(b, cfg, args, layout, kv, &tile);
+                let taken = take(b, args);
+                let tiles = tile.key_tiles(b, cfg, args);
+                load_kv(b, cfg, args, layout, kv, (&tile, &tiles));
                 b.add_to(done, 1);
                 next(b, args, index, taken);
             },
@@ -45,10 +49,16 @@ pub(super) fn info(b: &mut Builder, layout: &Layout, count: Reg<U32>) -> flashco
     b.shared_at(layout.tile_info).plus(b, bytes)
 }
 
-fn load_q(b: &mut Builder, cfg: Config, args: &Arguments, layout: &Layout, done: Reg<U32>, tile: &Tile) {
+/// Copies the Q tile.
+pub(super) fn load_q(
+    b: &mut Builder,
+    cfg: Config,
+    args: &Arguments,
+    layout: &Layout,
+    done: Reg<U32>,
+    tile: &Tile,
+) {
     let stage = layout.q.stage(b, done);
-    let info = info(b, layout, done);
-    tile.post(b, cfg, info);
     stage.expect_tile(b);
     let row = tile.first_row(b, cfg);
     let to = stage.at(b);
@@ -63,8 +73,14 @@ fn load_q(b: &mut Builder, cfg: Config, args: &Arguments, layout: &Layout, done:
 
 /// Copies K and V from the last key tile to the first: K runs one ahead, because consumers issue QKᵀ of the next key
 /// tile before PV of this one.
-fn load_kv(b: &mut Builder, cfg: Config, args: &Arguments, layout: &Layout, count: Reg<U32>, tile: &Tile) {
-    let tiles = tile.key_tiles(b, cfg, args);
+pub(super) fn load_kv(
+    b: &mut Builder,
+    cfg: Config,
+    args: &Arguments,
+    layout: &Layout,
+    count: Reg<U32>,
+    (tile, tiles): (&Tile, &KeyTiles),
+) {
     let head = b.div(tile.head, args.group);
     let load = |b: &mut Builder, pipeline: &Pipeline, map: TensorMap, count: Reg<U32>, block: Reg<S32>| {
         let stage = pipeline.stage(b, count);
@@ -96,21 +112,21 @@ fn load_kv(b: &mut Builder, cfg: Config, args: &Arguments, layout: &Layout, coun
 }
 
 /// Takes a ticket for the next tile early, so that the answer is there when it is needed.
-fn take(b: &mut Builder, cfg: Config, args: &Arguments) -> Option<Reg<U32>> {
-    (cfg.shape.order == Order::Atomic).then(|| b.atomic_add(args.tile_counter, 1))
+fn take(b: &mut Builder, args: &Arguments) -> Option<(Reg<U64>, Reg<U32>)> {
+    args.tile_counter.map(|counter| (counter, b.atomic_add(counter, 1)))
 }
 
 /// Moves on to the next tile.
-fn next(b: &mut Builder, args: &Arguments, index: Reg<U32>, taken: Option<Reg<U32>>) {
+fn next(b: &mut Builder, args: &Arguments, index: Reg<U32>, taken: Option<(Reg<U64>, Reg<U32>)>) {
     let ctas = b.ctas();
-    let Some(ticket) = taken else {
+    let Some((counter, ticket)) = taken else {
         b.add_to(index, ctas);
         return;
     };
     // One ticket is drawn per tile; whoever draws the last leaves the counter as it was found.
     let last = b.sub(args.tiles, 1);
     let is_last = b.test(Cmp::Eq, ticket, last);
-    b.predicated(is_last, |b| b.store_global::<U32>(args.tile_counter, &[Val::Const(0)]));
+    b.predicated(is_last, |b| b.store_global::<U32>(counter, &[Val::Const(0)]));
     let following = b.add(ticket, ctas);
     b.set(index, following);
 }

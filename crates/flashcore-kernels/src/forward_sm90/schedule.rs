@@ -21,13 +21,27 @@ pub enum Order {
     Static,
     /// A CTA takes the next tile when it is done: evens out tiles of different length.
     Atomic,
+    /// There are so few tiles that each has a cluster of CTAs to itself, which share its keys.
+    Single {
+        /// CTAs of a cluster: a power of two up to 8.
+        parts: u32,
+    },
 }
 
 impl Order {
-    pub(super) const fn name(self) -> &'static str {
+    pub(super) fn name(self) -> String {
         match self {
-            Self::Static => "static",
-            Self::Atomic => "atomic",
+            Self::Static => "static".to_owned(),
+            Self::Atomic => "atomic".to_owned(),
+            Self::Single { parts } => format!("single{parts}"),
+        }
+    }
+
+    /// CTAs that share the keys of a tile.
+    pub const fn parts(self) -> u32 {
+        match self {
+            Self::Static | Self::Atomic => 1,
+            Self::Single { parts } => parts,
         }
     }
 }

@@ -231,11 +231,7 @@ impl Tile {
         head: Reg<U32>,
         row: Reg<U32>,
     ) -> Reg<U64> {
-        let steps = [(self.batch, tensor.batch), (head, tensor.head), (row, tensor.row)];
-        steps.into_iter().fold(tensor.base, |at, (index, stride)| {
-            let index = b.widen(index);
-            b.mad(index, stride, at)
-        })
+        tensor.at(b, self.batch, head, row)
     }
 }
 
@@ -249,6 +245,16 @@ pub(crate) struct TensorArgument {
 }
 
 impl TensorArgument {
+    /// Address of a row.
+    #[track_caller]
+    pub(crate) fn at(&self, b: &mut Builder, batch: Reg<U32>, head: Reg<U32>, row: Reg<U32>) -> Reg<U64> {
+        let steps = [(batch, self.batch), (head, self.head), (row, self.row)];
+        steps.into_iter().fold(self.base, |at, (index, stride)| {
+            let index = b.widen(index);
+            b.mad(index, stride, at)
+        })
+    }
+
     #[track_caller]
     pub(crate) fn declare(
         b: &mut Builder,

@@ -58,6 +58,15 @@ pub struct Finished {
     pub lse: Rows<F32>,
 }
 
+/// Rows that were computed in parts.
+#[derive(Clone, Debug)]
+pub struct Merged {
+    /// What the output of each part must be multiplied by.
+    pub weights: Vec<Rows<F32>>,
+    /// The rows as a whole.
+    pub finished: Finished,
+}
+
 impl Softmax {
     /// Registers for the rows of one tile; `scale` turns scores into powers of two.
     #[track_caller]
@@ -118,6 +127,47 @@ impl Softmax {
             }
         });
         Finished { factor: rows.map(|r| r.0), lse: rows.map(|r| r.1) }
+    }
+
+    /// What other parts of the same rows need to know: maxima in powers of two, then sums over the quad.
+    #[track_caller]
+    pub fn part(&self, b: &mut Builder) -> [Reg<F32>; 2 * ROWS_PER_THREAD] {
+        let [top0, top1] = self.max.map(|max| b.mul(max, self.scale));
+        let [sum0, sum1] = self.sum.map(|sum| over_quad(b, sum, |b, x, y| b.add(x, y)));
+        [top0, top1, sum0, sum1]
+    }
+
+    /// Ends rows that were computed in parts, given what [`part`](Self::part) said of each.
+    #[track_caller]
+    pub fn merge_parts(
+        b: &mut Builder,
+        parts: &[[Reg<F32>; 2 * ROWS_PER_THREAD]],
+        sink: Option<Reg<F32>>,
+    ) -> Merged {
+        let rows: [_; ROWS_PER_THREAD] = std::array::from_fn(|row| {
+            let top = parts.iter().map(|part| part[row]).reduce(|x, y| b.max(x, y)).expect("there is a part");
+            let none = b.test(Cmp::Eq, top, f32::NEG_INFINITY);
+            let from = b.select(none, 0.0, top);
+            let weights: Vec<_> = parts
+                .iter()
+                .map(|part| {
+                    let power = b.sub(part[row], from);
+                    b.exp2(power)
+                })
+                .collect();
+            let terms = parts.iter().zip(&weights);
+            let start = b.var_in(Scope::Lane, 0.0);
+            let sum =
+                terms.fold(start, |sum, (part, &weight)| b.fma(part[ROWS_PER_THREAD + row], weight, sum));
+            let (factor, lse) = match sink {
+                Some(sink) => close_with_sink(b, top, sum, sink),
+                None => close(b, top, sum),
+            };
+            let weights: Vec<_> = weights.into_iter().map(|weight| b.mul(weight, factor)).collect();
+            (weights, factor, lse)
+        });
+        let weights = (0..parts.len()).map(|part| [rows[0].0[part], rows[1].0[part]]).collect();
+        Merged { weights, finished: Finished { factor: [rows[0].1, rows[1].1], lse: [rows[0].2, rows[1].2] } }
     }
 
     /// Moves the reference maximum of the rows that grew much, and remembers by how much.

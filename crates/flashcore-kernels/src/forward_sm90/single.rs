@@ -1,0 +1,106 @@
+//! Few tiles: each has a cluster of CTAs to itself, which share its keys and merge their parts at the end.
+//!
+//! Nothing is persistent here, so that producer and consumers find their tile for themselves. The kernel may start
+//! before its predecessor in the stream has ended: all that lies before [`begin`]'s wait overlaps with it.
+
+use flashcore_tile::{Acc, Builder, Cmp, Fragment, Pred, Reg, U32, Uniform, Val, Warpgroup};
+
+use super::{
+    Arguments, Config, Layout, consumer::Consumer, epilogue::Epilogue, merge, producer, schedule::Tile,
+};
+use crate::shared::mask::KeyTiles;
+
+/// Lets the successor start, fetches the tensor maps, and waits for the predecessor's results.
+pub(super) fn begin(b: &mut Builder, args: &Arguments) {
+    b.launch_dependents();
+    let thread = b.thread();
+    let first = b.test(Cmp::Eq, thread, 0);
+    b.if_(first, |b| [args.q, args.k, args.v, args.out].into_iter().for_each(|map| b.tma_prefetch(map)));
+    b.wait_for_predecessor();
+}
+
+/// Copies Q and this CTA's part of K and V.
+pub(super) fn producer(b: &mut Builder, cfg: Config, args: &Arguments, layout: &Layout) {
+    let thread = b.thread();
+    let first = b.test(Cmp::Eq, thread, 0);
+    b.if_(first, |b| {
+        let tile = own_tile(b, cfg, args);
+        let (tiles, some) = own_part(b, cfg, args, &tile);
+        b.if_(some, |b| {
+            let zero = b.var(0);
+            producer::load_q(b, cfg, args, layout, zero, &tile);
+            let count = b.var(0);
+            producer::load_kv(b, cfg, args, layout, count, (&tile, &tiles));
+        });
+    });
+}
+
+/// Computes this CTA's part of the tile and merges it with the others.
+pub(super) fn consumer(b: &mut Builder, cfg: Config, args: &Arguments, layout: &Layout, group: Reg<U32>) {
+    let consumer = Consumer::new(b, cfg, args, layout, group);
+    let tile = own_tile(b, cfg, args);
+    let (tiles, some) = own_part(b, cfg, args, &tile);
+    let some = b.uniform::<Warpgroup>(some);
+    let output = Acc::zero(b, cfg.dim_v as usize);
+    let output = compute(b, &consumer, &tile, &tiles, some, output);
+    if cfg.shape.order.parts() == 1 {
+        let epilogue = Epilogue::new(b, &consumer);
+        let sink = consumer.sink(b, &tile);
+        let finished = consumer.softmax.finish(b, sink);
+        Epilogue::write_lse(b, &consumer, &tile, finished.lse);
+        epilogue.write(b, &consumer, &tile, &output, finished.factor);
+        epilogue.drain(b);
+    } else {
+        merge::merge(b, &consumer, &tile, &output);
+    }
+}
+
+/// The tile of this cluster.
+fn own_tile(b: &mut Builder, cfg: Config, args: &Arguments) -> Tile {
+    let cta = b.cta();
+    let index = b.shr(cta, cfg.shape.order.parts().trailing_zeros());
+    Tile::numbered(b, cfg, args, index)
+}
+
+/// The key tiles of this CTA, and whether there are any.
+fn own_part(b: &mut Builder, cfg: Config, args: &Arguments, tile: &Tile) -> (KeyTiles, Pred) {
+    let tiles = tile.key_tiles(b, cfg, args);
+    let parts = cfg.shape.order.parts();
+    let begin = tiles.begin.map_or(Val::Const(0), Val::from);
+    let count = b.sub(tiles.end, begin);
+    let up = b.add(count, parts as i32 - 1);
+    let up = b.unsigned(up);
+    let share = b.shr(up, parts.trailing_zeros());
+    let share = b.signed(share);
+    let rank = b.cluster_rank();
+    let rank = b.signed(rank);
+    let first = b.mad(rank, share, begin);
+    let end = b.add(first, share);
+    let end = b.min(end, tiles.end);
+    let clean_begin = tiles.clean_begin.map(|clean| b.max(clean, first));
+    let some = b.test(Cmp::Lt, first, end);
+    (KeyTiles { end, begin: Some(first), clean_begin, ..tiles }, some)
+}
+
+/// The output of this CTA's part, not yet divided by the sums; what `output` holds already if there are no keys.
+fn compute(
+    b: &mut Builder,
+    consumer: &Consumer<'_>,
+    tile: &Tile,
+    tiles: &KeyTiles,
+    some: Uniform<Warpgroup>,
+    output: Acc,
+) -> Acc {
+    let tile_n = consumer.cfg.tile_n() as usize;
+    b.if_carrying(some, output, |b, output| {
+        let (scores, probs) = (Acc::new(b, tile_n), Fragment::new(b, tile_n));
+        consumer.layout.q.stage(b, consumer.q_count).wait_full(b);
+        let k = consumer.layout.k.stage(b, consumer.kv_count);
+        k.wait_full(b);
+        let q = consumer.q_operand(b);
+        let opening = consumer.qk(b, scores, &q, &k);
+        let (_, output, probs) = consumer.body(b, tile, tiles, opening, output, probs);
+        let (output, _) = consumer.last_pv(b, output, probs);
+        output.wait(b).0
+    })
+}
