@@ -87,6 +87,12 @@ impl Stream {
         if status.code == NOT_READY { Ok(false) } else { self.device.check(status).map(|()| true) }
     }
 
+    /// Whether a graph is being recorded from its work.
+    pub fn is_capturing(&self) -> Result<bool, Error> {
+        let _inside = self.device.enter()?;
+        Ok(capture_of(self.device, self.raw)?.is_some())
+    }
+
     /// Makes later work of this stream wait for `event`.
     pub fn wait(&self, event: &Event) -> Result<(), Error> {
         let _inside = self.device.enter()?;

@@ -1,0 +1,125 @@
+//! The C structures of DLPack, as its specification lays them out; `import` reads them, `owned` frees them.
+
+use std::ffi::{CStr, c_int, c_void};
+
+/// Name of a capsule that holds a [`Managed`] tensor.
+pub(crate) const PLAIN: &CStr = c"dltensor";
+/// Name of a capsule that holds a [`ManagedVersioned`] tensor.
+pub(crate) const VERSIONED: &CStr = c"dltensor_versioned";
+/// Name of a [`PLAIN`] capsule whose tensor was taken out.
+pub(crate) const PLAIN_USED: &CStr = c"used_dltensor";
+/// Name of a [`VERSIONED`] capsule whose tensor was taken out.
+pub(crate) const VERSIONED_USED: &CStr = c"used_dltensor_versioned";
+/// Name of a capsule that holds an [`ExchangeApi`].
+pub(crate) const EXCHANGE: &CStr = c"dlpack_exchange_api";
+
+/// The major version whose structures stand here.
+pub(crate) const MAJOR: u32 = 1;
+/// Flag of a tensor that consumers must not write.
+pub(crate) const READ_ONLY: u64 = 1;
+
+/// Where memory is.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Device {
+    pub(crate) kind: c_int,
+    pub(crate) id: i32,
+}
+
+impl Device {
+    pub(crate) const CPU: c_int = 1;
+    pub(crate) const CUDA: c_int = 2;
+    /// Pinned host memory.
+    pub(crate) const CUDA_HOST: c_int = 3;
+    pub(crate) const CUDA_MANAGED: c_int = 13;
+}
+
+/// What an element is.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DataType {
+    pub(crate) code: u8,
+    pub(crate) bits: u8,
+    pub(crate) lanes: u16,
+}
+
+impl DataType {
+    pub(crate) const INT: u8 = 0;
+    pub(crate) const UINT: u8 = 1;
+    pub(crate) const FLOAT: u8 = 2;
+    pub(crate) const BFLOAT: u8 = 4;
+}
+
+/// A view of memory.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tensor {
+    pub(crate) data: *mut c_void,
+    pub(crate) device: Device,
+    pub(crate) ndim: i32,
+    pub(crate) dtype: DataType,
+    pub(crate) shape: *const i64,
+    /// In elements; null means dense, last dimension innermost.
+    pub(crate) strides: *const i64,
+    pub(crate) byte_offset: u64,
+}
+
+impl Tensor {
+    /// For a producer to fill in.
+    pub(crate) const fn unset() -> Self {
+        Self {
+            data: std::ptr::null_mut(),
+            device: Device { kind: 0, id: 0 },
+            ndim: 0,
+            dtype: DataType { code: 0, bits: 0, lanes: 0 },
+            shape: std::ptr::null(),
+            strides: std::ptr::null(),
+            byte_offset: 0,
+        }
+    }
+}
+
+/// A tensor that its consumer gives back, before DLPack 1.0.
+#[repr(C)]
+pub(crate) struct Managed {
+    pub(crate) tensor: Tensor,
+    pub(crate) context: *mut c_void,
+    pub(crate) deleter: Option<unsafe extern "C" fn(*mut Managed)>,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Version {
+    pub(crate) major: u32,
+    pub(crate) minor: u32,
+}
+
+/// A tensor that its consumer gives back, since DLPack 1.0.
+#[repr(C)]
+pub(crate) struct ManagedVersioned {
+    pub(crate) version: Version,
+    pub(crate) context: *mut c_void,
+    pub(crate) deleter: Option<unsafe extern "C" fn(*mut ManagedVersioned)>,
+    pub(crate) flags: u64,
+    pub(crate) tensor: Tensor,
+}
+
+/// Start of every version of [`ExchangeApi`].
+#[repr(C)]
+pub(crate) struct ExchangeHeader {
+    pub(crate) version: Version,
+    pub(crate) previous: *const ExchangeHeader,
+}
+
+/// Functions of a framework that exchange tensors without a capsule or a call into Python.
+#[repr(C)]
+pub(crate) struct ExchangeApi {
+    pub(crate) header: ExchangeHeader,
+    pub(crate) allocate: *const c_void,
+    pub(crate) managed_from_object: *const c_void,
+    pub(crate) managed_to_object: *const c_void,
+    /// Fills in a view that is valid while the object is and nobody changes its shape; −1 with a Python error set.
+    pub(crate) view_of_object: Option<unsafe extern "C" fn(*mut c_void, *mut Tensor) -> c_int>,
+    /// The stream on which the framework would launch now; −1 with a Python error set.
+    pub(crate) current_stream: Option<unsafe extern "C" fn(c_int, i32, *mut *mut c_void) -> c_int>,
+}

@@ -1,0 +1,104 @@
+//! Host tensors: on the CPU backend, in a thread pool of its own, which a forked process replaces.
+
+use std::{
+    ptr::null_mut,
+    slice::{from_raw_parts, from_raw_parts_mut},
+    sync::{
+        Arc,
+        atomic::{AtomicPtr, Ordering},
+    },
+};
+
+use flashcore::{Backend, BackendError, DType, Layout, Problem, bf16, f16};
+use flashcore_core::{Data, DataMut, HostCall};
+use flashcore_cpu::Cpu;
+use rayon::ThreadPoolBuilder;
+
+use crate::error::CallError;
+
+/// The backend in use; replaced, never freed, because a forked child cannot join its parent's threads.
+static CPU: AtomicPtr<Cpu> = AtomicPtr::new(null_mut());
+
+/// The CPU backend of this process.
+pub(crate) fn cpu() -> Result<&'static Cpu, CallError> {
+    let found = CPU.load(Ordering::Acquire);
+    if !found.is_null() {
+        // SAFETY: made below and never freed.
+        return Ok(unsafe { &*found });
+    }
+    let pool = ThreadPoolBuilder::new().thread_name(|n| format!("flashcore-{n}")).build();
+    let pool = pool.map_err(|error| BackendError::Failed { backend: "cpu", source: Box::new(error) })?;
+    let made = Box::leak(Box::new(Cpu::with_pool(Arc::new(pool))));
+    // Two threads that come here at once both make one; the last stays in use, the other idles.
+    CPU.store(made, Ordering::Release);
+    Ok(made)
+}
+
+/// Forgets the parent's threads, which a forked child does not have.
+pub(crate) fn after_fork() {
+    CPU.store(null_mut(), Ordering::Release);
+}
+
+/// Computes `problem` on host memory.
+///
+/// # Safety
+/// The addresses must be those of live tensors with the problem's layouts (q, k, v, out), and of as many f32 as the
+/// problem has rows (lse). Out and lse must share no memory with the others, and nobody may write any of it meanwhile.
+pub(crate) unsafe fn run(
+    problem: &Problem,
+    [q, k, v, out]: [usize; 4],
+    lse: Option<usize>,
+) -> Result<(), CallError> {
+    let dtype = problem.dtype();
+    // SAFETY: the caller's promise.
+    let inputs = unsafe {
+        [read(q, dtype, problem.q())?, read(k, dtype, problem.k())?, read(v, dtype, problem.v())?]
+    };
+    // SAFETY: the caller's promise.
+    let out = unsafe { write(out, dtype, problem.out())? };
+    // SAFETY: the caller's promise.
+    let lse = lse.map(|at| unsafe { from_raw_parts_mut(pointer::<f32>(at, problem.rows()), problem.rows()) });
+    let mut call = HostCall::bind_erased(problem, inputs, out, lse)?;
+    cpu()?.forward(&mut call)?;
+    Ok(())
+}
+
+/// # Safety
+/// There must be a live tensor of that layout at that address.
+unsafe fn read<'a>(at: usize, dtype: DType, layout: &Layout) -> Result<Data<'a>, CallError> {
+    let len = layout.span();
+    // SAFETY: the caller's promise.
+    unsafe {
+        match dtype {
+            DType::F16 => Ok(Data::F16(from_raw_parts(pointer::<f16>(at, len), len))),
+            DType::BF16 => Ok(Data::BF16(from_raw_parts(pointer::<bf16>(at, len), len))),
+            DType::F32 => Ok(Data::F32(from_raw_parts(pointer::<f32>(at, len), len))),
+            other => Err(unsupported(other)),
+        }
+    }
+}
+
+/// # Safety
+/// There must be a live tensor of that layout at that address, which nobody else uses.
+unsafe fn write<'a>(at: usize, dtype: DType, layout: &Layout) -> Result<DataMut<'a>, CallError> {
+    let len = layout.span();
+    // SAFETY: the caller's promise.
+    unsafe {
+        match dtype {
+            DType::F16 => Ok(DataMut::F16(from_raw_parts_mut(pointer::<f16>(at, len), len))),
+            DType::BF16 => Ok(DataMut::BF16(from_raw_parts_mut(pointer::<bf16>(at, len), len))),
+            DType::F32 => Ok(DataMut::F32(from_raw_parts_mut(pointer::<f32>(at, len), len))),
+            other => Err(unsupported(other)),
+        }
+    }
+}
+
+/// Empty tensors may have any address; slices may not.
+fn pointer<T>(at: usize, len: usize) -> *mut T {
+    if len == 0 { std::ptr::NonNull::dangling().as_ptr() } else { at as *mut T }
+}
+
+fn unsupported(dtype: DType) -> CallError {
+    let (what, instead) = (format!("{dtype} tensors"), "convert them to f32".to_owned());
+    BackendError::Unsupported { backend: "cpu", what, instead }.into()
+}

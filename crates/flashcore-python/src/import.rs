@@ -1,0 +1,100 @@
+//! Python objects become arrays: by the C exchange API where the framework has it, else by a DLPack capsule.
+
+use flashcore::Operand;
+use pyo3::{
+    exceptions::{PyAttributeError, PyTypeError},
+    ffi, intern,
+    prelude::*,
+    types::PyDict,
+};
+
+use crate::{
+    array::{Array, Place},
+    dlpack::Tensor,
+    error::CallError,
+    exchange::Exchange,
+    owned::Owned,
+};
+
+/// A tensor, with what keeps its memory alive beside the Python object.
+pub(crate) struct Imported {
+    pub(crate) array: Array,
+    pub(crate) exchange: Option<Exchange>,
+    pub(crate) owned: Option<Owned>,
+}
+
+/// How to ask a framework for its tensors.
+#[derive(Clone, Copy)]
+pub(crate) struct Request {
+    /// The stream that will use the tensors, as `__dlpack__` takes it; the producer makes it wait for their values.
+    pub(crate) stream: Option<usize>,
+    /// Whether 16-bit integers are bf16.
+    pub(crate) bits_are_bf16: bool,
+}
+
+impl Request {
+    /// Reads an input.
+    pub(crate) fn input(self, object: &Bound<'_, PyAny>, operand: Operand) -> Result<Imported, CallError> {
+        if let Some(exchange) = Exchange::of(object) {
+            return self.read(exchange.view(object)?, operand, Some(exchange), None);
+        }
+        let owned = self.take(object, operand)?;
+        self.read(owned.tensor(), operand, None, Some(owned))
+    }
+
+    /// Reads what will be written.
+    pub(crate) fn output(self, object: &Bound<'_, PyAny>, operand: Operand) -> Result<Imported, CallError> {
+        let imported = self.input(object, operand)?;
+        match &imported.owned {
+            Some(owned) if owned.is_read_only() => Err(CallError::ReadOnly { operand }),
+            _ => Ok(imported),
+        }
+    }
+
+    fn read(
+        self,
+        tensor: Tensor,
+        operand: Operand,
+        exchange: Option<Exchange>,
+        owned: Option<Owned>,
+    ) -> Result<Imported, CallError> {
+        // SAFETY: the view is that of an object which the caller holds, or of `owned`.
+        let array = unsafe { Array::read(&tensor, operand, self.bits_are_bf16)? };
+        Ok(Imported { array, exchange, owned })
+    }
+
+    fn take(self, object: &Bound<'_, PyAny>, operand: Operand) -> Result<Owned, CallError> {
+        // SAFETY: any object may be asked.
+        if unsafe { ffi::PyCapsule_CheckExact(object.as_ptr()) } != 0 {
+            return Ok(Owned::take(object)?);
+        }
+        let py = object.py();
+        let export = object.getattr(intern!(py, "__dlpack__")).map_err(|error| {
+            let missing = error.is_instance_of::<PyAttributeError>(py);
+            let kind = object.get_type().to_string();
+            if missing { CallError::NotATensor { operand, kind } } else { error.into() }
+        })?;
+        let options = PyDict::new(py);
+        if let Some(stream) = self.stream {
+            options.set_item(intern!(py, "stream"), stream)?;
+        }
+        let versioned = options.copy()?;
+        versioned.set_item(intern!(py, "max_version"), (1, 1))?;
+        let capsule = export.call((), Some(&versioned)).or_else(|error| {
+            // Producers from before DLPack 1.0 do not know the argument.
+            let old = error.is_instance_of::<PyTypeError>(py);
+            if old { export.call((), Some(&options)) } else { Err(error) }
+        })?;
+        Ok(Owned::take(&capsule)?)
+    }
+}
+
+/// Demands that all tensors are in one place; tells which.
+pub(crate) fn common_place(arrays: &[&Array]) -> Result<Place, CallError> {
+    let first = arrays[0];
+    match arrays.iter().find(|array| array.place != first.place) {
+        Some(other) => Err(CallError::Places { operand: other.operand, place: other.place, first: first.place }),
+        None => Ok(first.place),
+    }
+}
+

@@ -1,0 +1,54 @@
+//! The extension module behind `import flashcore`: tensors by DLPack, attention by FlashCore.
+//!
+//! Python code (python/flashcore) knows frameworks, masks and other libraries' signatures; this crate knows memory.
+//! [`forward`] is the one call: [`import`] reads tensors ([`exchange`] without a call into Python, [`owned`] by a
+//! capsule, whose structures [`dlpack`] declares) into [`array`]s, [`job`] finds or makes what is to be computed from
+//! them and the [`options`], [`host`] and [`device`] compute it. [`error`] says which exception stands for what.
+
+mod array;
+mod config;
+mod device;
+mod dlpack;
+mod error;
+mod exchange;
+mod forward;
+mod host;
+mod import;
+mod job;
+mod launched;
+mod options;
+mod owned;
+
+use pyo3::prelude::*;
+
+/// Attention on memory that frameworks share by DLPack.
+#[pymodule]
+mod _native {
+    use pyo3::{prelude::*, types::IntoPyDict};
+
+    #[pymodule_export]
+    use crate::{config::config, forward::forward, launched::Launched, options::Options};
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+        let py = module.py();
+        let after_fork = pyo3::wrap_pyfunction!(super::after_fork, module)?;
+        let hooks = [("after_in_child", after_fork)].into_py_dict(py)?;
+        py.import("os")?.call_method("register_at_fork", (), Some(&hooks))?;
+        Ok(())
+    }
+
+    /// A stream of ours on a GPU, as a DLPack stream number, for frameworks that have none to offer.
+    #[pyfunction]
+    fn own_stream(index: u32) -> PyResult<usize> {
+        Ok(crate::device::open(index)?.1.raw() as usize)
+    }
+}
+
+/// Runs in every forked child: threads and the driver stayed with the parent.
+#[pyfunction]
+fn after_fork() {
+    host::after_fork();
+    device::after_fork();
+}
