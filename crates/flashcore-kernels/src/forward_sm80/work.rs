@@ -22,7 +22,7 @@ pub(super) fn row_tile(b: &mut Builder, cfg: &Config, args: &Arguments, layout: 
     let tile = args.schedule.tile(b, cfg.shape.tile_m());
     let beyond = b.test(Cmp::Ge, tile.first_row, tile.rows);
     let beyond = b.uniform::<Cta>(beyond);
-    b.if_uniform(beyond, Builder::exit);
+    b.if_uniform(beyond, |b| b.exit());
 
     let rows = Rows::new(b, cfg, &tile);
     let visible = args.mask.over(b, tile.q_len, tile.kv_len);
