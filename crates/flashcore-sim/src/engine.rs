@@ -35,6 +35,8 @@ pub(crate) struct Job {
     pub(crate) mask: u32,
     /// The group it belongs to, counted from 0 for each lane.
     pub(crate) group: u32,
+    /// What its completion makes known: the past of whoever issued it.
+    pub(crate) knowledge: Knowledge,
     pub(crate) work: Work,
 }
 
@@ -43,8 +45,8 @@ pub(crate) struct Job {
 pub(crate) enum Work {
     /// `cp.async`.
     Copy(Vec<LaneCopy>),
-    /// `cp.async.mbarrier.arrive`: as many arrivals, which make known what the warp knew and the copies.
-    CopyArrive { offset: u32, count: u32, knowledge: Box<Knowledge> },
+    /// `cp.async.mbarrier.arrive`.
+    CopyArrive { offset: u32 },
     /// A bulk or tensor load, to each of the CTAs.
     Load { rows: RowCopy, ctas: Vec<usize>, mbarrier: u32 },
     /// A copy into shared memory of another CTA.
@@ -156,9 +158,7 @@ impl Machine<'_> {
     fn perform(&mut self, job: Job) {
         match &job.work {
             Work::Copy(lanes) => lanes.iter().for_each(|lane| self.copy_lane(job.cta, lane)),
-            Work::CopyArrive { offset, count, knowledge } => {
-                self.deferred_arrival(&job, *offset, *count, knowledge);
-            }
+            Work::CopyArrive { offset } => self.deferred_arrival(&job, *offset),
             Work::Load { rows, ctas, mbarrier } => {
                 let data = self.gather_global(rows);
                 for &cta in ctas {

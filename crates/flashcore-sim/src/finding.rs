@@ -38,6 +38,8 @@ pub enum FindingKind {
     MbarrierReinit,
     /// More arrivals than the phase expects.
     MbarrierOverArrival,
+    /// An arrival by somebody who does not know that the phase before is complete: it may count for that one.
+    MbarrierWrongPhase,
     /// A wait on a phase that is not the current or the preceding one.
     MbarrierParityAlias,
     /// A count, a transaction count or an address outside of what mbarriers allow.

@@ -63,8 +63,11 @@ impl Mbarrier {
         if self.tx > LIMIT { Err(Fault::Range) } else { Ok(()) }
     }
 
-    /// Transaction bytes that came; true if the phase completed.
-    pub(crate) fn complete(&mut self, bytes: u32) -> Result<bool, Fault> {
+    /// Transaction bytes that came; true if the phase completed. `released` is what the copy makes known.
+    pub(crate) fn complete(&mut self, bytes: u32, released: Option<&Knowledge>) -> Result<bool, Fault> {
+        if let Some(knowledge) = released {
+            self.gathered.join(knowledge);
+        }
         self.tx -= i64::from(bytes);
         if self.tx < -LIMIT { Err(Fault::Range) } else { Ok(self.try_complete()) }
     }
@@ -150,7 +153,7 @@ mod tests {
     #[test]
     fn a_phase_needs_all_arrivals_and_all_bytes_in_any_order() {
         let mut b = barrier(2);
-        assert_eq!(b.complete(64), Ok(false));
+        assert_eq!(b.complete(64, None), Ok(false));
         assert_eq!(b.arrive(1, None), Ok(false));
         assert_eq!(b.expect(64), Ok(()));
         assert!(b.passed(1) && !b.passed(0));

@@ -9,6 +9,7 @@
 //! | [`compare`] | the error rule |
 //! | [`plain`] | attention computed plainly, row by row: in f64 the oracle, in the tensors' own precision the yardstick |
 //! | [`properties`] | laws that hold whatever the numbers are |
+//! | [`mutate`] | single faults made in kernels, for judging the checkers |
 //! | [`ptxtest`] | tests written as PTX files, for simulator and GPU |
 //! | [`random`] | random legal problems, for fuzzing |
 //!
@@ -21,6 +22,7 @@ pub mod buffers;
 pub mod cases;
 pub mod compare;
 pub mod inputs;
+pub mod mutate;
 pub mod naive;
 pub mod plain;
 pub mod properties;

@@ -2,7 +2,7 @@
 
 use super::{Flow, Outcome, Step, order::Name};
 use crate::{
-    check::race::Proxy,
+    check::{clock::Knowledge, race::Proxy},
     engine::{Job, LaneCopy, Work},
     finding::FindingKind,
     memory::{Place, resolve},
@@ -32,7 +32,7 @@ impl Step<'_, '_> {
         lanes_of(self.mask).for_each(|lane| warp.copies.issue(lane));
         warp.copies_issued += 1;
         for (group, mask, copies) in jobs {
-            self.issue(group, mask, Work::Copy(copies));
+            self.issue(group, mask, Knowledge::default(), Work::Copy(copies));
         }
         Ok(Flow::Next)
     }
@@ -73,9 +73,9 @@ impl Step<'_, '_> {
     }
 
     /// Hands work of this instruction to the engine.
-    pub(super) fn issue(&mut self, group: u32, mask: u32, work: Work) {
+    pub(super) fn issue(&mut self, group: u32, mask: u32, knowledge: Knowledge, work: Work) {
         let cluster = self.machine.ctas[self.cta].cluster;
-        let job = Job { cluster, cta: self.cta, warp: self.warp, pc: self.pc, mask, group, work };
+        let job = Job { cluster, cta: self.cta, warp: self.warp, pc: self.pc, mask, group, knowledge, work };
         self.machine.issue(job);
     }
 
@@ -106,7 +106,7 @@ impl Step<'_, '_> {
 
     /// The acting lanes learn that an agent has come as far as `clock`.
     pub(super) fn learn_clock(&mut self, agent: u32, clock: u32) {
-        let mut news = crate::check::clock::Knowledge::default();
+        let mut news = Knowledge::default();
         news.seen.raise(agent, clock);
         self.learn(self.mask, &news);
     }
@@ -127,9 +127,8 @@ impl Step<'_, '_> {
                 let text = format!("too many arrivals pending at mbarrier {offset:#x}");
                 return self.halt(FindingKind::MbarrierMisuse, lane, text);
             }
-            let knowledge = Box::new(knowledge.clone());
             self.machine.warps[self.warp].copies.hand_over(lane);
-            self.issue(committed[lane], 1 << lane, Work::CopyArrive { offset, count: 1, knowledge });
+            self.issue(committed[lane], 1 << lane, knowledge.clone(), Work::CopyArrive { offset });
         }
         Ok(Flow::Next)
     }

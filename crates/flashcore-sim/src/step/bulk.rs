@@ -2,7 +2,7 @@
 
 use super::{Flow, Outcome, Step, order::Name};
 use crate::{
-    check::race::Proxy,
+    check::{clock::Knowledge, race::Proxy},
     engine::{RowCopy, Work},
     finding::FindingKind,
     memory::{Place, resolve},
@@ -147,7 +147,8 @@ impl Step<'_, '_> {
             let text = "destination and mbarrier lie in different CTAs".into();
             return self.halt(FindingKind::MbarrierMisuse, lane, text);
         }
-        self.issue(0, 1 << lane, Work::Load { rows: copy, ctas, mbarrier: at });
+        let past = self.release();
+        self.issue(0, 1 << lane, past, Work::Load { rows: copy, ctas, mbarrier: at });
         Ok(())
     }
 
@@ -213,7 +214,12 @@ impl Step<'_, '_> {
             self.order_global(lane, row.address, row.inside as usize, true, name(agents.bulk_write(home)));
         }
         self.machine.warps[self.warp].bulk.issue(lane);
-        self.issue(group, 1 << lane, Work::Store { rows: copy, reduce, captured: None });
+        self.issue(
+            group,
+            1 << lane,
+            Knowledge::default(),
+            Work::Store { rows: copy, reduce, captured: None },
+        );
         Ok(())
     }
 
@@ -243,7 +249,8 @@ impl Step<'_, '_> {
             let reader = Name { agent: reader.bulk_read(self.machine.warps[self.warp].agent), ..name };
             self.enter_box(lane, self.cta, &plain(from), false, reader)?;
             self.enter_box(lane, target, &plain(offset), true, name)?;
-            self.issue(0, 1 << lane, Work::Remote { from, bytes, to: target, offset, mbarrier: at });
+            let past = self.release();
+            self.issue(0, 1 << lane, past, Work::Remote { from, bytes, to: target, offset, mbarrier: at });
         }
         Ok(())
     }

@@ -2,7 +2,6 @@
 
 use super::{Flow, Outcome, Step};
 use crate::{
-    check::clock::Knowledge,
     engine::Job,
     finding::FindingKind,
     machine::{Culprit, Machine},
@@ -42,7 +41,7 @@ impl Step<'_, '_> {
             MbarrierOp::CompleteTx { bytes } => {
                 let bytes = self.read(*bytes);
                 self.each(&addresses, space, |step, lane, cta, at| {
-                    let outcome = step.existing(lane, cta, at)?.complete(bytes[lane] as u32);
+                    let outcome = step.existing(lane, cta, at)?.complete(bytes[lane] as u32, None);
                     step.settle(lane, cta, at, outcome)
                 })
             }
@@ -128,6 +127,7 @@ impl Step<'_, '_> {
         let knowledge = release.then(|| self.release());
         let mut states = [0; 32];
         self.each(addresses, space, |step, lane, cta, at| {
+            step.check_phase_known(lane, cta, at);
             let barrier = step.existing(lane, cta, at)?;
             states[lane] = barrier.state();
             let expected = bytes.map_or(Ok(()), |b| barrier.expect(b[lane] as u32));
@@ -142,6 +142,19 @@ impl Step<'_, '_> {
         })?;
         self.write(*state, &states);
         Ok(Flow::Next)
+    }
+
+    /// Whoever arrives must know that the phases before are complete: else the arrival may count for one of them.
+    fn check_phase_known(&mut self, lane: usize, cta: usize, at: u32) {
+        let Some(barrier) = self.machine.ctas[cta].mbarriers.get(&at) else { return };
+        let known = self.machine.warps[self.warp].clock.view(1 << lane).seen.get(barrier.agent);
+        let phase = barrier.phase;
+        if known < phase && self.machine.context.options.checks.barrier {
+            let text = format!(
+                "an arrival in phase {phase} of mbarrier {at:#x}; only {known} are known to be complete"
+            );
+            self.report(FindingKind::MbarrierWrongPhase, lane, text);
+        }
     }
 
     /// Reports a fault, or wakes those who wait for a phase that has completed.
@@ -281,13 +294,13 @@ impl Machine<'_> {
 
     /// A copy has delivered bytes that an mbarrier counts.
     pub(crate) fn transaction(&mut self, job: &Job, cta: usize, at: u32, bytes: u32) {
-        let outcome = self.ctas[cta].mbarriers.get_mut(&at).map(|barrier| barrier.complete(bytes));
+        let outcome = self.ctas[cta].mbarriers.get_mut(&at).map(|b| b.complete(bytes, Some(&job.knowledge)));
         self.settle_job(job, cta, at, outcome);
     }
 
     /// All `cp.async` of a lane before a `cp.async.mbarrier.arrive` have completed.
-    pub(crate) fn deferred_arrival(&mut self, job: &Job, at: u32, count: u32, knowledge: &Knowledge) {
-        let outcome = self.ctas[job.cta].mbarriers.get_mut(&at).map(|b| b.arrive(count, Some(knowledge)));
+    pub(crate) fn deferred_arrival(&mut self, job: &Job, at: u32) {
+        let outcome = self.ctas[job.cta].mbarriers.get_mut(&at).map(|b| b.arrive(1, Some(&job.knowledge)));
         self.settle_job(job, job.cta, at, outcome);
     }
 

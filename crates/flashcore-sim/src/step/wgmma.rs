@@ -6,7 +6,10 @@ use super::{
     tensor::{Matrix, decode, packed},
 };
 use crate::{
-    check::race::{Accessor, Proxy},
+    check::{
+        clock::Knowledge,
+        race::{Accessor, Proxy},
+    },
     engine::Work,
     finding::FindingKind,
     machine::Machine,
@@ -173,7 +176,7 @@ impl Step<'_, '_> {
         self.enter_operand(leader, op.operand_b(b))?;
         let group = self.machine.warps[leader].wgmma.committed;
         let warp = std::mem::replace(&mut self.warp, leader);
-        self.issue(group, u32::MAX, Work::Wgmma { a, b, scale_d });
+        self.issue(group, u32::MAX, Knowledge::default(), Work::Wgmma { a, b, scale_d });
         self.warp = warp;
         Ok(())
     }
@@ -237,7 +240,7 @@ impl Step<'_, '_> {
     }
 
     /// What all four warps of a warpgroup know, their own past included.
-    fn common_knowledge(&self, leader: usize) -> crate::check::clock::Knowledge {
+    fn common_knowledge(&self, leader: usize) -> Knowledge {
         let view = |w: usize| {
             let warp = &self.machine.warps[w];
             let mut knowledge = warp.clock.view(u32::MAX).clone();
