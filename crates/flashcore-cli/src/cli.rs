@@ -5,7 +5,7 @@
 use clap::{Args, Parser, Subcommand};
 
 use crate::{
-    commands::{cache, completions, doctor, run},
+    commands::{bench, cache, completions, doctor, gate, profile, run, verify},
     error::{CliError, Verdict},
     output::Output,
 };
@@ -15,11 +15,14 @@ Examples:
   flashcore run                                  attention at 1x8x512x64, checked and timed
   flashcore run --shape 1x32x4096x128 --causal   another problem
   flashcore run --q q.npy --k k.npy --v v.npy --out o.npy
+  flashcore verify --quick                       is every backend right?
+  flashcore bench --suite cpu                    how fast, against whom
+  flashcore gate --suite cpu --max-ratio 0.95    pass or fail, for CI
   flashcore doctor                               what this machine offers
 
 Exit codes: 0 passed, 1 ran and failed, 2 could not run.";
 
-/// FlashAttention in Rust: run it, check it, look at the machine.
+/// FlashAttention in Rust: run it, check it, measure it, look at the machine.
 #[derive(Parser, Debug)]
 #[command(name = "flashcore", version, arg_required_else_help = true, after_help = EXAMPLES)]
 pub struct Cli {
@@ -44,9 +47,17 @@ pub struct Style {
 #[derive(Subcommand, Debug)]
 pub enum Command {
     Run(Box<run::Flags>),
+    Verify(verify::Flags),
+    Bench(Box<bench::Flags>),
+    Gate(Box<gate::Flags>),
+    Profile(Box<profile::Flags>),
     Doctor(doctor::Flags),
     Cache(cache::Flags),
     Completions(completions::Flags),
+    #[command(hide = true)]
+    VerifyGroup(verify::GroupFlags),
+    #[command(hide = true)]
+    ProfileTarget(profile::TargetFlags),
 }
 
 impl Command {
@@ -54,9 +65,15 @@ impl Command {
     pub fn execute(self, output: &Output) -> Result<Verdict, CliError> {
         match self {
             Self::Run(flags) => run::execute(*flags, output),
+            Self::Verify(flags) => verify::execute(flags, output),
+            Self::Bench(flags) => bench::execute(*flags, output),
+            Self::Gate(flags) => gate::execute(*flags, output),
+            Self::Profile(flags) => profile::execute(*flags, output),
             Self::Doctor(flags) => doctor::execute(flags, output),
             Self::Cache(flags) => cache::execute(flags, output),
             Self::Completions(flags) => completions::execute(flags, output),
+            Self::VerifyGroup(flags) => verify::execute_group(&flags),
+            Self::ProfileTarget(flags) => profile::execute_target(&flags),
         }
     }
 }

@@ -4,7 +4,6 @@ use std::{io, process::ExitCode};
 
 use flashcore::{BackendError, ProblemError};
 use flashcore_cuda::cache::CacheError;
-
 use flashcore_lab::{LabError, memory::MemoryError};
 
 use crate::files::FileError;
@@ -16,6 +15,8 @@ pub enum Verdict {
     Pass,
     /// It ran, and the result is not good: exit code 1.
     Fail,
+    /// The user stopped it; what there is was shown: exit code 2.
+    Stopped,
 }
 
 impl Verdict {
@@ -30,6 +31,7 @@ impl From<Verdict> for ExitCode {
         match verdict {
             Verdict::Pass => Self::SUCCESS,
             Verdict::Fail => Self::from(1),
+            Verdict::Stopped => Self::from(CliError::EXIT),
         }
     }
 }
@@ -39,6 +41,10 @@ impl From<Verdict> for ExitCode {
 pub enum CliError {
     #[error(transparent)]
     Attention(Box<flashcore::Error>),
+    #[error("no check has a name that contains `{0}`; leave --filter out to see all groups")]
+    NothingToCheck(String),
+    #[error("no task has a name that contains `{0}`")]
+    NothingToMeasure(String),
     #[error("--threads is a matter of the cpu backend; leave it out or pass --backend cpu")]
     Threads,
     #[error(transparent)]

@@ -5,8 +5,11 @@
 use std::sync::Arc;
 
 use clap::Args;
-use flashcore::{Backend, BackendKind, DType, Dims, Layout, Mask, Problem, ProblemError};
+use flashcore::cuda::Cuda;
+use flashcore::{Backend, BackendError, BackendKind, DType, Dims, Layout, Mask, Problem, ProblemError};
 use flashcore_core::Spec;
+use flashcore_cpu::Cpu;
+use flashcore_lab::arm::roster::Ours;
 
 use crate::{
     backends,
@@ -99,6 +102,29 @@ pub struct BackendFlags {
 impl BackendFlags {
     /// The backends that may compute, best first.
     pub fn candidates(&self) -> Result<Vec<Arc<dyn Backend>>, CliError> {
-        backends::candidates(self.backend, self.threads.map(usize::from))
+        backends::candidates(self.backend, self.threads())
     }
+
+    /// The backend that competes with others: a GPU where there is one.
+    pub fn ours(&self) -> Result<Ours, CliError> {
+        let open = || Cuda::open(0).map(|cuda| Ours::Cuda(Arc::new(cuda)));
+        match (self.backend, self.threads()) {
+            (BackendKind::Auto | BackendKind::Cpu, Some(threads)) => {
+                Ok(Ours::Cpu(Cpu::with_threads(threads)?))
+            }
+            (_, Some(_)) => Err(CliError::Threads),
+            (BackendKind::Auto, None) => Ok(open().unwrap_or_else(|_| Ours::Cpu(Cpu::new()))),
+            (BackendKind::Cuda, None) => open().map_err(|e| unavailable("cuda", &e)),
+            (_, None) => Ok(Ours::Cpu(Cpu::new())),
+        }
+    }
+
+    /// Threads asked for.
+    pub fn threads(&self) -> Option<usize> {
+        self.threads.map(usize::from)
+    }
+}
+
+fn unavailable(backend: &'static str, error: &dyn std::fmt::Display) -> CliError {
+    BackendError::Unavailable { backend, reason: error.to_string() }.into()
 }

@@ -12,7 +12,10 @@ mod commands;
 mod error;
 mod files;
 mod flags;
+mod interrupt;
+mod lab_flags;
 mod output;
+mod progress;
 mod values;
 
 use std::process::ExitCode;

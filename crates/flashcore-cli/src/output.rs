@@ -44,6 +44,11 @@ impl Output {
         if self.style.quiet { Ok(()) } else { self.raw(&report.page().render(self.colour)) }
     }
 
+    /// Whether people see what is going on meanwhile.
+    pub fn is_talkative(&self) -> bool {
+        !self.style.quiet
+    }
+
     /// Prints text as it is.
     pub fn raw(&self, text: &str) -> Result<(), CliError> {
         let mut stdout = io::stdout().lock();
@@ -116,6 +121,11 @@ impl Page {
     pub fn table(mut self, rows: impl IntoIterator<Item = Vec<Text>>) -> Self {
         self.parts.push(rows.into_iter().collect());
         self
+    }
+
+    /// Adds a line of text.
+    pub fn line(self, text: impl Into<Text>) -> Self {
+        self.table([vec![text.into()]])
     }
 
     /// Adds a table of names and values.

@@ -65,6 +65,13 @@ impl Contest {
         self.entries.iter().map(|e| (e.measurement.arm.as_str(), e.measurement.finding.as_ref()))
     }
 
+    /// Sends everybody home but those named.
+    #[must_use]
+    pub fn only(mut self, names: &[&str]) -> Self {
+        self.entries.retain(|entry| names.contains(&entry.measurement.arm.as_str()));
+        self
+    }
+
     /// Times everybody who is right. A user who stops it gets what there is.
     pub fn run(
         mut self,

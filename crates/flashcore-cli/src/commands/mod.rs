@@ -1,6 +1,10 @@
 //! One module per command; each has `Flags` (what clap parses) and `execute` (what is done), called by [`crate::cli`].
 
+pub mod bench;
 pub mod cache;
 pub mod completions;
 pub mod doctor;
+pub mod gate;
+pub mod profile;
 pub mod run;
+pub mod verify;

@@ -6,6 +6,7 @@
 
 pub mod cuda;
 pub mod host;
+pub mod roster;
 pub mod torch;
 
 use std::rc::Rc;

@@ -1,0 +1,148 @@
+//! `flashcore bench`: how fast, against whom, and how far from what the device can do.
+//!
+//! Every competitor gets the same inputs and is judged before it is timed. The result file is rewritten after every
+//! task, so that stopping at any moment leaves a valid one.
+
+mod report;
+
+use clap::Args;
+use flashcore_lab::{
+    LabError,
+    arm::{
+        Arm, Place,
+        roster::{Ours, Roster},
+    },
+    contest::Contest,
+    memory,
+    protocol::{Mode, Protocol},
+    record::Record,
+    sensors::Sensors,
+    task::Task,
+};
+
+use self::report::BenchReport;
+use crate::{
+    error::{CliError, Verdict},
+    flags::BackendFlags,
+    interrupt,
+    lab_flags::{TaskFlags, TimingFlags},
+    output::Output,
+    progress::Progress,
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  flashcore bench
+  flashcore bench --suite forward --out bench/runs/forward.json
+  flashcore bench --suite small --peers torch-cudnn,torch-flash,torch-efficient,torch-math
+  flashcore bench --shape 1x32x4096x128 --causal --dtype bf16 --mode interleaved
+  FLASHCORE_PYTHON=~/torch/bin/python flashcore bench --backend cpu --peers all
+
+Times are medians; the first competitor is the one that others are compared with.
+Exit codes: 0 measured, 1 ours is wrong somewhere, 2 could not measure.";
+
+/// The usual way of measuring.
+const USUAL: Protocol =
+    Protocol { mode: Mode::Sustained, seconds: 0.6, rounds: 1, cold: false, replay: false, seed: 0 };
+
+/// Measure speed against peers on the same inputs
+#[derive(Args, Clone, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct Flags {
+    #[command(flatten)]
+    task: TaskFlags,
+    #[command(flatten)]
+    backend: BackendFlags,
+    /// Whom to compare with: names, `all` or `none` [default: the ones to beat]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', help_heading = "How to run")]
+    peers: Option<Vec<String>>,
+    /// Do not measure what the device can do at best
+    #[arg(long, help_heading = "How to measure")]
+    no_roofline: bool,
+    #[command(flatten)]
+    timing: TimingFlags,
+}
+
+/// Measures and reports.
+pub fn execute(flags: Flags, output: &Output) -> Result<Verdict, CliError> {
+    let tasks = flags.task.tasks()?;
+    tasks.iter().try_for_each(|task| memory::check(3 * task.bytes() as u64))?;
+    let ours = flags.backend.ours()?;
+    let roster = Roster::open(ours.clone(), flags.backend.threads());
+    let arms = line_up(&roster, &ours, flags.peers.as_deref())?;
+    let protocol = flags.timing.protocol(USUAL, flags.task.replays());
+    let mut record = Record::new(protocol, roster.describe_peers());
+    record.warnings.extend(roster.note());
+    if !flags.no_roofline {
+        record.ceilings = ceilings(&roster, &tasks)?;
+    }
+    flags.measure(&tasks, &arms, &mut record, output)?;
+    let ours = roster.ours();
+    let wrong = record
+        .measurements
+        .iter()
+        .any(|m| m.arm == ours.name() && m.finding.as_ref().is_some_and(|f| !f.pass()));
+    output.show(&BenchReport::new(&record, flags.timing.out.as_deref()))?;
+    Ok(if record.complete { Verdict::from_bool(!wrong) } else { Verdict::Stopped })
+}
+
+impl Flags {
+    fn measure(
+        &self,
+        tasks: &[Task],
+        arms: &[Box<dyn Arm>],
+        record: &mut Record,
+        output: &Output,
+    ) -> Result<(), CliError> {
+        let mut progress = Progress::new(tasks.len(), output);
+        let sensors = Sensors::start();
+        let protocol = record.protocol;
+        for task in tasks {
+            let contest = match Contest::prepare(task, arms, protocol.seed, &mut progress) {
+                Err(LabError::Stopped) => break,
+                contest => contest?,
+            };
+            record.measurements.extend(contest.run(&protocol, &sensors, &mut progress)?);
+            self.save(record)?;
+            progress.step();
+            if interrupt::stopped() {
+                break;
+            }
+        }
+        record.complete = !interrupt::stopped();
+        let doubts = record.doubts();
+        record.warnings.extend(doubts);
+        self.save(record)
+    }
+
+    fn save(&self, record: &Record) -> Result<(), CliError> {
+        let saved = self.timing.out.as_deref().map(|path| record.save(path));
+        Ok(saved.transpose().map(drop).map_err(LabError::from)?)
+    }
+}
+
+/// The competitors: the first peer, which others are compared with and which comes again at the end, then ours.
+fn line_up(roster: &Roster, ours: &Ours, names: Option<&[String]>) -> Result<Vec<Box<dyn Arm>>, CliError> {
+    let names: Option<Vec<&str>> = names.map(|names| names.iter().map(String::as_str).collect());
+    let mut arms = match names.as_deref() {
+        None => usual_peers(roster, ours),
+        Some(["none"]) => Vec::new(),
+        Some(["all"]) => roster.peers(),
+        Some(names) => names.iter().map(|name| roster.peer(name)).collect::<Result<_, _>>()?,
+    };
+    arms.insert(arms.len().min(1), roster.ours());
+    Ok(arms)
+}
+
+/// On a GPU the two to beat; on the CPU the best that is there.
+fn usual_peers(roster: &Roster, ours: &Ours) -> Vec<Box<dyn Arm>> {
+    let mut peers = roster.peers();
+    peers.truncate(if ours.place() == Place::Gpu { 2 } else { 1 });
+    peers
+}
+
+fn ceilings(roster: &Roster, tasks: &[Task]) -> Result<Vec<flashcore_lab::ceiling::Ceiling>, CliError> {
+    let mut dtypes: Vec<_> = tasks.iter().map(|task| task.problem().dtype()).collect();
+    dtypes.dedup();
+    dtypes.into_iter().map(|dtype| Ok(roster.ceiling(dtype)?)).collect()
+}

@@ -1,0 +1,131 @@
+//! The answer of `bench`: a short table per task.
+
+use std::path::Path;
+
+use flashcore_lab::{
+    bootstrap::Interval,
+    ceiling::Ceiling,
+    figures::{Figures, Speed},
+    latency::time,
+    machine::Machine,
+    protocol::Protocol,
+    record::Record,
+};
+use serde::Serialize;
+
+use crate::output::{Page, Report, Text, Tone};
+
+/// Everything `bench` tells; raw times are in the result file.
+#[derive(Serialize, Debug)]
+pub struct BenchReport<'a> {
+    complete: bool,
+    created: &'a str,
+    machine: &'a Machine,
+    protocol: &'a Protocol,
+    ceilings: &'a [Ceiling],
+    results: Vec<Figures>,
+    warnings: &'a [String],
+    out: Option<String>,
+}
+
+impl<'a> BenchReport<'a> {
+    /// What a record comes to.
+    pub fn new(record: &'a Record, out: Option<&Path>) -> Self {
+        Self {
+            complete: record.complete,
+            created: &record.created,
+            machine: &record.machine,
+            protocol: &record.protocol,
+            ceilings: &record.ceilings,
+            results: record.figures(),
+            warnings: &record.warnings,
+            out: out.map(|path| path.display().to_string()),
+        }
+    }
+
+    fn way(&self) -> String {
+        let p = self.protocol;
+        let cold = if p.cold { "cold" } else { "warm" };
+        let replay = if p.replay { ", GPU calls replayed" } else { "" };
+        format!("{}, {} s x {}, caches {cold}{replay}, seed {}", p.mode.name(), p.seconds, p.rounds, p.seed)
+    }
+
+    fn facts(&self) -> Vec<(&'static str, Text)> {
+        let device = self.machine.gpu.as_ref().unwrap_or(&self.machine.cpu);
+        let mut facts = vec![("machine", device.as_str().into()), ("measured", self.way().into())];
+        facts.extend(self.machine.peers.as_ref().map(|peers| ("peers", peers.as_str().into())));
+        facts.extend(self.ceilings.iter().map(|c| ("roofline", roofline(c).into())));
+        facts
+    }
+
+    fn ending(&self) -> Vec<(&'static str, Text)> {
+        let mut facts: Vec<(&str, Text)> =
+            self.warnings.iter().map(|warning| ("warning", Text::new(warning, Tone::Bad))).collect();
+        if !self.complete {
+            facts.push(("result", Text::new("STOPPED; not everything was measured", Tone::Bad)));
+        }
+        facts.extend(self.out.as_ref().map(|path| ("wrote", path.as_str().into())));
+        facts
+    }
+}
+
+fn roofline(ceiling: &Ceiling) -> String {
+    let Ceiling { place, dtype, copy, matrix, how } = ceiling;
+    format!("{place} {dtype}: {:.2} TFLOP/s ({how}), {:.0} GB/s copied", matrix / 1e12, copy / 1e9)
+}
+
+impl Report for BenchReport<'_> {
+    fn page(&self) -> Page {
+        let mut page = Page::default().facts(self.facts());
+        for rows in self.results.chunk_by(|a, b| a.task == b.task) {
+            page = page
+                .line(rows[0].task.as_str())
+                .table(std::iter::once(heading()).chain(rows.iter().map(row)));
+        }
+        let ending = self.ending();
+        if ending.is_empty() { page } else { page.facts(ending) }
+    }
+}
+
+fn heading() -> Vec<Text> {
+    let words = ["", "p50", "p90", "95 %", "TFLOP/s", "GB/s", "roof", "ratio"];
+    words.map(|word| Text::new(word, Tone::Faint)).to_vec()
+}
+
+fn row(figures: &Figures) -> Vec<Text> {
+    let Some(speed) = &figures.speed else {
+        let reason = figures.excluded.clone().unwrap_or_else(|| "not timed".to_owned());
+        return vec![figures.arm.as_str().into(), Text::new(reason, Tone::Bad)];
+    };
+    vec![
+        figures.arm.as_str().into(),
+        time(speed.p50_us).into(),
+        time(speed.p90_us).into(),
+        spread(speed).into(),
+        figure(speed.tflops).into(),
+        figure(speed.gbps).into(),
+        speed.roofline_percent.map_or(String::new(), |percent| format!("{percent:.0} %")).into(),
+        ratio(speed.ratio.as_ref()),
+    ]
+}
+
+/// Half the width of the interval of the median.
+fn spread(speed: &Speed) -> String {
+    format!("±{:.1} %", 50.0 * (speed.high_us - speed.low_us) / speed.p50_us)
+}
+
+/// Three digits that mean something.
+fn figure(value: f64) -> String {
+    match value {
+        v if v >= 100.0 => format!("{v:.0}"),
+        v if v >= 1.0 => format!("{v:.1}"),
+        v => format!("{v:.3}"),
+    }
+}
+
+fn ratio(ratio: Option<&Interval>) -> Text {
+    ratio.map_or("1".into(), |ratio| {
+        let tone = if ratio.high < 1.0 { Tone::Good } else { Tone::Plain };
+        Text::new(format!("{:.3}", ratio.point), tone)
+    })
+}

@@ -1,0 +1,176 @@
+//! `flashcore gate`: pass or fail for CI; right first, then fast enough, with noise accounted for.
+
+mod report;
+
+use std::path::PathBuf;
+
+use clap::Args;
+use flashcore_lab::{
+    LabError,
+    arm::{
+        Arm,
+        roster::{Roster, usual_gate_protocol},
+    },
+    contest::Contest,
+    gate::{self, Demand, Ruling},
+    memory,
+    record::Record,
+    sensors::Sensors,
+    task::Task,
+};
+
+use self::report::GateReport;
+use crate::{
+    error::{CliError, Verdict},
+    flags::BackendFlags,
+    lab_flags::{TaskFlags, TimingFlags},
+    output::Output,
+    progress::Progress,
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  flashcore gate --suite cpu --max-ratio 0.95
+  flashcore gate --suite forward --peer torch-cudnn --max-ratio 0.95 --json
+  flashcore gate --suite cpu --baseline main.json --margin 0.025
+
+A baseline is the result file of `bench --out` or `gate --out` on the same machine.
+Each problem is judged against f64 first, ours and two peers alike; what is wrong is not timed.
+--max-ratio passes only if the whole 95 % interval of our time over the peer's is at or below it;
+--baseline fails only if the whole interval lies above 1 + margin.
+Exit codes: 0 pass, 1 fail, 2 could not measure.";
+
+/// Pass only what is right and fast enough
+#[derive(Args, Clone, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct Flags {
+    #[command(flatten)]
+    task: TaskFlags,
+    #[command(flatten)]
+    backend: BackendFlags,
+    #[command(flatten)]
+    demands: DemandFlags,
+    /// The fast peer [default: the one to beat]
+    #[arg(long, value_name = "NAME", help_heading = "How to run")]
+    peer: Option<String>,
+    #[command(flatten)]
+    timing: TimingFlags,
+}
+
+/// What is demanded; at least one of them.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "What is demanded")]
+#[group(required = true, multiple = true)]
+pub struct DemandFlags {
+    /// Our time may be at most this multiple of the peer's, beyond doubt
+    #[arg(long, value_name = "X", value_parser = positive)]
+    max_ratio: Option<f64>,
+    /// Our time must not be worse than in this result file
+    #[arg(long, value_name = "FILE")]
+    baseline: Option<PathBuf>,
+    /// How much worse than the baseline is tolerated
+    #[arg(long, value_name = "X", default_value_t = 0.025, value_parser = positive, requires = "baseline")]
+    margin: f64,
+}
+
+fn positive(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(number) if number > 0.0 && number.is_finite() => Ok(number),
+        _ => Err("write a positive number, as in 0.95".to_owned()),
+    }
+}
+
+/// Measures and decides.
+pub fn execute(flags: Flags, output: &Output) -> Result<Verdict, CliError> {
+    let tasks = flags.task.tasks()?;
+    tasks.iter().try_for_each(|task| memory::check(3 * task.bytes() as u64))?;
+    let baseline = flags.demands.baseline.as_deref().map(Record::load);
+    let baseline = baseline.transpose().map_err(LabError::from)?;
+    let ours = flags.backend.ours()?;
+    let roster = Roster::open(ours.clone(), flags.backend.threads());
+    let protocol = flags.timing.protocol(usual_gate_protocol(ours.place()), flags.task.replays());
+    let mut gate = Gate {
+        arms: line_up(&roster, flags.peer.as_deref())?,
+        record: Record::new(protocol, roster.describe_peers()),
+        baseline,
+        demands: flags.demands,
+    };
+    gate.record.warnings.extend(roster.note());
+    if let Some(baseline) = &gate.baseline {
+        gate::check_baseline(baseline, &gate.record)?;
+    }
+    let rulings = gate.decide(&tasks, output)?;
+    gate.record.complete = true;
+    if let Some(path) = &flags.timing.out {
+        gate.record.save(path).map_err(LabError::from)?;
+    }
+    let report = GateReport::new(rulings, &gate.record, gate.arms.iter().map(|arm| arm.name().to_owned()));
+    output.show(&report)?;
+    Ok(Verdict::from_bool(report.pass()))
+}
+
+/// Ours, the fast peer, and the plain one.
+fn line_up(roster: &Roster, peer: Option<&str>) -> Result<Vec<Box<dyn Arm>>, CliError> {
+    let mut arms = roster.fast_and_plain();
+    if let Some(name) = peer {
+        arms.retain(|arm| arm.name() != name);
+        let plain = arms.pop();
+        arms = std::iter::once(roster.peer(name)?).chain(plain).collect();
+    }
+    arms.insert(0, roster.ours());
+    Ok(arms)
+}
+
+/// Everything a decision needs.
+struct Gate {
+    /// Ours first, then the fast peer, then the plain one.
+    arms: Vec<Box<dyn Arm>>,
+    record: Record,
+    baseline: Option<Record>,
+    demands: DemandFlags,
+}
+
+impl Gate {
+    fn decide(&mut self, tasks: &[Task], output: &Output) -> Result<Vec<Ruling>, CliError> {
+        let sensors = Sensors::start();
+        let mut progress = Progress::new(tasks.len(), output);
+        let mut rulings = Vec::new();
+        for task in tasks {
+            rulings.extend(self.rule(task, &sensors, &mut progress)?);
+            progress.step();
+        }
+        Ok(rulings)
+    }
+
+    fn rule(
+        &mut self,
+        task: &Task,
+        sensors: &Sensors,
+        progress: &mut Progress,
+    ) -> Result<Vec<Ruling>, CliError> {
+        let protocol = self.record.protocol;
+        let contest = Contest::prepare(task, &self.arms, protocol.seed, progress)?;
+        let ours = self.arms[0].name().to_owned();
+        if let Some(ruling) = gate::correctness(task, &ours, &contest)? {
+            return Ok(vec![ruling]);
+        }
+        // The plain peer was there to be right, not to be fast, unless it is the only one.
+        let fast = self.arms.get(1).filter(|_| self.demands.max_ratio.is_some());
+        let fast = fast.map(|arm| arm.name().to_owned());
+        let timed: Vec<&str> =
+            [Some(&ours), fast.as_ref()].into_iter().flatten().map(String::as_str).collect();
+        let measured = contest.only(&timed).run(&protocol, sensors, progress)?;
+        let mut rulings = Vec::new();
+        if let Some(most) = self.demands.max_ratio {
+            let peer = fast.as_deref().unwrap_or("a peer");
+            let pair = [ours.as_str(), peer];
+            rulings.push(gate::against_peer(task, &measured, &protocol, pair, Demand::Superior(most))?);
+        }
+        if let (Some(baseline), Some(now)) = (&self.baseline, measured.first()) {
+            let demand = Demand::NotInferior(self.demands.margin);
+            rulings.push(gate::against_baseline(task, now, &protocol, baseline, demand)?);
+        }
+        self.record.measurements.extend(measured);
+        Ok(rulings)
+    }
+}

@@ -1,0 +1,121 @@
+//! `flashcore profile`: what limits the GPU kernel of a problem.
+//!
+//! What the build says needs no GPU. Where there is one and Nsight Compute is found, this program is started again
+//! under it with a hidden command ([`execute_target`]).
+
+mod report;
+
+use std::{env, fs, path::PathBuf, process::Command};
+
+use clap::Args;
+use flashcore_kernels::Gpu;
+use flashcore_lab::{
+    LabError,
+    arm::roster::Ours,
+    profile::{
+        self,
+        build::Build,
+        ncu::{self, Ncu},
+        reading::Reading,
+    },
+    task::Task,
+};
+
+use self::report::{ProfileReport, Profiled};
+use crate::{
+    error::{CliError, Verdict},
+    flags::BackendFlags,
+    lab_flags::TaskFlags,
+    output::Output,
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  flashcore profile --shape 1x16x16384x128 --dtype bf16 --causal
+  flashcore profile --suite forward --filter '1x16x16384x128' --out bench/runs
+  FLASHCORE_NCU=/opt/ncu/ncu flashcore profile
+
+Without a GPU the kernel is planned for an H200 and assembled by ptxas, if one is found.
+Nsight Compute's report goes to KERNEL.ncu-rep and KERNEL.csv in the folder of --out.";
+
+/// Say what limits a GPU kernel: registers and occupancy, and counters where Nsight Compute is found
+#[derive(Args, Clone, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct Flags {
+    #[command(flatten)]
+    task: TaskFlags,
+    #[command(flatten)]
+    backend: BackendFlags,
+    /// Folder for Nsight Compute's report
+    #[arg(long, value_name = "FOLDER", default_value = ".")]
+    out: PathBuf,
+}
+
+/// What a child is told.
+#[derive(Args, Clone, Debug)]
+pub struct TargetFlags {
+    /// The task, as JSON
+    task: String,
+}
+
+/// The child's side: launches the kernel a few times.
+pub fn execute_target(flags: &TargetFlags) -> Result<Verdict, CliError> {
+    let task = Task::parse(serde_json::from_str(&flags.task)?).map_err(LabError::from)?;
+    let cuda = flashcore::cuda::Cuda::open(0)
+        .map_err(|e| LabError::Failed { arm: "cuda".to_owned(), reason: e.to_string() })?;
+    profile::target(&*Ours::Cuda(cuda.into()).arm(), task)?;
+    Ok(Verdict::Pass)
+}
+
+/// Profiles every problem asked for.
+pub fn execute(flags: Flags, output: &Output) -> Result<Verdict, CliError> {
+    let ours = flags.backend.ours()?;
+    let gpu = match &ours {
+        Ours::Cuda(cuda) => Some(cuda.gpu()),
+        Ours::Cpu(_) => None,
+    };
+    let profiles =
+        flags.task.tasks()?.iter().map(|task| flags.profile(task, gpu)).collect::<Result<_, _>>()?;
+    output.show(&ProfileReport { planned_for: planned_for(&ours), profiles })?;
+    Ok(Verdict::Pass)
+}
+
+fn planned_for(ours: &Ours) -> String {
+    match ours {
+        Ours::Cuda(cuda) => cuda.device().props().name.clone(),
+        Ours::Cpu(_) => "an H200, for want of a GPU".to_owned(),
+    }
+}
+
+impl Flags {
+    fn profile(&self, task: &Task, gpu: Option<Gpu>) -> Result<Profiled, CliError> {
+        let build = Build::of(task.problem(), &gpu.unwrap_or(Gpu::HOPPER))?;
+        let mut profiled =
+            Profiled { task: task.to_string(), build, reading: None, files: Vec::new(), note: None };
+        match (gpu, Ncu::find()) {
+            (None, _) => profiled.note = Some("no GPU, so nothing was run".to_owned()),
+            (_, None) => profiled.note = Some(format!("no Nsight Compute; set {} to its ncu", ncu::NCU)),
+            (Some(_), Some(ncu)) => match self.count(task, &profiled.build.kernel, &ncu) {
+                Ok((reading, files)) => (profiled.reading, profiled.files) = (Some(reading), files),
+                Err(error) => profiled.note = Some(error.to_string()),
+            },
+        }
+        Ok(profiled)
+    }
+
+    fn count(&self, task: &Task, kernel: &str, ncu: &Ncu) -> Result<(Reading, Vec<String>), LabError> {
+        fs::create_dir_all(&self.out).map_err(LabError::io("make", &self.out))?;
+        let [report, table] = ["ncu-rep", "csv"].map(|ending| self.out.join(format!("{kernel}.{ending}")));
+        let program = env::current_exe().map_err(LabError::io("find", "this program"))?;
+        let mut child = Command::new(program);
+        child.args(["profile-target", &serde_json::to_string(task.spec()).unwrap_or_default()]);
+        ncu.collect(kernel, &report, &child)?;
+        let csv = ncu.csv(&report)?;
+        fs::write(&table, &csv).map_err(LabError::io("write", &table))?;
+        let unreadable =
+            || LabError::Failed { arm: "ncu".to_owned(), reason: "its table has no counters".to_owned() };
+        let counters = ncu::counters(&csv).ok_or_else(unreadable)?;
+        let files = [report, table].map(|path| path.display().to_string());
+        Ok((Reading::of(&counters), files.to_vec()))
+    }
+}

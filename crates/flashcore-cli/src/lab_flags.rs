@@ -1,0 +1,122 @@
+//! Flags that the lab's commands share: what is measured, and how.
+
+use std::path::PathBuf;
+
+use clap::{
+    Args,
+    builder::{PossibleValuesParser, TypedValueParser},
+};
+use flashcore::DType;
+use flashcore_lab::{
+    LabError,
+    protocol::{Mode, Protocol},
+    suites::Suite,
+    task::Task,
+};
+
+use crate::{
+    error::CliError,
+    flags::{AttentionFlags, TensorFlags},
+};
+
+/// What is measured: a suite or one problem.
+#[derive(Args, Clone, Debug)]
+pub struct TaskFlags {
+    /// A set of problems: forward, small or cpu [default: one problem]
+    #[arg(long, value_name = "NAME", value_parser = suites(), conflicts_with_all = TensorFlags::NAMES)]
+    suite: Option<Suite>,
+    /// Only problems whose name contains this
+    #[arg(long, value_name = "TEXT", requires = "suite")]
+    filter: Option<String>,
+    #[command(flatten)]
+    tensors: TensorFlags,
+    /// Element type: f16, bf16 or f32 [default: f16, or what the suite uses]
+    #[arg(long, value_name = "TYPE", help_heading = "Random tensors")]
+    dtype: Option<DType>,
+    #[command(flatten)]
+    attention: AttentionFlags,
+}
+
+impl TaskFlags {
+    /// The problems, at least one.
+    pub fn tasks(&self) -> Result<Vec<Task>, CliError> {
+        let Some(suite) = self.suite else {
+            let problem = self.attention.problem(self.dtype.unwrap_or(DType::F16), self.tensors.dims())?;
+            return Ok(vec![Task::new(problem).map_err(LabError::from)?]);
+        };
+        let tasks = suite.tasks(self.dtype.unwrap_or(suite.usual_dtype())).map_err(LabError::from)?;
+        let part = self.filter.clone().unwrap_or_default();
+        let wanted: Vec<_> = tasks.into_iter().filter(|task| task.to_string().contains(&part)).collect();
+        if wanted.is_empty() { Err(CliError::NothingToMeasure(part)) } else { Ok(wanted) }
+    }
+
+    /// Whether GPU calls are so short that they must be replayed from a graph.
+    pub fn replays(&self) -> bool {
+        self.suite.is_some_and(Suite::replays)
+    }
+}
+
+fn suites() -> impl TypedValueParser<Value = Suite> {
+    let known = |name: String| Suite::ALL.into_iter().find(|suite| suite.name() == name);
+    PossibleValuesParser::new(Suite::ALL.map(Suite::name))
+        .try_map(move |name| known(name).ok_or("no such suite"))
+}
+
+/// How it is measured.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "How to measure")]
+pub struct TimingFlags {
+    /// sustained: each alone, back to back; interleaved: in short turns; idle: single calls after pauses
+    #[arg(long, value_name = "MODE", value_parser = modes())]
+    mode: Option<Mode>,
+    /// Seconds of timing per competitor and round
+    #[arg(long, value_name = "S", value_parser = seconds)]
+    seconds: Option<f64>,
+    /// Rounds in which every competitor has a turn
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    rounds: Option<u32>,
+    /// Empty caches before each call
+    #[arg(long)]
+    cold: bool,
+    /// Replay GPU calls from a graph [default: in the small suite]
+    #[arg(long)]
+    graph: bool,
+    /// Launch GPU calls one by one, in the small suite too
+    #[arg(long, conflicts_with = "graph")]
+    eager: bool,
+    /// Seed of the inputs
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+    /// Write every raw time to this file
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+}
+
+impl TimingFlags {
+    /// The usual way of measuring with what was asked for changed.
+    pub fn protocol(&self, usual: Protocol, replays: bool) -> Protocol {
+        let mode = self.mode.unwrap_or(usual.mode);
+        let rounds = if mode == usual.mode { usual.rounds } else { mode.usual_rounds() };
+        Protocol {
+            mode,
+            seconds: self.seconds.unwrap_or(usual.seconds),
+            rounds: self.rounds.unwrap_or(rounds),
+            cold: self.cold,
+            replay: (replays || self.graph) && !self.eager,
+            seed: self.seed,
+        }
+    }
+}
+
+fn modes() -> impl TypedValueParser<Value = Mode> {
+    let known = |name: String| Mode::ALL.into_iter().find(|mode| mode.name() == name);
+    PossibleValuesParser::new(Mode::ALL.map(Mode::name))
+        .try_map(move |name| known(name).ok_or("no such mode"))
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if seconds > 0.0 && seconds <= 600.0 => Ok(seconds),
+        _ => Err("write seconds between 0 and 600, as in 0.5".to_owned()),
+    }
+}

@@ -1,0 +1,163 @@
+//! Who can compete on this machine: ours, the naive one, and PyTorch's where there is a Python with it.
+//!
+//! The command line asks for competitors by name; what is missing is said once and left out.
+
+use std::{rc::Rc, sync::Arc};
+
+use flashcore::cuda::Cuda;
+use flashcore_core::{DType, Mask};
+use flashcore_cpu::Cpu;
+use flashcore_testkit::NaiveBackend;
+
+use super::{
+    Arm, Place,
+    cuda::{self, CudaArm},
+    host::HostArm,
+    torch::Torch,
+};
+use crate::{
+    burst::{Burst, Conditions},
+    ceiling::Ceiling,
+    error::LabError,
+    protocol::{Mode, Protocol},
+    stats::median,
+    task::Task,
+    workload::Workload,
+};
+
+/// Which of our backends competes.
+#[derive(Clone)]
+pub enum Ours {
+    /// The CPU.
+    Cpu(Cpu),
+    /// A GPU.
+    Cuda(Arc<Cuda>),
+}
+
+impl Ours {
+    /// Where it computes.
+    pub const fn place(&self) -> Place {
+        match self {
+            Self::Cpu(_) => Place::Cpu,
+            Self::Cuda(_) => Place::Gpu,
+        }
+    }
+
+    /// It as a competitor.
+    pub fn arm(&self) -> Box<dyn Arm> {
+        match self {
+            Self::Cpu(cpu) => Box::new(HostArm::new(Arc::new(cpu.clone()))),
+            Self::Cuda(cuda) => Box::new(CudaArm::new(cuda.clone())),
+        }
+    }
+}
+
+/// Everybody who can compete.
+pub struct Roster {
+    ours: Ours,
+    torch: Result<Rc<Torch>, LabError>,
+}
+
+impl Roster {
+    /// Looks who is there; PyTorch's CPU competitors use `threads` threads.
+    pub fn open(ours: Ours, threads: Option<usize>) -> Self {
+        Self { ours, torch: Torch::start(threads) }
+    }
+
+    /// Our competitor.
+    pub fn ours(&self) -> Box<dyn Arm> {
+        self.ours.arm()
+    }
+
+    /// What the peers run on.
+    pub fn describe_peers(&self) -> Option<String> {
+        self.torch.as_ref().ok().map(|torch| torch.describe())
+    }
+
+    /// Why there are fewer peers than there could be.
+    pub fn note(&self) -> Option<String> {
+        self.torch.as_ref().err().map(|error| format!("no PyTorch to compare with: {error}"))
+    }
+
+    /// Every peer that computes where ours does, best known first.
+    pub fn peers(&self) -> Vec<Box<dyn Arm>> {
+        let place = self.ours.place();
+        let torch = self.torch.iter().flat_map(|torch| torch.arms()).filter(|arm| arm.place() == place);
+        let mut peers: Vec<Box<dyn Arm>> = torch.map(|arm| Box::new(arm) as Box<dyn Arm>).collect();
+        peers.sort_by_key(|arm| rank(arm.name()));
+        if place == Place::Cpu {
+            peers.push(Box::new(HostArm::new(Arc::new(NaiveBackend))));
+        }
+        peers
+    }
+
+    /// The peer of that name.
+    pub fn peer(&self, name: &str) -> Result<Box<dyn Arm>, LabError> {
+        let peers = self.peers();
+        let known: Vec<_> = peers.iter().map(|arm| arm.name().to_owned()).collect();
+        let missing = || {
+            let there = if known.is_empty() { "nobody".to_owned() } else { known.join(", ") };
+            let note = self.note().map_or(String::new(), |note| format!("; {note}"));
+            let reason = format!("it is not here; there are {there}{note}");
+            LabError::Unavailable { arm: name.to_owned(), reason }
+        };
+        peers.into_iter().find(|arm| arm.name() == name).ok_or_else(missing)
+    }
+
+    /// The two peers that a gate needs: a fast one, and a plain one that shows whether the oracle can be trusted.
+    pub fn fast_and_plain(&self) -> Vec<Box<dyn Arm>> {
+        let mut peers = self.peers();
+        let plain = peers.iter().position(|arm| is_plain(arm.name()));
+        let plain = plain.map(|at| peers.remove(at));
+        peers.truncate(1);
+        peers.into_iter().chain(plain).collect()
+    }
+
+    /// What the device of ours can do at best with `dtype`.
+    pub fn ceiling(&self, dtype: DType) -> Result<Ceiling, LabError> {
+        match &self.ours {
+            Ours::Cpu(cpu) => Ceiling::of_cpu(cpu, dtype),
+            Ours::Cuda(gpu) => self.gpu_ceiling(gpu, dtype),
+        }
+    }
+
+    fn gpu_ceiling(&self, gpu: &Arc<Cuda>, dtype: DType) -> Result<Ceiling, LabError> {
+        let copy = cuda::copy_rate(gpu)?;
+        let product = self.torch.as_ref().ok().map(|torch| torch.ceiling(dtype.name())).transpose()?;
+        let (copy, matrix, how) = match product {
+            Some((their_copy, matrix)) => (copy.max(their_copy), matrix, "8192x8192 product by PyTorch"),
+            None => (copy, own_rate(gpu, dtype)?, "our own kernel at 1x16x16384x128, for want of PyTorch"),
+        };
+        let (place, dtype) = (Place::Gpu.name().to_owned(), dtype.name().to_owned());
+        Ok(Ceiling { place, dtype, copy, matrix, how: how.to_owned() })
+    }
+}
+
+/// Operations per second of our own kernel on a long sequence: a lower bound of what matrix units do.
+fn own_rate(gpu: &Arc<Cuda>, dtype: DType) -> Result<f64, LabError> {
+    let task = Task::square(dtype, [1, 16, 16_384, 128], Mask::NONE)?;
+    let flops = task.flops();
+    let mut ready = CudaArm::new(gpu.clone()).prepare(&Rc::new(Workload::new(task, 0)?))?;
+    let samples = Burst { seconds: 0.3, conditions: Conditions::default() }.run(&mut *ready)?;
+    Ok(flops / median(&samples.seconds))
+}
+
+/// Competitors are listed with the ones to beat first.
+fn rank(name: &str) -> usize {
+    let order = ["torch-cudnn", "torch-flash", "torch-efficient", "torch-flex", "torch-cpu"];
+    order.iter().position(|known| *known == name).unwrap_or(order.len())
+}
+
+fn is_plain(name: &str) -> bool {
+    name == "naive" || name.ends_with("math")
+}
+
+/// How a gate measures on each device: sustained where power limits the clock, interleaved where other programs
+/// disturb.
+pub fn usual_gate_protocol(place: Place) -> Protocol {
+    let (mode, seconds, rounds) = match place {
+        Place::Gpu => (Mode::Sustained, 0.5, 3),
+        Place::Cpu => (Mode::Interleaved, 0.03, Mode::Interleaved.usual_rounds()),
+    };
+    Protocol { mode, seconds, rounds, cold: false, replay: false, seed: 0 }
+}

@@ -1,0 +1,133 @@
+//! What a kernel's build says: registers, spills, shared memory, how many fit on a multiprocessor.
+//!
+//! Works without a GPU: the plan is made for a given one, and a ptxas that is found assembles it.
+
+use flashcore::cuda::{
+    Cuda,
+    driver::{Arch, BuildReport, Compiler},
+};
+use flashcore_core::Problem;
+use flashcore_kernels::{Gpu, Plan, plan};
+use flashcore_ptx::launch::LaunchSpec;
+use serde::Serialize;
+
+use crate::error::LabError;
+
+/// 32-bit registers of a multiprocessor, on every architecture from sm_80 on.
+const REGISTERS: u32 = 65_536;
+/// Threads of a multiprocessor that its warps are counted in, likewise for sm_80 and sm_90.
+const THREADS: u32 = 2_048;
+/// Shared memory that each CTA costs beyond its own.
+const RESERVED: u32 = 1_024;
+/// Registers are given out to warps in pieces of this many.
+const PIECE: u32 = 256;
+
+/// What is known about a kernel before it runs.
+#[derive(Clone, PartialEq, Serialize, Debug)]
+pub struct Build {
+    /// The kernel.
+    pub kernel: String,
+    /// Why this one.
+    pub why: String,
+    /// What assembled it; missing where nothing could.
+    pub compiler: Option<String>,
+    /// Registers of a thread at entry.
+    pub registers: Option<u32>,
+    /// Bytes spilled to memory and read back.
+    pub spilled: Option<u32>,
+    /// Warnings of the assembler.
+    pub warnings: Vec<String>,
+    /// Threads of a CTA.
+    pub threads: u32,
+    /// Shared memory of a CTA in bytes.
+    pub shared_bytes: u32,
+    /// CTAs that are launched.
+    pub ctas: u64,
+    /// CTAs that fit on a multiprocessor.
+    pub ctas_per_sm: Option<u32>,
+    /// Share of a multiprocessor's warps that are in use.
+    pub occupancy: Option<f64>,
+}
+
+impl Build {
+    /// The kernel of `problem` on `gpu`, assembled by what is found.
+    pub fn of(problem: &Problem, gpu: &Gpu) -> Result<Self, LabError> {
+        let unsupported = |e: flashcore_kernels::PlanError| LabError::Unsupported {
+            arm: "the GPU".to_owned(),
+            what: e.to_string(),
+        };
+        let plan = plan(problem, gpu, 256).map_err(unsupported)?;
+        let program = plan.kernel().program().map_err(|e| failed(&e))?;
+        let spec = plan.launch(&program, problem);
+        let report = assemble(program.text(), &plan);
+        Ok(Self::describe(&plan, spec.as_ref(), gpu, report))
+    }
+
+    /// What `of` says, for a GPU that is open.
+    pub fn on(cuda: &Cuda, problem: &Problem) -> Result<Self, LabError> {
+        Self::of(problem, &cuda.gpu())
+    }
+
+    fn describe(
+        plan: &Plan,
+        spec: Option<&LaunchSpec>,
+        gpu: &Gpu,
+        report: Result<BuildReport, String>,
+    ) -> Self {
+        let kernel = plan.kernel().name();
+        let found = report.as_ref().ok().and_then(|report| report.kernels.first());
+        let product = |sizes: [u32; 3]| sizes.into_iter().map(u64::from).product::<u64>();
+        let threads = spec.map_or(0, |spec| product(spec.block) as u32);
+        let shared_bytes = spec.map_or(0, |spec| spec.shared_bytes);
+        let registers = found.map(|found| found.registers);
+        let fitting = registers.filter(|_| threads > 0).map(|r| ctas_per_sm(r, threads, shared_bytes, gpu));
+        Self {
+            kernel,
+            why: plan.why().to_owned(),
+            compiler: report.as_ref().ok().map(|report| report.compiler.clone()),
+            registers,
+            spilled: found.map(|found| found.spill_stores + found.spill_loads),
+            warnings: report.map_or_else(|reason| vec![reason], |report| report.warnings),
+            threads,
+            shared_bytes,
+            ctas: spec.map_or(0, |spec| product(spec.grid)),
+            ctas_per_sm: fitting,
+            occupancy: fitting.map(|ctas| f64::from(ctas * threads) / f64::from(THREADS)),
+        }
+    }
+}
+
+fn failed(error: &dyn std::fmt::Display) -> LabError {
+    LabError::Failed { arm: "the kernel's build".to_owned(), reason: error.to_string() }
+}
+
+/// Assembles without a GPU; `Err` says why nothing could.
+fn assemble(ptx: &str, plan: &Plan) -> Result<BuildReport, String> {
+    let compiler = Compiler::from_env().map_err(|e| e.to_string())?;
+    let arch = Arch::from(plan.kernel().target());
+    let cubin = compiler.compile_offline(ptx, arch).map_err(|e| e.to_string())?;
+    Ok(cubin.report().clone())
+}
+
+/// CTAs that fit on a multiprocessor by registers, shared memory and threads.
+fn ctas_per_sm(registers: u32, threads: u32, shared: u32, gpu: &Gpu) -> u32 {
+    let warps = threads.div_ceil(32);
+    let by_registers = REGISTERS / ((registers * 32).next_multiple_of(PIECE) * warps).max(1);
+    // The largest CTA leaves what is reserved for it.
+    let by_shared = (gpu.shared_bytes + RESERVED) / (shared + RESERVED);
+    by_registers.min(by_shared).min(THREADS / threads.max(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_fits_on_a_multiprocessor() {
+        let gpu = Gpu::HOPPER;
+        assert_eq!(ctas_per_sm(168, 384, 200 << 10, &gpu), 1);
+        assert_eq!(ctas_per_sm(32, 128, 0, &gpu), 16);
+        assert_eq!(ctas_per_sm(255, 128, 0, &gpu), 2);
+        assert_eq!(ctas_per_sm(64, 256, 100 << 10, &gpu), 2);
+    }
+}

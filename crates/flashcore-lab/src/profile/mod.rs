@@ -1,0 +1,22 @@
+//! What limits a kernel: what its build says, and what Nsight Compute counts where it is found.
+//!
+//! [`build`] needs no GPU: it plans for one and assembles. [`ncu`] runs a child process ([`target`]) under Nsight
+//! Compute; [`reading`] makes one screen of the counters.
+
+pub mod build;
+pub mod ncu;
+pub mod reading;
+
+use std::rc::Rc;
+
+use crate::{arm::Arm, burst::Run, error::LabError, task::Task, workload::Workload};
+
+/// Launches of the profiled child: the first ones warm up, the last is looked at.
+pub const LAUNCHES: usize = 3;
+
+/// The child's side: launches the task's kernel [`LAUNCHES`] times.
+pub fn target(arm: &dyn Arm, task: Task) -> Result<(), LabError> {
+    let mut ready = arm.prepare(&Rc::new(Workload::new(task, 0)?))?;
+    let run = Run { samples: LAUNCHES, calls: 1, conditions: Default::default() };
+    ready.time(&run).map(drop)
+}
