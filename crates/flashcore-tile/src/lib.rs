@@ -25,6 +25,8 @@ mod cp_async;
 mod error;
 mod fragment;
 mod memory;
+#[cfg(doctest)]
+mod misuse;
 mod mma;
 mod pipeline;
 mod program;

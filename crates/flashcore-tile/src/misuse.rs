@@ -1,0 +1,404 @@
+//! Kernels that do not compile: the mistakes that types prevent.
+//!
+//! For each group one block is right; those after it differ in one thing and must not compile. What types cannot tell
+//! is refused by [`Builder::finish`](crate::Builder::finish); see `tests/misuse`.
+//!
+//! ```
+//! # use flashcore_ptx::{ident::Ident, layout::Swizzle, target::Target};
+//! # use flashcore_tile::*;
+//! # fn kernel(b: &mut Builder) {
+//! let (x, i) = (b.var::<F32>(1.0), b.var::<U32>(1));
+//! b.add(x, 2.0);
+//! # }
+//! ```
+//!
+//! Integers and floats do not mix:
+//!
+//! ```compile_fail,E0277
+//! # use flashcore_ptx::{ident::Ident, layout::Swizzle, target::Target};
+//! # use flashcore_tile::*;
+//! # fn kernel(b: &mut Builder) {
+//! let (x, i) = (b.var::<F32>(1.0), b.var::<U32>(1));
+//! b.add(x, i);
+//! # }
+//! ```
+//!
+//! Nor do constants:
+//!
+//! ```compile_fail,E0277
+//! # use flashcore_ptx::{ident::Ident, layout::Swizzle, target::Target};
+//! # use flashcore_tile::*;
+//! # fn kernel(b: &mut Builder) {
+//! let (x, i) = (b.var::<F32>(1.0), b.var::<U32>(1));
+//! b.add(i, 2.0);
+//! # }
+//! ```
+//!
+//! ```
+//! # use flashcore_ptx::{ident::Ident, layout::Swizzle, target::Target};
+//! # use flashcore_tile::*;
+//! # fn kernel(b: &mut Builder) {
+//! let (x, i) = (b.var::<F32>(1.0), b.var::<U32>(1));
+//! b.shl(i, 2);
+//! # }
+//! ```
+//!
+//! Floats have no bits to shift:
+//!
+//! ```compile_fail,E0277
+//! # use flashcore_ptx::{ident::Ident, layout::Swizzle, target::Target};
+//! # use flashcore_tile::*;
+//! # fn kernel(b: &mut Builder) {
+//! let (x, i) = (b.var::<F32>(1.0), b.var::<U32>(1));
+//! b.shl(x, 2);
+//! # }
+//! ```
+//!
+//! Nor to mask:
+//!
+//! ```compile_fail,E0277
+//! # use flashcore_ptx::{ident::Ident, layout::Swizzle, target::Target};
+//! # use flashcore_tile::*;
+//! # fn kernel(b: &mut Builder) {
+//! let (x, i) = (b.var::<F32>(1.0), b.var::<U32>(1));
+//! b.and(x, x);
+//! # }
+//! ```
+//!
+//! ```
+//! # use flashcore_ptx::{ident::Ident, layout::Swizzle, target::Target};
+//! # use flashcore_tile::*;
+//! # fn kernel(b: &mut Builder) {
+//! let i = b.var::<U32>(1);
+//! let p = b.test(Cmp::Eq, i, 0);
+//! b.select(p, i, 0);
+//! # }
+//! ```
+//!
+//! A condition is no number:
+//!
+//! ```compile_fail,E0277
+//! # use flashcore_ptx::{ident::Ident, layout::Swizzle, target::Target};
+//! # use flashcore_tile::*;
+//! # fn kernel(b: &mut Builder) {
+//! let i = b.var::<U32>(1);
+//! let p = b.test(Cmp::Eq, i, 0);
+//! b.add(p, p);
+//! # }
+//! ```
+//!
+//! A number is no condition:
+//!
+//! ```compile_fail,E0308
+//! # use flashcore_ptx::{ident::Ident, layout::Swizzle, target::Target};
+//! # use flashcore_tile::*;
+//! # fn kernel(b: &mut Builder) {
+//! let i = b.var::<U32>(1);
+//! let p = b.test(Cmp::Eq, i, 0);
+//! b.select(i, i, 0);
+//! # }
+//! ```
+//!
+//! ```
+//! # use flashcore_ptx::{ident::Ident, layout::Swizzle, target::Target};
+//! # use flashcore_tile::*;
+//! # fn kernel(b: &mut Builder) {
+//! let (global, shared) = (b.var::<U64>(0), b.shared_base());
+//! b.load_global::<F32, 1>(global);
+//! b.load_shared::<F32, 1>(shared);
+//! # }
+//! ```
+//!
+//! A shared address reads no global memory:
+//!
+//! ```compile_fail,E0277
+//! # use flashcore_ptx::{ident::Ident, layout::Swizzle, target::Target};
+//! # use flashcore_tile::*;
+//! # fn kernel(b: &mut Builder) {
+//! let (global, shared) = (b.var::<U64>(0), b.shared_base());
+//! b.load_global::<F32, 1>(shared);
+//! # }
+//! ```
+//!
+//! A global address reads no shared memory:
+//!
+//! ```compile_fail,E0277
+//! # use flashcore_ptx::{ident::Ident, layout::Swizzle, target::Target};
+//! # use flashcore_tile::*;
+//! # fn kernel(b: &mut Builder) {
+//! let (global, shared) = (b.var::<U64>(0), b.shared_base());
+//! b.load_shared::<F32, 1>(global);
+//! # }
+//! ```
+//!
+//! ```
+//! # use flashcore_ptx::{ident::Ident, layout::Swizzle, target::Target};
+//! # use flashcore_tile::*;
+//! # fn kernel(b: &mut Builder) {
+//! let i = b.var::<U32>(1);
+//! let p = b.test(Cmp::Eq, i, 0);
+//! let u = b.uniform::<Warpgroup>(p);
+//! b.if_uniform(u, |b| b.sync_cta());
+//! # }
+//! ```
+//!
+//! A condition of each lane is not uniform until it is shown to be:
+//!
+//! ```compile_fail,E0308
+//! # use flashcore_ptx::{ident::Ident, layout::Swizzle, target::Target};
+//! # use flashcore_tile::*;
+//! # fn kernel(b: &mut Builder) {
+//! let i = b.var::<U32>(1);
+//! let p = b.test(Cmp::Eq, i, 0);
+//! let u = b.uniform::<Warpgroup>(p);
+//! b.if_uniform(p, |b| b.sync_cta());
+//! # }
+//! ```
+//!
+//! Agreement is that of a warp, a warpgroup or a CTA:
+//!
+//! ```compile_fail,E0277
+//! # use flashcore_ptx::{ident::Ident, layout::Swizzle, target::Target};
+//! # use flashcore_tile::*;
+//! # fn kernel(b: &mut Builder) {
+//! let i = b.var::<U32>(1);
+//! let p = b.test(Cmp::Eq, i, 0);
+//! let u = b.uniform::<Warpgroup>(p);
+//! b.uniform::<U32>(p);
+//! # }
+//! ```
+//!
+//! A loop that keeps a warpgroup together needs its agreement:
+//!
+//! ```compile_fail,E0308
+//! # use flashcore_ptx::{ident::Ident, layout::Swizzle, target::Target};
+//! # use flashcore_tile::*;
+//! # fn kernel(b: &mut Builder) {
+//! let i = b.var::<U32>(1);
+//! let p = b.test(Cmp::Eq, i, 0);
+//! let u = b.uniform::<Warpgroup>(p);
+//! b.do_while::<Warpgroup>(|b| b.any(p));
+//! # }
+//! ```
+//!
+//! ```
+//! # use flashcore_ptx::{ident::Ident, layout::Swizzle, target::Target};
+//! # use flashcore_tile::*;
+//! # fn kernel(b: &mut Builder) {
+//! let (d, tile) = (Acc::zero(b, 64), b.smem_tile(64, 64, Swizzle::B128, 1));
+//! let x = tile.operand(b, Major::K, 0);
+//! let pending = b.wgmma_ss(d, Start::Zero, Half::F16, [&x, &x], 64);
+//! let d = pending.wait(b);
+//! d.fill(b, 0.0);
+//! # }
+//! ```
+//!
+//! A product in flight is no tile:
+//!
+//! ```compile_fail,E0599
+//! # use flashcore_ptx::{ident::Ident, layout::Swizzle, target::Target};
+//! # use flashcore_tile::*;
+//! # fn kernel(b: &mut Builder) {
+//! let (d, tile) = (Acc::zero(b, 64), b.smem_tile(64, 64, Swizzle::B128, 1));
+//! let x = tile.operand(b, Major::K, 0);
+//! let pending = b.wgmma_ss(d, Start::Zero, Half::F16, [&x, &x], 64);
+//! pending.fill(b, 0.0);
+//! # }
+//! ```
+//!
+//! Its registers are gone until it is waited for:
+//!
+//! ```compile_fail,E0382
+//! # use flashcore_ptx::{ident::Ident, layout::Swizzle, target::Target};
+//! # use flashcore_tile::*;
+//! # fn kernel(b: &mut Builder) {
+//! let (d, tile) = (Acc::zero(b, 64), b.smem_tile(64, 64, Swizzle::B128, 1));
+//! let x = tile.operand(b, Major::K, 0);
+//! let pending = b.wgmma_ss(d, Start::Zero, Half::F16, [&x, &x], 64);
+//! d.fill(b, 0.0);
+//! # }
+//! ```
+//!
+//! It is waited for once:
+//!
+//! ```compile_fail,E0382
+//! # use flashcore_ptx::{ident::Ident, layout::Swizzle, target::Target};
+//! # use flashcore_tile::*;
+//! # fn kernel(b: &mut Builder) {
+//! let (d, tile) = (Acc::zero(b, 64), b.smem_tile(64, 64, Swizzle::B128, 1));
+//! let x = tile.operand(b, Major::K, 0);
+//! let pending = b.wgmma_ss(d, Start::Zero, Half::F16, [&x, &x], 64);
+//! pending.wait(b);
+//! pending.wait(b);
+//! # }
+//! ```
+//!
+//! It feeds no other product:
+//!
+//! ```compile_fail,E0308
+//! # use flashcore_ptx::{ident::Ident, layout::Swizzle, target::Target};
+//! # use flashcore_tile::*;
+//! # fn kernel(b: &mut Builder) {
+//! let (d, tile) = (Acc::zero(b, 64), b.smem_tile(64, 64, Swizzle::B128, 1));
+//! let x = tile.operand(b, Major::K, 0);
+//! let pending = b.wgmma_ss(d, Start::Zero, Half::F16, [&x, &x], 64);
+//! b.wgmma_ss(pending, Start::Accumulate, Half::F16, [&x, &x], 64).wait(b);
+//! # }
+//! ```
+//!
+//! A tile cannot be copied past that:
+//!
+//! ```compile_fail,E0599
+//! # use flashcore_ptx::{ident::Ident, layout::Swizzle, target::Target};
+//! # use flashcore_tile::*;
+//! # fn kernel(b: &mut Builder) {
+//! let (d, tile) = (Acc::zero(b, 64), b.smem_tile(64, 64, Swizzle::B128, 1));
+//! let x = tile.operand(b, Major::K, 0);
+//! let kept = d.clone();
+//! # }
+//! ```
+//!
+//! A descriptor comes from a tile, not from a number:
+//!
+//! ```compile_fail,E0308
+//! # use flashcore_ptx::{ident::Ident, layout::Swizzle, target::Target};
+//! # use flashcore_tile::*;
+//! # fn kernel(b: &mut Builder) {
+//! let (d, tile) = (Acc::zero(b, 64), b.smem_tile(64, 64, Swizzle::B128, 1));
+//! let x = tile.operand(b, Major::K, 0);
+//! b.wgmma_ss(d, Start::Zero, Half::F16, [&0x4000, &x], 64).wait(b);
+//! # }
+//! ```
+//!
+//! ```
+//! # use flashcore_ptx::{ident::Ident, layout::Swizzle, target::Target};
+//! # use flashcore_tile::*;
+//! # fn kernel(b: &mut Builder) {
+//! let (d, p, tile) = (Acc::zero(b, 64), Fragment::new(b, 64), b.smem_tile(64, 64, Swizzle::B128, 1));
+//! let v = tile.operand(b, Major::Mn, 0);
+//! d.pack_into(b, Half::F16, &p);
+//! let (d, p) = b.wgmma_rs(d, Start::Accumulate, Half::F16, p, &v).wait(b);
+//! d.pack_into(b, Half::F16, &p);
+//! # }
+//! ```
+//!
+//! A fragment in flight is not overwritten:
+//!
+//! ```compile_fail,E0382
+//! # use flashcore_ptx::{ident::Ident, layout::Swizzle, target::Target};
+//! # use flashcore_tile::*;
+//! # fn kernel(b: &mut Builder) {
+//! let (d, p, tile) = (Acc::zero(b, 64), Fragment::new(b, 64), b.smem_tile(64, 64, Swizzle::B128, 1));
+//! let v = tile.operand(b, Major::Mn, 0);
+//! d.pack_into(b, Half::F16, &p);
+//! let scores = Acc::zero(b, 64);
+//! let pending = b.wgmma_rs(d, Start::Accumulate, Half::F16, p, &v);
+//! scores.pack_into(b, Half::F16, &p);
+//! # }
+//! ```
+//!
+//! ```
+//! # use flashcore_ptx::{ident::Ident, layout::Swizzle, target::Target};
+//! # use flashcore_tile::*;
+//! # fn kernel(b: &mut Builder) {
+//! let (named, at) = (b.named_barrier(64), b.mbarriers(1));
+//! let bar = b.mbarrier_at(at);
+//! b.sync(named);
+//! bar.arrive(b);
+//! # }
+//! ```
+//!
+//! A named barrier is no number:
+//!
+//! ```compile_fail,E0308
+//! # use flashcore_ptx::{ident::Ident, layout::Swizzle, target::Target};
+//! # use flashcore_tile::*;
+//! # fn kernel(b: &mut Builder) {
+//! let (named, at) = (b.named_barrier(64), b.mbarriers(1));
+//! let bar = b.mbarrier_at(at);
+//! b.sync(1);
+//! # }
+//! ```
+//!
+//! An mbarrier is no named barrier:
+//!
+//! ```compile_fail,E0308
+//! # use flashcore_ptx::{ident::Ident, layout::Swizzle, target::Target};
+//! # use flashcore_tile::*;
+//! # fn kernel(b: &mut Builder) {
+//! let (named, at) = (b.named_barrier(64), b.mbarriers(1));
+//! let bar = b.mbarrier_at(at);
+//! b.sync(bar);
+//! # }
+//! ```
+//!
+//! An offset is no mbarrier:
+//!
+//! ```compile_fail,E0599
+//! # use flashcore_ptx::{ident::Ident, layout::Swizzle, target::Target};
+//! # use flashcore_tile::*;
+//! # fn kernel(b: &mut Builder) {
+//! let (named, at) = (b.named_barrier(64), b.mbarriers(1));
+//! let bar = b.mbarrier_at(at);
+//! at.arrive(b);
+//! # }
+//! ```
+//!
+//! ```
+//! # use flashcore_ptx::{ident::Ident, layout::Swizzle, target::Target};
+//! # use flashcore_tile::*;
+//! # fn kernel() {
+//! let name = Ident::new("k").unwrap();
+//! let mut b = Builder::new(Target::Sm80, &name, 32, 1);
+//! let mut params = Params::<u32>::default();
+//! params.u32(&mut b, "rows", |&rows| rows);
+//! let program = b.finish(&name, params).unwrap();
+//! let extent = Extent { grid: [1; 3], workspace: vec![], dependent: false };
+//! program.launch(&7, extent);
+//! # }
+//! ```
+//!
+//! A kernel is finished once:
+//!
+//! ```compile_fail,E0382
+//! # use flashcore_ptx::{ident::Ident, layout::Swizzle, target::Target};
+//! # use flashcore_tile::*;
+//! # fn kernel() {
+//! let name = Ident::new("k").unwrap();
+//! let mut b = Builder::new(Target::Sm80, &name, 32, 1);
+//! let mut params = Params::<u32>::default();
+//! params.u32(&mut b, "rows", |&rows| rows);
+//! b.finish(&name, params).unwrap();
+//! b.sync_cta();
+//! # }
+//! ```
+//!
+//! Arguments are those of the parameters:
+//!
+//! ```compile_fail,E0308
+//! # use flashcore_ptx::{ident::Ident, layout::Swizzle, target::Target};
+//! # use flashcore_tile::*;
+//! # fn kernel() {
+//! let name = Ident::new("k").unwrap();
+//! let mut b = Builder::new(Target::Sm80, &name, 32, 1);
+//! let mut params = Params::<u32>::default();
+//! params.u32(&mut b, "rows", |&rows| rows);
+//! let program = b.finish(&name, params).unwrap();
+//! let extent = Extent { grid: [1; 3], workspace: vec![], dependent: false };
+//! program.launch(&7.0, extent);
+//! # }
+//! ```
+//!
+//! A name is checked before it is a name:
+//!
+//! ```compile_fail,E0308
+//! # use flashcore_ptx::{ident::Ident, layout::Swizzle, target::Target};
+//! # use flashcore_tile::*;
+//! # fn kernel() {
+//! let name = Ident::new("k").unwrap();
+//! let mut b = Builder::new(Target::Sm80, &name, 32, 1);
+//! let mut params = Params::<u32>::default();
+//! params.u32(&mut b, "rows", |&rows| rows);
+//! b.finish("k", params).unwrap();
+//! # }
+//! ```
