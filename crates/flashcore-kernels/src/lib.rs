@@ -12,5 +12,5 @@ mod side;
 pub mod slots;
 
 pub use covering::{Member, covering_set};
-pub use plan::{Gpu, KernelConfig, Plan, PlanError, plan};
+pub use plan::{Gpu, KernelConfig, Plan, PlanError, plan, plan_general};
 pub use side::SideArrays;

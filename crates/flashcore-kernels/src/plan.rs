@@ -5,16 +5,16 @@
 //! builds its program once and launches it for every problem of the same kind.
 
 mod general;
+mod hopper;
 
 use std::fmt;
 
-use flashcore_core::{DType, Layout, Lengths, Problem};
+use flashcore_core::{DType, Layout, Problem};
 use flashcore_ptx::{launch::LaunchSpec, target::Target};
-use flashcore_tile::{BuildError, Half, Program, RegisterBudget, shared_limit};
+use flashcore_tile::{BuildError, Half, Program, shared_limit};
 
 use crate::{
-    forward_sm80,
-    forward_sm90::{self, Staging},
+    forward_sm80, forward_sm90,
     shared::{
         load::Access,
         mask::{MAX_SEQUENCE, Sides},
@@ -149,6 +149,13 @@ pub enum PlanError {
 }
 
 impl Plan {
+    /// The same plan with another tile of the general kernel, for tuning; `None` for a plan of another kernel.
+    pub fn with_general_shape(&self, shape: forward_sm80::Shape) -> Option<Self> {
+        let KernelConfig::Sm80(cfg) = self.kernel else { return None };
+        let kernel = KernelConfig::Sm80(forward_sm80::Config { shape, ..cfg });
+        Some(Self { kernel, why: "asked for", ..self.clone() })
+    }
+
     /// The kernel.
     pub const fn kernel(&self) -> &KernelConfig {
         &self.kernel
@@ -195,9 +202,9 @@ pub fn plan(problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Plan, PlanEr
     let half = check(problem, gpu)?;
     let lengths = LengthsKind::of(problem).ok_or(PlanError::Lengths)?;
     let access = access(problem, alignment);
-    let hopper = hopper_refusal(problem, gpu, access);
+    let hopper = hopper::refusal(problem, gpu, access);
     if hopper.is_none() {
-        let (shape, why) = hopper_shape(problem, gpu);
+        let (shape, why) = hopper::shape(problem, gpu);
         let kernel = KernelConfig::Sm90(forward_sm90::Config {
             half,
             dim_qk: problem.dim_qk() as u32,
@@ -210,6 +217,14 @@ pub fn plan(problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Plan, PlanEr
         });
         return Ok(Plan { kernel, gpu: *gpu, why, passed_over: Vec::new() });
     }
+    let refusal = hopper.into_iter().map(|reason| format!("forward_sm90: {reason}")).collect();
+    Ok(Plan { passed_over: refusal, ..plan_general(problem, gpu, alignment)? })
+}
+
+/// As [`plan`], but always the general kernel: for comparing it with others.
+pub fn plan_general(problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Plan, PlanError> {
+    let half = check(problem, gpu)?;
+    let lengths = LengthsKind::of(problem).ok_or(PlanError::Lengths)?;
     let (shape, why) = general::shape(problem, gpu)?;
     let kernel = KernelConfig::Sm80(forward_sm80::Config {
         target: general::target(gpu),
@@ -221,10 +236,9 @@ pub fn plan(problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Plan, PlanEr
         lengths,
         softcap: problem.softcap().is_some(),
         sinks: problem.sinks().is_some(),
-        access,
+        access: access(problem, alignment),
     });
-    let passed_over = hopper.into_iter().map(|reason| format!("forward_sm90: {reason}")).collect();
-    Ok(Plan { kernel, gpu: *gpu, why, passed_over })
+    Ok(Plan { kernel, gpu: *gpu, why, passed_over: Vec::new() })
 }
 
 /// What every kernel asks of a problem.
@@ -264,165 +278,3 @@ fn access(problem: &Problem, alignment: u64) -> Access {
     let bits = layouts.into_iter().fold(alignment, |bits, layout| bits | strides(layout));
     Access::widest_for(bits).unwrap_or(Access::B2)
 }
-
-/// Why the Hopper kernel cannot take a problem.
-fn hopper_refusal(problem: &Problem, gpu: &Gpu, access: Access) -> Option<String> {
-    let no = |reason: &str| Some(reason.to_owned());
-    if gpu.capability != (9, 0) {
-        return Some(format!(
-            "it runs on compute capability 9.0, not {}.{}",
-            gpu.capability.0, gpu.capability.1
-        ));
-    }
-    if matches!(problem.lengths(), Lengths::Ragged { .. }) {
-        return no("packed sequences have no tensor map");
-    }
-    if access != Access::B16 {
-        return no("tensor copies need addresses and strides at multiples of 16 bytes");
-    }
-    if problem.rows() == 0 || problem.seq_kv() == 0 {
-        return no("tensor maps cannot be empty");
-    }
-    let far = |layout: &Layout| layout.strides().into_iter().any(|s| s * problem.dtype().bytes() >= 1 << 40);
-    if [problem.q(), problem.k(), problem.v(), problem.out()].into_iter().any(far) {
-        return no("strides of 2^40 bytes and more do not fit in a tensor map");
-    }
-    None
-}
-
-/// The tile of the Hopper kernel, and why.
-fn hopper_shape(problem: &Problem, gpu: &Gpu) -> (forward_sm90::Shape, &'static str) {
-    use forward_sm90::Order;
-    if let Some(small) = few_tiles(problem, gpu) {
-        return small;
-    }
-    let (qk, v) = (problem.dim_qk() as u32, problem.dim_v() as u32);
-    let row =
-        HOPPER.iter().find(|row| qk <= row.dim_qk && v <= row.dim_v).unwrap_or(&HOPPER[HOPPER.len() - 1]);
-    let uneven = problem.mask().right().is_some() || matches!(problem.lengths(), Lengths::Used { .. });
-    let order = if uneven { Order::Atomic } else { Order::Static };
-    if v <= 64 && qk <= 64 && three_consumers_pay(problem, gpu) {
-        let shape = forward_sm90::Shape { consumers: 3, budget: Some(THREE_CONSUMERS), order, ..row.shape };
-        return (shape, "three consumers of 64 rows read K and V a third less often");
-    }
-    (forward_sm90::Shape { order, ..row.shape }, row.why)
-}
-
-/// Whether tiles of 192 rows beat tiles of 128: they need registers that options would take, rows that the diagonal
-/// does not waste, and as many rounds of tiles over the GPU as make up for their length.
-fn three_consumers_pay(problem: &Problem, gpu: &Gpu) -> bool {
-    let mask = problem.mask();
-    let optioned =
-        problem.softcap().is_some() || mask.left().is_some() || problem.lengths() != &Lengths::Uniform;
-    if optioned || (mask.right().is_some() && problem.seq_q() < LONG_CAUSAL) {
-        return false;
-    }
-    if problem.batch_invariant() {
-        return true;
-    }
-    let planes = problem.heads_q() * problem.batch();
-    let rounds = |rows: usize| (problem.seq_q().div_ceil(rows) * planes).div_ceil(gpu.sms as usize) * rows;
-    rounds(192) * 15 <= rounds(128) * 16
-}
-
-/// Rows from which on the diagonal wastes little of a 192-row tile.
-const LONG_CAUSAL: usize = 4096;
-
-/// Where tiles of 64 rows do not even fill the GPU, the CTAs of a cluster share the keys of a tile.
-fn few_tiles(problem: &Problem, gpu: &Gpu) -> Option<(forward_sm90::Shape, &'static str)> {
-    let dim = problem.dim_qk().max(problem.dim_v());
-    let tiles = problem.seq_q().div_ceil(64) * problem.heads_q() * problem.batch();
-    if problem.batch_invariant() || dim > 128 || tiles > gpu.sms as usize {
-        return None;
-    }
-    let key_tiles = problem.seq_kv().div_ceil(FEW_TILES_KEYS as usize);
-    let fits = |parts: &u32| tiles * *parts as usize <= gpu.sms as usize && *parts as usize <= key_tiles;
-    let parts = [8, 4, 2].into_iter().find(fits).unwrap_or(1);
-    let narrow = dim <= 64;
-    let shape = forward_sm90::Shape {
-        consumers: 1,
-        tile_n: FEW_TILES_KEYS,
-        stages: if narrow { 4 } else { 2 },
-        q_stages: 1,
-        staging: if narrow { WHOLE_64 } else { WHOLE_128 },
-        budget: None,
-        order: forward_sm90::Order::Single { parts },
-        ctas_per_sm: if narrow { 2 } else { 1 },
-    };
-    Some((
-        shape,
-        "fewer tiles of 64 rows than SMs: a cluster shares the keys of each, all loads start at once",
-    ))
-}
-
-/// Keys of a tile where there are few tiles: the first product starts after a short copy.
-const FEW_TILES_KEYS: u32 = 64;
-
-/// Registers of one producer and two consumers: what 384 threads have.
-const TWO_CONSUMERS: RegisterBudget = RegisterBudget { producer: 24, consumer: 240 };
-/// Registers of one producer and three consumers: what 512 threads have.
-const THREE_CONSUMERS: RegisterBudget = RegisterBudget { producer: 32, consumer: 160 };
-
-/// All columns of a narrow output at once.
-const WHOLE_64: Staging = Staging { cols: 64, places: 1 };
-/// All columns of a wider one.
-const WHOLE_128: Staging = Staging { cols: 128, places: 1 };
-/// One slab at a time: all that fits beside K and V.
-const SLAB: Staging = Staging { cols: 64, places: 1 };
-/// One slab leaves while the next is gathered.
-const SLABS: Staging = Staging { cols: 64, places: 2 };
-
-/// One row of the Hopper table: up to these dims, this tile.
-struct HopperRow {
-    dim_qk: u32,
-    dim_v: u32,
-    shape: forward_sm90::Shape,
-    why: &'static str,
-}
-
-const fn hopper(tile_n: u32, q_stages: u32, staging: Staging) -> forward_sm90::Shape {
-    forward_sm90::Shape {
-        consumers: 2,
-        tile_n,
-        stages: 2,
-        q_stages,
-        staging,
-        budget: Some(TWO_CONSUMERS),
-        order: forward_sm90::Order::Static,
-        ctas_per_sm: 1,
-    }
-}
-
-/// Tiles of the Hopper kernel, narrowest heads first.
-const HOPPER: &[HopperRow] = &[
-    HopperRow {
-        dim_qk: 64,
-        dim_v: 64,
-        shape: hopper(128, 2, WHOLE_64),
-        why: "two consumers leave registers for masks; the next tile's first product covers the epilogue",
-    },
-    HopperRow {
-        dim_qk: 128,
-        dim_v: 128,
-        shape: hopper(128, 2, WHOLE_128),
-        why: "128 x 128 fills the registers; the next tile's first product covers the epilogue",
-    },
-    HopperRow {
-        dim_qk: 192,
-        dim_v: 128,
-        shape: hopper(128, 1, SLAB),
-        why: "128 keys still fit beside one Q tile; two would not",
-    },
-    HopperRow {
-        dim_qk: 192,
-        dim_v: 192,
-        shape: hopper(96, 1, SLABS),
-        why: "96 keys are what two stages of K and V leave room for",
-    },
-    HopperRow {
-        dim_qk: 256,
-        dim_v: 256,
-        shape: hopper(64, 1, SLABS),
-        why: "the output takes half of the registers and Q a quarter of shared memory; 64 keys fit beside them",
-    },
-];

@@ -1,7 +1,9 @@
 //! Which kernel is chosen for what, without a GPU, and how refusals read.
 
 use flashcore_core::{DType, Dims, Layout, Lengths, Mask, Problem, Spec};
-use flashcore_kernels::{Gpu, KernelConfig, Plan, PlanError, covering_set, plan};
+use flashcore_kernels::{
+    Gpu, KernelConfig, Plan, PlanError, covering_set, forward_sm80::Shape, plan, plan_general,
+};
 
 fn spec(dtype: DType, [heads_q, heads_kv, seq_q, seq_kv]: [usize; 4], dim: usize) -> Spec {
     let layout = |heads, seq| Layout::bshd(Dims::new(2, heads, seq, dim)).unwrap();
@@ -92,6 +94,15 @@ fn options_reach_the_kernel() {
     };
     assert!(cfg.mask.left && cfg.mask.right && cfg.softcap && cfg.sinks);
     assert_eq!((cfg.access.bytes(), cfg.lengths.name()), (4, "used"));
+}
+
+#[test]
+fn the_general_kernel_can_be_asked_for() {
+    let plan = plan_general(&problem(128), &Gpu::HOPPER, 16).unwrap();
+    assert!(plan.kernel().name().starts_with("fc_forward_sm_90_bf16_d128v128_w4x2n64x32"), "{plan}");
+    let KernelConfig::Sm80(cfg) = plan.kernel() else { panic!("{plan}") };
+    let other = plan.with_general_shape(Shape { tile_n: 32, ..cfg.shape }).unwrap();
+    assert!(other.kernel().name().contains("n32x32"), "{other}");
 }
 
 /// With `batch_invariant`, and without, batch and heads have no say in the choice.

@@ -7,9 +7,9 @@ use flashcore_sim::{Buffer, Launch, Options, Outcome};
 use flashcore_tile::Program;
 
 /// Runs whatever `plan` chooses, once under each of `options`; all runs must agree bit for bit.
-pub struct Simulator<P> {
-    pub plan: P,
-    pub options: Vec<Options>,
+pub(crate) struct Simulator<P> {
+    pub(crate) plan: P,
+    pub(crate) options: Vec<Options>,
 }
 
 impl<P: Fn(&Problem) -> Result<Plan, String> + Send + Sync> Backend for Simulator<P> {

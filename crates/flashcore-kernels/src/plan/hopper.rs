@@ -1,0 +1,170 @@
+//! The Hopper kernel, `forward_sm90`: what it cannot take, and its tiles with the reason beside each row.
+
+use flashcore_core::{Layout, Lengths, Problem};
+use flashcore_tile::RegisterBudget;
+
+use super::Gpu;
+use crate::{
+    forward_sm90::{Order, Shape, Staging},
+    shared::load::Access,
+};
+
+/// Why the Hopper kernel cannot take a problem.
+pub(super) fn refusal(problem: &Problem, gpu: &Gpu, access: Access) -> Option<String> {
+    let no = |reason: &str| Some(reason.to_owned());
+    if gpu.capability != (9, 0) {
+        return Some(format!(
+            "it runs on compute capability 9.0, not {}.{}",
+            gpu.capability.0, gpu.capability.1
+        ));
+    }
+    if matches!(problem.lengths(), Lengths::Ragged { .. }) {
+        return no("packed sequences have no tensor map");
+    }
+    if access != Access::B16 {
+        return no("tensor copies need addresses and strides at multiples of 16 bytes");
+    }
+    if problem.rows() == 0 || problem.seq_kv() == 0 {
+        return no("tensor maps cannot be empty");
+    }
+    let far = |layout: &Layout| layout.strides().into_iter().any(|s| s * problem.dtype().bytes() >= 1 << 40);
+    if [problem.q(), problem.k(), problem.v(), problem.out()].into_iter().any(far) {
+        return no("strides of 2^40 bytes and more do not fit in a tensor map");
+    }
+    None
+}
+
+/// The tile of the Hopper kernel, and why.
+pub(super) fn shape(problem: &Problem, gpu: &Gpu) -> (Shape, &'static str) {
+    if let Some(small) = few_tiles(problem, gpu) {
+        return small;
+    }
+    let (qk, v) = (problem.dim_qk() as u32, problem.dim_v() as u32);
+    let row = TABLE.iter().find(|row| qk <= row.dim_qk && v <= row.dim_v).unwrap_or(&TABLE[TABLE.len() - 1]);
+    let uneven = problem.mask().right().is_some() || matches!(problem.lengths(), Lengths::Used { .. });
+    let order = if uneven { Order::Atomic } else { Order::Static };
+    if v <= 64 && qk <= 64 && three_consumers_pay(problem, gpu) {
+        let shape = Shape { consumers: 3, budget: Some(THREE_CONSUMERS), order, ..row.shape };
+        return (shape, "three consumers of 64 rows read K and V a third less often");
+    }
+    (Shape { order, ..row.shape }, row.why)
+}
+
+/// Whether tiles of 192 rows beat tiles of 128: they need registers that options would take, rows that the diagonal
+/// does not waste, and as many rounds of tiles over the GPU as make up for their length.
+fn three_consumers_pay(problem: &Problem, gpu: &Gpu) -> bool {
+    let mask = problem.mask();
+    let optioned =
+        problem.softcap().is_some() || mask.left().is_some() || problem.lengths() != &Lengths::Uniform;
+    if optioned || (mask.right().is_some() && problem.seq_q() < LONG_CAUSAL) {
+        return false;
+    }
+    if problem.batch_invariant() {
+        return true;
+    }
+    let planes = problem.heads_q() * problem.batch();
+    let rounds = |rows: usize| (problem.seq_q().div_ceil(rows) * planes).div_ceil(gpu.sms as usize) * rows;
+    rounds(192) * 15 <= rounds(128) * 16
+}
+
+/// Rows from which on the diagonal wastes little of a 192-row tile.
+const LONG_CAUSAL: usize = 4096;
+
+/// Where tiles of 64 rows do not even fill the GPU, the CTAs of a cluster share the keys of a tile.
+fn few_tiles(problem: &Problem, gpu: &Gpu) -> Option<(Shape, &'static str)> {
+    let dim = problem.dim_qk().max(problem.dim_v());
+    let tiles = problem.seq_q().div_ceil(64) * problem.heads_q() * problem.batch();
+    if problem.batch_invariant() || dim > 128 || tiles > gpu.sms as usize {
+        return None;
+    }
+    let key_tiles = problem.seq_kv().div_ceil(FEW_TILES_KEYS as usize);
+    let fits = |parts: &u32| tiles * *parts as usize <= gpu.sms as usize && *parts as usize <= key_tiles;
+    let parts = [8, 4, 2].into_iter().find(fits).unwrap_or(1);
+    let narrow = dim <= 64;
+    let shape = Shape {
+        consumers: 1,
+        tile_n: FEW_TILES_KEYS,
+        stages: if narrow { 4 } else { 2 },
+        q_stages: 1,
+        staging: if narrow { WHOLE_64 } else { WHOLE_128 },
+        budget: None,
+        order: Order::Single { parts },
+        ctas_per_sm: if narrow { 2 } else { 1 },
+    };
+    Some((
+        shape,
+        "fewer tiles of 64 rows than SMs: a cluster shares the keys of each, all loads start at once",
+    ))
+}
+
+/// Keys of a tile where there are few tiles: the first product starts after a short copy.
+const FEW_TILES_KEYS: u32 = 64;
+
+/// Registers of one producer and two consumers: what 384 threads have.
+const TWO_CONSUMERS: RegisterBudget = RegisterBudget { producer: 24, consumer: 240 };
+/// Registers of one producer and three consumers: what 512 threads have.
+const THREE_CONSUMERS: RegisterBudget = RegisterBudget { producer: 32, consumer: 160 };
+
+/// All columns of a narrow output at once.
+const WHOLE_64: Staging = Staging { cols: 64, places: 1 };
+/// All columns of a wider one.
+const WHOLE_128: Staging = Staging { cols: 128, places: 1 };
+/// One slab at a time: all that fits beside K and V.
+const SLAB: Staging = Staging { cols: 64, places: 1 };
+/// One slab leaves while the next is gathered.
+const SLABS: Staging = Staging { cols: 64, places: 2 };
+
+/// One row of the Hopper table: up to these dims, this tile.
+struct Row {
+    dim_qk: u32,
+    dim_v: u32,
+    shape: Shape,
+    why: &'static str,
+}
+
+const fn tile(tile_n: u32, q_stages: u32, staging: Staging) -> Shape {
+    Shape {
+        consumers: 2,
+        tile_n,
+        stages: 2,
+        q_stages,
+        staging,
+        budget: Some(TWO_CONSUMERS),
+        order: Order::Static,
+        ctas_per_sm: 1,
+    }
+}
+
+/// Tiles of the Hopper kernel, narrowest heads first.
+const TABLE: &[Row] = &[
+    Row {
+        dim_qk: 64,
+        dim_v: 64,
+        shape: tile(128, 2, WHOLE_64),
+        why: "two consumers leave registers for masks; the next tile's first product covers the epilogue",
+    },
+    Row {
+        dim_qk: 128,
+        dim_v: 128,
+        shape: tile(128, 2, WHOLE_128),
+        why: "128 x 128 fills the registers; the next tile's first product covers the epilogue",
+    },
+    Row {
+        dim_qk: 192,
+        dim_v: 128,
+        shape: tile(128, 1, SLAB),
+        why: "128 keys still fit beside one Q tile; two would not",
+    },
+    Row {
+        dim_qk: 192,
+        dim_v: 192,
+        shape: tile(96, 1, SLABS),
+        why: "96 keys are what two stages of K and V leave room for",
+    },
+    Row {
+        dim_qk: 256,
+        dim_v: 256,
+        shape: tile(64, 1, SLABS),
+        why: "the output takes half of the registers and Q a quarter of shared memory; 64 keys fit beside them",
+    },
+];
