@@ -39,7 +39,7 @@ fn general_kernels_are_right_under_every_schedule() {
 }
 
 /// Checks everything, on all cores, and reports all failures together.
-fn all_pass<T: Sync>(items: &[T], check: impl Fn((usize, &T)) -> Option<String> + Sync) {
+fn all_pass<T: Sync>(items: &[T], check: impl Fn((usize, &T)) -> Option<String> + Sync + Send) {
     use rayon::prelude::*;
     let failures: Vec<_> = items.par_iter().enumerate().filter_map(check).collect();
     assert!(failures.is_empty(), "{} of {}:\n{}", failures.len(), items.len(), failures.join("\n"));
