@@ -107,7 +107,6 @@ fn assemble(ptxas: &Path, plan: &Plan, program: &Program<Problem>, target: Targe
         String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
     let registers = number_before(&said, " registers").unwrap_or(0);
     let bad = !output.status.success()
-        || said.contains("(C75")
         || said.contains("C75")
         || said.contains("warning")
         || !said.contains("0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads")
