@@ -28,6 +28,7 @@ pub mod protocol;
 pub mod record;
 pub mod referee;
 pub mod sensors;
+pub mod simulator;
 pub mod stats;
 pub mod suites;
 pub mod task;

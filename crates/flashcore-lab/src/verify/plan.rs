@@ -5,6 +5,7 @@ use std::sync::Arc;
 use flashcore::cuda::{self, Cuda};
 use flashcore_core::{Backend, BackendError, DType, Problem};
 use flashcore_cpu::Cpu;
+use flashcore_kernels::Gpu;
 use flashcore_testkit::{
     Case, Tag,
     cases::{self, Cost},
@@ -13,6 +14,7 @@ use flashcore_testkit::{
 };
 
 use super::Scope;
+use crate::simulator::Simulator;
 
 /// A backend under test: built first, then run.
 pub trait Candidate {
@@ -36,15 +38,38 @@ pub struct Target {
     pub costs: [Cost; 2],
     /// Random problems, likewise.
     pub random: [u64; 2],
+    /// Checks of a group, likewise; evenly spaced ones are taken of more.
+    pub most: [usize; 2],
+    /// Element types it takes.
+    pub dtypes: &'static [DType],
 }
 
 /// The CPU.
-pub const CPU: Target =
-    Target { name: "cpu", open: open_cpu, costs: [Cost::Small, Cost::Huge], random: [60, 1000] };
+pub const CPU: Target = Target {
+    name: "cpu",
+    open: open_cpu,
+    costs: [Cost::Small, Cost::Huge],
+    random: [60, 1000],
+    most: [usize::MAX; 2],
+    dtypes: &DType::ALL,
+};
+
+/// What GPU kernels take.
+const HALVES: &[DType] = &[DType::F16, DType::BF16];
 
 /// Every backend that can be verified.
-pub const TARGETS: &[Target] =
-    &[CPU, Target { name: "cuda", open: open_cuda, costs: [Cost::Small, Cost::Huge], random: [60, 1000] }];
+pub const TARGETS: &[Target] = &[
+    CPU,
+    Target {
+        name: "sim",
+        open: || Ok(Box::new(Simulator::new(Gpu::HOPPER))),
+        costs: [Cost::Tiny, Cost::Tiny],
+        random: [8, 60],
+        most: [6, usize::MAX],
+        dtypes: HALVES,
+    },
+    Target { name: "cuda", open: open_cuda, dtypes: HALVES, ..CPU },
+];
 
 /// The backend of that name.
 pub fn target(name: &str) -> Option<&'static Target> {
@@ -68,6 +93,17 @@ impl Candidate for Cpu {
 fn open_cuda() -> Result<Box<dyn Candidate>, BackendError> {
     let unavailable = |e: cuda::Error| BackendError::Unavailable { backend: "cuda", reason: e.to_string() };
     Ok(Box::new(Cuda::open(0).map_err(unavailable)?))
+}
+
+impl Candidate for Simulator {
+    fn build(&self, problem: &Problem) -> Result<(), BackendError> {
+        let program = self.plan(problem)?.kernel().program();
+        program.map(drop).map_err(|e| BackendError::Failed { backend: "sim", source: Box::new(e) })
+    }
+
+    fn backend(&self) -> &dyn Backend {
+        self
+    }
 }
 
 impl Candidate for Cuda {
@@ -144,10 +180,17 @@ pub fn groups(target: &Target, scope: &Scope) -> Vec<Group> {
     groups.push(Group { name: "random".to_owned(), checks: randoms(count) });
     for group in &mut groups {
         let Group { name, checks } = group;
-        checks.retain(|check| is_wanted(scope, name, check));
+        checks.retain(|check| target.dtypes.contains(&check.dtype) && is_wanted(scope, name, check));
+        *checks = evenly(checks, target.most[usize::from(!scope.quick)]);
     }
     groups.retain(|group| !group.checks.is_empty());
     groups
+}
+
+/// At most `most` of the checks, over their whole range.
+fn evenly(checks: &[Check], most: usize) -> Vec<Check> {
+    let count = most.min(checks.len());
+    (0..count).map(|n| checks[n * checks.len() / count].clone()).collect()
 }
 
 fn is_wanted(scope: &Scope, group: &str, check: &Check) -> bool {

@@ -124,7 +124,9 @@ impl Flags {
             progress.say(format!("{}: {}", target.name, group.name));
             let outcome = watch.group(order, &mut |_| progress.step())?;
             report.unavailable = outcome.unavailable;
-            report.groups.push(GroupReport::new(group.name, outcome.reports, begin.elapsed()));
+            if report.unavailable.is_none() {
+                report.groups.push(GroupReport::new(group.name, outcome.reports, begin.elapsed()));
+            }
         }
         Ok(report)
     }
