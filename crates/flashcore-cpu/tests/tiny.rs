@@ -1,0 +1,90 @@
+//! Tiny problems on the portable path, small enough for miri, which sees every access of every pointer:
+//! `MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test -p flashcore-cpu --test tiny`.
+
+use flashcore_core::{Backend, Dims, Element, HostCall, Layout, Lengths, Mask, Problem, Spec};
+use flashcore_cpu::{Cpu, SimdLevel};
+use half::{bf16, f16};
+
+/// Numbers in [−1, 1).
+fn values<T: Element>(layout: &Layout, seed: usize) -> Vec<T> {
+    (0..layout.span()).map(|i| T::from_f32(((i * 7 + seed * 5) % 16) as f32 / 8.0 - 1.0)).collect()
+}
+
+/// Row `i` of `head` in sequence `n`, by definition.
+fn reference<T: Element>(problem: &Problem, [q, k, v]: [&[T]; 3], [n, head, i]: [usize; 3]) -> Vec<f64> {
+    let (s, kv_head) = (problem.sequence(n), head / problem.group());
+    let at = |data: &[T], start: usize, d: usize| f64::from(data[start + d].to_f32());
+    let q_row = problem.q().row(s.batch, head, s.q_start + i);
+    let mut out = vec![0.0; problem.dim_v()];
+    let mut sum = 0.0;
+    for key in problem.mask().keys(i, s.q_len, s.kv_len) {
+        let k_row = problem.k().row(s.batch, kv_head, s.kv_start + key);
+        let v_row = problem.v().row(s.batch, kv_head, s.kv_start + key);
+        let dot: f64 = (0..problem.dim_qk()).map(|d| at(q, q_row, d) * at(k, k_row, d)).sum();
+        let score = dot * f64::from(problem.scale());
+        let weight =
+            problem.softcap().map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh()).exp();
+        sum += weight;
+        out.iter_mut().enumerate().for_each(|(d, out)| *out += weight * at(v, v_row, d));
+    }
+    out.iter_mut().for_each(|out| *out /= if sum > 0.0 { sum } else { 1.0 });
+    out
+}
+
+fn check_as<T: Element>(
+    [batch, heads_q, heads_kv, seq_q, seq_kv, dim]: [usize; 6],
+    change: &dyn Fn(&mut Spec),
+) {
+    let layout = |heads, seq| Layout::bhsd(Dims::new(batch, heads, seq, dim)).unwrap();
+    let mut spec =
+        Spec::new(T::DTYPE, layout(heads_q, seq_q), layout(heads_kv, seq_kv), layout(heads_kv, seq_kv));
+    change(&mut spec);
+    let problem = spec.parse().unwrap();
+    let (q, k, v) = (values::<T>(problem.q(), 1), values::<T>(problem.k(), 2), values::<T>(problem.v(), 3));
+    let mut out = vec![T::from_f32(f32::NAN); problem.out().span()];
+    let cpu = Cpu::new().with_simd(SimdLevel::Portable).unwrap();
+    cpu.forward(&mut HostCall::bind(&problem, [&q, &k, &v], &mut out, None).unwrap()).unwrap();
+    for (n, head) in (0..problem.sequences()).flat_map(|n| (0..heads_q).map(move |head| (n, head))) {
+        let s = problem.sequence(n);
+        for i in 0..s.q_len {
+            let row = problem.out().row(s.batch, head, s.q_start + i);
+            let expected = reference(&problem, [&q, &k, &v], [n, head, i]);
+            for (got, expected) in out[row..].iter().zip(expected) {
+                assert!(
+                    (f64::from(got.to_f32()) - expected).abs() < 1e-2,
+                    "{got:?}, not {expected}: {problem:?}"
+                );
+            }
+        }
+    }
+}
+
+fn check(shape: [usize; 6], change: impl Fn(&mut Spec)) {
+    check_as::<f32>(shape, &change);
+    check_as::<f16>(shape, &change);
+    check_as::<bf16>(shape, &change);
+}
+
+#[test]
+fn tiles() {
+    check([1, 2, 1, 9, 11, 5], |spec| spec.mask = Mask::CAUSAL);
+    check([1, 1, 1, 17, 17, 3], |spec| spec.mask = Mask::window(2, 1).top_left());
+    check([1, 1, 1, 5, 9, 2], |spec| spec.softcap = Some(2.0));
+}
+
+#[test]
+fn rows() {
+    check([2, 2, 1, 1, 9, 8], |_| ());
+    check([1, 1, 1, 2, 40, 3], |spec| spec.mask = Mask::CAUSAL);
+}
+
+#[test]
+fn parts() {
+    check([1, 1, 1, 1, 600, 1], |_| ());
+}
+
+#[test]
+fn lengths() {
+    check([2, 1, 1, 6, 6, 4], |spec| spec.lengths = Lengths::used([0, 5], [3, 2]));
+    check([1, 1, 1, 7, 9, 4], |spec| spec.lengths = Lengths::ragged([0, 1, 1, 7], [0, 4, 5, 9]));
+}
