@@ -153,24 +153,13 @@ impl Mbarrier {
     /// Waits until the phase of the given parity has completed.
     #[track_caller]
     pub fn wait(self, b: &mut Builder, parity: impl Into<Val<U32>>) {
-        self.wait_or(b, parity, None);
-    }
-
-    /// As [`wait`](Self::wait), but goes on where `skip` holds.
-    #[track_caller]
-    pub fn wait_or(self, b: &mut Builder, parity: impl Into<Val<U32>>, skip: Option<crate::value::Pred>) {
         let parity = parity.into();
         let again = b.label("wait");
         b.place(&again);
-        // Lanes may see the phase flip at different times, so the loop's condition is per lane; the barrier itself
-        // keeps the warp together, because all lanes leave in the same phase.
+        // Lanes may see the phase flip at different times, so that they may part here; all leave in the same phase.
         let done = b.fresh_pred(parity.scope().min(self.at.base.scope()));
         let operands = [Operand::Reg(done.id), self.at.operand(), parity.operand()];
         b.emit(Op::MbarrierTryWait, &[Mod::Parity, Mod::SharedCta, B64], operands);
-        let done = match skip {
-            Some(skip) => b.either(done, skip),
-            None => done,
-        };
         b.spin(done, &again);
     }
 }

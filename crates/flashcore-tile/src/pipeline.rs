@@ -100,12 +100,6 @@ impl Stage {
         self.full.wait(b, self.parity);
     }
 
-    /// Consumer: as [`wait_full`](Self::wait_full), but goes on where `skip` holds.
-    #[track_caller]
-    pub fn wait_full_or(&self, b: &mut Builder, skip: Pred) {
-        self.full.wait_or(b, self.parity, Some(skip));
-    }
-
     /// Consumer: gives the tile back; executed by the threads for which `who` holds.
     #[track_caller]
     pub fn release(&self, b: &mut Builder, who: Pred) {
