@@ -100,11 +100,6 @@ impl Engine {
         self.jobs.iter().any(|j| j.cluster == cluster)
     }
 
-    /// Unfinished work that matches.
-    pub(crate) fn find(&self, wanted: impl Fn(&Job) -> bool) -> Option<&Job> {
-        self.jobs.iter().find(|j| wanted(j))
-    }
-
     /// Drops work that will never be finished.
     pub(crate) fn discard(&mut self, unwanted: impl Fn(&Job) -> bool) {
         self.jobs.retain(|j| !unwanted(j));

@@ -10,6 +10,8 @@ pub(crate) enum RegisterFault {
     Uninit,
     /// An unfinished wgmma owns it.
     InFlight,
+    /// A wgmma made it from shared memory that nobody had written.
+    Undefined,
 }
 
 #[derive(Clone, Copy, Default, Debug)]
@@ -20,6 +22,8 @@ struct State {
     in_flight: u32,
     /// Number of the `wgmma.fence` after which it was last touched, from 1.
     touched: u32,
+    /// Its value comes from unwritten memory.
+    undefined: bool,
 }
 
 /// The registers of a warp.
@@ -81,10 +85,11 @@ impl RegFile {
             Reg::Narrow(slot) => {
                 let state = &mut self.narrow_state[slot as usize];
                 state.touched = self.fences;
-                if state.in_flight > 0 {
-                    return Some(RegisterFault::InFlight);
+                match state {
+                    State { in_flight: 1.., .. } => return Some(RegisterFault::InFlight),
+                    State { undefined: true, .. } => return Some(RegisterFault::Undefined),
+                    _ => state.written,
                 }
-                state.written
             }
             Reg::Wide(slot) => self.wide_written[slot as usize],
             Reg::Predicate(slot) => self.predicate_written[slot as usize],
@@ -118,6 +123,7 @@ impl RegFile {
         }
         let state = &mut self.narrow_state[slot];
         state.written |= mask;
+        state.undefined = false;
         state.touched = self.fences;
         (state.in_flight > 0).then_some(RegisterFault::InFlight)
     }
@@ -152,6 +158,16 @@ impl RegFile {
     /// A wgmma will write the register.
     pub(crate) fn promise(&mut self, slot: u32) {
         self.narrow_state[slot as usize].written = u32::MAX;
+    }
+
+    /// Whether the register's value comes from unwritten memory.
+    pub(crate) fn is_undefined(&self, slot: u32) -> bool {
+        self.narrow_state[slot as usize].undefined
+    }
+
+    /// A wgmma fills the register from memory that was written, or not.
+    pub(crate) fn define(&mut self, slot: u32, defined: bool) {
+        self.narrow_state[slot as usize].undefined = !defined;
     }
 
     /// A wgmma takes the register.

@@ -21,7 +21,7 @@ impl Rng {
 
     /// True once in `n` times on average.
     pub(crate) fn one_in(&mut self, n: u64) -> bool {
-        self.next() % n == 0
+        self.next().is_multiple_of(n)
     }
 }
 

@@ -19,7 +19,7 @@ impl Machine<'_> {
         if self.context.options.timing == Timing::OutOfOrder && self.rng.one_in(4) {
             self.complete_something();
         }
-        let fair = self.engine.turns % FAIRNESS == 0;
+        let fair = self.engine.turns.is_multiple_of(FAIRNESS);
         match self.context.options.schedule {
             Schedule::RoundRobin => self.next_in_turn(),
             Schedule::Random => self.any_ready(),

@@ -79,8 +79,8 @@ impl TensorMap {
 
     fn row(&self, coords: &[i32], number: u32) -> BoxRow {
         let (mut rest, mut address, mut inside) = (number, self.address, true);
-        for dim in 1..self.dims.len() {
-            let index = i64::from(coords[dim]) + i64::from(rest % self.box_dims[dim]);
+        for (dim, coord) in coords.iter().enumerate().skip(1) {
+            let index = i64::from(*coord) + i64::from(rest % self.box_dims[dim]);
             rest /= self.box_dims[dim];
             inside &= index >= 0 && (index as u64) < self.dims[dim];
             address = address.wrapping_add((index as u64).wrapping_mul(self.strides[dim]));

@@ -50,7 +50,7 @@ impl Mode {
     }
 
     /// Division and roots: the f64 result is right to far more bits than f32 has, and never lies on a tie.
-    pub(crate) fn from_f64(self, value: f64) -> f32 {
+    pub(crate) fn round_f64(self, value: f64) -> f32 {
         match self.rounding {
             Rounding::NearestEven => value as f32,
             mode => f32::from_bits(F32.encode(value, mode)),

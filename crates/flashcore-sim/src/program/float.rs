@@ -70,7 +70,7 @@ fn single(inst: &Inst) -> Option<LaneFn> {
             map2(move |a, b| mode.output(divide(mode.input(a), mode.input(b))))
         }
         Op::Div => {
-            map2(move |a, b| mode.output(mode.from_f64(f64::from(mode.input(a)) / f64::from(mode.input(b)))))
+            map2(move |a, b| mode.output(mode.round_f64(f64::from(mode.input(a)) / f64::from(mode.input(b)))))
         }
         Op::Abs => map1(move |a| flushed(a, mode) & 0x7fff_ffff),
         Op::Neg => map1(move |a| flushed(a, mode) ^ 0x8000_0000),
@@ -90,7 +90,7 @@ fn special(inst: &Inst, function: Function, mode: Mode) -> LaneFn {
     if inst.has(Mod::Approx) {
         return map1(move |a| function.on_f32(a, mode.ftz));
     }
-    map1(move |a| mode.output(mode.from_f64(function.exact(f64::from(mode.input(a))))))
+    map1(move |a| mode.output(mode.round_f64(function.exact(f64::from(mode.input(a))))))
 }
 
 fn extremes(inst: &Inst, mode: Mode) -> LaneFn {

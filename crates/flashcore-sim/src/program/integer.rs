@@ -45,6 +45,7 @@ macro_rules! with_int {
 pub(super) use with_int;
 
 /// The function of an integer instruction, `None` where there is none.
+#[allow(clippy::unnecessary_cast, reason = "`T` stands for u64 as well")]
 pub(super) fn lane_fn(inst: &Inst, ty: ScalarType) -> Option<LaneFn> {
     if matches!(inst.op, Op::Mul | Op::Mad) {
         return product(inst, ty);

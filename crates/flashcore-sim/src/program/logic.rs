@@ -12,6 +12,7 @@ use flashcore_ptx::{
     op::{Mod, Op},
     types::{ScalarType, TypeKind},
 };
+use std::cmp::Ordering;
 
 /// The function of a logic instruction, `None` where it is none.
 pub(super) fn lane_fn(inst: &Inst, ty: ScalarType) -> Option<LaneFn> {
@@ -181,35 +182,34 @@ fn float_test(inst: &Inst, how: Mod, ty: ScalarType) -> Option<Test> {
     let ftz = inst.has(Mod::Ftz);
     let half = move |format| HalfMode { format, ftz, sat: false, relu: false };
     let test = ordered(how)?;
+    let single = move |bits: u64| flush(f32::from_bits(bits as u32), ftz);
     Some(match ty {
-        ScalarType::F32 => {
-            let read = move |bits: u64| f64::from(flush(f32::from_bits(bits as u32), ftz));
-            Box::new(move |a, b| test(read(a), read(b)))
-        }
-        ScalarType::F64 => Box::new(move |a, b| test(f64::from_bits(a), f64::from_bits(b))),
+        ScalarType::F32 => Box::new(move |a, b| test(single(a).partial_cmp(&single(b)))),
+        ScalarType::F64 => Box::new(move |a, b| test(f64::from_bits(a).partial_cmp(&f64::from_bits(b)))),
         ScalarType::F16 | ScalarType::F16x2 => {
-            Box::new(move |a, b| test(half(F16).value(a).into(), half(F16).value(b).into()))
+            Box::new(move |a, b| test(half(F16).value(a).partial_cmp(&half(F16).value(b))))
         }
-        _ => Box::new(move |a, b| test(half(BF16).value(a).into(), half(BF16).value(b).into())),
+        _ => Box::new(move |a, b| test(half(BF16).value(a).partial_cmp(&half(BF16).value(b)))),
     })
 }
 
-fn ordered(how: Mod) -> Option<fn(f64, f64) -> bool> {
+/// What a comparison makes of the order of two numbers; there is none with a NaN.
+fn ordered(how: Mod) -> Option<fn(Option<Ordering>) -> bool> {
     Some(match how {
-        Mod::Eq => |a, b| a == b,
-        Mod::Ne => |a, b| a < b || a > b,
-        Mod::Lt => |a, b| a < b,
-        Mod::Le => |a, b| a <= b,
-        Mod::Gt => |a, b| a > b,
-        Mod::Ge => |a, b| a >= b,
-        Mod::Equ => |a, b| !(a < b || a > b),
-        Mod::Neu => |a, b| a != b,
-        Mod::Ltu => |a, b| !(a >= b),
-        Mod::Leu => |a, b| !(a > b),
-        Mod::Gtu => |a, b| !(a <= b),
-        Mod::Geu => |a, b| !(a < b),
-        Mod::Num => |a, b| !a.is_nan() && !b.is_nan(),
-        Mod::Nan => |a, b| a.is_nan() || b.is_nan(),
+        Mod::Eq => |order| order.is_some_and(Ordering::is_eq),
+        Mod::Ne => |order| order.is_some_and(Ordering::is_ne),
+        Mod::Lt => |order| order.is_some_and(Ordering::is_lt),
+        Mod::Le => |order| order.is_some_and(Ordering::is_le),
+        Mod::Gt => |order| order.is_some_and(Ordering::is_gt),
+        Mod::Ge => |order| order.is_some_and(Ordering::is_ge),
+        Mod::Equ => |order| order.is_none_or(Ordering::is_eq),
+        Mod::Neu => |order| order.is_none_or(Ordering::is_ne),
+        Mod::Ltu => |order| order.is_none_or(Ordering::is_lt),
+        Mod::Leu => |order| order.is_none_or(Ordering::is_le),
+        Mod::Gtu => |order| order.is_none_or(Ordering::is_gt),
+        Mod::Geu => |order| order.is_none_or(Ordering::is_ge),
+        Mod::Num => |order| order.is_some(),
+        Mod::Nan => |order| order.is_none(),
         _ => return None,
     })
 }

@@ -27,11 +27,11 @@ impl Step<'_, '_> {
         Ok(Flow::Next)
     }
 
-    pub(super) fn to_generic(&mut self, dst: Dst, src: Src, space: Space) -> Outcome {
+    pub(super) fn make_generic(&mut self, dst: Dst, src: Src, space: Space) -> Outcome {
         self.map(dst, src, |a| if window(space) == 0 { a } else { window(space) + (a & (WINDOW_BYTES - 1)) })
     }
 
-    pub(super) fn from_generic(&mut self, dst: Dst, src: Src, space: Space) -> Outcome {
+    pub(super) fn leave_generic(&mut self, dst: Dst, src: Src, space: Space) -> Outcome {
         self.map(dst, src, |a| if window(space) == 0 { a } else { a & (WINDOW_BYTES - 1) })
     }
 

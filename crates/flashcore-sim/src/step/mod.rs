@@ -125,8 +125,8 @@ impl Step<'_, '_> {
                 self.compare(f, *p, *q, srcs, *packed, *combine)
             }
             Uop::Unpack { dsts, src, bits } => self.unpack(dsts, *src, *bits),
-            Uop::ToGeneric { dst, src, space } => self.to_generic(*dst, *src, *space),
-            Uop::FromGeneric { dst, src, space } => self.from_generic(*dst, *src, *space),
+            Uop::ToGeneric { dst, src, space } => self.make_generic(*dst, *src, *space),
+            Uop::FromGeneric { dst, src, space } => self.leave_generic(*dst, *src, *space),
             Uop::IsSpace { dst, src, space } => self.is_space(*dst, *src, *space),
             Uop::MapA { dst, src, rank, generic } => self.map_address(*dst, *src, *rank, *generic),
             Uop::CtaRank { dst, src } => self.cta_rank(*dst, *src),

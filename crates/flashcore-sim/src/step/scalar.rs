@@ -58,6 +58,10 @@ impl Step<'_, '_> {
                 let message = "a source register was never written".to_string();
                 self.report(FindingKind::UninitRegister, lane, message);
             }
+            RegisterFault::Undefined if checks.init => {
+                let message = "the register holds what a wgmma made of unwritten shared memory".to_string();
+                self.report(FindingKind::UninitShared, lane, message);
+            }
             RegisterFault::InFlight if checks.in_flight => {
                 let message = format!("a register of an unfinished wgmma is {what} before wgmma.wait_group");
                 self.report(FindingKind::InFlightRegister, lane, message);

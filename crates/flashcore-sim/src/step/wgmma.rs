@@ -170,15 +170,27 @@ impl Step<'_, '_> {
         let b = self.agreed(op.b, leader)?;
         let scale_d = self.agreed(op.scale_d, leader)? & 1 == 1;
         self.machine.counters.tensor_macs += (ROWS * op.n * op.k) as u64;
+        let mut defined = self.enter_operand(leader, op.operand_b(b))?;
         if let Some(bits) = a {
-            self.enter_operand(leader, op.operand_a(bits))?;
+            defined &= self.enter_operand(leader, op.operand_a(bits))?;
         }
-        self.enter_operand(leader, op.operand_b(b))?;
+        self.define_results(op, leader, defined, scale_d);
         let group = self.machine.warps[leader].wgmma.committed;
         let warp = std::mem::replace(&mut self.warp, leader);
         self.issue(group, u32::MAX, Knowledge::default(), Work::Wgmma { a, b, scale_d });
         self.warp = warp;
         Ok(())
+    }
+
+    /// What is made of unwritten memory is undefined, and so is what is made of that: reported where it is used.
+    fn define_results(&mut self, op: &Wgmma, leader: usize, defined: bool, reads_d: bool) {
+        for warp in leader..leader + 4 {
+            let registers = &mut self.machine.warps[warp].registers;
+            for slot in op.d.iter().filter_map(|r| narrow(*r)) {
+                let keeps = reads_d && registers.is_undefined(slot);
+                registers.define(slot, defined && !keeps);
+            }
+        }
     }
 
     /// A value that all lanes of all four warps must share.
@@ -199,8 +211,8 @@ impl Step<'_, '_> {
         self.halt(FindingKind::DescriptorMismatch, 0, text)
     }
 
-    /// Judges and enters the reads of an operand, for all four warps.
-    fn enter_operand(&mut self, leader: usize, operand: Operand) -> Outcome<()> {
+    /// Judges and enters the reads of an operand, for all four warps; whether all of it was ever written.
+    fn enter_operand(&mut self, leader: usize, operand: Operand) -> Outcome<bool> {
         let checks = self.machine.context.options.checks;
         let cta = self.cta;
         let cluster = self.machine.ctas[cta].cluster;
@@ -232,11 +244,10 @@ impl Step<'_, '_> {
         if let Some(text) = fault {
             return self.halt(FindingKind::OutOfBounds, 0, format!("a wgmma operand: {text}"));
         }
-        self.check_written(written, FindingKind::UninitShared, 0);
         if let Some(conflict) = conflict {
             self.report_conflict(conflict, 0, false, Proxy::Async);
         }
-        Ok(())
+        Ok(written)
     }
 
     /// What all four warps of a warpgroup know, their own past included.
