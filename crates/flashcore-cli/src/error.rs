@@ -1,6 +1,6 @@
 //! How a command ends: a verdict, or an error that says what to do; both become exit codes.
 
-use std::{io, process::ExitCode};
+use std::io;
 
 use flashcore::{BackendError, ProblemError};
 use flashcore_cuda::cache::CacheError;
@@ -24,14 +24,13 @@ impl Verdict {
     pub const fn from_bool(good: bool) -> Self {
         if good { Self::Pass } else { Self::Fail }
     }
-}
 
-impl From<Verdict> for ExitCode {
-    fn from(verdict: Verdict) -> Self {
-        match verdict {
-            Verdict::Pass => Self::SUCCESS,
-            Verdict::Fail => Self::from(1),
-            Verdict::Stopped => Self::from(CliError::EXIT),
+    /// The exit code.
+    pub const fn code(self) -> u8 {
+        match self {
+            Self::Pass => 0,
+            Self::Fail => 1,
+            Self::Stopped => CliError::EXIT,
         }
     }
 }

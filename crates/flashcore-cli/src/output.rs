@@ -3,10 +3,7 @@
 //! Every command hands a [`Report`] to [`Output::show`]; no command prints by itself. A reader that went away
 //! (`flashcore … | head`) is not an error.
 
-use std::{
-    io::{self, IsTerminal, Write},
-    process::ExitCode,
-};
+use std::io::{self, IsTerminal, Write};
 
 use comfy_table::{Attribute, Cell, Color, ContentArrangement, Table, presets};
 use serde::Serialize;
@@ -58,8 +55,8 @@ impl Output {
         }
     }
 
-    /// Shows why a command could not run; with `--json`, standard output still gets its one object.
-    pub fn failure(&self, error: &CliError) -> ExitCode {
+    /// Shows why a command could not run and returns the exit code; with `--json`, standard output still gets its one object.
+    pub fn failure(&self, error: &CliError) -> u8 {
         let message = error.chain();
         if self.style.json {
             let object = serde_json::json!({ "error": message, "exit_code": CliError::EXIT });
@@ -67,7 +64,7 @@ impl Output {
             let _ = self.raw(&format!("{object:#}\n"));
         }
         let _ = writeln!(io::stderr(), "error: {message}");
-        ExitCode::from(CliError::EXIT)
+        CliError::EXIT
     }
 }
 

@@ -59,7 +59,11 @@ impl Array {
     ///
     /// # Safety
     /// The tensor's shape and strides must be those of a live producer.
-    pub(crate) unsafe fn read(tensor: &Tensor, operand: Operand, bits_are_bf16: bool) -> Result<Self, CallError> {
+    pub(crate) unsafe fn read(
+        tensor: &Tensor,
+        operand: Operand,
+        bits_are_bf16: bool,
+    ) -> Result<Self, CallError> {
         Ok(Self {
             operand,
             // Empty tensors may have any address, null included.
@@ -96,7 +100,8 @@ impl Array {
         let View { rank, extents: given, strides } = self.view;
         let steps = |at: usize| given[at] <= 1 || strides[at] == dense[at];
         let empty = wanted.contains(&0);
-        let good = rank == 3 && given[..3] == wanted && (empty || (0..3).all(steps)) && self.dtype == DType::F32;
+        let good =
+            rank == 3 && given[..3] == wanted && (empty || (0..3).all(steps)) && self.dtype == DType::F32;
         if good { Ok(()) } else { Err(CallError::Lse { extents }) }
     }
 }

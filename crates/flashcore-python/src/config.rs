@@ -1,9 +1,6 @@
 //! What this installation can do, as pairs of words, for `flashcore.show_config()`.
 
-use flashcore::{
-    cuda::driver::{Driver, Error, toolchain},
-    cuda::Cuda,
-};
+use flashcore::cuda::driver::{Driver, Error};
 use pyo3::prelude::*;
 
 use crate::host;

@@ -2,7 +2,9 @@
 
 use flashcore::{BackendError, DType, Operand, ProblemError, cuda};
 use pyo3::{
-    exceptions::{PyBufferError, PyMemoryError, PyNotImplementedError, PyRuntimeError, PyTypeError, PyValueError},
+    exceptions::{
+        PyBufferError, PyMemoryError, PyNotImplementedError, PyRuntimeError, PyTypeError, PyValueError,
+    },
     prelude::*,
 };
 
@@ -11,9 +13,13 @@ use crate::array::Place;
 /// Why attention was not computed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CallError {
-    #[error("{operand} is a {kind}, which does not speak DLPack; pass a tensor of torch, JAX, CuPy, NumPy or the like")]
+    #[error(
+        "{operand} is a {kind}, which does not speak DLPack; pass a tensor of torch, JAX, CuPy, NumPy or the like"
+    )]
     NotATensor { operand: Operand, kind: String },
-    #[error("{operand} has {rank} dimensions but 4 are needed: batch, heads, sequence, dim in the order of `layout`")]
+    #[error(
+        "{operand} has {rank} dimensions but 4 are needed: batch, heads, sequence, dim in the order of `layout`"
+    )]
     Rank { operand: Operand, rank: usize },
     #[error(
         "{operand} has elements of DLPack type code {code}, {bits} bits, {lanes} lanes; \

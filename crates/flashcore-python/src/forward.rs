@@ -35,11 +35,8 @@ pub(crate) fn forward(
     record: bool,
 ) -> PyResult<Option<Launched>> {
     let request = Request { stream, bits_are_bf16: options.asked.bits_are_bf16 };
-    let inputs = [
-        request.input(q, Operand::Q)?,
-        request.input(k, Operand::K)?,
-        request.input(v, Operand::V)?,
-    ];
+    let inputs =
+        [request.input(q, Operand::Q)?, request.input(k, Operand::K)?, request.input(v, Operand::V)?];
     let out = request.output(out, Operand::Out)?;
     let lse = lse.map(|lse| request.output(lse, Operand::Lse)).transpose()?;
     Ok(Call { inputs, out, lse }.compute(py, options, stream, record)?)

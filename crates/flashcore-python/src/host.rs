@@ -51,9 +51,8 @@ pub(crate) unsafe fn run(
 ) -> Result<(), CallError> {
     let dtype = problem.dtype();
     // SAFETY: the caller's promise.
-    let inputs = unsafe {
-        [read(q, dtype, problem.q())?, read(k, dtype, problem.k())?, read(v, dtype, problem.v())?]
-    };
+    let inputs =
+        unsafe { [read(q, dtype, problem.q())?, read(k, dtype, problem.k())?, read(v, dtype, problem.v())?] };
     // SAFETY: the caller's promise.
     let out = unsafe { write(out, dtype, problem.out())? };
     // SAFETY: the caller's promise.

@@ -93,8 +93,9 @@ impl Request {
 pub(crate) fn common_place(arrays: &[&Array]) -> Result<Place, CallError> {
     let first = arrays[0];
     match arrays.iter().find(|array| array.place != first.place) {
-        Some(other) => Err(CallError::Places { operand: other.operand, place: other.place, first: first.place }),
+        Some(other) => {
+            Err(CallError::Places { operand: other.operand, place: other.place, first: first.place })
+        }
         None => Ok(first.place),
     }
 }
-

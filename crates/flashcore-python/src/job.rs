@@ -57,7 +57,7 @@ pub(crate) struct Step {
 }
 
 pub(crate) enum Work {
-    Host(Problem),
+    Host(Box<Problem>),
     Device(Arc<Ready>),
 }
 
@@ -66,7 +66,11 @@ thread_local! {
 }
 
 impl Key {
-    pub(crate) fn new([q, k, v, out]: [&Array; 4], place: Place, asked: &Arc<Asked>) -> Result<Self, CallError> {
+    pub(crate) fn new(
+        [q, k, v, out]: [&Array; 4],
+        place: Place,
+        asked: &Arc<Asked>,
+    ) -> Result<Self, CallError> {
         for array in [k, v, out] {
             if array.dtype != q.dtype {
                 return Err(CallError::dtypes(array.operand, array.dtype, q.dtype));
@@ -109,15 +113,7 @@ impl Job {
             (None, ends) => vec![Part::whole(Spec { lengths: lengths(ends), ..spec })],
             (Some(starts), ends) => split(spec, starts, ends.as_deref())?,
         };
-        let ready = |part: Part| {
-            let problem = part.spec.parse()?;
-            let work = match key.place {
-                Place::Host => Work::Host(problem),
-                Place::Cuda(index) => Work::Device(device::prepare(index, &problem, part.alignment(key.alignment))?),
-            };
-            Ok(Step { offsets: part.offsets, work })
-        };
-        let steps = parts.into_iter().map(ready).collect::<Result<_, CallError>>()?;
+        let steps = parts.into_iter().map(|part| part.ready(&key)).collect::<Result<_, CallError>>()?;
         Ok(Self { key, spans, lse: [batch, heads, seq], steps })
     }
 
@@ -167,6 +163,16 @@ impl Part {
         Self { spec, offsets: [0; 5] }
     }
 
+    fn ready(self, key: &Key) -> Result<Step, CallError> {
+        let (alignment, offsets) = (self.alignment(key.alignment), self.offsets);
+        let problem = self.spec.parse()?;
+        let work = match key.place {
+            Place::Host => Work::Host(Box::new(problem)),
+            Place::Cuda(index) => Work::Device(device::prepare(index, &problem, alignment)?),
+        };
+        Ok(Step { offsets, work })
+    }
+
     /// What the part's addresses are multiples of, given that for the whole tensors.
     fn alignment(&self, whole: usize) -> u64 {
         let [q, k, v, out, _] = self.offsets;
@@ -174,7 +180,11 @@ impl Part {
     }
 
     /// The batch entries `entries` of a problem, with the keys `keys` alone.
-    fn of(spec: &Spec, entries: std::ops::Range<usize>, keys: std::ops::Range<usize>) -> Result<Self, CallError> {
+    fn of(
+        spec: &Spec,
+        entries: std::ops::Range<usize>,
+        keys: std::ops::Range<usize>,
+    ) -> Result<Self, CallError> {
         let bytes = spec.dtype.bytes();
         let rows = |layout: &Layout, batch: usize, seq: usize| Dims { batch, seq, ..layout.dims() };
         let cut = |layout: &Layout, seq: usize| {

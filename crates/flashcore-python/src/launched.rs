@@ -46,7 +46,8 @@ impl Launched {
             Some(stream) => {
                 let device = device::open(self.index)?.0.device();
                 // SAFETY: the consumer that asks is alive, and so is its stream.
-                let stream = unsafe { Stream::from_raw(device, stream as *mut _) }.map_err(CallError::from)?;
+                let stream =
+                    unsafe { Stream::from_raw(device, stream as *mut _) }.map_err(CallError::from)?;
                 stream.wait(&self.event).map_err(CallError::from)?;
             }
         }

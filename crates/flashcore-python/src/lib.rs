@@ -24,6 +24,8 @@ use pyo3::prelude::*;
 /// Attention on memory that frameworks share by DLPack.
 #[pymodule]
 mod _native {
+    use std::ffi::OsString;
+
     use pyo3::{prelude::*, types::IntoPyDict};
 
     #[pymodule_export]
@@ -37,6 +39,12 @@ mod _native {
         let hooks = [("after_in_child", after_fork)].into_py_dict(py)?;
         py.import("os")?.call_method("register_at_fork", (), Some(&hooks))?;
         Ok(())
+    }
+
+    /// Runs the `flashcore` command; returns its exit code. `program` starts it again with other arguments.
+    #[pyfunction]
+    fn cli(py: Python<'_>, arguments: Vec<OsString>, program: Vec<OsString>) -> u8 {
+        py.detach(|| flashcore_cli::run(arguments, program))
     }
 
     /// A stream of ours on a GPU, as a DLPack stream number, for frameworks that have none to offer.

@@ -31,7 +31,9 @@ impl Owned {
         if let Some(tensor) = unwrap(capsule, PLAIN, PLAIN_USED)? {
             return Ok(Self::Plain(tensor.cast()));
         }
-        Err(PyBufferError::new_err("the DLPack capsule was already used; pass a fresh one, or the tensor itself"))
+        Err(PyBufferError::new_err(
+            "the DLPack capsule was already used; pass a fresh one, or the tensor itself",
+        ))
     }
 
     /// The view it holds.
@@ -61,7 +63,9 @@ impl Owned {
             return Ok(());
         }
         let (major, minor) = (version.major, version.minor);
-        Err(PyBufferError::new_err(format!("DLPack {major}.{minor} is not understood; export version 1 or 0")))
+        Err(PyBufferError::new_err(format!(
+            "DLPack {major}.{minor} is not understood; export version 1 or 0"
+        )))
     }
 }
 

@@ -18,12 +18,27 @@ const MAX_PREAMBLE: u64 = 12;
 /// Elements start at a multiple of this, as numpy writes them.
 const ALIGN: usize = 64;
 
+/// What a header says, before anybody asks whether such elements are welcome.
+pub struct Claim {
+    /// numpy's name of the element type, such as `<f4`.
+    pub descr: String,
+    pub shape: Vec<usize>,
+    /// Where the elements start.
+    pub start: u64,
+}
+
 /// Reads the header of a file of `file_len` bytes; `expected` settles what 2-byte elements without a type are.
 pub fn read_header(
     file: &mut impl Read,
     file_len: u64,
     expected: Option<DType>,
 ) -> Result<Header, FormatError> {
+    let Claim { descr, shape, start } = read_claim(file, file_len)?;
+    Header::new(dtype_of(&descr, expected)?, shape, start, file_len)
+}
+
+/// Reads the header of a file of `file_len` bytes with elements of any type.
+pub fn read_claim(file: &mut impl Read, file_len: u64) -> Result<Claim, FormatError> {
     let prefix = read_up_to(file, MAX_PREAMBLE + MAX_HEADER)?;
     if !prefix.starts_with(MAGIC) {
         return Err(FormatError::Magic);
@@ -36,11 +51,10 @@ pub fn read_header(
     let text =
         prefix.get(begin..start as usize).ok_or(FormatError::Truncated { len: file_len, needed: start })?;
     let fields = Fields::parse(text)?;
-    let dtype = dtype_of(&fields.descr, expected)?;
     if fields.fortran && fields.shape.iter().filter(|&&extent| extent != 1).count() > 1 {
         return Err(FormatError::Fortran);
     }
-    Header::new(dtype, fields.shape, start, file_len)
+    Ok(Claim { descr: fields.descr, shape: fields.shape, start })
 }
 
 /// Where the header's text begins and how long it is.
@@ -199,6 +213,11 @@ pub fn header(dtype: DType, shape: &[usize]) -> Option<Vec<u8>> {
         DType::F32 => "<f4",
         _ => return None,
     };
+    header_of(descr, shape)
+}
+
+/// The bytes before the elements of an array whose type numpy calls `descr`; `None` where the shape is absurdly long.
+pub fn header_of(descr: &str, shape: &[usize]) -> Option<Vec<u8>> {
     let extents: String = shape.iter().map(|extent| format!("{extent}, ")).collect();
     let text = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({}), }}", extents.trim_end());
     let unpadded = MAGIC.len() + 4 + text.len() + 1;

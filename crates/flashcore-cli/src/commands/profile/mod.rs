@@ -5,7 +5,7 @@
 
 mod report;
 
-use std::{env, fs, path::PathBuf, process::Command};
+use std::{fs, path::PathBuf};
 
 use clap::Args;
 use flashcore_kernels::Gpu;
@@ -27,6 +27,7 @@ use crate::{
     flags::BackendFlags,
     lab_flags::TaskFlags,
     output::Output,
+    program,
 };
 
 const EXAMPLES: &str = "\
@@ -106,8 +107,7 @@ impl Flags {
     fn count(&self, task: &Task, kernel: &str, ncu: &Ncu) -> Result<(Reading, Vec<String>), LabError> {
         fs::create_dir_all(&self.out).map_err(LabError::io("make", &self.out))?;
         let [report, table] = ["ncu-rep", "csv"].map(|ending| self.out.join(format!("{kernel}.{ending}")));
-        let program = env::current_exe().map_err(LabError::io("find", "this program"))?;
-        let mut child = Command::new(program);
+        let mut child = program::again()?;
         child.args(["profile-target", &serde_json::to_string(task.spec()).unwrap_or_default()]);
         ncu.collect(kernel, &report, &child)?;
         let csv = ncu.csv(&report)?;

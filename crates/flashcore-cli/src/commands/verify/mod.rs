@@ -5,19 +5,16 @@
 mod report;
 
 use std::{
-    env, io,
+    io,
     process::Command,
     time::{Duration, Instant},
 };
 
 use clap::{Args, builder::PossibleValuesParser};
-use flashcore_lab::{
-    LabError,
-    verify::{
-        Order, Scope, child,
-        plan::{TARGETS, Target, groups},
-        watch::Watch,
-    },
+use flashcore_lab::verify::{
+    Order, Scope, child,
+    plan::{TARGETS, Target, groups},
+    watch::Watch,
 };
 
 use self::report::{BackendReport, GroupReport, VerifyReport};
@@ -25,6 +22,7 @@ use crate::{
     error::{CliError, Verdict},
     interrupt,
     output::Output,
+    program,
     progress::Progress,
 };
 
@@ -106,9 +104,10 @@ impl Flags {
         let groups = groups(target, scope);
         let progress = Progress::new(groups.iter().map(|group| group.checks.len()).sum(), output);
         let mut report = BackendReport::new(target.name);
-        let program = env::current_exe().map_err(LabError::io("find", "this program"))?;
+        let again = program::again()?;
         let command = |order: &Order| {
-            let mut command = Command::new(&program);
+            let mut command = Command::new(again.get_program());
+            command.args(again.get_args());
             command.args(["verify-group", &serde_json::to_string(order).unwrap_or_default()]);
             command
         };

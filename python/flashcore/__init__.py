@@ -1,0 +1,28 @@
+"""FlashAttention for the tensors of any framework: torch, JAX, CuPy, NumPy and whatever else speaks DLPack.
+
+>>> import numpy, flashcore
+>>> q = numpy.random.rand(1, 8, 128, 64).astype("float16")   # batch, heads, sequence, dim
+>>> out = flashcore.attention(q, q, q, causal=True)
+>>> out.shape, out.dtype
+((1, 8, 128, 64), dtype('float16'))
+
+Tensors are used where they lie, on the CPU or on an NVIDIA GPU, on the caller's current stream; the result is a
+tensor of the caller's own framework. Code written for PyTorch's ``scaled_dot_product_attention`` or for FlashAttention
+changes one import.
+"""
+
+from ._attention import attention
+from ._config import show_config
+from ._flash_attn import flash_attn_func, flash_attn_kvpacked_func, flash_attn_qkvpacked_func
+from ._native import __version__
+from ._sdpa import scaled_dot_product_attention
+
+__all__ = [
+    "__version__",
+    "attention",
+    "flash_attn_func",
+    "flash_attn_kvpacked_func",
+    "flash_attn_qkvpacked_func",
+    "scaled_dot_product_attention",
+    "show_config",
+]

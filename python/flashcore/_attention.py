@@ -1,0 +1,155 @@
+"""``attention``: options become one ``Options`` value, tensors go to the extension as they are."""
+
+from __future__ import annotations
+
+import sys
+from functools import lru_cache
+from typing import Any
+
+from . import _frameworks, _masks
+from ._native import Options
+
+
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    causal: bool = False,
+    window: int | tuple[int | None, int | None] | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Any | None = None,
+    key_lengths: Any | None = None,
+    key_mask: Any | None = None,
+    layout: str = "bhsd",
+    return_lse: bool = False,
+    out: Any | None = None,
+) -> Any:
+    """Attention: ``softmax(scale * q @ k.T + mask) @ v`` for each head, in memory linear in the sequence length.
+
+    Args:
+        q, k, v: tensors of float16, bfloat16 or float32 with 4 dimensions in the order of ``layout``. The heads of
+            ``q`` are a multiple of those of ``k`` and ``v`` (grouped heads); ``v`` may have another dim.
+        causal: a query sees the keys up to its own position. The last query stands at the last key.
+        window: a query sees so many keys before its position, and as many after it unless ``causal``; or a pair of
+            both numbers, where None does not limit.
+        scale: factor on the scores, 1/sqrt(dim) where None.
+        softcap: limits scores softly, to ``softcap * tanh(score / softcap)``.
+        sinks: one logit per query head that takes its share of the softmax and adds nothing to the output.
+        key_lengths: how many keys each batch entry uses, one number per entry. The last query stands at the last key
+            that is used.
+        key_mask: which keys take part, bool, batch x keys: padding on the left or on the right.
+        layout: ``"bhsd"`` for batch, heads, sequence, dim; ``"bshd"`` for batch, sequence, heads, dim.
+        return_lse: also return the log-sum-exp of each row's scores, float32, batch x heads x sequence.
+        out: where to write the result; a new tensor where None.
+
+    Returns:
+        The result, a tensor of q's framework and order; with ``return_lse`` a pair. Rows that see no key are zeros
+        with a log-sum-exp of minus infinity.
+
+    On a GPU the call returns as soon as the kernel is queued on the current stream. Values of ``sinks``,
+    ``key_lengths`` and ``key_mask`` are needed on the host: where these are GPU tensors, reading them waits for the GPU,
+    once for as long as the tensor is unchanged.
+
+    >>> import numpy
+    >>> q = numpy.ones((2, 4, 16, 8), "float32")
+    >>> k = numpy.ones((2, 2, 32, 8), "float32")                     # two query heads share a key head
+    >>> out, lse = attention(q, k, k, window=(7, 0), return_lse=True)
+    >>> out.shape, lse.shape
+    ((2, 4, 16, 8), (2, 4, 16))
+    >>> out = attention(q, k, k, causal=True, key_lengths=[32, 20])  # the second entry uses 20 keys
+    """
+    left, right = band(causal, window)
+    return run(q, k, v, (left, right, False, scale, softcap, sinks, key_lengths, key_mask, layout), return_lse, out)
+
+
+Settings = tuple[
+    "int | None",  # left
+    "int | None",  # right
+    bool,  # top_left
+    "float | None",  # scale
+    "float | None",  # softcap
+    Any,  # sinks
+    Any,  # key_lengths
+    Any,  # mask: batch x keys, or batch x 1 x queries x keys as scaled_dot_product_attention has it
+    str,  # layout
+]
+"""What is asked for beside the tensors, with a band and its corner spelled out."""
+
+
+def run(q: Any, k: Any, v: Any, settings: Settings, return_lse: bool, out: Any | None) -> Any:
+    """Attention; all public functions end here."""
+    if _is_compiling():
+        from ._torch_operator import call
+
+        return call(q, k, v, settings, return_lse, out)
+    return eager(q, k, v, settings, return_lse, out)
+
+
+def eager(q: Any, k: Any, v: Any, settings: Settings, return_lse: bool, out: Any | None) -> Any:
+    """`run` outside of tracing."""
+    framework = _frameworks.of(q)
+    if framework.by_operator:
+        from ._torch_operator import call
+
+        return call(q, k, v, settings, return_lse, out)
+    left, right, top_left, scale, softcap, sinks, key_lengths, mask, layout = settings
+    starts = ends = None
+    if key_lengths is not None:
+        if mask is not None:
+            raise ValueError("pass key_lengths or key_mask, not both")
+        ends = _masks.numbers(key_lengths, int)
+    elif mask is not None:
+        axis = 2 if layout == "bhsd" else 1
+        band = _masks.Band(left, right, top_left)
+        band, starts, ends = _masks.reduce(mask, band, q.shape[0], q.shape[axis], k.shape[axis])
+        left, right, top_left = band
+    if sinks is not None:
+        sinks = _masks.numbers(sinks, float)
+    options = _options(layout, left, right, top_left, scale, softcap, sinks, starts, ends, framework.needs_bits(q))
+    return framework.attention(q, k, v, out, layout, return_lse, options)
+
+
+@lru_cache(maxsize=512)
+def _options(
+    layout: str,
+    left: int | None,
+    right: int | None,
+    top_left: bool,
+    scale: float | None,
+    softcap: float | None,
+    sinks: tuple[float, ...] | None,
+    starts: tuple[int, ...] | None,
+    ends: tuple[int, ...] | None,
+    bits_are_bf16: bool,
+) -> Options:
+    return Options(
+        layout,
+        left=left,
+        right=right,
+        top_left=top_left,
+        scale=scale,
+        softcap=softcap,
+        sinks=sinks,
+        starts=starts,
+        ends=ends,
+        bits_are_bf16=bits_are_bf16,
+    )
+
+
+def band(causal: bool, window: int | tuple[int | None, int | None] | None) -> tuple[int | None, int | None]:
+    """How many keys before and after its position a query sees; None does not limit."""
+    if window is None:
+        return (None, 0) if causal else (None, None)
+    left, right = (window, window) if isinstance(window, int) else window
+    for bound in (left, right):
+        if bound is not None and bound < 0:
+            raise ValueError(f"window {window} must not be negative; use None for a side without limit")
+    return left, 0 if causal else right
+
+
+def _is_compiling() -> bool:
+    """Whether torch is tracing the caller, so that it needs an operator of its own."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.compiler.is_compiling()

@@ -1,0 +1,87 @@
+"""FlashAttention's functions, computed by FlashCore: tensors are batch x sequence x heads x dim."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ._attention import band, run
+
+
+def flash_attn_func(
+    q: Any,
+    k: Any,
+    v: Any,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int | None, int | None] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Any | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
+    """``flash_attn.flash_attn_func`` by its signature and meaning, for tensors of any framework.
+
+    With ``causal`` or ``window_size`` the last query stands at the last key. Results are always deterministic. Dropout,
+    ALiBi, attention probabilities and gradients raise NotImplementedError.
+
+    >>> import numpy
+    >>> q = numpy.ones((2, 16, 4, 8), "float32")
+    >>> flash_attn_func(q, q, q, causal=True, window_size=(7, 0)).shape
+    (2, 16, 4, 8)
+    """
+    if dropout_p:
+        raise NotImplementedError("dropout is not supported; pass dropout_p=0.0")
+    if alibi_slopes is not None:
+        raise NotImplementedError("ALiBi is not supported; pass alibi_slopes=None")
+    if return_attn_probs:
+        raise NotImplementedError(
+            "attention probabilities are not kept; for the log-sum-exp use flashcore.attention(..., return_lse=True)"
+        )
+    # FlashAttention says -1 and 0 where None is meant.
+    window = tuple(None if side is None or side < 0 else side for side in window_size)
+    left, right = band(causal, window)
+    settings = (left, right, False, softmax_scale, softcap or None, None, None, None, "bshd")
+    return run(q, k, v, settings, False, None)
+
+
+def flash_attn_kvpacked_func(
+    q: Any,
+    kv: Any,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int | None, int | None] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Any | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
+    """`flash_attn_func` with keys and values in one tensor, batch x sequence x 2 x heads x dim."""
+    k, v = (kv[:, :, part] for part in range(_packed("kv", kv, 2)))
+    rest = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
+    return flash_attn_func(q, k, v, *rest)
+
+
+def flash_attn_qkvpacked_func(
+    qkv: Any,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int | None, int | None] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Any | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
+    """`flash_attn_func` with queries, keys and values in one tensor, batch x sequence x 3 x heads x dim."""
+    q, k, v = (qkv[:, :, part] for part in range(_packed("qkv", qkv, 3)))
+    rest = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
+    return flash_attn_func(q, k, v, *rest)
+
+
+def _packed(name: str, tensor: Any, parts: int) -> int:
+    shape = tuple(tensor.shape)
+    if len(shape) != 5 or shape[2] != parts:
+        raise ValueError(f"{name} is {shape} but must be batch x sequence x {parts} x heads x dim")
+    return parts

@@ -1,0 +1,248 @@
+"""What is particular to each framework: how to make a tensor, which stream is current, when memory may go.
+
+`of` finds the framework of a tensor by its type; `attention` of that framework calls the extension.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from typing import Any
+
+from ._native import Launched, Options, forward, own_stream
+
+_CUDA = 2
+"""DLPack's number of CUDA devices."""
+_LEGACY_STREAM = 1
+"""DLPack's number of CUDA's legacy default stream."""
+
+
+class Framework:
+    """A framework that implements the array API standard; others differ from it by what they override."""
+
+    by_operator = False
+    """Whether calls go through torch's operator instead of to the extension."""
+
+    def needs_bits(self, q: Any) -> bool:
+        """Whether bfloat16 has to travel as 16-bit integers."""
+        return False
+
+    def attention(self, q: Any, k: Any, v: Any, out: Any, layout: str, return_lse: bool, options: Options) -> Any:
+        out = self.empty(q, v) if out is None else out
+        lse = self.empty_lse(q, layout) if return_lse else None
+        stream = self.stream(q)
+        launched = forward(q, k, v, out, lse, options, stream, stream is not None)
+        if launched is not None:
+            # Nobody knows in which order an unknown framework would use the result.
+            launched.wait()
+        return (out, lse) if return_lse else out
+
+    def empty(self, q: Any, v: Any) -> Any:
+        """A new tensor for the result."""
+        space = self.namespace(q)
+        return space.empty((*q.shape[:3], v.shape[3]), dtype=q.dtype, device=q.device)
+
+    def empty_lse(self, q: Any, layout: str) -> Any:
+        """A new tensor for the log-sum-exp of each row."""
+        space = self.namespace(q)
+        return space.empty(rows(q, layout), dtype=space.float32, device=q.device)
+
+    def namespace(self, q: Any) -> Any:
+        try:
+            return q.__array_namespace__()
+        except AttributeError:
+            kind = type(q).__name__
+            raise TypeError(f"cannot make a tensor like a {kind}; pass one as `out`, without return_lse") from None
+
+    def stream(self, q: Any) -> int | None:
+        """The stream to launch on, as DLPack numbers it; None for host tensors."""
+        device = getattr(q, "__dlpack_device__", None)
+        return _LEGACY_STREAM if device is not None and device()[0] == _CUDA else None
+
+
+class Numpy(Framework):
+    def __init__(self) -> None:
+        import numpy
+
+        self.numpy = numpy
+
+    def needs_bits(self, q: Any) -> bool:
+        return q.dtype.name == "bfloat16"
+
+    def attention(self, q: Any, k: Any, v: Any, out: Any, layout: str, return_lse: bool, options: Options) -> Any:
+        out = self.empty(q, v) if out is None else out
+        lse = self.numpy.empty(rows(q, layout), "float32") if return_lse else None
+        tensors = (q, k, v, out)
+        if q.dtype.name == "bfloat16":  # an extension type, which NumPy does not export
+            tensors = tuple(tensor.view("uint16") for tensor in tensors)
+        forward(*tensors, lse, options)
+        return (out, lse) if return_lse else out
+
+    def empty(self, q: Any, v: Any) -> Any:
+        if q.shape[-1:] == v.shape[-1:]:
+            return self.numpy.empty_like(q, subok=False)
+        return self.numpy.empty((*q.shape[:-1], *v.shape[-1:]), q.dtype)
+
+
+class Cupy(Framework):
+    def __init__(self) -> None:
+        import cupy
+
+        self.cupy = cupy
+
+    def attention(self, q: Any, k: Any, v: Any, out: Any, layout: str, return_lse: bool, options: Options) -> Any:
+        cupy = self.cupy
+        with q.device:
+            out = self.empty(q, v) if out is None else out
+            lse = cupy.empty(rows(q, layout), "float32") if return_lse else None
+            forward(q, k, v, out, lse, options, cupy.cuda.get_current_stream().ptr or _LEGACY_STREAM)
+        return (out, lse) if return_lse else out
+
+    def empty(self, q: Any, v: Any) -> Any:
+        if q.shape[-1:] == v.shape[-1:]:
+            return self.cupy.empty_like(q)
+        return self.cupy.empty((*q.shape[:-1], *v.shape[-1:]), q.dtype)
+
+
+class Jax(Framework):
+    """JAX orders work by values, not by streams: results are handed over with the launch that they wait for."""
+
+    def __init__(self) -> None:
+        import jax
+
+        self.jax = jax
+        self.under_way: deque[Launched] = deque()
+
+    def attention(self, q: Any, k: Any, v: Any, out: Any, layout: str, return_lse: bool, options: Options) -> Any:
+        if out is not None:
+            raise TypeError("JAX arrays cannot be written; leave `out` away")
+        for name, tensor in (("q", q), ("k", k), ("v", v)):
+            if isinstance(tensor, self.jax.core.Tracer):
+                raise TypeError(f"{name} is being traced; call flashcore outside of jax.jit and jax.grad")
+        (device,) = q.devices()
+        new = self.jax.numpy.empty
+        out = new((*q.shape[:-1], *v.shape[-1:]), q.dtype, device=device)
+        lse = new(rows(q, layout), "float32", device=device) if return_lse else None
+        kind, index = q.__dlpack_device__()
+        if kind != _CUDA:
+            forward(q, k, v, out, lse, options)
+            return (out, lse) if return_lse else out
+        launched = forward(q, k, v, out, lse, options, own_stream(index), True)
+        self.hold(launched)
+        out = self.jax.dlpack.from_dlpack(_After(launched, out))
+        return (out, self.jax.dlpack.from_dlpack(_After(launched, lse))) if return_lse else out
+
+    def hold(self, launched: Launched) -> None:
+        """Keeps inputs until they have been read: JAX does not know of our stream."""
+        self.under_way.append(launched)
+        while self.under_way[0].is_done():
+            self.under_way.popleft()
+            if not self.under_way:
+                break
+
+
+class _After:
+    """An array whose values are there after a launch."""
+
+    def __init__(self, launched: Launched, array: Any) -> None:
+        self.launched, self.array = launched, array
+
+    def __dlpack__(self, *, stream: int | None = None, **options: Any) -> Any:
+        self.launched.wait(stream)
+        return self.array.__dlpack__(stream=stream, **options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.array.__dlpack_device__()
+
+
+class Torch(Framework):
+    def __init__(self) -> None:
+        import torch
+
+        self.torch = torch
+        self.empty_like = torch.empty_like
+        self.is_grad_enabled = torch.is_grad_enabled
+        self.exchanges = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
+
+    def attention(self, q: Any, k: Any, v: Any, out: Any, layout: str, return_lse: bool, options: Options) -> Any:
+        if self.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+            raise NotImplementedError(NO_GRADIENTS)
+        if out is None:
+            out = self.empty_like(q) if q.size(-1) == v.size(-1) else self.empty(q, v)
+        lse = self.empty_lse(q, layout) if return_lse else None
+        if self.exchanges:
+            forward(q, k, v, out, lse, options)
+        else:
+            self.by_capsule([q, k, v, out, lse], options)
+        return (out, lse) if return_lse else out
+
+    def by_capsule(self, tensors: list[Any], options: Options) -> None:
+        """For torch before 2.10, which has no exchange API."""
+        q = tensors[0]
+        export = self.torch.utils.dlpack.to_dlpack
+        stream = self.torch.cuda.current_stream(q.device).cuda_stream or _LEGACY_STREAM if q.is_cuda else None
+        forward(*(None if t is None else export(t.detach()) for t in tensors), options, stream)
+
+    def empty(self, q: Any, v: Any) -> Any:
+        if q.size(-1) == v.size(-1):
+            return self.empty_like(q)
+        shape, dim = q.shape, v.size(-1)
+        if q.dim() == 4 and q.stride(1) < q.stride(2):  # memory in the other order: the result too
+            return q.new_empty((shape[0], shape[2], shape[1], dim)).transpose(1, 2)
+        return q.new_empty((*shape[:-1], dim))
+
+    def empty_lse(self, q: Any, layout: str) -> Any:
+        return q.new_empty(rows(q, layout), dtype=self.torch.float32)
+
+
+class TorchSubclass(Torch):
+    """Tensors that stand for others (fake, distributed, ...): torch has to see an operator."""
+
+    by_operator = True
+
+
+NO_GRADIENTS = (
+    "gradients are asked for, but FlashCore has no backward pass yet; "
+    "call it under torch.no_grad() or detach q, k and v"
+)
+
+
+def rows(q: Any, layout: str) -> tuple[int, int, int]:
+    """Batch, heads, sequence."""
+    batch, first, second = q.shape[:3]
+    return (batch, first, second) if layout == "bhsd" else (batch, second, first)
+
+
+_known: dict[type, Framework] = {}
+_made: dict[type[Framework], Framework] = {}
+
+
+def of(tensor: Any) -> Framework:
+    """The framework of a tensor."""
+    return _known.get(type(tensor)) or _learn(tensor)
+
+
+def _learn(tensor: Any) -> Framework:
+    kind = type(tensor)
+    modules = [base.__module__.partition(".")[0] for base in kind.__mro__]
+    maker = next((_MAKERS[name] for name in modules if name in _MAKERS), None)
+    if maker is None and not hasattr(kind, "__dlpack__"):
+        raise TypeError(
+            f"q is a {kind.__name__}, which does not speak DLPack; pass a tensor of torch, JAX, CuPy, NumPy or the like"
+        )
+    maker = maker or Framework
+    if maker is Torch and kind not in (sys.modules["torch"].Tensor, sys.modules["torch"].nn.Parameter):
+        maker = TorchSubclass
+    # Two threads that come here at once may both make one; either will do.
+    framework = _made.get(maker) or _made.setdefault(maker, maker())
+    _known[kind] = framework
+    return framework
+
+
+_MAKERS: dict[str, type[Framework]] = {
+    "torch": Torch,
+    "numpy": Numpy,
+    "cupy": Cupy,
+    "jax": Jax,
+    "jaxlib": Jax,
+}

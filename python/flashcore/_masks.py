@@ -1,0 +1,195 @@
+"""Masks and lengths as callers have them become key ranges and a band, which is what kernels know."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+
+class Band(NamedTuple):
+    """Which keys a query sees: from ``left`` before to ``right`` after its diagonal, where None does not limit."""
+
+    left: int | None
+    right: int | None
+    top_left: bool
+    """Whether the diagonal starts at the first key, rather than ending at the last."""
+
+    @property
+    def limits(self) -> bool:
+        return self.left is not None or self.right is not None
+
+
+class Ranges(NamedTuple):
+    """A mask, reduced: the band, and the keys that each batch entry uses (None for all)."""
+
+    band: Band
+    starts: tuple[int, ...] | None
+    ends: tuple[int, ...] | None
+
+
+class _Memory:
+    """Remembers what was read from a tensor for as long as the tensor lives unchanged.
+
+    Reading a GPU tensor waits for the GPU; a model passes the same mask to every layer.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, Any], tuple[Any, Any, Any]] = {}
+
+    def get(self, tensor: Any, kind: Any, read: Callable[[], Any]) -> Any:
+        version = _version(tensor)
+        if version is None:
+            return read()
+        key = (id(tensor), kind)
+        found = self._known.get(key)
+        if found is not None and found[0]() is tensor and found[1] == version:
+            return found[2]
+        value = read()
+        forget = lambda _: self._known.pop(key, None)  # noqa: E731
+        self._known[key] = (weakref.ref(tensor, forget), version, value)
+        return value
+
+
+def _version(tensor: Any) -> Any | None:
+    """Changes whenever the tensor's values do; None where there is no telling."""
+    module = type(tensor).__module__
+    if module.startswith("jax"):
+        return 0  # immutable
+    if module.startswith("torch") and not tensor.is_inference():
+        return tensor._version
+    return None
+
+
+_memory = _Memory()
+
+
+def numbers(values: Any, kind: type) -> tuple[Any, ...]:
+    """The numbers of a sequence or of a tensor with one dimension."""
+
+    def read() -> tuple[Any, ...]:
+        items = values.tolist() if hasattr(values, "tolist") else values
+        return tuple(kind(item) for item in items)
+
+    return _memory.get(values, kind, read)
+
+
+def reduce(mask: Any, band: Band, batch: int, queries: int, keys: int) -> Ranges:
+    """Which keys each batch entry uses, and the band, from a mask that has the shape of padding or of a band."""
+    return _memory.get(mask, (band, batch, queries, keys), lambda: _reduce(mask, band, batch, queries, keys))
+
+
+def _reduce(mask: Any, band: Band, batch: int, queries: int, keys: int) -> Ranges:
+    seen = _host(mask)
+    if seen.ndim == 2:
+        if seen.shape != (batch, keys):
+            raise ValueError(f"key_mask is {seen.shape} but must be batch x keys, {(batch, keys)}")
+        seen = seen[:, None, :]
+    else:
+        seen = _without_heads(seen, batch, queries, keys)
+    starts, ends = _spans(seen, keys)
+    if seen.shape[1] > 1:
+        band = _band_of(seen, band, starts, ends)
+    return _placed(band, starts, ends, queries, keys)
+
+
+def _host(mask: Any) -> Any:
+    """The mask as a NumPy array of bool; numbers are added to scores, so that 0 shows a key and -inf hides it."""
+    import numpy as np
+
+    if type(mask).__module__.startswith("torch"):
+        mask = mask.detach()
+        mask = (mask.float() if mask.is_floating_point() else mask).cpu().numpy()
+    values = mask.get() if hasattr(mask, "get") else np.asarray(mask)
+    if values.dtype == bool:
+        return values
+    if values.dtype.kind in "iu":
+        return values != 0
+    hidden = values <= np.finfo(np.float16).min  # what stands for -inf, in any of the types
+    if not ((values == 0) | hidden).all():
+        raise NotImplementedError("a mask that adds numbers other than 0 and -inf to scores is not supported")
+    return ~hidden
+
+
+def _without_heads(seen: Any, batch: int, queries: int, keys: int) -> Any:
+    """batch x queries x keys, where queries may be 1."""
+    import numpy as np
+
+    if seen.ndim != 4:
+        raise ValueError(f"the mask has {seen.ndim} dimensions but must have 2 or 4")
+    if seen.shape[1] != 1 and not (seen == seen[:, :1]).all():
+        raise NotImplementedError("a mask that differs between heads is not supported")
+    seen = seen[:, 0]
+    rows = 1 if seen.shape[1] == 1 else queries
+    try:
+        return np.broadcast_to(seen, (batch, rows, keys))
+    except ValueError:
+        whole = (batch, 1, queries, keys)
+        raise ValueError(f"the mask of {seen.shape[1:]} does not fit scores of {whole}") from None
+
+
+def _spans(seen: Any, keys: int) -> tuple[Any, Any]:
+    """The first and the one-past-last key that each batch entry uses at all; none is used as `keys` to `keys`."""
+    import numpy as np
+
+    used = seen.any(axis=1)
+    some = used.any(axis=1)
+    starts = np.where(some, used.argmax(axis=1), keys) if keys else np.zeros(len(used), int)
+    ends = np.where(some, keys - used[:, ::-1].argmax(axis=1), keys) if keys else starts
+    if used.sum() != (ends - starts).sum():
+        raise NotImplementedError("a mask with gaps between its keys is not supported; only padding is")
+    return starts, ends
+
+
+def _band_of(seen: Any, band: Band, starts: Any, ends: Any) -> Band:
+    """The band that, with the key ranges, is exactly the mask."""
+    if band.limits:
+        raise NotImplementedError("a mask for each query cannot be joined with causal or window")
+    for top_left in (False, True):
+        found = _band_from(seen, top_left, starts, ends)
+        if found is not None:
+            return found
+    raise NotImplementedError("only masks that are padding, causal or a window are supported")
+
+
+def _band_from(seen: Any, top_left: bool, starts: Any, ends: Any) -> Band | None:
+    """The band with its diagonal in that corner, if the mask is one."""
+    import numpy as np
+
+    _, queries, keys = seen.shape
+    corner = 0 if top_left else keys - queries
+    position = np.arange(keys, dtype=np.int32)
+    inside = (position >= starts[:, None]) & (position < ends[:, None])
+    # How far each key lies past its query's diagonal.
+    past = position[None, :] - np.arange(queries, dtype=np.int32)[:, None] - corner
+    hidden = (inside[:, None, :] & ~seen).any(axis=0)
+    shown = past[seen.any(axis=0)]
+    if not shown.size:
+        return None
+    left = -int(shown.min()) if (hidden & (past < 0)).any() else None
+    right = int(shown.max()) if (hidden & (past > 0)).any() else None
+    if any(bound is not None and bound < 0 for bound in (left, right)):
+        return None
+    expected = inside[:, None, :].copy() if left is None else inside[:, None, :] & (past >= -left)
+    expected = expected if right is None else expected & (past <= right)
+    return Band(left, right, top_left) if (expected == seen).all() else None
+
+
+def _placed(band: Band, starts: Any, ends: Any, queries: int, keys: int) -> Ranges:
+    """Key ranges with a band whose diagonal is that of the whole sequence, as masks mean it."""
+    from_left, to_right = bool((starts == 0).all()), bool((ends == keys).all())
+    firsts = None if from_left else tuple(starts.tolist())
+    lasts = None if to_right else tuple(ends.tolist())
+    if not band.limits or (from_left and to_right):
+        return Ranges(band, firsts, lasts)
+    # The kernel's diagonal ends at the last key in use, or starts at the first; for the whole sequence that is the same
+    # only where padding stands at the other end.
+    square = queries == keys
+    if to_right and (square or not band.top_left):
+        return Ranges(band._replace(top_left=False), firsts, lasts)
+    if from_left and (square or band.top_left):
+        return Ranges(band._replace(top_left=True), firsts, lasts)
+    raise NotImplementedError(
+        "causal or window with this padding is not supported: pad on the left, or use as many queries as keys; "
+        "with key_lengths the last query stands at the last key that is used"
+    )

@@ -1,0 +1,44 @@
+"""The compiled part: attention on memory that frameworks share by DLPack."""
+
+from collections.abc import Sequence
+from typing import Any
+
+__version__: str
+
+class Options:
+    """What a call asks for beside its tensors, checked as far as it can be without them."""
+
+    def __init__(
+        self,
+        layout: str,
+        *,
+        left: int | None = None,
+        right: int | None = None,
+        top_left: bool = False,
+        scale: float | None = None,
+        softcap: float | None = None,
+        sinks: Sequence[float] | None = None,
+        starts: Sequence[int] | None = None,
+        ends: Sequence[int] | None = None,
+        bits_are_bf16: bool = False,
+    ) -> None: ...
+
+class Launched:
+    """A launch under way; holds the tensors that it reads."""
+
+    def is_done(self) -> bool: ...
+    def wait(self, stream: int | None = None) -> None: ...
+
+def forward(
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    lse: Any | None,
+    options: Options,
+    stream: int | None = None,
+    record: bool = False,
+) -> Launched | None: ...
+def own_stream(index: int) -> int: ...
+def config() -> list[tuple[str, str]]: ...
+def cli(arguments: Sequence[str], program: Sequence[str]) -> int: ...

@@ -1,0 +1,1 @@
+"""FlashCore inside other libraries; each module is imported by who wants it."""

@@ -1,0 +1,109 @@
+"""Hugging Face transformers: ``attn_implementation="flashcore"``.
+
+>>> from flashcore.integrations import transformers          # doctest: +SKIP
+>>> transformers.register()                                   # doctest: +SKIP
+>>> model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="flashcore")  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .._attention import attention
+
+NAME = "flashcore"
+
+
+def register(name: str = NAME) -> None:
+    """Makes ``attn_implementation="flashcore"`` known to transformers (5.0 or later).
+
+    Inference only: prefill, generation with dynamic and static caches, padding on either side, grouped heads, sliding
+    windows, soft caps and sinks. Masks of another form (chunks, prefixes, packed sequences) raise NotImplementedError.
+    """
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(name, forward)
+    AttentionMaskInterface.register(name, mask)
+
+
+def forward(
+    module: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    attention_mask: Any | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    is_causal: bool | None = None,
+    s_aux: Any | None = None,
+    **_: Any,
+) -> tuple[Any, None]:
+    """The attention of one layer: batch x heads x sequence x dim in, batch x sequence x heads x dim out."""
+    if dropout:
+        raise NotImplementedError("attention dropout is not supported; call model.eval() first")
+    if attention_mask is not None and attention_mask.dim() == 4:
+        return _by_whole_mask(query, key, value, attention_mask, scaling, softcap, s_aux)
+    if attention_mask is not None and attention_mask.shape[-1] < key.shape[2]:  # a static cache, not yet full
+        used = attention_mask.shape[-1]
+        key, value = key[:, :, :used], value[:, :, :used]
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    window = None if sliding_window is None else (sliding_window - 1, None if not causal else 0)
+    out = attention(
+        query,
+        key,
+        value,
+        causal=causal and query.shape[2] > 1,
+        window=window,
+        scale=scaling,
+        softcap=softcap,
+        sinks=s_aux,
+        key_mask=attention_mask,
+    )
+    return out.transpose(1, 2).contiguous(), None
+
+
+def _by_whole_mask(
+    query: Any, key: Any, value: Any, mask: Any, scaling: float | None, softcap: float | None, sinks: Any
+) -> tuple[Any, None]:
+    """A mask that says everything, causal and window included."""
+    from .._attention import run
+
+    mask = mask[..., : key.shape[2]]
+    settings = (None, None, False, scaling, softcap, sinks, None, mask, "bhsd")
+    return run(query, key, value, settings, False, None).transpose(1, 2).contiguous(), None
+
+
+def mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: Any = 0,
+    kv_offset: int = 0,
+    attention_mask: Any | None = None,
+    allow_is_causal_skip: bool = True,
+    config: Any | None = None,
+    **kwargs: Any,
+) -> Any | None:
+    """What `forward` needs of a mask: None where causal and window say all, else which keys each batch entry uses.
+
+    Masks of another form are made in full, so that `forward` computes them or refuses.
+    """
+    chunk = getattr(config, "attention_chunk_size", None)
+    if (not allow_is_causal_skip and q_length > 1) or (chunk is not None and kv_length + kv_offset > chunk):
+        from transformers.masking_utils import sdpa_mask
+
+        known = {"q_offset": q_offset, "kv_offset": kv_offset, "attention_mask": attention_mask, "config": config}
+        return sdpa_mask(batch_size, q_length, kv_length, allow_is_causal_skip=False, **known, **kwargs)
+    used = int(q_offset) + q_length - kv_offset
+    if attention_mask is None:
+        if used >= kv_length:
+            return None
+        import torch
+
+        return torch.ones(batch_size, used, dtype=torch.bool, device=kwargs.get("device"))
+    attention_mask = attention_mask[:, -kv_length:]
+    if attention_mask.shape[1] == kv_length and attention_mask.all():
+        return None
+    return attention_mask
