@@ -1,6 +1,6 @@
 //! The conformance suite on GPU 0: every case, law and random problems, for each kernel family.
 //!
-//! `cargo run --release --example gpu_conformance [native|ampere] [cases|laws|random] [filter]`
+//! `cargo run --release --example gpu_conformance [native|persistent|ampere] [cases|laws|random] [filter]`
 
 use flashcore::{Backend, DType, cuda::Cuda};
 use flashcore_testkit::{
@@ -18,6 +18,10 @@ fn main() {
     let word = |n: usize| args.get(n).map_or("", String::as_str);
     let cuda = Cuda::open(0).expect("a GPU");
     let cuda = match word(0) {
+        "persistent" => {
+            let gpu = flashcore_kernels::Gpu { sms: 3, ..cuda.gpu() };
+            cuda.planning_for(gpu)
+        }
         "ampere" => cuda.planning_for(flashcore_kernels::Gpu::AMPERE),
         _ => cuda,
     };
@@ -49,19 +53,25 @@ fn random_work() -> Vec<Work> {
 }
 
 fn report(cuda: &Cuda, work: Vec<Work>) -> usize {
-    let reports: Vec<_> =
-        work.par_iter().map(|(case, dtype, seed)| check_case(cuda as &dyn Backend, case, *dtype, *seed)).collect();
+    let reports: Vec<_> = work
+        .par_iter()
+        .map(|(case, dtype, seed)| check_case(cuda as &dyn Backend, case, *dtype, *seed))
+        .collect();
     let (mut passed, mut skipped, mut failed) = (0, 0, 0);
     for report in &reports {
         match &report.outcome {
             Outcome::Passed => passed += 1,
             Outcome::Skipped(_) => {
                 skipped += 1;
-                if skipped < 6 { println!("{report}"); }
+                if skipped < 6 {
+                    println!("{report}");
+                }
             }
             Outcome::Failed { .. } => {
                 failed += 1;
-                if failed < 25 { println!("{report}"); }
+                if failed < 25 {
+                    println!("{report}");
+                }
             }
         }
     }

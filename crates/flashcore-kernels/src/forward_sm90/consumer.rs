@@ -125,14 +125,13 @@ impl<'a> Consumer<'a> {
         let probs = Fragment::new(b, self.cfg.tile_n() as usize);
         let stage = self.layout.k.stage(b, self.kv_count);
         stage.wait_full(b);
-        let q = self.q_operand(b);
+        let q = self.q_operand(b, self.q_count);
         let opening = self.qk(b, scores, &q, &stage);
         let last = b.do_while_carrying(opening, |b, opening| {
             let (next, there, opening) = self.tile(b, epilogue, &tile, opening, output, probs);
             tile.set(b, self.cfg, next);
             (b.uniform::<Warpgroup>(there), opening)
         });
-        // Behind the last tile, a product over stale memory was issued; nobody reads it.
         last.wait(b);
     }
 
@@ -181,7 +180,7 @@ impl<'a> Consumer<'a> {
         let below = b.sub(block, 1);
         b.set(block, below);
 
-        let q = self.q_operand(b);
+        let q = self.q_operand(b, self.q_count);
         let clean_begin = tiles.clean_begin.map_or(begin, Val::from);
         let run = |until, hides| Run { q, tile: *tile, block, begin, until, hides };
         let mut work = (scores, output, probs);
@@ -278,12 +277,17 @@ impl<'a> Consumer<'a> {
         self.layout.q.stage(b, self.q_count).release(b, who);
     }
 
-    /// Waits for the next tile and issues its first product; without a next tile, over stale memory.
+    /// Waits for the next tile and issues its first product. Without a next tile the last product is issued once more,
+    /// for nobody: a branch around products in flight would make the compiler serialise them.
     fn open(&self, b: &mut Builder, scores: Acc) -> Begun {
         let (next, there) = self.next_tile(b);
-        let k = self.layout.k.stage(b, self.kv_count);
-        k.wait_full_or(b, there.not());
-        let q = self.q_operand(b);
+        let [q_count, kv_count] = [self.q_count, self.kv_count].map(|count| {
+            let last = b.sub(count, 1);
+            b.select(there, count, last)
+        });
+        let k = self.layout.k.stage(b, kv_count);
+        k.wait_full(b);
+        let q = self.q_operand(b, q_count);
         (next, there, self.qk(b, scores, &q, &k))
     }
 
@@ -304,8 +308,9 @@ impl<'a> Consumer<'a> {
         epilogue.write(b, self, tile, &output, finished.factor);
     }
 
-    pub(super) fn q_operand(&self, b: &mut Builder) -> MatrixOperand {
-        let stage = self.layout.q.stage(b, self.q_count);
+    /// Q tile number `count`.
+    pub(super) fn q_operand(&self, b: &mut Builder, count: Reg<U32>) -> MatrixOperand {
+        let stage = self.layout.q.stage(b, count);
         self.q.plus(b, stage.bytes)
     }
 

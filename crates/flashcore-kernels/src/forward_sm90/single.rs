@@ -97,7 +97,7 @@ fn compute(
         consumer.layout.q.stage(b, consumer.q_count).wait_full(b);
         let k = consumer.layout.k.stage(b, consumer.kv_count);
         k.wait_full(b);
-        let q = consumer.q_operand(b);
+        let q = consumer.q_operand(b, consumer.q_count);
         let opening = consumer.qk(b, scores, &q, &k);
         let (_, output, probs) = consumer.body(b, tile, tiles, opening, output, probs);
         let (output, _) = consumer.last_pv(b, output, probs);

@@ -76,7 +76,11 @@ impl Softmax {
         Self {
             scale,
             negated_scale: b.neg(scale),
-            threshold: b.mul(unscale, LAZY_LOG2),
+            // Finite even for the smallest scale: a row that has seen no key must always move.
+            threshold: {
+                let threshold = b.mul(unscale, LAZY_LOG2);
+                b.min(threshold, f32::MAX)
+            },
             max: row(b, f32::NEG_INFINITY),
             sum: row(b, 0.0),
             factor: row(b, 1.0),
