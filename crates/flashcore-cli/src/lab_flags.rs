@@ -96,11 +96,14 @@ impl TimingFlags {
     /// The usual way of measuring with what was asked for changed.
     pub fn protocol(&self, usual: Protocol, replays: bool) -> Protocol {
         let mode = self.mode.unwrap_or(usual.mode);
-        let rounds = if mode == usual.mode { usual.rounds } else { mode.usual_rounds() };
+        let usual_rounds = if mode == usual.mode { usual.rounds } else { mode.usual_rounds() };
+        let rounds = self.rounds.unwrap_or(usual_rounds);
+        // The same time in all, however it is cut into rounds.
+        let seconds = usual.seconds * f64::from(usual.rounds) / f64::from(usual_rounds);
         Protocol {
             mode,
-            seconds: self.seconds.unwrap_or(usual.seconds),
-            rounds: self.rounds.unwrap_or(rounds),
+            seconds: self.seconds.unwrap_or(seconds),
+            rounds,
             cold: self.cold,
             replay: (replays || self.graph) && !self.eager,
             seed: self.seed,

@@ -4,5 +4,6 @@
 
 mod bad_input;
 mod files;
+mod lab;
 mod output;
 mod workplace;

@@ -64,8 +64,14 @@ impl Workplace {
 
     /// Runs `flashcore` in the folder; arguments are separated by spaces.
     pub fn run(&self, args: &str) -> Ended {
+        // Whatever Python a machine has, tests compare with what is in the binary.
+        self.run_with(args, "FLASHCORE_PYTHON", "/no/such/python")
+    }
+
+    /// [`Self::run`] with one more variable set.
+    pub fn run_with(&self, args: &str, variable: &str, value: &str) -> Ended {
         let mut command = Command::cargo_bin("flashcore").unwrap();
-        command.env("FLASHCORE_CACHE_DIR", self.path("cache"));
+        command.env("FLASHCORE_CACHE_DIR", self.path("cache")).env(variable, value);
         let output = command.current_dir(self.folder.path()).args(args.split_whitespace()).output().unwrap();
         let text = |bytes| String::from_utf8(bytes).unwrap();
         let code = output.status.code().unwrap_or(-1);

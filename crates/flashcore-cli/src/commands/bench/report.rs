@@ -78,9 +78,11 @@ impl Report for BenchReport<'_> {
     fn page(&self) -> Page {
         let mut page = Page::default().facts(self.facts());
         for rows in self.results.chunk_by(|a, b| a.task == b.task) {
-            page = page
-                .line(rows[0].task.as_str())
-                .table(std::iter::once(heading()).chain(rows.iter().map(row)));
+            page = page.line(rows[0].task.as_str());
+            if rows.iter().any(|row| row.speed.is_some()) {
+                page = page.table(std::iter::once(heading()).chain(rows.iter().filter_map(row)));
+            }
+            page = rows.iter().filter_map(exclusion).fold(page, Page::line);
         }
         let ending = self.ending();
         if ending.is_empty() { page } else { page.facts(ending) }
@@ -92,12 +94,9 @@ fn heading() -> Vec<Text> {
     words.map(|word| Text::new(word, Tone::Faint)).to_vec()
 }
 
-fn row(figures: &Figures) -> Vec<Text> {
-    let Some(speed) = &figures.speed else {
-        let reason = figures.excluded.clone().unwrap_or_else(|| "not timed".to_owned());
-        return vec![figures.arm.as_str().into(), Text::new(reason, Tone::Bad)];
-    };
-    vec![
+fn row(figures: &Figures) -> Option<Vec<Text>> {
+    let speed = figures.speed.as_ref()?;
+    Some(vec![
         figures.arm.as_str().into(),
         time(speed.p50_us).into(),
         time(speed.p90_us).into(),
@@ -106,7 +105,13 @@ fn row(figures: &Figures) -> Vec<Text> {
         figure(speed.gbps).into(),
         speed.roofline_percent.map_or(String::new(), |percent| format!("{percent:.0} %")).into(),
         ratio(speed.ratio.as_ref()),
-    ]
+    ])
+}
+
+/// Why a competitor has no row.
+fn exclusion(figures: &Figures) -> Option<Text> {
+    let reason = figures.excluded.as_ref()?;
+    Some(Text::new(format!("{} was not timed: {reason}", figures.arm), Tone::Bad))
 }
 
 /// Half the width of the interval of the median.

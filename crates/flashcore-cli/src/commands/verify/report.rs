@@ -14,6 +14,9 @@ use crate::{
 /// Failures that a page shows in full.
 const SHOWN: usize = 10;
 
+/// Letters of a reason that a page shows.
+const REASON: usize = 160;
+
 /// Everything `verify` tells.
 #[derive(Serialize, Debug)]
 pub struct VerifyReport {
@@ -143,8 +146,15 @@ impl VerifyReport {
     }
 }
 
+/// The beginning of what may be pages; `--json` has it all.
+fn shortened(reason: &str) -> String {
+    let line = reason.lines().next().unwrap_or_default();
+    let whole = line.chars().count() <= REASON && !reason.contains('\n');
+    if whole { line.to_owned() } else { line.chars().take(REASON).chain(" …".chars()).collect() }
+}
+
 fn failure_row(failure: &CheckReport) -> Vec<Text> {
     let stage = failure.stage.clone().unwrap_or_default();
-    let reason = failure.reason.clone().unwrap_or_default();
+    let reason = shortened(failure.reason.as_deref().unwrap_or_default());
     vec![Text::new(stage, Tone::Bad), failure.check.as_str().into(), reason.into()]
 }

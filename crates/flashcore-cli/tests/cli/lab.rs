@@ -1,0 +1,212 @@
+//! The lab's commands as users see them: verify, bench, gate, profile, end to end on the CPU.
+
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+use crate::workplace::{Ended, Workplace};
+
+const TASK: &str = "--backend cpu --shape 1x2x64x32 --dtype f32 --seconds 0.01";
+
+#[track_caller]
+fn expect(ended: &Ended, code: i32, words: &str) {
+    let text = format!("{}{}", ended.stdout, ended.stderr);
+    assert!(ended.code == code && text.contains(words), "{} instead of {code}: {text}", ended.code);
+}
+
+fn groups(json: &Value) -> Vec<(&str, &str, u64)> {
+    let backends = json["backends"].as_array().unwrap().iter();
+    let groups = backends.flat_map(|b| {
+        let name = b["backend"].as_str().unwrap();
+        b["groups"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(move |g| (name, g["group"].as_str().unwrap(), g["passed"].as_u64().unwrap()))
+    });
+    groups.collect()
+}
+
+#[test]
+fn verify_passes_on_cpu_and_simulator() {
+    let place = Workplace::new();
+    let ended = place.run("verify --quick --filter 1x2x64x64 --json");
+    let json = ended.json();
+    assert_eq!((ended.code, &json["pass"]), (0, &true.into()), "{json}");
+    let found = groups(&json);
+    assert!(found.contains(&("cpu", "named", 3)), "{found:?}");
+    assert!(found.contains(&("sim", "named", 2)), "{found:?}");
+}
+
+#[test]
+fn verify_has_a_page_and_says_what_is_missing() {
+    let place = Workplace::new();
+    let page = place.run("verify --quick --backend cpu --filter zero-length/ --runs 3");
+    expect(&page, 0, "PASS");
+    assert!(page.stdout.lines().all(|line| line.chars().count() <= 80), "{}", page.stdout);
+    expect(&place.run("verify --quick --filter no-such-case"), 2, "no-such-case");
+    expect(&place.run("verify --backend abacus"), 2, "abacus");
+    expect(
+        &place.run_with("verify --quick --backend cuda --filter named/", "CUDA_VISIBLE_DEVICES", "-1"),
+        2,
+        "cuda",
+    );
+}
+
+#[test]
+fn bench_measures_everybody_and_keeps_raw_times() {
+    let place = Workplace::new();
+    let ended = place.run(&format!("bench {TASK} --peers naive --out run.json --json"));
+    let json = ended.json();
+    assert_eq!((ended.code, &json["complete"]), (0, &true.into()), "{json}");
+    let results = json["results"].as_array().unwrap();
+    let arms: Vec<_> = results.iter().map(|row| row["arm"].as_str().unwrap()).collect();
+    assert_eq!(arms, ["naive", "cpu"]);
+    for row in results {
+        let speed = |name: &str| row["speed"][name].as_f64().unwrap_or_else(|| panic!("no {name} in {row}"));
+        let ordered = ["min_us", "p50_us", "p90_us", "max_us"].map(speed);
+        assert!(ordered.is_sorted() && ordered[0] > 0.0, "{row}");
+        assert!(speed("low_us") <= speed("high_us") && speed("tflops") > 0.0 && speed("gbps") > 0.0, "{row}");
+        assert!(speed("roofline_percent") > 0.0, "{row}");
+        assert!(row["max_error"].as_f64() <= row["tolerance"].as_f64(), "{row}");
+    }
+    assert!(results[1]["speed"]["ratio"]["point"].as_f64() > Some(0.0));
+    let raw: Value = serde_json::from_slice(&place.read("run.json")).unwrap();
+    assert_eq!((&raw["schema"], &raw["version"]), (&"flashcore-bench".into(), &1.into()));
+    assert!(raw["measurements"][0]["stretches"][0]["seconds"].as_array().is_some_and(|s| s.len() >= 4));
+}
+
+#[test]
+fn bench_has_modes_suites_and_a_page() {
+    let place = Workplace::new();
+    let modes = [
+        "--mode interleaved --rounds 3",
+        "--mode idle",
+        "--cold",
+        "--threads 1 --graph --causal",
+    ];
+    for mode in modes {
+        let ended = place.run(&format!("bench {TASK} --peers none --no-roofline {mode}"));
+        expect(&ended, 0, "TFLOP/s");
+        assert!(ended.stdout.lines().all(|line| line.chars().count() <= 80), "{}", ended.stdout);
+    }
+    let suite = place.run("bench --backend cpu --suite cpu --filter 1x2x64x64 --seconds 0.01 --json");
+    let tasks = suite.json()["results"].as_array().map(Vec::len);
+    assert_eq!((suite.code, tasks), (0, Some(2)), "{}{}", suite.stdout, suite.stderr);
+    expect(&place.run("bench --suite cpu --filter 9x9x9x9"), 2, "9x9x9x9");
+    expect(&place.run(&format!("bench {TASK} --peers torch-abacus")), 2, "torch-abacus");
+    expect(&place.run("bench --suite forward --shape 1x1x1x8"), 2, "--shape");
+}
+
+#[test]
+fn bench_that_is_stopped_leaves_a_valid_file() {
+    let place = Workplace::new();
+    let out = place.path("part.json");
+    let child = Command::new(env!("CARGO_BIN_EXE_flashcore"))
+        .args(
+            "bench --backend cpu --suite cpu --peers none --no-roofline --seconds 2 --out".split_whitespace(),
+        )
+        .arg(&out)
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    while !out.exists() {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    let ended = child.wait_with_output().unwrap();
+    assert_eq!(ended.status.code(), Some(2));
+    let part: Value = serde_json::from_slice(&place.read("part.json")).unwrap();
+    let measured = part["measurements"].as_array().unwrap().len();
+    assert_eq!(
+        (&part["complete"], (1..4).contains(&measured)),
+        (&false.into(), true),
+        "{measured} measurements"
+    );
+    expect(
+        &place.run(
+            "gate --backend cpu --suite cpu --filter 1x2x64 --seconds 0.01 --baseline part.json --margin 99",
+        ),
+        0,
+        "PASS",
+    );
+}
+
+#[test]
+fn the_gate_opens_and_shuts() {
+    let place = Workplace::new();
+    expect(&place.run(&format!("gate {TASK} --rounds 5 --max-ratio 1000 --peer naive")), 0, "PASS");
+    expect(&place.run(&format!("gate {TASK} --rounds 5 --max-ratio 0.000001 --peer naive")), 1, "FAIL");
+    expect(&place.run(&format!("gate {TASK}")), 2, "--max-ratio");
+    expect(&place.run(&format!("gate {TASK} --max-ratio 1 --peer nobody")), 2, "nobody");
+    let json = place.run(&format!("gate {TASK} --rounds 5 --max-ratio 1000 --peer naive --json")).json();
+    let ratio = &json["rulings"][0]["ratio"];
+    let ends = ["low", "point", "high"].map(|end| ratio[end].as_f64().unwrap());
+    assert!(json["pass"] == true && ends.is_sorted() && ends[0] > 0.0, "{json}");
+}
+
+#[test]
+fn a_baseline_is_compared_with_or_refused() {
+    let place = Workplace::new();
+    let gate = |file: &str| place.run(&format!("gate {TASK} --rounds 5 --baseline {file} --margin 0.5"));
+    expect(&place.run(&format!("bench {TASK} --peers none --no-roofline --out base.json")), 0, "TFLOP/s");
+    let text = String::from_utf8(place.read("base.json")).unwrap();
+    let mut faster: Value = serde_json::from_str(&text).unwrap();
+    for stretch in faster["measurements"][0]["stretches"].as_array_mut().unwrap() {
+        for seconds in stretch["seconds"].as_array_mut().unwrap() {
+            *seconds = (seconds.as_f64().unwrap() / 1000.0).into();
+        }
+    }
+    place.write("faster.json", faster.to_string().as_bytes());
+    expect(&gate("faster.json"), 1, "FAIL");
+    place.write("truncated.json", &text.as_bytes()[..text.len() / 2]);
+    expect(&gate("truncated.json"), 2, "damaged");
+    place.write("other.json", b"{\"schema\": \"x\", \"version\": 1}");
+    expect(&gate("other.json"), 2, "not a result");
+    expect(&gate("missing.json"), 2, "missing.json");
+    let elsewhere = text.replace("\"cores\":", "\"cores\":9");
+    place.write("elsewhere.json", elsewhere.as_bytes());
+    expect(&gate("elsewhere.json"), 2, "processor");
+    let another = place.run("gate --backend cpu --shape 1x1x8x8 --baseline base.json --seconds 0.01");
+    expect(&another, 2, "no time of cpu");
+}
+
+#[test]
+fn profile_reads_the_build_without_a_gpu() {
+    let place = Workplace::new();
+    let ended = place.run("profile --backend cpu --shape 1x16x4096x128 --dtype bf16 --json");
+    let json = ended.json();
+    let build = &json["profiles"][0]["build"];
+    assert!(ended.code == 0 && build["kernel"].as_str().is_some_and(|name| name.contains("bf16")), "{json}");
+    assert!(build["threads"].as_u64() > Some(0) && build["shared_bytes"].as_u64() > Some(0), "{json}");
+    let page = place.run("profile --backend cpu").stdout;
+    assert!(page.contains("registers") && page.lines().all(|line| line.chars().count() <= 80), "{page}");
+    expect(&place.run("profile --backend cpu --dtype f32"), 2, "f32");
+}
+
+#[test]
+fn peers_without_torch_are_named_and_left_out() {
+    let place = Workplace::new();
+    let bench = format!("bench {TASK} --no-roofline --json");
+    let json = place.run_with(&bench, "FLASHCORE_PYTHON", "/no/such/python").json();
+    assert!(json["warnings"][0].as_str().is_some_and(|w| w.contains("/no/such/python")), "{json}");
+    assert_eq!(json["results"][0]["arm"], "naive");
+}
+
+#[test]
+fn quiet_and_help() {
+    let place = Workplace::new();
+    for args in [
+        format!("bench {TASK} --peers none --no-roofline --quiet"),
+        format!("gate {TASK} --rounds 3 --max-ratio 1000 --quiet"),
+        "verify --quick --backend cpu --filter zero-length/ --quiet".to_owned(),
+        "profile --backend cpu --quiet".to_owned(),
+    ] {
+        let ended = place.run(&args);
+        assert_eq!((ended.code, ended.stdout.as_str(), ended.stderr.as_str()), (0, "", ""), "{args}");
+    }
+    for command in ["verify", "bench", "gate", "profile"] {
+        expect(&place.run(&format!("{command} --help")), 0, "Examples:");
+    }
+    assert!(!place.run("--help").stdout.contains("verify-group"), "hidden commands are hidden");
+}
