@@ -60,9 +60,12 @@ const GENERAL: Axes = Axes {
     lengths: &[Kind::Uniform, Kind::Used, Kind::Ragged],
 };
 
-/// The Hopper kernel: dims of every row of its table, whole and padded.
+/// A Hopper so small that even small problems have more tiles than it has SMs, which makes its kernels persistent.
+const BUSY_HOPPER: Gpu = Gpu { sms: 2, ..Gpu::HOPPER };
+
+/// The Hopper kernel: dims of every row of its table, whole and padded; few tiles and many.
 const HOPPER: Axes = Axes {
-    gpus: &[Gpu::HOPPER],
+    gpus: &[BUSY_HOPPER, Gpu::HOPPER],
     dims: &[(64, 64), (128, 128), (192, 128), (256, 256), (40, 64), (160, 192)],
     padding: &[0],
     lengths: &[Kind::Uniform, Kind::Used],

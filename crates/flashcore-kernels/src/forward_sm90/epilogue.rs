@@ -46,12 +46,15 @@ impl Epilogue {
         factor: Rows<F32>,
     ) {
         let (staging, places) = (consumer.layout.staging, consumer.cfg.shape.staging.places);
-        self.wait_for_staging(b, places);
+        let parts = output.cols().div_ceil(staging.cols() as usize) as u32;
+        // Places are taken in turn; where a tile ends out of turn, the next one begins with the place used last.
+        let pending = if parts.is_multiple_of(places) { places - 1 } else { 0 };
+        self.wait_for_staging(b, pending);
         output.scale_rows(b, factor);
         self.forget_unused(b, consumer, tile, output);
         for (part, values) in (0..).zip(output.regs().chunks(staging.cols() as usize / 2)) {
             if part > 0 {
-                self.wait_for_staging(b, places);
+                self.wait_for_staging(b, places - 1);
             }
             let place = part % places * staging.bytes();
             self.gather(b, consumer, values, place);
@@ -104,9 +107,9 @@ impl Epilogue {
         b.predicated(self.leader, Builder::tma_wait);
     }
 
-    /// The oldest of `places` copies must have read its staging tile.
-    fn wait_for_staging(&self, b: &mut Builder, places: u32) {
-        b.predicated(self.leader, |b| b.tma_wait_read(places - 1));
+    /// All but the `pending` latest copies must have read their staging tiles.
+    fn wait_for_staging(&self, b: &mut Builder, pending: u32) {
+        b.predicated(self.leader, |b| b.tma_wait_read(pending));
         b.sync_warp();
     }
 
