@@ -44,6 +44,11 @@ impl PerInstruction {
         self.0[pc as usize] += 1;
     }
 
+    /// How often the instruction at `pc` was executed.
+    pub(crate) fn at(&self, pc: usize) -> u64 {
+        self.0[pc]
+    }
+
     pub(crate) fn fold(&self, class_of: impl Fn(usize) -> Class) -> BTreeMap<Class, u64> {
         let mut classes = BTreeMap::new();
         for (pc, &count) in self.0.iter().enumerate().filter(|(_, n)| **n > 0) {

@@ -66,6 +66,8 @@ pub struct Outcome {
     pub findings: Vec<Finding>,
     /// What was done.
     pub counters: Counters,
+    /// How often each statement of the kernel's body was executed, by warps.
+    pub executions: Vec<u64>,
     /// Whether a finding ended the launch before its time: then the buffers mean nothing.
     pub halted: bool,
 }
@@ -172,6 +174,11 @@ fn address_of(global: &GlobalMemory, slot: Slot) -> Result<u64, SimError> {
 
 fn collect(mut machine: Machine<'_>, program: &Program, slots: &[Slot]) -> Outcome {
     machine.counters.instructions = machine.hits.fold(|pc| program.origins[pc].class);
+    let statements = program.origins.last().map_or(0, |origin| origin.statement + 1);
+    let mut executions = vec![0; statements];
+    for (pc, origin) in program.origins.iter().enumerate() {
+        executions[origin.statement] = machine.hits.at(pc);
+    }
     let buffer = |slot: &Slot| {
         let allocation = machine.global.remove(slot.0)?;
         Some(Buffer { slot: *slot, bytes: allocation.bytes, initialised: true })
@@ -180,6 +187,7 @@ fn collect(mut machine: Machine<'_>, program: &Program, slots: &[Slot]) -> Outco
         buffers: slots.iter().filter_map(buffer).collect(),
         findings: machine.findings.into_list(),
         counters: machine.counters,
+        executions,
         halted: machine.halted,
     }
 }

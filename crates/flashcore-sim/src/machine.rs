@@ -135,7 +135,7 @@ impl<'m> Machine<'m> {
             if let Some(warp) = self.next_warp() {
                 self.run_warp(warp);
             } else if !self.replace_finished_clusters() {
-                if self.clusters.iter().all(|c| c.live_warps == 0) {
+                if self.is_over() {
                     break;
                 }
                 if !self.complete_something() && !self.time_out() {
@@ -145,6 +145,12 @@ impl<'m> Machine<'m> {
             self.check_limits()?;
         }
         Ok(())
+    }
+
+    /// Whether every cluster of the grid has run and ended.
+    fn is_over(&self) -> bool {
+        let all_loaded = self.next_cluster == self.context.geometry.clusters;
+        all_loaded && self.clusters.iter().all(|c| c.live_warps == 0)
     }
 
     fn check_limits(&mut self) -> Result<(), SimError> {

@@ -2,11 +2,13 @@
 
 use flashcore_ptx::{
     launch::{TensorElement, TensorMapSpec},
-    layout::Swizzle,
+    layout::{Swizzle, box_bytes},
 };
 
 /// Marks the bytes of a tensor map among the parameters; its number follows.
 const MAGIC: u64 = 0x7054_616d_726f_736e;
+/// Most bytes of a box: the shared memory of a CTA.
+const MAX_BOX_BYTES: u64 = 227 * 1024;
 /// Bytes of a tensor map.
 pub(crate) const MAP_BYTES: usize = 128;
 
@@ -51,6 +53,8 @@ impl TensorMap {
         need(row.is_multiple_of(16), "a box row must be a multiple of 16 bytes")?;
         let fits = spec.swizzle == Swizzle::None || row <= spec.swizzle.row_bytes().into();
         need(fits, "a box row must not be longer than the swizzle's row")?;
+        let small = box_bytes(&spec.box_dims, spec.element.bytes()) <= MAX_BOX_BYTES;
+        need(small, "the box must fit into shared memory")?;
         let strides = std::iter::once(element).chain(spec.strides.iter().copied()).collect();
         Ok(Self {
             address,

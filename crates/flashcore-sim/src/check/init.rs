@@ -28,7 +28,8 @@ impl Written {
 /// The words that a range of bits touches, with the bits in each.
 fn words(range: Range<usize>) -> impl Iterator<Item = (usize, u64)> {
     let (start, end) = (range.start, range.end);
-    (start / 64..end.div_ceil(64)).map(move |word| {
+    let last = if range.is_empty() { start / 64 } else { end.div_ceil(64) };
+    (start / 64..last).map(move |word| {
         let low = start.saturating_sub(word * 64);
         let high = (end - word * 64).min(64);
         (word, (u64::MAX >> (64 - (high - low))) << low)
@@ -45,6 +46,6 @@ mod tests {
         written.mark(60..70);
         assert!(written.covers(60..70));
         assert!(!written.covers(59..70) && !written.covers(60..71));
-        assert!(Written::new(5, true).covers(0..5));
+        assert!(Written::new(5, true).covers(0..5) && written.covers(65..65));
     }
 }

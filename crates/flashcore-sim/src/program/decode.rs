@@ -9,16 +9,24 @@ use super::{
 use crate::error::SimError;
 use flashcore_ptx::{
     inst::Inst,
-    module::{Kernel, Module, Statement},
+    module::{Kernel, Module, Space, Statement},
     op::Op,
     types::{ScalarType, TypeKind},
 };
 use std::{array::from_fn, collections::BTreeMap};
 
+/// Most bytes of one variable.
+const MOST_BYTES: u64 = 1 << 28;
+/// Most bytes of one local variable: what a thread may have.
+const MOST_LOCAL: u64 = 512 * 1024;
+/// Most registers that a kernel may declare.
+const MOST_REGISTERS: u64 = 1 << 18;
+
 impl Program {
     /// Decodes the kernel `entry` of `module`.
     pub(crate) fn decode(module: &Module, entry: &str) -> Result<Self, SimError> {
         let kernel = module.kernel(entry).ok_or_else(|| no_kernel(module, entry))?;
+        check_sizes(module, kernel)?;
         let layout = Layout::new(module, kernel);
         let registers = RegisterMap::new(kernel);
         let labels = labels_of(kernel);
@@ -32,6 +40,22 @@ impl Program {
         }
         Ok(Self { kernel: entry.into(), code, origins, registers: registers.counts, layout })
     }
+}
+
+/// Refuses declarations that the hardware could not hold, before anything is allocated for them.
+fn check_sizes(module: &Module, kernel: &Kernel) -> Result<(), SimError> {
+    let too_large = |what: &str, bytes: u64| {
+        let reason = format!("{bytes} bytes of {what}; at most {MOST_BYTES} can be simulated");
+        SimError::Geometry { kernel: kernel.name.to_string(), reason }
+    };
+    for variable in module.variables.iter().chain(&kernel.variables) {
+        let limit = if variable.space == Space::Local { MOST_LOCAL } else { MOST_BYTES };
+        if variable.bytes() > limit {
+            return Err(too_large(variable.name.as_str(), variable.bytes()));
+        }
+    }
+    let registers = kernel.registers.len() as u64;
+    if registers > MOST_REGISTERS { Err(too_large("registers", registers * 128)) } else { Ok(()) }
 }
 
 fn no_kernel(module: &Module, entry: &str) -> SimError {

@@ -31,13 +31,12 @@ impl Step<'_, '_> {
         let yes = vote.map(|(_, _, src)| self.read_mask(src) & self.mask);
         self.check_barrier(lane, id, named_count)?;
         self.check_recycling(lane, id, wait);
-        let threads = self.machine.context.geometry.warps * 32;
-        let gone = self.machine.context.geometry.threads - self.machine.ctas[self.cta].live_threads;
         let knowledge = self.release();
+        let whole_warp = aligned || self.mask == self.live();
         let arrival = Arrival {
             warp: self.machine.warps[self.warp].index,
-            threads: if aligned { 32 } else { self.mask.count_ones() },
-            expected: named_count.unwrap_or((threads - gone).next_multiple_of(32)),
+            threads: if whole_warp { 32 } else { self.mask.count_ones() },
+            expected: named_count.unwrap_or_else(|| self.threads_left()),
             whole_cta: named_count.is_none(),
             knowledge: &knowledge,
             votes: (yes.unwrap_or(0).count_ones(), self.mask.count_ones()),
@@ -50,6 +49,12 @@ impl Step<'_, '_> {
             Err(fault) => self.count_fault(lane, id, arrival.expected, fault),
             Ok(done) => Ok(self.after_arrival(id, generation, wait, done)),
         }
+    }
+
+    /// Threads that a barrier of the whole CTA waits for: those of warps that have not ended.
+    fn threads_left(&mut self) -> u32 {
+        let cta = self.cta;
+        32 * self.machine.warps_of(cta).iter().filter(|w| w.live() != 0).count() as u32
     }
 
     fn after_arrival(&mut self, id: u32, generation: u32, wait: bool, done: Option<Completed>) -> Flow {

@@ -40,8 +40,9 @@ impl Step<'_, '_> {
         if over {
             self.check_drained();
             self.end_warp();
+            self.machine.forget_warp(self.cta);
         }
-        self.machine.forget_threads(self.cta, threads);
+        self.machine.try_open_cluster_barrier(self.machine.ctas[self.cta].cluster);
         self.machine.effect();
         Ok(Flow::Exit)
     }
@@ -131,13 +132,12 @@ impl Step<'_, '_> {
 }
 
 impl Machine<'_> {
-    /// Threads have ended: barriers of all threads wait for fewer.
-    fn forget_threads(&mut self, cta: usize, threads: u32) {
+    /// A warp has ended: barriers of the whole CTA wait for one less.
+    fn forget_warp(&mut self, cta: usize) {
         for id in 0..self.ctas[cta].named.len() {
-            if let Some(done) = self.ctas[cta].named[id].forget(threads) {
+            if let Some(done) = self.ctas[cta].named[id].forget(32) {
                 self.open_barrier(cta, id as u32, &done);
             }
         }
-        self.try_open_cluster_barrier(self.ctas[cta].cluster);
     }
 }
