@@ -53,23 +53,37 @@ pub(crate) struct Seen {
     pub(crate) sum: f32,
 }
 
-/// A row's LSE and the factor that turns its sums into averages; zero where it saw nothing.
+/// A row with its sink, in base 2: the largest logit, what the sums count for beside it, and the sum of all weights.
+#[derive(Clone, Copy)]
 struct Norm {
-    lse: f32,
-    factor: f32,
+    top: f64,
+    share: f64,
+    total: f64,
 }
 
 impl Norm {
     fn new(seen: Seen, factor: f32, sink: Option<f32>) -> Self {
         let (max, sum) = (f64::from(seen.max) * f64::from(factor), f64::from(seen.sum));
-        let sink = sink.map_or(f64::NEG_INFINITY, |s| f64::from(s) * std::f64::consts::LOG2_E);
-        if sum == 0.0 {
-            return Self { lse: (sink * std::f64::consts::LN_2) as f32, factor: 0.0 };
+        let Some(sink) = sink.filter(|&sink| sink > f32::NEG_INFINITY) else {
+            return Self { top: max, share: 1.0, total: sum };
+        };
+        let sink = f64::from(sink) * std::f64::consts::LOG2_E;
+        let top = if sum == 0.0 { sink } else { max.max(sink) };
+        let share = if sum == 0.0 { 0.0 } else { (max - top).exp2() };
+        Self { top, share, total: sum * share + (sink - top).exp2() }
+    }
+
+    /// Natural-log LSE; −∞ for a row that saw nothing.
+    fn lse(self) -> f32 {
+        if self.total == 0.0 {
+            return f32::NEG_INFINITY;
         }
-        let top = max.max(sink);
-        let total = sum * (max - top).exp2() + (sink - top).exp2();
-        let lse = (top + total.log2()) * std::f64::consts::LN_2;
-        Self { lse: lse as f32, factor: ((max - top).exp2() / total) as f32 }
+        ((self.top + self.total.log2()) * std::f64::consts::LN_2) as f32
+    }
+
+    /// Factor that turns sums into averages; a row that saw nothing is zero.
+    fn factor(self) -> f32 {
+        if self.total == 0.0 { 0.0 } else { (self.share / self.total) as f32 }
     }
 }
 
@@ -168,7 +182,7 @@ impl<T: Lane> Call<'_, T> {
     fn clear(&self, unit: &mut Unit) {
         let s = self.problem.sequence(unit.sequence);
         for row in unit.rows.clone() {
-            self.output.row(unit, &s, row, f32::NEG_INFINITY).fill(T::from_f32(0.0));
+            self.output.row(unit, &s, row, || f32::NEG_INFINITY).fill(T::from_f32(0.0));
         }
     }
 
@@ -203,8 +217,8 @@ impl<T: Lane> Call<'_, T> {
             return;
         }
         let norm = Norm::new(seen, self.logits.factor, self.sink(unit, row));
-        let to = self.output.row(unit, s, row, norm.lse);
-        self.runner.run(Narrow { from: sums, factor: norm.factor, to });
+        let to = self.output.row(unit, s, row, || norm.lse());
+        self.runner.run(Narrow { from: sums, factor: norm.factor(), to });
     }
 
     /// Puts the parts of rows together, in order.

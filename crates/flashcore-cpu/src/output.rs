@@ -59,14 +59,20 @@ impl<'a, T> Output<'a, T> {
         Self { problem, out: Shared::new(out), lse: lse.map(Shared::new), partials: Shared::new(partials) }
     }
 
-    /// The output row of `row`, after writing its LSE.
-    pub(crate) fn row<'u>(&'u self, unit: &'u mut Unit, s: &Sequence, row: usize, lse: f32) -> &'u mut [T] {
+    /// The output row of `row`, after writing its LSE where it is asked for.
+    pub(crate) fn row<'u>(
+        &'u self,
+        unit: &'u mut Unit,
+        s: &Sequence,
+        row: usize,
+        lse: impl FnOnce() -> f32,
+    ) -> &'u mut [T] {
         assert!(unit.rows.contains(&row), "a row of the unit");
         let group = self.problem.group();
         let (head, seq) = (unit.kv_head * group + row % group, s.q_start + row / group);
         if let Some(all) = &self.lse {
             // SAFETY: only the holder of the unit writes its rows.
-            unsafe { all.range(self.problem.lse_index(s.batch, head, seq), 1)[0] = lse };
+            unsafe { all.range(self.problem.lse_index(s.batch, head, seq), 1)[0] = lse() };
         }
         let out = self.problem.out();
         // SAFETY: only the holder of the unit writes its rows, and output rows do not overlap (`Spec::parse`).

@@ -125,8 +125,14 @@ pub(crate) fn place<T: Lane>(
         }
         return;
     }
-    let row = &mut row[..query.len()];
-    call.runner.run(Widen { from: query, to: row });
+    let row = match T::as_f32(query) {
+        Some(query) => query,
+        None => {
+            let row = &mut row[..query.len()];
+            call.runner.run(Widen { from: query, to: row });
+            row
+        }
+    };
     for (to, x) in q.chunks_exact_mut(height).zip(row) {
         to[lane] = *x * call.logits.query;
     }

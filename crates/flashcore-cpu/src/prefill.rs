@@ -144,7 +144,9 @@ impl<'a> Tile<'a> {
     fn load<T: Lane>(self, call: &Call<'_, T>, unit: &Unit, s: &Sequence, row: &mut [f32]) {
         let (layout, group) = (call.problem.q(), call.problem.group());
         let dim = call.problem.dim_qk();
-        self.q.fill(0.0);
+        if self.rows.len() < self.height {
+            self.q.fill(0.0);
+        }
         self.out.fill(0.0);
         self.max.fill(NO_MAX);
         self.sum.fill(0.0);
