@@ -8,7 +8,7 @@
 //! // arg: out u32 2 4 6 8               a buffer that is written, with what must be in it
 //! // arg: inout u32 0 -> 10             both
 //! // and: 11 12                         more numbers of the argument before
-//! // arg: u32 7                         a number (u32, u64, f32)
+//! // arg: u32 7 8                       two numbers (u32, u64 or f32)
 //! // arg: map 0 bf16 dims=64,8 strides=128 box=64,8 swizzle=128     a tensor map over the buffer of argument 0
 //! ```
 //!

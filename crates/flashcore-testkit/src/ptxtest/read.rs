@@ -112,15 +112,21 @@ impl Draft {
     fn arg(&mut self, words: &str) -> Result<(), String> {
         let words: Vec<&str> = words.split_whitespace().collect();
         let [kind, rest @ ..] = words.as_slice() else { return Err("an empty argument".into()) };
-        let param = match (*kind, rest) {
-            ("u32", [value]) => Param::U32(number(ScalarType::U32, value)? as u32),
-            ("u64", [value]) => Param::U64(number(ScalarType::U64, value)?),
-            ("f32", [value]) => Param::F32(f32::from_bits(number(ScalarType::F32, value)? as u32)),
-            ("map", [buffer, element, settings @ ..]) => self.tensor_map(buffer, element, settings)?,
-            ("in" | "out" | "inout", [ty, values @ ..]) => self.buffer(kind, ty, values)?,
+        match (*kind, rest) {
+            ("u32" | "u64" | "f32", values @ [_, ..]) => {
+                let scalars: Result<Vec<_>, _> = values.iter().map(|v| scalar(kind, v)).collect();
+                self.spec.params.extend(scalars?);
+            }
+            ("map", [buffer, element, settings @ ..]) => {
+                let map = self.tensor_map(buffer, element, settings)?;
+                self.spec.params.push(map);
+            }
+            ("in" | "out" | "inout", [ty, values @ ..]) => {
+                let buffer = self.buffer(kind, ty, values)?;
+                self.spec.params.push(buffer);
+            }
             _ => return Err(format!("unknown argument `{kind}`")),
-        };
-        self.spec.params.push(param);
+        }
         Ok(())
     }
 
@@ -175,6 +181,14 @@ impl Draft {
             findings: self.findings,
         }
     }
+}
+
+fn scalar(kind: &str, value: &str) -> Result<Param, String> {
+    Ok(match kind {
+        "u32" => Param::U32(number(ScalarType::U32, value)? as u32),
+        "u64" => Param::U64(number(ScalarType::U64, value)?),
+        _ => Param::F32(f32::from_bits(number(ScalarType::F32, value)? as u32)),
+    })
 }
 
 /// `x`, `x,y` or `x,y,z`.
