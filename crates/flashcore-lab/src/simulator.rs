@@ -8,10 +8,13 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use flashcore_core::{Backend, BackendError, HostCall, Problem, Ran};
 use flashcore_kernels::{Gpu, Plan, SideArrays, plan, slots};
 use flashcore_ptx::launch::{LaunchSpec, Param, Slot};
-use flashcore_sim::{Buffer, Launch, Options, Outcome};
+use flashcore_sim::{Buffer, Counters, Launch, Options, Outcome};
 
 /// What every address is a multiple of: as in memory from a GPU's allocator.
 const ALIGNMENT: u64 = 256;
+
+/// Findings that an error lists.
+const FINDINGS: usize = 3;
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
@@ -44,21 +47,27 @@ impl Simulator {
         }
     }
 
-    fn run(&self, call: &mut HostCall<'_>, plan: &Plan) -> Result<(), Failure> {
+    /// Computes the call and says what that took; nothing where there is nothing to compute.
+    pub fn count(&self, call: &mut HostCall<'_>) -> Result<Option<Counters>, BackendError> {
+        let plan = self.plan(call.problem())?;
+        self.run(call, &plan).map_err(|source| BackendError::Failed { backend: "sim", source })
+    }
+
+    fn run(&self, call: &mut HostCall<'_>, plan: &Plan) -> Result<Option<Counters>, Failure> {
         let program = plan.kernel().program()?;
-        let Some(mut spec) = plan.launch(&program, call.problem()) else { return Ok(()) };
+        let Some(mut spec) = plan.launch(&program, call.problem()) else { return Ok(None) };
         if call.outputs().1.is_none() {
             without_lse(&mut spec);
         }
         let (module, provenance) = (program.module(), Some(program.provenance()));
         let launch = Launch { module, provenance, spec: &spec, buffers: buffers(call) };
         let outcome = launch.run(&self.options())?;
-        let findings: Vec<String> = outcome.errors().map(ToString::to_string).collect();
+        let findings: Vec<String> = outcome.errors().take(FINDINGS).map(ToString::to_string).collect();
         if !findings.is_empty() {
             return Err(findings.join("; ").into());
         }
         write_back(call, &outcome);
-        Ok(())
+        Ok(Some(outcome.counters))
     }
 }
 
@@ -68,9 +77,8 @@ impl Backend for Simulator {
     }
 
     fn forward(&self, call: &mut HostCall<'_>) -> Result<Ran, BackendError> {
-        let plan = self.plan(call.problem())?;
-        self.run(call, &plan).map_err(|source| BackendError::Failed { backend: "sim", source })?;
-        Ok(Ran { kernel: plan.kernel().name() })
+        self.count(call)?;
+        Ok(Ran { kernel: self.plan(call.problem())?.kernel().name() })
     }
 }
 

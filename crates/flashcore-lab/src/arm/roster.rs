@@ -2,7 +2,7 @@
 //!
 //! The command line asks for competitors by name; what is missing is said once and left out.
 
-use std::{rc::Rc, sync::Arc};
+use std::{cell::OnceCell, rc::Rc, sync::Arc};
 
 use flashcore::cuda::Cuda;
 use flashcore_core::{DType, Mask};
@@ -24,6 +24,9 @@ use crate::{
     task::Task,
     workload::Workload,
 };
+
+/// The competitor that is in the program.
+const NAIVE: &str = "naive";
 
 /// Which of our backends competes.
 #[derive(Clone)]
@@ -55,13 +58,19 @@ impl Ours {
 /// Everybody who can compete.
 pub struct Roster {
     ours: Ours,
-    torch: Result<Rc<Torch>, LabError>,
+    threads: Option<usize>,
+    /// Started when somebody asks for one of its competitors.
+    torch: OnceCell<Result<Rc<Torch>, LabError>>,
 }
 
 impl Roster {
-    /// Looks who is there; PyTorch's CPU competitors use `threads` threads.
-    pub fn open(ours: Ours, threads: Option<usize>) -> Self {
-        Self { ours, torch: Torch::start(threads) }
+    /// Ours, and whoever else is asked for; PyTorch's CPU competitors use `threads` threads.
+    pub const fn open(ours: Ours, threads: Option<usize>) -> Self {
+        Self { ours, threads, torch: OnceCell::new() }
+    }
+
+    fn torch(&self) -> Result<&Rc<Torch>, &LabError> {
+        self.torch.get_or_init(|| Torch::start(self.threads)).as_ref()
     }
 
     /// Our competitor.
@@ -71,28 +80,31 @@ impl Roster {
 
     /// What the peers run on.
     pub fn describe_peers(&self) -> Option<String> {
-        self.torch.as_ref().ok().map(|torch| torch.describe())
+        self.torch.get()?.as_ref().ok().map(|torch| torch.describe())
     }
 
     /// Why there are fewer peers than there could be.
     pub fn note(&self) -> Option<String> {
-        self.torch.as_ref().err().map(|error| format!("no PyTorch to compare with: {error}"))
+        let error = self.torch.get()?.as_ref().err()?;
+        Some(format!("no PyTorch to compare with: {error}"))
     }
 
     /// Every peer that computes where ours does, best known first.
     pub fn peers(&self) -> Vec<Box<dyn Arm>> {
         let place = self.ours.place();
-        let torch = self.torch.iter().flat_map(|torch| torch.arms()).filter(|arm| arm.place() == place);
-        let mut peers: Vec<Box<dyn Arm>> = torch.map(|arm| Box::new(arm) as Box<dyn Arm>).collect();
+        let torch = self.torch().into_iter().flat_map(|torch| torch.arms());
+        let here = torch.filter(|arm| arm.place() == place);
+        let mut peers: Vec<Box<dyn Arm>> = here.map(|arm| Box::new(arm) as Box<dyn Arm>).collect();
         peers.sort_by_key(|arm| rank(arm.name()));
-        if place == Place::Cpu {
-            peers.push(Box::new(HostArm::new(Arc::new(NaiveBackend))));
-        }
+        peers.extend((place == Place::Cpu).then(naive));
         peers
     }
 
     /// The peer of that name.
     pub fn peer(&self, name: &str) -> Result<Box<dyn Arm>, LabError> {
+        if name == NAIVE {
+            return Ok(naive());
+        }
         let peers = self.peers();
         let known: Vec<_> = peers.iter().map(|arm| arm.name().to_owned()).collect();
         let missing = || {
@@ -123,7 +135,7 @@ impl Roster {
 
     fn gpu_ceiling(&self, gpu: &Arc<Cuda>, dtype: DType) -> Result<Ceiling, LabError> {
         let copy = cuda::copy_rate(gpu)?;
-        let product = self.torch.as_ref().ok().map(|torch| torch.ceiling(dtype.name())).transpose()?;
+        let product = self.torch().ok().map(|torch| torch.ceiling(dtype.name())).transpose()?;
         let (copy, matrix, how) = match product {
             Some((their_copy, matrix)) => (copy.max(their_copy), matrix, "8192x8192 product by PyTorch"),
             None => (copy, own_rate(gpu, dtype)?, "our own kernel at 1x16x16384x128, for want of PyTorch"),
@@ -142,6 +154,10 @@ fn own_rate(gpu: &Arc<Cuda>, dtype: DType) -> Result<f64, LabError> {
     Ok(flops / median(&samples.seconds))
 }
 
+fn naive() -> Box<dyn Arm> {
+    Box::new(HostArm::new(Arc::new(NaiveBackend)))
+}
+
 /// Competitors are listed with the ones to beat first.
 fn rank(name: &str) -> usize {
     let order = ["torch-cudnn", "torch-flash", "torch-efficient", "torch-flex", "torch-cpu"];
@@ -149,7 +165,7 @@ fn rank(name: &str) -> usize {
 }
 
 fn is_plain(name: &str) -> bool {
-    name == "naive" || name.ends_with("math")
+    name == NAIVE || name.ends_with("math")
 }
 
 /// How a gate measures on each device: sustained where power limits the clock, interleaved where other programs

@@ -4,7 +4,10 @@
 
 use flashcore::cuda::{
     Cuda,
-    driver::{Arch, BuildReport, Compiler},
+    driver::{
+        Arch, BuildReport, Compiler,
+        toolchain::{Search, Tool},
+    },
 };
 use flashcore_core::Problem;
 use flashcore_kernels::{Gpu, Plan, plan};
@@ -103,6 +106,12 @@ fn failed(error: &dyn std::fmt::Display) -> LabError {
 
 /// Assembles without a GPU; `Err` says why nothing could.
 fn assemble(ptx: &str, plan: &Plan) -> Result<BuildReport, String> {
+    let found = Search::from_env(Tool::Ptxas).find(Tool::Ptxas).map_err(|e| e.to_string())?;
+    if found.is_none() {
+        return Err(
+            "no ptxas, so registers and spills are not known: pip install nvidia-cuda-nvcc".to_owned()
+        );
+    }
     let compiler = Compiler::from_env().map_err(|e| e.to_string())?;
     let arch = Arch::from(plan.kernel().target());
     let cubin = compiler.compile_offline(ptx, arch).map_err(|e| e.to_string())?;

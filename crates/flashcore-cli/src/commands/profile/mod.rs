@@ -15,6 +15,7 @@ use flashcore_lab::{
     profile::{
         self,
         build::Build,
+        count,
         ncu::{self, Ncu},
         reading::Reading,
     },
@@ -90,16 +91,18 @@ fn planned_for(ours: &Ours) -> String {
 
 impl Flags {
     fn profile(&self, task: &Task, gpu: Option<Gpu>) -> Result<Profiled, CliError> {
-        let build = Build::of(task.problem(), &gpu.unwrap_or(Gpu::HOPPER))?;
-        let mut profiled =
-            Profiled { task: task.to_string(), build, reading: None, files: Vec::new(), note: None };
+        let planned = gpu.unwrap_or(Gpu::HOPPER);
+        let mut profiled = Profiled::new(task, Build::of(task.problem(), &planned)?);
         match (gpu, Ncu::find()) {
-            (None, _) => profiled.note = Some("no GPU, so nothing was run".to_owned()),
+            (None, _) => profiled.counters = count::count(task, planned)?,
             (_, None) => profiled.note = Some(format!("no Nsight Compute; set {} to its ncu", ncu::NCU)),
             (Some(_), Some(ncu)) => match self.count(task, &profiled.build.kernel, &ncu) {
                 Ok((reading, files)) => (profiled.reading, profiled.files) = (Some(reading), files),
                 Err(error) => profiled.note = Some(error.to_string()),
             },
+        }
+        if gpu.is_none() && profiled.counters.is_none() {
+            profiled.note = Some("no GPU, and too large for the simulator: nothing was run".to_owned());
         }
         Ok(profiled)
     }

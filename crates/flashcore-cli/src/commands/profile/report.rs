@@ -3,7 +3,8 @@
 use flashcore_lab::{
     latency::time,
     memory::human,
-    profile::{build::Build, reading::Reading},
+    profile::{build::Build, count::Counts, reading::Reading},
+    task::Task,
 };
 use serde::Serialize;
 
@@ -22,6 +23,7 @@ pub struct Profiled {
     pub task: String,
     pub build: Build,
     pub reading: Option<Reading>,
+    pub counters: Option<Counts>,
     pub files: Vec<String>,
     pub note: Option<String>,
 }
@@ -30,7 +32,8 @@ impl Report for ProfileReport {
     fn page(&self) -> Page {
         let page = Page::default().facts([("gpu", self.planned_for.as_str())]);
         self.profiles.iter().fold(page, |page, profiled| {
-            let facts = [profiled.built(), profiled.counted(), profiled.ending()].concat();
+            let facts =
+                [profiled.built(), profiled.simulated(), profiled.counted(), profiled.ending()].concat();
             page.facts(facts)
         })
     }
@@ -39,6 +42,28 @@ impl Report for ProfileReport {
 type Facts = Vec<(&'static str, Text)>;
 
 impl Profiled {
+    /// What is known before anything ran.
+    pub fn new(task: &Task, build: Build) -> Self {
+        let (reading, counters, files, note) = (None, None, Vec::new(), None);
+        Self { task: task.to_string(), build, reading, counters, files, note }
+    }
+
+    fn simulated(&self) -> Facts {
+        let Some(c) = &self.counters else { return Vec::new() };
+        let mut classes: Vec<_> = c.by_class.iter().collect();
+        classes.sort_by(|a, b| b.1.cmp(a.1));
+        let classes: Vec<_> = classes.iter().take(5).map(|(class, n)| format!("{class} {n}")).collect();
+        let useful = 100.0 * c.needed_macs as f64 / c.tensor_macs.max(1) as f64;
+        let conflicts = format!("{} passes, {} of them conflicts", c.shared_wavefronts, c.bank_conflicts);
+        let sectors = format!("{} sectors, {} copied ahead", c.global_sectors, human(c.async_bytes));
+        vec![
+            ("simulated", format!("{} warp instructions: {}", c.instructions, classes.join(", ")).into()),
+            ("tensor cores", format!("{} multiply-adds, {useful:.0} % of them needed", c.tensor_macs).into()),
+            ("shared memory", conflicts.into()),
+            ("memory", sectors.into()),
+        ]
+    }
+
     fn built(&self) -> Facts {
         let b = &self.build;
         let known = |value: Option<u32>| value.map_or("not known".to_owned(), |value| value.to_string());
