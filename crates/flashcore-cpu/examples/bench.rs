@@ -1,7 +1,8 @@
 //! Times attention for `bench/cpu/compare.py`: reads one request per line, answers with one line of JSON.
 //!
 //! A request is `attention B HQ HKV SQ SKV D causal|full f32|f16|bf16 REPETITIONS`, or `read BYTES REPETITIONS` for the
-//! read bandwidth of memory; the answer holds the seconds of each repetition. The number of threads is the only argument.
+//! read bandwidth of memory; the answer holds the seconds of each repetition.
+//! Arguments: the number of threads, and the name of a SIMD level to force.
 
 use std::{
     io::{BufRead, stdin},
@@ -9,7 +10,7 @@ use std::{
 };
 
 use flashcore_core::{DType, Dims, Element, HostCall, Layout, Mask, Spec};
-use flashcore_cpu::{Cpu, Scratch};
+use flashcore_cpu::{Cpu, Scratch, SimdLevel};
 use half::{bf16, f16};
 use rayon::prelude::*;
 
@@ -18,7 +19,11 @@ type Failure = Box<dyn std::error::Error>;
 fn main() -> Result<(), Failure> {
     let threads = std::env::args().nth(1).map_or(Ok(0), |n| n.parse())?;
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build()?;
-    let cpu = Cpu::with_pool(pool.into());
+    let level = match std::env::args().nth(2) {
+        Some(name) => SimdLevel::ALL.into_iter().find(|l| l.name() == name).ok_or("unknown level")?,
+        None => SimdLevel::detect(),
+    };
+    let cpu = Cpu::with_pool(pool.into()).with_simd(level)?;
     for line in stdin().lock().lines() {
         let line = line?;
         let words: Vec<&str> = line.split_whitespace().collect();
