@@ -97,17 +97,28 @@ pub struct BackendFlags {
     /// Threads of the CPU backend [default: all cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
+    /// On a GPU, take the kernel that runs on every GPU even where a more special one would be chosen
+    #[arg(long)]
+    general: bool,
 }
 
 impl BackendFlags {
     /// The backends that may compute, best first.
     pub fn candidates(&self) -> Result<Vec<Arc<dyn Backend>>, CliError> {
+        if self.general {
+            let cuda = Cuda::open(0).map_err(|e| unavailable("cuda", &e))?;
+            return Ok(vec![Arc::new(cuda.with_general_kernels())]);
+        }
         backends::candidates(self.backend, self.threads())
     }
 
     /// The backend that competes with others: a GPU where there is one.
     pub fn ours(&self) -> Result<Ours, CliError> {
-        let open = || Cuda::open(0).map(|cuda| Ours::Cuda(Arc::new(cuda)));
+        let open = || {
+            let cuda = Cuda::open(0)?;
+            let cuda = if self.general { cuda.with_general_kernels() } else { cuda };
+            Ok::<_, flashcore::cuda::Error>(Ours::Cuda(Arc::new(cuda)))
+        };
         match (self.backend, self.threads()) {
             (BackendKind::Auto | BackendKind::Cpu, Some(threads)) => {
                 Ok(Ours::Cpu(Cpu::with_threads(threads)?))

@@ -25,7 +25,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use flashcore_core::Problem;
 use flashcore_cuda::{Compiler, Device, Stream};
-use flashcore_kernels::{Gpu, PlanError, plan};
+use flashcore_kernels::{Gpu, Plan, PlanError, plan, plan_general};
 
 pub use flashcore_cuda as driver;
 use kernels::Kernels;
@@ -41,11 +41,15 @@ const ALLOCATED_ALIGNMENT: u64 = 256;
 pub struct Cuda {
     device: Device,
     gpu: Gpu,
+    choose: Chooser,
     kernels: Kernels,
     /// For host tensors; device tensors bring their own stream.
     stream: Stream,
     ready: Mutex<Vec<Arc<Ready>>>,
 }
+
+/// What turns a problem into a plan.
+type Chooser = fn(&Problem, &Gpu, u64) -> Result<Plan, PlanError>;
 
 /// Why a GPU computed nothing.
 #[derive(Debug, thiserror::Error)]
@@ -83,6 +87,7 @@ impl Cuda {
         Ok(Self {
             device,
             gpu,
+            choose: plan,
             kernels: Kernels::new(device, Compiler::from_env()?),
             stream: Stream::new(device)?,
             ready: Mutex::new(Vec::new()),
@@ -93,6 +98,13 @@ impl Cuda {
     #[must_use]
     pub fn planning_for(mut self, gpu: Gpu) -> Self {
         self.gpu = gpu;
+        self
+    }
+
+    /// Takes the kernel that runs on every GPU even where a more special one would be chosen: for comparisons.
+    #[must_use]
+    pub fn with_general_kernels(mut self) -> Self {
+        self.choose = plan_general;
         self
     }
 
@@ -117,7 +129,7 @@ impl Cuda {
         if let Some(ready) = self.find(problem, alignment) {
             return Ok(ready);
         }
-        let plan = plan(problem, &self.gpu, alignment)?;
+        let plan = (self.choose)(problem, &self.gpu, alignment)?;
         let kernel = self.kernels.get(plan.kernel())?;
         let ready = Arc::new(Ready::new(&kernel, plan, problem, alignment, &self.stream)?);
         let mut kept = self.ready.lock().unwrap_or_else(PoisonError::into_inner);
