@@ -4,6 +4,40 @@
 //! Launch { module, spec, buffers, provenance }.run(&options)  →  Outcome { buffers, findings, counters }
 //! ```
 //!
+//! ```
+//! use flashcore_ptx::{ident::Ident, launch::{LaunchSpec, Param, Slot}, parse::parse};
+//! use flashcore_sim::{Buffer, FindingKind, Launch, Options};
+//!
+//! // Two warps write one word of shared memory, and nothing orders them.
+//! let parsed = parse("
+//!     .version 8.0
+//!     .target sm_90
+//!     .address_size 64
+//!     .visible .entry both(.param .u64 dst)
+//!     {
+//!         .shared .align 4 .b32 cell;
+//!         .reg .b64 %d; .reg .b32 %t;
+//!         mov.u32 %t, %warpid; st.shared.u32 [cell], %t;
+//!         bar.sync 0;
+//!         ld.param.u64 %d, [dst]; ld.shared.u32 %t, [cell]; st.global.u32 [%d], %t;
+//!         ret;
+//!     }").unwrap();
+//! let spec = LaunchSpec {
+//!     entry: Ident::new("both").unwrap(),
+//!     grid: [1, 1, 1],
+//!     block: [64, 1, 1],
+//!     cluster: [1, 1, 1],
+//!     shared_bytes: 0,
+//!     dependent: false,
+//!     params: vec![Param::Buffer(Slot(0))],
+//!     workspace: vec![],
+//! };
+//! let buffers = vec![Buffer::output(Slot(0), 4)];
+//! let launch = Launch { module: &parsed.module, provenance: Some(&parsed.provenance), spec: &spec, buffers };
+//! let outcome = launch.run(&Options::new()).unwrap();
+//! assert_eq!(outcome.findings[0].kind, FindingKind::SharedRace);
+//! ```
+//!
 //! The program is the text that ships ([`flashcore_ptx::module::Module`]); the launch is the same plain data that
 //! a GPU executes ([`flashcore_ptx::launch::LaunchSpec`]). A [`Finding`] is something the kernel did wrong; a
 //! [`SimError`] is a launch that could not be simulated.

@@ -1,6 +1,7 @@
 //! The PTX tests of the repository in the simulator: `tests/ptx/*.ptx` must give their results under every
 //! schedule, `tests/ptx/findings/*.ptx` must be judged as their comments say.
 
+use flashcore_ptx::{op::Op, table};
 use flashcore_sim::{Buffer, Launch, Options, Outcome};
 use flashcore_testkit::ptxtest::{Bound, Case, load};
 use std::{
@@ -63,6 +64,29 @@ fn check(folder: &str) {
 #[test]
 fn instructions_give_the_documented_results() {
     check("");
+}
+
+/// Hints without a result of their own, and ends that no test can observe.
+const UNTESTED: &[Op] = &[
+    Op::Prefetch,
+    Op::CpAsyncBulkPrefetch,
+    Op::CpAsyncBulkPrefetchTensor,
+    Op::Nanosleep,
+    Op::Griddepcontrol,
+    Op::Brkpt,
+];
+
+#[test]
+fn every_instruction_of_the_table_is_tested() {
+    let modules =
+        files("").into_iter().chain(files("findings")).flat_map(|file| load(&file).expect("a test"));
+    let tested: BTreeSet<Op> = modules
+        .flat_map(|case| case.parsed.module.kernels.clone())
+        .flat_map(|kernel| kernel.instructions().map(|(_, inst)| inst.op).collect::<Vec<_>>())
+        .collect();
+    let missing: Vec<_> = table::rows().map(|row| row.op).filter(|op| !tested.contains(op)).collect();
+    let missing: BTreeSet<_> = missing.into_iter().filter(|op| !UNTESTED.contains(op)).collect();
+    assert!(missing.is_empty(), "no test in tests/ptx executes {missing:?}");
 }
 
 #[test]
