@@ -5,7 +5,7 @@
 use clap::{Args, Parser, Subcommand};
 
 use crate::{
-    commands::{bench, cache, completions, doctor, gate, profile, run, verify},
+    commands::{bench, cache, completions, doctor, gate, inspect, profile, run, sim, verify, warm},
     error::{CliError, Verdict},
     output::Output,
 };
@@ -18,6 +18,8 @@ Examples:
   flashcore verify --quick                       is every backend right?
   flashcore bench --suite cpu                    how fast, against whom
   flashcore gate --suite cpu --max-ratio 0.95    pass or fail, for CI
+  flashcore inspect --gpu sm_90                  which GPU kernel, and why
+  flashcore sim k.ptx --grid 1 --block 32        a PTX kernel on the CPU, checked
   flashcore doctor                               what this machine offers
 
 Exit codes: 0 passed, 1 ran and failed, 2 could not run.";
@@ -51,6 +53,9 @@ pub enum Command {
     Bench(Box<bench::Flags>),
     Gate(Box<gate::Flags>),
     Profile(Box<profile::Flags>),
+    Inspect(Box<inspect::Flags>),
+    Sim(Box<sim::Flags>),
+    Warm(Box<warm::Flags>),
     Doctor(doctor::Flags),
     Cache(cache::Flags),
     Completions(completions::Flags),
@@ -69,6 +74,9 @@ impl Command {
             Self::Bench(flags) => bench::execute(*flags, output),
             Self::Gate(flags) => gate::execute(*flags, output),
             Self::Profile(flags) => profile::execute(*flags, output),
+            Self::Inspect(flags) => inspect::execute(&flags, output),
+            Self::Sim(flags) => sim::execute(&flags, output),
+            Self::Warm(flags) => warm::execute(&flags, output),
             Self::Doctor(flags) => doctor::execute(flags, output),
             Self::Cache(flags) => cache::execute(flags, output),
             Self::Completions(flags) => completions::execute(flags, output),

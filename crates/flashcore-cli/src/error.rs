@@ -6,7 +6,10 @@ use flashcore::{BackendError, ProblemError};
 use flashcore_cuda::cache::CacheError;
 use flashcore_lab::{LabError, memory::MemoryError};
 
-use crate::files::FileError;
+use crate::{
+    commands::{inspect::InspectFailure, sim::SimFailure},
+    files::FileError,
+};
 
 /// What a command that ran to its end found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -54,6 +57,10 @@ pub enum CliError {
     Lab(Box<LabError>),
     #[error(transparent)]
     Cache(#[from] CacheError),
+    #[error(transparent)]
+    Inspect(#[from] InspectFailure),
+    #[error(transparent)]
+    Sim(#[from] SimFailure),
     #[error("cannot print the result: {0}; redirect the output somewhere writable")]
     Print(#[source] io::Error),
     #[error("cannot encode the result: {0}")]

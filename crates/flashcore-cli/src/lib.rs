@@ -13,11 +13,13 @@ mod commands;
 mod error;
 mod files;
 mod flags;
+mod gpu_flags;
 mod interrupt;
 mod lab_flags;
 mod output;
 mod program;
 mod progress;
+mod simulation;
 mod values;
 
 use std::ffi::OsString;

@@ -46,6 +46,11 @@ impl Output {
         !self.style.quiet
     }
 
+    /// Whether a program reads the answer.
+    pub fn is_json(&self) -> bool {
+        self.style.json
+    }
+
     /// Prints text as it is.
     pub fn raw(&self, text: &str) -> Result<(), CliError> {
         let mut stdout = io::stdout().lock();

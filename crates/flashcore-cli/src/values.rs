@@ -62,6 +62,24 @@ fn parse_bound(text: &str) -> Option<Option<u32>> {
     }
 }
 
+/// `X`, `X,Y` or `X,Y,Z`; what is left out is 1.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Triple(pub [u32; 3]);
+
+impl FromStr for Triple {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let fields: Result<Vec<u32>, _> = text.split(',').map(|field| field.trim().parse()).collect();
+        match fields.as_deref() {
+            Ok(&[x]) => Ok(Self([x, 1, 1])),
+            Ok(&[x, y]) => Ok(Self([x, y, 1])),
+            Ok(&[x, y, z]) => Ok(Self([x, y, z])),
+            _ => Err("write one to three numbers, as in 8 or 4,4 or 2,2,2".to_owned()),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -94,6 +112,15 @@ mod tests {
         assert_eq!(good("inf,inf"), Mask::NONE);
         for bad in ["", "128", "128,", "-1,0", "1,2,3", "4294967296,0", "nan,0"] {
             assert!(bad.parse::<Window>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn triples() {
+        let good = |text: &str| text.parse::<Triple>().unwrap().0;
+        assert_eq!((good("8"), good("4,5"), good("1, 2,3")), ([8, 1, 1], [4, 5, 1], [1, 2, 3]));
+        for bad in ["", "1,2,3,4", "-1", "x", "1,,2", "4294967296"] {
+            assert!(bad.parse::<Triple>().is_err(), "{bad}");
         }
     }
 }

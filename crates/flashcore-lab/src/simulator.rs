@@ -53,7 +53,13 @@ impl Simulator {
         self.run(call, &plan).map_err(|source| BackendError::Failed { backend: "sim", source })
     }
 
-    fn run(&self, call: &mut HostCall<'_>, plan: &Plan) -> Result<Option<Counters>, Failure> {
+    /// What comes of launching a plan's kernel over a call's tensors, findings and all; nothing where there is nothing
+    /// to compute. The call's outputs stay as they are.
+    pub fn outcome(&self, call: &mut HostCall<'_>, plan: &Plan) -> Result<Option<Outcome>, BackendError> {
+        self.launch(call, plan).map_err(|source| BackendError::Failed { backend: "sim", source })
+    }
+
+    fn launch(&self, call: &mut HostCall<'_>, plan: &Plan) -> Result<Option<Outcome>, Failure> {
         let program = plan.kernel().program()?;
         let Some(mut spec) = plan.launch(&program, call.problem()) else { return Ok(None) };
         if call.outputs().1.is_none() {
@@ -61,7 +67,11 @@ impl Simulator {
         }
         let (module, provenance) = (program.module(), Some(program.provenance()));
         let launch = Launch { module, provenance, spec: &spec, buffers: buffers(call) };
-        let outcome = launch.run(&self.options())?;
+        Ok(Some(launch.run(&self.options())?))
+    }
+
+    fn run(&self, call: &mut HostCall<'_>, plan: &Plan) -> Result<Option<Counters>, Failure> {
+        let Some(outcome) = self.launch(call, plan)? else { return Ok(None) };
         let findings: Vec<String> = outcome.errors().take(FINDINGS).map(ToString::to_string).collect();
         if !findings.is_empty() {
             return Err(findings.join("; ").into());

@@ -5,6 +5,8 @@ use std::{io, path::PathBuf};
 use flashcore_core::DType;
 use flashcore_lab::memory::human;
 
+use super::ElementType;
+
 /// A file that cannot be used; carries the path.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
@@ -36,6 +38,8 @@ pub enum FileError {
     },
     #[error("--out and --lse both name {}; give each its own file", path.display())]
     SameFile { path: PathBuf },
+    #[error("{} has elements of numpy type `{descr}`, which kernels do not take; convert it to one of: {}", path.display(), ElementType::names())]
+    Element { path: PathBuf, descr: String },
     #[error("{} cannot hold bf16, for which npy has no type; name a .safetensors file", path.display())]
     NoBf16 { path: PathBuf },
 }

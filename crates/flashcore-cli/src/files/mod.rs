@@ -3,6 +3,7 @@
 //! `run` opens all its inputs first ([`ArrayFile::open`] reads headers only), so that a problem is checked before its
 //! data is read. A file is never trusted: headers are bounded, and every size is compared with the file's length.
 
+mod any;
 mod error;
 mod npy;
 mod safetensors;
@@ -21,8 +22,9 @@ use flashcore_core::{DType, Dims};
 use flashcore_lab::buffer::Buffer;
 
 pub use self::{
+    any::{AnyArray, ElementType},
     error::{FileError, FormatError},
-    save::Target,
+    save::{Place, Target},
 };
 use crate::error::CliError;
 
@@ -79,18 +81,23 @@ pub struct Header {
 impl Header {
     /// An array in bytes `start..end` of its file.
     fn new(dtype: DType, shape: Vec<usize>, start: u64, end: u64) -> Result<Self, FormatError> {
-        let have = end.saturating_sub(start);
-        let count = |size: usize| shape.iter().try_fold(size, |n, &extent| n.checked_mul(extent));
-        // An extent of 0 makes the product 0, but the others must still be addressable.
-        let nonzero = shape.iter().try_fold(dtype.bytes(), |n, &extent| n.checked_mul(extent.max(1)));
-        let (Some(len), Some(needed), Some(_)) = (count(1), count(dtype.bytes()), nonzero) else {
-            return Err(FormatError::Overflow { shape });
-        };
-        if needed as u64 != have {
-            return Err(FormatError::Size { shape, needed: needed as u64, have });
-        }
+        let len = count(&shape, dtype.bytes(), end.saturating_sub(start))?;
         Ok(Self { dtype, shape, start, len })
     }
+}
+
+/// Elements of `shape`, if they are `have` bytes.
+fn count(shape: &[usize], element: usize, have: u64) -> Result<usize, FormatError> {
+    let product = |size: usize| shape.iter().try_fold(size, |n, &extent| n.checked_mul(extent));
+    // An extent of 0 makes the product 0, but the others must still be addressable.
+    let nonzero = shape.iter().try_fold(element, |n, &extent| n.checked_mul(extent.max(1)));
+    let (Some(len), Some(needed), Some(_)) = (product(1), product(element), nonzero) else {
+        return Err(FormatError::Overflow { shape: shape.to_vec() });
+    };
+    if needed as u64 != have {
+        return Err(FormatError::Size { shape: shape.to_vec(), needed: needed as u64, have });
+    }
+    Ok(len)
 }
 
 /// An input file whose header was read and found right.
@@ -105,15 +112,9 @@ impl ArrayFile {
     /// Opens a file and checks its header; `usual` is the tensor to take where the path names none.
     pub fn open(name: &TensorPath, usual: &str, dtype: Option<DType>) -> Result<Self, FileError> {
         let path = name.path.clone();
-        let failed = |source| FileError::Read { path: path.clone(), source };
-        // Before opening: that would wait for the other end of a pipe.
-        let metadata = path.metadata().map_err(failed)?;
-        if !metadata.is_file() {
-            return Err(FileError::NotAFile { path });
-        }
-        let mut file = File::open(&path).map_err(failed)?;
+        let (mut file, len) = open_file(&path)?;
         let wanted = Wanted { tensor: name.tensor.as_deref(), usual, dtype };
-        match read_header(&mut file, name.format, metadata.len(), wanted) {
+        match read_header(&mut file, name.format, len, wanted) {
             Ok(header) => Ok(Self { path, file, header }),
             Err(source) => Err(FileError::Format { path, source }),
         }
@@ -149,6 +150,17 @@ impl ArrayFile {
         filled.map_err(|source| FileError::Read { path: self.path.clone(), source })?;
         Ok(elements)
     }
+}
+
+/// Opens a regular file and tells its length.
+fn open_file(path: &Path) -> Result<(File, u64), FileError> {
+    let failed = |source| FileError::Read { path: path.to_owned(), source };
+    // Before opening: that would wait for the other end of a pipe.
+    let metadata = path.metadata().map_err(failed)?;
+    if !metadata.is_file() {
+        return Err(FileError::NotAFile { path: path.to_owned() });
+    }
+    Ok((File::open(path).map_err(failed)?, metadata.len()))
 }
 
 /// What to look for in a file.

@@ -13,29 +13,58 @@ use super::{FileError, Format, TensorPath, npy, safetensors};
 /// An output file that can be written, as far as can be told beforehand.
 #[derive(Clone, Debug)]
 pub struct Target {
-    path: PathBuf,
+    place: Place,
     format: Format,
     tensor: String,
     dtype: DType,
-    force: bool,
 }
 
 impl Target {
     /// Checks that elements of `dtype` can be written to `name`; `usual` is the tensor's name where the path has none.
     pub fn check(name: &TensorPath, usual: &str, dtype: DType, force: bool) -> Result<Self, FileError> {
         let tensor = name.tensor.clone().unwrap_or_else(|| usual.to_owned());
-        let target = Self { path: name.path.clone(), format: name.format, tensor, dtype, force };
+        let place = Place { path: name.path.clone(), force };
+        let target = Self { place, format: name.format, tensor, dtype };
         if target.header(&[]).is_none() {
-            return Err(FileError::NoBf16 { path: target.path });
+            return Err(FileError::NoBf16 { path: target.place.path });
         }
-        if !force && target.path.symlink_metadata().is_ok() {
-            return Err(FileError::Exists { path: target.path });
-        }
-        if target.path.is_dir() {
-            return Err(target.failed(io::ErrorKind::IsADirectory.into()));
-        }
-        target.temporary()?;
+        target.place.check()?;
         Ok(target)
+    }
+
+    /// The file's path.
+    pub fn path(&self) -> &Path {
+        &self.place.path
+    }
+
+    /// Writes the array beside its place and then moves it there in one step.
+    pub fn save(&self, shape: &[usize], data: Data<'_>) -> Result<(), FileError> {
+        let header = self.header(shape).ok_or(FileError::NoBf16 { path: self.place.path.clone() })?;
+        self.place.write(&header, data.bytes())
+    }
+
+    fn header(&self, shape: &[usize]) -> Option<Vec<u8>> {
+        match self.format {
+            Format::Npy => npy::header(self.dtype, shape),
+            Format::Safetensors => safetensors::header(&self.tensor, self.dtype, shape),
+        }
+    }
+}
+
+/// Where a file will stand, whatever it holds.
+#[derive(Clone, Debug)]
+pub struct Place {
+    path: PathBuf,
+    /// Whether it may replace a file.
+    force: bool,
+}
+
+impl Place {
+    /// A place that can be written to, as far as can be told beforehand.
+    pub fn checked(path: &Path, force: bool) -> Result<Self, FileError> {
+        let place = Self { path: path.to_owned(), force };
+        place.check()?;
+        Ok(place)
     }
 
     /// The file's path.
@@ -43,11 +72,20 @@ impl Target {
         &self.path
     }
 
-    /// Writes the array beside its place and then moves it there in one step.
-    pub fn save(&self, shape: &[usize], data: Data<'_>) -> Result<(), FileError> {
-        let header = self.header(shape).ok_or(FileError::NoBf16 { path: self.path.clone() })?;
+    fn check(&self) -> Result<(), FileError> {
+        if !self.force && self.path.symlink_metadata().is_ok() {
+            return Err(FileError::Exists { path: self.path.clone() });
+        }
+        if self.path.is_dir() {
+            return Err(self.failed(io::ErrorKind::IsADirectory.into()));
+        }
+        self.temporary().map(drop)
+    }
+
+    /// Writes a file beside the place and then moves it there in one step.
+    pub fn write(&self, header: &[u8], elements: &[u8]) -> Result<(), FileError> {
         let mut file = self.temporary()?;
-        let written = file.write_all(&header).and_then(|()| file.write_all(data.bytes()));
+        let written = file.write_all(header).and_then(|()| file.write_all(elements));
         written.and_then(|()| file.as_file().sync_all()).map_err(|error| self.failed(error))?;
         let moved = if self.force { file.persist(&self.path) } else { file.persist_noclobber(&self.path) };
         match moved {
@@ -56,13 +94,6 @@ impl Target {
                 Err(FileError::Exists { path: self.path.clone() })
             }
             Err(e) => Err(self.failed(e.error)),
-        }
-    }
-
-    fn header(&self, shape: &[usize]) -> Option<Vec<u8>> {
-        match self.format {
-            Format::Npy => npy::header(self.dtype, shape),
-            Format::Safetensors => safetensors::header(&self.tensor, self.dtype, shape),
         }
     }
 

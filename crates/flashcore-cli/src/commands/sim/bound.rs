@@ -1,0 +1,120 @@
+//! Arguments with their arrays: read from files before the launch, written to files after it.
+
+use std::path::Path;
+
+use flashcore_lab::buffer::filled;
+use flashcore_ptx::launch::{Param, Slot};
+use flashcore_sim::{Buffer, Outcome};
+
+use super::{SimFailure, argument::Argument};
+use crate::{
+    error::CliError,
+    files::{AnyArray, FileError, Place},
+};
+
+/// Arrays that one launch can bind.
+const MOST: usize = 255;
+
+/// What a launch is given.
+#[derive(Debug)]
+pub struct Bound {
+    pub params: Vec<Param>,
+    arrays: Vec<Array>,
+}
+
+#[derive(Debug)]
+struct Array {
+    content: AnyArray,
+    initialised: bool,
+    /// Where it goes, if the kernel writes it.
+    place: Option<Place>,
+}
+
+/// An array that the kernel wrote.
+#[derive(Debug)]
+pub struct Written {
+    pub content: AnyArray,
+    place: Place,
+}
+
+impl Bound {
+    /// Reads inputs and checks that outputs can be written.
+    pub fn new(args: &[Argument], force: bool) -> Result<Self, CliError> {
+        let mut bound = Self { params: Vec::new(), arrays: Vec::new() };
+        for arg in args {
+            bound.add(arg, force)?;
+        }
+        bound.check()?;
+        Ok(bound)
+    }
+
+    fn add(&mut self, arg: &Argument, force: bool) -> Result<(), CliError> {
+        let array = match arg {
+            Argument::Number(param) => {
+                self.params.push(param.clone());
+                return Ok(());
+            }
+            Argument::In(path) => Array { content: AnyArray::read(path)?, initialised: true, place: None },
+            Argument::InOut(path) => {
+                let place = Some(Place::checked(path, true)?);
+                Array { content: AnyArray::read(path)?, initialised: true, place }
+            }
+            Argument::Out { path, element, shape } => {
+                let place = Some(Place::checked(path, force)?);
+                let len = shape.iter().try_fold(element.bytes(), |n, &extent| n.checked_mul(extent));
+                // NaN in every format, so that what is never written shows.
+                let bytes = filled(0xff, len.unwrap_or(usize::MAX))?;
+                let content = AnyArray { element: *element, shape: shape.clone(), bytes };
+                Array { content, initialised: false, place }
+            }
+        };
+        self.params.push(Param::Buffer(slot(self.arrays.len())));
+        self.arrays.push(array);
+        Ok(())
+    }
+
+    fn check(&self) -> Result<(), SimFailure> {
+        if self.arrays.len() > MOST {
+            return Err(SimFailure::TooMany { given: self.arrays.len(), most: MOST });
+        }
+        let written: Vec<&Path> = self.arrays.iter().filter_map(|a| Some(a.place.as_ref()?.path())).collect();
+        let twice = written.iter().enumerate().find(|(at, path)| written[..*at].contains(path));
+        twice.map_or(Ok(()), |(_, path)| Err(SimFailure::SameFile { path: path.to_path_buf() }))
+    }
+
+    /// The arrays as the simulator takes them.
+    pub fn buffers(&self) -> Vec<Buffer> {
+        let buffer = |(at, array): (usize, &Array)| Buffer {
+            slot: slot(at),
+            bytes: array.content.bytes.clone(),
+            initialised: array.initialised,
+        };
+        self.arrays.iter().enumerate().map(buffer).collect()
+    }
+
+    /// The arrays that the kernel could write, as it left them.
+    pub fn collect(self, outcome: &Outcome) -> Vec<Written> {
+        let result = |(at, array): (usize, Array)| {
+            let bytes = outcome.bytes(slot(at)).unwrap_or_default().to_vec();
+            Some(Written { content: AnyArray { bytes, ..array.content }, place: array.place? })
+        };
+        self.arrays.into_iter().enumerate().filter_map(result).collect()
+    }
+}
+
+/// At most [`MOST`] arrays are bound, so that every number fits.
+fn slot(at: usize) -> Slot {
+    Slot(at.min(MOST - 1) as u8)
+}
+
+impl Written {
+    /// Writes the array to its file.
+    pub fn save(&self) -> Result<(), FileError> {
+        self.content.save(&self.place)
+    }
+
+    /// Its file.
+    pub fn path(&self) -> &Path {
+        self.place.path()
+    }
+}

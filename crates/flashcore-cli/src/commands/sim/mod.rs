@@ -1,0 +1,173 @@
+//! `flashcore sim`: runs a kernel of any PTX file on the CPU, with every check on.
+//!
+//! The path: [`Flags`] → [`Bound`] (arrays read, outputs checked) → `flashcore_sim` → files and [`report`].
+
+mod argument;
+mod bound;
+mod report;
+
+use std::{io, path::PathBuf};
+
+use clap::{Args, builder::PossibleValuesParser, builder::TypedValueParser};
+use flashcore_ptx::{
+    ident::{BadIdent, Ident},
+    launch::LaunchSpec,
+    parse::{ParseError, Parsed, parse_all},
+};
+use flashcore_sim::{CheckSet, Launch, Options, Schedule, SimError};
+
+use self::{
+    argument::Argument,
+    bound::{Bound, Written},
+    report::SimReport,
+};
+use crate::{
+    error::{CliError, Verdict},
+    output::Output,
+    values::Triple,
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  flashcore sim scale.ptx --entry scale --grid 8 --block 128 --arg in:x.npy --arg out:y.npy:f32:1024 --arg u32:1024
+  flashcore sim scale.ptx --grid 8 --block 128 --arg inout:x.npy --arg u32:1024 --schedule random --seed 7
+  flashcore sim gemm.ptx --entry gemm --grid 4,4 --block 128 --smem 65536 --check race,bounds --json
+
+Arguments come in the order of the kernel's parameters; u64:0 is a null pointer. An array that is only written starts
+as NaN. Exit codes: 0 clean, 1 findings, 2 could not run. Files are not written if a finding ended the launch.";
+
+/// Run a PTX kernel on the CPU and check it: races, bounds, barriers, uninitialised values
+#[derive(Args, Clone, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct Flags {
+    /// The PTX file
+    file: PathBuf,
+    /// The kernel [default: the only one]
+    #[arg(long, value_name = "NAME")]
+    entry: Option<String>,
+    /// CTAs of the grid
+    #[arg(long, value_name = "X[,Y,Z]")]
+    grid: Triple,
+    /// Threads of a CTA
+    #[arg(long, value_name = "X[,Y,Z]")]
+    block: Triple,
+    /// CTAs of a cluster
+    #[arg(long, value_name = "X[,Y,Z]", default_value = "1")]
+    cluster: Triple,
+    /// Dynamic shared memory of a CTA
+    #[arg(long, value_name = "BYTES", default_value_t = 0)]
+    smem: u32,
+    /// An argument: u32:7, u64:9, f32:0.5, in:a.npy, inout:b.npy, out:c.npy:f32:1024
+    #[arg(long = "arg", value_name = "KIND:VALUE")]
+    args: Vec<Argument>,
+    /// Which warp runs next, with everything asynchronous as hostile as the ISA allows [default: in turn, tame]
+    #[arg(long, value_name = "NAME", value_parser = schedules())]
+    schedule: Option<Schedule>,
+    /// Seed of everything random
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+    /// What to check: all, none, or some of bounds,init,race,proxy,inflight,barrier
+    #[arg(long, value_name = "LIST", default_value = "all", value_parser = checks)]
+    check: CheckSet,
+    /// Replace output files that exist
+    #[arg(long)]
+    force: bool,
+}
+
+fn schedules() -> impl TypedValueParser<Value = Schedule> {
+    PossibleValuesParser::new(Schedule::ALL.map(Schedule::name))
+        .map(|name| Schedule::parse(&name).unwrap_or_default())
+}
+
+fn checks(text: &str) -> Result<CheckSet, String> {
+    CheckSet::parse(text).map_err(|word| {
+        format!("`{word}` is no check; there are bounds, init, race, proxy, inflight, barrier")
+    })
+}
+
+/// Why a file could not be simulated.
+#[derive(Debug, thiserror::Error)]
+pub enum SimFailure {
+    #[error("cannot read {}: {source}; check the path and its permissions", path.display())]
+    Read {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("{} is not PTX that can be run:{}", path.display(), listed(errors))]
+    Parse { path: PathBuf, errors: Vec<ParseError> },
+    #[error("{} has {}; name one with --entry", path.display(), kernels(found))]
+    Entry { path: PathBuf, found: Vec<String> },
+    #[error("{0}; the simulator takes kernels of plain names")]
+    Name(#[from] BadIdent),
+    #[error("{} is written by two arguments; give each its own file", path.display())]
+    SameFile { path: PathBuf },
+    #[error("{given} arrays were given; a launch takes at most {most}")]
+    TooMany { given: usize, most: usize },
+    #[error(transparent)]
+    Sim(#[from] SimError),
+}
+
+fn listed(errors: &[ParseError]) -> String {
+    const SHOWN: usize = 8;
+    let shown: String = errors.iter().take(SHOWN).map(|error| format!("\n  line {error}")).collect();
+    let more = errors.len().saturating_sub(SHOWN);
+    if more > 0 { format!("{shown}\n  and {more} more") } else { shown }
+}
+
+fn kernels(found: &[String]) -> String {
+    if found.is_empty() { "no kernel".to_owned() } else { format!("the kernels {}", found.join(", ")) }
+}
+
+/// Runs the kernel and tells what came of it.
+pub fn execute(flags: &Flags, output: &Output) -> Result<Verdict, CliError> {
+    let parsed = parse(flags)?;
+    let entry = entry(flags, &parsed)?;
+    let bound = Bound::new(&flags.args, flags.force)?;
+    let spec = LaunchSpec {
+        entry: Ident::new(entry).map_err(SimFailure::from)?,
+        grid: flags.grid.0,
+        block: flags.block.0,
+        cluster: flags.cluster.0,
+        shared_bytes: flags.smem,
+        dependent: false,
+        params: bound.params.clone(),
+        workspace: Vec::new(),
+    };
+    let (module, provenance) = (&parsed.module, Some(&parsed.provenance));
+    let launch = Launch { module, provenance, spec: &spec, buffers: bound.buffers() };
+    let outcome = launch.run(&options(flags)).map_err(SimFailure::from)?;
+    let results = bound.collect(&outcome);
+    if !outcome.halted {
+        results.iter().try_for_each(Written::save)?;
+    }
+    let report = SimReport::new(&flags.file, &spec, &outcome, &results);
+    output.show(&report)?;
+    Ok(Verdict::from_bool(outcome.is_clean()))
+}
+
+fn options(flags: &Flags) -> Options {
+    let hostile = |schedule| Options::gauntlet(flags.seed).into_iter().find(|o| o.schedule == schedule);
+    let mut options = flags.schedule.and_then(hostile).unwrap_or_default();
+    options.seed = flags.seed;
+    options.with_checks(flags.check)
+}
+
+fn parse(flags: &Flags) -> Result<Parsed, SimFailure> {
+    let path = flags.file.clone();
+    match std::fs::read_to_string(&path) {
+        Err(source) => Err(SimFailure::Read { path, source }),
+        Ok(text) => parse_all(&path.display().to_string(), &text).map_err(|(first, more)| {
+            SimFailure::Parse { path, errors: std::iter::once(first).chain(more).collect() }
+        }),
+    }
+}
+
+fn entry(flags: &Flags, parsed: &Parsed) -> Result<String, SimFailure> {
+    let found: Vec<_> = parsed.module.kernels.iter().map(|kernel| kernel.name.to_string()).collect();
+    match (&flags.entry, found.as_slice()) {
+        (Some(name), _) if found.contains(name) => Ok(name.clone()),
+        (None, [only]) => Ok(only.clone()),
+        _ => Err(SimFailure::Entry { path: flags.file.clone(), found }),
+    }
+}

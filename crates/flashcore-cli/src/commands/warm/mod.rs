@@ -1,0 +1,186 @@
+//! `flashcore warm`: compiles kernels into the cache before anybody waits for them.
+//!
+//! The path: [`Flags`] → problems → distinct kernels ([`wanted`]) → compiler and cache → [`WarmReport`].
+
+mod usual;
+
+use std::time::Instant;
+
+use clap::Args;
+use flashcore::{DType, Problem};
+use flashcore_cuda::{Compiler, Cubin, cache::Cache};
+use flashcore_kernels::{KernelConfig, plan};
+use rayon::prelude::*;
+use serde::Serialize;
+
+use super::inspect::{InspectFailure, machine_code::route};
+use crate::{
+    error::{CliError, Verdict},
+    flags::{AttentionFlags, TensorFlags},
+    gpu_flags::{Chosen, GpuFlags},
+    output::{Output, Page, Report, Text, Tone},
+    progress::Progress,
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  flashcore warm --shape 4x16x4096x128 --causal --dtype bf16
+  flashcore warm --all
+  flashcore warm --all --gpu sm_90        without a GPU, by ptxas, for an H100 with the same ptxas
+
+The cache is per user (FLASHCORE_CACHE_DIR); `flashcore cache ls` lists it.";
+
+/// What addresses from a GPU's allocator are multiples of.
+const ALIGNMENT: u64 = 256;
+
+/// Compile kernels ahead of time, so that first calls need not wait
+#[derive(Args, Clone, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct Flags {
+    /// The usual head dims, masks and element types instead of one problem
+    #[arg(long, conflicts_with_all = TensorFlags::NAMES, conflicts_with = "dtype")]
+    all: bool,
+    #[command(flatten)]
+    tensors: TensorFlags,
+    /// Element type: f16 or bf16
+    #[arg(long, value_name = "TYPE", default_value = "f16", help_heading = "Random tensors")]
+    dtype: DType,
+    #[command(flatten)]
+    attention: AttentionFlags,
+    #[command(flatten)]
+    gpu: GpuFlags,
+}
+
+/// Compiles what was asked for and tells how long each kernel took.
+pub fn execute(flags: &Flags, output: &Output) -> Result<Verdict, CliError> {
+    let problems = problems(flags)?;
+    let chosen = flags.gpu.choose();
+    let kernels = wanted(&problems, &chosen)?;
+    let cache = Cache::open_default()?;
+    let compiler = Compiler::from_env().map_err(InspectFailure::from)?;
+    if compiler.ptxas.is_none() && chosen.device.is_none() {
+        return Err(InspectFailure::NoCompiler.into());
+    }
+    let compiler = Compiler { cache: Some(cache.clone()), ..compiler };
+    let start = Instant::now();
+    let kernels = compile_all(&kernels, &compiler, &chosen, output);
+    let report = WarmReport {
+        gpu: chosen.describe(),
+        folder: cache.path().display().to_string(),
+        seconds: start.elapsed().as_secs_f64(),
+        kernels,
+    };
+    output.show(&report)?;
+    Ok(Verdict::from_bool(report.kernels.iter().all(|kernel| kernel.error.is_none())))
+}
+
+fn problems(flags: &Flags) -> Result<Vec<Problem>, CliError> {
+    if flags.all {
+        return Ok(usual::problems()?);
+    }
+    Ok(vec![flags.attention.problem(flags.dtype, flags.tensors.dims())?])
+}
+
+/// The distinct kernels of the problems, in their order.
+fn wanted(problems: &[Problem], chosen: &Chosen) -> Result<Vec<KernelConfig>, InspectFailure> {
+    let mut kernels = Vec::new();
+    for problem in problems {
+        let config = *plan(problem, &chosen.gpu, ALIGNMENT)?.kernel();
+        if !kernels.contains(&config) {
+            kernels.push(config);
+        }
+    }
+    Ok(kernels)
+}
+
+/// Compiles side by side where ptxas does it, one after another where the driver does.
+fn compile_all(
+    kernels: &[KernelConfig],
+    compiler: &Compiler,
+    chosen: &Chosen,
+    output: &Output,
+) -> Vec<Warmed> {
+    let progress = Progress::new(kernels.len(), output);
+    let compile = |config: &KernelConfig| {
+        progress.say(config.name());
+        let warmed = Warmed::new(config, compiler, chosen);
+        progress.step();
+        warmed
+    };
+    if compiler.ptxas.is_some() {
+        kernels.par_iter().map(compile).collect()
+    } else {
+        kernels.iter().map(compile).collect()
+    }
+}
+
+/// Everything `warm` tells.
+#[derive(Serialize, Debug)]
+struct WarmReport {
+    gpu: String,
+    folder: String,
+    seconds: f64,
+    kernels: Vec<Warmed>,
+}
+
+#[derive(Serialize, Debug)]
+struct Warmed {
+    kernel: String,
+    /// Where the machine code came from; `cache` if it was there already.
+    route: Option<&'static str>,
+    seconds: f64,
+    registers: Option<u32>,
+    /// What went wrong on the way without harm.
+    notes: Vec<String>,
+    error: Option<String>,
+}
+
+impl Warmed {
+    fn new(config: &KernelConfig, compiler: &Compiler, chosen: &Chosen) -> Self {
+        let start = Instant::now();
+        let built = compile(config, compiler, chosen);
+        let (kernel, seconds) = (config.name(), start.elapsed().as_secs_f64());
+        match built {
+            Ok(cubin) => Self {
+                route: Some(route(cubin.route())),
+                seconds,
+                registers: cubin.report().kernel(&kernel).map(|k| k.registers),
+                notes: cubin.notes().to_vec(),
+                error: None,
+                kernel,
+            },
+            Err(error) => Self {
+                kernel,
+                route: None,
+                seconds,
+                registers: None,
+                notes: vec![],
+                error: Some(error.to_string()),
+            },
+        }
+    }
+
+    fn row(&self) -> Vec<Text> {
+        let how = match (&self.error, self.route) {
+            (Some(error), _) => Text::new(error, Tone::Bad),
+            (None, route) => route.unwrap_or_default().into(),
+        };
+        vec![self.kernel.as_str().into(), format!("{:.2} s", self.seconds).into(), how]
+    }
+}
+
+fn compile(config: &KernelConfig, compiler: &Compiler, chosen: &Chosen) -> Result<Cubin, InspectFailure> {
+    let program = config.program()?;
+    Ok(chosen.compile(compiler, config, program.text())?)
+}
+
+impl Report for WarmReport {
+    fn page(&self) -> Page {
+        let summary = format!("{} kernels in {:.1} s", self.kernels.len(), self.seconds);
+        let notes = self.kernels.iter().flat_map(|kernel| &kernel.notes);
+        Page::default()
+            .facts([("gpu", self.gpu.as_str()), ("cache", &self.folder), ("ready", &summary)])
+            .table(self.kernels.iter().map(Warmed::row))
+            .table(notes.map(|note| vec![Text::new(note, Tone::Faint)]))
+    }
+}
