@@ -29,7 +29,7 @@ const SERIAL: f64 = 25_000.0;
 /// A core does some 100 operations and reads some 16 bytes per nanosecond; masks are not looked at.
 pub(crate) fn is_serial(problem: &Problem) -> bool {
     let features = (problem.dim_qk() + problem.dim_v()) as f64;
-    let keys = (problem.batch() * problem.heads_kv() * problem.seq_kv()) as f64;
+    let keys = problem.batch() as f64 * problem.heads_kv() as f64 * problem.seq_kv() as f64;
     let operations = 2.0 * problem.rows() as f64 * problem.seq_kv() as f64 * features;
     operations / 100.0 + keys * features * problem.dtype().bytes() as f64 / 16.0 < SERIAL
 }

@@ -59,7 +59,7 @@ pub(crate) struct Unit {
 impl Unit {
     /// Something proportional to the time it takes.
     fn cost(&self) -> u64 {
-        self.rows.len() as u64 * (self.keys.len() as u64 + 1)
+        (self.rows.len() as u64).saturating_mul(self.keys.len() as u64 + 1)
     }
 }
 

@@ -164,6 +164,8 @@ impl Simd for Avx512 {
 
     #[inline(always)]
     unsafe fn tile(block: &mut TileBlock<'_>) {
+        // 2 × 8 keeps the multiply-add units of a Zen 4 busy: 2 × 4, 3 × 8 and 4 × 6 were equal within 1.5 %, 2 × 12
+        // 5 % slower.
         // SAFETY: the caller's promise.
         unsafe {
             match block.rows / Self::LANES {
