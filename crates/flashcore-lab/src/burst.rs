@@ -11,8 +11,8 @@ use crate::{arm::Ready, error::LabError, stats::median};
 const MOST_SAMPLES: usize = 1000;
 /// Samples that a burst has at least, however slow a call is.
 const LEAST_SAMPLES: usize = 4;
-/// A sample on a GPU lasts at least this long, so that the clock's grain of half a microsecond does not show.
-const LEAST_SECONDS: f64 = 50e-6;
+/// A sample lasts at least this long, so that neither the clock's grain nor what a graph's launch costs shows.
+const LEAST_SECONDS: f64 = 500e-6;
 /// Calls of the trial that says how long a call takes.
 const TRIAL: usize = 3;
 
@@ -105,7 +105,7 @@ mod tests {
         let plain = Conditions::default();
         check(0.5, 1e-3, plain, 500, 1);
         check(0.5, 5e-6, plain, 1000, 100);
-        check(1e-4, 5e-6, plain, 4, 10);
+        check(1e-4, 5e-6, plain, 4, 100);
         check(0.5, 3.0, plain, 4, 1);
         check(0.5, 0.0, plain, 1000, 5000);
         check(0.5, 5e-6, Conditions { cold: true, ..plain }, 1000, 1);

@@ -68,6 +68,16 @@ pub enum LabError {
     /// A baseline does not fit what is measured.
     #[error("the baseline does not fit: {0}")]
     Baseline(String),
+    /// There are not enough samples for a decision.
+    #[error("{got} independent times of {task}, but {needed} are needed; raise --seconds or --rounds")]
+    TooFew {
+        /// The problem.
+        task: String,
+        /// Figures there are.
+        got: usize,
+        /// Figures needed.
+        needed: usize,
+    },
     /// The user stopped it.
     #[error("stopped before there was a result")]
     Stopped,

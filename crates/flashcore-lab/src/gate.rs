@@ -19,6 +19,9 @@ use crate::{
     task::Task,
 };
 
+/// Independent figures below which an interval would be a guess.
+const LEAST_UNITS: usize = 8;
+
 /// What is demanded of our time over another.
 #[derive(Clone, Copy, PartialEq, Serialize, Debug)]
 #[serde(rename_all = "kebab-case")]
@@ -119,8 +122,7 @@ pub fn against_peer(
             reason: refused.unwrap_or_else(|| format!("it was not timed on {task}")),
         })
     };
-    let ratio = bootstrap::ratio(&units(ours)?, &units(peer)?).ok_or(LabError::Stopped)?;
-    Ok(Ruling::timed(task, peer, demand, ratio))
+    Ok(Ruling::timed(task, peer, demand, ratio(task, &units(ours)?, &units(peer)?)?))
 }
 
 /// Compares one competitor with what it was in a baseline.
@@ -134,8 +136,13 @@ pub fn against_baseline(
     let missing = || LabError::Baseline(format!("it has no time of {} on {task}", ours.arm));
     let then = baseline.find(task.spec(), &ours.arm).ok_or_else(missing)?;
     let (now, then) = (ours.units(protocol), then.units(&baseline.protocol));
-    let ratio = bootstrap::ratio(&now, &then).ok_or_else(missing)?;
-    Ok(Ruling::timed(task, "the baseline", demand, ratio))
+    Ok(Ruling::timed(task, "the baseline", demand, ratio(task, &now, &then)?))
+}
+
+fn ratio(task: &Task, ours: &[f64], theirs: &[f64]) -> Result<Interval, LabError> {
+    let least = ours.len().min(theirs.len());
+    let enough = bootstrap::ratio(ours, theirs).filter(|_| least >= LEAST_UNITS);
+    enough.ok_or_else(|| LabError::TooFew { task: task.to_string(), got: least, needed: LEAST_UNITS })
 }
 
 /// Refuses a baseline of another machine or made in another way.

@@ -25,7 +25,7 @@ use flashcore_lab::{
 use flashcore_testkit::NaiveBackend;
 
 const QUICK: Protocol =
-    Protocol { mode: Mode::Sustained, seconds: 0.002, rounds: 1, cold: false, replay: false, seed: 1 };
+    Protocol { mode: Mode::Sustained, seconds: 0.05, rounds: 1, cold: false, replay: false, seed: 1 };
 
 struct Patient;
 

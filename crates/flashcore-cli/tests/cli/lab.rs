@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::workplace::{Ended, Workplace};
 
-const TASK: &str = "--backend cpu --shape 1x2x64x32 --dtype f32 --seconds 0.01";
+const TASK: &str = "--backend cpu --shape 1x2x64x32 --dtype f32 --seconds 0.05";
 
 #[track_caller]
 fn expect(ended: &Ended, code: i32, words: &str) {
@@ -79,12 +79,7 @@ fn bench_measures_everybody_and_keeps_raw_times() {
 #[test]
 fn bench_has_modes_suites_and_a_page() {
     let place = Workplace::new();
-    let modes = [
-        "--mode interleaved --rounds 3",
-        "--mode idle",
-        "--cold",
-        "--threads 1 --graph --causal",
-    ];
+    let modes = ["--mode interleaved --rounds 3", "--mode idle", "--cold", "--threads 1 --graph --causal"];
     for mode in modes {
         let ended = place.run(&format!("bench {TASK} --peers none --no-roofline {mode}"));
         expect(&ended, 0, "TFLOP/s");
@@ -125,7 +120,7 @@ fn bench_that_is_stopped_leaves_a_valid_file() {
     );
     expect(
         &place.run(
-            "gate --backend cpu --suite cpu --filter 1x2x64 --seconds 0.01 --baseline part.json --margin 99",
+            "gate --backend cpu --suite cpu --filter 1x2x64 --seconds 0.05 --baseline part.json --margin 99",
         ),
         0,
         "PASS",

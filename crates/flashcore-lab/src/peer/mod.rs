@@ -93,7 +93,7 @@ impl Peer {
         let request = serde_json::to_string(request).map_err(|e| failed(e.to_string()))?;
         let pipe = self.requests.as_mut().ok_or_else(|| failed("its process is gone".to_owned()))?;
         let sent = writeln!(pipe, "{request}").and_then(|()| pipe.flush());
-        sent.map_err(|e| failed(format!("its process takes no requests ({e})")))?;
+        sent.map_err(|e| failed(format!("its process died ({e})")))?;
         let line = self.answers.recv_timeout(PATIENCE).map_err(|problem| {
             self.end();
             failed(match problem {

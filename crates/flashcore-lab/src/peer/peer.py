@@ -62,6 +62,8 @@ def load(request):
     """Takes over a task; its tensors are read when a competitor wants them."""
     loaded.clear()
     calls.clear()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
     if request.get("threads"):
         torch.set_num_threads(request["threads"])
     loaded.update(task=request["task"], folder=request["folder"], tensors={})
