@@ -98,7 +98,8 @@ def measure(flashcore, configuration, rounds, budget):
         time.sleep(0.05)
         theirs += torch_attention(shape, causal, dtype, repetitions)
     result = dict(group=group, shape=shape, causal=causal, dtype=dtype, bar=bar, kernel=answer["kernel"],
-                  flops=answer["flops"], scratch=answer["scratch"], flashcore=ours, torch=theirs)
+                  flops=answer["flops"], scratch=answer["scratch"], flashcore=[round(t, 9) for t in ours],
+                  torch=[round(t, 9) for t in theirs])
     if group == "decode":
         result["read"] = flashcore.ask("read", 2 * shape[2] * shape[4] * shape[5] * BYTES[dtype], 10)
     return result
