@@ -89,19 +89,22 @@ def repetitions_for(flashcore, shape, causal, dtype, budget):
 def measure(flashcore, configuration, rounds, budget):
     group, shape, causal, dtype, bar = configuration
     repetitions = repetitions_for(flashcore, shape, causal, dtype, budget)
-    ours, theirs = [], []
+    ours, theirs, read = [], [], []
+    size = 2 * shape[2] * shape[4] * shape[5] * BYTES[dtype]
     for _ in range(rounds):
         # The other side's threads may spin for a while after its last call.
         time.sleep(0.25)
         answer = flashcore.attention(shape, causal, dtype, repetitions)
         ours += answer["seconds"]
+        if group == "decode":
+            read += flashcore.ask("read", size, 5)["seconds"]
         time.sleep(0.05)
         theirs += torch_attention(shape, causal, dtype, repetitions)
     result = dict(group=group, shape=shape, causal=causal, dtype=dtype, bar=bar, kernel=answer["kernel"],
                   flops=answer["flops"], scratch=answer["scratch"], flashcore=[round(t, 9) for t in ours],
                   torch=[round(t, 9) for t in theirs])
     if group == "decode":
-        result["read"] = flashcore.ask("read", 2 * shape[2] * shape[4] * shape[5] * BYTES[dtype], 10)
+        result["read"] = dict(bytes=size, seconds=read)
     return result
 
 
