@@ -79,9 +79,7 @@ class Numpy(Framework):
         return (out, lse) if return_lse else out
 
     def empty(self, q: Any, v: Any) -> Any:
-        if q.shape[-1:] == v.shape[-1:]:
-            return self.numpy.empty_like(q, subok=False)
-        return self.numpy.empty((*q.shape[:-1], *v.shape[-1:]), q.dtype)
+        return empty_like(self.numpy, q, v)
 
 
 class Cupy(Framework):
@@ -99,9 +97,7 @@ class Cupy(Framework):
         return (out, lse) if return_lse else out
 
     def empty(self, q: Any, v: Any) -> Any:
-        if q.shape[-1:] == v.shape[-1:]:
-            return self.cupy.empty_like(q)
-        return self.cupy.empty((*q.shape[:-1], *v.shape[-1:]), q.dtype)
+        return empty_like(self.cupy, q, v)
 
 
 class Jax(Framework):
@@ -205,6 +201,13 @@ NO_GRADIENTS = (
     "gradients are asked for, but FlashCore has no backward pass yet; "
     "call it under torch.no_grad() or detach q, k and v"
 )
+
+
+def empty_like(numpy: Any, q: Any, v: Any) -> Any:
+    """A new array with the dim of v, in memory ordered as q where that keeps features together."""
+    if q.shape[-1:] == v.shape[-1:] and 0 not in q.strides:
+        return numpy.empty_like(q)
+    return numpy.empty((*q.shape[:-1], *v.shape[-1:]), q.dtype)
 
 
 def rows(q: Any, layout: str) -> tuple[int, int, int]:

@@ -176,19 +176,24 @@ def _band_from(seen: Any, top_left: bool, starts: Any, ends: Any) -> Band | None
 
 
 def _placed(band: Band, starts: Any, ends: Any, queries: int, keys: int) -> Ranges:
-    """Key ranges with a band whose diagonal is that of the whole sequence, as masks mean it."""
-    from_left, to_right = bool((starts == 0).all()), bool((ends == keys).all())
-    firsts = None if from_left else tuple(starts.tolist())
-    lasts = None if to_right else tuple(ends.tolist())
-    if not band.limits or (from_left and to_right):
-        return Ranges(band, firsts, lasts)
-    # The kernel's diagonal ends at the last key in use, or starts at the first; for the whole sequence that is the same
-    # only where padding stands at the other end.
+    """Key ranges with a band whose diagonal is that of the whole sequence, as masks mean it.
+
+    The kernel's diagonal starts at the first key in use or ends at the last. For the whole sequence that is the same
+    where padding stands at the other end.
+    """
+    import numpy as np
+
+    none = starts == ends
+    from_first, to_last = bool((none | (starts == 0)).all()), bool((none | (ends == keys)).all())
+    if from_first and to_last and not none.any():
+        return Ranges(band, None, None)
     square = queries == keys
-    if to_right and (square or not band.top_left):
-        return Ranges(band._replace(top_left=False), firsts, lasts)
-    if from_left and (square or band.top_left):
-        return Ranges(band._replace(top_left=True), firsts, lasts)
+    if from_first and (square or band.top_left or not band.limits):
+        return Ranges(band._replace(top_left=True), None, tuple(np.where(none, 0, ends).tolist()))
+    if to_last and (square or not band.top_left or not band.limits):
+        return Ranges(band._replace(top_left=False), tuple(np.where(none, keys, starts).tolist()), None)
+    if not band.limits:
+        return Ranges(band, tuple(starts.tolist()), tuple(ends.tolist()))
     raise NotImplementedError(
         "causal or window with this padding is not supported: pad on the left, or use as many queries as keys; "
         "with key_lengths the last query stands at the last key that is used"

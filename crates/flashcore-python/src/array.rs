@@ -115,7 +115,8 @@ impl View {
         let mut view = Self { rank, extents: [0; MOST_DIMENSIONS], strides: [0; MOST_DIMENSIONS] };
         // SAFETY: the caller's promise: as many extents as dimensions.
         view.extents[..rank].copy_from_slice(unsafe { numbers(tensor.shape, rank) });
-        if tensor.strides.is_null() {
+        // Producers disagree about the strides of tensors without elements, which mean nothing.
+        if tensor.strides.is_null() || view.extents[..rank].contains(&0) {
             view.strides = dense_strides(view.extents, rank);
         } else {
             // SAFETY: as above.

@@ -138,13 +138,14 @@ impl Job {
 fn spec(asked: &Asked, dtype: DType, arrays: [&Array; 4]) -> Result<Spec, CallError> {
     let layout = |array: &Array| array.layout(asked.order);
     let [q, k, v, out] = arrays;
+    let inputs = Spec::new(dtype, layout(q)?, layout(k)?, layout(v)?);
     Ok(Spec {
         out: Some(layout(out)?),
         mask: asked.mask,
         scale: asked.scale,
         softcap: asked.softcap,
         sinks: asked.sinks.clone(),
-        ..Spec::new(dtype, layout(q)?, layout(k)?, layout(v)?)
+        ..inputs
     })
 }
 

@@ -24,6 +24,22 @@ def register(name: str = NAME) -> None:
 
     AttentionInterface.register(name, forward)
     AttentionMaskInterface.register(name, mask)
+    _keep_from_hub(name)
+
+
+def _keep_from_hub(name: str) -> None:
+    """transformers takes every name with "flash" in it for a kernel that it has to load first; ours is here already."""
+    from transformers import modeling_utils
+
+    load = getattr(modeling_utils, "lazy_import_flash_attention", None)
+    if load is None or name in getattr(load, "names", ()):
+        return
+
+    def load_others(implementation: str | None, *args: Any, **kwargs: Any) -> Any:
+        return None if implementation == name else load(implementation, *args, **kwargs)
+
+    load_others.names = (*getattr(load, "names", ()), name)  # type: ignore[attr-defined]
+    modeling_utils.lazy_import_flash_attention = load_others
 
 
 def forward(
@@ -38,11 +54,14 @@ def forward(
     softcap: float | None = None,
     is_causal: bool | None = None,
     s_aux: Any | None = None,
-    **_: Any,
+    **kwargs: Any,
 ) -> tuple[Any, None]:
     """The attention of one layer: batch x heads x sequence x dim in, batch x sequence x heads x dim out."""
     if dropout:
         raise NotImplementedError("attention dropout is not supported; call model.eval() first")
+    refused = [key for key in ("cu_seq_lens_q", "position_bias", "cache") if kwargs.get(key) is not None]
+    if refused:
+        raise NotImplementedError(f"{refused[0]} is not supported; use attn_implementation='sdpa' for this model")
     if attention_mask is not None and attention_mask.dim() == 4:
         return _by_whole_mask(query, key, value, attention_mask, scaling, softcap, s_aux)
     if attention_mask is not None and attention_mask.shape[-1] < key.shape[2]:  # a static cache, not yet full
