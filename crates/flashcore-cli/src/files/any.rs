@@ -6,7 +6,7 @@ use std::{
     str::FromStr,
 };
 
-use flashcore_lab::buffer::filled;
+use flashcore_lab::{buffer::filled, memory};
 use half::{bf16, f16};
 
 use super::{FileError, Place, count, npy, open_file};
@@ -122,6 +122,7 @@ impl AnyArray {
         };
         let have = len.saturating_sub(claim.start);
         let elements = count(&claim.shape, element.bytes(), have).map_err(wrong)?;
+        memory::check(have)?;
         let mut bytes = filled(0, elements * element.bytes())?;
         let read = file.seek(SeekFrom::Start(claim.start)).and_then(|_| file.read_exact(&mut bytes));
         read.map_err(|source| FileError::Read { path: path.to_owned(), source })?;

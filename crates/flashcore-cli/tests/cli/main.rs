@@ -4,6 +4,8 @@
 
 mod bad_input;
 mod files;
+mod kernels;
 mod lab;
 mod output;
+mod sim;
 mod workplace;

@@ -13,7 +13,10 @@ use flashcore::DType;
 use flashcore_kernels::PlanError;
 use flashcore_tile::BuildError;
 
-use self::{report::InspectReport, subject::Subject};
+use self::{
+    report::{InspectReport, KernelList},
+    subject::Subject,
+};
 use crate::{
     error::{CliError, Verdict},
     flags::{AttentionFlags, TensorFlags},
@@ -46,7 +49,7 @@ pub struct Flags {
     attention: AttentionFlags,
     #[command(flatten)]
     gpu: GpuFlags,
-    /// Print the names of the covering set's kernels and nothing else
+    /// List the kernels of the covering set
     #[arg(long, help_heading = "What to show")]
     list: bool,
     /// Print the PTX text and nothing else; with --json, add it
@@ -82,7 +85,7 @@ pub enum InspectFailure {
 /// Looks and tells.
 pub fn execute(flags: &Flags, output: &Output) -> Result<Verdict, CliError> {
     if flags.list {
-        output.raw(&(subject::names().join("\n") + "\n"))?;
+        output.show(&KernelList { kernels: subject::names() })?;
         return Ok(Verdict::Pass);
     }
     let subject = Subject::find(flags)?;

@@ -38,6 +38,18 @@ pub struct InspectReport {
     sass: Option<String>,
 }
 
+/// The answer of `inspect --list`.
+#[derive(Serialize, Debug)]
+pub struct KernelList {
+    pub kernels: Vec<String>,
+}
+
+impl Report for KernelList {
+    fn page(&self) -> Page {
+        Page::default().table(self.kernels.iter().map(|name| vec![name.as_str().into()]))
+    }
+}
+
 #[derive(Serialize, Debug)]
 struct LaunchReport {
     grid: [u32; 3],

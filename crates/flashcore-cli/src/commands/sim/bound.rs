@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use flashcore_lab::buffer::filled;
+use flashcore_lab::{buffer::filled, memory};
 use flashcore_ptx::launch::{Param, Slot};
 use flashcore_sim::{Buffer, Outcome};
 
@@ -62,8 +62,10 @@ impl Bound {
             Argument::Out { path, element, shape } => {
                 let place = Some(Place::checked(path, force)?);
                 let len = shape.iter().try_fold(element.bytes(), |n, &extent| n.checked_mul(extent));
+                let len = len.unwrap_or(usize::MAX);
+                memory::check(len as u64)?;
                 // NaN in every format, so that what is never written shows.
-                let bytes = filled(0xff, len.unwrap_or(usize::MAX))?;
+                let bytes = filled(0xff, len)?;
                 let content = AnyArray { element: *element, shape: shape.clone(), bytes };
                 Array { content, initialised: false, place }
             }

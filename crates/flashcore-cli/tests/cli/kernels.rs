@@ -1,0 +1,158 @@
+//! `flashcore inspect` and `flashcore warm`, without a GPU.
+
+use crate::workplace::{Ended, Workplace};
+
+const PTXAS: &str = "FLASHCORE_PTXAS";
+
+fn without_tools(args: &str) -> Ended {
+    Workplace::new().run_with(args, PTXAS, "off")
+}
+
+#[track_caller]
+fn refused(args: &str, says: &str) {
+    let ended = without_tools(args);
+    assert_eq!(ended.code, 2, "`{args}` printed {}", ended.stdout);
+    assert!(ended.stderr.contains(says), "`{says}` is missing in {}", ended.stderr);
+}
+
+#[test]
+fn a_plan_needs_no_gpu() {
+    for (gpu, target) in [
+        ("sm_80", "sm_80"),
+        ("sm_86", "sm_86"),
+        ("sm_89", "sm_8"),
+        ("sm_90", "sm_90a"),
+        ("sm_100", "sm_"),
+        ("sm_120", "sm_"),
+    ] {
+        let args = format!("inspect --shape 2x16x2048x128 --causal --gpu {gpu} --json");
+        let json = without_tools(&args).json();
+        assert!(json["target"].as_str().unwrap().starts_with(target), "{json}");
+        assert!(!json["why"].as_str().unwrap().is_empty());
+        assert_eq!(json["passed_over"].as_array().unwrap().is_empty(), gpu == "sm_90", "{json}");
+        assert!(json["launch"]["grid"][0].as_u64().unwrap() > 0);
+        assert!(json["parameters"].as_array().unwrap().len() > 8);
+        assert!(json["not_built"].as_str().unwrap().contains("nvidia-cuda-nvcc"), "{json}");
+    }
+}
+
+#[test]
+fn people_get_the_same() {
+    let ended = without_tools("inspect --gpu sm_90 --shape 4x16x4096x128 --causal");
+    assert_eq!(ended.code, 0, "{}", ended.stderr);
+    for words in ["4x16x4096x128 f16", "causal", "H100", "sm_90a", "grid", "p_scale", "not built"] {
+        assert!(ended.stdout.contains(words), "`{words}` is missing in {}", ended.stdout);
+    }
+}
+
+#[test]
+fn ptx_is_printed_alone() {
+    let ended = without_tools("inspect --gpu sm_80 --ptx");
+    assert!(ended.stdout.trim_start().starts_with(".version"), "{:.200}", ended.stdout);
+    assert!(ended.stdout.contains(".entry fc_forward"));
+    let json = without_tools("inspect --gpu sm_80 --ptx --json").json();
+    assert_eq!(json["ptx"], ended.stdout.as_str());
+}
+
+#[test]
+fn kernels_of_the_covering_set_have_names() {
+    let list = without_tools("inspect --list --json").json();
+    let names = list["kernels"].as_array().unwrap();
+    assert!((16..=64).contains(&names.len()));
+    for name in [names.first(), names.last()] {
+        let name = name.unwrap().as_str().unwrap();
+        let json = without_tools(&format!("inspect {name} --json")).json();
+        assert_eq!(json["kernel"], name);
+    }
+    refused("inspect fc_nothing", "inspect --list");
+}
+
+/// The simulator counts the kernel that the large problem gets, on a small one.
+#[test]
+fn a_small_version_is_simulated() {
+    let ended = without_tools("inspect --gpu sm_80 --shape 4x16x4096x64 --causal --simulate --json");
+    assert_eq!(ended.code, 0, "{}{}", ended.stdout, ended.stderr);
+    let json = ended.json();
+    let simulation = &json["simulation"];
+    assert_eq!(
+        (&simulation["clean"], &simulation["problem"]),
+        (&true.into(), &"1x1x192x64 f16, mask causal".into())
+    );
+    let count = |name: &str| simulation["counters"][name].as_u64().unwrap();
+    assert!(count("instructions") > 1000 && count("tensor_macs") > 0, "{simulation}");
+    assert!(count("global_sectors") > 0 && count("shared_wavefronts") > 0, "{simulation}");
+}
+
+#[test]
+fn problems_without_a_kernel_say_what_there_is() {
+    refused("inspect --dtype f32 --gpu sm_90", "f16 and bf16");
+    refused("inspect --shape 1x1x64x12 --gpu sm_90", "multiples of 8");
+    refused("inspect --shape 1x3x64x64 --kv-heads 2", "");
+    refused("inspect --gpu sm_70", "sm_80");
+    refused("inspect --gpu sm_90 --sass", "nvidia-cuda-nvcc");
+    refused("warm --gpu sm_90", "nvidia-cuda-nvcc");
+    refused("warm --dtype f32 --gpu sm_90", "f16 and bf16");
+    refused("warm --all --shape 1x1x1x8", "cannot be used with");
+}
+
+/// A ptxas that assembles nothing but says what ptxas would.
+#[cfg(unix)]
+const FAKE: &str = r#"#!/bin/sh
+if [ "$1" = --version ]; then echo "Cuda compilation tools, release 13.0, V13.0.88"; exit 0; fi
+name=$(sed -n 's/^.*\.entry \([A-Za-z0-9_]*\).*/\1/p' | head -n 1)
+cat >&2 <<END
+ptxas info    : Compiling entry function '$name' for 'sm_90a'
+ptxas info    : Function properties for $name
+    16 bytes stack frame, 24 bytes spill stores, 32 bytes spill loads
+ptxas info    : Used 168 registers, used 3 barriers, 16 bytes cumulative stack size
+END
+printf '\177ELF of %s' "$name"
+"#;
+
+#[cfg(unix)]
+fn with_ptxas(place: &Workplace, args: &str) -> Ended {
+    use std::os::unix::fs::PermissionsExt;
+    place.write("ptxas", FAKE.as_bytes());
+    let path = place.path("ptxas");
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    again(place, args)
+}
+
+#[cfg(unix)]
+#[test]
+fn kernels_are_compiled_once() {
+    let place = Workplace::new();
+    let warm = "warm --gpu sm_90 --shape 2x16x2048x128 --dtype bf16 --json";
+    // The folder keeps the assembler's date, which is part of a kernel's key: it is written once.
+    let routes = [with_ptxas(&place, warm), again(&place, warm)]
+        .map(|ended| ended.json()["kernels"][0]["route"].clone());
+    assert_eq!(routes, ["ptxas", "cache"]);
+    let inspect = again(&place, "inspect --gpu sm_90 --shape 2x16x2048x128 --dtype bf16 --json").json();
+    let build = &inspect["build"];
+    assert_eq!(
+        (&build["route"], &build["registers"]),
+        (&"cache".into(), &168.into()),
+        "what was warmed is used"
+    );
+    assert_eq!((&build["spill_store_bytes"], &build["stack_bytes"]), (&24.into(), &16.into()));
+    assert_eq!(build["ctas_per_sm"], 1);
+    let text = again(&place, "inspect --gpu sm_90 --shape 2x16x2048x128 --dtype bf16").stdout;
+    assert!(text.contains("24 bytes stored") && text.contains("168 of 168"), "{text}");
+}
+
+#[cfg(unix)]
+fn again(place: &Workplace, args: &str) -> Ended {
+    place.run_with(args, PTXAS, place.path("ptxas").to_str().unwrap())
+}
+
+#[cfg(unix)]
+#[test]
+fn a_kernel_that_does_not_compile_fails() {
+    use std::os::unix::fs::PermissionsExt;
+    let place = Workplace::new();
+    place.write("ptxas", b"#!/bin/sh\ncat > /dev/null\necho 'ptxas fatal : no' >&2\nexit 1\n");
+    std::fs::set_permissions(place.path("ptxas"), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let ended = again(&place, "warm --gpu sm_80");
+    assert_eq!(ended.code, 1, "{}{}", ended.stdout, ended.stderr);
+    assert!(ended.stdout.contains("ptxas fatal"), "{}", ended.stdout);
+}

@@ -1,0 +1,134 @@
+//! `flashcore sim`: PTX files on the CPU, what they find, and how they end.
+
+use crate::workplace::{Ended, Workplace};
+
+const FILE: &str = "kernels.ptx";
+const SCALE: &str = "sim kernels.ptx --entry scale --grid 2 --block 64";
+
+fn place() -> Workplace {
+    let place = Workplace::new();
+    place.write(FILE, include_bytes!("../data/kernels.ptx"));
+    let numbers: Vec<f32> = (0..100).map(|i| i as f32).collect();
+    place.write("x.npy", &array("<f4", 100, bytemuck::cast_slice(&numbers)));
+    place
+}
+
+/// An npy file with one dimension.
+fn array(descr: &str, len: usize, elements: &[u8]) -> Vec<u8> {
+    let text = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({len},), }}\n");
+    let header = [b"\x93NUMPY\x01\x00".as_slice(), &(text.len() as u16).to_le_bytes(), text.as_bytes()];
+    [&header.concat(), elements].concat()
+}
+
+/// The last `len` elements of a file.
+fn elements(place: &Workplace, name: &str, len: usize) -> Vec<[u8; 4]> {
+    let bytes = place.read(name);
+    bytes[bytes.len() - 4 * len..].chunks_exact(4).map(|four| four.try_into().unwrap()).collect()
+}
+
+#[track_caller]
+fn check(ended: &Ended, code: i32, says: &str) {
+    let all = format!("{}{}", ended.stdout, ended.stderr);
+    assert_eq!(ended.code, code, "{all}");
+    assert!(all.contains(says), "`{says}` is missing in {all}");
+}
+
+#[test]
+fn a_clean_kernel_leaves_its_results() {
+    let place = place();
+    let args = "--arg in:x.npy --arg out:y.npy:f32:100 --arg u32:100 --arg f32:0.5 --json";
+    let ended = place.run(&format!("{SCALE} {args}"));
+    check(&ended, 0, "");
+    let json = ended.json();
+    assert_eq!((&json["clean"], &json["kernel"]), (&true.into(), &"scale".into()));
+    assert_eq!(json["results"][0]["first"][3], "1.5");
+    assert_eq!(json["counters"]["by_class"]["store"], 4, "one for each warp: {json}");
+    let halves = (0..100).map(|i| (i as f32 / 2.0).to_le_bytes());
+    assert!(elements(&place, "y.npy", 100).into_iter().eq(halves));
+}
+
+#[test]
+fn schedules_do_not_change_a_clean_kernel() {
+    let place = place();
+    for schedule in ["round-robin", "random", "producer-first", "consumer-first"] {
+        let out = format!("{schedule}.npy");
+        let args = format!("--arg in:x.npy --arg out:{out}:f32:100 --arg u32:100 --arg f32:3 --seed 5");
+        check(&place.run(&format!("{SCALE} {args} --schedule {schedule}")), 0, "clean");
+        assert_eq!(place.read(&out), place.read("round-robin.npy"), "{schedule}");
+    }
+}
+
+#[test]
+fn arrays_are_changed_in_place() {
+    let place = place();
+    let numbers: Vec<i32> = (-8..24).collect();
+    place.write("n.npy", &array("<i4", 32, bytemuck::cast_slice(&numbers)));
+    let ended = place.run("sim kernels.ptx --entry increment --grid 1 --block 32 --arg inout:n.npy");
+    check(&ended, 0, "s32 32");
+    assert!(elements(&place, "n.npy", 32).into_iter().eq((-7i32..25).map(i32::to_le_bytes)));
+}
+
+#[test]
+fn a_race_is_found_with_its_line() {
+    let place = place();
+    let racy = "sim kernels.ptx --entry racy --grid 1 --block 64 --arg out:y.npy:u32:64 --force";
+    check(&place.run(racy), 1, "SharedRace");
+    let json = place.run(&format!("{racy} --check race --json")).json();
+    let found = &json["findings"][0];
+    assert_eq!((&json["clean"], &found["kind"]), (&false.into(), &"SharedRace".into()));
+    assert!(found["instruction"].as_str().unwrap().contains("shared"), "{found}");
+    assert!(found["source"].as_str().unwrap().starts_with("kernels.ptx:"), "{found}");
+    check(&place.run(&format!("{racy} --check bounds,barrier")), 0, "clean");
+    check(&place.run(&format!("{racy} --check none --quiet")), 0, "");
+}
+
+/// What a finding ended has no result worth keeping.
+#[test]
+fn an_access_beyond_an_array_writes_no_file() {
+    let place = place();
+    let args = "--arg in:x.npy --arg out:y.npy:f32:128 --arg u32:101 --arg f32:1";
+    let ended = place.run(&format!("{SCALE} {args}"));
+    check(&ended, 1, "OutOfBounds");
+    assert!(ended.stdout.contains("not written"), "{}", ended.stdout);
+    assert!(!place.names().contains(&"y.npy".to_owned()));
+}
+
+#[test]
+fn an_output_is_not_an_input() {
+    let ended = place().run("sim kernels.ptx --entry increment --grid 1 --block 32 --arg out:n.npy:u32:32");
+    check(&ended, 1, "UninitGlobal");
+}
+
+#[test]
+fn what_cannot_run_says_why() {
+    let place = place();
+    place.write(
+        "broken.ptx",
+        b".version 7.8\n.target sm_80\n.address_size 64\n.visible .entry k() { frob.u32 %r1; }",
+    );
+    place.write("c.npy", &array("<c8", 1, &[0; 8]));
+    let scale = "--arg in:x.npy --arg out:y.npy:f32:100 --arg u32:100";
+    for (args, says) in [
+        ("sim missing.ptx --grid 1 --block 1".to_owned(), "check the path"),
+        ("sim broken.ptx --grid 1 --block 1".to_owned(), "unknown instruction `frob.u32`"),
+        ("sim kernels.ptx --grid 1 --block 1".to_owned(), "scale, increment, racy; name one with --entry"),
+        ("sim kernels.ptx --entry nobody --grid 1 --block 1".to_owned(), "name one with --entry"),
+        (format!("{SCALE} {scale}"), "3 arguments for 4 parameters"),
+        (format!("{SCALE} {scale} --arg u64:1"), "8 bytes for a parameter of 4"),
+        (format!("{SCALE} --arg in:missing.npy"), "missing.npy"),
+        (format!("{SCALE} --arg in:c.npy"), "convert it to one of: u8"),
+        (format!("{SCALE} --arg in:x.npy --arg out:x.npy:f32:100"), "--force"),
+        (format!("{SCALE} --arg inout:x.npy --arg inout:x.npy"), "give each its own file"),
+        (format!("{SCALE} --arg out:no/y.npy:f32:1"), "create it first"),
+        (format!("{SCALE} --arg out:y.npy:f32:99999999999999"), "use a smaller shape"),
+        (format!("{SCALE} --arg i7:1"), "write u32:7"),
+        (format!("{SCALE} --check races"), "there are bounds, init, race"),
+        (format!("{SCALE} --schedule chaos"), "round-robin"),
+        ("sim kernels.ptx --entry increment --grid 0 --block 1 --arg u64:0".to_owned(), "cannot launch"),
+        ("sim kernels.ptx --entry increment --grid 1 --block 2048 --arg u64:0".to_owned(), "cannot launch"),
+        ("sim kernels.ptx --entry increment --block 1".to_owned(), "--grid"),
+    ] {
+        check(&place.run(&args), 2, says);
+    }
+    assert!(!place.names().contains(&"y.npy".to_owned()));
+}
