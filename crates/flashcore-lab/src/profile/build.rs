@@ -2,12 +2,9 @@
 //!
 //! Works without a GPU: the plan is made for a given one, and a ptxas that is found assembles it.
 
-use flashcore::cuda::{
-    Cuda,
-    driver::{
-        Arch, BuildReport, Compiler,
-        toolchain::{Search, Tool},
-    },
+use flashcore::cuda::driver::{
+    Arch, BuildReport, Compiler,
+    toolchain::{Search, Tool},
 };
 use flashcore_core::Problem;
 use flashcore_kernels::{Gpu, Plan, plan};
@@ -64,11 +61,6 @@ impl Build {
         let spec = plan.launch(&program, problem);
         let report = assemble(program.text(), &plan);
         Ok(Self::describe(&plan, spec.as_ref(), gpu, report))
-    }
-
-    /// What `of` says, for a GPU that is open.
-    pub fn on(cuda: &Cuda, problem: &Problem) -> Result<Self, LabError> {
-        Self::of(problem, &cuda.gpu())
     }
 
     fn describe(
