@@ -101,7 +101,7 @@ fn phase_inverted(module: &Module) -> Vec<Change> {
         let flipped = kernel.registers.add(ScalarType::B32);
         let flip = [flipped.into(), parity, Operand::int(1)];
         insert(kernel, at, instruction(Op::Xor, &[ScalarType::B32], flip)?);
-        replace_operand(kernel, &inst, 2, flipped.into());
+        replace_operand(kernel, at + 1, 2, flipped.into());
         Some(())
     })
 }

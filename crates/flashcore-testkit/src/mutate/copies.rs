@@ -45,7 +45,7 @@ fn coordinate_off_by_one(module: &Module) -> Vec<Change> {
             let old = std::mem::replace(tensor.coords.get_mut(1)?, row.into());
             let sum = [row.into(), old, Operand::int(1)];
             insert(kernel, at, instruction(Op::Add, &[ScalarType::S32], sum)?);
-            replace_operand(kernel, &inst, index, Operand::Tensor(tensor));
+            replace_operand(kernel, at + 1, index, Operand::Tensor(tensor));
             Some(())
         },
     )

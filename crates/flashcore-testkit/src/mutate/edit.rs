@@ -58,29 +58,24 @@ pub(super) fn add_to_operand(
 ) -> Vec<Change> {
     at_each(module, fits, |kernel, at, inst| {
         let old = inst.operands.get(index)?.clone();
-        let changed = match old.as_int() {
-            Some(value) if value + by >= 0 => Operand::int(value + by),
+        match old.as_int() {
+            Some(value) if value + by >= 0 => replace_operand(kernel, at, index, Operand::int(value + by)),
             Some(_) => return None,
             None => {
-                let reg = kernel.registers.add(ScalarType::B32);
-                insert(
-                    kernel,
-                    at,
-                    instruction(Op::Add, &[ScalarType::U32], [reg.into(), old, Operand::int(by)])?,
-                );
-                reg.into()
+                let sum = kernel.registers.add(ScalarType::B32);
+                let operands = [sum.into(), old, Operand::int(by)];
+                insert(kernel, at, instruction(Op::Add, &[ScalarType::U32], operands)?);
+                replace_operand(kernel, at + 1, index, sum.into());
             }
-        };
-        replace_operand(kernel, &inst, index, changed);
+        }
         Some(())
     })
 }
 
-/// Replaces an operand of the statement that holds exactly `inst`, looking from the end of what was inserted.
-pub(super) fn replace_operand(kernel: &mut Kernel, inst: &Inst, index: usize, operand: Operand) {
-    let place = kernel.body.iter_mut().find(|s| matches!(s, Statement::Inst(i) if i == inst));
-    if let Some(Statement::Inst(found)) = place {
-        found.operands[index] = operand;
+/// Replaces an operand of the instruction at statement `at`.
+pub(super) fn replace_operand(kernel: &mut Kernel, at: usize, index: usize, operand: Operand) {
+    if let Statement::Inst(inst) = &mut kernel.body[at] {
+        inst.operands[index] = operand;
     }
 }
 

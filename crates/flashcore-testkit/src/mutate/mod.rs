@@ -61,3 +61,14 @@ pub fn faults() -> impl Iterator<Item = &'static Fault> {
 pub fn mutants(module: &Module) -> Vec<Mutant> {
     faults().filter_map(|fault| fault.mutants(module)).flatten().collect()
 }
+
+/// At most `per_fault` mutants of each fault, at places that a run has executed, spread over the kernel.
+pub fn sampled(module: &Module, executions: &[u64], per_fault: usize) -> Vec<Mutant> {
+    let executed = |mutant: &Mutant| executions.get(mutant.site.0).is_some_and(|&count| count > 0);
+    let sample = |fault: &Fault| {
+        let all: Vec<_> = fault.mutants(module).into_iter().flatten().filter(executed).collect();
+        let step = all.len().div_ceil(per_fault.max(1)).max(1);
+        all.into_iter().step_by(step).collect::<Vec<_>>()
+    };
+    faults().flat_map(sample).collect()
+}

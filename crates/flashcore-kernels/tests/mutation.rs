@@ -1,0 +1,150 @@
+//! The mutation gate: single faults in shipped kernels, each reported by a checker of the simulator or seen in the
+//! results. The unchanged kernels are silent and give the same bits under every schedule. The table of mutants and
+//! of what killed them is printed.
+
+use std::collections::BTreeMap;
+
+use flashcore_core::{DType, Dims, Layout, Mask, Problem, Spec};
+use flashcore_kernels::{Gpu, Plan, plan, slots};
+use flashcore_ptx::{launch::LaunchSpec, module::Module};
+use flashcore_sim::{Buffer, Launch, Options, Outcome};
+use flashcore_testkit::{
+    Rng,
+    mutate::{Mutant, sampled},
+};
+use half::bf16;
+use rayon::prelude::*;
+
+/// Mutants of each fault, spread over the kernel.
+const PER_FAULT: usize = 3;
+
+/// Faults that at some places of a family change nothing an execution could show, with the reason. At other places
+/// of the same kernel they must be found.
+const HARMLESS: &[(&str, &str, &str)] = &[
+    ("sm_80", "barrier dropped", "the last barrier guards rows that the warp alone has read"),
+    ("sm_80", "cp.async wait dropped", "the last wait meets empty groups, unless a tile sees no key"),
+    ("sm_80", "cp.async wait leaves one group more", "likewise"),
+    ("sm_80", "cp.async commit dropped", "queries are waited for together with the first keys"),
+    ("sm_90", "wgmma.fence dropped", "the fence before the other product has seen the same registers"),
+    (
+        "sm_90",
+        "spurious failure taken as success",
+        "waiting for keys already tells that the queries were read",
+    ),
+];
+
+/// A kernel and a problem that makes it execute every part of itself.
+struct Subject {
+    plan: Plan,
+    module: Module,
+    spec: LaunchSpec,
+    inputs: [Vec<u8>; 3],
+    bytes: usize,
+    rows: usize,
+}
+
+impl Subject {
+    fn new(gpu: Gpu, [heads, seq, dim]: [usize; 3], mask: Mask) -> Self {
+        let layout = Layout::bhsd(Dims { batch: 1, heads, seq, dim }).expect("a layout");
+        let mut spec = Spec::new(DType::BF16, layout, layout, layout);
+        spec.mask = mask;
+        let problem: Problem = spec.parse().expect("a problem");
+        let plan = plan(&problem, &gpu, 16).expect("a plan");
+        let program = plan.kernel().program().expect("a program");
+        let mut rng = Rng::new(11);
+        let elements = heads * seq * dim;
+        // logits far apart, so that row maxima matter
+        let mut tensor = |scale: f32| -> Vec<u8> {
+            let mut element = || bf16::from_f32(rng.normal() * scale).to_bits().to_le_bytes();
+            (0..elements).flat_map(|_| element()).collect()
+        };
+        Self {
+            spec: plan.launch(&program, &problem).expect("something to compute"),
+            module: program.module().clone(),
+            inputs: [tensor(4.0), tensor(4.0), tensor(1.0)],
+            bytes: elements * 2,
+            rows: heads * seq,
+            plan,
+        }
+    }
+
+    fn run(&self, module: &Module, options: &Options) -> Result<Outcome, String> {
+        let [q, k, v] = self.inputs.clone();
+        let buffers = vec![
+            Buffer::input(slots::Q, q),
+            Buffer::input(slots::K, k),
+            Buffer::input(slots::V, v),
+            Buffer::output(slots::OUT, self.bytes),
+            Buffer::output(slots::LSE, self.rows * 4),
+        ];
+        let launch = Launch { module, provenance: None, spec: &self.spec, buffers };
+        launch.run(options).map_err(|e| e.to_string())
+    }
+
+    /// What is wrong with a run, compared with the right one.
+    fn fault(&self, module: &Module, options: &Options, right: &Outcome) -> Option<String> {
+        let outcome = match self.run(module, options) {
+            Ok(outcome) => outcome,
+            Err(_) => return Some("does not end".into()),
+        };
+        let first = outcome.errors().next().map(|finding| format!("{:?}", finding.kind));
+        let differs = [slots::OUT, slots::LSE].into_iter().any(|s| outcome.bytes(s) != right.bytes(s));
+        first.or(differs.then(|| "wrong result".into()))
+    }
+}
+
+fn ways(right: &Outcome) -> Vec<Options> {
+    let mut ways: Vec<_> = [Options::new()].into_iter().chain(Options::gauntlet(5)).collect();
+    let limit = right.counters.total_instructions() * 4 + 100_000;
+    ways.iter_mut().for_each(|options| options.step_limit = limit);
+    ways
+}
+
+fn check(subject: &Subject) {
+    let name = subject.plan.kernel().name();
+    let right = subject.run(&subject.module, &Options::new()).expect("a launch");
+    for options in ways(&right) {
+        let fault = subject.fault(&subject.module, &options, &right);
+        assert_eq!(fault, None, "{name} unchanged, {:?} {:?}", options.schedule, options.timing);
+    }
+    let mutants = sampled(&subject.module, &right.executions, PER_FAULT);
+    let judged: Vec<(&Mutant, Option<String>)> = mutants
+        .par_iter()
+        .map(|m| (m, ways(&right).iter().find_map(|way| subject.fault(&m.module, way, &right))))
+        .collect();
+    let mut table: BTreeMap<(&str, &str), usize> = BTreeMap::new();
+    for (mutant, killer) in &judged {
+        *table.entry((mutant.fault, killer.as_deref().unwrap_or("SURVIVES"))).or_default() += 1;
+    }
+    println!("{name}: {} mutants", judged.len());
+    table.iter().for_each(|((fault, killer), count)| println!("  {fault:40} {killer:24} {count}"));
+    let killed = |fault: &str| judged.iter().any(|(m, killer)| m.fault == fault && killer.is_some());
+    let listed = |fault: &str| HARMLESS.iter().any(|(family, f, _)| name.contains(family) && *f == fault);
+    let alive = judged.iter().filter(|(_, killer)| killer.is_none());
+    let alive = alive.filter(|(m, _)| !(listed(m.fault) && killed(m.fault)));
+    let alive: Vec<_> = alive.map(|(m, _)| format!("{} at {}: {}", m.fault, m.site.0, m.site.1)).collect();
+    assert!(alive.is_empty(), "{name}: {} mutants survive:\n{}", alive.len(), alive.join("\n"));
+}
+
+/// A Hopper with one multiprocessor, so that a CTA computes several tiles.
+const ONE_SM: Gpu = Gpu { sms: 1, ..Gpu::HOPPER };
+
+#[test]
+fn general_kernel_of_64_features() {
+    check(&Subject::new(Gpu::AMPERE, [1, 256, 64], Mask::CAUSAL));
+}
+
+#[test]
+fn general_kernel_of_128_features() {
+    check(&Subject::new(Gpu::AMPERE, [1, 192, 128], Mask::NONE));
+}
+
+#[test]
+fn hopper_kernel_of_128_features() {
+    check(&Subject::new(ONE_SM, [1, 384, 128], Mask::NONE));
+}
+
+#[test]
+fn hopper_kernel_of_128_features_with_a_causal_mask() {
+    check(&Subject::new(ONE_SM, [1, 512, 128], Mask::CAUSAL));
+}
