@@ -101,13 +101,21 @@ class Cupy(Framework):
 
 
 class Jax(Framework):
-    """JAX orders work by values, not by streams: results are handed over with the launch that they wait for."""
+    """JAX orders work by values, not by streams, and its arrays cannot be written.
+
+    On the CPU the result is made in memory of NumPy's. On a GPU it is made in a new array that nobody has seen, and
+    handed over as another one that waits for the launch.
+    """
 
     def __init__(self) -> None:
         import jax
+        import numpy
 
-        self.jax = jax
+        self.jax, self.numpy = jax, numpy
         self.under_way: deque[Launched] = deque()
+
+    def needs_bits(self, q: Any) -> bool:
+        return q.dtype.name == "bfloat16"  # the result's, in memory of NumPy's
 
     def attention(self, q: Any, k: Any, v: Any, out: Any, layout: str, return_lse: bool, options: Options) -> Any:
         if out is not None:
@@ -115,26 +123,34 @@ class Jax(Framework):
         for name, tensor in (("q", q), ("k", k), ("v", v)):
             if isinstance(tensor, self.jax.core.Tracer):
                 raise TypeError(f"{name} is being traced; call flashcore outside of jax.jit and jax.grad")
-        (device,) = q.devices()
-        new = self.jax.numpy.empty
-        out = new((*q.shape[:-1], *v.shape[-1:]), q.dtype, device=device)
-        lse = new(rows(q, layout), "float32", device=device) if return_lse else None
         kind, index = q.__dlpack_device__()
-        if kind != _CUDA:
-            forward(q, k, v, out, lse, options)
-            return (out, lse) if return_lse else out
-        launched = forward(q, k, v, out, lse, options, own_stream(index), True)
+        shapes = [(*q.shape[:-1], *v.shape[-1:]), rows(q, layout)][: 2 if return_lse else 1]
+        compute = self.on_gpu if kind == _CUDA else self.on_cpu
+        results = compute((q, k, v), list(zip(shapes, (q.dtype, "float32"))), options, int(index))
+        return results if return_lse else results[0]
+
+    def on_cpu(self, inputs: Any, wanted: list[Any], options: Options, index: int) -> tuple[Any, ...]:
+        arrays = [self.numpy.empty(shape, dtype) for shape, dtype in wanted]
+        out = arrays[0].view("uint16") if arrays[0].dtype.name == "bfloat16" else arrays[0]
+        forward(*inputs, out, arrays[1] if len(arrays) > 1 else None, options)
+        (device,) = inputs[0].devices()
+        return tuple(self.jax.device_put(array, device) for array in arrays)
+
+    def on_gpu(self, inputs: Any, wanted: list[Any], options: Options, index: int) -> tuple[Any, ...]:
+        (device,) = inputs[0].devices()
+        stream = own_stream(index)
+        arrays = [self.jax.numpy.empty(shape, dtype, device=device) for shape, dtype in wanted]
+        # A capsule from before DLPack 1.0 does not say "read-only".
+        capsules = [array.__dlpack__(stream=stream) for array in arrays]
+        launched = forward(*inputs, capsules[0], capsules[1] if len(arrays) > 1 else None, options, stream, True)
         self.hold(launched)
-        out = self.jax.dlpack.from_dlpack(_After(launched, out))
-        return (out, self.jax.dlpack.from_dlpack(_After(launched, lse))) if return_lse else out
+        return tuple(self.jax.dlpack.from_dlpack(_After(launched, array)) for array in arrays)
 
     def hold(self, launched: Launched) -> None:
         """Keeps inputs until they have been read: JAX does not know of our stream."""
         self.under_way.append(launched)
-        while self.under_way[0].is_done():
+        while self.under_way and self.under_way[0].is_done():
             self.under_way.popleft()
-            if not self.under_way:
-                break
 
 
 class _After:
@@ -143,9 +159,9 @@ class _After:
     def __init__(self, launched: Launched, array: Any) -> None:
         self.launched, self.array = launched, array
 
-    def __dlpack__(self, *, stream: int | None = None, **options: Any) -> Any:
+    def __dlpack__(self, *, stream: int | None = None, **_: Any) -> Any:
         self.launched.wait(stream)
-        return self.array.__dlpack__(stream=stream, **options)
+        return self.array.__dlpack__(stream=stream)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return self.array.__dlpack_device__()
