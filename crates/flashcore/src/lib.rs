@@ -48,7 +48,7 @@ pub use backend::{BackendKind, Found, ParseBackendError, available, backend};
 pub use error::Error;
 pub use flashcore_core::{
     Align, Axis, Backend, BackendError, DType, Dims, Element, Layout, Lengths, Mask, Operand, Problem,
-    ProblemError, Ran, Tensor, TensorView, TensorViewMut,
+    ProblemError, Ran, Spec, Tensor, TensorView, TensorViewMut,
 };
 pub use half::{bf16, f16};
 pub use output::{Lse, Output};
