@@ -2,7 +2,7 @@
 //!
 //! A kernel is a Rust function over a [`Builder`]. What the language adds to PTX exists only while the program is
 //! built: types, scopes of agreement, tokens for matrix products in flight, pipelines. Out comes a [`Program`]: PTX
-//! text and a way to launch it, both plain data.
+//! text and a way to launch it, both plain data. `docs/writing-a-kernel.md` walks through a whole kernel.
 //!
 //! | concept | type | what it prevents |
 //! | --- | --- | --- |
@@ -56,3 +56,8 @@ pub use smem::{Major, MatrixOperand, SmemTile};
 pub use tma::{Coordinates, TensorMap};
 pub use value::{B32, Bits, F32, Integer, Number, Packed, Pred, Reg, S32, Type, U32, U64, Val};
 pub use wgmma::{Pending, Start};
+
+/// The guide's example is a test.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/writing-a-kernel.md")]
+struct Guide;
