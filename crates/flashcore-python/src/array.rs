@@ -102,7 +102,14 @@ impl Array {
         let empty = wanted.contains(&0);
         let good =
             rank == 3 && given[..3] == wanted && (empty || (0..3).all(steps)) && self.dtype == DType::F32;
-        if good { Ok(()) } else { Err(CallError::Lse { extents }) }
+        let bytes = size_of::<f32>();
+        if !good {
+            Err(CallError::Lse { extents })
+        } else if self.address.is_multiple_of(bytes) {
+            Ok(())
+        } else {
+            Err(CallError::Unaligned { operand: self.operand, address: self.address, bytes })
+        }
     }
 }
 

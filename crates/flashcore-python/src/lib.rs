@@ -47,6 +47,12 @@ mod _native {
         py.detach(|| flashcore_cli::run(arguments, program))
     }
 
+    /// Whether tensors of this one's type come in by DLPack's C exchange API.
+    #[pyfunction]
+    fn exchanges(tensor: &Bound<'_, PyAny>) -> bool {
+        crate::exchange::Exchange::of(tensor).is_some()
+    }
+
     /// A stream of ours on a GPU, as a DLPack stream number, for frameworks that have none to offer.
     #[pyfunction]
     fn own_stream(index: u32) -> PyResult<usize> {

@@ -66,6 +66,12 @@ fn instructions_give_the_documented_results() {
     check("");
 }
 
+/// Programs and answers are written by `gpu_fuzz`, an example of `flashcore`, on a machine with a GPU.
+#[test]
+fn random_programs_give_the_answers_of_a_gpu() {
+    check("fuzz");
+}
+
 /// Hints without a result of their own, and ends that no test can observe.
 const UNTESTED: &[Op] = &[
     Op::Prefetch,

@@ -84,7 +84,8 @@ pub(crate) fn narrow(value: f32, format: Format, rounding: Rounding, relu: bool,
 /// An f32 with the mantissa of TF32, still in f32's bits.
 pub(crate) fn tf32(value: f32, rounding: Rounding, relu: bool) -> u32 {
     if value.is_nan() {
-        return super::single::NAN_BITS;
+        // Cut off, as an H200 does, even where only infinity remains.
+        return value.to_bits() & !0x1fff;
     }
     narrow(value, TF32, rounding, relu, false) << 13
 }

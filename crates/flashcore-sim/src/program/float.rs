@@ -72,18 +72,13 @@ fn single(inst: &Inst) -> Option<LaneFn> {
         Op::Div => {
             map2(move |a, b| mode.output(mode.round_f64(f64::from(mode.input(a)) / f64::from(mode.input(b)))))
         }
-        Op::Abs => map1(move |a| flushed(a, mode) & 0x7fff_ffff),
-        Op::Neg => map1(move |a| flushed(a, mode) ^ 0x8000_0000),
+        Op::Abs => map1(move |a| mode.output(mode.input(a).abs())),
+        Op::Neg => map1(move |a| mode.output(-mode.input(a))),
         Op::Min | Op::Max => extremes(inst, mode),
         Op::Copysign => map2(|a, b| a & 0x8000_0000 | b & 0x7fff_ffff),
         Op::Testp => testp(inst)?,
         _ => return None,
     })
-}
-
-/// `abs` and `neg` keep a NaN's payload.
-fn flushed(bits: u64, mode: Mode) -> u64 {
-    u64::from(mode.input(bits).to_bits())
 }
 
 fn special(inst: &Inst, function: Function, mode: Mode) -> LaneFn {
@@ -104,7 +99,8 @@ fn testp(inst: &Inst) -> Option<LaneFn> {
         Mod::Infinite => f32::is_infinite,
         Mod::Number => |x| !x.is_nan(),
         Mod::Notanumber => f32::is_nan,
-        Mod::Normal => f32::is_normal,
+        // Zero counts as normal.
+        Mod::Normal => |x| x.is_finite() && !x.is_subnormal(),
         Mod::Subnormal => f32::is_subnormal,
         _ => return None,
     };
@@ -138,7 +134,7 @@ fn testp64(inst: &Inst) -> Option<LaneFn> {
         Mod::Infinite => f64::is_infinite,
         Mod::Number => |x| !x.is_nan(),
         Mod::Notanumber => f64::is_nan,
-        Mod::Normal => f64::is_normal,
+        Mod::Normal => |x| x.is_finite() && !x.is_subnormal(),
         Mod::Subnormal => f64::is_subnormal,
         _ => return None,
     };

@@ -70,9 +70,16 @@ impl Step<'_, '_> {
                 let coords: Vec<i32> = coords.iter().map(|c| c[lane] as i32).collect();
                 let map = self.tensor_map(lane, map, coords.len())?;
                 let align = TENSOR_ALIGN.max(map.swizzle.repeat_bytes().into());
+                let start = i64::from(coords[0]) * i64::from(map.element.bytes());
                 let rows = map.rows(&coords);
                 let copy = RowCopy { rows, row_bytes: map.row_bytes(), base, swizzle: map.swizzle };
                 self.require_aligned(lane, base.into(), align)?;
+                // Not in the ISA: an H200 stops with an illegal instruction.
+                if start % BULK_ALIGN as i64 != 0 {
+                    let text =
+                        format!("the box starts {start} bytes into its rows, no multiple of {BULK_ALIGN}");
+                    return self.halt(FindingKind::Misaligned, lane, text);
+                }
                 Ok(copy)
             }
         }
