@@ -9,7 +9,7 @@ import sys
 from collections import deque
 from typing import Any
 
-from ._native import Launched, Options, forward, own_stream
+from ._native import Launched, Options, exchanges, forward, own_stream
 
 _CUDA = 2
 """DLPack's number of CUDA devices."""
@@ -174,7 +174,7 @@ class Torch(Framework):
         self.torch = torch
         self.empty_like = torch.empty_like
         self.is_grad_enabled = torch.is_grad_enabled
-        self.exchanges = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
+        self.exchanges = exchanges(torch.empty(0))
 
     def attention(self, q: Any, k: Any, v: Any, out: Any, layout: str, return_lse: bool, options: Options) -> Any:
         if self.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
