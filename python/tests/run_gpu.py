@@ -22,7 +22,7 @@ def tests(filter):
     """Name and call of every case of every test."""
     for path in sorted(HERE.glob("test_*.py")):
         module = importlib.import_module(path.stem)
-        for name, function in vars(module).items():
+        for name, function in list(vars(module).items()):
             if not name.startswith("test_") or not callable(function):
                 continue
             for case, arguments in getattr(function, "cases", {"": {}}).items():
