@@ -94,6 +94,29 @@ def eager(q: Any, k: Any, v: Any, settings: Settings, return_lse: bool, out: Any
         from ._torch_operator import call
 
         return call(q, k, v, settings, return_lse, out)
+    _, _, _, _, _, sinks, key_lengths, mask, layout = settings
+    if sinks is None and key_lengths is None and mask is None:
+        options = _known.get(settings) or _learn(settings)
+    else:
+        options = _with_values(q, k, settings)
+    return framework.attention(q, k, v, out, layout, return_lse, options)
+
+
+_known: dict[Settings, Options] = {}
+_MOST_KNOWN = 1024
+
+
+def _learn(settings: Settings) -> Options:
+    """Options without values, which later calls find again."""
+    left, right, top_left, scale, softcap, _, _, _, layout = settings
+    if len(_known) >= _MOST_KNOWN:  # a program that never asks the same twice
+        _known.clear()
+    options = Options(layout, left=left, right=right, top_left=top_left, scale=scale, softcap=softcap)
+    return _known.setdefault(settings, options)
+
+
+def _with_values(q: Any, k: Any, settings: Settings) -> Options:
+    """Options with sinks, lengths or a mask, whose values are read here."""
     left, right, top_left, scale, softcap, sinks, key_lengths, mask, layout = settings
     starts = ends = None
     if key_lengths is not None:
@@ -107,11 +130,10 @@ def eager(q: Any, k: Any, v: Any, settings: Settings, return_lse: bool, out: Any
         left, right, top_left = band
     if sinks is not None:
         sinks = _masks.numbers(sinks, float)
-    options = _options(layout, left, right, top_left, scale, softcap, sinks, starts, ends, framework.needs_bits(q))
-    return framework.attention(q, k, v, out, layout, return_lse, options)
+    return _options(layout, left, right, top_left, scale, softcap, sinks, starts, ends)
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=256)
 def _options(
     layout: str,
     left: int | None,
@@ -122,8 +144,8 @@ def _options(
     sinks: tuple[float, ...] | None,
     starts: tuple[int, ...] | None,
     ends: tuple[int, ...] | None,
-    bits_are_bf16: bool,
 ) -> Options:
+    """The same value for the same numbers, so that the extension recognises it by its address."""
     return Options(
         layout,
         left=left,
@@ -134,7 +156,6 @@ def _options(
         sinks=sinks,
         starts=starts,
         ends=ends,
-        bits_are_bf16=bits_are_bf16,
     )
 
 

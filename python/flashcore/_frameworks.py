@@ -23,10 +23,6 @@ class Framework:
     by_operator = False
     """Whether calls go through torch's operator instead of to the extension."""
 
-    def needs_bits(self, q: Any) -> bool:
-        """Whether bfloat16 has to travel as 16-bit integers."""
-        return False
-
     def attention(self, q: Any, k: Any, v: Any, out: Any, layout: str, return_lse: bool, options: Options) -> Any:
         out = self.empty(q, v) if out is None else out
         lse = self.empty_lse(q, layout) if return_lse else None
@@ -66,16 +62,10 @@ class Numpy(Framework):
 
         self.numpy = numpy
 
-    def needs_bits(self, q: Any) -> bool:
-        return q.dtype.name == "bfloat16"
-
     def attention(self, q: Any, k: Any, v: Any, out: Any, layout: str, return_lse: bool, options: Options) -> Any:
         out = self.empty(q, v) if out is None else out
         lse = self.numpy.empty(rows(q, layout), "float32") if return_lse else None
-        tensors = (q, k, v, out)
-        if q.dtype.name == "bfloat16":  # an extension type, which NumPy does not export
-            tensors = tuple(tensor.view("uint16") for tensor in tensors)
-        forward(*tensors, lse, options)
+        forward(*map(exportable, (q, k, v, out)), lse, options, bits_are_bf16=q.dtype.name == "bfloat16")
         return (out, lse) if return_lse else out
 
     def empty(self, q: Any, v: Any) -> Any:
@@ -114,9 +104,6 @@ class Jax(Framework):
         self.jax, self.numpy = jax, numpy
         self.under_way: deque[Launched] = deque()
 
-    def needs_bits(self, q: Any) -> bool:
-        return q.dtype.name == "bfloat16"  # the result's, in memory of NumPy's
-
     def attention(self, q: Any, k: Any, v: Any, out: Any, layout: str, return_lse: bool, options: Options) -> Any:
         if out is not None:
             raise TypeError("JAX arrays cannot be written; leave `out` away")
@@ -131,8 +118,8 @@ class Jax(Framework):
 
     def on_cpu(self, inputs: Any, wanted: list[Any], options: Options, index: int) -> tuple[Any, ...]:
         arrays = [self.numpy.empty(shape, dtype) for shape, dtype in wanted]
-        out = arrays[0].view("uint16") if arrays[0].dtype.name == "bfloat16" else arrays[0]
-        forward(*inputs, out, arrays[1] if len(arrays) > 1 else None, options)
+        lse = arrays[1] if len(arrays) > 1 else None
+        forward(*inputs, exportable(arrays[0]), lse, options, bits_are_bf16=arrays[0].dtype.name == "bfloat16")
         (device,) = inputs[0].devices()
         return tuple(self.jax.device_put(array, device) for array in arrays)
 
@@ -217,6 +204,11 @@ NO_GRADIENTS = (
     "gradients are asked for, but FlashCore has no backward pass yet; "
     "call it under torch.no_grad() or detach q, k and v"
 )
+
+
+def exportable(array: Any) -> Any:
+    """A NumPy array that NumPy exports: bfloat16 is not among its types and travels as 16-bit integers."""
+    return array.view("uint16") if getattr(array, "dtype", None) == "bfloat16" else array
 
 
 def empty_like(numpy: Any, q: Any, v: Any) -> Any:

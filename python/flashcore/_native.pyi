@@ -20,7 +20,6 @@ class Options:
         sinks: Sequence[float] | None = None,
         starts: Sequence[int] | None = None,
         ends: Sequence[int] | None = None,
-        bits_are_bf16: bool = False,
     ) -> None: ...
 
 class Launched:
@@ -38,6 +37,7 @@ def forward(
     options: Options,
     stream: int | None = None,
     record: bool = False,
+    bits_are_bf16: bool = False,
 ) -> Launched | None: ...
 def exchanges(tensor: Any) -> bool: ...
 def own_stream(index: int) -> int: ...

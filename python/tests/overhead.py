@@ -17,7 +17,7 @@ import time
 import torch
 
 import flashcore
-from flashcore import _attention, _native
+from flashcore import _native
 
 CALLS, BATCHES = 200, 60
 
@@ -47,7 +47,7 @@ def main():
     wait = torch.cuda.synchronize if cuda else lambda: None
     q, k, v = (torch.randn(shape, device=device, dtype=dtype) for _ in range(3))
     out = torch.empty_like(q)
-    asked = _attention._options("bhsd", None, 0, False, None, None, None, None, None, False)
+    asked = _native.Options("bhsd", right=0)
     turned = [x.transpose(1, 2).contiguous() for x in (q, k, v)]
     sdpa = torch.nn.functional.scaled_dot_product_attention
     calls = {

@@ -19,9 +19,10 @@ use crate::{
 /// Attention over `q`, `k` and `v`, written to `out` and, where wanted, `lse`.
 ///
 /// Tensors on a GPU are computed on `stream` (a DLPack stream number) or, where that is None, on the current stream of
-/// q's framework. With `record`, returns the launch, which holds the inputs while it is under way.
+/// q's framework. With `record`, returns the launch, which holds the inputs while it is under way. With `bits_are_bf16`,
+/// 16-bit integers are bfloat16.
 #[pyfunction]
-#[pyo3(signature = (q, k, v, out, lse, options, stream=None, record=false))]
+#[pyo3(signature = (q, k, v, out, lse, options, stream=None, record=false, bits_are_bf16=false))]
 #[expect(clippy::too_many_arguments, reason = "five tensors and how to compute them")]
 pub(crate) fn forward(
     py: Python<'_>,
@@ -33,8 +34,9 @@ pub(crate) fn forward(
     options: &Options,
     stream: Option<usize>,
     record: bool,
+    bits_are_bf16: bool,
 ) -> PyResult<Option<Launched>> {
-    let request = Request { stream, bits_are_bf16: options.asked.bits_are_bf16 };
+    let request = Request { stream, bits_are_bf16 };
     let inputs =
         [request.input(q, Operand::Q)?, request.input(k, Operand::K)?, request.input(v, Operand::V)?];
     let out = request.output(out, Operand::Out)?;

@@ -26,14 +26,13 @@ pub(crate) struct Asked {
     pub(crate) sinks: Option<Arc<[f32]>>,
     pub(crate) starts: Option<Vec<u32>>,
     pub(crate) ends: Option<Arc<[u32]>>,
-    pub(crate) bits_are_bf16: bool,
 }
 
 #[pymethods]
 impl Options {
     #[new]
     #[pyo3(signature = (layout, *, left=None, right=None, top_left=false, scale=None, softcap=None, sinks=None,
-                        starts=None, ends=None, bits_are_bf16=false))]
+                        starts=None, ends=None))]
     #[expect(clippy::too_many_arguments, reason = "keywords of a Python constructor")]
     fn new(
         layout: &str,
@@ -45,12 +44,11 @@ impl Options {
         sinks: Option<Vec<f32>>,
         starts: Option<Vec<u32>>,
         ends: Option<Vec<u32>>,
-        bits_are_bf16: bool,
     ) -> PyResult<Self> {
         let mask = Mask::window(left, right);
         let mask = if top_left { mask.top_left() } else { mask };
         let (order, sinks, ends) = (order(layout)?, sinks.map(Into::into), ends.map(Into::into));
-        let asked = Asked { order, mask, scale, softcap, sinks, starts, ends, bits_are_bf16 };
+        let asked = Asked { order, mask, scale, softcap, sinks, starts, ends };
         Ok(Self { asked: Arc::new(asked) })
     }
 
