@@ -46,7 +46,7 @@ class _Memory:
         if found is not None and found[0]() is tensor and found[1] == version:
             return found[2]
         value = read()
-        forget = lambda _: self._known.pop(key, None)  # noqa: E731
+        forget = lambda _: self._known.pop(key, None)
         self._known[key] = (weakref.ref(tensor, forget), version, value)
         return value
 

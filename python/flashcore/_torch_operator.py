@@ -50,9 +50,7 @@ def call(q: Tensor, k: Tensor, v: Tensor, settings: Any, return_lse: bool, out: 
         raise NotImplementedError(_frameworks.NO_GRADIENTS)
     left, right, top_left, scale, softcap, sinks, key_lengths, mask, layout = settings
     sinks, key_lengths, mask = _tensor(sinks), _tensor(key_lengths), _tensor(mask)
-    result, lse = operator(
-        q, k, v, left, right, top_left, scale, softcap, sinks, key_lengths, mask, layout, return_lse
-    )
+    result, lse = operator(q, k, v, left, right, top_left, scale, softcap, sinks, key_lengths, mask, layout, return_lse)
     if out is not None:
         result = out.copy_(result)
     return (result, lse) if return_lse else result

@@ -14,9 +14,8 @@ import statistics
 import sys
 import time
 
-import torch
-
 import flashcore
+import torch
 from flashcore import _native
 
 CALLS, BATCHES = 200, 60

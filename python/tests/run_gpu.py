@@ -1,6 +1,6 @@
 """Runs all tests without pytest and prints a table; for machines that have a GPU but no pytest.
 
-    python python/tests/run_gpu.py [--filter WORDS] [--failures N]
+python python/tests/run_gpu.py [--filter WORDS] [--failures N]
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
-from harness import Skip, has_cuda  # noqa: E402
+from harness import Skip, has_cuda
 
 
 def tests(filter):

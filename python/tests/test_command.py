@@ -6,10 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from harness import raises
-
 import flashcore
 from flashcore import _attention, _config, _flash_attn, _sdpa
+from harness import raises
 
 
 def run(*words):
@@ -30,7 +29,18 @@ def test_module_and_script():
 
 
 def test_parts_of_a_command_run_in_processes_of_their_own():
-    command = (sys.executable, "-m", "flashcore", "verify", "--quick", "--backend", "cpu", "--filter", "decode", "--json")
+    command = (
+        sys.executable,
+        "-m",
+        "flashcore",
+        "verify",
+        "--quick",
+        "--backend",
+        "cpu",
+        "--filter",
+        "decode",
+        "--json",
+    )
     done = run(*command)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["pass"]

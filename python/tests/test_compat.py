@@ -2,10 +2,9 @@
 
 import inspect
 
+import flashcore
 import numpy as np
 from harness import ALL, NUMPY, band_mask, cases, check_close, need_torch, normal, raises, reference
-
-import flashcore
 
 SDPA = {
     "plain": ((2, 4, 20, 16), (2, 4, 20, 16), {}),

@@ -1,9 +1,8 @@
 """Mistakes: the right exception with the library's own words."""
 
+import flashcore
 import numpy as np
 from harness import cases, need_torch, normal, raises
-
-import flashcore
 
 Q = normal(2, 4, 8, 16)
 

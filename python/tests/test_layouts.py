@@ -1,9 +1,8 @@
 """Memory: any strides, either order, outputs of the caller's, no copies."""
 
+import flashcore
 import numpy as np
 from harness import ALL, NUMPY, Skip, band_mask, cases, check_close, normal, raises, reference
-
-import flashcore
 
 
 def torch_or_numpy(framework):

@@ -6,11 +6,10 @@ import subprocess
 import sys
 import threading
 
+import flashcore
 import numpy as np
 from harness import ALL, NUMPY, cases, check_close, normal, raises, reference
 from producer import Producer
-
-import flashcore
 
 VALUES = normal(1, 2, 6, 8)
 

@@ -1,9 +1,8 @@
 """Lengths, padding, and masks that other libraries make."""
 
+import flashcore
 import numpy as np
 from harness import ALL, NUMPY, band_mask, cases, check_close, check_lse, normal, raises, reference
-
-import flashcore
 
 PADDING = {
     "left": [(0, 24), (5, 24), (23, 24), (24, 24)],

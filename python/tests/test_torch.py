@@ -3,10 +3,9 @@
 import importlib.util
 import shutil
 
+import flashcore
 import numpy as np
 from harness import Skip, cases, check_close, need_torch, normal, raises, reference
-
-import flashcore
 
 
 def three(torch, device, *, dtype=None, shape=(2, 4, 48, 64), keys=None):
@@ -145,7 +144,9 @@ def test_offsets_and_strides_on_the_gpu():
         q = whole[start:].view(2, 4, 40, 64 + extra)[..., :64]
         exact = q.double().cpu().numpy()
         out = flashcore.attention(q, q, q)
-        check_close(out.double().cpu().numpy(), reference(exact, exact, exact)[0], "float16", f"start {start} + {extra}")
+        check_close(
+            out.double().cpu().numpy(), reference(exact, exact, exact)[0], "float16", f"start {start} + {extra}"
+        )
 
 
 def test_memory_of_freed_inputs_is_not_read_late():

@@ -1,8 +1,7 @@
 """Values: every framework, every element type, every option, against float64."""
 
-from harness import ALL, NUMPY, Skip, band_mask, cases, check_close, check_lse, normal, reference
-
 import flashcore
+from harness import ALL, NUMPY, Skip, band_mask, cases, check_close, check_lse, normal, reference
 
 SHAPES = {
     "square": ((2, 4, 33, 32), (2, 4, 33, 32)),
