@@ -6,7 +6,7 @@ use flashcore_core::{Backend, BackendError, Data, DataMut, HostCall, Ran};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::{
-    SimdLevel,
+    SimdLevel, Tiles,
     forward::{forward, is_serial},
     scratch::Scratch,
     simd::runner::Runner,
@@ -19,6 +19,7 @@ use crate::{
 pub struct Cpu {
     pool: Option<Arc<ThreadPool>>,
     runner: Runner,
+    tiles: Tiles,
     /// Working memory of calls that are not running; a call takes one and puts it back.
     idle: Arc<Mutex<Vec<Scratch>>>,
 }
@@ -32,7 +33,7 @@ impl Default for Cpu {
 impl Cpu {
     /// Runs in rayon's current pool: all cores, unless the program says otherwise.
     pub fn new() -> Self {
-        Self { pool: None, runner: Runner::detect(), idle: Arc::default() }
+        Self { pool: None, runner: Runner::detect(), tiles: Tiles::USUAL, idle: Arc::default() }
     }
 
     /// Runs on `threads` threads of its own.
@@ -52,6 +53,17 @@ impl Cpu {
         let reason = || format!("this machine has no {level}; use SimdLevel::detect()");
         let missing = || BackendError::Unavailable { backend: "cpu", reason: reason() };
         Ok(Self { runner: Runner::new(level).ok_or_else(missing)?, ..self })
+    }
+
+    /// Works in blocks of these sizes instead of the usual ones: for tuning.
+    #[must_use]
+    pub fn with_tiles(self, tiles: Tiles) -> Self {
+        Self { tiles, ..self }
+    }
+
+    /// The sizes of the blocks it works in.
+    pub fn tiles(&self) -> Tiles {
+        self.tiles
     }
 
     /// The instructions in use.
@@ -95,13 +107,13 @@ impl Cpu {
         let (out, lse) = call.outputs();
         let kernel = match (inputs, out) {
             ([Data::F32(q), Data::F32(k), Data::F32(v)], DataMut::F32(out)) => {
-                forward(problem, self.runner, [q, k, v], (out, lse), (scratch, threads))
+                forward(problem, (self.runner, self.tiles), [q, k, v], (out, lse), (scratch, threads))
             }
             ([Data::F16(q), Data::F16(k), Data::F16(v)], DataMut::F16(out)) => {
-                forward(problem, self.runner, [q, k, v], (out, lse), (scratch, threads))
+                forward(problem, (self.runner, self.tiles), [q, k, v], (out, lse), (scratch, threads))
             }
             ([Data::BF16(q), Data::BF16(k), Data::BF16(v)], DataMut::BF16(out)) => {
-                forward(problem, self.runner, [q, k, v], (out, lse), (scratch, threads))
+                forward(problem, (self.runner, self.tiles), [q, k, v], (out, lse), (scratch, threads))
             }
             _ => {
                 let (what, instead) =

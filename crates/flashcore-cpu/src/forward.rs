@@ -6,7 +6,7 @@ use flashcore_core::{Problem, Sequence};
 use rayon::prelude::*;
 
 use crate::{
-    SimdLevel, decode,
+    SimdLevel, Tiles, decode,
     level::Shape,
     output::{Output, partial_len},
     panels,
@@ -90,12 +90,12 @@ impl Norm {
 /// Runs a whole problem on `threads` threads of the current pool; one is the calling thread.
 pub(crate) fn forward<T: Lane>(
     problem: &Problem,
-    runner: Runner,
+    (runner, tiles): (Runner, Tiles),
     [q, k, v]: [&[T]; 3],
     (out, lse): (&mut [T], Option<&mut [f32]>),
     (scratch, threads): (&mut Scratch, usize),
 ) -> &'static str {
-    let shape = runner.level().shape();
+    let shape = runner.level().shape(tiles);
     let Scratch { workers, plan, partials } = scratch;
     plan.build(problem, shape, threads);
     let partials = partials.get(plan.partial_rows * partial_len(problem));

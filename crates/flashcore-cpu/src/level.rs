@@ -2,9 +2,12 @@
 
 use std::fmt;
 
-use crate::simd::{Simd, portable};
 #[cfg(target_arch = "x86_64")]
 use crate::simd::{avx2, avx512, avx512bf16};
+use crate::{
+    Tiles,
+    simd::{Simd, portable},
+};
 
 /// A set of vector instructions.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -54,14 +57,14 @@ impl SimdLevel {
         }
     }
 
-    /// Lanes of a vector and rows of a full tile.
-    pub(crate) fn shape(self) -> Shape {
+    /// Lanes of a vector and rows of a full tile, worked on in blocks of `tiles`.
+    pub(crate) fn shape(self, tiles: Tiles) -> Shape {
         match self {
             #[cfg(target_arch = "x86_64")]
-            Self::Avx2 => Shape::of::<avx2::Avx2>(),
+            Self::Avx2 => Shape::of::<avx2::Avx2>(tiles),
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512 | Self::Avx512Bf16 => Shape::of::<avx512::Avx512>(),
-            _ => Shape::of::<portable::Portable>(),
+            Self::Avx512 | Self::Avx512Bf16 => Shape::of::<avx512::Avx512>(tiles),
+            _ => Shape::of::<portable::Portable>(tiles),
         }
     }
 }
@@ -73,11 +76,13 @@ pub(crate) struct Shape {
     pub(crate) lanes: usize,
     /// Rows of a full tile.
     pub(crate) tile_rows: usize,
+    /// Keys of a block and tiles of a chunk.
+    pub(crate) tiles: Tiles,
 }
 
 impl Shape {
-    const fn of<S: Simd>() -> Self {
-        Self { lanes: S::LANES, tile_rows: S::TILE_ROWS }
+    const fn of<S: Simd>(tiles: Tiles) -> Self {
+        Self { lanes: S::LANES, tile_rows: S::TILE_ROWS, tiles }
     }
 
     /// Rows of the smallest tile that holds `rows` rows, at most a full tile.

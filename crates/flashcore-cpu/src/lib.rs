@@ -22,7 +22,9 @@ mod prefill;
 mod scratch;
 #[allow(unsafe_code)]
 mod simd;
+mod tiles;
 
 pub use cpu::Cpu;
 pub use level::SimdLevel;
 pub use scratch::Scratch;
+pub use tiles::Tiles;

@@ -7,7 +7,7 @@ use half::bf16;
 
 use crate::{
     forward::Call,
-    plan::{BLOCK, Unit},
+    plan::Unit,
     scratch::padded,
     simd::{
         Lane,
@@ -48,11 +48,11 @@ pub(crate) fn alignment<T: Lane>(call: &Call<'_, T>) -> usize {
 
 /// Floats that hold the converted keys and values of a block.
 pub(crate) fn space<T: Lane>(call: &Call<'_, T>) -> [usize; 2] {
-    let [dim_qk, dim_v] = [call.problem.dim_qk(), call.problem.dim_v()];
+    let ([dim_qk, dim_v], block) = ([call.problem.dim_qk(), call.problem.dim_v()], call.shape.tiles.keys());
     match (T::as_f32(&[]), in_pairs(call)) {
         (Some(_), _) => [0, 0],
-        (None, true) => [0, padded(BLOCK / 2 * dim_v)],
-        (None, false) => [padded(BLOCK * dim_qk), padded(BLOCK * dim_v)],
+        (None, true) => [0, padded(block / 2 * dim_v)],
+        (None, false) => [padded(block * dim_qk), padded(block * dim_v)],
     }
 }
 

@@ -7,7 +7,7 @@ use std::{hint::black_box, time::Instant};
 use flashcore_core::DType;
 
 use crate::{
-    Cpu,
+    Cpu, Tiles,
     simd::{
         chains::{CHAINS, Chains},
         runner::Runner,
@@ -21,7 +21,7 @@ const REPETITIONS: usize = 5;
 
 /// Operations of one link on one thread.
 fn operations(runner: Runner, dtype: DType) -> f64 {
-    let lanes = runner.level().shape().lanes;
+    let lanes = runner.level().shape(Tiles::USUAL).lanes;
     let pairs = if uses_pairs(runner, dtype) { 2 } else { 1 };
     (2 * CHAINS * lanes * pairs) as f64
 }

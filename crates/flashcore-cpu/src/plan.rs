@@ -10,9 +10,6 @@ use flashcore_core::{Problem, Sequence};
 
 use crate::level::Shape;
 
-/// Keys of a block of tiles: softmax maxima are updated once per block, blocks start at multiples of it.
-pub(crate) const BLOCK: usize = 128;
-
 /// Rows of a sequence up to which the decode kernel is faster than a tile that is mostly padding.
 const DECODE_ROWS: usize = 4;
 
@@ -27,9 +24,6 @@ const MAX_SPLITS: usize = 32;
 
 /// Queries times splits of one head stay below this, which bounds the memory of partial results.
 const SPLIT_QUERIES: usize = 512;
-
-/// Tiles that share one pass over keys and values.
-const CHUNK_TILES: usize = 4;
 
 /// What to do with a unit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -93,7 +87,7 @@ impl Plan {
         self.partial_rows = 0;
         let chunk = chunk_rows(problem, shape, threads);
         for n in 0..problem.sequences() {
-            self.push_sequence(problem, n, chunk);
+            self.push_sequence(problem, n, chunk, shape.tiles.keys());
         }
         self.units.sort_unstable_by_key(|u| std::cmp::Reverse(u.cost()));
     }
@@ -103,7 +97,7 @@ impl Plan {
         self.units.capacity() * size_of::<Unit>() + self.merges.capacity() * size_of::<Merge>()
     }
 
-    fn push_sequence(&mut self, problem: &Problem, n: usize, chunk: usize) {
+    fn push_sequence(&mut self, problem: &Problem, n: usize, chunk: usize, block: usize) {
         let (s, group) = (problem.sequence(n), problem.group());
         let rows = s.q_len * group;
         for kv_head in 0..problem.heads_kv() {
@@ -120,15 +114,15 @@ impl Plan {
             for start in (0..rows).step_by(height.max(1)) {
                 let rows = start..rows.min(start + height);
                 let keys = visible(problem, &s, &rows);
-                self.push_split(unit(work, rows, keys), s.q_len);
+                self.push_split(unit(work, rows, keys), s.q_len, block);
             }
         }
     }
 
     /// Cuts the keys of a unit with few queries, so that few heads keep many cores busy.
-    fn push_split(&mut self, unit: Unit, queries: usize) {
-        let step = split_keys(&unit.keys, queries);
-        let first_key = unit.keys.start / BLOCK * BLOCK;
+    fn push_split(&mut self, unit: Unit, queries: usize, block: usize) {
+        let step = split_keys(&unit.keys, queries, block);
+        let first_key = unit.keys.start / block * block;
         if unit.keys.end <= first_key + step {
             return self.units.push(unit);
         }
@@ -159,26 +153,27 @@ pub(crate) fn visible(problem: &Problem, s: &Sequence, rows: &Range<usize>) -> R
     start.min(end)..end
 }
 
-/// Keys of one part.
-fn split_keys(keys: &Range<usize>, queries: usize) -> usize {
+/// Keys of one part: whole blocks.
+fn split_keys(keys: &Range<usize>, queries: usize, block: usize) -> usize {
     let parts = (SPLIT_QUERIES / queries.max(1)).clamp(1, MAX_SPLITS);
-    keys.len().div_ceil(parts).max(MIN_SPLIT).max(32 * queries).next_multiple_of(BLOCK)
+    keys.len().div_ceil(parts).max(MIN_SPLIT).max(32 * queries).next_multiple_of(block)
 }
 
 /// Rows per unit: many share a pass over keys and values, few give every thread something to do.
 fn chunk_rows(problem: &Problem, shape: Shape, threads: usize) -> usize {
     let tiles = (problem.rows() / shape.tile_rows).max(1);
-    let chunk = (tiles / (threads * 4)).clamp(1, CHUNK_TILES);
+    let chunk = (tiles / (threads * 4)).clamp(1, shape.tiles.chunk());
     chunk * shape.tile_rows
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Tiles;
     use flashcore_core::{DType, Dims, Layout, Lengths, Mask, Spec};
     use std::collections::HashMap;
 
-    const SHAPE: Shape = Shape { lanes: 16, tile_rows: 32 };
+    const SHAPE: Shape = Shape { lanes: 16, tile_rows: 32, tiles: Tiles::USUAL };
 
     fn problem(
         [batch, heads_q, heads_kv, seq_q, seq_kv]: [usize; 5],

@@ -7,7 +7,7 @@ use flashcore_core::Sequence;
 use crate::{
     forward::{Call, Seen},
     panels::{self, Target},
-    plan::{BLOCK, Unit, visible},
+    plan::{Unit, visible},
     scratch::{Worker, padded, take},
     simd::{
         Lane,
@@ -50,7 +50,7 @@ fn dims<T>(call: &Call<'_, T>) -> [usize; 2] {
 fn common_len<T: Lane>(call: &Call<'_, T>) -> usize {
     let ([dim_qk, dim_v], height) = (dims(call), call.shape.tile_rows);
     let blocks = panels::space(call).into_iter().sum::<usize>();
-    padded(BLOCK * height) + 2 * padded(height) + blocks + padded(dim_qk.max(dim_v))
+    padded(call.shape.tiles.keys() * height) + 2 * padded(height) + blocks + padded(dim_qk.max(dim_v))
 }
 
 impl<'a> Common<'a> {
@@ -58,7 +58,7 @@ impl<'a> Common<'a> {
         let ([dim_qk, dim_v], height) = (dims(call), call.shape.tile_rows);
         let [k, v] = panels::space(call);
         Self {
-            scores: take(rest, BLOCK * height),
+            scores: take(rest, call.shape.tiles.keys() * height),
             bounds: [take(rest, height), take(rest, height)],
             k: take(rest, k),
             v: take(rest, v),
@@ -82,10 +82,10 @@ pub(crate) fn run<T: Lane>(call: &Call<'_, T>, unit: &mut Unit, s: &Sequence, wo
         let (memory, t) = memory;
         Tile::new(call, unit, t, memory).load(call, unit, s, common.row);
     }
-    let align = panels::alignment(call);
+    let (align, size) = (panels::alignment(call), call.shape.tiles.keys());
     let mut start = unit.keys.start / align * align;
     while start < unit.keys.end {
-        let end = unit.keys.end.min((start / BLOCK + 1) * BLOCK);
+        let end = unit.keys.end.min((start / size + 1) * size);
         block(call, unit, s, start..end, &mut common, rest);
         start = end;
     }

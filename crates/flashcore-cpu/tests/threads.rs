@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use flashcore_core::{Backend, DType, Dims, HostCall, Layout, Mask, Problem, Spec};
-use flashcore_cpu::{Cpu, SimdLevel};
+use flashcore_cpu::{Cpu, SimdLevel, Tiles};
 use flashcore_testkit::Rng;
 use rayon::prelude::*;
 
@@ -67,4 +67,28 @@ fn missing_instructions_are_an_error() {
         assert_eq!(made.is_ok(), level.is_available(), "{level}");
     }
     assert!(SimdLevel::detect().is_available());
+}
+
+#[test]
+fn block_sizes_change_no_more_than_rounding() {
+    for shape in [[1, 3, 1, 200, 300, 64], [1, 2, 2, 40, 4100, 32]] {
+        let run = Run::new(shape, Mask::CAUSAL);
+        let cpu = Cpu::with_threads(2).unwrap();
+        let usual = run.bits(&cpu);
+        let close = |bits: &[u32]| {
+            let pairs = bits.iter().zip(&usual).map(|(a, b)| (f32::from_bits(*a), f32::from_bits(*b)));
+            pairs.into_iter().all(|(a, b)| (a - b).abs() <= 1e-5 * b.abs().max(1.0))
+        };
+        for (keys, chunk) in Tiles::KEYS.into_iter().flat_map(|keys| Tiles::CHUNKS.map(|chunk| (keys, chunk)))
+        {
+            let tiles = Tiles::new(keys, chunk).unwrap();
+            let bits = run.bits(&cpu.clone().with_tiles(tiles));
+            assert!(close(&bits), "{shape:?} {tiles}");
+            assert!(
+                keys != Tiles::USUAL.keys() || bits == usual,
+                "{shape:?} {tiles}: a chunk changes no bits"
+            );
+        }
+    }
+    assert_eq!((Tiles::new(100, 4), Tiles::new(128, 0), Tiles::new(usize::MAX, 1)), (None, None, None));
 }
