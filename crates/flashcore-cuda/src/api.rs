@@ -162,6 +162,7 @@ driver_functions! {
     }
     optional {
         func_load = "cuFuncLoad"(function: CUfunction);
+        func_get_param_count = "cuFuncGetParamCount"(function: CUfunction, count: *mut usize);
         func_get_param_info = "cuFuncGetParamInfo"(function: CUfunction, index: usize, offset: *mut usize, bytes: *mut usize);
     }
 }

@@ -8,7 +8,7 @@ use crate::{
     error::Error,
     limits,
     module::Kernel,
-    params::{Block, Layout, MAX_PARAMS, Source},
+    params::{Block, EncodedMap, Layout, MAX_PARAMS, MapPatch, Source},
     stream::{self, Stream},
     tensor_map::{self, TensorMap},
     workspace::MAX_WORKSPACES,
@@ -61,10 +61,10 @@ impl Prepared {
         let device = kernel.device();
         limits::check(spec, device.props(), kernel.attributes())?;
         let layout = Layout::new(spec, |map| encode(device, map))?;
-        if let Some(sizes) = kernel.param_bytes() {
+        let _inside = device.enter()?;
+        if let Some(sizes) = kernel.param_bytes(layout.params.len())? {
             layout.check_sizes(sizes)?;
         }
-        let _inside = device.enter()?;
         kernel.allow_shared(spec.shared_bytes)?;
         if spec.cluster.iter().product::<u32>() > PORTABLE_CLUSTER {
             kernel.allow_large_clusters()?;
@@ -156,10 +156,7 @@ impl Prepared {
             block.set(patch.offset, address(patch.source));
         }
         for patch in &self.layout.maps {
-            // SAFETY: `Layout` put an encoded map there, at a multiple of 128 bytes.
-            let map = unsafe { block.start().add(patch.offset as usize) };
-            // SAFETY: as above.
-            unsafe { tensor_map::replace_address(device, map.cast(), address(patch.source))? };
+            move_map(device, block, patch, address(patch.map.source))?;
         }
         Ok(())
     }
@@ -253,11 +250,26 @@ impl Shape {
     }
 }
 
-fn encode(device: Device, spec: &TensorMapSpec) -> Result<[u8; TensorMap::BYTES], Error> {
+/// Points a tensor map of the block at `address`.
+fn move_map(device: Device, block: &mut Block, patch: &MapPatch, address: u64) -> Result<(), Error> {
+    tensor_map::check_address(address)?;
+    match patch.address {
+        Some(offset) if address < tensor_map::PROBED_END => block.set(offset, address),
+        _ => {
+            // SAFETY: `Layout` put an encoded map there, at a multiple of 128 bytes.
+            let map = unsafe { block.start().add(patch.map.offset as usize) };
+            // SAFETY: as above.
+            unsafe { tensor_map::replace_address(device, map.cast(), address)? };
+        }
+    }
+    Ok(())
+}
+
+fn encode(device: Device, spec: &TensorMapSpec) -> Result<EncodedMap, Error> {
     let map = TensorMap::new(device, spec, PLACEHOLDER)?;
     let mut bytes = [0; TensorMap::BYTES];
     for (to, word) in bytes.chunks_exact_mut(8).zip(map.0.opaque) {
         to.copy_from_slice(&word.to_ne_bytes());
     }
-    Ok(bytes)
+    Ok(EncodedMap { bytes, address_word: map.address_word(device)? })
 }

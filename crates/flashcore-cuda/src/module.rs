@@ -89,7 +89,6 @@ struct Inner {
     name: String,
     id: u32,
     attributes: KernelAttributes,
-    param_bytes: Option<Vec<usize>>,
     /// The driver's limit on dynamic shared memory, raised on demand and never lowered: other launches rely on it.
     shared_limit: Mutex<u32>,
 }
@@ -115,9 +114,8 @@ impl Kernel {
             max_threads: get(Attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?,
         };
         let shared_limit = Mutex::new(get(Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES)?);
-        let (id, param_bytes) = (device.register_kernel(name), param_bytes(device, function));
-        let (module, name) = (module.clone(), name.to_owned());
-        Ok(Self(Arc::new(Inner { module, function, name, id, attributes, param_bytes, shared_limit })))
+        let (id, module, name) = (device.register_kernel(name), module.clone(), name.to_owned());
+        Ok(Self(Arc::new(Inner { module, function, name, id, attributes, shared_limit })))
     }
 
     /// Its name.
@@ -195,9 +193,27 @@ impl Kernel {
         self.0.id
     }
 
-    /// Sizes of its parameters, where the driver tells (CUDA 12.4 on).
-    pub(crate) fn param_bytes(&self) -> Option<&[usize]> {
-        self.0.param_bytes.as_deref()
+    /// Sizes of its parameters, where the driver tells (CUDA 12.4 on); of the first `wanted` alone where it does not tell
+    /// how many there are (before CUDA 13.2). The context is current.
+    pub(crate) fn param_bytes(&self, wanted: usize) -> Result<Option<Vec<usize>>, Error> {
+        let (device, mut count) = (self.device(), wanted);
+        // SAFETY: the function is loaded, `count` is a valid place.
+        if let Some(status) = unsafe { device.api().func_get_param_count(self.0.function, &mut count) } {
+            device.check_kernel(status, self.name(), false)?;
+        }
+        let mut sizes = Vec::with_capacity(count);
+        for index in 0..count {
+            let (mut offset, mut bytes) = (0, 0);
+            // SAFETY: the function is loaded; an index past the end, where the launch is wrong, is refused.
+            let asked =
+                unsafe { device.api().func_get_param_info(self.0.function, index, &mut offset, &mut bytes) };
+            match asked {
+                None => return Ok(None),
+                Some(status) if status.code != 0 => break,
+                Some(_) => sizes.push(bytes),
+            }
+        }
+        Ok(Some(sizes))
     }
 }
 
@@ -206,18 +222,4 @@ fn attribute_of(device: Device, function: CUfunction, attribute: Attribute) -> R
     // SAFETY: the function is loaded, `value` is a valid place.
     device.check(unsafe { device.api().func_get_attribute(&mut value, attribute, function) })?;
     Ok(value.unsigned_abs())
-}
-
-fn param_bytes(device: Device, function: CUfunction) -> Option<Vec<usize>> {
-    let mut sizes = Vec::new();
-    loop {
-        let (mut offset, mut bytes) = (0, 0);
-        // SAFETY: the function is loaded; an index past the end is refused with an error code.
-        let status =
-            unsafe { device.api().func_get_param_info(function, sizes.len(), &mut offset, &mut bytes) }?;
-        if status.code != 0 {
-            return Some(sizes);
-        }
-        sizes.push(bytes);
-    }
 }

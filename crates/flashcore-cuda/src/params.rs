@@ -23,6 +23,20 @@ pub(crate) struct Patch {
     pub(crate) source: Source,
 }
 
+/// A tensor map in the block, whose address is written at each launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct MapPatch {
+    pub(crate) map: Patch,
+    /// Where in the block the address lies, if the map holds it as it is.
+    pub(crate) address: Option<u16>,
+}
+
+/// A tensor map's bytes, and which of its 64-bit words is the address, if one is.
+pub(crate) struct EncodedMap {
+    pub(crate) bytes: [u8; TensorMap::BYTES],
+    pub(crate) address_word: Option<usize>,
+}
+
 /// The block with its constants filled in, and where to write the rest.
 #[derive(Clone, Debug)]
 pub(crate) struct Layout {
@@ -30,16 +44,16 @@ pub(crate) struct Layout {
     /// Start and size of each parameter.
     pub(crate) params: Vec<(u16, u16)>,
     pub(crate) addresses: Vec<Patch>,
-    pub(crate) maps: Vec<Patch>,
+    pub(crate) maps: Vec<MapPatch>,
     /// How many buffers the caller must pass.
     pub(crate) buffers: usize,
 }
 
 impl Layout {
-    /// Lays out `spec`'s parameters; `encode` makes the bytes of a tensor map.
+    /// Lays out `spec`'s parameters; `encode` makes tensor maps.
     pub(crate) fn new<E: From<LaunchError>>(
         spec: &LaunchSpec,
-        mut encode: impl FnMut(&TensorMapSpec) -> Result<[u8; TensorMap::BYTES], E>,
+        mut encode: impl FnMut(&TensorMapSpec) -> Result<EncodedMap, E>,
     ) -> Result<Self, E> {
         check_counts(spec)?;
         let mut out = Self { bytes: vec![], params: vec![], addresses: vec![], maps: vec![], buffers: 0 };
@@ -55,9 +69,11 @@ impl Layout {
                     continue;
                 }
                 Param::TensorMap(map) => {
-                    let offset = out.push(TensorMap::BYTES, &encode(map)?)?;
+                    let encoded = encode(map)?;
+                    let offset = out.push(TensorMap::BYTES, &encoded.bytes)?;
                     let source = out.source(spec, map.slot);
-                    out.maps.push(Patch { offset, source });
+                    let address = encoded.address_word.map(|word| offset + 8 * word as u16);
+                    out.maps.push(MapPatch { map: Patch { offset, source }, address });
                     continue;
                 }
                 other => return Err(LaunchError::UnknownParam { param: format!("{other:?}") }.into()),
@@ -90,13 +106,9 @@ impl Layout {
     }
 
     /// Compares with the sizes that the kernel declares.
-    pub(crate) fn check_sizes(&self, kernel: &[usize]) -> Result<(), LaunchError> {
+    pub(crate) fn check_sizes(&self, kernel: Vec<usize>) -> Result<(), LaunchError> {
         let spec: Vec<usize> = self.params.iter().map(|&(_, bytes)| bytes as usize).collect();
-        if spec == kernel {
-            Ok(())
-        } else {
-            Err(LaunchError::ParamMismatch { kernel: kernel.to_vec(), spec })
-        }
+        if spec == kernel { Ok(()) } else { Err(LaunchError::ParamMismatch { kernel, spec }) }
     }
 }
 
@@ -174,7 +186,7 @@ mod tests {
     }
 
     fn layout(spec: &LaunchSpec) -> Result<Layout, LaunchError> {
-        Layout::new(spec, |map| Ok([map.slot.0; 128]))
+        Layout::new(spec, |map| Ok(EncodedMap { bytes: [map.slot.0; 128], address_word: Some(2) }))
     }
 
     #[test]
@@ -197,17 +209,18 @@ mod tests {
         assert_eq!(layout.bytes[128..256], [3; 128]);
         let patch = |offset, source| Patch { offset, source };
         assert_eq!(layout.addresses, [patch(8, Source::Buffer(2)), patch(264, Source::Workspace(0))]);
-        assert_eq!(layout.maps, [patch(128, Source::Buffer(3))]);
+        let map = patch(128, Source::Buffer(3));
+        assert_eq!(layout.maps, [MapPatch { map, address: Some(128 + 16) }]);
         assert_eq!(layout.buffers, 4, "workspaces are not the caller's to pass");
     }
 
     #[test]
     fn a_kernel_with_other_parameters_is_refused() {
         let layout = layout(&spec(vec![Param::U32(1), Param::Buffer(Slot(0))], vec![])).unwrap();
-        assert_eq!(layout.check_sizes(&[4, 8]), Ok(()));
+        assert_eq!(layout.check_sizes(vec![4, 8]), Ok(()));
         let mismatch = LaunchError::ParamMismatch { kernel: vec![8, 8], spec: vec![4, 8] };
-        assert_eq!(layout.check_sizes(&[8, 8]), Err(mismatch));
-        assert!(layout.check_sizes(&[4]).is_err());
+        assert_eq!(layout.check_sizes(vec![8, 8]), Err(mismatch));
+        assert!(layout.check_sizes(vec![4]).is_err());
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Tensor maps: what TMA knows about a tensor, 128 opaque bytes made by the driver.
 //!
-//! `launch.rs` encodes one per tensor-map parameter when a launch is prepared and swaps the address at each launch.
+//! `launch.rs` encodes one per tensor-map parameter when a launch is prepared and swaps the address at each launch: by
+//! writing it into the map where the driver was seen to do just that ([`TensorMap::address_word`]), else by a call.
 //! Every documented limit of `cuTensorMapEncodeTiled` is checked first, so that a refusal says which one was broken.
 
 use crate::{driver::Device, error::Error};
@@ -21,6 +22,8 @@ pub const ALIGNMENT: u64 = 16;
 const MAX_DIM: u64 = 1 << 32;
 const STRIDE_END: u64 = 1 << 40;
 const MAX_BOX: u32 = 256;
+/// Addresses below this are tried when looking for the address in a map.
+pub(crate) const PROBED_END: u64 = 1 << 47;
 
 /// A limit of tensor maps that a tensor breaks. Dimension 0 is the innermost.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -216,6 +219,22 @@ impl TensorMap {
     pub fn set_address(&mut self, device: Device, address: u64) -> Result<(), Error> {
         // SAFETY: the map was encoded by `new`.
         unsafe { replace_address(device, &mut self.0, address) }
+    }
+
+    /// Which of the map's 64-bit words is the address, as it is and alone, below [`PROBED_END`]; `None` where the driver
+    /// encodes otherwise. The encoding is not documented, so every bit of an address is tried.
+    pub(crate) fn address_word(&self, device: Device) -> Result<Option<usize>, Error> {
+        let mut words: Vec<usize> = (0..self.0.opaque.len()).collect();
+        for bit in ALIGNMENT.trailing_zeros()..PROBED_END.trailing_zeros() {
+            let (mut moved, address) = (*self, 1 << bit);
+            moved.set_address(device, address)?;
+            words.retain(|&word| {
+                let mut expected = self.0.opaque;
+                expected[word] = address;
+                expected == moved.0.opaque
+            });
+        }
+        Ok(words.first().copied())
     }
 }
 

@@ -3,6 +3,7 @@
 //! `gpu_selfcheck [device]` prints a table of checks and exits with 1 if one failed. Faulty kernels run in child
 //! processes of the same program (`gpu_selfcheck --fault`), because they cost the process its GPU.
 
+mod bare;
 mod bench;
 mod checks;
 mod faults;

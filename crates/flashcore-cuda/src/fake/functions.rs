@@ -68,6 +68,7 @@ pub(super) fn table() -> Table {
         launch_kernel,
         tensor_map_encode,
         tensor_map_replace_address,
+        func_get_param_count: world(|world| world.counts_params).then_some(func_get_param_count as _),
         func_get_param_info: Some(func_get_param_info),
         ..Table::refusing()
     }
@@ -300,6 +301,11 @@ unsafe extern "C" fn func_set_attribute(_: CUfunction, _: FunctionAttribute, _: 
     answer("cuFuncSetAttribute")
 }
 
+unsafe extern "C" fn func_get_param_count(_: CUfunction, count: *mut usize) -> u32 {
+    put(count, world(|world| world.param_bytes.len()));
+    answer("cuFuncGetParamCount")
+}
+
 unsafe extern "C" fn func_get_param_info(
     _: CUfunction,
     index: usize,
@@ -311,7 +317,7 @@ unsafe extern "C" fn func_get_param_info(
             put(bytes, size);
             0
         }
-        None => 1,
+        None => answer("cuFuncGetParamInfo past the end").max(1),
     }
 }
 
@@ -345,7 +351,7 @@ unsafe extern "C" fn launch_kernel(
     })
 }
 
-/// The fake's encoding: address, rank, swizzle.
+/// The fake's encoding: address (or half of it, so that it is no word of the map), rank, swizzle.
 unsafe extern "C" fn tensor_map_encode(
     map: *mut CUtensorMap,
     _: CUtensorMapDataType,
@@ -361,7 +367,7 @@ unsafe extern "C" fn tensor_map_encode(
     _: CUtensorMapFloatOOBfill,
 ) -> u32 {
     let mut opaque = [0; 16];
-    opaque[..3].copy_from_slice(&[address as u64, rank.into(), swizzle as u64]);
+    opaque[..3].copy_from_slice(&[encoded(address), rank.into(), swizzle as u64]);
     put(map, CUtensorMap { opaque });
     answer("cuTensorMapEncodeTiled")
 }
@@ -369,6 +375,10 @@ unsafe extern "C" fn tensor_map_encode(
 unsafe extern "C" fn tensor_map_replace_address(map: *mut CUtensorMap, address: *mut c_void) -> u32 {
     assert!(map.is_aligned());
     // SAFETY: the crate passes an encoded map.
-    unsafe { (*map).opaque[0] = address as u64 };
+    unsafe { (*map).opaque[0] = encoded(address) };
     answer("cuTensorMapReplaceAddress")
+}
+
+fn encoded(address: *mut c_void) -> u64 {
+    address as u64 >> u32::from(world(|world| world.halves_addresses))
 }

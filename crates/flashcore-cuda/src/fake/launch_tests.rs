@@ -1,7 +1,7 @@
 //! What the driver gets to see of a launch, what it costs, and how its errors are told.
 
 use super::{
-    Fake,
+    Fake, World,
     functions::{self, PRIMARY},
     world,
 };
@@ -13,7 +13,7 @@ use crate::{
     tensor_map::TensorMapError,
 };
 use flashcore_ptx::{
-    launch::{Param, Slot, TensorElement, TensorMapSpec},
+    launch::{LaunchSpec, Param, Slot, TensorElement, TensorMapSpec},
     layout::Swizzle,
 };
 use std::{
@@ -66,6 +66,58 @@ fn the_driver_sees_this_launchs_addresses_and_the_prepared_constants() {
             (&seen.params[5][..], &seen.params[6][..]),
             (&7u32.to_ne_bytes()[..], &0.5f32.to_ne_bytes()[..])
         );
+    }
+}
+
+/// The calls that `work` makes.
+fn calls_of(work: impl FnOnce()) -> Vec<&'static str> {
+    let before = world(|world| world.calls.len());
+    work();
+    world(|world| world.calls[before..].to_vec())
+}
+
+#[test]
+fn a_launch_is_one_call_beside_the_look_at_the_context() {
+    let fake = Fake::new();
+    let (prepared, stream) = (attention(&fake), Stream::new(fake.device).unwrap());
+    fake.device
+        .with_context(|| {
+            let calls = calls_of(|| launch(&prepared, &stream, &[1 << 46; 5]).unwrap());
+            assert_eq!(calls, ["cuLaunchKernelEx"]);
+            let beyond = calls_of(|| launch(&prepared, &stream, &[1 << 47; 5]).unwrap());
+            assert_eq!(beyond.len(), 5, "addresses that were not tried are left to the driver: {beyond:?}");
+        })
+        .unwrap();
+}
+
+#[test]
+fn maps_of_another_encoding_are_left_to_the_driver() {
+    let fake = Fake::of(World { halves_addresses: true, ..World::default() });
+    let (prepared, stream) = (attention(&fake), Stream::new(fake.device).unwrap());
+    let probes = fake.calls_of("cuTensorMapReplaceAddress");
+    launch(&prepared, &stream, &[0x20_0000; 5]).unwrap();
+    assert_eq!(fake.calls_of("cuTensorMapReplaceAddress"), probes + 4);
+    assert_eq!(fake.launches().pop().unwrap().params[0][..8], 0x10_0000u64.to_ne_bytes());
+}
+
+#[test]
+fn parameters_are_compared_without_asking_past_the_end() {
+    let two = vec![Param::U32(1), Param::U64(2)];
+    for (counts_params, kernel, refused) in [
+        (false, vec![4, 8], false),
+        (true, vec![4, 8], false),
+        (false, vec![4, 4], true),
+        (false, vec![4], true),
+        (true, vec![4, 8, 8], true),
+    ] {
+        let fake = Fake::of(World { counts_params, ..World::default() });
+        let kernel_of = fake.kernel();
+        world(|world| world.param_bytes = kernel.clone());
+        let prepared = Prepared::new(&kernel_of, &LaunchSpec { params: two.clone(), ..Fake::spec() });
+        let mismatch = matches!(prepared, Err(Error::Launch(LaunchError::ParamMismatch { .. })));
+        assert_eq!((mismatch, prepared.is_err()), (refused, refused), "{kernel:?}");
+        let past = fake.calls_of("cuFuncGetParamInfo past the end");
+        assert_eq!(past, usize::from(kernel.len() < 2), "{kernel:?}");
     }
 }
 

@@ -13,7 +13,7 @@ use crate::{
     driver::{Device, Driver},
     error::Error,
     launch::Prepared,
-    module::Module,
+    module::{Kernel, Module},
 };
 use flashcore_ptx::{
     ident::Ident,
@@ -46,6 +46,10 @@ pub(super) struct World {
     pub(super) calls: Vec<&'static str>,
     pub(super) events_pending: bool,
     pub(super) param_bytes: Vec<usize>,
+    /// Whether the driver tells how many parameters a kernel has (CUDA 13.2 on).
+    pub(super) counts_params: bool,
+    /// Whether tensor maps hold addresses in another form than as they are.
+    pub(super) halves_addresses: bool,
     next: u64,
 }
 
@@ -94,8 +98,13 @@ pub(super) struct Fake {
 
 impl Fake {
     pub(super) fn new() -> Self {
+        Self::of(World::default())
+    }
+
+    /// A driver that differs from the usual one.
+    pub(super) fn of(special: World) -> Self {
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-        world(|world| *world = World { record: true, ..World::default() });
+        world(|world| *world = World { record: true, ..special });
         functions::set_current(0);
         let api: &'static Api = Box::leak(Box::new(Api(functions::table())));
         let device = Driver::start(api).and_then(|driver| driver.retain(0)).expect("the fake has a device 0");
@@ -107,9 +116,9 @@ impl Fake {
         world(|world| world.failures.push((call, code)));
     }
 
-    /// A launch of a kernel with these parameters.
-    pub(super) fn prepare(&self, change: impl FnOnce(&mut LaunchSpec)) -> Result<Prepared, Error> {
-        let mut spec = LaunchSpec {
+    /// The launch that tests start from: no parameters.
+    pub(super) fn spec() -> LaunchSpec {
+        LaunchSpec {
             entry: Ident::new("kernel").expect("a plain name"),
             grid: [4, 1, 1],
             block: [128, 1, 1],
@@ -118,7 +127,18 @@ impl Fake {
             dependent: false,
             params: vec![],
             workspace: vec![],
-        };
+        }
+    }
+
+    pub(super) fn kernel(&self) -> Kernel {
+        // SAFETY: the fake never looks at the image.
+        let cubin = unsafe { Cubin::from_bytes(vec![0; 8]) };
+        Module::load(self.device, &cubin).and_then(|module| module.kernel("kernel")).expect("the fake has it")
+    }
+
+    /// A launch of a kernel with these parameters.
+    pub(super) fn prepare(&self, change: impl FnOnce(&mut LaunchSpec)) -> Result<Prepared, Error> {
+        let mut spec = Self::spec();
         change(&mut spec);
         let sizes = spec.params.iter().map(|param| match param {
             Param::U32(_) | Param::F32(_) => 4,
@@ -126,9 +146,7 @@ impl Fake {
             _ => 8,
         });
         world(|world| world.param_bytes = sizes.collect());
-        // SAFETY: the fake never looks at the image.
-        let cubin = unsafe { Cubin::from_bytes(vec![0; 8]) };
-        Prepared::new(&Module::load(self.device, &cubin)?.kernel(spec.entry.as_str())?, &spec)
+        Prepared::new(&self.kernel(), &spec)
     }
 
     pub(super) fn launches(&self) -> Vec<Launch> {
