@@ -4,7 +4,7 @@
 
 use flashcore::{Backend, DType, cuda::Cuda};
 use flashcore_testkit::{
-    Case, Outcome,
+    Case, CaseReport, Outcome,
     cases::{self, Cost},
     check_case, properties, random,
 };
@@ -12,6 +12,8 @@ use rayon::prelude::*;
 
 const SEEDS: [u64; 3] = [1, 2, 3];
 const HALVES: [DType; 2] = [DType::F16, DType::BF16];
+/// Random problems that have to run.
+const RANDOM: usize = 1000;
 
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -27,8 +29,8 @@ fn main() {
     };
     let failed = match word(1) {
         "laws" => laws(&cuda),
-        "random" => report(&cuda, random_work()),
-        _ => report(&cuda, case_work(word(2))),
+        "random" => random_problems(&cuda),
+        _ => conclude(&check(&cuda, case_work(word(2)))),
     };
     std::process::exit(i32::from(failed > 0));
 }
@@ -48,34 +50,43 @@ fn case_work(filter: &str) -> Vec<Work> {
     work
 }
 
-fn random_work() -> Vec<Work> {
-    (0..1000).map(|i| (random::case(11, i, random::Limits::SMALL), HALVES[i as usize % 2], i)).collect()
+/// Draws until [`RANDOM`] problems have run: the draws that the GPU's kernels refuse do not count. What is drawn depends on
+/// nothing but the number of the draw.
+fn random_problems(cuda: &Cuda) -> usize {
+    let draw = |n: u64| (random::case(11, n, random::Limits::SMALL), HALVES[n as usize % 2], n);
+    let mut reports: Vec<CaseReport> = Vec::new();
+    loop {
+        let ran = reports.iter().filter(|report| ran(report)).count();
+        if ran == RANDOM || reports.len() > 10 * RANDOM {
+            break;
+        }
+        let first = reports.len() as u64;
+        reports.extend(check(cuda, (first..first + (RANDOM - ran) as u64).map(draw).collect()));
+    }
+    let of = |dtype| reports.iter().filter(|report| report.dtype == dtype && ran(report)).count();
+    let [f16, bf16] = HALVES.map(of);
+    println!("{} problems drawn; {} ran, {f16} in f16 and {bf16} in bf16", reports.len(), f16 + bf16);
+    let short = usize::from(f16 + bf16 < RANDOM);
+    conclude(&reports) + short
 }
 
-fn report(cuda: &Cuda, work: Vec<Work>) -> usize {
-    let reports: Vec<_> = work
-        .par_iter()
-        .map(|(case, dtype, seed)| check_case(cuda as &dyn Backend, case, *dtype, *seed))
-        .collect();
-    let (mut passed, mut skipped, mut failed) = (0, 0, 0);
-    for report in &reports {
-        match &report.outcome {
-            Outcome::Passed => passed += 1,
-            Outcome::Skipped(_) => {
-                skipped += 1;
-                if skipped < 6 {
-                    println!("{report}");
-                }
-            }
-            Outcome::Failed { .. } => {
-                failed += 1;
-                if failed < 25 {
-                    println!("{report}");
-                }
-            }
-        }
-    }
-    println!("{passed} passed, {skipped} skipped, {failed} failed");
+fn ran(report: &CaseReport) -> bool {
+    !matches!(report.outcome, Outcome::Skipped(_))
+}
+
+fn check(cuda: &Cuda, work: Vec<Work>) -> Vec<CaseReport> {
+    let one = |(case, dtype, seed): &Work| check_case(cuda as &dyn Backend, case, *dtype, *seed);
+    work.par_iter().map(one).collect()
+}
+
+/// Prints the first refusals and failures and the sums; returns the number of failures.
+fn conclude(reports: &[CaseReport]) -> usize {
+    let of = |wanted: fn(&Outcome) -> bool| reports.iter().filter(move |report| wanted(&report.outcome));
+    let refused = || of(|outcome| matches!(outcome, Outcome::Skipped(_)));
+    let failed = || of(Outcome::is_failure);
+    refused().take(5).chain(failed().take(25)).for_each(|report| println!("{report}"));
+    let (refused, failed) = (refused().count(), failed().count());
+    println!("{} passed, {refused} refused, {failed} failed", reports.len() - refused - failed);
     failed
 }
 
