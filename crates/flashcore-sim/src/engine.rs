@@ -92,6 +92,18 @@ impl RowCopy {
             (swizzle.apply(start + at), at as usize..end as usize)
         })
     }
+
+    /// Offset and length in shared memory of what belongs to the tensor; a store leaves the rest of the box alone.
+    pub(crate) fn inside(&self) -> impl Iterator<Item = (u32, usize)> {
+        self.rows.iter().flat_map(|row| {
+            let (low, high) = (row.skip as usize, (row.skip + row.inside) as usize);
+            let part = move |(offset, piece): (u32, std::ops::Range<usize>)| {
+                let start = piece.start.max(low);
+                (offset + (start - piece.start) as u32, piece.end.min(high).saturating_sub(start))
+            };
+            self.pieces(row).map(part).filter(|(_, len)| *len > 0)
+        })
+    }
 }
 
 impl Engine {

@@ -174,7 +174,9 @@ impl Step<'_, '_> {
         let (_, range) = self.shared_range(lane, rank, copy.base, bytes, Space::SharedCluster)?;
         self.check_mbarrier_bytes(lane, cta, copy.base, bytes);
         if !write {
-            let written = self.machine.ctas[cta].shared.written.covers(range.clone());
+            let shared = &self.machine.ctas[cta].shared;
+            let is_written = |(offset, len)| shared.range(offset, len).is_ok_and(|r| shared.written.covers(r));
+            let written = shared.written.covers(range.clone()) || copy.inside().all(is_written);
             self.check_written(written, FindingKind::UninitShared, lane);
         }
         self.order_shared(lane, cta, range, write, name);
@@ -243,7 +245,7 @@ impl Step<'_, '_> {
             };
             let (to, at) = self.barrier_place(lane, barriers[lane], Space::SharedCluster)?;
             let plain = |base| RowCopy {
-                rows: vec![BoxRow { offset: 0, skip: 0, address: 0, inside: 0 }],
+                rows: vec![BoxRow { offset: 0, skip: 0, address: 0, inside: bytes }],
                 row_bytes: bytes,
                 base,
                 swizzle: Swizzle::None,
