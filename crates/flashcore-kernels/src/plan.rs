@@ -4,10 +4,18 @@
 //! The numbers of a tile stand in one table per family, each row with its reason. A [`Plan`] holds no pointers; it
 //! builds its program once and launches it for every problem of the same kind.
 
+mod class;
+mod fit;
 mod general;
 mod hopper;
+mod tile;
+pub mod tuned;
 
 use std::fmt;
+
+pub use fit::{Misfit, plan_tile};
+pub use tile::{CpuTile, Tile};
+use tuned::Table;
 
 use flashcore_core::{DType, Layout, Problem};
 use flashcore_ptx::{launch::LaunchSpec, target::Target};
@@ -96,6 +104,8 @@ pub struct Plan {
     gpu: Gpu,
     why: &'static str,
     passed_over: Vec<String>,
+    /// The row of a table that it comes from, in words.
+    row: Option<String>,
 }
 
 /// A problem that no kernel takes.
@@ -149,13 +159,6 @@ pub enum PlanError {
 }
 
 impl Plan {
-    /// The same plan with another tile of the general kernel, for tuning; `None` for a plan of another kernel.
-    pub fn with_general_shape(&self, shape: forward_sm80::Shape) -> Option<Self> {
-        let KernelConfig::Sm80(cfg) = self.kernel else { return None };
-        let kernel = KernelConfig::Sm80(forward_sm80::Config { shape, ..cfg });
-        Some(Self { kernel, why: "asked for", ..self.clone() })
-    }
-
     /// The kernel.
     pub const fn kernel(&self) -> &KernelConfig {
         &self.kernel
@@ -164,6 +167,11 @@ impl Plan {
     /// Why this kernel and this tile.
     pub const fn why(&self) -> &'static str {
         self.why
+    }
+
+    /// The row of a table of measured tiles that it comes from, in words; `None` where the rules decided.
+    pub fn row(&self) -> Option<&str> {
+        self.row.as_deref()
     }
 
     /// Kernels that would have been preferred, and why they cannot take the problem.
@@ -183,6 +191,10 @@ impl Plan {
     /// The choice in words, one line for the kernel and one for each that was passed over.
     pub fn explain(&self) -> String {
         let mut text = format!("{}: {}", self.kernel.name(), self.why);
+        if let Some(row) = &self.row {
+            text.push_str("\nby ");
+            text.push_str(row);
+        }
         for reason in &self.passed_over {
             text.push_str("\nnot ");
             text.push_str(reason);
@@ -197,25 +209,27 @@ impl fmt::Display for Plan {
     }
 }
 
-/// Chooses a kernel for `problem`; `alignment` is what all its addresses are multiples of, in bytes.
+/// Chooses a kernel for `problem`, by the shipped table of measured tiles or else by the rules; `alignment` is what all
+/// its addresses are multiples of, in bytes.
 pub fn plan(problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Plan, PlanError> {
+    plan_by(problem, gpu, alignment, Table::shipped())
+}
+
+/// As [`plan`], with another table instead of the shipped one; an empty table leaves everything to the rules.
+pub fn plan_by(problem: &Problem, gpu: &Gpu, alignment: u64, table: &Table) -> Result<Plan, PlanError> {
+    match table.plan(problem, gpu, alignment) {
+        Some(plan) => Ok(plan),
+        None => plan_by_rules(problem, gpu, alignment),
+    }
+}
+
+fn plan_by_rules(problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Plan, PlanError> {
     let half = check(problem, gpu)?;
-    let lengths = LengthsKind::of(problem).ok_or(PlanError::Lengths)?;
-    let access = access(problem, alignment);
-    let hopper = hopper::refusal(problem, gpu, access);
+    let hopper = hopper::refusal(problem, gpu, access(problem, alignment));
     if hopper.is_none() {
         let (shape, why) = hopper::shape(problem, gpu);
-        let kernel = KernelConfig::Sm90(forward_sm90::Config {
-            half,
-            dim_qk: problem.dim_qk() as u32,
-            dim_v: problem.dim_v() as u32,
-            mask: Sides::of(problem),
-            used: lengths == LengthsKind::Used,
-            softcap: problem.softcap().is_some(),
-            sinks: problem.sinks().is_some(),
-            shape,
-        });
-        return Ok(Plan { kernel, gpu: *gpu, why, passed_over: Vec::new() });
+        let kernel = hopper_config(problem, half, shape)?;
+        return Ok(Plan { kernel, gpu: *gpu, why, passed_over: Vec::new(), row: None });
     }
     let refusal = hopper.into_iter().map(|reason| format!("forward_sm90: {reason}")).collect();
     Ok(Plan { passed_over: refusal, ..plan_general(problem, gpu, alignment)? })
@@ -224,21 +238,50 @@ pub fn plan(problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Plan, PlanEr
 /// As [`plan`], but always the general kernel: for comparing it with others.
 pub fn plan_general(problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Plan, PlanError> {
     let half = check(problem, gpu)?;
-    let lengths = LengthsKind::of(problem).ok_or(PlanError::Lengths)?;
     let (shape, why) = general::shape(problem, gpu)?;
-    let kernel = KernelConfig::Sm80(forward_sm80::Config {
+    let kernel = general_config(problem, gpu, half, access(problem, alignment), shape)?;
+    Ok(Plan { kernel, gpu: *gpu, why, passed_over: Vec::new(), row: None })
+}
+
+/// The Hopper kernel for a problem, cut as `shape` says.
+fn hopper_config(
+    problem: &Problem,
+    half: Half,
+    shape: forward_sm90::Shape,
+) -> Result<KernelConfig, PlanError> {
+    let lengths = LengthsKind::of(problem).ok_or(PlanError::Lengths)?;
+    Ok(KernelConfig::Sm90(forward_sm90::Config {
+        half,
+        dim_qk: problem.dim_qk() as u32,
+        dim_v: problem.dim_v() as u32,
+        mask: Sides::of(problem),
+        used: lengths == LengthsKind::Used,
+        softcap: problem.softcap().is_some(),
+        sinks: problem.sinks().is_some(),
+        shape,
+    }))
+}
+
+/// The general kernel for a problem, cut as `shape` says.
+fn general_config(
+    problem: &Problem,
+    gpu: &Gpu,
+    half: Half,
+    access: Access,
+    shape: forward_sm80::Shape,
+) -> Result<KernelConfig, PlanError> {
+    Ok(KernelConfig::Sm80(forward_sm80::Config {
         target: general::target(gpu),
         half,
         dim_qk: problem.dim_qk() as u32,
         dim_v: problem.dim_v() as u32,
         shape,
         mask: Sides::of(problem),
-        lengths,
+        lengths: LengthsKind::of(problem).ok_or(PlanError::Lengths)?,
         softcap: problem.softcap().is_some(),
         sinks: problem.sinks().is_some(),
-        access: access(problem, alignment),
-    });
-    Ok(Plan { kernel, gpu: *gpu, why, passed_over: Vec::new() })
+        access,
+    }))
 }
 
 /// What every kernel asks of a problem.

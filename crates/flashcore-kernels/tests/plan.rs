@@ -2,7 +2,8 @@
 
 use flashcore_core::{DType, Dims, Layout, Lengths, Mask, Problem, Spec};
 use flashcore_kernels::{
-    Gpu, KernelConfig, Plan, PlanError, covering_set, forward_sm80::Shape, plan, plan_general,
+    Gpu, KernelConfig, Plan, PlanError, Tile, covering_set, forward_sm80::Shape, plan, plan_general,
+    plan_tile,
 };
 
 fn spec(dtype: DType, [heads_q, heads_kv, seq_q, seq_kv]: [usize; 4], dim: usize) -> Spec {
@@ -101,7 +102,8 @@ fn the_general_kernel_can_be_asked_for() {
     let plan = plan_general(&problem(128), &Gpu::HOPPER, 16).unwrap();
     assert!(plan.kernel().name().starts_with("fc_forward_sm_90_bf16_d128v128_w4x2n64x32"), "{plan}");
     let KernelConfig::Sm80(cfg) = plan.kernel() else { panic!("{plan}") };
-    let other = plan.with_general_shape(Shape { tile_n: 32, ..cfg.shape }).unwrap();
+    let tile = Tile::Sm80(Shape { tile_n: 32, ..cfg.shape });
+    let other = plan_tile(&problem(128), &Gpu::HOPPER, 16, tile).unwrap();
     assert!(other.kernel().name().contains("n32x32"), "{other}");
 }
 

@@ -25,9 +25,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use flashcore_core::Problem;
 use flashcore_cuda::{Compiler, Device, Stream};
-use flashcore_kernels::{Gpu, Plan, PlanError, plan, plan_general};
+use flashcore_kernels::{Gpu, Misfit, Plan, PlanError, plan, plan_by, plan_general, plan_tile};
 
 pub use flashcore_cuda as driver;
+pub use flashcore_kernels::{Tile, tuned::Table};
 use kernels::Kernels;
 pub use ready::{DeviceTensors, Ready};
 
@@ -49,7 +50,25 @@ pub struct Cuda {
 }
 
 /// What turns a problem into a plan.
-type Chooser = fn(&Problem, &Gpu, u64) -> Result<Plan, PlanError>;
+#[derive(Debug)]
+enum Chooser {
+    /// The shipped table and the rules.
+    Usual,
+    /// Another table and the rules.
+    Table(Arc<Table>),
+    /// The kernel that runs on every GPU.
+    General,
+}
+
+impl Chooser {
+    fn plan(&self, problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Plan, PlanError> {
+        match self {
+            Self::Usual => plan(problem, gpu, alignment),
+            Self::Table(table) => plan_by(problem, gpu, alignment, table),
+            Self::General => plan_general(problem, gpu, alignment),
+        }
+    }
+}
 
 /// Why a GPU computed nothing.
 #[derive(Debug, thiserror::Error)]
@@ -58,6 +77,9 @@ pub enum Error {
     /// No kernel takes the problem.
     #[error(transparent)]
     Plan(#[from] PlanError),
+    /// A tile that was asked for cannot serve.
+    #[error(transparent)]
+    Tile(#[from] Misfit),
     /// The kernel could not be built: a bug of FlashCore.
     #[error(transparent)]
     Build(#[from] flashcore_tile::BuildError),
@@ -87,7 +109,7 @@ impl Cuda {
         Ok(Self {
             device,
             gpu,
-            choose: plan,
+            choose: Chooser::Usual,
             kernels: Kernels::new(device, Compiler::from_env()?),
             stream: Stream::new(device)?,
             ready: Mutex::new(Vec::new()),
@@ -104,7 +126,14 @@ impl Cuda {
     /// Takes the kernel that runs on every GPU even where a more special one would be chosen: for comparisons.
     #[must_use]
     pub fn with_general_kernels(mut self) -> Self {
-        self.choose = plan_general;
+        self.choose = Chooser::General;
+        self
+    }
+
+    /// Asks this table of measured tiles instead of the shipped one; an empty table leaves everything to the rules.
+    #[must_use]
+    pub fn with_table(mut self, table: impl Into<Arc<Table>>) -> Self {
+        self.choose = Chooser::Table(table.into());
         self
     }
 
@@ -129,13 +158,25 @@ impl Cuda {
         if let Some(ready) = self.find(problem, alignment) {
             return Ok(ready);
         }
-        let plan = (self.choose)(problem, &self.gpu, alignment)?;
-        let kernel = self.kernels.get(plan.kernel())?;
-        let ready = Arc::new(Ready::new(&kernel, plan, problem, alignment, &self.stream)?);
+        let plan = self.choose.plan(problem, &self.gpu, alignment)?;
+        let ready = self.make(plan, problem, alignment)?;
         let mut kept = self.ready.lock().unwrap_or_else(PoisonError::into_inner);
         kept.insert(0, ready.clone());
         kept.truncate(KEPT);
         Ok(ready)
+    }
+
+    /// As [`prepare`](Self::prepare) with exactly this tile, or an error that says why it cannot serve: for tuning.
+    /// Nothing is remembered but the built kernel.
+    pub fn prepare_tile(&self, problem: &Problem, tile: Tile) -> Result<Arc<Ready>, Error> {
+        let plan = plan_tile(problem, &self.gpu, ALLOCATED_ALIGNMENT, tile)?;
+        plan.check_build(problem)?;
+        self.make(plan, problem, ALLOCATED_ALIGNMENT)
+    }
+
+    fn make(&self, plan: Plan, problem: &Problem, alignment: u64) -> Result<Arc<Ready>, Error> {
+        let kernel = self.kernels.get(plan.kernel())?;
+        Ok(Arc::new(Ready::new(&kernel, plan, problem, alignment, &self.stream)?))
     }
 
     fn find(&self, problem: &Problem, alignment: u64) -> Option<Arc<Ready>> {

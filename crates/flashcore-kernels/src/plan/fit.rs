@@ -1,0 +1,253 @@
+//! Whether a tile is one that can be built and launched: the only gate between a table or a search and a kernel.
+//!
+//! [`Tile::check`] knows numbers alone; [`plan_tile`] knows the problem and the GPU too; [`Plan::check_build`] builds.
+
+use flashcore_core::Problem;
+use flashcore_tile::{RegisterBudget, Roles};
+
+use super::{Gpu, KernelConfig, Plan, PlanError, Tile, access, check, general_config, hopper, hopper_config};
+use crate::{
+    forward_sm80,
+    forward_sm90::{self, Order},
+};
+
+/// Registers of a consumer for addresses, masks and the state of softmax: what shipped kernels need at least.
+const OTHER_REGISTERS: u32 = 16;
+
+/// Why a tile cannot serve.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Misfit {
+    /// A number out of its range.
+    #[error("{field} is {given}, but must be {allowed}")]
+    Value {
+        /// Which.
+        field: &'static str,
+        /// What it is.
+        given: u32,
+        /// What it may be.
+        allowed: &'static str,
+    },
+    /// The kernel family cannot take the problem.
+    #[error("{kernel}: {reason}")]
+    Kernel {
+        /// The family.
+        kernel: &'static str,
+        /// Why not.
+        reason: String,
+    },
+    /// No kernel takes the problem.
+    #[error(transparent)]
+    Problem(#[from] PlanError),
+    /// Too much shared memory.
+    #[error("it needs {bytes} bytes of shared memory, but there are {most}")]
+    SharedMemory {
+        /// Bytes for all CTAs of a multiprocessor.
+        bytes: u64,
+        /// Bytes there.
+        most: u64,
+    },
+    /// Too many registers.
+    #[error("a thread needs about {needed} registers, but has {most}")]
+    Registers {
+        /// Values that are alive at once.
+        needed: u32,
+        /// Registers there.
+        most: u32,
+    },
+    /// Too many CTAs for one launch.
+    #[error("{ctas} CTAs are more than one launch can number")]
+    Grid {
+        /// CTAs.
+        ctas: u64,
+    },
+    /// The builder refused.
+    #[error("it cannot be built: {0}")]
+    Build(String),
+}
+
+/// A number, its multiple and its range.
+type Rule = (&'static str, u32, u32, std::ops::RangeInclusive<u32>, &'static str);
+
+fn check_rules(rules: &[Rule]) -> Result<(), Misfit> {
+    let broken = rules
+        .iter()
+        .find(|(_, given, unit, range, _)| !range.contains(given) || !given.is_multiple_of(*unit));
+    broken.map_or(Ok(()), |&(field, given, _, _, allowed)| Err(Misfit::Value { field, given, allowed }))
+}
+
+impl Tile {
+    /// Whether its numbers are such as kernels are made for.
+    pub fn check(&self) -> Result<(), Misfit> {
+        match self {
+            Self::Sm80(shape) => check_general(shape),
+            Self::Sm90(shape) => check_hopper(shape),
+            Self::Cpu(tile) => check_rules(&[
+                ("keys", tile.keys, 16, 16..=4096, "a multiple of 16 up to 4096"),
+                ("chunk", tile.chunk, 1, 1..=64, "1 to 64"),
+            ]),
+        }
+    }
+}
+
+fn check_general(shape: &forward_sm80::Shape) -> Result<(), Misfit> {
+    check_rules(&[
+        ("warps", shape.warps, 4, 4..=8, "4 or 8"),
+        ("blocks", shape.blocks, 1, 1..=2, "1 or 2"),
+        ("step_n", shape.step_n, 16, 16..=128, "a multiple of 16 up to 128"),
+        ("tile_n", shape.tile_n, shape.step_n.max(1), 16..=256, "a multiple of step_n up to 256"),
+        ("stages", shape.stages, 1, 2..=4, "2 to 4"),
+        ("ctas_per_sm", shape.ctas_per_sm, 1, 1..=4, "1 to 4"),
+    ])
+}
+
+fn check_hopper(shape: &forward_sm90::Shape) -> Result<(), Misfit> {
+    let RegisterBudget { producer, consumer } =
+        shape.budget.unwrap_or(RegisterBudget { producer: 24, consumer: 24 });
+    check_rules(&[
+        ("consumers", shape.consumers, 1, 1..=3, "1 to 3"),
+        ("tile_n", shape.tile_n, 16, 16..=256, "a multiple of 16 up to 256"),
+        ("stages", shape.stages, 1, 2..=8, "2 to 8"),
+        ("q_stages", shape.q_stages, 1, 1..=2, "1 or 2"),
+        ("staging_cols", shape.staging.cols, 64, 64..=256, "a multiple of 64 up to 256"),
+        ("staging_places", shape.staging.places, 1, 1..=2, "1 or 2"),
+        ("registers of a producer", producer, 8, 24..=248, "a multiple of 8 from 24 on"),
+        ("registers of a consumer", consumer, 8, 24..=248, "a multiple of 8 up to 248"),
+        ("ctas_per_sm", shape.ctas_per_sm, 1, 1..=4, "1 to 4"),
+    ])?;
+    let Order::Single { parts } = shape.order else {
+        // Persistent CTAs take all of an SM, and there is one for each.
+        return check_rules(&[("ctas_per_sm", shape.ctas_per_sm, 1, 1..=1, "1 where CTAs are persistent")]);
+    };
+    let whole = if parts.is_power_of_two() { 1 } else { u32::MAX };
+    check_rules(&[
+        ("parts", parts, whole, 1..=8, "1, 2, 4 or 8"),
+        ("q_stages", shape.q_stages, 1, 1..=1, "1 where each CTA has one tile"),
+    ])
+}
+
+/// The plan that computes `problem` with exactly this tile; for tuning and for tables.
+pub fn plan_tile(problem: &Problem, gpu: &Gpu, alignment: u64, tile: Tile) -> Result<Plan, Misfit> {
+    tile.check()?;
+    let half = check(problem, gpu)?;
+    let access = access(problem, alignment);
+    let kernel = match tile {
+        Tile::Cpu(_) => {
+            return Err(Misfit::Kernel { kernel: "cpu", reason: "it does not run on a GPU".to_owned() });
+        }
+        Tile::Sm80(shape) => general_config(problem, gpu, half, access, shape)?,
+        Tile::Sm90(shape) => {
+            if let Some(reason) = hopper::refusal(problem, gpu, access) {
+                return Err(Misfit::Kernel { kernel: "forward_sm90", reason });
+            }
+            check_rules(&[(
+                "staging_cols",
+                shape.staging.cols,
+                64,
+                64..=slabs(problem),
+                "no wider than the output",
+            )])?;
+            hopper_config(problem, half, shape)?
+        }
+    };
+    let why = "asked for";
+    let plan = Plan { kernel, gpu: *gpu, why, passed_over: Vec::new(), row: None };
+    plan.check_resources(problem)?;
+    Ok(plan)
+}
+
+/// What a tile asks of a multiprocessor, as far as it is known without building.
+struct Demand {
+    /// Registers of a thread that are in use at once, about.
+    registers: u32,
+    /// Registers that a thread has.
+    most_registers: u32,
+    /// Shared memory of a CTA, at least.
+    shared_bytes: u64,
+    ctas_per_sm: u32,
+    /// Query rows of a tile.
+    tile_m: u32,
+    /// CTAs of a tile.
+    parts: u32,
+}
+
+impl Demand {
+    fn of_general(shape: &forward_sm80::Shape, qk: u32, v: u32) -> Self {
+        // A block of 16 rows keeps half as many sums as features, half as many scores as keys and, if asked to, Q.
+        let q = if shape.q_in_registers { qk / 4 } else { 0 };
+        Self {
+            registers: shape.blocks * (v / 2 + shape.step_n / 2 + q),
+            most_registers: shape.registers(),
+            shared_bytes: shape.shared_bytes(qk, v).into(),
+            ctas_per_sm: shape.ctas_per_sm,
+            tile_m: shape.tile_m(),
+            parts: 1,
+        }
+    }
+
+    fn of_hopper(shape: &forward_sm90::Shape, qk: u32, v: u32) -> Self {
+        let roles = Roles { consumers: shape.consumers, budget: shape.budget };
+        let share = (roles.registers_at_entry() / shape.ctas_per_sm / 8 * 8).min(255);
+        let (qk, padded_v, rows) =
+            (qk.next_multiple_of(64), v.next_multiple_of(64), shape.consumers * forward_sm90::ROWS_PER_GROUP);
+        let kv = shape.stages * shape.tile_n * (qk + padded_v);
+        let staging = rows * shape.staging.places * shape.staging.cols;
+        Self {
+            // Sums, scores, and probabilities that are half as wide.
+            registers: v / 2 + shape.tile_n / 2 + shape.tile_n / 4 + OTHER_REGISTERS,
+            most_registers: shape.budget.map_or(share, |budget| budget.consumer),
+            shared_bytes: 2 * u64::from(shape.q_stages * rows * qk + kv + staging),
+            ctas_per_sm: shape.ctas_per_sm,
+            tile_m: rows,
+            parts: shape.order.parts(),
+        }
+    }
+}
+
+impl Plan {
+    fn demand(&self, problem: &Problem) -> Demand {
+        let (qk, v) = (problem.dim_qk() as u32, problem.dim_v() as u32);
+        match &self.kernel {
+            KernelConfig::Sm80(cfg) => Demand::of_general(&cfg.shape, qk, v),
+            KernelConfig::Sm90(cfg) => Demand::of_hopper(&cfg.shape, qk, v),
+        }
+    }
+
+    /// Registers, shared memory and CTAs.
+    fn check_resources(&self, problem: &Problem) -> Result<(), Misfit> {
+        let demand = self.demand(problem);
+        let (needed, most) = (demand.registers, demand.most_registers);
+        if needed > most {
+            return Err(Misfit::Registers { needed, most });
+        }
+        self.check_shared(demand.shared_bytes, demand.ctas_per_sm)?;
+        check_grid(problem, demand.tile_m, demand.parts)
+    }
+
+    fn check_shared(&self, bytes: u64, ctas: u32) -> Result<(), Misfit> {
+        // The driver takes a little of every CTA; one CTA may take all that is left.
+        const RESERVED: u64 = 1024;
+        let (bytes, most) =
+            ((bytes + RESERVED) * u64::from(ctas), u64::from(self.gpu.shared_bytes) + RESERVED);
+        if bytes > most { Err(Misfit::SharedMemory { bytes, most }) } else { Ok(()) }
+    }
+
+    /// Whether the kernel can be built and its launch fits on the GPU.
+    pub fn check_build(&self, problem: &Problem) -> Result<(), Misfit> {
+        let program = self.kernel.program().map_err(|e| Misfit::Build(e.to_string()))?;
+        let Some(launch) = self.launch(&program, problem) else { return Ok(()) };
+        self.check_shared(launch.shared_bytes.into(), self.demand(problem).ctas_per_sm)
+    }
+}
+
+/// Columns of the output in whole slabs.
+fn slabs(problem: &Problem) -> u32 {
+    (problem.dim_v() as u32).next_multiple_of(64)
+}
+
+fn check_grid(problem: &Problem, tile_m: u32, parts: u32) -> Result<(), Misfit> {
+    let planes = (problem.sequences() as u64).saturating_mul(problem.heads_q() as u64);
+    let ctas = planes.saturating_mul((problem.seq_q() as u64).div_ceil(u64::from(tile_m)));
+    let ctas = ctas.saturating_mul(u64::from(parts));
+    if ctas > i32::MAX as u64 { Err(Misfit::Grid { ctas }) } else { Ok(()) }
+}
