@@ -140,7 +140,8 @@ pub enum Statement {
 /// The registers of a kernel: how many of each type, and foreign names where there are any.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Registers {
-    counts: BTreeMap<ScalarType, u32>,
+    /// In order of type.
+    counts: Vec<(ScalarType, u32)>,
     names: BTreeMap<RegId, Name>,
 }
 
@@ -245,14 +246,14 @@ impl Variable {
 impl Registers {
     /// A new register.
     pub fn add(&mut self, ty: ScalarType) -> RegId {
-        let count = self.counts.entry(ty).or_default();
+        let count = self.count_mut(ty);
         *count += 1;
         RegId { ty, index: *count - 1 }
     }
 
     /// Several new registers with consecutive numbers.
     pub fn add_many(&mut self, ty: ScalarType, count: u32) -> impl Iterator<Item = RegId> + use<> {
-        let entry = self.counts.entry(ty).or_default();
+        let entry = self.count_mut(ty);
         let first = *entry;
         *entry = first.saturating_add(count);
         (first..*entry).map(move |index| RegId { ty, index })
@@ -267,14 +268,22 @@ impl Registers {
         reg
     }
 
+    fn count_mut(&mut self, ty: ScalarType) -> &mut u32 {
+        let at = self.counts.binary_search_by_key(&ty, |&(known, _)| known).unwrap_or_else(|at| {
+            self.counts.insert(at, (ty, 0));
+            at
+        });
+        &mut self.counts[at].1
+    }
+
     /// How many registers of the type there are.
     pub fn count(&self, ty: ScalarType) -> u32 {
-        self.counts.get(&ty).copied().unwrap_or(0)
+        self.counts.iter().find(|(known, _)| *known == ty).map_or(0, |&(_, n)| n)
     }
 
     /// How many registers there are.
     pub fn len(&self) -> usize {
-        self.counts.values().map(|&n| n as usize).sum()
+        self.counts.iter().map(|&(_, n)| n as usize).sum()
     }
 
     /// Whether there is none.
@@ -284,7 +293,7 @@ impl Registers {
 
     /// Types with their number of registers.
     pub fn types(&self) -> impl Iterator<Item = (ScalarType, u32)> {
-        self.counts.iter().map(|(&ty, &n)| (ty, n)).filter(|&(_, n)| n > 0)
+        self.counts.iter().copied().filter(|&(_, n)| n > 0)
     }
 
     /// Every register, by type and number.
@@ -299,7 +308,7 @@ impl Registers {
 
     /// The place of the register in [`iter`](Self::iter)'s order: a dense index for whoever keeps a register file.
     pub fn dense(&self, reg: RegId) -> usize {
-        let before: u32 = self.counts.range(..reg.ty).map(|(_, n)| n).sum();
+        let before: u32 = self.counts.iter().take_while(|(ty, _)| *ty < reg.ty).map(|(_, n)| n).sum();
         (before + reg.index) as usize
     }
 

@@ -90,20 +90,35 @@ impl fmt::Display for Expected {
     }
 }
 
+/// Where the modifiers of an instruction part from a row. Most instructions try several rows, so that putting it into
+/// words is left to whoever reports it.
+struct Misfit {
+    /// How many modifiers fitted.
+    matched: usize,
+    /// What the row wants next, if anything.
+    wanted: Option<&'static Slot>,
+}
+
 /// The row of `inst` with its variables bound.
 pub fn form_of(inst: &Inst) -> Result<Form, FormError> {
     if let Some(guard) = inst.guard.filter(|g| g.reg.ty != ScalarType::Pred) {
         return Err(FormError::Guard(Operand::Reg(guard.reg).to_string()));
     }
+    let fits = |row| Form::fit(row, &inst.mods).ok().filter(|form| form.check_operands(inst).is_ok());
+    rows_of(inst.op).iter().copied().find_map(fits).map_or_else(|| Err(best_error(inst)), Ok)
+}
+
+/// Why none of the rows fits: what the one that comes furthest says.
+#[cold]
+fn best_error(inst: &Inst) -> FormError {
     let mut best: Option<FormError> = None;
     for row in rows_of(inst.op) {
         match Form::bind(row, &inst.mods).and_then(|form| form.check_operands(inst).map(|()| form)) {
-            Ok(form) => return Ok(form),
             Err(error) if best.as_ref().is_none_or(|b| error.progress() > b.progress()) => best = Some(error),
-            Err(_) => {}
+            Ok(_) | Err(_) => {}
         }
     }
-    Err(best.unwrap_or_else(|| modifier_error(inst.op, &inst.mods, 0, "nothing known".into())))
+    best.unwrap_or_else(|| modifier_error(inst.op, &inst.mods, 0, "nothing known".into()))
 }
 
 impl FormError {
@@ -187,6 +202,13 @@ impl Slot {
 impl Form {
     /// Matches the modifiers against the row's slots, in order.
     pub fn bind(row: &'static Row, mods: &[Mod]) -> Result<Self, FormError> {
+        Self::fit(row, mods).map_err(|Misfit { matched, wanted }| {
+            let expected = wanted.map_or_else(|| "nothing".into(), Slot::describe);
+            modifier_error(row.op, mods, matched, expected)
+        })
+    }
+
+    fn fit(row: &'static Row, mods: &[Mod]) -> Result<Self, Misfit> {
         let mut form = Self { row, types: [None; 2], shape: None, vector: 1, dims: 0 };
         let mut next = 0;
         for slot in row.slots {
@@ -196,17 +218,17 @@ impl Form {
                     next += 1;
                     if let Slot::OptPair(_, seconds) = slot {
                         if !mods.get(next).is_some_and(|second| seconds.contains(second)) {
-                            return Err(modifier_error(row.op, mods, next, slot.describe()));
+                            return Err(Misfit { matched: next, wanted: Some(slot) });
                         }
                         next += 1;
                     }
                 }
                 _ if matches!(slot, Slot::Opt(_) | Slot::OptPair(..)) => {}
-                _ => return Err(modifier_error(row.op, mods, next, slot.describe())),
+                _ => return Err(Misfit { matched: next, wanted: Some(slot) }),
             }
         }
         if next < mods.len() {
-            return Err(modifier_error(row.op, mods, next, "nothing".into()));
+            return Err(Misfit { matched: next, wanted: None });
         }
         Ok(form)
     }

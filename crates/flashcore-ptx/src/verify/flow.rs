@@ -5,7 +5,7 @@ use crate::{
     inst::{Inst, Operand},
     module::{Kernel, Statement},
     op::Op,
-    table::Form,
+    table::{Access, Form},
 };
 use std::{collections::HashMap, ops::Range};
 
@@ -22,18 +22,25 @@ pub(super) struct Block {
     pub(super) falls_off: bool,
 }
 
-/// An instruction with its form and its place.
-pub(super) struct Step<'k> {
+/// An instruction with its form, how it uses its operands, and its place.
+pub(super) struct Step<'f> {
     pub(super) statement: usize,
-    pub(super) inst: &'k Inst,
+    pub(super) inst: &'f Inst,
     pub(super) form: Form,
+    pub(super) accesses: &'f [(Access, &'f Operand)],
+}
+
+/// What is looked up once for each instruction and asked for by every analysis, many times over.
+struct Known<'k> {
+    form: Form,
+    accesses: Vec<(Access, &'k Operand)>,
 }
 
 /// The control flow of a kernel whose instructions are all in the table.
 pub(super) struct Flow<'k> {
     pub(super) kernel: &'k Kernel,
     pub(super) blocks: Vec<Block>,
-    forms: Vec<Option<Form>>,
+    known: Vec<Option<Known<'k>>>,
     /// For each block the nearest block that every way to the end passes; [`EXIT`] if there is none.
     pub(super) post_dominator: Vec<usize>,
 }
@@ -46,12 +53,12 @@ fn ends_block(form: &Form) -> bool {
 impl<'k> Flow<'k> {
     /// Cuts the body into blocks.
     pub(super) fn of(kernel: &'k Kernel) -> Self {
-        let forms: Vec<_> = kernel.body.iter().map(form_of).collect();
-        let starts = block_starts(kernel, &forms);
+        let known: Vec<_> = kernel.body.iter().map(known).collect();
+        let starts = block_starts(kernel, &known);
         let targets: HashMap<&str, usize> = labels(kernel)
             .map(|(name, at)| (name, starts.partition_point(|&start| start <= at) - 1))
             .collect();
-        let mut flow = Self { kernel, blocks: Vec::new(), forms, post_dominator: Vec::new() };
+        let mut flow = Self { kernel, blocks: Vec::new(), known, post_dominator: Vec::new() };
         for (i, &start) in starts.iter().enumerate() {
             let end = starts.get(i + 1).copied().unwrap_or(kernel.body.len());
             let block = flow.block(start..end, i, starts.len(), &targets);
@@ -91,18 +98,19 @@ impl<'k> Flow<'k> {
     }
 
     /// The instruction at a statement.
-    pub(super) fn step(&self, statement: usize) -> Option<Step<'k>> {
+    pub(super) fn step(&self, statement: usize) -> Option<Step<'_>> {
         let Statement::Inst(inst) = self.kernel.body.get(statement)? else { return None };
-        Some(Step { statement, inst, form: (*self.forms.get(statement)?)? })
+        let Known { form, accesses } = self.known.get(statement)?.as_ref()?;
+        Some(Step { statement, inst, form: *form, accesses })
     }
 
     /// The instructions of a block.
-    pub(super) fn steps(&self, block: usize) -> impl Iterator<Item = Step<'k>> + '_ {
+    pub(super) fn steps(&self, block: usize) -> impl Iterator<Item = Step<'_>> {
         self.blocks[block].statements.clone().filter_map(|s| self.step(s))
     }
 
     /// The conditional branch (or exit) that ends a block.
-    pub(super) fn branch(&self, block: usize) -> Option<Step<'k>> {
+    pub(super) fn branch(&self, block: usize) -> Option<Step<'_>> {
         let last = self.step(self.blocks[block].statements.end.wrapping_sub(1))?;
         (ends_block(&last.form) && last.inst.guard.is_some()).then_some(last)
     }
@@ -184,11 +192,10 @@ fn meet(mut a: usize, mut b: usize, rank: &[usize], parent: &[Option<usize>]) ->
     a
 }
 
-fn form_of(statement: &Statement) -> Option<Form> {
-    match statement {
-        Statement::Inst(inst) => inst.form().ok(),
-        Statement::Label(_) => None,
-    }
+fn known(statement: &Statement) -> Option<Known<'_>> {
+    let Statement::Inst(inst) = statement else { return None };
+    let form = inst.form().ok()?;
+    Some(Known { form, accesses: form.accesses(inst) })
 }
 
 fn labels(kernel: &Kernel) -> impl Iterator<Item = (&str, usize)> {
@@ -198,9 +205,9 @@ fn labels(kernel: &Kernel) -> impl Iterator<Item = (&str, usize)> {
     })
 }
 
-fn block_starts(kernel: &Kernel, forms: &[Option<Form>]) -> Vec<usize> {
+fn block_starts(kernel: &Kernel, known: &[Option<Known<'_>>]) -> Vec<usize> {
     let is_label = |i: usize| matches!(kernel.body[i], Statement::Label(_));
-    let after_end = |i: usize| i > 0 && forms[i - 1].as_ref().is_some_and(ends_block);
+    let after_end = |i: usize| i > 0 && known[i - 1].as_ref().is_some_and(|known| ends_block(&known.form));
     let starts = |i: usize| i == 0 || after_end(i) || (is_label(i) && !is_label(i - 1));
     (0..kernel.body.len()).filter(|&i| starts(i)).collect()
 }

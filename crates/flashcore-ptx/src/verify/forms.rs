@@ -28,15 +28,15 @@ pub(super) fn check(report: &mut Report<'_>) {
 
 fn check_needs(report: &mut Report<'_>, statement: usize, inst: &Inst, needs: Needs) {
     let (target, version) = (report.module.target, report.module.version);
-    let what = format!("`{}{}`", inst.op, inst.mods.iter().map(|m| format!(".{m}")).collect::<String>());
+    let what = || format!("`{}{}`", inst.op, inst.mods.iter().map(|m| format!(".{m}")).collect::<String>());
     if !target.includes(needs.target) {
-        report.at(Rule::Target, statement, format!("{what} needs target {}, not {target}", needs.target));
+        report.at(Rule::Target, statement, format!("{} needs target {}, not {target}", what(), needs.target));
     }
     if version < needs.version {
         report.at(
             Rule::Version,
             statement,
-            format!("{what} needs .version {}, not {version}", needs.version),
+            format!("{} needs .version {}, not {version}", what(), needs.version),
         );
     }
 }

@@ -35,7 +35,7 @@ impl Analysis for Written<'_> {
 
 /// Calls `visit` for each register that an instruction writes.
 pub(super) fn for_each_write(step: &Step<'_>, mut visit: impl FnMut(RegId)) {
-    for (access, operand) in step.form.accesses(step.inst) {
+    for &(access, operand) in step.accesses {
         if access != Access::Src {
             operand.for_each_reg(&mut visit);
         }
@@ -46,7 +46,7 @@ pub(super) fn for_each_write(step: &Step<'_>, mut visit: impl FnMut(RegId)) {
 /// its accumulator.
 pub(super) fn for_each_read(step: &Step<'_>, mut visit: impl FnMut(RegId)) {
     step.inst.guard.iter().for_each(|guard| visit(guard.reg));
-    for (access, operand) in step.form.accesses(step.inst) {
+    for &(access, operand) in step.accesses {
         let read = match access {
             Access::Src => true,
             Access::Dst => false,

@@ -102,7 +102,7 @@ impl Uniformity<'_> {
 
     /// The granule of what an instruction reads.
     fn sources(&self, facts: &[Value], step: &Step<'_>) -> Granule {
-        let read = step.form.accesses(step.inst).into_iter().filter(|(access, _)| *access != Access::Dst);
+        let read = step.accesses.iter().filter(|(access, _)| *access != Access::Dst);
         read.map(|(_, operand)| self.operand(facts, operand).granule).min().unwrap_or(CTA)
     }
 
