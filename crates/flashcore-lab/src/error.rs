@@ -4,7 +4,7 @@ use std::{io, path::PathBuf};
 
 use flashcore_core::{BackendError, DType, ProblemError};
 
-use crate::{memory::MemoryError, record::RecordError, task::TaskError};
+use crate::{memory::MemoryError, record::RecordError, report::ReportError, task::TaskError};
 
 /// Why something could not be measured.
 #[derive(Debug, thiserror::Error)]
@@ -22,6 +22,9 @@ pub enum LabError {
     /// A result file is not one.
     #[error(transparent)]
     Record(#[from] RecordError),
+    /// There is nothing to report, or too much.
+    #[error(transparent)]
+    Report(#[from] ReportError),
     /// The element type is not known here.
     #[error("tensors of type {dtype} cannot be measured; use f16, bf16 or f32")]
     DType {

@@ -6,6 +6,7 @@
 //! | how fast is it? | [`task`], [`suites`], [`arm`] (who competes), [`contest`], [`protocol`], [`burst`], [`record`] |
 //! | may it be taken? | [`gate`], on [`bootstrap`] |
 //! | what limits it? | [`ceiling`], [`profile`] |
+//! | how does it all look? | [`report`] |
 //!
 //! The `flashcore` command is the only caller; nothing here prints.
 #![deny(unsafe_code)]
@@ -27,6 +28,7 @@ pub mod profile;
 pub mod protocol;
 pub mod record;
 pub mod referee;
+pub mod report;
 pub mod sensors;
 pub mod simulator;
 pub mod stats;

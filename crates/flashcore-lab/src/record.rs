@@ -155,10 +155,7 @@ impl Record {
 
     /// Reads a file, or says what is wrong with it.
     pub fn load(path: &Path) -> Result<Self, RecordError> {
-        let failed = |source| RecordError::Io { action: "read", path: path.to_owned(), source };
-        let file = File::open(path).map_err(failed)?;
-        let mut bytes = Vec::new();
-        file.take(MOST_BYTES + 1).read_to_end(&mut bytes).map_err(failed)?;
+        let bytes = read(path)?;
         Self::parse(&bytes).map_err(|fault| RecordError::Content { path: path.to_owned(), fault })
     }
 
@@ -189,7 +186,8 @@ impl Record {
         let texts = [Some(&self.created), Some(&self.flashcore), Some(&machine.system), Some(&machine.cpu)];
         let optional =
             [self.commit.as_ref(), machine.gpu.as_ref(), machine.driver.as_ref(), machine.peers.as_ref()];
-        let texts = texts.into_iter().chain(optional).flatten().chain(&self.warnings);
+        let ceilings = self.ceilings.iter().flat_map(|c| [&c.place, &c.dtype, &c.how]);
+        let texts = texts.into_iter().chain(optional).flatten().chain(&self.warnings).chain(ceilings);
         texts.map(String::as_str).try_for_each(check_text)?;
         let rates = self.ceilings.iter().flat_map(|c| [c.copy, c.matrix]);
         check_numbers(rates, f64::MAX, "a rate")?;
@@ -207,6 +205,15 @@ impl Measurement {
         let times = self.stretches.iter().flat_map(|stretch| stretch.seconds.iter().copied());
         check_numbers(times, LONGEST_TIME, "a time")
     }
+}
+
+/// The bytes of a file; beyond the largest that is taken, only so many that [`Record::parse`] refuses them.
+pub(crate) fn read(path: &Path) -> Result<Vec<u8>, RecordError> {
+    let failed = |source| RecordError::Io { action: "read", path: path.to_owned(), source };
+    let file = File::open(path).map_err(failed)?;
+    let mut bytes = Vec::new();
+    file.take(MOST_BYTES + 1).read_to_end(&mut bytes).map_err(failed)?;
+    Ok(bytes)
 }
 
 /// Text must not be able to play tricks on a terminal.

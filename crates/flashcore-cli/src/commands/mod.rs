@@ -7,6 +7,7 @@ pub mod doctor;
 pub mod gate;
 pub mod inspect;
 pub mod profile;
+pub mod report;
 pub mod run;
 pub mod sim;
 pub mod verify;

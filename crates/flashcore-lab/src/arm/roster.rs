@@ -38,6 +38,9 @@ pub enum Ours {
 }
 
 impl Ours {
+    /// What our competitors are called in results.
+    pub const NAMES: [&'static str; 2] = [cuda::NAME, "cpu"];
+
     /// Where it computes.
     pub const fn place(&self) -> Place {
         match self {
