@@ -60,6 +60,15 @@ def attention(
     ((2, 4, 16, 8), (2, 4, 16))
     >>> out = attention(q, k, k, causal=True, key_lengths=[32, 20])  # the second entry uses 20 keys
     """
+    plain = window is None and sinks is None and key_lengths is None and key_mask is None and not return_lse
+    if plain and not _frameworks.is_traced():
+        # As `run`, with fewer steps: this is the call that counts.
+        shortcut = _shortcuts.get(type(q))
+        if shortcut is not None:
+            options = _plain.get((causal, scale, softcap, layout)) or _learn_plain(causal, scale, softcap, layout)
+            result = shortcut(q, k, v, out, options)
+            if result is not None:
+                return result
     left, right = band(causal, window)
     return run(q, k, v, (left, right, False, scale, softcap, sinks, key_lengths, key_mask, layout), return_lse, out)
 
@@ -80,6 +89,13 @@ Settings = tuple[
 
 def run(q: Any, k: Any, v: Any, settings: Settings, return_lse: bool, out: Any | None) -> Any:
     """Attention; all public functions end here."""
+    _, _, _, _, _, sinks, key_lengths, mask, _ = settings
+    plain = sinks is None and key_lengths is None and mask is None and not return_lse
+    if plain and not _frameworks.is_traced():
+        shortcut = _shortcuts.get(type(q))
+        result = shortcut and shortcut(q, k, v, out, _known.get(settings) or _learn(settings))
+        if result is not None:
+            return result
     if _is_compiling():
         from ._torch_operator import call
 
@@ -102,8 +118,19 @@ def eager(q: Any, k: Any, v: Any, settings: Settings, return_lse: bool, out: Any
     return framework.attention(q, k, v, out, layout, return_lse, options)
 
 
-_known: dict[Settings, Options] = {}
+_shortcuts = _frameworks.shortcuts
 _MOST_KNOWN = 1024
+_known: dict[Settings, Options] = {}
+_plain: dict[tuple[bool, float | None, float | None, str], Options] = {}
+"""Options by causal, scale, softcap and layout, for calls that ask for nothing else."""
+
+
+def _learn_plain(causal: bool, scale: float | None, softcap: float | None, layout: str) -> Options:
+    left, right = band(causal, None)
+    if len(_plain) >= _MOST_KNOWN:
+        _plain.clear()
+    options = _learn((left, right, False, scale, softcap, None, None, None, layout))
+    return _plain.setdefault((causal, scale, softcap, layout), options)
 
 
 def _learn(settings: Settings) -> Options:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import sys
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
-from ._native import Launched, Options, exchanges, forward, own_stream
+from ._native import Direct, Launched, Options, exchanges, forward, own_stream
 
 _CUDA = 2
 """DLPack's number of CUDA devices."""
@@ -159,15 +160,12 @@ class Torch(Framework):
         import torch
 
         self.torch = torch
-        self.empty_like = torch.empty_like
-        self.is_grad_enabled = torch.is_grad_enabled
         self.exchanges = exchanges(torch.empty(0))
 
     def attention(self, q: Any, k: Any, v: Any, out: Any, layout: str, return_lse: bool, options: Options) -> Any:
-        if self.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        if self.torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
             raise NotImplementedError(NO_GRADIENTS)
-        if out is None:
-            out = self.empty_like(q) if q.size(-1) == v.size(-1) else self.empty(q, v)
+        out = self.empty(q, v) if out is None else out
         lse = self.empty_lse(q, layout) if return_lse else None
         if self.exchanges:
             forward(q, k, v, out, lse, options)
@@ -184,11 +182,26 @@ class Torch(Framework):
 
     def empty(self, q: Any, v: Any) -> Any:
         if q.size(-1) == v.size(-1):
-            return self.empty_like(q)
+            return self.torch.empty_like(q)
         shape, dim = q.shape, v.size(-1)
         if q.dim() == 4 and q.stride(1) < q.stride(2):  # memory in the other order: the result too
             return q.new_empty((shape[0], shape[2], shape[1], dim)).transpose(1, 2)
         return q.new_empty((*shape[:-1], dim))
+
+    def recipe(self, q: Any, v: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any] | None]:
+        """A function with its arguments and keywords that makes tensors like `empty(q, v)`, again and again.
+
+        torch's compiler makes its tensors with functions that go to the allocator directly, in half the time of
+        `torch.empty`. They know no number of a GPU, so they serve where there is but one.
+        """
+        torch = self.torch
+        made = self.empty(q, v)
+        shape, strides, kind = tuple(made.shape), made.stride(), made.device.type
+        guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+        straight = getattr(guards, f"_empty_strided_{kind}", None)
+        if straight is not None and (kind == "cpu" or (kind == "cuda" and torch.cuda.device_count() == 1)):
+            return straight, (shape, strides, made.dtype), None
+        return torch.empty_strided, (shape, strides), {"dtype": made.dtype, "device": made.device}
 
     def empty_lse(self, q: Any, layout: str) -> Any:
         return q.new_empty(rows(q, layout), dtype=self.torch.float32)
@@ -224,6 +237,13 @@ def rows(q: Any, layout: str) -> tuple[int, int, int]:
     return (batch, first, second) if layout == "bhsd" else (batch, second, first)
 
 
+def is_traced() -> bool:
+    """Whether torch.compile follows the caller; torch's own function takes this one's place once torch is met."""
+    return False
+
+
+shortcuts: dict[type, Callable[..., Any]] = {}
+"""`Direct.attention` for the types of tensors that have it."""
 _known: dict[type, Framework] = {}
 _made: dict[type[Framework], Framework] = {}
 
@@ -247,6 +267,10 @@ def _learn(tensor: Any) -> Framework:
     # Two threads that come here at once may both make one; either will do.
     framework = _made.get(maker) or _made.setdefault(maker, maker())
     _known[kind] = framework
+    if isinstance(framework, Torch) and framework.exchanges and not framework.by_operator:
+        global is_traced
+        is_traced = framework.torch.compiler.is_dynamo_compiling
+        shortcuts[kind] = Direct(framework.torch.is_grad_enabled, framework.recipe).attention
     return framework
 
 

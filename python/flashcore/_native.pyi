@@ -1,6 +1,6 @@
 """The compiled part: attention on memory that frameworks share by DLPack."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 __version__: str
@@ -21,6 +21,12 @@ class Options:
         starts: Sequence[int] | None = None,
         ends: Sequence[int] | None = None,
     ) -> None: ...
+
+class Direct:
+    """The short way of a framework with DLPack's C exchange API: one call that makes the output and launches."""
+
+    def __init__(self, is_grad_enabled: Callable[[], bool], recipe: Callable[[Any, Any], Any]) -> None: ...
+    def attention(self, q: Any, k: Any, v: Any, out: Any | None, options: Options, /) -> Any | None: ...
 
 class Launched:
     """A launch under way; holds the tensors that it reads."""

@@ -2,8 +2,8 @@
 
     python python/tests/overhead.py [--json]
 
-Each figure is the median over batches of calls; between batches the GPU is waited for, so that no call waits for it. On
-a machine without a GPU the CPU computes a problem so small that the call is what is measured.
+Figures are over rounds of calls; between rounds the GPU is waited for, so that no call waits for it. On a machine without
+a GPU the CPU computes a problem so small that the call is what is measured.
 """
 
 from __future__ import annotations
@@ -18,22 +18,25 @@ import flashcore
 import torch
 from flashcore import _native
 
-CALLS, BATCHES = 200, 60
+CALLS, ROUNDS, WARM_UP = 100, 200, 10
+"""Calls between two waits: far fewer than a GPU queues. All calls take turns, round by round."""
 
 
-def microseconds(call, wait):
-    """Median over batches of the time of one call."""
-    for _ in range(3 * CALLS):
-        call()
-    times = []
-    for _ in range(BATCHES):
-        wait()
-        begin = time.perf_counter()
-        for _ in range(CALLS):
-            call()
-        times.append((time.perf_counter() - begin) / CALLS * 1e6)
+def microseconds(calls, wait):
+    """Least, median and 90th percentile over rounds of the time of one call, for each of the calls."""
+    times = {name: [] for name in calls}
+    for round_number in range(WARM_UP + ROUNDS):
+        for name, call in calls.items():
+            wait()
+            begin = time.perf_counter()
+            for _ in range(CALLS):
+                call()
+            taken = (time.perf_counter() - begin) / CALLS * 1e6
+            if round_number >= WARM_UP:
+                times[name].append(taken)
     wait()
-    return statistics.median(times)
+    tenths = {name: statistics.quantiles(values, n=10) for name, values in times.items()}
+    return {name: [min(values), tenths[name][4], tenths[name][8]] for name, values in times.items()}
 
 
 def main():
@@ -46,28 +49,30 @@ def main():
     wait = torch.cuda.synchronize if cuda else lambda: None
     q, k, v = (torch.randn(shape, device=device, dtype=dtype) for _ in range(3))
     out = torch.empty_like(q)
-    asked = _native.Options("bhsd", right=0)
+    asked = _native.Options("bhsd")
     turned = [x.transpose(1, 2).contiguous() for x in (q, k, v)]
     sdpa = torch.nn.functional.scaled_dot_product_attention
     calls = {
-        "flashcore.attention": lambda: flashcore.attention(q, k, v, causal=True),
-        "flashcore.attention, out given": lambda: flashcore.attention(q, k, v, causal=True, out=out),
+        "flashcore.attention": lambda: flashcore.attention(q, k, v),
+        "flashcore.attention, causal": lambda: flashcore.attention(q, k, v, causal=True),
+        "flashcore.attention, out given": lambda: flashcore.attention(q, k, v, out=out),
         "flashcore.flash_attn_func": lambda: flashcore.flash_attn_func(*turned, causal=True),
         "the extension alone": lambda: _native.forward(q, k, v, out, None, asked),
         "torch.empty_like": lambda: torch.empty_like(q),
-        "torch scaled_dot_product_attention": lambda: sdpa(q, k, v, is_causal=True),
+        "torch scaled_dot_product_attention": lambda: sdpa(q, k, v),
     }
     if cuda:
         one = torch.ones(1, device=device)
         calls["torch: one small kernel (mul_)"] = lambda: one.mul_(1.0)
-    figures = {name: microseconds(call, wait) for name, call in calls.items()}
+    figures = microseconds(calls, wait)
+    python = f"Python {sys.version.split()[0]}"
     if options.json:
         machine = torch.cuda.get_device_name() if cuda else "cpu"
-        print(json.dumps({"device": machine, "torch": torch.__version__, "microseconds": figures}))
+        print(json.dumps({"device": machine, "torch": torch.__version__, "min_median_p90_us": figures}))
         return
-    print(f"{'call':<38}{'us':>8}   {device}, torch {torch.__version__}, Python {sys.version.split()[0]}")
-    for name, figure in figures.items():
-        print(f"{name:<38}{figure:>8.2f}")
+    print(f"{'us per call':<36}{'min':>8}{'median':>8}{'p90':>8}   {device}, torch {torch.__version__}, {python}")
+    for name, (least, median, p90) in figures.items():
+        print(f"{name:<36}{least:>8.2f}{median:>8.2f}{p90:>8.2f}")
 
 
 if __name__ == "__main__":

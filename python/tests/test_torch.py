@@ -73,11 +73,56 @@ def test_torch_without_exchange_api():
     framework = _frameworks.of(q)
     expected = flashcore.attention(q, k, v)
     assert framework.exchanges, "this torch has no exchange API"
-    framework.exchanges = False
+    framework.exchanges, shortcut = False, _frameworks.shortcuts.pop(torch.Tensor)
     try:
         assert torch.equal(flashcore.attention(q, k, v), expected)
     finally:
-        framework.exchanges = True
+        framework.exchanges, _frameworks.shortcuts[torch.Tensor] = True, shortcut
+
+
+SHORT = {
+    "dense": lambda q, k, v: (q, k, v),
+    "turned": lambda q, k, v: tuple(x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)),
+    "expanded": lambda q, k, v: (q[:1].expand(q.shape), k, v),
+    "other dim": lambda q, k, v: (q, k, v[..., :32]),
+    "no rows": lambda q, k, v: (q[:, :, :0], k, v),
+}
+
+
+@cases(name=list(SHORT), device=["cpu", "cuda"])
+def test_short_way_is_the_long_way(name, device):
+    """Plain calls are made by the extension alone, output included; it is what the long way would have made."""
+    torch = need_torch(device)
+    from flashcore import _frameworks
+    from flashcore._native import Options
+
+    q, k, v = SHORT[name](*three(torch, device))
+    expected, _ = flashcore.attention(q, k, v, causal=True, return_lse=True)  # never the short way
+    shortcut, options = _frameworks.shortcuts[torch.Tensor], Options("bhsd", right=0)
+    for _ in range(2):  # the first call makes the recipe, the second follows it
+        out = shortcut(q, k, v, None, options)
+        assert torch.equal(out, expected) and out.stride() == expected.stride()
+        assert (out.dtype, out.device, out.requires_grad) == (q.dtype, q.device, False)
+        mine = torch.empty_like(out)
+        assert shortcut(q, k, v, mine, options) is mine and torch.equal(mine, expected)
+
+
+def test_short_way_leaves_the_rest_to_the_long_way():
+    torch = need_torch()
+    from flashcore import _frameworks
+    from flashcore._native import Options
+
+    q, k, v = three(torch, "cpu")
+    expected = flashcore.attention(q, k, v)
+    shortcut, options = _frameworks.shortcuts[torch.Tensor], Options("bhsd")
+    recorded, parameter = q.clone().requires_grad_(), torch.nn.Parameter(k, requires_grad=False)
+    assert shortcut(recorded, k, v, None, options) is None
+    assert shortcut(q, parameter, v, None, options) is None
+    assert torch.equal(flashcore.attention(q, parameter, v), expected)
+    with torch.no_grad():
+        assert torch.equal(shortcut(recorded, k, v, None, options), expected)
+    with raises(NotImplementedError, "no backward pass"):
+        flashcore.attention(recorded, k, v)
 
 
 def test_streams():

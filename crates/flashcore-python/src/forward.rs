@@ -6,7 +6,7 @@ use flashcore::{Operand, cuda::DeviceTensors};
 use pyo3::prelude::*;
 
 use crate::{
-    array::Place,
+    array::{Array, Place},
     device,
     error::CallError,
     host,
@@ -45,28 +45,53 @@ pub(crate) fn forward(
 }
 
 /// The tensors of one call.
-struct Call {
-    inputs: [Imported; 3],
-    out: Imported,
-    lse: Option<Imported>,
+pub(crate) struct Call {
+    pub(crate) inputs: [Imported; 3],
+    pub(crate) out: Imported,
+    pub(crate) lse: Option<Imported>,
 }
 
 impl Call {
-    fn compute(
+    pub(crate) fn compute(
         self,
         py: Python<'_>,
         options: &Options,
         stream: Option<usize>,
         record: bool,
     ) -> Result<Option<Launched>, CallError> {
-        let [q, k, v] = &self.inputs;
-        let arrays = [&q.array, &k.array, &v.array, &self.out.array];
+        let arrays = self.arrays();
+        let [q, k, v, out] = arrays;
         let place = common_place(&arrays)?;
-        let key = Key::new(arrays, place, &options.asked)?;
+        let key = Key::new([q, k, v], Some(out), place, &options.asked)?;
         let job = match job::find(&key) {
             Some(job) => job,
-            None => py.detach(|| job::prepare(key, arrays))?,
+            None => py.detach(|| job::prepare(key, arrays, None))?,
         };
+        let stream = self.run(py, &job, place, stream)?;
+        match place {
+            Place::Cuda(index) if record => {
+                let inputs = self.inputs.into_iter().filter_map(|imported| imported.owned).collect();
+                // SAFETY: the framework's stream, or ours: alive.
+                Ok(Some(unsafe { Launched::record(index, stream, inputs)? }))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    pub(crate) fn arrays(&self) -> [&Array; 4] {
+        let [q, k, v] = &self.inputs;
+        [&q.array, &k.array, &v.array, &self.out.array]
+    }
+
+    /// Computes or launches the call's job; tells on which stream.
+    pub(crate) fn run(
+        &self,
+        py: Python<'_>,
+        job: &Arc<Job>,
+        place: Place,
+        stream: Option<usize>,
+    ) -> Result<usize, CallError> {
+        let arrays = self.arrays();
         job.check_memory(arrays)?;
         if let Some(lse) = &self.lse {
             common_place(&[arrays[0], &lse.array])?;
@@ -77,15 +102,8 @@ impl Call {
             lse: self.lse.as_ref().map(|lse| lse.array.address),
         };
         let stream = self.stream(py, place, stream)?;
-        py.detach(|| addresses.compute(&job, stream))?;
-        match place {
-            Place::Cuda(index) if record => {
-                let inputs = self.inputs.into_iter().filter_map(|imported| imported.owned).collect();
-                // SAFETY: the framework's stream, or ours: alive.
-                Ok(Some(unsafe { Launched::record(index, stream, inputs)? }))
-            }
-            _ => Ok(None),
-        }
+        py.detach(|| addresses.compute(job, stream))?;
+        Ok(stream)
     }
 
     /// The stream to launch on; meaningless for host tensors.

@@ -36,10 +36,20 @@ impl Request {
     /// Reads an input.
     pub(crate) fn input(self, object: &Bound<'_, PyAny>, operand: Operand) -> Result<Imported, CallError> {
         if let Some(exchange) = Exchange::of(object) {
-            return self.read(exchange.view(object)?, operand, Some(exchange), None);
+            return self.view(exchange, object, operand);
         }
         let owned = self.take(object, operand)?;
         self.read(owned.tensor(), operand, None, Some(owned))
+    }
+
+    /// Reads a tensor by its framework's exchange API.
+    pub(crate) fn view(
+        self,
+        exchange: Exchange,
+        object: &Bound<'_, PyAny>,
+        operand: Operand,
+    ) -> Result<Imported, CallError> {
+        self.read(exchange.view(object)?, operand, Some(exchange), None)
     }
 
     /// Reads what will be written.

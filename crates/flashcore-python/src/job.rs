@@ -11,6 +11,7 @@ use flashcore_core::{Dims, Spec};
 use crate::{
     array::{Array, Place, View},
     device,
+    direct::Recipe,
     error::CallError,
     options::Asked,
 };
@@ -18,14 +19,16 @@ use crate::{
 /// Jobs kept by each thread; the oldest gives way.
 const KEPT: usize = 32;
 /// Widest alignment of addresses that any kernel makes use of, in bytes.
-const WIDEST: usize = 16;
+pub(crate) const WIDEST: usize = 16;
 
 /// What makes two calls the same job.
 #[derive(Clone, Debug)]
 pub(crate) struct Key {
     place: Place,
     dtype: DType,
-    views: [View; 4],
+    inputs: [View; 3],
+    /// `None` where the output is made by the job's own [`Recipe`].
+    out: Option<View>,
     /// What all addresses are multiples of, in bytes.
     alignment: usize,
     asked: Arc<Asked>,
@@ -33,7 +36,8 @@ pub(crate) struct Key {
 
 impl PartialEq for Key {
     fn eq(&self, other: &Self) -> bool {
-        self.views == other.views
+        self.inputs == other.inputs
+            && self.out == other.out
             && (self.place, self.dtype, self.alignment) == (other.place, other.dtype, other.alignment)
             && (Arc::ptr_eq(&self.asked, &other.asked) || self.asked == other.asked)
     }
@@ -47,6 +51,8 @@ pub(crate) struct Job {
     /// Extents of the log-sum-exp: batch, heads, sequence.
     pub(crate) lse: [usize; 3],
     pub(crate) steps: Vec<Step>,
+    /// How to make the output of a call that brings none.
+    pub(crate) recipe: Option<Recipe>,
 }
 
 /// One problem on a part of the tensors.
@@ -66,20 +72,23 @@ thread_local! {
 }
 
 impl Key {
+    /// Without `out` the output will be made, aligned to [`WIDEST`].
     pub(crate) fn new(
-        [q, k, v, out]: [&Array; 4],
+        inputs: [&Array; 3],
+        out: Option<&Array>,
         place: Place,
         asked: &Arc<Asked>,
     ) -> Result<Self, CallError> {
-        for array in [k, v, out] {
-            if array.dtype != q.dtype {
-                return Err(CallError::dtypes(array.operand, array.dtype, q.dtype));
+        let (dtype, mut bits) = (inputs[0].dtype, WIDEST);
+        for array in inputs.into_iter().chain(out) {
+            if array.dtype != dtype {
+                return Err(CallError::dtypes(array.operand, array.dtype, dtype));
             }
+            bits |= array.address;
         }
-        let bits = [q, k, v, out].iter().fold(WIDEST, |bits, array| bits | array.address);
         let alignment = 1 << bits.trailing_zeros();
-        let views = [q, k, v, out].map(|array| array.view);
-        Ok(Self { place, dtype: q.dtype, views, alignment, asked: asked.clone() })
+        let (inputs, out) = (inputs.map(|array| array.view), out.map(|out| out.view));
+        Ok(Self { place, dtype, inputs, out, alignment, asked: asked.clone() })
     }
 }
 
@@ -94,8 +103,8 @@ pub(crate) fn find(key: &Key) -> Option<Arc<Job>> {
 
 /// Makes a call ready and keeps it.
 #[cold]
-pub(crate) fn prepare(key: Key, arrays: [&Array; 4]) -> Result<Arc<Job>, CallError> {
-    let job = Arc::new(Job::new(key, arrays)?);
+pub(crate) fn prepare(key: Key, arrays: [&Array; 4], recipe: Option<Recipe>) -> Result<Arc<Job>, CallError> {
+    let job = Arc::new(Job::new(key, arrays, recipe)?);
     JOBS.with_borrow_mut(|jobs| {
         jobs.insert(0, job.clone());
         jobs.truncate(KEPT);
@@ -104,7 +113,7 @@ pub(crate) fn prepare(key: Key, arrays: [&Array; 4]) -> Result<Arc<Job>, CallErr
 }
 
 impl Job {
-    fn new(key: Key, arrays: [&Array; 4]) -> Result<Self, CallError> {
+    fn new(key: Key, arrays: [&Array; 4], recipe: Option<Recipe>) -> Result<Self, CallError> {
         let spec = spec(&key.asked, key.dtype, arrays)?;
         let Dims { batch, heads, seq, .. } = spec.q.dims();
         let layouts = [spec.q, spec.k, spec.v, spec.out.unwrap_or(spec.q)];
@@ -114,7 +123,7 @@ impl Job {
             (Some(starts), ends) => split(spec, starts, ends.as_deref())?,
         };
         let steps = parts.into_iter().map(|part| part.ready(&key)).collect::<Result<_, CallError>>()?;
-        Ok(Self { key, spans, lse: [batch, heads, seq], steps })
+        Ok(Self { key, spans, lse: [batch, heads, seq], steps, recipe })
     }
 
     /// Demands that elements lie where elements may, and that nothing is read from what is written.

@@ -3,11 +3,13 @@
 //! Python code (python/flashcore) knows frameworks, masks and other libraries' signatures; this crate knows memory.
 //! [`forward`] is the one call: [`import`] reads tensors ([`exchange`] without a call into Python, [`owned`] by a
 //! capsule, whose structures [`dlpack`] declares) into [`array`]s, [`job`] finds or makes what is to be computed from
-//! them and the [`options`], [`host`] and [`device`] compute it. [`error`] says which exception stands for what.
+//! them and the [`options`], [`host`] and [`device`] compute it. [`direct`] is the short way there for torch. [`error`]
+//! says which exception stands for what.
 
 mod array;
 mod config;
 mod device;
+mod direct;
 mod dlpack;
 mod error;
 mod exchange;
@@ -29,7 +31,7 @@ mod _native {
     use pyo3::{prelude::*, types::IntoPyDict};
 
     #[pymodule_export]
-    use crate::{config::config, forward::forward, launched::Launched, options::Options};
+    use crate::{config::config, direct::Direct, forward::forward, launched::Launched, options::Options};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
