@@ -12,6 +12,7 @@ mod side;
 pub mod slots;
 
 pub use covering::{Member, covering_set};
+pub use flashcore_tile::RegisterBudget;
 pub use plan::{
     CpuTile, Gpu, KernelConfig, Misfit, Plan, PlanError, Tile, plan, plan_by, plan_general, plan_tile, tuned,
 };

@@ -93,7 +93,7 @@ impl Contest {
 }
 
 impl Entry {
-    fn prepare(arm: &dyn Arm, workload: &Rc<Workload>, referee: &Referee<'_>) -> Result<Self, LabError> {
+    fn prepare(arm: &dyn Arm, workload: &Rc<Workload>, referee: &Referee) -> Result<Self, LabError> {
         let mut measurement = Measurement {
             task: workload.task().spec().clone(),
             arm: arm.name().to_owned(),

@@ -4,7 +4,9 @@ use std::{io, path::PathBuf};
 
 use flashcore_core::{BackendError, DType, ProblemError};
 
-use crate::{memory::MemoryError, record::RecordError, report::ReportError, task::TaskError};
+use crate::{
+    memory::MemoryError, record::RecordError, report::ReportError, task::TaskError, tune::TuneError,
+};
 
 /// Why something could not be measured.
 #[derive(Debug, thiserror::Error)]
@@ -25,6 +27,9 @@ pub enum LabError {
     /// There is nothing to report, or too much.
     #[error(transparent)]
     Report(#[from] ReportError),
+    /// A search could not begin, go on or be kept.
+    #[error(transparent)]
+    Tune(#[from] TuneError),
     /// The element type is not known here.
     #[error("tensors of type {dtype} cannot be measured; use f16, bf16 or f32")]
     DType {

@@ -6,6 +6,7 @@
 //! | how fast is it? | [`task`], [`suites`], [`arm`] (who competes), [`contest`], [`protocol`], [`burst`], [`record`] |
 //! | may it be taken? | [`gate`], on [`bootstrap`] |
 //! | what limits it? | [`ceiling`], [`profile`] |
+//! | which tile is fastest? | [`tune`] |
 //! | how does it all look? | [`report`] |
 //!
 //! The `flashcore` command is the only caller; nothing here prints.
@@ -30,10 +31,12 @@ pub mod record;
 pub mod referee;
 pub mod report;
 pub mod sensors;
+pub mod signature;
 pub mod simulator;
 pub mod stats;
 pub mod suites;
 pub mod task;
+pub mod tune;
 pub mod verify;
 pub mod workload;
 

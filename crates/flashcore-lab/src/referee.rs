@@ -1,5 +1,7 @@
 //! Who is right: the testkit's error rule, with the f64 result of a task computed once for all competitors.
 
+use std::rc::Rc;
+
 use flashcore_core::Data;
 use flashcore_testkit::{
     Answer, Rows, Verdict,
@@ -19,8 +21,8 @@ use crate::{
 const BUDGET: f64 = (1u64 << 29) as f64;
 
 /// What a task should come to.
-pub struct Referee<'w> {
-    workload: &'w Workload,
+pub struct Referee {
+    workload: Rc<Workload>,
     rows: Rows,
     oracle: Answer,
     yardstick: Answer,
@@ -47,14 +49,14 @@ impl Finding {
     }
 }
 
-impl<'w> Referee<'w> {
+impl Referee {
     /// Computes the task in f64 and plainly.
-    pub fn new(workload: &'w Workload) -> Self {
+    pub fn new(workload: &Rc<Workload>) -> Self {
         let problem = workload.task().problem();
         let rows = Rows::within(problem, BUDGET);
         let inputs = workload.inputs();
         let oracle = reference(problem, inputs, rows);
-        Self { workload, rows, oracle, yardstick: yardstick(problem, inputs, rows) }
+        Self { workload: workload.clone(), rows, oracle, yardstick: yardstick(problem, inputs, rows) }
     }
 
     /// Judges what `ready` computes; two computations must agree bit for bit if `repeat`.

@@ -122,8 +122,17 @@ impl<'a> Subject<'a> {
         })
     }
 
-    /// The class around it.
+    /// The class of problems of about its size.
     pub fn class(&self) -> Class {
+        self.class_by(Span::around)
+    }
+
+    /// The class of problems of exactly its size.
+    pub fn exactly(&self) -> Class {
+        self.class_by(|size| Span(size, size))
+    }
+
+    fn class_by(&self, span: fn(u64) -> Span) -> Class {
         let [left, right] = self.sides;
         Class {
             device: self.device.to_owned(),
@@ -134,9 +143,9 @@ impl<'a> Subject<'a> {
             left,
             right,
             softcap: self.softcap,
-            queries: Span::around(self.queries),
-            keys: Span::around(self.keys),
-            tiles: Span::around(self.tiles),
+            queries: span(self.queries),
+            keys: span(self.keys),
+            tiles: span(self.tiles),
         }
     }
 }

@@ -4,7 +4,7 @@
 use std::{rc::Rc, sync::Arc, thread::sleep, time::Duration};
 
 use flashcore::cuda::{
-    Cuda, DeviceTensors, Error,
+    Cuda, DeviceTensors, Error, Tile,
     driver::{self, DeviceBuffer, Event, Graph, Stream},
 };
 
@@ -46,7 +46,7 @@ impl Arm for CudaArm {
     }
 
     fn prepare(&self, workload: &Rc<Workload>) -> Result<Box<dyn Ready>, LabError> {
-        Ok(Box::new(CudaReady::new(&self.cuda, workload).map_err(into_lab)?))
+        Ok(Box::new(CudaReady::planned(&self.cuda, workload)?))
     }
 }
 
@@ -57,7 +57,8 @@ fn into_lab(error: Error) -> LabError {
     }
 }
 
-struct CudaReady {
+/// A task on a GPU, with a kernel for it.
+pub(crate) struct CudaReady {
     workload: Rc<Workload>,
     ready: Arc<flashcore::cuda::Ready>,
     kernel: String,
@@ -69,6 +70,24 @@ struct CudaReady {
 }
 
 impl CudaReady {
+    /// With the kernel that the plan chooses.
+    pub(crate) fn planned(cuda: &Cuda, workload: &Rc<Workload>) -> Result<Self, LabError> {
+        Self::new(cuda, workload).map_err(into_lab)
+    }
+
+    /// How its kernel cuts the work.
+    pub(crate) fn tile(&self) -> Tile {
+        self.ready.plan().kernel().tile()
+    }
+
+    /// Takes another kernel for the same task.
+    pub(crate) fn switch(&mut self, cuda: &Cuda, tile: &Tile) -> Result<(), LabError> {
+        let ready = cuda.prepare_tile(self.workload.task().problem(), *tile).map_err(into_lab)?;
+        self.kernel = ready.plan().kernel().name();
+        self.ready = ready;
+        Ok(())
+    }
+
     fn new(cuda: &Cuda, workload: &Rc<Workload>) -> Result<Self, Error> {
         let problem = workload.task().problem();
         let ready = cuda.prepare(problem)?;

@@ -1,0 +1,69 @@
+//! Tables as files, and the CPU backend with one; `--table` and `tune --out` come here.
+
+use std::{
+    io::{ErrorKind, Write},
+    path::Path,
+    sync::Arc,
+};
+
+use flashcore_core::{Backend, BackendError, HostCall, Ran};
+use flashcore_cpu::Cpu;
+use flashcore_kernels::tuned::{Row, Subject, Table, TableError};
+
+use super::{TuneError, stand::tiles_of};
+use crate::error::LabError;
+
+/// Reads a table, or says what is wrong with it.
+pub fn load_table(path: &Path) -> Result<Table, LabError> {
+    Ok(Table::load(path).map_err(|source| TuneError::Table { path: path.to_owned(), source })?)
+}
+
+/// Adds rows to the table at `path`, which need not be there yet, and writes it in one step: readers see the old one or
+/// the new one, whole.
+pub fn extend_table(path: &Path, rows: Vec<Row>) -> Result<(), LabError> {
+    let refused = |source| TuneError::Table { path: path.to_owned(), source };
+    let mut table = match Table::load(path) {
+        Err(TableError::Io(error)) if error.kind() == ErrorKind::NotFound => Table::default(),
+        table => table.map_err(refused)?,
+    };
+    rows.into_iter().try_for_each(|row| table.insert(row)).map_err(refused)?;
+    let text = table.to_json().map_err(refused)?;
+    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mut file = tempfile::NamedTempFile::new_in(folder).map_err(LabError::io("write", path))?;
+    file.write_all(text.as_bytes()).map_err(LabError::io("write", path))?;
+    file.persist(path).map(drop).map_err(|e| LabError::io("write", path)(e.error))
+}
+
+/// The CPU backend with a table of measured tiles.
+#[derive(Debug)]
+pub struct TunedCpu {
+    cpu: Cpu,
+    table: Arc<Table>,
+}
+
+impl TunedCpu {
+    /// `cpu`, which asks `table` for every call.
+    pub const fn new(cpu: Cpu, table: Arc<Table>) -> Self {
+        Self { cpu, table }
+    }
+
+    /// The backend for a call: another clone of the same threads and memory where a row holds the problem.
+    fn cut(&self, call: &HostCall<'_>) -> Option<Cpu> {
+        let threads = self.cpu.install(rayon::current_num_threads) as u32;
+        let subject = Subject::new(self.cpu.simd().name(), threads, call.problem())?;
+        let tiles = self.table.find(&subject).find_map(|(_, row)| tiles_of(&row.tile))?;
+        Some(self.cpu.clone().with_tiles(tiles))
+    }
+}
+
+impl Backend for TunedCpu {
+    fn name(&self) -> &'static str {
+        self.cpu.name()
+    }
+
+    fn forward(&self, call: &mut HostCall<'_>) -> Result<Ran, BackendError> {
+        let Some(cpu) = self.cut(call) else { return self.cpu.forward(call) };
+        let ran = cpu.forward(call)?;
+        Ok(Ran { kernel: format!("{}-{}", ran.kernel, cpu.tiles()) })
+    }
+}
