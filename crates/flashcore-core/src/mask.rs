@@ -86,6 +86,24 @@ impl Mask {
         let start = self.left.map_or(0, |left| clamp(on_diagonal - i64::from(left)));
         start.min(end)..end
     }
+
+    /// How many (query, key) pairs are visible, at a cost that does not depend on the lengths.
+    pub fn pairs(&self, seq_q: usize, seq_kv: usize) -> u64 {
+        let diagonal = i128::from(self.diagonal(seq_q, seq_kv));
+        let whole = seq_q as i128 * seq_kv as i128;
+        let sum = |offset: i128| clamped_sum(seq_q as i128, diagonal + offset, seq_kv as i128);
+        let ends = self.right.map_or(whole, |right| sum(i128::from(right) + 1));
+        let starts = self.left.map_or(0, |left| sum(-i128::from(left)));
+        u64::try_from(ends - starts).unwrap_or(u64::MAX)
+    }
+}
+
+/// The sum of `i + offset`, kept between 0 and `most`, for `i` from 0 to below `count`.
+fn clamped_sum(count: i128, offset: i128, most: i128) -> i128 {
+    // Below `rises` every term is 0, from `full` on it is `most`; between them terms grow by 1.
+    let rises = (-offset).clamp(0, count);
+    let full = (most - offset).clamp(0, count);
+    (full - rises) * (rises + full - 1 + 2 * offset) / 2 + (count - full) * most
 }
 
 impl fmt::Display for Mask {

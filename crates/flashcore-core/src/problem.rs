@@ -204,13 +204,17 @@ impl Problem {
         (batch * self.heads_q() + head) * self.seq_q() + seq
     }
 
-    /// Visible (query, key) pairs over the whole problem, counting every query head.
+    /// Visible (query, key) pairs over the whole problem, counting every query head; at most `u64::MAX`.
     pub fn visible_pairs(&self) -> u64 {
         let per_head = |n: usize| {
             let s = self.sequence(n);
-            (0..s.q_len).map(|i| self.mask().keys(i, s.q_len, s.kv_len).len() as u64).sum::<u64>()
+            self.mask().pairs(s.q_len, s.kv_len)
         };
-        self.heads_q() as u64 * (0..self.sequences()).map(per_head).sum::<u64>()
+        let all = match self.spec.lengths {
+            Lengths::Uniform if self.batch() > 0 => per_head(0).saturating_mul(self.batch() as u64),
+            _ => (0..self.sequences()).map(per_head).fold(0, u64::saturating_add),
+        };
+        all.saturating_mul(self.heads_q() as u64)
     }
 
     /// Floating-point operations of the two matrix products over visible pairs.

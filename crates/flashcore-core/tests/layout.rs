@@ -92,6 +92,8 @@ proptest! {
             let seen: Vec<usize> = (0..seq_kv).filter(|&j| sees(j)).collect();
             prop_assert_eq!(mask.keys(i, seq_q, seq_kv).collect::<Vec<_>>(), seen);
         }
+        let pairs: usize = (0..seq_q).map(|i| mask.keys(i, seq_q, seq_kv).len()).sum();
+        prop_assert_eq!(mask.pairs(seq_q, seq_kv), pairs as u64);
     }
 
     #[test]
@@ -122,6 +124,9 @@ fn masks_survive_the_largest_bounds_and_name_themselves() {
     let widest = Mask::window(u32::MAX, u32::MAX);
     assert_eq!(widest.keys(0, 1, 5), 0..5);
     assert_eq!(widest.keys(i32::MAX as usize - 1, i32::MAX as usize, 1), 0..1);
+    let long = i32::MAX as usize;
+    assert_eq!(widest.pairs(long, long), (long * long) as u64);
+    assert_eq!(Mask::CAUSAL.pairs(long, long), (long * (long + 1) / 2) as u64);
     let names = [
         (Mask::NONE, "full"),
         (Mask::CAUSAL, "causal"),

@@ -44,9 +44,10 @@ impl Element {
         places.into_iter().fold(self, |element, (name, place)| element.attr(name, Coordinate(place)))
     }
 
-    /// With classes.
+    /// With classes, if any.
     pub fn class(self, names: impl Display) -> Self {
-        self.attr("class", names)
+        let names = names.to_string();
+        if names.is_empty() { self } else { self.attr("class", names) }
     }
 
     /// With one more child.

@@ -121,17 +121,16 @@ impl Report {
 
 fn picture(name: &str, series: &Series, figure: &Figure) -> Picture {
     let run = series.newest();
-    let heading = format!("{}: attention {}", figure.title, series.title());
+    let heading = format!("{}: {} on {}", figure.title, series.title(), run.device());
     let driver = run.record.machine.driver.as_ref().filter(|_| run.on_gpu);
     let parts = [
-        Some(run.device().to_owned()),
-        driver.map(|driver| format!("driver {driver}")),
-        run.record.machine.peers.clone(),
         Some(wording::date(&run.record.created)),
         run.record.commit.as_deref().map(|id| format!("commit {}", wording::commit(Some(id)))),
+        driver.map(|driver| format!("driver {driver}")),
+        run.record.machine.peers.clone(),
     ];
-    let origin = parts.into_iter().flatten().collect::<Vec<_>>().join(", ");
-    let origin = format!("{origin}. {}", figure.caption);
+    let measured = parts.into_iter().flatten().collect::<Vec<_>>().join(", ");
+    let origin = format!("{} Measured {measured}.", figure.caption);
     Picture {
         file: format!("{name}-{}.svg", figure.name),
         svg: format!("{}\n", figure.picture(&heading, &origin)),

@@ -196,7 +196,7 @@ fn entry(record: &Record, measurement: &Measurement, task: &Task, lead: Option<I
         kernel: measurement.kernel.clone(),
         finding: measurement.finding.clone(),
         excluded: measurement.refused.clone().or(wrong),
-        roofline: least.zip(time).map(|(least, time)| least / time.point),
+        roofline: least.zip(time).map(|(least, time)| least / time.point).filter(|share| share.is_finite()),
         time,
         lead,
     }
@@ -217,7 +217,7 @@ impl Problem {
     pub fn speed(&self, arm: &str) -> Option<Interval> {
         let (time, flops) = (self.time(arm)?, self.task.flops());
         let speed = Interval { low: flops / time.high, point: flops / time.point, high: flops / time.low };
-        (flops > 0.0).then_some(speed)
+        (flops > 0.0 && speed.high.is_finite()).then_some(speed)
     }
 
     /// Operations per byte that must move.

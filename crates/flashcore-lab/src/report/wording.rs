@@ -27,6 +27,11 @@ pub fn tick(value: f64) -> String {
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
+/// The same with thousands as `k`.
+pub fn tick_thousands(value: f64) -> String {
+    if value >= 1000.0 { format!("{}k", tick(value / 1000.0)) } else { tick(value) }
+}
+
 /// A time as a tick of an axis.
 pub fn tick_seconds(value: f64) -> String {
     let (size, unit) = unit(value, &TIME);
@@ -154,6 +159,8 @@ mod tests {
             (tick(200.00000000000003), "200"),
             (tick(0.5), "0.5"),
             (tick(1e-6), "1e-6"),
+            (tick_thousands(5000.0), "5k"),
+            (tick_thousands(500.0), "500"),
             (tick_seconds(2e-4), "200 µs"),
             (flops(6.627e14), "663 TFLOP/s"),
             (flops(1.5e10), "15.0 GFLOP/s"),

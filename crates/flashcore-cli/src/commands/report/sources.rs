@@ -7,7 +7,7 @@ use std::{
 
 use flashcore_lab::{
     LabError,
-    record::{Fault, Record, RecordError},
+    record::{Record, RecordError},
     report::run::Run,
 };
 
@@ -31,7 +31,7 @@ impl Sources {
         for path in folder.or(usual).map(results_in).transpose()?.unwrap_or_default() {
             match Record::load(&path) {
                 Ok(record) => sources.add(&path, record)?,
-                Err(RecordError::Content { fault: fault @ (Fault::Schema | Fault::Json(_)), .. }) => {
+                Err(RecordError::Content { path, fault }) => {
                     sources.left_out.push(format!("{}: {fault}", path.display()));
                 }
                 Err(error) => return Err(LabError::from(error).into()),

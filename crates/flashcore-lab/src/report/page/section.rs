@@ -1,25 +1,31 @@
 //! One series: what was measured and how, its plots, its tables.
 
 use super::{
-    table::{cell, row_name, table},
+    table::{prose, row_name, table, texts},
     tables,
 };
 use crate::{
     protocol::{Mode, Protocol},
-    report::{markup::Element, plot::figure::Figure, run::Run, series::Series, sweep, wording},
+    report::{
+        markup::Element,
+        plot::figure::Figure,
+        run::{Problem, Run},
+        series::Series,
+        sweep::{self, Sweep},
+        wording,
+    },
 };
 
 /// The section; `id` is its address on the page.
 pub(super) fn section(id: &str, series: &Series, figures: &[Figure]) -> Element {
     let run = series.newest();
-    let (curves, _) = sweep::sweeps(&run.problems);
+    let (curves, rest) = sweep::sweeps(&run.problems);
     let (history, plots): (Vec<_>, Vec<_>) = figures.iter().partition(|figure| figure.name == "history");
     Element::new("section")
         .attr("id", id)
         .with(Element::new("h2").with(series.title()))
-        .with(facts(series))
-        .all(run.peers.iter().filter_map(|peer| tables::leads(run, peer, &curves)))
-        .all(marks(run))
+        .with(facts(run))
+        .all(leads(run, &curves, &rest))
         .all(plots.iter().map(|figure| figure.html(id)))
         .with(details("Every problem in figures", tables::problems(run)))
         .with(errors(run))
@@ -28,8 +34,7 @@ pub(super) fn section(id: &str, series: &Series, figures: &[Figure]) -> Element 
         .all(warnings(run))
 }
 
-fn facts(series: &Series) -> Element {
-    let run = series.newest();
+fn facts(run: &Run) -> Element {
     let machine = &run.record.machine;
     let gpu = |fact: &Option<String>| fact.clone().filter(|_| run.on_gpu);
     let facts = [
@@ -45,8 +50,10 @@ fn facts(series: &Series) -> Element {
         ("note", (!run.record.complete).then(|| "stopped before everything was measured".to_owned())),
     ];
     let facts = facts.into_iter().filter_map(|(name, fact)| Some((name, fact?)));
-    let pair = |(name, fact): (&str, String)| [Element::new("dt").with(name), Element::new("dd").with(fact)];
-    Element::new("dl").all(facts.flat_map(pair))
+    let pair = |(name, fact): (&str, String)| {
+        Element::new("div").with(Element::new("dt").with(name)).with(Element::new("dd").with(fact))
+    };
+    Element::new("dl").all(facts.map(pair))
 }
 
 fn way(protocol: &Protocol) -> String {
@@ -58,17 +65,25 @@ fn way(protocol: &Protocol) -> String {
     };
     let caches = if *cold { "cold" } else { "warm" };
     let graph = if *replay { ", replayed from a graph" } else { "" };
-    format!("{order}, {seconds} s × {rounds}, {caches} caches{graph}")
+    let time =
+        if *rounds == 1 { format!("{seconds} s each") } else { format!("{rounds} turns of {seconds} s") };
+    format!("{order}, {time}, {caches} caches{graph}")
 }
 
-/// What the marks in tables of leads mean.
-fn marks(run: &Run) -> Option<Element> {
+/// Tables of leads, and what the marks in them mean.
+fn leads(run: &Run, curves: &[Sweep<'_>], rest: &[&Problem]) -> Option<Element> {
+    let by_length = run.peers.iter().filter_map(|peer| tables::leads(run, peer, curves));
+    let tables = by_length.chain(tables::leads_by_problem(run, rest));
     let words = "How many times as fast FlashCore is: the peer's median time over ours. ▼ marks a miss: slower beyond \
                  doubt. ≈ cannot be told from 1: the 95 % interval holds it.";
-    (!run.leads().is_empty()).then(|| Element::new("p").class("soft").with(words))
+    let heading = Element::new("h3").with("FlashCore against each peer");
+    let explained = Element::new("p").class("soft").with(words);
+    let tables = Element::new("div").class("beside").all(tables);
+    (!run.leads().is_empty()).then(|| Element::new("div").with(heading).with(explained).with(tables))
 }
 
-fn details(title: &str, content: Element) -> Element {
+/// What is shown when asked for.
+pub(super) fn details(title: &str, content: Element) -> Element {
     Element::new("details").with(Element::new("summary").with(title)).with(content)
 }
 
@@ -87,7 +102,7 @@ fn warnings(run: &Run) -> Option<Element> {
     let rows = warnings
         .iter()
         .enumerate()
-        .map(|(n, words)| vec![row_name((n + 1).to_string()), cell(words.as_str()).attr("class", "prose")]);
-    let content = || table("Warnings of the run", &["".to_owned(), "warning".to_owned()], rows);
+        .map(|(n, words)| vec![row_name((n + 1).to_string()), prose(words.as_str())]);
+    let content = || table("Warnings of the run", &texts(["", "warning"]), rows);
     (!warnings.is_empty()).then(|| details(&wording::count(warnings.len(), "warning"), content()))
 }

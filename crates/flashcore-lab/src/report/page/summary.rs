@@ -44,7 +44,7 @@ fn headline(run: &Run, lead: &Lead) -> Element {
     let big = Element::new("strong")
         .class(if lead.mean < 1.0 { "miss" } else { "" })
         .with(wording::times(lead.mean));
-    let name = format!(" {}", run.title(&lead.peer));
+    let name = format!("as fast as {}", run.title(&lead.peer));
     let Lead { least, most, faster, slower, problems, .. } = lead;
     let slow = if *slower > 0 { format!(", slower on {slower}") } else { String::new() };
     let range = format!("{} to {}", wording::times(*least), wording::times(*most));

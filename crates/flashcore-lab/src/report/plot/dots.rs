@@ -49,7 +49,7 @@ fn panel(quantity: Quantity, run: &Run, problems: &[&Problem], cast: &Cast) -> O
     let scale = Scale::logarithmic(values.flat_map(|v| [v.low, v.point, v.high]), (8.0, WIDTH - 16.0))?;
     let (title, better) = match quantity {
         Quantity::Time => ("Time per call", "lower is better"),
-        Quantity::Speed => ("Speed", "higher is better"),
+        Quantity::Speed => ("FLOP/s", "higher is better"),
     };
     let mut body = Element::new("g")
         .with(text("ink name", "start", (8.0, 15.0), title))
@@ -88,7 +88,7 @@ fn grid(quantity: Quantity, scale: &Scale, area: Area) -> Vec<Element> {
             format!("{} {}", wording::tick(tick / size), &unit[..1])
         }
     };
-    let labels = scale.labelled(46.0).into_iter().map(|tick| {
+    let labels = scale.labelled(56.0).into_iter().map(|tick| {
         let anchor = match scale.at(tick) {
             x if x < 24.0 => "start",
             x if x > WIDTH - 32.0 => "end",
@@ -102,7 +102,7 @@ fn grid(quantity: Quantity, scale: &Scale, area: Area) -> Vec<Element> {
 fn label(row: usize, problem: &Problem) -> Element {
     let y = height_of(row);
     let track = rule("axis", [(8.0, y), (WIDTH - 16.0, y)]);
-    Element::new("g").with(track).with(text("ink", "start", (8.0, y - 8.0), &problem.task.to_string()))
+    Element::new("g").with(track).with(text("ink clear", "start", (8.0, y - 8.0), &problem.task.to_string()))
 }
 
 fn describe(quantity: Quantity, run: &Run, problem: &Problem) -> String {

@@ -15,7 +15,7 @@ pub struct Scale {
 impl Scale {
     /// From 0 to a round number not below `most`.
     pub fn from_zero(most: f64, range: (f64, f64)) -> Self {
-        let most = if most.is_finite() && most > 0.0 { most } else { 1.0 };
+        let most = if REACH.contains(&most) { most } else { 1.0 };
         let step = round_up(most / 4.5);
         let count = (most / step).ceil() as usize;
         let ticks: Vec<f64> = (0..=count).map(|n| n as f64 * step).collect();
@@ -24,8 +24,8 @@ impl Scale {
 
     /// From a round number not above `least` to one not below `most`.
     pub fn around(least: f64, most: f64, range: (f64, f64)) -> Self {
-        let span = most - least;
-        let step = round_up(if span.is_finite() && span > 0.0 { span / 4.5 } else { 0.1 });
+        let span = (most - least) / 4.5;
+        let step = round_up(if REACH.contains(&span) { span } else { 0.1 });
         let (first, last) = ((least / step).floor(), (most / step).ceil());
         let count = (last - first).clamp(1.0, 9.0) as usize;
         let ticks: Vec<f64> = (0..=count).map(|n| (first + n as f64) * step).collect();
@@ -87,10 +87,13 @@ impl Scale {
     }
 }
 
-/// The least and the greatest positive value.
+/// What axes reach: far beyond any measurement, far from where powers of ten end.
+const REACH: std::ops::RangeInclusive<f64> = 1e-99..=1e99;
+
+/// The least and the greatest positive value that an axis reaches.
 fn ends(values: impl IntoIterator<Item = f64>) -> Option<(f64, f64)> {
-    let positive = values.into_iter().filter(|v| *v > 0.0 && v.is_finite());
-    positive.fold(None, |ends, v| {
+    let reached = values.into_iter().filter(|v| REACH.contains(v));
+    reached.fold(None, |ends, v| {
         Some(ends.map_or((v, v), |(least, most): (f64, f64)| (least.min(v), most.max(v))))
     })
 }
@@ -162,7 +165,7 @@ mod tests {
             assert!(close && scale.ticks.len() == ticks.len(), "{:?}", scale.ticks);
             assert!(values.iter().all(|v| (0.0..=100.0).contains(&scale.at(*v))));
         }
-        assert_eq!(Scale::logarithmic([0.0, -2.0], RANGE), None);
+        assert_eq!(Scale::logarithmic([0.0, -2.0, f64::NAN, 1e-310, 1e300], RANGE), None);
     }
 
     #[test]
