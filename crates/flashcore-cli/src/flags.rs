@@ -9,11 +9,12 @@ use flashcore::cuda::Cuda;
 use flashcore::{Backend, BackendError, BackendKind, DType, Dims, Layout, Mask, Problem, ProblemError};
 use flashcore_core::Spec;
 use flashcore_cpu::Cpu;
-use flashcore_lab::arm::roster::Ours;
+use flashcore_lab::{arm::roster::Ours, tune::TunedCpu};
 
 use crate::{
     backends,
     error::CliError,
+    table_flags::TableFlags,
     values::{Shape, Window},
 };
 
@@ -100,6 +101,8 @@ pub struct BackendFlags {
     /// On a GPU, take the kernel that runs on every GPU even where a more special one would be chosen
     #[arg(long)]
     general: bool,
+    #[command(flatten)]
+    table: TableFlags,
 }
 
 impl BackendFlags {
@@ -109,24 +112,30 @@ impl BackendFlags {
             let cuda = Cuda::open(0).map_err(|e| unavailable("cuda", &e))?;
             return Ok(vec![Arc::new(cuda.with_general_kernels())]);
         }
+        if self.table.load()?.is_some() {
+            return Ok(vec![self.ours()?.backend()]);
+        }
         backends::candidates(self.backend, self.threads())
     }
 
     /// The backend that competes with others: a GPU where there is one.
     pub fn ours(&self) -> Result<Ours, CliError> {
+        let table = self.table.load()?;
+        let cpu = |cpu: Cpu| Ours::Cpu(TunedCpu::new(cpu, table.clone().unwrap_or_default()));
         let open = || {
             let cuda = Cuda::open(0)?;
+            let cuda = table.iter().fold(cuda, |cuda, table| cuda.with_table(table.clone()));
             let cuda = if self.general { cuda.with_general_kernels() } else { cuda };
             Ok::<_, flashcore::cuda::Error>(Ours::Cuda(Arc::new(cuda)))
         };
         match (self.backend, self.threads()) {
             (BackendKind::Auto | BackendKind::Cpu, Some(threads)) => {
-                Ok(Ours::Cpu(Cpu::with_threads(threads)?))
+                Ok(cpu(Cpu::with_threads(threads)?))
             }
             (_, Some(_)) => Err(CliError::Threads),
-            (BackendKind::Auto, None) => Ok(open().unwrap_or_else(|_| Ours::Cpu(Cpu::new()))),
+            (BackendKind::Auto, None) => Ok(open().unwrap_or_else(|_| cpu(Cpu::new()))),
             (BackendKind::Cuda, None) => open().map_err(|e| unavailable("cuda", &e)),
-            (_, None) => Ok(Ours::Cpu(Cpu::new())),
+            (_, None) => Ok(cpu(Cpu::new())),
         }
     }
 

@@ -117,7 +117,8 @@ fn modes() -> impl TypedValueParser<Value = Mode> {
         .try_map(move |name| known(name).ok_or("no such mode"))
 }
 
-fn seconds(text: &str) -> Result<f64, String> {
+/// Seconds of timing.
+pub fn seconds(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(seconds) if seconds > 0.0 && seconds <= 600.0 => Ok(seconds),
         _ => Err("write seconds between 0 and 600, as in 0.5".to_owned()),

@@ -20,6 +20,7 @@ mod output;
 mod program;
 mod progress;
 mod simulation;
+mod table_flags;
 mod values;
 
 use std::ffi::OsString;

@@ -10,5 +10,6 @@ pub mod profile;
 pub mod report;
 pub mod run;
 pub mod sim;
+pub mod tune;
 pub mod verify;
 pub mod warm;

@@ -27,12 +27,19 @@ const COPIES: usize = 10;
 /// A GPU as a competitor.
 pub struct CudaArm {
     cuda: Arc<Cuda>,
+    /// How the work is cut, where that is not left to the plan.
+    tile: Option<Tile>,
 }
 
 impl CudaArm {
     /// A competitor on an open GPU.
     pub const fn new(cuda: Arc<Cuda>) -> Self {
-        Self { cuda }
+        Self::cut(cuda, None)
+    }
+
+    /// The same with a tile of its own.
+    pub const fn cut(cuda: Arc<Cuda>, tile: Option<Tile>) -> Self {
+        Self { cuda, tile }
     }
 }
 
@@ -46,7 +53,9 @@ impl Arm for CudaArm {
     }
 
     fn prepare(&self, workload: &Rc<Workload>) -> Result<Box<dyn Ready>, LabError> {
-        Ok(Box::new(CudaReady::planned(&self.cuda, workload)?))
+        let mut ready = CudaReady::planned(&self.cuda, workload)?;
+        self.tile.iter().try_for_each(|tile| ready.switch(&self.cuda, tile))?;
+        Ok(Box::new(ready))
     }
 }
 

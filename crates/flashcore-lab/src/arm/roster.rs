@@ -5,8 +5,7 @@
 use std::{cell::OnceCell, rc::Rc, sync::Arc};
 
 use flashcore::cuda::Cuda;
-use flashcore_core::{DType, Mask};
-use flashcore_cpu::Cpu;
+use flashcore_core::{Backend, DType, Mask};
 use flashcore_testkit::NaiveBackend;
 
 use super::{
@@ -22,6 +21,7 @@ use crate::{
     protocol::{Mode, Protocol},
     stats::median,
     task::Task,
+    tune::TunedCpu,
     workload::Workload,
 };
 
@@ -32,7 +32,7 @@ const NAIVE: &str = "naive";
 #[derive(Clone)]
 pub enum Ours {
     /// The CPU.
-    Cpu(Cpu),
+    Cpu(TunedCpu),
     /// A GPU.
     Cuda(Arc<Cuda>),
 }
@@ -46,6 +46,14 @@ impl Ours {
         match self {
             Self::Cpu(_) => Place::Cpu,
             Self::Cuda(_) => Place::Gpu,
+        }
+    }
+
+    /// It as a backend for host tensors.
+    pub fn backend(&self) -> Arc<dyn Backend> {
+        match self {
+            Self::Cpu(cpu) => Arc::new(cpu.clone()),
+            Self::Cuda(cuda) => cuda.clone(),
         }
     }
 
@@ -131,7 +139,7 @@ impl Roster {
     /// What the device of ours can do at best with `dtype`.
     pub fn ceiling(&self, dtype: DType) -> Result<Ceiling, LabError> {
         match &self.ours {
-            Ours::Cpu(cpu) => Ceiling::of_cpu(cpu, dtype),
+            Ours::Cpu(cpu) => Ceiling::of_cpu(cpu.plain(), dtype),
             Ours::Cuda(gpu) => self.gpu_ceiling(gpu, dtype),
         }
     }

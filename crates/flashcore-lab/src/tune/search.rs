@@ -34,6 +34,8 @@ const FINAL_TURNS: u32 = 10;
 const FINAL_LENGTH: f64 = 3.0;
 /// Candidates that meet the plan's choice in a final.
 const FINALISTS: usize = 2;
+/// The most of the plan's time that is worth a row.
+const WORTHWHILE: f64 = 0.995;
 /// Candidates of a wave that Nsight Compute looks at.
 const COUNTED: usize = 3;
 /// By how much an idle candidate is worse than a busy one of the same speed: counters break ties, no more.
@@ -325,14 +327,22 @@ impl<'a> Search<'a> {
         ranked
     }
 
+    /// The best candidates beside the plan's choice, unless they are clearly behind it already.
+    fn finalists(&self) -> Vec<usize> {
+        let plan = self.candidates[0].runner.interval();
+        let behind = |n: usize| match (self.candidates[n].runner.interval(), plan) {
+            (Some(own), Some(plan)) => own.low > plan.high,
+            _ => false,
+        };
+        let ranked = self.ranked(1..self.candidates.len());
+        ranked.into_iter().filter(|n| !behind(*n)).take(FINALISTS).collect()
+    }
+
     /// The best candidate that beats the plan's choice head to head beyond doubt.
     fn finals(&mut self) -> Result<Option<(usize, Side)>, LabError> {
         let plan = self.candidates[0].tile;
-        let ranked = self.ranked(0..self.candidates.len());
-        // Who is behind the plan's choice already need not meet it again.
-        let ahead = ranked.into_iter().take_while(|n| *n != 0).take(FINALISTS);
         let mut winner: Option<(usize, Side)> = None;
-        for n in ahead.collect::<Vec<_>>() {
+        for n in self.finalists() {
             let tile = self.candidates[n].tile;
             let side = match self.final_known(Stage::Problem, &tile) {
                 Some(side) => side,
@@ -343,7 +353,7 @@ impl<'a> Search<'a> {
             };
             let point = |side: &Side| side.ratio().map_or(1.0, |ratio| ratio.point);
             let better = winner.as_ref().is_none_or(|(_, best)| point(&side) < point(best));
-            if side.ratio().is_some_and(|ratio| ratio.high < 1.0) && better {
+            if side.ratio().is_some_and(|ratio| ratio.high < 1.0 && ratio.point <= WORTHWHILE) && better {
                 winner = Some((n, side));
             }
         }
@@ -356,13 +366,15 @@ impl<'a> Search<'a> {
         complete: bool,
         begin: Instant,
     ) -> Result<Tuned, LabError> {
-        let plan = self.contender(0);
+        let mut plan = self.contender(0, &self.candidates[0].runner.times);
         let (best, ratio, row, probes) = match winner {
             None => (plan.clone(), None, None, Vec::new()),
             Some((n, side)) => {
                 let tile = self.candidates[n].tile;
                 let (row, probes) = self.row(&tile, side.clone())?;
-                (self.contender(n), side.ratio(), row, probes)
+                // The final is where both met under the same conditions.
+                plan = self.contender(0, &side.plan);
+                (self.contender(n, &side.times), side.ratio(), row, probes)
             }
         };
         Ok(Tuned {
@@ -381,14 +393,14 @@ impl<'a> Search<'a> {
         })
     }
 
-    fn contender(&self, n: usize) -> Contender {
-        let Candidate { tile, runner, .. } = &self.candidates[n];
+    fn contender(&self, n: usize, times: &[f64]) -> Contender {
+        let tile = self.candidates[n].tile;
         let micro = |seconds: f64| seconds * 1e6;
-        let interval = runner.interval().map_or([0.0; 2], |interval| [interval.low, interval.high]);
+        let interval = bootstrap::median(times).map_or([0.0; 2], |interval| [interval.low, interval.high]);
         Contender {
-            kernel: self.stand.kernel(tile),
-            tile: *tile,
-            median_us: micro(runner.median()),
+            kernel: self.stand.kernel(&tile),
+            tile,
+            median_us: micro(median(times)),
             interval_us: interval.map(micro),
         }
     }

@@ -78,7 +78,7 @@ pub fn stand<'a>(
 ) -> Result<Box<dyn Stand + 'a>, LabError> {
     let workload = Rc::new(Workload::new(task.clone(), seed)?);
     Ok(match ours {
-        Ours::Cpu(cpu) => Box::new(CpuStand::new(cpu, workload, seed)),
+        Ours::Cpu(cpu) => Box::new(CpuStand::new(cpu.plain(), workload, seed)),
         Ours::Cuda(cuda) => Box::new(CudaStand::new(cuda, workload, seed, counter)?),
     })
 }
@@ -86,7 +86,10 @@ pub fn stand<'a>(
 /// What computes here, as classes of tables and journals call it: a name, and how many units.
 pub fn device(ours: &Ours) -> (String, u32) {
     match ours {
-        Ours::Cpu(cpu) => (cpu.simd().name().to_owned(), cpu.install(rayon::current_num_threads) as u32),
+        Ours::Cpu(cpu) => {
+            let cpu = cpu.plain();
+            (cpu.simd().name().to_owned(), cpu.install(rayon::current_num_threads) as u32)
+        }
         Ours::Cuda(cuda) => (cuda.gpu().device(), cuda.gpu().sms),
     }
 }

@@ -35,7 +35,7 @@ pub fn extend_table(path: &Path, rows: Vec<Row>) -> Result<(), LabError> {
 }
 
 /// The CPU backend with a table of measured tiles.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct TunedCpu {
     cpu: Cpu,
     table: Arc<Table>,
@@ -47,12 +47,26 @@ impl TunedCpu {
         Self { cpu, table }
     }
 
+    /// The backend without the table.
+    pub const fn plain(&self) -> &Cpu {
+        &self.cpu
+    }
+
     /// The backend for a call: another clone of the same threads and memory where a row holds the problem.
     fn cut(&self, call: &HostCall<'_>) -> Option<Cpu> {
+        if self.table.rows().is_empty() {
+            return None;
+        }
         let threads = self.cpu.install(rayon::current_num_threads) as u32;
         let subject = Subject::new(self.cpu.simd().name(), threads, call.problem())?;
         let tiles = self.table.find(&subject).find_map(|(_, row)| tiles_of(&row.tile))?;
         Some(self.cpu.clone().with_tiles(tiles))
+    }
+}
+
+impl From<Cpu> for TunedCpu {
+    fn from(cpu: Cpu) -> Self {
+        Self::new(cpu, Arc::default())
     }
 }
 

@@ -22,6 +22,7 @@ use crate::{
     flags::{AttentionFlags, TensorFlags},
     gpu_flags::GpuFlags,
     output::Output,
+    table_flags::TableFlags,
 };
 
 const EXAMPLES: &str = "\
@@ -49,6 +50,8 @@ pub struct Flags {
     attention: AttentionFlags,
     #[command(flatten)]
     gpu: GpuFlags,
+    #[command(flatten)]
+    table: TableFlags,
     /// List the kernels of the covering set
     #[arg(long, help_heading = "What to show")]
     list: bool,

@@ -21,6 +21,8 @@ pub struct InspectReport {
     kernel: String,
     target: String,
     why: &'static str,
+    /// The row of a table of measured tiles that decided.
+    row: Option<String>,
     passed_over: Vec<String>,
     /// `None` where there is nothing to compute.
     launch: Option<LaunchReport>,
@@ -92,6 +94,7 @@ impl InspectReport {
             kernel: subject.kernel().name(),
             target: subject.kernel().target().to_string(),
             why: subject.plan.why(),
+            row: subject.plan.row().map(str::to_owned),
             passed_over: subject.plan.passed_over().to_vec(),
             parameters: kernel.params.iter().zip(values).map(parameter).collect(),
             instructions: kernel.instructions().count(),
@@ -185,6 +188,7 @@ impl Report for InspectReport {
             ("kernel", format!("{} for {}", self.kernel, self.target).into()),
             ("why", self.why.into()),
         ];
+        plan.extend(self.row.as_deref().map(|row| ("by", row.into())));
         plan.extend(self.passed_over.iter().map(|reason| ("not", reason.as_str().into())));
         let page = Page::default().facts(plan).facts(self.launch_facts());
         let parameters = self.parameters.iter().map(Parameter::row);

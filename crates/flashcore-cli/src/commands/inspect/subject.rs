@@ -2,7 +2,7 @@
 
 use flashcore::Problem;
 use flashcore_core::{Dims, HostCall};
-use flashcore_kernels::{KernelConfig, Plan, covering_set, plan};
+use flashcore_kernels::{KernelConfig, Plan, covering_set, plan_by, tuned::Table};
 use flashcore_lab::{
     buffer::{Buffer, filled},
     simulator::Simulator,
@@ -41,7 +41,9 @@ impl Subject {
         let dims = flags.tensors.dims();
         let problem = flags.attention.problem(flags.dtype, dims)?;
         let small = flags.attention.problem(flags.dtype, shrunk(dims))?;
-        let plan = plan(&problem, &chosen.gpu, ALIGNMENT).map_err(InspectFailure::from)?;
+        let table = flags.table.load()?;
+        let table = table.as_deref().unwrap_or_else(|| Table::shipped());
+        let plan = plan_by(&problem, &chosen.gpu, ALIGNMENT, table).map_err(InspectFailure::from)?;
         Ok(Self { problem, small, chosen, plan })
     }
 

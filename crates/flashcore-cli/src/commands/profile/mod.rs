@@ -8,10 +8,10 @@ mod report;
 use std::{fs, path::PathBuf};
 
 use clap::Args;
-use flashcore_kernels::Gpu;
+use flashcore_kernels::{Gpu, Tile};
 use flashcore_lab::{
     LabError,
-    arm::roster::Ours,
+    arm::{cuda::CudaArm, roster::Ours},
     profile::{
         self,
         build::Build,
@@ -58,6 +58,9 @@ pub struct Flags {
 pub struct TargetFlags {
     /// The task, as JSON
     task: String,
+    /// How to cut the work, as JSON [default: as planned]
+    #[arg(long)]
+    tile: Option<String>,
 }
 
 /// The child's side: launches the kernel a few times.
@@ -65,8 +68,22 @@ pub fn execute_target(flags: &TargetFlags) -> Result<Verdict, CliError> {
     let task = Task::parse(serde_json::from_str(&flags.task)?).map_err(LabError::from)?;
     let cuda = flashcore::cuda::Cuda::open(0)
         .map_err(|e| LabError::Failed { arm: "cuda".to_owned(), reason: e.to_string() })?;
-    profile::target(&*Ours::Cuda(cuda.into()).arm(), task)?;
+    let tile = flags.tile.as_deref().map(serde_json::from_str).transpose()?;
+    profile::target(&CudaArm::cut(cuda.into(), tile), task)?;
     Ok(Verdict::Pass)
+}
+
+/// How busy the busiest unit of the GPU is when `tile` computes `task`, from 0 to 1; `None` where nothing counts it.
+pub fn busy(task: &Task, tile: &Tile) -> Option<f64> {
+    let (ncu, folder) = (Ncu::find()?, tempfile::tempdir().ok()?);
+    let mut child = program::again().ok()?;
+    child.args(["profile-target", &serde_json::to_string(task.spec()).ok()?, "--tile"]);
+    child.arg(serde_json::to_string(tile).ok()?);
+    let report = folder.path().join("candidate.ncu-rep");
+    ncu.collect("regex:^fc_", &report, &child).ok()?;
+    let reading = Reading::of(&ncu::counters(&ncu.csv(&report).ok()?)?);
+    let shares = [reading.tensor, reading.dram, reading.l2].into_iter().flatten();
+    shares.reduce(f64::max).map(|percent| (percent / 100.0).clamp(0.0, 1.0))
 }
 
 /// Profiles every problem asked for.
