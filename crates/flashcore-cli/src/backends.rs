@@ -1,4 +1,6 @@
 //! Which backend computes: the name on the command line becomes a [`Backend`]; every command that computes calls this.
+//!
+//! The simulator has a name too, but is no [`BackendKind`]: users of the library link no test tools.
 
 use std::sync::Arc;
 
@@ -8,9 +10,23 @@ use flashcore_cpu::Cpu;
 
 use crate::error::CliError;
 
+/// What `--backend` names.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Named {
+    /// A backend of the library.
+    Kind(BackendKind),
+    /// The kernels of a GPU, run on the CPU with every check on.
+    Simulator,
+}
+
 /// The values of `--backend`.
-pub fn names() -> impl TypedValueParser<Value = BackendKind> {
-    PossibleValuesParser::new(BackendKind::ALL.map(BackendKind::name)).try_map(|name| name.parse())
+pub fn names() -> impl TypedValueParser<Value = Named> {
+    const SIMULATOR: &str = "sim";
+    let known = BackendKind::ALL.map(BackendKind::name).into_iter().chain([SIMULATOR]);
+    PossibleValuesParser::new(known).try_map(|name| match name.as_str() {
+        SIMULATOR => Ok(Named::Simulator),
+        name => name.parse().map(Named::Kind),
+    })
 }
 
 /// The backends that may compute, best first; asking for a number of threads asks for the CPU.

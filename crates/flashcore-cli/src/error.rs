@@ -1,6 +1,6 @@
 //! How a command ends: a verdict, or an error that says what to do; both become exit codes.
 
-use std::io;
+use std::{io, time::Duration};
 
 use flashcore::{BackendError, ProblemError};
 use flashcore_cuda::cache::CacheError;
@@ -49,6 +49,17 @@ pub enum CliError {
     NothingToMeasure(String),
     #[error("--threads is a matter of the cpu backend; leave it out or pass --backend cpu")]
     Threads,
+    #[error("--general is a matter of a real GPU; to simulate the general kernel pass --gpu sm_80")]
+    General,
+    #[error("--gpu is a matter of the simulator; leave it out or pass --backend sim")]
+    Gpu,
+    #[error(
+        "the simulator is not for timing; `flashcore run --backend sim` computes with it, `profile` counts"
+    )]
+    NotTimed,
+    #[error("the simulator would take about {} for this; it takes problems of up to {}: make the shape smaller",
+        minutes(*estimate), minutes(*most))]
+    TooLong { estimate: Duration, most: Duration },
     #[error(transparent)]
     File(#[from] FileError),
     #[error(transparent)]
@@ -65,6 +76,10 @@ pub enum CliError {
     Print(#[source] io::Error),
     #[error("cannot encode the result: {0}")]
     Encode(#[from] serde_json::Error),
+}
+
+fn minutes(time: Duration) -> String {
+    format!("{:.0} minutes", time.as_secs_f64() / 60.0)
 }
 
 impl From<LabError> for CliError {

@@ -12,7 +12,7 @@ use flashcore_cpu::Cpu;
 use flashcore_lab::{arm::roster::Ours, tune::TunedCpu};
 
 use crate::{
-    backends,
+    backends::{self, Named},
     error::CliError,
     table_flags::TableFlags,
     values::{Shape, Window},
@@ -94,7 +94,7 @@ impl AttentionFlags {
 pub struct BackendFlags {
     /// What computes
     #[arg(long, value_name = "NAME", default_value = "auto", value_parser = backends::names())]
-    backend: BackendKind,
+    backend: Named,
     /// Threads of the CPU backend [default: all cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
@@ -106,6 +106,16 @@ pub struct BackendFlags {
 }
 
 impl BackendFlags {
+    /// Whether GPU kernels are to run in the simulator; which kernels, is a matter of the GPU that they are for.
+    pub fn simulated(&self) -> Result<bool, CliError> {
+        match (self.backend, self.threads, self.general) {
+            (Named::Simulator, None, false) => Ok(true),
+            (Named::Simulator, Some(_), _) => Err(CliError::Threads),
+            (Named::Simulator, None, true) => Err(CliError::General),
+            _ => Ok(false),
+        }
+    }
+
     /// The backends that may compute, best first.
     pub fn candidates(&self) -> Result<Vec<Arc<dyn Backend>>, CliError> {
         if self.general {
@@ -115,7 +125,14 @@ impl BackendFlags {
         if self.table.load()?.is_some() {
             return Ok(vec![self.ours()?.backend()]);
         }
-        backends::candidates(self.backend, self.threads())
+        backends::candidates(self.kind()?, self.threads())
+    }
+
+    fn kind(&self) -> Result<BackendKind, CliError> {
+        match self.backend {
+            Named::Kind(kind) => Ok(kind),
+            Named::Simulator => Err(CliError::NotTimed),
+        }
     }
 
     /// The backend that competes with others: a GPU where there is one.
@@ -128,10 +145,8 @@ impl BackendFlags {
             let cuda = if self.general { cuda.with_general_kernels() } else { cuda };
             Ok::<_, flashcore::cuda::Error>(Ours::Cuda(Arc::new(cuda)))
         };
-        match (self.backend, self.threads()) {
-            (BackendKind::Auto | BackendKind::Cpu, Some(threads)) => {
-                Ok(cpu(Cpu::with_threads(threads)?))
-            }
+        match (self.kind()?, self.threads()) {
+            (BackendKind::Auto | BackendKind::Cpu, Some(threads)) => Ok(cpu(Cpu::with_threads(threads)?)),
             (_, Some(_)) => Err(CliError::Threads),
             (BackendKind::Auto, None) => Ok(open().unwrap_or_else(|_| cpu(Cpu::new()))),
             (BackendKind::Cuda, None) => open().map_err(|e| unavailable("cuda", &e)),

@@ -1,4 +1,4 @@
-//! `--gpu`: the GPU that kernels are planned and built for, there or not; `inspect` and `warm` flatten it.
+//! `--gpu`: the GPU that kernels are planned and built for, there or not; `inspect`, `warm` and `run` flatten it.
 
 use clap::{
     Args,
@@ -56,6 +56,11 @@ fn models() -> impl TypedValueParser<Value = Chosen> {
 }
 
 impl GpuFlags {
+    /// Whether one was named.
+    pub const fn is_named(&self) -> bool {
+        self.gpu.is_some()
+    }
+
     /// The GPU named, else the one found, else a usual one.
     pub fn choose(&self) -> Chosen {
         self.gpu.or_else(Chosen::found).unwrap_or_else(|| Chosen::model(USUAL))

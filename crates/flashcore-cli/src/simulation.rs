@@ -1,6 +1,6 @@
-//! What the simulator counted and found, as commands show it; `sim` and `inspect --simulate` use it.
+//! What the simulator counted and found, as commands show it; `sim`, `run --backend sim` and `inspect --simulate` use it.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fmt};
 
 use flashcore_sim::{Counters, Finding, Outcome, Severity};
 use serde::Serialize;
@@ -100,7 +100,7 @@ impl Simulated {
 
     /// How it went, in a few words.
     pub fn verdict(&self) -> Text {
-        let errors = self.findings.iter().filter(|found| found.severity == "error").count();
+        let errors = self.findings.iter().filter(|found| found.is_error()).count();
         match errors {
             0 => Text::new("clean", Tone::Good),
             1 => Text::new("1 kind of fault", Tone::Bad),
@@ -109,14 +109,24 @@ impl Simulated {
     }
 }
 
+impl fmt::Display for Found {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.kind, self.message)
+    }
+}
+
 impl Found {
+    /// Whether something is wrong; the others are notes.
+    pub fn is_error(&self) -> bool {
+        self.severity == "error"
+    }
+
     fn rows(&self) -> Vec<Vec<Text>> {
         let [x, y, z] = self.cta;
-        let tone = if self.severity == "error" { Tone::Bad } else { Tone::Plain };
+        let tone = if self.is_error() { Tone::Bad } else { Tone::Plain };
         let place = format!("CTA ({x},{y},{z}) warp {} lane {}", self.warp, self.lane);
         let times = if self.count > 1 { format!(", {} times", self.count) } else { String::new() };
-        let mut rows =
-            vec![vec![Text::new(self.severity, tone), format!("{}: {}", self.kind, self.message).into()]];
+        let mut rows = vec![vec![Text::new(self.severity, tone), self.to_string().into()]];
         rows.extend(self.instruction.iter().map(|text| vec![faint("at"), text.as_str().into()]));
         rows.extend(self.source.iter().map(|text| vec![faint("from"), text.as_str().into()]));
         rows.push(vec![faint("in"), (place + &times).into()]);

@@ -1,14 +1,23 @@
 //! The simulator as a backend: what would be launched on a GPU, run on the CPU with every check on.
 //!
-//! [`crate::verify`] runs the conformance suite on it. The first run of a process is tame, each later one is under
-//! another hostile schedule, so that "two runs give the same bits" means that no schedule changes them.
+//! [`crate::verify`], the kernels' tests and the command line run attention on it. The first run of a simulator is
+//! tame, each later one is under another hostile schedule, so that "two runs give the same bits" means that no schedule
+//! changes them.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
 use flashcore_core::{Backend, BackendError, HostCall, Problem, Ran};
-use flashcore_kernels::{Gpu, Plan, SideArrays, plan, slots};
+use flashcore_kernels::{Gpu, KernelConfig, Plan, SideArrays, plan, slots};
 use flashcore_ptx::launch::{LaunchSpec, Param, Slot};
-use flashcore_sim::{Buffer, Counters, Launch, Options, Outcome};
+use flashcore_sim::{Buffer, Launch, Options, Outcome, Schedule};
+use flashcore_tile::Program;
 
 /// What every address is a multiple of: as in memory from a GPU's allocator.
 const ALIGNMENT: u64 = 256;
@@ -16,19 +25,35 @@ const ALIGNMENT: u64 = 256;
 /// Findings that an error lists.
 const FINDINGS: usize = 3;
 
+/// Bytes that are looked at together when memory is copied.
+const CHUNK: usize = 4096;
+
+/// Multiply-adds a second, about: measured on one core of a server, release build, every check on.
+const SPEED: f64 = 2e8;
+
+/// Queries that a kernel computes together, whether all are there or not.
+const ROW_TILE: usize = 64;
+
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 /// A GPU that is not there.
 #[derive(Debug)]
 pub struct Simulator {
     gpu: Gpu,
+    seed: u64,
     runs: AtomicU64,
+    programs: Mutex<HashMap<KernelConfig, Arc<Program<Problem>>>>,
 }
 
 impl Simulator {
     /// Runs what would be launched on `gpu`.
-    pub const fn new(gpu: Gpu) -> Self {
-        Self { gpu, runs: AtomicU64::new(0) }
+    pub fn new(gpu: Gpu) -> Self {
+        Self::seeded(gpu, 0)
+    }
+
+    /// The same with other hostile schedules.
+    pub fn seeded(gpu: Gpu, seed: u64) -> Self {
+        Self { gpu, seed, runs: AtomicU64::new(0), programs: Mutex::default() }
     }
 
     /// The kernel that would be launched.
@@ -40,44 +65,50 @@ impl Simulator {
         })
     }
 
-    fn options(&self) -> Options {
-        match self.runs.fetch_add(1, Relaxed) {
-            0 => Options::new(),
-            n => Options::gauntlet(n).swap_remove(n as usize % 4),
+    /// The program of a kernel, built at the first call.
+    pub fn program(&self, kernel: &KernelConfig) -> Result<Arc<Program<Problem>>, BackendError> {
+        let known = || self.programs.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(program) = known().get(kernel) {
+            return Ok(program.clone());
         }
+        let program = Arc::new(kernel.program().map_err(failed)?);
+        known().insert(*kernel, program.clone());
+        Ok(program)
     }
 
-    /// Computes the call and says what that took; nothing where there is nothing to compute.
-    pub fn count(&self, call: &mut HostCall<'_>) -> Result<Option<Counters>, BackendError> {
-        let plan = self.plan(call.problem())?;
-        self.run(call, &plan).map_err(|source| BackendError::Failed { backend: "sim", source })
+    /// About how long one run of a problem takes.
+    pub fn estimate(problem: &Problem) -> Duration {
+        let queries = problem.seq_q().max(1);
+        let padding = queries.next_multiple_of(ROW_TILE) as f64 / queries as f64;
+        Duration::from_secs_f64(problem.flops() / 2.0 * padding / SPEED)
     }
 
-    /// What comes of launching a plan's kernel over a call's tensors, findings and all; nothing where there is nothing
-    /// to compute. The call's outputs stay as they are.
-    pub fn outcome(&self, call: &mut HostCall<'_>, plan: &Plan) -> Result<Option<Outcome>, BackendError> {
-        self.launch(call, plan).map_err(|source| BackendError::Failed { backend: "sim", source })
-    }
-
-    fn launch(&self, call: &mut HostCall<'_>, plan: &Plan) -> Result<Option<Outcome>, Failure> {
-        let program = plan.kernel().program()?;
+    /// Launches a plan's kernel over a call's tensors; nothing comes of it where there is nothing to compute.
+    ///
+    /// Faults are findings of the outcome, not errors. The call's outputs are written unless one ended the launch.
+    pub fn launch(&self, call: &mut HostCall<'_>, plan: &Plan) -> Result<Option<Outcome>, BackendError> {
+        let program = self.program(plan.kernel())?;
         let Some(mut spec) = plan.launch(&program, call.problem()) else { return Ok(None) };
         if call.outputs().1.is_none() {
             without_lse(&mut spec);
         }
         let (module, provenance) = (program.module(), Some(program.provenance()));
         let launch = Launch { module, provenance, spec: &spec, buffers: buffers(call) };
-        Ok(Some(launch.run(&self.options())?))
+        let outcome = launch.run(&self.options()).map_err(failed)?;
+        if !outcome.halted {
+            write_back(call, &outcome);
+        }
+        Ok(Some(outcome))
     }
 
-    fn run(&self, call: &mut HostCall<'_>, plan: &Plan) -> Result<Option<Counters>, Failure> {
-        let Some(outcome) = self.launch(call, plan)? else { return Ok(None) };
-        let findings: Vec<String> = outcome.errors().take(FINDINGS).map(ToString::to_string).collect();
-        if !findings.is_empty() {
-            return Err(findings.join("; ").into());
+    fn options(&self) -> Options {
+        match self.runs.fetch_add(1, Relaxed) {
+            0 => Options::new(),
+            n => {
+                let seed = self.seed.wrapping_add(n);
+                Options::gauntlet(seed).swap_remove(seed as usize % Schedule::ALL.len())
+            }
         }
-        write_back(call, &outcome);
-        Ok(Some(outcome.counters))
     }
 }
 
@@ -87,9 +118,21 @@ impl Backend for Simulator {
     }
 
     fn forward(&self, call: &mut HostCall<'_>) -> Result<Ran, BackendError> {
-        self.count(call)?;
-        Ok(Ran { kernel: self.plan(call.problem())?.kernel().name() })
+        let plan = self.plan(call.problem())?;
+        let outcome = self.launch(call, &plan)?;
+        outcome.as_ref().map_or(Ok(()), judge)?;
+        Ok(Ran { kernel: plan.kernel().name() })
     }
+}
+
+/// Whether a launch was without fault; the error lists some.
+pub fn judge(outcome: &Outcome) -> Result<(), BackendError> {
+    let findings: Vec<String> = outcome.errors().take(FINDINGS).map(ToString::to_string).collect();
+    if findings.is_empty() { Ok(()) } else { Err(failed(findings.join("; "))) }
+}
+
+fn failed(source: impl Into<Failure>) -> BackendError {
+    BackendError::Failed { backend: "sim", source: source.into() }
 }
 
 fn without_lse(spec: &mut LaunchSpec) {
@@ -99,7 +142,7 @@ fn without_lse(spec: &mut LaunchSpec) {
 
 fn buffers(call: &mut HostCall<'_>) -> Vec<Buffer> {
     let SideArrays { sinks, lengths } = SideArrays::of(call.problem());
-    let [q, k, v] = call.inputs().map(|data| data.bytes().to_vec());
+    let [q, k, v] = call.inputs().map(|data| copied(data.bytes()));
     let (mut out, lse) = call.outputs();
     let lse = lse.map(|lse| bytemuck::cast_slice(lse).to_vec());
     let [lengths_q, lengths_kv] = lengths.map_or([None, None], |arrays| arrays.map(Some));
@@ -108,7 +151,7 @@ fn buffers(call: &mut HostCall<'_>) -> Vec<Buffer> {
         (slots::Q, Some(q)),
         (slots::K, Some(k)),
         (slots::V, Some(v)),
-        (slots::OUT, Some(out.bytes_mut().to_vec())),
+        (slots::OUT, Some(copied(out.bytes_mut()))),
         (slots::LSE, lse),
         (slots::SINKS, sinks),
         (slots::LENGTHS_Q, lengths_q),
@@ -120,8 +163,22 @@ fn buffers(call: &mut HostCall<'_>) -> Vec<Buffer> {
 fn write_back(call: &mut HostCall<'_>, outcome: &Outcome) {
     let bytes = |slot| outcome.bytes(slot).unwrap_or_default();
     let (mut out, lse) = call.outputs();
-    out.bytes_mut().copy_from_slice(bytes(slots::OUT));
+    copy_changes(out.bytes_mut(), bytes(slots::OUT));
     if let Some(lse) = lse {
         bytemuck::cast_slice_mut(lse).copy_from_slice(bytes(slots::LSE));
+    }
+}
+
+/// A copy that takes no memory for zeros: tensors with gigabytes between their rows cost what their rows cost.
+fn copied(bytes: &[u8]) -> Vec<u8> {
+    let mut copy = vec![0; bytes.len()];
+    copy_changes(&mut copy, bytes);
+    copy
+}
+
+/// Copies the parts that differ and touches no others.
+fn copy_changes(to: &mut [u8], from: &[u8]) {
+    for (to, from) in to.chunks_mut(CHUNK).zip(from.chunks(CHUNK)).filter(|(to, from)| to != from) {
+        to.copy_from_slice(from);
     }
 }

@@ -132,3 +132,33 @@ fn what_cannot_run_says_why() {
     }
     assert!(!place.names().contains(&"y.npy".to_owned()));
 }
+
+/// Attention on a GPU that is not there: the kernel that it would run, judged like any backend.
+#[test]
+fn attention_runs_in_the_simulator() {
+    let place = Workplace::new();
+    for (gpu, kernel) in [("sm_90", "sm_90a"), ("sm_80", "sm_80")] {
+        let args = format!("run --backend sim --gpu {gpu} --shape 1x2x70x64 --causal --iters 2 --json");
+        let ended = place.run(&args);
+        check(&ended, 0, "");
+        let json = ended.json();
+        assert!(json["kernel"].as_str().unwrap().contains(kernel), "{json}");
+        let simulation = &json["simulation"];
+        assert_eq!((&json["pass"], &json["repeatable"]), (&true.into(), &true.into()));
+        assert_eq!((&simulation["runs"], &simulation["clean"]), (&3.into(), &true.into()));
+        assert!(simulation["counters"]["tensor_macs"].as_u64().unwrap() > 0, "{json}");
+        assert!(json.get("latency_us").is_none(), "its time says nothing: {json}");
+    }
+    check(&place.run("run --backend sim --shape 1x1x8x16 --gpu sm_80"), 0, "hostile");
+}
+
+#[test]
+fn what_the_simulator_cannot_do_is_said() {
+    let place = Workplace::new();
+    check(&place.run("run --backend sim --shape 8x32x8192x128"), 2, "make the shape smaller");
+    check(&place.run("run --backend sim --dtype f32"), 2, "f16 and bf16");
+    check(&place.run("run --backend sim --threads 2"), 2, "cpu backend");
+    check(&place.run("run --backend sim --general"), 2, "--gpu sm_80");
+    check(&place.run("run --gpu sm_80"), 2, "--backend sim");
+    check(&place.run("bench --backend sim"), 2, "not for timing");
+}

@@ -37,7 +37,7 @@ pub(super) fn run(b: &mut Builder, cfg: Config, args: &Arguments, layout: &Layou
         );
         let stage = layout.q.stage(b, done);
         let info = info(b, layout, done);
-        Tile::post_end(b, info);
+        Tile::post_end(b, cfg, info);
         stage.publish(b);
     });
 }

@@ -129,8 +129,12 @@ impl Tile {
     }
 
     /// Tells consumers that there is no further tile.
-    pub(super) fn post_end(b: &mut Builder, to: Shared) {
+    pub(super) fn post_end(b: &mut Builder, cfg: Config, to: Shared) {
         b.store_shared::<U32>(to, &[Val::Const(0); 4]);
+        if cfg.used {
+            // Consumers read all of it before they know that it is the end.
+            b.store_shared::<U32>(to.at(16), &[Val::Const(0); 2]);
+        }
     }
 
     /// Reads what the producer posted: the tile, and whether there is one.

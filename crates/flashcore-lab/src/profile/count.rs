@@ -5,7 +5,12 @@ use std::collections::BTreeMap;
 use flashcore_kernels::Gpu;
 use serde::Serialize;
 
-use crate::{error::LabError, simulator::Simulator, task::Task, workload::Workload};
+use crate::{
+    error::LabError,
+    simulator::{Simulator, judge},
+    task::Task,
+    workload::Workload,
+};
 
 /// Multiply-adds beyond which a problem takes the simulator too long: about half a minute.
 const MOST_WORK: f64 = 4e7;
@@ -39,8 +44,14 @@ pub fn count(task: &Task, gpu: Gpu) -> Result<Option<Counts>, LabError> {
     }
     let workload = Workload::new(task.clone(), 0)?;
     let mut outputs = workload.outputs()?;
-    let counted = Simulator::new(gpu).count(&mut workload.call(&mut outputs, false)?)?;
-    Ok(counted.map(|counters| Counts {
+    let simulator = Simulator::new(gpu);
+    let plan = simulator.plan(task.problem())?;
+    let Some(outcome) = simulator.launch(&mut workload.call(&mut outputs, false)?, &plan)? else {
+        return Ok(None);
+    };
+    judge(&outcome)?;
+    let counters = outcome.counters;
+    Ok(Some(Counts {
         instructions: counters.total_instructions(),
         by_class: counters
             .instructions

@@ -57,17 +57,24 @@ pub const CPU: Target = Target {
 /// What GPU kernels take.
 const HALVES: &[DType] = &[DType::F16, DType::BF16];
 
+/// The kernels of a large Hopper in the simulator.
+const SIM: Target = Target {
+    name: "sim",
+    open: || simulated(Gpu::HOPPER),
+    costs: [Cost::Tiny, Cost::Huge],
+    random: [8, 200],
+    most: [6, usize::MAX],
+    dtypes: HALVES,
+};
+
 /// Every backend that can be verified.
 pub const TARGETS: &[Target] = &[
     CPU,
-    Target {
-        name: "sim",
-        open: || Ok(Box::new(Simulator::new(Gpu::HOPPER))),
-        costs: [Cost::Tiny, Cost::Tiny],
-        random: [8, 60],
-        most: [6, usize::MAX],
-        dtypes: HALVES,
-    },
+    SIM,
+    // A Hopper with more tiles than SMs, whose kernels are persistent.
+    Target { name: "sim-busy", open: || simulated(Gpu { sms: 3, ..Gpu::HOPPER }), ..SIM },
+    // The kernel that runs on every GPU.
+    Target { name: "sim-general", open: || simulated(Gpu::AMPERE), ..SIM },
     Target { name: "cuda", open: open_cuda, dtypes: HALVES, ..CPU },
 ];
 
@@ -90,6 +97,10 @@ impl Candidate for Cpu {
     }
 }
 
+fn simulated(gpu: Gpu) -> Result<Box<dyn Candidate>, BackendError> {
+    Ok(Box::new(Simulator::new(gpu)))
+}
+
 fn open_cuda() -> Result<Box<dyn Candidate>, BackendError> {
     let unavailable = |e: cuda::Error| BackendError::Unavailable { backend: "cuda", reason: e.to_string() };
     Ok(Box::new(Cuda::open(0).map_err(unavailable)?))
@@ -97,8 +108,7 @@ fn open_cuda() -> Result<Box<dyn Candidate>, BackendError> {
 
 impl Candidate for Simulator {
     fn build(&self, problem: &Problem) -> Result<(), BackendError> {
-        let program = self.plan(problem)?.kernel().program();
-        program.map(drop).map_err(|e| BackendError::Failed { backend: "sim", source: Box::new(e) })
+        self.program(self.plan(problem)?.kernel()).map(drop)
     }
 
     fn backend(&self) -> &dyn Backend {

@@ -2,26 +2,27 @@
 
 use std::ops::Range;
 
-/// Which bytes of a memory were written.
-#[derive(Clone, Default, Debug)]
-pub(crate) struct Written(Vec<u64>);
+/// Which bytes of a memory were written; `None` is all of them.
+#[derive(Clone, Debug)]
+pub(crate) struct Written(Option<Vec<u64>>);
 
 impl Written {
     /// `bytes` bytes, all written or none.
     pub(crate) fn new(bytes: usize, all: bool) -> Self {
-        Self(vec![if all { u64::MAX } else { 0 }; bytes.div_ceil(64)])
+        Self((!all).then(|| vec![0; bytes.div_ceil(64)]))
     }
 
     /// Marks a range as written.
     pub(crate) fn mark(&mut self, range: Range<usize>) {
-        for (word, mask) in words(range) {
-            self.0[word] |= mask;
+        if let Some(known) = &mut self.0 {
+            words(range).for_each(|(word, mask)| known[word] |= mask);
         }
     }
 
     /// Whether the whole range was written.
     pub(crate) fn covers(&self, range: Range<usize>) -> bool {
-        words(range).all(|(word, mask)| self.0[word] & mask == mask)
+        let Some(known) = &self.0 else { return true };
+        words(range).all(|(word, mask)| known[word] & mask == mask)
     }
 }
 

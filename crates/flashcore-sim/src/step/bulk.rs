@@ -175,7 +175,8 @@ impl Step<'_, '_> {
         self.check_mbarrier_bytes(lane, cta, copy.base, bytes);
         if !write {
             let shared = &self.machine.ctas[cta].shared;
-            let is_written = |(offset, len)| shared.range(offset, len).is_ok_and(|r| shared.written.covers(r));
+            let is_written =
+                |(offset, len)| shared.range(offset, len).is_ok_and(|r| shared.written.covers(r));
             let written = shared.written.covers(range.clone()) || copy.inside().all(is_written);
             self.check_written(written, FindingKind::UninitShared, lane);
         }

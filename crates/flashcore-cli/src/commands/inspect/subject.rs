@@ -76,7 +76,7 @@ impl Subject {
         let mut lse = filled(f32::NAN, small.rows())?;
         let inputs = inputs.each_ref().map(Buffer::data);
         let mut call = HostCall::bind_erased(small, inputs, out.data_mut(), Some(&mut lse))?;
-        Ok(Simulator::new(self.chosen.gpu).outcome(&mut call, &self.plan)?)
+        Ok(Simulator::new(self.chosen.gpu).launch(&mut call, &self.plan)?)
     }
 }
 

@@ -2,10 +2,13 @@
 
 use clap::Args;
 use flashcore::DType;
+use flashcore_kernels::Gpu;
 
 use crate::{
+    error::CliError,
     files::TensorPath,
     flags::{AttentionFlags, BackendFlags, TensorFlags},
+    gpu_flags::GpuFlags,
 };
 
 const EXAMPLES: &str = "\
@@ -15,10 +18,12 @@ Examples:
   flashcore run --shape 1x8x1x64 --seq-kv 8192 --json
   flashcore run --q q.npy --k k.npy --v v.npy --out o.npy --lse lse.npy
   flashcore run --q x.safetensors#q --k x.safetensors#k --v x.safetensors#v --out o.safetensors
+  flashcore run --backend sim --shape 1x2x192x128 --causal --gpu sm_90
 
 Arrays are batch x heads x sequence x dim, or heads x sequence x dim.
 The result is compared with an f64 computation; where that would take too long, on evenly spaced rows.
-Nothing is written if the comparison fails.";
+Nothing is written if the comparison fails. The simulator runs the kernel that a GPU would run, with every check on:
+what its checkers find is printed and fails the run.";
 
 /// Compute attention, check it against f64, time it
 #[derive(Args, Clone, Debug)]
@@ -38,9 +43,22 @@ pub struct Flags {
     pub attention: AttentionFlags,
     #[command(flatten)]
     pub backend: BackendFlags,
-    /// Timed runs after the first [default: about a second's worth]
+    #[command(flatten)]
+    gpu: GpuFlags,
+    /// Timed runs after the first [default: about a second's worth]; of the simulator, hostile runs [default: 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), help_heading = "How to run")]
     pub iters: Option<u32>,
+}
+
+impl Flags {
+    /// The GPU whose kernel is to run in the simulator, if that is what computes.
+    pub fn simulated(&self) -> Result<Option<Gpu>, CliError> {
+        match (self.backend.simulated()?, self.gpu.is_named()) {
+            (true, _) => Ok(Some(self.gpu.choose().gpu)),
+            (false, true) => Err(CliError::Gpu),
+            (false, false) => Ok(None),
+        }
+    }
 }
 
 /// Tensors from files; `--q`, `--k`, `--v` and `--out` go together.

@@ -1,12 +1,14 @@
 //! `flashcore run`: attention on made or given tensors, checked against f64 and timed.
 //!
 //! The path: [`Flags`] → [`Request`] (everything that can be wrong is found here) → [`Tensors`] → backend →
-//! [`Check`] and [`Latency`] → [`report`]. Results reach their files only after they passed.
+//! [`Check`] and [`Latency`] → [`report`]. Results reach their files only after they passed. [`simulate`] does the same
+//! with the kernel of a GPU that need not be there.
 
 mod check;
 mod flags;
 mod report;
 mod request;
+mod simulate;
 mod tensors;
 #[cfg(test)]
 mod tests;
@@ -17,7 +19,12 @@ use flashcore::Backend;
 use flashcore_lab::{latency::Latency, memory};
 
 pub use self::flags::Flags;
-use self::{check::Check, report::RunReport, request::Request, tensors::Tensors};
+use self::{
+    check::Check,
+    report::{Computed, Effort, RunReport},
+    request::Request,
+    tensors::Tensors,
+};
 use crate::{
     backends,
     error::{CliError, Verdict},
@@ -26,12 +33,15 @@ use crate::{
 
 /// Runs attention and says how right and how fast it was.
 pub fn execute(flags: Flags, output: &Output) -> Result<Verdict, CliError> {
-    let backends = flags.backend.clone();
+    let (backends, simulated) = (flags.backend.clone(), flags.simulated()?);
     let request = Request::parse(flags)?;
     // The tensors by themselves first: how much comparing takes is found by walking through all rows.
     memory::check(request.bytes())?;
     memory::check(request.bytes().saturating_add(Check::bytes(&request.problem)))?;
-    run(request, &backends.candidates()?, output)
+    match simulated {
+        Some(gpu) => simulate::execute(request, gpu, output),
+        None => run(request, &backends.candidates()?, output),
+    }
 }
 
 fn run(mut request: Request, candidates: &[Arc<dyn Backend>], output: &Output) -> Result<Verdict, CliError> {
@@ -44,6 +54,7 @@ fn run(mut request: Request, candidates: &[Arc<dyn Backend>], output: &Output) -
     if check.pass {
         request.save(&tensors)?;
     }
-    output.show(&RunReport::new(&request, backend, &ran, &check, latency))?;
+    let computed = Computed { backend: backend.name(), kernel: ran.kernel };
+    output.show(&RunReport::new(&request, computed, &check, Effort::Timed(latency)))?;
     Ok(Verdict::from_bool(check.pass))
 }

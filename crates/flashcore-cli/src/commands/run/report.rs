@@ -1,6 +1,6 @@
 //! The answer of `run`: one JSON object, or two short tables.
 
-use flashcore_core::{Backend, Mask, Ran};
+use flashcore_core::Mask;
 use flashcore_lab::latency::Latency;
 use serde::Serialize;
 
@@ -8,7 +8,36 @@ use super::{
     check::Check,
     request::{Request, Source},
 };
-use crate::output::{Page, Report, Text, Tone};
+use crate::{
+    output::{Page, Report, Text, Tone},
+    simulation::Simulated,
+};
+
+/// What computed.
+#[derive(Debug)]
+pub struct Computed {
+    pub backend: &'static str,
+    pub kernel: String,
+}
+
+/// What computing took.
+#[derive(Debug)]
+pub enum Effort {
+    /// On a clock.
+    Timed(Latency),
+    /// In the simulator, whose time means nothing: what the last run did; `None` where there is nothing to compute.
+    Simulated { runs: usize, seconds: f64, last: Option<Simulated> },
+}
+
+/// The part of the answer about the simulator.
+#[derive(Serialize, Debug)]
+struct SimulationReport {
+    /// Runs: one tame, the others under hostile schedules.
+    runs: usize,
+    seconds: f64,
+    #[serde(flatten)]
+    last: Option<Simulated>,
+}
 
 /// Everything `run` tells.
 #[derive(Serialize, Debug)]
@@ -35,20 +64,31 @@ pub struct RunReport {
     repeatable: bool,
     pass: bool,
     reason: Option<String>,
-    latency_us: Latency,
-    gflops: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    latency_us: Option<Latency>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gflops: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    simulation: Option<SimulationReport>,
     wrote: Vec<String>,
 }
 
 impl RunReport {
     /// Puts together what was asked, what ran and what was found.
-    pub fn new(request: &Request, backend: &dyn Backend, ran: &Ran, check: &Check, latency: Latency) -> Self {
+    pub fn new(request: &Request, computed: Computed, check: &Check, effort: Effort) -> Self {
         let p = &request.problem;
         let v = &check.verdict;
         let wrote = if check.pass { request.outputs() } else { Vec::new() };
+        let (latency_us, simulation) = match effort {
+            Effort::Timed(latency) => (Some(latency), None),
+            Effort::Simulated { runs, seconds, last } => {
+                (None, Some(SimulationReport { runs, seconds, last }))
+            }
+        };
+        let faulty = simulation.as_ref().and_then(SimulationReport::fault);
         Self {
-            backend: backend.name(),
-            kernel: ran.kernel.clone(),
+            backend: computed.backend,
+            kernel: computed.kernel,
             shape: p.q().dims().array(),
             kv_heads: p.heads_kv(),
             seq_kv: p.seq_kv(),
@@ -70,9 +110,10 @@ impl RunReport {
             checked_rows: check.checked_rows,
             repeatable: check.repeatable,
             pass: check.pass,
-            reason: reason(check),
-            gflops: gflops(p.flops(), latency.p50),
-            latency_us: latency,
+            reason: faulty.or_else(|| reason(check)),
+            gflops: latency_us.as_ref().map(|latency| gflops(p.flops(), latency.p50)),
+            latency_us,
+            simulation,
             wrote: wrote.into_iter().map(|path| path.display().to_string()).collect(),
         }
     }
@@ -109,6 +150,19 @@ impl RunReport {
     }
 }
 
+impl SimulationReport {
+    fn describe(&self) -> String {
+        let hostile = self.runs.saturating_sub(1);
+        format!("1 tame run, {hostile} under hostile schedules, {:.1} s", self.seconds)
+    }
+
+    fn fault(&self) -> Option<String> {
+        let last = self.last.as_ref().filter(|last| !last.clean)?;
+        let first = last.findings.iter().find(|found| found.is_error())?;
+        Some(format!("the simulator found {first}"))
+    }
+}
+
 fn reason(check: &Check) -> Option<String> {
     let unsteady = (!check.repeatable).then(|| "two runs on the same input gave different bits".to_owned());
     check.verdict.reason.as_ref().map(ToString::to_string).or(unsteady)
@@ -120,15 +174,20 @@ fn gflops(flops: f64, microseconds: f64) -> f64 {
 
 impl Report for RunReport {
     fn page(&self) -> Page {
-        let page = Page::default().facts::<Text>([
-            ("problem", self.problem().into()),
+        let mut facts = vec![
+            ("problem", Text::from(self.problem())),
             ("backend", format!("{}, kernel {}", self.backend, self.kernel).into()),
             ("max error", format!("{:.2e}, tolerance {:.2e}", self.max_error, self.tolerance).into()),
             ("compared", format!("{} with f64", self.rows_checked()).into()),
-            ("latency", self.latency_us.to_string().into()),
-            ("speed", format!("{:.1} GFLOP/s", self.gflops).into()),
-            ("result", self.result()),
-        ]);
+        ];
+        facts.extend(self.latency_us.iter().map(|latency| ("latency", latency.to_string().into())));
+        facts.extend(self.gflops.iter().map(|speed| ("speed", format!("{speed:.1} GFLOP/s").into())));
+        facts.extend(self.simulation.iter().map(|part| ("simulated", part.describe().into())));
+        facts.push(("result", self.result()));
+        let mut page = Page::default().facts(facts);
+        if let Some(last) = self.simulation.as_ref().and_then(|part| part.last.as_ref()) {
+            page = last.add_to(page);
+        }
         if self.wrote.is_empty() {
             page
         } else {

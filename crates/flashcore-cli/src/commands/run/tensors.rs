@@ -36,9 +36,17 @@ impl Tensors {
 
     /// Computes the outputs.
     pub fn forward(&mut self, backend: &dyn Backend, problem: &Problem) -> Result<Ran, BackendError> {
+        self.call(problem, |call| backend.forward(call))
+    }
+
+    /// Hands the tensors to whoever computes the outputs.
+    pub fn call<T>(
+        &mut self,
+        problem: &Problem,
+        compute: impl FnOnce(&mut HostCall<'_>) -> Result<T, BackendError>,
+    ) -> Result<T, BackendError> {
         let inputs = self.inputs.each_ref().map(Buffer::data);
-        let mut call = HostCall::bind_erased(problem, inputs, self.out.data_mut(), Some(&mut self.lse))?;
-        backend.forward(&mut call)
+        compute(&mut HostCall::bind_erased(problem, inputs, self.out.data_mut(), Some(&mut self.lse))?)
     }
 
     /// Q, K and V.

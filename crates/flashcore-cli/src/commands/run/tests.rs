@@ -94,3 +94,41 @@ fn a_wrong_result_reaches_no_file() {
     assert_eq!(run(request(&args), &[Arc::new(backend)], &output).unwrap(), Verdict::Fail);
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "only the input is there");
 }
+
+/// What a launch with a fault, or without one, comes to.
+fn simulated(body: &str) -> flashcore_sim::Outcome {
+    let text =
+        format!(".version 7.8\n.target sm_80\n.address_size 64\n.visible .entry k()\n{{ {body} ret; }}");
+    let parsed = flashcore_ptx::parse::parse(&text).unwrap();
+    let spec = flashcore_ptx::launch::LaunchSpec {
+        entry: flashcore_ptx::ident::Ident::new("k").unwrap(),
+        grid: [1; 3],
+        block: [32, 1, 1],
+        cluster: [1; 3],
+        shared_bytes: 0,
+        dependent: false,
+        params: Vec::new(),
+        workspace: Vec::new(),
+    };
+    let launch =
+        flashcore_sim::Launch { module: &parsed.module, provenance: None, spec: &spec, buffers: vec![] };
+    launch.run(&flashcore_sim::Options::new()).unwrap()
+}
+
+/// Results that are right do not excuse a finding, and no further run hides it.
+#[test]
+fn findings_of_the_simulator_fail_a_run() {
+    let check = |body: &str, expected, runs| {
+        let mut calls = 0;
+        let launch = |call: &mut HostCall<'_>| {
+            calls += 1;
+            Cpu::new().forward(call).map(|_| Some(simulated(body)))
+        };
+        let output = Output::new(Style { quiet: true, ..Style::default() });
+        let request = request("--shape 1x1x8x8");
+        assert_eq!(simulate::run(request, 2, "k".to_owned(), launch, &output).unwrap(), expected);
+        assert_eq!(calls, runs);
+    };
+    check("", Verdict::Pass, 2);
+    check(".reg .b32 %a, %b; add.u32 %b, %a, 1;", Verdict::Fail, 1);
+}
