@@ -39,7 +39,9 @@ def flash_attn_func(
             "attention probabilities are not kept; for the log-sum-exp use flashcore.attention(..., return_lse=True)"
         )
     # FlashAttention says -1 and 0.0 where None is meant.
-    before, after = (None if side is None or side < 0 else side for side in window_size)
+    before, after = window_size
+    before = None if before is None or before < 0 else before
+    after = None if after is None or after < 0 else after
     left, right = band(causal, (before, after))
     settings = (left, right, False, softmax_scale, softcap or None, None, None, None, "bshd")
     return run(q, k, v, settings, False, None)
