@@ -4,15 +4,9 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-use crate::workplace::{Ended, Workplace};
+use crate::workplace::{Workplace, expect};
 
 const TASK: &str = "--backend cpu --shape 1x2x64x32 --dtype f32 --seconds 0.05";
-
-#[track_caller]
-fn expect(ended: &Ended, code: i32, words: &str) {
-    let text = format!("{}{}", ended.stdout, ended.stderr);
-    assert!(ended.code == code && text.contains(words), "{} instead of {code}: {text}", ended.code);
-}
 
 fn groups(json: &Value) -> Vec<(&str, &str, u64)> {
     let backends = json["backends"].as_array().unwrap().iter();

@@ -7,5 +7,8 @@ mod files;
 mod kernels;
 mod lab;
 mod output;
+mod report;
+mod repro;
 mod sim;
+mod tune;
 mod workplace;

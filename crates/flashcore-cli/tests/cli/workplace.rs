@@ -21,6 +21,13 @@ impl Ended {
     }
 }
 
+/// Fails unless a run ended with this code and said these words.
+#[track_caller]
+pub fn expect(ended: &Ended, code: i32, words: &str) {
+    let text = format!("{}{}", ended.stdout, ended.stderr);
+    assert!(ended.code == code && text.contains(words), "{} instead of {code}: {text}", ended.code);
+}
+
 /// A folder of its own for one test.
 pub struct Workplace {
     folder: TempDir,

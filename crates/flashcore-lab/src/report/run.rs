@@ -18,6 +18,9 @@ use crate::{
 /// Most measurements that a page shows; no suite has a tenth of them.
 const MOST_MEASUREMENTS: usize = 4000;
 
+/// Letters of a competitor's name in plots and tables.
+const LONGEST_NAME: usize = 24;
+
 /// A run: what was measured where, and what came out.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Run {
@@ -244,5 +247,5 @@ fn peer_title(arm: &str) -> String {
         "torch-cpu-math" => "PyTorch CPU unfused",
         other => other,
     };
-    known.to_owned()
+    wording::short(known, LONGEST_NAME)
 }

@@ -123,6 +123,24 @@ pub fn slug(text: &str) -> String {
     if slug.is_empty() { "run".to_owned() } else { slug }
 }
 
+/// The beginning of a text that is too long for its place.
+pub fn short(text: &str, most: usize) -> String {
+    let shortened = || text.chars().take(most - 1).chain(['…']).collect();
+    if text.chars().count() <= most { text.to_owned() } else { shortened() }
+}
+
+/// How wide a text is set, in letters of usual width; rather too wide than too narrow.
+pub fn width(text: &str) -> f64 {
+    let letter = |letter| match letter {
+        'i' | 'j' | 'l' | 'f' | 't' | 'r' | ' ' | '.' | ',' | ':' | ';' | '\'' | '(' | ')' | '|' => 0.7,
+        'm' | 'w' | 'M' | 'W' | '@' | '%' | '<' | '>' | '=' | '+' => 1.6,
+        'A'..='Z' => 1.2,
+        letter if letter.is_ascii() => 1.05,
+        _ => 1.6,
+    };
+    text.chars().map(letter).sum()
+}
+
 /// A list for people: `a, b and c`.
 pub fn list(words: &[String]) -> String {
     let mut text = String::new();
@@ -182,10 +200,17 @@ mod tests {
             (commit(Some("0123456789abcdef")), "012345678"),
             (slug("2026-11 H200 <b>.json"), "2026-11-h200-b-json"),
             (slug("../../é"), "run"),
+            (short("naive", 5), "naive"),
+            (short("a long name", 6), "a lon…"),
             (list(&["a".into(), "b".into(), "c".into()]), "a, b and c"),
         ];
         for (got, wanted) in cases {
             assert_eq!(got, wanted);
         }
+    }
+
+    #[test]
+    fn wide_letters_take_more_room() {
+        assert!(width("illi") < width("abcd") && width("abcd") < width("wwww"));
     }
 }

@@ -8,7 +8,10 @@ use super::{
     frame::{Panel, WIDTH, text},
     mark::{Slot, shape},
 };
-use crate::report::markup::{Element, Node};
+use crate::report::{
+    markup::{Element, Node},
+    wording,
+};
 
 /// Panels with a legend.
 #[derive(Clone, PartialEq, Debug)]
@@ -31,10 +34,10 @@ pub struct Figure {
 const GAP: f64 = 20.0;
 /// Around a picture.
 const EDGE: f64 = 20.0;
-/// Width of a letter, on average and a little more.
+/// Width of a usual letter.
 const LETTER: f64 = 6.6;
-/// Width of a letter of a picture's title.
-const BOLD_LETTER: f64 = 9.6;
+/// Width of a usual letter of a picture's title.
+const BOLD_LETTER: f64 = 10.2;
 /// Width of the line with its mark before a name.
 const SAMPLE: f64 = 26.0;
 
@@ -112,7 +115,7 @@ impl Figure {
         }
         let (mut x, mut y) = (EDGE, y + 24.0);
         for (slot, name) in &self.legend {
-            let needed = SAMPLE + LETTER * name.chars().count() as f64;
+            let needed = SAMPLE + LETTER * wording::width(name);
             if x > EDGE && x + needed > width - EDGE {
                 (x, y) = (EDGE, y + 18.0);
             }
@@ -141,19 +144,30 @@ impl Figure {
     }
 }
 
-/// Words in lines of about so many letters.
+/// Words in lines of so many letters; a word that is longer than a line is shortened.
 fn lines(words: &str, letters: f64) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in words.split_whitespace() {
+        let word = fitting(word, letters);
         match lines.last_mut() {
-            Some(line) if (line.chars().count() + word.chars().count()) as f64 + 1.0 <= letters => {
+            Some(line) if wording::width(line) + wording::width(&word) + 1.0 <= letters => {
                 line.push(' ');
-                line.push_str(word);
+                line.push_str(&word);
             }
-            _ => lines.push(word.to_owned()),
+            _ => lines.push(word),
         }
     }
     lines
+}
+
+fn fitting(word: &str, letters: f64) -> String {
+    let count = word.chars().count();
+    let share = letters / wording::width(word);
+    if share >= 1.0 {
+        word.to_owned()
+    } else {
+        wording::short(word, ((count as f64 * share) as usize).max(2))
+    }
 }
 
 #[cfg(test)]
@@ -163,7 +177,7 @@ mod tests {
     #[test]
     fn words_are_set_in_lines() {
         assert_eq!(lines("one two three", 8.0), ["one two", "three"]);
-        assert_eq!(lines("  enormous  a", 3.0), ["enormous", "a"]);
+        assert_eq!(lines("  enormous  a", 4.0), ["en…", "a"]);
         assert_eq!(lines("", 3.0), [""; 0]);
     }
 }
