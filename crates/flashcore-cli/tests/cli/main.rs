@@ -8,7 +8,5 @@ mod kernels;
 mod lab;
 mod output;
 mod report;
-mod repro;
 mod sim;
-mod tune;
 mod workplace;
