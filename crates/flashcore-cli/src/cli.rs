@@ -6,7 +6,8 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::{
     commands::{
-        bench, cache, completions, doctor, gate, inspect, profile, report, run, sim, tune, verify, warm,
+        bench, cache, completions, doctor, gate, inspect, profile, report, repro, run, sim, tune, verify,
+        warm,
     },
     error::{CliError, Verdict},
     output::Output,
@@ -21,6 +22,7 @@ Examples:
   flashcore bench --suite cpu                    how fast, against whom
   flashcore gate --suite cpu --max-ratio 0.95    pass or fail, for CI
   flashcore tune --shape 4x16x4096x128 --causal  the fastest tile, kept in a table
+  flashcore repro                                verify, measure, pack into one file
   flashcore report --out report.html             saved runs as a page with plots
   flashcore inspect --gpu sm_90                  which GPU kernel, and why
   flashcore sim k.ptx --grid 1 --block 32        a PTX kernel on the CPU, checked
@@ -58,6 +60,7 @@ pub enum Command {
     Gate(Box<gate::Flags>),
     Profile(Box<profile::Flags>),
     Tune(Box<tune::Flags>),
+    Repro(Box<repro::Flags>),
     Report(report::Flags),
     Inspect(Box<inspect::Flags>),
     Sim(Box<sim::Flags>),
@@ -81,6 +84,7 @@ impl Command {
             Self::Gate(flags) => gate::execute(*flags, output),
             Self::Profile(flags) => profile::execute(*flags, output),
             Self::Tune(flags) => tune::execute(*flags, output),
+            Self::Repro(flags) => repro::execute(*flags, output),
             Self::Report(flags) => report::execute(&flags, output),
             Self::Inspect(flags) => inspect::execute(&flags, output),
             Self::Sim(flags) => sim::execute(&flags, output),

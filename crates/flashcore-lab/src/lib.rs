@@ -7,6 +7,7 @@
 //! | may it be taken? | [`gate`], on [`bootstrap`] |
 //! | what limits it? | [`ceiling`], [`profile`] |
 //! | which tile is fastest? | [`tune`] |
+//! | does it come out the same elsewhere? | [`repro`] |
 //! | how does it all look? | [`report`] |
 //!
 //! The `flashcore` command is the only caller; nothing here prints.
@@ -30,6 +31,7 @@ pub mod protocol;
 pub mod record;
 pub mod referee;
 pub mod report;
+pub mod repro;
 pub mod sensors;
 pub mod signature;
 pub mod simulator;

@@ -8,6 +8,7 @@ pub mod gate;
 pub mod inspect;
 pub mod profile;
 pub mod report;
+pub mod repro;
 pub mod run;
 pub mod sim;
 pub mod tune;

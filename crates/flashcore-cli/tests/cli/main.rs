@@ -8,5 +8,7 @@ mod kernels;
 mod lab;
 mod output;
 mod report;
+mod repro;
 mod sim;
+mod tune;
 mod workplace;

@@ -209,12 +209,7 @@ mod tests {
 
     #[test]
     fn genomes_and_tiles_are_the_same_thing() {
-        for (gpu, dim, mask) in [
-            (Gpu::HOPPER, 128, Mask::NONE),
-            (Gpu::HOPPER, 64, Mask::CAUSAL),
-            (Gpu::HOPPER, 256, Mask::CAUSAL),
-            (Gpu::AMPERE, 96, Mask::NONE),
-        ] {
+        for (gpu, dim, mask) in [(Gpu::HOPPER, 128, Mask::CAUSAL), (Gpu::AMPERE, 96, Mask::NONE)] {
             let task = Task::square(DType::BF16, [1, 16, 4096, dim], mask).unwrap();
             let tile = plan(task.problem(), &gpu, 256).unwrap().kernel().tile();
             let space = Space::around(&tile);

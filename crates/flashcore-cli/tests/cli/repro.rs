@@ -1,0 +1,71 @@
+//! `repro` and `repro --check` as users see them, end to end on the CPU.
+
+use std::{fs, path::PathBuf};
+
+use crate::workplace::{Ended, Workplace};
+
+const REPRO: &str =
+    "repro --backend cpu --checks zero-length/ --suite cpu --filter 1x2x64x64 --seconds 0.05 --out artifacts";
+
+#[track_caller]
+fn expect(ended: &Ended, code: i32, words: &str) {
+    let text = format!("{}{}", ended.stdout, ended.stderr);
+    assert!(ended.code == code && text.contains(words), "{} instead of {code}: {text}", ended.code);
+}
+
+/// The bundle in `artifacts`.
+fn bundle(place: &Workplace) -> PathBuf {
+    let files = fs::read_dir(place.path("artifacts")).unwrap().map(|entry| entry.unwrap().path());
+    files.into_iter().find(|path| path.to_string_lossy().ends_with(".tar.gz")).unwrap()
+}
+
+#[test]
+fn a_bundle_is_packed_and_comes_out_the_same() {
+    let place = Workplace::new();
+    let made = place.run(&format!("{REPRO} --json"));
+    let json = made.json();
+    assert_eq!((made.code, &json["pass"]), (0, &true.into()), "{json}");
+    let steps: Vec<_> =
+        json["steps"].as_array().unwrap().iter().map(|s| s["name"].as_str().unwrap()).collect();
+    assert_eq!(steps, ["doctor", "verify", "bench", "profile"]);
+    let manifest = &json["manifest"];
+    assert!(manifest["kernels"].as_object().is_some_and(|kernels| kernels.len() >= 36), "{manifest}");
+    assert!(manifest["rustc"].as_str().is_some_and(|text| text.starts_with("rustc ")), "{manifest}");
+    assert_eq!(
+        (&manifest["settings"]["seed"], manifest["program"].as_str().map(str::len)),
+        (&0.into(), Some(64))
+    );
+    let path = bundle(&place);
+    assert_eq!(
+        json["bundle"].as_str(),
+        Some(format!("artifacts/{}", path.file_name().unwrap().display()).as_str())
+    );
+    let checked = place.run(&format!("repro --check {} --margin 10 --json", path.display()));
+    let json = checked.json();
+    assert_eq!((checked.code, &json["pass"]), (0, &true.into()), "{json}");
+    assert!(json["kernels"].as_u64() >= Some(36) && json["groups"].as_u64() >= Some(1), "{json}");
+    assert_eq!(json["rulings"].as_array().map(Vec::len), Some(1), "{json}");
+    refused_or_different(&place, &path);
+}
+
+/// What is not the bundle that was packed, or not what this machine computes.
+fn refused_or_different(place: &Workplace, path: &PathBuf) {
+    let check = |file: &str| place.run(&format!("repro --check {file} --margin 10"));
+    let (bytes, sum) = (fs::read(path).unwrap(), fs::read(format!("{}.sha256", path.display())).unwrap());
+    expect(&check("missing.tar.gz"), 2, "missing.tar.gz");
+    place.write("alone.tar.gz", &bytes);
+    expect(&check("alone.tar.gz"), 2, "no checksum");
+    place.write("alone.tar.gz.sha256", &sum);
+    place.write("alone.tar.gz", &bytes[..bytes.len() / 2]);
+    expect(&check("alone.tar.gz"), 2, "promised");
+    expect(&place.run(&format!("repro --check {} --full", path.display())), 2, "--full");
+}
+
+#[test]
+fn what_cannot_be_run_is_said() {
+    let place = Workplace::new();
+    expect(&place.run("repro --backend cpu --checks no-such-check --filter 1x2x64"), 2, "no-such-check");
+    expect(&place.run("repro --suite everything"), 2, "everything");
+    expect(&place.run("repro --help"), 0, "Examples:");
+    assert!(place.names().iter().all(|name| name != "artifacts"), "nothing is packed");
+}
