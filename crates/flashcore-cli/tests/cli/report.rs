@@ -60,6 +60,21 @@ fn kept_runs_become_a_page_and_pictures() {
 }
 
 #[test]
+fn the_pictures_of_the_documents_are_those_of_their_run() {
+    let place = Workplace::new();
+    let figures = Path::new(KEPT).join("../../docs/figures");
+    place.run(&format!("report {KEPT}/2026-11-15-h200-forward.json --svg ."));
+    for entry in std::fs::read_dir(figures).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        assert!(
+            std::fs::read(path).unwrap() == place.read(&name),
+            "{name}: make it again, docs/lab.md says how"
+        );
+    }
+}
+
+#[test]
 fn runs_on_this_machine_become_a_history() {
     let place = Workplace::new();
     for name in ["a.json", "b.json"] {

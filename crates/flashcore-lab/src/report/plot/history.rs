@@ -29,15 +29,15 @@ pub fn figure(series: &Series, cast: &Cast) -> Option<Figure> {
     })
 }
 
-/// What stands below a run: its commit, or the day where none was recorded.
+/// What stands below a run: its commit, or month, day and time where none was recorded.
 fn label(run: &Run) -> String {
-    let day = || run.record.created.chars().take(10).collect();
-    run.record.commit.as_ref().map_or_else(day, |id| id.chars().take(7).collect())
+    let time = || run.record.created.replace('T', " ").chars().skip(5).take(11).collect();
+    run.record.commit.as_ref().map_or_else(time, |id| id.chars().take(7).collect())
 }
 
 fn panel(series: &Series, title: &str, y: &Axis<'_>, x: &Scale, curves: &[(Slot, Vec<Point>)]) -> Panel {
     let read = |n: f64| series.runs().get(n as usize).map_or(String::new(), label);
-    let across = Axis { scale: x, title: "commit", label: &read, space: 68.0 };
+    let across = Axis { scale: x, title: "commit", label: &read, space: 74.0 };
     let even = (y.scale.domain().0..=y.scale.domain().1).contains(&1.0) && y.title == "times as fast";
     let even = even.then(|| {
         let ((from, to), at) = (AREA.whole_width(), y.scale.at(1.0));

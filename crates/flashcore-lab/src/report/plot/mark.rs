@@ -51,10 +51,8 @@ pub fn dots(slot: Slot, points: &[Point]) -> Element {
 }
 
 fn mark(slot: Slot, point: &Point) -> Element {
-    let spread = point
-        .spread
-        .filter(|ends| shows(ends))
-        .map(|ends| Element::new("path").class("spread").attr("d", path(ends)));
+    let spread =
+        point.spread.filter(shows).map(|ends| Element::new("path").class("spread").attr("d", path(ends)));
     let group = Element::new("g").with(Element::new("title").with(point.note.as_str()));
     group.all(spread).with(shape(slot, point.at))
 }
