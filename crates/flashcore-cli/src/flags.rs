@@ -9,6 +9,7 @@ use flashcore::cuda::Cuda;
 use flashcore::{Backend, BackendError, BackendKind, DType, Dims, Layout, Mask, Problem, ProblemError};
 use flashcore_core::Spec;
 use flashcore_cpu::Cpu;
+use flashcore_kernels::tuned::Table;
 use flashcore_lab::{arm::roster::Ours, tune::TunedCpu};
 
 use crate::{
@@ -152,6 +153,11 @@ impl BackendFlags {
             (BackendKind::Cuda, None) => open().map_err(|e| unavailable("cuda", &e)),
             (_, None) => Ok(cpu(Cpu::new())),
         }
+    }
+
+    /// The table of measured tiles that was named, or the shipped one.
+    pub fn table(&self) -> Result<Arc<Table>, CliError> {
+        Ok(self.table.load()?.unwrap_or_else(|| Arc::new(Table::shipped().clone())))
     }
 
     /// Threads asked for.

@@ -29,6 +29,8 @@ struct Pretended {
     /// Seconds of a tile on a task.
     speed: fn(&Task, &Tile) -> f64,
     wrong: fn(&Tile) -> bool,
+    /// Whether running it ends the search.
+    deadly: fn(&Tile) -> bool,
     rng: Rng,
     /// How often each candidate was judged and timed.
     calls: HashMap<Tile, u32>,
@@ -60,6 +62,9 @@ impl Stand for Pretended {
 
     fn judge(&mut self, tile: &Tile) -> Result<Finding, LabError> {
         self.measure(tile)?;
+        if (self.deadly)(tile) {
+            return Err(LabError::Stopped);
+        }
         let wrong = (self.wrong)(tile).then(|| "NaN".to_owned());
         Ok(Finding { max_error: 0.0, tolerance: 1.0, rows: 1, wrong })
     }
@@ -100,7 +105,8 @@ fn task() -> Task {
 
 fn pretended(speed: fn(&Task, &Tile) -> f64, left: usize) -> Pretended {
     let wrong = |tile: &Tile| matches!(tile, Tile::Sm90(shape) if shape.tile_n == 64 && shape.stages == 3);
-    Pretended { task: task(), gpu: Gpu::HOPPER, speed, wrong, rng: Rng::new(1), calls: HashMap::new(), left }
+    let (rng, calls) = (Rng::new(1), HashMap::new());
+    Pretended { task: task(), gpu: Gpu::HOPPER, speed, wrong, deadly: |_| false, rng, calls, left }
 }
 
 const SETTINGS: Settings = Settings {
@@ -108,7 +114,7 @@ const SETTINGS: Settings = Settings {
     seed: 4,
     seconds: 0.01,
     budget: Duration::from_secs(600),
-    candidates: 120,
+    candidates: 72,
     wave: 12,
 };
 
@@ -202,11 +208,32 @@ fn a_search_that_was_ended_goes_on_and_measures_nothing_twice() {
 fn lines(path: &Path) -> BTreeMap<String, usize> {
     let text = std::fs::read_to_string(path).unwrap();
     let mut lines = BTreeMap::new();
-    for line in text.lines().skip(1) {
+    for line in text.lines().skip(1).filter(|line| !line.contains("started")) {
         let key = line.split("\"times\"").next().unwrap_or_default().to_owned();
         *lines.entry(key).or_default() += 1;
     }
     lines
+}
+
+#[test]
+fn who_ends_the_search_twice_is_left_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("journal");
+    let deadly = |tile: &Tile| matches!(tile, Tile::Sm90(shape) if shape.tile_n == 96);
+    let mut ends = 0;
+    let tuned = loop {
+        let mut stand = pretended(keys_matter, usize::MAX);
+        stand.deadly = deadly;
+        match search(&mut stand, Settings { candidates: 30, ..SETTINGS }, &path) {
+            Ok(tuned) => break tuned,
+            Err(_) => ends += 1,
+        }
+        assert!(ends < 200, "it never ends");
+    };
+    assert!(
+        ends >= 2 && tuned.failed.iter().any(|failed| failed.reason.contains("ended the search 2 times"))
+    );
+    assert!(!deadly(&tuned.best.tile));
 }
 
 #[test]

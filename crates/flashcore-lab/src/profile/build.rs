@@ -7,7 +7,7 @@ use flashcore::cuda::driver::{
     toolchain::{Search, Tool},
 };
 use flashcore_core::Problem;
-use flashcore_kernels::{Gpu, Plan, plan};
+use flashcore_kernels::{Gpu, Plan, Tile, plan_by, tuned::Table};
 use flashcore_ptx::launch::LaunchSpec;
 use serde::Serialize;
 
@@ -27,6 +27,8 @@ const PIECE: u32 = 256;
 pub struct Build {
     /// The kernel.
     pub kernel: String,
+    /// How it cuts the work.
+    pub tile: Tile,
     /// Why this one.
     pub why: String,
     /// What assembled it; missing where nothing could.
@@ -50,13 +52,13 @@ pub struct Build {
 }
 
 impl Build {
-    /// The kernel of `problem` on `gpu`, assembled by what is found.
-    pub fn of(problem: &Problem, gpu: &Gpu) -> Result<Self, LabError> {
+    /// The kernel of `problem` on `gpu` by `table` and rules, assembled by what is found.
+    pub fn of(problem: &Problem, gpu: &Gpu, table: &Table) -> Result<Self, LabError> {
         let unsupported = |e: flashcore_kernels::PlanError| LabError::Unsupported {
             arm: "the GPU".to_owned(),
             what: e.to_string(),
         };
-        let plan = plan(problem, gpu, 256).map_err(unsupported)?;
+        let plan = plan_by(problem, gpu, 256, table).map_err(unsupported)?;
         let program = plan.kernel().program().map_err(|e| failed(&e))?;
         let spec = plan.launch(&program, problem);
         let report = assemble(program.text(), &plan);
@@ -78,7 +80,8 @@ impl Build {
         let fitting = registers.filter(|_| threads > 0).map(|r| ctas_per_sm(r, threads, shared_bytes, gpu));
         Self {
             kernel,
-            why: plan.why().to_owned(),
+            tile: plan.kernel().tile(),
+            why: plan.row().unwrap_or(plan.why()).to_owned(),
             compiler: report.as_ref().ok().map(|report| report.compiler.clone()),
             registers,
             spilled: found.map(|found| found.spill_stores + found.spill_loads),

@@ -98,6 +98,8 @@ pub struct Entry {
 #[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Fact {
+    /// It runs for the first time: the process may not survive that.
+    Started,
     /// It cannot be built, or spills.
     Unbuildable(String),
     /// What its result was like.
@@ -137,6 +139,8 @@ pub enum Stage {
 /// What is known about one candidate.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Known {
+    /// How often it ran for the first time.
+    pub started: u32,
     /// Why it cannot be built.
     pub unbuildable: Option<String>,
     /// What its result was like.
@@ -224,6 +228,7 @@ impl Journal {
         entry.check().map_err(|reason| self.damaged(line, reason))?;
         let known = self.known.entry((entry.task, entry.tile)).or_default();
         match entry.fact {
+            Fact::Started => known.started += 1,
             Fact::Unbuildable(reason) => known.unbuildable = Some(reason),
             Fact::Judged(finding) => known.finding = Some(finding),
             Fact::Timed { turn, times } => drop(known.turns.insert(turn, times)),
@@ -281,7 +286,7 @@ impl Entry {
             Fact::Timed { times, .. } => times.clone(),
             Fact::Final { times, plan, .. } => [&times[..], plan].concat(),
             Fact::Busy(share) => vec![share + f64::MIN_POSITIVE],
-            Fact::Unbuildable(_) | Fact::Judged(_) => Vec::new(),
+            Fact::Started | Fact::Unbuildable(_) | Fact::Judged(_) => Vec::new(),
         };
         match times.into_iter().find(|time| !(*time > 0.0 && time.is_finite())) {
             Some(time) => Err(format!("{time} is not a time")),

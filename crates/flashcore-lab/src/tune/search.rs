@@ -36,6 +36,8 @@ const FINAL_LENGTH: f64 = 3.0;
 const FINALISTS: usize = 2;
 /// The most of the plan's time that is worth a row.
 const WORTHWHILE: f64 = 0.995;
+/// How often a candidate may run for the first time: one that hangs or kills the process is left out after that.
+const MOST_STARTS: u32 = 2;
 /// Candidates of a wave that Nsight Compute looks at.
 const COUNTED: usize = 3;
 /// By how much an idle candidate is worse than a busy one of the same speed: counters break ties, no more.
@@ -272,6 +274,11 @@ impl<'a> Search<'a> {
             self.resumed += 1;
             return Ok(finding);
         }
+        if self.known(tile).is_some_and(|known| known.started >= MOST_STARTS) {
+            let wrong = format!("it ended the search {MOST_STARTS} times");
+            return Ok(Finding { max_error: 0.0, tolerance: 0.0, rows: 0, wrong: Some(wrong) });
+        }
+        self.keep(*tile, Fact::Started)?;
         let finding = self.stand.judge(tile)?;
         self.keep(*tile, Fact::Judged(finding.clone()))?;
         Ok(finding)

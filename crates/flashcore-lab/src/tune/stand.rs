@@ -13,6 +13,7 @@ use std::{
 };
 
 use flashcore::cuda::Cuda;
+use flashcore_core::Problem;
 use flashcore_cpu::{Cpu, Tiles};
 use flashcore_kernels::{CpuTile, Tile, plan_tile, tuned::Subject};
 use rayon::prelude::*;
@@ -179,6 +180,7 @@ struct CudaStand<'a> {
     seed: u64,
     counter: Option<Counter<'a>>,
     device: String,
+    planned: Tile,
     /// Data on the GPU, with the kernel of the candidate that was last looked at.
     ready: CudaReady,
     at: Tile,
@@ -193,7 +195,7 @@ impl<'a> CudaStand<'a> {
     ) -> Result<Self, LabError> {
         let ready = CudaReady::planned(cuda, &workload)?;
         let (device, at, referee) = (cuda.gpu().device(), ready.tile(), OnceCell::new());
-        Ok(Self { cuda, workload, referee, seed, counter, device, ready, at })
+        Ok(Self { cuda, workload, referee, seed, counter, device, planned: at, ready, at })
     }
 
     fn switch(&mut self, tile: &Tile) -> Result<&mut CudaReady, LabError> {
@@ -203,21 +205,22 @@ impl<'a> CudaStand<'a> {
         }
         Ok(&mut self.ready)
     }
+}
 
-    /// Why a kernel that was built is not a candidate: registers that did not suffice.
-    fn spills(&self, tile: &Tile) -> Option<String> {
-        let ready = match self.cuda.prepare_tile(self.workload.task().problem(), *tile) {
-            Ok(ready) => ready,
-            Err(error) => return Some(error.to_string()),
-        };
-        let local = ready.kernel().attributes().local;
-        (local > 0).then(|| format!("it spills: {local} bytes of local memory"))
+/// Why a kernel is not a candidate: it cannot be built, or its registers do not suffice.
+fn unbuildable(cuda: &Cuda, problem: &Problem, tile: &Tile) -> Option<String> {
+    match cuda.prepare_tile(problem, *tile) {
+        Err(error) => Some(error.to_string()),
+        Ok(ready) => match ready.kernel().attributes().local {
+            0 => None,
+            local => Some(format!("it spills: {local} bytes of local memory")),
+        },
     }
 }
 
 impl Stand for CudaStand<'_> {
     fn plan(&self) -> Result<Tile, LabError> {
-        Ok(CudaReady::planned(self.cuda, &self.workload)?.tile())
+        Ok(self.planned)
     }
 
     fn refusal(&self, tile: &Tile) -> Option<String> {
@@ -226,9 +229,10 @@ impl Stand for CudaStand<'_> {
     }
 
     fn build(&mut self, tiles: &[Tile]) -> Vec<Option<String>> {
-        let (cuda, problem) = (self.cuda, self.workload.task().problem());
-        tiles.par_iter().for_each(|tile| drop(cuda.prepare_tile(problem, *tile)));
-        tiles.iter().map(|tile| self.spills(tile)).collect()
+        let (cuda, problem, planned) = (self.cuda, self.workload.task().problem(), self.planned);
+        // What the plan chooses is measured whatever its build says.
+        let look = |tile: &Tile| unbuildable(cuda, problem, tile).filter(|_| *tile != planned);
+        tiles.par_iter().map(look).collect()
     }
 
     fn judge(&mut self, tile: &Tile) -> Result<Finding, LabError> {

@@ -5,7 +5,7 @@
 
 mod report;
 
-use std::{fs, path::PathBuf};
+use std::{fs, path::PathBuf, process::Command};
 
 use clap::Args;
 use flashcore_kernels::{Gpu, Tile};
@@ -73,14 +73,20 @@ pub fn execute_target(flags: &TargetFlags) -> Result<Verdict, CliError> {
     Ok(Verdict::Pass)
 }
 
+/// This program again, which launches the kernel of `tile` for `task` a few times.
+fn target(task: &Task, tile: &Tile) -> Result<Command, LabError> {
+    let text = |value: serde_json::Result<String>| value.unwrap_or_default();
+    let mut child = program::again()?;
+    child.args(["profile-target", &text(serde_json::to_string(task.spec())), "--tile"]);
+    child.arg(text(serde_json::to_string(tile)));
+    Ok(child)
+}
+
 /// How busy the busiest unit of the GPU is when `tile` computes `task`, from 0 to 1; `None` where nothing counts it.
 pub fn busy(task: &Task, tile: &Tile) -> Option<f64> {
     let (ncu, folder) = (Ncu::find()?, tempfile::tempdir().ok()?);
-    let mut child = program::again().ok()?;
-    child.args(["profile-target", &serde_json::to_string(task.spec()).ok()?, "--tile"]);
-    child.arg(serde_json::to_string(tile).ok()?);
     let report = folder.path().join("candidate.ncu-rep");
-    ncu.collect("regex:^fc_", &report, &child).ok()?;
+    ncu.collect("regex:^fc_", &report, &target(task, tile).ok()?).ok()?;
     let reading = Reading::of(&ncu::counters(&ncu.csv(&report).ok()?)?);
     let shares = [reading.tensor, reading.dram, reading.l2].into_iter().flatten();
     shares.reduce(f64::max).map(|percent| (percent / 100.0).clamp(0.0, 1.0))
@@ -109,11 +115,12 @@ fn planned_for(ours: &Ours) -> String {
 impl Flags {
     fn profile(&self, task: &Task, gpu: Option<Gpu>) -> Result<Profiled, CliError> {
         let planned = gpu.unwrap_or(Gpu::HOPPER);
-        let mut profiled = Profiled::new(task, Build::of(task.problem(), &planned)?);
+        let build = Build::of(task.problem(), &planned, &*self.backend.table()?)?;
+        let mut profiled = Profiled::new(task, build);
         match (gpu, Ncu::find()) {
             (None, _) => profiled.counters = count::count(task, planned)?,
             (_, None) => profiled.note = Some(format!("no Nsight Compute; set {} to its ncu", ncu::NCU)),
-            (Some(_), Some(ncu)) => match self.count(task, &profiled.build.kernel, &ncu) {
+            (Some(_), Some(ncu)) => match self.count(task, &profiled.build, &ncu) {
                 Ok((reading, files)) => (profiled.reading, profiled.files) = (Some(reading), files),
                 Err(error) => profiled.note = Some(error.to_string()),
             },
@@ -124,12 +131,11 @@ impl Flags {
         Ok(profiled)
     }
 
-    fn count(&self, task: &Task, kernel: &str, ncu: &Ncu) -> Result<(Reading, Vec<String>), LabError> {
+    fn count(&self, task: &Task, build: &Build, ncu: &Ncu) -> Result<(Reading, Vec<String>), LabError> {
+        let kernel = &build.kernel;
         fs::create_dir_all(&self.out).map_err(LabError::io("make", &self.out))?;
         let [report, table] = ["ncu-rep", "csv"].map(|ending| self.out.join(format!("{kernel}.{ending}")));
-        let mut child = program::again()?;
-        child.args(["profile-target", &serde_json::to_string(task.spec()).unwrap_or_default()]);
-        ncu.collect(kernel, &report, &child)?;
+        ncu.collect(kernel, &report, &target(task, &build.tile)?)?;
         let csv = ncu.csv(&report)?;
         fs::write(&table, &csv).map_err(LabError::io("write", &table))?;
         let unreadable =
