@@ -85,8 +85,8 @@ impl RowCopy {
     /// The pieces of a row that stay together under the swizzle: (offset in shared memory, range in the row).
     pub(crate) fn pieces(&self, row: &BoxRow) -> impl Iterator<Item = (u32, std::ops::Range<usize>)> {
         let (start, swizzle) = (self.base + row.offset, self.swizzle);
-        let (step, len) =
-            if swizzle == Swizzle::None { (self.row_bytes, self.row_bytes) } else { (16, self.row_bytes) };
+        let len = self.row_bytes;
+        let step = if swizzle == Swizzle::None { len.max(1) } else { 16 };
         (0..len).step_by(step as usize).map(move |at| {
             let end = (at + step).min(len);
             (swizzle.apply(start + at), at as usize..end as usize)

@@ -243,9 +243,12 @@ impl<'m> Machine<'m> {
 }
 
 impl Context<'_> {
-    /// The instruction at `pc` for a report.
+    /// The instruction at `pc` for a report; behind the last one is the end of the kernel.
     pub(crate) fn site(&self, pc: u32) -> Site {
-        let origin = &self.program.origins[pc as usize];
+        let Some(origin) = self.program.origins.get(pc as usize) else {
+            let statement = self.program.origins.last().map_or(0, |origin| origin.statement);
+            return Site { statement, text: "the end of the kernel".to_owned(), source: None };
+        };
         let line = self.provenance.and_then(|(table, kernel)| table.location(kernel, origin.statement));
         Site { statement: origin.statement, text: origin.text.clone(), source: line.map(|l| l.to_string()) }
     }

@@ -24,8 +24,8 @@ const PROGRAM: &str = "
 }
 .visible .entry wide()
 {
-    .reg .b128 %q; .reg .b64 %a;
-    mov.b64 %a, 1; mov.b128 %q, {%a, %a};
+    .reg .b128 %q; .reg .b32 %a;
+    mov.b32 %a, 1; mov.b128 %q, {%a, %a, %a, %a};
     ret;
 }
 .visible .entry mapped(.param .align 64 .b8 map[128]) { ret; }
@@ -83,7 +83,7 @@ fn errors_name_what_is_wrong() {
         spec
     };
     check(&spec("nothing", vec![]), &["no kernel `nothing`", "copy, wide"]);
-    check(&spec("wide", vec![]), &["wide", "mov.b128", "128-bit registers"]);
+    check(&spec("wide", vec![]), &["wide", "mov.b128", "128 bits are made of two registers"]);
     check(&spec("large", vec![]), &["large", "1000000 bytes of depot"]);
     check(&spec("copy", vec![]), &["0 arguments for 3 parameters"]);
     check(&spec("mapped", vec![Param::U32(1)]), &["argument 0", "4 bytes for a parameter of 128"]);

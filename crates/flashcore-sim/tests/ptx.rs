@@ -3,7 +3,10 @@
 
 use flashcore_ptx::{op::Op, table};
 use flashcore_sim::{Buffer, Launch, Options, Outcome};
-use flashcore_testkit::ptxtest::{Bound, Case, load};
+use flashcore_testkit::{
+    fuzz,
+    ptxtest::{Bound, Case, load, read},
+};
 use std::{
     collections::BTreeSet,
     fs,
@@ -70,6 +73,31 @@ fn instructions_give_the_documented_results() {
 #[test]
 fn random_programs_give_the_answers_of_a_gpu() {
     check("fuzz");
+}
+
+/// Programs for which no GPU was asked: clean, and the same bits under every schedule.
+#[test]
+fn random_programs_are_clean_under_every_schedule() {
+    let failures: Vec<_> = (1000..1066).filter_map(|seed| unclean(&fuzz::Program::new(seed), seed)).collect();
+    assert!(failures.is_empty(), "{} failures:\n{}", failures.len(), failures.join("\n"));
+}
+
+fn unclean(program: &fuzz::Program, seed: u64) -> Option<String> {
+    let text = program.with_answers("nobody", &vec![0; program.inputs.len()]);
+    let name = &program.name;
+    let cases = match read(name, &text) {
+        Ok(cases) => cases,
+        Err(error) => return Some(format!("{error} in\n{text}")),
+    };
+    let ways = [Options::new()].into_iter().chain(Options::gauntlet(seed));
+    let outcomes: Result<Vec<_>, _> = ways.map(|way| run(&cases[0], &way)).collect();
+    let outcomes = match outcomes {
+        Ok(outcomes) => outcomes,
+        Err(error) => return Some(error),
+    };
+    let finding = outcomes.iter().find_map(|outcome| outcome.findings.first());
+    let differs = outcomes.iter().any(|outcome| outcome.buffers != outcomes[0].buffers);
+    finding.map(|f| format!("{name}: {f}")).or(differs.then(|| format!("{name} depends on the schedule")))
 }
 
 /// Hints without a result of their own, and ends that no test can observe.

@@ -12,6 +12,7 @@
 //! | [`mutate`] | single faults made in kernels, for judging the checkers |
 //! | [`ptxtest`] | tests written as PTX files, for simulator and GPU |
 //! | [`random`] | random legal problems, for fuzzing |
+//! | [`fuzz`] | random PTX programs |
 //!
 //! Nothing here is published; the command line links it for its `run` and `verify` commands.
 #![forbid(unsafe_code)]
@@ -21,6 +22,7 @@ pub mod bench;
 pub mod buffers;
 pub mod cases;
 pub mod compare;
+pub mod fuzz;
 pub mod inputs;
 pub mod mutate;
 pub mod naive;

@@ -1,35 +1,82 @@
 //! The repository's PTX tests on GPU 0: the same files, launches and expected bits as in the simulator.
 //!
-//! `cargo run --release --example gpu_ptx [folder]`, by default `tests/ptx`.
+//! `cargo run --release --example gpu_ptx [FOLDER…]`, by default `tests/ptx tests/ptx/fuzz`. Each file runs in a
+//! process of its own, so that a kernel that traps or hangs costs that file alone.
 #![allow(unsafe_code)] // Launching kernels.
 
-use std::{collections::HashMap, path::PathBuf};
+use std::{
+    collections::HashMap,
+    path::{Path, PathBuf},
+    process::{Child, Command},
+    thread::sleep,
+    time::{Duration, Instant},
+};
 
 use flashcore::cuda::driver::{Compiler, Device, DeviceBuffer, Module, Prepared, Stream};
 use flashcore_testkit::ptxtest::{Case, load};
 
+/// How long a file may take: its kernels are tiny.
+const PATIENCE: Duration = Duration::from_secs(60);
+
 fn main() {
-    let folder = std::env::args().nth(1).unwrap_or_else(|| "tests/ptx".to_owned());
-    let mut files: Vec<PathBuf> =
-        std::fs::read_dir(folder).expect("a folder of tests").filter_map(|e| Some(e.ok()?.path())).collect();
+    let args: Vec<PathBuf> = std::env::args_os().skip(1).map(PathBuf::from).collect();
+    if let [file] = args.as_slice()
+        && file.is_file()
+    {
+        std::process::exit(i32::from(run_file(file) > 0));
+    }
+    let usual = ["tests/ptx", "tests/ptx/fuzz"].map(PathBuf::from).to_vec();
+    let folders = if args.is_empty() { usual } else { args };
+    let files: Vec<_> = folders.iter().flat_map(|folder| files(folder)).collect();
+    let failed = files.iter().filter(|file| !passes(file)).count();
+    println!("{} files, {failed} failed", files.len());
+    std::process::exit(i32::from(failed > 0));
+}
+
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).expect("a folder of tests");
+    let mut files: Vec<PathBuf> = entries.filter_map(|e| Some(e.ok()?.path())).collect();
     files.retain(|path| path.extension().is_some_and(|e| e == "ptx"));
     files.sort();
-    let gpu = Gpu::open();
-    let (mut passed, mut failed) = (0, 0);
-    for case in files.iter().flat_map(|file| load(file).unwrap_or_else(|e| panic!("{e}"))) {
-        if !case.findings.is_empty() {
-            continue;
-        }
-        match gpu.run(&case) {
-            Ok(()) => passed += 1,
-            Err(error) => {
-                failed += 1;
-                println!("FAIL  {}: {error}", case.name);
+    files
+}
+
+/// Runs a file in a child; what it found has been printed.
+fn passes(file: &Path) -> bool {
+    let own = std::env::current_exe().expect("the path of this program");
+    let mut child = Command::new(own).arg(file).spawn().expect("a child");
+    let done = wait(&mut child);
+    if done.is_none() {
+        println!("FAIL  {}: no end after {} s", file.display(), PATIENCE.as_secs());
+    }
+    done == Some(true)
+}
+
+/// Whether a child ended well; nothing if it had to be ended.
+fn wait(child: &mut Child) -> Option<bool> {
+    let begin = Instant::now();
+    loop {
+        match child.try_wait().expect("a child of this process") {
+            Some(status) => return Some(status.success()),
+            None if begin.elapsed() > PATIENCE => {
+                child.kill().expect("the child is still there");
+                return None;
             }
+            None => sleep(Duration::from_millis(5)),
         }
     }
-    println!("{passed} passed, {failed} failed");
-    std::process::exit(i32::from(failed > 0));
+}
+
+/// Runs the cases of a file; returns how many failed.
+fn run_file(file: &Path) -> usize {
+    let gpu = Gpu::open();
+    let cases = load(file).unwrap_or_else(|e| panic!("{e}"));
+    // A launch with findings has no defined result.
+    let failures: Vec<_> =
+        cases.iter().filter(|case| case.findings.is_empty()).filter_map(|c| gpu.run(c).err()).collect();
+    failures.iter().for_each(|error| println!("FAIL  {error}"));
+    println!("{}: {} cases, {} failed", file.display(), cases.len(), failures.len());
+    failures.len()
 }
 
 struct Gpu {
@@ -47,7 +94,7 @@ impl Gpu {
 
     /// Launches a case and compares; the error says what is wrong.
     fn run(&self, case: &Case) -> Result<(), String> {
-        let results = self.launch(case).map_err(|e| e.to_string())?;
+        let results = self.launch(case).map_err(|e| format!("{}: {e}", case.name))?;
         case.check(|slot| results.get(&slot.0).map(Vec::as_slice))
     }
 

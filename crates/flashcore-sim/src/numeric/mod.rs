@@ -3,6 +3,7 @@
 //! Called by the decoders in `program/` (which build lane functions from these) and by the tensor-core steps.
 
 pub(crate) mod approx;
+pub(crate) mod double;
 pub(crate) mod format;
 pub(crate) mod single;
 pub(crate) mod small;

@@ -48,7 +48,11 @@ fn mov(cx: &Context<'_>, inst: &Inst) -> Decoded<Uop> {
     let Some(ty) = inst.ty(0) else { return refuse("no type") };
     let [dst, src] = inst.operands.as_slice() else { return refuse("mov takes two operands") };
     if ty == ScalarType::B128 {
-        return refuse("128-bit registers");
+        let (dsts, srcs) = (cx.dsts(dst)?, cx.srcs(src, ScalarType::B64)?);
+        return match (dsts.len(), srcs.len()) {
+            (2, 2) => Ok(Uop::Copy { dsts, srcs }),
+            _ => refuse("128 bits are made of two registers"),
+        };
     }
     match (dst, src) {
         (Operand::Vector(parts), src) => {

@@ -7,6 +7,7 @@ use super::{
 use crate::numeric::{
     Rounding,
     approx::{Function, divide},
+    double,
     single::{Mode, extremum, extremum64},
 };
 use flashcore_ptx::{
@@ -19,7 +20,8 @@ use flashcore_ptx::{
 pub(super) fn lane_fn(inst: &Inst, ty: ScalarType) -> Option<LaneFn> {
     match ty {
         ScalarType::F32 => single(inst),
-        ScalarType::F64 if rounding(inst) == Rounding::NearestEven => double(inst),
+        ScalarType::F64 if rounding(inst) == Rounding::NearestEven => nearest(inst),
+        ScalarType::F64 => directed(inst, rounding(inst)),
         _ => None,
     }
 }
@@ -107,7 +109,7 @@ fn testp(inst: &Inst) -> Option<LaneFn> {
     Some(map1(move |a| u64::from(test(f32::from_bits(a as u32)))))
 }
 
-fn double(inst: &Inst) -> Option<LaneFn> {
+fn nearest(inst: &Inst) -> Option<LaneFn> {
     let read = f64::from_bits;
     if let Some(function) = function(inst.op) {
         return Some(map1(move |a| function.exact(read(a)).to_bits()));
@@ -124,6 +126,20 @@ fn double(inst: &Inst) -> Option<LaneFn> {
         Op::Max => map2(move |a, b| extremum64(read(a), read(b), false).to_bits()),
         Op::Copysign => map2(|a, b| a & (1 << 63) | b & (u64::MAX >> 1)),
         Op::Testp => testp64(inst)?,
+        _ => return None,
+    })
+}
+
+fn directed(inst: &Inst, mode: Rounding) -> Option<LaneFn> {
+    let read = f64::from_bits;
+    Some(match inst.op {
+        Op::Add => map2(move |a, b| double::add(read(a), read(b), mode).to_bits()),
+        Op::Sub => map2(move |a, b| double::add(read(a), -read(b), mode).to_bits()),
+        Op::Mul => map2(move |a, b| double::mul(read(a), read(b), mode).to_bits()),
+        Op::Div => map2(move |a, b| double::div(read(a), read(b), mode).to_bits()),
+        Op::Rcp => map1(move |a| double::div(1.0, read(a), mode).to_bits()),
+        Op::Sqrt => map1(move |a| double::sqrt(read(a), mode).to_bits()),
+        Op::Fma => map3(move |a, b, c| double::fma(read(a), read(b), read(c), mode).to_bits()),
         _ => return None,
     })
 }

@@ -75,7 +75,7 @@ pub(super) fn lane_fn(inst: &Inst, ty: ScalarType) -> Option<LaneFn> {
 }
 
 fn product(inst: &Inst, ty: ScalarType) -> Option<LaneFn> {
-    let wide = move |a: u64, b: u64| -> i128 { widen(a, ty) * widen(b, ty) };
+    let wide = move |a: u64, b: u64| -> i128 { widen(a, ty).wrapping_mul(widen(b, ty)) };
     let bits = ty.bits();
     if !ty.is_integer() {
         return None;

@@ -30,9 +30,10 @@ pub(super) fn decode(cx: &Context<'_>, inst: &Inst) -> Decoded<Uop> {
     }
 }
 
+/// The type of what is accessed; 128 bits are two elements of 64.
 fn element(inst: &Inst) -> Decoded<ScalarType> {
     match inst.ty(0) {
-        Some(ScalarType::B128) => refuse("128-bit registers"),
+        Some(ScalarType::B128) => Ok(ScalarType::B64),
         Some(ty) => Ok(ty),
         None => refuse("no type"),
     }

@@ -119,15 +119,23 @@ impl RegisterMap {
     pub(super) fn new(kernel: &Kernel) -> Self {
         let mut map = Self { first: BTreeMap::new(), counts: RegisterCounts::default() };
         for (ty, count) in kernel.registers.types() {
-            let counter = match ty.bits() {
-                1 => &mut map.counts.predicates,
-                64 => &mut map.counts.wide,
-                _ => &mut map.counts.narrow,
+            let (counter, slots) = match ty.bits() {
+                1 => (&mut map.counts.predicates, count),
+                64 => (&mut map.counts.wide, count),
+                128 => (&mut map.counts.wide, 2 * count),
+                _ => (&mut map.counts.narrow, count),
             };
             map.first.insert(ty, *counter);
-            *counter += count;
+            *counter += slots;
         }
         map
+    }
+
+    /// The two slots of a register of 128 bits, lower half first; `None` of another.
+    fn halves(&self, operand: &Operand) -> Option<[Reg; 2]> {
+        let Operand::Reg(reg) = operand else { return None };
+        let first = self.first.get(&reg.ty).filter(|_| reg.ty.bits() == 128)? + 2 * reg.index;
+        Some([Reg::Wide(first), Reg::Wide(first + 1)])
     }
 
     /// The slot of a register; `None` where it is not declared or 128 bits wide.
@@ -265,12 +273,20 @@ impl Context<'_> {
         self.elements(operand).iter().map(|o| self.reg(o)).collect()
     }
 
+    /// Destinations; a register of 128 bits is two.
     pub(super) fn dsts(&self, operand: &Operand) -> Decoded<Vec<Dst>> {
-        self.elements(operand).iter().map(|o| self.dst(o)).collect()
+        match self.registers.halves(operand) {
+            Some(halves) => Ok(halves.map(Some).to_vec()),
+            None => self.elements(operand).iter().map(|o| self.dst(o)).collect(),
+        }
     }
 
+    /// Sources; a register of 128 bits is two.
     pub(super) fn srcs(&self, operand: &Operand, ty: ScalarType) -> Decoded<Vec<Src>> {
-        self.elements(operand).iter().map(|o| self.src(o, ty)).collect()
+        match self.registers.halves(operand) {
+            Some(halves) => Ok(halves.map(Src::Reg).to_vec()),
+            None => self.elements(operand).iter().map(|o| self.src(o, ty)).collect(),
+        }
     }
 }
 

@@ -280,6 +280,11 @@ pub(crate) enum Uop {
         packed: bool,
         combine: Option<(Combine, Src)>,
     },
+    /// Each source to its destination, all read first.
+    Copy {
+        dsts: Vec<Dst>,
+        srcs: Vec<Src>,
+    },
     Unpack {
         dsts: Vec<Dst>,
         src: Src,

@@ -124,6 +124,7 @@ impl Step<'_, '_> {
             Uop::Compare { f, p, q, srcs, packed, combine } => {
                 self.compare(f, *p, *q, srcs, *packed, *combine)
             }
+            Uop::Copy { dsts, srcs } => self.copy(dsts, srcs),
             Uop::Unpack { dsts, src, bits } => self.unpack(dsts, *src, *bits),
             Uop::ToGeneric { dst, src, space } => self.make_generic(*dst, *src, *space),
             Uop::FromGeneric { dst, src, space } => self.leave_generic(*dst, *src, *space),

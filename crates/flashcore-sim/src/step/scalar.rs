@@ -121,6 +121,12 @@ impl Step<'_, '_> {
         Ok(Flow::Next)
     }
 
+    pub(super) fn copy(&mut self, dsts: &[Dst], srcs: &[Src]) -> Outcome {
+        let values: Vec<Lanes> = srcs.iter().map(|src| self.read(*src)).collect();
+        dsts.iter().zip(&values).for_each(|(dst, value)| self.write(*dst, value));
+        Ok(Flow::Next)
+    }
+
     pub(super) fn unpack(&mut self, dsts: &[Dst], src: Src, bits: u32) -> Outcome {
         let value = self.read(src);
         let mask = u64::MAX >> (64 - bits);

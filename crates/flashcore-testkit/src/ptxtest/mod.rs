@@ -20,7 +20,7 @@
 mod read;
 mod values;
 
-pub use read::{LoadError, load};
+pub use read::{LoadError, load, read};
 pub use values::Expected;
 
 use flashcore_ptx::{

@@ -39,10 +39,15 @@ pub enum LoadError {
 pub fn load(path: &Path) -> Result<Vec<Case>, LoadError> {
     let file = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let text = std::fs::read_to_string(path).map_err(|e| LoadError::Io(file.clone(), e))?;
-    let parsed = Arc::new(parse(&text).map_err(|e| LoadError::Parse(file.clone(), e))?);
+    read(&file, &text)
+}
+
+/// Reads the cases in the text of a file of that name.
+pub fn read(file: &str, text: &str) -> Result<Vec<Case>, LoadError> {
+    let parsed = Arc::new(parse(text).map_err(|e| LoadError::Parse(file.to_owned(), e))?);
     let mut drafts: Vec<Draft> = Vec::new();
-    for (line, comment) in comments(&text) {
-        let wrong = |reason: String| LoadError::Comment { file: file.clone(), line, reason };
+    for (line, comment) in comments(text) {
+        let wrong = |reason: String| LoadError::Comment { file: file.to_owned(), line, reason };
         let (key, words) = comment.split_once(": ").unwrap_or_default();
         match (key, drafts.last_mut()) {
             ("run", _) => drafts.push(Draft::new(words).map_err(wrong)?),
@@ -52,7 +57,7 @@ pub fn load(path: &Path) -> Result<Vec<Case>, LoadError> {
             _ => {}
         }
     }
-    Ok(drafts.into_iter().map(|draft| draft.finish(&file, &parsed)).collect())
+    Ok(drafts.into_iter().map(|draft| draft.finish(file, &parsed)).collect())
 }
 
 /// The comments of a text with their lines; `and:` continues the one before.
