@@ -15,9 +15,7 @@ const FEWEST: usize = 3;
 pub struct Sweep<'r> {
     /// What the problems share, in words.
     pub title: String,
-    /// Head dim, for tables.
-    pub dim: String,
-    /// Mask, for tables.
+    /// The mask, which a row of panels shares.
     pub mask: String,
     /// The problems, each with another length.
     pub problems: Vec<&'r Problem>,
@@ -34,6 +32,7 @@ struct Shared {
     /// Queries where their number is not that of the keys.
     queries: Option<usize>,
     softcap: Option<u32>,
+    sinks: bool,
 }
 
 impl Shared {
@@ -47,6 +46,7 @@ impl Shared {
             heads: [task.q[1], task.k[1]],
             queries: (task.q[2] != task.k[2]).then_some(task.q[2]),
             softcap: task.softcap.map(f32::to_bits),
+            sinks: task.sinks,
         }
     }
 
@@ -61,7 +61,9 @@ impl Shared {
         let queries =
             self.queries.map(|n| if n == 1 { "1 query".to_owned() } else { format!("{n} queries") });
         let cap = self.softcap.map(|bits| format!("cap {}", f32::from_bits(bits)));
-        let shared = [Some(format!("D = {}", self.dim())), Some(self.mask.2.clone()), grouped, queries, cap];
+        let sinks = self.sinks.then(|| "sinks".to_owned());
+        let [dim, mask] = [format!("D = {}", self.dim()), self.mask.2.clone()].map(Some);
+        let shared = [dim, mask, grouped, queries, cap, sinks];
         shared.into_iter().flatten().collect::<Vec<_>>().join(", ")
     }
 }
@@ -81,8 +83,7 @@ pub fn sweeps(problems: &[Problem]) -> (Vec<Sweep<'_>>, Vec<&Problem>) {
     for (shared, mut problems) in groups {
         problems.sort_by_key(|problem| length(problem));
         if is_curve(&problems) {
-            let (title, dim, mask) = (shared.title(), shared.dim(), shared.mask.2);
-            curves.push(Sweep { title, dim, mask, problems });
+            curves.push(Sweep { title: shared.title(), mask: shared.mask.2, problems });
         } else {
             rest.extend(problems);
         }

@@ -8,6 +8,7 @@ use super::{
     scale::Scale,
 };
 use crate::report::{
+    markup::Element,
     run::Run,
     series::Series,
     wording::{self, SPEED},
@@ -35,61 +36,79 @@ fn label(run: &Run) -> String {
     run.record.commit.as_ref().map_or_else(time, |id| id.chars().take(7).collect())
 }
 
-fn panel(series: &Series, title: &str, y: &Axis<'_>, x: &Scale, curves: &[(Slot, Vec<Point>)]) -> Panel {
-    let read = |n: f64| series.runs().get(n as usize).map_or(String::new(), label);
-    let across = Axis { scale: x, title: "commit", label: &read, space: 74.0 };
-    let even = (y.scale.domain().0..=y.scale.domain().1).contains(&1.0) && y.title == "times as fast";
-    let even = even.then(|| {
-        let ((from, to), at) = (AREA.whole_width(), y.scale.at(1.0));
-        rule("axis", [(from, at), (to, at)])
-    });
-    let lines = curves.iter().map(|(slot, points)| curve(*slot, points));
-    let body = frame(AREA, title, &across, y).all(even).all(lines);
-    let description = curves.iter().flat_map(|(_, points)| points).map(|p| format!("{}. ", p.note)).collect();
-    Panel { title: title.to_owned(), description, height: AREA.height, body }
+/// One line of a panel: runs by their place in the series, each with its value and what that says.
+struct Line {
+    slot: Slot,
+    values: Vec<(usize, f64, String)>,
+}
+
+impl Line {
+    fn new(
+        series: &Series,
+        slot: Slot,
+        of: impl Fn(&Run) -> Option<f64>,
+        note: impl Fn(f64) -> String,
+    ) -> Self {
+        let value = |(n, run): (usize, &Run)| {
+            let value = of(run)?;
+            Some((n, value, format!("{}: {}", label(run), note(value))))
+        };
+        Self { slot, values: series.runs().iter().enumerate().filter_map(value).collect() }
+    }
+}
+
+/// The least and the greatest value of some lines.
+fn ends(lines: &[Line]) -> Option<(f64, f64)> {
+    let all = || lines.iter().flat_map(|line| &line.values).map(|value| value.1);
+    Some((all().reduce(f64::min)?, all().reduce(f64::max)?))
 }
 
 fn leads(series: &Series, cast: &Cast) -> Option<Panel> {
     let newest = series.newest();
-    let runs = || series.runs().iter().enumerate();
-    let of_peer =
-        |peer: &String| -> Vec<_> { runs().filter_map(|(n, r)| Some((n, r.lead(peer)?.mean))).collect() };
-    let values: Vec<_> = newest.peers.iter().map(|peer| (peer, of_peer(peer))).collect();
-    let all = || values.iter().flat_map(|(_, means)| means).map(|(_, mean)| *mean);
-    let (least, most) = (all().reduce(f64::min)?, all().reduce(f64::max)?);
-    let y = Scale::around(least.min(1.0), most.max(1.0), AREA.up());
-    let x = Scale::places(series.runs().len(), AREA.whole_width());
-    let point = |peer: &str, (n, mean): &(usize, f64)| Point {
-        at: (x.at(*n as f64), y.at(*mean)),
-        spread: None,
-        note: format!(
-            "{}: {} as fast as {}",
-            label(&series.runs()[*n]),
-            wording::times(*mean),
-            newest.title(peer)
-        ),
+    let line = |peer: &String| {
+        let note = |mean| format!("{} as fast as {}", wording::times(mean), newest.title(peer));
+        Line::new(series, cast.slot(newest, peer), |run| Some(run.lead(peer)?.mean), note)
     };
-    let curves: Vec<_> = values
-        .iter()
-        .map(|(peer, means)| (cast.slot(newest, peer), means.iter().map(|m| point(peer, m)).collect()))
-        .collect();
+    let lines: Vec<_> = newest.peers.iter().map(line).collect();
+    let (least, most) = ends(&lines)?;
+    let y = Scale::around(least.min(1.0), most.max(1.0), AREA.up());
     let up = Axis { scale: &y, title: "times as fast", label: &wording::tick, space: 14.0 };
-    Some(panel(series, "FlashCore against peers", &up, &x, &curves))
+    let (from, to) = AREA.whole_width();
+    let even = rule("axis", [(from, y.at(1.0)), (to, y.at(1.0))]);
+    Some(panel(series, "FlashCore against peers", &up, &lines, Some(even)))
 }
 
 fn speed(series: &Series) -> Option<Panel> {
-    let means: Vec<_> =
-        series.runs().iter().enumerate().filter_map(|(n, run)| Some((n, series.mean_speed(run)?))).collect();
-    let most = means.iter().map(|(_, mean)| *mean).reduce(f64::max)?;
+    let line = |size: f64| {
+        let of = |run: &Run| Some(series.mean_speed(run)? / size);
+        Line::new(series, Slot::OURS, of, |mean| wording::flops(mean * size))
+    };
+    let (_, most) = ends(&[line(1.0)])?;
     let (size, unit) = wording::unit(most, &SPEED);
     let y = Scale::from_zero(most / size, AREA.up());
-    let x = Scale::places(series.runs().len(), AREA.whole_width());
-    let point = |(n, mean): &(usize, f64)| Point {
-        at: (x.at(*n as f64), y.at(*mean / size)),
-        spread: None,
-        note: format!("{}: {}", label(&series.runs()[*n]), wording::flops(*mean)),
-    };
     let up = Axis { scale: &y, title: unit, label: &wording::tick, space: 14.0 };
-    let curves = [(Slot::OURS, means.iter().map(point).collect())];
-    Some(panel(series, "FlashCore's speed", &up, &x, &curves))
+    Some(panel(series, "FlashCore's speed", &up, &[line(size)], None))
+}
+
+/// Draws the lines over `back`.
+fn panel(series: &Series, title: &str, y: &Axis<'_>, lines: &[Line], back: Option<Element>) -> Panel {
+    let x = Scale::places(series.runs().len(), AREA.whole_width());
+    let read = |n: f64| series.runs().get(n as usize).map_or(String::new(), label);
+    let across = Axis { scale: &x, title: "commit", label: &read, space: 74.0 };
+    let point = |(n, value, note): &(usize, f64, String)| Point {
+        at: (x.at(*n as f64), y.scale.at(*value)),
+        spread: None,
+        note: note.clone(),
+    };
+    let curves = lines.iter().map(|line| {
+        let points: Vec<_> = line.values.iter().map(point).collect();
+        curve(line.slot, &points)
+    });
+    let notes = lines.iter().flat_map(|line| &line.values).map(|(.., note)| format!("{note}. "));
+    Panel {
+        title: title.to_owned(),
+        description: notes.collect(),
+        height: AREA.height,
+        body: frame(AREA, title, &across, y).all(back).all(curves),
+    }
 }

@@ -70,11 +70,6 @@ impl Scale {
         self.domain
     }
 
-    /// Places of the ends.
-    pub const fn range(&self) -> (f64, f64) {
-        self.range
-    }
-
     /// Ticks whose labels have room if each needs `space`.
     pub fn labelled(&self, space: f64) -> Vec<f64> {
         let mut kept: Vec<f64> = Vec::new();
