@@ -94,6 +94,14 @@ impl Builder {
         self.emit(Op::BarrierClusterArrive, &[Mod::Release, Mod::Aligned], []);
     }
 
+    /// As [`arrive_cluster`](Self::arrive_cluster), but publishes nothing: for what is ordered by other means. Publishing
+    /// to a cluster costs a fence of the whole GPU.
+    #[track_caller]
+    pub fn arrive_cluster_relaxed(&mut self) {
+        self.require("barrier.cluster", Scope::Warp);
+        self.emit(Op::BarrierClusterArrive, &[Mod::Relaxed, Mod::Aligned], []);
+    }
+
     /// Waits for all threads of the cluster that have not ended.
     #[track_caller]
     pub fn wait_cluster(&mut self) {

@@ -45,6 +45,8 @@ pub struct Builder {
     pub(crate) lines: Vec<&'static Location<'static>>,
     pub(crate) faults: Vec<Fault>,
     pub(crate) threads: u32,
+    /// Threads that may execute what is being built: fewer than the CTA has where a role is.
+    pub(crate) executing: u32,
     pub(crate) guard: Option<Pred>,
     pub(crate) converged: Scope,
     pub(crate) groups: Groups,
@@ -70,6 +72,7 @@ impl Builder {
             lines: Vec::new(),
             faults: Vec::new(),
             threads,
+            executing: threads,
             guard: None,
             converged: Scope::Grid,
             groups: Groups::default(),
@@ -175,8 +178,8 @@ impl Builder {
             Scope::Warp => 32,
             Scope::Warpgroup => WARPGROUP,
         };
-        if !self.threads.is_multiple_of(group) {
-            self.fault(FaultKind::PartialGroup { what, needed, threads: self.threads });
+        if !self.executing.is_multiple_of(group) {
+            self.fault(FaultKind::PartialGroup { what, needed, threads: self.executing });
         }
         if self.converged < needed {
             self.fault(FaultKind::Divergent { what, needed, here: self.converged });
@@ -211,6 +214,13 @@ impl Builder {
     #[track_caller]
     pub fn cta(&mut self) -> Reg<U32> {
         self.special(SpecialReg::CtaidX, Scope::Cta)
+    }
+
+    /// Index of the CTA along x, y and z.
+    #[track_caller]
+    pub fn cta_xyz(&mut self) -> [Reg<U32>; 3] {
+        [SpecialReg::CtaidX, SpecialReg::CtaidY, SpecialReg::CtaidZ]
+            .map(|index| self.special(index, Scope::Cta))
     }
 
     /// Number of CTAs along x.

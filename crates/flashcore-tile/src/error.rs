@@ -84,7 +84,7 @@ pub enum FaultKind {
     BarrierCount {
         /// Threads asked for.
         threads: u32,
-        /// Threads of the CTA.
+        /// Threads that execute it.
         block: u32,
     },
     /// Register budgets of the roles exceed what the CTA was launched with, or go the wrong way.
@@ -121,7 +121,7 @@ pub enum FaultKind {
         threads: u32,
     },
     /// An instruction for whole warps or warpgroups in a CTA that has a part of one.
-    #[error("{what} is executed by whole {needed}s, but the CTA has {threads} threads")]
+    #[error("{what} is executed by whole {needed}s, but {threads} threads come here")]
     PartialGroup {
         /// The instruction.
         what: &'static str,

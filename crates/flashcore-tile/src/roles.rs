@@ -1,4 +1,7 @@
-//! Warp specialisation: one producer warpgroup and several consumers, each with its share of the registers.
+//! Warp specialisation: one producer and several consumer warpgroups, each with its share of the registers.
+//!
+//! A producer that gives registers away must be a warpgroup, the first one; where all threads keep what the launch gave
+//! them, it is a single warp behind the consumers.
 
 use std::panic::Location;
 
@@ -18,6 +21,10 @@ use crate::{
 
 /// Threads of a warpgroup.
 pub const WARPGROUP: u32 = 128;
+/// Threads of a warp.
+const WARP: u32 = 32;
+/// Most registers of a thread.
+const MAX_REGISTERS: u32 = 255;
 /// Registers of an SM.
 const REGISTER_FILE: u32 = 65536;
 
@@ -30,24 +37,31 @@ pub struct RegisterBudget {
     pub consumer: u32,
 }
 
-/// One producer warpgroup and `consumers` consumer warpgroups.
+/// One producer and `consumers` consumer warpgroups.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Roles {
     /// Number of consumer warpgroups.
     pub consumers: u32,
-    /// How they share the registers; `None` keeps what the launch gave.
+    /// How they share the registers; with `None` all keep what the launch gave, and the producer is a single warp.
     pub budget: Option<RegisterBudget>,
 }
 
 impl Roles {
     /// Threads of a CTA.
     pub const fn threads(&self) -> u32 {
-        (self.consumers + 1) * WARPGROUP
+        let producer = if self.budget.is_some() { WARPGROUP } else { WARP };
+        self.consumers * WARPGROUP + producer
     }
 
     /// Registers per thread at entry, when one CTA fills an SM.
     pub const fn registers_at_entry(&self) -> u32 {
-        REGISTER_FILE / self.threads() / 8 * 8
+        let share = REGISTER_FILE / self.threads() / 8 * 8;
+        if share < MAX_REGISTERS { share } else { MAX_REGISTERS }
+    }
+
+    /// Number of the producer among the warpgroups.
+    const fn producer(&self) -> u32 {
+        if self.budget.is_some() { 0 } else { self.consumers }
     }
 
     const fn asked(&self, budget: RegisterBudget) -> u32 {
@@ -56,7 +70,7 @@ impl Roles {
 }
 
 impl Builder {
-    /// Runs `producer` in warpgroup 0 and `consumer` in the others, which learn their number from 0.
+    /// Runs `producer` in its warps and `consumer` in the others, which learn their number from 0.
     #[track_caller]
     pub fn specialise(
         &mut self,
@@ -67,7 +81,7 @@ impl Builder {
         self.check_budget(roles);
         let author = Location::caller();
         let group = self.warpgroup();
-        let is_producer = self.test(Cmp::Eq, group, 0);
+        let is_producer = self.test(Cmp::Eq, group, roles.producer());
         let is_producer = self.uniform::<Warpgroup>(is_producer);
         self.if_else(
             is_producer,
@@ -78,9 +92,11 @@ impl Builder {
             |b| {
                 let number = b.in_name_of(author, |b| {
                     b.set_registers(Mod::Inc, roles.budget.map(|r| r.consumer));
-                    b.sub(group, 1)
+                    if roles.producer() == 0 { b.sub(group, 1) } else { group }
                 });
+                let all = std::mem::replace(&mut b.executing, roles.consumers * WARPGROUP);
                 consumer(b, number);
+                b.executing = all;
             },
         );
     }

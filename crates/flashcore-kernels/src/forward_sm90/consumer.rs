@@ -10,7 +10,7 @@
 
 use flashcore_tile::{
     Acc, Builder, Cmp, Fragment, Major, MatrixOperand, Pending, Pred, Reg, S32, Stage, Start, U32, Val,
-    Warpgroup,
+    WARPGROUP, Warpgroup,
 };
 
 use super::{
@@ -27,6 +27,8 @@ pub(super) struct Consumer<'a> {
     pub(super) cfg: Config,
     pub(super) args: &'a Arguments,
     pub(super) layout: &'a Layout,
+    /// Number of this thread among those of all consumers.
+    pub(super) thread: Reg<U32>,
     /// Number of this warpgroup among the consumers.
     pub(super) group: Reg<U32>,
     /// Number of this warp in its warpgroup.
@@ -87,6 +89,8 @@ impl<'a> Consumer<'a> {
         let thread = b.thread();
         let warp = b.shr(thread, 5);
         let warp = b.and(warp, 3);
+        let within = b.and(thread, WARPGROUP - 1);
+        let thread = b.mad(group, WARPGROUP, within);
         let lane = b.lane();
         let leader = b.test(Cmp::Eq, lane, 0);
         let group_rows = b.mul(group, ROWS_PER_GROUP * layout.q.tile().slab_width());
@@ -96,6 +100,7 @@ impl<'a> Consumer<'a> {
             cfg,
             args,
             layout,
+            thread,
             group,
             warp,
             lane,

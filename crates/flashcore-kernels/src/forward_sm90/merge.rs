@@ -1,127 +1,191 @@
-//! The parts of a tile, computed by the CTAs of a cluster, become one: through each other's shared memory, in the order
-//! of ranks, so that bits do not depend on timing.
+//! The parts of a tile, computed by the CTAs of a cluster, become one: through shared memory, in the order of ranks, so
+//! that bits do not depend on timing.
 //!
-//! Every thread leaves its values where the same thread of every other CTA finds them; CTA `r` of `n` then merges the
-//! `r`-th part of the columns and writes it.
+//! Each CTA merges a share of the columns, and all send it their values of that share. A copy that completes on the
+//! receiver's mbarrier needs no fence, while a barrier of the cluster that publishes what was written costs a fence of
+//! the whole GPU.
 
-use flashcore_tile::{
-    Acc, Builder, Cmp, F32, Global, ROWS_PER_THREAD, Reg, Shared, U32, U64, Val, WARPGROUP,
-};
+use flashcore_tile::{Acc, Builder, Cmp, F32, Global, Reg, Shared, U64, Val, WARPGROUP};
 
 use super::{Config, consumer::Consumer, epilogue::Epilogue, schedule::Tile};
 use crate::shared::softmax::{Finished, Rows, Softmax};
 
 /// Values that a thread moves at once.
 const VECTOR: u32 = 4;
+/// Bytes from one of a thread's vectors to its next in a row of the output.
+const OUTPUT_STEP: u32 = 16;
 
 /// Vectors of output values of a thread: each holds two columns of both rows.
 const fn vectors(cfg: Config) -> u32 {
     cfg.dim_v / 8
 }
 
-const fn threads(cfg: Config) -> u32 {
-    cfg.shape.consumers * WARPGROUP
-}
-
-/// Shared memory for the part of a CTA: output values, and one vector of maxima and sums.
-pub(super) const fn bytes(cfg: Config) -> u32 {
-    (vectors(cfg) + 1) * vector_stride(cfg)
+/// Vectors that one CTA merges.
+const fn share(cfg: Config) -> u32 {
+    vectors(cfg).div_ceil(cfg.shape.order.parts())
 }
 
 /// Bytes from a vector of a thread to its next one.
-const fn vector_stride(cfg: Config) -> u32 {
-    threads(cfg) * VECTOR * 4
+const fn stride(cfg: Config) -> u32 {
+    cfg.shape.consumers * WARPGROUP * VECTOR * 4
+}
+
+/// Bytes of what one CTA sends to another: a vector of maxima and sums, and a share of the output.
+const fn letter_bytes(cfg: Config) -> u32 {
+    stride(cfg) + share(cfg) * stride(cfg)
+}
+
+/// Where parts lie in shared memory.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Mail {
+    /// Maxima and sums, then all output values of this CTA.
+    outbox: u32,
+    /// A letter from each CTA of the cluster.
+    inbox: u32,
+    /// Where letters are counted.
+    arrived: u32,
+}
+
+impl Mail {
+    /// Reserves what the parts of a cluster need.
+    pub(super) fn reserve(b: &mut Builder, cfg: Config) -> Self {
+        let ctas = cfg.shape.order.parts();
+        if ctas == 1 {
+            return Self { outbox: 0, inbox: 0, arrived: 0 };
+        }
+        Self {
+            outbox: b.shared(stride(cfg) + ctas * share(cfg) * stride(cfg), 16),
+            inbox: b.shared(ctas * letter_bytes(cfg), 16),
+            arrived: b.mbarriers(1),
+        }
+    }
+
+    /// Prepares the count of letters; one thread does it, before the cluster synchronises.
+    pub(super) fn init(self, b: &mut Builder, cfg: Config) {
+        let ctas = cfg.shape.order.parts();
+        if ctas > 1 {
+            let arrived = b.mbarrier_at(self.arrived);
+            arrived.init(b, 1);
+            arrived.arrive_expecting(b, ctas * letter_bytes(cfg));
+        }
+    }
+
+    /// Sends every CTA of the cluster what it merges, this one too; one thread does it.
+    fn send(self, b: &mut Builder, cfg: Config) {
+        let rank = b.cluster_rank();
+        let skip = b.mul(rank, letter_bytes(cfg));
+        let place = b.shared_at(self.inbox).plus(b, skip);
+        let place = place.address(b);
+        let arrived = b.shared_at(self.arrived).address(b);
+        let stats = b.shared_at(self.outbox);
+        let columns_bytes = share(cfg) * stride(cfg);
+        for peer in 0..cfg.shape.order.parts() {
+            let [to, done] = [place, arrived].map(|at| b.peer_address(at, peer));
+            b.copy_to_peer(to, stats, stride(cfg), done);
+            let to = b.add(to, stride(cfg));
+            let columns = stats.at(stride(cfg) + peer * columns_bytes);
+            b.copy_to_peer(to, columns, columns_bytes, done);
+        }
+    }
 }
 
 /// Merges the parts of a tile and writes it; executed by all consumers of all CTAs of the cluster.
 pub(super) fn merge(b: &mut Builder, consumer: &Consumer<'_>, tile: &Tile, output: &Acc) {
-    let cfg = consumer.cfg;
-    let own = own_place(b, consumer);
+    let (cfg, mail) = (consumer.cfg, consumer.layout.mail);
     let part = consumer.softmax.part(b);
-    leave(b, cfg, own, &part, output);
-    b.sync_cluster();
-    let parts = cfg.shape.order.parts();
-    let peers: Vec<_> = (0..parts).map(|rank| Shared::from(b.peer_address(own, rank))).collect();
-    let stats: Vec<_> =
-        peers.iter().map(|peer| b.load_peer::<F32, 4>(peer.at(vectors(cfg) * vector_stride(cfg)))).collect();
+    leave(b, consumer, &part, output);
+    b.fence_async();
+    b.sync(consumer.layout.consumers);
+    // Everybody counts letters by now.
+    b.wait_cluster();
+    let first = b.test(Cmp::Eq, consumer.thread, 0);
+    b.if_(first, |b| mail.send(b, cfg));
+    b.mbarrier_at(mail.arrived).wait(b, 0);
+    b.sync_warp();
+    b.arrive_cluster_relaxed();
+    let letters = letters(b, consumer);
+    let stats: Vec<_> = letters.iter().map(|&letter| b.load_shared(letter)).collect();
+    let columns: Vec<_> = letters.iter().map(|&letter| read_columns(b, cfg, letter)).collect();
     let sink = consumer.sink(b, tile);
     let merged = Softmax::merge_parts(b, &stats, sink);
-    let values = own_columns(b, cfg, &peers, &merged.weights);
-    // Peers may go once nobody reads their memory any more.
-    b.arrive_cluster();
-    write(b, consumer, tile, &values);
+    let columns = weighted_sum(b, &columns, &merged.weights);
+    write(b, consumer, tile, &columns);
     write_lse(b, consumer, tile, merged.finished);
+    // Once all have their letters, nobody reads this CTA's memory any more.
     b.wait_cluster();
 }
 
-/// Where this thread leaves its values.
-fn own_place(b: &mut Builder, consumer: &Consumer<'_>) -> Reg<U32> {
-    let thread = b.thread();
-    let number = b.sub(thread, WARPGROUP);
-    let bytes = b.mul(number, VECTOR * 4);
-    let place = b.shared_at(consumer.layout.parts).plus(b, bytes);
-    place.address(b)
-}
-
-fn leave(b: &mut Builder, cfg: Config, own: Reg<U32>, part: &[Reg<F32>; 4], output: &Acc) {
-    let vectors = output.regs().chunks_exact(VECTOR as usize).chain([&part[..]]);
-    for (n, values) in (0..).zip(vectors) {
-        let values: Vec<Val<F32>> = values.iter().map(|&value| value.into()).collect();
-        b.store_shared(Shared::from(own).at(n * vector_stride(cfg)), &values);
+/// Leaves this thread's values for the CTAs that merge them.
+fn leave(b: &mut Builder, consumer: &Consumer<'_>, part: &[Reg<F32>; 4], output: &Acc) {
+    let cfg = consumer.cfg;
+    let bytes = b.mul(consumer.thread, VECTOR * 4);
+    let own = b.shared_at(consumer.layout.mail.outbox).plus(b, bytes);
+    let chunks = [&part[..]].into_iter().chain(output.regs().chunks_exact(VECTOR as usize));
+    let values = chunks.map(|chunk| chunk.iter().map(|&value| value.into()).collect());
+    // Shares are equally long, so that the last may end in vectors that there are not.
+    let missing = share(cfg) * cfg.shape.order.parts() - vectors(cfg);
+    let padding = std::iter::repeat_n(vec![Val::Const(0.0); VECTOR as usize], missing as usize);
+    for (n, vector) in (0..).zip(values.chain(padding)) {
+        let vector: Vec<Val<F32>> = vector;
+        b.store_shared(own.at(n * stride(cfg)), &vector);
     }
 }
 
-/// Merged values of the columns that this CTA writes: the vectors from `rank * share`.
-struct OwnColumns {
-    first: Reg<U32>,
-    values: Vec<[Reg<F32>; 4]>,
+/// Where this thread finds what each CTA sent, in the order in which parts are merged.
+fn letters(b: &mut Builder, consumer: &Consumer<'_>) -> Vec<Shared> {
+    let cfg = consumer.cfg;
+    let bytes = b.mul(consumer.thread, VECTOR * 4);
+    let first = b.shared_at(consumer.layout.mail.inbox).plus(b, bytes);
+    (0..cfg.shape.order.parts()).map(|rank| first.at(rank * letter_bytes(cfg))).collect()
 }
 
-fn own_columns(b: &mut Builder, cfg: Config, peers: &[Shared], weights: &[Rows<F32>]) -> OwnColumns {
-    let share = vectors(cfg).div_ceil(cfg.shape.order.parts());
-    let rank = b.cluster_rank();
-    let first = b.mul(rank, share);
-    let skip = b.mul(first, vector_stride(cfg));
-    let starts: Vec<_> = peers.iter().map(|peer| peer.plus(b, skip)).collect();
-    let merged = |b: &mut Builder, n: u32| {
-        let read = |b: &mut Builder, start: &Shared| b.load_peer::<F32, 4>(start.at(n * vector_stride(cfg)));
-        let parts: Vec<_> = starts.iter().map(|start| read(b, start)).collect();
-        std::array::from_fn(|i| {
-            let row = Acc::row(i);
-            let first = b.mul(parts[0][i], weights[0][row]);
-            parts
-                .iter()
-                .zip(weights)
-                .skip(1)
-                .fold(first, |sum, (part, weight)| b.fma(part[i], weight[row], sum))
-        })
+/// Two columns of both rows of a thread.
+type Vector = [Reg<F32>; VECTOR as usize];
+
+/// The vectors of a letter.
+fn read_columns(b: &mut Builder, cfg: Config, letter: Shared) -> Vec<Vector> {
+    (1..=share(cfg)).map(|n| b.load_shared(letter.at(n * stride(cfg)))).collect()
+}
+
+/// The sums over all parts.
+fn weighted_sum(b: &mut Builder, parts: &[Vec<Vector>], weights: &[Rows<F32>]) -> Vec<Vector> {
+    let sum = |b: &mut Builder, n: usize, i: usize| {
+        let row = Acc::row(i);
+        let first = b.mul(parts[0][n][i], weights[0][row]);
+        let others = parts.iter().zip(weights).skip(1);
+        others.fold(first, |sum, (part, weight)| b.fma(part[n][i], weight[row], sum))
     };
-    OwnColumns { first, values: (0..share).map(|n| merged(b, n)).collect() }
+    (0..parts[0].len()).map(|n| std::array::from_fn(|i| sum(b, n, i))).collect()
 }
 
-/// Writes merged columns, two at a time.
-fn write(b: &mut Builder, consumer: &Consumer<'_>, tile: &Tile, columns: &OwnColumns) {
+/// Writes the columns that this CTA has merged, two at a time.
+fn write(b: &mut Builder, consumer: &Consumer<'_>, tile: &Tile, columns: &[Vector]) {
     let (cfg, args) = (consumer.cfg, consumer.args);
     let Some(out) = args.out_rows else { return };
+    let rank = b.cluster_rank();
+    let first = b.mul(rank, share(cfg));
     let row = consumer.thread_row(b, tile);
     let dead = Epilogue::beyond_use(b, consumer, tile);
     let within = b.and(consumer.lane, 3);
-    for (half, below) in [0u32, 8].into_iter().enumerate().take(ROWS_PER_THREAD) {
-        let row = b.add(row, below);
+    let pair = b.shl(within, 2);
+    let bytes = b.mad(first, OUTPUT_STEP, pair);
+    let bytes = b.widen(bytes);
+    let start = out.at(b, tile.batch, tile.head, row);
+    let upper: Reg<U64> = b.add(start, bytes);
+    let eight_rows = b.mul(out.row, 8u64);
+    let lower: Reg<U64> = b.add(upper, eight_rows);
+    for (half, start) in [upper, lower].into_iter().enumerate() {
+        let row = b.add(row, 8 * half as u32);
         let exists = b.test(Cmp::Lt, row, args.seq_q);
-        let start = out.at(b, tile.batch, tile.head, row);
-        let pairs = b.mul_wide(within, 4);
-        let start: Reg<U64> = b.add(start, pairs);
-        for (n, values) in (0..).zip(&columns.values) {
-            let vector = b.add(columns.first, n);
+        for (n, values) in (0..).zip(columns) {
+            let vector = b.add(first, n);
             let there = b.test(Cmp::Lt, vector, vectors(cfg));
             let there = b.both(there, exists);
             let [low, high] = [values[2 * half], values[2 * half + 1]]
                 .map(|value| if cfg.used { b.select(dead[half], 0.0, value) } else { value });
             let word = b.pack(cfg.half, low, high);
-            let bytes = b.mul_wide(vector, 16);
-            let to = b.add(start, bytes);
-            b.predicated(there, |b| b.store_global(Global::from(to), &[word.into()]));
+            let to = Global::from(start).at((n * OUTPUT_STEP) as i32);
+            b.predicated(there, |b| b.store_global(to, &[word.into()]));
         }
     }
 }

@@ -213,18 +213,20 @@ pub(crate) struct Layout {
     tile_info: u32,
     /// Where consumers wait for each other.
     consumers: NamedBarrier,
-    /// Where a CTA leaves its part of a tile for the cluster.
-    parts: u32,
+    /// Where the CTAs of a cluster exchange their parts of a tile.
+    mail: merge::Mail,
 }
 
 impl Layout {
     fn new(b: &mut Builder, cfg: Config) -> Self {
-        let Shape { consumers, tile_n, stages, q_stages, staging, .. } = cfg.shape;
+        let Shape { consumers, tile_n, stages, q_stages, staging, order, .. } = cfg.shape;
         let warps = consumers * WARPS_PER_GROUP;
+        // Parts are merged without staging.
+        let places = if order.parts() > 1 { 0 } else { warps * staging.places };
         let q = b.smem_tile(cfg.tile_m(), padded(cfg.dim_qk), Swizzle::B128, q_stages);
         let k = b.smem_tile(tile_n, padded(cfg.dim_qk), Swizzle::B128, stages);
         let v = b.smem_tile(tile_n, padded(cfg.dim_v), Swizzle::B128, stages);
-        let staging = b.smem_tile(ROWS_PER_WARP, staging.cols, Swizzle::B128, warps * staging.places);
+        let staging = b.smem_tile(ROWS_PER_WARP, staging.cols, Swizzle::B128, places);
         Self {
             q: Pipeline::new(b, q, q_stages, warps),
             k: Pipeline::new(b, k, stages, warps),
@@ -232,21 +234,22 @@ impl Layout {
             staging,
             tile_info: b.shared(q_stages * schedule::INFO_BYTES, 16),
             consumers: b.named_barrier(consumers * WARPGROUP),
-            parts: match cfg.shape.order.parts() {
-                1 => 0,
-                _ => b.shared(merge::bytes(cfg), 16),
-            },
+            mail: merge::Mail::reserve(b, cfg),
         }
     }
 
-    /// Initialises the barriers and makes them known to the CTA.
-    fn init(&self, b: &mut Builder) {
+    /// Initialises the barriers and makes them known to the CTA, and to the cluster by the time it is waited for.
+    fn init(&self, b: &mut Builder, cfg: Config) {
         let thread = b.thread();
         let first = b.test(Cmp::Eq, thread, 0);
         b.if_(first, |b| {
             [self.q, self.k, self.v].iter().for_each(|pipeline| pipeline.init(b));
+            self.mail.init(b, cfg);
             b.fence_mbarrier_init();
         });
+        if cfg.shape.order.parts() > 1 {
+            b.arrive_cluster_relaxed();
+        }
         b.sync_cta();
     }
 }
@@ -258,10 +261,13 @@ pub fn forward_sm90(cfg: Config) -> Result<Program<Problem>, BuildError> {
     let mut params = Params::default();
     let args = Arguments::declare(&mut b, &mut params, cfg);
     let layout = Layout::new(&mut b, cfg);
-    layout.init(&mut b);
+    layout.init(&mut b, cfg);
+    // What lies before the predecessor's results are waited for overlaps with its end.
+    b.launch_dependents();
+    prefetch_maps(&mut b, &args);
+    b.wait_for_predecessor();
     if let Order::Single { parts } = cfg.shape.order {
         b.cluster(parts);
-        single::begin(&mut b, &args);
     }
     b.specialise(
         roles,
@@ -277,17 +283,26 @@ pub fn forward_sm90(cfg: Config) -> Result<Program<Problem>, BuildError> {
     b.finish(&name, params)
 }
 
+/// Fetches the tensor maps ahead of their first use.
+fn prefetch_maps(b: &mut Builder, args: &Arguments) {
+    let thread = b.thread();
+    let first = b.test(Cmp::Eq, thread, 0);
+    b.if_(first, |b| [args.q, args.k, args.v, args.out].into_iter().for_each(|map| b.tma_prefetch(map)));
+}
+
 /// The launch that computes `problem` on a GPU of `sms` multiprocessors.
 pub fn extent(cfg: Config, problem: &Problem, sms: u32) -> Extent {
     let tiles = tiles(problem, cfg.tile_m());
     let counter = Workspace { slot: slots::TILE_COUNTER, bytes: 4, zeroed: true };
-    match cfg.shape.order {
-        Order::Static => Extent { grid: [tiles.min(sms), 1, 1], workspace: Vec::new(), dependent: false },
-        Order::Atomic => Extent { grid: [tiles.min(sms), 1, 1], workspace: vec![counter], dependent: false },
+    let (grid, workspace) = match cfg.shape.order {
+        Order::Static => ([tiles.min(sms), 1, 1], Vec::new()),
+        Order::Atomic => ([tiles.min(sms), 1, 1], vec![counter]),
         Order::Single { parts } => {
-            Extent { grid: [tiles * parts, 1, 1], workspace: Vec::new(), dependent: true }
+            let [heads, batch] = [problem.heads_q(), problem.batch()].map(|n| n as u32);
+            ([row_tiles(problem, cfg.tile_m()) * parts, heads, batch], Vec::new())
         }
-    }
+    };
+    Extent { grid, workspace, dependent: true }
 }
 
 /// Columns of a tile for `dim` features: whole slabs.

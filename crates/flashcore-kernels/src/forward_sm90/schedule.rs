@@ -82,15 +82,24 @@ impl Tile {
         let section = b.div(index, section_tiles);
         let within = b.rem(index, section_tiles);
         let row = b.div(within, args.section);
-        let row = if cfg.mask.right {
-            let last = b.sub(args.row_tiles, 1);
-            b.sub(last, row)
-        } else {
-            row
-        };
+        let row = longest_first(b, cfg, args, row);
         let flat_head = b.rem(within, args.section);
         let flat_head = b.mad(section, args.section, flat_head);
         let (head, batch) = (b.rem(flat_head, args.heads), b.div(flat_head, args.heads));
+        let [q_len, kv_len] = lengths(b, args, batch);
+        Self { row, flat_head, head, batch, q_len, kv_len }
+    }
+
+    /// Row tile `row` of a head; from the last on where rows further down see more keys.
+    pub(super) fn of_head(
+        b: &mut Builder,
+        cfg: Config,
+        args: &Arguments,
+        row: Reg<U32>,
+        [head, batch]: [Reg<U32>; 2],
+    ) -> Self {
+        let row = longest_first(b, cfg, args, row);
+        let flat_head = b.mad(batch, args.heads, head);
         let [q_len, kv_len] = lengths(b, args, batch);
         Self { row, flat_head, head, batch, q_len, kv_len }
     }
@@ -170,6 +179,15 @@ impl Tile {
         let lengths = [&mut self.q_len, &mut self.kv_len].into_iter().filter(|_| cfg.used);
         always.into_iter().chain(lengths).collect()
     }
+}
+
+/// Row tiles from the last on where rows further down see more keys.
+fn longest_first(b: &mut Builder, cfg: Config, args: &Arguments, row: Reg<U32>) -> Reg<U32> {
+    if !cfg.mask.right {
+        return row;
+    }
+    let last = b.sub(args.row_tiles, 1);
+    b.sub(last, row)
 }
 
 /// Queries and keys that a batch entry uses.

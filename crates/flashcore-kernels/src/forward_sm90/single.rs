@@ -1,7 +1,6 @@
-//! Few tiles: each has a cluster of CTAs to itself, which share its keys and merge their parts at the end.
+//! Few tiles: each has a CTA to itself, or a cluster whose CTAs share its keys and merge their parts at the end.
 //!
-//! Nothing is persistent here, so that producer and consumers find their tile for themselves. The kernel may start
-//! before its predecessor in the stream has ended: all that lies before [`begin`]'s wait overlaps with it.
+//! Nothing is persistent here: the grid says which tile is whose, so that producer and consumers find it for themselves.
 
 use flashcore_tile::{Acc, Builder, Cmp, Fragment, Pred, Reg, U32, Uniform, Val, Warpgroup};
 
@@ -10,19 +9,10 @@ use super::{
 };
 use crate::shared::mask::KeyTiles;
 
-/// Lets the successor start, fetches the tensor maps, and waits for the predecessor's results.
-pub(super) fn begin(b: &mut Builder, args: &Arguments) {
-    b.launch_dependents();
-    let thread = b.thread();
-    let first = b.test(Cmp::Eq, thread, 0);
-    b.if_(first, |b| [args.q, args.k, args.v, args.out].into_iter().for_each(|map| b.tma_prefetch(map)));
-    b.wait_for_predecessor();
-}
-
 /// Copies Q and this CTA's part of K and V.
 pub(super) fn producer(b: &mut Builder, cfg: Config, args: &Arguments, layout: &Layout) {
-    let thread = b.thread();
-    let first = b.test(Cmp::Eq, thread, 0);
+    let lane = b.lane();
+    let first = b.test(Cmp::Eq, lane, 0);
     b.if_(first, |b| {
         let tile = own_tile(b, cfg, args);
         let (tiles, some) = own_part(b, cfg, args, &tile);
@@ -57,9 +47,9 @@ pub(super) fn consumer(b: &mut Builder, cfg: Config, args: &Arguments, layout: &
 
 /// The tile of this cluster.
 fn own_tile(b: &mut Builder, cfg: Config, args: &Arguments) -> Tile {
-    let cta = b.cta();
-    let index = b.shr(cta, cfg.shape.order.parts().trailing_zeros());
-    Tile::numbered(b, cfg, args, index)
+    let [x, head, batch] = b.cta_xyz();
+    let row = b.shr(x, cfg.shape.order.parts().trailing_zeros());
+    Tile::of_head(b, cfg, args, row, [head, batch])
 }
 
 /// The key tiles of this CTA, and whether there are any.

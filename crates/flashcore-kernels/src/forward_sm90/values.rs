@@ -33,9 +33,7 @@ pub(super) fn clean_values(b: &mut Builder, consumer: &Consumer<'_>, tile: &Tile
 fn clear(b: &mut Builder, consumer: &Consumer<'_>, values: Shared, used: Reg<U32>) {
     let v = consumer.layout.v.tile();
     let start = b.mul(used, v.slab_width());
-    let thread = b.thread();
-    let own = b.sub(thread, WARPGROUP);
-    let own = b.mad(own, CHUNK, start);
+    let own = b.mad(consumer.thread, CHUNK, start);
     let at = b.var(own);
     let stride = consumer.cfg.shape.consumers * WARPGROUP * CHUNK;
     b.while_(

@@ -43,62 +43,77 @@ pub(super) fn shape(problem: &Problem, gpu: &Gpu) -> (Shape, &'static str) {
     let row = TABLE.iter().find(|row| qk <= row.dim_qk && v <= row.dim_v).unwrap_or(&TABLE[TABLE.len() - 1]);
     let uneven = problem.mask().right().is_some() || matches!(problem.lengths(), Lengths::Used { .. });
     let order = if uneven { Order::Atomic } else { Order::Static };
-    if v <= 64 && qk <= 64 && three_consumers_pay(problem, gpu) {
-        let shape = Shape { consumers: 3, budget: Some(THREE_CONSUMERS), order, ..row.shape };
-        return (shape, "three consumers of 64 rows read K and V a third less often");
+    if let Some(tall) = row.tall.as_ref().filter(|tall| tall.pays(problem, gpu)) {
+        let why = "three consumers of 64 rows read K and V a third less often";
+        return (Shape { order, ..tall.shape }, why);
     }
     (Shape { order, ..row.shape }, row.why)
 }
 
-/// Whether tiles of 192 rows beat tiles of 128: they need registers that options would take, rows that the diagonal
-/// does not waste, and as many rounds of tiles over the GPU as make up for their length.
-fn three_consumers_pay(problem: &Problem, gpu: &Gpu) -> bool {
-    let mask = problem.mask();
-    let optioned =
-        problem.softcap().is_some() || mask.left().is_some() || problem.lengths() != &Lengths::Uniform;
-    if optioned || (mask.right().is_some() && problem.seq_q() < LONG_CAUSAL) {
-        return false;
-    }
-    if problem.batch_invariant() {
-        return true;
-    }
-    let planes = problem.heads_q() * problem.batch();
-    let rounds = |rows: usize| (problem.seq_q().div_ceil(rows) * planes).div_ceil(gpu.sms as usize) * rows;
-    rounds(192) * 15 <= rounds(128) * 16
+/// A tile of 192 rows for long sequences.
+struct Tall {
+    shape: Shape,
+    /// Rows from which on the diagonal wastes little of the tile.
+    causal_rows: usize,
 }
 
-/// Rows from which on the diagonal wastes little of a 192-row tile.
-const LONG_CAUSAL: usize = 4096;
+impl Tall {
+    /// Whether it beats tiles of 128 rows: it needs registers that options would take, rows that the diagonal does not
+    /// waste, and as many rounds of tiles over the GPU as make up for their length.
+    fn pays(&self, problem: &Problem, gpu: &Gpu) -> bool {
+        let mask = problem.mask();
+        let optioned =
+            problem.softcap().is_some() || mask.left().is_some() || problem.lengths() != &Lengths::Uniform;
+        if optioned || (mask.right().is_some() && problem.seq_q() < self.causal_rows) {
+            return false;
+        }
+        if problem.batch_invariant() {
+            return true;
+        }
+        let planes = problem.heads_q() * problem.batch();
+        let rounds =
+            |rows: usize| (problem.seq_q().div_ceil(rows) * planes).div_ceil(gpu.sms as usize) * rows;
+        rounds(192) * 15 <= rounds(128) * 16
+    }
+}
 
-/// Where tiles of 64 rows do not even fill the GPU, the CTAs of a cluster share the keys of a tile.
+/// Where tiles of 64 rows hardly fill the GPU, each has CTAs to itself: two share an SM or, where there are so few that
+/// even a wide step over many keys leaves SMs idle, a cluster shares the keys of a tile.
 fn few_tiles(problem: &Problem, gpu: &Gpu) -> Option<(Shape, &'static str)> {
     let dim = problem.dim_qk().max(problem.dim_v());
     let tiles = problem.seq_q().div_ceil(64) * problem.heads_q() * problem.batch();
-    if problem.batch_invariant() || dim > 128 || tiles > gpu.sms as usize {
+    let (sms, keys) = (gpu.sms as usize, problem.seq_kv());
+    if problem.batch_invariant() || dim > 128 {
         return None;
     }
-    let key_tiles = problem.seq_kv().div_ceil(FEW_TILES_KEYS as usize);
-    let fits = |parts: &u32| tiles * *parts as usize <= gpu.sms as usize && *parts as usize <= key_tiles;
-    let parts = [8, 4, 2].into_iter().find(fits).unwrap_or(1);
-    let narrow = dim <= 64;
-    let shape = Shape {
-        consumers: 1,
-        tile_n: FEW_TILES_KEYS,
-        stages: if narrow { 4 } else { 2 },
-        q_stages: 1,
-        staging: if narrow { WHOLE_64 } else { WHOLE_128 },
-        budget: None,
-        order: Order::Single { parts },
-        ctas_per_sm: if narrow { 2 } else { 1 },
+    let few = |tile_n: u32, ctas_per_sm: u32, least_steps: usize| {
+        let steps = keys.div_ceil(tile_n as usize);
+        let slots = sms * ctas_per_sm as usize;
+        let fits = |parts: &usize| tiles * parts <= slots && steps >= parts * least_steps;
+        let parts = [8, 4, 2].into_iter().find(fits).unwrap_or(1) as u32;
+        Shape {
+            consumers: 1,
+            tile_n,
+            stages: 2,
+            q_stages: 1,
+            staging: if dim <= 64 { WHOLE_64 } else { WHOLE_128 },
+            budget: None,
+            order: Order::Single { parts },
+            ctas_per_sm,
+        }
     };
-    Some((
-        shape,
-        "fewer tiles of 64 rows than SMs: a cluster shares the keys of each, all loads start at once",
-    ))
+    match dim {
+        0..=64 if keys <= 64 && tiles <= 2 * sms => Some((few(64, 2, 1), "few tiles: 64 keys are all there are")),
+        0..=64 if keys > 128 && (2 * tiles <= sms || keys <= 256 && tiles <= sms) => {
+            Some((few(256, 1, 1), "few tiles: a cluster shares the keys, and one wide step has no second to wait for"))
+        }
+        0..=64 if tiles <= 2 * sms => Some((few(128, 2, 1), "few tiles: two CTAs hide each other's waits")),
+        65..=128 if tiles <= sms => {
+            Some((few(128, 1, 4), "few tiles: one for each SM; clusters pay from four steps on"))
+        }
+        _ => None,
+    }
 }
-
-/// Keys of a tile where there are few tiles: the first product starts after a short copy.
-const FEW_TILES_KEYS: u32 = 64;
 
 /// Registers of one producer and two consumers: what 384 threads have.
 const TWO_CONSUMERS: RegisterBudget = RegisterBudget { producer: 24, consumer: 240 };
@@ -120,6 +135,11 @@ struct Row {
     dim_v: u32,
     shape: Shape,
     why: &'static str,
+    tall: Option<Tall>,
+}
+
+const fn tall(tile_n: u32, staging: Staging) -> Shape {
+    Shape { consumers: 3, budget: Some(THREE_CONSUMERS), ..tile(tile_n, 2, staging) }
 }
 
 const fn tile(tile_n: u32, q_stages: u32, staging: Staging) -> Shape {
@@ -142,29 +162,34 @@ const TABLE: &[Row] = &[
         dim_v: 64,
         shape: tile(128, 2, WHOLE_64),
         why: "two consumers leave registers for masks; the next tile's first product covers the epilogue",
+        tall: Some(Tall { shape: tall(128, WHOLE_64), causal_rows: 4096 }),
     },
     Row {
         dim_qk: 128,
         dim_v: 128,
         shape: tile(128, 2, WHOLE_128),
         why: "128 x 128 fills the registers; the next tile's first product covers the epilogue",
+        tall: Some(Tall { shape: tall(80, SLAB), causal_rows: 8192 }),
     },
     Row {
         dim_qk: 192,
         dim_v: 128,
         shape: tile(128, 1, SLAB),
         why: "128 keys still fit beside one Q tile; two would not",
+        tall: None,
     },
     Row {
         dim_qk: 192,
         dim_v: 192,
         shape: tile(96, 1, SLABS),
         why: "96 keys are what two stages of K and V leave room for",
+        tall: None,
     },
     Row {
         dim_qk: 256,
         dim_v: 256,
         shape: tile(64, 1, SLABS),
         why: "the output takes half of the registers and Q a quarter of shared memory; 64 keys fit beside them",
+        tall: None,
     },
 ];

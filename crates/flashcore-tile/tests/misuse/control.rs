@@ -183,7 +183,7 @@ fn a_warpgroup_that_is_not_whole() {
     Bench { threads: 192, ..HOPPER }.check(|b| {
         let [x, y] = operands(b);
         let d = Acc::new(b, 64);
-        let sum = b.wgmma_ss(d, Start::Zero, Half::F16, [&x, &y], 64); //~ executed by whole warpgroups, but the CTA has 192 threads
+        let sum = b.wgmma_ss(d, Start::Zero, Half::F16, [&x, &y], 64); //~ executed by whole warpgroups, but 192 threads come here
         sum.wait(b);
     });
 }
@@ -191,7 +191,7 @@ fn a_warpgroup_that_is_not_whole() {
 #[test]
 fn a_warp_that_is_not_whole() {
     Bench { threads: 48, ..AMPERE }.check(|b| {
-        b.sync_warp(); //~ executed by whole warps, but the CTA has 48 threads
+        b.sync_warp(); //~ executed by whole warps, but 48 threads come here
     });
 }
 
