@@ -3,13 +3,13 @@
 //!
 //! Tests print, verify, assemble, hash and simulate the kernels of this set, so that an option that works alone but
 //! not together with another cannot ship. Rows are made greedily from the axes below, which is all there is to change
-//! when an option is added.
+//! when an option is added. Tiles that the rules give to large problems alone are tried on small ones.
 
 use std::{cmp::Reverse, collections::BTreeSet};
 
 use flashcore_core::{DType, Dims, Layout, Lengths, Mask, Problem, ProblemError, Spec};
 
-use crate::plan::{Gpu, Plan, PlanError, plan};
+use crate::plan::{Gpu, Misfit, Plan, plan, plan_tile};
 
 /// A problem, and the GPU that it is planned for.
 #[derive(Clone, PartialEq, Debug)]
@@ -18,12 +18,16 @@ pub struct Member {
     pub problem: Problem,
     /// Where it would run.
     pub gpu: Gpu,
+    /// The large problem whose tile it gets; `None` for its own.
+    pub like: Option<Problem>,
 }
 
 impl Member {
     /// The plan that the member stands for.
-    pub fn plan(&self) -> Result<Plan, PlanError> {
-        plan(&self.problem, &self.gpu, 16)
+    pub fn plan(&self) -> Result<Plan, Misfit> {
+        let Some(large) = &self.like else { return Ok(plan(&self.problem, &self.gpu, ALIGNMENT)?) };
+        let tile = plan(large, &self.gpu, ALIGNMENT)?.kernel().tile();
+        plan_tile(&self.problem, &self.gpu, ALIGNMENT, tile)
     }
 }
 
@@ -49,6 +53,10 @@ const FLAGS: [bool; 2] = [false, true];
 const MASKS: usize = 4;
 /// Queries of a sequence: more and fewer than the smallest row tile has.
 const QUERIES: [usize; 2] = [70, 40];
+/// Keys for tiles of large problems: two wide steps and a ragged end, or a part for each CTA of a small cluster.
+const FEW_STEPS: usize = 530;
+/// Addresses of a member's tensors are multiples of this many bytes.
+const ALIGNMENT: u64 = 16;
 /// Keys: more than one key tile of every kernel, and a ragged end.
 const KEYS: usize = 150;
 
@@ -71,10 +79,32 @@ const HOPPER: Axes = Axes {
     lengths: &[Kind::Uniform, Kind::Used],
 };
 
+/// A problem too large to be simulated, whose tile small ones do not get.
+struct Large {
+    heads: usize,
+    rows: usize,
+    keys: usize,
+    dim: usize,
+    /// As [`mask_of`] counts them.
+    mask: usize,
+}
+
+/// What the rules of the Hopper kernel give to long sequences, and to few rows of many keys.
+const LARGE: [Large; 7] = [
+    Large { heads: 32, rows: 16384, keys: 16384, dim: 64, mask: 0 },
+    Large { heads: 32, rows: 16384, keys: 16384, dim: 64, mask: 1 },
+    Large { heads: 16, rows: 16384, keys: 16384, dim: 128, mask: 0 },
+    Large { heads: 16, rows: 16384, keys: 16384, dim: 128, mask: 1 },
+    Large { heads: 8, rows: 512, keys: 512, dim: 64, mask: 1 },
+    Large { heads: 8, rows: 1024, keys: 1024, dim: 64, mask: 2 },
+    Large { heads: 4, rows: 64, keys: 8192, dim: 128, mask: 1 },
+];
+
 /// The set: at most 64 members.
 pub fn covering_set() -> Result<Vec<Member>, ProblemError> {
     let members = |axes: &'static Axes| rows(&axes.extents()).into_iter().map(|row| axes.member(&row));
-    members(&GENERAL).chain(members(&HOPPER)).collect()
+    let large = (0..).zip(&LARGE).map(|(n, large)| large.member(DTYPES[n % DTYPES.len()]));
+    members(&GENERAL).chain(members(&HOPPER)).chain(large).collect()
 }
 
 impl Axes {
@@ -105,7 +135,24 @@ impl Axes {
                 layout(1, KEYS, dim_v)?,
             )
         };
-        Ok(Member { problem: spec.parse()?, gpu: self.gpus[gpu] })
+        Ok(Member { problem: spec.parse()?, gpu: self.gpus[gpu], like: None })
+    }
+}
+
+impl Large {
+    /// A small problem with the tile of this one.
+    fn member(&self, dtype: DType) -> Result<Member, ProblemError> {
+        let spec = |heads, rows, keys| {
+            let layout = |seq| padded(Dims::new(1, heads, seq, self.dim), 0);
+            let (q, kv) = (layout(rows)?, layout(keys)?);
+            Spec { mask: mask_of(self.mask), ..Spec::new(dtype, q, kv, kv) }.parse()
+        };
+        let large = spec(self.heads, self.rows, self.keys)?;
+        Ok(Member {
+            problem: spec(1, QUERIES[0], self.keys.min(FEW_STEPS))?,
+            gpu: Gpu::HOPPER,
+            like: Some(large),
+        })
     }
 }
 

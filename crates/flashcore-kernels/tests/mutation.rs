@@ -5,7 +5,11 @@
 use std::collections::BTreeMap;
 
 use flashcore_core::{DType, Dims, Layout, Mask, Problem, Spec};
-use flashcore_kernels::{Gpu, Plan, plan, slots};
+use flashcore_kernels::{
+    Gpu, Plan, Tile,
+    forward_sm90::{self, Order},
+    plan, plan_tile, slots,
+};
 use flashcore_ptx::{launch::LaunchSpec, module::Module};
 use flashcore_sim::{Buffer, Launch, Options, Outcome};
 use flashcore_testkit::{
@@ -31,10 +35,14 @@ const HARMLESS: &[(&str, &str, &str)] = &[
         "spurious failure taken as success",
         "waiting for keys already tells that the queries were read",
     ),
+    ("single", "wait dropped", "the first copies find their stages free"),
+    ("single", "phase not flipped", "the last tile of a part falls into the same phase in every CTA"),
 ];
 
 /// A kernel and a problem that makes it execute every part of itself.
 struct Subject {
+    gpu: Gpu,
+    problem: Problem,
     plan: Plan,
     module: Module,
     spec: LaunchSpec,
@@ -50,7 +58,6 @@ impl Subject {
         spec.mask = mask;
         let problem: Problem = spec.parse().expect("a problem");
         let plan = plan(&problem, &gpu, 16).expect("a plan");
-        let program = plan.kernel().program().expect("a program");
         let mut rng = Rng::new(11);
         let elements = heads * seq * dim;
         // logits far apart, so that row maxima matter
@@ -58,14 +65,16 @@ impl Subject {
             let mut element = || bf16::from_f32(rng.normal() * scale).to_bits().to_le_bytes();
             (0..elements).flat_map(|_| element()).collect()
         };
-        Self {
-            spec: plan.launch(&program, &problem).expect("something to compute"),
-            module: program.module().clone(),
-            inputs: [tensor(4.0), tensor(4.0), tensor(1.0)],
-            bytes: elements * 2,
-            rows: heads * seq,
-            plan,
-        }
+        let inputs = [tensor(4.0), tensor(4.0), tensor(1.0)];
+        let (module, spec) = built(&plan, &problem);
+        Self { gpu, problem, plan, module, spec, inputs, bytes: elements * 2, rows: heads * seq }
+    }
+
+    /// The same problem with another tile.
+    fn with_tile(self, tile: Tile) -> Self {
+        let plan = plan_tile(&self.problem, &self.gpu, 16, tile).expect("a plan");
+        let (module, spec) = built(&plan, &self.problem);
+        Self { plan, module, spec, ..self }
     }
 
     fn run(&self, module: &Module, options: &Options) -> Result<Outcome, String> {
@@ -91,6 +100,12 @@ impl Subject {
         let differs = [slots::OUT, slots::LSE].into_iter().any(|s| outcome.bytes(s) != right.bytes(s));
         first.or(differs.then(|| "wrong result".into()))
     }
+}
+
+fn built(plan: &Plan, problem: &Problem) -> (Module, LaunchSpec) {
+    let program = plan.kernel().program().expect("a program");
+    let spec = plan.launch(&program, problem).expect("something to compute");
+    (program.module().clone(), spec)
 }
 
 fn ways(right: &Outcome) -> Vec<Options> {
@@ -141,10 +156,21 @@ fn general_kernel_of_128_features() {
 
 #[test]
 fn hopper_kernel_of_128_features() {
-    check(&Subject::new(ONE_SM, [1, 384, 128], Mask::NONE));
+    // An odd number of key tiles, so that phases differ from tile to tile, on the tile of shorter sequences.
+    let short = Subject::new(ONE_SM, [1, 512, 128], Mask::NONE).plan.kernel().tile();
+    check(&Subject::new(ONE_SM, [1, 384, 128], Mask::NONE).with_tile(short));
 }
 
 #[test]
 fn hopper_kernel_of_128_features_with_a_causal_mask() {
     check(&Subject::new(ONE_SM, [1, 512, 128], Mask::CAUSAL));
+}
+
+/// Key tiles so small that a CTA of a cluster has several of them, and its ring goes round.
+#[test]
+fn hopper_kernel_whose_clusters_share_keys() {
+    let subject = Subject::new(Gpu::HOPPER, [1, 400, 64], Mask::NONE);
+    let Tile::Sm90(shape) = subject.plan.kernel().tile() else { panic!("a plan of the Hopper kernel") };
+    assert_eq!(shape.order, Order::Single { parts: 2 });
+    check(&subject.with_tile(Tile::Sm90(forward_sm90::Shape { tile_n: 64, ..shape })));
 }

@@ -61,7 +61,7 @@ fn tiles_that_pass_the_gate_are_right() {
         (64, general(4, [32, 16], 4, true)),
     ];
     all_pass(&tiles, |(n, &(dim, tile))| {
-        let member = Member { problem: problem(dim), gpu: Gpu { sms: 3, ..Gpu::HOPPER } };
+        let member = Member { problem: problem(dim), gpu: Gpu { sms: 3, ..Gpu::HOPPER }, like: None };
         let plan = match plan_tile(&member.problem, &member.gpu, 16, tile) {
             Ok(plan) => plan,
             Err(misfit) => return Some(format!("{tile:?}: {misfit}")),

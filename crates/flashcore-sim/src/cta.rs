@@ -1,7 +1,7 @@
 //! Resident CTAs and clusters: shared memory, barriers, register pool.
 
 use crate::{
-    check::clock::{Agents, Knowledge, NAMED_BARRIERS},
+    check::clock::{Agents, Knowledge, NAMED_BARRIERS, VClock},
     mbarrier::Mbarrier,
     memory::SharedMemory,
     named::Named,
@@ -57,8 +57,11 @@ pub(crate) struct ClusterBarrier {
     pub(crate) generation: u32,
     arrived: u32,
     gathered: Knowledge,
+    /// Initialisations of mbarriers, published by arrivals behind their fence.
+    gathered_inits: VClock,
     /// What those who wait receive.
     pub(crate) published: Knowledge,
+    pub(crate) published_inits: VClock,
     /// For each warp, the generation its lanes last arrived for.
     arrivals: BTreeMap<u32, (u32, u32)>,
 }
@@ -80,6 +83,20 @@ impl ClusterBarrier {
         fresh
     }
 
+    /// What an arrival tells of initialised mbarriers.
+    pub(crate) fn tell_inits(&mut self, inits: &VClock) {
+        self.gathered_inits.join(inits);
+    }
+
+    /// Lanes end: their arrivals no longer stand for those of others.
+    pub(crate) fn leave(&mut self, agent: u32, mask: u32) {
+        let Some((generation, lanes)) = self.arrivals.get_mut(&agent) else { return };
+        if *generation == self.generation {
+            self.arrived -= (*lanes & mask).count_ones();
+            *lanes &= !mask;
+        }
+    }
+
     /// The generation for which the lanes have arrived.
     pub(crate) fn arrived_for(&self, agent: u32, mask: u32) -> Option<u32> {
         let (generation, lanes) = self.arrivals.get(&agent)?;
@@ -95,6 +112,8 @@ impl ClusterBarrier {
         self.arrived = 0;
         let gathered = std::mem::take(&mut self.gathered);
         self.published.join(&gathered);
+        let inits = std::mem::take(&mut self.gathered_inits);
+        self.published_inits.join(&inits);
         true
     }
 }

@@ -49,6 +49,10 @@ pub(crate) struct WarpClock {
     pub(crate) at_fence: Knowledge,
     /// What relaxed reads have met: becomes knowledge at the next fence.
     pub(crate) before_fence: Knowledge,
+    /// What a relaxed arrival at the cluster's barrier publishes: initialisations of mbarriers, at their last fence.
+    pub(crate) inits_at_fence: VClock,
+    /// Initialisations of mbarriers that such arrivals have told of.
+    pub(crate) inits: VClock,
     /// Lanes that wrote shared memory since the last warp-wide synchronisation, without a proxy fence of their own.
     pub(crate) unfenced: u32,
 }

@@ -25,6 +25,8 @@ pub const WARPGROUP: u32 = 128;
 const WARP: u32 = 32;
 /// Most registers of a thread.
 const MAX_REGISTERS: u32 = 255;
+/// Parts of an SM among which warps and registers are shared out.
+const PARTITIONS: u32 = 4;
 /// Registers of an SM.
 const REGISTER_FILE: u32 = 65536;
 
@@ -53,9 +55,10 @@ impl Roles {
         self.consumers * WARPGROUP + producer
     }
 
-    /// Registers per thread at entry, when one CTA fills an SM.
-    pub const fn registers_at_entry(&self) -> u32 {
-        let share = REGISTER_FILE / self.threads() / 8 * 8;
+    /// Registers per thread at entry, when `ctas` CTAs fill an SM.
+    pub const fn registers_at_entry(&self, ctas: u32) -> u32 {
+        let warps = (self.threads() / WARP * ctas).div_ceil(PARTITIONS);
+        let share = REGISTER_FILE / PARTITIONS / WARP / warps / 8 * 8;
         if share < MAX_REGISTERS { share } else { MAX_REGISTERS }
     }
 
@@ -108,7 +111,7 @@ impl Builder {
             return self.fault(FaultKind::Roles { threads, block: self.threads });
         }
         let Some(budget) = roles.budget else { return };
-        let entry = roles.registers_at_entry() / ctas.max(1) / 8 * 8;
+        let entry = roles.registers_at_entry(ctas.max(1));
         let (asked, pool) = (roles.asked(budget), threads * entry);
         // A producer can only give registers away, a consumer only take some.
         if asked > pool || budget.producer > entry || budget.consumer < entry {

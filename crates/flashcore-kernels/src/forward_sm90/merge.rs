@@ -101,7 +101,6 @@ pub(super) fn merge(b: &mut Builder, consumer: &Consumer<'_>, tile: &Tile, outpu
     let first = b.test(Cmp::Eq, consumer.thread, 0);
     b.if_(first, |b| mail.send(b, cfg));
     b.mbarrier_at(mail.arrived).wait(b, 0);
-    b.sync_warp();
     b.arrive_cluster_relaxed();
     let letters = letters(b, consumer);
     let stats: Vec<_> = letters.iter().map(|&letter| b.load_shared(letter)).collect();

@@ -131,7 +131,7 @@ impl Config {
 
     /// Registers of a thread before the roles share them.
     pub const fn registers_at_entry(&self) -> u32 {
-        self.roles().registers_at_entry()
+        self.roles().registers_at_entry(self.shape.ctas_per_sm)
     }
 
     const fn roles(&self) -> Roles {

@@ -1,6 +1,6 @@
 //! The producer: one thread that walks the tiles and issues every tensor copy.
 
-use flashcore_tile::{Builder, Cmp, Pipeline, Reg, S32, Scope, TensorMap, U32, U64, Val};
+use flashcore_tile::{Builder, Cmp, Pipeline, Pred, Reg, S32, Scope, TensorMap, U32, U64, Val, WARPGROUP};
 
 use super::{
     Arguments, Config, Layout,
@@ -10,8 +10,7 @@ use crate::shared::mask::KeyTiles;
 
 /// Copies Q, K and V of every tile of this CTA, in the order in which consumers take them.
 pub(super) fn run(b: &mut Builder, cfg: Config, args: &Arguments, layout: &Layout) {
-    let thread = b.thread();
-    let first = b.test(Cmp::Eq, thread, 0);
+    let first = first_thread(b);
     b.if_(first, |b| {
         let index = b.cta();
         let index = b.var(index);
@@ -40,6 +39,13 @@ pub(super) fn run(b: &mut Builder, cfg: Config, args: &Arguments, layout: &Layou
         Tile::post_end(b, cfg, info);
         stage.publish(b);
     });
+}
+
+/// The thread that issues all copies: the first of the producer, whether that is a warp or a warpgroup.
+pub(super) fn first_thread(b: &mut Builder) -> Pred {
+    let thread = b.thread();
+    let within = b.and(thread, WARPGROUP - 1);
+    b.test(Cmp::Eq, within, 0)
 }
 
 /// Where the tile of Q tile number `count` is posted.

@@ -11,8 +11,7 @@ use crate::shared::mask::KeyTiles;
 
 /// Copies Q and this CTA's part of K and V.
 pub(super) fn producer(b: &mut Builder, cfg: Config, args: &Arguments, layout: &Layout) {
-    let lane = b.lane();
-    let first = b.test(Cmp::Eq, lane, 0);
+    let first = producer::first_thread(b);
     b.if_(first, |b| {
         let tile = own_tile(b, cfg, args);
         let (tiles, some) = own_part(b, cfg, args, &tile);

@@ -187,11 +187,13 @@ impl Demand {
 
     fn of_hopper(shape: &forward_sm90::Shape, qk: u32, v: u32) -> Self {
         let roles = Roles { consumers: shape.consumers, budget: shape.budget };
-        let share = (roles.registers_at_entry() / shape.ctas_per_sm / 8 * 8).min(255);
+        let share = roles.registers_at_entry(shape.ctas_per_sm);
         let (qk, padded_v, rows) =
             (qk.next_multiple_of(64), v.next_multiple_of(64), shape.consumers * forward_sm90::ROWS_PER_GROUP);
         let kv = shape.stages * shape.tile_n * (qk + padded_v);
-        let staging = rows * shape.staging.places * shape.staging.cols;
+        // Parts of a tile are merged without staging.
+        let staging =
+            if shape.order.parts() > 1 { 0 } else { rows * shape.staging.places * shape.staging.cols };
         Self {
             // Sums, scores, and probabilities that are half as wide.
             registers: v / 2 + shape.tile_n / 2 + shape.tile_n / 4 + OTHER_REGISTERS,
@@ -221,7 +223,19 @@ impl Plan {
             return Err(Misfit::Registers { needed, most });
         }
         self.check_shared(demand.shared_bytes, demand.ctas_per_sm)?;
-        check_grid(problem, demand.tile_m, demand.parts)
+        check_grid(problem, demand.tile_m, demand.parts)?;
+        self.check_planes(problem)
+    }
+
+    /// Few tiles are numbered along all axes of the grid, two of which are short.
+    fn check_planes(&self, problem: &Problem) -> Result<(), Misfit> {
+        const MOST: usize = 65535;
+        let Self { kernel: KernelConfig::Sm90(cfg), .. } = self else { return Ok(()) };
+        let ctas = problem.heads_q().max(problem.batch());
+        match cfg.shape.order {
+            Order::Single { .. } if ctas > MOST => Err(Misfit::Grid { ctas: ctas as u64 }),
+            _ => Ok(()),
+        }
     }
 
     fn check_shared(&self, bytes: u64, ctas: u32) -> Result<(), Misfit> {

@@ -103,10 +103,13 @@ fn few_tiles(problem: &Problem, gpu: &Gpu) -> Option<(Shape, &'static str)> {
         }
     };
     match dim {
-        0..=64 if keys <= 64 && tiles <= 2 * sms => Some((few(64, 2, 1), "few tiles: 64 keys are all there are")),
-        0..=64 if keys > 128 && (2 * tiles <= sms || keys <= 256 && tiles <= sms) => {
-            Some((few(256, 1, 1), "few tiles: a cluster shares the keys, and one wide step has no second to wait for"))
+        0..=64 if keys <= 64 && tiles <= 2 * sms => {
+            Some((few(64, 2, 1), "few tiles: 64 keys are all there are"))
         }
+        0..=64 if keys > 128 && (2 * tiles <= sms || keys <= 256 && tiles <= sms) => Some((
+            few(256, 1, 1),
+            "few tiles: a cluster shares the keys, and one wide step has no second to wait for",
+        )),
         0..=64 if tiles <= 2 * sms => Some((few(128, 2, 1), "few tiles: two CTAs hide each other's waits")),
         65..=128 if tiles <= sms => {
             Some((few(128, 1, 4), "few tiles: one for each SM; clusters pay from four steps on"))

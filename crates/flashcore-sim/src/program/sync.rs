@@ -15,7 +15,8 @@ pub(super) fn decode(cx: &Context<'_>, inst: &Inst) -> Decoded<Uop> {
     Ok(match inst.op {
         Op::Fence | Op::Membar => Uop::Fence(Fence::Memory),
         Op::FenceProxy if inst.has(Mod::Async) => Uop::Fence(Fence::ProxyAsync),
-        Op::FenceProxy | Op::FenceMbarrierInit => Uop::Fence(Fence::Other),
+        Op::FenceProxy => Uop::Fence(Fence::Other),
+        Op::FenceMbarrierInit => Uop::Fence(Fence::MbarrierInit),
         Op::BarrierClusterArrive => {
             Uop::ClusterArrive { release: !inst.has(Mod::Relaxed), aligned: inst.has(Mod::Aligned) }
         }

@@ -260,7 +260,9 @@ pub(crate) enum Fence {
     Memory,
     /// `fence.proxy.async`.
     ProxyAsync,
-    /// Fences without effect here: `fence.proxy.alias`, `fence.mbarrier_init`.
+    /// `fence.mbarrier_init`: what follows publishes the initialisations of mbarriers, even if it is relaxed.
+    MbarrierInit,
+    /// Fences without effect here: `fence.proxy.alias`.
     Other,
 }
 

@@ -127,9 +127,11 @@ impl Step<'_, '_> {
             self.meet();
         }
         let knowledge = self.release();
-        let agent = self.machine.warps[self.warp].agent;
+        let warp = &self.machine.warps[self.warp];
+        let (agent, inits) = (warp.agent, warp.clock.inits_at_fence.clone());
         let cluster = self.machine.ctas[self.cta].cluster;
         let barrier = &mut self.machine.clusters[cluster].barrier;
+        barrier.tell_inits(&inits);
         let fresh = barrier.arrive(agent, self.mask, release.then_some(&knowledge));
         if !fresh && self.machine.context.options.checks.barrier {
             let text = "the warp arrives at the cluster barrier twice in one generation".into();
@@ -156,8 +158,9 @@ impl Step<'_, '_> {
             return Ok(Flow::Wait(Wait::Cluster { generation }));
         }
         if acquire {
-            let news = barrier.published.clone();
+            let (news, inits) = (barrier.published.clone(), barrier.published_inits.clone());
             self.learn(self.mask, &news);
+            self.machine.warps[self.warp].clock.inits.join(&inits);
         }
         self.meet();
         Ok(Flow::Next)

@@ -34,7 +34,7 @@ impl Step<'_, '_> {
         let warp = &mut self.machine.warps[self.warp];
         warp.exited |= self.mask;
         warp.wake(|wait| wait == Wait::Lanes);
-        let over = warp.live() == 0;
+        let (over, agent) = (warp.live() == 0, warp.agent);
         let threads = self.mask.count_ones();
         self.machine.ctas[self.cta].live_threads -= threads;
         if over {
@@ -42,7 +42,9 @@ impl Step<'_, '_> {
             self.end_warp();
             self.machine.forget_warp(self.cta);
         }
-        self.machine.try_open_cluster_barrier(self.machine.ctas[self.cta].cluster);
+        let cluster = self.machine.ctas[self.cta].cluster;
+        self.machine.clusters[cluster].barrier.leave(agent, self.mask);
+        self.machine.try_open_cluster_barrier(cluster);
         self.machine.effect();
         Ok(Flow::Exit)
     }

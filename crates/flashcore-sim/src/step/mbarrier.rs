@@ -107,7 +107,8 @@ impl Step<'_, '_> {
         };
         let (maker, when) = barrier.made_by;
         let warp = &self.machine.warps[self.warp];
-        let known = maker == warp.agent || warp.clock.view(1 << lane).seen.get(maker) >= when;
+        let (seen, inits) = (&warp.clock.view(1 << lane).seen, &warp.clock.inits);
+        let known = maker == warp.agent || seen.get(maker) >= when || inits.get(maker) >= when;
         if !known && self.machine.context.options.checks.race {
             let text = format!("the initialisation of mbarrier {at:#x} by warp {maker} is not known here");
             self.report(FindingKind::SharedRace, lane, text);

@@ -224,6 +224,7 @@ impl Step<'_, '_> {
                 warp.clock.at_fence = warp.clock.release(warp.agent, mask);
             }
             Fence::ProxyAsync => warp.clock.proxy_fence(warp.agent, mask),
+            Fence::MbarrierInit => warp.clock.inits_at_fence = warp.clock.release(warp.agent, mask).seen,
             Fence::Other => {}
         }
         Ok(Flow::Next)
