@@ -225,7 +225,9 @@ impl Stand for CudaStand<'_> {
 
     fn refusal(&self, tile: &Tile) -> Option<String> {
         let problem = self.workload.task().problem();
-        plan_tile(problem, &self.cuda.gpu(), ALIGNMENT, *tile).err().map(|misfit| misfit.to_string())
+        let plan = plan_tile(problem, &self.cuda.gpu(), ALIGNMENT, *tile);
+        let built = plan.and_then(|plan| plan.check_build(problem));
+        built.err().map(|misfit| misfit.to_string())
     }
 
     fn build(&mut self, tiles: &[Tile]) -> Vec<Option<String>> {
