@@ -10,7 +10,7 @@ use flashcore::{Backend, BackendError, BackendKind, DType, Dims, Layout, Mask, P
 use flashcore_core::Spec;
 use flashcore_cpu::Cpu;
 use flashcore_kernels::tuned::Table;
-use flashcore_lab::{arm::roster::Ours, tune::TunedCpu};
+use flashcore_lab::{arm::roster::Ours, task::normal_sinks, tune::TunedCpu};
 
 use crate::{
     backends::{self, Named},
@@ -69,14 +69,18 @@ pub struct AttentionFlags {
     /// Bend scores to X * tanh(score / X)
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     softcap: Option<f32>,
+    /// Give every query head a sink: a standard normal logit that no value belongs to
+    #[arg(long)]
+    sinks: bool,
 }
 
 impl AttentionFlags {
-    /// Attention with these options over dense tensors.
-    pub fn problem(&self, dtype: DType, dims: [Dims; 3]) -> Result<Problem, ProblemError> {
+    /// Attention with these options over dense tensors; `seed` decides about sinks.
+    pub fn problem(&self, dtype: DType, dims: [Dims; 3], seed: u64) -> Result<Problem, ProblemError> {
+        let sinks = self.sinks.then(|| normal_sinks(dims[0].heads, seed)).flatten();
         let [q, k, v] = dims.map(Layout::bhsd);
         let plain = Spec::new(dtype, q?, k?, v?);
-        Spec { mask: self.mask(), scale: self.scale, softcap: self.softcap, ..plain }.parse()
+        Spec { mask: self.mask(), scale: self.scale, softcap: self.softcap, sinks, ..plain }.parse()
     }
 
     fn mask(&self) -> Mask {

@@ -9,7 +9,9 @@ use clap::{
 use flashcore::DType;
 use flashcore_lab::{
     LabError,
+    comparison::{self, Comparison},
     protocol::{Mode, Protocol},
+    referee::Care,
     suites::Suite,
     task::Task,
 };
@@ -22,10 +24,10 @@ use crate::{
 /// What is measured: a suite or one problem.
 #[derive(Args, Clone, Debug)]
 pub struct TaskFlags {
-    /// A set of problems: forward, small or cpu [default: one problem]
+    /// A set of problems: forward, small, cpu, options or sweep [default: one problem]
     #[arg(long, value_name = "NAME", value_parser = suites(), conflicts_with_all = TensorFlags::NAMES)]
     suite: Option<Suite>,
-    /// Only problems whose name contains this
+    /// Only problems, or comparisons, whose name contains this
     #[arg(long, value_name = "TEXT", requires = "suite")]
     filter: Option<String>,
     #[command(flatten)]
@@ -41,13 +43,44 @@ impl TaskFlags {
     /// The problems, at least one.
     pub fn tasks(&self) -> Result<Vec<Task>, CliError> {
         let Some(suite) = self.suite else {
-            let problem = self.attention.problem(self.dtype.unwrap_or(DType::F16), self.tensors.dims())?;
+            let dtype = self.dtype.unwrap_or(DType::F16);
+            let problem = self.attention.problem(dtype, self.tensors.dims(), 0)?;
             return Ok(vec![Task::new(problem).map_err(LabError::from)?]);
         };
-        let tasks = suite.tasks(self.dtype.unwrap_or(suite.usual_dtype())).map_err(LabError::from)?;
         let part = self.filter.clone().unwrap_or_default();
-        let wanted: Vec<_> = tasks.into_iter().filter(|task| task.to_string().contains(&part)).collect();
+        let wanted = if suite.compares() {
+            comparison::tasks(&self.comparisons()?)
+        } else {
+            let tasks = suite.tasks(self.suite_dtype(suite)).map_err(LabError::from)?;
+            tasks.into_iter().filter(|task| task.to_string().contains(&part)).collect()
+        };
         if wanted.is_empty() { Err(CliError::NothingToMeasure(part)) } else { Ok(wanted) }
+    }
+
+    /// What is compared with what, where the suite is one of comparisons.
+    pub fn comparisons(&self) -> Result<Vec<Comparison>, CliError> {
+        let all = self.suite.map_or(Ok(Vec::new()), |suite| suite.comparisons(self.suite_dtype(suite)));
+        let part = self.filter.as_deref().unwrap_or_default();
+        Ok(all.map_err(LabError::from)?.into_iter().filter(|one| one.is_named(part)).collect())
+    }
+
+    fn suite_dtype(&self, suite: Suite) -> DType {
+        self.dtype.unwrap_or(suite.usual_dtype())
+    }
+
+    /// Whether it is a suite of comparisons.
+    pub fn compares(&self) -> bool {
+        self.suite.is_some_and(Suite::compares)
+    }
+
+    /// How the suite is measured where nothing else is asked for.
+    pub fn protocol(&self, usual: Protocol) -> Protocol {
+        self.suite.map_or(usual, |suite| suite.protocol(usual))
+    }
+
+    /// How much of each problem is judged.
+    pub fn care(&self) -> Care {
+        self.suite.map_or(Care::Usual, Suite::care)
     }
 
     /// Whether GPU calls are so short that they must be replayed from a graph.

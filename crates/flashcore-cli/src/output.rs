@@ -135,7 +135,7 @@ impl Page {
         self.table(rows.into_iter().map(|(name, value)| vec![Text::new(name, Tone::Faint), value.into()]))
     }
 
-    fn render(&self, colour: bool) -> String {
+    pub(crate) fn render(&self, colour: bool) -> String {
         let parts: Vec<_> = self.parts.iter().map(|rows| render_table(rows, colour)).collect();
         parts.join("\n")
     }

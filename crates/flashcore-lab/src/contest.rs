@@ -9,7 +9,7 @@ use crate::{
     error::LabError,
     protocol::{Protocol, Turn},
     record::{Measurement, Stretch},
-    referee::{Finding, Referee},
+    referee::{Care, Finding, Referee},
     sensors::Sensors,
     task::Task,
     workload::Workload,
@@ -43,11 +43,12 @@ impl Contest {
         task: &Task,
         arms: &[Box<dyn Arm>],
         seed: u64,
+        care: Care,
         observer: &mut dyn Observer,
     ) -> Result<Self, LabError> {
         let workload = Rc::new(Workload::new(task.clone(), seed)?);
         observer.at(task, "f64");
-        let referee = Referee::new(&workload);
+        let referee = Referee::with(&workload, care);
         let mut entries = Vec::new();
         for arm in arms {
             if observer.stopped() {

@@ -3,7 +3,7 @@
 //! | question | files, in reading order |
 //! | --- | --- |
 //! | is it right? | [`verify`]: stages, case groups in child processes, a watchdog |
-//! | how fast is it? | [`task`], [`suites`], [`arm`] (who competes), [`contest`], [`protocol`], [`burst`], [`record`] |
+//! | how fast is it? | [`task`], [`suites`], [`arm`] (who competes), [`contest`], [`protocol`], [`burst`], [`record`], [`comparison`] |
 //! | may it be taken? | [`gate`], on [`bootstrap`] |
 //! | what limits it? | [`ceiling`], [`profile`] |
 //! | which tile is fastest? | [`tune`] |
@@ -18,6 +18,7 @@ pub mod bootstrap;
 pub mod buffer;
 pub mod burst;
 pub mod ceiling;
+pub mod comparison;
 pub mod contest;
 mod error;
 pub mod figures;

@@ -1,8 +1,21 @@
 //! Named sets of tasks: what `bench --suite` and `gate --suite` measure.
+//!
+//! Some suites are made of comparisons: their tasks are what those need, and `bench` says how each came out.
+
+mod options;
+mod sweep;
 
 use flashcore_core::{DType, Mask};
 
-use crate::task::{Task, TaskError};
+use crate::{
+    comparison::{self, Comparison},
+    protocol::{Mode, Protocol},
+    referee::Care,
+    task::{Task, TaskError},
+};
+
+/// Comparisons, or why they cannot be made.
+type Comparisons = Result<Vec<Comparison>, TaskError>;
 
 /// A set of tasks that go together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -14,11 +27,15 @@ pub enum Suite {
     Small,
     /// Shapes that a CPU computes in milliseconds.
     Cpu,
+    /// Grouped heads, sinks, windows and limits of scores, beside the plain kernel or a peer.
+    Options,
+    /// Sequence lengths from 64 to 16,384, beside those that fill their last tile.
+    Sweep,
 }
 
 impl Suite {
     /// Every suite.
-    pub const ALL: [Self; 3] = [Self::Forward, Self::Small, Self::Cpu];
+    pub const ALL: [Self; 5] = [Self::Forward, Self::Small, Self::Cpu, Self::Options, Self::Sweep];
 
     /// The name used on the command line and in results.
     pub const fn name(self) -> &'static str {
@@ -26,19 +43,34 @@ impl Suite {
             Self::Forward => "forward",
             Self::Small => "small",
             Self::Cpu => "cpu",
+            Self::Options => "options",
+            Self::Sweep => "sweep",
         }
     }
 
     /// Whether calls are so short that they must be replayed from a graph to see the kernel alone.
     pub const fn replays(self) -> bool {
-        matches!(self, Self::Small)
+        matches!(self, Self::Small | Self::Sweep)
+    }
+
+    /// How it is measured unless something else is asked for: as `usual`, but for the many tasks of a sweep.
+    pub const fn protocol(self, usual: Protocol) -> Protocol {
+        match self {
+            Self::Sweep => Protocol { mode: Mode::Interleaved, seconds: 0.05, rounds: 1, ..usual },
+            _ => usual,
+        }
+    }
+
+    /// How much of each task is judged.
+    pub const fn care(self) -> Care {
+        if matches!(self, Self::Sweep) { Care::Brief } else { Care::Usual }
     }
 
     /// The element type unless another is asked for.
     pub const fn usual_dtype(self) -> DType {
         match self {
             Self::Forward => DType::BF16,
-            Self::Small => DType::F16,
+            Self::Small | Self::Options | Self::Sweep => DType::F16,
             Self::Cpu => DType::F32,
         }
     }
@@ -49,6 +81,21 @@ impl Suite {
             Self::Forward => forward(dtype),
             Self::Small => squares(dtype, &SMALL),
             Self::Cpu => squares(dtype, &CPU),
+            Self::Options | Self::Sweep => Ok(comparison::tasks(&self.comparisons(dtype)?)),
+        }
+    }
+
+    /// Whether it is made of comparisons.
+    pub const fn compares(self) -> bool {
+        matches!(self, Self::Options | Self::Sweep)
+    }
+
+    /// What it compares in `dtype`; nothing where tasks stand for themselves.
+    pub fn comparisons(self, dtype: DType) -> Comparisons {
+        match self {
+            Self::Options => options::comparisons(dtype),
+            Self::Sweep => sweep::comparisons(dtype),
+            Self::Forward | Self::Small | Self::Cpu => Ok(Vec::new()),
         }
     }
 }

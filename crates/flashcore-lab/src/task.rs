@@ -1,10 +1,14 @@
 //! What is measured: one attention problem over dense tensors, by a name, as plain data that files and other
 //! processes can hold. [`crate::suites`] and the command line make tasks; arms and the record take them.
 
-use std::fmt;
+use std::{fmt, ops::Not, sync::Arc};
 
 use flashcore_core::{Align, DType, Dims, Layout, Mask, Problem, ProblemError, Spec};
+use flashcore_testkit::cases::Sinks;
 use serde::{Deserialize, Serialize};
+
+/// Most sinks that are drawn: what files say must not decide how much memory is taken.
+const MOST_SINKS: usize = 1 << 16;
 
 /// A problem as it stands in files and messages.
 #[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
@@ -28,6 +32,9 @@ pub struct TaskSpec {
     pub scale: f32,
     /// Limit of the scores.
     pub softcap: Option<f32>,
+    /// Whether every query head has a sink, a standard normal logit; files written before there were any lack it.
+    #[serde(default, skip_serializing_if = "Not::not")]
+    pub sinks: bool,
 }
 
 /// Why a [`TaskSpec`] is no task.
@@ -40,8 +47,8 @@ pub enum TaskError {
     /// The rest is inconsistent.
     #[error(transparent)]
     Problem(#[from] ProblemError),
-    /// Tasks have dense tensors and no sinks or lengths.
-    #[error("only dense tensors without sinks and lengths can be measured")]
+    /// Tasks have dense tensors, no lengths, and only sinks of [`normal_sinks`].
+    #[error("only dense tensors without lengths, and with sinks that are drawn, can be measured")]
     NotPlain,
 }
 
@@ -65,6 +72,7 @@ impl Task {
             top_left: problem.mask().align() == Align::TopLeft,
             scale: problem.scale(),
             softcap: problem.softcap(),
+            sinks: problem.sinks().is_some(),
         };
         let task = Self::parse(spec)?;
         if task.problem == problem { Ok(task) } else { Err(TaskError::NotPlain) }
@@ -82,6 +90,7 @@ impl Task {
             mask: if spec.top_left { mask.top_left() } else { mask },
             scale: Some(spec.scale),
             softcap: spec.softcap,
+            sinks: spec.sinks.then(|| normal_sinks(q.heads, 0)).flatten(),
             ..plain
         };
         Ok(Self { problem: problem.parse()?, spec })
@@ -91,6 +100,15 @@ impl Task {
     pub fn square(dtype: DType, [batch, heads, seq, dim]: [usize; 4], mask: Mask) -> Result<Self, TaskError> {
         let layout = Layout::bhsd(Dims::new(batch, heads, seq, dim))?;
         Self::new(Spec { mask, ..Spec::new(dtype, layout, layout, layout) }.parse()?)
+    }
+
+    /// The same task with its sinks, if it has any, drawn from `seed`.
+    pub fn seeded(mut self, seed: u64) -> Result<Self, TaskError> {
+        if self.spec.sinks {
+            let sinks = normal_sinks(self.problem.heads_q(), seed);
+            self.problem = Spec { sinks, ..self.problem.spec().clone() }.parse()?;
+        }
+        Ok(self)
     }
 
     /// The task as plain data.
@@ -116,6 +134,12 @@ impl Task {
     }
 }
 
+/// A standard normal sink for each of `heads` query heads, but never so many that the memory for them could matter;
+/// problems with more heads are then refused for want of sinks.
+pub fn normal_sinks(heads: usize, seed: u64) -> Option<Arc<[f32]>> {
+    Sinks::Normal.logits(heads.min(MOST_SINKS), seed).map(Into::into)
+}
+
 impl fmt::Display for Task {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.spec.fmt(f)
@@ -135,7 +159,8 @@ impl fmt::Display for TaskSpec {
         if mask != Mask::NONE {
             write!(f, " {mask}")?;
         }
-        self.softcap.map_or(Ok(()), |cap| write!(f, " cap{cap}"))
+        self.softcap.map_or(Ok(()), |cap| write!(f, " cap{cap}"))?;
+        if self.sinks { f.write_str(" sinks") } else { Ok(()) }
     }
 }
 
@@ -145,10 +170,37 @@ mod tests {
 
     #[test]
     fn tasks_survive_the_way_through_json() {
-        let task = Task::square(DType::BF16, [2, 4, 100, 64], Mask::window(7, 0).top_left()).unwrap();
-        let text = serde_json::to_string(task.spec()).unwrap();
-        assert_eq!(Task::parse(serde_json::from_str(&text).unwrap()).unwrap(), task);
-        assert!(task.to_string().starts_with("2x4x100x64 bf16"), "{task}");
+        let plain = Task::square(DType::BF16, [2, 4, 100, 64], Mask::window(7, 0).top_left()).unwrap();
+        let sinks = Task::parse(TaskSpec { sinks: true, ..plain.spec().clone() }).unwrap();
+        for (task, end) in [(&plain, "top-left"), (&sinks, " sinks")] {
+            let text = serde_json::to_string(task.spec()).unwrap();
+            assert_eq!(Task::parse(serde_json::from_str(&text).unwrap()).unwrap(), *task);
+            let name = task.to_string();
+            assert!(name.starts_with("2x4x100x64 bf16") && name.ends_with(end), "{name}");
+        }
+    }
+
+    #[test]
+    fn tasks_of_files_without_sinks_have_none() {
+        let text = r#"{"dtype":"f16","q":[1,2,3,8],"k":[1,2,3,8],"dim_v":8,"left":null,"right":0,"top_left":false,
+            "scale":0.5,"softcap":null}"#;
+        let spec: TaskSpec = serde_json::from_str(text).unwrap();
+        assert!(!spec.sinks);
+        assert!(!serde_json::to_string(&spec).unwrap().contains("sinks"), "what old programs read stays so");
+    }
+
+    #[test]
+    fn the_seed_decides_about_sinks() {
+        let plain = Task::square(DType::F16, [1, 4, 3, 8], Mask::NONE).unwrap();
+        let task = Task::parse(TaskSpec { sinks: true, ..plain.spec().clone() }).unwrap();
+        assert_eq!(Task::new(task.problem().clone()).unwrap(), task);
+        assert_eq!(task.clone().seeded(0).unwrap(), task);
+        let other = task.clone().seeded(1).unwrap();
+        assert_eq!(other.spec(), task.spec());
+        assert_ne!(other.problem().sinks(), task.problem().sinks());
+        assert_eq!(other.problem().sinks().map(<[f32]>::len), Some(4));
+        assert!(matches!(Task::new(other.problem().clone()), Err(TaskError::NotPlain)));
+        assert_eq!(plain.clone().seeded(1).unwrap(), plain);
     }
 
     #[test]
@@ -160,7 +212,8 @@ mod tests {
             TaskSpec { k: [1, 2, 3, 5], ..good.clone() },
             TaskSpec { q: [usize::MAX; 4], ..good.clone() },
             TaskSpec { scale: f32::NAN, ..good.clone() },
-            TaskSpec { softcap: Some(-1.0), ..good },
+            TaskSpec { softcap: Some(-1.0), ..good.clone() },
+            TaskSpec { q: [1, 1 << 30, 3, 4], k: [1, 1 << 30, 3, 4], sinks: true, ..good },
         ];
         for spec in bad {
             assert!(Task::parse(spec.clone()).is_err(), "{spec:?}");

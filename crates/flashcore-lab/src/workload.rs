@@ -47,8 +47,9 @@ pub fn normal_inputs(problem: &Problem, seed: u64) -> Result<[Buffer; 3], LabErr
 }
 
 impl Workload {
-    /// Standard normal inputs for `task`.
+    /// Standard normal inputs, sinks included, for `task`.
     pub fn new(task: Task, seed: u64) -> Result<Self, LabError> {
+        let task = task.seeded(seed)?;
         let inputs = normal_inputs(task.problem(), seed)?;
         Ok(Self { task, inputs, files: OnceCell::new() })
     }

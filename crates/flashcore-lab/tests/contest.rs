@@ -18,6 +18,7 @@ use flashcore_lab::{
     gate::{self, Demand},
     protocol::{Mode, Protocol},
     record::Record,
+    referee::Care,
     sensors::Sensors,
     task::Task,
     workload::{Outputs, Workload},
@@ -105,7 +106,7 @@ fn task() -> Task {
 }
 
 fn prepare(arms: &[Box<dyn Arm>]) -> Contest {
-    Contest::prepare(&task(), arms, 1, &mut Patient).unwrap()
+    Contest::prepare(&task(), arms, 1, Care::Usual, &mut Patient).unwrap()
 }
 
 #[test]

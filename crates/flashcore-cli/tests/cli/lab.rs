@@ -88,6 +88,39 @@ fn bench_has_modes_suites_and_a_page() {
 }
 
 #[test]
+fn bench_compares_what_a_suite_compares() {
+    let place = Workplace::new();
+    let sweep = "bench --backend cpu --suite sweep --filter 1x16x65x128 --seconds 0.01";
+    let page = place.run(sweep);
+    expect(&page, 0, "1x16xSx128 causal, against S rounded up to 128; wanted: at most 1.1");
+    expect(&page, 0, "of 2");
+    let json = place.run(&format!("{sweep} --json")).json();
+    let comparisons = json["comparisons"].as_array().unwrap();
+    assert_eq!((comparisons.len(), json["results"].as_array().map(Vec::len)), (2, Some(4)), "{json}");
+    assert_eq!(comparisons[0]["against"], "1x16x128x128 f16");
+    assert!(comparisons[0]["ratio"]["point"].as_f64() > Some(0.0), "{json}");
+}
+
+#[test]
+fn sinks_are_measured_and_drawn_from_the_seed() {
+    let place = Workplace::new();
+    let bench = place.run(&format!("bench {TASK} --sinks --peers naive --no-roofline --json"));
+    let json = bench.json();
+    assert_eq!((bench.code, &json["results"][1]["task"]), (0, &"1x2x64x32 f32 sinks".into()), "{json}");
+    let run = |flags: &str| {
+        let ended = place.run(&format!("run --backend cpu --shape 1x2x64x32 --iters 1 --json {flags}"));
+        assert_eq!(ended.code, 0, "{}{}", ended.stdout, ended.stderr);
+        ended.json()
+    };
+    assert_eq!((&run("")["sinks"], &run("--sinks --seed 3")["sinks"]), (&false.into(), &true.into()));
+    expect(
+        &place.run("run --backend cpu --shape 1x99999999x1x8 --sinks"),
+        2,
+        "sinks for 99999999 query heads",
+    );
+}
+
+#[test]
 fn bench_that_is_stopped_leaves_a_valid_file() {
     let place = Workplace::new();
     let out = place.path("part.json");

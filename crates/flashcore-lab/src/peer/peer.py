@@ -102,10 +102,17 @@ def visible(task, device):
     return mask
 
 
+def no_sinks(task):
+    # Neither SDPA nor FlexAttention's score function reaches the sum that a sink is added to.
+    if task.get("sinks"):
+        raise Unsupported("sinks")
+
+
 def sdpa(device, backend):
     task = loaded["task"]
     if task["softcap"] is not None:
         raise Unsupported("softcap")
+    no_sinks(task)
     q, k, v = tensors(device)
     mask = visible(task, device)
     if torch.is_tensor(mask) and backend == SDPBackend.FLASH_ATTENTION:
@@ -118,6 +125,7 @@ def sdpa(device, backend):
 def flex(device):
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
     task = loaded["task"]
+    no_sinks(task)
     q, k, v = tensors(device)
     left, right, cap = task["left"], task["right"], task["softcap"]
     diagonal = 0 if task["top_left"] else k.shape[2] - q.shape[2]

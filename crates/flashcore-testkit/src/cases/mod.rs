@@ -214,7 +214,8 @@ impl fmt::Display for Case {
 }
 
 impl Sinks {
-    fn logits(self, heads: usize, seed: u64) -> Option<Vec<f32>> {
+    /// The logits of `heads` query heads; `None` where there are no sinks.
+    pub fn logits(self, heads: usize, seed: u64) -> Option<Vec<f32>> {
         let mut rng = Rng::new(seed ^ 0x51_4b);
         let logits = |logit: &mut dyn FnMut() -> f32| Some((0..heads).map(|_| logit()).collect());
         match self {

@@ -3,6 +3,7 @@
 //! Every competitor gets the same inputs and is judged before it is timed. The result file is rewritten after every
 //! task, so that stopping at any moment leaves a valid one.
 
+mod compared;
 mod report;
 
 use clap::Args;
@@ -12,6 +13,7 @@ use flashcore_lab::{
         Arm, Place,
         roster::{Ours, Roster},
     },
+    comparison::{Compared, Comparison},
     contest::Contest,
     memory,
     protocol::{Mode, Protocol},
@@ -36,9 +38,12 @@ Examples:
   flashcore bench --suite forward --out bench/runs/forward.json
   flashcore bench --suite small --peers torch-cudnn,torch-flash,torch-efficient,torch-math
   flashcore bench --shape 1x32x4096x128 --causal --dtype bf16 --mode interleaved
+  flashcore bench --suite options --out bench/runs/options.json
+  flashcore bench --suite sweep --filter 1x32xSx64
   FLASHCORE_PYTHON=~/torch/bin/python flashcore bench --backend cpu --peers all
 
-Times are medians; the first competitor is the one that others are compared with.
+Times are medians; the first competitor is the one that others are compared with. The suites `options`
+and `sweep` compare problems of ours with each other and say which ratios are larger than wanted.
 Exit codes: 0 measured, 1 ours is wrong somewhere, 2 could not measure.";
 
 /// The usual way of measuring.
@@ -69,36 +74,59 @@ pub fn execute(flags: Flags, output: &Output) -> Result<Verdict, CliError> {
     tasks.iter().try_for_each(|task| memory::check(3 * task.bytes() as u64))?;
     let ours = flags.backend.ours()?;
     let roster = Roster::open(ours.clone(), flags.backend.threads());
-    let arms = line_up(&roster, &ours, flags.peers.as_deref())?;
-    let protocol = flags.timing.protocol(USUAL, flags.task.replays());
+    let comparisons = flags.task.comparisons()?;
+    let arms = flags.line_ups(&roster, &ours, &tasks, &comparisons)?;
+    let protocol = flags.timing.protocol(flags.task.protocol(USUAL), flags.task.replays());
     let mut record = Record::new(protocol, roster.describe_peers());
     record.warnings.extend(roster.note());
-    if !flags.no_roofline {
+    // Ours beside ours says nothing about the device.
+    if !flags.no_roofline && !flags.task.compares() {
         record.ceilings = ceilings(&roster, &tasks)?;
     }
     flags.measure(&tasks, &arms, &mut record, output)?;
     let ours = roster.ours();
+    let compared: Vec<Compared> = comparisons.iter().map(|one| one.read(&record, ours.name())).collect();
     let wrong = record
         .measurements
         .iter()
         .any(|m| m.arm == ours.name() && m.finding.as_ref().is_some_and(|f| !f.pass()));
-    output.show(&BenchReport::new(&record, flags.timing.out.as_deref()))?;
+    output.show(&BenchReport::new(&record, &compared, flags.timing.out.as_deref()))?;
     Ok(if record.complete { Verdict::from_bool(!wrong) } else { Verdict::Stopped })
 }
 
 impl Flags {
+    /// The competitors of each task: a suite of comparisons needs peers only where one is compared with.
+    fn line_ups(
+        &self,
+        roster: &Roster,
+        ours: &Ours,
+        tasks: &[Task],
+        comparisons: &[Comparison],
+    ) -> Result<Vec<Vec<Box<dyn Arm>>>, CliError> {
+        let needed = |task: &Task| {
+            let names = comparisons.iter().filter(|one| one.task == *task).filter_map(Comparison::peer);
+            names.filter_map(|name| roster.peer(name).ok()).collect()
+        };
+        let peers = |task| match self.peers.as_deref() {
+            Some(names) => named_peers(roster, names),
+            None if self.task.compares() => Ok(needed(task)),
+            None => Ok(usual_peers(roster, ours)),
+        };
+        tasks.iter().map(|task| Ok(line_up(roster, peers(task)?))).collect()
+    }
+
     fn measure(
         &self,
         tasks: &[Task],
-        arms: &[Box<dyn Arm>],
+        arms: &[Vec<Box<dyn Arm>>],
         record: &mut Record,
         output: &Output,
     ) -> Result<(), CliError> {
         let mut progress = Progress::new(tasks.len(), output);
         let sensors = Sensors::start();
         let protocol = record.protocol;
-        for task in tasks {
-            let contest = match Contest::prepare(task, arms, protocol.seed, &mut progress) {
+        for (task, arms) in tasks.iter().zip(arms) {
+            let contest = match Contest::prepare(task, arms, protocol.seed, self.task.care(), &mut progress) {
                 Err(LabError::Stopped) => break,
                 contest => contest?,
             };
@@ -122,16 +150,18 @@ impl Flags {
 }
 
 /// The competitors: the first peer, which others are compared with and which comes again at the end, then ours.
-fn line_up(roster: &Roster, ours: &Ours, names: Option<&[String]>) -> Result<Vec<Box<dyn Arm>>, CliError> {
-    let names: Option<Vec<&str>> = names.map(|names| names.iter().map(String::as_str).collect());
-    let mut arms = match names.as_deref() {
-        None => usual_peers(roster, ours),
-        Some(["none"]) => Vec::new(),
-        Some(["all"]) => roster.peers(),
-        Some(names) => names.iter().map(|name| roster.peer(name)).collect::<Result<_, _>>()?,
-    };
-    arms.insert(arms.len().min(1), roster.ours());
-    Ok(arms)
+fn line_up(roster: &Roster, mut peers: Vec<Box<dyn Arm>>) -> Vec<Box<dyn Arm>> {
+    peers.insert(peers.len().min(1), roster.ours());
+    peers
+}
+
+fn named_peers(roster: &Roster, names: &[String]) -> Result<Vec<Box<dyn Arm>>, CliError> {
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    match names[..] {
+        ["none"] => Ok(Vec::new()),
+        ["all"] => Ok(roster.peers()),
+        _ => names.iter().map(|name| Ok(roster.peer(name)?)).collect(),
+    }
 }
 
 /// On a GPU the two to beat; on the CPU the best that is there.

@@ -1,10 +1,11 @@
-//! The answer of `bench`: a short table per task.
+//! The answer of `bench`: a short table per task, or per kind of comparison.
 
 use std::path::Path;
 
 use flashcore_lab::{
     bootstrap::Interval,
     ceiling::Ceiling,
+    comparison::Compared,
     figures::{Figures, Speed},
     latency::time,
     machine::Machine,
@@ -13,6 +14,7 @@ use flashcore_lab::{
 };
 use serde::Serialize;
 
+use super::compared;
 use crate::output::{Page, Report, Text, Tone};
 
 /// Everything `bench` tells; raw times are in the result file.
@@ -24,13 +26,14 @@ pub struct BenchReport<'a> {
     protocol: &'a Protocol,
     ceilings: &'a [Ceiling],
     results: Vec<Figures>,
+    comparisons: &'a [Compared],
     warnings: &'a [String],
     out: Option<String>,
 }
 
 impl<'a> BenchReport<'a> {
-    /// What a record comes to.
-    pub fn new(record: &'a Record, out: Option<&Path>) -> Self {
+    /// What a record comes to, and what was compared in it.
+    pub fn new(record: &'a Record, comparisons: &'a [Compared], out: Option<&Path>) -> Self {
         Self {
             complete: record.complete,
             created: &record.created,
@@ -38,6 +41,7 @@ impl<'a> BenchReport<'a> {
             protocol: &record.protocol,
             ceilings: &record.ceilings,
             results: record.figures(),
+            comparisons,
             warnings: &record.warnings,
             out: out.map(|path| path.display().to_string()),
         }
@@ -61,6 +65,7 @@ impl<'a> BenchReport<'a> {
     fn ending(&self) -> Vec<(&'static str, Text)> {
         let mut facts: Vec<(&str, Text)> =
             self.warnings.iter().map(|warning| ("warning", Text::new(warning, Tone::Bad))).collect();
+        facts.extend(compared::summary(self.comparisons));
         if !self.complete {
             facts.push(("result", Text::new("STOPPED; not everything was measured", Tone::Bad)));
         }
@@ -76,17 +81,24 @@ fn roofline(ceiling: &Ceiling) -> String {
 
 impl Report for BenchReport<'_> {
     fn page(&self) -> Page {
-        let mut page = Page::default().facts(self.facts());
-        for rows in self.results.chunk_by(|a, b| a.task == b.task) {
-            page = page.line(rows[0].task.as_str());
-            if rows.iter().any(|row| row.speed.is_some()) {
-                page = page.table(std::iter::once(heading()).chain(rows.iter().filter_map(row)));
-            }
-            page = rows.iter().filter_map(exclusion).fold(page, Page::line);
-        }
+        let page = Page::default().facts(self.facts());
+        let page = if self.comparisons.is_empty() {
+            self.results.chunk_by(|a, b| a.task == b.task).fold(page, task)
+        } else {
+            let page = compared::tables(page, self.comparisons);
+            self.results.iter().filter_map(named_exclusion).fold(page, Page::line)
+        };
         let ending = self.ending();
         if ending.is_empty() { page } else { page.facts(ending) }
     }
+}
+
+fn task(page: Page, rows: &[Figures]) -> Page {
+    let mut page = page.line(rows[0].task.as_str());
+    if rows.iter().any(|row| row.speed.is_some()) {
+        page = page.table(std::iter::once(heading()).chain(rows.iter().filter_map(row)));
+    }
+    rows.iter().filter_map(exclusion).fold(page, Page::line)
 }
 
 fn heading() -> Vec<Text> {
@@ -106,6 +118,12 @@ fn row(figures: &Figures) -> Option<Vec<Text>> {
         speed.roofline_percent.map_or(String::new(), |percent| format!("{percent:.0} %")).into(),
         ratio(speed.ratio.as_ref()),
     ])
+}
+
+/// The same where the task is not told by what stands above.
+fn named_exclusion(figures: &Figures) -> Option<Text> {
+    let reason = figures.excluded.as_ref()?;
+    Some(Text::new(format!("{}: {} was not timed: {reason}", figures.task, figures.arm), Tone::Bad))
 }
 
 /// Why a competitor has no row.

@@ -15,6 +15,7 @@ use flashcore_lab::{
     gate::{self, Demand, Ruling},
     memory,
     record::Record,
+    referee::Care,
     sensors::Sensors,
     task::Task,
 };
@@ -149,7 +150,7 @@ impl Gate {
         progress: &mut Progress,
     ) -> Result<Vec<Ruling>, CliError> {
         let protocol = self.record.protocol;
-        let contest = Contest::prepare(task, &self.arms, protocol.seed, progress)?;
+        let contest = Contest::prepare(task, &self.arms, protocol.seed, Care::Usual, progress)?;
         let ours = self.arms[0].name().to_owned();
         if let Some(ruling) = gate::correctness(task, &ours, &contest)? {
             return Ok(vec![ruling]);

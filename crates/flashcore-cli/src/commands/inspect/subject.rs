@@ -39,8 +39,8 @@ impl Subject {
     fn asked(flags: &Flags) -> Result<Self, CliError> {
         let chosen = flags.gpu.choose();
         let dims = flags.tensors.dims();
-        let problem = flags.attention.problem(flags.dtype, dims)?;
-        let small = flags.attention.problem(flags.dtype, shrunk(dims))?;
+        let problem = flags.attention.problem(flags.dtype, dims, 0)?;
+        let small = flags.attention.problem(flags.dtype, shrunk(dims), 0)?;
         let table = flags.table.load()?;
         let table = table.as_deref().unwrap_or_else(|| Table::shipped());
         let plan = plan_by(&problem, &chosen.gpu, ALIGNMENT, table).map_err(InspectFailure::from)?;

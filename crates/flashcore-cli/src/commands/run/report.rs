@@ -53,6 +53,7 @@ pub struct RunReport {
     mask: String,
     scale: f32,
     softcap: Option<f32>,
+    sinks: bool,
     seed: Option<u64>,
     max_error: f64,
     tolerance: f64,
@@ -97,6 +98,7 @@ impl RunReport {
             mask: p.mask().to_string(),
             scale: p.scale(),
             softcap: p.softcap(),
+            sinks: p.sinks().is_some(),
             seed: match request.source {
                 Source::Seed(seed) => Some(seed),
                 Source::Files(_) => None,

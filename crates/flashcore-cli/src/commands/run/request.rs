@@ -52,7 +52,7 @@ impl Request {
             Some(names) => from_files(&names, flags.dtype)?,
             None => (flags.dtype.unwrap_or(USUAL_DTYPE), flags.tensors.dims(), Source::Seed(flags.seed)),
         };
-        let problem = flags.attention.problem(dtype, dims)?;
+        let problem = flags.attention.problem(dtype, dims, flags.seed)?;
         Ok(Self { problem, source, times: flags.iters.map(|n| n as usize) })
     }
 

@@ -1,0 +1,126 @@
+//! Comparisons inside one run: how long a task of ours takes beside another task of ours, or beside a peer.
+//!
+//! [`crate::suites`] says what is compared and what is wanted of it; `bench` prints what a [`Record`] comes to.
+
+use serde::Serialize;
+
+use crate::{
+    bootstrap::{self, Interval},
+    record::Record,
+    task::Task,
+};
+
+/// A task that is to take hardly longer than something else.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Comparison {
+    /// What is compared, in words; comparisons of the same kind share a table.
+    pub what: String,
+    /// The task.
+    pub task: Task,
+    /// What its time is compared with.
+    pub against: Against,
+    /// Work of the task over the work of the other: times are compared for the same work.
+    pub work: f64,
+    /// What the ratio is wanted to be at most.
+    pub wanted: f64,
+}
+
+/// The other side of a comparison.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Against {
+    /// Another task of ours.
+    Ours(Task),
+    /// A peer on the same task.
+    Peer(&'static str),
+}
+
+/// What a comparison came to.
+#[derive(Clone, PartialEq, Serialize, Debug)]
+pub struct Compared {
+    /// What was compared.
+    pub what: String,
+    /// The task.
+    pub task: String,
+    /// The other task or the peer.
+    pub against: String,
+    /// Work of the task over the work of the other.
+    pub work: f64,
+    /// Median time of the task in microseconds, where it was timed.
+    pub p50_us: Option<f64>,
+    /// Median time of the other.
+    pub against_p50_us: Option<f64>,
+    /// The first over the second, for the same work.
+    pub ratio: Option<Interval>,
+    /// What the ratio is wanted to be at most.
+    pub wanted: f64,
+}
+
+impl Compared {
+    /// Whether the ratio is as wanted; `None` where a side is missing.
+    pub fn met(&self) -> Option<bool> {
+        self.ratio.map(|ratio| ratio.point <= self.wanted)
+    }
+}
+
+impl Comparison {
+    /// `task` beside `other`, which has as much to do.
+    pub fn of_ours(what: impl Into<String>, task: Task, other: Task, wanted: f64) -> Self {
+        Self { what: what.into(), task, against: Against::Ours(other), work: 1.0, wanted }
+    }
+
+    /// Whether its name, or that of its task, contains `part`.
+    pub fn is_named(&self, part: &str) -> bool {
+        self.what.contains(part) || self.task.to_string().contains(part)
+    }
+
+    /// The peer it needs.
+    pub fn peer(&self) -> Option<&'static str> {
+        match self.against {
+            Against::Ours(_) => None,
+            Against::Peer(name) => Some(name),
+        }
+    }
+
+    /// What a record says about it, if ours is called `ours` there.
+    pub fn read(&self, record: &Record, ours: &str) -> Compared {
+        let (other, arm, against) = match &self.against {
+            Against::Ours(other) => (other, ours, other.to_string()),
+            Against::Peer(name) => (&self.task, *name, (*name).to_owned()),
+        };
+        let times = |task: &Task, arm: &str| record.find(task.spec(), arm).map(|m| m.units(&record.protocol));
+        let (mine, theirs) = (times(&self.task, ours), times(other, arm));
+        let micro = |units: &Option<Vec<f64>>| Some(bootstrap::median(units.as_deref()?)?.point * 1e6);
+        let ratio = mine.as_deref().zip(theirs.as_deref()).and_then(|(a, b)| bootstrap::ratio(a, b));
+        Compared {
+            what: self.what.clone(),
+            task: self.task.to_string(),
+            against,
+            work: self.work,
+            p50_us: micro(&mine),
+            against_p50_us: micro(&theirs),
+            ratio: ratio.map(|ratio| self.per_work(ratio)),
+            wanted: self.wanted,
+        }
+    }
+
+    fn per_work(&self, Interval { low, point, high }: Interval) -> Interval {
+        Interval { low: low / self.work, point: point / self.work, high: high / self.work }
+    }
+}
+
+/// Every task that comparisons need, once; what is compared stands side by side, so that it is measured so.
+pub fn tasks(comparisons: &[Comparison]) -> Vec<Task> {
+    let mut tasks: Vec<Task> = Vec::new();
+    for Comparison { task, against, .. } in comparisons {
+        let other = match against {
+            Against::Ours(other) => Some(other),
+            Against::Peer(_) => None,
+        };
+        for needed in other.into_iter().chain([task]) {
+            if !tasks.contains(needed) {
+                tasks.push(needed.clone());
+            }
+        }
+    }
+    tasks
+}
