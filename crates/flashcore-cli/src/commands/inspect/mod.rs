@@ -10,7 +10,7 @@ mod subject;
 
 use clap::Args;
 use flashcore::DType;
-use flashcore_kernels::PlanError;
+use flashcore_kernels::{Misfit, PlanError};
 use flashcore_tile::BuildError;
 
 use self::{
@@ -71,6 +71,8 @@ pub struct Flags {
 pub enum InspectFailure {
     #[error(transparent)]
     Plan(#[from] PlanError),
+    #[error(transparent)]
+    Tile(#[from] Misfit),
     #[error("no kernel of the covering set is called `{0}`; `flashcore inspect --list` names them")]
     NoKernel(String),
     #[error(transparent)]
