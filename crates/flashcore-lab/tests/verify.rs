@@ -5,13 +5,13 @@ use std::{process::Command, time::Duration};
 use flashcore_core::{Backend, BackendError, DataMut, HostCall, Problem, Ran};
 use flashcore_cpu::Cpu;
 use flashcore_lab::verify::{
-    Ending, Line, Order, Report, Scope, child,
+    Ending, Extent, Line, Order, Report, Scope, child,
     plan::{self, Candidate, Open, TARGETS, Target},
     watch::{Outcome, Watch},
 };
 
 fn order(group: &str, filter: Option<&str>) -> Order {
-    let scope = Scope { filter: filter.map(str::to_owned), seeds: 1, runs: 3, quick: true };
+    let scope = Scope { filter: filter.map(str::to_owned), seeds: 1, runs: 3, extent: Extent::Quick };
     Order { backend: "cpu".to_owned(), group: group.to_owned(), scope, skip: 0 }
 }
 

@@ -44,16 +44,19 @@ impl Swizzle {
     }
 
     /// Bytes of one row of the pattern: 16, 32, 64 or 128.
+    #[inline]
     pub const fn row_bytes(self) -> u32 {
         16 << self.bits()
     }
 
     /// Bytes after which the pattern repeats; tiles start at multiples of it.
+    #[inline]
     pub const fn repeat_bytes(self) -> u32 {
         128 << self.bits()
     }
 
     /// The swizzled form of a shared-memory byte address. It is its own inverse.
+    #[inline]
     pub const fn apply(self, address: u32) -> u32 {
         address ^ (((address >> 7) & ((1 << self.bits()) - 1)) << 4)
     }
@@ -104,6 +107,7 @@ pub const FRAGMENT_ROWS: u32 = 16;
 
 /// Element `i` of a lane's A fragment (16 rows) with `per_register` elements in 32 bits: 2 for f16 and bf16, 4 for
 /// 8-bit, 1 for tf32. An f32 accumulator (C, D) lies as a 16-bit A does, so `per_register` is 2 for it as well.
+#[inline]
 pub const fn fragment_a(lane: u32, i: u32, per_register: u32) -> Place {
     let (group, thread) = (lane >> 2, lane & 3);
     Place {
@@ -113,6 +117,7 @@ pub const fn fragment_a(lane: u32, i: u32, per_register: u32) -> Place {
 }
 
 /// Element `i` of a lane's B fragment: `row` is k, `col` is n.
+#[inline]
 pub const fn fragment_b(lane: u32, i: u32, per_register: u32) -> Place {
     let (group, thread) = (lane >> 2, lane & 3);
     Place {
@@ -122,6 +127,7 @@ pub const fn fragment_b(lane: u32, i: u32, per_register: u32) -> Place {
 }
 
 /// The accumulator element `i` of a lane (C and D of `mma.sync`).
+#[inline]
 pub const fn fragment_c(lane: u32, i: u32) -> Place {
     fragment_a(lane, i, 2)
 }
@@ -135,17 +141,20 @@ pub const fn fragment_home(place: Place, per_register: u32) -> (u32, u32) {
 }
 
 /// Element `i` of a thread's wgmma fragment (A in registers or D): warp `w` of the warpgroup holds rows 16w and up.
+#[inline]
 pub const fn warpgroup_fragment(thread: u32, i: u32, per_register: u32) -> Place {
     let place = fragment_a(thread % 32, i, per_register);
     Place { row: place.row + FRAGMENT_ROWS * (thread / 32), col: place.col }
 }
 
 /// Whose row address a lane supplies to `ldmatrix`/`stmatrix`: (matrix, row).
+#[inline]
 pub const fn ldmatrix_row(lane: u32) -> (u32, u32) {
     (lane / 8, lane % 8)
 }
 
 /// Which element of an 8×8 matrix lies in half `half` of a lane's register.
+#[inline]
 pub const fn ldmatrix_element(lane: u32, half: u32, transposed: bool) -> Place {
     let (major, minor) = (lane / 4, 2 * (lane % 4) + half);
     if transposed { Place { row: minor, col: major } } else { Place { row: major, col: minor } }
@@ -200,6 +209,7 @@ impl MatrixDescriptor {
     }
 
     /// Byte address of element (`mn`, `k`) of the operand of one instruction.
+    #[inline]
     pub const fn element_address(self, major: Major, element_bytes: u32, mn: u32, k: u32) -> u32 {
         let chunk = 16 / element_bytes;
         let row = self.swizzle.row_bytes();

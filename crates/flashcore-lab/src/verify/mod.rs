@@ -34,8 +34,21 @@ pub struct Scope {
     pub seeds: u64,
     /// Runs that must give the same bits.
     pub runs: usize,
-    /// Leave out what takes long.
-    pub quick: bool,
+    /// How many of the cases.
+    pub extent: Extent,
+}
+
+/// How many of the cases are taken; what that means is a matter of the backend.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug, Default)]
+#[serde(rename_all = "lowercase")]
+pub enum Extent {
+    /// What takes long is left out.
+    Quick,
+    /// What a person waits for.
+    #[default]
+    Usual,
+    /// All, however long it takes.
+    All,
 }
 
 /// How a check ended.

@@ -34,12 +34,12 @@ pub struct Target {
     pub name: &'static str,
     /// Opens it.
     pub open: Open,
-    /// Most work of a case when there is little time, and otherwise.
-    pub costs: [Cost; 2],
+    /// Most work of a case, for each [`Extent`](super::Extent).
+    pub costs: [Cost; 3],
     /// Random problems, likewise.
-    pub random: [u64; 2],
+    pub random: [u64; 3],
     /// Checks of a group, likewise; evenly spaced ones are taken of more.
-    pub most: [usize; 2],
+    pub most: [usize; 3],
     /// Element types it takes.
     pub dtypes: &'static [DType],
 }
@@ -48,9 +48,9 @@ pub struct Target {
 pub const CPU: Target = Target {
     name: "cpu",
     open: open_cpu,
-    costs: [Cost::Small, Cost::Huge],
-    random: [60, 1000],
-    most: [usize::MAX; 2],
+    costs: [Cost::Small, Cost::Huge, Cost::Huge],
+    random: [60, 1000, 1000],
+    most: [usize::MAX; 3],
     dtypes: &DType::ALL,
 };
 
@@ -61,9 +61,9 @@ const HALVES: &[DType] = &[DType::F16, DType::BF16];
 const SIM: Target = Target {
     name: "sim",
     open: || simulated(Gpu::HOPPER),
-    costs: [Cost::Tiny, Cost::Huge],
-    random: [8, 200],
-    most: [6, usize::MAX],
+    costs: [Cost::Tiny, Cost::Tiny, Cost::Huge],
+    random: [8, 60, 1000],
+    most: [6, usize::MAX, usize::MAX],
     dtypes: HALVES,
 };
 
@@ -175,7 +175,8 @@ impl Check {
 
 /// The groups of a backend, without those that the filter leaves empty.
 pub fn groups(target: &Target, scope: &Scope) -> Vec<Group> {
-    let cost = target.costs[usize::from(!scope.quick)];
+    let extent = scope.extent as usize;
+    let cost = target.costs[extent];
     let mut groups: Vec<Group> = Vec::new();
     for case in cases::up_to(cost) {
         let (name, case) = (tag_name(case.tag), Arc::new(case));
@@ -186,12 +187,12 @@ pub fn groups(target: &Target, scope: &Scope) -> Vec<Group> {
         }
     }
     groups.push(Group { name: "laws".to_owned(), checks: laws() });
-    let count = target.random[usize::from(!scope.quick)];
+    let count = target.random[extent];
     groups.push(Group { name: "random".to_owned(), checks: randoms(count) });
     for group in &mut groups {
         let Group { name, checks } = group;
         checks.retain(|check| target.dtypes.contains(&check.dtype) && is_wanted(scope, name, check));
-        *checks = evenly(checks, target.most[usize::from(!scope.quick)]);
+        *checks = evenly(checks, target.most[extent]);
     }
     groups.retain(|group| !group.checks.is_empty());
     groups
@@ -246,27 +247,39 @@ fn tag_name(tag: Tag) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::verify::Extent;
 
-    fn scope(quick: bool, filter: Option<&str>) -> Scope {
-        Scope { filter: filter.map(str::to_owned), seeds: 2, runs: 2, quick }
+    fn scope(extent: Extent, filter: Option<&str>) -> Scope {
+        Scope { filter: filter.map(str::to_owned), seeds: 2, runs: 2, extent }
     }
 
     #[test]
     fn groups_hold_every_case_in_every_type() {
-        let groups = groups(&TARGETS[0], &scope(false, None));
+        let groups = groups(&TARGETS[0], &scope(Extent::Usual, None));
         let names: Vec<_> = groups.iter().map(|group| group.name.as_str()).collect();
         for expected in ["named", "used-lengths", "big-offsets", "ragged", "sinks", "laws", "random"] {
             assert!(names.contains(&expected), "{names:?}");
         }
         let named = groups.iter().find(|group| group.name == "named").unwrap();
         assert_eq!(named.checks.len(), cases::tagged(Tag::Named).len() * 2 * 3);
-        assert!(named.checks.len() > super::groups(&TARGETS[0], &scope(true, None))[0].checks.len());
+        assert!(named.checks.len() > super::groups(&TARGETS[0], &scope(Extent::Quick, None))[0].checks.len());
     }
 
     #[test]
     fn filters_pick_checks() {
-        let groups = groups(&TARGETS[0], &scope(true, Some("gqa/gqa 3/1 70x90")));
+        let groups = groups(&TARGETS[0], &scope(Extent::Quick, Some("gqa/gqa 3/1 70x90")));
         assert_eq!((groups.len(), groups[0].checks.len()), (1, 6));
-        assert!(super::groups(&TARGETS[0], &scope(true, Some("no such case"))).is_empty());
+        assert!(super::groups(&TARGETS[0], &scope(Extent::Quick, Some("no such case"))).is_empty());
+    }
+
+    #[test]
+    fn all_means_every_case_on_every_backend() {
+        let halves = |case: &Case| case.dtypes.iter().filter(|dtype| HALVES.contains(dtype)).count();
+        let expected: usize = cases::all().iter().map(halves).sum();
+        for target in TARGETS.iter().filter(|target| target.dtypes == HALVES) {
+            let groups = groups(target, &Scope { seeds: 1, ..scope(Extent::All, None) });
+            let cases = groups.iter().filter(|group| !["laws", "random"].contains(&group.name.as_str()));
+            assert_eq!(cases.map(|group| group.checks.len()).sum::<usize>(), expected, "{}", target.name);
+        }
     }
 }

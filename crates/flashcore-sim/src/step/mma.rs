@@ -61,11 +61,12 @@ impl Step<'_, '_> {
         let words: Vec<Lanes> = srcs.iter().map(|src| self.read(*src)).collect();
         let per_register = 32 / element.bits();
         let mut matrix = Matrix::zero(rows, cols);
+        let value = packed(element);
         for lane in 0..32 {
             for i in 0..per_register * srcs.len() as u32 {
                 let at = place(lane, i, per_register);
                 let word = words[(i / per_register) as usize][lane as usize] as u32;
-                matrix.set(at.row as usize, at.col as usize, packed(element, word, i % per_register));
+                matrix.set(at.row as usize, at.col as usize, value(word, i % per_register));
             }
         }
         matrix

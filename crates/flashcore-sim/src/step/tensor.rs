@@ -39,22 +39,24 @@ impl Matrix {
     }
 }
 
-/// The value of an element's bits.
-pub(super) fn decode(element: Element, bits: u32) -> f32 {
+/// Turns an element's bits into its value; chosen once for many elements.
+pub(super) fn decoder(element: Element) -> Box<dyn Fn(u32) -> f32> {
     match element {
-        Element::Small(format, _) if format == BF16 => f32::from_bits(bits << 16),
-        Element::Small(format, _) if format == F16 => half::f16::from_bits(bits as u16).to_f32(),
-        Element::Small(format, _) => format.decode(bits) as f32,
+        Element::Small(format, _) if format == BF16 => Box::new(|bits| f32::from_bits(bits << 16)),
+        Element::Small(format, _) if format == F16 => {
+            Box::new(|bits| half::f16::from_bits(bits as u16).to_f32())
+        }
+        Element::Small(format, _) => Box::new(move |bits| format.decode(bits) as f32),
         // the tensor core reads 19 bits
-        Element::Tf32 => f32::from_bits(bits & 0xffff_e000),
-        Element::U8 => bits as f32,
-        Element::S8 => f32::from(bits as i8),
+        Element::Tf32 => Box::new(|bits| f32::from_bits(bits & 0xffff_e000)),
+        Element::U8 => Box::new(|bits| bits as f32),
+        Element::S8 => Box::new(|bits| f32::from(bits as i8)),
     }
 }
 
 /// Element `i` of those packed into 32-bit words, first in the low bits.
-pub(super) fn packed(element: Element, word: u32, i: u32) -> f32 {
-    let bits = element.bits();
+pub(super) fn packed(element: Element) -> impl Fn(u32, u32) -> f32 {
+    let (bits, decode) = (element.bits(), decoder(element));
     let mask = u32::MAX >> (32 - bits);
-    decode(element, word >> (bits * i) & mask)
+    move |word, i| decode(word >> (bits * i) & mask)
 }

@@ -3,7 +3,7 @@
 use super::{
     Flow, Outcome, Step,
     mma::canonical,
-    tensor::{Matrix, decode, packed},
+    tensor::{Matrix, decoder, packed},
 };
 use crate::{
     check::{
@@ -74,7 +74,7 @@ impl Operand {
         let (mn, k) = (self.extent.0 as usize, self.extent.1 as usize);
         let mut matrix = if k_first { Matrix::zero(k, mn) } else { Matrix::zero(mn, k) };
         let shared = &machine.ctas[cta].shared;
-        let bytes = (self.element.bits() / 8) as usize;
+        let (bytes, decode) = ((self.element.bits() / 8) as usize, decoder(self.element));
         for chunk in self.chunks() {
             let Ok(range) = shared.range(chunk.offset, CHUNK as usize) else { continue };
             for (i, element) in shared.bytes(range).chunks_exact(bytes).enumerate() {
@@ -84,7 +84,7 @@ impl Operand {
                 };
                 let mut word = [0; 4];
                 word[..bytes].copy_from_slice(element);
-                let value = decode(self.element, u32::from_le_bytes(word));
+                let value = decode(u32::from_le_bytes(word));
                 if k_first { matrix.set(k, mn, value) } else { matrix.set(mn, k, value) }
             }
         }
@@ -364,24 +364,33 @@ fn word_of(machine: &Machine<'_>, leader: usize, thread: usize, reg: Reg) -> u32
 fn registers_a(machine: &Machine<'_>, leader: usize, op: &Wgmma, regs: &[Reg]) -> Matrix {
     let per_register = 32 / op.element.bits();
     let mut matrix = Matrix::zero(ROWS, op.k);
-    for thread in 0..128 {
-        for i in 0..per_register * regs.len() as u32 {
-            let at = warpgroup_fragment(thread, i, per_register);
-            let word = word_of(machine, leader, thread as usize, regs[(i / per_register) as usize]);
-            matrix.set(at.row as usize, at.col as usize, packed(op.element, word, i % per_register));
+    let value = packed(op.element);
+    each_element(per_register * regs.len() as u32, per_register, |thread, i, at| {
+        let word = word_of(machine, leader, thread, regs[(i / per_register) as usize]);
+        matrix.set(at.row as usize, at.col as usize, value(word, i % per_register));
+    });
+    matrix
+}
+
+/// Calls `f(thread, i, place)` for the `count` elements of every thread of a warpgroup.
+///
+/// A place is the sum of what the thread and what the element contribute, so few of them have to be worked out.
+fn each_element(count: u32, per_register: u32, mut f: impl FnMut(usize, u32, Place)) {
+    let threads: [Place; 128] = std::array::from_fn(|t| warpgroup_fragment(t as u32, 0, per_register));
+    for i in 0..count {
+        let element = warpgroup_fragment(0, i, per_register);
+        for (thread, start) in threads.iter().enumerate() {
+            f(thread, i, Place { row: start.row + element.row, col: start.col + element.col });
         }
     }
-    matrix
 }
 
 /// Calls `f(thread, register, shift, place)` for every element of D.
 fn each_register(op: &Wgmma, mut f: impl FnMut(usize, usize, u32, Place)) {
-    for thread in 0..128 {
-        for i in 0..op.n as u32 / 2 {
-            let (register, shift) = if op.accumulate_f16 { (i / 2, 16 * (i % 2)) } else { (i, 0) };
-            f(thread, register as usize, shift, warpgroup_fragment(thread as u32, i, 2));
-        }
-    }
+    each_element(op.n as u32 / 2, 2, |thread, i, at| {
+        let (register, shift) = if op.accumulate_f16 { (i / 2, 16 * (i % 2)) } else { (i, 0) };
+        f(thread, register as usize, shift, at);
+    });
 }
 
 fn store_result(machine: &mut Machine<'_>, leader: usize, op: &Wgmma, d: &Matrix) {

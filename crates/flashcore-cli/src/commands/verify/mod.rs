@@ -12,7 +12,7 @@ use std::{
 
 use clap::{Args, builder::PossibleValuesParser};
 use flashcore_lab::verify::{
-    Order, Scope, child,
+    Extent, Order, Scope, child,
     plan::{TARGETS, Target, groups},
     watch::Watch,
 };
@@ -31,6 +31,7 @@ Examples:
   flashcore verify --quick
   flashcore verify --backend cuda --seeds 5 --runs 10
   flashcore verify --filter ragged/ --json
+  flashcore verify --backend sim-general --all --seeds 1 --timeout 3600
 
 Stages, in this order: build, launch, sanity, correctness, determinism, isolation.
 A check that hangs or kills its process is one failure; the rest goes on.
@@ -55,6 +56,9 @@ pub struct Flags {
     /// Leave out what takes long
     #[arg(long)]
     quick: bool,
+    /// Leave nothing out: the simulator takes hours for the largest cases
+    #[arg(long, conflicts_with = "quick")]
+    all: bool,
     /// Seconds after which a check is taken to hang
     #[arg(long, value_name = "S", default_value_t = 120, value_parser = clap::value_parser!(u16).range(1..))]
     timeout: u16,
@@ -97,7 +101,12 @@ pub fn execute(flags: Flags, output: &Output) -> Result<Verdict, CliError> {
 impl Flags {
     fn scope(&self) -> Scope {
         let seeds = self.seeds.unwrap_or(if self.quick { 1 } else { 3 });
-        Scope { filter: self.filter.clone(), seeds, runs: self.runs.into(), quick: self.quick }
+        let extent = match (self.quick, self.all) {
+            (true, _) => Extent::Quick,
+            (_, true) => Extent::All,
+            _ => Extent::Usual,
+        };
+        Scope { filter: self.filter.clone(), seeds, runs: self.runs.into(), extent }
     }
 
     fn verify(&self, target: &Target, scope: &Scope, output: &Output) -> Result<BackendReport, CliError> {
