@@ -29,7 +29,7 @@ pub struct Comparison {
 #[derive(Clone, PartialEq, Debug)]
 pub enum Against {
     /// Another task of ours.
-    Ours(Task),
+    Ours(Box<Task>),
     /// A peer on the same task.
     Peer(&'static str),
 }
@@ -65,7 +65,7 @@ impl Compared {
 impl Comparison {
     /// `task` beside `other`, which has as much to do.
     pub fn of_ours(what: impl Into<String>, task: Task, other: Task, wanted: f64) -> Self {
-        Self { what: what.into(), task, against: Against::Ours(other), work: 1.0, wanted }
+        Self { what: what.into(), task, against: Against::Ours(Box::new(other)), work: 1.0, wanted }
     }
 
     /// Whether its name, or that of its task, contains `part`.
@@ -84,7 +84,7 @@ impl Comparison {
     /// What a record says about it, if ours is called `ours` there.
     pub fn read(&self, record: &Record, ours: &str) -> Compared {
         let (other, arm, against) = match &self.against {
-            Against::Ours(other) => (other, ours, other.to_string()),
+            Against::Ours(other) => (&**other, ours, other.to_string()),
             Against::Peer(name) => (&self.task, *name, (*name).to_owned()),
         };
         let times = |task: &Task, arm: &str| record.find(task.spec(), arm).map(|m| m.units(&record.protocol));
@@ -113,7 +113,7 @@ pub fn tasks(comparisons: &[Comparison]) -> Vec<Task> {
     let mut tasks: Vec<Task> = Vec::new();
     for Comparison { task, against, .. } in comparisons {
         let other = match against {
-            Against::Ours(other) => Some(other),
+            Against::Ours(other) => Some(&**other),
             Against::Peer(_) => None,
         };
         for needed in other.into_iter().chain([task]) {

@@ -86,7 +86,8 @@ impl Report for BenchReport<'_> {
             self.results.chunk_by(|a, b| a.task == b.task).fold(page, task)
         } else {
             let page = compared::tables(page, self.comparisons);
-            self.results.iter().filter_map(named_exclusion).fold(page, Page::line)
+            let named = self.results.iter().filter_map(|r| Some(format!("{}: {}", r.task, exclusion(r)?)));
+            named.map(bad).fold(page, Page::line)
         };
         let ending = self.ending();
         if ending.is_empty() { page } else { page.facts(ending) }
@@ -98,7 +99,7 @@ fn task(page: Page, rows: &[Figures]) -> Page {
     if rows.iter().any(|row| row.speed.is_some()) {
         page = page.table(std::iter::once(heading()).chain(rows.iter().filter_map(row)));
     }
-    rows.iter().filter_map(exclusion).fold(page, Page::line)
+    rows.iter().filter_map(exclusion).map(bad).fold(page, Page::line)
 }
 
 fn heading() -> Vec<Text> {
@@ -120,16 +121,13 @@ fn row(figures: &Figures) -> Option<Vec<Text>> {
     ])
 }
 
-/// The same where the task is not told by what stands above.
-fn named_exclusion(figures: &Figures) -> Option<Text> {
-    let reason = figures.excluded.as_ref()?;
-    Some(Text::new(format!("{}: {} was not timed: {reason}", figures.task, figures.arm), Tone::Bad))
+/// Why a competitor has no row.
+fn exclusion(figures: &Figures) -> Option<String> {
+    Some(format!("{} was not timed: {}", figures.arm, figures.excluded.as_ref()?))
 }
 
-/// Why a competitor has no row.
-fn exclusion(figures: &Figures) -> Option<Text> {
-    let reason = figures.excluded.as_ref()?;
-    Some(Text::new(format!("{} was not timed: {reason}", figures.arm), Tone::Bad))
+fn bad(words: String) -> Text {
+    Text::new(words, Tone::Bad)
 }
 
 /// Half the width of the interval of the median.
