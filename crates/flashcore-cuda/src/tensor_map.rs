@@ -217,6 +217,7 @@ impl TensorMap {
 
     /// Points the map at another tensor of the same shape.
     pub fn set_address(&mut self, device: Device, address: u64) -> Result<(), Error> {
+        let _inside = device.enter()?;
         // SAFETY: the map was encoded by `new`.
         unsafe { replace_address(device, &mut self.0, address) }
     }
@@ -224,6 +225,7 @@ impl TensorMap {
     /// Which of the map's 64-bit words is the address, as it is and alone, below [`PROBED_END`]; `None` where the driver
     /// encodes otherwise. The encoding is not documented, so every bit of an address is tried.
     pub(crate) fn address_word(&self, device: Device) -> Result<Option<usize>, Error> {
+        let _inside = device.enter()?;
         let mut words: Vec<usize> = (0..self.0.opaque.len()).collect();
         for bit in ALIGNMENT.trailing_zeros()..PROBED_END.trailing_zeros() {
             let (mut moved, address) = (*self, 1 << bit);
@@ -238,7 +240,7 @@ impl TensorMap {
     }
 }
 
-/// Swaps the address in an encoded map.
+/// Swaps the address in an encoded map; the device's context must be current.
 ///
 /// # Safety
 /// `map` must point to an encoded, aligned, writable map.

@@ -374,6 +374,9 @@ unsafe extern "C" fn tensor_map_encode(
 
 unsafe extern "C" fn tensor_map_replace_address(map: *mut CUtensorMap, address: *mut c_void) -> u32 {
     assert!(map.is_aligned());
+    if current() == 0 {
+        return cudarc::driver::sys::CUresult::CUDA_ERROR_INVALID_CONTEXT as u32;
+    }
     // SAFETY: the crate passes an encoded map.
     unsafe { (*map).opaque[0] = encoded(address) };
     answer("cuTensorMapReplaceAddress")
