@@ -258,6 +258,7 @@ fn hopper_config(
         used: lengths == LengthsKind::Used,
         softcap: problem.softcap().is_some(),
         sinks: problem.sinks().is_some(),
+        pack: hopper::pack(problem),
         shape,
     }))
 }

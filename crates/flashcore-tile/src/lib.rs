@@ -53,7 +53,7 @@ pub use roles::{RegisterBudget, Roles, WARPGROUP};
 pub use scalar::{Cmp, Half};
 pub use scope::{Cta, Scope, UniformScope, Warp, Warpgroup};
 pub use smem::{Major, MatrixOperand, SmemTile};
-pub use tma::{Coordinates, TensorMap};
+pub use tma::TensorMap;
 pub use value::{B32, Bits, F32, Integer, Number, Packed, Pred, Reg, S32, Type, U32, U64, Val};
 pub use wgmma::{Pending, Start};
 

@@ -8,13 +8,11 @@ use flashcore_ptx::{
 use crate::{
     barrier::Mbarrier,
     builder::Builder,
+    error::FaultKind,
     memory::Shared,
     smem::SmemTile,
     value::{Reg, U32, U64, Val},
 };
-
-/// Where a box starts, innermost coordinate first: column, row, head, batch.
-pub type Coordinates = [Val<U32>; 4];
 
 /// The address of a tensor map among the kernel's parameters.
 #[derive(Clone, Copy, Debug)]
@@ -29,29 +27,31 @@ impl Builder {
         self.emit(Op::Prefetch, &[Mod::Tensormap], [Operand::at(map.address.id(), 0)]);
     }
 
-    /// Copies a whole tile to shared memory, slab by slab; its bytes complete on `done`.
+    /// Copies a whole tile to shared memory, slab by slab; its bytes complete on `done`. `at` is where the box starts,
+    /// innermost coordinate, the column, first.
     #[track_caller]
     pub fn tma_load(
         &mut self,
         map: TensorMap,
         tile: &SmemTile,
         to: Shared,
-        [col, row, head, batch]: Coordinates,
+        at: impl AsRef<[Val<U32>]>,
         done: Mbarrier,
     ) {
         for slab in 0..tile.slabs() {
-            let col = self.slab_col(col, slab * tile.slab_cols());
+            let at = self.skip_columns(at.as_ref(), slab * tile.slab_cols());
             let to = to.at(slab * tile.slab_bytes());
-            let operands = [to.operand(), map.operand([col, row, head, batch]), done.at.operand()];
-            let mods = [Mod::D4, Mod::SharedCluster, Mod::Global, Mod::Tile, Mod::CompleteTxBytes];
+            let operands = [to.operand(), map.operand(&at), done.at.operand()];
+            let mods = [self.rank(&at), Mod::SharedCluster, Mod::Global, Mod::Tile, Mod::CompleteTxBytes];
             self.emit(Op::CpAsyncBulkTensor, &mods, operands);
         }
     }
 
     /// Copies one slab from shared memory; rows beyond the tensor are clipped.
     #[track_caller]
-    pub fn tma_store(&mut self, map: TensorMap, from: Shared, at: Coordinates) {
-        let mods = [Mod::D4, Mod::Global, Mod::SharedCta, Mod::Tile, Mod::BulkGroup];
+    pub fn tma_store(&mut self, map: TensorMap, from: Shared, at: impl AsRef<[Val<U32>]>) {
+        let at = at.as_ref();
+        let mods = [self.rank(at), Mod::Global, Mod::SharedCta, Mod::Tile, Mod::BulkGroup];
         self.emit(Op::CpAsyncBulkTensor, &mods, [map.operand(at), from.operand()]);
     }
 
@@ -84,17 +84,32 @@ impl Builder {
     }
 
     #[track_caller]
-    fn slab_col(&mut self, col: Val<U32>, skip: u32) -> Val<U32> {
-        match col {
-            Val::Const(col) => Val::Const(col + skip),
-            Val::Reg(_) if skip == 0 => col,
-            Val::Reg(_) => self.add(col, skip).into(),
+    fn skip_columns(&mut self, at: &[Val<U32>], skip: u32) -> Vec<Val<U32>> {
+        let mut at = at.to_vec();
+        if let Some(col) = at.first_mut() {
+            *col = match *col {
+                Val::Const(col) => Val::Const(col + skip),
+                Val::Reg(_) if skip == 0 => *col,
+                Val::Reg(_) => self.add(*col, skip).into(),
+            };
         }
+        at
+    }
+
+    /// The number of dimensions as the instruction names it.
+    #[track_caller]
+    fn rank(&mut self, at: &[Val<U32>]) -> Mod {
+        const RANKS: [Mod; 5] = [Mod::D1, Mod::D2, Mod::D3, Mod::D4, Mod::D5];
+        let rank = at.len().wrapping_sub(1);
+        RANKS.get(rank).copied().unwrap_or_else(|| {
+            self.fault(FaultKind::Tile(format!("a tensor copy has 1 to 5 coordinates, not {}", at.len())));
+            Mod::D1
+        })
     }
 }
 
 impl TensorMap {
-    fn operand(self, coordinates: Coordinates) -> Operand {
-        Operand::tensor(self.address.id(), coordinates.map(Val::operand))
+    fn operand(self, at: &[Val<U32>]) -> Operand {
+        Operand::tensor(self.address.id(), at.iter().map(|&coordinate| coordinate.operand()))
     }
 }

@@ -1,6 +1,6 @@
 //! Sixteen query rows of a warp: their output, softmax and mask.
 
-use flashcore_tile::{Acc, Builder, Cmp, F32, Global, MMA_M, Reg, S32, U32, U64};
+use flashcore_tile::{Acc, Builder, Cmp, F32, Global, MMA_M, ROWS_PER_THREAD, Reg, S32, U32, U64};
 
 use super::{Arguments, Config};
 use crate::shared::{
@@ -38,7 +38,7 @@ pub(super) fn row_end(
     queries: Reg<U32>,
     number: u32,
 ) -> (Acc, Finished) {
-    let mut finished = block.softmax.finish(b, sink);
+    let mut finished = block.softmax.finish(b, sink.map(|sink| [sink; ROWS_PER_THREAD]));
     if cfg.lengths == LengthsKind::Used {
         for half in [0, 1] {
             let row = b.add(row, (number * MMA_M + 8 * half as u32) as i32);

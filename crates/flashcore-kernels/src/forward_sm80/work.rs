@@ -333,7 +333,8 @@ impl KeyLoop<'_> {
         let key = b.add(key, column);
         for (n, scores) in (0..).zip(scores) {
             let row = b.add(self.rows.thread, n * MMA_M as i32);
-            self.visible.of_thread(b, row).hide(b, scores, key);
+            let rows = [row, b.add(row, 8)];
+            self.visible.of_thread(b, rows).hide(b, scores, key);
         }
     }
 }

@@ -9,17 +9,20 @@
 //! of the sequence, come first, and those that hide keys on the left come last.
 
 use flashcore_tile::{
-    Acc, Builder, Cmp, Fragment, Major, MatrixOperand, Pending, Pred, Reg, S32, Stage, Start, U32, Val,
+    Acc, Builder, Cmp, F32, Fragment, Major, MatrixOperand, Pending, Pred, Reg, S32, Stage, Start, U32, Val,
     WARPGROUP, Warpgroup,
 };
 
 use super::{
-    Arguments, Config, Layout, ROWS_PER_GROUP, ROWS_PER_WARP, epilogue::Epilogue, producer::info,
-    schedule::Tile, values::clean_values,
+    Arguments, Config, Layout, ROWS_PER_GROUP, ROWS_PER_WARP,
+    epilogue::Epilogue,
+    producer::info,
+    schedule::{Tile, position},
+    values::clean_values,
 };
 use crate::shared::{
     mask::KeyTiles,
-    softmax::{Keys, Softmax},
+    softmax::{Keys, Rows, Softmax},
 };
 
 /// What a consumer keeps for the whole launch.
@@ -305,8 +308,8 @@ impl<'a> Consumer<'a> {
         output: Pending<(Acc, Fragment)>,
         v: &Stage,
     ) {
-        let sink = self.sink(b, tile);
-        let finished = self.softmax.finish(b, sink);
+        let sinks = self.sinks(b, tile);
+        let finished = self.softmax.finish(b, sinks);
         Epilogue::write_lse(b, self, tile, finished.lse);
         let (output, _) = output.wait(b);
         v.release(b, self.leader);
@@ -339,24 +342,27 @@ impl<'a> Consumer<'a> {
         }
     }
 
-    /// The extra logit of the tile's head, if the problem has sinks.
-    pub(super) fn sink(&self, b: &mut Builder, tile: &Tile) -> Option<Reg<flashcore_tile::F32>> {
+    /// The extra logits of this thread's rows, if the problem has sinks.
+    pub(super) fn sinks(&self, b: &mut Builder, tile: &Tile) -> Option<Rows<F32>> {
         let sinks = self.args.sinks?;
-        let bytes = b.mul_wide(tile.head, 4);
-        let at = b.add(sinks, bytes);
-        let [sink] = b.load_global(at);
-        Some(sink)
+        let rows = self.thread_rows(b, tile);
+        Some(rows.map(|row| {
+            let head = tile.head_of(b, self.cfg, row);
+            let bytes = b.mul_wide(head, 4);
+            let at = b.add(sinks, bytes);
+            let [sink] = b.load_global(at);
+            sink
+        }))
     }
 
     /// Hides what the rows of this thread must not see of a key tile.
     fn hide(&self, b: &mut Builder, scores: &Acc, tile: &Tile, block: Reg<S32>) {
-        let row = self.thread_row(b, tile);
-        let row = b.signed(row);
+        let rows = self.thread_positions(b, tile).map(|position| b.signed(position));
         let quad = b.and(self.lane, 3);
         let column = b.shl(quad, 1);
         let column = b.signed(column);
         let key = b.mad(block, self.cfg.tile_n() as i32, column);
-        tile.visibility(b, self.args).of_thread(b, row).hide(b, scores, key);
+        tile.visibility(b, self.args).of_thread(b, rows).hide(b, scores, key);
     }
 
     /// First row of this warp in its sequence.
@@ -366,10 +372,16 @@ impl<'a> Consumer<'a> {
         b.mad(self.warp, ROWS_PER_WARP, row)
     }
 
-    /// First of this thread's two rows; the other lies eight further down.
-    pub(super) fn thread_row(&self, b: &mut Builder, tile: &Tile) -> Reg<U32> {
+    /// This thread's two rows.
+    pub(super) fn thread_rows(&self, b: &mut Builder, tile: &Tile) -> Rows<U32> {
         let row = self.warp_row(b, tile);
         let quad = b.shr(self.lane, 2);
-        b.add(row, quad)
+        let row = b.add(row, quad);
+        [row, b.add(row, 8)]
+    }
+
+    /// Where this thread's rows are in their sequence.
+    pub(super) fn thread_positions(&self, b: &mut Builder, tile: &Tile) -> Rows<U32> {
+        self.thread_rows(b, tile).map(|row| position(b, self.cfg, row))
     }
 }

@@ -4,7 +4,10 @@ use std::ops::Range;
 
 use flashcore_tile::{Acc, Builder, Cmp, F32, Global, Pred, ROWS_PER_THREAD, Reg, Shared, U32, Val};
 
-use super::{consumer::Consumer, schedule::Tile};
+use super::{
+    consumer::Consumer,
+    schedule::{Tile, position},
+};
 use crate::shared::softmax::Rows;
 
 /// Pairs of 8-column matrices that one stmatrix writes, per slab.
@@ -71,7 +74,7 @@ impl Epilogue {
         b.predicated(self.leader, |b| {
             for (slab, col) in (0..staging.slabs()).zip(cols.step_by(staging.slab_cols() as usize)) {
                 let from = self.staging.at(place + slab * staging.slab_bytes());
-                let at = [Val::Const(col), row.into(), tile.head.into(), tile.batch.into()];
+                let at = tile.coordinates(b, consumer.cfg, col, row);
                 b.tma_store(consumer.args.out, from, at);
             }
             b.tma_commit();
@@ -95,11 +98,7 @@ impl Epilogue {
         consumer: &Consumer<'_>,
         tile: &Tile,
     ) -> [Pred; ROWS_PER_THREAD] {
-        let row = consumer.thread_row(b, tile);
-        [0, 8].map(|below| {
-            let row = b.add(row, below);
-            b.test(Cmp::Ge, row, tile.q_len)
-        })
+        consumer.thread_positions(b, tile).map(|position| b.test(Cmp::Ge, position, tile.q_len))
     }
 
     /// Waits until every store has been written; at the end of the kernel.
@@ -135,21 +134,20 @@ impl Epilogue {
         } else {
             lse
         };
-        let row = consumer.thread_row(b, tile);
-        let first = b.mul_wide(tile.flat_head, args.seq_q);
-        let row64 = b.widen(row);
-        let index = b.add(first, row64);
-        let bytes = b.mul(index, 4);
-        let to = Global::from(b.add(args.lse, bytes));
         let quad = b.and(consumer.lane, 3);
         let speaks = b.test(Cmp::Eq, quad, 0);
         let wanted = b.test(Cmp::Ne, args.lse, 0);
         let speaks = b.both(speaks, wanted);
-        for (below, value) in [0u32, 8].into_iter().zip(lse) {
-            let at = b.add(row, below);
-            let exists = b.test(Cmp::Lt, at, args.seq_q);
+        for (row, value) in consumer.thread_rows(b, tile).into_iter().zip(lse) {
+            let (head, position) = (tile.flat_head_of(b, consumer.cfg, row), position(b, consumer.cfg, row));
+            let first = b.mul_wide(head, args.seq_q);
+            let index = b.widen(position);
+            let index = b.add(first, index);
+            let bytes = b.mul(index, 4);
+            let to = Global::from(b.add(args.lse, bytes));
+            let exists = b.test(Cmp::Lt, position, args.seq_q);
             let writes = b.both(speaks, exists);
-            b.predicated(writes, |b| b.store_global::<F32>(to.at(4 * below as i32), &[value.into()]));
+            b.predicated(writes, |b| b.store_global::<F32>(to, &[value.into()]));
         }
     }
 }

@@ -7,7 +7,12 @@
 
 use flashcore_tile::{Acc, Builder, Cmp, F32, Global, Reg, Shared, U64, Val, WARPGROUP};
 
-use super::{Config, consumer::Consumer, epilogue::Epilogue, schedule::Tile};
+use super::{
+    Config,
+    consumer::Consumer,
+    epilogue::Epilogue,
+    schedule::{Tile, position},
+};
 use crate::shared::softmax::{Finished, Rows, Softmax};
 
 /// Values that a thread moves at once.
@@ -105,8 +110,8 @@ pub(super) fn merge(b: &mut Builder, consumer: &Consumer<'_>, tile: &Tile, outpu
     let letters = letters(b, consumer);
     let stats: Vec<_> = letters.iter().map(|&letter| b.load_shared(letter)).collect();
     let columns: Vec<_> = letters.iter().map(|&letter| read_columns(b, cfg, letter)).collect();
-    let sink = consumer.sink(b, tile);
-    let merged = Softmax::merge_parts(b, &stats, sink);
+    let sinks = consumer.sinks(b, tile);
+    let merged = Softmax::merge_parts(b, &stats, sinks);
     let columns = weighted_sum(b, &columns, &merged.weights);
     write(b, consumer, tile, &columns);
     write_lse(b, consumer, tile, merged.finished);
@@ -163,19 +168,16 @@ fn write(b: &mut Builder, consumer: &Consumer<'_>, tile: &Tile, columns: &[Vecto
     let Some(out) = args.out_rows else { return };
     let rank = b.cluster_rank();
     let first = b.mul(rank, share(cfg));
-    let row = consumer.thread_row(b, tile);
     let dead = Epilogue::beyond_use(b, consumer, tile);
     let within = b.and(consumer.lane, 3);
     let pair = b.shl(within, 2);
     let bytes = b.mad(first, OUTPUT_STEP, pair);
     let bytes = b.widen(bytes);
-    let start = out.at(b, tile.batch, tile.head, row);
-    let upper: Reg<U64> = b.add(start, bytes);
-    let eight_rows = b.mul(out.row, 8u64);
-    let lower: Reg<U64> = b.add(upper, eight_rows);
-    for (half, start) in [upper, lower].into_iter().enumerate() {
-        let row = b.add(row, 8 * half as u32);
-        let exists = b.test(Cmp::Lt, row, args.seq_q);
+    for (half, row) in consumer.thread_rows(b, tile).into_iter().enumerate() {
+        let (head, position) = (tile.head_of(b, cfg, row), position(b, cfg, row));
+        let start = out.at(b, tile.batch, head, position);
+        let start: Reg<U64> = b.add(start, bytes);
+        let exists = b.test(Cmp::Lt, position, args.seq_q);
         for (n, values) in (0..).zip(columns) {
             let vector = b.add(first, n);
             let there = b.test(Cmp::Lt, vector, vectors(cfg));

@@ -65,6 +65,8 @@ pub struct Config {
     pub softcap: bool,
     /// Every head has an extra logit.
     pub sinks: bool,
+    /// Query heads of a group that share a tile, row by row: a power of two up to 64; 1 where rows of one head fill it.
+    pub pack: u32,
     /// How the work is cut.
     pub shape: Shape,
 }
@@ -126,6 +128,9 @@ impl Config {
         );
         let options = [(self.used, "_used"), (self.softcap, "_cap"), (self.sinks, "_sink")];
         options.into_iter().filter(|(on, _)| *on).for_each(|(_, text)| name.push_str(text));
+        if self.pack > 1 {
+            name.push_str(&format!("_pack{}", self.pack));
+        }
         Ident::new(name).expect("made of legal parts")
     }
 
@@ -171,10 +176,11 @@ impl Arguments {
     fn declare(b: &mut Builder, params: &mut Params<Problem>, cfg: Config) -> Self {
         let (tile_m, tile_n) = (cfg.tile_m(), cfg.tile_n());
         Self {
-            q: params.tensor_map(b, "q", move |p| map(p, p.q(), slots::Q, tile_m)),
+            q: params.tensor_map(b, "q", move |p| packed_map(p, p.q(), slots::Q, tile_m, cfg.pack)),
             k: params.tensor_map(b, "k", move |p| map(p, p.k(), slots::K, tile_n)),
             v: params.tensor_map(b, "v", move |p| map(p, p.v(), slots::V, tile_n)),
-            out: params.tensor_map(b, "out", |p| map(p, p.out(), slots::OUT, ROWS_PER_WARP)),
+            out: params
+                .tensor_map(b, "out", move |p| packed_map(p, p.out(), slots::OUT, ROWS_PER_WARP, cfg.pack)),
             lse: params.buffer(b, "lse", slots::LSE),
             tile_counter: (cfg.shape.order == Order::Atomic)
                 .then(|| params.buffer(b, "tile_counter", slots::TILE_COUNTER)),
@@ -182,10 +188,10 @@ impl Arguments {
                 .then(|| TensorArgument::declare(b, params, "out_rows", slots::OUT, Problem::out)),
             seq_q: params.u32(b, "seq_q", |p| p.seq_q() as u32),
             seq_kv: params.u32(b, "seq_kv", |p| p.seq_kv() as u32),
-            heads: params.u32(b, "heads", |p| p.heads_q() as u32),
-            group: params.u32(b, "group", |p| p.group() as u32),
-            row_tiles: params.u32(b, "row_tiles", move |p| row_tiles(p, tile_m)),
-            tiles: params.u32(b, "tiles", move |p| tiles(p, tile_m)),
+            heads: params.u32(b, "heads", move |p| packed_heads(p, cfg)),
+            group: params.u32(b, "group", move |p| p.group() as u32 / cfg.pack),
+            row_tiles: params.u32(b, "row_tiles", move |p| row_tiles(p, cfg)),
+            tiles: params.u32(b, "tiles", move |p| tiles(p, cfg)),
             section: params.u32(b, "section", move |p| schedule::section(p, cfg)),
             scale_log2: params.f32(b, "scale_log2", |p| p.softcap().unwrap_or(p.scale()) * LOG2_E),
             cap_scale: cfg
@@ -292,14 +298,14 @@ fn prefetch_maps(b: &mut Builder, args: &Arguments) {
 
 /// The launch that computes `problem` on a GPU of `sms` multiprocessors.
 pub fn extent(cfg: Config, problem: &Problem, sms: u32) -> Extent {
-    let tiles = tiles(problem, cfg.tile_m());
+    let tiles = tiles(problem, cfg);
     let counter = Workspace { slot: slots::TILE_COUNTER, bytes: 4, zeroed: true };
     let (grid, workspace) = match cfg.shape.order {
         Order::Static => ([tiles.min(sms), 1, 1], Vec::new()),
         Order::Atomic => ([tiles.min(sms), 1, 1], vec![counter]),
         Order::Single { parts } => {
-            let [heads, batch] = [problem.heads_q(), problem.batch()].map(|n| n as u32);
-            ([row_tiles(problem, cfg.tile_m()) * parts, heads, batch], Vec::new())
+            let grid = [row_tiles(problem, cfg) * parts, packed_heads(problem, cfg), problem.batch() as u32];
+            (grid, Vec::new())
         }
     };
     Extent { grid, workspace, dependent: true }
@@ -310,12 +316,37 @@ const fn padded(dim: u32) -> u32 {
     dim.next_multiple_of(SLAB_COLS)
 }
 
-fn row_tiles(problem: &Problem, tile_m: u32) -> u32 {
-    (problem.seq_q() as u32).div_ceil(tile_m)
+/// Row tiles of a head, or of as many heads as share a tile.
+fn row_tiles(problem: &Problem, cfg: Config) -> u32 {
+    (problem.seq_q() as u32 * cfg.pack).div_ceil(cfg.tile_m())
 }
 
-fn tiles(problem: &Problem, tile_m: u32) -> u32 {
-    row_tiles(problem, tile_m) * (problem.heads_q() * problem.batch()) as u32
+/// Query heads, or groups of them that share a tile.
+fn packed_heads(problem: &Problem, cfg: Config) -> u32 {
+    problem.heads_q() as u32 / cfg.pack
+}
+
+fn tiles(problem: &Problem, cfg: Config) -> u32 {
+    row_tiles(problem, cfg) * packed_heads(problem, cfg) * problem.batch() as u32
+}
+
+/// As [`map`], over the rows of `pack` heads: those of one position one after another, then those of the next.
+fn packed_map(
+    problem: &Problem,
+    layout: &flashcore_core::Layout,
+    slot: Slot,
+    rows: u32,
+    pack: u32,
+) -> TensorMapSpec {
+    let mut spec = map(problem, layout, slot, rows);
+    if pack > 1 {
+        let [row, head, batch] = [spec.strides[0], spec.strides[1], spec.strides[2]];
+        let members = pack.min(rows);
+        spec.dims.splice(1..3, [u64::from(pack), spec.dims[1], spec.dims[2] / u64::from(pack)]);
+        spec.strides = vec![head, row, head * u64::from(pack), batch];
+        spec.box_dims = vec![SLAB_COLS, members, rows / members, 1, 1];
+    }
+    spec
 }
 
 /// A tensor map over one of the problem's tensors, moving slabs of `rows` rows.

@@ -68,13 +68,8 @@ pub(super) fn load_q(
     stage.expect_tile(b);
     let row = tile.first_row(b, cfg);
     let to = stage.at(b);
-    b.tma_load(
-        args.q,
-        layout.q.tile(),
-        to,
-        [Val::Const(0), row.into(), tile.head.into(), tile.batch.into()],
-        stage.full(),
-    );
+    let at = tile.coordinates(b, cfg, 0, row);
+    b.tma_load(args.q, layout.q.tile(), to, at, stage.full());
 }
 
 /// Copies K and V from the last key tile to the first: K runs one ahead, because consumers issue QKᵀ of the next key

@@ -63,9 +63,9 @@ pub(super) fn section(problem: &Problem, cfg: Config) -> u32 {
 pub(super) struct Tile {
     /// Row tile.
     row: Reg<U32>,
-    /// Query head among those of all batch entries.
+    /// Query head among those of all batch entries; where several share a tile, their number among such groups.
     pub flat_head: Reg<U32>,
-    /// Query head.
+    /// Query head, or group of heads that share a tile.
     pub head: Reg<U32>,
     /// Batch entry.
     pub batch: Reg<U32>,
@@ -104,9 +104,37 @@ impl Tile {
         Self { row, flat_head, head, batch, q_len, kv_len }
     }
 
-    /// First row of the tile in its sequence.
+    /// First row of the tile among those of its head, or of the heads that share it.
     pub(super) fn first_row(&self, b: &mut Builder, cfg: Config) -> Reg<U32> {
         b.mul(self.row, cfg.tile_m())
+    }
+
+    /// Where the box of columns `col` and rows `row` starts in Q or the output.
+    pub(super) fn coordinates(&self, b: &mut Builder, cfg: Config, col: u32, row: Reg<U32>) -> Vec<Val<U32>> {
+        let (head, batch) = (self.head.into(), self.batch.into());
+        if cfg.pack == 1 {
+            return vec![Val::Const(col), row.into(), head, batch];
+        }
+        let (member, position) = (member(b, cfg, row), position(b, cfg, row));
+        vec![Val::Const(col), member.into(), position.into(), head, batch]
+    }
+
+    /// The query head of a row.
+    pub(super) fn head_of(&self, b: &mut Builder, cfg: Config, row: Reg<U32>) -> Reg<U32> {
+        if cfg.pack == 1 {
+            return self.head;
+        }
+        let member = member(b, cfg, row);
+        b.mad(self.head, cfg.pack, member)
+    }
+
+    /// The query head of a row among those of all batch entries.
+    pub(super) fn flat_head_of(&self, b: &mut Builder, cfg: Config, row: Reg<U32>) -> Reg<U32> {
+        if cfg.pack == 1 {
+            return self.flat_head;
+        }
+        let member = member(b, cfg, row);
+        b.mad(self.flat_head, cfg.pack, member)
     }
 
     /// What the rows of this tile see.
@@ -118,6 +146,7 @@ impl Tile {
     pub(super) fn key_tiles(&self, b: &mut Builder, cfg: Config, args: &Arguments) -> KeyTiles {
         let first = self.first_row(b, cfg);
         let end = b.add(first, cfg.tile_m());
+        let [first, end] = [first, end].map(|row| position(b, cfg, row));
         let end = b.min(end, self.q_len);
         let last = b.sub(end, 1);
         let rows = [b.signed(first), b.signed(last)];
@@ -188,6 +217,16 @@ fn longest_first(b: &mut Builder, cfg: Config, args: &Arguments, row: Reg<U32>) 
     }
     let last = b.sub(args.row_tiles, 1);
     b.sub(last, row)
+}
+
+/// The position of a tile's row in its sequence.
+pub(super) fn position(b: &mut Builder, cfg: Config, row: Reg<U32>) -> Reg<U32> {
+    if cfg.pack == 1 { row } else { b.shr(row, cfg.pack.trailing_zeros()) }
+}
+
+/// Which of the heads that share a tile a row belongs to.
+fn member(b: &mut Builder, cfg: Config, row: Reg<U32>) -> Reg<U32> {
+    b.and(row, cfg.pack - 1)
 }
 
 /// Queries and keys that a batch entry uses.

@@ -34,8 +34,8 @@ pub(super) fn consumer(b: &mut Builder, cfg: Config, args: &Arguments, layout: &
     let output = compute(b, &consumer, &tile, &tiles, some, output);
     if cfg.shape.order.parts() == 1 {
         let epilogue = Epilogue::new(b, &consumer);
-        let sink = consumer.sink(b, &tile);
-        let finished = consumer.softmax.finish(b, sink);
+        let sinks = consumer.sinks(b, &tile);
+        let finished = consumer.softmax.finish(b, sinks);
         Epilogue::write_lse(b, &consumer, &tile, finished.lse);
         epilogue.write(b, &consumer, &tile, &output, finished.factor);
         epilogue.drain(b);

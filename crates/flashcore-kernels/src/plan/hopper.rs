@@ -5,7 +5,7 @@ use flashcore_tile::RegisterBudget;
 
 use super::Gpu;
 use crate::{
-    forward_sm90::{Order, Shape, Staging},
+    forward_sm90::{Order, ROWS_PER_GROUP, Shape, Staging},
     shared::load::Access,
 };
 
@@ -33,6 +33,17 @@ pub(super) fn refusal(problem: &Problem, gpu: &Gpu, access: Access) -> Option<St
     }
     None
 }
+
+/// Query heads that share a tile: those of a group, where the rows of one leave most of a tile empty.
+pub(super) fn pack(problem: &Problem) -> u32 {
+    let group = problem.group();
+    let packs =
+        group.is_power_of_two() && group <= ROWS && problem.seq_q() < ROWS && !problem.batch_invariant();
+    if packs { group as u32 } else { 1 }
+}
+
+/// Rows of the smallest tile.
+const ROWS: usize = ROWS_PER_GROUP as usize;
 
 /// The tile of the Hopper kernel, and why.
 pub(super) fn shape(problem: &Problem, gpu: &Gpu) -> (Shape, &'static str) {
@@ -81,7 +92,8 @@ impl Tall {
 /// even a wide step over many keys leaves SMs idle, a cluster shares the keys of a tile.
 fn few_tiles(problem: &Problem, gpu: &Gpu) -> Option<(Shape, &'static str)> {
     let dim = problem.dim_qk().max(problem.dim_v());
-    let tiles = problem.seq_q().div_ceil(64) * problem.heads_q() * problem.batch();
+    let pack = pack(problem) as usize;
+    let tiles = (problem.seq_q() * pack).div_ceil(ROWS) * (problem.heads_q() / pack) * problem.batch();
     let (sms, keys) = (gpu.sms as usize, problem.seq_kv());
     if problem.batch_invariant() || dim > 128 {
         return None;

@@ -139,10 +139,9 @@ impl Visibility {
         b.both(before_end, behind_begin)
     }
 
-    /// What a thread whose first row is `row` sees.
+    /// What a thread with these rows sees.
     #[track_caller]
-    pub(crate) fn of_thread(&self, b: &mut Builder, row: Reg<S32>) -> ThreadVisibility {
-        let rows: Rows<S32> = [row, b.add(row, 8)];
+    pub(crate) fn of_thread(&self, b: &mut Builder, rows: Rows<S32>) -> ThreadVisibility {
         ThreadVisibility {
             begin: self.first.map(|first| rows.map(|row| b.add(row, first))),
             end: rows.map(|row| self.end(b, row)),

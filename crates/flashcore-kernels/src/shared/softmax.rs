@@ -121,12 +121,12 @@ impl Softmax {
 
     /// Ends the rows: sums over the quad that shares them, and adds the sink's exponential if there is one.
     #[track_caller]
-    pub fn finish(&self, b: &mut Builder, sink: Option<Reg<F32>>) -> Finished {
+    pub fn finish(&self, b: &mut Builder, sinks: Option<Rows<F32>>) -> Finished {
         let rows: [_; ROWS_PER_THREAD] = std::array::from_fn(|row| {
             let sum = over_quad(b, self.sum[row], |b, x, y| b.add(x, y));
             let top = b.mul(self.max[row], self.scale);
-            match sink {
-                Some(sink) => close_with_sink(b, top, sum, sink),
+            match sinks {
+                Some(sinks) => close_with_sink(b, top, sum, sinks[row]),
                 None => close(b, top, sum),
             }
         });
@@ -146,7 +146,7 @@ impl Softmax {
     pub fn merge_parts(
         b: &mut Builder,
         parts: &[[Reg<F32>; 2 * ROWS_PER_THREAD]],
-        sink: Option<Reg<F32>>,
+        sinks: Option<Rows<F32>>,
     ) -> Merged {
         let rows: [_; ROWS_PER_THREAD] = std::array::from_fn(|row| {
             let top = parts.iter().map(|part| part[row]).reduce(|x, y| b.max(x, y)).expect("there is a part");
@@ -163,8 +163,8 @@ impl Softmax {
             let start = b.var_in(Scope::Lane, 0.0);
             let sum =
                 terms.fold(start, |sum, (part, &weight)| b.fma(part[ROWS_PER_THREAD + row], weight, sum));
-            let (factor, lse) = match sink {
-                Some(sink) => close_with_sink(b, top, sum, sink),
+            let (factor, lse) = match sinks {
+                Some(sinks) => close_with_sink(b, top, sum, sinks[row]),
                 None => close(b, top, sum),
             };
             let weights: Vec<_> = weights.into_iter().map(|weight| b.mul(weight, factor)).collect();
