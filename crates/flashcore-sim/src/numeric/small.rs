@@ -24,7 +24,7 @@ impl HalfMode {
     fn output(self, value: f64) -> u64 {
         let value = match () {
             () if self.sat => f64::from(saturate(value as f32)),
-            () if self.relu && value < 0.0 => 0.0,
+            () if self.relu && value <= 0.0 => 0.0,
             () => value,
         };
         let bits = u64::from(self.format.encode(value, Rounding::NearestEven));
@@ -83,8 +83,8 @@ pub(crate) fn narrow(value: f32, format: Format, rounding: Rounding, relu: bool,
 
 /// An f32 with the mantissa of TF32, still in f32's bits.
 pub(crate) fn tf32(value: f32, rounding: Rounding, relu: bool) -> u32 {
-    if value.is_nan() {
-        // Cut off, as an H200 does, even where only infinity remains.
+    if value.is_nan() && rounding == Rounding::NearestAway {
+        // Cut off, as an H200 does, even where only infinity remains; other roundings give the canonical NaN.
         return value.to_bits() & !0x1fff;
     }
     narrow(value, TF32, rounding, relu, false) << 13

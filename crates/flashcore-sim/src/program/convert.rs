@@ -147,14 +147,14 @@ fn round_to_integer(value: f64, mode: Rounding) -> f64 {
     }
 }
 
-/// Out of range saturates; NaN becomes 0 for narrow types and the top bit for 64-bit ones (measured on sm_90).
+/// Out of range saturates; NaN becomes 0 for narrow types and the top bit for 64-bit ones, as on sm_90.
 fn float_to_int(inst: &Inst, to: ScalarType, from: ScalarType) -> LaneFn {
     let (mode, ftz) = (rounding(inst), inst.has(Mod::Ftz));
     let (low, high) = range(to);
     map1(move |a| {
         let value = round_to_integer(read(a, from, ftz), mode);
         if value.is_nan() {
-            return if to.bits() == 64 && from != ScalarType::F16 { 1 << 63 } else { 0 };
+            return if to.bits() == 64 { 1 << 63 } else { 0 };
         }
         (value as i128).clamp(low, high) as u64
     })
@@ -165,22 +165,36 @@ fn int_to_float(inst: &Inst, to: ScalarType, from: ScalarType) -> LaneFn {
     map1(move |a| {
         let value = widen(a, from);
         match to {
-            ScalarType::F64 => exact_f64(value, mode).to_bits(),
+            ScalarType::F64 => rounded_f64(value, mode).to_bits(),
             ScalarType::F32 if mode == Rounding::NearestEven && !sat => u64::from((value as f32).to_bits()),
-            _ => write(exact_f64(value, Rounding::Zero), to, mode, false, sat),
+            _ => write(odd_f64(value), to, mode, false, sat),
         }
     })
 }
 
-/// An integer as f64; `Zero` keeps the sticky bit in the last place, so that a second rounding is right.
-fn exact_f64(value: i128, mode: Rounding) -> f64 {
+/// An integer rounded to f64.
+fn rounded_f64(value: i128, mode: Rounding) -> f64 {
+    let away = match mode {
+        Rounding::Up => value > 0,
+        Rounding::Down => value < 0,
+        Rounding::Zero => false,
+        _ => return value as f64,
+    };
+    let truncated = truncated_f64(value);
+    let exact = truncated as i128 == value;
+    f64::from_bits(truncated.to_bits() + u64::from(away && !exact))
+}
+
+/// An integer as f64 whose last bit says whether any were lost, so that a second rounding is right.
+fn odd_f64(value: i128) -> f64 {
+    let truncated = truncated_f64(value);
+    f64::from_bits(truncated.to_bits() | u64::from(truncated as i128 != value))
+}
+
+fn truncated_f64(value: i128) -> f64 {
     let nearest = value as f64;
-    if nearest as i128 == value || mode == Rounding::NearestEven {
-        return nearest;
-    }
     let too_far = (nearest.abs() as i128) > value.abs();
-    let truncated = if too_far { f64::from_bits(nearest.to_bits() - 1) } else { nearest };
-    f64::from_bits(truncated.to_bits() | 1)
+    if too_far { f64::from_bits(nearest.to_bits() - 1) } else { nearest }
 }
 
 /// A value rounded into the bits of a float type.
@@ -214,6 +228,10 @@ fn float_to_float(inst: &Inst, to: ScalarType, from: ScalarType) -> LaneFn {
             let value = flush(f32::from_bits(a as u32), ftz);
             narrow(if sat { saturate(value) } else { value }, format, mode, relu, false).into()
         });
+    }
+    if (to, from, sat) == (ScalarType::F32, ScalarType::Bf16, false) {
+        // A shift: a NaN keeps its bits.
+        return map1(|a| (a & 0xffff) << 16);
     }
     map1(move |a| {
         let value = read(a, from, ftz);

@@ -59,9 +59,9 @@ pub(super) fn lane_fn(inst: &Inst, ty: ScalarType) -> Option<LaneFn> {
         Op::Sub if sat => map2(|a, b| (a as T).saturating_sub(b as T) as u64),
         Op::Add => map2(|a, b| (a as T).wrapping_add(b as T) as u64),
         Op::Sub => map2(|a, b| (a as T).wrapping_sub(b as T) as u64),
-        // The hardware answers all ones for a quotient by zero, and the dividend for the remainder.
+        // The hardware answers all ones for a quotient by zero, and for the remainder as well.
         Op::Div => map2(|a, b| match b as T { 0 => u64::MAX, d => (a as T).wrapping_div(d) as u64 }),
-        Op::Rem => map2(|a, b| match b as T { 0 => a, d => (a as T).wrapping_rem(d) as u64 }),
+        Op::Rem => map2(|a, b| match b as T { 0 => u64::MAX, d => (a as T).wrapping_rem(d) as u64 }),
         Op::Sad => map3(|a, b, c| (c as T).wrapping_add((a as T).abs_diff(b as T) as T) as u64),
         Op::Abs => map1(|a| if (a as T) < (0 as T) { (0 as T).wrapping_sub(a as T) as u64 } else { a }),
         Op::Neg => map1(|a| (0 as T).wrapping_sub(a as T) as u64),
