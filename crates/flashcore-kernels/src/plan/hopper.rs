@@ -66,6 +66,8 @@ struct Tall {
     shape: Shape,
     /// Rows from which on the diagonal wastes little of the tile.
     causal_rows: usize,
+    /// Whether it is worth the rows that the left edge of a window wastes.
+    windows: bool,
 }
 
 impl Tall {
@@ -73,9 +75,9 @@ impl Tall {
     /// waste, and as many rounds of tiles over the GPU as make up for their length.
     fn pays(&self, problem: &Problem, gpu: &Gpu) -> bool {
         let mask = problem.mask();
-        let optioned =
-            problem.softcap().is_some() || mask.left().is_some() || problem.lengths() != &Lengths::Uniform;
-        if optioned || (mask.right().is_some() && problem.seq_q() < self.causal_rows) {
+        let optioned = problem.softcap().is_some() || problem.lengths() != &Lengths::Uniform;
+        let cut = mask.left().is_some() && !self.windows;
+        if optioned || cut || (mask.right().is_some() && problem.seq_q() < self.causal_rows) {
             return false;
         }
         if problem.batch_invariant() {
@@ -177,14 +179,14 @@ const TABLE: &[Row] = &[
         dim_v: 64,
         shape: tile(128, 2, WHOLE_64),
         why: "two consumers leave registers for masks; the next tile's first product covers the epilogue",
-        tall: Some(Tall { shape: tall(128, WHOLE_64), causal_rows: 4096 }),
+        tall: Some(Tall { shape: tall(128, WHOLE_64), causal_rows: 4096, windows: true }),
     },
     Row {
         dim_qk: 128,
         dim_v: 128,
         shape: tile(128, 2, WHOLE_128),
         why: "128 x 128 fills the registers; the next tile's first product covers the epilogue",
-        tall: Some(Tall { shape: tall(80, SLAB), causal_rows: 8192 }),
+        tall: Some(Tall { shape: tall(80, SLAB), causal_rows: 8192, windows: false }),
     },
     Row {
         dim_qk: 192,

@@ -59,7 +59,7 @@ fn mark(slot: Slot, point: &Point) -> Element {
 
 /// Whether an interval would be seen beyond its mark.
 fn shows([from, to]: &[(f64, f64); 2]) -> bool {
-    (from.0 - to.0).hypot(from.1 - to.1) > 4.0
+    ((from.0 - to.0).powi(2) + (from.1 - to.1).powi(2)).sqrt() > 4.0
 }
 
 /// The mark of a competitor.

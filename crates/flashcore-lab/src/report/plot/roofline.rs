@@ -120,7 +120,8 @@ fn along(from: (f64, f64), to: (f64, f64), words: &str) -> Option<Element> {
     let middle = ((from.0 + to.0) / 2.0, (from.1 + to.1) / 2.0);
     let turn = format!("rotate({angle:.1} {:.1} {:.1})", middle.0, middle.1);
     let place = (middle.0, middle.1 - 6.0);
-    (across.hypot(up) > NAMED).then(|| text("ink clear", "middle", place, words).attr("transform", turn))
+    ((across * across + up * up).sqrt() > NAMED)
+        .then(|| text("ink clear", "middle", place, words).attr("transform", turn))
 }
 
 fn panel(
