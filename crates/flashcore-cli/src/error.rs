@@ -43,7 +43,7 @@ impl Verdict {
 pub enum CliError {
     #[error(transparent)]
     Attention(Box<flashcore::Error>),
-    #[error("no check has a name that contains `{0}`; leave --filter out to see all groups")]
+    #[error("no check has a name that contains `{0}`; leave it out to see all groups")]
     NothingToCheck(String),
     #[error("no task has a name that contains `{0}`")]
     NothingToMeasure(String),

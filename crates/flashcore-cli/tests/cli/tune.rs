@@ -182,3 +182,11 @@ fn hostile_tables_are_refused() {
     place.write("bad.json", b"{}");
     expect(&place.run(&format!("{SEARCH} --candidates 1 --out bad.json")), 2, "bad.json");
 }
+
+#[test]
+fn a_problem_without_work_is_refused() {
+    let place = Workplace::new();
+    let answer = place.run("tune --backend cpu --shape 1x8x0x64 --dtype f32 --out t.json");
+    expect(&answer, 2, "1x8x0x64 f32 has no rows or no keys");
+    assert!(!place.path("t.json").exists());
+}

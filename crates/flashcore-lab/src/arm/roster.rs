@@ -121,7 +121,7 @@ impl Roster {
         let missing = || {
             let there = if known.is_empty() { "nobody".to_owned() } else { known.join(", ") };
             let note = self.note().map_or(String::new(), |note| format!("; {note}"));
-            let reason = format!("it is not here; there are {there}{note}");
+            let reason = format!("no such peer; there are: {there}{note}");
             LabError::Unavailable { arm: name.to_owned(), reason }
         };
         peers.into_iter().find(|arm| arm.name() == name).ok_or_else(missing)

@@ -54,6 +54,12 @@ pub enum TuneError {
         /// The journal.
         path: PathBuf,
     },
+    /// A problem without work.
+    #[error("{task} has no rows or no keys, so that there is nothing to tune; name a larger shape")]
+    Nothing {
+        /// The problem.
+        task: String,
+    },
     /// A table that is none.
     #[error("{}: {source}", path.display())]
     Table {

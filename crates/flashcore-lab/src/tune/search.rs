@@ -204,7 +204,7 @@ impl<'a> Search<'a> {
         let mut walk = Walk::new(space, start, self.settings.strategy, self.settings.seed);
         loop {
             let room = self.settings.candidates.saturating_sub(self.candidates.len() + self.failed.len());
-            if observer.stopped() || begin.elapsed() >= self.settings.budget || room == 0 {
+            if room == 0 {
                 return Ok(false);
             }
             let scored = self.scores();
@@ -219,6 +219,9 @@ impl<'a> Search<'a> {
             let wave = walk.next(room.min(self.settings.wave), &scored, &mut allowed);
             if wave.is_empty() {
                 return Ok(true);
+            }
+            if observer.stopped() || begin.elapsed() >= self.settings.budget {
+                return Ok(false);
             }
             let first = self.candidates.len();
             self.admit(space, wave, observer)?;

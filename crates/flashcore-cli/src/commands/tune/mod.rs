@@ -18,7 +18,7 @@ use flashcore_lab::{
     memory, signature,
     task::Task,
     tune::{
-        extend_table,
+        TuneError, extend_table,
         journal::{Header, Journal},
         search::{Search, Settings, Tuned},
         stand::{device, stand},
@@ -108,6 +108,9 @@ fn strategies() -> impl TypedValueParser<Value = Strategy> {
 pub fn execute(flags: Flags, output: &Output) -> Result<Verdict, CliError> {
     let tasks = flags.task.tasks()?;
     tasks.iter().try_for_each(|task| memory::check(3 * task.bytes() as u64))?;
+    if let Some(task) = tasks.iter().find(|task| task.flops() == 0.0) {
+        return Err(TuneError::Nothing { task: task.to_string() }.into());
+    }
     let ours = flags.backend.ours()?;
     let (name, units) = device(&ours);
     let specs: Vec<_> = tasks.iter().map(|task| task.spec().clone()).collect();
@@ -174,8 +177,8 @@ impl SearchFlags {
     }
 }
 
-impl From<flashcore_lab::tune::TuneError> for CliError {
-    fn from(error: flashcore_lab::tune::TuneError) -> Self {
+impl From<TuneError> for CliError {
+    fn from(error: TuneError) -> Self {
         LabError::from(error).into()
     }
 }

@@ -86,7 +86,7 @@ fn winner(result: &Tuned) -> Vec<(&'static str, Text)> {
         facts.push(("for", "this size alone, so the table gets no row".into()));
     }
     if !result.complete {
-        facts.push(("note", Text::new("the budget ended before the candidates did", Tone::Faint)));
+        facts.push(("note", Text::new("ended before all candidates were tried", Tone::Faint)));
     }
     facts
 }
