@@ -99,8 +99,8 @@ fn suites() -> impl TypedValueParser<Value = String> {
 
 fn margin(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
-        Ok(number) if (0.0..=10.0).contains(&number) => Ok(number),
-        _ => Err("write a share, as in 0.05".to_owned()),
+        Ok(number) if (0.0..=1000.0).contains(&number) => Ok(number),
+        _ => Err("write a share up to 1000, as in 0.05".to_owned()),
     }
 }
 
