@@ -2,7 +2,7 @@
 //!
 //! [`space`] says what candidates there are and [`strategy`] which come next; [`stand`] builds, judges and times them;
 //! [`race`] stops those that are behind; [`search`] puts it together and ends with a final between the best and the
-//! plan's choice; [`row`] makes a row of a table of it. Everything measured goes to a [`journal`] first.
+//! plan's choice; `row` makes a row of a table of it. Everything measured goes to a [`journal`] first.
 
 pub mod journal;
 pub mod race;
