@@ -102,11 +102,18 @@ pub fn figure(quantity: Quantity, run: &Run, sweeps: &[Sweep<'_>], cast: &Cast) 
     })
 }
 
+/// Room that a character of a label takes.
+const CHARACTER: f64 = 6.5;
+/// Room between labels, however short they are.
+const LEAST_SPACE: f64 = 26.0;
+
 fn panel(quantity: Quantity, run: &Run, sweep: &Sweep<'_>, shared: &Shared, cast: &Cast) -> Option<Panel> {
     let lengths: Vec<f64> = sweep.problems.iter().map(|problem| length(problem) as f64).collect();
     let x = Scale::at_values(&lengths, Area::USUAL.across())?;
     let label = |value: f64| wording::extent(value as usize);
-    let across = Axis { scale: &x, title: "sequence length S", label: &label, space: 26.0 };
+    let widest = lengths.iter().map(|&length| label(length).chars().count()).max().unwrap_or(0);
+    let space = (widest as f64).mul_add(CHARACTER, 4.0).max(LEAST_SPACE);
+    let across = Axis { scale: &x, title: "sequence length S", label: &label, space };
     let read = |value| match quantity {
         Quantity::Speed => wording::tick(value),
         Quantity::Time => wording::tick_seconds(value),
