@@ -1,11 +1,11 @@
 //! The parts of a tile, computed by the CTAs of a cluster, become one: through shared memory, in the order of ranks, so
 //! that bits do not depend on timing.
 //!
-//! Each CTA merges a share of the columns, and all send it their values of that share. A copy that completes on the
+//! Each CTA merges a share of the columns, and the others send it their values of that share. A copy that completes on the
 //! receiver's mbarrier needs no fence, while a barrier of the cluster that publishes what was written costs a fence of
 //! the whole GPU.
 
-use flashcore_tile::{Acc, Builder, Cmp, F32, Global, Reg, Shared, U64, Val, WARPGROUP};
+use flashcore_tile::{Acc, Builder, Cmp, F32, Global, Reg, Shared, U32, U64, Val, WARPGROUP};
 
 use super::{
     Config,
@@ -45,7 +45,7 @@ const fn letter_bytes(cfg: Config) -> u32 {
 pub(super) struct Mail {
     /// Maxima and sums, then all output values of this CTA.
     outbox: u32,
-    /// A letter from each CTA of the cluster.
+    /// A letter from each CTA of the cluster; the place of this CTA's own stays empty.
     inbox: u32,
     /// Where letters are counted.
     arrived: u32,
@@ -71,11 +71,11 @@ impl Mail {
         if ctas > 1 {
             let arrived = b.mbarrier_at(self.arrived);
             arrived.init(b, 1);
-            arrived.arrive_expecting(b, ctas * letter_bytes(cfg));
+            arrived.arrive_expecting(b, (ctas - 1) * letter_bytes(cfg));
         }
     }
 
-    /// Sends every CTA of the cluster what it merges, this one too; one thread does it.
+    /// Sends every other CTA of the cluster what it merges; one thread does it.
     fn send(self, b: &mut Builder, cfg: Config) {
         let rank = b.cluster_rank();
         let skip = b.mul(rank, letter_bytes(cfg));
@@ -83,14 +83,22 @@ impl Mail {
         let place = place.address(b);
         let arrived = b.shared_at(self.arrived).address(b);
         let stats = b.shared_at(self.outbox);
-        let columns_bytes = share(cfg) * stride(cfg);
-        for peer in 0..cfg.shape.order.parts() {
+        let ctas = cfg.shape.order.parts();
+        for ahead in 1..ctas {
+            let peer = b.add(rank, ahead);
+            let peer = b.and(peer, ctas - 1);
             let [to, done] = [place, arrived].map(|at| b.peer_address(at, peer));
             b.copy_to_peer(to, stats, stride(cfg), done);
             let to = b.add(to, stride(cfg));
-            let columns = stats.at(stride(cfg) + peer * columns_bytes);
-            b.copy_to_peer(to, columns, columns_bytes, done);
+            let columns = self.columns_for(b, cfg, peer);
+            b.copy_to_peer(to, columns, share(cfg) * stride(cfg), done);
         }
+    }
+
+    /// This CTA's values of the share that CTA `rank` merges.
+    fn columns_for(self, b: &mut Builder, cfg: Config, rank: Reg<U32>) -> Shared {
+        let skip = b.mul(rank, share(cfg) * stride(cfg));
+        b.shared_at(self.outbox).at(stride(cfg)).plus(b, skip)
     }
 }
 
@@ -108,8 +116,8 @@ pub(super) fn merge(b: &mut Builder, consumer: &Consumer<'_>, tile: &Tile, outpu
     b.mbarrier_at(mail.arrived).wait(b, 0);
     b.arrive_cluster_relaxed();
     let letters = letters(b, consumer);
-    let stats: Vec<_> = letters.iter().map(|&letter| b.load_shared(letter)).collect();
-    let columns: Vec<_> = letters.iter().map(|&letter| read_columns(b, cfg, letter)).collect();
+    let stats: Vec<_> = letters.iter().map(|letter| b.load_shared(letter.stats)).collect();
+    let columns: Vec<_> = letters.iter().map(|letter| read_columns(b, cfg, letter.columns)).collect();
     let sinks = consumer.sinks(b, tile);
     let merged = Softmax::merge_parts(b, &stats, sinks);
     let columns = weighted_sum(b, &columns, &merged.weights);
@@ -135,20 +143,39 @@ fn leave(b: &mut Builder, consumer: &Consumer<'_>, part: &[Reg<F32>; 4], output:
     }
 }
 
-/// Where this thread finds what each CTA sent, in the order in which parts are merged.
-fn letters(b: &mut Builder, consumer: &Consumer<'_>) -> Vec<Shared> {
-    let cfg = consumer.cfg;
+/// What one CTA has for this thread.
+struct Letter {
+    stats: Shared,
+    columns: Shared,
+}
+
+/// Where this thread finds what each CTA has for it, in the order in which parts are merged: its own CTA's part was
+/// never sent.
+fn letters(b: &mut Builder, consumer: &Consumer<'_>) -> Vec<Letter> {
+    let (cfg, mail) = (consumer.cfg, consumer.layout.mail);
+    let own_rank = b.cluster_rank();
     let bytes = b.mul(consumer.thread, VECTOR * 4);
-    let first = b.shared_at(consumer.layout.mail.inbox).plus(b, bytes);
-    (0..cfg.shape.order.parts()).map(|rank| first.at(rank * letter_bytes(cfg))).collect()
+    let kept = [b.shared_at(mail.outbox), mail.columns_for(b, cfg, own_rank)];
+    let letter = |b: &mut Builder, rank: u32| {
+        let own = b.test(Cmp::Eq, own_rank, rank);
+        let sent = b.shared_at(mail.inbox).at(rank * letter_bytes(cfg));
+        let sent = [sent, sent.at(stride(cfg))];
+        let [stats, columns] = std::array::from_fn(|i| {
+            let [kept, sent] = [kept[i], sent[i]].map(|place| place.address(b));
+            let place = b.select(own, kept, sent);
+            Shared::from(b.add(place, bytes))
+        });
+        Letter { stats, columns }
+    };
+    (0..cfg.shape.order.parts()).map(|rank| letter(b, rank)).collect()
 }
 
 /// Two columns of both rows of a thread.
 type Vector = [Reg<F32>; VECTOR as usize];
 
-/// The vectors of a letter.
-fn read_columns(b: &mut Builder, cfg: Config, letter: Shared) -> Vec<Vector> {
-    (1..=share(cfg)).map(|n| b.load_shared(letter.at(n * stride(cfg)))).collect()
+/// The vectors of a share.
+fn read_columns(b: &mut Builder, cfg: Config, columns: Shared) -> Vec<Vector> {
+    (0..share(cfg)).map(|n| b.load_shared(columns.at(n * stride(cfg)))).collect()
 }
 
 /// The sums over all parts.
