@@ -11,14 +11,14 @@ use flashcore_core::{DType, Dims, Layout, Lengths, Mask, Problem, ProblemError, 
 
 use crate::plan::{Gpu, Misfit, Plan, plan, plan_tile};
 
-/// A problem, and the GPU that it is planned for.
+/// A problem, and the GPU that it runs on.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Member {
     /// A small problem.
     pub problem: Problem,
     /// Where it would run.
     pub gpu: Gpu,
-    /// The large problem whose tile it gets; `None` for its own.
+    /// The large problem whose tile, on a whole Hopper, it gets; `None` for its own.
     pub like: Option<Problem>,
 }
 
@@ -26,7 +26,7 @@ impl Member {
     /// The plan that the member stands for.
     pub fn plan(&self) -> Result<Plan, Misfit> {
         let Some(large) = &self.like else { return Ok(plan(&self.problem, &self.gpu, ALIGNMENT)?) };
-        let tile = plan(large, &self.gpu, ALIGNMENT)?.kernel().tile();
+        let tile = plan(large, &Gpu::HOPPER, ALIGNMENT)?.kernel().tile();
         plan_tile(&self.problem, &self.gpu, ALIGNMENT, tile)
     }
 }
@@ -55,6 +55,8 @@ const MASKS: usize = 4;
 const QUERIES: [usize; 2] = [70, 40];
 /// Keys for tiles of large problems: two wide steps and a ragged end, or a part for each CTA of a small cluster.
 const FEW_STEPS: usize = 530;
+/// Rows for tiles of large problems that one CTA works through: two tall ones and some more.
+const FEW_TILES: usize = 450;
 /// Addresses of a member's tensors are multiples of this many bytes.
 const ALIGNMENT: u64 = 16;
 /// Keys: more than one key tile of every kernel, and a ragged end.
@@ -92,7 +94,7 @@ struct Large {
 /// What the rules of the Hopper kernel give to long sequences, and to few rows of many keys.
 const LARGE: [Large; 7] = [
     Large { heads: 32, rows: 16384, keys: 16384, dim: 64, mask: 0 },
-    Large { heads: 32, rows: 16384, keys: 16384, dim: 64, mask: 1 },
+    Large { heads: 32, rows: 16384, keys: 16384, dim: 64, mask: 3 },
     Large { heads: 16, rows: 16384, keys: 16384, dim: 128, mask: 0 },
     Large { heads: 16, rows: 16384, keys: 16384, dim: 128, mask: 1 },
     Large { heads: 8, rows: 512, keys: 512, dim: 64, mask: 1 },
@@ -147,11 +149,12 @@ impl Large {
             let (q, kv) = (layout(rows)?, layout(keys)?);
             Spec { mask: mask_of(self.mask), ..Spec::new(dtype, q, kv, kv) }.parse()
         };
-        let large = spec(self.heads, self.rows, self.keys)?;
+        // Long sequences keep a CTA busy for several tiles; where tiles are few, each has its own.
+        let rows = if self.rows > FEW_TILES * 10 { FEW_TILES } else { QUERIES[0] };
         Ok(Member {
-            problem: spec(1, QUERIES[0], self.keys.min(FEW_STEPS))?,
-            gpu: Gpu::HOPPER,
-            like: Some(large),
+            problem: spec(2, rows, self.keys.min(FEW_STEPS))?,
+            gpu: BUSY_HOPPER,
+            like: Some(spec(self.heads, self.rows, self.keys)?),
         })
     }
 }

@@ -1,6 +1,6 @@
 //! The driver's own launch call with everything made ready beforehand: what no launch on this machine can go below.
 
-use crate::bench::{Bench, PARAMS, Source};
+use crate::bench::{Bench, EMPTY, PARAMS, Source};
 use cudarc::driver::sys::{self, CUfunction, CUlaunchConfig, CUresult};
 use std::{
     error::Error,
@@ -13,6 +13,7 @@ const BYTES: usize = 4 * 128 + 2 * 8 + 6 * 4;
 /// A kernel with the parameter list of attention and a parameter block that does not change.
 pub(crate) struct Bare {
     function: CUfunction,
+    empty: CUfunction,
     config: CUlaunchConfig,
     block: Box<Block>,
 }
@@ -37,7 +38,14 @@ impl Bare {
             attrs: std::ptr::null_mut(),
             numAttrs: 0,
         };
-        Ok(Self { function: load(bench, &PARAMS)?, config, block })
+        Ok(Self { function: load(bench, &PARAMS)?, empty: load(bench, &EMPTY)?, config, block })
+    }
+
+    /// A kernel that has no parameters and does nothing.
+    pub(crate) fn nothing(&self) -> Result<(), Box<dyn Error>> {
+        let (none, extra) = (std::ptr::null_mut(), std::ptr::null_mut());
+        // SAFETY: the kernel takes no parameters.
+        check(unsafe { sys::cuLaunchKernelEx(&self.config, self.empty, none, extra) })
     }
 
     /// Parameters as one pointer each.

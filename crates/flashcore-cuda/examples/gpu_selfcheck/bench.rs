@@ -35,6 +35,7 @@ source!(TMA_COPY, "tma_copy", Sm90);
 source!(CLUSTER, "cluster", Sm90);
 source!(CHAIN, "chain", Sm90);
 source!(PARAMS, "params", Sm90);
+source!(EMPTY, "empty", Sm90);
 
 pub(crate) struct Bench {
     pub(crate) device: Device,

@@ -87,7 +87,7 @@ pub(crate) fn first_call_cached(bench: &Bench) -> Outcome {
 }
 
 /// Four tensor maps and two buffers, other addresses each time, beside the driver's own call with nothing to do before
-/// it. The three take turns, so that whatever else the machine does meets them alike.
+/// it, and beside an empty kernel. They take turns, so that whatever else the machine does meets them alike.
 pub(crate) fn host_cost(bench: &Bench) -> Outcome {
     let maps = (0..4).map(|slot| matrix_map(slot, 128, 64));
     let rest = [Param::Buffer(Slot(4)), Param::Buffer(Slot(5))].into_iter().chain((1..=6).map(Param::U32));
@@ -98,10 +98,11 @@ pub(crate) fn host_cost(bench: &Bench) -> Outcome {
     let bare = Bare::new(bench, memory.address())?;
     // SAFETY: the kernel writes one word into `memory`, which outlives the wait after each burst.
     let ours = |i| Ok(unsafe { prepared.launch(&bench.stream, &buffers(i)) }?);
-    let arms: [(&str, &Launch); 3] = [
+    let arms: [(&str, &Launch); 4] = [
         ("flashcore", &ours),
         ("driver alone", &|_| bare.by_pointers()),
         ("driver alone, one block", &|_| bare.by_block()),
+        ("driver alone, empty kernel", &|_| bare.nothing()),
     ];
     let costs = bench.device.with_context(|| interleaved(bench, arms.map(|(_, launch)| launch)))??;
     check_sum(bench, &prepared, buffers(0))?;

@@ -131,6 +131,8 @@ impl<'a> Consumer<'a> {
         let scores = Acc::new(b, self.cfg.tile_n() as usize);
         let output = Acc::new(b, self.cfg.dim_v as usize);
         let probs = Fragment::new(b, self.cfg.tile_n() as usize);
+        let own = tile.own_key_tiles(b, self.cfg, self.args, self.group);
+        self.pass_over_keys(b, own.behind);
         let stage = self.layout.k.stage(b, self.kv_count);
         stage.wait_full(b);
         let q = self.q_operand(b, self.q_count);
@@ -153,9 +155,11 @@ impl<'a> Consumer<'a> {
         output: Acc,
         probs: Fragment,
     ) -> Begun {
-        let tiles = tile.key_tiles(b, self.cfg, self.args);
-        let work = self.body(b, tile, &tiles, opening, output, probs);
-        self.close(b, epilogue, tile, work)
+        let own = tile.own_key_tiles(b, self.cfg, self.args, self.group);
+        // Only now: the values may lie where those of the tile before were multiplied to its very end.
+        self.pass_over_values(b, own.behind);
+        let work = self.body(b, tile, &own.tiles, opening, output, probs);
+        self.close(b, epilogue, tile, own.before, work)
     }
 
     /// All key tiles of a tile but the last PV, which is left to the caller.
@@ -249,6 +253,7 @@ impl<'a> Consumer<'a> {
         b: &mut Builder,
         epilogue: &Epilogue,
         tile: &Tile,
+        before: Option<Pred>,
         (scores, output, probs): Work,
     ) -> Begun {
         if self.cfg.shape.q_stages > 1 {
@@ -256,9 +261,38 @@ impl<'a> Consumer<'a> {
         }
         b.add_to(self.q_count, 1);
         let (output, v) = self.last_pv(b, output, probs);
+        self.pass_over_keys(b, before);
+        self.pass_over_values(b, before);
         let begun = self.open(b, scores);
         self.finish(b, epilogue, tile, output, &v);
         begun
+    }
+
+    /// Gives the keys of a tile that hides everything from this consumer back as they came, where there is one.
+    fn pass_over_keys(&self, b: &mut Builder, one: Option<Pred>) {
+        self.pass_over(b, one, |b| {
+            let stage = self.layout.k.stage(b, self.kv_count);
+            b.add_to(self.kv_count, 1);
+            stage
+        });
+    }
+
+    /// The same for its values, once its keys have been counted.
+    fn pass_over_values(&self, b: &mut Builder, one: Option<Pred>) {
+        self.pass_over(b, one, |b| {
+            let before = b.sub(self.kv_count, 1);
+            self.layout.v.stage(b, before)
+        });
+    }
+
+    fn pass_over(&self, b: &mut Builder, one: Option<Pred>, stage: impl FnOnce(&mut Builder) -> Stage) {
+        let Some(one) = one else { return };
+        let one = b.uniform::<Warpgroup>(one);
+        b.if_uniform(one, |b| {
+            let stage = stage(b);
+            stage.wait_full(b);
+            stage.release(b, self.leader);
+        });
     }
 
     /// Issues the last PV of a tile.
@@ -289,6 +323,9 @@ impl<'a> Consumer<'a> {
     /// for nobody: a branch around products in flight would make the compiler serialise them.
     fn open(&self, b: &mut Builder, scores: Acc) -> Begun {
         let (next, there) = self.next_tile(b);
+        let own = next.own_key_tiles(b, self.cfg, self.args, self.group);
+        let behind = own.behind.map(|behind| b.both(behind, there));
+        self.pass_over_keys(b, behind);
         let [q_count, kv_count] = [self.q_count, self.kv_count].map(|count| {
             let last = b.sub(count, 1);
             b.select(there, count, last)

@@ -139,6 +139,19 @@ impl Config {
         self.roles().registers_at_entry(self.shape.ctas_per_sm)
     }
 
+    /// Whether consumers pass over key tiles that only the rows of others see.
+    ///
+    /// There is at most one such tile at either end: while the last values of a row tile are multiplied, two tiles of
+    /// keys can be given back before the producer has to wait for these values.
+    const fn passes(&self) -> bool {
+        let (tile_m, tile_n) = (self.tile_m(), self.tile_n());
+        let one_at_most = tile_m - ROWS_PER_GROUP <= tile_n;
+        // A diagonal crosses the last key tile of all consumers where that is as wide as the rows are many.
+        let bounded = (self.mask.left || self.mask.right) && tile_n < tile_m;
+        // Unused values are cleared by all consumers together, so that all work through the same tiles.
+        bounded && one_at_most && !self.used
+    }
+
     const fn roles(&self) -> Roles {
         Roles { consumers: self.shape.consumers, budget: self.shape.budget }
     }

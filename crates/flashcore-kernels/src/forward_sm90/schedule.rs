@@ -6,7 +6,7 @@
 use flashcore_core::Problem;
 use flashcore_tile::{Builder, Cmp, Pred, Reg, Shared, U32, Val};
 
-use super::{Arguments, Config};
+use super::{Arguments, Config, ROWS_PER_GROUP};
 use crate::shared::mask::{KeyTiles, Visibility};
 
 /// Bytes of L2 that a section of heads may fill with K and V.
@@ -56,6 +56,16 @@ pub(super) fn section(problem: &Problem, cfg: Config) -> u32 {
     let fits = |n: &usize| heads.is_multiple_of(*n) && n * per_head <= SECTION_BYTES;
     let largest = (1..usize::BITS).map(|bit| 1usize << bit).take_while(|&n| n <= heads && fits(&n)).last();
     largest.unwrap_or(1) as u32
+}
+
+/// The key tiles that a consumer works through, and whether its CTA has one more at either end.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct OwnTiles {
+    pub(super) tiles: KeyTiles,
+    /// Behind the last of its own.
+    pub(super) behind: Option<Pred>,
+    /// Before the first.
+    pub(super) before: Option<Pred>,
 }
 
 /// A tile: which rows of which head.
@@ -145,15 +155,59 @@ impl Tile {
     /// Key tiles to work through: at least one, which hides everything if there is nothing to see.
     pub(super) fn key_tiles(&self, b: &mut Builder, cfg: Config, args: &Arguments) -> KeyTiles {
         let first = self.first_row(b, cfg);
-        let end = b.add(first, cfg.tile_m());
+        let tiles = self.key_tiles_of(b, cfg, args, first, cfg.tile_m());
+        let end = b.max(tiles.end, 1);
+        let last = b.sub(end, 1);
+        KeyTiles { end, begin: tiles.begin.map(|begin| b.min(begin, last)), ..tiles }
+    }
+
+    /// Key tiles that `rows` rows from `first` on see something of.
+    fn key_tiles_of(
+        &self,
+        b: &mut Builder,
+        cfg: Config,
+        args: &Arguments,
+        first: Reg<U32>,
+        rows: u32,
+    ) -> KeyTiles {
+        let end = b.add(first, rows);
         let [first, end] = [first, end].map(|row| position(b, cfg, row));
         let end = b.min(end, self.q_len);
         let last = b.sub(end, 1);
         let rows = [b.signed(first), b.signed(last)];
-        let tiles = self.visibility(b, args).key_tiles(b, rows, cfg.tile_n());
-        let end = b.max(tiles.end, 1);
-        let last = b.sub(end, 1);
-        KeyTiles { end, begin: tiles.begin.map(|begin| b.min(begin, last)), ..tiles }
+        self.visibility(b, args).key_tiles(b, rows, cfg.tile_n())
+    }
+
+    /// Key tiles that consumer `group` works through: all but those at either end that hide everything from it.
+    pub(super) fn own_key_tiles(
+        &self,
+        b: &mut Builder,
+        cfg: Config,
+        args: &Arguments,
+        group: Reg<U32>,
+    ) -> OwnTiles {
+        let all = self.key_tiles(b, cfg, args);
+        if !cfg.passes() {
+            return OwnTiles { tiles: all, behind: None, before: None };
+        }
+        let first = self.first_row(b, cfg);
+        let first = b.mad(group, ROWS_PER_GROUP, first);
+        let own = self.key_tiles_of(b, cfg, args, first, ROWS_PER_GROUP);
+        // One at least is left, and one at most is passed over at either end, whatever the rows see.
+        let first = all.begin.map_or(Val::Const(0), Val::from);
+        let (second, last) = (b.add(first, 1), b.sub(all.end, 1));
+        let end = b.max(own.end, last);
+        let end = b.max(end, second);
+        let end = b.min(end, all.end);
+        let begin = own.begin.map(|begin| {
+            let most = b.sub(end, 1);
+            let begin = b.min(begin, most);
+            let begin = b.min(begin, second);
+            b.max(begin, first)
+        });
+        let behind = cfg.mask.right.then(|| b.test(Cmp::Lt, end, all.end));
+        let before = begin.map(|begin| b.test(Cmp::Gt, begin, first));
+        OwnTiles { tiles: KeyTiles { end, begin, ..own }, behind, before }
     }
 
     /// Tells consumers that this is their next tile.

@@ -179,7 +179,7 @@ const TABLE: &[Row] = &[
         dim_v: 64,
         shape: tile(128, 2, WHOLE_64),
         why: "two consumers leave registers for masks; the next tile's first product covers the epilogue",
-        tall: Some(Tall { shape: tall(128, WHOLE_64), causal_rows: 4096, windows: true }),
+        tall: Some(Tall { shape: tall(128, WHOLE_64), causal_rows: 2048, windows: true }),
     },
     Row {
         dim_qk: 128,

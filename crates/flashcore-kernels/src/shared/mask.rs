@@ -4,7 +4,7 @@
 //! which of them exist. Rows and keys are signed, because a diagonal may start before the first key.
 
 use flashcore_core::{Align, Problem};
-use flashcore_tile::{Acc, Builder, Cmp, Params, Pred, Reg, S32, U32};
+use flashcore_tile::{Acc, Builder, Cmp, Params, Pred, ROWS_PER_THREAD, Reg, S32, U32};
 
 use super::softmax::Rows;
 
@@ -198,15 +198,61 @@ impl ThreadVisibility {
     #[track_caller]
     pub(crate) fn hide(&self, b: &mut Builder, scores: &Acc, first_key: Reg<S32>) {
         let end = self.end.map(|end| b.sub(end, first_key));
-        let begin = self.begin.map(|begin| begin.map(|begin| b.sub(begin, first_key)));
-        for (i, &score) in scores.regs().iter().enumerate() {
-            let (row, col) = (Acc::row(i), Acc::col(i) as i32);
-            let beyond = b.test(Cmp::Le, end[row], col);
-            b.select_into(score, beyond, f32::NEG_INFINITY, score);
-            if let Some(begin) = begin {
-                let before = b.test(Cmp::Gt, begin[row], col);
-                b.select_into(score, before, f32::NEG_INFINITY, score);
-            }
+        match self.begin.map(|begin| begin.map(|begin| b.sub(begin, first_key))) {
+            Some(begin) => hide_outside(b, scores, begin, end),
+            None => hide_beyond(b, scores, end),
         }
     }
+}
+
+/// Hides the columns from `end` on: a comparison and a selection for each score.
+#[track_caller]
+fn hide_beyond(b: &mut Builder, scores: &Acc, end: Rows<S32>) {
+    for (i, &score) in scores.regs().iter().enumerate() {
+        let beyond = b.test(Cmp::Le, end[Acc::row(i)], Acc::col(i) as i32);
+        b.select_into(score, beyond, f32::NEG_INFINITY, score);
+    }
+}
+
+/// Hides the columns before `begin` and from `end` on. Two comparisons for each score would be dear; bits of one word
+/// become several conditions at once.
+#[track_caller]
+fn hide_outside(b: &mut Builder, scores: &Acc, begin: Rows<S32>, end: Rows<S32>) {
+    for (word, scores) in (0..).zip(scores.regs().chunks(ROWS_PER_THREAD * WORD)) {
+        let hidden: Rows<U32> = std::array::from_fn(|row| {
+            let beyond = from_column(b, end[row], word * WORD_COLS);
+            let inside = from_column(b, begin[row], word * WORD_COLS);
+            let before = b.xor(inside, u32::MAX);
+            b.or(beyond, before)
+        });
+        for (i, &score) in scores.iter().enumerate() {
+            let bit = b.and(hidden[Acc::row(i)], 1u32 << value_of_row(i));
+            let hide = b.test(Cmp::Ne, bit, 0);
+            b.select_into(score, hide, f32::NEG_INFINITY, score);
+        }
+    }
+}
+
+/// A thread's values of a row that the bits of a word stand for.
+const WORD: usize = u32::BITS as usize;
+/// Columns over which they are spread: two of every eight.
+const WORD_COLS: i32 = 4 * WORD as i32;
+
+/// Number of value `i` among the thread's values of its row.
+const fn value_of_row(i: usize) -> usize {
+    2 * (i / 4) + i % 2
+}
+
+/// One bit for each of a thread's values of a row, from `skipped` columns on: set from column `column` on.
+#[track_caller]
+fn from_column(b: &mut Builder, column: Reg<S32>, skipped: i32) -> Reg<U32> {
+    let column = b.sub(column, skipped);
+    let column = b.max(column, 0);
+    let column = b.min(column, WORD_COLS);
+    let column = b.unsigned(column);
+    let eights = b.shr(column, 3);
+    let within = b.and(column, 7);
+    let within = b.min(within, 2);
+    let values = b.mad(eights, 2, within);
+    b.shl(u32::MAX, values)
 }
