@@ -18,7 +18,7 @@ named! {
         Selp "selp", Set "set", Setp "setp", Slct "slct",
         Cvt "cvt", Cvta "cvta", Getctarank "getctarank", Isspacep "isspacep", Mapa "mapa", Mov "mov",
         Atom "atom", Createpolicy "createpolicy", Ld "ld", Ldmatrix "ldmatrix", Prefetch "prefetch", Red "red",
-        St "st", Stmatrix "stmatrix",
+        St "st", StAsync "st.async", Stmatrix "stmatrix",
         CpAsync "cp.async", CpAsyncCommitGroup "cp.async.commit_group", CpAsyncWaitGroup "cp.async.wait_group",
         CpAsyncWaitAll "cp.async.wait_all", CpAsyncMbarrierArrive "cp.async.mbarrier.arrive",
         CpAsyncBulk "cp.async.bulk", CpAsyncBulkCommitGroup "cp.async.bulk.commit_group",

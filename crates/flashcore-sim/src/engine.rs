@@ -51,6 +51,8 @@ pub(crate) enum Work {
     Load { rows: RowCopy, ctas: Vec<usize>, mbarrier: u32 },
     /// A copy into shared memory of another CTA.
     Remote { from: u32, bytes: u32, to: usize, offset: u32, mbarrier: u32 },
+    /// Registers of a warp, stored to shared memory of another CTA: where, and the bytes.
+    Send { pieces: Vec<(u32, Vec<u8>)>, to: usize, mbarrier: u32 },
     /// A bulk or tensor store; `captured` once the source was read.
     Store { rows: RowCopy, reduce: Option<(Combine, ScalarType)>, captured: Option<Vec<u8>> },
     /// `wgmma.mma_async` by four warps.
@@ -77,6 +79,12 @@ pub(crate) struct RowCopy {
 }
 
 impl RowCopy {
+    /// Bytes that stay together.
+    pub(crate) fn plain(base: u32, bytes: u32) -> Self {
+        let rows = vec![BoxRow { offset: 0, skip: 0, address: 0, inside: bytes }];
+        Self { rows, row_bytes: bytes, base, swizzle: Swizzle::None }
+    }
+
     /// Bytes of the box.
     pub(crate) fn bytes(&self) -> u32 {
         self.row_bytes * self.rows.len() as u32
@@ -177,6 +185,10 @@ impl Machine<'_> {
                 let data = self.shared_bytes(job.cta, *from, *bytes as usize);
                 self.store_shared(*to, *offset, &data);
                 self.transaction(&job, *to, *mbarrier, *bytes);
+            }
+            Work::Send { pieces, to, mbarrier } => {
+                pieces.iter().for_each(|(offset, data)| self.store_shared(*to, *offset, data));
+                self.transaction(&job, *to, *mbarrier, job.work.bytes() as u32);
             }
             Work::Store { rows, reduce, captured } => {
                 let data = match captured {
@@ -294,6 +306,7 @@ impl Work {
             Self::Copy(lanes) => lanes.iter().map(|l| u64::from(l.read)).sum(),
             Self::Load { rows, .. } | Self::Store { rows, .. } => rows.bytes().into(),
             Self::Remote { bytes, .. } => (*bytes).into(),
+            Self::Send { pieces, .. } => pieces.iter().map(|(_, data)| data.len() as u64).sum(),
             Self::CopyArrive { .. } | Self::Wgmma { .. } => 0,
         }
     }

@@ -141,6 +141,16 @@ impl Builder {
         self.load(&[Mod::SharedCluster], from.operand(), Scope::Lane)
     }
 
+    /// Sends neighbouring values to the shared memory of another CTA of the cluster; they complete on the mbarrier at
+    /// `done` there. Both are addresses in the cluster's window.
+    #[track_caller]
+    pub fn send_to_peer<T: Type>(&mut self, to: impl Into<Shared>, values: &[Val<T>], done: Reg<U32>) {
+        let mods = [Mod::SharedCluster, Mod::CompleteTxBytes];
+        let mods: Vec<_> = mods.into_iter().chain(vector(values.len())).chain([Mod::Type(T::PTX)]).collect();
+        let data = group(values.iter().map(|v| v.operand()).collect());
+        self.emit(Op::StAsync, &mods, [to.into().operand(), data, Shared::from(done).operand()]);
+    }
+
     /// Adds to a number in global memory and returns what was there before.
     #[track_caller]
     pub fn atomic_add(&mut self, at: impl Into<Global>, value: impl Into<Val<U32>>) -> Reg<U32> {

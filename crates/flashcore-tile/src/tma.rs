@@ -55,15 +55,6 @@ impl Builder {
         self.emit(Op::CpAsyncBulkTensor, &mods, [map.operand(at), from.operand()]);
     }
 
-    /// Copies `bytes` of this CTA's shared memory to `to` in another CTA of the cluster, or in this one; they complete on
-    /// the mbarrier at `done` there. Both are addresses in the cluster's window.
-    #[track_caller]
-    pub fn copy_to_peer(&mut self, to: Reg<U32>, from: Shared, bytes: u32, done: Reg<U32>) {
-        let mods = [Mod::SharedCluster, Mod::SharedCta, Mod::CompleteTxBytes];
-        let [to, done] = [to, done].map(|address| Shared::from(address).operand());
-        self.emit(Op::CpAsyncBulk, &mods, [to, from.operand(), Operand::int(i64::from(bytes)), done]);
-    }
-
     /// Closes the group of stores issued since the last one.
     #[track_caller]
     pub fn tma_commit(&mut self) {

@@ -1,11 +1,11 @@
 //! The parts of a tile, computed by the CTAs of a cluster, become one: through shared memory, in the order of ranks, so
 //! that bits do not depend on timing.
 //!
-//! Each CTA merges a share of the columns, and the others send it their values of that share. A copy that completes on the
-//! receiver's mbarrier needs no fence, while a barrier of the cluster that publishes what was written costs a fence of
-//! the whole GPU.
+//! Each CTA merges a share of the columns, and the others send it their values of that share, thread by thread, from
+//! registers. A store that completes on the receiver's mbarrier needs no fence, while a barrier of the cluster that
+//! publishes what was written costs a fence of the whole GPU.
 
-use flashcore_tile::{Acc, Builder, Cmp, F32, Global, Reg, Shared, U32, U64, Val, WARPGROUP};
+use flashcore_tile::{Acc, Builder, Cmp, F32, Global, Reg, Shared, U64, Val, WARPGROUP};
 
 use super::{
     Config,
@@ -43,11 +43,9 @@ const fn letter_bytes(cfg: Config) -> u32 {
 /// Where parts lie in shared memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Mail {
-    /// Maxima and sums, then all output values of this CTA.
-    outbox: u32,
-    /// A letter from each CTA of the cluster; the place of this CTA's own stays empty.
+    /// A letter from each CTA of the cluster, this one too.
     inbox: u32,
-    /// Where letters are counted.
+    /// Where letters of the others are counted.
     arrived: u32,
 }
 
@@ -56,13 +54,9 @@ impl Mail {
     pub(super) fn reserve(b: &mut Builder, cfg: Config) -> Self {
         let ctas = cfg.shape.order.parts();
         if ctas == 1 {
-            return Self { outbox: 0, inbox: 0, arrived: 0 };
+            return Self { inbox: 0, arrived: 0 };
         }
-        Self {
-            outbox: b.shared(stride(cfg) + ctas * share(cfg) * stride(cfg), 16),
-            inbox: b.shared(ctas * letter_bytes(cfg), 16),
-            arrived: b.mbarriers(1),
-        }
+        Self { inbox: b.shared(ctas * letter_bytes(cfg), 16), arrived: b.mbarriers(1) }
     }
 
     /// Prepares the count of letters; one thread does it, before the cluster synchronises.
@@ -74,108 +68,66 @@ impl Mail {
             arrived.arrive_expecting(b, (ctas - 1) * letter_bytes(cfg));
         }
     }
-
-    /// Sends every other CTA of the cluster what it merges; one thread does it.
-    fn send(self, b: &mut Builder, cfg: Config) {
-        let rank = b.cluster_rank();
-        let skip = b.mul(rank, letter_bytes(cfg));
-        let place = b.shared_at(self.inbox).plus(b, skip);
-        let place = place.address(b);
-        let arrived = b.shared_at(self.arrived).address(b);
-        let stats = b.shared_at(self.outbox);
-        let ctas = cfg.shape.order.parts();
-        for ahead in 1..ctas {
-            let peer = b.add(rank, ahead);
-            let peer = b.and(peer, ctas - 1);
-            let [to, done] = [place, arrived].map(|at| b.peer_address(at, peer));
-            b.copy_to_peer(to, stats, stride(cfg), done);
-            let to = b.add(to, stride(cfg));
-            let columns = self.columns_for(b, cfg, peer);
-            b.copy_to_peer(to, columns, share(cfg) * stride(cfg), done);
-        }
-    }
-
-    /// This CTA's values of the share that CTA `rank` merges.
-    fn columns_for(self, b: &mut Builder, cfg: Config, rank: Reg<U32>) -> Shared {
-        let skip = b.mul(rank, share(cfg) * stride(cfg));
-        b.shared_at(self.outbox).at(stride(cfg)).plus(b, skip)
-    }
 }
 
 /// Merges the parts of a tile and writes it; executed by all consumers of all CTAs of the cluster.
 pub(super) fn merge(b: &mut Builder, consumer: &Consumer<'_>, tile: &Tile, output: &Acc) {
     let (cfg, mail) = (consumer.cfg, consumer.layout.mail);
     let part = consumer.softmax.part(b);
-    leave(b, consumer, &part, output);
-    b.fence_async();
-    b.sync(consumer.layout.consumers);
     // Everybody counts letters by now.
     b.wait_cluster();
-    let first = b.test(Cmp::Eq, consumer.thread, 0);
-    b.if_(first, |b| mail.send(b, cfg));
+    send(b, consumer, &part, output);
+    // Whoever has all its letters may end: nobody has anything more for it.
     b.mbarrier_at(mail.arrived).wait(b, 0);
-    b.arrive_cluster_relaxed();
     let letters = letters(b, consumer);
-    let stats: Vec<_> = letters.iter().map(|letter| b.load_shared(letter.stats)).collect();
-    let columns: Vec<_> = letters.iter().map(|letter| read_columns(b, cfg, letter.columns)).collect();
+    let stats: Vec<_> = letters.iter().map(|&letter| b.load_shared(letter)).collect();
+    let columns: Vec<_> = letters.iter().map(|&letter| read_columns(b, cfg, letter)).collect();
     let sinks = consumer.sinks(b, tile);
     let merged = Softmax::merge_parts(b, &stats, sinks);
     let columns = weighted_sum(b, &columns, &merged.weights);
     write(b, consumer, tile, &columns);
     write_lse(b, consumer, tile, merged.finished);
-    // Once all have their letters, nobody reads this CTA's memory any more.
-    b.wait_cluster();
 }
 
-/// Leaves this thread's values for the CTAs that merge them.
-fn leave(b: &mut Builder, consumer: &Consumer<'_>, part: &[Reg<F32>; 4], output: &Acc) {
-    let cfg = consumer.cfg;
-    let bytes = b.mul(consumer.thread, VECTOR * 4);
-    let own = b.shared_at(consumer.layout.mail.outbox).plus(b, bytes);
-    let chunks = [&part[..]].into_iter().chain(output.regs().chunks_exact(VECTOR as usize));
-    let values = chunks.map(|chunk| chunk.iter().map(|&value| value.into()).collect());
-    // Shares are equally long, so that the last may end in vectors that there are not.
-    let missing = share(cfg) * cfg.shape.order.parts() - vectors(cfg);
-    let padding = std::iter::repeat_n(vec![Val::Const(0.0); VECTOR as usize], missing as usize);
-    for (n, vector) in (0..).zip(values.chain(padding)) {
-        let vector: Vec<Val<F32>> = vector;
-        b.store_shared(own.at(n * stride(cfg)), &vector);
+/// Sends this thread's values to the CTAs that merge them. What this CTA merges itself is read by the thread that
+/// stores it.
+fn send(b: &mut Builder, consumer: &Consumer<'_>, part: &[Reg<F32>; 4], output: &Acc) {
+    let (cfg, mail) = (consumer.cfg, consumer.layout.mail);
+    let rank = b.cluster_rank();
+    let thread = b.mul(consumer.thread, VECTOR * 4);
+    let skip = b.mad(rank, letter_bytes(cfg), thread);
+    let own = b.shared_at(mail.inbox).plus(b, skip).address(b);
+    let arrived = b.shared_at(mail.arrived).address(b);
+    let values: Vec<_> = output.regs().chunks_exact(VECTOR as usize).collect();
+    for peer in 0..cfg.shape.order.parts() {
+        let (mine, others) = (b.test(Cmp::Eq, rank, peer), b.test(Cmp::Ne, rank, peer));
+        let [place, done] = [own, arrived].map(|at| b.peer_address(at, peer));
+        let columns = (0..share(cfg)).map(|n| values.get((peer * share(cfg) + n) as usize));
+        for (n, vector) in (0..).zip(std::iter::once(Some(&&part[..])).chain(columns)) {
+            // Shares are equally long, so that the last may end in vectors that there are not.
+            let nothing = || vec![Val::Const(0.0); VECTOR as usize];
+            let vector = vector.map_or_else(nothing, |v| v.iter().map(|&value| value.into()).collect());
+            let offset = n * stride(cfg);
+            b.predicated(mine, |b| b.store_shared::<F32>(Shared::from(own).at(offset), &vector));
+            b.predicated(others, |b| b.send_to_peer(Shared::from(place).at(offset), &vector, done));
+        }
     }
 }
 
-/// What one CTA has for this thread.
-struct Letter {
-    stats: Shared,
-    columns: Shared,
-}
-
-/// Where this thread finds what each CTA has for it, in the order in which parts are merged: its own CTA's part was
-/// never sent.
-fn letters(b: &mut Builder, consumer: &Consumer<'_>) -> Vec<Letter> {
-    let (cfg, mail) = (consumer.cfg, consumer.layout.mail);
-    let own_rank = b.cluster_rank();
-    let bytes = b.mul(consumer.thread, VECTOR * 4);
-    let kept = [b.shared_at(mail.outbox), mail.columns_for(b, cfg, own_rank)];
-    let letter = |b: &mut Builder, rank: u32| {
-        let own = b.test(Cmp::Eq, own_rank, rank);
-        let sent = b.shared_at(mail.inbox).at(rank * letter_bytes(cfg));
-        let sent = [sent, sent.at(stride(cfg))];
-        let [stats, columns] = std::array::from_fn(|i| {
-            let [kept, sent] = [kept[i], sent[i]].map(|place| place.address(b));
-            let place = b.select(own, kept, sent);
-            Shared::from(b.add(place, bytes))
-        });
-        Letter { stats, columns }
-    };
-    (0..cfg.shape.order.parts()).map(|rank| letter(b, rank)).collect()
+/// Where this thread finds what each CTA has for it, in the order in which parts are merged.
+fn letters(b: &mut Builder, consumer: &Consumer<'_>) -> Vec<Shared> {
+    let cfg = consumer.cfg;
+    let thread = b.mul(consumer.thread, VECTOR * 4);
+    let first = b.shared_at(consumer.layout.mail.inbox).plus(b, thread);
+    (0..cfg.shape.order.parts()).map(|rank| first.at(rank * letter_bytes(cfg))).collect()
 }
 
 /// Two columns of both rows of a thread.
 type Vector = [Reg<F32>; VECTOR as usize];
 
-/// The vectors of a share.
-fn read_columns(b: &mut Builder, cfg: Config, columns: Shared) -> Vec<Vector> {
-    (0..share(cfg)).map(|n| b.load_shared(columns.at(n * stride(cfg)))).collect()
+/// The vectors of a letter's share.
+fn read_columns(b: &mut Builder, cfg: Config, letter: Shared) -> Vec<Vector> {
+    (1..=share(cfg)).map(|n| b.load_shared(letter.at(n * stride(cfg)))).collect()
 }
 
 /// The sums over all parts.

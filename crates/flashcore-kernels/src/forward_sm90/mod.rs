@@ -152,6 +152,12 @@ impl Config {
         bounded && one_at_most && !self.used
     }
 
+    /// Whether only the producer waits for the kernel before: consumers then touch nothing of its that did not come
+    /// through the producer, which knows by then where its copies start.
+    const fn producer_waits(&self) -> bool {
+        matches!(self.shape.order, Order::Single { .. }) && !self.used && !self.sinks
+    }
+
     const fn roles(&self) -> Roles {
         Roles { consumers: self.shape.consumers, budget: self.shape.budget }
     }
@@ -284,7 +290,9 @@ pub fn forward_sm90(cfg: Config) -> Result<Program<Problem>, BuildError> {
     // What lies before the predecessor's results are waited for overlaps with its end.
     b.launch_dependents();
     prefetch_maps(&mut b, &args);
-    b.wait_for_predecessor();
+    if !cfg.producer_waits() {
+        b.wait_for_predecessor();
+    }
     if let Order::Single { parts } = cfg.shape.order {
         b.cluster(parts);
     }

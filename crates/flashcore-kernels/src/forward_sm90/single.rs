@@ -16,6 +16,9 @@ pub(super) fn producer(b: &mut Builder, cfg: Config, args: &Arguments, layout: &
         let tile = own_tile(b, cfg, args);
         let (tiles, some) = own_part(b, cfg, args, &tile);
         b.if_(some, |b| {
+            if cfg.producer_waits() {
+                b.wait_for_predecessor();
+            }
             let zero = b.var(0);
             producer::load_q(b, cfg, args, layout, zero, &tile);
             let count = b.var(0);

@@ -4,7 +4,7 @@ use super::spec::*;
 use crate::op::{Mod, Mod::*, Op};
 use crate::target::Target::{Sm80, Sm90};
 use crate::types::ScalarType::*;
-use crate::version::{V7_5, V8_0, V8_6};
+use crate::version::{V7_5, V8_0, V8_1, V8_6};
 
 const SMEM: &[Mod] = &[Shared, SharedCta];
 const PREFETCH: &[Mod] = &[L2B64, L2B128, L2B256];
@@ -69,6 +69,16 @@ const fn bulk(op: Op, slots: &'static [Slot], operands: &'static [OperandSpec]) 
         .since(Sm90, V8_0)
 }
 
+/// `st.async`: registers to shared memory of the cluster, counted by an mbarrier there.
+const fn send(slots: &'static [Slot]) -> Row {
+    const DATA: OperandSpec = src(Kind::Vector(Ty::Loose(Var(0)), Count::VecMod));
+    const OPERANDS: &[OperandSpec] = &[mem(), DATA, at(8)];
+    row(Class::AsyncCopy, Op::StAsync, slots, OPERANDS)
+        .memory(Memory::Write)
+        .completes(Completion::Bulk)
+        .since(Sm90, V8_1)
+}
+
 /// `cp.reduce.async.bulk` with the operators and types that go together.
 macro_rules! bulk_reduce {
     ([$($operator:ident),+] $($no:ident)?, $types:expr) => {
@@ -83,7 +93,7 @@ macro_rules! bulk_reduce {
     };
 }
 
-/// PTX ISA, "cp.async.bulk", "cp.reduce.async.bulk" and bulk groups.
+/// PTX ISA, "cp.async.bulk", "st.async", "cp.reduce.async.bulk" and bulk groups.
 pub(super) const BULK: &[Row] = &[
     bulk(
         Op::CpAsyncBulk,
@@ -112,6 +122,8 @@ pub(super) const BULK: &[Row] = &[
         &[one(&[Global]), one(&[SharedCta]), one(&[BulkGroup]), opt(&[L2CacheHint])],
         &[at(16), at(16), BULK_SIZE, POLICY],
     ),
+    send(&[opt(&[Weak]), one(&[SharedCluster]), one(&[CompleteTxBytes]), opt(&[V2, V4]), t(&[B32, U32, S32, F32])]),
+    send(&[opt(&[Weak]), one(&[SharedCluster]), one(&[CompleteTxBytes]), opt(&[V2]), t(&[B64, U64, S64, F64])]),
     bulk_reduce!([Add], &[U32, S32, U64, F32, F64]),
     bulk_reduce!([Add] Noftz, &[F16, Bf16]),
     bulk_reduce!([Min, Max], &[U32, S32, U64, S64, F16, Bf16]),

@@ -26,6 +26,7 @@ pub(super) fn decode(cx: &Context<'_>, inst: &Inst) -> Decoded<Uop> {
         Op::CpAsyncBulkCommitGroup => Uop::BulkCommit,
         Op::CpAsyncBulkWaitGroup => Uop::BulkWait { keep: keep(), read_only: inst.has(Mod::Read) },
         Op::CpAsyncBulkPrefetch | Op::CpAsyncBulkPrefetchTensor => Uop::Nop,
+        Op::StAsync => Uop::Bulk(Box::new(send(cx, inst)?)),
         _ => Uop::Bulk(Box::new(bulk(cx, inst)?)),
     })
 }
@@ -69,6 +70,14 @@ fn bulk(cx: &Context<'_>, inst: &Inst) -> Decoded<Bulk> {
     };
     let cluster = inst.has(Mod::SharedCluster);
     Ok(Bulk::Load { dst: cx.addr(dst)?, src: place(cx, src)?, size, mbarrier, multicast, cluster })
+}
+
+fn send(cx: &Context<'_>, inst: &Inst) -> Decoded<Bulk> {
+    let ([dst, data, mbarrier], Some(ty)) = (inst.operands.as_slice(), inst.ty(0)) else {
+        return refuse("a store of another form");
+    };
+    let (dst, srcs, mbarrier) = (cx.addr(dst)?, cx.srcs(data, ty)?, cx.addr(mbarrier)?);
+    Ok(Bulk::Send { dst, srcs, bytes: ty.bytes(), mbarrier })
 }
 
 fn place(cx: &Context<'_>, operand: &Operand) -> Decoded<BulkPlace> {

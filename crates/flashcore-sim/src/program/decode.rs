@@ -114,6 +114,7 @@ fn uop(cx: &Context<'_>, inst: &Inst) -> Decoded<Uop> {
         | Op::CpAsyncWaitAll
         | Op::CpAsyncMbarrierArrive
         | Op::CpAsyncBulk
+        | Op::StAsync
         | Op::CpAsyncBulkCommitGroup
         | Op::CpAsyncBulkWaitGroup
         | Op::CpAsyncBulkPrefetch

@@ -231,6 +231,8 @@ pub(crate) enum Bulk {
     },
     /// Own shared memory to shared memory of the cluster, counted by an mbarrier there.
     Remote { dst: Addr, src: Addr, size: Src, mbarrier: Addr },
+    /// Registers of `bytes` bytes each to shared memory of the cluster, counted by an mbarrier there.
+    Send { dst: Addr, srcs: Vec<Src>, bytes: u32, mbarrier: Addr },
     /// Own shared memory to global memory, in a bulk group.
     Store { dst: BulkPlace, src: Addr, size: Option<Src>, reduce: Option<(Combine, Option<ScalarType>)> },
 }

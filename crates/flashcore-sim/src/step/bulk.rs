@@ -10,6 +10,8 @@ use crate::{
     regfile::lanes_of,
     tensor_map::{self, BoxRow, MAP_BYTES, TensorMap},
 };
+use std::collections::BTreeMap;
+
 use flashcore_ptx::{launch::TensorElement, layout::Swizzle, types::ScalarType};
 
 /// What tensor copies need of shared addresses.
@@ -48,6 +50,7 @@ impl Step<'_, '_> {
                 }
             }
             Bulk::Remote { dst, src, size, mbarrier } => self.bulk_remote(dst, src, *size, mbarrier)?,
+            Bulk::Send { dst, srcs, bytes, mbarrier } => self.send(dst, srcs, *bytes as usize, mbarrier)?,
         }
         Ok(Flow::Next)
     }
@@ -245,12 +248,7 @@ impl Step<'_, '_> {
                 return Err(super::Halt);
             };
             let (to, at) = self.barrier_place(lane, barriers[lane], Space::SharedCluster)?;
-            let plain = |base| RowCopy {
-                rows: vec![BoxRow { offset: 0, skip: 0, address: 0, inside: bytes }],
-                row_bytes: bytes,
-                base,
-                swizzle: Swizzle::None,
-            };
+            let plain = |base| RowCopy::plain(base, bytes);
             let barrier = self.existing(lane, to, at)?;
             let name =
                 Name { agent: barrier.agent, clock: barrier.claim(), proxy: Proxy::Async, strong: false };
@@ -263,6 +261,44 @@ impl Step<'_, '_> {
             self.issue(0, 1 << lane, past, Work::Remote { from, bytes, to: target, offset, mbarrier: at });
         }
         Ok(())
+    }
+
+    /// Registers on their way to other CTAs; unlike copies they are stores like any other, only later. What goes to one
+    /// mbarrier arrives together.
+    fn send(&mut self, dst: &Addr, srcs: &[Src], width: usize, mbarrier: &Addr) -> Outcome<()> {
+        let (targets, barriers) = (self.address(dst), self.address(mbarrier));
+        let values: Vec<Lanes> = srcs.iter().map(|src| self.read(*src)).collect();
+        let mut sent: BTreeMap<(usize, u32), Vec<(u32, Vec<u8>)>> = BTreeMap::new();
+        for lane in lanes_of(self.mask) {
+            let data: Vec<u8> =
+                values.iter().flat_map(|value| value[lane].to_le_bytes().into_iter().take(width)).collect();
+            let (to, at, offset) = self.claim_send(lane, targets[lane], barriers[lane], data.len() as u32)?;
+            sent.entry((to, at)).or_default().push((offset, data));
+        }
+        for ((to, mbarrier), pieces) in sent {
+            let past = self.release();
+            self.issue(0, self.mask, past, Work::Send { pieces, to, mbarrier });
+        }
+        Ok(())
+    }
+
+    /// Judges the store that one lane sends: the CTA and the mbarrier it goes to, and where in shared memory.
+    fn claim_send(&mut self, lane: usize, target: u64, barrier: u64, bytes: u32) -> Outcome<(usize, u32, u32)> {
+        self.require_aligned(lane, target, bytes.into())?;
+        let Place::Shared { rank, offset } = resolve(Space::SharedCluster, target) else {
+            return Err(super::Halt);
+        };
+        let (home, at) = self.barrier_place(lane, barrier, Space::SharedCluster)?;
+        let (to, _) = self.shared_range(lane, rank, offset, bytes as usize, Space::SharedCluster)?;
+        if to != home {
+            let text = "destination and mbarrier lie in different CTAs".into();
+            return self.halt(FindingKind::MbarrierMisuse, lane, text);
+        }
+        let barrier = self.existing(lane, home, at)?;
+        let (agent, clock) = (barrier.agent, barrier.claim());
+        let name = Name { agent, clock, proxy: Proxy::Generic, strong: false };
+        self.enter_box(lane, to, &RowCopy::plain(offset, bytes), true, name)?;
+        Ok((to, at, offset))
     }
 
     pub(super) fn bulk_commit(&mut self) -> Outcome {

@@ -77,7 +77,7 @@ impl Step<'_, '_> {
         let (cta, checks) = (self.cta, self.machine.context.options.checks);
         let lands_here = |work: &Work| match work {
             Work::Load { ctas, .. } => ctas.contains(&cta),
-            Work::Remote { to, .. } => *to == cta,
+            Work::Remote { to, .. } | Work::Send { to, .. } => *to == cta,
             _ => false,
         };
         let unfinished = self.load_was_forgotten();
@@ -92,7 +92,9 @@ impl Step<'_, '_> {
                 format!("the CTA ends, but mbarrier {at:#x} has {} transaction bytes left", barrier.tx());
             self.report(FindingKind::MbarrierLeftover, self.first_lane(), text);
         }
-        self.machine.engine.discard(|job| job.cta == cta && !matches!(job.work, Work::Load { .. }));
+        // What is on its way to others needs nothing of this CTA any more.
+        let leaves = |work: &Work| matches!(work, Work::Load { .. } | Work::Send { .. });
+        self.machine.engine.discard(|job| job.cta == cta && !leaves(&job.work));
     }
 
     /// Whether copies came, or will come, into this CTA that none of its warps has waited for.
