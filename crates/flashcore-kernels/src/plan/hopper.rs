@@ -90,46 +90,66 @@ impl Tall {
     }
 }
 
-/// Where tiles of 64 rows hardly fill the GPU, each has CTAs to itself: two share an SM or, where there are so few that
-/// even a wide step over many keys leaves SMs idle, a cluster shares the keys of a tile.
+/// Where tiles of 64 rows hardly fill the GPU, each has CTAs to itself: two share an SM or, where there are fewer, each
+/// has an SM, and a cluster shares the keys of a tile.
 fn few_tiles(problem: &Problem, gpu: &Gpu) -> Option<(Shape, &'static str)> {
     let dim = problem.dim_qk().max(problem.dim_v());
     let pack = pack(problem) as usize;
     let tiles = (problem.seq_q() * pack).div_ceil(ROWS) * (problem.heads_q() / pack) * problem.batch();
-    let (sms, keys) = (gpu.sms as usize, problem.seq_kv());
+    let (sms, keys) = (gpu.sms as usize, keys_of_tile(problem));
     if problem.batch_invariant() || dim > 128 {
         return None;
     }
-    let few = |tile_n: u32, ctas_per_sm: u32, least_steps: usize| {
-        let steps = keys.div_ceil(tile_n as usize);
-        let slots = sms * ctas_per_sm as usize;
-        let fits = |parts: &usize| tiles * parts <= slots && steps >= parts * least_steps;
-        let parts = [8, 4, 2].into_iter().find(fits).unwrap_or(1) as u32;
-        Shape {
-            consumers: 1,
-            tile_n,
-            stages: 2,
-            q_stages: 1,
-            staging: if dim <= 64 { WHOLE_64 } else { WHOLE_128 },
-            budget: None,
-            order: Order::Single { parts },
-            ctas_per_sm,
-        }
-    };
     match dim {
         0..=64 if keys <= 64 && tiles <= 2 * sms => {
-            Some((few(64, 2, 1), "few tiles: 64 keys are all there are"))
+            Some((few(dim, 64, 1), "few tiles: 64 keys are all there are"))
         }
-        0..=64 if keys > 128 && (2 * tiles <= sms || keys <= 256 && tiles <= sms) => Some((
-            few(256, 1, 1),
-            "few tiles: a cluster shares the keys, and one wide step has no second to wait for",
-        )),
-        0..=64 if tiles <= 2 * sms => Some((few(128, 2, 1), "few tiles: two CTAs hide each other's waits")),
+        0..=64 if keys > 128 && tiles <= sms => {
+            // With these stages a CTA keeps the next kernel's from sharing its SM before all SMs have one.
+            let shape = Shape { stages: 4, ctas_per_sm: 1, ..few(dim, 128, cluster(tiles, keys, sms)) };
+            Some((shape, "few tiles: one for each SM, or a cluster that shares the keys"))
+        }
+        0..=64 if tiles <= 2 * sms => Some((few(dim, 128, 1), "few tiles: two CTAs hide each other's waits")),
         65..=128 if tiles <= sms => {
-            Some((few(128, 1, 4), "few tiles: one for each SM; clusters pay from four steps on"))
+            let shape = Shape { ctas_per_sm: 1, ..few(dim, 128, cluster(tiles, keys, sms)) };
+            Some((shape, "few tiles: one for each SM, or a cluster that shares the keys"))
         }
         _ => None,
     }
+}
+
+/// Keys that a tile of 64 rows sees at most.
+fn keys_of_tile(problem: &Problem) -> usize {
+    let (mask, all) = (problem.mask(), problem.seq_kv());
+    match (mask.left(), mask.right()) {
+        (Some(left), Some(right)) => all.min((left as usize).saturating_add(right as usize + ROWS)),
+        _ => all,
+    }
+}
+
+/// A tile of 64 rows for each cluster of `parts` CTAs.
+const fn few(dim: usize, tile_n: u32, parts: u32) -> Shape {
+    Shape {
+        consumers: 1,
+        tile_n,
+        stages: 2,
+        q_stages: 1,
+        staging: if dim <= 64 { WHOLE_64 } else { WHOLE_128 },
+        budget: None,
+        order: Order::Single { parts },
+        ctas_per_sm: 2,
+    }
+}
+
+/// CTAs that share the 128-key steps of a tile: as many as there are steps and SMs for. Larger clusters than pairs leave
+/// some SMs of every group of them idle, and the largest pay from two steps each.
+fn cluster(tiles: usize, keys: usize, sms: usize) -> u32 {
+    let steps = keys.div_ceil(128);
+    let fits = |&(parts, least_steps, most): &(u32, usize, usize)| {
+        tiles * parts as usize <= most && steps >= parts as usize * least_steps
+    };
+    let room = sms - sms / 4;
+    [(8, 2, room), (4, 1, room), (2, 1, sms)].iter().find(|option| fits(option)).map_or(1, |option| option.0)
 }
 
 /// Registers of one producer and two consumers: what 384 threads have.

@@ -283,7 +283,13 @@ impl Step<'_, '_> {
     }
 
     /// Judges the store that one lane sends: the CTA and the mbarrier it goes to, and where in shared memory.
-    fn claim_send(&mut self, lane: usize, target: u64, barrier: u64, bytes: u32) -> Outcome<(usize, u32, u32)> {
+    fn claim_send(
+        &mut self,
+        lane: usize,
+        target: u64,
+        barrier: u64,
+        bytes: u32,
+    ) -> Outcome<(usize, u32, u32)> {
         self.require_aligned(lane, target, bytes.into())?;
         let Place::Shared { rank, offset } = resolve(Space::SharedCluster, target) else {
             return Err(super::Halt);
