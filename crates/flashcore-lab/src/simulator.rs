@@ -14,7 +14,7 @@ use std::{
 };
 
 use flashcore_core::{Backend, BackendError, HostCall, Problem, Ran};
-use flashcore_kernels::{Gpu, KernelConfig, Plan, SideArrays, plan, slots};
+use flashcore_kernels::{Gpu, KernelConfig, Plan, SideArrays, plan_by, slots, tuned::Table};
 use flashcore_ptx::launch::{LaunchSpec, Param, Slot};
 use flashcore_sim::{Buffer, Launch, Options, Outcome, Schedule};
 use flashcore_tile::Program;
@@ -40,6 +40,8 @@ type Failure = Box<dyn std::error::Error + Send + Sync>;
 #[derive(Debug)]
 pub struct Simulator {
     gpu: Gpu,
+    /// What is asked instead of the shipped table.
+    table: Option<Arc<Table>>,
     seed: u64,
     runs: AtomicU64,
     programs: Mutex<HashMap<KernelConfig, Arc<Program<Problem>>>>,
@@ -53,12 +55,20 @@ impl Simulator {
 
     /// The same with other hostile schedules.
     pub fn seeded(gpu: Gpu, seed: u64) -> Self {
-        Self { gpu, seed, runs: AtomicU64::new(0), programs: Mutex::default() }
+        Self { gpu, table: None, seed, runs: AtomicU64::new(0), programs: Mutex::default() }
+    }
+
+    /// Asks this table of measured tiles instead of the shipped one; an empty table leaves everything to the rules.
+    #[must_use]
+    pub fn with_table(mut self, table: impl Into<Arc<Table>>) -> Self {
+        self.table = Some(table.into());
+        self
     }
 
     /// The kernel that would be launched.
     pub fn plan(&self, problem: &Problem) -> Result<Plan, BackendError> {
-        plan(problem, &self.gpu, ALIGNMENT).map_err(|refusal| BackendError::Unsupported {
+        let table = self.table.as_deref().unwrap_or_else(|| Table::shipped());
+        plan_by(problem, &self.gpu, ALIGNMENT, table).map_err(|refusal| BackendError::Unsupported {
             backend: "sim",
             what: "this problem".to_owned(),
             instead: refusal.to_string(),

@@ -140,17 +140,22 @@ fn a_table_is_used_where_it_is_named() {
     assert!(bench["results"][0]["kernel"].as_str().is_some_and(|name| name.ends_with("k32x2")), "{bench}");
 }
 
-#[test]
-fn inspect_says_when_a_row_decides() {
-    let place = Workplace::new();
-    let mut rows = table(&place);
+/// A row for 160 queries on an H200 that is not the shipped choice.
+fn gpu_table(place: &Workplace) -> Value {
+    let mut rows = table(place);
     let row = &mut rows["rows"][0];
     row["class"]["device"] = "sm_90".into();
     (row["class"]["units"], row["class"]["dtype"]) = (132.into(), "f16".into());
     (row["class"]["dim_qk"], row["class"]["dim_v"]) = (128.into(), 128.into());
     row["tile"] = json!({ "forward_sm90": { "consumers": 1, "tile_n": 48, "stages": 3, "q_stages": 1,
         "staging_cols": 128, "staging_places": 1, "registers": null, "order": { "single": 1 }, "ctas_per_sm": 1 } });
-    place.write("t.json", rows.to_string().as_bytes());
+    rows
+}
+
+#[test]
+fn inspect_says_when_a_row_decides() {
+    let place = Workplace::new();
+    place.write("t.json", gpu_table(&place).to_string().as_bytes());
     let inspect = "inspect --gpu sm_90 --shape 1x2x160x128 --table t.json";
     let json = place.run(&format!("{inspect} --json")).json();
     assert!(json["kernel"].as_str().is_some_and(|name| name.contains("g1n48s3")), "{json}");
@@ -158,6 +163,27 @@ fn inspect_says_when_a_row_decides() {
     expect(&place.run(inspect), 0, "row 0 of the table");
     let shipped = place.run("inspect --gpu sm_90 --shape 1x2x160x128 --json").json();
     assert_eq!(shipped["row"], Value::Null);
+}
+
+#[test]
+fn the_simulator_asks_the_table_too() {
+    let place = Workplace::new();
+    place.write("t.json", gpu_table(&place).to_string().as_bytes());
+    let run = |table: &str| {
+        let run = place.run(&format!("run --backend sim --gpu sm_90 --shape 1x1x100x128 {table} --json"));
+        assert_eq!(run.code, 0, "{}{}", run.stdout, run.stderr);
+        run.json()["kernel"].as_str().unwrap().to_owned()
+    };
+    assert!(run("--table t.json").contains("g1n48s3"));
+    assert!(!run("").contains("g1n48s3"), "not named, not used");
+    let profile = |table: &str| {
+        let shape = "--backend cpu --shape 1x1x100x128";
+        let profiled = place.run(&format!("profile {shape} {table} --json")).json()["profiles"][0].take();
+        assert!(profiled["counters"]["instructions"].as_u64() > Some(0), "{profiled}");
+        profiled["counters"].clone()
+    };
+    assert_ne!(profile("--table t.json"), profile(""), "counts are those of the kernel that was built");
+    expect(&place.run("run --backend sim --shape 1x1x8x64 --table missing.json"), 2, "missing.json");
 }
 
 #[test]

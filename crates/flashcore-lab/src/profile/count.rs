@@ -1,8 +1,8 @@
 //! What a launch does, counted by the simulator: for reviewing a change where there is no GPU.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
-use flashcore_kernels::Gpu;
+use flashcore_kernels::{Gpu, tuned::Table};
 use serde::Serialize;
 
 use crate::{
@@ -36,15 +36,15 @@ pub struct Counts {
     pub needed_macs: u64,
 }
 
-/// Runs `task` as on `gpu`; `None` where that would take too long or there is nothing to compute.
-pub fn count(task: &Task, gpu: Gpu) -> Result<Option<Counts>, LabError> {
+/// Runs `task` as on `gpu`, planned with `table`; `None` where that would take too long or there is nothing to compute.
+pub fn count(task: &Task, gpu: Gpu, table: Arc<Table>) -> Result<Option<Counts>, LabError> {
     let needed = task.flops() / 2.0;
     if needed > MOST_WORK {
         return Ok(None);
     }
     let workload = Workload::new(task.clone(), 0)?;
     let mut outputs = workload.outputs()?;
-    let simulator = Simulator::new(gpu);
+    let simulator = Simulator::new(gpu).with_table(table);
     let plan = simulator.plan(task.problem())?;
     let Some(outcome) = simulator.launch(&mut workload.call(&mut outputs, false)?, &plan)? else {
         return Ok(None);

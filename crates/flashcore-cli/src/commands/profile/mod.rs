@@ -115,10 +115,11 @@ fn planned_for(ours: &Ours) -> String {
 impl Flags {
     fn profile(&self, task: &Task, gpu: Option<Gpu>) -> Result<Profiled, CliError> {
         let planned = gpu.unwrap_or(Gpu::HOPPER);
-        let build = Build::of(task.problem(), &planned, &*self.backend.table()?)?;
+        let table = self.backend.table()?;
+        let build = Build::of(task.problem(), &planned, &table)?;
         let mut profiled = Profiled::new(task, build);
         match (gpu, Ncu::find()) {
-            (None, _) => profiled.counters = count::count(task, planned)?,
+            (None, _) => profiled.counters = count::count(task, planned, table)?,
             (_, None) => profiled.note = Some(format!("no Nsight Compute; set {} to its ncu", ncu::NCU)),
             (Some(_), Some(ncu)) => match self.count(task, &profiled.build, &ncu) {
                 Ok((reading, files)) => (profiled.reading, profiled.files) = (Some(reading), files),

@@ -16,7 +16,7 @@ mod tests;
 use std::sync::Arc;
 
 use flashcore::Backend;
-use flashcore_lab::{latency::Latency, memory};
+use flashcore_lab::{latency::Latency, memory, simulator::Simulator};
 
 pub use self::flags::Flags;
 use self::{
@@ -39,7 +39,7 @@ pub fn execute(flags: Flags, output: &Output) -> Result<Verdict, CliError> {
     memory::check(request.bytes())?;
     memory::check(request.bytes().saturating_add(Check::bytes(&request.problem)))?;
     match simulated {
-        Some(gpu) => simulate::execute(request, gpu, output),
+        Some(gpu) => simulate::execute(request, Simulator::new(gpu).with_table(backends.table()?), output),
         None => run(request, &backends.candidates()?, output),
     }
 }

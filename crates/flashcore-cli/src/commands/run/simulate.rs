@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use flashcore::BackendError;
 use flashcore_core::HostCall;
-use flashcore_kernels::Gpu;
 use flashcore_lab::simulator::Simulator;
 use flashcore_sim::Outcome;
 
@@ -27,15 +26,14 @@ const USUAL_RUNS: usize = 1;
 /// Problems that take longer are for a real GPU.
 const MOST: Duration = Duration::from_secs(10 * 60);
 
-/// Simulates the kernel that `gpu` would run.
-pub fn execute(request: Request, gpu: Gpu, output: &Output) -> Result<Verdict, CliError> {
+/// Runs the kernel of the GPU that `simulator` stands for.
+pub fn execute(request: Request, simulator: Simulator, output: &Output) -> Result<Verdict, CliError> {
     let runs = 1 + request.times.unwrap_or(USUAL_RUNS);
     let estimate =
         Simulator::estimate(&request.problem).saturating_mul(u32::try_from(runs).unwrap_or(u32::MAX));
     if estimate > MOST {
         return Err(CliError::TooLong { estimate, most: MOST });
     }
-    let simulator = Simulator::new(gpu);
     let plan = simulator.plan(&request.problem)?;
     let progress = Progress::new(runs, output);
     progress.say(format!("simulating: about {:.0} s", estimate.as_secs_f64().max(1.0)));
