@@ -45,6 +45,22 @@ fn every_type_mask_and_option_passes() {
 }
 
 #[test]
+fn where_nothing_is_computed_it_is_said() {
+    let place = Workplace::new();
+    for (args, nothing) in [
+        ("--shape 0x2x4x8", true),
+        ("--shape 1x2x0x8", true),
+        ("--shape 1x2x0x64 --backend sim", true),
+        ("--shape 1x2x3x8 --seq-kv 0", false),
+    ] {
+        let page = place.run(&format!("run {args} --iters 1")).stdout;
+        assert_eq!(page.contains("nothing was computed"), nothing, "`{args}` printed {page}");
+        let json = place.run(&format!("run {args} --iters 1 --json")).json();
+        assert_eq!((json["rows"] == 0, &json["pass"]), (nothing, &true.into()), "{json}");
+    }
+}
+
+#[test]
 fn seeds_are_repeatable_and_differ() {
     let error = |seed| {
         let args = format!("run --shape 1x1x40x16 --seed {seed} --json --iters 1");
