@@ -18,6 +18,7 @@ use flashcore_lab::{
 
 use crate::{
     error::CliError,
+    files::Place,
     flags::{AttentionFlags, TensorFlags},
 };
 
@@ -123,9 +124,18 @@ pub struct TimingFlags {
     /// Write every raw time to this file
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
+    /// Replace that file if it exists
+    #[arg(long, requires = "out")]
+    force: bool,
 }
 
 impl TimingFlags {
+    /// Whether the file can be written, asked before anything is measured.
+    pub fn check_out(&self) -> Result<(), CliError> {
+        let place = self.out.as_deref().map(|path| Place::checked(path, self.force));
+        Ok(place.transpose().map(drop)?)
+    }
+
     /// The usual way of measuring with what was asked for changed.
     pub fn protocol(&self, usual: Protocol, replays: bool) -> Protocol {
         let mode = self.mode.unwrap_or(usual.mode);

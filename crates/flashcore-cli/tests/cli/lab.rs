@@ -71,6 +71,22 @@ fn bench_measures_everybody_and_keeps_raw_times() {
 }
 
 #[test]
+fn result_files_are_never_replaced_unasked() {
+    let place = Workplace::new();
+    place.write("run.json", b"mine");
+    for command in ["bench --peers none --no-roofline", "gate --rounds 3 --max-ratio 1000 --peer naive"] {
+        let run = |flags: &str| place.run(&format!("{command} {TASK} {flags}"));
+        expect(&run("--out run.json"), 2, "--force");
+        assert_eq!(place.read("run.json"), b"mine", "{command}");
+        expect(&run("--out no/such/run.json"), 2, "create it first");
+        expect(&run("--force"), 2, "--out");
+        expect(&run("--out run.json --force --quiet"), 0, "");
+        assert!(place.read("run.json").starts_with(b"{\"schema\":\"flashcore-bench\""), "{command}");
+        place.write("run.json", b"mine");
+    }
+}
+
+#[test]
 fn bench_has_modes_suites_and_a_page() {
     let place = Workplace::new();
     let modes = ["--mode interleaved --rounds 3", "--mode idle", "--cold", "--threads 1 --graph --causal"];

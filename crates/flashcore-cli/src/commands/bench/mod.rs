@@ -44,6 +44,7 @@ Examples:
 
 Times are medians; the first competitor is the one that others are compared with. The suites `options`
 and `sweep` compare problems of ours with each other and say which ratios are larger than wanted.
+A result file that exists is kept unless --force is given.
 Exit codes: 0 measured, 1 ours is wrong somewhere, 2 could not measure.";
 
 /// The usual way of measuring.
@@ -70,6 +71,7 @@ pub struct Flags {
 
 /// Measures and reports.
 pub fn execute(flags: Flags, output: &Output) -> Result<Verdict, CliError> {
+    flags.timing.check_out()?;
     let tasks = flags.task.tasks()?;
     tasks.iter().try_for_each(|task| memory::check(3 * task.bytes() as u64))?;
     let ours = flags.backend.ours()?;

@@ -36,6 +36,7 @@ Examples:
   flashcore gate --suite cpu --baseline main.json --margin 0.025
 
 A baseline is the result file of `bench --out` or `gate --out` on the same machine.
+A result file that exists is kept unless --force is given.
 Each problem is judged against f64 first, ours and two peers alike; what is wrong is not timed.
 --max-ratio passes only if the whole 95 % interval of our time over the peer's is at or below it;
 --baseline fails only if the whole interval lies above 1 + margin.
@@ -83,6 +84,7 @@ fn positive(text: &str) -> Result<f64, String> {
 
 /// Measures and decides.
 pub fn execute(flags: Flags, output: &Output) -> Result<Verdict, CliError> {
+    flags.timing.check_out()?;
     let tasks = flags.task.tasks()?;
     tasks.iter().try_for_each(|task| memory::check(3 * task.bytes() as u64))?;
     let baseline = flags.demands.baseline.as_deref().map(Record::load);
