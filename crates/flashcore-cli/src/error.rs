@@ -43,10 +43,14 @@ impl Verdict {
 pub enum CliError {
     #[error(transparent)]
     Attention(Box<flashcore::Error>),
-    #[error("no check has a name that contains `{0}`; leave it out to see all groups")]
-    NothingToCheck(String),
+    #[error("no check has a group or name that contains `{filter}`; the groups are {groups}")]
+    NothingToCheck { filter: String, groups: String },
     #[error("no task has a name that contains `{0}`")]
     NothingToMeasure(String),
+    #[error(
+        "there is no {folder} here, which is where runs are looked for; name result files of `flashcore bench --out`, or a folder with some: --dir FOLDER"
+    )]
+    NoRuns { folder: &'static str },
     #[error("--threads is a matter of the cpu backend; leave it out or pass --backend cpu")]
     Threads,
     #[error("--general is a matter of a real GPU; to simulate the general kernel pass --gpu sm_80")]

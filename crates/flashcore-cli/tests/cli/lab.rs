@@ -38,7 +38,10 @@ fn verify_has_a_page_and_says_what_is_missing() {
     let page = place.run("verify --quick --backend cpu --filter zero-length/ --runs 3");
     expect(&page, 0, "PASS");
     assert!(page.stdout.lines().all(|line| line.chars().count() <= 80), "{}", page.stdout);
-    expect(&place.run("verify --quick --filter no-such-case"), 2, "no-such-case");
+    let nothing = place.run("verify --quick --backend cpu --filter no-such-case");
+    expect(&nothing, 2, "no-such-case");
+    expect(&nothing, 2, "named, ");
+    expect(&nothing, 2, "laws, random");
     expect(&place.run("verify --backend abacus"), 2, "abacus");
     expect(
         &place.run_with("verify --quick --backend cuda --filter named/", "CUDA_VISIBLE_DEVICES", "-1"),

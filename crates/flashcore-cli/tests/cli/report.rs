@@ -133,7 +133,9 @@ fn what_is_no_run_is_an_error_or_named() {
     expect(&place.run("report good.json --verify cut.json --out r.html"), 2, "damaged");
     expect(&place.run("report good.json"), 2, "--out");
     expect(&place.run("report --dir no-such --out r.html"), 2, "no-such");
-    expect(&place.run("report --out r.html"), 2, "bench/runs");
+    let nowhere = place.run("report --out r.html");
+    expect(&nowhere, 2, "bench/runs");
+    expect(&nowhere, 2, "--dir FOLDER");
     assert!(!Path::new(&place.path("r.html")).exists());
     std::fs::create_dir(place.path("runs")).unwrap();
     expect(&place.run("report --dir runs --out r.html"), 2, "no run");

@@ -26,9 +26,12 @@ pub struct Sources {
 impl Sources {
     /// Reads `files`, and the results in `folder`; its usual place where nothing is named.
     pub fn read(files: &[PathBuf], folder: Option<&Path>) -> Result<Self, CliError> {
-        let usual = files.is_empty().then_some(Path::new(FOLDER));
+        let folder = match folder {
+            None if files.is_empty() => Some(usual_folder()?),
+            named => named,
+        };
         let mut sources = Self { runs: Vec::new(), left_out: Vec::new() };
-        for path in folder.or(usual).map(results_in).transpose()?.unwrap_or_default() {
+        for path in folder.map(results_in).transpose()?.unwrap_or_default() {
             match Record::load(&path) {
                 Ok(record) => sources.add(&path, record)?,
                 Err(RecordError::Content { path, fault }) => {
@@ -48,6 +51,11 @@ impl Sources {
         self.runs.push(Run::new(name, record).map_err(LabError::from)?);
         Ok(())
     }
+}
+
+fn usual_folder() -> Result<&'static Path, CliError> {
+    let folder = Path::new(FOLDER);
+    if folder.exists() { Ok(folder) } else { Err(CliError::NoRuns { folder: FOLDER }) }
 }
 
 /// JSON files of a folder, by name.

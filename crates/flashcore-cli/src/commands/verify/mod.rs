@@ -86,12 +86,10 @@ pub fn execute_group(flags: &GroupFlags) -> Result<Verdict, CliError> {
 pub fn execute(flags: Flags, output: &Output) -> Result<Verdict, CliError> {
     let begin = Instant::now();
     let scope = flags.scope();
-    let all = flags.backend == "all";
-    let targets = TARGETS.iter().filter(|target| all || target.name == flags.backend);
     let reports =
-        targets.map(|target| flags.verify(target, &scope, output)).collect::<Result<Vec<_>, _>>()?;
+        flags.targets().map(|target| flags.verify(target, &scope, output)).collect::<Result<Vec<_>, _>>()?;
     if reports.iter().all(|report| report.groups.is_empty() && report.unavailable.is_none()) {
-        return Err(CliError::NothingToCheck(scope.filter.unwrap_or_default()));
+        return Err(flags.nothing(scope));
     }
     let report = VerifyReport::new(reports, begin.elapsed(), interrupt::stopped());
     output.show(&report)?;
@@ -99,6 +97,22 @@ pub fn execute(flags: Flags, output: &Output) -> Result<Verdict, CliError> {
 }
 
 impl Flags {
+    fn targets(&self) -> impl Iterator<Item = &'static Target> {
+        TARGETS.iter().filter(|target| [target.name, "all"].contains(&self.backend.as_str()))
+    }
+
+    /// What to say where the filter leaves nothing.
+    fn nothing(&self, scope: Scope) -> CliError {
+        let every = Scope { filter: None, ..scope.clone() };
+        let mut names: Vec<String> = Vec::new();
+        for group in self.targets().flat_map(|target| groups(target, &every)) {
+            if !names.contains(&group.name) {
+                names.push(group.name);
+            }
+        }
+        CliError::NothingToCheck { filter: scope.filter.unwrap_or_default(), groups: names.join(", ") }
+    }
+
     fn scope(&self) -> Scope {
         let seeds = self.seeds.unwrap_or(if self.quick { 1 } else { 3 });
         let extent = match (self.quick, self.all) {
