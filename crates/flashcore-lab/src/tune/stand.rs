@@ -18,6 +18,7 @@ use flashcore_cpu::{Cpu, Tiles};
 use flashcore_kernels::{CpuTile, Tile, plan_tile, tuned::Subject};
 use rayon::prelude::*;
 
+use super::table::kernel_name;
 use crate::{
     arm::{Arm, Ready, cuda::CudaReady, host::HostArm, roster::Ours},
     burst::{Burst, Conditions},
@@ -101,6 +102,8 @@ struct CpuStand<'a> {
     referee: OnceCell<Referee>,
     seed: u64,
     ready: HashMap<Tile, Box<dyn Ready>>,
+    /// The kernel's name without its tile, once it ran.
+    name: OnceCell<String>,
     level: &'static str,
     threads: u32,
 }
@@ -108,8 +111,16 @@ struct CpuStand<'a> {
 impl<'a> CpuStand<'a> {
     fn new(cpu: &'a Cpu, workload: Rc<Workload>, seed: u64) -> Self {
         let threads = cpu.install(rayon::current_num_threads) as u32;
-        let (referee, ready) = (OnceCell::new(), HashMap::new());
-        Self { cpu, workload, referee, seed, ready, level: cpu.simd().name(), threads }
+        let (referee, ready, name) = (OnceCell::new(), HashMap::new(), OnceCell::new());
+        Self { cpu, workload, referee, seed, ready, name, level: cpu.simd().name(), threads }
+    }
+
+    /// What the backend itself says that it runs; no tile changes it.
+    fn name(&self) -> &str {
+        self.name.get_or_init(|| {
+            let ready = HostArm::new(Arc::new(self.cpu.clone())).prepare(&self.workload);
+            ready.map_or_else(|error| error.to_string(), |ready| ready.kernel().to_owned())
+        })
     }
 }
 
@@ -169,7 +180,7 @@ impl Stand for CpuStand<'_> {
     }
 
     fn kernel(&self, tile: &Tile) -> String {
-        tiles_of(tile).map_or_else(|| "none".to_owned(), |tiles| format!("prefill-{}-{tiles}", self.level))
+        tiles_of(tile).map_or_else(|| "none".to_owned(), |tiles| kernel_name(self.name(), tiles))
     }
 }
 

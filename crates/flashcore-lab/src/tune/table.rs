@@ -7,7 +7,7 @@ use std::{
 };
 
 use flashcore_core::{Backend, BackendError, HostCall, Ran};
-use flashcore_cpu::Cpu;
+use flashcore_cpu::{Cpu, Tiles};
 use flashcore_kernels::tuned::{Row, Subject, Table, TableError};
 
 use super::{TuneError, stand::tiles_of};
@@ -78,6 +78,11 @@ impl Backend for TunedCpu {
     fn forward(&self, call: &mut HostCall<'_>) -> Result<Ran, BackendError> {
         let Some(cpu) = self.cut(call) else { return self.cpu.forward(call) };
         let ran = cpu.forward(call)?;
-        Ok(Ran { kernel: format!("{}-{}", ran.kernel, cpu.tiles()) })
+        Ok(Ran { kernel: kernel_name(&ran.kernel, cpu.tiles()) })
     }
+}
+
+/// What to call a kernel of the CPU that works in such tiles: the shipped ones are not named.
+pub(super) fn kernel_name(kernel: &str, tiles: Tiles) -> String {
+    if tiles == Tiles::USUAL { kernel.to_owned() } else { format!("{kernel}-{tiles}") }
 }
