@@ -1,6 +1,7 @@
 //! The search on stands that only pretend: what it finds, what it refuses, and that it takes up where it was.
 
 use std::{
+    cell::Cell,
     collections::{BTreeMap, HashMap},
     path::Path,
     time::Duration,
@@ -119,9 +120,18 @@ const SETTINGS: Settings = Settings {
 };
 
 fn search(stand: &mut Pretended, settings: Settings, path: &Path) -> Result<Tuned, LabError> {
+    watched(stand, settings, path, &mut Silent)
+}
+
+fn watched(
+    stand: &mut Pretended,
+    settings: Settings,
+    path: &Path,
+    observer: &mut dyn Observer,
+) -> Result<Tuned, LabError> {
     let header = Header::new("pretended".to_owned(), settings.seed, vec![task().spec().clone()]);
     let mut journal = Journal::open(path, &header, false)?;
-    Search::new((0, &task()), stand, &mut journal, settings).run(&mut Silent)
+    Search::new((0, &task()), stand, &mut journal, observer, settings).run()
 }
 
 /// 112 keys are best, more stages help a little.
@@ -213,6 +223,44 @@ fn lines(path: &Path) -> BTreeMap<String, usize> {
         *lines.entry(key).or_default() += 1;
     }
     lines
+}
+
+/// Has had enough when it was asked so many times.
+struct Impatient {
+    patience: Cell<usize>,
+}
+
+impl Observer for Impatient {
+    fn at(&mut self, _: &Task, _: &str) {}
+
+    fn stopped(&self) -> bool {
+        let left = self.patience.get();
+        self.patience.set(left.saturating_sub(1));
+        left == 0
+    }
+}
+
+#[test]
+fn who_stops_a_search_waits_for_one_measurement_at_most() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("journal");
+    let mut before = 0;
+    let ended = (0..).map(|n| 40 * n).find_map(|patience| {
+        let (mut stand, patience) = (pretended(keys_matter, usize::MAX), Cell::new(patience));
+        let tuned = watched(&mut stand, SETTINGS, &path, &mut Impatient { patience: patience.clone() });
+        assert!(
+            stand.calls.values().sum::<u32>() as usize <= patience.get(),
+            "it is asked before everything that takes time"
+        );
+        match tuned {
+            Err(LabError::Stopped) => before += 1,
+            tuned => return Some(tuned.unwrap()),
+        }
+        None
+    });
+    let (tuned, lines) = (ended.unwrap(), lines(&path));
+    assert!(before > 4 && tuned.row.is_some() && tuned.resumed > 50, "{before} times: {tuned:?}");
+    assert!(lines.values().all(|n| *n == 1), "an entry is there twice");
 }
 
 #[test]

@@ -108,6 +108,25 @@ fn killed_at_any_moment_it_loses_nothing() {
 }
 
 #[test]
+#[cfg(unix)]
+fn stopped_it_answers_and_goes_on_later() {
+    let place = Workplace::new();
+    // Turns so long that it does not end by itself first.
+    let search =
+        format!("tune --backend cpu --threads 1 {PROBLEM} --seconds 0.01 --candidates 8 --journal j");
+    let child = start(&place, &search);
+    while lines(&place).len() < 4 {
+        sleep(Duration::from_millis(1));
+    }
+    Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert_eq!(child.wait_with_output().unwrap().status.code(), Some(2));
+    let kept = lines(&place);
+    assert!(!place.path("tuned.json").exists(), "no final, no table");
+    expect(&place.run(&format!("{search} --json")), 0, "\"stopped\": false");
+    assert!(lines(&place).starts_with(&kept) && kept.len() >= 4);
+}
+
+#[test]
 fn a_journal_of_something_else_is_refused() {
     let place = Workplace::new();
     let search = |more: &str| place.run(&format!("{SEARCH} --journal j --candidates 2 {more}"));

@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use super::{
     journal::Stage,
-    search::{Search, Side},
+    search::{Search, Side, head_to_head},
 };
 use crate::{
     bootstrap::Interval,
@@ -72,7 +72,7 @@ impl Search<'_> {
             if other.refusal(tile).is_some() {
                 return Ok(Probe { task: name, ratio: None, kept: false });
             }
-            let times = super::search::head_to_head(&mut *other, [tile, &plan], self.settings.seconds)?;
+            let times = head_to_head(&mut *other, [tile, &plan], self.settings.seconds, self.observer)?;
             drop(other);
             side = Some(self.keep_final(stage, tile, times)?);
         }

@@ -147,6 +147,7 @@ pub struct Search<'a> {
     index: usize,
     pub(super) stand: &'a mut dyn Stand,
     journal: &'a mut Journal,
+    pub(super) observer: &'a mut dyn Observer,
     pub(super) settings: Settings,
     pub(super) candidates: Vec<Candidate>,
     refused: BTreeMap<String, usize>,
@@ -160,6 +161,7 @@ impl<'a> Search<'a> {
         (index, task): (usize, &Task),
         stand: &'a mut dyn Stand,
         journal: &'a mut Journal,
+        observer: &'a mut dyn Observer,
         settings: Settings,
     ) -> Self {
         Self {
@@ -167,6 +169,7 @@ impl<'a> Search<'a> {
             index,
             stand,
             journal,
+            observer,
             settings,
             candidates: Vec::new(),
             refused: BTreeMap::new(),
@@ -175,32 +178,26 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Searches.
-    pub fn run(mut self, observer: &mut dyn Observer) -> Result<Tuned, LabError> {
+    /// Searches; where the observer stops it, the journal has everything that was measured.
+    pub fn run(mut self) -> Result<Tuned, LabError> {
         let begin = Instant::now();
         let plan = self.stand.plan()?;
         let space = Space::around(&plan);
         let start = space.genome(&plan).unwrap_or_default();
-        self.admit(&space, vec![start.clone()], observer)?;
+        self.admit(&space, vec![start.clone()])?;
         if self.candidates.is_empty() {
             let reason = self.failed.pop().map_or_else(String::new, |failed| failed.reason);
             return Err(LabError::Failed { arm: "the plan's choice".to_owned(), reason });
         }
         self.race_from(0)?;
-        let complete = self.explore(&space, start, begin, observer)?;
-        observer.at(&self.task, "final");
+        let complete = self.explore(&space, start, begin)?;
+        self.observer.at(&self.task, "final");
         let winner = self.finals()?;
         self.conclude(winner, complete, begin)
     }
 
     /// Wave after wave; whether the walk came to its end.
-    fn explore(
-        &mut self,
-        space: &Space,
-        start: Genome,
-        begin: Instant,
-        observer: &mut dyn Observer,
-    ) -> Result<bool, LabError> {
+    fn explore(&mut self, space: &Space, start: Genome, begin: Instant) -> Result<bool, LabError> {
         let mut walk = Walk::new(space, start, self.settings.strategy, self.settings.seed);
         loop {
             let room = self.settings.candidates.saturating_sub(self.candidates.len() + self.failed.len());
@@ -220,30 +217,24 @@ impl<'a> Search<'a> {
             if wave.is_empty() {
                 return Ok(true);
             }
-            if observer.stopped() || begin.elapsed() >= self.settings.budget {
+            if begin.elapsed() >= self.settings.budget {
                 return Ok(false);
             }
             let first = self.candidates.len();
-            self.admit(space, wave, observer)?;
+            self.admit(space, wave)?;
             self.race_from(first)?;
             self.count(first)?;
         }
     }
 
     /// Builds and judges; those that are right become candidates.
-    fn admit(
-        &mut self,
-        space: &Space,
-        wave: Vec<Genome>,
-        observer: &mut dyn Observer,
-    ) -> Result<(), LabError> {
+    fn admit(&mut self, space: &Space, wave: Vec<Genome>) -> Result<(), LabError> {
         let wave: Vec<(Genome, Tile)> = wave.into_iter().map(|g| (g.clone(), space.tile(&g))).collect();
-        observer.at(&self.task, &format!("{} candidates, building {}", self.candidates.len(), wave.len()));
+        let what = format!("{} candidates, building {}", self.candidates.len(), wave.len());
+        self.observer.at(&self.task, &what);
         self.build(&wave.iter().map(|(_, tile)| *tile).collect::<Vec<_>>())?;
         for (genome, tile) in wave {
-            if observer.stopped() {
-                break;
-            }
+            go_on(self.observer)?;
             let reason = match self.known(&tile).and_then(|known| known.unbuildable.clone()) {
                 Some(reason) => Some(reason),
                 None => self.judged(&tile)?.wrong.map(|wrong| format!("wrong: {wrong}")),
@@ -306,6 +297,7 @@ impl<'a> Search<'a> {
             self.resumed += 1;
             return Ok(times);
         }
+        go_on(self.observer)?;
         let times = self.stand.time(tile, seconds)?;
         self.keep(*tile, Fact::Timed { turn, times: times.clone() })?;
         Ok(times)
@@ -314,6 +306,7 @@ impl<'a> Search<'a> {
     /// Asks Nsight Compute about the best of a wave.
     fn count(&mut self, first: usize) -> Result<(), LabError> {
         for n in self.ranked(first..self.candidates.len()).into_iter().take(COUNTED) {
+            go_on(self.observer)?;
             let tile = self.candidates[n].tile;
             let known = self.known(&tile).and_then(|known| known.busy);
             let busy = known.or_else(|| self.stand.busy(&tile));
@@ -357,7 +350,8 @@ impl<'a> Search<'a> {
             let side = match self.final_known(Stage::Problem, &tile) {
                 Some(side) => side,
                 None => {
-                    let times = head_to_head(self.stand, [&tile, &plan], self.settings.seconds)?;
+                    let times =
+                        head_to_head(self.stand, [&tile, &plan], self.settings.seconds, self.observer)?;
                     self.keep_final(Stage::Problem, &tile, times)?
                 }
             };
@@ -447,15 +441,22 @@ impl Candidate {
     }
 }
 
+/// An error if the user stopped the search; asked before everything that takes time.
+fn go_on(observer: &dyn Observer) -> Result<(), LabError> {
+    if observer.stopped() { Err(LabError::Stopped) } else { Ok(()) }
+}
+
 /// Times of both, turn by turn.
 pub(super) fn head_to_head(
     stand: &mut dyn Stand,
     tiles: [&Tile; 2],
     seconds: f64,
+    observer: &dyn Observer,
 ) -> Result<[Vec<f64>; 2], LabError> {
     let mut times = [Vec::new(), Vec::new()];
     for _ in 0..FINAL_TURNS {
         for (tile, times) in tiles.into_iter().zip(&mut times) {
+            go_on(observer)?;
             // A few figures per turn, so that each counts about as much as it is independent.
             times.extend(crate::stats::blocks(&stand.time(tile, seconds * FINAL_LENGTH)?, 3));
         }

@@ -139,12 +139,12 @@ impl Flags {
         let counter = self.search.counters.then_some(&count as _);
         let mut results = Vec::new();
         for (index, task) in tasks.iter().enumerate() {
-            if interrupt::stopped() {
-                break;
-            }
             let mut stand = stand(ours, task, settings.seed, counter)?;
-            let search = Search::new((index, task), &mut *stand, journal, settings);
-            let tuned = search.run(&mut progress)?;
+            let search = Search::new((index, task), &mut *stand, journal, &mut progress, settings);
+            let tuned = match search.run() {
+                Err(LabError::Stopped) => break,
+                tuned => tuned?,
+            };
             extend_table(&self.out, tuned.row.iter().cloned().collect())?;
             results.push(tuned);
             progress.step();

@@ -40,6 +40,9 @@ impl TuneReport {
 
 impl Report for TuneReport {
     fn page(&self) -> Page {
+        if self.results.is_empty() {
+            return Page::default().facts(self.ending());
+        }
         let words = ["problem", "plan", "best", "ratio", "95 %", "tried", "out", "time"];
         let heading = words.map(|word| Text::new(word, Tone::Faint)).to_vec();
         let rows = std::iter::once(heading).chain(self.results.iter().map(row));
