@@ -35,6 +35,7 @@ const HARMLESS: &[(&str, &str, &str)] = &[
         "spurious failure taken as success",
         "waiting for keys already tells that the queries were read",
     ),
+    ("sm_90", "phase not flipped", "the wait for a CTA's first queries falls into the first phase"),
     ("single", "wait dropped", "the first copies find their stages free"),
     ("single", "phase not flipped", "the last tile of a part falls into the same phase in every CTA"),
 ];
@@ -171,6 +172,12 @@ fn hopper_kernel_of_128_features_with_a_causal_mask() {
 fn hopper_kernel_whose_clusters_share_keys() {
     let subject = Subject::new(Gpu::HOPPER, [1, 400, 64], Mask::NONE);
     let Tile::Sm90(shape) = subject.plan.kernel().tile() else { panic!("a plan of the Hopper kernel") };
-    assert_eq!(shape.order, Order::Single { parts: 2 });
-    check(&subject.with_tile(Tile::Sm90(forward_sm90::Shape { tile_n: 64, ..shape })));
+    let order = Order::Single { parts: 2 };
+    check(&subject.with_tile(Tile::Sm90(forward_sm90::Shape { tile_n: 64, stages: 2, order, ..shape })));
+}
+
+/// More rows than keys in a tile, so that one consumer passes over what only the other sees.
+#[test]
+fn hopper_kernel_whose_consumers_pass_over_keys() {
+    check(&Subject::new(ONE_SM, [1, 320, 256], Mask::CAUSAL));
 }

@@ -23,6 +23,7 @@ pub(super) const FAULTS: &[Fault] = &[
     Fault { name: "bulk wait dropped", apply: |m| drop_each(m, |i| i.op == Op::CpAsyncBulkWaitGroup) },
     Fault { name: "bulk commit dropped", apply: |m| drop_each(m, |i| i.op == Op::CpAsyncBulkCommitGroup) },
     Fault { name: "tensor copy dropped", apply: |m| drop_each(m, |i| i.op == Op::CpAsyncBulkTensor) },
+    Fault { name: "sent store dropped", apply: |m| drop_each(m, |i| i.op == Op::StAsync) },
     Fault { name: "tensor coordinate off by one", apply: coordinate_off_by_one },
     Fault { name: "copy destination off by 128 bytes", apply: destination_off },
     Fault { name: "loop runs once too often", apply: loop_bound },
@@ -52,7 +53,7 @@ fn coordinate_off_by_one(module: &Module) -> Vec<Change> {
 }
 
 fn destination_off(module: &Module) -> Vec<Change> {
-    let loads = |i: &Inst| matches!(i.op, Op::CpAsyncBulkTensor | Op::CpAsync);
+    let loads = |i: &Inst| matches!(i.op, Op::CpAsyncBulkTensor | Op::CpAsync | Op::StAsync);
     change_each(module, loads, |inst| match inst.operands.first_mut()? {
         Operand::Address(address) => {
             address.offset += 128;
