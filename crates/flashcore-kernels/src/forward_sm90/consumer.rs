@@ -131,8 +131,8 @@ impl<'a> Consumer<'a> {
         let scores = Acc::new(b, self.cfg.tile_n() as usize);
         let output = Acc::new(b, self.cfg.dim_v as usize);
         let probs = Fragment::new(b, self.cfg.tile_n() as usize);
-        let own = tile.own_key_tiles(b, self.cfg, self.args, self.group);
-        self.pass_over_keys(b, own.behind);
+        let behind = self.tile_behind(b, &tile);
+        self.pass_over_keys(b, behind);
         let stage = self.layout.k.stage(b, self.kv_count);
         stage.wait_full(b);
         let q = self.q_operand(b, self.q_count);
@@ -268,6 +268,12 @@ impl<'a> Consumer<'a> {
         begun
     }
 
+    /// Whether a tile has a last key tile that this consumer passes over.
+    fn tile_behind(&self, b: &mut Builder, tile: &Tile) -> Option<Pred> {
+        let passes = self.cfg.passes().then(|| tile.own_key_tiles(b, self.cfg, self.args, self.group));
+        passes.and_then(|own| own.behind)
+    }
+
     /// Gives the keys of a tile that hides everything from this consumer back as they came, where there is one.
     fn pass_over_keys(&self, b: &mut Builder, one: Option<Pred>) {
         self.pass_over(b, one, |b| {
@@ -323,8 +329,7 @@ impl<'a> Consumer<'a> {
     /// for nobody: a branch around products in flight would make the compiler serialise them.
     fn open(&self, b: &mut Builder, scores: Acc) -> Begun {
         let (next, there) = self.next_tile(b);
-        let own = next.own_key_tiles(b, self.cfg, self.args, self.group);
-        let behind = own.behind.map(|behind| b.both(behind, there));
+        let behind = self.tile_behind(b, &next).map(|behind| b.both(behind, there));
         self.pass_over_keys(b, behind);
         let [q_count, kv_count] = [self.q_count, self.kv_count].map(|count| {
             let last = b.sub(count, 1);
