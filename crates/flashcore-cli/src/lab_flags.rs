@@ -106,6 +106,9 @@ pub struct TimingFlags {
     /// Seconds of timing per competitor and round
     #[arg(long, value_name = "S", value_parser = seconds)]
     seconds: Option<f64>,
+    /// Seconds of load on a GPU before the first turn, where each runs alone [default: 1.5]
+    #[arg(long, value_name = "S", value_parser = load)]
+    warm_up: Option<f64>,
     /// Rounds in which every competitor has a turn
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: Option<u32>,
@@ -147,6 +150,7 @@ impl TimingFlags {
             mode,
             seconds: self.seconds.unwrap_or(seconds),
             rounds,
+            warm_up: self.warm_up.unwrap_or(usual.warm_up),
             cold: self.cold,
             replay: (replays || self.graph) && !self.eager,
             seed: self.seed,
@@ -158,6 +162,11 @@ fn modes() -> impl TypedValueParser<Value = Mode> {
     let known = |name: String| Mode::ALL.into_iter().find(|mode| mode.name() == name);
     PossibleValuesParser::new(Mode::ALL.map(Mode::name))
         .try_map(move |name| known(name).ok_or("no such mode"))
+}
+
+/// Seconds of load, perhaps none.
+fn load(text: &str) -> Result<f64, String> {
+    if text.parse() == Ok(0.0) { Ok(0.0) } else { seconds(text) }
 }
 
 /// Seconds of timing.

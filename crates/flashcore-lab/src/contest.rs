@@ -81,6 +81,10 @@ impl Contest {
         observer: &mut dyn Observer,
     ) -> Result<Vec<Measurement>, LabError> {
         let fit: Vec<usize> = (0..self.entries.len()).filter(|&n| self.entries[n].is_fit()).collect();
+        if let Some(&first) = fit.first() {
+            observer.at(self.workload.task(), "warm-up");
+            self.entries[first].warm_up(protocol)?;
+        }
         for Turn { arm, again } in protocol.turns(fit.len()) {
             if observer.stopped() {
                 break;
@@ -119,6 +123,13 @@ impl Entry {
 
     fn is_fit(&self) -> bool {
         self.ready.is_some() && self.measurement.finding.as_ref().is_some_and(Finding::pass)
+    }
+
+    fn warm_up(&mut self, protocol: &Protocol) -> Result<(), LabError> {
+        let (Some(ready), Some(burst)) = (&mut self.ready, protocol.warm_up(self.place)) else {
+            return Ok(());
+        };
+        burst.run(&mut **ready).map(drop)
     }
 
     fn turn(&mut self, protocol: &Protocol, sensors: &Sensors, again: bool) -> Result<(), LabError> {

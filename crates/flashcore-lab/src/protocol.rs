@@ -2,22 +2,27 @@
 //!
 //! | mode | order | what counts |
 //! | --- | --- | --- |
-//! | sustained | each alone, back to back for a while; the first again at the end | the second half of each turn |
+//! | sustained | after some load, each alone, back to back for a while; the first again at the end | the second half of each turn |
 //! | interleaved | many short turns, one after another | everything |
 //! | idle | single calls, each after a pause | everything |
 //!
 //! Sustained is the figure that counts on a device whose power limits its clock: turns of very different power in one
-//! rotation would lend each other clock. [`crate::contest`] follows the order.
+//! rotation would lend each other clock. About three quarters of a second after it has got to work, such a GPU takes its
+//! clock back too far for a while; whoever has a turn then would pay for all. So there is load before the first turn.
+//! [`crate::contest`] follows the order.
 
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    arm::Place,
     burst::{Burst, Conditions},
     stats::blocks,
 };
 
 /// Independent parts that the samples of a competitor are cut into for confidence intervals.
 const UNITS: usize = 30;
+/// Seconds of load on a GPU after which its clock is steady.
+pub const STEADY: f64 = 1.5;
 /// Idleness before each call in idle mode, in seconds: clocks and caches settle.
 const IDLE: f64 = 0.05;
 
@@ -65,6 +70,9 @@ pub struct Protocol {
     pub seconds: f64,
     /// How often everybody has a turn.
     pub rounds: u32,
+    /// Seconds of load on a GPU before the first sustained turn.
+    #[serde(default)]
+    pub warm_up: f64,
     /// Caches are emptied before each call.
     pub cold: bool,
     /// GPU calls are replayed from a graph.
@@ -90,6 +98,12 @@ impl Protocol {
         let last = Turn { arm: 0, again: true };
         let again = (self.mode == Mode::Sustained && arms > 0).then_some(last);
         rounds.chain(again).collect()
+    }
+
+    /// What the first competitor does before its first turn, where that is at `place`.
+    pub fn warm_up(&self, place: Place) -> Option<Burst> {
+        let due = self.mode == Mode::Sustained && place == Place::Gpu && self.warm_up > 0.0;
+        due.then(|| Burst { seconds: self.warm_up, ..self.burst() })
     }
 
     /// What is done in one turn.
@@ -121,7 +135,17 @@ mod tests {
     use super::*;
 
     fn protocol(mode: Mode, rounds: u32) -> Protocol {
-        Protocol { mode, seconds: 0.5, rounds, cold: false, replay: false, seed: 0 }
+        Protocol { mode, seconds: 0.5, rounds, warm_up: STEADY, cold: false, replay: false, seed: 0 }
+    }
+
+    #[test]
+    fn a_gpu_is_warmed_up_before_sustained_turns() {
+        let seconds = |mode, place| protocol(mode, 1).warm_up(place).map(|burst| burst.seconds);
+        assert_eq!(seconds(Mode::Sustained, Place::Gpu), Some(STEADY));
+        assert_eq!(seconds(Mode::Sustained, Place::Cpu), None);
+        assert_eq!(seconds(Mode::Interleaved, Place::Gpu), None);
+        let none = Protocol { warm_up: 0.0, ..protocol(Mode::Sustained, 1) };
+        assert!(none.warm_up(Place::Gpu).is_none());
     }
 
     #[test]

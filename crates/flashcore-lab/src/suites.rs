@@ -56,7 +56,9 @@ impl Suite {
     /// How it is measured unless something else is asked for: as `usual`, but for the many tasks of a sweep.
     pub const fn protocol(self, usual: Protocol) -> Protocol {
         match self {
-            Self::Sweep => Protocol { mode: Mode::Interleaved, seconds: 0.05, rounds: 1, ..usual },
+            Self::Sweep => {
+                Protocol { mode: Mode::Interleaved, seconds: 0.05, rounds: 1, warm_up: 0.0, ..usual }
+            }
             _ => usual,
         }
     }

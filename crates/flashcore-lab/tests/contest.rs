@@ -25,8 +25,15 @@ use flashcore_lab::{
 };
 use flashcore_testkit::NaiveBackend;
 
-const QUICK: Protocol =
-    Protocol { mode: Mode::Sustained, seconds: 0.05, rounds: 1, cold: false, replay: false, seed: 1 };
+const QUICK: Protocol = Protocol {
+    mode: Mode::Sustained,
+    seconds: 0.05,
+    rounds: 1,
+    warm_up: 0.0,
+    cold: false,
+    replay: false,
+    seed: 1,
+};
 
 struct Patient;
 

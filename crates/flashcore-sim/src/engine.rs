@@ -51,12 +51,19 @@ pub(crate) enum Work {
     Load { rows: RowCopy, ctas: Vec<usize>, mbarrier: u32 },
     /// A copy into shared memory of another CTA.
     Remote { from: u32, bytes: u32, to: usize, offset: u32, mbarrier: u32 },
-    /// Registers of a warp, stored to shared memory of another CTA: where, and the bytes.
-    Send { pieces: Vec<(u32, Vec<u8>)>, to: usize, mbarrier: u32 },
+    /// Registers of a warp, stored to shared memory of another CTA.
+    Send { pieces: Vec<Piece>, to: usize, mbarrier: u32 },
     /// A bulk or tensor store; `captured` once the source was read.
     Store { rows: RowCopy, reduce: Option<(Combine, ScalarType)>, captured: Option<Vec<u8>> },
     /// `wgmma.mma_async` by four warps.
     Wgmma { a: Option<u64>, b: u64, scale_d: bool },
+}
+
+/// What one lane stores to shared memory of another CTA.
+#[derive(Clone, Debug)]
+pub(crate) struct Piece {
+    pub(crate) offset: u32,
+    pub(crate) data: Vec<u8>,
 }
 
 /// `cp.async` of one lane: `fill` zeros follow the bytes read.
@@ -187,7 +194,7 @@ impl Machine<'_> {
                 self.transaction(&job, *to, *mbarrier, *bytes);
             }
             Work::Send { pieces, to, mbarrier } => {
-                pieces.iter().for_each(|(offset, data)| self.store_shared(*to, *offset, data));
+                pieces.iter().for_each(|piece| self.store_shared(*to, piece.offset, &piece.data));
                 self.transaction(&job, *to, *mbarrier, job.work.bytes() as u32);
             }
             Work::Store { rows, reduce, captured } => {
@@ -306,7 +313,7 @@ impl Work {
             Self::Copy(lanes) => lanes.iter().map(|l| u64::from(l.read)).sum(),
             Self::Load { rows, .. } | Self::Store { rows, .. } => rows.bytes().into(),
             Self::Remote { bytes, .. } => (*bytes).into(),
-            Self::Send { pieces, .. } => pieces.iter().map(|(_, data)| data.len() as u64).sum(),
+            Self::Send { pieces, .. } => pieces.iter().map(|piece| piece.data.len() as u64).sum(),
             Self::CopyArrive { .. } | Self::Wgmma { .. } => 0,
         }
     }

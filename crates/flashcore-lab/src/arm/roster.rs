@@ -18,7 +18,7 @@ use crate::{
     burst::{Burst, Conditions},
     ceiling::Ceiling,
     error::LabError,
-    protocol::{Mode, Protocol},
+    protocol::{Mode, Protocol, STEADY},
     stats::median,
     task::Task,
     tune::TunedCpu,
@@ -186,5 +186,5 @@ pub fn usual_gate_protocol(place: Place) -> Protocol {
         Place::Gpu => (Mode::Sustained, 0.5, 3),
         Place::Cpu => (Mode::Interleaved, 0.03, Mode::Interleaved.usual_rounds()),
     };
-    Protocol { mode, seconds, rounds, cold: false, replay: false, seed: 0 }
+    Protocol { mode, seconds, rounds, warm_up: STEADY, cold: false, replay: false, seed: 0 }
 }

@@ -3,7 +3,7 @@
 use super::{Flow, Outcome, Step, order::Name};
 use crate::{
     check::{clock::Knowledge, race::Proxy},
-    engine::{RowCopy, Work},
+    engine::{Piece, RowCopy, Work},
     finding::FindingKind,
     memory::{Place, resolve},
     program::{Addr, Bulk, BulkPlace, Combine, Lanes, Space, Src},
@@ -268,12 +268,12 @@ impl Step<'_, '_> {
     fn send(&mut self, dst: &Addr, srcs: &[Src], width: usize, mbarrier: &Addr) -> Outcome<()> {
         let (targets, barriers) = (self.address(dst), self.address(mbarrier));
         let values: Vec<Lanes> = srcs.iter().map(|src| self.read(*src)).collect();
-        let mut sent: BTreeMap<(usize, u32), Vec<(u32, Vec<u8>)>> = BTreeMap::new();
+        let mut sent: BTreeMap<(usize, u32), Vec<Piece>> = BTreeMap::new();
         for lane in lanes_of(self.mask) {
             let data: Vec<u8> =
                 values.iter().flat_map(|value| value[lane].to_le_bytes().into_iter().take(width)).collect();
             let (to, at, offset) = self.claim_send(lane, targets[lane], barriers[lane], data.len() as u32)?;
-            sent.entry((to, at)).or_default().push((offset, data));
+            sent.entry((to, at)).or_default().push(Piece { offset, data });
         }
         for ((to, mbarrier), pieces) in sent {
             let past = self.release();

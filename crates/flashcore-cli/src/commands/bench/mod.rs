@@ -16,7 +16,7 @@ use flashcore_lab::{
     comparison::{Compared, Comparison},
     contest::Contest,
     memory,
-    protocol::{Mode, Protocol},
+    protocol::{Mode, Protocol, STEADY},
     record::Record,
     sensors::Sensors,
     task::Task,
@@ -48,8 +48,15 @@ A result file that exists is kept unless --force is given.
 Exit codes: 0 measured, 1 ours is wrong somewhere, 2 could not measure.";
 
 /// The usual way of measuring.
-const USUAL: Protocol =
-    Protocol { mode: Mode::Sustained, seconds: 0.6, rounds: 1, cold: false, replay: false, seed: 0 };
+const USUAL: Protocol = Protocol {
+    mode: Mode::Sustained,
+    seconds: 0.6,
+    rounds: 1,
+    warm_up: STEADY,
+    cold: false,
+    replay: false,
+    seed: 0,
+};
 
 /// Measure speed against peers on the same inputs
 #[derive(Args, Clone, Debug)]

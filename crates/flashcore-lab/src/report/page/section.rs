@@ -57,8 +57,9 @@ fn facts(run: &Run) -> Element {
 }
 
 fn way(protocol: &Protocol) -> String {
-    let Protocol { mode, seconds, rounds, cold, replay, .. } = protocol;
+    let Protocol { mode, seconds, rounds, cold, replay, warm_up, .. } = protocol;
     let order = match mode {
+        Mode::Sustained if *warm_up > 0.0 => &format!("each alone, back to back after {warm_up} s of load"),
         Mode::Sustained => "each alone, back to back",
         Mode::Interleaved => "in short turns",
         Mode::Idle => "single calls after pauses",
