@@ -2,6 +2,7 @@
 
 use flashcore_ptx::{ident::Ident, layout::Swizzle, target::Target};
 use flashcore_tile::{Half, MMA_M};
+use serde::{Deserialize, Serialize};
 
 use crate::shared::{load::Access, mask::Sides, schedule::LengthsKind};
 
@@ -31,7 +32,8 @@ pub struct Config {
 }
 
 /// Tile, warps and pipeline of a kernel: what tuning changes.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug)]
+#[serde(deny_unknown_fields)]
 pub struct Shape {
     /// Warps of a CTA.
     pub warps: u32,

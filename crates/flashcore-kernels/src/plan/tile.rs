@@ -46,21 +46,9 @@ impl KernelConfig {
 #[derive(Clone, Copy, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Written {
-    ForwardSm80(General),
+    ForwardSm80(forward_sm80::Shape),
     ForwardSm90(Hopper),
     Cpu(CpuTile),
-}
-
-#[derive(Clone, Copy, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct General {
-    warps: u32,
-    blocks: u32,
-    tile_n: u32,
-    step_n: u32,
-    stages: u32,
-    ctas_per_sm: u32,
-    q_in_registers: bool,
 }
 
 #[derive(Clone, Copy, Serialize, Deserialize)]
@@ -90,23 +78,7 @@ impl From<Written> for Tile {
     fn from(written: Written) -> Self {
         match written {
             Written::Cpu(tile) => Self::Cpu(tile),
-            Written::ForwardSm80(General {
-                warps,
-                blocks,
-                tile_n,
-                step_n,
-                stages,
-                ctas_per_sm,
-                q_in_registers,
-            }) => Self::Sm80(forward_sm80::Shape {
-                warps,
-                blocks,
-                tile_n,
-                step_n,
-                stages,
-                ctas_per_sm,
-                q_in_registers,
-            }),
+            Written::ForwardSm80(shape) => Self::Sm80(shape),
             Written::ForwardSm90(hopper) => Self::Sm90(hopper.shape()),
         }
     }
@@ -136,23 +108,7 @@ impl From<Tile> for Written {
     fn from(tile: Tile) -> Self {
         match tile {
             Tile::Cpu(tile) => Self::Cpu(tile),
-            Tile::Sm80(forward_sm80::Shape {
-                warps,
-                blocks,
-                tile_n,
-                step_n,
-                stages,
-                ctas_per_sm,
-                q_in_registers,
-            }) => Self::ForwardSm80(General {
-                warps,
-                blocks,
-                tile_n,
-                step_n,
-                stages,
-                ctas_per_sm,
-                q_in_registers,
-            }),
+            Tile::Sm80(shape) => Self::ForwardSm80(shape),
             Tile::Sm90(forward_sm90::Shape {
                 consumers,
                 tile_n,
