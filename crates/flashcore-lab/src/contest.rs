@@ -82,8 +82,7 @@ impl Contest {
     ) -> Result<Vec<Measurement>, LabError> {
         let fit: Vec<usize> = (0..self.entries.len()).filter(|&n| self.entries[n].is_fit()).collect();
         if let Some(&first) = fit.first() {
-            observer.at(self.workload.task(), "warm-up");
-            self.entries[first].warm_up(protocol)?;
+            self.warm_up(first, protocol, observer)?;
         }
         for Turn { arm, again } in protocol.turns(fit.len()) {
             if observer.stopped() {
@@ -94,6 +93,19 @@ impl Contest {
             entry.turn(protocol, sensors, again)?;
         }
         Ok(self.entries.into_iter().map(|entry| entry.measurement).collect())
+    }
+
+    /// Lets a competitor compute until the device is steady, where the protocol asks for that.
+    fn warm_up(
+        &mut self,
+        entry: usize,
+        protocol: &Protocol,
+        observer: &mut dyn Observer,
+    ) -> Result<(), LabError> {
+        let Entry { ready: Some(ready), place, .. } = &mut self.entries[entry] else { return Ok(()) };
+        let Some(burst) = protocol.warm_up(*place) else { return Ok(()) };
+        observer.at(self.workload.task(), "warm-up");
+        burst.run(&mut **ready).map(drop)
     }
 }
 
@@ -123,13 +135,6 @@ impl Entry {
 
     fn is_fit(&self) -> bool {
         self.ready.is_some() && self.measurement.finding.as_ref().is_some_and(Finding::pass)
-    }
-
-    fn warm_up(&mut self, protocol: &Protocol) -> Result<(), LabError> {
-        let (Some(ready), Some(burst)) = (&mut self.ready, protocol.warm_up(self.place)) else {
-            return Ok(());
-        };
-        burst.run(&mut **ready).map(drop)
     }
 
     fn turn(&mut self, protocol: &Protocol, sensors: &Sensors, again: bool) -> Result<(), LabError> {

@@ -91,6 +91,11 @@ pub struct Turn {
 }
 
 impl Protocol {
+    /// One round of `seconds`, with nothing before or between.
+    pub const fn new(mode: Mode, seconds: f64) -> Self {
+        Self { mode, seconds, rounds: 1, warm_up: 0.0, cold: false, replay: false, seed: 0 }
+    }
+
     /// The turns of `arms` competitors.
     pub fn turns(&self, arms: usize) -> Vec<Turn> {
         let round = (0..arms).map(|arm| Turn { arm, again: false });
@@ -135,7 +140,7 @@ mod tests {
     use super::*;
 
     fn protocol(mode: Mode, rounds: u32) -> Protocol {
-        Protocol { mode, seconds: 0.5, rounds, warm_up: STEADY, cold: false, replay: false, seed: 0 }
+        Protocol { rounds, warm_up: STEADY, ..Protocol::new(mode, 0.5) }
     }
 
     #[test]

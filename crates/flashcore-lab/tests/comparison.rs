@@ -15,15 +15,7 @@ fn task(seq: usize) -> Task {
 
 /// A record in which arms took these times on these tasks.
 fn record(times: &[(&Task, &str, f64)]) -> Record {
-    let protocol = Protocol {
-        mode: Mode::Interleaved,
-        seconds: 0.1,
-        rounds: 1,
-        warm_up: 0.0,
-        cold: false,
-        replay: false,
-        seed: 0,
-    };
+    let protocol = Protocol::new(Mode::Interleaved, 0.1);
     let measured = |&(task, arm, seconds): &(&Task, &str, f64)| Measurement {
         task: task.spec().clone(),
         arm: arm.to_owned(),

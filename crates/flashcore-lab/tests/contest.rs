@@ -25,15 +25,7 @@ use flashcore_lab::{
 };
 use flashcore_testkit::NaiveBackend;
 
-const QUICK: Protocol = Protocol {
-    mode: Mode::Sustained,
-    seconds: 0.05,
-    rounds: 1,
-    warm_up: 0.0,
-    cold: false,
-    replay: false,
-    seed: 1,
-};
+const QUICK: Protocol = Protocol { seed: 1, ..Protocol::new(Mode::Sustained, 0.05) };
 
 struct Patient;
 
@@ -66,6 +58,7 @@ impl Backend for WrongTile {
 /// A competitor that counts how often it is timed.
 struct Counted<A> {
     arm: A,
+    place: Place,
     timed: Rc<AtomicU32>,
 }
 
@@ -80,7 +73,7 @@ impl<A: Arm> Arm for Counted<A> {
     }
 
     fn place(&self) -> Place {
-        self.arm.place()
+        self.place
     }
 
     fn prepare(&self, workload: &Rc<Workload>) -> Result<Box<dyn Ready>, LabError> {
@@ -116,10 +109,28 @@ fn prepare(arms: &[Box<dyn Arm>]) -> Contest {
     Contest::prepare(&task(), arms, 1, Care::Usual, &mut Patient).unwrap()
 }
 
+/// How often the only competitor, at `place`, is timed, and how many turns are kept.
+fn bursts(place: Place, warm_up: f64) -> (u32, usize) {
+    let timed = Rc::new(AtomicU32::new(0));
+    let arm = HostArm::new(Arc::new(NaiveBackend));
+    let contest = prepare(&[Box::new(Counted { arm, place, timed: timed.clone() })]);
+    let measured = contest.run(&Protocol { warm_up, ..QUICK }, &Sensors::start(), &mut Patient).unwrap();
+    (timed.load(Relaxed), measured[0].stretches.len())
+}
+
+#[test]
+fn load_before_the_first_turn_is_not_kept() {
+    let (timed, turns) = bursts(Place::Gpu, 0.0);
+    assert_eq!(turns, 2, "a turn, and one at the end");
+    assert_eq!(bursts(Place::Gpu, 0.05), (timed / 2 * 3, turns));
+    assert_eq!(bursts(Place::Cpu, 0.05), (timed, turns));
+}
+
 #[test]
 fn a_wrong_tile_fails_before_it_is_timed() {
     let timed = Rc::new(AtomicU32::new(0));
-    let wrong = Counted { arm: HostArm::new(Arc::new(WrongTile)), timed: timed.clone() };
+    let arm = HostArm::new(Arc::new(WrongTile));
+    let wrong = Counted { arm, place: Place::Cpu, timed: timed.clone() };
     let contest = prepare(&[Box::new(wrong), host(NaiveBackend)]);
     let ruling = gate::correctness(&task(), "wrong", &contest).unwrap().expect("a ruling without timing");
     assert!(!ruling.pass() && ruling.ratio.is_none(), "{ruling:?}");

@@ -10,15 +10,7 @@ use flashcore_lab::{
 use flashcore_testkit::Rng;
 
 const REPETITIONS: u64 = 400;
-const PROTOCOL: Protocol = Protocol {
-    mode: Mode::Sustained,
-    seconds: 0.5,
-    rounds: 1,
-    warm_up: 0.0,
-    cold: false,
-    replay: false,
-    seed: 0,
-};
+const PROTOCOL: Protocol = Protocol::new(Mode::Sustained, 0.5);
 
 /// The times of one competitor whose true median is `median`.
 fn times(median: f64, rng: &mut Rng) -> Vec<f64> {

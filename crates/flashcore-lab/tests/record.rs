@@ -10,15 +10,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 fn record() -> Record {
-    let protocol = Protocol {
-        mode: Mode::Sustained,
-        seconds: 0.5,
-        rounds: 1,
-        warm_up: 0.0,
-        cold: false,
-        replay: false,
-        seed: 0,
-    };
+    let protocol = Protocol::new(Mode::Sustained, 0.5);
     let task = Task::square(DType::F16, [1, 2, 64, 64], Mask::CAUSAL).unwrap();
     let stretch = Stretch { seconds: vec![1e-3, 2e-3, 1.5e-3], calls: 1, again: false, weather: None };
     let measurement = Measurement {

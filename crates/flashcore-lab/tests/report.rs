@@ -27,15 +27,7 @@ fn measurement(task: &Task, arm: &str, times: &[f64]) -> Measurement {
 }
 
 fn record(measurements: Vec<Measurement>) -> Record {
-    let protocol = Protocol {
-        mode: Mode::Interleaved,
-        seconds: 0.5,
-        rounds: 1,
-        warm_up: 0.0,
-        cold: false,
-        replay: false,
-        seed: 0,
-    };
+    let protocol = Protocol::new(Mode::Interleaved, 0.5);
     let mut record = Record { measurements, complete: true, ..Record::new(protocol, None) };
     record.machine.cpu = "a processor".to_owned();
     record

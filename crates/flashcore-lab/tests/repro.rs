@@ -45,15 +45,7 @@ fn manifest() -> Manifest {
 }
 
 fn record(seconds: f64, seed: u64) -> Record {
-    let protocol = Protocol {
-        mode: Mode::Sustained,
-        seconds: 0.1,
-        rounds: 1,
-        warm_up: 0.0,
-        cold: false,
-        replay: false,
-        seed: 0,
-    };
+    let protocol = Protocol::new(Mode::Sustained, 0.1);
     let mut rng = Rng::new(seed);
     let times = (0..200).map(|_| seconds * (1.0 + 0.01 * f64::from(rng.normal()))).collect();
     let task = Task::square(DType::F32, [1, 2, 64, 64], Mask::NONE).unwrap();

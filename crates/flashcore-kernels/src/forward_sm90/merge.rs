@@ -91,27 +91,31 @@ pub(super) fn merge(b: &mut Builder, consumer: &Consumer<'_>, tile: &Tile, outpu
 
 /// Sends this thread's values to the CTAs that merge them. What this CTA merges itself is read by the thread that
 /// stores it.
-fn send(b: &mut Builder, consumer: &Consumer<'_>, part: &[Reg<F32>; 4], output: &Acc) {
+fn send(b: &mut Builder, consumer: &Consumer<'_>, part: &Vector, output: &Acc) {
     let (cfg, mail) = (consumer.cfg, consumer.layout.mail);
     let rank = b.cluster_rank();
     let thread = b.mul(consumer.thread, VECTOR * 4);
     let skip = b.mad(rank, letter_bytes(cfg), thread);
     let own = b.shared_at(mail.inbox).plus(b, skip).address(b);
     let arrived = b.shared_at(mail.arrived).address(b);
-    let values: Vec<_> = output.regs().chunks_exact(VECTOR as usize).collect();
     for peer in 0..cfg.shape.order.parts() {
         let (mine, others) = (b.test(Cmp::Eq, rank, peer), b.test(Cmp::Ne, rank, peer));
         let [place, done] = [own, arrived].map(|at| b.peer_address(at, peer));
-        let columns = (0..share(cfg)).map(|n| values.get((peer * share(cfg) + n) as usize));
-        for (n, vector) in (0..).zip(std::iter::once(Some(&&part[..])).chain(columns)) {
-            // Shares are equally long, so that the last may end in vectors that there are not.
-            let nothing = || vec![Val::Const(0.0); VECTOR as usize];
-            let vector = vector.map_or_else(nothing, |v| v.iter().map(|&value| value.into()).collect());
+        for (n, vector) in (0..).zip(letter_to(cfg, peer, part, output)) {
             let offset = n * stride(cfg);
             b.predicated(mine, |b| b.store_shared::<F32>(Shared::from(own).at(offset), &vector));
             b.predicated(others, |b| b.send_to_peer(Shared::from(place).at(offset), &vector, done));
         }
     }
+}
+
+/// This thread's part of the letter to `peer`, vector by vector.
+fn letter_to(cfg: Config, peer: u32, part: &Vector, output: &Acc) -> Vec<[Val<F32>; VECTOR as usize]> {
+    let values = |vector: &[Reg<F32>]| std::array::from_fn(|i| vector[i].into());
+    let columns = output.regs().chunks_exact(VECTOR as usize).skip((peer * share(cfg)) as usize);
+    // Shares are equally long, so that the last may end in vectors that there are not.
+    let padded = columns.map(values).chain(std::iter::repeat([Val::Const(0.0); VECTOR as usize]));
+    std::iter::once(values(part)).chain(padded.take(share(cfg) as usize)).collect()
 }
 
 /// Where this thread finds what each CTA has for it, in the order in which parts are merged.

@@ -42,6 +42,8 @@ pub(super) fn pack(problem: &Problem) -> u32 {
     if packs { group as u32 } else { 1 }
 }
 
+/// Keys of a step where tiles are few.
+const STEP: u32 = 128;
 /// Rows of the smallest tile.
 const ROWS: usize = ROWS_PER_GROUP as usize;
 
@@ -106,12 +108,14 @@ fn few_tiles(problem: &Problem, gpu: &Gpu) -> Option<(Shape, &'static str)> {
         }
         0..=64 if keys > 128 && tiles <= sms => {
             // With these stages a CTA keeps the next kernel's from sharing its SM before all SMs have one.
-            let shape = Shape { stages: 4, ctas_per_sm: 1, ..few(dim, 128, cluster(tiles, keys, sms)) };
+            let shape = Shape { stages: 4, ctas_per_sm: 1, ..few(dim, STEP, cluster(tiles, keys, sms)) };
             Some((shape, "few tiles: one for each SM, or a cluster that shares the keys"))
         }
-        0..=64 if tiles <= 2 * sms => Some((few(dim, 128, 1), "few tiles: two CTAs hide each other's waits")),
+        0..=64 if tiles <= 2 * sms => {
+            Some((few(dim, STEP, 1), "few tiles: two CTAs hide each other's waits"))
+        }
         65..=128 if tiles <= sms => {
-            let shape = Shape { ctas_per_sm: 1, ..few(dim, 128, cluster(tiles, keys, sms)) };
+            let shape = Shape { ctas_per_sm: 1, ..few(dim, STEP, cluster(tiles, keys, sms)) };
             Some((shape, "few tiles: one for each SM, or a cluster that shares the keys"))
         }
         _ => None,
@@ -141,10 +145,10 @@ const fn few(dim: usize, tile_n: u32, parts: u32) -> Shape {
     }
 }
 
-/// CTAs that share the 128-key steps of a tile: as many as there are steps and SMs for. Larger clusters than pairs leave
+/// CTAs that share the steps of a tile: as many as there are steps and SMs for. Larger clusters than pairs leave
 /// some SMs of every group of them idle, and the largest pay from two steps each.
 fn cluster(tiles: usize, keys: usize, sms: usize) -> u32 {
-    let steps = keys.div_ceil(128);
+    let steps = keys.div_ceil(STEP as usize);
     let fits = |&(parts, least_steps, most): &(u32, usize, usize)| {
         tiles * parts as usize <= most && steps >= parts as usize * least_steps
     };

@@ -186,5 +186,5 @@ pub fn usual_gate_protocol(place: Place) -> Protocol {
         Place::Gpu => (Mode::Sustained, 0.5, 3),
         Place::Cpu => (Mode::Interleaved, 0.03, Mode::Interleaved.usual_rounds()),
     };
-    Protocol { mode, seconds, rounds, warm_up: STEADY, cold: false, replay: false, seed: 0 }
+    Protocol { rounds, warm_up: STEADY, ..Protocol::new(mode, seconds) }
 }

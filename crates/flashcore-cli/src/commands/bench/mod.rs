@@ -48,15 +48,7 @@ A result file that exists is kept unless --force is given.
 Exit codes: 0 measured, 1 ours is wrong somewhere, 2 could not measure.";
 
 /// The usual way of measuring.
-const USUAL: Protocol = Protocol {
-    mode: Mode::Sustained,
-    seconds: 0.6,
-    rounds: 1,
-    warm_up: STEADY,
-    cold: false,
-    replay: false,
-    seed: 0,
-};
+const USUAL: Protocol = Protocol { warm_up: STEADY, ..Protocol::new(Mode::Sustained, 0.6) };
 
 /// Measure speed against peers on the same inputs
 #[derive(Args, Clone, Debug)]
