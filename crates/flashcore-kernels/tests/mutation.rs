@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use flashcore_core::{DType, Dims, Layout, Mask, Problem, Spec};
 use flashcore_kernels::{
     Gpu, Plan, Tile,
-    forward_sm90::{self, Order},
+    forward_sm90::{Order, Shape},
     plan, plan_tile, slots,
 };
 use flashcore_ptx::{launch::LaunchSpec, module::Module};
@@ -157,9 +157,11 @@ fn general_kernel_of_128_features() {
 
 #[test]
 fn hopper_kernel_of_128_features() {
-    // An odd number of key tiles, so that phases differ from tile to tile, on the tile of shorter sequences.
+    // An odd number of key tiles, so that phases differ from tile to tile, and two turns of two steps after the first.
     let short = Subject::new(ONE_SM, [1, 512, 128], Mask::NONE).plan.kernel().tile();
-    check(&Subject::new(ONE_SM, [1, 384, 128], Mask::NONE).with_tile(short));
+    let Tile::Sm90(shape) = short else { panic!("a plan of the Hopper kernel") };
+    let shape = Shape { tile_n: 64, ..shape };
+    check(&Subject::new(ONE_SM, [1, 320, 128], Mask::NONE).with_tile(Tile::Sm90(shape)));
 }
 
 #[test]
@@ -173,7 +175,7 @@ fn hopper_kernel_whose_clusters_share_keys() {
     let subject = Subject::new(Gpu::HOPPER, [1, 400, 64], Mask::NONE);
     let Tile::Sm90(shape) = subject.plan.kernel().tile() else { panic!("a plan of the Hopper kernel") };
     let order = Order::Single { parts: 2 };
-    check(&subject.with_tile(Tile::Sm90(forward_sm90::Shape { tile_n: 64, stages: 2, order, ..shape })));
+    check(&subject.with_tile(Tile::Sm90(Shape { tile_n: 64, stages: 2, order, ..shape })));
 }
 
 /// More rows than keys in a tile, so that one consumer passes over what only the other sees.

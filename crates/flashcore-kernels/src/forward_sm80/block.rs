@@ -16,10 +16,7 @@ pub(super) struct Block {
 
 impl Block {
     pub(super) fn new(b: &mut Builder, args: &Arguments) -> Self {
-        Self {
-            output: Acc::zero(b, args.dim_v as usize),
-            softmax: Softmax::new(b, args.scale_log2, args.keys),
-        }
+        Self { output: Acc::zero(b, args.dim_v as usize), softmax: Softmax::new(b, args.scale_log2) }
     }
 
     /// New scores of the rows.

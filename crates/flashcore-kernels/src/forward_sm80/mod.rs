@@ -21,9 +21,8 @@ pub use config::{Config, Shape};
 
 use crate::{
     shared::{
-        mask::{Mask, Sides},
+        mask::Mask,
         schedule::{Schedule, TensorArgument, tile_count},
-        softmax::Keys,
     },
     slots,
 };
@@ -40,8 +39,6 @@ pub(crate) struct Arguments {
     sinks: Option<Reg<U64>>,
     schedule: Schedule,
     mask: Mask,
-    /// What is known of the keys that rows see.
-    keys: Keys,
     /// Columns of the output's accumulators.
     dim_v: u32,
     /// Turns scores (after the cap, if there is one) into powers of two.
@@ -61,7 +58,6 @@ impl Arguments {
             sinks: cfg.sinks.then(|| params.buffer(b, "sinks", slots::SINKS)),
             schedule: Schedule::declare(b, params, cfg.lengths, cfg.shape.tile_m()),
             mask: Mask::declare(b, params, cfg.mask),
-            keys: if cfg.mask == Sides::default() { Keys::FromTheFirst } else { Keys::MaybeNone },
             dim_v: padded(cfg.dim_v),
             scale_log2: params
                 .f32(b, "scale_log2", |p| p.softcap().unwrap_or(p.scale()) * std::f32::consts::LOG2_E),

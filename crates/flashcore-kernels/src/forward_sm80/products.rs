@@ -81,8 +81,7 @@ pub(super) fn scores(b: &mut Builder, cfg: &Config, queries: &Queries, keys: &Ma
 /// Turns scores into probabilities and adds PV of every block to its output, 16 keys after 16 keys, so that
 /// exponentials can be taken while the products of the keys before them run.
 pub(super) fn outputs(b: &mut Builder, cfg: &Config, blocks: &[Block], scores: &[Acc], values: &MatrixView) {
-    let mut exponentials: Vec<_> =
-        blocks.iter().map(|block| Exponentials::start(b, &block.softmax)).collect();
+    let mut exponentials: Vec<_> = blocks.iter().map(|block| Exponentials::new(&block.softmax)).collect();
     for step in 0..cfg.shape.step_n / MMA_K {
         let taken = exponentials.iter_mut().zip(scores);
         let probs: Vec<_> =

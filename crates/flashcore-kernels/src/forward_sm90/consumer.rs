@@ -9,20 +9,20 @@
 //! of the sequence, come first, and those that hide keys on the left come last.
 
 use flashcore_tile::{
-    Acc, Builder, Cmp, F32, Fragment, Major, MatrixOperand, Pending, Pred, Reg, S32, Stage, Start, U32, Val,
-    WARPGROUP, Warpgroup,
+    Acc, Builder, Cmp, F32, Fragment, Major, MatrixOperand, Pending, Pred, Reg, S32, Stage, Start, U32,
+    Uniform, Val, WARPGROUP, Warpgroup,
 };
 
 use super::{
     Arguments, Config, Layout, ROWS_PER_GROUP, ROWS_PER_WARP,
     epilogue::Epilogue,
     producer::info,
-    schedule::{Tile, position},
+    schedule::{Order, Tile, position},
     values::clean_values,
 };
 use crate::shared::{
     mask::KeyTiles,
-    softmax::{Keys, Rows, Softmax},
+    softmax::{Rows, Softmax},
 };
 
 /// What a consumer keeps for the whole launch.
@@ -81,6 +81,15 @@ struct Run {
     hides: Hides,
 }
 
+impl Run {
+    /// Whether `count` key tiles are left.
+    fn left(&self, b: &mut Builder, count: i32) -> Uniform<Warpgroup> {
+        let last = b.sub(self.block, count - 1);
+        let left = b.test(Cmp::Ge, last, self.until);
+        b.uniform(left)
+    }
+}
+
 impl<'a> Consumer<'a> {
     pub(super) fn new(
         b: &mut Builder,
@@ -97,8 +106,6 @@ impl<'a> Consumer<'a> {
         let lane = b.lane();
         let leader = b.test(Cmp::Eq, lane, 0);
         let group_rows = b.mul(group, ROWS_PER_GROUP * layout.q.tile().slab_width());
-        let bounded = cfg.mask.left || cfg.mask.right || cfg.used;
-        let keys = if bounded { Keys::MaybeNone } else { Keys::FromTheFirst };
         Self {
             cfg,
             args,
@@ -113,7 +120,7 @@ impl<'a> Consumer<'a> {
             v: layout.v.tile().operand(b, Major::Mn, 0),
             q_count: b.var(0),
             kv_count: b.var(0),
-            softmax: Softmax::new(b, args.scale_log2, keys),
+            softmax: Softmax::new(b, args.scale_log2),
         }
     }
 
@@ -187,8 +194,7 @@ impl<'a> Consumer<'a> {
             clean_values(b, self, tile, block);
         }
         b.add_to(self.kv_count, 1);
-        self.softmax.first(b, &scores);
-        scores.pack_into(b, self.cfg.half, &probs);
+        self.softmax.first(b, &scores, self.cfg.half, &probs);
         let below = b.sub(block, 1);
         b.set(block, below);
 
@@ -207,17 +213,25 @@ impl<'a> Consumer<'a> {
         work
     }
 
-    /// The key tiles of a run.
+    /// The key tiles of a run. Where all tiles are whole there are many, and a loop over two at a time is scheduled
+    /// better.
     fn steps(&self, b: &mut Builder, run: &Run, work: Work) -> Work {
-        let any = b.test(Cmp::Ge, run.block, run.until);
-        let any = b.uniform::<Warpgroup>(any);
+        let many = self.cfg.shape.order == Order::Static && run.hides == Hides::Nothing;
+        if !many {
+            return self.turns(b, run, 1, work);
+        }
+        let work = self.turns(b, run, 2, work);
+        let odd = run.left(b, 1);
+        b.if_carrying(odd, work, |b, work| self.step(b, run, work))
+    }
+
+    /// Turns of `count` key tiles, as long as there are so many.
+    fn turns(&self, b: &mut Builder, run: &Run, count: i32, work: Work) -> Work {
+        let any = run.left(b, count);
         b.if_carrying(any, work, |b, work| {
             b.do_while_carrying(work, |b, work| {
-                let work = self.step(b, run, work);
-                let below = b.sub(run.block, 1);
-                b.set(run.block, below);
-                let again = b.test(Cmp::Ge, run.block, run.until);
-                (b.uniform::<Warpgroup>(again), work)
+                let work = (0..count).fold(work, |work, _| self.step(b, run, work));
+                (run.left(b, count), work)
             })
         })
     }
@@ -238,12 +252,12 @@ impl<'a> Consumer<'a> {
         if run.hides == Hides::Some {
             self.hide(b, &scores, &run.tile, run.block);
         }
-        let growth = self.softmax.step(b, &scores);
         let (output, probs) = output.wait(b);
         v.release(b, self.leader);
-        scores.pack_into(b, self.cfg.half, &probs);
-        self.softmax.rescale(b, growth, &output);
+        self.softmax.step(b, &scores, self.cfg.half, &probs, &output);
         b.add_to(self.kv_count, 1);
+        let below = b.sub(run.block, 1);
+        b.set(run.block, below);
         (scores, output, probs)
     }
 

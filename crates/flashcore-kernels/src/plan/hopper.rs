@@ -63,6 +63,11 @@ pub(super) fn shape(problem: &Problem, gpu: &Gpu) -> (Shape, &'static str) {
     (Shape { order, ..row.shape }, row.why)
 }
 
+/// Whether a problem has options that take registers.
+fn optioned(problem: &Problem) -> bool {
+    problem.softcap().is_some() || problem.lengths() != &Lengths::Uniform
+}
+
 /// A tile of 192 rows for long sequences.
 struct Tall {
     shape: Shape,
@@ -77,9 +82,8 @@ impl Tall {
     /// waste, and as many rounds of tiles over the GPU as make up for their length.
     fn pays(&self, problem: &Problem, gpu: &Gpu) -> bool {
         let mask = problem.mask();
-        let optioned = problem.softcap().is_some() || problem.lengths() != &Lengths::Uniform;
         let cut = mask.left().is_some() && !self.windows;
-        if optioned || cut || (mask.right().is_some() && problem.seq_q() < self.causal_rows) {
+        if optioned(problem) || cut || (mask.right().is_some() && problem.seq_q() < self.causal_rows) {
             return false;
         }
         if problem.batch_invariant() {
@@ -112,7 +116,9 @@ fn few_tiles(problem: &Problem, gpu: &Gpu) -> Option<(Shape, &'static str)> {
             Some((shape, "few tiles: one for each SM, or a cluster that shares the keys"))
         }
         0..=64 if tiles <= 2 * sms => {
-            Some((few(dim, STEP, 1), "few tiles: two CTAs hide each other's waits"))
+            // Two CTAs on an SM have no registers to spare.
+            let step = if optioned(problem) { 96 } else { STEP };
+            Some((few(dim, step, 1), "few tiles: two CTAs hide each other's waits"))
         }
         65..=128 if tiles <= sms => {
             let shape = Shape { ctas_per_sm: 1, ..few(dim, STEP, cluster(tiles, keys, sms)) };

@@ -1,17 +1,25 @@
 //! Online softmax over accumulator tiles, in base 2; used by every forward kernel.
 //!
-//! A thread keeps, for each of its two rows, the running maximum, and its own part of the running sum. Scores stay in
-//! the units in which they come out of the matrix product; the scale is folded into the one FMA before `exp2`.
+//! A thread keeps, for each of its two rows, where the row's probabilities are measured from, its reference, and its own
+//! part of the running sum. Scores stay in the units in which they come out of the matrix product; the scale is folded
+//! into the one FMA before `exp2`.
 //!
-//! Rescaling is lazy: the reference maximum moves only when a row grew by more than [`LAZY_LOG2`], so that most steps
-//! leave the output tile alone. Whether a row moves is decided for that row alone and a vote only skips the work, so
-//! that a row's bits do not depend on its neighbours.
+//! A reference is not a running maximum. It is the maximum of the first scores that the row saw, and moves only when
+//! probabilities have grown by more than [`LAZY_LOG2`] powers of two, so that most steps leave the output tile alone.
+//! There are two ways to notice. [`Softmax::raise`] compares the maximum of new scores before it takes exponentials.
+//! [`Softmax::step`] takes them at once and looks at their sum, which is needed anyway; where that is too large, the
+//! tile is done again. Whether a row moves is decided for that row alone and a vote only skips the work, so that a
+//! row's bits do not depend on its neighbours.
 
-use flashcore_tile::{Acc, Builder, Cmp, F32, Pred, ROWS_PER_THREAD, Reg, Scope, Uniform, Warp};
+use flashcore_tile::{Acc, Builder, Cmp, F32, Fragment, Half, Pred, ROWS_PER_THREAD, Reg, Scope};
 
-/// Growth of a row's maximum, in powers of two, up to which the output is not rescaled: probabilities then stay below
-/// 2^8, which 16-bit floats hold without loss.
+/// Growth of a row's probabilities, in powers of two, up to which the output is not rescaled: 16-bit floats hold them
+/// without loss.
 pub const LAZY_LOG2: f32 = 8.0;
+/// The same growth as a factor: no probability is larger than the sum of a thread's.
+const LIMIT: f32 = (1u32 << LAZY_LOG2 as u32) as f32;
+/// Minus the reference of a row that has seen no key: whatever it sees first is infinitely far above.
+const UNSEEN: f32 = 1.0e38;
 /// Independent chains of a row's maximum: the latency of `max` is hidden four deep.
 const CHAINS: usize = 4;
 const LN_2: f32 = std::f32::consts::LN_2;
@@ -20,33 +28,14 @@ const LOG2_E: f32 = std::f32::consts::LOG2_E;
 /// The values of a thread's two rows.
 pub type Rows<T> = [Reg<T>; ROWS_PER_THREAD];
 
-/// Running maximum and sum of a thread's rows.
+/// Reference and running sum of a thread's rows.
 #[derive(Debug)]
 pub struct Softmax {
     scale: Reg<F32>,
     negated_scale: Reg<F32>,
-    threshold: Reg<F32>,
-    max: Rows<F32>,
+    /// What is added to a scaled score: minus the reference, in powers of two.
+    offset: Rows<F32>,
     sum: Rows<F32>,
-    /// What the output must be multiplied by after the latest step.
-    factor: Rows<F32>,
-    keys: Keys,
-}
-
-/// What is known of the keys that the rows of a tile see.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Keys {
-    /// Every row sees a key in its first key tile.
-    FromTheFirst,
-    /// A row may see none, or none at first.
-    MaybeNone,
-}
-
-/// Says whether, after a step, the output tile must be rescaled.
-#[must_use = "the output tile may have to be rescaled"]
-#[derive(Clone, Copy, Debug)]
-pub struct Growth {
-    any: Uniform<Warp>,
 }
 
 /// What the epilogue needs of a finished softmax.
@@ -70,53 +59,70 @@ pub struct Merged {
 impl Softmax {
     /// Registers for the rows of one tile; `scale` turns scores into powers of two.
     #[track_caller]
-    pub fn new(b: &mut Builder, scale: Reg<F32>, keys: Keys) -> Self {
+    pub fn new(b: &mut Builder, scale: Reg<F32>) -> Self {
         let row = |b: &mut Builder, value: f32| std::array::from_fn(|_| b.var_in(Scope::Lane, value));
-        let unscale = b.rcp(scale);
-        Self {
-            scale,
-            negated_scale: b.neg(scale),
-            // Finite even for the smallest scale: a row that has seen no key must always move.
-            threshold: {
-                let threshold = b.mul(unscale, LAZY_LOG2);
-                b.min(threshold, f32::MAX)
-            },
-            max: row(b, f32::NEG_INFINITY),
-            sum: row(b, 0.0),
-            factor: row(b, 1.0),
-            keys,
-        }
+        Self { scale, negated_scale: b.neg(scale), offset: row(b, UNSEEN), sum: row(b, 0.0) }
     }
 
-    /// Turns the scores of a row's first tile into probabilities, in place.
+    /// Turns the scores of a row's first tile into probabilities.
     #[track_caller]
-    pub fn first(&self, b: &mut Builder, scores: &Acc) {
-        let top = row_maxima(b, scores);
-        for (max, top) in self.max.into_iter().zip(top) {
-            b.set(max, top);
+    pub fn first(&self, b: &mut Builder, scores: &Acc, half: Half, probs: &Fragment) {
+        for (offset, top) in self.offset.into_iter().zip(row_maxima(b, scores)) {
+            let from_top = self.offset_from(b, top);
+            b.set(offset, from_top);
         }
-        let sums = self.exponentials(b, scores);
+        let sums = self.weigh(b, scores, half, probs);
         for (sum, tile) in self.sum.into_iter().zip(sums) {
             b.set(sum, tile);
         }
     }
 
-    /// Turns the scores of a further tile into probabilities, in place.
+    /// Turns the scores of a further tile into probabilities, and brings the output tile along where rows grew.
     #[track_caller]
-    pub fn step(&self, b: &mut Builder, scores: &Acc) -> Growth {
-        let top = row_maxima(b, scores);
-        let growth = self.move_maxima(b, top);
-        let sums = self.exponentials(b, scores);
+    pub fn step(&self, b: &mut Builder, scores: &Acc, half: Half, probs: &Fragment, output: &Acc) {
+        let sums = self.weigh(b, scores, half, probs).map(|sum| b.var_in(Scope::Lane, sum));
+        let large = sums.map(|sum| b.test(Cmp::Ge, sum, LIMIT));
+        let either = b.either(large[0], large[1]);
+        let any = b.any(either);
+        b.if_uniform(any, |b| {
+            let factors = self.catch_up(b, scores, sums);
+            output.scale_rows(b, factors);
+            let again = self.weigh(b, scores, half, probs);
+            for (sum, again) in sums.into_iter().zip(again) {
+                b.set(sum, again);
+            }
+        });
         for (sum, tile) in self.sum.into_iter().zip(sums) {
             b.add_to(sum, tile);
         }
-        growth
     }
 
-    /// Brings the output tile to the maximum that [`step`](Self::step) moved to.
+    /// Moves the references of the rows of which any thread found its sum too large.
     #[track_caller]
-    pub fn rescale(&self, b: &mut Builder, growth: Growth, output: &Acc) {
-        b.if_uniform(growth.any, |b| output.scale_rows(b, self.factor));
+    fn catch_up(&self, b: &mut Builder, scores: &Acc, sums: Rows<F32>) -> Rows<F32> {
+        let grew = sums.map(|sum| {
+            let largest = over_quad(b, sum, |b, x, y| b.max(x, y));
+            b.test(Cmp::Ge, largest, LIMIT)
+        });
+        let top = row_maxima(b, scores);
+        std::array::from_fn(|row| self.move_reference(b, row, top[row], grew[row]))
+    }
+
+    /// Probabilities of a tile, measured from the references as they are; returns this thread's sums.
+    #[track_caller]
+    fn weigh(&self, b: &mut Builder, scores: &Acc, half: Half, probs: &Fragment) -> Rows<F32> {
+        let mut sums = Sums::default();
+        for (i, (pair, &packed)) in scores.regs().chunks_exact(2).zip(probs.regs()).enumerate() {
+            let row = Acc::row(2 * i);
+            let pair: [_; 2] = std::array::from_fn(|col| {
+                let power = b.fma(pair[col], self.scale, self.offset[row]);
+                let prob = b.exp2(power);
+                sums.add(b, row, col, prob);
+                prob
+            });
+            b.pack_into(packed, half, pair[0], pair[1]);
+        }
+        sums.total(b)
     }
 
     /// Ends the rows: sums over the quad that shares them, and adds the sink's exponential if there is one.
@@ -124,7 +130,7 @@ impl Softmax {
     pub fn finish(&self, b: &mut Builder, sinks: Option<Rows<F32>>) -> Finished {
         let rows: [_; ROWS_PER_THREAD] = std::array::from_fn(|row| {
             let sum = over_quad(b, self.sum[row], |b, x, y| b.add(x, y));
-            let top = b.mul(self.max[row], self.scale);
+            let top = b.neg(self.offset[row]);
             match sinks {
                 Some(sinks) => close_with_sink(b, top, sum, sinks[row]),
                 None => close(b, top, sum),
@@ -136,7 +142,7 @@ impl Softmax {
     /// What other parts of the same rows need to know: maxima in powers of two, then sums over the quad.
     #[track_caller]
     pub fn part(&self, b: &mut Builder) -> [Reg<F32>; 2 * ROWS_PER_THREAD] {
-        let [top0, top1] = self.max.map(|max| b.mul(max, self.scale));
+        let [top0, top1] = self.offset.map(|offset| b.neg(offset));
         let [sum0, sum1] = self.sum.map(|sum| over_quad(b, sum, |b, x, y| b.add(x, y)));
         [top0, top1, sum0, sum1]
     }
@@ -150,12 +156,10 @@ impl Softmax {
     ) -> Merged {
         let rows: [_; ROWS_PER_THREAD] = std::array::from_fn(|row| {
             let top = parts.iter().map(|part| part[row]).reduce(|x, y| b.max(x, y)).expect("there is a part");
-            let none = b.test(Cmp::Eq, top, f32::NEG_INFINITY);
-            let from = b.select(none, 0.0, top);
             let weights: Vec<_> = parts
                 .iter()
                 .map(|part| {
-                    let power = b.sub(part[row], from);
+                    let power = b.sub(part[row], top);
                     b.exp2(power)
                 })
                 .collect();
@@ -174,34 +178,8 @@ impl Softmax {
         Merged { weights, finished: Finished { factor: [rows[0].1, rows[1].1], lse: [rows[0].2, rows[1].2] } }
     }
 
-    /// Moves the reference maximum of the rows that grew much, and remembers by how much.
-    #[track_caller]
-    fn move_maxima(&self, b: &mut Builder, top: Rows<F32>) -> Growth {
-        let grew: [Pred; ROWS_PER_THREAD] = std::array::from_fn(|row| {
-            let limit = b.add(self.max[row], self.threshold);
-            b.set(self.factor[row], 1.0);
-            b.test(Cmp::Gt, top[row], limit)
-        });
-        let either = b.either(grew[0], grew[1]);
-        let any = b.any(either);
-        b.if_uniform(any, |b| {
-            for row in 0..ROWS_PER_THREAD {
-                self.move_maximum(b, row, top[row], grew[row], self.factor[row]);
-            }
-        });
-        Growth { any }
-    }
-
-    /// `2^(score * scale - max * scale)` in place; returns this thread's sums.
-    #[track_caller]
-    fn exponentials(&self, b: &mut Builder, scores: &Acc) -> Rows<F32> {
-        let mut exponentials = Exponentials::start(b, self);
-        exponentials.take(b, scores.regs());
-        exponentials.sums(b)
-    }
-
-    /// Moves the reference maxima of several tiles of rows to those of new scores, and brings their outputs along,
-    /// under one vote; [`Exponentials`] turn the scores into probabilities.
+    /// Moves the references of several tiles of rows to the maxima of new scores where these grew much, and brings
+    /// their outputs along, under one vote; [`Exponentials`] turn the scores into probabilities.
     #[track_caller]
     pub fn raise(b: &mut Builder, tiles: &[RowTile<'_>]) {
         let tops: Vec<_> = tiles.iter().map(|tile| row_maxima(b, tile.scores)).collect();
@@ -210,11 +188,8 @@ impl Softmax {
         let any = b.any(either);
         b.if_uniform(any, |b| {
             for ((tile, top), grew) in tiles.iter().zip(tops).zip(grew) {
-                let factors: Rows<F32> = std::array::from_fn(|row| {
-                    let factor = b.var_in(Scope::Lane, 1.0);
-                    tile.softmax.move_maximum(b, row, top[row], grew[row], factor);
-                    factor
-                });
+                let factors: Rows<F32> =
+                    std::array::from_fn(|row| tile.softmax.move_reference(b, row, top[row], grew[row]));
                 tile.output.scale_rows(b, factors);
             }
         });
@@ -224,33 +199,28 @@ impl Softmax {
     #[track_caller]
     fn grew(&self, b: &mut Builder, top: Rows<F32>) -> [Pred; ROWS_PER_THREAD] {
         std::array::from_fn(|row| {
-            let limit = b.add(self.max[row], self.threshold);
-            b.test(Cmp::Gt, top[row], limit)
+            let growth = b.fma(top[row], self.scale, self.offset[row]);
+            b.test(Cmp::Gt, growth, LAZY_LOG2)
         })
     }
 
-    /// Moves one row's maximum to `top` if it grew, its sum with it, and says by which factor.
+    /// Measures a row from `top` if it grew, its sum with it; returns what its output must be multiplied by.
     #[track_caller]
-    fn move_maximum(&self, b: &mut Builder, row: usize, top: Reg<F32>, grew: Pred, factor: Reg<F32>) {
-        let moved = b.select(grew, top, self.max[row]);
-        // −∞ − −∞ has no meaning: a row without keys yet keeps its factor of one.
-        let shift = b.sub(self.max[row], moved);
-        let power = b.mul(shift, self.scale);
-        let growth = b.exp2(power);
-        b.select_into(factor, grew, growth, 1.0);
-        b.set(self.max[row], moved);
+    fn move_reference(&self, b: &mut Builder, row: usize, top: Reg<F32>, grew: Pred) -> Reg<F32> {
+        let offset = self.offset_from(b, top);
+        let offset = b.select(grew, offset, self.offset[row]);
+        let shift = b.sub(offset, self.offset[row]);
+        let factor = b.exp2(shift);
+        b.set(self.offset[row], offset);
         b.mul_into(self.sum[row], self.sum[row], factor);
+        factor
     }
 
-    /// `-max * scale`, or 0 for a row that has seen no key, whose scores are all −∞.
+    /// The offset that measures from a maximum; −∞ is that of a row without keys.
     #[track_caller]
-    fn offset(&self, b: &mut Builder, row: usize) -> Reg<F32> {
-        let product = b.mul(self.max[row], self.negated_scale);
-        if self.keys == Keys::FromTheFirst {
-            return product;
-        }
-        let empty = b.test(Cmp::Eq, self.max[row], f32::NEG_INFINITY);
-        b.select(empty, 0.0, product)
+    fn offset_from(&self, b: &mut Builder, top: Reg<F32>) -> Reg<F32> {
+        let offset = b.mul(top, self.negated_scale);
+        b.min(offset, UNSEEN)
     }
 }
 
@@ -269,17 +239,13 @@ pub struct RowTile<'a> {
 #[derive(Debug)]
 pub struct Exponentials<'a> {
     softmax: &'a Softmax,
-    offset: Rows<F32>,
-    /// Two partial sums per row hide the latency of the additions.
-    partial: [[Option<Reg<F32>>; 2]; ROWS_PER_THREAD],
+    sums: Sums,
 }
 
 impl<'a> Exponentials<'a> {
-    /// Measures from the reference maximum as it is now.
-    #[track_caller]
-    pub fn start(b: &mut Builder, softmax: &'a Softmax) -> Self {
-        let offset = std::array::from_fn(|row| softmax.offset(b, row));
-        Self { softmax, offset, partial: Default::default() }
+    /// Measures from the references as they are now.
+    pub fn new(softmax: &'a Softmax) -> Self {
+        Self { softmax, sums: Sums::default() }
     }
 
     /// Turns scores, in the order of an accumulator's registers from a multiple of four on, into probabilities.
@@ -287,26 +253,37 @@ impl<'a> Exponentials<'a> {
     pub fn take(&mut self, b: &mut Builder, scores: &[Reg<F32>]) {
         for (i, &score) in scores.iter().enumerate() {
             let row = Acc::row(i);
-            b.fma_into(score, score, self.softmax.scale, self.offset[row]);
+            b.fma_into(score, score, self.softmax.scale, self.softmax.offset[row]);
             b.exp2_into(score, score);
-            let sum = &mut self.partial[row][i & 1];
-            *sum = Some(sum.map_or(score, |sum| b.add(sum, score)));
+            self.sums.add(b, row, i & 1, score);
         }
     }
 
     /// Adds what was taken to the rows' sums.
     #[track_caller]
     pub fn finish(self, b: &mut Builder) {
-        let softmax = self.softmax;
-        let sums = self.sums(b);
-        for (sum, tile) in softmax.sum.into_iter().zip(sums) {
+        let sums = self.sums.total(b);
+        for (sum, tile) in self.softmax.sum.into_iter().zip(sums) {
             b.add_to(sum, tile);
         }
     }
+}
+
+/// Sums of a thread's probabilities, for each row those of even and of odd columns: that hides the latency of the
+/// additions.
+#[derive(Debug, Default)]
+struct Sums([[Option<Reg<F32>>; 2]; ROWS_PER_THREAD]);
+
+impl Sums {
+    #[track_caller]
+    fn add(&mut self, b: &mut Builder, row: usize, col: usize, prob: Reg<F32>) {
+        let sum = &mut self.0[row][col];
+        *sum = Some(sum.map_or(prob, |sum| b.add(sum, prob)));
+    }
 
     #[track_caller]
-    fn sums(self, b: &mut Builder) -> Rows<F32> {
-        self.partial.map(|[even, odd]| match (even, odd) {
+    fn total(self, b: &mut Builder) -> Rows<F32> {
+        self.0.map(|[even, odd]| match (even, odd) {
             (Some(even), Some(odd)) => b.add(even, odd),
             _ => unreachable!("a tile has at least two columns"),
         })
@@ -360,12 +337,9 @@ fn close(b: &mut Builder, top: Reg<F32>, sum: Reg<F32>) -> (Reg<F32>, Reg<F32>) 
 fn close_with_sink(b: &mut Builder, top: Reg<F32>, sum: Reg<F32>, sink: Reg<F32>) -> (Reg<F32>, Reg<F32>) {
     let sink = b.mul(sink, LOG2_E);
     let highest = b.max(top, sink);
-    // With neither keys nor sink everything is −∞; measuring from 0 keeps the differences defined.
-    let nothing = b.test(Cmp::Eq, highest, f32::NEG_INFINITY);
-    let from = b.select(nothing, 0.0, highest);
-    let keys = b.sub(top, from);
+    let keys = b.sub(top, highest);
     let keys = b.exp2(keys);
-    let extra = b.sub(sink, from);
+    let extra = b.sub(sink, highest);
     let extra = b.exp2(extra);
     let total = b.fma(sum, keys, extra);
     let (inverse, lse) = close(b, highest, total);
