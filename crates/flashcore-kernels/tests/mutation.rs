@@ -61,12 +61,12 @@ impl Subject {
         let plan = plan(&problem, &gpu, 16).expect("a plan");
         let mut rng = Rng::new(11);
         let elements = heads * seq * dim;
-        // logits far apart, so that row maxima matter
+        // logits so far apart that rows are rescaled
         let mut tensor = |scale: f32| -> Vec<u8> {
             let mut element = || bf16::from_f32(rng.normal() * scale).to_bits().to_le_bytes();
             (0..elements).flat_map(|_| element()).collect()
         };
-        let inputs = [tensor(4.0), tensor(4.0), tensor(1.0)];
+        let inputs = [tensor(8.0), tensor(8.0), tensor(1.0)];
         let (module, spec) = built(&plan, &problem);
         Self { gpu, problem, plan, module, spec, inputs, bytes: elements * 2, rows: heads * seq }
     }

@@ -18,8 +18,10 @@ pub enum Inputs {
     Low,
     /// Scores with a standard deviation of 8: a few keys take nearly everything.
     Peaked,
-    /// Scores that rise along the keys: an online softmax finds a new maximum in every tile.
+    /// Scores that rise along the keys: an online softmax that runs forwards finds a new maximum in every tile.
     Rising,
+    /// Scores that fall along the keys, and further: the same for one that runs backwards and moves late.
+    Falling,
     /// Values up to ±60000, near the end of f16's range.
     LargeValues,
     /// Every value is 1, so that every row of the output is 1 too.
@@ -71,8 +73,9 @@ impl Inputs {
             (Self::Low, Part::Q) => tensor[start] = 32.0,
             (Self::Low, Part::K) => tensor[start] = -25.0,
             (Self::Peaked, Part::Q) => tensor[start..].iter_mut().for_each(|x| *x *= 8.0),
-            (Self::Rising, Part::Q) => tensor[start] = 8.0,
+            (Self::Rising | Self::Falling, Part::Q) => tensor[start] = 8.0,
             (Self::Rising, Part::K) => tensor[start] = 32.0 * seq as f32 / seqs as f32,
+            (Self::Falling, Part::K) => tensor[start] = 128.0 * (seqs - seq) as f32 / seqs as f32,
             (Self::LargeValues, Part::V) => {
                 tensor[start..].iter_mut().for_each(|x| *x = 120_000.0 * (rng.uniform() - 0.5));
             }

@@ -89,7 +89,7 @@ fn options(rng: &mut Rng, case: &mut Case) {
     case.sinks =
         rng.pick(&[Sinks::None, Sinks::None, Sinks::None, Sinks::Normal, Sinks::Strong, Sinks::Nothing]);
     case.batch_invariant = rng.one_in(4);
-    case.inputs = rng.pick(&[Inputs::Normal, Inputs::Normal, Inputs::EqualKeys, Inputs::Rising]);
+    case.inputs = rng.pick(&[Inputs::Normal, Inputs::EqualKeys, Inputs::Rising, Inputs::Falling]);
     case.placement = Placement::Random(rng.next_u64());
 }
 

@@ -120,7 +120,7 @@ impl<'a> Consumer<'a> {
             v: layout.v.tile().operand(b, Major::Mn, 0),
             q_count: b.var(0),
             kv_count: b.var(0),
-            softmax: Softmax::new(b, args.scale_log2),
+            softmax: Softmax::new(b, args.scale_log2, cfg.half),
         }
     }
 
@@ -194,7 +194,8 @@ impl<'a> Consumer<'a> {
             clean_values(b, self, tile, block);
         }
         b.add_to(self.kv_count, 1);
-        self.softmax.first(b, &scores, self.cfg.half, &probs);
+        self.softmax.start(b, &scores);
+        self.softmax.step(b, &scores, &probs, &output);
         let below = b.sub(block, 1);
         b.set(block, below);
 
@@ -254,7 +255,7 @@ impl<'a> Consumer<'a> {
         }
         let (output, probs) = output.wait(b);
         v.release(b, self.leader);
-        self.softmax.step(b, &scores, self.cfg.half, &probs, &output);
+        self.softmax.step(b, &scores, &probs, &output);
         b.add_to(self.kv_count, 1);
         let below = b.sub(run.block, 1);
         b.set(run.block, below);

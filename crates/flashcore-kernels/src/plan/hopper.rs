@@ -71,8 +71,8 @@ fn optioned(problem: &Problem) -> bool {
 /// A tile of 192 rows for long sequences.
 struct Tall {
     shape: Shape,
-    /// Rows from which on the diagonal wastes little of the tile.
-    causal_rows: usize,
+    /// Rows from which on it pays.
+    rows: usize,
     /// Whether it is worth the rows that the left edge of a window wastes.
     windows: bool,
 }
@@ -83,7 +83,7 @@ impl Tall {
     fn pays(&self, problem: &Problem, gpu: &Gpu) -> bool {
         let mask = problem.mask();
         let cut = mask.left().is_some() && !self.windows;
-        if optioned(problem) || cut || (mask.right().is_some() && problem.seq_q() < self.causal_rows) {
+        if optioned(problem) || cut || problem.seq_q() < self.rows {
             return false;
         }
         if problem.batch_invariant() {
@@ -209,14 +209,14 @@ const TABLE: &[Row] = &[
         dim_v: 64,
         shape: tile(128, 2, WHOLE_64),
         why: "two consumers leave registers for masks; the next tile's first product covers the epilogue",
-        tall: Some(Tall { shape: tall(128, WHOLE_64), causal_rows: 2048, windows: true }),
+        tall: Some(Tall { shape: tall(128, WHOLE_64), rows: 2048, windows: true }),
     },
     Row {
         dim_qk: 128,
         dim_v: 128,
         shape: tile(128, 2, WHOLE_128),
         why: "128 x 128 fills the registers; the next tile's first product covers the epilogue",
-        tall: Some(Tall { shape: tall(80, SLAB), causal_rows: 8192, windows: false }),
+        tall: Some(Tall { shape: tall(64, SLAB), rows: 8192, windows: false }),
     },
     Row {
         dim_qk: 192,

@@ -4,8 +4,8 @@
 //! part of the running sum. Scores stay in the units in which they come out of the matrix product; the scale is folded
 //! into the one FMA before `exp2`.
 //!
-//! A reference is not a running maximum. It is the maximum of the first scores that the row saw, and moves only when
-//! probabilities have grown by more than [`LAZY_LOG2`] powers of two, so that most steps leave the output tile alone.
+//! A reference is not a running maximum. It is the maximum of some of the first scores that the row saw, and moves only
+//! when probabilities grow beyond what 16-bit floats hold with ease, so that most steps leave the output tile alone.
 //! There are two ways to notice. [`Softmax::raise`] compares the maximum of new scores before it takes exponentials.
 //! [`Softmax::step`] takes them at once and looks at their sum, which is needed anyway; where that is too large, the
 //! tile is done again. Whether a row moves is decided for that row alone and a vote only skips the work, so that a
@@ -13,13 +13,19 @@
 
 use flashcore_tile::{Acc, Builder, Cmp, F32, Fragment, Half, Pred, ROWS_PER_THREAD, Reg, Scope};
 
-/// Growth of a row's probabilities, in powers of two, up to which the output is not rescaled: 16-bit floats hold them
-/// without loss.
-pub const LAZY_LOG2: f32 = 8.0;
-/// The same growth as a factor: no probability is larger than the sum of a thread's.
-const LIMIT: f32 = (1u32 << LAZY_LOG2 as u32) as f32;
+/// Growth of a row's probabilities, in powers of two, up to which the output is not rescaled. An f16 holds no more; a
+/// bf16 would, but then large values would lead beyond f32.
+const fn room_log2(half: Half) -> u32 {
+    match half {
+        Half::F16 => 15,
+        Half::Bf16 => 32,
+    }
+}
+
 /// Minus the reference of a row that has seen no key: whatever it sees first is infinitely far above.
 const UNSEEN: f32 = 1.0e38;
+/// One in this many scores has a say where rows start: the others are hardly ever much larger, and it would show.
+const STARTS: usize = 4;
 /// Independent chains of a row's maximum: the latency of `max` is hidden four deep.
 const CHAINS: usize = 4;
 const LN_2: f32 = std::f32::consts::LN_2;
@@ -36,6 +42,7 @@ pub struct Softmax {
     /// What is added to a scaled score: minus the reference, in powers of two.
     offset: Rows<F32>,
     sum: Rows<F32>,
+    half: Half,
 }
 
 /// What the epilogue needs of a finished softmax.
@@ -57,37 +64,35 @@ pub struct Merged {
 }
 
 impl Softmax {
-    /// Registers for the rows of one tile; `scale` turns scores into powers of two.
+    /// Registers for the rows of one tile; `scale` turns scores into powers of two, probabilities become `half`s.
     #[track_caller]
-    pub fn new(b: &mut Builder, scale: Reg<F32>) -> Self {
+    pub fn new(b: &mut Builder, scale: Reg<F32>, half: Half) -> Self {
         let row = |b: &mut Builder, value: f32| std::array::from_fn(|_| b.var_in(Scope::Lane, value));
-        Self { scale, negated_scale: b.neg(scale), offset: row(b, UNSEEN), sum: row(b, 0.0) }
+        Self { scale, negated_scale: b.neg(scale), offset: row(b, UNSEEN), sum: row(b, 0.0), half }
     }
 
-    /// Turns the scores of a row's first tile into probabilities.
+    /// Begins rows: measures from the largest of some scores of their first tile, and forgets what was before.
     #[track_caller]
-    pub fn first(&self, b: &mut Builder, scores: &Acc, half: Half, probs: &Fragment) {
-        for (offset, top) in self.offset.into_iter().zip(row_maxima(b, scores)) {
-            let from_top = self.offset_from(b, top);
-            b.set(offset, from_top);
-        }
-        let sums = self.weigh(b, scores, half, probs);
-        for (sum, tile) in self.sum.into_iter().zip(sums) {
-            b.set(sum, tile);
+    pub fn start(&self, b: &mut Builder, scores: &Acc) {
+        let top = row_maxima(b, scores, STARTS);
+        for (row, top) in top.into_iter().enumerate() {
+            let offset = self.offset_from(b, top);
+            b.set(self.offset[row], offset);
+            b.set(self.sum[row], 0.0);
         }
     }
 
-    /// Turns the scores of a further tile into probabilities, and brings the output tile along where rows grew.
+    /// Turns the scores of a tile into probabilities, and brings the output tile along where rows grew.
     #[track_caller]
-    pub fn step(&self, b: &mut Builder, scores: &Acc, half: Half, probs: &Fragment, output: &Acc) {
-        let sums = self.weigh(b, scores, half, probs).map(|sum| b.var_in(Scope::Lane, sum));
-        let large = sums.map(|sum| b.test(Cmp::Ge, sum, LIMIT));
+    pub fn step(&self, b: &mut Builder, scores: &Acc, probs: &Fragment, output: &Acc) {
+        let sums = self.weigh(b, scores, probs).map(|sum| b.var_in(Scope::Lane, sum));
+        let large = sums.map(|sum| self.is_large(b, sum));
         let either = b.either(large[0], large[1]);
         let any = b.any(either);
         b.if_uniform(any, |b| {
             let factors = self.catch_up(b, scores, sums);
             output.scale_rows(b, factors);
-            let again = self.weigh(b, scores, half, probs);
+            let again = self.weigh(b, scores, probs);
             for (sum, again) in sums.into_iter().zip(again) {
                 b.set(sum, again);
             }
@@ -97,20 +102,26 @@ impl Softmax {
         }
     }
 
+    /// Whether one of the probabilities in a sum may be too large.
+    #[track_caller]
+    fn is_large(&self, b: &mut Builder, sum: Reg<F32>) -> Pred {
+        b.test(Cmp::Ge, sum, (1u64 << room_log2(self.half)) as f32)
+    }
+
     /// Moves the references of the rows of which any thread found its sum too large.
     #[track_caller]
     fn catch_up(&self, b: &mut Builder, scores: &Acc, sums: Rows<F32>) -> Rows<F32> {
         let grew = sums.map(|sum| {
             let largest = over_quad(b, sum, |b, x, y| b.max(x, y));
-            b.test(Cmp::Ge, largest, LIMIT)
+            self.is_large(b, largest)
         });
-        let top = row_maxima(b, scores);
+        let top = row_maxima(b, scores, 1);
         std::array::from_fn(|row| self.move_reference(b, row, top[row], grew[row]))
     }
 
     /// Probabilities of a tile, measured from the references as they are; returns this thread's sums.
     #[track_caller]
-    fn weigh(&self, b: &mut Builder, scores: &Acc, half: Half, probs: &Fragment) -> Rows<F32> {
+    fn weigh(&self, b: &mut Builder, scores: &Acc, probs: &Fragment) -> Rows<F32> {
         let mut sums = Sums::default();
         for (i, (pair, &packed)) in scores.regs().chunks_exact(2).zip(probs.regs()).enumerate() {
             let row = Acc::row(2 * i);
@@ -120,7 +131,7 @@ impl Softmax {
                 sums.add(b, row, col, prob);
                 prob
             });
-            b.pack_into(packed, half, pair[0], pair[1]);
+            b.pack_into(packed, self.half, pair[0], pair[1]);
         }
         sums.total(b)
     }
@@ -182,7 +193,7 @@ impl Softmax {
     /// their outputs along, under one vote; [`Exponentials`] turn the scores into probabilities.
     #[track_caller]
     pub fn raise(b: &mut Builder, tiles: &[RowTile<'_>]) {
-        let tops: Vec<_> = tiles.iter().map(|tile| row_maxima(b, tile.scores)).collect();
+        let tops: Vec<_> = tiles.iter().map(|tile| row_maxima(b, tile.scores, 1)).collect();
         let grew: Vec<_> = tiles.iter().zip(&tops).map(|(tile, top)| tile.softmax.grew(b, *top)).collect();
         let either = grew.iter().flatten().copied().reduce(|x, y| b.either(x, y)).expect("a tile has rows");
         let any = b.any(either);
@@ -200,7 +211,7 @@ impl Softmax {
     fn grew(&self, b: &mut Builder, top: Rows<F32>) -> [Pred; ROWS_PER_THREAD] {
         std::array::from_fn(|row| {
             let growth = b.fma(top[row], self.scale, self.offset[row]);
-            b.test(Cmp::Gt, growth, LAZY_LOG2)
+            b.test(Cmp::Gt, growth, room_log2(self.half) as f32)
         })
     }
 
@@ -290,22 +301,23 @@ impl Sums {
     }
 }
 
-/// The largest score of each row, over the quad that shares it.
+/// The largest score of each row, over the quad that shares it; one in `every` has a say.
 #[track_caller]
-fn row_maxima(b: &mut Builder, scores: &Acc) -> Rows<F32> {
-    let values: [Vec<_>; ROWS_PER_THREAD] = std::array::from_fn(|row| scores.row_values(row).collect());
+fn row_maxima(b: &mut Builder, scores: &Acc, every: usize) -> Rows<F32> {
+    let values: [Vec<_>; ROWS_PER_THREAD] =
+        std::array::from_fn(|row| scores.row_values(row).step_by(every).collect());
     // The chains of both rows advance together, so that the latency of one `max` hides behind the others.
-    let mut chains = values.each_ref().map(|row| row[..CHAINS].to_vec());
-    for i in CHAINS..values[0].len() {
+    let count = CHAINS.min(values[0].len());
+    let mut chains = values.each_ref().map(|row| row[..count].to_vec());
+    for i in count..values[0].len() {
         for (chain, row) in chains.iter_mut().zip(&values) {
-            chain[i % CHAINS] = b.max(chain[i % CHAINS], row[i]);
+            chain[i % count] = b.max(chain[i % count], row[i]);
         }
     }
-    let own = chains.map(|chain| {
-        let (left, right) = (b.max(chain[0], chain[1]), b.max(chain[2], chain[3]));
-        b.max(left, right)
-    });
-    own.map(|top| over_quad(b, top, |b, x, y| b.max(x, y)))
+    chains.map(|chains| {
+        let own = chains.into_iter().reduce(|x, y| b.max(x, y)).expect("a row has scores");
+        over_quad(b, own, |b, x, y| b.max(x, y))
+    })
 }
 
 /// Combines a value over the four lanes that share a row.

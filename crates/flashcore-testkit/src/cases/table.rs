@@ -128,6 +128,8 @@ fn extremes() -> Vec<Case> {
         case("peaked", Inputs::Peaked, Mask::NONE),
         case("rising scores", Inputs::Rising, Mask::NONE),
         case("rising scores causal", Inputs::Rising, Mask::CAUSAL),
+        case("falling scores", Inputs::Falling, Mask::NONE),
+        case("falling scores causal", Inputs::Falling, Mask::CAUSAL),
         case("large values", Inputs::LargeValues, Mask::CAUSAL),
     ]
 }
