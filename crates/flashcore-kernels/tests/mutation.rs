@@ -160,7 +160,7 @@ fn hopper_kernel_of_128_features() {
     // An odd number of key tiles, so that phases differ from tile to tile, and two turns of two steps after the first.
     let short = Subject::new(ONE_SM, [1, 512, 128], Mask::NONE).plan.kernel().tile();
     let Tile::Sm90(shape) = short else { panic!("a plan of the Hopper kernel") };
-    let shape = Shape { tile_n: 64, ..shape };
+    let shape = Shape { tile_n: 64, turn: 2, ..shape };
     check(&Subject::new(ONE_SM, [1, 320, 128], Mask::NONE).with_tile(Tile::Sm90(shape)));
 }
 

@@ -87,6 +87,7 @@ fn hopper(consumers: u32, [tile_n, stages, q_stages]: [u32; 3], staging: [u32; 2
         budget,
         order,
         ctas_per_sm: 1,
+        turn: 2,
     })
 }
 

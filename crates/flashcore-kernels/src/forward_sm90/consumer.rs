@@ -17,7 +17,7 @@ use super::{
     Arguments, Config, Layout, ROWS_PER_GROUP, ROWS_PER_WARP,
     epilogue::Epilogue,
     producer::info,
-    schedule::{Order, Tile, position},
+    schedule::{Tile, position},
     values::clean_values,
 };
 use crate::shared::{
@@ -194,8 +194,7 @@ impl<'a> Consumer<'a> {
             clean_values(b, self, tile, block);
         }
         b.add_to(self.kv_count, 1);
-        self.softmax.start(b, &scores);
-        self.softmax.step(b, &scores, &probs, &output);
+        self.softmax.first(b, &scores, &probs);
         let below = b.sub(block, 1);
         b.set(block, below);
 
@@ -214,11 +213,9 @@ impl<'a> Consumer<'a> {
         work
     }
 
-    /// The key tiles of a run. Where all tiles are whole there are many, and a loop over two at a time is scheduled
-    /// better.
+    /// The key tiles of a run.
     fn steps(&self, b: &mut Builder, run: &Run, work: Work) -> Work {
-        let many = self.cfg.shape.order == Order::Static && run.hides == Hides::Nothing;
-        if !many {
+        if run.hides == Hides::Some || self.cfg.shape.turn == 1 {
             return self.turns(b, run, 1, work);
         }
         let work = self.turns(b, run, 2, work);

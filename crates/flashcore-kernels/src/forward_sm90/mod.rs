@@ -90,6 +90,8 @@ pub struct Shape {
     pub order: Order,
     /// CTAs that share an SM; caps the registers.
     pub ctas_per_sm: u32,
+    /// Whole key tiles in one turn of the loop: two are scheduled better, but take longer to fetch at first.
+    pub turn: u32,
 }
 
 /// Where a warp gathers its rows of the output before tensor copies take them away.
@@ -115,9 +117,10 @@ impl Config {
     /// The kernel's name: every field of the config is in it.
     pub fn name(&self) -> Ident {
         let half = if self.half == Half::F16 { "f16" } else { "bf16" };
-        let Shape { consumers, tile_n, stages, q_stages, staging, budget, order, ctas_per_sm } = self.shape;
+        let Shape { consumers, tile_n, stages, q_stages, staging, budget, order, ctas_per_sm, turn } =
+            self.shape;
         let mut name = format!(
-            "fc_forward_sm_90a_{half}_d{}v{}_g{consumers}n{tile_n}s{stages}q{q_stages}o{}x{}r{}c{ctas_per_sm}_{}_{}",
+            "fc_forward_sm_90a_{half}_d{}v{}_g{consumers}n{tile_n}s{stages}q{q_stages}o{}x{}r{}c{ctas_per_sm}t{turn}_{}_{}",
             self.dim_qk,
             self.dim_v,
             staging.places,

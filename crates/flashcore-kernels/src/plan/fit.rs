@@ -113,6 +113,7 @@ fn check_hopper(shape: &forward_sm90::Shape) -> Result<(), Misfit> {
         ("staging_places", shape.staging.places, 1, 1..=2, "1 or 2"),
         ("registers of a producer", producer, 8, 24..=248, "a multiple of 8 from 24 on"),
         ("registers of a consumer", consumer, 8, 24..=248, "a multiple of 8 up to 248"),
+        ("turn", shape.turn, 1, 1..=2, "1 or 2"),
         ("ctas_per_sm", shape.ctas_per_sm, 1, 1..=4, "1 to 4"),
     ])?;
     let Order::Single { parts } = shape.order else {

@@ -56,11 +56,18 @@ pub(super) fn shape(problem: &Problem, gpu: &Gpu) -> (Shape, &'static str) {
     let row = TABLE.iter().find(|row| qk <= row.dim_qk && v <= row.dim_v).unwrap_or(&TABLE[TABLE.len() - 1]);
     let uneven = problem.mask().right().is_some() || matches!(problem.lengths(), Lengths::Used { .. });
     let order = if uneven { Order::Atomic } else { Order::Static };
+    let turn = if !uneven && many_tiles(problem, gpu) { 2 } else { 1 };
     if let Some(tall) = row.tall.as_ref().filter(|tall| tall.pays(problem, gpu)) {
         let why = "three consumers of 64 rows read K and V a third less often";
-        return (Shape { order, ..tall.shape }, why);
+        return (Shape { order, turn, ..tall.shape }, why);
     }
-    (Shape { order, ..row.shape }, row.why)
+    (Shape { order, turn, ..row.shape }, row.why)
+}
+
+/// Whether every SM has so many tiles that it does not matter how long the first takes.
+fn many_tiles(problem: &Problem, gpu: &Gpu) -> bool {
+    let planes = problem.heads_q() * problem.batch();
+    problem.batch_invariant() || planes * problem.seq_q() >= gpu.sms as usize * 8 * ROWS
 }
 
 /// Whether a problem has options that take registers.
@@ -148,6 +155,7 @@ const fn few(dim: usize, tile_n: u32, parts: u32) -> Shape {
         budget: None,
         order: Order::Single { parts },
         ctas_per_sm: 2,
+        turn: 1,
     }
 }
 
@@ -199,6 +207,7 @@ const fn tile(tile_n: u32, q_stages: u32, staging: Staging) -> Shape {
         budget: Some(TWO_CONSUMERS),
         order: Order::Static,
         ctas_per_sm: 1,
+        turn: 1,
     }
 }
 

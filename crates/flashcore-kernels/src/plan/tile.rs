@@ -64,6 +64,12 @@ struct Hopper {
     registers: Option<[u32; 2]>,
     order: WrittenOrder,
     ctas_per_sm: u32,
+    #[serde(default = "one_key_tile")]
+    turn: u32,
+}
+
+const fn one_key_tile() -> u32 {
+    1
 }
 
 #[derive(Clone, Copy, Serialize, Deserialize)]
@@ -86,7 +92,7 @@ impl From<Written> for Tile {
 
 impl Hopper {
     fn shape(self) -> forward_sm90::Shape {
-        let Self { consumers, tile_n, stages, q_stages, ctas_per_sm, .. } = self;
+        let Self { consumers, tile_n, stages, q_stages, ctas_per_sm, turn, .. } = self;
         forward_sm90::Shape {
             consumers,
             tile_n,
@@ -100,6 +106,7 @@ impl Hopper {
                 WrittenOrder::Single(parts) => Order::Single { parts },
             },
             ctas_per_sm,
+            turn,
         }
     }
 }
@@ -118,6 +125,7 @@ impl From<Tile> for Written {
                 budget,
                 order,
                 ctas_per_sm,
+                turn,
             }) => Self::ForwardSm90(Hopper {
                 consumers,
                 tile_n,
@@ -132,6 +140,7 @@ impl From<Tile> for Written {
                     Order::Single { parts } => WrittenOrder::Single(parts),
                 },
                 ctas_per_sm,
+                turn,
             }),
         }
     }

@@ -4,28 +4,35 @@
 //! part of the running sum. Scores stay in the units in which they come out of the matrix product; the scale is folded
 //! into the one FMA before `exp2`.
 //!
-//! A reference is not a running maximum. It is the maximum of some of the first scores that the row saw, and moves only
-//! when probabilities grow beyond what 16-bit floats hold with ease, so that most steps leave the output tile alone.
-//! There are two ways to notice. [`Softmax::raise`] compares the maximum of new scores before it takes exponentials.
+//! A reference is not a running maximum. It lies near the maximum of the first scores that the row saw, and moves only
+//! when probabilities outgrow what 16-bit floats hold, so that most steps leave the output tile alone. There are two
+//! ways to notice. [`Softmax::raise`] compares the maximum of new scores before it takes exponentials.
 //! [`Softmax::step`] takes them at once and looks at their sum, which is needed anyway; where that is too large, the
 //! tile is done again. Whether a row moves is decided for that row alone and a vote only skips the work, so that a
 //! row's bits do not depend on its neighbours.
 
 use flashcore_tile::{Acc, Builder, Cmp, F32, Fragment, Half, Pred, ROWS_PER_THREAD, Reg, Scope};
 
-/// Growth of a row's probabilities, in powers of two, up to which the output is not rescaled. An f16 holds no more; a
-/// bf16 would, but then large values would lead beyond f32.
-const fn room_log2(half: Half) -> u32 {
-    match half {
-        Half::F16 => 15,
-        Half::Bf16 => 32,
+/// How far apart, in powers of two, probabilities of a row may be.
+struct Room {
+    /// The largest score seen when a row's reference moves has this probability: the lower, the longer it may stay.
+    top: f32,
+    /// Where the output is rescaled at the latest.
+    limit: f32,
+}
+
+impl Room {
+    /// An f16 ends at 2^16, and loses bits below 2^-14. A bf16 reaches further than sums of large values in f32 should.
+    const fn of(half: Half) -> Self {
+        match half {
+            Half::F16 => Self { top: -5.0, limit: 15.0 },
+            Half::Bf16 => Self { top: -24.0, limit: 40.0 },
+        }
     }
 }
 
 /// Minus the reference of a row that has seen no key: whatever it sees first is infinitely far above.
 const UNSEEN: f32 = 1.0e38;
-/// One in this many scores has a say where rows start: the others are hardly ever much larger, and it would show.
-const STARTS: usize = 4;
 /// Independent chains of a row's maximum: the latency of `max` is hidden four deep.
 const CHAINS: usize = 4;
 const LN_2: f32 = std::f32::consts::LN_2;
@@ -71,18 +78,20 @@ impl Softmax {
         Self { scale, negated_scale: b.neg(scale), offset: row(b, UNSEEN), sum: row(b, 0.0), half }
     }
 
-    /// Begins rows: measures from the largest of some scores of their first tile, and forgets what was before.
+    /// Turns the scores of a row's first tile into probabilities.
     #[track_caller]
-    pub fn start(&self, b: &mut Builder, scores: &Acc) {
-        let top = row_maxima(b, scores, STARTS);
-        for (row, top) in top.into_iter().enumerate() {
-            let offset = self.offset_from(b, top);
-            b.set(self.offset[row], offset);
-            b.set(self.sum[row], 0.0);
+    pub fn first(&self, b: &mut Builder, scores: &Acc, probs: &Fragment) {
+        for (offset, top) in self.offset.into_iter().zip(row_maxima(b, scores)) {
+            let from_top = self.offset_from(b, top);
+            b.set(offset, from_top);
+        }
+        let sums = self.weigh(b, scores, probs);
+        for (sum, tile) in self.sum.into_iter().zip(sums) {
+            b.set(sum, tile);
         }
     }
 
-    /// Turns the scores of a tile into probabilities, and brings the output tile along where rows grew.
+    /// Turns the scores of a further tile into probabilities, and brings the output tile along where rows grew.
     #[track_caller]
     pub fn step(&self, b: &mut Builder, scores: &Acc, probs: &Fragment, output: &Acc) {
         let sums = self.weigh(b, scores, probs).map(|sum| b.var_in(Scope::Lane, sum));
@@ -105,7 +114,7 @@ impl Softmax {
     /// Whether one of the probabilities in a sum may be too large.
     #[track_caller]
     fn is_large(&self, b: &mut Builder, sum: Reg<F32>) -> Pred {
-        b.test(Cmp::Ge, sum, (1u64 << room_log2(self.half)) as f32)
+        b.test(Cmp::Ge, sum, Room::of(self.half).limit.exp2())
     }
 
     /// Moves the references of the rows of which any thread found its sum too large.
@@ -115,7 +124,7 @@ impl Softmax {
             let largest = over_quad(b, sum, |b, x, y| b.max(x, y));
             self.is_large(b, largest)
         });
-        let top = row_maxima(b, scores, 1);
+        let top = row_maxima(b, scores);
         std::array::from_fn(|row| self.move_reference(b, row, top[row], grew[row]))
     }
 
@@ -193,7 +202,7 @@ impl Softmax {
     /// their outputs along, under one vote; [`Exponentials`] turn the scores into probabilities.
     #[track_caller]
     pub fn raise(b: &mut Builder, tiles: &[RowTile<'_>]) {
-        let tops: Vec<_> = tiles.iter().map(|tile| row_maxima(b, tile.scores, 1)).collect();
+        let tops: Vec<_> = tiles.iter().map(|tile| row_maxima(b, tile.scores)).collect();
         let grew: Vec<_> = tiles.iter().zip(&tops).map(|(tile, top)| tile.softmax.grew(b, *top)).collect();
         let either = grew.iter().flatten().copied().reduce(|x, y| b.either(x, y)).expect("a tile has rows");
         let any = b.any(either);
@@ -211,7 +220,7 @@ impl Softmax {
     fn grew(&self, b: &mut Builder, top: Rows<F32>) -> [Pred; ROWS_PER_THREAD] {
         std::array::from_fn(|row| {
             let growth = b.fma(top[row], self.scale, self.offset[row]);
-            b.test(Cmp::Gt, growth, room_log2(self.half) as f32)
+            b.test(Cmp::Gt, growth, Room::of(self.half).limit)
         })
     }
 
@@ -230,7 +239,7 @@ impl Softmax {
     /// The offset that measures from a maximum; −∞ is that of a row without keys.
     #[track_caller]
     fn offset_from(&self, b: &mut Builder, top: Reg<F32>) -> Reg<F32> {
-        let offset = b.mul(top, self.negated_scale);
+        let offset = b.fma(top, self.negated_scale, Room::of(self.half).top);
         b.min(offset, UNSEEN)
     }
 }
@@ -301,11 +310,10 @@ impl Sums {
     }
 }
 
-/// The largest score of each row, over the quad that shares it; one in `every` has a say.
+/// The largest score of each row, over the quad that shares it.
 #[track_caller]
-fn row_maxima(b: &mut Builder, scores: &Acc, every: usize) -> Rows<F32> {
-    let values: [Vec<_>; ROWS_PER_THREAD] =
-        std::array::from_fn(|row| scores.row_values(row).step_by(every).collect());
+fn row_maxima(b: &mut Builder, scores: &Acc) -> Rows<F32> {
+    let values: [Vec<_>; ROWS_PER_THREAD] = std::array::from_fn(|row| scores.row_values(row).collect());
     // The chains of both rows advance together, so that the latency of one `max` hides behind the others.
     let count = CHAINS.min(values[0].len());
     let mut chains = values.each_ref().map(|row| row[..count].to_vec());

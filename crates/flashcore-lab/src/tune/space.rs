@@ -79,6 +79,7 @@ impl Space {
                 budget: budget(value(6)),
                 order: order(value(7)),
                 ctas_per_sm: value(8),
+                turn: value(9),
             }),
         }
     }
@@ -137,8 +138,8 @@ const GENERAL: [&[u32]; 7] =
     [&[4, 8], &[1, 2], &[32, 64, 96, 128], &[16, 32, 64, 128], &[2, 3, 4], &[1, 2, 3], &[0, 1]];
 
 /// Options of the Hopper kernel: consumers, keys, stages of K and V, stages of Q, columns and places of the staging
-/// area, registers, order, CTAs per SM.
-const HOPPER: [&[u32]; 9] = [
+/// area, registers, order, CTAs per SM, key tiles of a turn.
+const HOPPER: [&[u32]; 10] = [
     &[1, 2, 3],
     &[32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 224, 256],
     &[2, 3, 4, 5, 6],
@@ -147,6 +148,7 @@ const HOPPER: [&[u32]; 9] = [
     &[1, 2],
     &[0, 24_240, 40_232, 32_160],
     &[STATIC, 1, 2, 4, 8, ATOMIC],
+    &[1, 2],
     &[1, 2],
 ];
 
@@ -165,7 +167,8 @@ fn values(tile: &Tile) -> Vec<u32> {
                 Order::Single { parts } => parts,
             };
             let (cols, places) = (s.staging.cols, s.staging.places);
-            vec![s.consumers, s.tile_n, s.stages, s.q_stages, cols, places, registers, order, s.ctas_per_sm]
+            let (ctas, turn) = (s.ctas_per_sm, s.turn);
+            vec![s.consumers, s.tile_n, s.stages, s.q_stages, cols, places, registers, order, ctas, turn]
         }
         Tile::Cpu(tile) => vec![tile.keys, tile.chunk],
         _ => Vec::new(),
