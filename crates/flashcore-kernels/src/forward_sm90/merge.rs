@@ -78,7 +78,7 @@ pub(super) fn merge(b: &mut Builder, consumer: &Consumer<'_>, tile: &Tile, outpu
     b.wait_cluster();
     send(b, consumer, &part, output);
     // Whoever has all its letters may end: nobody has anything more for it.
-    b.mbarrier_at(mail.arrived).wait(b, 0);
+    b.mbarrier_at(mail.arrived).wait_for_peers(b, 0);
     let letters = letters(b, consumer);
     let stats: Vec<_> = letters.iter().map(|&letter| b.load_shared(letter)).collect();
     let columns: Vec<_> = letters.iter().map(|&letter| read_columns(b, cfg, letter)).collect();

@@ -128,7 +128,9 @@ fn few_tiles(problem: &Problem, gpu: &Gpu) -> Option<(Shape, &'static str)> {
             Some((few(dim, step, 1), "few tiles: two CTAs hide each other's waits"))
         }
         65..=128 if tiles <= sms => {
-            let shape = Shape { ctas_per_sm: 1, ..few(dim, STEP, cluster(tiles, keys, sms)) };
+            // Half a step at a time: the first product starts sooner, and the last tile wastes less.
+            let parts = cluster(tiles, keys, sms);
+            let shape = Shape { stages: 4, ctas_per_sm: 1, ..few(dim, STEP / 2, parts) };
             Some((shape, "few tiles: one for each SM, or a cluster that shares the keys"))
         }
         _ => None,
