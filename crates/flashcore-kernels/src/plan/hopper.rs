@@ -56,7 +56,11 @@ pub(super) fn shape(problem: &Problem, gpu: &Gpu) -> (Shape, &'static str) {
     let row = TABLE.iter().find(|row| qk <= row.dim_qk && v <= row.dim_v).unwrap_or(&TABLE[TABLE.len() - 1]);
     let uneven = problem.mask().right().is_some() || matches!(problem.lengths(), Lengths::Used { .. });
     let order = if uneven { Order::Atomic } else { Order::Static };
-    let turn = if !uneven && many_tiles(problem, gpu) { 2 } else { 1 };
+    let many = many_tiles(problem, gpu);
+    if let Some(brief) = row.brief.filter(|_| !many) {
+        return (Shape { order, ..brief }, "few tiles on each SM: short steps begin and end sooner");
+    }
+    let turn = if many && !uneven { 2 } else { 1 };
     if let Some(tall) = row.tall.as_ref().filter(|tall| tall.pays(problem, gpu)) {
         let why = "three consumers of 64 rows read K and V a third less often";
         return (Shape { order, turn, ..tall.shape }, why);
@@ -192,6 +196,8 @@ struct Row {
     dim_v: u32,
     shape: Shape,
     why: &'static str,
+    /// The tile where each SM has few of them.
+    brief: Option<Shape>,
     tall: Option<Tall>,
 }
 
@@ -220,6 +226,7 @@ const TABLE: &[Row] = &[
         dim_v: 64,
         shape: Shape { stages: 4, ..tile(128, 2, WHOLE_64) },
         why: "two consumers leave registers for masks, and four stages let one of them run ahead of the other",
+        brief: None,
         tall: Some(Tall { shape: tall(128, WHOLE_64), rows: 2048, windows: true }),
     },
     Row {
@@ -227,6 +234,7 @@ const TABLE: &[Row] = &[
         dim_v: 128,
         shape: tile(128, 2, WHOLE_128),
         why: "128 x 128 fills the registers; the next tile's first product covers the epilogue",
+        brief: Some(Shape { stages: 4, ..tile(64, 2, WHOLE_128) }),
         tall: Some(Tall { shape: tall(64, SLAB), rows: 8192, windows: false }),
     },
     Row {
@@ -234,6 +242,7 @@ const TABLE: &[Row] = &[
         dim_v: 128,
         shape: tile(128, 1, SLAB),
         why: "128 keys still fit beside one Q tile; two would not",
+        brief: None,
         tall: None,
     },
     Row {
@@ -241,6 +250,7 @@ const TABLE: &[Row] = &[
         dim_v: 192,
         shape: tile(96, 1, SLABS),
         why: "96 keys are what two stages of K and V leave room for",
+        brief: None,
         tall: None,
     },
     Row {
@@ -248,6 +258,7 @@ const TABLE: &[Row] = &[
         dim_v: 256,
         shape: tile(64, 1, SLABS),
         why: "the output takes half of the registers and Q a quarter of shared memory; 64 keys fit beside them",
+        brief: None,
         tall: None,
     },
 ];
