@@ -234,7 +234,7 @@ impl<'a> Consumer<'a> {
         })
     }
 
-    /// One key tile: QKᵀ of this one and PV of the one before run while the other's softmax is done.
+    /// One key tile: QKᵀ of this one and PV of the one before run together, while other consumers do their softmax.
     fn step(&self, b: &mut Builder, run: &Run, (scores, output, probs): Work) -> Work {
         let k = self.layout.k.stage(b, self.kv_count);
         let before = b.sub(self.kv_count, 1);
