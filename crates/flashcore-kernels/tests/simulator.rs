@@ -1,10 +1,10 @@
 //! Kernels in the simulator, every check on, against the f64 oracle of the testkit.
 
-use flashcore_core::{BackendError, DType, Data, Dims, Element, HostCall, Layout, Mask, Spec};
+use flashcore_core::{BackendError, DType, Data, Dims, Element, HostCall, Layout, Mask, Problem, Spec};
 use flashcore_kernels::{
     Gpu, Member, Plan, Tile, covering_set, forward_sm80,
     forward_sm90::{self, Order, Staging},
-    plan_tile,
+    plan, plan_tile,
 };
 use flashcore_lab::simulator::{self, Simulator};
 use flashcore_testkit::{Rng, Rows, cases, judge, suite, values};
@@ -70,6 +70,43 @@ fn tiles_that_pass_the_gate_are_right() {
     });
 }
 
+/// A row that outgrows its reference makes its warp do a key tile again; the bits of the other rows stay.
+#[test]
+fn rows_do_not_feel_a_neighbour_that_grows() {
+    let problems = [(64, Mask::NONE), (64, Mask::CAUSAL), (128, Mask::NONE), (256, Mask::NONE)];
+    let work: Vec<_> = GPUS.iter().flat_map(|gpu| problems.map(|problem| (*gpu, problem))).collect();
+    all_pass(&work, |(_, &(gpu, (dim, mask)))| {
+        let layout = Layout::bhsd(Dims::new(1, 1, 300, dim)).unwrap();
+        let problem: Problem =
+            Spec { mask, ..Spec::new(DType::F16, layout, layout, layout) }.parse().unwrap();
+        let plan = plan(&problem, &gpu, 16).unwrap();
+        let calm = normal_inputs::<f16>(&problem);
+        let both = [&calm, &with_growing_row(&calm, dim)]
+            .map(|inputs| launched(&Simulator::seeded(gpu, 1), &problem, &plan, inputs));
+        let [Ok(calm), Ok(grown)] = both else { return Some(format!("{dim} features: a run fails")) };
+        let unnoticed = mask == Mask::NONE && grown.instructions <= calm.instructions;
+        let row = |run: &Launched<f16>, row: usize| {
+            (run.out[row * dim..(row + 1) * dim].to_vec(), run.lse[row].to_bits())
+        };
+        let felt: Vec<_> = (0..300).filter(|&n| n != GROWING && row(&calm, n) != row(&grown, n)).collect();
+        (unnoticed || !felt.is_empty())
+            .then(|| format!("{dim} features: unnoticed {unnoticed}, felt by {felt:?}"))
+    });
+}
+
+/// The row that grows.
+const GROWING: usize = 5;
+
+/// The same with one query that is the first key, enlarged: key tiles come from the last to the first, so that its row
+/// meets its maximum late.
+fn with_growing_row(inputs: &[Vec<f16>; 3], dim: usize) -> [Vec<f16>; 3] {
+    let mut inputs = inputs.clone();
+    for col in 0..dim {
+        inputs[0][GROWING * dim + col] = f16::from_f32(64.0 * inputs[1][col].to_f32());
+    }
+    inputs
+}
+
 fn hopper(consumers: u32, [tile_n, stages, q_stages]: [u32; 3], staging: [u32; 2], order: Order) -> Tile {
     let budget = match consumers {
         1 => None,
@@ -106,31 +143,60 @@ fn all_pass<T: Sync>(items: &[T], check: impl Fn((usize, &T)) -> Option<String> 
 
 /// What is wrong with a plan's result, if anything.
 fn wrong<T: Element>(member: &Member, plan: &Plan, seed: usize) -> Option<String> {
-    let problem = &member.problem;
-    let mut rng = Rng::new(7);
-    let inputs = [problem.q(), problem.k(), problem.v()].map(|layout| tensor::<T>(layout, || rng.normal()));
-    let slices = inputs.each_ref().map(Vec::as_slice);
+    let inputs = normal_inputs::<T>(&member.problem);
     let simulator = Simulator::seeded(member.gpu, seed as u64);
-    let run = || -> Result<(Vec<T>, Vec<f32>), BackendError> {
-        let (mut out, mut lse) = (tensor::<T>(problem.out(), || f32::NAN), vec![f32::NAN; problem.rows()]);
-        let mut call = HostCall::bind(problem, slices, &mut out, Some(&mut lse))?;
-        let outcome = simulator.launch(&mut call, plan)?;
-        outcome.as_ref().map_or(Ok(()), simulator::judge)?;
-        Ok((out, lse))
-    };
-    let ((out, lse), (out_again, lse_again)) = match run().and_then(|first| Ok((first, run()?))) {
+    let run = || launched(&simulator, &member.problem, plan, &inputs);
+    let (first, again) = match run().and_then(|first| Ok((first, run()?))) {
         Ok(both) => both,
-        Err(error) => {
-            let cause = std::error::Error::source(&error).map_or(String::new(), ToString::to_string);
-            return Some(format!("{error}: {cause}"));
-        }
+        Err(error) => return Some(error),
     };
-    let bytes = |out, lse| (T::erase(out).bytes(), Data::F32(lse).bytes());
-    if bytes(&out, &lse) != bytes(&out_again, &lse_again) {
+    if first.bytes() != again.bytes() {
         return Some("results depend on the schedule".to_owned());
     }
-    let verdict = judge(problem, slices.map(T::erase), T::erase(&out), Some(&lse), Rows::ALL);
+    let slices = inputs.each_ref().map(|tensor| T::erase(tensor));
+    let verdict = judge(&member.problem, slices, T::erase(&first.out), Some(&first.lse), Rows::ALL);
     verdict.reason.map(|reason| reason.to_string())
+}
+
+/// What a launch wrote, and how many instructions it took.
+struct Launched<T> {
+    out: Vec<T>,
+    lse: Vec<f32>,
+    instructions: u64,
+}
+
+impl<T: Element> Launched<T> {
+    fn bytes(&self) -> (&[u8], &[u8]) {
+        (T::erase(&self.out).bytes(), Data::F32(&self.lse).bytes())
+    }
+}
+
+/// Runs a plan, every check on.
+fn launched<T: Element>(
+    simulator: &Simulator,
+    problem: &Problem,
+    plan: &Plan,
+    inputs: &[Vec<T>; 3],
+) -> Result<Launched<T>, String> {
+    let run = || -> Result<Launched<T>, BackendError> {
+        let (mut out, mut lse) = (tensor::<T>(problem.out(), || f32::NAN), vec![f32::NAN; problem.rows()]);
+        let mut call =
+            HostCall::bind(problem, inputs.each_ref().map(Vec::as_slice), &mut out, Some(&mut lse))?;
+        let outcome = simulator.launch(&mut call, plan)?;
+        outcome.as_ref().map_or(Ok(()), simulator::judge)?;
+        let instructions = outcome.map_or(0, |outcome| outcome.counters.total_instructions());
+        Ok(Launched { out, lse, instructions })
+    };
+    run().map_err(|error| {
+        let cause = std::error::Error::source(&error).map_or(String::new(), ToString::to_string);
+        format!("{error}: {cause}")
+    })
+}
+
+/// Q, K and V of standard normal numbers.
+fn normal_inputs<T: Element>(problem: &Problem) -> [Vec<T>; 3] {
+    let mut rng = Rng::new(7);
+    [problem.q(), problem.k(), problem.v()].map(|layout| tensor::<T>(layout, || rng.normal()))
 }
 
 /// A tensor whose rows hold `value`s and whose gaps hold NaN.
