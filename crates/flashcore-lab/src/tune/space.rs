@@ -127,6 +127,21 @@ impl Space {
         mutant
     }
 
+    /// The same with fewer and fewer stages; none where there are no stages.
+    pub fn with_fewer_stages(&self, genome: &Genome) -> Vec<Genome> {
+        let axis = match self.family {
+            Family::Cpu => return Vec::new(),
+            Family::General => 4,
+            Family::Hopper => 2,
+        };
+        let with = |stages: usize| {
+            let mut genome = genome.clone();
+            genome[axis] = stages;
+            genome
+        };
+        (0..genome[axis]).rev().map(with).collect()
+    }
+
     /// Each axis from one parent or the other.
     pub fn child(&self, parents: [&Genome; 2], rng: &mut Rng) -> Genome {
         (0..self.axes.len()).map(|axis| parents[below(rng, 2)][axis]).collect()

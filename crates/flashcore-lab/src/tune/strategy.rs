@@ -95,11 +95,25 @@ impl<'a> Walk<'a> {
         while wave.len() < count && attempts > 0 {
             let Some(genome) = self.propose(&parents) else { break };
             attempts -= 1;
-            if self.seen.insert(genome.clone()) && allowed(&genome) {
-                wave.push(genome);
-            }
+            wave.extend(self.admitted(genome, allowed));
         }
         wave
+    }
+
+    /// The candidate if it is new and allowed. In evolution fewer stages may do instead: a larger tile often leaves no
+    /// room for as many, and two axes seldom change as it takes.
+    fn admitted(&mut self, genome: Genome, allowed: &mut dyn FnMut(&Genome) -> bool) -> Option<Genome> {
+        if !self.seen.insert(genome.clone()) {
+            return None;
+        }
+        let lighter = match self.way {
+            Way::Exhaustive(_) => Vec::new(),
+            Way::Evolve { .. } => self.space.with_fewer_stages(&genome),
+        };
+        if allowed(&genome) {
+            return Some(genome);
+        }
+        lighter.into_iter().find(|genome| self.seen.insert(genome.clone()) && allowed(genome))
     }
 
     fn propose(&mut self, parents: &[&Genome]) -> Option<Genome> {
