@@ -25,6 +25,7 @@ use flashcore_lab::{
 use self::report::{ProfileReport, Profiled};
 use crate::{
     error::{CliError, Verdict},
+    files::Place,
     flags::BackendFlags,
     lab_flags::TaskFlags,
     output::Output,
@@ -38,7 +39,8 @@ Examples:
   FLASHCORE_NCU=/opt/ncu/ncu flashcore profile
 
 Without a GPU the kernel is planned for an H200 and assembled by ptxas, if one is found.
-Nsight Compute's report goes to KERNEL.ncu-rep and KERNEL.csv in the folder of --out.";
+Nsight Compute's report goes to PROBLEM.ncu-rep and PROBLEM.csv in the folder of --out. Files that exist
+are kept unless --force is given.";
 
 /// Say what limits a GPU kernel: registers and occupancy, and counters where Nsight Compute is found
 #[derive(Args, Clone, Debug)]
@@ -51,6 +53,9 @@ pub struct Flags {
     /// Folder for Nsight Compute's report
     #[arg(long, value_name = "FOLDER", default_value = ".")]
     out: PathBuf,
+    /// Replace reports that exist
+    #[arg(long)]
+    force: bool,
 }
 
 /// What a child is told.
@@ -99,8 +104,13 @@ pub fn execute(flags: Flags, output: &Output) -> Result<Verdict, CliError> {
         Ours::Cuda(cuda) => Some(cuda.gpu()),
         Ours::Cpu(_) => None,
     };
-    let profiles =
-        flags.task.tasks()?.iter().map(|task| flags.profile(task, gpu)).collect::<Result<_, _>>()?;
+    let tasks = flags.task.tasks()?;
+    if gpu.is_some() && Ncu::find().is_some() {
+        fs::create_dir_all(&flags.out).map_err(LabError::io("make", &flags.out))?;
+        // Asked before anything is measured.
+        tasks.iter().try_for_each(|task| flags.places(task).map(drop))?;
+    }
+    let profiles = tasks.iter().map(|task| flags.profile(task, gpu)).collect::<Result<_, _>>()?;
     output.show(&ProfileReport { planned_for: planned_for(&ours), profiles })?;
     Ok(Verdict::Pass)
 }
@@ -121,7 +131,7 @@ impl Flags {
         match (gpu, Ncu::find()) {
             (None, _) => profiled.counters = count::count(task, planned, table)?,
             (_, None) => profiled.note = Some(format!("no Nsight Compute; set {} to its ncu", ncu::NCU)),
-            (Some(_), Some(ncu)) => match self.count(task, &profiled.build, &ncu) {
+            (Some(_), Some(ncu)) => match self.count(task, &profiled.build, &ncu, self.places(task)?) {
                 Ok((reading, files)) => (profiled.reading, profiled.files) = (Some(reading), files),
                 Err(error) => profiled.note = Some(error.to_string()),
             },
@@ -132,11 +142,21 @@ impl Flags {
         Ok(profiled)
     }
 
-    fn count(&self, task: &Task, build: &Build, ncu: &Ncu) -> Result<(Reading, Vec<String>), LabError> {
-        let kernel = &build.kernel;
-        fs::create_dir_all(&self.out).map_err(LabError::io("make", &self.out))?;
-        let [report, table] = ["ncu-rep", "csv"].map(|ending| self.out.join(format!("{kernel}.{ending}")));
-        ncu.collect(kernel, &report, &target(task, &build.tile)?)?;
+    /// Where the report on a task and its counters go: to no file that exists, unless told to.
+    fn places(&self, task: &Task) -> Result<[PathBuf; 2], CliError> {
+        let name = task.to_string().replace(|c: char| !c.is_ascii_alphanumeric() && c != '.', "-");
+        let place = |ending| Place::checked(&self.out.join(format!("{name}.{ending}")), self.force);
+        Ok([place("ncu-rep")?, place("csv")?].map(|place| place.path().to_owned()))
+    }
+
+    fn count(
+        &self,
+        task: &Task,
+        build: &Build,
+        ncu: &Ncu,
+        [report, table]: [PathBuf; 2],
+    ) -> Result<(Reading, Vec<String>), LabError> {
+        ncu.collect(&build.kernel, &report, &target(task, &build.tile)?)?;
         let csv = ncu.csv(&report)?;
         fs::write(&table, &csv).map_err(LabError::io("write", &table))?;
         let unreadable =
@@ -144,5 +164,37 @@ impl Flags {
         let counters = ncu::counters(&csv).ok_or_else(unreadable)?;
         let files = [report, table].map(|path| path.display().to_string());
         Ok((Reading::of(&counters), files.to_vec()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use flashcore_core::{DType, Mask};
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Alone {
+        #[command(flatten)]
+        flags: Flags,
+    }
+
+    #[test]
+    fn reports_that_exist_are_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let flags = |more: &[&str]| {
+            let out = ["profile", "--out", folder.path().to_str().unwrap()];
+            Alone::parse_from(out.iter().chain(more)).flags
+        };
+        let task = |mask| Task::square(DType::BF16, [1, 2, 64, 64], mask).unwrap();
+        let [report, table] = flags(&[]).places(&task(Mask::CAUSAL)).unwrap();
+        assert_eq!(report, folder.path().join("1x2x64x64-bf16-causal.ncu-rep"));
+        fs::write(&table, "counters").unwrap();
+        assert!(matches!(flags(&[]).places(&task(Mask::CAUSAL)), Err(CliError::File(_))));
+        assert!(
+            flags(&[]).places(&task(Mask::NONE)).is_ok()
+                && flags(&["--force"]).places(&task(Mask::CAUSAL)).is_ok()
+        );
     }
 }
