@@ -149,8 +149,8 @@ impl Large {
             let (q, kv) = (layout(rows)?, layout(keys)?);
             Spec { mask: mask_of(self.mask), ..Spec::new(dtype, q, kv, kv) }.parse()
         };
-        // Long sequences keep a CTA busy for several tiles; where tiles are few, each has its own.
-        let rows = if self.rows > FEW_TILES * 10 { FEW_TILES } else { QUERIES[0] };
+        // Many rows keep a CTA busy for several tiles; where they are few, each tile has its own.
+        let rows = if self.heads * self.rows > FEW_TILES * 10 { FEW_TILES } else { QUERIES[0] };
         Ok(Member {
             problem: spec(2, rows, self.keys.min(FEW_STEPS))?,
             gpu: BUSY_HOPPER,

@@ -35,7 +35,7 @@ const fn stride(cfg: Config) -> u32 {
     cfg.shape.consumers * WARPGROUP * VECTOR * 4
 }
 
-/// Bytes of what one CTA sends to another: a vector of maxima and sums, and a share of the output.
+/// Bytes of what one CTA sends to another: a vector of references and sums, and a share of the output.
 const fn letter_bytes(cfg: Config) -> u32 {
     stride(cfg) + share(cfg) * stride(cfg)
 }

@@ -159,7 +159,7 @@ impl Softmax {
         Finished { factor: rows.map(|r| r.0), lse: rows.map(|r| r.1) }
     }
 
-    /// What other parts of the same rows need to know: maxima in powers of two, then sums over the quad.
+    /// What other parts of the same rows need to know: references in powers of two, then sums over the quad.
     #[track_caller]
     pub fn part(&self, b: &mut Builder) -> [Reg<F32>; 2 * ROWS_PER_THREAD] {
         let [top0, top1] = self.offset.map(|offset| b.neg(offset));
@@ -341,7 +341,7 @@ fn over_quad(
     })
 }
 
-/// Factor and LSE of a row with maximum `top` (in powers of two) and sum `sum`.
+/// Factor and LSE of a row with reference `top` (in powers of two) and sum `sum`.
 #[track_caller]
 fn close(b: &mut Builder, top: Reg<F32>, sum: Reg<F32>) -> (Reg<F32>, Reg<F32>) {
     let inverse = b.rcp(sum);
