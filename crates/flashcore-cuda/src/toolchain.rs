@@ -171,6 +171,10 @@ impl ToolPath {
             let stdout = read_all(child.stdout.as_mut());
             let status = child.wait().map_err(|error| self.failed(error))?;
             let log = log.join().unwrap_or_default();
+            // Ended by a signal (Ctrl-C, no memory left): its log is not about what it read.
+            if status.code().is_none() {
+                return Err(self.failed(status));
+            }
             Ok(Output { success: status.success(), stdout, log: String::from_utf8_lossy(&log).into_owned() })
         })
     }
@@ -249,6 +253,15 @@ mod tests {
         }
         assert_eq!(search.find(Tool::Ptxas).unwrap().unwrap().version().unwrap(), "13.0.88");
         assert_eq!(search.find(Tool::Nvdisasm), Ok(None));
+    }
+
+    #[test]
+    fn a_tool_that_a_signal_ended_did_not_answer() {
+        let shell = ToolPath::at(Path::new("/bin/sh")).unwrap();
+        let run = |script: &str| shell.run(&["-c".into(), script.into()], Input::None);
+        assert!(!run("echo no; exit 1").unwrap().success);
+        let ended = run("echo no; kill -INT $$").err().map(|error| error.to_string()).unwrap_or_default();
+        assert!(ended.contains("signal: 2"), "{ended}");
     }
 
     #[test]

@@ -69,6 +69,8 @@ fn tables_survive_the_way_through_json() {
     for tile in [
         r#"{"cpu":{"keys":128,"chunk":4}}"#,
         r#"{"forward_sm80":{"warps":4,"blocks":2,"tile_n":64,"step_n":32,"stages":2,"ctas_per_sm":2,"q_in_registers":false}}"#,
+        r#"{"forward_sm90":{"consumers":2,"tile_n":128,"stages":2,"q_stages":1,"staging":{"cols":64,"places":2},"registers":[24,240],"order":"static","ctas_per_sm":1,"turn":2}}"#,
+        r#"{"forward_sm90":{"consumers":1,"tile_n":64,"stages":4,"q_stages":1,"staging":{"cols":64,"places":1},"registers":null,"order":{"single":{"parts":2}},"ctas_per_sm":2,"turn":1}}"#,
     ] {
         let read: Tile = serde_json::from_str(tile).unwrap();
         assert_eq!(serde_json::to_string(&read).unwrap(), tile);

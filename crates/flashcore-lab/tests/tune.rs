@@ -4,6 +4,7 @@ use std::{
     cell::Cell,
     collections::{BTreeMap, HashMap},
     path::Path,
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
     time::Duration,
 };
 
@@ -29,6 +30,7 @@ struct Pretended {
     gpu: Gpu,
     /// Seconds of a tile on a task.
     speed: fn(&Task, &Tile) -> f64,
+    unbuildable: fn(&Tile) -> Option<&'static str>,
     wrong: fn(&Tile) -> bool,
     /// Whether running it ends the search.
     deadly: fn(&Tile) -> bool,
@@ -57,8 +59,7 @@ impl Stand for Pretended {
     }
 
     fn build(&mut self, tiles: &[Tile]) -> Vec<Option<String>> {
-        let spills = |tile: &Tile| matches!(tile, Tile::Sm90(shape) if shape.tile_n == 80);
-        tiles.iter().map(|tile| spills(tile).then(|| "it spills".to_owned())).collect()
+        tiles.iter().map(|tile| (self.unbuildable)(tile).map(str::to_owned)).collect()
     }
 
     fn judge(&mut self, tile: &Tile) -> Result<Finding, LabError> {
@@ -106,8 +107,12 @@ fn task() -> Task {
 
 fn pretended(speed: fn(&Task, &Tile) -> f64, left: usize) -> Pretended {
     let wrong = |tile: &Tile| matches!(tile, Tile::Sm90(shape) if shape.tile_n == 64 && shape.stages == 3);
-    let (rng, calls) = (Rng::new(1), HashMap::new());
-    Pretended { task: task(), gpu: Gpu::HOPPER, speed, wrong, deadly: |_| false, rng, calls, left }
+    let (gpu, rng, calls) = (Gpu::HOPPER, Rng::new(1), HashMap::new());
+    Pretended { task: task(), gpu, speed, unbuildable: spills, wrong, deadly: |_| false, rng, calls, left }
+}
+
+fn spills(tile: &Tile) -> Option<&'static str> {
+    matches!(tile, Tile::Sm90(shape) if shape.tile_n == 80).then_some("it spills")
 }
 
 const SETTINGS: Settings = Settings {
@@ -261,6 +266,36 @@ fn who_stops_a_search_waits_for_one_measurement_at_most() {
     let (tuned, lines) = (ended.unwrap(), lines(&path));
     assert!(before > 4 && tuned.row.is_some() && tuned.resumed > 50, "{before} times: {tuned:?}");
     assert!(lines.values().all(|n| *n == 1), "an entry is there twice");
+}
+
+/// Whether a compiler was ended together with the search.
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
+/// A user who has pressed Ctrl-C.
+struct Gone;
+
+impl Observer for Gone {
+    fn at(&mut self, _: &Task, _: &str) {}
+
+    fn stopped(&self) -> bool {
+        INTERRUPTED.load(Relaxed)
+    }
+}
+
+#[test]
+fn a_compiler_that_was_interrupted_condemns_no_candidate() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("journal");
+    let mut stand = pretended(keys_matter, usize::MAX);
+    stand.unbuildable = |tile| {
+        let planned = matches!(tile, Tile::Sm90(shape) if shape.tile_n == 128);
+        INTERRUPTED.fetch_or(!planned, Relaxed);
+        (!planned).then_some("signal: 2 (SIGINT)")
+    };
+    let stopped = watched(&mut stand, SETTINGS, &path, &mut Gone);
+    assert!(matches!(stopped, Err(LabError::Stopped)) && INTERRUPTED.load(Relaxed), "{stopped:?}");
+    let tuned = search(&mut pretended(keys_matter, usize::MAX), SETTINGS, &path).unwrap();
+    assert!(!tuned.failed.iter().any(|failed| failed.reason.contains("SIGINT")), "{tuned:?}");
 }
 
 #[test]

@@ -169,7 +169,8 @@ fn gpu_table(place: &Workplace) -> Value {
     (row["class"]["units"], row["class"]["dtype"]) = (132.into(), "f16".into());
     (row["class"]["dim_qk"], row["class"]["dim_v"]) = (128.into(), 128.into());
     row["tile"] = json!({ "forward_sm90": { "consumers": 1, "tile_n": 48, "stages": 3, "q_stages": 1,
-        "staging_cols": 128, "staging_places": 1, "registers": null, "order": { "single": 1 }, "ctas_per_sm": 1 } });
+        "staging": { "cols": 128, "places": 1 }, "registers": null, "order": { "single": { "parts": 1 } },
+        "ctas_per_sm": 1, "turn": 1 } });
     rows
 }
 

@@ -50,17 +50,43 @@ impl Bare {
 
     /// Parameters as one pointer each.
     pub(crate) fn by_pointers(&self) -> Result<(), Box<dyn Error>> {
+        let (mut params, extra) = (self.pointers(), std::ptr::null_mut());
+        // SAFETY: one pointer per parameter, into the block, which outlives the call.
+        check(unsafe { sys::cuLaunchKernelEx(&self.config, self.function, params.as_mut_ptr(), extra) })
+    }
+
+    /// The same by the call that knows no attributes.
+    pub(crate) fn by_older_call(&self) -> Result<(), Box<dyn Error>> {
+        let CUlaunchConfig { blockDimX, sharedMemBytes, hStream, .. } = self.config;
+        let (mut params, extra) = (self.pointers(), std::ptr::null_mut());
+        // SAFETY: one pointer per parameter, into the block, which outlives the call.
+        check(unsafe {
+            let params = params.as_mut_ptr();
+            sys::cuLaunchKernel(
+                self.function,
+                1,
+                1,
+                1,
+                blockDimX,
+                1,
+                1,
+                sharedMemBytes,
+                hStream,
+                params,
+                extra,
+            )
+        })
+    }
+
+    fn pointers(&self) -> [*mut c_void; 12] {
         let start = self.block.0.as_ptr();
         let maps = (0..4).map(|at| 128 * at);
         let offsets = maps.chain([512, 520]).chain((0..6).map(|at| 528 + 4 * at));
-        let mut params = [std::ptr::null_mut::<c_void>(); 12];
+        let mut params = [std::ptr::null_mut(); 12];
         for (param, offset) in params.iter_mut().zip(offsets) {
             *param = start.wrapping_add(offset).cast_mut().cast();
         }
-        // SAFETY: one pointer per parameter, into the block, which outlives the call.
-        check(unsafe {
-            sys::cuLaunchKernelEx(&self.config, self.function, params.as_mut_ptr(), std::ptr::null_mut())
-        })
+        params
     }
 
     /// Parameters as one block.

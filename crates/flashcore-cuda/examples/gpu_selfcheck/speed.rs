@@ -5,7 +5,7 @@ use crate::{
     bench::{self, Bench, Outcome, PARAMS, TMA_COPY, expect, matrix_map},
 };
 use flashcore_cuda::{
-    Compiler, Cubin, Module, Prepared, Route,
+    Compiler, Cubin, Graph, Module, Prepared, Route,
     cache::{Cache, CacheOptions},
 };
 use flashcore_ptx::launch::{Param, Slot};
@@ -86,8 +86,9 @@ pub(crate) fn first_call_cached(bench: &Bench) -> Outcome {
     Ok(format!("{:.2} ms", ms(time)))
 }
 
-/// Four tensor maps and two buffers, other addresses each time, beside the driver's own call with nothing to do before
-/// it, and beside an empty kernel. They take turns, so that whatever else the machine does meets them alike.
+/// Four tensor maps and two buffers, other addresses each time, beside a replay with the same addresses, the driver's own
+/// calls with nothing to do before them, and an empty kernel. They take turns, so that whatever else the machine does
+/// meets them alike.
 pub(crate) fn host_cost(bench: &Bench) -> Outcome {
     let maps = (0..4).map(|slot| matrix_map(slot, 128, 64));
     let rest = [Param::Buffer(Slot(4)), Param::Buffer(Slot(5))].into_iter().chain((1..=6).map(Param::U32));
@@ -98,10 +99,16 @@ pub(crate) fn host_cost(bench: &Bench) -> Outcome {
     let bare = Bare::new(bench, memory.address())?;
     // SAFETY: the kernel writes one word into `memory`, which outlives the wait after each burst.
     let ours = |i| Ok(unsafe { prepared.launch(&bench.stream, &buffers(i)) }?);
-    let arms: [(&str, &Launch); 4] = [
+    let graph = Graph::capture(&bench.stream, |stream| {
+        // SAFETY: as above; the graph is replayed only here.
+        unsafe { prepared.launch(stream, &buffers(0)) }
+    })?;
+    let arms: [(&str, &Launch); 6] = [
         ("flashcore", &ours),
+        ("flashcore, replayed", &|_| Ok(graph.launch(&bench.stream)?)),
         ("driver alone", &|_| bare.by_pointers()),
         ("driver alone, one block", &|_| bare.by_block()),
+        ("driver alone, older call", &|_| bare.by_older_call()),
         ("driver alone, empty kernel", &|_| bare.nothing()),
     ];
     let costs = bench.device.with_context(|| interleaved(bench, arms.map(|(_, launch)| launch)))??;

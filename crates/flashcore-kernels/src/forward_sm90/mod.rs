@@ -26,6 +26,7 @@ use flashcore_tile::{
     BuildError, Builder, Cmp, Extent, F32, Half, NamedBarrier, Params, Pipeline, Program, Reg,
     RegisterBudget, Roles, SmemTile, TensorMap, U32, U64, WARPGROUP,
 };
+use serde::{Deserialize, Serialize};
 
 use crate::{
     shared::{
@@ -72,7 +73,8 @@ pub struct Config {
 }
 
 /// Tile, warpgroups and pipeline of a kernel: what tuning changes.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug)]
+#[serde(deny_unknown_fields)]
 pub struct Shape {
     /// Consumer warpgroups; the tile has 64 rows for each.
     pub consumers: u32,
@@ -85,6 +87,7 @@ pub struct Shape {
     /// How a warp's rows of the output leave.
     pub staging: Staging,
     /// Registers of producer and consumers; `None` where all threads keep what the launch gave them.
+    #[serde(rename = "registers", with = "registers")]
     pub budget: Option<RegisterBudget>,
     /// In which order CTAs take tiles.
     pub order: Order,
@@ -95,12 +98,33 @@ pub struct Shape {
 }
 
 /// Where a warp gathers its rows of the output before tensor copies take them away.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug)]
+#[serde(deny_unknown_fields)]
 pub struct Staging {
     /// Columns that leave together: a multiple of 64.
     pub cols: u32,
     /// Places for that many columns: with two, one is filled while the other leaves.
     pub places: u32,
+}
+
+/// A budget in tables: registers of a producer and of a consumer, or null.
+mod registers {
+    use flashcore_tile::RegisterBudget;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(
+        budget: &Option<RegisterBudget>,
+        to: S,
+    ) -> Result<S::Ok, S::Error> {
+        budget.map(|RegisterBudget { producer, consumer }| [producer, consumer]).serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        from: D,
+    ) -> Result<Option<RegisterBudget>, D::Error> {
+        let pair = <Option<[u32; 2]>>::deserialize(from)?;
+        Ok(pair.map(|[producer, consumer]| RegisterBudget { producer, consumer }))
+    }
 }
 
 impl Config {

@@ -5,6 +5,7 @@
 
 use flashcore_core::Problem;
 use flashcore_tile::{Builder, Cmp, Pred, Reg, Shared, U32, Val};
+use serde::{Deserialize, Serialize};
 
 use super::{Arguments, Config, ROWS_PER_GROUP};
 use crate::shared::mask::{KeyTiles, Visibility};
@@ -15,7 +16,8 @@ const SECTION_BYTES: usize = 32 << 20;
 pub(super) const INFO_BYTES: u32 = 32;
 
 /// In which order CTAs take tiles.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Order {
     /// CTA `i` of `n` takes tiles `i`, `i + n`, …: best when all tiles are equally long.
     Static,

@@ -109,8 +109,8 @@ fn check_hopper(shape: &forward_sm90::Shape) -> Result<(), Misfit> {
         ("tile_n", shape.tile_n, 16, 16..=256, "a multiple of 16 up to 256"),
         ("stages", shape.stages, 1, 2..=8, "2 to 8"),
         ("q_stages", shape.q_stages, 1, 1..=2, "1 or 2"),
-        ("staging_cols", shape.staging.cols, 64, 64..=256, "a multiple of 64 up to 256"),
-        ("staging_places", shape.staging.places, 1, 1..=2, "1 or 2"),
+        ("staging.cols", shape.staging.cols, 64, 64..=256, "a multiple of 64 up to 256"),
+        ("staging.places", shape.staging.places, 1, 1..=2, "1 or 2"),
         ("registers of a producer", producer, 8, 24..=248, "a multiple of 8 from 24 on"),
         ("registers of a consumer", consumer, 8, 24..=248, "a multiple of 8 up to 248"),
         ("turn", shape.turn, 1, 1..=2, "1 or 2"),
@@ -142,7 +142,7 @@ pub fn plan_tile(problem: &Problem, gpu: &Gpu, alignment: u64, tile: Tile) -> Re
                 return Err(Misfit::Kernel { kernel: "forward_sm90", reason });
             }
             check_rules(&[(
-                "staging_cols",
+                "staging.cols",
                 shape.staging.cols,
                 64,
                 64..=slabs(problem),

@@ -254,10 +254,16 @@ impl<'a> Search<'a> {
         let settled = |known: &Known| known.unbuildable.is_some() || known.finding.is_some();
         let new: Vec<Tile> =
             tiles.iter().copied().filter(|tile| !self.known(tile).is_some_and(settled)).collect();
-        let reasons = self.stand.build(&new);
-        for (tile, reason) in new.into_iter().zip(reasons) {
-            if let Some(reason) = reason {
-                self.keep(tile, Fact::Unbuildable(reason))?;
+        // In portions: who stops the search does not wait for a whole wave.
+        for tiles in new.chunks(rayon::current_num_threads()) {
+            go_on(self.observer)?;
+            let reasons = self.stand.build(tiles);
+            // Ctrl-C ends compilers too, and what they leave undone then says nothing about a tile.
+            go_on(self.observer)?;
+            for (tile, reason) in tiles.iter().zip(reasons) {
+                if let Some(reason) = reason {
+                    self.keep(*tile, Fact::Unbuildable(reason))?;
+                }
             }
         }
         Ok(())
