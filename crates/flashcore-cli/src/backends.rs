@@ -37,7 +37,11 @@ pub fn candidates(kind: BackendKind, threads: Option<usize>) -> Result<Vec<Arc<d
         }
         (_, Some(_)) => Err(CliError::Threads),
         (BackendKind::Auto, None) => {
-            let usable: Vec<_> = flashcore::available().into_iter().filter_map(|f| f.backend.ok()).collect();
+            let opened = flashcore::available().into_iter().map(|found| found.backend);
+            let there = |opened: &Result<_, _>| {
+                !matches!(opened, Err(flashcore::Error::Backend(BackendError::Unavailable { .. })))
+            };
+            let usable = opened.filter(there).collect::<Result<Vec<_>, _>>()?;
             if usable.is_empty() { Ok(vec![flashcore::backend(kind)?]) } else { Ok(usable) }
         }
         (_, None) => Ok(vec![flashcore::backend(kind)?]),

@@ -85,6 +85,10 @@ impl Plan {
         self.units.clear();
         self.merges.clear();
         self.partial_rows = 0;
+        // Empty sequences take no memory, so that there may be any number of them.
+        if problem.rows() == 0 {
+            return;
+        }
         let chunk = chunk_rows(problem, shape, threads);
         for n in 0..problem.sequences() {
             self.push_sequence(problem, n, chunk, shape.tiles.keys());

@@ -7,6 +7,7 @@ use crate::{
     driver::Device,
     error::Error,
     jit,
+    module::Module,
     report::BuildReport,
     toolchain::{Input, Search, Tool, ToolPath},
 };
@@ -122,6 +123,39 @@ impl Cubin {
     }
 }
 
+/// Who makes machine code.
+#[derive(Clone, Copy)]
+enum Maker<'a> {
+    Ptxas(&'a ToolPath),
+    Driver(Device),
+}
+
+impl Maker<'_> {
+    fn route(self) -> Route {
+        match self {
+            Self::Ptxas(_) => Route::Ptxas,
+            Self::Driver(_) => Route::Jit,
+        }
+    }
+
+    /// Changes with its version.
+    fn identity(self) -> String {
+        match self {
+            Self::Ptxas(ptxas) => format!("ptxas {}", ptxas.identity()),
+            Self::Driver(device) => format!("driver {}", device.driver().cuda_version()),
+        }
+    }
+}
+
+impl fmt::Display for Maker<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ptxas(ptxas) => write!(f, "{}", ptxas.path().display()),
+            Self::Driver(_) => write!(f, "driver JIT"),
+        }
+    }
+}
+
 /// Compiles PTX, remembering results in a cache.
 #[derive(Clone, Debug)]
 pub struct Compiler {
@@ -169,21 +203,68 @@ impl Compiler {
         self.build(ptx, arch, None)
     }
 
-    fn build(&self, ptx: &str, arch: Arch, device: Option<Device>) -> Result<Cubin, Error> {
-        let mut notes = self.notes.clone();
-        let key = self.key(ptx, arch, device);
-        let kept = self.look_up(&key, &mut notes);
-        if let (Some(Stored { cubin, report }), false) = (&kept, self.verify) {
-            return Ok(Cubin { bytes: cubin.clone(), report: report.clone(), route: Route::Cache, notes });
+    /// Compiles for `device` and loads; what ptxas made and the driver refuses (that of a newer release, say) the driver
+    /// compiles itself.
+    pub fn load(&self, ptx: &str, target: Target, device: Device) -> Result<(Module, Cubin), Error> {
+        let cubin = self.compile(ptx, target, device)?;
+        match Module::load(device, &cubin) {
+            Err(Error::Driver(refusal)) if self.ptxas.is_some() => {
+                let mut cubin = Self { ptxas: None, ..self.clone() }.compile(ptx, target, device)?;
+                cubin.notes.push(format!("the driver does not load what ptxas made: {refusal}"));
+                Ok((Module::load(device, &cubin)?, cubin))
+            }
+            loaded => Ok((loaded?, cubin)),
         }
-        let (stored, route) = self.translate(ptx, arch, device)?;
+    }
+
+    fn build(&self, ptx: &str, arch: Arch, device: Option<Device>) -> Result<Cubin, Error> {
+        let (mut notes, mut log) = (self.notes.clone(), String::new());
+        let makers = self.ptxas.iter().map(Maker::Ptxas).chain(device.map(Maker::Driver));
+        for maker in makers {
+            match self.made_by(maker, ptx, arch, &mut notes)? {
+                Ok((Stored { cubin, report }, route)) => {
+                    return Ok(Cubin { bytes: cubin, report, route, notes });
+                }
+                Err(reason) => {
+                    notes.push(format!("{maker} was of no use: {reason}"));
+                    log += &format!("{maker}: {reason}\n");
+                }
+            }
+        }
+        if device.is_none() {
+            log += "the driver's JIT was not tried: no GPU was given";
+        }
+        Err(Error::Compile { arch: arch.to_string(), log })
+    }
+
+    /// What the cache holds of `maker`, or what it makes now; the inner error is its opinion of the PTX.
+    fn made_by(
+        &self,
+        maker: Maker<'_>,
+        ptx: &str,
+        arch: Arch,
+        notes: &mut Vec<String>,
+    ) -> Result<Result<(Stored, Route), String>, Error> {
+        let key = self.key(maker, ptx, arch);
+        let kept = match self.look_up(&key, notes) {
+            Some(kept) if !self.verify => return Ok(Ok((kept, Route::Cache))),
+            kept => kept,
+        };
+        let made = match maker {
+            Maker::Ptxas(ptxas) => self.assemble(ptxas, ptx, arch),
+            Maker::Driver(device) => jit::compile(device, ptx, &self.options)?,
+        };
+        let stored = match made {
+            Ok(stored) => stored,
+            Err(reason) => return Ok(Err(reason)),
+        };
         if kept.is_some_and(|kept| kept.cubin != stored.cubin) {
             notes.push(format!("cache entry {key} differed from a fresh build and was replaced"));
         }
         if let Some(error) = self.cache.as_ref().and_then(|cache| cache.put(&key, &stored).err()) {
             notes.push(error.to_string());
         }
-        Ok(Cubin { bytes: stored.cubin, report: stored.report, route, notes })
+        Ok(Ok((stored, maker.route())))
     }
 
     fn look_up(&self, key: &Key, notes: &mut Vec<String>) -> Option<Stored> {
@@ -193,43 +274,10 @@ impl Compiler {
         })
     }
 
-    /// Everything that changes the machine code: with a ptxas, that ptxas; without, the driver.
-    fn key(&self, ptx: &str, arch: Arch, device: Option<Device>) -> Key {
-        let compiler = match (&self.ptxas, device) {
-            (Some(ptxas), _) => format!("ptxas {}", ptxas.identity()),
-            (None, Some(device)) => format!("driver {}", device.driver().cuda_version()),
-            (None, None) => "none".into(),
-        };
-        Key::of(&[
-            ptx,
-            &arch.to_string(),
-            &self.options.arguments().join(" "),
-            &compiler,
-            env!("CARGO_PKG_VERSION"),
-        ])
-    }
-
-    fn translate(&self, ptx: &str, arch: Arch, device: Option<Device>) -> Result<(Stored, Route), Error> {
-        let mut log = String::new();
-        if let Some(ptxas) = &self.ptxas {
-            match self.assemble(ptxas, ptx, arch) {
-                Ok(stored) => return Ok((stored, Route::Ptxas)),
-                Err(reason) => log += &format!("{}: {reason}\n", ptxas.path().display()),
-            }
-        }
-        let Some(device) = device else {
-            let jit = "the driver's JIT was not tried: no GPU was given";
-            return Err(Error::Compile { arch: arch.to_string(), log: log + jit });
-        };
-        match jit::compile(device, ptx, &self.options)? {
-            Ok(mut stored) => {
-                stored.report.notes.extend((!log.is_empty()).then(|| format!("ptxas was of no use: {log}")));
-                Ok((stored, Route::Jit))
-            }
-            Err(reason) => {
-                Err(Error::Compile { arch: arch.to_string(), log: log + "driver JIT: " + &reason })
-            }
-        }
+    /// Everything that changes the machine code.
+    fn key(&self, maker: Maker<'_>, ptx: &str, arch: Arch) -> Key {
+        let options = self.options.arguments().join(" ");
+        Key::of(&[ptx, &arch.to_string(), &options, &maker.identity(), env!("CARGO_PKG_VERSION")])
     }
 
     /// Runs ptxas through pipes: no temporary file that anybody could tamper with.

@@ -123,7 +123,7 @@ pub struct ToolPath {
 }
 
 impl ToolPath {
-    fn at(path: &Path) -> Option<Self> {
+    pub(crate) fn at(path: &Path) -> Option<Self> {
         let meta = fs::metadata(path).ok().filter(|meta| meta.is_file() && is_executable(meta))?;
         let modified = meta.modified().ok()?.duration_since(UNIX_EPOCH).ok()?.as_nanos();
         let path = fs::canonicalize(path).ok()?;

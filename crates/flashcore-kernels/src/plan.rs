@@ -26,7 +26,7 @@ use crate::{
     shared::{
         load::Access,
         mask::{MAX_SEQUENCE, Sides},
-        schedule::LengthsKind,
+        schedule::{LengthsKind, tile_count},
     },
 };
 
@@ -304,8 +304,7 @@ fn check(problem: &Problem, gpu: &Gpu) -> Result<Half, PlanError> {
         return Err(PlanError::Sequence { given, max: MAX_SEQUENCE });
     }
     // The smallest tile of any kernel has 64 rows.
-    let planes = problem.sequences().saturating_mul(problem.heads_q());
-    if planes.saturating_mul(problem.seq_q().div_ceil(64)) > i32::MAX as usize {
+    if tile_count(problem, 64) > i32::MAX as u64 {
         return Err(PlanError::Tiles);
     }
     Ok(half)

@@ -107,15 +107,36 @@ fn the_general_kernel_can_be_asked_for() {
     assert!(other.kernel().name().contains("n32x32"), "{other}");
 }
 
-/// With `batch_invariant`, and without, batch and heads have no say in the choice.
 #[test]
-fn batch_and_heads_stay_out_of_the_choice() {
-    let kernel = |heads: usize, invariant: bool, gpu: &Gpu| {
-        let spec = Spec { batch_invariant: invariant, ..spec(DType::F16, [heads, heads, 500, 500], 64) };
+fn batch_invariance_keeps_batch_and_heads_out_of_the_choice() {
+    let kernel = |batch_invariant: bool, [batch, heads]: [usize; 2], gpu: &Gpu| {
+        let layout = Layout::bshd(Dims::new(batch, heads, 500, 64)).unwrap();
+        let spec = Spec { batch_invariant, ..Spec::new(DType::F16, layout, layout, layout) };
         *plan(&spec.parse().unwrap(), gpu, 16).unwrap().kernel()
     };
     for gpu in [Gpu::AMPERE, Gpu::HOPPER] {
-        assert_eq!(kernel(1, true, &gpu), kernel(64, true, &gpu));
+        let one = kernel(true, [1, 1], &gpu);
+        assert!([[1, 64], [64, 1], [64, 64]].into_iter().all(|size| kernel(true, size, &gpu) == one));
+    }
+    assert_ne!(
+        kernel(false, [1, 1], &Gpu::HOPPER),
+        kernel(false, [64, 64], &Gpu::HOPPER),
+        "otherwise they count"
+    );
+}
+
+/// Sequences of one token each: their tiles are few, however many rows the batch has.
+#[test]
+fn tiles_of_ragged_batches_are_those_of_its_sequences() {
+    const SEQUENCES: usize = 65_536;
+    let layout = Layout::bshd(Dims::new(1, 32, SEQUENCES, 64)).unwrap();
+    let bounds: Vec<_> = (0..=SEQUENCES as u32).collect();
+    let lengths = Lengths::ragged(bounds.clone(), bounds);
+    let problem = Spec { lengths, ..Spec::new(DType::F16, layout, layout, layout) }.parse().unwrap();
+    for gpu in [Gpu::AMPERE, Gpu::HOPPER] {
+        let chosen = plan(&problem, &gpu, 16).unwrap();
+        let grid = chosen.launch(&chosen.kernel().program().unwrap(), &problem).unwrap().grid;
+        assert_eq!(grid.map(u64::from).iter().product::<u64>(), 32 * SEQUENCES as u64, "{chosen}");
     }
 }
 

@@ -9,6 +9,8 @@ const MAX_THREADS: u32 = 1024;
 const MAX_CLUSTER: u32 = 16;
 /// Most shared memory of a CTA (227 KiB on sm_90).
 const MAX_SHARED: u32 = 227 * 1024;
+/// Most CTAs of an SM.
+const MAX_CTAS: u32 = 32;
 /// Registers of an SM.
 const SM_REGISTERS: u32 = 65_536;
 
@@ -89,7 +91,7 @@ fn agrees(directives: &Directives, block: [u32; 3], cluster: [u32; 3]) -> Result
     if let Some(required) = directives.required_threads.filter(|&r| r != block) {
         return Err(format!("the kernel wants blocks of {required:?} threads, not {block:?}"));
     }
-    let volume = |d: [u32; 3]| d.iter().product::<u32>();
+    let volume = |dims: [u32; 3]| dims.into_iter().map(u64::from).fold(1, u64::saturating_mul);
     if let Some(most) = directives.max_threads.filter(|&m| volume(block) > volume(m)) {
         return Err(format!("the kernel allows at most {most:?} threads, not {block:?}"));
     }
@@ -101,7 +103,8 @@ fn agrees(directives: &Directives, block: [u32; 3], cluster: [u32; 3]) -> Result
 
 /// Registers a thread was compiled for: `.maxnreg`, or what lets the CTAs asked for fit on an SM.
 fn launch_registers(directives: &Directives, threads: u32) -> u32 {
-    let ctas = directives.min_ctas_per_sm.unwrap_or(1).max(1);
+    // As ptxas does, numbers that no SM reaches are passed over.
+    let ctas = directives.min_ctas_per_sm.filter(|ctas| (1..=MAX_CTAS).contains(ctas)).unwrap_or(1);
     let fit = SM_REGISTERS / (threads.next_multiple_of(32) * ctas) / 8 * 8;
     directives.max_registers.unwrap_or(fit).min(255)
 }

@@ -30,7 +30,22 @@ const PROGRAM: &str = "
 }
 .visible .entry mapped(.param .align 64 .b8 map[128]) { ret; }
 .visible .entry large() { .local .b8 depot[1000000]; ret; }
+.visible .entry many()
+{
+    .shared .b8 a[268435456], b[268435456], c[268435456], d[268435456], e[268435456], f[268435456], g[268435456],
+        h[268435456], i[268435456], j[268435456], k[268435456], l[268435456], m[268435456], n[268435456],
+        o[268435456], p[268435456];
+    ret;
+}
 .visible .entry small().maxntid 64,1,1 { ret; }
+.global .b128 minus_one = -1;
+.visible .entry extreme(.param .u64 dst).maxntid 65536,65536,65536 .minnctapersm 134217728
+{
+    .reg .b64 %d, %r<2>;
+    ld.param.u64 %d, [dst];
+    ld.global.v2.u64 {%r0, %r1}, [minus_one]; st.global.v2.u64 [%d], {%r0, %r1};
+    ret;
+}
 ";
 
 fn module() -> Module {
@@ -84,7 +99,8 @@ fn errors_name_what_is_wrong() {
     };
     check(&spec("nothing", vec![]), &["no kernel `nothing`", "copy, wide"]);
     check(&spec("wide", vec![]), &["wide", "mov.b128", "128 bits are made of two registers"]);
-    check(&spec("large", vec![]), &["large", "1000000 bytes of depot"]);
+    check(&spec("large", vec![]), &["large", "1000000 bytes of local variables"]);
+    check(&spec("many", vec![]), &["many", "4294967296 bytes of shared variables"]);
     check(&spec("copy", vec![]), &["0 arguments for 3 parameters"]);
     check(&spec("mapped", vec![Param::U32(1)]), &["argument 0", "4 bytes for a parameter of 128"]);
     check(&spec("mapped", vec![Param::TensorMap(map(vec![3]))]), &["a multiple of 16 bytes"]);
@@ -105,6 +121,12 @@ trait Tap: Sized {
 }
 
 impl Tap for LaunchSpec {}
+
+#[test]
+fn what_no_hardware_has_is_taken_as_the_assembler_takes_it() {
+    let outcome = run(&spec("extreme", vec![Param::Buffer(Slot(1))]), buffers()).expect("a launch");
+    assert_eq!(outcome.bytes(Slot(1)), Some([255; 16].as_slice()));
+}
 
 #[test]
 fn equal_launches_give_equal_outcomes() {

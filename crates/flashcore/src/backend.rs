@@ -79,7 +79,7 @@ static CUDA: Candidate = Candidate {
     kind: BackendKind::Cuda,
     open: || match crate::cuda::Cuda::open(0) {
         Ok(cuda) => Ok(Arc::new(cuda)),
-        Err(error) => Err(BackendError::Unavailable { backend: "cuda", reason: error.to_string() }),
+        Err(error) => Err(error.on_opening()),
     },
     opened: OnceLock::new(),
 };
@@ -110,8 +110,8 @@ pub fn backend(kind: BackendKind) -> Result<Arc<dyn Backend>, crate::Error> {
     let mut refusal = not_built(kind);
     for candidate in CANDIDATES.iter().filter(|candidate| candidate.is(kind)) {
         match candidate.get() {
-            Ok(backend) => return Ok(backend),
-            Err(error) => refusal = error,
+            Err(error @ BackendError::Unavailable { .. }) => refusal = error,
+            opened => return Ok(opened?),
         }
     }
     Err(refusal.into())

@@ -203,17 +203,43 @@ fn backends_are_named() {
 
 #[test]
 fn a_backend_that_is_not_there_says_why() {
-    let there = |kind| available().iter().any(|found| found.kind == kind);
-    if !there(BackendKind::Cuda) {
-        let x = sample();
-        let error =
-            attention(x.view(), x.view(), x.view()).backend(BackendKind::Cuda).run().expect_err("no cuda");
-        assert!(
-            matches!(error, Error::Backend(BackendError::Unavailable { backend: "cuda", .. })),
-            "{error}"
-        );
-        assert!(error.to_string().contains("enable the cargo feature"), "{error}");
+    let cuda = available().into_iter().find(|found| found.kind == BackendKind::Cuda);
+    let built = cuda.is_some();
+    if cuda.is_some_and(|found| found.backend.is_ok()) {
+        return;
     }
+    let x = sample();
+    let run = attention(x.view(), x.view(), x.view()).backend(BackendKind::Cuda).run();
+    let Err(Error::Backend(BackendError::Unavailable { backend: "cuda", reason })) = run else {
+        panic!("{run:?}");
+    };
+    assert!(!reason.is_empty() && built != reason.contains("enable the cargo feature"), "{reason}");
+}
+
+#[cfg(feature = "cuda")]
+#[test]
+fn only_what_the_user_set_wrongly_is_not_passed_over() {
+    use flashcore::cuda::{Error, driver};
+    let [absent, wrong] = [
+        driver::Error::NoDriver,
+        driver::Error::BadTool { variable: "FLASHCORE_PTXAS", path: "/no/ptxas".into() },
+    ]
+    .map(|error| Error::from(error).on_opening());
+    assert!(
+        matches!(&absent, BackendError::Unavailable { reason, .. } if reason.contains("driver")),
+        "{absent}"
+    );
+    assert!(matches!(wrong, BackendError::Failed { .. }), "{wrong}");
+}
+
+/// They take no memory, so that nothing keeps a caller from having 2^62 of them.
+#[test]
+fn empty_sequences_take_no_time() {
+    let none: [f32; 0] = [];
+    let most = i32::MAX as usize;
+    let x = TensorView::bhsd(&none, [most, most, 0, 64]).expect("a legal view");
+    let result = attention(x, x, x).run().expect("nothing to do");
+    assert!(result.out.data().is_empty() && result.lse.values().is_empty());
 }
 
 #[test]

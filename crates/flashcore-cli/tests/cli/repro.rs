@@ -5,7 +5,7 @@ use std::{fs, path::PathBuf};
 use crate::workplace::{Ended, Workplace};
 
 const REPRO: &str =
-    "repro --backend cpu --checks zero-length/ --suite cpu --filter 1x2x64x64 --seconds 0.05 --out artifacts";
+    "repro --backend cpu --checks zero-length/ --suite cpu --filter 1x2x64x64 --seconds 0.5 --out artifacts";
 
 #[track_caller]
 fn expect(ended: &Ended, code: i32, words: &str) {

@@ -4,9 +4,9 @@ use super::{Held, Launch, world};
 use crate::api::Table;
 use cudarc::driver::sys::{
     CUcontext, CUdevice, CUdevice_attribute as DeviceAttribute, CUevent, CUfunction,
-    CUfunction_attribute as FunctionAttribute, CUgraph, CUgraphNode, CUhostFn, CUlaunchConfig, CUmodule,
-    CUstream, CUtensorMap, CUtensorMapDataType, CUtensorMapFloatOOBfill, CUtensorMapInterleave,
-    CUtensorMapL2promotion, CUtensorMapSwizzle, CUuserObject,
+    CUfunction_attribute as FunctionAttribute, CUgraph, CUgraphNode, CUhostFn, CUjit_option, CUjitInputType,
+    CUlaunchConfig, CUlinkState, CUmodule, CUstream, CUtensorMap, CUtensorMapDataType,
+    CUtensorMapFloatOOBfill, CUtensorMapInterleave, CUtensorMapL2promotion, CUtensorMapSwizzle, CUuserObject,
 };
 use std::{
     cell::Cell,
@@ -61,6 +61,10 @@ pub(super) fn table() -> Table {
         event_query,
         graph_retain_user_object,
         user_object_create,
+        link_create,
+        link_add_data,
+        link_complete,
+        link_destroy,
         module_load_data,
         module_get_function,
         func_get_attribute,
@@ -266,6 +270,42 @@ unsafe extern "C" fn graph_retain_user_object(
     // SAFETY: made by `user_object_create`, retained once.
     let held = *unsafe { Box::from_raw(object.cast::<Held>()) };
     world(|world| world.held.push((graph as usize, held)));
+    0
+}
+
+/// What the fake's JIT makes of any text.
+pub(super) const JIT_IMAGE: &[u8] = b"\x7fELF by the driver";
+
+unsafe extern "C" fn link_create(
+    _: c_uint,
+    _: *mut CUjit_option,
+    _: *mut *mut c_void,
+    state: *mut CUlinkState,
+) -> u32 {
+    put(state, 0x99 as CUlinkState);
+    answer("cuLinkCreate_v2")
+}
+
+unsafe extern "C" fn link_add_data(
+    _: CUlinkState,
+    _: CUjitInputType,
+    _: *mut c_void,
+    _: usize,
+    _: *const c_char,
+    _: c_uint,
+    _: *mut CUjit_option,
+    _: *mut *mut c_void,
+) -> u32 {
+    answer("cuLinkAddData_v2")
+}
+
+unsafe extern "C" fn link_complete(_: CUlinkState, image: *mut *mut c_void, bytes: *mut usize) -> u32 {
+    put(image, JIT_IMAGE.as_ptr().cast_mut().cast());
+    put(bytes, JIT_IMAGE.len());
+    answer("cuLinkComplete")
+}
+
+unsafe extern "C" fn link_destroy(_: CUlinkState) -> u32 {
     0
 }
 

@@ -3,6 +3,8 @@
 //! One world for the process, so [`Fake::new`] lets one test in at a time and starts afresh. Memory is numbers,
 //! streams are numbers, and every launch is written down as the bytes that the driver would have read.
 
+#[cfg(unix)]
+mod compile_tests;
 mod functions;
 mod launch_tests;
 mod order_tests;

@@ -16,7 +16,7 @@ pub(super) struct Block {
 
 impl Block {
     pub(super) fn new(b: &mut Builder, args: &Arguments, half: Half) -> Self {
-        Self { output: Acc::zero(b, args.dim_v as usize), softmax: Softmax::new(b, args.scale_log2, half) }
+        Self { output: Acc::zero(b, args.dim_v as usize), softmax: Softmax::new(b, args.scale.log2, half) }
     }
 
     /// New scores of the rows.
@@ -57,16 +57,6 @@ impl Arguments {
             let [sink] = b.load_global::<F32, 1>(at);
             sink
         })
-    }
-
-    /// Limits scores to ±1, where they are capped; the scale then brings them to ± the cap.
-    pub(super) fn cap(&self, b: &mut Builder, scores: &[Acc]) {
-        let Some(scale) = self.cap_scale else { return };
-        for &score in scores.iter().flat_map(Acc::regs) {
-            b.mul_into(score, score, scale);
-            let capped = b.tanh(score);
-            b.set(score, capped);
-        }
     }
 
     /// Where the LSE of the tile's first row goes.

@@ -15,13 +15,14 @@ mod products;
 mod work;
 
 use flashcore_core::Problem;
-use flashcore_tile::{BuildError, Builder, Extent, F32, Params, Program, Reg, SmemTile, U64};
+use flashcore_tile::{BuildError, Builder, Extent, Params, Program, Reg, SmemTile, U64};
 
 pub use config::{Config, Shape};
 
 use crate::{
     shared::{
         mask::Mask,
+        scale::Scale,
         schedule::{Schedule, TensorArgument, tile_count},
     },
     slots,
@@ -41,10 +42,7 @@ pub(crate) struct Arguments {
     mask: Mask,
     /// Columns of the output's accumulators.
     dim_v: u32,
-    /// Turns scores (after the cap, if there is one) into powers of two.
-    scale_log2: Reg<F32>,
-    /// Turns scores into the argument of the hyperbolic tangent.
-    cap_scale: Option<Reg<F32>>,
+    scale: Scale,
 }
 
 impl Arguments {
@@ -59,11 +57,7 @@ impl Arguments {
             schedule: Schedule::declare(b, params, cfg.lengths, cfg.shape.tile_m()),
             mask: Mask::declare(b, params, cfg.mask),
             dim_v: padded(cfg.dim_v),
-            scale_log2: params
-                .f32(b, "scale_log2", |p| p.softcap().unwrap_or(p.scale()) * std::f32::consts::LOG2_E),
-            cap_scale: cfg
-                .softcap
-                .then(|| params.f32(b, "cap_scale", |p| p.scale() / p.softcap().unwrap_or(1.0))),
+            scale: Scale::declare(b, params, cfg.softcap),
         }
     }
 }

@@ -298,7 +298,7 @@ impl KeyLoop<'_> {
         let skip = b.mad(first, ring.row_bytes[0], k_stage);
         let keys = ring.keys.at(b, skip);
         let scores = scores(b, self.cfg, &self.queries, &keys);
-        self.args.cap(b, &scores);
+        scores.iter().for_each(|tile| self.args.scale.cap(b, tile.regs()));
         if kind == Kind::Cut {
             self.hide(b, &scores, first);
         }

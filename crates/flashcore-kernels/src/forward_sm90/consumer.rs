@@ -120,7 +120,7 @@ impl<'a> Consumer<'a> {
             v: layout.v.tile().operand(b, Major::Mn, 0),
             q_count: b.var(0),
             kv_count: b.var(0),
-            softmax: Softmax::new(b, args.scale_log2, cfg.half),
+            softmax: Softmax::new(b, args.scale.log2, cfg.half),
         }
     }
 
@@ -186,7 +186,7 @@ impl<'a> Consumer<'a> {
         self.layout.k.stage(b, self.kv_count).release(b, self.leader);
         let begin = tiles.begin.map_or(Val::Const(0), Val::from);
         self.release_q_early(b, block, begin);
-        self.cap(b, &scores);
+        self.args.scale.cap(b, scores.regs());
         let hides = tiles.hides(b, block);
         let hides = b.uniform::<Warpgroup>(hides);
         b.if_uniform(hides, |b| self.hide(b, &scores, tile, block));
@@ -246,7 +246,7 @@ impl<'a> Consumer<'a> {
         let scores = scores.wait(b);
         k.release(b, self.leader);
         self.release_q_early(b, run.block, run.begin);
-        self.cap(b, &scores);
+        self.args.scale.cap(b, scores.regs());
         if run.hides == Hides::Some {
             self.hide(b, &scores, &run.tile, run.block);
         }
@@ -385,15 +385,6 @@ impl<'a> Consumer<'a> {
     fn pv(&self, b: &mut Builder, output: Acc, probs: Fragment, stage: &Stage) -> Pending<(Acc, Fragment)> {
         let v = self.v.plus(b, stage.bytes);
         b.wgmma_rs(output, Start::Accumulate, self.cfg.half, probs, &v)
-    }
-
-    /// Limits the scores, if the problem has a softcap.
-    fn cap(&self, b: &mut Builder, scores: &Acc) {
-        let Some(scale) = self.args.cap_scale else { return };
-        for &score in scores.regs() {
-            b.mul_into(score, score, scale);
-            b.tanh_into(score, score);
-        }
     }
 
     /// The extra logits of this thread's rows, if the problem has sinks.

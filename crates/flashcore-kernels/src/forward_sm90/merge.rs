@@ -40,7 +40,7 @@ const fn letter_bytes(cfg: Config) -> u32 {
     stride(cfg) + share(cfg) * stride(cfg)
 }
 
-/// Where parts lie in shared memory.
+/// Where the parts of a cluster lie in shared memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Mail {
     /// A letter from each CTA of the cluster, this one too.
@@ -50,36 +50,30 @@ pub(super) struct Mail {
 }
 
 impl Mail {
-    /// Reserves what the parts of a cluster need.
-    pub(super) fn reserve(b: &mut Builder, cfg: Config) -> Self {
+    /// Reserves what they need, where a tile has several.
+    pub(super) fn reserve(b: &mut Builder, cfg: Config) -> Option<Self> {
         let ctas = cfg.shape.order.parts();
-        if ctas == 1 {
-            return Self { inbox: 0, arrived: 0 };
-        }
-        Self { inbox: b.shared(ctas * letter_bytes(cfg), 16), arrived: b.mbarriers(1) }
+        (ctas > 1).then(|| Self { inbox: b.shared(ctas * letter_bytes(cfg), 16), arrived: b.mbarriers(1) })
     }
 
     /// Prepares the count of letters; one thread does it, before the cluster synchronises.
     pub(super) fn init(self, b: &mut Builder, cfg: Config) {
-        let ctas = cfg.shape.order.parts();
-        if ctas > 1 {
-            let arrived = b.mbarrier_at(self.arrived);
-            arrived.init(b, 1);
-            arrived.arrive_expecting(b, (ctas - 1) * letter_bytes(cfg));
-        }
+        let arrived = b.mbarrier_at(self.arrived);
+        arrived.init(b, 1);
+        arrived.arrive_expecting(b, (cfg.shape.order.parts() - 1) * letter_bytes(cfg));
     }
 }
 
 /// Merges the parts of a tile and writes it; executed by all consumers of all CTAs of the cluster.
-pub(super) fn merge(b: &mut Builder, consumer: &Consumer<'_>, tile: &Tile, output: &Acc) {
-    let (cfg, mail) = (consumer.cfg, consumer.layout.mail);
+pub(super) fn merge(b: &mut Builder, consumer: &Consumer<'_>, mail: Mail, tile: &Tile, output: &Acc) {
+    let cfg = consumer.cfg;
     let part = consumer.softmax.part(b);
     // Everybody counts letters by now.
     b.wait_cluster();
-    send(b, consumer, &part, output);
+    send(b, consumer, mail, &part, output);
     // Whoever has all its letters may end: nobody has anything more for it.
     b.mbarrier_at(mail.arrived).wait_for_peers(b, 0);
-    let letters = letters(b, consumer);
+    let letters = letters(b, consumer, mail);
     let stats: Vec<_> = letters.iter().map(|&letter| b.load_shared(letter)).collect();
     let columns: Vec<_> = letters.iter().map(|&letter| read_columns(b, cfg, letter)).collect();
     let sinks = consumer.sinks(b, tile);
@@ -91,8 +85,8 @@ pub(super) fn merge(b: &mut Builder, consumer: &Consumer<'_>, tile: &Tile, outpu
 
 /// Sends this thread's values to the CTAs that merge them. What this CTA merges itself is read by the thread that
 /// stores it.
-fn send(b: &mut Builder, consumer: &Consumer<'_>, part: &Vector, output: &Acc) {
-    let (cfg, mail) = (consumer.cfg, consumer.layout.mail);
+fn send(b: &mut Builder, consumer: &Consumer<'_>, mail: Mail, part: &Vector, output: &Acc) {
+    let cfg = consumer.cfg;
     let rank = b.cluster_rank();
     let thread = b.mul(consumer.thread, VECTOR * 4);
     let skip = b.mad(rank, letter_bytes(cfg), thread);
@@ -119,10 +113,10 @@ fn letter_to(cfg: Config, peer: u32, part: &Vector, output: &Acc) -> Vec<[Val<F3
 }
 
 /// Where this thread finds what each CTA has for it, in the order in which parts are merged.
-fn letters(b: &mut Builder, consumer: &Consumer<'_>) -> Vec<Shared> {
+fn letters(b: &mut Builder, consumer: &Consumer<'_>, mail: Mail) -> Vec<Shared> {
     let cfg = consumer.cfg;
     let thread = b.mul(consumer.thread, VECTOR * 4);
-    let first = b.shared_at(consumer.layout.mail.inbox).plus(b, thread);
+    let first = b.shared_at(mail.inbox).plus(b, thread);
     (0..cfg.shape.order.parts()).map(|rank| first.at(rank * letter_bytes(cfg))).collect()
 }
 

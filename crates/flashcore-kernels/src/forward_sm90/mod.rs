@@ -23,14 +23,15 @@ use flashcore_ptx::{
     target::Target,
 };
 use flashcore_tile::{
-    BuildError, Builder, Cmp, Extent, F32, Half, NamedBarrier, Params, Pipeline, Program, Reg,
-    RegisterBudget, Roles, SmemTile, TensorMap, U32, U64, WARPGROUP,
+    BuildError, Builder, Cmp, Extent, Half, NamedBarrier, Params, Pipeline, Program, Reg, RegisterBudget,
+    Roles, SmemTile, TensorMap, U32, U64, WARPGROUP,
 };
 use serde::{Deserialize, Serialize};
 
 use crate::{
     shared::{
         mask::{Mask, Sides},
+        scale::Scale,
         schedule::TensorArgument,
     },
     slots,
@@ -47,7 +48,6 @@ const ROWS_PER_WARP: u32 = 16;
 const SLAB_COLS: u32 = 64;
 /// Strides of tensor maps are multiples of this many bytes.
 const STRIDE_UNIT: u64 = 16;
-const LOG2_E: f32 = std::f32::consts::LOG2_E;
 
 /// Everything that decides the text of the kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -138,7 +138,7 @@ impl Config {
         self.shape.tile_n
     }
 
-    /// The kernel's name: every field of the config is in it.
+    /// The kernel's name: all of the config is in it but the producer's registers.
     pub fn name(&self) -> Ident {
         let half = if self.half == Half::F16 { "f16" } else { "bf16" };
         let Shape { consumers, tile_n, stages, q_stages, staging, budget, order, ctas_per_sm, turn } =
@@ -208,10 +208,7 @@ pub(crate) struct Arguments {
     row_tiles: Reg<U32>,
     tiles: Reg<U32>,
     section: Reg<U32>,
-    /// Turns what softmax sees into powers of two.
-    scale_log2: Reg<F32>,
-    /// Turns scores into what the hyperbolic tangent takes.
-    cap_scale: Option<Reg<F32>>,
+    scale: Scale,
     sinks: Option<Reg<U64>>,
     /// Used lengths of queries and keys.
     lengths: Option<[Reg<U64>; 2]>,
@@ -239,10 +236,7 @@ impl Arguments {
             row_tiles: params.u32(b, "row_tiles", move |p| row_tiles(p, cfg)),
             tiles: params.u32(b, "tiles", move |p| tiles(p, cfg)),
             section: params.u32(b, "section", move |p| schedule::section(p, cfg)),
-            scale_log2: params.f32(b, "scale_log2", |p| p.softcap().unwrap_or(p.scale()) * LOG2_E),
-            cap_scale: cfg
-                .softcap
-                .then(|| params.f32(b, "cap_scale", |p| p.softcap().map_or(1.0, |cap| p.scale() / cap))),
+            scale: Scale::declare(b, params, cfg.softcap),
             sinks: cfg.sinks.then(|| params.buffer(b, "sinks", slots::SINKS)),
             lengths: cfg.used.then(|| {
                 let q = params.buffer(b, "lengths_q", slots::LENGTHS_Q);
@@ -265,8 +259,8 @@ pub(crate) struct Layout {
     tile_info: u32,
     /// Where consumers wait for each other.
     consumers: NamedBarrier,
-    /// Where the CTAs of a cluster exchange their parts of a tile.
-    mail: merge::Mail,
+    /// Where the CTAs of a cluster exchange their parts of a tile, if there are several.
+    mail: Option<merge::Mail>,
 }
 
 impl Layout {
@@ -296,7 +290,7 @@ impl Layout {
         let first = b.test(Cmp::Eq, thread, 0);
         b.if_(first, |b| {
             [self.q, self.k, self.v].iter().for_each(|pipeline| pipeline.init(b));
-            self.mail.init(b, cfg);
+            self.mail.iter().for_each(|mail| mail.init(b, cfg));
             b.fence_mbarrier_init();
         });
         if cfg.shape.order.parts() > 1 {

@@ -35,16 +35,15 @@ pub(super) fn consumer(b: &mut Builder, cfg: Config, args: &Arguments, layout: &
     let some = b.uniform::<Warpgroup>(some);
     let output = Acc::zero(b, cfg.dim_v as usize);
     let output = compute(b, &consumer, &tile, &tiles, some, output);
-    if cfg.shape.order.parts() == 1 {
+    let Some(mail) = layout.mail else {
         let epilogue = Epilogue::new(b, &consumer);
         let sinks = consumer.sinks(b, &tile);
         let finished = consumer.softmax.finish(b, sinks);
         Epilogue::write_lse(b, &consumer, &tile, finished.lse);
         epilogue.write(b, &consumer, &tile, &output, finished.factor);
-        epilogue.drain(b);
-    } else {
-        merge::merge(b, &consumer, &tile, &output);
-    }
+        return epilogue.drain(b);
+    };
+    merge::merge(b, &consumer, mail, &tile, &output);
 }
 
 /// The tile of this cluster.

@@ -9,6 +9,7 @@ use super::{Gpu, KernelConfig, Plan, PlanError, Tile, access, check, general_con
 use crate::{
     forward_sm80,
     forward_sm90::{self, Order},
+    shared::schedule::tile_count,
 };
 
 /// Registers of a consumer for addresses, masks and the state of softmax: what shipped kernels need at least.
@@ -261,8 +262,6 @@ fn slabs(problem: &Problem) -> u32 {
 }
 
 fn check_grid(problem: &Problem, tile_m: u32, parts: u32) -> Result<(), Misfit> {
-    let planes = (problem.sequences() as u64).saturating_mul(problem.heads_q() as u64);
-    let ctas = planes.saturating_mul((problem.seq_q() as u64).div_ceil(u64::from(tile_m)));
-    let ctas = ctas.saturating_mul(u64::from(parts));
+    let ctas = tile_count(problem, tile_m).saturating_mul(u64::from(parts));
     if ctas > i32::MAX as u64 { Err(Misfit::Grid { ctas }) } else { Ok(()) }
 }

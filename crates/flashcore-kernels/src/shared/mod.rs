@@ -3,5 +3,6 @@
 pub(crate) mod epilogue;
 pub mod load;
 pub mod mask;
+pub(crate) mod scale;
 pub mod schedule;
 pub mod softmax;

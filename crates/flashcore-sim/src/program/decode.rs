@@ -15,9 +15,9 @@ use flashcore_ptx::{
 };
 use std::{array::from_fn, collections::BTreeMap};
 
-/// Most bytes of one variable.
+/// Most bytes of the variables of a space.
 const MOST_BYTES: u64 = 1 << 28;
-/// Most bytes of one local variable: what a thread may have.
+/// Most bytes of local variables: what a thread may have.
 const MOST_LOCAL: u64 = 512 * 1024;
 /// Most registers that a kernel may declare.
 const MOST_REGISTERS: u64 = 1 << 18;
@@ -44,18 +44,25 @@ impl Program {
 
 /// Refuses declarations that the hardware could not hold, before anything is allocated for them.
 fn check_sizes(module: &Module, kernel: &Kernel) -> Result<(), SimError> {
-    let too_large = |what: &str, bytes: u64| {
-        let reason = format!("{bytes} bytes of {what}; at most {MOST_BYTES} can be simulated");
-        SimError::Geometry { kernel: kernel.name.to_string(), reason }
+    let check = |what: &str, bytes: u64, most: u64| {
+        let reason = || format!("{bytes} bytes of {what}; at most {most} can be simulated");
+        let fail = || SimError::Geometry { kernel: kernel.name.to_string(), reason: reason() };
+        if bytes > most { Err(fail()) } else { Ok(()) }
     };
-    for variable in module.variables.iter().chain(&kernel.variables) {
-        let limit = if variable.space == Space::Local { MOST_LOCAL } else { MOST_BYTES };
-        if variable.bytes() > limit {
-            return Err(too_large(variable.name.as_str(), variable.bytes()));
-        }
+    for (space, what, most) in [
+        (Space::Shared, "shared variables", MOST_BYTES),
+        (Space::Local, "local variables", MOST_LOCAL),
+        (Space::Global, "global variables", MOST_BYTES),
+        (Space::Const, "constants", MOST_BYTES),
+    ] {
+        let variables = module.variables.iter().chain(&kernel.variables).filter(|v| v.space == space);
+        // Each with what may lie unused before it.
+        let bytes = variables.map(|v| v.bytes().saturating_add((v.alignment() - 1).into()));
+        check(what, bytes.fold(0, u64::saturating_add), most)?;
     }
+    const REGISTER_BYTES: u64 = 128;
     let registers = kernel.registers.len() as u64;
-    if registers > MOST_REGISTERS { Err(too_large("registers", registers * 128)) } else { Ok(()) }
+    check("registers", registers * REGISTER_BYTES, MOST_REGISTERS * REGISTER_BYTES)
 }
 
 fn no_kernel(module: &Module, entry: &str) -> SimError {

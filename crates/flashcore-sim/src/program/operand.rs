@@ -89,10 +89,18 @@ fn append(image: &mut Vec<u8>, variable: &Variable) -> u64 {
     image.resize(start, 0);
     let width = variable.ty.bytes() as usize;
     for value in &variable.init {
-        image.extend_from_slice(&imm_bits(*value, variable.ty).to_le_bytes()[..width]);
+        image.extend_from_slice(&initial_bits(*value, variable.ty).to_le_bytes()[..width]);
     }
     image.resize(start + variable.bytes() as usize, 0);
     start as u64
+}
+
+/// A literal as the bits of a variable, which may be wider than any register that holds literals.
+fn initial_bits(imm: Imm, ty: ScalarType) -> u128 {
+    match (imm, ty) {
+        (Imm::Int(value), ScalarType::B128) => i128::from(value) as u128,
+        _ => imm_bits(imm, ty).into(),
+    }
 }
 
 /// A literal as the bits of `ty`.

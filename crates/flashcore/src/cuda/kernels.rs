@@ -6,7 +6,7 @@ use std::{
 };
 
 use flashcore_core::Problem;
-use flashcore_cuda::{Compiler, Device, Kernel, Module, Route};
+use flashcore_cuda::{Compiler, Device, Kernel, Route};
 use flashcore_kernels::KernelConfig;
 use flashcore_tile::Program;
 
@@ -44,8 +44,8 @@ impl Kernels {
 
     fn build(&self, config: &KernelConfig) -> Result<Loaded, Error> {
         let program = config.program()?;
-        let cubin = self.compiler.compile(program.text(), config.target(), self.device)?;
-        let kernel = Module::load(self.device, &cubin)?.kernel(program.entry().as_str())?;
+        let (module, cubin) = self.compiler.load(program.text(), config.target(), self.device)?;
+        let kernel = module.kernel(program.entry().as_str())?;
         Ok(Loaded { program, kernel, route: cubin.route() })
     }
 

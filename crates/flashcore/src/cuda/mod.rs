@@ -23,7 +23,7 @@ mod ready;
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use flashcore_core::Problem;
+use flashcore_core::{BackendError, Problem};
 use flashcore_cuda::{Compiler, Device, Stream};
 use flashcore_kernels::{Gpu, Misfit, Plan, PlanError, plan, plan_by, plan_general, plan_tile};
 
@@ -98,6 +98,19 @@ pub enum Error {
         /// What it must be a multiple of.
         alignment: u64,
     },
+}
+
+impl Error {
+    /// What a GPU that cannot be opened means for a backend: it is not there, so that another may do its work. Only a
+    /// tool that the user named wrongly is a failure, which another backend would hide.
+    pub fn on_opening(self) -> BackendError {
+        match self {
+            Self::Driver(driver::Error::BadTool { .. }) => {
+                BackendError::Failed { backend: "cuda", source: Box::new(self) }
+            }
+            other => BackendError::Unavailable { backend: "cuda", reason: other.to_string() },
+        }
+    }
 }
 
 impl Cuda {

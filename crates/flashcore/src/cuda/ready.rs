@@ -91,10 +91,11 @@ impl Ready {
     /// # Safety
     /// The tensors must be live device memory of this GPU with the problem's layouts, until the launch is done (or,
     /// where the stream is being captured, until the last replay is done). Nobody else may write the inputs or touch
-    /// the outputs meanwhile.
+    /// the outputs meanwhile. Where the stream is being captured, `self` must live as long: the kernel reads its
+    /// lengths and sinks.
     pub unsafe fn launch(&self, tensors: &DeviceTensors, stream: &Stream) -> Result<(), Error> {
         let Some(prepared) = &self.prepared else { return Ok(()) };
-        // SAFETY: the caller's promise; side arrays live as long as `self`, see `slots`.
+        // SAFETY: the caller's promise; freeing side arrays waits for launches, see `slots`.
         unsafe { prepared.launch(stream, &self.slots(tensors)?)? };
         Ok(())
     }
@@ -105,7 +106,7 @@ impl Ready {
     /// As [`launch`](Self::launch); `stream` must be alive and of this GPU's primary context.
     pub unsafe fn launch_raw(&self, tensors: &DeviceTensors, stream: *mut c_void) -> Result<(), Error> {
         let Some(prepared) = &self.prepared else { return Ok(()) };
-        // SAFETY: the caller's promise; side arrays live as long as `self`, see `slots`.
+        // SAFETY: the caller's promise; freeing side arrays waits for launches, see `slots`.
         unsafe { prepared.launch_raw(stream, &self.slots(tensors)?)? };
         Ok(())
     }
