@@ -70,7 +70,7 @@ impl fmt::Display for Axis {
 pub enum ProblemError {
     /// K, V or the output has another extent than Q or K demand.
     #[error(
-        "{operand} has {axis} {got} but {expected} is needed, because {because} has it (q {q}, {operand} {dims}); \
+        "{operand} has {axis} {got} but {expected} is needed, because {because} has it ({because} {other}, {operand} {dims}); \
          pass tensors as batch x heads x sequence x dim"
     )]
     Mismatch {
@@ -84,9 +84,9 @@ pub enum ProblemError {
         expected: usize,
         /// Which tensor decides.
         because: Operand,
-        /// Extents of Q.
-        q: Dims,
-        /// Extents of the tensor.
+        /// Extents of the tensor that decides.
+        other: Dims,
+        /// Extents of the tensor that does not fit.
         dims: Dims,
     },
     /// Query heads are not a multiple of key heads.
@@ -234,10 +234,14 @@ pub enum ProblemError {
         batch: usize,
     },
     /// Offsets that do not cut the rows into sequences.
-    #[error("offsets of {operand} must start at 0, not decrease, and end at its {seq} rows")]
+    #[error(
+        "offset {at} of {operand} is wrong: offsets start at 0, do not decrease, and end at its {seq} rows"
+    )]
     RaggedOffsets {
         /// The tensor.
         operand: Operand,
+        /// Number of the first offset that is wrong, from 0.
+        at: usize,
         /// Rows of the tensor.
         seq: usize,
     },

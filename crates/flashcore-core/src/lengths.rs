@@ -129,10 +129,12 @@ fn check_offsets(operand: Operand, offsets: &[u32], dims: Dims) -> Result<(), Pr
     if dims.batch != 1 {
         return Err(ProblemError::RaggedBatch { operand, batch: dims.batch });
     }
-    let whole = offsets.first() == Some(&0) && offsets.last().is_some_and(|&end| end as usize == dims.seq);
-    if whole && offsets.is_sorted() {
-        Ok(())
-    } else {
-        Err(ProblemError::RaggedOffsets { operand, seq: dims.seq })
+    let last = offsets.len().saturating_sub(1);
+    let starts_late = (offsets.first() != Some(&0)).then_some(0);
+    let falls = || offsets.windows(2).position(|pair| pair[1] < pair[0]).map(|before| before + 1);
+    let ends_elsewhere = || (offsets[last] as usize != dims.seq).then_some(last);
+    match starts_late.or_else(falls).or_else(ends_elsewhere) {
+        None => Ok(()),
+        Some(at) => Err(ProblemError::RaggedOffsets { operand, at, seq: dims.seq }),
     }
 }

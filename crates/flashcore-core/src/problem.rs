@@ -234,8 +234,8 @@ fn check_extents(q: Dims, k: Dims, v: Dims) -> Result<(), ProblemError> {
     }
     // LSE is dense over the rows of Q, so that their number must be representable.
     Layout::bhsd(Dims { dim: 1, ..q })?;
-    check_axes((Operand::K, k), (Operand::Q, q), &[Axis::Batch, Axis::Dim], q)?;
-    check_axes((Operand::V, v), (Operand::K, k), &[Axis::Batch, Axis::Heads, Axis::Sequence], q)?;
+    check_axes((Operand::K, k), (Operand::Q, q), &[Axis::Batch, Axis::Dim])?;
+    check_axes((Operand::V, v), (Operand::K, k), &[Axis::Batch, Axis::Heads, Axis::Sequence])?;
     if !q.heads.is_multiple_of(k.heads) {
         return Err(ProblemError::Heads { heads_q: q.heads, heads_kv: k.heads });
     }
@@ -244,8 +244,8 @@ fn check_extents(q: Dims, k: Dims, v: Dims) -> Result<(), ProblemError> {
 
 fn check_out(q: Dims, v: Dims, out: Layout) -> Result<(), ProblemError> {
     let given = (Operand::Out, out.dims());
-    check_axes(given, (Operand::Q, q), &[Axis::Batch, Axis::Heads, Axis::Sequence], q)?;
-    check_axes(given, (Operand::V, v), &[Axis::Dim], q)?;
+    check_axes(given, (Operand::Q, q), &[Axis::Batch, Axis::Heads, Axis::Sequence])?;
+    check_axes(given, (Operand::V, v), &[Axis::Dim])?;
     out.check_output()
 }
 
@@ -254,12 +254,11 @@ fn check_axes(
     (operand, dims): (Operand, Dims),
     (because, other): (Operand, Dims),
     axes: &[Axis],
-    q: Dims,
 ) -> Result<(), ProblemError> {
     for &axis in axes {
         let (got, expected) = (dims.array()[axis as usize], other.array()[axis as usize]);
         if got != expected {
-            return Err(ProblemError::Mismatch { operand, axis, got, expected, because, q, dims });
+            return Err(ProblemError::Mismatch { operand, axis, got, expected, because, other, dims });
         }
     }
     Ok(())

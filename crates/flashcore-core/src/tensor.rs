@@ -46,7 +46,15 @@ impl<'a, T: Element> TensorView<'a, T> {
     }
 
     /// The features at one position.
+    ///
+    /// # Panics
+    /// If there is no such position, as slices do.
     pub fn row(&self, batch: usize, head: usize, seq: usize) -> &'a [T] {
+        let dims = self.layout.dims();
+        assert!(
+            batch < dims.batch && head < dims.heads && seq < dims.seq,
+            "row {batch},{head},{seq} of {dims}"
+        );
         let start = self.layout.row(batch, head, seq);
         &self.data[start..start + self.layout.dims().dim]
     }

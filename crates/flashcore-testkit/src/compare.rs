@@ -126,9 +126,11 @@ fn first_wrong(got: &Answer, oracle: &Answer) -> Option<Reason> {
     Some(Reason::Lse { at, got: got.lse[row], expected })
 }
 
-/// |LSE − oracle| by row; 0 where both are −∞.
+/// |LSE − oracle| by row; 0 where both are −∞ or NaN.
 fn lse_errors(got: &Answer, oracle: &Answer) -> impl Iterator<Item = (usize, f64)> {
-    let error = |(got, oracle): (&f64, &f64)| if got == oracle { 0.0 } else { (got - oracle).abs() };
+    let same = |got: f64, oracle: f64| got == oracle || got.is_nan() && oracle.is_nan();
+    let error =
+        move |(&got, &oracle): (&f64, &f64)| if same(got, oracle) { 0.0 } else { (got - oracle).abs() };
     got.lse.iter().zip(&oracle.lse).map(error).enumerate()
 }
 

@@ -287,7 +287,9 @@ impl<'a, A: Arithmetic> Plane<'a, A> {
     /// Turns scores into weights and returns the LSE, which the sink is part of.
     fn softmax(&self, scores: &mut [A::Real], sink: Option<A::Real>) -> A::Real {
         let nothing = A::Real::NEG_INFINITY;
-        let max = scores.iter().copied().chain(sink).fold(nothing, |max, s| if s > max { s } else { max });
+        // A NaN is larger than everything, so that the row becomes NaN.
+        let larger = |max: A::Real, s: A::Real| if s > max || s.wide().is_nan() { s } else { max };
+        let max = scores.iter().copied().chain(sink).fold(nothing, larger);
         if max == nothing {
             return nothing;
         }

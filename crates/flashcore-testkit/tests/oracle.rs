@@ -53,6 +53,20 @@ fn an_empty_row_with_a_sink_is_zero_and_its_lse_is_the_sink() {
     assert_eq!(got.sees_nothing, [true, false]);
 }
 
+#[test]
+fn a_row_that_sees_a_nan_is_nan_and_no_other() {
+    let problem = problem(2, 2, 1, |s| s.mask = Mask::CAUSAL);
+    let clean = oracle(&problem, &[1.0, 1.0], &[1.0, 1.0], &[7.0, 9.0]);
+    for (q, k) in [([1.0, f32::NAN], [1.0, 1.0]), ([1.0, 1.0], [1.0, f32::NAN])] {
+        let got = oracle(&problem, &q, &k, &[7.0, 9.0]);
+        assert_eq!((got.out[0], got.lse[0]), (clean.out[0], clean.lse[0]));
+        assert!(got.out[1].is_nan() && got.lse[1].is_nan(), "{got:?}");
+        let rule = Rule::of(&problem);
+        assert_eq!(rule.judge(&got, &got, &got).reason, None);
+        assert!(rule.judge(&clean, &got, &got).reason.is_some(), "an LSE where there is none");
+    }
+}
+
 /// Whether query `i` sees key `j`, straight from the definition of a band.
 fn sees(mask: Mask, i: i64, j: i64, len_q: i64, len_kv: i64) -> bool {
     let diagonal = if mask == mask.top_left() && !mask.is_none() { i } else { i + len_kv - len_q };
