@@ -4,10 +4,7 @@
 //! one, and [`super::stand`] says whether that tile can exist.
 
 use flashcore_cpu::Tiles;
-use flashcore_kernels::{
-    CpuTile, Tile, forward_sm80,
-    forward_sm90::{self, Order, Staging},
-};
+use flashcore_kernels::{RegisterBudget, Tile, forward_sm90::Order};
 use flashcore_testkit::Rng;
 
 /// One option per axis.
@@ -16,77 +13,120 @@ pub type Genome = Vec<usize>;
 /// Everything that a tile of one kernel family can be.
 #[derive(Clone, Debug)]
 pub struct Space {
-    axes: Vec<Vec<u32>>,
-    family: Family,
+    axes: Vec<Axis>,
+    /// What has its value on every axis where the options lack it.
+    base: Tile,
 }
 
+/// A property of a tile and what it may be.
 #[derive(Clone, Copy, Debug)]
-enum Family {
-    Cpu,
-    General,
-    Hopper,
+struct Axis {
+    name: &'static str,
+    /// How many options there are, that of the base included.
+    options: usize,
+    /// Which option a tile has, if any.
+    find: fn(&Tile) -> Option<usize>,
+    /// Gives a tile an option; one that is not there leaves the tile as it is.
+    set: fn(&mut Tile, usize),
 }
 
-/// Orders and clusters of the Hopper kernel as one axis: the parts of a cluster, or one of these two.
-const STATIC: u32 = 0;
-const ATOMIC: u32 = 100;
+/// Axes of tiles of one family: each names a field and its options, neighbours beside each other.
+macro_rules! axes {
+    ($family:ident { $($($field:ident).+: $options:expr),+ $(,)? }) => {
+        vec![$({
+            const OPTIONS: &[axes!(@type $($field).+)] = &$options;
+            Axis {
+                name: stringify!($($field).+),
+                options: OPTIONS.len(),
+                find: |tile| {
+                    let Tile::$family(tile) = tile else { return None };
+                    OPTIONS.iter().position(|option| *option == tile.$($field).+)
+                },
+                set: |tile, option| {
+                    if let (Tile::$family(tile), Some(option)) = (tile, OPTIONS.get(option)) {
+                        tile.$($field).+ = *option;
+                    }
+                },
+            }
+        },)+]
+    };
+    (@type order) => { Order };
+    (@type budget) => { Option<RegisterBudget> };
+    (@type q_in_registers) => { bool };
+    (@type $($number:ident).+) => { u32 };
+}
+
+/// The axes of a tile's family.
+fn axes_of(tile: &Tile) -> Vec<Axis> {
+    const fn registers(producer: u32, consumer: u32) -> Option<RegisterBudget> {
+        Some(RegisterBudget { producer, consumer })
+    }
+    const fn parts(parts: u32) -> Order {
+        Order::Single { parts }
+    }
+    match tile {
+        Tile::Sm80(_) => axes!(Sm80 {
+            warps: [4, 8],
+            blocks: [1, 2],
+            tile_n: [32, 64, 96, 128],
+            step_n: [16, 32, 64, 128],
+            stages: [2, 3, 4],
+            ctas_per_sm: [1, 2, 3],
+            q_in_registers: [false, true],
+        }),
+        Tile::Sm90(_) => axes!(Sm90 {
+            consumers: [1, 2, 3],
+            tile_n: [32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 224, 256],
+            stages: [2, 3, 4, 5, 6],
+            q_stages: [1, 2],
+            staging.cols: [64, 128, 192, 256],
+            staging.places: [1, 2],
+            budget: [None, registers(24, 240), registers(40, 232), registers(32, 160)],
+            order: [Order::Static, parts(1), parts(2), parts(4), parts(8), Order::Atomic],
+            ctas_per_sm: [1, 2],
+            turn: [1, 2],
+        }),
+        Tile::Cpu(_) => axes!(Cpu { keys: numbers(Tiles::KEYS), chunk: numbers(Tiles::CHUNKS) }),
+        _ => Vec::new(),
+    }
+}
+
+const fn numbers<const N: usize>(sizes: [usize; N]) -> [u32; N] {
+    let (mut numbers, mut at) = ([0; N], 0);
+    while at < N {
+        numbers[at] = sizes[at] as u32;
+        at += 1;
+    }
+    numbers
+}
 
 impl Space {
-    /// The space that `tile` lies in; whatever its numbers are, they are among the options.
+    /// The space that `tile` lies in; whatever its values are, they are among the options.
     pub fn around(tile: &Tile) -> Self {
-        let (family, options): (_, Vec<Vec<u32>>) = match tile {
-            Tile::Sm80(_) => (Family::General, GENERAL.map(<[u32]>::to_vec).to_vec()),
-            Tile::Sm90(_) => (Family::Hopper, HOPPER.map(<[u32]>::to_vec).to_vec()),
-            _ => (Family::Cpu, [&Tiles::KEYS[..], &Tiles::CHUNKS].map(numbers).to_vec()),
+        let with_base = |axis: Axis| {
+            let own = usize::from((axis.find)(tile).is_none());
+            Axis { options: axis.options + own, ..axis }
         };
-        let axes = options.into_iter().zip(values(tile)).map(|(mut options, value)| {
-            if !options.contains(&value) {
-                options.push(value);
-                options.sort_unstable();
-            }
-            options
-        });
-        Self { axes: axes.collect(), family }
+        Self { axes: axes_of(tile).into_iter().map(with_base).collect(), base: *tile }
     }
 
     /// The genome of a tile of this space.
     pub fn genome(&self, tile: &Tile) -> Option<Genome> {
-        let values = values(tile);
-        let at = |(options, value): (&Vec<u32>, u32)| options.iter().position(|option| *option == value);
-        self.axes.iter().zip(values).map(at).collect()
+        let option = |axis: &Axis| (axis.find)(tile).unwrap_or(axis.options - 1);
+        let genome = self.axes.iter().map(option).collect();
+        (self.tile(&genome) == *tile).then_some(genome)
     }
 
     /// The tile that a genome stands for.
     pub fn tile(&self, genome: &Genome) -> Tile {
-        let value = |axis: usize| self.axes[axis][genome[axis]];
-        match self.family {
-            Family::Cpu => Tile::Cpu(CpuTile { keys: value(0), chunk: value(1) }),
-            Family::General => Tile::Sm80(forward_sm80::Shape {
-                warps: value(0),
-                blocks: value(1),
-                tile_n: value(2),
-                step_n: value(3),
-                stages: value(4),
-                ctas_per_sm: value(5),
-                q_in_registers: value(6) == 1,
-            }),
-            Family::Hopper => Tile::Sm90(forward_sm90::Shape {
-                consumers: value(0),
-                tile_n: value(1),
-                stages: value(2),
-                q_stages: value(3),
-                staging: Staging { cols: value(4), places: value(5) },
-                budget: budget(value(6)),
-                order: order(value(7)),
-                ctas_per_sm: value(8),
-                turn: value(9),
-            }),
-        }
+        let mut tile = self.base;
+        self.axes.iter().zip(genome).for_each(|(axis, option)| (axis.set)(&mut tile, *option));
+        tile
     }
 
     /// Number of genomes.
     pub fn size(&self) -> usize {
-        self.axes.iter().map(Vec::len).product()
+        self.axes.iter().map(|axis| axis.options).product()
     }
 
     /// Every genome, those with the fewest differences from `start` first.
@@ -97,9 +137,9 @@ impl Space {
     }
 
     fn numbered(&self, mut index: usize) -> Genome {
-        let digit = |options: &Vec<u32>| {
-            let digit = index % options.len();
-            index /= options.len();
+        let digit = |axis: &Axis| {
+            let digit = index % axis.options;
+            index /= axis.options;
             digit
         };
         self.axes.iter().map(digit).collect()
@@ -107,7 +147,7 @@ impl Space {
 
     /// Any genome.
     pub fn random(&self, rng: &mut Rng) -> Genome {
-        self.axes.iter().map(|options| below(rng, options.len())).collect()
+        self.axes.iter().map(|axis| below(rng, axis.options)).collect()
     }
 
     /// A copy with another option on one axis, or now and then on two.
@@ -116,7 +156,7 @@ impl Space {
         let changes = 1 + usize::from(below(rng, 3) == 0);
         for _ in 0..changes {
             let axis = below(rng, self.axes.len());
-            let last = self.axes[axis].len() - 1;
+            let last = self.axes[axis].options - 1;
             // Neighbours resemble each other, so every other step is a short one.
             mutant[axis] = match below(rng, 4) {
                 0 => mutant[axis].saturating_sub(1),
@@ -129,11 +169,7 @@ impl Space {
 
     /// The same with fewer and fewer stages; none where there are no stages.
     pub fn with_fewer_stages(&self, genome: &Genome) -> Vec<Genome> {
-        let axis = match self.family {
-            Family::Cpu => return Vec::new(),
-            Family::General => 4,
-            Family::Hopper => 2,
-        };
+        let Some(axis) = self.axes.iter().position(|axis| axis.name == "stages") else { return Vec::new() };
         let with = |stages: usize| {
             let mut genome = genome.clone();
             genome[axis] = stages;
@@ -146,66 +182,6 @@ impl Space {
     pub fn child(&self, parents: [&Genome; 2], rng: &mut Rng) -> Genome {
         (0..self.axes.len()).map(|axis| parents[below(rng, 2)][axis]).collect()
     }
-}
-
-/// Options of the general kernel: warps, blocks, keys of a tile and of a step, stages, CTAs per SM, Q in registers.
-const GENERAL: [&[u32]; 7] =
-    [&[4, 8], &[1, 2], &[32, 64, 96, 128], &[16, 32, 64, 128], &[2, 3, 4], &[1, 2, 3], &[0, 1]];
-
-/// Options of the Hopper kernel: consumers, keys, stages of K and V, stages of Q, columns and places of the staging
-/// area, registers, order, CTAs per SM, key tiles of a turn.
-const HOPPER: [&[u32]; 10] = [
-    &[1, 2, 3],
-    &[32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 224, 256],
-    &[2, 3, 4, 5, 6],
-    &[1, 2],
-    &[64, 128, 192, 256],
-    &[1, 2],
-    &[0, 24_240, 40_232, 32_160],
-    &[STATIC, 1, 2, 4, 8, ATOMIC],
-    &[1, 2],
-    &[1, 2],
-];
-
-/// A tile as the values of its axes.
-fn values(tile: &Tile) -> Vec<u32> {
-    match tile {
-        Tile::Sm80(s) => {
-            let q = u32::from(s.q_in_registers);
-            vec![s.warps, s.blocks, s.tile_n, s.step_n, s.stages, s.ctas_per_sm, q]
-        }
-        Tile::Sm90(s) => {
-            let registers = s.budget.map_or(0, |budget| budget.producer * 1000 + budget.consumer);
-            let order = match s.order {
-                Order::Static => STATIC,
-                Order::Atomic => ATOMIC,
-                Order::Single { parts } => parts,
-            };
-            let (cols, places) = (s.staging.cols, s.staging.places);
-            let (ctas, turn) = (s.ctas_per_sm, s.turn);
-            vec![s.consumers, s.tile_n, s.stages, s.q_stages, cols, places, registers, order, ctas, turn]
-        }
-        Tile::Cpu(tile) => vec![tile.keys, tile.chunk],
-        _ => Vec::new(),
-    }
-}
-
-/// Registers of a producer in thousands, of a consumer in ones.
-fn budget(registers: u32) -> Option<flashcore_kernels::RegisterBudget> {
-    let budget = flashcore_kernels::RegisterBudget { producer: registers / 1000, consumer: registers % 1000 };
-    (registers > 0).then_some(budget)
-}
-
-const fn order(value: u32) -> Order {
-    match value {
-        STATIC => Order::Static,
-        ATOMIC => Order::Atomic,
-        parts => Order::Single { parts },
-    }
-}
-
-fn numbers(options: &[usize]) -> Vec<u32> {
-    options.iter().map(|option| *option as u32).collect()
 }
 
 fn distance(a: &Genome, b: &Genome) -> usize {
@@ -221,7 +197,7 @@ pub(super) fn below(rng: &mut Rng, n: usize) -> usize {
 mod tests {
     use super::*;
     use flashcore_core::{DType, Mask};
-    use flashcore_kernels::{Gpu, plan, plan_tile};
+    use flashcore_kernels::{CpuTile, Gpu, plan, plan_tile};
 
     use crate::task::Task;
 
