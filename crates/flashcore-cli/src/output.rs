@@ -149,7 +149,8 @@ fn render_table(rows: &[Vec<Text>], colour: bool) -> String {
     } else {
         table.force_no_tty();
     }
-    if !table.is_tty() {
+    // Terminals that do not know how wide they are say 0.
+    if table.width().is_none_or(|width| width == 0) {
         table.set_width(WIDTH);
     }
     table.add_rows(rows.iter().map(|row| row.iter().map(Text::cell).collect::<Vec<_>>()));

@@ -53,13 +53,24 @@ fn query_gpu() -> Option<(String, String)> {
     Some((name.trim().to_owned(), driver.trim().to_owned()))
 }
 
-/// Names the commit where the working folder is a copy without its repository.
+/// Names the commit where the program was built from a copy without its repository.
 const COMMIT: &str = "FLASHCORE_COMMIT";
+/// The commit that the program was built from, where that was a repository.
+const BUILT_FROM: Option<&str> = option_env!("FLASHCORE_BUILT_FROM");
+/// The compiler that built the program.
+pub const RUSTC: &str = env!("FLASHCORE_RUSTC");
 
-/// The commit that is measured: what `FLASHCORE_COMMIT` says, or that of the working folder where it is a repository.
+/// The commit that is measured: what `FLASHCORE_COMMIT` says, or the one that the program was built from.
 pub fn commit() -> Option<String> {
     let named = std::env::var(COMMIT).ok().filter(|name| is_commit(name));
-    named.or_else(|| output("git", &["rev-parse", "HEAD"]).map(|text| text.trim().to_owned()))
+    named.or_else(|| BUILT_FROM.map(str::to_owned))
+}
+
+/// Whether files differ from that commit; `None` where the working folder is not at it.
+pub fn changed() -> Option<bool> {
+    let head = output("git", &["rev-parse", "HEAD"])?;
+    let status = output("git", &["status", "--porcelain", "--untracked-files=no"])?;
+    (commit()? == head.trim()).then_some(!status.is_empty())
 }
 
 fn is_commit(name: &str) -> bool {

@@ -41,7 +41,7 @@ fn manifest() -> Manifest {
         seconds: 0.1,
         seed: 0,
     };
-    Manifest::new(settings, "rustc 1").unwrap()
+    Manifest::new(settings).unwrap()
 }
 
 fn record(seconds: f64, seed: u64) -> Record {

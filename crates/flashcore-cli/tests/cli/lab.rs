@@ -89,6 +89,13 @@ fn result_files_are_never_replaced_unasked() {
     }
 }
 
+/// The commit of these sources, wherever the program runs.
+fn built_from() -> Option<String> {
+    let run =
+        Command::new("git").args(["-C", env!("CARGO_MANIFEST_DIR"), "rev-parse", "HEAD"]).output().ok()?;
+    run.status.success().then(|| String::from_utf8(run.stdout).unwrap().trim().to_owned())
+}
+
 #[test]
 fn bench_has_modes_suites_and_a_page() {
     let place = Workplace::new();
@@ -101,6 +108,7 @@ fn bench_has_modes_suites_and_a_page() {
     let suite = place.run("bench --backend cpu --suite cpu --filter 1x2x64x64 --seconds 0.01 --json");
     let tasks = suite.json()["results"].as_array().map(Vec::len);
     assert_eq!((suite.code, tasks), (0, Some(2)), "{}{}", suite.stdout, suite.stderr);
+    assert_eq!(suite.json()["commit"].as_str().map(str::to_owned), built_from(), "{}", suite.stdout);
     expect(&place.run("bench --suite cpu --filter 9x9x9x9"), 2, "9x9x9x9");
     expect(&place.run(&format!("bench {TASK} --peers torch-abacus")), 2, "torch-abacus");
     expect(&place.run("bench --suite forward --shape 1x1x1x8"), 2, "--shape");

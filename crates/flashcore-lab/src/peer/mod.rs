@@ -55,7 +55,8 @@ pub struct Peer {
 impl Peer {
     /// Starts `$FLASHCORE_PYTHON`, or `python3`.
     pub fn start() -> Result<Self, LabError> {
-        Self::start_with(std::env::var_os(PYTHON).unwrap_or_else(|| "python3".into()), &["-c", SCRIPT])
+        let named = std::env::var_os(PYTHON).filter(|name| !name.is_empty());
+        Self::start_with(named.unwrap_or_else(|| "python3".into()), &["-c", SCRIPT])
     }
 
     /// Starts any program that speaks the same language.

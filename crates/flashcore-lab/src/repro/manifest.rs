@@ -93,15 +93,15 @@ impl Settings {
 
 impl Manifest {
     /// A manifest of this program and machine, without parts yet.
-    pub fn new(settings: Settings, rustc: &str) -> Result<Self, LabError> {
+    pub fn new(settings: Settings) -> Result<Self, LabError> {
         Ok(Self {
             schema: SCHEMA.to_owned(),
             version: VERSION,
             created: machine::now(),
             flashcore: env!("CARGO_PKG_VERSION").to_owned(),
             commit: machine::commit(),
-            changed: changed(),
-            rustc: rustc.to_owned(),
+            changed: machine::changed(),
+            rustc: machine::RUSTC.to_owned(),
             program: signature::program(),
             machine: Machine::this(None),
             clocks: clocks(),
@@ -180,11 +180,6 @@ fn output(program: &str, args: &[&str]) -> Option<String> {
     Some(String::from_utf8(run.stdout).ok()?.trim().to_owned())
 }
 
-/// Whether files of the working folder differ from its commit.
-fn changed() -> Option<bool> {
-    output("git", &["status", "--porcelain", "--untracked-files=no"]).map(|text| !text.is_empty())
-}
-
 fn clocks() -> Option<String> {
     let query = "--query-gpu=clocks.sm,clocks.max.sm,clocks.mem,power.limit";
     let text = output("nvidia-smi", &[query, "--format=csv,noheader", "--id=0"])?;
@@ -207,7 +202,7 @@ mod tests {
             seed: 0,
         };
         let parts = [DOCTOR, VERIFY, BENCH].map(|part| (part.to_owned(), part.as_bytes().to_vec()));
-        Manifest::new(settings, "rustc 1").unwrap().seal(parts.into()).unwrap()
+        Manifest::new(settings).unwrap().seal(parts.into()).unwrap()
     }
 
     #[test]

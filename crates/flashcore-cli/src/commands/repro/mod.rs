@@ -46,9 +46,6 @@ A bundle is artifacts/flashcore_COMMIT_TIME.tar.gz with its checksum beside it.
 Another machine is said plainly; its times are not compared.
 Exit codes: 0 packed, or the same; 1 something failed, or differs; 2 could not run, or a file is no bundle.";
 
-/// The compiler that built this program.
-const RUSTC: &str = env!("FLASHCORE_RUSTC");
-
 /// Verify, measure and pack everything into one file, or check such a file against this machine
 #[derive(Args, Clone, Debug)]
 #[command(after_help = EXAMPLES)]
@@ -140,7 +137,7 @@ fn check(path: PathBuf, margin: f64, output: &Output) -> Result<Verdict, CliErro
 
 /// Runs everything; what it gave, sealed.
 fn run(settings: Settings, output: &Output) -> Result<(Manifest, Parts, Steps), CliError> {
-    let manifest = Manifest::new(settings, RUSTC)?;
+    let manifest = Manifest::new(settings)?;
     let mut steps = Steps::new(output);
     let parts = steps.run(&manifest.settings)?;
     let (manifest, parts) = manifest.seal(parts)?;
