@@ -51,19 +51,12 @@ fn functions_are_short() {
 
 #[test]
 fn environment_variables_are_documented() {
-    const NAME: &str = "\"FLASHCORE_";
     let page =
         files().find(|file| file.path == "docs/environment.md").map(|file| file.text).unwrap_or_default();
     let sources = rust_files().filter(|file| file.path.contains("/src/"));
     check(sources.flat_map(|file| {
-        let read = file
-            .text
-            .lines()
-            .filter(|line| !line.contains("env!("))
-            .flat_map(|line| line.split(NAME).skip(1));
-        let names =
-            read.filter_map(|rest| rest.split_once('"')).map(|(name, _)| format!("`FLASHCORE_{name}`"));
-        let unknown = names.filter(|name| !page.contains(name.as_str()));
+        let read = file.text.lines().filter(|line| !line.contains("env!(")).flat_map(source::variables);
+        let unknown = read.filter(|name| !page.contains(&format!("`{name}`")));
         unknown.map(|name| format!("{}: {name} is not in docs/environment.md", file.path)).collect::<Vec<_>>()
     }));
 }

@@ -159,6 +159,20 @@ fn char_len(rest: &[u8]) -> Option<usize> {
     one.then_some(close + 1)
 }
 
+/// Names of environment variables of ours that a line has as texts.
+pub fn variables(line: &str) -> impl Iterator<Item = String> {
+    let ends = |c: char| !c.is_ascii_uppercase() && c != '_';
+    let names =
+        line.split("\"FLASHCORE_").skip(1).map(move |rest| rest.split(ends).next().unwrap_or_default());
+    names.map(|name| format!("FLASHCORE_{name}"))
+}
+
+#[test]
+fn variables_are_found() {
+    let line = r#"var("FLASHCORE_A_B").or(env("FLASHCORE_C=1 D"))"#;
+    assert_eq!(variables(line).collect::<Vec<_>>(), ["FLASHCORE_A_B", "FLASHCORE_C"]);
+}
+
 #[test]
 fn literals_and_comments_are_blanked() {
     let text =
