@@ -132,9 +132,11 @@ pub fn available() -> Vec<Found> {
 }
 
 fn not_built(kind: BackendKind) -> BackendError {
-    let reason =
-        "this build of flashcore does not contain it; enable the cargo feature of that name".to_owned();
-    BackendError::Unavailable { backend: kind.name(), reason }
+    let reason = match kind {
+        BackendKind::Auto => "this build of flashcore contains none; enable the cargo feature cpu or cuda",
+        _ => "this build of flashcore does not contain it; enable the cargo feature of that name",
+    };
+    BackendError::Unavailable { backend: kind.name(), reason: reason.to_owned() }
 }
 
 /// What a caller wants to compute with.
