@@ -135,8 +135,11 @@ fn a_journal_of_something_else_is_refused() {
     let text = String::from_utf8(place.read("j")).unwrap();
     place.write("j", text.replacen("\"cores\":", "\"cores\":9", 1).as_bytes());
     expect(&search(""), 2, "machine");
-    place.write("j", b"{\"schema\":\"x\"}\n");
-    expect(&search(""), 2, "damaged");
+    for other in [&b"{\"schema\":\"x\"}\n"[..], b"notes"] {
+        place.write("j", other);
+        expect(&search(""), 2, "damaged");
+        assert_eq!(place.read("j"), other, "nobody asked to lose it");
+    }
     expect(&search("--fresh"), 0, "tuned.json");
     expect(&search("--strategy magic"), 2, "magic");
     expect(&place.run("tune --backend cuda --shape 1x1x64x64 --candidates 1 --threads 1"), 2, "--threads");

@@ -1,9 +1,9 @@
 //! What was measured, kept line by line: a search that was ended at any moment goes on where it was.
 //!
 //! The first line binds the journal to machine, program and problems; each later line is one [`Entry`], written and
-//! flushed to disk before the search goes on. A last line that was torn is cut off; any other damage is an error. The
-//! search is a function of its seed and of these entries, so that taking it up again is running it again with every
-//! measurement that is here looked up instead of made.
+//! flushed to disk before the search goes on. A last line that was torn is cut off; any other damage is an error, and a
+//! file that never was a journal is left alone. The search is a function of its seed and of these entries, so that taking
+//! it up again is running it again with every measurement that is here looked up instead of made.
 
 use std::{
     collections::HashMap,
@@ -173,25 +173,27 @@ impl Journal {
         if fresh {
             journal.cut(0)?;
         }
-        let text = journal.text()?;
-        match text.split_once('\n') {
-            Some((first, rest)) => journal.take_up(header, first, rest)?,
-            // Not even the first line was finished.
-            None => {
-                journal.cut(0)?;
-                journal.write(header)?;
-            }
+        let bytes = journal.bytes()?;
+        if bytes.contains(&b'\n') {
+            let text = journal.text(bytes)?;
+            journal.take_up(header, &text)?;
+        } else {
+            journal.begin(header, &bytes)?;
         }
         Ok(journal)
     }
 
-    fn text(&mut self) -> Result<String, LabError> {
+    fn bytes(&mut self) -> Result<Vec<u8>, LabError> {
         let mut bytes = Vec::new();
         let read = (&mut self.file).take(MOST_BYTES + 1).read_to_end(&mut bytes);
         read.map_err(LabError::io("read", &self.path))?;
         if bytes.len() as u64 > MOST_BYTES {
             return Err(self.damaged(0, format!("larger than {} MiB", MOST_BYTES >> 20)));
         }
+        Ok(bytes)
+    }
+
+    fn text(&self, mut bytes: Vec<u8>) -> Result<String, LabError> {
         // What follows the last whole character was torn with its line.
         let whole = std::str::from_utf8(&bytes).map_or_else(|e| e.valid_up_to(), str::len);
         if bytes[whole..].contains(&b'\n') {
@@ -201,10 +203,21 @@ impl Journal {
         String::from_utf8(bytes).map_err(|e| self.damaged(0, e.to_string()))
     }
 
-    fn take_up(&mut self, header: &Header, first: &str, rest: &str) -> Result<(), LabError> {
+    /// Writes the first line over as much of it as is there; a file that holds anything else is somebody's.
+    fn begin(&mut self, header: &Header, found: &[u8]) -> Result<(), LabError> {
+        let line = self.line(header)?;
+        if !line.as_bytes().starts_with(found) {
+            return Err(self.foreign());
+        }
+        self.cut(0)?;
+        self.write(&line)
+    }
+
+    fn take_up(&mut self, header: &Header, text: &str) -> Result<(), LabError> {
+        let (first, rest) = text.split_once('\n').unwrap_or((text, ""));
         let read: Header = serde_json::from_str(first).map_err(|e| self.damaged(1, e.to_string()))?;
         if read.schema != SCHEMA {
-            return Err(self.damaged(1, "not a journal of `flashcore tune`".to_owned()));
+            return Err(self.foreign());
         }
         if let Some((what, then, now)) = read.difference(header) {
             return Err(TuneError::Mismatch { path: self.path.clone(), what, then, now }.into());
@@ -245,14 +258,18 @@ impl Journal {
 
     /// Adds an entry; it is on disk when this returns.
     pub fn add(&mut self, entry: Entry) -> Result<(), LabError> {
-        self.write(&entry)?;
+        let line = self.line(&entry)?;
+        self.write(&line)?;
         self.learn(entry, 0)
     }
 
-    fn write(&mut self, line: &impl Serialize) -> Result<(), LabError> {
-        let mut text = serde_json::to_string(line).map_err(|e| self.damaged(0, e.to_string()))?;
-        text.push('\n');
-        let written = self.file.write_all(text.as_bytes()).and_then(|()| self.file.sync_data());
+    fn line(&self, what: &impl Serialize) -> Result<String, LabError> {
+        let text = serde_json::to_string(what).map_err(|e| self.damaged(0, e.to_string()))?;
+        Ok(text + "\n")
+    }
+
+    fn write(&mut self, line: &str) -> Result<(), LabError> {
+        let written = self.file.write_all(line.as_bytes()).and_then(|()| self.file.sync_data());
         written.map_err(LabError::io("write", &self.path))
     }
 
@@ -260,6 +277,10 @@ impl Journal {
     fn cut(&mut self, len: u64) -> Result<(), LabError> {
         let cut = self.file.set_len(len).and_then(|()| self.file.seek(SeekFrom::Start(len)).map(drop));
         cut.map_err(LabError::io("write", &self.path))
+    }
+
+    fn foreign(&self) -> LabError {
+        self.damaged(1, "not a journal of `flashcore tune`".to_owned())
     }
 
     fn damaged(&self, line: usize, reason: String) -> LabError {
@@ -377,6 +398,20 @@ mod tests {
         }
         fs::write(&path, [b"\xff\xff\n", text.as_bytes()].concat()).unwrap();
         assert!(Journal::open(&path, &header(1), false).is_err());
+    }
+
+    #[test]
+    fn files_of_others_are_left_alone() {
+        let (_folder, path, bytes) = written();
+        let first = bytes.iter().position(|byte| *byte == b'\n').unwrap();
+        let torn_and_more = [&bytes[..first / 2], b"notes"].concat();
+        for other in [&b"notes"[..], b"\xff\xfe", b"{\"a\":1}", b"\n", b"notes\n", &torn_and_more] {
+            fs::write(&path, other).unwrap();
+            let error = Journal::open(&path, &header(1), false).unwrap_err().to_string();
+            assert!(error.contains("damaged") && error.contains("--fresh"), "{error}");
+            assert_eq!(fs::read(&path).unwrap(), other, "nobody asked to lose it");
+        }
+        assert!(Journal::open(&path, &header(1), true).is_ok());
     }
 
     #[test]
