@@ -10,6 +10,7 @@ mod plan;
 pub mod shared;
 mod side;
 pub mod slots;
+pub mod untrusted;
 
 pub use covering::{Member, covering_set};
 pub use flashcore_tile::RegisterBudget;

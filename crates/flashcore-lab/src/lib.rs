@@ -33,6 +33,7 @@ pub mod record;
 pub mod referee;
 pub mod report;
 pub mod repro;
+pub mod save;
 pub mod sensors;
 pub mod signature;
 pub mod simulator;

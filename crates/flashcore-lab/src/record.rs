@@ -1,15 +1,16 @@
 //! Results as a file: every raw time with what it was measured on and how. `docs/lab.md` documents the format.
 //!
 //! A file is never trusted: its size is checked before it is read, its version before its contents, and every number
-//! and text before anything is computed from it. Files are replaced in one step, so that a run that is stopped at any
-//! moment leaves a valid one.
+//! and text before anything is computed from it. Files are replaced in one step ([`save`]), so that a run that is stopped
+//! at any moment leaves a valid one.
 
 use std::{
     fs::File,
-    io::{Read, Write},
+    io::Read,
     path::{Path, PathBuf},
 };
 
+use flashcore_kernels::untrusted::{self, Head};
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -17,6 +18,7 @@ use crate::{
     machine::{self, Machine},
     protocol::Protocol,
     referee::Finding,
+    save,
     sensors::Weather,
     stats::Summary,
     task::{Task, TaskSpec},
@@ -145,12 +147,8 @@ impl Record {
     /// Writes the file in one step: readers see the old one or the new one, whole.
     pub fn save(&self, path: &Path) -> Result<(), RecordError> {
         let failed = |source| RecordError::Io { action: "write", path: path.to_owned(), source };
-        let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let mut file = tempfile::NamedTempFile::new_in(folder).map_err(failed)?;
         let text = serde_json::to_vec(self).map_err(|e| failed(e.into()))?;
-        file.write_all(&text).and_then(|()| file.write_all(b"\n")).map_err(failed)?;
-        file.persist(path).map_err(|e| failed(e.error))?;
-        Ok(())
+        save::replace(path, &[&text, b"\n"]).map_err(failed)
     }
 
     /// Reads a file, or says what is wrong with it.
@@ -161,11 +159,6 @@ impl Record {
 
     /// Reads the contents of a file.
     pub fn parse(bytes: &[u8]) -> Result<Self, Fault> {
-        #[derive(Deserialize)]
-        struct Head {
-            schema: String,
-            version: u32,
-        }
         if bytes.len() as u64 > MOST_BYTES {
             return Err(Fault::Size);
         }
@@ -216,12 +209,8 @@ pub(crate) fn read(path: &Path) -> Result<Vec<u8>, RecordError> {
     Ok(bytes)
 }
 
-/// Text must not be able to play tricks on a terminal.
 fn check_text(text: &str) -> Result<(), Fault> {
-    if text.len() <= LONGEST_TEXT && !text.chars().any(char::is_control) {
-        return Ok(());
-    }
-    Err(Fault::Value { what: "a text is too long or has control characters".to_owned() })
+    untrusted::check_text(text, LONGEST_TEXT).map_err(|what| Fault::Value { what })
 }
 
 fn check_numbers(numbers: impl IntoIterator<Item = f64>, most: f64, what: &str) -> Result<(), Fault> {

@@ -1,12 +1,12 @@
 //! Writing a result: checked before computing, complete or not there at all, never over an existing file unasked.
 
 use std::{
-    io::{self, Write},
+    io,
     path::{Path, PathBuf},
 };
 
 use flashcore_core::{DType, Data};
-use tempfile::NamedTempFile;
+use flashcore_lab::save;
 
 use super::{FileError, Format, TensorPath, npy, safetensors};
 
@@ -79,36 +79,20 @@ impl Place {
         if self.path.is_dir() {
             return Err(self.failed(io::ErrorKind::IsADirectory.into()));
         }
-        self.temporary().map(drop)
-    }
-
-    /// Writes a file beside the place and then moves it there in one step.
-    pub fn write(&self, header: &[u8], elements: &[u8]) -> Result<(), FileError> {
-        let mut file = self.temporary()?;
-        let written = file.write_all(header).and_then(|()| file.write_all(elements));
-        written.and_then(|()| file.as_file().sync_all()).map_err(|error| self.failed(error))?;
-        let moved = if self.force { file.persist(&self.path) } else { file.persist_noclobber(&self.path) };
-        match moved {
-            Ok(_) => Ok(()),
-            Err(e) if e.error.kind() == io::ErrorKind::AlreadyExists => {
-                Err(FileError::Exists { path: self.path.clone() })
-            }
-            Err(e) => Err(self.failed(e.error)),
-        }
-    }
-
-    /// A file in the same folder that removes itself unless it is moved to its place.
-    fn temporary(&self) -> Result<NamedTempFile, FileError> {
-        let parent = self.path.parent().filter(|folder| !folder.as_os_str().is_empty());
-        let folder = parent.unwrap_or(Path::new("."));
+        let folder = save::folder(&self.path);
         if !folder.exists() {
             return Err(FileError::NoFolder { path: self.path.clone(), folder: folder.to_owned() });
         }
-        let mut builder = tempfile::Builder::new();
-        builder.prefix(".flashcore-");
-        #[cfg(unix)]
-        builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
-        builder.tempfile_in(folder).map_err(|error| self.failed(error))
+        save::temporary(&self.path).map(drop).map_err(|error| self.failed(error))
+    }
+
+    /// Writes the file in one step.
+    pub fn write(&self, header: &[u8], elements: &[u8]) -> Result<(), FileError> {
+        let write = if self.force { save::replace } else { save::create };
+        write(&self.path, &[header, elements]).map_err(|error| match error.kind() {
+            io::ErrorKind::AlreadyExists => FileError::Exists { path: self.path.clone() },
+            _ => self.failed(error),
+        })
     }
 
     fn failed(&self, source: io::Error) -> FileError {

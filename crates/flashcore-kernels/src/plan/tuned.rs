@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 pub use super::class::{Class, Span, Subject};
 use super::{Gpu, Plan, Tile, plan_tile};
+use crate::untrusted::{self, Head};
 
 /// What tables are called inside.
 pub const SCHEMA: &str = "flashcore-table";
@@ -132,11 +133,6 @@ impl Table {
 
     /// Reads the contents of a file.
     pub fn parse(bytes: &[u8]) -> Result<Self, TableError> {
-        #[derive(Deserialize)]
-        struct Head {
-            schema: String,
-            version: u32,
-        }
         if bytes.len() as u64 > MOST_BYTES {
             return Err(TableError::Size);
         }
@@ -229,10 +225,6 @@ impl Evidence {
     }
 }
 
-/// Text must not be able to play tricks on a terminal.
 pub(super) fn check_text(text: &str) -> Result<(), String> {
-    if text.len() <= LONGEST_TEXT && !text.chars().any(char::is_control) {
-        return Ok(());
-    }
-    Err("a text is too long or has control characters".to_owned())
+    untrusted::check_text(text, LONGEST_TEXT)
 }

@@ -14,7 +14,7 @@ use flate2::{Compression, read::GzDecoder, write::GzEncoder};
 use tar::{Archive, Builder, EntryType, Header};
 
 use super::{BundleError, Fault};
-use crate::{error::LabError, signature};
+use crate::{error::LabError, save, signature};
 
 /// What a bundle is made of; all but the last are always there.
 pub const PARTS: [&str; 5] = [MANIFEST, DOCTOR, VERIFY, BENCH, PROFILE];
@@ -44,14 +44,14 @@ pub type Parts = BTreeMap<String, Vec<u8>>;
 pub fn pack(parts: &Parts, path: &Path) -> Result<(), LabError> {
     let failed = |e| LabError::io("write", path)(e);
     let bytes = packed(parts).map_err(failed)?;
-    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let folder = save::folder(path);
     fs::create_dir_all(folder).map_err(LabError::io("make", folder))?;
     // The checksum comes last: a bundle without one was not finished.
-    fs::write(path, &bytes).map_err(failed)?;
+    save::replace(path, &[&bytes]).map_err(failed)?;
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let line = format!("{}  {name}\n", signature::hash(&bytes));
     let beside = checksum_path(path);
-    fs::write(&beside, line).map_err(LabError::io("write", &beside))
+    save::replace(&beside, &[line.as_bytes()]).map_err(LabError::io("write", &beside))
 }
 
 fn packed(parts: &Parts) -> std::io::Result<Vec<u8>> {
@@ -188,10 +188,15 @@ mod tests {
         let path = folder.path().join("artifacts/flashcore_x.tar.gz");
         pack(&good(), &path).unwrap();
         assert_eq!(unpack(&path).unwrap(), good());
+        // Who reads the old bundle meanwhile keeps it.
+        let link = folder.path().join("old.tar.gz");
+        fs::hard_link(&path, &link).unwrap();
+        let old = fs::read(&link).unwrap();
         let mut without = good();
         without.remove(PROFILE);
         pack(&without, &path).unwrap();
         assert_eq!(unpack(&path).unwrap(), without, "a profile need not be there");
+        assert_eq!(fs::read(&link).unwrap(), old);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, process::Command};
 
+use flashcore_kernels::untrusted::{self, Head};
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -121,11 +122,6 @@ impl Manifest {
 
     /// The manifest among `parts`, if it is sound and the parts are those that it names.
     pub fn read(parts: &Parts) -> Result<Self, Fault> {
-        #[derive(Deserialize)]
-        struct Head {
-            schema: String,
-            version: u32,
-        }
         let damaged = |reason: String| Fault::Part { part: MANIFEST, reason };
         let bytes = parts.get(MANIFEST).ok_or(Fault::Missing(MANIFEST))?;
         let head: Head = serde_json::from_slice(bytes).map_err(|e| damaged(e.to_string()))?;
@@ -167,12 +163,8 @@ impl Manifest {
     }
 }
 
-/// Text must not be able to play tricks on a terminal.
 fn check_text(text: &str) -> Result<(), String> {
-    if text.len() <= LONGEST_TEXT && !text.chars().any(char::is_control) {
-        return Ok(());
-    }
-    Err("a text is too long or has control characters".to_owned())
+    untrusted::check_text(text, LONGEST_TEXT)
 }
 
 fn output(program: &str, args: &[&str]) -> Option<String> {

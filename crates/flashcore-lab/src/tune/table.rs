@@ -1,17 +1,13 @@
 //! Tables as files, and the CPU backend with one; `--table` and `tune --out` come here.
 
-use std::{
-    io::{ErrorKind, Write},
-    path::Path,
-    sync::Arc,
-};
+use std::{io::ErrorKind, path::Path, sync::Arc};
 
 use flashcore_core::{Backend, BackendError, HostCall, Ran};
 use flashcore_cpu::{Cpu, Tiles};
 use flashcore_kernels::tuned::{Row, Subject, Table, TableError};
 
 use super::{TuneError, stand::tiles_of};
-use crate::error::LabError;
+use crate::{error::LabError, save};
 
 /// Reads a table, or says what is wrong with it.
 pub fn load_table(path: &Path) -> Result<Table, LabError> {
@@ -28,10 +24,7 @@ pub fn extend_table(path: &Path, rows: Vec<Row>) -> Result<(), LabError> {
     };
     rows.into_iter().try_for_each(|row| table.insert(row)).map_err(refused)?;
     let text = table.to_json().map_err(refused)?;
-    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mut file = tempfile::NamedTempFile::new_in(folder).map_err(LabError::io("write", path))?;
-    file.write_all(text.as_bytes()).map_err(LabError::io("write", path))?;
-    file.persist(path).map(drop).map_err(|e| LabError::io("write", path)(e.error))
+    save::replace(path, &[text.as_bytes()]).map_err(LabError::io("write", path))
 }
 
 /// The CPU backend with a table of measured tiles.
@@ -85,4 +78,21 @@ impl Backend for TunedCpu {
 /// What to call a kernel of the CPU that works in such tiles: the shipped ones are not named.
 pub(super) fn kernel_name(kernel: &str, tiles: Tiles) -> String {
     if tiles == Tiles::USUAL { kernel.to_owned() } else { format!("{kernel}-{tiles}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn tables_are_files_like_any_other() {
+        let folder = tempfile::tempdir().unwrap();
+        let [table, plain] = ["table", "plain"].map(|name| folder.path().join(name));
+        fs::write(&plain, "").unwrap();
+        extend_table(&table, Vec::new()).unwrap();
+        assert!(load_table(&table).unwrap().rows().is_empty());
+        let [mode, usual] = [&table, &plain].map(|path| path.metadata().unwrap().permissions());
+        assert_eq!(mode, usual, "others may read it too");
+    }
 }

@@ -19,6 +19,7 @@ use flashcore_lab::{
         ncu::{self, Ncu},
         reading::Reading,
     },
+    save,
     task::Task,
 };
 
@@ -158,7 +159,7 @@ impl Flags {
     ) -> Result<(Reading, Vec<String>), LabError> {
         ncu.collect(&build.kernel, &report, &target(task, &build.tile)?)?;
         let csv = ncu.csv(&report)?;
-        fs::write(&table, &csv).map_err(LabError::io("write", &table))?;
+        save::replace(&table, &[csv.as_bytes()]).map_err(LabError::io("write", &table))?;
         let unreadable =
             || LabError::Failed { arm: "ncu".to_owned(), reason: "its table has no counters".to_owned() };
         let counters = ncu::counters(&csv).ok_or_else(unreadable)?;
