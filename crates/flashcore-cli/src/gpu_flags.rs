@@ -37,7 +37,7 @@ struct Model {
 }
 
 const fn model(name: &'static str, target: Target, sms: u32, usual: &'static str) -> Model {
-    Model { name, target, capability: (target.number() / 10, target.number() % 10), sms, usual }
+    Model { name, target, capability: target.capability(), sms, usual }
 }
 
 const MODELS: [Model; 6] = [

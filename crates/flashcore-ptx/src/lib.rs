@@ -17,6 +17,7 @@
 //! | text | [`mod@print`], [`mod@parse`] | exact inverses; the parser also takes what nvcc and Triton print |
 //! | verifier | [`verify::verify`] | everything that is wrong, each with instruction, place and cure |
 //! | layout | [`layout`] | swizzles, fragments, descriptors, tiles: pure functions |
+//! | multiprocessor | [`sm::Sm`] | registers, warps, CTAs and shared memory of each architecture |
 //! | launch | [`launch`] | how to start a kernel, as plain data |
 //!
 //! ```
@@ -51,6 +52,7 @@ pub mod op;
 pub mod parse;
 pub mod print;
 pub mod provenance;
+pub mod sm;
 pub mod table;
 pub mod target;
 pub mod types;

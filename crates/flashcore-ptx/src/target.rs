@@ -39,6 +39,11 @@ impl Target {
         }
     }
 
+    /// The compute capability, major and minor.
+    pub const fn capability(self) -> (u32, u32) {
+        (self.number() / 10, self.number() % 10)
+    }
+
     /// Whether the target has the instructions of one architecture only (the `a` suffix).
     pub const fn is_arch_specific(self) -> bool {
         matches!(self, Self::Sm90a)

@@ -1,7 +1,11 @@
 //! Grid, clusters, CTAs and warps of a launch as numbers, checked once.
 
 use crate::{error::SimError, program::Program};
-use flashcore_ptx::{launch::LaunchSpec, module::Directives};
+use flashcore_ptx::{
+    launch::LaunchSpec,
+    module::Directives,
+    sm::{REGISTERS, THREAD_REGISTERS},
+};
 
 /// Most threads of a CTA.
 const MAX_THREADS: u32 = 1024;
@@ -11,8 +15,6 @@ const MAX_CLUSTER: u32 = 16;
 const MAX_SHARED: u32 = 227 * 1024;
 /// Most CTAs of an SM.
 const MAX_CTAS: u32 = 32;
-/// Registers of an SM.
-const SM_REGISTERS: u32 = 65_536;
 
 /// The shape of a launch.
 #[derive(Clone, Copy, Debug)]
@@ -105,6 +107,6 @@ fn agrees(directives: &Directives, block: [u32; 3], cluster: [u32; 3]) -> Result
 fn launch_registers(directives: &Directives, threads: u32) -> u32 {
     // As ptxas does, numbers that no SM reaches are passed over.
     let ctas = directives.min_ctas_per_sm.filter(|ctas| (1..=MAX_CTAS).contains(ctas)).unwrap_or(1);
-    let fit = SM_REGISTERS / (threads.next_multiple_of(32) * ctas) / 8 * 8;
-    directives.max_registers.unwrap_or(fit).min(255)
+    let fit = REGISTERS / (threads.next_multiple_of(32) * ctas) / 8 * 8;
+    directives.max_registers.unwrap_or(fit).min(THREAD_REGISTERS)
 }

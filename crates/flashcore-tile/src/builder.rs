@@ -11,6 +11,7 @@ use flashcore_ptx::{
     inst::{Inst, Operand, RegId},
     module::{Kernel, Length, Linkage, Module, Space, Statement, Variable},
     op::{Mod, Op},
+    sm::Sm,
     target::Target,
     types::{ScalarType, SpecialReg},
 };
@@ -30,11 +31,7 @@ const MAX_CLUSTER: u32 = 16;
 
 /// Most shared memory a CTA can have on the target.
 pub const fn shared_limit(target: Target) -> u32 {
-    match target {
-        Target::Sm80 => 163 * 1024,
-        Target::Sm86 | Target::Sm89 | Target::Sm120 => 99 * 1024,
-        _ => 227 * 1024,
-    }
+    Sm::of(target.capability()).most_shared()
 }
 
 /// One kernel under construction.

@@ -8,6 +8,7 @@ use std::panic::Location;
 use flashcore_ptx::{
     inst::Operand,
     op::{Mod, Op},
+    sm::{REGISTERS, THREAD_REGISTERS},
     types::ScalarType,
 };
 
@@ -23,12 +24,8 @@ use crate::{
 pub const WARPGROUP: u32 = 128;
 /// Threads of a warp.
 const WARP: u32 = 32;
-/// Most registers of a thread.
-const MAX_REGISTERS: u32 = 255;
 /// Parts of an SM among which warps and registers are shared out.
 const PARTITIONS: u32 = 4;
-/// Registers of an SM.
-const REGISTER_FILE: u32 = 65536;
 
 /// Registers per thread of each role after reallocation.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -58,8 +55,8 @@ impl Roles {
     /// Registers per thread at entry, when `ctas` CTAs fill an SM.
     pub const fn registers_at_entry(&self, ctas: u32) -> u32 {
         let warps = (self.threads() / WARP * ctas).div_ceil(PARTITIONS);
-        let share = REGISTER_FILE / PARTITIONS / WARP / warps / 8 * 8;
-        if share < MAX_REGISTERS { share } else { MAX_REGISTERS }
+        let share = REGISTERS / PARTITIONS / WARP / warps / 8 * 8;
+        if share < THREAD_REGISTERS { share } else { THREAD_REGISTERS }
     }
 
     /// Number of the producer among the warpgroups.

@@ -1,6 +1,11 @@
 //! Everything that decides the text of the kernel.
 
-use flashcore_ptx::{ident::Ident, layout::Swizzle, target::Target};
+use flashcore_ptx::{
+    ident::Ident,
+    layout::Swizzle,
+    sm::{REGISTERS, THREAD_REGISTERS},
+    target::Target,
+};
 use flashcore_tile::{Half, MMA_M};
 use serde::{Deserialize, Serialize};
 
@@ -64,8 +69,8 @@ impl Shape {
 
     /// Most registers a thread can have so that the CTAs fit on an SM.
     pub const fn registers(&self) -> u32 {
-        let share = 65536 / (self.ctas_per_sm * self.threads()) / 8 * 8;
-        if share > 255 { 255 } else { share }
+        let share = REGISTERS / (self.ctas_per_sm * self.threads()) / 8 * 8;
+        if share < THREAD_REGISTERS { share } else { THREAD_REGISTERS }
     }
 
     /// Shared memory of a kernel of this shape for the given features.

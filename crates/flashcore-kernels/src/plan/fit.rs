@@ -3,6 +3,7 @@
 //! [`Tile::check`] knows numbers alone; [`plan_tile`] knows the problem and the GPU too; [`Plan::check_build`] builds.
 
 use flashcore_core::Problem;
+use flashcore_ptx::sm::RESERVED_SHARED;
 use flashcore_tile::{RegisterBudget, Roles};
 
 use super::{Gpu, KernelConfig, Plan, PlanError, Tile, access, check, general_config, hopper, hopper_config};
@@ -241,10 +242,10 @@ impl Plan {
     }
 
     fn check_shared(&self, bytes: u64, ctas: u32) -> Result<(), Misfit> {
-        // The driver takes a little of every CTA; one CTA may take all that is left.
-        const RESERVED: u64 = 1024;
+        // One CTA may take all that the driver leaves.
+        let reserved = u64::from(RESERVED_SHARED);
         let (bytes, most) =
-            ((bytes + RESERVED) * u64::from(ctas), u64::from(self.gpu.shared_bytes) + RESERVED);
+            ((bytes + reserved) * u64::from(ctas), u64::from(self.gpu.shared_bytes) + reserved);
         if bytes > most { Err(Misfit::SharedMemory { bytes, most }) } else { Ok(()) }
     }
 

@@ -1,13 +1,10 @@
 //! The tiles of the general kernel, `forward_sm80`: one table, the reason beside each row.
 
 use flashcore_core::Problem;
-use flashcore_ptx::target::Target;
+use flashcore_ptx::{sm::RESERVED_SHARED, target::Target};
 
 use super::{Gpu, PlanError};
 use crate::{forward_sm80::Shape, shared::schedule::longest};
-
-/// Shared memory that the driver takes of each CTA.
-const RESERVED: u32 = 1024;
 
 /// The newest target that the GPU runs; what `forward_sm80` needs, all have.
 pub(super) fn target(gpu: &Gpu) -> Target {
@@ -40,8 +37,8 @@ struct Row {
 impl Row {
     /// Whether as many CTAs as the row counts on fit on an SM.
     fn fits(&self, qk: u32, v: u32, gpu: &Gpu) -> bool {
-        let per_cta = self.shape.shared_bytes(qk, v) + RESERVED;
-        self.shape.ctas_per_sm * per_cta <= gpu.shared_bytes + RESERVED
+        let per_cta = self.shape.shared_bytes(qk, v) + RESERVED_SHARED;
+        self.shape.ctas_per_sm * per_cta <= gpu.shared_bytes + RESERVED_SHARED
     }
 }
 

@@ -11,16 +11,8 @@ use flashcore_kernels::{Gpu, Plan, Tile, plan_by, tuned::Table};
 use flashcore_ptx::launch::LaunchSpec;
 use serde::Serialize;
 
+use super::occupancy::{Occupancy, Usage};
 use crate::error::LabError;
-
-/// 32-bit registers of a multiprocessor, on every architecture from sm_80 on.
-const REGISTERS: u32 = 65_536;
-/// Threads of a multiprocessor that its warps are counted in, likewise for sm_80 and sm_90.
-const THREADS: u32 = 2_048;
-/// Shared memory that each CTA costs beyond its own.
-const RESERVED: u32 = 1_024;
-/// Registers are given out to warps in pieces of this many.
-const PIECE: u32 = 256;
 
 /// What is known about a kernel before it runs.
 #[derive(Clone, PartialEq, Serialize, Debug)]
@@ -77,7 +69,8 @@ impl Build {
         let threads = spec.map_or(0, |spec| product(spec.block) as u32);
         let shared_bytes = spec.map_or(0, |spec| spec.shared_bytes);
         let registers = found.map(|found| found.registers);
-        let fitting = registers.filter(|_| threads > 0).map(|r| ctas_per_sm(r, threads, shared_bytes, gpu));
+        let usage = |registers| Usage { threads, registers, shared: shared_bytes };
+        let fitting = registers.filter(|_| threads > 0).map(|r| Occupancy::of(usage(r), gpu.capability));
         Self {
             kernel,
             tile: plan.kernel().tile(),
@@ -89,8 +82,8 @@ impl Build {
             threads,
             shared_bytes,
             ctas: spec.map_or(0, |spec| product(spec.grid)),
-            ctas_per_sm: fitting,
-            occupancy: fitting.map(|ctas| f64::from(ctas * threads) / f64::from(THREADS)),
+            ctas_per_sm: fitting.map(|fitting| fitting.ctas_per_sm),
+            occupancy: fitting.map(|fitting| fitting.share(gpu.capability)),
         }
     }
 }
@@ -113,25 +106,30 @@ fn assemble(ptx: &str, plan: &Plan) -> Result<BuildReport, String> {
     Ok(cubin.report().clone())
 }
 
-/// CTAs that fit on a multiprocessor by registers, shared memory and threads.
-fn ctas_per_sm(registers: u32, threads: u32, shared: u32, gpu: &Gpu) -> u32 {
-    let warps = threads.div_ceil(32);
-    let by_registers = REGISTERS / ((registers * 32).next_multiple_of(PIECE) * warps).max(1);
-    // The largest CTA leaves what is reserved for it.
-    let by_shared = (gpu.shared_bytes + RESERVED) / (shared + RESERVED);
-    by_registers.min(by_shared).min(THREADS / threads.max(1))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use flashcore::cuda::driver::KernelReport;
+    use flashcore_core::{DType, Mask};
+
+    use crate::task::Task;
+
+    /// A kernel of 128 threads with few registers, as a compiler might report it.
+    fn build(gpu: &Gpu) -> Build {
+        let task = Task::square(DType::F16, [1, 8, 64, 64], Mask::NONE).unwrap();
+        let plan = plan_by(task.problem(), gpu, 256, &Table::default()).unwrap();
+        let program = plan.kernel().program().unwrap();
+        let spec = plan.launch(&program, task.problem()).unwrap();
+        let spec = LaunchSpec { block: [128, 1, 1], shared_bytes: 0, ..spec };
+        let kernels = vec![KernelReport { registers: 32, ..KernelReport::default() }];
+        Build::describe(&plan, Some(&spec), gpu, Ok(BuildReport { kernels, ..BuildReport::default() }))
+    }
 
     #[test]
-    fn what_fits_on_a_multiprocessor() {
-        let gpu = Gpu::HOPPER;
-        assert_eq!(ctas_per_sm(168, 384, 200 << 10, &gpu), 1);
-        assert_eq!(ctas_per_sm(32, 128, 0, &gpu), 16);
-        assert_eq!(ctas_per_sm(255, 128, 0, &gpu), 2);
-        assert_eq!(ctas_per_sm(64, 256, 100 << 10, &gpu), 2);
+    fn what_fits_depends_on_the_gpu() {
+        for (gpu, ctas) in [(Gpu::HOPPER, 16), (Gpu::AMPERE, 16), (Gpu::CONSUMER, 12)] {
+            let build = build(&gpu);
+            assert_eq!((build.ctas_per_sm, build.occupancy), (Some(ctas), Some(1.0)), "{build:?}");
+        }
     }
 }

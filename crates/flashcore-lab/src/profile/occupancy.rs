@@ -1,28 +1,20 @@
-//! How many CTAs of a kernel fit on one multiprocessor, from its resources alone (CUDA programming guide,
-//! "Compute capabilities"): what the driver would say, where there is none.
+//! How many CTAs of a kernel fit on one multiprocessor, from its resources alone: what the driver would say, where there
+//! is none. `profile` and `inspect` tell it.
 
+use flashcore_ptx::sm::{REGISTER_UNIT, REGISTERS, RESERVED_SHARED, Sm};
 use serde::Serialize;
-
-/// What a multiprocessor has.
-struct Sm {
-    warps: u32,
-    ctas: u32,
-    shared: u32,
-}
-
-const REGISTERS: u32 = 65536;
-/// Registers are given to warps in units of this.
-const REGISTER_UNIT: u32 = 256;
-/// Shared memory of every CTA that the driver keeps to itself.
-const RESERVED: u32 = 1024;
 
 /// The resource that runs out first.
 #[derive(Serialize, Clone, Copy, PartialEq, Eq, Debug)]
 #[serde(rename_all = "snake_case")]
 pub enum Limit {
+    /// Registers of all warps.
     Registers,
+    /// Shared memory of all CTAs.
     SharedMemory,
+    /// Warps.
     Threads,
+    /// CTAs, however small.
     Ctas,
 }
 
@@ -41,31 +33,23 @@ impl Limit {
 /// CTAs on one multiprocessor.
 #[derive(Serialize, Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Occupancy {
+    /// How many.
     pub ctas_per_sm: u32,
+    /// Their warps together.
     pub warps_per_sm: u32,
+    /// Why not more.
     pub limited_by: Limit,
 }
 
 /// What a CTA uses.
 #[derive(Clone, Copy, Debug)]
 pub struct Usage {
+    /// Its threads.
     pub threads: u32,
+    /// Registers of a thread.
     pub registers: u32,
+    /// Its shared memory in bytes.
     pub shared: u32,
-}
-
-impl Sm {
-    const fn of((major, minor): (u32, u32)) -> Self {
-        const fn kib(n: u32) -> u32 {
-            n * 1024
-        }
-        match (major, minor) {
-            (8, 6) => Self { warps: 48, ctas: 16, shared: kib(100) },
-            (8, 9) | (12, _) => Self { warps: 48, ctas: 24, shared: kib(100) },
-            (8, _) => Self { warps: 64, ctas: 32, shared: kib(164) },
-            _ => Self { warps: 64, ctas: 32, shared: kib(228) },
-        }
-    }
 }
 
 impl Occupancy {
@@ -76,12 +60,17 @@ impl Occupancy {
         let per_warp = (usage.registers * 32).next_multiple_of(REGISTER_UNIT).max(REGISTER_UNIT);
         let limits = [
             (Limit::Registers, REGISTERS / per_warp / warps),
-            (Limit::SharedMemory, sm.shared / (usage.shared + RESERVED)),
+            (Limit::SharedMemory, sm.shared / (usage.shared + RESERVED_SHARED)),
             (Limit::Threads, sm.warps / warps),
             (Limit::Ctas, sm.ctas),
         ];
         let (limited_by, ctas_per_sm) = limits.into_iter().min_by_key(|(_, n)| *n).unwrap_or(limits[0]);
         Self { ctas_per_sm, warps_per_sm: ctas_per_sm * warps, limited_by }
+    }
+
+    /// Share of the warps that a GPU of this compute capability could have.
+    pub fn share(&self, capability: (u32, u32)) -> f64 {
+        f64::from(self.warps_per_sm) / f64::from(Sm::of(capability).warps)
     }
 }
 

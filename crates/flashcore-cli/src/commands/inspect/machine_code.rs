@@ -6,14 +6,11 @@ use flashcore_cuda::{
     disassemble,
     toolchain::{Search, Tool},
 };
+use flashcore_lab::profile::occupancy::{Occupancy, Usage};
 use flashcore_tile::Program;
 use serde::Serialize;
 
-use super::{
-    InspectFailure,
-    occupancy::{Occupancy, Usage},
-    subject::Subject,
-};
+use super::{InspectFailure, subject::Subject};
 
 /// A kernel, built.
 #[derive(Serialize, Debug)]

@@ -4,7 +4,6 @@
 //! it needs a GPU.
 
 pub mod machine_code;
-mod occupancy;
 mod report;
 mod subject;
 
