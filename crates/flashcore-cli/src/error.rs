@@ -54,7 +54,9 @@ pub enum CliError {
     #[error("--threads is a matter of the cpu backend; leave it out or pass --backend cpu")]
     Threads,
     #[error("--general is a matter of a real GPU; to simulate the general kernel pass --gpu sm_80")]
-    General,
+    GeneralSimulated,
+    #[error("--general is a matter of the cuda backend; leave it out or pass --backend cuda")]
+    GeneralOnCpu,
     #[error("--gpu is a matter of the simulator; leave it out or pass --backend sim")]
     Gpu,
     #[error(

@@ -103,8 +103,8 @@ pub struct BackendFlags {
     /// Threads of the CPU backend [default: all cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
-    /// On a GPU, take the kernel that runs on every GPU even where a more special one would be chosen
-    #[arg(long)]
+    /// Compute on a GPU, with the kernel that runs on every GPU even where a more special one would be chosen
+    #[arg(long, conflicts_with_all = ["threads", "table"])]
     general: bool,
     #[command(flatten)]
     table: TableFlags,
@@ -113,28 +113,29 @@ pub struct BackendFlags {
 impl BackendFlags {
     /// Whether GPU kernels are to run in the simulator; which kernels, is a matter of the GPU that they are for.
     pub fn simulated(&self) -> Result<bool, CliError> {
+        Ok(self.named()? == Named::Simulator)
+    }
+
+    /// What was named, if the other flags do not ask for something else.
+    fn named(&self) -> Result<Named, CliError> {
         match (self.backend, self.threads, self.general) {
-            (Named::Simulator, None, false) => Ok(true),
             (Named::Simulator, Some(_), _) => Err(CliError::Threads),
-            (Named::Simulator, None, true) => Err(CliError::General),
-            _ => Ok(false),
+            (Named::Simulator, None, true) => Err(CliError::GeneralSimulated),
+            (Named::Kind(BackendKind::Cpu), _, true) => Err(CliError::GeneralOnCpu),
+            (named, ..) => Ok(named),
         }
     }
 
     /// The backends that may compute, best first.
     pub fn candidates(&self) -> Result<Vec<Arc<dyn Backend>>, CliError> {
-        if self.general {
-            let cuda = Cuda::open(0).map_err(|e| unavailable("cuda", &e))?;
-            return Ok(vec![Arc::new(cuda.with_general_kernels())]);
-        }
-        if self.table.load()?.is_some() {
+        if self.general || self.table.load()?.is_some() {
             return Ok(vec![self.ours()?.backend()]);
         }
         backends::candidates(self.kind()?, self.threads())
     }
 
     fn kind(&self) -> Result<BackendKind, CliError> {
-        match self.backend {
+        match self.named()? {
             Named::Kind(kind) => Ok(kind),
             Named::Simulator => Err(CliError::NotTimed),
         }
@@ -153,8 +154,8 @@ impl BackendFlags {
         match (self.kind()?, self.threads()) {
             (BackendKind::Auto | BackendKind::Cpu, Some(threads)) => Ok(cpu(Cpu::with_threads(threads)?)),
             (_, Some(_)) => Err(CliError::Threads),
-            (BackendKind::Auto, None) => Ok(open().unwrap_or_else(|_| cpu(Cpu::new()))),
-            (BackendKind::Cuda, None) => open().map_err(|e| unavailable("cuda", &e)),
+            (BackendKind::Auto, None) if !self.general => Ok(open().unwrap_or_else(|_| cpu(Cpu::new()))),
+            (BackendKind::Auto | BackendKind::Cuda, None) => open().map_err(|e| unavailable("cuda", &e)),
             (_, None) => Ok(cpu(Cpu::new())),
         }
     }
