@@ -35,6 +35,11 @@ fn what_is_saved_is_loaded() {
     let path = folder.path().join("run.json");
     let record = record();
     record.save(&path).unwrap();
+    let plain = folder.path().join("plain");
+    std::fs::write(&plain, "").unwrap();
+    let [mode, usual] = [&path, &plain].map(|path| path.metadata().unwrap().permissions());
+    assert_eq!(mode, usual, "others may read it too");
+    std::fs::remove_file(plain).unwrap();
     record.save(&path).unwrap();
     assert_eq!(Record::load(&path).unwrap(), record);
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "no temporary files are left");
@@ -42,6 +47,17 @@ fn what_is_saved_is_loaded() {
     assert_eq!((summary.samples, summary.min, summary.max), (2, 1.5e-3, 2e-3), "the second half counts");
     assert!(record.save(&folder.path().join("no/such/folder.json")).is_err());
     assert!(Record::load(&folder.path().join("missing.json")).is_err());
+}
+
+/// The page on the lab names every field.
+#[test]
+fn the_format_is_documented() {
+    let (_, page) = include_str!("../../../docs/lab.md").split_once("## The result file").unwrap();
+    let json = serde_json::to_value(record()).unwrap();
+    let parts = ["", "/machine", "/protocol", "/measurements/0", "/measurements/0/stretches/0"];
+    for field in parts.iter().flat_map(|part| json.pointer(part).unwrap().as_object().unwrap().keys()) {
+        assert!(page.contains(&format!("`{field}`")) || page.contains(&format!("`{field}[]`")), "{field}");
+    }
 }
 
 /// Changes one place of a good file, by JSON pointer; a new key is added.
