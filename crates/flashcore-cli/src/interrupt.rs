@@ -1,4 +1,5 @@
-//! Ctrl-C: the first asks long work to stop after its current step and show what there is, the second ends at once.
+//! Ctrl-C: the first asks long work to stop after its current step and show what there is, the second ends at once. Work
+//! that cannot be asked does not [`watch`], and the first ends it.
 
 use std::sync::{
     OnceLock,

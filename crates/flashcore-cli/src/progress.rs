@@ -11,9 +11,14 @@ pub struct Progress {
 }
 
 impl Progress {
+    /// A bar for work that asks whether it is to stop: the first Ctrl-C does not end it.
+    pub fn stoppable(steps: usize, output: &Output) -> Self {
+        interrupt::watch();
+        Self::new(steps, output)
+    }
+
     /// A bar on standard error, if that is a terminal and the user wants to see anything.
     pub fn new(steps: usize, output: &Output) -> Self {
-        interrupt::watch();
         let bar = if output.is_talkative() { ProgressBar::new(steps as u64) } else { ProgressBar::hidden() };
         let style = ProgressStyle::with_template("{bar:24} {pos}/{len} {elapsed} {wide_msg}");
         if let Ok(style) = style {

@@ -1,6 +1,6 @@
 //! Verification: stages are named, children that hang or die cost one row, broken backends are found out.
 
-use std::{process::Command, time::Duration};
+use std::{cell::Cell, process::Command, time::Duration};
 
 use flashcore_core::{Backend, BackendError, DataMut, HostCall, Problem, Ran};
 use flashcore_cpu::Cpu;
@@ -23,12 +23,16 @@ fn ended(name: &str, ending: &str) -> String {
 
 /// Watches a shell script that sees the number of finished checks as `$0`.
 fn watch(script: &str) -> Outcome {
+    watch_until(script, &|| false)
+}
+
+fn watch_until(script: &str, stopped: &dyn Fn() -> bool) -> Outcome {
     let command = |order: &Order| {
         let mut command = Command::new("sh");
         command.args(["-c", script, &order.skip.to_string()]);
         command
     };
-    let watch = Watch { command: &command, patience: Duration::from_millis(700), stopped: &|| false };
+    let watch = Watch { command: &command, patience: Duration::from_millis(700), stopped };
     watch.group(order("any", None), &mut |_| ()).unwrap()
 }
 
@@ -74,6 +78,33 @@ fn children_that_never_get_anywhere_are_given_up() {
     let outcome = watch(always_dying);
     assert_eq!(outcome.reports.len(), 6, "five deaths and the rest: {outcome:?}");
     assert!(outcome.reports[5].check.contains("94 more"), "{outcome:?}");
+}
+
+/// Ctrl-C ends the child with its parent, which may hear of it a moment later.
+#[test]
+fn a_check_that_the_user_stopped_is_no_failure() {
+    for script in [
+        r#"echo '{"total":3}'; echo '{"begin":[0,"a"]}'; kill -INT $$"#,
+        r#"echo '{"total":3}'; echo '{"begin":[0,"a"]}'; exec sleep 100"#,
+        r#"echo '{"total":3}'; kill -INT $$"#,
+        "kill -INT $$",
+    ] {
+        for unheard in [0, 3] {
+            let asked = Cell::new(0);
+            let outcome = watch_until(script, &|| asked.replace(asked.get() + 1) >= unheard);
+            assert_eq!(names(&outcome), [], "{script}");
+        }
+    }
+}
+
+#[test]
+fn nothing_is_begun_after_a_stop() {
+    let script = format!(
+        r#"echo '{{"total":2}}'; echo '{{"begin":[0,"a"]}}'; echo '{}'; echo '{{"begin":[1,"b"]}}'; echo '{}'"#,
+        ended("a", "passed"),
+        ended("b", "failed"),
+    );
+    assert_eq!(names(&watch_until(&script, &|| true)), [("a", Ending::Passed)]);
 }
 
 #[test]

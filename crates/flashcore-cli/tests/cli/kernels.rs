@@ -111,10 +111,7 @@ printf '\177ELF of %s' "$name"
 
 #[cfg(unix)]
 fn with_ptxas(place: &Workplace, args: &str) -> Ended {
-    use std::os::unix::fs::PermissionsExt;
-    place.write("ptxas", FAKE.as_bytes());
-    let path = place.path("ptxas");
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    install(place, FAKE);
     again(place, args)
 }
 
@@ -145,13 +142,36 @@ fn again(place: &Workplace, args: &str) -> Ended {
     place.run_with(args, PTXAS, place.path("ptxas").to_str().unwrap())
 }
 
+/// A command line that compiles with a script instead of ptxas.
+#[cfg(unix)]
+fn install(place: &Workplace, script: &str) {
+    use std::os::unix::fs::PermissionsExt;
+    place.write("ptxas", script.as_bytes());
+    std::fs::set_permissions(place.path("ptxas"), std::fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+#[cfg(unix)]
+#[test]
+fn warming_that_is_stopped_says_what_is_ready() {
+    let place = Workplace::new();
+    let script = FAKE.replacen("name=", "touch begun; sleep 0.3\nname=", 1);
+    install(&place, &script);
+    let mut child =
+        place.start_with("warm --all --gpu sm_90 --json", PTXAS, place.path("ptxas").to_str().unwrap());
+    child.wait_until(|| place.path("begun").exists());
+    let ended = child.stop();
+    let json = ended.json();
+    let (ready, asked) = (json["kernels"].as_array().unwrap(), json["asked"].as_u64().unwrap());
+    assert_eq!((ended.code, &json["stopped"]), (2, &true.into()), "{json}");
+    assert!(!ready.is_empty() && (ready.len() as u64) < asked, "{} of {asked}", ready.len());
+    assert!(ready.iter().all(|kernel| kernel["route"] == "ptxas"), "what had begun was finished: {json}");
+}
+
 #[cfg(unix)]
 #[test]
 fn a_kernel_that_does_not_compile_fails() {
-    use std::os::unix::fs::PermissionsExt;
     let place = Workplace::new();
-    place.write("ptxas", b"#!/bin/sh\ncat > /dev/null\necho 'ptxas fatal : no' >&2\nexit 1\n");
-    std::fs::set_permissions(place.path("ptxas"), std::fs::Permissions::from_mode(0o755)).unwrap();
+    install(&place, "#!/bin/sh\ncat > /dev/null\necho 'ptxas fatal : no' >&2\nexit 1\n");
     let ended = again(&place, "warm --gpu sm_80");
     assert_eq!(ended.code, 1, "{}{}", ended.stdout, ended.stderr);
     assert!(ended.stdout.contains("ptxas fatal"), "{}", ended.stdout);

@@ -1,7 +1,5 @@
 //! The lab's commands as users see them: verify, bench, gate, profile, end to end on the CPU.
 
-use std::process::{Command, Stdio};
-
 use serde_json::Value;
 
 use crate::workplace::{Workplace, expect};
@@ -150,21 +148,10 @@ fn sinks_are_measured_and_drawn_from_the_seed() {
 #[test]
 fn bench_that_is_stopped_leaves_a_valid_file() {
     let place = Workplace::new();
-    let out = place.path("part.json");
-    let child = Command::new(env!("CARGO_BIN_EXE_flashcore"))
-        .args(
-            "bench --backend cpu --suite cpu --peers none --no-roofline --seconds 2 --out".split_whitespace(),
-        )
-        .arg(&out)
-        .stdout(Stdio::null())
-        .spawn()
-        .unwrap();
-    while !out.exists() {
-        std::thread::sleep(std::time::Duration::from_millis(20));
-    }
-    Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
-    let ended = child.wait_with_output().unwrap();
-    assert_eq!(ended.status.code(), Some(2));
+    let bench = "bench --backend cpu --suite cpu --peers none --no-roofline --seconds 2 --out part.json";
+    let mut child = place.start(bench);
+    child.wait_until(|| place.path("part.json").exists());
+    assert_eq!(child.stop().code, 2);
     let part: Value = serde_json::from_slice(&place.read("part.json")).unwrap();
     let measured = part["measurements"].as_array().unwrap().len();
     assert_eq!(
@@ -192,6 +179,27 @@ fn the_gate_opens_and_shuts() {
     let ratio = &json["rulings"][0]["ratio"];
     let ends = ["low", "point", "high"].map(|end| ratio[end].as_f64().unwrap());
     assert!(json["pass"] == true && ends.is_sorted() && ends[0] > 0.0, "{json}");
+}
+
+#[test]
+fn a_gate_that_is_stopped_gives_no_verdict() {
+    let place = Workplace::new();
+    let gate = "gate --backend cpu --suite cpu --peer naive --max-ratio 1000 --rounds 4 --seconds 0.5";
+    for (style, words) in [("--json", "\"stopped\": true"), ("", "STOPPED")] {
+        let mut child = place.start(&format!("{gate} --out part.json --force {style}"));
+        child.wait_until(|| place.path("part.json").exists());
+        let ended = child.stop();
+        expect(&ended, 2, words);
+        assert!(
+            !["PASS", "FAIL", "\"pass\": true"].iter().any(|word| ended.stdout.contains(word)),
+            "{}",
+            ended.stdout
+        );
+        let part: Value = serde_json::from_slice(&place.read("part.json")).unwrap();
+        let measured = part["measurements"].as_array().unwrap().len();
+        assert!(part["complete"] == false && measured >= 2, "{measured} measurements");
+        std::fs::remove_file(place.path("part.json")).unwrap();
+    }
 }
 
 #[test]

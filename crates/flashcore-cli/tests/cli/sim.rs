@@ -1,4 +1,6 @@
-//! `flashcore sim`: PTX files on the CPU, what they find, and how they end.
+//! `flashcore sim`: PTX files on the CPU, what they find, and how they end; and how `run --backend sim` does.
+
+use std::{thread::sleep, time::Duration};
 
 use crate::workplace::{Ended, Workplace};
 
@@ -161,4 +163,13 @@ fn what_the_simulator_cannot_do_is_said() {
     check(&place.run("run --backend sim --general"), 2, "--gpu sm_80");
     check(&place.run("run --gpu sm_80"), 2, "--backend sim");
     check(&place.run("bench --backend sim"), 2, "not for timing");
+}
+
+/// A launch cannot be asked to stop, so that nobody waits for its end.
+#[test]
+fn ctrl_c_ends_a_simulated_run_at_once() {
+    let place = Workplace::new();
+    let child = place.start("run --backend sim --gpu sm_90 --shape 1x2x512x128 --iters 50");
+    sleep(Duration::from_secs(2));
+    assert_eq!(child.stop().code, -1);
 }

@@ -1,8 +1,14 @@
 //! A folder with tensors to run in, and the one way all suites run the binary.
 
-use std::{fs, path::PathBuf};
+use std::{
+    fs,
+    path::PathBuf,
+    process::{Child, Command, Output, Stdio},
+    thread::sleep,
+    time::Duration,
+};
 
-use assert_cmd::Command;
+use assert_cmd::cargo::CommandCargoExt;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -14,6 +20,12 @@ pub struct Ended {
 }
 
 impl Ended {
+    fn of(output: Output) -> Self {
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        let code = output.status.code().unwrap_or(-1);
+        Self { code, stdout: text(output.stdout), stderr: text(output.stderr) }
+    }
+
     /// Standard output as the one JSON object it must be.
     #[track_caller]
     pub fn json(&self) -> Value {
@@ -77,12 +89,44 @@ impl Workplace {
 
     /// [`Self::run`] with one more variable set.
     pub fn run_with(&self, args: &str, variable: &str, value: &str) -> Ended {
+        Ended::of(self.command(args, variable, value).output().unwrap())
+    }
+
+    /// [`Self::run`] that does not wait for the end.
+    pub fn start(&self, args: &str) -> Started {
+        self.start_with(args, "FLASHCORE_PYTHON", "/no/such/python")
+    }
+
+    /// [`Self::run_with`] that does not wait for the end.
+    pub fn start_with(&self, args: &str, variable: &str, value: &str) -> Started {
+        let mut command = self.command(args, variable, value);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        Started(command.spawn().unwrap())
+    }
+
+    fn command(&self, args: &str, variable: &str, value: &str) -> Command {
         let mut command = Command::cargo_bin("flashcore").unwrap();
         command.env("FLASHCORE_CACHE_DIR", self.path("cache")).env(variable, value);
-        let output = command.current_dir(self.folder.path()).args(args.split_whitespace()).output().unwrap();
-        let text = |bytes| String::from_utf8(bytes).unwrap();
-        let code = output.status.code().unwrap_or(-1);
-        Ended { code, stdout: text(output.stdout), stderr: text(output.stderr) }
+        command.current_dir(self.folder.path()).args(args.split_whitespace());
+        command
+    }
+}
+
+/// A run that has not ended.
+pub struct Started(Child);
+
+impl Started {
+    /// Waits until something is true, or the run has ended.
+    pub fn wait_until(&mut self, what: impl Fn() -> bool) {
+        while !what() && self.0.try_wait().unwrap().is_none() {
+            sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Presses Ctrl-C; the code of a run that ended of it at once is -1.
+    pub fn stop(self) -> Ended {
+        Command::new("kill").args(["-INT", &self.0.id().to_string()]).status().unwrap();
+        Ended::of(self.0.wait_with_output().unwrap())
     }
 }
 

@@ -14,6 +14,10 @@ use crate::error::LabError;
 /// Children of a group that may end early before the rest of it is given up.
 const MOST_DEATHS: usize = 5;
 
+/// How often, and after which pause, it is asked whether a child that ended early was ended by the user.
+const STOP_ATTEMPTS: usize = 20;
+const STOP_PAUSE: Duration = Duration::from_millis(10);
+
 /// What became of a group.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Outcome {
@@ -82,6 +86,9 @@ impl Watch<'_> {
                 }
                 Ok(Line::End(report)) => {
                     ran.end(&mut open, report, seen);
+                    if (self.stopped)() {
+                        break;
+                    }
                     continue;
                 }
                 Ok(Line::Unavailable(reason)) => {
@@ -96,6 +103,9 @@ impl Watch<'_> {
             };
             // A child that never said how much there is to do has not done it.
             ran.total = ran.total.max(ran.next + usize::from(ran.total == 0));
+            if ran.next < ran.total && self.was_stopped() {
+                break;
+            }
             if let Some((_, name)) = &open {
                 let report = Report::ended(name.clone(), Ending::Failed, Some("launch"), reason);
                 ran.end(&mut open, report, seen);
@@ -103,6 +113,18 @@ impl Watch<'_> {
             break;
         }
         Ok(ran)
+    }
+
+    /// Whether a child ended early because the user stopped everything, which says nothing about its check: Ctrl-C ends
+    /// children too, and one may be gone before its parent has heard of it.
+    fn was_stopped(&self) -> bool {
+        (0..STOP_ATTEMPTS).any(|_| {
+            let stopped = (self.stopped)();
+            if !stopped {
+                thread::sleep(STOP_PAUSE);
+            }
+            stopped
+        })
     }
 }
 

@@ -123,7 +123,7 @@ impl Flags {
         record: &mut Record,
         output: &Output,
     ) -> Result<(), CliError> {
-        let mut progress = Progress::new(tasks.len(), output);
+        let mut progress = Progress::stoppable(tasks.len(), output);
         let sensors = Sensors::start();
         let protocol = record.protocol;
         for (task, arms) in tasks.iter().zip(arms) {

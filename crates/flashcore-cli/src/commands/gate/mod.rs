@@ -1,4 +1,6 @@
 //! `flashcore gate`: pass or fail for CI; right first, then fast enough, with noise accounted for.
+//!
+//! The result file is rewritten after every task, so that stopping at any moment leaves a valid one.
 
 mod report;
 
@@ -14,7 +16,7 @@ use flashcore_lab::{
     contest::Contest,
     gate::{self, Demand, Ruling},
     memory,
-    record::Record,
+    record::{Measurement, Record},
     referee::Care,
     sensors::Sensors,
     task::Task,
@@ -24,6 +26,7 @@ use self::report::GateReport;
 use crate::{
     error::{CliError, Verdict},
     flags::BackendFlags,
+    interrupt,
     lab_flags::{TaskFlags, TimingFlags},
     output::Output,
     progress::Progress,
@@ -40,7 +43,7 @@ A result file that exists is kept unless --force is given.
 Each problem is judged against f64 first, ours and two peers alike; what is wrong is not timed.
 --max-ratio passes only if the whole 95 % interval of our time over the peer's is at or below it;
 --baseline fails only if the whole interval lies above 1 + margin.
-Exit codes: 0 pass, 1 fail, 2 could not measure.";
+Exit codes: 0 pass, 1 fail, 2 could not measure, or was stopped: then there is no verdict.";
 
 /// Pass only what is right and fast enough
 #[derive(Args, Clone, Debug)]
@@ -97,19 +100,16 @@ pub fn execute(flags: Flags, output: &Output) -> Result<Verdict, CliError> {
         record: Record::new(protocol, roster.describe_peers()),
         baseline,
         demands: flags.demands,
+        out: flags.timing.out,
     };
     gate.record.warnings.extend(roster.note());
     if let Some(baseline) = &gate.baseline {
         gate::check_baseline(baseline, &gate.record)?;
     }
     let rulings = gate.decide(&tasks, output)?;
-    gate.record.complete = true;
-    if let Some(path) = &flags.timing.out {
-        gate.record.save(path).map_err(LabError::from)?;
-    }
     let report = GateReport::new(rulings, &gate.record, gate.arms.iter().map(|arm| arm.name().to_owned()));
     output.show(&report)?;
-    Ok(Verdict::from_bool(report.pass()))
+    Ok(if report.stopped() { Verdict::Stopped } else { Verdict::from_bool(report.pass()) })
 }
 
 /// Ours, the fast peer, and the plain one.
@@ -131,18 +131,34 @@ struct Gate {
     record: Record,
     baseline: Option<Record>,
     demands: DemandFlags,
+    /// The result file.
+    out: Option<PathBuf>,
 }
 
 impl Gate {
     fn decide(&mut self, tasks: &[Task], output: &Output) -> Result<Vec<Ruling>, CliError> {
         let sensors = Sensors::start();
-        let mut progress = Progress::new(tasks.len(), output);
+        let mut progress = Progress::stoppable(tasks.len(), output);
         let mut rulings = Vec::new();
         for task in tasks {
-            rulings.extend(self.rule(task, &sensors, &mut progress)?);
+            match self.rule(task, &sensors, &mut progress) {
+                Err(LabError::Stopped) => break,
+                ruled => rulings.extend(ruled?),
+            }
+            self.save()?;
             progress.step();
+            if interrupt::stopped() {
+                break;
+            }
         }
+        self.record.complete = !interrupt::stopped();
+        self.save()?;
         Ok(rulings)
+    }
+
+    fn save(&self) -> Result<(), LabError> {
+        let saved = self.out.as_deref().map(|path| self.record.save(path));
+        Ok(saved.transpose().map(drop)?)
     }
 
     fn rule(
@@ -150,7 +166,7 @@ impl Gate {
         task: &Task,
         sensors: &Sensors,
         progress: &mut Progress,
-    ) -> Result<Vec<Ruling>, CliError> {
+    ) -> Result<Vec<Ruling>, LabError> {
         let protocol = self.record.protocol;
         let contest = Contest::prepare(task, &self.arms, protocol.seed, Care::Usual, progress)?;
         let ours = self.arms[0].name().to_owned();
@@ -163,17 +179,29 @@ impl Gate {
         let timed: Vec<&str> =
             [Some(&ours), fast.as_ref()].into_iter().flatten().map(String::as_str).collect();
         let measured = contest.only(&timed).run(&protocol, sensors, progress)?;
+        // Who stops it gets the turns there were; nothing follows from them.
+        let rulings = if interrupt::stopped() { Vec::new() } else { self.compare(task, &measured, fast)? };
+        self.record.measurements.extend(measured);
+        Ok(rulings)
+    }
+
+    /// Holds our times, the first of those measured, against what is demanded.
+    fn compare(
+        &self,
+        task: &Task,
+        measured: &[Measurement],
+        fast: Option<String>,
+    ) -> Result<Vec<Ruling>, LabError> {
+        let protocol = &self.record.protocol;
         let mut rulings = Vec::new();
         if let Some(most) = self.demands.max_ratio {
-            let peer = fast.as_deref().unwrap_or("a peer");
-            let pair = [ours.as_str(), peer];
-            rulings.push(gate::against_peer(task, &measured, &protocol, pair, Demand::Superior(most))?);
+            let pair = [self.arms[0].name(), fast.as_deref().unwrap_or("a peer")];
+            rulings.push(gate::against_peer(task, measured, protocol, pair, Demand::Superior(most))?);
         }
         if let (Some(baseline), Some(now)) = (&self.baseline, measured.first()) {
             let demand = Demand::NotInferior(self.demands.margin);
-            rulings.push(gate::against_baseline(task, now, &protocol, baseline, demand)?);
+            rulings.push(gate::against_baseline(task, now, protocol, baseline, demand)?);
         }
-        self.record.measurements.extend(measured);
         Ok(rulings)
     }
 }

@@ -14,6 +14,7 @@ use crate::output::{Page, Report, Text, Tone};
 #[derive(Serialize, Debug)]
 pub struct GateReport<'a> {
     pass: bool,
+    stopped: bool,
     machine: &'a Machine,
     protocol: &'a Protocol,
     /// Ours, then the peers whose results were judged too.
@@ -26,13 +27,19 @@ impl<'a> GateReport<'a> {
     /// Puts rulings together.
     pub fn new(rulings: Vec<Ruling>, record: &'a Record, arms: impl Iterator<Item = String>) -> Self {
         Self {
-            pass: rulings.iter().all(Ruling::pass),
+            pass: record.complete && rulings.iter().all(Ruling::pass),
+            stopped: !record.complete,
             machine: &record.machine,
             protocol: &record.protocol,
             arms: arms.collect(),
             rulings,
             warnings: &record.warnings,
         }
+    }
+
+    /// Whether the user stopped it, so that there is no verdict.
+    pub const fn stopped(&self) -> bool {
+        self.stopped
     }
 
     /// Whether everything passes.
@@ -44,6 +51,7 @@ impl<'a> GateReport<'a> {
         let judged = format!("{} against f64, before anything was timed", self.arms.join(", "));
         let failed = self.rulings.iter().filter(|ruling| !ruling.pass()).count();
         let result = match failed {
+            _ if self.stopped => Text::new("STOPPED; not everything was measured", Tone::Bad),
             0 => Text::new("PASS", Tone::Good),
             n => Text::new(format!("FAIL: {n} of {} demands not met", self.rulings.len()), Tone::Bad),
         };

@@ -43,7 +43,7 @@ pub struct Steps {
 impl Steps {
     /// Nothing yet.
     pub fn new(output: &Output) -> Self {
-        Self { done: Vec::new(), progress: Progress::new(COUNT, output) }
+        Self { done: Vec::new(), progress: Progress::stoppable(COUNT, output) }
     }
 
     /// Runs everything; the parts of a bundle but for its manifest.

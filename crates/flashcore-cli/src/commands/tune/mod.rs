@@ -118,7 +118,7 @@ pub fn execute(flags: Flags, output: &Output) -> Result<Verdict, CliError> {
     let header = Header::new(format!("{name} x {units}"), flags.search.seed, specs);
     let mut journal = Journal::open(&path, &header, flags.fresh)?;
     let mut report = TuneReport::new(&flags.out, &path, journal.found);
-    let progress = Progress::new(tasks.len(), output);
+    let progress = Progress::stoppable(tasks.len(), output);
     let results = flags.tune_all(&tasks, &ours, &mut journal, progress);
     report.results = results?;
     report.stopped = interrupt::stopped();

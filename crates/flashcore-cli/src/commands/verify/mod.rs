@@ -125,7 +125,7 @@ impl Flags {
 
     fn verify(&self, target: &Target, scope: &Scope, output: &Output) -> Result<BackendReport, CliError> {
         let groups = groups(target, scope);
-        let progress = Progress::new(groups.iter().map(|group| group.checks.len()).sum(), output);
+        let progress = Progress::stoppable(groups.iter().map(|group| group.checks.len()).sum(), output);
         let mut report = BackendReport::new(target.name);
         let again = program::again()?;
         let command = |order: &Order| {

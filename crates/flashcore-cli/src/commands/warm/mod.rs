@@ -18,6 +18,7 @@ use crate::{
     error::{CliError, Verdict},
     flags::{AttentionFlags, TensorFlags},
     gpu_flags::{Chosen, GpuFlags},
+    interrupt,
     output::{Output, Page, Report, Text, Tone},
     progress::Progress,
 };
@@ -28,7 +29,8 @@ Examples:
   flashcore warm --all
   flashcore warm --all --gpu sm_90        without a GPU, by ptxas, for an H100 with the same ptxas
 
-The cache is per user (FLASHCORE_CACHE_DIR); `flashcore cache ls` lists it.";
+The cache is per user (FLASHCORE_CACHE_DIR); `flashcore cache ls` lists it.
+Exit codes: 0 compiled, 1 some kernel does not compile, 2 could not compile, or was stopped.";
 
 /// What addresses from a GPU's allocator are multiples of.
 const ALIGNMENT: u64 = 256;
@@ -63,15 +65,17 @@ pub fn execute(flags: &Flags, output: &Output) -> Result<Verdict, CliError> {
     }
     let compiler = Compiler { cache: Some(cache.clone()), ..compiler };
     let start = Instant::now();
-    let kernels = compile_all(&kernels, &compiler, &chosen, output);
+    let (asked, kernels) = (kernels.len(), compile_all(&kernels, &compiler, &chosen, output));
     let report = WarmReport {
+        stopped: kernels.len() < asked,
+        asked,
         gpu: chosen.describe(),
         folder: cache.path().display().to_string(),
         seconds: start.elapsed().as_secs_f64(),
         kernels,
     };
     output.show(&report)?;
-    Ok(Verdict::from_bool(report.kernels.iter().all(|kernel| kernel.error.is_none())))
+    Ok(report.verdict())
 }
 
 fn problems(flags: &Flags) -> Result<Vec<Problem>, CliError> {
@@ -93,30 +97,40 @@ fn wanted(problems: &[Problem], chosen: &Chosen) -> Result<Vec<KernelConfig>, In
     Ok(kernels)
 }
 
-/// Compiles side by side where ptxas does it, one after another where the driver does.
+/// Compiles side by side where ptxas does it, one after another where the driver does, until the user stops it.
 fn compile_all(
     kernels: &[KernelConfig],
     compiler: &Compiler,
     chosen: &Chosen,
     output: &Output,
 ) -> Vec<Warmed> {
-    let progress = Progress::new(kernels.len(), output);
+    let progress = Progress::stoppable(kernels.len(), output);
     let compile = |config: &KernelConfig| {
+        if interrupt::stopped() {
+            return None;
+        }
         progress.say(config.name());
         let warmed = Warmed::new(config, compiler, chosen);
         progress.step();
-        warmed
+        Some(warmed)
     };
-    if compiler.ptxas.is_some() {
-        kernels.par_iter().map(compile).collect()
+    let mut warmed: Vec<Warmed> = if compiler.ptxas.is_some() {
+        kernels.par_iter().filter_map(compile).collect()
     } else {
-        kernels.iter().map(compile).collect()
-    }
+        kernels.iter().filter_map(compile).collect()
+    };
+    // Ctrl-C ends compilers too, and what they leave undone then says nothing about a kernel.
+    warmed.retain(|kernel| kernel.error.is_none() || !interrupt::stopped());
+    warmed
 }
 
 /// Everything `warm` tells.
 #[derive(Serialize, Debug)]
 struct WarmReport {
+    /// Whether the user stopped it before all were compiled.
+    stopped: bool,
+    /// Kernels that were asked for.
+    asked: usize,
     gpu: String,
     folder: String,
     seconds: f64,
@@ -174,12 +188,23 @@ fn compile(config: &KernelConfig, compiler: &Compiler, chosen: &Chosen) -> Resul
     Ok(chosen.compile(compiler, config, program.text())?)
 }
 
+impl WarmReport {
+    fn verdict(&self) -> Verdict {
+        let good = self.kernels.iter().all(|kernel| kernel.error.is_none());
+        if self.stopped { Verdict::Stopped } else { Verdict::from_bool(good) }
+    }
+}
+
 impl Report for WarmReport {
     fn page(&self) -> Page {
-        let summary = format!("{} kernels in {:.1} s", self.kernels.len(), self.seconds);
+        let ready = self.kernels.iter().filter(|kernel| kernel.error.is_none()).count();
+        let ready = format!("{ready} of {} kernels in {:.1} s", self.asked, self.seconds);
         let notes = self.kernels.iter().flat_map(|kernel| &kernel.notes);
+        let stopped =
+            self.stopped.then(|| ("result", Text::new("STOPPED; the same command does the rest", Tone::Bad)));
+        let facts = [("gpu", self.gpu.as_str()), ("cache", &self.folder), ("ready", &ready)];
         Page::default()
-            .facts([("gpu", self.gpu.as_str()), ("cache", &self.folder), ("ready", &summary)])
+            .facts(facts.map(|(name, value)| (name, Text::from(value))).into_iter().chain(stopped))
             .table(self.kernels.iter().map(Warmed::row))
             .table(notes.map(|note| vec![Text::new(note, Tone::Faint)]))
     }
