@@ -146,16 +146,21 @@ impl BackendFlags {
         let table = self.table.load()?;
         let cpu = |cpu: Cpu| Ours::Cpu(TunedCpu::new(cpu, table.clone().unwrap_or_default()));
         let open = || {
-            let cuda = Cuda::open(0)?;
+            let cuda = Cuda::open(0).map_err(flashcore::cuda::Error::on_opening)?;
             let cuda = table.iter().fold(cuda, |cuda, table| cuda.with_table(table.clone()));
             let cuda = if self.general { cuda.with_general_kernels() } else { cuda };
-            Ok::<_, flashcore::cuda::Error>(Ours::Cuda(Arc::new(cuda)))
+            Ok(Ours::Cuda(Arc::new(cuda)))
         };
-        match (self.kind()?, self.threads()) {
+        let kind = self.kind()?;
+        match (kind, self.threads()) {
             (BackendKind::Auto | BackendKind::Cpu, Some(threads)) => Ok(cpu(Cpu::with_threads(threads)?)),
             (_, Some(_)) => Err(CliError::Threads),
-            (BackendKind::Auto, None) if !self.general => Ok(open().unwrap_or_else(|_| cpu(Cpu::new()))),
-            (BackendKind::Auto | BackendKind::Cuda, None) => open().map_err(|e| unavailable("cuda", &e)),
+            (BackendKind::Auto | BackendKind::Cuda, None) => match open() {
+                Err(BackendError::Unavailable { .. }) if kind == BackendKind::Auto && !self.general => {
+                    Ok(cpu(Cpu::new()))
+                }
+                opened => Ok(opened?),
+            },
             (_, None) => Ok(cpu(Cpu::new())),
         }
     }
@@ -169,8 +174,4 @@ impl BackendFlags {
     pub fn threads(&self) -> Option<usize> {
         self.threads.map(usize::from)
     }
-}
-
-fn unavailable(backend: &'static str, error: &dyn std::fmt::Display) -> CliError {
-    BackendError::Unavailable { backend, reason: error.to_string() }.into()
 }

@@ -1,5 +1,7 @@
 //! The lab's commands as users see them: verify, bench, gate, profile, end to end on the CPU.
 
+use std::process::Command;
+
 use serde_json::Value;
 
 use crate::workplace::{Workplace, expect};
