@@ -45,8 +45,8 @@ pub enum CliError {
     Attention(Box<flashcore::Error>),
     #[error("no check has a group or name that contains `{filter}`; the groups are {groups}")]
     NothingToCheck { filter: String, groups: String },
-    #[error("no task has a name that contains `{0}`")]
-    NothingToMeasure(String),
+    #[error("no problem has a name that contains `{filter}`; there are {names}")]
+    NothingToMeasure { filter: String, names: String },
     #[error(
         "there is no {folder} here, which is where runs are looked for; name result files of `flashcore bench --out`, or a folder with some: --dir FOLDER"
     )]
@@ -82,6 +82,17 @@ pub enum CliError {
     Print(#[source] io::Error),
     #[error("cannot encode the result: {0}")]
     Encode(#[from] serde_json::Error),
+}
+
+impl CliError {
+    /// A filter that none of these names contains.
+    pub fn nothing_to_measure(filter: &str, names: &[String]) -> Self {
+        const SHOWN: usize = 8;
+        let shown = names[..names.len().min(SHOWN)].join(", ");
+        let more = names.len().saturating_sub(SHOWN);
+        let names = if more > 0 { format!("{shown} and {more} more") } else { shown };
+        Self::NothingToMeasure { filter: filter.to_owned(), names }
+    }
 }
 
 fn minutes(time: Duration) -> String {

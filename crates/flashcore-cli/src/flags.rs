@@ -55,13 +55,13 @@ impl TensorFlags {
 #[command(next_help_heading = "Options of attention")]
 pub struct AttentionFlags {
     /// Hide keys after a query
-    #[arg(long)]
+    #[arg(long, group = "masks")]
     causal: bool,
     /// Show only L keys before and R after a query; `inf` does not limit
-    #[arg(long, value_name = "L,R", conflicts_with = "causal")]
+    #[arg(long, value_name = "L,R", group = "masks")]
     window: Option<Window>,
     /// Align the mask to the first query and key instead of the last
-    #[arg(long)]
+    #[arg(long, requires = "masks")]
     top_left: bool,
     /// Factor on the scores [default: 1/sqrt(dim)]
     #[arg(long, value_name = "X", allow_negative_numbers = true)]

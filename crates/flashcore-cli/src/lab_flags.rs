@@ -48,21 +48,14 @@ impl TaskFlags {
             let problem = self.attention.problem(dtype, self.tensors.dims(), 0)?;
             return Ok(vec![Task::new(problem).map_err(LabError::from)?]);
         };
-        let part = self.filter.clone().unwrap_or_default();
-        let wanted = if suite.compares() {
-            comparison::tasks(&self.comparisons()?)
-        } else {
-            let tasks = suite.tasks(self.suite_dtype(suite)).map_err(LabError::from)?;
-            tasks.into_iter().filter(|task| task.to_string().contains(&part)).collect()
-        };
-        if wanted.is_empty() { Err(CliError::NothingToMeasure(part)) } else { Ok(wanted) }
+        suite_tasks(suite, self.suite_dtype(suite), self.filter.as_deref().unwrap_or_default())
     }
 
     /// What is compared with what, where the suite is one of comparisons.
     pub fn comparisons(&self) -> Result<Vec<Comparison>, CliError> {
         let all = self.suite.map_or(Ok(Vec::new()), |suite| suite.comparisons(self.suite_dtype(suite)));
-        let part = self.filter.as_deref().unwrap_or_default();
-        Ok(all.map_err(LabError::from)?.into_iter().filter(|one| one.is_named(part)).collect())
+        let filter = self.filter.as_deref().unwrap_or_default();
+        Ok(all.map_err(LabError::from)?.into_iter().filter(|one| one.is_named(filter)).collect())
     }
 
     fn suite_dtype(&self, suite: Suite) -> DType {
@@ -88,6 +81,23 @@ impl TaskFlags {
     pub fn replays(&self) -> bool {
         self.suite.is_some_and(Suite::replays)
     }
+}
+
+/// The problems of a suite whose names, or whose comparisons' names, contain `filter`; at least one.
+pub fn suite_tasks(suite: Suite, dtype: DType, filter: &str) -> Result<Vec<Task>, CliError> {
+    let (wanted, names): (Vec<Task>, Vec<String>) = if suite.compares() {
+        let mut all = suite.comparisons(dtype).map_err(LabError::from)?;
+        let mut names: Vec<_> = all.iter().map(|one| one.what.clone()).collect();
+        names.dedup();
+        all.retain(|one| one.is_named(filter));
+        (comparison::tasks(&all), names)
+    } else {
+        let mut all = suite.tasks(dtype).map_err(LabError::from)?;
+        let names = all.iter().map(Task::to_string).collect();
+        all.retain(|task| task.to_string().contains(filter));
+        (all, names)
+    };
+    if wanted.is_empty() { Err(CliError::nothing_to_measure(filter, &names)) } else { Ok(wanted) }
 }
 
 fn suites() -> impl TypedValueParser<Value = Suite> {

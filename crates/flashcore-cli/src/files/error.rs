@@ -3,7 +3,6 @@
 use std::{io, path::PathBuf};
 
 use flashcore_core::DType;
-use flashcore_lab::memory::human;
 
 use super::ElementType;
 
@@ -36,8 +35,10 @@ pub enum FileError {
         #[source]
         source: io::Error,
     },
-    #[error("--out and --lse both name {}; give each its own file", path.display())]
-    SameFile { path: PathBuf },
+    #[error("{flags} both name {}; give each its own file", path.display())]
+    SameFile { flags: &'static str, path: PathBuf },
+    #[error("{} is read to make what would replace it; name another file", path.display())]
+    ReplacesInput { path: PathBuf },
     #[error("{} has elements of numpy type `{descr}`, which kernels do not take; convert it to one of: {}", path.display(), ElementType::names())]
     Element { path: PathBuf, descr: String },
     #[error("{} cannot hold bf16, for which npy has no type; name a .safetensors file", path.display())]
@@ -81,7 +82,9 @@ pub enum FormatError {
     Rank { shape: Vec<usize> },
     #[error("shape {shape:?} holds more elements than can be addressed; the file is damaged")]
     Overflow { shape: Vec<usize> },
-    #[error("shape {shape:?} needs {} of data but the file holds {}; it is damaged, write it again", human(*needed), human(*have))]
+    #[error(
+        "shape {shape:?} needs {needed} bytes of data but the file holds {have}; it is damaged, write it again"
+    )]
     Size { shape: Vec<usize>, needed: u64, have: u64 },
     #[error("no tensor is called `{name}`; the file has {found}: add #NAME to the path to choose one")]
     NoTensor { name: String, found: String },

@@ -37,6 +37,17 @@ fn a_plan_needs_no_gpu() {
 }
 
 #[test]
+fn the_general_kernel_can_be_asked_for() {
+    let kernel = |more: &str| {
+        let json = without_tools(&format!("inspect --shape 2x16x2048x128 --gpu sm_90 --json {more}")).json();
+        json["kernel"].as_str().unwrap().to_owned()
+    };
+    assert!(
+        kernel("").starts_with("fc_forward_sm_90a_") && kernel("--general").starts_with("fc_forward_sm_90_")
+    );
+}
+
+#[test]
 fn people_get_the_same() {
     let ended = without_tools("inspect --gpu sm_90 --shape 4x16x4096x128 --causal");
     assert_eq!(ended.code, 0, "{}", ended.stderr);

@@ -105,11 +105,15 @@ fn bench_has_modes_suites_and_a_page() {
         expect(&ended, 0, "TFLOP/s");
         assert!(ended.stdout.lines().all(|line| line.chars().count() <= 80), "{}", ended.stdout);
     }
-    let suite = place.run("bench --backend cpu --suite cpu --filter 1x2x64x64 --seconds 0.01 --json");
+    let suite =
+        place.run("bench --backend cpu --suite cpu --filter 1x2x64x64 --seconds 0.01 --out c.json --json");
     let tasks = suite.json()["results"].as_array().map(Vec::len);
     assert_eq!((suite.code, tasks), (0, Some(2)), "{}{}", suite.stdout, suite.stderr);
-    assert_eq!(suite.json()["commit"].as_str().map(str::to_owned), built_from(), "{}", suite.stdout);
-    expect(&place.run("bench --suite cpu --filter 9x9x9x9"), 2, "9x9x9x9");
+    let kept: Value = serde_json::from_slice(&place.read("c.json")).unwrap();
+    assert_eq!(kept["commit"].as_str().map(str::to_owned), built_from(), "the program's, wherever it runs");
+    expect(&place.run("bench --suite cpu --filter 9x9x9x9"), 2, "contains `9x9x9x9`; there are 1x");
+    expect(&place.run("bench --suite options --filter nothing"), 2, "contains `nothing`; there are ");
+    expect(&place.run("bench --shape 1x1x8x8 --top-left"), 2, "--causal");
     expect(&place.run(&format!("bench {TASK} --peers torch-abacus")), 2, "torch-abacus");
     expect(&place.run("bench --suite forward --shape 1x1x1x8"), 2, "--shape");
 }

@@ -108,6 +108,9 @@ fn files_are_never_replaced_unasked() {
     expect(&place.run("report a.json --out r.html --svg . --force --quiet"), 0, "");
     assert!(text(&place, "r.html").starts_with("<!doctype html>") && place.names().len() == before + 1);
     expect(&place.run("report a.json --out no/such/r.html"), 2, "create it first");
+    let raw = place.read("a.json");
+    expect(&place.run("report a.json --out ./a.json --force"), 2, "name another file");
+    assert_eq!(place.read("a.json"), raw, "raw times stay");
 }
 
 #[test]

@@ -112,6 +112,7 @@ fn what_cannot_run_says_why() {
     let scale = "--arg in:x.npy --arg out:y.npy:f32:100 --arg u32:100";
     for (args, says) in [
         ("sim missing.ptx --grid 1 --block 1".to_owned(), "check the path"),
+        ("sim c.npy --grid 1 --block 1".to_owned(), "not text"),
         ("sim broken.ptx --grid 1 --block 1".to_owned(), "unknown instruction `frob.u32`"),
         ("sim kernels.ptx --grid 1 --block 1".to_owned(), "scale, increment, racy; name one with --entry"),
         ("sim kernels.ptx --entry nobody --grid 1 --block 1".to_owned(), "name one with --entry"),

@@ -127,6 +127,21 @@ fn stopped_it_answers_and_goes_on_later() {
 }
 
 #[test]
+fn what_cannot_be_kept_is_not_searched_for() {
+    let place = Workplace::new();
+    place.write("other.json", b"{}");
+    for (out, words) in [
+        ("other.json", "other.json"),
+        (".", "cannot"),
+        ("no/such/t.json", "no/such"),
+        ("j", "give each its own file"),
+    ] {
+        expect(&place.run(&format!("{SEARCH} --journal j --out {out}")), 2, words);
+        assert!(!place.path("j").exists(), "a journal was begun for {out}");
+    }
+}
+
+#[test]
 fn a_journal_of_something_else_is_refused() {
     let place = Workplace::new();
     let search = |more: &str| place.run(&format!("{SEARCH} --journal j --candidates 2 {more}"));

@@ -46,11 +46,7 @@ pub struct Build {
 impl Build {
     /// The kernel of `problem` on `gpu` by `table` and rules, assembled by what is found.
     pub fn of(problem: &Problem, gpu: &Gpu, table: &Table) -> Result<Self, LabError> {
-        let unsupported = |e: flashcore_kernels::PlanError| LabError::Unsupported {
-            arm: "the GPU".to_owned(),
-            what: e.to_string(),
-        };
-        let plan = plan_by(problem, gpu, 256, table).map_err(unsupported)?;
+        let plan = plan_by(problem, gpu, 256, table).map_err(|e| failed(&e))?;
         let program = plan.kernel().program().map_err(|e| failed(&e))?;
         let spec = plan.launch(&program, problem);
         let report = assemble(program.text(), &plan);

@@ -68,6 +68,12 @@ fn packed(parts: &Parts) -> std::io::Result<Vec<u8>> {
     gzip.finish()
 }
 
+/// Whether bundles can be written to `folder`, which need not be there yet; asked before anything is measured.
+pub fn check_folder(folder: &Path) -> Result<(), LabError> {
+    let there = folder.ancestors().find(|path| path.exists()).unwrap_or(Path::new("."));
+    save::temporary(&there.join("bundle")).map(drop).map_err(LabError::io("make files in", folder))
+}
+
 fn checksum_path(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".sha256");

@@ -17,7 +17,7 @@ use std::path::PathBuf;
 
 use flashcore_kernels::tuned::TableError;
 
-pub use table::{TunedCpu, extend_table, load_table};
+pub use table::{TunedCpu, check_table, extend_table, load_table};
 
 /// Why a search could not begin, go on or be kept.
 #[derive(Debug, thiserror::Error)]

@@ -18,13 +18,24 @@ pub fn load_table(path: &Path) -> Result<Table, LabError> {
 /// the new one, whole.
 pub fn extend_table(path: &Path, rows: Vec<Row>) -> Result<(), LabError> {
     let refused = |source| TuneError::Table { path: path.to_owned(), source };
-    let mut table = match Table::load(path) {
-        Err(TableError::Io(error)) if error.kind() == ErrorKind::NotFound => Table::default(),
-        table => table.map_err(refused)?,
-    };
+    let mut table = present_table(path)?;
     rows.into_iter().try_for_each(|row| table.insert(row)).map_err(refused)?;
     let text = table.to_json().map_err(refused)?;
     save::replace(path, &[text.as_bytes()]).map_err(LabError::io("write", path))
+}
+
+/// Whether [`extend_table`] can add to `path`; asked before anything is measured.
+pub fn check_table(path: &Path) -> Result<(), LabError> {
+    present_table(path)?;
+    save::temporary(path).map(drop).map_err(LabError::io("write", path))
+}
+
+/// The table at `path`, an empty one where there is none yet.
+fn present_table(path: &Path) -> Result<Table, LabError> {
+    match Table::load(path) {
+        Err(TableError::Io(error)) if error.kind() == ErrorKind::NotFound => Ok(Table::default()),
+        table => Ok(table.map_err(|source| TuneError::Table { path: path.to_owned(), source })?),
+    }
 }
 
 /// The CPU backend with a table of measured tiles.

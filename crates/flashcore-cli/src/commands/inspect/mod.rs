@@ -52,6 +52,9 @@ pub struct Flags {
     gpu: GpuFlags,
     #[command(flatten)]
     table: TableFlags,
+    /// The kernel that runs on every GPU even where a more special one would be chosen
+    #[arg(long, conflicts_with_all = ["kernel", "table"], help_heading = "Which GPU")]
+    general: bool,
     /// List the kernels of the covering set
     #[arg(long, help_heading = "What to show")]
     list: bool,

@@ -2,7 +2,7 @@
 
 use flashcore::Problem;
 use flashcore_core::{Dims, HostCall};
-use flashcore_kernels::{KernelConfig, Plan, covering_set, plan_by, tuned::Table};
+use flashcore_kernels::{KernelConfig, Plan, covering_set, plan_by, plan_general, tuned::Table};
 use flashcore_lab::{
     buffer::{Buffer, filled},
     simulator::Simulator,
@@ -43,8 +43,11 @@ impl Subject {
         let small = flags.attention.problem(flags.dtype, shrunk(dims), 0)?;
         let table = flags.table.load()?;
         let table = table.as_deref().unwrap_or_else(|| Table::shipped());
-        let plan = plan_by(&problem, &chosen.gpu, ALIGNMENT, table).map_err(InspectFailure::from)?;
-        Ok(Self { problem, small, chosen, plan })
+        let plan = match flags.general {
+            true => plan_general(&problem, &chosen.gpu, ALIGNMENT),
+            false => plan_by(&problem, &chosen.gpu, ALIGNMENT, table),
+        };
+        Ok(Self { problem, small, chosen, plan: plan.map_err(InspectFailure::from)? })
     }
 
     fn named(name: &str) -> Result<Self, InspectFailure> {

@@ -5,7 +5,10 @@
 mod answer;
 mod sources;
 
-use std::{fs, path::PathBuf};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 use clap::Args;
 use flashcore_lab::{
@@ -16,7 +19,7 @@ use flashcore_lab::{
 use self::{answer::Answer, sources::Sources};
 use crate::{
     error::{CliError, Verdict},
-    files::Place,
+    files::{FileError, Place},
     output::Output,
 };
 
@@ -67,6 +70,7 @@ pub struct WantedFlags {
 /// Reads runs, writes the page and the pictures.
 pub fn execute(flags: &Flags, output: &Output) -> Result<Verdict, CliError> {
     let page = flags.wanted.out.as_deref().map(|path| Place::checked(path, flags.force)).transpose()?;
+    flags.keep_inputs()?;
     let Sources { runs, left_out } = Sources::read(&flags.runs, flags.dir.as_deref())?;
     let checks = flags.verify.as_deref().map(Checks::load).transpose().map_err(LabError::from)?;
     let report = Report::new(runs, checks).map_err(LabError::from)?;
@@ -81,6 +85,15 @@ pub fn execute(flags: &Flags, output: &Output) -> Result<Verdict, CliError> {
 }
 
 impl Flags {
+    /// Refuses to write the page over something that it is made of.
+    fn keep_inputs(&self) -> Result<(), FileError> {
+        let real = |path: &Path| path.canonicalize().ok();
+        let Some(page) = self.wanted.out.as_deref().and_then(real) else { return Ok(()) };
+        let mut inputs = self.runs.iter().chain(&self.verify);
+        let replaced = inputs.find(|path| real(path).as_ref() == Some(&page));
+        replaced.map_or(Ok(()), |path| Err(FileError::ReplacesInput { path: path.clone() }))
+    }
+
     fn pictures(&self, report: &Report) -> Result<Vec<(Place, String)>, CliError> {
         let Some(folder) = &self.wanted.svg else { return Ok(Vec::new()) };
         fs::create_dir_all(folder).map_err(LabError::io("make", folder))?;

@@ -31,7 +31,7 @@ use self::{
 use crate::{
     error::{CliError, Verdict},
     interrupt,
-    lab_flags::seconds,
+    lab_flags::{seconds, suite_tasks},
     output::Output,
 };
 
@@ -110,7 +110,10 @@ pub fn execute(flags: Flags, output: &Output) -> Result<Verdict, CliError> {
 }
 
 fn make(flags: &Flags, output: &Output) -> Result<Verdict, CliError> {
-    let (manifest, parts, steps) = run(flags.what.settings(), output)?;
+    let settings = flags.what.settings();
+    check_problems(&settings)?;
+    bundle::check_folder(&flags.out)?;
+    let (manifest, parts, steps) = run(settings, output)?;
     let path = flags.out.join(manifest.file_name());
     if interrupt::stopped() {
         return Ok(Verdict::Stopped);
@@ -119,6 +122,13 @@ fn make(flags: &Flags, output: &Output) -> Result<Verdict, CliError> {
     let report = ReproReport::new(&path, manifest, steps);
     output.show(&report)?;
     Ok(Verdict::from_bool(report.pass()))
+}
+
+/// Whether there is anything to measure; asked before anything is verified.
+fn check_problems(settings: &Settings) -> Result<(), CliError> {
+    let suite = Suite::ALL.into_iter().find(|suite| suite.name() == settings.suite);
+    let filter = settings.filter.as_deref().unwrap_or_default();
+    suite.map_or(Ok(()), |suite| suite_tasks(suite, suite.usual_dtype(), filter).map(drop))
 }
 
 fn check(path: PathBuf, margin: f64, output: &Output) -> Result<Verdict, CliError> {

@@ -104,7 +104,8 @@ fn from_files(names: &FileNames, expected: Option<DType>) -> Result<(DType, [Dim
         inputs,
     };
     if let Some(lse) = files.lse.as_ref().filter(|lse| lse.path() == files.out.path()) {
-        return Err(FileError::SameFile { path: PathBuf::from(lse.path()) }.into());
+        let (flags, path) = ("--out and --lse", PathBuf::from(lse.path()));
+        return Err(FileError::SameFile { flags, path }.into());
     }
     Ok((dtype, dims, Source::Files(Box::new(files))))
 }

@@ -57,7 +57,7 @@ pub struct Flags {
     /// Dynamic shared memory of a CTA
     #[arg(long, value_name = "BYTES", default_value_t = 0)]
     smem: u32,
-    /// An argument: u32:7, u64:9, f32:0.5, in:a.npy, inout:b.npy, out:c.npy:f32:1024
+    /// An argument: u32:7, u64:9, f32:0.5, in:a.npy, inout:b.npy (which is replaced), out:c.npy:f32:1024
     #[arg(long = "arg", value_name = "KIND:VALUE")]
     args: Vec<Argument>,
     /// Which warp runs next, with everything asynchronous as hostile as the ISA allows [default: in turn, tame]
@@ -94,6 +94,8 @@ pub enum SimFailure {
         #[source]
         source: io::Error,
     },
+    #[error("{} is no PTX file: it is not text", path.display())]
+    NotText { path: PathBuf },
     #[error("{} is not PTX that can be run:{}", path.display(), listed(errors))]
     Parse { path: PathBuf, errors: Vec<ParseError> },
     #[error("{} has {}; name one with --entry", path.display(), kernels(found))]
@@ -156,6 +158,7 @@ fn options(flags: &Flags) -> Options {
 fn parse(flags: &Flags) -> Result<Parsed, SimFailure> {
     let path = flags.file.clone();
     match std::fs::read_to_string(&path) {
+        Err(error) if error.kind() == io::ErrorKind::InvalidData => Err(SimFailure::NotText { path }),
         Err(source) => Err(SimFailure::Read { path, source }),
         Ok(text) => parse_all(&path.display().to_string(), &text).map_err(|(first, more)| {
             SimFailure::Parse { path, errors: std::iter::once(first).chain(more).collect() }

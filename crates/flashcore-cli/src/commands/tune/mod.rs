@@ -18,7 +18,7 @@ use flashcore_lab::{
     memory, signature,
     task::Task,
     tune::{
-        TuneError, extend_table,
+        TuneError, check_table, extend_table,
         journal::{Header, Journal},
         search::{Search, Settings, Tuned},
         stand::{device, stand},
@@ -30,6 +30,7 @@ use self::report::TuneReport;
 use super::profile;
 use crate::{
     error::{CliError, Verdict},
+    files::FileError,
     flags::BackendFlags,
     interrupt,
     lab_flags::{TaskFlags, seconds},
@@ -115,6 +116,10 @@ pub fn execute(flags: Flags, output: &Output) -> Result<Verdict, CliError> {
     let (name, units) = device(&ours);
     let specs: Vec<_> = tasks.iter().map(|task| task.spec().clone()).collect();
     let path = flags.journal_path(&serde_json::to_string(&specs)?);
+    check_table(&flags.out)?;
+    if path == flags.out {
+        return Err(FileError::SameFile { flags: "--out and --journal", path }.into());
+    }
     let header = Header::new(format!("{name} x {units}"), flags.search.seed, specs);
     let mut journal = Journal::open(&path, &header, flags.fresh)?;
     let mut report = TuneReport::new(&flags.out, &path, journal.found);
