@@ -226,9 +226,12 @@ def exportable(array: Any) -> Any:
 
 def empty_like(numpy: Any, q: Any, v: Any) -> Any:
     """A new array with the dim of v, in memory ordered as q where that keeps features together."""
-    if q.shape[-1:] == v.shape[-1:] and 0 not in q.strides:
-        return numpy.empty_like(q)
-    return numpy.empty((*q.shape[:-1], *v.shape[-1:]), q.dtype)
+    shape = (*q.shape[:-1], *v.shape[-1:])
+    if 0 not in q.strides:
+        made = numpy.empty_like(q, shape=shape)
+        if made.strides[-1:] == (made.itemsize,):
+            return made
+    return numpy.empty(shape, q.dtype)
 
 
 def rows(q: Any, layout: str) -> tuple[int, int, int]:

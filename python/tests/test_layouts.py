@@ -60,6 +60,15 @@ def test_result_keeps_the_order_of_memory(framework):
 
 
 @cases(framework=ALL)
+def test_result_of_another_dim_keeps_the_order_of_memory(framework):
+    framework, dtype = torch_or_numpy(framework)
+    q, v = (framework.transpose(framework.make(normal(2, 30, 4, dim), dtype)) for dim in (32, 16))
+    out = flashcore.attention(q, q, v)
+    strides = out.stride() if framework.module == "torch" else tuple(s // 4 for s in out.strides)
+    assert strides == (30 * 4 * 16, 16, 4 * 16, 1), strides
+
+
+@cases(framework=ALL)
 def test_writes_into_out(framework):
     framework, dtype = torch_or_numpy(framework)
     q = framework.make(normal(2, 2, 17, 16), dtype)
