@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from . import _frameworks, _masks
+from ._arguments import count, number
 from ._native import Options
 
 
@@ -138,6 +139,7 @@ def _learn(settings: Settings) -> Options:
     left, right, top_left, scale, softcap, _, _, _, layout = settings
     if len(_known) >= _MOST_KNOWN:  # a program that never asks the same twice
         _known.clear()
+    scale, softcap = _factors(scale, softcap)
     options = Options(layout, left=left, right=right, top_left=top_left, scale=scale, softcap=softcap)
     return _known.setdefault(settings, options)
 
@@ -149,15 +151,28 @@ def _with_values(q: Any, k: Any, settings: Settings) -> Options:
     if key_lengths is not None:
         if mask is not None:
             raise ValueError("pass key_lengths or key_mask, not both")
-        ends = _masks.numbers(key_lengths, int)
-    elif mask is not None:
+        ends = _masks.lengths(key_lengths)
+    elif mask is not None and _have_four(q, k):
         axis = 2 if layout == "bhsd" else 1
         band = _masks.Band(left, right, top_left)
         band, starts, ends = _masks.reduce(mask, band, q.shape[0], q.shape[axis], k.shape[axis])
         left, right, top_left = band
     if sinks is not None:
-        sinks = _masks.numbers(sinks, float)
-    return _options(layout, left, right, top_left, scale, softcap, sinks, starts, ends)
+        sinks = _masks.logits(sinks)
+    return _options(layout, left, right, top_left, *_factors(scale, softcap), sinks, starts, ends)
+
+
+def _have_four(q: Any, k: Any) -> bool:
+    """Whether masks can be read by the extents of these tensors; the extension refuses tensors where not."""
+    return len(getattr(q, "shape", ())) == len(getattr(k, "shape", ())) == 4
+
+
+def _factors(scale: Any, softcap: Any) -> tuple[float | None, float | None]:
+    """Scale and softcap, each a number or None."""
+    return (
+        None if scale is None else number("scale", scale),
+        None if softcap is None else number("softcap", softcap),
+    )
 
 
 @lru_cache(maxsize=256)
@@ -186,14 +201,15 @@ def _options(
     )
 
 
-def band(causal: bool, window: int | tuple[int | None, int | None] | None) -> tuple[int | None, int | None]:
+def band(causal: bool, window: Any, name: str = "window") -> tuple[int | None, int | None]:
     """How many keys before and after its position a query sees; None does not limit."""
     if window is None:
         return (None, 0) if causal else (None, None)
-    left, right = (window, window) if isinstance(window, int) else window
-    for bound in (left, right):
-        if bound is not None and bound < 0:
-            raise ValueError(f"window {window} must not be negative; use None for a side without limit")
+    sides = window if isinstance(window, (tuple, list)) else (window, window)
+    if len(sides) != 2:
+        raise ValueError(f"{name} is {window}; pass a pair: how many keys before, how many after")
+    instead = "use None for a side without limit"
+    left, right = [None if side is None else count(name, side, instead) for side in sides]
     return left, 0 if causal else right
 
 

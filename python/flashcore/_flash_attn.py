@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from . import _frameworks
+from ._arguments import whole
 from ._attention import band, run
 
 
@@ -38,13 +40,17 @@ def flash_attn_func(
         raise NotImplementedError(
             "attention probabilities are not kept; for the log-sum-exp use flashcore.attention(..., return_lse=True)"
         )
-    # FlashAttention says -1 and 0.0 where None is meant.
-    before, after = window_size
-    before = None if before is None or before < 0 else before
-    after = None if after is None or after < 0 else after
-    left, right = band(causal, (before, after))
+    left, right = band(causal, None if window_size == (-1, -1) else _sides(window_size), "window_size")
+    # FlashAttention says 0.0 where None is meant.
     settings = (left, right, False, softmax_scale, softcap or None, None, None, None, "bshd")
     return run(q, k, v, settings, False, None)
+
+
+def _sides(window_size: Any) -> tuple[int | None, ...]:
+    """How many keys before and after its position a query sees; FlashAttention says -1 where None is meant."""
+    if not isinstance(window_size, (tuple, list)):
+        raise TypeError(f"window_size is {window_size!r}; pass a pair: how many keys before, how many after")
+    return tuple(None if side is None or whole("window_size", side) < 0 else side for side in window_size)
 
 
 def flash_attn_kvpacked_func(

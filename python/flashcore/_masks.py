@@ -6,6 +6,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from ._arguments import count, each, number
+
 
 class Band(NamedTuple):
     """Which keys a query sees: from ``left`` before to ``right`` after its diagonal, where None does not limit."""
@@ -64,14 +66,17 @@ def _version(tensor: Any) -> Any | None:
 _memory = _Memory()
 
 
-def numbers(values: Any, kind: type) -> tuple[Any, ...]:
-    """The numbers of a sequence or of a tensor with one dimension."""
+def lengths(key_lengths: Any) -> tuple[int, ...]:
+    """How many keys each batch entry uses."""
+    instead = "give how many keys each batch entry uses"
+    read = lambda name, item: count(name, item, instead)
+    return _memory.get(key_lengths, "key_lengths", lambda: each("key_lengths", key_lengths, read, instead))
 
-    def read() -> tuple[Any, ...]:
-        items = values.tolist() if hasattr(values, "tolist") else values
-        return tuple(kind(item) for item in items)
 
-    return _memory.get(values, kind, read)
+def logits(sinks: Any) -> tuple[float, ...]:
+    """The sink of each query head."""
+    instead = "give one logit per query head"
+    return _memory.get(sinks, "sinks", lambda: each("sinks", sinks, number, instead))
 
 
 def reduce(mask: Any, band: Band, batch: int, queries: int, keys: int) -> Ranges:

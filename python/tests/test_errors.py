@@ -22,7 +22,33 @@ MISTAKES = {
     "scale": (lambda: flashcore.attention(Q, Q, Q, scale=-1.0), ValueError, "scale -1 must be finite and positive"),
     "softcap": (lambda: flashcore.attention(Q, Q, Q, softcap=0.0), ValueError, "softcap 0 must be"),
     "sinks": (lambda: flashcore.attention(Q, Q, Q, sinks=[1.0]), ValueError, "1 sinks for 4 query heads"),
-    "window": (lambda: flashcore.attention(Q, Q, Q, window=-1), ValueError, "must not be negative"),
+    "scale by text": (lambda: flashcore.attention(Q, Q, Q, scale="1"), TypeError, "scale is '1', which is no number"),
+    "softcap by text": (lambda: flashcore.attention(Q, Q, Q, softcap="1"), TypeError, "softcap is '1', which is no"),
+    "one sink": (lambda: flashcore.attention(Q, Q, Q, sinks=1.0), TypeError, "sinks is 1.0.*one logit per query head"),
+    "sinks by text": (lambda: flashcore.attention(Q, Q, Q, sinks=["1"] * 4), TypeError, r"sinks\[0\] is '1', which"),
+    "window": (lambda: flashcore.attention(Q, Q, Q, window=-1), ValueError, "window is -1 but must be from 0"),
+    "endless window": (lambda: flashcore.attention(Q, Q, Q, window=(2**40, 0)), ValueError, "window is 1099.*use None"),
+    "half a key": (
+        lambda: flashcore.attention(Q, Q, Q, window=(2.5, 0)),
+        TypeError,
+        "window is 2.5, which is no whole",
+    ),
+    "three sides": (lambda: flashcore.attention(Q, Q, Q, window=(1, 2, 3)), ValueError, r"window is \(1, 2, 3\); pass"),
+    "negative length": (lambda: lengths([5, -1]), ValueError, r"key_lengths\[1\] is -1 but must be from 0.*keys each"),
+    "endless length": (lambda: lengths([5, 2**40]), ValueError, r"key_lengths\[1\] is 1099511627776 but"),
+    "fraction of a length": (
+        lambda: lengths([5.7, 8]),
+        TypeError,
+        r"key_lengths\[0\] is 5.7, which is no whole number",
+    ),
+    "fractions in an array": (lambda: lengths(np.array([5.7, 8])), TypeError, r"key_lengths\[0\] is 5.7"),
+    "one length": (lambda: lengths(5), TypeError, "key_lengths is 5, which is no sequence; give how many keys each"),
+    "length without dimension": (
+        lambda: lengths(np.array(5)),
+        TypeError,
+        r"key_lengths is array\(5\), which is no seq",
+    ),
+    "table of lengths": (lambda: lengths([[5, 8]]), TypeError, r"key_lengths\[0\] is \[5, 8\], which"),
     "layout": (lambda: flashcore.attention(Q, Q, Q, layout="sbhd"), ValueError, "unknown layout `sbhd`"),
     "no namespace": (lambda: flashcore.attention(Bare(), Q, Q), TypeError, "cannot make a tensor like a Bare"),
     "foreign device": (lambda: flashcore.attention(Odd(), Q, Q, out=Q.copy()), ValueError, "DLPack type 10"),
@@ -41,6 +67,18 @@ class Bare:
 
 class Odd(Bare):
     """Claims to be on a device of another maker."""
+KEEP = np.ones((2, 8), bool)
+
+
+def lengths(values):
+    return flashcore.attention(Q, Q, Q, key_lengths=values)
+
+
+def bfloat16_with(dtype):
+    q, other = NUMPY.make(Q, "bfloat16"), Q.astype(dtype)
+    return flashcore.attention(q, other, other)
+
+
 
     def __dlpack__(self, **options):
         from producer import Producer

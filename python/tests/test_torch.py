@@ -129,6 +129,15 @@ def test_streams():
     """Work is ordered by the current stream alone, and the caller is not blocked."""
     torch = need_torch("cuda")
     q, k, v = three(torch, "cuda", shape=(2, 8, 1024, 128))
+def test_options_are_numbers():
+    """A tensor's value may change, and options are found again by what was passed."""
+    torch = need_torch()
+    q, k, v = three(torch, "cpu")
+    for option in ("scale", "softcap"):
+        with raises(TypeError, f"{option} is tensor.*pass a float"):
+            flashcore.attention(q, k, v, **{option: torch.tensor(0.5)})
+
+
     expected = flashcore.attention(q, k, v, causal=True)
     torch.cuda.synchronize()
     stream = torch.cuda.Stream()

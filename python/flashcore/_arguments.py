@@ -1,0 +1,44 @@
+"""Arguments that are numbers: checked under their names, so that a mistake is told in the caller's words."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from numbers import Real
+from typing import Any
+
+MOST = 2**32 - 1
+"""Largest number of keys that the extension takes."""
+
+
+def whole(name: str, value: Any) -> int:
+    """A whole number; a fraction is refused, not cut off."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} is {value!r}, which is no whole number; pass an int") from None
+
+
+def count(name: str, value: Any, instead: str) -> int:
+    """A number of keys; `instead` says what to do where it is none."""
+    number = whole(name, value)
+    if not 0 <= number <= MOST:
+        raise ValueError(f"{name} is {number} but must be from 0 to {MOST}; {instead}")
+    return number
+
+
+def number(name: str, value: Any) -> float:
+    """A number, not a tensor with one: options are found again by their values, and a tensor's may change."""
+    if not isinstance(value, (float, Real)):
+        raise TypeError(f"{name} is {value!r}, which is no number; pass a float")
+    return float(value)
+
+
+def each(name: str, values: Any, read: Callable[[str, Any], Any], instead: str) -> tuple[Any, ...]:
+    """Every item of a sequence or of a tensor with one dimension, read under its own name."""
+    items = values.tolist() if hasattr(values, "tolist") else values
+    try:
+        numbered = enumerate(items)
+    except TypeError:
+        raise TypeError(f"{name} is {values!r}, which is no sequence; {instead}") from None
+    return tuple(read(f"{name}[{at}]", item) for at, item in numbered)
