@@ -89,7 +89,7 @@ def flash_attn_qkvpacked_func(
 
 
 def _packed(name: str, tensor: Any, parts: int) -> int:
-    shape = tuple(tensor.shape)
+    shape = _frameworks.shape(name, tensor)
     if len(shape) != 5 or shape[2] != parts:
         raise ValueError(f"{name} is {shape} but must be batch x sequence x {parts} x heads x dim")
     return parts

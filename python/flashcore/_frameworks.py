@@ -37,7 +37,7 @@ class Framework:
     def empty(self, q: Any, v: Any) -> Any:
         """A new tensor for the result."""
         space = self.namespace(q)
-        return space.empty((*q.shape[:3], v.shape[3]), dtype=q.dtype, device=q.device)
+        return space.empty((*q.shape[:-1], *v.shape[-1:]), dtype=q.dtype, device=q.device)
 
     def empty_lse(self, q: Any, layout: str) -> Any:
         """A new tensor for the log-sum-exp of each row."""
@@ -66,7 +66,8 @@ class Numpy(Framework):
     def attention(self, q: Any, k: Any, v: Any, out: Any, layout: str, return_lse: bool, options: Options) -> Any:
         out = self.empty(q, v) if out is None else out
         lse = self.numpy.empty(rows(q, layout), "float32") if return_lse else None
-        forward(*map(exportable, (q, k, v, out)), lse, options, bits_are_bf16=q.dtype.name == "bfloat16")
+        tensors, bits = zip(*(exportable(self.numpy, tensor) for tensor in (q, k, v, out)))
+        forward(*tensors, lse, options, bits_are_bf16=bits)
         return (out, lse) if return_lse else out
 
     def empty(self, q: Any, v: Any) -> Any:
@@ -120,7 +121,8 @@ class Jax(Framework):
     def on_cpu(self, inputs: Any, wanted: list[Any], options: Options, index: int) -> tuple[Any, ...]:
         arrays = [self.numpy.empty(shape, dtype) for shape, dtype in wanted]
         lse = arrays[1] if len(arrays) > 1 else None
-        forward(*inputs, exportable(arrays[0]), lse, options, bits_are_bf16=arrays[0].dtype.name == "bfloat16")
+        out, bits = exportable(self.numpy, arrays[0])
+        forward(*inputs, out, lse, options, bits_are_bf16=(False, False, False, bits))
         (device,) = inputs[0].devices()
         return tuple(self.jax.device_put(array, device) for array in arrays)
 
@@ -219,9 +221,10 @@ NO_GRADIENTS = (
 )
 
 
-def exportable(array: Any) -> Any:
-    """A NumPy array that NumPy exports: bfloat16 is not among its types and travels as 16-bit integers."""
-    return array.view("uint16") if getattr(array, "dtype", None) == "bfloat16" else array
+def exportable(numpy: Any, array: Any) -> tuple[Any, bool]:
+    """The array as NumPy exports it, and whether as 16-bit integers: NumPy does not have bfloat16 among its types."""
+    as_bits = isinstance(array, numpy.ndarray) and array.dtype.name == "bfloat16"
+    return (array.view("uint16"), True) if as_bits else (array, False)
 
 
 def empty_like(numpy: Any, q: Any, v: Any) -> Any:
@@ -234,10 +237,28 @@ def empty_like(numpy: Any, q: Any, v: Any) -> Any:
     return numpy.empty(shape, q.dtype)
 
 
-def rows(q: Any, layout: str) -> tuple[int, int, int]:
-    """Batch, heads, sequence."""
-    batch, first, second = q.shape[:3]
-    return (batch, first, second) if layout == "bhsd" else (batch, second, first)
+def rows(q: Any, layout: str) -> tuple[int, ...]:
+    """Batch, heads, sequence; the extension refuses tensors that do not have them."""
+    extents = tuple(q.shape[:-1])
+    if layout == "bhsd" or len(extents) != 3:
+        return extents
+    batch, sequence, heads = extents
+    return batch, heads, sequence
+
+
+def shape(name: str, tensor: Any) -> tuple[int, ...]:
+    """The extents of a tensor."""
+    try:
+        return tuple(tensor.shape)
+    except AttributeError:
+        raise no_tensor(name, tensor) from None
+
+
+def no_tensor(name: str, value: Any) -> TypeError:
+    kind = type(value).__name__
+    return TypeError(
+        f"{name} is a {kind}, which does not speak DLPack; pass a tensor of torch, JAX, CuPy, NumPy or the like"
+    )
 
 
 def is_traced() -> bool:
@@ -261,9 +282,7 @@ def _learn(tensor: Any) -> Framework:
     modules = [base.__module__.partition(".")[0] for base in kind.__mro__]
     maker = next((_MAKERS[name] for name in modules if name in _MAKERS), None)
     if maker is None and not hasattr(kind, "__dlpack__"):
-        raise TypeError(
-            f"q is a {kind.__name__}, which does not speak DLPack; pass a tensor of torch, JAX, CuPy, NumPy or the like"
-        )
+        raise no_tensor("q", tensor)
     maker = maker or Framework
     if maker is Torch and kind not in (sys.modules["torch"].Tensor, sys.modules["torch"].nn.Parameter):
         maker = TorchSubclass

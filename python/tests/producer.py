@@ -47,11 +47,23 @@ _name_of.argtypes = [ctypes.py_object]
 
 
 class Producer:
-    """Exports a float32 array as some producer might; `exported` and `deleted` count."""
+    """Exports a float32 array as some producer might, as other `elements` if told so; `exported` and `deleted` count."""
 
-    def __init__(self, array, *, version=None, old=False, strides=True, offset=0, deleter=True, flags=0, device=(1, 0)):
+    def __init__(
+        self,
+        array,
+        *,
+        version=None,
+        old=False,
+        strides=True,
+        offset=0,
+        deleter=True,
+        flags=0,
+        device=(1, 0),
+        elements=(2, 32, 1),
+    ):
         self.array, self.version, self.old, self.flags, self.device = array, version, old, flags, device
-        self.strides, self.offset, self.with_deleter = strides, offset, deleter
+        self.strides, self.offset, self.with_deleter, self.elements = strides, offset, deleter, elements
         self.exported = self.deleted = 0
         self.alive = {}
         self.capsules = []
@@ -82,7 +94,7 @@ class Producer:
         tensor.byte_offset = self.offset
         tensor.device_type, tensor.device_id = self.device
         tensor.ndim = self.array.ndim
-        tensor.code, tensor.bits, tensor.lanes = 2, 32, 1
+        tensor.code, tensor.bits, tensor.lanes = self.elements
         shape = (ctypes.c_int64 * self.array.ndim)(*self.array.shape)
         strides = (ctypes.c_int64 * self.array.ndim)(*(s // 4 for s in self.array.strides))
         tensor.shape = shape

@@ -2,17 +2,28 @@
 
 import flashcore
 import numpy as np
-from harness import cases, need_torch, normal, raises
+from harness import NUMPY, cases, need_torch, normal, raises
+from producer import Producer
 
 Q = normal(2, 4, 8, 16)
 
 MISTAKES = {
     "no tensor": (lambda: flashcore.attention([1], Q, Q), TypeError, "q is a list, which does not speak DLPack"),
     "no tensor for k": (lambda: flashcore.attention(Q, [1], Q), TypeError, "k is a .*list.*DLPack"),
-    "float64": (lambda: flashcore.attention(*[Q.astype("float64")] * 3), TypeError, "64 bits.*float16, bfloat16"),
+    "big-endian": (lambda: flashcore.attention(Q, Q.astype(">f4"), Q), TypeError, r"k is >f4; .*k.astype\("),
+    "integers for bfloat16": (lambda: bfloat16_with("uint16"), TypeError, "k is uint16; convert"),
+    "bfloat16 with others": (lambda: bfloat16_with("float32"), TypeError, "k is f32 but q is bf16"),
+    "not shared": (lambda: flashcore.attention(Q, Sealed(), Q), BufferError, "k was not handed over.*: in use"),
     "mixed": (lambda: flashcore.attention(Q, Q, Q.astype("float16")), TypeError, "v is f16 but q is f32"),
     "three dimensions": (lambda: flashcore.attention(Q[0], Q[0], Q[0]), ValueError, "q has 3 dimensions but 4"),
     "five dimensions": (lambda: flashcore.attention(Q[None], Q, Q), ValueError, "q has 5 dimensions but 4"),
+    "two dimensions": (lambda: flashcore.attention(*[Q[0, 0]] * 3, return_lse=True), ValueError, "q has 2 dimensions"),
+    "dimensions with mask": (lambda: flashcore.attention(*[Q[0]] * 3, key_mask=KEEP), ValueError, "q has 3 dimensions"),
+    "dimensions in the other order": (
+        lambda: flashcore.attention(Q[0], Q, Q, layout="bshd"),
+        ValueError,
+        "4 are needed: batch, sequence, heads, dim$",
+    ),
     "heads": (lambda: flashcore.attention(Q, Q[:, :3], Q[:, :3]), ValueError, "4 query heads cannot share 3 key heads"),
     "batch": (lambda: flashcore.attention(Q, Q[:1], Q[:1]), ValueError, "k has batch 1 but 2 is needed"),
     "keys": (lambda: flashcore.attention(Q, Q, Q[:, :, :5]), ValueError, "v has sequence 5 but 8 is needed"),
@@ -56,17 +67,6 @@ MISTAKES = {
 }
 
 
-class Bare:
-    """Exports, but cannot make its like."""
-
-    shape = Q.shape
-
-    def __dlpack__(self, **options):
-        return Q.__dlpack__(**options)
-
-
-class Odd(Bare):
-    """Claims to be on a device of another maker."""
 KEEP = np.ones((2, 8), bool)
 
 
@@ -79,11 +79,29 @@ def bfloat16_with(dtype):
     return flashcore.attention(q, other, other)
 
 
+class Bare:
+    """Exports, but cannot make its like."""
+
+    shape = Q.shape
 
     def __dlpack__(self, **options):
-        from producer import Producer
+        return Q.__dlpack__(**options)
 
+
+class Odd(Bare):
+    """Claims to be on a device of another maker."""
+
+    def __dlpack__(self, **options):
         return Producer(Q, device=(10, 0)).__dlpack__()
+
+
+class Sealed(Bare):
+    """Of a type that can be read, by an owner who does not let it be."""
+
+    dtype = np.dtype("float32")
+
+    def __dlpack__(self, **options):
+        raise BufferError("in use")
 
 
 def shifted():
@@ -97,6 +115,37 @@ def test_mistakes(name):
     call, kind, words = MISTAKES[name]
     with raises(kind, words):
         call()
+
+
+@cases(name=["float64", "int32", "uint8", "bool", "complex64", "object", "float8_e4m3fn", "float8_e5m2"])
+def test_element_types_have_their_names(name):
+    if name.startswith("float8"):
+        import ml_dtypes
+
+        dtype = getattr(ml_dtypes, name)
+    else:
+        dtype = name
+    with raises(TypeError, rf'q is {name}; convert it to float16, bfloat16 or float32, as by q.astype\("float32"\)'):
+        flashcore.attention(*[Q.astype(dtype)] * 3)
+
+
+DLPACK_TYPES = {
+    "int8": (0, 8, 1),
+    "uint16": (1, 16, 1),
+    "bfloat32": (4, 32, 1),
+    "float8_e3m4": (7, 8, 1),
+    "float8_e4m3fn": (10, 8, 1),
+    "float4_e2m1fn": (17, 4, 1),
+    "float16 in vectors of 2": (2, 16, 2),
+    "of DLPack type 3 with 64 bits": (3, 64, 1),
+    "of DLPack type 18 with 8 bits": (18, 8, 1),
+}
+
+
+@cases(name=list(DLPACK_TYPES))
+def test_element_types_of_dlpack_have_names(name):
+    with raises(TypeError, f"k is {name}; convert"):
+        flashcore.attention(Q, Producer(Q, elements=DLPACK_TYPES[name]), Q)
 
 
 def test_gradients_are_refused():

@@ -1,5 +1,7 @@
 //! What a call knows of one tensor: address, place, element type, extents and strides; made by `import`.
 
+use std::fmt;
+
 use flashcore::{DType, Layout, Operand};
 use flashcore_core::Dims;
 
@@ -18,8 +20,8 @@ pub(crate) enum Place {
     Cuda(u32),
 }
 
-impl std::fmt::Display for Place {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Host => f.write_str("the CPU"),
             Self::Cuda(index) => write!(f, "GPU {index}"),
@@ -34,6 +36,15 @@ pub(crate) enum Order {
     Bhsd,
     /// Batch, sequence, heads, dim.
     Bshd,
+}
+
+impl fmt::Display for Order {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Bhsd => "batch, heads, sequence, dim",
+            Self::Bshd => "batch, sequence, heads, dim",
+        })
+    }
 }
 
 /// Extents and strides (in elements) in the caller's order; unused dimensions are 0.
@@ -55,13 +66,15 @@ pub(crate) struct Array {
 }
 
 impl Array {
-    /// Reads a DLPack view. `bits_are_bf16` reads 16-bit integers as bf16, for producers that cannot say so.
+    /// Reads a DLPack view, whose dimensions are to be those of `order`. `bits_are_bf16` reads 16-bit integers as bf16,
+    /// for producers that cannot say so.
     ///
     /// # Safety
     /// The tensor's shape and strides must be those of a live producer.
     pub(crate) unsafe fn read(
         tensor: &Tensor,
         operand: Operand,
+        order: Order,
         bits_are_bf16: bool,
     ) -> Result<Self, CallError> {
         Ok(Self {
@@ -71,7 +84,7 @@ impl Array {
             place: place(tensor.device, operand)?,
             dtype: dtype(tensor.dtype, operand, bits_are_bf16)?,
             // SAFETY: the caller's promise.
-            view: unsafe { View::read(tensor, operand)? },
+            view: unsafe { View::read(tensor, operand, order)? },
         })
     }
 
@@ -79,7 +92,7 @@ impl Array {
     pub(crate) fn layout(&self, order: Order) -> Result<Layout, CallError> {
         let View { rank, extents, strides } = self.view;
         if rank != MOST_DIMENSIONS {
-            return Err(CallError::Rank { operand: self.operand, rank });
+            return Err(CallError::Rank { operand: self.operand, rank, order });
         }
         let unsigned = |numbers: [i64; 4]| {
             let [batch, a, b, dim] = numbers.map(usize::try_from);
@@ -114,10 +127,10 @@ impl Array {
 }
 
 impl View {
-    unsafe fn read(tensor: &Tensor, operand: Operand) -> Result<Self, CallError> {
+    unsafe fn read(tensor: &Tensor, operand: Operand, order: Order) -> Result<Self, CallError> {
         let rank = usize::try_from(tensor.ndim).unwrap_or(usize::MAX);
         if rank > MOST_DIMENSIONS {
-            return Err(CallError::Rank { operand, rank });
+            return Err(CallError::Rank { operand, rank, order });
         }
         let mut view = Self { rank, extents: [0; MOST_DIMENSIONS], strides: [0; MOST_DIMENSIONS] };
         // SAFETY: the caller's promise: as many extents as dimensions.
@@ -165,6 +178,6 @@ fn dtype(dtype: DataType, operand: Operand, bits_are_bf16: bool) -> Result<DType
         (DataType::FLOAT, 16, 1) => Ok(DType::F16),
         (DataType::BFLOAT, 16, 1) => Ok(DType::BF16),
         (DataType::UINT | DataType::INT, 16, 1) if bits_are_bf16 => Ok(DType::BF16),
-        (code, bits, lanes) => Err(CallError::Elements { operand, code, bits, lanes }),
+        _ => Err(CallError::Elements { operand, dtype: dtype.to_string() }),
     }
 }

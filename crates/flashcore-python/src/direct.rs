@@ -68,7 +68,7 @@ impl Direct {
             return Ok(None);
         }
         let Some(exchange) = Exchange::of(q) else { return Ok(None) };
-        let read = |object, operand| REQUEST.view(exchange, object, operand);
+        let read = |object, operand| request(options).view(exchange, object, operand);
         let inputs = [read(q, Operand::Q)?, read(k, Operand::K)?, read(v, Operand::V)?];
         let Some(out) = out else { return self.with_new_output(exchange, q, v, inputs, options) };
         let call = Call { inputs, out: read(&out, Operand::Out)?, lse: None };
@@ -78,7 +78,9 @@ impl Direct {
 }
 
 /// Views by the exchange API: on the framework's own stream, in types that DLPack has.
-const REQUEST: Request = Request { stream: None, bits_are_bf16: false };
+fn request(options: &Options) -> Request {
+    Request { stream: None, order: options.asked.order, bits_are_bf16: false }
+}
 
 impl Direct {
     /// Whether the framework would record this call for a backward pass.
@@ -116,7 +118,7 @@ impl Direct {
             return Ok(None);
         };
         let made = recipe.make(py)?;
-        let call = Call { inputs, out: REQUEST.view(exchange, &made, Operand::Out)?, lse: None };
+        let call = Call { inputs, out: request(options).view(exchange, &made, Operand::Out)?, lse: None };
         if !call.output_is_good(place) {
             return Ok(None);
         }

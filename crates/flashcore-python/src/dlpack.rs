@@ -1,6 +1,9 @@
 //! The C structures of DLPack, as its specification lays them out; `import` reads them, `owned` frees them.
 
-use std::ffi::{CStr, c_int, c_void};
+use std::{
+    ffi::{CStr, c_int, c_void},
+    fmt,
+};
 
 /// Name of a capsule that holds a [`Managed`] tensor.
 pub(crate) const PLAIN: &CStr = c"dltensor";
@@ -48,6 +51,43 @@ impl DataType {
     pub(crate) const UINT: u8 = 1;
     pub(crate) const FLOAT: u8 = 2;
     pub(crate) const BFLOAT: u8 = 4;
+    const COMPLEX: u8 = 5;
+    const BOOL: u8 = 6;
+    /// Types of at most 8 bits, whose codes follow that of [`Self::BOOL`] in this order.
+    const NARROW: [&str; 11] = [
+        "float8_e3m4",
+        "float8_e4m3",
+        "float8_e4m3b11fnuz",
+        "float8_e4m3fn",
+        "float8_e4m3fnuz",
+        "float8_e5m2",
+        "float8_e5m2fnuz",
+        "float8_e8m0fnu",
+        "float6_e2m3fn",
+        "float6_e3m2fn",
+        "float4_e2m1fn",
+    ];
+}
+
+/// As frameworks call it: `float64`, `int32`.
+impl fmt::Display for DataType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { code, bits, lanes } = *self;
+        let narrow = || Self::NARROW.get(usize::from(code).checked_sub(usize::from(Self::BOOL) + 1)?);
+        match code {
+            Self::INT => write!(f, "int{bits}")?,
+            Self::UINT => write!(f, "uint{bits}")?,
+            Self::FLOAT => write!(f, "float{bits}")?,
+            Self::BFLOAT => write!(f, "bfloat{bits}")?,
+            Self::COMPLEX => write!(f, "complex{bits}")?,
+            Self::BOOL => f.write_str("bool")?,
+            _ => match narrow() {
+                Some(name) => f.write_str(name)?,
+                None => write!(f, "of DLPack type {code} with {bits} bits")?,
+            },
+        }
+        if lanes == 1 { Ok(()) } else { write!(f, " in vectors of {lanes}") }
+    }
 }
 
 /// A view of memory.

@@ -1,6 +1,6 @@
 //! Why a call failed, and which Python exception says so.
 
-use flashcore::{BackendError, DType, Operand, ProblemError, cuda};
+use flashcore::{BackendError, DType, Dims, Operand, ProblemError, cuda};
 use pyo3::{
     exceptions::{
         PyBufferError, PyMemoryError, PyNotImplementedError, PyRuntimeError, PyTypeError, PyValueError,
@@ -8,7 +8,7 @@ use pyo3::{
     prelude::*,
 };
 
-use crate::array::Place;
+use crate::array::{Order, Place};
 
 /// Why attention was not computed.
 #[derive(Debug, thiserror::Error)]
@@ -18,14 +18,14 @@ pub(crate) enum CallError {
     )]
     NotATensor { operand: Operand, kind: String },
     #[error(
-        "{operand} has {rank} dimensions but 4 are needed: batch, heads, sequence, dim in the order of `layout`"
+        "{operand} is {dtype}; convert it to float16, bfloat16 or float32, as by {operand}.astype(\"float32\") \
+         or, in torch, {operand}.float()"
     )]
-    Rank { operand: Operand, rank: usize },
-    #[error(
-        "{operand} has elements of DLPack type code {code}, {bits} bits, {lanes} lanes; \
-         convert it to float16, bfloat16 or float32"
-    )]
-    Elements { operand: Operand, code: u8, bits: u8, lanes: u16 },
+    Elements { operand: Operand, dtype: String },
+    #[error("{operand} was not handed over by DLPack: {reason}")]
+    NotShared { operand: Operand, reason: String },
+    #[error("{operand} has {rank} dimensions but 4 are needed: {order}")]
+    Rank { operand: Operand, rank: usize, order: Order },
     #[error("{operand} has strides {strides:?}; copy it, strides must not be negative")]
     NegativeStride { operand: Operand, strides: Vec<i64> },
     #[error("{operand} is on a device of DLPack type {kind}; move it to the CPU or an NVIDIA GPU")]
@@ -48,6 +48,9 @@ pub(crate) enum CallError {
     Forked,
     #[error(transparent)]
     Problem(#[from] ProblemError),
+    /// For callers whose tensors are batch x sequence x heads x dim.
+    #[error("{}", .0.to_string().replace("heads x sequence", "sequence x heads"))]
+    Turned(ProblemError),
     #[error("{}", chain(.0))]
     Backend(#[from] BackendError),
     #[error("{}", chain(.0))]
@@ -59,6 +62,14 @@ pub(crate) enum CallError {
 impl CallError {
     pub(crate) fn dtypes(operand: Operand, got: DType, expected: DType) -> Self {
         ProblemError::DType { operand, got, expected }.into()
+    }
+
+    /// The error in the words of a caller whose tensors have that order; the core knows batch x heads x sequence x dim.
+    pub(crate) fn in_order(self, order: Order) -> Self {
+        match (self, order) {
+            (Self::Problem(error), Order::Bshd) => turned(error),
+            (error, _) => error,
+        }
     }
 }
 
@@ -79,7 +90,7 @@ impl From<CallError> for PyErr {
             CallError::Cuda(cuda::Error::Driver(cuda::driver::Error::OutOfMemory { .. })) => {
                 PyMemoryError::new_err(text)
             }
-            CallError::ReadOnly { .. } => PyBufferError::new_err(text),
+            CallError::ReadOnly { .. } | CallError::NotShared { .. } => PyBufferError::new_err(text),
             CallError::Backend(BackendError::Unsupported { .. }) | CallError::Cuda(cuda::Error::Plan(_)) => {
                 PyNotImplementedError::new_err(text)
             }
@@ -87,6 +98,17 @@ impl From<CallError> for PyErr {
             _ => PyValueError::new_err(text),
         }
     }
+}
+
+/// The error with heads and sequence of all extents exchanged, where it tells any.
+fn turned(mut error: ProblemError) -> CallError {
+    let turn = |dims: &mut Dims| std::mem::swap(&mut dims.heads, &mut dims.seq);
+    match &mut error {
+        ProblemError::Mismatch { q, dims, .. } => [q, dims].into_iter().for_each(turn),
+        ProblemError::Empty { dims, .. } | ProblemError::Extent { dims, .. } => turn(dims),
+        _ => return error.into(),
+    }
+    CallError::Turned(error)
 }
 
 /// The message with all its causes, outermost first.

@@ -19,10 +19,10 @@ use crate::{
 /// Attention over `q`, `k` and `v`, written to `out` and, where wanted, `lse`.
 ///
 /// Tensors on a GPU are computed on `stream` (a DLPack stream number) or, where that is None, on the current stream of
-/// q's framework. With `record`, returns the launch, which holds the inputs while it is under way. With `bits_are_bf16`,
-/// 16-bit integers are bfloat16.
+/// q's framework. With `record`, returns the launch, which holds the inputs while it is under way. `bits_are_bf16` says
+/// of q, k, v and out whether their 16-bit integers are bfloat16.
 #[pyfunction]
-#[pyo3(signature = (q, k, v, out, lse, options, stream=None, record=false, bits_are_bf16=false))]
+#[pyo3(signature = (q, k, v, out, lse, options, stream=None, record=false, bits_are_bf16=[false; 4]))]
 #[expect(clippy::too_many_arguments, reason = "five tensors and how to compute them")]
 pub(crate) fn forward(
     py: Python<'_>,
@@ -34,13 +34,14 @@ pub(crate) fn forward(
     options: &Options,
     stream: Option<usize>,
     record: bool,
-    bits_are_bf16: bool,
+    bits_are_bf16: [bool; 4],
 ) -> PyResult<Option<Launched>> {
-    let request = Request { stream, bits_are_bf16 };
-    let inputs =
-        [request.input(q, Operand::Q)?, request.input(k, Operand::K)?, request.input(v, Operand::V)?];
-    let out = request.output(out, Operand::Out)?;
-    let lse = lse.map(|lse| request.output(lse, Operand::Lse)).transpose()?;
+    let order = options.asked.order;
+    let [of_q, of_k, of_v, of_out] =
+        bits_are_bf16.map(|bits_are_bf16| Request { stream, order, bits_are_bf16 });
+    let inputs = [of_q.input(q, Operand::Q)?, of_k.input(k, Operand::K)?, of_v.input(v, Operand::V)?];
+    let out = of_out.output(out, Operand::Out)?;
+    let lse = lse.map(|lse| of_out.output(lse, Operand::Lse)).transpose()?;
     Ok(Call { inputs, out, lse }.compute(py, options, stream, record)?)
 }
 

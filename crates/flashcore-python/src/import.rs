@@ -2,14 +2,14 @@
 
 use flashcore::Operand;
 use pyo3::{
-    exceptions::{PyAttributeError, PyTypeError},
+    exceptions::{PyAttributeError, PyBufferError, PyTypeError},
     ffi, intern,
     prelude::*,
     types::PyDict,
 };
 
 use crate::{
-    array::{Array, Place},
+    array::{Array, Order, Place},
     dlpack::Tensor,
     error::CallError,
     exchange::Exchange,
@@ -28,6 +28,8 @@ pub(crate) struct Imported {
 pub(crate) struct Request {
     /// The stream that will use the tensors, as `__dlpack__` takes it; the producer makes it wait for their values.
     pub(crate) stream: Option<usize>,
+    /// Which dimensions the tensors are to have.
+    pub(crate) order: Order,
     /// Whether 16-bit integers are bf16.
     pub(crate) bits_are_bf16: bool,
 }
@@ -69,7 +71,7 @@ impl Request {
         owned: Option<Owned>,
     ) -> Result<Imported, CallError> {
         // SAFETY: the view is that of an object which the caller holds, or of `owned`.
-        let array = unsafe { Array::read(&tensor, operand, self.bits_are_bf16)? };
+        let array = unsafe { Array::read(&tensor, operand, self.order, self.bits_are_bf16)? };
         Ok(Imported { array, exchange, owned })
     }
 
@@ -94,9 +96,27 @@ impl Request {
             // Producers from before DLPack 1.0 do not know the argument.
             let old = error.is_instance_of::<PyTypeError>(py);
             if old { export.call((), Some(&options)) } else { Err(error) }
-        })?;
-        Ok(Owned::take(&capsule)?)
+        });
+        Ok(Owned::take(&capsule.map_err(|error| refusal(error, object, operand))?)?)
     }
+}
+
+/// Why a producer did not hand over a tensor: mostly for its element type, which DLPack or the producer does not have.
+fn refusal(error: PyErr, object: &Bound<'_, PyAny>, operand: Operand) -> CallError {
+    let py = object.py();
+    if !error.is_instance_of::<PyBufferError>(py) {
+        return error.into();
+    }
+    match object.getattr(intern!(py, "dtype")).map(|dtype| dtype.to_string()) {
+        Ok(dtype) if !is_taken(&dtype) => CallError::Elements { operand, dtype },
+        _ => CallError::NotShared { operand, reason: error.value(py).to_string() },
+    }
+}
+
+/// Whether attention takes elements of a type that a framework calls so, with or without the name of a module.
+fn is_taken(dtype: &str) -> bool {
+    let name = dtype.rsplit('.').next().unwrap_or(dtype);
+    ["float16", "bfloat16", "float32"].contains(&name)
 }
 
 /// Demands that all tensors are in one place; tells which.

@@ -104,7 +104,8 @@ pub(crate) fn find(key: &Key) -> Option<Arc<Job>> {
 /// Makes a call ready and keeps it.
 #[cold]
 pub(crate) fn prepare(key: Key, arrays: [&Array; 4], recipe: Option<Recipe>) -> Result<Arc<Job>, CallError> {
-    let job = Arc::new(Job::new(key, arrays, recipe)?);
+    let order = key.asked.order;
+    let job = Arc::new(Job::new(key, arrays, recipe).map_err(|error| error.in_order(order))?);
     JOBS.with_borrow_mut(|jobs| {
         jobs.insert(0, job.clone());
         jobs.truncate(KEPT);
