@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
+from . import _frameworks
 from ._attention import run
 
 
@@ -21,7 +23,9 @@ def scaled_dot_product_attention(
 
     With ``is_causal`` the first query stands at the first key, as PyTorch has it. ``attn_mask`` may be padding, causal
     or a window, as bool or as 0 and -inf; its values are read on the host. Other masks, dropout and gradients raise
-    NotImplementedError. Rows that see no key are zeros.
+    NotImplementedError. Rows that see no key are zeros. Any number of batch dimensions may stand before the heads: tensors
+    are looked at as batch x heads x sequence x dim where their strides allow it, and copied where not. They are not
+    broadcast, and ``scale`` must be positive.
 
     >>> import numpy
     >>> q = numpy.ones((2, 4, 16, 8), "float32")
@@ -34,24 +38,85 @@ def scaled_dot_product_attention(
         raise NotImplementedError("dropout is not supported; pass dropout_p=0.0")
     if attn_mask is not None and is_causal:
         raise ValueError("pass attn_mask or is_causal, not both")
-    if len(query.shape) != 4:
+    shape = _frameworks.shape("query", query)
+    if len(shape) != 4:
         return _by_four(query, key, value, attn_mask, is_causal, scale, enable_gqa)
-    if not enable_gqa and query.shape[1] != key.shape[1]:
-        raise ValueError(f"query has {query.shape[1]} heads but key has {key.shape[1]}; pass enable_gqa=True")
+    heads = _frameworks.shape("key", key)[-3:-2]
+    if not enable_gqa and heads != shape[1:2]:
+        raise ValueError(f"query has {shape[1]} heads but key has {heads[0]}; pass enable_gqa=True")
     if attn_mask is not None:
-        attn_mask = attn_mask[(None,) * (4 - len(attn_mask.shape))]
+        missing = 4 - len(_frameworks.shape("attn_mask", attn_mask))
+        # A whole mask stays the same object, whose values may have been read before.
+        attn_mask = attn_mask[(None,) * missing] if missing else attn_mask
     settings = (None, 0 if is_causal else None, is_causal, scale, None, None, None, attn_mask, "bhsd")
     return run(query, key, value, settings, False, None)
 
 
 def _by_four(query: Any, key: Any, value: Any, mask: Any, is_causal: bool, scale: Any, enable_gqa: bool) -> Any:
-    """Tensors without heads, or without heads and batch."""
-    dimensions = len(query.shape)
-    if dimensions not in (2, 3):
-        raise ValueError(f"query has {dimensions} dimensions; 2, 3 and 4 are supported")
-    add = (slice(None), None) if dimensions == 3 else (None, None)
-    if mask is not None and dimensions == 3 and len(mask.shape) == 3:
-        mask = mask[add]
-    four = [tensor[add] for tensor in (query, key, value)]
+    """Tensors with another number of dimensions, as batch x heads x sequence x dim."""
+    tensors = {"query": query, "key": key, "value": value}
+    shapes = {name: _frameworks.shape(name, tensor) for name, tensor in tensors.items()}
+    _check_batch(shapes, enable_gqa)
+    four = [_reshape(tensors[name], _four(shape, enable_gqa)) for name, shape in shapes.items()]
+    if mask is not None:
+        mask = _mask_of_four(mask, shapes["query"], enable_gqa)
     out = scaled_dot_product_attention(*four, mask, 0.0, is_causal, scale, enable_gqa)
-    return out[:, 0] if dimensions == 3 else out[0, 0]
+    return _reshape(out, (*shapes["query"][:-1], shapes["value"][-1]))
+
+
+Shape = tuple[int, ...]
+
+
+def _parts(shape: Shape, enable_gqa: bool) -> tuple[Shape, Shape, Shape]:
+    """Batch dimensions, heads (one extent or none) and the matrix of each head.
+
+    What stands before the matrices of three dimensions is heads only where heads are grouped: a batch may have a mask for
+    each entry.
+    """
+    matrix = len(shape) - 2
+    heads = matrix - 1 if len(shape) > 3 or (len(shape) == 3 and enable_gqa) else matrix
+    return shape[:heads], shape[heads:matrix], shape[matrix:]
+
+
+def _four(shape: Shape, enable_gqa: bool) -> Shape:
+    """Batch x heads x sequence x dim of a tensor with any number of dimensions."""
+    batch, heads, matrix = _parts(shape, enable_gqa)
+    return prod(batch), prod(heads), *matrix
+
+
+def _check_batch(shapes: dict[str, Shape], enable_gqa: bool) -> None:
+    """Demands that key and value have the batch dimensions of query."""
+    query = shapes["query"]
+    if len(query) < 2:
+        raise ValueError(f"query is {query} but must have 2 dimensions or more, the last two sequence and dim")
+    batch = _parts(query, enable_gqa)[0]
+    for name, shape in shapes.items():
+        if len(shape) != len(query):
+            raise ValueError(f"{name} is {shape} but query {query}; give them the same number of dimensions")
+        if _parts(shape, enable_gqa)[0] != batch:
+            raise ValueError(f"{name} is {shape} but query has the batch dimensions {batch}; expand it to them")
+
+
+def _mask_of_four(mask: Any, query: Shape, enable_gqa: bool) -> Any:
+    """The mask for queries of that shape, as one for four dimensions."""
+    shape = _frameworks.shape("attn_mask", mask)
+    if len(shape) > len(query):
+        raise ValueError(f"attn_mask is {shape} but query {query}; give it no more dimensions")
+    shape = (1,) * (len(query) - len(shape)) + shape
+    batch, heads, matrix = _parts(shape, enable_gqa)
+    if prod(batch) != 1:
+        batch = _parts(query, enable_gqa)[0]
+        mask = _broadcast(_reshape(mask, shape), (*batch, *heads, *matrix))
+    return _reshape(mask, (prod(batch), prod(heads), *matrix))
+
+
+def _reshape(tensor: Any, shape: Shape) -> Any:
+    """A view where strides allow it, else a copy. Not every array of the standard has the method."""
+    method = getattr(tensor, "reshape", None)
+    return tensor.__array_namespace__().reshape(tensor, shape) if method is None else method(shape)
+
+
+def _broadcast(tensor: Any, shape: Shape) -> Any:
+    """The tensor repeated along dimensions of 1, without a copy; torch has no namespace of the standard."""
+    expand = getattr(tensor, "expand", None)
+    return tensor.__array_namespace__().broadcast_to(tensor, shape) if expand is None else expand(shape)

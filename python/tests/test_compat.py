@@ -4,7 +4,8 @@ import inspect
 
 import flashcore
 import numpy as np
-from harness import ALL, NUMPY, band_mask, cases, check_close, need_torch, normal, raises, reference
+from flashcore import _sdpa
+from harness import ALL, JAX, NUMPY, TORCH, band_mask, cases, check_close, need_torch, normal, raises, reference
 
 SDPA = {
     "plain": ((2, 4, 20, 16), (2, 4, 20, 16), {}),
@@ -14,7 +15,11 @@ SDPA = {
     "grouped": ((2, 4, 20, 16), (2, 2, 20, 16), {"enable_gqa": True}),
     "scale": ((2, 4, 20, 16), (2, 4, 20, 16), {"scale": 0.5}),
     "without heads": ((3, 20, 16), (3, 20, 16), {"is_causal": True}),
+    "heads alone": ((4, 20, 16), (2, 20, 16), {"enable_gqa": True}),
     "one matrix": ((20, 16), (20, 16), {}),
+    "two batch dimensions": ((2, 3, 4, 20, 16), (2, 3, 4, 9, 16), {"is_causal": True}),
+    "three batch dimensions": ((2, 1, 3, 4, 20, 16), (2, 1, 3, 2, 20, 16), {"enable_gqa": True}),
+    "no batch": ((2, 0, 4, 20, 16), (2, 0, 4, 20, 16), {}),
 }
 
 
@@ -40,6 +45,53 @@ def test_sdpa_masks_are_torchs(dimensions, form):
     ours = flashcore.scaled_dot_product_attention(q, q, q, attn_mask=mask)
     theirs = torch.nn.functional.scaled_dot_product_attention(q, q, q, attn_mask=mask)
     check_close(ours.double().numpy(), theirs.double().numpy(), "float32")
+
+
+@cases(shape=[(2, 20), (3, 2, 20), (2, 3, 2, 20), (2, 1, 3, 2, 20)], order=["dense", "turned", "torn"])
+def test_sdpa_of_any_dimensions(shape, order):
+    """Every number of dimensions is that many calls with four, whatever the strides."""
+    q, k, v = (normal(*shape, dim, seed=dim) for dim in (16, 16, 8))
+    expected, _ = reference(*(x.reshape(1, -1, *x.shape[-2:]) for x in (q, k, v)))
+    if order == "turned":
+        q, k, v = (np.ascontiguousarray(x.swapaxes(-3, -2)).swapaxes(-3, -2) if x.ndim > 2 else x for x in (q, k, v))
+    elif order == "torn":  # no strides reach the batch dimensions as one
+        q, k, v = (np.asfortranarray(x.swapaxes(-1, 0)).swapaxes(-1, 0) for x in (q, k, v))
+    out = flashcore.scaled_dot_product_attention(q, k, v)
+    assert out.shape == (*shape, 8)
+    check_close(out.reshape(expected.shape).astype("float64"), expected, "float32")
+
+
+MASKS = {
+    "of all": ((3, 20, 16), (20, 20), False),
+    "of each batch entry": ((3, 20, 16), (3, 1, 20), False),
+    "of heads": ((4, 20, 16), (1, 1, 20), True),
+    "of two batch dimensions": ((2, 3, 4, 20, 16), (2, 3, 1, 1, 20), False),
+    "of the first of them": ((2, 3, 4, 20, 16), (2, 1, 1, 1, 20), False),
+    "of the second": ((2, 3, 4, 20, 16), (3, 1, 1, 20), False),
+    "of none of them": ((2, 3, 4, 20, 16), (1, 1, 1, 1, 20), False),
+}
+
+
+@cases(framework=[NUMPY, JAX, TORCH], name=list(MASKS))
+def test_sdpa_masks_of_any_dimensions(framework, name):
+    framework.need()
+    q_shape, mask_shape, grouped = MASKS[name]
+    values = normal(*q_shape)
+    first = np.random.default_rng(5).integers(0, 19, (*mask_shape[:-2], 1, 1))
+    mask = np.broadcast_to(np.arange(20) >= first, mask_shape)  # padding on the left
+    scores = np.broadcast_to(mask, (*q_shape[:-1], 20))
+    four = values.reshape(1, -1, 20, 16)
+    expected, _ = reference(four, four, four, mask=scores.reshape(1, -1, 20, 20))
+    q, keep = framework.make(values, "float32"), framework.make(mask, "bool")
+    out = flashcore.scaled_dot_product_attention(q, q, q, attn_mask=keep, enable_gqa=grouped)
+    check_close(framework.read(out), expected.reshape(q_shape), "float32")
+
+
+def test_sdpa_flattens_without_copies():
+    q = normal(2, 3, 4, 20, 16)
+    turned = np.ascontiguousarray(q.swapaxes(2, 3)).swapaxes(2, 3)
+    for tensor in (q, turned):
+        assert np.shares_memory(_sdpa._reshape(tensor, _sdpa._four(tensor.shape, False)), tensor)
 
 
 FLASH = {
@@ -110,3 +162,37 @@ def test_what_is_missing_is_said():
     with raises(ValueError, "qkv is .* batch x sequence x 3 x heads x dim"):
         flashcore.flash_attn_qkvpacked_func(q)
     assert NUMPY.is_mine(flashcore.flash_attn_func(q, q, q, deterministic=True))
+
+
+X = normal(2, 3, 8, 2, 16)
+flash, sdpa = flashcore.flash_attn_func, flashcore.scaled_dot_product_attention
+
+MISTAKES = {
+    "dimensions": (lambda: flash(X[0, 0], X[0], X[0]), ValueError, "q has 3.*batch, sequence, heads, dim$"),
+    "more": (lambda: flash(X[0], X, X[0]), ValueError, "k has 5.*batch, sequence, heads, dim$"),
+    "keys": (
+        lambda: flash(X[0], X[0], X[0][:, :5]),
+        ValueError,
+        r"v has sequence 5 but 8 is needed.*\(q 3x8x2x16, v 3x5x2x16\); pass tensors as batch x sequence x heads x dim",
+    ),
+    "no heads": (lambda: flash(*[X[0][:, :, :0]] * 3), ValueError, "q is 3x8x0x16: heads and dim"),
+    "window": (lambda: flash(*[X[0]] * 3, window_size=3), TypeError, "window_size is 3; pass a pair"),
+    "fraction": (lambda: flash(*[X[0]] * 3, window_size=(0.5, 0)), TypeError, "window_size is 0.5"),
+    "endless": (lambda: flash(*[X[0]] * 3, window_size=(2**40, 0)), ValueError, "window_size is 109"),
+    "no tensor": (lambda: flashcore.flash_attn_kvpacked_func(X[0], [1]), TypeError, "kv is a list, which does not"),
+    "no query": (lambda: sdpa([1], X, X), TypeError, "query is a list, which does"),
+    "no key": (lambda: sdpa(X, [1], X), TypeError, "key is a list, which does not"),
+    "no mask": (lambda: sdpa(*[X] * 3, [[1]]), TypeError, "attn_mask is a list"),
+    "a vector": (lambda: sdpa(*[X[0, 0, 0, 0]] * 3), ValueError, "2 dimensions or more"),
+    "fewer": (lambda: sdpa(X, X[0], X), ValueError, "key is .* same number of dimen"),
+    "batch": (lambda: sdpa(X, X.swapaxes(0, 1), X), ValueError, "key is .*expand it"),
+    "mask": (lambda: sdpa(*[X[0, 0]] * 3, X[0] > 0), ValueError, "no more dimensions"),
+    "negative scale": (lambda: sdpa(X, X, X, scale=-1.0), ValueError, "scale -1 must be"),
+}
+
+
+@cases(name=list(MISTAKES))
+def test_mistakes_are_told_in_the_words_of_the_function(name):
+    call, kind, words = MISTAKES[name]
+    with raises(kind, words):
+        call()

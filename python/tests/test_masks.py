@@ -122,6 +122,23 @@ def test_misuse_is_explained():
         flashcore.attention(q[:, :, :5], k, v, causal=True, key_mask=keep("right"))
 
 
+def test_a_mask_is_read_once():
+    from flashcore import _masks
+    from harness import need_torch
+
+    torch = need_torch()
+    q, read, seen = torch.randn(1, 1, 4, 8), _masks._host, []
+    whole, keys = torch.ones(1, 1, 4, 4, dtype=torch.bool).tril(), torch.ones(1, 4, dtype=torch.bool)
+    _masks._host = lambda mask: seen.append(mask) or read(mask)
+    try:
+        for _ in range(3):
+            flashcore.scaled_dot_product_attention(q, q, q, attn_mask=whole)
+            flashcore.attention(q, q, q, key_mask=keys)
+    finally:
+        _masks._host = read
+    assert len(seen) == 2, f"two masks were read {len(seen)} times"
+
+
 def test_a_mask_is_read_again_when_it_changes():
     from harness import need_torch
 

@@ -19,6 +19,10 @@ COMPILED = {
     "lse": lambda q, k, v: sum(x.sum() for x in flashcore.attention(q, k, v, return_lse=True)),
     "lengths": lambda q, k, v: flashcore.attention(q, k, v, key_lengths=[48, 20]) + 1,
     "sdpa": lambda q, k, v: flashcore.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True) + q,
+    "sdpa of five": lambda q, k, v: flashcore.scaled_dot_product_attention(
+        *(x[None] for x in (q, q, q)), is_causal=True
+    ),
+    "window": lambda q, k, v: flashcore.attention(q, k, v, window=(7, 0)) + 1,
     "flash": lambda q, k, v: flashcore.flash_attn_func(*(x.transpose(1, 2) for x in (q, k, v)), causal=True) + 1,
 }
 
@@ -125,10 +129,6 @@ def test_short_way_leaves_the_rest_to_the_long_way():
         flashcore.attention(recorded, k, v)
 
 
-def test_streams():
-    """Work is ordered by the current stream alone, and the caller is not blocked."""
-    torch = need_torch("cuda")
-    q, k, v = three(torch, "cuda", shape=(2, 8, 1024, 128))
 def test_options_are_numbers():
     """A tensor's value may change, and options are found again by what was passed."""
     torch = need_torch()
@@ -138,6 +138,10 @@ def test_options_are_numbers():
             flashcore.attention(q, k, v, **{option: torch.tensor(0.5)})
 
 
+def test_streams():
+    """Work is ordered by the current stream alone, and the caller is not blocked."""
+    torch = need_torch("cuda")
+    q, k, v = three(torch, "cuda", shape=(2, 8, 1024, 128))
     expected = flashcore.attention(q, k, v, causal=True)
     torch.cuda.synchronize()
     stream = torch.cuda.Stream()
