@@ -104,7 +104,7 @@ impl From<CallError> for PyErr {
 fn turned(mut error: ProblemError) -> CallError {
     let turn = |dims: &mut Dims| std::mem::swap(&mut dims.heads, &mut dims.seq);
     match &mut error {
-        ProblemError::Mismatch { q, dims, .. } => [q, dims].into_iter().for_each(turn),
+        ProblemError::Mismatch { other, dims, .. } => [other, dims].into_iter().for_each(turn),
         ProblemError::Empty { dims, .. } | ProblemError::Extent { dims, .. } => turn(dims),
         _ => return error.into(),
     }
