@@ -11,6 +11,8 @@ use crate::{
 
 /// How much the first competitor may differ from itself before the figures are doubted.
 const DRIFT: f64 = 0.02;
+/// Most percent of the roof, beyond which either the roof or the figures are doubted.
+const HIGHEST: f64 = 105.0;
 /// How much a clock may move likewise.
 const CLOCK_DRIFT: f64 = 0.03;
 
@@ -105,9 +107,11 @@ impl Record {
         bootstrap::ratio(&measurement.units(&self.protocol), &first.units(&self.protocol))
     }
 
-    /// What makes figures doubtful: a first competitor that was not the same when it came again.
+    /// What makes figures doubtful: a first competitor that was not the same when it came again, more than the device
+    /// can do.
     pub fn doubts(&self) -> Vec<String> {
-        self.measurements.iter().flat_map(|measurement| self.drift(measurement)).collect()
+        let drifts = self.measurements.iter().flat_map(|measurement| self.drift(measurement));
+        drifts.chain(self.figures().iter().filter_map(beyond_roof)).collect()
     }
 
     fn drift(&self, measurement: &Measurement) -> Vec<String> {
@@ -132,4 +136,11 @@ impl Record {
         };
         moved.map(say).collect()
     }
+}
+
+fn beyond_roof(figures: &Figures) -> Option<String> {
+    let percent = figures.speed.as_ref()?.roofline_percent?;
+    let Figures { arm, task, .. } = figures;
+    let why = "its tensors lie in a cache, or the roof was measured while the machine was busy";
+    (percent > HIGHEST).then(|| format!("{arm} reaches {percent:.0} % of the roof on {task}: {why}"))
 }

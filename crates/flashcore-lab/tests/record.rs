@@ -2,6 +2,7 @@
 
 use flashcore_core::{DType, Mask};
 use flashcore_lab::{
+    ceiling::Ceiling,
     protocol::{Mode, Protocol},
     record::{Measurement, Record, Stretch},
     task::Task,
@@ -47,6 +48,18 @@ fn what_is_saved_is_loaded() {
     assert_eq!((summary.samples, summary.min, summary.max), (2, 1.5e-3, 2e-3), "the second half counts");
     assert!(record.save(&folder.path().join("no/such/folder.json")).is_err());
     assert!(Record::load(&folder.path().join("missing.json")).is_err());
+}
+
+#[test]
+fn more_than_a_device_can_do_is_doubted() {
+    let flops = Task::square(DType::F16, [1, 2, 64, 64], Mask::CAUSAL).unwrap().flops();
+    let doubts = |least_seconds: f64| {
+        let (place, dtype, how) = ("cpu".to_owned(), "f16".to_owned(), String::new());
+        let ceiling = Ceiling { place, dtype, how, copy: f64::MAX, matrix: flops / least_seconds };
+        Record { ceilings: vec![ceiling], ..record() }.doubts()
+    };
+    assert!(matches!(&doubts(1e-2)[..], [doubt] if doubt.contains("of the roof on 1x2x64x64 f16 causal")));
+    assert_eq!(doubts(1e-3), Vec::<String>::new());
 }
 
 /// The page on the lab names every field.
