@@ -170,6 +170,11 @@ impl BackendFlags {
         Ok(self.table.load()?.unwrap_or_else(|| Arc::new(Table::shipped().clone())))
     }
 
+    /// Whether the kernel for every GPU was asked for.
+    pub const fn general(&self) -> bool {
+        self.general
+    }
+
     /// Threads asked for.
     pub fn threads(&self) -> Option<usize> {
         self.threads.map(usize::from)

@@ -30,6 +30,9 @@ use crate::{
     },
 };
 
+/// What device memory from an allocator is aligned to, and more than any kernel asks for.
+pub const ALLOCATED_ALIGNMENT: u64 = 256;
+
 /// What a plan needs to know of a GPU.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Gpu {

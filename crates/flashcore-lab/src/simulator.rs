@@ -14,13 +14,12 @@ use std::{
 };
 
 use flashcore_core::{Backend, BackendError, HostCall, Problem, Ran};
-use flashcore_kernels::{Gpu, KernelConfig, Plan, SideArrays, plan_by, slots, tuned::Table};
+use flashcore_kernels::{
+    ALLOCATED_ALIGNMENT, Gpu, KernelConfig, Plan, SideArrays, plan_by, slots, tuned::Table,
+};
 use flashcore_ptx::launch::{LaunchSpec, Param, Slot};
 use flashcore_sim::{Buffer, Launch, Options, Outcome, Schedule};
 use flashcore_tile::Program;
-
-/// What every address is a multiple of: as in memory from a GPU's allocator.
-const ALIGNMENT: u64 = 256;
 
 /// Findings that an error lists.
 const FINDINGS: usize = 3;
@@ -68,7 +67,7 @@ impl Simulator {
     /// The kernel that would be launched.
     pub fn plan(&self, problem: &Problem) -> Result<Plan, BackendError> {
         let table = self.table.as_deref().unwrap_or_else(|| Table::shipped());
-        plan_by(problem, &self.gpu, ALIGNMENT, table).map_err(|refusal| BackendError::Unsupported {
+        plan_by(problem, &self.gpu, ALLOCATED_ALIGNMENT, table).map_err(|refusal| BackendError::Unsupported {
             backend: "sim",
             what: "this problem".to_owned(),
             instead: refusal.to_string(),

@@ -7,7 +7,7 @@ use flashcore::cuda::driver::{
     toolchain::{Search, Tool},
 };
 use flashcore_core::Problem;
-use flashcore_kernels::{Gpu, Plan, Tile, plan_by, tuned::Table};
+use flashcore_kernels::{Gpu, Plan, PlanError, Tile};
 use flashcore_ptx::launch::LaunchSpec;
 use serde::Serialize;
 
@@ -44,9 +44,9 @@ pub struct Build {
 }
 
 impl Build {
-    /// The kernel of `problem` on `gpu` by `table` and rules, assembled by what is found.
-    pub fn of(problem: &Problem, gpu: &Gpu, table: &Table) -> Result<Self, LabError> {
-        let plan = plan_by(problem, gpu, 256, table).map_err(|e| failed(&e))?;
+    /// The kernel that `plan` has for `problem` on `gpu`, assembled by what is found.
+    pub fn of(problem: &Problem, gpu: &Gpu, plan: Result<Plan, PlanError>) -> Result<Self, LabError> {
+        let plan = plan.map_err(|e| failed(&e))?;
         let program = plan.kernel().program().map_err(|e| failed(&e))?;
         let spec = plan.launch(&program, problem);
         let report = assemble(program.text(), &plan);
@@ -107,13 +107,14 @@ mod tests {
     use super::*;
     use flashcore::cuda::driver::KernelReport;
     use flashcore_core::{DType, Mask};
+    use flashcore_kernels::{ALLOCATED_ALIGNMENT, plan};
 
     use crate::task::Task;
 
     /// A kernel of 128 threads with few registers, as a compiler might report it.
     fn build(gpu: &Gpu) -> Build {
         let task = Task::square(DType::F16, [1, 8, 64, 64], Mask::NONE).unwrap();
-        let plan = plan_by(task.problem(), gpu, 256, &Table::default()).unwrap();
+        let plan = plan(task.problem(), gpu, ALLOCATED_ALIGNMENT).unwrap();
         let program = plan.kernel().program().unwrap();
         let spec = plan.launch(&program, task.problem()).unwrap();
         let spec = LaunchSpec { block: [128, 1, 1], shared_bytes: 0, ..spec };

@@ -1,7 +1,7 @@
 //! The suite `options`: each option of attention beside the plain kernel that does the same work without it.
 
 use flashcore_core::{DType, Mask, Problem};
-use flashcore_kernels::{Gpu, KernelConfig, plan};
+use flashcore_kernels::{ALLOCATED_ALIGNMENT, Gpu, KernelConfig, plan};
 
 use super::Comparisons;
 use crate::{
@@ -19,8 +19,6 @@ const WINDOW: u32 = 1024;
 const SOFTCAP: f32 = 30.0;
 /// Who else computes attention with a limit of scores.
 const FLEX: &str = "torch-flex";
-/// What addresses from a GPU's allocator are multiples of.
-const ALIGNMENT: u64 = 256;
 /// Rows and keys of a tile where no GPU kernel takes a problem.
 const USUAL_TILE: [usize; 2] = [128, 128];
 
@@ -92,7 +90,7 @@ fn changed(task: &Task, change: impl FnOnce(&mut TaskSpec)) -> Result<Task, Task
 
 /// Rows and keys of the tiles that a problem is cut into on an H200.
 fn planned_tile(problem: &Problem) -> [usize; 2] {
-    let sizes = plan(problem, &Gpu::HOPPER, ALIGNMENT).map(|plan| match plan.kernel() {
+    let sizes = plan(problem, &Gpu::HOPPER, ALLOCATED_ALIGNMENT).map(|plan| match plan.kernel() {
         KernelConfig::Sm80(cfg) => [cfg.shape.tile_m(), cfg.shape.tile_n],
         KernelConfig::Sm90(cfg) => [cfg.tile_m(), cfg.tile_n()],
         _ => USUAL_TILE.map(|size| size as u32),

@@ -15,7 +15,7 @@ use std::{
 use flashcore::cuda::Cuda;
 use flashcore_core::Problem;
 use flashcore_cpu::{Cpu, Tiles};
-use flashcore_kernels::{CpuTile, Tile, plan_tile, tuned::Subject};
+use flashcore_kernels::{ALLOCATED_ALIGNMENT, CpuTile, Tile, plan_tile, tuned::Subject};
 use rayon::prelude::*;
 
 use super::table::kernel_name;
@@ -33,8 +33,6 @@ use crate::{
 const TIMES: usize = 8;
 /// Operations below which a GPU call takes no longer than its launch, so that calls are replayed from a graph.
 const LAUNCH_BOUND: f64 = 2e10;
-/// What addresses on a GPU are multiples of.
-const ALIGNMENT: u64 = 256;
 
 /// Asks Nsight Compute how busy the busiest unit is, from 0 to 1.
 pub type Counter<'a> = &'a dyn Fn(&Task, &Tile) -> Option<f64>;
@@ -236,7 +234,7 @@ impl Stand for CudaStand<'_> {
 
     fn refusal(&self, tile: &Tile) -> Option<String> {
         let problem = self.workload.task().problem();
-        let plan = plan_tile(problem, &self.cuda.gpu(), ALIGNMENT, *tile);
+        let plan = plan_tile(problem, &self.cuda.gpu(), ALLOCATED_ALIGNMENT, *tile);
         let built = plan.and_then(|plan| plan.check_build(problem));
         built.err().map(|misfit| misfit.to_string())
     }
@@ -276,7 +274,7 @@ impl Stand for CudaStand<'_> {
 
     fn kernel(&self, tile: &Tile) -> String {
         let problem = self.workload.task().problem();
-        let plan = plan_tile(problem, &self.cuda.gpu(), ALIGNMENT, *tile);
+        let plan = plan_tile(problem, &self.cuda.gpu(), ALLOCATED_ALIGNMENT, *tile);
         plan.map_or_else(|misfit| misfit.to_string(), |plan| plan.kernel().name())
     }
 }

@@ -25,7 +25,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use flashcore_core::{BackendError, Problem};
 use flashcore_cuda::{Compiler, Device, Stream};
-use flashcore_kernels::{Gpu, Misfit, Plan, PlanError, plan, plan_by, plan_general, plan_tile};
+use flashcore_kernels::{
+    ALLOCATED_ALIGNMENT, Gpu, Misfit, Plan, PlanError, plan, plan_by, plan_general, plan_tile,
+};
 
 pub use flashcore_cuda as driver;
 pub use flashcore_kernels::{Tile, tuned::Table};
@@ -34,8 +36,6 @@ pub use ready::{DeviceTensors, Ready};
 
 /// Problems whose launches are kept ready; the oldest gives way.
 const KEPT: usize = 64;
-/// What device memory from an allocator is aligned to, and more than any kernel asks for.
-const ALLOCATED_ALIGNMENT: u64 = 256;
 
 /// One GPU that computes attention.
 #[derive(Debug)]

@@ -2,7 +2,9 @@
 
 use flashcore::Problem;
 use flashcore_core::{Dims, HostCall};
-use flashcore_kernels::{KernelConfig, Plan, covering_set, plan_by, plan_general, tuned::Table};
+use flashcore_kernels::{
+    ALLOCATED_ALIGNMENT, KernelConfig, Plan, covering_set, plan_by, plan_general, tuned::Table,
+};
 use flashcore_lab::{
     buffer::{Buffer, filled},
     simulator::Simulator,
@@ -13,8 +15,6 @@ use flashcore_sim::Outcome;
 use super::{Flags, InspectFailure};
 use crate::{error::CliError, gpu_flags::Chosen};
 
-/// What addresses from a GPU's allocator are multiples of.
-const ALIGNMENT: u64 = 256;
 /// The most of each extent that is simulated: a few tiles.
 const SIMULATED: Dims = Dims { batch: 1, heads: 2, seq: 192, dim: usize::MAX };
 
@@ -44,8 +44,8 @@ impl Subject {
         let table = flags.table.load()?;
         let table = table.as_deref().unwrap_or_else(|| Table::shipped());
         let plan = match flags.general {
-            true => plan_general(&problem, &chosen.gpu, ALIGNMENT),
-            false => plan_by(&problem, &chosen.gpu, ALIGNMENT, table),
+            true => plan_general(&problem, &chosen.gpu, ALLOCATED_ALIGNMENT),
+            false => plan_by(&problem, &chosen.gpu, ALLOCATED_ALIGNMENT, table),
         };
         Ok(Self { problem, small, chosen, plan: plan.map_err(InspectFailure::from)? })
     }

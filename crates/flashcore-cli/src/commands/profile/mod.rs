@@ -8,7 +8,7 @@ mod report;
 use std::{fs, path::PathBuf, process::Command};
 
 use clap::Args;
-use flashcore_kernels::{Gpu, Tile};
+use flashcore_kernels::{ALLOCATED_ALIGNMENT, Gpu, Tile, plan_by, plan_general};
 use flashcore_lab::{
     LabError,
     arm::{cuda::CudaArm, roster::Ours},
@@ -127,7 +127,11 @@ impl Flags {
     fn profile(&self, task: &Task, gpu: Option<Gpu>) -> Result<Profiled, CliError> {
         let planned = gpu.unwrap_or(Gpu::HOPPER);
         let table = self.backend.table()?;
-        let build = Build::of(task.problem(), &planned, &table)?;
+        let plan = match self.backend.general() {
+            true => plan_general(task.problem(), &planned, ALLOCATED_ALIGNMENT),
+            false => plan_by(task.problem(), &planned, ALLOCATED_ALIGNMENT, &table),
+        };
+        let build = Build::of(task.problem(), &planned, plan)?;
         let mut profiled = Profiled::new(task, build);
         match (gpu, Ncu::find()) {
             (None, _) => profiled.counters = count::count(task, planned, table)?,

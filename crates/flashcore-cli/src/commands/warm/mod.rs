@@ -9,7 +9,7 @@ use std::time::Instant;
 use clap::Args;
 use flashcore::{DType, Problem};
 use flashcore_cuda::{Compiler, Cubin, cache::Cache};
-use flashcore_kernels::{KernelConfig, plan};
+use flashcore_kernels::{ALLOCATED_ALIGNMENT, KernelConfig, plan};
 use rayon::prelude::*;
 use serde::Serialize;
 
@@ -31,9 +31,6 @@ Examples:
 
 The cache is per user (FLASHCORE_CACHE_DIR); `flashcore cache ls` lists it.
 Exit codes: 0 compiled, 1 some kernel does not compile, 2 could not compile, or was stopped.";
-
-/// What addresses from a GPU's allocator are multiples of.
-const ALIGNMENT: u64 = 256;
 
 /// Compile kernels ahead of time, so that first calls need not wait
 #[derive(Args, Clone, Debug)]
@@ -89,7 +86,7 @@ fn problems(flags: &Flags) -> Result<Vec<Problem>, CliError> {
 fn wanted(problems: &[Problem], chosen: &Chosen) -> Result<Vec<KernelConfig>, InspectFailure> {
     let mut kernels = Vec::new();
     for problem in problems {
-        let config = *plan(problem, &chosen.gpu, ALIGNMENT)?.kernel();
+        let config = *plan(problem, &chosen.gpu, ALLOCATED_ALIGNMENT)?.kernel();
         if !kernels.contains(&config) {
             kernels.push(config);
         }
