@@ -12,11 +12,11 @@ MOST = 2**32 - 1
 
 
 def whole(name: str, value: Any) -> int:
-    """A whole number; a fraction is refused, not cut off."""
+    """An int, or what Python takes for one; a fraction is refused, not cut off."""
     try:
         return operator.index(value)
     except TypeError:
-        raise TypeError(f"{name} is {value!r}, which is no whole number; pass an int") from None
+        raise TypeError(f"{name} is {value!r}, which is no int; pass one") from None
 
 
 def count(name: str, value: Any, instead: str) -> int:
@@ -34,11 +34,21 @@ def number(name: str, value: Any) -> float:
     return float(value)
 
 
-def each(name: str, values: Any, read: Callable[[str, Any], Any], instead: str) -> tuple[Any, ...]:
-    """Every item of a sequence or of a tensor with one dimension, read under its own name."""
-    items = values.tolist() if hasattr(values, "tolist") else values
+def real(name: str, value: Any) -> float:
+    """A number, be it in a tensor with one."""
     try:
-        numbered = enumerate(items)
+        return float(None if isinstance(value, str) else value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} is {value!r}, which is no number; pass a float") from None
+
+
+def each(name: str, values: Any, read: Callable[[str, Any], Any], instead: str) -> tuple[Any, ...]:
+    """Every item of a sequence or of a tensor with one dimension; one that is wrong is named by its place."""
+    try:
+        items = list(values.tolist() if hasattr(values, "tolist") else values)
     except TypeError:
         raise TypeError(f"{name} is {values!r}, which is no sequence; {instead}") from None
-    return tuple(read(f"{name}[{at}]", item) for at, item in numbered)
+    try:
+        return tuple([read(name, item) for item in items])
+    except (TypeError, ValueError):
+        return tuple(read(f"{name}[{at}]", item) for at, item in enumerate(items))

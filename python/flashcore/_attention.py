@@ -205,7 +205,10 @@ def band(causal: bool, window: Any, name: str = "window") -> tuple[int | None, i
     """How many keys before and after its position a query sees; None does not limit."""
     if window is None:
         return (None, 0) if causal else (None, None)
-    sides = window if isinstance(window, (tuple, list)) else (window, window)
+    try:
+        sides = tuple(window)
+    except TypeError:  # one number for both
+        sides = (window, window)
     if len(sides) != 2:
         raise ValueError(f"{name} is {window}; pass a pair: how many keys before, how many after")
     instead = "use None for a side without limit"

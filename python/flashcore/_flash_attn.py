@@ -40,7 +40,8 @@ def flash_attn_func(
         raise NotImplementedError(
             "attention probabilities are not kept; for the log-sum-exp use flashcore.attention(..., return_lse=True)"
         )
-    left, right = band(causal, None if window_size == (-1, -1) else _sides(window_size), "window_size")
+    unlimited = type(window_size) is tuple and window_size == (-1, -1)
+    left, right = band(causal, None if unlimited else _sides(window_size), "window_size")
     # FlashAttention says 0.0 where None is meant.
     settings = (left, right, False, softmax_scale, softcap or None, None, None, None, "bshd")
     return run(q, k, v, settings, False, None)
@@ -48,9 +49,12 @@ def flash_attn_func(
 
 def _sides(window_size: Any) -> tuple[int | None, ...]:
     """How many keys before and after its position a query sees; FlashAttention says -1 where None is meant."""
-    if not isinstance(window_size, (tuple, list)):
-        raise TypeError(f"window_size is {window_size!r}; pass a pair: how many keys before, how many after")
-    return tuple(None if side is None or whole("window_size", side) < 0 else side for side in window_size)
+    try:
+        sides = tuple(window_size)
+    except TypeError:
+        instead = "pass a pair: how many keys before, how many after"
+        raise TypeError(f"window_size is {window_size!r}; {instead}") from None
+    return tuple(None if side is None or whole("window_size", side) < 0 else side for side in sides)
 
 
 def flash_attn_kvpacked_func(

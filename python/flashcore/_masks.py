@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ._arguments import count, each, number
+from ._arguments import count, each, real
 
 
 class Band(NamedTuple):
@@ -76,7 +76,7 @@ def lengths(key_lengths: Any) -> tuple[int, ...]:
 def logits(sinks: Any) -> tuple[float, ...]:
     """The sink of each query head."""
     instead = "give one logit per query head"
-    return _memory.get(sinks, "sinks", lambda: each("sinks", sinks, number, instead))
+    return _memory.get(sinks, "sinks", lambda: each("sinks", sinks, real, instead))
 
 
 def reduce(mask: Any, band: Band, batch: int, queries: int, keys: int) -> Ranges:

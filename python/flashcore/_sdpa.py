@@ -41,9 +41,11 @@ def scaled_dot_product_attention(
     shape = _frameworks.shape("query", query)
     if len(shape) != 4:
         return _by_four(query, key, value, attn_mask, is_causal, scale, enable_gqa)
-    heads = _frameworks.shape("key", key)[-3:-2]
-    if not enable_gqa and heads != shape[1:2]:
-        raise ValueError(f"query has {shape[1]} heads but key has {heads[0]}; pass enable_gqa=True")
+    of_key = _frameworks.shape("key", key)
+    if len(of_key) != 4:
+        raise ValueError(f"key is {of_key} but query {shape}; give them the same number of dimensions")
+    if not enable_gqa and of_key[1] != shape[1]:
+        raise ValueError(f"query has {shape[1]} heads but key has {of_key[1]}; pass enable_gqa=True")
     if attn_mask is not None:
         missing = 4 - len(_frameworks.shape("attn_mask", attn_mask))
         # A whole mask stays the same object, whose values may have been read before.
@@ -117,6 +119,13 @@ def _reshape(tensor: Any, shape: Shape) -> Any:
 
 
 def _broadcast(tensor: Any, shape: Shape) -> Any:
-    """The tensor repeated along dimensions of 1, without a copy; torch has no namespace of the standard."""
+    """The tensor repeated along dimensions of 1, without a copy."""
     expand = getattr(tensor, "expand", None)
-    return tensor.__array_namespace__().broadcast_to(tensor, shape) if expand is None else expand(shape)
+    if expand is not None:
+        return expand(shape)
+    namespace = getattr(tensor, "__array_namespace__", None)
+    if namespace is None:  # older NumPy, and older CuPy, which answers for NumPy's functions
+        import numpy as np
+
+        return np.broadcast_to(tensor, shape)
+    return namespace().broadcast_to(tensor, shape)

@@ -173,7 +173,7 @@ MISTAKES = {
     "keys": (
         lambda: flash(X[0], X[0], X[0][:, :5]),
         ValueError,
-        r"v has sequence 5 but 8 is needed.*\(q 3x8x2x16, v 3x5x2x16\); pass tensors as batch x sequence x heads x dim",
+        r"v has sequence 5 but 8 is needed.*\(k 3x8x2x16, v 3x5x2x16\); pass tensors as batch x sequence x heads x dim",
     ),
     "no heads": (lambda: flash(*[X[0][:, :, :0]] * 3), ValueError, "q is 3x8x0x16: heads and dim"),
     "window": (lambda: flash(*[X[0]] * 3, window_size=3), TypeError, "window_size is 3; pass a pair"),
@@ -185,6 +185,7 @@ MISTAKES = {
     "no mask": (lambda: sdpa(*[X] * 3, [[1]]), TypeError, "attn_mask is a list"),
     "a vector": (lambda: sdpa(*[X[0, 0, 0, 0]] * 3), ValueError, "2 dimensions or more"),
     "fewer": (lambda: sdpa(X, X[0], X), ValueError, "key is .* same number of dimen"),
+    "fewer than four": (lambda: sdpa(X[0], X[0, 0, 0], X[0]), ValueError, "key is .* same number of dimen"),
     "batch": (lambda: sdpa(X, X.swapaxes(0, 1), X), ValueError, "key is .*expand it"),
     "mask": (lambda: sdpa(*[X[0, 0]] * 3, X[0] > 0), ValueError, "no more dimensions"),
     "negative scale": (lambda: sdpa(X, X, X, scale=-1.0), ValueError, "scale -1 must be"),

@@ -42,7 +42,7 @@ MISTAKES = {
     "half a key": (
         lambda: flashcore.attention(Q, Q, Q, window=(2.5, 0)),
         TypeError,
-        "window is 2.5, which is no whole",
+        "window is 2.5, which is no int",
     ),
     "three sides": (lambda: flashcore.attention(Q, Q, Q, window=(1, 2, 3)), ValueError, r"window is \(1, 2, 3\); pass"),
     "negative length": (lambda: lengths([5, -1]), ValueError, r"key_lengths\[1\] is -1 but must be from 0.*keys each"),
@@ -50,7 +50,7 @@ MISTAKES = {
     "fraction of a length": (
         lambda: lengths([5.7, 8]),
         TypeError,
-        r"key_lengths\[0\] is 5.7, which is no whole number",
+        r"key_lengths\[0\] is 5.7, which is no int",
     ),
     "fractions in an array": (lambda: lengths(np.array([5.7, 8])), TypeError, r"key_lengths\[0\] is 5.7"),
     "one length": (lambda: lengths(5), TypeError, "key_lengths is 5, which is no sequence; give how many keys each"),
@@ -177,3 +177,12 @@ def test_cuda_tensors_say_what_kernels_take():
     odd = torch.randn(1, 2, 8, 20, device="cuda", dtype=torch.float16)
     with raises(NotImplementedError, "multiples of 8"):
         flashcore.attention(odd, odd, odd)
+
+
+def test_numbers_come_in_many_forms():
+    expected = flashcore.attention(Q, Q, Q, window=(3, 0), sinks=[0.5, 1.0, 1.5, 2.0])
+    sinks = [np.array(0.5), np.float32(1.0), 1.5, 2]
+    np.testing.assert_array_equal(flashcore.attention(Q, Q, Q, window=np.array([3, 0]), sinks=sinks), expected)
+    turned = Q.swapaxes(1, 2)
+    window = [flashcore.flash_attn_func(turned, turned, turned, window_size=size) for size in ((3, 0), np.array([3, 0]))]
+    np.testing.assert_array_equal(*window)

@@ -94,10 +94,10 @@ impl Chosen {
         format!("{name}: sm_{major}{minor}, {} SMs{there}", self.gpu.sms)
     }
 
-    /// Machine code for a kernel: through the driver where the GPU is there, by cache and ptxas alone where not.
+    /// Machine code for a kernel: such as the driver loads where the GPU is there, by cache and ptxas alone where not.
     pub fn compile(&self, compiler: &Compiler, config: &KernelConfig, ptx: &str) -> Result<Cubin, Error> {
         match self.device {
-            Some(device) => compiler.compile(ptx, config.target(), device),
+            Some(device) => Ok(compiler.load(ptx, config.target(), device)?.1),
             None => compiler.compile_offline(ptx, self.arch(config.target())),
         }
     }

@@ -251,7 +251,7 @@ impl Compiler {
             kept => kept,
         };
         let made = match maker {
-            Maker::Ptxas(ptxas) => self.assemble(ptxas, ptx, arch),
+            Maker::Ptxas(ptxas) => self.assemble(ptxas, ptx, arch)?,
             Maker::Driver(device) => jit::compile(device, ptx, &self.options)?,
         };
         let stored = match made {
@@ -280,22 +280,27 @@ impl Compiler {
         Key::of(&[ptx, &arch.to_string(), &options, &maker.identity(), env!("CARGO_PKG_VERSION")])
     }
 
-    /// Runs ptxas through pipes: no temporary file that anybody could tamper with.
-    fn assemble(&self, ptxas: &ToolPath, ptx: &str, arch: Arch) -> Result<Stored, String> {
+    /// Runs ptxas through pipes: no temporary file that anybody could tamper with. The inner error is what it says of the
+    /// PTX, or why it cannot be run.
+    fn assemble(&self, ptxas: &ToolPath, ptx: &str, arch: Arch) -> Result<Result<Stored, String>, Error> {
         let start = Instant::now();
         let fixed =
             ["-v", "--gpu-name", &arch.to_string(), "/dev/stdin", "-o", "/dev/stdout"].map(OsString::from);
         let options = self.options.arguments().into_iter().map(OsString::from);
         let arguments: Vec<OsString> = fixed.into_iter().chain(options).collect();
-        let output = ptxas.run(&arguments, Input::Text(ptx)).map_err(|error| error.to_string())?;
+        let output = match ptxas.run(&arguments, Input::Text(ptx)) {
+            Err(interrupted @ Error::Interrupted { .. }) => return Err(interrupted),
+            Err(error) => return Ok(Err(error.to_string())),
+            Ok(output) => output,
+        };
         const ELF: &[u8] = b"\x7fELF";
         if !output.success || !output.stdout.starts_with(ELF) {
-            return Err(output.log);
+            return Ok(Err(output.log));
         }
         let mut report = BuildReport::from_log(&output.log);
         report.seconds = start.elapsed().as_secs_f64();
         report.compiler =
             format!("ptxas {}", ptxas.version().unwrap_or_else(|_| "of unknown version".into()));
-        Ok(Stored { cubin: output.stdout, report })
+        Ok(Ok(Stored { cubin: output.stdout, report }))
     }
 }

@@ -80,6 +80,12 @@ pub enum Error {
         /// What it named.
         path: PathBuf,
     },
+    /// Ctrl-C ended a tool, so that nothing follows from what it left undone.
+    #[error("{} was interrupted", path.display())]
+    Interrupted {
+        /// The tool.
+        path: PathBuf,
+    },
     /// A tool could not be run.
     #[error("{} could not be run: {reason}", path.display())]
     ToolFailed {

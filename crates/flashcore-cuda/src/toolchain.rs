@@ -9,7 +9,7 @@ use std::{
     fs::{self, File},
     io::{Read, Write},
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::{Command, ExitStatus, Stdio},
     time::UNIX_EPOCH,
 };
 
@@ -171,7 +171,10 @@ impl ToolPath {
             let stdout = read_all(child.stdout.as_mut());
             let status = child.wait().map_err(|error| self.failed(error))?;
             let log = log.join().unwrap_or_default();
-            // Ended by a signal (Ctrl-C, no memory left): its log is not about what it read.
+            if is_interrupted(status) {
+                return Err(Error::Interrupted { path: self.path.clone() });
+            }
+            // Ended by another signal (no memory left, say): its log is not about what it read.
             if status.code().is_none() {
                 return Err(self.failed(status));
             }
@@ -182,6 +185,18 @@ impl ToolPath {
     fn failed(&self, reason: impl ToString) -> Error {
         Error::ToolFailed { path: self.path.clone(), reason: reason.to_string() }
     }
+}
+
+/// Whether Ctrl-C ended it, which reaches all programs of a terminal.
+#[cfg(unix)]
+fn is_interrupted(status: ExitStatus) -> bool {
+    const SIGINT: i32 = 2;
+    std::os::unix::process::ExitStatusExt::signal(&status) == Some(SIGINT)
+}
+
+#[cfg(not(unix))]
+fn is_interrupted(_: ExitStatus) -> bool {
+    false
 }
 
 /// What a tool reads.
@@ -260,8 +275,16 @@ mod tests {
         let shell = ToolPath::at(Path::new("/bin/sh")).unwrap();
         let run = |script: &str| shell.run(&["-c".into(), script.into()], Input::None);
         assert!(!run("echo no; exit 1").unwrap().success);
-        let ended = run("echo no; kill -INT $$").err().map(|error| error.to_string()).unwrap_or_default();
-        assert!(ended.contains("signal: 2"), "{ended}");
+        let ended = run("echo no; kill -TERM $$").err().map(|error| error.to_string()).unwrap_or_default();
+        assert!(ended.contains("signal: 15"), "{ended}");
+    }
+
+    #[test]
+    fn an_interrupt_is_told_from_other_ends() {
+        use std::os::unix::process::ExitStatusExt;
+        let by_signal = |signal| is_interrupted(ExitStatus::from_raw(signal));
+        let with_code = |code: i32| is_interrupted(ExitStatus::from_raw(code << 8));
+        assert!(by_signal(2) && !by_signal(15) && !with_code(2));
     }
 
     #[test]

@@ -194,7 +194,7 @@ fn hostile_tables_are_refused() {
         ("damaged", format!("{{\"schema\":{}", "[".repeat(5000)).into_bytes()),
         ("larger than", vec![b' '; 2 << 20]),
         ("not a table", with("/schema", json!("flashcore-bench"))),
-        ("version 2", with("/version", json!(2))),
+        ("version 1", with("/version", json!(1))),
         ("damaged", with("/version", json!(-1))),
         ("damaged", with("/rows", json!([{ "class": 1 }]))),
         ("damaged", with("/rows/0/evidence", json!({}))),
@@ -220,7 +220,7 @@ fn hostile_tables_are_refused() {
         let shown = String::from_utf8_lossy(&bytes[..bytes.len().min(200)]).into_owned();
         assert!(error.contains(words), "`{error}` instead of `{words}` for {shown}");
     }
-    let extra = String::from_utf8(with("/version", json!(1))).unwrap().replacen('{', "{\"code\":1,", 1);
+    let extra = String::from_utf8(with("/version", json!(2))).unwrap().replacen('{', "{\"code\":1,", 1);
     assert!(matches!(Table::parse(extra.as_bytes()), Err(TableError::Json(_))), "unknown fields");
     assert!(matches!(Table::load("/no/such/table".as_ref()), Err(TableError::Io(_))));
 }

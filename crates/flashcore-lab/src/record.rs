@@ -49,7 +49,7 @@ pub struct Record {
     pub created: String,
     /// Version of FlashCore.
     pub flashcore: String,
-    /// Commit of the working folder.
+    /// Commit that the program was built from.
     pub commit: Option<String>,
     /// The machine.
     pub machine: Machine,

@@ -25,6 +25,15 @@ pub fn replace(path: &Path, parts: &[&[u8]]) -> io::Result<()> {
     file.persist(path).map(drop).map_err(|e| e.error)
 }
 
+/// Whether two paths lead to one file, be it there or not.
+pub fn same(a: &Path, b: &Path) -> bool {
+    let real = |path: &Path| {
+        let beside = || Some(folder(path).canonicalize().ok()?.join(path.file_name()?));
+        path.canonicalize().ok().or_else(beside)
+    };
+    real(a).is_some_and(|a| real(b) == Some(a))
+}
+
 /// A file in the folder of `path` that removes itself unless it is moved to its place.
 pub fn temporary(path: &Path) -> io::Result<NamedTempFile> {
     let mut builder = tempfile::Builder::new();

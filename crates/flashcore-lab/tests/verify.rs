@@ -32,7 +32,7 @@ fn watch_until(script: &str, stopped: &dyn Fn() -> bool) -> Outcome {
         command.args(["-c", script, &order.skip.to_string()]);
         command
     };
-    let watch = Watch { command: &command, patience: Duration::from_millis(700), stopped };
+    let watch = Watch { command: &command, patience: Duration::from_secs(2), stopped };
     watch.group(order("any", None), &mut |_| ()).unwrap()
 }
 

@@ -4,17 +4,16 @@ use crate::{error::SimError, program::Program};
 use flashcore_ptx::{
     launch::LaunchSpec,
     module::Directives,
-    sm::{REGISTERS, THREAD_REGISTERS},
+    sm::{REGISTERS, Sm, THREAD_REGISTERS},
 };
 
 /// Most threads of a CTA.
 const MAX_THREADS: u32 = 1024;
 /// Most CTAs of a cluster, with the non-portable size.
 const MAX_CLUSTER: u32 = 16;
-/// Most shared memory of a CTA (227 KiB on sm_90).
-const MAX_SHARED: u32 = 227 * 1024;
-/// Most CTAs of an SM.
-const MAX_CTAS: u32 = 32;
+
+/// The largest multiprocessor that is simulated.
+const SM: Sm = Sm::of((9, 0));
 
 /// The shape of a launch.
 #[derive(Clone, Copy, Debug)]
@@ -57,8 +56,9 @@ impl Geometry {
             return Err(fail(format!("a grid of {grid:?} is no multiple of the cluster {cluster:?}")));
         }
         let shared_bytes = program.layout.static_shared.saturating_add(spec.shared_bytes);
-        if shared_bytes > MAX_SHARED {
-            return Err(fail(format!("{shared_bytes} bytes of shared memory; a CTA has {MAX_SHARED}")));
+        let most = SM.most_shared();
+        if shared_bytes > most {
+            return Err(fail(format!("{shared_bytes} bytes of shared memory; a CTA has {most}")));
         }
         agrees(directives, block, cluster).map_err(fail)?;
         Ok(Self {
@@ -106,7 +106,7 @@ fn agrees(directives: &Directives, block: [u32; 3], cluster: [u32; 3]) -> Result
 /// Registers a thread was compiled for: `.maxnreg`, or what lets the CTAs asked for fit on an SM.
 fn launch_registers(directives: &Directives, threads: u32) -> u32 {
     // As ptxas does, numbers that no SM reaches are passed over.
-    let ctas = directives.min_ctas_per_sm.filter(|ctas| (1..=MAX_CTAS).contains(ctas)).unwrap_or(1);
+    let ctas = directives.min_ctas_per_sm.filter(|ctas| (1..=SM.ctas).contains(ctas)).unwrap_or(1);
     let fit = REGISTERS / (threads.next_multiple_of(32) * ctas) / 8 * 8;
     directives.max_registers.unwrap_or(fit).min(THREAD_REGISTERS)
 }

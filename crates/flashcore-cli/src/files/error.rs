@@ -37,7 +37,7 @@ pub enum FileError {
     },
     #[error("{flags} both name {}; give each its own file", path.display())]
     SameFile { flags: &'static str, path: PathBuf },
-    #[error("{} is read to make what would replace it; name another file", path.display())]
+    #[error("{} is read for what would replace it; name another file", path.display())]
     ReplacesInput { path: PathBuf },
     #[error("{} has elements of numpy type `{descr}`, which kernels do not take; convert it to one of: {}", path.display(), ElementType::names())]
     Element { path: PathBuf, descr: String },

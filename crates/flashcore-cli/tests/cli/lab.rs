@@ -232,6 +232,8 @@ fn a_baseline_is_compared_with_or_refused() {
     expect(&gate("elsewhere.json"), 2, "processor");
     let another = place.run("gate --backend cpu --shape 1x1x8x8 --baseline base.json --seconds 0.01");
     expect(&another, 2, "no time of cpu");
+    let onto = "gate --backend cpu --shape 1x1x8x8 --baseline base.json --out ./base.json --force";
+    expect(&place.run(onto), 2, "name another file");
 }
 
 #[test]

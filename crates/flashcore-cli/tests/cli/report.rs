@@ -110,6 +110,7 @@ fn files_are_never_replaced_unasked() {
     expect(&place.run("report a.json --out no/such/r.html"), 2, "create it first");
     let raw = place.read("a.json");
     expect(&place.run("report a.json --out ./a.json --force"), 2, "name another file");
+    expect(&place.run("report --dir . --out a.json --force"), 2, "name another file");
     assert_eq!(place.read("a.json"), raw, "raw times stay");
 }
 

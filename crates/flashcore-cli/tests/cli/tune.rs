@@ -29,7 +29,7 @@ fn table(place: &Workplace) -> Value {
     };
     let device = backend["backend"].as_str().unwrap().split(' ').next().unwrap().to_owned();
     assert_eq!(found["results"][0]["measured"], 1);
-    json!({ "schema": "flashcore-table", "version": 1, "rows": [{
+    json!({ "schema": "flashcore-table", "version": 2, "rows": [{
         "class": { "device": device, "units": 1, "dtype": "f32", "dim_qk": 16, "dim_v": 16, "left": false,
             "right": false, "softcap": false, "queries": [100, 200], "keys": [100, 200], "tiles": [1, 100] },
         "tile": { "cpu": { "keys": 32, "chunk": 2 } },
@@ -56,7 +56,7 @@ fn tune_searches_everything_and_takes_up_where_it_was() {
     expect(&page, 0, "measurements from before");
     assert!(page.stdout.lines().all(|line| line.chars().count() <= 80), "{}", page.stdout);
     let text = String::from_utf8(place.read("tuned.json")).unwrap();
-    assert!(text.starts_with("{\"schema\":\"flashcore-table\",\"version\":1"), "{text}");
+    assert!(text.starts_with("{\"schema\":\"flashcore-table\",\"version\":2"), "{text}");
     expect(&place.run(&format!("run --backend cpu --threads 1 {PROBLEM} --table tuned.json")), 0, "PASS");
     expect(&place.run("inspect --help"), 0, "rows of a table for a CPU");
 }
@@ -134,7 +134,7 @@ fn what_cannot_be_kept_is_not_searched_for() {
         ("other.json", "other.json"),
         (".", "cannot"),
         ("no/such/t.json", "no/such"),
-        ("j", "give each its own file"),
+        ("./j", "give each its own file"),
     ] {
         expect(&place.run(&format!("{SEARCH} --journal j --out {out}")), 2, words);
         assert!(!place.path("j").exists(), "a journal was begun for {out}");
@@ -236,7 +236,7 @@ fn hostile_tables_are_refused() {
         (" ".repeat(2 << 20), "larger"),
         (good.replace("\"keys\":32", "\"keys\":4294967295"), "keys"),
         (good.replace("\"chunk\"", "\"code\""), "damaged"),
-        (good.replace("\"version\":1", "\"version\":7"), "version 7"),
+        (good.replace("\"version\":2", "\"version\":7"), "version 7"),
         (good.replace("a processor", "a\\u001bprocessor"), "control"),
     ] {
         place.write("bad.json", text.as_bytes());

@@ -89,24 +89,25 @@ impl Workplace {
 
     /// [`Self::run`] with one more variable set.
     pub fn run_with(&self, args: &str, variable: &str, value: &str) -> Ended {
-        Ended::of(self.command(args, variable, value).output().unwrap())
+        Ended::of(self.command(args, &[(variable, value)]).output().unwrap())
     }
 
     /// [`Self::run`] that does not wait for the end.
     pub fn start(&self, args: &str) -> Started {
-        self.start_with(args, "FLASHCORE_PYTHON", "/no/such/python")
+        self.start_with(args, &[("FLASHCORE_PYTHON", "/no/such/python")])
     }
 
     /// [`Self::run_with`] that does not wait for the end.
-    pub fn start_with(&self, args: &str, variable: &str, value: &str) -> Started {
-        let mut command = self.command(args, variable, value);
+    pub fn start_with(&self, args: &str, variables: &[(&str, &str)]) -> Started {
+        let mut command = self.command(args, variables);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         Started(command.spawn().unwrap())
     }
 
-    fn command(&self, args: &str, variable: &str, value: &str) -> Command {
+    fn command(&self, args: &str, variables: &[(&str, &str)]) -> Command {
         let mut command = Command::cargo_bin("flashcore").unwrap();
-        command.env("FLASHCORE_CACHE_DIR", self.path("cache")).env(variable, value);
+        command.env_remove("FLASHCORE_COMMIT").env("FLASHCORE_CACHE_DIR", self.path("cache"));
+        command.envs(variables.iter().copied());
         command.current_dir(self.folder.path()).args(args.split_whitespace());
         command
     }

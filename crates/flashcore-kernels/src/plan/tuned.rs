@@ -16,7 +16,7 @@ use crate::untrusted::{self, Head};
 /// What tables are called inside.
 pub const SCHEMA: &str = "flashcore-table";
 /// The version of the format.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Largest table that is read.
 const MOST_BYTES: u64 = 1 << 20;
 /// Most rows of a table.
@@ -69,7 +69,7 @@ pub struct Evidence {
     pub driver: Option<String>,
     /// Version of FlashCore.
     pub flashcore: String,
-    /// Commit of the working folder.
+    /// Commit that the program was built from.
     pub commit: Option<String>,
     /// When, in UTC.
     pub created: String,

@@ -7,7 +7,7 @@ use flashcore::cuda::driver::{
     toolchain::{Search, Tool},
 };
 use flashcore_core::Problem;
-use flashcore_kernels::{Gpu, Plan, PlanError, Tile};
+use flashcore_kernels::{Gpu, Plan, Tile};
 use flashcore_ptx::launch::LaunchSpec;
 use serde::Serialize;
 
@@ -45,12 +45,11 @@ pub struct Build {
 
 impl Build {
     /// The kernel that `plan` has for `problem` on `gpu`, assembled by what is found.
-    pub fn of(problem: &Problem, gpu: &Gpu, plan: Result<Plan, PlanError>) -> Result<Self, LabError> {
-        let plan = plan.map_err(|e| failed(&e))?;
+    pub fn of(problem: &Problem, gpu: &Gpu, plan: &Plan) -> Result<Self, LabError> {
         let program = plan.kernel().program().map_err(|e| failed(&e))?;
         let spec = plan.launch(&program, problem);
-        let report = assemble(program.text(), &plan);
-        Ok(Self::describe(&plan, spec.as_ref(), gpu, report))
+        let report = assemble(program.text(), plan);
+        Ok(Self::describe(plan, spec.as_ref(), gpu, report))
     }
 
     fn describe(

@@ -35,7 +35,7 @@ pub struct Manifest {
     pub created: String,
     /// Version of FlashCore.
     pub flashcore: String,
-    /// Commit of the working folder.
+    /// Commit that the program was built from.
     pub commit: Option<String>,
     /// Whether files of it had been changed.
     pub changed: Option<bool>,

@@ -18,6 +18,7 @@ use flashcore_lab::{
     memory,
     record::{Measurement, Record},
     referee::Care,
+    save,
     sensors::Sensors,
     task::Task,
 };
@@ -25,6 +26,7 @@ use flashcore_lab::{
 use self::report::GateReport;
 use crate::{
     error::{CliError, Verdict},
+    files::FileError,
     flags::BackendFlags,
     interrupt,
     lab_flags::{TaskFlags, TimingFlags},
@@ -90,6 +92,11 @@ pub fn execute(flags: Flags, output: &Output) -> Result<Verdict, CliError> {
     flags.timing.check_out()?;
     let tasks = flags.task.tasks()?;
     tasks.iter().try_for_each(|task| memory::check(3 * task.bytes() as u64))?;
+    if let (Some(path), Some(out)) = (&flags.demands.baseline, &flags.timing.out)
+        && save::same(path, out)
+    {
+        return Err(FileError::ReplacesInput { path: path.clone() }.into());
+    }
     let baseline = flags.demands.baseline.as_deref().map(Record::load);
     let baseline = baseline.transpose().map_err(LabError::from)?;
     let ours = flags.backend.ours()?;

@@ -53,7 +53,7 @@ pub struct Flags {
     #[command(flatten)]
     table: TableFlags,
     /// The kernel that runs on every GPU even where a more special one would be chosen
-    #[arg(long, conflicts_with_all = ["kernel", "table"], help_heading = "Which GPU")]
+    #[arg(long, conflicts_with_all = ["kernel", "table", "list"], help_heading = "Which GPU")]
     general: bool,
     /// List the kernels of the covering set
     #[arg(long, help_heading = "What to show")]

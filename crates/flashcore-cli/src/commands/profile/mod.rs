@@ -24,6 +24,7 @@ use flashcore_lab::{
 };
 
 use self::report::{ProfileReport, Profiled};
+use super::inspect::InspectFailure;
 use crate::{
     error::{CliError, Verdict},
     files::Place,
@@ -131,7 +132,7 @@ impl Flags {
             true => plan_general(task.problem(), &planned, ALLOCATED_ALIGNMENT),
             false => plan_by(task.problem(), &planned, ALLOCATED_ALIGNMENT, &table),
         };
-        let build = Build::of(task.problem(), &planned, plan)?;
+        let build = Build::of(task.problem(), &planned, &plan.map_err(InspectFailure::from)?)?;
         let mut profiled = Profiled::new(task, build);
         match (gpu, Ncu::find()) {
             (None, _) => profiled.counters = count::count(task, planned, table)?,

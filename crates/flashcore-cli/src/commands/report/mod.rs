@@ -5,15 +5,13 @@
 mod answer;
 mod sources;
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::{fs, path::PathBuf};
 
 use clap::Args;
 use flashcore_lab::{
     LabError,
     report::{Report, checks::Checks},
+    save,
 };
 
 use self::{answer::Answer, sources::Sources};
@@ -70,8 +68,8 @@ pub struct WantedFlags {
 /// Reads runs, writes the page and the pictures.
 pub fn execute(flags: &Flags, output: &Output) -> Result<Verdict, CliError> {
     let page = flags.wanted.out.as_deref().map(|path| Place::checked(path, flags.force)).transpose()?;
-    flags.keep_inputs()?;
-    let Sources { runs, left_out } = Sources::read(&flags.runs, flags.dir.as_deref())?;
+    let Sources { runs, left_out, files } = Sources::read(&flags.runs, flags.dir.as_deref())?;
+    flags.keep_inputs(&files)?;
     let checks = flags.verify.as_deref().map(Checks::load).transpose().map_err(LabError::from)?;
     let report = Report::new(runs, checks).map_err(LabError::from)?;
     let mut files: Vec<(Place, String)> = page.map(|place| (place, report.html())).into_iter().collect();
@@ -86,11 +84,9 @@ pub fn execute(flags: &Flags, output: &Output) -> Result<Verdict, CliError> {
 
 impl Flags {
     /// Refuses to write the page over something that it is made of.
-    fn keep_inputs(&self) -> Result<(), FileError> {
-        let real = |path: &Path| path.canonicalize().ok();
-        let Some(page) = self.wanted.out.as_deref().and_then(real) else { return Ok(()) };
-        let mut inputs = self.runs.iter().chain(&self.verify);
-        let replaced = inputs.find(|path| real(path).as_ref() == Some(&page));
+    fn keep_inputs(&self, runs: &[PathBuf]) -> Result<(), FileError> {
+        let Some(page) = &self.wanted.out else { return Ok(()) };
+        let replaced = runs.iter().chain(&self.verify).find(|path| save::same(path, page));
         replaced.map_or(Ok(()), |path| Err(FileError::ReplacesInput { path: path.clone() }))
     }
 

@@ -21,6 +21,8 @@ pub struct Sources {
     pub runs: Vec<Run>,
     /// Each with the reason.
     pub left_out: Vec<String>,
+    /// All that were looked at.
+    pub files: Vec<PathBuf>,
 }
 
 impl Sources {
@@ -30,8 +32,9 @@ impl Sources {
             None if files.is_empty() => Some(usual_folder()?),
             named => named,
         };
-        let mut sources = Self { runs: Vec::new(), left_out: Vec::new() };
+        let mut sources = Self { runs: Vec::new(), left_out: Vec::new(), files: files.to_vec() };
         for path in folder.map(results_in).transpose()?.unwrap_or_default() {
+            sources.files.push(path.clone());
             match Record::load(&path) {
                 Ok(record) => sources.add(&path, record)?,
                 Err(RecordError::Content { path, fault }) => {

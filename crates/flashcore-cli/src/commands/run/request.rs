@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use flashcore::{DType, Dims, Operand, Problem, ProblemError};
 use flashcore_core::Data;
+use flashcore_lab::save;
 
 use super::{
     flags::{FileNames, Flags},
@@ -103,7 +104,7 @@ fn from_files(names: &FileNames, expected: Option<DType>) -> Result<(DType, [Dim
         lse: names.lse.as_ref().map(save_lse).transpose()?,
         inputs,
     };
-    if let Some(lse) = files.lse.as_ref().filter(|lse| lse.path() == files.out.path()) {
+    if let Some(lse) = files.lse.as_ref().filter(|lse| save::same(lse.path(), files.out.path())) {
         let (flags, path) = ("--out and --lse", PathBuf::from(lse.path()));
         return Err(FileError::SameFile { flags, path }.into());
     }

@@ -15,7 +15,7 @@ use flashcore_kernels::Tile;
 use flashcore_lab::{
     LabError,
     arm::{Place, roster::Ours},
-    memory, signature,
+    memory, save, signature,
     task::Task,
     tune::{
         TuneError, check_table, extend_table,
@@ -117,7 +117,7 @@ pub fn execute(flags: Flags, output: &Output) -> Result<Verdict, CliError> {
     let specs: Vec<_> = tasks.iter().map(|task| task.spec().clone()).collect();
     let path = flags.journal_path(&serde_json::to_string(&specs)?);
     check_table(&flags.out)?;
-    if path == flags.out {
+    if save::same(&path, &flags.out) {
         return Err(FileError::SameFile { flags: "--out and --journal", path }.into());
     }
     let header = Header::new(format!("{name} x {units}"), flags.search.seed, specs);
