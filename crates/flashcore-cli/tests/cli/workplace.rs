@@ -124,7 +124,19 @@ impl Started {
         }
     }
 
-    /// Presses Ctrl-C; the code of a run that ended of it at once is -1.
+    /// Whether it deals with Ctrl-C itself, and then ends it. A run that does not may still have been told to ignore it,
+    /// as everything is that a shell starts in the background.
+    #[cfg(target_os = "linux")]
+    pub fn catches_ctrl_c(mut self) -> bool {
+        const SIGINT: u64 = 2;
+        let status = fs::read_to_string(format!("/proc/{}/status", self.0.id())).unwrap();
+        let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap();
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+        u64::from_str_radix(caught.trim(), 16).unwrap() >> (SIGINT - 1) & 1 == 1
+    }
+
+    /// Presses Ctrl-C and waits for the end.
     pub fn stop(self) -> Ended {
         Command::new("kill").args(["-INT", &self.0.id().to_string()]).status().unwrap();
         Ended::of(self.0.wait_with_output().unwrap())
