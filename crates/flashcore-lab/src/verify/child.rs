@@ -28,7 +28,7 @@ pub fn run_on(target: &Target, order: &Order, to: &mut dyn Write) -> io::Result<
     tell(to, &Line::Total(checks.len()))?;
     let candidate = match (target.open)() {
         Ok(candidate) => candidate,
-        Err(error) => return tell(to, &Line::Unavailable(error.to_string())),
+        Err(error) => return tell(to, &Line::Unavailable(reason(&error))),
     };
     for (index, check) in checks.iter().enumerate().skip(order.skip) {
         tell(to, &Line::Begin(index, check.name()))?;
@@ -72,15 +72,19 @@ fn examine(candidate: &dyn Candidate, check: &Check, runs: usize) -> Report {
 }
 
 fn not_built(check: &Check, error: &BackendError) -> Report {
-    let reason = match error {
-        BackendError::Failed { source, .. } => format!("{error}: {source}"),
-        _ => error.to_string(),
+    let (ending, stage) = match error {
+        BackendError::Unsupported { .. } | BackendError::Unavailable { .. } => (Ending::Skipped, None),
+        _ => (Ending::Failed, Some("build")),
     };
+    Report::ended(check.name(), ending, stage, reason(error))
+}
+
+/// Why, where it is known which backend it is about.
+fn reason(error: &BackendError) -> String {
     match error {
-        BackendError::Unsupported { .. } | BackendError::Unavailable { .. } => {
-            Report::ended(check.name(), Ending::Skipped, None, reason)
-        }
-        _ => Report::ended(check.name(), Ending::Failed, Some("build"), reason),
+        BackendError::Failed { source, .. } => source.to_string(),
+        BackendError::Unavailable { reason, .. } => reason.clone(),
+        _ => error.to_string(),
     }
 }
 

@@ -102,8 +102,7 @@ fn simulated(gpu: Gpu) -> Result<Box<dyn Candidate>, BackendError> {
 }
 
 fn open_cuda() -> Result<Box<dyn Candidate>, BackendError> {
-    let unavailable = |e: cuda::Error| BackendError::Unavailable { backend: "cuda", reason: e.to_string() };
-    Ok(Box::new(Cuda::open(0).map_err(unavailable)?))
+    Ok(Box::new(Cuda::open(0).map_err(cuda::Error::on_opening)?))
 }
 
 impl Candidate for Simulator {
