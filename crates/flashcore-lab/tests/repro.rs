@@ -107,6 +107,14 @@ fn what_changed_is_named() {
     differs(|run| run.record = record(1.2e-3, 3), "times the time of the baseline");
     differs(|run| run.record.measurements[0].arm = "abacus".to_owned(), "abacus");
     assert!(compared(|run| run.record = record(0.8e-3, 3)).pass(), "faster is no fault");
+    let slow = |more: fn(&mut Run)| {
+        compared(|run| {
+            run.record = record(1.2e-3, 3);
+            more(run);
+        })
+    };
+    assert!(slow(|_| {}).is_slower() && !slow(|run| run.verify["pass"] = false.into()).is_slower());
+    assert!(!compared(|_| {}).is_slower());
 }
 
 #[test]

@@ -39,6 +39,12 @@ impl Comparison {
     pub const fn pass(&self) -> bool {
         self.differences.is_empty()
     }
+
+    /// Whether it is the same but for being slower.
+    pub fn is_slower(&self) -> bool {
+        let slower = self.rulings.iter().filter(|ruling| !ruling.pass()).count();
+        slower > 0 && slower == self.differences.len()
+    }
 }
 
 /// What `verify --json` says, as far as it is compared.

@@ -101,6 +101,9 @@ fn margin(text: &str) -> Result<f64, String> {
     }
 }
 
+/// How often times that are worse are measured again: a machine that was busy for a moment is slow once.
+const SECOND_LOOKS: usize = 2;
+
 /// Packs a bundle, or checks one.
 pub fn execute(flags: Flags, output: &Output) -> Result<Verdict, CliError> {
     match &flags.check {
@@ -134,12 +137,19 @@ fn check_problems(settings: &Settings) -> Result<(), CliError> {
 fn check(path: PathBuf, margin: f64, output: &Output) -> Result<Verdict, CliError> {
     let refused = |fault| LabError::from(BundleError { path: path.clone(), fault });
     let then = bundle::unpack(&path)?;
-    let manifest = Manifest::read(&then).map_err(refused)?;
-    let (_, now, steps) = run(manifest.settings, output)?;
+    let settings = Manifest::read(&then).map_err(refused)?.settings;
+    let (manifest, mut now, mut steps) = run(settings, output)?;
+    let mut comparison = compare(&then, &now, margin).map_err(refused)?;
+    for _ in 0..SECOND_LOOKS {
+        if !comparison.is_slower() || interrupt::stopped() {
+            break;
+        }
+        (_, now) = manifest.clone().seal(steps.bench_again(&manifest.settings, now)?)?;
+        comparison = compare(&then, &now, margin).map_err(refused)?;
+    }
     if interrupt::stopped() {
         return Ok(Verdict::Stopped);
     }
-    let comparison = compare(&then, &now, margin).map_err(refused)?;
     let report = CheckReport::new(&path, comparison, steps);
     output.show(&report)?;
     Ok(Verdict::from_bool(report.pass()))

@@ -9,7 +9,7 @@ use std::{
 use flashcore_lab::{
     LabError,
     repro::{
-        bundle::{BENCH, DOCTOR, PROFILE, Parts, VERIFY},
+        bundle::{BENCH, DOCTOR, MANIFEST, PROFILE, Parts, VERIFY},
         manifest::Settings,
     },
 };
@@ -48,7 +48,7 @@ impl Steps {
 
     /// Runs everything; the parts of a bundle but for its manifest.
     pub fn run(&mut self, settings: &Settings) -> Result<Parts, CliError> {
-        let folder = tempfile::tempdir().map_err(LabError::io("make a folder in", std::env::temp_dir()))?;
+        let folder = scratch()?;
         let mut parts = Parts::new();
         parts.insert(DOCTOR.to_owned(), self.demand("doctor", &[])?);
         parts.insert(VERIFY.to_owned(), self.demand("verify", &verify(settings))?);
@@ -60,6 +60,13 @@ impl Steps {
         if code == 0 {
             parts.insert(PROFILE.to_owned(), profile);
         }
+        Ok(parts)
+    }
+
+    /// The parts with other times.
+    pub fn bench_again(&mut self, settings: &Settings, mut parts: Parts) -> Result<Parts, CliError> {
+        parts.remove(MANIFEST);
+        parts.insert(BENCH.to_owned(), self.bench(settings, &scratch()?)?);
         Ok(parts)
     }
 
@@ -106,6 +113,10 @@ impl Steps {
         self.progress.step();
         Ok((exit_code, ended.stdout))
     }
+}
+
+fn scratch() -> Result<TempDir, LabError> {
+    tempfile::tempdir().map_err(LabError::io("make a folder in", std::env::temp_dir()))
 }
 
 fn verify(settings: &Settings) -> Vec<String> {
