@@ -5,7 +5,7 @@
     /tmp/torch/bin/python bench/cpu/compare.py --threads 2
 
 Builds the Rust side, runs every configuration in alternating rounds, prints a table with the ratio of median times and
-the bars of each group, and writes all raw times to bench/runs/cpu-<date>.json. Exit code 1 if a bar is missed.
+the bars of each group, and writes all raw times to bench/cpu/<date>.json. Exit code 1 if a bar is missed.
 """
 
 import argparse
@@ -142,7 +142,7 @@ def main():
             missed += not passed
             print(text, flush=True)
     now = datetime.datetime.now(datetime.timezone.utc)
-    out = options.out or ROOT / f"bench/runs/cpu-{now:%Y-%m-%d}.json"
+    out = options.out or ROOT / f"bench/cpu/{now:%Y-%m-%d}.json"
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
     model = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if "model name" in line), platform.processor())
     machine = dict(cpu=model, threads=options.threads, torch=torch.__version__, system=platform.platform(),

@@ -177,9 +177,9 @@ impl Compiler {
     /// not there is an error.
     pub fn from_env() -> Result<Self, Error> {
         let ptxas = Search::from_env(Tool::Ptxas).find(Tool::Ptxas)?;
-        let mode = std::env::var_os("FLASHCORE_CACHE").unwrap_or_default();
-        let mut compiler = Self { verify: mode == "verify", ..Self::new(None, ptxas) };
-        if mode != "off" {
+        let verify = std::env::var_os("FLASHCORE_CACHE").is_some_and(|mode| mode == "verify");
+        let mut compiler = Self { verify, ..Self::new(None, ptxas) };
+        if !Cache::is_off() {
             match Cache::open_default() {
                 Ok(cache) => compiler.cache = Some(cache),
                 Err(error) => compiler.notes.push(error.to_string()),

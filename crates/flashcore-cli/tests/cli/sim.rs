@@ -71,6 +71,15 @@ fn arrays_are_changed_in_place() {
 }
 
 #[test]
+fn an_input_that_is_written_is_said() {
+    let place = place();
+    place.write("n.npy", &array("<i4", 32, &[0; 128]));
+    let ended = place.run("sim kernels.ptx --entry increment --grid 1 --block 32 --arg in:n.npy");
+    check(&ended, 1, "inout:n.npy");
+    assert!(elements(&place, "n.npy", 32).into_iter().all(|bytes| bytes == [0; 4]), "it stays");
+}
+
+#[test]
 fn a_race_is_found_with_its_line() {
     let place = place();
     let racy = "sim kernels.ptx --entry racy --grid 1 --block 64 --arg out:y.npy:u32:64 --force";
@@ -109,10 +118,15 @@ fn what_cannot_run_says_why() {
         b".version 7.8\n.target sm_80\n.address_size 64\n.visible .entry k() { frob.u32 %r1; }",
     );
     place.write("c.npy", &array("<c8", 1, &[0; 8]));
+    place.write(
+        "newer.ptx",
+        b".version 7.0\n.target sm_80\n.address_size 64\n.visible .entry k() { fence.proxy.async; ret; }",
+    );
     let scale = "--arg in:x.npy --arg out:y.npy:f32:100 --arg u32:100";
     for (args, says) in [
         ("sim missing.ptx --grid 1 --block 1".to_owned(), "check the path"),
         ("sim c.npy --grid 1 --block 1".to_owned(), "not text"),
+        ("sim newer.ptx --grid 1 --block 1".to_owned(), "sm_90"),
         ("sim broken.ptx --grid 1 --block 1".to_owned(), "unknown instruction `frob.u32`"),
         ("sim kernels.ptx --grid 1 --block 1".to_owned(), "scale, increment, racy; name one with --entry"),
         ("sim kernels.ptx --entry nobody --grid 1 --block 1".to_owned(), "name one with --entry"),

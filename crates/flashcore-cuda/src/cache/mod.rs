@@ -107,6 +107,11 @@ impl Cache {
         Self::open(&folder, CacheOptions::default())
     }
 
+    /// Whether the environment asks for none: `FLASHCORE_CACHE=off`.
+    pub fn is_off() -> bool {
+        std::env::var_os("FLASHCORE_CACHE").is_some_and(|mode| mode == "off")
+    }
+
     /// The cache at `folder`, created for this user alone if it is not there.
     pub fn open(folder: &Path, options: CacheOptions) -> Result<Self, CacheError> {
         Ok(Self { folder: Folder::open(folder, options.owner)?, options })

@@ -73,6 +73,10 @@ fn tool(name: &'static str, tool: Tool, otherwise: &str) -> Finding {
 }
 
 fn cache() -> Finding {
+    if Cache::is_off() {
+        let advice = "every process compiles its kernels again; unset FLASHCORE_CACHE to keep them";
+        return Finding::limited("kernel cache", "off", advice);
+    }
     let listed = Cache::open_default().and_then(|cache| Ok((cache.list()?, cache)));
     match listed {
         Ok((entries, cache)) => {

@@ -84,6 +84,8 @@ pub enum InspectFailure {
         "neither a ptxas nor a GPU was found: pip install nvidia-cuda-nvcc, or name one in FLASHCORE_PTXAS"
     )]
     NoCompiler,
+    #[error("FLASHCORE_CACHE is off, so that nothing would be kept; unset it to warm the cache")]
+    CacheOff,
     #[error("nvdisasm was not found: install the CUDA toolkit, or name one in FLASHCORE_NVDISASM")]
     NoDisassembler,
     #[error(transparent)]

@@ -1,6 +1,6 @@
 //! Arguments with their arrays: read from files before the launch, written to files after it.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use flashcore_lab::{buffer::filled, memory};
 use flashcore_ptx::launch::{Param, Slot};
@@ -26,8 +26,10 @@ pub struct Bound {
 struct Array {
     content: AnyArray,
     initialised: bool,
-    /// Where it goes, if the kernel writes it.
+    /// Where it goes, if the kernel may write it.
     place: Option<Place>,
+    /// Where it came from, if it was there before.
+    source: Option<PathBuf>,
 }
 
 /// An array that the kernel wrote.
@@ -54,11 +56,8 @@ impl Bound {
                 self.params.push(param.clone());
                 return Ok(());
             }
-            Argument::In(path) => Array { content: AnyArray::read(path)?, initialised: true, place: None },
-            Argument::InOut(path) => {
-                let place = Some(Place::checked(path, true)?);
-                Array { content: AnyArray::read(path)?, initialised: true, place }
-            }
+            Argument::In(path) => Array::read(path, None)?,
+            Argument::InOut(path) => Array::read(path, Some(Place::checked(path, true)?))?,
             Argument::Out { path, element, shape } => {
                 let place = Some(Place::checked(path, force)?);
                 let len = shape.iter().try_fold(element.bytes(), |n, &extent| n.checked_mul(extent));
@@ -67,7 +66,7 @@ impl Bound {
                 // NaN in every format, so that what is never written shows.
                 let bytes = filled(0xff, len)?;
                 let content = AnyArray { element: *element, shape: shape.clone(), bytes };
-                Array { content, initialised: false, place }
+                Array { content, initialised: false, place, source: None }
             }
         };
         self.params.push(Param::Buffer(slot(self.arrays.len())));
@@ -94,6 +93,15 @@ impl Bound {
         self.arrays.iter().enumerate().map(buffer).collect()
     }
 
+    /// Files of arrays that the kernel was only to read, and that it has changed.
+    pub fn overwritten(&self, outcome: &Outcome) -> Vec<PathBuf> {
+        let changed = |(at, array): (usize, &Array)| {
+            let source = array.source.clone().filter(|_| array.place.is_none())?;
+            (outcome.bytes(slot(at)) != Some(&array.content.bytes)).then_some(source)
+        };
+        self.arrays.iter().enumerate().filter_map(changed).collect()
+    }
+
     /// The arrays that the kernel could write, as it left them.
     pub fn collect(self, outcome: &Outcome) -> Vec<Written> {
         let result = |(at, array): (usize, Array)| {
@@ -101,6 +109,12 @@ impl Bound {
             Some(Written { content: AnyArray { bytes, ..array.content }, place: array.place? })
         };
         self.arrays.into_iter().enumerate().filter_map(result).collect()
+    }
+}
+
+impl Array {
+    fn read(path: &Path, place: Option<Place>) -> Result<Self, CliError> {
+        Ok(Self { content: AnyArray::read(path)?, initialised: true, place, source: Some(path.to_owned()) })
     }
 }
 

@@ -12,7 +12,8 @@ use clap::{Args, builder::PossibleValuesParser, builder::TypedValueParser};
 use flashcore_ptx::{
     ident::{BadIdent, Ident},
     launch::LaunchSpec,
-    parse::{ParseError, Parsed, parse_all},
+    parse::{Parsed, parse_all},
+    verify::{Rule, verify},
 };
 use flashcore_sim::{CheckSet, Launch, Options, Schedule, SimError};
 
@@ -33,8 +34,8 @@ Examples:
   flashcore sim scale.ptx --grid 8 --block 128 --arg inout:x.npy --arg u32:1024 --schedule random --seed 7
   flashcore sim gemm.ptx --entry gemm --grid 4,4 --block 128 --smem 65536 --check race,bounds --json
 
-Arguments come in the order of the kernel's parameters; u64:0 is a null pointer. An array that is only written starts
-as NaN. Exit codes: 0 clean, 1 findings, 2 could not run. Files are not written if a finding ended the launch.";
+Arguments come in the order of the kernel's parameters; u64:0 is a null pointer. Kernels with tensor maps among them
+are launched from Rust. An array that is only written starts as NaN. Exit codes: 0 clean, 1 findings, 2 could not run. Files are not written if a finding ended the launch.";
 
 /// Run a PTX kernel on the CPU and check it: races, bounds, barriers, uninitialised values
 #[derive(Args, Clone, Debug)]
@@ -57,7 +58,7 @@ pub struct Flags {
     /// Dynamic shared memory of a CTA
     #[arg(long, value_name = "BYTES", default_value_t = 0)]
     smem: u32,
-    /// An argument: u32:7, u64:9, f32:0.5, in:a.npy, inout:b.npy (which is replaced), out:c.npy:f32:1024
+    /// An argument: u32:7 (or s32, u64, s64, f32, f64), in:a.npy, inout:b.npy (which is replaced), out:c.npy:f32:1024
     #[arg(long = "arg", value_name = "KIND:VALUE")]
     args: Vec<Argument>,
     /// Which warp runs next, with everything asynchronous as hostile as the ISA allows [default: in turn, tame]
@@ -97,7 +98,7 @@ pub enum SimFailure {
     #[error("{} is no PTX file: it is not text", path.display())]
     NotText { path: PathBuf },
     #[error("{} is not PTX that can be run:{}", path.display(), listed(errors))]
-    Parse { path: PathBuf, errors: Vec<ParseError> },
+    Parse { path: PathBuf, errors: Vec<String> },
     #[error("{} has {}; name one with --entry", path.display(), kernels(found))]
     Entry { path: PathBuf, found: Vec<String> },
     #[error("{0}; the simulator takes kernels of plain names")]
@@ -110,9 +111,9 @@ pub enum SimFailure {
     Sim(#[from] SimError),
 }
 
-fn listed(errors: &[ParseError]) -> String {
+fn listed(errors: &[String]) -> String {
     const SHOWN: usize = 8;
-    let shown: String = errors.iter().take(SHOWN).map(|error| format!("\n  line {error}")).collect();
+    let shown: String = errors.iter().take(SHOWN).map(|error| format!("\n  {error}")).collect();
     let more = errors.len().saturating_sub(SHOWN);
     if more > 0 { format!("{shown}\n  and {more} more") } else { shown }
 }
@@ -139,13 +140,14 @@ pub fn execute(flags: &Flags, output: &Output) -> Result<Verdict, CliError> {
     let (module, provenance) = (&parsed.module, Some(&parsed.provenance));
     let launch = Launch { module, provenance, spec: &spec, buffers: bound.buffers() };
     let outcome = launch.run(&options(flags)).map_err(SimFailure::from)?;
+    let overwritten = bound.overwritten(&outcome);
     let results = bound.collect(&outcome);
     if !outcome.halted {
         results.iter().try_for_each(Written::save)?;
     }
-    let report = SimReport::new(&flags.file, &spec, &outcome, &results);
+    let report = SimReport::new(&flags.file, &spec, &outcome, &results, &overwritten);
     output.show(&report)?;
-    Ok(Verdict::from_bool(outcome.is_clean()))
+    Ok(Verdict::from_bool(outcome.is_clean() && overwritten.is_empty()))
 }
 
 fn options(flags: &Flags) -> Options {
@@ -160,10 +162,23 @@ fn parse(flags: &Flags) -> Result<Parsed, SimFailure> {
     match std::fs::read_to_string(&path) {
         Err(error) if error.kind() == io::ErrorKind::InvalidData => Err(SimFailure::NotText { path }),
         Err(source) => Err(SimFailure::Read { path, source }),
-        Ok(text) => parse_all(&path.display().to_string(), &text).map_err(|(first, more)| {
-            SimFailure::Parse { path, errors: std::iter::once(first).chain(more).collect() }
-        }),
+        Ok(text) => {
+            let parsed = parse_all(&path.display().to_string(), &text).map_err(|(first, more)| {
+                let errors =
+                    std::iter::once(first).chain(more).map(|error| format!("line {error}")).collect();
+                SimFailure::Parse { path: path.clone(), errors }
+            })?;
+            let errors = unknown_to_target(&parsed);
+            if errors.is_empty() { Ok(parsed) } else { Err(SimFailure::Parse { path, errors }) }
+        }
     }
+}
+
+/// Instructions that the file's own `.target` or `.version` lacks, which no assembler takes.
+fn unknown_to_target(parsed: &Parsed) -> Vec<String> {
+    let found = verify(&parsed.module, &parsed.provenance).into_iter();
+    let lacking = found.filter(|finding| matches!(finding.rule, Rule::Target | Rule::Version));
+    lacking.map(|finding| finding.to_string()).collect()
 }
 
 fn entry(flags: &Flags, parsed: &Parsed) -> Result<String, SimFailure> {

@@ -1,6 +1,6 @@
 //! The answer of `sim`: results, counts, findings.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use flashcore_ptx::launch::LaunchSpec;
 use flashcore_sim::Outcome;
@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::bound::Written;
 use crate::{
-    output::{Page, Report, Text},
+    output::{Page, Report, Text, Tone},
     simulation::Simulated,
 };
 
@@ -25,6 +25,8 @@ pub struct SimReport {
     #[serde(flatten)]
     simulated: Simulated,
     results: Vec<ArrayReport>,
+    /// Files of arrays that were only to be read, and that the kernel has changed.
+    overwritten: Vec<String>,
 }
 
 #[derive(Serialize, Debug)]
@@ -39,7 +41,13 @@ struct ArrayReport {
 
 impl SimReport {
     /// Puts together what ran and what came of it.
-    pub fn new(file: &Path, spec: &LaunchSpec, outcome: &Outcome, results: &[Written]) -> Self {
+    pub fn new(
+        file: &Path,
+        spec: &LaunchSpec,
+        outcome: &Outcome,
+        results: &[Written],
+        overwritten: &[PathBuf],
+    ) -> Self {
         let array = |result: &Written| {
             let content = &result.content;
             let elements = content.bytes.chunks_exact(content.element.bytes()).take(SHOWN);
@@ -58,6 +66,7 @@ impl SimReport {
             block: spec.block,
             simulated: outcome.into(),
             results: results.iter().map(array).collect(),
+            overwritten: overwritten.iter().map(|path| path.display().to_string()).collect(),
         }
     }
 
@@ -84,6 +93,12 @@ impl Report for SimReport {
             ("launch", self.launch().into()),
             ("result", self.simulated.verdict()),
         ]);
+        let lost = |file: &String| {
+            let text =
+                format!("FAIL: {file} was only to be read; to keep what is written, pass inout:{file}");
+            ("input", Text::new(text, Tone::Bad))
+        };
+        let page = page.facts(self.overwritten.iter().map(lost));
         let page = if self.results.is_empty() {
             page
         } else {

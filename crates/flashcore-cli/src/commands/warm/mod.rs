@@ -55,8 +55,13 @@ pub fn execute(flags: &Flags, output: &Output) -> Result<Verdict, CliError> {
     let problems = problems(flags)?;
     let chosen = flags.gpu.choose();
     let kernels = wanted(&problems, &chosen)?;
-    let cache = Cache::open_default()?;
     let compiler = Compiler::from_env().map_err(InspectFailure::from)?;
+    // Opened here where it cannot be used, to say why.
+    let cache = match &compiler.cache {
+        Some(cache) => cache.clone(),
+        None if Cache::is_off() => return Err(InspectFailure::CacheOff.into()),
+        None => Cache::open_default()?,
+    };
     if compiler.ptxas.is_none() && chosen.device.is_none() {
         return Err(InspectFailure::NoCompiler.into());
     }
