@@ -1,6 +1,6 @@
 //! `flashcore sim`: PTX files on the CPU, what they find, and how they end; and how `run --backend sim` does.
 
-use std::{thread::sleep, time::Duration};
+use std::time::Duration;
 
 use crate::workplace::{Ended, Workplace};
 
@@ -89,6 +89,8 @@ fn a_race_is_found_with_its_line() {
     assert_eq!((&json["clean"], &found["kind"]), (&false.into(), &"SharedRace".into()));
     assert!(found["instruction"].as_str().unwrap().contains("shared"), "{found}");
     assert!(found["source"].as_str().unwrap().starts_with("kernels.ptx:"), "{found}");
+    let both = found["message"].as_str().unwrap();
+    assert!(both.contains("by warp 0") && both.contains("(kernels.ptx:"), "both sides: {found}");
     check(&place.run(&format!("{racy} --check bounds,barrier")), 0, "clean");
     check(&place.run(&format!("{racy} --check none --quiet")), 0, "");
 }
@@ -185,11 +187,7 @@ fn what_the_simulator_cannot_do_is_said() {
 #[test]
 fn ctrl_c_ends_a_simulated_run_at_once() {
     let place = Workplace::new();
-    let child = |what: &str, shape: &str| {
-        let child = place.start(&format!("{what} --shape {shape}"));
-        sleep(Duration::from_secs(2));
-        child.catches_ctrl_c()
-    };
-    assert!(!child("run --backend sim --gpu sm_90", "1x8x2048x128"));
-    assert!(child("bench --backend cpu --peers none --seconds 60", "1x2x512x64"), "others do it themselves");
+    let catches = |args: &str, seconds| place.start(args).catches_ctrl_c(Duration::from_secs(seconds));
+    assert!(!catches("run --backend sim --gpu sm_90 --shape 1x8x2048x128", 2));
+    assert!(catches("bench --backend cpu --peers none --seconds 600", 300), "others do it themselves");
 }

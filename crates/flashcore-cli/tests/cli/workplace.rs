@@ -5,7 +5,7 @@ use std::{
     path::PathBuf,
     process::{Child, Command, Output, Stdio},
     thread::sleep,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use assert_cmd::cargo::CommandCargoExt;
@@ -124,16 +124,23 @@ impl Started {
         }
     }
 
-    /// Whether it deals with Ctrl-C itself, and then ends it. A run that does not may still have been told to ignore it,
-    /// as everything is that a shell starts in the background.
+    /// Whether it comes to deal with Ctrl-C itself within that time, and then ends it. A run that does not may still have
+    /// been told to ignore it, as everything is that a shell starts in the background.
     #[cfg(target_os = "linux")]
-    pub fn catches_ctrl_c(mut self) -> bool {
+    pub fn catches_ctrl_c(mut self, within: Duration) -> bool {
         const SIGINT: u64 = 2;
-        let status = fs::read_to_string(format!("/proc/{}/status", self.0.id())).unwrap();
-        let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap();
+        let path = format!("/proc/{}/status", self.0.id());
+        let caught = || {
+            let status = fs::read_to_string(&path).unwrap();
+            let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap_or("0");
+            u64::from_str_radix(mask.trim(), 16).unwrap() >> (SIGINT - 1) & 1 == 1
+        };
+        let begin = Instant::now();
+        self.wait_until(|| caught() || begin.elapsed() > within);
+        let catches = caught();
         self.0.kill().unwrap();
         self.0.wait().unwrap();
-        u64::from_str_radix(caught.trim(), 16).unwrap() >> (SIGINT - 1) & 1 == 1
+        catches
     }
 
     /// Presses Ctrl-C and waits for the end.

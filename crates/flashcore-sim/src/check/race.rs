@@ -32,17 +32,21 @@ pub(crate) struct Accessor<'a> {
     pub(crate) synced: u32,
     pub(crate) proxy: Proxy,
     pub(crate) strong: bool,
+    /// The instruction.
+    pub(crate) pc: u32,
 }
 
 /// Why an access is not legal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Conflict {
-    /// No order with an access of `other`.
-    Unordered { other: AgentKind, was_write: bool },
-    /// Another lane of the same warp, without warp-wide synchronisation.
-    Lanes { other: u8 },
+    /// No order with a write of `other`, by the instruction at `pc`.
+    Written { other: AgentKind, pc: u32 },
+    /// No order with a read of `other`, by the instruction at `pc`.
+    Read { other: AgentKind, pc: u32 },
+    /// A write of another lane of the same warp, without warp-wide synchronisation.
+    Lanes { other: u8, pc: u32 },
     /// A generic write was not fenced for the async proxy.
-    Unfenced { writer: AgentKind },
+    Unfenced { writer: AgentKind, pc: u32 },
     /// A generic read was not fenced for the async proxy.
     UnfencedRead,
 }
@@ -54,6 +58,13 @@ struct LastWrite {
     /// Bits 0..4: which bytes; then the flags below.
     flags: u8,
     clock: u32,
+    pc: u32,
+}
+
+#[derive(Clone, Copy, Default, Debug)]
+struct LastRead {
+    clock: u32,
+    pc: u32,
 }
 
 const BY_ASYNC: u8 = 0x10;
@@ -64,8 +75,8 @@ const STRONG: u8 = 0x20;
 pub(crate) struct SharedShadow {
     agents: Agents,
     writes: Vec<LastWrite>,
-    /// For each reading agent, the clock of its last read of each word; empty where it never read.
-    reads: Vec<Vec<u32>>,
+    /// For each reading agent, its last read of each word; empty where it never read.
+    reads: Vec<Vec<LastRead>>,
     /// The latest of those clocks.
     latest: Vec<u32>,
 }
@@ -88,11 +99,11 @@ impl SharedShadow {
         let agent = who.agent as usize;
         // strong reads conflict with no strong write, and weak writes near them are reported on their side
         if agent < self.reads.len() && !who.strong {
-            let clocks = &mut self.reads[agent];
-            if clocks.is_empty() {
-                clocks.resize(self.writes.len(), 0);
+            let reads = &mut self.reads[agent];
+            if reads.is_empty() {
+                reads.resize(self.writes.len(), LastRead::default());
             }
-            clocks[words].fill(who.clock);
+            reads[words].fill(LastRead { clock: who.clock, pc: who.pc });
             self.latest[agent] = self.latest[agent].max(who.clock);
         }
         verdict
@@ -111,6 +122,7 @@ impl SharedShadow {
                 lane: who.lane,
                 flags: flags | bytes_of(&range, word),
                 clock: who.clock,
+                pc: who.pc,
             };
         }
         verdict
@@ -134,19 +146,19 @@ impl SharedShadow {
     }
 
     fn judge(&self, last: LastWrite, who: &Accessor<'_>) -> Result<(), Conflict> {
-        let agent = u32::from(last.agent);
+        let (agent, pc) = (u32::from(last.agent), last.pc);
         if agent == who.home {
             // lanes of one instruction may meet: which of them wins is open, but it is no race of instructions
             let same_instruction = who.agent == agent && last.clock == who.clock;
             if last.lane != who.lane && last.clock > who.synced && !same_instruction {
-                return Err(Conflict::Lanes { other: last.lane });
+                return Err(Conflict::Lanes { other: last.lane, pc });
             }
         } else if who.knowledge.seen.get(agent) < last.clock {
-            return Err(Conflict::Unordered { other: self.agents.kind(agent), was_write: true });
+            return Err(Conflict::Written { other: self.agents.kind(agent), pc });
         }
         let crosses = who.proxy == Proxy::Async && last.flags & BY_ASYNC == 0;
         if crosses && who.knowledge.fenced.get(agent) < last.clock {
-            return Err(Conflict::Unfenced { writer: self.agents.kind(agent) });
+            return Err(Conflict::Unfenced { writer: self.agents.kind(agent), pc });
         }
         Ok(())
     }
@@ -154,19 +166,22 @@ impl SharedShadow {
     fn check_reads(&self, range: &Range<usize>, who: &Accessor<'_>) -> Result<(), Conflict> {
         let words = words_of(range);
         let mut unfenced = false;
-        for (agent, clocks) in self.reads.iter().enumerate().filter(|(_, c)| !c.is_empty()) {
+        for (agent, reads) in self.reads.iter().enumerate().filter(|(_, reads)| !reads.is_empty()) {
             let agent_number = agent as u32;
+            let latest = self.latest[agent];
+            let after = |clock| reads[words.clone()].iter().find(move |read| read.clock > clock);
             let known = match agent_number {
                 own if own == who.home => u32::MAX,
                 other => who.knowledge.seen.get(other),
             };
-            if self.latest[agent] > known && clocks[words.clone()].iter().any(|&c| c > known) {
-                let other = self.agents.kind(agent_number);
-                return Err(Conflict::Unordered { other, was_write: false });
+            if latest > known
+                && let Some(&LastRead { pc, .. }) = after(known)
+            {
+                return Err(Conflict::Read { other: self.agents.kind(agent_number), pc });
             }
             if who.proxy == Proxy::Async && matches!(self.agents.kind(agent_number), AgentKind::Warp(_)) {
                 let fenced = who.knowledge.fenced.get(agent_number);
-                unfenced |= self.latest[agent] > fenced && clocks[words.clone()].iter().any(|&c| c > fenced);
+                unfenced |= latest > fenced && after(fenced).is_some();
             }
         }
         if unfenced { Err(Conflict::UnfencedRead) } else { Ok(()) }
@@ -198,6 +213,7 @@ mod tests {
             synced: clock.saturating_sub(1),
             proxy: Proxy::Generic,
             strong: false,
+            pc: 7,
         }
     }
 
@@ -208,10 +224,10 @@ mod tests {
         informed.seen.raise(0, 1);
         assert_eq!(shadow.write(0..2, &who(&nothing, 0, 1)), Ok(()));
         assert_eq!(shadow.read(2..4, &who(&nothing, 1, 1)), Ok(()));
-        let expected = Conflict::Unordered { other: AgentKind::Warp(0), was_write: true };
+        let expected = Conflict::Written { other: AgentKind::Warp(0), pc: 7 };
         assert_eq!(shadow.read(0..4, &who(&nothing, 1, 1)), Err(expected));
         assert_eq!(shadow.read(0..4, &who(&informed, 1, 1)), Ok(()));
-        let expected = Conflict::Unordered { other: AgentKind::Warp(1), was_write: false };
+        let expected = Conflict::Read { other: AgentKind::Warp(1), pc: 7 };
         assert_eq!(shadow.write(0..4, &who(&nothing, 0, 2)), Err(expected));
     }
 
@@ -222,7 +238,7 @@ mod tests {
         knowledge.seen.raise(0, 3);
         assert_eq!(shadow.write(0..16, &who(&knowledge, 0, 3)), Ok(()));
         let reader = Accessor { proxy: Proxy::Async, home: 1, ..who(&knowledge, 3, 1) };
-        let expected = Conflict::Unfenced { writer: AgentKind::Warp(0) };
+        let expected = Conflict::Unfenced { writer: AgentKind::Warp(0), pc: 7 };
         assert_eq!(shadow.read(0..16, &reader), Err(expected));
         let mut fenced = knowledge.clone();
         fenced.fenced.raise(0, 3);

@@ -9,6 +9,7 @@ use crate::{
     },
     finding::FindingKind,
     memory::Place,
+    options::CheckSet,
     program::{Fence, Order},
 };
 use std::ops::Range;
@@ -59,6 +60,7 @@ impl Step<'_, '_> {
             synced: warp.clock.synced,
             proxy: name.proxy,
             strong: name.strong,
+            pc: self.pc,
         };
         let shared = &mut self.machine.ctas[cta].shared;
         if write {
@@ -77,37 +79,41 @@ impl Step<'_, '_> {
         let checks = self.machine.context.options.checks;
         let verb = if write { "write to" } else { "read of" };
         let (kind, on, message) = match conflict {
-            Conflict::Lanes { other } => {
-                let text =
-                    format!("{verb} shared memory that lane {other} wrote, without bar.warp.sync between");
+            Conflict::Lanes { other, pc } => {
+                let at = self.place_of(pc);
+                let text = format!(
+                    "{verb} shared memory that lane {other} wrote{at}, without bar.warp.sync between"
+                );
                 (FindingKind::WarpRace, checks.race, text)
             }
-            Conflict::Unfenced { writer } => {
+            Conflict::Unfenced { writer, pc } => {
+                let (writer, at) = (name(writer), self.place_of(pc));
                 let text =
-                    format!("the async proxy meets what {} wrote, without fence.proxy.async", name(writer));
+                    format!("the async proxy meets what {writer} wrote{at}, without fence.proxy.async");
                 (FindingKind::MissingProxyFence, checks.proxy, text)
             }
             Conflict::UnfencedRead => {
                 let text = "the async proxy overwrites what was read, without fence.proxy.async".to_string();
                 (FindingKind::UnfencedRead, checks.proxy, text)
             }
-            Conflict::Unordered { other: other @ (AgentKind::Warp(_) | AgentKind::Named), was_write } => {
-                let past = if was_write { "written" } else { "read" };
-                let who = if proxy == Proxy::Async { "asynchronous " } else { "" };
-                let text =
-                    format!("{who}{verb} shared memory {past} by {}, without order between", name(other));
-                (FindingKind::SharedRace, checks.race, text)
+            Conflict::Written { other, pc } => {
+                let what = format!("{verb} shared memory written by {}{}", name(other), self.place_of(pc));
+                unordered(what, other, proxy, checks)
             }
-            Conflict::Unordered { other, was_write } => {
-                let past = if was_write { "written" } else { "read" };
-                let text =
-                    format!("{verb} shared memory {past} by {}, not known to be complete", name(other));
-                (FindingKind::InFlightMemory, checks.in_flight, text)
+            Conflict::Read { other, pc } => {
+                let what = format!("{verb} shared memory read by {}{}", name(other), self.place_of(pc));
+                unordered(what, other, proxy, checks)
             }
         };
         if on {
             self.report(kind, lane, message);
         }
+    }
+
+    /// Where the other instruction of a conflict is, as far as that is known.
+    fn place_of(&self, pc: u32) -> String {
+        let site = self.machine.context.site(pc);
+        format!(" ({})", site.source.unwrap_or(site.text))
     }
 
     /// Judges and enters an access to global memory.
@@ -228,6 +234,17 @@ impl Step<'_, '_> {
             Fence::Other => {}
         }
         Ok(Flow::Next)
+    }
+}
+
+/// A conflict with an access that came before: without order where a thread made it, else perhaps not complete.
+fn unordered(what: String, other: AgentKind, proxy: Proxy, checks: CheckSet) -> (FindingKind, bool, String) {
+    match other {
+        AgentKind::Warp(_) | AgentKind::Named => {
+            let who = if proxy == Proxy::Async { "asynchronous " } else { "" };
+            (FindingKind::SharedRace, checks.race, format!("{who}{what}, without order between"))
+        }
+        _ => (FindingKind::InFlightMemory, checks.in_flight, format!("{what}, not known to be complete")),
     }
 }
 

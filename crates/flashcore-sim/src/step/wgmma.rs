@@ -227,6 +227,7 @@ impl Step<'_, '_> {
             synced: 0,
             proxy: Proxy::Async,
             strong: false,
+            pc: self.pc,
         };
         let (mut conflict, mut fault, mut written) = (None, None, true);
         let shared = &mut self.machine.ctas[cta].shared;
