@@ -65,6 +65,26 @@ fn hopper_falls_back_and_says_why() {
 }
 
 #[test]
+fn masks_that_show_few_keys_get_short_steps() {
+    let masked = |seq, mask, lengths| {
+        let spec = Spec { mask, lengths, ..spec(DType::BF16, [64, 64, seq, seq], 128) };
+        spec.parse().unwrap()
+    };
+    let (short, usual) =
+        ("fc_forward_sm_90a_bf16_d128v128_g2n64s4", "fc_forward_sm_90a_bf16_d128v128_g2n128s2");
+    let (window, used) = (Mask::window(1023, 0), Lengths::used([1000, 900], [1000, 900]));
+    for (seq, mask, lengths, name, why) in [
+        (1024, Mask::CAUSAL, Lengths::Uniform, short, "rows see few keys"),
+        (4096, window, Lengths::Uniform, short, "rows see few keys"),
+        (1024, Mask::NONE, Lengths::Uniform, usual, ""),
+        (2048, Mask::CAUSAL, Lengths::Uniform, usual, ""),
+        (1024, Mask::CAUSAL, used, usual, ""),
+    ] {
+        check(&masked(seq, mask, lengths), Gpu::HOPPER, 16, name, why);
+    }
+}
+
+#[test]
 fn what_is_unsupported_says_what_is_supported() {
     let refused = |problem: &Problem, gpu: Gpu| plan(problem, &gpu, 16).unwrap_err();
     let old = Gpu { capability: (7, 5), ..Gpu::AMPERE };
