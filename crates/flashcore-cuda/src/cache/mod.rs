@@ -22,6 +22,8 @@ use std::{
 
 /// Room that a cache takes unless told otherwise: some two thousand kernels.
 const DEFAULT_MAX_BYTES: u64 = 512 << 20;
+/// The variable that tells otherwise.
+const MAX_MIB: &str = "FLASHCORE_CACHE_MAX_MIB";
 /// A temporary file this old was left by a process that died.
 const ABANDONED: Duration = Duration::from_secs(3600);
 
@@ -47,6 +49,12 @@ pub enum CacheError {
         path: PathBuf,
         /// The system's answer.
         reason: String,
+    },
+    /// A limit that is none.
+    #[error("{MAX_MIB} is {given:?}: set it to a whole number of MiB, or leave it unset")]
+    Limit {
+        /// What was set.
+        given: OsString,
     },
     /// An entry that can never fit.
     #[error("an entry of {bytes} bytes exceeds the cache's limit of {limit}")]
@@ -74,11 +82,9 @@ pub struct CacheOptions {
 }
 
 impl Default for CacheOptions {
-    /// The limit from `FLASHCORE_CACHE_MAX_MIB` where set; files of this process's user.
+    /// 512 MiB; files of this process's user.
     fn default() -> Self {
-        let mib = std::env::var("FLASHCORE_CACHE_MAX_MIB").ok().and_then(|text| text.parse::<u64>().ok());
-        let max_bytes = mib.map_or(DEFAULT_MAX_BYTES, |mib| mib.saturating_mul(1 << 20));
-        Self { max_bytes, owner: folder::current_user() }
+        Self { max_bytes: DEFAULT_MAX_BYTES, owner: folder::current_user() }
     }
 }
 
@@ -101,10 +107,12 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// The user's cache: `$FLASHCORE_CACHE_DIR`, `$XDG_CACHE_HOME/flashcore` or `~/.cache/flashcore`.
+    /// The user's cache: `$FLASHCORE_CACHE_DIR`, `$XDG_CACHE_HOME/flashcore` or `~/.cache/flashcore`, with
+    /// `$FLASHCORE_CACHE_MAX_MIB` as its limit.
     pub fn open_default() -> Result<Self, CacheError> {
-        let folder = default_folder(|name| std::env::var_os(name))?;
-        Self::open(&folder, CacheOptions::default())
+        let var = |name: &str| std::env::var_os(name);
+        let max_bytes = default_limit(var)?;
+        Self::open(&default_folder(var)?, CacheOptions { max_bytes, ..CacheOptions::default() })
     }
 
     /// Whether the environment asks for none: `FLASHCORE_CACHE=off`.
@@ -239,9 +247,27 @@ fn default_folder(var: impl Fn(&str) -> Option<OsString>) -> Result<PathBuf, Cac
     base.map(|base| base.join("flashcore")).ok_or(CacheError::NoFolder)
 }
 
+fn default_limit(var: impl Fn(&str) -> Option<OsString>) -> Result<u64, CacheError> {
+    let Some(given) = var(MAX_MIB).filter(|text| !text.is_empty()) else { return Ok(DEFAULT_MAX_BYTES) };
+    let mib = given.to_str().and_then(|text| text.parse::<u64>().ok());
+    mib.map(|mib| mib.saturating_mul(1 << 20)).ok_or(CacheError::Limit { given })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_limit_is_a_number() {
+        let limit = |text: &str| default_limit(|_| Some(text.into()));
+        assert_eq!([default_limit(|_| None), limit("")], [Ok(512 << 20), Ok(512 << 20)]);
+        assert_eq!(limit("3"), Ok(3 << 20));
+        assert_eq!(limit(&u64::MAX.to_string()), Ok(u64::MAX));
+        for text in ["1G", "-1", "1.5", " 3"] {
+            let message = limit(text).unwrap_err().to_string();
+            assert!(message.contains(text) && message.contains("MiB"), "{message}");
+        }
+    }
 
     #[test]
     fn the_folder_comes_from_the_environment_and_never_from_tmp() {
