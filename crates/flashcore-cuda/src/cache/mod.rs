@@ -50,6 +50,12 @@ pub enum CacheError {
         /// The system's answer.
         reason: String,
     },
+    /// A use that nobody knows.
+    #[error("FLASHCORE_CACHE is {given:?}: set it to `off` or `verify`, or leave it unset")]
+    Use {
+        /// What was set.
+        given: OsString,
+    },
     /// A limit that is none.
     #[error("{MAX_MIB} is {given:?}: set it to a whole number of MiB, or leave it unset")]
     Limit {
@@ -111,6 +117,7 @@ impl Cache {
     /// `$FLASHCORE_CACHE_MAX_MIB` as its limit.
     pub fn open_default() -> Result<Self, CacheError> {
         let var = |name: &str| std::env::var_os(name);
+        check_use(var)?;
         let max_bytes = default_limit(var)?;
         Self::open(&default_folder(var)?, CacheOptions { max_bytes, ..CacheOptions::default() })
     }
@@ -247,6 +254,14 @@ fn default_folder(var: impl Fn(&str) -> Option<OsString>) -> Result<PathBuf, Cac
     base.map(|base| base.join("flashcore")).ok_or(CacheError::NoFolder)
 }
 
+fn check_use(var: impl Fn(&str) -> Option<OsString>) -> Result<(), CacheError> {
+    let known = |word: &OsString| word.is_empty() || word == "off" || word == "verify";
+    match var("FLASHCORE_CACHE").filter(|word| !known(word)) {
+        Some(given) => Err(CacheError::Use { given }),
+        None => Ok(()),
+    }
+}
+
 fn default_limit(var: impl Fn(&str) -> Option<OsString>) -> Result<u64, CacheError> {
     let Some(given) = var(MAX_MIB).filter(|text| !text.is_empty()) else { return Ok(DEFAULT_MAX_BYTES) };
     let mib = given.to_str().and_then(|text| text.parse::<u64>().ok());
@@ -256,6 +271,13 @@ fn default_limit(var: impl Fn(&str) -> Option<OsString>) -> Result<u64, CacheErr
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_use_is_one_that_is_known() {
+        let check = |text: &str| check_use(|_| Some(text.into()));
+        assert_eq!([check_use(|_| None), check(""), check("off"), check("verify")], [const { Ok(()) }; 4]);
+        assert_eq!(check("Off"), Err(CacheError::Use { given: "Off".into() }));
+    }
 
     #[test]
     fn a_limit_is_a_number() {
