@@ -3,7 +3,7 @@
 //! A [`Compiler`] turns PTX text into a [`Cubin`], which `module.rs` loads. It needs no GPU unless it comes to the JIT.
 
 use crate::{
-    cache::{Cache, Key, Stored},
+    cache::{Cache, Key, Stored, Use},
     driver::Device,
     error::Error,
     jit,
@@ -177,7 +177,7 @@ impl Compiler {
     /// not there is an error.
     pub fn from_env() -> Result<Self, Error> {
         let ptxas = Search::from_env(Tool::Ptxas).find(Tool::Ptxas)?;
-        let verify = std::env::var_os("FLASHCORE_CACHE").is_some_and(|mode| mode == "verify");
+        let verify = Use::from_env() == Ok(Use::Verify);
         let mut compiler = Self { verify, ..Self::new(None, ptxas) };
         if !Cache::is_off() {
             match Cache::open_default() {

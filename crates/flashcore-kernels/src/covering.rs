@@ -91,14 +91,13 @@ struct Large {
     mask: usize,
 }
 
-/// What the rules of the Hopper kernel give to many tiles, to long sequences, to rows that see few keys, and to few rows
-/// of many keys.
+/// What the rules of the Hopper kernel give to many tiles, to long sequences, and to few rows of many keys.
 const LARGE: [Large; 7] = [
     Large { heads: 64, rows: 2048, keys: 2048, dim: 128, mask: 0 },
     Large { heads: 64, rows: 2048, keys: 2048, dim: 128, mask: 1 },
     Large { heads: 32, rows: 16384, keys: 16384, dim: 64, mask: 0 },
     Large { heads: 32, rows: 16384, keys: 16384, dim: 64, mask: 3 },
-    Large { heads: 64, rows: 2048, keys: 2048, dim: 128, mask: 3 },
+    Large { heads: 16, rows: 16384, keys: 16384, dim: 128, mask: 0 },
     Large { heads: 16, rows: 16384, keys: 16384, dim: 128, mask: 1 },
     Large { heads: 4, rows: 64, keys: 8192, dim: 128, mask: 1 },
 ];

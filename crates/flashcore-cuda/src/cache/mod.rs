@@ -78,6 +78,33 @@ impl CacheError {
     }
 }
 
+/// What the user wants of the cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Use {
+    /// Kernels are kept and found again.
+    Kept,
+    /// Nothing is kept.
+    Off,
+    /// What is found is compiled again and compared.
+    Verify,
+}
+
+impl Use {
+    /// What `FLASHCORE_CACHE` says.
+    pub fn from_env() -> Result<Self, CacheError> {
+        Self::named(std::env::var_os("FLASHCORE_CACHE").unwrap_or_default())
+    }
+
+    fn named(given: OsString) -> Result<Self, CacheError> {
+        match given.to_str() {
+            Some("") => Ok(Self::Kept),
+            Some("off") => Ok(Self::Off),
+            Some("verify") => Ok(Self::Verify),
+            _ => Err(CacheError::Use { given }),
+        }
+    }
+}
+
 /// Limits of a cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheOptions {
@@ -116,15 +143,15 @@ impl Cache {
     /// The user's cache: `$FLASHCORE_CACHE_DIR`, `$XDG_CACHE_HOME/flashcore` or `~/.cache/flashcore`, with
     /// `$FLASHCORE_CACHE_MAX_MIB` as its limit.
     pub fn open_default() -> Result<Self, CacheError> {
+        Use::from_env()?;
         let var = |name: &str| std::env::var_os(name);
-        check_use(var)?;
         let max_bytes = default_limit(var)?;
         Self::open(&default_folder(var)?, CacheOptions { max_bytes, ..CacheOptions::default() })
     }
 
     /// Whether the environment asks for none: `FLASHCORE_CACHE=off`.
     pub fn is_off() -> bool {
-        std::env::var_os("FLASHCORE_CACHE").is_some_and(|mode| mode == "off")
+        Use::from_env() == Ok(Use::Off)
     }
 
     /// The cache at `folder`, created for this user alone if it is not there.
@@ -254,14 +281,6 @@ fn default_folder(var: impl Fn(&str) -> Option<OsString>) -> Result<PathBuf, Cac
     base.map(|base| base.join("flashcore")).ok_or(CacheError::NoFolder)
 }
 
-fn check_use(var: impl Fn(&str) -> Option<OsString>) -> Result<(), CacheError> {
-    let known = |word: &OsString| word.is_empty() || word == "off" || word == "verify";
-    match var("FLASHCORE_CACHE").filter(|word| !known(word)) {
-        Some(given) => Err(CacheError::Use { given }),
-        None => Ok(()),
-    }
-}
-
 fn default_limit(var: impl Fn(&str) -> Option<OsString>) -> Result<u64, CacheError> {
     let Some(given) = var(MAX_MIB).filter(|text| !text.is_empty()) else { return Ok(DEFAULT_MAX_BYTES) };
     let mib = given.to_str().and_then(|text| text.parse::<u64>().ok());
@@ -274,9 +293,10 @@ mod tests {
 
     #[test]
     fn a_use_is_one_that_is_known() {
-        let check = |text: &str| check_use(|_| Some(text.into()));
-        assert_eq!([check_use(|_| None), check(""), check("off"), check("verify")], [const { Ok(()) }; 4]);
-        assert_eq!(check("Off"), Err(CacheError::Use { given: "Off".into() }));
+        let named = |text: &str| Use::named(text.into());
+        let known = [named(""), named("off"), named("verify")];
+        assert_eq!(known, [Ok(Use::Kept), Ok(Use::Off), Ok(Use::Verify)]);
+        assert_eq!(named("Off"), Err(CacheError::Use { given: "Off".into() }));
     }
 
     #[test]

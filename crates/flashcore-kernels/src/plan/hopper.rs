@@ -65,7 +65,7 @@ pub(super) fn shape(problem: &Problem, gpu: &Gpu) -> (Shape, &'static str) {
             return (brief, "few tiles on each SM: short steps begin and end sooner");
         }
         if has_near_edges(problem) {
-            return (brief, "rows see few keys: of short steps, fewer lie across the edges of the mask");
+            return (brief, "rows see few keys: short steps waste less at the edges of the mask");
         }
     }
     let turn = if many && !uneven { 2 } else { 1 };
