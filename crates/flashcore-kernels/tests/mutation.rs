@@ -178,6 +178,14 @@ fn hopper_kernel_whose_clusters_share_keys() {
     check(&subject.with_tile(Tile::Sm90(Shape { tile_n: 64, stages: 2, order, ..shape })));
 }
 
+/// Consumers of narrow heads, which take turns and pass over some.
+#[test]
+fn hopper_kernel_whose_consumers_multiply_in_turn() {
+    let short = Subject::new(ONE_SM, [1, 320, 64], Mask::CAUSAL);
+    let Tile::Sm90(shape) = short.plan.kernel().tile() else { panic!("a plan of the Hopper kernel") };
+    check(&short.with_tile(Tile::Sm90(Shape { tile_n: 64, stages: 2, ..shape })));
+}
+
 /// More rows than keys in a tile, so that one consumer passes over what only the other sees.
 #[test]
 fn hopper_kernel_whose_consumers_pass_over_keys() {

@@ -84,6 +84,24 @@ fn masks_that_show_few_keys_get_short_steps() {
     }
 }
 
+/// Two tiles share a CTA where there are two for nearly every SM, all of them long and alike.
+#[test]
+fn pairs_of_tiles_share_a_cta() {
+    let (pair, one) = ("fc_forward_sm_90a_f16_d64v64_g2n128s2q1", "fc_forward_sm_90a_f16_d64v64_g1n");
+    for ([heads, seq], mask, softcap, name, why) in [
+        ([4, 2048], Mask::NONE, None, pair, "multiply in turn"),
+        ([8, 1000], Mask::NONE, None, pair, "multiply in turn"),
+        ([7, 1024], Mask::NONE, None, pair, "multiply in turn"),
+        ([6, 1024], Mask::NONE, None, one, "two CTAs"),
+        ([16, 512], Mask::NONE, None, one, "two CTAs"),
+        ([4, 2048], Mask::CAUSAL, None, one, "two CTAs"),
+        ([4, 2048], Mask::NONE, Some(20.0), one, "two CTAs"),
+    ] {
+        let spec = Spec { mask, softcap, ..spec(DType::F16, [heads, heads, seq, seq], 64) };
+        check(&spec.parse().unwrap(), Gpu::HOPPER, 16, name, why);
+    }
+}
+
 #[test]
 fn what_is_unsupported_says_what_is_supported() {
     let refused = |problem: &Problem, gpu: Gpu| plan(problem, &gpu, 16).unwrap_err();

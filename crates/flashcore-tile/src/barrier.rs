@@ -12,11 +12,13 @@ use crate::{
     error::FaultKind,
     memory::Shared,
     scope::Scope,
-    value::{U32, Val},
+    value::{Reg, U32, Val},
 };
 
 /// Most arrivals, and most bytes, that an mbarrier counts in one phase (PTX ISA, "mbarrier").
 const MAX_COUNT: u32 = (1 << 20) - 1;
+/// Bytes of an mbarrier.
+const BYTES: u32 = 8;
 const B64: Mod = Mod::Type(ScalarType::B64);
 
 /// One of the sixteen hardware barriers of a CTA, for a fixed number of threads.
@@ -136,6 +138,19 @@ fn check_count(b: &mut Builder, what: &'static str, count: u32) {
 }
 
 impl Mbarrier {
+    /// Of a row of barriers that begins with this one, the one with this number.
+    #[must_use]
+    pub const fn nth(self, number: u32) -> Self {
+        Self { at: self.at.at(BYTES * number) }
+    }
+
+    /// As [`nth`](Self::nth), with a number that is not known before the kernel runs.
+    #[track_caller]
+    pub fn number(self, b: &mut Builder, number: Reg<U32>) -> Self {
+        let bytes = b.mul(number, BYTES);
+        Self { at: self.at.plus(b, bytes) }
+    }
+
     /// Prepares the barrier for `arrivals` arrivals per phase.
     #[track_caller]
     pub fn init(self, b: &mut Builder, arrivals: u32) {

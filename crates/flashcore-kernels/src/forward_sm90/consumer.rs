@@ -18,6 +18,7 @@ use super::{
     epilogue::Epilogue,
     producer::info,
     schedule::{Tile, position},
+    turns::Turn,
     values::clean_values,
 };
 use crate::shared::{
@@ -46,6 +47,8 @@ pub(super) struct Consumer<'a> {
     pub(super) q_count: Reg<U32>,
     pub(super) kv_count: Reg<U32>,
     pub(super) softmax: Softmax,
+    /// When this consumer may multiply, where consumers do so in turn.
+    turn: Option<Turn>,
 }
 
 /// Works through the tiles that the producer posts.
@@ -121,6 +124,7 @@ impl<'a> Consumer<'a> {
             q_count: b.var(0),
             kv_count: b.var(0),
             softmax: Softmax::new(b, args.scale.log2, cfg.half),
+            turn: layout.turns.map(|turns| turns.of(b, group)),
         }
     }
 
@@ -235,11 +239,13 @@ impl<'a> Consumer<'a> {
     }
 
     /// One key tile: QKᵀ of this one and PV of the one before run together, while other consumers do their softmax.
+    /// PV has ended before the turn is passed on: where products of two consumers mix, both wait for both.
     fn step(&self, b: &mut Builder, run: &Run, (scores, output, probs): Work) -> Work {
         let k = self.layout.k.stage(b, self.kv_count);
         let before = b.sub(self.kv_count, 1);
         let v = self.layout.v.stage(b, before);
         k.wait_full(b);
+        self.take_turn(b);
         let scores = self.qk(b, scores, &run.q, &k);
         v.wait_full(b);
         let output = self.pv(b, output, probs, &v);
@@ -252,11 +258,21 @@ impl<'a> Consumer<'a> {
         }
         let (output, probs) = output.wait(b);
         v.release(b, self.leader);
+        self.pass_turn(b);
         self.softmax.step(b, &scores, &probs, &output);
         b.add_to(self.kv_count, 1);
         let below = b.sub(run.block, 1);
         b.set(run.block, below);
         (scores, output, probs)
+    }
+
+    /// Waits until tensor cores are this consumer's, where consumers multiply in turn.
+    fn take_turn(&self, b: &mut Builder) {
+        self.turn.iter().for_each(|turn| turn.take(b));
+    }
+
+    fn pass_turn(&self, b: &mut Builder) {
+        self.turn.iter().for_each(|turn| turn.pass(b, self.leader));
     }
 
     /// The last PV of a tile, the first QKᵀ of the next, and the epilogue.
@@ -295,9 +311,11 @@ impl<'a> Consumer<'a> {
         });
     }
 
-    /// The same for its values, once its keys have been counted.
+    /// The same for its values, once its keys have been counted, and for the turn to multiply them.
     fn pass_over_values(&self, b: &mut Builder, one: Option<Pred>) {
         self.pass_over(b, one, |b| {
+            self.take_turn(b);
+            self.pass_turn(b);
             let before = b.sub(self.kv_count, 1);
             self.layout.v.stage(b, before)
         });

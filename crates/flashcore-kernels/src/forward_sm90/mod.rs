@@ -13,6 +13,7 @@ mod merge;
 mod producer;
 mod schedule;
 mod single;
+mod turns;
 mod values;
 
 use flashcore_core::{DType, Problem};
@@ -179,6 +180,12 @@ impl Config {
         bounded && one_at_most && !self.used
     }
 
+    /// Whether consumers multiply in turn: that pays where exponentials take as long as products, not with wider heads,
+    /// and not where a hyperbolic tangent of every score comes before PV is waited for.
+    const fn multiplies_in_turn(&self) -> bool {
+        self.shape.consumers > 1 && self.dim_qk <= 64 && self.dim_v <= 64 && !self.softcap
+    }
+
     /// Whether only the producer waits for the kernel before: consumers then touch nothing of its that did not come
     /// through the producer, which knows by then where its copies start.
     const fn producer_waits(&self) -> bool {
@@ -261,6 +268,8 @@ pub(crate) struct Layout {
     consumers: NamedBarrier,
     /// Where the CTAs of a cluster exchange their parts of a tile, if there are several.
     mail: Option<merge::Mail>,
+    /// Where consumers say whose turn it is, if they multiply in turn.
+    turns: Option<turns::Turns>,
 }
 
 impl Layout {
@@ -281,6 +290,7 @@ impl Layout {
             tile_info: b.shared(q_stages * schedule::INFO_BYTES, 16),
             consumers: b.named_barrier(consumers * WARPGROUP),
             mail: merge::Mail::reserve(b, cfg),
+            turns: turns::Turns::reserve(b, cfg),
         }
     }
 
@@ -291,6 +301,7 @@ impl Layout {
         b.if_(first, |b| {
             [self.q, self.k, self.v].iter().for_each(|pipeline| pipeline.init(b));
             self.mail.iter().for_each(|mail| mail.init(b, cfg));
+            self.turns.iter().for_each(|turns| turns.init(b));
             b.fence_mbarrier_init();
         });
         if cfg.shape.order.parts() > 1 {

@@ -1,0 +1,65 @@
+//! Consumers that multiply in turn.
+//!
+//! Left alone, consumers fall into step: they wait for the same keys, multiply at the same time, so that each waits for
+//! the products of all, and then all take exponentials while tensor cores have nothing to do. Tensor cores therefore
+//! belong to one consumer at a time, from its QKᵀ to the end of its PV, and the others do their softmax meanwhile.
+
+use flashcore_tile::{Builder, Cmp, Mbarrier, Pred, Reg, U32};
+
+use super::{Config, WARPS_PER_GROUP};
+
+/// A barrier for each consumer, at which the one before it arrives when it is done.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Turns {
+    barriers: u32,
+    consumers: u32,
+}
+
+impl Turns {
+    /// Reserves the barriers, where consumers multiply in turn.
+    pub(super) fn reserve(b: &mut Builder, cfg: Config) -> Option<Self> {
+        let consumers = cfg.shape.consumers;
+        cfg.multiplies_in_turn().then(|| Self { barriers: b.mbarriers(consumers), consumers })
+    }
+
+    /// Initialises the barriers; one thread does it, before the CTA synchronises.
+    pub(super) fn init(self, b: &mut Builder) {
+        for consumer in 0..self.consumers {
+            b.mbarrier_at(self.barriers).nth(consumer).init(b, WARPS_PER_GROUP);
+        }
+    }
+
+    /// The turn of consumer `group`.
+    pub(super) fn of(self, b: &mut Builder, group: Reg<U32>) -> Turn {
+        let after = b.add(group, 1);
+        let last = b.test(Cmp::Eq, after, self.consumers);
+        let after = b.select(last, 0, after);
+        let first = b.test(Cmp::Eq, group, 0);
+        // On a fresh barrier the phase before the first counts as complete, so that the first consumer begins.
+        let taken = b.select(first, 1, 0);
+        let [own, next] = [group, after].map(|consumer| b.mbarrier_at(self.barriers).number(b, consumer));
+        Turn { own, next, taken: b.var(taken) }
+    }
+}
+
+/// When a consumer may multiply.
+#[derive(Debug)]
+pub(super) struct Turn {
+    own: Mbarrier,
+    next: Mbarrier,
+    taken: Reg<U32>,
+}
+
+impl Turn {
+    /// Waits until the consumer before has multiplied.
+    pub(super) fn take(&self, b: &mut Builder) {
+        let parity = b.and(self.taken, 1);
+        self.own.wait(b, parity);
+        b.add_to(self.taken, 1);
+    }
+
+    /// Lets the next consumer multiply; `leader` is one lane of each warp.
+    pub(super) fn pass(&self, b: &mut Builder, leader: Pred) {
+        b.predicated(leader, |b| self.next.arrive(b));
+    }
+}
