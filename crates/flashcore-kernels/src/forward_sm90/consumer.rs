@@ -1,12 +1,13 @@
 //! A consumer warpgroup: QKᵀ, softmax and PV of 64 rows, overlapped.
 //!
 //! ```text
-//! tensor cores   QK(0) | QK(1) PV(0) | QK(2) PV(1) | …  PV(last) QK(0 of the next tile)
-//! this group           | softmax(0)  | softmax(1)  | …           epilogue
+//! tensor cores   QK(0) |            | QK(1) PV(0) |            | QK(2) PV(1) | …  PV(last) QK(0 of the next tile)
+//! this group           | softmax(0) |             | softmax(1) |             | …           epilogue
 //! ```
 //!
-//! Key tiles run from the last to the first, so that those that hide keys on the right, at the diagonal or at the end
-//! of the sequence, come first, and those that hide keys on the left come last.
+//! Others multiply while this group does its softmax. Key tiles run from the last to the first, so that those that hide
+//! keys on the right, at the diagonal or at the end of the sequence, come first, and those that hide keys on the left
+//! come last.
 
 use flashcore_tile::{
     Acc, Builder, Cmp, F32, Fragment, Major, MatrixOperand, Pending, Pred, Reg, S32, Stage, Start, U32,
@@ -220,15 +221,15 @@ impl<'a> Consumer<'a> {
     /// The key tiles of a run.
     fn steps(&self, b: &mut Builder, run: &Run, work: Work) -> Work {
         if run.hides == Hides::Some || self.cfg.shape.turn == 1 {
-            return self.turns(b, run, 1, work);
+            return self.unrolled(b, run, 1, work);
         }
-        let work = self.turns(b, run, 2, work);
+        let work = self.unrolled(b, run, 2, work);
         let odd = run.left(b, 1);
         b.if_carrying(odd, work, |b, work| self.step(b, run, work))
     }
 
-    /// Turns of `count` key tiles, as long as there are so many.
-    fn turns(&self, b: &mut Builder, run: &Run, count: i32, work: Work) -> Work {
+    /// Loops over `count` key tiles at a time, as long as there are so many.
+    fn unrolled(&self, b: &mut Builder, run: &Run, count: i32, work: Work) -> Work {
         let any = run.left(b, count);
         b.if_carrying(any, work, |b, work| {
             b.do_while_carrying(work, |b, work| {

@@ -180,8 +180,8 @@ impl Config {
         bounded && one_at_most && !self.used
     }
 
-    /// Whether consumers multiply in turn: that pays where exponentials take as long as products, not with wider heads,
-    /// and not where a hyperbolic tangent of every score comes before PV is waited for.
+    /// Whether consumers multiply in turn: at 64 features that is 2 to 12 % faster, at 128 and more 3 to 16 % slower. A
+    /// softcap would hold the turn while hyperbolic tangents are taken.
     const fn multiplies_in_turn(&self) -> bool {
         self.shape.consumers > 1 && self.dim_qk <= 64 && self.dim_v <= 64 && !self.softcap
     }

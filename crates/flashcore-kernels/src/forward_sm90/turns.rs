@@ -2,7 +2,8 @@
 //!
 //! Left alone, consumers fall into step: they wait for the same keys, multiply at the same time, so that each waits for
 //! the products of all, and then all take exponentials while tensor cores have nothing to do. Tensor cores therefore
-//! belong to one consumer at a time, from its QKᵀ to the end of its PV, and the others do their softmax meanwhile.
+//! belong to one consumer at a time, from its QKᵀ to the end of its PV, and the others do their softmax meanwhile. The
+//! first QKᵀ and the last PV of a tile are out of turn.
 
 use flashcore_tile::{Builder, Cmp, Mbarrier, Pred, Reg, U32};
 
@@ -36,9 +37,9 @@ impl Turns {
         let after = b.select(last, 0, after);
         let first = b.test(Cmp::Eq, group, 0);
         // On a fresh barrier the phase before the first counts as complete, so that the first consumer begins.
-        let taken = b.select(first, 1, 0);
+        let phase = b.select(first, 1, 0);
         let [own, next] = [group, after].map(|consumer| b.mbarrier_at(self.barriers).number(b, consumer));
-        Turn { own, next, taken: b.var(taken) }
+        Turn { own, next, phase: b.var(phase) }
     }
 }
 
@@ -47,15 +48,16 @@ impl Turns {
 pub(super) struct Turn {
     own: Mbarrier,
     next: Mbarrier,
-    taken: Reg<U32>,
+    /// What the next turn waits for; its lowest bit is the parity.
+    phase: Reg<U32>,
 }
 
 impl Turn {
     /// Waits until the consumer before has multiplied.
     pub(super) fn take(&self, b: &mut Builder) {
-        let parity = b.and(self.taken, 1);
+        let parity = b.and(self.phase, 1);
         self.own.wait(b, parity);
-        b.add_to(self.taken, 1);
+        b.add_to(self.phase, 1);
     }
 
     /// Lets the next consumer multiply; `leader` is one lane of each warp.

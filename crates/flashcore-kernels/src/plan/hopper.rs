@@ -123,7 +123,7 @@ impl Tall {
 }
 
 /// Where tiles of 64 rows hardly fill the GPU, each has CTAs to itself: two share an SM or, where there are fewer, each
-/// has an SM, and a cluster shares the keys of a tile.
+/// has an SM, and a cluster shares the keys of a tile. Pairs of tiles may share a CTA.
 fn few_tiles(problem: &Problem, gpu: &Gpu) -> Option<(Shape, &'static str)> {
     let dim = problem.dim_qk().max(problem.dim_v());
     let tiles = tiles_of(problem, ROWS);
@@ -143,7 +143,7 @@ fn few_tiles(problem: &Problem, gpu: &Gpu) -> Option<(Shape, &'static str)> {
         0..=64 if pairs_up(problem, gpu) => {
             let shape =
                 Shape { consumers: 2, budget: Some(TWO_CONSUMERS), ctas_per_sm: 1, ..few(dim, STEP, 1) };
-            Some((shape, "few tiles of many keys: two consumers share them and multiply in turn"))
+            Some((shape, "few tiles of many keys: two share a CTA, whose consumers multiply in turn"))
         }
         0..=64 if tiles <= 2 * sms => {
             // Two CTAs on an SM have no registers to spare.
@@ -161,7 +161,7 @@ fn few_tiles(problem: &Problem, gpu: &Gpu) -> Option<(Shape, &'static str)> {
 }
 
 /// Whether two tiles get a CTA together: where nearly every SM has two, and keys enough that reading them once counts.
-/// At 512 keys this is as fast as a CTA for each, from a thousand on 2 to 3 % faster.
+/// At 512 keys this is as fast as a CTA for each, from a thousand on 2 to 4 % faster.
 fn pairs_up(problem: &Problem, gpu: &Gpu) -> bool {
     let (sms, mask) = (gpu.sms as usize, problem.mask());
     let fill = tiles_of(problem, 2 * ROWS) <= sms && 3 * tiles_of(problem, ROWS) > 5 * sms;
@@ -259,7 +259,7 @@ const TABLE: &[Row] = &[
         dim_qk: 64,
         dim_v: 64,
         shape: Shape { stages: 4, ..tile(128, 2, WHOLE_64) },
-        why: "two consumers leave registers for masks, and four stages let one of them run ahead of the other",
+        why: "two consumers leave registers for masks, and shared memory for four stages",
         brief: None,
         tall: Some(Tall { shape: tall(128, WHOLE_64), rows: 2048, windows: true }),
     },
