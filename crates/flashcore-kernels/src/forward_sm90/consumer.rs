@@ -272,6 +272,7 @@ impl<'a> Consumer<'a> {
         self.turn.iter().for_each(|turn| turn.take(b));
     }
 
+    /// Leaves them to the next one.
     fn pass_turn(&self, b: &mut Builder) {
         self.turn.iter().for_each(|turn| turn.pass(b, self.leader));
     }
