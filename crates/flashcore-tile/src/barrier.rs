@@ -18,7 +18,7 @@ use crate::{
 /// Most arrivals, and most bytes, that an mbarrier counts in one phase (PTX ISA, "mbarrier").
 const MAX_COUNT: u32 = (1 << 20) - 1;
 /// Bytes of an mbarrier.
-const BYTES: u32 = 8;
+pub(crate) const MBARRIER_BYTES: u32 = 8;
 const B64: Mod = Mod::Type(ScalarType::B64);
 
 /// One of the sixteen hardware barriers of a CTA, for a fixed number of threads.
@@ -141,13 +141,13 @@ impl Mbarrier {
     /// Of a row of barriers that begins with this one, the one with this number.
     #[must_use]
     pub const fn nth(self, number: u32) -> Self {
-        Self { at: self.at.at(BYTES * number) }
+        Self { at: self.at.at(MBARRIER_BYTES * number) }
     }
 
     /// As [`nth`](Self::nth), with a number that is not known before the kernel runs.
     #[track_caller]
     pub fn number(self, b: &mut Builder, number: Reg<U32>) -> Self {
-        let bytes = b.mul(number, BYTES);
+        let bytes = b.mul(number, MBARRIER_BYTES);
         Self { at: self.at.plus(b, bytes) }
     }
 

@@ -7,7 +7,7 @@
 use std::panic::Location;
 
 use crate::{
-    barrier::Mbarrier,
+    barrier::{MBARRIER_BYTES, Mbarrier},
     builder::Builder,
     error::FaultKind,
     memory::Shared,
@@ -53,8 +53,8 @@ impl Pipeline {
     #[track_caller]
     pub fn init(&self, b: &mut Builder) {
         for stage in 0..self.stages {
-            b.mbarrier_at(self.full + 8 * stage).init(b, 1);
-            b.mbarrier_at(self.empty + 8 * stage).init(b, self.consumers);
+            b.mbarrier_at(self.full).nth(stage).init(b, 1);
+            b.mbarrier_at(self.empty).nth(stage).init(b, self.consumers);
         }
     }
 
@@ -69,7 +69,7 @@ impl Pipeline {
         let (stage, turn) = self.split(b, count);
         let parity = b.and(turn, 1);
         let bytes = b.mul(stage, self.tile.bytes());
-        let slot = b.shl(stage, 3);
+        let slot = b.shl(stage, MBARRIER_BYTES.trailing_zeros());
         let base = b.shared_base();
         let base = b.add(slot, base);
         let barrier = |offset| Mbarrier { at: Shared { base, offset } };

@@ -12,7 +12,7 @@ use flashcore_ptx::{
 };
 
 use crate::{
-    barrier::Mbarrier,
+    barrier::{MBARRIER_BYTES, Mbarrier},
     builder::{Builder, shared_limit},
     error::FaultKind,
     memory::Shared,
@@ -98,7 +98,7 @@ impl Builder {
     /// Reserves `count` mbarriers and returns the offset of the first.
     #[track_caller]
     pub fn mbarriers(&mut self, count: u32) -> u32 {
-        self.shared(8 * count, 8)
+        self.shared(MBARRIER_BYTES * count, MBARRIER_BYTES)
     }
 
     /// The place `offset` bytes into the kernel's shared memory.
