@@ -38,8 +38,7 @@ fn kept_runs_become_a_page_and_pictures() {
         (&lead["peer"], &lead["problems"], &lead["slower"]),
         (&"torch-cudnn".into(), &36.into(), &0.into())
     );
-    let [least, mean, most] = ["least", "mean", "most"].map(|which| lead[which].as_f64().unwrap());
-    assert!(1.05 < least && least + 0.05 < mean && mean + 0.05 < most && most < 1.5, "{lead}");
+    assert!(lead["mean"].as_f64().is_some_and(|mean| (1.175..1.225).contains(&mean)), "{lead}");
     assert_eq!(json["left_out"], Value::Array(Vec::new()), "all that is kept can be shown");
     let page = text(&place, "r.html");
     self_contained(&page);
