@@ -48,15 +48,15 @@ impl Bare {
         check(unsafe { sys::cuLaunchKernelEx(&self.config, self.empty, none, extra) })
     }
 
-    /// Parameters as one pointer each.
-    pub(crate) fn by_pointers(&self) -> Result<(), Box<dyn Error>> {
+    /// A kernel with parameters.
+    pub(crate) fn launch(&self) -> Result<(), Box<dyn Error>> {
         let (mut params, extra) = (self.pointers(), std::ptr::null_mut());
         // SAFETY: one pointer per parameter, into the block, which outlives the call.
         check(unsafe { sys::cuLaunchKernelEx(&self.config, self.function, params.as_mut_ptr(), extra) })
     }
 
     /// The same by the call that knows no attributes.
-    pub(crate) fn by_older_call(&self) -> Result<(), Box<dyn Error>> {
+    pub(crate) fn older_call(&self) -> Result<(), Box<dyn Error>> {
         let CUlaunchConfig { blockDimX, sharedMemBytes, hStream, .. } = self.config;
         let (mut params, extra) = (self.pointers(), std::ptr::null_mut());
         // SAFETY: one pointer per parameter, into the block, which outlives the call.
@@ -87,19 +87,6 @@ impl Bare {
             *param = start.wrapping_add(offset).cast_mut().cast();
         }
         params
-    }
-
-    /// Parameters as one block.
-    pub(crate) fn by_block(&self) -> Result<(), Box<dyn Error>> {
-        const POINTER: *mut c_void = std::ptr::without_provenance_mut(1);
-        const SIZE: *mut c_void = std::ptr::without_provenance_mut(2);
-        let mut bytes = BYTES;
-        let block = self.block.0.as_ptr().cast_mut().cast();
-        let mut extra = [POINTER, block, SIZE, (&raw mut bytes).cast(), std::ptr::null_mut()];
-        // SAFETY: a block of the kernel's layout and its size, in the list that the driver documents.
-        check(unsafe {
-            sys::cuLaunchKernelEx(&self.config, self.function, std::ptr::null_mut(), extra.as_mut_ptr())
-        })
     }
 }
 

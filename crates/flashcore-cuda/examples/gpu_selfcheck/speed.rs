@@ -103,12 +103,11 @@ pub(crate) fn host_cost(bench: &Bench) -> Outcome {
         // SAFETY: as above; the graph is replayed only here.
         unsafe { prepared.launch(stream, &buffers(0)) }
     })?;
-    let arms: [(&str, &Launch); 6] = [
+    let arms: [(&str, &Launch); 5] = [
         ("flashcore", &ours),
         ("flashcore, replayed", &|_| Ok(graph.launch(&bench.stream)?)),
-        ("driver alone", &|_| bare.by_pointers()),
-        ("driver alone, one block", &|_| bare.by_block()),
-        ("driver alone, older call", &|_| bare.by_older_call()),
+        ("driver alone", &|_| bare.launch()),
+        ("driver alone, older call", &|_| bare.older_call()),
         ("driver alone, empty kernel", &|_| bare.nothing()),
     ];
     let costs = bench.device.with_context(|| interleaved(bench, arms.map(|(_, launch)| launch)))??;
