@@ -13,8 +13,8 @@ use std::{
     thread,
 };
 
-use flashcore_core::Problem;
-use flashcore_kernels::{KernelConfig, Plan, covering_set};
+use flashcore_core::{DType, Dims, Layout, Mask, Problem, Spec};
+use flashcore_kernels::{Gpu, KernelConfig, Plan, covering_set, plan};
 use flashcore_ptx::target::Target;
 use flashcore_tile::Program;
 use sha2::{Digest, Sha256};
@@ -70,7 +70,33 @@ fn architectures(target: Target) -> Vec<Target> {
 #[test]
 fn assembles_without_spills_on_every_architecture() {
     let Some(ptxas) = ptxas() else { return println!("no ptxas found: nothing assembled") };
-    let programs = programs();
+    assemble_all(&ptxas, &programs());
+}
+
+/// Heads of every width up to 64 features, in tiles for few and for many of them, and masks of every kind.
+#[test]
+fn narrow_heads_assemble_without_spills() {
+    let Some(ptxas) = ptxas() else { return println!("no ptxas found: nothing assembled") };
+    let shapes = [[1, 8, 512], [1, 8, 2048], [1, 16, 1024], [4, 32, 1024], [4, 32, 4096]];
+    let masks = [Mask::NONE, Mask::CAUSAL, Mask::window(127, 0)];
+    let mut programs = Vec::new();
+    for dim in (8..=64).step_by(8) {
+        for [batch, heads, seq] in shapes {
+            let layout = Layout::bhsd(Dims::new(batch, heads, seq, dim)).unwrap();
+            for mask in masks {
+                let spec = Spec { mask, ..Spec::new(DType::F16, layout, layout, layout) };
+                let plan = plan(&spec.parse().unwrap(), &Gpu::HOPPER, 16).unwrap();
+                let program = plan.kernel().program().unwrap_or_else(|e| panic!("{e}"));
+                programs.push((plan, program));
+            }
+        }
+    }
+    programs.sort_by_key(|(plan, _)| plan.kernel().name());
+    programs.dedup_by_key(|(plan, _)| plan.kernel().name());
+    assemble_all(&ptxas, &programs);
+}
+
+fn assemble_all(ptxas: &Path, programs: &[(Plan, Program<Problem>)]) {
     let jobs: Vec<_> = programs
         .iter()
         .flat_map(|(plan, program)| {
@@ -80,7 +106,7 @@ fn assembles_without_spills_on_every_architecture() {
     let (next, faults) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     let work = || {
         while let Some((plan, program, target)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
-            if let Some(fault) = assemble(&ptxas, plan, program, *target) {
+            if let Some(fault) = assemble(ptxas, plan, program, *target) {
                 faults.lock().unwrap().push(fault);
             }
         }

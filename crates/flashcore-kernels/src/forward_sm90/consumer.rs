@@ -249,22 +249,53 @@ impl<'a> Consumer<'a> {
         self.take_turn(b);
         let scores = self.qk(b, scores, &run.q, &k);
         v.wait_full(b);
-        let output = self.pv(b, output, probs, &v);
-        let scores = scores.wait(b);
-        k.release(b, self.leader);
-        self.release_q_early(b, run.block, run.begin);
-        self.args.scale.cap(b, scores.regs());
-        if run.hides == Hides::Some {
-            self.hide(b, &scores, &run.tile, run.block);
-        }
-        let (output, probs) = output.wait(b);
-        v.release(b, self.leader);
-        self.pass_turn(b);
+        let products = (scores, self.pv(b, output, probs, &v));
+        let (scores, output, probs) = self.take_products(b, run, products, &k, &v);
         self.softmax.step(b, &scores, &probs, &output);
         b.add_to(self.kv_count, 1);
         let below = b.sub(run.block, 1);
         b.set(run.block, below);
         (scores, output, probs)
+    }
+
+    /// Waits for the products of a step, gives back what they read, and hides scores.
+    fn take_products(
+        &self,
+        b: &mut Builder,
+        run: &Run,
+        (scores, output): (Pending<Acc>, Pending<(Acc, Fragment)>),
+        k: &Stage,
+        v: &Stage,
+    ) -> Work {
+        if self.cfg.waits_once() {
+            let (output, probs) = output.wait(b);
+            let scores = scores.wait(b);
+            k.release(b, self.leader);
+            self.give_back_values(b, v);
+            self.hide_scores(b, run, &scores);
+            return (scores, output, probs);
+        }
+        let scores = scores.wait(b);
+        k.release(b, self.leader);
+        self.hide_scores(b, run, &scores);
+        let (output, probs) = output.wait(b);
+        self.give_back_values(b, v);
+        (scores, output, probs)
+    }
+
+    /// What lies between scores and their softmax; Q is done with before.
+    fn hide_scores(&self, b: &mut Builder, run: &Run, scores: &Acc) {
+        self.release_q_early(b, run.block, run.begin);
+        self.args.scale.cap(b, scores.regs());
+        if run.hides == Hides::Some {
+            self.hide(b, scores, &run.tile, run.block);
+        }
+    }
+
+    /// Gives back the values that were multiplied, and with them the turn.
+    fn give_back_values(&self, b: &mut Builder, v: &Stage) {
+        v.release(b, self.leader);
+        self.pass_turn(b);
     }
 
     /// Waits until tensor cores are this consumer's, where consumers multiply in turn.
