@@ -258,7 +258,7 @@ impl<'a> Consumer<'a> {
         (scores, output, probs)
     }
 
-    /// Waits for the products of a step, gives back what they read, and hides scores.
+    /// Waits for the products of a step and gives back what they have read.
     fn take_products(
         &self,
         b: &mut Builder,
@@ -272,19 +272,19 @@ impl<'a> Consumer<'a> {
             let scores = scores.wait(b);
             k.release(b, self.leader);
             self.give_back_values(b, v);
-            self.hide_scores(b, run, &scores);
+            self.finish_scores(b, run, &scores);
             return (scores, output, probs);
         }
         let scores = scores.wait(b);
         k.release(b, self.leader);
-        self.hide_scores(b, run, &scores);
+        self.finish_scores(b, run, &scores);
         let (output, probs) = output.wait(b);
         self.give_back_values(b, v);
         (scores, output, probs)
     }
 
-    /// What lies between scores and their softmax; Q is done with before.
-    fn hide_scores(&self, b: &mut Builder, run: &Run, scores: &Acc) {
+    /// Gives Q back after its last product, and makes of scores what softmax takes: limited and hidden.
+    fn finish_scores(&self, b: &mut Builder, run: &Run, scores: &Acc) {
         self.release_q_early(b, run.block, run.begin);
         self.args.scale.cap(b, scores.regs());
         if run.hides == Hides::Some {
