@@ -76,7 +76,7 @@ const BUSY_HOPPER: Gpu = Gpu { sms: 2, ..Gpu::HOPPER };
 /// The Hopper kernel: dims of every row of its table, whole and padded; few tiles and many.
 const HOPPER: Axes = Axes {
     gpus: &[BUSY_HOPPER, Gpu::HOPPER],
-    dims: &[(64, 64), (128, 128), (192, 128), (256, 256), (40, 64), (160, 192)],
+    dims: &[(64, 64), (128, 128), (192, 128), (256, 256), (40, 48), (160, 192)],
     padding: &[0],
     lengths: &[Kind::Uniform, Kind::Used],
 };
