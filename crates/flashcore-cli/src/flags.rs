@@ -7,7 +7,7 @@ use std::sync::Arc;
 use clap::Args;
 use flashcore::cuda::Cuda;
 use flashcore::{Backend, BackendError, BackendKind, DType, Dims, Layout, Mask, Problem, ProblemError};
-use flashcore_core::Spec;
+use flashcore_core::{Spec, Values};
 use flashcore_cpu::Cpu;
 use flashcore_kernels::tuned::Table;
 use flashcore_lab::{arm::roster::Ours, task::normal_sinks, tune::TunedCpu};
@@ -75,9 +75,15 @@ pub struct AttentionFlags {
 }
 
 impl AttentionFlags {
-    /// Attention with these options over dense tensors; `seed` decides about sinks.
-    pub fn problem(&self, dtype: DType, dims: [Dims; 3], seed: u64) -> Result<Problem, ProblemError> {
-        let sinks = self.sinks.then(|| normal_sinks(dims[0].heads, seed)).flatten();
+    /// Sinks drawn from `seed` for so many heads, if they were asked for.
+    pub fn values(&self, heads: usize, seed: u64) -> Values {
+        let sinks = self.sinks.then(|| normal_sinks(heads, seed)).flatten();
+        Values { sinks, ..Values::default() }
+    }
+
+    /// Attention with these options over dense tensors.
+    pub fn problem(&self, dtype: DType, dims: [Dims; 3]) -> Result<Problem, ProblemError> {
+        let sinks = self.sinks.then_some(DType::F32);
         let [q, k, v] = dims.map(Layout::bhsd);
         let plain = Spec::new(dtype, q?, k?, v?);
         Spec { mask: self.mask(), scale: self.scale, softcap: self.softcap, sinks, ..plain }.parse()

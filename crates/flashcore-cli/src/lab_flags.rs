@@ -45,7 +45,7 @@ impl TaskFlags {
     pub fn tasks(&self) -> Result<Vec<Task>, CliError> {
         let Some(suite) = self.suite else {
             let dtype = self.dtype.unwrap_or(DType::F16);
-            let problem = self.attention.problem(dtype, self.tensors.dims(), 0)?;
+            let problem = self.attention.problem(dtype, self.tensors.dims())?;
             return Ok(vec![Task::new(problem).map_err(LabError::from)?]);
         };
         suite_tasks(suite, self.suite_dtype(suite), self.filter.as_deref().unwrap_or_default())

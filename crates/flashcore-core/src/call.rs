@@ -6,6 +6,7 @@ use crate::{
     dtype::{DType, Element},
     error::{Operand, ProblemError},
     problem::Problem,
+    values::{Instance, Values},
 };
 
 /// Elements of a known type.
@@ -101,7 +102,7 @@ impl DataMut<'_> {
 /// indexes without checking again.
 #[derive(Debug)]
 pub struct HostCall<'a> {
-    problem: &'a Problem,
+    instance: Instance<'a>,
     q: Data<'a>,
     k: Data<'a>,
     v: Data<'a>,
@@ -111,22 +112,25 @@ pub struct HostCall<'a> {
 
 impl<'a> HostCall<'a> {
     /// Binds `problem` to memory.
-    pub fn bind<T: Element>(
+    pub fn bind<T: Element, O: Element>(
         problem: &'a Problem,
+        values: &'a Values,
         [q, k, v]: [&'a [T]; 3],
-        out: &'a mut [T],
+        out: &'a mut [O],
         lse: Option<&'a mut [f32]>,
     ) -> Result<Self, ProblemError> {
-        Self::bind_erased(problem, [q, k, v].map(T::erase), T::erase_mut(out), lse)
+        Self::bind_erased(problem, values, [q, k, v].map(T::erase), O::erase_mut(out), lse)
     }
 
     /// Binds `problem` to memory whose element type is known only at run time.
     pub fn bind_erased(
         problem: &'a Problem,
+        values: &'a Values,
         [q, k, v]: [Data<'a>; 3],
         out: DataMut<'a>,
         lse: Option<&'a mut [f32]>,
     ) -> Result<Self, ProblemError> {
+        let instance = Instance::new(problem, values)?;
         let operands = [
             (Operand::Q, problem.q(), q),
             (Operand::K, problem.k(), k),
@@ -134,20 +138,29 @@ impl<'a> HostCall<'a> {
             (Operand::Out, problem.out(), out.as_data()),
         ];
         for (operand, layout, data) in operands {
-            if data.dtype() != problem.dtype() {
-                return Err(ProblemError::DType { operand, got: data.dtype(), expected: problem.dtype() });
+            let expected = if operand == Operand::Out { problem.out_dtype() } else { problem.dtype() };
+            if data.dtype() != expected {
+                return Err(ProblemError::DType { operand, got: data.dtype(), expected });
             }
             layout.check_len(operand, data.len())?;
         }
         if let Some(len) = lse.as_ref().map(|l| l.len()).filter(|&len| len != problem.rows()) {
             return Err(ProblemError::LseLength { needed: problem.rows(), len });
         }
-        Ok(Self { problem, q, k, v, out, lse })
+        if problem.accumulate() && lse.is_none() {
+            return Err(ProblemError::AccumulateLse);
+        }
+        Ok(Self { instance, q, k, v, out, lse })
     }
 
     /// The problem.
     pub const fn problem(&self) -> &'a Problem {
-        self.problem
+        self.instance.problem()
+    }
+
+    /// The problem with the call's lengths and sinks.
+    pub const fn instance(&self) -> Instance<'a> {
+        self.instance
     }
 
     /// Q, K and V.

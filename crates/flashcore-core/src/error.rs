@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::{dtype::DType, layout::Dims};
+use crate::{dtype::DType, layout::Dims, lengths::Sequences};
 
 /// A tensor of the operation, for messages.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -18,6 +18,12 @@ pub enum Operand {
     Out,
     /// The log-sum-exp of each row.
     Lse,
+    /// Used lengths or offsets of the queries.
+    LengthsQ,
+    /// Used lengths or offsets of keys and values.
+    LengthsKv,
+    /// The extra logit of each head.
+    Sinks,
     /// A tensor whose part is not known yet.
     Tensor,
 }
@@ -30,6 +36,9 @@ impl fmt::Display for Operand {
             Self::V => "v",
             Self::Out => "out",
             Self::Lse => "lse",
+            Self::LengthsQ => "the lengths of q",
+            Self::LengthsKv => "the lengths of k and v",
+            Self::Sinks => "the sinks",
             Self::Tensor => "the tensor",
         })
     }
@@ -187,6 +196,42 @@ pub enum ProblemError {
     /// The softcap is not a positive number.
     #[error("softcap {0} must be finite and positive; leave it out for none")]
     Softcap(f32),
+    /// An output type that kernels do not write.
+    #[error("the output is {out} but q is {dtype}; give it q's type or f32")]
+    OutDType {
+        /// The output's type.
+        out: DType,
+        /// The type of Q, K and V.
+        dtype: DType,
+    },
+    /// A sum that would be rounded at every step.
+    #[error("results are accumulated in f32, not {out}; ask for an f32 output")]
+    AccumulateDType {
+        /// The output's type.
+        out: DType,
+    },
+    /// Accumulating without the weights of what is there.
+    #[error(
+        "accumulating needs the LSE of what the output holds already; pass lse (minus infinity for nothing)"
+    )]
+    AccumulateLse,
+    /// Lengths of another kind than the problem asks for.
+    #[error(
+        "the problem asks for {asked:?} but the call brings {given:?}; bind the lengths it was planned for"
+    )]
+    OtherLengths {
+        /// What the call brings.
+        given: Sequences,
+        /// What the problem asks for.
+        asked: Sequences,
+    },
+    /// Sinks where the problem has none, or none where it has.
+    #[error("the problem has {} but the call brings {}; bind what it was planned for",
+        if *given { "no sinks" } else { "sinks" }, if *given { "some" } else { "none" })]
+    OtherSinks {
+        /// Whether the call brings sinks.
+        given: bool,
+    },
     /// Sinks that do not fit the heads.
     #[error("{given} sinks for {heads} query heads; give one logit per query head")]
     SinkCount {

@@ -1,4 +1,4 @@
-//! How much of its sequence each batch entry uses.
+//! How sequences lie in the tensors: the kind, which a plan knows, and the numbers, which a call binds.
 
 use std::sync::Arc;
 
@@ -7,7 +7,72 @@ use crate::{
     layout::Dims,
 };
 
-/// How sequences lie in the tensors.
+/// How sequences lie in the tensors, without the numbers: what a [`crate::Problem`] knows of them.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[non_exhaustive]
+pub enum Sequences {
+    /// Every batch entry uses its whole sequence.
+    #[default]
+    Uniform,
+    /// Batch entries use their first rows; a call says how many.
+    Used {
+        /// Whether the call gives a number of queries for each batch entry.
+        q: bool,
+        /// Whether it gives a number of keys.
+        kv: bool,
+    },
+    /// Sequences packed one after another in tensors of batch 1; a call gives their offsets.
+    Ragged {
+        /// How many there are.
+        count: usize,
+        /// No sequence has more queries than this.
+        longest_q: usize,
+        /// No sequence has more keys than this.
+        longest_kv: usize,
+    },
+}
+
+/// What lengths and offsets in device memory are made of.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum Index {
+    /// 32-bit integers.
+    #[default]
+    I32,
+    /// 64-bit integers, whose values fit in 31 bits.
+    I64,
+}
+
+impl Index {
+    /// Bytes of one number.
+    pub const fn bytes(self) -> u32 {
+        match self {
+            Self::I32 => 4,
+            Self::I64 => 8,
+        }
+    }
+}
+
+impl Sequences {
+    /// Number of sequences in tensors of the given batch.
+    pub(crate) fn count(self, batch: usize) -> usize {
+        match self {
+            Self::Uniform | Self::Used { .. } => batch,
+            Self::Ragged { count, .. } => count,
+        }
+    }
+
+    pub(crate) fn check(self, q: Dims, kv: Dims) -> Result<(), ProblemError> {
+        let Self::Ragged { .. } = self else { return Ok(()) };
+        let packed = |operand, dims: Dims| match dims.batch {
+            1 => Ok(()),
+            batch => Err(ProblemError::RaggedBatch { operand, batch }),
+        };
+        packed(Operand::Q, q)?;
+        packed(Operand::K, kv)
+    }
+}
+
+/// The numbers behind [`Sequences`], on the host.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum Lengths {
@@ -51,11 +116,27 @@ impl Lengths {
         Self::Ragged { q: q.into(), kv: kv.into() }
     }
 
-    /// Number of sequences in tensors of the given batch.
-    pub(crate) fn count(&self, batch: usize) -> usize {
+    /// What a plan has to know of these numbers.
+    pub fn kind(&self) -> Sequences {
         match self {
-            Self::Uniform | Self::Used { .. } => batch,
-            Self::Ragged { q, .. } => q.len().saturating_sub(1),
+            Self::Uniform => Sequences::Uniform,
+            Self::Used { q, kv } => Sequences::Used { q: q.is_some(), kv: kv.is_some() },
+            Self::Ragged { q, kv } => Sequences::Ragged {
+                count: q.len().saturating_sub(1),
+                longest_q: longest(q),
+                longest_kv: longest(kv),
+            },
+        }
+    }
+
+    /// Whether these are the numbers that a problem of that kind asks for.
+    pub(crate) fn serve(&self, kind: Sequences) -> bool {
+        match (self.kind(), kind) {
+            (
+                Sequences::Ragged { count, longest_q, longest_kv },
+                Sequences::Ragged { count: of, longest_q: most_q, longest_kv: most_kv },
+            ) => count == of && longest_q <= most_q && longest_kv <= most_kv,
+            (given, asked) => given == asked,
         }
     }
 
@@ -112,6 +193,10 @@ impl Sequence {
     const fn whole(batch: usize, q_len: usize, kv_len: usize) -> Self {
         Self { batch, q_start: 0, q_len, kv_start: 0, kv_len }
     }
+}
+
+fn longest(offsets: &[u32]) -> usize {
+    offsets.windows(2).map(|pair| pair[1].saturating_sub(pair[0]) as usize).max().unwrap_or(0)
 }
 
 fn check_used(operand: Operand, used: Option<&[u32]>, dims: Dims) -> Result<(), ProblemError> {

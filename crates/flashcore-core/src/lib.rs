@@ -9,8 +9,10 @@
 //! | [`Layout`] | where the elements of a batch × heads × sequence × dim tensor lie |
 //! | [`TensorView`], [`TensorViewMut`], [`Tensor`] | host memory with a layout |
 //! | [`Mask`] | which keys a query may see |
-//! | [`Lengths`] | how much of the sequence each batch entry uses |
-//! | [`Problem`] | all of it together, checked |
+//! | [`Sequences`] | whether batch entries use a part of their sequence, or sequences are packed |
+//! | [`Problem`] | all of it together, checked: what a plan is made from |
+//! | [`Lengths`], [`Values`] | the numbers that a call binds to a problem |
+//! | [`Instance`] | a problem with its numbers |
 //! | [`Backend`] | something that computes a problem |
 #![forbid(unsafe_code)]
 
@@ -25,13 +27,15 @@ mod problem;
 mod tensor;
 #[cfg(test)]
 mod tests;
+mod values;
 
 pub use backend::{Backend, BackendError, Ran};
 pub use call::{Data, DataMut, HostCall};
 pub use dtype::{DType, Element};
 pub use error::{Axis, Operand, ProblemError};
 pub use layout::{Dims, Layout};
-pub use lengths::{Lengths, Sequence};
+pub use lengths::{Index, Lengths, Sequence, Sequences};
 pub use mask::{Align, Mask};
 pub use problem::{MAX_EXTENT, Problem, Spec};
 pub use tensor::{Tensor, TensorView, TensorViewMut};
+pub use values::{Instance, Values};

@@ -1,13 +1,12 @@
 //! The attention problem: parsed once, never wrong afterwards.
 
-use std::sync::Arc;
-
 use crate::{
     dtype::DType,
     error::{Axis, Operand, ProblemError},
     layout::{Dims, Layout},
-    lengths::{Lengths, Sequence},
+    lengths::{Index, Sequences},
     mask::Mask,
+    values::Values,
 };
 
 /// Largest extent of any dimension: kernels index rows with signed 32-bit integers.
@@ -16,7 +15,7 @@ pub const MAX_EXTENT: usize = i32::MAX as usize;
 /// What a caller asks for, unchecked; [`Spec::parse`] makes a [`Problem`] of it.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Spec {
-    /// Element type of Q, K, V and the output.
+    /// Element type of Q, K and V.
     pub dtype: DType,
     /// Layout of the queries.
     pub q: Layout,
@@ -24,6 +23,10 @@ pub struct Spec {
     pub k: Layout,
     /// Layout of the values.
     pub v: Layout,
+    /// Element type of the result, where it is not that of Q: f32.
+    pub out_dtype: Option<DType>,
+    /// Merge into what output and LSE hold already, instead of overwriting them.
+    pub accumulate: bool,
     /// Layout of the result; dense batch × heads × sequence × dim where `None`.
     pub out: Option<Layout>,
     /// Which keys a query sees.
@@ -32,10 +35,12 @@ pub struct Spec {
     pub scale: Option<f32>,
     /// Scores become `cap · tanh(score / cap)`.
     pub softcap: Option<f32>,
-    /// One extra logit per query head that takes part in the softmax but has no value.
-    pub sinks: Option<Arc<[f32]>>,
-    /// Used or packed sequence lengths.
-    pub lengths: Lengths,
+    /// Element type of the sinks, where a call gives one extra logit per query head.
+    pub sinks: Option<DType>,
+    /// How sequences lie in the tensors.
+    pub sequences: Sequences,
+    /// What lengths and offsets in device memory are made of.
+    pub index: Index,
     /// Keep batch size and head count out of the plan, so that a row's bits do not depend on its batch.
     pub batch_invariant: bool,
 }
@@ -49,28 +54,49 @@ impl Spec {
             k,
             v,
             out: None,
+            out_dtype: None,
+            accumulate: false,
             mask: Mask::NONE,
             scale: None,
             softcap: None,
             sinks: None,
-            lengths: Lengths::Uniform,
+            sequences: Sequences::Uniform,
+            index: Index::I32,
             batch_invariant: false,
         }
+    }
+
+    /// The same problem with room for these numbers.
+    #[must_use]
+    pub fn with(self, values: &Values) -> Self {
+        let sinks = values.sinks.as_ref().map(|_| DType::F32);
+        Self { sequences: values.lengths.kind(), sinks, ..self }
     }
 
     /// Checks everything and fills in what was left out.
     pub fn parse(self) -> Result<Problem, ProblemError> {
         let (q, k, v) = (self.q.dims(), self.k.dims(), self.v.dims());
         check_extents(q, k, v)?;
-        self.lengths.check(q, k)?;
+        self.sequences.check(q, k)?;
         let out_dims = Dims { dim: v.dim, ..q };
         let out = self.out.map_or_else(|| Layout::bhsd(out_dims), Ok)?;
         check_out(q, v, out)?;
+        self.check_out_dtype()?;
         let scale = self.scale.unwrap_or(1.0 / (q.dim as f32).sqrt());
         check_positive(scale, ProblemError::Scale)?;
         self.softcap.map_or(Ok(()), |cap| check_positive(cap, ProblemError::Softcap))?;
-        check_sinks(self.sinks.as_deref(), q.heads)?;
         Ok(Problem { spec: Self { out: Some(out), scale: Some(scale), ..self }, out, scale })
+    }
+}
+
+impl Spec {
+    fn check_out_dtype(&self) -> Result<(), ProblemError> {
+        let (dtype, out) = (self.dtype, self.out_dtype.unwrap_or(self.dtype));
+        match (out == DType::F32, self.accumulate) {
+            (false, true) => Err(ProblemError::AccumulateDType { out }),
+            (false, false) if out != dtype => Err(ProblemError::OutDType { out, dtype }),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -88,9 +114,24 @@ impl Problem {
         &self.spec
     }
 
-    /// Element type of Q, K, V and the output.
+    /// Element type of Q, K and V.
     pub fn dtype(&self) -> DType {
         self.spec.dtype
+    }
+
+    /// Element type of the result.
+    pub fn out_dtype(&self) -> DType {
+        self.spec.out_dtype.unwrap_or(self.spec.dtype)
+    }
+
+    /// Whether the result is merged into what output and LSE hold already.
+    pub fn accumulate(&self) -> bool {
+        self.spec.accumulate
+    }
+
+    /// What lengths and offsets in device memory are made of.
+    pub fn index(&self) -> Index {
+        self.spec.index
     }
 
     /// Layout of the queries.
@@ -168,14 +209,14 @@ impl Problem {
         self.spec.softcap
     }
 
-    /// One extra logit per query head, if any.
-    pub fn sinks(&self) -> Option<&[f32]> {
-        self.spec.sinks.as_deref()
+    /// Element type of the sinks, if there are any.
+    pub fn sinks(&self) -> Option<DType> {
+        self.spec.sinks
     }
 
-    /// Used or packed sequence lengths.
-    pub fn lengths(&self) -> &Lengths {
-        &self.spec.lengths
+    /// How sequences lie in the tensors.
+    pub fn sequences_kind(&self) -> Sequences {
+        self.spec.sequences
     }
 
     /// Whether a row's bits must not depend on its batch.
@@ -185,12 +226,23 @@ impl Problem {
 
     /// Number of sequences.
     pub fn sequences(&self) -> usize {
-        self.spec.lengths.count(self.batch())
+        self.spec.sequences.count(self.batch())
     }
 
-    /// Where sequence `n` lies.
-    pub fn sequence(&self, n: usize) -> Sequence {
-        self.spec.lengths.sequence(n, self.q().dims(), self.k().dims())
+    /// Queries of the longest sequence at most.
+    pub fn longest_q(&self) -> usize {
+        match self.spec.sequences {
+            Sequences::Ragged { longest_q, .. } => longest_q.min(self.seq_q()),
+            _ => self.seq_q(),
+        }
+    }
+
+    /// Keys of the longest sequence at most.
+    pub fn longest_kv(&self) -> usize {
+        match self.spec.sequences {
+            Sequences::Ragged { longest_kv, .. } => longest_kv.min(self.seq_kv()),
+            _ => self.seq_kv(),
+        }
     }
 
     /// Rows of the result, which is also the number of LSE values: batch × heads × queries.
@@ -204,22 +256,15 @@ impl Problem {
         (batch * self.heads_q() + head) * self.seq_q() + seq
     }
 
-    /// Visible (query, key) pairs over the whole problem, counting every query head; at most `u64::MAX`.
-    pub fn visible_pairs(&self) -> u64 {
-        let per_head = |n: usize| {
-            let s = self.sequence(n);
-            self.mask().pairs(s.q_len, s.kv_len)
-        };
-        let all = match self.spec.lengths {
-            Lengths::Uniform if self.batch() > 0 => per_head(0).saturating_mul(self.batch() as u64),
-            _ => (0..self.sequences()).map(per_head).fold(0, u64::saturating_add),
-        };
-        all.saturating_mul(self.heads_q() as u64)
+    /// Floating-point operations of the two matrix products over visible pairs, were every sequence as long as it may
+    /// be; an [`crate::Instance`] knows how long they are.
+    pub fn flops(&self) -> f64 {
+        let per_head = self.mask().pairs(self.longest_q(), self.longest_kv()) as f64;
+        per_head * self.sequences() as f64 * self.heads_q() as f64 * self.flops_per_pair()
     }
 
-    /// Floating-point operations of the two matrix products over visible pairs.
-    pub fn flops(&self) -> f64 {
-        self.visible_pairs() as f64 * 2.0 * (self.dim_qk() + self.dim_v()) as f64
+    pub(crate) fn flops_per_pair(&self) -> f64 {
+        2.0 * (self.dim_qk() + self.dim_v()) as f64
     }
 }
 
@@ -266,16 +311,4 @@ fn check_axes(
 
 fn check_positive(value: f32, error: impl Fn(f32) -> ProblemError) -> Result<(), ProblemError> {
     if value.is_finite() && value > 0.0 { Ok(()) } else { Err(error(value)) }
-}
-
-fn check_sinks(sinks: Option<&[f32]>, heads: usize) -> Result<(), ProblemError> {
-    let Some(sinks) = sinks else { return Ok(()) };
-    if sinks.len() != heads {
-        return Err(ProblemError::SinkCount { given: sinks.len(), heads });
-    }
-    // −∞ is a sink that takes nothing; NaN and +∞ would erase the row.
-    match sinks.iter().position(|s| s.is_nan() || *s == f32::INFINITY) {
-        Some(head) => Err(ProblemError::Sink { head, value: sinks[head] }),
-        None => Ok(()),
-    }
 }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use half::f16;
 
 use crate::{
-    DType, Data, DataMut, Dims, Element, HostCall, Layout, Lengths, MAX_EXTENT, Mask, Problem, ProblemError,
-    Spec, Tensor, TensorView, TensorViewMut,
+    DType, Data, DataMut, Dims, Element, HostCall, Instance, Layout, Lengths, MAX_EXTENT, Mask, Problem,
+    ProblemError, Spec, Tensor, TensorView, TensorViewMut, Values,
 };
 
 type Attempt = Result<(), ProblemError>;
@@ -33,17 +33,41 @@ fn refused(change: impl Fn(&mut Spec)) -> Attempt {
 }
 
 fn packed(q: &'static [u32], kv: &'static [u32]) -> Attempt {
-    refused(|s| {
-        (s.q, s.k, s.v) = (dense([1, 4, 8, 64]), dense([1, 2, 16, 64]), dense([1, 2, 16, 64]));
-        s.lengths = Lengths::ragged(q, kv);
-    })
+    let values = Values { lengths: Lengths::ragged(q, kv), sinks: None };
+    let (q, kv) = (dense([1, 4, 8, 64]), dense([1, 2, 16, 64]));
+    Instance::new(&Spec::new(DType::F32, q, kv, kv).with(&values).parse()?, &values).map(drop)
+}
+
+/// Binds numbers to the good problem, which has room for them.
+fn valued(lengths: Lengths, sinks: Option<Arc<[f32]>>) -> Attempt {
+    let values = Values { lengths, sinks };
+    Instance::new(&good().with(&values).parse()?, &values).map(drop)
+}
+
+fn lengths(lengths: Lengths) -> Attempt {
+    valued(lengths, None)
+}
+
+fn sinks(logits: &[f32]) -> Attempt {
+    valued(Lengths::Uniform, Some(logits.into()))
+}
+
+/// Binds numbers to a problem that was made for others.
+fn mixed_up(problem: Spec, lengths: Lengths, sinks: Option<Arc<[f32]>>) -> Attempt {
+    Instance::new(&problem.parse()?, &Values { lengths, sinks }).map(drop)
+}
+
+fn accumulated_without_lse() -> Attempt {
+    let problem = Spec { accumulate: true, ..good() }.parse()?;
+    let (q, kv, mut out) = (vec![0f32; 4096], vec![0f32; 4096], vec![0f32; 4096]);
+    HostCall::bind(&problem, Values::NONE, [&q, &kv, &kv], &mut out, None).map(drop)
 }
 
 fn bound(q_len: usize, out_len: usize, lse_len: usize) -> Attempt {
     let problem = good().parse().unwrap();
     let (q, kv) = (vec![0f32; q_len], vec![0f32; 4096]);
     let (mut out, mut lse) = (vec![0f32; out_len], vec![0f32; lse_len]);
-    HostCall::bind(&problem, [&q, &kv, &kv], &mut out, Some(&mut lse)).map(drop)
+    HostCall::bind(&problem, Values::NONE, [&q, &kv, &kv], &mut out, Some(&mut lse)).map(drop)
 }
 
 fn bound_as_f16() -> Attempt {
@@ -51,7 +75,7 @@ fn bound_as_f16() -> Attempt {
     let (wide, narrow) = (vec![0f32; 4096], vec![f16::ZERO; 4096]);
     let mut out = vec![0f32; 4096];
     let inputs = [Data::F32(&wide), Data::F16(&narrow), Data::F32(&wide)];
-    HostCall::bind_erased(&problem, inputs, DataMut::F32(&mut out), None).map(drop)
+    HostCall::bind_erased(&problem, Values::NONE, inputs, DataMut::F32(&mut out), None).map(drop)
 }
 
 fn strided(dims: [usize; 4], strides: [usize; 4]) -> Attempt {
@@ -75,6 +99,11 @@ fn name(error: &ProblemError) -> &'static str {
         ProblemError::DType { .. } => "DType",
         ProblemError::Scale(_) => "Scale",
         ProblemError::Softcap(_) => "Softcap",
+        ProblemError::OutDType { .. } => "OutDType",
+        ProblemError::AccumulateDType { .. } => "AccumulateDType",
+        ProblemError::AccumulateLse => "AccumulateLse",
+        ProblemError::OtherLengths { .. } => "OtherLengths",
+        ProblemError::OtherSinks { .. } => "OtherSinks",
         ProblemError::SinkCount { .. } => "SinkCount",
         ProblemError::Sink { .. } => "Sink",
         ProblemError::LengthCount { .. } => "LengthCount",
@@ -140,7 +169,6 @@ fn wrong_memory() -> Vec<Row> {
 /// Options and lengths.
 #[rustfmt::skip] // a table: one attempt, one expectation per line
 fn wrong_options() -> Vec<Row> {
-    let sinks = |logits: &[f32]| -> Option<Arc<[f32]>> { Some(logits.into()) };
     vec![
         (refused(|s| s.scale = Some(0.0)), "Scale", "scale 0 must be finite and positive"),
         (refused(|s| s.scale = Some(-1.0)), "Scale", "leave it out for 1/sqrt(dim)"),
@@ -148,20 +176,26 @@ fn wrong_options() -> Vec<Row> {
         (refused(|s| s.scale = Some(f32::INFINITY)), "Scale", "inf"),
         (refused(|s| s.softcap = Some(0.0)), "Softcap", "leave it out for none"),
         (refused(|s| s.softcap = Some(f32::NAN)), "Softcap", "NaN"),
-        (refused(|s| s.sinks = sinks(&[0.0; 3])), "SinkCount", "3 sinks for 4 query heads"),
-        (refused(|s| s.sinks = sinks(&[0.0, 0.0, f32::NAN, 0.0])), "Sink", "sink NaN of head 2"),
-        (refused(|s| s.sinks = sinks(&[f32::INFINITY; 4])), "Sink", "below infinity"),
-        (refused(|s| s.lengths = Lengths::keys([1])), "LengthCount", "1 used lengths for k but a batch of 2"),
-        (refused(|s| s.lengths = Lengths::used([1; 3], [1; 2])), "LengthCount", "for q"),
-        (refused(|s| s.lengths = Lengths::keys([16, 17])), "LengthTooLong", "batch entry 1 uses 17 rows of k, which has 16"),
-        (refused(|s| s.lengths = Lengths::used([u32::MAX, 1], [1, 1])), "LengthTooLong", "rows of q"),
-        (refused(|s| s.lengths = Lengths::ragged([0, 8], [0, 16])), "RaggedBatch", "q has batch 2"),
+        (sinks(&[0.0; 3]), "SinkCount", "3 sinks for 4 query heads"),
+        (sinks(&[0.0, 0.0, f32::NAN, 0.0]), "Sink", "sink NaN of head 2"),
+        (sinks(&[f32::INFINITY; 4]), "Sink", "below infinity"),
+        (lengths(Lengths::keys([1])), "LengthCount", "1 used lengths for k but a batch of 2"),
+        (lengths(Lengths::used([1; 3], [1; 2])), "LengthCount", "for q"),
+        (lengths(Lengths::keys([16, 17])), "LengthTooLong", "batch entry 1 uses 17 rows of k, which has 16"),
+        (lengths(Lengths::used([u32::MAX, 1], [1, 1])), "LengthTooLong", "rows of q"),
+        (lengths(Lengths::ragged([0, 8], [0, 16])), "RaggedBatch", "q has batch 2"),
         (packed(&[0, 9], &[0, 16]), "RaggedOffsets", "offset 1 of q"),
         (packed(&[1, 8], &[0, 16]), "RaggedOffsets", "offset 0 of q is wrong: offsets start at 0"),
         (packed(&[0, 5, 4, 8], &[0, 1, 2, 16]), "RaggedOffsets", "offset 2 of q"),
         (packed(&[], &[]), "RaggedOffsets", "of q"),
         (packed(&[0, 8], &[0]), "RaggedOffsets", "of k"),
         (packed(&[0, 4, 8], &[0, 16]), "RaggedCount", "3 query offsets but 2 key offsets"),
+        (mixed_up(good(), Lengths::keys([1, 2]), None), "OtherLengths", "bind the lengths it was planned for"),
+        (mixed_up(good(), Lengths::Uniform, Some([0.0; 4].into())), "OtherSinks", "has no sinks but the call brings some"),
+        (mixed_up(Spec { sinks: Some(DType::F32), ..good() }, Lengths::Uniform, None), "OtherSinks", "brings none"),
+        (refused(|s| s.out_dtype = Some(DType::F16)), "OutDType", "the output is f16 but q is f32"),
+        (refused(|s| (s.dtype, s.accumulate) = (DType::BF16, true)), "AccumulateDType", "accumulated in f32, not bf16"),
+        (accumulated_without_lse(), "AccumulateLse", "pass lse"),
     ]
 }
 
@@ -202,7 +236,7 @@ fn what_was_left_out_is_filled_in() {
 #[test]
 fn a_minus_infinite_sink_and_empty_tensors_are_legal() {
     let nothing = [f32::NEG_INFINITY; 4];
-    assert!(parse(|s| s.sinks = Some(nothing.into())).is_ok());
+    assert_eq!(sinks(&nothing), Ok(()));
     assert!(parse(|s| s.q = dense([2, 4, 0, 64])).is_ok());
     assert!(parse(|s| (s.k, s.v) = (dense([2, 2, 0, 64]), dense([2, 2, 0, 64]))).is_ok());
     let empty = dense([0, 2, 16, 64]);
@@ -212,12 +246,16 @@ fn a_minus_infinite_sink_and_empty_tensors_are_legal() {
 
 #[test]
 fn work_counts_what_the_mask_shows() {
-    let pairs = |change: fn(&mut Spec)| parse(change).unwrap().visible_pairs();
+    let pairs =
+        |change: fn(&mut Spec)| Instance::new(&parse(change).unwrap(), Values::NONE).unwrap().visible_pairs();
     assert_eq!(pairs(|_| {}), 2 * 4 * 8 * 16);
     // Bottom right: the first of 8 queries sees 9 of 16 keys, the last all.
     assert_eq!(pairs(|s| s.mask = Mask::CAUSAL), 2 * 4 * (9..=16).sum::<u64>());
     assert_eq!(pairs(|s| s.mask = Mask::CAUSAL.top_left()), 2 * 4 * (1..=8).sum::<u64>());
-    assert_eq!(pairs(|s| s.lengths = Lengths::used([2, 0], [5, 16])), 4 * 2 * 5);
+    let used = Values { lengths: Lengths::used([2, 0], [5, 16]), sinks: None };
+    let problem = good().with(&used).parse().unwrap();
+    assert_eq!(Instance::new(&problem, &used).unwrap().visible_pairs(), 4 * 2 * 5);
+    assert_eq!(problem.flops(), parse(|_| {}).unwrap().flops(), "lengths are no part of a problem");
     assert_eq!(parse(|_| {}).unwrap().flops(), (2 * 4 * 8 * 16 * 2 * 128) as f64);
 }
 

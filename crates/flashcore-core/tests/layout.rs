@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use flashcore_core::{Align, Dims, Layout, Lengths, Mask, Spec, Tensor, TensorViewMut};
+use flashcore_core::{Align, Dims, Instance, Layout, Lengths, Mask, Spec, Tensor, TensorViewMut, Values};
 use proptest::prelude::*;
 
 /// Every element index that a layout reaches, positions in order.
@@ -106,8 +106,10 @@ proptest! {
         let (q, kv) = (offsets(|p| p.0), offsets(|p| p.1));
         let layout = |end: u32| Layout::bhsd(Dims::new(1, 1, end as usize, 8)).unwrap();
         let (of_q, of_kv) = (layout(q[q.len() - 1]), layout(kv[kv.len() - 1]));
-        let spec = Spec { lengths: Lengths::ragged(q, kv), ..Spec::new(flashcore_core::DType::F32, of_q, of_kv, of_kv) };
+        let values = Values { lengths: Lengths::ragged(q, kv), sinks: None };
+        let spec = Spec::new(flashcore_core::DType::F32, of_q, of_kv, of_kv).with(&values);
         let problem = spec.parse().unwrap();
+        let problem = Instance::new(&problem, &values).unwrap();
         prop_assert_eq!(problem.sequences(), lengths.len());
         let (mut next_q, mut next_kv) = (0, 0);
         for (n, &(len_q, len_kv)) in lengths.iter().enumerate() {

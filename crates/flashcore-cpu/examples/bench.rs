@@ -9,7 +9,7 @@ use std::{
     time::Instant,
 };
 
-use flashcore_core::{DType, Dims, Element, HostCall, Layout, Mask, Spec};
+use flashcore_core::{DType, Dims, Element, HostCall, Layout, Mask, Spec, Values};
 use flashcore_cpu::{Cpu, Scratch, SimdLevel};
 use half::{bf16, f16};
 use rayon::prelude::*;
@@ -74,7 +74,10 @@ fn typed<T: Element>(cpu: &Cpu, shape: [usize; 6], mask: Mask, repetitions: usiz
     let mut kernel = "";
     for _ in 0..=repetitions {
         let start = Instant::now();
-        kernel = cpu.run_with(&mut HostCall::bind(&problem, [q, k, v], &mut out, None)?, &mut scratch)?;
+        kernel = cpu.run_with(
+            &mut HostCall::bind(&problem, Values::NONE, [q, k, v], &mut out, None)?,
+            &mut scratch,
+        )?;
         seconds.push(start.elapsed().as_secs_f64());
     }
     let (flops, scratch) = (problem.flops(), scratch.bytes());

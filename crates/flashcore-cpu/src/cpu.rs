@@ -8,6 +8,7 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 use crate::{
     SimdLevel, Tiles,
     forward::{forward, is_serial},
+    output::Target,
     scratch::Scratch,
     simd::runner::Runner,
 };
@@ -103,17 +104,25 @@ impl Cpu {
         scratch: &mut Scratch,
         threads: usize,
     ) -> Result<&'static str, BackendError> {
-        let (problem, inputs) = (call.problem(), call.inputs());
+        let (problem, inputs) = (call.instance(), call.inputs());
         let (out, lse) = call.outputs();
+        let with = (self.runner, self.tiles);
+        let work = (scratch, threads);
         let kernel = match (inputs, out) {
             ([Data::F32(q), Data::F32(k), Data::F32(v)], DataMut::F32(out)) => {
-                forward(problem, (self.runner, self.tiles), [q, k, v], (out, lse), (scratch, threads))
+                forward(problem, with, [q, k, v], (Target::Same(out), lse), work)
             }
             ([Data::F16(q), Data::F16(k), Data::F16(v)], DataMut::F16(out)) => {
-                forward(problem, (self.runner, self.tiles), [q, k, v], (out, lse), (scratch, threads))
+                forward(problem, with, [q, k, v], (Target::Same(out), lse), work)
+            }
+            ([Data::F16(q), Data::F16(k), Data::F16(v)], DataMut::F32(out)) => {
+                forward(problem, with, [q, k, v], (Target::Wide(out), lse), work)
             }
             ([Data::BF16(q), Data::BF16(k), Data::BF16(v)], DataMut::BF16(out)) => {
-                forward(problem, (self.runner, self.tiles), [q, k, v], (out, lse), (scratch, threads))
+                forward(problem, with, [q, k, v], (Target::Same(out), lse), work)
+            }
+            ([Data::BF16(q), Data::BF16(k), Data::BF16(v)], DataMut::F32(out)) => {
+                forward(problem, with, [q, k, v], (Target::Wide(out), lse), work)
             }
             _ => {
                 let (what, instead) =

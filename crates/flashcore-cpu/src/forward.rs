@@ -2,20 +2,20 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use flashcore_core::{Problem, Sequence};
+use flashcore_core::{Instance, Problem, Sequence};
 use rayon::prelude::*;
 
 use crate::{
     SimdLevel, Tiles, decode,
     level::Shape,
-    output::{Output, partial_len},
+    output::{Output, OutputRow, Target, partial_len},
     panels,
     plan::{Merge, Plan, Unit, Work, visible},
     prefill,
     scratch::{Scratch, Worker},
     simd::{
         Lane,
-        convert::Narrow,
+        convert::{Accumulate, Narrow},
         runner::Runner,
         tile::{Logits, NO_MAX},
     },
@@ -36,7 +36,7 @@ pub(crate) fn is_serial(problem: &Problem) -> bool {
 
 /// A call with its element type known: what units need.
 pub(crate) struct Call<'a, T> {
-    pub(crate) problem: &'a Problem,
+    pub(crate) problem: Instance<'a>,
     pub(crate) runner: Runner,
     pub(crate) shape: Shape,
     pub(crate) q: &'a [T],
@@ -89,16 +89,16 @@ impl Norm {
 
 /// Runs a whole problem on `threads` threads of the current pool; one is the calling thread.
 pub(crate) fn forward<T: Lane>(
-    problem: &Problem,
+    problem: Instance<'_>,
     (runner, tiles): (Runner, Tiles),
     [q, k, v]: [&[T]; 3],
-    (out, lse): (&mut [T], Option<&mut [f32]>),
+    (out, lse): (Target<&mut [T], &mut [f32]>, Option<&mut [f32]>),
     (scratch, threads): (&mut Scratch, usize),
 ) -> &'static str {
     let shape = runner.level().shape(tiles);
     let Scratch { workers, plan, partials } = scratch;
     plan.build(problem, shape, threads);
-    let partials = partials.get(plan.partial_rows * partial_len(problem));
+    let partials = partials.get(plan.partial_rows * partial_len(&problem));
     let output = Output::new(problem, out, lse, partials);
     let logits = Logits::new(problem.scale(), problem.softcap());
     let call = Call { problem, runner, shape, q, k, v, logits, output };
@@ -126,6 +126,17 @@ fn kernel_name(level: SimdLevel, prefill: bool, pairs: bool) -> &'static str {
         (_, true) => "prefill-avx512",
         (_, false) => "decode-avx512",
     }
+}
+
+/// The LSE of two parts together, and what each part's rows count for; a part that saw nothing counts for nothing.
+fn merge_weights(parts: [f32; 2]) -> (f32, [f32; 2]) {
+    let top = parts[0].max(parts[1]);
+    if top == f32::NEG_INFINITY {
+        return (top, [0.0; 2]);
+    }
+    let weights = parts.map(|lse| f64::from(lse - top).exp());
+    let sum: f64 = weights.iter().sum();
+    ((f64::from(top) + sum.ln()) as f32, weights.map(|weight| (weight / sum) as f32))
 }
 
 /// Hands every item to one worker, in order.
@@ -163,7 +174,7 @@ impl<T: Lane> Call<'_, T> {
         // A hidden value that is NaN or infinite may have reached a row as 0·NaN. Alone, it meets visible keys only.
         let mut redo = std::mem::take(&mut worker.redo);
         for row in redo.drain(..) {
-            let keys = visible(self.problem, &s, &(row..row + 1));
+            let keys = visible(&self.problem, &s, &(row..row + 1));
             let keys = keys.start.max(unit.keys.start)..keys.end.min(unit.keys.end);
             let partial = unit.partial.map(|first| first + row - unit.rows.start);
             self.pass(&mut Unit { rows: row..row + 1, keys, partial, ..*unit }, &s, worker);
@@ -180,15 +191,24 @@ impl<T: Lane> Call<'_, T> {
     }
 
     fn clear(&self, unit: &mut Unit) {
+        // Nothing is added to rows that are not used.
+        if self.problem.accumulate() {
+            return;
+        }
         let s = self.problem.sequence(unit.sequence);
         for row in unit.rows.clone() {
-            self.output.row(unit, &s, row, || f32::NEG_INFINITY).fill(T::from_f32(0.0));
+            let to = self.output.row(unit, &s, row);
+            match to.values {
+                Target::Same(values) => values.fill(T::from_f32(0.0)),
+                Target::Wide(values) => values.fill(0.0),
+            }
+            to.lse.into_iter().for_each(|lse| *lse = f32::NEG_INFINITY);
         }
     }
 
     fn sink(&self, unit: &Unit, row: usize) -> Option<f32> {
         let group = self.problem.group();
-        self.problem.sinks().map(|sinks| sinks[unit.kv_head * group + row % group])
+        self.problem.sink_logits().map(|sinks| sinks[unit.kv_head * group + row % group])
     }
 
     /// Writes a row of a unit and notes it if it must be computed again.
@@ -217,8 +237,36 @@ impl<T: Lane> Call<'_, T> {
             return;
         }
         let norm = Norm::new(seen, self.logits.factor, self.sink(unit, row));
-        let to = self.output.row(unit, s, row, || norm.lse());
-        self.runner.run(Narrow { from: sums, factor: norm.factor(), to });
+        self.write(sums, norm, self.output.row(unit, s, row));
+    }
+
+    /// Writes a row, or merges it into what is there.
+    fn write(&self, from: &[f32], norm: Norm, to: OutputRow<'_, T>) {
+        let factor = norm.factor();
+        match (to.values, to.lse) {
+            (Target::Wide(to), Some(lse)) if self.problem.accumulate() => {
+                self.accumulate(from, norm, to, lse);
+            }
+            (Target::Same(to), Some(lse)) if self.problem.accumulate() => {
+                if let Some(to) = T::as_f32_mut(to) {
+                    self.accumulate(from, norm, to, lse);
+                }
+            }
+            (to, lse) => {
+                match to {
+                    Target::Same(to) => self.runner.run(Narrow { from, factor, to }),
+                    Target::Wide(to) => self.runner.run(Narrow { from, factor, to }),
+                }
+                lse.into_iter().for_each(|lse| *lse = norm.lse());
+            }
+        }
+    }
+
+    /// Both parts of a row weigh what their sums of exponentials say.
+    fn accumulate(&self, from: &[f32], norm: Norm, to: &mut [f32], lse: &mut f32) {
+        let (total, [old, new]) = merge_weights([*lse, norm.lse()]);
+        *lse = total;
+        self.runner.run(Accumulate { from, factor: norm.factor() * new, to, kept: old });
     }
 
     /// Puts the parts of rows together, in order.

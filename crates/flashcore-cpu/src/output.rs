@@ -2,7 +2,7 @@
 
 use std::marker::PhantomData;
 
-use flashcore_core::{Problem, Sequence};
+use flashcore_core::{Instance, Problem, Sequence};
 
 use crate::plan::{Merge, Unit};
 
@@ -33,13 +33,21 @@ impl<'a, T> Shared<'a, T> {
     }
 }
 
+/// Where the rows of a result go: elements of the inputs' type, or f32.
+pub(crate) enum Target<T, W> {
+    /// The inputs' own type.
+    Same(T),
+    /// f32 for inputs of 16 bits.
+    Wide(W),
+}
+
 /// The result of a call.
 ///
 /// **Invariant:** the units of a plan never share an output row, and parts never share a partial row, so that holding a
 /// unit exclusively (`&mut Unit`) is holding its rows exclusively.
 pub(crate) struct Output<'a, T> {
-    problem: &'a Problem,
-    out: Shared<'a, T>,
+    problem: Instance<'a>,
+    out: Target<Shared<'a, T>, Shared<'a, f32>>,
     lse: Option<Shared<'a, f32>>,
     partials: Shared<'a, f32>,
 }
@@ -49,47 +57,58 @@ pub(crate) fn partial_len(problem: &Problem) -> usize {
     problem.dim_v() + 2
 }
 
+/// One row of the result.
+pub(crate) struct OutputRow<'u, T> {
+    pub(crate) values: Target<&'u mut [T], &'u mut [f32]>,
+    pub(crate) lse: Option<&'u mut f32>,
+}
+
 impl<'a, T> Output<'a, T> {
     pub(crate) fn new(
-        problem: &'a Problem,
-        out: &'a mut [T],
+        problem: Instance<'a>,
+        out: Target<&'a mut [T], &'a mut [f32]>,
         lse: Option<&'a mut [f32]>,
         partials: &'a mut [f32],
     ) -> Self {
-        Self { problem, out: Shared::new(out), lse: lse.map(Shared::new), partials: Shared::new(partials) }
+        let out = match out {
+            Target::Same(out) => Target::Same(Shared::new(out)),
+            Target::Wide(out) => Target::Wide(Shared::new(out)),
+        };
+        Self { problem, out, lse: lse.map(Shared::new), partials: Shared::new(partials) }
     }
 
-    /// The output row of `row`, after writing its LSE where it is asked for.
-    pub(crate) fn row<'u>(
-        &'u self,
-        unit: &'u mut Unit,
-        s: &Sequence,
-        row: usize,
-        lse: impl FnOnce() -> f32,
-    ) -> &'u mut [T] {
+    /// The output row of `row`, and where its LSE goes if it is asked for.
+    pub(crate) fn row<'u>(&'u self, unit: &'u mut Unit, s: &Sequence, row: usize) -> OutputRow<'u, T> {
         assert!(unit.rows.contains(&row), "a row of the unit");
         let group = self.problem.group();
         let (head, seq) = (unit.kv_head * group + row % group, s.q_start + row / group);
-        if let Some(all) = &self.lse {
-            // SAFETY: only the holder of the unit writes its rows.
-            unsafe { all.range(self.problem.lse_index(s.batch, head, seq), 1)[0] = lse() };
-        }
         let out = self.problem.out();
+        let (start, dim) = (out.row(s.batch, head, seq), out.dims().dim);
         // SAFETY: only the holder of the unit writes its rows, and output rows do not overlap (`Spec::parse`).
-        unsafe { self.out.range(out.row(s.batch, head, seq), out.dims().dim) }
+        let values = unsafe {
+            match &self.out {
+                Target::Same(out) => Target::Same(out.range(start, dim)),
+                Target::Wide(out) => Target::Wide(out.range(start, dim)),
+            }
+        };
+        // SAFETY: only the holder of the unit writes its rows.
+        let lse = |all: &'u Shared<'a, f32>| unsafe {
+            &mut all.range(self.problem.lse_index(s.batch, head, seq), 1)[0]
+        };
+        OutputRow { values, lse: self.lse.as_ref().map(lse) }
     }
 
     /// The partial row of `row`.
     pub(crate) fn partial<'u>(&'u self, unit: &'u mut Unit, first: usize, row: usize) -> &'u mut [f32] {
         assert!(unit.rows.contains(&row), "a row of the unit");
-        let len = partial_len(self.problem);
+        let len = partial_len(&self.problem);
         // SAFETY: only the holder of the unit writes its part.
         unsafe { self.partials.range((first + row - unit.rows.start) * len, len) }
     }
 
     /// Partial row `row` of every part, in order.
     pub(crate) fn parts<'u>(&'u self, merge: &'u Merge, row: usize) -> impl Iterator<Item = &'u [f32]> {
-        let (len, rows) = (partial_len(self.problem), merge.unit.rows.len());
+        let (len, rows) = (partial_len(&self.problem), merge.unit.rows.len());
         let at = merge.first + row - merge.unit.rows.start;
         // SAFETY: units are done when merging begins, so that nobody writes partial rows any more.
         (0..merge.parts).map(move |part| unsafe { &*self.partials.range((at + part * rows) * len, len) })

@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use flashcore_core::{Problem, Sequence};
+use flashcore_core::{Instance, Problem, Sequence, Sequences};
 
 use crate::level::Shape;
 
@@ -81,7 +81,7 @@ pub(crate) struct Plan {
 
 impl Plan {
     /// Plans `problem` for `threads` threads.
-    pub(crate) fn build(&mut self, problem: &Problem, shape: Shape, threads: usize) {
+    pub(crate) fn build(&mut self, problem: Instance<'_>, shape: Shape, threads: usize) {
         self.units.clear();
         self.merges.clear();
         self.partial_rows = 0;
@@ -89,7 +89,7 @@ impl Plan {
         if problem.rows() == 0 {
             return;
         }
-        let chunk = chunk_rows(problem, shape, threads);
+        let chunk = chunk_rows(&problem, shape, threads);
         for n in 0..problem.sequences() {
             self.push_sequence(problem, n, chunk, shape.tiles.keys());
         }
@@ -101,23 +101,20 @@ impl Plan {
         self.units.capacity() * size_of::<Unit>() + self.merges.capacity() * size_of::<Merge>()
     }
 
-    fn push_sequence(&mut self, problem: &Problem, n: usize, chunk: usize, block: usize) {
+    fn push_sequence(&mut self, problem: Instance<'_>, n: usize, chunk: usize, block: usize) {
         let (s, group) = (problem.sequence(n), problem.group());
         let rows = s.q_len * group;
         for kv_head in 0..problem.heads_kv() {
             let unit = |work, rows, keys| Unit { work, sequence: n, kv_head, rows, keys, partial: None };
             // In packed tensors the rows after a sequence belong to the next one.
-            if problem.sequences() == problem.batch()
-                && s.q_start + s.q_len < problem.seq_q()
-                && s.q_start == 0
-            {
+            if matches!(problem.sequences_kind(), Sequences::Used { .. }) && s.q_len < problem.seq_q() {
                 self.units.push(unit(Work::Clear, rows..problem.seq_q() * group, 0..0));
             }
-            let work = work(problem, s.q_len);
+            let work = work(&problem, s.q_len);
             let height = if work == Work::Decode { rows } else { chunk };
             for start in (0..rows).step_by(height.max(1)) {
                 let rows = start..rows.min(start + height);
-                let keys = visible(problem, &s, &rows);
+                let keys = visible(&problem, &s, &rows);
                 self.push_split(unit(work, rows, keys), s.q_len, block);
             }
         }
@@ -174,7 +171,7 @@ fn chunk_rows(problem: &Problem, shape: Shape, threads: usize) -> usize {
 mod tests {
     use super::*;
     use crate::Tiles;
-    use flashcore_core::{DType, Dims, Layout, Lengths, Mask, Spec};
+    use flashcore_core::{DType, Dims, Layout, Lengths, Mask, Spec, Values};
     use std::collections::HashMap;
 
     const SHAPE: Shape = Shape { lanes: 16, tile_rows: 32, tiles: Tiles::USUAL };
@@ -183,20 +180,23 @@ mod tests {
         [batch, heads_q, heads_kv, seq_q, seq_kv]: [usize; 5],
         mask: Mask,
         lengths: Lengths,
-    ) -> Problem {
+    ) -> (Problem, Values) {
         let layout = |heads, seq| Layout::bhsd(Dims::new(batch, heads, seq, 64)).unwrap();
         let (q, kv) = (layout(heads_q, seq_q), layout(heads_kv, seq_kv));
-        Spec { mask, lengths, ..Spec::new(DType::F32, q, kv, kv) }.parse().unwrap()
+        let values = Values { lengths, sinks: None };
+        let spec = Spec { mask, ..Spec::new(DType::F32, q, kv, kv) }.with(&values);
+        (spec.parse().unwrap(), values)
     }
 
-    fn plan(problem: &Problem, threads: usize) -> Plan {
+    fn plan(problem: Instance<'_>, threads: usize) -> Plan {
         let mut plan = Plan::default();
         plan.build(problem, SHAPE, threads);
         plan
     }
 
     /// Every row is written by one unit or merge, its visible keys are covered once, whatever the threads.
-    fn check(problem: &Problem) {
+    fn check((problem, values): &(Problem, Values)) {
+        let problem = Instance::new(problem, values).unwrap();
         let mut cuts = Vec::new();
         for threads in [1, 2, 16] {
             let plan = plan(problem, threads);
@@ -216,7 +216,11 @@ mod tests {
     }
 
     /// Where the visible keys of a row are cut.
-    fn cut(problem: &Problem, [sequence, _, row]: [usize; 3], mut parts: Vec<Range<usize>>) -> Vec<usize> {
+    fn cut(
+        problem: Instance<'_>,
+        [sequence, _, row]: [usize; 3],
+        mut parts: Vec<Range<usize>>,
+    ) -> Vec<usize> {
         let s = problem.sequence(sequence);
         let query = row / problem.group();
         if query >= s.q_len {
@@ -244,7 +248,8 @@ mod tests {
     #[test]
     fn few_queries_split_their_keys() {
         let parts = |shape| {
-            plan(&problem(shape, Mask::NONE, Lengths::Uniform), 1).merges.iter().map(|m| m.parts).max()
+            let (problem, values) = problem(shape, Mask::NONE, Lengths::Uniform);
+            plan(Instance::new(&problem, &values).unwrap(), 1).merges.iter().map(|m| m.parts).max()
         };
         assert_eq!(parts([1, 1, 1, 1, 511]), None);
         assert_eq!(parts([1, 1, 1, 1, 8192]), Some(16));

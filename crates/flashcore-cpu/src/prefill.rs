@@ -111,7 +111,7 @@ fn block<T: Lane>(
             break;
         }
         let tile = Tile::new(call, unit, t, memory);
-        let seen = visible(call.problem, s, &tile.rows);
+        let seen = visible(&call.problem, s, &tile.rows);
         let clip = keys.start.max(seen.start / align * align)..keys.end.min(seen.end);
         if clip.is_empty() {
             continue;

@@ -5,7 +5,7 @@ use std::{
     sync::atomic::{AtomicUsize, Ordering},
 };
 
-use flashcore_core::{DType, Dims, Element, HostCall, Layout, Mask, Problem, Spec};
+use flashcore_core::{DType, Dims, Element, HostCall, Layout, Mask, Problem, Spec, Values};
 use flashcore_cpu::{Cpu, Scratch};
 use half::{bf16, f16};
 
@@ -43,7 +43,7 @@ fn run<T: Element>(cpu: &Cpu, problem: &Problem, scratch: &mut Scratch, calls: u
     cpu.install(|| {
         let before = ALLOCATIONS.load(Ordering::Relaxed);
         for _ in 0..calls {
-            let mut call = HostCall::bind(problem, [&q, &k, &v], &mut out, None).unwrap();
+            let mut call = HostCall::bind(problem, Values::NONE, [&q, &k, &v], &mut out, None).unwrap();
             cpu.run_with(&mut call, scratch).unwrap();
         }
         ALLOCATIONS.load(Ordering::Relaxed) - before

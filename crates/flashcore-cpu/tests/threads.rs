@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use flashcore_core::{Backend, DType, Dims, HostCall, Layout, Mask, Problem, Spec};
+use flashcore_core::{Backend, DType, Dims, HostCall, Layout, Mask, Problem, Spec, Values};
 use flashcore_cpu::{Cpu, SimdLevel, Tiles};
 use flashcore_testkit::Rng;
 use rayon::prelude::*;
@@ -27,7 +27,10 @@ impl Run {
         let mut out = vec![f32::NAN; self.problem.out().span()];
         let mut lse = vec![f32::NAN; self.problem.rows()];
         backend
-            .forward(&mut HostCall::bind(&self.problem, [q, k, v], &mut out, Some(&mut lse)).unwrap())
+            .forward(
+                &mut HostCall::bind(&self.problem, Values::NONE, [q, k, v], &mut out, Some(&mut lse))
+                    .unwrap(),
+            )
             .unwrap();
         out.iter().chain(&lse).map(|x| x.to_bits()).collect()
     }

@@ -1,17 +1,17 @@
 //! Tiny problems on the portable path, small enough for miri, which sees every access of every pointer:
 //! `MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test -p flashcore-cpu --test tiny`.
 
-use flashcore_core::{Backend, Dims, Element, HostCall, Layout, Lengths, Mask, Problem, Spec};
+use flashcore_core::{Backend, Dims, Element, HostCall, Instance, Layout, Lengths, Mask, Spec, Values};
 use flashcore_cpu::{Cpu, SimdLevel};
 use half::{bf16, f16};
 
 /// Numbers in [−1, 1).
-fn values<T: Element>(layout: &Layout, seed: usize) -> Vec<T> {
+fn numbers<T: Element>(layout: &Layout, seed: usize) -> Vec<T> {
     (0..layout.span()).map(|i| T::from_f32(((i * 7 + seed * 5) % 16) as f32 / 8.0 - 1.0)).collect()
 }
 
 /// Row `i` of `head` in sequence `n`, by definition.
-fn reference<T: Element>(problem: &Problem, [q, k, v]: [&[T]; 3], [n, head, i]: [usize; 3]) -> Vec<f64> {
+fn reference<T: Element>(problem: Instance<'_>, [q, k, v]: [&[T]; 3], [n, head, i]: [usize; 3]) -> Vec<f64> {
     let (s, kv_head) = (problem.sequence(n), head / problem.group());
     let at = |data: &[T], start: usize, d: usize| f64::from(data[start + d].to_f32());
     let q_row = problem.q().row(s.batch, head, s.q_start + i);
@@ -33,22 +33,27 @@ fn reference<T: Element>(problem: &Problem, [q, k, v]: [&[T]; 3], [n, head, i]: 
 
 fn check_as<T: Element>(
     [batch, heads_q, heads_kv, seq_q, seq_kv, dim]: [usize; 6],
+    lengths: &Lengths,
     change: &dyn Fn(&mut Spec),
 ) {
     let layout = |heads, seq| Layout::bhsd(Dims::new(batch, heads, seq, dim)).unwrap();
     let mut spec =
         Spec::new(T::DTYPE, layout(heads_q, seq_q), layout(heads_kv, seq_kv), layout(heads_kv, seq_kv));
     change(&mut spec);
-    let problem = spec.parse().unwrap();
-    let (q, k, v) = (values::<T>(problem.q(), 1), values::<T>(problem.k(), 2), values::<T>(problem.v(), 3));
+    let values = Values { lengths: lengths.clone(), sinks: None };
+    let problem = spec.with(&values).parse().unwrap();
+    let problem = Instance::new(&problem, &values).unwrap();
+    let (q, k, v) =
+        (numbers::<T>(problem.q(), 1), numbers::<T>(problem.k(), 2), numbers::<T>(problem.v(), 3));
     let mut out = vec![T::from_f32(f32::NAN); problem.out().span()];
     let cpu = Cpu::new().with_simd(SimdLevel::Portable).unwrap();
-    cpu.forward(&mut HostCall::bind(&problem, [&q, &k, &v], &mut out, None).unwrap()).unwrap();
+    cpu.forward(&mut HostCall::bind(problem.problem(), &values, [&q, &k, &v], &mut out, None).unwrap())
+        .unwrap();
     for (n, head) in (0..problem.sequences()).flat_map(|n| (0..heads_q).map(move |head| (n, head))) {
         let s = problem.sequence(n);
         for i in 0..s.q_len {
             let row = problem.out().row(s.batch, head, s.q_start + i);
-            let expected = reference(&problem, [&q, &k, &v], [n, head, i]);
+            let expected = reference(problem, [&q, &k, &v], [n, head, i]);
             for (got, expected) in out[row..].iter().zip(expected) {
                 assert!(
                     (f64::from(got.to_f32()) - expected).abs() < 1e-2,
@@ -60,9 +65,13 @@ fn check_as<T: Element>(
 }
 
 fn check(shape: [usize; 6], change: impl Fn(&mut Spec)) {
-    check_as::<f32>(shape, &change);
-    check_as::<f16>(shape, &change);
-    check_as::<bf16>(shape, &change);
+    check_with(shape, &Lengths::Uniform, &change);
+}
+
+fn check_with(shape: [usize; 6], lengths: &Lengths, change: &dyn Fn(&mut Spec)) {
+    check_as::<f32>(shape, lengths, change);
+    check_as::<f16>(shape, lengths, change);
+    check_as::<bf16>(shape, lengths, change);
 }
 
 #[test]
@@ -85,6 +94,6 @@ fn parts() {
 
 #[test]
 fn lengths() {
-    check([2, 1, 1, 6, 6, 4], |spec| spec.lengths = Lengths::used([0, 5], [3, 2]));
-    check([1, 1, 1, 7, 9, 4], |spec| spec.lengths = Lengths::ragged([0, 1, 1, 7], [0, 4, 5, 9]));
+    check_with([2, 1, 1, 6, 6, 4], &Lengths::used([0, 5], [3, 2]), &|_| ());
+    check_with([1, 1, 1, 7, 9, 4], &Lengths::ragged([0, 1, 1, 7], [0, 4, 5, 9]), &|_| ());
 }

@@ -107,12 +107,15 @@ impl Prepared {
     /// may be 0), alive until the launch is done; where the stream is being captured, until the last replay is done.
     /// What the kernel writes must not be in use by other work meanwhile.
     pub unsafe fn launch(&self, stream: &Stream, buffers: &[u64]) -> Result<(), Error> {
-        let device = self.kernel.device();
-        if stream.device() != device {
-            return Err(Error::ForeignStream { device: device.index() });
-        }
+        self.check_stream(stream)?;
         // SAFETY: the stream is alive and of this device; the rest is the caller's promise.
         unsafe { self.launch_raw(stream.raw(), buffers) }
+    }
+
+    /// Demands a stream of the kernel's device.
+    pub fn check_stream(&self, stream: &Stream) -> Result<(), Error> {
+        let device = self.kernel.device();
+        if stream.device() == device { Ok(()) } else { Err(Error::ForeignStream { device: device.index() }) }
     }
 
     /// As [`Prepared::launch`] on another program's stream (`CUstream` or `cudaStream_t`; null is the legacy stream).
@@ -120,21 +123,23 @@ impl Prepared {
     /// # Safety
     /// As [`Prepared::launch`]; `stream` must be alive and belong to the primary context of the kernel's device.
     pub unsafe fn launch_raw(&self, stream: *mut c_void, buffers: &[u64]) -> Result<(), Error> {
-        let (device, stream) = (self.kernel.device(), stream.cast());
-        let _inside = device.enter()?;
+        // SAFETY: the caller's promise.
+        unsafe { launch_all(std::slice::from_ref(self), stream, buffers) }
+    }
+
+    /// Launches with scratch memory that is held for it. The context is current.
+    ///
+    /// # Safety
+    /// As [`Prepared::launch_raw`].
+    unsafe fn launch_with(&self, stream: CUstream, buffers: &[u64], scratch: &[u64]) -> Result<(), Error> {
+        let device = self.kernel.device();
         if buffers.len() < self.layout.buffers {
             return Err(
                 LaunchError::MissingBuffers { given: buffers.len(), needed: self.layout.buffers }.into()
             );
         }
-        let mut scratch = [0; MAX_WORKSPACES];
-        // Held until the driver has the launch, so that no other thread can hand the blocks on in between.
-        let _lease = match self.workspace.as_slice() {
-            [] => None,
-            wants => Some(device.pool().lease(device, stream, wants, &mut scratch)?),
-        };
         let mut block = Block::copy_of(&self.layout.bytes);
-        self.write_addresses(device, &mut block, buffers, &scratch)?;
+        self.write_addresses(device, &mut block, buffers, scratch)?;
         if device.is_synchronous() {
             return self.submit_and_wait(device, stream, &mut block);
         }
@@ -196,6 +201,30 @@ impl Prepared {
         // SAFETY: the stream is alive.
         device.check_kernel(unsafe { device.api().stream_synchronize(stream) }, self.kernel.name(), true)
     }
+}
+
+/// Launches several kernels one after another, as [`Prepared::launch_raw`] would, with one scratch memory for all: what
+/// one leaves there the next may read. They name the same workspaces, or none.
+///
+/// # Safety
+/// As [`Prepared::launch_raw`], for each of them.
+pub unsafe fn launch_all(launches: &[Prepared], stream: *mut c_void, buffers: &[u64]) -> Result<(), Error> {
+    let Some(first) = launches.first() else { return Ok(()) };
+    let (device, stream) = (first.kernel.device(), stream.cast());
+    let _inside = device.enter()?;
+    let wants = launches.iter().map(|launch| launch.workspace.as_slice()).find(|wants| !wants.is_empty());
+    let mut scratch = [0; MAX_WORKSPACES];
+    // Held until the driver has all launches, so that no other thread can hand the blocks on in between.
+    let _lease = match wants {
+        None => None,
+        Some(wants) => Some(device.pool().lease(device, stream, wants, &mut scratch)?),
+    };
+    for launch in launches {
+        debug_assert!(launch.workspace.is_empty() || Some(launch.workspace.as_slice()) == wants);
+        // SAFETY: the caller's promise.
+        unsafe { launch.launch_with(stream, buffers, &scratch)? };
+    }
+    Ok(())
 }
 
 impl Shape {

@@ -7,7 +7,7 @@
 
 use std::{cmp::Reverse, collections::BTreeSet};
 
-use flashcore_core::{DType, Dims, Layout, Lengths, Mask, Problem, ProblemError, Spec};
+use flashcore_core::{DType, Dims, Layout, Lengths, Mask, Problem, ProblemError, Spec, Values};
 
 use crate::plan::{Gpu, Misfit, Plan, plan, plan_tile};
 
@@ -16,6 +16,8 @@ use crate::plan::{Gpu, Misfit, Plan, plan, plan_tile};
 pub struct Member {
     /// A small problem.
     pub problem: Problem,
+    /// Its lengths and sinks.
+    pub values: Values,
     /// Where it would run.
     pub gpu: Gpu,
     /// The large problem whose tile, on a whole Hopper, it gets; `None` for its own.
@@ -45,11 +47,14 @@ struct Axes {
 enum Kind {
     Uniform,
     Used,
+    UsedKeys,
     Ragged,
 }
 
 const DTYPES: [DType; 2] = [DType::F16, DType::BF16];
 const FLAGS: [bool; 2] = [false, true];
+/// Types of sinks, where there are any.
+const SINKS: [Option<DType>; 3] = [None, Some(DType::F32), Some(DType::BF16)];
 const MASKS: usize = 4;
 /// Queries of a sequence: more and fewer than the smallest row tile has.
 const QUERIES: [usize; 2] = [70, 40];
@@ -67,7 +72,7 @@ const GENERAL: Axes = Axes {
     gpus: &[Gpu::AMPERE, Gpu::CONSUMER, Gpu::BLACKWELL],
     dims: &[(64, 64), (128, 128), (256, 256), (8, 8), (24, 40), (96, 80), (128, 64), (192, 256)],
     padding: &[0, 4, 2, 1],
-    lengths: &[Kind::Uniform, Kind::Used, Kind::Ragged],
+    lengths: &[Kind::Uniform, Kind::Used, Kind::UsedKeys, Kind::Ragged],
 };
 
 /// A Hopper so small that even small problems have more tiles than it has SMs, which makes its kernels persistent.
@@ -78,7 +83,7 @@ const HOPPER: Axes = Axes {
     gpus: &[BUSY_HOPPER, Gpu::HOPPER],
     dims: &[(64, 64), (128, 128), (192, 128), (256, 256), (40, 48), (160, 192)],
     padding: &[0],
-    lengths: &[Kind::Uniform, Kind::Used],
+    lengths: &[Kind::Uniform, Kind::Used, Kind::UsedKeys],
 };
 
 /// A problem too large to be simulated, whose tile small ones do not get.
@@ -102,7 +107,7 @@ const LARGE: [Large; 7] = [
     Large { heads: 4, rows: 64, keys: 8192, dim: 128, mask: 1 },
 ];
 
-/// The set: at most 64 members.
+/// The set: at most 80 members.
 pub fn covering_set() -> Result<Vec<Member>, ProblemError> {
     let members = |axes: &'static Axes| rows(&axes.extents()).into_iter().map(|row| axes.member(&row));
     let large = (0..).zip(&LARGE).map(|(n, large)| large.member(DTYPES[n % DTYPES.len()]));
@@ -112,7 +117,7 @@ pub fn covering_set() -> Result<Vec<Member>, ProblemError> {
 impl Axes {
     /// Number of options on each axis, in the order in which [`Axes::member`] reads a row.
     fn extents(&self) -> [usize; 9] {
-        let fixed = [DTYPES.len(), MASKS, FLAGS.len(), FLAGS.len()];
+        let fixed = [DTYPES.len(), MASKS, FLAGS.len(), SINKS.len()];
         let [dtypes, masks, caps, sinks] = fixed;
         let (gpus, dims) = (self.gpus.len(), self.dims.len());
         [dims, masks, self.padding.len(), self.lengths.len(), gpus, dtypes, caps, sinks, QUERIES.len()]
@@ -128,8 +133,6 @@ impl Axes {
             out: Some(layout(heads, queries, dim_v)?),
             mask: mask_of(mask),
             softcap: FLAGS[cap].then_some(20.0),
-            sinks: FLAGS[sink].then(|| [0.5, -1.0].into()),
-            lengths: kind.lengths(queries),
             ..Spec::new(
                 DTYPES[dtype],
                 layout(heads, queries, dim_qk)?,
@@ -137,7 +140,10 @@ impl Axes {
                 layout(1, KEYS, dim_v)?,
             )
         };
-        Ok(Member { problem: spec.parse()?, gpu: self.gpus[gpu], like: None })
+        let sinks = SINKS[sink].map(|_| [0.5, -1.0].into());
+        let values = Values { lengths: kind.lengths(queries), sinks };
+        let spec = Spec { sinks: SINKS[sink], ..spec.with(&values) };
+        Ok(Member { problem: spec.parse()?, values, gpu: self.gpus[gpu], like: None })
     }
 }
 
@@ -153,6 +159,7 @@ impl Large {
         let rows = if self.heads * self.rows > FEW_TILES * 10 { FEW_TILES } else { QUERIES[0] };
         Ok(Member {
             problem: spec(2, rows, self.keys.min(FEW_STEPS))?,
+            values: Values::default(),
             gpu: BUSY_HOPPER,
             like: Some(spec(self.heads, self.rows, self.keys)?),
         })
@@ -165,6 +172,7 @@ impl Kind {
         match self {
             Self::Uniform => Lengths::Uniform,
             Self::Used => Lengths::used([queries, 33], [150, 77]),
+            Self::UsedKeys => Lengths::keys([77, 150]),
             Self::Ragged => Lengths::ragged([0, 30, 30, queries], [0, 100, 130, 150]),
         }
     }

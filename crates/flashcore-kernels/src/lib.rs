@@ -6,6 +6,7 @@
 mod covering;
 pub mod forward_sm80;
 pub mod forward_sm90;
+mod launch;
 mod plan;
 pub mod shared;
 mod side;
@@ -14,8 +15,9 @@ pub mod untrusted;
 
 pub use covering::{Member, covering_set};
 pub use flashcore_tile::RegisterBudget;
+pub use launch::{AnyProgram, KernelConfig, Launch};
 pub use plan::{
-    ALLOCATED_ALIGNMENT, CpuTile, Gpu, KernelConfig, Misfit, Plan, PlanError, Tile, plan, plan_by,
-    plan_general, plan_tile, tuned,
+    ALLOCATED_ALIGNMENT, CpuTile, Gpu, Misfit, Plan, PlanError, Tile, plan, plan_by, plan_general, plan_tile,
+    tuned,
 };
-pub use side::SideArrays;
+pub use side::host_values;

@@ -18,15 +18,17 @@ pub use tile::{CpuTile, Tile};
 use tuned::Table;
 
 use flashcore_core::{DType, Layout, Problem};
-use flashcore_ptx::{launch::LaunchSpec, target::Target};
-use flashcore_tile::{BuildError, Half, Program, shared_limit};
+use flashcore_ptx::target::Target;
+use flashcore_tile::{Half, shared_limit};
 
 use crate::{
     forward_sm80, forward_sm90,
+    launch::{KernelConfig, Launch, Subject},
     shared::{
+        lengths::LengthsKind,
         load::Access,
         mask::{MAX_SEQUENCE, Sides},
-        schedule::{LengthsKind, tile_count},
+        schedule::tile_count,
     },
 };
 
@@ -56,54 +58,11 @@ impl Gpu {
         Self { capability: (10, 0), sms: 148, shared_bytes: shared_limit(Target::Sm100) };
 }
 
-/// The config of a kernel of one family.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-#[non_exhaustive]
-pub enum KernelConfig {
-    /// `mma.sync`, from sm_80 on.
-    Sm80(forward_sm80::Config),
-    /// TMA and wgmma, sm_90a.
-    Sm90(forward_sm90::Config),
-}
-
-impl KernelConfig {
-    /// The kernel's name.
-    pub fn name(&self) -> String {
-        match self {
-            Self::Sm80(cfg) => cfg.name().to_string(),
-            Self::Sm90(cfg) => cfg.name().to_string(),
-        }
-    }
-
-    /// The architecture the kernel is built for.
-    pub const fn target(&self) -> Target {
-        match self {
-            Self::Sm80(cfg) => cfg.target,
-            Self::Sm90(_) => Target::Sm90a,
-        }
-    }
-
-    /// Most registers of a thread when the kernel starts.
-    pub const fn register_budget(&self) -> u32 {
-        match self {
-            Self::Sm80(cfg) => cfg.shape.registers(),
-            Self::Sm90(cfg) => cfg.registers_at_entry(),
-        }
-    }
-
-    /// Builds the kernel.
-    pub fn program(&self) -> Result<Program<Problem>, BuildError> {
-        match self {
-            Self::Sm80(cfg) => forward_sm80::forward_sm80(cfg),
-            Self::Sm90(cfg) => forward_sm90::forward_sm90(*cfg),
-        }
-    }
-}
-
 /// How a problem will be computed, and why so.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub struct Plan {
-    kernel: KernelConfig,
+    /// In order; each begins when the one before has ended.
+    launches: Vec<Launch>,
     gpu: Gpu,
     why: &'static str,
     passed_over: Vec<String>,
@@ -162,9 +121,26 @@ pub enum PlanError {
 }
 
 impl Plan {
-    /// The kernel.
-    pub const fn kernel(&self) -> &KernelConfig {
-        &self.kernel
+    fn single(kernel: KernelConfig, problem: &Problem, gpu: &Gpu, why: &'static str) -> Self {
+        let extent = match &kernel {
+            KernelConfig::Sm80(cfg) => forward_sm80::extent(cfg, problem),
+            KernelConfig::Sm90(cfg) => Some(forward_sm90::extent(*cfg, problem, gpu.sms)),
+        };
+        let subject = Subject::Forward(Box::new(problem.clone()));
+        let launches = vec![Launch { kernel, subject, extent }];
+        Self { launches, gpu: *gpu, why, passed_over: Vec::new(), row: None }
+    }
+
+    /// The same kernel for another problem of its kind.
+    #[must_use]
+    pub fn rebound(&self, problem: &Problem) -> Self {
+        let launches = Self::single(*self.kernel(), problem, &self.gpu, self.why).launches;
+        Self { launches, ..self.clone() }
+    }
+
+    /// The kernel that does most of the work.
+    pub fn kernel(&self) -> &KernelConfig {
+        self.launches[0].kernel()
     }
 
     /// Why this kernel and this tile.
@@ -182,18 +158,20 @@ impl Plan {
         &self.passed_over
     }
 
-    /// The launch of the plan's program for a problem; `None` where there is nothing to compute.
-    pub fn launch(&self, program: &Program<Problem>, problem: &Problem) -> Option<LaunchSpec> {
-        let extent = match &self.kernel {
-            KernelConfig::Sm80(cfg) => forward_sm80::extent(cfg, problem)?,
-            KernelConfig::Sm90(cfg) => forward_sm90::extent(*cfg, problem, self.gpu.sms),
-        };
-        Some(program.launch(problem, extent))
+    /// What is launched, in order. There is at least one launch, which may have nothing to compute.
+    pub fn launches(&self) -> &[Launch] {
+        &self.launches
+    }
+
+    /// The names of the kernels, in order.
+    fn names(&self) -> String {
+        let names: Vec<_> = self.launches.iter().map(|launch| launch.kernel.name()).collect();
+        names.join(", then ")
     }
 
     /// The choice in words, one line for the kernel and one for each that was passed over.
     pub fn explain(&self) -> String {
-        let mut text = format!("{}: {}", self.kernel.name(), self.why);
+        let mut text = format!("{}: {}", self.names(), self.why);
         if let Some(row) = &self.row {
             text.push_str("\nby ");
             text.push_str(row);
@@ -232,7 +210,7 @@ fn plan_by_rules(problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Plan, P
     if hopper.is_none() {
         let (shape, why) = hopper::shape(problem, gpu);
         let kernel = hopper_config(problem, half, shape)?;
-        return Ok(Plan { kernel, gpu: *gpu, why, passed_over: Vec::new(), row: None });
+        return Ok(Plan::single(kernel, problem, gpu, why));
     }
     let refusal = hopper.into_iter().map(|reason| format!("forward_sm90: {reason}")).collect();
     Ok(Plan { passed_over: refusal, ..plan_general(problem, gpu, alignment)? })
@@ -243,7 +221,7 @@ pub fn plan_general(problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Plan
     let half = check(problem, gpu)?;
     let (shape, why) = general::shape(problem, gpu)?;
     let kernel = general_config(problem, gpu, half, access(problem, alignment), shape)?;
-    Ok(Plan { kernel, gpu: *gpu, why, passed_over: Vec::new(), row: None })
+    Ok(Plan::single(kernel, problem, gpu, why))
 }
 
 /// The Hopper kernel for a problem, cut as `shape` says.
@@ -258,9 +236,9 @@ fn hopper_config(
         dim_qk: problem.dim_qk() as u32,
         dim_v: problem.dim_v() as u32,
         mask: Sides::of(problem),
-        used: lengths == LengthsKind::Used,
+        lengths,
         softcap: problem.softcap().is_some(),
-        sinks: problem.sinks().is_some(),
+        sinks: problem.sinks(),
         pack: hopper::pack(problem),
         shape,
     }))
@@ -283,7 +261,7 @@ fn general_config(
         mask: Sides::of(problem),
         lengths: LengthsKind::of(problem).ok_or(PlanError::Lengths)?,
         softcap: problem.softcap().is_some(),
-        sinks: problem.sinks().is_some(),
+        sinks: problem.sinks(),
         access,
     }))
 }

@@ -1,36 +1,25 @@
-//! The small arrays that kernels read besides the tensors, as the bytes an executor uploads.
+//! Lengths and sinks of a call on the host, as the bytes that an executor uploads.
 
-use flashcore_core::{Lengths, Problem};
+use flashcore_core::{DType, Instance, Lengths};
+use flashcore_ptx::launch::Slot;
+use half::{bf16, f16};
 
-/// Sinks and lengths of a problem; see [`crate::slots`] for what each slot expects.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct SideArrays {
-    /// For [`crate::slots::SINKS`].
-    pub sinks: Option<Vec<u8>>,
-    /// For [`crate::slots::LENGTHS_Q`] and [`crate::slots::LENGTHS_KV`].
-    pub lengths: Option<[Vec<u8>; 2]>,
-}
+use crate::slots;
 
-impl SideArrays {
-    /// The arrays of a problem.
-    pub fn of(problem: &Problem) -> Self {
-        let sinks = problem.sinks().map(|sinks| sinks.iter().flat_map(|s| s.to_le_bytes()).collect());
-        Self { sinks, lengths: lengths(problem) }
-    }
-}
-
-fn lengths(problem: &Problem) -> Option<[Vec<u8>; 2]> {
-    let bytes = |values: &[u32]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
-    // Kernels read both arrays: where one side is used whole, every entry says so.
-    let used = |given: Option<&[u32]>, all: usize| match given {
-        Some(given) => bytes(given),
-        None => bytes(&vec![all as u32; problem.batch()]),
+/// The arrays of a call, each with its slot; see [`crate::slots`] for what each expects.
+pub fn host_values(call: Instance<'_>) -> Vec<(Slot, Vec<u8>)> {
+    let numbers = |values: &[u32]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
+    let [q, kv] = match &call.values().lengths {
+        Lengths::Used { q, kv } => [q.as_deref(), kv.as_deref()],
+        Lengths::Ragged { q, kv } => [Some(&**q), Some(&**kv)],
+        _ => [None, None],
     };
-    match problem.lengths() {
-        Lengths::Used { q, kv } => {
-            Some([used(q.as_deref(), problem.seq_q()), used(kv.as_deref(), problem.seq_kv())])
-        }
-        Lengths::Ragged { q, kv } => Some([bytes(q), bytes(kv)]),
-        _ => None,
-    }
+    let sinks = call.sink_logits().map(|sinks| match call.sinks() {
+        Some(DType::F16) => sinks.iter().flat_map(|&s| f16::from_f32(s).to_le_bytes()).collect(),
+        Some(DType::BF16) => sinks.iter().flat_map(|&s| bf16::from_f32(s).to_le_bytes()).collect(),
+        _ => sinks.iter().flat_map(|s| s.to_le_bytes()).collect(),
+    });
+    let arrays =
+        [(slots::LENGTHS_Q, q.map(numbers)), (slots::LENGTHS_KV, kv.map(numbers)), (slots::SINKS, sinks)];
+    arrays.into_iter().filter_map(|(slot, bytes)| Some((slot, bytes?))).collect()
 }

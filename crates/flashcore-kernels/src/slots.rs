@@ -12,11 +12,11 @@ pub const V: Slot = Slot(2);
 pub const OUT: Slot = Slot(3);
 /// f32 log-sum-exp per row, dense batch × heads × sequence; null (address 0) where nobody wants it.
 pub const LSE: Slot = Slot(4);
-/// f32 sinks, one per query head.
+/// Sinks, one per query head, in a type of their own.
 pub const SINKS: Slot = Slot(5);
-/// u32 used lengths (one per batch entry) or offsets (one more than sequences) of the queries.
+/// Used lengths (one per batch entry) or offsets (one more than sequences) of the queries.
 pub const LENGTHS_Q: Slot = Slot(6);
-/// u32 used lengths or offsets of keys and values.
+/// Used lengths or offsets of keys and values.
 pub const LENGTHS_KV: Slot = Slot(7);
 /// A u32 that persistent kernels count tiles with: zero before and after every launch.
 pub const TILE_COUNTER: Slot = Slot(8);

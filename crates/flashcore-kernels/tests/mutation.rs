@@ -67,14 +67,14 @@ impl Subject {
             (0..elements).flat_map(|_| element()).collect()
         };
         let inputs = [tensor(8.0), tensor(8.0), tensor(1.0)];
-        let (module, spec) = built(&plan, &problem);
+        let (module, spec) = built(&plan);
         Self { gpu, problem, plan, module, spec, inputs, bytes: elements * 2, rows: heads * seq }
     }
 
     /// The same problem with another tile.
     fn with_tile(self, tile: Tile) -> Self {
         let plan = plan_tile(&self.problem, &self.gpu, 16, tile).expect("a plan");
-        let (module, spec) = built(&plan, &self.problem);
+        let (module, spec) = built(&plan);
         Self { plan, module, spec, ..self }
     }
 
@@ -103,9 +103,9 @@ impl Subject {
     }
 }
 
-fn built(plan: &Plan, problem: &Problem) -> (Module, LaunchSpec) {
+fn built(plan: &Plan) -> (Module, LaunchSpec) {
     let program = plan.kernel().program().expect("a program");
-    let spec = plan.launch(&program, problem).expect("something to compute");
+    let spec = plan.launches()[0].spec(&program).expect("something to compute");
     (program.module().clone(), spec)
 }
 

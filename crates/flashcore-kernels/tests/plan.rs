@@ -1,6 +1,6 @@
 //! Which kernel is chosen for what, without a GPU, and how refusals read.
 
-use flashcore_core::{DType, Dims, Layout, Lengths, Mask, Problem, Spec};
+use flashcore_core::{DType, Dims, Layout, Mask, Problem, Sequences, Spec};
 use flashcore_kernels::{
     Gpu, KernelConfig, Plan, PlanError, Tile, covering_set, forward_sm80::Shape, plan, plan_general,
     plan_tile,
@@ -48,7 +48,7 @@ fn hopper_falls_back_and_says_why() {
     let plain = spec(DType::F16, [4, 2, 300, 300], 64);
     let one = |heads| Layout::bshd(Dims::new(1, heads, 300, 64)).unwrap();
     let ragged = Spec {
-        lengths: Lengths::ragged([0, 100, 300], [0, 200, 300]),
+        sequences: Sequences::Ragged { count: 2, longest_q: 200, longest_kv: 200 },
         ..Spec::new(DType::F16, one(4), one(2), one(2))
     };
     let odd = Layout::strided(Dims::new(2, 4, 300, 64), [4 * 300 * 65, 300 * 65, 65, 1]).unwrap();
@@ -66,21 +66,21 @@ fn hopper_falls_back_and_says_why() {
 
 #[test]
 fn masks_that_show_few_keys_get_short_steps() {
-    let masked = |seq, mask, lengths| {
-        let spec = Spec { mask, lengths, ..spec(DType::BF16, [64, 64, seq, seq], 128) };
+    let masked = |seq, mask, sequences| {
+        let spec = Spec { mask, sequences, ..spec(DType::BF16, [64, 64, seq, seq], 128) };
         spec.parse().unwrap()
     };
     let (short, usual) =
         ("fc_forward_sm_90a_bf16_d128v128_g2n64s4", "fc_forward_sm_90a_bf16_d128v128_g2n128s2");
-    let (window, used) = (Mask::window(1023, 0), Lengths::used([1000, 900], [1000, 900]));
-    for (seq, mask, lengths, name, why) in [
-        (1024, Mask::CAUSAL, Lengths::Uniform, short, "rows see few keys"),
-        (4096, window, Lengths::Uniform, short, "rows see few keys"),
-        (1024, Mask::NONE, Lengths::Uniform, usual, ""),
-        (2048, Mask::CAUSAL, Lengths::Uniform, usual, ""),
+    let (window, used) = (Mask::window(1023, 0), Sequences::Used { q: true, kv: true });
+    for (seq, mask, sequences, name, why) in [
+        (1024, Mask::CAUSAL, Sequences::Uniform, short, "rows see few keys"),
+        (4096, window, Sequences::Uniform, short, "rows see few keys"),
+        (1024, Mask::NONE, Sequences::Uniform, usual, ""),
+        (2048, Mask::CAUSAL, Sequences::Uniform, usual, ""),
         (1024, Mask::CAUSAL, used, usual, ""),
     ] {
-        check(&masked(seq, mask, lengths), Gpu::HOPPER, 16, name, why);
+        check(&masked(seq, mask, sequences), Gpu::HOPPER, 16, name, why);
     }
 }
 
@@ -124,15 +124,16 @@ fn options_reach_the_kernel() {
     let spec = Spec {
         mask: Mask::window(7, 3),
         softcap: Some(30.0),
-        sinks: Some([0.0; 4].into()),
-        lengths: Lengths::keys([5, 9]),
+        sinks: Some(DType::BF16),
+        sequences: Sequences::Used { q: false, kv: true },
         ..spec(DType::F16, [4, 2, 40, 40], 64)
     };
     let KernelConfig::Sm80(cfg) = *plan(&spec.parse().unwrap(), &Gpu::AMPERE, 4).unwrap().kernel() else {
         panic!("an A100 runs the general kernel");
     };
-    assert!(cfg.mask.left && cfg.mask.right && cfg.softcap && cfg.sinks);
-    assert_eq!((cfg.access.bytes(), cfg.lengths.name()), (4, "used"));
+    assert!(cfg.mask.left && cfg.mask.right && cfg.softcap);
+    assert_eq!(cfg.sinks, Some(DType::BF16));
+    assert_eq!((cfg.access.bytes(), cfg.lengths.name()), (4, "used_kv"));
 }
 
 #[test]
@@ -168,12 +169,11 @@ fn batch_invariance_keeps_batch_and_heads_out_of_the_choice() {
 fn tiles_of_ragged_batches_are_those_of_its_sequences() {
     const SEQUENCES: usize = 65_536;
     let layout = Layout::bshd(Dims::new(1, 32, SEQUENCES, 64)).unwrap();
-    let bounds: Vec<_> = (0..=SEQUENCES as u32).collect();
-    let lengths = Lengths::ragged(bounds.clone(), bounds);
-    let problem = Spec { lengths, ..Spec::new(DType::F16, layout, layout, layout) }.parse().unwrap();
+    let sequences = Sequences::Ragged { count: SEQUENCES, longest_q: 1, longest_kv: 1 };
+    let problem = Spec { sequences, ..Spec::new(DType::F16, layout, layout, layout) }.parse().unwrap();
     for gpu in [Gpu::AMPERE, Gpu::HOPPER] {
         let chosen = plan(&problem, &gpu, 16).unwrap();
-        let grid = chosen.launch(&chosen.kernel().program().unwrap(), &problem).unwrap().grid;
+        let grid = chosen.launches()[0].spec(&chosen.kernel().program().unwrap()).unwrap().grid;
         assert_eq!(grid.map(u64::from).iter().product::<u64>(), 32 * SEQUENCES as u64, "{chosen}");
     }
 }
@@ -182,7 +182,7 @@ fn tiles_of_ragged_batches_are_those_of_its_sequences() {
 fn nothing_to_compute_is_no_launch() {
     let empty = spec(DType::F16, [4, 2, 0, 100], 64).parse().unwrap();
     let chosen = plan(&empty, &Gpu::AMPERE, 16).unwrap();
-    assert_eq!(chosen.launch(&chosen.kernel().program().unwrap(), &empty), None);
+    assert_eq!(chosen.launches()[0].spec(&chosen.kernel().program().unwrap()), None);
 }
 
 #[test]
@@ -192,7 +192,7 @@ fn launches_name_only_documented_slots_and_plans_cross_threads() {
     for member in covering_set().unwrap() {
         let plan = member.plan().unwrap();
         let program = plan.kernel().program().unwrap();
-        let launch = plan.launch(&program, &member.problem).unwrap();
+        let launch = plan.launches()[0].spec(&program).unwrap();
         assert_eq!(launch.params.len(), program.module().kernels[0].params.len());
         assert!(launch.shared_bytes <= member.gpu.shared_bytes, "{plan}");
         assert!(launch.grid[0] > 0);

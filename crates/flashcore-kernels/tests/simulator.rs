@@ -1,6 +1,8 @@
 //! Kernels in the simulator, every check on, against the f64 oracle of the testkit.
 
-use flashcore_core::{BackendError, DType, Data, Dims, Element, HostCall, Layout, Mask, Problem, Spec};
+use flashcore_core::{
+    BackendError, DType, Data, Dims, Element, HostCall, Instance, Layout, Mask, Problem, Spec, Values,
+};
 use flashcore_kernels::{
     Gpu, Member, Plan, Tile, covering_set, forward_sm80,
     forward_sm90::{self, Order, Staging},
@@ -61,7 +63,12 @@ fn tiles_that_pass_the_gate_are_right() {
         (64, general(4, [32, 16], 4, true)),
     ];
     all_pass(&tiles, |(n, &(dim, tile))| {
-        let member = Member { problem: problem(dim), gpu: Gpu { sms: 3, ..Gpu::HOPPER }, like: None };
+        let member = Member {
+            problem: problem(dim),
+            values: Values::default(),
+            gpu: Gpu { sms: 3, ..Gpu::HOPPER },
+            like: None,
+        };
         let plan = match plan_tile(&member.problem, &member.gpu, 16, tile) {
             Ok(plan) => plan,
             Err(misfit) => return Some(format!("{tile:?}: {misfit}")),
@@ -82,7 +89,7 @@ fn rows_do_not_feel_a_neighbour_that_grows() {
         let plan = plan(&problem, &gpu, 16).unwrap();
         let calm = normal_inputs::<f16>(&problem);
         let both = [&calm, &with_growing_row(&calm, dim)]
-            .map(|inputs| launched(&Simulator::seeded(gpu, 1), &problem, &plan, inputs));
+            .map(|inputs| launched(&Simulator::seeded(gpu, 1), (&problem, Values::NONE), &plan, inputs));
         let [Ok(calm), Ok(grown)] = both else { return Some(format!("{dim} features: a run fails")) };
         let unnoticed = mask == Mask::NONE && grown.instructions <= calm.instructions;
         let row = |run: &Launched<f16>, row: usize| {
@@ -145,7 +152,7 @@ fn all_pass<T: Sync>(items: &[T], check: impl Fn((usize, &T)) -> Option<String> 
 fn wrong<T: Element>(member: &Member, plan: &Plan, seed: usize) -> Option<String> {
     let inputs = normal_inputs::<T>(&member.problem);
     let simulator = Simulator::seeded(member.gpu, seed as u64);
-    let run = || launched(&simulator, &member.problem, plan, &inputs);
+    let run = || launched(&simulator, (&member.problem, &member.values), plan, &inputs);
     let (first, again) = match run().and_then(|first| Ok((first, run()?))) {
         Ok(both) => both,
         Err(error) => return Some(error),
@@ -154,7 +161,8 @@ fn wrong<T: Element>(member: &Member, plan: &Plan, seed: usize) -> Option<String
         return Some("results depend on the schedule".to_owned());
     }
     let slices = inputs.each_ref().map(|tensor| T::erase(tensor));
-    let verdict = judge(&member.problem, slices, T::erase(&first.out), Some(&first.lse), Rows::ALL);
+    let instance = Instance::new(&member.problem, &member.values).ok()?;
+    let verdict = judge(instance, slices, T::erase(&first.out), Some(&first.lse), Rows::ALL);
     verdict.reason.map(|reason| reason.to_string())
 }
 
@@ -174,14 +182,14 @@ impl<T: Element> Launched<T> {
 /// Runs a plan, every check on.
 fn launched<T: Element>(
     simulator: &Simulator,
-    problem: &Problem,
+    (problem, values): (&Problem, &Values),
     plan: &Plan,
     inputs: &[Vec<T>; 3],
 ) -> Result<Launched<T>, String> {
     let run = || -> Result<Launched<T>, BackendError> {
         let (mut out, mut lse) = (tensor::<T>(problem.out(), || f32::NAN), vec![f32::NAN; problem.rows()]);
         let mut call =
-            HostCall::bind(problem, inputs.each_ref().map(Vec::as_slice), &mut out, Some(&mut lse))?;
+            HostCall::bind(problem, values, inputs.each_ref().map(Vec::as_slice), &mut out, Some(&mut lse))?;
         let outcome = simulator.launch(&mut call, plan)?;
         outcome.as_ref().map_or(Ok(()), simulator::judge)?;
         let instructions = outcome.map_or(0, |outcome| outcome.counters.total_instructions());

@@ -1,6 +1,6 @@
 //! Tables of measured tiles: what they hold, whom they serve, and what is refused.
 
-use flashcore_core::{DType, Dims, Layout, Lengths, Mask, Problem, Spec};
+use flashcore_core::{DType, Dims, Layout, Mask, Problem, Sequences, Spec};
 use flashcore_kernels::{
     CpuTile, Gpu, KernelConfig, Misfit, Tile, covering_set,
     forward_sm90::Order,
@@ -113,8 +113,8 @@ fn a_row_serves_its_class_and_nobody_else() {
         Spec { batch_invariant: true, ..plain.clone() },
         Spec { mask: Mask::NONE, ..plain.clone() },
         Spec { softcap: Some(20.0), ..plain.clone() },
-        Spec { sinks: Some(vec![0.0; h].into()), ..plain.clone() },
-        Spec { lengths: Lengths::keys([5, 9]), ..plain.clone() },
+        Spec { sinks: Some(DType::F32), ..plain.clone() },
+        Spec { sequences: Sequences::Used { q: false, kv: true }, ..plain.clone() },
         Spec { dtype: DType::F16, ..plain },
     ] {
         assert!(!row(&other.parse().unwrap(), &Gpu::HOPPER));

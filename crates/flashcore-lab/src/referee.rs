@@ -73,8 +73,8 @@ impl Referee {
 
     /// The same on as many rows as `care` allows.
     pub fn with(workload: &Rc<Workload>, care: Care) -> Self {
-        let problem = workload.task().problem();
-        let rows = Rows::within(problem, care.budget());
+        let problem = workload.instance();
+        let rows = Rows::within(&problem, care.budget());
         let inputs = workload.inputs();
         let oracle = reference(problem, inputs, rows);
         Self { workload: workload.clone(), rows, oracle, yardstick: yardstick(problem, inputs, rows) }

@@ -15,11 +15,10 @@ use std::{
 
 use flashcore_core::{Backend, BackendError, HostCall, Problem, Ran};
 use flashcore_kernels::{
-    ALLOCATED_ALIGNMENT, Gpu, KernelConfig, Plan, SideArrays, plan_by, slots, tuned::Table,
+    ALLOCATED_ALIGNMENT, AnyProgram, Gpu, KernelConfig, Plan, host_values, plan_by, slots, tuned::Table,
 };
 use flashcore_ptx::launch::{LaunchSpec, Param, Slot};
 use flashcore_sim::{Buffer, Launch, Options, Outcome, Schedule};
-use flashcore_tile::Program;
 
 /// Findings that an error lists.
 const FINDINGS: usize = 3;
@@ -43,7 +42,7 @@ pub struct Simulator {
     table: Option<Arc<Table>>,
     seed: u64,
     runs: AtomicU64,
-    programs: Mutex<HashMap<KernelConfig, Arc<Program<Problem>>>>,
+    programs: Mutex<HashMap<KernelConfig, Arc<AnyProgram>>>,
 }
 
 impl Simulator {
@@ -75,7 +74,7 @@ impl Simulator {
     }
 
     /// The program of a kernel, built at the first call.
-    pub fn program(&self, kernel: &KernelConfig) -> Result<Arc<Program<Problem>>, BackendError> {
+    pub fn program(&self, kernel: &KernelConfig) -> Result<Arc<AnyProgram>, BackendError> {
         let known = || self.programs.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(program) = known().get(kernel) {
             return Ok(program.clone());
@@ -97,7 +96,9 @@ impl Simulator {
     /// Faults are findings of the outcome, not errors. The call's outputs are written unless one ended the launch.
     pub fn launch(&self, call: &mut HostCall<'_>, plan: &Plan) -> Result<Option<Outcome>, BackendError> {
         let program = self.program(plan.kernel())?;
-        let Some(mut spec) = plan.launch(&program, call.problem()) else { return Ok(None) };
+        let Some(mut spec) = plan.rebound(call.problem()).launches()[0].spec(&program) else {
+            return Ok(None);
+        };
         if call.outputs().1.is_none() {
             without_lse(&mut spec);
         }
@@ -150,23 +151,20 @@ fn without_lse(spec: &mut LaunchSpec) {
 }
 
 fn buffers(call: &mut HostCall<'_>) -> Vec<Buffer> {
-    let SideArrays { sinks, lengths } = SideArrays::of(call.problem());
     let [q, k, v] = call.inputs().map(|data| copied(data.bytes()));
     let (mut out, lse) = call.outputs();
     let lse = lse.map(|lse| bytemuck::cast_slice(lse).to_vec());
-    let [lengths_q, lengths_kv] = lengths.map_or([None, None], |arrays| arrays.map(Some));
     // What lies between the output's rows goes in as it is, so that writing there shows.
-    let bound: [(Slot, Option<Vec<u8>>); 8] = [
+    let bound: [(Slot, Option<Vec<u8>>); 5] = [
         (slots::Q, Some(q)),
         (slots::K, Some(k)),
         (slots::V, Some(v)),
         (slots::OUT, Some(copied(out.bytes_mut()))),
         (slots::LSE, lse),
-        (slots::SINKS, sinks),
-        (slots::LENGTHS_Q, lengths_q),
-        (slots::LENGTHS_KV, lengths_kv),
     ];
-    bound.into_iter().filter_map(|(slot, bytes)| Some(Buffer::input(slot, bytes?))).collect()
+    let tensors = bound.into_iter().filter_map(|(slot, bytes)| Some((slot, bytes?)));
+    let all = tensors.chain(host_values(call.instance()));
+    all.map(|(slot, bytes)| Buffer::input(slot, bytes)).collect()
 }
 
 fn write_back(call: &mut HostCall<'_>, outcome: &Outcome) {

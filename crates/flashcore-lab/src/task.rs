@@ -3,7 +3,7 @@
 
 use std::{fmt, ops::Not, sync::Arc};
 
-use flashcore_core::{Align, DType, Dims, Layout, Mask, Problem, ProblemError, Spec};
+use flashcore_core::{Align, DType, Dims, Layout, Mask, Problem, ProblemError, Spec, Values};
 use flashcore_testkit::cases::Sinks;
 use serde::{Deserialize, Serialize};
 
@@ -81,6 +81,9 @@ impl Task {
     /// Checks a description from elsewhere.
     pub fn parse(spec: TaskSpec) -> Result<Self, TaskError> {
         let dtype: DType = spec.dtype.parse().map_err(TaskError::DType)?;
+        if spec.sinks && spec.q[1] > MOST_SINKS {
+            return Err(TaskError::NotPlain);
+        }
         let dims = |[batch, heads, seq, dim]: [usize; 4]| Dims::new(batch, heads, seq, dim);
         let (q, k) = (dims(spec.q), dims(spec.k));
         let v = Dims { dim: spec.dim_v, ..k };
@@ -90,7 +93,7 @@ impl Task {
             mask: if spec.top_left { mask.top_left() } else { mask },
             scale: Some(spec.scale),
             softcap: spec.softcap,
-            sinks: spec.sinks.then(|| normal_sinks(q.heads, 0)).flatten(),
+            sinks: spec.sinks.then_some(DType::F32),
             ..plain
         };
         Ok(Self { problem: problem.parse()?, spec })
@@ -102,13 +105,10 @@ impl Task {
         Self::new(Spec { mask, ..Spec::new(dtype, layout, layout, layout) }.parse()?)
     }
 
-    /// The same task with its sinks, if it has any, drawn from `seed`.
-    pub fn seeded(mut self, seed: u64) -> Result<Self, TaskError> {
-        if self.spec.sinks {
-            let sinks = normal_sinks(self.problem.heads_q(), seed);
-            self.problem = Spec { sinks, ..self.problem.spec().clone() }.parse()?;
-        }
-        Ok(self)
+    /// Its sinks, if it has any, drawn from `seed`.
+    pub fn values(&self, seed: u64) -> Values {
+        let sinks = self.spec.sinks.then(|| normal_sinks(self.problem.heads_q(), seed)).flatten();
+        Values { sinks, ..Values::default() }
     }
 
     /// The task as plain data.
@@ -135,7 +135,7 @@ impl Task {
 }
 
 /// A standard normal sink for each of `heads` query heads, but never so many that the memory for them could matter;
-/// problems with more heads are then refused for want of sinks.
+/// calls with more heads are then refused for want of sinks.
 pub fn normal_sinks(heads: usize, seed: u64) -> Option<Arc<[f32]>> {
     Sinks::Normal.logits(heads.min(MOST_SINKS), seed).map(Into::into)
 }
@@ -194,13 +194,9 @@ mod tests {
         let plain = Task::square(DType::F16, [1, 4, 3, 8], Mask::NONE).unwrap();
         let task = Task::parse(TaskSpec { sinks: true, ..plain.spec().clone() }).unwrap();
         assert_eq!(Task::new(task.problem().clone()).unwrap(), task);
-        assert_eq!(task.clone().seeded(0).unwrap(), task);
-        let other = task.clone().seeded(1).unwrap();
-        assert_eq!(other.spec(), task.spec());
-        assert_ne!(other.problem().sinks(), task.problem().sinks());
-        assert_eq!(other.problem().sinks().map(<[f32]>::len), Some(4));
-        assert!(matches!(Task::new(other.problem().clone()), Err(TaskError::NotPlain)));
-        assert_eq!(plain.clone().seeded(1).unwrap(), plain);
+        assert_ne!(task.values(0), task.values(1));
+        assert_eq!(task.values(1).sinks.map(|sinks| sinks.len()), Some(4));
+        assert_eq!(plain.values(1), Values::default());
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use flashcore_core::{Data, HostCall, Layout, Problem};
+use flashcore_core::{Data, HostCall, Instance, Layout, Problem, Values};
 use tempfile::TempDir;
 
 use crate::{
@@ -20,6 +20,7 @@ use crate::{
 #[derive(Debug)]
 pub struct Workload {
     task: Task,
+    values: Values,
     inputs: [Buffer; 3],
     files: OnceCell<Files>,
 }
@@ -49,14 +50,19 @@ pub fn normal_inputs(problem: &Problem, seed: u64) -> Result<[Buffer; 3], LabErr
 impl Workload {
     /// Standard normal inputs, sinks included, for `task`.
     pub fn new(task: Task, seed: u64) -> Result<Self, LabError> {
-        let task = task.seeded(seed)?;
-        let inputs = normal_inputs(task.problem(), seed)?;
-        Ok(Self { task, inputs, files: OnceCell::new() })
+        let (inputs, values) = (normal_inputs(task.problem(), seed)?, task.values(seed));
+        values.check(task.problem())?;
+        Ok(Self { task, values, inputs, files: OnceCell::new() })
     }
 
     /// The task.
     pub fn task(&self) -> &Task {
         &self.task
+    }
+
+    /// The task's problem with its sinks.
+    pub fn instance(&self) -> Instance<'_> {
+        Instance::new(self.task.problem(), &self.values).expect("checked when the workload was made")
     }
 
     /// Q, K and V.
@@ -74,7 +80,13 @@ impl Workload {
     /// The task bound to memory: what a backend takes.
     pub fn call<'a>(&'a self, outputs: &'a mut Outputs, lse: bool) -> Result<HostCall<'a>, LabError> {
         let lse = outputs.lse.as_deref_mut().filter(|_| lse);
-        Ok(HostCall::bind_erased(self.task.problem(), self.inputs(), outputs.out.data_mut(), lse)?)
+        Ok(HostCall::bind_erased(
+            self.task.problem(),
+            &self.values,
+            self.inputs(),
+            outputs.out.data_mut(),
+            lse,
+        )?)
     }
 
     /// A folder that holds Q, K and V as raw bytes in files `q`, `k` and `v`; in memory where the system has such.

@@ -5,7 +5,8 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use flashcore_core::{
-    Backend, BackendError, Data, Dims, Element, HostCall, Layout, Lengths, Problem, ProblemError,
+    Backend, BackendError, Data, Dims, Element, HostCall, Instance, Layout, Problem, ProblemError, Sequences,
+    Values,
 };
 
 use crate::{
@@ -21,6 +22,7 @@ use crate::{
 #[derive(Debug)]
 pub struct Bench<T> {
     problem: Problem,
+    bound: Values,
     inputs: [Buffer<T>; 3],
     /// What the inputs hold, to see whether a backend changed them.
     held: [Vec<f32>; 3],
@@ -69,11 +71,12 @@ impl<T: Element> Bench<T> {
     ///
     /// What lies around the tensors and beyond used lengths is NaN or Inf.
     pub fn holding(case: &Case, seed: u64, values: &[Vec<f32>; 3]) -> Result<Self, Trouble> {
-        let problem = case.problem(T::DTYPE, seed)?;
+        let (problem, bound) = (case.problem(T::DTYPE)?, case.values(seed));
+        let instance = Instance::new(&problem, &bound)?;
         let [q, k, v, (_, out_shift)] = case.places()?;
         let fill = |(layout, shift): (Layout, usize), index: usize| {
             let mut buffer = Buffer::filled(layout, shift, never_read()).ok_or_else(no_memory)?;
-            let used = |batch, seq| is_used(&problem, index, batch, seq);
+            let used = |batch, seq| is_used(instance, index, batch, seq);
             let beyond = beyond_used(layout.dims());
             // Rows in use come last: where strides of 0 make both share memory, they win.
             values::scatter(&beyond, buffer.slice_mut(), &layout, |batch, seq| !used(batch, seq));
@@ -82,12 +85,17 @@ impl<T: Element> Bench<T> {
         };
         let inputs = [fill(q, 0)?, fill(k, 1)?, fill(v, 2)?];
         let held = [0, 1, 2].map(|i| values::gather(T::erase(inputs[i].slice()), inputs[i].layout()));
-        Ok(Self { problem, inputs, held, out_shift })
+        Ok(Self { problem, bound, inputs, held, out_shift })
     }
 
     /// The problem.
     pub const fn problem(&self) -> &Problem {
         &self.problem
+    }
+
+    /// The problem with its lengths and sinks.
+    pub fn instance(&self) -> Instance<'_> {
+        Instance::new(&self.problem, &self.bound).expect("checked when the bench was made")
     }
 
     /// The inputs as the oracle reads them.
@@ -97,12 +105,12 @@ impl<T: Element> Bench<T> {
 
     /// What the problem's result should be.
     pub fn oracle(&self) -> Answer {
-        plain::reference(&self.problem, self.data(), Rows::ALL)
+        plain::reference(self.instance(), self.data(), Rows::ALL)
     }
 
     /// What a plain computation in the tensors' own precision makes of it.
     pub fn yardstick(&self) -> Answer {
-        plain::yardstick(&self.problem, self.data(), Rows::ALL)
+        plain::yardstick(self.instance(), self.data(), Rows::ALL)
     }
 
     /// Runs the problem into fresh, poisoned outputs; a panic of the backend is a failure.
@@ -114,7 +122,7 @@ impl<T: Element> Bench<T> {
         let [q, k, v] = &self.inputs;
         let wanted = want_lse.then(|| &mut lse.slice_mut()[..self.problem.rows()]);
         let inputs = [q.slice(), k.slice(), v.slice()];
-        let mut call = HostCall::bind(&self.problem, inputs, out.slice_mut(), wanted)?;
+        let mut call = HostCall::bind(&self.problem, &self.bound, inputs, out.slice_mut(), wanted)?;
         let ran = catch_unwind(AssertUnwindSafe(|| backend.forward(&mut call)));
         let ran =
             ran.map_err(|panic| Trouble::Failed(format!("the backend panicked: {}", message(&*panic))))??;
@@ -190,8 +198,8 @@ fn differing_row<T: Element>(a: &Buffer<T>, b: &Buffer<T>) -> Option<usize> {
 }
 
 /// Whether a row of Q (operand 0), K or V takes part in the problem.
-fn is_used(problem: &Problem, operand: usize, batch: usize, seq: usize) -> bool {
-    if !matches!(problem.lengths(), Lengths::Used { .. }) {
+fn is_used(problem: Instance<'_>, operand: usize, batch: usize, seq: usize) -> bool {
+    if !matches!(problem.sequences_kind(), Sequences::Used { .. }) {
         return true;
     }
     let sequence = problem.sequence(batch);

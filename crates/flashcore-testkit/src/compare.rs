@@ -13,7 +13,7 @@
 
 use std::fmt;
 
-use flashcore_core::{DType, Data, Problem};
+use flashcore_core::{DType, Data, Instance, Problem};
 
 use crate::{
     answer::{Answer, Position, Rows},
@@ -22,7 +22,7 @@ use crate::{
 
 /// Applies the error rule to the result of `problem`.
 pub fn judge(
-    problem: &Problem,
+    problem: Instance<'_>,
     inputs: [Data<'_>; 3],
     out: Data<'_>,
     lse: Option<&[f32]>,
@@ -30,7 +30,7 @@ pub fn judge(
 ) -> Verdict {
     let oracle = reference(problem, inputs, rows);
     let yardstick = yardstick(problem, inputs, rows);
-    Rule::of(problem).judge(&Answer::gather(problem, out, lse, rows), &oracle, &yardstick)
+    Rule::of(&problem).judge(&Answer::gather(&problem, out, lse, rows), &oracle, &yardstick)
 }
 
 /// The parts of the rule that depend on the problem.

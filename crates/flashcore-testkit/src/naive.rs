@@ -17,7 +17,7 @@ impl Backend for NaiveBackend {
     }
 
     fn forward(&self, call: &mut HostCall<'_>) -> Result<Ran, BackendError> {
-        let answer = plain::single(call.problem(), call.inputs());
+        let answer = plain::single(call.instance(), call.inputs());
         write(&answer, call);
         Ok(Ran { kernel: "unfused".to_owned() })
     }

@@ -9,7 +9,7 @@ use std::{
     ops::{Add, AddAssign, Div, Mul, Range},
 };
 
-use flashcore_core::{DType, Data, Lengths, Problem, Sequence};
+use flashcore_core::{DType, Data, Instance, Sequence, Sequences as Kind};
 use half::{bf16, f16, slice::HalfFloatSliceExt};
 use rayon::prelude::*;
 
@@ -19,17 +19,17 @@ use crate::{
 };
 
 /// The oracle: the operation in f64.
-pub fn reference(problem: &Problem, inputs: [Data<'_>; 3], rows: Rows) -> Answer {
+pub fn reference(problem: Instance<'_>, inputs: [Data<'_>; 3], rows: Rows) -> Answer {
     attention(&Exact, problem, inputs, rows)
 }
 
 /// The unfused computation in the tensors' own precision, accumulated in f32.
-pub fn yardstick(problem: &Problem, inputs: [Data<'_>; 3], rows: Rows) -> Answer {
+pub fn yardstick(problem: Instance<'_>, inputs: [Data<'_>; 3], rows: Rows) -> Answer {
     attention(&Rounded(problem.dtype()), problem, inputs, rows)
 }
 
 /// The unfused computation in f32 throughout, whatever the tensors hold.
-pub fn single(problem: &Problem, inputs: [Data<'_>; 3]) -> Answer {
+pub fn single(problem: Instance<'_>, inputs: [Data<'_>; 3]) -> Answer {
     attention(&Rounded(DType::F32), problem, inputs, Rows::ALL)
 }
 
@@ -129,8 +129,13 @@ where
     }
 }
 
-fn attention<A: Arithmetic>(arithmetic: &A, problem: &Problem, inputs: [Data<'_>; 3], rows: Rows) -> Answer {
-    let grid = Grid::of(problem, rows);
+fn attention<A: Arithmetic>(
+    arithmetic: &A,
+    problem: Instance<'_>,
+    inputs: [Data<'_>; 3],
+    rows: Rows,
+) -> Answer {
+    let grid = Grid::of(&problem, rows);
     let mut out = vec![0.0; grid.total_rows() * grid.dim];
     let mut ends = vec![RowEnd::NOTHING; grid.total_rows()];
     let in_plane = problem.group() * grid.rows;
@@ -173,10 +178,10 @@ enum Sequences {
 }
 
 impl Sequences {
-    fn of(problem: &Problem) -> Self {
+    fn of(problem: Instance<'_>) -> Self {
         let all = (0..problem.sequences()).map(|n| problem.sequence(n)).collect();
-        match problem.lengths() {
-            Lengths::Ragged { .. } => Self::Packed(all),
+        match problem.sequences_kind() {
+            Kind::Ragged { .. } => Self::Packed(all),
             _ => Self::PerEntry(all),
         }
     }
@@ -194,7 +199,7 @@ impl Sequences {
 /// The keys and values of one batch entry and key head, and the query heads that use them.
 struct Plane<'a, A: Arithmetic> {
     arithmetic: &'a A,
-    problem: &'a Problem,
+    problem: Instance<'a>,
     q: Data<'a>,
     batch: usize,
     first_head: usize,
@@ -206,7 +211,7 @@ struct Plane<'a, A: Arithmetic> {
 }
 
 impl<'a, A: Arithmetic> Plane<'a, A> {
-    fn gather(arithmetic: &'a A, problem: &'a Problem, [q, k, v]: [Data<'a>; 3], index: usize) -> Self {
+    fn gather(arithmetic: &'a A, problem: Instance<'a>, [q, k, v]: [Data<'a>; 3], index: usize) -> Self {
         let (batch, head) = (index / problem.heads_kv(), index % problem.heads_kv());
         let (seq_kv, dim_qk) = (problem.seq_kv(), problem.dim_qk());
         let mut keys = vec![A::Real::default(); seq_kv * dim_qk];
@@ -249,7 +254,7 @@ impl<'a, A: Arithmetic> Plane<'a, A> {
         let visible = keys.start + sequence.kv_start..keys.end + sequence.kv_start;
         self.scores(head, seq, visible.clone(), scores);
         let f32_noise = self.f32_noise(scores);
-        let sink = self.problem.sinks().map(|sinks| A::Real::new(sinks[head]));
+        let sink = self.problem.sink_logits().map(|sinks| A::Real::new(sinks[head]));
         let lse = self.softmax(scores, sink).wide();
         let dim_v = self.problem.dim_v();
         let mut sum = vec![A::Real::default(); dim_v];

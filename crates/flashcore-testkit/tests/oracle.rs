@@ -1,17 +1,32 @@
 //! The oracle and the error rule tested: against numbers worked out by hand and against the definition spelled out.
 
-use flashcore_core::{DType, Dims, Element, Layout, Lengths, Mask, Problem, Spec};
+use flashcore_core::{DType, Dims, Element, Instance, Layout, Lengths, Mask, Problem, Spec, Values};
 use flashcore_testkit::{Answer, Case, Reason, Rng, Rows, Rule, Tag, plain};
 
 fn problem(seq_q: usize, seq_kv: usize, dim: usize, change: impl Fn(&mut Spec)) -> Problem {
+    problem_with(seq_q, seq_kv, dim, Values::NONE, change)
+}
+
+fn problem_with(
+    seq_q: usize,
+    seq_kv: usize,
+    dim: usize,
+    values: &Values,
+    change: impl Fn(&mut Spec),
+) -> Problem {
     let layout = |seq| Layout::bhsd(Dims::new(1, 1, seq, dim)).unwrap();
     let mut spec = Spec::new(DType::F32, layout(seq_q), layout(seq_kv), layout(seq_kv));
     spec.scale = Some(1.0);
     change(&mut spec);
-    spec.parse().unwrap()
+    spec.with(values).parse().unwrap()
 }
 
 fn oracle(problem: &Problem, q: &[f32], k: &[f32], v: &[f32]) -> Answer {
+    oracle_with(problem, Values::NONE, q, k, v)
+}
+
+fn oracle_with(problem: &Problem, values: &Values, q: &[f32], k: &[f32], v: &[f32]) -> Answer {
+    let problem = Instance::new(problem, values).unwrap();
     plain::reference(problem, [q, k, v].map(f32::erase), Rows::ALL)
 }
 
@@ -22,20 +37,27 @@ fn close(a: f64, b: f64) -> bool {
 #[test]
 fn numbers_worked_out_by_hand() {
     let (one, ln3) = (1.0, 3f32.ln());
-    let exactly = |change: fn(&mut Spec), out: f64, lse: f64| {
+    let valued = |values: &Values, change: fn(&mut Spec), out: f64, lse: f64| {
         // Scores 0 and ln 3: weights 1/4 and 3/4.
-        let got = oracle(&problem(1, 2, 1, change), &[one], &[0.0, ln3], &[8.0, 4.0]);
+        let problem = problem_with(1, 2, 1, values, change);
+        let got = oracle_with(&problem, values, &[one], &[0.0, ln3], &[8.0, 4.0]);
         let near = |a: f64, b: f64| a == b || (a - b).abs() < 1e-6;
         assert!(near(got.out[0], out) && near(got.lse[0], lse), "{got:?} instead of {out} and {lse}");
+    };
+    let exactly = |change: fn(&mut Spec), out, lse| valued(Values::NONE, change, out, lse);
+    let used = |lengths, out, lse| valued(&Values { lengths, sinks: None }, |_| {}, out, lse);
+    let sunk = |sink: f32, out, lse| {
+        let values = Values { sinks: Some([sink].into()), lengths: Lengths::Uniform };
+        valued(&values, |_| {}, out, lse);
     };
     exactly(|_| {}, 5.0, 4f64.ln());
     exactly(|s| s.scale = Some(2.0), (8.0 + 9.0 * 4.0) / 10.0, 10f64.ln());
     // A sink of logit ln 4 takes half: the rest keeps its proportions.
-    exactly(|s| s.sinks = Some([4f32.ln()].into()), 2.5, 8f64.ln());
-    exactly(|s| s.sinks = Some([f32::NEG_INFINITY].into()), 5.0, 4f64.ln());
-    exactly(|s| s.lengths = Lengths::keys([1]), 8.0, 0.0);
-    exactly(|s| s.lengths = Lengths::keys([0]), 0.0, f64::NEG_INFINITY);
-    exactly(|s| s.lengths = Lengths::used([0], [2]), 0.0, f64::NEG_INFINITY);
+    sunk(4f32.ln(), 2.5, 8f64.ln());
+    sunk(f32::NEG_INFINITY, 5.0, 4f64.ln());
+    used(Lengths::keys([1]), 8.0, 0.0);
+    used(Lengths::keys([0]), 0.0, f64::NEG_INFINITY);
+    used(Lengths::used([0], [2]), 0.0, f64::NEG_INFINITY);
     exactly(|s| s.mask = Mask::window(0, 0), 4.0, 3f64.ln());
     exactly(|s| s.mask = Mask::window(0, 0).top_left(), 8.0, 0.0);
     let capped = (2.0 * (3f64.ln() / 2.0).tanh()).exp();
@@ -44,11 +66,9 @@ fn numbers_worked_out_by_hand() {
 
 #[test]
 fn an_empty_row_with_a_sink_is_zero_and_its_lse_is_the_sink() {
-    let with_sink = problem(2, 1, 1, |s| {
-        s.mask = Mask::CAUSAL;
-        s.sinks = Some([1.5].into());
-    });
-    let got = oracle(&with_sink, &[1.0, 1.0], &[1.0], &[7.0]);
+    let values = Values { sinks: Some([1.5].into()), lengths: Lengths::Uniform };
+    let with_sink = problem_with(2, 1, 1, &values, |s| s.mask = Mask::CAUSAL);
+    let got = oracle_with(&with_sink, &values, &[1.0, 1.0], &[1.0], &[7.0]);
     assert_eq!((got.out[0], got.lse[0]), (0.0, 1.5));
     assert_eq!(got.sees_nothing, [true, false]);
 }
@@ -114,9 +134,9 @@ fn the_oracle_is_the_definition() {
             lengths: Lengths::used(used.map(|u| u[0] as u32), used.map(|u| u[1] as u32)),
             ..Case::new(Tag::Random, "definition", [2, 4, 2, seq_q, seq_kv], 6)
         };
-        let problem = case.problem(DType::F32, 0).unwrap();
+        let problem = case.problem(DType::F32).unwrap();
         let values = case.inputs.values([case.q, case.k, case.v()], &mut rng);
-        let got = oracle(&problem, &values[0], &values[1], &values[2]);
+        let got = oracle_with(&problem, &case.values(0), &values[0], &values[1], &values[2]);
         for (row, out) in got.out.chunks(5).enumerate() {
             let at = got.grid.position(row * 5);
             let place = [at.batch, at.head, at.seq];
@@ -132,12 +152,12 @@ fn the_oracle_is_the_definition() {
 #[test]
 fn sampled_rows_are_rows_of_the_whole() {
     let case = Case::new(Tag::Random, "sampled", [2, 2, 1, 37, 20], 8);
-    let problem = case.problem(DType::F32, 0).unwrap();
+    let problem = case.problem(DType::F32).unwrap();
     let values = case.inputs.values([case.q, case.k, case.v()], &mut Rng::new(5));
     let data = [&values[0], &values[1], &values[2]].map(|x| f32::erase(x));
-    let whole = plain::reference(&problem, data, Rows::ALL);
+    let whole = plain::reference(Instance::new(&problem, Values::NONE).unwrap(), data, Rows::ALL);
     let rows = Rows::within(&problem, problem.flops() / 2.0 / 4.0);
-    let sampled = plain::reference(&problem, data, rows);
+    let sampled = plain::reference(Instance::new(&problem, Values::NONE).unwrap(), data, rows);
     assert_eq!((sampled.grid.step, sampled.grid.rows), (5, 8));
     for (row, out) in sampled.out.chunks(8).enumerate() {
         let at = sampled.grid.position(row * 8);
@@ -152,12 +172,13 @@ fn the_yardstick_errs_about_as_much_as_its_type() {
     let case = Case::new(Tag::Random, "yardstick", [1, 2, 2, 64, 128], 64);
     let values = case.inputs.values([case.q, case.k, case.v()], &mut Rng::new(5));
     let error = |dtype: DType| {
-        let problem = case.problem(dtype, 0).unwrap();
+        let problem = case.problem(dtype).unwrap();
         let rounded =
             values.clone().map(|x| x.iter().map(|&x| dtype.round(f64::from(x)) as f32).collect::<Vec<_>>());
         let data = [&rounded[0], &rounded[1], &rounded[2]].map(|x| f32::erase(x));
+        let instance = Instance::new(&problem, Values::NONE).unwrap();
         let [a, b] =
-            [plain::reference(&problem, data, Rows::ALL), plain::yardstick(&problem, data, Rows::ALL)];
+            [plain::reference(instance, data, Rows::ALL), plain::yardstick(instance, data, Rows::ALL)];
         a.out.iter().zip(b.out).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max)
     };
     for (dtype, range) in [(DType::F32, 1e-8..1e-6), (DType::F16, 1e-5..2e-3), (DType::BF16, 1e-4..2e-2)] {

@@ -111,7 +111,7 @@ fn the_table_is_well_formed() {
     assert_eq!(repeated, None);
     for case in &all {
         for &dtype in case.dtypes {
-            assert!(case.problem(dtype, 0).is_ok(), "{case}: {:?}", case.problem(dtype, 0));
+            assert!(case.problem(dtype).is_ok(), "{case}: {:?}", case.problem(dtype));
         }
     }
     let tiny = cases::up_to(Cost::Tiny).len();

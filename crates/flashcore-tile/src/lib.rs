@@ -48,13 +48,13 @@ pub use fragment::{Acc, Fragment, ROWS_PER_THREAD};
 pub use memory::{Global, Shared};
 pub use mma::{MMA_K, MMA_M, MatrixOrder, MatrixRows, MatrixView, Quad};
 pub use pipeline::{Pipeline, Stage};
-pub use program::{Extent, Params, Program};
+pub use program::{Code, Extent, Params, Program};
 pub use roles::{RegisterBudget, Roles, WARPGROUP};
 pub use scalar::{Cmp, Half};
 pub use scope::{Cta, Scope, UniformScope, Warp, Warpgroup};
 pub use smem::{Major, MatrixOperand, SmemTile};
 pub use tma::TensorMap;
-pub use value::{B32, Bits, F32, Integer, Number, Packed, Pred, Reg, S32, Type, U32, U64, Val};
+pub use value::{B16, B32, Bits, F32, Integer, Number, Packed, Pred, Reg, S32, Type, U32, U64, Val};
 pub use wgmma::{Pending, Start};
 
 /// The guide's example is a test.

@@ -2,7 +2,7 @@
 //!
 //! Parameters are declared once, with the PTX type and the host's value side by side, so that the two cannot differ.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, ops::Deref, sync::Arc};
 
 use flashcore_ptx::{
     ident::Ident,
@@ -140,26 +140,40 @@ pub struct Extent {
     pub dependent: bool,
 }
 
-/// A kernel that can be launched for any arguments `A`.
-#[derive(Clone)]
-pub struct Program<A> {
+/// A kernel as it ships, whatever its arguments.
+#[derive(Clone, Debug)]
+pub struct Code {
     entry: Ident,
     module: Module,
     text: String,
     provenance: Provenance,
-    values: Vec<HostValue<A>>,
     threads: u32,
     cluster: [u32; 3],
     shared_bytes: u32,
 }
 
+/// A kernel that can be launched for any arguments `A`.
+#[derive(Clone)]
+pub struct Program<A> {
+    code: Code,
+    values: Vec<HostValue<A>>,
+}
+
 impl<A> fmt::Debug for Program<A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Program({})", self.entry)
+        write!(f, "Program({})", self.code.entry)
     }
 }
 
-impl<A> Program<A> {
+impl<A> Deref for Program<A> {
+    type Target = Code;
+
+    fn deref(&self) -> &Code {
+        &self.code
+    }
+}
+
+impl Code {
     /// The kernel's name.
     pub const fn entry(&self) -> &Ident {
         &self.entry
@@ -189,15 +203,17 @@ impl<A> Program<A> {
     pub const fn threads(&self) -> u32 {
         self.threads
     }
+}
 
+impl<A> Program<A> {
     /// The launch for given arguments.
     pub fn launch(&self, args: &A, extent: Extent) -> LaunchSpec {
         LaunchSpec {
-            entry: self.entry.clone(),
+            entry: self.code.entry.clone(),
             grid: extent.grid,
-            block: [self.threads, 1, 1],
-            cluster: self.cluster,
-            shared_bytes: self.shared_bytes,
+            block: [self.code.threads, 1, 1],
+            cluster: self.code.cluster,
+            shared_bytes: self.code.shared_bytes,
             dependent: extent.dependent,
             params: self.values.iter().map(|value| value(args)).collect(),
             workspace: extent.workspace,
@@ -221,16 +237,16 @@ impl Builder {
         if !faults.is_empty() {
             return Err(BuildError { kernel: name.to_string(), faults });
         }
-        Ok(Program {
+        let code = Code {
             entry: name.clone(),
             text: module.to_string(),
             module,
             provenance,
-            values: params.values,
             threads: self.threads,
             cluster: self.kernel.directives.required_cluster.unwrap_or([1, 1, 1]),
             shared_bytes: self.shared_bytes,
-        })
+        };
+        Ok(Program { code, values: params.values })
     }
 
     /// The program's name and arguments must be those with which the kernel was built.

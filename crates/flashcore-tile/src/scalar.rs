@@ -10,7 +10,7 @@ use crate::{
     builder::{Builder, join},
     error::FaultKind,
     scope::Scope,
-    value::{B32, Bits, F32, Integer, Number, Pred, Reg, S32, Type, U32, U64, Val},
+    value::{B16, B32, Bits, F32, Integer, Number, Pred, Reg, S32, Type, U32, U64, Val},
 };
 
 /// A 16-bit float type that tensor cores multiply.
@@ -401,6 +401,33 @@ impl Builder {
         self.check_set(dst, join([low, high]));
         let operands = [dst.operand(), high.operand(), low.operand()];
         self.emit(Op::Cvt, &[Mod::Rn, Mod::Type(half.packed()), Mod::Type(ScalarType::F32)], operands);
+    }
+
+    /// The two values that are packed in `word`, widened to f32, the low half first.
+    #[track_caller]
+    pub fn unpack(&mut self, half: Half, word: Reg<U32>) -> [Reg<F32>; 2] {
+        match half {
+            // A bf16 is the upper half of an f32.
+            Half::Bf16 => {
+                let (low, high) = (self.shl(word, 16), self.and(word, 0xffff_0000));
+                [low, high].map(|bits| {
+                    let dst = self.fresh::<F32>(bits.scope());
+                    self.emit(Op::Mov, &[Mod::Type(ScalarType::B32)], [dst.operand(), bits.operand()]);
+                    dst
+                })
+            }
+            Half::F16 => {
+                let halves = [(); 2].map(|()| self.fresh::<B16>(word.scope()));
+                let both = Operand::Vector(halves.map(Reg::operand).to_vec());
+                self.emit(Op::Mov, &[Mod::Type(ScalarType::B32)], [both, word.operand()]);
+                halves.map(|half| {
+                    let dst = self.fresh::<F32>(half.scope());
+                    let mods = [Mod::Type(ScalarType::F32), Mod::Type(ScalarType::F16)];
+                    self.emit(Op::Cvt, &mods, [dst.operand(), half.operand()]);
+                    dst
+                })
+            }
+        }
     }
 
     /// The same bits, read as signed.

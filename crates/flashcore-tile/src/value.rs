@@ -65,6 +65,8 @@ types! {
     U64(u64) U64, |v: u64| Imm::Int(v as i64);
     /// Single precision.
     F32(f32) F32, |v: f32| Imm::F32(v.to_bits());
+    /// A 16-bit value.
+    B16(u16) B16, |v: u16| Imm::Int(i64::from(v));
     /// Two packed 16-bit values.
     B32(Packed) B32, |v: Packed| Imm::Int(i64::from(v.0));
 }

@@ -118,7 +118,7 @@ fn call(dim: &str, mask: &str) -> Outcome<()> {
     let ready = Cuda::open(0)?.prepare(&problem)?;
     let [q, k, v, out] = [&q, &k, &v, &out].map(DeviceBuffer::address);
     // SAFETY: four live buffers with the problem's layout, which nothing else touches until the wait is over.
-    unsafe { ready.launch(&DeviceTensors { q, k, v, out, lse: 0 }, &stream)? };
+    unsafe { ready.launch(&DeviceTensors { q, k, v, out, ..DeviceTensors::default() }, &stream)? };
     stream.synchronize()?;
     let milliseconds = start.elapsed().as_secs_f64() * 1e3;
     println!("{:?} {milliseconds}", ready.route());

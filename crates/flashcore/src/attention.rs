@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use flashcore_core::{
-    Backend, Element, HostCall, Lengths, Mask, Problem, Ran, Spec, Tensor, TensorView, TensorViewMut,
+    Backend, Element, HostCall, Lengths, Mask, Problem, Ran, Spec, Tensor, TensorView, TensorViewMut, Values,
 };
 
 use crate::{
@@ -21,7 +21,8 @@ pub fn attention<'a, T: Element>(
     v: TensorView<'a, T>,
 ) -> Attention<'a, T> {
     let spec = Spec::new(T::DTYPE, q.layout(), k.layout(), v.layout());
-    Attention { inputs: [q.data(), k.data(), v.data()], spec, choice: Choice::Kind(BackendKind::Auto) }
+    let inputs = [q.data(), k.data(), v.data()];
+    Attention { inputs, spec, values: Values::default(), choice: Choice::Kind(BackendKind::Auto) }
 }
 
 /// A call of attention that is being described.
@@ -29,6 +30,7 @@ pub fn attention<'a, T: Element>(
 pub struct Attention<'a, T> {
     inputs: [&'a [T]; 3],
     spec: Spec,
+    values: Values,
     choice: Choice<'a>,
 }
 
@@ -65,7 +67,7 @@ impl<'a, T: Element> Attention<'a, T> {
     ///
     /// The LSE includes it.
     pub fn sinks(mut self, logits: impl Into<Arc<[f32]>>) -> Self {
-        self.spec.sinks = Some(logits.into());
+        self.values.sinks = Some(logits.into());
         self
     }
 
@@ -81,7 +83,7 @@ impl<'a, T: Element> Attention<'a, T> {
     /// # }
     /// ```
     pub fn lengths(mut self, lengths: Lengths) -> Self {
-        self.spec.lengths = lengths;
+        self.values.lengths = lengths;
         self
     }
 
@@ -105,11 +107,17 @@ impl<'a, T: Element> Attention<'a, T> {
 
     /// Checks the arguments without computing anything.
     pub fn problem(&self) -> Result<Problem, Error> {
-        Ok(self.spec.clone().parse()?)
+        Ok(self.spec.clone().with(&self.values).parse()?)
     }
 
     /// Computes into new memory.
     pub fn run(self) -> Result<Output<T>, Error> {
+        self.run_as()
+    }
+
+    /// As [`run`](Self::run) with a result of another type: f32, unrounded, for tensors of 16 bits.
+    pub fn run_as<O: Element>(mut self) -> Result<Output<O>, Error> {
+        self.spec.out_dtype = Some(O::DTYPE);
         let problem = self.problem()?;
         let mut out = Tensor::zeros(*problem.out())?;
         let mut lse = Lse::zeros(&problem)?;
@@ -133,19 +141,47 @@ impl<'a, T: Element> Attention<'a, T> {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn run_into(mut self, out: TensorViewMut<'_, T>, lse: Option<&mut [f32]>) -> Result<Ran, Error> {
+    pub fn run_into<O: Element>(
+        mut self,
+        out: TensorViewMut<'_, O>,
+        lse: Option<&mut [f32]>,
+    ) -> Result<Ran, Error> {
         self.spec.out = Some(out.layout());
+        self.spec.out_dtype = Some(O::DTYPE);
         let problem = self.problem()?;
         self.forward(&problem, out, lse)
     }
 
-    fn forward(
+    /// Merges the result into what `out` and `lse` hold already: attention over the keys of before and these together.
+    ///
+    /// An LSE of −∞ says that nothing is there yet, whatever `out` holds.
+    ///
+    /// ```
+    /// # use flashcore::{Tensor, TensorViewMut, attention};
+    /// # fn main() -> Result<(), flashcore::Error> {
+    /// # let q = Tensor::bhsd(vec![0.5_f32; 16 * 8], [1, 1, 16, 8])?;
+    /// # let parts = [q.clone(), q.clone()];
+    /// let (mut out, mut lse) = (vec![f32::NAN; 16 * 8], vec![f32::NEG_INFINITY; 16]);
+    /// for part in &parts {
+    ///     let into = TensorViewMut::bhsd(&mut out, [1, 1, 16, 8])?;
+    ///     attention(q.view(), part.view(), part.view()).accumulate_into(into, &mut lse)?;
+    /// }
+    /// assert_eq!(out[0], 0.5);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn accumulate_into(mut self, out: TensorViewMut<'_, f32>, lse: &mut [f32]) -> Result<Ran, Error> {
+        self.spec.accumulate = true;
+        self.run_into(out, Some(lse))
+    }
+
+    fn forward<O: Element>(
         &self,
         problem: &Problem,
-        out: TensorViewMut<'_, T>,
+        out: TensorViewMut<'_, O>,
         lse: Option<&mut [f32]>,
     ) -> Result<Ran, Error> {
-        let mut call = HostCall::bind(problem, self.inputs, out.into_data(), lse)?;
+        let mut call = HostCall::bind(problem, &self.values, self.inputs, out.into_data(), lse)?;
         Ok(self.choice.forward(&mut call)?)
     }
 }

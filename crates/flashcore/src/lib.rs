@@ -47,8 +47,8 @@ pub use attention::{Attention, attention};
 pub use backend::{BackendKind, Found, ParseBackendError, available, backend};
 pub use error::Error;
 pub use flashcore_core::{
-    Align, Axis, Backend, BackendError, DType, Dims, Element, Layout, Lengths, Mask, Operand, Problem,
-    ProblemError, Ran, Spec, Tensor, TensorView, TensorViewMut,
+    Align, Axis, Backend, BackendError, DType, Dims, Element, Index, Instance, Layout, Lengths, Mask,
+    Operand, Problem, ProblemError, Ran, Sequences, Spec, Tensor, TensorView, TensorViewMut, Values,
 };
 pub use half::{bf16, f16};
 pub use output::{Lse, Output};

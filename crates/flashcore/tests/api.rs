@@ -4,8 +4,8 @@
 use std::ops::Range;
 
 use flashcore::{
-    Attention, BackendError, BackendKind, Element, Error, Lengths, Mask, Ran, Tensor, TensorView,
-    TensorViewMut, attention, available, backend,
+    Attention, BackendError, BackendKind, Element, Error, Instance, Lengths, Mask, Ran, Tensor, TensorView,
+    TensorViewMut, Values, attention, available, backend,
 };
 use flashcore_testkit::{NaiveBackend, Rng, Rows, judge};
 use proptest::{prelude::*, strategy::ValueTree};
@@ -130,7 +130,10 @@ fn attempt(arguments: &Arguments) -> Result<(), Error> {
     let result = described(arguments, views).run()?;
     let data = [&q, &k, &v].map(|x| f32::erase(x));
     let got = f32::erase(result.out.data());
-    let verdict = judge(&problem, data, got, Some(result.lse.values()), Rows::ALL);
+    let values =
+        Values { lengths: arguments.lengths.clone(), sinks: arguments.sinks.clone().map(Into::into) };
+    let instance = Instance::new(&problem, &values).expect("the call was computed");
+    let verdict = judge(instance, data, got, Some(result.lse.values()), Rows::ALL);
     assert!(verdict.pass(), "{verdict}");
     let (dims, strides) = (arguments.dims[3], arguments.strides[3]);
     described(arguments, views).run_into(TensorViewMut::strided(&mut out, dims, strides)?, None)?;

@@ -59,6 +59,32 @@ impl<T: Lane> Kernel for Narrow<'_, T> {
     }
 }
 
+/// Adds one row of f32, times a factor, to what is kept of another.
+pub(crate) struct Accumulate<'a> {
+    /// The row.
+    pub(crate) from: &'a [f32],
+    /// Factor on every element.
+    pub(crate) factor: f32,
+    /// As many elements.
+    pub(crate) to: &'a mut [f32],
+    /// Factor on what they hold; with 0 they may hold anything, NaN included.
+    pub(crate) kept: f32,
+}
+
+impl Kernel for Accumulate<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        // Plain loops: the compiler turns them into vectors.
+        if self.kept == 0.0 {
+            self.to.iter_mut().zip(self.from).for_each(|(to, x)| *to = x * self.factor);
+        } else {
+            self.to.iter_mut().zip(self.from).for_each(|(to, x)| *to = *to * self.kept + x * self.factor);
+        }
+    }
+}
+
 /// Pairs up the elements of two rows, the first in the low half; a missing row is zero.
 pub(crate) struct Zip<'a> {
     pub(crate) first: Option<&'a [bf16]>,

@@ -98,6 +98,10 @@ pub(crate) trait Lane: flashcore_core::Element {
     fn as_f32(_: &[Self]) -> Option<&[f32]> {
         None
     }
+    /// The same, to be written.
+    fn as_f32_mut(_: &mut [Self]) -> Option<&mut [f32]> {
+        None
+    }
     /// The slice itself where it is bf16.
     fn as_bf16(_: &[Self]) -> Option<&[bf16]> {
         None
@@ -106,6 +110,10 @@ pub(crate) trait Lane: flashcore_core::Element {
 
 impl Lane for f32 {
     fn as_f32(slice: &[Self]) -> Option<&[f32]> {
+        Some(slice)
+    }
+
+    fn as_f32_mut(slice: &mut [Self]) -> Option<&mut [f32]> {
         Some(slice)
     }
 

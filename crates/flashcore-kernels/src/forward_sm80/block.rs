@@ -4,7 +4,7 @@ use flashcore_tile::{Acc, Builder, Cmp, F32, Global, Half, MMA_M, ROWS_PER_THREA
 
 use super::{Arguments, Config};
 use crate::shared::{
-    schedule::{LengthsKind, Tile},
+    schedule::Tile,
     softmax::{Finished, RowTile, Softmax},
 };
 
@@ -36,7 +36,7 @@ pub(super) fn row_end(
     number: u32,
 ) -> (Acc, Finished) {
     let mut finished = block.softmax.finish(b, sink.map(|sink| [sink; ROWS_PER_THREAD]));
-    if cfg.lengths == LengthsKind::Used {
+    if cfg.lengths.cuts_queries() {
         for half in [0, 1] {
             let row = b.add(row, (number * MMA_M + 8 * half as u32) as i32);
             let queries = b.signed(queries);
@@ -49,16 +49,6 @@ pub(super) fn row_end(
 }
 
 impl Arguments {
-    /// The sink of a head.
-    pub(super) fn sink(&self, b: &mut Builder, head: Reg<U32>) -> Option<Reg<F32>> {
-        let bytes = b.mul_wide(head, 4);
-        self.sinks.map(|sinks| {
-            let at = b.add(sinks, bytes);
-            let [sink] = b.load_global::<F32, 1>(at);
-            sink
-        })
-    }
-
     /// Where the LSE of the tile's first row goes.
     pub(super) fn lse_of_row(&self, b: &mut Builder, tile: &Tile) -> Reg<U64> {
         let [batch, head, heads, seq] =

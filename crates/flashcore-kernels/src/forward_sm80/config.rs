@@ -1,5 +1,6 @@
 //! Everything that decides the text of the kernel.
 
+use flashcore_core::DType;
 use flashcore_ptx::{
     ident::Ident,
     layout::Swizzle,
@@ -9,7 +10,7 @@ use flashcore_ptx::{
 use flashcore_tile::{Half, MMA_M};
 use serde::{Deserialize, Serialize};
 
-use crate::shared::{load::Access, mask::Sides, schedule::LengthsKind};
+use crate::shared::{lengths::LengthsKind, load::Access, mask::Sides, sinks::sink_name};
 
 /// A kernel of this family: two configs that are equal give the same text.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -30,8 +31,8 @@ pub struct Config {
     pub lengths: LengthsKind,
     /// Scores are limited by a hyperbolic tangent.
     pub softcap: bool,
-    /// Every head has an extra logit.
-    pub sinks: bool,
+    /// Element type of every head's extra logit, if there is one.
+    pub sinks: Option<DType>,
     /// What rows are aligned to.
     pub access: Access,
 }
@@ -109,9 +110,9 @@ impl Config {
         };
         option(q_in_registers, "q");
         option(true, &format!("_{}", self.mask.name()));
-        option(self.lengths != LengthsKind::Uniform, &format!("_{}", self.lengths.name()));
+        option(self.lengths.name() != "uniform", &format!("_{}", self.lengths.name()));
         option(self.softcap, "_cap");
-        option(self.sinks, "_sink");
+        option(self.sinks.is_some(), sink_name(self.sinks));
         option(self.access != Access::B16, &format!("_a{}", self.access.bytes()));
         Ident::new(name).expect("made of legal parts")
     }

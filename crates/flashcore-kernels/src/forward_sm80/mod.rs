@@ -24,6 +24,7 @@ use crate::{
         mask::Mask,
         scale::Scale,
         schedule::{Schedule, TensorArgument, tile_count},
+        sinks::SinkArgument,
     },
     slots,
 };
@@ -37,7 +38,7 @@ pub(crate) struct Arguments {
     v: TensorArgument,
     out: TensorArgument,
     lse: Reg<U64>,
-    sinks: Option<Reg<U64>>,
+    sinks: Option<SinkArgument>,
     schedule: Schedule,
     mask: Mask,
     /// Columns of the output's accumulators.
@@ -53,7 +54,7 @@ impl Arguments {
             v: TensorArgument::declare(b, params, "v", slots::V, Problem::v),
             out: TensorArgument::declare(b, params, "out", slots::OUT, Problem::out),
             lse: params.buffer(b, "lse", slots::LSE),
-            sinks: cfg.sinks.then(|| params.buffer(b, "sinks", slots::SINKS)),
+            sinks: SinkArgument::declare(b, params, cfg.sinks),
             schedule: Schedule::declare(b, params, cfg.lengths, cfg.shape.tile_m()),
             mask: Mask::declare(b, params, cfg.mask),
             dim_v: padded(cfg.dim_v),

@@ -31,7 +31,7 @@ pub(super) fn row_tile(b: &mut Builder, cfg: &Config, args: &Arguments, layout: 
     let queries = Queries::new(b, cfg, layout, rows.warp);
     KeyLoop { cfg, args, ring, blocks: &blocks, queries, visible, rows }.run(b);
 
-    let sink = args.sink(b, tile.head);
+    let sink = args.sinks.map(|sinks| sinks.of_head(b, tile.head));
     let finished: Vec<_> = (0..)
         .zip(blocks)
         .map(|(n, block)| row_end(b, cfg, block, sink, rows.thread, tile.q_len, n))

@@ -195,7 +195,7 @@ impl<'a> Consumer<'a> {
         let hides = tiles.hides(b, block);
         let hides = b.uniform::<Warpgroup>(hides);
         b.if_uniform(hides, |b| self.hide(b, &scores, tile, block));
-        if self.cfg.used {
+        if self.cfg.lengths.cuts_keys() {
             clean_values(b, self, tile, block);
         }
         b.add_to(self.kv_count, 1);
@@ -444,10 +444,7 @@ impl<'a> Consumer<'a> {
         let rows = self.thread_rows(b, tile);
         Some(rows.map(|row| {
             let head = tile.head_of(b, self.cfg, row);
-            let bytes = b.mul_wide(head, 4);
-            let at = b.add(sinks, bytes);
-            let [sink] = b.load_global(at);
-            sink
+            sinks.of_head(b, head)
         }))
     }
 

@@ -83,7 +83,7 @@ impl Epilogue {
 
     /// Rows beyond the used queries become zeros, whatever was read for them.
     fn forget_unused(&self, b: &mut Builder, consumer: &Consumer<'_>, tile: &Tile, output: &Acc) {
-        if !consumer.cfg.used {
+        if !consumer.cfg.lengths.cuts_queries() {
             return;
         }
         let beyond = Self::beyond_use(b, consumer, tile);
@@ -128,7 +128,7 @@ impl Epilogue {
     /// One lane of each quad writes the LSE of its two rows, where rows exist and somebody wants them.
     pub(super) fn write_lse(b: &mut Builder, consumer: &Consumer<'_>, tile: &Tile, lse: Rows<F32>) {
         let args = consumer.args;
-        let lse = if consumer.cfg.used {
+        let lse = if consumer.cfg.lengths.cuts_queries() {
             let beyond = Self::beyond_use(b, consumer, tile);
             std::array::from_fn(|row| b.select(beyond[row], f32::NEG_INFINITY, lse[row]))
         } else {
@@ -140,12 +140,12 @@ impl Epilogue {
         let speaks = b.both(speaks, wanted);
         for (row, value) in consumer.thread_rows(b, tile).into_iter().zip(lse) {
             let (head, position) = (tile.flat_head_of(b, consumer.cfg, row), position(b, consumer.cfg, row));
-            let first = b.mul_wide(head, args.seq_q);
+            let first = b.mul_wide(head, args.lengths.seq_q);
             let index = b.widen(position);
             let index = b.add(first, index);
             let bytes = b.mul(index, 4);
             let to = Global::from(b.add(args.lse, bytes));
-            let exists = b.test(Cmp::Lt, position, args.seq_q);
+            let exists = b.test(Cmp::Lt, position, args.lengths.seq_q);
             let writes = b.both(speaks, exists);
             b.predicated(writes, |b| b.store_global::<F32>(to, &[value.into()]));
         }

@@ -154,13 +154,14 @@ fn write(b: &mut Builder, consumer: &Consumer<'_>, tile: &Tile, columns: &[Vecto
         let (head, position) = (tile.head_of(b, cfg, row), position(b, cfg, row));
         let start = out.at(b, tile.batch, head, position);
         let start: Reg<U64> = b.add(start, bytes);
-        let exists = b.test(Cmp::Lt, position, args.seq_q);
+        let exists = b.test(Cmp::Lt, position, args.lengths.seq_q);
         for (n, values) in (0..).zip(columns) {
             let vector = b.add(first, n);
             let there = b.test(Cmp::Lt, vector, vectors(cfg));
             let there = b.both(there, exists);
-            let [low, high] = [values[2 * half], values[2 * half + 1]]
-                .map(|value| if cfg.used { b.select(dead[half], 0.0, value) } else { value });
+            let [low, high] = [values[2 * half], values[2 * half + 1]].map(|value| {
+                if cfg.lengths.cuts_queries() { b.select(dead[half], 0.0, value) } else { value }
+            });
             let word = b.pack(cfg.half, low, high);
             let to = Global::from(start).at((n * OUTPUT_STEP) as i32);
             b.predicated(there, |b| b.store_global(to, &[word.into()]));

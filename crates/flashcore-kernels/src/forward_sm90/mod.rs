@@ -31,9 +31,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     shared::{
+        lengths::{LengthArguments, LengthsKind},
         mask::{Mask, Sides},
         scale::Scale,
         schedule::TensorArgument,
+        sinks::{SinkArgument, sink_name},
     },
     slots,
 };
@@ -61,12 +63,12 @@ pub struct Config {
     pub dim_v: u32,
     /// Which bounds the mask has.
     pub mask: Sides,
-    /// Whether batch entries use only their first rows.
-    pub used: bool,
+    /// How the rows of sequences are told; never packed.
+    pub lengths: LengthsKind,
     /// Scores are limited by a hyperbolic tangent.
     pub softcap: bool,
-    /// Every head has an extra logit.
-    pub sinks: bool,
+    /// Element type of every head's extra logit, if there is one.
+    pub sinks: Option<DType>,
     /// Query heads of a group that share a tile, row by row: a power of two up to 64; 1 where rows of one head fill it.
     pub pack: u32,
     /// How the work is cut.
@@ -154,7 +156,12 @@ impl Config {
             order.name(),
             self.mask.name()
         );
-        let options = [(self.used, "_used"), (self.softcap, "_cap"), (self.sinks, "_sink")];
+        let used = format!("_{}", self.lengths.name());
+        let options = [
+            (self.used(), used.as_str()),
+            (self.softcap, "_cap"),
+            (self.sinks.is_some(), sink_name(self.sinks)),
+        ];
         options.into_iter().filter(|(on, _)| *on).for_each(|(_, text)| name.push_str(text));
         if self.pack > 1 {
             name.push_str(&format!("_pack{}", self.pack));
@@ -177,7 +184,7 @@ impl Config {
         // A diagonal crosses the last key tile of all consumers where that is as wide as the rows are many.
         let bounded = (self.mask.left || self.mask.right) && tile_n < tile_m;
         // Unused values are cleared by all consumers together, so that all work through the same tiles.
-        bounded && one_at_most && !self.used
+        bounded && one_at_most && !self.lengths.cuts_keys()
     }
 
     /// Whether consumers multiply in turn: at 64 features that is 2 to 12 % faster, at 128 and more 3 to 16 % slower. A
@@ -197,7 +204,12 @@ impl Config {
     /// Whether only the producer waits for the kernel before: consumers then touch nothing of its that did not come
     /// through the producer, which knows by then where its copies start.
     const fn producer_waits(&self) -> bool {
-        matches!(self.shape.order, Order::Single { .. }) && !self.used && !self.sinks
+        matches!(self.shape.order, Order::Single { .. }) && !self.used() && self.sinks.is_none()
+    }
+
+    /// Whether batch entries use only their first rows.
+    const fn used(&self) -> bool {
+        self.lengths.cuts_queries() || self.lengths.cuts_keys()
     }
 
     const fn roles(&self) -> Roles {
@@ -216,47 +228,48 @@ pub(crate) struct Arguments {
     tile_counter: Option<Reg<U64>>,
     /// The output by address, for tiles whose keys are split over a cluster.
     out_rows: Option<TensorArgument>,
-    seq_q: Reg<U32>,
-    seq_kv: Reg<U32>,
     heads: Reg<U32>,
     group: Reg<U32>,
     row_tiles: Reg<U32>,
     tiles: Reg<U32>,
     section: Reg<U32>,
     scale: Scale,
-    sinks: Option<Reg<U64>>,
-    /// Used lengths of queries and keys.
-    lengths: Option<[Reg<U64>; 2]>,
+    sinks: Option<SinkArgument>,
+    lengths: LengthArguments,
     mask: Mask,
 }
 
 impl Arguments {
     fn declare(b: &mut Builder, params: &mut Params<Problem>, cfg: Config) -> Self {
         let (tile_m, tile_n) = (cfg.tile_m(), cfg.tile_n());
+        let q = params.tensor_map(b, "q", move |p| packed_map(p, p.q(), slots::Q, tile_m, cfg.pack));
+        let k = params.tensor_map(b, "k", move |p| map(p, p.k(), slots::K, tile_n));
+        let v = params.tensor_map(b, "v", move |p| map(p, p.v(), slots::V, tile_n));
+        let out =
+            params.tensor_map(b, "out", move |p| packed_map(p, p.out(), slots::OUT, ROWS_PER_WARP, cfg.pack));
+        let lse = params.buffer(b, "lse", slots::LSE);
+        let tile_counter =
+            (cfg.shape.order == Order::Atomic).then(|| params.buffer(b, "tile_counter", slots::TILE_COUNTER));
+        let out_rows = (cfg.shape.order.parts() > 1)
+            .then(|| TensorArgument::declare(b, params, "out_rows", slots::OUT, Problem::out));
+        let seq_q = params.u32(b, "seq_q", |p| p.seq_q() as u32);
+        let seq_kv = params.u32(b, "seq_kv", |p| p.seq_kv() as u32);
         Self {
-            q: params.tensor_map(b, "q", move |p| packed_map(p, p.q(), slots::Q, tile_m, cfg.pack)),
-            k: params.tensor_map(b, "k", move |p| map(p, p.k(), slots::K, tile_n)),
-            v: params.tensor_map(b, "v", move |p| map(p, p.v(), slots::V, tile_n)),
-            out: params
-                .tensor_map(b, "out", move |p| packed_map(p, p.out(), slots::OUT, ROWS_PER_WARP, cfg.pack)),
-            lse: params.buffer(b, "lse", slots::LSE),
-            tile_counter: (cfg.shape.order == Order::Atomic)
-                .then(|| params.buffer(b, "tile_counter", slots::TILE_COUNTER)),
-            out_rows: (cfg.shape.order.parts() > 1)
-                .then(|| TensorArgument::declare(b, params, "out_rows", slots::OUT, Problem::out)),
-            seq_q: params.u32(b, "seq_q", |p| p.seq_q() as u32),
-            seq_kv: params.u32(b, "seq_kv", |p| p.seq_kv() as u32),
+            q,
+            k,
+            v,
+            out,
+            lse,
+            tile_counter,
+            out_rows,
             heads: params.u32(b, "heads", move |p| packed_heads(p, cfg)),
             group: params.u32(b, "group", move |p| p.group() as u32 / cfg.pack),
             row_tiles: params.u32(b, "row_tiles", move |p| row_tiles(p, cfg)),
             tiles: params.u32(b, "tiles", move |p| tiles(p, cfg)),
             section: params.u32(b, "section", move |p| schedule::section(p, cfg)),
             scale: Scale::declare(b, params, cfg.softcap),
-            sinks: cfg.sinks.then(|| params.buffer(b, "sinks", slots::SINKS)),
-            lengths: cfg.used.then(|| {
-                let q = params.buffer(b, "lengths_q", slots::LENGTHS_Q);
-                [q, params.buffer(b, "lengths_kv", slots::LENGTHS_KV)]
-            }),
+            sinks: SinkArgument::declare(b, params, cfg.sinks),
+            lengths: LengthArguments::declare(b, params, cfg.lengths, [seq_q, seq_kv]),
             mask: Mask::declare(b, params, cfg.mask),
         }
     }

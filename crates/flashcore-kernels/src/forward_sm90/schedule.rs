@@ -98,7 +98,7 @@ impl Tile {
         let flat_head = b.rem(within, args.section);
         let flat_head = b.mad(section, args.section, flat_head);
         let (head, batch) = (b.rem(flat_head, args.heads), b.div(flat_head, args.heads));
-        let [q_len, kv_len] = lengths(b, args, batch);
+        let [q_len, kv_len] = args.lengths.used(b, batch);
         Self { row, flat_head, head, batch, q_len, kv_len }
     }
 
@@ -112,7 +112,7 @@ impl Tile {
     ) -> Self {
         let row = longest_first(b, cfg, args, row);
         let flat_head = b.mad(batch, args.heads, head);
-        let [q_len, kv_len] = lengths(b, args, batch);
+        let [q_len, kv_len] = args.lengths.used(b, batch);
         Self { row, flat_head, head, batch, q_len, kv_len }
     }
 
@@ -217,7 +217,7 @@ impl Tile {
         // The row is counted from one, so that zero says that there is none.
         let row = b.add(self.row, 1);
         b.store_shared(to, &[row, self.flat_head, self.head, self.batch].map(Val::from));
-        if cfg.used {
+        if cfg.used() {
             b.store_shared(to.at(16), &[self.q_len, self.kv_len].map(Val::from));
         }
     }
@@ -225,7 +225,7 @@ impl Tile {
     /// Tells consumers that there is no further tile.
     pub(super) fn post_end(b: &mut Builder, cfg: Config, to: Shared) {
         b.store_shared::<U32>(to, &[Val::Const(0); 4]);
-        if cfg.used {
+        if cfg.used() {
             // Consumers read all of it before they know that it is the end.
             b.store_shared::<U32>(to.at(16), &[Val::Const(0); 2]);
         }
@@ -234,10 +234,10 @@ impl Tile {
     /// Reads what the producer posted: the tile, and whether there is one.
     pub(super) fn read(b: &mut Builder, cfg: Config, args: &Arguments, from: Shared) -> (Self, Pred) {
         let [row, flat_head, head, batch] = b.load_shared::<U32, 4>(from);
-        let [q_len, kv_len] = if cfg.used {
+        let [q_len, kv_len] = if cfg.used() {
             b.load_shared::<U32, 2>(from.at(16)).map(|len| b.uniform_register(len))
         } else {
-            [args.seq_q, args.seq_kv]
+            [args.lengths.seq_q, args.lengths.seq_kv]
         };
         // Loops and branches depend on the row and the lengths alone.
         let row = b.uniform_register(row);
@@ -261,7 +261,7 @@ impl Tile {
     /// What differs from tile to tile.
     fn registers(&mut self, cfg: Config) -> Vec<&mut Reg<U32>> {
         let always = [&mut self.row, &mut self.flat_head, &mut self.head, &mut self.batch];
-        let lengths = [&mut self.q_len, &mut self.kv_len].into_iter().filter(|_| cfg.used);
+        let lengths = [&mut self.q_len, &mut self.kv_len].into_iter().filter(|_| cfg.used());
         always.into_iter().chain(lengths).collect()
     }
 }
@@ -283,15 +283,4 @@ pub(super) fn position(b: &mut Builder, cfg: Config, row: Reg<U32>) -> Reg<U32> 
 /// Which of the heads that share a tile a row belongs to.
 fn member(b: &mut Builder, cfg: Config, row: Reg<U32>) -> Reg<U32> {
     b.and(row, cfg.pack - 1)
-}
-
-/// Queries and keys that a batch entry uses.
-fn lengths(b: &mut Builder, args: &Arguments, batch: Reg<U32>) -> [Reg<U32>; 2] {
-    let Some(arrays) = args.lengths else { return [args.seq_q, args.seq_kv] };
-    let bytes = b.mul_wide(batch, 4);
-    arrays.map(|array| {
-        let at = b.add(array, bytes);
-        let [length] = b.load_global::<U32, 1>(at);
-        length
-    })
 }

@@ -2,7 +2,7 @@
 //!
 //! Sizes are counted in powers of two, the usual sizes in the middle, so that no class is about one shape alone.
 
-use flashcore_core::{DType, Lengths, Problem};
+use flashcore_core::{DType, Problem, Sequences};
 use serde::{Deserialize, Serialize};
 
 use super::{Gpu, tuned::check_text};
@@ -99,7 +99,7 @@ impl<'a> Subject<'a> {
     /// `None` for problems that no row is for: those whose bits must not depend on the batch, and those whose options
     /// were never measured (lengths of their own, sinks).
     pub fn new(device: &'a str, units: u32, problem: &Problem) -> Option<Self> {
-        let plain = problem.lengths() == &Lengths::Uniform && problem.sinks().is_none();
+        let plain = problem.sequences_kind() == Sequences::Uniform && problem.sinks().is_none();
         if problem.batch_invariant() || !plain {
             return None;
         }

@@ -6,10 +6,11 @@ use flashcore_core::Problem;
 use flashcore_ptx::sm::RESERVED_SHARED;
 use flashcore_tile::{RegisterBudget, Roles};
 
-use super::{Gpu, KernelConfig, Plan, PlanError, Tile, access, check, general_config, hopper, hopper_config};
+use super::{Gpu, Plan, PlanError, Tile, access, check, general_config, hopper, hopper_config};
 use crate::{
     forward_sm80,
     forward_sm90::{self, Order},
+    launch::KernelConfig,
     shared::schedule::tile_count,
 };
 
@@ -154,7 +155,7 @@ pub fn plan_tile(problem: &Problem, gpu: &Gpu, alignment: u64, tile: Tile) -> Re
         }
     };
     let why = "asked for";
-    let plan = Plan { kernel, gpu: *gpu, why, passed_over: Vec::new(), row: None };
+    let plan = Plan::single(kernel, problem, gpu, why);
     plan.check_resources(problem)?;
     Ok(plan)
 }
@@ -212,7 +213,7 @@ impl Demand {
 impl Plan {
     fn demand(&self, problem: &Problem) -> Demand {
         let (qk, v) = (problem.dim_qk() as u32, problem.dim_v() as u32);
-        match &self.kernel {
+        match self.kernel() {
             KernelConfig::Sm80(cfg) => Demand::of_general(&cfg.shape, qk, v),
             KernelConfig::Sm90(cfg) => Demand::of_hopper(&cfg.shape, qk, v),
         }
@@ -233,7 +234,7 @@ impl Plan {
     /// Few tiles are numbered along all axes of the grid, two of which are short.
     fn check_planes(&self, problem: &Problem) -> Result<(), Misfit> {
         const MOST: usize = 65535;
-        let Self { kernel: KernelConfig::Sm90(cfg), .. } = self else { return Ok(()) };
+        let KernelConfig::Sm90(cfg) = self.kernel() else { return Ok(()) };
         let ctas = problem.heads_q().max(problem.batch());
         match cfg.shape.order {
             Order::Single { .. } if ctas > MOST => Err(Misfit::Grid { ctas: ctas as u64 }),
@@ -251,8 +252,8 @@ impl Plan {
 
     /// Whether the kernel can be built and its launch fits on the GPU.
     pub fn check_build(&self, problem: &Problem) -> Result<(), Misfit> {
-        let program = self.kernel.program().map_err(|e| Misfit::Build(e.to_string()))?;
-        let Some(launch) = self.launch(&program, problem) else { return Ok(()) };
+        let program = self.kernel().program().map_err(|e| Misfit::Build(e.to_string()))?;
+        let Some(launch) = self.launches()[0].spec(&program) else { return Ok(()) };
         self.check_shared(launch.shared_bytes.into(), self.demand(problem).ctas_per_sm)
     }
 }

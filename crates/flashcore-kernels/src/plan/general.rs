@@ -4,7 +4,7 @@ use flashcore_core::Problem;
 use flashcore_ptx::{sm::RESERVED_SHARED, target::Target};
 
 use super::{Gpu, PlanError};
-use crate::{forward_sm80::Shape, shared::schedule::longest};
+use crate::forward_sm80::Shape;
 
 /// The newest target that the GPU runs; what `forward_sm80` needs, all have.
 pub(super) fn target(gpu: &Gpu) -> Target {
@@ -16,7 +16,7 @@ pub(super) fn target(gpu: &Gpu) -> Target {
 /// The tile for a problem, and why: the first of the table that fits. Batch and heads have no say in it.
 pub(super) fn shape(problem: &Problem, gpu: &Gpu) -> Result<(Shape, &'static str), PlanError> {
     let (qk, v) = (problem.dim_qk() as u32, problem.dim_v() as u32);
-    let queries = longest(problem);
+    let queries = problem.longest_q();
     let fits = |row: &&Row| qk.max(v) <= row.dim && queries <= row.queries && row.fits(qk, v, gpu);
     let row = TABLE.iter().find(fits).ok_or(PlanError::SharedMemory {
         qk: problem.dim_qk(),

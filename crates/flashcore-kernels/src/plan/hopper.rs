@@ -1,6 +1,6 @@
 //! The Hopper kernel, `forward_sm90`: what it cannot take, and its tiles with the reason beside each row.
 
-use flashcore_core::{Layout, Lengths, Problem};
+use flashcore_core::{Layout, Problem, Sequences};
 use flashcore_tile::RegisterBudget;
 
 use super::Gpu;
@@ -18,7 +18,7 @@ pub(super) fn refusal(problem: &Problem, gpu: &Gpu, access: Access) -> Option<St
             gpu.capability.0, gpu.capability.1
         ));
     }
-    if matches!(problem.lengths(), Lengths::Ragged { .. }) {
+    if matches!(problem.sequences_kind(), Sequences::Ragged { .. }) {
         return no("packed sequences have no tensor map");
     }
     if access != Access::B16 {
@@ -56,7 +56,8 @@ pub(super) fn shape(problem: &Problem, gpu: &Gpu) -> (Shape, &'static str) {
     }
     let (qk, v) = (problem.dim_qk() as u32, problem.dim_v() as u32);
     let row = TABLE.iter().find(|row| qk <= row.dim_qk && v <= row.dim_v).unwrap_or(&TABLE[TABLE.len() - 1]);
-    let uneven = problem.mask().right().is_some() || matches!(problem.lengths(), Lengths::Used { .. });
+    let uneven =
+        problem.mask().right().is_some() || matches!(problem.sequences_kind(), Sequences::Used { .. });
     let order = if uneven { Order::Atomic } else { Order::Static };
     let many = many_tiles(problem, gpu);
     if let Some(brief) = row.brief {
@@ -85,13 +86,13 @@ fn many_tiles(problem: &Problem, gpu: &Gpu) -> bool {
 /// Whether rows see so few keys that it counts how many more their tiles hold. Where sequences have lengths of their own,
 /// nothing of a tile is passed over, so that short steps would not save any.
 fn has_near_edges(problem: &Problem) -> bool {
-    let masked = problem.mask().right().is_some() && problem.lengths() == &Lengths::Uniform;
+    let masked = problem.mask().right().is_some() && problem.sequences_kind() == Sequences::Uniform;
     masked && keys_of_tile(problem) <= NEAR_EDGES
 }
 
 /// Whether a problem has options that take registers.
 fn optioned(problem: &Problem) -> bool {
-    problem.softcap().is_some() || problem.lengths() != &Lengths::Uniform
+    problem.softcap().is_some() || problem.sequences_kind() != Sequences::Uniform
 }
 
 /// A tile of 192 rows for long sequences.

@@ -2,8 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::KernelConfig;
-use crate::{forward_sm80, forward_sm90};
+use crate::{forward_sm80, forward_sm90, launch::KernelConfig};
 
 /// How the work of one kernel family is cut.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug)]

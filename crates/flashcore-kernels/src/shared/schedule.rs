@@ -4,59 +4,16 @@
 //! last (with a causal mask: the longest) to the first and heads fastest, so that CTAs that run at the same time share
 //! K and V and the short tiles fill the gaps at the end.
 
-use flashcore_core::{Lengths, Problem};
+use flashcore_core::{Problem, Sequences};
 use flashcore_tile::{Builder, Params, Reg, U32, U64};
 
-use crate::slots;
+use super::lengths::{LengthArguments, LengthsKind, Span};
 
 /// Bytes of L2 that a section of heads may fill with K and V: well under what data-centre GPUs have.
 const SECTION_BYTES: usize = 24 << 20;
 
-/// How the rows of sequences are told.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum LengthsKind {
-    /// Every batch entry uses all rows.
-    Uniform,
-    /// Batch entries use their first rows.
-    Used,
-    /// Sequences are packed.
-    Ragged,
-}
-
-impl LengthsKind {
-    /// Every kind.
-    pub const ALL: [Self; 3] = [Self::Uniform, Self::Used, Self::Ragged];
-
-    /// The kind of a problem's lengths, if kernels know it.
-    pub fn of(problem: &Problem) -> Option<Self> {
-        match problem.lengths() {
-            Lengths::Uniform => Some(Self::Uniform),
-            Lengths::Used { .. } => Some(Self::Used),
-            Lengths::Ragged { .. } => Some(Self::Ragged),
-            _ => None,
-        }
-    }
-
-    /// The name in a kernel's name.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Uniform => "uniform",
-            Self::Used => "used",
-            Self::Ragged => "ragged",
-        }
-    }
-}
-
-/// Rows of the longest query sequence, which decides how many row tiles a head has.
-pub(crate) fn longest(problem: &Problem) -> usize {
-    match problem.lengths() {
-        Lengths::Ragged { q, .. } => q.windows(2).map(|w| (w[1] - w[0]) as usize).max().unwrap_or(0),
-        _ => problem.seq_q(),
-    }
-}
-
 fn row_tiles(problem: &Problem, tile_m: u32) -> u64 {
-    longest(problem).div_ceil(tile_m as usize) as u64
+    problem.longest_q().div_ceil(tile_m as usize) as u64
 }
 
 fn planes(problem: &Problem) -> u64 {
@@ -70,8 +27,8 @@ pub(crate) fn tile_count(problem: &Problem, tile_m: u32) -> u64 {
 
 /// Query heads of one section, whose K and V share L2.
 fn section(problem: &Problem) -> u32 {
-    let keys = match problem.lengths() {
-        Lengths::Ragged { .. } => problem.seq_kv().div_ceil(problem.sequences().max(1)),
+    let keys = match problem.sequences_kind() {
+        Sequences::Ragged { .. } => problem.seq_kv().div_ceil(problem.sequences().max(1)),
         _ => problem.seq_kv(),
     };
     let per_key = (problem.dim_qk() + problem.dim_v()) * problem.dtype().bytes();
@@ -89,9 +46,7 @@ pub(crate) struct Schedule {
     planes: Reg<U32>,
     row_tiles: Reg<U32>,
     section: Reg<U32>,
-    seq_q: Reg<U32>,
-    seq_kv: Reg<U32>,
-    lengths: Option<[Reg<U64>; 2]>,
+    lengths: LengthArguments,
 }
 
 /// The tile of a CTA, as registers that all its threads agree on.
@@ -125,26 +80,20 @@ impl Schedule {
         kind: LengthsKind,
         tile_m: u32,
     ) -> Self {
-        let has_lengths = kind != LengthsKind::Uniform;
-        Self {
-            kind,
-            heads: params.u32(b, "heads", |p| p.heads_q() as u32),
-            group: params.u32(b, "group", |p| p.group() as u32),
-            planes: params.u32(b, "planes", |p| planes(p) as u32),
-            row_tiles: params.u32(b, "row_tiles", move |p| row_tiles(p, tile_m) as u32),
-            section: params.u32(b, "section", section),
-            seq_q: params.u32(b, "seq_q", |p| p.seq_q() as u32),
-            seq_kv: params.u32(b, "seq_kv", |p| p.seq_kv() as u32),
-            lengths: has_lengths.then(|| {
-                let q = params.buffer(b, "lengths_q", slots::LENGTHS_Q);
-                [q, params.buffer(b, "lengths_kv", slots::LENGTHS_KV)]
-            }),
-        }
+        let heads = params.u32(b, "heads", |p| p.heads_q() as u32);
+        let group = params.u32(b, "group", |p| p.group() as u32);
+        let planes = params.u32(b, "planes", |p| planes(p) as u32);
+        let row_tiles = params.u32(b, "row_tiles", move |p| row_tiles(p, tile_m) as u32);
+        let section = params.u32(b, "section", section);
+        let seq_q = params.u32(b, "seq_q", |p| p.seq_q() as u32);
+        let seq_kv = params.u32(b, "seq_kv", |p| p.seq_kv() as u32);
+        let lengths = LengthArguments::declare(b, params, kind, [seq_q, seq_kv]);
+        Self { kind, heads, group, planes, row_tiles, section, lengths }
     }
 
     /// Rows of Q, all sequences together where they are packed.
     pub(crate) const fn seq_q(&self) -> Reg<U32> {
-        self.seq_q
+        self.lengths.seq_q
     }
 
     /// Query heads.
@@ -164,30 +113,25 @@ impl Schedule {
         let first_row = b.mul(row_tile, tile_m);
         let head_kv = b.div(head, self.group);
         let head_kv = b.uniform_register(head_kv);
-        let rest = |q_start, q_len, rows, kv_start, kv_len, batch| Tile {
+        let all = Span { start: zero, len: self.lengths.seq_q };
+        let (q, kv) = match self.kind {
+            LengthsKind::Uniform => (all, Span { start: zero, len: self.lengths.seq_kv }),
+            _ => self.lengths.sequence(b, sequence).map(|span| span.uniform(b)).into(),
+        };
+        let (batch, rows) = match self.kind {
+            LengthsKind::Ragged => (zero, q.len),
+            _ => (sequence, all.len),
+        };
+        Tile {
             first_row,
             head,
             head_kv,
             batch,
-            q_start,
-            q_len,
+            q_start: q.start,
+            q_len: q.len,
             rows,
-            kv_start,
-            kv_len,
-        };
-        match (self.kind, self.lengths) {
-            (LengthsKind::Used, Some(lengths)) => {
-                let [q_len, kv_len] = lengths.map(|lengths| self.length(b, lengths, sequence, 0));
-                rest(zero, q_len, self.seq_q, zero, kv_len, sequence)
-            }
-            (LengthsKind::Ragged, Some(offsets)) => {
-                let [(q_start, q_len), (kv_start, kv_len)] = offsets.map(|offsets| {
-                    let [start, end] = [0, 1].map(|next| self.length(b, offsets, sequence, next));
-                    (start, b.sub(end, start))
-                });
-                rest(q_start, q_len, q_len, kv_start, kv_len, zero)
-            }
-            _ => rest(zero, self.seq_q, self.seq_q, zero, self.seq_kv, sequence),
+            kv_start: kv.start,
+            kv_len: kv.len,
         }
     }
 
@@ -209,15 +153,6 @@ impl Schedule {
         let plane = b.add(first, plane);
         // Division happens in vector registers; what it gives is the same for all threads and lives long.
         (b.uniform_register(row_tile), b.uniform_register(plane))
-    }
-
-    /// Entry `index + next` of an array of lengths or offsets.
-    #[track_caller]
-    fn length(&self, b: &mut Builder, array: Reg<U64>, index: Reg<U32>, next: u32) -> Reg<U32> {
-        let bytes = b.mul_wide(index, 4);
-        let at = b.add(array, bytes);
-        let [length] = b.load_global::<U32, 1>(flashcore_tile::Global::from(at).at(4 * next as i32));
-        b.uniform_register(length)
     }
 }
 

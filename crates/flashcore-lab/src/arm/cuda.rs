@@ -75,6 +75,7 @@ pub(crate) struct CudaReady {
     inputs: [DeviceBuffer; 3],
     out: DeviceBuffer,
     lse: DeviceBuffer,
+    sinks: Option<DeviceBuffer>,
     evictor: Option<DeviceBuffer>,
 }
 
@@ -107,13 +108,18 @@ impl CudaReady {
         let lse = DeviceBuffer::new(cuda.device(), bytes(problem.rows(), size_of::<f32>()))?;
         let kernel = ready.plan().kernel().name();
         let inputs = [q?, k?, v?];
-        Ok(Self { workload: workload.clone(), ready, kernel, stream, inputs, out, lse, evictor: None })
+        let logits = workload.instance().sink_logits();
+        let sinks = logits.map(|sinks| DeviceBuffer::from_host(&stream, bytemuck::cast_slice(sinks)));
+        let (workload, sinks) = (workload.clone(), sinks.transpose()?);
+        Ok(Self { workload, ready, kernel, stream, inputs, out, lse, sinks, evictor: None })
     }
 
     fn launch(&self, lse: bool) -> Result<(), Error> {
         let [q, k, v] = self.inputs.each_ref().map(DeviceBuffer::address);
         let lse = if lse { self.lse.address() } else { 0 };
-        let tensors = DeviceTensors { q, k, v, out: self.out.address(), lse };
+        let sinks = self.sinks.as_ref().map_or(0, DeviceBuffer::address);
+        let out = self.out.address();
+        let tensors = DeviceTensors { q, k, v, out, lse, sinks, ..DeviceTensors::default() };
         // SAFETY: the buffers have the problem's sizes and live as long as `self`; freeing them waits for the device.
         unsafe { self.ready.launch(&tensors, &self.stream) }
     }

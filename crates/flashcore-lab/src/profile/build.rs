@@ -6,7 +6,6 @@ use flashcore::cuda::driver::{
     Arch, BuildReport, Compiler,
     toolchain::{Search, Tool},
 };
-use flashcore_core::Problem;
 use flashcore_kernels::{Gpu, Plan, Tile};
 use flashcore_ptx::launch::LaunchSpec;
 use serde::Serialize;
@@ -44,10 +43,10 @@ pub struct Build {
 }
 
 impl Build {
-    /// The kernel that `plan` has for `problem` on `gpu`, assembled by what is found.
-    pub fn of(problem: &Problem, gpu: &Gpu, plan: &Plan) -> Result<Self, LabError> {
+    /// The kernel of `plan` on `gpu`, assembled by what is found.
+    pub fn of(gpu: &Gpu, plan: &Plan) -> Result<Self, LabError> {
         let program = plan.kernel().program().map_err(|e| failed(&e))?;
-        let spec = plan.launch(&program, problem);
+        let spec = plan.launches()[0].spec(&program);
         let report = assemble(program.text(), plan);
         Ok(Self::describe(plan, spec.as_ref(), gpu, report))
     }
@@ -115,7 +114,7 @@ mod tests {
         let task = Task::square(DType::F16, [1, 8, 64, 64], Mask::NONE).unwrap();
         let plan = plan(task.problem(), gpu, ALLOCATED_ALIGNMENT).unwrap();
         let program = plan.kernel().program().unwrap();
-        let spec = plan.launch(&program, task.problem()).unwrap();
+        let spec = plan.launches()[0].spec(&program).unwrap();
         let spec = LaunchSpec { block: [128, 1, 1], shared_bytes: 0, ..spec };
         let kernels = vec![KernelReport { registers: 32, ..KernelReport::default() }];
         Build::describe(&plan, Some(&spec), gpu, Ok(BuildReport { kernels, ..BuildReport::default() }))

@@ -52,7 +52,7 @@ fn examine(candidate: &dyn Candidate, check: &Check, runs: usize) -> Report {
     match &check.subject {
         Subject::Case(case) => {
             if let Some(report) = case
-                .problem(check.dtype, check.seed)
+                .problem(check.dtype)
                 .ok()
                 .and_then(|p| candidate.build(&p).err().map(|error| not_built(check, &error)))
             {

@@ -7,7 +7,7 @@ mod table;
 
 use std::fmt;
 
-use flashcore_core::{DType, Dims, Lengths, Mask, Problem, ProblemError, Spec};
+use flashcore_core::{DType, Dims, Instance, Lengths, Mask, Problem, ProblemError, Spec, Values};
 
 use crate::{
     inputs::{Inputs, Place, Placement},
@@ -176,25 +176,30 @@ impl Case {
         self.placement.places([self.q, self.k, self.v(), self.out()])
     }
 
-    /// The case as a problem; the seed decides about the sinks.
-    pub fn problem(&self, dtype: DType, seed: u64) -> Result<Problem, ProblemError> {
+    /// The lengths and sinks of the case; the seed decides about the sinks.
+    pub fn values(&self, seed: u64) -> Values {
+        let sinks = self.sinks.logits(self.q.heads, seed).map(Into::into);
+        Values { lengths: self.lengths.clone(), sinks }
+    }
+
+    /// The case as a problem.
+    pub fn problem(&self, dtype: DType) -> Result<Problem, ProblemError> {
         let [q, k, v, out] = self.places()?.map(|(layout, _)| layout);
         let spec = Spec {
             out: Some(out),
             mask: self.mask,
             scale: self.scale,
             softcap: self.softcap,
-            sinks: self.sinks.logits(self.q.heads, seed).map(Into::into),
-            lengths: self.lengths.clone(),
             batch_invariant: self.batch_invariant,
             ..Spec::new(dtype, q, k, v)
         };
-        spec.parse()
+        spec.with(&self.values(0)).parse()
     }
 
     /// How much work it is; a case that is no problem costs nothing.
     pub fn cost(&self) -> Cost {
-        let Ok(problem) = self.problem(DType::F32, 0) else { return Cost::Tiny };
+        let (Ok(problem), values) = (self.problem(DType::F32), self.values(0)) else { return Cost::Tiny };
+        let Ok(problem) = Instance::new(&problem, &values) else { return Cost::Tiny };
         let layouts = [problem.q(), problem.k(), problem.v(), problem.out()];
         let span = layouts.into_iter().map(|layout| layout.span() as f64).sum::<f64>();
         let work = problem.flops() / 2.0 + 4.0 * span;

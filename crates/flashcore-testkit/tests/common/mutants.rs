@@ -3,7 +3,8 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use flashcore_core::{
-    Backend, BackendError, DType, DataMut, Element, HostCall, Layout, Lengths, Mask, Ran, Spec,
+    Backend, BackendError, DType, DataMut, Element, HostCall, Instance, Layout, Lengths, Mask, Ran, Spec,
+    Values,
 };
 use flashcore_testkit::{Answer, Step, naive, plain};
 
@@ -44,7 +45,7 @@ macro_rules! mutants {
 mutants! {
     "panics", Launch => |call, _| {
         assert_eq!(call.problem().seq_kv(), 64, "only 64 keys");
-        other_spec(call, |_| {})
+        other_call(call, |_, _| {})
     };
     "reports a failure", Launch => |_, _| Err(BackendError::Failed { backend: "mutant", source: "broken".into() });
     "writes nothing", Sanity => |_, _| Ok(());
@@ -54,9 +55,9 @@ mutants! {
         let dim = call.problem().dim_v();
         other_answer(call, move |answer| answer.out.truncate(65535 * answer.grid.rows * dim))
     };
-    "reads beyond used lengths", Sanity => |call, _| other_spec(call, |spec| {
-        if matches!(spec.lengths, Lengths::Used { .. }) {
-            spec.lengths = Lengths::Uniform;
+    "reads beyond used lengths", Sanity => |call, _| other_call(call, |_, values| {
+        if matches!(values.lengths, Lengths::Used { .. }) {
+            values.lengths = Lengths::Uniform;
         }
     });
     "does not subtract the maximum", Sanity => |call, _| other_answer(call, |answer| {
@@ -66,42 +67,42 @@ mutants! {
             row.iter_mut().filter(|_| lost).for_each(|x| *x = f64::NAN);
         }
     });
-    "indexes with 32 bits", Sanity => |call, _| other_spec(call, |spec| {
+    "indexes with 32 bits", Sanity => |call, _| other_call(call, |spec, _| {
         let wrap = |layout: Layout| Layout::strided(layout.dims(), layout.strides().map(|s| s % (1 << 31)));
         spec.q = wrap(spec.q).unwrap();
     });
-    "forgets the last, partial tile of keys", Correctness => |call, _| other_spec(call, |spec| {
+    "forgets the last, partial tile of keys", Correctness => |call, _| other_call(call, |spec, values| {
         let dims = spec.k.dims();
-        if spec.lengths == Lengths::Uniform && dims.seq > 64 {
-            spec.lengths = Lengths::keys(vec![dims.seq as u32 / 64 * 64; dims.batch]);
+        if values.lengths == Lengths::Uniform && dims.seq > 64 {
+            values.lengths = Lengths::keys(vec![dims.seq as u32 / 64 * 64; dims.batch]);
         }
     });
-    "masks one key too few", Correctness => |call, _| other_spec(call, |spec| {
+    "masks one key too few", Correctness => |call, _| other_call(call, |spec, _| {
         let right = spec.mask.right().map(|right| right.saturating_add(1));
         spec.mask = aligned_like(spec.mask, Mask::window(spec.mask.left(), right));
     });
-    "masks one key too many on the left", Correctness => |call, _| other_spec(call, |spec| {
+    "masks one key too many on the left", Correctness => |call, _| other_call(call, |spec, _| {
         let left = spec.mask.left().map(|left| left.saturating_sub(1));
         spec.mask = aligned_like(spec.mask, Mask::window(left, spec.mask.right()));
     });
-    "aligns every mask to the top left", Correctness => |call, _| other_spec(call, |spec| {
+    "aligns every mask to the top left", Correctness => |call, _| other_call(call, |spec, _| {
         spec.mask = spec.mask.top_left();
     });
-    "takes its scale from V", Correctness => |call, _| other_spec(call, |spec| {
+    "takes its scale from V", Correctness => |call, _| other_call(call, |spec, _| {
         spec.scale = Some(1.0 / (spec.v.dims().dim as f32).sqrt());
     });
-    "ignores softcap", Correctness => |call, _| other_spec(call, |spec| spec.softcap = None);
-    "ignores sinks", Correctness => |call, _| other_spec(call, |spec| spec.sinks = None);
-    "gives every query head the first key head", Correctness => |call, _| other_spec(call, |spec| {
+    "ignores softcap", Correctness => |call, _| other_call(call, |spec, _| spec.softcap = None);
+    "ignores sinks", Correctness => |call, _| other_call(call, |_, values| values.sinks = None);
+    "gives every query head the first key head", Correctness => |call, _| other_call(call, |spec, _| {
         let first = |layout: Layout| {
             let [batch, _, seq, dim] = layout.strides();
             Layout::strided(layout.dims(), [batch, 0, seq, dim])
         };
         (spec.k, spec.v) = (first(spec.k).unwrap(), first(spec.v).unwrap());
     });
-    "takes packed sequences for one", Correctness => |call, _| other_spec(call, |spec| {
-        if matches!(spec.lengths, Lengths::Ragged { .. }) {
-            spec.lengths = Lengths::Uniform;
+    "takes packed sequences for one", Correctness => |call, _| other_call(call, |_, values| {
+        if matches!(values.lengths, Lengths::Ragged { .. }) {
+            values.lengths = Lengths::Uniform;
         }
     });
     "weights sum to 1.02", Correctness => |call, _| other_answer(call, |answer| {
@@ -129,13 +130,13 @@ mutants! {
     });
     "writes one element too many", Isolation => |call, _| {
         let end = call.problem().out().span();
-        other_spec(call, |_| {})?;
+        other_call(call, |_, _| {})?;
         overwrite(call, end);
         Ok(())
     };
     "writes whole rows of 8", Isolation => |call, _| {
         let (layout, dim) = (*call.problem().out(), call.problem().dim_v());
-        other_spec(call, |_| {})?;
+        other_call(call, |_, _| {})?;
         let room = layout.strides()[2] > dim.next_multiple_of(8);
         if room && layout.span() > 0 {
             overwrite(call, dim);
@@ -148,7 +149,7 @@ mutants! {
     };
     "needs LSE", Correctness => |call, _| {
         let wanted = call.outputs().1.is_some();
-        if wanted { other_spec(call, |_| {}) } else { Ok(()) }
+        if wanted { other_call(call, |_, _| {}) } else { Ok(()) }
     };
 }
 
@@ -157,16 +158,17 @@ fn aligned_like(mask: Mask, other: Mask) -> Mask {
 }
 
 /// Answers another problem than was asked.
-fn other_spec(call: &mut HostCall<'_>, change: impl Fn(&mut Spec)) -> Result<(), BackendError> {
-    let mut spec = call.problem().spec().clone();
-    change(&mut spec);
-    naive::write(&plain::single(&spec.parse()?, call.inputs()), call);
+fn other_call(call: &mut HostCall<'_>, change: impl Fn(&mut Spec, &mut Values)) -> Result<(), BackendError> {
+    let (mut spec, mut values) = (call.problem().spec().clone(), call.instance().values().clone());
+    change(&mut spec, &mut values);
+    let problem = spec.with(&values).parse()?;
+    naive::write(&plain::single(Instance::new(&problem, &values)?, call.inputs()), call);
     Ok(())
 }
 
 /// Gives another answer than is right.
 fn other_answer(call: &mut HostCall<'_>, change: impl Fn(&mut Answer)) -> Result<(), BackendError> {
-    let mut answer = plain::single(call.problem(), call.inputs());
+    let mut answer = plain::single(call.instance(), call.inputs());
     change(&mut answer);
     naive::write(&answer, call);
     Ok(())
@@ -177,8 +179,8 @@ fn all_but_last_row(call: &mut HostCall<'_>) -> Result<(), BackendError> {
 }
 
 fn used_rows_only(call: &mut HostCall<'_>) -> Result<(), BackendError> {
-    let Lengths::Used { q: Some(used), .. } = call.problem().lengths().clone() else {
-        return other_spec(call, |_| {});
+    let Lengths::Used { q: Some(used), .. } = call.instance().values().lengths.clone() else {
+        return other_call(call, |_, _| {});
     };
     let last_entry = used.last().map_or(0, |&used| used as usize);
     let unused = call.problem().seq_q() - last_entry;

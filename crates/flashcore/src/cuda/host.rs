@@ -2,6 +2,7 @@
 
 use flashcore_core::{Backend, BackendError, HostCall, Ran};
 use flashcore_cuda::DeviceBuffer;
+use flashcore_kernels::{host_values, slots};
 
 use super::{Cuda, DeviceTensors, Error};
 
@@ -27,17 +28,27 @@ impl Cuda {
         let ready = self.prepare(call.problem())?;
         let [q, k, v] = call.inputs().map(|data| DeviceBuffer::from_host(&self.stream, data.bytes()));
         let (q, k, v) = (q?, k?, v?);
+        let mut values = Vec::new();
+        for (slot, bytes) in host_values(call.instance()) {
+            values.push((slot, DeviceBuffer::from_host(&self.stream, &bytes)?));
+        }
+        let bound = |slot| values.iter().find(|value| value.0 == slot).map_or(0, |value| value.1.address());
         let (mut out, lse) = call.outputs();
         // What lies between the rows of a strided output comes back as it was.
         let device_out = DeviceBuffer::from_host(&self.stream, out.bytes_mut())?;
-        let lse_bytes = lse.as_ref().map_or(0, |lse| size_of_val(&**lse));
-        let device_lse = DeviceBuffer::new(self.device, lse_bytes as u64)?;
+        let device_lse = match &lse {
+            Some(lse) => DeviceBuffer::from_host(&self.stream, bytemuck::cast_slice(lse))?,
+            None => DeviceBuffer::new(self.device, 0)?,
+        };
         let tensors = DeviceTensors {
             q: q.address(),
             k: k.address(),
             v: v.address(),
             out: device_out.address(),
-            lse: if lse_bytes > 0 { device_lse.address() } else { 0 },
+            lse: if lse.as_ref().is_some_and(|lse| !lse.is_empty()) { device_lse.address() } else { 0 },
+            lengths_q: bound(slots::LENGTHS_Q),
+            lengths_kv: bound(slots::LENGTHS_KV),
+            sinks: bound(slots::SINKS),
         };
         // SAFETY: the buffers hold what the call's layouts reach, and live until the copies below have waited.
         unsafe { ready.launch(&tensors, &self.stream)? };

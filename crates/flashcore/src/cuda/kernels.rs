@@ -5,17 +5,15 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use flashcore_core::Problem;
-use flashcore_cuda::{Compiler, Device, Kernel, Route};
-use flashcore_kernels::KernelConfig;
-use flashcore_tile::Program;
+use flashcore_cuda::{Compiler, Device, Kernel, Prepared, Route};
+use flashcore_kernels::{AnyProgram, KernelConfig, Plan};
 
 use super::Error;
 
 /// A program and its loaded kernel.
 #[derive(Debug)]
 pub(super) struct Loaded {
-    pub(super) program: Program<Problem>,
+    program: AnyProgram,
     pub(super) kernel: Kernel,
     pub(super) route: Route,
 }
@@ -33,8 +31,20 @@ impl Kernels {
         Self { device, compiler, loaded: Mutex::new(HashMap::new()) }
     }
 
+    /// Makes every launch of a plan ready; also the kernel of the first, which does most of the work.
+    pub(super) fn prepare(&self, plan: &Plan) -> Result<(Arc<Loaded>, Vec<Prepared>), Error> {
+        let first = self.get(plan.kernel())?;
+        let mut prepared = Vec::new();
+        for launch in plan.launches() {
+            let loaded = self.get(launch.kernel())?;
+            let spec = launch.spec(&loaded.program);
+            prepared.extend(spec.map(|spec| Prepared::new(&loaded.kernel, &spec)).transpose()?);
+        }
+        Ok((first, prepared))
+    }
+
     /// The kernel of a config. Two threads that ask at once may both build it; one result is kept.
-    pub(super) fn get(&self, config: &KernelConfig) -> Result<Arc<Loaded>, Error> {
+    fn get(&self, config: &KernelConfig) -> Result<Arc<Loaded>, Error> {
         if let Some(found) = self.table().get(config) {
             return Ok(found.clone());
         }

@@ -2,7 +2,7 @@
 //!
 //! [`Cuda`] is a [`Backend`](flashcore_core::Backend) for host tensors, used by [`crate::attention`]. Programs that
 //! hold device memory of their own use [`Cuda::prepare`] once per problem and [`Ready::launch`] for every call: no
-//! allocation, no synchronisation, one kernel on the caller's stream.
+//! allocation, no synchronisation, on the caller's stream.
 //!
 //! ```no_run
 //! use flashcore::cuda::{Cuda, DeviceTensors};
@@ -11,8 +11,9 @@
 //! let cuda = Cuda::open(0)?;
 //! let ready = cuda.prepare(problem)?;
 //! println!("{}", ready.plan());
+//! let tensors = DeviceTensors { q, k, v, out, ..DeviceTensors::default() };
 //! // SAFETY: the addresses are those of live tensors with the problem's layouts, and the stream is alive.
-//! unsafe { ready.launch_raw(&DeviceTensors { q, k, v, out, lse: 0 }, stream) }
+//! unsafe { ready.launch_raw(&tensors, stream) }
 //! # }
 //! ```
 #![allow(unsafe_code)] // Launching a kernel over raw device memory.
@@ -86,6 +87,12 @@ pub enum Error {
     /// The driver refused.
     #[error(transparent)]
     Driver(#[from] driver::Error),
+    /// An address that the problem asks for and the caller did not bind.
+    #[error("the problem reads {operand} but its address is 0; bind it")]
+    Missing {
+        /// What is missing.
+        operand: flashcore_core::Operand,
+    },
     /// An address that the prepared launch cannot take.
     #[error(
         "the address {address:#x} of {operand} must be a multiple of {alignment}; use `prepare_aligned` for it"
@@ -188,8 +195,8 @@ impl Cuda {
     }
 
     fn make(&self, plan: Plan, problem: &Problem, alignment: u64) -> Result<Arc<Ready>, Error> {
-        let kernel = self.kernels.get(plan.kernel())?;
-        Ok(Arc::new(Ready::new(&kernel, plan, problem, alignment, &self.stream)?))
+        let prepared = self.kernels.prepare(&plan)?;
+        Ok(Arc::new(Ready::new(prepared, plan, problem, alignment)))
     }
 
     fn find(&self, problem: &Problem, alignment: u64) -> Option<Arc<Ready>> {

@@ -1,17 +1,18 @@
-//! A problem that is ready to launch: plan, kernel, laid-out arguments, and the small arrays that kernels read.
+//! A problem that is ready to launch: plan, kernels, laid-out arguments. What changes from call to call is an address.
 
 use std::{ffi::c_void, sync::Arc};
 
-use flashcore_core::{Operand, Problem};
-use flashcore_cuda::{DeviceBuffer, Kernel, Prepared, Route, Stream};
-use flashcore_kernels::{Plan, SideArrays, slots};
+use flashcore_core::{Operand, Problem, Sequences};
+use flashcore_cuda::{Kernel, Prepared, Route, Stream, launch_all};
+use flashcore_kernels::{Plan, slots};
 
 use super::{Error, kernels::Loaded};
 
-/// Addresses of a problem's tensors in device memory, each with the problem's layout.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// Addresses in device memory that a launch binds. The kernels read what lies there when they run, so that a captured
+/// graph is right for whatever it finds when it is replayed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct DeviceTensors {
-    /// Queries.
+    /// Queries, in the problem's layout, like the other tensors.
     pub q: u64,
     /// Keys.
     pub k: u64,
@@ -21,6 +22,16 @@ pub struct DeviceTensors {
     pub out: u64,
     /// f32 log-sum-exp, dense batch × heads × sequence; 0 where nobody wants it.
     pub lse: u64,
+    /// Used queries of each batch entry, or offsets of packed sequences, one after another in the problem's index type;
+    /// 0 where the problem has none.
+    ///
+    /// A number below 0 counts as 0, one beyond the tensor as all of it. Rows of packed tensors that belong to no
+    /// sequence are left alone.
+    pub lengths_q: u64,
+    /// The same of keys and values.
+    pub lengths_kv: u64,
+    /// One sink per query head in the problem's type for them; 0 where it has none.
+    pub sinks: u64,
 }
 
 /// A problem ready to launch on one GPU, from any thread, on any of its streams, several at a time.
@@ -29,37 +40,19 @@ pub struct Ready {
     problem: Problem,
     alignment: u64,
     plan: Plan,
-    kernel: Kernel,
-    route: Route,
-    /// `None` where there is nothing to compute.
-    prepared: Option<Prepared>,
-    sinks: Option<DeviceBuffer>,
-    lengths: Option<[DeviceBuffer; 2]>,
+    main: Arc<Loaded>,
+    /// Empty where there is nothing to compute.
+    launches: Vec<Prepared>,
 }
 
 impl Ready {
     pub(super) fn new(
-        loaded: &Arc<Loaded>,
+        (main, launches): (Arc<Loaded>, Vec<Prepared>),
         plan: Plan,
         problem: &Problem,
         alignment: u64,
-        stream: &Stream,
-    ) -> Result<Self, Error> {
-        let spec = plan.launch(&loaded.program, problem);
-        let prepared = spec.map(|spec| Prepared::new(&loaded.kernel, &spec)).transpose()?;
-        let arrays = SideArrays::of(problem);
-        let upload = |bytes: &[u8]| DeviceBuffer::from_host(stream, bytes);
-        let lengths = arrays.lengths.as_ref().map(|[q, kv]| Ok::<_, Error>([upload(q)?, upload(kv)?]));
-        Ok(Self {
-            problem: problem.clone(),
-            alignment,
-            plan,
-            kernel: loaded.kernel.clone(),
-            route: loaded.route,
-            prepared,
-            sinks: arrays.sinks.as_deref().map(upload).transpose()?,
-            lengths: lengths.transpose()?,
-        })
+    ) -> Self {
+        Self { problem: problem.clone(), alignment, plan, main, launches }
     }
 
     pub(super) fn serves(&self, problem: &Problem, alignment: u64) -> bool {
@@ -71,32 +64,34 @@ impl Ready {
         &self.problem
     }
 
-    /// Which kernel, and why.
+    /// Which kernels, and why.
     pub fn plan(&self) -> &Plan {
         &self.plan
     }
 
-    /// The loaded kernel: registers, spills, occupancy.
+    /// The loaded kernel that does most of the work: registers, spills, occupancy.
     pub fn kernel(&self) -> &Kernel {
-        &self.kernel
+        &self.main.kernel
     }
 
     /// How its machine code was obtained.
     pub fn route(&self) -> Route {
-        self.route
+        self.main.route
     }
 
-    /// Launches on `stream`; returns as soon as the launch is queued.
+    /// Launches on `stream`; returns as soon as the launches are queued. Nothing is allocated, read back or waited for.
     ///
     /// # Safety
-    /// The tensors must be live device memory of this GPU with the problem's layouts, until the launch is done (or,
-    /// where the stream is being captured, until the last replay is done). Nobody else may write the inputs or touch
-    /// the outputs meanwhile. Where the stream is being captured, `self` must live as long: the kernel reads its
-    /// lengths and sinks.
+    /// The addresses must be those of live device memory of this GPU with the problem's layouts, until the launch is
+    /// done (or, where the stream is being captured, until the last replay is done). Nobody else may write the inputs or
+    /// touch the outputs meanwhile.
     pub unsafe fn launch(&self, tensors: &DeviceTensors, stream: &Stream) -> Result<(), Error> {
-        let Some(prepared) = &self.prepared else { return Ok(()) };
-        // SAFETY: the caller's promise; freeing side arrays waits for launches, see `slots`.
-        unsafe { prepared.launch(stream, &self.slots(tensors)?)? };
+        let slots = self.slots(tensors)?;
+        for launch in &self.launches {
+            launch.check_stream(stream)?;
+        }
+        // SAFETY: the caller's promise.
+        unsafe { launch_all(&self.launches, stream.raw(), &slots)? };
         Ok(())
     }
 
@@ -105,13 +100,13 @@ impl Ready {
     /// # Safety
     /// As [`launch`](Self::launch); `stream` must be alive and of this GPU's primary context.
     pub unsafe fn launch_raw(&self, tensors: &DeviceTensors, stream: *mut c_void) -> Result<(), Error> {
-        let Some(prepared) = &self.prepared else { return Ok(()) };
-        // SAFETY: the caller's promise; freeing side arrays waits for launches, see `slots`.
-        unsafe { prepared.launch_raw(stream, &self.slots(tensors)?)? };
+        let slots = self.slots(tensors)?;
+        // SAFETY: the caller's promise.
+        unsafe { launch_all(&self.launches, stream, &slots)? };
         Ok(())
     }
 
-    /// The address of every slot. Side arrays are freed with `self`, and freeing waits for the device.
+    /// The address of every slot.
     fn slots(&self, tensors: &DeviceTensors) -> Result<[u64; slots::COUNT], Error> {
         let mut addresses = [0; slots::COUNT];
         let operands = [
@@ -128,12 +123,36 @@ impl Ready {
             addresses[slot.0 as usize] = address;
         }
         addresses[slots::LSE.0 as usize] = tensors.lse;
-        addresses[slots::SINKS.0 as usize] = self.sinks.as_ref().map_or(0, DeviceBuffer::address);
-        if let Some([q, kv]) = &self.lengths {
-            addresses[slots::LENGTHS_Q.0 as usize] = q.address();
-            addresses[slots::LENGTHS_KV.0 as usize] = kv.address();
+        let index = u64::from(self.problem.index().bytes());
+        let (of_q, of_kv) = self.wants_lengths();
+        let values = [
+            (slots::LENGTHS_Q, Operand::LengthsQ, tensors.lengths_q, of_q.then_some(index)),
+            (slots::LENGTHS_KV, Operand::LengthsKv, tensors.lengths_kv, of_kv.then_some(index)),
+            (slots::SINKS, Operand::Sinks, tensors.sinks, self.problem.sinks().map(|s| s.bytes() as u64)),
+        ];
+        for (slot, operand, address, wanted) in values {
+            let Some(alignment) = wanted else { continue };
+            if address == 0 && !self.launches.is_empty() {
+                return Err(Error::Missing { operand });
+            }
+            if !address.is_multiple_of(alignment) {
+                return Err(Error::Alignment { operand, address, alignment });
+            }
+            addresses[slot.0 as usize] = address;
+        }
+        if self.problem.accumulate() && tensors.lse == 0 && !self.launches.is_empty() {
+            return Err(Error::Missing { operand: Operand::Lse });
         }
         Ok(addresses)
+    }
+
+    /// Whether the problem asks for lengths of queries and of keys.
+    fn wants_lengths(&self) -> (bool, bool) {
+        match self.problem.sequences_kind() {
+            Sequences::Used { q, kv } => (q, kv),
+            Sequences::Ragged { .. } => (true, true),
+            _ => (false, false),
+        }
     }
 }
 

@@ -6,8 +6,8 @@ use flashcore_cuda::{
     disassemble,
     toolchain::{Search, Tool},
 };
+use flashcore_kernels::AnyProgram;
 use flashcore_lab::profile::occupancy::{Occupancy, Usage};
-use flashcore_tile::Program;
 use serde::Serialize;
 
 use super::{InspectFailure, subject::Subject};
@@ -40,7 +40,7 @@ pub const fn route(route: Route) -> &'static str {
 }
 
 /// Builds the subject's kernel.
-pub fn build<A>(subject: &Subject, program: &Program<A>) -> Result<(Build, Cubin), InspectFailure> {
+pub fn build(subject: &Subject, program: &AnyProgram) -> Result<(Build, Cubin), InspectFailure> {
     let compiler = Compiler::from_env()?;
     if compiler.ptxas.is_none() && subject.chosen.device.is_none() {
         return Err(InspectFailure::NoCompiler);

@@ -1,10 +1,10 @@
 //! The answer of `inspect`.
 
 use flashcore::Problem;
+use flashcore_kernels::AnyProgram;
 use flashcore_kernels::slots;
 use flashcore_ptx::launch::{LaunchSpec, Param, Slot};
 use flashcore_sim::Outcome;
-use flashcore_tile::Program;
 use serde::Serialize;
 
 use super::{InspectFailure, machine_code::Build, subject::Subject};
@@ -79,8 +79,8 @@ struct SimulationReport {
 
 impl InspectReport {
     /// What is known without building or running anything.
-    pub fn new(subject: &Subject, program: &Program<Problem>) -> Self {
-        let launch = subject.plan.launch(program, &subject.problem);
+    pub fn new(subject: &Subject, program: &AnyProgram) -> Self {
+        let launch = subject.plan.launches()[0].spec(program);
         let kernel = &program.module().kernels[0];
         let values = launch.iter().flat_map(|spec| spec.params.iter().map(|p| Some(value(p))));
         let values = values.chain(std::iter::repeat(None));

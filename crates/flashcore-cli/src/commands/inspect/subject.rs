@@ -1,6 +1,6 @@
 //! What `inspect` looks at: a problem on a GPU, or a kernel of the covering set by its name.
 
-use flashcore::Problem;
+use flashcore::{Problem, Values};
 use flashcore_core::{Dims, HostCall};
 use flashcore_kernels::{
     ALLOCATED_ALIGNMENT, KernelConfig, Plan, covering_set, plan_by, plan_general, tuned::Table,
@@ -23,6 +23,7 @@ pub struct Subject {
     pub problem: Problem,
     /// The same with few rows, for the simulator.
     small: Problem,
+    values: Values,
     pub chosen: Chosen,
     pub plan: Plan,
 }
@@ -39,30 +40,31 @@ impl Subject {
     fn asked(flags: &Flags) -> Result<Self, CliError> {
         let chosen = flags.gpu.choose();
         let dims = flags.tensors.dims();
-        let problem = flags.attention.problem(flags.dtype, dims, 0)?;
-        let small = flags.attention.problem(flags.dtype, shrunk(dims), 0)?;
+        let problem = flags.attention.problem(flags.dtype, dims)?;
+        let small = flags.attention.problem(flags.dtype, shrunk(dims))?;
         let table = flags.table.load()?;
         let table = table.as_deref().unwrap_or_else(|| Table::shipped());
         let plan = match flags.general {
             true => plan_general(&problem, &chosen.gpu, ALLOCATED_ALIGNMENT),
             false => plan_by(&problem, &chosen.gpu, ALLOCATED_ALIGNMENT, table),
         };
-        Ok(Self { problem, small, chosen, plan: plan.map_err(InspectFailure::from)? })
+        let values = flags.attention.values(small.heads_q(), 0);
+        Ok(Self { problem, small, values, chosen, plan: plan.map_err(InspectFailure::from)? })
     }
 
     fn named(name: &str) -> Result<Self, InspectFailure> {
         for member in covering_set().unwrap_or_default() {
             let plan = member.plan()?;
             if plan.kernel().name() == name {
-                let (problem, small) = (member.problem.clone(), member.problem);
-                return Ok(Self { problem, small, chosen: Chosen::assumed(member.gpu), plan });
+                let (problem, small, values) = (member.problem.clone(), member.problem, member.values);
+                return Ok(Self { problem, small, values, chosen: Chosen::assumed(member.gpu), plan });
             }
         }
         Err(InspectFailure::NoKernel(name.to_owned()))
     }
 
     /// The kernel.
-    pub const fn kernel(&self) -> &KernelConfig {
+    pub fn kernel(&self) -> &KernelConfig {
         self.plan.kernel()
     }
 
@@ -78,7 +80,7 @@ impl Subject {
         let mut out = Buffer::poisoned(small.dtype(), small.out().span())?;
         let mut lse = filled(f32::NAN, small.rows())?;
         let inputs = inputs.each_ref().map(Buffer::data);
-        let mut call = HostCall::bind_erased(small, inputs, out.data_mut(), Some(&mut lse))?;
+        let mut call = HostCall::bind_erased(small, &self.values, inputs, out.data_mut(), Some(&mut lse))?;
         Ok(Simulator::new(self.chosen.gpu).launch(&mut call, &self.plan)?)
     }
 }

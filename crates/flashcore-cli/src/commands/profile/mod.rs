@@ -132,7 +132,7 @@ impl Flags {
             true => plan_general(task.problem(), &planned, ALLOCATED_ALIGNMENT),
             false => plan_by(task.problem(), &planned, ALLOCATED_ALIGNMENT, &table),
         };
-        let build = Build::of(task.problem(), &planned, &plan.map_err(InspectFailure::from)?)?;
+        let build = Build::of(&planned, &plan.map_err(InspectFailure::from)?)?;
         let mut profiled = Profiled::new(task, build);
         match (gpu, Ncu::find()) {
             (None, _) => profiled.counters = count::count(task, planned, table)?,

@@ -1,6 +1,6 @@
 //! Whether a result is right: the testkit's error rule, within bounds on time and memory.
 
-use flashcore_core::{Problem, Sequence};
+use flashcore_core::{Instance, Problem, ProblemError, Sequence};
 use flashcore_testkit::{Rows, Verdict, answer::Grid, judge};
 use rayon::ThreadPoolBuilder;
 
@@ -33,15 +33,17 @@ impl Check {
     }
 
     /// Compares the outputs in `tensors` with f64.
-    pub fn of(problem: &Problem, tensors: &Tensors, repeatable: bool) -> Self {
+    pub fn of(problem: &Problem, tensors: &Tensors, repeatable: bool) -> Result<Self, ProblemError> {
         let rows = Rows::within(problem, BUDGET);
-        let judged = || judge(problem, tensors.inputs(), tensors.out(), Some(tensors.lse()), rows);
+        let instance = Instance::new(problem, tensors.values())?;
+        let judged = || judge(instance, tensors.inputs(), tensors.out(), Some(tensors.lse()), rows);
         let verdict = match ThreadPoolBuilder::new().num_threads(threads(problem)).build() {
             Ok(pool) => pool.install(judged),
             Err(_) => judged(),
         };
         let pass = verdict.pass() && repeatable;
-        Self { verdict, checked_rows: Grid::of(problem, rows).total_rows(), repeatable, pass }
+        let checked_rows = Grid::of(problem, rows).total_rows();
+        Ok(Self { verdict, checked_rows, repeatable, pass })
     }
 }
 

@@ -50,7 +50,7 @@ fn run(mut request: Request, candidates: &[Arc<dyn Backend>], output: &Output) -
     let (backend, ran) = backends::first_to_take(candidates, forward)?;
     let first = tensors.digest();
     let latency = Latency::measure(request.times, || tensors.forward(backend, &request.problem).map(drop))?;
-    let check = Check::of(&request.problem, &tensors, tensors.digest() == first);
+    let check = Check::of(&request.problem, &tensors, tensors.digest() == first)?;
     if check.pass {
         request.save(&tensors)?;
     }

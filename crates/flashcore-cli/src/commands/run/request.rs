@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use flashcore::{DType, Dims, Operand, Problem, ProblemError};
+use flashcore::{DType, Dims, Operand, Problem, ProblemError, Values};
 use flashcore_core::Data;
 use flashcore_lab::save;
 
@@ -22,6 +22,7 @@ const USUAL_DTYPE: DType = DType::F16;
 #[derive(Debug)]
 pub struct Request {
     pub problem: Problem,
+    pub values: Values,
     pub source: Source,
     /// Timed runs; as many as are sensible where `None`.
     pub times: Option<usize>,
@@ -53,8 +54,10 @@ impl Request {
             Some(names) => from_files(&names, flags.dtype)?,
             None => (flags.dtype.unwrap_or(USUAL_DTYPE), flags.tensors.dims(), Source::Seed(flags.seed)),
         };
-        let problem = flags.attention.problem(dtype, dims, flags.seed)?;
-        Ok(Self { problem, source, times: flags.iters.map(|n| n as usize) })
+        let problem = flags.attention.problem(dtype, dims)?;
+        let values = flags.attention.values(problem.heads_q(), flags.seed);
+        values.check(&problem)?;
+        Ok(Self { problem, values, source, times: flags.iters.map(|n| n as usize) })
     }
 
     /// Bytes of all tensors together.

@@ -2,7 +2,7 @@
 
 use std::hash::{DefaultHasher, Hasher};
 
-use flashcore_core::{Backend, BackendError, Data, HostCall, Problem, Ran};
+use flashcore_core::{Backend, BackendError, Data, HostCall, Problem, Ran, Values};
 use flashcore_lab::{
     buffer::{Buffer, filled},
     workload::normal_inputs,
@@ -15,6 +15,7 @@ use crate::error::CliError;
 #[derive(Debug)]
 pub struct Tensors {
     inputs: [Buffer; 3],
+    values: Values,
     out: Buffer,
     lse: Vec<f32>,
 }
@@ -31,7 +32,7 @@ impl Tensors {
             }
         };
         let out = Buffer::poisoned(p.dtype(), p.out().span())?;
-        Ok(Self { inputs, out, lse: filled(f32::NAN, p.rows())? })
+        Ok(Self { inputs, values: request.values.clone(), out, lse: filled(f32::NAN, p.rows())? })
     }
 
     /// Computes the outputs.
@@ -46,7 +47,13 @@ impl Tensors {
         compute: impl FnOnce(&mut HostCall<'_>) -> Result<T, BackendError>,
     ) -> Result<T, BackendError> {
         let inputs = self.inputs.each_ref().map(Buffer::data);
-        compute(&mut HostCall::bind_erased(problem, inputs, self.out.data_mut(), Some(&mut self.lse))?)
+        let (values, out, lse) = (&self.values, self.out.data_mut(), Some(&mut self.lse[..]));
+        compute(&mut HostCall::bind_erased(problem, values, inputs, out, lse)?)
+    }
+
+    /// Lengths and sinks.
+    pub fn values(&self) -> &Values {
+        &self.values
     }
 
     /// Q, K and V.

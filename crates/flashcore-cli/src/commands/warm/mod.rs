@@ -84,7 +84,7 @@ fn problems(flags: &Flags) -> Result<Vec<Problem>, CliError> {
     if flags.all {
         return Ok(usual::problems()?);
     }
-    Ok(vec![flags.attention.problem(flags.dtype, flags.tensors.dims(), 0)?])
+    Ok(vec![flags.attention.problem(flags.dtype, flags.tensors.dims())?])
 }
 
 /// The distinct kernels of the problems, in their order.

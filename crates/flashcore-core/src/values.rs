@@ -1,0 +1,111 @@
+//! What a call binds beside its tensors: numbers that may change from call to call while the plan stays.
+
+use std::{ops::Deref, sync::Arc};
+
+use crate::{
+    error::ProblemError,
+    lengths::{Lengths, Sequence, Sequences},
+    problem::Problem,
+};
+
+/// Lengths and sinks of one call, on the host.
+///
+/// A [`Problem`] only says that there are such numbers, so that problems with other numbers are equal and share a plan.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Values {
+    /// Used or packed lengths.
+    pub lengths: Lengths,
+    /// One extra logit per query head that takes part in the softmax but has no value.
+    pub sinks: Option<Arc<[f32]>>,
+}
+
+impl Values {
+    /// No lengths and no sinks.
+    pub const NONE: &'static Self = &Self { lengths: Lengths::Uniform, sinks: None };
+
+    /// Checks the numbers against the problem that asks for them.
+    pub fn check(&self, problem: &Problem) -> Result<(), ProblemError> {
+        self.lengths.check(problem.q().dims(), problem.k().dims())?;
+        if !self.lengths.serve(problem.sequences_kind()) {
+            let (given, asked) = (self.lengths.kind(), problem.sequences_kind());
+            return Err(ProblemError::OtherLengths { given, asked });
+        }
+        if self.sinks.is_some() != problem.sinks().is_some() {
+            return Err(ProblemError::OtherSinks { given: self.sinks.is_some() });
+        }
+        check_sinks(self.sinks.as_deref(), problem.heads_q())
+    }
+}
+
+fn check_sinks(sinks: Option<&[f32]>, heads: usize) -> Result<(), ProblemError> {
+    let Some(sinks) = sinks else { return Ok(()) };
+    if sinks.len() != heads {
+        return Err(ProblemError::SinkCount { given: sinks.len(), heads });
+    }
+    // −∞ is a sink that takes nothing; NaN and +∞ would erase the row.
+    match sinks.iter().position(|s| s.is_nan() || *s == f32::INFINITY) {
+        Some(head) => Err(ProblemError::Sink { head, value: sinks[head] }),
+        None => Ok(()),
+    }
+}
+
+/// A problem with the numbers of one call: where its sequences lie, what its heads' sinks are.
+#[derive(Clone, Copy, Debug)]
+pub struct Instance<'a> {
+    problem: &'a Problem,
+    values: &'a Values,
+}
+
+impl Deref for Instance<'_> {
+    type Target = Problem;
+
+    fn deref(&self) -> &Problem {
+        self.problem
+    }
+}
+
+impl<'a> Instance<'a> {
+    /// Binds numbers to a problem, or says which of them are wrong.
+    pub fn new(problem: &'a Problem, values: &'a Values) -> Result<Self, ProblemError> {
+        values.check(problem)?;
+        Ok(Self { problem, values })
+    }
+
+    /// The problem.
+    pub const fn problem(&self) -> &'a Problem {
+        self.problem
+    }
+
+    /// The numbers.
+    pub const fn values(&self) -> &'a Values {
+        self.values
+    }
+
+    /// One extra logit per query head, if any.
+    pub fn sink_logits(&self) -> Option<&'a [f32]> {
+        self.values.sinks.as_deref()
+    }
+
+    /// Where sequence `n` lies.
+    pub fn sequence(&self, n: usize) -> Sequence {
+        self.values.lengths.sequence(n, self.q().dims(), self.k().dims())
+    }
+
+    /// Visible (query, key) pairs over the whole problem, counting every query head; at most `u64::MAX`.
+    pub fn visible_pairs(&self) -> u64 {
+        let per_head = |n: usize| {
+            let s = self.sequence(n);
+            self.mask().pairs(s.q_len, s.kv_len)
+        };
+        let all = match self.sequences_kind() {
+            Sequences::Uniform if self.batch() > 0 => per_head(0).saturating_mul(self.batch() as u64),
+            _ => (0..self.sequences()).map(per_head).fold(0, u64::saturating_add),
+        };
+        all.saturating_mul(self.heads_q() as u64)
+    }
+
+    /// Floating-point operations of the two matrix products over visible pairs.
+    pub fn flops(&self) -> f64 {
+        self.visible_pairs() as f64 * self.flops_per_pair()
+    }
+}
