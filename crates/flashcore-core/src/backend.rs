@@ -13,6 +13,16 @@ pub trait Backend: Send + Sync {
     fn forward(&self, call: &mut HostCall<'_>) -> Result<Ran, BackendError>;
 }
 
+impl<B: Backend + ?Sized> Backend for &B {
+    fn name(&self) -> &'static str {
+        (**self).name()
+    }
+
+    fn forward(&self, call: &mut HostCall<'_>) -> Result<Ran, BackendError> {
+        (**self).forward(call)
+    }
+}
+
 /// What a backend did.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Ran {

@@ -36,9 +36,9 @@ impl fmt::Display for Operand {
             Self::V => "v",
             Self::Out => "out",
             Self::Lse => "lse",
-            Self::LengthsQ => "the lengths of q",
-            Self::LengthsKv => "the lengths of k and v",
-            Self::Sinks => "the sinks",
+            Self::LengthsQ => "query lengths",
+            Self::LengthsKv => "key lengths",
+            Self::Sinks => "sinks",
             Self::Tensor => "the tensor",
         })
     }

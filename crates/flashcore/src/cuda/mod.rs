@@ -38,6 +38,9 @@ pub use ready::{DeviceTensors, Ready};
 /// Problems whose launches are kept ready; the oldest gives way.
 const KEPT: usize = 64;
 
+/// GPUs that the process shares, each opened once and kept to its end.
+static SHARED: Mutex<Vec<(u32, &'static Cuda)>> = Mutex::new(Vec::new());
+
 /// One GPU that computes attention.
 #[derive(Debug)]
 pub struct Cuda {
@@ -136,6 +139,17 @@ impl Cuda {
         })
     }
 
+    /// The process's own GPU number `index`: everybody who asks shares its kernels and prepared problems.
+    pub fn shared(index: u32) -> Result<&'static Self, Error> {
+        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(&(_, cuda)) = shared.iter().find(|gpu| gpu.0 == index) {
+            return Ok(cuda);
+        }
+        let cuda: &'static Self = Box::leak(Box::new(Self::open(index)?));
+        shared.push((index, cuda));
+        Ok(cuda)
+    }
+
     /// Plans as if for another GPU, whose kernels this one must be able to run: for tests and comparisons.
     #[must_use]
     pub fn planning_for(mut self, gpu: Gpu) -> Self {
@@ -160,6 +174,11 @@ impl Cuda {
     /// What plans know of the GPU.
     pub fn gpu(&self) -> Gpu {
         self.gpu
+    }
+
+    /// A stream of its own, on which host tensors are computed.
+    pub fn stream(&self) -> &Stream {
+        &self.stream
     }
 
     /// The GPU.
