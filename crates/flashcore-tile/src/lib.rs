@@ -7,6 +7,7 @@
 //! | concept | type | what it prevents |
 //! | --- | --- | --- |
 //! | register of a type | [`Reg`] | mixing integers, floats and predicates |
+//! | arithmetic on registers | [`Expr`], [`Cond`] | one builder call for each instruction; computing twice |
 //! | threads that agree | [`Scope`], [`Uniform`] | an `.aligned` instruction under divergence |
 //! | matrix tile in registers | [`Acc`], [`Fragment`] | wrong fragment layouts |
 //! | matrix product in flight | [`Pending`] | touching registers the tensor cores own |
@@ -23,7 +24,9 @@ mod builder;
 mod control;
 mod cp_async;
 mod error;
+mod expr;
 mod fragment;
+mod lower;
 mod memory;
 #[cfg(doctest)]
 mod misuse;
@@ -44,7 +47,9 @@ pub use builder::{Builder, shared_limit};
 pub use control::{Carried, Uniform};
 pub use cp_async::CopyWidth;
 pub use error::{BuildError, Fault, FaultKind};
+pub use expr::{Cond, Expr};
 pub use fragment::{Acc, Fragment, ROWS_PER_THREAD};
+pub use lower::Term;
 pub use memory::{Global, Shared};
 pub use mma::{MMA_K, MMA_M, MatrixOrder, MatrixRows, MatrixView, Quad};
 pub use pipeline::{Pipeline, Stage};

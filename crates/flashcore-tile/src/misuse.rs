@@ -34,6 +34,48 @@
 //! # }
 //! ```
 //!
+//! Operators mix them no more than methods do:
+//!
+//! ```
+//! # use flashcore_ptx::{ident::Ident, layout::Swizzle, target::Target};
+//! # use flashcore_tile::*;
+//! # fn kernel(b: &mut Builder) {
+//! let (x, i) = (b.var::<F32>(1.0), b.var::<U32>(1));
+//! b.let_(i * 2 + i);
+//! # }
+//! ```
+//!
+//! ```compile_fail,E0277
+//! # use flashcore_ptx::{ident::Ident, layout::Swizzle, target::Target};
+//! # use flashcore_tile::*;
+//! # fn kernel(b: &mut Builder) {
+//! let (x, i) = (b.var::<F32>(1.0), b.var::<U32>(1));
+//! b.let_(i * 2 + x);
+//! # }
+//! ```
+//!
+//! An expression that is used twice would be computed twice:
+//!
+//! ```
+//! # use flashcore_ptx::{ident::Ident, layout::Swizzle, target::Target};
+//! # use flashcore_tile::*;
+//! # fn kernel(b: &mut Builder) {
+//! let i = b.var::<U32>(1);
+//! let twice = b.let_(i * 2);
+//! b.let_(twice + twice);
+//! # }
+//! ```
+//!
+//! ```compile_fail,E0382
+//! # use flashcore_ptx::{ident::Ident, layout::Swizzle, target::Target};
+//! # use flashcore_tile::*;
+//! # fn kernel(b: &mut Builder) {
+//! let i = b.var::<U32>(1);
+//! let twice = i * 2;
+//! b.let_(twice + twice);
+//! # }
+//! ```
+//!
 //! ```
 //! # use flashcore_ptx::{ident::Ident, layout::Swizzle, target::Target};
 //! # use flashcore_tile::*;

@@ -13,12 +13,13 @@ use flashcore_ptx::{
 use crate::{
     builder::Builder,
     error::FaultKind,
+    expr::Expr,
     fragment::Acc,
     memory::Shared,
     scalar::Half,
     scope::Scope,
     smem::SmemTile,
-    value::{B32, Reg, U32, Val},
+    value::{B32, Reg, U32},
 };
 
 /// Rows and columns that one load of four 8×8 matrices covers, and the depth of one product.
@@ -62,13 +63,14 @@ impl SmemTile {
             b.fault(FaultKind::Tile("ldmatrix over 16 columns needs a swizzled tile".to_owned()));
         }
         let lane = b.lane();
-        let (row, matrix_low, matrix_high) = (b.and(lane, 7), b.shr(lane, 3), b.shr(lane, 4));
-        let matrix_low = b.and(matrix_low, 1);
+        let row = b.let_(lane & 7);
+        let (matrix_low, matrix_high) = (b.let_(lane >> 3), b.let_(lane >> 4));
+        let matrix_low = b.let_(matrix_low & 1);
         let (down, along) = match order {
             MatrixOrder::RowsFirst => (matrix_low, matrix_high),
             MatrixOrder::ColumnsFirst => (matrix_high, matrix_low),
         };
-        let row = b.mad(down, 8, row);
+        let row = b.let_(down * 8 + row);
         // The tile's own offset is added as a constant by each load: tiles of one width share a lane's registers.
         let base = b.shared_base();
         MatrixRows { tile: *self, lane: self.chunk(b, base, row, along) }
@@ -78,7 +80,7 @@ impl SmemTile {
 impl MatrixRows {
     /// The tile `skip` bytes further on: another copy, or another group of eight rows.
     #[track_caller]
-    pub fn at(&self, b: &mut Builder, skip: impl Into<Val<U32>>) -> MatrixView {
+    pub fn at(&self, b: &mut Builder, skip: impl Into<Expr<U32>>) -> MatrixView {
         let start = b.add(self.lane, skip);
         // Swizzling flips bits of the chunk number, so that further chunks of a row are one XOR away.
         let mut starts = vec![start];

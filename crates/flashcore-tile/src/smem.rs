@@ -15,8 +15,9 @@ use crate::{
     barrier::{MBARRIER_BYTES, Mbarrier},
     builder::{Builder, shared_limit},
     error::FaultKind,
+    expr::Expr,
     memory::Shared,
-    value::{Reg, U32, Val},
+    value::{Reg, U32},
 };
 
 /// Alignment of the kernel's shared memory, after which every swizzle pattern repeats.
@@ -186,13 +187,10 @@ impl SmemTile {
 
     /// The tile as an operand of a wgmma product, starting `skip` bytes into the first copy.
     #[track_caller]
-    pub fn operand(&self, b: &mut Builder, major: Major, skip: impl Into<Val<U32>>) -> MatrixOperand {
-        let base = b.shared_base();
-        let start = b.add(base, self.offset);
-        let start = b.add(start, skip);
-        let cta = b.and(start, CTA_ADDRESS);
-        let address = b.shr(cta, 4);
-        let low = b.or(address, self.leading_offset(major) << 16);
+    pub fn operand(&self, b: &mut Builder, major: Major, skip: impl Into<Expr<U32>>) -> MatrixOperand {
+        let skip = b.arg(skip);
+        let address = (b.shared_base() + self.offset + skip) & CTA_ADDRESS;
+        let low = b.let_((address >> 4) | (self.leading_offset(major) << 16));
         let high = b.var(self.descriptor_high());
         MatrixOperand { low, high, major, tile: *self }
     }
@@ -223,20 +221,19 @@ impl SmemTile {
         b: &mut Builder,
         slab: Reg<U32>,
         row: Reg<U32>,
-        chunk: impl Into<Val<U32>>,
+        chunk: impl Into<Expr<U32>>,
     ) -> Reg<U32> {
-        let line = b.shl(row, self.slab_width().trailing_zeros());
+        let chunk = b.arg(chunk);
+        let line = b.let_(row << self.slab_width().trailing_zeros());
         let line_in_pattern = match self.swizzle {
-            Swizzle::None => return b.add(slab, line),
-            Swizzle::B128 => row,
-            Swizzle::B64 => b.shr(row, 1),
-            Swizzle::B32 => b.shr(row, 2),
+            Swizzle::None => return b.let_(slab + line),
+            Swizzle::B128 => row.into(),
+            Swizzle::B64 => row >> 1,
+            Swizzle::B32 => row >> 2,
         };
-        let turn = b.and(line_in_pattern, self.slab_width() / 16 - 1);
-        let turned = b.xor(turn, chunk);
-        let byte = b.shl(turned, 4);
-        let start = b.add(slab, line);
-        b.add(start, byte)
+        let turned = b.let_((line_in_pattern & (self.slab_width() / 16 - 1)) ^ chunk);
+        let byte = b.let_(turned << 4);
+        b.let_(slab + line + byte)
     }
 }
 
@@ -254,8 +251,7 @@ impl MatrixOperand {
     #[track_caller]
     #[must_use]
     pub fn plus(&self, b: &mut Builder, bytes: Reg<U32>) -> Self {
-        let units = b.shr(bytes, 4);
-        Self { low: b.add(units, self.low), ..*self }
+        Self { low: b.let_((bytes >> 4) + self.low), ..*self }
     }
 
     /// Bytes from the first 16 elements of depth to those of `step`.

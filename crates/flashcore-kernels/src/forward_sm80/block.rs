@@ -39,7 +39,7 @@ pub(super) fn row_end(
     if cfg.lengths.cuts_queries() {
         for half in [0, 1] {
             let row = b.add(row, (number * MMA_M + 8 * half as u32) as i32);
-            let queries = b.signed(queries);
+            let queries = queries.signed();
             let beyond = b.test(Cmp::Ge, row, queries);
             finished.factor[half] = b.select(beyond, 0.0, finished.factor[half]);
             finished.lse[half] = b.select(beyond, f32::NEG_INFINITY, finished.lse[half]);

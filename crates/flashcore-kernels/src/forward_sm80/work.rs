@@ -90,9 +90,9 @@ impl Rows {
         let thread = b.add(warp_first, quad);
         let left = |b: &mut Builder, rows: Reg<U32>| {
             let left = b.sub(rows, tile.first_row);
-            b.signed(left)
+            left.signed()
         };
-        let [warp_first, thread] = [warp_first, thread].map(|row| b.signed(row));
+        let [warp_first, thread] = [warp_first, thread].map(|row| row.signed());
         Self { warp, warp_first, thread, there: left(b, tile.q_len), written: left(b, tile.rows) }
     }
 }
@@ -129,7 +129,7 @@ impl Ring {
         let tiles = key_tiles(b, cfg, tile, visible);
         let last = b.sub(tiles.end, 1);
         let first_key = b.mul(last, cfg.shape.tile_n as i32);
-        let unsigned = b.unsigned(first_key);
+        let unsigned = first_key.unsigned();
         let row = b.add(tile.kv_start, unsigned);
         let k = tile.row_address(b, &args.k, tile.head_kv, row);
         let v = tile.row_address(b, &args.v, tile.head_kv, row);
@@ -145,7 +145,7 @@ impl Ring {
             tile: b.var(last),
             read: b.var_in(Scope::Cta, 0),
         };
-        let keys = b.signed(tile.kv_len);
+        let keys = tile.kv_len.signed();
         let keys_there = b.sub(keys, first_key);
         ring.fill(b, keys_there);
         ring
@@ -213,11 +213,11 @@ fn load_q(b: &mut Builder, cfg: &Config, args: &Arguments, layout: &Layout, tile
 
 /// The key tiles of the row tile; none for rows beyond the queries.
 fn key_tiles(b: &mut Builder, cfg: &Config, tile: &Tile, visible: &Visibility) -> KeyTiles {
-    let first = b.signed(tile.first_row);
+    let first = tile.first_row.signed();
     let end = b.add(tile.first_row, cfg.shape.tile_m());
     let end = b.min(end, tile.q_len);
     let last = b.sub(end, 1);
-    let last = b.signed(last);
+    let last = last.signed();
     let tiles = visible.key_tiles(b, [first, last], cfg.shape.tile_n);
     let empty = b.test(Cmp::Ge, tile.first_row, tile.q_len);
     KeyTiles { end: b.select(empty, 0, tiles.end), ..tiles }
@@ -312,7 +312,7 @@ impl KeyLoop<'_> {
 
     /// The first key of a step of this turn.
     fn step_key(&self, b: &mut Builder, first: Reg<U32>) -> Reg<S32> {
-        let first = b.signed(first);
+        let first = first.signed();
         b.mad(self.ring.tile, self.cfg.shape.tile_n as i32, first)
     }
 
@@ -329,7 +329,7 @@ impl KeyLoop<'_> {
         let lane = b.lane();
         let quad = b.and(lane, 3);
         let column = b.shl(quad, 1);
-        let column = b.signed(column);
+        let column = column.signed();
         let key = b.add(key, column);
         for (n, scores) in (0..).zip(scores) {
             let row = b.add(self.rows.thread, n * MMA_M as i32);

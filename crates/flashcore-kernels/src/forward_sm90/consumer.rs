@@ -450,10 +450,10 @@ impl<'a> Consumer<'a> {
 
     /// Hides what the rows of this thread must not see of a key tile.
     fn hide(&self, b: &mut Builder, scores: &Acc, tile: &Tile, block: Reg<S32>) {
-        let rows = self.thread_positions(b, tile).map(|position| b.signed(position));
+        let rows = self.thread_positions(b, tile).map(|position| position.signed());
         let quad = b.and(self.lane, 3);
         let column = b.shl(quad, 1);
-        let column = b.signed(column);
+        let column = column.signed();
         let key = b.mad(block, self.cfg.tile_n() as i32, column);
         tile.visibility(b, self.args).of_thread(b, rows).hide(b, scores, key);
     }

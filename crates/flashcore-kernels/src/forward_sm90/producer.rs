@@ -87,7 +87,7 @@ pub(super) fn load_kv(
         let stage = pipeline.stage(b, count);
         stage.wait_empty(b);
         stage.expect_tile(b);
-        let block = b.unsigned(block);
+        let block = block.unsigned();
         let row = b.mul(block, cfg.tile_n());
         let to = stage.at(b);
         let at = [Val::Const(0), row.into(), head.into(), tile.batch.into()];

@@ -176,7 +176,7 @@ impl Tile {
         let [first, end] = [first, end].map(|row| position(b, cfg, row));
         let end = b.min(end, self.q_len);
         let last = b.sub(end, 1);
-        let rows = [b.signed(first), b.signed(last)];
+        let rows = [first.signed(), last.signed()];
         self.visibility(b, args).key_tiles(b, rows, cfg.tile_n())
     }
 

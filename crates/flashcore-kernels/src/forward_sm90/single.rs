@@ -60,11 +60,11 @@ fn own_part(b: &mut Builder, cfg: Config, args: &Arguments, tile: &Tile) -> (Key
     let begin = tiles.begin.map_or(Val::Const(0), Val::from);
     let count = b.sub(tiles.end, begin);
     let up = b.add(count, parts as i32 - 1);
-    let up = b.unsigned(up);
+    let up = up.unsigned();
     let share = b.shr(up, parts.trailing_zeros());
-    let share = b.signed(share);
+    let share = share.signed();
     let rank = b.cluster_rank();
-    let rank = b.signed(rank);
+    let rank = rank.signed();
     let first = b.mad(rank, share, begin);
     let end = b.add(first, share);
     let end = b.min(end, tiles.end);

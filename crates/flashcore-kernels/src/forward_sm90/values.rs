@@ -13,7 +13,7 @@ const CHUNK: u32 = 16;
 /// Clears the rows of the V tile of key tile `block` that lie beyond the used keys; all consumers do it together.
 pub(super) fn clean_values(b: &mut Builder, consumer: &Consumer<'_>, tile: &Tile, block: Reg<S32>) {
     let tile_n = consumer.cfg.tile_n();
-    let block = b.unsigned(block);
+    let block = block.unsigned();
     let first = b.mul(block, tile_n);
     let used = b.sub(tile.kv_len, first);
     let partial = b.test(Cmp::Lt, used, tile_n);

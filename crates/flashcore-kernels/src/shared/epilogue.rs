@@ -88,7 +88,7 @@ impl Output {
         for pass in 0..rows / rows_per_pass {
             let row = b.add(self.warp_row, pass * rows_per_pass);
             let row = b.add(row, first);
-            let signed = b.signed(row);
+            let signed = row.signed();
             let there = b.test(Cmp::Lt, signed, self.rows);
             let there = b.both(there, feature);
             let from = self.staged_chunk(b, row, chunk);
@@ -154,7 +154,7 @@ impl LseOutput {
         for (m, (_, finished)) in (0..).zip(tiles) {
             for (half, &lse) in (0..).zip(&finished.lse) {
                 let row = b.add(row, m * MMA_M + 8 * half);
-                let signed = b.signed(row);
+                let signed = row.signed();
                 let there = b.test(Cmp::Lt, signed, self.rows);
                 let there = b.both(there, writes);
                 let bytes = b.mul_wide(row, 4);

@@ -87,10 +87,10 @@ impl Numbers {
         let skip = b.mul_wide(index, self.bytes);
         let at = b.add(self.base, skip);
         let [number] = b.load_global::<U32, 1>(at);
-        let (number, rows) = (b.signed(number), b.signed(self.rows));
+        let (number, rows) = (number.signed(), self.rows.signed());
         let number = b.max(number, 0);
         let number = b.min(number, rows);
-        b.unsigned(number)
+        number.unsigned()
     }
 
     /// First row and number of rows of a packed sequence.

@@ -120,7 +120,7 @@ impl TileLoad {
         let skip = skip.into();
         let starts: Vec<_> = self.to.iter().map(|&to| b.add(to, skip)).collect();
         let left = rows_there.map(|rows| {
-            let row = b.signed(self.row);
+            let row = self.row.signed();
             b.sub(rows, row)
         });
         let from = b.var(self.from);

@@ -71,10 +71,10 @@ impl Mask {
         let bound = |b: &mut Builder, reach: Option<Reg<U32>>, sign: bool| {
             let (reach, diagonal) = (reach?, diagonal?);
             let shift = if sign { b.add(diagonal, reach) } else { b.sub(diagonal, reach) };
-            Some(b.signed(shift))
+            Some(shift.signed())
         };
         let (first, last) = (bound(b, self.left, false), bound(b, self.right, true));
-        Visibility { keys: b.signed(keys), first, last }
+        Visibility { keys: keys.signed(), first, last }
     }
 }
 
@@ -153,11 +153,11 @@ impl Visibility {
 #[track_caller]
 fn tiles(b: &mut Builder, keys: Reg<S32>, tile_n: u32, round: u32) -> Reg<S32> {
     let keys = b.max(keys, 0);
-    let keys = b.unsigned(keys);
+    let keys = keys.unsigned();
     let keys = if round == 0 { keys } else { b.add(keys, round) };
     let count =
         if tile_n.is_power_of_two() { b.shr(keys, tile_n.trailing_zeros()) } else { b.div(keys, tile_n) };
-    b.signed(count)
+    count.signed()
 }
 
 /// The key tiles of a row tile, `begin..end`; those in `clean_begin..clean_end` hide nothing.
@@ -249,7 +249,7 @@ fn from_column(b: &mut Builder, column: Reg<S32>, skipped: i32) -> Reg<U32> {
     let column = b.sub(column, skipped);
     let column = b.max(column, 0);
     let column = b.min(column, WORD_COLS);
-    let column = b.unsigned(column);
+    let column = column.unsigned();
     let eights = b.shr(column, 3);
     let within = b.and(column, 7);
     let within = b.min(within, 2);
