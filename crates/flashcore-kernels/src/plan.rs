@@ -7,7 +7,7 @@
 mod class;
 mod fit;
 mod general;
-mod hopper;
+pub(crate) mod hopper;
 mod tile;
 pub mod tuned;
 
@@ -22,13 +22,13 @@ use flashcore_ptx::target::Target;
 use flashcore_tile::{Half, shared_limit};
 
 use crate::{
-    forward_sm80, forward_sm90,
+    forward_sm80::{self, Access},
+    forward_sm90,
     launch::{KernelConfig, Launch, Subject},
-    shared::{
+    parts::{
         lengths::LengthsKind,
-        load::Access,
         mask::{MAX_SEQUENCE, Sides},
-        schedule::tile_count,
+        sections::tile_count,
     },
 };
 
@@ -231,7 +231,7 @@ fn hopper_config(
     shape: forward_sm90::Shape,
 ) -> Result<KernelConfig, PlanError> {
     let lengths = LengthsKind::of(problem).ok_or(PlanError::Lengths)?;
-    Ok(KernelConfig::Sm90(forward_sm90::Config {
+    Ok(KernelConfig::Sm90(hopper::with_policy(forward_sm90::Config {
         half,
         dim_qk: problem.dim_qk() as u32,
         dim_v: problem.dim_v() as u32,
@@ -241,7 +241,8 @@ fn hopper_config(
         sinks: problem.sinks(),
         pack: hopper::pack(problem),
         shape,
-    }))
+        policy: forward_sm90::Policy::default(),
+    })))
 }
 
 /// The general kernel for a problem, cut as `shape` says.

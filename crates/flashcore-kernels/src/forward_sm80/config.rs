@@ -10,7 +10,8 @@ use flashcore_ptx::{
 use flashcore_tile::{Half, MMA_M};
 use serde::{Deserialize, Serialize};
 
-use crate::shared::{lengths::LengthsKind, load::Access, mask::Sides, sinks::sink_name};
+use super::Access;
+use crate::parts::{lengths::LengthsKind, mask::Sides, sinks::sink_name};
 
 /// A kernel of this family: two configs that are equal give the same text.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

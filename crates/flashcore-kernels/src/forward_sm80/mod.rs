@@ -11,24 +11,24 @@
 
 mod block;
 mod config;
+mod epilogue;
+mod load;
 mod products;
+mod schedule;
 mod work;
 
 use flashcore_core::Problem;
 use flashcore_tile::{BuildError, Builder, Extent, Params, Program, Reg, SmemTile, U64};
 
 pub use config::{Config, Shape};
+pub use load::Access;
 
 use crate::{
-    shared::{
-        mask::Mask,
-        scale::Scale,
-        schedule::{Schedule, TensorArgument, tile_count},
-        sinks::SinkArgument,
-    },
+    parts::{mask::Mask, scale::Scale, sections::tile_count, sinks::SinkArgument, tensor::TensorArgument},
     slots,
 };
 use config::{padded, swizzle};
+use schedule::Schedule;
 
 /// What the host passes, as registers.
 #[derive(Clone, Copy, Debug)]

@@ -4,7 +4,7 @@
 use flashcore_tile::{Acc, Builder, Half, MMA_K, MMA_M, MatrixOrder, MatrixRows, MatrixView, Quad, Reg, U32};
 
 use super::{Config, Layout, block::Block, config::padded};
-use crate::shared::softmax::Exponentials;
+use crate::parts::softmax::Exponentials;
 
 /// Where the queries' fragments come from.
 pub(super) enum Queries {
@@ -17,7 +17,7 @@ pub(super) enum Queries {
 impl Queries {
     /// The queries of the warp whose first row is `warp_row`; waits for them if they go to registers.
     pub(super) fn new(b: &mut Builder, cfg: &Config, layout: &Layout, warp_row: Reg<U32>) -> Self {
-        let skip = b.mul(warp_row, layout.q.slab_width());
+        let skip = b.let_(warp_row * layout.q.slab_width());
         let rows = layout.q.matrix_rows(b, MatrixOrder::RowsFirst);
         if !cfg.shape.q_in_registers {
             return Self::Shared(rows, skip);

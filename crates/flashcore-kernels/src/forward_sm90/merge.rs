@@ -5,15 +5,14 @@
 //! registers. A store that completes on the receiver's mbarrier needs no fence, while a barrier of the cluster that
 //! publishes what was written costs a fence of the whole GPU.
 
-use flashcore_tile::{Acc, Builder, Cmp, F32, Global, Reg, Shared, U64, Val, WARPGROUP};
+use flashcore_tile::{Acc, Builder, F32, Global, Reg, Shared, Val, WARPGROUP};
 
 use super::{
     Config,
     consumer::Consumer,
-    epilogue::Epilogue,
     schedule::{Tile, position},
 };
-use crate::shared::softmax::{Finished, Rows, Softmax};
+use crate::parts::softmax::{Finished, Rows, Softmax};
 
 /// Values that a thread moves at once.
 const VECTOR: u32 = 4;
@@ -88,12 +87,12 @@ pub(super) fn merge(b: &mut Builder, consumer: &Consumer<'_>, mail: Mail, tile: 
 fn send(b: &mut Builder, consumer: &Consumer<'_>, mail: Mail, part: &Vector, output: &Acc) {
     let cfg = consumer.cfg;
     let rank = b.cluster_rank();
-    let thread = b.mul(consumer.thread, VECTOR * 4);
-    let skip = b.mad(rank, letter_bytes(cfg), thread);
+    let thread = b.let_(consumer.thread * (VECTOR * 4));
+    let skip = b.let_(rank * letter_bytes(cfg) + thread);
     let own = b.shared_at(mail.inbox).plus(b, skip).address(b);
     let arrived = b.shared_at(mail.arrived).address(b);
     for peer in 0..cfg.shape.order.parts() {
-        let (mine, others) = (b.test(Cmp::Eq, rank, peer), b.test(Cmp::Ne, rank, peer));
+        let (mine, others) = (b.let_(rank.eq(peer)), b.let_(rank.ne(peer)));
         let [place, done] = [own, arrived].map(|at| b.peer_address(at, peer));
         for (n, vector) in (0..).zip(letter_to(cfg, peer, part, output)) {
             let offset = n * stride(cfg);
@@ -115,7 +114,7 @@ fn letter_to(cfg: Config, peer: u32, part: &Vector, output: &Acc) -> Vec<[Val<F3
 /// Where this thread finds what each CTA has for it, in the order in which parts are merged.
 fn letters(b: &mut Builder, consumer: &Consumer<'_>, mail: Mail) -> Vec<Shared> {
     let cfg = consumer.cfg;
-    let thread = b.mul(consumer.thread, VECTOR * 4);
+    let thread = b.let_(consumer.thread * (VECTOR * 4));
     let first = b.shared_at(mail.inbox).plus(b, thread);
     (0..cfg.shape.order.parts()).map(|rank| first.at(rank * letter_bytes(cfg))).collect()
 }
@@ -144,21 +143,16 @@ fn write(b: &mut Builder, consumer: &Consumer<'_>, tile: &Tile, columns: &[Vecto
     let (cfg, args) = (consumer.cfg, consumer.args);
     let Some(out) = args.out_rows else { return };
     let rank = b.cluster_rank();
-    let first = b.mul(rank, share(cfg));
-    let dead = Epilogue::beyond_use(b, consumer, tile);
-    let within = b.and(consumer.lane, 3);
-    let pair = b.shl(within, 2);
-    let bytes = b.mad(first, OUTPUT_STEP, pair);
-    let bytes = b.widen(bytes);
+    let first = b.let_(rank * share(cfg));
+    let dead = consumer.beyond_use(b, tile);
+    let bytes = b.let_((first * OUTPUT_STEP + ((consumer.lane & 3) << 2)).widen());
     for (half, row) in consumer.thread_rows(b, tile).into_iter().enumerate() {
         let (head, position) = (tile.head_of(b, cfg, row), position(b, cfg, row));
         let start = out.at(b, tile.batch, head, position);
-        let start: Reg<U64> = b.add(start, bytes);
-        let exists = b.test(Cmp::Lt, position, args.lengths.seq_q);
+        let start = b.let_(start + bytes);
+        let exists = b.let_(position.lt(args.lengths.seq_q));
         for (n, values) in (0..).zip(columns) {
-            let vector = b.add(first, n);
-            let there = b.test(Cmp::Lt, vector, vectors(cfg));
-            let there = b.both(there, exists);
+            let there = b.let_((first + n).lt(vectors(cfg)) & exists);
             let [low, high] = [values[2 * half], values[2 * half + 1]].map(|value| {
                 if cfg.lengths.cuts_queries() { b.select(dead[half], 0.0, value) } else { value }
             });
@@ -172,6 +166,5 @@ fn write(b: &mut Builder, consumer: &Consumer<'_>, tile: &Tile, columns: &[Vecto
 /// The first CTA of the cluster writes the LSE.
 fn write_lse(b: &mut Builder, consumer: &Consumer<'_>, tile: &Tile, finished: Finished) {
     let rank = b.cluster_rank();
-    let first = b.test(Cmp::Eq, rank, 0);
-    b.if_(first, |b| Epilogue::write_lse(b, consumer, tile, finished.lse));
+    b.if_(rank.eq(0), |b| consumer.write_lse(b, tile, finished.lse));
 }

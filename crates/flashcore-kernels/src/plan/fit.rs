@@ -11,7 +11,7 @@ use crate::{
     forward_sm80,
     forward_sm90::{self, Order},
     launch::KernelConfig,
-    shared::schedule::tile_count,
+    parts::sections::tile_count,
 };
 
 /// Registers of a consumer for addresses, masks and the state of softmax: what shipped kernels need at least.
