@@ -219,7 +219,7 @@ fn plan_by_rules(problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Plan, P
 /// As [`plan`], but always the general kernel: for comparing it with others.
 pub fn plan_general(problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Plan, PlanError> {
     let half = check(problem, gpu)?;
-    let (shape, why) = general::shape(problem, gpu)?;
+    let (shape, why) = general::shape(problem, half, gpu)?;
     let kernel = general_config(problem, gpu, half, access(problem, alignment), shape)?;
     Ok(Plan::single(kernel, problem, gpu, why))
 }
@@ -232,7 +232,8 @@ fn hopper_config(
 ) -> Result<KernelConfig, PlanError> {
     let lengths = LengthsKind::of(problem).ok_or(PlanError::Lengths)?;
     Ok(KernelConfig::Sm90(hopper::with_policy(forward_sm90::Config {
-        half,
+        input: half,
+        output: half.element(),
         dim_qk: problem.dim_qk() as u32,
         dim_v: problem.dim_v() as u32,
         mask: Sides::of(problem),
@@ -255,7 +256,8 @@ fn general_config(
 ) -> Result<KernelConfig, PlanError> {
     Ok(KernelConfig::Sm80(forward_sm80::Config {
         target: general::target(gpu),
-        half,
+        input: half,
+        output: half.element(),
         dim_qk: problem.dim_qk() as u32,
         dim_v: problem.dim_v() as u32,
         shape,

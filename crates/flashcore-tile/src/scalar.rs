@@ -8,6 +8,7 @@ use flashcore_ptx::{
 
 use crate::{
     builder::Builder,
+    element::Element,
     error::FaultKind,
     expr::{Cond, Expr},
     lower::{Arg, join},
@@ -344,12 +345,17 @@ impl Builder {
         self.let_(x.into() | y)
     }
 
-    /// Two f32 rounded to `half` and packed, `low` in the low half.
+    /// Two f32 rounded to a 16-bit float and packed, `low` in the low half.
     #[track_caller]
-    pub fn pack(&mut self, half: Half, low: impl Into<Expr<F32>>, high: impl Into<Expr<F32>>) -> Reg<B32> {
+    pub fn pack(
+        &mut self,
+        element: impl Into<Element>,
+        low: impl Into<Expr<F32>>,
+        high: impl Into<Expr<F32>>,
+    ) -> Reg<B32> {
         let args = self.packed(low, high);
         let dst = self.fresh::<B32>(join(&args));
-        self.pack_args(dst, half, args);
+        self.pack_args(dst, element.into(), args);
         dst
     }
 
@@ -358,12 +364,12 @@ impl Builder {
     pub fn pack_into(
         &mut self,
         dst: Reg<B32>,
-        half: Half,
+        element: impl Into<Element>,
         low: impl Into<Expr<F32>>,
         high: impl Into<Expr<F32>>,
     ) {
         let args = self.packed(low, high);
-        self.pack_args(dst, half, args);
+        self.pack_args(dst, element.into(), args);
     }
 
     /// The two values that are packed in `word`, widened to f32, the low half first.
@@ -401,7 +407,10 @@ impl Builder {
     }
 
     #[track_caller]
-    fn pack_args(&mut self, dst: Reg<B32>, half: Half, args: [Arg; 2]) {
+    fn pack_args(&mut self, dst: Reg<B32>, element: Element, args: [Arg; 2]) {
+        let Some(half) = element.half() else {
+            return self.fault(FaultKind::Pack { element });
+        };
         let mods = [Mod::Rn, Mod::Type(half.packed()), Mod::Type(ScalarType::F32)];
         self.op_into(dst, Op::Cvt, &mods, args);
     }

@@ -4,10 +4,11 @@
 //! and only the warp has to wait for itself.
 
 use flashcore_tile::{
-    Acc, B32, Builder, F32, Global, Half, MMA_M, Pred, Reg, S32, Shared, SmemTile, U32, U64, Val,
+    Acc, B32, Builder, CHUNK_BYTES, Element, F32, Global, MMA_M, Pred, Reg, S32, Shared, SmemTile, U32, U64,
+    Val,
 };
 
-use super::load::{Access, CHUNK};
+use super::load::Access;
 use crate::parts::{row_end::LseOutput, softmax::Finished};
 
 const WARP: u32 = 32;
@@ -15,7 +16,7 @@ const WARP: u32 = 32;
 /// What a warp must know to write its rows.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Output {
-    pub(super) half: Half,
+    pub(super) element: Element,
     pub(super) access: Access,
     /// Features of the output.
     pub(super) dim: u32,
@@ -47,7 +48,7 @@ impl Output {
         let within = b.let_((lane & 3) << 2);
         let start = self.staging.at(b).address(b);
         let start = b.let_(start + within);
-        let chunks: Vec<_> = (0..self.staging.slab_cols() / CHUNK)
+        let chunks: Vec<_> = (0..self.staging.slab_width() / CHUNK_BYTES)
             .map(|chunk| self.staging.chunk(b, start, row, chunk))
             .collect();
         for (m, (acc, finished)) in (0..).zip(tiles) {
@@ -67,19 +68,19 @@ impl Output {
     #[track_caller]
     fn normalised(&self, b: &mut Builder, values: &[Reg<F32>], factor: Reg<F32>, empty: Pred) -> Reg<B32> {
         let [low, high] = [values[0], values[1]].map(|value| b.mul(value, factor));
-        let word = b.pack(self.half, low, high);
+        let word = b.pack(self.element, low, high);
         b.select(empty, flashcore_tile::Packed(0), word)
     }
 
     /// Moves the warp's rows from shared to global memory, chunk by chunk.
     #[track_caller]
     fn scatter(&self, b: &mut Builder, rows: u32) {
-        let lanes = (self.staging.cols() / CHUNK).next_power_of_two();
+        let lanes = (self.staging.cols() / self.element.per_chunk()).next_power_of_two();
         let rows_per_pass = WARP / lanes;
         let lane = b.lane();
         let (first, chunk) = (b.let_(lane / lanes), b.let_(lane % lanes));
-        let feature = b.let_(chunk.lt(self.dim / CHUNK));
-        let start = b.let_(self.to + chunk.mul_wide(2 * CHUNK));
+        let feature = b.let_(chunk.lt(self.dim / self.element.per_chunk()));
+        let start = b.let_(self.to + chunk.mul_wide(CHUNK_BYTES));
         for pass in 0..rows / rows_per_pass {
             let row = b.let_(self.warp_row + pass * rows_per_pass + first);
             let there = b.let_(row.signed().lt(self.rows) & feature);
@@ -91,7 +92,7 @@ impl Output {
 
     #[track_caller]
     fn staged_chunk(&self, b: &mut Builder, row: Reg<U32>, chunk: Reg<U32>) -> Reg<U32> {
-        let per_slab = self.staging.slab_cols() / CHUNK;
+        let per_slab = self.staging.slab_width() / CHUNK_BYTES;
         let (slab, in_slab) = (b.let_(chunk / per_slab), b.let_(chunk % per_slab));
         let start = self.staging.at(b).address(b);
         let start = b.let_(slab * self.staging.slab_bytes() + start);

@@ -3,12 +3,10 @@
 //! A row's chunks of 16 bytes are spread over neighbouring threads; a thread keeps its chunk and takes every n-th row.
 //! Chunks beyond the tensor's features, and rows beyond a sequence, are never read: zeros take their place.
 
-use flashcore_tile::{Builder, CopyWidth, Global, Pred, Reg, S32, Scope, Shared, SmemTile, U32, U64, Val};
+use flashcore_tile::{
+    Builder, CHUNK_BYTES, CopyWidth, Global, Pred, Reg, S32, Scope, Shared, SmemTile, U32, U64, Val,
+};
 
-/// Bytes of a chunk: what `ldmatrix` and the swizzle move as one.
-const CHUNK_BYTES: u32 = 16;
-/// Elements of a chunk.
-pub(super) const CHUNK: u32 = 8;
 /// Rows after which the swizzle pattern repeats, whatever its width.
 const PATTERN_ROWS: u32 = 8;
 
@@ -89,7 +87,7 @@ impl TileLoad {
         from: Reg<U64>,
         stride: Reg<U64>,
     ) -> Self {
-        let chunks = tile.cols() / CHUNK;
+        let chunks = tile.cols() / tile.element().per_chunk();
         let lanes = chunks.next_power_of_two();
         let rows_per_pass = b.threads() / lanes;
         let thread = b.thread();
@@ -107,7 +105,7 @@ impl TileLoad {
             pass,
             step: b.let_(stride * u64::from(tile.rows())),
             active: active(b, tile, row, chunk, rows_per_pass),
-            feature: (dim < tile.cols()).then(|| b.let_(chunk.lt(dim / CHUNK))),
+            feature: (dim < tile.cols()).then(|| b.let_(chunk.lt(dim / tile.element().per_chunk()))),
         }
     }
 
@@ -224,7 +222,7 @@ fn destinations(
     chunk: Reg<U32>,
     rows_per_pass: u32,
 ) -> Vec<Reg<U32>> {
-    let chunks_per_slab = tile.slab_cols() / CHUNK;
+    let chunks_per_slab = tile.slab_width() / CHUNK_BYTES;
     let (slab, in_slab) = (b.let_(chunk / chunks_per_slab), b.let_(chunk % chunks_per_slab));
     let start = b.let_(slab * tile.slab_bytes() + b.shared_base());
     let meets = (PATTERN_ROWS / rows_per_pass).max(1);
@@ -245,7 +243,7 @@ fn active(
     chunk: Reg<U32>,
     rows_per_pass: u32,
 ) -> Option<Pred> {
-    let chunks = tile.cols() / CHUNK;
+    let chunks = tile.cols() / tile.element().per_chunk();
     let padded = (!chunks.is_power_of_two()).then(|| b.let_(chunk.lt(chunks)));
     let beyond = (rows_per_pass > tile.rows()).then(|| b.let_(row.lt(tile.rows())));
     both(b, padded, beyond)

@@ -26,7 +26,7 @@ pub(super) fn row_tile(b: &mut Builder, cfg: &Config, args: &Arguments, layout: 
     let rows = Rows::new(b, cfg, &tile);
     let visible = args.mask.over(b, tile.q_len, tile.kv_len);
     let ring = Ring::start(b, cfg, args, layout, &tile, &rows, &visible);
-    let blocks: Vec<_> = (0..cfg.shape.blocks).map(|_| Block::new(b, args, cfg.half)).collect();
+    let blocks: Vec<_> = (0..cfg.shape.blocks).map(|_| Block::new(b, args, cfg.input)).collect();
     let queries = Queries::new(b, cfg, layout, rows.warp);
     KeyLoop { cfg, args, ring, blocks: &blocks, queries, visible, rows }.run(b);
 
@@ -53,7 +53,7 @@ fn output(
 ) -> Output {
     let first_row = b.let_(tile.q_start + tile.first_row);
     Output {
-        half: cfg.half,
+        element: cfg.output,
         access: cfg.access,
         dim: cfg.dim_v,
         staging: layout.staging,

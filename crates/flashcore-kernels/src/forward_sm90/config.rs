@@ -2,7 +2,7 @@
 
 use flashcore_core::DType;
 use flashcore_ptx::ident::Ident;
-use flashcore_tile::{Half, RegisterBudget, Roles};
+use flashcore_tile::{Element, Half, RegisterBudget, Roles};
 use serde::{Deserialize, Serialize};
 
 use super::ROWS_PER_GROUP;
@@ -14,8 +14,10 @@ use crate::{
 /// A kernel of this family: two configs that are equal give the same text.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Config {
-    /// Element type.
-    pub half: Half,
+    /// What Q, K and V are made of; probabilities are rounded to it too.
+    pub input: Half,
+    /// What the output is made of.
+    pub output: Element,
     /// Features of queries and keys: a multiple of 8.
     pub dim_qk: u32,
     /// Features of values: a multiple of 8.
@@ -165,11 +167,12 @@ impl Config {
 
     /// The kernel's name: all of the config is in it but the producer's registers.
     pub fn name(&self) -> Ident {
-        let half = if self.half == Half::F16 { "f16" } else { "bf16" };
+        let input = self.input.element();
         let Shape { consumers, tile_n, stages, q_stages, staging, budget, order, ctas_per_sm, turn } =
             self.shape;
         let mut name = format!(
-            "fc_forward_sm_90a_{half}_d{}v{}_g{consumers}n{tile_n}s{stages}q{q_stages}o{}x{}r{}c{ctas_per_sm}t{turn}_{}_{}",
+            "fc_forward_sm_90a_{}_d{}v{}_g{consumers}n{tile_n}s{stages}q{q_stages}o{}x{}r{}c{ctas_per_sm}t{turn}_{}_{}",
+            input.name(),
             self.dim_qk,
             self.dim_v,
             staging.places,
@@ -185,11 +188,29 @@ impl Config {
             (self.sinks.is_some(), sink_name(self.sinks)),
         ];
         options.into_iter().filter(|(on, _)| *on).for_each(|(_, text)| name.push_str(text));
+        if self.output != input {
+            name.push_str(&format!("_to_{}", self.output.name()));
+        }
         if self.pack > 1 {
             name.push_str(&format!("_pack{}", self.pack));
         }
         name.push_str(&self.policy.suffix(hopper::policy(self)));
         Ident::new(name).expect("made of legal parts")
+    }
+
+    /// Columns of a tile of Q, K or V for `dim` features: whole slabs.
+    pub(super) const fn padded(&self, dim: u32) -> u32 {
+        dim.next_multiple_of(self.input.element().slab_cols())
+    }
+
+    /// Shared memory of a CTA, but for barriers and what parts of a tile are merged in.
+    pub const fn shared_bytes(&self) -> u32 {
+        let Shape { tile_n, stages, q_stages, staging, order, .. } = self.shape;
+        let (qk, v) = (self.padded(self.dim_qk), self.padded(self.dim_v));
+        let input = q_stages * self.tile_m() * qk + stages * tile_n * (qk + v);
+        // Parts of a tile are merged without staging.
+        let output = if order.parts() > 1 { 0 } else { self.tile_m() * staging.places * staging.cols };
+        input * self.input.element().bytes() + output * self.output.bytes()
     }
 
     /// Registers of a thread before the roles share them.

@@ -76,7 +76,7 @@ impl<'a> Consumer<'a> {
             v: layout.v.tile().operand(b, Major::Mn, 0),
             q_count: b.var(0),
             kv_count: b.var(0),
-            softmax: Softmax::new(b, args.scale.log2, cfg.half),
+            softmax: Softmax::new(b, args.scale.log2, cfg.input),
             turn: layout.turns.map(|turns| turns.of(b, group)),
         }
     }

@@ -13,8 +13,8 @@ use crate::parts::{
     softmax::Rows,
 };
 
-/// Pairs of 8-column matrices that one stmatrix writes, per slab.
-const PAIRS_PER_SLAB: u32 = 4;
+/// Columns of 16-bit elements that one stmatrix writes: two matrices side by side.
+const PAIR_COLS: u32 = 16;
 
 /// Where this warp gathers its rows.
 pub(super) struct Epilogue {
@@ -32,7 +32,7 @@ impl Epilogue {
         let skip = b.let_(warp * (consumer.cfg.shape.staging.places * tile.bytes()));
         let start = tile.at(b).plus(b, skip).address(b);
         let (row, right) = (b.let_(consumer.lane & 15), b.let_(consumer.lane >> 4));
-        let lanes = (0..PAIRS_PER_SLAB).map(|pair| tile.chunk(b, start, row, right + 2 * pair));
+        let lanes = (0..tile.slab_cols() / PAIR_COLS).map(|pair| tile.chunk(b, start, row, right + 2 * pair));
         Self { lanes: lanes.collect(), staging: start.into(), leader: consumer.leader }
     }
 
@@ -98,8 +98,9 @@ impl Epilogue {
         for (pair, values) in values.chunks(8).enumerate() {
             // Features come in eights; beyond the last, the copy clips what is stored here.
             let value = |i: usize| values.get(i).map_or(Val::Const(0.0), |&value| value.into());
-            let packed = std::array::from_fn(|i| b.pack(consumer.cfg.half, value(2 * i), value(2 * i + 1)));
-            let (slab, pair) = (pair as u32 / PAIRS_PER_SLAB, pair as u32 % PAIRS_PER_SLAB);
+            let packed = std::array::from_fn(|i| b.pack(consumer.cfg.output, value(2 * i), value(2 * i + 1)));
+            let pairs = staging.slab_cols() / PAIR_COLS;
+            let (slab, pair) = (pair as u32 / pairs, pair as u32 % pairs);
             let to = Shared::from(self.lanes[pair as usize]).at(place + slab * staging.slab_bytes());
             b.stmatrix(to, packed);
         }

@@ -16,12 +16,12 @@ use crate::parts::softmax::{Finished, Rows, Softmax};
 
 /// Values that a thread moves at once.
 const VECTOR: u32 = 4;
-/// Bytes from one of a thread's vectors to its next in a row of the output.
-const OUTPUT_STEP: u32 = 16;
+/// Columns from one of a thread's vectors to its next in a row of the output.
+const OUTPUT_STEP: u32 = 8;
 
 /// Vectors of output values of a thread: each holds two columns of both rows.
 const fn vectors(cfg: Config) -> u32 {
-    cfg.dim_v / 8
+    cfg.dim_v / OUTPUT_STEP
 }
 
 /// Vectors that one CTA merges.
@@ -145,7 +145,9 @@ fn write(b: &mut Builder, consumer: &Consumer<'_>, tile: &Tile, columns: &[Vecto
     let rank = b.cluster_rank();
     let first = b.let_(rank * share(cfg));
     let dead = consumer.beyond_use(b, tile);
-    let bytes = b.let_((first * OUTPUT_STEP + ((consumer.lane & 3) << 2)).widen());
+    let (step, pair) = (OUTPUT_STEP * cfg.output.bytes(), 2 * cfg.output.bytes());
+    let within = (consumer.lane & 3) << pair.trailing_zeros();
+    let bytes = b.let_((first * step + within).widen());
     for (half, row) in consumer.thread_rows(b, tile).into_iter().enumerate() {
         let (head, position) = (tile.head_of(b, cfg, row), position(b, cfg, row));
         let start = out.at(b, tile.batch, head, position);
@@ -156,8 +158,8 @@ fn write(b: &mut Builder, consumer: &Consumer<'_>, tile: &Tile, columns: &[Vecto
             let [low, high] = [values[2 * half], values[2 * half + 1]].map(|value| {
                 if cfg.lengths.cuts_queries() { b.select(dead[half], 0.0, value) } else { value }
             });
-            let word = b.pack(cfg.half, low, high);
-            let to = Global::from(start).at((n * OUTPUT_STEP) as i32);
+            let word = b.pack(cfg.output, low, high);
+            let to = Global::from(start).at((n * step) as i32);
             b.predicated(there, |b| b.store_global(to, &[word.into()]));
         }
     }

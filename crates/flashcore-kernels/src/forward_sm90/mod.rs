@@ -50,8 +50,6 @@ pub(crate) const ROWS_PER_GROUP: u32 = 64;
 const WARPS_PER_GROUP: u32 = 4;
 /// Rows of the output that one warp writes.
 const ROWS_PER_WARP: u32 = 16;
-/// Columns of a slab: 128 bytes, the widest swizzle.
-const SLAB_COLS: u32 = 64;
 
 /// What the host passes, as registers.
 #[derive(Debug)]
@@ -77,12 +75,13 @@ pub(crate) struct Arguments {
 
 impl Arguments {
     fn declare(b: &mut Builder, params: &mut Params<Problem>, cfg: Config) -> Self {
-        let (tile_m, tile_n) = (cfg.tile_m(), cfg.tile_n());
-        let q = params.tensor_map(b, "q", move |p| packed_map(p, p.q(), slots::Q, tile_m, cfg.pack));
-        let k = params.tensor_map(b, "k", move |p| map(p, p.k(), slots::K, tile_n));
-        let v = params.tensor_map(b, "v", move |p| map(p, p.v(), slots::V, tile_n));
-        let out =
-            params.tensor_map(b, "out", move |p| packed_map(p, p.out(), slots::OUT, ROWS_PER_WARP, cfg.pack));
+        let (input, tile_m, tile_n) = (cfg.input.element(), cfg.tile_m(), cfg.tile_n());
+        let q = params.tensor_map(b, "q", move |p| packed_map(p.q(), input, slots::Q, tile_m, cfg.pack));
+        let k = params.tensor_map(b, "k", move |p| map(p.k(), input, slots::K, tile_n));
+        let v = params.tensor_map(b, "v", move |p| map(p.v(), input, slots::V, tile_n));
+        let out = params.tensor_map(b, "out", move |p| {
+            packed_map(p.out(), cfg.output, slots::OUT, ROWS_PER_WARP, cfg.pack)
+        });
         let lse = params.buffer(b, "lse", slots::LSE);
         let tile_counter =
             (cfg.shape.order == Order::Atomic).then(|| params.buffer(b, "tile_counter", slots::TILE_COUNTER));
@@ -140,10 +139,11 @@ impl Layout {
         let warps = consumers * WARPS_PER_GROUP;
         // Parts are merged without staging.
         let places = if order.parts() > 1 { 0 } else { warps * staging.places };
-        let q = b.smem_tile(cfg.tile_m(), padded(cfg.dim_qk), Swizzle::B128, q_stages);
-        let k = b.smem_tile(tile_n, padded(cfg.dim_qk), Swizzle::B128, stages);
-        let v = b.smem_tile(tile_n, padded(cfg.dim_v), Swizzle::B128, stages);
-        let staging = b.smem_tile(ROWS_PER_WARP, staging.cols, Swizzle::B128, places);
+        let (qk, v) = (cfg.padded(cfg.dim_qk), cfg.padded(cfg.dim_v));
+        let q = b.smem_tile(cfg.input, [cfg.tile_m(), qk], Swizzle::B128, q_stages);
+        let k = b.smem_tile(cfg.input, [tile_n, qk], Swizzle::B128, stages);
+        let v = b.smem_tile(cfg.input, [tile_n, v], Swizzle::B128, stages);
+        let staging = b.smem_tile(cfg.output, [ROWS_PER_WARP, staging.cols], Swizzle::B128, places);
         Self {
             q: Pipeline::new(b, q, q_stages, warps),
             k: Pipeline::new(b, k, stages, warps),
@@ -224,11 +224,6 @@ pub fn extent(cfg: Config, problem: &Problem, sms: u32) -> Extent {
         }
     };
     Extent { grid, workspace, dependent: true }
-}
-
-/// Columns of a tile for `dim` features: whole slabs.
-const fn padded(dim: u32) -> u32 {
-    dim.next_multiple_of(SLAB_COLS)
 }
 
 /// Row tiles of a head, or of as many heads as share a tile.

@@ -107,8 +107,9 @@ impl Consumer<'_> {
     /// Scores of a key tile.
     pub(super) fn qk(&self, b: &mut Builder, scores: Acc, q: &MatrixOperand, stage: &Stage) -> Pending<Acc> {
         let k = self.k.plus(b, stage.bytes);
-        // Sixteen features at a time; what the tensor does not have was filled with zeros.
-        b.wgmma_ss(scores, Start::Zero, self.cfg.half, [q, &k], self.cfg.dim_qk.next_multiple_of(16))
+        // As many features at a time as one instruction multiplies; what the tensor does not have was filled with zeros.
+        let depth = self.cfg.dim_qk.next_multiple_of(self.cfg.input.element().depth());
+        b.wgmma_ss(scores, Start::Zero, [q, &k], depth)
     }
 
     /// Adds the values of a key tile to the output.
@@ -120,7 +121,7 @@ impl Consumer<'_> {
         stage: &Stage,
     ) -> Pending<(Acc, Fragment)> {
         let v = self.v.plus(b, stage.bytes);
-        b.wgmma_rs(output, Start::Accumulate, self.cfg.half, probs, &v)
+        b.wgmma_rs(output, Start::Accumulate, probs, &v)
     }
 
     /// The stage of the values of the key tile before the one that is counted now.
