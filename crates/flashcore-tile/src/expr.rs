@@ -2,7 +2,8 @@
 //!
 //! Operators on [`Reg`], [`Val`] and [`Expr`] build a tree and emit nothing; [`Builder::let_`](crate::Builder::let_), and
 //! every method that takes a value, evaluate it depth first, from left to right. An expression is used once: what is
-//! needed twice is named by `let_`, so that no instruction is emitted twice by accident.
+//! needed twice is named by `let_`, so that no instruction is emitted twice by accident. Registers are read when an
+//! expression is evaluated, not when it is written.
 //!
 //! ```
 //! # use flashcore_tile::{Builder, Reg, U32, U64};

@@ -26,14 +26,6 @@ pub enum Half {
 }
 
 impl Half {
-    /// The PTX type of one value.
-    pub const fn ptx(self) -> ScalarType {
-        match self {
-            Self::F16 => ScalarType::F16,
-            Self::Bf16 => ScalarType::Bf16,
-        }
-    }
-
     /// The PTX type of two packed values.
     pub const fn packed(self) -> ScalarType {
         match self {

@@ -55,14 +55,12 @@ impl Policy {
     /// What a name says of a policy: nothing where it is the usual one.
     fn suffix(self, usual: Self) -> String {
         let Self { in_turn, waits_once, passes_over, producer_waits } = self;
-        let letters = [(in_turn, 't'), (waits_once, 'w'), (passes_over, 'o'), (producer_waits, 'p')];
         if self == usual {
             return String::new();
         }
-        letters
-            .into_iter()
-            .filter(|(on, _)| *on)
-            .fold("_by_".to_owned(), |name, (_, letter)| name + &letter.to_string())
+        let choices = [(in_turn, "t"), (waits_once, "w"), (passes_over, "o"), (producer_waits, "p")];
+        let made: String = choices.into_iter().filter(|(on, _)| *on).map(|(_, letter)| letter).collect();
+        format!("_by_{made}")
     }
 }
 

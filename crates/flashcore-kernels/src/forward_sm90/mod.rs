@@ -128,7 +128,7 @@ pub(crate) struct Layout {
     /// Where consumers wait for each other.
     consumers: NamedBarrier,
     /// Where the CTAs of a cluster exchange their parts of a tile, if there are several.
-    mail: Option<merge::Mail>,
+    exchange: Option<merge::Exchange>,
     /// Where consumers say whose turn it is, if they multiply in turn.
     turns: Option<turns::Turns>,
 }
@@ -151,7 +151,7 @@ impl Layout {
             staging,
             tile_info: b.shared(q_stages * schedule::INFO_BYTES, 16),
             consumers: b.named_barrier(consumers * WARPGROUP),
-            mail: merge::Mail::reserve(b, cfg),
+            exchange: merge::Exchange::reserve(b, cfg),
             turns: turns::Turns::reserve(b, cfg),
         }
     }
@@ -161,7 +161,7 @@ impl Layout {
         let thread = b.thread();
         b.if_(thread.eq(0), |b| {
             [self.q, self.k, self.v].iter().for_each(|pipeline| pipeline.init(b));
-            self.mail.iter().for_each(|mail| mail.init(b, cfg));
+            self.exchange.iter().for_each(|exchange| exchange.init(b, cfg));
             self.turns.iter().for_each(|turns| turns.init(b));
             b.fence_mbarrier_init();
         });

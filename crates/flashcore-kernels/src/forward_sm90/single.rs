@@ -35,7 +35,7 @@ pub(super) fn consumer(b: &mut Builder, cfg: Config, args: &Arguments, layout: &
     let some = b.uniform::<Warpgroup>(some);
     let output = Acc::zero(b, cfg.dim_v as usize);
     let output = compute(b, &consumer, &tile, &tiles, some, output);
-    let Some(mail) = layout.mail else {
+    let Some(exchange) = layout.exchange else {
         let epilogue = Epilogue::new(b, &consumer);
         let sinks = consumer.sinks(b, &tile);
         let finished = consumer.softmax.finish(b, sinks);
@@ -43,7 +43,7 @@ pub(super) fn consumer(b: &mut Builder, cfg: Config, args: &Arguments, layout: &
         epilogue.write(b, &consumer, &tile, &output, finished.factor);
         return epilogue.drain(b);
     };
-    merge::merge(b, &consumer, mail, &tile, &output);
+    merge::merge(b, &consumer, exchange, &tile, &output);
 }
 
 /// The tile of this cluster.
