@@ -7,7 +7,7 @@
 mod class;
 mod fit;
 mod general;
-mod hopper;
+pub(crate) mod hopper;
 mod tile;
 pub mod tuned;
 
@@ -22,13 +22,13 @@ use flashcore_ptx::target::Target;
 use flashcore_tile::{Half, shared_limit};
 
 use crate::{
-    forward_sm80, forward_sm90,
+    forward_sm80::{self, Access},
+    forward_sm90,
     launch::{KernelConfig, Launch, Subject},
-    shared::{
+    parts::{
         lengths::LengthsKind,
-        load::Access,
         mask::{MAX_SEQUENCE, Sides},
-        schedule::tile_count,
+        sections::tile_count,
     },
 };
 
@@ -219,7 +219,7 @@ fn plan_by_rules(problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Plan, P
 /// As [`plan`], but always the general kernel: for comparing it with others.
 pub fn plan_general(problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Plan, PlanError> {
     let half = check(problem, gpu)?;
-    let (shape, why) = general::shape(problem, gpu)?;
+    let (shape, why) = general::shape(problem, half, gpu)?;
     let kernel = general_config(problem, gpu, half, access(problem, alignment), shape)?;
     Ok(Plan::single(kernel, problem, gpu, why))
 }
@@ -231,8 +231,9 @@ fn hopper_config(
     shape: forward_sm90::Shape,
 ) -> Result<KernelConfig, PlanError> {
     let lengths = LengthsKind::of(problem).ok_or(PlanError::Lengths)?;
-    Ok(KernelConfig::Sm90(forward_sm90::Config {
-        half,
+    Ok(KernelConfig::Sm90(hopper::with_policy(forward_sm90::Config {
+        input: half,
+        output: half.element(),
         dim_qk: problem.dim_qk() as u32,
         dim_v: problem.dim_v() as u32,
         mask: Sides::of(problem),
@@ -241,7 +242,8 @@ fn hopper_config(
         sinks: problem.sinks(),
         pack: hopper::pack(problem),
         shape,
-    }))
+        policy: forward_sm90::Policy::default(),
+    })))
 }
 
 /// The general kernel for a problem, cut as `shape` says.
@@ -254,7 +256,8 @@ fn general_config(
 ) -> Result<KernelConfig, PlanError> {
     Ok(KernelConfig::Sm80(forward_sm80::Config {
         target: general::target(gpu),
-        half,
+        input: half,
+        output: half.element(),
         dim_qk: problem.dim_qk() as u32,
         dim_v: problem.dim_v() as u32,
         shape,

@@ -2,7 +2,7 @@
 
 use std::{fmt, panic::Location};
 
-use crate::scope::Scope;
+use crate::{element::Element, scope::Scope};
 
 /// One fault of a kernel's author, and the line that made it.
 #[derive(Clone, PartialEq, Debug)]
@@ -76,6 +76,12 @@ pub enum FaultKind {
     /// A shared-memory tile whose base or extent the hardware cannot take.
     #[error("{0}")]
     Tile(String),
+    /// Two values of an element do not fill a register.
+    #[error("two values are packed as 16-bit floats, not as {}", element.name())]
+    Pack {
+        /// What they should become.
+        element: Element,
+    },
     /// More than sixteen named barriers.
     #[error("a CTA has 16 named barriers and all are taken")]
     NamedBarriers,

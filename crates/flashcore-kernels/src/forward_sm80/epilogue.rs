@@ -4,38 +4,37 @@
 //! and only the warp has to wait for itself.
 
 use flashcore_tile::{
-    Acc, B32, Builder, Cmp, F32, Global, Half, MMA_M, Pred, Reg, S32, Shared, SmemTile, U32, U64, Val,
+    Acc, B32, Builder, CHUNK_BYTES, Element, F32, Global, MMA_M, Pred, Reg, S32, Shared, SmemTile, U32, U64,
+    Val,
 };
 
-use super::{
-    load::{Access, CHUNK},
-    softmax::Finished,
-};
+use super::load::Access;
+use crate::parts::{row_end::LseOutput, softmax::Finished};
 
 const WARP: u32 = 32;
 
 /// What a warp must know to write its rows.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Output {
-    pub(crate) half: Half,
-    pub(crate) access: Access,
+pub(super) struct Output {
+    pub(super) element: Element,
+    pub(super) access: Access,
     /// Features of the output.
-    pub(crate) dim: u32,
+    pub(super) dim: u32,
     /// Where rows are gathered; nobody else uses it any more.
-    pub(crate) staging: SmemTile,
+    pub(super) staging: SmemTile,
     /// Address of the tile's first row, and bytes between rows.
-    pub(crate) to: Reg<U64>,
-    pub(crate) stride: Reg<U64>,
+    pub(super) to: Reg<U64>,
+    pub(super) stride: Reg<U64>,
     /// First row of the warp in the tile.
-    pub(crate) warp_row: Reg<U32>,
+    pub(super) warp_row: Reg<U32>,
     /// Rows of the tile that the output has.
-    pub(crate) rows: Reg<S32>,
+    pub(super) rows: Reg<S32>,
 }
 
 impl Output {
     /// Writes 16 rows of the warp for each accumulator.
     #[track_caller]
-    pub(crate) fn write(&self, b: &mut Builder, tiles: &[(Acc, Finished)]) {
+    pub(super) fn write(&self, b: &mut Builder, tiles: &[(Acc, Finished)]) {
         self.gather(b, tiles);
         b.sync_warp();
         self.scatter(b, tiles.len() as u32 * MMA_M);
@@ -45,17 +44,15 @@ impl Output {
     #[track_caller]
     fn gather(&self, b: &mut Builder, tiles: &[(Acc, Finished)]) {
         let lane = b.lane();
-        let quad = b.shr(lane, 2);
-        let row = b.add(self.warp_row, quad);
-        let within = b.and(lane, 3);
-        let within = b.shl(within, 2);
+        let row = b.let_(self.warp_row + (lane >> 2));
+        let within = b.let_((lane & 3) << 2);
         let start = self.staging.at(b).address(b);
-        let start = b.add(start, within);
-        let chunks: Vec<_> = (0..self.staging.slab_cols() / CHUNK)
+        let start = b.let_(start + within);
+        let chunks: Vec<_> = (0..self.staging.slab_width() / CHUNK_BYTES)
             .map(|chunk| self.staging.chunk(b, start, row, chunk))
             .collect();
         for (m, (acc, finished)) in (0..).zip(tiles) {
-            let empty = finished.factor.map(|factor| b.test(Cmp::Eq, factor, 0.0));
+            let empty = finished.factor.map(|factor| b.let_(factor.eq(0.0)));
             for (pair, values) in acc.regs().chunks_exact(2).enumerate() {
                 let (row, chunk) = (Acc::row(2 * pair), (pair / 2) as u32);
                 let word = self.normalised(b, values, finished.factor[row], empty[row]);
@@ -71,40 +68,34 @@ impl Output {
     #[track_caller]
     fn normalised(&self, b: &mut Builder, values: &[Reg<F32>], factor: Reg<F32>, empty: Pred) -> Reg<B32> {
         let [low, high] = [values[0], values[1]].map(|value| b.mul(value, factor));
-        let word = b.pack(self.half, low, high);
+        let word = b.pack(self.element, low, high);
         b.select(empty, flashcore_tile::Packed(0), word)
     }
 
     /// Moves the warp's rows from shared to global memory, chunk by chunk.
     #[track_caller]
     fn scatter(&self, b: &mut Builder, rows: u32) {
-        let lanes = (self.staging.cols() / CHUNK).next_power_of_two();
+        let lanes = (self.staging.cols() / self.element.per_chunk()).next_power_of_two();
         let rows_per_pass = WARP / lanes;
         let lane = b.lane();
-        let (first, chunk) = (b.shr(lane, lanes.trailing_zeros()), b.and(lane, lanes - 1));
-        let feature = b.test(Cmp::Lt, chunk, self.dim / CHUNK);
-        let column = b.mul_wide(chunk, 2 * CHUNK);
-        let start = b.add(self.to, column);
+        let (first, chunk) = (b.let_(lane / lanes), b.let_(lane % lanes));
+        let feature = b.let_(chunk.lt(self.dim / self.element.per_chunk()));
+        let start = b.let_(self.to + chunk.mul_wide(CHUNK_BYTES));
         for pass in 0..rows / rows_per_pass {
-            let row = b.add(self.warp_row, pass * rows_per_pass);
-            let row = b.add(row, first);
-            let signed = b.signed(row);
-            let there = b.test(Cmp::Lt, signed, self.rows);
-            let there = b.both(there, feature);
+            let row = b.let_(self.warp_row + pass * rows_per_pass + first);
+            let there = b.let_(row.signed().lt(self.rows) & feature);
             let from = self.staged_chunk(b, row, chunk);
-            let wide_row = b.widen(row);
-            let to = b.mad(wide_row, self.stride, start);
+            let to = b.let_(row.widen() * self.stride + start);
             b.if_(there, |b| self.store_chunk(b, from, to));
         }
     }
 
     #[track_caller]
     fn staged_chunk(&self, b: &mut Builder, row: Reg<U32>, chunk: Reg<U32>) -> Reg<U32> {
-        let per_slab = self.staging.slab_cols() / CHUNK;
-        let slab = b.shr(chunk, per_slab.trailing_zeros());
-        let in_slab = b.and(chunk, per_slab - 1);
+        let per_slab = self.staging.slab_width() / CHUNK_BYTES;
+        let (slab, in_slab) = (b.let_(chunk / per_slab), b.let_(chunk % per_slab));
         let start = self.staging.at(b).address(b);
-        let start = b.mad(slab, self.staging.slab_bytes(), start);
+        let start = b.let_(slab * self.staging.slab_bytes() + start);
         self.staging.chunk(b, start, row, in_slab)
     }
 
@@ -115,7 +106,7 @@ impl Output {
         if self.access == Access::B2 {
             for (n, word) in words.into_iter().enumerate() {
                 b.store_global_16(at(4 * n), word);
-                let high = b.shr(word, 16);
+                let high = b.let_(word >> 16);
                 b.store_global_16(at(4 * n + 2), high);
             }
             return;
@@ -128,38 +119,31 @@ impl Output {
     }
 }
 
-/// Where LSE values go; nowhere if the address is 0.
+/// Where the LSE values of a warp go; nowhere if the address is 0.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct LseOutput {
-    pub(crate) base: Reg<U64>,
+pub(super) struct Lse {
+    pub(super) base: Reg<U64>,
     /// Address of the tile's first value.
-    pub(crate) to: Reg<U64>,
+    pub(super) to: Reg<U64>,
     /// First row of the warp in the tile.
-    pub(crate) warp_row: Reg<U32>,
+    pub(super) warp_row: Reg<U32>,
     /// Rows of the tile that the output has.
-    pub(crate) rows: Reg<S32>,
+    pub(super) rows: Reg<S32>,
 }
 
-impl LseOutput {
+impl Lse {
     /// Writes the values of the warp's rows; one lane of each quad has them.
     #[track_caller]
-    pub(crate) fn write(&self, b: &mut Builder, tiles: &[(Acc, Finished)]) {
+    pub(super) fn write(&self, b: &mut Builder, tiles: &[(Acc, Finished)]) {
         let lane = b.lane();
-        let within = b.and(lane, 3);
-        let first = b.test(Cmp::Eq, within, 0);
-        let wanted = b.test(Cmp::Ne, self.base, 0);
-        let writes = b.both(first, wanted);
-        let quad = b.shr(lane, 2);
-        let row = b.add(self.warp_row, quad);
+        let output = LseOutput::new(b, self.base, lane);
+        let row = b.let_(self.warp_row + (lane >> 2));
         for (m, (_, finished)) in (0..).zip(tiles) {
             for (half, &lse) in (0..).zip(&finished.lse) {
-                let row = b.add(row, m * MMA_M + 8 * half);
-                let signed = b.signed(row);
-                let there = b.test(Cmp::Lt, signed, self.rows);
-                let there = b.both(there, writes);
-                let bytes = b.mul_wide(row, 4);
-                let at = b.add(self.to, bytes);
-                b.predicated(there, |b| b.store_global(at, &[lse.into()]));
+                let row = b.let_(row + (m * MMA_M + 8 * half));
+                let there = b.let_(row.signed().lt(self.rows) & output.writes);
+                let to = b.let_(self.to + row.mul_wide(4));
+                LseOutput::write(b, there, to, lse);
             }
         }
     }

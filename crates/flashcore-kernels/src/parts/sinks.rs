@@ -34,8 +34,7 @@ impl SinkArgument {
     /// The sink of a head.
     #[track_caller]
     pub(crate) fn of_head(&self, b: &mut Builder, head: Reg<U32>) -> Reg<F32> {
-        let bytes = b.mul_wide(head, self.dtype.bytes() as u32);
-        let at = b.add(self.base, bytes);
+        let at = b.let_(self.base + head.mul_wide(self.dtype.bytes() as u32));
         let half = match self.dtype {
             DType::F16 => Half::F16,
             DType::BF16 => Half::Bf16,

@@ -84,22 +84,17 @@ impl Numbers {
     /// Number `index`, brought between 0 and the rows of the tensor. Wide numbers are read by their lower half.
     #[track_caller]
     fn at(&self, b: &mut Builder, index: Reg<U32>) -> Reg<U32> {
-        let skip = b.mul_wide(index, self.bytes);
-        let at = b.add(self.base, skip);
+        let at = b.let_(self.base + index.mul_wide(self.bytes));
         let [number] = b.load_global::<U32, 1>(at);
-        let (number, rows) = (b.signed(number), b.signed(self.rows));
-        let number = b.max(number, 0);
-        let number = b.min(number, rows);
-        b.unsigned(number)
+        b.let_(number.signed().max(0).min(self.rows.signed()).unsigned())
     }
 
     /// First row and number of rows of a packed sequence.
     #[track_caller]
     fn range(&self, b: &mut Builder, index: Reg<U32>) -> (Reg<U32>, Reg<U32>) {
-        let next = b.add(index, 1);
+        let next = b.let_(index + 1);
         let (start, end) = (self.at(b, index), self.at(b, next));
-        let end = b.max(end, start);
-        (start, b.sub(end, start))
+        (start, b.let_(end.max(start) - start))
     }
 }
 

@@ -4,13 +4,9 @@
 //! Chunks beyond the tensor's features, and rows beyond a sequence, are never read: zeros take their place.
 
 use flashcore_tile::{
-    Builder, Cmp, CopyWidth, Global, Pred, Reg, S32, Scope, Shared, SmemTile, U32, U64, Val,
+    Builder, CHUNK_BYTES, CopyWidth, Global, Pred, Reg, S32, Scope, Shared, SmemTile, U32, U64, Val,
 };
 
-/// Bytes of a chunk: what `ldmatrix` and the swizzle move as one.
-const CHUNK_BYTES: u32 = 16;
-/// Elements of a chunk.
-pub(crate) const CHUNK: u32 = 8;
 /// Rows after which the swizzle pattern repeats, whatever its width.
 const PATTERN_ROWS: u32 = 8;
 
@@ -58,7 +54,7 @@ impl Access {
 
 /// One thread's share of the copies that fill a tile.
 #[derive(Debug)]
-pub(crate) struct TileLoad {
+pub(super) struct TileLoad {
     access: Access,
     tile: SmemTile,
     rows_per_pass: u32,
@@ -83,7 +79,7 @@ impl TileLoad {
     /// The copies of a tile of which the first `dim` columns are features; `from` is the first element of its first
     /// row and `stride` the bytes between rows.
     #[track_caller]
-    pub(crate) fn new(
+    pub(super) fn new(
         b: &mut Builder,
         access: Access,
         tile: &SmemTile,
@@ -91,38 +87,34 @@ impl TileLoad {
         from: Reg<U64>,
         stride: Reg<U64>,
     ) -> Self {
-        let chunks = tile.cols() / CHUNK;
+        let chunks = tile.cols() / tile.element().per_chunk();
         let lanes = chunks.next_power_of_two();
         let rows_per_pass = b.threads() / lanes;
         let thread = b.thread();
-        let (row, chunk) = (b.shr(thread, lanes.trailing_zeros()), b.and(thread, lanes - 1));
-        let wide_row = b.widen(row);
-        let skipped = b.mad(wide_row, stride, from);
-        let column = b.mul_wide(chunk, CHUNK_BYTES);
-        let pass = b.mul(stride, u64::from(rows_per_pass));
+        let (row, chunk) = (b.let_(thread / lanes), b.let_(thread % lanes));
+        let skipped = b.let_(row.widen() * stride + from);
+        let column = b.let_(chunk.mul_wide(CHUNK_BYTES));
+        let pass = b.let_(stride * u64::from(rows_per_pass));
         Self {
             access,
             tile: *tile,
             rows_per_pass,
             row,
             to: destinations(b, tile, row, chunk, rows_per_pass),
-            from: b.add(skipped, column),
+            from: b.let_(skipped + column),
             pass,
-            step: b.mul(stride, u64::from(tile.rows())),
+            step: b.let_(stride * u64::from(tile.rows())),
             active: active(b, tile, row, chunk, rows_per_pass),
-            feature: (dim < tile.cols()).then(|| b.test(Cmp::Lt, chunk, dim / CHUNK)),
+            feature: (dim < tile.cols()).then(|| b.let_(chunk.lt(dim / tile.element().per_chunk()))),
         }
     }
 
     /// Starts the copies into the copy of the tile `skip` bytes on; rows from `rows_there` on become zeros.
     #[track_caller]
-    pub(crate) fn issue(&self, b: &mut Builder, skip: impl Into<Val<U32>>, rows_there: Option<Reg<S32>>) {
+    pub(super) fn issue(&self, b: &mut Builder, skip: impl Into<Val<U32>>, rows_there: Option<Reg<S32>>) {
         let skip = skip.into();
-        let starts: Vec<_> = self.to.iter().map(|&to| b.add(to, skip)).collect();
-        let left = rows_there.map(|rows| {
-            let row = b.signed(self.row);
-            b.sub(rows, row)
-        });
+        let starts: Vec<_> = self.to.iter().map(|&to| b.let_(to + skip)).collect();
+        let left = rows_there.map(|rows| b.let_(rows - self.row.signed()));
         let from = b.var(self.from);
         let copies = |b: &mut Builder| match self.access.copy() {
             Some(width) => self.copies(b, width, &starts, from, left),
@@ -155,7 +147,7 @@ impl TileLoad {
             let row = pass * self.rows_per_pass;
             let base = starts[pass as usize % starts.len()];
             let offset = self.tile.offset() + row / PATTERN_ROWS * PATTERN_ROWS * self.tile.slab_width();
-            let there = left.map(|left| b.test(Cmp::Gt, left, row as i32));
+            let there = left.map(|left| b.let_(left.gt(row as i32)));
             let present = both(b, there, self.feature);
             let bytes = present.map(|present| b.select::<U32>(present, width.bytes(), 0).into());
             for at in (0..CHUNK_BYTES).step_by(width.bytes() as usize) {
@@ -181,13 +173,13 @@ impl TileLoad {
         let group = self.rows_per_pass * starts.len() as u32;
         let (row, skip) = (b.var(0), b.var(self.tile.offset()));
         b.while_(
-            |b| b.test(Cmp::Lt, row, self.tile.rows() as i32),
+            |_| row.lt(self.tile.rows() as i32),
             |b| {
                 for (n, &start) in (0..).zip(starts) {
-                    let row = b.add(row, n * self.rows_per_pass as i32);
-                    let there = left.map(|left| b.test(Cmp::Gt, left, row));
+                    let row = b.let_(row + n * self.rows_per_pass as i32);
+                    let there = left.map(|left| b.let_(left.gt(row)));
                     let present = both(b, there, self.feature);
-                    let to = b.add(start, skip);
+                    let to = b.let_(start + skip);
                     copy_elements(b, to, from, present);
                     b.add_to(from, self.pass);
                 }
@@ -199,9 +191,8 @@ impl TileLoad {
 
     /// Moves on to the tile before this one.
     #[track_caller]
-    pub(crate) fn step_back(&self, b: &mut Builder) {
-        let before = b.sub(self.from, self.step);
-        b.set(self.from, before);
+    pub(super) fn step_back(&self, b: &mut Builder) {
+        b.set(self.from, self.from - self.step);
     }
 }
 
@@ -212,9 +203,7 @@ fn copy_elements(b: &mut Builder, to: Reg<U32>, from: Reg<U64>, present: Option<
     let read = |b: &mut Builder| {
         for (at, word) in (0i32..).step_by(4).zip(words) {
             let [low, high] = [at, at + 2].map(|at| b.load_global_16(Global::from(from).at(at)));
-            let high = b.shl(high, 16);
-            let both = b.or(low, high);
-            b.set(word, both);
+            b.set(word, low | (high << 16));
         }
     };
     match present {
@@ -233,15 +222,13 @@ fn destinations(
     chunk: Reg<U32>,
     rows_per_pass: u32,
 ) -> Vec<Reg<U32>> {
-    let chunks_per_slab = tile.slab_cols() / CHUNK;
-    let slab = b.shr(chunk, chunks_per_slab.trailing_zeros());
-    let in_slab = b.and(chunk, chunks_per_slab - 1);
-    let base = b.shared_base();
-    let start = b.mad(slab, tile.slab_bytes(), base);
+    let chunks_per_slab = tile.slab_width() / CHUNK_BYTES;
+    let (slab, in_slab) = (b.let_(chunk / chunks_per_slab), b.let_(chunk % chunks_per_slab));
+    let start = b.let_(slab * tile.slab_bytes() + b.shared_base());
     let meets = (PATTERN_ROWS / rows_per_pass).max(1);
     (0..meets)
         .map(|n| {
-            let row = b.add(row, n * rows_per_pass);
+            let row = b.let_(row + n * rows_per_pass);
             tile.chunk(b, start, row, in_slab)
         })
         .collect()
@@ -256,9 +243,9 @@ fn active(
     chunk: Reg<U32>,
     rows_per_pass: u32,
 ) -> Option<Pred> {
-    let chunks = tile.cols() / CHUNK;
-    let padded = (!chunks.is_power_of_two()).then(|| b.test(Cmp::Lt, chunk, chunks));
-    let beyond = (rows_per_pass > tile.rows()).then(|| b.test(Cmp::Lt, row, tile.rows()));
+    let chunks = tile.cols() / tile.element().per_chunk();
+    let padded = (!chunks.is_power_of_two()).then(|| b.let_(chunk.lt(chunks)));
+    let beyond = (rows_per_pass > tile.rows()).then(|| b.let_(row.lt(tile.rows())));
     both(b, padded, beyond)
 }
 

@@ -4,7 +4,7 @@
 //! which of them exist. Rows and keys are signed, because a diagonal may start before the first key.
 
 use flashcore_core::{Align, Problem};
-use flashcore_tile::{Acc, Builder, Cmp, Params, Pred, ROWS_PER_THREAD, Reg, S32, U32};
+use flashcore_tile::{Acc, Builder, Params, Pred, ROWS_PER_THREAD, Reg, S32, U32, Val};
 
 use super::softmax::Rows;
 
@@ -64,17 +64,10 @@ impl Mask {
     /// The mask over a sequence.
     #[track_caller]
     pub(crate) fn over(self, b: &mut Builder, queries: Reg<U32>, keys: Reg<U32>) -> Visibility {
-        let diagonal = self.bottom_right.map(|weight| {
-            let surplus = b.sub(keys, queries);
-            b.mul(surplus, weight)
-        });
-        let bound = |b: &mut Builder, reach: Option<Reg<U32>>, sign: bool| {
-            let (reach, diagonal) = (reach?, diagonal?);
-            let shift = if sign { b.add(diagonal, reach) } else { b.sub(diagonal, reach) };
-            Some(b.signed(shift))
-        };
-        let (first, last) = (bound(b, self.left, false), bound(b, self.right, true));
-        Visibility { keys: b.signed(keys), first, last }
+        let diagonal = self.bottom_right.map(|weight| b.let_((keys - queries) * weight));
+        let first = self.left.zip(diagonal).map(|(reach, diagonal)| b.let_((diagonal - reach).signed()));
+        let last = self.right.zip(diagonal).map(|(reach, diagonal)| b.let_((diagonal + reach).signed()));
+        Visibility { keys: keys.signed(), first, last }
     }
 }
 
@@ -90,16 +83,14 @@ impl Visibility {
     /// The first key that a row sees, if it does not see them from the start; may be negative.
     #[track_caller]
     fn begin(&self, b: &mut Builder, row: Reg<S32>) -> Option<Reg<S32>> {
-        self.first.map(|first| b.add(row, first))
+        self.first.map(|first| b.let_(row + first))
     }
 
     /// One more than the last key that a row sees; may be negative.
     #[track_caller]
     fn end(&self, b: &mut Builder, row: Reg<S32>) -> Reg<S32> {
         let Some(last) = self.last else { return self.keys };
-        let last = b.add(row, last);
-        let end = b.add(last, 1);
-        b.min(end, self.keys)
+        b.let_((row + last + 1).min(self.keys))
     }
 
     /// Key tiles of `tile_n` keys that rows `first_row..=last_row` need.
@@ -114,11 +105,13 @@ impl Visibility {
         let clean = self.end(b, first_row);
         let begin = self.begin(b, first_row);
         let clean_begin = self.begin(b, last_row);
+        let down = |b: &mut Builder, keys: Reg<S32>| b.let_((keys.max(0).unsigned() / tile_n).signed());
+        let up = |b: &mut Builder, keys: Reg<S32>| b.let_(keys.max(0).unsigned().div_ceil(tile_n).signed());
         KeyTiles {
-            end: tiles(b, all, tile_n, tile_n - 1),
-            clean_end: tiles(b, clean, tile_n, 0),
-            begin: begin.map(|begin| tiles(b, begin, tile_n, 0)),
-            clean_begin: clean_begin.map(|begin| tiles(b, begin, tile_n, tile_n - 1)),
+            end: up(b, all),
+            clean_end: down(b, clean),
+            begin: begin.map(|begin| down(b, begin)),
+            clean_begin: clean_begin.map(|begin| up(b, begin)),
         }
     }
 
@@ -132,32 +125,19 @@ impl Visibility {
         keys: u32,
     ) -> Pred {
         let end = self.end(b, last_row);
-        let before_end = b.test(Cmp::Lt, key, end);
+        let before_end = b.let_(key.lt(end));
         let Some(begin) = self.begin(b, first_row) else { return before_end };
-        let last = b.add(key, keys as i32 - 1);
-        let behind_begin = b.test(Cmp::Ge, last, begin);
-        b.both(before_end, behind_begin)
+        b.let_(before_end & (key + (keys as i32 - 1)).ge(begin))
     }
 
     /// What a thread with these rows sees.
     #[track_caller]
     pub(crate) fn of_thread(&self, b: &mut Builder, rows: Rows<S32>) -> ThreadVisibility {
         ThreadVisibility {
-            begin: self.first.map(|first| rows.map(|row| b.add(row, first))),
+            begin: self.first.map(|first| rows.map(|row| b.let_(row + first))),
             end: rows.map(|row| self.end(b, row)),
         }
     }
-}
-
-/// `max(keys, 0) + round` over tiles, rounded down.
-#[track_caller]
-fn tiles(b: &mut Builder, keys: Reg<S32>, tile_n: u32, round: u32) -> Reg<S32> {
-    let keys = b.max(keys, 0);
-    let keys = b.unsigned(keys);
-    let keys = if round == 0 { keys } else { b.add(keys, round) };
-    let count =
-        if tile_n.is_power_of_two() { b.shr(keys, tile_n.trailing_zeros()) } else { b.div(keys, tile_n) };
-    b.signed(count)
 }
 
 /// The key tiles of a row tile, `begin..end`; those in `clean_begin..clean_end` hide nothing.
@@ -175,14 +155,16 @@ impl KeyTiles {
     /// Whether key tile `tile` hides keys from some rows.
     #[track_caller]
     pub(crate) fn hides(&self, b: &mut Builder, tile: Reg<S32>) -> Pred {
-        let right = b.test(Cmp::Ge, tile, self.clean_end);
+        let right = tile.ge(self.clean_end);
         match self.clean_begin {
-            Some(begin) => {
-                let left = b.test(Cmp::Lt, tile, begin);
-                b.either(right, left)
-            }
-            None => right,
+            Some(begin) => b.let_(right | tile.lt(begin)),
+            None => b.let_(right),
         }
+    }
+
+    /// The first of them.
+    pub(crate) fn first(&self) -> Val<S32> {
+        self.begin.map_or(Val::Const(0), Val::from)
     }
 }
 
@@ -193,12 +175,18 @@ pub(crate) struct ThreadVisibility {
     end: Rows<S32>,
 }
 
+/// The first column of an accumulator of which a thread has values.
+#[track_caller]
+pub(crate) fn thread_column(b: &mut Builder, lane: Reg<U32>) -> Reg<S32> {
+    b.let_(((lane & 3) << 1).signed())
+}
+
 impl ThreadVisibility {
     /// Sets the scores of hidden keys to −∞; `first_key` is the key of this thread's first column.
     #[track_caller]
     pub(crate) fn hide(&self, b: &mut Builder, scores: &Acc, first_key: Reg<S32>) {
-        let end = self.end.map(|end| b.sub(end, first_key));
-        match self.begin.map(|begin| begin.map(|begin| b.sub(begin, first_key))) {
+        let end = self.end.map(|end| b.let_(end - first_key));
+        match self.begin.map(|begin| begin.map(|begin| b.let_(begin - first_key))) {
             Some(begin) => hide_outside(b, scores, begin, end),
             None => hide_beyond(b, scores, end),
         }
@@ -209,8 +197,7 @@ impl ThreadVisibility {
 #[track_caller]
 fn hide_beyond(b: &mut Builder, scores: &Acc, end: Rows<S32>) {
     for (i, &score) in scores.regs().iter().enumerate() {
-        let beyond = b.test(Cmp::Le, end[Acc::row(i)], Acc::col(i) as i32);
-        b.select_into(score, beyond, f32::NEG_INFINITY, score);
+        b.select_into(score, end[Acc::row(i)].le(Acc::col(i) as i32), f32::NEG_INFINITY, score);
     }
 }
 
@@ -222,13 +209,11 @@ fn hide_outside(b: &mut Builder, scores: &Acc, begin: Rows<S32>, end: Rows<S32>)
         let hidden: Rows<U32> = std::array::from_fn(|row| {
             let beyond = from_column(b, end[row], word * WORD_COLS);
             let inside = from_column(b, begin[row], word * WORD_COLS);
-            let before = b.xor(inside, u32::MAX);
-            b.or(beyond, before)
+            b.let_(beyond | (inside ^ u32::MAX))
         });
         for (i, &score) in scores.iter().enumerate() {
-            let bit = b.and(hidden[Acc::row(i)], 1u32 << value_of_row(i));
-            let hide = b.test(Cmp::Ne, bit, 0);
-            b.select_into(score, hide, f32::NEG_INFINITY, score);
+            let bit = hidden[Acc::row(i)] & (1u32 << value_of_row(i));
+            b.select_into(score, bit.ne(0), f32::NEG_INFINITY, score);
         }
     }
 }
@@ -246,13 +231,7 @@ const fn value_of_row(i: usize) -> usize {
 /// One bit for each of a thread's values of a row, from `skipped` columns on: set from column `column` on.
 #[track_caller]
 fn from_column(b: &mut Builder, column: Reg<S32>, skipped: i32) -> Reg<U32> {
-    let column = b.sub(column, skipped);
-    let column = b.max(column, 0);
-    let column = b.min(column, WORD_COLS);
-    let column = b.unsigned(column);
-    let eights = b.shr(column, 3);
-    let within = b.and(column, 7);
-    let within = b.min(within, 2);
-    let values = b.mad(eights, 2, within);
-    b.shl(u32::MAX, values)
+    let column = b.let_((column - skipped).max(0).min(WORD_COLS).unsigned());
+    let values = b.let_((column / 8) * 2 + (column % 8).min(2));
+    b.let_(Val::<U32>::Const(u32::MAX) << values)
 }

@@ -11,7 +11,7 @@
 //! tile is done again. Whether a row moves is decided for that row alone and a vote only skips the work, so that a
 //! row's bits do not depend on its neighbours.
 
-use flashcore_tile::{Acc, Builder, Cmp, F32, Fragment, Half, Pred, ROWS_PER_THREAD, Reg, Scope};
+use flashcore_tile::{Acc, Builder, F32, Fragment, Half, Pred, ROWS_PER_THREAD, Reg, Scope};
 
 /// How far apart, in powers of two, probabilities of a row may be.
 struct Room {
@@ -114,7 +114,7 @@ impl Softmax {
     /// Whether one of the probabilities in a sum may be too large.
     #[track_caller]
     fn is_large(&self, b: &mut Builder, sum: Reg<F32>) -> Pred {
-        b.test(Cmp::Ge, sum, Room::of(self.half).limit.exp2())
+        b.let_(sum.ge(Room::of(self.half).limit.exp2()))
     }
 
     /// Moves the references of the rows of which any thread found its sum too large.
@@ -176,13 +176,7 @@ impl Softmax {
     ) -> Merged {
         let rows: [_; ROWS_PER_THREAD] = std::array::from_fn(|row| {
             let top = parts.iter().map(|part| part[row]).reduce(|x, y| b.max(x, y)).expect("there is a part");
-            let weights: Vec<_> = parts
-                .iter()
-                .map(|part| {
-                    let power = b.sub(part[row], top);
-                    b.exp2(power)
-                })
-                .collect();
+            let weights: Vec<_> = parts.iter().map(|part| b.exp2(part[row] - top)).collect();
             let terms = parts.iter().zip(&weights);
             let start = b.var_in(Scope::Lane, 0.0);
             let sum =
@@ -220,7 +214,7 @@ impl Softmax {
     fn grew(&self, b: &mut Builder, top: Rows<F32>) -> [Pred; ROWS_PER_THREAD] {
         std::array::from_fn(|row| {
             let growth = b.fma(top[row], self.scale, self.offset[row]);
-            b.test(Cmp::Gt, growth, Room::of(self.half).limit)
+            b.let_(growth.gt(Room::of(self.half).limit))
         })
     }
 
@@ -229,8 +223,7 @@ impl Softmax {
     fn move_reference(&self, b: &mut Builder, row: usize, top: Reg<F32>, grew: Pred) -> Reg<F32> {
         let offset = self.offset_from(b, top);
         let offset = b.select(grew, offset, self.offset[row]);
-        let shift = b.sub(offset, self.offset[row]);
-        let factor = b.exp2(shift);
+        let factor = b.exp2(offset - self.offset[row]);
         b.set(self.offset[row], offset);
         b.mul_into(self.sum[row], self.sum[row], factor);
         factor
@@ -240,7 +233,7 @@ impl Softmax {
     #[track_caller]
     fn offset_from(&self, b: &mut Builder, top: Reg<F32>) -> Reg<F32> {
         let offset = b.fma(top, self.negated_scale, Room::of(self.half).top);
-        b.min(offset, UNSEEN)
+        b.let_(offset.min(UNSEEN))
     }
 }
 
@@ -345,23 +338,19 @@ fn over_quad(
 #[track_caller]
 fn close(b: &mut Builder, top: Reg<F32>, sum: Reg<F32>) -> (Reg<F32>, Reg<F32>) {
     let inverse = b.rcp(sum);
-    let empty = b.test(Cmp::Eq, sum, 0.0);
-    let factor = b.select(empty, 0.0, inverse);
+    let factor = b.let_(sum.eq(0.0).select(0.0, inverse));
     let log = b.log2(sum);
-    let log = b.add(top, log);
-    (factor, b.mul(log, LN_2))
+    (factor, b.let_((top + log) * LN_2))
 }
 
 /// As [`close`], with one more logit (in natural units) that has no value.
 #[track_caller]
 fn close_with_sink(b: &mut Builder, top: Reg<F32>, sum: Reg<F32>, sink: Reg<F32>) -> (Reg<F32>, Reg<F32>) {
-    let sink = b.mul(sink, LOG2_E);
-    let highest = b.max(top, sink);
-    let keys = b.sub(top, highest);
-    let keys = b.exp2(keys);
-    let extra = b.sub(sink, highest);
-    let extra = b.exp2(extra);
+    let sink = b.let_(sink * LOG2_E);
+    let highest = b.let_(top.max(sink));
+    let keys = b.exp2(top - highest);
+    let extra = b.exp2(sink - highest);
     let total = b.fma(sum, keys, extra);
     let (inverse, lse) = close(b, highest, total);
-    (b.mul(inverse, keys), lse)
+    (b.let_(inverse * keys), lse)
 }
