@@ -9,7 +9,7 @@ use flashcore_ptx::{
 use crate::{
     builder::Builder,
     scope::Scope,
-    value::{Reg, Type, U32, U64, Val},
+    value::{Bits, Reg, Type, U32, U64, Val},
 };
 
 const B16: Mod = Mod::Type(ScalarType::B16);
@@ -106,7 +106,7 @@ impl Builder {
 
     /// Writes the low 16 bits of a value to global memory.
     #[track_caller]
-    pub fn store_global_16(&mut self, to: impl Into<Global>, value: Reg<U32>) {
+    pub fn store_global_16<T: Bits>(&mut self, to: impl Into<Global>, value: Reg<T>) {
         self.emit(Op::St, &[Mod::Global, B16], [to.into().operand(), value.operand()]);
     }
 
