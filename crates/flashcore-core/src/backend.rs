@@ -2,7 +2,7 @@
 
 use std::error::Error;
 
-use crate::{call::HostCall, error::ProblemError};
+use crate::{call::HostCall, error::ProblemError, merge::MergeCall};
 
 /// Something that computes attention on host tensors.
 pub trait Backend: Send + Sync {
@@ -11,6 +11,12 @@ pub trait Backend: Send + Sync {
 
     /// Computes the whole call: every output row is written, or an error is returned.
     fn forward(&self, call: &mut HostCall<'_>) -> Result<Ran, BackendError>;
+
+    /// Merges partial results: every output row is written, or an error is returned.
+    fn merge(&self, _: &mut MergeCall<'_>) -> Result<Ran, BackendError> {
+        let (what, instead) = ("merging".to_owned(), "use another backend".to_owned());
+        Err(BackendError::Unsupported { backend: self.name(), what, instead })
+    }
 }
 
 impl<B: Backend + ?Sized> Backend for &B {
@@ -20,6 +26,10 @@ impl<B: Backend + ?Sized> Backend for &B {
 
     fn forward(&self, call: &mut HostCall<'_>) -> Result<Ran, BackendError> {
         (**self).forward(call)
+    }
+
+    fn merge(&self, call: &mut MergeCall<'_>) -> Result<Ran, BackendError> {
+        (**self).merge(call)
     }
 }
 

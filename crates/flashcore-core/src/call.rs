@@ -57,6 +57,11 @@ impl<'a> Data<'a> {
         self.len() == 0
     }
 
+    /// The elements, if they are of this type.
+    pub fn slice<T: Element>(&self) -> Option<&'a [T]> {
+        (self.dtype() == T::DTYPE).then(|| bytemuck::cast_slice(self.bytes()))
+    }
+
     /// The elements as bytes.
     pub fn bytes(&self) -> &'a [u8] {
         match self {
@@ -67,7 +72,16 @@ impl<'a> Data<'a> {
     }
 }
 
-impl DataMut<'_> {
+impl<'a> DataMut<'a> {
+    /// The elements, if they are of this type.
+    pub fn into_slice<T: Element>(self) -> Option<&'a mut [T]> {
+        (self.as_data().dtype() == T::DTYPE).then(|| match self {
+            Self::F16(s) => bytemuck::cast_slice_mut(s),
+            Self::BF16(s) => bytemuck::cast_slice_mut(s),
+            Self::F32(s) => bytemuck::cast_slice_mut(s),
+        })
+    }
+
     /// The same elements, read-only.
     pub const fn as_data(&self) -> Data<'_> {
         match self {

@@ -1,4 +1,4 @@
-//! What can be wrong with the arguments of attention.
+//! What can be wrong with the arguments of an operation.
 
 use std::fmt;
 
@@ -24,6 +24,10 @@ pub enum Operand {
     LengthsKv,
     /// The extra logit of each head.
     Sinks,
+    /// A partial result.
+    Part,
+    /// The log-sum-exp of a partial result.
+    PartLse,
     /// A tensor whose part is not known yet.
     Tensor,
 }
@@ -39,6 +43,8 @@ impl fmt::Display for Operand {
             Self::LengthsQ => "query lengths",
             Self::LengthsKv => "key lengths",
             Self::Sinks => "sinks",
+            Self::Part => "a part",
+            Self::PartLse => "the lse of a part",
             Self::Tensor => "the tensor",
         })
     }
@@ -189,6 +195,54 @@ pub enum ProblemError {
         got: DType,
         /// The type of Q.
         expected: DType,
+    },
+    /// A tensor of another type than the problem says.
+    #[error("{operand} is {got} but the problem says {expected}; bind a tensor of that type")]
+    OtherDType {
+        /// The tensor that differs.
+        operand: Operand,
+        /// Its type.
+        got: DType,
+        /// What the problem says.
+        expected: DType,
+    },
+    /// No parts to merge, or too many.
+    #[error(
+        "{given} parts cannot be merged: give 1 to {max}, and stack them in one tensor if there are more than 16"
+    )]
+    PartCount {
+        /// Parts given.
+        given: usize,
+        /// Most parts.
+        max: usize,
+    },
+    /// Another number of parts, or of their LSE, than the problem says.
+    #[error(
+        "{given} buffers for {operand} but the problem asks for {expected}; give each part its rows and its lse"
+    )]
+    PartBuffers {
+        /// What was given.
+        operand: Operand,
+        /// How many.
+        given: usize,
+        /// How many are needed.
+        expected: usize,
+    },
+    /// Parts that do not lie alike.
+    #[error("part {part} has another shape or other strides than part 0; give all parts one layout")]
+    PartLayout {
+        /// Number of the part, from 0.
+        part: usize,
+    },
+    /// A stack of parts that cannot be divided.
+    #[error(
+        "a stack of batch {batch} does not hold {count} parts of equal batch; stack the parts along the batch"
+    )]
+    PartBatch {
+        /// Batch of the stack.
+        batch: usize,
+        /// Parts in it.
+        count: usize,
     },
     /// The scale is not a positive number.
     #[error("scale {0} must be finite and positive; leave it out for 1/sqrt(dim)")]

@@ -41,7 +41,7 @@ impl fmt::Display for Dims {
 }
 
 /// Elements that a layout may reach: byte offsets and byte strides fit in an i64, whatever the element type.
-const MAX_ELEMENTS: usize = isize::MAX as usize / 8;
+pub(crate) const MAX_ELEMENTS: usize = isize::MAX as usize / 8;
 
 /// Extents and strides (in elements); the stride of `dim` is 1 by construction.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

@@ -13,6 +13,7 @@
 //! | [`Problem`] | all of it together, checked: what a plan is made from |
 //! | [`Lengths`], [`Values`] | the numbers that a call binds to a problem |
 //! | [`Instance`] | a problem with its numbers |
+//! | [`MergeSpec`], [`MergeProblem`], [`MergeCall`] | the same for merging partial results |
 //! | [`Backend`] | something that computes a problem |
 #![forbid(unsafe_code)]
 
@@ -23,6 +24,7 @@ mod error;
 mod layout;
 mod lengths;
 mod mask;
+mod merge;
 mod problem;
 mod tensor;
 #[cfg(test)]
@@ -36,6 +38,7 @@ pub use error::{Axis, Operand, ProblemError};
 pub use layout::{Dims, Layout};
 pub use lengths::{Index, Lengths, Sequence, Sequences};
 pub use mask::{Align, Mask};
+pub use merge::{MAX_LISTED, MergeCall, MergeProblem, MergeSpec, Parts};
 pub use problem::{MAX_EXTENT, Problem, Spec};
 pub use tensor::{Tensor, TensorView, TensorViewMut};
 pub use values::{Instance, Values};

@@ -295,7 +295,7 @@ fn check_out(q: Dims, v: Dims, out: Layout) -> Result<(), ProblemError> {
 }
 
 /// Demands that a tensor has the extents of another along some axes.
-fn check_axes(
+pub(crate) fn check_axes(
     (operand, dims): (Operand, Dims),
     (because, other): (Operand, Dims),
     axes: &[Axis],

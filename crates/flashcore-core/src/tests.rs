@@ -5,8 +5,8 @@ use std::sync::Arc;
 use half::f16;
 
 use crate::{
-    DType, Data, DataMut, Dims, Element, HostCall, Instance, Layout, Lengths, MAX_EXTENT, Mask, Problem,
-    ProblemError, Spec, Tensor, TensorView, TensorViewMut, Values,
+    DType, Data, DataMut, Dims, Element, HostCall, Instance, Layout, Lengths, MAX_EXTENT, Mask, MergeCall,
+    MergeProblem, MergeSpec, Parts, Problem, ProblemError, Spec, Tensor, TensorView, TensorViewMut, Values,
 };
 
 type Attempt = Result<(), ProblemError>;
@@ -97,6 +97,11 @@ fn name(error: &ProblemError) -> &'static str {
         ProblemError::LseLength { .. } => "LseLength",
         ProblemError::OutOfMemory { .. } => "OutOfMemory",
         ProblemError::DType { .. } => "DType",
+        ProblemError::OtherDType { .. } => "OtherDType",
+        ProblemError::PartCount { .. } => "PartCount",
+        ProblemError::PartBuffers { .. } => "PartBuffers",
+        ProblemError::PartLayout { .. } => "PartLayout",
+        ProblemError::PartBatch { .. } => "PartBatch",
         ProblemError::Scale(_) => "Scale",
         ProblemError::Softcap(_) => "Softcap",
         ProblemError::OutDType { .. } => "OutDType",
@@ -199,10 +204,72 @@ fn wrong_options() -> Vec<Row> {
     ]
 }
 
+/// Two parts of 2x2x4x8 in one tensor, parsed with a change.
+fn merged(change: impl Fn(&mut MergeSpec)) -> Result<MergeProblem, ProblemError> {
+    let parts = Parts::Stacked { count: 2, stride: 128 };
+    let mut spec = MergeSpec::new(DType::F32, dense([2, 2, 4, 8]), parts);
+    change(&mut spec);
+    spec.parse()
+}
+
+fn unmerged(change: impl Fn(&mut MergeSpec)) -> Attempt {
+    merged(change).map(drop)
+}
+
+/// Binds so many elements of parts, their LSE, the output and its LSE to two stacked parts.
+fn merge_bound([parts, lses, out, lse]: [usize; 4]) -> Attempt {
+    let problem = merged(|_| {})?;
+    let (parts, lses) = (vec![0f32; parts], vec![0f32; lses]);
+    let (mut out, mut lse) = (vec![0f32; out], vec![0f32; lse]);
+    let parts = [Data::F32(&parts)];
+    MergeCall::bind(&problem, &parts, &[&lses], DataMut::F32(&mut out), Some(&mut lse)).map(drop)
+}
+
+/// Binds tensors and LSE of two listed parts, of which some may be missing.
+fn merge_listed(part: Data<'_>, parts: usize, lses: usize) -> Attempt {
+    let problem = merged(|s| s.parts = Parts::Listed(2))?;
+    let (lse, mut out) = ([0f32; 16], vec![0f32; 128]);
+    MergeCall::bind(&problem, &vec![part; parts], &vec![&lse[..]; lses], DataMut::F32(&mut out), None)
+        .map(drop)
+}
+
+/// Merging.
+#[rustfmt::skip] // a table: one attempt, one expectation per line
+fn wrong_merges() -> Vec<Row> {
+    let (wide, narrow) = (vec![0f32; 128], vec![f16::ZERO; 128]);
+    vec![
+        (unmerged(|s| s.parts = Parts::Listed(0)), "PartCount", "0 parts cannot be merged: give 1 to 16"),
+        (unmerged(|s| s.parts = Parts::Listed(17)), "PartCount", "stack them in one tensor"),
+        (unmerged(|s| s.parts = Parts::Stacked { count: 0, stride: 1 }), "PartCount", "0 parts"),
+        (unmerged(|s| s.parts = Parts::Stacked { count: 3, stride: HUGE }), "TooLarge", "2x2x4x8"),
+        (unmerged(|s| (s.part, s.out) = (dense([2, 0, 4, 8]), None)), "Empty", "a part is 2x0x4x8"),
+        (unmerged(|s| s.part = repeated([2, 2, MAX_EXTENT + 1, 8])), "Extent", "a part is"),
+        (unmerged(|s| s.out = Some(dense([2, 2, 4, 9]))), "Mismatch", "out has dim 9 but 8 is needed"),
+        (unmerged(|s| s.out = Some(repeated([2, 2, 4, 8]))), "OverlappingOutput", "its own elements"),
+        (merge_bound([255, 32, 128, 16]), "BufferTooSmall", "a part holds 255 elements but its layout reaches 256"),
+        (merge_bound([256, 31, 128, 16]), "LseLength", "lse holds 31 values"),
+        (merge_bound([256, 32, 127, 16]), "BufferTooSmall", "out holds 127"),
+        (merge_bound([256, 32, 128, 15]), "LseLength", "16 rows"),
+        (merge_listed(Data::F16(&narrow), 2, 2), "OtherDType", "a part is f16 but the problem says f32"),
+        (merge_listed(Data::F32(&wide), 1, 2), "PartBuffers", "1 buffers for a part"),
+        (merge_listed(Data::F32(&wide), 2, 3), "PartBuffers", "3 buffers for the lse of a part"),
+        (Err(ProblemError::PartLayout { part: 3 }), "PartLayout", "part 3 has another shape"),
+        (Err(ProblemError::PartBatch { batch: 5, count: 2 }), "PartBatch", "batch 5 does not hold 2 parts"),
+    ]
+}
+
+#[test]
+fn parts_that_fit_are_bound() {
+    assert_eq!(merge_bound([256, 32, 128, 16]), Ok(()));
+    assert_eq!(merge_listed(Data::F32(&[0.0; 128]), 2, 2), Ok(()));
+    let empty = merged(|s| s.part = dense([0, 2, 4, 8])).unwrap();
+    assert_eq!((empty.rows(), empty.out().span()), (0, 0));
+}
+
 #[test]
 fn every_error_is_provoked() {
-    for (attempt, expected, says) in [wrong_extents(), wrong_memory(), wrong_options()].into_iter().flatten()
-    {
+    let tables = [wrong_extents(), wrong_memory(), wrong_options(), wrong_merges()];
+    for (attempt, expected, says) in tables.into_iter().flatten() {
         let error = attempt.expect_err(expected);
         assert_eq!(name(&error), expected, "{error}");
         assert!(error.to_string().contains(says), "`{error}` does not say `{says}`");

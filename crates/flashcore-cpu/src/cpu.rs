@@ -2,12 +2,13 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use flashcore_core::{Backend, BackendError, Data, DataMut, HostCall, Ran};
+use flashcore_core::{Backend, BackendError, Data, DataMut, HostCall, MergeCall, Ran};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::{
     SimdLevel, Tiles,
     forward::{forward, is_serial},
+    merge::merge,
     output::Target,
     scratch::Scratch,
     simd::runner::Runner,
@@ -144,6 +145,16 @@ impl Backend for Cpu {
         let mut scratch = idle().pop().unwrap_or_default();
         let kernel = self.run_with(call, &mut scratch)?;
         idle().push(scratch);
+        Ok(Ran { kernel: kernel.to_owned() })
+    }
+
+    fn merge(&self, call: &mut MergeCall<'_>) -> Result<Ran, BackendError> {
+        let dtype = call.problem().dtype();
+        let kernel = self.install(|| merge(call, self.runner)).ok_or_else(|| BackendError::Unsupported {
+            backend: "cpu",
+            what: format!("{dtype} parts"),
+            instead: "convert them to f32".to_owned(),
+        })?;
         Ok(Ran { kernel: kernel.to_owned() })
     }
 }

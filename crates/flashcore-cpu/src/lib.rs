@@ -6,13 +6,16 @@
 //! The path of a call: `cpu` (threads, memory) → `forward` (typed call, units on threads) → `plan` (which units) →
 //! `prefill` with `panels`, or `decode` (one unit) → `simd` (kernels, generic over the instruction set).
 //!
-//! Unsafe code lives in `simd` (instructions, pointers inside kernels) and `output` (threads write rows of one tensor).
+//! Unsafe code lives in `simd` (instructions, pointers inside kernels) and `output` and `merge` (threads write
+//! rows of one tensor).
 #![deny(unsafe_code)]
 
 mod cpu;
 mod decode;
 mod forward;
 mod level;
+#[allow(unsafe_code)]
+mod merge;
 #[allow(unsafe_code)]
 mod output;
 mod panels;

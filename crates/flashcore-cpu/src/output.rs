@@ -7,7 +7,7 @@ use flashcore_core::{Instance, Problem, Sequence};
 use crate::plan::{Merge, Unit};
 
 /// Memory that threads share, each writing ranges of its own.
-struct Shared<'a, T> {
+pub(crate) struct Shared<'a, T> {
     at: *mut T,
     len: usize,
     memory: PhantomData<&'a mut [T]>,
@@ -19,14 +19,14 @@ unsafe impl<T: Send> Sync for Shared<'_, T> {}
 unsafe impl<T: Send> Send for Shared<'_, T> {}
 
 impl<'a, T> Shared<'a, T> {
-    fn new(slice: &'a mut [T]) -> Self {
+    pub(crate) fn new(slice: &'a mut [T]) -> Self {
         Self { at: slice.as_mut_ptr(), len: slice.len(), memory: PhantomData }
     }
 
     /// # Safety
     /// No other range that is still in use may overlap this one.
     #[allow(clippy::mut_from_ref, reason = "ranges in use are disjoint by contract")]
-    unsafe fn range(&self, start: usize, len: usize) -> &mut [T] {
+    pub(crate) unsafe fn range(&self, start: usize, len: usize) -> &mut [T] {
         assert!(start <= self.len && len <= self.len - start, "a range of the slice");
         // SAFETY: within the slice; exclusive by the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.at.add(start), len) }

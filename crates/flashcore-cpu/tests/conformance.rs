@@ -4,7 +4,7 @@ use flashcore_core::DType;
 use flashcore_cpu::{Cpu, SimdLevel};
 use flashcore_testkit::{
     cases::{self, Cost},
-    check_case, properties, random,
+    check_case, merge, properties, random,
 };
 
 /// Runs everything on `level`; says so where the machine lacks it.
@@ -31,6 +31,7 @@ fn check(level: SimdLevel) {
         let outcome = law.check(&cpu, dtype, 1);
         failures.extend(outcome.is_failure().then(|| format!("{} ({dtype}): {outcome}", law.name)));
     }
+    failures.extend(merge::failures(&cpu, 9, 1));
     assert!(failures.is_empty(), "{level}: {} failures\n{}", failures.len(), failures.join("\n"));
 }
 

@@ -192,7 +192,7 @@ fn padded(dims: Dims, padding: usize) -> Result<Layout, ProblemError> {
 type Pair = [(usize, usize); 2];
 
 /// Rows that together contain every pair of options on different axes; greedy, so not the fewest, but few.
-fn rows<const N: usize>(extents: &[usize; N]) -> Vec<[usize; N]> {
+pub(crate) fn rows<const N: usize>(extents: &[usize; N]) -> Vec<[usize; N]> {
     let mut missing: BTreeSet<Pair> = every_pair(extents).collect();
     let mut rows = Vec::new();
     while let Some(&first) = missing.first() {

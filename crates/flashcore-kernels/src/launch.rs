@@ -5,11 +5,11 @@
 
 use std::ops::Deref;
 
-use flashcore_core::Problem;
+use flashcore_core::{MergeProblem, Problem};
 use flashcore_ptx::{launch::LaunchSpec, target::Target};
 use flashcore_tile::{BuildError, Code, Extent, Program};
 
-use crate::{forward_sm80, forward_sm90};
+use crate::{forward_sm80, forward_sm90, merge};
 
 /// The config of a kernel of one family: everything that decides its text.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -19,6 +19,8 @@ pub enum KernelConfig {
     Sm80(forward_sm80::Config),
     /// Attention by TMA and wgmma, sm_90a.
     Sm90(forward_sm90::Config),
+    /// Partial results put together.
+    Merge(merge::Config),
 }
 
 impl KernelConfig {
@@ -27,6 +29,7 @@ impl KernelConfig {
         match self {
             Self::Sm80(cfg) => cfg.name().to_string(),
             Self::Sm90(cfg) => cfg.name().to_string(),
+            Self::Merge(cfg) => cfg.name().to_string(),
         }
     }
 
@@ -35,6 +38,7 @@ impl KernelConfig {
         match self {
             Self::Sm80(cfg) => cfg.target,
             Self::Sm90(_) => Target::Sm90a,
+            Self::Merge(_) => Target::Sm80,
         }
     }
 
@@ -43,6 +47,7 @@ impl KernelConfig {
         match self {
             Self::Sm80(cfg) => cfg.shape.registers(),
             Self::Sm90(cfg) => cfg.registers_at_entry(),
+            Self::Merge(cfg) => cfg.registers(),
         }
     }
 
@@ -51,6 +56,7 @@ impl KernelConfig {
         match self {
             Self::Sm80(cfg) => forward_sm80::forward_sm80(cfg).map(AnyProgram::Forward),
             Self::Sm90(cfg) => forward_sm90::forward_sm90(*cfg).map(AnyProgram::Forward),
+            Self::Merge(cfg) => merge::merge(cfg).map(AnyProgram::Merge),
         }
     }
 }
@@ -61,6 +67,8 @@ impl KernelConfig {
 pub enum AnyProgram {
     /// Attention.
     Forward(Program<Problem>),
+    /// Partial results put together.
+    Merge(Program<MergeProblem>),
 }
 
 impl Deref for AnyProgram {
@@ -69,6 +77,7 @@ impl Deref for AnyProgram {
     fn deref(&self) -> &Code {
         match self {
             Self::Forward(program) => program,
+            Self::Merge(program) => program,
         }
     }
 }
@@ -77,6 +86,7 @@ impl Deref for AnyProgram {
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) enum Subject {
     Forward(Box<Problem>),
+    Merge(MergeProblem),
 }
 
 /// One kernel of a plan, with the problem it computes.
@@ -102,6 +112,9 @@ impl Launch {
             (AnyProgram::Forward(program), Subject::Forward(problem)) => {
                 Some(program.launch(problem, extent))
             }
+            (AnyProgram::Merge(program), Subject::Merge(problem)) => Some(program.launch(problem, extent)),
+            // A program of another operation computes nothing here.
+            _ => None,
         }
     }
 }

@@ -4,9 +4,11 @@
 #![forbid(unsafe_code)]
 
 mod covering;
+mod covering_merge;
 pub mod forward_sm80;
 pub mod forward_sm90;
 mod launch;
+pub mod merge;
 pub mod parts;
 mod plan;
 mod side;
@@ -14,10 +16,11 @@ pub mod slots;
 pub mod untrusted;
 
 pub use covering::{Member, covering_set};
+pub use covering_merge::covering_merges;
 pub use flashcore_tile::RegisterBudget;
 pub use launch::{AnyProgram, KernelConfig, Launch};
 pub use plan::{
-    ALLOCATED_ALIGNMENT, CpuTile, Gpu, Misfit, Plan, PlanError, Tile, plan, plan_by, plan_general, plan_tile,
-    tuned,
+    ALLOCATED_ALIGNMENT, CpuTile, Gpu, Misfit, Plan, PlanError, Tile, plan, plan_by, plan_general,
+    plan_merge, plan_tile, tuned,
 };
 pub use side::host_values;

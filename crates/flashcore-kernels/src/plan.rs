@@ -8,12 +8,14 @@ mod class;
 mod fit;
 mod general;
 pub(crate) mod hopper;
+mod merge;
 mod tile;
 pub mod tuned;
 
 use std::fmt;
 
 pub use fit::{Misfit, plan_tile};
+pub use merge::plan_merge;
 pub use tile::{CpuTile, Tile};
 use tuned::Table;
 
@@ -125,9 +127,13 @@ impl Plan {
         let extent = match &kernel {
             KernelConfig::Sm80(cfg) => forward_sm80::extent(cfg, problem),
             KernelConfig::Sm90(cfg) => Some(forward_sm90::extent(*cfg, problem, gpu.sms)),
+            KernelConfig::Merge(_) => None,
         };
         let subject = Subject::Forward(Box::new(problem.clone()));
-        let launches = vec![Launch { kernel, subject, extent }];
+        Self::of(vec![Launch { kernel, subject, extent }], gpu, why)
+    }
+
+    fn of(launches: Vec<Launch>, gpu: &Gpu, why: &'static str) -> Self {
         Self { launches, gpu: *gpu, why, passed_over: Vec::new(), row: None }
     }
 

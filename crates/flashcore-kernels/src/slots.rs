@@ -22,3 +22,26 @@ pub const LENGTHS_KV: Slot = Slot(7);
 pub const TILE_COUNTER: Slot = Slot(8);
 /// Number of slots.
 pub const COUNT: usize = 9;
+
+/// The slots of a merge.
+pub mod merge {
+    use flashcore_core::MAX_LISTED;
+    use flashcore_ptx::launch::Slot;
+
+    /// The result.
+    pub const OUT: Slot = Slot(0);
+    /// f32 log-sum-exp of the result, dense; null (address 0) where nobody wants it.
+    pub const LSE: Slot = Slot(1);
+    /// Number of slots.
+    pub const COUNT: usize = 2 + 2 * MAX_LISTED;
+
+    /// Part `n`; the first is that of all parts where they are stacked.
+    pub const fn part(n: u8) -> Slot {
+        Slot(2 + 2 * n)
+    }
+
+    /// f32 log-sum-exp of part `n`, dense.
+    pub const fn part_lse(n: u8) -> Slot {
+        Slot(3 + 2 * n)
+    }
+}

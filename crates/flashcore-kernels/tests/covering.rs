@@ -14,13 +14,22 @@ use std::{
 };
 
 use flashcore_core::{DType, Dims, Layout, Mask, Spec};
-use flashcore_kernels::{AnyProgram, Gpu, KernelConfig, Plan, covering_set, plan};
+use flashcore_kernels::{
+    AnyProgram, Gpu, KernelConfig, Plan, covering_merges, covering_set, plan, plan_merge,
+};
 use flashcore_ptx::target::Target;
 use sha2::{Digest, Sha256};
 
 fn programs() -> Vec<(Plan, AnyProgram)> {
     let plans = covering_set().unwrap().into_iter().map(|member| member.plan().unwrap());
-    plans.map(|plan| (plan.clone(), plan.kernel().program().unwrap_or_else(|e| panic!("{e}")))).collect()
+    plans
+        .chain(merges())
+        .map(|plan| (plan.clone(), plan.kernel().program().unwrap_or_else(|e| panic!("{e}"))))
+        .collect()
+}
+
+fn merges() -> impl Iterator<Item = Plan> {
+    covering_merges().unwrap().into_iter().map(|problem| plan_merge(&problem, &Gpu::AMPERE, 16).unwrap())
 }
 
 #[test]
@@ -31,6 +40,8 @@ fn small_and_without_repetition() {
     assert!(plans.len() <= 80, "{} members", plans.len());
     let general = plans.iter().filter(|plan| matches!(plan.kernel(), KernelConfig::Sm80(_))).count();
     assert!(general >= 24 && plans.len() - general >= 12, "both families are covered");
+    let names: BTreeSet<_> = merges().map(|plan| plan.kernel().name()).collect();
+    assert!((12..=24).contains(&names.len()) && names.len() == merges().count(), "{names:?}");
 }
 
 /// `tests/hashes.txt` holds the hash of every program's text; `FLASHCORE_BLESS=1` writes it anew.

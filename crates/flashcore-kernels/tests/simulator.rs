@@ -4,12 +4,12 @@ use flashcore_core::{
     BackendError, DType, Data, Dims, Element, HostCall, Instance, Layout, Mask, Problem, Spec, Values,
 };
 use flashcore_kernels::{
-    Gpu, Member, Plan, Tile, covering_set, forward_sm80,
+    Gpu, Member, Plan, Tile, covering_merges, covering_set, forward_sm80,
     forward_sm90::{self, Order, Staging},
     plan, plan_tile,
 };
 use flashcore_lab::simulator::{self, Simulator};
-use flashcore_testkit::{Rng, Rows, cases, judge, suite, values};
+use flashcore_testkit::{Outcome, Rng, Rows, cases, judge, merge, suite, values};
 use flashcore_tile::RegisterBudget;
 use half::{bf16, f16};
 
@@ -42,6 +42,19 @@ fn kernels_are_right_under_every_schedule() {
         };
         error.map(|error| format!("{}: {error}", plan.kernel().name()))
     });
+}
+
+/// The merges of the covering set and of the merge suite.
+#[test]
+fn merges_are_right_under_every_schedule() {
+    let problems = covering_merges().unwrap();
+    all_pass(&problems, |(n, problem)| {
+        let simulator = Simulator::seeded(Gpu::AMPERE, n as u64);
+        let outcome = merge::check_problem(&simulator, problem, merge::Weights::SomeNothing, n as u64);
+        (outcome != Outcome::Passed).then(|| format!("{problem:?}: {outcome}"))
+    });
+    let failures = merge::failures(&Simulator::new(Gpu::HOPPER), 2, 1);
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
 /// Tiles that no rule chooses are right too: what passes the gate may be tuned to and come from a table.

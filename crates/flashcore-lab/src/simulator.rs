@@ -13,9 +13,10 @@ use std::{
     time::Duration,
 };
 
-use flashcore_core::{Backend, BackendError, HostCall, Problem, Ran};
+use flashcore_core::{Backend, BackendError, HostCall, MergeCall, Problem, Ran};
 use flashcore_kernels::{
-    ALLOCATED_ALIGNMENT, AnyProgram, Gpu, KernelConfig, Plan, host_values, plan_by, slots, tuned::Table,
+    ALLOCATED_ALIGNMENT, AnyProgram, Gpu, KernelConfig, Plan, PlanError, host_values, plan_by, plan_merge,
+    slots, tuned::Table,
 };
 use flashcore_ptx::launch::{LaunchSpec, Param, Slot};
 use flashcore_sim::{Buffer, Launch, Options, Outcome, Schedule};
@@ -66,11 +67,7 @@ impl Simulator {
     /// The kernel that would be launched.
     pub fn plan(&self, problem: &Problem) -> Result<Plan, BackendError> {
         let table = self.table.as_deref().unwrap_or_else(|| Table::shipped());
-        plan_by(problem, &self.gpu, ALLOCATED_ALIGNMENT, table).map_err(|refusal| BackendError::Unsupported {
-            backend: "sim",
-            what: "this problem".to_owned(),
-            instead: refusal.to_string(),
-        })
+        plan_by(problem, &self.gpu, ALLOCATED_ALIGNMENT, table).map_err(unsupported)
     }
 
     /// The program of a kernel, built at the first call.
@@ -100,7 +97,7 @@ impl Simulator {
             return Ok(None);
         };
         if call.outputs().1.is_none() {
-            without_lse(&mut spec);
+            without(&mut spec, slots::LSE);
         }
         let (module, provenance) = (program.module(), Some(program.provenance()));
         let launch = Launch { module, provenance, spec: &spec, buffers: buffers(call) };
@@ -133,6 +130,27 @@ impl Backend for Simulator {
         outcome.as_ref().map_or(Ok(()), judge)?;
         Ok(Ran { kernel: plan.kernel().name() })
     }
+
+    fn merge(&self, call: &mut MergeCall<'_>) -> Result<Ran, BackendError> {
+        let plan = plan_merge(call.problem(), &self.gpu, ALLOCATED_ALIGNMENT).map_err(unsupported)?;
+        let ran = Ran { kernel: plan.kernel().name() };
+        let program = self.program(plan.kernel())?;
+        let Some(mut spec) = plan.launches()[0].spec(&program) else { return Ok(ran) };
+        if call.outputs().1.is_none() {
+            without(&mut spec, slots::merge::LSE);
+        }
+        let (module, provenance) = (program.module(), Some(program.provenance()));
+        let launch = Launch { module, provenance, spec: &spec, buffers: merge_buffers(call) };
+        let outcome = launch.run(&self.options()).map_err(failed)?;
+        judge(&outcome)?;
+        let (mut out, lse) = call.outputs();
+        copy_changes(out.bytes_mut(), outcome.bytes(slots::merge::OUT).unwrap_or_default());
+        if let Some(lse) = lse {
+            let bytes = outcome.bytes(slots::merge::LSE).unwrap_or_default();
+            bytemuck::cast_slice_mut(lse).copy_from_slice(bytes);
+        }
+        Ok(ran)
+    }
 }
 
 /// Whether a launch was without fault; the error lists some.
@@ -145,9 +163,28 @@ fn failed(source: impl Into<Failure>) -> BackendError {
     BackendError::Failed { backend: "sim", source: source.into() }
 }
 
-fn without_lse(spec: &mut LaunchSpec) {
-    let wanted = spec.params.iter_mut().filter(|param| **param == Param::Buffer(slots::LSE));
+fn unsupported(refusal: PlanError) -> BackendError {
+    let (what, instead) = ("this problem".to_owned(), refusal.to_string());
+    BackendError::Unsupported { backend: "sim", what, instead }
+}
+
+/// Passes the null address for a buffer that is not there.
+fn without(spec: &mut LaunchSpec, slot: Slot) {
+    let wanted = spec.params.iter_mut().filter(|param| **param == Param::Buffer(slot));
     wanted.for_each(|param| *param = Param::U64(0));
+}
+
+/// The buffers of a merge; the output goes in as it is, so that writing between its rows shows.
+fn merge_buffers(call: &mut MergeCall<'_>) -> Vec<Buffer> {
+    let (parts, lses) = (call.parts(), call.lses());
+    let (mut out, lse) = call.outputs();
+    let mut bound = vec![(slots::merge::OUT, copied(out.bytes_mut()))];
+    bound.extend(lse.map(|lse| (slots::merge::LSE, bytemuck::cast_slice(lse).to_vec())));
+    for (n, (part, lse)) in (0..).zip(parts.iter().zip(lses)) {
+        bound.push((slots::merge::part(n), copied(part.bytes())));
+        bound.push((slots::merge::part_lse(n), bytemuck::cast_slice(lse).to_vec()));
+    }
+    bound.into_iter().map(|(slot, bytes)| Buffer::input(slot, bytes)).collect()
 }
 
 fn buffers(call: &mut HostCall<'_>) -> Vec<Buffer> {

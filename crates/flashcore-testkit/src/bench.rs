@@ -56,7 +56,7 @@ impl From<BackendError> for Trouble {
     }
 }
 
-fn no_memory() -> Trouble {
+pub(crate) fn no_memory() -> Trouble {
     Trouble::Skipped("this machine has no memory for the tensors".to_owned())
 }
 

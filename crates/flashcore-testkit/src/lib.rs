@@ -9,6 +9,7 @@
 //! | [`compare`] | the error rule |
 //! | [`plain`] | attention computed plainly, row by row: in f64 the oracle, in the tensors' own precision the yardstick |
 //! | [`properties`] | laws that hold whatever the numbers are |
+//! | [`merge`] | cases, oracle and check of merging partial results |
 //! | [`mutate`] | single faults made in kernels, for judging the checkers |
 //! | [`ptxtest`] | tests written as PTX files, for simulator and GPU |
 //! | [`random`] | random legal problems, for fuzzing |
@@ -24,6 +25,7 @@ pub mod cases;
 pub mod compare;
 pub mod fuzz;
 pub mod inputs;
+pub mod merge;
 pub mod mutate;
 pub mod naive;
 pub mod plain;

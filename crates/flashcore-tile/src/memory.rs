@@ -10,7 +10,7 @@ use crate::{
     builder::Builder,
     expr::Expr,
     scope::Scope,
-    value::{Reg, Type, U32, U64, Val},
+    value::{Bits, Reg, Type, U32, U64, Val},
 };
 
 const B16: Mod = Mod::Type(ScalarType::B16);
@@ -107,7 +107,7 @@ impl Builder {
 
     /// Writes the low 16 bits of a value to global memory.
     #[track_caller]
-    pub fn store_global_16(&mut self, to: impl Into<Global>, value: Reg<U32>) {
+    pub fn store_global_16<T: Bits>(&mut self, to: impl Into<Global>, value: Reg<T>) {
         self.emit(Op::St, &[Mod::Global, B16], [to.into().operand(), value.operand()]);
     }
 

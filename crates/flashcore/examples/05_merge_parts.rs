@@ -1,6 +1,6 @@
 //! Attention over parts of the keys, merged by log-sum-exp: what splitting a long context over machines rests on.
 //! `cargo run --release --example 05_merge_parts`
-use flashcore::{Error, Output, Tensor, TensorView, attention};
+use flashcore::{Error, Output, Tensor, TensorView, attention, merge};
 
 const DIM: usize = 64;
 
@@ -12,11 +12,10 @@ fn main() -> Result<(), Error> {
         attention(q.view(), kv, kv).run()
     };
     let (left, right, whole) = (over(0..300)?, over(300..1000)?, over(0..1000)?);
-    let [a, b] = [&left, &right].map(|part| part.lse.at(0, 0, 0));
-    let lse = a.max(b) + (-(a - b).abs()).exp().ln_1p();
-    let merge = |(x, y): (&f32, &f32)| x * (a - lse).exp() + y * (b - lse).exp();
-    let merged = left.out.data().iter().zip(right.out.data()).map(merge);
-    let off = merged.zip(whole.out.data()).map(|(m, w)| (m - w).abs()).fold(0.0, f32::max);
+    let merged =
+        merge(&[left.out.view(), right.out.view()], &[left.lse.values(), right.lse.values()]).run()?;
+    let pairs = merged.out.data().iter().zip(whole.out.data());
+    let off = pairs.map(|(m, w)| (m - w).abs()).fold(0.0, f32::max);
     println!("two parts merged differ from the whole by at most {off:.1e}");
     Ok(())
 }

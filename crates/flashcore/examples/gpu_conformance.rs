@@ -1,12 +1,12 @@
 //! The conformance suite on GPU 0: every case, law and random problems, for each kernel family.
 //!
-//! `cargo run --release --example gpu_conformance [native|persistent|ampere] [cases|laws|random] [filter]`
+//! `cargo run --release --example gpu_conformance [native|persistent|ampere] [cases|laws|random|merge] [filter]`
 
 use flashcore::{Backend, DType, cuda::Cuda};
 use flashcore_testkit::{
     Case, CaseReport, Outcome,
     cases::{self, Cost},
-    check_case, properties, random,
+    check_case, merge, properties, random,
 };
 use rayon::prelude::*;
 
@@ -30,6 +30,7 @@ fn main() {
     let failed = match word(1) {
         "laws" => laws(&cuda),
         "random" => random_problems(&cuda),
+        "merge" => merges(&cuda),
         _ => conclude(&check(&cuda, case_work(word(2)))),
     };
     std::process::exit(i32::from(failed > 0));
@@ -105,4 +106,11 @@ fn laws(cuda: &Cuda) -> usize {
     }
     println!("laws: {failed} failed");
     failed
+}
+
+fn merges(cuda: &Cuda) -> usize {
+    let failures: Vec<String> = SEEDS.iter().flat_map(|&seed| merge::failures(cuda, 9, seed)).collect();
+    failures.iter().take(25).for_each(|failure| println!("{failure}"));
+    println!("merge: {} failed of {}", failures.len(), merge::cases().len() * 9 * SEEDS.len());
+    failures.len()
 }

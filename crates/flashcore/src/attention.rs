@@ -120,7 +120,7 @@ impl<'a, T: Element> Attention<'a, T> {
         self.spec.out_dtype = Some(O::DTYPE);
         let problem = self.problem()?;
         let mut out = Tensor::zeros(*problem.out())?;
-        let mut lse = Lse::zeros(&problem)?;
+        let mut lse = Lse::zeros(problem.q().dims())?;
         let view = out.view_mut()?;
         let ran = self.forward(&problem, view, Some(lse.values_mut()))?;
         Ok(Output { out, lse, ran })
@@ -182,6 +182,6 @@ impl<'a, T: Element> Attention<'a, T> {
         lse: Option<&mut [f32]>,
     ) -> Result<Ran, Error> {
         let mut call = HostCall::bind(problem, &self.values, self.inputs, out.into_data(), lse)?;
-        Ok(self.choice.forward(&mut call)?)
+        Ok(self.choice.run(|backend| backend.forward(&mut call))?)
     }
 }

@@ -1,6 +1,6 @@
 //! Which backends there are, in order of preference, and how one is picked.
 //!
-//! A new backend is one row of [`CANDIDATES`]. [`crate::Attention`] calls [`Choice::forward`].
+//! A new backend is one row of [`CANDIDATES`]. [`crate::Attention`] and [`crate::Merge`] call [`Choice::run`].
 
 use std::{
     fmt,
@@ -8,7 +8,7 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
-use flashcore_core::{Backend, BackendError, HostCall, Ran};
+use flashcore_core::{Backend, BackendError, Ran};
 
 /// Where to compute.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -146,15 +146,18 @@ pub(crate) enum Choice<'a> {
 }
 
 impl Choice<'_> {
-    /// Computes the call; with [`BackendKind::Auto`] a backend that does not take it leaves it to the next.
-    pub(crate) fn forward(&self, call: &mut HostCall<'_>) -> Result<Ran, BackendError> {
+    /// Computes something; with [`BackendKind::Auto`] a backend that does not take it leaves it to the next.
+    pub(crate) fn run(
+        &self,
+        mut compute: impl FnMut(&dyn Backend) -> Result<Ran, BackendError>,
+    ) -> Result<Ran, BackendError> {
         let kind = match *self {
-            Self::This(backend) => return backend.forward(call),
+            Self::This(backend) => return compute(backend),
             Self::Kind(kind) => kind,
         };
         let mut refusal = not_built(kind);
         for candidate in CANDIDATES.iter().filter(|candidate| candidate.is(kind)) {
-            match candidate.get().and_then(|backend| backend.forward(call)) {
+            match candidate.get().and_then(|backend| compute(&*backend)) {
                 Err(error @ (BackendError::Unsupported { .. } | BackendError::Unavailable { .. })) => {
                     refusal = error
                 }

@@ -15,6 +15,8 @@
 //! # }
 //! ```
 //!
+//! [`merge`] puts attention over parts of the keys together, for contexts that are split over machines or over time.
+//!
 //! # What is computed
 //!
 //! `O = softmax(scale · QKᵀ + mask) · V` for each head, and on the side the natural logarithm of each row's
@@ -41,6 +43,7 @@ mod backend;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod error;
+mod merge;
 mod output;
 
 pub use attention::{Attention, attention};
@@ -48,9 +51,11 @@ pub use backend::{BackendKind, Found, ParseBackendError, available, backend};
 pub use error::Error;
 pub use flashcore_core::{
     Align, Axis, Backend, BackendError, DType, Dims, Element, Index, Instance, Layout, Lengths, Mask,
-    Operand, Problem, ProblemError, Ran, Sequences, Spec, Tensor, TensorView, TensorViewMut, Values,
+    MergeProblem, MergeSpec, Operand, Parts, Problem, ProblemError, Ran, Sequences, Spec, Tensor, TensorView,
+    TensorViewMut, Values,
 };
 pub use half::{bf16, f16};
+pub use merge::{Merge, merge, merge_stacked};
 pub use output::{Lse, Output};
 
 /// The README's example is a test.

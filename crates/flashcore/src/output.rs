@@ -1,8 +1,8 @@
-//! What [`crate::Attention::run`] returns.
+//! What [`crate::Attention::run`] and [`crate::Merge::run`] return.
 
-use flashcore_core::{Dims, Problem, ProblemError, Ran, Tensor};
+use flashcore_core::{Dims, ProblemError, Ran, Tensor};
 
-/// The result of attention.
+/// The result of attention or of a merge.
 #[derive(Clone, PartialEq, Debug)]
 #[non_exhaustive]
 pub struct Output<T> {
@@ -16,7 +16,7 @@ pub struct Output<T> {
 
 /// The natural logarithm of each row's softmax denominator: batch × heads × sequence values.
 ///
-/// Attention over parts of the keys can be merged with it: weigh each part's output by `exp(lse_part - lse_total)`.
+/// [`merge`](crate::merge()) puts attention over parts of the keys together with it.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Lse {
     values: Vec<f32>,
@@ -24,14 +24,15 @@ pub struct Lse {
 }
 
 impl Lse {
-    pub(crate) fn zeros(problem: &Problem) -> Result<Self, ProblemError> {
-        let Dims { batch, heads, seq, .. } = problem.q().dims();
-        let mut values = Vec::new();
-        values.try_reserve_exact(problem.rows()).map_err(|_| ProblemError::OutOfMemory {
-            bytes: problem.rows().saturating_mul(size_of::<f32>()),
+    /// One value for each row of a tensor of these extents.
+    pub(crate) fn zeros(dims: Dims) -> Result<Self, ProblemError> {
+        let Dims { batch, heads, seq, .. } = dims;
+        let (rows, mut values) = (batch * heads * seq, Vec::new());
+        values.try_reserve_exact(rows).map_err(|_| ProblemError::OutOfMemory {
+            bytes: rows.saturating_mul(size_of::<f32>()),
             dims: Dims::new(batch, heads, seq, 1),
         })?;
-        values.resize(problem.rows(), 0.0);
+        values.resize(rows, 0.0);
         Ok(Self { values, dims: [batch, heads, seq] })
     }
 

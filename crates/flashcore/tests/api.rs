@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use flashcore::{
     Attention, BackendError, BackendKind, Element, Error, Instance, Lengths, Mask, Ran, Tensor, TensorView,
-    TensorViewMut, Values, attention, available, backend,
+    TensorViewMut, Values, attention, available, backend, bf16, merge, merge_stacked,
 };
 use flashcore_testkit::{NaiveBackend, Rng, Rows, judge};
 use proptest::{prelude::*, strategy::ValueTree};
@@ -261,4 +261,50 @@ fn results_do_not_change_with_the_call() {
     let twice =
         [0, 1].map(|_| attention(x.view(), x.view(), x.view()).mask(Mask::CAUSAL).run().expect("a result"));
     assert_eq!(twice[0], twice[1]);
+}
+
+/// Two and three parts of the keys, at addresses of their own and stacked, against attention over all keys.
+#[test]
+fn merged_parts_are_the_whole() -> Result<(), Error> {
+    let mut rng = Rng::new(3);
+    let mut tensor = |seq: usize| {
+        Tensor::bhsd((0..2 * seq * 16).map(|_| rng.normal()).collect::<Vec<f32>>(), [1, 2, seq, 16])
+    };
+    let (q, kv) = (tensor(5)?, tensor(90)?);
+    let part = |keys: Range<usize>| {
+        let layout = [2 * 90 * 16, 90 * 16, 16, 1];
+        let view = TensorView::strided(&kv.data()[keys.start * 16..], [1, 2, keys.len(), 16], layout)?;
+        attention(q.view(), view, view).backend(BackendKind::Cpu).run()
+    };
+    let (whole, a, b) = (part(0..90)?, part(0..31)?, part(31..90)?);
+    let near = |got: &[f32], tolerance: f32| {
+        got.iter().zip(whole.out.data()).all(|(x, y)| (x - y).abs() < tolerance)
+    };
+    let views = [a.out.view(), b.out.view()];
+    let listed = merge(&views, &[a.lse.values(), b.lse.values()]).backend(BackendKind::Cpu).run()?;
+    assert!(near(listed.out.data(), 1e-6));
+    assert!(listed.lse.values().iter().zip(whole.lse.values()).all(|(x, y)| (x - y).abs() < 1e-5));
+    let (data, lses) = ([a.out.data(), b.out.data()].concat(), [a.lse.values(), b.lse.values()].concat());
+    let stack = TensorView::bhsd(&data, [2, 2, 5, 16])?;
+    assert_eq!(merge_stacked(stack, 2, &lses).backend(BackendKind::Cpu).run()?.out, listed.out);
+    let mut out = vec![bf16::ZERO; 160];
+    let into = TensorViewMut::bshd(&mut out, [1, 2, 5, 16])?;
+    merge(&views, &[a.lse.values(), b.lse.values()]).backend(BackendKind::Cpu).run_into(into, None)?;
+    assert!((out[16].to_f32() - whole.out.data()[5 * 16]).abs() < 1e-2, "the second head of the first row");
+    Ok(())
+}
+
+#[test]
+fn parts_that_do_not_fit_are_refused() {
+    let (data, lse) = ([0f32; 64], [0f32; 4]);
+    let view = |dims| TensorView::bhsd(&data, dims).unwrap();
+    let (part, other) = (view([1, 1, 4, 8]), view([1, 2, 2, 8]));
+    let says = |attempt: Result<flashcore::Output<f32>, Error>| attempt.unwrap_err().to_string();
+    assert!(says(merge::<f32>(&[], &[]).run()).contains("0 parts"));
+    assert!(says(merge(&[part; 17], &[&lse[..]; 17]).run()).contains("1 to 16"));
+    assert!(says(merge(&[part, other], &[&lse[..]; 2]).run()).contains("part 1 has another shape"));
+    assert!(says(merge(&[part, part], &[&lse]).run()).contains("1 buffers for the lse"));
+    assert!(says(merge_stacked(view([4, 1, 1, 8]), 3, &lse).run()).contains("batch 4 does not hold 3 parts"));
+    assert!(says(merge_stacked(view([4, 1, 1, 8]), 0, &lse).run()).contains("0 parts"));
+    assert!(says(merge_stacked(view([4, 1, 1, 8]), 2, &lse[..3]).run()).contains("lse holds 3 values"));
 }

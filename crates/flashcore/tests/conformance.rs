@@ -5,7 +5,7 @@ use flashcore::{BackendKind, DType, backend};
 use flashcore_testkit::{
     Case, CaseReport, Outcome,
     cases::{self, Cost},
-    check_case, properties, random,
+    check_case, merge, properties, random,
 };
 use rayon::prelude::*;
 
@@ -61,4 +61,11 @@ fn a_thousand_random_problems() {
     let draw =
         |index: u64| (random::case(7, index, random::Limits::SMALL), DType::ALL[index as usize % 3], index);
     check_all((0..1000).map(draw).collect());
+}
+
+#[test]
+fn every_merge_in_every_type() {
+    let cpu = backend(BackendKind::Cpu).expect("the CPU is always there");
+    let failures: Vec<_> = SEEDS.into_iter().flat_map(|seed| merge::failures(&*cpu, 9, seed)).collect();
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
 }

@@ -85,6 +85,36 @@ impl Kernel for Accumulate<'_> {
     }
 }
 
+/// Adds one row, times a factor, to a row of f32.
+pub(crate) struct AddTo<'a, T> {
+    /// The row.
+    pub(crate) from: &'a [T],
+    /// Factor on every element.
+    pub(crate) factor: f32,
+    /// As many elements.
+    pub(crate) to: &'a mut [f32],
+}
+
+impl<T: Lane> Kernel for AddTo<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        assert_eq!(self.from.len(), self.to.len(), "rows of one length");
+        let whole = self.from.len() / S::LANES * S::LANES;
+        for d in (0..whole).step_by(S::LANES) {
+            // SAFETY: `d + LANES` is at most the length of both; the caller promises the instructions.
+            unsafe {
+                let (x, to) = (T::load::<S>(self.from.as_ptr().add(d)), self.to.as_mut_ptr().add(d));
+                S::store(to, S::fma(x, S::splat(self.factor), S::load(to)));
+            }
+        }
+        for (to, from) in self.to[whole..].iter_mut().zip(&self.from[whole..]) {
+            *to += from.to_f32() * self.factor;
+        }
+    }
+}
+
 /// Pairs up the elements of two rows, the first in the low half; a missing row is zero.
 pub(crate) struct Zip<'a> {
     pub(crate) first: Option<&'a [bf16]>,

@@ -11,6 +11,7 @@ use crate::{
     forward_sm80,
     forward_sm90::{self, Order},
     launch::KernelConfig,
+    merge,
     parts::sections::tile_count,
 };
 
@@ -79,12 +80,21 @@ fn check_rules(rules: &[Rule]) -> Result<(), Misfit> {
     broken.map_or(Ok(()), |&(field, given, _, _, allowed)| Err(Misfit::Value { field, given, allowed }))
 }
 
+/// A number that divides powers of two alone.
+const fn unit_of_powers(given: u32) -> u32 {
+    if given.is_power_of_two() { 1 } else { u32::MAX }
+}
+
 impl Tile {
     /// Whether its numbers are such as kernels are made for.
     pub fn check(&self) -> Result<(), Misfit> {
         match self {
             Self::Sm80(shape) => check_general(shape),
             Self::Sm90(shape) => check_hopper(shape),
+            Self::Merge(shape) => check_rules(&[
+                ("width", shape.width, unit_of_powers(shape.width), 1..=8, "1, 2, 4 or 8"),
+                ("lanes", shape.lanes, unit_of_powers(shape.lanes), 1..=32, "a power of two up to 32"),
+            ]),
             Self::Cpu(tile) => check_rules(&[
                 ("keys", tile.keys, 16, 16..=4096, "a multiple of 16 up to 4096"),
                 ("chunk", tile.chunk, 1, 1..=64, "1 to 64"),
@@ -123,9 +133,8 @@ fn check_hopper(shape: &forward_sm90::Shape) -> Result<(), Misfit> {
         // Persistent CTAs take all of an SM, and there is one for each.
         return check_rules(&[("ctas_per_sm", shape.ctas_per_sm, 1, 1..=1, "1 where CTAs are persistent")]);
     };
-    let whole = if parts.is_power_of_two() { 1 } else { u32::MAX };
     check_rules(&[
-        ("parts", parts, whole, 1..=8, "1, 2, 4 or 8"),
+        ("parts", parts, unit_of_powers(parts), 1..=8, "1, 2, 4 or 8"),
         ("q_stages", shape.q_stages, 1, 1..=1, "1 where each CTA has one tile"),
     ])
 }
@@ -138,6 +147,9 @@ pub fn plan_tile(problem: &Problem, gpu: &Gpu, alignment: u64, tile: Tile) -> Re
     let kernel = match tile {
         Tile::Cpu(_) => {
             return Err(Misfit::Kernel { kernel: "cpu", reason: "it does not run on a GPU".to_owned() });
+        }
+        Tile::Merge(_) => {
+            return Err(Misfit::Kernel { kernel: "merge", reason: "it computes no attention".to_owned() });
         }
         Tile::Sm80(shape) => general_config(problem, gpu, half, access, shape)?,
         Tile::Sm90(shape) => {
@@ -176,6 +188,12 @@ struct Demand {
 }
 
 impl Demand {
+    /// A merge takes nothing that is scarce.
+    fn of_merge(cfg: &merge::Config) -> Self {
+        let (registers, tile_m) = (cfg.registers(), cfg.shape.rows());
+        Self { registers, most_registers: registers, shared_bytes: 0, ctas_per_sm: 1, tile_m, parts: 1 }
+    }
+
     fn of_general(cfg: &forward_sm80::Config, qk: u32, v: u32) -> Self {
         let shape = &cfg.shape;
         // A block of 16 rows keeps half as many sums as features, half as many scores as keys and, if asked to, Q.
@@ -210,6 +228,7 @@ impl Plan {
         match self.kernel() {
             KernelConfig::Sm80(cfg) => Demand::of_general(cfg, qk, v),
             KernelConfig::Sm90(cfg) => Demand::of_hopper(cfg, v),
+            KernelConfig::Merge(cfg) => Demand::of_merge(cfg),
         }
     }
 

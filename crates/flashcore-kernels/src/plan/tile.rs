@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{forward_sm80, forward_sm90, launch::KernelConfig};
+use crate::{forward_sm80, forward_sm90, launch::KernelConfig, merge};
 
 /// How the work of one kernel family is cut.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug)]
@@ -14,6 +14,9 @@ pub enum Tile {
     /// The Hopper kernel.
     #[serde(rename = "forward_sm90")]
     Sm90(forward_sm90::Shape),
+    /// The merge of partial results.
+    #[serde(rename = "merge")]
+    Merge(merge::Shape),
     /// The CPU's prefill.
     #[serde(rename = "cpu")]
     Cpu(CpuTile),
@@ -35,6 +38,7 @@ impl KernelConfig {
         match self {
             Self::Sm80(cfg) => Tile::Sm80(cfg.shape),
             Self::Sm90(cfg) => Tile::Sm90(cfg.shape),
+            Self::Merge(cfg) => Tile::Merge(cfg.shape),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Host tensors on the GPU: copied there, computed, copied back.
 
-use flashcore_core::{Backend, BackendError, HostCall, Ran};
+use flashcore_core::{Backend, BackendError, HostCall, MergeCall, Ran};
 use flashcore_cuda::DeviceBuffer;
 use flashcore_kernels::{host_values, slots};
 
@@ -12,14 +12,22 @@ impl Backend for Cuda {
     }
 
     fn forward(&self, call: &mut HostCall<'_>) -> Result<Ran, BackendError> {
-        self.compute(call).map_err(|error| match error {
-            Error::Plan(refusal) => BackendError::Unsupported {
-                backend: "cuda",
-                what: "this problem".to_owned(),
-                instead: refusal.to_string(),
-            },
-            other => BackendError::Failed { backend: "cuda", source: Box::new(other) },
-        })
+        self.compute(call).map_err(refused)
+    }
+
+    fn merge(&self, call: &mut MergeCall<'_>) -> Result<Ran, BackendError> {
+        self.merge_host(call).map_err(refused)
+    }
+}
+
+fn refused(error: Error) -> BackendError {
+    match error {
+        Error::Plan(refusal) => BackendError::Unsupported {
+            backend: "cuda",
+            what: "this problem".to_owned(),
+            instead: refusal.to_string(),
+        },
+        other => BackendError::Failed { backend: "cuda", source: Box::new(other) },
     }
 }
 

@@ -20,7 +20,9 @@
 
 mod host;
 mod kernels;
+mod merge;
 mod ready;
+mod recent;
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -33,10 +35,9 @@ use flashcore_kernels::{
 pub use flashcore_cuda as driver;
 pub use flashcore_kernels::{Tile, tuned::Table};
 use kernels::Kernels;
+pub use merge::{MergeTensors, ReadyMerge};
 pub use ready::{DeviceTensors, Ready};
-
-/// Problems whose launches are kept ready; the oldest gives way.
-const KEPT: usize = 64;
+use recent::Recent;
 
 /// GPUs that the process shares, each opened once and kept to its end.
 static SHARED: Mutex<Vec<(u32, &'static Cuda)>> = Mutex::new(Vec::new());
@@ -50,7 +51,8 @@ pub struct Cuda {
     kernels: Kernels,
     /// For host tensors; device tensors bring their own stream.
     stream: Stream,
-    ready: Mutex<Vec<Arc<Ready>>>,
+    ready: Recent<Ready>,
+    merges: Recent<ReadyMerge>,
 }
 
 /// What turns a problem into a plan.
@@ -96,6 +98,16 @@ pub enum Error {
         /// What is missing.
         operand: flashcore_core::Operand,
     },
+    /// Another number of addresses than the problem asks for.
+    #[error("{given} addresses for {operand} but the problem asks for {expected}; give each part its own")]
+    Addresses {
+        /// What they are of.
+        operand: flashcore_core::Operand,
+        /// How many were given.
+        given: usize,
+        /// How many are needed.
+        expected: usize,
+    },
     /// An address that the prepared launch cannot take.
     #[error(
         "the address {address:#x} of {operand} must be a multiple of {alignment}; use `prepare_aligned` for it"
@@ -135,7 +147,8 @@ impl Cuda {
             choose: Chooser::Usual,
             kernels: Kernels::new(device, Compiler::from_env()?),
             stream: Stream::new(device)?,
-            ready: Mutex::new(Vec::new()),
+            ready: Recent::default(),
+            merges: Recent::default(),
         })
     }
 
@@ -194,15 +207,10 @@ impl Cuda {
 
     /// As [`prepare`](Self::prepare), for tensors whose addresses are multiples of `alignment` bytes only.
     pub fn prepare_aligned(&self, problem: &Problem, alignment: u64) -> Result<Arc<Ready>, Error> {
-        if let Some(ready) = self.find(problem, alignment) {
-            return Ok(ready);
-        }
-        let plan = self.choose.plan(problem, &self.gpu, alignment)?;
-        let ready = self.make(plan, problem, alignment)?;
-        let mut kept = self.ready.lock().unwrap_or_else(PoisonError::into_inner);
-        kept.insert(0, ready.clone());
-        kept.truncate(KEPT);
-        Ok(ready)
+        self.ready.find_or(
+            |ready| ready.serves(problem, alignment),
+            || self.make(self.choose.plan(problem, &self.gpu, alignment)?, problem, alignment),
+        )
     }
 
     /// As [`prepare`](Self::prepare) with exactly this tile, or an error that says why it cannot serve: for tuning.
@@ -210,18 +218,11 @@ impl Cuda {
     pub fn prepare_tile(&self, problem: &Problem, tile: Tile) -> Result<Arc<Ready>, Error> {
         let plan = plan_tile(problem, &self.gpu, ALLOCATED_ALIGNMENT, tile)?;
         plan.check_build(problem)?;
-        self.make(plan, problem, ALLOCATED_ALIGNMENT)
+        Ok(Arc::new(self.make(plan, problem, ALLOCATED_ALIGNMENT)?))
     }
 
-    fn make(&self, plan: Plan, problem: &Problem, alignment: u64) -> Result<Arc<Ready>, Error> {
+    fn make(&self, plan: Plan, problem: &Problem, alignment: u64) -> Result<Ready, Error> {
         let prepared = self.kernels.prepare(&plan)?;
-        Ok(Arc::new(Ready::new(prepared, plan, problem, alignment)))
-    }
-
-    fn find(&self, problem: &Problem, alignment: u64) -> Option<Arc<Ready>> {
-        let mut kept = self.ready.lock().unwrap_or_else(PoisonError::into_inner);
-        let at = kept.iter().position(|ready| ready.serves(problem, alignment))?;
-        kept[..=at].rotate_right(1);
-        Some(kept[0].clone())
+        Ok(Ready::new(prepared, plan, problem, alignment))
     }
 }

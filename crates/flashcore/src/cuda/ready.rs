@@ -157,4 +157,4 @@ impl Ready {
 }
 
 /// No kernel makes use of more than this.
-const MOST_ASKED: u64 = 16;
+pub(super) const MOST_ASKED: u64 = 16;
