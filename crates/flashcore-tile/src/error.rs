@@ -2,6 +2,8 @@
 
 use std::{fmt, panic::Location};
 
+use flashcore_ptx::verify::Group;
+
 use crate::scope::Scope;
 
 /// One fault of a kernel's author, and the line that made it.
@@ -11,6 +13,13 @@ pub struct Fault {
     pub at: &'static Location<'static>,
     /// What is wrong with it.
     pub kind: FaultKind,
+}
+
+impl Fault {
+    /// Its line and its message.
+    pub(crate) fn said(&self) -> (Option<String>, String) {
+        (Some(format!("{}:{}", self.at.file(), self.at.line())), self.kind.to_string())
+    }
 }
 
 impl fmt::Display for Fault {
@@ -192,13 +201,13 @@ pub enum FaultKind {
     Name(#[from] flashcore_ptx::ident::BadIdent),
 }
 
-/// A program that was refused: every fault, each with its line.
+/// A program that was refused: every cause once, with its first line and how often it came up.
 #[derive(Clone, PartialEq, Debug)]
 pub struct BuildError {
     /// The kernel.
     pub kernel: String,
     /// What is wrong.
-    pub faults: Vec<String>,
+    pub faults: Vec<Group>,
 }
 
 impl fmt::Display for BuildError {
