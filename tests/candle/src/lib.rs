@@ -1,4 +1,5 @@
 //! FlashCore and cudarc, with the features that candle asks of it, in one build. Checked by `.ci/run`, never run.
+#![forbid(unsafe_code)]
 
 use cudarc::driver::{CudaSlice, CudaStream};
 use flashcore::{TensorView, attention};
