@@ -10,8 +10,14 @@ use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 /// Names of the library, the driver's own first: `libcuda.so` may be the toolkit's stub.
 const LIBRARIES: &[&str] = if cfg!(windows) { &["nvcuda.dll"] } else { &["libcuda.so.1", "libcuda.so"] };
 
+/// How often the library was looked for, for the test that this is once.
+#[cfg(test)]
+pub(crate) static LOOKED: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+
 /// Opens the driver's library, if the machine has one.
 pub(crate) fn open() -> Option<libloading::Library> {
+    #[cfg(test)]
+    LOOKED.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     // SAFETY: opening libcuda runs its initialisers, which NVIDIA ships to be run in any process.
     LIBRARIES.iter().find_map(|name| unsafe { libloading::Library::new(*name) }.ok())
 }
@@ -183,8 +189,23 @@ pub(crate) struct ClusterDim {
 
 #[cfg(test)]
 mod tests {
+    use crate::{Device, Driver};
     use cudarc::driver::sys as theirs;
-    use std::mem::{align_of, offset_of};
+    use std::{
+        mem::{align_of, offset_of},
+        sync::atomic::Ordering::Relaxed,
+    };
+
+    /// A machine without a driver is asked once, not by every call that would rather have run on a GPU.
+    #[test]
+    fn the_library_is_looked_for_once() {
+        let first = Driver::get().err();
+        for _ in 0..100 {
+            assert_eq!(Driver::get().err(), first);
+            assert!(Device::new(u32::MAX).is_err());
+        }
+        assert_eq!(super::LOOKED.load(Relaxed), 1);
+    }
 
     macro_rules! same_layout {
         ($($name:ident { $($field:ident),* })*) => {

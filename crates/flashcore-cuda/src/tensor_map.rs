@@ -84,7 +84,7 @@ pub enum TensorMapError {
         limit: u32,
     },
     /// An address that TMA cannot use.
-    #[error("a tensor at address {address:#x}: TMA takes multiples of 16 other than 0")]
+    #[error("a tensor map needs an address that is a multiple of 16 and not null, not {address:#x}")]
     Address {
         /// The address.
         address: u64,

@@ -148,7 +148,7 @@ pub enum FaultKind {
         target: flashcore_ptx::target::Target,
     },
     /// An mbarrier count that the hardware cannot hold.
-    #[error("an mbarrier that counts {count} {what}: it counts from 1 to {most}")]
+    #[error("an mbarrier counts 1 to {most} {what}, not {count}")]
     MbarrierCount {
         /// What is counted.
         what: &'static str,
@@ -166,7 +166,7 @@ pub enum FaultKind {
         reserved: u32,
     },
     /// An alignment that shared memory does not have.
-    #[error("alignment {align}: it must be a power of two, at most {most}")]
+    #[error("an alignment must be a power of two, at most {most}, not {align}")]
     Align {
         /// What was asked for.
         align: u32,
@@ -180,7 +180,7 @@ pub enum FaultKind {
     #[error("division by the constant zero")]
     DivisionByZero,
     /// Two parameters of one name.
-    #[error("a parameter `{0}` is declared already")]
+    #[error("parameter `{0}` is already declared")]
     ParameterTwice(String),
     /// A program whose name or parameters are not those of its kernel.
     #[error(

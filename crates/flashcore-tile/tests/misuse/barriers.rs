@@ -52,7 +52,7 @@ fn an_mbarrier_for_nobody() {
 fn an_mbarrier_for_more_than_it_can_count() {
     check(|b| {
         let at = b.mbarriers(1);
-        b.mbarrier_at(at).init(b, 1 << 20); //~ it counts from 1 to 1048575
+        b.mbarrier_at(at).init(b, 1 << 20); //~ an mbarrier counts 1 to 1048575
     });
 }
 

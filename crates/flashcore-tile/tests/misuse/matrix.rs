@@ -96,7 +96,7 @@ fn probabilities_are_as_many_as_values() {
 fn a_fragment_holds_what_is_rounded_into_it() {
     check(|b| {
         let (p, scores) = (Fragment::new(b, 64), Acc::zero(b, 128));
-        scores.pack_into(b, HALF, &p); //~ 128 columns are rounded into a fragment of 64
+        scores.pack_into(b, HALF, &p); //~ 128 columns are packed into a fragment with room for 64
     });
 }
 
@@ -123,7 +123,7 @@ fn nothing_is_added_to_an_unwritten_tile() {
 fn a_product_of_columns_that_are_not_there() {
     AMPERE.check(|b| {
         let (sum, x) = (Acc::zero(b, 16), b.var(Packed(0)));
-        b.mma(HALF, &sum, 2, [x; 4], [x; 2]); //~ columns from 16 on of 16
+        b.mma(HALF, &sum, 2, [x; 4], [x; 2]); //~ column 16 is beyond an accumulator of 16 columns
     });
 }
 
