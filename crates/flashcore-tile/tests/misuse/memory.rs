@@ -128,7 +128,7 @@ fn a_ring_of_more_stages_than_tiles() {
 fn a_ring_that_nobody_empties() {
     check(|b| {
         let tile = b.smem_tile(64, 64, Swizzle::B128, 2);
-        Pipeline::new(b, tile, 2, 0).init(b); //~ an mbarrier that counts 0 arrivals
+        Pipeline::new(b, tile, 2, 0).init(b); //~ arrivals, not 0
     });
 }
 
