@@ -144,7 +144,10 @@ impl Builder {
         let mods = [Mod::Aligned, shape, Mod::RowMajor, Mod::ColMajor, cd, ab, ab, cd];
         let Some(sums) = d.regs().get(4 * n..4 * n + 4) else {
             let cols = d.cols();
-            return self.fault(FaultKind::Product(format!("columns from {} on of {cols}", 8 * n)));
+            return self.fault(FaultKind::Product(format!(
+                "column {} is beyond an accumulator of {cols} columns",
+                8 * n
+            )));
         };
         let sums = Operand::regs(sums.iter().map(|r| r.id()));
         let [left, right] = [Operand::regs(left.map(|r| r.id())), Operand::regs(right.map(|r| r.id()))];

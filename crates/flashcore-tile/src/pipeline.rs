@@ -42,7 +42,9 @@ impl Pipeline {
     pub fn new(b: &mut Builder, tile: SmemTile, stages: u32, consumers: u32) -> Self {
         if stages == 0 || stages > tile.copies() {
             let copies = tile.copies();
-            b.fault(FaultKind::Tile(format!("a ring of {stages} stages over {copies} copies of its tile")));
+            b.fault(FaultKind::Tile(format!(
+                "a pipeline of {stages} stages over {copies} copies of its tile: it takes 1 to {copies}"
+            )));
         }
         let full = b.mbarriers(stages);
         let empty = b.mbarriers(stages);

@@ -27,7 +27,7 @@ fn two_parameters_of_one_name() {
     expect(|| {
         let ((name, mut b), mut params) = (kernel(), Params::<u32>::default());
         params.u32(&mut b, "rows", |&rows| rows);
-        params.f32(&mut b, "rows", |&rows| rows as f32); //~ a parameter `rows` is declared already
+        params.f32(&mut b, "rows", |&rows| rows as f32); //~ parameter `rows` is already declared
         b.finish(&name, params)
     });
 }

@@ -22,7 +22,7 @@ fn more_than_numbers_hold() {
 #[test]
 fn an_alignment_that_is_none() {
     check(|b| {
-        b.shared(64, 0); //~ alignment 0: it must be a power of two, at most 1024
+        b.shared(64, 0); //~ an alignment must be a power of two, at most 1024, not 0
     });
 }
 
@@ -120,7 +120,7 @@ fn a_tile_over_others_with_odd_columns() {
 fn a_ring_of_more_stages_than_tiles() {
     check(|b| {
         let tile = b.smem_tile(Half::F16, [64, 64], Swizzle::B128, 2);
-        Pipeline::new(b, tile, 3, 1); //~ a ring of 3 stages over 2 copies of its tile
+        Pipeline::new(b, tile, 3, 1); //~ a pipeline of 3 stages over 2 copies of its tile: it takes 1 to 2
     });
 }
 
@@ -128,7 +128,7 @@ fn a_ring_of_more_stages_than_tiles() {
 fn a_ring_that_nobody_empties() {
     check(|b| {
         let tile = b.smem_tile(Half::F16, [64, 64], Swizzle::B128, 2);
-        Pipeline::new(b, tile, 2, 0).init(b); //~ an mbarrier that counts 0 arrivals
+        Pipeline::new(b, tile, 2, 0).init(b); //~ arrivals, not 0
     });
 }
 
