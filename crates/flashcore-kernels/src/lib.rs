@@ -15,7 +15,7 @@ pub mod untrusted;
 pub use covering::{Member, covering_set};
 pub use flashcore_tile::RegisterBudget;
 pub use plan::{
-    ALLOCATED_ALIGNMENT, CpuTile, Gpu, KernelConfig, Misfit, Plan, PlanError, Tile, plan, plan_by,
-    plan_general, plan_tile, tuned,
+    ALLOCATED_ALIGNMENT, Gpu, KernelConfig, Misfit, Plan, PlanError, Tile, plan, plan_by, plan_general,
+    plan_tile, tuned,
 };
 pub use side::SideArrays;

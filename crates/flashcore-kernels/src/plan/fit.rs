@@ -84,10 +84,6 @@ impl Tile {
         match self {
             Self::Sm80(shape) => check_general(shape),
             Self::Sm90(shape) => check_hopper(shape),
-            Self::Cpu(tile) => check_rules(&[
-                ("keys", tile.keys, 16, 16..=4096, "a multiple of 16 up to 4096"),
-                ("chunk", tile.chunk, 1, 1..=64, "1 to 64"),
-            ]),
         }
     }
 }
@@ -135,9 +131,6 @@ pub fn plan_tile(problem: &Problem, gpu: &Gpu, alignment: u64, tile: Tile) -> Re
     let half = check(problem, gpu)?;
     let access = access(problem, alignment);
     let kernel = match tile {
-        Tile::Cpu(_) => {
-            return Err(Misfit::Kernel { kernel: "cpu", reason: "it does not run on a GPU".to_owned() });
-        }
         Tile::Sm80(shape) => general_config(problem, gpu, half, access, shape)?,
         Tile::Sm90(shape) => {
             if let Some(reason) = hopper::refusal(problem, gpu, access) {

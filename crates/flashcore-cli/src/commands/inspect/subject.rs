@@ -2,9 +2,7 @@
 
 use flashcore::Problem;
 use flashcore_core::{Dims, HostCall};
-use flashcore_kernels::{
-    ALLOCATED_ALIGNMENT, KernelConfig, Plan, covering_set, plan_by, plan_general, tuned::Table,
-};
+use flashcore_kernels::{ALLOCATED_ALIGNMENT, KernelConfig, Plan, covering_set, plan_by, plan_general};
 use flashcore_lab::{
     buffer::{Buffer, filled},
     simulator::Simulator,
@@ -41,11 +39,10 @@ impl Subject {
         let dims = flags.tensors.dims();
         let problem = flags.attention.problem(flags.dtype, dims, 0)?;
         let small = flags.attention.problem(flags.dtype, shrunk(dims), 0)?;
-        let table = flags.table.load()?;
-        let table = table.as_deref().unwrap_or_else(|| Table::shipped());
+        let table = flags.table.load()?.unwrap_or_default();
         let plan = match flags.general {
             true => plan_general(&problem, &chosen.gpu, ALLOCATED_ALIGNMENT),
-            false => plan_by(&problem, &chosen.gpu, ALLOCATED_ALIGNMENT, table),
+            false => plan_by(&problem, &chosen.gpu, ALLOCATED_ALIGNMENT, &table),
         };
         Ok(Self { problem, small, chosen, plan: plan.map_err(InspectFailure::from)? })
     }
