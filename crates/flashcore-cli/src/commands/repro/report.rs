@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use flashcore_lab::repro::{compare::Comparison, manifest::Manifest};
+use flashcore_lab::repro::{bundle::Manifest, compare::Comparison};
 use serde::Serialize;
 
-use super::steps::{Step, Steps};
+use super::steps::Step;
 use crate::output::{Page, Report, Text, Tone};
 
 /// Differences and remarks that a page shows.
@@ -14,7 +14,7 @@ const SHOWN: usize = 20;
 /// Everything `repro` tells.
 #[derive(Serialize, Debug)]
 pub struct ReproReport {
-    pass: bool,
+    pub pass: bool,
     bundle: String,
     steps: Vec<Step>,
     manifest: Manifest,
@@ -23,7 +23,7 @@ pub struct ReproReport {
 /// Everything `repro --check` tells.
 #[derive(Serialize, Debug)]
 pub struct CheckReport {
-    pass: bool,
+    pub pass: bool,
     bundle: String,
     steps: Vec<Step>,
     #[serde(flatten)]
@@ -31,74 +31,49 @@ pub struct CheckReport {
 }
 
 impl ReproReport {
-    /// What was packed.
-    pub fn new(bundle: &Path, manifest: Manifest, steps: Steps) -> Self {
-        let steps = steps.done;
-        // A profile need not be possible.
-        let pass = steps.iter().all(|step| step.exit_code == 0 || step.name == "profile");
+    /// What was packed; it passes if every step did.
+    pub fn new(bundle: &Path, manifest: Manifest, steps: Vec<Step>) -> Self {
+        let pass = steps.iter().all(|step| step.exit_code == 0);
         Self { pass, bundle: bundle.display().to_string(), steps, manifest }
-    }
-
-    /// Whether everything went well.
-    pub const fn pass(&self) -> bool {
-        self.pass
     }
 }
 
 impl CheckReport {
     /// What was found.
-    pub fn new(bundle: &Path, comparison: Comparison, steps: Steps) -> Self {
-        let pass = comparison.pass();
-        Self { pass, bundle: bundle.display().to_string(), steps: steps.done, comparison }
-    }
-
-    /// Whether it came out the same.
-    pub const fn pass(&self) -> bool {
-        self.pass
+    pub fn new(bundle: &Path, comparison: Comparison, steps: Vec<Step>) -> Self {
+        Self { pass: comparison.pass(), bundle: bundle.display().to_string(), steps, comparison }
     }
 }
 
-fn step_row(step: &Step) -> Vec<Text> {
-    let state = match step.exit_code {
-        0 => Text::new("ok", Tone::Good),
-        1 => Text::new("failed", Tone::Bad),
-        _ => Text::new("could not run", Tone::Faint),
-    };
-    vec![step.name.into(), state, format!("{:.1} s", step.seconds).into()]
+/// The steps, what else there is to tell, and the verdict.
+fn page<'a>(pass: bool, steps: &[Step], facts: impl Iterator<Item = (&'a str, Text)>) -> Page {
+    let word = |good| if good { Text::new("PASS", Tone::Good) } else { Text::new("FAIL", Tone::Bad) };
+    let name = |name: &str| Text::new(name, Tone::Faint);
+    let seconds = |step: &Step| format!("{:.1} s", step.seconds).into();
+    let steps = steps.iter().map(|step| vec![step.name.into(), word(step.exit_code == 0), seconds(step)]);
+    let facts = facts.chain([("result", word(pass))]);
+    Page::default().table(steps).table(facts.map(|(what, text)| vec![name(what), text]))
 }
 
 impl Report for ReproReport {
     fn page(&self) -> Page {
-        let Manifest { commit, rustc, machine, kernels, settings, .. } = &self.manifest;
-        let result = if self.pass { Text::new("PASS", Tone::Good) } else { Text::new("FAIL", Tone::Bad) };
-        let commit = commit.as_deref().unwrap_or("none");
-        Page::default().table(self.steps.iter().map(step_row)).facts([
-            ("commit", commit.into()),
-            ("built by", rustc.as_str().into()),
-            ("machine", machine.gpu.as_ref().unwrap_or(&machine.cpu).as_str().into()),
-            ("kernels", format!("{} signed", kernels.len()).into()),
-            ("measured", format!("suite {}, {} s each", settings.suite, settings.seconds).into()),
-            ("bundle", self.bundle.as_str().into()),
-            ("result", result),
-        ])
+        let environment = self.manifest.environment.iter();
+        let facts = environment.map(|(name, text)| (name.as_str(), text.as_str().into()));
+        page(self.pass, &self.steps, facts.chain([("bundle", self.bundle.as_str().into())]))
     }
 }
 
 impl Report for CheckReport {
     fn page(&self) -> Page {
         let Comparison { differences, remarks, kernels, groups, rulings } = &self.comparison;
-        let mut facts: Vec<(&str, Text)> = vec![
+        let counts = [
             ("bundle", self.bundle.as_str().into()),
             ("kernels", format!("{kernels} with the same PTX").into()),
             ("checks", format!("{groups} groups with the same verdict").into()),
             ("times", format!("{} compared", rulings.len()).into()),
         ];
-        facts.extend(remarks.iter().take(SHOWN).map(|text| ("note", Text::new(text, Tone::Faint))));
-        facts.extend(differences.iter().take(SHOWN).map(|text| ("differs", Text::new(text, Tone::Bad))));
-        let same = Text::new("PASS: it comes out the same", Tone::Good);
-        let result =
-            if self.pass { same } else { Text::new("FAIL: it does not come out the same", Tone::Bad) };
-        facts.push(("result", result));
-        Page::default().table(self.steps.iter().map(step_row)).facts(facts)
+        let remarks = remarks.iter().take(SHOWN).map(|text| ("note", Text::new(text, Tone::Faint)));
+        let differences = differences.iter().take(SHOWN).map(|text| ("differs", Text::new(text, Tone::Bad)));
+        page(self.pass, &self.steps, counts.into_iter().chain(remarks).chain(differences))
     }
 }
