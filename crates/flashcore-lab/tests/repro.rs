@@ -7,7 +7,7 @@ use flashcore_lab::{
     protocol::{Mode, Protocol},
     record::{Measurement, Record, Stretch},
     repro::{
-        bundle::{BENCH, Bundle, DOCTOR, Settings, VERIFY},
+        bundle::{BENCH, Bundle, DOCTOR, VERIFY},
         compare::{Comparison, compare},
     },
     task::Task,
@@ -24,12 +24,8 @@ struct Run {
 }
 
 fn run() -> Run {
-    static BUNDLE: LazyLock<Bundle> = LazyLock::new(|| {
-        let (backend, suite) = ("cpu".to_owned(), "cpu".to_owned());
-        let settings =
-            Settings { backend, quick: true, checks: None, suite, filter: None, seconds: 0.1, seed: 0 };
-        Bundle::new(settings, [(DOCTOR, b"{}".to_vec())].into()).unwrap()
-    });
+    static BUNDLE: LazyLock<Bundle> =
+        LazyLock::new(|| Bundle::new(Value::Null, [(DOCTOR, b"{}".to_vec())].into()).unwrap());
     let groups = json!([{ "group": "named", "passed": 5, "failed": 0 }]);
     let verify = json!({ "pass": true, "backends": [{ "backend": "cpu", "groups": groups }] });
     Run { bundle: BUNDLE.clone(), verify, record: record(1e-3, 1) }

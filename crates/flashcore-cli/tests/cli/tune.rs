@@ -58,13 +58,12 @@ fn stopped_it_answers_and_goes_on_later() {
 fn what_cannot_be_searched_or_kept_is_refused() {
     let place = Workplace::new();
     place.write("other.json", b"{}");
-    place.write("notes", b"notes");
+    place.write("mine.log", b"notes");
     for (more, words) in [
         ("--out other.json", "other.json"),
         ("--out .", "cannot"),
         ("--out no/such/t.json", "no/such"),
-        ("--log ./tuned.json", "give each its own file"),
-        ("--log notes", "not a log"),
+        ("--out mine", "mine.log is not a log"),
         ("--strategy magic", "magic"),
         ("--threads 1", "--threads"),
     ] {
@@ -72,10 +71,7 @@ fn what_cannot_be_searched_or_kept_is_refused() {
     }
     expect(&place.run("tune --backend cpu"), 2, "--backend sim");
     expect(&place.run("tune --backend sim --shape 1x8x0x64"), 2, "1x8x0x64 f16 has no rows or no keys");
-    assert_eq!(
-        (place.names(), place.read("notes")),
-        (vec!["notes".to_owned(), "other.json".to_owned()], b"notes".to_vec())
-    );
+    assert_eq!((place.names().len(), place.read("mine.log")), (2, b"notes".to_vec()), "all is as it was");
 }
 
 #[test]

@@ -14,6 +14,7 @@ use std::{
 use flashcore_kernels::untrusted::check_text;
 use flate2::{Compression, read::GzDecoder, write::GzEncoder};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use tar::{Archive, Builder, EntryType, Header};
 
 use super::{BundleError, Fault};
@@ -21,7 +22,6 @@ use crate::{
     error::LabError,
     machine::{self, Machine},
     save, signature,
-    suites::Suite,
 };
 
 const MANIFEST: &str = "manifest.json";
@@ -62,73 +62,24 @@ pub struct Manifest {
     pub created: String,
     /// Versions, the commit, the program's hash, the machine.
     pub environment: Facts,
-    /// What was asked for.
-    pub settings: Settings,
+    /// What was asked for; who reads a bundle has to check it.
+    pub settings: Value,
     /// SHA-256 of the PTX of every kernel of the covering set.
     pub kernels: Facts,
     /// SHA-256 of the other files.
     pub files: Facts,
 }
 
-/// What is verified and measured; nothing else of a bundle decides what runs.
-#[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
-#[serde(deny_unknown_fields)]
-pub struct Settings {
-    /// The backend.
-    pub backend: String,
-    /// Whether checks that take long are left out.
-    pub quick: bool,
-    /// Only checks whose names contain this.
-    pub checks: Option<String>,
-    /// The suite that is measured.
-    pub suite: String,
-    /// Only problems whose names contain this.
-    pub filter: Option<String>,
-    /// Seconds of timing per problem.
-    pub seconds: f64,
-    /// Seed of the inputs.
-    pub seed: u64,
-}
-
-impl Settings {
-    /// Backends that can be asked for.
-    pub const BACKENDS: [&str; 3] = ["auto", "cpu", "cuda"];
-
-    fn check(&self) -> Result<(), String> {
-        let texts = [&self.checks, &self.filter].into_iter().flatten();
-        texts.into_iter().try_for_each(|text| check_text(text, LONGEST_TEXT))?;
-        let known = Self::BACKENDS.contains(&self.backend.as_str())
-            && Suite::ALL.iter().any(|suite| suite.name() == self.suite);
-        if known && self.seconds > 0.0 && self.seconds <= 600.0 {
-            return Ok(());
-        }
-        Err("its settings name no backend, suite or time that there is".to_owned())
-    }
-}
-
 impl Manifest {
-    fn new(settings: Settings, files: &BTreeMap<&'static str, Vec<u8>>) -> Result<Self, LabError> {
-        let hashes = files.iter().map(|(name, bytes)| ((*name).to_owned(), signature::hash(bytes)));
-        Ok(Self {
-            format: FORMAT.to_owned(),
-            created: machine::now(),
-            environment: environment(),
-            settings,
-            kernels: signature::kernels()?,
-            files: hashes.collect(),
-        })
-    }
-
     fn parse(bytes: &[u8]) -> Result<Self, Fault> {
-        let damaged = |reason: String| Fault::content(MANIFEST, reason);
-        let manifest: Self = serde_json::from_slice(bytes).map_err(|e| damaged(e.to_string()))?;
+        let manifest: Self = serde_json::from_slice(bytes).map_err(|e| Fault::content(MANIFEST, e))?;
         if manifest.format != FORMAT {
-            return Err(damaged(format!("its format is not {FORMAT:?}")));
+            return Err(Fault::content(MANIFEST, format!("its format is not {FORMAT:?}")));
         }
         let facts = [&manifest.environment, &manifest.kernels, &manifest.files].into_iter().flatten();
-        let mut texts = facts.flat_map(|(name, text)| [name, text]).chain([&manifest.created]);
-        texts.try_for_each(|text| check_text(text, LONGEST_TEXT)).map_err(damaged)?;
-        manifest.settings.check().map_err(damaged)?;
+        let texts = facts.flat_map(|(name, text)| [name, text]).chain([&manifest.created]);
+        let checked: Result<(), _> = texts.map(|text| check_text(text, LONGEST_TEXT)).collect();
+        checked.map_err(|reason| Fault::content(MANIFEST, reason))?;
         Ok(manifest)
     }
 
@@ -166,8 +117,17 @@ fn clocks() -> Option<String> {
 
 impl Bundle {
     /// Answers of this program on this machine.
-    pub fn new(settings: Settings, files: BTreeMap<&'static str, Vec<u8>>) -> Result<Self, LabError> {
-        Ok(Self { manifest: Manifest::new(settings, &files)?, files })
+    pub fn new(settings: Value, files: BTreeMap<&'static str, Vec<u8>>) -> Result<Self, LabError> {
+        let hashes = files.iter().map(|(name, bytes)| ((*name).to_owned(), signature::hash(bytes)));
+        let manifest = Manifest {
+            format: FORMAT.to_owned(),
+            created: machine::now(),
+            environment: environment(),
+            settings,
+            kernels: signature::kernels()?,
+            files: hashes.collect(),
+        };
+        Ok(Self { manifest, files })
     }
 
     /// Writes it to `path`; whoever reads an old one meanwhile keeps it.
@@ -242,17 +202,8 @@ mod tests {
     use std::io::Write;
 
     fn bundle() -> Bundle {
-        let settings = Settings {
-            backend: "cpu".to_owned(),
-            quick: true,
-            checks: None,
-            suite: "cpu".to_owned(),
-            filter: Some("1x2".to_owned()),
-            seconds: 0.1,
-            seed: 0,
-        };
         let files = FILES.map(|name| (name, name.as_bytes().to_vec()));
-        Bundle::new(settings, files.into()).unwrap()
+        Bundle::new(Value::Null, files.into()).unwrap()
     }
 
     fn zipped(bytes: &[u8]) -> Vec<u8> {
@@ -320,10 +271,7 @@ mod tests {
         let text = serde_json::to_string(&bundle().manifest).unwrap();
         for (from, to, words) in [
             (FORMAT, "flashcore-bench", "format"),
-            ("\"backend\":\"cpu\"", "\"backend\":\"--out\"", "no backend"),
-            ("\"suite\":\"cpu\"", "\"suite\":\"/etc\"", "no backend, suite"),
-            ("\"seconds\":0.1", "\"seconds\":-1", "or time"),
-            ("\"1x2\"", "\"\\u001b[2J\"", "control characters"),
+            ("\"system\":\"", "\"system\":\"\\u001b[2J", "control characters"),
             ("\"created\"", "\"run\"", "damaged"),
             ("{", "[", "damaged"),
         ] {

@@ -26,7 +26,7 @@ pub enum TuneError {
     #[error("{0} has no rows or no keys, so there is nothing to tune; name a larger shape")]
     Nothing(String),
     /// A file that is no log.
-    #[error("{} is not a log of `flashcore tune`, or is too large; name another file with --log", .0.display())]
+    #[error("{} is not a log of `flashcore tune`, or is too large; name another table with --out", .0.display())]
     Log(PathBuf),
     /// A file that is no table.
     #[error("{path}: {1}", path = .0.display())]

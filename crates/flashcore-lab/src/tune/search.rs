@@ -25,6 +25,8 @@ use crate::{
     task::Task,
 };
 
+/// Candidates that are built together.
+const WAVE: usize = 12;
 /// Turns of each side of a final.
 const FINAL_TURNS: usize = 10;
 /// A turn of a final is this many times as long as a candidate's.
@@ -49,8 +51,6 @@ pub struct Settings {
     pub budget: Duration,
     /// Most candidates that are tried.
     pub candidates: usize,
-    /// Candidates that are built together.
-    pub wave: usize,
 }
 
 /// What came of a search.
@@ -164,7 +164,7 @@ impl<'a> Search<'a> {
         };
         loop {
             let tried = self.measured.len() + self.rejected;
-            let room = settings.candidates.saturating_sub(tried).min(settings.wave);
+            let room = settings.candidates.saturating_sub(tried).min(WAVE);
             if room == 0 || begin.elapsed() >= settings.budget {
                 return Ok(false);
             }

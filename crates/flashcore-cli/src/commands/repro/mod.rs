@@ -10,23 +10,24 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, builder::PossibleValuesParser};
 use flashcore_cuda::Driver;
+use flashcore_kernels::untrusted::check_text;
 use flashcore_lab::{
     LabError,
     repro::{
-        BundleError,
-        bundle::{self, Bundle, Settings},
+        BundleError, Fault,
+        bundle::{self, Bundle},
         compare::compare,
     },
     suites::Suite,
 };
+use serde::{Deserialize, Serialize};
 
 use self::{
-    report::{CheckReport, ReproReport},
+    report::{ReproReport, Told},
     steps::Steps,
 };
 use crate::{
     error::{CliError, Verdict},
-    interrupt,
     lab_flags::{seconds, suite_tasks},
     output::Output,
 };
@@ -52,20 +53,21 @@ pub struct Flags {
     /// How much slower than in the bundle is tolerated
     #[arg(long, value_name = "X", default_value_t = 0.05, requires = "check", value_parser = margin)]
     margin: f64,
+    /// Folder of the bundle
+    #[arg(long, value_name = "FOLDER", default_value = "artifacts", conflicts_with = "check")]
+    out: PathBuf,
     #[command(flatten)]
-    what: WhatFlags,
+    settings: Settings,
 }
 
-/// What is verified, measured and packed.
-#[derive(Args, Clone, Debug)]
+/// What is verified and measured; bundles keep it, and nothing else of a bundle decides what runs.
+#[derive(Args, Clone, Serialize, Deserialize, Debug)]
+#[serde(deny_unknown_fields)]
 #[command(next_help_heading = "What is run")]
 #[group(multiple = true, conflicts_with = "check")]
-pub struct WhatFlags {
-    /// Folder of the bundle
-    #[arg(long, value_name = "FOLDER", default_value = "artifacts")]
-    out: PathBuf,
+pub struct Settings {
     /// What computes
-    #[arg(long, value_name = "NAME", default_value = "auto", value_parser = PossibleValuesParser::new(Settings::BACKENDS))]
+    #[arg(long, value_name = "NAME", default_value = "auto", value_parser = PossibleValuesParser::new(BACKENDS))]
     backend: String,
     /// Verify everything, not only what is quick
     #[arg(long)]
@@ -92,6 +94,10 @@ fn margin(text: &str) -> Result<f64, String> {
     number.ok_or_else(|| "write a share up to 1000, as in 0.05".to_owned())
 }
 
+/// What can compute.
+const BACKENDS: [&str; 3] = ["auto", "cpu", "cuda"];
+/// Longest filter in a bundle.
+const LONGEST_TEXT: usize = 300;
 /// How often times that are worse are measured again: a machine that was busy for a moment is slow once.
 const SECOND_LOOKS: usize = 2;
 
@@ -99,55 +105,66 @@ const SECOND_LOOKS: usize = 2;
 pub fn execute(flags: Flags, output: &Output) -> Result<Verdict, CliError> {
     match &flags.check {
         Some(path) => check(path, flags.margin, output),
-        None => make(&flags.what, output),
+        None => make(flags.settings.resolved(), &flags.out, output),
     }
 }
 
-fn make(what: &WhatFlags, output: &Output) -> Result<Verdict, CliError> {
-    let settings = what.settings();
+fn make(settings: Settings, folder: &Path, output: &Output) -> Result<Verdict, CliError> {
     // Whether there is anything to measure, and a place to keep it, before anything is verified.
-    if let Some(suite) = Suite::ALL.into_iter().find(|suite| suite.name() == settings.suite) {
+    if let Some(suite) = settings.suite() {
         suite_tasks(suite, suite.usual_dtype(), settings.filter.as_deref().unwrap_or_default())?;
     }
-    bundle::check_folder(&what.out)?;
+    bundle::check_folder(folder)?;
     let mut steps = Steps::new(output);
     let bundle = steps.run(&settings)?;
-    let path = what.out.join(bundle.manifest.file_name());
+    let path = folder.join(bundle.manifest.file_name());
     bundle.save(&path)?;
-    let report = ReproReport::new(&path, bundle.manifest, steps.done);
-    output.show(&report)?;
-    Ok(Verdict::from_bool(report.pass))
+    let pass = steps.done.iter().all(|step| step.exit_code == 0);
+    output.show(&ReproReport::new(pass, &path, steps.done, Told::Packed { manifest: bundle.manifest }))?;
+    Ok(Verdict::from_bool(pass))
 }
 
 fn check(path: &Path, margin: f64, output: &Output) -> Result<Verdict, CliError> {
     let refused = |fault| LabError::from(BundleError { path: path.to_owned(), fault });
     let then = Bundle::load(path)?;
+    let settings = Settings::parse(&then).map_err(refused)?;
     let mut steps = Steps::new(output);
-    let mut now = steps.run(&then.manifest.settings)?;
+    let mut now = steps.run(&settings)?;
     let mut comparison = compare(&then, &now, margin).map_err(refused)?;
     for _ in 0..SECOND_LOOKS {
-        if comparison.is_slower() && !interrupt::stopped() {
-            now.files.insert(bundle::BENCH, steps.bench(&then.manifest.settings)?);
+        if comparison.is_slower() {
+            now.files.insert(bundle::BENCH, steps.bench(&settings)?);
             comparison = compare(&then, &now, margin).map_err(refused)?;
         }
     }
-    let report = CheckReport::new(path, comparison, steps.done);
-    output.show(&report)?;
-    Ok(Verdict::from_bool(report.pass))
+    let pass = comparison.pass();
+    output.show(&ReproReport::new(pass, path, steps.done, Told::Compared(comparison)))?;
+    Ok(Verdict::from_bool(pass))
 }
 
-impl WhatFlags {
-    fn settings(&self) -> Settings {
+impl Settings {
+    /// With the suite that is usual here where none was named.
+    fn resolved(mut self) -> Self {
         let on_gpu = self.backend != "cpu" && Driver::get().is_ok_and(|driver| driver.device(0).is_ok());
         let usual = if on_gpu { Suite::Small } else { Suite::Cpu };
-        Settings {
-            backend: self.backend.clone(),
-            quick: !self.full,
-            checks: self.checks.clone(),
-            suite: self.suite.clone().unwrap_or_else(|| usual.name().to_owned()),
-            filter: self.filter.clone(),
-            seconds: self.seconds,
-            seed: self.seed,
+        self.suite.get_or_insert_with(|| usual.name().to_owned());
+        self
+    }
+
+    fn suite(&self) -> Option<Suite> {
+        Suite::ALL.into_iter().find(|suite| self.suite.as_deref() == Some(suite.name()))
+    }
+
+    /// Those of a bundle, if they could have been given on the command line.
+    fn parse(bundle: &Bundle) -> Result<Self, Fault> {
+        let damaged = |reason: String| Fault::Content { name: "manifest.json", reason };
+        let settings = Self::deserialize(&bundle.manifest.settings).map_err(|e| damaged(e.to_string()))?;
+        let texts = [&settings.checks, &settings.filter].into_iter().flatten();
+        let checked: Result<(), _> = texts.map(|text| check_text(text, LONGEST_TEXT)).collect();
+        checked.and(seconds(&settings.seconds.to_string()).map(drop)).map_err(damaged)?;
+        match BACKENDS.contains(&settings.backend.as_str()) && settings.suite().is_some() {
+            true => Ok(settings),
+            false => Err(damaged("there is no such backend or suite".to_owned())),
         }
     }
 }

@@ -4,11 +4,12 @@ use std::{fs, process::Stdio, time::Instant};
 
 use flashcore_lab::{
     LabError,
-    repro::bundle::{BENCH, Bundle, DOCTOR, Settings, VERIFY},
+    repro::bundle::{BENCH, Bundle, DOCTOR, VERIFY},
 };
 use serde::Serialize;
 use serde_json::Value;
 
+use super::Settings;
 use crate::{error::CliError, interrupt, output::Output, program, progress::Progress};
 
 /// What was run.
@@ -40,7 +41,7 @@ impl Steps {
         let verify = self.step("verify", &verify(settings))?;
         let bench = self.bench(settings)?;
         let files = [(DOCTOR, doctor), (VERIFY, verify), (BENCH, bench)];
-        Ok(Bundle::new(settings.clone(), files.into())?)
+        Ok(Bundle::new(serde_json::to_value(settings)?, files.into())?)
     }
 
     /// The result file of `bench`.
@@ -50,12 +51,12 @@ impl Steps {
         let mut args = vec![
             "--peers=none".to_owned(),
             "--no-roofline".to_owned(),
-            format!("--suite={}", settings.suite),
             format!("--seconds={}", settings.seconds),
             format!("--seed={}", settings.seed),
             format!("--backend={}", settings.backend),
             format!("--out={}", path.display()),
         ];
+        args.extend(settings.suite.iter().map(|name| format!("--suite={name}")));
         args.extend(settings.filter.iter().map(|text| format!("--filter={text}")));
         self.step("bench", &args)?;
         Ok(fs::read(&path).map_err(LabError::io("read", path))?)
@@ -85,7 +86,7 @@ impl Steps {
 fn verify(settings: &Settings) -> Vec<String> {
     let backend = if settings.backend == "auto" { "all" } else { &settings.backend };
     let mut args = vec![format!("--backend={backend}")];
-    args.extend(settings.quick.then(|| "--quick".to_owned()));
+    args.extend((!settings.full).then(|| "--quick".to_owned()));
     args.extend(settings.checks.iter().map(|text| format!("--filter={text}")));
     args
 }

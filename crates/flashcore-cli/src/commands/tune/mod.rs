@@ -5,16 +5,14 @@
 
 mod report;
 
-use std::{path::PathBuf, sync::Arc, thread::available_parallelism, time::Duration};
+use std::{path::PathBuf, time::Duration};
 
 use clap::{Args, builder::PossibleValuesParser};
-use flashcore::cuda::Cuda;
-use flashcore_kernels::Gpu;
 use flashcore_lab::{
     LabError,
     arm::roster::Ours,
     machine::Machine,
-    memory, save, signature,
+    memory, signature,
     task::Task,
     tune::{
         TuneError, check_table, extend_table,
@@ -28,7 +26,6 @@ use self::report::TuneReport;
 use super::profile;
 use crate::{
     error::{CliError, Verdict},
-    files::FileError,
     flags::BackendFlags,
     gpu_flags::GpuFlags,
     interrupt,
@@ -48,9 +45,6 @@ Candidates are checked against f64 before they are timed. The rules' own choice 
 faster than it beyond doubt gets a row. Ended at any moment, the same command goes on where it was.
 Exit codes: 0 searched, 2 could not search, or was stopped.";
 
-/// Candidates that are built together, at most.
-const WAVE: usize = 16;
-
 /// Search for the fastest tile of a GPU kernel and keep it in a table
 #[derive(Args, Clone, Debug)]
 #[command(after_help = EXAMPLES)]
@@ -63,12 +57,9 @@ pub struct Flags {
     gpu: GpuFlags,
     #[command(flatten)]
     search: SearchFlags,
-    /// The table that gets the rows; those it has for other problems stay
+    /// The table that gets the rows; those it has for other problems stay. Everything tried is a line of FILE.log
     #[arg(long, value_name = "FILE", default_value = "tuned.json", help_heading = "What to keep")]
     out: PathBuf,
-    /// Where everything tried is kept, a line each [default: the table's name with .log]
-    #[arg(long, value_name = "FILE", help_heading = "What to keep")]
-    log: Option<PathBuf>,
     /// Measure again what the log knows
     #[arg(long, help_heading = "What to keep")]
     fresh: bool,
@@ -98,12 +89,6 @@ pub struct SearchFlags {
     counters: bool,
 }
 
-/// What candidates run on.
-enum Place {
-    Gpu(Arc<Cuda>),
-    Simulator(Gpu),
-}
-
 /// Searches for every problem asked for.
 pub fn execute(flags: Flags, output: &Output) -> Result<Verdict, CliError> {
     let tasks = flags.task.tasks()?;
@@ -111,60 +96,53 @@ pub fn execute(flags: Flags, output: &Output) -> Result<Verdict, CliError> {
     if let Some(task) = tasks.iter().find(|task| task.flops() == 0.0) {
         return Err(LabError::from(TuneError::Nothing(task.to_string())).into());
     }
-    let (place, log) = (flags.place()?, flags.log_path());
     check_table(&flags.out)?;
-    if save::same(&log, &flags.out) {
-        return Err(FileError::SameFile { flags: "--out and --log", path: log }.into());
-    }
     let mut progress = Progress::stoppable(tasks.len(), output);
     let mut results = Vec::new();
     for task in &tasks {
-        match flags.tune(task, &place, &mut progress) {
+        let mut runner = flags.runner(task)?;
+        match flags.tune(task, &mut *runner, &mut progress) {
             Err(LabError::Stopped) => break,
             tuned => results.push(tuned?),
         }
         progress.step();
     }
     drop(progress);
-    let report = TuneReport::new(&flags.out, &log, interrupt::stopped(), results);
-    output.show(&report)?;
-    Ok(if interrupt::stopped() { Verdict::Stopped } else { Verdict::Pass })
+    let stopped = interrupt::stopped();
+    output.show(&TuneReport::new(&flags.out, &flags.log_path(), stopped, results))?;
+    Ok(if stopped { Verdict::Stopped } else { Verdict::Pass })
 }
 
 impl Flags {
-    fn place(&self) -> Result<Place, CliError> {
+    /// What candidates for a problem run on.
+    fn runner(&self, task: &Task) -> Result<Box<dyn Runner>, CliError> {
+        let SearchFlags { seed, counters, .. } = self.search;
         match (self.backend.simulated()?, self.gpu.is_named()) {
-            (true, _) => return Ok(Place::Simulator(self.gpu.choose().gpu)),
+            (true, _) => return Ok(Box::new(Simulated::new(self.gpu.choose().gpu, task, seed)?)),
             (false, true) => return Err(CliError::Gpu),
             (false, false) => {}
         }
         match self.backend.ours()? {
-            Ours::Cuda(cuda) => Ok(Place::Gpu(cuda)),
+            Ours::Cuda(cuda) => {
+                let counter = counters.then_some(profile::busy as Counter);
+                Ok(Box::new(OnGpu::new(cuda, task, seed, counter)?))
+            }
             Ours::Cpu(_) => Err(LabError::from(TuneError::NoGpu).into()),
         }
     }
 
     fn log_path(&self) -> PathBuf {
-        let beside = || format!("{}.log", self.out.display()).into();
-        self.log.clone().unwrap_or_else(beside)
+        format!("{}.log", self.out.display()).into()
     }
 
-    fn tune(&self, task: &Task, place: &Place, progress: &mut Progress) -> Result<Tuned, LabError> {
-        let seed = self.search.seed;
-        let mut runner: Box<dyn Runner> = match place {
-            Place::Simulator(gpu) => Box::new(Simulated::new(*gpu, task, seed)?),
-            Place::Gpu(cuda) => {
-                let counter = self.search.counters.then_some(profile::busy as Counter);
-                Box::new(OnGpu::new(cuda.clone(), task, seed, counter)?)
-            }
-        };
+    fn tune(&self, task: &Task, runner: &mut dyn Runner, progress: &mut Progress) -> Result<Tuned, LabError> {
         // Whatever measurements depend on: another program, machine, problem or seed is another search.
         let (program, machine, setting) = (signature::program(), Machine::this(None), runner.setting());
-        let facts =
-            format!("{program:?} {machine:?} {setting:?} {:?} {seed} {}", task.spec(), self.search.seconds);
+        let SearchFlags { seed, seconds, .. } = self.search;
+        let facts = format!("{program:?} {machine:?} {setting:?} {:?} {seed} {seconds}", task.spec());
         let name = signature::hash(facts.as_bytes())[..16].to_owned();
         let mut log = Log::open(&self.log_path(), name, self.fresh)?;
-        let tuned = Search::new(task, &mut *runner, &mut log, progress, self.search.settings()).run()?;
+        let tuned = Search::new(task, runner, &mut log, progress, self.search.settings()).run()?;
         if let Some((key, row)) = tuned.row.clone() {
             extend_table(&self.out, key, row)?;
         }
@@ -180,7 +158,6 @@ impl SearchFlags {
             seconds: self.seconds,
             budget: Duration::from_secs(self.budget.into()),
             candidates: self.candidates as usize,
-            wave: available_parallelism().map_or(WAVE, usize::from).clamp(4, WAVE),
         }
     }
 }
