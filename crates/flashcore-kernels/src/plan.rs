@@ -4,7 +4,6 @@
 //! The numbers of a tile stand in one table per family, each row with its reason. A [`Plan`] holds no pointers; it
 //! builds its program once and launches it for every problem of the same kind.
 
-mod class;
 mod fit;
 mod general;
 pub(crate) mod hopper;
@@ -16,7 +15,7 @@ use std::fmt;
 
 pub use fit::{Misfit, plan_tile};
 pub use merge::plan_merge;
-pub use tile::{CpuTile, Tile};
+pub use tile::Tile;
 use tuned::Table;
 
 use flashcore_core::{DType, Layout, Problem};
@@ -196,21 +195,16 @@ impl fmt::Display for Plan {
     }
 }
 
-/// Chooses a kernel for `problem`, by the shipped table of measured tiles or else by the rules; `alignment` is what all
-/// its addresses are multiples of, in bytes.
-pub fn plan(problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Plan, PlanError> {
-    plan_by(problem, gpu, alignment, Table::shipped())
-}
-
-/// As [`plan`], with another table instead of the shipped one; an empty table leaves everything to the rules.
+/// As [`plan`], but a row of `table` decides where it has one for the problem whose tile fits.
 pub fn plan_by(problem: &Problem, gpu: &Gpu, alignment: u64, table: &Table) -> Result<Plan, PlanError> {
     match table.plan(problem, gpu, alignment) {
         Some(plan) => Ok(plan),
-        None => plan_by_rules(problem, gpu, alignment),
+        None => plan(problem, gpu, alignment),
     }
 }
 
-fn plan_by_rules(problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Plan, PlanError> {
+/// Chooses a kernel for `problem` by the rules; `alignment` is what all its addresses are multiples of, in bytes.
+pub fn plan(problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Plan, PlanError> {
     let half = check(problem, gpu)?;
     let hopper = hopper::refusal(problem, gpu, access(problem, alignment));
     if hopper.is_none() {

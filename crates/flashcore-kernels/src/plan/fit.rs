@@ -95,10 +95,6 @@ impl Tile {
                 ("width", shape.width, unit_of_powers(shape.width), 1..=8, "1, 2, 4 or 8"),
                 ("lanes", shape.lanes, unit_of_powers(shape.lanes), 1..=32, "a power of two up to 32"),
             ]),
-            Self::Cpu(tile) => check_rules(&[
-                ("keys", tile.keys, 16, 16..=4096, "a multiple of 16 up to 4096"),
-                ("chunk", tile.chunk, 1, 1..=64, "1 to 64"),
-            ]),
         }
     }
 }
@@ -145,9 +141,6 @@ pub fn plan_tile(problem: &Problem, gpu: &Gpu, alignment: u64, tile: Tile) -> Re
     let half = check(problem, gpu)?;
     let access = access(problem, alignment);
     let kernel = match tile {
-        Tile::Cpu(_) => {
-            return Err(Misfit::Kernel { kernel: "cpu", reason: "it does not run on a GPU".to_owned() });
-        }
         Tile::Merge(_) => {
             return Err(Misfit::Kernel { kernel: "merge", reason: "it computes no attention".to_owned() });
         }

@@ -58,9 +58,9 @@ pub struct Cuda {
 /// What turns a problem into a plan.
 #[derive(Debug)]
 enum Chooser {
-    /// The shipped table and the rules.
+    /// The rules.
     Usual,
-    /// Another table and the rules.
+    /// A table of measured tiles, then the rules.
     Table(Arc<Table>),
     /// The kernel that runs on every GPU.
     General,
@@ -177,7 +177,7 @@ impl Cuda {
         self
     }
 
-    /// Asks this table of measured tiles instead of the shipped one; an empty table leaves everything to the rules.
+    /// Asks this table of measured tiles before the rules.
     #[must_use]
     pub fn with_table(mut self, table: impl Into<Arc<Table>>) -> Self {
         self.choose = Chooser::Table(table.into());
