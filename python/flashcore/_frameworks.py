@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from ._arguments import count, each, real
-from ._native import Direct, Launched, Options, Values, exchanges, forward, own_stream
+from ._native import Direct, Launched, Options, Values, exchanges, forward, merge, own_stream
 
 _CUDA = 2
 """DLPack's number of CUDA devices."""
@@ -35,6 +35,16 @@ class Framework:
         launched = forward(q, k, v, out, lse, options, values, stream, stream is not None)
         if launched is not None:
             # Nobody knows in which order an unknown framework would use the result.
+            launched.wait()
+        return (out, lse) if return_lse else out
+
+    def merge(self, parts: list[Any], lses: list[Any], out: Any, layout: str, return_lse: bool) -> Any:
+        first = parts[0]
+        out = self.empty(first, first) if out is None else out
+        lse = self.empty_lse(first, layout) if return_lse else None
+        stream = self.stream(first)
+        launched = merge(parts, lses, out, lse, layout, stream, stream is not None)
+        if launched is not None:
             launched.wait()
         return (out, lse) if return_lse else out
 
@@ -109,6 +119,13 @@ class Numpy(Framework):
     def array(self, values: tuple[Any, ...], dtype: str, q: Any) -> Any:
         return self.numpy.asarray(values, dtype)
 
+    def merge(self, parts: list[Any], lses: list[Any], out: Any, layout: str, return_lse: bool) -> Any:
+        out = self.empty(parts[0], parts[0]) if out is None else out
+        lse = self.numpy.empty(rows(parts[0], layout), "float32") if return_lse else None
+        (*tensors, into), (*bits, bits_of_out) = zip(*(exportable(self.numpy, tensor) for tensor in (*parts, out)))
+        merge(tensors, lses, into, lse, layout, bits_are_bf16=(bits[0], bits_of_out))
+        return (out, lse) if return_lse else out
+
     def empty(self, q: Any, v: Any) -> Any:
         return empty_like(self.numpy, q, v)
 
@@ -127,6 +144,14 @@ class Cupy(Framework):
             out = self.empty(q, v) if out is None else out
             lse = cupy.empty(rows(q, layout), "float32") if return_lse else None
             forward(q, k, v, out, lse, options, values, cupy.cuda.get_current_stream().ptr or _LEGACY_STREAM)
+        return (out, lse) if return_lse else out
+
+    def merge(self, parts: list[Any], lses: list[Any], out: Any, layout: str, return_lse: bool) -> Any:
+        cupy, first = self.cupy, parts[0]
+        with first.device:
+            out = self.empty(first, first) if out is None else out
+            lse = cupy.empty(rows(first, layout), "float32") if return_lse else None
+            merge(parts, lses, out, lse, layout, cupy.cuda.get_current_stream().ptr or _LEGACY_STREAM)
         return (out, lse) if return_lse else out
 
     def empty(self, q: Any, v: Any) -> Any:
@@ -162,10 +187,28 @@ class Jax(Framework):
         for name, tensor in (("q", q), ("k", k), ("v", v)):
             if isinstance(tensor, self.jax.core.Tracer):
                 raise TypeError(f"{name} is being traced; call flashcore outside of jax.jit and jax.grad")
-        kind, index = q.__dlpack_device__()
-        shapes = [(*q.shape[:-1], *v.shape[-1:]), rows(q, layout)][: 2 if return_lse else 1]
-        compute = self.on_gpu if kind == _CUDA else self.on_cpu
-        results = compute((q, k, v), list(zip(shapes, (q.dtype, "float32"))), (options, values), int(index))
+        shapes = [(*q.shape[:-1], *v.shape[-1:]), rows(q, layout)]
+        return self.compute(q, shapes, return_lse, lambda *to, **how: forward(q, k, v, *to, options, values, **how))
+
+    def merge(self, parts: list[Any], lses: list[Any], out: Any, layout: str, return_lse: bool) -> Any:
+        if out is not None:
+            raise TypeError("JAX arrays cannot be written; omit `out`")
+        first = parts[0]
+
+        def launch(to: Any, lse: Any, bits_are_bf16: Any = (False,) * 4, **how: Any) -> Any:
+            return merge(parts, lses, to, lse, layout, bits_are_bf16=(False, bits_are_bf16[3]), **how)
+
+        return self.compute(first, [first.shape, rows(first, layout)], return_lse, launch)
+
+    def compute(self, like: Any, shapes: list[Any], return_lse: bool, launch: Callable[..., Any]) -> Any:
+        """New arrays for a result and its log-sum-exp, written by `launch`."""
+        kind, index = like.__dlpack_device__()
+        wanted = list(zip(shapes, (like.dtype, "float32")))[: 2 if return_lse else 1]
+        (device,) = like.devices()
+        if kind == _CUDA:
+            results = self.on_gpu(wanted, device, own_stream(int(index)), launch)
+        else:
+            results = self.on_cpu(wanted, device, launch)
         return results if return_lse else results[0]
 
     def is_array(self, values: Any) -> bool:
@@ -175,22 +218,17 @@ class Jax(Framework):
         (device,) = q.devices()
         return self.jax.device_put(self.numpy.asarray(values, dtype), device)
 
-    def on_cpu(self, inputs: Any, wanted: list[Any], asked: tuple[Any, ...], index: int) -> tuple[Any, ...]:
+    def on_cpu(self, wanted: list[Any], device: Any, launch: Callable[..., Any]) -> tuple[Any, ...]:
         arrays = [self.numpy.empty(shape, dtype) for shape, dtype in wanted]
-        lse = arrays[1] if len(arrays) > 1 else None
         out, bits = exportable(self.numpy, arrays[0])
-        forward(*inputs, out, lse, *asked, bits_are_bf16=(False, False, False, bits))
-        (device,) = inputs[0].devices()
+        launch(out, arrays[1] if len(arrays) > 1 else None, bits_are_bf16=(False, False, False, bits))
         return tuple(self.jax.device_put(array, device) for array in arrays)
 
-    def on_gpu(self, inputs: Any, wanted: list[Any], asked: tuple[Any, ...], index: int) -> tuple[Any, ...]:
-        (device,) = inputs[0].devices()
-        stream = own_stream(index)
+    def on_gpu(self, wanted: list[Any], device: Any, stream: int, launch: Callable[..., Any]) -> tuple[Any, ...]:
         arrays = [self.jax.numpy.empty(shape, dtype, device=device) for shape, dtype in wanted]
         # A capsule from before DLPack 1.0 does not say "read-only".
         capsules = [array.__dlpack__(stream=stream) for array in arrays]
-        lse = capsules[1] if len(arrays) > 1 else None
-        launched = forward(*inputs, capsules[0], lse, *asked, stream, True)
+        launched = launch(capsules[0], capsules[1] if len(arrays) > 1 else None, stream=stream, record=True)
         self.hold(launched)
         return tuple(self.jax.dlpack.from_dlpack(_After(launched, array)) for array in arrays)
 
@@ -238,11 +276,28 @@ class Torch(Framework):
             self.by_capsule([q, k, v, out, lse], options, values)
         return (out, lse) if return_lse else out
 
+    def merge(self, parts: list[Any], lses: list[Any], out: Any, layout: str, return_lse: bool) -> Any:
+        if self.torch.is_grad_enabled() and any(part.requires_grad for part in parts):
+            raise NotImplementedError(NO_GRADIENTS)
+        first = parts[0]
+        out = self.empty(first, first) if out is None else out
+        lse = self.empty_lse(first, layout) if return_lse else None
+        if self.exchanges:
+            merge(parts, lses, out, lse, layout)
+        else:
+            export = lambda tensor: self.torch.utils.dlpack.to_dlpack(tensor.detach())
+            into = [export(out), None if lse is None else export(lse)]
+            merge([*map(export, parts)], [*map(export, lses)], *into, layout, self.stream_of(first))
+        return (out, lse) if return_lse else out
+
+    def stream_of(self, q: Any) -> int | None:
+        return self.torch.cuda.current_stream(q.device).cuda_stream or _LEGACY_STREAM if q.is_cuda else None
+
     def by_capsule(self, tensors: list[Any], options: Options, values: Values | None) -> None:
         """For torch before 2.10, which has no exchange API."""
         q = tensors[0]
         export = self.torch.utils.dlpack.to_dlpack
-        stream = self.torch.cuda.current_stream(q.device).cuda_stream or _LEGACY_STREAM if q.is_cuda else None
+        stream = self.stream_of(q)
         forward(*(None if t is None else export(t.detach()) for t in tensors), options, values, stream)
 
     def empty(self, q: Any, v: Any) -> Any:

@@ -57,6 +57,16 @@ def forward(
     record: bool = False,
     bits_are_bf16: Sequence[bool] = (False, False, False, False),
 ) -> Launched | None: ...
+def merge(
+    parts: Sequence[Any],
+    lses: Sequence[Any],
+    out: Any,
+    lse: Any | None,
+    layout: str,
+    stream: int | None = None,
+    record: bool = False,
+    bits_are_bf16: Sequence[bool] = (False, False),
+) -> Launched | None: ...
 def exchanges(tensor: Any) -> bool: ...
 def own_stream(index: int) -> int: ...
 def config() -> list[tuple[str, str]]: ...

@@ -131,6 +131,12 @@ impl Array {
         self.check_alignment()
     }
 
+    /// Number of elements.
+    pub(crate) fn count(&self) -> usize {
+        let extents = &self.view.extents[..self.view.rank];
+        extents.iter().product::<i64>().try_into().unwrap_or(0)
+    }
+
     /// Demands an address at which such elements may lie.
     pub(crate) fn check_alignment(&self) -> Result<(), CallError> {
         let (operand, address, bytes) = (self.operand, self.address, self.dtype.bytes());
@@ -146,9 +152,7 @@ impl Array {
         if self.view.is_dense(&[heads]) {
             return self.check_alignment();
         }
-        let extents = &self.view.extents[..self.view.rank];
-        let given = extents.iter().product::<i64>().try_into().unwrap_or(0);
-        Err(CallError::Sinks { given, heads })
+        Err(CallError::Sinks { given: self.count(), heads })
     }
 }
 

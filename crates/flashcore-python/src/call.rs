@@ -59,7 +59,9 @@ pub(crate) fn forward(
     py.detach(|| call.compute(options, place, stream))?;
     match place {
         // SAFETY: the framework's stream, or ours: alive.
-        Place::Cuda(index) if record => Ok(Some(unsafe { Launched::record(index, stream, kept.owned)? })),
+        Place::Cuda(index) if record => {
+            Ok(Some(unsafe { Launched::record(index, stream, kept.into_owned())? }))
+        }
         _ => Ok(None),
     }
 }
@@ -86,6 +88,10 @@ pub(crate) struct Kept {
 }
 
 impl Kept {
+    pub(crate) fn into_owned(self) -> Vec<Owned> {
+        self.owned
+    }
+
     pub(crate) fn keep<T>(&mut self, imported: Imported<T>) -> T {
         self.exchange = self.exchange.or(imported.exchange);
         self.owned.extend(imported.owned);

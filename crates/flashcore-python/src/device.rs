@@ -7,8 +7,9 @@ use std::{
 
 use flashcore::{
     Problem,
-    cuda::{Cuda, DeviceTensors},
+    cuda::{Cuda, DeviceTensors, MergeTensors},
 };
+use flashcore_core::MergeProblem;
 
 use crate::error::CallError;
 
@@ -44,6 +45,22 @@ pub(crate) unsafe fn launch(
     stream: *mut c_void,
 ) -> Result<(), CallError> {
     let ready = open(index)?.prepare_aligned(problem, alignment)?;
+    // SAFETY: the caller's promise.
+    Ok(unsafe { ready.launch_raw(tensors, stream)? })
+}
+
+/// Launches a merge on `stream`.
+///
+/// # Safety
+/// As [`flashcore::cuda::ReadyMerge::launch_raw`].
+pub(crate) unsafe fn merge(
+    index: u32,
+    problem: &MergeProblem,
+    alignment: u64,
+    tensors: &MergeTensors<'_>,
+    stream: *mut c_void,
+) -> Result<(), CallError> {
+    let ready = open(index)?.prepare_merge_aligned(problem, alignment)?;
     // SAFETY: the caller's promise.
     Ok(unsafe { ready.launch_raw(tensors, stream)? })
 }

@@ -52,6 +52,12 @@ pub(crate) enum CallError {
     Negative { operand: Operand, at: usize, value: i64 },
     #[error("{operand} are {other} bytes wide but the lengths of q {first}; give both one type")]
     Widths { operand: Operand, other: u32, first: u32 },
+    #[error("there is nothing to merge; give at least one part")]
+    NoParts,
+    #[error("{parts} parts but {lses} log-sum-exps; give one for each part")]
+    PartLses { parts: usize, lses: usize },
+    #[error("all parts must have one shape and one order of memory; copy them, in torch by x.contiguous()")]
+    OtherPart,
     #[error("packed sequences need offsets of queries and of keys; pass both")]
     Offsets,
     #[error("key ranges cannot be joined with lengths; pass one of them")]

@@ -10,7 +10,7 @@ use std::{
 };
 
 use flashcore::{Backend, BackendError, DType, Index, Layout, Problem, Values, bf16, f16};
-use flashcore_core::{Data, DataMut, HostCall};
+use flashcore_core::{Data, DataMut, HostCall, MergeCall, MergeProblem};
 use flashcore_cpu::Cpu;
 use rayon::ThreadPoolBuilder;
 
@@ -66,6 +66,34 @@ pub(crate) unsafe fn run(
     Ok(())
 }
 
+/// Merges partial results on host memory: addresses of the parts and of their LSE, or of the first of all where they are
+/// stacked.
+///
+/// # Safety
+/// As [`run`].
+pub(crate) unsafe fn merge(
+    problem: &MergeProblem,
+    parts: &[u64],
+    lses: &[u64],
+    out: usize,
+    lse: Option<usize>,
+) -> Result<(), CallError> {
+    let (rows, count) = (problem.rows(), problem.parts().count() / problem.parts().tensors());
+    let reach = problem.part().span() + (count - 1) * problem.stride();
+    // SAFETY: the caller's promise.
+    let parts = parts.iter().map(|&at| unsafe { elements(at as usize, problem.dtype(), reach) });
+    let parts = parts.collect::<Result<Vec<_>, _>>()?;
+    // SAFETY: the caller's promise.
+    let values = |at: usize, len: usize| unsafe { from_raw_parts(pointer::<f32>(at, len), len) };
+    let lses: Vec<_> = lses.iter().map(|&at| values(at as usize, rows * count)).collect();
+    // SAFETY: the caller's promise.
+    let out = unsafe { write(out, problem.out_dtype(), problem.out())? };
+    // SAFETY: the caller's promise.
+    let lse = lse.map(|at| unsafe { from_raw_parts_mut(pointer::<f32>(at, rows), rows) });
+    cpu()?.merge(&mut MergeCall::bind(problem, &parts, &lses, out, lse)?)?;
+    Ok(())
+}
+
 /// Lengths or offsets on the host; a view that its producer handed out and its caller holds.
 pub(crate) fn lengths(numbers: &Numbers) -> Result<Arc<[u32]>, CallError> {
     let Numbers { operand, address, len, .. } = *numbers;
@@ -107,7 +135,13 @@ pub(crate) fn sinks(array: &Array, len: usize) -> Result<Arc<[f32]>, CallError> 
 /// # Safety
 /// There must be a live tensor of that layout at that address.
 unsafe fn read<'a>(at: usize, dtype: DType, layout: &Layout) -> Result<Data<'a>, CallError> {
-    let len = layout.span();
+    // SAFETY: the caller's promise.
+    unsafe { elements(at, dtype, layout.span()) }
+}
+
+/// # Safety
+/// There must be as many live elements at that address.
+unsafe fn elements<'a>(at: usize, dtype: DType, len: usize) -> Result<Data<'a>, CallError> {
     // SAFETY: the caller's promise.
     unsafe {
         match dtype {

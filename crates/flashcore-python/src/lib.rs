@@ -17,6 +17,7 @@ mod exchange;
 mod host;
 mod import;
 mod launched;
+mod merge;
 mod options;
 mod owned;
 mod parts;
@@ -36,6 +37,7 @@ mod _native {
         config::config,
         direct::Direct,
         launched::Launched,
+        merge::merge,
         options::{Options, Values},
     };
 

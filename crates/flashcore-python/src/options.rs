@@ -39,7 +39,7 @@ impl Options {
     }
 }
 
-fn order(layout: &str) -> PyResult<Order> {
+pub(crate) fn order(layout: &str) -> PyResult<Order> {
     match layout {
         "bhsd" => Ok(Order::Bhsd),
         "bshd" => Ok(Order::Bshd),
