@@ -22,8 +22,6 @@ use crate::slots::merge as slots;
 
 /// Threads of a CTA.
 const THREADS: u32 = 128;
-/// CTAs that share an SM: leaves a thread the 64 registers that the widest loads of a few parts in flight take.
-const CTAS_PER_SM: u32 = 8;
 /// Most bytes of one load or store.
 const WIDEST: u32 = 16;
 
@@ -113,9 +111,17 @@ impl Config {
         Ident::new(name).expect("made of legal parts")
     }
 
+    /// CTAs that share an SM: leaves a thread the registers for addresses and LSE of all listed parts.
+    const fn ctas_per_sm(&self) -> u32 {
+        match self.source {
+            Source::Stacked => 8,
+            Source::Listed(_) => 4,
+        }
+    }
+
     /// Most registers of a thread.
     pub const fn registers(&self) -> u32 {
-        let share = REGISTERS / (CTAS_PER_SM * THREADS) / 8 * 8;
+        let share = REGISTERS / (self.ctas_per_sm() * THREADS) / 8 * 8;
         if share < THREAD_REGISTERS { share } else { THREAD_REGISTERS }
     }
 }
@@ -129,7 +135,7 @@ pub fn extent(cfg: &Config, problem: &MergeProblem) -> Option<Extent> {
 /// Builds the kernel.
 pub fn merge(cfg: &Config) -> Result<Program<MergeProblem>, BuildError> {
     let name = cfg.name();
-    let mut b = Builder::new(Target::Sm80, &name, THREADS, CTAS_PER_SM);
+    let mut b = Builder::new(Target::Sm80, &name, THREADS, cfg.ctas_per_sm());
     let mut params = Params::default();
     let args = Arguments::declare(&mut b, &mut params, cfg.source);
     let (thread, cta) = (b.thread(), b.cta());
