@@ -11,9 +11,15 @@ tensor of the caller's own framework. Code written for PyTorch's ``scaled_dot_pr
 changes one import.
 """
 
-from ._attention import attention
+from ._attention import attention, packed_attention
 from ._config import show_config
-from ._flash_attn import flash_attn_func, flash_attn_kvpacked_func, flash_attn_qkvpacked_func
+from ._flash_attn import (
+    flash_attn_func,
+    flash_attn_kvpacked_func,
+    flash_attn_qkvpacked_func,
+    flash_attn_varlen_func,
+)
+from ._merge import merge
 from ._native import __version__
 from ._sdpa import scaled_dot_product_attention
 
@@ -23,6 +29,9 @@ __all__ = [
     "flash_attn_func",
     "flash_attn_kvpacked_func",
     "flash_attn_qkvpacked_func",
+    "flash_attn_varlen_func",
+    "merge",
+    "packed_attention",
     "scaled_dot_product_attention",
     "show_config",
 ]

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import sys
-from functools import lru_cache
 from typing import Any
 
-from . import _frameworks, _masks
-from ._arguments import count, number
-from ._native import Options
+from . import _frameworks, _masks, _native
+from ._options import NONE, Options, Values, native
 
 
 def attention(
@@ -22,6 +20,7 @@ def attention(
     softcap: float | None = None,
     sinks: Any | None = None,
     key_lengths: Any | None = None,
+    query_lengths: Any | None = None,
     key_mask: Any | None = None,
     layout: str = "bhsd",
     return_lse: bool = False,
@@ -38,8 +37,9 @@ def attention(
         scale: factor on the scores, 1/sqrt(dim) where None.
         softcap: limits scores softly, to ``softcap * tanh(score / softcap)``.
         sinks: one logit per query head that takes its share of the softmax and adds nothing to the output.
-        key_lengths: how many keys each batch entry uses, one number per entry. The last query stands at the last key
-            that is used.
+        key_lengths: how many keys each batch entry uses: int32 or int64, one number per entry. The last query stands at
+            the last key that is used.
+        query_lengths: how many queries each batch entry uses; the other rows become zeros.
         key_mask: which keys take part, bool, batch x keys: padding on the left or on the right.
         layout: ``"bhsd"`` for batch, heads, sequence, dim; ``"bshd"`` for batch, sequence, heads, dim.
         return_lse: also return the log-sum-exp of each row's scores, float32, batch x heads x sequence.
@@ -49,9 +49,10 @@ def attention(
         The result, a tensor of q's framework and order; with ``return_lse`` a pair. Rows that see no key are zeros
         with a log-sum-exp of minus infinity.
 
-    On a GPU the call returns as soon as the kernel is queued on the current stream. Values of ``sinks``,
-    ``key_lengths`` and ``key_mask`` are needed on the host: where these are GPU tensors, reading them waits for the GPU,
-    once for as long as the tensor is unchanged.
+    On a GPU the call returns as soon as the kernel is queued on the current stream. ``sinks``, ``key_lengths`` and
+    ``query_lengths`` that are GPU tensors are read by the kernel when it runs: nothing waits, and a captured CUDA graph is
+    right for the values it finds when it is replayed (numbers out of range are brought into it). ``key_mask`` is needed
+    on the host: where it is a GPU tensor, reading it waits for the GPU, once for as long as the tensor is unchanged.
 
     >>> import numpy
     >>> q = numpy.ones((2, 4, 16, 8), "float32")
@@ -61,159 +62,135 @@ def attention(
     ((2, 4, 16, 8), (2, 4, 16))
     >>> out = attention(q, k, k, causal=True, key_lengths=[32, 20])  # the second entry uses 20 keys
     """
-    plain = window is None and sinks is None and key_lengths is None and key_mask is None and not return_lse
-    if plain and not _frameworks.is_traced():
+    if window is None and key_mask is None and not return_lse and not _frameworks.is_traced():
         # As `run`, with fewer steps: this is the call that counts.
         shortcut = _shortcuts.get(type(q))
         if shortcut is not None:
-            options = _plain.get((causal, scale, softcap, layout)) or _learn_plain(causal, scale, softcap, layout)
-            result = shortcut(q, k, v, out, options)
-            if result is not None:
-                return result
-    left, right = band(causal, window)
-    return run(q, k, v, (left, right, False, scale, softcap, sinks, key_lengths, key_mask, layout), return_lse, out)
+            options = _known.get((causal, scale, softcap, layout)) or _learn(causal, scale, softcap, layout)
+            plain = sinks is None and key_lengths is None and query_lengths is None
+            if plain or _are_tensors(type(q), sinks, key_lengths, query_lengths):
+                values = None if plain else _native.Values(query_lengths, key_lengths, sinks)
+                result = shortcut(q, k, v, out, options, values)
+                if result is not None:
+                    return result
+    options = Options.of(causal, window, scale, softcap, layout)
+    given = (query_lengths, key_lengths, sinks, key_mask)
+    values = NONE if all(value is None for value in given) else Values(*given)
+    return run(q, k, v, options, values, return_lse, out)
 
 
-Settings = tuple[
-    "int | None",  # left
-    "int | None",  # right
-    bool,  # top_left
-    "float | None",  # scale
-    "float | None",  # softcap
-    Any,  # sinks
-    Any,  # key_lengths
-    Any,  # mask: batch x keys, or batch x 1 x queries x keys as scaled_dot_product_attention has it
-    str,  # layout
-]
-"""What is asked for beside the tensors, with a band and its corner spelled out."""
+def packed_attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    query_offsets: Any,
+    key_offsets: Any,
+    *,
+    longest_query: int | None = None,
+    longest_key: int | None = None,
+    causal: bool = False,
+    window: int | tuple[int | None, int | None] | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Any | None = None,
+    return_lse: bool = False,
+    out: Any | None = None,
+) -> Any:
+    """Attention over sequences of different lengths that lie one after another.
+
+    Args:
+        q, k, v: tensors of sequence x heads x dim that hold all sequences.
+        query_offsets, key_offsets: where each sequence starts in q, and in k and v: int32 or int64, one more number than
+            there are sequences, from 0 to the number of rows.
+        longest_query, longest_key: no sequence has more queries or keys. Needed for speed on a GPU, where offsets are
+            read by the kernel alone.
+
+    Other arguments are those of `attention`; the log-sum-exp is heads x sequence.
+
+    >>> import numpy
+    >>> q = numpy.ones((12, 4, 8), "float32")
+    >>> packed_attention(q, q, q, [0, 5, 12], [0, 5, 12], causal=True).shape
+    (12, 4, 8)
+    """
+    options = Options.of(causal, window, scale, softcap, "packed")
+    longest = None
+    if longest_query is not None or longest_key is not None:
+        rows_q, rows_k = (_frameworks.shape(name, tensor)[0] for name, tensor in (("q", q), ("k", k)))
+        longest = (
+            rows_q if longest_query is None else int(longest_query),
+            rows_k if longest_key is None else int(longest_key),
+        )
+    values = Values(query_offsets, key_offsets, sinks, None, longest)
+    return run(q, k, v, options, values, return_lse, out)
 
 
-def run(q: Any, k: Any, v: Any, settings: Settings, return_lse: bool, out: Any | None) -> Any:
+def run(q: Any, k: Any, v: Any, options: Options, values: Values, return_lse: bool, out: Any | None) -> Any:
     """Attention; all public functions end here."""
-    _, _, _, _, _, sinks, key_lengths, mask, _ = settings
-    plain = sinks is None and key_lengths is None and mask is None and not return_lse
-    if plain and not _frameworks.is_traced():
+    if values is NONE and not return_lse and not _frameworks.is_traced():
         shortcut = _shortcuts.get(type(q))
-        result = shortcut and shortcut(q, k, v, out, _known.get(settings) or _learn(settings))
+        result = shortcut and shortcut(q, k, v, out, native(options))
         if result is not None:
             return result
     if _is_compiling():
         from ._torch_operator import call
 
-        return call(q, k, v, settings, return_lse, out)
-    return eager(q, k, v, settings, return_lse, out)
+        return call(q, k, v, options, values, return_lse, out)
+    return eager(q, k, v, options, values, return_lse, out)
 
 
-def eager(q: Any, k: Any, v: Any, settings: Settings, return_lse: bool, out: Any | None) -> Any:
+def eager(q: Any, k: Any, v: Any, options: Options, values: Values, return_lse: bool, out: Any | None) -> Any:
     """`run` outside of tracing."""
     framework = _frameworks.of(q)
     if framework.by_operator:
         from ._torch_operator import call
 
-        return call(q, k, v, settings, return_lse, out)
-    _, _, _, _, _, sinks, key_lengths, mask, layout = settings
-    if sinks is None and key_lengths is None and mask is None:
-        options = _known.get(settings) or _learn(settings)
-    else:
-        options = _with_values(q, k, settings)
-    return framework.attention(q, k, v, out, layout, return_lse, options)
+        return call(q, k, v, options, values, return_lse, out)
+    options, bound = _bound(framework, q, k, options, values)
+    return framework.attention(q, k, v, out, options.layout, return_lse, native(options), bound)
 
 
 _shortcuts = _frameworks.shortcuts
-_MOST_KNOWN = 1024
-_known: dict[Settings, Options] = {}
-_plain: dict[tuple[bool, float | None, float | None, str], Options] = {}
+_known: dict[tuple[bool, float | None, float | None, str], _native.Options] = {}
 """Options by causal, scale, softcap and layout, for calls that ask for nothing else."""
 
 
-def _learn_plain(causal: bool, scale: float | None, softcap: float | None, layout: str) -> Options:
-    left, right = band(causal, None)
-    if len(_plain) >= _MOST_KNOWN:
-        _plain.clear()
-    options = _learn((left, right, False, scale, softcap, None, None, None, layout))
-    return _plain.setdefault((causal, scale, softcap, layout), options)
-
-
-def _learn(settings: Settings) -> Options:
-    """Options without values, which later calls find again."""
-    left, right, top_left, scale, softcap, _, _, _, layout = settings
-    if len(_known) >= _MOST_KNOWN:  # a program that never asks the same twice
+def _learn(causal: bool, scale: float | None, softcap: float | None, layout: str) -> _native.Options:
+    if len(_known) >= 1024:  # a program that never asks the same twice
         _known.clear()
-    scale, softcap = _factors(scale, softcap)
-    options = Options(layout, left=left, right=right, top_left=top_left, scale=scale, softcap=softcap)
-    return _known.setdefault(settings, options)
+    options = native(Options.of(causal, None, scale, softcap, layout))
+    return _known.setdefault((causal, scale, softcap, layout), options)
 
 
-def _with_values(q: Any, k: Any, settings: Settings) -> Options:
-    """Options with sinks, lengths or a mask, whose values are read here."""
-    left, right, top_left, scale, softcap, sinks, key_lengths, mask, layout = settings
-    starts = ends = None
-    if key_lengths is not None:
-        if mask is not None:
-            raise ValueError("pass key_lengths or key_mask, not both")
-        ends = _masks.lengths(key_lengths)
-    elif mask is not None and _have_four(q, k):
-        axis = 2 if layout == "bhsd" else 1
-        band = _masks.Band(left, right, top_left)
-        band, starts, ends = _masks.reduce(mask, band, q.shape[0], q.shape[axis], k.shape[axis])
-        left, right, top_left = band
-    if sinks is not None:
-        sinks = _masks.logits(sinks)
-    return _options(layout, left, right, top_left, *_factors(scale, softcap), sinks, starts, ends)
+def _are_tensors(kind: type, *values: Any) -> bool:
+    """Whether all values that are there are tensors of one kind, which the extension takes as they are."""
+    return all(value is None or type(value) is kind for value in values)
+
+
+def _bound(
+    framework: Any, q: Any, k: Any, options: Options, values: Values
+) -> tuple[Options, _native.Values | None]:
+    """Lengths, sinks and masks as the extension takes them; a mask may be a band, which the options then have."""
+    if values is NONE:
+        return options, None
+    keys, ranges = values.key_lengths, None
+    if values.mask is not None and keys is not None:
+        raise ValueError("pass key_lengths or key_mask, not both")
+    if values.mask is not None and _have_four(q, k):
+        axis = 2 if options.layout == "bhsd" else 1
+        extents = (q.shape[0], q.shape[axis], k.shape[axis])
+        (left, right, top_left), starts, keys = _masks.reduce(values.mask, _masks.band_of(options), *extents)
+        options = Options(left, right, top_left, options.scale, options.softcap, options.layout)
+        if starts is not None:
+            keys, ranges = None, (starts, keys or (extents[2],) * extents[0])
+    names = ("query_offsets", "key_offsets") if options.layout == "packed" else ("query_lengths", "key_lengths")
+    lengths = [framework.indices(name, given, q) for name, given in zip(names, (values.query_lengths, keys))]
+    sinks = framework.floats("sinks", values.sinks, q)
+    return options, _native.Values(*lengths, sinks, values.longest, ranges)
 
 
 def _have_four(q: Any, k: Any) -> bool:
     """Whether masks can be read by the extents of these tensors; the extension refuses tensors where not."""
     return len(getattr(q, "shape", ())) == len(getattr(k, "shape", ())) == 4
-
-
-def _factors(scale: Any, softcap: Any) -> tuple[float | None, float | None]:
-    """Scale and softcap, each a number or None."""
-    return (
-        None if scale is None else number("scale", scale),
-        None if softcap is None else number("softcap", softcap),
-    )
-
-
-@lru_cache(maxsize=256)
-def _options(
-    layout: str,
-    left: int | None,
-    right: int | None,
-    top_left: bool,
-    scale: float | None,
-    softcap: float | None,
-    sinks: tuple[float, ...] | None,
-    starts: tuple[int, ...] | None,
-    ends: tuple[int, ...] | None,
-) -> Options:
-    """The same value for the same numbers, so that the extension recognises it by its address."""
-    return Options(
-        layout,
-        left=left,
-        right=right,
-        top_left=top_left,
-        scale=scale,
-        softcap=softcap,
-        sinks=sinks,
-        starts=starts,
-        ends=ends,
-    )
-
-
-def band(causal: bool, window: Any, name: str = "window") -> tuple[int | None, int | None]:
-    """How many keys before and after its position a query sees; None does not limit."""
-    if window is None:
-        return (None, 0) if causal else (None, None)
-    try:
-        sides = tuple(window)
-    except TypeError:  # one number for both
-        sides = (window, window)
-    if len(sides) != 2:
-        raise ValueError(f"{name} is {window}; pass a pair: how many keys before, how many after")
-    instead = "use None for a side without limit"
-    left, right = [None if side is None else count(name, side, instead) for side in sides]
-    return left, 0 if causal else right
 
 
 def _is_compiling() -> bool:

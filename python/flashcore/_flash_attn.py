@@ -6,7 +6,8 @@ from typing import Any
 
 from . import _frameworks
 from ._arguments import whole
-from ._attention import band, run
+from ._attention import run
+from ._options import NONE, Options, Values
 
 
 def flash_attn_func(
@@ -32,6 +33,47 @@ def flash_attn_func(
     >>> flash_attn_func(q, q, q, causal=True, window_size=(7, 0)).shape
     (2, 16, 4, 8)
     """
+    _refuse(dropout_p, alibi_slopes, return_attn_probs)
+    return run(q, k, v, _options(causal, window_size, softmax_scale, softcap, "bshd"), NONE, False, None)
+
+
+def flash_attn_varlen_func(
+    q: Any,
+    k: Any,
+    v: Any,
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int | None, int | None] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Any | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    block_table: Any | None = None,
+) -> Any:
+    """``flash_attn.flash_attn_varlen_func`` by its signature and meaning: sequences packed one after another.
+
+    Tensors are sequence x heads x dim. Offsets on a GPU are read by the kernel: nothing waits for them. Page tables,
+    dropout, ALiBi, attention probabilities and gradients raise NotImplementedError.
+
+    >>> import numpy
+    >>> q = numpy.ones((12, 4, 8), "float32")
+    >>> flash_attn_varlen_func(q, q, q, [0, 5, 12], [0, 5, 12], 7, 7, causal=True).shape
+    (12, 4, 8)
+    """
+    _refuse(dropout_p, alibi_slopes, return_attn_probs)
+    if block_table is not None:
+        raise NotImplementedError("page tables are not supported; pass packed keys and values and block_table=None")
+    options = _options(causal, window_size, softmax_scale, softcap, "packed")
+    longest = (int(max_seqlen_q), int(max_seqlen_k))
+    return run(q, k, v, options, Values(cu_seqlens_q, cu_seqlens_k, longest=longest), False, None)
+
+
+def _refuse(dropout_p: float, alibi_slopes: Any | None, return_attn_probs: bool) -> None:
     if dropout_p:
         raise NotImplementedError("dropout is not supported; pass dropout_p=0.0")
     if alibi_slopes is not None:
@@ -40,11 +82,13 @@ def flash_attn_func(
         raise NotImplementedError(
             "attention probabilities are not kept; for the log-sum-exp use flashcore.attention(..., return_lse=True)"
         )
+
+
+def _options(causal: bool, window_size: Any, scale: float | None, softcap: float, layout: str) -> Options:
     unlimited = type(window_size) is tuple and window_size == (-1, -1)
-    left, right = band(causal, None if unlimited else _sides(window_size), "window_size")
+    window = None if unlimited else _sides(window_size)
     # FlashAttention says 0.0 where None is meant.
-    settings = (left, right, False, softmax_scale, softcap or None, None, None, None, "bshd")
-    return run(q, k, v, settings, False, None)
+    return Options.of(causal, window, scale, softcap or None, layout, "window_size")
 
 
 def _sides(window_size: Any) -> tuple[int | None, ...]:

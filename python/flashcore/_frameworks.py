@@ -8,9 +8,11 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
-from ._native import Direct, Launched, Options, exchanges, forward, own_stream
+from ._arguments import count, each, real
+from ._native import Direct, Launched, Options, Values, exchanges, forward, merge, own_stream
 
 _CUDA = 2
 """DLPack's number of CUDA devices."""
@@ -24,13 +26,25 @@ class Framework:
     by_operator = False
     """Whether calls go through torch's operator instead of to the extension."""
 
-    def attention(self, q: Any, k: Any, v: Any, out: Any, layout: str, return_lse: bool, options: Options) -> Any:
+    def attention(
+        self, q: Any, k: Any, v: Any, out: Any, layout: str, return_lse: bool, options: Options, values: Values | None
+    ) -> Any:
         out = self.empty(q, v) if out is None else out
         lse = self.empty_lse(q, layout) if return_lse else None
         stream = self.stream(q)
-        launched = forward(q, k, v, out, lse, options, stream, stream is not None)
+        launched = forward(q, k, v, out, lse, options, values, stream, stream is not None)
         if launched is not None:
             # Nobody knows in which order an unknown framework would use the result.
+            launched.wait()
+        return (out, lse) if return_lse else out
+
+    def merge(self, parts: list[Any], lses: list[Any], out: Any, layout: str, return_lse: bool) -> Any:
+        first = parts[0]
+        out = self.empty(first, first) if out is None else out
+        lse = self.empty_lse(first, layout) if return_lse else None
+        stream = self.stream(first)
+        launched = merge(parts, lses, out, lse, layout, stream, stream is not None)
+        if launched is not None:
             launched.wait()
         return (out, lse) if return_lse else out
 
@@ -43,6 +57,26 @@ class Framework:
         """A new tensor for the log-sum-exp of each row."""
         space = self.namespace(q)
         return space.empty(rows(q, layout), dtype=space.float32, device=q.device)
+
+    def indices(self, name: str, values: Any, q: Any) -> Any:
+        """Lengths or offsets where q is, as int32 or int64; a tensor of the framework's own stays what it is."""
+        if values is None or self.is_array(values):
+            return values
+        return self.array(_whole_numbers(name, values), "int32", q)
+
+    def floats(self, name: str, values: Any, q: Any) -> Any:
+        """Logits where q is."""
+        if values is None or self.is_array(values):
+            return values
+        return self.array(each(name, values, real, "give one logit per query head"), "float32", q)
+
+    def is_array(self, values: Any) -> bool:
+        return hasattr(values, "__dlpack__") and getattr(values, "ndim", 1) > 0
+
+    def array(self, values: tuple[Any, ...], dtype: str, q: Any) -> Any:
+        """A new array of these numbers, where q is."""
+        space = self.namespace(q)
+        return space.asarray(values, dtype=getattr(space, dtype), device=q.device)
 
     def namespace(self, q: Any) -> Any:
         try:
@@ -63,11 +97,33 @@ class Numpy(Framework):
 
         self.numpy = numpy
 
-    def attention(self, q: Any, k: Any, v: Any, out: Any, layout: str, return_lse: bool, options: Options) -> Any:
+    def attention(
+        self, q: Any, k: Any, v: Any, out: Any, layout: str, return_lse: bool, options: Options, values: Values | None
+    ) -> Any:
         out = self.empty(q, v) if out is None else out
         lse = self.numpy.empty(rows(q, layout), "float32") if return_lse else None
         tensors, bits = zip(*(exportable(self.numpy, tensor) for tensor in (q, k, v, out)))
-        forward(*tensors, lse, options, bits_are_bf16=bits)
+        forward(*tensors, lse, options, values, bits_are_bf16=bits)
+        return (out, lse) if return_lse else out
+
+    def indices(self, name: str, values: Any, q: Any) -> Any:
+        if isinstance(values, self.numpy.ndarray) and values.ndim == 1 and values.dtype.kind in "iu":
+            return self.numpy.ascontiguousarray(values, values.dtype if values.dtype.name == "int64" else "int32")
+        return super().indices(name, values, q)
+
+    def floats(self, name: str, values: Any, q: Any) -> Any:
+        if isinstance(values, self.numpy.ndarray) and values.ndim == 1:
+            return self.numpy.ascontiguousarray(values, "float32")
+        return super().floats(name, values, q)
+
+    def array(self, values: tuple[Any, ...], dtype: str, q: Any) -> Any:
+        return self.numpy.asarray(values, dtype)
+
+    def merge(self, parts: list[Any], lses: list[Any], out: Any, layout: str, return_lse: bool) -> Any:
+        out = self.empty(parts[0], parts[0]) if out is None else out
+        lse = self.numpy.empty(rows(parts[0], layout), "float32") if return_lse else None
+        (*tensors, into), (*bits, bits_of_out) = zip(*(exportable(self.numpy, tensor) for tensor in (*parts, out)))
+        merge(tensors, lses, into, lse, layout, bits_are_bf16=(bits[0], bits_of_out))
         return (out, lse) if return_lse else out
 
     def empty(self, q: Any, v: Any) -> Any:
@@ -80,16 +136,33 @@ class Cupy(Framework):
 
         self.cupy = cupy
 
-    def attention(self, q: Any, k: Any, v: Any, out: Any, layout: str, return_lse: bool, options: Options) -> Any:
+    def attention(
+        self, q: Any, k: Any, v: Any, out: Any, layout: str, return_lse: bool, options: Options, values: Values | None
+    ) -> Any:
         cupy = self.cupy
         with q.device:
             out = self.empty(q, v) if out is None else out
             lse = cupy.empty(rows(q, layout), "float32") if return_lse else None
-            forward(q, k, v, out, lse, options, cupy.cuda.get_current_stream().ptr or _LEGACY_STREAM)
+            forward(q, k, v, out, lse, options, values, cupy.cuda.get_current_stream().ptr or _LEGACY_STREAM)
+        return (out, lse) if return_lse else out
+
+    def merge(self, parts: list[Any], lses: list[Any], out: Any, layout: str, return_lse: bool) -> Any:
+        cupy, first = self.cupy, parts[0]
+        with first.device:
+            out = self.empty(first, first) if out is None else out
+            lse = cupy.empty(rows(first, layout), "float32") if return_lse else None
+            merge(parts, lses, out, lse, layout, cupy.cuda.get_current_stream().ptr or _LEGACY_STREAM)
         return (out, lse) if return_lse else out
 
     def empty(self, q: Any, v: Any) -> Any:
         return empty_like(self.cupy, q, v)
+
+    def is_array(self, values: Any) -> bool:
+        return isinstance(values, self.cupy.ndarray)
+
+    def array(self, values: tuple[Any, ...], dtype: str, q: Any) -> Any:
+        with q.device:
+            return self.cupy.asarray(values, dtype)
 
 
 class Jax(Framework):
@@ -106,33 +179,56 @@ class Jax(Framework):
         self.jax, self.numpy = jax, numpy
         self.under_way: deque[Launched] = deque()
 
-    def attention(self, q: Any, k: Any, v: Any, out: Any, layout: str, return_lse: bool, options: Options) -> Any:
+    def attention(
+        self, q: Any, k: Any, v: Any, out: Any, layout: str, return_lse: bool, options: Options, values: Values | None
+    ) -> Any:
         if out is not None:
-            raise TypeError("JAX arrays cannot be written; leave `out` away")
+            raise TypeError("JAX arrays cannot be written; omit `out`")
         for name, tensor in (("q", q), ("k", k), ("v", v)):
             if isinstance(tensor, self.jax.core.Tracer):
                 raise TypeError(f"{name} is being traced; call flashcore outside of jax.jit and jax.grad")
-        kind, index = q.__dlpack_device__()
-        shapes = [(*q.shape[:-1], *v.shape[-1:]), rows(q, layout)][: 2 if return_lse else 1]
-        compute = self.on_gpu if kind == _CUDA else self.on_cpu
-        results = compute((q, k, v), list(zip(shapes, (q.dtype, "float32"))), options, int(index))
+        shapes = [(*q.shape[:-1], *v.shape[-1:]), rows(q, layout)]
+        return self.compute(q, shapes, return_lse, lambda *to, **how: forward(q, k, v, *to, options, values, **how))
+
+    def merge(self, parts: list[Any], lses: list[Any], out: Any, layout: str, return_lse: bool) -> Any:
+        if out is not None:
+            raise TypeError("JAX arrays cannot be written; omit `out`")
+        first = parts[0]
+
+        def launch(to: Any, lse: Any, bits_are_bf16: Any = (False,) * 4, **how: Any) -> Any:
+            return merge(parts, lses, to, lse, layout, bits_are_bf16=(False, bits_are_bf16[3]), **how)
+
+        return self.compute(first, [first.shape, rows(first, layout)], return_lse, launch)
+
+    def compute(self, like: Any, shapes: list[Any], return_lse: bool, launch: Callable[..., Any]) -> Any:
+        """New arrays for a result and its log-sum-exp, written by `launch`."""
+        kind, index = like.__dlpack_device__()
+        wanted = list(zip(shapes, (like.dtype, "float32")))[: 2 if return_lse else 1]
+        (device,) = like.devices()
+        if kind == _CUDA:
+            results = self.on_gpu(wanted, device, own_stream(int(index)), launch)
+        else:
+            results = self.on_cpu(wanted, device, launch)
         return results if return_lse else results[0]
 
-    def on_cpu(self, inputs: Any, wanted: list[Any], options: Options, index: int) -> tuple[Any, ...]:
+    def is_array(self, values: Any) -> bool:
+        return isinstance(values, self.jax.Array)
+
+    def array(self, values: tuple[Any, ...], dtype: str, q: Any) -> Any:
+        (device,) = q.devices()
+        return self.jax.device_put(self.numpy.asarray(values, dtype), device)
+
+    def on_cpu(self, wanted: list[Any], device: Any, launch: Callable[..., Any]) -> tuple[Any, ...]:
         arrays = [self.numpy.empty(shape, dtype) for shape, dtype in wanted]
-        lse = arrays[1] if len(arrays) > 1 else None
         out, bits = exportable(self.numpy, arrays[0])
-        forward(*inputs, out, lse, options, bits_are_bf16=(False, False, False, bits))
-        (device,) = inputs[0].devices()
+        launch(out, arrays[1] if len(arrays) > 1 else None, bits_are_bf16=(False, False, False, bits))
         return tuple(self.jax.device_put(array, device) for array in arrays)
 
-    def on_gpu(self, inputs: Any, wanted: list[Any], options: Options, index: int) -> tuple[Any, ...]:
-        (device,) = inputs[0].devices()
-        stream = own_stream(index)
+    def on_gpu(self, wanted: list[Any], device: Any, stream: int, launch: Callable[..., Any]) -> tuple[Any, ...]:
         arrays = [self.jax.numpy.empty(shape, dtype, device=device) for shape, dtype in wanted]
         # A capsule from before DLPack 1.0 does not say "read-only".
         capsules = [array.__dlpack__(stream=stream) for array in arrays]
-        launched = forward(*inputs, capsules[0], capsules[1] if len(arrays) > 1 else None, options, stream, True)
+        launched = launch(capsules[0], capsules[1] if len(arrays) > 1 else None, stream=stream, record=True)
         self.hold(launched)
         return tuple(self.jax.dlpack.from_dlpack(_After(launched, array)) for array in arrays)
 
@@ -163,24 +259,46 @@ class Torch(Framework):
 
         self.torch = torch
         self.exchanges = exchanges(torch.empty(0))
+        # The same numbers are the same array: a model passes its mask to every layer.
+        self.made = lru_cache(maxsize=256)(self.make)
+        self.captured: list[Any] = []
 
-    def attention(self, q: Any, k: Any, v: Any, out: Any, layout: str, return_lse: bool, options: Options) -> Any:
+    def attention(
+        self, q: Any, k: Any, v: Any, out: Any, layout: str, return_lse: bool, options: Options, values: Values | None
+    ) -> Any:
         if self.torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
             raise NotImplementedError(NO_GRADIENTS)
         out = self.empty(q, v) if out is None else out
         lse = self.empty_lse(q, layout) if return_lse else None
         if self.exchanges:
-            forward(q, k, v, out, lse, options)
+            forward(q, k, v, out, lse, options, values)
         else:
-            self.by_capsule([q, k, v, out, lse], options)
+            self.by_capsule([q, k, v, out, lse], options, values)
         return (out, lse) if return_lse else out
 
-    def by_capsule(self, tensors: list[Any], options: Options) -> None:
+    def merge(self, parts: list[Any], lses: list[Any], out: Any, layout: str, return_lse: bool) -> Any:
+        if self.torch.is_grad_enabled() and any(part.requires_grad for part in parts):
+            raise NotImplementedError(NO_GRADIENTS)
+        first = parts[0]
+        out = self.empty(first, first) if out is None else out
+        lse = self.empty_lse(first, layout) if return_lse else None
+        if self.exchanges:
+            merge(parts, lses, out, lse, layout)
+        else:
+            export = lambda tensor: self.torch.utils.dlpack.to_dlpack(tensor.detach())
+            into = [export(out), None if lse is None else export(lse)]
+            merge([*map(export, parts)], [*map(export, lses)], *into, layout, self.stream_of(first))
+        return (out, lse) if return_lse else out
+
+    def stream_of(self, q: Any) -> int | None:
+        return self.torch.cuda.current_stream(q.device).cuda_stream or _LEGACY_STREAM if q.is_cuda else None
+
+    def by_capsule(self, tensors: list[Any], options: Options, values: Values | None) -> None:
         """For torch before 2.10, which has no exchange API."""
         q = tensors[0]
         export = self.torch.utils.dlpack.to_dlpack
-        stream = self.torch.cuda.current_stream(q.device).cuda_stream or _LEGACY_STREAM if q.is_cuda else None
-        forward(*(None if t is None else export(t.detach()) for t in tensors), options, stream)
+        stream = self.stream_of(q)
+        forward(*(None if t is None else export(t.detach()) for t in tensors), options, values, stream)
 
     def empty(self, q: Any, v: Any) -> Any:
         if q.size(-1) == v.size(-1):
@@ -207,6 +325,31 @@ class Torch(Framework):
 
     def empty_lse(self, q: Any, layout: str) -> Any:
         return q.new_empty(rows(q, layout), dtype=self.torch.float32)
+
+    def indices(self, name: str, values: Any, q: Any) -> Any:
+        torch = self.torch
+        if not self.is_array(values):
+            return super().indices(name, values, q)
+        whole = not values.is_floating_point() and values.dtype not in (torch.int32, torch.int64)
+        return values.detach().to(q.device, torch.int32 if whole else values.dtype).contiguous()
+
+    def floats(self, name: str, values: Any, q: Any) -> Any:
+        if not self.is_array(values):
+            return super().floats(name, values, q)
+        taken = values.dtype in (self.torch.float16, self.torch.bfloat16, self.torch.float32)
+        return values.detach().to(q.device, values.dtype if taken else self.torch.float32).contiguous()
+
+    def is_array(self, values: Any) -> bool:
+        return isinstance(values, self.torch.Tensor)
+
+    def array(self, values: tuple[Any, ...], dtype: str, q: Any) -> Any:
+        made = self.made(values, dtype, q.device)
+        if q.is_cuda and self.torch.cuda.is_current_stream_capturing():
+            self.captured.append(made)  # a graph reads it in every replay, and nobody tells us when it ends
+        return made
+
+    def make(self, values: tuple[Any, ...], dtype: str, device: Any) -> Any:
+        return self.torch.tensor(values, dtype=getattr(self.torch, dtype), device=device)
 
 
 class TorchSubclass(Torch):
@@ -237,9 +380,19 @@ def empty_like(numpy: Any, q: Any, v: Any) -> Any:
     return numpy.empty(shape, q.dtype)
 
 
+def _whole_numbers(name: str, values: Any) -> tuple[int, ...]:
+    rows = "keys" if "key" in name else "queries"
+    instead = f"give how many {rows} each batch entry uses"
+    if "offsets" in name:
+        instead = f"give where the {rows} of each sequence start, and where the last end"
+    return each(name, values, lambda place, item: count(place, item, instead), instead)
+
+
 def rows(q: Any, layout: str) -> tuple[int, ...]:
-    """Batch, heads, sequence; the extension refuses tensors that do not have them."""
+    """Batch, heads, sequence, or heads and sequence where sequences are packed; the extension refuses tensors that do not have them."""
     extents = tuple(q.shape[:-1])
+    if layout == "packed" and len(extents) == 2:
+        return extents[::-1]
     if layout == "bhsd" or len(extents) != 3:
         return extents
     batch, sequence, heads = extents

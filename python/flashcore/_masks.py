@@ -1,4 +1,4 @@
-"""Masks and lengths as callers have them become key ranges and a band, which is what kernels know."""
+"""Masks as callers have them become key ranges and a band, which is what kernels know."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ._arguments import count, each, real
+from ._options import Options
 
 
 class Band(NamedTuple):
@@ -66,17 +66,9 @@ def _version(tensor: Any) -> Any | None:
 _memory = _Memory()
 
 
-def lengths(key_lengths: Any) -> tuple[int, ...]:
-    """How many keys each batch entry uses."""
-    instead = "give how many keys each batch entry uses"
-    read = lambda name, item: count(name, item, instead)
-    return _memory.get(key_lengths, "key_lengths", lambda: each("key_lengths", key_lengths, read, instead))
-
-
-def logits(sinks: Any) -> tuple[float, ...]:
-    """The sink of each query head."""
-    instead = "give one logit per query head"
-    return _memory.get(sinks, "sinks", lambda: each("sinks", sinks, real, instead))
+def band_of(options: Options) -> Band:
+    """The band that the options ask for."""
+    return Band(options.left, options.right, options.top_left)
 
 
 def reduce(mask: Any, band: Band, batch: int, queries: int, keys: int) -> Ranges:

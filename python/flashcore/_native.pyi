@@ -17,16 +17,27 @@ class Options:
         top_left: bool = False,
         scale: float | None = None,
         softcap: float | None = None,
-        sinks: Sequence[float] | None = None,
-        starts: Sequence[int] | None = None,
-        ends: Sequence[int] | None = None,
+    ) -> None: ...
+
+class Values:
+    """Lengths and sinks of one call: arrays where the tensors are; ranges of keys on the host."""
+
+    def __init__(
+        self,
+        lengths_q: Any | None = None,
+        lengths_kv: Any | None = None,
+        sinks: Any | None = None,
+        longest: tuple[int, int] | None = None,
+        ranges: tuple[Sequence[int], Sequence[int]] | None = None,
     ) -> None: ...
 
 class Direct:
     """The short way of a framework with DLPack's C exchange API: one call that makes the output and launches."""
 
     def __init__(self, is_grad_enabled: Callable[[], bool], recipe: Callable[[Any, Any], Any]) -> None: ...
-    def attention(self, q: Any, k: Any, v: Any, out: Any | None, options: Options, /) -> Any | None: ...
+    def attention(
+        self, q: Any, k: Any, v: Any, out: Any | None, options: Options, values: Values | None = None, /
+    ) -> Any | None: ...
 
 class Launched:
     """A launch under way; holds the tensors that it reads."""
@@ -41,9 +52,20 @@ def forward(
     out: Any,
     lse: Any | None,
     options: Options,
+    values: Values | None = None,
     stream: int | None = None,
     record: bool = False,
     bits_are_bf16: Sequence[bool] = (False, False, False, False),
+) -> Launched | None: ...
+def merge(
+    parts: Sequence[Any],
+    lses: Sequence[Any],
+    out: Any,
+    lse: Any | None,
+    layout: str,
+    stream: int | None = None,
+    record: bool = False,
+    bits_are_bf16: Sequence[bool] = (False, False),
 ) -> Launched | None: ...
 def exchanges(tensor: Any) -> bool: ...
 def own_stream(index: int) -> int: ...

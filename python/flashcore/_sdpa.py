@@ -7,6 +7,7 @@ from typing import Any
 
 from . import _frameworks
 from ._attention import run
+from ._options import NONE, Options, Values
 
 
 def scaled_dot_product_attention(
@@ -50,8 +51,9 @@ def scaled_dot_product_attention(
         missing = 4 - len(_frameworks.shape("attn_mask", attn_mask))
         # A whole mask stays the same object, whose values may have been read before.
         attn_mask = attn_mask[(None,) * missing] if missing else attn_mask
-    settings = (None, 0 if is_causal else None, is_causal, scale, None, None, None, attn_mask, "bhsd")
-    return run(query, key, value, settings, False, None)
+    options = Options(None, 0 if is_causal else None, is_causal, scale)
+    values = NONE if attn_mask is None else Values(mask=attn_mask)
+    return run(query, key, value, options, values, False, None)
 
 
 def _by_four(query: Any, key: Any, value: Any, mask: Any, is_causal: bool, scale: Any, enable_gqa: bool) -> Any:

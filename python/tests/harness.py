@@ -60,6 +60,10 @@ class Framework:
         if self.device == "cuda" and not has_cuda(self.module):
             raise Skip(f"{self.module} has no GPU")
 
+    def numbers(self, values, dtype):
+        """Integers as the framework has them."""
+        return self.make(np.asarray(values), dtype)
+
 
 class Numpy(Framework):
     def make(self, values, dtype):

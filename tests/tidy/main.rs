@@ -129,6 +129,12 @@ fn versions_are_in_one_place() {
 }
 
 #[test]
+fn published_crates_say_what_they_are() {
+    check(manifests::unfit_for_publication());
+    check(manifests::versions_out_of_step());
+}
+
+#[test]
 fn dependencies_point_one_way() {
     check(manifests::forbidden_dependencies(&manifests::all()));
 }

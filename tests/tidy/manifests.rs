@@ -76,6 +76,33 @@ pub fn all() -> Vec<Manifest> {
     manifests.map(|file| Manifest::parse(file.path, &file.text)).collect()
 }
 
+/// What a crate that is published lacks: crates.io and docs.rs show nothing else to those who look for it.
+pub fn unfit_for_publication() -> Vec<String> {
+    let fields = ["description", "readme", "keywords", "categories", "include", "[package.metadata.docs.rs]"];
+    let manifests = files().filter(|f| f.path.starts_with("crates/") && f.path.ends_with("/Cargo.toml"));
+    let published = manifests.filter(|file| !file.text.contains("publish = false"));
+    published
+        .flat_map(|file| {
+            let has = |field: &&str| file.text.lines().any(|line| line.starts_with(field));
+            let lacks = fields.into_iter().filter(|field| !has(field));
+            lacks
+                .map(|field| format!("{}: no `{field}`, or `publish = false`", file.path))
+                .collect::<Vec<_>>()
+        })
+        .collect()
+}
+
+/// Crates of the workspace whose version, as others ask for it, is not that of the workspace.
+pub fn versions_out_of_step() -> Vec<String> {
+    let root = files().find(|file| file.path == "Cargo.toml").expect("the root has a manifest");
+    let version = root.text.lines().find_map(|line| line.strip_prefix("version = ")).unwrap_or_default();
+    let exact = format!("version = \"={}\"", version.trim_matches('"'));
+    let ours = root.text.lines().filter(|line| line.starts_with("flashcore") && line.contains("version"));
+    ours.filter(|line| !line.contains(&exact))
+        .map(|line| format!("Cargo.toml: {line}, not {exact}"))
+        .collect()
+}
+
 /// Chains of dependencies that [`FORBIDDEN`] rules out.
 pub fn forbidden_dependencies(manifests: &[Manifest]) -> Vec<String> {
     let rules = FORBIDDEN.iter().flat_map(|&(from, to, why)| to.iter().map(move |&to| (from, to, why)));

@@ -10,7 +10,7 @@ use flashcore::{Backend, BackendError, BackendKind, DType, Dims, Layout, Mask, P
 use flashcore_core::{Spec, Values};
 use flashcore_cpu::Cpu;
 use flashcore_kernels::tuned::Table;
-use flashcore_lab::{arm::roster::Ours, task::normal_sinks, tune::TunedCpu};
+use flashcore_lab::{arm::roster::Ours, task::normal_sinks};
 
 use crate::{
     backends::{self, Named},
@@ -150,7 +150,6 @@ impl BackendFlags {
     /// The backend that competes with others: a GPU where there is one.
     pub fn ours(&self) -> Result<Ours, CliError> {
         let table = self.table.load()?;
-        let cpu = |cpu: Cpu| Ours::Cpu(TunedCpu::new(cpu, table.clone().unwrap_or_default()));
         let open = || {
             let cuda = Cuda::open(0).map_err(flashcore::cuda::Error::on_opening)?;
             let cuda = table.iter().fold(cuda, |cuda, table| cuda.with_table(table.clone()));
@@ -159,21 +158,23 @@ impl BackendFlags {
         };
         let kind = self.kind()?;
         match (kind, self.threads()) {
-            (BackendKind::Auto | BackendKind::Cpu, Some(threads)) => Ok(cpu(Cpu::with_threads(threads)?)),
+            (BackendKind::Auto | BackendKind::Cpu, Some(threads)) => {
+                Ok(Ours::Cpu(Cpu::with_threads(threads)?))
+            }
             (_, Some(_)) => Err(CliError::Threads),
             (BackendKind::Auto | BackendKind::Cuda, None) => match open() {
                 Err(BackendError::Unavailable { .. }) if kind == BackendKind::Auto && !self.general => {
-                    Ok(cpu(Cpu::new()))
+                    Ok(Ours::Cpu(Cpu::new()))
                 }
                 opened => Ok(opened?),
             },
-            (_, None) => Ok(cpu(Cpu::new())),
+            (_, None) => Ok(Ours::Cpu(Cpu::new())),
         }
     }
 
-    /// The table of measured tiles that was named, or the shipped one.
+    /// The table of measured tiles that was named, or an empty one.
     pub fn table(&self) -> Result<Arc<Table>, CliError> {
-        Ok(self.table.load()?.unwrap_or_else(|| Arc::new(Table::shipped().clone())))
+        Ok(self.table.load()?.unwrap_or_default())
     }
 
     /// Whether the kernel for every GPU was asked for.

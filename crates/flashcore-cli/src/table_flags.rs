@@ -1,4 +1,4 @@
-//! `--table`: measured tiles from a file instead of the shipped ones; commands that plan kernels flatten it.
+//! `--table`: measured tiles from a file; commands that plan GPU kernels flatten it.
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -11,7 +11,7 @@ use crate::error::CliError;
 /// Which table of measured tiles.
 #[derive(Args, Clone, Debug)]
 pub struct TableFlags {
-    /// Ask this table, as `flashcore tune` writes it, instead of the shipped one
+    /// Take GPU kernels' tiles from this table, which `flashcore tune` writes, where it has the problem
     #[arg(long, value_name = "FILE", help_heading = "How to run")]
     table: Option<PathBuf>,
 }

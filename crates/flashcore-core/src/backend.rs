@@ -19,6 +19,20 @@ pub trait Backend: Send + Sync {
     }
 }
 
+impl<B: Backend + ?Sized> Backend for &B {
+    fn name(&self) -> &'static str {
+        (**self).name()
+    }
+
+    fn forward(&self, call: &mut HostCall<'_>) -> Result<Ran, BackendError> {
+        (**self).forward(call)
+    }
+
+    fn merge(&self, call: &mut MergeCall<'_>) -> Result<Ran, BackendError> {
+        (**self).merge(call)
+    }
+}
+
 /// What a backend did.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Ran {

@@ -1,11 +1,10 @@
 //! The driver's functions, looked up by name in libcuda.
 //!
-//! Every other file calls the driver through [`Api`]. cudarc supplies the types and finds the library; the table is our
-//! own because cudarc's lazy lookup panics on a missing library or symbol, and because a newer driver may answer with
-//! a code that cudarc's `CUresult` does not list. Tests put a table of fakes in its place.
+//! Every other file calls the driver through [`Api`]; [`sys`](crate::sys) has the types and finds the library. Codes stay
+//! numbers, because a newer driver may answer with one that nobody here knows. Tests put a table of fakes in its place.
 
 use crate::error::Error;
-use cudarc::driver::sys::{
+use crate::sys::{
     self, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUfunction, CUfunction_attribute,
     CUgraph, CUgraphExec, CUgraphNode, CUhostFn, CUjit_option, CUjitInputType, CUlaunchConfig, CUlinkState,
     CUmodule, CUstream, CUstreamCaptureMode, CUtensorMap, CUtensorMapDataType, CUtensorMapFloatOOBfill,
@@ -178,12 +177,8 @@ impl Api {
     }
 
     fn find_library() -> Result<Self, Error> {
-        // SAFETY: opening libcuda runs its initialisers, which NVIDIA ships to be run in any process.
-        if !unsafe { sys::is_culib_present() } {
-            return Err(Error::NoDriver);
-        }
-        // SAFETY: as above; present, so this does not panic, and it stays loaded for the life of the process.
-        let library = unsafe { sys::culib() };
+        // The table points into the library, which therefore stays for the life of the process.
+        let library = Box::leak(Box::new(sys::open().ok_or(Error::NoDriver)?));
         Table::fill(&|symbol| {
             // SAFETY: the address is only read here; its type is given where the table is filled.
             unsafe { library.get::<*const c_void>(symbol.as_bytes()) }.ok().map(|found| *found)

@@ -226,7 +226,7 @@ impl Compiler {
                     return Ok(Cubin { bytes: cubin, report, route, notes });
                 }
                 Err(reason) => {
-                    notes.push(format!("{maker} was of no use: {reason}"));
+                    notes.push(format!("{maker} failed: {reason}"));
                     log += &format!("{maker}: {reason}\n");
                 }
             }

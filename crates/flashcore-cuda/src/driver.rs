@@ -5,13 +5,13 @@
 //! [`Device::enter`], which leaves the caller's current context as it was. Result codes come back through
 //! [`Device::check`], the one place that decides between a plain error and a lost device.
 
+use crate::sys::{CUcontext, CUdevice};
 use crate::{
     api::{Api, Status},
     error::{self, DriverError, Error, FirstCause, Severity},
     props::{self, DeviceProps},
     workspace::Pool,
 };
-use cudarc::driver::sys::{CUcontext, CUdevice};
 use std::{
     marker::PhantomData,
     sync::{

@@ -28,7 +28,7 @@ pub enum Error {
         found: u32,
     },
     /// There is no GPU of that number.
-    #[error("there is no GPU {index}: the driver sees {count}")]
+    #[error("GPU {index} does not exist: the driver shows {count}, numbered from 0")]
     NoSuchDevice {
         /// The number asked for.
         index: u32,
@@ -65,7 +65,7 @@ pub enum Error {
         capability: (u32, u32),
     },
     /// No route turned the PTX into machine code.
-    #[error("PTX was not accepted for {arch}:\n{log}")]
+    #[error("PTX was rejected for {arch}:\n{log}")]
     Compile {
         /// The architecture built for.
         arch: String,
@@ -101,7 +101,7 @@ pub enum Error {
     #[error(transparent)]
     Launch(#[from] LaunchError),
     /// A copy that leaves its buffer.
-    #[error("{bytes} bytes at offset {offset} leave a buffer of {len} bytes")]
+    #[error("{bytes} bytes at offset {offset} do not fit in a buffer of {len} bytes")]
     OutOfRange {
         /// Where the access starts.
         offset: u64,
@@ -111,7 +111,9 @@ pub enum Error {
         len: u64,
     },
     /// A stream of another device or context was passed in.
-    #[error("the stream belongs to another context than the primary one of GPU {device}")]
+    #[error(
+        "the stream does not belong to the primary context of GPU {device}; use a stream of that context"
+    )]
     ForeignStream {
         /// The GPU whose primary context was expected.
         device: u32,

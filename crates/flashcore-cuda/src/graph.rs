@@ -1,7 +1,7 @@
 //! Graphs: work of a stream captured once, replayed at the cost of one call.
 
+use crate::sys::{CUgraph, CUgraphExec, CUstreamCaptureMode};
 use crate::{driver::Device, error::Error, stream::Stream};
-use cudarc::driver::sys::{CUgraph, CUgraphExec, CUstreamCaptureMode};
 
 /// A captured graph, ready to be replayed.
 ///

@@ -1,9 +1,9 @@
 //! The driver's JIT, through its linker: unlike loading PTX, that yields machine code which can be cached.
 
+use crate::sys::{CUjit_option as Opt, CUjitInputType, CUlinkState};
 use crate::{
     api::Status, cache::Stored, compile::BuildOptions, driver::Device, error::Error, report::BuildReport,
 };
-use cudarc::driver::sys::{CUjit_option as Opt, CUjitInputType, CUlinkState};
 use std::{
     ffi::{CString, c_void},
     time::Instant,

@@ -3,6 +3,9 @@
 //! Preparing checks everything that does not change (limits, parameter sizes, tensor maps). Launching copies the
 //! parameter block to the stack, writes the addresses, and calls the driver once; it allocates nothing.
 
+use crate::sys::{
+    CUlaunchAttribute, CUlaunchAttributeID as Id, CUlaunchAttributeValue, CUlaunchConfig, CUstream,
+};
 use crate::{
     driver::Device,
     error::Error,
@@ -12,9 +15,6 @@ use crate::{
     stream::{self, Stream},
     tensor_map::{self, TensorMap},
     workspace::MAX_WORKSPACES,
-};
-use cudarc::driver::sys::{
-    CUlaunchAttribute, CUlaunchAttributeID as Id, CUlaunchAttributeValue, CUlaunchConfig, CUstream,
 };
 use flashcore_ptx::launch::{LaunchSpec, TensorMapSpec, Workspace};
 use std::ffi::c_void;

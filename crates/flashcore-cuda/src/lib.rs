@@ -5,7 +5,7 @@
 //!
 //! | step | file |
 //! | --- | --- |
-//! | find the driver, retain the primary context | `api.rs`, `driver.rs`, `props.rs` |
+//! | find the driver, retain the primary context | `sys.rs`, `api.rs`, `driver.rs`, `props.rs` |
 //! | PTX to machine code, with its report | `compile.rs`, `toolchain.rs`, `jit.rs`, `report.rs` |
 //! | machine code on disk | `cache/` |
 //! | load, prepare, launch | `module.rs`, `launch.rs`, `limits.rs`, `params.rs`, `tensor_map.rs` |
@@ -45,6 +45,7 @@ mod params;
 mod props;
 mod report;
 mod stream;
+mod sys;
 pub mod tensor_map;
 pub mod toolchain;
 mod workspace;

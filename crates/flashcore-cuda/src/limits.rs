@@ -95,7 +95,7 @@ pub enum LaunchError {
         param: String,
     },
     /// The kernel declares other parameters than the specification fills.
-    #[error("the kernel's parameters have {kernel:?} bytes, the launch's {spec:?}")]
+    #[error("the kernel takes parameters of {kernel:?} bytes, but the launch passes {spec:?}")]
     ParamMismatch {
         /// Sizes that the kernel declares.
         kernel: Vec<usize>,

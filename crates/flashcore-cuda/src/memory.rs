@@ -3,12 +3,12 @@
 //! Callers own [`DeviceBuffer`]s and pass their addresses to launches. Safe copies wait for the stream; the `_async`
 //! forms leave lifetimes to the caller. Freeing waits for the device, as the driver does for plain allocations.
 
+use crate::sys::CUdeviceptr;
 use crate::{
     driver::Device,
     error::{Error, OUT_OF_MEMORY},
     stream::{RelaxedCapture, Stream},
 };
-use cudarc::driver::sys::CUdeviceptr;
 use std::{
     ffi::c_void,
     ops::{Deref, DerefMut},

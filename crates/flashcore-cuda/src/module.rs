@@ -3,8 +3,8 @@
 //! A [`Module`] is loaded from a [`Cubin`]; its [`Kernel`]s are what `launch.rs` launches. Modules stay loaded for the
 //! life of the process, because graphs that this crate does not own may hold their kernels.
 
+use crate::sys::{CUfunction, CUfunction_attribute as Attribute, CUlaunchConfig, CUmodule};
 use crate::{compile::Cubin, driver::Device, error::Error, launch::LaunchError, report::BuildReport};
-use cudarc::driver::sys::{CUfunction, CUfunction_attribute as Attribute, CUlaunchConfig, CUmodule};
 use std::{
     ffi::CString,
     sync::{Arc, Mutex, PoisonError},

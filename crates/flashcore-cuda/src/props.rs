@@ -1,7 +1,7 @@
 //! What a GPU is and has, as plain data that planning code takes without knowing a driver.
 
+use crate::sys::{CUdevice, CUdevice_attribute as Attribute};
 use crate::{api::Api, driver::plain, error::Error};
-use cudarc::driver::sys::{CUdevice, CUdevice_attribute as Attribute};
 use std::ffi::{CStr, c_char};
 
 /// Properties of one GPU.

@@ -2,11 +2,11 @@
 //!
 //! A [`Stream`] is made here or borrowed from another program by its raw handle. Every copy and launch names one.
 
+use crate::sys::{CUevent, CUgraph, CUstream};
 use crate::{
     driver::Device,
     error::{Error, NOT_READY},
 };
-use cudarc::driver::sys::{CUevent, CUgraph, CUstream};
 use std::ffi::c_void;
 
 /// An order of work on a device.

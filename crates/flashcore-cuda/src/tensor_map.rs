@@ -4,11 +4,11 @@
 //! writing it into the map where the driver was seen to do just that (`TensorMap::address_word`), else by a call.
 //! Every documented limit of `cuTensorMapEncodeTiled` is checked first, so that a refusal says which one was broken.
 
-use crate::{driver::Device, error::Error};
-use cudarc::driver::sys::{
+use crate::sys::{
     CUtensorMap, CUtensorMapDataType as Type, CUtensorMapFloatOOBfill as Fill,
     CUtensorMapInterleave as Interleave, CUtensorMapL2promotion as Promotion, CUtensorMapSwizzle,
 };
+use crate::{driver::Device, error::Error};
 use flashcore_ptx::{
     launch::{TensorElement, TensorMapSpec},
     layout::Swizzle,
@@ -84,7 +84,7 @@ pub enum TensorMapError {
         limit: u32,
     },
     /// An address that TMA cannot use.
-    #[error("a tensor at address {address:#x}: TMA takes multiples of 16 other than 0")]
+    #[error("a tensor map needs an address that is a multiple of 16 and not null, not {address:#x}")]
     Address {
         /// The address.
         address: u64,

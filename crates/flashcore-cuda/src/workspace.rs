@@ -8,13 +8,13 @@
 //!
 //! Blocks that must be zero are zeroed once, when they are allocated; kernels leave them zero.
 
+use crate::sys::{CUgraph, CUstream};
 use crate::{
     driver::Device,
     error::Error,
     memory,
     stream::{self, Event, RelaxedCapture, Stream},
 };
-use cudarc::driver::sys::{CUgraph, CUstream};
 use flashcore_ptx::launch::Workspace;
 use std::{
     ffi::c_void,

@@ -9,8 +9,8 @@ pub mod forward_sm80;
 pub mod forward_sm90;
 mod launch;
 pub mod merge;
+pub mod parts;
 mod plan;
-pub mod shared;
 mod side;
 pub mod slots;
 pub mod untrusted;
@@ -20,7 +20,7 @@ pub use covering_merge::covering_merges;
 pub use flashcore_tile::RegisterBudget;
 pub use launch::{AnyProgram, KernelConfig, Launch};
 pub use plan::{
-    ALLOCATED_ALIGNMENT, CpuTile, Gpu, Misfit, Plan, PlanError, Tile, plan, plan_by, plan_general,
-    plan_merge, plan_tile, tuned,
+    ALLOCATED_ALIGNMENT, Gpu, Misfit, Plan, PlanError, Tile, plan, plan_by, plan_general, plan_merge,
+    plan_tile, tuned,
 };
 pub use side::host_values;

@@ -4,10 +4,9 @@
 //! The numbers of a tile stand in one table per family, each row with its reason. A [`Plan`] holds no pointers; it
 //! builds its program once and launches it for every problem of the same kind.
 
-mod class;
 mod fit;
 mod general;
-mod hopper;
+pub(crate) mod hopper;
 mod merge;
 mod tile;
 pub mod tuned;
@@ -16,7 +15,7 @@ use std::fmt;
 
 pub use fit::{Misfit, plan_tile};
 pub use merge::plan_merge;
-pub use tile::{CpuTile, Tile};
+pub use tile::Tile;
 use tuned::Table;
 
 use flashcore_core::{DType, Layout, Problem};
@@ -24,13 +23,13 @@ use flashcore_ptx::target::Target;
 use flashcore_tile::{Half, shared_limit};
 
 use crate::{
-    forward_sm80, forward_sm90,
+    forward_sm80::{self, Access},
+    forward_sm90,
     launch::{KernelConfig, Launch, Subject},
-    shared::{
+    parts::{
         lengths::LengthsKind,
-        load::Access,
         mask::{MAX_SEQUENCE, Sides},
-        schedule::tile_count,
+        sections::tile_count,
     },
 };
 
@@ -196,21 +195,16 @@ impl fmt::Display for Plan {
     }
 }
 
-/// Chooses a kernel for `problem`, by the shipped table of measured tiles or else by the rules; `alignment` is what all
-/// its addresses are multiples of, in bytes.
-pub fn plan(problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Plan, PlanError> {
-    plan_by(problem, gpu, alignment, Table::shipped())
-}
-
-/// As [`plan`], with another table instead of the shipped one; an empty table leaves everything to the rules.
+/// As [`plan`], but a row of `table` decides where it has one for the problem whose tile fits.
 pub fn plan_by(problem: &Problem, gpu: &Gpu, alignment: u64, table: &Table) -> Result<Plan, PlanError> {
     match table.plan(problem, gpu, alignment) {
         Some(plan) => Ok(plan),
-        None => plan_by_rules(problem, gpu, alignment),
+        None => plan(problem, gpu, alignment),
     }
 }
 
-fn plan_by_rules(problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Plan, PlanError> {
+/// Chooses a kernel for `problem` by the rules; `alignment` is what all its addresses are multiples of, in bytes.
+pub fn plan(problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Plan, PlanError> {
     let half = check(problem, gpu)?;
     let hopper = hopper::refusal(problem, gpu, access(problem, alignment));
     if hopper.is_none() {
@@ -225,7 +219,7 @@ fn plan_by_rules(problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Plan, P
 /// As [`plan`], but always the general kernel: for comparing it with others.
 pub fn plan_general(problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Plan, PlanError> {
     let half = check(problem, gpu)?;
-    let (shape, why) = general::shape(problem, gpu)?;
+    let (shape, why) = general::shape(problem, half, gpu)?;
     let kernel = general_config(problem, gpu, half, access(problem, alignment), shape)?;
     Ok(Plan::single(kernel, problem, gpu, why))
 }
@@ -237,8 +231,9 @@ fn hopper_config(
     shape: forward_sm90::Shape,
 ) -> Result<KernelConfig, PlanError> {
     let lengths = LengthsKind::of(problem).ok_or(PlanError::Lengths)?;
-    Ok(KernelConfig::Sm90(forward_sm90::Config {
-        half,
+    Ok(KernelConfig::Sm90(hopper::with_policy(forward_sm90::Config {
+        input: half,
+        output: half.element(),
         dim_qk: problem.dim_qk() as u32,
         dim_v: problem.dim_v() as u32,
         mask: Sides::of(problem),
@@ -247,7 +242,8 @@ fn hopper_config(
         sinks: problem.sinks(),
         pack: hopper::pack(problem),
         shape,
-    }))
+        policy: forward_sm90::Policy::default(),
+    })))
 }
 
 /// The general kernel for a problem, cut as `shape` says.
@@ -260,7 +256,8 @@ fn general_config(
 ) -> Result<KernelConfig, PlanError> {
     Ok(KernelConfig::Sm80(forward_sm80::Config {
         target: general::target(gpu),
-        half,
+        input: half,
+        output: half.element(),
         dim_qk: problem.dim_qk() as u32,
         dim_v: problem.dim_v() as u32,
         shape,

@@ -39,8 +39,8 @@ type Failure = Box<dyn std::error::Error + Send + Sync>;
 #[derive(Debug)]
 pub struct Simulator {
     gpu: Gpu,
-    /// What is asked instead of the shipped table.
-    table: Option<Arc<Table>>,
+    /// Measured tiles, where some were named.
+    table: Arc<Table>,
     seed: u64,
     runs: AtomicU64,
     programs: Mutex<HashMap<KernelConfig, Arc<AnyProgram>>>,
@@ -54,20 +54,19 @@ impl Simulator {
 
     /// The same with other hostile schedules.
     pub fn seeded(gpu: Gpu, seed: u64) -> Self {
-        Self { gpu, table: None, seed, runs: AtomicU64::new(0), programs: Mutex::default() }
+        Self { gpu, table: Arc::default(), seed, runs: AtomicU64::new(0), programs: Mutex::default() }
     }
 
-    /// Asks this table of measured tiles instead of the shipped one; an empty table leaves everything to the rules.
+    /// Asks this table of measured tiles before the rules.
     #[must_use]
     pub fn with_table(mut self, table: impl Into<Arc<Table>>) -> Self {
-        self.table = Some(table.into());
+        self.table = table.into();
         self
     }
 
     /// The kernel that would be launched.
     pub fn plan(&self, problem: &Problem) -> Result<Plan, BackendError> {
-        let table = self.table.as_deref().unwrap_or_else(|| Table::shipped());
-        plan_by(problem, &self.gpu, ALLOCATED_ALIGNMENT, table).map_err(unsupported)
+        plan_by(problem, &self.gpu, ALLOCATED_ALIGNMENT, &self.table).map_err(unsupported)
     }
 
     /// The program of a kernel, built at the first call.

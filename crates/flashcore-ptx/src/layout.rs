@@ -264,7 +264,9 @@ pub struct Tile {
 #[non_exhaustive]
 pub enum TileError {
     /// Rows do not fill slabs.
-    #[error("a row of {row_bytes} bytes is no multiple of the {slab_bytes}-byte row of swizzle {swizzle:?}")]
+    #[error(
+        "a row of {row_bytes} bytes is not a multiple of the {slab_bytes}-byte row of swizzle {swizzle:?}"
+    )]
     Row {
         /// Bytes of a row.
         row_bytes: u32,
@@ -274,7 +276,7 @@ pub enum TileError {
         swizzle: Swizzle,
     },
     /// The rows are no multiple of eight, so the pattern does not fit.
-    #[error("{rows} rows are no multiple of 8")]
+    #[error("a swizzled tile has a multiple of 8 rows, not {rows}")]
     Rows {
         /// The rows.
         rows: u32,

@@ -73,7 +73,7 @@ fn errors_say_where_and_what() {
         (kernel(".param .b32 x;"), "5:1: `.param` in a kernel is not supported"),
         (kernel("call.uni f, ();"), "5:1: unknown instruction `call.uni`"),
         (kernel(".reg .f32 f; mov.f32 f, 99999999999999999999;"), "`99999999999999999999` is out of range"),
-        (kernel("/* never"), "5:1: comment without end"),
+        (kernel("/* never"), "5:1: unterminated comment"),
         (kernel("é"), "5:1: stray character `é`"),
     ] {
         let said = parse(&text).unwrap_err().to_string();

@@ -1,8 +1,8 @@
-//! What a call knows of one tensor: address, place, element type, extents and strides; made by `import`.
+//! What a call knows of one tensor or of an array of numbers: address, place, type, extents; made by `import`.
 
 use std::fmt;
 
-use flashcore::{DType, Layout, Operand};
+use flashcore::{DType, Index, Layout, Operand};
 use flashcore_core::Dims;
 
 use crate::{
@@ -36,6 +36,17 @@ pub(crate) enum Order {
     Bhsd,
     /// Batch, sequence, heads, dim.
     Bshd,
+    /// Sequence, heads, dim: sequences packed one after another.
+    Packed,
+}
+
+impl Order {
+    const fn rank(self) -> usize {
+        match self {
+            Self::Bhsd | Self::Bshd => 4,
+            Self::Packed => 3,
+        }
+    }
 }
 
 impl fmt::Display for Order {
@@ -43,6 +54,7 @@ impl fmt::Display for Order {
         f.write_str(match self {
             Self::Bhsd => "batch, heads, sequence, dim",
             Self::Bshd => "batch, sequence, heads, dim",
+            Self::Packed => "sequence, heads, dim",
         })
     }
 }
@@ -91,42 +103,105 @@ impl Array {
     /// Where the elements lie, batch × heads × sequence × dim.
     pub(crate) fn layout(&self, order: Order) -> Result<Layout, CallError> {
         let View { rank, extents, strides } = self.view;
-        if rank != MOST_DIMENSIONS {
+        if rank != order.rank() {
             return Err(CallError::Rank { operand: self.operand, rank, order });
         }
-        let unsigned = |numbers: [i64; 4]| {
-            let [batch, a, b, dim] = numbers.map(usize::try_from);
-            let (heads, seq) = if order == Order::Bhsd { (a, b) } else { (b, a) };
+        let sorted = |[a, b, c, d]: [i64; 4], batch: i64| {
+            let [batch, heads, seq, dim] = match order {
+                Order::Bhsd => [a, b, c, d],
+                Order::Bshd => [a, c, b, d],
+                Order::Packed => [batch, b, a, c],
+            };
+            let [batch, heads, seq, dim] = [batch, heads, seq, dim].map(usize::try_from);
             Some([batch.ok()?, heads.ok()?, seq.ok()?, dim.ok()?])
         };
-        let negative = CallError::NegativeStride { operand: self.operand, strides: strides.to_vec() };
-        let (Some([batch, heads, seq, dim]), Some(strides)) = (unsigned(extents), unsigned(strides)) else {
-            return Err(negative);
+        let (Some([batch, heads, seq, dim]), Some(strides)) = (sorted(extents, 1), sorted(strides, 0)) else {
+            let strides = strides[..rank].to_vec();
+            return Err(CallError::NegativeStride { operand: self.operand, strides });
         };
         Ok(Layout::strided(Dims::new(batch, heads, seq, dim), strides)?)
     }
 
     /// Demands f32 values, one after another, with these extents.
-    pub(crate) fn check_dense_f32(&self, extents: [usize; 3]) -> Result<(), CallError> {
-        let wanted = extents.map(|extent| extent as i64);
-        let dense = [wanted[1] * wanted[2], wanted[2], 1];
-        let View { rank, extents: given, strides } = self.view;
-        let steps = |at: usize| given[at] <= 1 || strides[at] == dense[at];
-        let empty = wanted.contains(&0);
-        let good =
-            rank == 3 && given[..3] == wanted && (empty || (0..3).all(steps)) && self.dtype == DType::F32;
-        let bytes = size_of::<f32>();
+    pub(crate) fn check_dense_f32(&self, extents: &[usize]) -> Result<(), CallError> {
+        let good = self.dtype == DType::F32 && self.view.is_dense(extents);
         if !good {
-            Err(CallError::Lse { extents })
-        } else if self.address.is_multiple_of(bytes) {
+            return Err(CallError::Lse { extents: extents.to_vec() });
+        }
+        self.check_alignment()
+    }
+
+    /// Number of elements.
+    pub(crate) fn count(&self) -> usize {
+        let extents = &self.view.extents[..self.view.rank];
+        extents.iter().product::<i64>().try_into().unwrap_or(0)
+    }
+
+    /// Demands an address at which such elements may lie.
+    pub(crate) fn check_alignment(&self) -> Result<(), CallError> {
+        let (operand, address, bytes) = (self.operand, self.address, self.dtype.bytes());
+        if address.is_multiple_of(bytes) {
             Ok(())
         } else {
-            Err(CallError::Unaligned { operand: self.operand, address: self.address, bytes })
+            Err(CallError::Unaligned { operand, address, bytes })
         }
+    }
+
+    /// Demands one value after another, as many as there are query heads.
+    pub(crate) fn check_sinks(&self, heads: usize) -> Result<(), CallError> {
+        if self.view.is_dense(&[heads]) {
+            return self.check_alignment();
+        }
+        Err(CallError::Sinks { given: self.count(), heads })
+    }
+}
+
+/// Lengths or offsets of a call, one after another.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Numbers {
+    pub(crate) operand: Operand,
+    pub(crate) address: usize,
+    pub(crate) place: Place,
+    pub(crate) index: Index,
+    pub(crate) len: usize,
+}
+
+impl Numbers {
+    /// Reads a DLPack view of integers.
+    ///
+    /// # Safety
+    /// The tensor's shape and strides must be those of a live producer.
+    pub(crate) unsafe fn read(tensor: &Tensor, operand: Operand) -> Result<Self, CallError> {
+        let index = match (tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes) {
+            (DataType::INT, 32, 1) => Index::I32,
+            (DataType::INT, 64, 1) => Index::I64,
+            _ => return Err(CallError::NotIntegers { operand, dtype: tensor.dtype.to_string() }),
+        };
+        // SAFETY: the caller's promise.
+        let view = unsafe { View::read(tensor, operand, Order::Bhsd)? };
+        let len = view.extents[0].try_into().unwrap_or(0);
+        if !view.is_dense(&[len]) {
+            return Err(CallError::NotAList { operand });
+        }
+        let address = (tensor.data as usize).wrapping_add(tensor.byte_offset as usize);
+        let bytes = index.bytes() as usize;
+        if !address.is_multiple_of(bytes) {
+            return Err(CallError::Unaligned { operand, address, bytes });
+        }
+        Ok(Self { operand, address, place: place(tensor.device, operand)?, index, len })
     }
 }
 
 impl View {
+    /// Whether it has these extents, and its elements lie one after another.
+    fn is_dense(&self, extents: &[usize]) -> bool {
+        let wanted = |at: usize| extents[at] as i64;
+        let same = self.rank == extents.len() && (0..self.rank).all(|at| self.extents[at] == wanted(at));
+        let dense = dense_strides(self.extents, self.rank);
+        let steps = |at: usize| self.extents[at] <= 1 || self.strides[at] == dense[at];
+        same && (extents.contains(&0) || (0..self.rank).all(steps))
+    }
+
     unsafe fn read(tensor: &Tensor, operand: Operand, order: Order) -> Result<Self, CallError> {
         let rank = usize::try_from(tensor.ndim).unwrap_or(usize::MAX);
         if rank > MOST_DIMENSIONS {

@@ -3,9 +3,9 @@
 //! Python code builds a [`Direct`] for torch and calls it first. What is out of the ordinary (gradients, tensors of mixed
 //! types, memory elsewhere) is not judged here: the answer is then None, and Python code takes the long way.
 
-use std::sync::Arc;
+use std::cell::RefCell;
 
-use flashcore::Operand;
+use flashcore::{DType, Operand};
 use pyo3::{
     intern,
     prelude::*,
@@ -13,17 +13,19 @@ use pyo3::{
 };
 
 use crate::{
-    array::Place,
+    array::{Array, Order, Place, View},
+    call::{Call, Kept, WIDEST, stream_of},
     exchange::Exchange,
-    forward::Call,
-    import::{Imported, Request, common_place},
-    job::{self, Job, Key, WIDEST},
-    options::Options,
+    import::Request,
+    options::{Options, Values},
 };
+
+/// Recipes kept by each thread; the oldest gives way.
+const KEPT: usize = 32;
 
 /// How to make one more tensor: a function and its arguments, kept ready.
 #[derive(FromPyObject)]
-pub(crate) struct Recipe {
+struct Recipe {
     #[pyo3(item(0))]
     function: Py<PyAny>,
     #[pyo3(item(1))]
@@ -37,6 +39,26 @@ impl Recipe {
         let keywords = self.keywords.as_ref().map(|keywords| keywords.bind(py));
         self.function.bind(py).call(self.arguments.bind(py), keywords)
     }
+}
+
+/// What decides how an output looks: type, place and extents of q, features of v.
+#[derive(Clone, Copy, PartialEq)]
+struct Look {
+    place: Place,
+    dtype: DType,
+    order: Order,
+    q: View,
+    v: View,
+}
+
+impl Look {
+    fn new([q, _, v]: &[Array; 3], order: Order) -> Self {
+        Self { place: q.place, dtype: q.dtype, order, q: q.view, v: v.view }
+    }
+}
+
+thread_local! {
+    static RECIPES: RefCell<Vec<(Look, Recipe)>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Attention for the tensors of a framework: whether it records gradients, and a recipe for the output of q and v.
@@ -54,7 +76,7 @@ impl Direct {
     }
 
     /// The result, new or `out`; None where the long way has to be taken.
-    #[pyo3(signature = (q, k, v, out, options, /))]
+    #[pyo3(signature = (q, k, v, out, options, values=None, /))]
     fn attention<'py>(
         &self,
         q: &Bound<'py, PyAny>,
@@ -62,24 +84,34 @@ impl Direct {
         v: &Bound<'py, PyAny>,
         out: Option<Bound<'py, PyAny>>,
         options: &Options,
+        values: Option<&Values>,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
         let same = |other: &Bound<'py, PyAny>| other.get_type_ptr() == q.get_type_ptr();
         if !same(k) || !same(v) || !out.as_ref().is_none_or(same) || self.records(&[q, k, v])? {
             return Ok(None);
         }
         let Some(exchange) = Exchange::of(q) else { return Ok(None) };
-        let read = |object, operand| request(options).view(exchange, object, operand);
+        let (py, mut kept) = (q.py(), Kept::default());
+        // By the exchange API: on the framework's own stream, in types that DLPack has.
+        let request = Request { stream: None, order: options.order, bits_are_bf16: false };
+        let mut read = |object, operand| request.input(object, operand).map(|imported| kept.keep(imported));
         let inputs = [read(q, Operand::Q)?, read(k, Operand::K)?, read(v, Operand::V)?];
-        let Some(out) = out else { return self.with_new_output(exchange, q, v, inputs, options) };
-        let call = Call { inputs, out: read(&out, Operand::Out)?, lse: None };
-        call.compute(q.py(), options, None, false)?;
-        Ok(Some(out))
+        let made = match out {
+            Some(out) => out,
+            None => self.output(py, &inputs, options.order, [q, v])?,
+        };
+        let mut call = Call::new(inputs, read(&made, Operand::Out)?);
+        if let Some(values) = values {
+            call.bind(py, values, request, &mut kept)?;
+        }
+        let place = call.place()?;
+        if !call.arrays[3].address.is_multiple_of(WIDEST) && place != Place::Host {
+            return Ok(None);
+        }
+        let stream = stream_of(py, place, None, Some(exchange))?;
+        py.detach(|| call.compute(options, place, stream))?;
+        Ok(Some(made))
     }
-}
-
-/// Views by the exchange API: on the framework's own stream, in types that DLPack has.
-fn request(options: &Options) -> Request {
-    Request { stream: None, order: options.asked.order, bits_are_bf16: false }
 }
 
 impl Direct {
@@ -97,46 +129,39 @@ impl Direct {
         Ok(false)
     }
 
-    fn with_new_output<'py>(
+    /// A new output, by a recipe that is found again for tensors of the same look.
+    fn output<'py>(
         &self,
-        exchange: Exchange,
-        q: &Bound<'py, PyAny>,
-        v: &Bound<'py, PyAny>,
-        inputs: [Imported; 3],
-        options: &Options,
-    ) -> PyResult<Option<Bound<'py, PyAny>>> {
-        let py = q.py();
-        let arrays = inputs.each_ref().map(|imported| &imported.array);
-        let place = common_place(&arrays)?;
-        let key = Key::new(arrays, None, place, &options.asked)?;
-        let known = job::find(&key);
-        let fresh = match &known {
-            Some(_) => None,
-            None => Some(self.recipe.bind(py).call1((q, v))?.extract::<Recipe>()?),
-        };
-        let Some(recipe) = known.as_ref().and_then(|job| job.recipe.as_ref()).or(fresh.as_ref()) else {
-            return Ok(None);
-        };
-        let made = recipe.make(py)?;
-        let call = Call { inputs, out: request(options).view(exchange, &made, Operand::Out)?, lse: None };
-        if !call.output_is_good(place) {
-            return Ok(None);
+        py: Python<'py>,
+        inputs: &[Array; 3],
+        order: Order,
+        [q, v]: [&Bound<'py, PyAny>; 2],
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let look = Look::new(inputs, order);
+        let known = RECIPES.with_borrow_mut(|recipes| {
+            let at = recipes.iter().position(|(seen, _)| *seen == look)?;
+            recipes[..=at].rotate_right(1);
+            Some(recipes[0].1.make(py))
+        });
+        match known {
+            Some(made) => made,
+            None => self.learn(py, look, [q, v]),
         }
-        let job: Arc<Job> = match known {
-            Some(job) => job,
-            None => {
-                let arrays = call.arrays();
-                py.detach(|| job::prepare(key, arrays, fresh))?
-            }
-        };
-        call.run(py, &job, place, None)?;
-        Ok(Some(made))
     }
-}
 
-impl Call {
-    /// Whether the output lies where the inputs do, at an address that suits every kernel.
-    fn output_is_good(&self, place: Place) -> bool {
-        self.out.array.place == place && self.out.array.address.is_multiple_of(WIDEST)
+    #[cold]
+    fn learn<'py>(
+        &self,
+        py: Python<'py>,
+        look: Look,
+        [q, v]: [&Bound<'py, PyAny>; 2],
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let recipe = self.recipe.bind(py).call1((q, v))?.extract::<Recipe>()?;
+        let made = recipe.make(py)?;
+        RECIPES.with_borrow_mut(|recipes| {
+            recipes.insert(0, (look, recipe));
+            recipes.truncate(KEPT);
+        });
+        Ok(made)
     }
 }

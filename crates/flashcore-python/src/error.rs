@@ -39,7 +39,29 @@ pub(crate) enum CallError {
     #[error("{operand} lies at {address:#x}, which is no multiple of its {bytes}-byte elements; copy it")]
     Unaligned { operand: Operand, address: usize, bytes: usize },
     #[error("lse must be float32, dense, {extents:?}")]
-    Lse { extents: [usize; 3] },
+    Lse { extents: Vec<usize> },
+    #[error("{given} sinks for {heads} query heads; give one logit per query head, one after another")]
+    Sinks { given: usize, heads: usize },
+    #[error("{operand} are {dtype}; convert them to int32, as by x.astype(\"int32\") or, in torch, x.int()")]
+    NotIntegers { operand: Operand, dtype: String },
+    #[error("{operand} must have one dimension and no gaps; copy them, in torch by x.contiguous()")]
+    NotAList { operand: Operand },
+    #[error("{operand} have {given} entries but {needed} are needed: {what}")]
+    Count { operand: Operand, given: usize, needed: usize, what: &'static str },
+    #[error("{operand}[{at}] is {value} but must be from 0 to 4294967295")]
+    Negative { operand: Operand, at: usize, value: i64 },
+    #[error("{operand} are {other} bytes wide but the lengths of q {first}; give both one type")]
+    Widths { operand: Operand, other: u32, first: u32 },
+    #[error("there is nothing to merge; give at least one part")]
+    NoParts,
+    #[error("{parts} parts but {lses} log-sum-exps; give one for each part")]
+    PartLses { parts: usize, lses: usize },
+    #[error("all parts must have one shape and one order of memory; copy them, in torch by x.contiguous()")]
+    OtherPart,
+    #[error("packed sequences need offsets of queries and of keys; pass both")]
+    Offsets,
+    #[error("key ranges cannot be joined with lengths; pass one of them")]
+    RangesAndLengths,
     #[error("{given} key ranges for a batch of {batch}; give one per batch entry")]
     RangeCount { given: usize, batch: usize },
     #[error("batch entry {entry} uses the keys from {start} to {end}, of {seq}")]
@@ -84,7 +106,9 @@ impl From<CallError> for PyErr {
         let text = error.to_string();
         match error {
             CallError::Python(error) => error,
-            CallError::NotATensor { .. } | CallError::Elements { .. } => PyTypeError::new_err(text),
+            CallError::NotATensor { .. } | CallError::Elements { .. } | CallError::NotIntegers { .. } => {
+                PyTypeError::new_err(text)
+            }
             CallError::Problem(ProblemError::DType { .. }) => PyTypeError::new_err(text),
             CallError::Problem(ProblemError::OutOfMemory { .. }) => PyMemoryError::new_err(text),
             CallError::Cuda(cuda::Error::Driver(cuda::driver::Error::OutOfMemory { .. })) => {

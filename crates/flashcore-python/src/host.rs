@@ -9,12 +9,15 @@ use std::{
     },
 };
 
-use flashcore::{Backend, BackendError, DType, Layout, Problem, bf16, f16};
-use flashcore_core::{Data, DataMut, HostCall};
+use flashcore::{Backend, BackendError, DType, Index, Layout, Problem, Values, bf16, f16};
+use flashcore_core::{Data, DataMut, HostCall, MergeCall, MergeProblem};
 use flashcore_cpu::Cpu;
 use rayon::ThreadPoolBuilder;
 
-use crate::error::CallError;
+use crate::{
+    array::{Array, Numbers},
+    error::CallError,
+};
 
 /// The backend in use; replaced, never freed, because a forked child cannot join its parent's threads.
 static CPU: AtomicPtr<Cpu> = AtomicPtr::new(null_mut());
@@ -46,6 +49,7 @@ pub(crate) fn after_fork() {
 /// problem has rows (lse). Out and lse must share no memory with the others, and nobody may write any of it meanwhile.
 pub(crate) unsafe fn run(
     problem: &Problem,
+    values: &Values,
     [q, k, v, out]: [usize; 4],
     lse: Option<usize>,
 ) -> Result<(), CallError> {
@@ -57,15 +61,87 @@ pub(crate) unsafe fn run(
     let out = unsafe { write(out, dtype, problem.out())? };
     // SAFETY: the caller's promise.
     let lse = lse.map(|at| unsafe { from_raw_parts_mut(pointer::<f32>(at, problem.rows()), problem.rows()) });
-    let mut call = HostCall::bind_erased(problem, inputs, out, lse)?;
+    let mut call = HostCall::bind_erased(problem, values, inputs, out, lse)?;
     cpu()?.forward(&mut call)?;
     Ok(())
+}
+
+/// Merges partial results on host memory: addresses of the parts and of their LSE, or of the first of all where they are
+/// stacked.
+///
+/// # Safety
+/// As [`run`].
+pub(crate) unsafe fn merge(
+    problem: &MergeProblem,
+    parts: &[u64],
+    lses: &[u64],
+    out: usize,
+    lse: Option<usize>,
+) -> Result<(), CallError> {
+    let (rows, count) = (problem.rows(), problem.parts().count() / problem.parts().tensors());
+    let reach = problem.part().span() + (count - 1) * problem.stride();
+    // SAFETY: the caller's promise.
+    let parts = parts.iter().map(|&at| unsafe { elements(at as usize, problem.dtype(), reach) });
+    let parts = parts.collect::<Result<Vec<_>, _>>()?;
+    // SAFETY: the caller's promise.
+    let values = |at: usize, len: usize| unsafe { from_raw_parts(pointer::<f32>(at, len), len) };
+    let lses: Vec<_> = lses.iter().map(|&at| values(at as usize, rows * count)).collect();
+    // SAFETY: the caller's promise.
+    let out = unsafe { write(out, problem.out_dtype(), problem.out())? };
+    // SAFETY: the caller's promise.
+    let lse = lse.map(|at| unsafe { from_raw_parts_mut(pointer::<f32>(at, rows), rows) });
+    cpu()?.merge(&mut MergeCall::bind(problem, &parts, &lses, out, lse)?)?;
+    Ok(())
+}
+
+/// Lengths or offsets on the host; a view that its producer handed out and its caller holds.
+pub(crate) fn lengths(numbers: &Numbers) -> Result<Arc<[u32]>, CallError> {
+    let Numbers { operand, address, len, .. } = *numbers;
+    // SAFETY: `Numbers::read` saw as many numbers of that width, one after another, at an aligned address.
+    let wide: Vec<i64> = unsafe {
+        match numbers.index {
+            Index::I32 => {
+                from_raw_parts(pointer::<i32>(address, len), len).iter().map(|&x| x.into()).collect()
+            }
+            Index::I64 => from_raw_parts(pointer::<i64>(address, len), len).to_vec(),
+        }
+    };
+    let narrow = |(at, value): (usize, i64)| {
+        u32::try_from(value).map_err(|_| CallError::Negative { operand, at, value })
+    };
+    wide.into_iter().enumerate().map(narrow).collect()
+}
+
+/// The sinks of `len` heads on the host; a view that its producer handed out and its caller holds.
+pub(crate) fn sinks(array: &Array, len: usize) -> Result<Arc<[f32]>, CallError> {
+    array.check_sinks(len)?;
+    // SAFETY: checked just now: as many values, one after another, at an aligned address.
+    unsafe {
+        match array.dtype {
+            DType::F16 => {
+                let values = from_raw_parts(pointer::<f16>(array.address, len), len);
+                Ok(values.iter().map(|x| x.to_f32()).collect())
+            }
+            DType::BF16 => {
+                let values = from_raw_parts(pointer::<bf16>(array.address, len), len);
+                Ok(values.iter().map(|x| x.to_f32()).collect())
+            }
+            DType::F32 => Ok(from_raw_parts(pointer::<f32>(array.address, len), len).into()),
+            other => Err(unsupported(other)),
+        }
+    }
 }
 
 /// # Safety
 /// There must be a live tensor of that layout at that address.
 unsafe fn read<'a>(at: usize, dtype: DType, layout: &Layout) -> Result<Data<'a>, CallError> {
-    let len = layout.span();
+    // SAFETY: the caller's promise.
+    unsafe { elements(at, dtype, layout.span()) }
+}
+
+/// # Safety
+/// There must be as many live elements at that address.
+unsafe fn elements<'a>(at: usize, dtype: DType, len: usize) -> Result<Data<'a>, CallError> {
     // SAFETY: the caller's promise.
     unsafe {
         match dtype {

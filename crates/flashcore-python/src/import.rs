@@ -9,16 +9,16 @@ use pyo3::{
 };
 
 use crate::{
-    array::{Array, Order, Place},
+    array::{Array, Numbers, Order},
     dlpack::Tensor,
     error::CallError,
     exchange::Exchange,
     owned::Owned,
 };
 
-/// A tensor, with what keeps its memory alive beside the Python object.
-pub(crate) struct Imported {
-    pub(crate) array: Array,
+/// A tensor or an array of numbers, with what keeps its memory alive beside the Python object.
+pub(crate) struct Imported<T = Array> {
+    pub(crate) array: T,
     pub(crate) exchange: Option<Exchange>,
     pub(crate) owned: Option<Owned>,
 }
@@ -37,21 +37,19 @@ pub(crate) struct Request {
 impl Request {
     /// Reads an input.
     pub(crate) fn input(self, object: &Bound<'_, PyAny>, operand: Operand) -> Result<Imported, CallError> {
-        if let Some(exchange) = Exchange::of(object) {
-            return self.view(exchange, object, operand);
-        }
-        let owned = self.take(object, operand)?;
-        self.read(owned.tensor(), operand, None, Some(owned))
+        // SAFETY: `fetch` hands out views of what lives.
+        self.fetch(object, operand)?
+            .read(|tensor| unsafe { Array::read(tensor, operand, self.order, self.bits_are_bf16) })
     }
 
-    /// Reads a tensor by its framework's exchange API.
-    pub(crate) fn view(
+    /// Reads lengths or offsets.
+    pub(crate) fn numbers(
         self,
-        exchange: Exchange,
         object: &Bound<'_, PyAny>,
         operand: Operand,
-    ) -> Result<Imported, CallError> {
-        self.read(exchange.view(object)?, operand, Some(exchange), None)
+    ) -> Result<Imported<Numbers>, CallError> {
+        // SAFETY: `fetch` hands out views of what lives.
+        self.fetch(object, operand)?.read(|tensor| unsafe { Numbers::read(tensor, operand) })
     }
 
     /// Reads what will be written.
@@ -63,16 +61,13 @@ impl Request {
         }
     }
 
-    fn read(
-        self,
-        tensor: Tensor,
-        operand: Operand,
-        exchange: Option<Exchange>,
-        owned: Option<Owned>,
-    ) -> Result<Imported, CallError> {
-        // SAFETY: the view is that of an object which the caller holds, or of `owned`.
-        let array = unsafe { Array::read(&tensor, operand, self.order, self.bits_are_bf16)? };
-        Ok(Imported { array, exchange, owned })
+    /// The view of an object: by its framework's exchange API, or by a capsule.
+    fn fetch(self, object: &Bound<'_, PyAny>, operand: Operand) -> Result<Fetched, CallError> {
+        if let Some(exchange) = Exchange::of(object) {
+            return Ok(Fetched { tensor: exchange.view(object)?, exchange: Some(exchange), owned: None });
+        }
+        let owned = self.take(object, operand)?;
+        Ok(Fetched { tensor: owned.tensor(), exchange: None, owned: Some(owned) })
     }
 
     fn take(self, object: &Bound<'_, PyAny>, operand: Operand) -> Result<Owned, CallError> {
@@ -101,6 +96,19 @@ impl Request {
     }
 }
 
+/// A view, valid while the object or `owned` lives.
+struct Fetched {
+    tensor: Tensor,
+    exchange: Option<Exchange>,
+    owned: Option<Owned>,
+}
+
+impl Fetched {
+    fn read<T>(self, read: impl FnOnce(&Tensor) -> Result<T, CallError>) -> Result<Imported<T>, CallError> {
+        Ok(Imported { array: read(&self.tensor)?, exchange: self.exchange, owned: self.owned })
+    }
+}
+
 /// Why a producer did not hand over a tensor: mostly for its element type, which DLPack or the producer does not have.
 fn refusal(error: PyErr, object: &Bound<'_, PyAny>, operand: Operand) -> CallError {
     let py = object.py();
@@ -117,15 +125,4 @@ fn refusal(error: PyErr, object: &Bound<'_, PyAny>, operand: Operand) -> CallErr
 fn is_taken(dtype: &str) -> bool {
     let name = dtype.rsplit('.').next().unwrap_or(dtype);
     ["float16", "bfloat16", "float32"].contains(&name)
-}
-
-/// Demands that all tensors are in one place; tells which.
-pub(crate) fn common_place(arrays: &[&Array]) -> Result<Place, CallError> {
-    let first = arrays[0];
-    match arrays.iter().find(|array| array.place != first.place) {
-        Some(other) => {
-            Err(CallError::Places { operand: other.operand, place: other.place, first: first.place })
-        }
-        None => Ok(first.place),
-    }
 }

@@ -21,7 +21,7 @@ impl Launched {
     /// # Safety
     /// The stream must be alive.
     pub(crate) unsafe fn record(index: u32, stream: usize, inputs: Vec<Owned>) -> Result<Self, CallError> {
-        let device = device::open(index)?.0.device();
+        let device = device::open(index)?.device();
         let event = Event::new(device)?;
         // SAFETY: the caller's promise.
         event.record(&unsafe { Stream::from_raw(device, stream as *mut _)? })?;
@@ -44,7 +44,7 @@ impl Launched {
             // −1 is DLPack's "do not synchronise".
             Some(-1) => {}
             Some(stream) => {
-                let device = device::open(self.index)?.0.device();
+                let device = device::open(self.index)?.device();
                 // SAFETY: the consumer that asks is alive, and so is its stream.
                 let stream =
                     unsafe { Stream::from_raw(device, stream as *mut _) }.map_err(CallError::from)?;

@@ -1,25 +1,26 @@
 //! The extension module behind `import flashcore`: tensors by DLPack, attention by FlashCore.
 //!
 //! Python code (python/flashcore) knows frameworks, masks and other libraries' signatures; this crate knows memory.
-//! [`forward`] is the one call: [`import`] reads tensors ([`exchange`] without a call into Python, [`owned`] by a
-//! capsule, whose structures [`dlpack`] declares) into [`array`]s, [`job`] finds or makes what is to be computed from
-//! them and the [`options`], [`host`] and [`device`] compute it. [`direct`] is the short way there for torch. [`error`]
-//! says which exception stands for what.
+//! [`call`] is the one call: [`import`] reads tensors ([`exchange`] without a call into Python, [`owned`] by a
+//! capsule, whose structures [`dlpack`] declares) into [`array`]s, which with the [`options`] are a problem; [`host`]
+//! and [`device`] compute it ([`parts`] where batch entries differ). [`direct`] is the short way there for torch.
+//! [`error`] says which exception stands for what.
 
 mod array;
+mod call;
 mod config;
 mod device;
 mod direct;
 mod dlpack;
 mod error;
 mod exchange;
-mod forward;
 mod host;
 mod import;
-mod job;
 mod launched;
+mod merge;
 mod options;
 mod owned;
+mod parts;
 
 use pyo3::prelude::*;
 
@@ -31,7 +32,14 @@ mod _native {
     use pyo3::{prelude::*, types::IntoPyDict};
 
     #[pymodule_export]
-    use crate::{config::config, direct::Direct, forward::forward, launched::Launched, options::Options};
+    use crate::{
+        call::forward,
+        config::config,
+        direct::Direct,
+        launched::Launched,
+        merge::merge,
+        options::{Options, Values},
+    };
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -58,7 +66,7 @@ mod _native {
     /// A stream of ours on a GPU, as a DLPack stream number, for frameworks that have none to offer.
     #[pyfunction]
     fn own_stream(index: u32) -> PyResult<usize> {
-        Ok(crate::device::open(index)?.1.raw() as usize)
+        Ok(crate::device::open(index)?.stream().raw() as usize)
     }
 }
 

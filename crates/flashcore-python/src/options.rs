@@ -1,39 +1,26 @@
-//! What a call asks for beside its tensors: made in Python once, compared by every call.
-
-use std::sync::Arc;
+//! What a call asks for beside its tensors: options, made in Python once, and values, which change from call to call.
 
 use flashcore::Mask;
 use pyo3::{exceptions::PyValueError, prelude::*};
 
 use crate::array::Order;
 
-/// Options of attention, checked as far as they can be without tensors.
+/// Options of attention, checked as far as they can be without tensors: `flashcore._options.Options` in Rust.
 ///
-/// `left` and `right` bound the keys that a query sees around its diagonal. `starts` and `ends` are the first and the
-/// one-past-last key of each batch entry; the diagonal is that of the keys between them.
+/// `left` and `right` bound the keys that a query sees around its diagonal.
 #[pyclass(frozen, module = "flashcore._native")]
+#[derive(Debug)]
 pub(crate) struct Options {
-    pub(crate) asked: Arc<Asked>,
-}
-
-/// The contents of [`Options`].
-#[derive(PartialEq, Debug)]
-pub(crate) struct Asked {
     pub(crate) order: Order,
     pub(crate) mask: Mask,
     pub(crate) scale: Option<f32>,
     pub(crate) softcap: Option<f32>,
-    pub(crate) sinks: Option<Arc<[f32]>>,
-    pub(crate) starts: Option<Vec<u32>>,
-    pub(crate) ends: Option<Arc<[u32]>>,
 }
 
 #[pymethods]
 impl Options {
     #[new]
-    #[pyo3(signature = (layout, *, left=None, right=None, top_left=false, scale=None, softcap=None, sinks=None,
-                        starts=None, ends=None))]
-    #[expect(clippy::too_many_arguments, reason = "keywords of a Python constructor")]
+    #[pyo3(signature = (layout, *, left=None, right=None, top_left=false, scale=None, softcap=None))]
     fn new(
         layout: &str,
         left: Option<u32>,
@@ -41,26 +28,53 @@ impl Options {
         top_left: bool,
         scale: Option<f32>,
         softcap: Option<f32>,
-        sinks: Option<Vec<f32>>,
-        starts: Option<Vec<u32>>,
-        ends: Option<Vec<u32>>,
     ) -> PyResult<Self> {
         let mask = Mask::window(left, right);
         let mask = if top_left { mask.top_left() } else { mask };
-        let (order, sinks, ends) = (order(layout)?, sinks.map(Into::into), ends.map(Into::into));
-        let asked = Asked { order, mask, scale, softcap, sinks, starts, ends };
-        Ok(Self { asked: Arc::new(asked) })
+        Ok(Self { order: order(layout)?, mask, scale, softcap })
     }
 
     fn __repr__(&self) -> String {
-        format!("{:?}", self.asked)
+        format!("{self:?}")
     }
 }
 
-fn order(layout: &str) -> PyResult<Order> {
+pub(crate) fn order(layout: &str) -> PyResult<Order> {
     match layout {
         "bhsd" => Ok(Order::Bhsd),
         "bshd" => Ok(Order::Bshd),
+        "packed" => Ok(Order::Packed),
         other => Err(PyValueError::new_err(format!("unknown layout `{other}`; use \"bhsd\" or \"bshd\""))),
+    }
+}
+
+/// Lengths and sinks of one call.
+///
+/// `lengths_q` and `lengths_kv` are arrays of int32 or int64 where the tensors are: used lengths of each batch entry, or
+/// offsets where sequences are packed; `sinks` is an array of floats. Nothing of it is read before the kernel runs, where
+/// the tensors are on a GPU. `longest` bounds the queries and the keys of packed sequences. `ranges`, on the host, are
+/// the first and the one-past-last key of each batch entry.
+#[pyclass(frozen, module = "flashcore._native")]
+#[derive(Default)]
+pub(crate) struct Values {
+    pub(crate) lengths_q: Option<Py<PyAny>>,
+    pub(crate) lengths_kv: Option<Py<PyAny>>,
+    pub(crate) sinks: Option<Py<PyAny>>,
+    pub(crate) longest: Option<(usize, usize)>,
+    pub(crate) ranges: Option<(Vec<u32>, Vec<u32>)>,
+}
+
+#[pymethods]
+impl Values {
+    #[new]
+    #[pyo3(signature = (lengths_q=None, lengths_kv=None, sinks=None, longest=None, ranges=None))]
+    fn new(
+        lengths_q: Option<Py<PyAny>>,
+        lengths_kv: Option<Py<PyAny>>,
+        sinks: Option<Py<PyAny>>,
+        longest: Option<(usize, usize)>,
+        ranges: Option<(Vec<u32>, Vec<u32>)>,
+    ) -> Self {
+        Self { lengths_q, lengths_kv, sinks, longest, ranges }
     }
 }

@@ -10,9 +10,11 @@ use flashcore_ptx::{
 use crate::{
     builder::Builder,
     error::FaultKind,
+    expr::Expr,
+    lower::Arg,
     memory::Shared,
     scope::Scope,
-    value::{Reg, U32, Val},
+    value::{Reg, U32},
 };
 
 /// Most arrivals, and most bytes, that an mbarrier counts in one phase (PTX ISA, "mbarrier").
@@ -175,23 +177,25 @@ impl Mbarrier {
 
     /// Waits until the phase of the given parity has completed.
     #[track_caller]
-    pub fn wait(self, b: &mut Builder, parity: impl Into<Val<U32>>) {
-        self.wait_seeing(b, parity.into(), &[]);
+    pub fn wait(self, b: &mut Builder, parity: impl Into<Expr<U32>>) {
+        let parity = b.arg(parity);
+        self.wait_seeing(b, parity, &[]);
     }
 
     /// As [`wait`](Self::wait), where the phase tells of stores by other CTAs of the cluster.
     #[track_caller]
-    pub fn wait_for_peers(self, b: &mut Builder, parity: impl Into<Val<U32>>) {
-        self.wait_seeing(b, parity.into(), &[Mod::Acquire, Mod::Cluster]);
+    pub fn wait_for_peers(self, b: &mut Builder, parity: impl Into<Expr<U32>>) {
+        let parity = b.arg(parity);
+        self.wait_seeing(b, parity, &[Mod::Acquire, Mod::Cluster]);
     }
 
     #[track_caller]
-    fn wait_seeing(self, b: &mut Builder, parity: Val<U32>, whose: &[Mod]) {
+    fn wait_seeing(self, b: &mut Builder, parity: Arg, whose: &[Mod]) {
         let again = b.label("wait");
         b.place(&again);
         // Lanes may see the phase flip at different times, so that they may part here; all leave in the same phase.
-        let done = b.fresh_pred(parity.scope().min(self.at.base.scope()));
-        let operands = [Operand::Reg(done.id), self.at.operand(), parity.operand()];
+        let done = b.fresh_pred(parity.scope.min(self.at.base.scope()));
+        let operands = [Operand::Reg(done.id), self.at.operand(), parity.operand];
         let mods = [&[Mod::Parity], whose, &[Mod::SharedCta, B64]].concat();
         b.emit(Op::MbarrierTryWait, &mods, operands);
         b.spin(done, &again);

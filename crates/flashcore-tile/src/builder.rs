@@ -20,7 +20,7 @@ use crate::{
     error::{Fault, FaultKind},
     roles::WARPGROUP,
     scope::Scope,
-    value::{Pred, Reg, Type, U32, Val},
+    value::{Pred, Reg, Type, U32},
     wgmma::Groups,
 };
 
@@ -236,14 +236,14 @@ impl Builder {
     #[track_caller]
     pub fn lane(&mut self) -> Reg<U32> {
         let thread = self.thread();
-        self.and(thread, 31)
+        self.let_(thread % 32)
     }
 
     /// Index of the warp in the CTA, the same in all lanes of the warp.
     #[track_caller]
     pub fn warp(&mut self) -> Reg<U32> {
         let thread = self.thread();
-        let warp = self.shr(thread, 5);
+        let warp = self.let_(thread / 32);
         self.broadcast(warp, Scope::Warp)
     }
 
@@ -251,7 +251,7 @@ impl Builder {
     #[track_caller]
     pub fn warpgroup(&mut self) -> Reg<U32> {
         let thread = self.thread();
-        let group = self.shr(thread, 7);
+        let group = self.let_(thread / WARPGROUP);
         self.broadcast(group, Scope::Warpgroup)
     }
 
@@ -279,9 +279,4 @@ impl Builder {
 
 fn shared_symbol() -> Name {
     Ident::new("fc_shared").map(Name::from).expect("a constant name is legal")
-}
-
-/// The smallest scope among values.
-pub(crate) fn join<T: Type, const N: usize>(values: [Val<T>; N]) -> Scope {
-    values.into_iter().map(Val::scope).min().unwrap_or(Scope::Grid)
 }

@@ -15,6 +15,7 @@ use flashcore_ptx::{
 use crate::{
     builder::Builder,
     error::FaultKind,
+    expr::Cond,
     scope::{Scope, UniformScope},
     value::Pred,
 };
@@ -42,7 +43,8 @@ impl<S: UniformScope> Uniform<S> {
 impl Builder {
     /// Claims that all threads of `S` agree on a condition; refused where the builder does not know it.
     #[track_caller]
-    pub fn uniform<S: UniformScope>(&mut self, pred: Pred) -> Uniform<S> {
+    pub fn uniform<S: UniformScope>(&mut self, cond: impl Into<Cond>) -> Uniform<S> {
+        let pred = self.pred(cond);
         if pred.scope < S::SCOPE {
             self.fault(FaultKind::NotUniform { needed: S::SCOPE, actual: pred.scope });
         }
@@ -51,7 +53,8 @@ impl Builder {
 
     /// Runs `body` in the threads where the condition holds.
     #[track_caller]
-    pub fn if_(&mut self, cond: Pred, body: impl FnOnce(&mut Self)) {
+    pub fn if_(&mut self, cond: impl Into<Cond>, body: impl FnOnce(&mut Self)) {
+        let cond = self.pred(cond);
         let end = self.label("end");
         self.branch(Some(cond.not()), &end);
         self.block(cond.scope, body);
@@ -83,7 +86,8 @@ impl Builder {
 
     /// Executes each instruction of `body` only where the condition holds, without a branch.
     #[track_caller]
-    pub fn predicated(&mut self, cond: Pred, body: impl FnOnce(&mut Self)) {
+    pub fn predicated(&mut self, cond: impl Into<Cond>, body: impl FnOnce(&mut Self)) {
+        let cond = self.pred(cond);
         let (guard, converged) = (self.guard, self.converged);
         let both = guard.map_or(cond, |outer| {
             self.guard = None;
@@ -98,10 +102,11 @@ impl Builder {
 
     /// Repeats `body` as long as `cond`, evaluated before each turn, holds.
     #[track_caller]
-    pub fn while_(&mut self, cond: impl FnOnce(&mut Self) -> Pred, body: impl FnOnce(&mut Self)) {
+    pub fn while_<C: Into<Cond>>(&mut self, cond: impl FnOnce(&mut Self) -> C, body: impl FnOnce(&mut Self)) {
         let (head, exit) = (self.label("while"), self.label("done"));
         self.place(&head);
         let go_on = cond(self);
+        let go_on = self.pred(go_on);
         self.branch(Some(go_on.not()), &exit);
         let around = self.enter(go_on.scope);
         body(self);

@@ -2,7 +2,9 @@
 
 use std::{fmt, panic::Location};
 
-use crate::scope::Scope;
+use flashcore_ptx::verify::Group;
+
+use crate::{element::Element, scope::Scope};
 
 /// One fault of a kernel's author, and the line that made it.
 #[derive(Clone, PartialEq, Debug)]
@@ -11,6 +13,13 @@ pub struct Fault {
     pub at: &'static Location<'static>,
     /// What is wrong with it.
     pub kind: FaultKind,
+}
+
+impl Fault {
+    /// Its line and its message.
+    pub(crate) fn said(&self) -> (Option<String>, String) {
+        (Some(format!("{}:{}", self.at.file(), self.at.line())), self.kind.to_string())
+    }
 }
 
 impl fmt::Display for Fault {
@@ -76,6 +85,12 @@ pub enum FaultKind {
     /// A shared-memory tile whose base or extent the hardware cannot take.
     #[error("{0}")]
     Tile(String),
+    /// Two values of an element do not fill a register.
+    #[error("two values are packed as 16-bit floats, not as {}", element.name())]
+    Pack {
+        /// What they should become.
+        element: Element,
+    },
     /// More than sixteen named barriers.
     #[error("a CTA has 16 named barriers and all are taken")]
     NamedBarriers,
@@ -139,7 +154,7 @@ pub enum FaultKind {
         target: flashcore_ptx::target::Target,
     },
     /// An mbarrier count that the hardware cannot hold.
-    #[error("an mbarrier that counts {count} {what}: it counts from 1 to {most}")]
+    #[error("an mbarrier counts 1 to {most} {what}, not {count}")]
     MbarrierCount {
         /// What is counted.
         what: &'static str,
@@ -157,7 +172,7 @@ pub enum FaultKind {
         reserved: u32,
     },
     /// An alignment that shared memory does not have.
-    #[error("alignment {align}: it must be a power of two, at most {most}")]
+    #[error("an alignment must be a power of two, at most {most}, not {align}")]
     Align {
         /// What was asked for.
         align: u32,
@@ -171,7 +186,7 @@ pub enum FaultKind {
     #[error("division by the constant zero")]
     DivisionByZero,
     /// Two parameters of one name.
-    #[error("a parameter `{0}` is declared already")]
+    #[error("parameter `{0}` is already declared")]
     ParameterTwice(String),
     /// A program whose name or parameters are not those of its kernel.
     #[error(
@@ -192,13 +207,13 @@ pub enum FaultKind {
     Name(#[from] flashcore_ptx::ident::BadIdent),
 }
 
-/// A program that was refused: every fault, each with its line.
+/// A program that was refused: every cause once, with its first line and how often it came up.
 #[derive(Clone, PartialEq, Debug)]
 pub struct BuildError {
     /// The kernel.
     pub kernel: String,
     /// What is wrong.
-    pub faults: Vec<String>,
+    pub faults: Vec<Group>,
 }
 
 impl fmt::Display for BuildError {

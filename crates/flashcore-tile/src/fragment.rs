@@ -88,7 +88,9 @@ impl Acc {
     pub fn pack_into(&self, b: &mut Builder, half: Half, into: &Fragment) {
         if self.regs.len() != 2 * into.regs.len() {
             let (cols, room) = (self.cols(), 4 * into.regs.len());
-            b.fault(FaultKind::Tile(format!("{cols} columns are rounded into a fragment of {room}")));
+            b.fault(FaultKind::Tile(format!(
+                "{cols} columns are packed into a fragment with room for {room}"
+            )));
         }
         for (pair, &dst) in self.regs.chunks_exact(2).zip(&into.regs) {
             b.pack_into(dst, half, pair[0], pair[1]);

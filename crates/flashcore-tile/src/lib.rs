@@ -7,7 +7,9 @@
 //! | concept | type | what it prevents |
 //! | --- | --- | --- |
 //! | register of a type | [`Reg`] | mixing integers, floats and predicates |
+//! | arithmetic on registers | [`Expr`], [`Cond`] | one builder call for each instruction; computing twice |
 //! | threads that agree | [`Scope`], [`Uniform`] | an `.aligned` instruction under divergence |
+//! | what a tile is made of | [`Element`] | sizes, swizzles and depths as bare numbers |
 //! | matrix tile in registers | [`Acc`], [`Fragment`] | wrong fragment layouts |
 //! | matrix product in flight | [`Pending`] | touching registers the tensor cores own |
 //! | tile in shared memory | [`SmemTile`], [`MatrixOperand`] | box, swizzle and descriptor that disagree |
@@ -22,8 +24,11 @@ mod barrier;
 mod builder;
 mod control;
 mod cp_async;
+mod element;
 mod error;
+mod expr;
 mod fragment;
+mod lower;
 mod memory;
 #[cfg(doctest)]
 mod misuse;
@@ -43,8 +48,11 @@ pub use barrier::{Mbarrier, NamedBarrier};
 pub use builder::{Builder, shared_limit};
 pub use control::{Carried, Uniform};
 pub use cp_async::CopyWidth;
+pub use element::{CHUNK_BYTES, Element};
 pub use error::{BuildError, Fault, FaultKind};
+pub use expr::{Cond, Expr};
 pub use fragment::{Acc, Fragment, ROWS_PER_THREAD};
+pub use lower::Term;
 pub use memory::{Global, Shared};
 pub use mma::{MMA_K, MMA_M, MatrixOrder, MatrixRows, MatrixView, Quad};
 pub use pipeline::{Pipeline, Stage};

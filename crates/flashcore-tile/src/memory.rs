@@ -8,6 +8,7 @@ use flashcore_ptx::{
 
 use crate::{
     builder::Builder,
+    expr::Expr,
     scope::Scope,
     value::{Bits, Reg, Type, U32, U64, Val},
 };
@@ -66,7 +67,7 @@ impl Shared {
     /// `bytes`, known at run time, further on.
     #[track_caller]
     #[must_use]
-    pub fn plus(self, b: &mut Builder, bytes: impl Into<Val<U32>>) -> Self {
+    pub fn plus(self, b: &mut Builder, bytes: impl Into<Expr<U32>>) -> Self {
         Self { base: b.add(self.base, bytes), offset: self.offset }
     }
 
@@ -127,9 +128,10 @@ impl Builder {
 
     /// The address, in the cluster's window, of what lies at `address` in the shared memory of CTA `rank`.
     #[track_caller]
-    pub fn peer_address(&mut self, address: Reg<U32>, rank: impl Into<Val<U32>>) -> Reg<U32> {
+    pub fn peer_address(&mut self, address: Reg<U32>, rank: impl Into<Expr<U32>>) -> Reg<U32> {
+        let rank = self.arg(rank);
         let dst = self.fresh::<U32>(Scope::Lane);
-        let operands = [dst.operand(), address.operand(), rank.into().operand()];
+        let operands = [dst.operand(), address.operand(), rank.operand];
         self.emit(Op::Mapa, &[Mod::SharedCluster, Mod::Type(U32::PTX)], operands);
         dst
     }
@@ -153,9 +155,10 @@ impl Builder {
 
     /// Adds to a number in global memory and returns what was there before.
     #[track_caller]
-    pub fn atomic_add(&mut self, at: impl Into<Global>, value: impl Into<Val<U32>>) -> Reg<U32> {
+    pub fn atomic_add(&mut self, at: impl Into<Global>, value: impl Into<Expr<U32>>) -> Reg<U32> {
+        let value = self.arg(value);
         let dst = self.fresh::<U32>(Scope::Lane);
-        let operands = [dst.operand(), at.into().operand(), value.into().operand()];
+        let operands = [dst.operand(), at.into().operand(), value.operand];
         self.emit(Op::Atom, &[Mod::Global, Mod::Add, Mod::Type(U32::PTX)], operands);
         dst
     }

@@ -34,6 +34,48 @@
 //! # }
 //! ```
 //!
+//! Operators mix them no more than methods do:
+//!
+//! ```
+//! # use flashcore_ptx::{ident::Ident, layout::Swizzle, target::Target};
+//! # use flashcore_tile::*;
+//! # fn kernel(b: &mut Builder) {
+//! let (x, i) = (b.var::<F32>(1.0), b.var::<U32>(1));
+//! b.let_(i * 2 + i);
+//! # }
+//! ```
+//!
+//! ```compile_fail,E0277
+//! # use flashcore_ptx::{ident::Ident, layout::Swizzle, target::Target};
+//! # use flashcore_tile::*;
+//! # fn kernel(b: &mut Builder) {
+//! let (x, i) = (b.var::<F32>(1.0), b.var::<U32>(1));
+//! b.let_(i * 2 + x);
+//! # }
+//! ```
+//!
+//! An expression that is used twice would be computed twice:
+//!
+//! ```
+//! # use flashcore_ptx::{ident::Ident, layout::Swizzle, target::Target};
+//! # use flashcore_tile::*;
+//! # fn kernel(b: &mut Builder) {
+//! let i = b.var::<U32>(1);
+//! let twice = b.let_(i * 2);
+//! b.let_(twice + twice);
+//! # }
+//! ```
+//!
+//! ```compile_fail,E0382
+//! # use flashcore_ptx::{ident::Ident, layout::Swizzle, target::Target};
+//! # use flashcore_tile::*;
+//! # fn kernel(b: &mut Builder) {
+//! let i = b.var::<U32>(1);
+//! let twice = i * 2;
+//! b.let_(twice + twice);
+//! # }
+//! ```
+//!
 //! ```
 //! # use flashcore_ptx::{ident::Ident, layout::Swizzle, target::Target};
 //! # use flashcore_tile::*;
@@ -185,9 +227,9 @@
 //! # use flashcore_ptx::{ident::Ident, layout::Swizzle, target::Target};
 //! # use flashcore_tile::*;
 //! # fn kernel(b: &mut Builder) {
-//! let (d, tile) = (Acc::zero(b, 64), b.smem_tile(64, 64, Swizzle::B128, 1));
+//! let (d, tile) = (Acc::zero(b, 64), b.smem_tile(Half::F16, [64, 64], Swizzle::B128, 1));
 //! let x = tile.operand(b, Major::K, 0);
-//! let pending = b.wgmma_ss(d, Start::Zero, Half::F16, [&x, &x], 64);
+//! let pending = b.wgmma_ss(d, Start::Zero, [&x, &x], 64);
 //! let d = pending.wait(b);
 //! d.fill(b, 0.0);
 //! # }
@@ -199,9 +241,9 @@
 //! # use flashcore_ptx::{ident::Ident, layout::Swizzle, target::Target};
 //! # use flashcore_tile::*;
 //! # fn kernel(b: &mut Builder) {
-//! let (d, tile) = (Acc::zero(b, 64), b.smem_tile(64, 64, Swizzle::B128, 1));
+//! let (d, tile) = (Acc::zero(b, 64), b.smem_tile(Half::F16, [64, 64], Swizzle::B128, 1));
 //! let x = tile.operand(b, Major::K, 0);
-//! let pending = b.wgmma_ss(d, Start::Zero, Half::F16, [&x, &x], 64);
+//! let pending = b.wgmma_ss(d, Start::Zero, [&x, &x], 64);
 //! pending.fill(b, 0.0);
 //! # }
 //! ```
@@ -212,9 +254,9 @@
 //! # use flashcore_ptx::{ident::Ident, layout::Swizzle, target::Target};
 //! # use flashcore_tile::*;
 //! # fn kernel(b: &mut Builder) {
-//! let (d, tile) = (Acc::zero(b, 64), b.smem_tile(64, 64, Swizzle::B128, 1));
+//! let (d, tile) = (Acc::zero(b, 64), b.smem_tile(Half::F16, [64, 64], Swizzle::B128, 1));
 //! let x = tile.operand(b, Major::K, 0);
-//! let pending = b.wgmma_ss(d, Start::Zero, Half::F16, [&x, &x], 64);
+//! let pending = b.wgmma_ss(d, Start::Zero, [&x, &x], 64);
 //! d.fill(b, 0.0);
 //! # }
 //! ```
@@ -225,9 +267,9 @@
 //! # use flashcore_ptx::{ident::Ident, layout::Swizzle, target::Target};
 //! # use flashcore_tile::*;
 //! # fn kernel(b: &mut Builder) {
-//! let (d, tile) = (Acc::zero(b, 64), b.smem_tile(64, 64, Swizzle::B128, 1));
+//! let (d, tile) = (Acc::zero(b, 64), b.smem_tile(Half::F16, [64, 64], Swizzle::B128, 1));
 //! let x = tile.operand(b, Major::K, 0);
-//! let pending = b.wgmma_ss(d, Start::Zero, Half::F16, [&x, &x], 64);
+//! let pending = b.wgmma_ss(d, Start::Zero, [&x, &x], 64);
 //! pending.wait(b);
 //! pending.wait(b);
 //! # }
@@ -239,10 +281,10 @@
 //! # use flashcore_ptx::{ident::Ident, layout::Swizzle, target::Target};
 //! # use flashcore_tile::*;
 //! # fn kernel(b: &mut Builder) {
-//! let (d, tile) = (Acc::zero(b, 64), b.smem_tile(64, 64, Swizzle::B128, 1));
+//! let (d, tile) = (Acc::zero(b, 64), b.smem_tile(Half::F16, [64, 64], Swizzle::B128, 1));
 //! let x = tile.operand(b, Major::K, 0);
-//! let pending = b.wgmma_ss(d, Start::Zero, Half::F16, [&x, &x], 64);
-//! b.wgmma_ss(pending, Start::Accumulate, Half::F16, [&x, &x], 64).wait(b);
+//! let pending = b.wgmma_ss(d, Start::Zero, [&x, &x], 64);
+//! b.wgmma_ss(pending, Start::Accumulate, [&x, &x], 64).wait(b);
 //! # }
 //! ```
 //!
@@ -252,7 +294,7 @@
 //! # use flashcore_ptx::{ident::Ident, layout::Swizzle, target::Target};
 //! # use flashcore_tile::*;
 //! # fn kernel(b: &mut Builder) {
-//! let (d, tile) = (Acc::zero(b, 64), b.smem_tile(64, 64, Swizzle::B128, 1));
+//! let (d, tile) = (Acc::zero(b, 64), b.smem_tile(Half::F16, [64, 64], Swizzle::B128, 1));
 //! let x = tile.operand(b, Major::K, 0);
 //! let kept = d.clone();
 //! # }
@@ -264,9 +306,9 @@
 //! # use flashcore_ptx::{ident::Ident, layout::Swizzle, target::Target};
 //! # use flashcore_tile::*;
 //! # fn kernel(b: &mut Builder) {
-//! let (d, tile) = (Acc::zero(b, 64), b.smem_tile(64, 64, Swizzle::B128, 1));
+//! let (d, tile) = (Acc::zero(b, 64), b.smem_tile(Half::F16, [64, 64], Swizzle::B128, 1));
 //! let x = tile.operand(b, Major::K, 0);
-//! b.wgmma_ss(d, Start::Zero, Half::F16, [&0x4000, &x], 64).wait(b);
+//! b.wgmma_ss(d, Start::Zero, [&0x4000, &x], 64).wait(b);
 //! # }
 //! ```
 //!
@@ -274,10 +316,10 @@
 //! # use flashcore_ptx::{ident::Ident, layout::Swizzle, target::Target};
 //! # use flashcore_tile::*;
 //! # fn kernel(b: &mut Builder) {
-//! let (d, p, tile) = (Acc::zero(b, 64), Fragment::new(b, 64), b.smem_tile(64, 64, Swizzle::B128, 1));
+//! let (d, p, tile) = (Acc::zero(b, 64), Fragment::new(b, 64), b.smem_tile(Half::F16, [64, 64], Swizzle::B128, 1));
 //! let v = tile.operand(b, Major::Mn, 0);
 //! d.pack_into(b, Half::F16, &p);
-//! let (d, p) = b.wgmma_rs(d, Start::Accumulate, Half::F16, p, &v).wait(b);
+//! let (d, p) = b.wgmma_rs(d, Start::Accumulate, p, &v).wait(b);
 //! d.pack_into(b, Half::F16, &p);
 //! # }
 //! ```
@@ -288,11 +330,11 @@
 //! # use flashcore_ptx::{ident::Ident, layout::Swizzle, target::Target};
 //! # use flashcore_tile::*;
 //! # fn kernel(b: &mut Builder) {
-//! let (d, p, tile) = (Acc::zero(b, 64), Fragment::new(b, 64), b.smem_tile(64, 64, Swizzle::B128, 1));
+//! let (d, p, tile) = (Acc::zero(b, 64), Fragment::new(b, 64), b.smem_tile(Half::F16, [64, 64], Swizzle::B128, 1));
 //! let v = tile.operand(b, Major::Mn, 0);
 //! d.pack_into(b, Half::F16, &p);
 //! let scores = Acc::zero(b, 64);
-//! let pending = b.wgmma_rs(d, Start::Accumulate, Half::F16, p, &v);
+//! let pending = b.wgmma_rs(d, Start::Accumulate, p, &v);
 //! scores.pack_into(b, Half::F16, &p);
 //! # }
 //! ```

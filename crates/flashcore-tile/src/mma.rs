@@ -12,21 +12,20 @@ use flashcore_ptx::{
 
 use crate::{
     builder::Builder,
+    element::{CHUNK_BYTES, Element},
     error::FaultKind,
+    expr::Expr,
     fragment::Acc,
     memory::Shared,
-    scalar::Half,
     scope::Scope,
     smem::SmemTile,
-    value::{B32, Reg, U32, Val},
+    value::{B32, Reg, U32},
 };
 
-/// Rows and columns that one load of four 8×8 matrices covers, and the depth of one product.
+/// Rows and columns of 16-bit elements that one load of four 8×8 matrices covers, and the depth of one product of them.
 pub const MMA_K: u32 = 16;
 /// Rows of one product.
 pub const MMA_M: u32 = 16;
-/// Bytes of a row of an 8×8 matrix.
-const CHUNK: u32 = 16;
 
 /// The four registers of one [`MatrixView::load`].
 pub type Quad = [Reg<B32>; 4];
@@ -58,17 +57,18 @@ impl SmemTile {
     /// The tile as a source of `ldmatrix`.
     #[track_caller]
     pub fn matrix_rows(&self, b: &mut Builder, order: MatrixOrder) -> MatrixRows {
-        if self.slab_width() < 2 * CHUNK {
+        if self.slab_width() < 2 * CHUNK_BYTES {
             b.fault(FaultKind::Tile("ldmatrix over 16 columns needs a swizzled tile".to_owned()));
         }
         let lane = b.lane();
-        let (row, matrix_low, matrix_high) = (b.and(lane, 7), b.shr(lane, 3), b.shr(lane, 4));
-        let matrix_low = b.and(matrix_low, 1);
+        let row = b.let_(lane & 7);
+        let (matrix_low, matrix_high) = (b.let_(lane >> 3), b.let_(lane >> 4));
+        let matrix_low = b.let_(matrix_low & 1);
         let (down, along) = match order {
             MatrixOrder::RowsFirst => (matrix_low, matrix_high),
             MatrixOrder::ColumnsFirst => (matrix_high, matrix_low),
         };
-        let row = b.mad(down, 8, row);
+        let row = b.let_(down * 8 + row);
         // The tile's own offset is added as a constant by each load: tiles of one width share a lane's registers.
         let base = b.shared_base();
         MatrixRows { tile: *self, lane: self.chunk(b, base, row, along) }
@@ -78,19 +78,19 @@ impl SmemTile {
 impl MatrixRows {
     /// The tile `skip` bytes further on: another copy, or another group of eight rows.
     #[track_caller]
-    pub fn at(&self, b: &mut Builder, skip: impl Into<Val<U32>>) -> MatrixView {
+    pub fn at(&self, b: &mut Builder, skip: impl Into<Expr<U32>>) -> MatrixView {
         let start = b.add(self.lane, skip);
         // Swizzling flips bits of the chunk number, so that further chunks of a row are one XOR away.
         let mut starts = vec![start];
-        for step in 1..self.tile.slab_cols() / MMA_K {
-            starts.push(b.xor(start, step * 2 * CHUNK));
+        for step in 1..self.tile.slab_width() / (2 * CHUNK_BYTES) {
+            starts.push(b.xor(start, step * 2 * CHUNK_BYTES));
         }
         MatrixView { tile: self.tile, starts }
     }
 }
 
 impl MatrixView {
-    /// The 16×16 block at `row`, `col`.
+    /// The block of 16 rows and 32 bytes (16 columns of 16 bits) at `row`, `col`.
     #[track_caller]
     pub fn load(&self, b: &mut Builder, row: u32, col: u32) -> Quad {
         self.ldmatrix(b, row, col, None)
@@ -106,7 +106,8 @@ impl MatrixView {
     fn ldmatrix(&self, b: &mut Builder, row: u32, col: u32, trans: Option<Mod>) -> Quad {
         b.require("ldmatrix", Scope::Warp);
         self.check_block(b, row, col);
-        let (slab, step) = (col / self.tile.slab_cols(), col % self.tile.slab_cols() / MMA_K);
+        let (slab, step) =
+            (col / self.tile.slab_cols(), col % self.tile.slab_cols() / self.tile.element().depth());
         let within = slab * self.tile.slab_bytes() + row * self.tile.slab_width();
         let base = self.starts.get(step as usize).copied().unwrap_or(self.starts[0]);
         let from = Shared { base, offset: self.tile.offset() + within };
@@ -122,10 +123,10 @@ impl MatrixView {
 impl MatrixView {
     #[track_caller]
     fn check_block(&self, b: &mut Builder, row: u32, col: u32) {
-        let (rows, cols) = (self.tile.rows(), self.tile.cols());
-        if row + MMA_M > rows || col + MMA_K > cols || !row.is_multiple_of(8) || !col.is_multiple_of(MMA_K) {
+        let (rows, cols, depth) = (self.tile.rows(), self.tile.cols(), self.tile.element().depth());
+        if row + MMA_M > rows || col + depth > cols || !row.is_multiple_of(8) || !col.is_multiple_of(depth) {
             b.fault(FaultKind::Tile(format!(
-                "no 16x16 block starts at {row}, {col} of a {rows}x{cols} tile"
+                "no 16x{depth} block starts at {row}, {col} of a {rows}x{cols} tile"
             )));
         }
     }
@@ -134,15 +135,19 @@ impl MatrixView {
 impl Builder {
     /// Adds a product to columns `8 * n .. 8 * n + 8` of `d`: `left` is 16×16, `right` 16×8.
     #[track_caller]
-    pub fn mma(&mut self, half: Half, d: &Acc, n: usize, left: Quad, right: [Reg<B32>; 2]) {
+    pub fn mma(&mut self, element: impl Into<Element>, d: &Acc, n: usize, left: Quad, right: [Reg<B32>; 2]) {
         self.require("mma.sync", Scope::Warp);
-        let ab = Mod::Type(half.ptx());
+        let element = element.into();
+        let ab = Mod::Type(element.ptx());
         let cd = Mod::Type(ScalarType::F32);
-        let shape = Mod::Shape(shape(MMA_M as u16, 8, MMA_K as u16));
+        let shape = Mod::Shape(shape(MMA_M as u16, 8, element.depth() as u16));
         let mods = [Mod::Aligned, shape, Mod::RowMajor, Mod::ColMajor, cd, ab, ab, cd];
         let Some(sums) = d.regs().get(4 * n..4 * n + 4) else {
             let cols = d.cols();
-            return self.fault(FaultKind::Product(format!("columns from {} on of {cols}", 8 * n)));
+            return self.fault(FaultKind::Product(format!(
+                "column {} is beyond an accumulator of {cols} columns",
+                8 * n
+            )));
         };
         let sums = Operand::regs(sums.iter().map(|r| r.id()));
         let [left, right] = [Operand::regs(left.map(|r| r.id())), Operand::regs(right.map(|r| r.id()))];
@@ -151,9 +156,9 @@ impl Builder {
 
     /// Adds a product to columns `16 * n .. 16 * n + 16` of `d`: both operands are 16×16.
     #[track_caller]
-    pub fn mma_pair(&mut self, half: Half, d: &Acc, n: usize, left: Quad, right: Quad) {
-        let [r0, r1, r2, r3] = right;
-        self.mma(half, d, 2 * n, left, [r0, r1]);
-        self.mma(half, d, 2 * n + 1, left, [r2, r3]);
+    pub fn mma_pair(&mut self, element: impl Into<Element>, d: &Acc, n: usize, left: Quad, right: Quad) {
+        let (element, [r0, r1, r2, r3]) = (element.into(), right);
+        self.mma(element, d, 2 * n, left, [r0, r1]);
+        self.mma(element, d, 2 * n + 1, left, [r2, r3]);
     }
 }

@@ -42,7 +42,9 @@ impl Pipeline {
     pub fn new(b: &mut Builder, tile: SmemTile, stages: u32, consumers: u32) -> Self {
         if stages == 0 || stages > tile.copies() {
             let copies = tile.copies();
-            b.fault(FaultKind::Tile(format!("a ring of {stages} stages over {copies} copies of its tile")));
+            b.fault(FaultKind::Tile(format!(
+                "a pipeline of {stages} stages over {copies} copies of its tile: it takes 1 to {copies}"
+            )));
         }
         let full = b.mbarriers(stages);
         let empty = b.mbarriers(stages);
@@ -67,11 +69,9 @@ impl Pipeline {
     #[track_caller]
     pub fn stage(&self, b: &mut Builder, count: Reg<U32>) -> Stage {
         let (stage, turn) = self.split(b, count);
-        let parity = b.and(turn, 1);
-        let bytes = b.mul(stage, self.tile.bytes());
-        let slot = b.shl(stage, MBARRIER_BYTES.trailing_zeros());
-        let base = b.shared_base();
-        let base = b.add(slot, base);
+        let parity = b.let_(turn & 1);
+        let bytes = b.let_(stage * self.tile.bytes());
+        let base = b.let_((stage << MBARRIER_BYTES.trailing_zeros()) + b.shared_base());
         let barrier = |offset| Mbarrier { at: Shared { base, offset } };
         Stage { bytes, parity, full: barrier(self.full), empty: barrier(self.empty), tile: self.tile }
     }
@@ -85,11 +85,7 @@ impl Pipeline {
     /// Which stage, and how often the ring has been round.
     #[track_caller]
     fn split(&self, b: &mut Builder, count: Reg<U32>) -> (Reg<U32>, Reg<U32>) {
-        if self.stages.is_power_of_two() {
-            (b.and(count, self.stages - 1), b.shr(count, self.stages.trailing_zeros()))
-        } else {
-            (b.rem(count, self.stages), b.div(count, self.stages))
-        }
+        (b.let_(count % self.stages), b.let_(count / self.stages))
     }
 }
 

@@ -12,11 +12,12 @@ use flashcore_ptx::{
     op::{Mod, Op},
     provenance::Provenance,
     types::ScalarType,
+    verify::{grouped, grouped_messages, verify},
 };
 
 use crate::{
     builder::Builder,
-    error::{BuildError, FaultKind},
+    error::{BuildError, Fault, FaultKind},
     scope::Scope,
     tma::TensorMap,
     value::{F32, Reg, Type, U32, U64},
@@ -230,9 +231,9 @@ impl Builder {
         let mut module = self.module();
         module.version = module.lowest_version();
         let provenance = self.provenance();
-        let mut faults: Vec<String> = self.faults.iter().map(ToString::to_string).collect();
+        let mut faults = grouped_messages(self.faults.iter().map(Fault::said));
         if faults.is_empty() {
-            faults = verify(&module, &provenance);
+            faults = grouped(&verify(&module, &provenance));
         }
         if !faults.is_empty() {
             return Err(BuildError { kernel: name.to_string(), faults });
@@ -266,9 +267,4 @@ impl Builder {
         }
         provenance
     }
-}
-
-/// What the verifier finds in the text, each with the Rust line that built it.
-fn verify(module: &Module, provenance: &Provenance) -> Vec<String> {
-    flashcore_ptx::verify::verify(module, provenance).iter().map(ToString::to_string).collect()
 }

@@ -1,8 +1,8 @@
 //! Shared-memory tiles: from one declared layout come the TMA box, the wgmma descriptor, its k-advance and the
 //! addresses for ldmatrix and stmatrix.
 //!
-//! A tile of 16-bit elements lies as slabs of one swizzle width (64 columns for 128 bytes): slab after slab, in each
-//! all rows, each row as wide as the swizzle. TMA writes it that way, one box per slab, and wgmma reads it that way.
+//! A tile lies as slabs of one swizzle width (64 columns of 16 bits for 128 bytes): slab after slab, in each all rows,
+//! each row as wide as the swizzle. TMA writes it that way, one box per slab, and wgmma reads it that way.
 
 use flashcore_ptx::{
     inst::{Operand, RegId},
@@ -14,21 +14,22 @@ use flashcore_ptx::{
 use crate::{
     barrier::{MBARRIER_BYTES, Mbarrier},
     builder::{Builder, shared_limit},
+    element::{CHUNK_BYTES, Element},
     error::FaultKind,
+    expr::Expr,
     memory::Shared,
-    value::{Reg, U32, Val},
+    value::{Reg, U32},
 };
 
 /// Alignment of the kernel's shared memory, after which every swizzle pattern repeats.
 const MAX_ALIGN: u32 = 1024;
-/// Bytes of an element.
-const ELEMENT: u32 = 2;
 /// Shared-memory addresses inside a cluster carry the CTA's rank above these bits.
 const CTA_ADDRESS: u32 = 0x3_ffff;
 
 /// A tile in shared memory, possibly in several copies (stages) one after another.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SmemTile {
+    element: Element,
     offset: u32,
     rows: u32,
     cols: u32,
@@ -61,10 +62,17 @@ impl Builder {
         offset
     }
 
-    /// Reserves `copies` tiles of `rows` × `cols` 16-bit elements.
+    /// Reserves `copies` tiles of `rows` × `cols` elements.
     #[track_caller]
-    pub fn smem_tile(&mut self, rows: u32, cols: u32, swizzle: Swizzle, copies: u32) -> SmemTile {
-        let tile = self.checked(SmemTile { offset: 0, rows, cols, swizzle, copies });
+    pub fn smem_tile(
+        &mut self,
+        element: impl Into<Element>,
+        [rows, cols]: [u32; 2],
+        swizzle: Swizzle,
+        copies: u32,
+    ) -> SmemTile {
+        let element = element.into();
+        let tile = self.checked(SmemTile { element, offset: 0, rows, cols, swizzle, copies });
         // Every slab must start where the swizzle pattern starts.
         let offset = self.shared(copies.saturating_mul(tile.bytes()), MAX_ALIGN);
         SmemTile { offset, ..tile }
@@ -84,8 +92,15 @@ impl Builder {
 
     /// A tile in memory that was reserved before, from `offset` on; whoever used it must be done.
     #[track_caller]
-    pub fn smem_tile_over(&mut self, offset: u32, rows: u32, cols: u32, swizzle: Swizzle) -> SmemTile {
-        let tile = self.checked(SmemTile { offset, rows, cols, swizzle, copies: 1 });
+    pub fn smem_tile_over(
+        &mut self,
+        offset: u32,
+        element: impl Into<Element>,
+        [rows, cols]: [u32; 2],
+        swizzle: Swizzle,
+    ) -> SmemTile {
+        let element = element.into();
+        let tile = self.checked(SmemTile { element, offset, rows, cols, swizzle, copies: 1 });
         let (end, most) = (offset + tile.bytes(), self.shared_bytes);
         if end > most || !offset.is_multiple_of(MAX_ALIGN) {
             self.fault(FaultKind::Tile(format!(
@@ -118,6 +133,11 @@ impl Builder {
 }
 
 impl SmemTile {
+    /// What it is made of.
+    pub const fn element(&self) -> Element {
+        self.element
+    }
+
     /// Number of rows.
     pub const fn rows(&self) -> u32 {
         self.rows
@@ -145,7 +165,7 @@ impl SmemTile {
 
     /// Bytes of one copy.
     pub const fn bytes(&self) -> u32 {
-        self.rows.saturating_mul(self.cols).saturating_mul(ELEMENT)
+        self.rows.saturating_mul(self.cols).saturating_mul(self.element.bytes())
     }
 
     /// Bytes of one row of a slab.
@@ -160,7 +180,7 @@ impl SmemTile {
 
     /// Columns of one slab.
     pub const fn slab_cols(&self) -> u32 {
-        self.slab_width() / ELEMENT
+        self.slab_width() / self.element.bytes()
     }
 
     /// Number of slabs.
@@ -186,13 +206,10 @@ impl SmemTile {
 
     /// The tile as an operand of a wgmma product, starting `skip` bytes into the first copy.
     #[track_caller]
-    pub fn operand(&self, b: &mut Builder, major: Major, skip: impl Into<Val<U32>>) -> MatrixOperand {
-        let base = b.shared_base();
-        let start = b.add(base, self.offset);
-        let start = b.add(start, skip);
-        let cta = b.and(start, CTA_ADDRESS);
-        let address = b.shr(cta, 4);
-        let low = b.or(address, self.leading_offset(major) << 16);
+    pub fn operand(&self, b: &mut Builder, major: Major, skip: impl Into<Expr<U32>>) -> MatrixOperand {
+        let skip = b.arg(skip);
+        let address = (b.shared_base() + self.offset + skip) & CTA_ADDRESS;
+        let low = b.let_((address >> 4) | (self.leading_offset(major) << 16));
         let high = b.var(self.descriptor_high());
         MatrixOperand { low, high, major, tile: *self }
     }
@@ -223,20 +240,19 @@ impl SmemTile {
         b: &mut Builder,
         slab: Reg<U32>,
         row: Reg<U32>,
-        chunk: impl Into<Val<U32>>,
+        chunk: impl Into<Expr<U32>>,
     ) -> Reg<U32> {
-        let line = b.shl(row, self.slab_width().trailing_zeros());
+        let chunk = b.arg(chunk);
+        let line = b.let_(row << self.slab_width().trailing_zeros());
         let line_in_pattern = match self.swizzle {
-            Swizzle::None => return b.add(slab, line),
-            Swizzle::B128 => row,
-            Swizzle::B64 => b.shr(row, 1),
-            Swizzle::B32 => b.shr(row, 2),
+            Swizzle::None => return b.let_(slab + line),
+            Swizzle::B128 => row.into(),
+            Swizzle::B64 => row >> 1,
+            Swizzle::B32 => row >> 2,
         };
-        let turn = b.and(line_in_pattern, self.slab_width() / 16 - 1);
-        let turned = b.xor(turn, chunk);
-        let byte = b.shl(turned, 4);
-        let start = b.add(slab, line);
-        b.add(start, byte)
+        let turned = b.let_((line_in_pattern & (self.slab_width() / CHUNK_BYTES - 1)) ^ chunk);
+        let byte = b.let_(turned << CHUNK_BYTES.trailing_zeros());
+        b.let_(slab + line + byte)
     }
 }
 
@@ -254,18 +270,23 @@ impl MatrixOperand {
     #[track_caller]
     #[must_use]
     pub fn plus(&self, b: &mut Builder, bytes: Reg<U32>) -> Self {
-        let units = b.shr(bytes, 4);
-        Self { low: b.add(units, self.low), ..*self }
+        Self { low: b.let_((bytes >> 4) + self.low), ..*self }
     }
 
-    /// Bytes from the first 16 elements of depth to those of `step`.
+    /// What it is made of.
+    pub(crate) const fn element(&self) -> Element {
+        self.tile.element
+    }
+
+    /// Bytes from the depth of the first instruction to that of number `step`.
     const fn advance(&self, step: u32) -> u32 {
+        let depth = step * self.tile.element.depth();
         match self.major {
             Major::K => {
-                let byte = step * 16 * ELEMENT;
+                let byte = depth * self.tile.element.bytes();
                 byte / self.tile.slab_width() * self.tile.slab_bytes() + byte % self.tile.slab_width()
             }
-            Major::Mn => step * 16 * self.tile.slab_width(),
+            Major::Mn => depth * self.tile.slab_width(),
         }
     }
 
@@ -277,7 +298,9 @@ impl MatrixOperand {
             Major::K => (cols, rows),
             Major::Mn => (rows, cols),
         };
-        if depth > deep || across > wide || swizzle == Swizzle::None {
+        // Elements of other widths are read along the depth only (PTX ISA, wgmma: imm-trans).
+        let readable = self.major == Major::K || self.tile.element.half().is_some();
+        if depth > deep || across > wide || swizzle == Swizzle::None || !readable {
             let major = self.major;
             b.fault(FaultKind::Product(format!(
                 "a {rows}x{cols} tile with {swizzle:?} swizzle is no {major:?}-major operand of depth {depth} and \

@@ -29,10 +29,7 @@ pub trait Number: Type {}
 pub trait Integer: Number {}
 
 /// A type whose bits may be combined by `and`, `or`, `xor` and shifts.
-pub trait Bits: Type {
-    /// The untyped PTX type of the same width.
-    const BITS: ScalarType;
-}
+pub trait Bits: Type {}
 
 macro_rules! types {
     ($($(#[$meta:meta])* $name:ident($host:ty) $ptx:ident, $imm:expr;)*) => {
@@ -83,18 +80,10 @@ impl Integer for U32 {}
 impl Integer for S32 {}
 impl Integer for U64 {}
 
-impl Bits for U32 {
-    const BITS: ScalarType = ScalarType::B32;
-}
-impl Bits for S32 {
-    const BITS: ScalarType = ScalarType::B32;
-}
-impl Bits for B32 {
-    const BITS: ScalarType = ScalarType::B32;
-}
-impl Bits for U64 {
-    const BITS: ScalarType = ScalarType::B64;
-}
+impl Bits for U32 {}
+impl Bits for S32 {}
+impl Bits for B32 {}
+impl Bits for U64 {}
 
 /// A register of type `T`.
 #[derive(Debug)]

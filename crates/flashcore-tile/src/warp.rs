@@ -8,6 +8,7 @@ use flashcore_ptx::{
 
 use crate::{
     builder::Builder,
+    expr::Expr,
     scope::{Scope, Warp},
     value::{F32, Pred, Reg, Type, U32},
 };
@@ -43,10 +44,11 @@ impl Builder {
     /// For values that all lanes hold alike but the compiler cannot see that (loads): uniform registers save vector
     /// registers and let loops branch without reconvergence barriers.
     #[track_caller]
-    pub fn uniform_register(&mut self, x: Reg<U32>) -> Reg<U32> {
+    pub fn uniform_register(&mut self, x: impl Into<Expr<U32>>) -> Reg<U32> {
         self.require("redux.sync over a full warp", Scope::Warp);
-        let dst = self.fresh::<U32>(x.scope());
-        self.emit(Op::ReduxSync, &[Mod::Or, B32_TYPE], [dst.operand(), x.operand(), Operand::int(ALL_LANES)]);
+        let x = self.arg(x);
+        let dst = self.fresh::<U32>(x.scope);
+        self.emit(Op::ReduxSync, &[Mod::Or, B32_TYPE], [dst.operand(), x.operand, Operand::int(ALL_LANES)]);
         dst
     }
 

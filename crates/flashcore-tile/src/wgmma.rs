@@ -12,15 +12,12 @@ use flashcore_ptx::{
 use crate::{
     builder::Builder,
     control::Carried,
+    element::Element,
     error::FaultKind,
     fragment::{Acc, Fragment},
-    scalar::Half,
     scope::Scope,
     smem::MatrixOperand,
 };
-
-/// Depth of one instruction on 16-bit operands.
-const K: u32 = 16;
 
 /// Rows of one instruction.
 const M: u32 = 64;
@@ -77,25 +74,23 @@ pub enum Start {
 }
 
 impl Builder {
-    /// `d (+)= A · B` with both operands in shared memory, over `depth` elements.
+    /// `d (+)= A · B` with both operands in shared memory, over `depth` elements of theirs.
     #[track_caller]
     pub fn wgmma_ss(
         &mut self,
         d: Acc,
         start: Start,
-        half: Half,
         [left, right]: [&MatrixOperand; 2],
         depth: u32,
     ) -> Pending<Acc> {
-        self.wgmma_begin(&d, depth);
+        let element = self.wgmma_begin(&d, right, depth);
         left.check(self, depth, M);
         right.check(self, depth, d.cols() as u32);
-        for step in 0..depth / K {
+        for step in 0..depth / element.depth() {
             let a = left.descriptor(self, step);
             let b = right.descriptor(self, step);
-            let scale = i64::from(start == Start::Accumulate || step > 0);
-            let tail = [scale, 1, 1, left.transposed(), right.transposed()].map(Operand::int);
-            self.wgmma_step(&d, half, Operand::Reg(a), Operand::Reg(b), &tail);
+            let tail = tail(start, step, &[left, right]);
+            self.wgmma_step(&d, [left.element(), element], Operand::Reg(a), Operand::Reg(b), &tail);
         }
         self.wgmma_commit(d)
     }
@@ -106,40 +101,41 @@ impl Builder {
         &mut self,
         d: Acc,
         start: Start,
-        half: Half,
         left: Fragment,
         right: &MatrixOperand,
     ) -> Pending<(Acc, Fragment)> {
-        let depth = 4 * left.regs().len() as u32;
-        self.wgmma_begin(&d, depth);
+        let depth = left.regs().len() as u32 / 4 * right.element().depth();
+        let element = self.wgmma_begin(&d, right, depth);
         right.check(self, depth, d.cols() as u32);
         for step in 0..left.regs().len() / 4 {
             let a = Operand::regs(left.slice(step).map(|r| r.id()));
             let b = right.descriptor(self, step as u32);
-            let scale = i64::from(start == Start::Accumulate || step > 0);
-            let tail = [scale, 1, 1, right.transposed()].map(Operand::int);
-            self.wgmma_step(&d, half, a, Operand::Reg(b), &tail);
+            let tail = tail(start, step as u32, &[right]);
+            self.wgmma_step(&d, [element; 2], a, Operand::Reg(b), &tail);
         }
         self.wgmma_commit((d, left))
     }
 
     #[track_caller]
-    fn wgmma_begin(&mut self, d: &Acc, depth: u32) {
+    fn wgmma_begin(&mut self, d: &Acc, right: &MatrixOperand, depth: u32) -> Element {
         self.require("wgmma", Scope::Warpgroup);
-        let cols = d.cols();
-        if depth == 0 || !depth.is_multiple_of(K) || !(8..=256).contains(&cols) || !cols.is_multiple_of(8) {
+        let (cols, element) = (d.cols(), right.element());
+        let unit = element.depth();
+        if depth == 0 || !depth.is_multiple_of(unit) || !(8..=256).contains(&cols) || !cols.is_multiple_of(8)
+        {
             self.fault(FaultKind::Product(format!(
-                "a product of depth {depth} into {cols} columns: wgmma goes in depths of {K} and columns of 8, up to 256"
+                "a product of depth {depth} into {cols} columns: wgmma goes in depths of {unit} and columns of 8, up to 256"
             )));
         }
         self.emit(Op::WgmmaFence, &[Mod::Sync, Mod::Aligned], []);
+        element
     }
 
     #[track_caller]
-    fn wgmma_step(&mut self, d: &Acc, half: Half, a: Operand, b: Operand, tail: &[Operand]) {
-        let ty = Mod::Type(half.ptx());
-        let shape = Mod::Shape(shape(64, d.cols() as u16, K as u16));
-        let mods = [Mod::Sync, Mod::Aligned, shape, Mod::Type(ScalarType::F32), ty, ty];
+    fn wgmma_step(&mut self, d: &Acc, elements: [Element; 2], a: Operand, b: Operand, tail: &[Operand]) {
+        let [left, right] = elements.map(|element| Mod::Type(element.ptx()));
+        let shape = Mod::Shape(shape(M as u16, d.cols() as u16, elements[1].depth() as u16));
+        let mods = [Mod::Sync, Mod::Aligned, shape, Mod::Type(ScalarType::F32), left, right];
         let head = [Operand::regs(d.regs().iter().map(|r| r.id())), a, b];
         let operands: Vec<_> = head.into_iter().chain(tail.iter().cloned()).collect();
         self.emit(Op::WgmmaMmaAsync, &mods, operands);
@@ -151,4 +147,11 @@ impl Builder {
         self.groups.committed += 1;
         Pending { value, group: self.groups.committed - 1 }
     }
+}
+
+/// What follows the operands: whether to accumulate, two signs and, where elements have 16 bits, how each matrix lies.
+fn tail(start: Start, step: u32, matrices: &[&MatrixOperand]) -> Vec<Operand> {
+    let scale = i64::from(start == Start::Accumulate || step > 0);
+    let lie = matrices.iter().filter(|matrix| matrix.element().half().is_some());
+    [scale, 1, 1].into_iter().chain(lie.map(|matrix| matrix.transposed())).map(Operand::int).collect()
 }

@@ -77,7 +77,7 @@ static CANDIDATES: &[&Candidate] = &[
 #[cfg(feature = "cuda")]
 static CUDA: Candidate = Candidate {
     kind: BackendKind::Cuda,
-    open: || match crate::cuda::Cuda::open(0) {
+    open: || match crate::cuda::Cuda::shared(0) {
         Ok(cuda) => Ok(Arc::new(cuda)),
         Err(error) => Err(error.on_opening()),
     },

@@ -88,10 +88,10 @@ def _by_whole_mask(
 ) -> tuple[Any, None]:
     """A mask that says everything, causal and window included."""
     from .._attention import run
+    from .._options import Options, Values
 
-    mask = mask[..., : key.shape[2]]
-    settings = (None, None, False, scaling, softcap, sinks, None, mask, "bhsd")
-    return run(query, key, value, settings, False, None).transpose(1, 2).contiguous(), None
+    options, values = Options(scale=scaling, softcap=softcap), Values(sinks=sinks, mask=mask[..., : key.shape[2]])
+    return run(query, key, value, options, values, False, None).transpose(1, 2).contiguous(), None
 
 
 def mask(

@@ -152,6 +152,19 @@ fn what_cannot_run_says_why() {
     assert!(!place.names().contains(&"y.npy".to_owned()));
 }
 
+/// What one wrong `.target` means for hundreds of instructions is one line.
+#[test]
+fn instructions_that_the_target_lacks_are_told_once() {
+    let place = place();
+    let head = ".version 7.0\n.target sm_80\n.address_size 64\n.visible .entry k() {\n";
+    let text = format!("{head}{}ret;\n}}\n", "fence.proxy.async;\n".repeat(300));
+    place.write("newer.ptx", text.as_bytes());
+    let ended = place.run("sim newer.ptx --grid 1 --block 1");
+    check(&ended, 2, "newer.ptx:5: `fence.proxy.async` needs target sm_90");
+    check(&ended, 2, "(300 times, also at 6, 7, 8, 9 and 295 more)");
+    assert!(ended.stderr.lines().count() <= 4, "{}", ended.stderr);
+}
+
 /// Attention on a GPU that is not there: the kernel that it would run, judged like any backend.
 #[test]
 fn attention_runs_in_the_simulator() {

@@ -53,7 +53,7 @@ impl Folder {
         }
         let parent = self.path.parent().and_then(|parent| fs::metadata(parent).ok());
         if parent.is_some_and(|parent| system::others_replace(&parent)) {
-            return refuse("everybody can write to the folder that holds it".into());
+            return refuse("anyone can write to its parent folder".into());
         }
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use super::{Held, Launch, world};
 use crate::api::Table;
-use cudarc::driver::sys::{
+use crate::sys::{
     CUcontext, CUdevice, CUdevice_attribute as DeviceAttribute, CUevent, CUfunction,
     CUfunction_attribute as FunctionAttribute, CUgraph, CUgraphNode, CUhostFn, CUjit_option, CUjitInputType,
     CUlaunchConfig, CUlinkState, CUmodule, CUstream, CUtensorMap, CUtensorMapDataType,
@@ -13,6 +13,8 @@ use std::{
     ffi::{c_char, c_int, c_uint, c_void},
 };
 
+/// `CUDA_ERROR_INVALID_CONTEXT`.
+const INVALID_CONTEXT: u32 = 201;
 /// The context that the fake calls primary.
 pub(super) const PRIMARY: usize = 0x1000;
 
@@ -415,7 +417,7 @@ unsafe extern "C" fn tensor_map_encode(
 unsafe extern "C" fn tensor_map_replace_address(map: *mut CUtensorMap, address: *mut c_void) -> u32 {
     assert!(map.is_aligned());
     if current() == 0 {
-        return cudarc::driver::sys::CUresult::CUDA_ERROR_INVALID_CONTEXT as u32;
+        return INVALID_CONTEXT;
     }
     // SAFETY: the crate passes an encoded map.
     unsafe { (*map).opaque[0] = encoded(address) };

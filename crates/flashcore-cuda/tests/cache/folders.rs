@@ -82,7 +82,7 @@ fn loose_permissions_are_refused() {
 fn a_folder_that_anybody_can_replace_is_refused() {
     let scene = Scene::new();
     set_mode(scene.root.path(), 0o777);
-    refused(&scene.folder(), options(), "folder that holds it");
+    refused(&scene.folder(), options(), "anyone can write to its parent folder");
     set_mode(scene.root.path(), 0o1777);
     assert!(Cache::open(&scene.folder(), options()).is_ok(), "as in /tmp, where only owners rename");
 }

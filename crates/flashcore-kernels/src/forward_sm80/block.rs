@@ -1,10 +1,10 @@
 //! Sixteen query rows of a warp: their output, softmax and mask.
 
-use flashcore_tile::{Acc, Builder, Cmp, F32, Global, Half, MMA_M, ROWS_PER_THREAD, Reg, S32, U32, U64};
+use flashcore_tile::{Acc, Builder, F32, Half, MMA_M, ROWS_PER_THREAD, Reg, S32, U32, U64};
 
-use super::{Arguments, Config};
-use crate::shared::{
-    schedule::Tile,
+use super::{Arguments, Config, schedule::Tile};
+use crate::parts::{
+    row_end,
     softmax::{Finished, RowTile, Softmax},
 };
 
@@ -38,11 +38,10 @@ pub(super) fn row_end(
     let mut finished = block.softmax.finish(b, sink.map(|sink| [sink; ROWS_PER_THREAD]));
     if cfg.lengths.cuts_queries() {
         for half in [0, 1] {
-            let row = b.add(row, (number * MMA_M + 8 * half as u32) as i32);
-            let queries = b.signed(queries);
-            let beyond = b.test(Cmp::Ge, row, queries);
+            let row = row + (number * MMA_M + 8 * half as u32) as i32;
+            let beyond = b.let_(row.ge(queries.signed()));
             finished.factor[half] = b.select(beyond, 0.0, finished.factor[half]);
-            finished.lse[half] = b.select(beyond, f32::NEG_INFINITY, finished.lse[half]);
+            finished.lse[half] = row_end::lse_of_used(b, beyond, finished.lse[half]);
         }
     }
     (block.output, finished)
@@ -52,12 +51,10 @@ impl Arguments {
     /// Where the LSE of the tile's first row goes.
     pub(super) fn lse_of_row(&self, b: &mut Builder, tile: &Tile) -> Reg<U64> {
         let [batch, head, heads, seq] =
-            [tile.batch, tile.head, self.schedule.heads(), self.schedule.seq_q()].map(|x| b.widen(x));
-        let plane = b.mad(batch, heads, head);
-        let row = b.add(tile.q_start, tile.first_row);
-        let row = b.widen(row);
-        let index = b.mad(plane, seq, row);
-        let bytes = b.mul(index, 4);
-        Global::from(b.add(self.lse, bytes)).base
+            [tile.batch, tile.head, self.schedule.heads(), self.schedule.seq_q()].map(|x| b.let_(x.widen()));
+        let row = (tile.q_start + tile.first_row).widen();
+        let index = b.let_((batch * heads + head) * seq + row);
+        let bytes = b.let_(index * 4);
+        b.let_(self.lse + bytes)
     }
 }

@@ -3,22 +3,24 @@
 use flashcore_core::DType;
 use flashcore_ptx::{
     ident::Ident,
-    layout::Swizzle,
     sm::{REGISTERS, THREAD_REGISTERS},
     target::Target,
 };
-use flashcore_tile::{Half, MMA_M};
+use flashcore_tile::{Element, Half, MMA_M};
 use serde::{Deserialize, Serialize};
 
-use crate::shared::{lengths::LengthsKind, load::Access, mask::Sides, sinks::sink_name};
+use super::Access;
+use crate::parts::{lengths::LengthsKind, mask::Sides, sinks::sink_name};
 
 /// A kernel of this family: two configs that are equal give the same text.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Config {
     /// The oldest architecture that runs it; also says how much shared memory there is.
     pub target: Target,
-    /// Element type.
-    pub half: Half,
+    /// What Q, K and V are made of; probabilities are rounded to it too.
+    pub input: Half,
+    /// What the output is made of.
+    pub output: Element,
     /// Features of queries and keys: a multiple of 8.
     pub dim_qk: u32,
     /// Features of values: a multiple of 8.
@@ -75,12 +77,12 @@ impl Shape {
     }
 
     /// Shared memory of a kernel of this shape for the given features.
-    pub fn shared_bytes(&self, dim_qk: u32, dim_v: u32) -> u32 {
-        let (qk, v) = (padded(dim_qk), padded(dim_v));
+    pub fn shared_bytes(&self, input: Half, output: Element, dims: [u32; 2]) -> u32 {
+        let [qk, v] = dims.map(padded);
         let first = self.tile_m() * qk;
         let ring = self.stages * self.tile_n * (qk + v);
         // The output is gathered where Q and the ring were.
-        2 * (first + ring).max(self.tile_m() * v)
+        (input.element().bytes() * (first + ring)).max(output.bytes() * self.tile_m() * v)
     }
 }
 
@@ -89,19 +91,22 @@ pub(super) const fn padded(dim: u32) -> u32 {
     if dim <= 16 { 16 } else { dim.next_multiple_of(32) }
 }
 
-/// How a tile of `cols` columns lies in shared memory.
-pub(super) fn swizzle(cols: u32) -> Swizzle {
-    Swizzle::widest_for(2 * cols)
-}
-
 impl Config {
+    /// Shared memory of a CTA.
+    pub fn shared_bytes(&self) -> u32 {
+        self.shape.shared_bytes(self.input, self.output, [self.dim_qk, self.dim_v])
+    }
+
     /// The kernel's name: every field of the config is in it.
     pub fn name(&self) -> Ident {
-        let half = if self.half == Half::F16 { "f16" } else { "bf16" };
+        let input = self.input.element();
         let Shape { warps, blocks, tile_n, step_n, stages, ctas_per_sm, q_in_registers } = self.shape;
         let mut name = format!(
-            "fc_forward_{}_{half}_d{}v{}_w{warps}x{blocks}n{tile_n}x{step_n}s{stages}c{ctas_per_sm}",
-            self.target, self.dim_qk, self.dim_v
+            "fc_forward_{}_{}_d{}v{}_w{warps}x{blocks}n{tile_n}x{step_n}s{stages}c{ctas_per_sm}",
+            self.target,
+            input.name(),
+            self.dim_qk,
+            self.dim_v
         );
         let mut option = |on: bool, text: &str| {
             if on {
@@ -113,6 +118,7 @@ impl Config {
         option(self.lengths.name() != "uniform", &format!("_{}", self.lengths.name()));
         option(self.softcap, "_cap");
         option(self.sinks.is_some(), sink_name(self.sinks));
+        option(self.output != input, &format!("_to_{}", self.output.name()));
         option(self.access != Access::B16, &format!("_a{}", self.access.bytes()));
         Ident::new(name).expect("made of legal parts")
     }

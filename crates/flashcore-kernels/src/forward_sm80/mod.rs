@@ -11,24 +11,24 @@
 
 mod block;
 mod config;
+mod epilogue;
+mod load;
 mod products;
+mod schedule;
 mod work;
 
 use flashcore_core::Problem;
 use flashcore_tile::{BuildError, Builder, Extent, Params, Program, Reg, SmemTile, U64};
 
 pub use config::{Config, Shape};
+pub use load::Access;
 
 use crate::{
-    shared::{
-        mask::Mask,
-        scale::Scale,
-        schedule::{Schedule, TensorArgument, tile_count},
-        sinks::SinkArgument,
-    },
+    parts::{mask::Mask, scale::Scale, sections::tile_count, sinks::SinkArgument, tensor::TensorArgument},
     slots,
 };
-use config::{padded, swizzle};
+use config::padded;
+use schedule::Schedule;
 
 /// What the host passes, as registers.
 #[derive(Clone, Copy, Debug)]
@@ -77,13 +77,14 @@ impl Layout {
     fn new(b: &mut Builder, cfg: &Config) -> Self {
         let (tile_m, Shape { tile_n, stages, .. }) = (cfg.shape.tile_m(), cfg.shape);
         let (qk, v) = (padded(cfg.dim_qk), padded(cfg.dim_v));
-        let q = b.smem_tile(tile_m, qk, swizzle(qk), 1);
-        let k = b.smem_tile(tile_n, qk, swizzle(qk), stages);
-        let values = b.smem_tile(tile_n, v, swizzle(v), stages);
+        let (input, output) = (cfg.input.element(), cfg.output);
+        let q = b.smem_tile(input, [tile_m, qk], input.swizzle(qk), 1);
+        let k = b.smem_tile(input, [tile_n, qk], input.swizzle(qk), stages);
+        let values = b.smem_tile(input, [tile_n, v], input.swizzle(v), stages);
         // Narrow keys leave too little room for wide values.
-        let missing = (2 * tile_m * v).saturating_sub(values.offset() + stages * values.bytes());
+        let missing = (output.bytes() * tile_m * v).saturating_sub(values.offset() + stages * values.bytes());
         b.shared(missing, 1);
-        Self { q, k, v: values, staging: b.smem_tile_over(0, tile_m, v, swizzle(v)) }
+        Self { q, k, v: values, staging: b.smem_tile_over(0, output, [tile_m, v], output.swizzle(v)) }
     }
 }
 

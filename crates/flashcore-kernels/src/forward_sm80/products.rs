@@ -1,10 +1,12 @@
 //! The two matrix products of a step. The assembler moves loads ahead of products as far as registers allow, so that
 //! the text need not.
 
+use std::{iter::StepBy, ops::Range};
+
 use flashcore_tile::{Acc, Builder, Half, MMA_K, MMA_M, MatrixOrder, MatrixRows, MatrixView, Quad, Reg, U32};
 
 use super::{Config, Layout, block::Block, config::padded};
-use crate::shared::softmax::Exponentials;
+use crate::parts::softmax::Exponentials;
 
 /// Where the queries' fragments come from.
 pub(super) enum Queries {
@@ -17,7 +19,7 @@ pub(super) enum Queries {
 impl Queries {
     /// The queries of the warp whose first row is `warp_row`; waits for them if they go to registers.
     pub(super) fn new(b: &mut Builder, cfg: &Config, layout: &Layout, warp_row: Reg<U32>) -> Self {
-        let skip = b.mul(warp_row, layout.q.slab_width());
+        let skip = b.let_(warp_row * layout.q.slab_width());
         let rows = layout.q.matrix_rows(b, MatrixOrder::RowsFirst);
         if !cfg.shape.q_in_registers {
             return Self::Shared(rows, skip);
@@ -25,9 +27,7 @@ impl Queries {
         let view = rows.at(b, skip);
         b.wait_copies(cfg.shape.stages - 1);
         b.sync_cta();
-        let depths = depths(cfg.dim_qk);
-        let block =
-            |b: &mut Builder, n: u32| depths.clone().map(|k| view.load(b, n * MMA_M, k * MMA_K)).collect();
+        let block = |b: &mut Builder, n: u32| depths(cfg).map(|k| view.load(b, n * MMA_M, k)).collect();
         Self::Registers((0..cfg.shape.blocks).map(|n| block(b, n)).collect())
     }
 
@@ -47,18 +47,18 @@ enum StepQueries<'a> {
 }
 
 impl StepQueries<'_> {
-    /// The fragments of every block at one depth.
-    fn load(&self, b: &mut Builder, blocks: u32, depth: u32) -> Vec<Quad> {
+    /// The fragments of every block at step number `step`, which starts at feature `depth`.
+    fn load(&self, b: &mut Builder, blocks: u32, (step, depth): (usize, u32)) -> Vec<Quad> {
         match self {
-            Self::Registers(quads) => quads.iter().map(|block| block[depth as usize]).collect(),
-            Self::Shared(view) => (0..blocks).map(|n| view.load(b, n * MMA_M, depth * MMA_K)).collect(),
+            Self::Registers(quads) => quads.iter().map(|block| block[step]).collect(),
+            Self::Shared(view) => (0..blocks).map(|n| view.load(b, n * MMA_M, depth)).collect(),
         }
     }
 }
 
-/// Steps along `dim` features; padding beyond the last step takes no part.
-fn depths(dim: u32) -> std::ops::Range<u32> {
-    0..dim.div_ceil(MMA_K)
+/// Where steps along the features start; padding beyond the last step takes no part.
+fn depths(cfg: &Config) -> StepBy<Range<u32>> {
+    (0..cfg.dim_qk).step_by(cfg.input.element().depth() as usize)
 }
 
 /// QKᵀ of every block over the keys of one step.
@@ -66,12 +66,12 @@ pub(super) fn scores(b: &mut Builder, cfg: &Config, queries: &Queries, keys: &Ma
     let (blocks, step_n) = (cfg.shape.blocks, cfg.shape.step_n);
     let scores: Vec<_> = (0..blocks).map(|_| Acc::zero(b, step_n as usize)).collect();
     let queries = queries.at_step(b);
-    for depth in depths(cfg.dim_qk) {
-        let left = queries.load(b, blocks, depth);
+    for (step, depth) in depths(cfg).enumerate() {
+        let left = queries.load(b, blocks, (step, depth));
         for n in 0..step_n / MMA_K {
-            let right = keys.load(b, n * MMA_K, depth * MMA_K);
+            let right = keys.load(b, n * MMA_K, depth);
             for (scores, &left) in scores.iter().zip(&left) {
-                b.mma_pair(cfg.half, scores, n as usize, left, right);
+                b.mma_pair(cfg.input, scores, n as usize, left, right);
             }
         }
     }
@@ -85,11 +85,11 @@ pub(super) fn outputs(b: &mut Builder, cfg: &Config, blocks: &[Block], scores: &
     for step in 0..cfg.shape.step_n / MMA_K {
         let taken = exponentials.iter_mut().zip(scores);
         let probs: Vec<_> =
-            taken.map(|(taken, scores)| probabilities(b, cfg.half, taken, scores, step)).collect();
+            taken.map(|(taken, scores)| probabilities(b, cfg.input, taken, scores, step)).collect();
         for n in 0..padded(cfg.dim_v) / MMA_K {
             let right = values.load_transposed(b, step * MMA_K, n * MMA_K);
             for (block, &probs) in blocks.iter().zip(&probs) {
-                b.mma_pair(cfg.half, &block.output, n as usize, probs, right);
+                b.mma_pair(cfg.input, &block.output, n as usize, probs, right);
             }
         }
     }

@@ -1,33 +1,32 @@
 //! One CTA's work: a tile of query rows against its key tiles, from the last to the first.
 
 use flashcore_tile::{
-    Acc, Builder, Cmp, Cta, MMA_M, MatrixOrder, MatrixRows, Reg, S32, Scope, U32, Uniform, Val, Warp,
+    Acc, Builder, Cta, MMA_M, MatrixOrder, MatrixRows, Reg, S32, Scope, U32, Uniform, Val, Warp,
 };
 
 use super::{
     Arguments, Config, Layout, Shape,
     block::{Block, row_end},
-    products::{Queries, outputs, scores},
-};
-use crate::shared::{
-    epilogue::{LseOutput, Output},
+    epilogue::{Lse, Output},
     load::TileLoad,
-    mask::{KeyTiles, Visibility},
+    products::{Queries, outputs, scores},
     schedule::Tile,
+};
+use crate::parts::{
+    mask::{KeyTiles, Visibility, thread_column},
     softmax::Softmax,
 };
 
 /// Computes this CTA's row tile.
 pub(super) fn row_tile(b: &mut Builder, cfg: &Config, args: &Arguments, layout: &Layout) {
     let tile = args.schedule.tile(b, cfg.shape.tile_m());
-    let beyond = b.test(Cmp::Ge, tile.first_row, tile.rows);
-    let beyond = b.uniform::<Cta>(beyond);
+    let beyond = b.uniform::<Cta>(tile.first_row.ge(tile.rows));
     b.if_uniform(beyond, |b| b.exit());
 
     let rows = Rows::new(b, cfg, &tile);
     let visible = args.mask.over(b, tile.q_len, tile.kv_len);
     let ring = Ring::start(b, cfg, args, layout, &tile, &rows, &visible);
-    let blocks: Vec<_> = (0..cfg.shape.blocks).map(|_| Block::new(b, args, cfg.half)).collect();
+    let blocks: Vec<_> = (0..cfg.shape.blocks).map(|_| Block::new(b, args, cfg.input)).collect();
     let queries = Queries::new(b, cfg, layout, rows.warp);
     KeyLoop { cfg, args, ring, blocks: &blocks, queries, visible, rows }.run(b);
 
@@ -37,7 +36,7 @@ pub(super) fn row_tile(b: &mut Builder, cfg: &Config, args: &Arguments, layout: 
         .map(|(n, block)| row_end(b, cfg, block, sink, rows.thread, tile.q_len, n))
         .collect();
     let lse = args.lse_of_row(b, &tile);
-    LseOutput { base: args.lse, to: lse, warp_row: rows.warp, rows: rows.written }.write(b, &finished);
+    Lse { base: args.lse, to: lse, warp_row: rows.warp, rows: rows.written }.write(b, &finished);
     // Other warps may still read what the output is gathered over, and without keys nobody has waited for Q.
     b.wait_copies(0);
     b.sync_cta();
@@ -52,9 +51,9 @@ fn output(
     tile: &Tile,
     rows: &Rows,
 ) -> Output {
-    let first_row = b.add(tile.q_start, tile.first_row);
+    let first_row = b.let_(tile.q_start + tile.first_row);
     Output {
-        half: cfg.half,
+        element: cfg.output,
         access: cfg.access,
         dim: cfg.dim_v,
         staging: layout.staging,
@@ -83,16 +82,13 @@ impl Rows {
     fn new(b: &mut Builder, cfg: &Config, tile: &Tile) -> Self {
         let warp = b.warp();
         let warp = b.uniform_register(warp);
-        let warp = b.mul(warp, cfg.shape.blocks * MMA_M);
+        let warp = b.let_(warp * (cfg.shape.blocks * MMA_M));
         let lane = b.lane();
-        let quad = b.shr(lane, 2);
-        let warp_first = b.add(tile.first_row, warp);
-        let thread = b.add(warp_first, quad);
-        let left = |b: &mut Builder, rows: Reg<U32>| {
-            let left = b.sub(rows, tile.first_row);
-            b.signed(left)
-        };
-        let [warp_first, thread] = [warp_first, thread].map(|row| b.signed(row));
+        let quad = b.let_(lane >> 2);
+        let warp_first = b.let_(tile.first_row + warp);
+        let thread = b.let_(warp_first + quad);
+        let left = |b: &mut Builder, rows: Reg<U32>| b.let_((rows - tile.first_row).signed());
+        let [warp_first, thread] = [warp_first, thread].map(Reg::signed);
         Self { warp, warp_first, thread, there: left(b, tile.q_len), written: left(b, tile.rows) }
     }
 }
@@ -127,10 +123,9 @@ impl Ring {
     ) -> Self {
         load_q(b, cfg, args, layout, tile, rows.there);
         let tiles = key_tiles(b, cfg, tile, visible);
-        let last = b.sub(tiles.end, 1);
-        let first_key = b.mul(last, cfg.shape.tile_n as i32);
-        let unsigned = b.unsigned(first_key);
-        let row = b.add(tile.kv_start, unsigned);
+        let last = b.let_(tiles.end - 1);
+        let first_key = b.let_(last * cfg.shape.tile_n as i32);
+        let row = b.let_(tile.kv_start + first_key.unsigned());
         let k = tile.row_address(b, &args.k, tile.head_kv, row);
         let v = tile.row_address(b, &args.v, tile.head_kv, row);
         let ring = Self {
@@ -145,8 +140,7 @@ impl Ring {
             tile: b.var(last),
             read: b.var_in(Scope::Cta, 0),
         };
-        let keys = b.signed(tile.kv_len);
-        let keys_there = b.sub(keys, first_key);
+        let keys_there = b.let_(tile.kv_len.signed() - first_key);
         ring.fill(b, keys_there);
         ring
     }
@@ -161,11 +155,11 @@ impl Ring {
 
     /// Starts the load of the tile `ahead` turns from this one into `stage`, if there is one.
     fn load(&self, b: &mut Builder, ahead: u32, stage: Val<U32>, keys_there: Option<Reg<S32>>) {
-        let tile = b.sub(self.tile, ahead as i32);
+        let tile = b.let_(self.tile - ahead as i32);
         let needed = self.not_below_begin(b, tile);
         b.if_uniform(needed, |b| {
             for (load, bytes) in [&self.load_k, &self.load_v].into_iter().zip(self.stage_bytes) {
-                let skip = b.mul(stage, bytes);
+                let skip = b.let_(stage * bytes);
                 load.issue(b, skip, keys_there);
                 load.step_back(b);
             }
@@ -175,36 +169,27 @@ impl Ring {
 
     /// Whether key tile `tile` is one that the row tile needs.
     fn not_below_begin(&self, b: &mut Builder, tile: Reg<S32>) -> Uniform<Cta> {
-        let needed = match self.tiles.begin {
-            Some(begin) => b.test(Cmp::Ge, tile, begin),
-            None => b.test(Cmp::Ge, tile, 0),
-        };
-        b.uniform(needed)
+        b.uniform(tile.ge(self.tiles.first()))
     }
 
     /// Waits for the stage of this turn, and starts the load into the one that the last turn read.
     fn turn(&self, b: &mut Builder) {
         b.wait_copies(self.stages - 2);
         b.sync_cta();
-        let first = b.test(Cmp::Eq, self.read, 0);
-        let before = b.sub(self.read, 1);
-        let free = b.select(first, self.stages - 1, before);
+        let free = b.let_(self.read.eq(0).select(self.stages - 1, self.read - 1));
         self.load(b, self.stages - 1, free.into(), None);
     }
 
     /// Moves on to the next turn.
     fn advance(&self, b: &mut Builder) {
-        let below = b.sub(self.tile, 1);
-        b.set(self.tile, below);
-        let next = b.add(self.read, 1);
-        let wraps = b.test(Cmp::Eq, next, self.stages);
-        let next = b.select(wraps, 0, next);
-        b.set(self.read, next);
+        b.set(self.tile, self.tile - 1);
+        let next = b.let_(self.read + 1);
+        b.set(self.read, next.eq(self.stages).select(0, next));
     }
 }
 
 fn load_q(b: &mut Builder, cfg: &Config, args: &Arguments, layout: &Layout, tile: &Tile, there: Reg<S32>) {
-    let row = b.add(tile.q_start, tile.first_row);
+    let row = b.let_(tile.q_start + tile.first_row);
     let from = tile.row_address(b, &args.q, tile.head, row);
     let load = TileLoad::new(b, cfg.access, &layout.q, cfg.dim_qk, from, args.q.row);
     load.issue(b, 0, Some(there));
@@ -213,14 +198,10 @@ fn load_q(b: &mut Builder, cfg: &Config, args: &Arguments, layout: &Layout, tile
 
 /// The key tiles of the row tile; none for rows beyond the queries.
 fn key_tiles(b: &mut Builder, cfg: &Config, tile: &Tile, visible: &Visibility) -> KeyTiles {
-    let first = b.signed(tile.first_row);
-    let end = b.add(tile.first_row, cfg.shape.tile_m());
-    let end = b.min(end, tile.q_len);
-    let last = b.sub(end, 1);
-    let last = b.signed(last);
-    let tiles = visible.key_tiles(b, [first, last], cfg.shape.tile_n);
-    let empty = b.test(Cmp::Ge, tile.first_row, tile.q_len);
-    KeyTiles { end: b.select(empty, 0, tiles.end), ..tiles }
+    let end = b.let_(tile.first_row + cfg.shape.tile_m());
+    let last = b.let_((end.min(tile.q_len) - 1).signed());
+    let tiles = visible.key_tiles(b, [tile.first_row.signed(), last], cfg.shape.tile_n);
+    KeyTiles { end: b.let_(tile.first_row.ge(tile.q_len).select(0, tiles.end)), ..tiles }
 }
 
 /// The loop over key tiles.
@@ -258,11 +239,8 @@ impl KeyLoop<'_> {
             |b| {
                 let needed = self.ring.not_below_begin(b, self.ring.tile).pred();
                 match first {
-                    Some(first) => {
-                        let in_pass = b.test(Cmp::Ge, self.ring.tile, first);
-                        b.both(needed, in_pass)
-                    }
-                    None => needed,
+                    Some(first) => needed & self.ring.tile.ge(first),
+                    None => needed.into(),
                 }
             },
             |b| self.turn(b, kind),
@@ -273,7 +251,7 @@ impl KeyLoop<'_> {
     fn turn(&self, b: &mut Builder, kind: Kind) {
         let ring = &self.ring;
         ring.turn(b);
-        let stage = ring.stage_bytes.map(|bytes| b.mul(ring.read, bytes));
+        let stage = ring.stage_bytes.map(|bytes| b.let_(ring.read * bytes));
         let Shape { tile_n, step_n, .. } = self.cfg.shape;
         let first = b.var_in(Scope::Cta, tile_n - step_n);
         b.do_while(|b| {
@@ -284,10 +262,9 @@ impl KeyLoop<'_> {
                     b.if_uniform(seen, |b| self.step(b, kind, stage, first));
                 }
             }
-            let more = b.test(Cmp::Ne, first, 0);
-            let below = b.sub(first, step_n);
-            b.set(first, below);
-            b.uniform::<Cta>(more)
+            let more = b.uniform::<Cta>(first.ne(0));
+            b.set(first, first - step_n);
+            more
         });
         ring.advance(b);
     }
@@ -295,7 +272,7 @@ impl KeyLoop<'_> {
     /// One step of the softmax, over the keys from `first` on of the key tile.
     fn step(&self, b: &mut Builder, kind: Kind, [k_stage, v_stage]: [Reg<U32>; 2], first: Reg<U32>) {
         let ring = &self.ring;
-        let skip = b.mad(first, ring.row_bytes[0], k_stage);
+        let skip = b.let_(first * ring.row_bytes[0] + k_stage);
         let keys = ring.keys.at(b, skip);
         let scores = scores(b, self.cfg, &self.queries, &keys);
         scores.iter().for_each(|tile| self.args.scale.cap(b, tile.regs()));
@@ -305,21 +282,20 @@ impl KeyLoop<'_> {
         let tiles: Vec<_> =
             self.blocks.iter().zip(&scores).map(|(block, scores)| block.tile(scores)).collect();
         Softmax::raise(b, &tiles);
-        let skip = b.mad(first, ring.row_bytes[1], v_stage);
+        let skip = b.let_(first * ring.row_bytes[1] + v_stage);
         let values = ring.values.at(b, skip);
         outputs(b, self.cfg, self.blocks, &scores, &values);
     }
 
     /// The first key of a step of this turn.
     fn step_key(&self, b: &mut Builder, first: Reg<U32>) -> Reg<S32> {
-        let first = b.signed(first);
-        b.mad(self.ring.tile, self.cfg.shape.tile_n as i32, first)
+        b.let_(self.ring.tile * self.cfg.shape.tile_n as i32 + first.signed())
     }
 
     /// Whether any row of this warp sees any key of a step.
     fn seen(&self, b: &mut Builder, first: Reg<U32>) -> Uniform<Warp> {
         let key = self.step_key(b, first);
-        let last_row = b.add(self.rows.warp_first, (self.cfg.shape.blocks * MMA_M) as i32 - 1);
+        let last_row = b.let_(self.rows.warp_first + ((self.cfg.shape.blocks * MMA_M) as i32 - 1));
         let seen = self.visible.any(b, [self.rows.warp_first, last_row], key, self.cfg.shape.step_n);
         b.uniform(seen)
     }
@@ -327,13 +303,11 @@ impl KeyLoop<'_> {
     fn hide(&self, b: &mut Builder, scores: &[Acc], first: Reg<U32>) {
         let key = self.step_key(b, first);
         let lane = b.lane();
-        let quad = b.and(lane, 3);
-        let column = b.shl(quad, 1);
-        let column = b.signed(column);
-        let key = b.add(key, column);
+        let column = thread_column(b, lane);
+        let key = b.let_(key + column);
         for (n, scores) in (0..).zip(scores) {
-            let row = b.add(self.rows.thread, n * MMA_M as i32);
-            let rows = [row, b.add(row, 8)];
+            let row = b.let_(self.rows.thread + n * MMA_M as i32);
+            let rows = [row, b.let_(row + 8)];
             self.visible.of_thread(b, rows).hide(b, scores, key);
         }
     }

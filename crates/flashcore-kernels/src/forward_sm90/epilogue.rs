@@ -2,16 +2,19 @@
 
 use std::ops::Range;
 
-use flashcore_tile::{Acc, Builder, Cmp, F32, Global, Pred, ROWS_PER_THREAD, Reg, Shared, U32, Val};
+use flashcore_tile::{Acc, Builder, F32, Pred, Reg, Shared, U32, Val};
 
 use super::{
     consumer::Consumer,
     schedule::{Tile, position},
 };
-use crate::shared::softmax::Rows;
+use crate::parts::{
+    row_end::{self, LseOutput},
+    softmax::Rows,
+};
 
-/// Pairs of 8-column matrices that one stmatrix writes, per slab.
-const PAIRS_PER_SLAB: u32 = 4;
+/// Columns of 16-bit elements that one stmatrix writes: two matrices side by side.
+const PAIR_COLS: u32 = 16;
 
 /// Where this warp gathers its rows.
 pub(super) struct Epilogue {
@@ -25,17 +28,11 @@ pub(super) struct Epilogue {
 impl Epilogue {
     pub(super) fn new(b: &mut Builder, consumer: &Consumer<'_>) -> Self {
         let tile = consumer.layout.staging;
-        let warps = b.shl(consumer.group, 2);
-        let warp = b.add(warps, consumer.warp);
-        let bytes = b.mul(warp, consumer.cfg.shape.staging.places * tile.bytes());
-        let start = tile.at(b).plus(b, bytes);
-        let start = start.address(b);
-        let row = b.and(consumer.lane, 15);
-        let right = b.shr(consumer.lane, 4);
-        let lanes = (0..PAIRS_PER_SLAB).map(|pair| {
-            let chunk = b.add(right, 2 * pair);
-            tile.chunk(b, start, row, chunk)
-        });
+        let warp = b.let_((consumer.group << 2) + consumer.warp);
+        let skip = b.let_(warp * (consumer.cfg.shape.staging.places * tile.bytes()));
+        let start = tile.at(b).plus(b, skip).address(b);
+        let (row, right) = (b.let_(consumer.lane & 15), b.let_(consumer.lane >> 4));
+        let lanes = (0..tile.slab_cols() / PAIR_COLS).map(|pair| tile.chunk(b, start, row, right + 2 * pair));
         Self { lanes: lanes.collect(), staging: start.into(), leader: consumer.leader }
     }
 
@@ -54,7 +51,10 @@ impl Epilogue {
         let pending = if parts.is_multiple_of(places) { places - 1 } else { 0 };
         self.wait_for_staging(b, pending);
         output.scale_rows(b, factor);
-        self.forget_unused(b, consumer, tile, output);
+        if consumer.cfg.lengths.cuts_queries() {
+            let beyond = consumer.beyond_use(b, tile);
+            row_end::clear_unused(b, beyond, output);
+        }
         for (part, values) in (0..).zip(output.regs().chunks(staging.cols() as usize / 2)) {
             if part > 0 {
                 self.wait_for_staging(b, places - 1);
@@ -81,26 +81,6 @@ impl Epilogue {
         });
     }
 
-    /// Rows beyond the used queries become zeros, whatever was read for them.
-    fn forget_unused(&self, b: &mut Builder, consumer: &Consumer<'_>, tile: &Tile, output: &Acc) {
-        if !consumer.cfg.lengths.cuts_queries() {
-            return;
-        }
-        let beyond = Self::beyond_use(b, consumer, tile);
-        for (i, &value) in output.regs().iter().enumerate() {
-            b.select_into(value, beyond[Acc::row(i)], 0.0, value);
-        }
-    }
-
-    /// Which of this thread's rows lie beyond the used queries.
-    pub(super) fn beyond_use(
-        b: &mut Builder,
-        consumer: &Consumer<'_>,
-        tile: &Tile,
-    ) -> [Pred; ROWS_PER_THREAD] {
-        consumer.thread_positions(b, tile).map(|position| b.test(Cmp::Ge, position, tile.q_len))
-    }
-
     /// Waits until every store has been written; at the end of the kernel.
     pub(super) fn drain(&self, b: &mut Builder) {
         b.predicated(self.leader, Builder::tma_wait);
@@ -118,36 +98,31 @@ impl Epilogue {
         for (pair, values) in values.chunks(8).enumerate() {
             // Features come in eights; beyond the last, the copy clips what is stored here.
             let value = |i: usize| values.get(i).map_or(Val::Const(0.0), |&value| value.into());
-            let packed = std::array::from_fn(|i| b.pack(consumer.cfg.half, value(2 * i), value(2 * i + 1)));
-            let (slab, pair) = (pair as u32 / PAIRS_PER_SLAB, pair as u32 % PAIRS_PER_SLAB);
+            let packed = std::array::from_fn(|i| b.pack(consumer.cfg.output, value(2 * i), value(2 * i + 1)));
+            let pairs = staging.slab_cols() / PAIR_COLS;
+            let (slab, pair) = (pair as u32 / pairs, pair as u32 % pairs);
             let to = Shared::from(self.lanes[pair as usize]).at(place + slab * staging.slab_bytes());
             b.stmatrix(to, packed);
         }
     }
+}
 
-    /// One lane of each quad writes the LSE of its two rows, where rows exist and somebody wants them.
-    pub(super) fn write_lse(b: &mut Builder, consumer: &Consumer<'_>, tile: &Tile, lse: Rows<F32>) {
-        let args = consumer.args;
-        let lse = if consumer.cfg.lengths.cuts_queries() {
-            let beyond = Self::beyond_use(b, consumer, tile);
-            std::array::from_fn(|row| b.select(beyond[row], f32::NEG_INFINITY, lse[row]))
-        } else {
-            lse
-        };
-        let quad = b.and(consumer.lane, 3);
-        let speaks = b.test(Cmp::Eq, quad, 0);
-        let wanted = b.test(Cmp::Ne, args.lse, 0);
-        let speaks = b.both(speaks, wanted);
-        for (row, value) in consumer.thread_rows(b, tile).into_iter().zip(lse) {
-            let (head, position) = (tile.flat_head_of(b, consumer.cfg, row), position(b, consumer.cfg, row));
-            let first = b.mul_wide(head, args.lengths.seq_q);
-            let index = b.widen(position);
-            let index = b.add(first, index);
-            let bytes = b.mul(index, 4);
-            let to = Global::from(b.add(args.lse, bytes));
-            let exists = b.test(Cmp::Lt, position, args.lengths.seq_q);
-            let writes = b.both(speaks, exists);
-            b.predicated(writes, |b| b.store_global::<F32>(to, &[value.into()]));
+impl Consumer<'_> {
+    /// Writes the LSE of this thread's rows, where they exist and somebody wants them.
+    pub(super) fn write_lse(&self, b: &mut Builder, tile: &Tile, mut lse: Rows<F32>) {
+        let (cfg, args) = (self.cfg, self.args);
+        if cfg.lengths.cuts_queries() {
+            let beyond = self.beyond_use(b, tile);
+            lse = std::array::from_fn(|row| row_end::lse_of_used(b, beyond[row], lse[row]));
+        }
+        let output = LseOutput::new(b, args.lse, self.lane);
+        for (row, value) in self.thread_rows(b, tile).into_iter().zip(lse) {
+            let (head, position) = (tile.flat_head_of(b, cfg, row), position(b, cfg, row));
+            let index = b.let_(head.mul_wide(args.lengths.seq_q) + position.widen());
+            let bytes = b.let_(index * 4);
+            let to = b.let_(args.lse + bytes);
+            let who = b.let_(output.writes & position.lt(args.lengths.seq_q));
+            LseOutput::write(b, who, to, value);
         }
     }
 }

@@ -1,12 +1,12 @@
 //! The producer: one thread that walks the tiles and issues every tensor copy.
 
-use flashcore_tile::{Builder, Cmp, Pipeline, Pred, Reg, S32, Scope, TensorMap, U32, U64, Val, WARPGROUP};
+use flashcore_tile::{Builder, Pipeline, Pred, Reg, S32, Scope, Shared, TensorMap, U32, U64, Val, WARPGROUP};
 
 use super::{
     Arguments, Config, Layout,
     schedule::{INFO_BYTES, Tile},
 };
-use crate::shared::mask::KeyTiles;
+use crate::parts::mask::KeyTiles;
 
 /// Copies Q, K and V of every tile of this CTA, in the order in which consumers take them.
 pub(super) fn run(b: &mut Builder, cfg: Config, args: &Arguments, layout: &Layout) {
@@ -20,7 +20,7 @@ pub(super) fn run(b: &mut Builder, cfg: Config, args: &Arguments, layout: &Layou
             |b| {
                 let stage = layout.q.stage(b, done);
                 stage.wait_empty(b);
-                b.test(Cmp::Lt, index, args.tiles)
+                index.lt(args.tiles)
             },
             |b| {
                 let tile = Tile::numbered(b, cfg, args, index);
@@ -44,14 +44,13 @@ pub(super) fn run(b: &mut Builder, cfg: Config, args: &Arguments, layout: &Layou
 /// The thread that issues all copies: the first of the producer, whether that is a warp or a warpgroup.
 pub(super) fn first_thread(b: &mut Builder) -> Pred {
     let thread = b.thread();
-    let within = b.and(thread, WARPGROUP - 1);
-    b.test(Cmp::Eq, within, 0)
+    b.let_((thread % WARPGROUP).eq(0))
 }
 
 /// Where the tile of Q tile number `count` is posted.
-pub(super) fn info(b: &mut Builder, layout: &Layout, count: Reg<U32>) -> flashcore_tile::Shared {
+pub(super) fn info(b: &mut Builder, layout: &Layout, count: Reg<U32>) -> Shared {
     let slot = layout.q.slot(b, count);
-    let bytes = b.mul(slot, INFO_BYTES);
+    let bytes = b.let_(slot * INFO_BYTES);
     b.shared_at(layout.tile_info).plus(b, bytes)
 }
 
@@ -82,26 +81,22 @@ pub(super) fn load_kv(
     count: Reg<U32>,
     (tile, tiles): (&Tile, &KeyTiles),
 ) {
-    let head = b.div(tile.head, args.group);
+    let head = b.let_(tile.head / args.group);
     let load = |b: &mut Builder, pipeline: &Pipeline, map: TensorMap, count: Reg<U32>, block: Reg<S32>| {
         let stage = pipeline.stage(b, count);
         stage.wait_empty(b);
         stage.expect_tile(b);
-        let block = b.unsigned(block);
-        let row = b.mul(block, cfg.tile_n());
+        let row = b.let_(block.unsigned() * cfg.tile_n());
         let to = stage.at(b);
         let at = [Val::Const(0), row.into(), head.into(), tile.batch.into()];
         b.tma_load(map, pipeline.tile(), to, at, stage.full());
     };
-    let block = b.sub(tiles.end, 1);
-    let block = b.var_in(Scope::Lane, block);
+    let block = b.var_in(Scope::Lane, tiles.end - 1);
     load(b, &layout.k, args.k, count, block);
-    let first = tiles.begin.map_or(Val::Const(0), Val::from);
     b.while_(
-        |b| b.test(Cmp::Gt, block, first),
+        |_| block.gt(tiles.first()),
         |b| {
-            let ahead = b.add(count, 1);
-            let below = b.sub(block, 1);
+            let (ahead, below) = (b.let_(count + 1), b.let_(block - 1));
             load(b, &layout.k, args.k, ahead, below);
             load(b, &layout.v, args.v, count, block);
             b.set(block, below);
@@ -125,9 +120,7 @@ fn next(b: &mut Builder, args: &Arguments, index: Reg<U32>, taken: Option<(Reg<U
         return;
     };
     // One ticket is drawn per tile; whoever draws the last leaves the counter as it was found.
-    let last = b.sub(args.tiles, 1);
-    let is_last = b.test(Cmp::Eq, ticket, last);
-    b.predicated(is_last, |b| b.store_global::<U32>(counter, &[Val::Const(0)]));
-    let following = b.add(ticket, ctas);
-    b.set(index, following);
+    let last = b.let_(args.tiles - 1);
+    b.predicated(ticket.eq(last), |b| b.store_global::<U32>(counter, &[Val::Const(0)]));
+    b.set(index, ticket + ctas);
 }

@@ -1,74 +1,14 @@
 //! Which tile a CTA works on next, and how the producer tells its consumers.
 //!
-//! Tiles are numbered by sections of heads whose K and V fit in L2 together; inside a section, row tiles run from the
-//! longest to the shortest (causal) and heads fastest, so that CTAs that run at the same time share K and V.
+//! Tiles of a persistent kernel are numbered by sections of heads, the longest of them first.
 
-use flashcore_core::Problem;
-use flashcore_tile::{Builder, Cmp, Pred, Reg, Shared, U32, Val};
-use serde::{Deserialize, Serialize};
+use flashcore_tile::{Builder, Pred, Reg, Shared, U32, Val};
 
-use super::{Arguments, Config, ROWS_PER_GROUP};
-use crate::shared::mask::{KeyTiles, Visibility};
+use super::{Arguments, Config};
+use crate::parts::mask::{KeyTiles, Visibility};
 
-/// Bytes of L2 that a section of heads may fill with K and V.
-const SECTION_BYTES: usize = 32 << 20;
 /// What a tile takes when it is posted: where it is, and the lengths of its sequence.
 pub(super) const INFO_BYTES: u32 = 32;
-
-/// In which order CTAs take tiles.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug)]
-#[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub enum Order {
-    /// CTA `i` of `n` takes tiles `i`, `i + n`, …: best when all tiles are equally long.
-    Static,
-    /// A CTA takes the next tile when it is done: evens out tiles of different length.
-    Atomic,
-    /// There are so few tiles that each has a cluster of CTAs to itself, which share its keys.
-    Single {
-        /// CTAs of a cluster: a power of two up to 8.
-        parts: u32,
-    },
-}
-
-impl Order {
-    pub(super) fn name(self) -> String {
-        match self {
-            Self::Static => "static".to_owned(),
-            Self::Atomic => "atomic".to_owned(),
-            Self::Single { parts } => format!("single{parts}"),
-        }
-    }
-
-    /// CTAs that share the keys of a tile.
-    pub const fn parts(self) -> u32 {
-        match self {
-            Self::Static | Self::Atomic => 1,
-            Self::Single { parts } => parts,
-        }
-    }
-}
-
-/// Heads whose K and V share L2; a power of two that divides all heads, so that sections are full.
-pub(super) fn section(problem: &Problem, cfg: Config) -> u32 {
-    if !cfg.mask.right {
-        return 1;
-    }
-    let heads = problem.heads_q() * problem.batch();
-    let per_head = 2 * problem.seq_kv() * problem.dim_v() * problem.dtype().bytes();
-    let fits = |n: &usize| heads.is_multiple_of(*n) && n * per_head <= SECTION_BYTES;
-    let largest = (1..usize::BITS).map(|bit| 1usize << bit).take_while(|&n| n <= heads && fits(&n)).last();
-    largest.unwrap_or(1) as u32
-}
-
-/// The key tiles that a consumer works through, and whether its CTA has one more at either end.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct OwnTiles {
-    pub(super) tiles: KeyTiles,
-    /// Behind the last of its own.
-    pub(super) behind: Option<Pred>,
-    /// Before the first.
-    pub(super) before: Option<Pred>,
-}
 
 /// A tile: which rows of which head.
 #[derive(Clone, Copy, Debug)]
@@ -90,14 +30,8 @@ pub(super) struct Tile {
 impl Tile {
     /// Tile number `index`.
     pub(super) fn numbered(b: &mut Builder, cfg: Config, args: &Arguments, index: Reg<U32>) -> Self {
-        let section_tiles = b.mul(args.section, args.row_tiles);
-        let section = b.div(index, section_tiles);
-        let within = b.rem(index, section_tiles);
-        let row = b.div(within, args.section);
-        let row = longest_first(b, cfg, args, row);
-        let flat_head = b.rem(within, args.section);
-        let flat_head = b.mad(section, args.section, flat_head);
-        let (head, batch) = (b.rem(flat_head, args.heads), b.div(flat_head, args.heads));
+        let (row, flat_head) = args.sections(cfg).find(b, index);
+        let (head, batch) = (b.let_(flat_head % args.heads), b.let_(flat_head / args.heads));
         let [q_len, kv_len] = args.lengths.used(b, batch);
         Self { row, flat_head, head, batch, q_len, kv_len }
     }
@@ -110,15 +44,15 @@ impl Tile {
         row: Reg<U32>,
         [head, batch]: [Reg<U32>; 2],
     ) -> Self {
-        let row = longest_first(b, cfg, args, row);
-        let flat_head = b.mad(batch, args.heads, head);
+        let row = args.sections(cfg).row_tile(b, row);
+        let flat_head = b.let_(batch * args.heads + head);
         let [q_len, kv_len] = args.lengths.used(b, batch);
         Self { row, flat_head, head, batch, q_len, kv_len }
     }
 
     /// First row of the tile among those of its head, or of the heads that share it.
     pub(super) fn first_row(&self, b: &mut Builder, cfg: Config) -> Reg<U32> {
-        b.mul(self.row, cfg.tile_m())
+        b.let_(self.row * cfg.tile_m())
     }
 
     /// Where the box of columns `col` and rows `row` starts in Q or the output.
@@ -137,7 +71,7 @@ impl Tile {
             return self.head;
         }
         let member = member(b, cfg, row);
-        b.mad(self.head, cfg.pack, member)
+        b.let_(self.head * cfg.pack + member)
     }
 
     /// The query head of a row among those of all batch entries.
@@ -146,7 +80,7 @@ impl Tile {
             return self.flat_head;
         }
         let member = member(b, cfg, row);
-        b.mad(self.flat_head, cfg.pack, member)
+        b.let_(self.flat_head * cfg.pack + member)
     }
 
     /// What the rows of this tile see.
@@ -158,13 +92,13 @@ impl Tile {
     pub(super) fn key_tiles(&self, b: &mut Builder, cfg: Config, args: &Arguments) -> KeyTiles {
         let first = self.first_row(b, cfg);
         let tiles = self.key_tiles_of(b, cfg, args, first, cfg.tile_m());
-        let end = b.max(tiles.end, 1);
-        let last = b.sub(end, 1);
-        KeyTiles { end, begin: tiles.begin.map(|begin| b.min(begin, last)), ..tiles }
+        let end = b.let_(tiles.end.max(1));
+        let last = b.let_(end - 1);
+        KeyTiles { end, begin: tiles.begin.map(|begin| b.let_(begin.min(last))), ..tiles }
     }
 
     /// Key tiles that `rows` rows from `first` on see something of.
-    fn key_tiles_of(
+    pub(super) fn key_tiles_of(
         &self,
         b: &mut Builder,
         cfg: Config,
@@ -172,50 +106,16 @@ impl Tile {
         first: Reg<U32>,
         rows: u32,
     ) -> KeyTiles {
-        let end = b.add(first, rows);
+        let end = b.let_(first + rows);
         let [first, end] = [first, end].map(|row| position(b, cfg, row));
-        let end = b.min(end, self.q_len);
-        let last = b.sub(end, 1);
-        let rows = [b.signed(first), b.signed(last)];
-        self.visibility(b, args).key_tiles(b, rows, cfg.tile_n())
-    }
-
-    /// Key tiles that consumer `group` works through: all but those at either end that hide everything from it.
-    pub(super) fn own_key_tiles(
-        &self,
-        b: &mut Builder,
-        cfg: Config,
-        args: &Arguments,
-        group: Reg<U32>,
-    ) -> OwnTiles {
-        let all = self.key_tiles(b, cfg, args);
-        if !cfg.passes() {
-            return OwnTiles { tiles: all, behind: None, before: None };
-        }
-        let first = self.first_row(b, cfg);
-        let first = b.mad(group, ROWS_PER_GROUP, first);
-        let own = self.key_tiles_of(b, cfg, args, first, ROWS_PER_GROUP);
-        // One at least is left, and one at most is passed over at either end, whatever the rows see.
-        let first = all.begin.map_or(Val::Const(0), Val::from);
-        let (second, last) = (b.add(first, 1), b.sub(all.end, 1));
-        let end = b.max(own.end, last);
-        let end = b.max(end, second);
-        let end = b.min(end, all.end);
-        let begin = own.begin.map(|begin| {
-            let most = b.sub(end, 1);
-            let begin = b.min(begin, most);
-            let begin = b.min(begin, second);
-            b.max(begin, first)
-        });
-        let behind = cfg.mask.right.then(|| b.test(Cmp::Lt, end, all.end));
-        let before = begin.map(|begin| b.test(Cmp::Gt, begin, first));
-        OwnTiles { tiles: KeyTiles { end, begin, ..own }, behind, before }
+        let last = b.let_((end.min(self.q_len) - 1).signed());
+        self.visibility(b, args).key_tiles(b, [first.signed(), last], cfg.tile_n())
     }
 
     /// Tells consumers that this is their next tile.
     pub(super) fn post(&self, b: &mut Builder, cfg: Config, to: Shared) {
         // The row is counted from one, so that zero says that there is none.
-        let row = b.add(self.row, 1);
+        let row = b.let_(self.row + 1);
         b.store_shared(to, &[row, self.flat_head, self.head, self.batch].map(Val::from));
         if cfg.used() {
             b.store_shared(to.at(16), &[self.q_len, self.kv_len].map(Val::from));
@@ -241,8 +141,8 @@ impl Tile {
         };
         // Loops and branches depend on the row and the lengths alone.
         let row = b.uniform_register(row);
-        let there = b.test(Cmp::Ne, row, 0);
-        (Self { row: b.sub(row, 1), flat_head, head, batch, q_len, kv_len }, there)
+        let there = b.let_(row.ne(0));
+        (Self { row: b.let_(row - 1), flat_head, head, batch, q_len, kv_len }, there)
     }
 
     /// The same tile in registers that [`set`](Self::set) may change.
@@ -266,21 +166,12 @@ impl Tile {
     }
 }
 
-/// Row tiles from the last on where rows further down see more keys.
-fn longest_first(b: &mut Builder, cfg: Config, args: &Arguments, row: Reg<U32>) -> Reg<U32> {
-    if !cfg.mask.right {
-        return row;
-    }
-    let last = b.sub(args.row_tiles, 1);
-    b.sub(last, row)
-}
-
 /// The position of a tile's row in its sequence.
 pub(super) fn position(b: &mut Builder, cfg: Config, row: Reg<U32>) -> Reg<U32> {
-    if cfg.pack == 1 { row } else { b.shr(row, cfg.pack.trailing_zeros()) }
+    if cfg.pack == 1 { row } else { b.let_(row / cfg.pack) }
 }
 
 /// Which of the heads that share a tile a row belongs to.
 fn member(b: &mut Builder, cfg: Config, row: Reg<U32>) -> Reg<U32> {
-    b.and(row, cfg.pack - 1)
+    b.let_(row % cfg.pack)
 }

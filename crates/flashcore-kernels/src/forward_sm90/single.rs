@@ -2,12 +2,12 @@
 //!
 //! Nothing is persistent here: the grid says which tile is whose, so that producer and consumers find it for themselves.
 
-use flashcore_tile::{Acc, Builder, Cmp, Fragment, Pred, Reg, U32, Uniform, Val, Warpgroup};
+use flashcore_tile::{Acc, Builder, Fragment, Pred, Reg, U32, Uniform, Warpgroup};
 
 use super::{
     Arguments, Config, Layout, consumer::Consumer, epilogue::Epilogue, merge, producer, schedule::Tile,
 };
-use crate::shared::mask::KeyTiles;
+use crate::parts::mask::KeyTiles;
 
 /// Copies Q and this CTA's part of K and V.
 pub(super) fn producer(b: &mut Builder, cfg: Config, args: &Arguments, layout: &Layout) {
@@ -16,7 +16,7 @@ pub(super) fn producer(b: &mut Builder, cfg: Config, args: &Arguments, layout: &
         let tile = own_tile(b, cfg, args);
         let (tiles, some) = own_part(b, cfg, args, &tile);
         b.if_(some, |b| {
-            if cfg.producer_waits() {
+            if cfg.policy.producer_waits {
                 b.wait_for_predecessor();
             }
             let zero = b.var(0);
@@ -35,21 +35,21 @@ pub(super) fn consumer(b: &mut Builder, cfg: Config, args: &Arguments, layout: &
     let some = b.uniform::<Warpgroup>(some);
     let output = Acc::zero(b, cfg.dim_v as usize);
     let output = compute(b, &consumer, &tile, &tiles, some, output);
-    let Some(mail) = layout.mail else {
+    let Some(exchange) = layout.exchange else {
         let epilogue = Epilogue::new(b, &consumer);
         let sinks = consumer.sinks(b, &tile);
         let finished = consumer.softmax.finish(b, sinks);
-        Epilogue::write_lse(b, &consumer, &tile, finished.lse);
+        consumer.write_lse(b, &tile, finished.lse);
         epilogue.write(b, &consumer, &tile, &output, finished.factor);
         return epilogue.drain(b);
     };
-    merge::merge(b, &consumer, mail, &tile, &output);
+    merge::merge(b, &consumer, exchange, &tile, &output);
 }
 
 /// The tile of this cluster.
 fn own_tile(b: &mut Builder, cfg: Config, args: &Arguments) -> Tile {
     let [x, head, batch] = b.cta_xyz();
-    let row = b.shr(x, cfg.shape.order.parts().trailing_zeros());
+    let row = b.let_(x / cfg.shape.order.parts());
     Tile::of_head(b, cfg, args, row, [head, batch])
 }
 
@@ -57,19 +57,13 @@ fn own_tile(b: &mut Builder, cfg: Config, args: &Arguments) -> Tile {
 fn own_part(b: &mut Builder, cfg: Config, args: &Arguments, tile: &Tile) -> (KeyTiles, Pred) {
     let tiles = tile.key_tiles(b, cfg, args);
     let parts = cfg.shape.order.parts();
-    let begin = tiles.begin.map_or(Val::Const(0), Val::from);
-    let count = b.sub(tiles.end, begin);
-    let up = b.add(count, parts as i32 - 1);
-    let up = b.unsigned(up);
-    let share = b.shr(up, parts.trailing_zeros());
-    let share = b.signed(share);
-    let rank = b.cluster_rank();
-    let rank = b.signed(rank);
-    let first = b.mad(rank, share, begin);
-    let end = b.add(first, share);
-    let end = b.min(end, tiles.end);
-    let clean_begin = tiles.clean_begin.map(|clean| b.max(clean, first));
-    let some = b.test(Cmp::Lt, first, end);
+    let begin = tiles.first();
+    let share = b.let_(((tiles.end - begin + (parts as i32 - 1)).unsigned() / parts).signed());
+    let rank = b.cluster_rank().signed();
+    let first = b.let_(rank * share + begin);
+    let end = b.let_((first + share).min(tiles.end));
+    let clean_begin = tiles.clean_begin.map(|clean| b.let_(clean.max(first)));
+    let some = b.let_(first.lt(end));
     (KeyTiles { end, begin: Some(first), clean_begin, ..tiles }, some)
 }
 

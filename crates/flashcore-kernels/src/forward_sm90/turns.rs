@@ -5,7 +5,7 @@
 //! belong to one consumer at a time, from its QKᵀ to the end of its PV, and the others do their softmax meanwhile. The
 //! first QKᵀ and the last PV of a tile are out of turn.
 
-use flashcore_tile::{Builder, Cmp, Mbarrier, Pred, Reg, U32};
+use flashcore_tile::{Builder, Mbarrier, Pred, Reg, U32};
 
 use super::{Config, WARPS_PER_GROUP};
 
@@ -20,7 +20,7 @@ impl Turns {
     /// Reserves the barriers, where consumers multiply in turn.
     pub(super) fn reserve(b: &mut Builder, cfg: Config) -> Option<Self> {
         let consumers = cfg.shape.consumers;
-        cfg.multiplies_in_turn().then(|| Self { barriers: b.mbarriers(consumers), consumers })
+        cfg.policy.in_turn.then(|| Self { barriers: b.mbarriers(consumers), consumers })
     }
 
     /// Initialises the barriers; one thread does it, before the CTA synchronises.
@@ -32,12 +32,10 @@ impl Turns {
 
     /// The turn of consumer `group`.
     pub(super) fn of(self, b: &mut Builder, group: Reg<U32>) -> Turn {
-        let after = b.add(group, 1);
-        let last = b.test(Cmp::Eq, after, self.consumers);
-        let after = b.select(last, 0, after);
-        let first = b.test(Cmp::Eq, group, 0);
+        let after = b.let_(group + 1);
+        let after = b.let_(after.eq(self.consumers).select(0, after));
         // On a fresh barrier the phase before the first counts as complete, so that the first consumer begins.
-        let phase = b.select(first, 1, 0);
+        let phase = b.let_(group.eq(0).select::<U32>(1, 0));
         let [own, next] = [group, after].map(|consumer| b.mbarrier_at(self.barriers).number(b, consumer));
         Turn { own, next, phase: b.var(phase) }
     }
@@ -55,8 +53,7 @@ pub(super) struct Turn {
 impl Turn {
     /// Waits until the consumer before has multiplied.
     pub(super) fn take(&self, b: &mut Builder) {
-        let parity = b.and(self.phase, 1);
-        self.own.wait(b, parity);
+        self.own.wait(b, self.phase & 1);
         b.add_to(self.phase, 1);
     }
 

@@ -3,7 +3,7 @@
 //! Hidden keys have probability 0, but 0 · NaN is NaN: rows of V that a batch entry does not use are overwritten with
 //! zeros in shared memory before they are multiplied. Tensor copies do so by themselves beyond the whole tensor.
 
-use flashcore_tile::{Builder, Cmp, Reg, S32, Shared, U32, Val, WARPGROUP, Warpgroup};
+use flashcore_tile::{Builder, Reg, S32, Shared, U32, Val, WARPGROUP, Warpgroup};
 
 use super::{consumer::Consumer, schedule::Tile};
 
@@ -13,11 +13,8 @@ const CHUNK: u32 = 16;
 /// Clears the rows of the V tile of key tile `block` that lie beyond the used keys; all consumers do it together.
 pub(super) fn clean_values(b: &mut Builder, consumer: &Consumer<'_>, tile: &Tile, block: Reg<S32>) {
     let tile_n = consumer.cfg.tile_n();
-    let block = b.unsigned(block);
-    let first = b.mul(block, tile_n);
-    let used = b.sub(tile.kv_len, first);
-    let partial = b.test(Cmp::Lt, used, tile_n);
-    let partial = b.uniform::<Warpgroup>(partial);
+    let used = b.let_(tile.kv_len - block.unsigned() * tile_n);
+    let partial = b.uniform::<Warpgroup>(used.lt(tile_n));
     b.if_uniform(partial, |b| {
         let stage = consumer.layout.v.stage(b, consumer.kv_count);
         stage.wait_full(b);
@@ -32,12 +29,11 @@ pub(super) fn clean_values(b: &mut Builder, consumer: &Consumer<'_>, tile: &Tile
 /// Zeros from row `used` to the end of every slab.
 fn clear(b: &mut Builder, consumer: &Consumer<'_>, values: Shared, used: Reg<U32>) {
     let v = consumer.layout.v.tile();
-    let start = b.mul(used, v.slab_width());
-    let own = b.mad(consumer.thread, CHUNK, start);
-    let at = b.var(own);
+    let start = b.let_(used * v.slab_width());
+    let at = b.var(consumer.thread * CHUNK + start);
     let stride = consumer.cfg.shape.consumers * WARPGROUP * CHUNK;
     b.while_(
-        |b| b.test(Cmp::Lt, at, v.slab_bytes()),
+        |_| at.lt(v.slab_bytes()),
         |b| {
             let row = values.plus(b, at);
             for slab in 0..v.slabs() {

@@ -4,7 +4,7 @@
 
 use flashcore_core::Problem;
 use flashcore_ptx::sm::RESERVED_SHARED;
-use flashcore_tile::{RegisterBudget, Roles};
+use flashcore_tile::RegisterBudget;
 
 use super::{Gpu, Plan, PlanError, Tile, access, check, general_config, hopper, hopper_config};
 use crate::{
@@ -12,7 +12,7 @@ use crate::{
     forward_sm90::{self, Order},
     launch::KernelConfig,
     merge,
-    shared::schedule::tile_count,
+    parts::sections::tile_count,
 };
 
 /// Registers of a consumer for addresses, masks and the state of softmax: what shipped kernels need at least.
@@ -95,10 +95,6 @@ impl Tile {
                 ("width", shape.width, unit_of_powers(shape.width), 1..=8, "1, 2, 4 or 8"),
                 ("lanes", shape.lanes, unit_of_powers(shape.lanes), 1..=32, "a power of two up to 32"),
             ]),
-            Self::Cpu(tile) => check_rules(&[
-                ("keys", tile.keys, 16, 16..=4096, "a multiple of 16 up to 4096"),
-                ("chunk", tile.chunk, 1, 1..=64, "1 to 64"),
-            ]),
         }
     }
 }
@@ -145,9 +141,6 @@ pub fn plan_tile(problem: &Problem, gpu: &Gpu, alignment: u64, tile: Tile) -> Re
     let half = check(problem, gpu)?;
     let access = access(problem, alignment);
     let kernel = match tile {
-        Tile::Cpu(_) => {
-            return Err(Misfit::Kernel { kernel: "cpu", reason: "it does not run on a GPU".to_owned() });
-        }
         Tile::Merge(_) => {
             return Err(Misfit::Kernel { kernel: "merge", reason: "it computes no attention".to_owned() });
         }
@@ -194,35 +187,29 @@ impl Demand {
         Self { registers, most_registers: registers, shared_bytes: 0, ctas_per_sm: 1, tile_m, parts: 1 }
     }
 
-    fn of_general(shape: &forward_sm80::Shape, qk: u32, v: u32) -> Self {
+    fn of_general(cfg: &forward_sm80::Config, qk: u32, v: u32) -> Self {
+        let shape = &cfg.shape;
         // A block of 16 rows keeps half as many sums as features, half as many scores as keys and, if asked to, Q.
         let q = if shape.q_in_registers { qk / 4 } else { 0 };
         Self {
             registers: shape.blocks * (v / 2 + shape.step_n / 2 + q),
             most_registers: shape.registers(),
-            shared_bytes: shape.shared_bytes(qk, v).into(),
+            shared_bytes: cfg.shared_bytes().into(),
             ctas_per_sm: shape.ctas_per_sm,
             tile_m: shape.tile_m(),
             parts: 1,
         }
     }
 
-    fn of_hopper(shape: &forward_sm90::Shape, qk: u32, v: u32) -> Self {
-        let roles = Roles { consumers: shape.consumers, budget: shape.budget };
-        let share = roles.registers_at_entry(shape.ctas_per_sm);
-        let (qk, padded_v, rows) =
-            (qk.next_multiple_of(64), v.next_multiple_of(64), shape.consumers * forward_sm90::ROWS_PER_GROUP);
-        let kv = shape.stages * shape.tile_n * (qk + padded_v);
-        // Parts of a tile are merged without staging.
-        let staging =
-            if shape.order.parts() > 1 { 0 } else { rows * shape.staging.places * shape.staging.cols };
+    fn of_hopper(cfg: &forward_sm90::Config, v: u32) -> Self {
+        let shape = &cfg.shape;
         Self {
             // Sums, scores, and probabilities that are half as wide.
             registers: v / 2 + shape.tile_n / 2 + shape.tile_n / 4 + OTHER_REGISTERS,
-            most_registers: shape.budget.map_or(share, |budget| budget.consumer),
-            shared_bytes: 2 * u64::from(shape.q_stages * rows * qk + kv + staging),
+            most_registers: shape.budget.map_or(cfg.registers_at_entry(), |budget| budget.consumer),
+            shared_bytes: cfg.shared_bytes().into(),
             ctas_per_sm: shape.ctas_per_sm,
-            tile_m: rows,
+            tile_m: cfg.tile_m(),
             parts: shape.order.parts(),
         }
     }
@@ -232,8 +219,8 @@ impl Plan {
     fn demand(&self, problem: &Problem) -> Demand {
         let (qk, v) = (problem.dim_qk() as u32, problem.dim_v() as u32);
         match self.kernel() {
-            KernelConfig::Sm80(cfg) => Demand::of_general(&cfg.shape, qk, v),
-            KernelConfig::Sm90(cfg) => Demand::of_hopper(&cfg.shape, qk, v),
+            KernelConfig::Sm80(cfg) => Demand::of_general(cfg, qk, v),
+            KernelConfig::Sm90(cfg) => Demand::of_hopper(cfg, v),
             KernelConfig::Merge(cfg) => Demand::of_merge(cfg),
         }
     }

@@ -2,6 +2,7 @@
 
 use flashcore_core::Problem;
 use flashcore_ptx::{sm::RESERVED_SHARED, target::Target};
+use flashcore_tile::Half;
 
 use super::{Gpu, PlanError};
 use crate::forward_sm80::Shape;
@@ -14,10 +15,10 @@ pub(super) fn target(gpu: &Gpu) -> Target {
 }
 
 /// The tile for a problem, and why: the first of the table that fits. Batch and heads have no say in it.
-pub(super) fn shape(problem: &Problem, gpu: &Gpu) -> Result<(Shape, &'static str), PlanError> {
+pub(super) fn shape(problem: &Problem, half: Half, gpu: &Gpu) -> Result<(Shape, &'static str), PlanError> {
     let (qk, v) = (problem.dim_qk() as u32, problem.dim_v() as u32);
     let queries = problem.longest_q();
-    let fits = |row: &&Row| qk.max(v) <= row.dim && queries <= row.queries && row.fits(qk, v, gpu);
+    let fits = |row: &&Row| qk.max(v) <= row.dim && queries <= row.queries && row.fits(half, [qk, v], gpu);
     let row = TABLE.iter().find(fits).ok_or(PlanError::SharedMemory {
         qk: problem.dim_qk(),
         v: problem.dim_v(),
@@ -36,8 +37,8 @@ struct Row {
 
 impl Row {
     /// Whether as many CTAs as the row counts on fit on an SM.
-    fn fits(&self, qk: u32, v: u32, gpu: &Gpu) -> bool {
-        let per_cta = self.shape.shared_bytes(qk, v) + RESERVED_SHARED;
+    fn fits(&self, half: Half, dims: [u32; 2], gpu: &Gpu) -> bool {
+        let per_cta = self.shape.shared_bytes(half, half.element(), dims) + RESERVED_SHARED;
         self.shape.ctas_per_sm * per_cta <= gpu.shared_bytes + RESERVED_SHARED
     }
 }

@@ -17,19 +17,6 @@ pub enum Tile {
     /// The merge of partial results.
     #[serde(rename = "merge")]
     Merge(merge::Shape),
-    /// The CPU's prefill.
-    #[serde(rename = "cpu")]
-    Cpu(CpuTile),
-}
-
-/// Blocks of the CPU's prefill; which numbers there are is the CPU backend's business.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug)]
-#[serde(deny_unknown_fields)]
-pub struct CpuTile {
-    /// Keys of a block.
-    pub keys: u32,
-    /// Tiles that share a pass over keys and values.
-    pub chunk: u32,
 }
 
 impl KernelConfig {

@@ -6,6 +6,7 @@ use std::{cell::OnceCell, rc::Rc, sync::Arc};
 
 use flashcore::cuda::Cuda;
 use flashcore_core::{Backend, DType, Mask};
+use flashcore_cpu::Cpu;
 use flashcore_testkit::NaiveBackend;
 
 use super::{
@@ -21,7 +22,6 @@ use crate::{
     protocol::{Mode, Protocol, STEADY},
     stats::median,
     task::Task,
-    tune::TunedCpu,
     workload::Workload,
 };
 
@@ -32,7 +32,7 @@ const NAIVE: &str = "naive";
 #[derive(Clone)]
 pub enum Ours {
     /// The CPU.
-    Cpu(TunedCpu),
+    Cpu(Cpu),
     /// A GPU.
     Cuda(Arc<Cuda>),
 }
@@ -139,7 +139,7 @@ impl Roster {
     /// What the device of ours can do at best with `dtype`.
     pub fn ceiling(&self, dtype: DType) -> Result<Ceiling, LabError> {
         match &self.ours {
-            Ours::Cpu(cpu) => Ceiling::of_cpu(cpu.plain(), dtype),
+            Ours::Cpu(cpu) => Ceiling::of_cpu(cpu, dtype),
             Ours::Cuda(gpu) => self.gpu_ceiling(gpu, dtype),
         }
     }

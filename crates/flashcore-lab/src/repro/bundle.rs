@@ -1,71 +1,193 @@
-//! Packing and unpacking: a gzipped tar of a few known files with a checksum beside it.
+//! The file: a gzipped tar of a manifest and the answers that it names by their hashes.
 //!
-//! Nothing of an archive reaches the file system. It is read into memory, entry by entry, and refused as soon as a name
-//! is not one of [`PARTS`], an entry is not a plain file, or there is more than any bundle has.
+//! Nothing of an archive reaches the file system, and nothing of it is believed: it is read into memory up to a limit,
+//! and refused if an entry is anything but one of the known plain files.
 
 use std::{
     collections::BTreeMap,
     fs::{self, File},
-    io::{Read, Write},
-    path::{Path, PathBuf},
+    io::{self, Read},
+    path::Path,
+    process::Command,
 };
 
+use flashcore_kernels::untrusted::check_text;
 use flate2::{Compression, read::GzDecoder, write::GzEncoder};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use tar::{Archive, Builder, EntryType, Header};
 
 use super::{BundleError, Fault};
-use crate::{error::LabError, save, signature};
+use crate::{
+    error::LabError,
+    machine::{self, Machine},
+    save, signature,
+};
 
-/// What a bundle is made of; all but the last are always there.
-pub const PARTS: [&str; 5] = [MANIFEST, DOCTOR, VERIFY, BENCH, PROFILE];
-/// What was run, and where.
-pub const MANIFEST: &str = "manifest.json";
+const MANIFEST: &str = "manifest.json";
 /// What `doctor` said.
 pub const DOCTOR: &str = "doctor.json";
 /// What `verify` said.
 pub const VERIFY: &str = "verify.json";
 /// The result file of `bench`.
 pub const BENCH: &str = "bench.json";
-/// What `profile` said, where it could say anything.
-pub const PROFILE: &str = "profile.json";
+/// The files beside the manifest.
+const FILES: [&str; 3] = [DOCTOR, VERIFY, BENCH];
 
-/// Largest bundle that is read, packed and unpacked.
-const MOST_PACKED: u64 = 64 << 20;
-const MOST_UNPACKED: u64 = 256 << 20;
-/// Largest part.
-const MOST_PART: u64 = 64 << 20;
-/// What every file of an archive may be read by.
-const MODE: u32 = 0o644;
+/// What manifests are called inside, with the version of their format.
+const FORMAT: &str = "flashcore-repro-2";
+/// Most bytes of a bundle, packed and unpacked.
+pub(super) const MOST_BYTES: u64 = 64 << 20;
+/// Longest text in a manifest.
+const LONGEST_TEXT: usize = 300;
 
-/// The parts of a bundle by name.
-pub type Parts = BTreeMap<String, Vec<u8>>;
+/// Texts by name.
+pub type Facts = BTreeMap<String, String>;
 
-/// Writes `parts` to `path` and its checksum beside it.
-pub fn pack(parts: &Parts, path: &Path) -> Result<(), LabError> {
-    let failed = |e| LabError::io("write", path)(e);
-    let bytes = packed(parts).map_err(failed)?;
-    let folder = save::folder(path);
-    fs::create_dir_all(folder).map_err(LabError::io("make", folder))?;
-    // The checksum comes last: a bundle without one was not finished.
-    save::replace(path, &[&bytes]).map_err(failed)?;
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let line = format!("{}  {name}\n", signature::hash(&bytes));
-    let beside = checksum_path(path);
-    save::replace(&beside, &[line.as_bytes()]).map_err(LabError::io("write", &beside))
+/// Everything that a bundle holds.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Bundle {
+    /// What was run, and where.
+    pub manifest: Manifest,
+    /// The answers by name.
+    pub files: BTreeMap<&'static str, Vec<u8>>,
 }
 
-fn packed(parts: &Parts) -> std::io::Result<Vec<u8>> {
-    let mut builder = Builder::new(GzEncoder::new(Vec::new(), Compression::default()));
-    for (name, bytes) in parts {
-        let mut header = Header::new_gnu();
-        header.set_entry_type(EntryType::Regular);
-        header.set_size(bytes.len() as u64);
-        header.set_mode(MODE);
-        builder.append_data(&mut header, name, &bytes[..])?;
+/// What was run, and where.
+#[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
+#[serde(deny_unknown_fields)]
+pub struct Manifest {
+    format: String,
+    /// When, in UTC.
+    pub created: String,
+    /// Versions, the commit, the program's hash, the machine.
+    pub environment: Facts,
+    /// What was asked for; who reads a bundle has to check it.
+    pub settings: Value,
+    /// SHA-256 of the PTX of every kernel of the covering set.
+    pub kernels: Facts,
+    /// SHA-256 of the other files.
+    pub files: Facts,
+}
+
+impl Manifest {
+    fn parse(bytes: &[u8]) -> Result<Self, Fault> {
+        let manifest: Self = serde_json::from_slice(bytes).map_err(|e| Fault::content(MANIFEST, e))?;
+        if manifest.format != FORMAT {
+            return Err(Fault::content(MANIFEST, format!("its format is not {FORMAT:?}")));
+        }
+        let facts = [&manifest.environment, &manifest.kernels, &manifest.files].into_iter().flatten();
+        let texts = facts.flat_map(|(name, text)| [name, text]).chain([&manifest.created]);
+        let checked: Result<(), _> = texts.map(|text| check_text(text, LONGEST_TEXT)).collect();
+        checked.map_err(|reason| Fault::content(MANIFEST, reason))?;
+        Ok(manifest)
     }
-    let mut gzip = builder.into_inner()?;
-    gzip.flush()?;
-    gzip.finish()
+
+    /// The name of the bundle: commit and time.
+    pub fn file_name(&self) -> String {
+        let commit = self.environment.get("commit").and_then(|name| name.get(..12)).unwrap_or("unknown");
+        let time: String = self.created.chars().filter(char::is_ascii_alphanumeric).collect();
+        format!("flashcore_{commit}_{time}.tar.gz")
+    }
+}
+
+/// This program and this machine; what is not known is left out.
+fn environment() -> Facts {
+    let Machine { system, cpu, cores, gpu, driver, .. } = Machine::this(None);
+    let facts = [
+        ("FlashCore", Some(env!("CARGO_PKG_VERSION").to_owned())),
+        ("commit", machine::commit()),
+        ("files changed since", machine::changed().map(|changed| changed.to_string())),
+        ("compiler", Some(machine::RUSTC.to_owned())),
+        ("program", signature::program()),
+        ("system", Some(system)),
+        ("processor", Some(format!("{cpu}, {cores} cores"))),
+        ("GPU", gpu),
+        ("driver", driver),
+        ("clocks and power limit", clocks()),
+    ];
+    facts.into_iter().filter_map(|(name, text)| Some((name.to_owned(), text?))).collect()
+}
+
+fn clocks() -> Option<String> {
+    let query = "--query-gpu=clocks.max.sm,clocks.mem,power.limit";
+    let run = Command::new("nvidia-smi").args([query, "--format=csv,noheader", "--id=0"]).output().ok()?;
+    Some(String::from_utf8(run.stdout).ok()?.lines().next()?.to_owned())
+}
+
+impl Bundle {
+    /// Answers of this program on this machine.
+    pub fn new(settings: Value, files: BTreeMap<&'static str, Vec<u8>>) -> Result<Self, LabError> {
+        let hashes = files.iter().map(|(name, bytes)| ((*name).to_owned(), signature::hash(bytes)));
+        let manifest = Manifest {
+            format: FORMAT.to_owned(),
+            created: machine::now(),
+            environment: environment(),
+            settings,
+            kernels: signature::kernels()?,
+            files: hashes.collect(),
+        };
+        Ok(Self { manifest, files })
+    }
+
+    /// Writes it to `path`; whoever reads an old one meanwhile keeps it.
+    pub fn save(&self, path: &Path) -> Result<(), LabError> {
+        let folder = save::folder(path);
+        fs::create_dir_all(folder).map_err(LabError::io("make", folder))?;
+        let packed = self.pack().and_then(|bytes| save::replace(path, &[&bytes]));
+        packed.map_err(LabError::io("write", path))
+    }
+
+    fn pack(&self) -> io::Result<Vec<u8>> {
+        let manifest = serde_json::to_vec_pretty(&self.manifest)?;
+        let mut builder = Builder::new(GzEncoder::new(Vec::new(), Compression::default()));
+        let files = self.files.iter().map(|(name, bytes)| (*name, bytes));
+        for (name, bytes) in files.chain([(MANIFEST, &manifest)]) {
+            let mut header = Header::new_gnu();
+            header.set_size(bytes.len() as u64);
+            header.set_mode(0o644);
+            builder.append_data(&mut header, name, &bytes[..])?;
+        }
+        builder.into_inner()?.finish()
+    }
+
+    /// Reads a bundle that is whole.
+    pub fn load(path: &Path) -> Result<Self, LabError> {
+        let read = || Self::unpack(&read_all(File::open(path)?)?);
+        read().map_err(|fault| BundleError { path: path.to_owned(), fault }.into())
+    }
+
+    fn unpack(bytes: &[u8]) -> Result<Self, Fault> {
+        // The limit is on what comes out: a few bytes can unpack to anything.
+        let tar = read_all(GzDecoder::new(bytes))?;
+        let mut entries = BTreeMap::new();
+        for entry in Archive::new(&tar[..]).entries()? {
+            let mut entry = entry?;
+            let told = String::from_utf8_lossy(&entry.path_bytes()).into_owned();
+            let name = FILES.into_iter().chain([MANIFEST]).find(|name| *name == told);
+            let plain = entry.header().entry_type() == EntryType::Regular;
+            let name = name.filter(|name| plain && !entries.contains_key(name));
+            let mut bytes = Vec::new();
+            entry.read_to_end(&mut bytes)?;
+            entries.insert(name.ok_or(Fault::Entry(told))?, bytes);
+        }
+        let manifest = Manifest::parse(&entries.remove(MANIFEST).ok_or(Fault::File(MANIFEST))?)?;
+        let packed = |name: &&str| {
+            let hash = entries.get(name).map(|bytes| signature::hash(bytes));
+            hash.is_some() && hash.as_ref() == manifest.files.get(*name)
+        };
+        match FILES.into_iter().find(|name| !packed(name)) {
+            Some(name) => Err(Fault::File(name)),
+            None => Ok(Self { manifest, files: entries }),
+        }
+    }
+}
+
+/// All there is to read, if that is not too much.
+fn read_all(from: impl Read) -> Result<Vec<u8>, Fault> {
+    let mut bytes = Vec::new();
+    from.take(MOST_BYTES + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > MOST_BYTES { Err(Fault::Size) } else { Ok(bytes) }
 }
 
 /// Whether bundles can be written to `folder`, which need not be there yet; asked before anything is measured.
@@ -74,218 +196,87 @@ pub fn check_folder(folder: &Path) -> Result<(), LabError> {
     save::temporary(&there.join("bundle")).map(drop).map_err(LabError::io("make files in", folder))
 }
 
-fn checksum_path(path: &Path) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(".sha256");
-    name.into()
-}
-
-/// Reads a bundle whose checksum is right.
-pub fn unpack(path: &Path) -> Result<Parts, LabError> {
-    let read = || {
-        let bytes = read_limited(File::open(path)?, MOST_PACKED, "bytes")?;
-        check_sum(path, &bytes)?;
-        parts(&bytes)
-    };
-    read().map_err(|fault| BundleError { path: path.to_owned(), fault }.into())
-}
-
-/// All there is to read, if it is at most `most` bytes.
-fn read_limited(from: impl Read, most: u64, what: &'static str) -> Result<Vec<u8>, Fault> {
-    let mut bytes = Vec::new();
-    from.take(most + 1).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > most { Err(Fault::TooMuch { what, most }) } else { Ok(bytes) }
-}
-
-fn check_sum(path: &Path, bytes: &[u8]) -> Result<(), Fault> {
-    const LONGEST: u64 = 4096;
-    let beside = checksum_path(path);
-    let missing = || Fault::NoChecksum(beside.clone());
-    let file = File::open(&beside).map_err(|_| missing())?;
-    let text = String::from_utf8(read_limited(file, LONGEST, "bytes of checksum")?).map_err(|_| missing())?;
-    let expected = text.split_whitespace().next().unwrap_or_default().to_ascii_lowercase();
-    if expected.len() != 64 || !expected.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-        return Err(missing());
-    }
-    let found = signature::hash(bytes);
-    if found == expected { Ok(()) } else { Err(Fault::Checksum { expected, found }) }
-}
-
-/// The parts of an archive.
-fn parts(bytes: &[u8]) -> Result<Parts, Fault> {
-    // The limit is on what comes out: a few bytes can unpack to anything.
-    let limited = GzDecoder::new(bytes).take(MOST_UNPACKED);
-    let mut archive = Archive::new(limited);
-    let mut parts = Parts::new();
-    for entry in archive.entries()? {
-        let entry = entry?;
-        let name = name(&entry.path_bytes())?;
-        if entry.header().entry_type() != EntryType::Regular {
-            return Err(Fault::Kind(name));
-        }
-        if parts.contains_key(&name) {
-            return Err(Fault::Twice(name));
-        }
-        let size = entry.size();
-        if size > MOST_PART {
-            return Err(Fault::TooMuch { what: "bytes in a part", most: MOST_PART });
-        }
-        let bytes = read_limited(entry, MOST_PART, "bytes in a part")?;
-        if bytes.len() as u64 != size {
-            return Err(Fault::TooMuch { what: "bytes unpacked", most: MOST_UNPACKED });
-        }
-        parts.insert(name, bytes);
-    }
-    let missing = PARTS[..PARTS.len() - 1].iter().find(|part| !parts.contains_key(**part));
-    missing.map_or(Ok(parts), |part| Err(Fault::Missing(part)))
-}
-
-/// A name that is one of the parts; nothing else can be in a bundle, least of all a way out of it.
-fn name(bytes: &[u8]) -> Result<String, Fault> {
-    let name = String::from_utf8_lossy(bytes).into_owned();
-    if PARTS.contains(&name.as_str()) { Ok(name) } else { Err(Fault::Name(name)) }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io;
+    use std::io::Write;
 
-    fn good() -> Parts {
-        PARTS.iter().map(|part| ((*part).to_owned(), format!("{{\"{part}\":1}}").into_bytes())).collect()
-    }
-
-    /// An archive of raw entries: name, kind, size told, contents.
-    fn archive(entries: &[(&str, EntryType, u64, &[u8])]) -> Vec<u8> {
-        let mut bytes = Vec::new();
-        for (name, kind, size, contents) in entries {
-            let mut header = Header::new_ustar();
-            header.as_old_mut().name[..name.len()].copy_from_slice(name.as_bytes());
-            header.set_entry_type(*kind);
-            header.set_size(*size);
-            header.set_mode(MODE);
-            if kind.is_symlink() || kind.is_hard_link() {
-                header.as_old_mut().linkname[..11].copy_from_slice(b"/etc/passwd");
-            }
-            header.set_cksum();
-            bytes.extend_from_slice(header.as_bytes());
-            bytes.extend_from_slice(contents);
-            bytes.resize(bytes.len().next_multiple_of(512), 0);
-        }
-        bytes.resize(bytes.len() + 1024, 0);
-        zipped(&bytes)
+    fn bundle() -> Bundle {
+        let files = FILES.map(|name| (name, name.as_bytes().to_vec()));
+        Bundle::new(Value::Null, files.into()).unwrap()
     }
 
     fn zipped(bytes: &[u8]) -> Vec<u8> {
-        let mut gzip = GzEncoder::new(Vec::new(), Compression::best());
+        let mut gzip = GzEncoder::new(Vec::new(), Compression::fast());
         gzip.write_all(bytes).unwrap();
         gzip.finish().unwrap()
     }
 
+    /// An archive of one raw entry: what it is called and is, how large it claims to be.
+    fn archive(name: &str, kind: EntryType, size: u64) -> Vec<u8> {
+        let mut header = Header::new_ustar();
+        header.as_old_mut().name[..name.len()].copy_from_slice(name.as_bytes());
+        header.set_entry_type(kind);
+        header.set_size(size);
+        header.set_cksum();
+        zipped(&[header.as_bytes(), &[0; 1536][..]].concat())
+    }
+
     #[track_caller]
     fn refused(bytes: &[u8], words: &str) {
-        let text = parts(bytes).unwrap_err().to_string();
+        let text = Bundle::unpack(bytes).unwrap_err().to_string();
         assert!(text.contains(words), "`{text}` instead of `{words}`");
     }
 
     #[test]
     fn bundles_come_back_whole() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("artifacts/flashcore_x.tar.gz");
-        pack(&good(), &path).unwrap();
-        assert_eq!(unpack(&path).unwrap(), good());
-        // Who reads the old bundle meanwhile keeps it.
-        let link = folder.path().join("old.tar.gz");
-        fs::hard_link(&path, &link).unwrap();
-        let old = fs::read(&link).unwrap();
-        let mut without = good();
-        without.remove(PROFILE);
-        pack(&without, &path).unwrap();
-        assert_eq!(unpack(&path).unwrap(), without, "a profile need not be there");
-        assert_eq!(fs::read(&link).unwrap(), old);
+        let (folder, bundle) = (tempfile::tempdir().unwrap(), bundle());
+        let path = folder.path().join("artifacts").join(bundle.manifest.file_name());
+        bundle.save(&path).unwrap();
+        assert_eq!(Bundle::load(&path).unwrap(), bundle);
+        assert!(Bundle::load(Path::new("/no/such/bundle")).is_err());
+        let bytes = fs::read(&path).unwrap();
+        refused(&bytes[..bytes.len() / 2], "cannot be read");
     }
 
     #[test]
-    fn a_bundle_must_be_the_one_that_was_promised() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("b.tar.gz");
-        pack(&good(), &path).unwrap();
-        let refused = |words: &str| {
-            let text = unpack(&path).unwrap_err().to_string();
-            assert!(text.contains(words), "`{text}` instead of `{words}`");
-        };
-        let mut bytes = fs::read(&path).unwrap();
-        *bytes.last_mut().unwrap() ^= 1;
-        fs::write(&path, &bytes).unwrap();
-        refused("was promised");
-        fs::write(checksum_path(&path), "0123  b.tar.gz").unwrap();
-        refused("no checksum");
-        fs::write(checksum_path(&path), vec![b'a'; 5000]).unwrap();
-        refused("checksum");
-        fs::remove_file(checksum_path(&path)).unwrap();
-        refused("no checksum");
-        assert!(unpack(Path::new("/no/such/bundle")).is_err());
-    }
-
-    #[test]
-    fn ways_out_of_the_archive_are_refused() {
+    fn only_the_known_plain_files_are_taken() {
         for name in
-            ["../manifest.json", "/etc/passwd", "a/../../b", "./manifest.json", "manifest.json/x", "", "x"]
+            ["../manifest.json", "/etc/passwd", "a/../../b", "./manifest.json", "manifest.json/x", "x"]
         {
-            refused(&archive(&[(name, EntryType::Regular, 1, b"x")]), "plain names");
+            refused(&archive(name, EntryType::Regular, 1), "not a plain file of a bundle");
         }
-    }
-
-    #[test]
-    fn only_plain_files_are_taken() {
-        for kind in [
-            EntryType::Symlink,
-            EntryType::Link,
-            EntryType::Char,
-            EntryType::Block,
-            EntryType::Fifo,
-            EntryType::Directory,
-            EntryType::Continuous,
-            EntryType::GNUSparse,
-        ] {
-            let text = parts(&archive(&[(MANIFEST, kind, 0, b"")])).unwrap_err().to_string();
-            assert!(text.contains("plain file") || text.contains("cannot be read"), "{kind:?}: {text}");
+        for kind in
+            [EntryType::Symlink, EntryType::Link, EntryType::Char, EntryType::Fifo, EntryType::Directory]
+        {
+            refused(&archive(MANIFEST, kind, 0), "not a plain file");
         }
-    }
-
-    #[test]
-    fn duplicates_and_gaps_are_refused() {
-        let one = (MANIFEST, EntryType::Regular, 1, &b"x"[..]);
-        refused(&archive(&[one, one]), "twice");
-        refused(&archive(&[one]), "missing");
-        refused(&archive(&[]), "missing");
-        refused(b"", "cannot be read");
+        refused(&archive(DOCTOR, EntryType::Regular, 1), "manifest.json is missing");
+        refused(&archive(DOCTOR, EntryType::Regular, 8 << 30), "cannot be read");
         refused(b"PK\x03\x04 not a tar", "cannot be read");
-        refused(&zipped(&[0xff; 4096]), "cannot be read");
+        refused(&zipped(&vec![0; MOST_BYTES as usize + 1]), "more than 64 MiB");
     }
 
     #[test]
-    fn sizes_are_limited_whatever_they_claim_to_be() {
-        refused(&archive(&[(MANIFEST, EntryType::Regular, MOST_PART + 1, b"")]), "bytes in a part");
-        refused(&archive(&[(MANIFEST, EntryType::Regular, 8 << 30, b"")]), "bytes in a part");
-        let short = parts(&archive(&[(MANIFEST, EntryType::Regular, 60 << 20, b"x")])).unwrap_err();
-        assert!(matches!(short, Fault::Io(_) | Fault::TooMuch { .. }), "{short}");
+    fn files_are_those_that_the_manifest_names() {
+        let mut changed = bundle();
+        changed.files.insert(BENCH, b"other".to_vec());
+        refused(&changed.pack().unwrap(), "bench.json is missing or is not the file");
+        changed.files.remove(BENCH);
+        refused(&changed.pack().unwrap(), "bench.json is missing");
     }
 
     #[test]
-    fn bombs_do_not_go_off() {
-        // Names that lead nowhere, for ever: refused at the first.
-        let names: Vec<_> = (0..50_000).map(|_| ("x", EntryType::Regular, 0, &b""[..])).collect();
-        refused(&archive(&names), "plain names");
-        // A part of zeros that unpacks to a thousand times its size, told honestly: too large.
-        let mut head = Header::new_ustar();
-        head.as_old_mut().name[..MANIFEST.len()].copy_from_slice(MANIFEST.as_bytes());
-        head.set_entry_type(EntryType::Regular);
-        head.set_size(MOST_UNPACKED);
-        head.set_cksum();
-        let mut gzip = GzEncoder::new(Vec::new(), Compression::fast());
-        gzip.write_all(head.as_bytes()).unwrap();
-        io::copy(&mut io::repeat(0).take(1 << 24), &mut gzip).unwrap();
-        refused(&gzip.finish().unwrap(), "bytes in a part");
+    fn manifests_that_cannot_be_are_refused() {
+        let text = serde_json::to_string(&bundle().manifest).unwrap();
+        for (from, to, words) in [
+            (FORMAT, "flashcore-bench", "format"),
+            ("\"system\":\"", "\"system\":\"\\u001b[2J", "control characters"),
+            ("\"created\"", "\"run\"", "damaged"),
+            ("{", "[", "damaged"),
+        ] {
+            let error = Manifest::parse(text.replacen(from, to, 1).as_bytes()).unwrap_err().to_string();
+            assert!(error.contains(words), "`{error}` instead of `{words}`");
+        }
     }
 }

@@ -1,72 +1,64 @@
-//! Which tile is fastest for a problem: searched for, judged, measured, and kept with the evidence.
+//! Which tile is fastest for a problem: searched for, checked against f64, measured, and kept in a table.
 //!
-//! [`space`] says what candidates there are and [`strategy`] which come next; [`stand`] builds, judges and times them;
-//! [`race`] stops those that are behind; [`search`] puts it together and ends with a final between the best and the
-//! plan's choice; `row` makes a row of a table of it. Everything measured goes to a [`journal`] first.
+//! [`candidates`] says what tiles there are and which come next; [`runner`] builds, checks and measures them on a GPU or
+//! in the simulator; [`search`] puts it together and ends with a race between the best and what the rules choose.
+//! Everything that was tried is a line of a [`log`].
 
-pub mod journal;
-pub mod race;
-mod row;
+pub mod candidates;
+pub mod log;
+pub mod runner;
 pub mod search;
-pub mod space;
-pub mod stand;
-pub mod strategy;
-mod table;
 
-use std::path::PathBuf;
+use std::{io::ErrorKind, path::Path, path::PathBuf};
 
-use flashcore_kernels::tuned::TableError;
+use flashcore_kernels::tuned::{Row, Table, TableError};
 
-pub use table::{TunedCpu, check_table, extend_table, load_table};
+use crate::{error::LabError, save};
 
-/// Why a search could not begin, go on or be kept.
+/// Why a search could not begin, or its result could not be kept.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TuneError {
-    /// A journal of something else.
-    #[error(
-        "{} belongs to another search: the {what} was {then} and is {now}; name another file or pass --fresh to throw it away",
-        path.display()
-    )]
-    Mismatch {
-        /// The journal.
-        path: PathBuf,
-        /// What differs.
-        what: &'static str,
-        /// What it was.
-        then: String,
-        /// What it is.
-        now: String,
-    },
-    /// A journal that cannot be read.
-    #[error("{}, line {line}: damaged ({reason}); name another file or pass --fresh to throw it away", path.display())]
-    Damaged {
-        /// The journal.
-        path: PathBuf,
-        /// The line, from 1; 0 for the whole.
-        line: usize,
-        /// What is wrong.
-        reason: String,
-    },
-    /// A journal that somebody else writes.
-    #[error("{} is in use by another `flashcore tune`; wait for it or name another file", path.display())]
-    Busy {
-        /// The journal.
-        path: PathBuf,
-    },
+    /// There is nothing to tune for.
+    #[error("tuning needs an NVIDIA GPU; `--backend sim` searches for the fewest instructions without one")]
+    NoGpu,
     /// A problem without work.
-    #[error("{task} has no rows or no keys, so that there is nothing to tune; name a larger shape")]
-    Nothing {
-        /// The problem.
-        task: String,
-    },
-    /// A table that is none.
-    #[error("{}: {source}", path.display())]
-    Table {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        #[source]
-        source: TableError,
-    },
+    #[error("{0} has no rows or no keys, so there is nothing to tune; name a larger shape")]
+    Nothing(String),
+    /// A file that is no log.
+    #[error("{} is not a log of `flashcore tune`, or is too large; name another table with --out", .0.display())]
+    Log(PathBuf),
+    /// A file that is no table.
+    #[error("{path}: {1}", path = .0.display())]
+    Table(PathBuf, #[source] TableError),
+}
+
+/// Reads a table.
+pub fn load_table(path: &Path) -> Result<Table, LabError> {
+    Ok(Table::load(path).map_err(refused(path))?)
+}
+
+/// Whether [`extend_table`] can add to `path`; asked before anything is measured.
+pub fn check_table(path: &Path) -> Result<(), LabError> {
+    present_table(path)?;
+    save::temporary(path).map(drop).map_err(LabError::io("write", path))
+}
+
+/// Adds a row to the table at `path`, which need not be there yet; readers see the old table or the new one, whole.
+pub fn extend_table(path: &Path, key: String, row: Row) -> Result<(), LabError> {
+    let mut table = present_table(path)?;
+    table.insert(key, row).map_err(refused(path))?;
+    let text = table.to_json().map_err(refused(path))?;
+    save::replace(path, &[text.as_bytes()]).map_err(LabError::io("write", path))
+}
+
+fn present_table(path: &Path) -> Result<Table, LabError> {
+    match Table::load(path) {
+        Err(TableError::Io(error)) if error.kind() == ErrorKind::NotFound => Ok(Table::default()),
+        table => Ok(table.map_err(refused(path))?),
+    }
+}
+
+fn refused(path: &Path) -> impl Fn(TableError) -> TuneError + '_ {
+    |error| TuneError::Table(path.to_owned(), error)
 }

@@ -72,10 +72,10 @@ pub enum ParseErrorKind {
     #[error("`{0}` is out of range")]
     Number(String),
     /// A comment without end.
-    #[error("comment without end")]
+    #[error("unterminated comment")]
     OpenComment,
     /// A string without end.
-    #[error("string without end")]
+    #[error("unterminated string")]
     OpenString,
     /// A character PTX does not know.
     #[error("stray character `{0}`")]

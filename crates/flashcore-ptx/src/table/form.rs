@@ -66,7 +66,7 @@ pub enum FormError {
         found: String,
     },
     /// More than 16 bytes in one access.
-    #[error("`{op}{mods}` moves {bytes} bytes at once; the most is 16")]
+    #[error("`{op}{mods}` moves {bytes} bytes at once; at most 16 are possible")]
     TooWide {
         /// The operation.
         op: Op,

@@ -4,12 +4,13 @@
 //! version, directives), and over the control flow of `flow`, solved by `dataflow`: `init` (registers read
 //! before any write), `align` (addresses provably misaligned), `uniform` (`.aligned` under divergence), and
 //! `wgmma` (fences, commits, registers in flight). The text is all they see: tokens and roles of the builder are
-//! gone by then, so a mistake of the builder is found as well.
+//! gone by then, so a mistake of the builder is found as well. `group` prints findings of one cause as one line.
 
 mod align;
 mod dataflow;
 mod flow;
 mod forms;
+mod group;
 mod init;
 mod names;
 mod uniform;
@@ -23,6 +24,8 @@ use crate::{
 };
 use flow::Flow;
 use std::fmt;
+
+pub use group::{Group, grouped, grouped_messages};
 
 /// Which rule a module breaks.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]

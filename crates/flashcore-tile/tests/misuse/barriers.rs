@@ -44,7 +44,7 @@ fn a_barrier_for_more_threads_than_there_are() {
 fn an_mbarrier_for_nobody() {
     check(|b| {
         let at = b.mbarriers(1);
-        b.mbarrier_at(at).init(b, 0); //~ an mbarrier that counts 0 arrivals
+        b.mbarrier_at(at).init(b, 0); //~ arrivals, not 0
     });
 }
 
@@ -52,7 +52,7 @@ fn an_mbarrier_for_nobody() {
 fn an_mbarrier_for_more_than_it_can_count() {
     check(|b| {
         let at = b.mbarriers(1);
-        b.mbarrier_at(at).init(b, 1 << 20); //~ it counts from 1 to 1048575
+        b.mbarrier_at(at).init(b, 1 << 20); //~ an mbarrier counts 1 to 1048575 arrivals, not 1048576
     });
 }
 
@@ -60,7 +60,7 @@ fn an_mbarrier_for_more_than_it_can_count() {
 fn more_bytes_than_an_mbarrier_can_count() {
     check(|b| {
         let at = b.mbarriers(1);
-        b.mbarrier_at(at).arrive_expecting(b, 1 << 20); //~ an mbarrier that counts 1048576 bytes
+        b.mbarrier_at(at).arrive_expecting(b, 1 << 20); //~ bytes, not 1048576
     });
 }
 

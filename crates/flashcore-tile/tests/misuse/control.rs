@@ -26,7 +26,7 @@ fn first_group(b: &mut Builder) -> Uniform<Warpgroup> {
 }
 
 fn operands(b: &mut Builder) -> [MatrixOperand; 2] {
-    let tile = b.smem_tile(64, 64, Swizzle::B128, 2);
+    let tile = b.smem_tile(Half::F16, [64, 64], Swizzle::B128, 2);
     [tile.operand(b, Major::K, 0), tile.operand(b, Major::K, tile.bytes())]
 }
 
@@ -126,7 +126,7 @@ fn a_warpgroup_product_in_one_warp() {
         let [x, y] = operands(b);
         b.if_uniform(first, |b| {
             let d = Acc::new(b, 64);
-            let sum = b.wgmma_ss(d, Start::Zero, Half::F16, [&x, &y], 64); //~ wgmma must be executed by a whole warpgroup
+            let sum = b.wgmma_ss(d, Start::Zero, [&x, &y], 64); //~ wgmma must be executed by a whole warpgroup
             sum.wait(b);
         });
     });
@@ -144,7 +144,7 @@ fn a_claim_about_a_warpgroup_that_is_not_so() {
         let [x, y] = operands(b);
         b.if_uniform(first, |b| {
             let d = Acc::new(b, 64);
-            let sum = b.wgmma_ss(d, Start::Zero, Half::F16, [&x, &y], 64); //~ needs the whole warpgroup, but single warps may arrive here
+            let sum = b.wgmma_ss(d, Start::Zero, [&x, &y], 64); //~ needs the whole warpgroup, but single warps may arrive here
             sum.wait(b);
         });
     });
@@ -183,7 +183,7 @@ fn a_warpgroup_that_is_not_whole() {
     Bench { threads: 192, ..HOPPER }.check(|b| {
         let [x, y] = operands(b);
         let d = Acc::new(b, 64);
-        let sum = b.wgmma_ss(d, Start::Zero, Half::F16, [&x, &y], 64); //~ executed by whole warpgroups, but 192 threads come here
+        let sum = b.wgmma_ss(d, Start::Zero, [&x, &y], 64); //~ executed by whole warpgroups, but 192 threads come here
         sum.wait(b);
     });
 }
@@ -204,7 +204,7 @@ fn a_product_in_flight_out_of_one_branch() {
         b.if_uniform(first, |b| {
             //~ 0 wgmma groups are in flight at the start of this block but 1 at its end
             let d = Acc::new(b, 64);
-            sum = Some(b.wgmma_ss(d, Start::Zero, Half::F16, [&x, &y], 64));
+            sum = Some(b.wgmma_ss(d, Start::Zero, [&x, &y], 64));
         });
         sum.unwrap().wait(b);
     });
@@ -218,7 +218,7 @@ fn a_product_in_flight_round_a_loop() {
         b.do_while(|b| {
             //~ 0 wgmma groups are in flight at the start of this block but 1 at its end
             let d = Acc::new(b, 64);
-            let _ = b.wgmma_ss(d, Start::Zero, Half::F16, [&x, &y], 64);
+            let _ = b.wgmma_ss(d, Start::Zero, [&x, &y], 64);
             let again = b.test(Cmp::Gt, turns, 1);
             b.uniform::<Warpgroup>(again)
         });

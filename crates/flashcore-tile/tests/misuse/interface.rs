@@ -27,7 +27,7 @@ fn two_parameters_of_one_name() {
     expect(|| {
         let ((name, mut b), mut params) = (kernel(), Params::<u32>::default());
         params.u32(&mut b, "rows", |&rows| rows);
-        params.f32(&mut b, "rows", |&rows| rows as f32); //~ a parameter `rows` is declared already
+        params.f32(&mut b, "rows", |&rows| rows as f32); //~ parameter `rows` is already declared
         b.finish(&name, params)
     });
 }
@@ -84,8 +84,9 @@ fn a_cluster_that_is_too_large() {
 #[test]
 fn wgmma_on_ampere() {
     AMPERE.check(|b| {
-        let (x, d) = (b.smem_tile(64, 64, Swizzle::B128, 1).operand(b, Major::K, 0), Acc::new(b, 64));
-        let sum = b.wgmma_ss(d, Start::Zero, Half::F16, [&x, &x], 64); //~ needs target sm_90a, not sm_80
+        let (x, d) =
+            (b.smem_tile(Half::F16, [64, 64], Swizzle::B128, 1).operand(b, Major::K, 0), Acc::new(b, 64));
+        let sum = b.wgmma_ss(d, Start::Zero, [&x, &x], 64); //~ needs target sm_90a, not sm_80
         sum.wait(b);
     });
 }
@@ -94,8 +95,9 @@ fn wgmma_on_ampere() {
 #[test]
 fn wgmma_on_blackwell() {
     Bench { target: Target::Sm100, ..HOPPER }.check(|b| {
-        let (x, d) = (b.smem_tile(64, 64, Swizzle::B128, 1).operand(b, Major::K, 0), Acc::new(b, 64));
-        let sum = b.wgmma_ss(d, Start::Zero, Half::F16, [&x, &x], 64); //~ needs target sm_90a, not sm_100
+        let (x, d) =
+            (b.smem_tile(Half::F16, [64, 64], Swizzle::B128, 1).operand(b, Major::K, 0), Acc::new(b, 64));
+        let sum = b.wgmma_ss(d, Start::Zero, [&x, &x], 64); //~ needs target sm_90a, not sm_100
         sum.wait(b);
     });
 }

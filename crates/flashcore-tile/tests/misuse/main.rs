@@ -59,9 +59,14 @@ fn expect<T: std::fmt::Debug>(build: impl FnOnce() -> Result<T, BuildError>) {
     let line = line - u32::from(code.trim().is_empty());
     let error = build().expect_err("a wrong kernel is refused");
     let place = format!("{}:{line}: ", here.file());
-    let named = error.faults.iter().any(|fault| fault.starts_with(&place) && fault.contains(words));
-    assert!(named, "expected {place}{words}, but {error}");
+    assert!(names(&error, &place, words), "expected {place}{words}, but {error}");
     assert!(!error.to_string().contains("flashcore-tile/src"), "blames the language: {error}");
+}
+
+/// Whether an error has these words at this place.
+fn names(error: &BuildError, place: &str, words: &str) -> bool {
+    let lines = error.faults.iter().map(ToString::to_string);
+    lines.into_iter().any(|line| line.starts_with(place) && line.contains(words))
 }
 
 /// One message lists everything that is wrong, in order.
@@ -76,4 +81,17 @@ fn every_fault_is_told_at_once() {
     let text = error.to_string();
     let [first, second] = ["33 threads", "1048576 bytes"].map(|words| text.find(words).unwrap());
     assert!(first < second && text.starts_with("kernel `k` was refused:"), "{text}");
+}
+
+/// A mistake in a line that builds many instructions is told once, with its count.
+#[test]
+fn one_cause_is_one_line() {
+    let name = Ident::new("k").unwrap();
+    let mut b = Builder::new(Target::Sm80, &name, 128, 1);
+    for _ in 0..300 {
+        b.named_barrier(33);
+    }
+    let error = b.finish::<()>(&name, Params::default()).unwrap_err();
+    let text = error.to_string();
+    assert!(text.lines().count() <= 3 && text.contains(" times)"), "{text}");
 }

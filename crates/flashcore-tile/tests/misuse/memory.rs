@@ -1,28 +1,28 @@
 //! Shared memory: too much, misaligned, never reserved; tiles and rings that do not fit.
 
 use flashcore_ptx::layout::Swizzle;
-use flashcore_tile::{B32, CopyWidth, F32, MatrixOrder, Packed, Pipeline, U32, U64};
+use flashcore_tile::{B32, CopyWidth, F32, Half, MatrixOrder, Packed, Pipeline, U32, U64};
 
 use crate::{AMPERE, Bench, HOPPER, check};
 
 #[test]
 fn more_than_an_sm_has() {
     AMPERE.check(|b| {
-        b.smem_tile(128, 128, Swizzle::B128, 6); //~ the kernel needs 196608 bytes of shared memory but a CTA has at most 166912
+        b.smem_tile(Half::F16, [128, 128], Swizzle::B128, 6); //~ the kernel needs 196608 bytes of shared memory but a CTA has at most 166912
     });
 }
 
 #[test]
 fn more_than_numbers_hold() {
     check(|b| {
-        b.smem_tile(1 << 16, 1 << 16, Swizzle::B128, 9); //~ bytes of shared memory but a CTA has at most 232448
+        b.smem_tile(Half::F16, [1 << 16, 1 << 16], Swizzle::B128, 9); //~ bytes of shared memory but a CTA has at most 232448
     });
 }
 
 #[test]
 fn an_alignment_that_is_none() {
     check(|b| {
-        b.shared(64, 0); //~ alignment 0: it must be a power of two, at most 1024
+        b.shared(64, 0); //~ an alignment must be a power of two, at most 1024, not 0
     });
 }
 
@@ -81,61 +81,61 @@ fn memory_that_nobody_reserved() {
 #[test]
 fn columns_that_no_swizzle_divides() {
     check(|b| {
-        b.smem_tile(64, 48, Swizzle::B128, 1); //~ needs rows in eights and columns in 64s
+        b.smem_tile(Half::F16, [64, 48], Swizzle::B128, 1); //~ needs rows in eights and columns in 64s
     });
 }
 
 #[test]
 fn rows_that_no_pattern_divides() {
     check(|b| {
-        b.smem_tile(60, 64, Swizzle::B128, 1); //~ a 60x64 tile with B128 swizzle needs rows in eights
+        b.smem_tile(Half::F16, [60, 64], Swizzle::B128, 1); //~ a 60x64 tile with B128 swizzle needs rows in eights
     });
 }
 
 #[test]
 fn a_tile_over_others_in_the_middle_of_a_pattern() {
     check(|b| {
-        b.smem_tile(64, 64, Swizzle::B128, 2);
-        b.smem_tile_over(512, 64, 64, Swizzle::B128); //~ must start at a multiple of 1024
+        b.smem_tile(Half::F16, [64, 64], Swizzle::B128, 2);
+        b.smem_tile_over(512, Half::F16, [64, 64], Swizzle::B128); //~ must start at a multiple of 1024
     });
 }
 
 #[test]
 fn a_tile_over_others_that_is_larger() {
     check(|b| {
-        b.smem_tile(64, 64, Swizzle::B128, 1);
-        b.smem_tile_over(0, 128, 64, Swizzle::B128); //~ must start at a multiple of 1024 and end by 8192
+        b.smem_tile(Half::F16, [64, 64], Swizzle::B128, 1);
+        b.smem_tile_over(0, Half::F16, [128, 64], Swizzle::B128); //~ must start at a multiple of 1024 and end by 8192
     });
 }
 
 #[test]
 fn a_tile_over_others_with_odd_columns() {
     check(|b| {
-        b.smem_tile(64, 64, Swizzle::B128, 1);
-        b.smem_tile_over(0, 64, 40, Swizzle::B64); //~ columns in 32s
+        b.smem_tile(Half::F16, [64, 64], Swizzle::B128, 1);
+        b.smem_tile_over(0, Half::F16, [64, 40], Swizzle::B64); //~ columns in 32s
     });
 }
 
 #[test]
 fn a_ring_of_more_stages_than_tiles() {
     check(|b| {
-        let tile = b.smem_tile(64, 64, Swizzle::B128, 2);
-        Pipeline::new(b, tile, 3, 1); //~ a ring of 3 stages over 2 copies of its tile
+        let tile = b.smem_tile(Half::F16, [64, 64], Swizzle::B128, 2);
+        Pipeline::new(b, tile, 3, 1); //~ a pipeline of 3 stages over 2 copies of its tile: it takes 1 to 2
     });
 }
 
 #[test]
 fn a_ring_that_nobody_empties() {
     check(|b| {
-        let tile = b.smem_tile(64, 64, Swizzle::B128, 2);
-        Pipeline::new(b, tile, 2, 0).init(b); //~ an mbarrier that counts 0 arrivals
+        let tile = b.smem_tile(Half::F16, [64, 64], Swizzle::B128, 2);
+        Pipeline::new(b, tile, 2, 0).init(b); //~ arrivals, not 0
     });
 }
 
 #[test]
 fn a_block_outside_of_its_tile() {
     AMPERE.check(|b| {
-        let tile = b.smem_tile(64, 64, Swizzle::B128, 1);
+        let tile = b.smem_tile(Half::F16, [64, 64], Swizzle::B128, 1);
         let view = tile.matrix_rows(b, MatrixOrder::RowsFirst).at(b, 0);
         view.load(b, 64, 0); //~ no 16x16 block starts at 64, 0 of a 64x64 tile
     });
@@ -144,7 +144,7 @@ fn a_block_outside_of_its_tile() {
 #[test]
 fn a_block_between_columns() {
     AMPERE.check(|b| {
-        let tile = b.smem_tile(64, 64, Swizzle::B128, 1);
+        let tile = b.smem_tile(Half::F16, [64, 64], Swizzle::B128, 1);
         let view = tile.matrix_rows(b, MatrixOrder::ColumnsFirst).at(b, 0);
         view.load_transposed(b, 0, 8); //~ no 16x16 block starts at 0, 8 of a 64x64 tile
     });
@@ -153,7 +153,7 @@ fn a_block_between_columns() {
 #[test]
 fn matrix_rows_without_a_swizzle() {
     AMPERE.check(|b| {
-        let tile = b.smem_tile(64, 8, Swizzle::None, 1);
+        let tile = b.smem_tile(Half::F16, [64, 8], Swizzle::None, 1);
         tile.matrix_rows(b, MatrixOrder::RowsFirst); //~ ldmatrix over 16 columns needs a swizzled tile
     });
 }

@@ -1,6 +1,7 @@
 //! Right kernels: the text they print, where their lines come from, and how they launch.
 #![allow(unreachable_pub)]
 
+mod expressions;
 mod random;
 mod samples;
 

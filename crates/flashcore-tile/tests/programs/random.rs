@@ -77,9 +77,9 @@ fn emit(b: &mut Builder, values: &mut Values, step: &Step) {
             values.floats.push(loaded);
         }
         Step::Signed(x, y) => {
-            let x = b.signed(pick(&values.integers, x));
+            let x = pick(&values.integers, x).signed();
             let larger: Reg<S32> = b.max(x, y);
-            values.integers.push(b.unsigned(larger));
+            values.integers.push(larger.unsigned());
         }
         Step::Branch(x, y, ref body) => {
             let cond = b.test(Cmp::Lt, pick(&values.integers, x), y);

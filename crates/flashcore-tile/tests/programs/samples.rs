@@ -85,14 +85,14 @@ pub fn scale_rows_at_one_line() -> Program<Rows> {
 pub fn product() -> Program<Rows> {
     let name = name();
     let mut b = Builder::new(Target::Sm90a, &name, 128, 1);
-    let tile = b.smem_tile(64, 64, Swizzle::B128, 2);
+    let tile = b.smem_tile(Half::Bf16, [64, 64], Swizzle::B128, 2);
     let (q, v) = (tile.operand(&mut b, Major::K, 0), tile.operand(&mut b, Major::Mn, tile.bytes()));
     let (s, o, p) = (Acc::new(&mut b, 64), Acc::zero(&mut b, 64), Fragment::new(&mut b, 16));
     for &reg in p.regs() {
         b.set(reg, flashcore_tile::Packed(0x3f80_3f80));
     }
-    let s = b.wgmma_ss(s, Start::Zero, Half::Bf16, [&q, &q], 32);
-    let o = b.wgmma_rs(o, Start::Accumulate, Half::Bf16, p, &v);
+    let s = b.wgmma_ss(s, Start::Zero, [&q, &q], 32);
+    let o = b.wgmma_rs(o, Start::Accumulate, p, &v);
     let s = s.wait(&mut b);
     let _ = b.exp2(s.regs()[0]);
     o.wait(&mut b);
@@ -108,7 +108,7 @@ pub fn pipeline() -> Program<Rows> {
     let rows = params.u32(&mut b, "rows", |a| a.rows);
     let map = params.tensor_map(&mut b, "data", data_map);
     let out = params.buffer(&mut b, "out", OUT);
-    let tile = b.smem_tile(64, 64, Swizzle::B128, 3);
+    let tile = b.smem_tile(Half::F16, [64, 64], Swizzle::B128, 3);
     let ring = Pipeline::new(&mut b, tile, 3, 2);
     start(&mut b, &ring);
     let turns = b.div_ceil(rows, 64);

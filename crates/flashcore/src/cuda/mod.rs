@@ -24,7 +24,7 @@ mod merge;
 mod ready;
 mod recent;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use flashcore_core::{BackendError, Problem};
 use flashcore_cuda::{Compiler, Device, Stream};
@@ -38,6 +38,9 @@ use kernels::Kernels;
 pub use merge::{MergeTensors, ReadyMerge};
 pub use ready::{DeviceTensors, Ready};
 use recent::Recent;
+
+/// GPUs that the process shares, each opened once and kept to its end.
+static SHARED: Mutex<Vec<(u32, &'static Cuda)>> = Mutex::new(Vec::new());
 
 /// One GPU that computes attention.
 #[derive(Debug)]
@@ -55,9 +58,9 @@ pub struct Cuda {
 /// What turns a problem into a plan.
 #[derive(Debug)]
 enum Chooser {
-    /// The shipped table and the rules.
+    /// The rules.
     Usual,
-    /// Another table and the rules.
+    /// A table of measured tiles, then the rules.
     Table(Arc<Table>),
     /// The kernel that runs on every GPU.
     General,
@@ -149,6 +152,17 @@ impl Cuda {
         })
     }
 
+    /// The process's own GPU number `index`: everybody who asks shares its kernels and prepared problems.
+    pub fn shared(index: u32) -> Result<&'static Self, Error> {
+        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(&(_, cuda)) = shared.iter().find(|gpu| gpu.0 == index) {
+            return Ok(cuda);
+        }
+        let cuda: &'static Self = Box::leak(Box::new(Self::open(index)?));
+        shared.push((index, cuda));
+        Ok(cuda)
+    }
+
     /// Plans as if for another GPU, whose kernels this one must be able to run: for tests and comparisons.
     #[must_use]
     pub fn planning_for(mut self, gpu: Gpu) -> Self {
@@ -163,7 +177,7 @@ impl Cuda {
         self
     }
 
-    /// Asks this table of measured tiles instead of the shipped one; an empty table leaves everything to the rules.
+    /// Asks this table of measured tiles before the rules.
     #[must_use]
     pub fn with_table(mut self, table: impl Into<Arc<Table>>) -> Self {
         self.choose = Chooser::Table(table.into());
@@ -173,6 +187,11 @@ impl Cuda {
     /// What plans know of the GPU.
     pub fn gpu(&self) -> Gpu {
         self.gpu
+    }
+
+    /// A stream of its own, on which host tensors are computed.
+    pub fn stream(&self) -> &Stream {
+        &self.stream
     }
 
     /// The GPU.

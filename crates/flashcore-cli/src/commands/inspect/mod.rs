@@ -31,7 +31,6 @@ Examples:
   flashcore inspect --shape 4x16x4096x128 --ptx > forward.ptx
   flashcore inspect --list
 
-It is about GPU kernels: rows of a table for a CPU are left to `run --backend cpu --table FILE`.
 Registers, spills and occupancy need a ptxas (pip install nvidia-cuda-nvcc) or a GPU; --sass needs nvdisasm.";
 
 /// Show which GPU kernel computes a problem, why, and what it compiles to

@@ -2,9 +2,7 @@
 
 use flashcore::{Problem, Values};
 use flashcore_core::{Dims, HostCall};
-use flashcore_kernels::{
-    ALLOCATED_ALIGNMENT, KernelConfig, Plan, covering_set, plan_by, plan_general, tuned::Table,
-};
+use flashcore_kernels::{ALLOCATED_ALIGNMENT, KernelConfig, Plan, covering_set, plan_by, plan_general};
 use flashcore_lab::{
     buffer::{Buffer, filled},
     simulator::Simulator,
@@ -42,11 +40,10 @@ impl Subject {
         let dims = flags.tensors.dims();
         let problem = flags.attention.problem(flags.dtype, dims)?;
         let small = flags.attention.problem(flags.dtype, shrunk(dims))?;
-        let table = flags.table.load()?;
-        let table = table.as_deref().unwrap_or_else(|| Table::shipped());
+        let table = flags.table.load()?.unwrap_or_default();
         let plan = match flags.general {
             true => plan_general(&problem, &chosen.gpu, ALLOCATED_ALIGNMENT),
-            false => plan_by(&problem, &chosen.gpu, ALLOCATED_ALIGNMENT, table),
+            false => plan_by(&problem, &chosen.gpu, ALLOCATED_ALIGNMENT, &table),
         };
         let values = flags.attention.values(small.heads_q(), 0);
         Ok(Self { problem, small, values, chosen, plan: plan.map_err(InspectFailure::from)? })

@@ -1,4 +1,4 @@
-//! `flashcore repro`: environment, signature, verify, bench and profile in one bundle, and whether it comes out the same.
+//! `flashcore repro`: environment, verify and bench in one bundle, and whether it comes out the same.
 //!
 //! The parts are this program's own commands, each in a process of its own ([`steps`]). What a bundle says decides
 //! nothing but the settings of such a run, which are checked; nothing of it is ever executed.
@@ -6,31 +6,28 @@
 mod report;
 mod steps;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use clap::{
-    Args,
-    builder::{PossibleValuesParser, TypedValueParser},
-};
+use clap::{Args, builder::PossibleValuesParser};
 use flashcore_cuda::Driver;
+use flashcore_kernels::untrusted::check_text;
 use flashcore_lab::{
     LabError,
     repro::{
-        BundleError,
-        bundle::{self, Parts},
+        BundleError, Fault,
+        bundle::{self, Bundle},
         compare::compare,
-        manifest::{Manifest, Settings},
     },
     suites::Suite,
 };
+use serde::{Deserialize, Serialize};
 
 use self::{
-    report::{CheckReport, ReproReport},
+    report::{ReproReport, Told},
     steps::Steps,
 };
 use crate::{
     error::{CliError, Verdict},
-    interrupt,
     lab_flags::{seconds, suite_tasks},
     output::Output,
 };
@@ -41,7 +38,7 @@ Examples:
   flashcore repro --suite forward --full --seconds 0.6
   flashcore repro --check artifacts/flashcore_0123456789ab_20260131T120000Z.tar.gz
 
-A bundle is artifacts/flashcore_COMMIT_TIME.tar.gz with its checksum beside it.
+A bundle is one file, artifacts/flashcore_COMMIT_TIME.tar.gz.
 --check runs what the bundle says was run and compares: the same kernels, the same verdicts, times not worse.
 Another machine is said plainly; its times are not compared.
 Exit codes: 0 packed, or the same; 1 something failed, or differs; 2 could not run, or a file is no bundle.";
@@ -60,122 +57,114 @@ pub struct Flags {
     #[arg(long, value_name = "FOLDER", default_value = "artifacts", conflicts_with = "check")]
     out: PathBuf,
     #[command(flatten)]
-    what: WhatFlags,
+    settings: Settings,
 }
 
-/// What is verified and measured.
-#[derive(Args, Clone, Debug)]
+/// What is verified and measured; bundles keep it, and nothing else of a bundle decides what runs.
+#[derive(Args, Clone, Serialize, Deserialize, Debug)]
+#[serde(deny_unknown_fields)]
 #[command(next_help_heading = "What is run")]
-pub struct WhatFlags {
+#[group(multiple = true, conflicts_with = "check")]
+pub struct Settings {
     /// What computes
-    #[arg(long, value_name = "NAME", default_value = "auto", value_parser = PossibleValuesParser::new(Settings::BACKENDS), conflicts_with = "check")]
+    #[arg(long, value_name = "NAME", default_value = "auto", value_parser = PossibleValuesParser::new(BACKENDS))]
     backend: String,
     /// Verify everything, not only what is quick
-    #[arg(long, conflicts_with = "check")]
+    #[arg(long)]
     full: bool,
     /// Only checks whose group and name contain this
-    #[arg(long, value_name = "TEXT", conflicts_with = "check")]
+    #[arg(long, value_name = "TEXT")]
     checks: Option<String>,
     /// The problems that are measured [default: cpu, or small where there is a GPU]
-    #[arg(long, value_name = "NAME", value_parser = suites(), conflicts_with = "check")]
+    #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(Suite::ALL.map(Suite::name)))]
     suite: Option<String>,
     /// Only problems whose name contains this
-    #[arg(long, value_name = "TEXT", conflicts_with = "check")]
+    #[arg(long, value_name = "TEXT")]
     filter: Option<String>,
     /// Seconds of timing per problem
-    #[arg(long, value_name = "S", default_value = "0.2", value_parser = seconds, conflicts_with = "check")]
+    #[arg(long, value_name = "S", default_value = "0.2", value_parser = seconds)]
     seconds: f64,
     /// Seed of the inputs
-    #[arg(long, value_name = "N", default_value_t = 0, conflicts_with = "check")]
+    #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
 }
 
-fn suites() -> impl TypedValueParser<Value = String> {
-    PossibleValuesParser::new(Suite::ALL.map(Suite::name))
-}
-
 fn margin(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(number) if (0.0..=1000.0).contains(&number) => Ok(number),
-        _ => Err("write a share up to 1000, as in 0.05".to_owned()),
-    }
+    let number = text.parse().ok().filter(|number| (0.0..=1000.0).contains(number));
+    number.ok_or_else(|| "write a share up to 1000, as in 0.05".to_owned())
 }
 
+/// What can compute.
+const BACKENDS: [&str; 3] = ["auto", "cpu", "cuda"];
+/// Longest filter in a bundle.
+const LONGEST_TEXT: usize = 300;
 /// How often times that are worse are measured again: a machine that was busy for a moment is slow once.
 const SECOND_LOOKS: usize = 2;
 
 /// Packs a bundle, or checks one.
 pub fn execute(flags: Flags, output: &Output) -> Result<Verdict, CliError> {
     match &flags.check {
-        Some(path) => check(path.clone(), flags.margin, output),
-        None => make(&flags, output),
+        Some(path) => check(path, flags.margin, output),
+        None => make(flags.settings.resolved(), &flags.out, output),
     }
 }
 
-fn make(flags: &Flags, output: &Output) -> Result<Verdict, CliError> {
-    let settings = flags.what.settings();
-    check_problems(&settings)?;
-    bundle::check_folder(&flags.out)?;
-    let (manifest, parts, steps) = run(settings, output)?;
-    let path = flags.out.join(manifest.file_name());
-    if interrupt::stopped() {
-        return Ok(Verdict::Stopped);
+fn make(settings: Settings, folder: &Path, output: &Output) -> Result<Verdict, CliError> {
+    // Whether there is anything to measure, and a place to keep it, before anything is verified.
+    if let Some(suite) = settings.suite() {
+        suite_tasks(suite, suite.usual_dtype(), settings.filter.as_deref().unwrap_or_default())?;
     }
-    bundle::pack(&parts, &path)?;
-    let report = ReproReport::new(&path, manifest, steps);
-    output.show(&report)?;
-    Ok(Verdict::from_bool(report.pass()))
+    bundle::check_folder(folder)?;
+    let mut steps = Steps::new(output);
+    let bundle = steps.run(&settings)?;
+    let path = folder.join(bundle.manifest.file_name());
+    bundle.save(&path)?;
+    let pass = steps.done.iter().all(|step| step.exit_code == 0);
+    output.show(&ReproReport::new(pass, &path, steps.done, Told::Packed { manifest: bundle.manifest }))?;
+    Ok(Verdict::from_bool(pass))
 }
 
-/// Whether there is anything to measure; asked before anything is verified.
-fn check_problems(settings: &Settings) -> Result<(), CliError> {
-    let suite = Suite::ALL.into_iter().find(|suite| suite.name() == settings.suite);
-    let filter = settings.filter.as_deref().unwrap_or_default();
-    suite.map_or(Ok(()), |suite| suite_tasks(suite, suite.usual_dtype(), filter).map(drop))
-}
-
-fn check(path: PathBuf, margin: f64, output: &Output) -> Result<Verdict, CliError> {
-    let refused = |fault| LabError::from(BundleError { path: path.clone(), fault });
-    let then = bundle::unpack(&path)?;
-    let settings = Manifest::read(&then).map_err(refused)?.settings;
-    let (manifest, mut now, mut steps) = run(settings, output)?;
+fn check(path: &Path, margin: f64, output: &Output) -> Result<Verdict, CliError> {
+    let refused = |fault| LabError::from(BundleError { path: path.to_owned(), fault });
+    let then = Bundle::load(path)?;
+    let settings = Settings::parse(&then).map_err(refused)?;
+    let mut steps = Steps::new(output);
+    let mut now = steps.run(&settings)?;
     let mut comparison = compare(&then, &now, margin).map_err(refused)?;
     for _ in 0..SECOND_LOOKS {
-        if !comparison.is_slower() || interrupt::stopped() {
-            break;
+        if comparison.is_slower() {
+            now.files.insert(bundle::BENCH, steps.bench(&settings)?);
+            comparison = compare(&then, &now, margin).map_err(refused)?;
         }
-        (_, now) = manifest.clone().seal(steps.bench_again(&manifest.settings, now)?)?;
-        comparison = compare(&then, &now, margin).map_err(refused)?;
     }
-    if interrupt::stopped() {
-        return Ok(Verdict::Stopped);
-    }
-    let report = CheckReport::new(&path, comparison, steps);
-    output.show(&report)?;
-    Ok(Verdict::from_bool(report.pass()))
+    let pass = comparison.pass();
+    output.show(&ReproReport::new(pass, path, steps.done, Told::Compared(comparison)))?;
+    Ok(Verdict::from_bool(pass))
 }
 
-/// Runs everything; what it gave, sealed.
-fn run(settings: Settings, output: &Output) -> Result<(Manifest, Parts, Steps), CliError> {
-    let manifest = Manifest::new(settings)?;
-    let mut steps = Steps::new(output);
-    let parts = steps.run(&manifest.settings)?;
-    let (manifest, parts) = manifest.seal(parts)?;
-    Ok((manifest, parts, steps))
-}
-
-impl WhatFlags {
-    fn settings(&self) -> Settings {
+impl Settings {
+    /// With the suite that is usual here where none was named.
+    fn resolved(mut self) -> Self {
         let on_gpu = self.backend != "cpu" && Driver::get().is_ok_and(|driver| driver.device(0).is_ok());
         let usual = if on_gpu { Suite::Small } else { Suite::Cpu };
-        Settings {
-            backend: self.backend.clone(),
-            quick: !self.full,
-            checks: self.checks.clone(),
-            suite: self.suite.clone().unwrap_or_else(|| usual.name().to_owned()),
-            filter: self.filter.clone(),
-            seconds: self.seconds,
-            seed: self.seed,
+        self.suite.get_or_insert_with(|| usual.name().to_owned());
+        self
+    }
+
+    fn suite(&self) -> Option<Suite> {
+        Suite::ALL.into_iter().find(|suite| self.suite.as_deref() == Some(suite.name()))
+    }
+
+    /// Those of a bundle, if they could have been given on the command line.
+    fn parse(bundle: &Bundle) -> Result<Self, Fault> {
+        let damaged = |reason: String| Fault::Content { name: "manifest.json", reason };
+        let settings = Self::deserialize(&bundle.manifest.settings).map_err(|e| damaged(e.to_string()))?;
+        let texts = [&settings.checks, &settings.filter].into_iter().flatten();
+        let checked: Result<(), _> = texts.map(|text| check_text(text, LONGEST_TEXT)).collect();
+        checked.and(seconds(&settings.seconds.to_string()).map(drop)).map_err(damaged)?;
+        match BACKENDS.contains(&settings.backend.as_str()) && settings.suite().is_some() {
+            true => Ok(settings),
+            false => Err(damaged("there is no such backend or suite".to_owned())),
         }
     }
 }

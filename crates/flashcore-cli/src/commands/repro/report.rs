@@ -1,11 +1,11 @@
-//! The answers of `repro` and of `repro --check`.
+//! The answer of `repro`, with or without `--check`.
 
 use std::path::Path;
 
-use flashcore_lab::repro::{compare::Comparison, manifest::Manifest};
+use flashcore_lab::repro::{bundle::Manifest, compare::Comparison};
 use serde::Serialize;
 
-use super::steps::{Step, Steps};
+use super::steps::Step;
 use crate::output::{Page, Report, Text, Tone};
 
 /// Differences and remarks that a page shows.
@@ -17,88 +17,57 @@ pub struct ReproReport {
     pass: bool,
     bundle: String,
     steps: Vec<Step>,
-    manifest: Manifest,
+    #[serde(flatten)]
+    told: Told,
 }
 
-/// Everything `repro --check` tells.
+/// What was packed, or found.
 #[derive(Serialize, Debug)]
-pub struct CheckReport {
-    pass: bool,
-    bundle: String,
-    steps: Vec<Step>,
-    #[serde(flatten)]
-    comparison: Comparison,
+#[serde(untagged)]
+pub enum Told {
+    Packed { manifest: Manifest },
+    Compared(Comparison),
 }
 
 impl ReproReport {
-    /// What was packed.
-    pub fn new(bundle: &Path, manifest: Manifest, steps: Steps) -> Self {
-        let steps = steps.done;
-        // A profile need not be possible.
-        let pass = steps.iter().all(|step| step.exit_code == 0 || step.name == "profile");
-        Self { pass, bundle: bundle.display().to_string(), steps, manifest }
-    }
-
-    /// Whether everything went well.
-    pub const fn pass(&self) -> bool {
-        self.pass
+    /// What came of these steps.
+    pub fn new(pass: bool, bundle: &Path, steps: Vec<Step>, told: Told) -> Self {
+        Self { pass, bundle: bundle.display().to_string(), steps, told }
     }
 }
 
-impl CheckReport {
-    /// What was found.
-    pub fn new(bundle: &Path, comparison: Comparison, steps: Steps) -> Self {
-        let pass = comparison.pass();
-        Self { pass, bundle: bundle.display().to_string(), steps: steps.done, comparison }
+impl Told {
+    fn facts(&self) -> Vec<(&str, Text)> {
+        match self {
+            Self::Packed { manifest } => manifest
+                .environment
+                .iter()
+                .map(|(name, text)| (name.as_str(), text.as_str().into()))
+                .collect(),
+            Self::Compared(Comparison { differences, remarks, kernels, groups, rulings }) => {
+                let same = [
+                    ("kernels", format!("{kernels} with the same PTX").into()),
+                    ("checks", format!("{groups} groups with the same verdict").into()),
+                    ("times", format!("{} compared", rulings.len()).into()),
+                ];
+                let remarks = remarks.iter().take(SHOWN).map(|text| ("note", Text::new(text, Tone::Faint)));
+                let differences = differences.iter().take(SHOWN);
+                let differences = differences.map(|text| ("differs", Text::new(text, Tone::Bad)));
+                same.into_iter().chain(remarks).chain(differences).collect()
+            }
+        }
     }
-
-    /// Whether it came out the same.
-    pub const fn pass(&self) -> bool {
-        self.pass
-    }
-}
-
-fn step_row(step: &Step) -> Vec<Text> {
-    let state = match step.exit_code {
-        0 => Text::new("ok", Tone::Good),
-        1 => Text::new("failed", Tone::Bad),
-        _ => Text::new("could not run", Tone::Faint),
-    };
-    vec![step.name.into(), state, format!("{:.1} s", step.seconds).into()]
 }
 
 impl Report for ReproReport {
     fn page(&self) -> Page {
-        let Manifest { commit, rustc, machine, kernels, settings, .. } = &self.manifest;
-        let result = if self.pass { Text::new("PASS", Tone::Good) } else { Text::new("FAIL", Tone::Bad) };
-        let commit = commit.as_deref().unwrap_or("none");
-        Page::default().table(self.steps.iter().map(step_row)).facts([
-            ("commit", commit.into()),
-            ("built by", rustc.as_str().into()),
-            ("machine", machine.gpu.as_ref().unwrap_or(&machine.cpu).as_str().into()),
-            ("kernels", format!("{} signed", kernels.len()).into()),
-            ("measured", format!("suite {}, {} s each", settings.suite, settings.seconds).into()),
-            ("bundle", self.bundle.as_str().into()),
-            ("result", result),
-        ])
-    }
-}
-
-impl Report for CheckReport {
-    fn page(&self) -> Page {
-        let Comparison { differences, remarks, kernels, groups, rulings } = &self.comparison;
-        let mut facts: Vec<(&str, Text)> = vec![
-            ("bundle", self.bundle.as_str().into()),
-            ("kernels", format!("{kernels} with the same PTX").into()),
-            ("checks", format!("{groups} groups with the same verdict").into()),
-            ("times", format!("{} compared", rulings.len()).into()),
-        ];
-        facts.extend(remarks.iter().take(SHOWN).map(|text| ("note", Text::new(text, Tone::Faint))));
-        facts.extend(differences.iter().take(SHOWN).map(|text| ("differs", Text::new(text, Tone::Bad))));
-        let same = Text::new("PASS: it comes out the same", Tone::Good);
-        let result =
-            if self.pass { same } else { Text::new("FAIL: it does not come out the same", Tone::Bad) };
-        facts.push(("result", result));
-        Page::default().table(self.steps.iter().map(step_row)).facts(facts)
+        let word = |good| if good { Text::new("PASS", Tone::Good) } else { Text::new("FAIL", Tone::Bad) };
+        let seconds = |step: &Step| format!("{:.1} s", step.seconds).into();
+        let steps =
+            self.steps.iter().map(|step| vec![step.name.into(), word(step.exit_code == 0), seconds(step)]);
+        let ending = [("bundle", self.bundle.as_str().into()), ("result", word(self.pass))];
+        let facts = self.told.facts().into_iter().chain(ending);
+        let facts = facts.map(|(name, text)| vec![Text::new(name, Tone::Faint), text]);
+        Page::default().table(steps).table(facts)
     }
 }

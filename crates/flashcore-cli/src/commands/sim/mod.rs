@@ -12,8 +12,8 @@ use clap::{Args, builder::PossibleValuesParser, builder::TypedValueParser};
 use flashcore_ptx::{
     ident::{BadIdent, Ident},
     launch::LaunchSpec,
-    parse::{Parsed, parse_all},
-    verify::{Rule, verify},
+    parse::{ParseError, Parsed, parse_all},
+    verify::{Group, Rule, grouped, grouped_messages, verify},
 };
 use flashcore_sim::{CheckSet, Launch, Options, Schedule, SimError};
 
@@ -98,7 +98,7 @@ pub enum SimFailure {
     #[error("{} is no PTX file: it is not text", path.display())]
     NotText { path: PathBuf },
     #[error("{} is not PTX that can be run:{}", path.display(), listed(errors))]
-    Parse { path: PathBuf, errors: Vec<String> },
+    Parse { path: PathBuf, errors: Vec<Group> },
     #[error("{} has {}; name one with --entry", path.display(), kernels(found))]
     Entry { path: PathBuf, found: Vec<String> },
     #[error("{0}; the simulator takes kernels of plain names")]
@@ -111,7 +111,7 @@ pub enum SimFailure {
     Sim(#[from] SimError),
 }
 
-fn listed(errors: &[String]) -> String {
+fn listed(errors: &[Group]) -> String {
     const SHOWN: usize = 8;
     let shown: String = errors.iter().take(SHOWN).map(|error| format!("\n  {error}")).collect();
     let more = errors.len().saturating_sub(SHOWN);
@@ -164,8 +164,9 @@ fn parse(flags: &Flags) -> Result<Parsed, SimFailure> {
         Err(source) => Err(SimFailure::Read { path, source }),
         Ok(text) => {
             let parsed = parse_all(&path.display().to_string(), &text).map_err(|(first, more)| {
-                let errors =
-                    std::iter::once(first).chain(more).map(|error| format!("line {error}")).collect();
+                let said =
+                    |e: ParseError| (Some(format!("line {}:{}", e.line, e.column)), e.kind.to_string());
+                let errors = grouped_messages(std::iter::once(first).chain(more).map(said));
                 SimFailure::Parse { path: path.clone(), errors }
             })?;
             let errors = unknown_to_target(&parsed);
@@ -175,10 +176,10 @@ fn parse(flags: &Flags) -> Result<Parsed, SimFailure> {
 }
 
 /// Instructions that the file's own `.target` or `.version` lacks, which no assembler takes.
-fn unknown_to_target(parsed: &Parsed) -> Vec<String> {
-    let found = verify(&parsed.module, &parsed.provenance).into_iter();
-    let lacking = found.filter(|finding| matches!(finding.rule, Rule::Target | Rule::Version));
-    lacking.map(|finding| finding.to_string()).collect()
+fn unknown_to_target(parsed: &Parsed) -> Vec<Group> {
+    let mut found = verify(&parsed.module, &parsed.provenance);
+    found.retain(|finding| matches!(finding.rule, Rule::Target | Rule::Version));
+    grouped(&found)
 }
 
 fn entry(flags: &Flags, parsed: &Parsed) -> Result<String, SimFailure> {

@@ -1,28 +1,24 @@
-//! `flashcore tune`: searches for the fastest tile of each problem and keeps it in a table, with the evidence.
+//! `flashcore tune`: searches for the fastest tile of each problem and keeps it in a table.
 //!
-//! Everything measured goes to a journal first, so that a search that was ended at any moment goes on where it was. With
+//! Everything tried is a line of a log, so that a search that was ended at any moment goes on where it was. With
 //! `--counters` this program is started again under Nsight Compute (see [`super::profile`]).
 
 mod report;
 
-use std::{path::PathBuf, thread::available_parallelism, time::Duration};
+use std::{path::PathBuf, time::Duration};
 
-use clap::{
-    Args,
-    builder::{PossibleValuesParser, TypedValueParser},
-};
-use flashcore_kernels::Tile;
+use clap::{Args, builder::PossibleValuesParser};
 use flashcore_lab::{
     LabError,
-    arm::{Place, roster::Ours},
-    memory, save, signature,
+    arm::roster::Ours,
+    machine::Machine,
+    memory, signature,
     task::Task,
     tune::{
         TuneError, check_table, extend_table,
-        journal::{Header, Journal},
+        log::Log,
+        runner::{Counter, OnGpu, Runner, Simulated},
         search::{Search, Settings, Tuned},
-        stand::{device, stand},
-        strategy::Strategy,
     },
 };
 
@@ -30,8 +26,8 @@ use self::report::TuneReport;
 use super::profile;
 use crate::{
     error::{CliError, Verdict},
-    files::FileError,
     flags::BackendFlags,
+    gpu_flags::GpuFlags,
     interrupt,
     lab_flags::{TaskFlags, seconds},
     output::Output,
@@ -42,18 +38,14 @@ const EXAMPLES: &str = "\
 Examples:
   flashcore tune --shape 4x16x4096x128 --dtype bf16 --causal
   flashcore tune --suite small --budget 20 --out small.json
-  flashcore tune --backend cpu --shape 1x8x1024x64 --dtype f32
+  flashcore tune --backend sim --shape 1x1x128x64 --candidates 20
   flashcore bench --shape 4x16x4096x128 --dtype bf16 --causal --table tuned.json
 
-What cannot be built is refused, what is wrong is thrown out, what is behind is stopped early.
-The plan's own choice is a candidate too: only what is faster than it beyond doubt gets a row.
-Ended at any moment, the same command goes on where it was.
+Candidates are checked against f64 before they are timed. The rules' own choice is one of them: only what is
+faster than it beyond doubt gets a row. Ended at any moment, the same command goes on where it was.
 Exit codes: 0 searched, 2 could not search, or was stopped.";
 
-/// Candidates that are built together, at most.
-const WAVE: usize = 16;
-
-/// Search for the fastest tiles of a kernel and keep them in a table
+/// Search for the fastest tile of a GPU kernel and keep it in a table
 #[derive(Args, Clone, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Flags {
@@ -62,14 +54,13 @@ pub struct Flags {
     #[command(flatten)]
     backend: BackendFlags,
     #[command(flatten)]
+    gpu: GpuFlags,
+    #[command(flatten)]
     search: SearchFlags,
-    /// The table that gets the rows; those it has for other problems stay
+    /// The table that gets the rows; those it has for other problems stay. Everything tried is a line of FILE.log
     #[arg(long, value_name = "FILE", default_value = "tuned.json", help_heading = "What to keep")]
     out: PathBuf,
-    /// Where everything measured is kept meanwhile [default: beside the table]
-    #[arg(long, value_name = "FILE", help_heading = "What to keep")]
-    journal: Option<PathBuf>,
-    /// Throw away what an earlier search measured
+    /// Measure again what the log knows
     #[arg(long, help_heading = "What to keep")]
     fresh: bool,
 }
@@ -78,11 +69,10 @@ pub struct Flags {
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "How to search")]
 pub struct SearchFlags {
-    /// exhaustive: every candidate, those like the plan's choice first; evolve: offspring of the best [default:
-    /// exhaustive on the CPU, evolve on a GPU]
-    #[arg(long, value_name = "NAME", value_parser = strategies())]
-    strategy: Option<Strategy>,
-    /// Seconds of timing in a candidate's first turn
+    /// evolve: offspring of the best; exhaustive: every candidate, those like the rules' choice first
+    #[arg(long, value_name = "NAME", default_value = "evolve", value_parser = PossibleValuesParser::new(["evolve", "exhaustive"]))]
+    strategy: String,
+    /// Seconds for which each candidate is timed
     #[arg(long, value_name = "S", default_value = "0.02", value_parser = seconds)]
     seconds: f64,
     /// Seconds for each problem after which no further candidates are built
@@ -99,91 +89,75 @@ pub struct SearchFlags {
     counters: bool,
 }
 
-fn strategies() -> impl TypedValueParser<Value = Strategy> {
-    let known = |name: String| Strategy::ALL.into_iter().find(|strategy| strategy.name() == name);
-    PossibleValuesParser::new(Strategy::ALL.map(Strategy::name))
-        .try_map(move |name| known(name).ok_or("no such strategy"))
-}
-
 /// Searches for every problem asked for.
 pub fn execute(flags: Flags, output: &Output) -> Result<Verdict, CliError> {
     let tasks = flags.task.tasks()?;
     tasks.iter().try_for_each(|task| memory::check(3 * task.bytes() as u64))?;
     if let Some(task) = tasks.iter().find(|task| task.flops() == 0.0) {
-        return Err(TuneError::Nothing { task: task.to_string() }.into());
+        return Err(LabError::from(TuneError::Nothing(task.to_string())).into());
     }
-    let ours = flags.backend.ours()?;
-    let (name, units) = device(&ours);
-    let specs: Vec<_> = tasks.iter().map(|task| task.spec().clone()).collect();
-    let path = flags.journal_path(&serde_json::to_string(&specs)?);
     check_table(&flags.out)?;
-    if save::same(&path, &flags.out) {
-        return Err(FileError::SameFile { flags: "--out and --journal", path }.into());
+    let mut progress = Progress::stoppable(tasks.len(), output);
+    let mut results = Vec::new();
+    for task in &tasks {
+        let mut runner = flags.runner(task)?;
+        match flags.tune(task, &mut *runner, &mut progress) {
+            Err(LabError::Stopped) => break,
+            tuned => results.push(tuned?),
+        }
+        progress.step();
     }
-    let header = Header::new(format!("{name} x {units}"), flags.search.seed, specs);
-    let mut journal = Journal::open(&path, &header, flags.fresh)?;
-    let mut report = TuneReport::new(&flags.out, &path, journal.found);
-    let progress = Progress::stoppable(tasks.len(), output);
-    let results = flags.tune_all(&tasks, &ours, &mut journal, progress);
-    report.results = results?;
-    report.stopped = interrupt::stopped();
-    output.show(&report)?;
-    Ok(if report.stopped { Verdict::Stopped } else { Verdict::Pass })
+    drop(progress);
+    let stopped = interrupt::stopped();
+    output.show(&TuneReport::new(&flags.out, &flags.log_path(), stopped, results))?;
+    Ok(if stopped { Verdict::Stopped } else { Verdict::Pass })
 }
 
 impl Flags {
-    fn tune_all(
-        &self,
-        tasks: &[Task],
-        ours: &Ours,
-        journal: &mut Journal,
-        mut progress: Progress,
-    ) -> Result<Vec<Tuned>, CliError> {
-        let settings = self.search.settings(ours.place());
-        let count = |task: &Task, tile: &Tile| profile::busy(task, tile);
-        let counter = self.search.counters.then_some(&count as _);
-        let mut results = Vec::new();
-        for (index, task) in tasks.iter().enumerate() {
-            let mut stand = stand(ours, task, settings.seed, counter)?;
-            let search = Search::new((index, task), &mut *stand, journal, &mut progress, settings);
-            let tuned = match search.run() {
-                Err(LabError::Stopped) => break,
-                tuned => tuned?,
-            };
-            extend_table(&self.out, tuned.row.iter().cloned().collect())?;
-            results.push(tuned);
-            progress.step();
+    /// What candidates for a problem run on.
+    fn runner(&self, task: &Task) -> Result<Box<dyn Runner>, CliError> {
+        let SearchFlags { seed, counters, .. } = self.search;
+        match (self.backend.simulated()?, self.gpu.is_named()) {
+            (true, _) => return Ok(Box::new(Simulated::new(self.gpu.choose().gpu, task, seed)?)),
+            (false, true) => return Err(CliError::Gpu),
+            (false, false) => {}
         }
-        Ok(results)
+        match self.backend.ours()? {
+            Ours::Cuda(cuda) => {
+                let counter = counters.then_some(profile::busy as Counter);
+                Ok(Box::new(OnGpu::new(cuda, task, seed, counter)?))
+            }
+            Ours::Cpu(_) => Err(LabError::from(TuneError::NoGpu).into()),
+        }
     }
 
-    /// One journal for each set of problems, beside the table.
-    fn journal_path(&self, tasks: &str) -> PathBuf {
-        let beside = || {
-            let mut name = self.out.clone().into_os_string();
-            name.push(format!(".{}.journal", &signature::hash(tasks.as_bytes())[..8]));
-            name.into()
-        };
-        self.journal.clone().unwrap_or_else(beside)
+    fn log_path(&self) -> PathBuf {
+        format!("{}.log", self.out.display()).into()
+    }
+
+    fn tune(&self, task: &Task, runner: &mut dyn Runner, progress: &mut Progress) -> Result<Tuned, LabError> {
+        // Whatever measurements depend on: another program, machine, problem or seed is another search.
+        let (program, machine, setting) = (signature::program(), Machine::this(None), runner.setting());
+        let SearchFlags { seed, seconds, .. } = self.search;
+        let facts = format!("{program:?} {machine:?} {setting:?} {:?} {seed} {seconds}", task.spec());
+        let name = signature::hash(facts.as_bytes())[..16].to_owned();
+        let mut log = Log::open(&self.log_path(), name, self.fresh)?;
+        let tuned = Search::new(task, runner, &mut log, progress, self.search.settings()).run()?;
+        if let Some((key, row)) = tuned.row.clone() {
+            extend_table(&self.out, key, row)?;
+        }
+        Ok(tuned)
     }
 }
 
 impl SearchFlags {
-    fn settings(&self, place: Place) -> Settings {
-        let usual = if place == Place::Gpu { Strategy::Evolve } else { Strategy::Exhaustive };
+    fn settings(&self) -> Settings {
         Settings {
-            strategy: self.strategy.unwrap_or(usual),
+            exhaustive: self.strategy == "exhaustive",
             seed: self.seed,
             seconds: self.seconds,
             budget: Duration::from_secs(self.budget.into()),
             candidates: self.candidates as usize,
-            wave: available_parallelism().map_or(WAVE, usize::from).clamp(4, WAVE),
         }
-    }
-}
-
-impl From<TuneError> for CliError {
-    fn from(error: TuneError) -> Self {
-        LabError::from(error).into()
     }
 }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use flashcore_lab::{latency::time, tune::search::Tuned};
+use flashcore_lab::tune::search::Tuned;
 use serde::Serialize;
 
 use crate::output::{Page, Report, Text, Tone};
@@ -10,86 +10,53 @@ use crate::output::{Page, Report, Text, Tone};
 /// Everything `tune` tells.
 #[derive(Serialize, Debug)]
 pub struct TuneReport {
-    pub stopped: bool,
+    stopped: bool,
     table: String,
-    journal: String,
-    /// Measurements that an earlier run had made.
-    found: usize,
-    pub results: Vec<Tuned>,
+    log: String,
+    results: Vec<Tuned>,
 }
 
 impl TuneReport {
-    /// An answer without results yet.
-    pub fn new(table: &Path, journal: &Path, found: usize) -> Self {
-        let [table, journal] = [table, journal].map(|path| path.display().to_string());
-        Self { stopped: false, table, journal, found, results: Vec::new() }
-    }
-
-    fn ending(&self) -> Vec<(&'static str, Text)> {
-        let rows = self.results.iter().filter(|result| result.row.is_some()).count();
-        let mut facts = vec![("table", format!("{}: {rows} rows from this search", self.table).into())];
-        let journal = format!("{}, {} measurements from before", self.journal, self.found);
-        facts.push(("journal", journal.into()));
-        if self.stopped {
-            let text = "STOPPED; the same command goes on from here";
-            facts.push(("result", Text::new(text, Tone::Bad)));
-        }
-        facts
+    /// What was found, and where it was kept.
+    pub fn new(table: &Path, log: &Path, stopped: bool, results: Vec<Tuned>) -> Self {
+        let [table, log] = [table, log].map(|path| path.display().to_string());
+        Self { stopped, table, log, results }
     }
 }
 
 impl Report for TuneReport {
     fn page(&self) -> Page {
-        if self.results.is_empty() {
-            return Page::default().facts(self.ending());
-        }
-        let words = ["problem", "plan", "best", "ratio", "95 %", "tried", "out", "time"];
+        let words = ["problem", "rules", "best", "ratio (95 %)", "measured", "rejected", "time"];
         let heading = words.map(|word| Text::new(word, Tone::Faint)).to_vec();
         let rows = std::iter::once(heading).chain(self.results.iter().map(row));
-        let page = Page::default().table(rows);
-        let page = page.facts(self.results.iter().flat_map(winner));
-        page.facts(self.ending())
+        let added = self.results.iter().filter(|result| result.row.is_some()).count();
+        let mut facts: Vec<(_, Text)> =
+            self.results.iter().map(|result| ("best", result.best.kernel.as_str().into())).collect();
+        if self.results.iter().any(|result| !result.complete) {
+            facts.push(("note", Text::new("ended before all candidates were tried", Tone::Faint)));
+        }
+        facts.push(("table", format!("{}: {added} rows from this search", self.table).into()));
+        facts.push(("log", self.log.as_str().into()));
+        if self.stopped {
+            facts.push(("result", Text::new("STOPPED; the same command goes on from here", Tone::Bad)));
+        }
+        Page::default().table(rows).facts(facts)
     }
 }
 
 fn row(result: &Tuned) -> Vec<Text> {
-    let (ratio, interval) = match result.ratio {
-        Some(ratio) => {
-            let interval = format!("{:.3}-{:.3}", ratio.low, ratio.high);
-            (Text::new(format!("{:.3}", ratio.point), Tone::Good), interval)
-        }
-        None => ("1".into(), "the plan's own".to_owned()),
+    let ratio = match result.ratio {
+        Some(ratio) => Text::new(format!("{:.3}-{:.3}", ratio.low, ratio.high), Tone::Good),
+        None => "the rules' own".into(),
     };
+    let cost = |cost: f64| format!("{cost:.1} {}", result.unit).into();
     vec![
         result.task.as_str().into(),
-        time(result.plan.median_us).into(),
-        time(result.best.median_us).into(),
+        cost(result.rules.cost),
+        cost(result.best.cost),
         ratio,
-        interval.into(),
         result.measured.to_string().into(),
-        result.failed.len().to_string().into(),
+        result.rejected.to_string().into(),
         format!("{:.0} s", result.seconds).into(),
     ]
-}
-
-/// The kernel that won, and how far it reaches.
-fn winner(result: &Tuned) -> Vec<(&'static str, Text)> {
-    let mut facts = vec![("best", Text::from(result.best.kernel.as_str()))];
-    if let Some(row) = &result.row {
-        let (queries, keys) = (row.class.queries, row.class.keys);
-        let reach = format!(
-            "{} to {} queries, {} to {} keys",
-            queries.least(),
-            queries.most(),
-            keys.least(),
-            keys.most()
-        );
-        facts.push(("for", reach.into()));
-    } else if result.ratio.is_some() {
-        facts.push(("for", "this size alone, so the table gets no row".into()));
-    }
-    if !result.complete {
-        facts.push(("note", Text::new("ended before all candidates were tried", Tone::Faint)));
-    }
-    facts
 }

@@ -1,0 +1,150 @@
+//! The end of a row tile: normalised rows go through shared memory to global memory, LSE directly.
+//!
+//! Each warp writes its own rows to shared memory and reads them back in whole chunks, so that global stores are wide
+//! and only the warp has to wait for itself.
+
+use flashcore_tile::{
+    Acc, B32, Builder, CHUNK_BYTES, Element, F32, Global, MMA_M, Pred, Reg, S32, Shared, SmemTile, U32, U64,
+    Val,
+};
+
+use super::load::Access;
+use crate::parts::{row_end::LseOutput, softmax::Finished};
+
+const WARP: u32 = 32;
+
+/// What a warp must know to write its rows.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Output {
+    pub(super) element: Element,
+    pub(super) access: Access,
+    /// Features of the output.
+    pub(super) dim: u32,
+    /// Where rows are gathered; nobody else uses it any more.
+    pub(super) staging: SmemTile,
+    /// Address of the tile's first row, and bytes between rows.
+    pub(super) to: Reg<U64>,
+    pub(super) stride: Reg<U64>,
+    /// First row of the warp in the tile.
+    pub(super) warp_row: Reg<U32>,
+    /// Rows of the tile that the output has.
+    pub(super) rows: Reg<S32>,
+}
+
+impl Output {
+    /// Writes 16 rows of the warp for each accumulator.
+    #[track_caller]
+    pub(super) fn write(&self, b: &mut Builder, tiles: &[(Acc, Finished)]) {
+        self.gather(b, tiles);
+        b.sync_warp();
+        self.scatter(b, tiles.len() as u32 * MMA_M);
+    }
+
+    /// Normalises, rounds and puts the rows into shared memory.
+    #[track_caller]
+    fn gather(&self, b: &mut Builder, tiles: &[(Acc, Finished)]) {
+        let lane = b.lane();
+        let row = b.let_(self.warp_row + (lane >> 2));
+        let within = b.let_((lane & 3) << 2);
+        let start = self.staging.at(b).address(b);
+        let start = b.let_(start + within);
+        let chunks: Vec<_> = (0..self.staging.slab_width() / CHUNK_BYTES)
+            .map(|chunk| self.staging.chunk(b, start, row, chunk))
+            .collect();
+        for (m, (acc, finished)) in (0..).zip(tiles) {
+            let empty = finished.factor.map(|factor| b.let_(factor.eq(0.0)));
+            for (pair, values) in acc.regs().chunks_exact(2).enumerate() {
+                let (row, chunk) = (Acc::row(2 * pair), (pair / 2) as u32);
+                let word = self.normalised(b, values, finished.factor[row], empty[row]);
+                let (slab, chunk) = (chunk as usize / chunks.len(), chunk as usize % chunks.len());
+                let rows = m * MMA_M + 8 * row as u32;
+                let offset = slab as u32 * self.staging.slab_bytes() + rows * self.staging.slab_width();
+                b.store_shared(Shared { base: chunks[chunk], offset }, &[word.into()]);
+            }
+        }
+    }
+
+    /// Two values of a row; zeros, whatever the accumulator holds, for a row without keys.
+    #[track_caller]
+    fn normalised(&self, b: &mut Builder, values: &[Reg<F32>], factor: Reg<F32>, empty: Pred) -> Reg<B32> {
+        let [low, high] = [values[0], values[1]].map(|value| b.mul(value, factor));
+        let word = b.pack(self.element, low, high);
+        b.select(empty, flashcore_tile::Packed(0), word)
+    }
+
+    /// Moves the warp's rows from shared to global memory, chunk by chunk.
+    #[track_caller]
+    fn scatter(&self, b: &mut Builder, rows: u32) {
+        let lanes = (self.staging.cols() / self.element.per_chunk()).next_power_of_two();
+        let rows_per_pass = WARP / lanes;
+        let lane = b.lane();
+        let (first, chunk) = (b.let_(lane / lanes), b.let_(lane % lanes));
+        let feature = b.let_(chunk.lt(self.dim / self.element.per_chunk()));
+        let start = b.let_(self.to + chunk.mul_wide(CHUNK_BYTES));
+        for pass in 0..rows / rows_per_pass {
+            let row = b.let_(self.warp_row + pass * rows_per_pass + first);
+            let there = b.let_(row.signed().lt(self.rows) & feature);
+            let from = self.staged_chunk(b, row, chunk);
+            let to = b.let_(row.widen() * self.stride + start);
+            b.if_(there, |b| self.store_chunk(b, from, to));
+        }
+    }
+
+    #[track_caller]
+    fn staged_chunk(&self, b: &mut Builder, row: Reg<U32>, chunk: Reg<U32>) -> Reg<U32> {
+        let per_slab = self.staging.slab_width() / CHUNK_BYTES;
+        let (slab, in_slab) = (b.let_(chunk / per_slab), b.let_(chunk % per_slab));
+        let start = self.staging.at(b).address(b);
+        let start = b.let_(slab * self.staging.slab_bytes() + start);
+        self.staging.chunk(b, start, row, in_slab)
+    }
+
+    #[track_caller]
+    fn store_chunk(&self, b: &mut Builder, from: Reg<U32>, to: Reg<U64>) {
+        let words = b.load_shared::<U32, 4>(from);
+        let at = |bytes: usize| Global::from(to).at(bytes as i32);
+        if self.access == Access::B2 {
+            for (n, word) in words.into_iter().enumerate() {
+                b.store_global_16(at(4 * n), word);
+                let high = b.let_(word >> 16);
+                b.store_global_16(at(4 * n + 2), high);
+            }
+            return;
+        }
+        let per_store = self.access.bytes() as usize / 4;
+        for (n, group) in words.chunks_exact(per_store).enumerate() {
+            let group: Vec<Val<U32>> = group.iter().map(|&word| word.into()).collect();
+            b.store_global(at(n * per_store * 4), &group);
+        }
+    }
+}
+
+/// Where the LSE values of a warp go; nowhere if the address is 0.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Lse {
+    pub(super) base: Reg<U64>,
+    /// Address of the tile's first value.
+    pub(super) to: Reg<U64>,
+    /// First row of the warp in the tile.
+    pub(super) warp_row: Reg<U32>,
+    /// Rows of the tile that the output has.
+    pub(super) rows: Reg<S32>,
+}
+
+impl Lse {
+    /// Writes the values of the warp's rows; one lane of each quad has them.
+    #[track_caller]
+    pub(super) fn write(&self, b: &mut Builder, tiles: &[(Acc, Finished)]) {
+        let lane = b.lane();
+        let output = LseOutput::new(b, self.base, lane);
+        let row = b.let_(self.warp_row + (lane >> 2));
+        for (m, (_, finished)) in (0..).zip(tiles) {
+            for (half, &lse) in (0..).zip(&finished.lse) {
+                let row = b.let_(row + (m * MMA_M + 8 * half));
+                let there = b.let_(row.signed().lt(self.rows) & output.writes);
+                let to = b.let_(self.to + row.mul_wide(4));
+                LseOutput::write(b, there, to, lse);
+            }
+        }
+    }
+}

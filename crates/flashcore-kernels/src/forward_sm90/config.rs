@@ -1,0 +1,227 @@
+//! Everything that decides the text of the kernel.
+
+use flashcore_core::DType;
+use flashcore_ptx::ident::Ident;
+use flashcore_tile::{Element, Half, RegisterBudget, Roles};
+use serde::{Deserialize, Serialize};
+
+use super::ROWS_PER_GROUP;
+use crate::{
+    parts::{lengths::LengthsKind, mask::Sides, sinks::sink_name},
+    plan::hopper,
+};
+
+/// A kernel of this family: two configs that are equal give the same text.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Config {
+    /// What Q, K and V are made of; probabilities are rounded to it too.
+    pub input: Half,
+    /// What the output is made of.
+    pub output: Element,
+    /// Features of queries and keys: a multiple of 8.
+    pub dim_qk: u32,
+    /// Features of values: a multiple of 8.
+    pub dim_v: u32,
+    /// Which bounds the mask has.
+    pub mask: Sides,
+    /// How the rows of sequences are told; never packed.
+    pub lengths: LengthsKind,
+    /// Scores are limited by a hyperbolic tangent.
+    pub softcap: bool,
+    /// Element type of every head's extra logit, if there is one.
+    pub sinks: Option<DType>,
+    /// Query heads of a group that share a tile, row by row: a power of two up to 64; 1 where rows of one head fill it.
+    pub pack: u32,
+    /// How the work is cut.
+    pub shape: Shape,
+    /// How consumers share the tensor cores and the keys.
+    pub policy: Policy,
+}
+
+/// What a kernel may do in one way or another; `plan/hopper.rs` says which is faster, and which is possible at all.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Policy {
+    /// Consumers multiply in turn, instead of whenever they are ready.
+    pub in_turn: bool,
+    /// A step waits for both of its products at once, instead of for scores first.
+    pub waits_once: bool,
+    /// Consumers pass over key tiles that only the rows of others see.
+    pub passes_over: bool,
+    /// Only the producer waits for the kernel before, instead of all threads.
+    pub producer_waits: bool,
+}
+
+impl Policy {
+    /// What a name says of a policy: nothing where it is the usual one.
+    fn suffix(self, usual: Self) -> String {
+        let Self { in_turn, waits_once, passes_over, producer_waits } = self;
+        if self == usual {
+            return String::new();
+        }
+        let choices = [(in_turn, "t"), (waits_once, "w"), (passes_over, "o"), (producer_waits, "p")];
+        let made: String = choices.into_iter().filter(|(on, _)| *on).map(|(_, letter)| letter).collect();
+        format!("_by_{made}")
+    }
+}
+
+/// Tile, warpgroups and pipeline of a kernel: what tuning changes.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug)]
+#[serde(deny_unknown_fields)]
+pub struct Shape {
+    /// Consumer warpgroups; the tile has 64 rows for each.
+    pub consumers: u32,
+    /// Keys of a tile: a multiple of 16.
+    pub tile_n: u32,
+    /// K and V tiles in flight.
+    pub stages: u32,
+    /// Q tiles in flight: with two, the next tile's Q is there before this tile ends.
+    pub q_stages: u32,
+    /// How a warp's rows of the output leave.
+    pub staging: Staging,
+    /// Registers of producer and consumers; `None` where all threads keep what the launch gave them.
+    #[serde(rename = "registers", with = "registers")]
+    pub budget: Option<RegisterBudget>,
+    /// In which order CTAs take tiles.
+    pub order: Order,
+    /// CTAs that share an SM; caps the registers.
+    pub ctas_per_sm: u32,
+    /// Whole key tiles in one turn of the loop: two are scheduled better, but take longer to fetch at first.
+    pub turn: u32,
+}
+
+/// Where a warp gathers its rows of the output before tensor copies take them away.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug)]
+#[serde(deny_unknown_fields)]
+pub struct Staging {
+    /// Columns that leave together: a multiple of 64.
+    pub cols: u32,
+    /// Places for that many columns: with two, one is filled while the other leaves.
+    pub places: u32,
+}
+
+/// In which order CTAs take tiles.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Order {
+    /// CTA `i` of `n` takes tiles `i`, `i + n`, …: best when all tiles are equally long.
+    Static,
+    /// A CTA takes the next tile when it is done: evens out tiles of different length.
+    Atomic,
+    /// There are so few tiles that each has a cluster of CTAs to itself, which share its keys.
+    Single {
+        /// CTAs of a cluster: a power of two up to 8.
+        parts: u32,
+    },
+}
+
+impl Order {
+    fn name(self) -> String {
+        match self {
+            Self::Static => "static".to_owned(),
+            Self::Atomic => "atomic".to_owned(),
+            Self::Single { parts } => format!("single{parts}"),
+        }
+    }
+
+    /// CTAs that share the keys of a tile.
+    pub const fn parts(self) -> u32 {
+        match self {
+            Self::Static | Self::Atomic => 1,
+            Self::Single { parts } => parts,
+        }
+    }
+}
+
+/// A budget in tables: registers of a producer and of a consumer, or null.
+mod registers {
+    use flashcore_tile::RegisterBudget;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(
+        budget: &Option<RegisterBudget>,
+        to: S,
+    ) -> Result<S::Ok, S::Error> {
+        budget.map(|RegisterBudget { producer, consumer }| [producer, consumer]).serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        from: D,
+    ) -> Result<Option<RegisterBudget>, D::Error> {
+        let pair = <Option<[u32; 2]>>::deserialize(from)?;
+        Ok(pair.map(|[producer, consumer]| RegisterBudget { producer, consumer }))
+    }
+}
+
+impl Config {
+    /// Query rows of a tile.
+    pub const fn tile_m(&self) -> u32 {
+        self.shape.consumers * ROWS_PER_GROUP
+    }
+
+    /// Keys of a tile.
+    pub const fn tile_n(&self) -> u32 {
+        self.shape.tile_n
+    }
+
+    /// The kernel's name: all of the config is in it but the producer's registers.
+    pub fn name(&self) -> Ident {
+        let input = self.input.element();
+        let Shape { consumers, tile_n, stages, q_stages, staging, budget, order, ctas_per_sm, turn } =
+            self.shape;
+        let mut name = format!(
+            "fc_forward_sm_90a_{}_d{}v{}_g{consumers}n{tile_n}s{stages}q{q_stages}o{}x{}r{}c{ctas_per_sm}t{turn}_{}_{}",
+            input.name(),
+            self.dim_qk,
+            self.dim_v,
+            staging.places,
+            staging.cols,
+            budget.map_or(0, |budget| budget.consumer),
+            order.name(),
+            self.mask.name()
+        );
+        let used = format!("_{}", self.lengths.name());
+        let options = [
+            (self.used(), used.as_str()),
+            (self.softcap, "_cap"),
+            (self.sinks.is_some(), sink_name(self.sinks)),
+        ];
+        options.into_iter().filter(|(on, _)| *on).for_each(|(_, text)| name.push_str(text));
+        if self.output != input {
+            name.push_str(&format!("_to_{}", self.output.name()));
+        }
+        if self.pack > 1 {
+            name.push_str(&format!("_pack{}", self.pack));
+        }
+        name.push_str(&self.policy.suffix(hopper::policy(self)));
+        Ident::new(name).expect("made of legal parts")
+    }
+
+    /// Columns of a tile of Q, K or V for `dim` features: whole slabs.
+    pub(super) const fn padded(&self, dim: u32) -> u32 {
+        dim.next_multiple_of(self.input.element().slab_cols())
+    }
+
+    /// Shared memory of a CTA, but for barriers and what parts of a tile are merged in.
+    pub const fn shared_bytes(&self) -> u32 {
+        let Shape { tile_n, stages, q_stages, staging, order, .. } = self.shape;
+        let (qk, v) = (self.padded(self.dim_qk), self.padded(self.dim_v));
+        let input = q_stages * self.tile_m() * qk + stages * tile_n * (qk + v);
+        // Parts of a tile are merged without staging.
+        let output = if order.parts() > 1 { 0 } else { self.tile_m() * staging.places * staging.cols };
+        input * self.input.element().bytes() + output * self.output.bytes()
+    }
+
+    /// Registers of a thread before the roles share them.
+    pub const fn registers_at_entry(&self) -> u32 {
+        self.roles().registers_at_entry(self.shape.ctas_per_sm)
+    }
+
+    /// Whether batch entries use only their first rows.
+    pub(crate) const fn used(&self) -> bool {
+        self.lengths.cuts_queries() || self.lengths.cuts_keys()
+    }
+
+    pub(super) const fn roles(&self) -> Roles {
+        Roles { consumers: self.shape.consumers, budget: self.shape.budget }
+    }
+}

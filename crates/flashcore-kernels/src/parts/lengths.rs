@@ -1,0 +1,168 @@
+//! Lengths and offsets that a call binds: read by the kernel, from device memory, in every launch.
+//!
+//! Nobody has checked these numbers, so they are brought into range here: a length of −1 counts as 0, and nothing lies
+//! beyond the tensors.
+
+use flashcore_core::{Problem, Sequences};
+use flashcore_ptx::launch::Slot;
+use flashcore_tile::{Builder, Params, Reg, U32, U64};
+
+use crate::slots;
+
+/// How the rows of sequences are told.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum LengthsKind {
+    /// Every batch entry uses all rows.
+    Uniform,
+    /// Batch entries use their first rows.
+    Used {
+        /// Of the queries.
+        q: bool,
+        /// Of keys and values.
+        kv: bool,
+    },
+    /// Sequences are packed.
+    Ragged,
+}
+
+impl LengthsKind {
+    /// The kind of a problem's lengths, if kernels know it.
+    pub fn of(problem: &Problem) -> Option<Self> {
+        match problem.sequences_kind() {
+            Sequences::Uniform => Some(Self::Uniform),
+            Sequences::Used { q, kv } => Some(Self::Used { q, kv }),
+            Sequences::Ragged { .. } => Some(Self::Ragged),
+            _ => None,
+        }
+    }
+
+    /// The name in a kernel's name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Uniform | Self::Used { q: false, kv: false } => "uniform",
+            Self::Used { q: true, kv: true } => "used",
+            Self::Used { q: true, kv: false } => "used_q",
+            Self::Used { q: false, kv: true } => "used_kv",
+            Self::Ragged => "ragged",
+        }
+    }
+
+    /// Whether some queries of a batch entry may not be used.
+    pub const fn cuts_queries(self) -> bool {
+        matches!(self, Self::Used { q: true, .. })
+    }
+
+    /// Whether some keys of a batch entry may not be used.
+    pub const fn cuts_keys(self) -> bool {
+        matches!(self, Self::Used { kv: true, .. })
+    }
+}
+
+/// The numbers of one tensor, as registers.
+#[derive(Clone, Copy, Debug)]
+struct Numbers {
+    base: Reg<U64>,
+    /// Bytes of one number.
+    bytes: Reg<U32>,
+    /// Rows of the tensor.
+    rows: Reg<U32>,
+}
+
+impl Numbers {
+    #[track_caller]
+    fn declare(
+        b: &mut Builder,
+        params: &mut Params<Problem>,
+        name: &str,
+        slot: Slot,
+        rows: Reg<U32>,
+    ) -> Self {
+        let base = params.buffer(b, name, slot);
+        Self { base, bytes: params.u32(b, &format!("{name}_bytes"), |p| p.index().bytes()), rows }
+    }
+
+    /// Number `index`, brought between 0 and the rows of the tensor. Wide numbers are read by their lower half.
+    #[track_caller]
+    fn at(&self, b: &mut Builder, index: Reg<U32>) -> Reg<U32> {
+        let at = b.let_(self.base + index.mul_wide(self.bytes));
+        let [number] = b.load_global::<U32, 1>(at);
+        b.let_(number.signed().max(0).min(self.rows.signed()).unsigned())
+    }
+
+    /// First row and number of rows of a packed sequence.
+    #[track_caller]
+    fn range(&self, b: &mut Builder, index: Reg<U32>) -> (Reg<U32>, Reg<U32>) {
+        let next = b.let_(index + 1);
+        let (start, end) = (self.at(b, index), self.at(b, next));
+        (start, b.let_(end.max(start) - start))
+    }
+}
+
+/// Where the rows of a sequence lie, as registers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Span {
+    pub(crate) start: Reg<U32>,
+    pub(crate) len: Reg<U32>,
+}
+
+impl Span {
+    /// The same in registers that all threads of a warp share; a whole warp must ask.
+    #[track_caller]
+    pub(crate) fn uniform(self, b: &mut Builder) -> Self {
+        Self { start: b.uniform_register(self.start), len: b.uniform_register(self.len) }
+    }
+}
+
+/// What a kernel needs to find the rows of a sequence.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LengthArguments {
+    kind: LengthsKind,
+    pub(crate) seq_q: Reg<U32>,
+    pub(crate) seq_kv: Reg<U32>,
+    q: Option<Numbers>,
+    kv: Option<Numbers>,
+}
+
+impl LengthArguments {
+    /// Declares the arrays that a kernel of that kind reads; `seq_q` and `seq_kv` are the rows of the tensors.
+    #[track_caller]
+    pub(crate) fn declare(
+        b: &mut Builder,
+        params: &mut Params<Problem>,
+        kind: LengthsKind,
+        [seq_q, seq_kv]: [Reg<U32>; 2],
+    ) -> Self {
+        let (q, kv) = match kind {
+            LengthsKind::Uniform => (false, false),
+            LengthsKind::Used { q, kv } => (q, kv),
+            LengthsKind::Ragged => (true, true),
+        };
+        Self {
+            kind,
+            seq_q,
+            seq_kv,
+            q: q.then(|| Numbers::declare(b, params, "lengths_q", slots::LENGTHS_Q, seq_q)),
+            kv: kv.then(|| Numbers::declare(b, params, "lengths_kv", slots::LENGTHS_KV, seq_kv)),
+        }
+    }
+
+    /// Queries and keys that a batch entry uses.
+    #[track_caller]
+    pub(crate) fn used(&self, b: &mut Builder, batch: Reg<U32>) -> [Reg<U32>; 2] {
+        let sides = [(self.q, self.seq_q), (self.kv, self.seq_kv)];
+        sides.map(|(numbers, all)| numbers.map_or(all, |numbers| numbers.at(b, batch)))
+    }
+
+    /// Queries and keys of sequence `index`.
+    #[track_caller]
+    pub(crate) fn sequence(&self, b: &mut Builder, index: Reg<U32>) -> [Span; 2] {
+        if let (LengthsKind::Ragged, Some(q), Some(kv)) = (self.kind, self.q, self.kv) {
+            return [q, kv].map(|offsets| {
+                let (start, len) = offsets.range(b, index);
+                Span { start, len }
+            });
+        }
+        let start = b.var(0);
+        self.used(b, index).map(|len| Span { start, len })
+    }
+}

@@ -1,0 +1,86 @@
+//! Which rows of which head tile number `n` has.
+//!
+//! Tiles are numbered by sections of heads whose K and V fit in L2 together; inside a section, row tiles come one after
+//! another and heads fastest, so that CTAs that run at the same time share K and V. Where rows further down see more
+//! keys, row tiles run from the last to the first, so that short ones fill the gaps at the end.
+
+use flashcore_core::{Problem, Sequences};
+use flashcore_tile::{Builder, Reg, U32};
+
+/// Bytes of L2 that a section may fill on a Hopper.
+const HOPPER_BYTES: usize = 32 << 20;
+/// Bytes of L2 that a section may fill: well under what data-centre GPUs have.
+const BYTES: usize = 24 << 20;
+
+/// The numbering, as registers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sections {
+    /// Heads of a section.
+    pub(crate) heads: Reg<U32>,
+    /// Row tiles of a head.
+    pub(crate) row_tiles: Reg<U32>,
+    /// Heads of all sequences, where the last section may be narrower than the others.
+    pub(crate) all: Option<Reg<U32>>,
+    /// Row tiles run from the last to the first.
+    pub(crate) last_first: bool,
+}
+
+impl Sections {
+    /// Row tile, and head among those of all sequences, of tile number `index`.
+    #[track_caller]
+    pub(crate) fn find(&self, b: &mut Builder, index: Reg<U32>) -> (Reg<U32>, Reg<U32>) {
+        let tiles = b.let_(self.heads * self.row_tiles);
+        let (section, within) = (b.let_(index / tiles), b.let_(index % tiles));
+        let Some(all) = self.all else {
+            let row = b.let_(within / self.heads);
+            let row = self.row_tile(b, row);
+            return (row, b.let_(section * self.heads + within % self.heads));
+        };
+        let first = b.let_(section * self.heads);
+        let width = b.let_((all - first).min(self.heads));
+        let row = b.let_(within / width);
+        (self.row_tile(b, row), b.let_(first + within % width))
+    }
+
+    /// The `n`-th row tile of a head in the order in which they are taken.
+    #[track_caller]
+    pub(crate) fn row_tile(&self, b: &mut Builder, n: Reg<U32>) -> Reg<U32> {
+        if self.last_first { b.let_(self.row_tiles - 1 - n) } else { n }
+    }
+}
+
+/// Row tiles of a head: those of the longest query sequence.
+pub(crate) fn row_tiles(problem: &Problem, tile_m: u32) -> u64 {
+    problem.longest_q().div_ceil(tile_m as usize) as u64
+}
+
+/// Heads of all sequences.
+pub(crate) fn planes(problem: &Problem) -> u64 {
+    problem.sequences() as u64 * problem.heads_q() as u64
+}
+
+/// Tiles of a problem.
+pub(crate) fn tile_count(problem: &Problem, tile_m: u32) -> u64 {
+    row_tiles(problem, tile_m).saturating_mul(planes(problem))
+}
+
+/// Query heads of a section; the last may have fewer.
+pub(crate) fn heads(problem: &Problem) -> u32 {
+    let keys = match problem.sequences_kind() {
+        Sequences::Ragged { .. } => problem.seq_kv().div_ceil(problem.sequences().max(1)),
+        _ => problem.seq_kv(),
+    };
+    let per_key = (problem.dim_qk() + problem.dim_v()) * problem.dtype().bytes();
+    let per_head = keys.saturating_mul(per_key).div_ceil(problem.group()).max(1);
+    let fit = (BYTES / per_head) as u64;
+    fit.clamp(1, planes(problem).max(1)) as u32
+}
+
+/// Query heads of a section on a Hopper: a power of two that divides all heads, so that sections are full.
+pub(crate) fn full_sections(problem: &Problem) -> u32 {
+    let heads = problem.heads_q() * problem.batch();
+    let per_head = 2 * problem.seq_kv() * problem.dim_v() * problem.dtype().bytes();
+    let fits = |n: &usize| heads.is_multiple_of(*n) && n * per_head <= HOPPER_BYTES;
+    let largest = (1..usize::BITS).map(|bit| 1usize << bit).take_while(|&n| n <= heads && fits(&n)).last();
+    largest.unwrap_or(1) as u32
+}

@@ -1,0 +1,40 @@
+//! Tensors by address: for kernels, or parts of them, that move rows without tensor maps.
+
+use flashcore_core::{Layout, Problem};
+use flashcore_ptx::launch::Slot;
+use flashcore_tile::{Builder, Params, Reg, U32, U64};
+
+/// A tensor: where it starts, and its strides in bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TensorArgument {
+    base: Reg<U64>,
+    batch: Reg<U64>,
+    head: Reg<U64>,
+    pub(crate) row: Reg<U64>,
+}
+
+impl TensorArgument {
+    /// Address of a row.
+    #[track_caller]
+    pub(crate) fn at(&self, b: &mut Builder, batch: Reg<U32>, head: Reg<U32>, row: Reg<U32>) -> Reg<U64> {
+        let steps = [(batch, self.batch), (head, self.head), (row, self.row)];
+        steps.into_iter().fold(self.base, |at, (index, stride)| b.let_(index.widen() * stride + at))
+    }
+
+    #[track_caller]
+    pub(crate) fn declare(
+        b: &mut Builder,
+        params: &mut Params<Problem>,
+        name: &str,
+        slot: Slot,
+        layout: fn(&Problem) -> &Layout,
+    ) -> Self {
+        let base = params.buffer(b, name, slot);
+        let mut stride = |b: &mut Builder, what: &str, axis: usize| {
+            params.u64(b, &format!("{name}_{what}"), move |p| {
+                (layout(p).strides()[axis] * p.dtype().bytes()) as u64
+            })
+        };
+        Self { base, batch: stride(b, "batch", 0), head: stride(b, "head", 1), row: stride(b, "row", 2) }
+    }
+}

@@ -1,0 +1,331 @@
+//! One call: tensors in, a problem out of them, computed on the CPU or launched on the caller's stream.
+
+use flashcore::{Lengths, Operand, Problem, Sequences, Spec, Values, cuda::DeviceTensors};
+use pyo3::prelude::*;
+
+use crate::{
+    array::{Array, Numbers, Order, Place},
+    device,
+    error::CallError,
+    exchange::Exchange,
+    host,
+    import::{Imported, Request},
+    launched::Launched,
+    options::{self, Options},
+    owned::Owned,
+    parts::{Part, split},
+};
+
+/// Widest alignment of addresses that any kernel makes use of, in bytes.
+pub(crate) const WIDEST: usize = 16;
+
+/// Attention over `q`, `k` and `v`, written to `out` and, where wanted, `lse`.
+///
+/// Tensors on a GPU are computed on `stream` (a DLPack stream number) or, where that is None, on the current stream of
+/// q's framework. With `record`, returns the launch, which holds the inputs while it is under way. `bits_are_bf16` says
+/// of q, k, v and out whether their 16-bit integers are bfloat16.
+#[pyfunction]
+#[pyo3(signature = (q, k, v, out, lse, options, values=None, stream=None, record=false, bits_are_bf16=[false; 4]))]
+#[expect(clippy::too_many_arguments, reason = "five tensors and how to compute them")]
+pub(crate) fn forward(
+    py: Python<'_>,
+    q: &Bound<'_, PyAny>,
+    k: &Bound<'_, PyAny>,
+    v: &Bound<'_, PyAny>,
+    out: &Bound<'_, PyAny>,
+    lse: Option<&Bound<'_, PyAny>>,
+    options: &Options,
+    values: Option<&options::Values>,
+    stream: Option<usize>,
+    record: bool,
+    bits_are_bf16: [bool; 4],
+) -> PyResult<Option<Launched>> {
+    let order = options.order;
+    let [of_q, of_k, of_v, of_out] =
+        bits_are_bf16.map(|bits_are_bf16| Request { stream, order, bits_are_bf16 });
+    let mut kept = Kept::default();
+    let inputs = [
+        kept.keep(of_q.input(q, Operand::Q)?),
+        kept.keep(of_k.input(k, Operand::K)?),
+        kept.keep(of_v.input(v, Operand::V)?),
+    ];
+    let mut call = Call::new(inputs, kept.keep(of_out.output(out, Operand::Out)?));
+    call.lse = lse.map(|lse| of_out.output(lse, Operand::Lse)).transpose()?.map(|lse| kept.keep(lse));
+    if let Some(values) = values {
+        call.bind(py, values, Request { stream, order, bits_are_bf16: false }, &mut kept)?;
+    }
+    let place = call.place()?;
+    let stream = stream_of(py, place, stream, kept.exchange)?;
+    py.detach(|| call.compute(options, place, stream))?;
+    match place {
+        // SAFETY: the framework's stream, or ours: alive.
+        Place::Cuda(index) if record => {
+            Ok(Some(unsafe { Launched::record(index, stream, kept.into_owned())? }))
+        }
+        _ => Ok(None),
+    }
+}
+
+/// The stream to launch on; meaningless for host tensors.
+pub(crate) fn stream_of(
+    py: Python<'_>,
+    place: Place,
+    given: Option<usize>,
+    exchange: Option<Exchange>,
+) -> Result<usize, CallError> {
+    match (given, place, exchange) {
+        (Some(stream), ..) => Ok(stream),
+        (None, Place::Cuda(index), Some(exchange)) => Ok(exchange.current_stream(py, index)? as usize),
+        (None, ..) => Ok(0),
+    }
+}
+
+/// What keeps the tensors of a call alive beside their Python objects, and the framework of the first.
+#[derive(Default)]
+pub(crate) struct Kept {
+    pub(crate) exchange: Option<Exchange>,
+    owned: Vec<Owned>,
+}
+
+impl Kept {
+    pub(crate) fn into_owned(self) -> Vec<Owned> {
+        self.owned
+    }
+
+    pub(crate) fn keep<T>(&mut self, imported: Imported<T>) -> T {
+        self.exchange = self.exchange.or(imported.exchange);
+        self.owned.extend(imported.owned);
+        imported.array
+    }
+}
+
+/// The tensors and numbers of one call, as plain data.
+pub(crate) struct Call<'a> {
+    /// Q, K, V and the output.
+    pub(crate) arrays: [Array; 4],
+    lse: Option<Array>,
+    /// Used lengths or offsets of queries and of keys.
+    lengths: [Option<Numbers>; 2],
+    sinks: Option<Array>,
+    longest: Option<(usize, usize)>,
+    /// First and one-past-last key of each batch entry.
+    ranges: Option<&'a (Vec<u32>, Vec<u32>)>,
+}
+
+impl<'a> Call<'a> {
+    pub(crate) fn new([q, k, v]: [Array; 3], out: Array) -> Self {
+        let arrays = [q, k, v, out];
+        Self { arrays, lse: None, lengths: [None; 2], sinks: None, longest: None, ranges: None }
+    }
+
+    /// Takes in lengths and sinks.
+    pub(crate) fn bind(
+        &mut self,
+        py: Python<'_>,
+        values: &'a options::Values,
+        request: Request,
+        kept: &mut Kept,
+    ) -> Result<(), CallError> {
+        let sides = [(&values.lengths_q, Operand::LengthsQ), (&values.lengths_kv, Operand::LengthsKv)];
+        for (to, (given, operand)) in self.lengths.iter_mut().zip(sides) {
+            if let Some(given) = given {
+                *to = Some(kept.keep(request.numbers(given.bind(py), operand)?));
+            }
+        }
+        if let Some(sinks) = &values.sinks {
+            self.sinks = Some(kept.keep(request.input(sinks.bind(py), Operand::Sinks)?));
+        }
+        (self.longest, self.ranges) = (values.longest, values.ranges.as_ref());
+        Ok(())
+    }
+
+    /// Where everything is; all in one place.
+    pub(crate) fn place(&self) -> Result<Place, CallError> {
+        let first = self.arrays[0].place;
+        let floats = self.arrays.iter().chain(&self.lse).chain(&self.sinks).map(|a| (a.operand, a.place));
+        let numbers = self.lengths.iter().flatten().map(|n| (n.operand, n.place));
+        match floats.chain(numbers).find(|&(_, place)| place != first) {
+            Some((operand, place)) => Err(CallError::Places { operand, place, first }),
+            None => Ok(first),
+        }
+    }
+
+    /// Computes or launches.
+    pub(crate) fn compute(&self, options: &Options, place: Place, stream: usize) -> Result<(), CallError> {
+        self.run(options, place, stream).map_err(|error| error.in_order(options.order))
+    }
+
+    fn run(&self, options: &Options, place: Place, stream: usize) -> Result<(), CallError> {
+        let spec = self.spec(options)?;
+        match (self.ranges, place) {
+            (Some((starts, ends)), _) => {
+                let values = match place {
+                    Place::Host => self.host_values(options.order, spec.q.dims().heads)?,
+                    Place::Cuda(_) => Values::default(),
+                };
+                let whole = spec.parse()?;
+                self.check(&whole, options.order)?;
+                let parts = split(whole.spec(), starts, ends)?;
+                parts.into_iter().try_for_each(|part| self.step(part, &values, place, stream))
+            }
+            (None, Place::Host) => {
+                let values = self.host_values(options.order, spec.q.dims().heads)?;
+                let part = Part::whole(spec.with(&values));
+                self.checked_step(part, &values, place, stream, options.order)
+            }
+            (None, Place::Cuda(_)) => {
+                let part = Part::whole(self.with_kinds(spec, options.order)?);
+                self.checked_step(part, &Values::default(), place, stream, options.order)
+            }
+        }
+    }
+
+    fn spec(&self, options: &Options) -> Result<Spec, CallError> {
+        let dtype = self.arrays[0].dtype;
+        if let Some(other) = self.arrays.iter().find(|array| array.dtype != dtype) {
+            return Err(CallError::dtypes(other.operand, other.dtype, dtype));
+        }
+        if self.ranges.is_some() && self.lengths.iter().any(Option::is_some) {
+            return Err(CallError::RangesAndLengths);
+        }
+        let [q, k, v, out] = self.arrays.each_ref().map(|array| array.layout(options.order));
+        let (q, k, v, out) = (q?, k?, v?, out?);
+        Ok(Spec {
+            out: Some(out),
+            mask: options.mask,
+            scale: options.scale,
+            softcap: options.softcap,
+            sinks: self.sinks.map(|sinks| sinks.dtype),
+            ..Spec::new(dtype, q, k, v)
+        })
+    }
+
+    /// What a plan has to know of numbers that stay on the device.
+    fn with_kinds(&self, spec: Spec, order: Order) -> Result<Spec, CallError> {
+        let [q, kv] = self.lengths;
+        let batch = spec.q.dims().batch;
+        for numbers in self.lengths.iter().flatten().filter(|_| order != Order::Packed) {
+            check_count(numbers, batch, "one for each batch entry")?;
+        }
+        let sequences = match (order, q, kv) {
+            (Order::Packed, Some(q), Some(kv)) => {
+                check_count(&kv, q.len, "as many as offsets of q")?;
+                if q.len == 0 {
+                    check_count(&q, 1, "one more than there are sequences")?;
+                }
+                // Bounds are rounded, so that batches with slightly other ones share a plan.
+                let (longest_q, longest_kv) = self.longest.unwrap_or((usize::MAX >> 1, usize::MAX >> 1));
+                let [longest_q, longest_kv] = [longest_q, longest_kv].map(usize::next_power_of_two);
+                Sequences::Ragged { count: q.len - 1, longest_q, longest_kv }
+            }
+            (Order::Packed, ..) => return Err(CallError::Offsets),
+            (_, None, None) => Sequences::Uniform,
+            (_, q, kv) => Sequences::Used { q: q.is_some(), kv: kv.is_some() },
+        };
+        let index = match (q, kv) {
+            (Some(q), Some(kv)) if q.index != kv.index => {
+                let (other, first) = (kv.index.bytes(), q.index.bytes());
+                return Err(CallError::Widths { operand: kv.operand, other, first });
+            }
+            (Some(one), _) | (None, Some(one)) => one.index,
+            (None, None) => spec.index,
+        };
+        Ok(Spec { sequences, index, ..spec })
+    }
+
+    /// The numbers of a call whose tensors are on the host.
+    fn host_values(&self, order: Order, heads: usize) -> Result<Values, CallError> {
+        let read = |numbers: Option<Numbers>| numbers.map(|numbers| host::lengths(&numbers)).transpose();
+        let lengths = match (order, read(self.lengths[0])?, read(self.lengths[1])?) {
+            (Order::Packed, Some(q), Some(kv)) => Lengths::ragged(q, kv),
+            (Order::Packed, ..) => return Err(CallError::Offsets),
+            (_, None, None) => Lengths::Uniform,
+            (_, q, kv) => Lengths::Used { q, kv },
+        };
+        let sinks = self.sinks.map(|sinks| host::sinks(&sinks, heads)).transpose()?;
+        Ok(Values { lengths, sinks })
+    }
+
+    fn checked_step(
+        &self,
+        part: Part,
+        values: &Values,
+        place: Place,
+        stream: usize,
+        order: Order,
+    ) -> Result<(), CallError> {
+        let problem = part.spec.clone().parse()?;
+        self.check(&problem, order)?;
+        self.step_with(&problem, &part, values, place, stream)
+    }
+
+    fn step(&self, part: Part, values: &Values, place: Place, stream: usize) -> Result<(), CallError> {
+        let problem = part.spec.clone().parse()?;
+        self.step_with(&problem, &part, values, place, stream)
+    }
+
+    /// One problem on a part of the tensors.
+    fn step_with(
+        &self,
+        problem: &Problem,
+        part: &Part,
+        values: &Values,
+        place: Place,
+        stream: usize,
+    ) -> Result<(), CallError> {
+        let at = |n: usize| self.arrays[n].address.wrapping_add(part.offsets[n]);
+        let tensors = [at(0), at(1), at(2), at(3)];
+        let lse = self.lse.map(|lse| lse.address.wrapping_add(part.offsets[4]));
+        match place {
+            // SAFETY: views that their producers handed out, checked against the problem's layouts; the caller of
+            // Python's function holds them, and `check` found the output apart from the inputs.
+            Place::Host => unsafe { host::run(problem, values, tensors, lse) },
+            Place::Cuda(index) => {
+                let [q, k, v, out] = tensors.map(|at| at as u64);
+                let numbers = |n: usize| self.lengths[n].map_or(0, |numbers| numbers.address as u64);
+                let bits = tensors.iter().fold(WIDEST, |bits, at| bits | at);
+                let tensors = DeviceTensors {
+                    q,
+                    k,
+                    v,
+                    out,
+                    lse: lse.map_or(0, |lse| lse as u64),
+                    lengths_q: numbers(0),
+                    lengths_kv: numbers(1),
+                    sinks: self.sinks.map_or(0, |sinks| sinks.address as u64),
+                };
+                let alignment = 1 << bits.trailing_zeros();
+                // SAFETY: as above; frameworks free memory in the order of the stream, and others hold `Launched`.
+                unsafe { device::launch(index, problem, alignment, &tensors, stream as *mut _) }
+            }
+        }
+    }
+
+    /// Demands that elements lie where elements may, that nothing is read from what is written, and that LSE and sinks
+    /// are as many as the problem has.
+    fn check(&self, problem: &Problem, order: Order) -> Result<(), CallError> {
+        let layouts = [problem.q(), problem.k(), problem.v(), problem.out()];
+        let spans = layouts.map(|layout| layout.span() * problem.dtype().bytes());
+        let range = |n: usize| self.arrays[n].address..self.arrays[n].address.wrapping_add(spans[n]);
+        let out = range(3);
+        for (n, array) in self.arrays.iter().enumerate().filter(|&(n, _)| spans[n] > 0) {
+            array.check_alignment()?;
+            if n < 3 && range(n).start < out.end && out.start < range(n).end {
+                return Err(CallError::Shared { operand: array.operand });
+            }
+        }
+        let rows = problem.q().dims();
+        if let Some(lse) = &self.lse {
+            match order {
+                Order::Packed => lse.check_dense_f32(&[rows.heads, rows.seq])?,
+                _ => lse.check_dense_f32(&[rows.batch, rows.heads, rows.seq])?,
+            }
+        }
+        self.sinks.map_or(Ok(()), |sinks| sinks.check_sinks(rows.heads))
+    }
+}
+
+fn check_count(numbers: &Numbers, needed: usize, what: &'static str) -> Result<(), CallError> {
+    let (operand, given) = (numbers.operand, numbers.len);
+    if given == needed { Ok(()) } else { Err(CallError::Count { operand, given, needed, what }) }
+}

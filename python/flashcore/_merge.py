@@ -1,0 +1,40 @@
+"""``merge``: partial results of attention, put together by their log-sum-exp."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from . import _frameworks
+
+
+def merge(
+    parts: Sequence[Any] | Any,
+    lses: Sequence[Any] | Any,
+    *,
+    layout: str = "bhsd",
+    return_lse: bool = False,
+    out: Any | None = None,
+) -> Any:
+    """Attention over all keys from attention over parts of them: rows weighed by ``exp(lse_part - lse)``.
+
+    Args:
+        parts: results of `attention` over different keys, as a list or stacked along a first dimension: float16,
+            bfloat16 or float32, all alike. More than 16 must be stacked.
+        lses: the log-sum-exp that came with each part. A part whose log-sum-exp is minus infinity counts for nothing,
+            whatever its rows hold.
+        layout: the order of the parts' dimensions, as in `attention`; ``"packed"`` for sequence, heads, dim.
+        return_lse: also return the log-sum-exp over all parts.
+        out: where to write the result, of any of the types; a new tensor like the parts where None.
+
+    >>> import numpy
+    >>> from flashcore import attention
+    >>> q, k = numpy.ones((1, 2, 3, 8), "float32"), numpy.ones((1, 2, 10, 8), "float32")
+    >>> left, right = (attention(q, keys, keys, return_lse=True) for keys in (k[:, :, :4], k[:, :, 4:]))
+    >>> merge([left[0], right[0]], [left[1], right[1]]).shape
+    (1, 2, 3, 8)
+    """
+    parts, lses = list(parts), list(lses)
+    if not parts:
+        raise ValueError("there is nothing to merge; give at least one part")
+    return _frameworks.of(parts[0]).merge(parts, lses, out, layout, return_lse)

@@ -1,0 +1,76 @@
+"""What a call asks for beside its tensors: options, which stay, and values, which change from call to call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from . import _native
+from ._arguments import count, number
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Options of attention; the extension has them as `_native.Options`."""
+
+    left: int | None = None
+    """How many keys before its diagonal a query sees; None does not limit."""
+    right: int | None = None
+    top_left: bool = False
+    """Whether the diagonal starts at the first key, rather than ending at the last."""
+    scale: float | None = None
+    softcap: float | None = None
+    layout: str = "bhsd"
+
+    @classmethod
+    def of(cls, causal: bool, window: Any, scale: Any, softcap: Any, layout: str, name: str = "window") -> Options:
+        """Options as `attention` takes them."""
+        left, right = band(causal, window, name)
+        return cls(left, right, False, scale, softcap, layout)
+
+
+@lru_cache(maxsize=1024)
+def native(options: Options) -> _native.Options:
+    """The options as the extension takes them, made once."""
+    scale, softcap = options.scale, options.softcap
+    return _native.Options(
+        options.layout,
+        left=options.left,
+        right=options.right,
+        top_left=options.top_left,
+        scale=None if scale is None else number("scale", scale),
+        softcap=None if softcap is None else number("softcap", softcap),
+    )
+
+
+def band(causal: bool, window: Any, name: str = "window") -> tuple[int | None, int | None]:
+    """How many keys before and after its position a query sees; None does not limit."""
+    if window is None:
+        return (None, 0) if causal else (None, None)
+    try:
+        sides = tuple(window)
+    except TypeError:  # one number for both
+        sides = (window, window)
+    if len(sides) != 2:
+        raise ValueError(f"{name} is {window}; pass a pair: how many keys before, how many after")
+    instead = "use None for a side without limit"
+    left, right = [None if side is None else count(name, side, instead) for side in sides]
+    return left, 0 if causal else right
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """Lengths, sinks and masks of one call, as callers have them."""
+
+    query_lengths: Any = None
+    """Used queries of each batch entry, or offsets of packed sequences."""
+    key_lengths: Any = None
+    sinks: Any = None
+    mask: Any = None
+    """batch x keys, or batch x 1 x queries x keys as scaled_dot_product_attention has it."""
+    longest: tuple[int, int] | None = None
+    """Bounds on the queries and keys of packed sequences."""
+
+
+NONE = Values()
