@@ -7,7 +7,7 @@ from typing import Any
 from . import _frameworks
 from ._arguments import whole
 from ._attention import run
-from ._options import NONE, Options, Values
+from ._options import NONE, Options, Values, options
 
 
 def flash_attn_func(
@@ -68,9 +68,9 @@ def flash_attn_varlen_func(
     _refuse(dropout_p, alibi_slopes, return_attn_probs)
     if block_table is not None:
         raise NotImplementedError("page tables are not supported; pass packed keys and values and block_table=None")
-    options = _options(causal, window_size, softmax_scale, softcap, "packed")
+    asked = _options(causal, window_size, softmax_scale, softcap, "packed")
     longest = (int(max_seqlen_q), int(max_seqlen_k))
-    return run(q, k, v, options, Values(cu_seqlens_q, cu_seqlens_k, longest=longest), False, None)
+    return run(q, k, v, asked, Values(cu_seqlens_q, cu_seqlens_k, longest=longest), False, None)
 
 
 def _refuse(dropout_p: float, alibi_slopes: Any | None, return_attn_probs: bool) -> None:
@@ -88,7 +88,7 @@ def _options(causal: bool, window_size: Any, scale: float | None, softcap: float
     unlimited = type(window_size) is tuple and window_size == (-1, -1)
     window = None if unlimited else _sides(window_size)
     # FlashAttention says 0.0 where None is meant.
-    return Options.of(causal, window, scale, softcap or None, layout, "window_size")
+    return options(causal, window, scale, softcap or None, layout, "window_size")
 
 
 def _sides(window_size: Any) -> tuple[int | None, ...]:
