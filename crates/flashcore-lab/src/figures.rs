@@ -1,5 +1,6 @@
 //! What a record comes to: a row per task and competitor, and what makes the figures doubtful.
 
+use rayon::prelude::*;
 use serde::Serialize;
 
 use crate::{
@@ -58,17 +59,17 @@ pub struct Speed {
     pub gbps: f64,
     /// Percent of what the device can do at best, as measured in the same run.
     pub roofline_percent: Option<f64>,
-    /// Its time over that of the first competitor of the task.
+    /// Its time over that of the competitor that it is compared with.
     pub ratio: Option<Interval>,
 }
 
 impl Record {
-    /// A row per measurement, in order.
-    pub fn figures(&self) -> Vec<Figures> {
-        self.measurements.iter().map(|measurement| self.row(measurement)).collect()
+    /// A row per measurement, in order; ratios are to the competitor of that name, or to the first that was timed.
+    pub fn figures(&self, against: Option<&str>) -> Vec<Figures> {
+        self.measurements.par_iter().map(|measurement| self.row(measurement, against)).collect()
     }
 
-    fn row(&self, measurement: &Measurement) -> Figures {
+    fn row(&self, measurement: &Measurement, against: Option<&str>) -> Figures {
         let finding = measurement.finding.as_ref();
         Figures {
             task: measurement.task.to_string(),
@@ -77,11 +78,11 @@ impl Record {
             max_error: finding.map(|f| f.max_error),
             tolerance: finding.map(|f| f.tolerance),
             excluded: measurement.refused.clone().or_else(|| finding.and_then(|f| f.wrong.clone())),
-            speed: self.speed(measurement),
+            speed: self.speed(measurement, against),
         }
     }
 
-    fn speed(&self, measurement: &Measurement) -> Option<Speed> {
+    fn speed(&self, measurement: &Measurement, against: Option<&str>) -> Option<Speed> {
         let summary = measurement.summary(&self.protocol)?;
         let task = Task::parse(measurement.task.clone()).ok()?;
         let least = self.ceiling(measurement).map(|ceiling| ceiling.least_seconds(&task));
@@ -97,21 +98,22 @@ impl Record {
             tflops: task.flops() / summary.p50 / 1e12,
             gbps: task.bytes() / summary.p50 / 1e9,
             roofline_percent: least.map(|least| 100.0 * least / summary.p50),
-            ratio: self.ratio_to_first(measurement),
+            ratio: self.ratio(measurement, against),
         })
     }
 
-    fn ratio_to_first(&self, measurement: &Measurement) -> Option<Interval> {
-        let same = |m: &&Measurement| m.task == measurement.task && !m.stretches.is_empty();
-        let first = self.measurements.iter().find(same).filter(|first| first.arm != measurement.arm)?;
-        bootstrap::ratio(&measurement.units(&self.protocol), &first.units(&self.protocol))
+    fn ratio(&self, measurement: &Measurement, against: Option<&str>) -> Option<Interval> {
+        let named = |m: &Measurement| against.is_none_or(|name| m.arm == name);
+        let same = |m: &&Measurement| m.task == measurement.task && !m.stretches.is_empty() && named(m);
+        let other = self.measurements.iter().find(same).filter(|other| other.arm != measurement.arm)?;
+        bootstrap::ratio(&measurement.units(&self.protocol), &other.units(&self.protocol))
     }
 
     /// What makes figures doubtful: a first competitor that was not the same when it came again, more than the device
     /// can do.
     pub fn doubts(&self) -> Vec<String> {
         let drifts = self.measurements.iter().flat_map(|measurement| self.drift(measurement));
-        drifts.chain(self.figures().iter().filter_map(beyond_roof)).collect()
+        drifts.chain(self.figures(None).iter().filter_map(beyond_roof)).collect()
     }
 
     fn drift(&self, measurement: &Measurement) -> Vec<String> {

@@ -40,7 +40,7 @@ impl<'a> BenchReport<'a> {
             machine: &record.machine,
             protocol: &record.protocol,
             ceilings: &record.ceilings,
-            results: record.figures(),
+            results: record.figures(None),
             comparisons,
             warnings: &record.warnings,
             out: out.map(|path| path.display().to_string()),
