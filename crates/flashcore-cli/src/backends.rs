@@ -6,9 +6,6 @@ use std::sync::Arc;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use flashcore::{Backend, BackendError, BackendKind};
-use flashcore_cpu::Cpu;
-
-use crate::error::CliError;
 
 /// What `--backend` names.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -27,25 +24,6 @@ pub fn names() -> impl TypedValueParser<Value = Named> {
         SIMULATOR => Ok(Named::Simulator),
         name => name.parse().map(Named::Kind),
     })
-}
-
-/// The backends that may compute, best first; asking for a number of threads asks for the CPU.
-pub fn candidates(kind: BackendKind, threads: Option<usize>) -> Result<Vec<Arc<dyn Backend>>, CliError> {
-    match (kind, threads) {
-        (BackendKind::Auto | BackendKind::Cpu, Some(threads)) => {
-            Ok(vec![Arc::new(Cpu::with_threads(threads)?)])
-        }
-        (_, Some(_)) => Err(CliError::Threads),
-        (BackendKind::Auto, None) => {
-            let opened = flashcore::available().into_iter().map(|found| found.backend);
-            let there = |opened: &Result<_, _>| {
-                !matches!(opened, Err(flashcore::Error::Backend(BackendError::Unavailable { .. })))
-            };
-            let usable = opened.filter(there).collect::<Result<Vec<_>, _>>()?;
-            if usable.is_empty() { Ok(vec![flashcore::backend(kind)?]) } else { Ok(usable) }
-        }
-        (_, None) => Ok(vec![flashcore::backend(kind)?]),
-    }
 }
 
 /// Tries `work` on each backend until one takes the problem; the last refusal is the error.
@@ -69,6 +47,8 @@ fn none_left() -> BackendError {
 
 #[cfg(test)]
 mod tests {
+    use flashcore_cpu::Cpu;
+
     use super::*;
 
     fn refusal() -> BackendError {

@@ -128,10 +128,11 @@ impl BackendFlags {
 
     /// The backends that may compute, best first.
     pub fn candidates(&self) -> Result<Vec<Arc<dyn Backend>>, CliError> {
-        if self.general || self.table.load()?.is_some() {
-            return Ok(vec![self.ours()?.backend()]);
-        }
-        backends::candidates(self.kind()?, self.threads())
+        let ours = self.ours()?;
+        let may_pass = self.kind()? == BackendKind::Auto && !self.general && self.table.load()?.is_none();
+        let next: Option<Arc<dyn Backend>> =
+            (may_pass && matches!(ours, Ours::Cuda(_))).then(|| Arc::new(Cpu::new()) as _);
+        Ok(std::iter::once(ours.backend()).chain(next).collect())
     }
 
     fn kind(&self) -> Result<BackendKind, CliError> {

@@ -63,7 +63,7 @@ impl GpuFlags {
 
     /// The GPU named, else the one found, else a usual one.
     pub fn choose(&self) -> Chosen {
-        self.gpu.or_else(Chosen::found).unwrap_or_else(|| Chosen::model(USUAL))
+        self.gpu.unwrap_or_else(|| Chosen::usual(true))
     }
 }
 
@@ -72,6 +72,11 @@ impl Chosen {
         let at = MODELS.iter().position(|model| model.name == name).unwrap_or_default();
         let &Model { target, capability, sms, usual, .. } = &MODELS[at];
         Self { gpu: Gpu { capability, sms, shared_bytes: shared_limit(target) }, device: None, name: usual }
+    }
+
+    /// The GPU found, if one may be looked for, else a usual one.
+    pub fn usual(look: bool) -> Self {
+        Some(()).filter(|()| look).and_then(|()| Self::found()).unwrap_or_else(|| Self::model(USUAL))
     }
 
     fn found() -> Option<Self> {

@@ -9,8 +9,11 @@ use clap::{
 use flashcore::DType;
 use flashcore_lab::{
     LabError,
+    arm::roster::Ours,
     comparison::{self, Comparison},
+    memory,
     protocol::{Mode, Protocol},
+    record::Record,
     referee::Care,
     suites::Suite,
     task::Task,
@@ -19,7 +22,7 @@ use flashcore_lab::{
 use crate::{
     error::CliError,
     files::Place,
-    flags::{AttentionFlags, TensorFlags},
+    flags::{AttentionFlags, BackendFlags, TensorFlags},
 };
 
 /// What is measured: a suite or one problem.
@@ -143,10 +146,18 @@ pub struct TimingFlags {
 }
 
 impl TimingFlags {
-    /// Whether the file can be written, asked before anything is measured.
-    pub fn check_out(&self) -> Result<(), CliError> {
-        let place = self.out.as_deref().map(|path| Place::checked(path, self.force));
-        Ok(place.transpose().map(drop)?)
+    /// What is to be measured and by which backend of ours; asks before anything is measured whether there is memory for
+    /// it and whether the file can be written.
+    pub fn begin(&self, task: &TaskFlags, backend: &BackendFlags) -> Result<(Vec<Task>, Ours), CliError> {
+        self.out.as_deref().map(|path| Place::checked(path, self.force)).transpose()?;
+        let tasks = task.tasks()?;
+        tasks.iter().try_for_each(|task| memory::check(3 * task.bytes() as u64))?;
+        Ok((tasks, backend.ours()?))
+    }
+
+    /// Writes the result file, if one was asked for.
+    pub fn save(&self, record: &Record) -> Result<(), LabError> {
+        Ok(self.out.as_deref().map_or(Ok(()), |path| record.save(path))?)
     }
 
     /// The usual way of measuring with what was asked for changed.

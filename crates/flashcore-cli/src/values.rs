@@ -2,7 +2,20 @@
 
 use std::str::FromStr;
 
-use flashcore_core::{Dims, Mask};
+use flashcore_core::{Dims, Mask, Problem};
+
+/// A problem in words.
+pub fn describe(problem: &Problem) -> String {
+    let [batch, heads, seq, dim] = problem.q().dims().array();
+    let mut text = format!("{batch}x{heads}x{seq}x{dim} {}", problem.dtype());
+    let (kv, keys, values) = (problem.heads_kv(), problem.seq_kv(), problem.dim_v());
+    for (other, usual, name) in [(kv, heads, "kv heads"), (keys, seq, "keys"), (values, dim, "value dim")] {
+        if other != usual {
+            text += &format!(", {other} {name}");
+        }
+    }
+    if problem.mask() == Mask::NONE { text } else { format!("{text}, {}", problem.mask()) }
+}
 
 /// `--shape BxHxSxD`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -127,7 +127,7 @@ impl Flags {
 fn results_in(folder: &Path) -> Result<Vec<PathBuf>, LabError> {
     let failed = || LabError::io("read the folder", folder);
     let entries = fs::read_dir(folder).map_err(failed())?;
-    let mut paths = entries.map(|entry| Ok(entry.map_err(failed())?.path())).collect::<Result<Vec<_>, _>>()?;
+    let mut paths = entries.map(|entry| Ok(entry.map_err(failed())?.path())).collect::<Result<Vec<_>, LabError>>()?;
     paths.retain(|path| path.extension().is_some_and(|ending| ending == "json"));
     paths.sort();
     Ok(paths)

@@ -2,8 +2,6 @@
 //!
 //! The parent ([`execute`]) starts this program again with a hidden command ([`execute_group`]) for each group.
 
-mod report;
-
 use std::{
     io,
     process::Command,
@@ -11,17 +9,19 @@ use std::{
 };
 
 use clap::{Args, builder::PossibleValuesParser};
+use flashcore::BackendError;
 use flashcore_lab::verify::{
-    Extent, Order, Scope, child,
+    Ending, Extent, Order, Report, Scope, child,
     plan::{TARGETS, Target, groups},
     watch::Watch,
 };
+use serde::Serialize;
+use serde_json::json;
 
-use self::report::{BackendReport, GroupReport, VerifyReport};
 use crate::{
     error::{CliError, Verdict},
     interrupt,
-    output::Output,
+    output::{Output, Page, Text, bad, faint, good},
     program,
     progress::Progress,
 };
@@ -34,7 +34,7 @@ Examples:
   flashcore verify --backend sim-general --all --seeds 1 --timeout 3600
 
 Stages, in this order: build, launch, sanity, correctness, determinism, isolation.
-A check that hangs or kills its process is one failure; the rest goes on.
+A check that hangs or kills its process is one failure; the others still run.
 Exit codes: 0 all passed, 1 something failed, 2 nothing could be checked.";
 
 /// Check that backends are right: every case, law and random problem, stage by stage
@@ -82,18 +82,113 @@ pub fn execute_group(flags: &GroupFlags) -> Result<Verdict, CliError> {
     Ok(Verdict::Pass)
 }
 
+/// Failures that a page shows in full.
+const SHOWN: usize = 10;
+/// Letters of a reason that a page shows.
+const REASON: usize = 160;
+
+/// What was found about a backend.
+#[derive(Serialize, Debug)]
+struct Backend {
+    backend: &'static str,
+    unavailable: Option<String>,
+    groups: Vec<Group>,
+}
+
+/// What was found in a group of checks.
+#[derive(Serialize, Debug)]
+struct Group {
+    group: String,
+    passed: usize,
+    skipped: usize,
+    failed: usize,
+    seconds: f64,
+    /// The largest share of its tolerance that an error reached.
+    worst: Option<f64>,
+    failures: Vec<Report>,
+}
+
+impl Group {
+    fn new(group: String, reports: Vec<Report>, time: Duration) -> Self {
+        let count = |ending| reports.iter().filter(|report| report.ending == ending).count();
+        let share = |report: &Report| Some(report.max_error? / report.tolerance.filter(|t| *t > 0.0)?);
+        Self {
+            group,
+            passed: count(Ending::Passed),
+            skipped: count(Ending::Skipped),
+            failed: count(Ending::Failed),
+            seconds: time.as_secs_f64(),
+            worst: reports.iter().filter_map(share).reduce(f64::max),
+            failures: reports.into_iter().filter(|report| report.ending == Ending::Failed).collect(),
+        }
+    }
+
+    fn row(&self, backend: &str) -> Vec<Text> {
+        let name = |words: String| if self.failed > 0 { bad(words) } else { words.into() };
+        let worst = self.worst.map_or(String::new(), |share| format!("{:.0} %", share * 100.0));
+        vec![
+            backend.into(),
+            name(self.group.clone()),
+            self.passed.to_string().into(),
+            self.skipped.to_string().into(),
+            name(self.failed.to_string()),
+            worst.into(),
+            format!("{:.1} s", self.seconds).into(),
+        ]
+    }
+}
+
 /// Verifies the backends asked for.
 pub fn execute(flags: Flags, output: &Output) -> Result<Verdict, CliError> {
     let begin = Instant::now();
     let scope = flags.scope();
-    let reports =
+    let backends =
         flags.targets().map(|target| flags.verify(target, &scope, output)).collect::<Result<Vec<_>, _>>()?;
-    if reports.iter().all(|report| report.groups.is_empty() && report.unavailable.is_none()) {
+    if backends.iter().all(|backend| backend.groups.is_empty() && backend.unavailable.is_none()) {
         return Err(flags.nothing(scope));
     }
-    let report = VerifyReport::new(reports, begin.elapsed(), interrupt::stopped());
-    output.show(&report)?;
-    report.verdict()
+    let groups = || backends.iter().flat_map(|backend| &backend.groups);
+    let (stopped, seconds) = (interrupt::stopped(), begin.elapsed().as_secs_f64());
+    let failed = groups().any(|group| group.failed > 0);
+    let checked = groups().any(|group| group.passed > 0);
+    let pass = checked && !failed && !stopped;
+    let json = json!({ "pass": pass, "stopped": stopped, "seconds": seconds, "backends": backends });
+    output.answer(&json, || page(&backends, pass, stopped, seconds))?;
+    let missing = backends.iter().find_map(|b| Some((b.backend, b.unavailable.clone()?)));
+    match missing {
+        _ if failed => Ok(Verdict::Fail),
+        _ if stopped => Ok(Verdict::Stopped),
+        Some((backend, reason)) if !checked => Err(BackendError::Unavailable { backend, reason }.into()),
+        _ => Ok(Verdict::Pass),
+    }
+}
+
+fn page(backends: &[Backend], pass: bool, stopped: bool, seconds: f64) -> Page {
+    let heading = ["backend", "group", "passed", "skipped", "failed", "of tolerance", "time"];
+    let rows = backends.iter().flat_map(|b| b.groups.iter().map(|group| group.row(b.backend)));
+    let missing = backends.iter().filter_map(|b| {
+        Some(faint(format!("{}: not available here: {}", b.backend, b.unavailable.as_ref()?)))
+    });
+    let failures: Vec<&Report> =
+        backends.iter().flat_map(|b| &b.groups).flat_map(|group| &group.failures).collect();
+    let result = match (failures.len(), pass) {
+        (0, true) => good(format!("PASS in {seconds:.1} s")),
+        (0, false) if stopped => bad(format!("STOPPED in {seconds:.1} s, no failure so far")),
+        (0, false) => bad("nothing was checked"),
+        (n, _) => bad(format!("FAIL: {n} failed in {seconds:.1} s; --json lists all")),
+    };
+    let page = Page::default().headed(&heading, rows).lines(missing);
+    page.table(failures.iter().take(SHOWN).map(|failure| failure_row(failure))).facts([("result", result)])
+}
+
+/// The beginning of what may be pages; `--json` has it all.
+fn failure_row(failure: &Report) -> Vec<Text> {
+    let reason = failure.reason.as_deref().unwrap_or_default();
+    let line = reason.lines().next().unwrap_or_default();
+    let whole = line.chars().count() <= REASON && !reason.contains('\n');
+    let more = if whole { "" } else { " …" };
+    let reason: String = line.chars().take(REASON).chain(more.chars()).collect();
+    vec![bad(failure.stage.as_deref().unwrap_or_default()), failure.check.as_str().into(), reason.into()]
 }
 
 impl Flags {
@@ -123,10 +218,10 @@ impl Flags {
         Scope { filter: self.filter.clone(), seeds, runs: self.runs.into(), extent }
     }
 
-    fn verify(&self, target: &Target, scope: &Scope, output: &Output) -> Result<BackendReport, CliError> {
+    fn verify(&self, target: &Target, scope: &Scope, output: &Output) -> Result<Backend, CliError> {
         let groups = groups(target, scope);
         let progress = Progress::stoppable(groups.iter().map(|group| group.checks.len()).sum(), output);
-        let mut report = BackendReport::new(target.name);
+        let mut report = Backend { backend: target.name, unavailable: None, groups: Vec::new() };
         let again = program::again()?;
         let command = |order: &Order| {
             let mut command = Command::new(again.get_program());
@@ -147,7 +242,7 @@ impl Flags {
             let outcome = watch.group(order, &mut |_| progress.step())?;
             report.unavailable = outcome.unavailable;
             if report.unavailable.is_none() {
-                report.groups.push(GroupReport::new(group.name, outcome.reports, begin.elapsed()));
+                report.groups.push(Group::new(group.name, outcome.reports, begin.elapsed()));
             }
         }
         Ok(report)
