@@ -85,7 +85,7 @@ impl AttentionFlags {
 
     fn mask(&self) -> Mask {
         let mask = match self.window {
-            Some(window) => window.mask(),
+            Some(window) => window.0,
             None if self.causal => Mask::CAUSAL,
             None => Mask::NONE,
         };
@@ -111,7 +111,7 @@ pub struct BackendFlags {
 }
 
 impl BackendFlags {
-    /// Whether GPU kernels are to run in the simulator; which kernels, is a matter of the GPU that they are for.
+    /// Whether GPU kernels are to run in the simulator.
     pub fn simulated(&self) -> Result<bool, CliError> {
         Ok(self.named()? == Named::Simulator)
     }

@@ -61,7 +61,8 @@ pub fn add_to(page: Page, outcome: &Outcome) -> Page {
 
 fn rows_of(finding: &Finding) -> Vec<Vec<Text>> {
     let [x, y, z] = finding.cta;
-    let mut rows = vec![vec![if is_error(finding) { bad("error") } else { "note".into() }, said(finding).into()]];
+    let mut rows =
+        vec![vec![if is_error(finding) { bad("error") } else { "note".into() }, said(finding).into()]];
     if let Some(site) = &finding.site {
         rows.push(vec![faint("at"), site.text.as_str().into()]);
         rows.extend(site.source.iter().map(|source| vec![faint("from"), source.as_str().into()]));

@@ -20,9 +20,7 @@ const TRIAL: usize = 3;
 #[derive(Clone, Copy, PartialEq, Serialize, Deserialize, Debug, Default)]
 #[serde(deny_unknown_fields)]
 pub struct Conditions {
-    /// Caches are emptied before each call.
     pub cold: bool,
-    /// GPU calls are replayed from a graph.
     pub replay: bool,
     /// Seconds of idleness before each call.
     pub pause: f64,
@@ -38,20 +36,15 @@ impl Conditions {
 /// How long to time.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Burst {
-    /// Calls are made for about this long.
     pub seconds: f64,
-    /// Under these conditions.
     pub conditions: Conditions,
 }
 
 /// What a competitor is asked to time: `samples` samples of `calls` calls each.
 #[derive(Clone, Copy, PartialEq, Serialize, Debug)]
 pub struct Run {
-    /// Number of samples.
     pub samples: usize,
-    /// Calls of each sample.
     pub calls: u32,
-    /// What surrounds each call.
     #[serde(flatten)]
     pub conditions: Conditions,
 }
@@ -61,7 +54,6 @@ pub struct Run {
 pub struct Samples {
     /// Seconds per call, sample by sample in order of time.
     pub seconds: Vec<f64>,
-    /// Calls that each sample is the mean of.
     pub calls: u32,
 }
 

@@ -15,13 +15,9 @@ use crate::{
 pub struct Comparison {
     /// What is compared, in words; comparisons of the same kind share a table.
     pub what: String,
-    /// The task.
     pub task: Task,
-    /// What its time is compared with.
     pub against: Against,
-    /// Work of the task over the work of the other: times are compared for the same work.
     pub work: f64,
-    /// What the ratio is wanted to be at most.
     pub wanted: f64,
 }
 
@@ -37,21 +33,14 @@ pub enum Against {
 /// What a comparison came to.
 #[derive(Clone, PartialEq, Serialize, Debug)]
 pub struct Compared {
-    /// What was compared.
     pub what: String,
-    /// The task.
     pub task: String,
-    /// The other task or the peer.
     pub against: String,
-    /// Work of the task over the work of the other.
     pub work: f64,
     /// Median time of the task in microseconds, where it was timed.
     pub p50_us: Option<f64>,
-    /// Median time of the other.
     pub against_p50_us: Option<f64>,
-    /// The first over the second, for the same work.
     pub ratio: Option<Interval>,
-    /// What the ratio is wanted to be at most.
     pub wanted: f64,
 }
 

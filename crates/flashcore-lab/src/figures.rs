@@ -20,17 +20,11 @@ const CLOCK_DRIFT: f64 = 0.03;
 /// One competitor on one task, in figures.
 #[derive(Clone, PartialEq, Serialize, Debug)]
 pub struct Figures {
-    /// The task.
     pub task: String,
-    /// The competitor.
     pub arm: String,
-    /// The kernel that ran.
     pub kernel: Option<String>,
-    /// Largest error against f64.
     pub max_error: Option<f64>,
-    /// What it may be.
     pub tolerance: Option<f64>,
-    /// Why it was not timed.
     pub excluded: Option<String>,
     /// Speed, where it was timed.
     pub speed: Option<Speed>,
@@ -41,17 +35,12 @@ pub struct Figures {
 pub struct Speed {
     /// Half of the samples took this long or less, in microseconds.
     pub p50_us: f64,
-    /// Nine in ten did.
     pub p90_us: f64,
-    /// The fastest sample.
     pub min_us: f64,
-    /// The slowest sample.
     pub max_us: f64,
     /// Where the median lies with 95 % confidence.
     pub low_us: f64,
-    /// Its upper end.
     pub high_us: f64,
-    /// Number of samples.
     pub samples: usize,
     /// 10^12 operations of visible matrix products per second.
     pub tflops: f64,
@@ -59,7 +48,6 @@ pub struct Speed {
     pub gbps: f64,
     /// Percent of what the device can do at best, as measured in the same run.
     pub roofline_percent: Option<f64>,
-    /// Its time over that of the competitor that it is compared with.
     pub ratio: Option<Interval>,
 }
 
@@ -120,23 +108,20 @@ impl Record {
         let first = measurement.stretches.iter().find(|stretch| !stretch.again);
         let again = measurement.stretches.iter().find(|stretch| stretch.again);
         let (Some(first), Some(again)) = (first, again) else { return Vec::new() };
-        let level = |stretch: &Stretch| median(self.protocol.kept(&stretch.seconds));
-        let clock = |stretch: &Stretch| stretch.weather.map(|weather| weather.clock_mean);
-        let time = Some((level(first), level(again), DRIFT, "took", 1e6, "us"));
-        let clocks = clock(first).zip(clock(again));
-        let clock = clocks.map(|(first, again)| (first, again, CLOCK_DRIFT, "ran at", 1.0, "MHz"));
-        let moved = [time, clock]
-            .into_iter()
-            .flatten()
-            .filter(|(first, again, most, ..)| (again / first - 1.0).abs() > *most);
+        let time = |stretch: &Stretch| Some(1e6 * median(self.protocol.kept(&stretch.seconds)));
+        let clock = |stretch: &Stretch| stretch.weather.map(|noise| noise.clock_mean);
+        let pairs = [
+            (time(first), time(again), DRIFT, "took", "us"),
+            (clock(first), clock(again), CLOCK_DRIFT, "ran at", "MHz"),
+        ];
         let (arm, task) = (&measurement.arm, &measurement.task);
-        let say = |(first, again, _, verb, scale, unit): (f64, f64, f64, &str, f64, &str)| {
-            let (first, again) = (first * scale, again * scale);
-            format!(
-                "{arm} {verb} {first:.1} {unit} first and {again:.1} {unit} last on {task}: the machine drifts"
-            )
+        let say = |(first, again, most, verb, unit): (Option<f64>, Option<f64>, f64, &str, &str)| {
+            let (first, again) = (first?, again?);
+            ((again / first - 1.0).abs() > most).then(|| {
+                format!("{arm} {verb} {first:.1} {unit} first and {again:.1} {unit} last on {task}: the machine drifts")
+            })
         };
-        moved.map(say).collect()
+        pairs.into_iter().filter_map(say).collect()
     }
 }
 

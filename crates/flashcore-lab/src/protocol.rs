@@ -68,23 +68,18 @@ pub struct Protocol {
     pub mode: Mode,
     /// Seconds of timing per competitor and round.
     pub seconds: f64,
-    /// How often everybody has a turn.
     pub rounds: u32,
     /// Seconds of load on a GPU before the first sustained turn.
     #[serde(default)]
     pub warm_up: f64,
-    /// Caches are emptied before each call.
     pub cold: bool,
-    /// GPU calls are replayed from a graph.
     pub replay: bool,
-    /// Seed of the inputs.
     pub seed: u64,
 }
 
 /// One competitor's turn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Turn {
-    /// Which.
     pub arm: usize,
     /// Whether it is the first competitor's extra turn at the end, which shows how much the machine drifted.
     pub again: bool,

@@ -18,7 +18,7 @@ use crate::arm::Place;
 /// What the sensors said during a burst.
 #[derive(Clone, Copy, PartialEq, Serialize, Deserialize, Debug)]
 #[serde(deny_unknown_fields)]
-pub struct Weather {
+pub struct Noise {
     /// Lowest clock, in MHz.
     pub clock_min: f64,
     /// Highest clock, in MHz.
@@ -58,7 +58,7 @@ impl Sensors {
     }
 
     /// Does `work` and says what the sensors of `place` saw meanwhile.
-    pub fn during<T>(&self, place: Place, work: impl FnOnce() -> T) -> (T, Option<Weather>) {
+    pub fn during<T>(&self, place: Place, work: impl FnOnce() -> T) -> (T, Option<Noise>) {
         let begin = Instant::now();
         let before = read_cpu();
         let result = work();
@@ -67,7 +67,7 @@ impl Sensors {
             (Place::Gpu, None) => Vec::new(),
             (Place::Cpu, _) => before.into_iter().chain(read_cpu()).collect(),
         };
-        (result, Weather::of(&readings))
+        (result, Noise::of(&readings))
     }
 }
 
@@ -131,7 +131,7 @@ fn read_cpu() -> Option<Reading> {
     Some(Reading { clock, temperature, power: None })
 }
 
-impl Weather {
+impl Noise {
     fn of(readings: &[Reading]) -> Option<Self> {
         let clocks = || readings.iter().map(|reading| reading.clock);
         let mean = |values: Vec<f64>| values.iter().sum::<f64>() / values.len() as f64;
@@ -156,13 +156,13 @@ mod tests {
         assert_eq!(parse("1980, 45, 312.50"), Some(full));
         assert_eq!(parse("1980, 45, [N/A]"), Some(Reading { power: None, ..full }));
         assert_eq!(parse("clocks.sm [MHz], temperature.gpu"), None);
-        let weather = Weather::of(&[full, Reading { clock: 1000.0, power: Some(100.5), ..full }]).unwrap();
-        assert_eq!((weather.clock_min, weather.clock_max, weather.power), (1000.0, 1980.0, Some(206.5)));
-        assert_eq!(Weather::of(&[]), None);
+        let noise = Noise::of(&[full, Reading { clock: 1000.0, power: Some(100.5), ..full }]).unwrap();
+        assert_eq!((noise.clock_min, noise.clock_max, noise.power), (1000.0, 1980.0, Some(206.5)));
+        assert_eq!(Noise::of(&[]), None);
     }
 
     #[test]
-    fn no_gpu_no_weather() {
+    fn without_a_gpu_nothing_is_read() {
         let sensors = Sensors { gpu: Watch::start("/no/such/nvidia-smi") };
         assert_eq!(sensors.during(Place::Gpu, || 7), (7, None));
     }

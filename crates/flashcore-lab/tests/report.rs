@@ -74,7 +74,7 @@ fn whoever_was_not_timed_is_said_with_the_reason() {
     let mut record = against([2e-3; 3]);
     record.measurements[0].refused = Some("too long for it".to_owned());
     record.measurements[2].finding.as_mut().unwrap().wrong = Some("off by 3".to_owned());
-    [0, 2].map(|n| record.measurements[n].stretches.clear());
+    [0, 2].into_iter().for_each(|n| record.measurements[n].stretches.clear());
     let report = Report::new(vec![run("r", record)]).unwrap();
     assert_eq!(report.series()[0][0].leads()[0].problems, 1);
     let page = report.html();

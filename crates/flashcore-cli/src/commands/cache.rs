@@ -48,7 +48,8 @@ pub fn execute(flags: Flags, output: &Output) -> Result<Verdict, CliError> {
         Action::Clear => Vec::new(),
     };
     let removed = matches!(flags.action, Action::Clear).then(|| cache.clear()).transpose()?;
-    let (folder, good) = (cache.path().display().to_string(), entries.iter().all(|entry| entry.damage.is_none()));
+    let (folder, good) =
+        (cache.path().display().to_string(), entries.iter().all(|entry| entry.damage.is_none()));
     let mut json = json!({ "folder": folder, "entries": entries });
     if let Some(removed) = removed {
         json["removed"] = removed.into();

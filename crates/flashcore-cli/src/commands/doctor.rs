@@ -31,15 +31,26 @@ pub struct Flags {}
 /// Looks at everything; whatever is missing, the CPU can compute.
 pub fn execute(_flags: Flags, output: &Output) -> Result<Verdict, CliError> {
     let machine = Machine::this(None);
-    let mut findings = vec![version(), processor(&machine), Finding::good("cores", machine.cores.to_string())];
+    let mut findings =
+        vec![version(), processor(&machine), Finding::good("cores", machine.cores.to_string())];
     findings.extend([memory(), cpu_backend(), driver()]);
     findings.extend(devices());
     findings.extend([
-        tool("ptxas", Tool::Ptxas, "the driver compiles instead; for reproducible builds: pip install nvidia-cuda-nvcc"),
-        tool("nvdisasm", Tool::Nvdisasm, "machine code cannot be shown; nvdisasm comes with the CUDA toolkit"),
+        tool(
+            "ptxas",
+            Tool::Ptxas,
+            "the driver compiles instead; for reproducible builds: pip install nvidia-cuda-nvcc",
+        ),
+        tool(
+            "nvdisasm",
+            Tool::Nvdisasm,
+            "machine code cannot be shown; nvdisasm comes with the CUDA toolkit",
+        ),
         cache(),
     ]);
-    output.answer(&json!({ "findings": findings }), || Page::default().table(findings.iter().map(Finding::row)))?;
+    output.answer(&json!({ "findings": findings }), || {
+        Page::default().table(findings.iter().map(Finding::row))
+    })?;
     Ok(Verdict::Pass)
 }
 

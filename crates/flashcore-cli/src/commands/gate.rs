@@ -42,7 +42,7 @@ A result file that exists is kept unless --force is given.
 Each problem is judged against f64 first, ours and two peers alike; what is wrong is not timed.
 --max-ratio passes only if the whole 95 % interval of our time over the peer's is at or below it;
 --baseline fails only if the whole interval lies above 1 + margin.
-Exit codes: 0 pass, 1 fail, 2 could not measure, or was stopped: then there is no verdict.";
+Exit codes: 0 pass, 1 fail, 2 could not measure or was stopped, so there is no verdict.";
 
 /// Pass only what is right and fast enough
 #[derive(Args, Clone, Debug)]
@@ -202,7 +202,8 @@ impl Gate {
             "rulings": rulings, "warnings": warnings,
         });
         output.answer(&json, || {
-            let reasons = rulings.iter().filter_map(|r| Some(bad(format!("{}: {}", r.task, r.reason.as_ref()?))));
+            let reasons =
+                rulings.iter().filter_map(|r| Some(bad(format!("{}: {}", r.task, r.reason.as_ref()?))));
             let result = match rulings.iter().filter(|ruling| !ruling.pass()).count() {
                 _ if !complete => bad("STOPPED; not everything was measured"),
                 0 => good("PASS"),

@@ -126,7 +126,12 @@ pub fn execute(flags: Flags, output: &Output) -> Result<Verdict, CliError> {
 
 impl Flags {
     /// One problem as JSON, and added to a page.
-    fn profile(&self, task: &Task, chosen: &Chosen, page: Page) -> Result<(serde_json::Value, Page), CliError> {
+    fn profile(
+        &self,
+        task: &Task,
+        chosen: &Chosen,
+        page: Page,
+    ) -> Result<(serde_json::Value, Page), CliError> {
         let (table, problem) = (self.backend.table()?, task.problem().clone());
         let subject = Subject::planned(problem, *chosen, &table, self.backend.general())?;
         let built = subject.build();
@@ -185,7 +190,8 @@ fn count(
 }
 
 fn facts(r: &Reading) -> Vec<(&'static str, Text)> {
-    let percent = |share: Option<f64>| share.map_or("not counted".to_owned(), |share| format!("{share:.1} %"));
+    let percent =
+        |share: Option<f64>| share.map_or("not counted".to_owned(), |share| format!("{share:.1} %"));
     let stalls: Vec<_> = r.stalls.iter().map(|(name, share)| format!("{name} {share:.2}")).collect();
     let conflicts = r.conflicts.map_or("not counted".to_owned(), |count| format!("{count:.0}"));
     vec![

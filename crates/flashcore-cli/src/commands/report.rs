@@ -94,11 +94,13 @@ pub fn execute(flags: &Flags, output: &Output) -> Result<Verdict, CliError> {
 }
 
 impl Flags {
-    /// The runs, and why some files of the folder are none.
+    /// The runs, and why some files of the folder were left out.
     fn read(&self) -> Result<(Vec<Run>, Vec<String>), CliError> {
         let usual = Path::new(FOLDER);
         let folder = match &self.dir {
-            None if self.runs.is_empty() && !usual.exists() => return Err(CliError::NoRuns { folder: FOLDER }),
+            None if self.runs.is_empty() && !usual.exists() => {
+                return Err(CliError::NoRuns { folder: FOLDER });
+            }
             None if self.runs.is_empty() => Some(usual),
             named => named.as_deref(),
         };
@@ -127,7 +129,8 @@ impl Flags {
 fn results_in(folder: &Path) -> Result<Vec<PathBuf>, LabError> {
     let failed = || LabError::io("read the folder", folder);
     let entries = fs::read_dir(folder).map_err(failed())?;
-    let mut paths = entries.map(|entry| Ok(entry.map_err(failed())?.path())).collect::<Result<Vec<_>, LabError>>()?;
+    let mut paths =
+        entries.map(|entry| Ok(entry.map_err(failed())?.path())).collect::<Result<Vec<_>, LabError>>()?;
     paths.retain(|path| path.extension().is_some_and(|ending| ending == "json"));
     paths.sort();
     Ok(paths)

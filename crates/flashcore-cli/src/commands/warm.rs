@@ -79,7 +79,10 @@ pub fn execute(flags: &Flags, output: &Output) -> Result<Verdict, CliError> {
         let facts = [("gpu", Text::from(gpu)), ("cache", folder.into()), ("ready", ready.into())];
         let stop = stopped.then(|| ("result", bad("STOPPED; the same command does the rest")));
         let notes = kernels.iter().flat_map(|kernel| kernel.notes.iter().map(faint));
-        Page::default().facts(facts.into_iter().chain(stop)).table(kernels.iter().map(Warmed::row)).lines(notes)
+        Page::default()
+            .facts(facts.into_iter().chain(stop))
+            .table(kernels.iter().map(Warmed::row))
+            .lines(notes)
     })?;
     Ok(if stopped { Verdict::Stopped } else { Verdict::from_bool(ready == kernels.len()) })
 }

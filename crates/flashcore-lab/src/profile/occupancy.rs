@@ -33,20 +33,15 @@ impl Limit {
 /// CTAs on one multiprocessor.
 #[derive(Serialize, Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Occupancy {
-    /// How many.
     pub ctas_per_sm: u32,
-    /// Their warps together.
     pub warps_per_sm: u32,
-    /// Why not more.
     pub limited_by: Limit,
 }
 
 /// What a CTA uses.
 #[derive(Clone, Copy, Debug)]
 pub struct Usage {
-    /// Its threads.
     pub threads: u32,
-    /// Registers of a thread.
     pub registers: u32,
     /// Its shared memory in bytes.
     pub shared: u32,

@@ -165,7 +165,8 @@ impl Cast {
             let ridge = (matrix / copy).clamp(least, most);
             // The slope begins where it enters the plot.
             let start = least.max(y.domain.0 / copy).min(ridge);
-            let corner = |x: f64| Point { at: (x, (x * copy).min(*matrix)), spread: None, note: String::new() };
+            let corner =
+                |x: f64| Point { at: (x, (x * copy).min(*matrix)), spread: None, note: String::new() };
             let roof = Line { slot: None, joined: true, points: [start, ridge, most].map(corner).to_vec() };
             lines.insert(0, roof);
         }

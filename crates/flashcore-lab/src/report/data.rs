@@ -27,31 +27,23 @@ const FEWEST: usize = 3;
 pub struct Run {
     /// The file's name without its ending.
     pub name: String,
-    /// Where, when and how it was measured; its raw times are gone.
     pub record: Record,
-    /// Whether a GPU computed.
     pub on_gpu: bool,
-    /// Our competitor's name.
     pub ours: Option<String>,
-    /// The others, in order of appearance.
     pub peers: Vec<String>,
-    /// What was computed.
     pub problems: Vec<Problem>,
 }
 
 /// One problem and everybody's figures; ratios are to ours.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Problem {
-    /// The problem.
     pub task: Task,
-    /// Everybody who was asked.
     pub entries: Vec<Figures>,
 }
 
 /// Ours against one peer over all problems of a run.
 #[derive(Clone, PartialEq, Serialize, Debug)]
 pub struct Lead {
-    /// The peer.
     pub peer: String,
     /// How many times as fast ours is: the geometric mean.
     pub mean: f64,
@@ -59,7 +51,6 @@ pub struct Lead {
     pub least: f64,
     /// On the problem where it is most so.
     pub most: f64,
-    /// Problems compared.
     pub problems: usize,
     /// Problems on which ours is faster: the whole interval lies above 1.
     pub faster: usize,
@@ -185,8 +176,7 @@ fn problems(record: &Record, ours: &str) -> Vec<Problem> {
         match problems.iter_mut().find(|p| *p.task.spec() == measurement.task) {
             Some(problem) => problem.entries.push(figures),
             None => problems.extend(
-                Task::parse(measurement.task.clone())
-                    .map(|task| Problem { task, entries: vec![figures] }),
+                Task::parse(measurement.task.clone()).map(|task| Problem { task, entries: vec![figures] }),
             ),
         }
     }
@@ -275,7 +265,6 @@ pub struct Curve<'r> {
     pub title: String,
     /// The mask, which a row of plots shares.
     pub mask: String,
-    /// The problems, each with another length.
     pub problems: Vec<&'r Problem>,
 }
 

@@ -28,20 +28,10 @@ pub enum ReportError {
     Nothing,
     /// A run measured nothing.
     #[error("{name} holds no measurement; omit it or measure again")]
-    Empty {
-        /// The run.
-        name: String,
-    },
+    Empty { name: String },
     /// A run is larger than any real one.
     #[error("{name} holds {count} measurements, more than the {most} that a report shows; omit it")]
-    TooMuch {
-        /// The run.
-        name: String,
-        /// Its measurements.
-        count: usize,
-        /// How many may be.
-        most: usize,
-    },
+    TooMuch { name: String, count: usize, most: usize },
     /// There are more runs than a page can hold.
     #[error("{0} runs, more than the {MOST_RUNS} that a report shows; name those that matter")]
     TooMany(usize),

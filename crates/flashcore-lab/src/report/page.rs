@@ -147,9 +147,7 @@ fn warnings(run: &Run) -> String {
 struct Cell {
     words: String,
     class: &'static str,
-    /// What it says when asked.
     title: String,
-    /// Columns that it takes.
     span: usize,
 }
 
@@ -182,7 +180,8 @@ fn lead(lead: Option<Interval>) -> Cell {
 
 /// A table that scrolls by itself where it is wider than the page; the first cell of a row is its heading.
 fn table(caption: &str, headings: &[String], rows: &[Vec<Cell>]) -> String {
-    let class = |n: usize| rows.iter().filter_map(|row| row.get(n)).any(|cell| cell.class.starts_with("text"));
+    let class =
+        |n: usize| rows.iter().filter_map(|row| row.get(n)).any(|cell| cell.class.starts_with("text"));
     let heading = |(n, words): (usize, &String)| {
         let class = if class(n) { " class=\"text\"" } else { "" };
         format!("<th scope=\"col\"{class}>{}</th>", escaped(words))
@@ -196,8 +195,10 @@ fn table(caption: &str, headings: &[String], rows: &[Vec<Cell>]) -> String {
         format!("<tr><th scope=\"row\">{head}</th>{}</tr>", cells.collect::<String>())
     };
     let caption = escaped(caption);
-    let (headings, rows) =
-        (headings.iter().enumerate().map(heading).collect::<String>(), rows.iter().map(row).collect::<String>());
+    let (headings, rows) = (
+        headings.iter().enumerate().map(heading).collect::<String>(),
+        rows.iter().map(row).collect::<String>(),
+    );
     // Focusable, so that the keyboard can scroll it.
     format!(
         "<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"{caption}\"><table><caption>{caption}</caption>\
@@ -222,7 +223,9 @@ fn leads(run: &Run) -> String {
     }
     if !rest.is_empty() {
         let row = |p: &&Problem| {
-            std::iter::once(cell(p.task.to_string())).chain(peers.iter().map(|peer| lead(p.lead(peer)))).collect()
+            std::iter::once(cell(p.task.to_string()))
+                .chain(peers.iter().map(|peer| lead(p.lead(peer))))
+                .collect()
         };
         let rows: Vec<Vec<Cell>> = rest.iter().map(row).collect();
         let headings = headings(&["problem"], peers.iter().map(|peer| run.title(peer)));
@@ -238,7 +241,8 @@ fn leads_by_length(run: &Run, peer: &str, curves: &[Curve<'_>]) -> String {
     lengths.sort_unstable();
     lengths.dedup();
     let row = |curve: &Curve<'_>| {
-        let at = |s: &usize| lead(curve.problems.iter().find(|p| p.length() == *s).and_then(|p| p.lead(peer)));
+        let at =
+            |s: &usize| lead(curve.problems.iter().find(|p| p.length() == *s).and_then(|p| p.lead(peer)));
         std::iter::once(cell(curve.title.as_str())).chain(lengths.iter().map(at)).collect()
     };
     let rows: Vec<Vec<Cell>> = curves.iter().map(row).collect();
@@ -249,8 +253,16 @@ fn leads_by_length(run: &Run, peer: &str, curves: &[Curve<'_>]) -> String {
 /// Every figure of every competitor.
 fn problems(run: &Run) -> String {
     let names = [
-        "problem", "competitor", "time", "95 % interval", "speed", "of the roof", "times as fast", "error",
-        "of its tolerance", "kernel",
+        "problem",
+        "competitor",
+        "time",
+        "95 % interval",
+        "speed",
+        "of the roof",
+        "times as fast",
+        "error",
+        "of its tolerance",
+        "kernel",
     ];
     let row = |p: &Problem, arm: &str| {
         let entry = p.entry(arm)?;
@@ -274,7 +286,8 @@ fn problems(run: &Run) -> String {
         ]);
         Some(row)
     };
-    let rows: Vec<_> = run.problems.iter().flat_map(|p| run.arms().filter_map(move |arm| row(p, arm))).collect();
+    let rows: Vec<_> =
+        run.problems.iter().flat_map(|p| run.arms().filter_map(move |arm| row(p, arm))).collect();
     table("Every problem and competitor", &headings(&names, std::iter::empty()), &rows)
 }
 
@@ -291,7 +304,13 @@ fn worst_errors(run: &Run) -> String {
         let wrong = found.iter().filter(|(share, _)| *share > 1.0).count();
         let wrong = Cell { class: if wrong > 0 { "miss" } else { "" }, ..cell(wrong.to_string()) };
         let on = word(worst.map_or(String::new(), |(_, p)| p.task.to_string()));
-        vec![cell(run.title(arm)), cell(found.len().to_string()), wrong, some(worst, |w| words::percent(w.0)), on]
+        vec![
+            cell(run.title(arm)),
+            cell(found.len().to_string()),
+            wrong,
+            some(worst, |w| words::percent(w.0)),
+            on,
+        ]
     };
     let rows: Vec<_> = run.arms().map(row).collect();
     let names = ["competitor", "compared with f64", "beyond tolerance", "worst, of its tolerance", "on"];

@@ -36,11 +36,9 @@ const REACH: std::ops::RangeInclusive<f64> = 1e-99..=1e99;
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct Axis {
     title: String,
-    /// Values at the ends.
     pub(super) domain: (f64, f64),
     logarithmic: bool,
     ticks: Vec<(f64, String)>,
-    /// Whether the ticks are names of rows, from the top down, written inside of the plot.
     rows: bool,
 }
 
@@ -138,11 +136,9 @@ pub(super) const fn peer_slot(n: usize) -> Slot {
 /// A point, where its interval ends on either side, and what it says when asked.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct Point {
-    /// Its values on both axes.
     pub(super) at: (f64, f64),
     /// The same for the ends of its interval.
     pub(super) spread: Option<[(f64, f64); 2]>,
-    /// What it says.
     pub(super) note: String,
 }
 
@@ -151,22 +147,16 @@ pub(super) struct Point {
 pub(super) struct Line {
     /// Whose; a line without marks where nobody's.
     pub(super) slot: Option<Slot>,
-    /// Whether a line joins the points.
     pub(super) joined: bool,
-    /// The points.
     pub(super) points: Vec<Point>,
 }
 
 /// A plot.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct Plot {
-    /// What it shows.
     pub(super) title: String,
-    /// The horizontal axis.
     pub(super) x: Axis,
-    /// The vertical axis.
     pub(super) y: Axis,
-    /// What is drawn, the last on top.
     pub(super) lines: Vec<Line>,
 }
 
@@ -234,7 +224,9 @@ impl Plot {
 
     fn line(&self, line: &Line) -> String {
         let points: Vec<_> = line.points.iter().map(|point| self.place(point.at)).collect();
-        let Some(slot) = line.slot else { return format!("<path class=\"roof ink\" d=\"{}\"/>", path(&points)) };
+        let Some(slot) = line.slot else {
+            return format!("<path class=\"roof ink\" d=\"{}\"/>", path(&points));
+        };
         let mut body = String::new();
         if line.joined {
             body += &format!("<path class=\"line\" d=\"{}\"/>", path(&points));
@@ -243,7 +235,8 @@ impl Plot {
             let ends = point.spread.map(|ends| ends.map(|end| self.place(end)));
             // Shown where it would be seen beyond its mark.
             let wide = |[a, b]: &[(f64, f64); 2]| (a.0 - b.0).abs() + (a.1 - b.1).abs() > 4.0;
-            let spread = ends.filter(wide).map(|ends| format!("<path class=\"spread\" d=\"{}\"/>", path(&ends)));
+            let spread =
+                ends.filter(wide).map(|ends| format!("<path class=\"spread\" d=\"{}\"/>", path(&ends)));
             let (note, spread) = (escaped(&point.note), spread.unwrap_or_default());
             body += &format!("<g><title>{note}</title>{spread}{}</g>", mark(slot, at));
         }
@@ -328,17 +321,11 @@ fn described(size: (f64, f64), id: &str, title: &str, description: &str, body: &
 /// Plots with a legend.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct Figure {
-    /// The end of a picture's file name.
     pub(super) name: &'static str,
-    /// What it shows.
     pub(super) title: &'static str,
-    /// How to read it.
     pub(super) caption: String,
-    /// Who is drawn how.
     pub(super) legend: Vec<(Slot, String)>,
-    /// The plots, row by row.
     pub(super) plots: Vec<Plot>,
-    /// Plots in a row of a picture.
     pub(super) columns: usize,
 }
 
@@ -377,7 +364,8 @@ impl Figure {
         }
         let style = format!("<style>{STYLE}</style>");
         let paper = format!("<rect class=\"mark paper\" width=\"{width}\" height=\"{top}\" rx=\"8\"/>");
-        let description: String = self.plots.iter().map(|p| format!("{}: {}", p.title, p.description())).collect();
+        let description: String =
+            self.plots.iter().map(|p| format!("{}: {}", p.title, p.description())).collect();
         described((width, top), "f", heading, &description, &(style + &paper + &body)) + "\n"
     }
 

@@ -30,9 +30,7 @@ pub type Open = fn() -> Result<Box<dyn Candidate>, BackendError>;
 
 /// One row of the table of backends.
 pub struct Target {
-    /// The name used on the command line.
     pub name: &'static str,
-    /// Opens it.
     pub open: Open,
     /// Most work of a case, for each [`Extent`](super::Extent).
     pub costs: [Cost; 3],
@@ -40,7 +38,6 @@ pub struct Target {
     pub random: [u64; 3],
     /// Checks of a group, likewise; evenly spaced ones are taken of more.
     pub most: [usize; 3],
-    /// Element types it takes.
     pub dtypes: &'static [DType],
 }
 
@@ -135,20 +132,15 @@ impl Candidate for Cuda {
 
 /// Checks that share a child process.
 pub struct Group {
-    /// Its name.
     pub name: String,
-    /// What is checked, in order.
     pub checks: Vec<Check>,
 }
 
 /// One thing to check.
 #[derive(Clone, Debug)]
 pub struct Check {
-    /// A case or a law.
     pub subject: Subject,
-    /// Element type.
     pub dtype: DType,
-    /// Seed of the inputs.
     pub seed: u64,
 }
 

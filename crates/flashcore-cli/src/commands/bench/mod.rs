@@ -8,10 +8,7 @@ mod report;
 use clap::Args;
 use flashcore_lab::{
     LabError,
-    arm::{
-        Arm, Place,
-        roster::Roster,
-    },
+    arm::{Arm, Place, roster::Roster},
     comparison::{Compared, Comparison},
     contest::Contest,
     protocol::{Mode, Protocol, STEADY},

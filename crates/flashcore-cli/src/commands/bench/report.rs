@@ -3,7 +3,8 @@
 use std::path::Path;
 
 use flashcore_lab::{
-    bootstrap::Interval, ceiling::Ceiling, comparison::Compared, figures::Figures, latency::time, record::Record,
+    bootstrap::Interval, ceiling::Ceiling, comparison::Compared, figures::Figures, latency::time,
+    record::Record,
 };
 use serde_json::json;
 
@@ -129,7 +130,8 @@ fn summary(comparisons: &[Compared]) -> Facts {
     let missing = comparisons.iter().filter(|one| one.met().is_none()).count();
     let rest = if missing == 0 { String::new() } else { format!(", {missing} could not be compared") };
     let count = format!("{met} of {}{rest}", comparisons.len());
-    let beyond = comparisons.iter().filter_map(|one| Some((one.ratio?.point / one.wanted, one.ratio?.point, one)));
+    let beyond =
+        comparisons.iter().filter_map(|one| Some((one.ratio?.point / one.wanted, one.ratio?.point, one)));
     let worst = beyond.max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, ratio, one)| {
         format!("{ratio:.3}, wanted {}: {} against {}", one.wanted, one.task, one.against)
     });

@@ -177,7 +177,8 @@ fn show(
     output.answer(&simulation::merged(answer, simulation::json(outcome)), || {
         let text = |[x, y, z]: &[u32; 3]| format!("{x} x {y} x {z}");
         let lost = |file: &String| {
-            let words = format!("FAIL: {file} was only to be read; to keep what is written, pass inout:{file}");
+            let words =
+                format!("FAIL: {file} was only to be read; to keep what is written, pass inout:{file}");
             ("input", bad(words))
         };
         let page = Page::default().facts::<Text>([
@@ -185,7 +186,8 @@ fn show(
             ("launch", format!("grid {}, block {}", text(grid), text(block)).into()),
             ("result", simulation::verdict(outcome)),
         ]);
-        let page = page.facts(overwritten.iter().map(lost)).table(results.iter().map(|r| r.row(outcome.halted)));
+        let page =
+            page.facts(overwritten.iter().map(lost)).table(results.iter().map(|r| r.row(outcome.halted)));
         simulation::add_to(page, outcome)
     })
 }
