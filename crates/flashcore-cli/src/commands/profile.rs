@@ -17,7 +17,7 @@ use flashcore_lab::{
         reading::Reading,
     },
     save,
-    simulator::Simulator,
+    simulator::{Simulator, judge},
     task::Task,
     workload::Workload,
 };
@@ -150,7 +150,8 @@ impl Flags {
         let build = built.as_ref().map(|(build, _)| build);
         let json = json!({
             "task": task.to_string(), "kernel": subject.json(build), "reading": reading,
-            "simulation": simulated.as_ref().map(simulation::json), "files": files, "note": note,
+            "counters": simulated.as_ref().map(|outcome| simulation::json(outcome)["counters"].take()),
+            "files": files, "note": note,
         });
         let page = subject.add_to(page, build).facts(reading.iter().flat_map(facts));
         let page = simulated.iter().fold(page, simulation::add_to);
@@ -170,7 +171,9 @@ fn simulate(task: &Task, simulator: Simulator) -> Result<Option<Outcome>, CliErr
     let workload = Workload::new(task.clone(), 0)?;
     let mut outputs = workload.outputs()?;
     let plan = simulator.plan(task.problem())?;
-    Ok(simulator.launch(&mut workload.call(&mut outputs, false)?, &plan)?)
+    let outcome = simulator.launch(&mut workload.call(&mut outputs, false)?, &plan)?;
+    outcome.as_ref().map_or(Ok(()), judge)?;
+    Ok(outcome)
 }
 
 /// What Nsight Compute counts, and the files with all of it.

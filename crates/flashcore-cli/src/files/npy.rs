@@ -103,9 +103,9 @@ fn fields(text: &[u8]) -> Result<Fields, FormatError> {
     let text = String::from_utf8_lossy(text).replace('\'', "\"").replace('(', "[").replace(')', "]");
     let text = text.replace("False", "false").replace("True", "true");
     let mut json = String::new();
-    for letter in text.chars().filter(|letter| !letter.is_ascii_whitespace()) {
-        if matches!(letter, ']' | '}') && json.ends_with(',') {
-            json.pop();
+    for letter in text.chars() {
+        if let (']' | '}', Some(rest)) = (letter, json.trim_end().strip_suffix(',')) {
+            json.truncate(rest.len());
         }
         json.push(letter);
     }

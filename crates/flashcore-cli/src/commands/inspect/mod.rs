@@ -27,7 +27,8 @@ Examples:
   flashcore inspect --shape 4x16x4096x128 --ptx > forward.ptx
   flashcore inspect --list
 
-It is about GPU kernels; `flashcore profile` also counts what they do.
+Only GPU kernels are shown: rows of a table for a CPU are used by `run --backend cpu --table FILE`.
+`flashcore profile` also counts what a kernel does.
 Registers, spills and occupancy need a ptxas (pip install nvidia-cuda-nvcc) or a GPU; --sass needs nvdisasm.";
 
 /// Show which GPU kernel computes a problem, why, and what it compiles to
