@@ -6,7 +6,7 @@ use std::{
     fs,
     io::{BufRead, BufReader},
     process::{Child, Command, Stdio},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::mpsc::{Receiver, channel},
     thread,
     time::Instant,
 };
@@ -38,8 +38,6 @@ struct Reading {
     power: Option<f64>,
 }
 
-type Log = Arc<Mutex<Vec<(Instant, Reading)>>>;
-
 /// The sensors of this machine.
 pub struct Sensors {
     gpu: Option<Watch>,
@@ -48,7 +46,7 @@ pub struct Sensors {
 /// A running `nvidia-smi`.
 struct Watch {
     child: Child,
-    log: Log,
+    readings: Receiver<(Instant, Reading)>,
 }
 
 impl Sensors {
@@ -79,23 +77,18 @@ impl Watch {
         let mut child =
             command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().ok()?;
         let stdout = child.stdout.take()?;
-        let log = Log::default();
-        let writer = log.clone();
+        let (sender, readings) = channel();
         thread::spawn(move || {
             let lines = BufReader::new(stdout).lines().map_while(Result::ok);
-            for reading in lines.filter_map(|line| parse(&line)) {
-                entries(&writer).push((Instant::now(), reading));
-            }
+            let mut read = lines.filter_map(|line| parse(&line));
+            read.try_for_each(|reading| sender.send((Instant::now(), reading)))
         });
-        Some(Self { child, log })
+        Some(Self { child, readings })
     }
 
     /// Takes out what was read since `begin`.
     fn since(&self, begin: Instant) -> Vec<Reading> {
-        let mut log = entries(&self.log);
-        let kept = log.iter().filter(|(at, _)| *at >= begin).map(|(_, reading)| *reading).collect();
-        log.clear();
-        kept
+        self.readings.try_iter().filter(|(at, _)| *at >= begin).map(|(_, reading)| reading).collect()
     }
 }
 
@@ -105,10 +98,6 @@ impl Drop for Watch {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
-}
-
-fn entries(log: &Log) -> MutexGuard<'_, Vec<(Instant, Reading)>> {
-    log.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A line such as `1980, 45, 312.50`.

@@ -17,12 +17,11 @@ use super::Scope;
 use crate::simulator::Simulator;
 
 /// A backend under test: built first, then run.
-pub trait Candidate {
+pub trait Candidate: Backend {
     /// Plans and compiles what the problem needs.
-    fn build(&self, problem: &Problem) -> Result<(), BackendError>;
-
-    /// What the suite runs.
-    fn backend(&self) -> &dyn Backend;
+    fn build(&self, _: &Problem) -> Result<(), BackendError> {
+        Ok(())
+    }
 }
 
 /// Opens a backend.
@@ -44,7 +43,7 @@ pub struct Target {
 /// The CPU.
 pub const CPU: Target = Target {
     name: "cpu",
-    open: open_cpu,
+    open: || Ok(Box::new(Cpu::new())),
     costs: [Cost::Small, Cost::Huge, Cost::Huge],
     random: [60, 1000, 1000],
     most: [usize::MAX; 3],
@@ -72,7 +71,12 @@ pub const TARGETS: &[Target] = &[
     Target { name: "sim-busy", open: || simulated(Gpu { sms: 3, ..Gpu::HOPPER }), ..SIM },
     // The kernel that runs on every GPU.
     Target { name: "sim-general", open: || simulated(Gpu::AMPERE), ..SIM },
-    Target { name: "cuda", open: open_cuda, dtypes: HALVES, ..CPU },
+    Target {
+        name: "cuda",
+        open: || Ok(Box::new(Cuda::open(0).map_err(cuda::Error::on_opening)?)),
+        dtypes: HALVES,
+        ..CPU
+    },
 ];
 
 /// The backend of that name.
@@ -80,35 +84,15 @@ pub fn target(name: &str) -> Option<&'static Target> {
     TARGETS.iter().find(|target| target.name == name)
 }
 
-fn open_cpu() -> Result<Box<dyn Candidate>, BackendError> {
-    Ok(Box::new(Cpu::new()))
-}
-
-impl Candidate for Cpu {
-    fn build(&self, _: &Problem) -> Result<(), BackendError> {
-        Ok(())
-    }
-
-    fn backend(&self) -> &dyn Backend {
-        self
-    }
-}
+impl Candidate for Cpu {}
 
 fn simulated(gpu: Gpu) -> Result<Box<dyn Candidate>, BackendError> {
     Ok(Box::new(Simulator::new(gpu)))
 }
 
-fn open_cuda() -> Result<Box<dyn Candidate>, BackendError> {
-    Ok(Box::new(Cuda::open(0).map_err(cuda::Error::on_opening)?))
-}
-
 impl Candidate for Simulator {
     fn build(&self, problem: &Problem) -> Result<(), BackendError> {
         self.program(self.plan(problem)?.kernel()).map(drop)
-    }
-
-    fn backend(&self) -> &dyn Backend {
-        self
     }
 }
 
@@ -123,10 +107,6 @@ impl Candidate for Cuda {
             }),
             Err(other) => Err(BackendError::Failed { backend: "cuda", source: Box::new(other) }),
         }
-    }
-
-    fn backend(&self) -> &dyn Backend {
-        self
     }
 }
 

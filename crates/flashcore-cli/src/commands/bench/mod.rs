@@ -104,7 +104,7 @@ impl Flags {
             Some(["all"]) => roster.peers(),
             Some(names) => names.iter().map(|name| roster.peer(name)).collect::<Result<_, _>>()?,
             None if self.task.compares() => {
-                let needed = comparisons.iter().filter(|one| one.task == *task).filter_map(Comparison::peer);
+                let needed = comparisons.iter().filter(|one| one.task == *task).filter_map(|one| one.peer);
                 needed.filter_map(|name| roster.peer(name).ok()).collect()
             }
             None => {

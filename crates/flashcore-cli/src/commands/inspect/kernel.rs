@@ -209,8 +209,7 @@ impl Build {
         let spills =
             format!("{spill_store_bytes} bytes stored, {spill_load_bytes} loaded, stack {stack_bytes}");
         let spilled = spill_store_bytes + spill_load_bytes + stack_bytes > 0;
-        let fit =
-            format!("{ctas_per_sm} on an SM, that is {warps_per_sm} warps, limited by {}", limited_by.name());
+        let fit = format!("{ctas_per_sm} on an SM, that is {warps_per_sm} warps, limited by {limited_by}");
         let mut facts = vec![
             ("built by", format!("{} ({}, {:.2} s)", self.compiler, self.route, self.seconds).into()),
             ("registers", format!("{registers} of {register_budget} at entry").into()),
