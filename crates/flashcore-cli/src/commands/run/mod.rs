@@ -17,7 +17,12 @@ use std::{
 
 use flashcore::{Backend, BackendError};
 use flashcore_core::HostCall;
-use flashcore_lab::{latency::Latency, memory, simulator::Simulator};
+use flashcore_lab::{
+    latency::{self, time},
+    memory,
+    simulator::Simulator,
+    stats::nearest_rank,
+};
 use flashcore_sim::Outcome;
 use serde_json::json;
 
@@ -27,14 +32,16 @@ use self::{
     request::{Request, Source, Tensors},
 };
 use crate::{
-    backends,
     error::{CliError, Verdict},
+    flags::first_to_take,
     output::{Output, Page, Text, bad, good},
     progress::Progress,
     simulation,
     values::describe,
 };
 
+/// Median, nine in ten, fastest, slowest.
+const QUANTILES: [f64; 4] = [0.5, 0.9, 0.0, 1.0];
 /// Hostile runs of the simulator unless another number is asked for.
 const HOSTILE_RUNS: usize = 1;
 /// Problems that take the simulator longer are for a real GPU.
@@ -57,10 +64,10 @@ fn run(mut request: Request, candidates: &[Arc<dyn Backend>], output: &Output) -
     let mut tensors = Tensors::prepare(&mut request)?;
     let problem = request.problem.clone();
     let mut forward = |backend: &dyn Backend| tensors.call(&problem, |call| backend.forward(call));
-    let (backend, ran) = backends::first_to_take(candidates, &mut forward)?;
+    let (backend, ran) = first_to_take(candidates, &mut forward)?;
     let first = tensors.digest();
     let mut again = || tensors.call(&problem, |call| backend.forward(call)).map(drop);
-    let latency = Latency::measure(request.times, &mut again)?;
+    let latency = latency::measure(request.times, &mut again)?;
     let check = Check::of(&problem, &tensors, tensors.digest() == first);
     let (backend, latency) = (backend.name(), Some(latency));
     Done { request, tensors, backend, kernel: ran.kernel, check, latency, simulated: None }.end(output)
@@ -125,7 +132,8 @@ struct Done {
     backend: &'static str,
     kernel: String,
     check: Check,
-    latency: Option<Latency>,
+    /// Microseconds of each run in ascending order.
+    latency: Option<Vec<f64>>,
     simulated: Option<Simulated>,
 }
 
@@ -146,7 +154,7 @@ impl Done {
 
     /// 10⁹ operations per second at the median time.
     fn gflops(&self) -> Option<f64> {
-        let p50 = self.latency.as_ref()?.p50;
+        let p50 = nearest_rank(self.latency.as_ref()?, 0.5);
         Some(if p50 > 0.0 { self.request.problem.flops() / p50 / 1e3 } else { 0.0 })
     }
 
@@ -164,7 +172,9 @@ impl Done {
             "rows": p.rows(), "checked_rows": self.check.checked_rows, "repeatable": self.check.repeatable,
             "pass": self.check.pass, "reason": self.check.reason, "wrote": self.wrote(),
         });
-        if let Some(latency) = &self.latency {
+        if let Some(samples) = &self.latency {
+            let [p50, p90, min, max] = QUANTILES.map(|quantile| nearest_rank(samples, quantile));
+            let latency = json!({ "p50": p50, "p90": p90, "min": min, "max": max, "samples": samples.len() });
             answer = simulation::merged(answer, json!({ "latency_us": latency, "gflops": self.gflops() }));
         }
         if let Some(Simulated { runs, seconds, last }) = &self.simulated {
@@ -193,7 +203,14 @@ impl Done {
             ("max error", error.into()),
             ("compared", compared.into()),
         ];
-        facts.extend(self.latency.iter().map(|latency| ("latency", latency.to_string().into())));
+        facts.extend(self.latency.iter().map(|samples| {
+            let [p50, p90, min, max] = QUANTILES.map(|quantile| time(nearest_rank(samples, quantile)));
+            let runs = if samples.len() == 1 { "run" } else { "runs" };
+            (
+                "latency",
+                format!("p50 {p50}, p90 {p90}, min {min}, max {max} ({} {runs})", samples.len()).into(),
+            )
+        }));
         facts.extend(self.gflops().map(|speed| ("speed", format!("{speed:.1} GFLOP/s").into())));
         facts.extend(self.simulated.iter().map(|Simulated { runs, seconds, .. }| {
             let hostile = runs.saturating_sub(1);
