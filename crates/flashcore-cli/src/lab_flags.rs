@@ -113,7 +113,7 @@ fn suites() -> impl TypedValueParser<Value = Suite> {
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "How to measure")]
 pub struct TimingFlags {
-    /// sustained: each alone, back to back; interleaved: in short turns; idle: single calls after pauses
+    /// sustained: each alone, back to back; interleaved: in short turns
     #[arg(long, value_name = "MODE", value_parser = modes())]
     mode: Option<Mode>,
     /// Seconds of timing per competitor and round

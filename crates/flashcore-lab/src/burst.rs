@@ -3,8 +3,6 @@
 //! [`crate::protocol`] decides who is timed when; a [`Burst`] is one such turn. Competitors implement [`Ready::time`];
 //! everything else about timing is here.
 
-use serde::{Deserialize, Serialize};
-
 use crate::{arm::Ready, error::LabError, stats::median};
 
 /// Samples that a burst is cut into at most: enough for quantiles, few enough for files.
@@ -17,20 +15,10 @@ const LEAST_SECONDS: f64 = 500e-6;
 const TRIAL: usize = 3;
 
 /// What surrounds each call.
-#[derive(Clone, Copy, PartialEq, Serialize, Deserialize, Debug, Default)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Conditions {
     pub cold: bool,
     pub replay: bool,
-    /// Seconds of idleness before each call.
-    pub pause: f64,
-}
-
-impl Conditions {
-    /// Whether every call is a sample of its own.
-    pub fn separate(&self) -> bool {
-        self.cold || self.pause > 0.0
-    }
 }
 
 /// How long to time.
@@ -41,11 +29,10 @@ pub struct Burst {
 }
 
 /// What a competitor is asked to time: `samples` samples of `calls` calls each.
-#[derive(Clone, Copy, PartialEq, Serialize, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Run {
     pub samples: usize,
     pub calls: u32,
-    #[serde(flatten)]
     pub conditions: Conditions,
 }
 
@@ -70,9 +57,8 @@ impl Burst {
     /// Samples and calls that fill the time, if a call takes `once` seconds.
     fn layout(&self, once: f64) -> Run {
         let once = once.max(1e-7);
-        let spent = once + self.conditions.pause;
-        let calls = ((self.seconds / spent).ceil().min(1e9) as usize).max(LEAST_SAMPLES);
-        if self.conditions.separate() {
+        let calls = ((self.seconds / once).ceil().min(1e9) as usize).max(LEAST_SAMPLES);
+        if self.conditions.cold {
             return Run { samples: calls.min(MOST_SAMPLES), calls: 1, conditions: self.conditions };
         }
         let for_the_clock = (LEAST_SECONDS / once).ceil() as usize;
@@ -101,6 +87,5 @@ mod tests {
         check(0.5, 3.0, plain, 4, 1);
         check(0.5, 0.0, plain, 1000, 5000);
         check(0.5, 5e-6, Conditions { cold: true, ..plain }, 1000, 1);
-        check(2.0, 0.0, Conditions { pause: 0.1, ..plain }, 20, 1);
     }
 }

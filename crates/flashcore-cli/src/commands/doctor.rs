@@ -85,35 +85,6 @@ fn version() -> Finding {
     Finding::good("flashcore", format!("{version} on {os} {arch}"))
 }
 
-fn processor(machine: &Machine) -> Finding {
-    let features = cpu_features();
-    let listed = if features.is_empty() { String::new() } else { format!(": {}", features.join(" ")) };
-    Finding::good("processor", machine.cpu.clone() + &listed)
-}
-
-#[cfg(target_arch = "x86_64")]
-fn cpu_features() -> Vec<&'static str> {
-    macro_rules! detect {
-        ($($name:tt)*) => { [$(($name, is_x86_feature_detected!($name))),*] };
-    }
-    let known = detect!("sse4.2" "avx" "avx2" "fma" "f16c" "avx512f" "avx512bw" "avx512vl" "avx512vnni" "avx512bf16" "avx512fp16");
-    known.into_iter().filter_map(|(name, found)| found.then_some(name)).collect()
-}
-
-#[cfg(target_arch = "aarch64")]
-fn cpu_features() -> Vec<&'static str> {
-    macro_rules! detect {
-        ($($name:tt)*) => { [$(($name, std::arch::is_aarch64_feature_detected!($name))),*] };
-    }
-    let known = detect!("neon" "fp16" "bf16" "dotprod" "sve");
-    known.into_iter().filter_map(|(name, found)| found.then_some(name)).collect()
-}
-
-#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-fn cpu_features() -> Vec<&'static str> {
-    Vec::new()
-}
-
 fn cpu_backend() -> Finding {
     let level = SimdLevel::detect();
     let fastest = SimdLevel::ALL.last() == Some(&level);

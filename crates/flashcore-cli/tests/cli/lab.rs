@@ -98,7 +98,7 @@ fn built_from() -> Option<String> {
 #[test]
 fn bench_has_modes_suites_and_a_page() {
     let place = Workplace::new();
-    let modes = ["--mode interleaved --rounds 3", "--mode idle", "--cold", "--threads 1 --graph --causal"];
+    let modes = ["--mode interleaved --rounds 3", "--cold", "--threads 1 --graph --causal"];
     for mode in modes {
         let ended = place.run(&format!("bench {TASK} --peers none --no-roofline {mode}"));
         expect(&ended, 0, "TFLOP/s");

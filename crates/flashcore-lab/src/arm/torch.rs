@@ -257,10 +257,9 @@ impl Ready for TorchReady {
         struct Timed {
             seconds: Vec<f64>,
         }
-        let Conditions { cold, replay, pause } = run.conditions;
+        let Conditions { cold, replay } = run.conditions;
         let request = json!({
             "op": "time", "arm": self.name, "samples": run.samples, "calls": run.calls, "cold": cold, "replay": replay,
-            "pause": pause,
         });
         let Timed { seconds } = self.torch.ask(&self.name, &request)?;
         let sensible = seconds.len() == run.samples && seconds.iter().all(|s| s.is_finite() && *s > 0.0);

@@ -125,7 +125,6 @@ fn way(protocol: &Protocol) -> String {
         Mode::Sustained if *warm_up > 0.0 => &format!("each alone, back to back after {warm_up} s of load"),
         Mode::Sustained => "each alone, back to back",
         Mode::Interleaved => "in short turns",
-        Mode::Idle => "single calls after pauses",
     };
     let caches = if *cold { "cold" } else { "warm" };
     let graph = if *replay { ", replayed from a graph" } else { "" };
