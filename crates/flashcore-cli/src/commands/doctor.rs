@@ -31,23 +31,18 @@ pub struct Flags {}
 /// Looks at everything; whatever is missing, the CPU can compute.
 pub fn execute(_flags: Flags, output: &Output) -> Result<Verdict, CliError> {
     let machine = Machine::this(None);
-    let mut findings =
-        vec![version(), processor(&machine), Finding::good("cores", machine.cores.to_string())];
-    findings.extend([memory(), cpu_backend(), driver()]);
+    let mut findings = vec![
+        version(),
+        Finding::good("processor", machine.cpu),
+        Finding::good("cores", machine.cores.to_string()),
+        memory(),
+        cpu_backend(),
+        driver(),
+    ];
     findings.extend(devices());
-    findings.extend([
-        tool(
-            "ptxas",
-            Tool::Ptxas,
-            "the driver compiles instead; for reproducible builds: pip install nvidia-cuda-nvcc",
-        ),
-        tool(
-            "nvdisasm",
-            Tool::Nvdisasm,
-            "machine code cannot be shown; nvdisasm comes with the CUDA toolkit",
-        ),
-        cache(),
-    ]);
+    let compiled = "the driver compiles instead; for reproducible builds: pip install nvidia-cuda-nvcc";
+    let shown = "machine code cannot be shown; nvdisasm comes with the CUDA toolkit";
+    findings.extend([tool("ptxas", Tool::Ptxas, compiled), tool("nvdisasm", Tool::Nvdisasm, shown), cache()]);
     output.answer(&json!({ "findings": findings }), || {
         Page::default().table(findings.iter().map(Finding::row))
     })?;
