@@ -15,6 +15,7 @@ use flashcore_lab::{
     protocol::{Mode, Protocol},
     record::Record,
     referee::Care,
+    sensors::Sensors,
     suites::Suite,
     task::Task,
 };
@@ -23,6 +24,9 @@ use crate::{
     error::CliError,
     files::Place,
     flags::{AttentionFlags, BackendFlags, TensorFlags},
+    interrupt,
+    output::Output,
+    progress::Progress,
 };
 
 /// What is measured: a suite or one problem.
@@ -153,6 +157,30 @@ impl TimingFlags {
         let tasks = task.tasks()?;
         tasks.iter().try_for_each(|task| memory::check(3 * task.bytes() as u64))?;
         Ok((tasks, backend.ours()?))
+    }
+
+    /// Measures task by task until the user stops it; the file is rewritten after each, so that it is always valid.
+    pub fn measure(
+        &self,
+        tasks: &[Task],
+        record: &mut Record,
+        output: &Output,
+        mut one: impl FnMut(&Task, &mut Record, &Sensors, &mut Progress) -> Result<(), LabError>,
+    ) -> Result<(), LabError> {
+        let (sensors, mut progress) = (Sensors::start(), Progress::stoppable(tasks.len(), output));
+        for task in tasks {
+            match one(task, record, &sensors, &mut progress) {
+                Err(LabError::Stopped) => break,
+                done => done?,
+            }
+            self.save(record)?;
+            progress.step();
+            if interrupt::stopped() {
+                break;
+            }
+        }
+        record.complete = !interrupt::stopped();
+        self.save(record)
     }
 
     /// Writes the result file, if one was asked for.

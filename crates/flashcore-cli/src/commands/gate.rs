@@ -13,6 +13,7 @@ use flashcore_lab::{
     },
     contest::Contest,
     gate::{self, Demand, Ruling},
+    protocol::Protocol,
     record::{Measurement, Record},
     referee::Care,
     save,
@@ -102,11 +103,14 @@ pub fn execute(flags: Flags, output: &Output) -> Result<Verdict, CliError> {
     if let Some(baseline) = &baseline {
         gate::check_baseline(baseline, &record)?;
     }
-    let mut gate = Gate { arms, record, baseline, demands: flags.demands, timing: flags.timing };
-    let rulings = gate.decide(&tasks, output)?;
-    let pass = gate.record.complete && rulings.iter().all(Ruling::pass);
-    gate.show(pass, &rulings, output)?;
-    Ok(if gate.record.complete { Verdict::from_bool(pass) } else { Verdict::Stopped })
+    let (gate, mut rulings) = (Gate { arms, baseline, demands: flags.demands }, Vec::new());
+    flags.timing.measure(&tasks, &mut record, output, |task, record, sensors, progress| {
+        rulings.extend(gate.rule(task, record, sensors, progress)?);
+        Ok(())
+    })?;
+    let pass = record.complete && rulings.iter().all(Ruling::pass);
+    gate.show(pass, &record, &rulings, output)?;
+    Ok(if record.complete { Verdict::from_bool(pass) } else { Verdict::Stopped })
 }
 
 /// Ours, the fast peer, and the plain one.
@@ -125,40 +129,19 @@ fn line_up(roster: &Roster, peer: Option<&str>) -> Result<Vec<Box<dyn Arm>>, Cli
 struct Gate {
     /// Ours first, then the fast peer, then the plain one.
     arms: Vec<Box<dyn Arm>>,
-    record: Record,
     baseline: Option<Record>,
     demands: DemandFlags,
-    timing: TimingFlags,
 }
 
 impl Gate {
-    fn decide(&mut self, tasks: &[Task], output: &Output) -> Result<Vec<Ruling>, CliError> {
-        let sensors = Sensors::start();
-        let mut progress = Progress::stoppable(tasks.len(), output);
-        let mut rulings = Vec::new();
-        for task in tasks {
-            match self.rule(task, &sensors, &mut progress) {
-                Err(LabError::Stopped) => break,
-                ruled => rulings.extend(ruled?),
-            }
-            self.timing.save(&self.record)?;
-            progress.step();
-            if interrupt::stopped() {
-                break;
-            }
-        }
-        self.record.complete = !interrupt::stopped();
-        self.timing.save(&self.record)?;
-        Ok(rulings)
-    }
-
     fn rule(
-        &mut self,
+        &self,
         task: &Task,
+        record: &mut Record,
         sensors: &Sensors,
         progress: &mut Progress,
     ) -> Result<Vec<Ruling>, LabError> {
-        let protocol = self.record.protocol;
+        let protocol = record.protocol;
         let contest = Contest::prepare(task, &self.arms, protocol.seed, Care::Usual, progress)?;
         let ours = self.arms[0].name();
         if let Some(ruling) = gate::correctness(task, ours, &contest)? {
@@ -169,8 +152,9 @@ impl Gate {
         let timed: Vec<&str> = std::iter::once(ours).chain(fast).collect();
         let measured = contest.only(&timed).run(&protocol, sensors, progress)?;
         // Who stops it gets the turns there were; nothing follows from them.
-        let rulings = if interrupt::stopped() { Vec::new() } else { self.compare(task, &measured, fast)? };
-        self.record.measurements.extend(measured);
+        let stopped = interrupt::stopped();
+        let rulings = if stopped { Vec::new() } else { self.compare(task, &measured, &protocol, fast)? };
+        record.measurements.extend(measured);
         Ok(rulings)
     }
 
@@ -179,9 +163,9 @@ impl Gate {
         &self,
         task: &Task,
         measured: &[Measurement],
+        protocol: &Protocol,
         fast: Option<&str>,
     ) -> Result<Vec<Ruling>, LabError> {
-        let protocol = &self.record.protocol;
         let mut rulings = Vec::new();
         if let Some(most) = self.demands.max_ratio {
             let pair = [self.arms[0].name(), fast.unwrap_or("a peer")];
@@ -194,8 +178,8 @@ impl Gate {
         Ok(rulings)
     }
 
-    fn show(&self, pass: bool, rulings: &[Ruling], output: &Output) -> Result<(), CliError> {
-        let Record { complete, machine, protocol, warnings, .. } = &self.record;
+    fn show(&self, pass: bool, record: &Record, rulings: &[Ruling], output: &Output) -> Result<(), CliError> {
+        let Record { complete, machine, protocol, warnings, .. } = record;
         let arms: Vec<&str> = self.arms.iter().map(|arm| arm.name()).collect();
         let json = json!({
             "pass": pass, "stopped": !complete, "machine": machine, "protocol": protocol, "arms": arms,

@@ -293,7 +293,7 @@ fn shared(problem: &Problem) -> (String, u8, String, usize, usize, String) {
     let mask = problem.task.problem().mask();
     let rank = if mask == Mask::NONE { 0 } else { 1 + u8::from(mask != Mask::CAUSAL) };
     let (dim, heads, queries) = (task.q[3], task.q[1], task.q[2]);
-    let values = (task.dim_v != dim).then(|| format!(" and {}", task.dim_v)).unwrap_or_default();
+    let values = if task.dim_v == dim { String::new() } else { format!(" and {}", task.dim_v) };
     let parts = [
         Some(format!("D = {dim}{values}")),
         Some(mask.to_string()),

@@ -7,23 +7,19 @@ mod report;
 
 use clap::Args;
 use flashcore_lab::{
-    LabError,
     arm::{Arm, Place, roster::Roster},
     comparison::{Compared, Comparison},
     contest::Contest,
     protocol::{Mode, Protocol, STEADY},
     record::{Measurement, Record},
-    sensors::Sensors,
     task::Task,
 };
 
 use crate::{
     error::{CliError, Verdict},
     flags::BackendFlags,
-    interrupt,
     lab_flags::{TaskFlags, TimingFlags},
     output::Output,
-    progress::Progress,
 };
 
 const EXAMPLES: &str = "\
@@ -79,7 +75,16 @@ pub fn execute(flags: Flags, output: &Output) -> Result<Verdict, CliError> {
         dtypes.dedup();
         record.ceilings = dtypes.into_iter().map(|dtype| roster.ceiling(dtype)).collect::<Result<_, _>>()?;
     }
-    flags.measure(&tasks, &line_ups, &mut record, output)?;
+    let mut line_ups = line_ups.iter();
+    flags.timing.measure(&tasks, &mut record, output, |task, record, sensors, progress| {
+        let (arms, protocol) = (line_ups.next().map_or(&[][..], Vec::as_slice), record.protocol);
+        let contest = Contest::prepare(task, arms, protocol.seed, flags.task.care(), progress)?;
+        record.measurements.extend(contest.run(&protocol, sensors, progress)?);
+        Ok(())
+    })?;
+    let doubts = record.doubts();
+    record.warnings.extend(doubts);
+    flags.timing.save(&record)?;
     let ours = roster.ours();
     let compared: Vec<Compared> = comparisons.iter().map(|one| one.read(&record, ours.name())).collect();
     let failed = |m: &Measurement| m.arm == ours.name() && m.finding.as_ref().is_some_and(|f| !f.pass());
@@ -116,33 +121,5 @@ impl Flags {
         };
         peers.insert(peers.len().min(1), roster.ours());
         Ok(peers)
-    }
-
-    fn measure(
-        &self,
-        tasks: &[Task],
-        line_ups: &[Vec<Box<dyn Arm>>],
-        record: &mut Record,
-        output: &Output,
-    ) -> Result<(), CliError> {
-        let mut progress = Progress::stoppable(tasks.len(), output);
-        let sensors = Sensors::start();
-        let protocol = record.protocol;
-        for (task, arms) in tasks.iter().zip(line_ups) {
-            let contest = match Contest::prepare(task, arms, protocol.seed, self.task.care(), &mut progress) {
-                Err(LabError::Stopped) => break,
-                contest => contest?,
-            };
-            record.measurements.extend(contest.run(&protocol, &sensors, &mut progress)?);
-            self.timing.save(record)?;
-            progress.step();
-            if interrupt::stopped() {
-                break;
-            }
-        }
-        record.complete = !interrupt::stopped();
-        let doubts = record.doubts();
-        record.warnings.extend(doubts);
-        Ok(self.timing.save(record)?)
     }
 }
