@@ -68,10 +68,10 @@ pub struct AttentionFlags {
     /// Factor on the scores [default: 1/sqrt(dim)]
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     scale: Option<f32>,
-    /// Bend scores to X * tanh(score / X)
+    /// Limit scores to X * tanh(score / X)
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     softcap: Option<f32>,
-    /// Give every query head a sink: a standard normal logit that no value belongs to
+    /// Give every query head a sink: a standard normal logit without a value
     #[arg(long)]
     sinks: bool,
 }
@@ -137,13 +137,13 @@ fn none_left() -> BackendError {
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "How to run")]
 pub struct BackendFlags {
-    /// What computes
+    /// Backend that computes
     #[arg(long, value_name = "NAME", default_value = "auto", value_parser = names())]
     backend: Named,
     /// Threads of the CPU backend [default: all cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
-    /// Compute on a GPU, with the kernel that runs on every GPU even where a more special one would be chosen
+    /// Use the GPU kernel that runs on every architecture instead of a specialised one
     #[arg(long, conflicts_with_all = ["threads", "table"])]
     general: bool,
     #[command(flatten)]

@@ -123,7 +123,7 @@ pub struct TimingFlags {
     /// Seconds of timing per competitor and round
     #[arg(long, value_name = "S", value_parser = seconds)]
     seconds: Option<f64>,
-    /// Seconds of load on a GPU before the first turn, where each runs alone [default: 1.5]
+    /// Seconds of GPU load before the first sustained turn [default: 1.5]
     #[arg(long, value_name = "S", value_parser = load)]
     warm_up: Option<f64>,
     /// Rounds in which every competitor has a turn

@@ -41,7 +41,7 @@ Exit codes: 0 all passed, 1 something failed, 2 nothing could be checked.";
 #[derive(Args, Clone, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Flags {
-    /// What is checked: a backend, or all that this machine has
+    /// Backend to check, or all that this machine has
     #[arg(long, value_name = "NAME", default_value = "all", value_parser = names())]
     backend: String,
     /// Only checks whose group and name contain this, as in `gqa/` or `f16`
@@ -53,13 +53,13 @@ pub struct Flags {
     /// Runs of each check that must give the same bits
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(2..=1000))]
     runs: u16,
-    /// Leave out what takes long
+    /// Skip what takes long
     #[arg(long)]
     quick: bool,
-    /// Leave nothing out: the simulator takes hours for the largest cases
+    /// Skip nothing; the simulator takes hours for the largest cases
     #[arg(long, conflicts_with = "quick")]
     all: bool,
-    /// Seconds after which a check is taken to hang
+    /// Seconds after which a check counts as hung
     #[arg(long, value_name = "S", default_value_t = 120, value_parser = clap::value_parser!(u16).range(1..))]
     timeout: u16,
 }

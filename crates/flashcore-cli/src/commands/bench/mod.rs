@@ -48,7 +48,7 @@ pub struct Flags {
     task: TaskFlags,
     #[command(flatten)]
     backend: BackendFlags,
-    /// Whom to compare with: names, `all` or `none` [default: the ones to beat]
+    /// Competitors: names, `all` or `none` [default: the ones to beat]
     #[arg(long, value_name = "NAMES", value_delimiter = ',', help_heading = "How to run")]
     peers: Option<Vec<String>>,
     /// Do not measure what the device can do at best

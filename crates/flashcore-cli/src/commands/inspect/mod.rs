@@ -49,7 +49,7 @@ pub struct Flags {
     gpu: GpuFlags,
     #[command(flatten)]
     table: TableFlags,
-    /// The kernel that runs on every GPU even where a more special one would be chosen
+    /// Plan the kernel that runs on every architecture instead of a specialised one
     #[arg(long, conflicts_with_all = ["kernel", "table", "list"], help_heading = "Which GPU")]
     general: bool,
     /// List the kernels of the covering set
