@@ -115,8 +115,8 @@ def packed_attention(
 
 def run(q: Any, k: Any, v: Any, options: Options, values: Values, return_lse: bool, out: Any | None) -> Any:
     """Attention; all public functions end here."""
-    shortcut = _shortcuts.get(type(q))
-    if shortcut is not None and not return_lse and not _frameworks.is_traced():
+    shortcut = None if return_lse or _frameworks.is_traced() else _shortcuts.get(type(q))
+    if shortcut is not None:
         if values is NONE:
             result = shortcut(q, k, v, out, options.native)
         else:

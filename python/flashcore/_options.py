@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from . import _native
+from . import _frameworks, _native
 from ._arguments import count, number
 
 
@@ -22,10 +22,15 @@ class Options:
     scale: float | None = None
     softcap: float | None = None
     layout: str = "bhsd"
-    native: _native.Options = field(init=False, compare=False, repr=False)
+    _native: Any = field(default=None, init=False, compare=False, repr=False)
 
-    def __post_init__(self) -> None:
-        native = _native.Options(
+    @property
+    def native(self) -> _native.Options:
+        """The options as the extension takes them, made once."""
+        return self._native or self._make()
+
+    def _make(self) -> _native.Options:
+        made = _native.Options(
             self.layout,
             left=self.left,
             right=self.right,
@@ -33,11 +38,14 @@ class Options:
             scale=None if self.scale is None else number("scale", self.scale),
             softcap=None if self.softcap is None else number("softcap", self.softcap),
         )
-        object.__setattr__(self, "native", native)
+        object.__setattr__(self, "_native", made)
+        return made
 
 
 def options(causal: bool, window: Any, scale: Any, softcap: Any, layout: str, name: str = "window") -> Options:
     """Options as callers give them; the same for the same arguments, so that a call finds them ready."""
+    if _frameworks.is_traced():  # what traces a call cannot see through the cache
+        return _made(causal, window, scale, softcap, layout, name)
     try:
         return _known(causal, window, scale, softcap, layout, name)
     except TypeError:  # a window that is a list, which no cache takes, or a mistake, which is told

@@ -78,22 +78,6 @@ fn kernels_of_the_covering_set_have_names() {
     refused("inspect fc_nothing", "inspect --list");
 }
 
-/// The simulator counts the kernel that the large problem gets, on a small one.
-#[test]
-fn a_small_version_is_simulated() {
-    let ended = without_tools("inspect --gpu sm_80 --shape 4x16x4096x64 --causal --simulate --json");
-    assert_eq!(ended.code, 0, "{}{}", ended.stdout, ended.stderr);
-    let json = ended.json();
-    let simulation = &json["simulation"];
-    assert_eq!(
-        (&simulation["clean"], &simulation["problem"]),
-        (&true.into(), &"1x1x192x64 f16, mask causal".into())
-    );
-    let count = |name: &str| simulation["counters"][name].as_u64().unwrap();
-    assert!(count("instructions") > 1000 && count("tensor_macs") > 0, "{simulation}");
-    assert!(count("global_sectors") > 0 && count("shared_wavefronts") > 0, "{simulation}");
-}
-
 #[test]
 fn problems_without_a_kernel_say_what_there_is() {
     refused("inspect --dtype f32 --gpu sm_90", "f16 and bf16");
