@@ -43,7 +43,7 @@ def attention(
         key_mask: which keys take part, bool, batch x keys: padding on the left or on the right.
         layout: ``"bhsd"`` for batch, heads, sequence, dim; ``"bshd"`` for batch, sequence, heads, dim.
         return_lse: also return the log-sum-exp of each row's scores, float32, batch x heads x sequence.
-        out: where to write the result; a new tensor where None.
+        out: where to write the result; a new tensor where None. It may be float32 where the others are not.
 
     Returns:
         The result, a tensor of q's framework and order; with ``return_lse`` a pair. Rows that see no key are zeros
