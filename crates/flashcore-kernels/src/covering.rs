@@ -170,15 +170,16 @@ impl Axes {
     }
 
     /// As [`Axes::extents`] for f32 outputs: what of the other options concerns them.
-    fn wide_extents(&self) -> [usize; 8] {
+    fn wide_extents(&self) -> [usize; 7] {
         let (gpus, dims, padding) = (self.gpus.len(), self.dims.len(), self.padding.len());
-        [WIDE.len(), dims, MASKS, padding, self.lengths.len(), gpus, DTYPES.len(), QUERIES.len()]
+        [WIDE.len(), dims, padding, self.lengths.len(), gpus, DTYPES.len(), QUERIES.len()]
     }
 
-    fn wide_member(&self, row: &[usize; 8]) -> Result<Member, ProblemError> {
-        let [output, dims, mask, padding, lengths, gpu, dtype, queries] = *row;
-        // Sinks take part in the LSE that parts are weighed by.
-        let (cap, sink) = (dims % FLAGS.len(), (mask + lengths) % SINKS.len());
+    fn wide_member(&self, row: &[usize; 7]) -> Result<Member, ProblemError> {
+        let [output, dims, padding, lengths, gpu, dtype, queries] = *row;
+        // Sinks take part in the LSE that parts are weighed by; masks leave rows without keys.
+        let (cap, sink, mask) =
+            (dims % FLAGS.len(), (dims + lengths) % SINKS.len(), (dims + 2 * gpu) % MASKS);
         self.member(&[dims, mask, padding, lengths, gpu, dtype, cap, sink, queries], WIDE[output])
     }
 
