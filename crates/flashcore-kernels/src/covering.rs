@@ -51,6 +51,30 @@ enum Kind {
     Ragged,
 }
 
+/// What becomes of the result.
+#[derive(Clone, Copy)]
+enum Output {
+    /// It is written in the inputs' type.
+    Same,
+    /// It is written in f32.
+    Wide,
+    /// It is merged into an f32 output.
+    Accumulated,
+}
+
+impl Output {
+    fn spec(self, spec: Spec) -> Spec {
+        let (out_dtype, accumulate) = match self {
+            Self::Same => (None, false),
+            Self::Wide => (Some(DType::F32), false),
+            Self::Accumulated => (Some(DType::F32), true),
+        };
+        Spec { out_dtype, accumulate, ..spec }
+    }
+}
+
+/// Results in f32.
+const WIDE: [Output; 2] = [Output::Wide, Output::Accumulated];
 const DTYPES: [DType; 2] = [DType::F16, DType::BF16];
 const FLAGS: [bool; 2] = [false, true];
 /// Types of sinks, where there are any.
@@ -86,6 +110,22 @@ const HOPPER: Axes = Axes {
     lengths: &[Kind::Uniform, Kind::Used, Kind::UsedKeys],
 };
 
+/// f32 outputs of the general kernel: rows of every width and alignment, all kinds of lengths.
+const WIDE_GENERAL: Axes = Axes {
+    gpus: &[Gpu::AMPERE, Gpu::BLACKWELL],
+    dims: &[(64, 64), (128, 128), (256, 256), (24, 40)],
+    padding: &[0, 2, 1],
+    lengths: &[Kind::Uniform, Kind::Used, Kind::UsedKeys, Kind::Ragged],
+};
+
+/// f32 outputs of the Hopper kernel: few accumulators and as many as there can be.
+const WIDE_HOPPER: Axes = Axes {
+    gpus: &[BUSY_HOPPER, Gpu::HOPPER],
+    dims: &[(64, 64), (128, 128), (256, 256)],
+    padding: &[0],
+    lengths: &[Kind::Uniform, Kind::Used, Kind::UsedKeys],
+};
+
 /// A problem too large to be simulated, whose tile small ones do not get.
 struct Large {
     heads: usize,
@@ -107,11 +147,17 @@ const LARGE: [Large; 7] = [
     Large { heads: 4, rows: 64, keys: 8192, dim: 128, mask: 1 },
 ];
 
-/// The set: at most 80 members.
+/// The set: at most 96 members.
 pub fn covering_set() -> Result<Vec<Member>, ProblemError> {
-    let members = |axes: &'static Axes| rows(&axes.extents()).into_iter().map(|row| axes.member(&row));
-    let large = (0..).zip(&LARGE).map(|(n, large)| large.member(DTYPES[n % DTYPES.len()]));
-    members(&GENERAL).chain(members(&HOPPER)).chain(large).collect()
+    let members =
+        |axes: &'static Axes| rows(&axes.extents()).into_iter().map(|row| axes.member(&row, Output::Same));
+    let wide = |axes: &'static Axes| rows(&axes.wide_extents()).into_iter().map(|row| axes.wide_member(&row));
+    let large = (0..).zip(&LARGE).map(|(n, large)| large.member(DTYPES[n % DTYPES.len()], Output::Same));
+    // The last is cut among the CTAs of a cluster.
+    let split =
+        WIDE.into_iter().zip(DTYPES).map(|(output, dtype)| LARGE[LARGE.len() - 1].member(dtype, output));
+    let all = members(&GENERAL).chain(members(&HOPPER)).chain(large);
+    all.chain(wide(&WIDE_GENERAL)).chain(wide(&WIDE_HOPPER)).chain(split).collect()
 }
 
 impl Axes {
@@ -123,7 +169,21 @@ impl Axes {
         [dims, masks, self.padding.len(), self.lengths.len(), gpus, dtypes, caps, sinks, QUERIES.len()]
     }
 
-    fn member(&self, row: &[usize; 9]) -> Result<Member, ProblemError> {
+    /// As [`Axes::extents`] for f32 outputs: what of the other options concerns them.
+    fn wide_extents(&self) -> [usize; 7] {
+        let (gpus, dims, padding) = (self.gpus.len(), self.dims.len(), self.padding.len());
+        [WIDE.len(), dims, padding, self.lengths.len(), gpus, DTYPES.len(), QUERIES.len()]
+    }
+
+    fn wide_member(&self, row: &[usize; 7]) -> Result<Member, ProblemError> {
+        let [output, dims, padding, lengths, gpu, dtype, queries] = *row;
+        // Sinks take part in the LSE that parts are weighed by; masks leave rows without keys.
+        let (cap, sink, mask) =
+            (dims % FLAGS.len(), (dims + lengths) % SINKS.len(), (dims + 2 * gpu) % MASKS);
+        self.member(&[dims, mask, padding, lengths, gpu, dtype, cap, sink, queries], WIDE[output])
+    }
+
+    fn member(&self, row: &[usize; 9], output: Output) -> Result<Member, ProblemError> {
         let [dims, mask, padding, lengths, gpu, dtype, cap, sink, queries] = *row;
         let (dim_qk, dim_v) = self.dims[dims];
         let (kind, queries) = (self.lengths[lengths], QUERIES[queries]);
@@ -142,18 +202,18 @@ impl Axes {
         };
         let sinks = SINKS[sink].map(|_| [0.5, -1.0].into());
         let values = Values { lengths: kind.lengths(queries), sinks };
-        let spec = Spec { sinks: SINKS[sink], ..spec.with(&values) };
+        let spec = output.spec(Spec { sinks: SINKS[sink], ..spec.with(&values) });
         Ok(Member { problem: spec.parse()?, values, gpu: self.gpus[gpu], like: None })
     }
 }
 
 impl Large {
     /// A small problem with the tile of this one.
-    fn member(&self, dtype: DType) -> Result<Member, ProblemError> {
+    fn member(&self, dtype: DType, output: Output) -> Result<Member, ProblemError> {
         let spec = |heads, rows, keys| {
             let layout = |seq| padded(Dims::new(1, heads, seq, self.dim), 0);
             let (q, kv) = (layout(rows)?, layout(keys)?);
-            Spec { mask: mask_of(self.mask), ..Spec::new(dtype, q, kv, kv) }.parse()
+            output.spec(Spec { mask: mask_of(self.mask), ..Spec::new(dtype, q, kv, kv) }).parse()
         };
         // Many rows keep a CTA busy for several tiles; where they are few, each tile has its own.
         let rows = if self.heads * self.rows > FEW_TILES * 10 { FEW_TILES } else { QUERIES[0] };

@@ -20,7 +20,7 @@ use tuned::Table;
 
 use flashcore_core::{DType, Layout, Problem};
 use flashcore_ptx::target::Target;
-use flashcore_tile::{Half, shared_limit};
+use flashcore_tile::{Element, Half, shared_limit};
 
 use crate::{
     forward_sm80::{self, Access},
@@ -233,7 +233,8 @@ fn hopper_config(
     let lengths = LengthsKind::of(problem).ok_or(PlanError::Lengths)?;
     Ok(KernelConfig::Sm90(hopper::with_policy(forward_sm90::Config {
         input: half,
-        output: half.element(),
+        output: output(problem, half),
+        accumulate: problem.accumulate(),
         dim_qk: problem.dim_qk() as u32,
         dim_v: problem.dim_v() as u32,
         mask: Sides::of(problem),
@@ -257,7 +258,8 @@ fn general_config(
     Ok(KernelConfig::Sm80(forward_sm80::Config {
         target: general::target(gpu),
         input: half,
-        output: half.element(),
+        output: output(problem, half),
+        accumulate: problem.accumulate(),
         dim_qk: problem.dim_qk() as u32,
         dim_v: problem.dim_v() as u32,
         shape,
@@ -267,6 +269,11 @@ fn general_config(
         sinks: problem.sinks(),
         access,
     }))
+}
+
+/// What the output is made of.
+fn output(problem: &Problem, half: Half) -> Element {
+    if problem.out_dtype() == DType::F32 { Element::F32 } else { half.element() }
 }
 
 /// What every kernel asks of a problem.
@@ -296,12 +303,13 @@ fn check(problem: &Problem, gpu: &Gpu) -> Result<Half, PlanError> {
 
 /// What every row of every tensor is aligned to.
 fn access(problem: &Problem, alignment: u64) -> Access {
-    let strides = |layout: &Layout| {
+    let strides = |(layout, dtype): (&Layout, DType)| {
         let dims = layout.dims().array();
         let used = dims.into_iter().zip(layout.strides()).take(3).filter(|&(extent, _)| extent > 1);
-        used.fold(0, |bits, (_, stride)| bits | (stride * problem.dtype().bytes()) as u64)
+        used.fold(0, |bits, (_, stride)| bits | (stride * dtype.bytes()) as u64)
     };
-    let layouts = [problem.q(), problem.k(), problem.v(), problem.out()];
-    let bits = layouts.into_iter().fold(alignment, |bits, layout| bits | strides(layout));
+    let inputs = [problem.q(), problem.k(), problem.v()].map(|layout| (layout, problem.dtype()));
+    let tensors = inputs.into_iter().chain([(problem.out(), problem.out_dtype())]);
+    let bits = tensors.fold(alignment, |bits, tensor| bits | strides(tensor));
     Access::widest_for(bits).unwrap_or(Access::B2)
 }

@@ -9,7 +9,7 @@ use flashcore_kernels::{
     plan, plan_tile,
 };
 use flashcore_lab::simulator::{self, Simulator};
-use flashcore_testkit::{Outcome, Rng, Rows, cases, judge, merge, suite, values};
+use flashcore_testkit::{Answer, Outcome, Rng, Rows, Rule, cases, merge, plain, properties, suite, values};
 use flashcore_tile::RegisterBudget;
 use half::{bf16, f16};
 
@@ -57,6 +57,18 @@ fn merges_are_right_under_every_schedule() {
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
+/// The laws of f32 outputs, on every family.
+#[test]
+fn kernels_obey_the_laws_of_f32_outputs() {
+    let laws: Vec<_> = properties::ALL.iter().rev().take(3).collect();
+    let dtypes = [DType::F16, DType::BF16];
+    let work: Vec<_> = (0..GPUS.len()).flat_map(|gpu| laws.iter().map(move |law| (gpu, *law))).collect();
+    all_pass(&work, |(n, &(gpu, law))| {
+        let outcome = law.check(&Simulator::new(GPUS[gpu]), dtypes[n % 2], 1);
+        (outcome != Outcome::Passed).then(|| format!("{} on {:?}: {outcome}", law.name, GPUS[gpu]))
+    });
+}
+
 /// Tiles that no rule chooses are right too: what passes the gate may be tuned to and come from a table.
 #[test]
 fn tiles_that_pass_the_gate_are_right() {
@@ -101,8 +113,9 @@ fn rows_do_not_feel_a_neighbour_that_grows() {
             Spec { mask, ..Spec::new(DType::F16, layout, layout, layout) }.parse().unwrap();
         let plan = plan(&problem, &gpu, 16).unwrap();
         let calm = normal_inputs::<f16>(&problem);
-        let both = [&calm, &with_growing_row(&calm, dim)]
-            .map(|inputs| launched(&Simulator::seeded(gpu, 1), (&problem, Values::NONE), &plan, inputs));
+        let both = [&calm, &with_growing_row(&calm, dim)].map(|inputs| {
+            launched::<f16, f16>(&Simulator::seeded(gpu, 1), (&problem, Values::NONE), &plan, inputs)
+        });
         let [Ok(calm), Ok(grown)] = both else { return Some(format!("{dim} features: a run fails")) };
         let unnoticed = mask == Mask::NONE && grown.instructions <= calm.instructions;
         let row = |run: &Launched<f16>, row: usize| {
@@ -163,9 +176,16 @@ fn all_pass<T: Sync>(items: &[T], check: impl Fn((usize, &T)) -> Option<String> 
 
 /// What is wrong with a plan's result, if anything.
 fn wrong<T: Element>(member: &Member, plan: &Plan, seed: usize) -> Option<String> {
-    let inputs = normal_inputs::<T>(&member.problem);
+    match member.problem.out_dtype() {
+        DType::F32 => wrong_in::<T, f32>(member, plan, seed),
+        _ => wrong_in::<T, T>(member, plan, seed),
+    }
+}
+
+fn wrong_in<T: Element, O: Element>(member: &Member, plan: &Plan, seed: usize) -> Option<String> {
+    let (problem, inputs) = (&member.problem, normal_inputs::<T>(&member.problem));
     let simulator = Simulator::seeded(member.gpu, seed as u64);
-    let run = || launched(&simulator, (&member.problem, &member.values), plan, &inputs);
+    let run = || launched::<T, O>(&simulator, (problem, &member.values), plan, &inputs);
     let (first, again) = match run().and_then(|first| Ok((first, run()?))) {
         Ok(both) => both,
         Err(error) => return Some(error),
@@ -174,9 +194,33 @@ fn wrong<T: Element>(member: &Member, plan: &Plan, seed: usize) -> Option<String
         return Some("results depend on the schedule".to_owned());
     }
     let slices = inputs.each_ref().map(|tensor| T::erase(tensor));
-    let instance = Instance::new(&member.problem, &member.values).ok()?;
-    let verdict = judge(instance, slices, T::erase(&first.out), Some(&first.lse), Rows::ALL);
+    let instance = Instance::new(problem, &member.values).ok()?;
+    let mut expected = [plain::reference, plain::yardstick].map(|plain| plain(instance, slices, Rows::ALL));
+    let answer =
+        |held: &Launched<O>| Answer::gather(problem, O::erase(&held.out), Some(&held.lse), Rows::ALL);
+    if problem.accumulate() {
+        let old = answer(&held::<O>(problem));
+        expected = expected.map(|answer| answer.onto(&old, instance));
+    }
+    let verdict = Rule::of(problem).judge(&answer(&first), &expected[0], &expected[1]);
     verdict.reason.map(|reason| reason.to_string())
+}
+
+/// What outputs hold before a launch: NaN, but where it is accumulated, something in every second row.
+fn held<O: Element>(problem: &Problem) -> Launched<O> {
+    let (mut rng, mut row) = (Rng::new(8), 0);
+    let (mut out, mut lse) = (tensor::<O>(problem.out(), || f32::NAN), vec![f32::NAN; problem.rows()]);
+    if problem.accumulate() {
+        lse.fill(f32::NEG_INFINITY);
+        values::for_each_row(problem.out(), |_, start| {
+            if row % 2 == 1 {
+                lse[row] = 2.0 + 2.0 * rng.normal();
+                out[start..start + problem.dim_v()].fill_with(|| O::from_f32(rng.normal()));
+            }
+            row += 1;
+        });
+    }
+    Launched { out, lse, instructions: 0 }
 }
 
 /// What a launch wrote, and how many instructions it took.
@@ -193,14 +237,14 @@ impl<T: Element> Launched<T> {
 }
 
 /// Runs a plan, every check on.
-fn launched<T: Element>(
+fn launched<T: Element, O: Element>(
     simulator: &Simulator,
     (problem, values): (&Problem, &Values),
     plan: &Plan,
     inputs: &[Vec<T>; 3],
-) -> Result<Launched<T>, String> {
-    let run = || -> Result<Launched<T>, BackendError> {
-        let (mut out, mut lse) = (tensor::<T>(problem.out(), || f32::NAN), vec![f32::NAN; problem.rows()]);
+) -> Result<Launched<O>, String> {
+    let run = || -> Result<Launched<O>, BackendError> {
+        let Launched { mut out, mut lse, .. } = held::<O>(problem);
         let mut call =
             HostCall::bind(problem, values, inputs.each_ref().map(Vec::as_slice), &mut out, Some(&mut lse))?;
         let outcome = simulator.launch(&mut call, plan)?;

@@ -2,7 +2,7 @@
 
 use std::{fmt, ops::Range};
 
-use flashcore_core::{Data, Problem};
+use flashcore_core::{Data, Instance, Problem, Sequences};
 
 use crate::values;
 
@@ -121,6 +121,34 @@ impl Answer {
             answer.lse.extend(lse.map(|lse| f64::from(lse[problem.lse_index(batch, head, seq)])));
         }
         answer
+    }
+
+    /// What accumulating this answer to `problem` makes of `old`: rows that are not used stay as they are, the others are
+    /// weighed by their LSE.
+    #[must_use]
+    pub fn onto(&self, old: &Self, problem: Instance<'_>) -> Self {
+        let mut sum = self.clone();
+        for row in 0..self.grid.total_rows() {
+            let features = row * self.grid.dim..(row + 1) * self.grid.dim;
+            let Position { batch, seq, .. } = self.grid.position(features.start);
+            let used = matches!(problem.sequences_kind(), Sequences::Used { .. });
+            if used && seq >= problem.sequence(batch).q_len {
+                sum.out[features.clone()].copy_from_slice(&old.out[features]);
+                sum.lse[row] = old.lse[row];
+                sum.sees_nothing.iter_mut().skip(row).take(1).for_each(|nothing| *nothing = false);
+            } else if old.lse[row] > f64::NEG_INFINITY {
+                let lses = [old.lse[row], self.lse[row]];
+                let top = lses[0].max(lses[1]);
+                let lse = top + lses.iter().map(|lse| (lse - top).exp()).sum::<f64>().ln();
+                let [of_old, of_new] = lses.map(|lse_part| (lse_part - lse).exp());
+                for i in features {
+                    sum.out[i] = old.out[i] * of_old + self.out[i] * of_new;
+                }
+                sum.lse[row] = lse;
+                sum.sees_nothing.iter_mut().skip(row).take(1).for_each(|nothing| *nothing = false);
+            }
+        }
+        sum
     }
 
     /// Some rows of some heads of a batch entry of a result with LSE.

@@ -3,7 +3,7 @@
 use flashcore_core::{Backend, BackendError, DataMut, Element, HostCall, Problem, Ran};
 
 use crate::{
-    answer::{Answer, Position},
+    answer::{Answer, Position, Rows},
     plain,
 };
 
@@ -17,7 +17,13 @@ impl Backend for NaiveBackend {
     }
 
     fn forward(&self, call: &mut HostCall<'_>) -> Result<Ran, BackendError> {
-        let answer = plain::single(call.instance(), call.inputs());
+        let mut answer = plain::single(call.instance(), call.inputs());
+        if call.problem().accumulate() {
+            let (problem, instance) = (call.problem(), call.instance());
+            let (out, lse) = call.outputs();
+            let old = Answer::gather(problem, out.as_data(), lse.as_deref(), Rows::ALL);
+            answer = answer.onto(&old, instance);
+        }
         write(&answer, call);
         Ok(Ran { kernel: "unfused".to_owned() })
     }

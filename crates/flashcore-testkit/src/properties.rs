@@ -6,12 +6,12 @@
 
 use std::ops::Range;
 
-use flashcore_core::{Backend, DType, Dims, Element, Lengths, Mask};
+use flashcore_core::{Backend, DType, Data, DataMut, Dims, Element, HostCall, Lengths, Mask, Spec};
 use half::{bf16, f16};
 
 use crate::{
-    answer::Answer,
-    bench::Bench,
+    answer::{Answer, Rows},
+    bench::{Bench, Trouble},
     cases::{Case, Tag},
     compare::Rule,
     inputs::{Inputs, Placement},
@@ -61,6 +61,9 @@ properties! {
     "packed sequences equal single ones" => ragged_equals_single,
     "used lengths equal a shorter problem" => used_equals_shorter,
     "the result is the same without LSE" => lse_is_optional,
+    "an f32 output is nearer to f64" => wide_is_nearer,
+    "parts that are accumulated equal the whole" => accumulated_parts,
+    "accumulating leaves unused rows alone" => unused_rows_stay,
 }
 
 type Values = [Vec<f32>; 3];
@@ -195,21 +198,10 @@ fn lse_merge<T: Element>(backend: &dyn Backend, seed: u64) -> Result<(), Outcome
         let values = [q.clone(), pick_rows(&k, case.k, &rows), pick_rows(&v, case.k, &rows)];
         run::<T>(backend, &part, &values, seed)
     };
-    let merged = merge(&run_part(0..61)?, &run_part(61..150)?);
-    expect::<T>(&merged, &case, &[q, k, v], seed)
-}
-
-/// Attention over the keys of both, from attention over the keys of each.
-fn merge(a: &Answer, b: &Answer) -> Answer {
-    let mut merged = a.clone();
-    for (row, out) in merged.out.chunks_exact_mut(a.grid.dim).enumerate() {
-        let lse = (a.lse[row].exp() + b.lse[row].exp()).ln();
-        let [of_a, of_b] = [a, b].map(|part| (part.lse[row] - lse).exp());
-        let other = &b.out[row * a.grid.dim..];
-        out.iter_mut().zip(other).for_each(|(x, y)| *x = *x * of_a + y * of_b);
-        merged.lse[row] = lse;
-    }
-    merged
+    let (left, right) = (run_part(0..61)?, run_part(61..150)?);
+    let values = [q.clone(), k.clone(), v.clone()];
+    let merged = right.onto(&left, Bench::<T>::holding(&case, seed, &values)?.instance());
+    expect::<T>(&merged, &case, &values, seed)
 }
 
 fn grouped_heads<T: Element>(backend: &dyn Backend, seed: u64) -> Result<(), Outcome> {
@@ -263,6 +255,80 @@ fn lse_is_optional<T: Element>(backend: &dyn Backend, seed: u64) -> Result<(), O
     let values = draw(&case, seed);
     let bench = Bench::<T>::holding(&case, seed, &values)?;
     expect::<T>(&bench.run(backend, false)?.answer(bench.problem()), &case, &values, seed)
+}
+
+/// An f32 output and its LSE.
+type Held = (Vec<f32>, Vec<f32>);
+
+/// Runs the bench's problem with an f32 output, dense, or accumulates it onto what is held.
+fn run_wide<T: Element>(
+    backend: &dyn Backend,
+    bench: &Bench<T>,
+    accumulate: bool,
+    held: &mut Held,
+) -> Result<Answer, Outcome> {
+    let spec = Spec { out: None, out_dtype: Some(DType::F32), accumulate, ..bench.problem().spec().clone() };
+    let problem = spec.parse().map_err(Trouble::from)?;
+    let (out, lse) = (DataMut::F32(&mut held.0), Some(held.1.as_mut_slice()));
+    let call = HostCall::bind_erased(&problem, bench.instance().values(), bench.data(), out, lse);
+    backend.forward(&mut call.map_err(Trouble::from)?).map_err(Trouble::from)?;
+    Ok(Answer::gather(&problem, Data::F32(&held.0), Some(&held.1), Rows::ALL))
+}
+
+/// Memory for the bench's result that holds nothing yet: an LSE of −∞ says so, whatever the rows hold.
+fn nothing_held<T: Element>(bench: &Bench<T>) -> Held {
+    let rows = bench.problem().rows();
+    (vec![f32::NAN; rows * bench.problem().dim_v()], vec![f32::NEG_INFINITY; rows])
+}
+
+fn wide_is_nearer<T: Element>(backend: &dyn Backend, seed: u64) -> Result<(), Outcome> {
+    let case = Case { mask: Mask::CAUSAL, ..plain([1, 2, 1, 70, 150]) };
+    let values = draw(&case, seed);
+    let bench = Bench::<T>::holding(&case, seed, &values)?;
+    let wide = run_wide(backend, &bench, false, &mut nothing_held(&bench))?;
+    expect::<T>(&wide, &case, &values, seed)?;
+    let (narrow, oracle) = (bench.run(backend, true)?.answer(bench.problem()), bench.oracle());
+    let error = |answer: &Answer| answer.out.iter().zip(&oracle.out).map(|(a, b)| (a - b).abs()).sum::<f64>();
+    let nearer = T::DTYPE == DType::F32 || error(&wide) < error(&narrow);
+    if nearer { Ok(()) } else { Err(broken(format!("off by {} in f32, {}", error(&wide), error(&narrow)))) }
+}
+
+fn accumulated_parts<T: Element>(backend: &dyn Backend, seed: u64) -> Result<(), Outcome> {
+    for heads in [2, 4] {
+        let case = plain([2, heads, 1, 70 / heads * 2, 150]);
+        let [q, k, v] = draw(&case, seed);
+        let mut held = nothing_held(&Bench::<T>::holding(&case, seed, &[q.clone(), k.clone(), v.clone()])?);
+        let mut got = None;
+        for keys in [0..61, 61..64, 64..150] {
+            let rows: Vec<usize> = keys.collect();
+            let part = Case { k: Dims { seq: rows.len(), ..case.k }, ..case.clone() };
+            let values = [q.clone(), pick_rows(&k, case.k, &rows), pick_rows(&v, case.k, &rows)];
+            let bench = Bench::<T>::holding(&part, seed, &values)?;
+            got = Some(run_wide(backend, &bench, true, &mut held)?);
+        }
+        got.map_or(Ok(()), |got| expect::<T>(&got, &case, &[q, k, v], seed))?;
+    }
+    Ok(())
+}
+
+fn unused_rows_stay<T: Element>(backend: &dyn Backend, seed: u64) -> Result<(), Outcome> {
+    let lengths = Lengths::used([40, 64, 0], [70, 1, 130]);
+    let case = Case { lengths, mask: Mask::CAUSAL, ..plain([3, 2, 1, 64, 130]) };
+    let bench = Bench::<T>::holding(&case, seed, &draw(&case, seed))?;
+    let (mut held, mut rng) = (nothing_held(&bench), Rng::new(seed));
+    // Every second row holds something.
+    for (row, lse) in held.0.chunks_exact_mut(64).zip(&mut held.1).step_by(2) {
+        row.fill_with(|| rng.normal());
+        *lse = 3.0 * rng.normal();
+    }
+    let old = Answer::gather(bench.problem(), Data::F32(&held.0), Some(&held.1), Rows::ALL);
+    let got = run_wide(backend, &bench, true, &mut held)?;
+    let [oracle, yardstick] =
+        [bench.oracle(), bench.yardstick()].map(|answer| answer.onto(&old, bench.instance()));
+    let verdict = Rule::of(bench.problem()).judge(&got, &oracle, &yardstick);
+    verdict.reason.map_or(Ok(()), |reason| Err(broken(reason)))?;
+    let rows = |answer: &Answer| answer.part(0, 0..2, 40..64);
+    expect_same_bits(&rows(&got), &rows(&old))
 }
 
 /// The distance from 1 to the next number.

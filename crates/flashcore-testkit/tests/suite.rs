@@ -67,6 +67,9 @@ fn every_law_is_broken_by_a_mutant() {
         "takes packed sequences for one",
         "reads beyond used lengths",
         "needs LSE",
+        "keeps 8 bits",
+        "weights sum to 1.02",
+        "weights sum to 1.02",
     ];
     let mutants = mutants::all();
     assert_eq!(properties::ALL.len(), breaks.len());

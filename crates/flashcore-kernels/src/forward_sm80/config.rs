@@ -19,8 +19,10 @@ pub struct Config {
     pub target: Target,
     /// What Q, K and V are made of; probabilities are rounded to it too.
     pub input: Half,
-    /// What the output is made of.
+    /// What the output is made of: as the input, or f32.
     pub output: Element,
+    /// Whether the result is merged into what output and LSE hold already; the output is f32 then.
+    pub accumulate: bool,
     /// Features of queries and keys: a multiple of 8.
     pub dim_qk: u32,
     /// Features of values: a multiple of 8.
@@ -81,8 +83,9 @@ impl Shape {
         let [qk, v] = dims.map(padded);
         let first = self.tile_m() * qk;
         let ring = self.stages * self.tile_n * (qk + v);
-        // The output is gathered where Q and the ring were.
-        (input.element().bytes() * (first + ring)).max(output.bytes() * self.tile_m() * v)
+        // The output is gathered where Q and the ring were; f32 leaves from registers.
+        let staging = if output == Element::F32 { 0 } else { output.bytes() * self.tile_m() * v };
+        (input.element().bytes() * (first + ring)).max(staging)
     }
 }
 
@@ -95,6 +98,11 @@ impl Config {
     /// Shared memory of a CTA.
     pub fn shared_bytes(&self) -> u32 {
         self.shape.shared_bytes(self.input, self.output, [self.dim_qk, self.dim_v])
+    }
+
+    /// Whether rows of the output are f32 and leave from registers.
+    pub(super) fn wide(&self) -> bool {
+        self.output == Element::F32
     }
 
     /// The kernel's name: every field of the config is in it.
@@ -119,6 +127,7 @@ impl Config {
         option(self.softcap, "_cap");
         option(self.sinks.is_some(), sink_name(self.sinks));
         option(self.output != input, &format!("_to_{}", self.output.name()));
+        option(self.accumulate, "_acc");
         option(self.access != Access::B16, &format!("_a{}", self.access.bytes()));
         Ident::new(name).expect("made of legal parts")
     }

@@ -8,8 +8,12 @@ use flashcore_tile::{
     Val,
 };
 
-use super::load::Access;
-use crate::parts::{row_end::LseOutput, softmax::Finished};
+use super::{Config, load::Access};
+use crate::parts::{
+    row_end::{LseOutput, thread_rows},
+    softmax::Finished,
+    wide::{self, Ended, Vector, WideRows},
+};
 
 const WARP: u32 = 32;
 
@@ -115,6 +119,51 @@ impl Output {
         for (n, group) in words.chunks_exact(per_store).enumerate() {
             let group: Vec<Val<U32>> = group.iter().map(|&word| word.into()).collect();
             b.store_global(at(n * per_store * 4), &group);
+        }
+    }
+}
+
+/// Where a warp's rows of an f32 output go, from registers.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct WideOutput {
+    /// Address of the tile's first row, and bytes between rows.
+    pub(super) to: Reg<U64>,
+    pub(super) stride: Reg<U64>,
+    /// First row of the warp in the tile.
+    pub(super) warp_row: Reg<U32>,
+    /// Rows of the tile that are written.
+    pub(super) rows: Reg<S32>,
+}
+
+impl WideOutput {
+    /// Writes 16 rows of the warp for each accumulator, and their LSE.
+    #[track_caller]
+    pub(super) fn write(&self, b: &mut Builder, cfg: &Config, lse: &Lse, tiles: &[(Acc, Finished)]) {
+        let lane = b.lane();
+        let lse_output = LseOutput::new(b, lse.base, lane);
+        let column = wide::first_column(b, lane, None);
+        let start = b.let_(self.to + column);
+        for (m, (acc, finished)) in (0..).zip(tiles) {
+            let first = b.let_(self.warp_row + m * MMA_M);
+            let rows = thread_rows(b, first, lane);
+            let there = rows.map(|row| b.let_(row.signed().lt(self.rows)));
+            let lse_at = rows.map(|row| b.let_(lse.to + row.mul_wide(4)));
+            let to = rows.map(|row| b.let_(row.widen() * self.stride + start));
+            let mut ended = Ended::from(*finished);
+            if cfg.accumulate {
+                let old = wide::old_lse(b, lse_at, there);
+                ended = Ended::merged(b, *finished, old);
+                // Every lane of a quad has read what one of them writes.
+                b.sync_warp();
+            }
+            for row in 0..there.len() {
+                let who = b.let_(there[row] & lse_output.writes);
+                LseOutput::write(b, who, lse_at[row], ended.lse[row]);
+            }
+            let vectors: Vec<Vector> = acc.regs().chunks_exact(4).map(|v| [v[0], v[1], v[2], v[3]]).collect();
+            let pairs = cfg.access >= Access::B8;
+            let vectors = &vectors[..(cfg.dim_v / 8) as usize];
+            WideRows { to, there, pairs }.write(b, &ended, vectors, |_, _| None);
         }
     }
 }

@@ -3,7 +3,7 @@
 //! ```text
 //! layout      Q tile | ring of stages, each a K tile and a V tile; the output is gathered where they were
 //! loop        wait for a stage · barrier · start the next load · QKᵀ · mask · softmax · PV
-//! epilogue    normalise · round · shared memory · global memory
+//! epilogue    normalise · round · shared memory · global memory; f32 rows from registers to global memory
 //! ```
 //! A CTA works on one tile of query rows and walks its key tiles from the last to the first: tiles that the mask or
 //! the end of the sequence cuts come first, then the whole ones, then those that the left bound cuts. Reads Q, K, V,
@@ -49,10 +49,10 @@ pub(crate) struct Arguments {
 impl Arguments {
     fn declare(b: &mut Builder, params: &mut Params<Problem>, cfg: &Config) -> Self {
         Self {
-            q: TensorArgument::declare(b, params, "q", slots::Q, Problem::q),
-            k: TensorArgument::declare(b, params, "k", slots::K, Problem::k),
-            v: TensorArgument::declare(b, params, "v", slots::V, Problem::v),
-            out: TensorArgument::declare(b, params, "out", slots::OUT, Problem::out),
+            q: TensorArgument::declare(b, params, "q", slots::Q, |p| (p.q(), p.dtype())),
+            k: TensorArgument::declare(b, params, "k", slots::K, |p| (p.k(), p.dtype())),
+            v: TensorArgument::declare(b, params, "v", slots::V, |p| (p.v(), p.dtype())),
+            out: TensorArgument::declare(b, params, "out", slots::OUT, |p| (p.out(), p.out_dtype())),
             lse: params.buffer(b, "lse", slots::LSE),
             sinks: SinkArgument::declare(b, params, cfg.sinks),
             schedule: Schedule::declare(b, params, cfg.lengths, cfg.shape.tile_m()),
@@ -69,8 +69,8 @@ pub(crate) struct Layout {
     q: SmemTile,
     k: SmemTile,
     v: SmemTile,
-    /// Where the output is gathered, over the other tiles.
-    staging: SmemTile,
+    /// Where the output is gathered, over the other tiles, unless it is f32 and leaves from registers.
+    staging: Option<SmemTile>,
 }
 
 impl Layout {
@@ -81,10 +81,14 @@ impl Layout {
         let q = b.smem_tile(input, [tile_m, qk], input.swizzle(qk), 1);
         let k = b.smem_tile(input, [tile_n, qk], input.swizzle(qk), stages);
         let values = b.smem_tile(input, [tile_n, v], input.swizzle(v), stages);
-        // Narrow keys leave too little room for wide values.
-        let missing = (output.bytes() * tile_m * v).saturating_sub(values.offset() + stages * values.bytes());
-        b.shared(missing, 1);
-        Self { q, k, v: values, staging: b.smem_tile_over(0, output, [tile_m, v], output.swizzle(v)) }
+        let staging = (!cfg.wide()).then(|| {
+            // Narrow keys leave too little room for wide values.
+            let needed = output.bytes() * tile_m * v;
+            let missing = needed.saturating_sub(values.offset() + stages * values.bytes());
+            b.shared(missing, 1);
+            b.smem_tile_over(0, output, [tile_m, v], output.swizzle(v))
+        });
+        Self { q, k, v: values, staging }
     }
 }
 

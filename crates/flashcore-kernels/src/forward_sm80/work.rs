@@ -1,13 +1,13 @@
 //! One CTA's work: a tile of query rows against its key tiles, from the last to the first.
 
 use flashcore_tile::{
-    Acc, Builder, Cta, MMA_M, MatrixOrder, MatrixRows, Reg, S32, Scope, U32, Uniform, Val, Warp,
+    Acc, Builder, Cta, MMA_M, MatrixOrder, MatrixRows, Reg, S32, Scope, SmemTile, U32, Uniform, Val, Warp,
 };
 
 use super::{
     Arguments, Config, Layout, Shape,
     block::{Block, row_end},
-    epilogue::{Lse, Output},
+    epilogue::{Lse, Output, WideOutput},
     load::TileLoad,
     products::{Queries, outputs, scores},
     schedule::Tile,
@@ -36,18 +36,23 @@ pub(super) fn row_tile(b: &mut Builder, cfg: &Config, args: &Arguments, layout: 
         .map(|(n, block)| row_end(b, cfg, block, sink, rows.thread, tile.q_len, n))
         .collect();
     let lse = args.lse_of_row(b, &tile);
-    Lse { base: args.lse, to: lse, warp_row: rows.warp, rows: rows.written }.write(b, &finished);
+    let lse = Lse { base: args.lse, to: lse, warp_row: rows.warp, rows: rows.written };
+    let Some(staging) = layout.staging else {
+        b.wait_copies(0);
+        return wide_output(b, cfg, args, &tile, &rows).write(b, cfg, &lse, &finished);
+    };
+    lse.write(b, &finished);
     // Other warps may still read what the output is gathered over, and without keys nobody has waited for Q.
     b.wait_copies(0);
     b.sync_cta();
-    output(b, cfg, args, layout, &tile, &rows).write(b, &finished);
+    output(b, cfg, args, staging, &tile, &rows).write(b, &finished);
 }
 
 fn output(
     b: &mut Builder,
     cfg: &Config,
     args: &Arguments,
-    layout: &Layout,
+    staging: SmemTile,
     tile: &Tile,
     rows: &Rows,
 ) -> Output {
@@ -56,11 +61,22 @@ fn output(
         element: cfg.output,
         access: cfg.access,
         dim: cfg.dim_v,
-        staging: layout.staging,
+        staging,
         to: tile.row_address(b, &args.out, tile.head, first_row),
         stride: args.out.row,
         warp_row: rows.warp,
         rows: rows.written,
+    }
+}
+
+fn wide_output(b: &mut Builder, cfg: &Config, args: &Arguments, tile: &Tile, rows: &Rows) -> WideOutput {
+    let first_row = b.let_(tile.q_start + tile.first_row);
+    WideOutput {
+        to: tile.row_address(b, &args.out, tile.head, first_row),
+        stride: args.out.row,
+        warp_row: rows.warp,
+        // Rows that are not used are left alone where others are added to.
+        rows: if cfg.accumulate { rows.there } else { rows.written },
     }
 }
 

@@ -16,8 +16,10 @@ use crate::{
 pub struct Config {
     /// What Q, K and V are made of; probabilities are rounded to it too.
     pub input: Half,
-    /// What the output is made of.
+    /// What the output is made of: as the input, or f32.
     pub output: Element,
+    /// Whether the result is merged into what output and LSE hold already; the output is f32 then.
+    pub accumulate: bool,
     /// Features of queries and keys: a multiple of 8.
     pub dim_qk: u32,
     /// Features of values: a multiple of 8.
@@ -189,6 +191,9 @@ impl Config {
         if self.output != input {
             name.push_str(&format!("_to_{}", self.output.name()));
         }
+        if self.accumulate {
+            name.push_str("_acc");
+        }
         if self.pack > 1 {
             name.push_str(&format!("_pack{}", self.pack));
         }
@@ -203,12 +208,21 @@ impl Config {
 
     /// Shared memory of a CTA, but for barriers and what parts of a tile are merged in.
     pub const fn shared_bytes(&self) -> u32 {
-        let Shape { tile_n, stages, q_stages, staging, order, .. } = self.shape;
+        let Shape { tile_n, stages, q_stages, staging, .. } = self.shape;
         let (qk, v) = (self.padded(self.dim_qk), self.padded(self.dim_v));
         let input = q_stages * self.tile_m() * qk + stages * tile_n * (qk + v);
-        // Parts of a tile are merged without staging.
-        let output = if order.parts() > 1 { 0 } else { self.tile_m() * staging.places * staging.cols };
+        let output = if self.stages_output() { self.tile_m() * staging.places * staging.cols } else { 0 };
         input * self.input.element().bytes() + output * self.output.bytes()
+    }
+
+    /// Whether rows of the output are f32 and leave from registers.
+    pub(super) const fn wide(&self) -> bool {
+        matches!(self.output, Element::F32)
+    }
+
+    /// Whether rows of the output are gathered in shared memory: parts of a tile and f32 rows leave from registers.
+    pub(super) const fn stages_output(&self) -> bool {
+        self.shape.order.parts() == 1 && !self.wide()
     }
 
     /// Registers of a thread before the roles share them.

@@ -1,8 +1,9 @@
-//! The epilogue: a warp's 16 rows of the output go to shared memory and from there by tensor copy to global memory.
+//! The epilogue: a warp's 16 rows of the output go to shared memory and from there by tensor copy to global memory, f32
+//! rows straight from registers.
 
 use std::ops::Range;
 
-use flashcore_tile::{Acc, Builder, F32, Pred, Reg, Shared, U32, Val};
+use flashcore_tile::{Acc, Builder, F32, Pred, Reg, Shared, U32, U64, Val};
 
 use super::{
     consumer::Consumer,
@@ -10,14 +11,56 @@ use super::{
 };
 use crate::parts::{
     row_end::{self, LseOutput},
-    softmax::Rows,
+    softmax::{Finished, Rows},
+    wide::{self, Ended, Vector, WideRows},
 };
 
 /// Columns of 16-bit elements that one stmatrix writes: two matrices side by side.
 const PAIR_COLS: u32 = 16;
 
+/// How the rows of this warp leave.
+pub(super) enum Epilogue {
+    /// Through shared memory, by tensor copies.
+    Staged(Staged),
+    /// From registers, being f32.
+    Wide,
+}
+
+impl Epilogue {
+    pub(super) fn new(b: &mut Builder, consumer: &Consumer<'_>) -> Self {
+        if consumer.cfg.wide() { Self::Wide } else { Self::Staged(Staged::new(b, consumer)) }
+    }
+
+    /// Writes the rows of one tile.
+    pub(super) fn write(
+        &self,
+        b: &mut Builder,
+        consumer: &Consumer<'_>,
+        tile: &Tile,
+        output: &Acc,
+        ended: Ended,
+    ) {
+        match self {
+            Self::Staged(staged) => staged.write(b, consumer, tile, output, ended.factor),
+            Self::Wide => {
+                let vectors: Vec<Vector> =
+                    output.regs().chunks_exact(4).map(|v| [v[0], v[1], v[2], v[3]]).collect();
+                let rows = consumer.wide_rows(b, tile, None);
+                rows.write(b, &ended, &vectors, |_, _| None);
+            }
+        }
+    }
+
+    /// Waits until every store has been written; at the end of the kernel.
+    pub(super) fn drain(&self, b: &mut Builder) {
+        if let Self::Staged(staged) = self {
+            b.predicated(staged.leader, Builder::tma_wait);
+        }
+    }
+}
+
 /// Where this warp gathers its rows.
-pub(super) struct Epilogue {
+pub(super) struct Staged {
     /// The warp's own staging tiles.
     staging: Shared,
     /// This lane's address for each pair of matrices in the first slab.
@@ -25,8 +68,8 @@ pub(super) struct Epilogue {
     leader: Pred,
 }
 
-impl Epilogue {
-    pub(super) fn new(b: &mut Builder, consumer: &Consumer<'_>) -> Self {
+impl Staged {
+    fn new(b: &mut Builder, consumer: &Consumer<'_>) -> Self {
         let tile = consumer.layout.staging;
         let warp = b.let_((consumer.group << 2) + consumer.warp);
         let skip = b.let_(warp * (consumer.cfg.shape.staging.places * tile.bytes()));
@@ -37,14 +80,7 @@ impl Epilogue {
     }
 
     /// Scales the rows of one tile by `factor` and writes them by tensor copy.
-    pub(super) fn write(
-        &self,
-        b: &mut Builder,
-        consumer: &Consumer<'_>,
-        tile: &Tile,
-        output: &Acc,
-        factor: Rows<F32>,
-    ) {
+    fn write(&self, b: &mut Builder, consumer: &Consumer<'_>, tile: &Tile, output: &Acc, factor: Rows<F32>) {
         let (staging, places) = (consumer.layout.staging, consumer.cfg.shape.staging.places);
         let parts = output.cols().div_ceil(staging.cols() as usize) as u32;
         // Places are taken in turn; where a tile ends out of turn, the next one begins with the place used last.
@@ -71,19 +107,15 @@ impl Epilogue {
     fn store(&self, b: &mut Builder, consumer: &Consumer<'_>, tile: &Tile, cols: Range<u32>, place: u32) {
         let row = consumer.warp_row(b, tile);
         let staging = consumer.layout.staging;
+        let Some(map) = consumer.args.out else { return };
         b.predicated(self.leader, |b| {
             for (slab, col) in (0..staging.slabs()).zip(cols.step_by(staging.slab_cols() as usize)) {
                 let from = self.staging.at(place + slab * staging.slab_bytes());
                 let at = tile.coordinates(b, consumer.cfg, col, row);
-                b.tma_store(consumer.args.out, from, at);
+                b.tma_store(map, from, at);
             }
             b.tma_commit();
         });
-    }
-
-    /// Waits until every store has been written; at the end of the kernel.
-    pub(super) fn drain(&self, b: &mut Builder) {
-        b.predicated(self.leader, Builder::tma_wait);
     }
 
     /// All but the `pending` latest copies must have read their staging tiles.
@@ -108,21 +140,84 @@ impl Epilogue {
 }
 
 impl Consumer<'_> {
+    /// What this thread's rows become when they are written.
+    pub(super) fn end_rows(&self, b: &mut Builder, tile: &Tile, finished: Finished) -> Ended {
+        let ended = if self.cfg.accumulate {
+            let old = self.old_lse(b, tile, None);
+            Ended::merged(b, finished, old)
+        } else {
+            finished.into()
+        };
+        self.without_unused(b, tile, ended)
+    }
+
+    /// Rows of an f32 output that lie beyond the used queries become zeros, where they are not left alone.
+    pub(super) fn without_unused(&self, b: &mut Builder, tile: &Tile, ended: Ended) -> Ended {
+        if !self.cfg.wide() || self.cfg.accumulate || !self.cfg.lengths.cuts_queries() {
+            return ended;
+        }
+        let beyond = self.beyond_use(b, tile);
+        ended.without(b, beyond)
+    }
+
+    /// What the LSE of this thread's rows was before, for all threads or for those for which `who` holds.
+    pub(super) fn old_lse(&self, b: &mut Builder, tile: &Tile, who: Option<Pred>) -> Rows<F32> {
+        let (at, there): (Vec<_>, Vec<_>) = self
+            .thread_rows(b, tile)
+            .into_iter()
+            .map(|row| {
+                let (position, at) = self.lse_place(b, tile, row);
+                let there = b.let_(position.lt(self.rows_written(tile)));
+                (at, who.map_or(there, |who| b.let_(there & who)))
+            })
+            .unzip();
+        wide::old_lse(b, [at[0], at[1]], [there[0], there[1]])
+    }
+
+    /// Rows of the tile's sequence that are written: all, or where others are added to, those in use.
+    fn rows_written(&self, tile: &Tile) -> Reg<U32> {
+        if self.cfg.accumulate { tile.q_len } else { self.args.lengths.seq_q }
+    }
+
+    /// Where this thread's rows of an f32 output lie, from vector `first` of a row on.
+    pub(super) fn wide_rows(&self, b: &mut Builder, tile: &Tile, first: Option<Reg<U32>>) -> WideRows {
+        let out = self.args.out_rows.expect("an f32 output is written by address");
+        let column = wide::first_column(b, self.lane, first);
+        let (to, there): (Vec<_>, Vec<_>) = self
+            .thread_rows(b, tile)
+            .into_iter()
+            .map(|row| {
+                let (head, position) = (tile.head_of(b, self.cfg, row), position(b, self.cfg, row));
+                let start = out.at(b, tile.batch, head, position);
+                (b.let_(start + column), b.let_(position.lt(self.rows_written(tile))))
+            })
+            .unzip();
+        WideRows { to: [to[0], to[1]], there: [there[0], there[1]], pairs: true }
+    }
+
     /// Writes the LSE of this thread's rows, where they exist and somebody wants them.
     pub(super) fn write_lse(&self, b: &mut Builder, tile: &Tile, mut lse: Rows<F32>) {
         let (cfg, args) = (self.cfg, self.args);
-        if cfg.lengths.cuts_queries() {
+        if cfg.accumulate {
+            // Every lane of a quad has read what one of them writes.
+            b.sync_warp();
+        } else if cfg.lengths.cuts_queries() {
             let beyond = self.beyond_use(b, tile);
             lse = std::array::from_fn(|row| row_end::lse_of_used(b, beyond[row], lse[row]));
         }
         let output = LseOutput::new(b, args.lse, self.lane);
         for (row, value) in self.thread_rows(b, tile).into_iter().zip(lse) {
-            let (head, position) = (tile.flat_head_of(b, cfg, row), position(b, cfg, row));
-            let index = b.let_(head.mul_wide(args.lengths.seq_q) + position.widen());
-            let bytes = b.let_(index * 4);
-            let to = b.let_(args.lse + bytes);
-            let who = b.let_(output.writes & position.lt(args.lengths.seq_q));
+            let (position, to) = self.lse_place(b, tile, row);
+            let who = b.let_(output.writes & position.lt(self.rows_written(tile)));
             LseOutput::write(b, who, to, value);
         }
+    }
+
+    /// Position of a row in its sequence, and where its LSE lies.
+    fn lse_place(&self, b: &mut Builder, tile: &Tile, row: Reg<U32>) -> (Reg<U32>, Reg<U64>) {
+        let (head, position) = (tile.flat_head_of(b, self.cfg, row), position(b, self.cfg, row));
+        let index = b.let_(head.mul_wide(self.args.lengths.seq_q) + position.widen());
+        let bytes = b.let_(index * 4);
+        (position, b.let_(self.args.lse + bytes))
     }
 }

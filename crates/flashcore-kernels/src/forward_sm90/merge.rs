@@ -12,7 +12,10 @@ use super::{
     consumer::Consumer,
     schedule::{Tile, position},
 };
-use crate::parts::softmax::{Finished, Rows, Softmax};
+use crate::parts::{
+    softmax::{Finished, Rows, Softmax},
+    wide::{Ended, Vector},
+};
 
 /// Values that a thread moves at once.
 const VECTOR: u32 = 4;
@@ -34,9 +37,14 @@ const fn stride(cfg: Config) -> u32 {
     cfg.shape.consumers * WARPGROUP * VECTOR * 4
 }
 
-/// Bytes of what one CTA sends to another: a vector of references and sums, and a share of the output.
+/// Vectors before the output's in a message: references and sums, and what the rows' LSE was if it is accumulated.
+const fn heads(cfg: Config) -> u32 {
+    if cfg.accumulate { 2 } else { 1 }
+}
+
+/// Bytes of what one CTA sends to another: these vectors and a share of the output.
 const fn message_bytes(cfg: Config) -> u32 {
-    stride(cfg) + share(cfg) * stride(cfg)
+    (heads(cfg) + share(cfg)) * stride(cfg)
 }
 
 /// Where the parts of a cluster lie in shared memory.
@@ -66,10 +74,17 @@ impl Exchange {
 /// Merges the parts of a tile and writes it; executed by all consumers of all CTAs of the cluster.
 pub(super) fn merge(b: &mut Builder, consumer: &Consumer<'_>, exchange: Exchange, tile: &Tile, output: &Acc) {
     let cfg = consumer.cfg;
-    let part = consumer.softmax.part(b);
+    let mut heads = vec![consumer.softmax.part(b)];
+    if cfg.accumulate {
+        // Only the CTA that writes the LSE reads it, and tells the others, who might come too late.
+        let rank = b.cluster_rank();
+        let first = b.let_(rank.eq(0));
+        let [old0, old1] = consumer.old_lse(b, tile, Some(first));
+        heads.push([old0, old1, old0, old1]);
+    }
     // Everybody counts messages by now.
     b.wait_cluster();
-    send(b, consumer, exchange, &part, output);
+    send(b, consumer, exchange, &heads, output);
     // Whoever has all its messages may end: nobody has anything more for it.
     b.mbarrier_at(exchange.arrived).wait_for_peers(b, 0);
     let received = received(b, consumer, exchange);
@@ -78,13 +93,44 @@ pub(super) fn merge(b: &mut Builder, consumer: &Consumer<'_>, exchange: Exchange
     let sinks = consumer.sinks(b, tile);
     let merged = Softmax::merge_parts(b, &stats, sinks);
     let columns = weighted_sum(b, &columns, &merged.weights);
-    write(b, consumer, tile, &columns);
-    write_lse(b, consumer, tile, merged.finished);
+    if !cfg.wide() {
+        write(b, consumer, tile, &columns);
+        return write_lse(b, consumer, tile, merged.finished.lse);
+    }
+    let ended = end_rows(b, consumer, tile, merged.finished, received[0]);
+    write_wide(b, consumer, tile, &ended, &columns);
+    write_lse(b, consumer, tile, ended.lse);
+}
+
+/// What the rows of an f32 output become, whose columns are divided by their sums already.
+fn end_rows(
+    b: &mut Builder,
+    consumer: &Consumer<'_>,
+    tile: &Tile,
+    finished: Finished,
+    first: Shared,
+) -> Ended {
+    let factor = finished.factor.map(|factor| b.let_(factor.eq(0.0).select(0.0, 1.0)));
+    let whole = Finished { factor, ..finished };
+    if consumer.cfg.accumulate {
+        let [old0, old1] = b.load_shared(first.at(stride(consumer.cfg)));
+        return Ended::merged(b, whole, [old0, old1]);
+    }
+    consumer.without_unused(b, tile, whole.into())
+}
+
+/// Writes the columns of an f32 output that this CTA has merged.
+fn write_wide(b: &mut Builder, consumer: &Consumer<'_>, tile: &Tile, ended: &Ended, columns: &[Vector]) {
+    let cfg = consumer.cfg;
+    let rank = b.cluster_rank();
+    let first = b.let_(rank * share(cfg));
+    let rows = consumer.wide_rows(b, tile, Some(first));
+    rows.write(b, ended, columns, |b, n| Some(b.let_((first + n).lt(vectors(cfg)))));
 }
 
 /// Sends this thread's values to the CTAs that merge them. What this CTA merges itself is read by the thread that
 /// stores it.
-fn send(b: &mut Builder, consumer: &Consumer<'_>, exchange: Exchange, part: &Vector, output: &Acc) {
+fn send(b: &mut Builder, consumer: &Consumer<'_>, exchange: Exchange, heads: &[Vector], output: &Acc) {
     let cfg = consumer.cfg;
     let rank = b.cluster_rank();
     let thread = b.let_(consumer.thread * (VECTOR * 4));
@@ -94,7 +140,7 @@ fn send(b: &mut Builder, consumer: &Consumer<'_>, exchange: Exchange, part: &Vec
     for peer in 0..cfg.shape.order.parts() {
         let (mine, others) = (b.let_(rank.eq(peer)), b.let_(rank.ne(peer)));
         let [place, done] = [own, arrived].map(|at| b.peer_address(at, peer));
-        for (n, vector) in (0..).zip(message_to(cfg, peer, part, output)) {
+        for (n, vector) in (0..).zip(message_to(cfg, peer, heads, output)) {
             let offset = n * stride(cfg);
             b.predicated(mine, |b| b.store_shared::<F32>(Shared::from(own).at(offset), &vector));
             b.predicated(others, |b| b.send_to_peer(Shared::from(place).at(offset), &vector, done));
@@ -103,12 +149,12 @@ fn send(b: &mut Builder, consumer: &Consumer<'_>, exchange: Exchange, part: &Vec
 }
 
 /// This thread's part of the message to `peer`, vector by vector.
-fn message_to(cfg: Config, peer: u32, part: &Vector, output: &Acc) -> Vec<[Val<F32>; VECTOR as usize]> {
+fn message_to(cfg: Config, peer: u32, heads: &[Vector], output: &Acc) -> Vec<[Val<F32>; VECTOR as usize]> {
     let values = |vector: &[Reg<F32>]| std::array::from_fn(|i| vector[i].into());
     let columns = output.regs().chunks_exact(VECTOR as usize).skip((peer * share(cfg)) as usize);
     // Shares are equally long; the last part may have fewer vectors.
     let padded = columns.map(values).chain(std::iter::repeat([Val::Const(0.0); VECTOR as usize]));
-    std::iter::once(values(part)).chain(padded.take(share(cfg) as usize)).collect()
+    heads.iter().map(|head| values(head)).chain(padded.take(share(cfg) as usize)).collect()
 }
 
 /// Where this thread finds what each CTA has for it, in the order in which parts are merged.
@@ -119,12 +165,9 @@ fn received(b: &mut Builder, consumer: &Consumer<'_>, exchange: Exchange) -> Vec
     (0..cfg.shape.order.parts()).map(|rank| first.at(rank * message_bytes(cfg))).collect()
 }
 
-/// Two columns of both rows of a thread.
-type Vector = [Reg<F32>; VECTOR as usize];
-
 /// The vectors of a message's share.
 fn read_columns(b: &mut Builder, cfg: Config, message: Shared) -> Vec<Vector> {
-    (1..=share(cfg)).map(|n| b.load_shared(message.at(n * stride(cfg)))).collect()
+    (0..share(cfg)).map(|n| b.load_shared(message.at((heads(cfg) + n) * stride(cfg)))).collect()
 }
 
 /// The sums over all parts.
@@ -166,7 +209,7 @@ fn write(b: &mut Builder, consumer: &Consumer<'_>, tile: &Tile, columns: &[Vecto
 }
 
 /// The first CTA of the cluster writes the LSE.
-fn write_lse(b: &mut Builder, consumer: &Consumer<'_>, tile: &Tile, finished: Finished) {
+fn write_lse(b: &mut Builder, consumer: &Consumer<'_>, tile: &Tile, lse: Rows<F32>) {
     let rank = b.cluster_rank();
-    b.if_(rank.eq(0), |b| consumer.write_lse(b, tile, finished.lse));
+    b.if_(rank.eq(0), |b| consumer.write_lse(b, tile, lse));
 }

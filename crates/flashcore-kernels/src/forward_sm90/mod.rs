@@ -57,10 +57,11 @@ pub(crate) struct Arguments {
     q: TensorMap,
     k: TensorMap,
     v: TensorMap,
-    out: TensorMap,
+    /// The output, unless it is f32.
+    out: Option<TensorMap>,
     lse: Reg<U64>,
     tile_counter: Option<Reg<U64>>,
-    /// The output by address, for tiles whose keys are split over a cluster.
+    /// The output by address: where it is f32, and for tiles whose keys are split over a cluster.
     out_rows: Option<TensorArgument>,
     heads: Reg<U32>,
     group: Reg<U32>,
@@ -79,14 +80,18 @@ impl Arguments {
         let q = params.tensor_map(b, "q", move |p| packed_map(p.q(), input, slots::Q, tile_m, cfg.pack));
         let k = params.tensor_map(b, "k", move |p| map(p.k(), input, slots::K, tile_n));
         let v = params.tensor_map(b, "v", move |p| map(p.v(), input, slots::V, tile_n));
-        let out = params.tensor_map(b, "out", move |p| {
-            packed_map(p.out(), cfg.output, slots::OUT, ROWS_PER_WARP, cfg.pack)
+        let out = (!cfg.wide()).then(|| {
+            params.tensor_map(b, "out", move |p| {
+                packed_map(p.out(), cfg.output, slots::OUT, ROWS_PER_WARP, cfg.pack)
+            })
         });
         let lse = params.buffer(b, "lse", slots::LSE);
         let tile_counter =
             (cfg.shape.order == Order::Atomic).then(|| params.buffer(b, "tile_counter", slots::TILE_COUNTER));
-        let out_rows = (cfg.shape.order.parts() > 1)
-            .then(|| TensorArgument::declare(b, params, "out_rows", slots::OUT, Problem::out));
+        let by_address = cfg.wide() || cfg.shape.order.parts() > 1;
+        let out_rows = by_address.then(|| {
+            TensorArgument::declare(b, params, "out_rows", slots::OUT, |p| (p.out(), p.out_dtype()))
+        });
         let seq_q = params.u32(b, "seq_q", |p| p.seq_q() as u32);
         let seq_kv = params.u32(b, "seq_kv", |p| p.seq_kv() as u32);
         Self {
@@ -135,10 +140,9 @@ pub(crate) struct Layout {
 
 impl Layout {
     fn new(b: &mut Builder, cfg: Config) -> Self {
-        let Shape { consumers, tile_n, stages, q_stages, staging, order, .. } = cfg.shape;
+        let Shape { consumers, tile_n, stages, q_stages, staging, .. } = cfg.shape;
         let warps = consumers * WARPS_PER_GROUP;
-        // Parts are merged without staging.
-        let places = if order.parts() > 1 { 0 } else { warps * staging.places };
+        let places = if cfg.stages_output() { warps * staging.places } else { 0 };
         let (qk, v) = (cfg.padded(cfg.dim_qk), cfg.padded(cfg.dim_v));
         let q = b.smem_tile(cfg.input, [cfg.tile_m(), qk], Swizzle::B128, q_stages);
         let k = b.smem_tile(cfg.input, [tile_n, qk], Swizzle::B128, stages);
@@ -207,7 +211,7 @@ pub fn forward_sm90(cfg: Config) -> Result<Program<Problem>, BuildError> {
 fn prefetch_maps(b: &mut Builder, args: &Arguments) {
     let thread = b.thread();
     b.if_(thread.eq(0), |b| {
-        [args.q, args.k, args.v, args.out].into_iter().for_each(|map| b.tma_prefetch(map))
+        [args.q, args.k, args.v].into_iter().chain(args.out).for_each(|map| b.tma_prefetch(map))
     });
 }
 

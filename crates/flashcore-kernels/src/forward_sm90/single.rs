@@ -39,8 +39,9 @@ pub(super) fn consumer(b: &mut Builder, cfg: Config, args: &Arguments, layout: &
         let epilogue = Epilogue::new(b, &consumer);
         let sinks = consumer.sinks(b, &tile);
         let finished = consumer.softmax.finish(b, sinks);
-        consumer.write_lse(b, &tile, finished.lse);
-        epilogue.write(b, &consumer, &tile, &output, finished.factor);
+        let ended = consumer.end_rows(b, &tile, finished);
+        consumer.write_lse(b, &tile, ended.lse);
+        epilogue.write(b, &consumer, &tile, &output, ended);
         return epilogue.drain(b);
     };
     merge::merge(b, &consumer, exchange, &tile, &output);

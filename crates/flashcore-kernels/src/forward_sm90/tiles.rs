@@ -154,10 +154,11 @@ impl Consumer<'_> {
     ) {
         let sinks = self.sinks(b, tile);
         let finished = self.softmax.finish(b, sinks);
-        self.write_lse(b, tile, finished.lse);
+        let ended = self.end_rows(b, tile, finished);
+        self.write_lse(b, tile, ended.lse);
         let (output, _) = output.wait(b);
         v.release(b, self.leader);
-        epilogue.write(b, self, tile, &output, finished.factor);
+        epilogue.write(b, self, tile, &output, ended);
     }
 
     /// Issues the last PV of a tile.

@@ -8,3 +8,4 @@ pub(crate) mod sections;
 pub(crate) mod sinks;
 pub mod softmax;
 pub(crate) mod tensor;
+pub(crate) mod wide;

@@ -1,6 +1,6 @@
 //! Tensors by address: for kernels, or parts of them, that move rows without tensor maps.
 
-use flashcore_core::{Layout, Problem};
+use flashcore_core::{DType, Layout, Problem};
 use flashcore_ptx::launch::Slot;
 use flashcore_tile::{Builder, Params, Reg, U32, U64};
 
@@ -27,12 +27,13 @@ impl TensorArgument {
         params: &mut Params<Problem>,
         name: &str,
         slot: Slot,
-        layout: fn(&Problem) -> &Layout,
+        of: fn(&Problem) -> (&Layout, DType),
     ) -> Self {
         let base = params.buffer(b, name, slot);
         let mut stride = |b: &mut Builder, what: &str, axis: usize| {
             params.u64(b, &format!("{name}_{what}"), move |p| {
-                (layout(p).strides()[axis] * p.dtype().bytes()) as u64
+                let (layout, dtype) = of(p);
+                (layout.strides()[axis] * dtype.bytes()) as u64
             })
         };
         Self { base, batch: stride(b, "batch", 0), head: stride(b, "head", 1), row: stride(b, "row", 2) }

@@ -28,7 +28,9 @@ pub(super) fn refusal(problem: &Problem, gpu: &Gpu, access: Access) -> Option<St
         return no("tensor maps cannot be empty");
     }
     let far = |layout: &Layout| layout.strides().into_iter().any(|s| s * problem.dtype().bytes() >= 1 << 40);
-    if [problem.q(), problem.k(), problem.v(), problem.out()].into_iter().any(far) {
+    // An output of another type is written by address.
+    let out = (problem.out_dtype() == problem.dtype()).then_some(problem.out());
+    if [problem.q(), problem.k(), problem.v()].into_iter().chain(out).any(far) {
         return no("strides of 2^40 bytes and more do not fit in a tensor map");
     }
     None
@@ -255,7 +257,7 @@ const fn passes_over(cfg: &Config) -> bool {
 /// Only the producer waits for the kernel before, wherever consumers touch nothing of its that did not come through the
 /// producer, which knows by then where its copies start.
 const fn producer_waits(cfg: &Config) -> bool {
-    matches!(cfg.shape.order, Order::Single { .. }) && !cfg.used() && cfg.sinks.is_none()
+    matches!(cfg.shape.order, Order::Single { .. }) && !cfg.used() && cfg.sinks.is_none() && !cfg.accumulate
 }
 
 /// Registers of one producer and two consumers: what 384 threads have.

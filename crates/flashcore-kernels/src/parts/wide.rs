@@ -1,0 +1,166 @@
+//! Rows of an f32 output, from registers to global memory, merged with what the output holds already if asked to.
+//!
+//! A thread has two neighbouring columns of each eight in both of its rows, as accumulators have them; the lanes of a quad
+//! write 32 bytes together, which is what memory moves at once. Both kernel families end f32 rows here.
+
+use std::f32::consts::{LN_2, LOG2_E};
+
+use flashcore_tile::{Builder, F32, Global, Pred, ROWS_PER_THREAD, Reg, Scope, U32, U64};
+
+use super::softmax::{Finished, Rows};
+
+/// Columns from one of a thread's vectors to its next.
+const STEP: u32 = 8;
+/// Bytes of an element.
+const BYTES: u32 = size_of::<f32>() as u32;
+/// Vectors whose old values are read before any of them is written: loads wait for no store between them.
+const BATCH: usize = 4;
+
+/// Two columns of both rows of a thread.
+pub(crate) type Vector = [Reg<F32>; 2 * ROWS_PER_THREAD];
+
+/// What rows become when they are written.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ended {
+    /// What sums are multiplied by; with 0 they may hold anything.
+    pub(crate) factor: Rows<F32>,
+    /// What the output's old values are multiplied by, where it is accumulated; with 0 they may hold anything.
+    kept: Option<Rows<F32>>,
+    /// Natural logarithm of the sum of exponentials.
+    pub(crate) lse: Rows<F32>,
+}
+
+impl From<Finished> for Ended {
+    fn from(Finished { factor, lse }: Finished) -> Self {
+        Self { factor, kept: None, lse }
+    }
+}
+
+impl Ended {
+    /// Rows that are merged with others whose LSE is `old`: each weighs what its sum of exponentials says.
+    #[track_caller]
+    pub(crate) fn merged(b: &mut Builder, finished: Finished, old: Rows<F32>) -> Self {
+        let rows: [_; ROWS_PER_THREAD] = std::array::from_fn(|row| {
+            let [old, new] = [old[row], finished.lse[row]];
+            let top = b.let_(old.max(new));
+            // Differences to −∞ stay −∞ where nobody has seen anything.
+            let top = b.let_(top.eq(f32::NEG_INFINITY).select(0.0, top));
+            let [old, new] = [old, new].map(|lse| b.exp2((lse - top) * LOG2_E));
+            let total = b.let_(old + new);
+            let inverse = b.rcp(total);
+            let inverse = b.let_(total.eq(0.0).select(0.0, inverse));
+            let log = b.log2(total);
+            let factor = b.let_(finished.factor[row] * (new * inverse));
+            [factor, b.let_(old * inverse), b.fma(log, LN_2, top)]
+        });
+        let all = |n: usize| rows.map(|row| row[n]);
+        Self { factor: all(0), kept: Some(all(1)), lse: all(2) }
+    }
+
+    /// The same with nothing in the rows for which `beyond` holds.
+    #[track_caller]
+    pub(crate) fn without(self, b: &mut Builder, beyond: [Pred; ROWS_PER_THREAD]) -> Self {
+        let factor = std::array::from_fn(|row| b.select(beyond[row], 0.0, self.factor[row]));
+        Self { factor, ..self }
+    }
+}
+
+/// Reads the LSE of rows that are there; −∞ for the others.
+#[track_caller]
+pub(crate) fn old_lse(b: &mut Builder, at: Rows<U64>, there: [Pred; ROWS_PER_THREAD]) -> Rows<F32> {
+    std::array::from_fn(|row| {
+        let lse = b.var_in::<F32>(Scope::Lane, f32::NEG_INFINITY);
+        b.predicated(there[row], |b| {
+            let [old] = b.load_global::<F32, 1>(at[row]);
+            b.set(lse, old);
+        });
+        lse
+    })
+}
+
+/// Bytes of the first column of this thread in a row, from vector `first` on.
+#[track_caller]
+pub(crate) fn first_column(b: &mut Builder, lane: Reg<U32>, first: Option<Reg<U32>>) -> Reg<U64> {
+    let within = (lane & 3) * (2 * BYTES);
+    match first {
+        Some(first) => b.let_((first * (STEP * BYTES) + within).widen()),
+        None => b.let_(within.widen()),
+    }
+}
+
+/// This thread's two rows in memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WideRows {
+    /// Addresses of this thread's first columns.
+    pub(crate) to: Rows<U64>,
+    /// Whether rows are written.
+    pub(crate) there: [Pred; ROWS_PER_THREAD],
+    /// Whether rows start at multiples of 8 bytes, so that two columns are moved at once.
+    pub(crate) pairs: bool,
+}
+
+impl WideRows {
+    /// Writes vectors of sums, which end as numbers of the output; `exists` says which vectors there are, if not all.
+    #[track_caller]
+    pub(crate) fn write(
+        &self,
+        b: &mut Builder,
+        ended: &Ended,
+        vectors: &[Vector],
+        exists: impl Fn(&mut Builder, u32) -> Option<Pred>,
+    ) {
+        let empty = ended.factor.map(|factor| b.let_(factor.eq(0.0)));
+        let kept = ended.kept.map(|kept| kept.map(|kept| (kept, b.let_(kept.ne(0.0)))));
+        for (batch, vectors) in vectors.chunks(BATCH).enumerate() {
+            let first = (batch * BATCH) as u32;
+            let who: Vec<_> = (first..)
+                .zip(vectors)
+                .map(|(n, _)| match exists(b, n) {
+                    Some(exists) => self.there.map(|there| b.let_(there & exists)),
+                    None => self.there,
+                })
+                .collect();
+            for ((n, vector), who) in (first..).zip(vectors).zip(&who) {
+                for row in 0..ROWS_PER_THREAD {
+                    let pair = [vector[2 * row], vector[2 * row + 1]];
+                    for value in pair {
+                        b.mul_into(value, value, ended.factor[row]);
+                        b.select_into(value, empty[row], 0.0, value);
+                    }
+                    let Some((kept, alive)) = kept.map(|kept| kept[row]) else { continue };
+                    let reads = b.let_(who[row] & alive);
+                    b.predicated(reads, |b| self.add_old(b, row, n, pair, kept));
+                }
+            }
+            for ((n, vector), who) in (first..).zip(vectors).zip(&who) {
+                for row in 0..ROWS_PER_THREAD {
+                    let pair = [vector[2 * row], vector[2 * row + 1]];
+                    b.predicated(who[row], |b| self.store(b, row, n, pair));
+                }
+            }
+        }
+    }
+
+    /// Adds what is kept of the old values of a pair.
+    fn add_old(&self, b: &mut Builder, row: usize, n: u32, pair: [Reg<F32>; 2], kept: Reg<F32>) {
+        let at = self.place(row, n);
+        let old = match self.pairs {
+            true => b.load_global::<F32, 2>(at),
+            false => [0, BYTES as i32].map(|skip| b.load_global::<F32, 1>(at.at(skip))[0]),
+        };
+        pair.into_iter().zip(old).for_each(|(value, old)| b.fma_into(value, old, kept, value));
+    }
+
+    fn store(&self, b: &mut Builder, row: usize, n: u32, [low, high]: [Reg<F32>; 2]) {
+        let to = self.place(row, n);
+        if self.pairs {
+            return b.store_global(to, &[low.into(), high.into()]);
+        }
+        b.store_global(to, &[low.into()]);
+        b.store_global(to.at(BYTES as i32), &[high.into()]);
+    }
+
+    fn place(&self, row: usize, n: u32) -> Global {
+        Global::from(self.to[row]).at((n * STEP * BYTES) as i32)
+    }
+}
