@@ -58,8 +58,8 @@ pub(crate) fn forward(
     let stream = stream_of(py, place, stream, kept.exchange)?;
     py.detach(|| call.compute(options, place, stream))?;
     match place {
-        // SAFETY: the framework's stream, or ours: alive.
         Place::Cuda(index) if record => {
+            // SAFETY: the framework's stream, or ours: alive.
             Ok(Some(unsafe { Launched::record(index, stream, kept.into_owned())? }))
         }
         _ => Ok(None),
