@@ -113,6 +113,42 @@ def packed_attention(
     return run(q, k, v, options, values, return_lse, out)
 
 
+def accumulate(
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    lse: Any,
+    *,
+    causal: bool = False,
+    window: int | tuple[int | None, int | None] | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Any | None = None,
+    key_lengths: Any | None = None,
+    query_lengths: Any | None = None,
+    layout: str = "bhsd",
+) -> None:
+    """Merges attention over more keys into what ``out`` and ``lse`` hold already, both float32.
+
+    A log-sum-exp of minus infinity says that nothing is there yet, whatever ``out`` holds. Other arguments are those of
+    `attention`. Split keys and rings of GPUs are computed so, part after part.
+
+    >>> import numpy
+    >>> q, k = numpy.ones((1, 2, 3, 8), "float32"), numpy.ones((1, 2, 10, 8), "float32")
+    >>> out, lse = numpy.empty_like(q), numpy.full((1, 2, 3), -numpy.inf, "float32")
+    >>> for part in (k[:, :, :4], k[:, :, 4:]):
+    ...     accumulate(q, part, part, out, lse)
+    >>> bool(numpy.allclose(out, attention(q, k, k)))
+    True
+    """
+    left, right = _options.band(causal, window)
+    options = Options(left, right, False, scale, softcap, layout, accumulate=True)
+    framework = _frameworks.of(q)
+    options, bound = _bound(framework, q, k, options, Values(query_lengths, key_lengths, sinks))
+    framework.accumulate((q, k, v, out, lse), options.native, bound)
+
+
 def run(q: Any, k: Any, v: Any, options: Options, values: Values, return_lse: bool, out: Any | None) -> Any:
     """Attention; all public functions end here."""
     shortcut = None if return_lse or _frameworks.is_traced() else _shortcuts.get(type(q))

@@ -22,6 +22,8 @@ class Options:
     scale: float | None = None
     softcap: float | None = None
     layout: str = "bhsd"
+    accumulate: bool = False
+    """Whether the result is merged into what `out` and its log-sum-exp hold already."""
     _native: Any = field(default=None, init=False, compare=False, repr=False)
 
     @property
@@ -37,6 +39,7 @@ class Options:
             top_left=self.top_left,
             scale=None if self.scale is None else number("scale", self.scale),
             softcap=None if self.softcap is None else number("softcap", self.softcap),
+            accumulate=self.accumulate,
         )
         object.__setattr__(self, "_native", made)
         return made

@@ -112,6 +112,23 @@ def test_results_in_float32_are_not_rounded(framework):
         flashcore.attention(*(framework.make(framework.read(x), "float32") for x in (q, k, v)), out=wrong)
 
 
+@cases(framework=[one for one in ALL if one.module != "jax"], causal=[False, True])
+def test_accumulated_parts_equal_the_whole(framework, causal):
+    framework.need()
+    dtype = kind_of(framework)
+    q, k, v = (framework.make(draw(2, 4, n, 64, seed=n), dtype) for n in (33, 150, 150))
+    whole, whole_lse = flashcore.attention(q, k, v, causal=causal, return_lse=True)
+    out = framework.make(np.full((2, 4, 33, 64), np.nan), "float32")
+    lse = framework.make(np.full((2, 4, 33), -np.inf), "float32")
+    cuts = [slice(0, 64), slice(64, 65), slice(65, 150)]
+    for cut in cuts[:-1]:
+        flashcore.accumulate(q, k[:, :, cut], v[:, :, cut], out, lse)
+    # The diagonal lies within the last part: its last query stands at its last key.
+    flashcore.accumulate(q, k[:, :, cuts[-1]], v[:, :, cuts[-1]], out, lse, causal=causal)
+    check_close(framework.read(out), framework.read(whole), dtype)
+    check_lse(framework.read(lse), framework.read(whole_lse))
+
+
 def test_many_parts_are_stacked():
     parts, lses = draw(40, 1, 2, 3, 8), draw(40, 1, 2, 3)
     weights = np.exp(lses.astype("float64"))

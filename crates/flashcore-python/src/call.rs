@@ -196,6 +196,7 @@ impl<'a> Call<'a> {
             mask: options.mask,
             scale: options.scale,
             softcap: options.softcap,
+            accumulate: options.accumulate,
             sinks: self.sinks.map(|sinks| sinks.dtype),
             ..Spec::new(dtype, q, k, v)
         })
