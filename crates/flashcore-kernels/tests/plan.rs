@@ -64,6 +64,36 @@ fn hopper_falls_back_and_says_why() {
     }
 }
 
+/// An f32 output is written by address, its alignment counts in its own elements, and what accumulates waits for the
+/// kernel before, whose output it reads.
+#[test]
+fn f32_outputs_have_kernels_of_their_own() {
+    let padded = |more: usize| {
+        let row = 64 + more;
+        Layout::strided(Dims::new(2, 4, 300, 64), [4 * 300 * row, 300 * row, row, 1]).unwrap()
+    };
+    let wide = |more, accumulate| {
+        let plain = spec(DType::F16, [4, 2, 300, 300], 64);
+        Spec { out: Some(padded(more)), out_dtype: Some(DType::F32), accumulate, ..plain }.parse().unwrap()
+    };
+    let name = |problem: &Problem| plan(problem, &Gpu::HOPPER, 16).unwrap().kernel().name();
+    assert!(
+        name(&wide(4, false)).starts_with("fc_forward_sm_90a_") && name(&wide(4, false)).ends_with("_to_f32")
+    );
+    assert!(name(&wide(4, true)).ends_with("_to_f32_acc"));
+    assert!(
+        name(&wide(2, false)).starts_with("fc_forward_sm_90_")
+            && name(&wide(2, false)).ends_with("_to_f32_a8")
+    );
+    assert!(name(&wide(1, true)).ends_with("_to_f32_acc_a4"));
+    let few = Spec { out_dtype: Some(DType::F32), ..spec(DType::F16, [4, 4, 64, 300], 64) };
+    for accumulate in [false, true] {
+        let plan = plan(&Spec { accumulate, ..few.clone() }.parse().unwrap(), &Gpu::HOPPER, 16).unwrap();
+        let KernelConfig::Sm90(cfg) = plan.kernel() else { panic!("{plan}") };
+        assert_eq!(cfg.policy.producer_waits, !accumulate, "{plan}");
+    }
+}
+
 #[test]
 fn masks_that_show_few_keys_get_short_steps() {
     let masked = |seq, mask, sequences| {

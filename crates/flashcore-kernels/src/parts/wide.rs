@@ -113,6 +113,10 @@ impl WideRows {
         let kept = ended.kept.map(|kept| kept.map(|kept| (kept, b.let_(kept.ne(0.0)))));
         for (batch, vectors) in vectors.chunks(BATCH).enumerate() {
             let first = (batch * BATCH) as u32;
+            if batch > 0 && kept.is_some() {
+                // The assembler knows that batches do not overlap, and would read all before it writes any.
+                b.sync_warp();
+            }
             let who: Vec<_> = (first..)
                 .zip(vectors)
                 .map(|(n, _)| match exists(b, n) {
