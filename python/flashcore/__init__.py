@@ -11,7 +11,7 @@ tensor of the caller's own framework. Code written for PyTorch's ``scaled_dot_pr
 changes one import.
 """
 
-from ._attention import attention, packed_attention
+from ._attention import accumulate, attention, packed_attention
 from ._config import show_config
 from ._flash_attn import (
     flash_attn_func,
@@ -25,6 +25,7 @@ from ._sdpa import scaled_dot_product_attention
 
 __all__ = [
     "__version__",
+    "accumulate",
     "attention",
     "flash_attn_func",
     "flash_attn_kvpacked_func",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from . import _frameworks, _masks, _native
-from ._options import NONE, Options, Values, native
+from . import _frameworks, _masks, _native, _options
+from ._options import NONE, Options, Values
 
 
 def attention(
@@ -43,7 +43,7 @@ def attention(
         key_mask: which keys take part, bool, batch x keys: padding on the left or on the right.
         layout: ``"bhsd"`` for batch, heads, sequence, dim; ``"bshd"`` for batch, sequence, heads, dim.
         return_lse: also return the log-sum-exp of each row's scores, float32, batch x heads x sequence.
-        out: where to write the result; a new tensor where None.
+        out: where to write the result; a new tensor where None. It may be float32 where the others are not.
 
     Returns:
         The result, a tensor of q's framework and order; with ``return_lse`` a pair. Rows that see no key are zeros
@@ -62,21 +62,10 @@ def attention(
     ((2, 4, 16, 8), (2, 4, 16))
     >>> out = attention(q, k, k, causal=True, key_lengths=[32, 20])  # the second entry uses 20 keys
     """
-    if window is None and key_mask is None and not return_lse and not _frameworks.is_traced():
-        # As `run`, with fewer steps: this is the call that counts.
-        shortcut = _shortcuts.get(type(q))
-        if shortcut is not None:
-            options = _known.get((causal, scale, softcap, layout)) or _learn(causal, scale, softcap, layout)
-            plain = sinks is None and key_lengths is None and query_lengths is None
-            if plain or _are_tensors(type(q), sinks, key_lengths, query_lengths):
-                values = None if plain else _native.Values(query_lengths, key_lengths, sinks)
-                result = shortcut(q, k, v, out, options, values)
-                if result is not None:
-                    return result
-    options = Options.of(causal, window, scale, softcap, layout)
-    given = (query_lengths, key_lengths, sinks, key_mask)
-    values = NONE if all(value is None for value in given) else Values(*given)
-    return run(q, k, v, options, values, return_lse, out)
+    options = _options.options(causal, window, scale, softcap, layout)
+    if sinks is None and key_lengths is None and query_lengths is None and key_mask is None:
+        return run(q, k, v, options, NONE, return_lse, out)
+    return run(q, k, v, options, Values(query_lengths, key_lengths, sinks, key_mask), return_lse, out)
 
 
 def packed_attention(
@@ -112,7 +101,7 @@ def packed_attention(
     >>> packed_attention(q, q, q, [0, 5, 12], [0, 5, 12], causal=True).shape
     (12, 4, 8)
     """
-    options = Options.of(causal, window, scale, softcap, "packed")
+    options = _options.options(causal, window, scale, softcap, "packed")
     longest = None
     if longest_query is not None or longest_key is not None:
         rows_q, rows_k = (_frameworks.shape(name, tensor)[0] for name, tensor in (("q", q), ("k", k)))
@@ -124,11 +113,50 @@ def packed_attention(
     return run(q, k, v, options, values, return_lse, out)
 
 
+def accumulate(
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    lse: Any,
+    *,
+    causal: bool = False,
+    window: int | tuple[int | None, int | None] | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Any | None = None,
+    key_lengths: Any | None = None,
+    query_lengths: Any | None = None,
+    layout: str = "bhsd",
+) -> None:
+    """Merges attention over more keys into what ``out`` and ``lse`` hold already, both float32.
+
+    A log-sum-exp of minus infinity says that nothing is there yet, whatever ``out`` holds. Other arguments are those of
+    `attention`. Split keys and rings of GPUs are computed so, part after part.
+
+    >>> import numpy
+    >>> q, k = numpy.ones((1, 2, 3, 8), "float32"), numpy.ones((1, 2, 10, 8), "float32")
+    >>> out, lse = numpy.empty_like(q), numpy.full((1, 2, 3), -numpy.inf, "float32")
+    >>> for part in (k[:, :, :4], k[:, :, 4:]):
+    ...     accumulate(q, part, part, out, lse)
+    >>> bool(numpy.allclose(out, attention(q, k, k)))
+    True
+    """
+    left, right = _options.band(causal, window)
+    options = Options(left, right, False, scale, softcap, layout, accumulate=True)
+    framework = _frameworks.of(q)
+    options, bound = _bound(framework, q, k, options, Values(query_lengths, key_lengths, sinks))
+    framework.accumulate((q, k, v, out, lse), options.native, bound)
+
+
 def run(q: Any, k: Any, v: Any, options: Options, values: Values, return_lse: bool, out: Any | None) -> Any:
     """Attention; all public functions end here."""
-    if values is NONE and not return_lse and not _frameworks.is_traced():
-        shortcut = _shortcuts.get(type(q))
-        result = shortcut and shortcut(q, k, v, out, native(options))
+    shortcut = None if return_lse or _frameworks.is_traced() else _shortcuts.get(type(q))
+    if shortcut is not None:
+        if values is NONE:
+            result = shortcut(q, k, v, out, options.native)
+        else:
+            result = _with_tensors(shortcut, q, k, v, options, values, out)
         if result is not None:
             return result
     if _is_compiling():
@@ -146,24 +174,24 @@ def eager(q: Any, k: Any, v: Any, options: Options, values: Values, return_lse: 
 
         return call(q, k, v, options, values, return_lse, out)
     options, bound = _bound(framework, q, k, options, values)
-    return framework.attention(q, k, v, out, options.layout, return_lse, native(options), bound)
+    return framework.attention(q, k, v, out, options.layout, return_lse, options.native, bound)
 
 
 _shortcuts = _frameworks.shortcuts
-_known: dict[tuple[bool, float | None, float | None, str], _native.Options] = {}
-"""Options by causal, scale, softcap and layout, for calls that ask for nothing else."""
 
 
-def _learn(causal: bool, scale: float | None, softcap: float | None, layout: str) -> _native.Options:
-    if len(_known) >= 1024:  # a program that never asks the same twice
-        _known.clear()
-    options = native(Options.of(causal, None, scale, softcap, layout))
-    return _known.setdefault((causal, scale, softcap, layout), options)
-
-
-def _are_tensors(kind: type, *values: Any) -> bool:
-    """Whether all values that are there are tensors of one kind, which the extension takes as they are."""
-    return all(value is None or type(value) is kind for value in values)
+def _with_tensors(shortcut: Any, q: Any, k: Any, v: Any, options: Options, values: Values, out: Any) -> Any | None:
+    """The short way for lengths and sinks that are tensors of q's kind; None where they are not."""
+    queries, keys, sinks, mask, longest = values
+    kind = type(q)
+    if (
+        mask is None
+        and (queries is None or type(queries) is kind)
+        and (keys is None or type(keys) is kind)
+        and (sinks is None or type(sinks) is kind)
+    ):
+        return shortcut(q, k, v, out, options.native, _native.Values(queries, keys, sinks, longest))
+    return None
 
 
 def _bound(

@@ -8,6 +8,7 @@ from . import _frameworks
 from ._arguments import whole
 from ._attention import run
 from ._options import NONE, Options, Values
+from ._options import options as found
 
 
 def flash_attn_func(
@@ -25,16 +26,18 @@ def flash_attn_func(
 ) -> Any:
     """``flash_attn.flash_attn_func`` by its signature and meaning, for tensors of any framework.
 
-    With ``causal`` or ``window_size`` the last query stands at the last key. Results are always deterministic. Dropout,
-    ALiBi, attention probabilities and gradients raise NotImplementedError.
+    With ``causal`` or ``window_size`` the last query stands at the last key. Results are always deterministic. With
+    ``return_attn_probs`` the log-sum-exp comes along (out, log-sum-exp, None): FlashAttention's probabilities are for its
+    own tests, and without dropout it returns none either. Dropout, ALiBi and gradients raise NotImplementedError.
 
     >>> import numpy
     >>> q = numpy.ones((2, 16, 4, 8), "float32")
     >>> flash_attn_func(q, q, q, causal=True, window_size=(7, 0)).shape
     (2, 16, 4, 8)
     """
-    _refuse(dropout_p, alibi_slopes, return_attn_probs)
-    return run(q, k, v, _options(causal, window_size, softmax_scale, softcap, "bshd"), NONE, False, None)
+    _refuse(dropout_p, alibi_slopes)
+    options = _asked(causal, window_size, softmax_scale, softcap, "bshd")
+    return _returned(run(q, k, v, options, NONE, return_attn_probs, None), return_attn_probs)
 
 
 def flash_attn_varlen_func(
@@ -58,37 +61,38 @@ def flash_attn_varlen_func(
     """``flash_attn.flash_attn_varlen_func`` by its signature and meaning: sequences packed one after another.
 
     Tensors are sequence x heads x dim. Offsets on a GPU are read by the kernel: nothing waits for them. Page tables,
-    dropout, ALiBi, attention probabilities and gradients raise NotImplementedError.
+    dropout, ALiBi and gradients raise NotImplementedError.
 
     >>> import numpy
     >>> q = numpy.ones((12, 4, 8), "float32")
     >>> flash_attn_varlen_func(q, q, q, [0, 5, 12], [0, 5, 12], 7, 7, causal=True).shape
     (12, 4, 8)
     """
-    _refuse(dropout_p, alibi_slopes, return_attn_probs)
+    _refuse(dropout_p, alibi_slopes)
     if block_table is not None:
         raise NotImplementedError("page tables are not supported; pass packed keys and values and block_table=None")
-    options = _options(causal, window_size, softmax_scale, softcap, "packed")
-    longest = (int(max_seqlen_q), int(max_seqlen_k))
-    return run(q, k, v, options, Values(cu_seqlens_q, cu_seqlens_k, longest=longest), False, None)
+    options = _asked(causal, window_size, softmax_scale, softcap, "packed")
+    values = Values(cu_seqlens_q, cu_seqlens_k, longest=(int(max_seqlen_q), int(max_seqlen_k)))
+    return _returned(run(q, k, v, options, values, return_attn_probs, None), return_attn_probs)
 
 
-def _refuse(dropout_p: float, alibi_slopes: Any | None, return_attn_probs: bool) -> None:
+def _returned(result: Any, return_attn_probs: bool) -> Any:
+    """What FlashAttention returns: the result, or with it the log-sum-exp and no probabilities."""
+    return (*result, None) if return_attn_probs else result
+
+
+def _refuse(dropout_p: float, alibi_slopes: Any | None) -> None:
     if dropout_p:
         raise NotImplementedError("dropout is not supported; pass dropout_p=0.0")
     if alibi_slopes is not None:
         raise NotImplementedError("ALiBi is not supported; pass alibi_slopes=None")
-    if return_attn_probs:
-        raise NotImplementedError(
-            "attention probabilities are not kept; for the log-sum-exp use flashcore.attention(..., return_lse=True)"
-        )
 
 
-def _options(causal: bool, window_size: Any, scale: float | None, softcap: float, layout: str) -> Options:
+def _asked(causal: bool, window_size: Any, scale: float | None, softcap: float, layout: str) -> Options:
     unlimited = type(window_size) is tuple and window_size == (-1, -1)
     window = None if unlimited else _sides(window_size)
     # FlashAttention says 0.0 where None is meant.
-    return Options.of(causal, window, scale, softcap or None, layout, "window_size")
+    return found(causal, window, scale, softcap or None, layout, "window_size")
 
 
 def _sides(window_size: Any) -> tuple[int | None, ...]:

@@ -38,6 +38,12 @@ class Framework:
             launched.wait()
         return (out, lse) if return_lse else out
 
+    def accumulate(self, tensors: tuple[Any, ...], options: Options, values: Values) -> None:
+        stream = self.stream(tensors[0])
+        launched = forward(*tensors, options, values, stream, stream is not None)
+        if launched is not None:
+            launched.wait()
+
     def merge(self, parts: list[Any], lses: list[Any], out: Any, layout: str, return_lse: bool) -> Any:
         first = parts[0]
         out = self.empty(first, first) if out is None else out
@@ -119,6 +125,11 @@ class Numpy(Framework):
     def array(self, values: tuple[Any, ...], dtype: str, q: Any) -> Any:
         return self.numpy.asarray(values, dtype)
 
+    def accumulate(self, tensors: tuple[Any, ...], options: Options, values: Values) -> None:
+        *tensors, lse = tensors
+        tensors, bits = zip(*(exportable(self.numpy, tensor) for tensor in tensors))
+        forward(*tensors, lse, options, values, bits_are_bf16=bits)
+
     def merge(self, parts: list[Any], lses: list[Any], out: Any, layout: str, return_lse: bool) -> Any:
         out = self.empty(parts[0], parts[0]) if out is None else out
         lse = self.numpy.empty(rows(parts[0], layout), "float32") if return_lse else None
@@ -145,6 +156,10 @@ class Cupy(Framework):
             lse = cupy.empty(rows(q, layout), "float32") if return_lse else None
             forward(q, k, v, out, lse, options, values, cupy.cuda.get_current_stream().ptr or _LEGACY_STREAM)
         return (out, lse) if return_lse else out
+
+    def accumulate(self, tensors: tuple[Any, ...], options: Options, values: Values) -> None:
+        with tensors[0].device:
+            forward(*tensors, options, values, self.cupy.cuda.get_current_stream().ptr or _LEGACY_STREAM)
 
     def merge(self, parts: list[Any], lses: list[Any], out: Any, layout: str, return_lse: bool) -> Any:
         cupy, first = self.cupy, parts[0]
@@ -189,6 +204,9 @@ class Jax(Framework):
                 raise TypeError(f"{name} is being traced; call flashcore outside of jax.jit and jax.grad")
         shapes = [(*q.shape[:-1], *v.shape[-1:]), rows(q, layout)]
         return self.compute(q, shapes, return_lse, lambda *to, **how: forward(q, k, v, *to, options, values, **how))
+
+    def accumulate(self, tensors: tuple[Any, ...], options: Options, values: Values) -> None:
+        raise TypeError("JAX arrays cannot be written; use flashcore.merge on the parts")
 
     def merge(self, parts: list[Any], lses: list[Any], out: Any, layout: str, return_lse: bool) -> Any:
         if out is not None:
@@ -289,6 +307,14 @@ class Torch(Framework):
             into = [export(out), None if lse is None else export(lse)]
             merge([*map(export, parts)], [*map(export, lses)], *into, layout, self.stream_of(first))
         return (out, lse) if return_lse else out
+
+    def accumulate(self, tensors: tuple[Any, ...], options: Options, values: Values) -> None:
+        if self.torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+            raise NotImplementedError(NO_GRADIENTS)
+        if self.exchanges:
+            forward(*tensors, options, values)
+        else:
+            self.by_capsule(list(tensors), options, values)
 
     def stream_of(self, q: Any) -> int | None:
         return self.torch.cuda.current_stream(q.device).cuda_stream or _LEGACY_STREAM if q.is_cuda else None

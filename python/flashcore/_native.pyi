@@ -17,6 +17,7 @@ class Options:
         top_left: bool = False,
         scale: float | None = None,
         softcap: float | None = None,
+        accumulate: bool = False,
     ) -> None: ...
 
 class Values:

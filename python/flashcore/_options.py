@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
-from . import _native
+from . import _frameworks, _native
 from ._arguments import count, number
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options of attention; the extension has them as `_native.Options`."""
+    """Options of attention; `native` is what the extension takes."""
 
     left: int | None = None
     """How many keys before its diagonal a query sees; None does not limit."""
@@ -22,26 +22,45 @@ class Options:
     scale: float | None = None
     softcap: float | None = None
     layout: str = "bhsd"
+    accumulate: bool = False
+    """Whether the result is merged into what `out` and its log-sum-exp hold already."""
+    _native: Any = field(default=None, init=False, compare=False, repr=False)
 
-    @classmethod
-    def of(cls, causal: bool, window: Any, scale: Any, softcap: Any, layout: str, name: str = "window") -> Options:
-        """Options as `attention` takes them."""
-        left, right = band(causal, window, name)
-        return cls(left, right, False, scale, softcap, layout)
+    @property
+    def native(self) -> _native.Options:
+        """The options as the extension takes them, made once."""
+        return self._native or self._make()
+
+    def _make(self) -> _native.Options:
+        made = _native.Options(
+            self.layout,
+            left=self.left,
+            right=self.right,
+            top_left=self.top_left,
+            scale=None if self.scale is None else number("scale", self.scale),
+            softcap=None if self.softcap is None else number("softcap", self.softcap),
+            accumulate=self.accumulate,
+        )
+        object.__setattr__(self, "_native", made)
+        return made
 
 
-@lru_cache(maxsize=1024)
-def native(options: Options) -> _native.Options:
-    """The options as the extension takes them, made once."""
-    scale, softcap = options.scale, options.softcap
-    return _native.Options(
-        options.layout,
-        left=options.left,
-        right=options.right,
-        top_left=options.top_left,
-        scale=None if scale is None else number("scale", scale),
-        softcap=None if softcap is None else number("softcap", softcap),
-    )
+def options(causal: bool, window: Any, scale: Any, softcap: Any, layout: str, name: str = "window") -> Options:
+    """Options as callers give them; the same for the same arguments, so that a call finds them ready."""
+    if _frameworks.is_traced():  # what traces a call cannot see through the cache
+        return _made(causal, window, scale, softcap, layout, name)
+    try:
+        return _known(causal, window, scale, softcap, layout, name)
+    except TypeError:  # a window that is a list, which no cache takes, or a mistake, which is told
+        return _made(causal, window, scale, softcap, layout, name)
+
+
+def _made(causal: bool, window: Any, scale: Any, softcap: Any, layout: str, name: str) -> Options:
+    left, right = band(causal, window, name)
+    return Options(left, right, False, scale, softcap, layout)
+
+
+_known = lru_cache(maxsize=1024)(_made)
 
 
 def band(causal: bool, window: Any, name: str = "window") -> tuple[int | None, int | None]:
@@ -59,8 +78,7 @@ def band(causal: bool, window: Any, name: str = "window") -> tuple[int | None, i
     return left, 0 if causal else right
 
 
-@dataclass(frozen=True, slots=True)
-class Values:
+class Values(NamedTuple):
     """Lengths, sinks and masks of one call, as callers have them."""
 
     query_lengths: Any = None

@@ -50,12 +50,22 @@ def main():
     q, k, v = (torch.randn(shape, device=device, dtype=dtype) for _ in range(3))
     out = torch.empty_like(q)
     asked = _native.Options("bhsd")
+    rows = shape[2]
+    lengths = torch.full((1,), rows, dtype=torch.int32, device=device)
+    sinks = torch.zeros(shape[1], dtype=dtype, device=device)
+    offsets = torch.tensor([0, rows], dtype=torch.int32, device=device)
+    packed = [x[0].transpose(0, 1).contiguous() for x in (q, k, v)]
     turned = [x.transpose(1, 2).contiguous() for x in (q, k, v)]
     sdpa = torch.nn.functional.scaled_dot_product_attention
     calls = {
         "flashcore.attention": lambda: flashcore.attention(q, k, v),
         "flashcore.attention, causal": lambda: flashcore.attention(q, k, v, causal=True),
         "flashcore.attention, out given": lambda: flashcore.attention(q, k, v, out=out),
+        "flashcore.attention, key_lengths": lambda: flashcore.attention(q, k, v, key_lengths=lengths),
+        "flashcore.attention, both lengths, sinks": lambda: flashcore.attention(
+            q, k, v, key_lengths=lengths, query_lengths=lengths, sinks=sinks
+        ),
+        "flashcore.flash_attn_varlen_func": lambda: flashcore.flash_attn_varlen_func(*packed, offsets, offsets, 64, 64),
         "flashcore.flash_attn_func": lambda: flashcore.flash_attn_func(*turned, causal=True),
         "the extension alone": lambda: _native.forward(q, k, v, out, None, asked),
         "torch.empty_like": lambda: torch.empty_like(q),
@@ -70,9 +80,9 @@ def main():
         machine = torch.cuda.get_device_name() if cuda else "cpu"
         print(json.dumps({"device": machine, "torch": torch.__version__, "min_median_p90_us": figures}))
         return
-    print(f"{'us per call':<36}{'min':>8}{'median':>8}{'p90':>8}   {device}, torch {torch.__version__}, {python}")
+    print(f"{'us per call':<42}{'min':>8}{'median':>8}{'p90':>8}   {device}, torch {torch.__version__}, {python}")
     for name, (least, median, p90) in figures.items():
-        print(f"{name:<36}{least:>8.2f}{median:>8.2f}{p90:>8.2f}")
+        print(f"{name:<42}{least:>8.2f}{median:>8.2f}{p90:>8.2f}")
 
 
 if __name__ == "__main__":

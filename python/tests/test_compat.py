@@ -5,7 +5,7 @@ import inspect
 import flashcore
 import numpy as np
 from flashcore import _sdpa
-from harness import ALL, JAX, NUMPY, TORCH, band_mask, cases, check_close, need_torch, normal, raises, reference
+from harness import ALL, JAX, NUMPY, TORCH, band_mask, cases, check_close, check_lse, need_torch, normal, raises, reference
 
 SDPA = {
     "plain": ((2, 4, 20, 16), (2, 4, 20, 16), {}),
@@ -149,7 +149,6 @@ def test_what_is_missing_is_said():
     for options, words in (
         ({"dropout_p": 0.1}, "dropout"),
         ({"alibi_slopes": np.ones(2)}, "ALiBi"),
-        ({"return_attn_probs": True}, "return_lse"),
     ):
         with raises(NotImplementedError, words):
             flashcore.flash_attn_func(q, q, q, **options)
@@ -197,3 +196,18 @@ def test_mistakes_are_told_in_the_words_of_the_function(name):
     call, kind, words = MISTAKES[name]
     with raises(kind, words):
         call()
+
+
+def test_flash_attention_gives_the_log_sum_exp():
+    q, k = normal(2, 9, 4, 16), normal(2, 20, 2, 16)
+    out, lse, probabilities = flashcore.flash_attn_func(q, k, k, causal=True, return_attn_probs=True)
+    turned = [x.swapaxes(1, 2) for x in (q, k, k)]
+    expected, expected_lse = reference(*turned, band_mask(9, 20, right=0))
+    check_close(out.swapaxes(1, 2), expected, "float32")
+    check_lse(lse, expected_lse)
+    assert probabilities is None
+    offsets = [0, 9]
+    packed = (q[0], k[0], k[0], offsets, [0, 20], 9, 20)
+    one, one_lse, _ = flashcore.flash_attn_varlen_func(*packed, causal=True, return_attn_probs=True)
+    np.testing.assert_array_equal(one, out[0])
+    np.testing.assert_array_equal(one_lse, lse[0])

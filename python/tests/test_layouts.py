@@ -95,7 +95,7 @@ def test_out_must_be_usable():
         flashcore.attention(q, q, q, out=one)
     with raises(ValueError, "out has sequence 9 but 8 is needed"):
         flashcore.attention(q, q, q, out=np.empty((1, 2, 9, 16), "float32"))
-    with raises(TypeError, "out is f16 but q is f32"):
+    with raises(TypeError, "output is f16 but q is f32; give it q's type or f32"):
         flashcore.attention(q, q, q, out=np.empty(q.shape, "float16"))
 
 

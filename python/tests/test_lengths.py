@@ -97,6 +97,38 @@ def test_merged_parts_equal_the_whole(framework):
     check_lse(framework.read(merged), framework.read(lse))
 
 
+@cases(framework=[one for one in ALL if one.module != "jax"])
+def test_results_in_float32_are_not_rounded(framework):
+    framework.need()
+    q, k, v = (framework.make(draw(1, 2, n, 64, seed=n), "float16") for n in (7, 90, 90))
+    rounded = framework.read(flashcore.attention(q, k, v))
+    out = framework.make(np.zeros((1, 2, 7, 64)), "float32")
+    got = framework.read(flashcore.attention(q, k, v, out=out))
+    exact = reference(*(framework.read(x) for x in (q, k, v)))[0]
+    assert np.abs(got - exact).max() <= np.abs(rounded - exact).max() + 1e-6
+    check_close(got, rounded, "float16")
+    wrong = framework.make(np.zeros((1, 2, 7, 64)), "float16")
+    with raises(TypeError, "the output is f16 but q is f32; give it q's type or f32"):
+        flashcore.attention(*(framework.make(framework.read(x), "float32") for x in (q, k, v)), out=wrong)
+
+
+@cases(framework=[one for one in ALL if one.module != "jax"], causal=[False, True])
+def test_accumulated_parts_equal_the_whole(framework, causal):
+    framework.need()
+    dtype = kind_of(framework)
+    q, k, v = (framework.make(draw(2, 4, n, 64, seed=n), dtype) for n in (33, 150, 150))
+    whole, whole_lse = flashcore.attention(q, k, v, causal=causal, return_lse=True)
+    out = framework.make(np.full((2, 4, 33, 64), np.nan), "float32")
+    lse = framework.make(np.full((2, 4, 33), -np.inf), "float32")
+    cuts = [slice(0, 64), slice(64, 65), slice(65, 150)]
+    for cut in cuts[:-1]:
+        flashcore.accumulate(q, k[:, :, cut], v[:, :, cut], out, lse)
+    # The diagonal lies within the last part: its last query stands at its last key.
+    flashcore.accumulate(q, k[:, :, cuts[-1]], v[:, :, cuts[-1]], out, lse, causal=causal)
+    check_close(framework.read(out), framework.read(whole), dtype)
+    check_lse(framework.read(lse), framework.read(whole_lse))
+
+
 def test_many_parts_are_stacked():
     parts, lses = draw(40, 1, 2, 3, 8), draw(40, 1, 2, 3)
     weights = np.exp(lses.astype("float64"))

@@ -31,8 +31,7 @@
       if (out) say(`"${text.textContent}" sticks out of its plot`, title);
       const crosses = (other) => Math.min(box.right, other.right) - Math.max(box.left, other.left) > 1
         && Math.min(box.bottom, other.bottom) - Math.max(box.top, other.top) > 4;
-      const turned = (text) => text.hasAttribute("transform");
-      const over = texts.findIndex((other, m) => m > n && !turned(text) && !turned(other) && crosses(boxes[m]));
+      const over = texts.findIndex((other, m) => m > n && crosses(boxes[m]));
       if (over > 0) say(`"${text.textContent}" is over "${texts[over].textContent}"`, title);
     });
     if (svg.querySelectorAll(".mark:not(.paper)").length === 0) say("a plot without marks", title);

@@ -48,19 +48,19 @@ pub enum CliError {
     #[error("no problem has a name that contains `{filter}`; there are {names}")]
     NothingToMeasure { filter: String, names: String },
     #[error(
-        "there is no {folder} here, which is where runs are looked for; name result files of `flashcore bench --out`, or a folder with some: --dir FOLDER"
+        "there is no folder {folder} here; name result files of `flashcore bench --out`, or a folder with some: --dir FOLDER"
     )]
     NoRuns { folder: &'static str },
-    #[error("--threads is a matter of the cpu backend; leave it out or pass --backend cpu")]
+    #[error("--threads is for the cpu backend; omit it or pass --backend cpu")]
     Threads,
-    #[error("--general is a matter of a real GPU; to simulate the general kernel pass --gpu sm_80")]
+    #[error("--general is for a real GPU; to simulate the general kernel, pass --gpu sm_80")]
     GeneralSimulated,
-    #[error("--general is a matter of the cuda backend; leave it out or pass --backend cuda")]
+    #[error("--general is for the cuda backend; omit it or pass --backend cuda")]
     GeneralOnCpu,
-    #[error("--gpu is a matter of the simulator; leave it out or pass --backend sim")]
+    #[error("--gpu is for the simulator; omit it or pass --backend sim")]
     Gpu,
     #[error(
-        "the simulator is not for timing; `flashcore run --backend sim` computes with it, `profile` counts"
+        "the simulator cannot be timed; `flashcore run --backend sim` computes with it, `profile` counts"
     )]
     NotTimed,
     #[error("the simulator would take about {} for this; it takes problems of up to {}: make the shape smaller",

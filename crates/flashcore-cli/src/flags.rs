@@ -4,7 +4,10 @@
 
 use std::sync::Arc;
 
-use clap::Args;
+use clap::{
+    Args,
+    builder::{PossibleValuesParser, TypedValueParser},
+};
 use flashcore::cuda::Cuda;
 use flashcore::{Backend, BackendError, BackendKind, DType, Dims, Layout, Mask, Problem, ProblemError};
 use flashcore_core::{Spec, Values};
@@ -13,7 +16,6 @@ use flashcore_kernels::tuned::Table;
 use flashcore_lab::{arm::roster::Ours, task::normal_sinks};
 
 use crate::{
-    backends::{self, Named},
     error::CliError,
     table_flags::TableFlags,
     values::{Shape, Window},
@@ -66,10 +68,10 @@ pub struct AttentionFlags {
     /// Factor on the scores [default: 1/sqrt(dim)]
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     scale: Option<f32>,
-    /// Bend scores to X * tanh(score / X)
+    /// Limit scores to X * tanh(score / X)
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     softcap: Option<f32>,
-    /// Give every query head a sink: a standard normal logit that no value belongs to
+    /// Give every query head a sink: a standard normal logit without a value
     #[arg(long)]
     sinks: bool,
 }
@@ -91,7 +93,7 @@ impl AttentionFlags {
 
     fn mask(&self) -> Mask {
         let mask = match self.window {
-            Some(window) => window.mask(),
+            Some(window) => window.0,
             None if self.causal => Mask::CAUSAL,
             None => Mask::NONE,
         };
@@ -99,17 +101,55 @@ impl AttentionFlags {
     }
 }
 
+/// What `--backend` names.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Named {
+    /// A backend of the library.
+    Kind(BackendKind),
+    /// The kernels of a GPU, run on the CPU with every check on.
+    Simulator,
+}
+
+/// The values of `--backend`.
+fn names() -> impl TypedValueParser<Value = Named> {
+    const SIMULATOR: &str = "sim";
+    let known = BackendKind::ALL.map(BackendKind::name).into_iter().chain([SIMULATOR]);
+    PossibleValuesParser::new(known).try_map(|name| match name.as_str() {
+        SIMULATOR => Ok(Named::Simulator),
+        name => name.parse().map(Named::Kind),
+    })
+}
+
+/// Tries `work` on each backend until one takes the problem; the last refusal is the error.
+pub fn first_to_take<T>(
+    candidates: &[Arc<dyn Backend>],
+    mut work: impl FnMut(&dyn Backend) -> Result<T, BackendError>,
+) -> Result<(&dyn Backend, T), BackendError> {
+    let (last, others) = candidates.split_last().ok_or_else(none_left)?;
+    for backend in others {
+        match work(&**backend) {
+            Err(BackendError::Unsupported { .. } | BackendError::Unavailable { .. }) => {}
+            done => return done.map(|value| (&**backend, value)),
+        }
+    }
+    work(&**last).map(|value| (&**last, value))
+}
+
+fn none_left() -> BackendError {
+    BackendError::Unavailable { backend: "auto", reason: "this build contains no backend".to_owned() }
+}
+
 /// What computes.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "How to run")]
 pub struct BackendFlags {
-    /// What computes
-    #[arg(long, value_name = "NAME", default_value = "auto", value_parser = backends::names())]
+    /// Backend that computes
+    #[arg(long, value_name = "NAME", default_value = "auto", value_parser = names())]
     backend: Named,
     /// Threads of the CPU backend [default: all cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
-    /// Compute on a GPU, with the kernel that runs on every GPU even where a more special one would be chosen
+    /// Use the GPU kernel that runs on every architecture instead of a specialised one
     #[arg(long, conflicts_with_all = ["threads", "table"])]
     general: bool,
     #[command(flatten)]
@@ -117,7 +157,7 @@ pub struct BackendFlags {
 }
 
 impl BackendFlags {
-    /// Whether GPU kernels are to run in the simulator; which kernels, is a matter of the GPU that they are for.
+    /// Whether GPU kernels are to run in the simulator.
     pub fn simulated(&self) -> Result<bool, CliError> {
         Ok(self.named()? == Named::Simulator)
     }
@@ -134,10 +174,11 @@ impl BackendFlags {
 
     /// The backends that may compute, best first.
     pub fn candidates(&self) -> Result<Vec<Arc<dyn Backend>>, CliError> {
-        if self.general || self.table.load()?.is_some() {
-            return Ok(vec![self.ours()?.backend()]);
-        }
-        backends::candidates(self.kind()?, self.threads())
+        let ours = self.ours()?;
+        let may_pass = self.kind()? == BackendKind::Auto && !self.general && self.table.load()?.is_none();
+        let next: Option<Arc<dyn Backend>> =
+            (may_pass && matches!(ours, Ours::Cuda(_))).then(|| Arc::new(Cpu::new()) as _);
+        Ok(std::iter::once(ours.backend()).chain(next).collect())
     }
 
     fn kind(&self) -> Result<BackendKind, CliError> {
@@ -185,5 +226,38 @@ impl BackendFlags {
     /// Threads asked for.
     pub fn threads(&self) -> Option<usize> {
         self.threads.map(usize::from)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refusal() -> BackendError {
+        BackendError::Unsupported { backend: "x", what: "this".to_owned(), instead: "do that".to_owned() }
+    }
+
+    #[test]
+    fn a_refusal_leaves_the_problem_to_the_next() {
+        let two: Vec<Arc<dyn Backend>> = vec![Arc::new(Cpu::new()), Arc::new(Cpu::new())];
+        let mut calls = 0;
+        let taken = first_to_take(&two, |_| {
+            calls += 1;
+            if calls == 1 { Err(refusal()) } else { Ok(calls) }
+        });
+        assert_eq!(taken.map(|(_, value)| value).ok(), Some(2));
+        assert!(first_to_take::<()>(&two, |_| Err(refusal())).is_err(), "all refused");
+        assert!(first_to_take::<()>(&[], |_| Ok(())).is_err(), "none there");
+    }
+
+    #[test]
+    fn a_failure_is_not_hidden_by_the_next() {
+        let two: Vec<Arc<dyn Backend>> = vec![Arc::new(Cpu::new()), Arc::new(Cpu::new())];
+        let mut calls = 0;
+        let failed = first_to_take::<()>(&two, |_| {
+            calls += 1;
+            Err(BackendError::Failed { backend: "x", source: "broken".into() })
+        });
+        assert!(failed.is_err() && calls == 1, "{calls} calls");
     }
 }

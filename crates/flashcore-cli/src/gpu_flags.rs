@@ -27,32 +27,20 @@ pub struct Chosen {
     name: &'static str,
 }
 
-/// An architecture that can be named, with a usual GPU of it.
-struct Model {
-    name: &'static str,
-    target: Target,
-    capability: (u32, u32),
-    sms: u32,
-    usual: &'static str,
-}
-
-const fn model(name: &'static str, target: Target, sms: u32, usual: &'static str) -> Model {
-    Model { name, target, capability: target.capability(), sms, usual }
-}
-
-const MODELS: [Model; 6] = [
-    model("sm_80", Target::Sm80, 108, "A100"),
-    model("sm_86", Target::Sm86, 82, "RTX 3090"),
-    model("sm_89", Target::Sm89, 128, "RTX 4090"),
-    model("sm_90", Target::Sm90, 132, "H100 or H200"),
-    model("sm_100", Target::Sm100, 148, "B200"),
-    model("sm_120", Target::Sm120, 170, "RTX 5090"),
+/// Architectures that can be named, each with the multiprocessors and the name of a usual GPU.
+const MODELS: [(&str, Target, u32, &str); 6] = [
+    ("sm_80", Target::Sm80, 108, "A100"),
+    ("sm_86", Target::Sm86, 82, "RTX 3090"),
+    ("sm_89", Target::Sm89, 128, "RTX 4090"),
+    ("sm_90", Target::Sm90, 132, "H100 or H200"),
+    ("sm_100", Target::Sm100, 148, "B200"),
+    ("sm_120", Target::Sm120, 170, "RTX 5090"),
 ];
 /// Where none is there and none is named.
 const USUAL: &str = "sm_90";
 
 fn models() -> impl TypedValueParser<Value = Chosen> {
-    PossibleValuesParser::new(MODELS.map(|model| model.name)).map(|name| Chosen::model(&name))
+    PossibleValuesParser::new(MODELS.map(|model| model.0)).map(|name| Chosen::model(&name))
 }
 
 impl GpuFlags {
@@ -63,15 +51,20 @@ impl GpuFlags {
 
     /// The GPU named, else the one found, else a usual one.
     pub fn choose(&self) -> Chosen {
-        self.gpu.or_else(Chosen::found).unwrap_or_else(|| Chosen::model(USUAL))
+        self.gpu.unwrap_or_else(|| Chosen::usual(true))
     }
 }
 
 impl Chosen {
     fn model(name: &str) -> Self {
-        let at = MODELS.iter().position(|model| model.name == name).unwrap_or_default();
-        let &Model { target, capability, sms, usual, .. } = &MODELS[at];
-        Self { gpu: Gpu { capability, sms, shared_bytes: shared_limit(target) }, device: None, name: usual }
+        let (_, target, sms, name) = *MODELS.iter().find(|model| model.0 == name).unwrap_or(&MODELS[0]);
+        let (capability, shared_bytes) = (target.capability(), shared_limit(target));
+        Self { gpu: Gpu { capability, sms, shared_bytes }, device: None, name }
+    }
+
+    /// The GPU found, if one may be looked for, else a usual one.
+    pub fn usual(look: bool) -> Self {
+        Some(()).filter(|()| look).and_then(|()| Self::found()).unwrap_or_else(|| Self::model(USUAL))
     }
 
     fn found() -> Option<Self> {

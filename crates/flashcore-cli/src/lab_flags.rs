@@ -9,9 +9,13 @@ use clap::{
 use flashcore::DType;
 use flashcore_lab::{
     LabError,
+    arm::roster::Ours,
     comparison::{self, Comparison},
+    memory,
     protocol::{Mode, Protocol},
+    record::Record,
     referee::Care,
+    sensors::Sensors,
     suites::Suite,
     task::Task,
 };
@@ -19,7 +23,10 @@ use flashcore_lab::{
 use crate::{
     error::CliError,
     files::Place,
-    flags::{AttentionFlags, TensorFlags},
+    flags::{AttentionFlags, BackendFlags, TensorFlags},
+    interrupt,
+    output::Output,
+    progress::Progress,
 };
 
 /// What is measured: a suite or one problem.
@@ -110,13 +117,13 @@ fn suites() -> impl TypedValueParser<Value = Suite> {
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "How to measure")]
 pub struct TimingFlags {
-    /// sustained: each alone, back to back; interleaved: in short turns; idle: single calls after pauses
+    /// sustained: each alone, back to back; interleaved: in short turns
     #[arg(long, value_name = "MODE", value_parser = modes())]
     mode: Option<Mode>,
     /// Seconds of timing per competitor and round
     #[arg(long, value_name = "S", value_parser = seconds)]
     seconds: Option<f64>,
-    /// Seconds of load on a GPU before the first turn, where each runs alone [default: 1.5]
+    /// Seconds of GPU load before the first sustained turn [default: 1.5]
     #[arg(long, value_name = "S", value_parser = load)]
     warm_up: Option<f64>,
     /// Rounds in which every competitor has a turn
@@ -143,10 +150,42 @@ pub struct TimingFlags {
 }
 
 impl TimingFlags {
-    /// Whether the file can be written, asked before anything is measured.
-    pub fn check_out(&self) -> Result<(), CliError> {
-        let place = self.out.as_deref().map(|path| Place::checked(path, self.force));
-        Ok(place.transpose().map(drop)?)
+    /// What is to be measured and by which backend of ours; asks before anything is measured whether there is memory for
+    /// it and whether the file can be written.
+    pub fn begin(&self, task: &TaskFlags, backend: &BackendFlags) -> Result<(Vec<Task>, Ours), CliError> {
+        self.out.as_deref().map(|path| Place::checked(path, self.force)).transpose()?;
+        let tasks = task.tasks()?;
+        tasks.iter().try_for_each(|task| memory::check(3 * task.bytes() as u64))?;
+        Ok((tasks, backend.ours()?))
+    }
+
+    /// Measures task by task until the user stops it; the file is rewritten after each, so that it is always valid.
+    pub fn measure(
+        &self,
+        tasks: &[Task],
+        record: &mut Record,
+        output: &Output,
+        mut one: impl FnMut(&Task, &mut Record, &Sensors, &mut Progress) -> Result<(), LabError>,
+    ) -> Result<(), LabError> {
+        let (sensors, mut progress) = (Sensors::start(), Progress::stoppable(tasks.len(), output));
+        for task in tasks {
+            match one(task, record, &sensors, &mut progress) {
+                Err(LabError::Stopped) => break,
+                done => done?,
+            }
+            self.save(record)?;
+            progress.step();
+            if interrupt::stopped() {
+                break;
+            }
+        }
+        record.complete = !interrupt::stopped();
+        self.save(record)
+    }
+
+    /// Writes the result file, if one was asked for.
+    pub fn save(&self, record: &Record) -> Result<(), LabError> {
+        Ok(self.out.as_deref().map_or(Ok(()), |path| record.save(path))?)
     }
 
     /// The usual way of measuring with what was asked for changed.

@@ -7,7 +7,6 @@
 // Only `run` is exported: elsewhere `pub` marks what a module offers to the others.
 #![allow(unreachable_pub)]
 
-mod backends;
 mod cli;
 mod commands;
 mod error;

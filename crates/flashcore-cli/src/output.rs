@@ -1,7 +1,7 @@
 //! How answers are shown: tables for people, one JSON object for programs, nothing when quiet.
 //!
-//! Every command hands a [`Report`] to [`Output::show`]; no command prints by itself. A reader that went away
-//! (`flashcore … | head`) is not an error.
+//! Commands hand a JSON value and a page, or a [`Report`] that is both, to [`Output`]; no command prints by itself. A
+//! reader that went away (`flashcore … | head`) is not an error.
 
 use std::io::{self, IsTerminal, Write};
 
@@ -33,12 +33,17 @@ impl Output {
         Self { style, colour }
     }
 
-    /// Shows an answer.
+    /// Shows a report.
     pub fn show(&self, report: &impl Report) -> Result<(), CliError> {
+        self.answer(report, || report.page())
+    }
+
+    /// Shows an answer: one JSON object for programs, a page for people.
+    pub fn answer(&self, json: &impl Serialize, page: impl FnOnce() -> Page) -> Result<(), CliError> {
         if self.style.json {
-            return self.raw(&(serde_json::to_string_pretty(report)? + "\n"));
+            return self.raw(&(serde_json::to_string_pretty(json)? + "\n"));
         }
-        if self.style.quiet { Ok(()) } else { self.raw(&report.page().render(self.colour)) }
+        if self.style.quiet { Ok(()) } else { self.raw(&page().render(self.colour)) }
     }
 
     /// Whether people see what is going on meanwhile.
@@ -106,6 +111,21 @@ impl Text {
     }
 }
 
+/// Good news.
+pub fn good(words: impl Into<String>) -> Text {
+    Text::new(words, Tone::Good)
+}
+
+/// Bad news.
+pub fn bad(words: impl Into<String>) -> Text {
+    Text::new(words, Tone::Bad)
+}
+
+/// A remark.
+pub fn faint(words: impl Into<String>) -> Text {
+    Text::new(words, Tone::Faint)
+}
+
 impl<S: Into<String>> From<S> for Text {
     fn from(words: S) -> Self {
         Self::new(words, Tone::Plain)
@@ -119,10 +139,25 @@ pub struct Page {
 }
 
 impl Page {
-    /// Adds a table of rows whose columns line up.
+    /// Adds a table of rows whose columns line up; nothing where there are none.
     pub fn table(mut self, rows: impl IntoIterator<Item = Vec<Text>>) -> Self {
-        self.parts.push(rows.into_iter().collect());
+        let rows: Vec<_> = rows.into_iter().collect();
+        self.parts.extend((!rows.is_empty()).then_some(rows));
         self
+    }
+
+    /// Adds a table with a heading for each column.
+    pub fn headed(self, heading: &[&str], rows: impl IntoIterator<Item = Vec<Text>>) -> Self {
+        let mut rows: Vec<_> = rows.into_iter().collect();
+        if !rows.is_empty() {
+            rows.insert(0, heading.iter().map(|word| faint(*word)).collect());
+        }
+        self.table(rows)
+    }
+
+    /// Adds a line for each text.
+    pub fn lines<T: Into<Text>>(self, texts: impl IntoIterator<Item = T>) -> Self {
+        texts.into_iter().fold(self, Self::line)
     }
 
     /// Adds a line of text.
@@ -132,7 +167,7 @@ impl Page {
 
     /// Adds a table of names and values.
     pub fn facts<V: Into<Text>>(self, rows: impl IntoIterator<Item = (&'static str, V)>) -> Self {
-        self.table(rows.into_iter().map(|(name, value)| vec![Text::new(name, Tone::Faint), value.into()]))
+        self.table(rows.into_iter().map(|(name, value)| vec![faint(name), value.into()]))
     }
 
     pub(crate) fn render(&self, colour: bool) -> String {
@@ -173,7 +208,7 @@ mod tests {
 
     #[test]
     fn colours_mark_the_verdict() {
-        let page = Page::default().facts([("verdict", Text::new("FAIL", Tone::Bad))]);
+        let page = Page::default().facts([("verdict", bad("FAIL"))]);
         assert!(page.render(true).contains('\u{1b}'));
     }
 }

@@ -2,7 +2,20 @@
 
 use std::str::FromStr;
 
-use flashcore_core::{Dims, Mask};
+use flashcore_core::{Dims, Mask, Problem};
+
+/// A problem in words.
+pub fn describe(problem: &Problem) -> String {
+    let [batch, heads, seq, dim] = problem.q().dims().array();
+    let mut text = format!("{batch}x{heads}x{seq}x{dim} {}", problem.dtype());
+    let (kv, keys, values) = (problem.heads_kv(), problem.seq_kv(), problem.dim_v());
+    for (other, usual, name) in [(kv, heads, "kv heads"), (keys, seq, "keys"), (values, dim, "value dim")] {
+        if other != usual {
+            text += &format!(", {other} {name}");
+        }
+    }
+    if problem.mask() == Mask::NONE { text } else { format!("{text}, {}", problem.mask()) }
+}
 
 /// `--shape BxHxSxD`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -31,17 +44,7 @@ fn parse_extent(text: &str) -> Result<usize, String> {
 
 /// `--window L,R`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Window {
-    left: Option<u32>,
-    right: Option<u32>,
-}
-
-impl Window {
-    /// The mask it stands for.
-    pub fn mask(self) -> Mask {
-        Mask::window(self.left, self.right)
-    }
-}
+pub struct Window(pub Mask);
 
 impl FromStr for Window {
     type Err = String;
@@ -49,7 +52,7 @@ impl FromStr for Window {
     fn from_str(text: &str) -> Result<Self, String> {
         let bounds = text.split_once(',').map(|(left, right)| (parse_bound(left), parse_bound(right)));
         match bounds {
-            Some((Some(left), Some(right))) => Ok(Self { left, right }),
+            Some((Some(left), Some(right))) => Ok(Self(Mask::window(left, right))),
             _ => Err("write the keys visible before and after a query, as in 128,0 or 128,inf".to_owned()),
         }
     }
@@ -90,15 +93,8 @@ mod tests {
         assert_eq!(good("1x8x512x64"), [1, 8, 512, 64]);
         assert_eq!(good("2 × 3 × 4 × 5"), [2, 3, 4, 5]);
         assert_eq!(good("0x1x0x1"), [0, 1, 0, 1]);
-        for bad in [
-            "",
-            "1x8x512",
-            "1x8x512x64x1",
-            "1x8x-1x64",
-            "1x8xSx64",
-            "1x8x99999999999999999999x64",
-            "1,8,512,64",
-        ] {
+        let large = "1x8x99999999999999999999x64";
+        for bad in ["", "1x8x512", "1x8x512x64x1", "1x8x-1x64", "1x8xSx64", "1,8,512,64", large] {
             let message = bad.parse::<Shape>().unwrap_err();
             assert!(message.contains("1x8x512x64"), "{bad}: {message}");
         }
@@ -106,7 +102,7 @@ mod tests {
 
     #[test]
     fn windows() {
-        let good = |text: &str| text.parse::<Window>().unwrap().mask();
+        let good = |text: &str| text.parse::<Window>().unwrap().0;
         assert_eq!(good("128,0"), Mask::window(128, 0));
         assert_eq!(good("inf, 0"), Mask::CAUSAL);
         assert_eq!(good("inf,inf"), Mask::NONE);

@@ -8,7 +8,7 @@ use rayon::prelude::*;
 use crate::{
     SimdLevel, Tiles, decode,
     level::Shape,
-    output::{Output, OutputRow, Target, partial_len},
+    output::{Memory, Output, OutputRow, Target, partial_len},
     panels,
     plan::{Merge, Plan, Unit, Work, visible},
     prefill,
@@ -92,7 +92,7 @@ pub(crate) fn forward<T: Lane>(
     problem: Instance<'_>,
     (runner, tiles): (Runner, Tiles),
     [q, k, v]: [&[T]; 3],
-    (out, lse): (Target<&mut [T], &mut [f32]>, Option<&mut [f32]>),
+    (out, lse): Memory<'_, T>,
     (scratch, threads): (&mut Scratch, usize),
 ) -> &'static str {
     let shape = runner.level().shape(tiles);

@@ -41,6 +41,9 @@ pub(crate) enum Target<T, W> {
     Wide(W),
 }
 
+/// The caller's memory for results and, where asked for, LSE.
+pub(crate) type Memory<'a, T> = (Target<&'a mut [T], &'a mut [f32]>, Option<&'a mut [f32]>);
+
 /// The result of a call.
 ///
 /// **Invariant:** the units of a plan never share an output row, and parts never share a partial row, so that holding a

@@ -19,11 +19,8 @@ const SEED: u64 = 0x1ab;
 #[derive(Clone, Copy, PartialEq, Serialize, Deserialize, Debug)]
 #[serde(deny_unknown_fields)]
 pub struct Interval {
-    /// Lower end.
     pub low: f64,
-    /// The estimate from the samples as they are.
     pub point: f64,
-    /// Upper end.
     pub high: f64,
 }
 

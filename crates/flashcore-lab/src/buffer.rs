@@ -73,7 +73,7 @@ impl Buffer {
 pub fn filled<T: Clone>(value: T, len: usize) -> Result<Vec<T>, MemoryError> {
     let mut elements = Vec::new();
     let needed = (len as u64).saturating_mul(size_of::<T>() as u64);
-    elements.try_reserve_exact(len).map_err(|_| MemoryError::problem(needed, available()))?;
+    elements.try_reserve_exact(len).map_err(|_| MemoryError { needed, available: available() })?;
     elements.resize(len, value);
     Ok(elements)
 }

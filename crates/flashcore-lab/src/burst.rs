@@ -3,8 +3,6 @@
 //! [`crate::protocol`] decides who is timed when; a [`Burst`] is one such turn. Competitors implement [`Ready::time`];
 //! everything else about timing is here.
 
-use serde::{Deserialize, Serialize};
-
 use crate::{arm::Ready, error::LabError, stats::median};
 
 /// Samples that a burst is cut into at most: enough for quantiles, few enough for files.
@@ -17,42 +15,24 @@ const LEAST_SECONDS: f64 = 500e-6;
 const TRIAL: usize = 3;
 
 /// What surrounds each call.
-#[derive(Clone, Copy, PartialEq, Serialize, Deserialize, Debug, Default)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Conditions {
-    /// Caches are emptied before each call.
     pub cold: bool,
-    /// GPU calls are replayed from a graph.
     pub replay: bool,
-    /// Seconds of idleness before each call.
-    pub pause: f64,
-}
-
-impl Conditions {
-    /// Whether every call is a sample of its own.
-    pub fn separate(&self) -> bool {
-        self.cold || self.pause > 0.0
-    }
 }
 
 /// How long to time.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Burst {
-    /// Calls are made for about this long.
     pub seconds: f64,
-    /// Under these conditions.
     pub conditions: Conditions,
 }
 
 /// What a competitor is asked to time: `samples` samples of `calls` calls each.
-#[derive(Clone, Copy, PartialEq, Serialize, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Run {
-    /// Number of samples.
     pub samples: usize,
-    /// Calls of each sample.
     pub calls: u32,
-    /// What surrounds each call.
-    #[serde(flatten)]
     pub conditions: Conditions,
 }
 
@@ -61,7 +41,6 @@ pub struct Run {
 pub struct Samples {
     /// Seconds per call, sample by sample in order of time.
     pub seconds: Vec<f64>,
-    /// Calls that each sample is the mean of.
     pub calls: u32,
 }
 
@@ -78,9 +57,8 @@ impl Burst {
     /// Samples and calls that fill the time, if a call takes `once` seconds.
     fn layout(&self, once: f64) -> Run {
         let once = once.max(1e-7);
-        let spent = once + self.conditions.pause;
-        let calls = ((self.seconds / spent).ceil().min(1e9) as usize).max(LEAST_SAMPLES);
-        if self.conditions.separate() {
+        let calls = ((self.seconds / once).ceil().min(1e9) as usize).max(LEAST_SAMPLES);
+        if self.conditions.cold {
             return Run { samples: calls.min(MOST_SAMPLES), calls: 1, conditions: self.conditions };
         }
         let for_the_clock = (LEAST_SECONDS / once).ceil() as usize;
@@ -109,6 +87,5 @@ mod tests {
         check(0.5, 3.0, plain, 4, 1);
         check(0.5, 0.0, plain, 1000, 5000);
         check(0.5, 5e-6, Conditions { cold: true, ..plain }, 1000, 1);
-        check(2.0, 0.0, Conditions { pause: 0.1, ..plain }, 20, 1);
     }
 }

@@ -17,13 +17,11 @@ use crate::{buffer::filled, error::LabError, task::Task};
 pub struct Ceiling {
     /// `cpu` or `gpu`.
     pub place: String,
-    /// Element type of the matrix rate.
     pub dtype: String,
     /// Bytes read plus bytes written per second in a large copy.
     pub copy: f64,
     /// Operations per second in matrix products.
     pub matrix: f64,
-    /// How the matrix rate was measured.
     pub how: String,
 }
 

@@ -15,43 +15,28 @@ use crate::{
 pub struct Comparison {
     /// What is compared, in words; comparisons of the same kind share a table.
     pub what: String,
-    /// The task.
     pub task: Task,
-    /// What its time is compared with.
-    pub against: Against,
+    /// The task that its time is compared with.
+    pub other: Task,
+    /// Whose time of the other task; ours where missing.
+    pub peer: Option<&'static str>,
     /// Work of the task over the work of the other: times are compared for the same work.
     pub work: f64,
     /// What the ratio is wanted to be at most.
     pub wanted: f64,
 }
 
-/// The other side of a comparison.
-#[derive(Clone, PartialEq, Debug)]
-pub enum Against {
-    /// Another task of ours.
-    Ours(Box<Task>),
-    /// A peer on the same task.
-    Peer(&'static str),
-}
-
 /// What a comparison came to.
 #[derive(Clone, PartialEq, Serialize, Debug)]
 pub struct Compared {
-    /// What was compared.
     pub what: String,
-    /// The task.
     pub task: String,
-    /// The other task or the peer.
     pub against: String,
-    /// Work of the task over the work of the other.
     pub work: f64,
     /// Median time of the task in microseconds, where it was timed.
     pub p50_us: Option<f64>,
-    /// Median time of the other.
     pub against_p50_us: Option<f64>,
-    /// The first over the second, for the same work.
     pub ratio: Option<Interval>,
-    /// What the ratio is wanted to be at most.
     pub wanted: f64,
 }
 
@@ -65,7 +50,7 @@ impl Compared {
 impl Comparison {
     /// `task` beside `other`, which has as much to do.
     pub fn of_ours(what: impl Into<String>, task: Task, other: Task, wanted: f64) -> Self {
-        Self { what: what.into(), task, against: Against::Ours(Box::new(other)), work: 1.0, wanted }
+        Self { what: what.into(), task, other, peer: None, work: 1.0, wanted }
     }
 
     /// Whether its name, or that of its task, contains `part`.
@@ -73,28 +58,16 @@ impl Comparison {
         self.what.contains(part) || self.task.to_string().contains(part)
     }
 
-    /// The peer it needs.
-    pub fn peer(&self) -> Option<&'static str> {
-        match self.against {
-            Against::Ours(_) => None,
-            Against::Peer(name) => Some(name),
-        }
-    }
-
     /// What a record says about it, if ours is called `ours` there.
     pub fn read(&self, record: &Record, ours: &str) -> Compared {
-        let (other, arm, against) = match &self.against {
-            Against::Ours(other) => (&**other, ours, other.to_string()),
-            Against::Peer(name) => (&self.task, *name, (*name).to_owned()),
-        };
         let times = |task: &Task, arm: &str| record.find(task.spec(), arm).map(|m| m.units(&record.protocol));
-        let (mine, theirs) = (times(&self.task, ours), times(other, arm));
+        let (mine, theirs) = (times(&self.task, ours), times(&self.other, self.peer.unwrap_or(ours)));
         let micro = |units: &Option<Vec<f64>>| Some(bootstrap::median(units.as_deref()?)?.point * 1e6);
         let ratio = mine.as_deref().zip(theirs.as_deref()).and_then(|(a, b)| bootstrap::ratio(a, b));
         Compared {
             what: self.what.clone(),
             task: self.task.to_string(),
-            against,
+            against: self.peer.map_or_else(|| self.other.to_string(), str::to_owned),
             work: self.work,
             p50_us: micro(&mine),
             against_p50_us: micro(&theirs),
@@ -111,15 +84,9 @@ impl Comparison {
 /// Every task that comparisons need, once; what is compared stands side by side, so that it is measured so.
 pub fn tasks(comparisons: &[Comparison]) -> Vec<Task> {
     let mut tasks: Vec<Task> = Vec::new();
-    for Comparison { task, against, .. } in comparisons {
-        let other = match against {
-            Against::Ours(other) => Some(&**other),
-            Against::Peer(_) => None,
-        };
-        for needed in other.into_iter().chain([task]) {
-            if !tasks.contains(needed) {
-                tasks.push(needed.clone());
-            }
+    for needed in comparisons.iter().flat_map(|one| [&one.other, &one.task]) {
+        if !tasks.contains(needed) {
+            tasks.push(needed.clone());
         }
     }
     tasks

@@ -20,7 +20,7 @@ pub trait Observer {
     /// Work on `what` for `task` begins.
     fn at(&mut self, task: &Task, what: &str);
 
-    /// Whether the user has had enough.
+    /// Whether the user has stopped it.
     fn stopped(&self) -> bool;
 }
 
@@ -66,7 +66,7 @@ impl Contest {
         self.entries.iter().map(|e| (e.measurement.arm.as_str(), e.measurement.finding.as_ref()))
     }
 
-    /// Sends everybody home but those named.
+    /// Keeps only the competitors named.
     #[must_use]
     pub fn only(mut self, names: &[&str]) -> Self {
         self.entries.retain(|entry| names.contains(&entry.measurement.arm.as_str()));
@@ -139,13 +139,13 @@ impl Entry {
 
     fn turn(&mut self, protocol: &Protocol, sensors: &Sensors, again: bool) -> Result<(), LabError> {
         let Some(ready) = &mut self.ready else { return Ok(()) };
-        let (samples, weather) = sensors.during(self.place, || protocol.burst().run(&mut **ready));
+        let (samples, noise) = sensors.during(self.place, || protocol.burst().run(&mut **ready));
         let samples = samples?;
         self.measurement.stretches.push(Stretch {
             seconds: samples.seconds,
             calls: samples.calls,
             again,
-            weather,
+            weather: noise,
         });
         Ok(())
     }

@@ -1,5 +1,6 @@
 //! What a record comes to: a row per task and competitor, and what makes the figures doubtful.
 
+use rayon::prelude::*;
 use serde::Serialize;
 
 use crate::{
@@ -19,17 +20,11 @@ const CLOCK_DRIFT: f64 = 0.03;
 /// One competitor on one task, in figures.
 #[derive(Clone, PartialEq, Serialize, Debug)]
 pub struct Figures {
-    /// The task.
     pub task: String,
-    /// The competitor.
     pub arm: String,
-    /// The kernel that ran.
     pub kernel: Option<String>,
-    /// Largest error against f64.
     pub max_error: Option<f64>,
-    /// What it may be.
     pub tolerance: Option<f64>,
-    /// Why it was not timed.
     pub excluded: Option<String>,
     /// Speed, where it was timed.
     pub speed: Option<Speed>,
@@ -40,17 +35,12 @@ pub struct Figures {
 pub struct Speed {
     /// Half of the samples took this long or less, in microseconds.
     pub p50_us: f64,
-    /// Nine in ten did.
     pub p90_us: f64,
-    /// The fastest sample.
     pub min_us: f64,
-    /// The slowest sample.
     pub max_us: f64,
     /// Where the median lies with 95 % confidence.
     pub low_us: f64,
-    /// Its upper end.
     pub high_us: f64,
-    /// Number of samples.
     pub samples: usize,
     /// 10^12 operations of visible matrix products per second.
     pub tflops: f64,
@@ -58,17 +48,16 @@ pub struct Speed {
     pub gbps: f64,
     /// Percent of what the device can do at best, as measured in the same run.
     pub roofline_percent: Option<f64>,
-    /// Its time over that of the first competitor of the task.
     pub ratio: Option<Interval>,
 }
 
 impl Record {
-    /// A row per measurement, in order.
-    pub fn figures(&self) -> Vec<Figures> {
-        self.measurements.iter().map(|measurement| self.row(measurement)).collect()
+    /// A row per measurement, in order; ratios are to the competitor of that name, or to the first that was timed.
+    pub fn figures(&self, against: Option<&str>) -> Vec<Figures> {
+        self.measurements.par_iter().map(|measurement| self.row(measurement, against)).collect()
     }
 
-    fn row(&self, measurement: &Measurement) -> Figures {
+    fn row(&self, measurement: &Measurement, against: Option<&str>) -> Figures {
         let finding = measurement.finding.as_ref();
         Figures {
             task: measurement.task.to_string(),
@@ -77,11 +66,11 @@ impl Record {
             max_error: finding.map(|f| f.max_error),
             tolerance: finding.map(|f| f.tolerance),
             excluded: measurement.refused.clone().or_else(|| finding.and_then(|f| f.wrong.clone())),
-            speed: self.speed(measurement),
+            speed: self.speed(measurement, against),
         }
     }
 
-    fn speed(&self, measurement: &Measurement) -> Option<Speed> {
+    fn speed(&self, measurement: &Measurement, against: Option<&str>) -> Option<Speed> {
         let summary = measurement.summary(&self.protocol)?;
         let task = Task::parse(measurement.task.clone()).ok()?;
         let least = self.ceiling(measurement).map(|ceiling| ceiling.least_seconds(&task));
@@ -97,44 +86,42 @@ impl Record {
             tflops: task.flops() / summary.p50 / 1e12,
             gbps: task.bytes() / summary.p50 / 1e9,
             roofline_percent: least.map(|least| 100.0 * least / summary.p50),
-            ratio: self.ratio_to_first(measurement),
+            ratio: self.ratio(measurement, against),
         })
     }
 
-    fn ratio_to_first(&self, measurement: &Measurement) -> Option<Interval> {
-        let same = |m: &&Measurement| m.task == measurement.task && !m.stretches.is_empty();
-        let first = self.measurements.iter().find(same).filter(|first| first.arm != measurement.arm)?;
-        bootstrap::ratio(&measurement.units(&self.protocol), &first.units(&self.protocol))
+    fn ratio(&self, measurement: &Measurement, against: Option<&str>) -> Option<Interval> {
+        let named = |m: &Measurement| against.is_none_or(|name| m.arm == name);
+        let same = |m: &&Measurement| m.task == measurement.task && !m.stretches.is_empty() && named(m);
+        let other = self.measurements.iter().find(same).filter(|other| other.arm != measurement.arm)?;
+        bootstrap::ratio(&measurement.units(&self.protocol), &other.units(&self.protocol))
     }
 
     /// What makes figures doubtful: a first competitor that was not the same when it came again, more than the device
     /// can do.
     pub fn doubts(&self) -> Vec<String> {
         let drifts = self.measurements.iter().flat_map(|measurement| self.drift(measurement));
-        drifts.chain(self.figures().iter().filter_map(beyond_roof)).collect()
+        drifts.chain(self.figures(None).iter().filter_map(beyond_roof)).collect()
     }
 
     fn drift(&self, measurement: &Measurement) -> Vec<String> {
         let first = measurement.stretches.iter().find(|stretch| !stretch.again);
         let again = measurement.stretches.iter().find(|stretch| stretch.again);
         let (Some(first), Some(again)) = (first, again) else { return Vec::new() };
-        let level = |stretch: &Stretch| median(self.protocol.kept(&stretch.seconds));
-        let clock = |stretch: &Stretch| stretch.weather.map(|weather| weather.clock_mean);
-        let time = Some((level(first), level(again), DRIFT, "took", 1e6, "us"));
-        let clocks = clock(first).zip(clock(again));
-        let clock = clocks.map(|(first, again)| (first, again, CLOCK_DRIFT, "ran at", 1.0, "MHz"));
-        let moved = [time, clock]
-            .into_iter()
-            .flatten()
-            .filter(|(first, again, most, ..)| (again / first - 1.0).abs() > *most);
+        let time = |stretch: &Stretch| Some(1e6 * median(self.protocol.kept(&stretch.seconds)));
+        let clock = |stretch: &Stretch| stretch.weather.map(|noise| noise.clock_mean);
+        let pairs = [
+            (time(first), time(again), DRIFT, "took", "us"),
+            (clock(first), clock(again), CLOCK_DRIFT, "ran at", "MHz"),
+        ];
         let (arm, task) = (&measurement.arm, &measurement.task);
-        let say = |(first, again, _, verb, scale, unit): (f64, f64, f64, &str, f64, &str)| {
-            let (first, again) = (first * scale, again * scale);
-            format!(
-                "{arm} {verb} {first:.1} {unit} first and {again:.1} {unit} last on {task}: the machine drifts"
-            )
+        let say = |(first, again, most, verb, unit): (Option<f64>, Option<f64>, f64, &str, &str)| {
+            let (first, again) = (first?, again?);
+            ((again / first - 1.0).abs() > most).then(|| {
+                format!("{arm} {verb} {first:.1} {unit} first and {again:.1} {unit} last on {task}: the machine drifts")
+            })
         };
-        moved.map(say).collect()
+        pairs.into_iter().filter_map(say).collect()
     }
 }
 

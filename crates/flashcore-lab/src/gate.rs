@@ -14,6 +14,7 @@ use crate::{
     bootstrap::{self, Interval},
     contest::Contest,
     error::LabError,
+    machine::Machine,
     protocol::Protocol,
     record::{Measurement, Record},
     task::Task,
@@ -53,13 +54,10 @@ impl Demand {
 /// What was decided about one task.
 #[derive(Clone, PartialEq, Serialize, Debug)]
 pub struct Ruling {
-    /// The task.
     pub task: String,
-    /// What ours was compared with.
     pub against: String,
     /// What was demanded; nothing was timed where missing.
     pub demand: Option<Demand>,
-    /// Our time over theirs.
     pub ratio: Option<Interval>,
     /// Why it fails; missing when it passes.
     pub reason: Option<String>,
@@ -148,20 +146,17 @@ fn ratio(task: &Task, ours: &[f64], theirs: &[f64]) -> Result<Interval, LabError
 /// Refuses a baseline of another machine or made in another way.
 pub fn check_baseline(baseline: &Record, now: &Record) -> Result<(), LabError> {
     let (then, here) = (&baseline.machine, &now.machine);
-    let differs = |what: &str, then: &dyn std::fmt::Debug, here: &dyn std::fmt::Debug| {
-        Err(LabError::Baseline(format!(
-            "{what} was {then:?} then and is {here:?} now; measure a new baseline"
-        )))
+    let processor = |machine: &Machine| format!("{}, {} threads", machine.cpu, machine.cores);
+    let gpu = |machine: &Machine| machine.gpu.clone().unwrap_or_else(|| "none".to_owned());
+    let way = |record: &Record| format!("cold {}, replay {}", record.protocol.cold, record.protocol.replay);
+    let facts = [
+        ("the GPU", gpu(then), gpu(here)),
+        ("the processor", processor(then), processor(here)),
+        ("the way of measuring", way(baseline), way(now)),
+    ];
+    let Some((what, then, here)) = facts.into_iter().find(|(_, then, here)| then != here) else {
+        return Ok(());
     };
-    if then.gpu != here.gpu {
-        return differs("the GPU", &then.gpu, &here.gpu);
-    }
-    if (&then.cpu, then.cores) != (&here.cpu, here.cores) {
-        return differs("the processor", &(&then.cpu, then.cores), &(&here.cpu, here.cores));
-    }
-    let way = |record: &Record| (record.protocol.cold, record.protocol.replay);
-    if way(baseline) != way(now) {
-        return differs("(cold, replay)", &way(baseline), &way(now));
-    }
-    Ok(())
+    let words = format!("{what} was `{then}` then and is `{here}` now; measure a new baseline");
+    Err(LabError::Baseline(words))
 }

@@ -1,14 +1,6 @@
-//! How long something takes: repeated until the figures mean something, summed up in quantiles. `flashcore run` uses
-//! it; comparisons between competitors are the business of [`crate::protocol`].
+//! How long something takes: repeated until the figures mean something. `flashcore run` uses it; comparisons between competitors are the business of [`crate::protocol`].
 
-use std::{
-    fmt,
-    time::{Duration, Instant},
-};
-
-use serde::Serialize;
-
-use crate::stats::nearest_rank;
+use std::time::{Duration, Instant};
 
 /// Repetitions stop once this much time is spent.
 const ENOUGH: Duration = Duration::from_secs(1);
@@ -19,47 +11,17 @@ const TOO_LONG: Duration = Duration::from_secs(10);
 /// Repetitions that are not exceeded however short they are.
 const AT_MOST: usize = 1000;
 
-/// Quantiles of a latency, in microseconds.
-#[derive(Clone, PartialEq, Serialize, Debug)]
-pub struct Latency {
-    /// Half of the runs were this fast or faster.
-    pub p50: f64,
-    /// Nine in ten of the runs were this fast or faster.
-    pub p90: f64,
-    /// The fastest run.
-    pub min: f64,
-    /// The slowest run.
-    pub max: f64,
-    /// How many runs there were.
-    pub samples: usize,
-}
-
-impl Latency {
-    /// Times `work` as often as asked, or as often as is sensible.
-    pub fn measure<E>(times: Option<usize>, mut work: impl FnMut() -> Result<(), E>) -> Result<Self, E> {
-        let begin = Instant::now();
-        let mut samples = Vec::new();
-        while wants_more(times, samples.len(), begin.elapsed()) {
-            let start = Instant::now();
-            work()?;
-            samples.push(start.elapsed().as_secs_f64() * 1e6);
-        }
-        Ok(Self::of(samples))
+/// Times `work` as often as asked, or as often as is sensible: microseconds in ascending order.
+pub fn measure<E>(times: Option<usize>, mut work: impl FnMut() -> Result<(), E>) -> Result<Vec<f64>, E> {
+    let begin = Instant::now();
+    let mut samples = Vec::new();
+    while wants_more(times, samples.len(), begin.elapsed()) {
+        let start = Instant::now();
+        work()?;
+        samples.push(start.elapsed().as_secs_f64() * 1e6);
     }
-
-    fn of(mut samples: Vec<f64>) -> Self {
-        samples.sort_by(f64::total_cmp);
-        let at = |quantile| nearest_rank(&samples, quantile);
-        Self { p50: at(0.5), p90: at(0.9), min: at(0.0), max: at(1.0), samples: samples.len() }
-    }
-}
-
-impl fmt::Display for Latency {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [p50, p90, min, max] = [self.p50, self.p90, self.min, self.max].map(time);
-        let runs = if self.samples == 1 { "run" } else { "runs" };
-        write!(f, "p50 {p50}, p90 {p90}, min {min}, max {max} ({} {runs})", self.samples)
-    }
+    samples.sort_by(f64::total_cmp);
+    Ok(samples)
 }
 
 /// A time for people.
@@ -86,14 +48,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn quantiles_are_samples() {
-        let latency = Latency::of((1..=10).rev().map(f64::from).collect());
-        assert_eq!(latency, Latency { p50: 5.0, p90: 9.0, min: 1.0, max: 10.0, samples: 10 });
-        let one = Latency::of(vec![7.0]);
-        assert_eq!((one.p50, one.p90, one.min, one.max), (7.0, 7.0, 7.0, 7.0));
-    }
-
-    #[test]
     fn repetitions_are_bounded_both_ways() {
         assert!(wants_more(None, 0, Duration::from_secs(600)));
         assert!(!wants_more(None, 1, Duration::from_secs(600)));
@@ -114,7 +68,7 @@ mod tests {
     #[test]
     fn work_that_fails_ends_the_measurement() {
         let mut runs = 0;
-        let result = Latency::measure(Some(5), || {
+        let result = measure(Some(5), || {
             runs += 1;
             if runs == 2 { Err("broken") } else { Ok(()) }
         });

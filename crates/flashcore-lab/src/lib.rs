@@ -12,6 +12,8 @@
 //!
 //! The `flashcore` command is the only caller; nothing here prints.
 #![deny(unsafe_code)]
+// Fields whose name and type say all have no words of their own; docs/lab.md says what files and answers hold.
+#![allow(missing_docs)]
 
 pub mod arm;
 pub mod bootstrap;
@@ -26,7 +28,6 @@ pub mod gate;
 pub mod latency;
 pub mod machine;
 pub mod memory;
-pub mod peer;
 pub mod profile;
 pub mod protocol;
 pub mod record;

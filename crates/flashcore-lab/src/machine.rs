@@ -12,17 +12,12 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug)]
 #[serde(deny_unknown_fields)]
 pub struct Machine {
-    /// Operating system and architecture.
     pub system: String,
-    /// The processor.
     pub cpu: String,
-    /// Threads it runs at once.
     pub cores: usize,
     /// The GPU, where there is one.
     pub gpu: Option<String>,
-    /// The GPU's driver.
     pub driver: Option<String>,
-    /// What the peers run on.
     pub peers: Option<String>,
 }
 

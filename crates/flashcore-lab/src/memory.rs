@@ -2,35 +2,18 @@
 
 use std::fs;
 
-/// Not enough memory.
+/// Not enough memory; `needed` is `u64::MAX` when even the number of bytes overflows.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("{what} needs {} but {}; {advice}", human(*needed), room(*available))]
+#[error("the problem needs {} but {}; use a smaller shape or element type", human(*needed), room(*available))]
 pub struct MemoryError {
-    /// What would have been allocated.
-    pub what: &'static str,
-    /// Bytes needed; `u64::MAX` when even their number overflows.
     pub needed: u64,
-    /// Bytes there, where known.
     pub available: Option<u64>,
-    /// What to do.
-    pub advice: &'static str,
-}
-
-impl MemoryError {
-    /// The problem does not fit.
-    pub fn problem(needed: u64, available: Option<u64>) -> Self {
-        let advice = "use a smaller shape or element type";
-        Self { what: "the problem", needed, available, advice }
-    }
 }
 
 /// Refuses `needed` bytes when the machine is known to have less.
 pub fn check(needed: u64) -> Result<(), MemoryError> {
     let available = available();
-    match available {
-        Some(room) if room < needed => Err(MemoryError::problem(needed, available)),
-        _ => Ok(()),
-    }
+    if available.is_some_and(|room| room < needed) { Err(MemoryError { needed, available }) } else { Ok(()) }
 }
 
 /// Bytes that can be allocated without swapping: the least of free memory and the control group's limit.

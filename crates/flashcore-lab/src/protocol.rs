@@ -4,7 +4,6 @@
 //! | --- | --- | --- |
 //! | sustained | after some load, each alone, back to back for a while; the first again at the end | the second half of each turn |
 //! | interleaved | many short turns, one after another | everything |
-//! | idle | single calls, each after a pause | everything |
 //!
 //! Sustained is the figure that counts on a device whose power limits its clock: turns of very different power in one
 //! rotation would lend each other clock. About three quarters of a second after it has got to work, such a GPU takes its
@@ -23,8 +22,6 @@ use crate::{
 const UNITS: usize = 30;
 /// Seconds of load on a GPU after which its clock is steady.
 pub const STEADY: f64 = 1.5;
-/// Idleness before each call in idle mode, in seconds: clocks and caches settle.
-const IDLE: f64 = 0.05;
 
 /// The order of turns.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
@@ -34,27 +31,24 @@ pub enum Mode {
     Sustained,
     /// In many short turns.
     Interleaved,
-    /// Single calls after idleness.
-    Idle,
 }
 
 impl Mode {
     /// Every mode.
-    pub const ALL: [Self; 3] = [Self::Sustained, Self::Interleaved, Self::Idle];
+    pub const ALL: [Self; 2] = [Self::Sustained, Self::Interleaved];
 
     /// The name used on the command line and in results.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Sustained => "sustained",
             Self::Interleaved => "interleaved",
-            Self::Idle => "idle",
         }
     }
 
     /// Rounds unless another number is asked for.
     pub const fn usual_rounds(self) -> u32 {
         match self {
-            Self::Sustained | Self::Idle => 1,
+            Self::Sustained => 1,
             Self::Interleaved => UNITS as u32,
         }
     }
@@ -68,23 +62,18 @@ pub struct Protocol {
     pub mode: Mode,
     /// Seconds of timing per competitor and round.
     pub seconds: f64,
-    /// How often everybody has a turn.
     pub rounds: u32,
     /// Seconds of load on a GPU before the first sustained turn.
     #[serde(default)]
     pub warm_up: f64,
-    /// Caches are emptied before each call.
     pub cold: bool,
-    /// GPU calls are replayed from a graph.
     pub replay: bool,
-    /// Seed of the inputs.
     pub seed: u64,
 }
 
 /// One competitor's turn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Turn {
-    /// Which.
     pub arm: usize,
     /// Whether it is the first competitor's extra turn at the end, which shows how much the machine drifted.
     pub again: bool,
@@ -112,19 +101,16 @@ impl Protocol {
     }
 
     /// What is done in one turn.
-    pub fn burst(&self) -> Burst {
-        let pause = if self.mode == Mode::Idle { IDLE } else { 0.0 };
-        Burst {
-            seconds: self.seconds,
-            conditions: Conditions { cold: self.cold, replay: self.replay, pause },
-        }
+    pub const fn burst(&self) -> Burst {
+        let conditions = Conditions { cold: self.cold, replay: self.replay };
+        Burst { seconds: self.seconds, conditions }
     }
 
     /// The part of a turn's samples that counts.
     pub fn kept<'a>(&self, samples: &'a [f64]) -> &'a [f64] {
         match self.mode {
             Mode::Sustained => &samples[samples.len() / 2..],
-            Mode::Interleaved | Mode::Idle => samples,
+            Mode::Interleaved => samples,
         }
     }
 
@@ -161,7 +147,6 @@ mod tests {
         let round = [(0, false), (1, false), (2, false)];
         assert_eq!(order(Mode::Sustained, 1), [&round[..], &[(0, true)]].concat());
         assert_eq!(order(Mode::Interleaved, 2), [round, round].concat());
-        assert_eq!(order(Mode::Idle, 1), round);
         assert!(protocol(Mode::Sustained, 1).turns(0).is_empty());
     }
 

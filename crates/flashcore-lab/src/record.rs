@@ -19,7 +19,7 @@ use crate::{
     protocol::Protocol,
     referee::Finding,
     save,
-    sensors::Weather,
+    sensors::Noise,
     stats::Summary,
     task::{Task, TaskSpec},
 };
@@ -43,23 +43,14 @@ pub struct Record {
     pub schema: String,
     /// Always [`VERSION`].
     pub version: u32,
-    /// Whether everything that was asked for was measured.
     pub complete: bool,
-    /// When it began, in UTC.
     pub created: String,
-    /// Version of FlashCore.
     pub flashcore: String,
-    /// Commit that the program was built from.
     pub commit: Option<String>,
-    /// The machine.
     pub machine: Machine,
-    /// How it was measured.
     pub protocol: Protocol,
-    /// What the devices can do at best.
     pub ceilings: Vec<Ceiling>,
-    /// One entry per task and competitor.
     pub measurements: Vec<Measurement>,
-    /// What makes the figures doubtful.
     pub warnings: Vec<String>,
 }
 
@@ -67,17 +58,12 @@ pub struct Record {
 #[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
 #[serde(deny_unknown_fields)]
 pub struct Measurement {
-    /// The task.
     pub task: TaskSpec,
-    /// The competitor.
     pub arm: String,
     /// Where it computes: `cpu` or `gpu`.
     pub place: String,
-    /// The kernel that ran.
     pub kernel: Option<String>,
-    /// Whether its result is right; it is not timed otherwise.
     pub finding: Option<Finding>,
-    /// Why it did not take part.
     pub refused: Option<String>,
     /// Its turns, in order of time.
     pub stretches: Vec<Stretch>,
@@ -89,12 +75,10 @@ pub struct Measurement {
 pub struct Stretch {
     /// Seconds per call of each sample.
     pub seconds: Vec<f64>,
-    /// Calls that each sample is the mean of.
     pub calls: u32,
     /// Whether it is the extra turn at the end, which does not count towards the figures.
     pub again: bool,
-    /// What the sensors said.
-    pub weather: Option<Weather>,
+    pub weather: Option<Noise>,
 }
 
 impl Measurement {
@@ -227,20 +211,15 @@ pub enum RecordError {
     /// The operating system refused.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {
-        /// What was tried.
         action: &'static str,
-        /// On which file.
         path: PathBuf,
-        /// What it said.
         #[source]
         source: std::io::Error,
     },
     /// It is not a result file.
     #[error("{}: {fault}", path.display())]
     Content {
-        /// The file.
         path: PathBuf,
-        /// What is wrong.
         #[source]
         fault: Fault,
     },
@@ -260,17 +239,11 @@ pub enum Fault {
     #[error(
         "version {got} of the format; this program reads version {VERSION}: measure again or use a matching one"
     )]
-    Version {
-        /// The file's version.
-        got: u32,
-    },
+    Version { got: u32 },
     /// Not the expected JSON.
     #[error("damaged or not a result file ({0})")]
     Json(#[from] serde_json::Error),
     /// A value that cannot be.
     #[error("damaged: {what}")]
-    Value {
-        /// Which.
-        what: String,
-    },
+    Value { what: String },
 }

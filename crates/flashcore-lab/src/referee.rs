@@ -48,11 +48,8 @@ pub struct Referee {
 #[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
 #[serde(deny_unknown_fields)]
 pub struct Finding {
-    /// Largest error.
     pub max_error: f64,
-    /// What it may be.
     pub tolerance: f64,
-    /// Rows that were compared.
     pub rows: usize,
     /// Why the result does not pass; missing when it does.
     pub wrong: Option<String>,

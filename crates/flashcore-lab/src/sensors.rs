@@ -6,7 +6,7 @@ use std::{
     fs,
     io::{BufRead, BufReader},
     process::{Child, Command, Stdio},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::mpsc::{Receiver, channel},
     thread,
     time::Instant,
 };
@@ -18,7 +18,7 @@ use crate::arm::Place;
 /// What the sensors said during a burst.
 #[derive(Clone, Copy, PartialEq, Serialize, Deserialize, Debug)]
 #[serde(deny_unknown_fields)]
-pub struct Weather {
+pub struct Noise {
     /// Lowest clock, in MHz.
     pub clock_min: f64,
     /// Highest clock, in MHz.
@@ -38,8 +38,6 @@ struct Reading {
     power: Option<f64>,
 }
 
-type Log = Arc<Mutex<Vec<(Instant, Reading)>>>;
-
 /// The sensors of this machine.
 pub struct Sensors {
     gpu: Option<Watch>,
@@ -48,7 +46,7 @@ pub struct Sensors {
 /// A running `nvidia-smi`.
 struct Watch {
     child: Child,
-    log: Log,
+    readings: Receiver<(Instant, Reading)>,
 }
 
 impl Sensors {
@@ -58,7 +56,7 @@ impl Sensors {
     }
 
     /// Does `work` and says what the sensors of `place` saw meanwhile.
-    pub fn during<T>(&self, place: Place, work: impl FnOnce() -> T) -> (T, Option<Weather>) {
+    pub fn during<T>(&self, place: Place, work: impl FnOnce() -> T) -> (T, Option<Noise>) {
         let begin = Instant::now();
         let before = read_cpu();
         let result = work();
@@ -67,7 +65,7 @@ impl Sensors {
             (Place::Gpu, None) => Vec::new(),
             (Place::Cpu, _) => before.into_iter().chain(read_cpu()).collect(),
         };
-        (result, Weather::of(&readings))
+        (result, Noise::of(&readings))
     }
 }
 
@@ -79,23 +77,18 @@ impl Watch {
         let mut child =
             command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().ok()?;
         let stdout = child.stdout.take()?;
-        let log = Log::default();
-        let writer = log.clone();
+        let (sender, readings) = channel();
         thread::spawn(move || {
             let lines = BufReader::new(stdout).lines().map_while(Result::ok);
-            for reading in lines.filter_map(|line| parse(&line)) {
-                entries(&writer).push((Instant::now(), reading));
-            }
+            let mut read = lines.filter_map(|line| parse(&line));
+            read.try_for_each(|reading| sender.send((Instant::now(), reading)))
         });
-        Some(Self { child, log })
+        Some(Self { child, readings })
     }
 
     /// Takes out what was read since `begin`.
     fn since(&self, begin: Instant) -> Vec<Reading> {
-        let mut log = entries(&self.log);
-        let kept = log.iter().filter(|(at, _)| *at >= begin).map(|(_, reading)| *reading).collect();
-        log.clear();
-        kept
+        self.readings.try_iter().filter(|(at, _)| *at >= begin).map(|(_, reading)| reading).collect()
     }
 }
 
@@ -105,10 +98,6 @@ impl Drop for Watch {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
-}
-
-fn entries(log: &Log) -> MutexGuard<'_, Vec<(Instant, Reading)>> {
-    log.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A line such as `1980, 45, 312.50`.
@@ -131,7 +120,7 @@ fn read_cpu() -> Option<Reading> {
     Some(Reading { clock, temperature, power: None })
 }
 
-impl Weather {
+impl Noise {
     fn of(readings: &[Reading]) -> Option<Self> {
         let clocks = || readings.iter().map(|reading| reading.clock);
         let mean = |values: Vec<f64>| values.iter().sum::<f64>() / values.len() as f64;
@@ -156,13 +145,13 @@ mod tests {
         assert_eq!(parse("1980, 45, 312.50"), Some(full));
         assert_eq!(parse("1980, 45, [N/A]"), Some(Reading { power: None, ..full }));
         assert_eq!(parse("clocks.sm [MHz], temperature.gpu"), None);
-        let weather = Weather::of(&[full, Reading { clock: 1000.0, power: Some(100.5), ..full }]).unwrap();
-        assert_eq!((weather.clock_min, weather.clock_max, weather.power), (1000.0, 1980.0, Some(206.5)));
-        assert_eq!(Weather::of(&[]), None);
+        let noise = Noise::of(&[full, Reading { clock: 1000.0, power: Some(100.5), ..full }]).unwrap();
+        assert_eq!((noise.clock_min, noise.clock_max, noise.power), (1000.0, 1980.0, Some(206.5)));
+        assert_eq!(Noise::of(&[]), None);
     }
 
     #[test]
-    fn no_gpu_no_weather() {
+    fn without_a_gpu_nothing_is_read() {
         let sensors = Sensors { gpu: Watch::start("/no/such/nvidia-smi") };
         assert_eq!(sensors.during(Place::Gpu, || 7), (7, None));
     }

@@ -7,17 +7,12 @@ use crate::bootstrap::{self, Interval};
 /// What a set of times comes to, in seconds.
 #[derive(Clone, Copy, PartialEq, Serialize, Debug)]
 pub struct Summary {
-    /// Half of the samples are this small or smaller.
     pub p50: f64,
-    /// Nine in ten are.
     pub p90: f64,
-    /// The smallest sample.
     pub min: f64,
-    /// The largest sample.
     pub max: f64,
     /// Where the median lies with 95 % confidence.
     pub interval: Interval,
-    /// How many samples there were.
     pub samples: usize,
 }
 

@@ -20,7 +20,6 @@ pub struct TaskSpec {
     pub q: [usize; 4],
     /// Batch, heads, sequence, features of K.
     pub k: [usize; 4],
-    /// Features of V.
     pub dim_v: usize,
     /// Keys visible before the diagonal; all where missing.
     pub left: Option<u32>,
@@ -28,16 +27,13 @@ pub struct TaskSpec {
     pub right: Option<u32>,
     /// Whether the diagonal starts at the first query and key instead of ending at the last.
     pub top_left: bool,
-    /// Factor on the scores.
     pub scale: f32,
-    /// Limit of the scores.
     pub softcap: Option<f32>,
-    /// Whether every query head has a sink, a standard normal logit; files written before there were any lack it.
     #[serde(default, skip_serializing_if = "Not::not")]
     pub sinks: bool,
 }
 
-/// Why a [`TaskSpec`] is no task.
+/// Why a [`TaskSpec`] is not a task.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TaskError {
@@ -135,7 +131,7 @@ impl Task {
 }
 
 /// A standard normal sink for each of `heads` query heads, but never so many that the memory for them could matter;
-/// calls with more heads are then refused for want of sinks.
+/// problems with more heads are then refused because sinks are missing.
 pub fn normal_sinks(heads: usize, seed: u64) -> Option<Arc<[f32]>> {
     Sinks::Normal.logits(heads.min(MOST_SINKS), seed).map(Into::into)
 }

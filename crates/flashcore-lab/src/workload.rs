@@ -1,11 +1,7 @@
 //! A task with its data: the same inputs for every competitor, in memory and, where another process needs them, in
 //! files.
 
-use std::{
-    cell::OnceCell,
-    fs,
-    path::{Path, PathBuf},
-};
+use std::{cell::OnceCell, fs, path::Path};
 
 use flashcore_core::{Data, HostCall, Instance, Layout, Problem, Values};
 use tempfile::TempDir;
@@ -22,21 +18,15 @@ pub struct Workload {
     task: Task,
     values: Values,
     inputs: [Buffer; 3],
-    files: OnceCell<Files>,
+    files: OnceCell<TempDir>,
 }
 
 /// What a competitor computed.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Outputs {
-    /// The result, dense.
     pub out: Buffer,
     /// The LSE of each row, where the competitor gives it.
     pub lse: Option<Vec<f32>>,
-}
-
-#[derive(Debug)]
-struct Files {
-    folder: TempDir,
 }
 
 /// Q, K and V of `problem`, standard normal.
@@ -91,24 +81,17 @@ impl Workload {
 
     /// A folder that holds Q, K and V as raw bytes in files `q`, `k` and `v`; in memory where the system has such.
     pub fn folder(&self) -> Result<&Path, LabError> {
-        if let Some(files) = self.files.get() {
-            return Ok(files.folder.path());
+        if let Some(folder) = self.files.get() {
+            return Ok(folder.path());
         }
-        let files = Files::write(self.inputs())?;
-        Ok(self.files.get_or_init(|| files).folder.path())
-    }
-}
-
-impl Files {
-    fn write(inputs: [Data<'_>; 3]) -> Result<Self, LabError> {
         let memory = Path::new("/dev/shm");
         let parent = if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() };
         let folder = tempfile::Builder::new().prefix("flashcore-").tempdir_in(&parent);
         let folder = folder.map_err(LabError::io("make a folder in", parent))?;
-        for (name, data) in ["q", "k", "v"].into_iter().zip(inputs) {
-            let path: PathBuf = folder.path().join(name);
+        for (name, data) in ["q", "k", "v"].into_iter().zip(self.inputs()) {
+            let path = folder.path().join(name);
             fs::write(&path, data.bytes()).map_err(LabError::io("write", path))?;
         }
-        Ok(Self { folder })
+        Ok(self.files.get_or_init(|| folder).path())
     }
 }

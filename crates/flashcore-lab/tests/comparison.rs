@@ -2,7 +2,7 @@
 
 use flashcore_core::{DType, Mask};
 use flashcore_lab::{
-    comparison::{Against, Comparison, tasks},
+    comparison::{Comparison, tasks},
     protocol::{Mode, Protocol},
     record::{Measurement, Record, Stretch},
     suites::Suite,
@@ -50,11 +50,8 @@ fn times_are_compared_for_the_same_work() {
 
 #[test]
 fn peers_are_compared_on_the_same_task() {
-    let comparison = Comparison {
-        against: Against::Peer("torch-flex"),
-        ..Comparison::of_ours("softcap", task(64), task(64), 1.0)
-    };
-    assert_eq!(comparison.peer(), Some("torch-flex"));
+    let comparison =
+        Comparison { peer: Some("torch-flex"), ..Comparison::of_ours("softcap", task(64), task(64), 1.0) };
     let both = record(&[(&task(64), "torch-flex", 2e-3), (&task(64), "cuda", 1e-3)]);
     check(&comparison, &both, Some(0.5), Some(true));
     let compared = comparison.read(&both, "cuda");

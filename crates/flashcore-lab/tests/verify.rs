@@ -149,10 +149,6 @@ impl Candidate for Faulty {
             _ => Ok(()),
         }
     }
-
-    fn backend(&self) -> &dyn Backend {
-        self
-    }
 }
 
 impl Backend for Faulty {

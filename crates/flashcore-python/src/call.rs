@@ -58,8 +58,8 @@ pub(crate) fn forward(
     let stream = stream_of(py, place, stream, kept.exchange)?;
     py.detach(|| call.compute(options, place, stream))?;
     match place {
-        // SAFETY: the framework's stream, or ours: alive.
         Place::Cuda(index) if record => {
+            // SAFETY: the framework's stream, or ours: alive.
             Ok(Some(unsafe { Launched::record(index, stream, kept.into_owned())? }))
         }
         _ => Ok(None),
@@ -182,7 +182,7 @@ impl<'a> Call<'a> {
 
     fn spec(&self, options: &Options) -> Result<Spec, CallError> {
         let dtype = self.arrays[0].dtype;
-        if let Some(other) = self.arrays.iter().find(|array| array.dtype != dtype) {
+        if let Some(other) = self.arrays[..3].iter().find(|array| array.dtype != dtype) {
             return Err(CallError::dtypes(other.operand, other.dtype, dtype));
         }
         if self.ranges.is_some() && self.lengths.iter().any(Option::is_some) {
@@ -192,9 +192,11 @@ impl<'a> Call<'a> {
         let (q, k, v, out) = (q?, k?, v?, out?);
         Ok(Spec {
             out: Some(out),
+            out_dtype: Some(self.arrays[3].dtype),
             mask: options.mask,
             scale: options.scale,
             softcap: options.softcap,
+            accumulate: options.accumulate,
             sinks: self.sinks.map(|sinks| sinks.dtype),
             ..Spec::new(dtype, q, k, v)
         })
@@ -305,7 +307,7 @@ impl<'a> Call<'a> {
     /// are as many as the problem has.
     fn check(&self, problem: &Problem, order: Order) -> Result<(), CallError> {
         let layouts = [problem.q(), problem.k(), problem.v(), problem.out()];
-        let spans = layouts.map(|layout| layout.span() * problem.dtype().bytes());
+        let spans: [usize; 4] = std::array::from_fn(|n| layouts[n].span() * self.arrays[n].dtype.bytes());
         let range = |n: usize| self.arrays[n].address..self.arrays[n].address.wrapping_add(spans[n]);
         let out = range(3);
         for (n, array) in self.arrays.iter().enumerate().filter(|&(n, _)| spans[n] > 0) {

@@ -46,7 +46,8 @@ pub(crate) unsafe fn launch(
 ) -> Result<(), CallError> {
     let ready = open(index)?.prepare_aligned(problem, alignment)?;
     // SAFETY: the caller's promise.
-    Ok(unsafe { ready.launch_raw(tensors, stream)? })
+    unsafe { ready.launch_raw(tensors, stream)? };
+    Ok(())
 }
 
 /// Launches a merge on `stream`.
@@ -62,5 +63,6 @@ pub(crate) unsafe fn merge(
 ) -> Result<(), CallError> {
     let ready = open(index)?.prepare_merge_aligned(problem, alignment)?;
     // SAFETY: the caller's promise.
-    Ok(unsafe { ready.launch_raw(tensors, stream)? })
+    unsafe { ready.launch_raw(tensors, stream)? };
+    Ok(())
 }

@@ -109,7 +109,9 @@ impl From<CallError> for PyErr {
             CallError::NotATensor { .. } | CallError::Elements { .. } | CallError::NotIntegers { .. } => {
                 PyTypeError::new_err(text)
             }
-            CallError::Problem(ProblemError::DType { .. }) => PyTypeError::new_err(text),
+            CallError::Problem(ProblemError::DType { .. } | ProblemError::OutDType { .. }) => {
+                PyTypeError::new_err(text)
+            }
             CallError::Problem(ProblemError::OutOfMemory { .. }) => PyMemoryError::new_err(text),
             CallError::Cuda(cuda::Error::Driver(cuda::driver::Error::OutOfMemory { .. })) => {
                 PyMemoryError::new_err(text)

@@ -58,7 +58,7 @@ pub(crate) unsafe fn run(
     let inputs =
         unsafe { [read(q, dtype, problem.q())?, read(k, dtype, problem.k())?, read(v, dtype, problem.v())?] };
     // SAFETY: the caller's promise.
-    let out = unsafe { write(out, dtype, problem.out())? };
+    let out = unsafe { write(out, problem.out_dtype(), problem.out())? };
     // SAFETY: the caller's promise.
     let lse = lse.map(|at| unsafe { from_raw_parts_mut(pointer::<f32>(at, problem.rows()), problem.rows()) });
     let mut call = HostCall::bind_erased(problem, values, inputs, out, lse)?;

@@ -47,8 +47,8 @@ pub(crate) fn merge(
     let stream = stream_of(py, place, stream, kept.exchange)?;
     py.detach(|| call.compute(place, stream).map_err(|error| error.in_order(order)))?;
     match place {
-        // SAFETY: the framework's stream, or ours: alive.
         Place::Cuda(index) if record => {
+            // SAFETY: the framework's stream, or ours: alive.
             Ok(Some(unsafe { Launched::record(index, stream, kept.into_owned())? }))
         }
         _ => Ok(None),

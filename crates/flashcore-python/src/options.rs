@@ -15,12 +15,15 @@ pub(crate) struct Options {
     pub(crate) mask: Mask,
     pub(crate) scale: Option<f32>,
     pub(crate) softcap: Option<f32>,
+    /// Whether the result is merged into what output and LSE hold already.
+    pub(crate) accumulate: bool,
 }
 
 #[pymethods]
 impl Options {
     #[new]
-    #[pyo3(signature = (layout, *, left=None, right=None, top_left=false, scale=None, softcap=None))]
+    #[pyo3(signature = (layout, *, left=None, right=None, top_left=false, scale=None, softcap=None,
+                        accumulate=false))]
     fn new(
         layout: &str,
         left: Option<u32>,
@@ -28,10 +31,11 @@ impl Options {
         top_left: bool,
         scale: Option<f32>,
         softcap: Option<f32>,
+        accumulate: bool,
     ) -> PyResult<Self> {
         let mask = Mask::window(left, right);
         let mask = if top_left { mask.top_left() } else { mask };
-        Ok(Self { order: order(layout)?, mask, scale, softcap })
+        Ok(Self { order: order(layout)?, mask, scale, softcap, accumulate })
     }
 
     fn __repr__(&self) -> String {

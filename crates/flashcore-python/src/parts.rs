@@ -29,10 +29,11 @@ impl Part {
         let out = spec.out.unwrap_or(spec.q);
         let Dims { heads, seq, .. } = spec.q.dims();
         let from = |layout: &Layout, row: usize| layout.row(entries.start, 0, row) * bytes;
+        let to = out.row(entries.start, 0, 0) * spec.out_dtype.unwrap_or(spec.dtype).bytes();
         let lse = entries.start * heads * seq * size_of::<f32>();
         let (of_k, of_v) = (from(&spec.k, keys.start), from(&spec.v, keys.start));
         Ok(Self {
-            offsets: [from(&spec.q, 0), of_k, of_v, from(&out, 0), lse],
+            offsets: [from(&spec.q, 0), of_k, of_v, to, lse],
             spec: Spec {
                 q: cut(&spec.q, seq)?,
                 k: cut(&spec.k, keys.len())?,

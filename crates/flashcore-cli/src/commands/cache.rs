@@ -6,10 +6,11 @@ use clap::{Args, Subcommand};
 use flashcore_cuda::cache::{Cache, Damage, EntryInfo};
 use flashcore_lab::memory::human;
 use serde::Serialize;
+use serde_json::json;
 
 use crate::{
     error::{CliError, Verdict},
-    output::{Output, Page, Report, Text, Tone},
+    output::{Output, Page, Text, bad},
 };
 
 const EXAMPLES: &str = "\
@@ -39,7 +40,7 @@ enum Action {
 /// Does one of the three; every one of them reports what is in the cache, `clear` what was.
 pub fn execute(flags: Flags, output: &Output) -> Result<Verdict, CliError> {
     let cache = Cache::open_default()?;
-    let entries = match flags.action {
+    let entries: Vec<Entry> = match flags.action {
         Action::Ls => cache.list()?.into_iter().map(|info| Entry::new(&info, None)).collect(),
         Action::Verify => {
             cache.verify()?.into_iter().map(|(info, damage)| Entry::new(&info, damage)).collect()
@@ -47,17 +48,22 @@ pub fn execute(flags: Flags, output: &Output) -> Result<Verdict, CliError> {
         Action::Clear => Vec::new(),
     };
     let removed = matches!(flags.action, Action::Clear).then(|| cache.clear()).transpose()?;
-    let report = CacheReport { folder: cache.path().display().to_string(), entries, removed };
-    output.show(&report)?;
-    Ok(Verdict::from_bool(report.entries.iter().all(|entry| entry.damage.is_none())))
-}
-
-#[derive(Serialize, Debug)]
-struct CacheReport {
-    folder: String,
-    entries: Vec<Entry>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    removed: Option<usize>,
+    let (folder, good) =
+        (cache.path().display().to_string(), entries.iter().all(|entry| entry.damage.is_none()));
+    let mut json = json!({ "folder": folder, "entries": entries });
+    if let Some(removed) = removed {
+        json["removed"] = removed.into();
+    }
+    output.answer(&json, || {
+        let total = human(entries.iter().map(|entry| entry.bytes).sum());
+        let summary = match removed {
+            Some(removed) => format!("{removed} kernels removed"),
+            None => format!("{} kernels, {total}", entries.len()),
+        };
+        let facts = [("folder", folder), ("cache", summary)];
+        Page::default().facts(facts).table(entries.iter().map(Entry::row))
+    })?;
+    Ok(Verdict::from_bool(good))
 }
 
 #[derive(Serialize, Debug)]
@@ -77,23 +83,8 @@ impl Entry {
     }
 
     fn row(&self) -> Vec<Text> {
-        let state = match &self.damage {
-            None => Text::from(format!("unused for {} s", self.unused_s)),
-            Some(damage) => Text::new(damage, Tone::Bad),
-        };
+        let unused = || format!("unused for {} s", self.unused_s).into();
+        let state = self.damage.as_ref().map_or_else(unused, bad);
         vec![self.key.chars().take(16).collect::<String>().into(), human(self.bytes).into(), state]
-    }
-}
-
-impl Report for CacheReport {
-    fn page(&self) -> Page {
-        let total = human(self.entries.iter().map(|entry| entry.bytes).sum());
-        let summary = match self.removed {
-            Some(removed) => format!("{removed} kernels removed"),
-            None => format!("{} kernels, {total}", self.entries.len()),
-        };
-        Page::default()
-            .facts([("folder", self.folder.as_str()), ("cache", &summary)])
-            .table(self.entries.iter().map(Entry::row))
     }
 }

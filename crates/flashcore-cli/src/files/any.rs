@@ -47,19 +47,14 @@ const TYPES: [(ElementType, &str, &str, usize); 12] = [
 ];
 
 impl ElementType {
-    fn row(self) -> (&'static str, &'static str, usize) {
-        let (_, name, descr, bytes) = TYPES[self as usize];
-        (name, descr, bytes)
-    }
-
     /// Its name on the command line.
-    pub fn name(self) -> &'static str {
-        self.row().0
+    pub const fn name(self) -> &'static str {
+        TYPES[self as usize].1
     }
 
     /// Bytes of an element.
-    pub fn bytes(self) -> usize {
-        self.row().2
+    pub const fn bytes(self) -> usize {
+        TYPES[self as usize].3
     }
 
     /// All names, for messages.
@@ -74,22 +69,25 @@ impl ElementType {
 
     /// One element as text.
     pub fn show(self, bytes: &[u8]) -> String {
-        fn read<const N: usize>(bytes: &[u8]) -> [u8; N] {
-            std::array::from_fn(|i| bytes.get(i).copied().unwrap_or_default())
+        macro_rules! read {
+            ($ty:ty) => {
+                <$ty>::from_le_bytes(std::array::from_fn(|i| bytes.get(i).copied().unwrap_or_default()))
+                    .to_string()
+            };
         }
         match self {
-            Self::U8 => u8::from_le_bytes(read(bytes)).to_string(),
-            Self::S8 => i8::from_le_bytes(read(bytes)).to_string(),
-            Self::U16 => u16::from_le_bytes(read(bytes)).to_string(),
-            Self::S16 => i16::from_le_bytes(read(bytes)).to_string(),
-            Self::U32 => u32::from_le_bytes(read(bytes)).to_string(),
-            Self::S32 => i32::from_le_bytes(read(bytes)).to_string(),
-            Self::U64 => u64::from_le_bytes(read(bytes)).to_string(),
-            Self::S64 => i64::from_le_bytes(read(bytes)).to_string(),
-            Self::F16 => f16::from_le_bytes(read(bytes)).to_string(),
-            Self::BF16 => bf16::from_le_bytes(read(bytes)).to_string(),
-            Self::F32 => f32::from_le_bytes(read(bytes)).to_string(),
-            Self::F64 => f64::from_le_bytes(read(bytes)).to_string(),
+            Self::U8 => read!(u8),
+            Self::S8 => read!(i8),
+            Self::U16 => read!(u16),
+            Self::S16 => read!(i16),
+            Self::U32 => read!(u32),
+            Self::S32 => read!(i32),
+            Self::U64 => read!(u64),
+            Self::S64 => read!(i64),
+            Self::F16 => read!(f16),
+            Self::BF16 => read!(bf16),
+            Self::F32 => read!(f32),
+            Self::F64 => read!(f64),
         }
     }
 }
@@ -99,7 +97,7 @@ impl FromStr for ElementType {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let found = TYPES.into_iter().find(|(_, name, ..)| *name == text).map(|(ty, ..)| ty);
-        found.ok_or_else(|| format!("`{text}` is no element type; there are {}", Self::names()))
+        found.ok_or_else(|| format!("`{text}` is not an element type; there are {}", Self::names()))
     }
 }
 
@@ -131,7 +129,7 @@ impl AnyArray {
 
     /// Writes an npy file.
     pub fn save(&self, place: &Place) -> Result<(), FileError> {
-        let header = npy::header_of(self.element.row().1, &self.shape);
+        let header = npy::header_of(TYPES[self.element as usize].2, &self.shape);
         let path = place.path().to_owned();
         let header =
             header.ok_or(FileError::Write { path, source: std::io::ErrorKind::InvalidInput.into() })?;

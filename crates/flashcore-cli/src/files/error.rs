@@ -23,7 +23,7 @@ pub enum FileError {
         #[source]
         source: FormatError,
     },
-    #[error("{} holds {got} but --dtype says {expected}; convert it, or leave --dtype out", path.display())]
+    #[error("{} holds {got} but --dtype says {expected}; convert it, or omit --dtype", path.display())]
     DType { path: PathBuf, got: DType, expected: DType },
     #[error("{} exists already; name another file or pass --force to replace it", path.display())]
     Exists { path: PathBuf },
@@ -37,7 +37,7 @@ pub enum FileError {
     },
     #[error("{flags} both name {}; give each its own file", path.display())]
     SameFile { flags: &'static str, path: PathBuf },
-    #[error("{} is read for what would replace it; name another file", path.display())]
+    #[error("{} is an input and would be replaced; name another file", path.display())]
     ReplacesInput { path: PathBuf },
     #[error("{} has elements of numpy type `{descr}`, which kernels do not take; convert it to one of: {}", path.display(), ElementType::names())]
     Element { path: PathBuf, descr: String },
@@ -60,8 +60,8 @@ pub enum FormatError {
     Truncated { len: u64, needed: u64 },
     #[error("the file has {len} bytes but its header describes {needed}; it is damaged, write it again")]
     Length { len: u64, needed: u64 },
-    #[error("the header is not what numpy writes: {what} at byte {at}; save it again with numpy.save")]
-    Header { what: &'static str, at: usize },
+    #[error("the header is not what numpy writes: {0}; save it again with numpy.save")]
+    Header(#[source] serde_json::Error),
     #[error("the header is not valid safetensors: {0}; write it again with safetensors.save_file")]
     Metadata(#[from] serde_json::Error),
     #[error(

@@ -1,12 +1,13 @@
 //! The npy format: a checked parser of its header, and a writer of one; called by [`super`].
 //!
 //! An npy file is a magic string, a version, the length of a header, the header (a Python dictionary with `descr`,
-//! `fortran_order` and `shape`) and the elements. The header is parsed by hand from a bounded number of bytes; its
-//! claims are compared with the length of the file before anything is allocated for them.
+//! `fortran_order` and `shape`) and the elements. The header is read from a bounded number of bytes; its claims are
+//! compared with the length of the file before anything is allocated for them.
 
 use std::io::Read;
 
 use flashcore_core::DType;
+use serde::Deserialize;
 
 use super::{FormatError, Header, read_up_to};
 
@@ -50,11 +51,13 @@ pub fn read_claim(file: &mut impl Read, file_len: u64) -> Result<Claim, FormatEr
     let start = begin as u64 + len;
     let text =
         prefix.get(begin..start as usize).ok_or(FormatError::Truncated { len: file_len, needed: start })?;
-    let fields = Fields::parse(text)?;
-    if fields.fortran && fields.shape.iter().filter(|&&extent| extent != 1).count() > 1 {
+    let fields = fields(text)?;
+    if fields.fortran_order && fields.shape.iter().filter(|&&extent| extent != 1).count() > 1 {
         return Err(FormatError::Fortran);
     }
-    Ok(Claim { descr: fields.descr, shape: fields.shape, start })
+    let record = || FormatError::DType { descr: "record array".to_owned() };
+    let descr = fields.descr.as_str().ok_or_else(record)?.to_owned();
+    Ok(Claim { descr, shape: fields.shape, start })
 }
 
 /// Where the header's text begins and how long it is.
@@ -86,124 +89,27 @@ fn dtype_of(descr: &str, expected: Option<DType>) -> Result<DType, FormatError> 
 }
 
 /// What the dictionary says.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Fields {
-    descr: String,
-    fortran: bool,
+    /// A name, or the fields of a record.
+    descr: serde_json::Value,
+    fortran_order: bool,
     shape: Vec<usize>,
 }
 
-impl Fields {
-    fn parse(text: &[u8]) -> Result<Self, FormatError> {
-        let mut at = Cursor { text, at: 0 };
-        let (mut descr, mut fortran, mut shape) = (None, None, None);
-        at.expect(b'{', "no dictionary")?;
-        while !at.take(b'}') {
-            let key = at.string()?;
-            at.expect(b':', "no colon after a key")?;
-            let new = match key.as_str() {
-                "descr" => descr.replace(at.descr()?).is_none(),
-                "fortran_order" => fortran.replace(at.boolean()?).is_none(),
-                "shape" => shape.replace(at.tuple()?).is_none(),
-                _ => false,
-            };
-            if !new {
-                return Err(at.wrong("an unknown or repeated key"));
-            }
-            if !at.take(b',') {
-                at.expect(b'}', "no comma between keys")?;
-                break;
-            }
+/// Reads the dictionary as JSON, which it is but for quotes, parentheses, capitals and commas before a bracket.
+fn fields(text: &[u8]) -> Result<Fields, FormatError> {
+    let text = String::from_utf8_lossy(text).replace('\'', "\"").replace('(', "[").replace(')', "]");
+    let text = text.replace("False", "false").replace("True", "true");
+    let mut json = String::new();
+    for letter in text.chars() {
+        if let (']' | '}', Some(rest)) = (letter, json.trim_end().strip_suffix(',')) {
+            json.truncate(rest.len());
         }
-        at.end()?;
-        let missing = at.wrong("descr, fortran_order or shape missing");
-        let (Some(descr), Some(fortran), Some(shape)) = (descr, fortran, shape) else { return Err(missing) };
-        Ok(Self { descr, fortran, shape })
+        json.push(letter);
     }
-}
-
-/// A position in the header's text.
-struct Cursor<'a> {
-    text: &'a [u8],
-    at: usize,
-}
-
-impl Cursor<'_> {
-    fn wrong(&self, what: &'static str) -> FormatError {
-        FormatError::Header { what, at: self.at }
-    }
-
-    /// The next byte that is not white space.
-    fn peek(&mut self) -> Option<u8> {
-        while self.text.get(self.at).is_some_and(u8::is_ascii_whitespace) {
-            self.at += 1;
-        }
-        self.text.get(self.at).copied()
-    }
-
-    fn take(&mut self, byte: u8) -> bool {
-        let found = self.peek() == Some(byte);
-        self.at += usize::from(found);
-        found
-    }
-
-    fn expect(&mut self, byte: u8, otherwise: &'static str) -> Result<(), FormatError> {
-        if self.take(byte) { Ok(()) } else { Err(self.wrong(otherwise)) }
-    }
-
-    fn end(&mut self) -> Result<(), FormatError> {
-        if self.peek().is_none() { Ok(()) } else { Err(self.wrong("text after the dictionary")) }
-    }
-
-    /// The longest run of bytes that are `good`.
-    fn run(&mut self, good: impl Fn(u8) -> bool) -> String {
-        let rest = &self.text[self.at..];
-        let len = rest.iter().position(|&byte| !good(byte)).unwrap_or(rest.len());
-        self.at += len;
-        String::from_utf8_lossy(&rest[..len]).into_owned()
-    }
-
-    fn string(&mut self) -> Result<String, FormatError> {
-        let quote =
-            self.peek().filter(|byte| matches!(byte, b'\'' | b'"')).ok_or(self.wrong("no quoted string"))?;
-        self.at += 1;
-        let text = self.run(|byte| byte != quote && byte.is_ascii_graphic() && byte != b'\\');
-        // Not `expect`, which would skip white space inside the string.
-        if self.text.get(self.at) != Some(&quote) {
-            return Err(self.wrong("a string that does not end"));
-        }
-        self.at += 1;
-        Ok(text)
-    }
-
-    fn descr(&mut self) -> Result<String, FormatError> {
-        match self.peek() {
-            Some(b'[') => Err(FormatError::DType { descr: "record array".to_owned() }),
-            _ => self.string(),
-        }
-    }
-
-    fn boolean(&mut self) -> Result<bool, FormatError> {
-        self.peek();
-        match self.run(|byte| byte.is_ascii_alphabetic()).as_str() {
-            "True" => Ok(true),
-            "False" => Ok(false),
-            _ => Err(self.wrong("neither True nor False")),
-        }
-    }
-
-    fn tuple(&mut self) -> Result<Vec<usize>, FormatError> {
-        let mut extents = Vec::new();
-        self.expect(b'(', "no tuple")?;
-        while !self.take(b')') {
-            let digits = self.run(|byte| byte.is_ascii_digit());
-            extents.push(digits.parse().map_err(|_| self.wrong("no extent"))?);
-            if !self.take(b',') {
-                self.expect(b')', "no comma between extents")?;
-                break;
-            }
-        }
-        Ok(extents)
-    }
+    serde_json::from_str(&json).map_err(FormatError::Header)
 }
 
 /// The bytes before the elements of an array; `None` where npy has no such element type.

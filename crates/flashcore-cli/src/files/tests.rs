@@ -78,16 +78,20 @@ fn npy_headers_that_are_refused() {
     check_npy(&with("'<f4'", "(72057594037927936,)"), 8, Err("damaged"));
     check_npy(&with("'<f4'", "(2,)"), 7, Err("needs 8 bytes of data but the file holds 7;"));
     check_npy(&with("'<f4'", "(2,)"), 9, Err("the file holds 9;"));
-    check_npy(&with("'<f4'", "(-2,)"), 8, Err("no extent"));
-    check_npy(&with("'<f4'", "(2 3)"), 24, Err("no comma between extents"));
-    check_npy(&with("'<f4'", "[2]"), 8, Err("no tuple"));
-    check_npy("{'descr': '<f4', 'shape': (2,)}", 8, Err("missing"));
-    check_npy("{'descr': '<f4', 'descr': '<f4'}", 8, Err("repeated key"));
-    check_npy("{'descr': '<f4', 'more': 1}", 8, Err("unknown"));
-    check_npy("{'descr': '<f4\n'", 8, Err("does not end"));
-    check_npy("{'descr' '<f4'}", 8, Err("no colon"));
-    check_npy(&(with("'<f4'", "(2,)") + "x"), 8, Err("after the dictionary"));
-    check_npy("{'descr': '<f4', 'fortran_order': 1, 'shape': (2,)}", 8, Err("True nor False"));
+    for shape in ["(-2,)", "(2 3)", "(2.5,)", "{}", "2", "(2,", "(18446744073709551616,)"] {
+        check_npy(&with("'<f4'", shape), 8, Err("not what numpy writes"));
+    }
+    for text in [
+        "{'descr': '<f4', 'shape': (2,)}",
+        "{'descr': '<f4', 'descr': '<f4'}",
+        "{'descr': '<f4', 'more': 1}",
+        "{'descr': '<f4\n'",
+        "{'descr' '<f4'}",
+        "{'descr': '<f4', 'fortran_order': 1, 'shape': (2,)}",
+        &(with("'<f4'", "(2,)") + "x"),
+    ] {
+        check_npy(text, 8, Err("not what numpy writes"));
+    }
     check_npy("{'descr': '<f4', 'fortran_order': True, 'shape': (2, 3)}", 24, Err("ascontiguousarray"));
 }
 

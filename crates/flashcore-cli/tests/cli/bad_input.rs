@@ -41,10 +41,10 @@ fn flags_that_make_no_sense() {
     check("run --window 5", &["128,0"]);
     check("run --window 5,0 --causal", &["cannot be used with"]);
     check("run --backend gpu", &["auto", "cpu"]);
-    check("run --backend cuda --threads 2", &["--threads is a matter of the cpu backend"]);
+    check("run --backend cuda --threads 2", &["--threads is for the cpu backend"]);
     for command in ["run", "bench", "gate --max-ratio 1", "tune"] {
         let general = format!("{command} --general");
-        check(&format!("{general} --backend cpu"), &["--general is a matter of the cuda backend"]);
+        check(&format!("{general} --backend cpu"), &["--general is for the cuda backend"]);
         check(&format!("{general} --threads 2"), &["--general", "cannot be used with", "--threads"]);
         check(&format!("{general} --table t.json"), &["--general", "cannot be used with", "--table"]);
     }

@@ -69,29 +69,13 @@ fn ptx_is_printed_alone() {
 fn kernels_of_the_covering_set_have_names() {
     let list = without_tools("inspect --list --json").json();
     let names = list["kernels"].as_array().unwrap();
-    assert!((16..=64).contains(&names.len()));
+    assert!((16..=96).contains(&names.len()));
     for name in [names.first(), names.last()] {
         let name = name.unwrap().as_str().unwrap();
         let json = without_tools(&format!("inspect {name} --json")).json();
         assert_eq!(json["kernel"], name);
     }
     refused("inspect fc_nothing", "inspect --list");
-}
-
-/// The simulator counts the kernel that the large problem gets, on a small one.
-#[test]
-fn a_small_version_is_simulated() {
-    let ended = without_tools("inspect --gpu sm_80 --shape 4x16x4096x64 --causal --simulate --json");
-    assert_eq!(ended.code, 0, "{}{}", ended.stdout, ended.stderr);
-    let json = ended.json();
-    let simulation = &json["simulation"];
-    assert_eq!(
-        (&simulation["clean"], &simulation["problem"]),
-        (&true.into(), &"1x1x192x64 f16, mask causal".into())
-    );
-    let count = |name: &str| simulation["counters"][name].as_u64().unwrap();
-    assert!(count("instructions") > 1000 && count("tensor_macs") > 0, "{simulation}");
-    assert!(count("global_sectors") > 0 && count("shared_wavefronts") > 0, "{simulation}");
 }
 
 #[test]

@@ -192,7 +192,7 @@ fn what_the_simulator_cannot_do_is_said() {
     check(&place.run("run --backend sim --threads 2"), 2, "cpu backend");
     check(&place.run("run --backend sim --general"), 2, "--gpu sm_80");
     check(&place.run("run --gpu sm_80"), 2, "--backend sim");
-    check(&place.run("bench --backend sim"), 2, "not for timing");
+    check(&place.run("bench --backend sim"), 2, "cannot be timed");
 }
 
 /// A launch cannot be asked to stop, so that Ctrl-C is left to do what it does by itself.

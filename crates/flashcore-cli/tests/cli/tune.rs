@@ -4,8 +4,8 @@ use serde_json::Value;
 
 use crate::workplace::{Workplace, expect};
 
-const PROBLEM: &str = "--gpu sm_80 --shape 1x1x64x64";
-const SEARCH: &str = "tune --backend sim --gpu sm_80 --shape 1x1x64x64 --seed 2";
+const PROBLEM: &str = "--gpu sm_80 --shape 1x1x64x128";
+const SEARCH: &str = "tune --backend sim --gpu sm_80 --shape 1x1x64x128 --seed 2";
 
 fn lines(place: &Workplace) -> usize {
     std::fs::read(place.path("tuned.json.log")).unwrap_or_default().iter().filter(|b| **b == b'\n').count()
@@ -33,7 +33,11 @@ fn what_tune_finds_is_used_where_it_is_named() {
         [result["rules"]["kernel"].clone(), result["rules"]["kernel"].clone()]
     );
     expect(&place.run(&format!("inspect {PROBLEM} --table tuned.json")), 0, "the simulator");
-    expect(&place.run("inspect --gpu sm_80 --shape 1x1x65x64 --table tuned.json --json"), 0, "\"row\": null");
+    expect(
+        &place.run("inspect --gpu sm_80 --shape 1x1x65x128 --table tuned.json --json"),
+        0,
+        "\"row\": null",
+    );
     let known = lines(&place);
     let again = tuned(&place, "--candidates 30");
     assert_eq!((&again["best"], lines(&place)), (&result["best"], known), "all from the log");
@@ -70,6 +74,8 @@ fn what_cannot_be_searched_or_kept_is_refused() {
         expect(&place.run(&format!("{SEARCH} --candidates 2 {more}")), 2, words);
     }
     expect(&place.run("tune --backend cpu"), 2, "--backend sim");
+    expect(&place.run("tune --backend cpu --gpu sm_80"), 2, "--gpu is for the simulator");
+    expect(&place.run("tune --backend sim --shape 8x16x8192x128"), 2, "make the shape smaller");
     expect(&place.run("tune --backend sim --shape 1x8x0x64"), 2, "1x8x0x64 f16 has no rows or no keys");
     assert_eq!((place.names().len(), place.read("mine.log")), (2, b"notes".to_vec()), "all is as it was");
 }

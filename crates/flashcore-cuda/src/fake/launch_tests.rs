@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     error::Error,
-    launch::{LaunchError, Prepared},
+    launch::{LaunchError, Prepared, launch_all},
     memory::DeviceBuffer,
     stream::Stream,
     tensor_map::TensorMapError,
@@ -88,6 +88,36 @@ fn a_launch_is_one_call_beside_the_look_at_the_context() {
             assert_eq!(beyond.len(), 5, "addresses that were not tried are left to the driver: {beyond:?}");
         })
         .unwrap();
+}
+
+/// A step of a serving engine: new lengths and new tensors in every call of a plan of two kernels. Nothing is copied,
+/// allocated or waited for; the driver gets one launch for each kernel, with this step's addresses.
+#[test]
+fn a_thousand_steps_with_new_lengths_are_launches_and_nothing_else() {
+    let fake = Fake::new();
+    let stream = Stream::new(fake.device).unwrap();
+    let lengths = |fake: &Fake| {
+        fake.prepare(|spec| spec.params = (0..3).map(|slot| Param::Buffer(Slot(slot))).collect()).unwrap()
+    };
+    let plan = [lengths(&fake), lengths(&fake)];
+    fake.device
+        .with_context(|| {
+            for step in 1..=1000u64 {
+                let addresses = [step << 20, step << 21, step << 22];
+                // SAFETY: the fake driver touches no memory.
+                let calls = calls_of(|| unsafe { launch_all(&plan, stream.raw(), &addresses).unwrap() });
+                assert_eq!(calls, ["cuLaunchKernelEx"; 2]);
+                let seen = fake.launches().pop().unwrap();
+                let expected = addresses.map(|address| address.to_ne_bytes().to_vec());
+                assert_eq!(seen.params[..3], expected);
+            }
+        })
+        .unwrap();
+    world(|world| world.record = false);
+    let before = ALLOCATIONS.get();
+    // SAFETY: as above.
+    (1..100u64).for_each(|n| unsafe { launch_all(&plan, stream.raw(), &[n << 20; 3]).unwrap() });
+    assert_eq!(ALLOCATIONS.get(), before);
 }
 
 #[test]

@@ -10,7 +10,7 @@ use flashcore_core::{Problem, Sequences};
 use serde::{Deserialize, Serialize};
 
 use super::{Gpu, Plan, Tile, plan_tile};
-use crate::untrusted;
+use crate::untrusted::check_text;
 
 /// What tables are called inside, with the version of their format.
 const FORMAT: &str = "flashcore-table-3";
@@ -142,8 +142,7 @@ impl Table {
 
 impl Row {
     fn check(&self, key: &str) -> Result<(), TableError> {
-        let texts = [key, &self.evidence].into_iter();
-        let checked = texts.map(|text| untrusted::check_text(text, LONGEST_TEXT)).collect::<Result<(), _>>();
+        let checked = [key, &self.evidence].iter().try_for_each(|text| check_text(text, LONGEST_TEXT));
         let checked = checked.and_then(|()| self.tile.check().map_err(|misfit| misfit.to_string()));
         checked.map_err(|what| TableError::Row { key: key.chars().take(SHOWN).collect(), what })
     }

@@ -1,7 +1,7 @@
 //! FlashCore's own GPU kernels as a competitor, timed by events on a stream of their own.
 #![allow(unsafe_code)] // Launching a kernel over device memory that this file owns.
 
-use std::{rc::Rc, sync::Arc, thread::sleep, time::Duration};
+use std::{rc::Rc, sync::Arc};
 
 use flashcore::cuda::{
     Cuda, DeviceTensors, Error, Tile,
@@ -10,7 +10,7 @@ use flashcore::cuda::{
 
 use super::{Arm, Place, Ready};
 use crate::{
-    burst::{Conditions, Run},
+    burst::Run,
     error::LabError,
     workload::{Outputs, Workload},
 };
@@ -165,10 +165,9 @@ impl CudaReady {
             None => self.calls(run.calls),
         };
         body()?;
-        let times = if run.conditions.separate() {
-            self.separate(run, evictor.as_mut(), &body)
-        } else {
-            self.back_to_back(run.samples, &body)
+        let times = match evictor.as_mut().filter(|_| run.conditions.cold) {
+            Some(evictor) => self.cold(run.samples, evictor, &body),
+            None => self.back_to_back(run.samples, &body),
         };
         self.evictor = evictor;
         Ok(times?.into_iter().map(|seconds| seconds / f64::from(run.calls)).collect())
@@ -185,32 +184,22 @@ impl CudaReady {
         marks.windows(2).map(|pair| between(&pair[0], &pair[1])).collect()
     }
 
-    fn separate(
+    /// Each sample after something else has filled the caches.
+    fn cold(
         &self,
-        run: &Run,
-        mut evictor: Option<&mut DeviceBuffer>,
+        samples: usize,
+        evictor: &mut DeviceBuffer,
         body: &dyn Fn() -> Result<(), Error>,
     ) -> Result<Vec<f64>, Error> {
-        let (starts, ends) = (self.events(run.samples)?, self.events(run.samples)?);
+        let (starts, ends) = (self.events(samples)?, self.events(samples)?);
         for (start, end) in starts.iter().zip(&ends) {
-            self.set_up(run.conditions, evictor.as_deref_mut())?;
+            evictor.fill(&self.stream, 0)?;
             start.record(&self.stream)?;
             body()?;
             end.record(&self.stream)?;
         }
         self.stream.synchronize()?;
         starts.iter().zip(&ends).map(|(start, end)| between(start, end)).collect()
-    }
-
-    fn set_up(&self, conditions: Conditions, evictor: Option<&mut DeviceBuffer>) -> Result<(), Error> {
-        if let Some(evictor) = evictor.filter(|_| conditions.cold) {
-            evictor.fill(&self.stream, 0)?;
-        }
-        if conditions.pause > 0.0 {
-            self.stream.synchronize()?;
-            sleep(Duration::from_secs_f64(conditions.pause));
-        }
-        Ok(())
     }
 
     fn events(&self, count: usize) -> Result<Vec<Event>, Error> {

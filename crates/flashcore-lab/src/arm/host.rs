@@ -1,17 +1,12 @@
 //! A competitor that computes on host tensors, timed by the wall clock: the CPU backend, the naive one, or any other.
 
-use std::{
-    rc::Rc,
-    sync::Arc,
-    thread::sleep,
-    time::{Duration, Instant},
-};
+use std::{rc::Rc, sync::Arc, time::Instant};
 
 use flashcore_core::Backend;
 
 use super::{Arm, Place, Ready};
 use crate::{
-    burst::{Conditions, Run},
+    burst::Run,
     error::LabError,
     workload::{Outputs, Workload},
 };
@@ -71,12 +66,9 @@ impl HostReady {
         Ok(start.elapsed().as_secs_f64() / f64::from(calls))
     }
 
-    fn set_up(&mut self, conditions: Conditions) {
-        if conditions.cold {
-            self.evictor.resize(EVICTING, 0);
-            self.evictor.iter_mut().for_each(|byte| *byte = byte.wrapping_add(1));
-        }
-        sleep(Duration::from_secs_f64(conditions.pause));
+    fn empty_caches(&mut self) {
+        self.evictor.resize(EVICTING, 0);
+        self.evictor.iter_mut().for_each(|byte| *byte = byte.wrapping_add(1));
     }
 }
 
@@ -93,7 +85,9 @@ impl Ready for HostReady {
 
     fn time(&mut self, run: &Run) -> Result<Vec<f64>, LabError> {
         let sample = |_| {
-            self.set_up(run.conditions);
+            if run.conditions.cold {
+                self.empty_caches();
+            }
             self.sample(run.calls)
         };
         (0..run.samples).map(sample).collect()

@@ -119,7 +119,7 @@ impl Roster {
         let peers = self.peers();
         let known: Vec<_> = peers.iter().map(|arm| arm.name().to_owned()).collect();
         let missing = || {
-            let there = if known.is_empty() { "nobody".to_owned() } else { known.join(", ") };
+            let there = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
             let note = self.note().map_or(String::new(), |note| format!("; {note}"));
             let reason = format!("no such peer; there are: {there}{note}");
             LabError::Unavailable { arm: name.to_owned(), reason }
@@ -149,7 +149,7 @@ impl Roster {
         let product = self.torch().ok().map(|torch| torch.ceiling(dtype.name())).transpose()?;
         let (copy, matrix, how) = match product {
             Some((their_copy, matrix)) => (copy.max(their_copy), matrix, "8192x8192 product by PyTorch"),
-            None => (copy, own_rate(gpu, dtype)?, "our own kernel at 1x16x16384x128, for want of PyTorch"),
+            None => (copy, own_rate(gpu, dtype)?, "our own kernel at 1x16x16384x128, without PyTorch"),
         };
         let (place, dtype) = (Place::Gpu.name().to_owned(), dtype.name().to_owned());
         Ok(Ceiling { place, dtype, copy, matrix, how: how.to_owned() })

@@ -1,17 +1,142 @@
-//! Competitors from PyTorch: SDPA's backends and FlexAttention, computed and timed by a [`Peer`].
+//! Competitors from PyTorch: SDPA's backends and FlexAttention, computed and timed by a Python process.
+//!
+//! The process takes one JSON object per line and answers with one; what it can be asked is in `peer.py`. A process that
+//! hangs or dies is an error that says so, never a hang of ours.
 
-use std::{cell::RefCell, fs, rc::Rc};
+use std::{
+    cell::RefCell,
+    ffi::OsString,
+    fs,
+    io::{BufRead, BufReader, Read, Write},
+    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
+    rc::Rc,
+    sync::mpsc::{Receiver, RecvTimeoutError, channel},
+    thread,
+    time::Duration,
+};
 
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
 use super::{Arm, Place, Ready};
 use crate::{
-    burst::Run,
+    burst::{Conditions, Run},
     error::LabError,
-    peer::Peer,
     workload::{Outputs, Workload},
 };
+
+const SCRIPT: &str = include_str!("peer.py");
+/// The variable that names another Python.
+const PYTHON: &str = "FLASHCORE_PYTHON";
+/// Longest answer: a thousand samples have about 25 KiB.
+const LONGEST: u64 = 16 << 20;
+/// How long an answer may take: the first call of a compiled competitor takes minutes.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+/// What the process says about itself.
+#[derive(Clone, PartialEq, Deserialize, Debug, Default)]
+struct Hello {
+    torch: String,
+    python: String,
+    cuda: Option<String>,
+    cudnn: Option<u64>,
+    arms: Vec<String>,
+}
+
+/// A running process.
+struct Peer {
+    child: Child,
+    requests: Option<ChildStdin>,
+    answers: Receiver<String>,
+    hello: Hello,
+}
+
+impl Peer {
+    /// Starts `$FLASHCORE_PYTHON`, or `python3`.
+    fn start() -> Result<Self, LabError> {
+        let named = std::env::var_os(PYTHON).filter(|name| !name.is_empty());
+        Self::start_with(named.unwrap_or_else(|| "python3".into()), &["-c", SCRIPT])
+    }
+
+    /// Starts any program that speaks the same language.
+    fn start_with(program: OsString, args: &[&str]) -> Result<Self, LabError> {
+        let unavailable = |reason| LabError::Unavailable { arm: "torch".to_owned(), reason };
+        let mut command = Command::new(&program);
+        command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut child = command.spawn().map_err(|e| {
+            let program = program.to_string_lossy();
+            unavailable(format!("{program} does not start ({e}); set {PYTHON} to a Python with torch"))
+        })?;
+        let (requests, stdout) = (child.stdin.take(), child.stdout.take());
+        let answers = listen(stdout.ok_or_else(|| unavailable("it has no output".to_owned()))?);
+        let mut peer = Self { child, requests, answers, hello: Hello::default() };
+        peer.hello = peer.ask("torch", &json!({ "op": "hello" }))?;
+        Ok(peer)
+    }
+
+    /// Sends a request on behalf of `arm` and waits for the answer.
+    fn ask<T: DeserializeOwned>(&mut self, arm: &str, request: &Value) -> Result<T, LabError> {
+        let failed = |reason: String| LabError::Failed { arm: arm.to_owned(), reason };
+        let pipe = self.requests.as_mut().ok_or_else(|| failed("its process is gone".to_owned()))?;
+        let sent = writeln!(pipe, "{request}").and_then(|()| pipe.flush());
+        sent.map_err(|e| failed(format!("its process died ({e})")))?;
+        let line = self.answers.recv_timeout(PATIENCE).map_err(|problem| {
+            self.end();
+            failed(match problem {
+                RecvTimeoutError::Timeout => format!("no answer within {} s", PATIENCE.as_secs()),
+                RecvTimeoutError::Disconnected => "its process died".to_owned(),
+            })
+        })?;
+        read_answer(arm, &line)
+    }
+
+    fn end(&mut self) {
+        self.requests = None;
+        // Already gone is as good as ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// Reads lines in a thread of its own, so that waiting for one can end.
+fn listen(stdout: ChildStdout) -> Receiver<String> {
+    let (sender, receiver) = channel();
+    thread::spawn(move || {
+        let mut reader = BufReader::new(stdout);
+        loop {
+            let mut line = String::new();
+            let read = reader.by_ref().take(LONGEST).read_line(&mut line);
+            if !matches!(read, Ok(n) if n > 0) || sender.send(line).is_err() {
+                return;
+            }
+        }
+    });
+    receiver
+}
+
+fn read_answer<T: DeserializeOwned>(arm: &str, line: &str) -> Result<T, LabError> {
+    let arm = arm.to_owned();
+    let not_understood =
+        |e| LabError::Failed { arm: arm.clone(), reason: format!("its answer cannot be read ({e})") };
+    let value: Value = serde_json::from_str(line).map_err(not_understood)?;
+    let text = |name: &str| value.get(name).and_then(Value::as_str).map(str::to_owned);
+    if let Some(what) = text("unsupported") {
+        return Err(LabError::Unsupported { arm, what });
+    }
+    if let Some(reason) = text("unavailable") {
+        return Err(LabError::Unavailable { arm, reason: format!("{reason}; set {PYTHON} to one that has") });
+    }
+    if let Some(reason) = text("failed") {
+        return Err(LabError::Failed { arm, reason });
+    }
+    serde_json::from_value(value).map_err(not_understood)
+}
 
 /// One process, shared by all its competitors, and the task it holds.
 pub struct Torch {
@@ -29,8 +154,7 @@ impl Torch {
 
     /// What it runs on, for the record.
     pub fn describe(&self) -> String {
-        let peer = self.peer.borrow();
-        let hello = peer.hello();
+        let hello = &self.peer.borrow().hello;
         let cudnn = hello.cudnn.map_or(String::new(), |version| format!(", cuDNN {version}"));
         let cuda = hello.cuda.as_ref().map_or(String::new(), |version| format!(", CUDA {version}"));
         format!("PyTorch {}{cuda}{cudnn}, Python {}", hello.torch, hello.python)
@@ -38,7 +162,7 @@ impl Torch {
 
     /// Its competitors.
     pub fn arms(self: &Rc<Self>) -> Vec<TorchArm> {
-        let names = self.peer.borrow().hello().arms.clone();
+        let names = self.peer.borrow().hello.arms.clone();
         names.into_iter().map(|name| TorchArm { name, torch: self.clone() }).collect()
     }
 
@@ -53,7 +177,7 @@ impl Torch {
         Ok((rates.copy, rates.matrix))
     }
 
-    fn ask<T: DeserializeOwned>(&self, arm: &str, request: &impl Serialize) -> Result<T, LabError> {
+    fn ask<T: DeserializeOwned>(&self, arm: &str, request: &Value) -> Result<T, LabError> {
         self.peer.borrow_mut().ask(arm, request)
     }
 
@@ -133,18 +257,51 @@ impl Ready for TorchReady {
         struct Timed {
             seconds: Vec<f64>,
         }
-        #[derive(Serialize)]
-        struct Timing<'a> {
-            op: &'static str,
-            arm: &'a str,
-            #[serde(flatten)]
-            run: &'a Run,
-        }
-        let request = Timing { op: "time", arm: &self.name, run };
+        let Conditions { cold, replay } = run.conditions;
+        let request = json!({
+            "op": "time", "arm": self.name, "samples": run.samples, "calls": run.calls, "cold": cold, "replay": replay,
+        });
         let Timed { seconds } = self.torch.ask(&self.name, &request)?;
         let sensible = seconds.len() == run.samples && seconds.iter().all(|s| s.is_finite() && *s > 0.0);
-        let failed =
-            || LabError::Failed { arm: self.name.clone(), reason: "its times make no sense".to_owned() };
+        let failed = || LabError::Failed {
+            arm: self.name.clone(),
+            reason: "its times are not positive numbers, or not as many as asked for".to_owned(),
+        };
         sensible.then_some(seconds).ok_or_else(failed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn start(script: &str) -> Result<Peer, LabError> {
+        Peer::start_with("sh".into(), &["-c", script])
+    }
+
+    const HELLO: &str = r#"read l; echo '{"torch":"2","python":"3","cuda":null,"cudnn":null,"arms":[]}'"#;
+
+    #[track_caller]
+    fn check(script: &str, words: &str) {
+        let asked = start(script).and_then(|mut peer| peer.ask::<Value>("it", &json!({})));
+        let message = asked.unwrap_err().to_string();
+        assert!(message.contains(words), "{message}");
+    }
+
+    #[test]
+    fn a_peer_that_misbehaves_is_an_error() {
+        check("exit 0", "died");
+        check("read l; echo nonsense", "cannot be read");
+        check("read l; echo '{\"torch\": 7}'", "cannot be read");
+        check("read l; echo '{\"unavailable\": \"no torch here\"}'", PYTHON);
+        check(&format!("{HELLO}; read l; echo '{{\"unsupported\": \"masks\"}}'"), "does not support masks");
+        check(&format!("{HELLO}; read l; echo '{{\"failed\": \"boom\"}}'"), "it failed: boom");
+        check(&format!("{HELLO}; exit 3"), "it failed");
+    }
+
+    #[test]
+    fn a_python_that_is_not_there_is_named() {
+        let error = Peer::start_with("/no/such/python".into(), &[]).err().unwrap();
+        assert!(error.is_refusal() && error.to_string().contains("/no/such/python"), "{error}");
     }
 }

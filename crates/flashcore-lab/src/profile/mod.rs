@@ -1,11 +1,7 @@
-//! What limits a kernel: what its build says, and what Nsight Compute counts where it is found.
+//! What limits a kernel: how many CTAs fit ([`occupancy`]), and what Nsight Compute counts where it is found.
 //!
-//! [`build`] needs no GPU: it plans for one and assembles; [`occupancy`] says how many CTAs fit. [`count`] runs small
-//! problems in the simulator. [`ncu`] runs a child process ([`target`]) under Nsight Compute; [`reading`] makes one screen
-//! of the counters.
+//! [`ncu`] runs a child process ([`target`]) under Nsight Compute; [`reading`] makes one screen of the counters.
 
-pub mod build;
-pub mod count;
 pub mod ncu;
 pub mod occupancy;
 pub mod reading;

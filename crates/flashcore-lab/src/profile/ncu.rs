@@ -36,11 +36,8 @@ pub struct Ncu {
 /// One counter of one launch.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Counter {
-    /// ncu's name for it.
     pub name: String,
-    /// Its unit.
     pub unit: String,
-    /// What was counted, as ncu prints it.
     pub value: String,
 }
 

@@ -12,9 +12,7 @@ const BUSY: f64 = 60.0;
 pub struct Reading {
     /// Microseconds of the launch.
     pub duration_us: Option<f64>,
-    /// How busy the tensor cores were.
     pub tensor: Option<f64>,
-    /// How busy the multiprocessors were, by their busiest unit.
     pub compute: Option<f64>,
     /// Share of the DRAM's rate.
     pub dram: Option<f64>,
@@ -24,9 +22,7 @@ pub struct Reading {
     pub occupancy: Option<f64>,
     /// Conflicts between accesses to shared memory.
     pub conflicts: Option<f64>,
-    /// Why warps waited, the most frequent first: warps waiting per instruction issued.
     pub stalls: Vec<(String, f64)>,
-    /// What bounds the kernel, in words.
     pub bound: String,
 }
 

@@ -77,8 +77,9 @@ impl Manifest {
             return Err(Fault::content(MANIFEST, format!("its format is not {FORMAT:?}")));
         }
         let facts = [&manifest.environment, &manifest.kernels, &manifest.files].into_iter().flatten();
-        let texts = facts.flat_map(|(name, text)| [name, text]).chain([&manifest.created]);
-        let checked: Result<(), _> = texts.map(|text| check_text(text, LONGEST_TEXT)).collect();
+        let mut texts = facts.flat_map(|(name, text)| [name, text]).chain([&manifest.created]);
+        let checked = texts.try_for_each(|text| check_text(text, LONGEST_TEXT));
+        drop(texts);
         checked.map_err(|reason| Fault::content(MANIFEST, reason))?;
         Ok(manifest)
     }

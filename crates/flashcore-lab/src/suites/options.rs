@@ -5,7 +5,7 @@ use flashcore_kernels::{ALLOCATED_ALIGNMENT, Gpu, KernelConfig, plan};
 
 use super::Comparisons;
 use crate::{
-    comparison::{Against, Comparison},
+    comparison::Comparison,
     task::{Task, TaskError, TaskSpec},
 };
 
@@ -50,8 +50,8 @@ fn with_sinks(dtype: DType) -> Comparisons {
 fn capped(dtype: DType) -> Comparisons {
     let against = |shape, mask| {
         let task = changed(&Task::square(dtype, shape, mask)?, |spec| spec.softcap = Some(SOFTCAP))?;
-        let what = "softcap, against FlexAttention with the same score function".to_owned();
-        Ok(Comparison { what, task, against: Against::Peer(FLEX), work: 1.0, wanted: 1.0 })
+        let what = "softcap, against FlexAttention with the same score function";
+        Ok(Comparison { peer: Some(FLEX), ..Comparison::of_ours(what, task.clone(), task, 1.0) })
     };
     full_and_causal(&[[4, 16, 4096, 128]], against)
 }
@@ -140,10 +140,8 @@ mod tests {
 
     #[test]
     fn every_option_is_compared_with_its_plain_counterpart() {
-        let names = |c: &Comparison| match &c.against {
-            Against::Ours(other) => (c.task.to_string(), other.to_string(), c.wanted),
-            Against::Peer(name) => (c.task.to_string(), (*name).to_owned(), c.wanted),
-        };
+        let other = |c: &Comparison| c.peer.map_or_else(|| c.other.to_string(), str::to_owned);
+        let names = |c: &Comparison| (c.task.to_string(), other(c), c.wanted);
         let found: Vec<_> = comparisons(DType::F16).unwrap().iter().map(names).collect();
         let wanted = [
             ("4x32x4096x128 f16 kv8", "4x32x4096x128 f16", 1.05),

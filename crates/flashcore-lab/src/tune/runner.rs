@@ -2,7 +2,7 @@
 //!
 //! [`super::search`] drives a [`Runner`]; its tests drive it with one that only pretends.
 
-use std::{collections::HashMap, rc::Rc, sync::Arc};
+use std::{collections::HashMap, error::Error, rc::Rc, sync::Arc};
 
 use flashcore::cuda::Cuda;
 use flashcore_kernels::{ALLOCATED_ALIGNMENT, Gpu, Tile, plan_tile};
@@ -144,8 +144,8 @@ impl Simulated {
 
     /// Launches a candidate twice, first tamely, then under a hostile schedule; why it is out, if so.
     fn launch(&mut self, tile: &Tile) -> Result<(), String> {
-        fn text(error: impl ToString) -> String {
-            error.to_string()
+        fn text(error: impl Error) -> String {
+            error.source().map_or_else(|| error.to_string(), |cause| format!("{error}: {cause}"))
         }
         let gpu = self.setting.gpu;
         let plan =

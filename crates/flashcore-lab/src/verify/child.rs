@@ -58,7 +58,7 @@ fn examine(candidate: &dyn Candidate, check: &Check, runs: usize) -> Report {
             {
                 return report;
             }
-            let found = check_case_runs(candidate.backend(), case, check.dtype, check.seed, runs);
+            let found = check_case_runs(candidate, case, check.dtype, check.seed, runs);
             let verdict = found.verdict.as_ref();
             Report {
                 kernel: found.kernel.clone(),
@@ -67,7 +67,7 @@ fn examine(candidate: &dyn Candidate, check: &Check, runs: usize) -> Report {
                 ..report(check, &found.outcome)
             }
         }
-        Subject::Law(law) => report(check, &law.check(candidate.backend(), check.dtype, check.seed)),
+        Subject::Law(law) => report(check, &law.check(candidate, check.dtype, check.seed)),
     }
 }
 

@@ -14,11 +14,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
 #[serde(deny_unknown_fields)]
 pub struct Order {
-    /// The backend's name.
     pub backend: String,
-    /// The group's name.
     pub group: String,
-    /// Which cases, how often.
     pub scope: Scope,
     /// Checks at the front of the group that are already done.
     pub skip: usize,
@@ -28,17 +25,14 @@ pub struct Order {
 #[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
 #[serde(deny_unknown_fields)]
 pub struct Scope {
-    /// Only checks whose name contains this.
     pub filter: Option<String>,
-    /// Seeds of the inputs: 1 and up to this.
     pub seeds: u64,
     /// Runs that must give the same bits.
     pub runs: usize,
-    /// How many of the cases.
     pub extent: Extent,
 }
 
-/// How many of the cases are taken; what that means is a matter of the backend.
+/// How many of the cases are taken; each backend has its own limits.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug, Default)]
 #[serde(rename_all = "lowercase")]
 pub enum Extent {
@@ -67,19 +61,13 @@ pub enum Ending {
 #[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
 #[serde(deny_unknown_fields)]
 pub struct Report {
-    /// The case, its element type and its seed.
     pub check: String,
-    /// How it ended.
     pub ending: Ending,
-    /// The stage that failed.
     pub stage: Option<String>,
-    /// What was found, or why it was skipped.
     pub reason: Option<String>,
-    /// The kernel that ran.
     pub kernel: Option<String>,
     /// Largest error, where the error rule was asked.
     pub max_error: Option<f64>,
-    /// What it may be.
     pub tolerance: Option<f64>,
 }
 

@@ -17,12 +17,11 @@ use super::Scope;
 use crate::simulator::Simulator;
 
 /// A backend under test: built first, then run.
-pub trait Candidate {
+pub trait Candidate: Backend {
     /// Plans and compiles what the problem needs.
-    fn build(&self, problem: &Problem) -> Result<(), BackendError>;
-
-    /// What the suite runs.
-    fn backend(&self) -> &dyn Backend;
+    fn build(&self, _: &Problem) -> Result<(), BackendError> {
+        Ok(())
+    }
 }
 
 /// Opens a backend.
@@ -30,9 +29,7 @@ pub type Open = fn() -> Result<Box<dyn Candidate>, BackendError>;
 
 /// One row of the table of backends.
 pub struct Target {
-    /// The name used on the command line.
     pub name: &'static str,
-    /// Opens it.
     pub open: Open,
     /// Most work of a case, for each [`Extent`](super::Extent).
     pub costs: [Cost; 3],
@@ -40,14 +37,13 @@ pub struct Target {
     pub random: [u64; 3],
     /// Checks of a group, likewise; evenly spaced ones are taken of more.
     pub most: [usize; 3],
-    /// Element types it takes.
     pub dtypes: &'static [DType],
 }
 
 /// The CPU.
 pub const CPU: Target = Target {
     name: "cpu",
-    open: open_cpu,
+    open: || Ok(Box::new(Cpu::new())),
     costs: [Cost::Small, Cost::Huge, Cost::Huge],
     random: [60, 1000, 1000],
     most: [usize::MAX; 3],
@@ -75,7 +71,12 @@ pub const TARGETS: &[Target] = &[
     Target { name: "sim-busy", open: || simulated(Gpu { sms: 3, ..Gpu::HOPPER }), ..SIM },
     // The kernel that runs on every GPU.
     Target { name: "sim-general", open: || simulated(Gpu::AMPERE), ..SIM },
-    Target { name: "cuda", open: open_cuda, dtypes: HALVES, ..CPU },
+    Target {
+        name: "cuda",
+        open: || Ok(Box::new(Cuda::open(0).map_err(cuda::Error::on_opening)?)),
+        dtypes: HALVES,
+        ..CPU
+    },
 ];
 
 /// The backend of that name.
@@ -83,35 +84,15 @@ pub fn target(name: &str) -> Option<&'static Target> {
     TARGETS.iter().find(|target| target.name == name)
 }
 
-fn open_cpu() -> Result<Box<dyn Candidate>, BackendError> {
-    Ok(Box::new(Cpu::new()))
-}
-
-impl Candidate for Cpu {
-    fn build(&self, _: &Problem) -> Result<(), BackendError> {
-        Ok(())
-    }
-
-    fn backend(&self) -> &dyn Backend {
-        self
-    }
-}
+impl Candidate for Cpu {}
 
 fn simulated(gpu: Gpu) -> Result<Box<dyn Candidate>, BackendError> {
     Ok(Box::new(Simulator::new(gpu)))
 }
 
-fn open_cuda() -> Result<Box<dyn Candidate>, BackendError> {
-    Ok(Box::new(Cuda::open(0).map_err(cuda::Error::on_opening)?))
-}
-
 impl Candidate for Simulator {
     fn build(&self, problem: &Problem) -> Result<(), BackendError> {
         self.program(self.plan(problem)?.kernel()).map(drop)
-    }
-
-    fn backend(&self) -> &dyn Backend {
-        self
     }
 }
 
@@ -127,28 +108,19 @@ impl Candidate for Cuda {
             Err(other) => Err(BackendError::Failed { backend: "cuda", source: Box::new(other) }),
         }
     }
-
-    fn backend(&self) -> &dyn Backend {
-        self
-    }
 }
 
 /// Checks that share a child process.
 pub struct Group {
-    /// Its name.
     pub name: String,
-    /// What is checked, in order.
     pub checks: Vec<Check>,
 }
 
 /// One thing to check.
 #[derive(Clone, Debug)]
 pub struct Check {
-    /// A case or a law.
     pub subject: Subject,
-    /// Element type.
     pub dtype: DType,
-    /// Seed of the inputs.
     pub seed: u64,
 }
 

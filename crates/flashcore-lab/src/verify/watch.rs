@@ -21,19 +21,14 @@ const STOP_PAUSE: Duration = Duration::from_millis(10);
 /// What became of a group.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Outcome {
-    /// What was found, check by check.
     pub reports: Vec<Report>,
-    /// Why the backend cannot be used here.
     pub unavailable: Option<String>,
 }
 
 /// How children are started and how long they may be silent.
 pub struct Watch<'a> {
-    /// The command that carries out an order.
     pub command: &'a dyn Fn(&Order) -> Command,
-    /// How long a check may take.
     pub patience: Duration,
-    /// Whether the user has had enough.
     pub stopped: &'a dyn Fn() -> bool,
 }
 
@@ -74,43 +69,32 @@ impl Watch<'_> {
         let lines = child.0.stdout.take().map(listen);
         let mut ran = Ran { next: order.skip, ..Ran::default() };
         let mut open: Option<(usize, String)> = None;
-        while let Some(lines) = &lines {
-            let reason = match lines.recv_timeout(self.patience) {
-                Ok(Line::Total(total)) => {
-                    ran.total = total;
-                    continue;
-                }
-                Ok(Line::Begin(index, name)) => {
-                    open = Some((index, name));
-                    continue;
-                }
+        let Some(lines) = lines else { return Ok(ran) };
+        let reason = loop {
+            match lines.recv_timeout(self.patience) {
+                Ok(Line::Total(total)) => ran.total = total,
+                Ok(Line::Begin(index, name)) => open = Some((index, name)),
                 Ok(Line::End(report)) => {
                     ran.end(&mut open, report, seen);
                     if (self.stopped)() {
-                        break;
+                        return Ok(ran);
                     }
-                    continue;
                 }
-                Ok(Line::Unavailable(reason)) => {
-                    ran.unavailable = Some(reason);
-                    break;
-                }
+                Ok(Line::Unavailable(reason)) => return Ok(Ran { unavailable: Some(reason), ..ran }),
                 Err(RecvTimeoutError::Timeout) => {
                     child.kill();
-                    format!("no sign of life for {} s: it hangs", self.patience.as_secs_f64())
+                    break format!("no sign of life for {} s: it hangs", self.patience.as_secs_f64());
                 }
-                Err(RecvTimeoutError::Disconnected) => describe(child.wait()),
-            };
-            // A child that never said how much there is to do has not done it.
-            ran.total = ran.total.max(ran.next + usize::from(ran.total == 0));
-            if ran.next < ran.total && self.was_stopped() {
-                break;
+                Err(RecvTimeoutError::Disconnected) => break describe(child.0.wait().ok()),
             }
-            if let Some((_, name)) = &open {
-                let report = Report::ended(name.clone(), Ending::Failed, Some("launch"), reason);
-                ran.end(&mut open, report, seen);
-            }
-            break;
+        };
+        // A child that never said how much there is to do has not done it.
+        ran.total = ran.total.max(ran.next + usize::from(ran.total == 0));
+        if !(ran.next < ran.total && self.was_stopped())
+            && let Some((_, name)) = &open
+        {
+            let report = Report::ended(name.clone(), Ending::Failed, Some("launch"), reason);
+            ran.end(&mut open, report, seen);
         }
         Ok(ran)
     }
@@ -156,10 +140,6 @@ impl Running {
         // Already gone is as good as ended.
         let _ = self.0.kill();
         let _ = self.0.wait();
-    }
-
-    fn wait(&mut self) -> Option<ExitStatus> {
-        self.0.wait().ok()
     }
 }
 

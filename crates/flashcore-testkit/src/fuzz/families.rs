@@ -27,40 +27,29 @@ pub const FAMILIES: &[Family] = &[
     Family { name: "control", forms: || lines(CONTROL) },
 ];
 
+/// The forms of a text: a line each, or one for each of the words in `<a/b/c>`.
 fn lines(text: &str) -> Vec<String> {
-    text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned).collect()
+    text.lines().map(str::trim).filter(|line| !line.is_empty()).flat_map(expanded).collect()
+}
+
+fn expanded(line: &str) -> Vec<String> {
+    let parts = line.split_once('<').and_then(|(head, rest)| Some((head, rest.split_once('>')?)));
+    let Some((head, (words, tail))) = parts else { return vec![line.to_owned()] };
+    words.split('/').map(|word| format!("{head}{word}{tail}")).collect()
 }
 
 const INTEGER: &str = "
-    add.u32 D, A, B;
-    add.sat.s32 D, A, B;
-    sub.s32 D, A, B;
-    sub.sat.s32 D, A, B;
-    mul.lo.u32 D, A, B;
-    mul.hi.u32 D, A, B;
-    mul.hi.s32 D, A, B;
-    mul.wide.u32 %w0, A, B; mov.b64 {D, E}, %w0;
-    mul.wide.s32 %w0, A, B; mov.b64 {D, E}, %w0;
-    mad.lo.s32 D, A, B, C;
-    mad.hi.u32 D, A, B, C;
-    mad.hi.s32 D, A, B, C;
+    <add.u32/add.sat.s32/sub.s32/sub.sat.s32/mul.lo.u32/mul.hi.u32/mul.hi.s32> D, A, B;
+    mul.wide.<u32/s32> %w0, A, B; mov.b64 {D, E}, %w0;
+    mad.<lo.s32/hi.u32/hi.s32> D, A, B, C;
     mov.b64 %w1, {B, C}; mad.wide.u32 %w0, A, B, %w1; mov.b64 {D, E}, %w0;
     mov.b64 %w1, {B, C}; mad.wide.s32 %w0, A, C, %w1; mov.b64 {D, E}, %w0;
-    or.b32 %x0, B, 1; div.u32 D, A, %x0;
-    or.b32 %x0, B, 1; rem.u32 D, A, %x0;
-    and.b32 %x0, B, 0xffff; or.b32 %x0, %x0, 1; div.s32 D, A, %x0;
-    and.b32 %x0, B, 0xffff; or.b32 %x0, %x0, 1; rem.s32 D, A, %x0;
-    sad.u32 D, A, B, C;
-    sad.s32 D, A, B, C;
-    min.s32 D, A, B;
-    max.s32 D, A, B;
-    min.u32 D, A, B;
-    max.u32 D, A, B;
-    abs.s32 D, A;
-    neg.s32 D, A;
-    dp4a.u32.u32 D, A, B, C;
-    dp4a.s32.s32 D, A, B, C;
-    dp4a.s32.u32 D, A, B, C;
+    or.b32 %x0, B, 1; <div/rem>.u32 D, A, %x0;
+    and.b32 %x0, B, 0xffff; or.b32 %x0, %x0, 1; <div/rem>.s32 D, A, %x0;
+    sad.<u32/s32> D, A, B, C;
+    <min.s32/max.s32/min.u32/max.u32> D, A, B;
+    <abs/neg>.s32 D, A;
+    dp4a.<u32.u32/s32.s32/s32.u32> D, A, B, C;
     cvt.u16.u32 %h0, A; cvt.u16.u32 %h1, B; mul.lo.s16 %h2, %h0, %h1; cvt.s32.s16 D, %h2;
     cvt.u16.u32 %h0, A; cvt.u16.u32 %h1, B; mul.hi.u16 %h2, %h0, %h1; cvt.u32.u16 D, %h2;
     cvt.u16.u32 %h0, A; cvt.u16.u32 %h1, B; mul.wide.s16 D, %h0, %h1;
@@ -69,77 +58,42 @@ const INTEGER: &str = "
     setp.hi.u32 %p, A, B; @%p xor.b32 D, A, C;
     setp.lt.s32 %p|%q, A, B; selp.b32 D, A, B, %q;
     setp.lo.u32 %p, A, B; setp.ge.and.s32 %q, B, C, %p; selp.u32 D, A, C, %q;
-    set.le.u32.s32 D, A, B;
-    set.gt.s32.u32 D, A, B;
+    set.<le.u32.s32/gt.s32.u32> D, A, B;
     slct.s32.s32 D, A, B, C;
 ";
 
 const BITS: &str = "
-    and.b32 D, A, B;
-    or.b32 D, A, B;
-    xor.b32 D, A, B;
-    not.b32 D, A;
-    cnot.b32 D, A;
-    shl.b32 D, A, N;
-    shl.b32 D, A, B;
+    <and/or/xor>.b32 D, A, B;
+    <not/cnot>.b32 D, A;
+    shl.b32 D, A, <N/B>;
     shr.u32 D, A, B;
-    shr.s32 D, A, N;
-    shr.s32 D, A, B;
-    shf.l.wrap.b32 D, A, B, C;
-    shf.r.wrap.b32 D, A, B, C;
-    shf.l.clamp.b32 D, A, B, C;
+    shr.s32 D, A, <N/B>;
+    shf.<l.wrap/r.wrap/l.clamp>.b32 D, A, B, C;
     shf.r.clamp.b32 D, A, B, N;
     bfe.u32 D, A, N, 9;
     bfe.s32 D, A, N, 5;
-    and.b32 %x0, B, 31; and.b32 %x1, C, 31; bfe.u32 D, A, %x0, %x1;
-    and.b32 %x0, B, 31; and.b32 %x1, C, 31; bfe.s32 D, A, %x0, %x1;
+    and.b32 %x0, B, 31; and.b32 %x1, C, 31; bfe.<u32/s32> D, A, %x0, %x1;
     bfi.b32 D, A, B, N, 7;
     and.b32 %x0, C, 31; bfi.b32 D, A, B, %x0, N;
-    brev.b32 D, A;
-    popc.b32 D, A;
-    clz.b32 D, A;
-    bfind.u32 D, A;
-    bfind.s32 D, A;
-    bfind.shiftamt.u32 D, A;
-    prmt.b32 D, A, B, C;
-    prmt.b32 D, A, B, 0x5410;
-    prmt.b32 D, A, B, 0xf8d2;
-    prmt.b32.f4e D, A, B, C;
-    prmt.b32.b4e D, A, B, C;
-    prmt.b32.rc8 D, A, B, C;
-    prmt.b32.ecl D, A, B, C;
-    prmt.b32.ecr D, A, B, C;
-    prmt.b32.rc16 D, A, B, C;
-    lop3.b32 D, A, B, C, 0x96;
-    lop3.b32 D, A, B, C, 0xca;
-    lop3.b32 D, A, B, C, 0x1e;
-    lop3.b32 D, A, B, C, 0xe8;
+    <brev.b32/popc.b32/clz.b32/bfind.u32/bfind.s32/bfind.shiftamt.u32> D, A;
+    prmt.b32 D, A, B, <C/0x5410/0xf8d2>;
+    prmt.b32.<f4e/b4e/rc8/ecl/ecr/rc16> D, A, B, C;
+    lop3.b32 D, A, B, C, <0x96/0xca/0x1e/0xe8>;
     mov.b32 {%h0, %h1}, A; mov.b32 D, {%h1, %h0};
     mov.b32 {%h0, %h1}, A; shl.b16 %h2, %h0, N; mov.b32 D, {%h2, %h1};
 ";
 
 /// What is done to `%w0` and `%w1`; the result is in `%w2`.
 const WIDE: &str = "
-    add.u64 %w2, %w0, %w1;
-    sub.s64 %w2, %w0, %w1;
-    mul.lo.u64 %w2, %w0, %w1;
-    mul.hi.u64 %w2, %w0, %w1;
-    mul.hi.s64 %w2, %w0, %w1;
+    <add.u64/sub.s64/mul.lo.u64/mul.hi.u64/mul.hi.s64> %w2, %w0, %w1;
     mad.lo.s64 %w2, %w0, %w1, %w0;
-    min.s64 %w2, %w0, %w1;
-    max.u64 %w2, %w0, %w1;
-    or.b64 %w1, %w1, 1; div.u64 %w2, %w0, %w1;
-    or.b64 %w1, %w1, 1; rem.u64 %w2, %w0, %w1;
-    shr.u64 %w1, %w1, 20; or.b64 %w1, %w1, 1; div.s64 %w2, %w0, %w1;
-    shr.u64 %w1, %w1, 20; or.b64 %w1, %w1, 1; rem.s64 %w2, %w0, %w1;
-    abs.s64 %w2, %w0;
-    neg.s64 %w2, %w0;
-    and.b64 %w2, %w0, %w1;
-    xor.b64 %w2, %w0, %w1;
-    not.b64 %w2, %w0;
-    brev.b64 %w2, %w0;
-    shl.b64 %w2, %w0, N;
-    shr.u64 %w2, %w0, N;
+    <min.s64/max.u64> %w2, %w0, %w1;
+    or.b64 %w1, %w1, 1; <div/rem>.u64 %w2, %w0, %w1;
+    shr.u64 %w1, %w1, 20; or.b64 %w1, %w1, 1; <div/rem>.s64 %w2, %w0, %w1;
+    <abs/neg>.s64 %w2, %w0;
+    <and/xor>.b64 %w2, %w0, %w1;
+    <not/brev>.b64 %w2, %w0;
+    <shl.b64/shr.u64> %w2, %w0, N;
     shr.s64 %w2, %w0, B;
     shl.b64 %w2, %w0, C;
     bfe.u64 %w2, %w0, N, 40;
@@ -147,8 +101,7 @@ const WIDE: &str = "
     bfi.b64 %w2, %w0, %w1, N, 19;
     popc.b64 %x0, %w0; clz.b64 %x1, %w1; mov.b64 %w2, {%x0, %x1};
     bfind.u64 %x0, %w0; bfind.s64 %x1, %w1; mov.b64 %w2, {%x0, %x1};
-    setp.lt.s64 %p, %w0, %w1; selp.b64 %w2, %w0, %w1, %p;
-    setp.hs.u64 %p, %w0, %w1; selp.b64 %w2, %w0, %w1, %p;
+    setp.<lt.s64/hs.u64> %p, %w0, %w1; selp.b64 %w2, %w0, %w1, %p;
     cvt.rn.f32.u64 %x0, %w0; cvt.rz.f32.s64 %x1, %w1; mov.b64 %w2, {%x0, %x1};
     cvt.rm.f32.s64 %x0, %w0; cvt.rp.f32.u64 %x1, %w1; mov.b64 %w2, {%x0, %x1};
     cvt.sat.s32.s64 %x0, %w0; cvt.sat.u32.s64 %x1, %w1; mov.b64 %w2, {%x0, %x1};
@@ -162,73 +115,37 @@ fn wide(forms: &str) -> Vec<String> {
 }
 
 const FLOAT: &str = "
-    add.rn.f32 D, A, B;
-    add.rz.f32 D, A, B;
-    add.rm.f32 D, A, B;
-    add.rp.f32 D, A, B;
-    add.rn.ftz.f32 D, A, B;
-    add.rn.sat.f32 D, A, B;
-    sub.rn.f32 D, A, B;
-    sub.rz.ftz.f32 D, A, B;
-    mul.rn.f32 D, A, B;
-    mul.rp.f32 D, A, B;
-    mul.rn.ftz.f32 D, A, B;
+    <add.rn/add.rz/add.rm/add.rp/add.rn.ftz/add.rn.sat/sub.rn/sub.rz.ftz/mul.rn/mul.rp/mul.rn.ftz>.f32 D, A, B;
     mul.rn.ftz.sat.f32 D, A, B;
-    fma.rn.f32 D, A, B, C;
-    fma.rz.f32 D, A, B, C;
-    fma.rm.f32 D, A, B, C;
-    fma.rp.f32 D, A, B, C;
-    fma.rn.ftz.f32 D, A, B, C;
-    fma.rn.sat.f32 D, A, B, C;
+    fma.<rn/rz/rm/rp/rn.ftz/rn.sat>.f32 D, A, B, C;
     div.rn.f32 D, A, B;
-    rcp.rn.f32 D, A;
-    rcp.rz.f32 D, A;
-    sqrt.rn.f32 D, A;
-    sqrt.rp.f32 D, A;
-    min.f32 D, A, B;
-    max.f32 D, A, B;
-    min.ftz.f32 D, A, B;
-    min.NaN.f32 D, A, B;
-    max.NaN.f32 D, A, B;
-    max.ftz.NaN.f32 D, A, B;
-    copysign.f32 D, A, B;
+    <rcp.rn/rcp.rz/sqrt.rn/sqrt.rp>.f32 D, A;
+    <min/max/min.ftz/min.NaN/max.NaN/max.ftz.NaN/copysign>.f32 D, A, B;
     testp.finite.f32 %p, A; selp.b32 D, A, B, %p;
-    testp.subnormal.f32 %p, A; selp.b32 D, B, C, %p;
-    testp.notanumber.f32 %p, A; selp.b32 D, B, C, %p;
-    setp.lt.f32 %p, A, B; selp.b32 D, A, C, %p;
-    setp.geu.f32 %p, A, B; selp.b32 D, A, C, %p;
-    setp.eq.ftz.f32 %p, A, B; selp.b32 D, A, C, %p;
-    setp.nan.f32 %p, A, B; selp.b32 D, A, C, %p;
+    testp.<subnormal/notanumber>.f32 %p, A; selp.b32 D, B, C, %p;
+    setp.<lt/geu/eq.ftz/nan>.f32 %p, A, B; selp.b32 D, A, C, %p;
     setp.lt.f32 %q, B, C; setp.neu.or.f32 %p, A, B, %q; selp.b32 D, A, C, %p;
-    set.gt.f32.f32 D, A, B;
-    set.ltu.u32.f32 D, A, B;
+    set.<gt.f32/ltu.u32>.f32 D, A, B;
     slct.b32.f32 D, A, B, C;
 ";
 
 /// What is done to `%w0` and `%w1`; the result is in `%w2`, and nothing is compared of a NaN but that it is one.
 const DOUBLE: &str = "
-    add.rn.f64 %w2, %w0, %w1;
-    add.rm.f64 %w2, %w0, %w1;
-    sub.rz.f64 %w2, %w0, %w1;
-    mul.rn.f64 %w2, %w0, %w1;
-    mul.rp.f64 %w2, %w0, %w1;
+    <add.rn/add.rm/sub.rz/mul.rn/mul.rp>.f64 %w2, %w0, %w1;
     fma.rn.f64 %w2, %w0, %w1, %w0;
     fma.rz.f64 %w2, %w0, %w1, %w1;
     div.rn.f64 %w2, %w0, %w1;
     rcp.rn.f64 %w2, %w0;
     abs.f64 %w3, %w0; sqrt.rn.f64 %w2, %w3;
-    min.f64 %w2, %w0, %w1;
-    max.f64 %w2, %w0, %w1;
+    <min/max>.f64 %w2, %w0, %w1;
     neg.f64 %w2, %w0;
     copysign.f64 %w2, %w0, %w1;
     setp.ltu.f64 %p, %w0, %w1; selp.b64 %w2, %w0, %w1, %p;
     cvt.rni.f64.f64 %w2, %w0;
     cvt.f64.f32 %w2, A;
-    cvt.rn.f64.s64 %w2, %w0;
-    cvt.rz.f64.u64 %w2, %w0;
+    cvt.<rn.f64.s64/rz.f64.u64> %w2, %w0;
     cvt.rn.f64.s32 %w2, A;
-    cvt.rn.f32.f64 %x0, %w0; cvt.f64.f32 %w2, %x0;
-    cvt.rz.f32.f64 %x0, %w0; cvt.f64.f32 %w2, %x0;
+    cvt.<rn/rz>.f32.f64 %x0, %w0; cvt.f64.f32 %w2, %x0;
 ";
 
 fn double(forms: &str) -> Vec<String> {
@@ -240,54 +157,23 @@ fn double(forms: &str) -> Vec<String> {
 }
 
 const HALF: &str = "
-    add.rn.f16x2 D, A, B;
-    add.rn.ftz.f16x2 D, A, B;
-    add.rn.sat.f16x2 D, A, B;
-    sub.rn.f16x2 D, A, B;
-    mul.rn.f16x2 D, A, B;
-    mul.rn.ftz.sat.f16x2 D, A, B;
+    <add.rn/add.rn.ftz/add.rn.sat/sub.rn/mul.rn/mul.rn.ftz.sat>.f16x2 D, A, B;
     fma.rn.f16x2 D, A, B, C;
-    fma.rn.ftz.f16x2 D, A, B, C;
-    fma.rn.sat.f16x2 D, A, B, C;
-    fma.rn.relu.f16x2 D, A, B, C;
-    min.f16x2 D, A, B;
-    max.f16x2 D, A, B;
-    min.NaN.f16x2 D, A, B;
-    max.ftz.f16x2 D, A, B;
-    add.rn.bf16x2 D, A, B;
-    sub.rn.bf16x2 D, A, B;
-    mul.rn.bf16x2 D, A, B;
+    fma.rn.<ftz/sat/relu>.f16x2 D, A, B, C;
+    <min.f16x2/max.f16x2/min.NaN.f16x2/max.ftz.f16x2/add.rn.bf16x2/sub.rn.bf16x2/mul.rn.bf16x2> D, A, B;
     fma.rn.bf16x2 D, A, B, C;
     fma.rn.relu.bf16x2 D, A, B, C;
-    min.bf16x2 D, A, B;
-    max.bf16x2 D, A, B;
-    max.NaN.bf16x2 D, A, B;
-    setp.lt.f16x2 %p|%q, A, B; selp.b32 D, A, C, %p; selp.b32 E, B, C, %q;
-    setp.geu.f16x2 %p|%q, A, B; selp.b32 D, A, C, %p; selp.b32 E, B, C, %q;
-    setp.gt.bf16x2 %p|%q, A, B; selp.b32 D, A, C, %p; selp.b32 E, B, C, %q;
+    <min/max/max.NaN>.bf16x2 D, A, B;
+    setp.<lt.f16x2/geu.f16x2/gt.bf16x2> %p|%q, A, B; selp.b32 D, A, C, %p; selp.b32 E, B, C, %q;
     mov.b32 {%h0, %h1}, A; mov.b32 {%h2, %h3}, B; add.rn.f16 %h0, %h1, %h2; mov.b32 D, {%h0, %h3};
-    mov.b32 {%h0, %h1}, A; mov.b32 {%h2, %h3}, B; fma.rn.f16 %h0, %h1, %h2, %h3; mov.b32 D, {%h0, %h1};
-    mov.b32 {%h0, %h1}, A; mov.b32 {%h2, %h3}, B; fma.rn.bf16 %h0, %h1, %h2, %h3; mov.b32 D, {%h0, %h1};
+    mov.b32 {%h0, %h1}, A; mov.b32 {%h2, %h3}, B; fma.rn.<f16/bf16> %h0, %h1, %h2, %h3; mov.b32 D, {%h0, %h1};
     mov.b32 {%h0, %h1}, A; setp.le.f16 %p, %h0, %h1; selp.b32 D, B, C, %p;
 ";
 
 const CONVERT: &str = "
-    cvt.rni.s32.f32 D, A;
-    cvt.rzi.u32.f32 D, A;
-    cvt.rmi.s32.f32 D, A;
-    cvt.rpi.ftz.s32.f32 D, A;
-    cvt.rni.f32.f32 D, A;
-    cvt.rmi.ftz.f32.f32 D, A;
-    cvt.sat.f32.f32 D, A;
-    cvt.rn.f32.s32 D, A;
-    cvt.rz.f32.u32 D, A;
-    cvt.rp.f32.s32 D, A;
-    cvt.rn.f16x2.f32 D, A, B;
-    cvt.rz.f16x2.f32 D, A, B;
-    cvt.rn.relu.f16x2.f32 D, A, B;
-    cvt.rn.bf16x2.f32 D, A, B;
-    cvt.rz.bf16x2.f32 D, A, B;
-    cvt.rn.relu.bf16x2.f32 D, A, B;
+    cvt.<rni.s32/rzi.u32/rmi.s32/rpi.ftz.s32/rni.f32/rmi.ftz.f32/sat.f32>.f32 D, A;
+    cvt.<rn.f32.s32/rz.f32.u32/rp.f32.s32> D, A;
+    cvt.<rn.f16x2/rz.f16x2/rn.relu.f16x2/rn.bf16x2/rz.bf16x2/rn.relu.bf16x2>.f32 D, A, B;
     cvt.rn.f16.f32 %h0, A; cvt.rp.f16.f32 %h1, B; mov.b32 D, {%h0, %h1};
     cvt.rm.f16.f32 %h0, A; cvt.rn.sat.f16.f32 %h1, B; mov.b32 D, {%h0, %h1};
     cvt.rn.bf16.f32 %h0, A; cvt.rz.relu.bf16.f32 %h1, B; mov.b32 D, {%h0, %h1};
@@ -295,20 +181,15 @@ const CONVERT: &str = "
     mov.b32 {%h0, %h1}, A; cvt.f32.bf16 D, %h0; cvt.ftz.f32.f16 E, %h1;
     mov.b32 {%h0, %h1}, A; cvt.rzi.s32.f16 D, %h0; cvt.rni.u32.f16 E, %h1;
     cvt.rn.f16.s32 %h0, A; cvt.rz.f16.u32 %h1, B; mov.b32 D, {%h0, %h1};
-    cvt.rna.tf32.f32 D, A;
-    cvt.rn.tf32.f32 D, A;
-    cvt.rz.relu.tf32.f32 D, A;
+    cvt.<rna/rn/rz.relu>.tf32.f32 D, A;
     cvt.rn.satfinite.e4m3x2.f32 %h0, A, B; cvt.rn.satfinite.e5m2x2.f32 %h1, A, C; mov.b32 D, {%h0, %h1};
     cvt.rn.satfinite.relu.e4m3x2.f32 %h0, A, B; cvt.rn.satfinite.relu.e5m2x2.f32 %h1, B, C; mov.b32 D, {%h0, %h1};
     cvt.rn.satfinite.e4m3x2.f16x2 %h0, A; cvt.rn.satfinite.e5m2x2.f16x2 %h1, B; mov.b32 D, {%h0, %h1};
     mov.b32 {%h0, %h1}, A; cvt.rn.f16x2.e4m3x2 D, %h0; cvt.rn.f16x2.e5m2x2 E, %h1;
     mov.b32 {%h0, %h1}, A; cvt.rn.relu.f16x2.e4m3x2 D, %h0; cvt.rn.relu.f16x2.e5m2x2 E, %h1;
-    cvt.sat.u8.s32 D, A;
-    cvt.sat.s8.s32 D, A;
+    cvt.sat.<u8/s8>.s32 D, A;
     cvt.sat.s16.u32 %h0, A; cvt.sat.u16.s32 %h1, B; mov.b32 D, {%h0, %h1};
-    cvt.s32.s8 D, A;
-    cvt.u32.u8 D, A;
-    cvt.s32.s16 D, A;
+    cvt.<s32.s8/u32.u8/s32.s16> D, A;
 ";
 
 const WARP: &str = "
@@ -320,13 +201,7 @@ const WARP: &str = "
     shfl.sync.down.b32 D|%p, A, N, 0x180f, 0xffffffff; selp.b32 E, B, C, %p;
     shfl.sync.up.b32 D|%p, A, N, 0x1800, 0xffffffff; selp.b32 E, B, C, %p;
     shfl.sync.idx.b32 D|%p, A, B, 0x1807, 0xffffffff; selp.b32 E, B, C, %p;
-    redux.sync.add.u32 D, A, 0xffffffff;
-    redux.sync.add.s32 D, A, 0xffffffff;
-    redux.sync.min.s32 D, A, 0xffffffff;
-    redux.sync.max.u32 D, A, 0xffffffff;
-    redux.sync.and.b32 D, A, 0xffffffff;
-    redux.sync.or.b32 D, A, 0xffffffff;
-    redux.sync.xor.b32 D, A, 0xffffffff;
+    redux.sync.<add.u32/add.s32/min.s32/max.u32/and.b32/or.b32/xor.b32> D, A, 0xffffffff;
     setp.ne.u32 %p, A, B; vote.sync.ballot.b32 D, %p, 0xffffffff;
     setp.lt.s32 %p, A, B; vote.sync.all.pred %q, %p, 0xffffffff; selp.b32 D, A, C, %q;
     setp.lt.s32 %p, A, B; vote.sync.any.pred %q, !%p, 0xffffffff; selp.b32 D, A, C, %q;
@@ -346,11 +221,8 @@ const MEMORY: &str = "
     bar.warp.sync -1; st.shared.b32 [%s], A; bar.warp.sync -1; and.b32 %x0, B, 31; mad.lo.u32 %x0, %x0, 16, %b; ld.shared.u16 D, [%x0+2]; ld.shared.s16 E, [%x0];
     bar.warp.sync -1; st.shared.b32 [%s], A; st.shared.u8 [%s+1], B; st.shared.u16 [%s+2], C; ld.shared.b32 D, [%s];
     bar.warp.sync -1; st.shared.b64 [%s+8], %in; st.shared.v2.b32 [%s+8], {A, B}; ld.shared.b64 %w0, [%s+8]; mov.b64 {D, E}, %w0;
-    bar.warp.sync -1; st.shared.b32 [%s], A; atom.shared.add.u32 D, [%s], B; ld.shared.b32 E, [%s];
-    bar.warp.sync -1; st.shared.b32 [%s], A; atom.shared.min.s32 D, [%s], B; ld.shared.b32 E, [%s];
-    bar.warp.sync -1; st.shared.b32 [%s], A; atom.shared.max.u32 D, [%s], B; ld.shared.b32 E, [%s];
-    bar.warp.sync -1; st.shared.b32 [%s], A; atom.shared.inc.u32 D, [%s], B; ld.shared.b32 E, [%s];
-    bar.warp.sync -1; st.shared.b32 [%s], A; atom.shared.dec.u32 D, [%s], B; ld.shared.b32 E, [%s];
+    bar.warp.sync -1; st.shared.b32 [%s], A; atom.shared.<add.u32/min.s32> D, [%s], B; ld.shared.b32 E, [%s];
+    bar.warp.sync -1; st.shared.b32 [%s], A; atom.shared.<max/inc/dec>.u32 D, [%s], B; ld.shared.b32 E, [%s];
     bar.warp.sync -1; st.shared.b32 [%s], A; atom.shared.exch.b32 D, [%s], B; ld.shared.b32 E, [%s];
     bar.warp.sync -1; st.shared.b32 [%s], A; atom.shared.cas.b32 D, [%s], A, B; ld.shared.b32 E, [%s];
     bar.warp.sync -1; st.shared.b32 [%s], A; atom.shared.xor.b32 D, [%s], B; ld.shared.b32 E, [%s];

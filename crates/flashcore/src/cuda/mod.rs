@@ -28,9 +28,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use flashcore_core::{BackendError, Problem};
 use flashcore_cuda::{Compiler, Device, Stream};
-use flashcore_kernels::{
-    ALLOCATED_ALIGNMENT, Gpu, Misfit, Plan, PlanError, plan, plan_by, plan_general, plan_tile,
-};
+use flashcore_kernels::{Gpu, Misfit, Plan, PlanError, plan, plan_by, plan_general};
 
 pub use flashcore_cuda as driver;
 pub use flashcore_kernels::{Tile, tuned::Table};
@@ -197,32 +195,5 @@ impl Cuda {
     /// The GPU.
     pub fn device(&self) -> Device {
         self.device
-    }
-
-    /// Makes a problem ready to launch: plans, builds or finds its kernel, lays out the arguments. Later calls with an
-    /// equal problem return the same.
-    pub fn prepare(&self, problem: &Problem) -> Result<Arc<Ready>, Error> {
-        self.prepare_aligned(problem, ALLOCATED_ALIGNMENT)
-    }
-
-    /// As [`prepare`](Self::prepare), for tensors whose addresses are multiples of `alignment` bytes only.
-    pub fn prepare_aligned(&self, problem: &Problem, alignment: u64) -> Result<Arc<Ready>, Error> {
-        self.ready.find_or(
-            |ready| ready.serves(problem, alignment),
-            || self.make(self.choose.plan(problem, &self.gpu, alignment)?, problem, alignment),
-        )
-    }
-
-    /// As [`prepare`](Self::prepare) with exactly this tile, or an error that says why it cannot serve: for tuning.
-    /// Nothing is remembered but the built kernel.
-    pub fn prepare_tile(&self, problem: &Problem, tile: Tile) -> Result<Arc<Ready>, Error> {
-        let plan = plan_tile(problem, &self.gpu, ALLOCATED_ALIGNMENT, tile)?;
-        plan.check_build(problem)?;
-        Ok(Arc::new(self.make(plan, problem, ALLOCATED_ALIGNMENT)?))
-    }
-
-    fn make(&self, plan: Plan, problem: &Problem, alignment: u64) -> Result<Ready, Error> {
-        let prepared = self.kernels.prepare(&plan)?;
-        Ok(Ready::new(prepared, plan, problem, alignment))
     }
 }

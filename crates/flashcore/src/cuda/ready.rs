@@ -4,9 +4,9 @@ use std::{ffi::c_void, sync::Arc};
 
 use flashcore_core::{Operand, Problem, Sequences};
 use flashcore_cuda::{Kernel, Prepared, Route, Stream, launch_all};
-use flashcore_kernels::{Plan, slots};
+use flashcore_kernels::{ALLOCATED_ALIGNMENT, Plan, Tile, plan_tile, slots};
 
-use super::{Error, kernels::Loaded};
+use super::{Cuda, Error, kernels::Loaded};
 
 /// Addresses in device memory that a launch binds. The kernels read what lies there when they run, so that a captured
 /// graph is right for whatever it finds when it is replayed.
@@ -158,3 +158,32 @@ impl Ready {
 
 /// No kernel makes use of more than this.
 pub(super) const MOST_ASKED: u64 = 16;
+
+impl Cuda {
+    /// Makes a problem ready to launch: plans, builds or finds its kernel, lays out the arguments. Later calls with an
+    /// equal problem return the same.
+    pub fn prepare(&self, problem: &Problem) -> Result<Arc<Ready>, Error> {
+        self.prepare_aligned(problem, ALLOCATED_ALIGNMENT)
+    }
+
+    /// As [`prepare`](Self::prepare), for tensors whose addresses are multiples of `alignment` bytes only.
+    pub fn prepare_aligned(&self, problem: &Problem, alignment: u64) -> Result<Arc<Ready>, Error> {
+        self.ready.find_or(
+            |ready| ready.serves(problem, alignment),
+            || self.make(self.choose.plan(problem, &self.gpu, alignment)?, problem, alignment),
+        )
+    }
+
+    /// As [`prepare`](Self::prepare) with exactly this tile, or an error that says why it cannot serve: for tuning.
+    /// Nothing is remembered but the built kernel.
+    pub fn prepare_tile(&self, problem: &Problem, tile: Tile) -> Result<Arc<Ready>, Error> {
+        let plan = plan_tile(problem, &self.gpu, ALLOCATED_ALIGNMENT, tile)?;
+        plan.check_build(problem)?;
+        Ok(Arc::new(self.make(plan, problem, ALLOCATED_ALIGNMENT)?))
+    }
+
+    fn make(&self, plan: Plan, problem: &Problem, alignment: u64) -> Result<Ready, Error> {
+        let prepared = self.kernels.prepare(&plan)?;
+        Ok(Ready::new(prepared, plan, problem, alignment))
+    }
+}

@@ -3,122 +3,96 @@
 use std::path::Path;
 
 use flashcore_lab::{
-    bootstrap::Interval,
-    ceiling::Ceiling,
-    comparison::Compared,
-    figures::{Figures, Speed},
-    latency::time,
-    machine::Machine,
-    protocol::Protocol,
+    bootstrap::Interval, ceiling::Ceiling, comparison::Compared, figures::Figures, latency::time,
     record::Record,
 };
-use serde::Serialize;
+use serde_json::json;
 
-use super::compared;
-use crate::output::{Page, Report, Text, Tone};
+use crate::{
+    error::CliError,
+    output::{Output, Page, Text, bad, good},
+};
 
-/// Everything `bench` tells; raw times are in the result file.
-#[derive(Serialize, Debug)]
-pub struct BenchReport<'a> {
-    complete: bool,
-    created: &'a str,
-    machine: &'a Machine,
-    protocol: &'a Protocol,
-    ceilings: &'a [Ceiling],
-    results: Vec<Figures>,
-    comparisons: &'a [Compared],
-    warnings: &'a [String],
-    out: Option<String>,
-}
+type Facts = Vec<(&'static str, Text)>;
 
-impl<'a> BenchReport<'a> {
-    /// What a record comes to, and what was compared in it.
-    pub fn new(record: &'a Record, comparisons: &'a [Compared], out: Option<&Path>) -> Self {
-        Self {
-            complete: record.complete,
-            created: &record.created,
-            machine: &record.machine,
-            protocol: &record.protocol,
-            ceilings: &record.ceilings,
-            results: record.figures(),
-            comparisons,
-            warnings: &record.warnings,
-            out: out.map(|path| path.display().to_string()),
-        }
-    }
-
-    fn way(&self) -> String {
-        let p = self.protocol;
-        let cold = if p.cold { "cold" } else { "warm" };
-        let replay = if p.replay { ", GPU calls replayed" } else { "" };
-        format!("{}, {} s x {}, caches {cold}{replay}, seed {}", p.mode.name(), p.seconds, p.rounds, p.seed)
-    }
-
-    fn facts(&self) -> Vec<(&'static str, Text)> {
-        let device = self.machine.gpu.as_ref().unwrap_or(&self.machine.cpu);
-        let mut facts = vec![("machine", device.as_str().into()), ("measured", self.way().into())];
-        facts.extend(self.machine.peers.as_ref().map(|peers| ("peers", peers.as_str().into())));
-        facts.extend(self.ceilings.iter().map(|c| ("roofline", roofline(c).into())));
-        facts
-    }
-
-    fn ending(&self) -> Vec<(&'static str, Text)> {
-        let mut facts: Vec<(&str, Text)> =
-            self.warnings.iter().map(|warning| ("warning", Text::new(warning, Tone::Bad))).collect();
-        facts.extend(compared::summary(self.comparisons));
-        if !self.complete {
-            facts.push(("result", Text::new("STOPPED; not everything was measured", Tone::Bad)));
-        }
-        facts.extend(self.out.as_ref().map(|path| ("wrote", path.as_str().into())));
-        facts
-    }
-}
-
-fn roofline(ceiling: &Ceiling) -> String {
-    let Ceiling { place, dtype, copy, matrix, how } = ceiling;
-    format!("{place} {dtype}: {:.2} TFLOP/s ({how}), {:.0} GB/s copied", matrix / 1e12, copy / 1e9)
-}
-
-impl Report for BenchReport<'_> {
-    fn page(&self) -> Page {
-        let page = Page::default().facts(self.facts());
-        let page = if self.comparisons.is_empty() {
-            self.results.chunk_by(|a, b| a.task == b.task).fold(page, task)
+/// Shows what a record comes to, and what was compared in it; raw times are in the result file.
+pub fn show(
+    record: &Record,
+    comparisons: &[Compared],
+    out: Option<&Path>,
+    output: &Output,
+) -> Result<(), CliError> {
+    let results = record.figures(None);
+    let Record { complete, created, machine, protocol, ceilings, warnings, .. } = record;
+    let out = out.map(|path| path.display().to_string());
+    let json = json!({
+        "complete": complete, "created": created, "machine": machine, "protocol": protocol, "ceilings": ceilings,
+        "results": results, "comparisons": comparisons, "warnings": warnings, "out": out,
+    });
+    output.answer(&json, || {
+        let page = Page::default().facts(facts(record));
+        let page = if comparisons.is_empty() {
+            results.chunk_by(|a, b| a.task == b.task).fold(page, task)
         } else {
-            let page = compared::tables(page, self.comparisons);
-            let named = self.results.iter().filter_map(|r| Some(format!("{}: {}", r.task, exclusion(r)?)));
-            named.map(bad).fold(page, Page::line)
+            let excluded = results.iter().filter_map(|r| Some(bad(format!("{}: {}", r.task, exclusion(r)?))));
+            compared(page, comparisons).lines(excluded)
         };
-        let ending = self.ending();
-        if ending.is_empty() { page } else { page.facts(ending) }
-    }
+        let mut ending: Facts = warnings.iter().map(|warning| ("warning", bad(warning))).collect();
+        ending.extend(summary(comparisons));
+        ending.extend((!complete).then(|| ("result", bad("STOPPED; not everything was measured"))));
+        ending.extend(out.map(|path| ("wrote", path.into())));
+        page.facts(ending)
+    })
+}
+
+fn facts(record: &Record) -> Facts {
+    let (machine, p) = (&record.machine, &record.protocol);
+    let cold = if p.cold { "cold" } else { "warm" };
+    let replay = if p.replay { ", GPU calls replayed" } else { "" };
+    let way =
+        format!("{}, {} s x {}, caches {cold}{replay}, seed {}", p.mode.name(), p.seconds, p.rounds, p.seed);
+    let device = machine.gpu.as_ref().unwrap_or(&machine.cpu);
+    let mut facts = vec![("machine", device.as_str().into()), ("measured", way.into())];
+    facts.extend(machine.peers.as_ref().map(|peers| ("peers", peers.as_str().into())));
+    facts.extend(record.ceilings.iter().map(|Ceiling { place, dtype, copy, matrix, how }| {
+        let (matrix, copy) = (matrix / 1e12, copy / 1e9);
+        ("roofline", format!("{place} {dtype}: {matrix:.2} TFLOP/s ({how}), {copy:.0} GB/s copied").into())
+    }));
+    facts
 }
 
 fn task(page: Page, rows: &[Figures]) -> Page {
-    let mut page = page.line(rows[0].task.as_str());
-    if rows.iter().any(|row| row.speed.is_some()) {
-        page = page.table(std::iter::once(heading()).chain(rows.iter().filter_map(row)));
-    }
-    rows.iter().filter_map(exclusion).map(bad).fold(page, Page::line)
-}
-
-fn heading() -> Vec<Text> {
-    let words = ["", "p50", "p90", "95 %", "TFLOP/s", "GB/s", "roof", "ratio"];
-    words.map(|word| Text::new(word, Tone::Faint)).to_vec()
+    let heading = ["", "p50", "p90", "95 %", "TFLOP/s", "GB/s", "roof", "ratio"];
+    let page = page.line(rows[0].task.as_str()).headed(&heading, rows.iter().filter_map(row));
+    page.lines(rows.iter().filter_map(exclusion).map(bad))
 }
 
 fn row(figures: &Figures) -> Option<Vec<Text>> {
     let speed = figures.speed.as_ref()?;
+    // Three digits that mean something.
+    let figure = |value: f64| match value {
+        v if v >= 100.0 => format!("{v:.0}"),
+        v if v >= 1.0 => format!("{v:.1}"),
+        v => format!("{v:.3}"),
+    };
     Some(vec![
         figures.arm.as_str().into(),
         time(speed.p50_us).into(),
         time(speed.p90_us).into(),
-        spread(speed).into(),
+        spread(speed.low_us, speed.p50_us, speed.high_us).into(),
         figure(speed.tflops).into(),
         figure(speed.gbps).into(),
         speed.roofline_percent.map_or(String::new(), |percent| format!("{percent:.0} %")).into(),
-        ratio(speed.ratio.as_ref()),
+        speed.ratio.map_or("1".into(), |Interval { point, high, .. }| {
+            let words = format!("{point:.3}");
+            if high < 1.0 { good(words) } else { words.into() }
+        }),
     ])
+}
+
+/// Half the width of an interval.
+fn spread(low: f64, point: f64, high: f64) -> String {
+    format!("±{:.1} %", 50.0 * (high - low) / point)
 }
 
 /// Why a competitor has no row.
@@ -126,27 +100,82 @@ fn exclusion(figures: &Figures) -> Option<String> {
     Some(format!("{} was not timed: {}", figures.arm, figures.excluded.as_ref()?))
 }
 
-fn bad(words: String) -> Text {
-    Text::new(words, Tone::Bad)
-}
-
-/// Half the width of the interval of the median.
-fn spread(speed: &Speed) -> String {
-    format!("±{:.1} %", 50.0 * (speed.high_us - speed.low_us) / speed.p50_us)
-}
-
-/// Three digits that mean something.
-fn figure(value: f64) -> String {
-    match value {
-        v if v >= 100.0 => format!("{v:.0}"),
-        v if v >= 1.0 => format!("{v:.1}"),
-        v => format!("{v:.3}"),
-    }
-}
-
-fn ratio(ratio: Option<&Interval>) -> Text {
-    ratio.map_or("1".into(), |ratio| {
-        let tone = if ratio.high < 1.0 { Tone::Good } else { Tone::Plain };
-        Text::new(format!("{:.3}", ratio.point), tone)
+/// Adds a table for each kind of comparison.
+fn compared(page: Page, comparisons: &[Compared]) -> Page {
+    let row = |one: &Compared| {
+        let duration = |time_us: Option<f64>| time_us.map_or("-".to_owned(), time);
+        let (ratio, width) = one.ratio.map_or(("-".to_owned(), String::new()), |r| {
+            (format!("{:.3}", r.point), spread(r.low, r.point, r.high))
+        });
+        let verdict = match one.met() {
+            Some(true) => good("ok"),
+            Some(false) => bad("MISS"),
+            None => bad("?"),
+        };
+        let words = [one.task.clone(), duration(one.p50_us), duration(one.against_p50_us), ratio, width];
+        words.into_iter().map(Text::from).chain([verdict]).collect()
+    };
+    comparisons.chunk_by(|a, b| a.what == b.what).fold(page, |page, kind| {
+        let title = format!("{}; wanted: at most {}", kind[0].what, kind[0].wanted);
+        page.line(title).headed(&["", "p50", "against", "ratio", "95 %", ""], kind.iter().map(row))
     })
+}
+
+/// How many came out as wanted, and the one that came out worst.
+fn summary(comparisons: &[Compared]) -> Facts {
+    if comparisons.is_empty() {
+        return Vec::new();
+    }
+    let met = comparisons.iter().filter(|one| one.met() == Some(true)).count();
+    let missing = comparisons.iter().filter(|one| one.met().is_none()).count();
+    let rest = if missing == 0 { String::new() } else { format!(", {missing} could not be compared") };
+    let count = format!("{met} of {}{rest}", comparisons.len());
+    let beyond =
+        comparisons.iter().filter_map(|one| Some((one.ratio?.point / one.wanted, one.ratio?.point, one)));
+    let worst = beyond.max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, ratio, one)| {
+        format!("{ratio:.3}, wanted {}: {} against {}", one.wanted, one.task, one.against)
+    });
+    let count = if met == comparisons.len() { good(count) } else { bad(count) };
+    [("as wanted", count)].into_iter().chain(worst.map(|words| ("worst", words.into()))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn one(what: &str, times: [f64; 2], wanted: f64) -> Compared {
+        let point = times[0] / times[1];
+        let ratio = point.is_finite().then_some(Interval { low: point * 0.99, point, high: point * 1.01 });
+        Compared {
+            what: what.to_owned(),
+            task: "1x16x16384x128 f16 window 1023,0".to_owned(),
+            against: "1x16x16384x128 f16 keys1152".to_owned(),
+            work: 1.0,
+            p50_us: Some(times[0]),
+            against_p50_us: Some(times[1]).filter(|time| time.is_finite()),
+            ratio,
+            wanted,
+        }
+    }
+
+    #[test]
+    fn misses_are_marked_and_counted() {
+        let all = [
+            one("sinks", [102.0, 100.0], 1.05),
+            one("window", [1200.0, 1000.0], 1.1),
+            one("window", [100.0, f64::NAN], 1.1),
+        ];
+        let text = compared(Page::default(), &all).facts(summary(&all)).render(false);
+        assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+        for words in [
+            "sinks; wanted: at most 1.05",
+            "1.020  ±1.0 %  ok",
+            "1.200  ±1.0 %  MISS",
+            "1 of 3, 1 could not be compared",
+            "1.200, wanted 1.1: 1x16x16384x128 f16 window 1023,0",
+        ] {
+            assert!(text.contains(words), "no `{words}` in\n{text}");
+        }
+        assert_eq!(text.matches("window; wanted").count(), 1, "one table per kind:\n{text}");
+    }
 }

@@ -1,36 +1,34 @@
 //! `flashcore inspect`: which GPU kernel a problem gets and why, how it is launched, what it compiles to.
 //!
-//! The path: [`Flags`] → [`Subject`] (problem, GPU, plan) → program → [`machine_code`], simulator → [`report`]. None of
-//! it needs a GPU.
+//! The path: [`Flags`] → [`Subject`] (problem, GPU, plan, program) → build → answer. None of it needs a GPU.
 
-pub mod machine_code;
-mod report;
-mod subject;
+pub mod kernel;
 
 use clap::Args;
 use flashcore::DType;
 use flashcore_kernels::{Misfit, PlanError};
 use flashcore_tile::BuildError;
+use serde_json::json;
 
-use self::{
-    report::{InspectReport, KernelList},
-    subject::Subject,
-};
+use self::kernel::Subject;
 use crate::{
     error::{CliError, Verdict},
     flags::{AttentionFlags, TensorFlags},
     gpu_flags::GpuFlags,
-    output::Output,
+    output::{Output, Page},
+    simulation::merged,
     table_flags::TableFlags,
 };
 
 const EXAMPLES: &str = "\
 Examples:
   flashcore inspect --shape 4x16x4096x128 --causal
-  flashcore inspect --shape 1x8x512x64 --gpu sm_86 --simulate
+  flashcore inspect --shape 1x8x512x64 --gpu sm_86
   flashcore inspect --shape 4x16x4096x128 --ptx > forward.ptx
   flashcore inspect --list
 
+Only GPU kernels are shown: rows of a table for a CPU are used by `run --backend cpu --table FILE`.
+`flashcore profile` also counts what a kernel does.
 Registers, spills and occupancy need a ptxas (pip install nvidia-cuda-nvcc) or a GPU; --sass needs nvdisasm.";
 
 /// Show which GPU kernel computes a problem, why, and what it compiles to
@@ -51,7 +49,7 @@ pub struct Flags {
     gpu: GpuFlags,
     #[command(flatten)]
     table: TableFlags,
-    /// The kernel that runs on every GPU even where a more special one would be chosen
+    /// Plan the kernel that runs on every architecture instead of a specialised one
     #[arg(long, conflicts_with_all = ["kernel", "table", "list"], help_heading = "Which GPU")]
     general: bool,
     /// List the kernels of the covering set
@@ -63,9 +61,6 @@ pub struct Flags {
     /// Print the machine code and nothing else; with --json, add it
     #[arg(long, help_heading = "What to show", conflicts_with = "ptx")]
     sass: bool,
-    /// Run a small version of the problem in the simulator: counts, and findings if there are any
-    #[arg(long, help_heading = "What to show")]
-    simulate: bool,
 }
 
 /// Why there is nothing to look at.
@@ -83,7 +78,7 @@ pub enum InspectFailure {
         "neither a ptxas nor a GPU was found: pip install nvidia-cuda-nvcc, or name one in FLASHCORE_PTXAS"
     )]
     NoCompiler,
-    #[error("FLASHCORE_CACHE is off, so that nothing would be kept; unset it to warm the cache")]
+    #[error("FLASHCORE_CACHE is off, so nothing would be kept; unset it to warm the cache")]
     CacheOff,
     #[error("nvdisasm was not found: install the CUDA toolkit, or name one in FLASHCORE_NVDISASM")]
     NoDisassembler,
@@ -94,28 +89,42 @@ pub enum InspectFailure {
 /// Looks and tells.
 pub fn execute(flags: &Flags, output: &Output) -> Result<Verdict, CliError> {
     if flags.list {
-        output.show(&KernelList { kernels: subject::names() })?;
+        let names = kernel::names();
+        let page = || Page::default().lines(names.iter().map(String::as_str));
+        output.answer(&json!({ "kernels": names }), page)?;
         return Ok(Verdict::Pass);
     }
-    let subject = Subject::find(flags)?;
-    let program = subject.kernel().program().map_err(InspectFailure::from)?;
+    let subject = flags.subject()?;
     if flags.ptx && !output.is_json() {
-        output.raw(program.text())?;
+        output.raw(subject.program.text())?;
         return Ok(Verdict::Pass);
     }
-    let built = machine_code::build(&subject, &program);
-    let sass = flags.sass.then(|| built.as_ref().ok().map(|(_, cubin)| machine_code::sass(cubin))).flatten();
-    let sass = sass.transpose()?;
-    if let (true, false) = (flags.sass, output.is_json()) {
-        let text = sass.map(Ok).unwrap_or_else(|| built.map(|_| String::new()))?;
-        output.raw(&text)?;
-        return Ok(Verdict::Pass);
+    let built = subject.build();
+    let mut texts = json!({});
+    if flags.sass {
+        let sass = built.as_ref().ok().map(|(_, cubin)| kernel::sass(cubin)).transpose()?;
+        if !output.is_json() {
+            output.raw(&sass.map_or_else(|| built.map(|_| String::new()), Ok)?)?;
+            return Ok(Verdict::Pass);
+        }
+        texts = json!({ "sass": sass });
     }
-    let simulated = if flags.simulate { subject.simulate()? } else { None };
-    let mut report = InspectReport::new(&subject, &program);
-    report.add_build(built.map(|(build, _)| build));
-    report.add_simulation(&subject, simulated.as_ref());
-    report.add_texts(flags.ptx.then(|| program.text().to_owned()), sass);
-    output.show(&report)?;
-    Ok(Verdict::from_bool(simulated.is_none_or(|outcome| outcome.is_clean())))
+    if flags.ptx {
+        texts = json!({ "ptx": subject.program.text() });
+    }
+    let build = built.as_ref().map(|(build, _)| build);
+    output.answer(&merged(subject.json(build), texts), || subject.add_to(Page::default(), build))?;
+    Ok(Verdict::Pass)
+}
+
+impl Flags {
+    /// What the flags name.
+    fn subject(&self) -> Result<Subject, CliError> {
+        if let Some(name) = &self.kernel {
+            return Ok(Subject::named(name)?);
+        }
+        let problem = self.attention.problem(self.dtype, self.tensors.dims())?;
+        let table = self.table.load()?.unwrap_or_default();
+        Ok(Subject::planned(problem, self.gpu.choose(), &table, self.general)?)
+    }
 }

@@ -159,8 +159,8 @@ impl Settings {
     fn parse(bundle: &Bundle) -> Result<Self, Fault> {
         let damaged = |reason: String| Fault::Content { name: "manifest.json", reason };
         let settings = Self::deserialize(&bundle.manifest.settings).map_err(|e| damaged(e.to_string()))?;
-        let texts = [&settings.checks, &settings.filter].into_iter().flatten();
-        let checked: Result<(), _> = texts.map(|text| check_text(text, LONGEST_TEXT)).collect();
+        let texts = [&settings.checks, &settings.filter];
+        let checked = texts.into_iter().flatten().try_for_each(|text| check_text(text, LONGEST_TEXT));
         checked.and(seconds(&settings.seconds.to_string()).map(drop)).map_err(damaged)?;
         match BACKENDS.contains(&settings.backend.as_str()) && settings.suite().is_some() {
             true => Ok(settings),

@@ -4,7 +4,7 @@ use flashcore_core::{Instance, Problem, ProblemError, Sequence};
 use flashcore_testkit::{Rows, Verdict, answer::Grid, judge};
 use rayon::ThreadPoolBuilder;
 
-use super::tensors::Tensors;
+use super::request::Tensors;
 
 /// Multiply-adds of the f64 computation: about a second of one core. Problems beyond it are checked on some rows.
 const BUDGET: f64 = (1u64 << 30) as f64;
@@ -20,6 +20,8 @@ pub struct Check {
     /// Whether all runs gave the same bits.
     pub repeatable: bool,
     pub pass: bool,
+    /// Why not, where it does not pass.
+    pub reason: Option<String>,
 }
 
 impl Check {
@@ -35,15 +37,16 @@ impl Check {
     /// Compares the outputs in `tensors` with f64.
     pub fn of(problem: &Problem, tensors: &Tensors, repeatable: bool) -> Result<Self, ProblemError> {
         let rows = Rows::within(problem, BUDGET);
-        let instance = Instance::new(problem, tensors.values())?;
-        let judged = || judge(instance, tensors.inputs(), tensors.out(), Some(tensors.lse()), rows);
+        let instance = Instance::new(problem, &tensors.values)?;
+        let judged = || judge(instance, tensors.inputs(), tensors.out.data(), Some(&tensors.lse), rows);
         let verdict = match ThreadPoolBuilder::new().num_threads(threads(problem)).build() {
             Ok(pool) => pool.install(judged),
             Err(_) => judged(),
         };
-        let pass = verdict.pass() && repeatable;
-        let checked_rows = Grid::of(problem, rows).total_rows();
-        Ok(Self { verdict, checked_rows, repeatable, pass })
+        let unsteady = (!repeatable).then(|| "two runs on the same input gave different bits".to_owned());
+        let reason = verdict.reason.as_ref().map(ToString::to_string).or(unsteady);
+        let (checked_rows, pass) = (Grid::of(problem, rows).total_rows(), verdict.pass() && repeatable);
+        Ok(Self { verdict, checked_rows, repeatable, pass, reason })
     }
 }
 

@@ -68,39 +68,20 @@ impl Flags {
 pub struct FileFlags {
     /// Queries: FILE.npy, FILE.safetensors or FILE.safetensors#TENSOR
     #[arg(long, value_name = "FILE", requires_all = ["k", "v", "out"])]
-    q: Option<TensorPath>,
+    pub q: Option<TensorPath>,
     /// Keys
     #[arg(long, value_name = "FILE", requires = "q")]
-    k: Option<TensorPath>,
+    pub k: Option<TensorPath>,
     /// Values
     #[arg(long, value_name = "FILE", requires = "q")]
-    v: Option<TensorPath>,
+    pub v: Option<TensorPath>,
     /// Where the result goes
     #[arg(long, value_name = "FILE", requires = "q")]
-    out: Option<TensorPath>,
+    pub out: Option<TensorPath>,
     /// Where the log-sum-exp of each row goes
     #[arg(long, value_name = "FILE", requires = "q")]
-    lse: Option<TensorPath>,
+    pub lse: Option<TensorPath>,
     /// Replace output files that exist
     #[arg(long, requires = "q")]
-    force: bool,
-}
-
-/// The files of a run.
-#[derive(Clone, Debug)]
-pub struct FileNames {
-    pub q: TensorPath,
-    pub k: TensorPath,
-    pub v: TensorPath,
-    pub out: TensorPath,
-    pub lse: Option<TensorPath>,
     pub force: bool,
-}
-
-impl FileFlags {
-    /// The files, if any were named; clap has seen to it that then all were.
-    pub fn names(self) -> Option<FileNames> {
-        let Self { q, k, v, out, lse, force } = self;
-        Some(FileNames { q: q?, k: k?, v: v?, out: out?, lse, force })
-    }
 }

@@ -1,15 +1,20 @@
-//! What `run` was asked to do, checked: after [`Request::parse`] only the machine can fail.
+//! What `run` was asked to do, checked: after [`Request::parse`] only the machine can fail. And the memory for it:
+//! inputs made or read straight into their element type, outputs poisoned.
 
-use std::path::{Path, PathBuf};
-
-use flashcore::{DType, Dims, Operand, Problem, ProblemError, Values};
-use flashcore_core::Data;
-use flashcore_lab::save;
-
-use super::{
-    flags::{FileNames, Flags},
-    tensors::Tensors,
+use std::{
+    hash::{DefaultHasher, Hasher},
+    path::Path,
 };
+
+use flashcore::{BackendError, DType, Dims, Operand, Problem, ProblemError, Values};
+use flashcore_core::{Data, HostCall};
+use flashcore_lab::{
+    buffer::{Buffer, filled},
+    save,
+    workload::normal_inputs,
+};
+
+use super::flags::{FileFlags, Flags};
 use crate::{
     error::CliError,
     files::{ArrayFile, FileError, Target, TensorPath},
@@ -50,9 +55,11 @@ pub struct Files {
 impl Request {
     /// Makes sense of flags: opens inputs, checks outputs, parses the problem.
     pub fn parse(flags: Flags) -> Result<Self, CliError> {
-        let (dtype, dims, source) = match flags.files.names() {
-            Some(names) => from_files(&names, flags.dtype)?,
-            None => (flags.dtype.unwrap_or(USUAL_DTYPE), flags.tensors.dims(), Source::Seed(flags.seed)),
+        let (dtype, dims, source) = match &flags.files {
+            FileFlags { q: Some(q), k: Some(k), v: Some(v), out: Some(out), .. } => {
+                from_files([q, k, v], out, &flags.files, flags.dtype)?
+            }
+            _ => (flags.dtype.unwrap_or(USUAL_DTYPE), flags.tensors.dims(), Source::Seed(flags.seed)),
         };
         let problem = flags.attention.problem(dtype, dims)?;
         let values = flags.attention.values(problem.heads_q(), flags.seed);
@@ -75,40 +82,40 @@ impl Request {
         let dims = self.problem.out().dims().array();
         let shape = if files.batched { &dims[..] } else { &dims[1..] };
         if let Some(lse) = &files.lse {
-            lse.save(&shape[..shape.len() - 1], Data::F32(tensors.lse()))?;
+            lse.save(&shape[..shape.len() - 1], Data::F32(&tensors.lse))?;
         }
-        files.out.save(shape, tensors.out())
+        files.out.save(shape, tensors.out.data())
     }
 
     /// Files that [`Request::save`] writes.
     pub fn outputs(&self) -> Vec<&Path> {
-        match &self.source {
-            Source::Seed(_) => Vec::new(),
-            Source::Files(files) => {
-                [Some(&files.out), files.lse.as_ref()].into_iter().flatten().map(Target::path).collect()
-            }
-        }
+        let Source::Files(files) = &self.source else { return Vec::new() };
+        [Some(&files.out), files.lse.as_ref()].into_iter().flatten().map(Target::path).collect()
     }
 }
 
-fn from_files(names: &FileNames, expected: Option<DType>) -> Result<(DType, [Dims; 3], Source), CliError> {
+fn from_files(
+    [q, k, v]: [&TensorPath; 3],
+    out: &TensorPath,
+    flags: &FileFlags,
+    expected: Option<DType>,
+) -> Result<(DType, [Dims; 3], Source), CliError> {
     let open = |path: &TensorPath, usual| ArrayFile::open(path, usual, expected);
-    let inputs = [open(&names.q, "q")?, open(&names.k, "k")?, open(&names.v, "v")?];
+    let inputs = [open(q, "q")?, open(k, "k")?, open(v, "v")?];
     let dtype = common_dtype(&inputs)?;
     if let Some(expected) = expected.filter(|&expected| expected != dtype) {
-        return Err(FileError::DType { path: names.q.path().to_owned(), got: dtype, expected }.into());
+        return Err(FileError::DType { path: q.path().to_owned(), got: dtype, expected }.into());
     }
-    let [q, k, v] = &inputs;
-    let dims = [q.dims()?, k.dims()?, v.dims()?];
-    let save_lse = |path: &TensorPath| Target::check(path, "lse", DType::F32, names.force);
+    let dims = [inputs[0].dims()?, inputs[1].dims()?, inputs[2].dims()?];
+    let save_lse = |path: &TensorPath| Target::check(path, "lse", DType::F32, flags.force);
     let files = Files {
-        batched: q.rank() == 4,
-        out: Target::check(&names.out, "out", dtype, names.force)?,
-        lse: names.lse.as_ref().map(save_lse).transpose()?,
+        batched: inputs[0].rank() == 4,
+        out: Target::check(out, "out", dtype, flags.force)?,
+        lse: flags.lse.as_ref().map(save_lse).transpose()?,
         inputs,
     };
     if let Some(lse) = files.lse.as_ref().filter(|lse| save::same(lse.path(), files.out.path())) {
-        let (flags, path) = ("--out and --lse", PathBuf::from(lse.path()));
+        let (flags, path) = ("--out and --lse", lse.path().to_owned());
         return Err(FileError::SameFile { flags, path }.into());
     }
     Ok((dtype, dims, Source::Files(Box::new(files))))
@@ -122,4 +129,56 @@ fn common_dtype([q, k, v]: &[ArrayFile; 3]) -> Result<DType, ProblemError> {
         }
     }
     Ok(expected)
+}
+
+/// Inputs and outputs of a problem.
+#[derive(Debug)]
+pub struct Tensors {
+    inputs: [Buffer; 3],
+    /// Lengths and sinks.
+    pub values: Values,
+    /// The result.
+    pub out: Buffer,
+    /// The log-sum-exp of each row.
+    pub lse: Vec<f32>,
+}
+
+impl Tensors {
+    /// Makes or reads the inputs and allocates the outputs.
+    pub fn prepare(request: &mut Request) -> Result<Self, CliError> {
+        let p = &request.problem;
+        let inputs = match &mut request.source {
+            Source::Seed(seed) => normal_inputs(p, *seed)?,
+            Source::Files(files) => {
+                let [q, k, v] = &mut files.inputs;
+                [q.read()?, k.read()?, v.read()?]
+            }
+        };
+        let out = Buffer::poisoned(p.dtype(), p.out().span())?;
+        Ok(Self { inputs, values: request.values.clone(), out, lse: filled(f32::NAN, p.rows())? })
+    }
+
+    /// Hands the tensors to whoever computes the outputs.
+    pub fn call<T>(
+        &mut self,
+        problem: &Problem,
+        compute: impl FnOnce(&mut HostCall<'_>) -> Result<T, BackendError>,
+    ) -> Result<T, BackendError> {
+        let inputs = self.inputs.each_ref().map(Buffer::data);
+        let (values, out, lse) = (&self.values, self.out.data_mut(), Some(&mut self.lse[..]));
+        compute(&mut HostCall::bind_erased(problem, values, inputs, out, lse)?)
+    }
+
+    /// Q, K and V.
+    pub fn inputs(&self) -> [Data<'_>; 3] {
+        self.inputs.each_ref().map(Buffer::data)
+    }
+
+    /// A number that tells whether two runs gave the same bits.
+    pub fn digest(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        hasher.write(self.out.data().bytes());
+        hasher.write(Data::F32(&self.lse).bytes());
+        hasher.finish()
+    }
 }

@@ -126,7 +126,7 @@ fn findings_of_the_simulator_fail_a_run() {
         };
         let output = Output::new(Style { quiet: true, ..Style::default() });
         let request = request("--shape 1x1x8x8");
-        assert_eq!(simulate::run(request, 2, "k".to_owned(), launch, &output).unwrap(), expected);
+        assert_eq!(launches(request, 2, "k".to_owned(), launch, &output).unwrap(), expected);
         assert_eq!(calls, runs);
     };
     check("", Verdict::Pass, 2);

@@ -37,7 +37,7 @@ impl FromStr for Argument {
 }
 
 fn number(kind: &str, value: &str) -> Result<Param, String> {
-    let wrong = || format!("`{value}` is no {kind}; {FORMS}");
+    let wrong = || format!("`{value}` is not a {kind}; {FORMS}");
     match kind {
         "u32" => unsigned(value).and_then(|v| u32::try_from(v).ok()).map(Param::U32).ok_or_else(wrong),
         "u64" => unsigned(value).map(Param::U64).ok_or_else(wrong),
@@ -46,7 +46,7 @@ fn number(kind: &str, value: &str) -> Result<Param, String> {
         "f32" => value.parse().map(Param::F32).map_err(|_| wrong()),
         // Parameters are bytes: an f64 travels as the 64 bits it is.
         "f64" => value.parse::<f64>().map(|v| Param::U64(v.to_bits())).map_err(|_| wrong()),
-        _ => Err(format!("`{kind}` is no kind of argument; {FORMS}")),
+        _ => Err(format!("`{kind}` is not a kind of argument; {FORMS}")),
     }
 }
 
@@ -66,7 +66,7 @@ fn out(text: &str) -> Result<Argument, String> {
         );
     };
     let shape: Result<Vec<usize>, _> = extents.split('x').map(str::parse).collect();
-    let shape = shape.map_err(|_| format!("`{extents}` is no length; write 1024 or 32x32"))?;
+    let shape = shape.map_err(|_| format!("`{extents}` is not a length; write 1024 or 32x32"))?;
     Ok(Argument::Out { path: path.into(), element: element.parse()?, shape })
 }
 

@@ -10,8 +10,11 @@ use super::{SimFailure, argument::Argument};
 use crate::{
     error::CliError,
     files::{AnyArray, FileError, Place},
+    output::Text,
 };
 
+/// Elements of a result that are shown.
+const SHOWN: usize = 8;
 /// Arrays that one launch can bind.
 const MOST: usize = 255;
 
@@ -94,10 +97,10 @@ impl Bound {
     }
 
     /// Files of arrays that the kernel was only to read, and that it has changed.
-    pub fn overwritten(&self, outcome: &Outcome) -> Vec<PathBuf> {
+    pub fn overwritten(&self, outcome: &Outcome) -> Vec<String> {
         let changed = |(at, array): (usize, &Array)| {
             let source = array.source.clone().filter(|_| array.place.is_none())?;
-            (outcome.bytes(slot(at)) != Some(&array.content.bytes)).then_some(source)
+            (outcome.bytes(slot(at)) != Some(&array.content.bytes)).then(|| source.display().to_string())
         };
         self.arrays.iter().enumerate().filter_map(changed).collect()
     }
@@ -132,5 +135,24 @@ impl Written {
     /// Its file.
     pub fn path(&self) -> &Path {
         self.place.path()
+    }
+
+    /// The first few elements as text.
+    pub fn first(&self) -> Vec<String> {
+        let AnyArray { element, bytes, .. } = &self.content;
+        bytes.chunks_exact(element.bytes()).take(SHOWN).map(|bytes| element.show(bytes)).collect()
+    }
+
+    /// The array as a row of a table.
+    pub fn row(&self, halted: bool) -> Vec<Text> {
+        let shape = &self.content.shape;
+        let extents: Vec<_> = shape.iter().map(usize::to_string).collect();
+        let more = if shape.iter().product::<usize>() > SHOWN { " ..." } else { "" };
+        let lost = if halted { " (not written: the launch ended early)" } else { "" };
+        vec![
+            self.path().display().to_string().into(),
+            format!("{} {}", self.content.element.name(), extents.join("x")).into(),
+            format!("{}{more}{lost}", self.first().join(" ")).into(),
+        ]
     }
 }

@@ -1,10 +1,9 @@
 //! `flashcore sim`: runs a kernel of any PTX file on the CPU, with every check on.
 //!
-//! The path: [`Flags`] → [`Bound`] (arrays read, outputs checked) → `flashcore_sim` → files and [`report`].
+//! The path: [`Flags`] → [`Bound`] (arrays read, outputs checked) → `flashcore_sim` → files and the answer.
 
 mod argument;
 mod bound;
-mod report;
 
 use std::{io, path::PathBuf};
 
@@ -15,16 +14,17 @@ use flashcore_ptx::{
     parse::{ParseError, Parsed, parse_all},
     verify::{Group, Rule, grouped, grouped_messages, verify},
 };
-use flashcore_sim::{CheckSet, Launch, Options, Schedule, SimError};
+use flashcore_sim::{CheckSet, Launch, Options, Outcome, Schedule, SimError};
+use serde_json::json;
 
 use self::{
     argument::Argument,
     bound::{Bound, Written},
-    report::SimReport,
 };
 use crate::{
     error::{CliError, Verdict},
-    output::Output,
+    output::{Output, Page, Text, bad},
+    simulation,
     values::Triple,
 };
 
@@ -35,7 +35,8 @@ Examples:
   flashcore sim gemm.ptx --entry gemm --grid 4,4 --block 128 --smem 65536 --check race,bounds --json
 
 Arguments come in the order of the kernel's parameters; u64:0 is a null pointer. Kernels with tensor maps among them
-are launched from Rust. An array that is only written starts as NaN. Exit codes: 0 clean, 1 findings, 2 could not run. Files are not written if a finding ended the launch.";
+are launched from Rust. An array that is only written starts as NaN.
+Files are not written if a finding ended the launch. Exit codes: 0 clean, 1 findings, 2 could not run.";
 
 /// Run a PTX kernel on the CPU and check it: races, bounds, barriers, uninitialised values
 #[derive(Args, Clone, Debug)]
@@ -82,7 +83,7 @@ fn schedules() -> impl TypedValueParser<Value = Schedule> {
 
 fn checks(text: &str) -> Result<CheckSet, String> {
     CheckSet::parse(text).map_err(|word| {
-        format!("`{word}` is no check; there are bounds, init, race, proxy, inflight, barrier")
+        format!("`{word}` is not a check; there are bounds, init, race, proxy, inflight, barrier")
     })
 }
 
@@ -95,7 +96,7 @@ pub enum SimFailure {
         #[source]
         source: io::Error,
     },
-    #[error("{} is no PTX file: it is not text", path.display())]
+    #[error("{} is not a PTX file: it is not text", path.display())]
     NotText { path: PathBuf },
     #[error("{} is not PTX that can be run:{}", path.display(), listed(errors))]
     Parse { path: PathBuf, errors: Vec<Group> },
@@ -145,9 +146,50 @@ pub fn execute(flags: &Flags, output: &Output) -> Result<Verdict, CliError> {
     if !outcome.halted {
         results.iter().try_for_each(Written::save)?;
     }
-    let report = SimReport::new(&flags.file, &spec, &outcome, &results, &overwritten);
-    output.show(&report)?;
+    show(&flags.file.display().to_string(), &spec, &outcome, &results, &overwritten, output)?;
     Ok(Verdict::from_bool(outcome.is_clean() && overwritten.is_empty()))
+}
+
+/// Shows results, counts and findings.
+fn show(
+    file: &str,
+    spec: &LaunchSpec,
+    outcome: &Outcome,
+    results: &[Written],
+    overwritten: &[String],
+    output: &Output,
+) -> Result<(), CliError> {
+    let LaunchSpec { entry, grid, block, .. } = spec;
+    let kernel = entry.to_string();
+    let array = |result: &Written| {
+        json!({
+            "file": result.path().display().to_string(),
+            "dtype": result.content.element.name(),
+            "shape": result.content.shape,
+            "first": result.first(),
+            "written": !outcome.halted,
+        })
+    };
+    let arrays: Vec<_> = results.iter().map(array).collect();
+    let answer = json!({
+        "file": file, "kernel": kernel, "grid": grid, "block": block, "results": arrays, "overwritten": overwritten,
+    });
+    output.answer(&simulation::merged(answer, simulation::json(outcome)), || {
+        let text = |[x, y, z]: &[u32; 3]| format!("{x} x {y} x {z}");
+        let lost = |file: &String| {
+            let words =
+                format!("FAIL: {file} was only to be read; to keep what is written, pass inout:{file}");
+            ("input", bad(words))
+        };
+        let page = Page::default().facts::<Text>([
+            ("kernel", format!("{kernel} of {file}").into()),
+            ("launch", format!("grid {}, block {}", text(grid), text(block)).into()),
+            ("result", simulation::verdict(outcome)),
+        ]);
+        let page =
+            page.facts(overwritten.iter().map(lost)).table(results.iter().map(|r| r.row(outcome.halted)));
+        simulation::add_to(page, outcome)
+    })
 }
 
 fn options(flags: &Flags) -> Options {

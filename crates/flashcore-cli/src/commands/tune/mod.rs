@@ -13,6 +13,7 @@ use flashcore_lab::{
     arm::roster::Ours,
     machine::Machine,
     memory, signature,
+    simulator::Simulator,
     task::Task,
     tune::{
         TuneError, check_table, extend_table,
@@ -44,6 +45,9 @@ Examples:
 Candidates are checked against f64 before they are timed. The rules' own choice is one of them: only what is
 faster than it beyond doubt gets a row. Ended at any moment, the same command goes on where it was.
 Exit codes: 0 searched, 2 could not search, or was stopped.";
+
+/// Problems whose candidates take the simulator longer are for a real GPU.
+const LONGEST: Duration = Duration::from_secs(60);
 
 /// Search for the fastest tile of a GPU kernel and keep it in a table
 #[derive(Args, Clone, Debug)]
@@ -117,10 +121,15 @@ impl Flags {
     /// What candidates for a problem run on.
     fn runner(&self, task: &Task) -> Result<Box<dyn Runner>, CliError> {
         let SearchFlags { seed, counters, .. } = self.search;
-        match (self.backend.simulated()?, self.gpu.is_named()) {
-            (true, _) => return Ok(Box::new(Simulated::new(self.gpu.choose().gpu, task, seed)?)),
-            (false, true) => return Err(CliError::Gpu),
-            (false, false) => {}
+        if self.backend.simulated()? {
+            let estimate = Simulator::estimate(task.problem());
+            return match estimate > LONGEST {
+                true => Err(CliError::TooLong { estimate, most: LONGEST }),
+                false => Ok(Box::new(Simulated::new(self.gpu.choose().gpu, task, seed)?)),
+            };
+        }
+        if self.gpu.is_named() {
+            return Err(CliError::Gpu);
         }
         match self.backend.ours()? {
             Ours::Cuda(cuda) => {

@@ -26,7 +26,7 @@ impl TuneReport {
 
 impl Report for TuneReport {
     fn page(&self) -> Page {
-        let words = ["problem", "rules", "best", "ratio (95 %)", "measured", "rejected", "time"];
+        let words = ["problem", "rules", "best", "in", "ratio, 95 %", "measured", "rejected"];
         let heading = words.map(|word| Text::new(word, Tone::Faint)).to_vec();
         let rows = std::iter::once(heading).chain(self.results.iter().map(row));
         let added = self.results.iter().filter(|result| result.row.is_some()).count();
@@ -49,14 +49,14 @@ fn row(result: &Tuned) -> Vec<Text> {
         Some(ratio) => Text::new(format!("{:.3}-{:.3}", ratio.low, ratio.high), Tone::Good),
         None => "the rules' own".into(),
     };
-    let cost = |cost: f64| format!("{cost:.1} {}", result.unit).into();
+    let cost = |cost: f64| format!("{cost:.1}").into();
     vec![
         result.task.as_str().into(),
         cost(result.rules.cost),
         cost(result.best.cost),
+        result.unit.into(),
         ratio,
         result.measured.to_string().into(),
         result.rejected.to_string().into(),
-        format!("{:.0} s", result.seconds).into(),
     ]
 }

@@ -3,36 +3,40 @@
 //! What the build says needs no GPU. Where there is one and Nsight Compute is found, this program is started again
 //! under it with a hidden command ([`execute_target`]).
 
-mod report;
-
 use std::{fs, path::PathBuf, process::Command};
 
 use clap::Args;
-use flashcore_kernels::{ALLOCATED_ALIGNMENT, Gpu, Tile, plan_by, plan_general};
+use flashcore_kernels::Tile;
 use flashcore_lab::{
     LabError,
     arm::{cuda::CudaArm, roster::Ours},
+    latency::time,
     profile::{
         self,
-        build::Build,
-        count,
         ncu::{self, Ncu},
         reading::Reading,
     },
     save,
+    simulator::{Simulator, judge},
     task::Task,
+    workload::Workload,
 };
+use flashcore_sim::Outcome;
+use serde_json::json;
 
-use self::report::{ProfileReport, Profiled};
-use super::inspect::InspectFailure;
+use super::inspect::kernel::Subject;
 use crate::{
     error::{CliError, Verdict},
     files::Place,
     flags::BackendFlags,
+    gpu_flags::Chosen,
     lab_flags::TaskFlags,
-    output::Output,
-    program,
+    output::{Output, Page, Text, faint, good},
+    program, simulation,
 };
+
+/// Multiply-adds beyond which a problem takes the simulator too long: about half a minute.
+const MOST_SIMULATED: f64 = 4e7;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -40,7 +44,8 @@ Examples:
   flashcore profile --suite forward --filter '1x16x16384x128' --out bench/runs
   FLASHCORE_NCU=/opt/ncu/ncu flashcore profile
 
-Without a GPU the kernel is planned for an H200 and assembled by ptxas, if one is found.
+Without a GPU the kernel is planned for an H200, assembled by ptxas, if one is found, and small problems are
+simulated.
 Nsight Compute's report goes to PROBLEM.ncu-rep and PROBLEM.csv in the folder of --out. Files that exist
 are kept unless --force is given.";
 
@@ -101,51 +106,57 @@ pub fn busy(task: &Task, tile: &Tile) -> Option<f64> {
 
 /// Profiles every problem asked for.
 pub fn execute(flags: Flags, output: &Output) -> Result<Verdict, CliError> {
-    let ours = flags.backend.ours()?;
-    let gpu = match &ours {
-        Ours::Cuda(cuda) => Some(cuda.gpu()),
-        Ours::Cpu(_) => None,
-    };
+    let there = matches!(flags.backend.ours()?, Ours::Cuda(_));
     let tasks = flags.task.tasks()?;
-    if gpu.is_some() && Ncu::find().is_some() {
+    if there && Ncu::find().is_some() {
         fs::create_dir_all(&flags.out).map_err(LabError::io("make", &flags.out))?;
         // Asked before anything is measured.
         tasks.iter().try_for_each(|task| flags.places(task).map(drop))?;
     }
-    let profiles = tasks.iter().map(|task| flags.profile(task, gpu)).collect::<Result<_, _>>()?;
-    output.show(&ProfileReport { planned_for: planned_for(&ours), profiles })?;
+    let chosen = Chosen::usual(there);
+    let (mut profiles, mut page) = (Vec::new(), Page::default());
+    for task in &tasks {
+        let (json, more) = flags.profile(task, &chosen, page)?;
+        profiles.push(json);
+        page = more;
+    }
+    output.answer(&json!({ "planned_for": chosen.describe(), "profiles": profiles }), || page)?;
     Ok(Verdict::Pass)
 }
 
-fn planned_for(ours: &Ours) -> String {
-    match ours {
-        Ours::Cuda(cuda) => cuda.device().props().name.clone(),
-        Ours::Cpu(_) => "an H200, for want of a GPU".to_owned(),
-    }
-}
-
 impl Flags {
-    fn profile(&self, task: &Task, gpu: Option<Gpu>) -> Result<Profiled, CliError> {
-        let planned = gpu.unwrap_or(Gpu::HOPPER);
-        let table = self.backend.table()?;
-        let plan = match self.backend.general() {
-            true => plan_general(task.problem(), &planned, ALLOCATED_ALIGNMENT),
-            false => plan_by(task.problem(), &planned, ALLOCATED_ALIGNMENT, &table),
-        };
-        let build = Build::of(&planned, &plan.map_err(InspectFailure::from)?)?;
-        let mut profiled = Profiled::new(task, build);
-        match (gpu, Ncu::find()) {
-            (None, _) => profiled.counters = count::count(task, planned, table)?,
-            (_, None) => profiled.note = Some(format!("no Nsight Compute; set {} to its ncu", ncu::NCU)),
-            (Some(_), Some(ncu)) => match self.count(task, &profiled.build, &ncu, self.places(task)?) {
-                Ok((reading, files)) => (profiled.reading, profiled.files) = (Some(reading), files),
-                Err(error) => profiled.note = Some(error.to_string()),
+    /// One problem as JSON, and added to a page.
+    fn profile(
+        &self,
+        task: &Task,
+        chosen: &Chosen,
+        page: Page,
+    ) -> Result<(serde_json::Value, Page), CliError> {
+        let (table, problem) = (self.backend.table()?, task.problem().clone());
+        let subject = Subject::planned(problem, *chosen, &table, self.backend.general())?;
+        let built = subject.build();
+        let (mut reading, mut files, mut simulated, mut note) = (None, Vec::new(), None, None);
+        match (chosen.device, Ncu::find()) {
+            (None, _) if task.flops() / 2.0 > MOST_SIMULATED => {
+                note = Some("no GPU, and too large for the simulator: nothing was run".to_owned());
+            }
+            (None, _) => simulated = simulate(task, Simulator::new(chosen.gpu).with_table(table))?,
+            (_, None) => note = Some(format!("no Nsight Compute; set {} to its ncu", ncu::NCU)),
+            (Some(_), Some(ncu)) => match count(task, &subject, &ncu, self.places(task)?) {
+                Ok(counted) => (reading, files) = (Some(counted.0), counted.1),
+                Err(error) => note = Some(error.to_string()),
             },
         }
-        if gpu.is_none() && profiled.counters.is_none() {
-            profiled.note = Some("no GPU, and too large for the simulator: nothing was run".to_owned());
-        }
-        Ok(profiled)
+        let build = built.as_ref().map(|(build, _)| build);
+        let json = json!({
+            "task": task.to_string(), "kernel": subject.json(build), "reading": reading,
+            "counters": simulated.as_ref().map(|outcome| simulation::json(outcome)["counters"].take()),
+            "files": files, "note": note,
+        });
+        let page = subject.add_to(page, build).facts(reading.iter().flat_map(facts));
+        let page = simulated.iter().fold(page, simulation::add_to);
+        let ending = note.into_iter().map(|note| ("note", faint(note)));
+        Ok((json, page.facts(files.into_iter().map(|file| ("wrote", file.into())).chain(ending))))
     }
 
     /// Where the report on a task and its counters go: to no file that exists, unless told to.
@@ -154,23 +165,48 @@ impl Flags {
         let place = |ending| Place::checked(&self.out.join(format!("{name}.{ending}")), self.force);
         Ok([place("ncu-rep")?, place("csv")?].map(|place| place.path().to_owned()))
     }
+}
 
-    fn count(
-        &self,
-        task: &Task,
-        build: &Build,
-        ncu: &Ncu,
-        [report, table]: [PathBuf; 2],
-    ) -> Result<(Reading, Vec<String>), LabError> {
-        ncu.collect(&build.kernel, &report, &target(task, &build.tile)?)?;
-        let csv = ncu.csv(&report)?;
-        save::replace(&table, &[csv.as_bytes()]).map_err(LabError::io("write", &table))?;
-        let unreadable =
-            || LabError::Failed { arm: "ncu".to_owned(), reason: "its table has no counters".to_owned() };
-        let counters = ncu::counters(&csv).ok_or_else(unreadable)?;
-        let files = [report, table].map(|path| path.display().to_string());
-        Ok((Reading::of(&counters), files.to_vec()))
-    }
+fn simulate(task: &Task, simulator: Simulator) -> Result<Option<Outcome>, CliError> {
+    let workload = Workload::new(task.clone(), 0)?;
+    let mut outputs = workload.outputs()?;
+    let plan = simulator.plan(task.problem())?;
+    let outcome = simulator.launch(&mut workload.call(&mut outputs, false)?, &plan)?;
+    outcome.as_ref().map_or(Ok(()), judge)?;
+    Ok(outcome)
+}
+
+/// What Nsight Compute counts, and the files with all of it.
+fn count(
+    task: &Task,
+    subject: &Subject,
+    ncu: &Ncu,
+    [report, table]: [PathBuf; 2],
+) -> Result<(Reading, Vec<String>), LabError> {
+    ncu.collect(&subject.kernel().name(), &report, &target(task, &subject.kernel().tile())?)?;
+    let csv = ncu.csv(&report)?;
+    save::replace(&table, &[csv.as_bytes()]).map_err(LabError::io("write", &table))?;
+    let unreadable =
+        || LabError::Failed { arm: "ncu".to_owned(), reason: "its table has no counters".to_owned() };
+    let counters = ncu::counters(&csv).ok_or_else(unreadable)?;
+    Ok((Reading::of(&counters), [report, table].map(|path| path.display().to_string()).to_vec()))
+}
+
+fn facts(r: &Reading) -> Vec<(&'static str, Text)> {
+    let percent =
+        |share: Option<f64>| share.map_or("not counted".to_owned(), |share| format!("{share:.1} %"));
+    let stalls: Vec<_> = r.stalls.iter().map(|(name, share)| format!("{name} {share:.2}")).collect();
+    let conflicts = r.conflicts.map_or("not counted".to_owned(), |count| format!("{count:.0}"));
+    vec![
+        ("duration", r.duration_us.map_or(String::new(), time).into()),
+        ("tensor cores", percent(r.tensor).into()),
+        ("multiprocessors", percent(r.compute).into()),
+        ("memory", format!("DRAM {}, L2 {}", percent(r.dram), percent(r.l2)).into()),
+        ("active warps", percent(r.occupancy).into()),
+        ("conflicts", format!("{conflicts} in shared memory").into()),
+        ("warps wait for", stalls.join(", ").into()),
+        ("bound by", good(r.bound.as_str())),
+    ]
 }
 
 #[cfg(test)]

@@ -2,8 +2,6 @@
 //!
 //! The result file is rewritten after every task, so that stopping at any moment leaves a valid one.
 
-mod report;
-
 use std::path::PathBuf;
 
 use clap::Args;
@@ -15,22 +13,22 @@ use flashcore_lab::{
     },
     contest::Contest,
     gate::{self, Demand, Ruling},
-    memory,
+    protocol::Protocol,
     record::{Measurement, Record},
     referee::Care,
     save,
     sensors::Sensors,
     task::Task,
 };
+use serde_json::json;
 
-use self::report::GateReport;
 use crate::{
     error::{CliError, Verdict},
     files::FileError,
     flags::BackendFlags,
     interrupt,
     lab_flags::{TaskFlags, TimingFlags},
-    output::Output,
+    output::{Output, Page, Text, bad, faint, good},
     progress::Progress,
 };
 
@@ -45,7 +43,7 @@ A result file that exists is kept unless --force is given.
 Each problem is judged against f64 first, ours and two peers alike; what is wrong is not timed.
 --max-ratio passes only if the whole 95 % interval of our time over the peer's is at or below it;
 --baseline fails only if the whole interval lies above 1 + margin.
-Exit codes: 0 pass, 1 fail, 2 could not measure, or was stopped: then there is no verdict.";
+Exit codes: 0 pass, 1 fail, 2 could not measure or was stopped, so there is no verdict.";
 
 /// Pass only what is right and fast enough
 #[derive(Args, Clone, Debug)]
@@ -89,9 +87,7 @@ fn positive(text: &str) -> Result<f64, String> {
 
 /// Measures and decides.
 pub fn execute(flags: Flags, output: &Output) -> Result<Verdict, CliError> {
-    flags.timing.check_out()?;
-    let tasks = flags.task.tasks()?;
-    tasks.iter().try_for_each(|task| memory::check(3 * task.bytes() as u64))?;
+    let (tasks, ours) = flags.timing.begin(&flags.task, &flags.backend)?;
     if let (Some(path), Some(out)) = (&flags.demands.baseline, &flags.timing.out)
         && save::same(path, out)
     {
@@ -99,24 +95,22 @@ pub fn execute(flags: Flags, output: &Output) -> Result<Verdict, CliError> {
     }
     let baseline = flags.demands.baseline.as_deref().map(Record::load);
     let baseline = baseline.transpose().map_err(LabError::from)?;
-    let ours = flags.backend.ours()?;
-    let roster = Roster::open(ours.clone(), flags.backend.threads());
     let protocol = flags.timing.protocol(usual_gate_protocol(ours.place()), flags.task.replays());
-    let mut gate = Gate {
-        arms: line_up(&roster, flags.peer.as_deref())?,
-        record: Record::new(protocol, roster.describe_peers()),
-        baseline,
-        demands: flags.demands,
-        out: flags.timing.out,
-    };
-    gate.record.warnings.extend(roster.note());
-    if let Some(baseline) = &gate.baseline {
-        gate::check_baseline(baseline, &gate.record)?;
+    let roster = Roster::open(ours, flags.backend.threads());
+    let arms = line_up(&roster, flags.peer.as_deref())?;
+    let mut record = Record::new(protocol, roster.describe_peers());
+    record.warnings.extend(roster.note());
+    if let Some(baseline) = &baseline {
+        gate::check_baseline(baseline, &record)?;
     }
-    let rulings = gate.decide(&tasks, output)?;
-    let report = GateReport::new(rulings, &gate.record, gate.arms.iter().map(|arm| arm.name().to_owned()));
-    output.show(&report)?;
-    Ok(if report.stopped() { Verdict::Stopped } else { Verdict::from_bool(report.pass()) })
+    let (gate, mut rulings) = (Gate { arms, baseline, demands: flags.demands }, Vec::new());
+    flags.timing.measure(&tasks, &mut record, output, |task, record, sensors, progress| {
+        rulings.extend(gate.rule(task, record, sensors, progress)?);
+        Ok(())
+    })?;
+    let pass = record.complete && rulings.iter().all(Ruling::pass);
+    gate.show(pass, &record, &rulings, output)?;
+    Ok(if record.complete { Verdict::from_bool(pass) } else { Verdict::Stopped })
 }
 
 /// Ours, the fast peer, and the plain one.
@@ -135,60 +129,32 @@ fn line_up(roster: &Roster, peer: Option<&str>) -> Result<Vec<Box<dyn Arm>>, Cli
 struct Gate {
     /// Ours first, then the fast peer, then the plain one.
     arms: Vec<Box<dyn Arm>>,
-    record: Record,
     baseline: Option<Record>,
     demands: DemandFlags,
-    /// The result file.
-    out: Option<PathBuf>,
 }
 
 impl Gate {
-    fn decide(&mut self, tasks: &[Task], output: &Output) -> Result<Vec<Ruling>, CliError> {
-        let sensors = Sensors::start();
-        let mut progress = Progress::stoppable(tasks.len(), output);
-        let mut rulings = Vec::new();
-        for task in tasks {
-            match self.rule(task, &sensors, &mut progress) {
-                Err(LabError::Stopped) => break,
-                ruled => rulings.extend(ruled?),
-            }
-            self.save()?;
-            progress.step();
-            if interrupt::stopped() {
-                break;
-            }
-        }
-        self.record.complete = !interrupt::stopped();
-        self.save()?;
-        Ok(rulings)
-    }
-
-    fn save(&self) -> Result<(), LabError> {
-        let saved = self.out.as_deref().map(|path| self.record.save(path));
-        Ok(saved.transpose().map(drop)?)
-    }
-
     fn rule(
-        &mut self,
+        &self,
         task: &Task,
+        record: &mut Record,
         sensors: &Sensors,
         progress: &mut Progress,
     ) -> Result<Vec<Ruling>, LabError> {
-        let protocol = self.record.protocol;
+        let protocol = record.protocol;
         let contest = Contest::prepare(task, &self.arms, protocol.seed, Care::Usual, progress)?;
-        let ours = self.arms[0].name().to_owned();
-        if let Some(ruling) = gate::correctness(task, &ours, &contest)? {
+        let ours = self.arms[0].name();
+        if let Some(ruling) = gate::correctness(task, ours, &contest)? {
             return Ok(vec![ruling]);
         }
         // The plain peer was there to be right, not to be fast, unless it is the only one.
-        let fast = self.arms.get(1).filter(|_| self.demands.max_ratio.is_some());
-        let fast = fast.map(|arm| arm.name().to_owned());
-        let timed: Vec<&str> =
-            [Some(&ours), fast.as_ref()].into_iter().flatten().map(String::as_str).collect();
+        let fast = self.arms.get(1).filter(|_| self.demands.max_ratio.is_some()).map(|arm| arm.name());
+        let timed: Vec<&str> = std::iter::once(ours).chain(fast).collect();
         let measured = contest.only(&timed).run(&protocol, sensors, progress)?;
         // Who stops it gets the turns there were; nothing follows from them.
-        let rulings = if interrupt::stopped() { Vec::new() } else { self.compare(task, &measured, fast)? };
-        self.record.measurements.extend(measured);
+        let stopped = interrupt::stopped();
+        let rulings = if stopped { Vec::new() } else { self.compare(task, &measured, &protocol, fast)? };
+        record.measurements.extend(measured);
         Ok(rulings)
     }
 
@@ -197,12 +163,12 @@ impl Gate {
         &self,
         task: &Task,
         measured: &[Measurement],
-        fast: Option<String>,
+        protocol: &Protocol,
+        fast: Option<&str>,
     ) -> Result<Vec<Ruling>, LabError> {
-        let protocol = &self.record.protocol;
         let mut rulings = Vec::new();
         if let Some(most) = self.demands.max_ratio {
-            let pair = [self.arms[0].name(), fast.as_deref().unwrap_or("a peer")];
+            let pair = [self.arms[0].name(), fast.unwrap_or("a peer")];
             rulings.push(gate::against_peer(task, measured, protocol, pair, Demand::Superior(most))?);
         }
         if let (Some(baseline), Some(now)) = (&self.baseline, measured.first()) {
@@ -211,4 +177,40 @@ impl Gate {
         }
         Ok(rulings)
     }
+
+    fn show(&self, pass: bool, record: &Record, rulings: &[Ruling], output: &Output) -> Result<(), CliError> {
+        let Record { complete, machine, protocol, warnings, .. } = record;
+        let arms: Vec<&str> = self.arms.iter().map(|arm| arm.name()).collect();
+        let json = json!({
+            "pass": pass, "stopped": !complete, "machine": machine, "protocol": protocol, "arms": arms,
+            "rulings": rulings, "warnings": warnings,
+        });
+        output.answer(&json, || {
+            let reasons =
+                rulings.iter().filter_map(|r| Some(bad(format!("{}: {}", r.task, r.reason.as_ref()?))));
+            let result = match rulings.iter().filter(|ruling| !ruling.pass()).count() {
+                _ if !complete => bad("STOPPED; not everything was measured"),
+                0 => good("PASS"),
+                n => bad(format!("FAIL: {n} of {} demands not met", rulings.len())),
+            };
+            let judged = format!("{} against f64, before anything was timed", arms.join(", "));
+            let notes = warnings.iter().map(|warning| ("note", faint(warning)));
+            let facts = [("judged", judged.into())].into_iter().chain(notes).chain([("result", result)]);
+            let heading = ["problem", "against", "demand", "ratio", "95 %", ""];
+            Page::default().headed(&heading, rulings.iter().map(row)).lines(reasons).facts(facts)
+        })
+    }
+}
+
+fn row(ruling: &Ruling) -> Vec<Text> {
+    let demand = ruling.demand.map_or("right".to_owned(), |demand| match demand {
+        Demand::Superior(most) => format!("<= {most}"),
+        Demand::NotInferior(_) => format!("not > {:.3}", demand.bound()),
+    });
+    let (point, interval) = ruling.ratio.map_or((String::new(), String::new()), |ratio| {
+        (format!("{:.3}", ratio.point), format!("{:.3}-{:.3}", ratio.low, ratio.high))
+    });
+    let verdict = if ruling.pass() { good("pass") } else { bad("FAIL") };
+    let words = [ruling.task.clone(), ruling.against.clone(), demand, point, interval];
+    words.into_iter().map(Text::from).chain([verdict]).collect()
 }

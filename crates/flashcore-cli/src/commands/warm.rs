@@ -1,25 +1,25 @@
 //! `flashcore warm`: compiles kernels into the cache before anybody waits for them.
 //!
-//! The path: [`Flags`] → problems → distinct kernels ([`wanted`]) → compiler and cache → [`WarmReport`].
-
-mod usual;
+//! The path: [`Flags`] → problems → distinct kernels ([`wanted`]) → compiler and cache → answer.
 
 use std::time::Instant;
 
 use clap::Args;
-use flashcore::{DType, Problem};
+use flashcore::{DType, Dims, Layout, Mask, Problem, ProblemError};
+use flashcore_core::Spec;
 use flashcore_cuda::{Compiler, Cubin, cache::Cache};
 use flashcore_kernels::{ALLOCATED_ALIGNMENT, KernelConfig, plan};
 use rayon::prelude::*;
 use serde::Serialize;
+use serde_json::json;
 
-use super::inspect::{InspectFailure, machine_code::route};
+use super::inspect::{InspectFailure, kernel::route};
 use crate::{
     error::{CliError, Verdict},
     flags::{AttentionFlags, TensorFlags},
     gpu_flags::{Chosen, GpuFlags},
     interrupt,
-    output::{Output, Page, Report, Text, Tone},
+    output::{Output, Page, Text, bad, faint},
     progress::Progress,
 };
 
@@ -68,21 +68,28 @@ pub fn execute(flags: &Flags, output: &Output) -> Result<Verdict, CliError> {
     let compiler = Compiler { cache: Some(cache.clone()), ..compiler };
     let start = Instant::now();
     let (asked, kernels) = (kernels.len(), compile_all(&kernels, &compiler, &chosen, output));
-    let report = WarmReport {
-        stopped: kernels.len() < asked,
-        asked,
-        gpu: chosen.describe(),
-        folder: cache.path().display().to_string(),
-        seconds: start.elapsed().as_secs_f64(),
-        kernels,
-    };
-    output.show(&report)?;
-    Ok(report.verdict())
+    let (stopped, seconds) = (kernels.len() < asked, start.elapsed().as_secs_f64());
+    let (gpu, folder) = (chosen.describe(), cache.path().display().to_string());
+    let json = json!({
+        "stopped": stopped, "asked": asked, "gpu": gpu, "folder": folder, "seconds": seconds, "kernels": kernels,
+    });
+    let ready = kernels.iter().filter(|kernel| kernel.error.is_none()).count();
+    output.answer(&json, || {
+        let ready = format!("{ready} of {asked} kernels in {seconds:.1} s");
+        let facts = [("gpu", Text::from(gpu)), ("cache", folder.into()), ("ready", ready.into())];
+        let stop = stopped.then(|| ("result", bad("STOPPED; the same command does the rest")));
+        let notes = kernels.iter().flat_map(|kernel| kernel.notes.iter().map(faint));
+        Page::default()
+            .facts(facts.into_iter().chain(stop))
+            .table(kernels.iter().map(Warmed::row))
+            .lines(notes)
+    })?;
+    Ok(if stopped { Verdict::Stopped } else { Verdict::from_bool(ready == kernels.len()) })
 }
 
 fn problems(flags: &Flags) -> Result<Vec<Problem>, CliError> {
     if flags.all {
-        return Ok(usual::problems()?);
+        return Ok(usual_problems()?);
     }
     Ok(vec![flags.attention.problem(flags.dtype, flags.tensors.dims())?])
 }
@@ -126,19 +133,7 @@ fn compile_all(
     warmed
 }
 
-/// Everything `warm` tells.
-#[derive(Serialize, Debug)]
-struct WarmReport {
-    /// Whether the user stopped it before all were compiled.
-    stopped: bool,
-    /// Kernels that were asked for.
-    asked: usize,
-    gpu: String,
-    folder: String,
-    seconds: f64,
-    kernels: Vec<Warmed>,
-}
-
+/// What became of a kernel.
 #[derive(Serialize, Debug)]
 struct Warmed {
     kernel: String,
@@ -156,31 +151,19 @@ impl Warmed {
         let start = Instant::now();
         let built = compile(config, compiler, chosen);
         let (kernel, seconds) = (config.name(), start.elapsed().as_secs_f64());
-        match built {
-            Ok(cubin) => Self {
-                route: Some(route(cubin.route())),
-                seconds,
-                registers: cubin.report().kernel(&kernel).map(|k| k.registers),
-                notes: cubin.notes().to_vec(),
-                error: None,
-                kernel,
-            },
-            Err(error) => Self {
-                kernel,
-                route: None,
-                seconds,
-                registers: None,
-                notes: vec![],
-                error: Some(error.to_string()),
-            },
+        let cubin = built.as_ref().ok();
+        Self {
+            route: cubin.map(|cubin| route(cubin.route())),
+            seconds,
+            registers: cubin.and_then(|cubin| Some(cubin.report().kernel(&kernel)?.registers)),
+            notes: cubin.map_or(Vec::new(), |cubin| cubin.notes().to_vec()),
+            error: built.as_ref().err().map(ToString::to_string),
+            kernel,
         }
     }
 
     fn row(&self) -> Vec<Text> {
-        let how = match (&self.error, self.route) {
-            (Some(error), _) => Text::new(error, Tone::Bad),
-            (None, route) => route.unwrap_or_default().into(),
-        };
+        let how = self.error.as_ref().map_or(self.route.unwrap_or_default().into(), bad);
         vec![self.kernel.as_str().into(), format!("{:.2} s", self.seconds).into(), how]
     }
 }
@@ -190,24 +173,44 @@ fn compile(config: &KernelConfig, compiler: &Compiler, chosen: &Chosen) -> Resul
     Ok(chosen.compile(compiler, config, program.text())?)
 }
 
-impl WarmReport {
-    fn verdict(&self) -> Verdict {
-        let good = self.kernels.iter().all(|kernel| kernel.error.is_none());
-        if self.stopped { Verdict::Stopped } else { Verdict::from_bool(good) }
+/// Features of queries and keys, and of values.
+const HEADS: [(usize, usize); 5] = [(64, 64), (96, 96), (128, 128), (192, 128), (256, 256)];
+/// Batch, heads and rows: enough to fill a GPU, and too few for that.
+const SIZES: [(usize, usize, usize); 2] = [(4, 16, 4096), (1, 8, 512)];
+/// Keys that a window shows before each query.
+const WINDOW: u32 = 1024;
+
+/// Problems whose kernels most programs need: head dims, masks and element types, long and short.
+fn usual_problems() -> Result<Vec<Problem>, ProblemError> {
+    let mut problems = Vec::new();
+    for (qk, v) in HEADS {
+        for (batch, heads, seq) in SIZES {
+            for dtype in [DType::F16, DType::BF16] {
+                for mask in [Mask::NONE, Mask::CAUSAL, Mask::window(WINDOW, 0)] {
+                    let layout = |dim| Layout::bhsd(Dims::new(batch, heads, seq, dim));
+                    problems.push(
+                        Spec { mask, ..Spec::new(dtype, layout(qk)?, layout(qk)?, layout(v)?) }.parse()?,
+                    );
+                }
+            }
+        }
     }
+    Ok(problems)
 }
 
-impl Report for WarmReport {
-    fn page(&self) -> Page {
-        let ready = self.kernels.iter().filter(|kernel| kernel.error.is_none()).count();
-        let ready = format!("{ready} of {} kernels in {:.1} s", self.asked, self.seconds);
-        let notes = self.kernels.iter().flat_map(|kernel| &kernel.notes);
-        let stopped =
-            self.stopped.then(|| ("result", Text::new("STOPPED; the same command does the rest", Tone::Bad)));
-        let facts = [("gpu", self.gpu.as_str()), ("cache", &self.folder), ("ready", &ready)];
-        Page::default()
-            .facts(facts.map(|(name, value)| (name, Text::from(value))).into_iter().chain(stopped))
-            .table(self.kernels.iter().map(Warmed::row))
-            .table(notes.map(|note| vec![Text::new(note, Tone::Faint)]))
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flashcore_kernels::Gpu;
+    use std::collections::HashSet;
+
+    /// Every problem has a kernel on every kind of GPU, and few of them share one.
+    #[test]
+    fn all_of_them_have_kernels() {
+        for gpu in [Gpu::AMPERE, Gpu::CONSUMER, Gpu::HOPPER, Gpu::BLACKWELL] {
+            let plans = usual_problems().unwrap().into_iter().map(|p| *plan(&p, &gpu, 256).unwrap().kernel());
+            let distinct: HashSet<_> = plans.collect();
+            assert!(distinct.len() >= 30, "{} kernels for {gpu:?}", distinct.len());
+        }
     }
 }

@@ -178,16 +178,15 @@ def run_time(request):
     device, call, context = calls[request["arm"]]
     measure = time_gpu if device == "cuda" else time_cpu
     with torch.no_grad(), context():
-        return dict(seconds=measure(call, **{k: request[k] for k in ("samples", "calls", "cold", "replay", "pause")}))
+        return dict(seconds=measure(call, **{k: request[k] for k in ("samples", "calls", "cold", "replay")}))
 
 
-def time_cpu(call, samples, calls, cold, replay, pause):
+def time_cpu(call, samples, calls, cold, replay):
     flush = torch.zeros(FLUSH_BYTES // 2, dtype=torch.uint8) if cold else None
     seconds = []
     for _ in range(samples):
         if cold:
             flush.add_(1)
-        time.sleep(pause)
         start = time.perf_counter()
         for _ in range(calls):
             call()
@@ -195,12 +194,12 @@ def time_cpu(call, samples, calls, cold, replay, pause):
     return seconds
 
 
-def time_gpu(call, samples, calls, cold, replay, pause):
+def time_gpu(call, samples, calls, cold, replay):
     body = replayed(call, calls) if replay else lambda: [call() for _ in range(calls)]
     body()
     torch.cuda.synchronize()
     event = lambda: torch.cuda.Event(enable_timing=True)
-    if not cold and not pause:
+    if not cold:
         marks = [event() for _ in range(samples + 1)]
         marks[0].record()
         for mark in marks[1:]:
@@ -208,14 +207,10 @@ def time_gpu(call, samples, calls, cold, replay, pause):
             mark.record()
         torch.cuda.synchronize()
         return [a.elapsed_time(b) * 1e-3 / calls for a, b in itertools.pairwise(marks)]
-    flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda") if cold else None
+    flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
     pairs = [(event(), event()) for _ in range(samples)]
     for start, end in pairs:
-        if cold:
-            flush.zero_()
-        if pause:
-            torch.cuda.synchronize()
-            time.sleep(pause)
+        flush.zero_()
         start.record()
         body()
         end.record()
@@ -240,11 +235,11 @@ def ceiling(request):
     """Bytes and operations per second that this GPU reaches in a copy and in a large matrix product."""
     a = torch.empty(COPY_BYTES, dtype=torch.uint8, device="cuda")
     b = torch.empty_like(a)
-    copy = median(time_gpu(lambda: b.copy_(a), 20, 2, False, False, 0.0))
+    copy = median(time_gpu(lambda: b.copy_(a), 20, 2, False, False))
     del a, b
     n = 8192
     x, y = (torch.randn(n, n, device="cuda", dtype=DTYPES[request["dtype"]]) for _ in range(2))
-    product = median(time_gpu(lambda: torch.mm(x, y), 100, 4, False, False, 0.0)[50:])
+    product = median(time_gpu(lambda: torch.mm(x, y), 100, 4, False, False)[50:])
     return dict(copy=2 * COPY_BYTES / copy, matrix=2 * n**3 / product)
 
 
