@@ -9,7 +9,7 @@ from pathlib import Path
 
 import flashcore
 import numpy as np
-from flashcore import _attention, _config, _flash_attn, _sdpa
+from flashcore import _attention, _config, _flash_attn, _merge, _sdpa
 from harness import normal, raises
 
 
@@ -57,7 +57,7 @@ def test_config():
 
 
 def test_examples_in_documentation():
-    for module in (flashcore, _attention, _config, _flash_attn, _sdpa):
+    for module in (flashcore, _attention, _config, _flash_attn, _merge, _sdpa):
         failed, tried = doctest.testmod(module)
         assert tried > 0 and failed == 0, f"{failed} of {tried} examples of {module.__name__} fail"
 
@@ -67,7 +67,7 @@ def test_examples_of_the_guide():
     guide = (Path(__file__).parents[2] / "docs/python.md").read_text()
     example = re.search(r"```python\n(.*?)```", guide, re.DOTALL).group(1)
     q = normal(2, 4, 4, 8)  # as many heads as positions: the example uses either order
-    names = {"q": q, "k": q, "v": q, "sinks": [0.5] * 4, "mask": np.arange(4) >= [[0], [1]]}
+    names = {"q": q, "k": q, "v": q, "sinks": [0.5] * 4, "lengths": [4, 2], "mask": np.arange(4) >= [[0], [1]]}
     exec(example, names)
     assert names["out"].shape == q.shape and names["lse"].shape == (2, 4, 4)
 

@@ -122,11 +122,11 @@ impl Layout {
     /// Dimensions are ordered by stride; each must step over everything the smaller ones reach. Exotic interleaved
     /// layouts that this cannot prove disjoint are reported as overlapping.
     pub fn may_overlap(&self) -> bool {
-        let mut outer: Vec<_> =
-            self.dims.array().into_iter().zip(self.strides).filter(|&(extent, _)| extent > 1).collect();
-        outer.sort_by_key(|&(_, stride)| stride);
+        let dims = self.dims.array();
+        let mut outer: [_; 3] = std::array::from_fn(|n| (dims[n], self.strides[n]));
+        outer.sort_unstable_by_key(|&(_, stride)| stride);
         let mut reach = self.dims.dim;
-        for (extent, stride) in outer {
+        for (extent, stride) in outer.into_iter().filter(|&(extent, _)| extent > 1) {
             if stride < reach {
                 return true;
             }

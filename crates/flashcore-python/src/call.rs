@@ -80,6 +80,9 @@ pub(crate) fn stream_of(
     }
 }
 
+/// Tensors of most calls.
+const TENSORS: usize = 5;
+
 /// What keeps the tensors of a call alive beside their Python objects, and the framework of the first.
 #[derive(Default)]
 pub(crate) struct Kept {
@@ -94,7 +97,10 @@ impl Kept {
 
     pub(crate) fn keep<T>(&mut self, imported: Imported<T>) -> T {
         self.exchange = self.exchange.or(imported.exchange);
-        self.owned.extend(imported.owned);
+        if let Some(owned) = imported.owned {
+            self.owned.reserve(TENSORS);
+            self.owned.push(owned);
+        }
         imported.array
     }
 }
