@@ -90,6 +90,17 @@ impl Builder {
         self.load(&[Mod::Global], from.operand(), from.base.scope())
     }
 
+    /// Reads `N` neighbouring values (1, 2 or 4) from global memory into variables. What is read under a condition should
+    /// come this way, into variables that hold something already: a register that only a condition fills counts as used in
+    /// all of a loop around it.
+    #[track_caller]
+    pub fn load_global_into<T: Type, const N: usize>(&mut self, vars: [Reg<T>; N], from: impl Into<Global>) {
+        let from = from.into();
+        vars.into_iter().for_each(|var| self.check_set(var, from.base.scope()));
+        let mods: Vec<_> = std::iter::once(Mod::Global).chain(vector(N)).chain([Mod::Type(T::PTX)]).collect();
+        self.emit(Op::Ld, &mods, [group(vars.map(Reg::operand).into()), from.operand()]);
+    }
+
     /// Writes neighbouring values (1, 2 or 4) to global memory.
     #[track_caller]
     pub fn store_global<T: Type>(&mut self, to: impl Into<Global>, values: &[Val<T>]) {

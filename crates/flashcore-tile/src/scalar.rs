@@ -103,7 +103,7 @@ impl Builder {
 
     /// Refuses to give a variable a value, or in a place, less uniform than those who read it believe.
     #[track_caller]
-    fn check_set<T>(&mut self, var: Reg<T>, value: Scope) {
+    pub(crate) fn check_set<T>(&mut self, var: Reg<T>, value: Scope) {
         if value.min(self.converged) < var.scope() {
             let (var, here) = (var.scope(), self.converged);
             self.fault(FaultKind::Variable { var, value, here });

@@ -70,10 +70,7 @@ impl Ended {
 pub(crate) fn old_lse(b: &mut Builder, at: Rows<U64>, there: [Pred; ROWS_PER_THREAD]) -> Rows<F32> {
     std::array::from_fn(|row| {
         let lse = b.var_in::<F32>(Scope::Lane, f32::NEG_INFINITY);
-        b.predicated(there[row], |b| {
-            let [old] = b.load_global::<F32, 1>(at[row]);
-            b.set(lse, old);
-        });
+        b.predicated(there[row], |b| b.load_global_into([lse], at[row]));
         lse
     })
 }
@@ -113,10 +110,6 @@ impl WideRows {
         let kept = ended.kept.map(|kept| kept.map(|kept| (kept, b.let_(kept.ne(0.0)))));
         for (batch, vectors) in vectors.chunks(BATCH).enumerate() {
             let first = (batch * BATCH) as u32;
-            if batch > 0 && kept.is_some() {
-                // The assembler knows that batches do not overlap, and would read all before it writes any.
-                b.sync_warp();
-            }
             let who: Vec<_> = (first..)
                 .zip(vectors)
                 .map(|(n, _)| match exists(b, n) {
@@ -133,7 +126,7 @@ impl WideRows {
                     }
                     let Some((kept, alive)) = kept.map(|kept| kept[row]) else { continue };
                     let reads = b.let_(who[row] & alive);
-                    b.predicated(reads, |b| self.add_old(b, row, n, pair, kept));
+                    self.add_old(b, (reads, kept), row, n, pair);
                 }
             }
             for ((n, vector), who) in (first..).zip(vectors).zip(&who) {
@@ -145,13 +138,25 @@ impl WideRows {
         }
     }
 
-    /// Adds what is kept of the old values of a pair.
-    fn add_old(&self, b: &mut Builder, row: usize, n: u32, pair: [Reg<F32>; 2], kept: Reg<F32>) {
-        let at = self.place(row, n);
-        let old = match self.pairs {
-            true => b.load_global::<F32, 2>(at),
-            false => [0, BYTES as i32].map(|skip| b.load_global::<F32, 1>(at.at(skip))[0]),
-        };
+    /// Adds what is kept of the old values of a pair, in the threads for which `reads` holds.
+    fn add_old(
+        &self,
+        b: &mut Builder,
+        (reads, kept): (Pred, Reg<F32>),
+        row: usize,
+        n: u32,
+        pair: [Reg<F32>; 2],
+    ) {
+        let (at, old) = (self.place(row, n), [(); 2].map(|()| b.var_in::<F32>(Scope::Lane, 0.0)));
+        b.predicated(reads, |b| {
+            if self.pairs {
+                b.load_global_into(old, at);
+            } else {
+                old.into_iter()
+                    .zip([0, BYTES as i32])
+                    .for_each(|(old, skip)| b.load_global_into([old], at.at(skip)));
+            }
+        });
         pair.into_iter().zip(old).for_each(|(value, old)| b.fma_into(value, old, kept, value));
     }
 
