@@ -9,12 +9,12 @@ use clap::{
 use flashcore::DType;
 use flashcore_lab::{
     LabError,
-    arm::roster::Ours,
     comparison::{self, Comparison},
+    competitor::roster::Ours,
+    judge::Care,
     memory,
     protocol::{Mode, Protocol},
     record::Record,
-    referee::Care,
     sensors::Sensors,
     suites::Suite,
     task::Task,

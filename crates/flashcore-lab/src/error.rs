@@ -41,17 +41,17 @@ pub enum LabError {
     #[error(transparent)]
     Memory(#[from] MemoryError),
     /// A competitor does not take the problem.
-    #[error("{arm} does not support {what}; omit it or change the problem")]
-    Unsupported { arm: String, what: String },
+    #[error("{competitor} does not support {what}; omit it or change the problem")]
+    Unsupported { competitor: String, what: String },
     /// A competitor is not there.
-    #[error("{arm} cannot be used here: {reason}")]
-    Unavailable { arm: String, reason: String },
+    #[error("{competitor} cannot be used here: {reason}")]
+    Unavailable { competitor: String, reason: String },
     /// A competitor broke down.
-    #[error("{arm} failed: {reason}")]
-    Failed { arm: String, reason: String },
+    #[error("{competitor} failed: {reason}")]
+    Failed { competitor: String, reason: String },
     /// What is compared with is wrong itself.
-    #[error("{arm} is wrong on {task}: {reason}; nothing can be concluded from a comparison with it")]
-    Oracle { arm: String, task: String, reason: String },
+    #[error("{competitor} is wrong on {task}: {reason}; nothing can be concluded from a comparison with it")]
+    Oracle { competitor: String, task: String, reason: String },
     /// A baseline does not fit what is measured.
     #[error("the baseline does not fit: {0}")]
     Baseline(String),

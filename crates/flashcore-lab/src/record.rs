@@ -15,9 +15,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     ceiling::Ceiling,
+    judge::Finding,
     machine::{self, Machine},
     protocol::Protocol,
-    referee::Finding,
     save,
     sensors::Noise,
     stats::Summary,
@@ -59,7 +59,8 @@ pub struct Record {
 #[serde(deny_unknown_fields)]
 pub struct Measurement {
     pub task: TaskSpec,
-    pub arm: String,
+    #[serde(rename = "arm")]
+    pub competitor: String,
     /// Where it computes: `cpu` or `gpu`.
     pub place: String,
     pub kernel: Option<String>,
@@ -78,7 +79,8 @@ pub struct Stretch {
     pub calls: u32,
     /// Whether it is the extra turn at the end, which does not count towards the figures.
     pub again: bool,
-    pub weather: Option<Noise>,
+    #[serde(rename = "weather")]
+    pub noise: Option<Noise>,
 }
 
 impl Measurement {
@@ -117,9 +119,9 @@ impl Record {
         }
     }
 
-    /// The measurement of `arm` on `task`.
-    pub fn find(&self, task: &TaskSpec, arm: &str) -> Option<&Measurement> {
-        self.measurements.iter().find(|m| m.task == *task && m.arm == arm)
+    /// The measurement of `competitor` on `task`.
+    pub fn find(&self, task: &TaskSpec, competitor: &str) -> Option<&Measurement> {
+        self.measurements.iter().find(|m| m.task == *task && m.competitor == competitor)
     }
 
     /// The ceiling that applies to a measurement.
@@ -177,7 +179,8 @@ impl Measurement {
     fn check(&self) -> Result<(), Fault> {
         Task::parse(self.task.clone()).map_err(|e| Fault::Value { what: e.to_string() })?;
         let wrong = self.finding.as_ref().and_then(|finding| finding.wrong.as_ref());
-        let texts = [Some(&self.arm), Some(&self.place), self.kernel.as_ref(), self.refused.as_ref(), wrong];
+        let texts =
+            [Some(&self.competitor), Some(&self.place), self.kernel.as_ref(), self.refused.as_ref(), wrong];
         texts.into_iter().flatten().map(String::as_str).try_for_each(check_text)?;
         let times = self.stretches.iter().flat_map(|stretch| stretch.seconds.iter().copied());
         check_numbers(times, LONGEST_TIME, "a time")

@@ -13,7 +13,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use crate::arm::Place;
+use crate::competitor::Place;
 
 /// What the sensors said during a burst.
 #[derive(Clone, Copy, PartialEq, Serialize, Deserialize, Debug)]

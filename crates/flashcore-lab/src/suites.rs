@@ -9,8 +9,8 @@ use flashcore_core::{DType, Mask};
 
 use crate::{
     comparison::{self, Comparison},
+    judge::Care,
     protocol::{Mode, Protocol},
-    referee::Care,
     task::{Task, TaskError},
 };
 

@@ -13,17 +13,17 @@ fn task(seq: usize) -> Task {
     Task::square(DType::F16, [1, 2, seq, 32], Mask::NONE).unwrap()
 }
 
-/// A record in which arms took these times on these tasks.
+/// A record in which competitors took these times on these tasks.
 fn record(times: &[(&Task, &str, f64)]) -> Record {
     let protocol = Protocol::new(Mode::Interleaved, 0.1);
-    let measured = |&(task, arm, seconds): &(&Task, &str, f64)| Measurement {
+    let measured = |&(task, competitor, seconds): &(&Task, &str, f64)| Measurement {
         task: task.spec().clone(),
-        arm: arm.to_owned(),
+        competitor: competitor.to_owned(),
         place: "gpu".to_owned(),
         kernel: None,
         finding: None,
         refused: None,
-        stretches: vec![Stretch { seconds: vec![seconds; 40], calls: 1, again: false, weather: None }],
+        stretches: vec![Stretch { seconds: vec![seconds; 40], calls: 1, again: false, noise: None }],
     };
     let measurements = times.iter().map(measured).collect();
     Record { measurements, complete: true, ..Record::new(protocol, None) }

@@ -13,10 +13,10 @@ use serde_json::{Value, json};
 fn record() -> Record {
     let protocol = Protocol::new(Mode::Sustained, 0.5);
     let task = Task::square(DType::F16, [1, 2, 64, 64], Mask::CAUSAL).unwrap();
-    let stretch = Stretch { seconds: vec![1e-3, 2e-3, 1.5e-3], calls: 1, again: false, weather: None };
+    let stretch = Stretch { seconds: vec![1e-3, 2e-3, 1.5e-3], calls: 1, again: false, noise: None };
     let measurement = Measurement {
         task: task.spec().clone(),
-        arm: "cpu".to_owned(),
+        competitor: "cpu".to_owned(),
         place: "cpu".to_owned(),
         kernel: Some("prefill".to_owned()),
         finding: None,

@@ -38,12 +38,12 @@ fn record(seconds: f64, seed: u64) -> Record {
     let mut record = Record::new(Protocol::new(Mode::Sustained, 0.1), None);
     record.measurements.push(Measurement {
         task: task.spec().clone(),
-        arm: "cpu".to_owned(),
+        competitor: "cpu".to_owned(),
         place: "cpu".to_owned(),
         kernel: None,
         finding: None,
         refused: None,
-        stretches: vec![Stretch { seconds: times, calls: 1, again: false, weather: None }],
+        stretches: vec![Stretch { seconds: times, calls: 1, again: false, noise: None }],
     });
     record
 }
@@ -85,7 +85,7 @@ fn what_changed_is_named() {
     differs(|run| drop(run.bundle.manifest.kernels.insert("more".to_owned(), "0".to_owned())), "was missing");
     differs(|run| run.verify["backends"][0]["groups"][0]["failed"] = 1.into(), "is 5 passed and 1 failed");
     differs(|run| run.record = record(1.2e-3, 3), "times the time of the baseline");
-    differs(|run| run.record.measurements[0].arm = "abacus".to_owned(), "abacus");
+    differs(|run| run.record.measurements[0].competitor = "abacus".to_owned(), "abacus");
     assert!(compared(|run| run.record = record(0.8e-3, 3)).pass(), "faster is no fault");
     assert!(compared(|run| run.record = record(1.2e-3, 3)).is_slower());
 }

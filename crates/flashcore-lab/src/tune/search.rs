@@ -127,7 +127,7 @@ impl<'a> Search<'a> {
         let (begin, known, planned) = (Instant::now(), self.log.known(), self.runner.setting().planned);
         self.try_all(&[planned])?;
         if let Some(Outcome::Rejected(reason)) = self.log.outcome(&planned) {
-            return Err(LabError::Failed { arm: "the rules' choice".to_owned(), reason });
+            return Err(LabError::Failed { competitor: "the rules' choice".to_owned(), reason });
         }
         let complete = self.explore(begin)?;
         let winner = self.finals()?;

@@ -75,7 +75,7 @@ impl Steps {
         let Some(exit_code @ (0 | 1)) = ended.status.code() else {
             let answer: Value = serde_json::from_slice(&ended.stdout).unwrap_or_default();
             let reason = answer["error"].as_str().unwrap_or("it ended without an answer").to_owned();
-            return Err(LabError::Failed { arm: format!("flashcore {name}"), reason }.into());
+            return Err(LabError::Failed { competitor: format!("flashcore {name}"), reason }.into());
         };
         self.done.push(Step { name, exit_code, seconds: begin.elapsed().as_secs_f64() });
         self.progress.step();

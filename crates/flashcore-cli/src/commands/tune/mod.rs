@@ -10,7 +10,7 @@ use std::{path::PathBuf, time::Duration};
 use clap::{Args, builder::PossibleValuesParser};
 use flashcore_lab::{
     LabError,
-    arm::roster::Ours,
+    competitor::roster::Ours,
     machine::Machine,
     memory, signature,
     simulator::Simulator,
