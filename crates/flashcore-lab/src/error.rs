@@ -5,8 +5,7 @@ use std::{io, path::PathBuf};
 use flashcore_core::{BackendError, DType, ProblemError};
 
 use crate::{
-    memory::MemoryError, record::RecordError, report::ReportError, repro::BundleError, task::TaskError,
-    tune::TuneError,
+    memory::MemoryError, record::RecordError, report::ReportError, task::TaskError, tune::TuneError,
 };
 
 /// Why something could not be measured.
@@ -31,9 +30,9 @@ pub enum LabError {
     /// A search could not begin, resume or be kept.
     #[error(transparent)]
     Tune(#[from] TuneError),
-    /// A bundle is not one.
-    #[error(transparent)]
-    Bundle(#[from] BundleError),
+    /// A file is not a bundle of `repro`.
+    #[error("{path}: {reason}", path = path.display())]
+    Bundle { path: PathBuf, reason: String },
     /// The element type is not known here.
     #[error("tensors of type {dtype} cannot be measured; use f16, bf16 or f32")]
     DType { dtype: DType },

@@ -160,7 +160,7 @@ impl Record {
         Ok(record)
     }
 
-    fn check(&self) -> Result<(), Fault> {
+    pub(crate) fn check(&self) -> Result<(), Fault> {
         let machine = &self.machine;
         let texts = [Some(&self.created), Some(&self.flashcore), Some(&machine.system), Some(&machine.cpu)];
         let optional =
