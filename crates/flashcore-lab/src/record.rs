@@ -211,7 +211,6 @@ fn check_numbers(numbers: impl IntoIterator<Item = f64>, most: f64, what: &str) 
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RecordError {
-    /// The operating system refused.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {
         action: &'static str,
@@ -219,7 +218,6 @@ pub enum RecordError {
         #[source]
         source: std::io::Error,
     },
-    /// It is not a result file.
     #[error("{}: {fault}", path.display())]
     Content {
         path: PathBuf,
@@ -232,21 +230,16 @@ pub enum RecordError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Fault {
-    /// Too large.
     #[error("larger than {} MiB, which no result is", MOST_BYTES >> 20)]
     Size,
-    /// Another kind of file.
     #[error("not a result of `flashcore bench`")]
     Schema,
-    /// Another version.
     #[error(
         "version {got} of the format; this program reads version {VERSION}: measure again or use a matching one"
     )]
     Version { got: u32 },
-    /// Not the expected JSON.
     #[error("damaged or not a result file ({0})")]
     Json(#[from] serde_json::Error),
-    /// A value that cannot be.
     #[error("damaged: {what}")]
     Value { what: String },
 }

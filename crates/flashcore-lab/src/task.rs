@@ -37,10 +37,8 @@ pub struct TaskSpec {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TaskError {
-    /// The element type is unknown.
     #[error("{0}")]
     DType(String),
-    /// The rest is inconsistent.
     #[error(transparent)]
     Problem(#[from] ProblemError),
     /// Tasks have dense tensors, no lengths, and only sinks of [`normal_sinks`].

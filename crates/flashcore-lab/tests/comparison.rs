@@ -64,9 +64,9 @@ fn what_is_compared_is_measured_once_and_side_by_side() {
     let lengths: Vec<_> =
         tasks(&[pair(65, 128), pair(96, 128), pair(129, 256)]).iter().map(|t| t.spec().q[2]).collect();
     assert_eq!(lengths, [128, 65, 96, 256, 129]);
-    for suite in [Suite::Options, Suite::Sweep] {
+    for suite in [Suite::OPTIONS, Suite::SWEEP] {
         let (all, needed) = (suite.comparisons(DType::F16).unwrap(), suite.tasks(DType::F16).unwrap());
-        assert!(suite.compares() && all.iter().all(|one| needed.contains(&one.task)), "{}", suite.name());
+        assert!(suite.compares() && all.iter().all(|one| needed.contains(&one.task)), "{}", suite.name);
     }
 }
 

@@ -112,8 +112,8 @@ fn runs_of_the_same_problems_make_a_history() {
 fn suites_are_known_by_their_problems() {
     let all = |suite: Suite| suite.tasks(DType::F16).unwrap();
     for (tasks, wanted) in [
-        (all(Suite::Forward), "forward, f16"),
-        (all(Suite::Small)[..2].to_vec(), "part of small, f16"),
+        (all(Suite::FORWARD), "forward, f16"),
+        (all(Suite::SMALL)[..2].to_vec(), "part of small, f16"),
         (tasks(), "3 problems, f16"),
     ] {
         let measured = tasks.iter().map(|task| measurement(task, "cpu", &[1e-3; 4])).collect();

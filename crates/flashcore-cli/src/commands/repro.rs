@@ -75,7 +75,7 @@ pub struct Settings {
     #[arg(long, value_name = "TEXT")]
     checks: Option<String>,
     /// The problems that are measured [default: cpu, or small where there is a GPU]
-    #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(Suite::ALL.map(Suite::name)))]
+    #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(Suite::ALL.map(|suite| suite.name)))]
     suite: Option<String>,
     /// Only problems whose name contains this
     #[arg(long, value_name = "TEXT")]
@@ -113,7 +113,7 @@ pub fn execute(flags: Flags, output: &Output) -> Result<Verdict, CliError> {
 fn make(settings: Settings, folder: &Path, output: &Output) -> Result<Verdict, CliError> {
     // Whether there is anything to measure, and a place to keep it, before anything is verified.
     if let Some(suite) = settings.suite() {
-        suite_tasks(suite, suite.usual_dtype(), settings.filter.as_deref().unwrap_or_default())?;
+        suite_tasks(suite, suite.dtype, settings.filter.as_deref().unwrap_or_default())?;
     }
     repro::check_folder(folder)?;
     let mut steps = Steps::new(output);
@@ -157,13 +157,13 @@ impl Settings {
     /// With the suite that is usual here where none was named.
     fn resolved(mut self) -> Self {
         let on_gpu = self.backend != "cpu" && Driver::get().is_ok_and(|driver| driver.device(0).is_ok());
-        let usual = if on_gpu { Suite::Small } else { Suite::Cpu };
-        self.suite.get_or_insert_with(|| usual.name().to_owned());
+        let usual = if on_gpu { Suite::SMALL } else { Suite::CPU };
+        self.suite.get_or_insert_with(|| usual.name.to_owned());
         self
     }
 
     fn suite(&self) -> Option<Suite> {
-        Suite::ALL.into_iter().find(|suite| self.suite.as_deref() == Some(suite.name()))
+        self.suite.as_deref().and_then(Suite::named)
     }
 
     /// Those of a bundle, if they could have been given on the command line.
@@ -182,11 +182,9 @@ impl Settings {
 /// One of our commands that was run.
 #[derive(Serialize, Debug)]
 struct Step {
-    /// The command.
     name: &'static str,
     /// Its exit code: 0 or 1.
     exit_code: i32,
-    /// How long it took.
     seconds: f64,
 }
 

@@ -20,9 +20,7 @@ use crate::{
 /// Where a competitor computes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Place {
-    /// On the CPU.
     Cpu,
-    /// On a GPU.
     Gpu,
 }
 

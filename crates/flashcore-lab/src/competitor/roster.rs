@@ -31,9 +31,7 @@ const NAIVE: &str = "naive";
 /// Which of our backends competes.
 #[derive(Clone)]
 pub enum Ours {
-    /// The CPU.
     Cpu(Cpu),
-    /// A GPU.
     Cuda(Arc<Cuda>),
 }
 

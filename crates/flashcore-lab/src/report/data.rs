@@ -137,8 +137,8 @@ impl Run {
             self.problems.iter().all(|p| tasks.contains(&p.task))
         };
         match Suite::ALL.iter().filter(holds).max_by_key(|s| tasks(s).len() == self.problems.len()) {
-            Some(suite) if tasks(suite).len() == self.problems.len() => suite.name().to_owned(),
-            Some(suite) => format!("part of {}", suite.name()),
+            Some(suite) if tasks(suite).len() == self.problems.len() => suite.name.to_owned(),
+            Some(suite) => format!("part of {}", suite.name),
             None => words::count(self.problems.len(), "problem"),
         }
     }
@@ -318,7 +318,7 @@ mod tests {
 
     #[test]
     fn the_forward_suite_is_six_curves() {
-        let problems = problems(Suite::Forward.tasks(DType::BF16).unwrap());
+        let problems = problems(Suite::FORWARD.tasks(DType::BF16).unwrap());
         let (curves, rest) = curves(&problems);
         let titles: Vec<_> = curves.iter().map(|curve| curve.title.as_str()).collect();
         let wanted = ["D = 64, full", "D = 128, full", "D = 256, full", "D = 64, causal", "D = 128, causal"];
@@ -329,7 +329,7 @@ mod tests {
 
     #[test]
     fn mixed_problems_are_rows_in_their_order() {
-        for suite in [Suite::Small, Suite::Cpu] {
+        for suite in [Suite::SMALL, Suite::CPU] {
             let problems = problems(suite.tasks(DType::F16).unwrap());
             let (curves, rest) = curves(&problems);
             assert!(curves.is_empty() && rest.iter().zip(&problems).all(|(row, p)| std::ptr::eq(*row, p)));

@@ -20,7 +20,6 @@ use flashcore_ptx::module::Module;
 /// A kernel with one fault.
 #[derive(Clone, Debug)]
 pub struct Mutant {
-    /// Which fault.
     pub fault: &'static str,
     /// The statement that was changed, by its index in the body before the change, and its text.
     pub site: (usize, String),
@@ -31,7 +30,6 @@ pub struct Mutant {
 /// A kind of fault.
 #[derive(Clone, Copy, Debug)]
 pub struct Fault {
-    /// Its name.
     pub name: &'static str,
     /// Makes it wherever the first kernel of a module allows it.
     apply: fn(&Module) -> Vec<Change>,

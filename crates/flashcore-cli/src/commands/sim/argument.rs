@@ -9,14 +9,17 @@ use crate::files::ElementType;
 /// One argument, as it was given.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Argument {
-    /// A number.
     Number(Param),
     /// An array that the kernel reads.
     In(PathBuf),
     /// An array that the kernel reads and writes; its file is replaced.
     InOut(PathBuf),
     /// An array that the kernel writes.
-    Out { path: PathBuf, element: ElementType, shape: Vec<usize> },
+    Out {
+        path: PathBuf,
+        element: ElementType,
+        shape: Vec<usize>,
+    },
 }
 
 const FORMS: &str =
