@@ -115,15 +115,7 @@ impl Entry {
         workload: &Rc<Workload>,
         judge: &Judge,
     ) -> Result<Self, LabError> {
-        let mut measurement = Measurement {
-            task: workload.task().spec().clone(),
-            competitor: competitor.name().to_owned(),
-            place: competitor.place().name().to_owned(),
-            kernel: None,
-            finding: None,
-            refused: None,
-            stretches: Vec::new(),
-        };
+        let mut measurement = Measurement::new(workload.task(), competitor.name(), competitor.place());
         let mut ready = match competitor.prepare(workload) {
             Ok(ready) => ready,
             Err(error) if error.is_refusal() => {

@@ -27,6 +27,7 @@ pub mod figures;
 pub mod gate;
 pub mod judge;
 pub mod latency;
+mod lines;
 pub mod machine;
 pub mod memory;
 pub mod profile;

@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     ceiling::Ceiling,
+    competitor::Place,
     judge::Finding,
     machine::{self, Machine},
     protocol::Protocol,
@@ -84,6 +85,12 @@ pub struct Stretch {
 }
 
 impl Measurement {
+    /// Of a competitor that has not computed yet.
+    pub fn new(task: &Task, competitor: &str, place: Place) -> Self {
+        let (task, competitor, place) = (task.spec().clone(), competitor.to_owned(), place.name().to_owned());
+        Self { task, competitor, place, kernel: None, finding: None, refused: None, stretches: Vec::new() }
+    }
+
     /// The turns that count.
     fn turns(&self) -> Vec<&[f64]> {
         self.stretches.iter().filter(|s| !s.again).map(|s| &s.seconds[..]).collect()

@@ -3,6 +3,7 @@
 use flashcore_core::{DType, Mask};
 use flashcore_lab::{
     comparison::{Comparison, tasks},
+    competitor::Place,
     protocol::{Mode, Protocol},
     record::{Measurement, Record, Stretch},
     suites::Suite,
@@ -17,13 +18,8 @@ fn task(seq: usize) -> Task {
 fn record(times: &[(&Task, &str, f64)]) -> Record {
     let protocol = Protocol::new(Mode::Interleaved, 0.1);
     let measured = |&(task, competitor, seconds): &(&Task, &str, f64)| Measurement {
-        task: task.spec().clone(),
-        competitor: competitor.to_owned(),
-        place: "gpu".to_owned(),
-        kernel: None,
-        finding: None,
-        refused: None,
         stretches: vec![Stretch { seconds: vec![seconds; 40], calls: 1, again: false, noise: None }],
+        ..Measurement::new(task, competitor, Place::Gpu)
     };
     let measurements = times.iter().map(measured).collect();
     Record { measurements, complete: true, ..Record::new(protocol, None) }

@@ -3,6 +3,7 @@
 use flashcore_core::{DType, Mask};
 use flashcore_lab::{
     ceiling::Ceiling,
+    competitor::Place,
     judge::Finding,
     protocol::{Mode, Protocol},
     record::{Measurement, Record, Stretch},
@@ -19,13 +20,10 @@ use proptest::prelude::*;
 fn measurement(task: &Task, competitor: &str, times: &[f64]) -> Measurement {
     let stretch = |times: &[f64]| Stretch { seconds: times.to_vec(), calls: 1, again: false, noise: None };
     Measurement {
-        task: task.spec().clone(),
-        competitor: competitor.to_owned(),
-        place: "cpu".to_owned(),
         kernel: Some(format!("{competitor}-kernel")),
         finding: Some(Finding { max_error: 1e-4, tolerance: 1e-3, rows: 64, wrong: None }),
-        refused: None,
         stretches: if times.is_empty() { Vec::new() } else { vec![stretch(times)] },
+        ..Measurement::new(task, competitor, Place::Cpu)
     }
 }
 

@@ -4,6 +4,7 @@ use std::sync::LazyLock;
 
 use flashcore_core::{DType, Mask};
 use flashcore_lab::{
+    competitor::Place,
     protocol::{Mode, Protocol},
     record::{Measurement, Record, Stretch},
     repro::{Bundle, Comparison, Manifest, compare},
@@ -25,13 +26,8 @@ fn record(seconds: f64, seed: u64) -> Record {
     let task = Task::square(DType::F32, [1, 2, 64, 64], Mask::NONE).unwrap();
     let mut record = Record::new(Protocol::new(Mode::Sustained, 0.1), None);
     record.measurements.push(Measurement {
-        task: task.spec().clone(),
-        competitor: "cpu".to_owned(),
-        place: "cpu".to_owned(),
-        kernel: None,
-        finding: None,
-        refused: None,
         stretches: vec![Stretch { seconds: times, calls: 1, again: false, noise: None }],
+        ..Measurement::new(&task, "cpu", Place::Cpu)
     });
     record
 }

@@ -7,11 +7,10 @@ use std::{
     cell::RefCell,
     ffi::OsString,
     fs,
-    io::{BufRead, BufReader, Read, Write},
-    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
+    io::Write,
+    process::{Command, Stdio},
     rc::Rc,
-    sync::mpsc::{Receiver, RecvTimeoutError, channel},
-    thread,
+    sync::mpsc::RecvTimeoutError,
     time::Duration,
 };
 
@@ -22,14 +21,13 @@ use super::{Competitor, Place, Ready};
 use crate::{
     burst::{Conditions, Run},
     error::LabError,
+    lines::Lines,
     workload::{Outputs, Workload},
 };
 
 const SCRIPT: &str = include_str!("peer.py");
 /// The variable that names another Python.
 const PYTHON: &str = "FLASHCORE_PYTHON";
-/// Longest answer: a thousand samples have about 25 KiB.
-const LONGEST: u64 = 16 << 20;
 /// How long an answer may take: the first call of a compiled competitor takes minutes.
 const PATIENCE: Duration = Duration::from_secs(600);
 
@@ -45,9 +43,7 @@ struct Hello {
 
 /// A running process.
 struct Peer {
-    child: Child,
-    requests: Option<ChildStdin>,
-    answers: Receiver<String>,
+    process: Lines<String>,
     hello: Hello,
 }
 
@@ -62,14 +58,13 @@ impl Peer {
     fn start_with(program: OsString, args: &[&str]) -> Result<Self, LabError> {
         let unavailable = |reason| LabError::Unavailable { competitor: "torch".to_owned(), reason };
         let mut command = Command::new(&program);
-        command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
-        let mut child = command.spawn().map_err(|e| {
-            let program = program.to_string_lossy();
-            unavailable(format!("{program} does not start ({e}); set {PYTHON} to a Python with torch"))
-        })?;
-        let (requests, stdout) = (child.stdin.take(), child.stdout.take());
-        let answers = listen(stdout.ok_or_else(|| unavailable("it has no output".to_owned()))?);
-        let mut peer = Self { child, requests, answers, hello: Hello::default() };
+        command.args(args);
+        let process =
+            Lines::start(&mut command, Stdio::piped(), |line| Some(line.to_owned())).map_err(|e| {
+                let program = program.to_string_lossy();
+                unavailable(format!("{program} does not start ({e}); set {PYTHON} to a Python with torch"))
+            })?;
+        let mut peer = Self { process, hello: Hello::default() };
         peer.hello = peer.ask("torch", &json!({ "op": "hello" }))?;
         Ok(peer)
     }
@@ -77,11 +72,11 @@ impl Peer {
     /// Sends a request on behalf of `competitor` and waits for the answer.
     fn ask<T: DeserializeOwned>(&mut self, competitor: &str, request: &Value) -> Result<T, LabError> {
         let failed = |reason: String| LabError::Failed { competitor: competitor.to_owned(), reason };
-        let pipe = self.requests.as_mut().ok_or_else(|| failed("its process is gone".to_owned()))?;
+        let pipe = self.process.stdin.as_mut().ok_or_else(|| failed("its process is gone".to_owned()))?;
         let sent = writeln!(pipe, "{request}").and_then(|()| pipe.flush());
         sent.map_err(|e| failed(format!("its process died ({e})")))?;
-        let line = self.answers.recv_timeout(PATIENCE).map_err(|problem| {
-            self.end();
+        let line = self.process.lines.recv_timeout(PATIENCE).map_err(|problem| {
+            self.process.end();
             failed(match problem {
                 RecvTimeoutError::Timeout => format!("no answer within {} s", PATIENCE.as_secs()),
                 RecvTimeoutError::Disconnected => "its process died".to_owned(),
@@ -89,35 +84,6 @@ impl Peer {
         })?;
         read_answer(competitor, &line)
     }
-
-    fn end(&mut self) {
-        self.requests = None;
-        // Already gone is as good as ended.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-impl Drop for Peer {
-    fn drop(&mut self) {
-        self.end();
-    }
-}
-
-/// Reads lines in a thread of its own, so that waiting for one can end.
-fn listen(stdout: ChildStdout) -> Receiver<String> {
-    let (sender, receiver) = channel();
-    thread::spawn(move || {
-        let mut reader = BufReader::new(stdout);
-        loop {
-            let mut line = String::new();
-            let read = reader.by_ref().take(LONGEST).read_line(&mut line);
-            if !matches!(read, Ok(n) if n > 0) || sender.send(line).is_err() {
-                return;
-            }
-        }
-    });
-    receiver
 }
 
 fn read_answer<T: DeserializeOwned>(competitor: &str, line: &str) -> Result<T, LabError> {

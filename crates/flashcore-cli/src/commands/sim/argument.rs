@@ -9,17 +9,14 @@ use crate::files::ElementType;
 /// One argument, as it was given.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Argument {
+    /// A number.
     Number(Param),
     /// An array that the kernel reads.
     In(PathBuf),
     /// An array that the kernel reads and writes; its file is replaced.
     InOut(PathBuf),
     /// An array that the kernel writes.
-    Out {
-        path: PathBuf,
-        element: ElementType,
-        shape: Vec<usize>,
-    },
+    Out { path: PathBuf, element: ElementType, shape: Vec<usize> },
 }
 
 const FORMS: &str =
@@ -87,7 +84,7 @@ mod tests {
         assert_eq!(good("f32:0.5"), Argument::Number(Param::F32(0.5)));
         assert_eq!(good("f64:1"), Argument::Number(Param::U64(1f64.to_bits())));
         assert_eq!(good("in:a:b.npy"), Argument::In("a:b.npy".into()));
-        let (path, element, shape) = ("a:b.npy".into(), ElementType::S32, vec![2, 3]);
+        let (path, element, shape) = ("a:b.npy".into(), "s32".parse().unwrap(), vec![2, 3]);
         assert_eq!(good("out:a:b.npy:s32:2x3"), Argument::Out { path, element, shape });
     }
 
