@@ -74,7 +74,7 @@ fn what_cannot_be_searched_or_kept_is_refused() {
         expect(&place.run(&format!("{SEARCH} --candidates 2 {more}")), 2, words);
     }
     expect(&place.run("tune --backend cpu"), 2, "--backend sim");
-    expect(&place.run("tune --backend cpu --gpu sm_80"), 2, "--gpu is a matter of the simulator");
+    expect(&place.run("tune --backend cpu --gpu sm_80"), 2, "--gpu is for the simulator");
     expect(&place.run("tune --backend sim --shape 8x16x8192x128"), 2, "make the shape smaller");
     expect(&place.run("tune --backend sim --shape 1x8x0x64"), 2, "1x8x0x64 f16 has no rows or no keys");
     assert_eq!((place.names().len(), place.read("mine.log")), (2, b"notes".to_vec()), "all is as it was");
