@@ -13,7 +13,7 @@ use flashcore::{Backend, BackendError, BackendKind, DType, Dims, Layout, Mask, P
 use flashcore_core::{Spec, Values};
 use flashcore_cpu::Cpu;
 use flashcore_kernels::tuned::Table;
-use flashcore_lab::{arm::roster::Ours, task::normal_sinks};
+use flashcore_lab::{competitor::roster::Ours, task::normal_sinks};
 
 use crate::{
     error::CliError,

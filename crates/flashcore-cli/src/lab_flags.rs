@@ -9,12 +9,12 @@ use clap::{
 use flashcore::DType;
 use flashcore_lab::{
     LabError,
-    arm::roster::Ours,
     comparison::{self, Comparison},
+    competitor::roster::Ours,
+    judge::Care,
     memory,
     protocol::{Mode, Protocol},
     record::Record,
-    referee::Care,
     sensors::Sensors,
     suites::Suite,
     task::Task,
@@ -66,7 +66,7 @@ impl TaskFlags {
     }
 
     fn suite_dtype(&self, suite: Suite) -> DType {
-        self.dtype.unwrap_or(suite.usual_dtype())
+        self.dtype.unwrap_or(suite.dtype)
     }
 
     /// Whether it is a suite of comparisons.
@@ -81,12 +81,12 @@ impl TaskFlags {
 
     /// How much of each problem is judged.
     pub fn care(&self) -> Care {
-        self.suite.map_or(Care::Usual, Suite::care)
+        self.suite.map_or(Care::Usual, |suite| suite.care)
     }
 
     /// Whether GPU calls are so short that they must be replayed from a graph.
     pub fn replays(&self) -> bool {
-        self.suite.is_some_and(Suite::replays)
+        self.suite.is_some_and(|suite| suite.replays)
     }
 }
 
@@ -108,9 +108,8 @@ pub fn suite_tasks(suite: Suite, dtype: DType, filter: &str) -> Result<Vec<Task>
 }
 
 fn suites() -> impl TypedValueParser<Value = Suite> {
-    let known = |name: String| Suite::ALL.into_iter().find(|suite| suite.name() == name);
-    PossibleValuesParser::new(Suite::ALL.map(Suite::name))
-        .try_map(move |name| known(name).ok_or("no such suite"))
+    PossibleValuesParser::new(Suite::ALL.map(|suite| suite.name))
+        .try_map(|name| Suite::named(&name).ok_or("no such suite"))
 }
 
 /// How it is measured.

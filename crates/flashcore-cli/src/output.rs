@@ -1,7 +1,7 @@
 //! How answers are shown: tables for people, one JSON object for programs, nothing when quiet.
 //!
-//! Commands hand a JSON value and a page, or a [`Report`] that is both, to [`Output`]; no command prints by itself. A
-//! reader that went away (`flashcore … | head`) is not an error.
+//! Commands hand a JSON value and a page to [`Output`]; no command prints by itself. A reader that went away
+//! (`flashcore … | head`) is not an error.
 
 use std::io::{self, IsTerminal, Write};
 
@@ -12,12 +12,6 @@ use crate::{cli::Style, error::CliError};
 
 /// Widest table where the terminal's width is not known.
 const WIDTH: u16 = 80;
-
-/// An answer: its fields are the JSON object, `page` is what people read.
-pub trait Report: Serialize {
-    /// Lays the answer out for people.
-    fn page(&self) -> Page;
-}
 
 /// Where and how answers go.
 #[derive(Clone, Copy, Debug)]
@@ -31,11 +25,6 @@ impl Output {
     pub fn new(style: Style) -> Self {
         let colour = io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
         Self { style, colour }
-    }
-
-    /// Shows a report.
-    pub fn show(&self, report: &impl Report) -> Result<(), CliError> {
-        self.answer(report, || report.page())
     }
 
     /// Shows an answer: one JSON object for programs, a page for people.
@@ -80,7 +69,7 @@ impl Output {
 
 /// How a word should look.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Tone {
+enum Tone {
     Plain,
     Good,
     Bad,
@@ -95,8 +84,7 @@ pub struct Text {
 }
 
 impl Text {
-    /// Text in a tone.
-    pub fn new(words: impl Into<String>, tone: Tone) -> Self {
+    fn new(words: impl Into<String>, tone: Tone) -> Self {
         Self { words: words.into(), tone }
     }
 

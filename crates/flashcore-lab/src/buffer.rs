@@ -13,11 +13,8 @@ use crate::{
 /// Elements of one type.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Buffer {
-    /// Half precision.
     F16(Vec<f16>),
-    /// bfloat16.
     BF16(Vec<bf16>),
-    /// Single precision.
     F32(Vec<f32>),
 }
 

@@ -3,7 +3,7 @@
 //! [`crate::protocol`] decides who is timed when; a [`Burst`] is one such turn. Competitors implement [`Ready::time`];
 //! everything else about timing is here.
 
-use crate::{arm::Ready, error::LabError, stats::median};
+use crate::{competitor::Ready, error::LabError, stats::median};
 
 /// Samples that a burst is cut into at most: enough for quantiles, few enough for files.
 const MOST_SAMPLES: usize = 1000;

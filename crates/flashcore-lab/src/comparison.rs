@@ -60,7 +60,9 @@ impl Comparison {
 
     /// What a record says about it, if ours is called `ours` there.
     pub fn read(&self, record: &Record, ours: &str) -> Compared {
-        let times = |task: &Task, arm: &str| record.find(task.spec(), arm).map(|m| m.units(&record.protocol));
+        let times = |task: &Task, competitor: &str| {
+            record.find(task.spec(), competitor).map(|m| m.units(&record.protocol))
+        };
         let (mine, theirs) = (times(&self.task, ours), times(&self.other, self.peer.unwrap_or(ours)));
         let micro = |units: &Option<Vec<f64>>| Some(bootstrap::median(units.as_deref()?)?.point * 1e6);
         let ratio = mine.as_deref().zip(theirs.as_deref()).and_then(|(a, b)| bootstrap::ratio(a, b));

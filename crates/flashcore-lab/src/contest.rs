@@ -5,11 +5,11 @@
 use std::rc::Rc;
 
 use crate::{
-    arm::{Arm, Place, Ready},
+    competitor::{Competitor, Place, Ready},
     error::LabError,
+    judge::{Care, Finding, Judge},
     protocol::{Protocol, Turn},
     record::{Measurement, Stretch},
-    referee::{Care, Finding, Referee},
     sensors::Sensors,
     task::Task,
     workload::Workload,
@@ -41,35 +41,35 @@ impl Contest {
     /// Gets everybody ready and judges what they compute; those that refuse the task or are wrong stay out.
     pub fn prepare(
         task: &Task,
-        arms: &[Box<dyn Arm>],
+        competitors: &[Box<dyn Competitor>],
         seed: u64,
         care: Care,
         observer: &mut dyn Observer,
     ) -> Result<Self, LabError> {
         let workload = Rc::new(Workload::new(task.clone(), seed)?);
         observer.at(task, "f64");
-        let referee = Referee::with(&workload, care);
+        let judge = Judge::with(&workload, care);
         let mut entries = Vec::new();
-        for arm in arms {
+        for competitor in competitors {
             if observer.stopped() {
                 return Err(LabError::Stopped);
             }
-            observer.at(task, arm.name());
-            entries.push(Entry::prepare(&**arm, &workload, &referee)?);
+            observer.at(task, competitor.name());
+            entries.push(Entry::prepare(&**competitor, &workload, &judge)?);
         }
-        drop(referee);
+        drop(judge);
         Ok(Self { workload, entries })
     }
 
     /// What was found about each competitor, in their order.
     pub fn findings(&self) -> impl Iterator<Item = (&str, Option<&Finding>)> {
-        self.entries.iter().map(|e| (e.measurement.arm.as_str(), e.measurement.finding.as_ref()))
+        self.entries.iter().map(|e| (e.measurement.competitor.as_str(), e.measurement.finding.as_ref()))
     }
 
     /// Keeps only the competitors named.
     #[must_use]
     pub fn only(mut self, names: &[&str]) -> Self {
-        self.entries.retain(|entry| names.contains(&entry.measurement.arm.as_str()));
+        self.entries.retain(|entry| names.contains(&entry.measurement.competitor.as_str()));
         self
     }
 
@@ -84,12 +84,12 @@ impl Contest {
         if let Some(&first) = fit.first() {
             self.warm_up(first, protocol, observer)?;
         }
-        for Turn { arm, again } in protocol.turns(fit.len()) {
+        for Turn { competitor, again } in protocol.turns(fit.len()) {
             if observer.stopped() {
                 break;
             }
-            let entry = &mut self.entries[fit[arm]];
-            observer.at(self.workload.task(), &entry.measurement.arm);
+            let entry = &mut self.entries[fit[competitor]];
+            observer.at(self.workload.task(), &entry.measurement.competitor);
             entry.turn(protocol, sensors, again)?;
         }
         Ok(self.entries.into_iter().map(|entry| entry.measurement).collect())
@@ -110,27 +110,23 @@ impl Contest {
 }
 
 impl Entry {
-    fn prepare(arm: &dyn Arm, workload: &Rc<Workload>, referee: &Referee) -> Result<Self, LabError> {
-        let mut measurement = Measurement {
-            task: workload.task().spec().clone(),
-            arm: arm.name().to_owned(),
-            place: arm.place().name().to_owned(),
-            kernel: None,
-            finding: None,
-            refused: None,
-            stretches: Vec::new(),
-        };
-        let mut ready = match arm.prepare(workload) {
+    fn prepare(
+        competitor: &dyn Competitor,
+        workload: &Rc<Workload>,
+        judge: &Judge,
+    ) -> Result<Self, LabError> {
+        let mut measurement = Measurement::new(workload.task(), competitor.name(), competitor.place());
+        let mut ready = match competitor.prepare(workload) {
             Ok(ready) => ready,
             Err(error) if error.is_refusal() => {
                 measurement.refused = Some(error.to_string());
-                return Ok(Self { ready: None, measurement, place: arm.place() });
+                return Ok(Self { ready: None, measurement, place: competitor.place() });
             }
             Err(error) => return Err(error),
         };
         measurement.kernel = Some(ready.kernel().to_owned());
-        measurement.finding = Some(referee.judge(&mut *ready, true)?);
-        Ok(Self { ready: Some(ready), measurement, place: arm.place() })
+        measurement.finding = Some(judge.judge(&mut *ready, true)?);
+        Ok(Self { ready: Some(ready), measurement, place: competitor.place() })
     }
 
     fn is_fit(&self) -> bool {
@@ -145,7 +141,7 @@ impl Entry {
             seconds: samples.seconds,
             calls: samples.calls,
             again,
-            weather: noise,
+            noise,
         });
         Ok(())
     }

@@ -21,7 +21,8 @@ const CLOCK_DRIFT: f64 = 0.03;
 #[derive(Clone, PartialEq, Serialize, Debug)]
 pub struct Figures {
     pub task: String,
-    pub arm: String,
+    #[serde(rename = "arm")]
+    pub competitor: String,
     pub kernel: Option<String>,
     pub max_error: Option<f64>,
     pub tolerance: Option<f64>,
@@ -61,7 +62,7 @@ impl Record {
         let finding = measurement.finding.as_ref();
         Figures {
             task: measurement.task.to_string(),
-            arm: measurement.arm.clone(),
+            competitor: measurement.competitor.clone(),
             kernel: measurement.kernel.clone(),
             max_error: finding.map(|f| f.max_error),
             tolerance: finding.map(|f| f.tolerance),
@@ -91,9 +92,10 @@ impl Record {
     }
 
     fn ratio(&self, measurement: &Measurement, against: Option<&str>) -> Option<Interval> {
-        let named = |m: &Measurement| against.is_none_or(|name| m.arm == name);
+        let named = |m: &Measurement| against.is_none_or(|name| m.competitor == name);
         let same = |m: &&Measurement| m.task == measurement.task && !m.stretches.is_empty() && named(m);
-        let other = self.measurements.iter().find(same).filter(|other| other.arm != measurement.arm)?;
+        let other =
+            self.measurements.iter().find(same).filter(|other| other.competitor != measurement.competitor)?;
         bootstrap::ratio(&measurement.units(&self.protocol), &other.units(&self.protocol))
     }
 
@@ -109,16 +111,16 @@ impl Record {
         let again = measurement.stretches.iter().find(|stretch| stretch.again);
         let (Some(first), Some(again)) = (first, again) else { return Vec::new() };
         let time = |stretch: &Stretch| Some(1e6 * median(self.protocol.kept(&stretch.seconds)));
-        let clock = |stretch: &Stretch| stretch.weather.map(|noise| noise.clock_mean);
+        let clock = |stretch: &Stretch| stretch.noise.map(|noise| noise.clock_mean);
         let pairs = [
             (time(first), time(again), DRIFT, "took", "us"),
             (clock(first), clock(again), CLOCK_DRIFT, "ran at", "MHz"),
         ];
-        let (arm, task) = (&measurement.arm, &measurement.task);
+        let (competitor, task) = (&measurement.competitor, &measurement.task);
         let say = |(first, again, most, verb, unit): (Option<f64>, Option<f64>, f64, &str, &str)| {
             let (first, again) = (first?, again?);
             ((again / first - 1.0).abs() > most).then(|| {
-                format!("{arm} {verb} {first:.1} {unit} first and {again:.1} {unit} last on {task}: the machine drifts")
+                format!("{competitor} {verb} {first:.1} {unit} first and {again:.1} {unit} last on {task}: the machine drifts")
             })
         };
         pairs.into_iter().filter_map(say).collect()
@@ -127,7 +129,7 @@ impl Record {
 
 fn beyond_roof(figures: &Figures) -> Option<String> {
     let percent = figures.speed.as_ref()?.roofline_percent?;
-    let Figures { arm, task, .. } = figures;
+    let Figures { competitor, task, .. } = figures;
     let why = "its tensors lie in a cache, or the roof was measured while the machine was busy";
-    (percent > HIGHEST).then(|| format!("{arm} reaches {percent:.0} % of the roof on {task}: {why}"))
+    (percent > HIGHEST).then(|| format!("{competitor} reaches {percent:.0} % of the roof on {task}: {why}"))
 }

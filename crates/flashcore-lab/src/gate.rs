@@ -85,10 +85,12 @@ impl Ruling {
 /// A peer that is wrong where ours is right is no peer: nothing can be concluded. If ours and all peers are wrong, it
 /// is the oracle that cannot be trusted.
 pub fn correctness(task: &Task, ours: &str, contest: &Contest) -> Result<Option<Ruling>, LabError> {
-    let findings: Vec<_> = contest.findings().filter_map(|(arm, f)| Some((arm, f?))).collect();
-    let wrong = |name: &str| findings.iter().find(|(arm, _)| *arm == name).and_then(|(_, f)| f.wrong.clone());
-    let peers = || findings.iter().filter(|(arm, _)| *arm != ours);
-    let broken = peers().find_map(|(arm, f)| Some((*arm, f.wrong.clone()?)));
+    let findings: Vec<_> = contest.findings().filter_map(|(competitor, f)| Some((competitor, f?))).collect();
+    let wrong = |name: &str| {
+        findings.iter().find(|(competitor, _)| *competitor == name).and_then(|(_, f)| f.wrong.clone())
+    };
+    let peers = || findings.iter().filter(|(competitor, _)| *competitor != ours);
+    let broken = peers().find_map(|(competitor, f)| Some((*competitor, f.wrong.clone()?)));
     let all_broken = peers().count() > 0 && peers().all(|(_, f)| !f.pass());
     match (wrong(ours), broken) {
         (Some(reason), _) if !all_broken => {
@@ -96,8 +98,8 @@ pub fn correctness(task: &Task, ours: &str, contest: &Contest) -> Result<Option<
             let (task, against) = (task.to_string(), "f64".to_owned());
             Ok(Some(Ruling { task, against, demand: None, ratio: None, reason }))
         }
-        (_, Some((arm, reason))) => {
-            Err(LabError::Oracle { arm: arm.to_owned(), task: task.to_string(), reason })
+        (_, Some((competitor, reason))) => {
+            Err(LabError::Oracle { competitor: competitor.to_owned(), task: task.to_string(), reason })
         }
         _ => Ok(None),
     }
@@ -111,12 +113,12 @@ pub fn against_peer(
     [ours, peer]: [&str; 2],
     demand: Demand,
 ) -> Result<Ruling, LabError> {
-    let units = |arm: &str| {
-        let measurement = measured.iter().find(|m| m.arm == arm);
+    let units = |competitor: &str| {
+        let measurement = measured.iter().find(|m| m.competitor == competitor);
         let refused = measurement.and_then(|m| m.refused.clone());
         let units = measurement.map(|m| m.units(protocol)).filter(|units| !units.is_empty());
         units.ok_or_else(|| LabError::Unavailable {
-            arm: arm.to_owned(),
+            competitor: competitor.to_owned(),
             reason: refused.unwrap_or_else(|| format!("it was not timed on {task}")),
         })
     };
@@ -131,8 +133,8 @@ pub fn against_baseline(
     baseline: &Record,
     demand: Demand,
 ) -> Result<Ruling, LabError> {
-    let missing = || LabError::Baseline(format!("it has no time of {} on {task}", ours.arm));
-    let then = baseline.find(task.spec(), &ours.arm).ok_or_else(missing)?;
+    let missing = || LabError::Baseline(format!("it has no time of {} on {task}", ours.competitor));
+    let then = baseline.find(task.spec(), &ours.competitor).ok_or_else(missing)?;
     let (now, then) = (ours.units(protocol), then.units(&baseline.protocol));
     Ok(Ruling::timed(task, "the baseline", demand, ratio(task, &now, &then)?))
 }

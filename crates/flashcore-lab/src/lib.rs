@@ -3,7 +3,7 @@
 //! | question | files, in reading order |
 //! | --- | --- |
 //! | is it right? | [`verify`]: stages, case groups in child processes, a watchdog |
-//! | how fast is it? | [`task`], [`suites`], [`arm`] (who competes), [`contest`], [`protocol`], [`burst`], [`record`], [`comparison`] |
+//! | how fast is it? | [`task`], [`suites`], [`competitor`] (who competes), [`contest`], [`protocol`], [`burst`], [`record`], [`comparison`] |
 //! | may it be taken? | [`gate`], on [`bootstrap`] |
 //! | what limits it? | [`ceiling`], [`profile`] |
 //! | which tile is fastest? | [`tune`] |
@@ -15,23 +15,24 @@
 // Fields whose name and type say all have no words of their own; docs/lab.md says what files and answers hold.
 #![allow(missing_docs)]
 
-pub mod arm;
 pub mod bootstrap;
 pub mod buffer;
 pub mod burst;
 pub mod ceiling;
 pub mod comparison;
+pub mod competitor;
 pub mod contest;
 mod error;
 pub mod figures;
 pub mod gate;
+pub mod judge;
 pub mod latency;
+mod lines;
 pub mod machine;
 pub mod memory;
 pub mod profile;
 pub mod protocol;
 pub mod record;
-pub mod referee;
 pub mod report;
 pub mod repro;
 pub mod save;

@@ -13,8 +13,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    arm::Place,
     burst::{Burst, Conditions},
+    competitor::Place,
     stats::blocks,
 };
 
@@ -74,7 +74,7 @@ pub struct Protocol {
 /// One competitor's turn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Turn {
-    pub arm: usize,
+    pub competitor: usize,
     /// Whether it is the first competitor's extra turn at the end, which shows how much the machine drifted.
     pub again: bool,
 }
@@ -85,12 +85,12 @@ impl Protocol {
         Self { mode, seconds, rounds: 1, warm_up: 0.0, cold: false, replay: false, seed: 0 }
     }
 
-    /// The turns of `arms` competitors.
-    pub fn turns(&self, arms: usize) -> Vec<Turn> {
-        let round = (0..arms).map(|arm| Turn { arm, again: false });
+    /// The turns of `competitors` competitors.
+    pub fn turns(&self, competitors: usize) -> Vec<Turn> {
+        let round = (0..competitors).map(|competitor| Turn { competitor, again: false });
         let rounds = (0..self.rounds).flat_map(|_| round.clone());
-        let last = Turn { arm: 0, again: true };
-        let again = (self.mode == Mode::Sustained && arms > 0).then_some(last);
+        let last = Turn { competitor: 0, again: true };
+        let again = (self.mode == Mode::Sustained && competitors > 0).then_some(last);
         rounds.chain(again).collect()
     }
 
@@ -142,7 +142,7 @@ mod tests {
     #[test]
     fn the_first_competitor_comes_again() {
         let order = |mode, rounds| -> Vec<_> {
-            protocol(mode, rounds).turns(3).iter().map(|turn| (turn.arm, turn.again)).collect()
+            protocol(mode, rounds).turns(3).iter().map(|turn| (turn.competitor, turn.again)).collect()
         };
         let round = [(0, false), (1, false), (2, false)];
         assert_eq!(order(Mode::Sustained, 1), [&round[..], &[(0, true)]].concat());

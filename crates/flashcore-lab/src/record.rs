@@ -15,9 +15,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     ceiling::Ceiling,
+    competitor::Place,
+    judge::Finding,
     machine::{self, Machine},
     protocol::Protocol,
-    referee::Finding,
     save,
     sensors::Noise,
     stats::Summary,
@@ -59,7 +60,8 @@ pub struct Record {
 #[serde(deny_unknown_fields)]
 pub struct Measurement {
     pub task: TaskSpec,
-    pub arm: String,
+    #[serde(rename = "arm")]
+    pub competitor: String,
     /// Where it computes: `cpu` or `gpu`.
     pub place: String,
     pub kernel: Option<String>,
@@ -78,10 +80,17 @@ pub struct Stretch {
     pub calls: u32,
     /// Whether it is the extra turn at the end, which does not count towards the figures.
     pub again: bool,
-    pub weather: Option<Noise>,
+    #[serde(rename = "weather")]
+    pub noise: Option<Noise>,
 }
 
 impl Measurement {
+    /// Of a competitor that has not computed yet.
+    pub fn new(task: &Task, competitor: &str, place: Place) -> Self {
+        let (task, competitor, place) = (task.spec().clone(), competitor.to_owned(), place.name().to_owned());
+        Self { task, competitor, place, kernel: None, finding: None, refused: None, stretches: Vec::new() }
+    }
+
     /// The turns that count.
     fn turns(&self) -> Vec<&[f64]> {
         self.stretches.iter().filter(|s| !s.again).map(|s| &s.seconds[..]).collect()
@@ -117,9 +126,9 @@ impl Record {
         }
     }
 
-    /// The measurement of `arm` on `task`.
-    pub fn find(&self, task: &TaskSpec, arm: &str) -> Option<&Measurement> {
-        self.measurements.iter().find(|m| m.task == *task && m.arm == arm)
+    /// The measurement of `competitor` on `task`.
+    pub fn find(&self, task: &TaskSpec, competitor: &str) -> Option<&Measurement> {
+        self.measurements.iter().find(|m| m.task == *task && m.competitor == competitor)
     }
 
     /// The ceiling that applies to a measurement.
@@ -158,7 +167,7 @@ impl Record {
         Ok(record)
     }
 
-    fn check(&self) -> Result<(), Fault> {
+    pub(crate) fn check(&self) -> Result<(), Fault> {
         let machine = &self.machine;
         let texts = [Some(&self.created), Some(&self.flashcore), Some(&machine.system), Some(&machine.cpu)];
         let optional =
@@ -177,7 +186,8 @@ impl Measurement {
     fn check(&self) -> Result<(), Fault> {
         Task::parse(self.task.clone()).map_err(|e| Fault::Value { what: e.to_string() })?;
         let wrong = self.finding.as_ref().and_then(|finding| finding.wrong.as_ref());
-        let texts = [Some(&self.arm), Some(&self.place), self.kernel.as_ref(), self.refused.as_ref(), wrong];
+        let texts =
+            [Some(&self.competitor), Some(&self.place), self.kernel.as_ref(), self.refused.as_ref(), wrong];
         texts.into_iter().flatten().map(String::as_str).try_for_each(check_text)?;
         let times = self.stretches.iter().flat_map(|stretch| stretch.seconds.iter().copied());
         check_numbers(times, LONGEST_TIME, "a time")
@@ -208,7 +218,6 @@ fn check_numbers(numbers: impl IntoIterator<Item = f64>, most: f64, what: &str) 
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RecordError {
-    /// The operating system refused.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {
         action: &'static str,
@@ -216,7 +225,6 @@ pub enum RecordError {
         #[source]
         source: std::io::Error,
     },
-    /// It is not a result file.
     #[error("{}: {fault}", path.display())]
     Content {
         path: PathBuf,
@@ -229,21 +237,16 @@ pub enum RecordError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Fault {
-    /// Too large.
     #[error("larger than {} MiB, which no result is", MOST_BYTES >> 20)]
     Size,
-    /// Another kind of file.
     #[error("not a result of `flashcore bench`")]
     Schema,
-    /// Another version.
     #[error(
         "version {got} of the format; this program reads version {VERSION}: measure again or use a matching one"
     )]
     Version { got: u32 },
-    /// Not the expected JSON.
     #[error("damaged or not a result file ({0})")]
     Json(#[from] serde_json::Error),
-    /// A value that cannot be.
     #[error("damaged: {what}")]
     Value { what: String },
 }

@@ -4,16 +4,13 @@
 
 use std::{
     fs,
-    io::{BufRead, BufReader},
-    process::{Child, Command, Stdio},
-    sync::mpsc::{Receiver, channel},
-    thread,
+    process::{Command, Stdio},
     time::Instant,
 };
 
 use serde::{Deserialize, Serialize};
 
-use crate::arm::Place;
+use crate::{competitor::Place, lines::Lines};
 
 /// What the sensors said during a burst.
 #[derive(Clone, Copy, PartialEq, Serialize, Deserialize, Debug)]
@@ -40,19 +37,22 @@ struct Reading {
 
 /// The sensors of this machine.
 pub struct Sensors {
-    gpu: Option<Watch>,
-}
-
-/// A running `nvidia-smi`.
-struct Watch {
-    child: Child,
-    readings: Receiver<(Instant, Reading)>,
+    /// A running `nvidia-smi`.
+    gpu: Option<Lines<(Instant, Reading)>>,
 }
 
 impl Sensors {
     /// Starts watching the GPU where there is one.
     pub fn start() -> Self {
-        Self { gpu: Watch::start("nvidia-smi") }
+        Self::watching("nvidia-smi")
+    }
+
+    fn watching(program: &str) -> Self {
+        let mut command = Command::new(program);
+        command.args(["--query-gpu=clocks.sm,temperature.gpu,power.draw", "--format=csv,noheader,nounits"]);
+        command.args(["--id=0", "--loop-ms=50"]);
+        let read = |line: &str| Some((Instant::now(), parse(line)?));
+        Self { gpu: Lines::start(&mut command, Stdio::null(), read).ok() }
     }
 
     /// Does `work` and says what the sensors of `place` saw meanwhile.
@@ -60,43 +60,14 @@ impl Sensors {
         let begin = Instant::now();
         let before = read_cpu();
         let result = work();
-        let readings = match (place, &self.gpu) {
-            (Place::Gpu, Some(watch)) => watch.since(begin),
-            (Place::Gpu, None) => Vec::new(),
-            (Place::Cpu, _) => before.into_iter().chain(read_cpu()).collect(),
+        let readings: Vec<Reading> = match place {
+            Place::Gpu => {
+                let read = self.gpu.iter().flat_map(|child| child.lines.try_iter());
+                read.filter(|(at, _)| *at >= begin).map(|(_, reading)| reading).collect()
+            }
+            Place::Cpu => before.into_iter().chain(read_cpu()).collect(),
         };
         (result, Noise::of(&readings))
-    }
-}
-
-impl Watch {
-    fn start(program: &str) -> Option<Self> {
-        let mut command = Command::new(program);
-        command.args(["--query-gpu=clocks.sm,temperature.gpu,power.draw", "--format=csv,noheader,nounits"]);
-        command.args(["--id=0", "--loop-ms=50"]);
-        let mut child =
-            command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().ok()?;
-        let stdout = child.stdout.take()?;
-        let (sender, readings) = channel();
-        thread::spawn(move || {
-            let lines = BufReader::new(stdout).lines().map_while(Result::ok);
-            let mut read = lines.filter_map(|line| parse(&line));
-            read.try_for_each(|reading| sender.send((Instant::now(), reading)))
-        });
-        Some(Self { child, readings })
-    }
-
-    /// Takes out what was read since `begin`.
-    fn since(&self, begin: Instant) -> Vec<Reading> {
-        self.readings.try_iter().filter(|(at, _)| *at >= begin).map(|(_, reading)| reading).collect()
-    }
-}
-
-impl Drop for Watch {
-    fn drop(&mut self) {
-        // Already gone is as good as ended.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 
@@ -152,7 +123,7 @@ mod tests {
 
     #[test]
     fn without_a_gpu_nothing_is_read() {
-        let sensors = Sensors { gpu: Watch::start("/no/such/nvidia-smi") };
+        let sensors = Sensors::watching("/no/such/nvidia-smi");
         assert_eq!(sensors.during(Place::Gpu, || 7), (7, None));
     }
 }

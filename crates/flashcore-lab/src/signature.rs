@@ -47,7 +47,7 @@ pub fn program() -> Option<String> {
 /// The hash of the PTX of every kernel of the covering set, by name.
 pub fn kernels() -> Result<BTreeMap<String, String>, LabError> {
     let failed = |e: &dyn std::fmt::Display| LabError::Failed {
-        arm: "the covering set".to_owned(),
+        competitor: "the covering set".to_owned(),
         reason: e.to_string(),
     };
     let members = covering_set()?;

@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use flashcore_core::{Backend, BackendError, HostCall, MergeCall, Problem, Ran};
+use flashcore_core::{Backend, BackendError, DataMut, HostCall, MergeCall, Problem, Ran};
 use flashcore_kernels::{
     ALLOCATED_ALIGNMENT, AnyProgram, Gpu, KernelConfig, Plan, PlanError, host_values, plan_by, plan_merge,
     slots, tuned::Table,
@@ -98,13 +98,21 @@ impl Simulator {
         if call.outputs().1.is_none() {
             without(&mut spec, slots::LSE);
         }
-        let (module, provenance) = (program.module(), Some(program.provenance()));
-        let launch = Launch { module, provenance, spec: &spec, buffers: buffers(call) };
-        let outcome = launch.run(&self.options()).map_err(failed)?;
+        let outcome = self.run(&program, &spec, buffers(call))?;
         if !outcome.halted {
-            write_back(call, &outcome);
+            write_back(call.outputs(), &outcome, [slots::OUT, slots::LSE]);
         }
         Ok(Some(outcome))
+    }
+
+    fn run(
+        &self,
+        program: &AnyProgram,
+        spec: &LaunchSpec,
+        buffers: Vec<Buffer>,
+    ) -> Result<Outcome, BackendError> {
+        let (module, provenance) = (program.module(), Some(program.provenance()));
+        Launch { module, provenance, spec, buffers }.run(&self.options()).map_err(failed)
     }
 
     fn options(&self) -> Options {
@@ -138,16 +146,9 @@ impl Backend for Simulator {
         if call.outputs().1.is_none() {
             without(&mut spec, slots::merge::LSE);
         }
-        let (module, provenance) = (program.module(), Some(program.provenance()));
-        let launch = Launch { module, provenance, spec: &spec, buffers: merge_buffers(call) };
-        let outcome = launch.run(&self.options()).map_err(failed)?;
+        let outcome = self.run(&program, &spec, merge_buffers(call))?;
         judge(&outcome)?;
-        let (mut out, lse) = call.outputs();
-        copy_changes(out.bytes_mut(), outcome.bytes(slots::merge::OUT).unwrap_or_default());
-        if let Some(lse) = lse {
-            let bytes = outcome.bytes(slots::merge::LSE).unwrap_or_default();
-            bytemuck::cast_slice_mut(lse).copy_from_slice(bytes);
-        }
+        write_back(call.outputs(), &outcome, [slots::merge::OUT, slots::merge::LSE]);
         Ok(ran)
     }
 }
@@ -203,12 +204,11 @@ fn buffers(call: &mut HostCall<'_>) -> Vec<Buffer> {
     all.map(|(slot, bytes)| Buffer::input(slot, bytes)).collect()
 }
 
-fn write_back(call: &mut HostCall<'_>, outcome: &Outcome) {
-    let bytes = |slot| outcome.bytes(slot).unwrap_or_default();
-    let (mut out, lse) = call.outputs();
-    copy_changes(out.bytes_mut(), bytes(slots::OUT));
+fn write_back((mut out, lse): (DataMut<'_>, Option<&mut [f32]>), outcome: &Outcome, slots: [Slot; 2]) {
+    let [out_bytes, lse_bytes] = slots.map(|slot| outcome.bytes(slot).unwrap_or_default());
+    copy_changes(out.bytes_mut(), out_bytes);
     if let Some(lse) = lse {
-        bytemuck::cast_slice_mut(lse).copy_from_slice(bytes(slots::LSE));
+        bytemuck::cast_slice_mut(lse).copy_from_slice(lse_bytes);
     }
 }
 

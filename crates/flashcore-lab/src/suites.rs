@@ -2,102 +2,98 @@
 //!
 //! Some suites are made of comparisons: their tasks are what those need, and `bench` says how each came out.
 
-mod options;
-mod sweep;
+mod compared;
 
 use flashcore_core::{DType, Mask};
 
+use self::compared::Comparisons;
 use crate::{
-    comparison::{self, Comparison},
+    comparison,
+    judge::Care,
     protocol::{Mode, Protocol},
-    referee::Care,
     task::{Task, TaskError},
 };
 
-/// Comparisons, or why they cannot be made.
-type Comparisons = Result<Vec<Comparison>, TaskError>;
-
 /// A set of tasks that go together.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub enum Suite {
-    /// Long and short sequences at 16,384 tokens and 2,048 features, as the field reports them.
-    Forward,
-    /// Shapes of a few microseconds, where launching costs as much as computing.
-    Small,
-    /// Shapes that a CPU computes in milliseconds.
-    Cpu,
-    /// Grouped heads, sinks, windows and limits of scores, beside the plain kernel or a peer.
-    Options,
-    /// Sequence lengths from 64 to 16,384, beside those that fill their last tile.
-    Sweep,
+#[derive(Clone, Copy, Debug)]
+pub struct Suite {
+    /// The name used on the command line and in results.
+    pub name: &'static str,
+    /// The element type unless another is asked for.
+    pub dtype: DType,
+    /// Whether calls are so short that they must be replayed from a graph to see the kernel alone.
+    pub replays: bool,
+    /// How much of each task is judged.
+    pub care: Care,
+    content: Content,
+}
+
+/// What a suite is made of.
+#[derive(Clone, Copy, Debug)]
+enum Content {
+    Tasks(fn(DType) -> Result<Vec<Task>, TaskError>),
+    Comparisons(fn(DType) -> Comparisons),
 }
 
 impl Suite {
-    /// Every suite.
-    pub const ALL: [Self; 5] = [Self::Forward, Self::Small, Self::Cpu, Self::Options, Self::Sweep];
+    /// Long and short sequences at 16,384 tokens and 2,048 features, as the field reports them.
+    pub const FORWARD: Self = Self::new("forward", DType::BF16, Content::Tasks(forward));
+    /// Shapes of a few microseconds, where launching costs as much as computing.
+    pub const SMALL: Self = Self {
+        replays: true,
+        ..Self::new("small", DType::F16, Content::Tasks(|dtype| squares(dtype, &SMALL)))
+    };
+    /// Shapes that a CPU computes in milliseconds.
+    pub const CPU: Self = Self::new("cpu", DType::F32, Content::Tasks(|dtype| squares(dtype, &CPU)));
+    /// Grouped heads, sinks, windows and limits of scores, beside the plain kernel or a peer.
+    pub const OPTIONS: Self = Self::new("options", DType::F16, Content::Comparisons(compared::options));
+    /// Sequence lengths from 64 to 16,384, beside those that fill their last tile.
+    pub const SWEEP: Self = Self {
+        replays: true,
+        care: Care::Brief,
+        ..Self::new("sweep", DType::F16, Content::Comparisons(compared::sweep))
+    };
 
-    /// The name used on the command line and in results.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Forward => "forward",
-            Self::Small => "small",
-            Self::Cpu => "cpu",
-            Self::Options => "options",
-            Self::Sweep => "sweep",
-        }
+    /// Every suite.
+    pub const ALL: [Self; 5] = [Self::FORWARD, Self::SMALL, Self::CPU, Self::OPTIONS, Self::SWEEP];
+
+    const fn new(name: &'static str, dtype: DType, content: Content) -> Self {
+        Self { name, dtype, replays: false, care: Care::Usual, content }
     }
 
-    /// Whether calls are so short that they must be replayed from a graph to see the kernel alone.
-    pub const fn replays(self) -> bool {
-        matches!(self, Self::Small | Self::Sweep)
+    /// The suite of that name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|suite| suite.name == name)
     }
 
     /// How it is measured unless something else is asked for: as `usual`, but for the many tasks of a sweep.
-    pub const fn protocol(self, usual: Protocol) -> Protocol {
-        match self {
-            Self::Sweep => {
+    pub fn protocol(self, usual: Protocol) -> Protocol {
+        match self.care {
+            Care::Brief => {
                 Protocol { mode: Mode::Interleaved, seconds: 0.05, rounds: 1, warm_up: 0.0, ..usual }
             }
-            _ => usual,
-        }
-    }
-
-    /// How much of each task is judged.
-    pub const fn care(self) -> Care {
-        if matches!(self, Self::Sweep) { Care::Brief } else { Care::Usual }
-    }
-
-    /// The element type unless another is asked for.
-    pub const fn usual_dtype(self) -> DType {
-        match self {
-            Self::Forward => DType::BF16,
-            Self::Small | Self::Options | Self::Sweep => DType::F16,
-            Self::Cpu => DType::F32,
+            Care::Usual => usual,
         }
     }
 
     /// The tasks in `dtype`.
     pub fn tasks(self, dtype: DType) -> Result<Vec<Task>, TaskError> {
-        match self {
-            Self::Forward => forward(dtype),
-            Self::Small => squares(dtype, &SMALL),
-            Self::Cpu => squares(dtype, &CPU),
-            Self::Options | Self::Sweep => Ok(comparison::tasks(&self.comparisons(dtype)?)),
+        match self.content {
+            Content::Tasks(tasks) => tasks(dtype),
+            Content::Comparisons(comparisons) => Ok(comparison::tasks(&comparisons(dtype)?)),
         }
     }
 
     /// Whether it is made of comparisons.
     pub const fn compares(self) -> bool {
-        matches!(self, Self::Options | Self::Sweep)
+        matches!(self.content, Content::Comparisons(_))
     }
 
-    /// What it compares in `dtype`; nothing where tasks stand for themselves.
+    /// What it compares in `dtype`; nothing where each task is for itself.
     pub fn comparisons(self, dtype: DType) -> Comparisons {
-        match self {
-            Self::Options => options::comparisons(dtype),
-            Self::Sweep => sweep::comparisons(dtype),
-            Self::Forward | Self::Small | Self::Cpu => Ok(Vec::new()),
+        match self.content {
+            Content::Comparisons(comparisons) => comparisons(dtype),
+            Content::Tasks(_) => Ok(Vec::new()),
         }
     }
 }
@@ -151,14 +147,14 @@ mod tests {
                 let mut names: Vec<_> = tasks.iter().map(ToString::to_string).collect();
                 names.sort_unstable();
                 names.dedup();
-                assert_eq!(names.len(), tasks.len(), "{}", suite.name());
+                assert_eq!(names.len(), tasks.len(), "{}", suite.name);
             }
         }
     }
 
     #[test]
     fn forward_keeps_tokens_and_features() {
-        for task in Suite::Forward.tasks(DType::BF16).unwrap() {
+        for task in Suite::FORWARD.tasks(DType::BF16).unwrap() {
             let [batch, heads, seq, dim] = task.spec().q;
             assert_eq!((batch * seq, heads * dim), (TOKENS, FEATURES), "{task}");
         }

@@ -1,5 +1,5 @@
 //! What is measured: one attention problem over dense tensors, by a name, as plain data that files and other
-//! processes can hold. [`crate::suites`] and the command line make tasks; arms and the record take them.
+//! processes can hold. [`crate::suites`] and the command line make tasks; competitors and the record take them.
 
 use std::{fmt, ops::Not, sync::Arc};
 
@@ -37,10 +37,8 @@ pub struct TaskSpec {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TaskError {
-    /// The element type is unknown.
     #[error("{0}")]
     DType(String),
-    /// The rest is inconsistent.
     #[error(transparent)]
     Problem(#[from] ProblemError),
     /// Tasks have dense tensors, no lengths, and only sinks of [`normal_sinks`].

@@ -3,6 +3,7 @@
 use flashcore_core::{DType, Mask};
 use flashcore_lab::{
     comparison::{Comparison, tasks},
+    competitor::Place,
     protocol::{Mode, Protocol},
     record::{Measurement, Record, Stretch},
     suites::Suite,
@@ -13,17 +14,12 @@ fn task(seq: usize) -> Task {
     Task::square(DType::F16, [1, 2, seq, 32], Mask::NONE).unwrap()
 }
 
-/// A record in which arms took these times on these tasks.
+/// A record in which competitors took these times on these tasks.
 fn record(times: &[(&Task, &str, f64)]) -> Record {
     let protocol = Protocol::new(Mode::Interleaved, 0.1);
-    let measured = |&(task, arm, seconds): &(&Task, &str, f64)| Measurement {
-        task: task.spec().clone(),
-        arm: arm.to_owned(),
-        place: "gpu".to_owned(),
-        kernel: None,
-        finding: None,
-        refused: None,
-        stretches: vec![Stretch { seconds: vec![seconds; 40], calls: 1, again: false, weather: None }],
+    let measured = |&(task, competitor, seconds): &(&Task, &str, f64)| Measurement {
+        stretches: vec![Stretch { seconds: vec![seconds; 40], calls: 1, again: false, noise: None }],
+        ..Measurement::new(task, competitor, Place::Gpu)
     };
     let measurements = times.iter().map(measured).collect();
     Record { measurements, complete: true, ..Record::new(protocol, None) }
@@ -64,9 +60,9 @@ fn what_is_compared_is_measured_once_and_side_by_side() {
     let lengths: Vec<_> =
         tasks(&[pair(65, 128), pair(96, 128), pair(129, 256)]).iter().map(|t| t.spec().q[2]).collect();
     assert_eq!(lengths, [128, 65, 96, 256, 129]);
-    for suite in [Suite::Options, Suite::Sweep] {
+    for suite in [Suite::OPTIONS, Suite::SWEEP] {
         let (all, needed) = (suite.comparisons(DType::F16).unwrap(), suite.tasks(DType::F16).unwrap());
-        assert!(suite.compares() && all.iter().all(|one| needed.contains(&one.task)), "{}", suite.name());
+        assert!(suite.compares() && all.iter().all(|one| needed.contains(&one.task)), "{}", suite.name);
     }
 }
 

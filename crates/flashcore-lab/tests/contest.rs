@@ -12,13 +12,13 @@ use flashcore_core::{Backend, BackendError, DType, DataMut, HostCall, Mask, Ran}
 use flashcore_cpu::Cpu;
 use flashcore_lab::{
     LabError,
-    arm::{Arm, Place, Ready, host::HostArm},
     burst::Run,
+    competitor::{Competitor, Place, Ready, host::HostCompetitor},
     contest::{Contest, Observer},
     gate::{self, Demand},
+    judge::Care,
     protocol::{Mode, Protocol},
     record::Record,
-    referee::Care,
     sensors::Sensors,
     task::Task,
     workload::{Outputs, Workload},
@@ -57,7 +57,7 @@ impl Backend for WrongTile {
 
 /// A competitor that counts how often it is timed.
 struct Counted<A> {
-    arm: A,
+    competitor: A,
     place: Place,
     timed: Rc<AtomicU32>,
 }
@@ -67,9 +67,9 @@ struct CountedReady {
     timed: Rc<AtomicU32>,
 }
 
-impl<A: Arm> Arm for Counted<A> {
+impl<A: Competitor> Competitor for Counted<A> {
     fn name(&self) -> &str {
-        self.arm.name()
+        self.competitor.name()
     }
 
     fn place(&self) -> Place {
@@ -77,7 +77,7 @@ impl<A: Arm> Arm for Counted<A> {
     }
 
     fn prepare(&self, workload: &Rc<Workload>) -> Result<Box<dyn Ready>, LabError> {
-        let (ready, timed) = (self.arm.prepare(workload)?, self.timed.clone());
+        let (ready, timed) = (self.competitor.prepare(workload)?, self.timed.clone());
         Ok(Box::new(CountedReady { ready, timed }))
     }
 }
@@ -97,23 +97,23 @@ impl Ready for CountedReady {
     }
 }
 
-fn host(backend: impl Backend + 'static) -> Box<dyn Arm> {
-    Box::new(HostArm::new(Arc::new(backend)))
+fn host(backend: impl Backend + 'static) -> Box<dyn Competitor> {
+    Box::new(HostCompetitor::new(Arc::new(backend)))
 }
 
 fn task() -> Task {
     Task::square(DType::F32, [1, 2, 96, 32], Mask::CAUSAL).unwrap()
 }
 
-fn prepare(arms: &[Box<dyn Arm>]) -> Contest {
-    Contest::prepare(&task(), arms, 1, Care::Usual, &mut Patient).unwrap()
+fn prepare(competitors: &[Box<dyn Competitor>]) -> Contest {
+    Contest::prepare(&task(), competitors, 1, Care::Usual, &mut Patient).unwrap()
 }
 
 /// How often the only competitor, at `place`, is timed, and how many turns are kept.
 fn bursts(place: Place, warm_up: f64) -> (u32, usize) {
     let timed = Rc::new(AtomicU32::new(0));
-    let arm = HostArm::new(Arc::new(NaiveBackend));
-    let contest = prepare(&[Box::new(Counted { arm, place, timed: timed.clone() })]);
+    let competitor = HostCompetitor::new(Arc::new(NaiveBackend));
+    let contest = prepare(&[Box::new(Counted { competitor, place, timed: timed.clone() })]);
     let measured = contest.run(&Protocol { warm_up, ..QUICK }, &Sensors::start(), &mut Patient).unwrap();
     (timed.load(Relaxed), measured[0].stretches.len())
 }
@@ -129,8 +129,8 @@ fn load_before_the_first_turn_is_not_kept() {
 #[test]
 fn a_wrong_tile_fails_before_it_is_timed() {
     let timed = Rc::new(AtomicU32::new(0));
-    let arm = HostArm::new(Arc::new(WrongTile));
-    let wrong = Counted { arm, place: Place::Cpu, timed: timed.clone() };
+    let competitor = HostCompetitor::new(Arc::new(WrongTile));
+    let wrong = Counted { competitor, place: Place::Cpu, timed: timed.clone() };
     let contest = prepare(&[Box::new(wrong), host(NaiveBackend)]);
     let ruling = gate::correctness(&task(), "wrong", &contest).unwrap().expect("a ruling without timing");
     assert!(!ruling.pass() && ruling.ratio.is_none(), "{ruling:?}");
@@ -143,7 +143,7 @@ fn a_wrong_tile_fails_before_it_is_timed() {
 fn a_wrong_peer_is_no_peer() {
     let contest = prepare(&[host(Cpu::new()), host(WrongTile), host(NaiveBackend)]);
     let error = gate::correctness(&task(), "cpu", &contest).unwrap_err();
-    assert!(matches!(&error, LabError::Oracle { arm, .. } if arm == "wrong"), "{error}");
+    assert!(matches!(&error, LabError::Oracle { competitor, .. } if competitor == "wrong"), "{error}");
 }
 
 #[test]
@@ -160,7 +160,7 @@ fn if_nobody_agrees_with_the_oracle_it_is_not_ours_that_is_blamed() {
     }
     let contest = prepare(&[host(WrongTile), host(Also)]);
     let error = gate::correctness(&task(), "wrong", &contest).unwrap_err();
-    assert!(matches!(&error, LabError::Oracle { arm, .. } if arm == "also"), "{error}");
+    assert!(matches!(&error, LabError::Oracle { competitor, .. } if competitor == "also"), "{error}");
 }
 
 #[test]

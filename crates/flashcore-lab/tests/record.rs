@@ -3,6 +3,7 @@
 use flashcore_core::{DType, Mask};
 use flashcore_lab::{
     ceiling::Ceiling,
+    competitor::Place,
     protocol::{Mode, Protocol},
     record::{Measurement, Record, Stretch},
     task::Task,
@@ -13,16 +14,10 @@ use serde_json::{Value, json};
 fn record() -> Record {
     let protocol = Protocol::new(Mode::Sustained, 0.5);
     let task = Task::square(DType::F16, [1, 2, 64, 64], Mask::CAUSAL).unwrap();
-    let stretch = Stretch { seconds: vec![1e-3, 2e-3, 1.5e-3], calls: 1, again: false, weather: None };
-    let measurement = Measurement {
-        task: task.spec().clone(),
-        arm: "cpu".to_owned(),
-        place: "cpu".to_owned(),
-        kernel: Some("prefill".to_owned()),
-        finding: None,
-        refused: None,
-        stretches: vec![stretch],
-    };
+    let stretch = Stretch { seconds: vec![1e-3, 2e-3, 1.5e-3], calls: 1, again: false, noise: None };
+    let kernel = Some("prefill".to_owned());
+    let measurement =
+        Measurement { kernel, stretches: vec![stretch], ..Measurement::new(&task, "cpu", Place::Cpu) };
     Record { measurements: vec![measurement], complete: true, ..Record::new(protocol, None) }
 }
 

@@ -3,9 +3,10 @@
 use flashcore_core::{DType, Mask};
 use flashcore_lab::{
     ceiling::Ceiling,
+    competitor::Place,
+    judge::Finding,
     protocol::{Mode, Protocol},
     record::{Measurement, Record, Stretch},
-    referee::Finding,
     report::{
         Report, ReportError,
         data::{Run, change},
@@ -16,16 +17,13 @@ use flashcore_lab::{
 use proptest::prelude::*;
 
 /// A competitor that takes `times` in turn, or none.
-fn measurement(task: &Task, arm: &str, times: &[f64]) -> Measurement {
-    let stretch = |times: &[f64]| Stretch { seconds: times.to_vec(), calls: 1, again: false, weather: None };
+fn measurement(task: &Task, competitor: &str, times: &[f64]) -> Measurement {
+    let stretch = |times: &[f64]| Stretch { seconds: times.to_vec(), calls: 1, again: false, noise: None };
     Measurement {
-        task: task.spec().clone(),
-        arm: arm.to_owned(),
-        place: "cpu".to_owned(),
-        kernel: Some(format!("{arm}-kernel")),
+        kernel: Some(format!("{competitor}-kernel")),
         finding: Some(Finding { max_error: 1e-4, tolerance: 1e-3, rows: 64, wrong: None }),
-        refused: None,
         stretches: if times.is_empty() { Vec::new() } else { vec![stretch(times)] },
+        ..Measurement::new(task, competitor, Place::Cpu)
     }
 }
 
@@ -85,7 +83,7 @@ fn whoever_was_not_timed_is_said_with_the_reason() {
 fn runs_of_the_same_problems_make_a_history() {
     let at = |created: &str, commit: &str, ours: f64| {
         let mut record = against([2e-3; 3]);
-        for m in record.measurements.iter_mut().filter(|m| m.arm == "cpu") {
+        for m in record.measurements.iter_mut().filter(|m| m.competitor == "cpu") {
             m.stretches[0].seconds = vec![ours; 8];
         }
         (record.created, record.commit) = (created.to_owned(), Some(commit.repeat(5)));
@@ -112,8 +110,8 @@ fn runs_of_the_same_problems_make_a_history() {
 fn suites_are_known_by_their_problems() {
     let all = |suite: Suite| suite.tasks(DType::F16).unwrap();
     for (tasks, wanted) in [
-        (all(Suite::Forward), "forward, f16"),
-        (all(Suite::Small)[..2].to_vec(), "part of small, f16"),
+        (all(Suite::FORWARD), "forward, f16"),
+        (all(Suite::SMALL)[..2].to_vec(), "part of small, f16"),
         (tasks(), "3 problems, f16"),
     ] {
         let measured = tasks.iter().map(|task| measurement(task, "cpu", &[1e-3; 4])).collect();
@@ -135,8 +133,8 @@ fn text_of_a_record_never_becomes_markup() {
     for (n, m) in record.measurements.iter_mut().enumerate() {
         m.kernel = Some(evil.to_owned());
         m.refused = (n == 0).then(|| evil.to_owned());
-        if m.arm == "naive" {
-            m.arm = evil.to_owned();
+        if m.competitor == "naive" {
+            m.competitor = evil.to_owned();
         }
     }
     let report = Report::new(vec![run(evil, record.clone()), run(evil, record)]).unwrap();
@@ -161,13 +159,13 @@ fn runs_that_cannot_be_shown_are_refused() {
 fn any_record() -> impl Strategy<Value = Record> {
     let seq = prop::sample::select(vec![0usize, 1, 64, 128, i32::MAX as usize]);
     let time = prop::sample::select(vec![1e-300, 1e-9, 1e-3, 1.0, 1e5]);
-    let arm = prop::sample::select(vec!["cpu", "cuda", "naive", "other"]);
+    let competitor = prop::sample::select(vec!["cpu", "cuda", "naive", "other"]);
     let shape = (1usize..4, 1usize..4, seq, 1usize..300);
-    let one = (shape, prop::collection::vec(time, 0..5), arm, any::<bool>()).prop_map(
-        |((batch, heads, seq, dim), times, arm, causal)| {
+    let one = (shape, prop::collection::vec(time, 0..5), competitor, any::<bool>()).prop_map(
+        |((batch, heads, seq, dim), times, competitor, causal)| {
             let mask = if causal { Mask::CAUSAL } else { Mask::NONE };
             let task = Task::square(DType::F32, [batch, heads, seq, dim], mask).unwrap();
-            measurement(&task, arm, &times)
+            measurement(&task, competitor, &times)
         },
     );
     let roof = (any::<bool>(), prop::sample::select(vec![1e-300, 1.0, 1e12, 1e300]));

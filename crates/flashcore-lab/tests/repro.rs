@@ -4,31 +4,20 @@ use std::sync::LazyLock;
 
 use flashcore_core::{DType, Mask};
 use flashcore_lab::{
+    competitor::Place,
     protocol::{Mode, Protocol},
     record::{Measurement, Record, Stretch},
-    repro::{
-        bundle::{BENCH, Bundle, DOCTOR, VERIFY},
-        compare::{Comparison, compare},
-    },
+    repro::{Bundle, Comparison, Manifest, compare},
     task::Task,
 };
 use flashcore_testkit::Rng;
 use serde_json::{Value, json};
 
-/// What a run is like.
-#[derive(Clone)]
-struct Run {
-    bundle: Bundle,
-    verify: Value,
-    record: Record,
-}
-
-fn run() -> Run {
-    static BUNDLE: LazyLock<Bundle> =
-        LazyLock::new(|| Bundle::new(Value::Null, [(DOCTOR, b"{}".to_vec())].into()).unwrap());
+fn bundle() -> Bundle {
+    static MANIFEST: LazyLock<Manifest> = LazyLock::new(|| Manifest::new(Value::Null).unwrap());
     let groups = json!([{ "group": "named", "passed": 5, "failed": 0 }]);
     let verify = json!({ "pass": true, "backends": [{ "backend": "cpu", "groups": groups }] });
-    Run { bundle: BUNDLE.clone(), verify, record: record(1e-3, 1) }
+    Bundle { manifest: MANIFEST.clone(), doctor: json!({}), verify, bench: record(1e-3, 1) }
 }
 
 fn record(seconds: f64, seed: u64) -> Record {
@@ -37,35 +26,20 @@ fn record(seconds: f64, seed: u64) -> Record {
     let task = Task::square(DType::F32, [1, 2, 64, 64], Mask::NONE).unwrap();
     let mut record = Record::new(Protocol::new(Mode::Sustained, 0.1), None);
     record.measurements.push(Measurement {
-        task: task.spec().clone(),
-        arm: "cpu".to_owned(),
-        place: "cpu".to_owned(),
-        kernel: None,
-        finding: None,
-        refused: None,
-        stretches: vec![Stretch { seconds: times, calls: 1, again: false, weather: None }],
+        stretches: vec![Stretch { seconds: times, calls: 1, again: false, noise: None }],
+        ..Measurement::new(&task, "cpu", Place::Cpu)
     });
     record
 }
 
-impl Run {
-    fn bundle(&self) -> Bundle {
-        let mut bundle = self.bundle.clone();
-        bundle.files.insert(VERIFY, self.verify.to_string().into_bytes());
-        bundle.files.insert(BENCH, serde_json::to_vec(&self.record).unwrap());
-        bundle
-    }
-}
-
-fn compared(change: impl FnOnce(&mut Run)) -> Comparison {
-    let then = run();
-    let mut now = Run { record: record(1e-3, 2), ..then.clone() };
+fn compared(change: impl FnOnce(&mut Bundle)) -> Comparison {
+    let mut now = Bundle { bench: record(1e-3, 2), ..bundle() };
     change(&mut now);
-    compare(&then.bundle(), &now.bundle(), 0.05).unwrap()
+    compare(&bundle(), &now, 0.05).unwrap()
 }
 
 #[track_caller]
-fn differs(change: impl FnOnce(&mut Run), words: &str) {
+fn differs(change: impl FnOnce(&mut Bundle), words: &str) {
     let found = compared(change);
     assert!(found.differences.iter().any(|text| text.contains(words)), "{words}: {found:?}");
 }
@@ -75,27 +49,27 @@ fn what_changed_is_named() {
     let same = compared(|_| {});
     assert!(same.pass() && same.remarks.is_empty() && !same.is_slower(), "{same:?}");
     assert!(same.kernels >= 36 && same.groups == 1 && same.rulings.len() == 1, "{same:?}");
-    let kernels = |run: &mut Run, hash: Option<&str>| {
-        let kernels = &mut run.bundle.manifest.kernels;
+    let kernels = |run: &mut Bundle, hash: Option<&str>| {
+        let kernels = &mut run.manifest.kernels;
         let (first, _) = kernels.pop_first().unwrap();
         kernels.extend(hash.map(|hash| (first, hash.to_owned())));
     };
     differs(|run| kernels(run, Some("0")), "the PTX of");
     differs(|run| kernels(run, None), "is missing");
-    differs(|run| drop(run.bundle.manifest.kernels.insert("more".to_owned(), "0".to_owned())), "was missing");
+    differs(|run| drop(run.manifest.kernels.insert("more".to_owned(), "0".to_owned())), "was missing");
     differs(|run| run.verify["backends"][0]["groups"][0]["failed"] = 1.into(), "is 5 passed and 1 failed");
-    differs(|run| run.record = record(1.2e-3, 3), "times the time of the baseline");
-    differs(|run| run.record.measurements[0].arm = "abacus".to_owned(), "abacus");
-    assert!(compared(|run| run.record = record(0.8e-3, 3)).pass(), "faster is no fault");
-    assert!(compared(|run| run.record = record(1.2e-3, 3)).is_slower());
+    differs(|run| run.bench = record(1.2e-3, 3), "times the time of the baseline");
+    differs(|run| run.bench.measurements[0].competitor = "abacus".to_owned(), "abacus");
+    assert!(compared(|run| run.bench = record(0.8e-3, 3)).pass(), "faster is no fault");
+    assert!(compared(|run| run.bench = record(1.2e-3, 3)).is_slower());
 }
 
 #[test]
 fn another_machine_is_said_and_not_failed() {
     let found = compared(|run| {
-        run.bundle.manifest.environment.insert("GPU".to_owned(), "NVIDIA H200".to_owned());
-        run.record.machine.gpu = Some("NVIDIA H200".to_owned());
-        run.record.measurements[0].stretches[0].seconds = vec![9.0; 100];
+        run.manifest.environment.insert("GPU".to_owned(), "NVIDIA H200".to_owned());
+        run.bench.machine.gpu = Some("NVIDIA H200".to_owned());
+        run.bench.measurements[0].stretches[0].seconds = vec![9.0; 100];
         let group = json!({ "group": "named", "passed": 5, "failed": 0 });
         run.verify["backends"].as_array_mut().unwrap().push(json!({ "backend": "cuda", "groups": [group] }));
     });
@@ -109,10 +83,6 @@ fn another_machine_is_said_and_not_failed() {
 
 #[test]
 fn answers_that_cannot_be_are_refused() {
-    let broken = Run { verify: json!([]), ..run() };
-    let error = compare(&run().bundle(), &broken.bundle(), 0.05).unwrap_err().to_string();
-    assert!(error.contains("verify.json"), "{error}");
-    let mut missing = run().bundle();
-    missing.files.remove(BENCH);
-    assert!(compare(&run().bundle(), &missing, 0.05).is_err());
+    let error = compare(&bundle(), &Bundle { verify: json!([]), ..bundle() }, 0.05).unwrap_err();
+    assert!(error.contains("verify"), "{error}");
 }

@@ -27,15 +27,12 @@ impl Rows {
 /// Extents of an answer: which rows it holds and how many features each has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Grid {
-    /// Batch entries.
     pub batch: usize,
-    /// Query heads.
     pub heads: usize,
     /// Rows held per head.
     pub rows: usize,
     /// Distance between the rows held.
     pub step: usize,
-    /// Features of a row.
     pub dim: usize,
 }
 
@@ -72,13 +69,9 @@ impl Grid {
 /// A place in the output.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Position {
-    /// Batch entry.
     pub batch: usize,
-    /// Query head.
     pub head: usize,
-    /// Row.
     pub seq: usize,
-    /// Feature.
     pub dim: usize,
 }
 
@@ -91,9 +84,7 @@ impl fmt::Display for Position {
 /// A result, dense in the order batch, heads, row, dim.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Answer {
-    /// Extents.
     pub grid: Grid,
-    /// The output.
     pub out: Vec<f64>,
     /// The log-sum-exp of each row.
     pub lse: Vec<f64>,

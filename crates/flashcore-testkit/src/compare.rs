@@ -197,37 +197,13 @@ impl fmt::Display for Verdict {
 #[non_exhaustive]
 pub enum Reason {
     /// NaN or Inf where the oracle has a number.
-    NotFinite {
-        /// Where.
-        at: Position,
-        /// What.
-        got: f64,
-    },
+    NotFinite { at: Position, got: f64 },
     /// A row that sees nothing is not exactly zero.
-    EmptyRowNotZero {
-        /// Where.
-        at: Position,
-        /// What is there.
-        got: f64,
-    },
+    EmptyRowNotZero { at: Position, got: f64 },
     /// The LSE of a row is off.
-    Lse {
-        /// The row.
-        at: Position,
-        /// What it is.
-        got: f64,
-        /// What it should be.
-        expected: f64,
-    },
+    Lse { at: Position, got: f64, expected: f64 },
     /// The largest error is beyond tolerance.
-    MaxError {
-        /// Where.
-        at: Position,
-        /// What is there.
-        got: f64,
-        /// What it should be.
-        expected: f64,
-    },
+    MaxError { at: Position, got: f64, expected: f64 },
     /// The mean error is beyond tolerance although the largest is not.
     MeanError,
 }

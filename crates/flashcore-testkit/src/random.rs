@@ -15,7 +15,6 @@ use crate::{
 pub struct Limits {
     /// Multiply-adds of a problem, about.
     pub work: usize,
-    /// Longest sequence.
     pub seq: usize,
     /// Head dimensions to draw from; Q and V draw separately once in a while.
     pub dims: &'static [usize],

@@ -105,10 +105,10 @@ impl Builder {
     pub fn while_<C: Into<Cond>>(&mut self, cond: impl FnOnce(&mut Self) -> C, body: impl FnOnce(&mut Self)) {
         let (head, exit) = (self.label("while"), self.label("done"));
         self.place(&head);
-        let go_on = cond(self);
-        let go_on = self.pred(go_on);
-        self.branch(Some(go_on.not()), &exit);
-        let around = self.enter(go_on.scope);
+        let again = cond(self);
+        let again = self.pred(again);
+        self.branch(Some(again.not()), &exit);
+        let around = self.enter(again.scope);
         body(self);
         self.branch(None, &head);
         self.leave(around);

@@ -7,15 +7,15 @@ use std::path::PathBuf;
 use clap::Args;
 use flashcore_lab::{
     LabError,
-    arm::{
-        Arm,
+    competitor::{
+        Competitor,
         roster::{Roster, usual_gate_protocol},
     },
     contest::Contest,
     gate::{self, Demand, Ruling},
+    judge::Care,
     protocol::Protocol,
     record::{Measurement, Record},
-    referee::Care,
     save,
     sensors::Sensors,
     task::Task,
@@ -97,13 +97,13 @@ pub fn execute(flags: Flags, output: &Output) -> Result<Verdict, CliError> {
     let baseline = baseline.transpose().map_err(LabError::from)?;
     let protocol = flags.timing.protocol(usual_gate_protocol(ours.place()), flags.task.replays());
     let roster = Roster::open(ours, flags.backend.threads());
-    let arms = line_up(&roster, flags.peer.as_deref())?;
+    let competitors = line_up(&roster, flags.peer.as_deref())?;
     let mut record = Record::new(protocol, roster.describe_peers());
     record.warnings.extend(roster.note());
     if let Some(baseline) = &baseline {
         gate::check_baseline(baseline, &record)?;
     }
-    let (gate, mut rulings) = (Gate { arms, baseline, demands: flags.demands }, Vec::new());
+    let (gate, mut rulings) = (Gate { competitors, baseline, demands: flags.demands }, Vec::new());
     flags.timing.measure(&tasks, &mut record, output, |task, record, sensors, progress| {
         rulings.extend(gate.rule(task, record, sensors, progress)?);
         Ok(())
@@ -114,21 +114,21 @@ pub fn execute(flags: Flags, output: &Output) -> Result<Verdict, CliError> {
 }
 
 /// Ours, the fast peer, and the plain one.
-fn line_up(roster: &Roster, peer: Option<&str>) -> Result<Vec<Box<dyn Arm>>, CliError> {
-    let mut arms = roster.fast_and_plain();
+fn line_up(roster: &Roster, peer: Option<&str>) -> Result<Vec<Box<dyn Competitor>>, CliError> {
+    let mut competitors = roster.fast_and_plain();
     if let Some(name) = peer {
-        arms.retain(|arm| arm.name() != name);
-        let plain = arms.pop();
-        arms = std::iter::once(roster.peer(name)?).chain(plain).collect();
+        competitors.retain(|competitor| competitor.name() != name);
+        let plain = competitors.pop();
+        competitors = std::iter::once(roster.peer(name)?).chain(plain).collect();
     }
-    arms.insert(0, roster.ours());
-    Ok(arms)
+    competitors.insert(0, roster.ours());
+    Ok(competitors)
 }
 
 /// Everything a decision needs.
 struct Gate {
     /// Ours first, then the fast peer, then the plain one.
-    arms: Vec<Box<dyn Arm>>,
+    competitors: Vec<Box<dyn Competitor>>,
     baseline: Option<Record>,
     demands: DemandFlags,
 }
@@ -142,13 +142,17 @@ impl Gate {
         progress: &mut Progress,
     ) -> Result<Vec<Ruling>, LabError> {
         let protocol = record.protocol;
-        let contest = Contest::prepare(task, &self.arms, protocol.seed, Care::Usual, progress)?;
-        let ours = self.arms[0].name();
+        let contest = Contest::prepare(task, &self.competitors, protocol.seed, Care::Usual, progress)?;
+        let ours = self.competitors[0].name();
         if let Some(ruling) = gate::correctness(task, ours, &contest)? {
             return Ok(vec![ruling]);
         }
         // The plain peer was there to be right, not to be fast, unless it is the only one.
-        let fast = self.arms.get(1).filter(|_| self.demands.max_ratio.is_some()).map(|arm| arm.name());
+        let fast = self
+            .competitors
+            .get(1)
+            .filter(|_| self.demands.max_ratio.is_some())
+            .map(|competitor| competitor.name());
         let timed: Vec<&str> = std::iter::once(ours).chain(fast).collect();
         let measured = contest.only(&timed).run(&protocol, sensors, progress)?;
         // Who stops it gets the turns there were; nothing follows from them.
@@ -168,7 +172,7 @@ impl Gate {
     ) -> Result<Vec<Ruling>, LabError> {
         let mut rulings = Vec::new();
         if let Some(most) = self.demands.max_ratio {
-            let pair = [self.arms[0].name(), fast.unwrap_or("a peer")];
+            let pair = [self.competitors[0].name(), fast.unwrap_or("a peer")];
             rulings.push(gate::against_peer(task, measured, protocol, pair, Demand::Superior(most))?);
         }
         if let (Some(baseline), Some(now)) = (&self.baseline, measured.first()) {
@@ -180,9 +184,9 @@ impl Gate {
 
     fn show(&self, pass: bool, record: &Record, rulings: &[Ruling], output: &Output) -> Result<(), CliError> {
         let Record { complete, machine, protocol, warnings, .. } = record;
-        let arms: Vec<&str> = self.arms.iter().map(|arm| arm.name()).collect();
+        let competitors: Vec<&str> = self.competitors.iter().map(|competitor| competitor.name()).collect();
         let json = json!({
-            "pass": pass, "stopped": !complete, "machine": machine, "protocol": protocol, "arms": arms,
+            "pass": pass, "stopped": !complete, "machine": machine, "protocol": protocol, "arms": competitors,
             "rulings": rulings, "warnings": warnings,
         });
         output.answer(&json, || {
@@ -193,7 +197,7 @@ impl Gate {
                 0 => good("PASS"),
                 n => bad(format!("FAIL: {n} of {} demands not met", rulings.len())),
             };
-            let judged = format!("{} against f64, before anything was timed", arms.join(", "));
+            let judged = format!("{} against f64, before anything was timed", competitors.join(", "));
             let notes = warnings.iter().map(|warning| ("note", faint(warning)));
             let facts = [("judged", judged.into())].into_iter().chain(notes).chain([("result", result)]);
             let heading = ["problem", "against", "demand", "ratio", "95 %", ""];

@@ -9,7 +9,7 @@ use clap::Args;
 use flashcore_kernels::Tile;
 use flashcore_lab::{
     LabError,
-    arm::{cuda::CudaArm, roster::Ours},
+    competitor::{cuda::CudaCompetitor, roster::Ours},
     latency::time,
     profile::{
         self,
@@ -79,9 +79,9 @@ pub struct TargetFlags {
 pub fn execute_target(flags: &TargetFlags) -> Result<Verdict, CliError> {
     let task = Task::parse(serde_json::from_str(&flags.task)?).map_err(LabError::from)?;
     let cuda = flashcore::cuda::Cuda::open(0)
-        .map_err(|e| LabError::Failed { arm: "cuda".to_owned(), reason: e.to_string() })?;
+        .map_err(|e| LabError::Failed { competitor: "cuda".to_owned(), reason: e.to_string() })?;
     let tile = flags.tile.as_deref().map(serde_json::from_str).transpose()?;
-    profile::target(&CudaArm::cut(cuda.into(), tile), task)?;
+    profile::target(&CudaCompetitor::cut(cuda.into(), tile), task)?;
     Ok(Verdict::Pass)
 }
 
@@ -187,7 +187,7 @@ fn count(
     let csv = ncu.csv(&report)?;
     save::replace(&table, &[csv.as_bytes()]).map_err(LabError::io("write", &table))?;
     let unreadable =
-        || LabError::Failed { arm: "ncu".to_owned(), reason: "its table has no counters".to_owned() };
+        || LabError::Failed { competitor: "ncu".to_owned(), reason: "its table has no counters".to_owned() };
     let counters = ncu::counters(&csv).ok_or_else(unreadable)?;
     Ok((Reading::of(&counters), [report, table].map(|path| path.display().to_string()).to_vec()))
 }

@@ -13,82 +13,64 @@ use super::{FileError, Place, count, npy, open_file};
 use crate::error::CliError;
 
 /// What an element of a kernel's buffer is.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum ElementType {
-    U8,
-    S8,
-    U16,
-    S16,
-    U32,
-    S32,
-    U64,
-    S64,
-    F16,
-    BF16,
-    F32,
-    F64,
+#[derive(Clone, Copy, Debug)]
+pub struct ElementType {
+    /// Its name on the command line.
+    pub name: &'static str,
+    /// numpy's name for it.
+    descr: &'static str,
+    /// Bytes of an element.
+    pub bytes: usize,
+    /// One element as text.
+    pub show: fn(&[u8]) -> String,
 }
 
-/// Every type, its name on the command line, numpy's name for it and its bytes.
-const TYPES: [(ElementType, &str, &str, usize); 12] = [
-    (ElementType::U8, "u8", "|u1", 1),
-    (ElementType::S8, "s8", "|i1", 1),
-    (ElementType::U16, "u16", "<u2", 2),
-    (ElementType::S16, "s16", "<i2", 2),
-    (ElementType::U32, "u32", "<u4", 4),
-    (ElementType::S32, "s32", "<i4", 4),
-    (ElementType::U64, "u64", "<u8", 8),
-    (ElementType::S64, "s64", "<i8", 8),
-    (ElementType::F16, "f16", "<f2", 2),
+impl PartialEq for ElementType {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name
+    }
+}
+
+macro_rules! element {
+    ($name:literal, $descr:literal, $ty:ty) => {
+        ElementType {
+            name: $name,
+            descr: $descr,
+            bytes: size_of::<$ty>(),
+            show: |bytes| {
+                let byte = |i| bytes.get(i).copied().unwrap_or_default();
+                <$ty>::from_le_bytes(std::array::from_fn(byte)).to_string()
+            },
+        }
+    };
+}
+
+/// Every type.
+const TYPES: [ElementType; 12] = [
+    element!("u8", "|u1", u8),
+    element!("s8", "|i1", i8),
+    element!("u16", "<u2", u16),
+    element!("s16", "<i2", i16),
+    element!("u32", "<u4", u32),
+    element!("s32", "<i4", i32),
+    element!("u64", "<u8", u64),
+    element!("s64", "<i8", i64),
+    element!("f16", "<f2", f16),
     // numpy has no bfloat16; this is how ml_dtypes writes it.
-    (ElementType::BF16, "bf16", "<V2", 2),
-    (ElementType::F32, "f32", "<f4", 4),
-    (ElementType::F64, "f64", "<f8", 8),
+    element!("bf16", "<V2", bf16),
+    element!("f32", "<f4", f32),
+    element!("f64", "<f8", f64),
 ];
 
 impl ElementType {
-    /// Its name on the command line.
-    pub const fn name(self) -> &'static str {
-        TYPES[self as usize].1
-    }
-
-    /// Bytes of an element.
-    pub const fn bytes(self) -> usize {
-        TYPES[self as usize].3
-    }
-
     /// All names, for messages.
     pub fn names() -> String {
-        TYPES.map(|(_, name, ..)| name).join(", ")
+        TYPES.map(|element| element.name).join(", ")
     }
 
     fn of_descr(descr: &str) -> Option<Self> {
         let same = if descr == "|V2" || descr == "bfloat16" { "<V2" } else { descr };
-        TYPES.into_iter().find(|(_, _, known, _)| *known == same).map(|(ty, ..)| ty)
-    }
-
-    /// One element as text.
-    pub fn show(self, bytes: &[u8]) -> String {
-        macro_rules! read {
-            ($ty:ty) => {
-                <$ty>::from_le_bytes(std::array::from_fn(|i| bytes.get(i).copied().unwrap_or_default()))
-                    .to_string()
-            };
-        }
-        match self {
-            Self::U8 => read!(u8),
-            Self::S8 => read!(i8),
-            Self::U16 => read!(u16),
-            Self::S16 => read!(i16),
-            Self::U32 => read!(u32),
-            Self::S32 => read!(i32),
-            Self::U64 => read!(u64),
-            Self::S64 => read!(i64),
-            Self::F16 => read!(f16),
-            Self::BF16 => read!(bf16),
-            Self::F32 => read!(f32),
-            Self::F64 => read!(f64),
-        }
+        TYPES.into_iter().find(|element| element.descr == same)
     }
 }
 
@@ -96,7 +78,7 @@ impl FromStr for ElementType {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let found = TYPES.into_iter().find(|(_, name, ..)| *name == text).map(|(ty, ..)| ty);
+        let found = TYPES.into_iter().find(|element| element.name == text);
         found.ok_or_else(|| format!("`{text}` is not an element type; there are {}", Self::names()))
     }
 }
@@ -119,9 +101,9 @@ impl AnyArray {
             return Err(FileError::Element { path: path.to_owned(), descr: claim.descr }.into());
         };
         let have = len.saturating_sub(claim.start);
-        let elements = count(&claim.shape, element.bytes(), have).map_err(wrong)?;
+        let elements = count(&claim.shape, element.bytes, have).map_err(wrong)?;
         memory::check(have)?;
-        let mut bytes = filled(0, elements * element.bytes())?;
+        let mut bytes = filled(0, elements * element.bytes)?;
         let read = file.seek(SeekFrom::Start(claim.start)).and_then(|_| file.read_exact(&mut bytes));
         read.map_err(|source| FileError::Read { path: path.to_owned(), source })?;
         Ok(Self { element, shape: claim.shape, bytes })
@@ -129,7 +111,7 @@ impl AnyArray {
 
     /// Writes an npy file.
     pub fn save(&self, place: &Place) -> Result<(), FileError> {
-        let header = npy::header_of(TYPES[self.element as usize].2, &self.shape);
+        let header = npy::header_of(self.element.descr, &self.shape);
         let path = place.path().to_owned();
         let header =
             header.ok_or(FileError::Write { path, source: std::io::ErrorKind::InvalidInput.into() })?;
@@ -142,12 +124,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_is_in_order() {
-        assert!(TYPES.iter().enumerate().all(|(at, (ty, name, descr, bytes))| {
-            *ty as usize == at
-                && name.parse() == Ok(*ty)
-                && ElementType::of_descr(descr) == Some(*ty)
-                && (descr.ends_with(&bytes.to_string()) || *descr == "<V2")
+    fn types_have_names() {
+        assert!(TYPES.into_iter().all(|element| {
+            let ElementType { name, descr, bytes, .. } = element;
+            name.parse() == Ok(element)
+                && ElementType::of_descr(descr) == Some(element)
+                && descr.ends_with(&bytes.to_string())
         }));
         assert!("f8".parse::<ElementType>().unwrap_err().contains("bf16"));
     }
@@ -155,9 +137,10 @@ mod tests {
     #[test]
     fn every_type_survives_its_file() {
         let folder = tempfile::tempdir().unwrap();
-        for (element, name, _, size) in TYPES {
-            let path = folder.path().join(format!("{name}.npy"));
-            let array = AnyArray { element, shape: vec![2, 3], bytes: (0..6 * size as u8).collect() };
+        for element in TYPES {
+            let path = folder.path().join(format!("{}.npy", element.name));
+            let bytes = (0..6 * element.bytes as u8).collect();
+            let array = AnyArray { element, shape: vec![2, 3], bytes };
             array.save(&Place::checked(&path, false).unwrap()).unwrap();
             assert_eq!(AnyArray::read(&path).unwrap(), array);
         }
@@ -165,10 +148,10 @@ mod tests {
 
     #[test]
     fn elements_read_as_numbers() {
-        let shown = |ty: ElementType, bytes: &[u8]| ty.show(bytes);
-        assert_eq!(shown(ElementType::S8, &[0xff]), "-1");
-        assert_eq!(shown(ElementType::U32, &7u32.to_le_bytes()), "7");
-        assert_eq!(shown(ElementType::F16, &f16::from_f32(0.5).to_le_bytes()), "0.5");
-        assert_eq!(shown(ElementType::F64, &f64::NEG_INFINITY.to_le_bytes()), "-inf");
+        let shown = |name: &str, bytes: &[u8]| (name.parse::<ElementType>().unwrap().show)(bytes);
+        assert_eq!(shown("s8", &[0xff]), "-1");
+        assert_eq!(shown("u32", &7u32.to_le_bytes()), "7");
+        assert_eq!(shown("f16", &f16::from_f32(0.5).to_le_bytes()), "0.5");
+        assert_eq!(shown("f64", &f64::NEG_INFINITY.to_le_bytes()), "-inf");
     }
 }

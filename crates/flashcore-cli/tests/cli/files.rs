@@ -1,13 +1,12 @@
 //! Tensors from and to files: what is read, what is written, that nothing is lost.
 
-use crate::workplace::{Workplace, npy};
+use crate::workplace::{Workplace, expect, npy, npy_file};
 
 const INPUTS: &str = "run --q q.npy --k k.npy --v v.npy";
 
 #[track_caller]
 fn passes(place: &Workplace, args: &str) {
-    let ended = place.run(args);
-    assert_eq!(ended.code, 0, "`{args}` printed {}{}", ended.stdout, ended.stderr);
+    expect(&place.run(args), 0, "");
 }
 
 /// The header and the numbers of an npy file of f32.
@@ -38,11 +37,7 @@ fn arrays_without_a_batch_dimension() {
     for (name, seq) in [("q.npy", 5), ("k.npy", 7), ("v.npy", 7)] {
         let whole = place.read(name);
         let text = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': (2, {seq}, 4), }}\n");
-        let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
-        bytes.extend((text.len() as u16).to_le_bytes());
-        bytes.extend(text.bytes());
-        bytes.extend(&whole[whole.len() - 2 * seq * 4 * 4..]);
-        place.write(name, &bytes);
+        place.write(name, &npy_file(&text, &whole[whole.len() - 2 * seq * 4 * 4..]));
     }
     passes(&place, &format!("{INPUTS} --out plain.npy --iters 1"));
     let (batched, plain) = (parse_npy(&place.read("batched.npy")), parse_npy(&place.read("plain.npy")));

@@ -1,6 +1,6 @@
 //! `flashcore inspect` and `flashcore warm`, without a GPU.
 
-use crate::workplace::{Ended, Workplace};
+use crate::workplace::{Ended, Workplace, expect};
 
 const PTXAS: &str = "FLASHCORE_PTXAS";
 
@@ -10,9 +10,7 @@ fn without_tools(args: &str) -> Ended {
 
 #[track_caller]
 fn refused(args: &str, says: &str) {
-    let ended = without_tools(args);
-    assert_eq!(ended.code, 2, "`{args}` printed {}", ended.stdout);
-    assert!(ended.stderr.contains(says), "`{says}` is missing in {}", ended.stderr);
+    expect(&without_tools(args), 2, says);
 }
 
 #[test]
@@ -92,17 +90,7 @@ fn problems_without_a_kernel_say_what_there_is() {
 
 /// A ptxas that assembles nothing but says what ptxas would.
 #[cfg(unix)]
-const FAKE: &str = r#"#!/bin/sh
-if [ "$1" = --version ]; then echo "Cuda compilation tools, release 13.0, V13.0.88"; exit 0; fi
-name=$(sed -n 's/^.*\.entry \([A-Za-z0-9_]*\).*/\1/p' | head -n 1)
-cat >&2 <<END
-ptxas info    : Compiling entry function '$name' for 'sm_90a'
-ptxas info    : Function properties for $name
-    16 bytes stack frame, 24 bytes spill stores, 32 bytes spill loads
-ptxas info    : Used 168 registers, used 3 barriers, 16 bytes cumulative stack size
-END
-printf '\177ELF of %s' "$name"
-"#;
+const FAKE: &str = include_str!("../data/ptxas.sh");
 
 #[cfg(unix)]
 fn with_ptxas(place: &Workplace, args: &str) -> Ended {
@@ -169,7 +157,5 @@ fn warming_that_is_stopped_says_what_is_ready() {
 fn a_kernel_that_does_not_compile_fails() {
     let place = Workplace::new();
     install(&place, "#!/bin/sh\ncat > /dev/null\necho 'ptxas fatal : no' >&2\nexit 1\n");
-    let ended = again(&place, "warm --gpu sm_80");
-    assert_eq!(ended.code, 1, "{}{}", ended.stdout, ended.stderr);
-    assert!(ended.stdout.contains("ptxas fatal"), "{}", ended.stdout);
+    expect(&again(&place, "warm --gpu sm_80"), 1, "ptxas fatal");
 }

@@ -56,8 +56,8 @@ fn bench_measures_everybody_and_keeps_raw_times() {
     let json = ended.json();
     assert_eq!((ended.code, &json["complete"]), (0, &true.into()), "{json}");
     let results = json["results"].as_array().unwrap();
-    let arms: Vec<_> = results.iter().map(|row| row["arm"].as_str().unwrap()).collect();
-    assert_eq!(arms, ["naive", "cpu"]);
+    let competitors: Vec<_> = results.iter().map(|row| row["arm"].as_str().unwrap()).collect();
+    assert_eq!(competitors, ["naive", "cpu"]);
     for row in results {
         let speed = |name: &str| row["speed"][name].as_f64().unwrap_or_else(|| panic!("no {name} in {row}"));
         let ordered = ["min_us", "p50_us", "p90_us", "max_us"].map(speed);

@@ -10,7 +10,7 @@ const REPRO: &str =
 /// The bundle in `artifacts`.
 fn bundle(place: &Workplace) -> PathBuf {
     let files = fs::read_dir(place.path("artifacts")).unwrap().map(|entry| entry.unwrap().path());
-    files.into_iter().find(|path| path.to_string_lossy().ends_with(".tar.gz")).unwrap()
+    files.into_iter().find(|path| path.to_string_lossy().ends_with(".json.gz")).unwrap()
 }
 
 #[test]
@@ -38,10 +38,10 @@ fn a_bundle_is_packed_and_comes_out_the_same() {
     assert!(json["kernels"].as_u64() >= Some(36) && json["groups"].as_u64() >= Some(1), "{json}");
     assert_eq!(json["rulings"].as_array().map(Vec::len), Some(1), "{json}");
     let bytes = fs::read(&path).unwrap();
-    place.write("half.tar.gz", &bytes[..bytes.len() / 2]);
-    expect(&place.run("repro --check half.tar.gz"), 2, "half.tar.gz: cannot be read");
-    expect(&place.run("repro --check missing.tar.gz"), 2, "missing.tar.gz");
-    expect(&place.run("repro --check half.tar.gz --full"), 2, "--full");
+    place.write("half.json.gz", &bytes[..bytes.len() / 2]);
+    expect(&place.run("repro --check half.json.gz"), 2, "half.json.gz: cannot be read");
+    expect(&place.run("repro --check missing.json.gz"), 2, "missing.json.gz");
+    expect(&place.run("repro --check half.json.gz --full"), 2, "--full");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::workplace::{Ended, Workplace};
+use crate::workplace::{Workplace, expect, npy_file};
 
 const FILE: &str = "kernels.ptx";
 const SCALE: &str = "sim kernels.ptx --entry scale --grid 2 --block 64";
@@ -17,9 +17,7 @@ fn place() -> Workplace {
 
 /// An npy file with one dimension.
 fn array(descr: &str, len: usize, elements: &[u8]) -> Vec<u8> {
-    let text = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({len},), }}\n");
-    let header = [b"\x93NUMPY\x01\x00".as_slice(), &(text.len() as u16).to_le_bytes(), text.as_bytes()];
-    [&header.concat(), elements].concat()
+    npy_file(&format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({len},), }}\n"), elements)
 }
 
 /// The last `len` elements of a file.
@@ -28,19 +26,12 @@ fn elements(place: &Workplace, name: &str, len: usize) -> Vec<[u8; 4]> {
     bytes[bytes.len() - 4 * len..].chunks_exact(4).map(|four| four.try_into().unwrap()).collect()
 }
 
-#[track_caller]
-fn check(ended: &Ended, code: i32, says: &str) {
-    let all = format!("{}{}", ended.stdout, ended.stderr);
-    assert_eq!(ended.code, code, "{all}");
-    assert!(all.contains(says), "`{says}` is missing in {all}");
-}
-
 #[test]
 fn a_clean_kernel_leaves_its_results() {
     let place = place();
     let args = "--arg in:x.npy --arg out:y.npy:f32:100 --arg u32:100 --arg f32:0.5 --json";
     let ended = place.run(&format!("{SCALE} {args}"));
-    check(&ended, 0, "");
+    expect(&ended, 0, "");
     let json = ended.json();
     assert_eq!((&json["clean"], &json["kernel"]), (&true.into(), &"scale".into()));
     assert_eq!(json["results"][0]["first"][3], "1.5");
@@ -55,7 +46,7 @@ fn schedules_do_not_change_a_clean_kernel() {
     for schedule in ["round-robin", "random", "producer-first", "consumer-first"] {
         let out = format!("{schedule}.npy");
         let args = format!("--arg in:x.npy --arg out:{out}:f32:100 --arg u32:100 --arg f32:3 --seed 5");
-        check(&place.run(&format!("{SCALE} {args} --schedule {schedule}")), 0, "clean");
+        expect(&place.run(&format!("{SCALE} {args} --schedule {schedule}")), 0, "clean");
         assert_eq!(place.read(&out), place.read("round-robin.npy"), "{schedule}");
     }
 }
@@ -66,7 +57,7 @@ fn arrays_are_changed_in_place() {
     let numbers: Vec<i32> = (-8..24).collect();
     place.write("n.npy", &array("<i4", 32, bytemuck::cast_slice(&numbers)));
     let ended = place.run("sim kernels.ptx --entry increment --grid 1 --block 32 --arg inout:n.npy");
-    check(&ended, 0, "s32 32");
+    expect(&ended, 0, "s32 32");
     assert!(elements(&place, "n.npy", 32).into_iter().eq((-7i32..25).map(i32::to_le_bytes)));
 }
 
@@ -75,7 +66,7 @@ fn an_input_that_is_written_is_said() {
     let place = place();
     place.write("n.npy", &array("<i4", 32, &[0; 128]));
     let ended = place.run("sim kernels.ptx --entry increment --grid 1 --block 32 --arg in:n.npy");
-    check(&ended, 1, "inout:n.npy");
+    expect(&ended, 1, "inout:n.npy");
     assert!(elements(&place, "n.npy", 32).into_iter().all(|bytes| bytes == [0; 4]), "it stays");
 }
 
@@ -83,7 +74,7 @@ fn an_input_that_is_written_is_said() {
 fn a_race_is_found_with_its_line() {
     let place = place();
     let racy = "sim kernels.ptx --entry racy --grid 1 --block 64 --arg out:y.npy:u32:64 --force";
-    check(&place.run(racy), 1, "SharedRace");
+    expect(&place.run(racy), 1, "SharedRace");
     let json = place.run(&format!("{racy} --check race --json")).json();
     let found = &json["findings"][0];
     assert_eq!((&json["clean"], &found["kind"]), (&false.into(), &"SharedRace".into()));
@@ -91,8 +82,8 @@ fn a_race_is_found_with_its_line() {
     assert!(found["source"].as_str().unwrap().starts_with("kernels.ptx:"), "{found}");
     let both = found["message"].as_str().unwrap();
     assert!(both.contains("by warp 0") && both.contains("(kernels.ptx:"), "both sides: {found}");
-    check(&place.run(&format!("{racy} --check bounds,barrier")), 0, "clean");
-    check(&place.run(&format!("{racy} --check none --quiet")), 0, "");
+    expect(&place.run(&format!("{racy} --check bounds,barrier")), 0, "clean");
+    expect(&place.run(&format!("{racy} --check none --quiet")), 0, "");
 }
 
 /// What a finding ended has no result worth keeping.
@@ -101,7 +92,7 @@ fn an_access_beyond_an_array_writes_no_file() {
     let place = place();
     let args = "--arg in:x.npy --arg out:y.npy:f32:128 --arg u32:101 --arg f32:1";
     let ended = place.run(&format!("{SCALE} {args}"));
-    check(&ended, 1, "OutOfBounds");
+    expect(&ended, 1, "OutOfBounds");
     assert!(ended.stdout.contains("not written"), "{}", ended.stdout);
     assert!(!place.names().contains(&"y.npy".to_owned()));
 }
@@ -109,7 +100,7 @@ fn an_access_beyond_an_array_writes_no_file() {
 #[test]
 fn an_output_is_not_an_input() {
     let ended = place().run("sim kernels.ptx --entry increment --grid 1 --block 32 --arg out:n.npy:u32:32");
-    check(&ended, 1, "UninitGlobal");
+    expect(&ended, 1, "UninitGlobal");
 }
 
 #[test]
@@ -147,7 +138,7 @@ fn what_cannot_run_says_why() {
         ("sim kernels.ptx --entry increment --grid 1 --block 2048 --arg u64:0".to_owned(), "cannot launch"),
         ("sim kernels.ptx --entry increment --block 1".to_owned(), "--grid"),
     ] {
-        check(&place.run(&args), 2, says);
+        expect(&place.run(&args), 2, says);
     }
     assert!(!place.names().contains(&"y.npy".to_owned()));
 }
@@ -160,8 +151,8 @@ fn instructions_that_the_target_lacks_are_told_once() {
     let text = format!("{head}{}ret;\n}}\n", "fence.proxy.async;\n".repeat(300));
     place.write("newer.ptx", text.as_bytes());
     let ended = place.run("sim newer.ptx --grid 1 --block 1");
-    check(&ended, 2, "newer.ptx:5: `fence.proxy.async` needs target sm_90");
-    check(&ended, 2, "(300 times, also at 6, 7, 8, 9 and 295 more)");
+    expect(&ended, 2, "newer.ptx:5: `fence.proxy.async` needs target sm_90");
+    expect(&ended, 2, "(300 times, also at 6, 7, 8, 9 and 295 more)");
     assert!(ended.stderr.lines().count() <= 4, "{}", ended.stderr);
 }
 
@@ -172,7 +163,7 @@ fn attention_runs_in_the_simulator() {
     for (gpu, kernel) in [("sm_90", "sm_90a"), ("sm_80", "sm_80")] {
         let args = format!("run --backend sim --gpu {gpu} --shape 1x2x70x64 --causal --iters 2 --json");
         let ended = place.run(&args);
-        check(&ended, 0, "");
+        expect(&ended, 0, "");
         let json = ended.json();
         assert!(json["kernel"].as_str().unwrap().contains(kernel), "{json}");
         let simulation = &json["simulation"];
@@ -181,18 +172,18 @@ fn attention_runs_in_the_simulator() {
         assert!(simulation["counters"]["tensor_macs"].as_u64().unwrap() > 0, "{json}");
         assert!(json.get("latency_us").is_none(), "its time says nothing: {json}");
     }
-    check(&place.run("run --backend sim --shape 1x1x8x16 --gpu sm_80"), 0, "hostile");
+    expect(&place.run("run --backend sim --shape 1x1x8x16 --gpu sm_80"), 0, "hostile");
 }
 
 #[test]
 fn what_the_simulator_cannot_do_is_said() {
     let place = Workplace::new();
-    check(&place.run("run --backend sim --shape 8x32x8192x128"), 2, "make the shape smaller");
-    check(&place.run("run --backend sim --dtype f32"), 2, "f16 and bf16");
-    check(&place.run("run --backend sim --threads 2"), 2, "cpu backend");
-    check(&place.run("run --backend sim --general"), 2, "--gpu sm_80");
-    check(&place.run("run --gpu sm_80"), 2, "--backend sim");
-    check(&place.run("bench --backend sim"), 2, "cannot be timed");
+    expect(&place.run("run --backend sim --shape 8x32x8192x128"), 2, "make the shape smaller");
+    expect(&place.run("run --backend sim --dtype f32"), 2, "f16 and bf16");
+    expect(&place.run("run --backend sim --threads 2"), 2, "cpu backend");
+    expect(&place.run("run --backend sim --general"), 2, "--gpu sm_80");
+    expect(&place.run("run --gpu sm_80"), 2, "--backend sim");
+    expect(&place.run("bench --backend sim"), 2, "cannot be timed");
 }
 
 /// A launch cannot be asked to stop, so that Ctrl-C is left to do what it does by itself.

@@ -37,7 +37,8 @@ impl Ended {
 #[track_caller]
 pub fn expect(ended: &Ended, code: i32, words: &str) {
     let text = format!("{}{}", ended.stdout, ended.stderr);
-    assert!(ended.code == code && text.contains(words), "{} instead of {code}: {text}", ended.code);
+    assert_eq!(ended.code, code, "{text}");
+    assert!(text.contains(words), "`{words}` is missing in {text}");
 }
 
 /// A folder of its own for one test.
@@ -150,14 +151,18 @@ impl Started {
     }
 }
 
+/// An npy file with this header.
+pub fn npy_file(text: &str, elements: &[u8]) -> Vec<u8> {
+    let len = (text.len() as u16).to_le_bytes();
+    [b"\x93NUMPY\x01\x00", &len[..], text.as_bytes(), elements].concat()
+}
+
 /// An npy file of small, varied numbers.
 pub fn npy(descr: &str, fortran: &str, shape: &[usize], element: usize) -> Vec<u8> {
     let extents: String = shape.iter().map(|n| format!("{n}, ")).collect();
     let text = format!("{{'descr': '{descr}', 'fortran_order': {fortran}, 'shape': ({extents}), }}\n");
     let count: usize = shape.iter().product();
-    let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
-    bytes.extend((text.len() as u16).to_le_bytes());
-    bytes.extend(text.bytes());
+    let mut bytes = npy_file(&text, &[]);
     for i in 0..count {
         let value = ((i * 37 + shape[2] * 11) % 19) as f32 / 8.0 - 1.0;
         match element {

@@ -103,17 +103,17 @@ pub(crate) fn host_cost(bench: &Bench) -> Outcome {
         // SAFETY: as above; the graph is replayed only here.
         unsafe { prepared.launch(stream, &buffers(0)) }
     })?;
-    let arms: [(&str, &Launch); 5] = [
+    let launches: [(&str, &Launch); 5] = [
         ("flashcore", &ours),
         ("flashcore, replayed", &|_| Ok(graph.launch(&bench.stream)?)),
         ("driver alone", &|_| bare.launch()),
         ("driver alone, older call", &|_| bare.older_call()),
         ("driver alone, empty kernel", &|_| bare.nothing()),
     ];
-    let costs = bench.device.with_context(|| interleaved(bench, arms.map(|(_, launch)| launch)))??;
+    let costs = bench.device.with_context(|| interleaved(bench, launches.map(|(_, launch)| launch)))??;
     check_sum(bench, &prepared, buffers(0))?;
     let lines: Vec<String> =
-        arms.iter().zip(&costs).map(|((name, _), cost)| format!("{name} {cost}")).collect();
+        launches.iter().zip(&costs).map(|((name, _), cost)| format!("{name} {cost}")).collect();
     expect(costs[0].median < 5.0, || lines.join("; "))?;
     Ok(lines.join("; "))
 }
@@ -139,11 +139,11 @@ const BURST: u64 = 100;
 const ROUNDS: usize = 200;
 const WARM_UP: usize = 10;
 
-fn interleaved<const N: usize>(bench: &Bench, arms: [&Launch; N]) -> Result<[Cost; N], Box<dyn Error>> {
+fn interleaved<const N: usize>(bench: &Bench, launches: [&Launch; N]) -> Result<[Cost; N], Box<dyn Error>> {
     let mut times = [const { Vec::new() }; N];
     for round in 0..WARM_UP + ROUNDS {
-        for (arm, times) in arms.iter().zip(&mut times) {
-            let time = burst(bench, arm)?;
+        for (launch, times) in launches.iter().zip(&mut times) {
+            let time = burst(bench, launch)?;
             if round >= WARM_UP {
                 times.push(time);
             }

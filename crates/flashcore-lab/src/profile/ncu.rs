@@ -100,7 +100,7 @@ impl Ncu {
     }
 
     fn failed(&self, reason: &str) -> LabError {
-        LabError::Failed { arm: self.path.display().to_string(), reason: reason.to_owned() }
+        LabError::Failed { competitor: self.path.display().to_string(), reason: reason.to_owned() }
     }
 }
 

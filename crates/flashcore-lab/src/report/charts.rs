@@ -18,13 +18,13 @@ const INTERVALS: &str = "Medians; bars are 95 % intervals where they are wider t
 pub(super) struct Cast(pub(super) Vec<String>);
 
 impl Cast {
-    fn slot(&self, run: &Run, arm: &str) -> Slot {
-        let peer = || peer_slot(self.0.iter().position(|peer| peer == arm).unwrap_or(0));
-        if run.is_ours(arm) { 0 } else { peer() }
+    fn slot(&self, run: &Run, name: &str) -> Slot {
+        let peer = || peer_slot(self.0.iter().position(|peer| peer == name).unwrap_or(0));
+        if run.is_ours(name) { 0 } else { peer() }
     }
 
     fn legend(&self, run: &Run) -> Vec<(Slot, String)> {
-        run.arms().map(|arm| (self.slot(run, arm), run.title(arm))).collect()
+        run.competitors().map(|name| (self.slot(run, name), run.title(name))).collect()
     }
 
     /// A line for each competitor, ours on top; `point` tells where a problem lies.
@@ -35,12 +35,12 @@ impl Cast {
         joined: bool,
         point: impl Fn(usize, &'p Problem, &str) -> Option<Point>,
     ) -> Vec<Line> {
-        let line = |arm| Line {
-            slot: Some(self.slot(run, arm)),
+        let line = |name| Line {
+            slot: Some(self.slot(run, name)),
             joined,
-            points: problems.iter().enumerate().filter_map(|(n, p)| point(n, p, arm)).collect(),
+            points: problems.iter().enumerate().filter_map(|(n, p)| point(n, p, name)).collect(),
         };
-        run.arms().rev().map(line).filter(|line| !line.points.is_empty()).collect()
+        run.competitors().rev().map(line).filter(|line| !line.points.is_empty()).collect()
     }
 
     /// All figures of a series whose newest run is its last.
@@ -63,10 +63,10 @@ impl Cast {
         let plot = |curve: &Curve<'_>| {
             let length = |p: &&Problem| (p.length() as f64, words::extent(p.length()));
             let ticks = curve.problems.iter().map(length).collect();
-            let lines = self.lines(run, &curve.problems, true, |_, p, arm| {
-                let (value, x) = ((quantity.of)(p, arm)?, p.length() as f64);
+            let lines = self.lines(run, &curve.problems, true, |_, p, name| {
+                let (value, x) = ((quantity.of)(p, name)?, p.length() as f64);
                 let spread = Some([(x, value.low), (x, value.high)]);
-                let note = quantity.note(run, arm, &format!("S = {}", words::extent(p.length())), &value);
+                let note = quantity.note(run, name, &format!("S = {}", words::extent(p.length())), &value);
                 Some(Point { at: (x, value.point), spread, note })
             });
             Plot { title: curve.title.clone(), x: Axis::at("sequence length S", ticks), y: y.clone(), lines }
@@ -84,9 +84,9 @@ impl Cast {
 
     fn by_problem(&self, run: &Run, problems: &[&Problem]) -> Option<Figure> {
         let plot = |quantity: &Quantity, rows: &[&Problem]| {
-            let lines = self.lines(run, rows, false, |n, p, arm| {
-                let (value, y) = ((quantity.of)(p, arm)?, n as f64);
-                let note = quantity.note(run, arm, &p.task.to_string(), &value);
+            let lines = self.lines(run, rows, false, |n, p, name| {
+                let (value, y) = ((quantity.of)(p, name)?, n as f64);
+                let note = quantity.note(run, name, &p.task.to_string(), &value);
                 Some(Point { at: (value.point, y), spread: Some([(value.low, y), (value.high, y)]), note })
             });
             let x = Quantity { logarithmic: true, ..*quantity }.axis(run, rows)?;
@@ -145,9 +145,9 @@ impl Cast {
         problems: &[&Problem],
         ceiling: Option<&Ceiling>,
     ) -> Option<Plot> {
-        let mut lines = self.lines(run, problems, false, |_, p, arm| {
-            let (intensity, speed) = (p.task.flops() / p.task.bytes(), p.speed(arm)?.point);
-            let note = format!("{}, {}: {}", run.title(arm), p.task, words::scaled(speed, SPEED));
+        let mut lines = self.lines(run, problems, false, |_, p, name| {
+            let (intensity, speed) = (p.task.flops() / p.task.bytes(), p.speed(name)?.point);
+            let note = format!("{}, {}: {}", run.title(name), p.task, words::scaled(speed, SPEED));
             Some(Point { at: (intensity, speed), spread: None, note })
         });
         let points: Vec<_> = lines.iter().flat_map(|line| &line.points).map(|point| point.at).collect();
@@ -257,7 +257,7 @@ const TIMES: Quantity = Quantity {
 impl Quantity {
     /// An axis for everybody's values on these problems; `None` where there are none.
     fn axis(&self, run: &Run, problems: &[&Problem]) -> Option<Axis> {
-        let values = problems.iter().flat_map(|p| run.arms().filter_map(|arm| (self.of)(p, arm)));
+        let values = problems.iter().flat_map(|p| run.competitors().filter_map(|name| (self.of)(p, name)));
         let values: Vec<f64> = values.flat_map(|value| [value.low, value.point, value.high]).collect();
         let most = values.iter().copied().reduce(f64::max)?;
         let (size, unit) = words::unit(most, self.units);
@@ -268,8 +268,8 @@ impl Quantity {
     }
 
     /// A value with its interval in words.
-    fn note(&self, run: &Run, arm: &str, place: &str, value: &Interval) -> String {
+    fn note(&self, run: &Run, name: &str, place: &str, value: &Interval) -> String {
         let [point, low, high] = [value.point, value.low, value.high].map(|v| words::scaled(v, self.units));
-        format!("{}, {place}: {point} (95 %: {low} to {high})", run.title(arm))
+        format!("{}, {place}: {point} (95 %: {low} to {high})", run.title(name))
     }
 }

@@ -7,8 +7,8 @@ use serde::Serialize;
 
 use super::{ReportError, words};
 use crate::{
-    arm::{Place, roster::Ours},
     bootstrap::Interval,
+    competitor::{Place, roster::Ours},
     figures::Figures,
     record::Record,
     suites::Suite,
@@ -70,11 +70,11 @@ impl Run {
         }
         let mut peers: Vec<String> = Vec::new();
         for measurement in &record.measurements {
-            if !peers.contains(&measurement.arm) {
-                peers.push(measurement.arm.clone());
+            if !peers.contains(&measurement.competitor) {
+                peers.push(measurement.competitor.clone());
             }
         }
-        let at = peers.iter().position(|arm| Ours::NAMES.contains(&arm.as_str()));
+        let at = peers.iter().position(|name| Ours::NAMES.contains(&name.as_str()));
         let ours = at.map(|at| peers.remove(at));
         let problems = problems(&record, ours.as_deref().unwrap_or_default());
         let on_gpu = record.measurements.iter().any(|m| m.place == Place::Gpu.name());
@@ -83,19 +83,19 @@ impl Run {
     }
 
     /// Ours first, then the others.
-    pub fn arms(&self) -> impl DoubleEndedIterator<Item = &str> {
+    pub fn competitors(&self) -> impl DoubleEndedIterator<Item = &str> {
         self.ours.iter().chain(&self.peers).map(String::as_str)
     }
 
     /// Whether the competitor is ours.
-    pub fn is_ours(&self, arm: &str) -> bool {
-        self.ours.as_deref() == Some(arm)
+    pub fn is_ours(&self, name: &str) -> bool {
+        self.ours.as_deref() == Some(name)
     }
 
     /// What a competitor is called in plots and tables.
-    pub fn title(&self, arm: &str) -> String {
-        let known = match arm {
-            arm if self.is_ours(arm) => "FlashCore",
+    pub fn title(&self, name: &str) -> String {
+        let known = match name {
+            name if self.is_ours(name) => "FlashCore",
             "torch-cudnn" => "cuDNN",
             "torch-flash" => "FlashAttention-2",
             "torch-efficient" => "memory-efficient",
@@ -137,8 +137,8 @@ impl Run {
             self.problems.iter().all(|p| tasks.contains(&p.task))
         };
         match Suite::ALL.iter().filter(holds).max_by_key(|s| tasks(s).len() == self.problems.len()) {
-            Some(suite) if tasks(suite).len() == self.problems.len() => suite.name().to_owned(),
-            Some(suite) => format!("part of {}", suite.name()),
+            Some(suite) if tasks(suite).len() == self.problems.len() => suite.name.to_owned(),
+            Some(suite) => format!("part of {}", suite.name),
             None => words::count(self.problems.len(), "problem"),
         }
     }
@@ -185,20 +185,20 @@ fn problems(record: &Record, ours: &str) -> Vec<Problem> {
 
 impl Problem {
     /// The figures of a competitor.
-    pub fn entry(&self, arm: &str) -> Option<&Figures> {
-        self.entries.iter().find(|entry| entry.arm == arm)
+    pub fn entry(&self, name: &str) -> Option<&Figures> {
+        self.entries.iter().find(|entry| entry.competitor == name)
     }
 
     /// The time of a competitor, in seconds.
-    pub fn time(&self, arm: &str) -> Option<Interval> {
-        let speed = self.entry(arm)?.speed.as_ref()?;
+    pub fn time(&self, name: &str) -> Option<Interval> {
+        let speed = self.entry(name)?.speed.as_ref()?;
         let [low, point, high] = [speed.low_us, speed.p50_us, speed.high_us].map(|us| us / 1e6);
         Some(Interval { low, point, high })
     }
 
     /// Operations per second of a competitor, where that is a figure.
-    pub fn speed(&self, arm: &str) -> Option<Interval> {
-        let (time, flops) = (self.time(arm)?, self.task.flops());
+    pub fn speed(&self, name: &str) -> Option<Interval> {
+        let (time, flops) = (self.time(name)?, self.task.flops());
         let speed = Interval { low: flops / time.high, point: flops / time.point, high: flops / time.low };
         (flops > 0.0 && speed.high.is_finite()).then_some(speed)
     }
@@ -318,7 +318,7 @@ mod tests {
 
     #[test]
     fn the_forward_suite_is_six_curves() {
-        let problems = problems(Suite::Forward.tasks(DType::BF16).unwrap());
+        let problems = problems(Suite::FORWARD.tasks(DType::BF16).unwrap());
         let (curves, rest) = curves(&problems);
         let titles: Vec<_> = curves.iter().map(|curve| curve.title.as_str()).collect();
         let wanted = ["D = 64, full", "D = 128, full", "D = 256, full", "D = 64, causal", "D = 128, causal"];
@@ -329,7 +329,7 @@ mod tests {
 
     #[test]
     fn mixed_problems_are_rows_in_their_order() {
-        for suite in [Suite::Small, Suite::Cpu] {
+        for suite in [Suite::SMALL, Suite::CPU] {
             let problems = problems(suite.tasks(DType::F16).unwrap());
             let (curves, rest) = curves(&problems);
             assert!(curves.is_empty() && rest.iter().zip(&problems).all(|(row, p)| std::ptr::eq(*row, p)));

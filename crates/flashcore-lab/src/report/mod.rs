@@ -23,16 +23,12 @@ const MOST_RUNS: usize = 500;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReportError {
-    /// There is nothing to show.
     #[error("no run to report; name result files of `flashcore bench --out`, or a folder with some")]
     Nothing,
-    /// A run measured nothing.
     #[error("{name} holds no measurement; omit it or measure again")]
     Empty { name: String },
-    /// A run is larger than any real one.
     #[error("{name} holds {count} measurements, more than the {most} that a report shows; omit it")]
     TooMuch { name: String, count: usize, most: usize },
-    /// There are more runs than a page can hold.
     #[error("{0} runs, more than the {MOST_RUNS} that a report shows; name those that matter")]
     TooMany(usize),
 }

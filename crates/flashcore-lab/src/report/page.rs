@@ -263,10 +263,10 @@ fn problems(run: &Run) -> String {
         "of its tolerance",
         "kernel",
     ];
-    let row = |p: &Problem, arm: &str| {
-        let entry = p.entry(arm)?;
-        let class = if run.is_ours(arm) { "text ours" } else { "text" };
-        let mut row = vec![cell(p.task.to_string()), Cell { class, ..cell(run.title(arm)) }];
+    let row = |p: &Problem, name: &str| {
+        let entry = p.entry(name)?;
+        let class = if run.is_ours(name) { "text ours" } else { "text" };
+        let mut row = vec![cell(p.task.to_string()), Cell { class, ..cell(run.title(name)) }];
         if let Some(reason) = &entry.excluded {
             row.push(Cell { class: "prose", span: 8, ..cell(format!("not timed: {reason}")) });
             return Some(row);
@@ -274,11 +274,11 @@ fn problems(run: &Run) -> String {
         let seconds = |time: f64| words::scaled(time, TIME);
         let roof = entry.speed.as_ref().and_then(|speed| speed.roofline_percent).filter(|p| p.is_finite());
         row.extend([
-            some(p.time(arm), |time| seconds(time.point)),
-            some(p.time(arm), |time| format!("{} to {}", seconds(time.low), seconds(time.high))),
-            some(p.speed(arm), |speed| words::scaled(speed.point, SPEED)),
+            some(p.time(name), |time| seconds(time.point)),
+            some(p.time(name), |time| format!("{} to {}", seconds(time.low), seconds(time.high))),
+            some(p.speed(name), |speed| words::scaled(speed.point, SPEED)),
             some(roof, |percent| words::percent(percent / 100.0)),
-            lead(p.lead(arm)),
+            lead(p.lead(name)),
             some(entry.max_error, |error| format!("{error:.1e}")),
             some(share(entry), words::percent),
             word(entry.kernel.clone().unwrap_or_default()),
@@ -286,7 +286,7 @@ fn problems(run: &Run) -> String {
         Some(row)
     };
     let rows: Vec<_> =
-        run.problems.iter().flat_map(|p| run.arms().filter_map(move |arm| row(p, arm))).collect();
+        run.problems.iter().flat_map(|p| run.competitors().filter_map(move |name| row(p, name))).collect();
     table("Every problem and competitor", &headings(&names, std::iter::empty()), &rows)
 }
 
@@ -296,22 +296,22 @@ fn share(entry: &Figures) -> Option<f64> {
 }
 
 fn worst_errors(run: &Run) -> String {
-    let row = |arm: &str| {
-        let found = run.problems.iter().filter_map(|p| Some((share(p.entry(arm)?)?, p)));
+    let row = |name: &str| {
+        let found = run.problems.iter().filter_map(|p| Some((share(p.entry(name)?)?, p)));
         let found: Vec<_> = found.collect();
         let worst = found.iter().max_by(|a, b| a.0.total_cmp(&b.0));
         let wrong = found.iter().filter(|(share, _)| *share > 1.0).count();
         let wrong = Cell { class: if wrong > 0 { "miss" } else { "" }, ..cell(wrong.to_string()) };
         let on = word(worst.map_or(String::new(), |(_, p)| p.task.to_string()));
         vec![
-            cell(run.title(arm)),
+            cell(run.title(name)),
             cell(found.len().to_string()),
             wrong,
             some(worst, |w| words::percent(w.0)),
             on,
         ]
     };
-    let rows: Vec<_> = run.arms().map(row).collect();
+    let rows: Vec<_> = run.competitors().map(row).collect();
     let names = ["competitor", "compared with f64", "beyond tolerance", "worst, of its tolerance", "on"];
     table("Errors of each competitor", &headings(&names, std::iter::empty()), &rows)
 }

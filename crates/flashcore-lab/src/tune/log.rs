@@ -33,7 +33,6 @@ pub enum Outcome {
     Rejected(String),
     /// It is right: its cost, and that of the rules' choice at the same time.
     Measured {
-        /// Its cost.
         cost: f64,
         /// The cost of the rules' choice.
         rules: f64,

@@ -22,13 +22,10 @@ pub enum TuneError {
     /// There is nothing to tune for.
     #[error("tuning needs an NVIDIA GPU; `--backend sim` searches for the fewest instructions without one")]
     NoGpu,
-    /// A problem without work.
     #[error("{0} has no rows or no keys, so there is nothing to tune; name a larger shape")]
     Nothing(String),
-    /// A file that is no log.
     #[error("{} is not a log of `flashcore tune`, or is too large; name another table with --out", .0.display())]
     Log(PathBuf),
-    /// A file that is no table.
     #[error("{path}: {1}", path = .0.display())]
     Table(PathBuf, #[source] TableError),
 }

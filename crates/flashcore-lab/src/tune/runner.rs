@@ -9,10 +9,10 @@ use flashcore_kernels::{ALLOCATED_ALIGNMENT, Gpu, Tile, plan_tile};
 use rayon::prelude::*;
 
 use crate::{
-    arm::cuda::CudaReady,
     burst::{Burst, Conditions},
+    competitor::cuda::CudaReady,
     error::LabError,
-    referee::Referee,
+    judge::Judge,
     simulator::{Simulator, judge},
     stats::blocks,
     task::Task,
@@ -65,7 +65,7 @@ pub struct OnGpu {
     setting: Setting,
     cuda: Arc<Cuda>,
     workload: Rc<Workload>,
-    referee: Referee,
+    judge: Judge,
     counter: Option<Counter>,
     /// Data on the GPU, with the kernel of the tile that was last looked at.
     ready: CudaReady,
@@ -78,8 +78,8 @@ impl OnGpu {
         let ready = CudaReady::planned(&cuda, &workload)?;
         let device = cuda.device().props().name.clone();
         let setting = Setting { gpu: cuda.gpu(), device, unit: "us", planned: ready.tile() };
-        let referee = Referee::new(&workload);
-        Ok(Self { setting, cuda, workload, referee, counter, ready })
+        let judge = Judge::new(&workload);
+        Ok(Self { setting, cuda, workload, judge, counter, ready })
     }
 
     fn switch(&mut self, tile: &Tile) -> Result<(), LabError> {
@@ -107,7 +107,7 @@ impl Runner for OnGpu {
 
     fn check(&mut self, tile: &Tile) -> Result<Option<String>, LabError> {
         self.switch(tile)?;
-        Ok(self.referee.judge(&mut self.ready, true)?.wrong)
+        Ok(self.judge.judge(&mut self.ready, true)?.wrong)
     }
 
     fn cost(&mut self, tile: &Tile, seconds: f64) -> Result<Vec<f64>, LabError> {
@@ -128,7 +128,7 @@ impl Runner for OnGpu {
 pub struct Simulated {
     setting: Setting,
     workload: Rc<Workload>,
-    referee: Referee,
+    judge: Judge,
     /// Instructions of the candidates that were checked.
     instructions: HashMap<Tile, f64>,
 }
@@ -139,7 +139,7 @@ impl Simulated {
         let planned = Simulator::new(gpu).plan(task.problem())?.kernel().tile();
         let workload = Rc::new(Workload::new(task.clone(), seed)?);
         let setting = Setting { gpu, device: "the simulator".to_owned(), unit: "instructions", planned };
-        Ok(Self { setting, referee: Referee::new(&workload), workload, instructions: HashMap::new() })
+        Ok(Self { setting, judge: Judge::new(&workload), workload, instructions: HashMap::new() })
     }
 
     /// Launches a candidate twice, first tamely, then under a hostile schedule; why it is out, if so.
@@ -159,7 +159,7 @@ impl Simulated {
             // Instructions of the tame run, and the passes that conflicts in shared memory add.
             let count = ran.counters.total_instructions() + ran.counters.bank_conflicts;
             self.instructions.entry(*tile).or_insert(count as f64);
-            self.referee.compare(&outputs).wrong.map_or(Ok(()), Err)?;
+            self.judge.compare(&outputs).wrong.map_or(Ok(()), Err)?;
         }
         Ok(())
     }
@@ -180,7 +180,7 @@ impl Runner for Simulated {
 
     fn cost(&mut self, tile: &Tile, _seconds: f64) -> Result<Vec<f64>, LabError> {
         if !self.instructions.contains_key(tile) {
-            let failed = |reason| LabError::Failed { arm: "the simulator".to_owned(), reason };
+            let failed = |reason| LabError::Failed { competitor: "the simulator".to_owned(), reason };
             self.launch(tile).map_err(failed)?;
         }
         Ok(vec![self.instructions[tile]])

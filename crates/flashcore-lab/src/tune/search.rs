@@ -56,7 +56,6 @@ pub struct Settings {
 /// What came of a search.
 #[derive(Clone, PartialEq, Serialize, Debug)]
 pub struct Tuned {
-    /// The problem.
     pub task: String,
     /// What costs are counted in.
     pub unit: &'static str,
@@ -74,7 +73,6 @@ pub struct Tuned {
     pub known: usize,
     /// Whether all candidates were tried, or evolution came to its end.
     pub complete: bool,
-    /// How long it took.
     pub seconds: f64,
     /// What the table gets: the key, and the row.
     pub row: Option<(String, Row)>,
@@ -83,7 +81,6 @@ pub struct Tuned {
 /// A candidate in figures.
 #[derive(Clone, PartialEq, Serialize, Debug)]
 pub struct Contender {
-    /// Its kernel.
     pub kernel: String,
     /// How it cuts the work.
     pub tile: Tile,
@@ -127,7 +124,7 @@ impl<'a> Search<'a> {
         let (begin, known, planned) = (Instant::now(), self.log.known(), self.runner.setting().planned);
         self.try_all(&[planned])?;
         if let Some(Outcome::Rejected(reason)) = self.log.outcome(&planned) {
-            return Err(LabError::Failed { arm: "the rules' choice".to_owned(), reason });
+            return Err(LabError::Failed { competitor: "the rules' choice".to_owned(), reason });
         }
         let complete = self.explore(begin)?;
         let winner = self.finals()?;

@@ -49,11 +49,9 @@ pub enum Extent {
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
 #[serde(rename_all = "lowercase")]
 pub enum Ending {
-    /// All stages passed.
     Passed,
     /// The backend does not take the case.
     Skipped,
-    /// A stage failed.
     Failed,
 }
 

@@ -129,7 +129,6 @@ pub struct Check {
 pub enum Subject {
     /// The stages, on one case.
     Case(Arc<Case>),
-    /// A law of attention.
     Law(&'static Property),
 }
 

@@ -1,15 +1,14 @@
 //! The parent's side: starts children, listens, and ends those that hang.
 
 use std::{
-    io::{BufRead, BufReader},
-    process::{Child, ChildStdout, Command, ExitStatus, Stdio},
-    sync::mpsc::{Receiver, RecvTimeoutError, channel},
+    process::{Command, ExitStatus, Stdio},
+    sync::mpsc::RecvTimeoutError,
     thread,
     time::Duration,
 };
 
 use super::{Ending, Line, Order, Report};
-use crate::error::LabError;
+use crate::{error::LabError, lines::Lines};
 
 /// Children of a group that may end early before the rest of it is given up.
 const MOST_DEATHS: usize = 5;
@@ -63,15 +62,13 @@ impl Watch<'_> {
     /// Starts one child and listens until it ends or hangs.
     fn child(&self, order: &Order, seen: &mut dyn FnMut(Report)) -> Result<Ran, LabError> {
         let mut command = (self.command)(order);
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
         let program = command.get_program().to_owned();
-        let mut child = Running(command.spawn().map_err(LabError::io("start", program))?);
-        let lines = child.0.stdout.take().map(listen);
+        let started = Lines::start(&mut command, Stdio::null(), |text| serde_json::from_str(text).ok());
+        let mut child = started.map_err(LabError::io("start", program))?;
         let mut ran = Ran { next: order.skip, ..Ran::default() };
         let mut open: Option<(usize, String)> = None;
-        let Some(lines) = lines else { return Ok(ran) };
         let reason = loop {
-            match lines.recv_timeout(self.patience) {
+            match child.lines.recv_timeout(self.patience) {
                 Ok(Line::Total(total)) => ran.total = total,
                 Ok(Line::Begin(index, name)) => open = Some((index, name)),
                 Ok(Line::End(report)) => {
@@ -82,10 +79,10 @@ impl Watch<'_> {
                 }
                 Ok(Line::Unavailable(reason)) => return Ok(Ran { unavailable: Some(reason), ..ran }),
                 Err(RecvTimeoutError::Timeout) => {
-                    child.kill();
+                    child.end();
                     break format!("no sign of life for {} s: it hangs", self.patience.as_secs_f64());
                 }
-                Err(RecvTimeoutError::Disconnected) => break describe(child.0.wait().ok()),
+                Err(RecvTimeoutError::Disconnected) => break describe(child.child.wait().ok()),
             }
         };
         // A child that never said how much there is to do has not done it.
@@ -132,38 +129,7 @@ impl Ran {
     }
 }
 
-/// A child that does not outlive us.
-struct Running(Child);
-
-impl Running {
-    fn kill(&mut self) {
-        // Already gone is as good as ended.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        self.kill();
-    }
-}
-
 fn describe(status: Option<ExitStatus>) -> String {
     let status = status.map_or_else(|| "in an unknown way".to_owned(), |status| status.to_string());
     format!("the process died: {status}")
-}
-
-/// Reads lines in a thread of its own, so that waiting for one can end; other output is passed over.
-fn listen(stdout: ChildStdout) -> Receiver<Line> {
-    let (sender, receiver) = channel();
-    thread::spawn(move || {
-        let lines = BufReader::new(stdout).lines().map_while(Result::ok);
-        for line in lines.filter_map(|text| serde_json::from_str(&text).ok()) {
-            if sender.send(line).is_err() {
-                return;
-            }
-        }
-    });
-    receiver
 }

@@ -7,7 +7,7 @@ mod families;
 
 use std::fmt::Write;
 
-pub use families::{FAMILIES, Family};
+pub use families::FAMILIES;
 
 use crate::rng::Rng;
 
@@ -37,16 +37,15 @@ impl Program {
     /// The program of a seed.
     pub fn new(seed: u64) -> Self {
         let mut rng = Rng::new(seed);
-        let family =
-            &FAMILIES[(seed / MIXTURES * (MIXTURES - 1) + seed % MIXTURES) as usize % FAMILIES.len()];
+        let family = FAMILIES[(seed / MIXTURES * (MIXTURES - 1) + seed % MIXTURES) as usize % FAMILIES.len()];
         let mixed = seed % MIXTURES == MIXTURES - 1;
         let forms: Vec<String> = match mixed {
-            true => FAMILIES.iter().flat_map(|family| (family.forms)()).collect(),
-            false => (family.forms)(),
+            true => FAMILIES.into_iter().flat_map(families::forms).collect(),
+            false => families::forms(family),
         };
         let body: String = (0..LENGTH).map(|number| line(&mut rng, &forms, number)).collect();
         let inputs = (0..REGISTERS * THREADS).map(|_| word(&mut rng)).collect();
-        let name = format!("{}-{seed:03}", if mixed { "mixed" } else { family.name });
+        let name = format!("{}-{seed:03}", if mixed { "mixed" } else { family });
         Self { name, text: framed(&body), inputs }
     }
 

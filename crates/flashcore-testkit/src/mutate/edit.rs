@@ -1,6 +1,5 @@
-//! The ways to change a kernel: drop, replace, insert, move; one change for each place that fits.
+//! The ways to change a kernel: drop, replace, insert, move.
 
-use super::Change;
 use flashcore_ptx::{
     inst::{Inst, Operand, RegId},
     module::{Kernel, Module, Statement},
@@ -14,62 +13,62 @@ pub(super) fn sites(module: &Module, fits: impl Fn(&Inst) -> bool) -> Vec<(usize
     kernel.into_iter().flat_map(Kernel::instructions).filter(|(_, inst)| fits(inst)).collect()
 }
 
-/// One change for each fitting instruction, made by `edit` on a copy; `None` leaves a place out.
-pub(super) fn at_each(
-    module: &Module,
-    fits: impl Fn(&Inst) -> bool,
-    edit: impl Fn(&mut Kernel, usize, Inst) -> Option<()>,
-) -> Vec<Change> {
-    let change = |(index, inst): (usize, &Inst)| {
-        let mut copy = module.clone();
-        edit(copy.kernels.first_mut()?, index, inst.clone())?;
-        Some(Change { site: (index, inst.to_string()), module: copy })
-    };
-    sites(module, fits).into_iter().filter_map(change).collect()
+/// How a kernel is changed at an instruction; `None` leaves the place out.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Edit {
+    /// Drops the instruction.
+    Drop,
+    /// Adds to the integer operand of that index, whether literal or register.
+    Add(usize, i64),
+    /// Changes the instruction in place.
+    Change(fn(&mut Inst) -> Option<()>),
+    /// Changes the kernel about the instruction at that statement.
+    At(fn(&mut Kernel, usize, Inst) -> Option<()>),
+    /// Makes another descriptor of that operand by instructions put before the wgmma; 0 stands for each of them.
+    Descriptor(usize, fn(&mut Kernel, usize, RegId, RegId) -> Option<()>),
 }
 
-/// Drops the fitting instruction.
-pub(super) fn drop_each(module: &Module, fits: impl Fn(&Inst) -> bool) -> Vec<Change> {
-    at_each(module, fits, |kernel, at, _| {
-        kernel.body.remove(at);
-        Some(())
-    })
-}
+impl Edit {
+    /// The edits that it stands for: of a descriptor, that of the left operand (where it is one) and of the right one.
+    pub(super) fn each(self) -> Vec<Self> {
+        match self {
+            Self::Descriptor(0, edit) => [1, 2].map(|index| Self::Descriptor(index, edit)).to_vec(),
+            other => vec![other],
+        }
+    }
 
-/// Changes the fitting instruction in place.
-pub(super) fn change_each(
-    module: &Module,
-    fits: impl Fn(&Inst) -> bool,
-    change: impl Fn(&mut Inst) -> Option<()>,
-) -> Vec<Change> {
-    at_each(module, fits, |kernel, at, mut inst| {
-        change(&mut inst)?;
-        kernel.body[at] = Statement::Inst(inst);
-        Some(())
-    })
-}
-
-/// Adds `by` to the integer operand `index` of the fitting instruction, whether literal or register.
-pub(super) fn add_to_operand(
-    module: &Module,
-    fits: impl Fn(&Inst) -> bool,
-    index: usize,
-    by: i64,
-) -> Vec<Change> {
-    at_each(module, fits, |kernel, at, inst| {
-        let old = inst.operands.get(index)?.clone();
-        match old.as_int() {
-            Some(value) if value + by >= 0 => replace_operand(kernel, at, index, Operand::int(value + by)),
-            Some(_) => return None,
-            None => {
-                let sum = kernel.registers.add(ScalarType::B32);
-                let operands = [sum.into(), old, Operand::int(by)];
-                insert(kernel, at, instruction(Op::Add, &[ScalarType::U32], operands)?);
-                replace_operand(kernel, at + 1, index, sum.into());
+    /// Changes `kernel` at statement `at`, which is `inst`.
+    pub(super) fn apply(self, kernel: &mut Kernel, at: usize, mut inst: Inst) -> Option<()> {
+        match self {
+            Self::Drop => drop(kernel.body.remove(at)),
+            Self::Add(index, by) => add(kernel, at, index, by, inst.operands.get(index)?.clone())?,
+            Self::Change(change) => {
+                change(&mut inst)?;
+                kernel.body[at] = Statement::Inst(inst);
+            }
+            Self::At(edit) => edit(kernel, at, inst)?,
+            Self::Descriptor(index, edit) => {
+                let old = inst.operands.get(index)?.as_reg()?;
+                let (new, length) = (kernel.registers.add(ScalarType::B64), kernel.body.len());
+                edit(kernel, at, old, new)?;
+                replace_operand(kernel, at + kernel.body.len() - length, index, new.into());
             }
         }
         Some(())
-    })
+    }
+}
+
+fn add(kernel: &mut Kernel, at: usize, index: usize, by: i64, old: Operand) -> Option<()> {
+    match old.as_int() {
+        Some(value) if value + by >= 0 => replace_operand(kernel, at, index, Operand::int(value + by)),
+        Some(_) => return None,
+        None => {
+            let sum = kernel.registers.add(ScalarType::B32);
+            insert(kernel, at, instruction(Op::Add, ScalarType::U32, [sum.into(), old, Operand::int(by)])?);
+            replace_operand(kernel, at + 1, index, sum.into());
+        }
+    }
+    Some(())
 }
 
 /// Replaces an operand of the instruction at statement `at`.
@@ -84,14 +83,9 @@ pub(super) fn insert(kernel: &mut Kernel, at: usize, inst: Inst) {
     kernel.body.insert(at, Statement::Inst(inst));
 }
 
-/// An instruction of `op` with the given types as modifiers.
-pub(super) fn instruction(
-    op: Op,
-    types: &[ScalarType],
-    operands: impl IntoIterator<Item = Operand>,
-) -> Option<Inst> {
-    let mods: Vec<Mod> = types.iter().map(|ty| Mod::Type(*ty)).collect();
-    Inst::new(op, mods, operands.into_iter().collect::<Vec<_>>()).ok()
+/// An instruction of `op` with a type as its modifier.
+pub(super) fn instruction<const N: usize>(op: Op, ty: ScalarType, operands: [Operand; N]) -> Option<Inst> {
+    Inst::new(op, [Mod::Type(ty)], operands.to_vec()).ok()
 }
 
 /// The first register of a vector operand.

@@ -15,12 +15,12 @@ mod copies;
 mod edit;
 mod tensor;
 
-use flashcore_ptx::module::Module;
+use self::edit::Edit;
+use flashcore_ptx::{inst::Inst, module::Module};
 
 /// A kernel with one fault.
 #[derive(Clone, Debug)]
 pub struct Mutant {
-    /// Which fault.
     pub fault: &'static str,
     /// The statement that was changed, by its index in the body before the change, and its text.
     pub site: (usize, String),
@@ -31,24 +31,27 @@ pub struct Mutant {
 /// A kind of fault.
 #[derive(Clone, Copy, Debug)]
 pub struct Fault {
-    /// Its name.
     pub name: &'static str,
-    /// Makes it wherever the first kernel of a module allows it.
-    apply: fn(&Module) -> Vec<Change>,
+    /// Whether it can be made at an instruction.
+    fits: fn(&Inst) -> bool,
+    edit: Edit,
 }
 
-/// One changed module and where it was changed.
-struct Change {
-    site: (usize, String),
-    module: Module,
+const fn fault(name: &'static str, fits: fn(&Inst) -> bool, edit: Edit) -> Fault {
+    Fault { name, fits, edit }
 }
 
 impl Fault {
-    /// Every mutant of the module's first kernel with this fault; `None` where the kernel has no place for it.
-    pub fn mutants(&self, module: &Module) -> Option<Vec<Mutant>> {
-        let mutant = |change: Change| Mutant { fault: self.name, site: change.site, module: change.module };
-        let mutants: Vec<_> = (self.apply)(module).into_iter().map(mutant).collect();
-        (!mutants.is_empty()).then_some(mutants)
+    /// Every mutant of the module's first kernel with this fault.
+    pub fn mutants(&self, module: &Module) -> Vec<Mutant> {
+        let sites = edit::sites(module, self.fits);
+        let mutant = |(edit, (index, inst)): (Edit, &(usize, &Inst))| {
+            let mut copy = module.clone();
+            edit.apply(copy.kernels.first_mut()?, *index, (*inst).clone())?;
+            Some(Mutant { fault: self.name, site: (*index, inst.to_string()), module: copy })
+        };
+        let edits = self.edit.each().into_iter();
+        edits.flat_map(|edit| sites.iter().map(move |site| (edit, site))).filter_map(mutant).collect()
     }
 }
 
@@ -59,14 +62,14 @@ pub fn faults() -> impl Iterator<Item = &'static Fault> {
 
 /// Every mutant of the module's first kernel.
 pub fn mutants(module: &Module) -> Vec<Mutant> {
-    faults().filter_map(|fault| fault.mutants(module)).flatten().collect()
+    faults().flat_map(|fault| fault.mutants(module)).collect()
 }
 
 /// At most `per_fault` mutants of each fault, at places that a run has executed, spread over the kernel.
 pub fn sampled(module: &Module, executions: &[u64], per_fault: usize) -> Vec<Mutant> {
     let executed = |mutant: &Mutant| executions.get(mutant.site.0).is_some_and(|&count| count > 0);
     let sample = |fault: &Fault| {
-        let all: Vec<_> = fault.mutants(module).into_iter().flatten().filter(executed).collect();
+        let all: Vec<_> = fault.mutants(module).into_iter().filter(executed).collect();
         let step = all.len().div_ceil(per_fault.max(1)).max(1);
         all.into_iter().step_by(step).collect::<Vec<_>>()
     };

@@ -34,11 +34,8 @@ use std::sync::Arc;
 pub struct Case {
     /// File name and entry, for reports.
     pub name: String,
-    /// The program.
     pub parsed: Arc<Parsed>,
-    /// How to launch it.
     pub spec: LaunchSpec,
-    /// Memory to bind.
     pub buffers: Vec<Bound>,
     /// The kind of finding that must be reported, then kinds that may follow from it, as their `Debug` text; a case
     /// with findings is not for a GPU.
@@ -48,7 +45,6 @@ pub struct Case {
 /// One buffer of a case.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Bound {
-    /// Where it is bound.
     pub slot: Slot,
     /// Its bytes before the launch; `None` for memory that the kernel must write before it reads.
     pub input: Option<Vec<u8>>,

@@ -17,18 +17,13 @@ use std::{path::Path, sync::Arc};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
-    /// The file cannot be read.
     #[error("{0}: {1}")]
     Io(String, std::io::Error),
-    /// The program cannot be read.
     #[error("{0}: {1}")]
     Parse(String, ParseError),
-    /// A comment cannot be read.
     #[error("{file}:{line}: {reason}")]
     Comment {
-        /// The file.
         file: String,
-        /// The line, from 1.
         line: usize,
         /// What is wrong with it.
         reason: String,

@@ -7,8 +7,8 @@ mod report;
 
 use clap::Args;
 use flashcore_lab::{
-    arm::{Arm, Place, roster::Roster},
     comparison::{Compared, Comparison},
+    competitor::{Competitor, Place, roster::Roster},
     contest::Contest,
     protocol::{Mode, Protocol, STEADY},
     record::{Measurement, Record},
@@ -77,8 +77,8 @@ pub fn execute(flags: Flags, output: &Output) -> Result<Verdict, CliError> {
     }
     let mut line_ups = line_ups.iter();
     flags.timing.measure(&tasks, &mut record, output, |task, record, sensors, progress| {
-        let (arms, protocol) = (line_ups.next().map_or(&[][..], Vec::as_slice), record.protocol);
-        let contest = Contest::prepare(task, arms, protocol.seed, flags.task.care(), progress)?;
+        let (competitors, protocol) = (line_ups.next().map_or(&[][..], Vec::as_slice), record.protocol);
+        let contest = Contest::prepare(task, competitors, protocol.seed, flags.task.care(), progress)?;
         record.measurements.extend(contest.run(&protocol, sensors, progress)?);
         Ok(())
     })?;
@@ -87,7 +87,8 @@ pub fn execute(flags: Flags, output: &Output) -> Result<Verdict, CliError> {
     flags.timing.save(&record)?;
     let ours = roster.ours();
     let compared: Vec<Compared> = comparisons.iter().map(|one| one.read(&record, ours.name())).collect();
-    let failed = |m: &Measurement| m.arm == ours.name() && m.finding.as_ref().is_some_and(|f| !f.pass());
+    let failed =
+        |m: &Measurement| m.competitor == ours.name() && m.finding.as_ref().is_some_and(|f| !f.pass());
     let wrong = record.measurements.iter().any(failed);
     report::show(&record, &compared, flags.timing.out.as_deref(), output)?;
     Ok(if record.complete { Verdict::from_bool(!wrong) } else { Verdict::Stopped })
@@ -102,7 +103,7 @@ impl Flags {
         place: Place,
         task: &Task,
         comparisons: &[Comparison],
-    ) -> Result<Vec<Box<dyn Arm>>, CliError> {
+    ) -> Result<Vec<Box<dyn Competitor>>, CliError> {
         let named = self.peers.as_ref().map(|names| names.iter().map(String::as_str).collect::<Vec<_>>());
         let mut peers = match named.as_deref() {
             Some(["none"]) => Vec::new(),

@@ -76,7 +76,7 @@ fn row(figures: &Figures) -> Option<Vec<Text>> {
         v => format!("{v:.3}"),
     };
     Some(vec![
-        figures.arm.as_str().into(),
+        figures.competitor.as_str().into(),
         time(speed.p50_us).into(),
         time(speed.p90_us).into(),
         spread(speed.low_us, speed.p50_us, speed.high_us).into(),
@@ -97,7 +97,7 @@ fn spread(low: f64, point: f64, high: f64) -> String {
 
 /// Why a competitor has no row.
 fn exclusion(figures: &Figures) -> Option<String> {
-    Some(format!("{} was not timed: {}", figures.arm, figures.excluded.as_ref()?))
+    Some(format!("{} was not timed: {}", figures.competitor, figures.excluded.as_ref()?))
 }
 
 /// Adds a table for each kind of comparison.

@@ -135,9 +135,7 @@ fn common_dtype([q, k, v]: &[ArrayFile; 3]) -> Result<DType, ProblemError> {
 #[derive(Debug)]
 pub struct Tensors {
     inputs: [Buffer; 3],
-    /// Lengths and sinks.
     pub values: Values,
-    /// The result.
     pub out: Buffer,
     /// The log-sum-exp of each row.
     pub lse: Vec<f32>,

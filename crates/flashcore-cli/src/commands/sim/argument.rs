@@ -84,7 +84,7 @@ mod tests {
         assert_eq!(good("f32:0.5"), Argument::Number(Param::F32(0.5)));
         assert_eq!(good("f64:1"), Argument::Number(Param::U64(1f64.to_bits())));
         assert_eq!(good("in:a:b.npy"), Argument::In("a:b.npy".into()));
-        let (path, element, shape) = ("a:b.npy".into(), ElementType::S32, vec![2, 3]);
+        let (path, element, shape) = ("a:b.npy".into(), "s32".parse().unwrap(), vec![2, 3]);
         assert_eq!(good("out:a:b.npy:s32:2x3"), Argument::Out { path, element, shape });
     }
 

@@ -63,7 +63,7 @@ impl Bound {
             Argument::InOut(path) => Array::read(path, Some(Place::checked(path, true)?))?,
             Argument::Out { path, element, shape } => {
                 let place = Some(Place::checked(path, force)?);
-                let len = shape.iter().try_fold(element.bytes(), |n, &extent| n.checked_mul(extent));
+                let len = shape.iter().try_fold(element.bytes, |n, &extent| n.checked_mul(extent));
                 let len = len.unwrap_or(usize::MAX);
                 memory::check(len as u64)?;
                 // NaN in every format, so that what is never written shows.
@@ -140,7 +140,7 @@ impl Written {
     /// The first few elements as text.
     pub fn first(&self) -> Vec<String> {
         let AnyArray { element, bytes, .. } = &self.content;
-        bytes.chunks_exact(element.bytes()).take(SHOWN).map(|bytes| element.show(bytes)).collect()
+        bytes.chunks_exact(element.bytes).take(SHOWN).map(element.show).collect()
     }
 
     /// The array as a row of a table.
@@ -151,7 +151,7 @@ impl Written {
         let lost = if halted { " (not written: the launch ended early)" } else { "" };
         vec![
             self.path().display().to_string().into(),
-            format!("{} {}", self.content.element.name(), extents.join("x")).into(),
+            format!("{} {}", self.content.element.name, extents.join("x")).into(),
             format!("{}{more}{lost}", self.first().join(" ")).into(),
         ]
     }

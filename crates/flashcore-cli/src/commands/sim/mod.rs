@@ -164,7 +164,7 @@ fn show(
     let array = |result: &Written| {
         json!({
             "file": result.path().display().to_string(),
-            "dtype": result.content.element.name(),
+            "dtype": result.content.element.name,
             "shape": result.content.shape,
             "first": result.first(),
             "written": !outcome.halted,

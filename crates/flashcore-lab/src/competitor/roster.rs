@@ -10,9 +10,9 @@ use flashcore_cpu::Cpu;
 use flashcore_testkit::NaiveBackend;
 
 use super::{
-    Arm, Place,
-    cuda::{self, CudaArm},
-    host::HostArm,
+    Competitor, Place,
+    cuda::{self, CudaCompetitor},
+    host::HostCompetitor,
     torch::Torch,
 };
 use crate::{
@@ -31,9 +31,7 @@ const NAIVE: &str = "naive";
 /// Which of our backends competes.
 #[derive(Clone)]
 pub enum Ours {
-    /// The CPU.
     Cpu(Cpu),
-    /// A GPU.
     Cuda(Arc<Cuda>),
 }
 
@@ -58,10 +56,10 @@ impl Ours {
     }
 
     /// It as a competitor.
-    pub fn arm(&self) -> Box<dyn Arm> {
+    pub fn competitor(&self) -> Box<dyn Competitor> {
         match self {
-            Self::Cpu(cpu) => Box::new(HostArm::new(Arc::new(cpu.clone()))),
-            Self::Cuda(cuda) => Box::new(CudaArm::new(cuda.clone())),
+            Self::Cpu(cpu) => Box::new(HostCompetitor::new(Arc::new(cpu.clone()))),
+            Self::Cuda(cuda) => Box::new(CudaCompetitor::new(cuda.clone())),
         }
     }
 }
@@ -85,8 +83,8 @@ impl Roster {
     }
 
     /// Our competitor.
-    pub fn ours(&self) -> Box<dyn Arm> {
-        self.ours.arm()
+    pub fn ours(&self) -> Box<dyn Competitor> {
+        self.ours.competitor()
     }
 
     /// What the peers run on.
@@ -101,36 +99,37 @@ impl Roster {
     }
 
     /// Every peer that computes where ours does, best known first.
-    pub fn peers(&self) -> Vec<Box<dyn Arm>> {
+    pub fn peers(&self) -> Vec<Box<dyn Competitor>> {
         let place = self.ours.place();
-        let torch = self.torch().into_iter().flat_map(|torch| torch.arms());
-        let here = torch.filter(|arm| arm.place() == place);
-        let mut peers: Vec<Box<dyn Arm>> = here.map(|arm| Box::new(arm) as Box<dyn Arm>).collect();
-        peers.sort_by_key(|arm| rank(arm.name()));
+        let torch = self.torch().into_iter().flat_map(|torch| torch.competitors());
+        let here = torch.filter(|one| one.place() == place);
+        let mut peers: Vec<Box<dyn Competitor>> =
+            here.map(|one| Box::new(one) as Box<dyn Competitor>).collect();
+        peers.sort_by_key(|one| rank(one.name()));
         peers.extend((place == Place::Cpu).then(naive));
         peers
     }
 
     /// The peer of that name.
-    pub fn peer(&self, name: &str) -> Result<Box<dyn Arm>, LabError> {
+    pub fn peer(&self, name: &str) -> Result<Box<dyn Competitor>, LabError> {
         if name == NAIVE {
             return Ok(naive());
         }
         let peers = self.peers();
-        let known: Vec<_> = peers.iter().map(|arm| arm.name().to_owned()).collect();
+        let known: Vec<_> = peers.iter().map(|one| one.name().to_owned()).collect();
         let missing = || {
             let there = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
             let note = self.note().map_or(String::new(), |note| format!("; {note}"));
             let reason = format!("no such peer; there are: {there}{note}");
-            LabError::Unavailable { arm: name.to_owned(), reason }
+            LabError::Unavailable { competitor: name.to_owned(), reason }
         };
-        peers.into_iter().find(|arm| arm.name() == name).ok_or_else(missing)
+        peers.into_iter().find(|one| one.name() == name).ok_or_else(missing)
     }
 
     /// The two peers that a gate needs: a fast one, and a plain one that shows whether the oracle can be trusted.
-    pub fn fast_and_plain(&self) -> Vec<Box<dyn Arm>> {
+    pub fn fast_and_plain(&self) -> Vec<Box<dyn Competitor>> {
         let mut peers = self.peers();
-        let plain = peers.iter().position(|arm| is_plain(arm.name()));
+        let plain = peers.iter().position(|one| is_plain(one.name()));
         let plain = plain.map(|at| peers.remove(at));
         peers.truncate(1);
         peers.into_iter().chain(plain).collect()
@@ -160,13 +159,13 @@ impl Roster {
 fn own_rate(gpu: &Arc<Cuda>, dtype: DType) -> Result<f64, LabError> {
     let task = Task::square(dtype, [1, 16, 16_384, 128], Mask::NONE)?;
     let flops = task.flops();
-    let mut ready = CudaArm::new(gpu.clone()).prepare(&Rc::new(Workload::new(task, 0)?))?;
+    let mut ready = CudaCompetitor::new(gpu.clone()).prepare(&Rc::new(Workload::new(task, 0)?))?;
     let samples = Burst { seconds: 0.3, conditions: Conditions::default() }.run(&mut *ready)?;
     Ok(flops / median(&samples.seconds))
 }
 
-fn naive() -> Box<dyn Arm> {
-    Box::new(HostArm::new(Arc::new(NaiveBackend)))
+fn naive() -> Box<dyn Competitor> {
+    Box::new(HostCompetitor::new(Arc::new(NaiveBackend)))
 }
 
 /// Competitors are listed with the ones to beat first.

@@ -7,29 +7,27 @@ use std::{
     cell::RefCell,
     ffi::OsString,
     fs,
-    io::{BufRead, BufReader, Read, Write},
-    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
+    io::Write,
+    process::{Command, Stdio},
     rc::Rc,
-    sync::mpsc::{Receiver, RecvTimeoutError, channel},
-    thread,
+    sync::mpsc::RecvTimeoutError,
     time::Duration,
 };
 
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
-use super::{Arm, Place, Ready};
+use super::{Competitor, Place, Ready};
 use crate::{
     burst::{Conditions, Run},
     error::LabError,
+    lines::Lines,
     workload::{Outputs, Workload},
 };
 
 const SCRIPT: &str = include_str!("peer.py");
 /// The variable that names another Python.
 const PYTHON: &str = "FLASHCORE_PYTHON";
-/// Longest answer: a thousand samples have about 25 KiB.
-const LONGEST: u64 = 16 << 20;
 /// How long an answer may take: the first call of a compiled competitor takes minutes.
 const PATIENCE: Duration = Duration::from_secs(600);
 
@@ -40,14 +38,12 @@ struct Hello {
     python: String,
     cuda: Option<String>,
     cudnn: Option<u64>,
-    arms: Vec<String>,
+    competitors: Vec<String>,
 }
 
 /// A running process.
 struct Peer {
-    child: Child,
-    requests: Option<ChildStdin>,
-    answers: Receiver<String>,
+    process: Lines<String>,
     hello: Hello,
 }
 
@@ -60,80 +56,55 @@ impl Peer {
 
     /// Starts any program that speaks the same language.
     fn start_with(program: OsString, args: &[&str]) -> Result<Self, LabError> {
-        let unavailable = |reason| LabError::Unavailable { arm: "torch".to_owned(), reason };
+        let unavailable = |reason| LabError::Unavailable { competitor: "torch".to_owned(), reason };
         let mut command = Command::new(&program);
-        command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
-        let mut child = command.spawn().map_err(|e| {
-            let program = program.to_string_lossy();
-            unavailable(format!("{program} does not start ({e}); set {PYTHON} to a Python with torch"))
-        })?;
-        let (requests, stdout) = (child.stdin.take(), child.stdout.take());
-        let answers = listen(stdout.ok_or_else(|| unavailable("it has no output".to_owned()))?);
-        let mut peer = Self { child, requests, answers, hello: Hello::default() };
+        command.args(args);
+        let process =
+            Lines::start(&mut command, Stdio::piped(), |line| Some(line.to_owned())).map_err(|e| {
+                let program = program.to_string_lossy();
+                unavailable(format!("{program} does not start ({e}); set {PYTHON} to a Python with torch"))
+            })?;
+        let mut peer = Self { process, hello: Hello::default() };
         peer.hello = peer.ask("torch", &json!({ "op": "hello" }))?;
         Ok(peer)
     }
 
-    /// Sends a request on behalf of `arm` and waits for the answer.
-    fn ask<T: DeserializeOwned>(&mut self, arm: &str, request: &Value) -> Result<T, LabError> {
-        let failed = |reason: String| LabError::Failed { arm: arm.to_owned(), reason };
-        let pipe = self.requests.as_mut().ok_or_else(|| failed("its process is gone".to_owned()))?;
+    /// Sends a request on behalf of `competitor` and waits for the answer.
+    fn ask<T: DeserializeOwned>(&mut self, competitor: &str, request: &Value) -> Result<T, LabError> {
+        let failed = |reason: String| LabError::Failed { competitor: competitor.to_owned(), reason };
+        let pipe = self.process.stdin.as_mut().ok_or_else(|| failed("its process is gone".to_owned()))?;
         let sent = writeln!(pipe, "{request}").and_then(|()| pipe.flush());
         sent.map_err(|e| failed(format!("its process died ({e})")))?;
-        let line = self.answers.recv_timeout(PATIENCE).map_err(|problem| {
-            self.end();
+        let line = self.process.lines.recv_timeout(PATIENCE).map_err(|problem| {
+            self.process.end();
             failed(match problem {
                 RecvTimeoutError::Timeout => format!("no answer within {} s", PATIENCE.as_secs()),
                 RecvTimeoutError::Disconnected => "its process died".to_owned(),
             })
         })?;
-        read_answer(arm, &line)
-    }
-
-    fn end(&mut self) {
-        self.requests = None;
-        // Already gone is as good as ended.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        read_answer(competitor, &line)
     }
 }
 
-impl Drop for Peer {
-    fn drop(&mut self) {
-        self.end();
-    }
-}
-
-/// Reads lines in a thread of its own, so that waiting for one can end.
-fn listen(stdout: ChildStdout) -> Receiver<String> {
-    let (sender, receiver) = channel();
-    thread::spawn(move || {
-        let mut reader = BufReader::new(stdout);
-        loop {
-            let mut line = String::new();
-            let read = reader.by_ref().take(LONGEST).read_line(&mut line);
-            if !matches!(read, Ok(n) if n > 0) || sender.send(line).is_err() {
-                return;
-            }
-        }
-    });
-    receiver
-}
-
-fn read_answer<T: DeserializeOwned>(arm: &str, line: &str) -> Result<T, LabError> {
-    let arm = arm.to_owned();
-    let not_understood =
-        |e| LabError::Failed { arm: arm.clone(), reason: format!("its answer cannot be read ({e})") };
+fn read_answer<T: DeserializeOwned>(competitor: &str, line: &str) -> Result<T, LabError> {
+    let competitor = competitor.to_owned();
+    let not_understood = |e| LabError::Failed {
+        competitor: competitor.clone(),
+        reason: format!("its answer cannot be read ({e})"),
+    };
     let value: Value = serde_json::from_str(line).map_err(not_understood)?;
     let text = |name: &str| value.get(name).and_then(Value::as_str).map(str::to_owned);
     if let Some(what) = text("unsupported") {
-        return Err(LabError::Unsupported { arm, what });
+        return Err(LabError::Unsupported { competitor, what });
     }
     if let Some(reason) = text("unavailable") {
-        return Err(LabError::Unavailable { arm, reason: format!("{reason}; set {PYTHON} to one that has") });
+        return Err(LabError::Unavailable {
+            competitor,
+            reason: format!("{reason}; set {PYTHON} to one that has"),
+        });
     }
     if let Some(reason) = text("failed") {
-        return Err(LabError::Failed { arm, reason });
+        return Err(LabError::Failed { competitor, reason });
     }
     serde_json::from_value(value).map_err(not_understood)
 }
@@ -161,9 +132,9 @@ impl Torch {
     }
 
     /// Its competitors.
-    pub fn arms(self: &Rc<Self>) -> Vec<TorchArm> {
-        let names = self.peer.borrow().hello.arms.clone();
-        names.into_iter().map(|name| TorchArm { name, torch: self.clone() }).collect()
+    pub fn competitors(self: &Rc<Self>) -> Vec<TorchCompetitor> {
+        let names = self.peer.borrow().hello.competitors.clone();
+        names.into_iter().map(|name| TorchCompetitor { name, torch: self.clone() }).collect()
     }
 
     /// Copy and matrix rates of the GPU: bytes and operations per second.
@@ -177,8 +148,8 @@ impl Torch {
         Ok((rates.copy, rates.matrix))
     }
 
-    fn ask<T: DeserializeOwned>(&self, arm: &str, request: &Value) -> Result<T, LabError> {
-        self.peer.borrow_mut().ask(arm, request)
+    fn ask<T: DeserializeOwned>(&self, competitor: &str, request: &Value) -> Result<T, LabError> {
+        self.peer.borrow_mut().ask(competitor, request)
     }
 
     fn load(&self, workload: &Rc<Workload>) -> Result<(), LabError> {
@@ -195,12 +166,12 @@ impl Torch {
 }
 
 /// A competitor.
-pub struct TorchArm {
+pub struct TorchCompetitor {
     name: String,
     torch: Rc<Torch>,
 }
 
-impl Arm for TorchArm {
+impl Competitor for TorchCompetitor {
     fn name(&self) -> &str {
         &self.name
     }
@@ -215,7 +186,7 @@ impl Arm for TorchArm {
             kernel: String,
         }
         self.torch.load(workload)?;
-        let request = json!({ "op": "prepare", "arm": self.name });
+        let request = json!({ "op": "prepare", "competitor": self.name });
         let Prepared { kernel } = self.torch.ask(&self.name, &request)?;
         let (name, torch) = (self.name.clone(), self.torch.clone());
         Ok(Box::new(TorchReady { name, torch, workload: workload.clone(), kernel }))
@@ -236,7 +207,7 @@ impl Ready for TorchReady {
 
     fn compute(&mut self) -> Result<Outputs, LabError> {
         let path = self.workload.folder()?.join(format!("{}.out", self.name));
-        let request = json!({ "op": "compute", "arm": self.name, "out": path });
+        let request = json!({ "op": "compute", "competitor": self.name, "out": path });
         self.torch.ask::<Value>(&self.name, &request)?;
         let mut outputs = self.workload.outputs()?;
         let bytes = fs::read(&path).map_err(LabError::io("read", &path))?;
@@ -244,7 +215,7 @@ impl Ready for TorchReady {
         let (to, expected) = (out.bytes_mut(), bytes.len());
         if to.len() != expected {
             let reason = format!("its output has {expected} bytes instead of {}", to.len());
-            return Err(LabError::Failed { arm: self.name.clone(), reason });
+            return Err(LabError::Failed { competitor: self.name.clone(), reason });
         }
         to.copy_from_slice(&bytes);
         fs::remove_file(&path).map_err(LabError::io("remove", &path))?;
@@ -259,12 +230,12 @@ impl Ready for TorchReady {
         }
         let Conditions { cold, replay } = run.conditions;
         let request = json!({
-            "op": "time", "arm": self.name, "samples": run.samples, "calls": run.calls, "cold": cold, "replay": replay,
+            "op": "time", "competitor": self.name, "samples": run.samples, "calls": run.calls, "cold": cold, "replay": replay,
         });
         let Timed { seconds } = self.torch.ask(&self.name, &request)?;
         let sensible = seconds.len() == run.samples && seconds.iter().all(|s| s.is_finite() && *s > 0.0);
         let failed = || LabError::Failed {
-            arm: self.name.clone(),
+            competitor: self.name.clone(),
             reason: "its times are not positive numbers, or not as many as asked for".to_owned(),
         };
         sensible.then_some(seconds).ok_or_else(failed)
@@ -279,7 +250,8 @@ mod tests {
         Peer::start_with("sh".into(), &["-c", script])
     }
 
-    const HELLO: &str = r#"read l; echo '{"torch":"2","python":"3","cuda":null,"cudnn":null,"arms":[]}'"#;
+    const HELLO: &str =
+        r#"read l; echo '{"torch":"2","python":"3","cuda":null,"cudnn":null,"competitors":[]}'"#;
 
     #[track_caller]
     fn check(script: &str, words: &str) {

@@ -4,7 +4,7 @@ use std::{rc::Rc, sync::Arc, time::Instant};
 
 use flashcore_core::Backend;
 
-use super::{Arm, Place, Ready};
+use super::{Competitor, Place, Ready};
 use crate::{
     burst::Run,
     error::LabError,
@@ -15,19 +15,19 @@ use crate::{
 const EVICTING: usize = 128 << 20;
 
 /// A backend as a competitor.
-pub struct HostArm {
+pub struct HostCompetitor {
     name: String,
     backend: Arc<dyn Backend>,
 }
 
-impl HostArm {
+impl HostCompetitor {
     /// `backend` under its own name.
     pub fn new(backend: Arc<dyn Backend>) -> Self {
         Self { name: backend.name().to_owned(), backend }
     }
 }
 
-impl Arm for HostArm {
+impl Competitor for HostCompetitor {
     fn name(&self) -> &str {
         &self.name
     }

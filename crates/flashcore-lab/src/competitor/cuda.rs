@@ -8,7 +8,7 @@ use flashcore::cuda::{
     driver::{self, DeviceBuffer, Event, Graph, Stream},
 };
 
-use super::{Arm, Place, Ready};
+use super::{Competitor, Place, Ready};
 use crate::{
     burst::Run,
     error::LabError,
@@ -25,13 +25,13 @@ const COPIED: u64 = 1 << 30;
 const COPIES: usize = 10;
 
 /// A GPU as a competitor.
-pub struct CudaArm {
+pub struct CudaCompetitor {
     cuda: Arc<Cuda>,
     /// How the work is cut, where that is not left to the plan.
     tile: Option<Tile>,
 }
 
-impl CudaArm {
+impl CudaCompetitor {
     /// A competitor on an open GPU.
     pub const fn new(cuda: Arc<Cuda>) -> Self {
         Self::cut(cuda, None)
@@ -43,7 +43,7 @@ impl CudaArm {
     }
 }
 
-impl Arm for CudaArm {
+impl Competitor for CudaCompetitor {
     fn name(&self) -> &str {
         NAME
     }
@@ -61,8 +61,10 @@ impl Arm for CudaArm {
 
 fn into_lab(error: Error) -> LabError {
     match error {
-        Error::Plan(refusal) => LabError::Unsupported { arm: NAME.to_owned(), what: refusal.to_string() },
-        other => LabError::Failed { arm: NAME.to_owned(), reason: other.to_string() },
+        Error::Plan(refusal) => {
+            LabError::Unsupported { competitor: NAME.to_owned(), what: refusal.to_string() }
+        }
+        other => LabError::Failed { competitor: NAME.to_owned(), reason: other.to_string() },
     }
 }
 

@@ -52,10 +52,10 @@ def backends():
 def hello(_):
     gpu = torch.cuda.is_available()
     device = torch.cuda.get_device_name() if gpu else None
-    arms = [name for name, (place, _) in backends().items() if gpu or place == "cpu"]
+    competitors = [name for name, (place, _) in backends().items() if gpu or place == "cpu"]
     cudnn = torch.backends.cudnn.version() if gpu else None
     return dict(torch=torch.__version__, python=platform.python_version(), cuda=torch.version.cuda, cudnn=cudnn,
-                gpu=device, threads=torch.get_num_threads(), arms=arms)
+                gpu=device, threads=torch.get_num_threads(), competitors=competitors)
 
 
 def load(request):
@@ -147,7 +147,7 @@ def flex(device):
 
 
 def prepare(request):
-    name = request["arm"]
+    name = request["competitor"]
     device, backend = backends()[name]
     call, context = sdpa(device, backend) if backend is not None else flex(device)
     try:
@@ -166,7 +166,7 @@ def synchronize(device):
 
 
 def compute(request):
-    device, call, context = calls[request["arm"]]
+    device, call, context = calls[request["competitor"]]
     with torch.no_grad(), context():
         result = call()
         synchronize(device)
@@ -175,7 +175,7 @@ def compute(request):
 
 
 def run_time(request):
-    device, call, context = calls[request["arm"]]
+    device, call, context = calls[request["competitor"]]
     measure = time_gpu if device == "cuda" else time_cpu
     with torch.no_grad(), context():
         return dict(seconds=measure(call, **{k: request[k] for k in ("samples", "calls", "cold", "replay")}))

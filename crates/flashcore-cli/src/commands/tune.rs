@@ -3,14 +3,12 @@
 //! Everything tried is a line of a log, so that a search that was ended at any moment goes on where it was. With
 //! `--counters` this program is started again under Nsight Compute (see [`super::profile`]).
 
-mod report;
-
 use std::{path::PathBuf, time::Duration};
 
 use clap::{Args, builder::PossibleValuesParser};
 use flashcore_lab::{
     LabError,
-    arm::roster::Ours,
+    competitor::roster::Ours,
     machine::Machine,
     memory, signature,
     simulator::Simulator,
@@ -23,7 +21,8 @@ use flashcore_lab::{
     },
 };
 
-use self::report::TuneReport;
+use serde_json::json;
+
 use super::profile;
 use crate::{
     error::{CliError, Verdict},
@@ -31,7 +30,7 @@ use crate::{
     gpu_flags::GpuFlags,
     interrupt,
     lab_flags::{TaskFlags, seconds},
-    output::Output,
+    output::{Output, Page, Text, bad, faint, good},
     progress::Progress,
 };
 
@@ -113,7 +112,7 @@ pub fn execute(flags: Flags, output: &Output) -> Result<Verdict, CliError> {
     }
     drop(progress);
     let stopped = interrupt::stopped();
-    output.show(&TuneReport::new(&flags.out, &flags.log_path(), stopped, results))?;
+    flags.show(stopped, &results, output)?;
     Ok(if stopped { Verdict::Stopped } else { Verdict::Pass })
 }
 
@@ -157,6 +156,35 @@ impl Flags {
         }
         Ok(tuned)
     }
+
+    /// Shows a row per problem, and where everything was kept.
+    fn show(&self, stopped: bool, results: &[Tuned], output: &Output) -> Result<(), CliError> {
+        let [table, log] = [&self.out, &self.log_path()].map(|path| path.display().to_string());
+        let json = json!({ "stopped": stopped, "table": table, "log": log, "results": results });
+        output.answer(&json, || {
+            let heading = ["problem", "rules", "best", "in", "ratio, 95 %", "measured", "rejected"];
+            let added = results.iter().filter(|result| result.row.is_some()).count();
+            let best = results.iter().map(|result| ("best", Text::from(&result.best.kernel)));
+            let early = results.iter().any(|result| !result.complete);
+            let early = early.then(|| ("note", faint("ended before all candidates were tried")));
+            let kept =
+                [("table", format!("{table}: {added} rows from this search").into()), ("log", log.into())];
+            let ending = stopped.then(|| ("result", bad("STOPPED; the same command resumes from here")));
+            let facts = best.chain(early).chain(kept).chain(ending);
+            Page::default().headed(&heading, results.iter().map(row)).facts(facts)
+        })
+    }
+}
+
+fn row(result: &Tuned) -> Vec<Text> {
+    let ratio = match result.ratio {
+        Some(ratio) => good(format!("{:.3}-{:.3}", ratio.low, ratio.high)),
+        None => "the rules' own".into(),
+    };
+    let [rules, best] = [&result.rules, &result.best].map(|one| format!("{:.1}", one.cost).into());
+    let counts = [result.measured, result.rejected].map(|count| count.to_string().into());
+    let head = [result.task.as_str().into(), rules, best, result.unit.into(), ratio];
+    head.into_iter().chain(counts).collect()
 }
 
 impl SearchFlags {

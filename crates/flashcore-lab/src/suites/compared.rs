@@ -1,71 +1,70 @@
-//! The suite `options`: each option of attention beside the plain kernel that does the same work without it.
+//! Suites of comparisons: each option of attention beside the plain kernel that does the same work without it, and
+//! sequence lengths of all kinds beside the next that fills its last tile of rows.
 
 use flashcore_core::{DType, Mask, Problem};
 use flashcore_kernels::{ALLOCATED_ALIGNMENT, Gpu, KernelConfig, plan};
 
-use super::Comparisons;
 use crate::{
     comparison::Comparison,
     task::{Task, TaskError, TaskSpec},
 };
 
-/// What grouped heads and sinks may cost.
-const SLIGHT: f64 = 1.05;
-/// What a window may cost for the tiles that it visits.
-const WINDOWED: f64 = 1.10;
+/// Comparisons, or why they cannot be made.
+pub(super) type Comparisons = Result<Vec<Comparison>, TaskError>;
+
+/// An option beside the plain kernel, or beside a peer that has the option too; without a mask, and causal.
+struct Row {
+    what: &'static str,
+    shapes: &'static [[usize; 4]],
+    change: fn(&mut TaskSpec),
+    peer: Option<&'static str>,
+    /// What the ratio is wanted to be at most.
+    wanted: f64,
+}
+
+const ROWS: [Row; 3] = [
+    Row {
+        what: "8 heads of keys, against as many as of queries",
+        shapes: &[[4, 32, 4096, 128], [2, 64, 4096, 128]],
+        change: |spec| spec.k[1] = 8,
+        peer: None,
+        wanted: 1.05,
+    },
+    Row {
+        what: "sinks, against none",
+        shapes: &[[4, 16, 4096, 128], [4, 16, 4096, 64]],
+        change: |spec| spec.sinks = true,
+        peer: None,
+        wanted: 1.05,
+    },
+    Row {
+        what: "softcap, against FlexAttention with the same score function",
+        shapes: &[[4, 16, 4096, 128]],
+        change: |spec| spec.softcap = Some(30.0),
+        peer: Some("torch-flex"),
+        wanted: 1.0,
+    },
+];
+
 /// Keys that a query sees in the window, itself included.
 const WINDOW: u32 = 1024;
-/// The limit of scores.
-const SOFTCAP: f32 = 30.0;
-/// Who else computes attention with a limit of scores.
-const FLEX: &str = "torch-flex";
+/// What a window may cost for the tiles that it visits.
+const WINDOWED: f64 = 1.10;
 /// Rows and keys of a tile where no GPU kernel takes a problem.
 const USUAL_TILE: [usize; 2] = [128, 128];
 
-/// All comparisons, those that need a peer last.
-pub(super) fn comparisons(dtype: DType) -> Comparisons {
-    Ok([grouped(dtype)?, with_sinks(dtype)?, windows(dtype)?, capped(dtype)?].concat())
-}
-
-fn grouped(dtype: DType) -> Comparisons {
-    let against = |shape: [usize; 4], mask| {
-        let plain = Task::square(dtype, shape, mask)?;
-        let [batch, heads, seq, dim] = shape;
-        let task = changed(&plain, |spec| spec.k = [batch, 8, seq, dim])?;
-        let what = format!("{heads} heads on 8, against {heads} on {heads}");
-        Ok(Comparison::of_ours(what, task, plain, SLIGHT))
-    };
-    full_and_causal(&[[4, 32, 4096, 128], [2, 64, 4096, 128]], against)
-}
-
-fn with_sinks(dtype: DType) -> Comparisons {
-    let against = |shape, mask| {
-        let plain = Task::square(dtype, shape, mask)?;
-        let task = changed(&plain, |spec| spec.sinks = true)?;
-        Ok(Comparison::of_ours("sinks, against none", task, plain, SLIGHT))
-    };
-    full_and_causal(&[[4, 16, 4096, 128], [4, 16, 4096, 64]], against)
-}
-
-fn capped(dtype: DType) -> Comparisons {
-    let against = |shape, mask| {
-        let task = changed(&Task::square(dtype, shape, mask)?, |spec| spec.softcap = Some(SOFTCAP))?;
-        let what = "softcap, against FlexAttention with the same score function";
-        Ok(Comparison { peer: Some(FLEX), ..Comparison::of_ours(what, task.clone(), task, 1.0) })
-    };
-    full_and_causal(&[[4, 16, 4096, 128]], against)
-}
-
-fn full_and_causal(
-    shapes: &[[usize; 4]],
-    make: impl Fn([usize; 4], Mask) -> Result<Comparison, TaskError>,
-) -> Comparisons {
-    let masked = shapes.iter().flat_map(|&shape| [(shape, Mask::NONE), (shape, Mask::CAUSAL)]);
-    masked.map(|(shape, mask)| make(shape, mask)).collect()
-}
-
-fn windows(dtype: DType) -> Comparisons {
-    [[1, 16, 16_384, 128], [1, 32, 16_384, 64]].into_iter().map(|shape| window(dtype, shape)).collect()
+/// The suite `options`: windows, then the rows, those that need a peer last.
+pub(super) fn options(dtype: DType) -> Comparisons {
+    let mut all = vec![window(dtype, [1, 16, 16_384, 128])?, window(dtype, [1, 32, 16_384, 64])?];
+    for Row { what, shapes, change, peer, wanted } in ROWS {
+        for (shape, mask) in shapes.iter().flat_map(|shape| [(*shape, Mask::NONE), (*shape, Mask::CAUSAL)]) {
+            let plain = Task::square(dtype, shape, mask)?;
+            let task = changed(&plain, change)?;
+            let other = if peer.is_some() { task.clone() } else { plain };
+            all.push(Comparison { peer, ..Comparison::of_ours(what, task, other, wanted) });
+        }
+    }
+    Ok(all)
 }
 
 /// A window beside full attention of the same rows over as many keys as its tiles hold on average, to whole tiles; what
@@ -109,9 +108,44 @@ fn visited_keys(problem: &Problem, [rows, keys]: [usize; 2]) -> f64 {
     visited.sum::<usize>() as f64 / queries as f64
 }
 
+/// Rows that lengths are rounded up to.
+const TILE_ROWS: usize = 128;
+/// What a tile that is not full may cost.
+const NOT_FULL: f64 = 1.10;
+
+/// Lengths beside powers of two and three quarters of them, and primes between.
+const LENGTHS: [usize; 36] = [
+    64, 65, 96, 127, 129, 191, 193, 255, 257, 320, 383, 385, 449, 511, 513, 641, 769, 1000, 1023, 1025, 1151,
+    1537, 2047, 2049, 2503, 3073, 4095, 4097, 5003, 6145, 8191, 8193, 10_007, 12_289, 16_257, 16_383,
+];
+
+/// The suite `sweep`: every length, full and causal.
+pub(super) fn sweep(dtype: DType) -> Comparisons {
+    let mut all = Vec::new();
+    for [heads, dim] in [[16, 128], [32, 64]] {
+        for (mask, name) in [(Mask::NONE, "full"), (Mask::CAUSAL, "causal")] {
+            let what = format!("1x{heads}xSx{dim} {name}, against S rounded up to {TILE_ROWS}");
+            for seq in LENGTHS {
+                let [task, other] = [seq, seq.next_multiple_of(TILE_ROWS)]
+                    .map(|seq| Task::square(dtype, [1, heads, seq, dim], mask));
+                all.push(Comparison::of_ours(what.clone(), task?, other?, NOT_FULL));
+            }
+        }
+    }
+    Ok(all)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_length_leaves_its_last_tile_partly_empty() {
+        assert!(LENGTHS.is_sorted() && LENGTHS[0] == 64 && LENGTHS.iter().all(|seq| seq % TILE_ROWS != 0));
+        let all = sweep(DType::F16).unwrap();
+        assert_eq!(all.len(), 4 * LENGTHS.len());
+        assert!(all.iter().all(|c| c.work == 1.0 && c.task.spec().dtype == "f16"));
+    }
 
     #[track_caller]
     fn check_visited([queries, keys]: [usize; 2], mask: Mask, tile: [usize; 2], tiles: f64) {
@@ -133,8 +167,8 @@ mod tests {
 
     #[test]
     fn windows_do_the_work_of_their_counterpart() {
-        for comparison in windows(DType::F16).unwrap() {
-            assert!((0.8..1.25).contains(&comparison.work), "{comparison:?}");
+        for one in options(DType::F16).unwrap().iter().take(2) {
+            assert!((0.8..1.25).contains(&one.work) && one.work != 1.0, "{one:?}");
         }
     }
 
@@ -142,7 +176,7 @@ mod tests {
     fn every_option_is_compared_with_its_plain_counterpart() {
         let other = |c: &Comparison| c.peer.map_or_else(|| c.other.to_string(), str::to_owned);
         let names = |c: &Comparison| (c.task.to_string(), other(c), c.wanted);
-        let found: Vec<_> = comparisons(DType::F16).unwrap().iter().map(names).collect();
+        let found: Vec<_> = options(DType::F16).unwrap().iter().map(names).collect();
         let wanted = [
             ("4x32x4096x128 f16 kv8", "4x32x4096x128 f16", 1.05),
             ("2x64x4096x128 f16 kv8 causal", "2x64x4096x128 f16 causal", 1.05),

@@ -12,7 +12,7 @@ use flashcore_testkit::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    arm::Ready,
+    competitor::Ready,
     error::LabError,
     workload::{Outputs, Workload},
 };
@@ -37,7 +37,7 @@ impl Care {
 }
 
 /// What a task should come to.
-pub struct Referee {
+pub struct Judge {
     workload: Rc<Workload>,
     rows: Rows,
     oracle: Answer,
@@ -62,7 +62,7 @@ impl Finding {
     }
 }
 
-impl Referee {
+impl Judge {
     /// Computes the task in f64 and plainly.
     pub fn new(workload: &Rc<Workload>) -> Self {
         Self::with(workload, Care::Usual)

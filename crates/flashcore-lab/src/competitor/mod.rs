@@ -1,7 +1,7 @@
 //! Competitors: everything that can compute a task and be timed at it, ours and others' alike.
 //!
-//! [`Arm`] is who competes; [`Arm::prepare`] gives a [`Ready`] that holds one task. [`crate::burst`] times it,
-//! [`crate::referee`] judges it. [`host`] makes an arm of any [`Backend`](flashcore_core::Backend), [`torch`] of what
+//! [`Competitor`] is who competes; [`Competitor::prepare`] gives a [`Ready`] that holds one task. [`crate::burst`] times it,
+//! [`crate::judge`] judges it. [`host`] makes a competitor of any [`Backend`](flashcore_core::Backend), [`torch`] of what
 //! PyTorch offers.
 
 pub mod cuda;
@@ -20,9 +20,7 @@ use crate::{
 /// Where a competitor computes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Place {
-    /// On the CPU.
     Cpu,
-    /// On a GPU.
     Gpu,
 }
 
@@ -37,7 +35,7 @@ impl Place {
 }
 
 /// A competitor.
-pub trait Arm {
+pub trait Competitor {
     /// The name used on the command line and in results.
     fn name(&self) -> &str;
 
