@@ -92,7 +92,7 @@ def _asked(causal: bool, window_size: Any, scale: float | None, softcap: float, 
     unlimited = type(window_size) is tuple and window_size == (-1, -1)
     window = None if unlimited else _sides(window_size)
     # FlashAttention says 0.0 where None is meant.
-    return found(causal, window, scale, softcap or None, layout, "window_size")
+    return found(causal, window, scale, softcap or None, layout, name="window_size")
 
 
 def _sides(window_size: Any) -> tuple[int | None, ...]:

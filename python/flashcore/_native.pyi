@@ -37,7 +37,17 @@ class Direct:
 
     def __init__(self, is_grad_enabled: Callable[[], bool], recipe: Callable[[Any, Any], Any]) -> None: ...
     def attention(
-        self, q: Any, k: Any, v: Any, out: Any | None, options: Options, values: Values | None = None, /
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        out: Any | None,
+        options: Options,
+        lengths_q: Any | None = None,
+        lengths_kv: Any | None = None,
+        sinks: Any | None = None,
+        longest: tuple[int, int] | None = None,
+        /,
     ) -> Any | None: ...
 
 class Launched:

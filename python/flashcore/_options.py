@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 from . import _frameworks, _native
@@ -45,22 +44,34 @@ class Options:
         return made
 
 
-def options(causal: bool, window: Any, scale: Any, softcap: Any, layout: str, name: str = "window") -> Options:
-    """Options as callers give them; the same for the same arguments, so that a call finds them ready."""
-    if _frameworks.is_traced():  # what traces a call cannot see through the cache
-        return _made(causal, window, scale, softcap, layout, name)
-    try:
-        return _known(causal, window, scale, softcap, layout, name)
-    except TypeError:  # a window that is a list, which no cache takes, or a mistake, which is told
-        return _made(causal, window, scale, softcap, layout, name)
+known: dict[tuple[Any, ...], Options] = {}
+"""Options by their arguments (causal, window, scale, softcap, layout, top_left), so that a call finds them ready."""
 
 
-def _made(causal: bool, window: Any, scale: Any, softcap: Any, layout: str, name: str) -> Options:
+def options(
+    causal: bool, window: Any, scale: Any, softcap: Any, layout: str, top_left: bool = False, name: str = "window"
+) -> Options:
+    """Options as callers give them."""
+    key, found = (causal, window, scale, softcap, layout, top_left), None
+    if _frameworks.is_traced():  # what traces a call must not see the cache
+        key = None
+    else:
+        try:
+            found = known.get(key)
+        except TypeError:  # a window that is a list, or a mistake, which is told below
+            key = None
+    return found or _learn(key, causal, window, scale, softcap, layout, top_left, name)
+
+
+def _learn(key: Any, causal: bool, window: Any, scale: Any, softcap: Any, layout: str, top_left: bool, name: str) -> Options:
     left, right = band(causal, window, name)
-    return Options(left, right, False, scale, softcap, layout)
-
-
-_known = lru_cache(maxsize=1024)(_made)
+    made = Options(left, right, top_left, scale, softcap, layout)
+    if key is None:
+        return made
+    made.native  # noqa: B018 - a mistake is told before it is remembered
+    if len(known) >= 1024:  # a program that never asks the same twice
+        known.clear()
+    return known.setdefault(key, made)
 
 
 def band(causal: bool, window: Any, name: str = "window") -> tuple[int | None, int | None]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from . import _frameworks
 from ._attention import run
-from ._options import NONE, Options, Values
+from ._options import NONE, Values, options
 
 
 def scaled_dot_product_attention(
@@ -51,9 +51,9 @@ def scaled_dot_product_attention(
         missing = 4 - len(_frameworks.shape("attn_mask", attn_mask))
         # A whole mask stays the same object, whose values may have been read before.
         attn_mask = attn_mask[(None,) * missing] if missing else attn_mask
-    options = Options(None, 0 if is_causal else None, is_causal, scale)
+    asked = options(is_causal, None, scale, None, "bhsd", top_left=is_causal)
     values = NONE if attn_mask is None else Values(mask=attn_mask)
-    return run(query, key, value, options, values, False, None)
+    return run(query, key, value, asked, values, False, None)
 
 
 def _by_four(query: Any, key: Any, value: Any, mask: Any, is_causal: bool, scale: Any, enable_gqa: bool) -> Any:

@@ -52,7 +52,12 @@ pub(crate) fn forward(
     let mut call = Call::new(inputs, kept.keep(of_out.output(out, Operand::Out)?));
     call.lse = lse.map(|lse| of_out.output(lse, Operand::Lse)).transpose()?.map(|lse| kept.keep(lse));
     if let Some(values) = values {
-        call.bind(py, values, Request { stream, order, bits_are_bf16: false }, &mut kept)?;
+        let bound = |object: &'_ Option<Py<PyAny>>| object.as_ref().map(|object| object.bind(py).clone());
+        let [lengths_q, lengths_kv, sinks] =
+            [&values.lengths_q, &values.lengths_kv, &values.sinks].map(bound);
+        let request = Request { stream, order, bits_are_bf16: false };
+        call.bind([lengths_q.as_ref(), lengths_kv.as_ref()], sinks.as_ref(), request, &mut kept)?;
+        (call.longest, call.ranges) = (values.longest, values.ranges.as_ref());
     }
     let place = call.place()?;
     let stream = stream_of(py, place, stream, kept.exchange)?;
@@ -113,7 +118,7 @@ pub(crate) struct Call<'a> {
     /// Used lengths or offsets of queries and of keys.
     lengths: [Option<Numbers>; 2],
     sinks: Option<Array>,
-    longest: Option<(usize, usize)>,
+    pub(crate) longest: Option<(usize, usize)>,
     /// First and one-past-last key of each batch entry.
     ranges: Option<&'a (Vec<u32>, Vec<u32>)>,
 }
@@ -127,21 +132,20 @@ impl<'a> Call<'a> {
     /// Takes in lengths and sinks.
     pub(crate) fn bind(
         &mut self,
-        py: Python<'_>,
-        values: &'a options::Values,
+        lengths: [Option<&Bound<'_, PyAny>>; 2],
+        sinks: Option<&Bound<'_, PyAny>>,
         request: Request,
         kept: &mut Kept,
     ) -> Result<(), CallError> {
-        let sides = [(&values.lengths_q, Operand::LengthsQ), (&values.lengths_kv, Operand::LengthsKv)];
+        let sides = lengths.into_iter().zip([Operand::LengthsQ, Operand::LengthsKv]);
         for (to, (given, operand)) in self.lengths.iter_mut().zip(sides) {
             if let Some(given) = given {
-                *to = Some(kept.keep(request.numbers(given.bind(py), operand)?));
+                *to = Some(kept.keep(request.numbers(given, operand)?));
             }
         }
-        if let Some(sinks) = &values.sinks {
-            self.sinks = Some(kept.keep(request.input(sinks.bind(py), Operand::Sinks)?));
+        if let Some(sinks) = sinks {
+            self.sinks = Some(kept.keep(request.input(sinks, Operand::Sinks)?));
         }
-        (self.longest, self.ranges) = (values.longest, values.ranges.as_ref());
         Ok(())
     }
 

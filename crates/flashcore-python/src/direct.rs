@@ -17,7 +17,7 @@ use crate::{
     call::{Call, Kept, WIDEST, stream_of},
     exchange::Exchange,
     import::Request,
-    options::{Options, Values},
+    options::Options,
 };
 
 /// Recipes kept by each thread; the oldest gives way.
@@ -76,7 +76,8 @@ impl Direct {
     }
 
     /// The result, new or `out`; None where the long way has to be taken.
-    #[pyo3(signature = (q, k, v, out, options, values=None, /))]
+    #[pyo3(signature = (q, k, v, out, options, lengths_q=None, lengths_kv=None, sinks=None, longest=None, /))]
+    #[expect(clippy::too_many_arguments, reason = "tensors and numbers of a call")]
     fn attention<'py>(
         &self,
         q: &Bound<'py, PyAny>,
@@ -84,7 +85,10 @@ impl Direct {
         v: &Bound<'py, PyAny>,
         out: Option<Bound<'py, PyAny>>,
         options: &Options,
-        values: Option<&Values>,
+        lengths_q: Option<&Bound<'py, PyAny>>,
+        lengths_kv: Option<&Bound<'py, PyAny>>,
+        sinks: Option<&Bound<'py, PyAny>>,
+        longest: Option<(usize, usize)>,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
         let same = |other: &Bound<'py, PyAny>| other.get_type_ptr() == q.get_type_ptr();
         if !same(k) || !same(v) || !out.as_ref().is_none_or(same) || self.records(&[q, k, v])? {
@@ -101,9 +105,8 @@ impl Direct {
             None => self.output(py, &inputs, options.order, [q, v])?,
         };
         let mut call = Call::new(inputs, read(&made, Operand::Out)?);
-        if let Some(values) = values {
-            call.bind(py, values, request, &mut kept)?;
-        }
+        call.bind([lengths_q, lengths_kv], sinks, request, &mut kept)?;
+        call.longest = longest;
         let place = call.place()?;
         if !call.arrays[3].address.is_multiple_of(WIDEST) && place != Place::Host {
             return Ok(None);

@@ -24,7 +24,7 @@ mod merge;
 mod ready;
 mod recent;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use flashcore_core::{BackendError, Problem};
 use flashcore_cuda::{Compiler, Device, Stream};
@@ -37,8 +37,8 @@ pub use merge::{MergeTensors, ReadyMerge};
 pub use ready::{DeviceTensors, Ready};
 use recent::Recent;
 
-/// GPUs that the process shares, each opened once and kept to its end.
-static SHARED: Mutex<Vec<(u32, &'static Cuda)>> = Mutex::new(Vec::new());
+/// GPUs that the process shares, each opened once and kept to its end: more than a machine has.
+static SHARED: [OnceLock<Cuda>; 64] = [const { OnceLock::new() }; 64];
 
 /// One GPU that computes attention.
 #[derive(Debug)]
@@ -152,13 +152,16 @@ impl Cuda {
 
     /// The process's own GPU number `index`: everybody who asks shares its kernels and prepared problems.
     pub fn shared(index: u32) -> Result<&'static Self, Error> {
-        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(&(_, cuda)) = shared.iter().find(|gpu| gpu.0 == index) {
+        let slot = SHARED.get(index as usize);
+        if let Some(cuda) = slot.and_then(OnceLock::get) {
             return Ok(cuda);
         }
-        let cuda: &'static Self = Box::leak(Box::new(Self::open(index)?));
-        shared.push((index, cuda));
-        Ok(cuda)
+        // Two threads that come here at once may both open it; one stays.
+        let cuda = Self::open(index)?;
+        match slot {
+            Some(slot) => Ok(slot.get_or_init(|| cuda)),
+            None => Ok(Box::leak(Box::new(cuda))),
+        }
     }
 
     /// Plans as if for another GPU, whose kernels this one must be able to run: for tests and comparisons.
