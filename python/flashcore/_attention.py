@@ -65,7 +65,10 @@ def attention(
     if window is None and key_mask is None and not return_lse and not _frameworks.is_traced():
         # As `run`, with fewer steps: this is the call that counts.
         shortcut = _shortcuts.get(type(q))
-        options = _options.known.get((causal, None, scale, softcap, layout, False))
+        try:
+            options = _options.known.get((causal, None, scale, softcap, layout, False))
+        except TypeError:  # a scale that is no number, which is told below
+            options = None
         if shortcut is not None and options is not None and _are(type(q), query_lengths, key_lengths, sinks):
             result = shortcut(q, k, v, out, options.native, query_lengths, key_lengths, sinks)
             if result is not None:
