@@ -75,3 +75,45 @@ pub enum BackendError {
         source: Box<dyn Error + Send + Sync>,
     },
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{DType, DataMut, Dims, Layout, MergeSpec, Parts, Spec, Values};
+
+    /// Answers every operation by its name.
+    struct Named;
+
+    fn ran(kernel: &str) -> Result<Ran, BackendError> {
+        Ok(Ran { kernel: kernel.to_owned() })
+    }
+
+    impl Backend for Named {
+        fn name(&self) -> &'static str {
+            "named"
+        }
+
+        fn forward(&self, _: &mut HostCall<'_>) -> Result<Ran, BackendError> {
+            ran("forward")
+        }
+
+        fn merge(&self, _: &mut MergeCall<'_>) -> Result<Ran, BackendError> {
+            ran("merge")
+        }
+    }
+
+    /// A reference to a backend computes whatever the backend computes: what it did not hand on, it would refuse.
+    #[test]
+    fn a_reference_hands_on_every_operation() {
+        let backend: &dyn Backend = &&Named;
+        let layout = Layout::bhsd(Dims::new(1, 1, 1, 1)).unwrap();
+        let problem = Spec::new(DType::F32, layout, layout, layout).parse().unwrap();
+        let (one, mut out) = ([0.0f32], [0.0f32]);
+        let mut call = HostCall::bind(&problem, Values::NONE, [&one[..]; 3], &mut out, None).unwrap();
+        assert_eq!(backend.forward(&mut call).unwrap().kernel, "forward");
+        let problem = MergeSpec::new(DType::F32, layout, Parts::Listed(1)).parse().unwrap();
+        let (parts, lses) = ([crate::Data::F32(&one)], [&one[..]]);
+        let mut call = MergeCall::bind(&problem, &parts, &lses, DataMut::F32(&mut out), None).unwrap();
+        assert_eq!(backend.merge(&mut call).unwrap().kernel, "merge");
+    }
+}

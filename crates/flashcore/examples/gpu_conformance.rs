@@ -31,7 +31,8 @@ fn main() {
         "laws" => laws(&cuda),
         "random" => random_problems(&cuda),
         "merge" => merges(&cuda),
-        _ => conclude(&check(&cuda, case_work(word(2)))),
+        "cases" | "" => conclude(&check(&cuda, case_work(word(2)))),
+        other => panic!("nothing is called {other}; use cases, laws, random or merge"),
     };
     std::process::exit(i32::from(failed > 0));
 }
