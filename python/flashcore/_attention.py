@@ -69,8 +69,9 @@ def attention(
             options = _options.known.get((causal, None, scale, softcap, layout, False))
         except TypeError:  # a scale that is no number, which is told below
             options = None
-        if shortcut is not None and options is not None and _are(type(q), query_lengths, key_lengths, sinks):
-            result = shortcut(q, k, v, out, options.native, query_lengths, key_lengths, sinks)
+        plain = key_lengths is None and query_lengths is None and sinks is None
+        if shortcut is not None and options is not None and (plain or _are(type(q), query_lengths, key_lengths, sinks)):
+            result = shortcut(q, k, v, out, options.ready, query_lengths, key_lengths, sinks)
             if result is not None:
                 return result
     options = _options.options(causal, window, scale, softcap, layout)
@@ -163,8 +164,13 @@ def accumulate(
 def run(q: Any, k: Any, v: Any, options: Options, values: Values, return_lse: bool, out: Any | None) -> Any:
     """Attention; all public functions end here."""
     shortcut = None if return_lse or _frameworks.is_traced() else _shortcuts.get(type(q))
-    if shortcut is not None and values.mask is None and _are(type(q), *values[:3]):
-        result = shortcut(q, k, v, out, options.native, *values[:3], values.longest)
+    if shortcut is not None:
+        queries, keys, sinks, mask, longest = values
+        result = None
+        if values is NONE:
+            result = shortcut(q, k, v, out, options.native)
+        elif mask is None and _are(type(q), queries, keys, sinks):
+            result = shortcut(q, k, v, out, options.native, queries, keys, sinks, longest)
         if result is not None:
             return result
     if _is_compiling():

@@ -35,9 +35,11 @@ def flash_attn_func(
     >>> flash_attn_func(q, q, q, causal=True, window_size=(7, 0)).shape
     (2, 16, 4, 8)
     """
-    _refuse(dropout_p, alibi_slopes)
+    if dropout_p or alibi_slopes is not None:
+        _refuse(dropout_p)
     options = _asked(causal, window_size, softmax_scale, softcap, "bshd")
-    return _returned(run(q, k, v, options, NONE, return_attn_probs, None), return_attn_probs)
+    result = run(q, k, v, options, NONE, return_attn_probs, None)
+    return (*result, None) if return_attn_probs else result
 
 
 def flash_attn_varlen_func(
@@ -68,24 +70,20 @@ def flash_attn_varlen_func(
     >>> flash_attn_varlen_func(q, q, q, [0, 5, 12], [0, 5, 12], 7, 7, causal=True).shape
     (12, 4, 8)
     """
-    _refuse(dropout_p, alibi_slopes)
+    if dropout_p or alibi_slopes is not None:
+        _refuse(dropout_p)
     if block_table is not None:
         raise NotImplementedError("page tables are not supported; pass packed keys and values and block_table=None")
     options = _asked(causal, window_size, softmax_scale, softcap, "packed")
     values = Values(cu_seqlens_q, cu_seqlens_k, longest=(int(max_seqlen_q), int(max_seqlen_k)))
-    return _returned(run(q, k, v, options, values, return_attn_probs, None), return_attn_probs)
-
-
-def _returned(result: Any, return_attn_probs: bool) -> Any:
-    """What FlashAttention returns: the result, or with it the log-sum-exp and no probabilities."""
+    result = run(q, k, v, options, values, return_attn_probs, None)
     return (*result, None) if return_attn_probs else result
 
 
-def _refuse(dropout_p: float, alibi_slopes: Any | None) -> None:
+def _refuse(dropout_p: float) -> None:
     if dropout_p:
         raise NotImplementedError("dropout is not supported; pass dropout_p=0.0")
-    if alibi_slopes is not None:
-        raise NotImplementedError("ALiBi is not supported; pass alibi_slopes=None")
+    raise NotImplementedError("ALiBi is not supported; pass alibi_slopes=None")
 
 
 def _asked(causal: bool, window_size: Any, scale: float | None, softcap: float, layout: str) -> Options:

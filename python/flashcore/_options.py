@@ -23,12 +23,13 @@ class Options:
     layout: str = "bhsd"
     accumulate: bool = False
     """Whether the result is merged into what `out` and its log-sum-exp hold already."""
-    _native: Any = field(default=None, init=False, compare=False, repr=False)
+    ready: Any = field(default=None, init=False, compare=False, repr=False)
+    """`native`, once it was asked for; `known` options have it."""
 
     @property
     def native(self) -> _native.Options:
         """The options as the extension takes them, made once."""
-        return self._native or self._make()
+        return self.ready or self._make()
 
     def _make(self) -> _native.Options:
         made = _native.Options(
@@ -40,7 +41,7 @@ class Options:
             softcap=None if self.softcap is None else number("softcap", self.softcap),
             accumulate=self.accumulate,
         )
-        object.__setattr__(self, "_native", made)
+        object.__setattr__(self, "ready", made)
         return made
 
 
