@@ -318,3 +318,19 @@ def test_sinks_of_a_parameter_are_read_once():
     expected, _ = reference(*(x.numpy() for x in (q, k, v)), sinks=sinks.detach().numpy())
     check_close(out.double().numpy(), expected, "float32")
     assert np.isfinite(expected).all()
+
+
+@cases(device=["cpu", "cuda"])
+def test_lengths_of_other_types_and_places(device):
+    """Whatever holds the numbers, the result is that of a list."""
+    torch = need_torch(device)
+    q = torch.randn(2, 4, 8, 64, device=device, dtype=torch.float16)
+    expected = flashcore.attention(q, q, q, key_lengths=[5, 8], sinks=[0.5] * 4)
+    numbers = torch.tensor([5, 8])
+    strided = torch.tensor([5, 0, 8, 0], device=device)[::2]
+    for lengths in (numbers, numbers.int(), numbers.short(), numbers.to(device), strided, np.array([5, 8]), (5, 8)):
+        for sinks in (torch.full((4,), 0.5), torch.full((4,), 0.5, dtype=torch.float64, device=device)):
+            got = flashcore.attention(q, q, q, key_lengths=lengths, sinks=sinks)
+            assert torch.equal(got, expected), lengths
+    with raises(TypeError, "key lengths are float32"):
+        flashcore.attention(q, q, q, key_lengths=torch.tensor([5.0, 8.0], device=device))

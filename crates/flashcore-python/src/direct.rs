@@ -105,9 +105,12 @@ impl Direct {
             None => self.output(py, &inputs, options.order, [q, v])?,
         };
         let mut call = Call::new(inputs, read(&made, Operand::Out)?);
-        call.bind([lengths_q, lengths_kv], sinks, request, &mut kept)?;
+        // Numbers of another type or elsewhere are converted, or refused, on the long way.
+        if call.bind([lengths_q, lengths_kv], sinks, request, &mut kept).is_err() {
+            return Ok(None);
+        }
         call.longest = longest;
-        let place = call.place()?;
+        let Ok(place) = call.place() else { return Ok(None) };
         if !call.arrays[3].address.is_multiple_of(WIDEST) && place != Place::Host {
             return Ok(None);
         }
