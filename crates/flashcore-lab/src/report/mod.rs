@@ -1,7 +1,7 @@
 //! What saved runs come to, as a page that needs nothing but a browser, and as pictures.
 //!
-//! Reading order: [`data`] (runs in figures, series, curves), [`charts`] (which plots there are), [`plot`] (how one is
-//! drawn), [`page`]; [`words`] formats numbers and escapes text. `flashcore report` is the only caller.
+//! Reading order: `data` (runs in figures, series, curves), `charts` (which plots there are), `plot` (how one is
+//! drawn), `page`; `words` formats numbers and escapes text. `flashcore report` is the only caller.
 
 mod charts;
 pub mod data;
