@@ -283,7 +283,13 @@ fn ungraded(change: impl Fn(&mut BackwardSpec)) -> Attempt {
 }
 
 /// Binds so many elements of dO, of the LSE, of the row sums (or an output where `None`) and of dQ.
-fn grad_bound(problem: &BackwardProblem, d_out: usize, lse: usize, sums: Option<usize>, dq: usize) -> Attempt {
+fn grad_bound(
+    problem: &BackwardProblem,
+    d_out: usize,
+    lse: usize,
+    sums: Option<usize>,
+    dq: usize,
+) -> Attempt {
     let zeros = vec![0f32; 4096];
     let [mut dq, mut dk, mut dv] = [dq, 4096, 4096].map(|len| vec![0f32; len]);
     let terms = sums.map_or(RowTerms::Out(Data::F32(&zeros)), |len| RowTerms::Sums(&zeros[..len]));
