@@ -183,12 +183,22 @@ def run(q: Any, k: Any, v: Any, options: Options, values: Values, return_lse: bo
 def eager(q: Any, k: Any, v: Any, options: Options, values: Values, return_lse: bool, out: Any | None) -> Any:
     """`run` outside of tracing."""
     framework = _frameworks.of(q)
-    if framework.by_operator:
+    if framework.by_operator or framework.records(q, k, v, values.sinks):
         from ._torch_operator import call
 
         return call(q, k, v, options, values, return_lse, out)
     options, bound = _bound(framework, q, k, options, values)
     return framework.attention(q, k, v, out, options.layout, return_lse, options.native, bound)
+
+
+def gradients(
+    inputs: tuple[Any, Any, Any], out: Any, sums: Any | None, lse: Any, d_out: Any, options: Options, values: Values
+) -> tuple[Any, ...]:
+    """The gradients of q, k, v and the sinks (None without sinks) of a call with that result."""
+    q, k, _ = inputs
+    framework = _frameworks.of(q)
+    options, bound = _bound(framework, q, k, options, values)
+    return framework.gradients(inputs, out, sums, lse, d_out, values.sinks is not None, options.native, bound)
 
 
 _shortcuts = _frameworks.shortcuts

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from ._arguments import count, each, real
-from ._native import Direct, Launched, Options, Values, exchanges, forward, merge, own_stream
+from ._native import Direct, Launched, Options, Values, backward, exchanges, forward, merge, own_stream
 
 _CUDA = 2
 """DLPack's number of CUDA devices."""
@@ -37,6 +37,10 @@ class Framework:
             # Nobody knows in which order an unknown framework would use the result.
             launched.wait()
         return (out, lse) if return_lse else out
+
+    def records(self, *tensors: Any) -> bool:
+        """Whether the framework records a call with these tensors for a backward pass of its own."""
+        return False
 
     def accumulate(self, tensors: tuple[Any, ...], options: Options, values: Values) -> None:
         stream = self.stream(tensors[0])
@@ -284,8 +288,6 @@ class Torch(Framework):
     def attention(
         self, q: Any, k: Any, v: Any, out: Any, layout: str, return_lse: bool, options: Options, values: Values | None
     ) -> Any:
-        if self.torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-            raise NotImplementedError(NO_GRADIENTS)
         out = self.empty(q, v) if out is None else out
         lse = self.empty_lse(q, layout) if return_lse else None
         if self.exchanges:
@@ -315,6 +317,36 @@ class Torch(Framework):
             forward(*tensors, options, values)
         else:
             self.by_capsule(list(tensors), options, values)
+
+    def records(self, *tensors: Any) -> bool:
+        if not self.torch.is_grad_enabled():
+            return False
+        return any(self.is_array(tensor) and tensor.requires_grad for tensor in tensors)
+
+    def gradients(
+        self,
+        inputs: tuple[Any, Any, Any],
+        out: Any,
+        sums: Any | None,
+        lse: Any,
+        d_out: Any,
+        has_sinks: bool,
+        options: Options,
+        values: Values | None,
+    ) -> tuple[Any, ...]:
+        q = inputs[0]
+        # A gradient may repeat one number, as that of a sum does.
+        d_out = d_out if d_out.stride(-1) == 1 or d_out.size(-1) == 1 else d_out.contiguous()
+        # Keys before and after those that a mask leaves are not written.
+        make = self.torch.empty_like if values is None else self.torch.zeros_like
+        grads = [make(tensor) for tensor in inputs]
+        d_sinks = q.new_empty(lse.shape[-2], dtype=self.torch.float32) if has_sinks else None
+        tensors = [*inputs, None if sums is not None else out, sums, lse, d_out, *grads, d_sinks]
+        if not self.exchanges:
+            export = self.torch.utils.dlpack.to_dlpack
+            tensors = [None if tensor is None else export(tensor.detach()) for tensor in tensors]
+        backward(*tensors, options, values)
+        return (*grads, d_sinks)
 
     def stream_of(self, q: Any) -> int | None:
         return self.torch.cuda.current_stream(q.device).cuda_stream or _LEGACY_STREAM if q.is_cuda else None
@@ -385,8 +417,12 @@ class TorchSubclass(Torch):
 
 
 NO_GRADIENTS = (
-    "gradients are asked for, but FlashCore has no backward pass yet; "
-    "call it under torch.no_grad() or detach q, k and v"
+    "gradients are asked for, but merge and accumulate have no backward pass; "
+    "call them under torch.no_grad() or detach their tensors"
+)
+NO_GPU_GRADIENTS = (
+    "gradients are asked for, but FlashCore computes them on the CPU only; "
+    "call it under torch.no_grad(), detach q, k and v, or move them to the CPU"
 )
 
 
