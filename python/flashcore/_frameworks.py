@@ -203,11 +203,60 @@ class Jax(Framework):
     ) -> Any:
         if out is not None:
             raise TypeError("JAX arrays cannot be written; omit `out`")
+        if any(isinstance(tensor, self.jax.core.Tracer) for tensor in (q, k, v)):
+            return self.differentiable(layout, return_lse, options, values)(q, k, v)
+        return self.concrete(q, k, v, layout, return_lse, options, values)
+
+    def concrete(
+        self, q: Any, k: Any, v: Any, layout: str, return_lse: bool, options: Options, values: Values | None
+    ) -> Any:
+        """Attention over arrays that have values."""
         for name, tensor in (("q", q), ("k", k), ("v", v)):
             if isinstance(tensor, self.jax.core.Tracer):
-                raise TypeError(f"{name} is being traced; call flashcore outside of jax.jit and jax.grad")
+                raise TypeError(f"{name} is being traced; call flashcore outside of jax.jit and jax.vmap")
         shapes = [(*q.shape[:-1], *v.shape[-1:]), rows(q, layout)]
         return self.compute(q, shapes, return_lse, lambda *to, **how: forward(q, k, v, *to, options, values, **how))
+
+    def differentiable(self, layout: str, return_lse: bool, options: Options, values: Values | None) -> Any:
+        """Attention with gradients, for `jax.grad`, which traces arrays whose values are known."""
+
+        @self.jax.custom_vjp
+        def attend(q: Any, k: Any, v: Any) -> Any:
+            return self.concrete(q, k, v, layout, return_lse, options, values)
+
+        def keep(q: Any, k: Any, v: Any) -> tuple[Any, Any]:
+            out, lse = self.concrete(q, k, v, layout, True, options, values)
+            return (out, lse) if return_lse else out, ((q, k, v), out, lse)
+
+        def differentiate(kept: Any, given: Any) -> tuple[Any, ...]:
+            inputs, out, lse = kept
+            d_out, sums = given, None
+            if return_lse:
+                d_out, d_lse = given
+                products = (d_out.astype("float32") * out.astype("float32")).sum(-1)
+                # The gradient of the log-sum-exp is the weights: it counts like a row sum of the other sign.
+                sums = (products if layout == "bhsd" else products.swapaxes(-1, -2)) - d_lse
+            return self.gradients(inputs, out, sums, lse, d_out, options, values)
+
+        attend.defvjp(keep, differentiate)
+        return attend
+
+    def gradients(
+        self,
+        inputs: tuple[Any, Any, Any],
+        out: Any,
+        sums: Any | None,
+        lse: Any,
+        d_out: Any,
+        options: Options,
+        values: Values | None,
+    ) -> tuple[Any, ...]:
+        # Keys before and after those that a mask leaves are not written.
+        arrays = [self.numpy.zeros(tensor.shape, tensor.dtype) for tensor in inputs]
+        grads = [exportable(self.numpy, array)[0] for array in arrays]
+        of_out = out if sums is None else None
+        backward(*inputs, of_out, sums, lse, d_out, *grads, None, options, values, bits_are_bf16=True)
+        return tuple(self.jax.device_put(grad, *like.devices()) for grad, like in zip(arrays, inputs))
 
     def accumulate(self, tensors: tuple[Any, ...], options: Options, values: Values) -> None:
         raise TypeError("JAX arrays cannot be written; use flashcore.merge on the parts")
