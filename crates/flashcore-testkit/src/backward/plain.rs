@@ -329,10 +329,10 @@ impl Errors {
         weights: &Weights<R>,
     ) -> Self {
         let unit = f64::from(f32::EPSILON) / 2.0;
-        let products =
-            |a: &[R], b: &[R]| a.iter().zip(b).map(|(a, b)| (a.wide() * b.wide()).abs()).sum::<f64>();
+        // Four standard deviations of what rounding does to the largest sum of products.
         let most = |a: &[R], rows: &[Vec<R>]| {
-            query.keys.clone().map(|key| products(a, &rows[key])).fold(0.0, f64::max)
+            let steps = query.keys.clone().map(|key| sum_steps(a, &rows[key]));
+            4.0 / 3f64.sqrt() * unit * steps.fold(0.0, f64::max)
         };
         let spacing = match dtype {
             DType::F16 => 0.5f64.powi(10),
@@ -343,16 +343,23 @@ impl Errors {
         let out = mix(&weights.of_keys, query.v, &query.keys);
         let terms = out.iter().zip(&query.d_out).map(|(a, b)| (a.wide() * b.wide()).powi(2));
         Self {
-            weight: unit
-                * (4.0
-                    + largest(scores)
-                    + weights.lse.abs()
-                    + 2.0 * f64::from(scale) * most(&query.q, query.k)),
-            difference: 8.0 * unit * most(&query.d_out, query.v),
+            weight: unit * (4.0 + largest(scores) + weights.lse.abs())
+                + f64::from(scale) * most(&query.q, query.k),
+            difference: 2.0 * most(&query.d_out, query.v),
             rounding,
             sum: rounding * terms.sum::<f64>().sqrt(),
         }
     }
+}
+
+/// How far a sum of products goes on its way, as the root of all partial sums squared: each of them is rounded.
+fn sum_steps<R: Real>(a: &[R], b: &[R]) -> f64 {
+    let mut sum = 0.0;
+    let steps = a.iter().zip(b).map(|(a, b)| {
+        sum += a.wide() * b.wide();
+        sum * sum
+    });
+    steps.sum::<f64>().sqrt()
 }
 
 /// Rows of keys, weighed and added up.
