@@ -197,11 +197,13 @@ def eager(q: Any, k: Any, v: Any, options: Options, values: Values, return_lse: 
 def gradients(
     inputs: tuple[Any, Any, Any], out: Any, sums: Any | None, lse: Any, d_out: Any, options: Options, values: Values
 ) -> tuple[Any, ...]:
-    """The gradients of q, k, v and the sinks (None without sinks) of a call with that result."""
+    """The gradients of q, k, v and the sinks (None without sinks) of a call of torch's with that result."""
+    from ._gradients import of_torch
+
     q, k, _ = inputs
     framework = _frameworks.of(q)
     options, bound = _bound(framework, q, k, options, values)
-    return framework.gradients(inputs, out, sums, lse, d_out, values.sinks is not None, options.native, bound)
+    return of_torch(framework, inputs, out, sums, lse, d_out, values.sinks is not None, options.native, bound)
 
 
 _shortcuts = _frameworks.shortcuts

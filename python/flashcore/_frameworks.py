@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from ._arguments import count, each, real
-from ._native import Direct, Launched, Options, Values, backward, exchanges, forward, merge, own_stream
+from ._native import Direct, Launched, Options, Values, exchanges, forward, merge, own_stream
 
 _CUDA = 2
 """DLPack's number of CUDA devices."""
@@ -204,7 +204,9 @@ class Jax(Framework):
         if out is not None:
             raise TypeError("JAX arrays cannot be written; omit `out`")
         if any(isinstance(tensor, self.jax.core.Tracer) for tensor in (q, k, v)):
-            return self.differentiable(layout, return_lse, options, values)(q, k, v)
+            from ._gradients import differentiable
+
+            return differentiable(self, layout, return_lse, options, values)(q, k, v)
         return self.concrete(q, k, v, layout, return_lse, options, values)
 
     def concrete(
@@ -216,47 +218,6 @@ class Jax(Framework):
                 raise TypeError(f"{name} is being traced; call flashcore outside of jax.jit and jax.vmap")
         shapes = [(*q.shape[:-1], *v.shape[-1:]), rows(q, layout)]
         return self.compute(q, shapes, return_lse, lambda *to, **how: forward(q, k, v, *to, options, values, **how))
-
-    def differentiable(self, layout: str, return_lse: bool, options: Options, values: Values | None) -> Any:
-        """Attention with gradients, for `jax.grad`, which traces arrays whose values are known."""
-
-        @self.jax.custom_vjp
-        def attend(q: Any, k: Any, v: Any) -> Any:
-            return self.concrete(q, k, v, layout, return_lse, options, values)
-
-        def keep(q: Any, k: Any, v: Any) -> tuple[Any, Any]:
-            out, lse = self.concrete(q, k, v, layout, True, options, values)
-            return (out, lse) if return_lse else out, ((q, k, v), out, lse)
-
-        def differentiate(kept: Any, given: Any) -> tuple[Any, ...]:
-            inputs, out, lse = kept
-            d_out, sums = given, None
-            if return_lse:
-                d_out, d_lse = given
-                products = (d_out.astype("float32") * out.astype("float32")).sum(-1)
-                # The gradient of the log-sum-exp is the weights: it counts like a row sum of the other sign.
-                sums = (products if layout == "bhsd" else products.swapaxes(-1, -2)) - d_lse
-            return self.gradients(inputs, out, sums, lse, d_out, options, values)
-
-        attend.defvjp(keep, differentiate)
-        return attend
-
-    def gradients(
-        self,
-        inputs: tuple[Any, Any, Any],
-        out: Any,
-        sums: Any | None,
-        lse: Any,
-        d_out: Any,
-        options: Options,
-        values: Values | None,
-    ) -> tuple[Any, ...]:
-        # Keys before and after those that a mask leaves are not written.
-        arrays = [self.numpy.zeros(tensor.shape, tensor.dtype) for tensor in inputs]
-        grads = [exportable(self.numpy, array)[0] for array in arrays]
-        of_out = out if sums is None else None
-        backward(*inputs, of_out, sums, lse, d_out, *grads, None, options, values, bits_are_bf16=True)
-        return tuple(self.jax.device_put(grad, *like.devices()) for grad, like in zip(arrays, inputs))
 
     def accumulate(self, tensors: tuple[Any, ...], options: Options, values: Values) -> None:
         raise TypeError("JAX arrays cannot be written; use flashcore.merge on the parts")
@@ -372,31 +333,6 @@ class Torch(Framework):
             return False
         return any(self.is_array(tensor) and tensor.requires_grad for tensor in tensors)
 
-    def gradients(
-        self,
-        inputs: tuple[Any, Any, Any],
-        out: Any,
-        sums: Any | None,
-        lse: Any,
-        d_out: Any,
-        has_sinks: bool,
-        options: Options,
-        values: Values | None,
-    ) -> tuple[Any, ...]:
-        q = inputs[0]
-        # A gradient may repeat one number, as that of a sum does.
-        d_out = d_out if d_out.stride(-1) == 1 or d_out.size(-1) == 1 else d_out.contiguous()
-        # Keys before and after those that a mask leaves are not written.
-        make = self.torch.empty_like if values is None else self.torch.zeros_like
-        grads = [make(tensor) for tensor in inputs]
-        d_sinks = q.new_empty(lse.shape[-2], dtype=self.torch.float32) if has_sinks else None
-        tensors = [*inputs, None if sums is not None else out, sums, lse, d_out, *grads, d_sinks]
-        if not self.exchanges:
-            export = self.torch.utils.dlpack.to_dlpack
-            tensors = [None if tensor is None else export(tensor.detach()) for tensor in tensors]
-        backward(*tensors, options, values)
-        return (*grads, d_sinks)
-
     def stream_of(self, q: Any) -> int | None:
         return self.torch.cuda.current_stream(q.device).cuda_stream or _LEGACY_STREAM if q.is_cuda else None
 
@@ -465,14 +401,7 @@ class TorchSubclass(Torch):
     by_operator = True
 
 
-NO_GRADIENTS = (
-    "gradients are asked for, but merge and accumulate have no backward pass; "
-    "call them under torch.no_grad() or detach their tensors"
-)
-NO_GPU_GRADIENTS = (
-    "gradients are asked for, but FlashCore computes them on the CPU only; "
-    "call it under torch.no_grad(), detach q, k and v, or move them to the CPU"
-)
+NO_GRADIENTS = "merge and accumulate have no backward pass; call them under torch.no_grad() or detach their tensors"
 
 
 def exportable(numpy: Any, array: Any) -> tuple[Any, bool]:

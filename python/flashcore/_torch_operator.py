@@ -15,6 +15,11 @@ from torch import Tensor
 from . import _attention, _frameworks
 from ._options import Options, Values
 
+NO_GPU_GRADIENTS = (
+    "gradients are asked for, but FlashCore computes them on the CPU only; "
+    "call it under torch.no_grad(), detach q, k and v, or move them to the CPU"
+)
+
 
 @torch.library.custom_op("flashcore::attention", mutates_args=())
 def operator(
@@ -126,7 +131,7 @@ def call(
     sinks = _tensor(values.sinks)
     with_gradients = _records(q, k, v, sinks)
     if with_gradients and q.is_cuda:
-        raise NotImplementedError(_frameworks.NO_GPU_GRADIENTS)
+        raise NotImplementedError(NO_GPU_GRADIENTS)
     result, lse = operator(
         q,
         k,

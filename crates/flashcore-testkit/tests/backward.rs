@@ -275,6 +275,14 @@ fn every_fault_is_found() {
 }
 
 #[test]
+fn every_law_is_broken_by_a_fault() {
+    for law in backward::laws::LAWS {
+        let breaks = |fault: &Fault| law.check(&Plain(*fault), DType::F32, 1).is_failure();
+        assert!(FAULTS.iter().any(breaks), "no fault breaks `{}`", law.name);
+    }
+}
+
+#[test]
 fn a_backend_without_gradients_is_no_failure() {
     struct Without;
     impl Backend for Without {

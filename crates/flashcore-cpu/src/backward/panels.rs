@@ -178,22 +178,29 @@ pub(super) struct Panel<'a, E> {
     rows: &'a mut [E],
     /// Empty where rows serve as they are.
     stacked: &'a mut [E],
+    /// Numbers of a row.
+    dim: usize,
     /// Numbers from one row to the next.
     stride: usize,
 }
 
 impl<'a, E: Element> Panel<'a, E> {
-    /// Floats that hold `rows` rows.
-    pub(super) fn len(rows: usize, stride: usize) -> usize {
-        let len = padded(rows * stride / E::NUMBERS);
-        E::NUMBERS * len
+    /// Floats that hold `rows` rows of `dim` numbers.
+    pub(super) fn len(rows: usize, dim: usize) -> usize {
+        E::NUMBERS * padded(rows * spread(dim) / E::NUMBERS)
     }
 
-    /// Room for `rows` rows, from the front of `rest`.
-    pub(super) fn take(rest: &mut &'a mut [f32], rows: usize, stride: usize) -> Self {
+    /// Room for `rows` rows of `dim` numbers, from the front of `rest`.
+    pub(super) fn take(rest: &mut &'a mut [f32], rows: usize, dim: usize) -> Self {
+        let stride = spread(dim);
         let len = rows * stride / E::NUMBERS;
         let stacked = if E::NUMBERS == 1 { 0 } else { len };
-        Self { rows: cut(rest, len), stacked: cut(rest, stacked), stride }
+        Self { rows: cut(rest, len), stacked: cut(rest, stacked), dim, stride }
+    }
+
+    /// Numbers of a row.
+    pub(super) fn dim(&self) -> usize {
+        self.dim
     }
 
     /// Fills in `count` rows of a tensor; those that `skip` names are zero, whatever they hold.
@@ -205,11 +212,10 @@ impl<'a, E: Element> Panel<'a, E> {
         count: usize,
         skip: impl Fn(usize) -> bool,
     ) {
-        let dim = layout.dims().dim;
         for (n, to) in self.rows.chunks_exact_mut(self.stride / E::NUMBERS).take(count).enumerate() {
             match skip(n) {
                 true => to.fill(E::zeroed()),
-                false => E::row(runner, data, layout.row(batch, head, first + n), dim, to),
+                false => E::row(runner, data, layout.row(batch, head, first + n), self.dim, to),
             }
         }
         E::stack(runner, self.rows, count, self.stride, self.stacked);
@@ -225,10 +231,10 @@ impl<'a, E: Element> Panel<'a, E> {
         (if E::NUMBERS == 1 { self.rows } else { self.stacked }, self.stride)
     }
 
-    /// Turns `count` rows of `dim` features round: `[feature][row]`, zero beyond the last row.
-    pub(super) fn turn(&self, [count, dim]: [usize; 2], (to, to_stride): (&mut [E], usize)) {
+    /// Turns `count` rows round: `[feature][row]`, zero beyond the last row.
+    pub(super) fn turn(&self, count: usize, (to, to_stride): (&mut [E], usize)) {
         let (rows, stride) = self.rows();
-        for (d, to) in to.chunks_exact_mut(to_stride).take(dim.div_ceil(E::NUMBERS)).enumerate() {
+        for (d, to) in to.chunks_exact_mut(to_stride).take(self.dim.div_ceil(E::NUMBERS)).enumerate() {
             let column = rows[d..].iter().step_by(stride).take(count);
             to.iter_mut().zip(column).for_each(|(to, x)| *to = *x);
             to[count..].fill(E::zeroed());

@@ -6,7 +6,7 @@ use flashcore_core::Sequence;
 
 use super::{
     Call,
-    panels::{Element, Factors, Panel, Tile, cut, spread},
+    panels::{Element, Panel, Tile, cut, spread},
     plan::{KEYS, ROWS, Unit, tile, tiles, visible},
 };
 use crate::{
@@ -46,22 +46,22 @@ impl<'a, E: Element> Memory<'a, E> {
         let strides = Strides { qk: spread(dim_qk), v: spread(dim_v), keys: spread(KEYS) };
         let Strides { qk, v, keys } = strides;
         let turned = [dim_qk, dim_v].map(|dim| dim.div_ceil(E::NUMBERS) * keys);
-        let panels = Panel::<E>::len(KEYS, qk) + Panel::<E>::len(KEYS, v);
-        let tile_panels = Panel::<E>::len(ROWS, qk) + Panel::<E>::len(ROWS, v);
+        let panels = Panel::<E>::len(KEYS, dim_qk) + Panel::<E>::len(KEYS, dim_v);
+        let tile_panels = Panel::<E>::len(ROWS, dim_qk) + Panel::<E>::len(ROWS, dim_v);
         let sums = padded(KEYS * qk) + padded(KEYS * v);
         let floats = panels + padded(turned[0]) + padded(turned[1]) + sums;
         let floats = floats + tile_panels + Tile::<E>::len(ROWS, keys) + 2 * padded(ROWS);
         let rest = &mut worker.buffer.get(floats);
         Self {
             strides,
-            k: Panel::take(rest, KEYS, qk),
-            v: Panel::take(rest, KEYS, v),
+            k: Panel::take(rest, KEYS, dim_qk),
+            v: Panel::take(rest, KEYS, dim_v),
             k_turned: cut(rest, turned[0]),
             v_turned: cut(rest, turned[1]),
             dk: take(rest, KEYS * qk),
             dv: take(rest, KEYS * v),
-            q: Panel::take(rest, ROWS, qk),
-            d_out: Panel::take(rest, ROWS, v),
+            q: Panel::take(rest, ROWS, dim_qk),
+            d_out: Panel::take(rest, ROWS, dim_v),
             tile: Tile::take(rest, ROWS, keys),
             bounds: [take(rest, ROWS), take(rest, ROWS)],
         }
@@ -73,8 +73,8 @@ impl<'a, E: Element> Memory<'a, E> {
         let ([_, k, v], place) = (call.inputs.qkv, [s.batch, unit.kv_head, s.kv_start + unit.keys.start]);
         self.k.load(call.runner, (k, problem.k()), place, count, |_| false);
         self.v.load(call.runner, (v, problem.v()), place, count, |_| false);
-        self.k.turn([count, problem.dim_qk()], (self.k_turned, self.strides.keys));
-        self.v.turn([count, problem.dim_v()], (self.v_turned, self.strides.keys));
+        self.k.turn(count, (self.k_turned, self.strides.keys));
+        self.v.turn(count, (self.v_turned, self.strides.keys));
         self.dk[..count * self.strides.qk].fill(0.0);
         self.dv[..count * self.strides.v].fill(0.0);
     }
@@ -101,8 +101,10 @@ struct Step {
     row: usize,
     /// Visible keys, counted within the unit.
     keys: Range<usize>,
-    /// Whether this unit is the first that adds to dQ, and whether it is the last.
-    ends: [bool; 2],
+    /// Whether this unit is the first that adds to the tile's dQ.
+    is_first: bool,
+    /// Whether it is the last.
+    is_last: bool,
 }
 
 impl Step {
@@ -112,9 +114,9 @@ impl Step {
         let all = visible(&problem, s, &queries);
         let (start, end) = (all.start.max(unit.keys.start), all.end.min(unit.keys.end));
         let row = problem.lse_index(s.batch, head, s.q_start + queries.start);
-        let ends = [all.start >= unit.keys.start, all.end <= unit.keys.end];
+        let (is_first, is_last) = (all.start >= unit.keys.start, all.end <= unit.keys.end);
         let keys = (start < end).then(|| start - unit.keys.start..end - unit.keys.start)?;
-        Some(Self { head, queries, row, keys, ends })
+        Some(Self { head, queries, row, keys, is_first, is_last })
     }
 }
 
@@ -139,8 +141,7 @@ impl<E: Element> Memory<'_, E> {
     /// Scores, their gradients, and what they add to dV, dK and, after `wait`, dQ.
     fn step(&mut self, call: &Call<'_>, unit: &Unit, s: &Sequence, step: &Step, wait: impl FnOnce()) {
         self.load_queries(call, s, step);
-        let (runner, rows) = (call.runner, step.queries.len());
-        let first = step.keys.start / call.lanes * call.lanes;
+        let (rows, first) = (step.queries.len(), step.keys.start / call.lanes * call.lanes);
         let columns = (step.keys.end - first).next_multiple_of(call.lanes);
         self.scores(call, rows, first, columns);
         let masked = self.set_bounds(call, unit, s, step, first..first + columns);
@@ -153,44 +154,24 @@ impl<E: Element> Memory<'_, E> {
             softcap: call.forward.softcap(),
         };
         let size = TileSize { rows, keys: columns, stride: self.strides.keys };
-        let Factors { weights, grads, grad_rows } = E::slopes(runner, &mut self.tile, facts, size, first);
-        let (keys, deep) = (step.keys.end - first, |n: usize| n.div_ceil(E::NUMBERS));
-        let sums = [
-            (weights, &self.d_out, &mut self.dv, call.forward.dim_v()),
-            (grads, &self.q, &mut self.dk, call.forward.dim_qk()),
-        ];
-        for ((left, stride), right, to, dim) in sums {
-            let (b, width) = right.stacked();
-            let size = Size { rows: keys, columns: dim.next_multiple_of(call.lanes), depth: deep(rows) };
-            let (a, c) = (Left::Columns(left, stride), (&mut to[first * width..], width));
-            E::multiply(runner, Product { size, a, b: (b, width), c, add: true });
-        }
+        let factors = E::slopes(call.runner, &mut self.tile, facts, size, first);
+        let keys = first..step.keys.end;
+        add_keys(call, factors.weights, (&self.d_out, rows), keys.clone(), self.dv);
+        add_keys(call, factors.grads, (&self.q, rows), keys.clone(), self.dk);
         wait();
-        let width = call.dq_width();
-        // SAFETY: between `wait` and the end of the step nobody else has this tile's sums.
-        let sums = unsafe { call.dq_sums.range(step.row * width, rows * width) };
-        let (k, k_stride) = self.k.stacked();
-        let b = (&k[first / E::NUMBERS * k_stride..], k_stride);
-        let size = Size { rows, columns: width, depth: deep(keys) };
-        let (a, add) = (Left::Rows(grad_rows.0, grad_rows.1), !step.ends[0]);
-        E::multiply(runner, Product { size, a, b, c: (&mut *sums, width), add });
-        if step.ends[1] {
-            for (query, row) in step.queries.clone().zip(sums.chunks_exact(width)) {
-                call.grads.dq.write([s.batch, step.head, s.q_start + query], row, runner);
-            }
-        }
+        add_queries(call, s, step, factors.grad_rows, (&self.k, keys));
     }
 
     /// `Q·Kᵀ` and `dO·Vᵀ` for `columns` keys from key `first`.
     fn scores(&mut self, call: &Call<'_>, rows: usize, first: usize, columns: usize) {
         let stride = self.strides.keys;
         let products = [
-            (&self.q, &*self.k_turned, &mut self.tile.scores, call.forward.dim_qk()),
-            (&self.d_out, &*self.v_turned, &mut self.tile.grads, call.forward.dim_v()),
+            (&self.q, &*self.k_turned, &mut self.tile.scores),
+            (&self.d_out, &*self.v_turned, &mut self.tile.grads),
         ];
-        for (left, right, to, dim) in products {
+        for (left, right, to) in products {
             let (a, a_stride) = left.rows();
-            let size = Size { rows, columns, depth: dim.div_ceil(E::NUMBERS) };
+            let size = Size { rows, columns, depth: left.dim().div_ceil(E::NUMBERS) };
             let (a, b) = (Left::Rows(a, a_stride), (&right[first..], stride));
             E::multiply(call.runner, Product { size, a, b, c: (&mut to[first..], stride), add: false });
         }
@@ -230,6 +211,44 @@ impl<E: Element> Memory<'_, E> {
             let place = [s.batch, unit.kv_head, s.kv_start + key];
             call.grads.dk.write(place, &self.dk[n * self.strides.qk..], call.runner);
             call.grads.dv.write(place, &self.dv[n * self.strides.v..], call.runner);
+        }
+    }
+}
+
+/// Adds what `rows` queries say to dV or dK: the left factor, by column, times their rows.
+fn add_keys<E: Element>(
+    call: &Call<'_>,
+    (left, stride): (&[E], usize),
+    (right, rows): (&Panel<'_, E>, usize),
+    keys: Range<usize>,
+    to: &mut [f32],
+) {
+    let (b, width) = right.stacked();
+    let columns = right.dim().next_multiple_of(call.lanes);
+    let size = Size { rows: keys.len(), columns, depth: rows.div_ceil(E::NUMBERS) };
+    let (a, c) = (Left::Columns(left, stride), (&mut to[keys.start * width..], width));
+    E::multiply(call.runner, Product { size, a, b: (b, width), c, add: true });
+}
+
+/// Adds what some keys say to a tile's dQ, and writes it if they are the last.
+fn add_queries<E: Element>(
+    call: &Call<'_>,
+    s: &Sequence,
+    step: &Step,
+    (left, stride): (&[E], usize),
+    (k, keys): (&Panel<'_, E>, Range<usize>),
+) {
+    let (width, rows) = (call.dq_width(), step.queries.len());
+    // SAFETY: the unit waited for its turn, so that nobody else has this tile's sums before the step is over.
+    let sums = unsafe { call.dq_sums.range(step.row * width, rows * width) };
+    let (b, b_stride) = k.stacked();
+    let size = Size { rows, columns: width, depth: keys.len().div_ceil(E::NUMBERS) };
+    let b = (&b[keys.start / E::NUMBERS * b_stride..], b_stride);
+    let (a, add) = (Left::Rows(left, stride), !step.is_first);
+    E::multiply(call.runner, Product { size, a, b, c: (&mut *sums, width), add });
+    if step.is_last {
+        for (query, row) in step.queries.clone().zip(sums.chunks_exact(width)) {
+            call.grads.dq.write([s.batch, step.head, s.q_start + query], row, call.runner);
         }
     }
 }

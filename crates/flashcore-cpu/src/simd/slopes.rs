@@ -145,7 +145,7 @@ struct Step<S: Simd> {
     exp2: Exp2<S>,
     scale: S::V,
     /// `scale / cap` and `cap`.
-    softcap: Option<[S::V; 2]>,
+    softcap: Option<[f32; 2]>,
     /// 0, 1, 2, ...
     lanes: S::V,
 }
@@ -157,12 +157,9 @@ impl<S: Simd> Step<S> {
         for n in 0..S::LANES {
             count[n] = n as f32;
         }
+        let softcap = facts.softcap.map(|cap| [facts.scale / cap, cap]);
         // SAFETY: the caller's promise.
         unsafe {
-            let softcap = match facts.softcap {
-                Some(cap) => Some([S::splat(facts.scale / cap), S::splat(cap)]),
-                None => None,
-            };
             let exp2 = Exp2::new(std::f32::consts::LOG2_E);
             Self { exp2, scale: S::splat(facts.scale), softcap, lanes: S::load(count.as_ptr()) }
         }
@@ -176,9 +173,9 @@ impl<S: Simd> Step<S> {
             let lse = S::splat(-*facts.lse.get_unchecked(row));
             let mut factor = self.scale;
             let mut exponent = if let Some([inner, cap]) = self.softcap {
-                let t = tanh::<S>(S::mul(inner, dot));
+                let t = tanh::<S>(S::mul(S::splat(inner), dot));
                 factor = S::mul(factor, S::sub(S::splat(1.0), S::mul(t, t)));
-                S::fma(cap, t, lse)
+                S::fma(S::splat(cap), t, lse)
             } else {
                 S::fma(self.scale, dot, lse)
             };
