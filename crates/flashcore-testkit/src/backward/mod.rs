@@ -4,7 +4,7 @@
 //! | file | what it holds |
 //! | --- | --- |
 //! | [`plain`] | oracle and yardstick |
-//! | [`bench`] | one case in guarded memory |
+//! | [`mod@bench`] | one case in guarded memory |
 //! | [`laws`] | laws that hold whatever the numbers are |
 
 pub mod bench;
@@ -108,14 +108,16 @@ pub fn check(backend: &dyn Backend, case: &Case, dtype: DType, seed: u64) -> Out
     checked.err().unwrap_or(Outcome::Passed)
 }
 
-/// Runs every case up to a cost in every type, `randoms` random ones, and the laws; says what failed.
-pub fn failures(backend: &dyn Backend, cost: Cost, randoms: u64) -> Vec<String> {
+/// Runs every case up to a cost, each with `per_case` of its types in turn, `randoms` random ones, and the laws; says what
+/// failed.
+pub fn failures(backend: &dyn Backend, cost: Cost, per_case: usize, randoms: u64) -> Vec<String> {
     let mut failures = Vec::new();
     let mut note = |what: String, outcome: Outcome| {
         failures.extend(outcome.is_failure().then(|| format!("{what}: {outcome}")));
     };
-    for case in cases(cost) {
-        for &dtype in case.forward.dtypes {
+    for (n, case) in cases(cost).into_iter().enumerate() {
+        let dtypes = case.forward.dtypes.iter().cycle().skip(n).take(per_case);
+        for &dtype in dtypes {
             note(format!("{case} {dtype}"), check(backend, &case, dtype, 1));
         }
     }
