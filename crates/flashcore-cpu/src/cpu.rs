@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use flashcore_core::{Backend, BackendError, BackwardCall, Data, DataMut, HostCall, MergeCall, Ran};
+use flashcore_core::{Backend, BackendError, BackwardCall, DType, Data, DataMut, HostCall, MergeCall, Ran};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::{
@@ -105,7 +105,14 @@ impl Cpu {
         call: &mut BackwardCall<'_>,
         scratch: &mut Scratch,
     ) -> Result<&'static str, BackendError> {
-        if backward::is_small(call.problem()) {
+        let problem = call.problem();
+        let dtypes = [problem.forward().dtype(), problem.forward().out_dtype(), problem.grad_dtype()];
+        let known = |dtype: &DType| matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
+        if let Some(dtype) = dtypes.iter().find(|dtype| !known(dtype)) {
+            let (what, instead) = (format!("{dtype} tensors"), "convert them to f32".to_owned());
+            return Err(BackendError::Unsupported { backend: "cpu", what, instead });
+        }
+        if backward::is_small(problem) {
             return Ok(backward::backward(call, self.runner, (scratch, 1))?);
         }
         self.install(|| Ok(backward::backward(call, self.runner, (scratch, rayon::current_num_threads()))?))

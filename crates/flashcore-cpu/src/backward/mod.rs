@@ -62,6 +62,13 @@ pub(crate) fn backward(
     let (problem, forward, inputs) = (call.problem(), call.instance(), call.inputs());
     let lanes = runner.level().shape(Tiles::USUAL).lanes;
     let rows = forward.rows();
+    // Empty sequences take no memory, so that there may be any number of them.
+    if rows == 0 && forward.k().span() == 0 {
+        if let (Some(d_sinks), false) = (call.gradients().sinks, problem.accumulate()) {
+            d_sinks.fill(0.0);
+        }
+        return Ok(kernel_name(runner.level(), false));
+    }
     let width = forward.dim_qk().next_multiple_of(lanes);
     let mut memory = workspace(forward.q().dims(), rows, 2 + width)?;
     let (row_terms, dq_sums) = memory.split_at_mut(2 * rows);
