@@ -14,6 +14,7 @@ use flashcore_core::{Spec, Values};
 use flashcore_cpu::Cpu;
 use flashcore_kernels::tuned::Table;
 use flashcore_lab::{competitor::roster::Ours, task::normal_sinks};
+use flashcore_testkit::Kind;
 
 use crate::{
     error::CliError,
@@ -50,6 +51,12 @@ impl TensorFlags {
         let k = Dims { heads, seq, ..q };
         [q, k, Dims { dim: self.dim_v.unwrap_or(q.dim), ..k }]
     }
+}
+
+/// The values of `--kind`.
+pub fn kinds() -> impl TypedValueParser<Value = Kind> {
+    PossibleValuesParser::new(Kind::ALL.map(Kind::name))
+        .try_map(|name| Kind::named(&name).ok_or("no such kind of data"))
 }
 
 /// What is computed.

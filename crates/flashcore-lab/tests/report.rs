@@ -21,7 +21,13 @@ fn measurement(task: &Task, competitor: &str, times: &[f64]) -> Measurement {
     let stretch = |times: &[f64]| Stretch { seconds: times.to_vec(), calls: 1, again: false, noise: None };
     Measurement {
         kernel: Some(format!("{competitor}-kernel")),
-        finding: Some(Finding { max_error: 1e-4, tolerance: 1e-3, rows: 64, wrong: None }),
+        finding: Some(Finding {
+            max_error: 1e-4,
+            relative_rms: Some(1e-4),
+            tolerance: 1e-3,
+            rows: 64,
+            wrong: None,
+        }),
         stretches: if times.is_empty() { Vec::new() } else { vec![stretch(times)] },
         ..Measurement::new(task, competitor, Place::Cpu)
     }

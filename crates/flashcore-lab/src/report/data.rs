@@ -97,6 +97,7 @@ impl Run {
         let known = match name {
             name if self.is_ours(name) => "FlashCore",
             "torch-cudnn" => "cuDNN",
+            "fa3" => "FlashAttention-3",
             "torch-flash" => "FlashAttention-2",
             "torch-efficient" => "memory-efficient",
             "torch-flex" => "FlexAttention",
@@ -301,6 +302,7 @@ fn shared(problem: &Problem) -> (String, u8, String, usize, usize, String) {
         (queries != task.k[2]).then(|| words::count(queries, "row")),
         task.softcap.map(|cap| format!("cap {cap}")),
         task.sinks.then(|| "sinks".to_owned()),
+        (!task.kind.is_normal()).then(|| task.kind.name().to_owned()),
     ];
     let title = parts.into_iter().flatten().collect::<Vec<_>>().join(", ");
     (task.dtype.clone(), rank, mask.to_string(), dim, heads, title)
