@@ -50,6 +50,33 @@ fn verify_has_a_page_and_says_what_is_missing() {
 }
 
 #[test]
+fn verify_tells_of_each_group_as_it_ends() {
+    let place = Workplace::new();
+    let mut child = place.start("verify --quick --backend cpu --seeds 3");
+    let [heading, first] = [child.line(), child.line()];
+    assert!(heading.contains("of tolerance") && first.contains("cpu          named"), "{heading}{first}");
+    let ended = child.stop();
+    assert_eq!(ended.code, 2, "it was not done yet: {}", ended.stdout);
+    assert!(ended.stdout.contains("STOPPED") && !ended.stdout.contains("named"), "{}", ended.stdout);
+    let json = place.run("verify --quick --backend cpu --filter gqa/ --json");
+    assert!(json.stderr.contains("cpu          gqa"), "{}", json.stderr);
+    assert_eq!(groups(&json.json()).len(), 1);
+}
+
+#[test]
+fn verify_checks_a_kernel_by_name() {
+    let place = Workplace::new();
+    let verify =
+        |flags: &str| place.run(&format!("verify --quick --filter 1x2x64x64 --kernel {flags} --json"));
+    let general = verify("forward_sm80 --backend sim");
+    let json = general.json();
+    assert!(general.code == 0 && groups(&json).contains(&("sim", "named", 2)), "{json}");
+    let hopper = verify("forward_sm90 --backend sim-general").json();
+    assert_eq!(hopper["backends"][0]["groups"][0]["skipped"], 2, "{hopper}");
+    expect(&verify("forward_sm80 --backend cpu"), 2, "--kernel is for the cuda backend");
+}
+
+#[test]
 fn bench_measures_everybody_and_keeps_raw_times() {
     let place = Workplace::new();
     let ended = place.run(&format!("bench {TASK} --peers naive --out run.json --json"));

@@ -55,7 +55,7 @@ pub fn execute(flags: Flags, output: &Output) -> Result<Verdict, CliError> {
     memory::check(request.bytes())?;
     memory::check(request.bytes().saturating_add(Check::bytes(&request.problem)))?;
     match simulated {
-        Some(gpu) => simulate(request, &Simulator::new(gpu).with_table(backends.table()?), output),
+        Some(gpu) => simulate(request, &Simulator::new(gpu).choosing(backends.choice()?), output),
         None => run(request, &backends.candidates()?, output),
     }
 }
