@@ -1,55 +1,42 @@
 //! Tiles of global memory into shared memory by copies of a few bytes per thread, whatever strides and alignment.
 //!
 //! A row's chunks of 16 bytes are spread over neighbouring threads; a thread keeps its chunk and takes every n-th row.
-//! Chunks beyond the tensor's features, and rows beyond a sequence, are never read: zeros take their place.
+//! What lies beyond the tensor's features, and rows beyond a sequence, are never read: zeros take their place. Copies
+//! are asynchronous where the GPU has such and rows are aligned to at least 4 bytes; others pass through registers.
 
+use flashcore_ptx::target::Target;
 use flashcore_tile::{
-    Builder, CHUNK_BYTES, CopyWidth, Global, Pred, Reg, S32, Scope, Shared, SmemTile, U32, U64, Val,
+    Builder, CHUNK_BYTES, CopyWidth, Global, Pred, Reg, S32, Shared, SmemTile, U32, U64, Val,
+};
+
+use super::{
+    Config,
+    chunk::{Access, Chunk, Features, both},
 };
 
 /// Rows after which the swizzle pattern repeats, whatever its width.
 const PATTERN_ROWS: u32 = 8;
+/// Chunks that a thread reads before it needs any: memory is slow to answer, registers are few.
+const AT_ONCE: u32 = 4;
 
-/// What every row's start is aligned to, in all tensors of a launch: how many bytes can be moved at once.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub enum Access {
-    /// One element.
-    B2,
-    /// Two elements.
-    B4,
-    /// Four elements.
-    B8,
-    /// A chunk.
-    B16,
+/// Closes a group of copies, where there are asynchronous ones.
+#[track_caller]
+pub(super) fn commit(b: &mut Builder) {
+    if has_copies(b) {
+        b.commit_copies();
+    }
 }
 
-impl Access {
-    /// Every access, narrowest first.
-    pub const ALL: [Self; 4] = [Self::B2, Self::B4, Self::B8, Self::B16];
-
-    /// Bytes moved at once.
-    pub const fn bytes(self) -> u32 {
-        match self {
-            Self::B2 => 2,
-            Self::B4 => 4,
-            Self::B8 => 8,
-            Self::B16 => 16,
-        }
+/// Waits until at most `pending` groups are under way, where there are any.
+#[track_caller]
+pub(super) fn wait(b: &mut Builder, pending: u32) {
+    if has_copies(b) {
+        b.wait_copies(pending);
     }
+}
 
-    /// The widest that addresses at multiples of `bytes` allow; odd addresses hold no 16-bit elements.
-    pub fn widest_for(bytes: u64) -> Option<Self> {
-        Self::ALL.into_iter().rev().find(|access| bytes.is_multiple_of(u64::from(access.bytes())))
-    }
-
-    const fn copy(self) -> Option<CopyWidth> {
-        match self {
-            Self::B2 => None,
-            Self::B4 => Some(CopyWidth::B4),
-            Self::B8 => Some(CopyWidth::B8),
-            Self::B16 => Some(CopyWidth::B16),
-        }
-    }
+fn has_copies(b: &Builder) -> bool {
+    b.target().includes(Target::Sm80)
 }
 
 /// One thread's share of the copies that fill a tile.
@@ -71,8 +58,7 @@ pub(super) struct TileLoad {
     step: Reg<U64>,
     /// Whether this thread takes part, where some do not.
     active: Option<Pred>,
-    /// Whether this thread's chunk holds features of the tensor, where some only pad.
-    feature: Option<Pred>,
+    features: Features,
 }
 
 impl TileLoad {
@@ -81,22 +67,23 @@ impl TileLoad {
     #[track_caller]
     pub(super) fn new(
         b: &mut Builder,
-        access: Access,
+        cfg: &Config,
         tile: &SmemTile,
         dim: u32,
         from: Reg<U64>,
         stride: Reg<U64>,
     ) -> Self {
-        let chunks = tile.cols() / tile.element().per_chunk();
+        let per_chunk = tile.element().per_chunk();
+        let chunks = tile.cols() / per_chunk;
         let lanes = chunks.next_power_of_two();
-        let rows_per_pass = b.threads() / lanes;
+        let rows_per_pass = rows_per_pass(b.threads() / lanes, tile.rows());
         let thread = b.thread();
         let (row, chunk) = (b.let_(thread / lanes), b.let_(thread % lanes));
         let skipped = b.let_(row.widen() * stride + from);
         let column = b.let_(chunk.mul_wide(CHUNK_BYTES));
         let pass = b.let_(stride * u64::from(rows_per_pass));
         Self {
-            access,
+            access: cfg.access,
             tile: *tile,
             rows_per_pass,
             row,
@@ -104,8 +91,8 @@ impl TileLoad {
             from: b.let_(skipped + column),
             pass,
             step: b.let_(stride * u64::from(tile.rows())),
-            active: active(b, tile, row, chunk, rows_per_pass),
-            feature: (dim < tile.cols()).then(|| b.let_(chunk.lt(dim / tile.element().per_chunk()))),
+            active: active(b, tile, row, chunk, rows_per_pass.min(tile.rows())),
+            features: Features::new(b, chunk, [dim, per_chunk], chunks),
         }
     }
 
@@ -116,9 +103,10 @@ impl TileLoad {
         let starts: Vec<_> = self.to.iter().map(|&to| b.let_(to + skip)).collect();
         let left = rows_there.map(|rows| b.let_(rows - self.row.signed()));
         let from = b.var(self.from);
-        let copies = |b: &mut Builder| match self.access.copy() {
+        let width = self.access.copy().filter(|_| has_copies(b));
+        let copies = |b: &mut Builder| match width {
             Some(width) => self.copies(b, width, &starts, from, left),
-            None => self.copies_by_element(b, &starts, from, left),
+            None => self.copies_through_registers(b, &starts, from, left),
         };
         match self.active {
             Some(active) => b.if_(active, copies),
@@ -128,6 +116,13 @@ impl TileLoad {
 
     fn passes(&self) -> u32 {
         self.tile.rows().div_ceil(self.rows_per_pass)
+    }
+
+    /// Where the rows of pass `pass` go.
+    fn place(&self, starts: &[Reg<U32>], pass: u32) -> Shared {
+        let row = pass * self.rows_per_pass;
+        let offset = self.tile.offset() + row / PATTERN_ROWS * PATTERN_ROWS * self.tile.slab_width();
+        Shared { base: starts[pass as usize % starts.len()], offset }
     }
 
     /// Asynchronous copies, unrolled.
@@ -140,53 +135,75 @@ impl TileLoad {
         from: Reg<U64>,
         left: Option<Reg<S32>>,
     ) {
+        let last = self.bytes_of_last(b, width);
         for pass in 0..self.passes() {
             if pass > 0 {
                 b.add_to(from, self.pass);
             }
             let row = pass * self.rows_per_pass;
-            let base = starts[pass as usize % starts.len()];
-            let offset = self.tile.offset() + row / PATTERN_ROWS * PATTERN_ROWS * self.tile.slab_width();
             let there = left.map(|left| b.let_(left.gt(row as i32)));
-            let present = both(b, there, self.feature);
-            let bytes = present.map(|present| b.select::<U32>(present, width.bytes(), 0).into());
-            for at in (0..CHUNK_BYTES).step_by(width.bytes() as usize) {
-                b.copy_async(
-                    width,
-                    Shared { base, offset: offset + at },
-                    Global::from(from).at(at as i32),
-                    bytes,
-                );
+            let present = both(b, there, self.features.some);
+            let to = self.place(starts, pass);
+            let usual = present.map(|present| b.select::<U32>(present, width.bytes(), 0));
+            for (at, last) in (0..).step_by(width.bytes() as usize).zip(&last) {
+                let bytes = match (*last, present) {
+                    (Some(last), Some(present)) => Some(b.select::<U32>(present, last, 0)),
+                    (last, _) => last.or(usual),
+                };
+                b.copy_async(width, to.at(at), Global::from(from).at(at as i32), bytes.map(Val::from));
             }
         }
     }
 
-    /// What no asynchronous copy can do; a loop, because its values pass through registers.
+    /// How much of each piece of this thread's chunk is read, where that may be less than all.
     #[track_caller]
-    fn copies_by_element(
+    fn bytes_of_last(&self, b: &mut Builder, width: CopyWidth) -> Vec<Option<Reg<U32>>> {
+        let width = width.bytes();
+        let piece = |at: u32| {
+            let end = self.features.end.filter(|end| end.bytes < at + width)?;
+            Some(b.select::<U32>(end.whole, width, end.bytes.saturating_sub(at)))
+        };
+        (0..CHUNK_BYTES).step_by(width as usize).map(piece).collect()
+    }
+
+    /// Copies through registers: a loop over as many passes as fit in registers.
+    #[track_caller]
+    fn copies_through_registers(
         &self,
         b: &mut Builder,
         starts: &[Reg<U32>],
         from: Reg<U64>,
         left: Option<Reg<S32>>,
     ) {
-        let group = self.rows_per_pass * starts.len() as u32;
-        let (row, skip) = (b.var(0), b.var(self.tile.offset()));
+        let at_once = self.passes_at_once(starts.len() as u32);
+        let (rows, row, skip) = (at_once * self.rows_per_pass, b.var(0), b.var(0));
         b.while_(
             |_| row.lt(self.tile.rows() as i32),
             |b| {
-                for (n, &start) in (0..).zip(starts) {
-                    let row = b.let_(row + n * self.rows_per_pass as i32);
-                    let there = left.map(|left| b.let_(left.gt(row)));
-                    let present = both(b, there, self.feature);
-                    let to = b.let_(start + skip);
-                    copy_elements(b, to, from, present);
-                    b.add_to(from, self.pass);
+                let chunks: Vec<_> = (0..at_once as i32)
+                    .map(|pass| {
+                        let row = b.let_(row + pass * self.rows_per_pass as i32);
+                        let there = left.map(|left| b.let_(left.gt(row)));
+                        let chunk = Chunk::read(b, self.access, &self.features, from.into(), there);
+                        b.add_to(from, self.pass);
+                        chunk
+                    })
+                    .collect();
+                for (pass, chunk) in (0..).zip(&chunks) {
+                    let words = chunk.words(b);
+                    let to = self.place(starts, pass).plus(b, skip);
+                    b.store_shared(to, &words);
                 }
-                b.add_to(row, group as i32);
-                b.add_to(skip, group * self.tile.slab_width());
+                b.add_to(row, rows as i32);
+                b.add_to(skip, rows * self.tile.slab_width());
             },
         );
+    }
+
+    /// Passes of one turn of the loop: they meet every row of the pattern, and make up the tile in whole turns.
+    fn passes_at_once(&self, met: u32) -> u32 {
+        let serves = |passes: &u32| passes.is_multiple_of(met) && self.passes().is_multiple_of(*passes);
+        (met..=AT_ONCE).rev().find(serves).unwrap_or(met)
     }
 
     /// Moves on to the tile before this one.
@@ -196,21 +213,9 @@ impl TileLoad {
     }
 }
 
-/// One chunk, element by element.
-#[track_caller]
-fn copy_elements(b: &mut Builder, to: Reg<U32>, from: Reg<U64>, present: Option<Pred>) {
-    let words: [Reg<U32>; 4] = std::array::from_fn(|_| b.var_in(Scope::Lane, 0));
-    let read = |b: &mut Builder| {
-        for (at, word) in (0i32..).step_by(4).zip(words) {
-            let [low, high] = [at, at + 2].map(|at| b.load_global_16(Global::from(from).at(at)));
-            b.set(word, low | (high << 16));
-        }
-    };
-    match present {
-        Some(present) => b.if_(present, read),
-        None => read(b),
-    }
-    b.store_shared(to, &words.map(Val::from));
+/// Rows that one pass of all threads brings, where they could bring `most`: passes make up the tile.
+const fn rows_per_pass(most: u32, rows: u32) -> u32 {
+    if most > rows || rows.is_multiple_of(most) { most } else { 1 << rows.trailing_zeros() }
 }
 
 /// Where rows of a thread go, one address for each row of the swizzle pattern it meets.
@@ -234,25 +239,11 @@ fn destinations(
         .collect()
 }
 
-/// Whether a thread has chunks at all, where rows and threads do not match.
+/// Whether a thread has chunks at all, where a pass of `rows` rows and the threads do not match.
 #[track_caller]
-fn active(
-    b: &mut Builder,
-    tile: &SmemTile,
-    row: Reg<U32>,
-    chunk: Reg<U32>,
-    rows_per_pass: u32,
-) -> Option<Pred> {
+fn active(b: &mut Builder, tile: &SmemTile, row: Reg<U32>, chunk: Reg<U32>, rows: u32) -> Option<Pred> {
     let chunks = tile.cols() / tile.element().per_chunk();
     let padded = (!chunks.is_power_of_two()).then(|| b.let_(chunk.lt(chunks)));
-    let beyond = (rows_per_pass > tile.rows()).then(|| b.let_(row.lt(tile.rows())));
+    let beyond = (b.threads() / chunks.next_power_of_two() > rows).then(|| b.let_(row.lt(rows)));
     both(b, padded, beyond)
-}
-
-#[track_caller]
-fn both(b: &mut Builder, x: Option<Pred>, y: Option<Pred>) -> Option<Pred> {
-    match (x, y) {
-        (Some(x), Some(y)) => Some(b.both(x, y)),
-        (x, y) => x.or(y),
-    }
 }
