@@ -9,7 +9,7 @@ use flashcore_tile::{
 
 use super::{
     Config,
-    chunk::{self, Access, Features},
+    portion::{self, Access, Cut, Features},
     work::columns_at,
 };
 use crate::parts::{
@@ -95,8 +95,9 @@ impl Output {
         // A lane beyond the warp's columns would meet those of the next.
         let own = (self.share.is_some() && lanes > chunks).then(|| b.let_(chunk.lt(chunks)));
         let chunk = self.share.map_or(chunk, |share| b.let_(share * chunks + chunk));
-        let features = Features::new(b, chunk, [self.dim, self.element.per_chunk()], None);
-        let feature = chunk::both(b, features.some, own);
+        let cut = Cut { element: self.element, dim: self.dim, bytes: CHUNK_BYTES };
+        let features = Features::new(b, cut, chunk, None);
+        let feature = portion::both(b, features.some, own);
         let start = b.let_(self.to + chunk.mul_wide(CHUNK_BYTES));
         for pass in 0..rows / rows_per_pass {
             let row = b.let_(self.warp_row + pass * rows_per_pass + first);
@@ -109,7 +110,7 @@ impl Output {
             let to = b.let_(row.widen() * self.stride + start);
             b.if_(there, |b| {
                 let words = b.load_shared::<U32, 4>(from);
-                chunk::write(b, self.access, &features, words, to.into());
+                portion::write(b, self.access, &features, &words, to.into());
             });
         }
     }

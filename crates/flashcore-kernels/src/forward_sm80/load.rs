@@ -1,8 +1,9 @@
 //! Tiles of global memory into shared memory by copies of a few bytes per thread, whatever strides and alignment.
 //!
-//! A row's chunks of 16 bytes are spread over neighbouring threads; a thread keeps its chunk and takes every n-th row.
-//! What lies beyond the tensor's features, and rows beyond a sequence, are never read: zeros take their place. Copies
-//! are asynchronous where the GPU has such and rows are aligned to at least 4 bytes; others pass through registers.
+//! A row's portions are spread over neighbouring threads; a thread keeps its portion and takes every n-th row. What lies
+//! beyond the tensor's features, and rows beyond a sequence, are never read: zeros take their place. Copies are
+//! asynchronous, by chunks of 16 bytes, where the GPU has such and rows are aligned to at least 4 bytes; others pass
+//! through registers.
 
 use flashcore_ptx::target::Target;
 use flashcore_tile::{
@@ -11,13 +12,13 @@ use flashcore_tile::{
 
 use super::{
     Config,
-    chunk::{Access, Chunk, Features, both},
+    portion::{Access, Cut, Features, Portion, both},
 };
 
 /// Rows after which the swizzle pattern repeats, whatever its width.
 const PATTERN_ROWS: u32 = 8;
-/// Chunks that a thread reads before it needs any: memory is slow to answer, registers are few.
-const AT_ONCE: u32 = 4;
+/// Words that a thread reads before it needs any: memory is slow to answer, registers are few.
+const WORDS_AT_ONCE: u32 = 16;
 
 /// Closes a group of copies, where there are asynchronous ones.
 #[track_caller]
@@ -44,6 +45,8 @@ fn has_copies(b: &Builder) -> bool {
 pub(super) struct TileLoad {
     access: Access,
     tile: SmemTile,
+    /// Bytes that a thread moves of a row.
+    portion: u32,
     rows_per_pass: u32,
     /// First row of this thread.
     row: Reg<U32>,
@@ -73,26 +76,28 @@ impl TileLoad {
         from: Reg<U64>,
         stride: Reg<U64>,
     ) -> Self {
-        let per_chunk = tile.element().per_chunk();
-        let chunks = tile.cols() / per_chunk;
-        let lanes = chunks.next_power_of_two();
+        let element = tile.element();
+        let portion = portion_bytes(cfg.access, tile, b.threads());
+        let portions = tile.cols() * element.bytes() / portion;
+        let lanes = portions.next_power_of_two();
         let rows_per_pass = rows_per_pass(b.threads() / lanes, tile.rows());
         let thread = b.thread();
-        let (row, chunk) = (b.let_(thread / lanes), b.let_(thread % lanes));
+        let (row, index) = (b.let_(thread / lanes), b.let_(thread % lanes));
         let skipped = b.let_(row.widen() * stride + from);
-        let column = b.let_(chunk.mul_wide(CHUNK_BYTES));
+        let column = b.let_(index.mul_wide(portion));
         let pass = b.let_(stride * u64::from(rows_per_pass));
         Self {
             access: cfg.access,
             tile: *tile,
+            portion,
             rows_per_pass,
             row,
-            to: destinations(b, tile, row, chunk, rows_per_pass),
+            to: destinations(b, tile, row, (index, portion), rows_per_pass),
             from: b.let_(skipped + column),
             pass,
             step: b.let_(stride * u64::from(tile.rows())),
-            active: active(b, tile, row, chunk, rows_per_pass.min(tile.rows())),
-            features: Features::new(b, chunk, [dim, per_chunk], chunks),
+            active: active(b, portions, row, index, rows_per_pass.min(tile.rows())),
+            features: Features::new(b, Cut { element, dim, bytes: portion }, index, Some(portions)),
         }
     }
 
@@ -155,7 +160,7 @@ impl TileLoad {
         }
     }
 
-    /// How much of each piece of this thread's chunk is read, where that may be less than all.
+    /// How much of each piece of this thread's portion is read, where that may be less than all.
     #[track_caller]
     fn bytes_of_last(&self, b: &mut Builder, width: CopyWidth) -> Vec<Option<Reg<U32>>> {
         let width = width.bytes();
@@ -163,7 +168,7 @@ impl TileLoad {
             let end = self.features.end.filter(|end| end.bytes < at + width)?;
             Some(b.select::<U32>(end.whole, width, end.bytes.saturating_sub(at)))
         };
-        (0..CHUNK_BYTES).step_by(width as usize).map(piece).collect()
+        (0..self.portion).step_by(width as usize).map(piece).collect()
     }
 
     /// Copies through registers: a loop over as many passes as fit in registers.
@@ -180,17 +185,17 @@ impl TileLoad {
         b.while_(
             |_| row.lt(self.tile.rows() as i32),
             |b| {
-                let chunks: Vec<_> = (0..at_once as i32)
+                let portions: Vec<_> = (0..at_once as i32)
                     .map(|pass| {
                         let row = b.let_(row + pass * self.rows_per_pass as i32);
                         let there = left.map(|left| b.let_(left.gt(row)));
-                        let chunk = Chunk::read(b, self.access, &self.features, from.into(), there);
+                        let portion = Portion::read(b, self.access, &self.features, from.into(), there);
                         b.add_to(from, self.pass);
-                        chunk
+                        portion
                     })
                     .collect();
-                for (pass, chunk) in (0..).zip(&chunks) {
-                    let words = chunk.words(b);
+                for (pass, portion) in (0..).zip(&portions) {
+                    let words = portion.words(b);
                     let to = self.place(starts, pass).plus(b, skip);
                     b.store_shared(to, &words);
                 }
@@ -203,7 +208,7 @@ impl TileLoad {
     /// Passes of one turn of the loop: they meet every row of the pattern, and make up the tile in whole turns.
     fn passes_at_once(&self, met: u32) -> u32 {
         let serves = |passes: &u32| passes.is_multiple_of(met) && self.passes().is_multiple_of(*passes);
-        (met..=AT_ONCE).rev().find(serves).unwrap_or(met)
+        (met..=WORDS_AT_ONCE * 4 / self.portion).rev().find(serves).unwrap_or(met)
     }
 
     /// Moves on to the tile before this one.
@@ -211,6 +216,14 @@ impl TileLoad {
     pub(super) fn step_back(&self, b: &mut Builder) {
         b.set(self.from, self.from - self.step);
     }
+}
+
+/// Bytes that a thread moves of a row: a chunk, but where elements come one by one as little as threads can share, so
+/// that neighbouring threads read neighbouring elements.
+fn portion_bytes(access: Access, tile: &SmemTile, threads: u32) -> u32 {
+    let row = tile.cols() * tile.element().bytes();
+    let shared = |bytes: &u32| access == Access::B2 && (row / bytes).next_power_of_two() <= threads;
+    [4, 8].into_iter().find(shared).unwrap_or(CHUNK_BYTES)
 }
 
 /// Rows that one pass of all threads brings, where they could bring `most`: passes make up the tile.
@@ -224,12 +237,15 @@ fn destinations(
     b: &mut Builder,
     tile: &SmemTile,
     row: Reg<U32>,
-    chunk: Reg<U32>,
+    (index, portion): (Reg<U32>, u32),
     rows_per_pass: u32,
 ) -> Vec<Reg<U32>> {
     let chunks_per_slab = tile.slab_width() / CHUNK_BYTES;
+    let per_chunk = CHUNK_BYTES / portion;
+    let chunk = if per_chunk > 1 { b.let_(index / per_chunk) } else { index };
     let (slab, in_slab) = (b.let_(chunk / chunks_per_slab), b.let_(chunk % chunks_per_slab));
     let start = b.let_(slab * tile.slab_bytes() + b.shared_base());
+    let start = if per_chunk > 1 { b.let_((index % per_chunk) * portion + start) } else { start };
     let meets = (PATTERN_ROWS / rows_per_pass).max(1);
     (0..meets)
         .map(|n| {
@@ -239,11 +255,10 @@ fn destinations(
         .collect()
 }
 
-/// Whether a thread has chunks at all, where a pass of `rows` rows and the threads do not match.
+/// Whether a thread has portions at all, where those of a pass of `rows` rows are not as many as there are threads.
 #[track_caller]
-fn active(b: &mut Builder, tile: &SmemTile, row: Reg<U32>, chunk: Reg<U32>, rows: u32) -> Option<Pred> {
-    let chunks = tile.cols() / tile.element().per_chunk();
-    let padded = (!chunks.is_power_of_two()).then(|| b.let_(chunk.lt(chunks)));
-    let beyond = (b.threads() / chunks.next_power_of_two() > rows).then(|| b.let_(row.lt(rows)));
+fn active(b: &mut Builder, portions: u32, row: Reg<U32>, index: Reg<U32>, rows: u32) -> Option<Pred> {
+    let padded = (!portions.is_power_of_two()).then(|| b.let_(index.lt(portions)));
+    let beyond = (b.threads() / portions.next_power_of_two() > rows).then(|| b.let_(row.lt(rows)));
     both(b, padded, beyond)
 }

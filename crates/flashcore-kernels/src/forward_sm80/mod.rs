@@ -11,10 +11,10 @@
 //! Reads Q, K, V, SINKS, LENGTHS_*; writes OUT and, unless it is null, LSE (see [`crate::slots`]).
 
 mod block;
-mod chunk;
 mod config;
 mod epilogue;
 mod load;
+mod portion;
 mod products;
 mod schedule;
 mod work;
@@ -22,8 +22,8 @@ mod work;
 use flashcore_core::Problem;
 use flashcore_tile::{BuildError, Builder, Extent, Params, Program, Reg, SmemTile, U64};
 
-pub use chunk::Access;
 pub use config::{Config, Shape};
+pub use portion::Access;
 
 use crate::{
     parts::{mask::Mask, scale::Scale, sections::tile_count, sinks::SinkArgument, tensor::TensorArgument},

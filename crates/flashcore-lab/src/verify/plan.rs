@@ -69,8 +69,9 @@ pub const TARGETS: &[Target] = &[
     SIM,
     // A Hopper with more tiles than SMs, whose kernels are persistent.
     Target { name: "sim-busy", open: || simulated(Gpu { sms: 3, ..Gpu::HOPPER }), ..SIM },
-    // The kernel that runs on every GPU.
+    // The kernel that runs on every GPU, and its form for Turing.
     Target { name: "sim-general", open: || simulated(Gpu::AMPERE), ..SIM },
+    Target { name: "sim-turing", open: || simulated(Gpu::TURING), dtypes: &[DType::F16], ..SIM },
     Target {
         name: "cuda",
         open: || Ok(Box::new(Cuda::open(0).map_err(cuda::Error::on_opening)?)),

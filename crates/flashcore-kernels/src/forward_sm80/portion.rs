@@ -1,9 +1,9 @@
-//! Chunks of 16 bytes between global memory and registers, in pieces as wide as the alignment of rows allows.
+//! What a thread moves of a row between global memory and registers, in pieces as wide as the alignment of rows allows.
 //!
-//! The features of a row may end inside its last chunk: what lies behind them is neither read nor written, and counts
-//! as zeros. `load` and `epilogue` move rows by these chunks.
+//! A row is cut into portions of 16 bytes, a chunk, or less. Its features may end inside the last portion: what lies
+//! behind them is neither read nor written, and counts as zeros. `load` and `epilogue` move rows this way.
 
-use flashcore_tile::{Builder, CHUNK_BYTES, CopyWidth, Global, Pred, Reg, Scope, U32, Val};
+use flashcore_tile::{Builder, CopyWidth, Element, Global, Pred, Reg, Scope, U32, Val};
 
 /// What every row's start is aligned to, in all tensors of a launch: how many bytes can be moved at once.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -48,46 +48,51 @@ impl Access {
     }
 }
 
-/// What of a thread's chunk, the same in every row, are features.
+/// Rows as they lie in memory, and how they are cut.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Cut {
+    pub(super) element: Element,
+    /// Features of a row.
+    pub(super) dim: u32,
+    /// Bytes of a portion: whole words.
+    pub(super) bytes: u32,
+}
+
+/// What of a thread's portion, the same in every row, are features.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Features {
-    /// Whether any are, where some chunks only pad.
+    /// Bytes of a portion.
+    bytes: u32,
+    /// Whether any are, where some portions only pad.
     pub(super) some: Option<Pred>,
-    /// Where rows end inside a chunk.
+    /// Where rows end inside a portion.
     pub(super) end: Option<RowEnd>,
 }
 
-/// The end of rows whose last chunk is not full.
+/// The end of rows whose last portion is not full.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RowEnd {
-    /// Whether all of this thread's chunk are features.
+    /// Whether all of this thread's portion are features.
     pub(super) whole: Pred,
-    /// Bytes of the last chunk that are.
+    /// Bytes of the last portion that are.
     pub(super) bytes: u32,
 }
 
 impl Features {
-    /// Chunk number `chunk`, of as many as `chunks`, of rows of `dim` elements, of which a chunk holds `per_chunk`.
+    /// Portion number `index`, which is less than `most`, if that is known.
     #[track_caller]
-    pub(super) fn new(
-        b: &mut Builder,
-        chunk: Reg<U32>,
-        [dim, per_chunk]: [u32; 2],
-        chunks: impl Into<Option<u32>>,
-    ) -> Self {
-        let (held, whole) = (dim.div_ceil(per_chunk), dim / per_chunk);
-        let all = chunks.into().is_some_and(|chunks| held >= chunks);
-        let some = (!all).then(|| b.let_(chunk.lt(held)));
-        let end = (held > whole).then(|| RowEnd {
-            whole: b.let_(chunk.lt(whole)),
-            bytes: dim % per_chunk * (CHUNK_BYTES / per_chunk),
-        });
-        Self { some, end }
+    pub(super) fn new(b: &mut Builder, cut: Cut, index: Reg<U32>, most: Option<u32>) -> Self {
+        let row = cut.dim * cut.element.bytes();
+        let (held, whole) = (row.div_ceil(cut.bytes), row / cut.bytes);
+        let all = most.is_some_and(|most| held >= most);
+        let some = (!all).then(|| b.let_(index.lt(held)));
+        let end = (held > whole).then(|| RowEnd { whole: b.let_(index.lt(whole)), bytes: row % cut.bytes });
+        Self { bytes: cut.bytes, some, end }
     }
 
-    /// The pieces in which chunks are moved.
+    /// The pieces in which portions are moved.
     fn pieces(&self, access: Access) -> Vec<Piece> {
-        let full = split(access, CHUNK_BYTES);
+        let full = split(access, self.bytes);
         let Some(RowEnd { whole, bytes }) = self.end else {
             return full.into_iter().map(|place| Piece { place, only: None }).collect();
         };
@@ -101,14 +106,14 @@ impl Features {
     }
 }
 
-/// Offset in a chunk, and bytes.
+/// Offset in a portion, and bytes.
 type Place = (u32, u32);
 
-/// A part of a chunk that one instruction moves.
+/// A part of a portion that one instruction moves.
 #[derive(Clone, Copy, Debug)]
 struct Piece {
     place: Place,
-    /// Whose chunks have it, where not all do that hold features.
+    /// Whose portions have it, where not all do that hold features.
     only: Option<Pred>,
 }
 
@@ -122,16 +127,16 @@ fn split(access: Access, bytes: u32) -> Vec<Place> {
     std::iter::successors(next(0), |(at, width)| next(at + width)).collect()
 }
 
-/// A chunk in registers, or on its way there.
+/// A portion in registers, or on its way there.
 #[derive(Debug)]
-pub(super) struct Chunk {
-    words: [Reg<U32>; 4],
+pub(super) struct Portion {
+    words: Vec<Reg<U32>>,
     /// Upper halves of the words, where elements come one by one.
-    upper: Option<[Reg<U32>; 4]>,
+    upper: Vec<Reg<U32>>,
 }
 
-impl Chunk {
-    /// Starts to read the chunk at `from`; zeros where `there` does not hold or no features are.
+impl Portion {
+    /// Starts to read the portion at `from`; zeros where `there` does not hold or no features are.
     #[track_caller]
     pub(super) fn read(
         b: &mut Builder,
@@ -140,49 +145,49 @@ impl Chunk {
         from: Global,
         there: Option<Pred>,
     ) -> Self {
-        let zeros = |b: &mut Builder| std::array::from_fn(|_| b.var_in(Scope::Lane, 0));
-        let chunk = Self { words: zeros(b), upper: (access == Access::B2).then(|| zeros(b)) };
+        let mut zeros = |n: u32| (0..n).map(|_| b.var_in(Scope::Lane, 0)).collect();
+        let words = features.bytes / 4;
+        let portion =
+            Self { words: zeros(words), upper: zeros(if access == Access::B2 { words } else { 0 }) };
         let present = both(b, there, features.some);
-        for Piece { place: (at, bytes), only } in features.pieces(access) {
-            let load = |b: &mut Builder| chunk.read_piece(b, from.at(at as i32), (at, bytes));
+        for Piece { place, only } in features.pieces(access) {
+            let load = |b: &mut Builder| portion.read_piece(b, from.at(place.0 as i32), place);
             match both(b, present, only) {
                 Some(who) => b.predicated(who, load),
                 None => load(b),
             }
         }
-        chunk
+        portion
     }
 
     #[track_caller]
     fn read_piece(&self, b: &mut Builder, from: Global, (at, bytes): Place) {
-        let [w0, w1, w2, w3] = self.words;
-        let n = (at / 4) as usize;
-        match bytes {
-            16 => b.load_global_into([w0, w1, w2, w3], from),
-            8 => b.load_global_into([self.words[n], self.words[n + 1]], from),
-            4 => b.load_global_into([self.words[n]], from),
-            _ => {
-                let upper = self.upper.filter(|_| at % 4 == 2);
-                b.load_global_16_into(upper.map_or(self.words[n], |upper| upper[n]), from);
-            }
+        match (&self.words[(at / 4) as usize..], bytes) {
+            ([w0, w1, w2, w3, ..], 16) => b.load_global_into([*w0, *w1, *w2, *w3], from),
+            ([w0, w1, ..], 8) => b.load_global_into([*w0, *w1], from),
+            ([w0, ..], 4) => b.load_global_into([*w0], from),
+            _ if at % 4 == 2 => b.load_global_16_into(self.upper[(at / 4) as usize], from),
+            _ => b.load_global_16_into(self.words[(at / 4) as usize], from),
         }
     }
 
-    /// The chunk, which has arrived.
+    /// The portion, which has arrived.
     #[track_caller]
-    pub(super) fn words(&self, b: &mut Builder) -> [Val<U32>; 4] {
-        std::array::from_fn(|n| match self.upper {
-            Some(upper) => b.let_(self.words[n] | (upper[n] << 16)).into(),
-            None => self.words[n].into(),
-        })
+    pub(super) fn words(&self, b: &mut Builder) -> Vec<Val<U32>> {
+        let words = self.words.iter().enumerate();
+        let joined = words.map(|(n, &word)| match self.upper.get(n) {
+            Some(&upper) => b.let_(word | (upper << 16)).into(),
+            None => word.into(),
+        });
+        joined.collect()
     }
 }
 
-/// Writes the features of a chunk, of which there are some, to `to`.
+/// Writes the features of a portion, of which there are some, to `to`.
 #[track_caller]
-pub(super) fn write(b: &mut Builder, access: Access, features: &Features, words: [Reg<U32>; 4], to: Global) {
-    for Piece { place: (at, bytes), only } in features.pieces(access) {
-        let store = |b: &mut Builder| write_piece(b, words, to.at(at as i32), (at, bytes));
+pub(super) fn write(b: &mut Builder, access: Access, features: &Features, words: &[Reg<U32>], to: Global) {
+    for Piece { place, only } in features.pieces(access) {
+        let store = |b: &mut Builder| write_piece(b, words, to.at(place.0 as i32), place);
         match only {
             Some(who) => b.predicated(who, store),
             None => store(b),
@@ -191,7 +196,7 @@ pub(super) fn write(b: &mut Builder, access: Access, features: &Features, words:
 }
 
 #[track_caller]
-fn write_piece(b: &mut Builder, words: [Reg<U32>; 4], to: Global, (at, bytes): Place) {
+fn write_piece(b: &mut Builder, words: &[Reg<U32>], to: Global, (at, bytes): Place) {
     let n = (at / 4) as usize;
     if bytes > 2 {
         let words: Vec<Val<U32>> =
@@ -219,12 +224,11 @@ mod tests {
     #[test]
     fn pieces_cover_what_is_there() {
         for access in Access::ALL {
-            for bytes in (2..=CHUNK_BYTES).step_by(2) {
+            for bytes in (2..=16).step_by(2) {
                 let places = split(access, bytes);
                 let ends = places.iter().map(|(at, width)| at + width);
-                assert!(
-                    std::iter::once(0).chain(ends.clone()).zip(&places).all(|(end, place)| end == place.0)
-                );
+                let starts = std::iter::once(0).chain(ends.clone());
+                assert!(starts.zip(&places).all(|(end, place)| end == place.0), "{places:?}");
                 assert_eq!(ends.last(), Some(bytes));
                 assert!(places.iter().all(|(at, width)| at % width == 0 && *width <= access.bytes()));
             }
