@@ -32,7 +32,10 @@ fn kernels_pass_the_conformance_suite() {
         let dtype = dtypes[(n + gpu) % dtypes.len()];
         let check = || suite::check_case(&simulators[gpu], case, dtype, 1);
         let report = case.dtypes.contains(&dtype).then(check)?;
-        report.outcome.is_failure().then(|| format!("{report} on {:?}", gpus[gpu]))
+        // Little shared memory is the one reason not to take a case.
+        let wide = gpus[gpu] == Gpu::TURING && case.q.dim.max(case.dim_v) > 256;
+        let passed = report.outcome == Outcome::Passed || (wide && !report.outcome.is_failure());
+        (!passed).then(|| format!("{report} on {:?}", gpus[gpu]))
     });
 }
 

@@ -171,7 +171,7 @@ impl TileLoad {
         (0..self.portion).step_by(width as usize).map(piece).collect()
     }
 
-    /// Copies through registers: a loop over as many passes as fit in registers.
+    /// Copies through registers, unrolled: as much is read as registers hold, then written, then the next.
     #[track_caller]
     fn copies_through_registers(
         &self,
@@ -180,35 +180,21 @@ impl TileLoad {
         from: Reg<U64>,
         left: Option<Reg<S32>>,
     ) {
-        let at_once = self.passes_at_once(starts.len() as u32);
-        let (rows, row, skip) = (at_once * self.rows_per_pass, b.var(0), b.var(0));
-        b.while_(
-            |_| row.lt(self.tile.rows() as i32),
-            |b| {
-                let portions: Vec<_> = (0..at_once as i32)
-                    .map(|pass| {
-                        let row = b.let_(row + pass * self.rows_per_pass as i32);
-                        let there = left.map(|left| b.let_(left.gt(row)));
-                        let portion = Portion::read(b, self.access, &self.features, from.into(), there);
-                        b.add_to(from, self.pass);
-                        portion
-                    })
-                    .collect();
-                for (pass, portion) in (0..).zip(&portions) {
-                    let words = portion.words(b);
-                    let to = self.place(starts, pass).plus(b, skip);
-                    b.store_shared(to, &words);
+        let passes: Vec<_> = (0..self.passes()).collect();
+        for passes in passes.chunks((WORDS_AT_ONCE * 4 / self.portion) as usize) {
+            let read = |&pass: &u32| {
+                if pass > 0 {
+                    b.add_to(from, self.pass);
                 }
-                b.add_to(row, rows as i32);
-                b.add_to(skip, rows * self.tile.slab_width());
-            },
-        );
-    }
-
-    /// Passes of one turn of the loop: they meet every row of the pattern, and make up the tile in whole turns.
-    fn passes_at_once(&self, met: u32) -> u32 {
-        let serves = |passes: &u32| passes.is_multiple_of(met) && self.passes().is_multiple_of(*passes);
-        (met..=WORDS_AT_ONCE * 4 / self.portion).rev().find(serves).unwrap_or(met)
+                let there = left.map(|left| b.let_(left.gt((pass * self.rows_per_pass) as i32)));
+                Portion::read(b, self.access, &self.features, from.into(), there)
+            };
+            let portions: Vec<_> = passes.iter().map(read).collect();
+            for (&pass, portion) in passes.iter().zip(portions) {
+                let words = portion.words(b);
+                b.store_shared(self.place(starts, pass), &words);
+            }
+        }
     }
 
     /// Moves on to the tile before this one.
