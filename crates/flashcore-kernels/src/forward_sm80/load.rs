@@ -17,8 +17,10 @@ use super::{
 
 /// Rows after which the swizzle pattern repeats, whatever its width.
 const PATTERN_ROWS: u32 = 8;
-/// Words that a thread reads before it needs any: memory is slow to answer, registers are few.
-const WORDS_AT_ONCE: u32 = 16;
+/// Words that a thread reads before it needs any: memory is slow to answer, but a wide output leaves few registers.
+const fn words_at_once(cfg: &Config) -> u32 {
+    if cfg.shape.blocks * cfg.columns().each <= 128 { 32 } else { 8 }
+}
 
 /// Closes a group of copies, where there are asynchronous ones.
 #[track_caller]
@@ -45,8 +47,9 @@ fn has_copies(b: &Builder) -> bool {
 pub(super) struct TileLoad {
     access: Access,
     tile: SmemTile,
-    /// Bytes that a thread moves of a row.
+    /// Bytes that a thread moves of a row, and rows that it reads before it writes any.
     portion: u32,
+    at_once: usize,
     rows_per_pass: u32,
     /// First row of this thread.
     row: Reg<U32>,
@@ -90,6 +93,7 @@ impl TileLoad {
             access: cfg.access,
             tile: *tile,
             portion,
+            at_once: (words_at_once(cfg) * 4 / portion) as usize,
             rows_per_pass,
             row,
             to: destinations(b, tile, row, (index, portion), rows_per_pass),
@@ -181,7 +185,7 @@ impl TileLoad {
         left: Option<Reg<S32>>,
     ) {
         let passes: Vec<_> = (0..self.passes()).collect();
-        for passes in passes.chunks((WORDS_AT_ONCE * 4 / self.portion) as usize) {
+        for passes in passes.chunks(self.at_once) {
             let read = |&pass: &u32| {
                 if pass > 0 {
                     b.add_to(from, self.pass);

@@ -229,7 +229,7 @@ mod tests {
                 let ends = places.iter().map(|(at, width)| at + width);
                 let starts = std::iter::once(0).chain(ends.clone());
                 assert!(starts.zip(&places).all(|(end, place)| end == place.0), "{places:?}");
-                assert_eq!(ends.last(), Some(bytes));
+                assert_eq!(ends.max(), Some(bytes));
                 assert!(places.iter().all(|(at, width)| at % width == 0 && *width <= access.bytes()));
             }
         }
