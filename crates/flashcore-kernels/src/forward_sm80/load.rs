@@ -208,12 +208,12 @@ impl TileLoad {
     }
 }
 
-/// Bytes that a thread moves of a row: a chunk, but where elements come one by one as little as threads can share, so
-/// that neighbouring threads read neighbouring elements.
+/// Bytes that a thread moves of a row: a chunk, but less where elements come one by one, so that neighbouring threads
+/// read neighbouring elements. A pass still has several rows: the fewer, the more addresses a thread keeps.
 fn portion_bytes(access: Access, tile: &SmemTile, threads: u32) -> u32 {
     let row = tile.cols() * tile.element().bytes();
-    let shared = |bytes: &u32| access == Access::B2 && (row / bytes).next_power_of_two() <= threads;
-    [4, 8].into_iter().find(shared).unwrap_or(CHUNK_BYTES)
+    let serves = |bytes: &u32| access == Access::B2 && 4 * (row / bytes).next_power_of_two() <= threads;
+    [4, 8].into_iter().find(serves).unwrap_or(CHUNK_BYTES)
 }
 
 /// Rows that one pass of all threads brings, where they could bring `most`: passes make up the tile.
