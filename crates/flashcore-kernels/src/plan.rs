@@ -4,6 +4,7 @@
 //! The numbers of a tile stand in one table per family, each row with its reason. A [`Plan`] holds no pointers; it
 //! builds its program once and launches it for every problem of the same kind.
 
+mod choice;
 mod fit;
 mod general;
 pub(crate) mod hopper;
@@ -13,6 +14,7 @@ pub mod tuned;
 
 use std::fmt;
 
+pub use choice::{Choice, Family, UnknownKernel};
 pub use fit::{Misfit, plan_tile};
 pub use merge::plan_merge;
 pub use tile::Tile;
@@ -130,6 +132,12 @@ pub enum PlanError {
     /// A kind of lengths that kernels do not know.
     #[error("GPU kernels do not know this kind of sequence lengths; use the CPU backend")]
     Lengths,
+    /// The kernel that was asked for does not take the problem.
+    #[error("{reason}; the kernels are {names}: name another, or none to let the plan choose", names = Family::names())]
+    Kernel {
+        /// The kernel, and why.
+        reason: String,
+    },
     /// Shared memory that no shape of tile fits in.
     #[error(
         "no tile for head dims {qk} and {v} fits in {shared_bytes} bytes of shared memory; use the CPU backend"

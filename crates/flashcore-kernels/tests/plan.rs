@@ -2,8 +2,8 @@
 
 use flashcore_core::{DType, Dims, Layout, Mask, Problem, Sequences, Spec};
 use flashcore_kernels::{
-    Gpu, KernelConfig, Plan, PlanError, Tile, covering_set, forward_sm80::Shape, plan, plan_general,
-    plan_tile,
+    Choice, Family, Gpu, KernelConfig, Plan, PlanError, Tile, covering_set, forward_sm80::Shape, plan,
+    plan_general, plan_tile,
 };
 
 fn spec(dtype: DType, [heads_q, heads_kv, seq_q, seq_kv]: [usize; 4], dim: usize) -> Spec {
@@ -255,5 +255,20 @@ fn launches_name_only_documented_slots_and_plans_cross_threads() {
         assert_eq!(launch.params.len(), program.module().kernels[0].params.len());
         assert!(launch.shared_bytes <= member.gpu.shared_bytes, "{plan}");
         assert!(launch.grid[0] > 0);
+    }
+}
+
+#[test]
+fn a_kernel_can_be_named() {
+    let named = |name: &str, gpu: &Gpu| Choice::Kernel(name.parse().unwrap()).plan(&problem(128), gpu, 16);
+    assert_eq!(named("forward_sm80", &Gpu::HOPPER), plan_general(&problem(128), &Gpu::HOPPER, 16));
+    assert_eq!(named("forward_sm90", &Gpu::HOPPER), plan(&problem(128), &Gpu::HOPPER, 16));
+    let refusal = named("forward_sm90", &Gpu::CONSUMER).unwrap_err().to_string();
+    let wanted = "forward_sm90: it runs on compute capability 9.0, not 8.6; the kernels are forward_sm90, forward_sm80";
+    assert!(refusal.starts_with(wanted), "{refusal}");
+    let unknown = "forward_sm42".parse::<Family>().unwrap_err().to_string();
+    assert_eq!(unknown, "there is no kernel `forward_sm42`; the kernels are forward_sm90, forward_sm80");
+    for family in Family::ALL {
+        assert_eq!(family.name().parse(), Ok(family));
     }
 }

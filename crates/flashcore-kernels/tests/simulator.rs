@@ -138,6 +138,29 @@ fn rows_do_not_feel_a_neighbour_that_grows() {
     });
 }
 
+/// Scores that grow from key tile to key tile move references again and again: a CTA's later tiles then look for maxima
+/// before they take exponentials, where one that has a single tile does key tiles again. Both give the same bits.
+#[test]
+fn tiles_that_adapt_keep_their_bits() {
+    let (rows, dim) = (640, 64);
+    let layout = Layout::bhsd(Dims::new(1, 1, rows, dim)).unwrap();
+    let problem: Problem = Spec::new(DType::F16, layout, layout, layout).parse().unwrap();
+    let mut inputs = normal_inputs::<f16>(&problem);
+    for (n, value) in inputs[1].iter_mut().enumerate() {
+        let height = 7.0 * (rows - n / dim) as f32 / rows as f32;
+        *value = f16::from_f32(0.1 * value.to_f32() + height);
+    }
+    inputs[0].iter_mut().for_each(|value| *value = f16::from_f32(0.1 * value.to_f32() + 1.0));
+    let [alone, together] = [5, 1].map(|sms| {
+        let gpu = Gpu { sms, ..Gpu::HOPPER };
+        let plan = plan_tile(&problem, &gpu, 16, hopper(2, [64, 2, 2], [64, 1], Order::Static)).unwrap();
+        launched::<f16, f16>(&Simulator::seeded(gpu, 1), (&problem, Values::NONE), &plan, &inputs).unwrap()
+    });
+    assert!(together.instructions < alone.instructions, "nothing was done once instead of twice");
+    assert_eq!(alone.out, together.out);
+    assert_eq!(alone.lse, together.lse);
+}
+
 /// The row that grows.
 const GROWING: usize = 5;
 

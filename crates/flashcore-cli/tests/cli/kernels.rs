@@ -43,6 +43,12 @@ fn the_general_kernel_can_be_asked_for() {
     assert!(
         kernel("").starts_with("fc_forward_sm_90a_") && kernel("--general").starts_with("fc_forward_sm_90_")
     );
+    assert_eq!(kernel("--kernel forward_sm80"), kernel("--general"));
+    assert_eq!(kernel("--kernel forward_sm90"), kernel(""));
+    let refused = without_tools("inspect --gpu sm_86 --kernel forward_sm90");
+    assert!(refused.code == 2 && refused.stderr.contains("not 8.6; the kernels are"), "{}", refused.stderr);
+    let unknown = without_tools("inspect --kernel forward_sm42");
+    assert!(unknown.code == 2 && unknown.stderr.contains("forward_sm90, forward_sm80"), "{}", unknown.stderr);
 }
 
 #[test]

@@ -3,7 +3,10 @@
 use flashcore_core::{Dims, Lengths, Mask};
 
 use super::{Case, Sinks, Tag};
-use crate::inputs::{Inputs, Placement};
+use crate::{
+    inputs::{Inputs, Placement},
+    kinds::Kind,
+};
 
 /// Every case.
 pub fn all() -> Vec<Case> {
@@ -13,6 +16,7 @@ pub fn all() -> Vec<Case> {
         empty_rows(),
         zero_lengths(),
         extremes(),
+        kinds(),
         big(),
         layouts(),
         masks(),
@@ -132,6 +136,17 @@ fn extremes() -> Vec<Case> {
         case("falling scores causal", Inputs::Falling, Mask::CAUSAL),
         case("large values", Inputs::LargeValues, Mask::CAUSAL),
     ]
+}
+
+/// Every kind of data but the one that all other cases have.
+fn kinds() -> Vec<Case> {
+    let case = |kind: Kind, mask: Mask| {
+        let name = format!("{} {mask}", kind.name());
+        let plain = Case::new(Tag::Kinds, name, [1, 2, 2, 66, 200], 64);
+        Case { inputs: Inputs::Of(kind), mask, ..plain }
+    };
+    let others = Kind::ALL.into_iter().filter(|kind| !kind.is_normal());
+    others.flat_map(|kind| [Mask::NONE, Mask::CAUSAL].map(|mask| case(kind, mask))).collect()
 }
 
 /// Element offsets past 2^31, and more heads than a grid dimension holds.
