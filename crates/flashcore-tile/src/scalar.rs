@@ -3,6 +3,7 @@
 use flashcore_ptx::{
     inst::Operand,
     op::{Mod, Op},
+    target::Target,
     types::ScalarType,
 };
 
@@ -423,8 +424,24 @@ impl Builder {
         let Some(half) = element.half() else {
             return self.fault(FaultKind::Pack { element });
         };
+        if half == Half::F16 && !self.target.includes(Target::Sm80) {
+            return self.pack_one_by_one(dst, args);
+        }
         let mods = [Mod::Rn, Mod::Type(half.packed()), Mod::Type(ScalarType::F32)];
         self.op_into(dst, Op::Cvt, &mods, args);
+    }
+
+    /// What packing two f16 at once is short for, where there is no such instruction.
+    #[track_caller]
+    fn pack_one_by_one(&mut self, dst: Reg<B32>, [high, low]: [Arg; 2]) {
+        self.check_set(dst, high.scope.min(low.scope));
+        let mods = [Mod::Rn, Mod::Type(ScalarType::F16), Mod::Type(ScalarType::F32)];
+        let halves = [low, high].map(|value| {
+            let half = self.fresh::<B16>(value.scope);
+            self.emit(Op::Cvt, &mods, [half.operand(), value.operand]);
+            half.operand()
+        });
+        self.emit(Op::Mov, &[Mod::Type(ScalarType::B32)], [dst.operand(), Operand::Vector(halves.to_vec())]);
     }
 
     /// Widens to 64 bits.

@@ -18,6 +18,12 @@ pub(super) fn refusal(problem: &Problem, gpu: &Gpu, access: Access) -> Option<St
             gpu.capability.0, gpu.capability.1
         ));
     }
+    if [problem.dim_qk(), problem.dim_v()]
+        .into_iter()
+        .any(|dim| !dim.is_multiple_of(8) || dim > MOST_FEATURES)
+    {
+        return Some(format!("its head dims are multiples of 8 up to {MOST_FEATURES}"));
+    }
     if matches!(problem.sequences_kind(), Sequences::Ragged { .. }) {
         return no("packed sequences have no tensor map");
     }
@@ -44,6 +50,8 @@ pub(super) fn pack(problem: &Problem) -> u32 {
     if packs { group as u32 } else { 1 }
 }
 
+/// Most features of a head: the output of more does not fit in the registers of a warpgroup.
+const MOST_FEATURES: usize = 256;
 /// Keys of a step where tiles are few.
 const STEP: u32 = 128;
 /// Keys of a tile up to which the edges of a mask decide: short steps are as fast at 2048, 3 % faster at 1024.

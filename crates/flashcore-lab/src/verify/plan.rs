@@ -76,8 +76,14 @@ pub const TARGETS: &[Target] = &[
     SIM,
     // A Hopper with more tiles than SMs, whose kernels are persistent.
     Target { name: "sim-busy", open: |choice| simulated(Gpu { sms: 3, ..Gpu::HOPPER }, choice), ..SIM },
-    // The kernel that runs on every GPU.
+    // The kernel that runs on every GPU, and its form for Turing.
     Target { name: "sim-general", open: |choice| simulated(Gpu::AMPERE, choice), ..SIM },
+    Target {
+        name: "sim-turing",
+        open: |choice| simulated(Gpu::TURING, choice),
+        dtypes: &[DType::F16],
+        ..SIM
+    },
     Target {
         name: "cuda",
         open: |choice| Ok(Box::new(Cuda::open(0).map_err(cuda::Error::on_opening)?.choosing(choice))),
