@@ -57,6 +57,9 @@ def attention(
     right for the values it finds when it is replayed (numbers out of range are brought into it). ``key_mask`` is needed
     on the host: where it is a GPU tensor, reading it waits for the GPU, once for as long as the tensor is unchanged.
 
+    torch's autograd and ``jax.grad`` differentiate the call where the tensors are on the CPU: q, k, v, the log-sum-exp and,
+    in torch, the sinks. On a GPU, tensors that require gradients raise NotImplementedError.
+
     >>> import numpy
     >>> q = numpy.ones((2, 4, 16, 8), "float32")
     >>> k = numpy.ones((2, 2, 32, 8), "float32")                     # two query heads share a key head
@@ -188,12 +191,24 @@ def run(q: Any, k: Any, v: Any, options: Options, values: Values, return_lse: bo
 def eager(q: Any, k: Any, v: Any, options: Options, values: Values, return_lse: bool, out: Any | None) -> Any:
     """`run` outside of tracing."""
     framework = _frameworks.of(q)
-    if framework.by_operator:
+    if framework.by_operator or framework.records(q, k, v, values.sinks):
         from ._torch_operator import call
 
         return call(q, k, v, options, values, return_lse, out)
     options, bound = _bound(framework, q, k, options, values)
     return framework.attention(q, k, v, out, options.layout, return_lse, options.native, bound)
+
+
+def gradients(
+    inputs: tuple[Any, Any, Any], out: Any, sums: Any | None, lse: Any, d_out: Any, options: Options, values: Values
+) -> tuple[Any, ...]:
+    """The gradients of q, k, v and the sinks (None without sinks) of a call of torch's with that result."""
+    from ._gradients import of_torch
+
+    q, k, _ = inputs
+    framework = _frameworks.of(q)
+    options, bound = _bound(framework, q, k, options, values)
+    return of_torch(framework, inputs, out, sums, lse, d_out, values.sinks is not None, options.native, bound)
 
 
 _shortcuts = _frameworks.shortcuts

@@ -139,7 +139,11 @@ impl Array {
     /// Demands f32 values, one after another, for each row of tensors with `rank` dimensions: `rows` without those that are
     /// missing there.
     pub(crate) fn check_lse(&self, rows: [usize; 3], rank: usize) -> Result<(), CallError> {
-        let extents = &rows[MOST_DIMENSIONS - rank..];
+        self.check_dense_f32(&rows[MOST_DIMENSIONS - rank..])
+    }
+
+    /// Demands f32 values, one after another.
+    pub(crate) fn check_dense_f32(&self, extents: &[usize]) -> Result<(), CallError> {
         let good = self.dtype == DType::F32 && self.view.is_dense(extents);
         if !good {
             return Err(CallError::Lse { extents: extents.to_vec() });

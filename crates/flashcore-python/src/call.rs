@@ -51,14 +51,7 @@ pub(crate) fn forward(
     ];
     let mut call = Call::new(inputs, kept.keep(of_out.output(out, Operand::Out)?));
     call.lse = lse.map(|lse| of_out.output(lse, Operand::Lse)).transpose()?.map(|lse| kept.keep(lse));
-    if let Some(values) = values {
-        let bound = |object: &'_ Option<Py<PyAny>>| object.as_ref().map(|object| object.bind(py).clone());
-        let [lengths_q, lengths_kv, sinks] =
-            [&values.lengths_q, &values.lengths_kv, &values.sinks].map(bound);
-        let request = Request { stream, order, bits_are_bf16: false };
-        call.bind([lengths_q.as_ref(), lengths_kv.as_ref()], sinks.as_ref(), request, &mut kept)?;
-        (call.longest, call.ranges) = (values.longest, values.ranges.as_ref());
-    }
+    call.take_values(py, values, Request { stream, order, bits_are_bf16: false }, &mut kept)?;
     let place = call.place()?;
     let stream = stream_of(py, place, stream, kept.exchange)?;
     py.detach(|| call.compute(options, place, stream))?;
@@ -114,7 +107,7 @@ impl Kept {
 pub(crate) struct Call<'a> {
     /// Q, K, V and the output.
     pub(crate) arrays: [Array; 4],
-    lse: Option<Array>,
+    pub(crate) lse: Option<Array>,
     /// Used lengths or offsets of queries and of keys.
     lengths: [Option<Numbers>; 2],
     sinks: Option<Array>,
@@ -127,6 +120,23 @@ impl<'a> Call<'a> {
     pub(crate) fn new([q, k, v]: [Array; 3], out: Array) -> Self {
         let arrays = [q, k, v, out];
         Self { arrays, lse: None, lengths: [None; 2], sinks: None, longest: None, ranges: None }
+    }
+
+    /// Takes in what Python code has put together.
+    pub(crate) fn take_values(
+        &mut self,
+        py: Python<'_>,
+        values: Option<&'a options::Values>,
+        request: Request,
+        kept: &mut Kept,
+    ) -> Result<(), CallError> {
+        let Some(values) = values else { return Ok(()) };
+        let bound = |object: &'_ Option<Py<PyAny>>| object.as_ref().map(|object| object.bind(py).clone());
+        let [lengths_q, lengths_kv, sinks] =
+            [&values.lengths_q, &values.lengths_kv, &values.sinks].map(bound);
+        self.bind([lengths_q.as_ref(), lengths_kv.as_ref()], sinks.as_ref(), request, kept)?;
+        (self.longest, self.ranges) = (values.longest, values.ranges.as_ref());
+        Ok(())
     }
 
     /// Takes in lengths and sinks.
@@ -188,6 +198,17 @@ impl<'a> Call<'a> {
                 self.checked_step(part, &Values::default(), place, stream)
             }
         }
+    }
+
+    /// The problems of a call on the host, and its numbers.
+    pub(crate) fn host_parts(&self, options: &Options) -> Result<(Vec<Part>, Values), CallError> {
+        let spec = self.spec(options)?;
+        let values = self.host_values(options.order, spec.q.dims().heads)?;
+        let parts = match self.ranges {
+            Some((starts, ends)) => split(spec.parse()?.spec(), starts, ends)?,
+            None => vec![Part::whole(spec.with(&values))],
+        };
+        Ok((parts, values))
     }
 
     fn spec(&self, options: &Options) -> Result<Spec, CallError> {

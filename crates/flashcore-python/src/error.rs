@@ -38,6 +38,8 @@ pub(crate) enum CallError {
     ReadOnly { operand: Operand },
     #[error("{operand} shares memory with out; pass an `out` of its own memory, or none")]
     Shared { operand: Operand },
+    #[error("{operand} shares memory with {grad}; give each gradient memory of its own")]
+    SharedGradient { operand: Operand, grad: Operand },
     #[error("{operand} lies at {address:#x}, which is no multiple of its {bytes}-byte elements; copy it")]
     Unaligned { operand: Operand, address: usize, bytes: usize },
     #[error("lse must be float32, dense, {extents:?}")]
