@@ -429,14 +429,12 @@ def _whole_numbers(name: str, values: Any) -> tuple[int, ...]:
 
 
 def rows(q: Any, layout: str) -> tuple[int, ...]:
-    """Batch, heads, sequence, or heads and sequence where sequences are packed; the extension refuses tensors that do not have them."""
+    """Batch, heads, sequence, as far as q has them; the extension refuses tensors that it does not take."""
     extents = tuple(q.shape[:-1])
-    if layout == "packed" and len(extents) == 2:
-        return extents[::-1]
-    if layout == "bhsd" or len(extents) != 3:
+    if layout == "bhsd" or len(extents) < 2:
         return extents
-    batch, sequence, heads = extents
-    return batch, heads, sequence
+    *batch, sequence, heads = extents
+    return (*batch, heads, sequence)
 
 
 def shape(name: str, tensor: Any) -> tuple[int, ...]:

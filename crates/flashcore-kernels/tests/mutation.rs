@@ -16,7 +16,7 @@ use flashcore_testkit::{
     Rng,
     mutate::{Mutant, sampled},
 };
-use half::bf16;
+use half::{bf16, f16};
 use rayon::prelude::*;
 
 /// Mutants of each fault, spread over the kernel.
@@ -55,7 +55,8 @@ struct Subject {
 impl Subject {
     fn new(gpu: Gpu, [heads, seq, dim]: [usize; 3], mask: Mask) -> Self {
         let layout = Layout::bhsd(Dims { batch: 1, heads, seq, dim }).expect("a layout");
-        let mut spec = Spec::new(DType::BF16, layout, layout, layout);
+        let dtype = if gpu.capability < (8, 0) { DType::F16 } else { DType::BF16 };
+        let mut spec = Spec::new(dtype, layout, layout, layout);
         spec.mask = mask;
         let problem: Problem = spec.parse().expect("a problem");
         let plan = plan(&problem, &gpu, 16).expect("a plan");
@@ -63,7 +64,11 @@ impl Subject {
         let elements = heads * seq * dim;
         // logits so far apart that rows are rescaled
         let mut tensor = |scale: f32| -> Vec<u8> {
-            let mut element = || bf16::from_f32(rng.normal() * scale).to_bits().to_le_bytes();
+            let bits = |value: f32| match dtype {
+                DType::F16 => f16::from_f32(value).to_bits(),
+                _ => bf16::from_f32(value).to_bits(),
+            };
+            let mut element = || bits(rng.normal() * scale).to_le_bytes();
             (0..elements).flat_map(|_| element()).collect()
         };
         let inputs = [tensor(8.0), tensor(8.0), tensor(1.0)];
@@ -153,6 +158,18 @@ fn general_kernel_of_64_features() {
 #[test]
 fn general_kernel_of_128_features() {
     check(&Subject::new(Gpu::AMPERE, [1, 192, 128], Mask::NONE));
+}
+
+/// Two warps have the same rows, and rows end inside a chunk.
+#[test]
+fn general_kernel_of_300_features() {
+    check(&Subject::new(Gpu::AMPERE, [1, 72, 300], Mask::NONE));
+}
+
+/// Tiles pass through registers; the last rows see one key tile only.
+#[test]
+fn general_kernel_of_64_features_on_turing() {
+    check(&Subject::new(Gpu::TURING, [1, 160, 64], Mask::window(0, None)));
 }
 
 #[test]

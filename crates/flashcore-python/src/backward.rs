@@ -179,9 +179,8 @@ impl Backward<'_> {
             }
         }
         let dims = self.call.arrays[0].layout(order)?.dims();
-        let extents = [dims.batch, dims.heads, dims.seq];
-        let extents = if order == Order::Packed { &extents[1..] } else { &extents[..] };
-        self.rows.iter().chain(&self.call.lse).try_for_each(|rows| rows.check_dense_f32(extents))?;
+        let (extents, rank) = ([dims.batch, dims.heads, dims.seq], self.call.arrays[0].rank());
+        self.rows.iter().chain(&self.call.lse).try_for_each(|rows| rows.check_lse(extents, rank))?;
         match self.d_sinks {
             Some(sinks) => sinks.check_dense_f32(&[heads]),
             None => Ok(()),

@@ -184,18 +184,18 @@ impl<'a> Call<'a> {
                     Place::Cuda(_) => Values::default(),
                 };
                 let whole = spec.parse()?;
-                self.check(&whole, options.order)?;
+                self.check(&whole)?;
                 let parts = split(whole.spec(), starts, ends)?;
                 parts.into_iter().try_for_each(|part| self.step(part, &values, place, stream))
             }
             (None, Place::Host) => {
                 let values = self.host_values(options.order, spec.q.dims().heads)?;
                 let part = Part::whole(spec.with(&values));
-                self.checked_step(part, &values, place, stream, options.order)
+                self.checked_step(part, &values, place, stream)
             }
             (None, Place::Cuda(_)) => {
                 let part = Part::whole(self.with_kinds(spec, options.order)?);
-                self.checked_step(part, &Values::default(), place, stream, options.order)
+                self.checked_step(part, &Values::default(), place, stream)
             }
         }
     }
@@ -221,6 +221,7 @@ impl<'a> Call<'a> {
         }
         let [q, k, v, out] = self.arrays.each_ref().map(|array| array.layout(options.order));
         let (q, k, v, out) = (q?, k?, v?, out?);
+        self.check_ranks(options.order)?;
         Ok(Spec {
             out: Some(out),
             out_dtype: Some(self.arrays[3].dtype),
@@ -231,6 +232,18 @@ impl<'a> Call<'a> {
             sinks: self.sinks.map(|sinks| sinks.dtype),
             ..Spec::new(dtype, q, k, v)
         })
+    }
+
+    /// Demands that tensors without a batch, or without heads, are among their like.
+    fn check_ranks(&self, order: Order) -> Result<(), CallError> {
+        let [q, others @ ..] = &self.arrays;
+        match others.iter().find(|other| other.rank() != q.rank()) {
+            Some(other) => {
+                let (operand, other) = (other.operand, other.rank());
+                Err(CallError::Ranks { operand, other, first: q.rank(), order })
+            }
+            None => Ok(()),
+        }
     }
 
     /// What a plan has to know of numbers that stay on the device.
@@ -285,10 +298,9 @@ impl<'a> Call<'a> {
         values: &Values,
         place: Place,
         stream: usize,
-        order: Order,
     ) -> Result<(), CallError> {
         let problem = part.spec.clone().parse()?;
-        self.check(&problem, order)?;
+        self.check(&problem)?;
         self.step_with(&problem, &part, values, place, stream)
     }
 
@@ -336,7 +348,7 @@ impl<'a> Call<'a> {
 
     /// Demands that elements lie where elements may, that nothing is read from what is written, and that LSE and sinks
     /// are as many as the problem has.
-    fn check(&self, problem: &Problem, order: Order) -> Result<(), CallError> {
+    fn check(&self, problem: &Problem) -> Result<(), CallError> {
         let layouts = [problem.q(), problem.k(), problem.v(), problem.out()];
         let spans: [usize; 4] = std::array::from_fn(|n| layouts[n].span() * self.arrays[n].dtype.bytes());
         let range = |n: usize| self.arrays[n].address..self.arrays[n].address.wrapping_add(spans[n]);
@@ -349,10 +361,7 @@ impl<'a> Call<'a> {
         }
         let rows = problem.q().dims();
         if let Some(lse) = &self.lse {
-            match order {
-                Order::Packed => lse.check_dense_f32(&[rows.heads, rows.seq])?,
-                _ => lse.check_dense_f32(&[rows.batch, rows.heads, rows.seq])?,
-            }
+            lse.check_lse([rows.batch, rows.heads, rows.seq], self.arrays[0].rank())?;
         }
         self.sinks.map_or(Ok(()), |sinks| sinks.check_sinks(rows.heads))
     }

@@ -68,6 +68,7 @@ impl Rule {
             max_error: errors.max,
             tolerance: tolerance(allowed.max, noise.max, size.max, f32_noise.max + 4.0 * chance.max),
             mean_error: errors.mean,
+            relative_rms: errors.rms / size.rms.max(f64::MIN_POSITIVE),
             mean_tolerance: tolerance(
                 allowed.mean,
                 noise.mean,
@@ -100,24 +101,27 @@ fn unit_in_last_place(dtype: DType, size: f64) -> f64 {
     if size > 0.0 { size.log2().floor().exp2() * 0.5f64.powi(digits) } else { 0.0 }
 }
 
-/// Largest and mean of finite numbers; others say nothing about precision.
+/// Largest, mean and root mean square of finite numbers; others say nothing about precision.
 struct Summary {
     max: f64,
     mean: f64,
+    rms: f64,
     at: Option<usize>,
 }
 
 impl Summary {
     fn of(errors: impl Iterator<Item = f64>) -> Self {
-        let (mut max, mut at, mut sum, mut count) = (0.0, None, 0.0, 0usize);
+        let (mut max, mut at, mut sum, mut squares, mut count) = (0.0, None, 0.0, 0.0, 0usize);
         for (index, error) in errors.enumerate().filter(|(_, error)| error.is_finite()) {
             sum += error;
+            squares += error * error;
             count += 1;
             if error > max || at.is_none() {
                 (max, at) = (error, Some(index));
             }
         }
-        Self { max, mean: sum / count.max(1) as f64, at }
+        let count = count.max(1) as f64;
+        Self { max, mean: sum / count, rms: (squares / count).sqrt(), at }
     }
 }
 
@@ -168,6 +172,8 @@ pub struct Verdict {
     pub mean_error: f64,
     /// What it may be.
     pub mean_tolerance: f64,
+    /// Root mean square of out − oracle over that of the oracle.
+    pub relative_rms: f64,
     /// Largest |LSE − oracle| over rows that see something; 0 when no LSE was asked for.
     pub lse_error: f64,
     /// Where the largest error is.

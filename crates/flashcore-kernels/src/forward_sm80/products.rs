@@ -5,7 +5,7 @@ use std::{iter::StepBy, ops::Range};
 
 use flashcore_tile::{Acc, Builder, Half, MMA_K, MMA_M, MatrixOrder, MatrixRows, MatrixView, Quad, Reg, U32};
 
-use super::{Config, Layout, block::Block, config::padded};
+use super::{Config, Layout, block::Block, load};
 use crate::parts::softmax::Exponentials;
 
 /// Where the queries' fragments come from.
@@ -25,7 +25,7 @@ impl Queries {
             return Self::Shared(rows, skip);
         }
         let view = rows.at(b, skip);
-        b.wait_copies(cfg.shape.stages - 1);
+        load::wait(b, cfg.shape.stages - 1);
         b.sync_cta();
         let block = |b: &mut Builder, n: u32| depths(cfg).map(|k| view.load(b, n * MMA_M, k)).collect();
         Self::Registers((0..cfg.shape.blocks).map(|n| block(b, n)).collect())
@@ -86,7 +86,7 @@ pub(super) fn outputs(b: &mut Builder, cfg: &Config, blocks: &[Block], scores: &
         let taken = exponentials.iter_mut().zip(scores);
         let probs: Vec<_> =
             taken.map(|(taken, scores)| probabilities(b, cfg.input, taken, scores, step)).collect();
-        for n in 0..padded(cfg.dim_v) / MMA_K {
+        for n in 0..cfg.columns().each / MMA_K {
             let right = values.load_transposed(b, step * MMA_K, n * MMA_K);
             for (block, &probs) in blocks.iter().zip(&probs) {
                 b.mma_pair(cfg.input, &block.output, n as usize, probs, right);

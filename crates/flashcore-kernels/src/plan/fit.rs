@@ -3,7 +3,7 @@
 //! [`Tile::check`] knows numbers alone; [`plan_tile`] knows the problem and the GPU too; [`Plan::check_build`] builds.
 
 use flashcore_core::Problem;
-use flashcore_ptx::sm::RESERVED_SHARED;
+use flashcore_ptx::sm::Sm;
 use flashcore_tile::RegisterBudget;
 
 use super::{Gpu, Plan, PlanError, Tile, access, check, general_config, hopper, hopper_config};
@@ -101,7 +101,7 @@ impl Tile {
 
 fn check_general(shape: &forward_sm80::Shape) -> Result<(), Misfit> {
     check_rules(&[
-        ("warps", shape.warps, 4, 4..=8, "4 or 8"),
+        ("warps", shape.warps, unit_of_powers(shape.warps), 2..=8, "2, 4 or 8"),
         ("blocks", shape.blocks, 1, 1..=2, "1 or 2"),
         ("step_n", shape.step_n, 16, 16..=128, "a multiple of 16 up to 128"),
         ("tile_n", shape.tile_n, shape.step_n.max(1), 16..=256, "a multiple of step_n up to 256"),
@@ -189,14 +189,14 @@ impl Demand {
 
     fn of_general(cfg: &forward_sm80::Config, qk: u32, v: u32) -> Self {
         let shape = &cfg.shape;
-        // A block of 16 rows keeps half as many sums as features, half as many scores as keys and, if asked to, Q.
+        // A block of 16 rows keeps half as many sums as columns, half as many scores as keys and, if asked to, Q.
         let q = if shape.q_in_registers { qk / 4 } else { 0 };
         Self {
-            registers: shape.blocks * (v / 2 + shape.step_n / 2 + q),
+            registers: shape.blocks * (v.min(cfg.warp_columns()) / 2 + shape.step_n / 2 + q),
             most_registers: shape.registers(),
             shared_bytes: cfg.shared_bytes().into(),
             ctas_per_sm: shape.ctas_per_sm,
-            tile_m: shape.tile_m(),
+            tile_m: cfg.tile_m(),
             parts: 1,
         }
     }
@@ -250,7 +250,7 @@ impl Plan {
 
     fn check_shared(&self, bytes: u64, ctas: u32) -> Result<(), Misfit> {
         // One CTA may take all that the driver leaves.
-        let reserved = u64::from(RESERVED_SHARED);
+        let reserved = u64::from(Sm::of(self.gpu.capability).reserved);
         let (bytes, most) =
             ((bytes + reserved) * u64::from(ctas), u64::from(self.gpu.shared_bytes) + reserved);
         if bytes > most { Err(Misfit::SharedMemory { bytes, most }) } else { Ok(()) }

@@ -6,6 +6,7 @@
 use std::io::{self, Write};
 
 use flashcore_core::BackendError;
+use flashcore_kernels::Choice;
 use flashcore_testkit::{Outcome, Step, backward, check_case_runs};
 
 use super::{
@@ -26,7 +27,8 @@ pub fn run_on(target: &Target, order: &Order, to: &mut dyn Write) -> io::Result<
     let group = groups(target, &order.scope).into_iter().find(|group| group.name == order.group);
     let Group { checks, .. } = group.unwrap_or(Group { name: String::new(), checks: Vec::new() });
     tell(to, &Line::Total(checks.len()))?;
-    let candidate = match (target.open)() {
+    let choice = order.scope.kernel.map_or(Choice::Rules, Choice::Kernel);
+    let candidate = match (target.open)(choice) {
         Ok(candidate) => candidate,
         Err(error) => return tell(to, &Line::Unavailable(reason(&error))),
     };

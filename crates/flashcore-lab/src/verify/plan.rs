@@ -5,7 +5,7 @@ use std::sync::Arc;
 use flashcore::cuda::{self, Cuda};
 use flashcore_core::{Backend, BackendError, DType, Problem};
 use flashcore_cpu::Cpu;
-use flashcore_kernels::Gpu;
+use flashcore_kernels::{Choice, Gpu};
 use flashcore_testkit::{
     Case, Tag,
     backward::{self, laws},
@@ -25,8 +25,8 @@ pub trait Candidate: Backend {
     }
 }
 
-/// Opens a backend.
-pub type Open = fn() -> Result<Box<dyn Candidate>, BackendError>;
+/// Opens a backend; what decides about kernels is for those that have some.
+pub type Open = fn(Choice) -> Result<Box<dyn Candidate>, BackendError>;
 
 /// One row of the table of backends.
 pub struct Target {
@@ -43,10 +43,17 @@ pub struct Target {
     pub gradients: bool,
 }
 
+impl Target {
+    /// Whether it runs GPU kernels, one of which can be named.
+    pub fn has_kernels(&self) -> bool {
+        self.name != CPU.name
+    }
+}
+
 /// The CPU.
 pub const CPU: Target = Target {
     name: "cpu",
-    open: || Ok(Box::new(Cpu::new())),
+    open: |_| Ok(Box::new(Cpu::new())),
     costs: [Cost::Small, Cost::Huge, Cost::Huge],
     random: [60, 1000, 1000],
     most: [usize::MAX; 3],
@@ -63,7 +70,7 @@ const HALVES: &[DType] = &[DType::F16, DType::BF16];
 /// The kernels of a large Hopper in the simulator.
 const SIM: Target = Target {
     name: "sim",
-    open: || simulated(Gpu::HOPPER),
+    open: |choice| simulated(Gpu::HOPPER, choice),
     costs: [Cost::Tiny, Cost::Tiny, Cost::Huge],
     random: [8, 60, 1000],
     most: [6, usize::MAX, usize::MAX],
@@ -76,12 +83,18 @@ pub const TARGETS: &[Target] = &[
     CPU,
     SIM,
     // A Hopper with more tiles than SMs, whose kernels are persistent.
-    Target { name: "sim-busy", open: || simulated(Gpu { sms: 3, ..Gpu::HOPPER }), ..SIM },
-    // The kernel that runs on every GPU.
-    Target { name: "sim-general", open: || simulated(Gpu::AMPERE), ..SIM },
+    Target { name: "sim-busy", open: |choice| simulated(Gpu { sms: 3, ..Gpu::HOPPER }, choice), ..SIM },
+    // The kernel that runs on every GPU, and its form for Turing.
+    Target { name: "sim-general", open: |choice| simulated(Gpu::AMPERE, choice), ..SIM },
+    Target {
+        name: "sim-turing",
+        open: |choice| simulated(Gpu::TURING, choice),
+        dtypes: &[DType::F16],
+        ..SIM
+    },
     Target {
         name: "cuda",
-        open: || Ok(Box::new(Cuda::open(0).map_err(cuda::Error::on_opening)?)),
+        open: |choice| Ok(Box::new(Cuda::open(0).map_err(cuda::Error::on_opening)?.choosing(choice))),
         dtypes: HALVES,
         gradients: false,
         ..CPU
@@ -95,8 +108,8 @@ pub fn target(name: &str) -> Option<&'static Target> {
 
 impl Candidate for Cpu {}
 
-fn simulated(gpu: Gpu) -> Result<Box<dyn Candidate>, BackendError> {
-    Ok(Box::new(Simulator::new(gpu)))
+fn simulated(gpu: Gpu, choice: Choice) -> Result<Box<dyn Candidate>, BackendError> {
+    Ok(Box::new(Simulator::new(gpu).choosing(choice)))
 }
 
 impl Candidate for Simulator {
@@ -251,7 +264,7 @@ mod tests {
     use crate::verify::Extent;
 
     fn scope(extent: Extent, filter: Option<&str>) -> Scope {
-        Scope { filter: filter.map(str::to_owned), seeds: 2, runs: 2, extent }
+        Scope { filter: filter.map(str::to_owned), seeds: 2, runs: 2, extent, kernel: None }
     }
 
     #[test]
