@@ -49,8 +49,12 @@ struct Run<T> {
 }
 
 impl<T: Element> Run<T> {
-    fn new([heads_q, heads_kv, seq_q, seq_kv, dim]: [usize; 5], mask: Mask) -> Self {
-        let layout = |heads, seq| Layout::bhsd(Dims::new(1, heads, seq, dim)).unwrap();
+    fn new(shape: [usize; 5], mask: Mask) -> Self {
+        Self::with_batch(1, shape, mask)
+    }
+
+    fn with_batch(batch: usize, [heads_q, heads_kv, seq_q, seq_kv, dim]: [usize; 5], mask: Mask) -> Self {
+        let layout = |heads, seq| Layout::bhsd(Dims::new(batch, heads, seq, dim)).unwrap();
         let (q, kv) = (layout(heads_q, seq_q), layout(heads_kv, seq_kv));
         let problem = BackwardSpec::new(Spec { mask, ..Spec::new(T::DTYPE, q, kv, kv) }).parse().unwrap();
         let mut rng = Rng::new(3);
@@ -58,7 +62,7 @@ impl<T: Element> Run<T> {
             |layout: Layout| (0..layout.span()).map(|_| T::from_f32(rng.normal())).collect::<Vec<T>>();
         let (qkv, d_out) = ([draw(q), draw(kv), draw(kv)], draw(q));
         // Any LSE will do for bits and memory.
-        Self { problem, qkv, d_out, lse: vec![6.0; heads_q * seq_q] }
+        Self { problem, qkv, d_out, lse: vec![6.0; batch * heads_q * seq_q] }
     }
 
     fn call<R>(&self, run: impl FnOnce(&mut BackwardCall<'_>) -> R) -> ([Vec<T>; 3], R) {
@@ -101,6 +105,19 @@ fn bits_do_not_depend_on_threads() {
     bits_follow_no_threads::<f32>();
     bits_follow_no_threads::<f16>();
     bits_follow_no_threads::<bf16>();
+}
+
+#[test]
+fn bits_do_not_depend_on_the_batch() {
+    let (shape, cpu) = ([4, 2, 130, 300, 64], Cpu::with_threads(2).unwrap());
+    let three = Run::<f32>::with_batch(3, shape, Mask::CAUSAL);
+    let (all, _) = three.call(|call| cpu.backward(call).unwrap());
+    let mut one = Run::<f32>::new(shape, Mask::CAUSAL);
+    // The last entry of the batch, by itself.
+    let last = |data: &[f32]| data[data.len() / 3 * 2..].to_vec();
+    (one.qkv, one.d_out) = (three.qkv.each_ref().map(|data| last(data)), last(&three.d_out));
+    let (alone, _) = one.call(|call| cpu.backward(call).unwrap());
+    assert!(alone.iter().zip(&all).all(|(alone, all)| *alone == last(all)));
 }
 
 #[test]
