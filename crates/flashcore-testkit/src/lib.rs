@@ -10,6 +10,7 @@
 //! | [`compare`] | the error rule |
 //! | [`plain`] | attention computed plainly, row by row: in f64 the oracle, in the tensors' own precision the yardstick |
 //! | [`properties`] | laws that hold whatever the numbers are |
+//! | [`backward`] | cases, oracle, check and laws of gradients |
 //! | [`merge`] | cases, oracle and check of merging partial results |
 //! | [`mutate`] | single faults made in kernels, for judging the checkers |
 //! | [`ptxtest`] | tests written as PTX files, for simulator and GPU |
@@ -22,6 +23,7 @@
 #![allow(missing_docs)]
 
 pub mod answer;
+pub mod backward;
 pub mod bench;
 pub mod buffers;
 pub mod cases;

@@ -53,14 +53,14 @@ fn kept_runs_become_a_page_and_pictures() {
         assert!(picture.starts_with("<svg") && picture.contains("prefers-color-scheme"), "{wrote}");
         assert!(picture.len() < 64 << 10, "{wrote}: {} bytes", picture.len());
     }
-    assert!(place.path("figures/2026-11-15-h200-forward-tflops.svg").exists());
+    assert!(place.path("figures/2026-11-16-h200-forward-fa3-tflops.svg").exists());
 }
 
 #[test]
 fn the_pictures_of_the_documents_are_those_of_their_run() {
     let place = Workplace::new();
     let figures = Path::new(KEPT).join("../../docs/figures");
-    place.run(&format!("report {KEPT}/2026-11-15-h200-forward.json --svg ."));
+    place.run(&format!("report {KEPT}/2026-11-16-h200-forward-fa3.json --svg ."));
     for entry in std::fs::read_dir(figures).unwrap() {
         let path = entry.unwrap().path();
         let name = path.file_name().unwrap().to_string_lossy().into_owned();

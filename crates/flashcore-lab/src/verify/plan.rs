@@ -8,6 +8,7 @@ use flashcore_cpu::Cpu;
 use flashcore_kernels::{Choice, Gpu};
 use flashcore_testkit::{
     Case, Tag,
+    backward::{self, laws},
     cases::{self, Cost},
     properties::{self, Property},
     random,
@@ -38,6 +39,8 @@ pub struct Target {
     /// Checks of a group, likewise; evenly spaced ones are taken of more.
     pub most: [usize; 3],
     pub dtypes: &'static [DType],
+    /// Whether it computes gradients.
+    pub gradients: bool,
 }
 
 impl Target {
@@ -55,7 +58,11 @@ pub const CPU: Target = Target {
     random: [60, 1000, 1000],
     most: [usize::MAX; 3],
     dtypes: &DType::ALL,
+    gradients: true,
 };
+
+/// Most work of a case whose gradients are checked, for each extent: their oracle is several times that of the output.
+const GRADIENTS: [Cost; 3] = [Cost::Tiny, Cost::Small, Cost::Large];
 
 /// What GPU kernels take.
 const HALVES: &[DType] = &[DType::F16, DType::BF16];
@@ -68,6 +75,7 @@ const SIM: Target = Target {
     random: [8, 60, 1000],
     most: [6, usize::MAX, usize::MAX],
     dtypes: HALVES,
+    gradients: false,
 };
 
 /// Every backend that can be verified.
@@ -88,6 +96,7 @@ pub const TARGETS: &[Target] = &[
         name: "cuda",
         open: |choice| Ok(Box::new(Cuda::open(0).map_err(cuda::Error::on_opening)?.choosing(choice))),
         dtypes: HALVES,
+        gradients: false,
         ..CPU
     },
 ];
@@ -143,6 +152,9 @@ pub enum Subject {
     /// The stages, on one case.
     Case(Arc<Case>),
     Law(&'static Property),
+    /// The stages, on the gradients of one case.
+    Gradients(Arc<backward::Case>),
+    GradientLaw(&'static laws::Law),
 }
 
 impl Check {
@@ -151,6 +163,8 @@ impl Check {
         let subject = match &self.subject {
             Subject::Case(case) => case.to_string(),
             Subject::Law(law) => format!("law: {}", law.name),
+            Subject::Gradients(case) => case.to_string(),
+            Subject::GradientLaw(law) => format!("law: {}", law.name),
         };
         format!("{subject} {} seed {}", self.dtype, self.seed)
     }
@@ -172,6 +186,9 @@ pub fn groups(target: &Target, scope: &Scope) -> Vec<Group> {
     groups.push(Group { name: "laws".to_owned(), checks: laws() });
     let count = target.random[extent];
     groups.push(Group { name: "random".to_owned(), checks: randoms(count) });
+    if target.gradients {
+        groups.push(Group { name: "gradients".to_owned(), checks: gradients(GRADIENTS[extent], count) });
+    }
     for group in &mut groups {
         let Group { name, checks } = group;
         checks.retain(|check| target.dtypes.contains(&check.dtype) && is_wanted(scope, name, check));
@@ -215,6 +232,20 @@ fn randoms(count: u64) -> Vec<Check> {
     (0..count).map(check).collect()
 }
 
+fn gradients(cost: Cost, random: u64) -> Vec<Check> {
+    let case = |case: backward::Case, dtype, seed| Check {
+        subject: Subject::Gradients(Arc::new(case)),
+        dtype,
+        seed,
+    };
+    let law = |law, dtype| Check { subject: Subject::GradientLaw(law), dtype, seed: 1 };
+    let named = backward::cases(cost).into_iter();
+    let named = named.flat_map(|of| of.forward.dtypes.iter().map(move |&dtype| case(of.clone(), dtype, 1)));
+    let random = (0..random).map(|n| case(backward::random_case(1, n), DType::ALL[n as usize % 3], n));
+    let laws = laws::LAWS.iter().flat_map(|of| DType::ALL.map(|dtype| law(of, dtype)));
+    named.chain(random).chain(laws).collect()
+}
+
 /// `UsedLengths` becomes `used-lengths`.
 fn tag_name(tag: Tag) -> String {
     let mut name = String::new();
@@ -240,7 +271,9 @@ mod tests {
     fn groups_hold_every_case_in_every_type() {
         let groups = groups(&TARGETS[0], &scope(Extent::Usual, None));
         let names: Vec<_> = groups.iter().map(|group| group.name.as_str()).collect();
-        for expected in ["named", "used-lengths", "big-offsets", "ragged", "sinks", "laws", "random"] {
+        for expected in
+            ["named", "used-lengths", "big-offsets", "ragged", "sinks", "laws", "random", "gradients"]
+        {
             assert!(names.contains(&expected), "{names:?}");
         }
         let named = groups.iter().find(|group| group.name == "named").unwrap();
