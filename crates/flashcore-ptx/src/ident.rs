@@ -60,6 +60,11 @@ impl Name {
         }
     }
 
+    /// `_`, which stands for a parameter that nobody names.
+    pub fn unnamed() -> Self {
+        Self("_".into())
+    }
+
     /// The name as text.
     pub fn as_str(&self) -> &str {
         &self.0

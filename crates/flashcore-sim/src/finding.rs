@@ -72,6 +72,10 @@ pub enum FindingKind {
     Deadlock,
     /// `trap` was executed.
     Trap,
+    /// An `assert` of the kernel failed.
+    AssertFailed,
+    /// A call or a branch through a table that leads nowhere, or to a function of another signature.
+    BadCall,
 }
 
 /// How much a finding weighs.
@@ -100,6 +104,8 @@ impl FindingKind {
                 | Self::Misaligned
                 | Self::Deadlock
                 | Self::Trap
+                | Self::AssertFailed
+                | Self::BadCall
                 | Self::DivergentAligned
                 | Self::BadDescriptor
                 | Self::MbarrierUninit
@@ -112,7 +118,9 @@ impl FindingKind {
 /// Where something happened.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Site {
-    /// Index of the statement in the kernel's body.
+    /// The function it stands in, if it is not the kernel itself.
+    pub function: Option<String>,
+    /// Index of the statement in that body.
     pub statement: usize,
     /// The instruction.
     pub text: String,
@@ -160,7 +168,9 @@ impl fmt::Display for Finding {
                 writeln!(f, "  from {source}")?;
             }
         }
-        write!(f, "  in   {} CTA ({x},{y},{z}) warp {} lane {}", self.kernel, self.warp, self.lane)?;
+        let function = self.site.as_ref().and_then(|site| site.function.as_deref());
+        let through = function.map(|name| format!("{name}, called by ")).unwrap_or_default();
+        write!(f, "  in   {through}{} CTA ({x},{y},{z}) warp {} lane {}", self.kernel, self.warp, self.lane)?;
         if self.count > 1 { write!(f, ", {} times", self.count) } else { Ok(()) }
     }
 }
@@ -169,13 +179,13 @@ impl fmt::Display for Finding {
 #[derive(Default, Debug)]
 pub(crate) struct Findings {
     list: Vec<Finding>,
-    known: BTreeMap<(FindingKind, Option<usize>), usize>,
+    known: BTreeMap<(FindingKind, Option<(Option<String>, usize)>), usize>,
 }
 
 impl Findings {
     /// Adds a finding, or counts one more of the same kind at the same instruction.
     pub(crate) fn add(&mut self, finding: Finding) {
-        let key = (finding.kind, finding.site.as_ref().map(|s| s.statement));
+        let key = (finding.kind, finding.site.as_ref().map(|s| (s.function.clone(), s.statement)));
         match self.known.get(&key) {
             Some(&at) => self.list[at].count += 1,
             None => {

@@ -68,6 +68,8 @@ pub struct Outcome {
     pub counters: Counters,
     /// How often each statement of the kernel's body was executed, by warps.
     pub executions: Vec<u64>,
+    /// What the kernel printed, warp by warp as they ran.
+    pub printed: String,
     /// Whether a finding ended the launch before its time: then the buffers mean nothing.
     pub halted: bool,
 }
@@ -99,7 +101,7 @@ impl Launch<'_> {
         let mut global = GlobalMemory::default();
         let slots = place_buffers(&mut global, &program, self.spec, self.buffers);
         let (params, tensor_maps) = encode_params(&program, self.module, self.spec, &global)?;
-        let provenance = self.provenance.map(|p| (p, index));
+        let provenance = self.provenance;
         let context = Context { program: &program, options, geometry, params, tensor_maps, provenance };
         let mut machine = Machine::new(&context, global);
         machine.run()?;
@@ -174,9 +176,10 @@ fn address_of(global: &GlobalMemory, slot: Slot) -> Result<u64, SimError> {
 
 fn collect(mut machine: Machine<'_>, program: &Program, slots: &[Slot]) -> Outcome {
     machine.counters.instructions = machine.hits.fold(|pc| program.origins[pc].class);
+    let kernel = program.origins.iter().enumerate().skip(program.entry as usize);
     let statements = program.origins.last().map_or(0, |origin| origin.statement + 1);
     let mut executions = vec![0; statements];
-    for (pc, origin) in program.origins.iter().enumerate() {
+    for (pc, origin) in kernel {
         executions[origin.statement] = machine.hits.at(pc);
     }
     let buffer = |slot: &Slot| {
@@ -188,6 +191,7 @@ fn collect(mut machine: Machine<'_>, program: &Program, slots: &[Slot]) -> Outco
         findings: machine.findings.into_list(),
         counters: machine.counters,
         executions,
+        printed: machine.printed,
         halted: machine.halted,
     }
 }

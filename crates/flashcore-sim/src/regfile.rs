@@ -26,6 +26,17 @@ struct State {
     undefined: bool,
 }
 
+/// The registers of one function, of one lane: those of an unfinished call while another is under way.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct SavedLane {
+    narrow: Vec<(u32, bool)>,
+    wide: Vec<(u64, bool)>,
+    predicates: Vec<(bool, bool)>,
+}
+
+/// Register slots from the first counts up to the second.
+pub(crate) type RegisterRange = (RegisterCounts, RegisterCounts);
+
 /// The registers of a warp.
 #[derive(Debug)]
 pub(crate) struct RegFile {
@@ -133,6 +144,51 @@ impl RegFile {
         let slot = slot as usize;
         self.predicates[slot] = self.predicates[slot] & !mask | bits & mask;
         self.predicate_written[slot] |= mask;
+    }
+
+    /// The registers of a range in one lane, with whether they were written.
+    pub(crate) fn save(&self, (from, to): &RegisterRange, lane: usize) -> SavedLane {
+        let bit = |mask: u32| mask >> lane & 1 == 1;
+        let narrow = from.narrow as usize..to.narrow as usize;
+        let wide = from.wide as usize..to.wide as usize;
+        let predicates = from.predicates as usize..to.predicates as usize;
+        SavedLane {
+            narrow: narrow.map(|i| (self.narrow[i][lane], bit(self.narrow_state[i].written))).collect(),
+            wide: wide.map(|i| (self.wide[i][lane], bit(self.wide_written[i]))).collect(),
+            predicates: predicates
+                .map(|i| (bit(self.predicates[i]), bit(self.predicate_written[i])))
+                .collect(),
+        }
+    }
+
+    /// Puts back what [`save`](Self::save) took from one lane.
+    pub(crate) fn restore(&mut self, from: RegisterCounts, lane: usize, saved: &SavedLane) {
+        let set = |mask: &mut u32, on: bool| *mask = *mask & !(1 << lane) | u32::from(on) << lane;
+        for (i, &(value, written)) in saved.narrow.iter().enumerate() {
+            let slot = from.narrow as usize + i;
+            self.narrow[slot][lane] = value;
+            set(&mut self.narrow_state[slot].written, written);
+        }
+        for (i, &(value, written)) in saved.wide.iter().enumerate() {
+            let slot = from.wide as usize + i;
+            self.wide[slot][lane] = value;
+            set(&mut self.wide_written[slot], written);
+        }
+        for (i, &(value, written)) in saved.predicates.iter().enumerate() {
+            let slot = from.predicates as usize + i;
+            set(&mut self.predicates[slot], value);
+            set(&mut self.predicate_written[slot], written);
+        }
+    }
+
+    /// A function begins in the lanes of `mask`: nothing was written to its registers yet.
+    pub(crate) fn forget(&mut self, (from, to): &RegisterRange, mask: u32) {
+        for state in &mut self.narrow_state[from.narrow as usize..to.narrow as usize] {
+            state.written &= !mask;
+        }
+        let wide = &mut self.wide_written[from.wide as usize..to.wide as usize];
+        let predicates = &mut self.predicate_written[from.predicates as usize..to.predicates as usize];
+        wide.iter_mut().chain(predicates).for_each(|written| *written &= !mask);
     }
 
     /// `wgmma.fence`: registers touched before are in order with wgmmas to come.

@@ -1,6 +1,7 @@
 //! One warp: its lanes in groups that share a program counter, its registers, its clock, its queues.
 
 use crate::{
+    calls::Calls,
     check::clock::{Knowledge, VClock},
     program::RegisterCounts,
     regfile::RegFile,
@@ -202,6 +203,8 @@ pub(crate) struct Warp {
     pub(crate) registers: RegFile,
     /// Local memory, lane by lane.
     pub(crate) local: Vec<u8>,
+    /// Functions that lanes are in.
+    pub(crate) calls: Box<Calls>,
     pub(crate) clock: WarpClock,
     pub(crate) copies: Groups,
     pub(crate) bulk: Groups,
@@ -227,9 +230,10 @@ impl Warp {
             agent,
             lanes,
             exited: 0,
-            splits: vec![Split { pc: 0, mask: lanes, wait: Wait::Ready }],
+            splits: vec![Split { pc: setup.entry, mask: lanes, wait: Wait::Ready }],
             registers: RegFile::new(setup.registers),
             local: vec![0; setup.local_bytes as usize * 32],
+            calls: Box::default(),
             clock: WarpClock { now: 1, ..WarpClock::default() },
             copies: Groups::default(),
             bulk: Groups::default(),
@@ -307,6 +311,7 @@ impl Warp {
 /// What every warp of a launch starts with.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WarpSetup {
+    pub(crate) entry: u32,
     pub(crate) registers: RegisterCounts,
     pub(crate) local_bytes: u32,
     pub(crate) budget: u32,

@@ -49,8 +49,35 @@ pub(super) const INTEGER: &[Row] = &[
     int(Op::Brev, &[t(&[B32, B64])], &[d(T), s(T)]),
     int(Op::Bfe, &[t(&[U32, U64, S32, S64])], &[d(T), s(T), s(is(U32)), s(is(U32))]),
     int(Op::Bfi, &[t(&[B32, B64])], &[d(T), s(T), s(T), s(is(U32)), s(is(U32))]),
+    int(Op::Dp2a, &[one(&[Lo, Hi]), t(INT32), u(INT32)], &[d(is(B32)), s(is(B32)), s(is(B32)), s(is(B32))]),
+    int(Op::Mul24, &[one(&[Lo, Hi]), t(INT32)], &[d(T), s(T), s(T)]),
+    int(Op::Mad24, &[one(&[Lo, Hi]), t(INT32)], &[d(T), s(T), s(T), s(T)]),
+    int(Op::Mad24, &[one(&[Hi]), one(&[Sat]), t(&[S32])], &[d(T), s(T), s(T), s(T)]),
     int(Op::Dp4a, &[t(INT32), u(INT32)], &[d(is(B32)), s(is(B32)), s(is(B32)), s(is(B32))]),
 ];
+
+/// PTX ISA, "SIMD Video Instructions": bytes or halves of words, each for itself, or their sum added to a third word.
+macro_rules! video {
+    ($($op:ident),+) => {
+        &[$(
+            int(
+                Op::$op,
+                &[t(INT32), u(INT32), one(WORDS), opt(&[Sat])],
+                &[d(is(B32)), r(is(B32)), r(is(B32)), r(is(B32))],
+            ),
+            int(
+                Op::$op,
+                &[t(INT32), u(INT32), one(WORDS), one(&[Add])],
+                &[d(is(B32)), r(is(B32)), r(is(B32)), r(is(B32))],
+            ),
+        )+]
+    };
+}
+
+const WORDS: &[crate::op::Mod] = &[Type(U32), Type(S32)];
+
+pub(super) const VIDEO: &[Row] =
+    video!(Vadd2, Vsub2, Vavrg2, Vabsdiff2, Vmin2, Vmax2, Vadd4, Vsub4, Vavrg4, Vabsdiff4, Vmin4, Vmax4);
 
 /// PTX ISA, "Floating Point Instructions".
 pub(super) const FLOAT: &[Row] = &[

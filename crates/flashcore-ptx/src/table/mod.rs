@@ -17,6 +17,7 @@ mod needs;
 pub mod spec;
 mod sync;
 mod warp;
+mod wmma;
 
 pub use form::{Expected, Form, FormError, form_of, pair_operands};
 pub use needs::Needs;
@@ -28,6 +29,7 @@ use std::{collections::HashMap, sync::LazyLock};
 /// The rows by family.
 const FAMILIES: &[&[Row]] = &[
     arith::INTEGER,
+    arith::VIDEO,
     arith::FLOAT,
     half::HALF,
     logic::LOGIC,
@@ -47,6 +49,8 @@ const FAMILIES: &[&[Row]] = &[
     warp::WARP,
     warp::CONTROL,
     matrix::MMA,
+    wmma::WMMA_MEMORY,
+    wmma::WMMA,
     matrix::WGMMA_GROUPS,
 ];
 
@@ -55,6 +59,7 @@ pub fn rows() -> impl Iterator<Item = &'static Row> {
     FAMILIES
         .iter()
         .chain(logic::COMPARE)
+        .chain(logic::COMPARE_HALVES)
         .chain(sync::ARRIVALS)
         .chain(matrix::WGMMA)
         .flat_map(|family| family.iter())

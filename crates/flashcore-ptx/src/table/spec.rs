@@ -145,6 +145,12 @@ pub enum Kind {
     Tensor,
     /// A branch target.
     Label,
+    /// The name of a function.
+    Function,
+    /// The name of a list of branch or call targets.
+    Targets,
+    /// `(a, b, …)`: arguments or results of a call, by name.
+    Group,
 }
 
 /// One operand of a row.

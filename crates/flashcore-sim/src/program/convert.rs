@@ -4,7 +4,7 @@ use super::{
     decode::{map1, map2, map4},
     float::rounding,
     integer::widen,
-    operand::{Context, Decoded, refuse, space_of},
+    operand::{Context, Decoded, refuse},
     uop::{LaneFn, Lanes, Space, Src, Uop},
 };
 use crate::numeric::{
@@ -28,8 +28,8 @@ pub(super) fn decode(cx: &Context<'_>, inst: &Inst) -> Decoded<Uop> {
 }
 
 fn address(cx: &Context<'_>, inst: &Inst) -> Decoded<Uop> {
-    let space = space_of(&inst.mods);
     let [dst, src, rest @ ..] = inst.operands.as_slice() else { return refuse("too few operands") };
+    let space = cx.space_of(&inst.mods, src);
     let (dst, src) = (cx.dst(dst)?, cx.value(src)?);
     let generic = space == Space::Generic;
     Ok(match inst.op {

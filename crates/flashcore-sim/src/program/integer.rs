@@ -50,8 +50,14 @@ pub(super) fn lane_fn(inst: &Inst, ty: ScalarType) -> Option<LaneFn> {
     if matches!(inst.op, Op::Mul | Op::Mad) {
         return product(inst, ty);
     }
-    if matches!(inst.op, Op::Bfe | Op::Bfi | Op::Bfind | Op::Dp4a) {
+    if matches!(inst.op, Op::Bfe | Op::Bfi | Op::Bfind | Op::Dp2a | Op::Dp4a) {
         return fields(inst, ty);
+    }
+    if matches!(inst.op, Op::Mul24 | Op::Mad24) {
+        return Some(product24(inst, ty));
+    }
+    if let Some(video) = super::video::lane_fn(inst) {
+        return Some(video);
     }
     let sat = inst.has(Mod::Sat);
     Some(with_int!(ty, T => match inst.op {
@@ -125,6 +131,11 @@ fn fields(inst: &Inst, ty: ScalarType) -> Option<LaneFn> {
             let shift = inst.has(Mod::Shiftamt);
             map1(move |a| leading_bit(a, ty, signed, shift))
         }
+        Op::Dp2a => {
+            let (left, right) = (half_type(ty), byte_type(inst.ty(1)?));
+            let skip = if inst.has(Mod::Hi) { 16 } else { 0 };
+            map3(move |a, b, c| dot2(a, b >> skip, left, right).wrapping_add(c))
+        }
         Op::Dp4a => {
             let (left, right) = (byte_type(ty), byte_type(inst.ty(1)?));
             map3(move |a, b, c| dot4(a, b, left, right).wrapping_add(c))
@@ -135,6 +146,30 @@ fn fields(inst: &Inst, ty: ScalarType) -> Option<LaneFn> {
 
 fn byte_type(ty: ScalarType) -> ScalarType {
     if ty == ScalarType::S32 { ScalarType::S8 } else { ScalarType::U8 }
+}
+
+fn half_type(ty: ScalarType) -> ScalarType {
+    if ty == ScalarType::S32 { ScalarType::S16 } else { ScalarType::U16 }
+}
+
+fn dot2(a: u64, b: u64, left: ScalarType, right: ScalarType) -> u64 {
+    (0..2).map(|i| widen(a >> (16 * i), left) * widen(b >> (8 * i), right)).sum::<i128>() as u64
+}
+
+/// `mul24`, `mad24`: of the 48 bits of a product the lower or the upper 32.
+fn product24(inst: &Inst, ty: ScalarType) -> LaneFn {
+    let signed = ty == ScalarType::S32;
+    let narrow = move |v: u64| match (v << 40, signed) {
+        (top, true) => i128::from(top as i64 >> 40),
+        (top, false) => i128::from(top >> 40),
+    };
+    let shift = if inst.has(Mod::Hi) { 16 } else { 0 };
+    let product = move |a, b| (narrow(a) * narrow(b)) >> shift;
+    match (inst.op == Op::Mad24, inst.has(Mod::Sat)) {
+        (false, _) => map2(move |a, b| product(a, b) as u64),
+        (true, false) => map3(move |a, b, c| (product(a, b) as u64).wrapping_add(c)),
+        (true, true) => map3(move |a, b, c| (product(a, b) as i32).saturating_add(c as i32) as u64),
+    }
 }
 
 fn dot4(a: u64, b: u64, left: ScalarType, right: ScalarType) -> u64 {

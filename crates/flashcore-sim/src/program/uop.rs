@@ -1,6 +1,6 @@
 //! Micro-operations: what an instruction became after decoding.
 
-use crate::numeric::Format;
+use crate::numeric::{Format, Rounding};
 use flashcore_ptx::types::{ScalarType, SpecialReg};
 
 /// One value for each lane of a warp; narrower values sit in the low bits.
@@ -30,6 +30,8 @@ pub(crate) enum Src {
     Special(SpecialReg),
     /// An offset into the CTA's own shared memory.
     Shared(u32),
+    /// An offset into the frame of the function that the lane is in: an address of local memory.
+    Frame(u32),
 }
 
 /// A destination; `None` is `_`.
@@ -165,6 +167,37 @@ impl Element {
     }
 }
 
+/// A fragment of `wmma`: a matrix spread over the registers of a warp.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Fragment {
+    pub(crate) rows: u32,
+    pub(crate) cols: u32,
+    pub(crate) element: ScalarType,
+}
+
+/// A fragment in memory.
+#[derive(Clone, Debug)]
+pub(crate) struct WmmaPlace {
+    pub(crate) space: Space,
+    pub(crate) addr: Addr,
+    /// Elements between rows, or between columns.
+    pub(crate) stride: Src,
+    pub(crate) col_major: bool,
+}
+
+/// `wmma.mma`.
+#[derive(Clone, Debug)]
+pub(crate) struct Wmma {
+    /// D, A, B, C.
+    pub(crate) fragments: [Fragment; 4],
+    pub(crate) d: Vec<Reg>,
+    pub(crate) sources: [Vec<Src>; 3],
+    pub(crate) saturate: bool,
+    /// How bits are multiplied, where they are: by `and` or by `xor`.
+    pub(crate) bits: Option<Combine>,
+    pub(crate) rounding: Rounding,
+}
+
 /// `wgmma.mma_async`.
 #[derive(Clone, Debug)]
 pub(crate) struct Wgmma {
@@ -266,6 +299,45 @@ pub(crate) enum Fence {
     MbarrierInit,
     /// Fences without effect here: `fence.proxy.alias`.
     Other,
+}
+
+/// `call`.
+#[derive(Clone, Debug)]
+pub(crate) struct Call {
+    pub(crate) callee: Callee,
+    /// Where the arguments lie in the caller's frame.
+    pub(crate) args: Vec<Piece>,
+    /// Where the result goes in the caller's frame.
+    pub(crate) result: Option<Piece>,
+    /// Bytes of the caller's frame.
+    pub(crate) frame: u32,
+}
+
+/// Who is called.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Callee {
+    /// A routine of the program, by number.
+    Routine(usize),
+    /// A function that the system brings along.
+    Builtin(Builtin),
+    /// An address.
+    Pointer(Src),
+}
+
+/// Functions that the system brings along.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Builtin {
+    /// `vprintf`: the text goes to the outcome.
+    Print,
+    /// `__assertfail`.
+    Assert,
+}
+
+/// Bytes of a frame.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Piece {
+    pub(crate) offset: u32,
+    pub(crate) bytes: u32,
 }
 
 /// What an instruction does.
@@ -380,6 +452,21 @@ pub(crate) enum Uop {
     WarpSync {
         mask: Src,
     },
+    MoveMatrix {
+        dst: Dst,
+        src: Src,
+    },
+    WmmaLoad {
+        fragment: Fragment,
+        place: WmmaPlace,
+        dsts: Vec<Reg>,
+    },
+    WmmaStore {
+        fragment: Fragment,
+        place: WmmaPlace,
+        srcs: Vec<Src>,
+    },
+    Wmma(Box<Wmma>),
     Mma(Box<Mma>),
     Wgmma(Box<Wgmma>),
     WgmmaFence,
@@ -435,6 +522,16 @@ pub(crate) enum Uop {
     },
     Branch {
         target: u32,
+    },
+    /// `brx.idx`.
+    BranchTo {
+        index: Src,
+        targets: Vec<u32>,
+    },
+    Call(Box<Call>),
+    /// The end of a function: of the routine with that number.
+    Return {
+        routine: usize,
     },
     Exit,
     Trap,

@@ -33,6 +33,10 @@ impl Step<'_, '_> {
             }
             Src::Imm(value) => [value; 32],
             Src::Special(special) => self.special(special),
+            Src::Frame(offset) => {
+                let calls = &self.machine.warps[self.warp].calls;
+                from_fn(|lane| u64::from(calls.base(lane).wrapping_add(offset)))
+            }
             Src::Shared(offset) => [rank_address(self.machine.ctas[self.cta].rank, offset).into(); 32],
         }
     }
