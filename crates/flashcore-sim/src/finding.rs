@@ -32,6 +32,8 @@ pub enum FindingKind {
     InFlightRegister,
     /// wgmma meets registers touched since the last `wgmma.fence`.
     MissingWgmmaFence,
+    /// An accumulator was set by a move between `wgmma.fence` and its wgmma (a note).
+    UnfencedInit,
     /// Any operation on an mbarrier that was not initialised.
     MbarrierUninit,
     /// An mbarrier is initialised again while alive.
@@ -91,7 +93,7 @@ impl FindingKind {
     /// How much findings of this kind weigh.
     pub const fn severity(self) -> Severity {
         match self {
-            Self::UnfencedRead => Severity::Note,
+            Self::UnfencedRead | Self::UnfencedInit => Severity::Note,
             _ => Severity::Error,
         }
     }
@@ -171,7 +173,10 @@ impl fmt::Display for Finding {
         let function = self.site.as_ref().and_then(|site| site.function.as_deref());
         let through = function.map(|name| format!("{name}, called by ")).unwrap_or_default();
         write!(f, "  in   {through}{} CTA ({x},{y},{z}) warp {} lane {}", self.kernel, self.warp, self.lane)?;
-        if self.count > 1 { write!(f, ", {} times", self.count) } else { Ok(()) }
+        if self.count > 1 {
+            write!(f, ", {} times", self.count)?;
+        }
+        write!(f, "\n  fix  {}", self.kind.cure())
     }
 }
 

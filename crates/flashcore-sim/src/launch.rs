@@ -152,6 +152,7 @@ fn encode_params(
             Param::U32(value) => value.to_le_bytes().to_vec(),
             Param::U64(value) => value.to_le_bytes().to_vec(),
             Param::F32(value) => value.to_le_bytes().to_vec(),
+            Param::Bytes(bytes) => bytes.clone(),
             Param::Buffer(slot) => address_of(global, *slot)?.to_le_bytes().to_vec(),
             Param::TensorMap(map) => {
                 let address = address_of(global, map.slot)?;

@@ -59,6 +59,8 @@ mod counters;
 mod cta;
 mod engine;
 mod error;
+mod excuse;
+mod explain;
 mod finding;
 mod geometry;
 mod launch;

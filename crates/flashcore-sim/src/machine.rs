@@ -9,6 +9,7 @@ use crate::{
     cta::{Cluster, ClusterBarrier, Cta},
     engine::Engine,
     error::SimError,
+    excuse::Deferred,
     finding::{Finding, FindingKind, Findings, Site},
     geometry::Geometry,
     memory::{GlobalMemory, SharedMemory},
@@ -49,6 +50,8 @@ pub(crate) struct Machine<'m> {
     pub(crate) rng: Rng,
     /// What global locations used for synchronisation publish.
     pub(crate) global_sync: BTreeMap<u64, BTreeMap<u32, VClock>>,
+    /// Findings that a compare-and-swap would excuse.
+    pub(crate) deferred: Vec<Deferred>,
     /// What the kernel printed.
     pub(crate) printed: String,
     /// A finding ended the launch.
@@ -80,6 +83,7 @@ impl<'m> Machine<'m> {
             hits: PerInstruction::new(context.program.code.len()),
             rng: Rng::new(context.options.seed),
             global_sync: BTreeMap::new(),
+            deferred: Vec::new(),
             printed: String::new(),
             halted: false,
             steps: 0,
@@ -148,6 +152,7 @@ impl<'m> Machine<'m> {
             }
             self.check_limits()?;
         }
+        self.report_deferred();
         Ok(())
     }
 

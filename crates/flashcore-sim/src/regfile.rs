@@ -14,14 +14,23 @@ pub(crate) enum RegisterFault {
     Undefined,
 }
 
+/// When a register was last touched, and by what.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub(crate) struct Touch {
+    /// Number of the `wgmma.fence` after which that was, from 1.
+    fence: u32,
+    /// Whether nothing but moves has touched it since.
+    moves: bool,
+}
+
 #[derive(Clone, Copy, Default, Debug)]
 struct State {
     /// Lanes that were written.
     written: u32,
     /// Unfinished wgmmas that use it.
     in_flight: u32,
-    /// Number of the `wgmma.fence` after which it was last touched, from 1.
-    touched: u32,
+    /// When it was last touched, and how.
+    touch: Touch,
     /// Its value comes from unwritten memory.
     undefined: bool,
 }
@@ -95,7 +104,7 @@ impl RegFile {
         let written = match reg {
             Reg::Narrow(slot) => {
                 let state = &mut self.narrow_state[slot as usize];
-                state.touched = self.fences;
+                state.touch = Touch { fence: self.fences, moves: false };
                 match state {
                     State { in_flight: 1.., .. } => return Some(RegisterFault::InFlight),
                     State { undefined: true, .. } => return Some(RegisterFault::Undefined),
@@ -135,7 +144,7 @@ impl RegFile {
         let state = &mut self.narrow_state[slot];
         state.written |= mask;
         state.undefined = false;
-        state.touched = self.fences;
+        state.touch = Touch { fence: self.fences, moves: false };
         (state.in_flight > 0).then_some(RegisterFault::InFlight)
     }
 
@@ -201,9 +210,23 @@ impl RegFile {
         self.fences > 1
     }
 
-    /// Whether the register was touched since the last `wgmma.fence`.
-    pub(crate) fn touched_since_fence(&self, slot: u32) -> bool {
-        self.narrow_state[slot as usize].touched == self.fences
+    /// Whether the register was touched since the last `wgmma.fence`; `Some(true)` if moves alone did.
+    pub(crate) fn touched_since_fence(&self, slot: u32) -> Option<bool> {
+        let touch = self.narrow_state[slot as usize].touch;
+        (touch.fence == self.fences).then_some(touch.moves)
+    }
+
+    /// When a register was last touched.
+    pub(crate) fn touch(&self, reg: Reg) -> Touch {
+        if let Reg::Narrow(slot) = reg { self.narrow_state[slot as usize].touch } else { Touch::default() }
+    }
+
+    /// What touched the register just now was a move; `before` is how it stood.
+    pub(crate) fn mark_moved(&mut self, reg: Reg, before: Touch) {
+        if let Reg::Narrow(slot) = reg {
+            let moves = before.fence != self.fences || before.moves;
+            self.narrow_state[slot as usize].touch = Touch { fence: self.fences, moves };
+        }
     }
 
     /// Whether every lane was written.

@@ -34,6 +34,18 @@ fn unknown(mnemonic: &str, text: String) -> ParseErrorKind {
     }
 }
 
+/// Puts order, scope and space of an access where the manual writes them: assemblers take them in any order.
+fn reorder(op: Op, mods: &mut [Mod]) {
+    if matches!(op, Op::Atom | Op::Red | Op::Ld | Op::St) {
+        mods.sort_by_key(|modifier| match modifier {
+            Mod::Weak | Mod::Volatile | Mod::Relaxed | Mod::Acquire | Mod::Release | Mod::AcqRel => 0,
+            Mod::Cta | Mod::Cluster | Mod::Gpu | Mod::Sys => 1,
+            Mod::Global | Mod::Shared | Mod::SharedCta | Mod::SharedCluster => 2,
+            _ => 3,
+        });
+    }
+}
+
 /// Whether a label stands `ahead` places on; lists of targets begin like one.
 fn is_label(cursor: &Cursor<'_, '_>, ahead: usize) -> bool {
     let list = [".branchtargets", ".calltargets", ".callprototype"];
@@ -295,7 +307,8 @@ impl Body<'_, '_, '_> {
     fn instruction(&mut self) -> Result<(), ParseError> {
         let guard = self.guard()?;
         let start = self.reader.cursor.peek(0);
-        let (op, mods) = self.mnemonic()?;
+        let (op, mut mods) = self.mnemonic()?;
+        reorder(op, &mut mods);
         let mut inst = Inst { guard, op, mods, operands: Vec::new() };
         while !self.reader.cursor.is(";") {
             if !inst.operands.is_empty() {

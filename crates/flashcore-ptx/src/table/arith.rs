@@ -56,6 +56,18 @@ pub(super) const INTEGER: &[Row] = &[
     int(Op::Dp4a, &[t(INT32), u(INT32)], &[d(is(B32)), s(is(B32)), s(is(B32)), s(is(B32))]),
 ];
 
+const CARRIED: &[crate::types::ScalarType] = &[U32, S32, U64, S64];
+
+/// PTX ISA, "Extended-Precision Integer Arithmetic Instructions": those that leave a carry, and those that take one.
+pub(super) const CARRY: &[Row] = &[
+    int(Op::Add, &[one(&[Cc]), t(CARRIED)], &[d(T), s(T), s(T)]),
+    int(Op::Addc, &[opt(&[Cc]), t(CARRIED)], &[d(T), s(T), s(T)]),
+    int(Op::Sub, &[one(&[Cc]), t(CARRIED)], &[d(T), s(T), s(T)]),
+    int(Op::Subc, &[opt(&[Cc]), t(CARRIED)], &[d(T), s(T), s(T)]),
+    int(Op::Mad, &[one(&[Lo, Hi]), one(&[Cc]), t(CARRIED)], &[d(T), s(T), s(T), s(T)]),
+    int(Op::Madc, &[one(&[Lo, Hi]), opt(&[Cc]), t(CARRIED)], &[d(T), s(T), s(T), s(T)]),
+];
+
 /// PTX ISA, "SIMD Video Instructions": bytes or halves of words, each for itself, or their sum added to a third word.
 macro_rules! video {
     ($($op:ident),+) => {

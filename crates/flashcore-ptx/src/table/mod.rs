@@ -29,6 +29,7 @@ use std::{collections::HashMap, sync::LazyLock};
 /// The rows by family.
 const FAMILIES: &[&[Row]] = &[
     arith::INTEGER,
+    arith::CARRY,
     arith::VIDEO,
     arith::FLOAT,
     half::HALF,

@@ -45,6 +45,8 @@ pub enum Slot {
     Type(Var, &'static [ScalarType]),
     /// `m64nNk…` with N = 8, 16, … 256, for the given k.
     WgmmaShape(u16),
+    /// The same for bytes: N = 8, 16, 24, 32, 48, … 256.
+    WgmmaByteShape(u16),
 }
 
 /// A type variable of a row: the first, second, … type slot.

@@ -131,6 +131,7 @@ impl Sampler<'_> {
             Slot::Opt(choices) => (self.dice.roll(2) == 0).then(|| self.dice.pick(choices)),
             Slot::Type(_, types) => Some(Mod::Type(self.dice.pick(types))),
             Slot::WgmmaShape(k) => Some(Mod::Shape(shape(64, 8 + 8 * self.dice.roll(32) as u16, *k))),
+            Slot::WgmmaByteShape(k) => Some(Mod::Shape(shape(64, 16 + 16 * self.dice.roll(16) as u16, *k))),
             Slot::OptPair(..) => None,
         };
         one.into_iter().collect()

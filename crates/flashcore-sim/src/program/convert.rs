@@ -63,7 +63,7 @@ fn mov(cx: &Context<'_>, inst: &Inst) -> Decoded<Uop> {
             let bits = ty.bits() / parts.len().max(1) as u32;
             Ok(Uop::Alu { f: pack(bits), dst: cx.dst(dst)?, srcs: cx.srcs(src, ty)? })
         }
-        _ => Ok(Uop::Alu { f: map1(|a| a), dst: cx.dst(dst)?, srcs: vec![cx.src(src, ty)?] }),
+        _ => Ok(Uop::Move { dst: cx.dst(dst)?, src: cx.src(src, ty)? }),
     }
 }
 

@@ -1,8 +1,8 @@
 //! From the instructions of a kernel to a [`Program`]: resolves labels, decodes each statement, names what it cannot.
 
 use super::{
-    Code, Origin, Program, RegisterCounts, call, control, convert, copy, float, half, integer, logic, matrix,
-    memory,
+    Code, Origin, Program, RegisterCounts, call, carry, control, convert, copy, float, half, integer, logic,
+    matrix, memory,
     operand::{Context, Decoded, FunctionScope, Layout, OperandError, RegisterMap, Scope, refuse},
     routine::{CallGraph, Routine},
     sync,
@@ -243,6 +243,7 @@ fn uop(cx: &Context<'_>, inst: &Inst) -> Decoded<Uop> {
         Op::Call => call::call(cx, inst),
         Op::Cvt | Op::Mov | Op::Cvta | Op::Isspacep | Op::Mapa | Op::Getctarank => convert::decode(cx, inst),
         Op::Setp => logic::setp(cx, inst),
+        _ if carry::is_carry(inst) => carry::decode(cx, inst),
         op if op.text().starts_with("mbarrier")
             || op.text().starts_with("fence")
             || op.text().starts_with("bar")

@@ -5,6 +5,7 @@
 //! Made by [`Program::decode`] for each launch; executed by `step/`.
 
 mod call;
+mod carry;
 mod control;
 mod convert;
 mod copy;

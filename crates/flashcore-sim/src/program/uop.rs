@@ -137,7 +137,11 @@ pub(crate) struct Atomic {
 #[derive(Clone, Debug)]
 pub(crate) struct Mma {
     pub(crate) k: usize,
+    /// What A and B hold.
     pub(crate) element: Element,
+    pub(crate) right: Element,
+    /// Whether sums of bytes are clamped.
+    pub(crate) saturate: bool,
     pub(crate) accumulate_f16: bool,
     pub(crate) d: Vec<Reg>,
     pub(crate) a: Vec<Src>,
@@ -203,7 +207,11 @@ pub(crate) struct Wmma {
 pub(crate) struct Wgmma {
     pub(crate) n: usize,
     pub(crate) k: usize,
+    /// What A and B hold.
     pub(crate) element: Element,
+    pub(crate) right: Element,
+    /// Whether sums of bytes are clamped.
+    pub(crate) saturate: bool,
     pub(crate) accumulate_f16: bool,
     pub(crate) d: Vec<Reg>,
     pub(crate) a: WgmmaA,
@@ -301,6 +309,18 @@ pub(crate) enum Fence {
     Other,
 }
 
+/// `add.cc` and its like.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Carry {
+    pub(crate) ty: ScalarType,
+    /// Whether the second summand is taken away.
+    pub(crate) subtract: bool,
+    /// Whether the first summand is the upper half of a product, or the lower one; else there is no product.
+    pub(crate) product: Option<bool>,
+    pub(crate) takes: bool,
+    pub(crate) leaves: bool,
+}
+
 /// `call`.
 #[derive(Clone, Debug)]
 pub(crate) struct Call {
@@ -347,6 +367,12 @@ pub(crate) enum Uop {
         dst: Dst,
         srcs: Vec<Src>,
     },
+    /// A sum that takes a carry, leaves one, or both.
+    Carry {
+        op: Carry,
+        dst: Dst,
+        srcs: Vec<Src>,
+    },
     /// Two predicates from one comparison; `packed` compares halves separately.
     Compare {
         f: LaneFn,
@@ -355,6 +381,11 @@ pub(crate) enum Uop {
         srcs: Vec<Src>,
         packed: bool,
         combine: Option<(Combine, Src)>,
+    },
+    /// `mov` of one value.
+    Move {
+        dst: Dst,
+        src: Src,
     },
     /// Each source to its destination, all read first.
     Copy {

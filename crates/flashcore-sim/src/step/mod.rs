@@ -129,9 +129,11 @@ impl Step<'_, '_> {
     fn execute(&mut self, uop: &Uop) -> Outcome {
         match uop {
             Uop::Alu { f, dst, srcs } => self.alu(f, *dst, srcs),
+            Uop::Carry { op, dst, srcs } => self.carry(*op, *dst, srcs),
             Uop::Compare { f, p, q, srcs, packed, combine } => {
                 self.compare(f, *p, *q, srcs, *packed, *combine)
             }
+            Uop::Move { dst, src } => self.move_value(*dst, *src),
             Uop::Copy { dsts, srcs } => self.copy(dsts, srcs),
             Uop::Unpack { dsts, src, bits } => self.unpack(dsts, *src, *bits),
             Uop::ToGeneric { dst, src, space } => self.make_generic(*dst, *src, *space),
