@@ -17,9 +17,6 @@ use flashcore_ptx::{
     provenance::Provenance,
 };
 
-/// The allocation that holds the module's own variables.
-const MODULE_SLOT: u8 = 255;
-
 /// Memory that the caller binds to a slot.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Buffer {
@@ -60,7 +57,7 @@ pub struct Launch<'a> {
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Outcome {
-    /// The buffers, in the order in which they were given, then workspace.
+    /// The buffers, in the order in which they were given, then workspace, then the module's variables if it has any.
     pub buffers: Vec<Buffer>,
     /// What was wrong, in order of appearance.
     pub findings: Vec<Finding>,
@@ -92,6 +89,9 @@ impl Outcome {
 }
 
 impl Launch<'_> {
+    /// The slot of the module's own variables: bound to what the last launch left there, they keep their values.
+    pub const MODULE: Slot = Slot(255);
+
     /// Simulates the launch.
     pub fn run(self, options: &Options) -> Result<Outcome, SimError> {
         let entry = self.spec.entry.as_str();
@@ -127,8 +127,11 @@ fn place_buffers(
         global.insert(scratch.slot.0, format!("workspace {}", scratch.slot.0), bytes, scratch.zeroed);
         slots.push(scratch.slot);
     }
-    let variables = program.layout.globals.clone();
-    global.insert(MODULE_SLOT, "the module's variables".into(), variables, true);
+    let variables = &program.layout.globals;
+    if !slots.contains(&Launch::MODULE) {
+        global.insert(Launch::MODULE.0, "the module's variables".into(), variables.clone(), true);
+        slots.extend((!variables.is_empty()).then_some(Launch::MODULE));
+    }
     slots
 }
 

@@ -1,6 +1,6 @@
 //! The PTX tests of the repository in the simulator: `tests/ptx/*.ptx` must give their results under every
-//! schedule, `tests/ptx/findings/*.ptx` must be judged as their comments say; `tests/ptx/nvcc` does both with what
-//! another compiler made.
+//! schedule, `tests/ptx/findings/*.ptx` must be judged as their comments say; `tests/ptx/nvcc` and
+//! `tests/ptx/triton` do both with what other compilers made.
 
 use flashcore_ptx::{op::Op, table};
 use flashcore_sim::{Buffer, Launch, Options, Outcome};
@@ -128,6 +128,12 @@ fn every_instruction_of_the_table_is_tested() {
 #[test]
 fn kernels_of_nvcc_are_run_and_judged() {
     check("nvcc");
+}
+
+/// What Triton makes of the kernels beside the files.
+#[test]
+fn kernels_of_triton_are_run_and_judged() {
+    check("triton");
 }
 
 #[test]

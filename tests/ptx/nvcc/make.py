@@ -70,7 +70,11 @@ def comments(source):
 
 
 def stripped(ptx):
-    """The PTX without comments and empty lines, and with the source's name instead of its path."""
+    """The PTX without comments and empty lines, with the source's name instead of its path, in a version that drivers of
+    CUDA 12 know."""
+    ptx = re.sub(r"\.version \d+\.\d+", ".version 8.4", ptx)
+    # What was inlined counts as the line that it was inlined at.
+    ptx = re.sub(r"\.loc\s+[\d ]+,.*inlined_at (\d+ \d+ \d+)", r".loc \1", ptx)
     lines = [line.rstrip().replace("\t", " ") for line in ptx.splitlines()]
     lines = [line for line in lines if line and not line.lstrip().startswith("//")]
     return re.sub(r'"[^"\n]*/([^/"\n]+)"', r'"\1"', "\n".join(lines)) + "\n"

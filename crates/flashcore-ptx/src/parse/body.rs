@@ -219,13 +219,19 @@ impl Body<'_, '_, '_> {
         self.kernel.body.push(statement);
     }
 
-    /// `.loc file line column …` holds to the end of its line.
+    /// `.loc file line column …` holds to the end of its line. What was inlined counts as the line it was inlined at.
     fn loc(&mut self) -> Result<(), ParseError> {
         let start = self.reader.cursor.bump();
-        let file = self.reader.cursor.number()?;
-        let line = self.reader.cursor.number()?;
+        let mut place = (self.reader.cursor.number()?, self.reader.cursor.number()?);
+        while self.reader.cursor.peek(0).line == start.line
+            && self.reader.cursor.peek(0).kind != TokenKind::End
+        {
+            if self.reader.cursor.bump().text == "inlined_at" {
+                place = (self.reader.cursor.number()?, self.reader.cursor.number()?);
+            }
+        }
+        let (file, line) = place;
         self.location = self.reader.files.get(&file).map(|name| (name.clone(), line));
-        self.reader.cursor.skip_line(start);
         Ok(())
     }
 
