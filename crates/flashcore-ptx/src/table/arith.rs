@@ -2,7 +2,9 @@
 
 use super::spec::*;
 use crate::op::{Mod::*, Op};
+use crate::target::Target::Sm80;
 use crate::types::ScalarType::*;
+use crate::version::V7_6;
 
 const INT: &[crate::types::ScalarType] = &[U16, U32, U64, S16, S32, S64];
 const INT32: &[crate::types::ScalarType] = &[U32, S32];
@@ -47,6 +49,9 @@ pub(super) const INTEGER: &[Row] = &[
     int(Op::Clz, &[t(&[B32, B64])], &[d(is(U32)), s(T)]),
     int(Op::Bfind, &[opt(&[Shiftamt]), t(&[U32, U64, S32, S64])], &[d(is(U32)), s(T)]),
     int(Op::Brev, &[t(&[B32, B64])], &[d(T), s(T)]),
+    int(Op::Bmsk, &[one(&[Clamp, Wrap]), t(&[B32])], &[d(T), s(is(U32)), s(is(U32))]).since(Sm80, V7_6),
+    int(Op::Szext, &[one(&[Clamp, Wrap]), t(INT32)], &[d(T), s(T), s(is(U32))]).since(Sm80, V7_6),
+    int(Op::Fns, &[t(&[B32])], &[d(T), s(T), s(is(B32)), s(is(S32))]),
     int(Op::Bfe, &[t(&[U32, U64, S32, S64])], &[d(T), s(T), s(is(U32)), s(is(U32))]),
     int(Op::Bfi, &[t(&[B32, B64])], &[d(T), s(T), s(T), s(is(U32)), s(is(U32))]),
     int(Op::Dp2a, &[one(&[Lo, Hi]), t(INT32), u(INT32)], &[d(is(B32)), s(is(B32)), s(is(B32)), s(is(B32))]),

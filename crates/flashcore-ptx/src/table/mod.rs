@@ -36,6 +36,7 @@ const FAMILIES: &[&[Row]] = &[
     logic::LOGIC,
     logic::SELECT,
     convert::CONVERT,
+    convert::PACK,
     convert::MOVE,
     memory::LOAD_STORE,
     memory::ATOMICS,

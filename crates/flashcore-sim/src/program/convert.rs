@@ -1,7 +1,7 @@
 //! `cvt` in all its forms, `mov`, and conversions of addresses.
 
 use super::{
-    decode::{map1, map2, map4},
+    decode::{map1, map2, map3, map4},
     float::rounding,
     integer::widen,
     operand::{Context, Decoded, refuse},
@@ -22,6 +22,7 @@ use flashcore_ptx::{
 pub(super) fn decode(cx: &Context<'_>, inst: &Inst) -> Decoded<Uop> {
     match inst.op {
         Op::Cvt => cvt(cx, inst),
+        Op::CvtPack => pack_saturated(cx, inst),
         Op::Mov => mov(cx, inst),
         _ => address(cx, inst),
     }
@@ -76,6 +77,18 @@ fn pack(bits: u32) -> LaneFn {
             [a, b, c, d].iter().enumerate().map(|(i, v)| (v & mask) << (bits as usize * i)).sum()
         }),
     }
+}
+
+/// `cvt.pack`: the first source becomes the upper half, or the second byte.
+fn pack_saturated(cx: &Context<'_>, inst: &Inst) -> Decoded<Uop> {
+    let (Some(to), Some(from)) = (inst.ty(0), inst.ty(1)) else { return refuse("no types") };
+    let [dst, sources @ ..] = inst.operands.as_slice() else { return refuse("too few operands") };
+    let ((low, high), bits) = (range(to), to.bits());
+    let one = move |v: u64| widen(v, from).clamp(low, high) as u64 & ((1 << bits) - 1);
+    let rest = move |c: u64| if bits == 8 { c << 16 } else { 0 };
+    let srcs = sources.iter().map(|o| cx.src(o, from)).collect::<Decoded<_>>()?;
+    let f = map3(move |a, b, c| one(b) | one(a) << bits | rest(c));
+    Ok(Uop::Alu { f, dst: cx.dst(dst)?, srcs })
 }
 
 fn cvt(cx: &Context<'_>, inst: &Inst) -> Decoded<Uop> {

@@ -241,7 +241,9 @@ fn uop(cx: &Context<'_>, inst: &Inst) -> Decoded<Uop> {
         }
         Op::Movmatrix => wmma::movmatrix(cx, inst),
         Op::Call => call::call(cx, inst),
-        Op::Cvt | Op::Mov | Op::Cvta | Op::Isspacep | Op::Mapa | Op::Getctarank => convert::decode(cx, inst),
+        Op::Cvt | Op::CvtPack | Op::Mov | Op::Cvta | Op::Isspacep | Op::Mapa | Op::Getctarank => {
+            convert::decode(cx, inst)
+        }
         Op::Setp => logic::setp(cx, inst),
         _ if carry::is_carry(inst) => carry::decode(cx, inst),
         op if op.text().starts_with("mbarrier")

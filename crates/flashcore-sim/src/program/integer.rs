@@ -50,7 +50,8 @@ pub(super) fn lane_fn(inst: &Inst, ty: ScalarType) -> Option<LaneFn> {
     if matches!(inst.op, Op::Mul | Op::Mad) {
         return product(inst, ty);
     }
-    if matches!(inst.op, Op::Bfe | Op::Bfi | Op::Bfind | Op::Dp2a | Op::Dp4a) {
+    if matches!(inst.op, Op::Bfe | Op::Bfi | Op::Bfind | Op::Dp2a | Op::Dp4a | Op::Bmsk | Op::Szext | Op::Fns)
+    {
         return fields(inst, ty);
     }
     if matches!(inst.op, Op::Mul24 | Op::Mad24) {
@@ -131,6 +132,15 @@ fn fields(inst: &Inst, ty: ScalarType) -> Option<LaneFn> {
             let shift = inst.has(Mod::Shiftamt);
             map1(move |a| leading_bit(a, ty, signed, shift))
         }
+        Op::Bmsk => {
+            let clamp = inst.has(Mod::Clamp);
+            map2(move |position, length| bit_mask(position as u32, length as u32, clamp))
+        }
+        Op::Szext => {
+            let clamp = inst.has(Mod::Clamp);
+            map2(move |a, length| resized(a, length as u32, signed, clamp))
+        }
+        Op::Fns => map3(|mask, base, offset| nth_bit(mask as u32, base as u32, offset as i32)),
         Op::Dp2a => {
             let (left, right) = (half_type(ty), byte_type(inst.ty(1)?));
             let skip = if inst.has(Mod::Hi) { 16 } else { 0 };
@@ -142,6 +152,37 @@ fn fields(inst: &Inst, ty: ScalarType) -> Option<LaneFn> {
         }
         _ => return None,
     })
+}
+
+/// `bmsk`: `length` ones from `position` on; what is too large is clamped, or taken modulo 32.
+fn bit_mask(position: u32, length: u32, clamp: bool) -> u64 {
+    let (position, length) = if clamp { (position, length) } else { (position & 31, length & 31) };
+    let from = u32::MAX.checked_shl(position).unwrap_or(0);
+    let behind = u32::MAX.checked_shl(position.saturating_add(length)).unwrap_or(0);
+    u64::from(from & !behind)
+}
+
+/// `szext`: the lower `length` bits, with zeros or their sign above.
+fn resized(a: u64, length: u32, signed: bool, clamp: bool) -> u64 {
+    let length = if clamp { length.min(32) } else { length & 31 };
+    if length == 0 {
+        return 0;
+    }
+    let top = (a as u32) << (32 - length);
+    let value = if signed { (top as i32 >> (32 - length)) as u32 } else { top >> (32 - length) };
+    u64::from(value)
+}
+
+/// `fns`: the place of the n-th one at or above `base` (below, where n is negative); all ones where there is none.
+fn nth_bit(mask: u32, base: u32, offset: i32) -> u64 {
+    let is_set = |at: &i64| mask >> at & 1 == 1;
+    let base = i64::from(base.min(32));
+    let found = match offset {
+        0 => Some(base).filter(|at| *at < 32).filter(is_set),
+        1.. => (base..32).filter(is_set).nth(offset as usize - 1),
+        _ => (0..=base.min(31)).rev().filter(is_set).nth(offset.unsigned_abs() as usize - 1),
+    };
+    found.map_or(u64::from(u32::MAX), |at| at as u64)
 }
 
 fn byte_type(ty: ScalarType) -> ScalarType {
