@@ -59,8 +59,7 @@ class _Kernel:
         return run(
             compiled.asm["ptx"],
             (shape[0] * ctas, *shape[1:]),
-            # Warps that only load or only compute come on top of those that were asked for.
-            args=[*(values[name] for name in passed), *scratch],
+            args=[*_expanded([values[name] for name in passed], meta), *scratch],
             cluster=ctas if ctas > 1 else None,
             smem=meta.shared,
             name=self._kernel.__name__,
@@ -103,8 +102,35 @@ class _Kernel:
         return [memory("global"), memory("profile")]
 
 
+def _is_descriptor(value: Any) -> bool:
+    """Whether a value is a ``TensorDescriptor`` of Triton, or looks like one."""
+    return all(hasattr(value, part) for part in ("base", "shape", "strides", "block_shape"))
+
+
+def _expanded(values: list[Any], meta: Any) -> list[Any]:
+    """Arguments as the kernel takes them: a tensor descriptor is a tensor map, then extents, then strides."""
+    from .sim import TensorMap
+
+    described = iter(getattr(meta, "tensordesc_meta", None) or [])
+    args: list[Any] = []
+    for value in values:
+        if not _is_descriptor(value):
+            args.append(value)
+            continue
+        facts = next(described)
+        bytes_of = [stride * facts["elem_size"] for stride in value.strides[:-1]]
+        box, dims = list(facts["block_size"])[::-1], list(value.shape)[::-1]
+        swizzle = (0, 32, 64, 128)[facts["swizzle"]]
+        args.append(TensorMap(value.base, box=box, dims=dims, strides=bytes_of[::-1], swizzle=swizzle))
+        args += [*value.shape, *value.strides]
+    return args
+
+
 def _type(name: str, value: Any) -> str:
     """A value's type in Triton's words."""
+    if _is_descriptor(value):
+        block = ",".join(str(extent) for extent in value.block_shape)
+        return f"tensordesc<{_type(name, value.base)[1:]}[{block}]>"
     if getattr(value, "ndim", 0) > 0:
         import numpy
 

@@ -146,7 +146,7 @@ def run(
 ) -> Result:
     """Runs one kernel of a PTX text and judges it.
 
-    ``args`` come in the order of the kernel's parameters: arrays (anything that NumPy sees as a C-contiguous array of the
+    ``args`` come in the order of the parameters: arrays (anything that NumPy sees as a C-contiguous array of the
     host's memory), numbers, ``bytes`` for structs, ``None`` for a null pointer, :class:`TensorMap`, :class:`unwritten`.
     ``block`` and ``cluster`` may be left out where the kernel says them itself. ``schedule`` is how warps take turns:
     None for in turn and tame, or ``"random"``, ``"round-robin"``, ``"producer-first"``, ``"consumer-first"``, with

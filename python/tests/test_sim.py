@@ -58,7 +58,7 @@ def test_arguments_are_checked():
     with pytest.raises(TypeError, match="C-contiguous"):
         sim.run(REVERSE.replace("BARRIER", ""), 1, 64, [np.zeros((8, 8), np.float32).T, x, 1.0])
     with pytest.raises(ValueError, match="name one of them"):
-        sim.run(REVERSE, 1, 64, [], entry="forward")
+        sim.run(REVERSE.replace("BARRIER", ""), 1, 64, [], entry="forward")
 
 
 def test_kernels_are_described():
@@ -116,6 +116,21 @@ def test_triton_matmul_and_attention(kernels, target):
     score = q.astype(np.float64) @ k.astype(np.float64).T * 32**-0.5
     power = np.exp(score - score.max(1, keepdims=True))
     np.testing.assert_allclose(out, power @ v / power.sum(1, keepdims=True), rtol=5e-3, atol=5e-3)
+
+
+def test_triton_tensor_descriptors(kernels):
+    class Descriptor:
+        def __init__(self, base, block_shape):
+            self.base, self.shape, self.block_shape = base, base.shape, block_shape
+            self.strides = [stride // base.itemsize for stride in base.strides]
+
+    rng = np.random.default_rng(3)
+    a, b = rng.integers(-4, 5, (2, 128, 128)).astype(np.float16)
+    c = np.zeros((128, 128), np.float16)
+    described = [Descriptor(array, [64, 64]) for array in (a, b, c)]
+    product = sim.triton(kernels.matmul_described)[(2, 2)]
+    product(*described, 128, BM=64, BN=64, BK=64, schedule="random", seed=5).require_clean()
+    np.testing.assert_array_equal(c, (a.astype(np.float32) @ b.astype(np.float32)).astype(np.float16))
 
 
 def test_triton_findings_name_lines_of_the_source(kernels):

@@ -57,6 +57,15 @@ fn triton_style() {
 }
 
 #[test]
+fn inline_assembly_has_the_line_it_stands_in() {
+    let text = ".version 8.0\n.target sm_90a\n.entry k()\n{\n.loc 1 7 1\n// begin inline asm\n.loc 1 7 1\nexit;\n.loc 1 8 1\n\
+                ret;\n// end inline asm\n.loc 1 9 1\nret;\n}\n.file 1 \"k.py\"\n";
+    let provenance = parse(text).unwrap().provenance;
+    let lines = [0, 1, 2].map(|statement| provenance.location(0, statement).unwrap().line);
+    assert_eq!(lines, [7, 7, 9]);
+}
+
+#[test]
 fn errors_say_where_and_what() {
     let kernel = |body: &str| format!(".version 8.0\n.target sm_90a\n.entry k()\n{{\n{body}\n}}");
     for (text, expected) in [

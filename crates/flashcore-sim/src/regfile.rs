@@ -94,6 +94,16 @@ impl RegFile {
         &self.narrow[slot as usize]
     }
 
+    /// Whether the register was written in all lanes of the mask.
+    pub(crate) fn is_defined(&self, reg: Reg, mask: u32) -> bool {
+        let written = match reg {
+            Reg::Narrow(slot) => self.narrow_state[slot as usize].written,
+            Reg::Wide(slot) => self.wide_written[slot as usize],
+            Reg::Predicate(slot) => self.predicate_written[slot as usize],
+        };
+        written & mask == mask
+    }
+
     /// A predicate as a mask of lanes.
     pub(crate) fn predicate(&self, slot: u32) -> u32 {
         self.predicates[slot as usize]

@@ -42,6 +42,7 @@ NAMES = {"np": np, "bf16": bf16, "cat": cat}
 
 def filled(line, names):
     """A comment with its expressions worked out, in lines of at most WIDTH characters."""
+
     def value(match):
         result = np.atleast_1d(eval(match.group(1), NAMES | names))
         return " ".join(number(v) for v in result.ravel())
@@ -70,8 +71,8 @@ def comments(source):
 
 
 def stripped(ptx):
-    """The PTX without comments and empty lines, with the source's name instead of its path, in a version that drivers of
-    CUDA 12 know."""
+    """The PTX without comments and empty lines, with the source's name instead of its path, in a version that drivers
+    of CUDA 12 know."""
     ptx = re.sub(r"\.version \d+\.\d+", ".version 8.4", ptx)
     # What was inlined counts as the line that it was inlined at.
     ptx = re.sub(r"\.loc\s+[\d ]+,.*inlined_at (\d+ \d+ \d+)", r".loc \1", ptx)

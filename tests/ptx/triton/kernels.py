@@ -71,8 +71,11 @@ def attention(q, k, v, out, S, scale, D: tl.constexpr, BM: tl.constexpr, BN: tl.
         value = tl.load(v + keys[:, None] * D + dims[None, :], mask=keys[:, None] < S, other=0.0)
         result = result * shrink[:, None] + tl.dot(weight.to(v.dtype.element_ty), value)
         most = more
-    tl.store(out + rows[:, None] * D + dims[None, :], (result / total[:, None]).to(out.dtype.element_ty),
-             mask=rows[:, None] < S)
+    tl.store(
+        out + rows[:, None] * D + dims[None, :],
+        (result / total[:, None]).to(out.dtype.element_ty),
+        mask=rows[:, None] < S,
+    )
 
 
 @triton.jit
@@ -110,3 +113,12 @@ def arrange(x, out, BLOCK: tl.constexpr):
     tl.store(out + BLOCK + i, tl.sort(value))
     tl.store(out + 2 * BLOCK + i, tl.flip(value))
     tl.device_assert(value < 1000, "a large value")
+
+
+@triton.jit
+def matmul_described(a, b, c, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    row, col = tl.program_id(0) * BM, tl.program_id(1) * BN
+    total = tl.zeros((BM, BN), tl.float32)
+    for k in range(0, K, BK):
+        total = tl.dot(a.load([row, k]), b.load([k, col]), total)
+    c.store([row, col], total.to(tl.float16))

@@ -2,8 +2,8 @@
 
     python3 make.py
 
-Needs `triton` (3.9 made what is checked in) and NumPy. Each test is one kernel for one target, with arguments and answers
-from NumPy in its comments, in the form of all PTX tests.
+Needs `triton` (3.9 made what is checked in) and NumPy. Each test is one kernel for one target, with arguments and
+answers from NumPy in its comments, in the form of all PTX tests.
 """
 
 import pathlib
@@ -73,6 +73,9 @@ def stripped(ptx):
     ptx = re.sub(r"\.version \d+\.\d+", ".version 8.4", ptx)
     # What was inlined counts as the line that it was inlined at.
     ptx = re.sub(r"\.loc\s+[\d ]+,.*inlined_at (\d+ \d+ \d+)", r".loc \1", ptx)
+    # Lines of inline assembly are counted on from the line of the source.
+    inline = r"// begin inline asm.*?// end inline asm"
+    ptx = re.sub(inline, lambda asm: re.sub(r"\.loc[^\n]*", "", asm.group()), ptx, flags=re.S)
     ptx = re.sub(r"//.*", "", ptx)
     ptx = re.sub(r"\.section[^{]*\{.*?\n\s*\}", "", ptx, flags=re.S)
     ptx = re.sub(r'\.file\s+(\d+) "[^"]*/([^/"]+)"( "[^"]*")?', r'.file \1 "\2"', ptx)
@@ -118,35 +121,73 @@ def main():
     x, y = floats(300), floats(300)
     make("vector_add", kernels.vector_add, 90, 3, dict(x=x, y=y, out=(None, x + y), n=300), dict(BLOCK=128))
     short = floats(200), floats(200)
-    make("vector_add_outside", kernels.vector_add_outside, 80, 2, dict(x=short[0], y=short[1], out=(None, short[0])),
-         dict(BLOCK=128), finding="OutOfBounds")
+    make(
+        "vector_add_outside",
+        kernels.vector_add_outside,
+        80,
+        2,
+        dict(x=short[0], y=short[1], out=(None, short[0])),
+        dict(BLOCK=128),
+        finding="OutOfBounds",
+    )
     x = floats(3, 100)
     power = np.exp(x.astype(np.float64) - x.max(1, keepdims=True))
-    make("softmax", kernels.softmax, 80, 3, dict(x=x, out=(None, (power / power.sum(1, keepdims=True)).astype(np.float32)),
-         n=100), dict(BLOCK=128), within=40)
+    make(
+        "softmax",
+        kernels.softmax,
+        80,
+        3,
+        dict(x=x, out=(None, (power / power.sum(1, keepdims=True)).astype(np.float32)), n=100),
+        dict(BLOCK=128),
+        within=40,
+    )
     w, b = floats(100), floats(100)
     wide = x.astype(np.float64)
     centred = wide - wide.mean(1, keepdims=True)
     expected = centred / np.sqrt((centred**2).mean(1, keepdims=True) + 1e-5) * w + b
-    make("layer_norm", kernels.layer_norm, 90, 3, dict(x=x, weight=w, bias=b, out=(None, expected.astype(np.float32)), n=100,
-         eps=1e-5), dict(BLOCK=128), within=400)
+    make(
+        "layer_norm",
+        kernels.layer_norm,
+        90,
+        3,
+        dict(x=x, weight=w, bias=b, out=(None, expected.astype(np.float32)), n=100, eps=1e-5),
+        dict(BLOCK=128),
+        within=400,
+    )
     a, b = small(40, 72), small(72, 48)
     product = (a.astype(np.float32) @ b.astype(np.float32)).astype(np.float16)
-    for target, tile in [(75, dict(BM=32, BN=32, BK=32)), (80, dict(BM=32, BN=32, BK=32)), (90, dict(BM=64, BN=32, BK=32))]:
+    for target, tile in [
+        (75, dict(BM=32, BN=32, BK=32)),
+        (80, dict(BM=32, BN=32, BK=32)),
+        (90, dict(BM=64, BN=32, BK=32)),
+    ]:
         grid = f"{-(-40 // tile['BM'])},{-(-48 // tile['BN'])}"
         make("matmul", kernels.matmul, target, grid, dict(a=a, b=b, c=(None, product), M=40, N=48, K=72), tile)
     a, b = small(32, 64, dtype=np.int8), small(64, 32, dtype=np.int8)
     product = a.astype(np.int32) @ b.astype(np.int32)
-    make("matmul_bytes", kernels.matmul, 80, "1,1", dict(a=a, b=b, c=(None, product), M=32, N=32, K=64),
-         dict(BM=32, BN=32, BK=32))
+    make(
+        "matmul_bytes",
+        kernels.matmul,
+        80,
+        "1,1",
+        dict(a=a, b=b, c=(None, product), M=32, N=32, K=64),
+        dict(BM=32, BN=32, BK=32),
+    )
     q, k, v = (floats(50, 32, dtype=np.float16) for _ in range(3))
     v = abs(v) + np.float16(0.5)
     score = q.astype(np.float64) @ k.astype(np.float64).T / np.sqrt(32)
     weight = np.exp(score - score.max(1, keepdims=True))
     expected = (weight @ v.astype(np.float64) / weight.sum(1, keepdims=True)).astype(np.float16)
     for target in (80, 90):
-        make("attention", kernels.attention, target, 1, dict(q=q, k=k, v=v, out=(None, expected), S=50,
-             scale=float(1 / np.sqrt(32))), dict(D=32, BM=64, BN=32), within=40)
+        make(
+            "attention",
+            kernels.attention,
+            target,
+            1,
+            dict(q=q, k=k, v=v, out=(None, expected), S=50, scale=float(1 / np.sqrt(32))),
+            dict(D=32, BM=64, BN=32),
+            within=40,
+        )
     x = RNG.integers(0, 100, 300).astype(np.int32)
     counts = np.concatenate([np.bincount(x % 8, minlength=8), [x.max()], [7]]).astype(np.int32)
     make("atomics", kernels.atomics, 90, 3, dict(x=x, out=(np.zeros(10, np.int32), counts), n=300), dict(BLOCK=128))
@@ -160,8 +201,16 @@ def main():
     make("arrange", kernels.arrange, 80, 1, dict(x=x, out=(None, expected)), dict(BLOCK=128), debug=True)
     large = x.copy()
     large[5] = 5000
-    make("arrange_asserts", kernels.arrange, 90, 1, dict(x=large, out=(None, expected)), dict(BLOCK=128),
-         finding="AssertFailed", debug=True)
+    make(
+        "arrange_asserts",
+        kernels.arrange,
+        90,
+        1,
+        dict(x=large, out=(None, expected)),
+        dict(BLOCK=128),
+        finding="AssertFailed",
+        debug=True,
+    )
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ fn mov(cx: &Context<'_>, inst: &Inst) -> Decoded<Uop> {
         }
         (dst, Operand::Vector(parts)) => {
             let bits = ty.bits() / parts.len().max(1) as u32;
-            Ok(Uop::Alu { f: pack(bits), dst: cx.dst(dst)?, srcs: cx.srcs(src, ty)? })
+            Ok(Uop::Pack { f: pack(bits), dst: cx.dst(dst)?, srcs: cx.srcs(src, ty)? })
         }
         _ => Ok(Uop::Move { dst: cx.dst(dst)?, src: cx.src(src, ty)? }),
     }
@@ -102,7 +102,8 @@ fn cvt(cx: &Context<'_>, inst: &Inst) -> Decoded<Uop> {
         _ => float_to_float(inst, to, from),
     };
     let srcs: Vec<Src> = sources.iter().map(|o| cx.src(o, from)).collect::<Decoded<_>>()?;
-    Ok(Uop::Alu { f, dst: cx.dst(dst)?, srcs })
+    let dst = cx.dst(dst)?;
+    Ok(if srcs.len() > 1 { Uop::Pack { f, dst, srcs } } else { Uop::Alu { f, dst, srcs } })
 }
 
 #[derive(PartialEq, Eq)]

@@ -17,6 +17,7 @@ mod logic;
 mod matrix;
 mod memory;
 mod operand;
+mod parts;
 mod routine;
 mod sync;
 pub(crate) mod uop;

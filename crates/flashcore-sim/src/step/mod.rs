@@ -129,6 +129,7 @@ impl Step<'_, '_> {
     fn execute(&mut self, uop: &Uop) -> Outcome {
         match uop {
             Uop::Alu { f, dst, srcs } => self.alu(f, *dst, srcs),
+            Uop::Pack { f, dst, srcs } => self.pack(f, *dst, srcs),
             Uop::Carry { op, dst, srcs } => self.carry(*op, *dst, srcs),
             Uop::Compare { f, p, q, srcs, packed, combine } => {
                 self.compare(f, *p, *q, srcs, *packed, *combine)

@@ -121,6 +121,23 @@ impl Step<'_, '_> {
         Ok(Flow::Next)
     }
 
+    /// As [`alu`](Self::alu), but sources that were never written are a fault only if all are.
+    pub(super) fn pack(&mut self, f: &LaneFn, dst: Dst, srcs: &[Src]) -> Outcome {
+        let (mask, registers) = (self.mask, &self.machine.warps[self.warp].registers);
+        let is_defined = |src: &Src| match src {
+            Src::Reg(reg) => registers.is_defined(*reg, mask),
+            _ => true,
+        };
+        let defined: [bool; 4] = from_fn(|i| srcs.get(i).is_some_and(is_defined));
+        let count = defined.iter().filter(|defined| **defined).count();
+        if count == srcs.len() || count == 0 {
+            return self.alu(f, dst, srcs);
+        }
+        let values = from_fn(|i| if defined[i] { self.read(srcs[i]) } else { [0; 32] });
+        self.write(dst, &f(&values));
+        Ok(Flow::Next)
+    }
+
     fn sources(&mut self, srcs: &[Src]) -> [Lanes; 4] {
         let mut values = [[0; 32]; 4];
         for (value, src) in values.iter_mut().zip(srcs) {
