@@ -38,7 +38,8 @@ fn kernels_are_right_under_every_schedule() {
         let plan = member.plan().unwrap();
         let error = match member.problem.dtype() {
             DType::F16 => wrong::<f16>(member, &plan, n),
-            _ => wrong::<bf16>(member, &plan, n),
+            DType::BF16 => wrong::<bf16>(member, &plan, n),
+            _ => wrong::<f32>(member, &plan, n),
         };
         error.map(|error| format!("{}: {error}", plan.kernel().name()))
     });

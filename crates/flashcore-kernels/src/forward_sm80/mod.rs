@@ -12,6 +12,7 @@
 mod block;
 mod config;
 mod epilogue;
+mod factor;
 mod load;
 mod products;
 mod schedule;
@@ -58,7 +59,7 @@ impl Arguments {
             schedule: Schedule::declare(b, params, cfg.lengths, cfg.shape.tile_m()),
             mask: Mask::declare(b, params, cfg.mask),
             dim_v: padded(cfg.dim_v),
-            scale: Scale::declare(b, params, cfg.softcap),
+            scale: Scale::declare(b, params, cfg.softcap, cfg.input),
         }
     }
 }
@@ -77,7 +78,7 @@ impl Layout {
     fn new(b: &mut Builder, cfg: &Config) -> Self {
         let (tile_m, Shape { tile_n, stages, .. }) = (cfg.shape.tile_m(), cfg.shape);
         let (qk, v) = (padded(cfg.dim_qk), padded(cfg.dim_v));
-        let (input, output) = (cfg.input.element(), cfg.output);
+        let (input, output) = (cfg.input, cfg.output);
         let q = b.smem_tile(input, [tile_m, qk], input.swizzle(qk), 1);
         let k = b.smem_tile(input, [tile_n, qk], input.swizzle(qk), stages);
         let values = b.smem_tile(input, [tile_n, v], input.swizzle(v), stages);

@@ -1,11 +1,21 @@
 //! The two matrix products of a step. The assembler moves loads ahead of products as far as registers allow, so that
 //! the text need not.
+//!
+//! 16-bit operands are multiplied as they are. f32 operands are split into TF32 numbers, see [`super::factor`].
 
 use std::{iter::StepBy, ops::Range};
 
-use flashcore_tile::{Acc, Builder, Half, MMA_K, MMA_M, MatrixOrder, MatrixRows, MatrixView, Quad, Reg, U32};
+use flashcore_tile::{
+    Acc, Builder, Element, MMA_K, MMA_M, MatrixOrder, MatrixRows, MatrixView, Quad, Reg, SmemTile, U32,
+    WordRows, WordView,
+};
 
-use super::{Config, Layout, block::Block, config::padded};
+use super::{
+    Config, Layout,
+    block::Block,
+    config::padded,
+    factor::{Factor, add_products, steps_per_sum},
+};
 use crate::parts::softmax::Exponentials;
 
 /// Where the queries' fragments come from.
@@ -47,64 +57,118 @@ enum StepQueries<'a> {
 }
 
 impl StepQueries<'_> {
-    /// The fragments of every block at step number `step`, which starts at feature `depth`.
-    fn load(&self, b: &mut Builder, blocks: u32, (step, depth): (usize, u32)) -> Vec<Quad> {
+    /// The fragment of a block at feature `depth`.
+    fn load(&self, b: &mut Builder, element: Element, block: u32, depth: u32) -> Quad {
         match self {
-            Self::Registers(quads) => quads.iter().map(|block| block[step]).collect(),
-            Self::Shared(view) => (0..blocks).map(|n| view.load(b, n * MMA_M, depth)).collect(),
+            Self::Registers(quads) => quads[block as usize][(depth / element.depth()) as usize],
+            Self::Shared(view) => view.load(b, block * MMA_M, depth),
         }
     }
 }
 
-/// Where steps along the features start; padding beyond the last step takes no part.
+/// The ring's values, as right operands.
+pub(super) enum Values {
+    /// 16-bit elements, transposed on their way to registers.
+    Matrices(MatrixRows),
+    /// f32, which nothing transposes.
+    Words(WordRows),
+}
+
+impl Values {
+    pub(super) fn new(b: &mut Builder, tile: &SmemTile) -> Self {
+        match tile.element() {
+            Element::F32 => Self::Words(tile.word_rows(b)),
+            _ => Self::Matrices(tile.matrix_rows(b, MatrixOrder::RowsFirst)),
+        }
+    }
+
+    /// Prepares the addresses of a step whose values lie `skip` bytes on.
+    pub(super) fn at(&self, b: &mut Builder, skip: Reg<U32>) -> StepValues {
+        match self {
+            Self::Matrices(rows) => StepValues::Matrices(rows.at(b, skip)),
+            Self::Words(rows) => StepValues::Words(rows.at(b, skip)),
+        }
+    }
+}
+
+/// The values of one step.
+pub(super) enum StepValues {
+    Matrices(MatrixView),
+    Words(WordView),
+}
+
+impl StepValues {
+    /// 16 columns from `col` on, as deep as one instruction goes from row `row` on.
+    fn load(&self, b: &mut Builder, row: u32, col: u32) -> Quad {
+        match self {
+            Self::Matrices(view) => view.load_transposed(b, row, col),
+            Self::Words(view) => view.load(b, row, col),
+        }
+    }
+}
+
+/// Where instructions over `depth` elements start; padding beyond the last takes no part.
+fn starts(element: Element, depth: u32) -> StepBy<Range<u32>> {
+    (0..depth).step_by(element.depth() as usize)
+}
+
+/// Where instructions along the features start.
 fn depths(cfg: &Config) -> StepBy<Range<u32>> {
-    (0..cfg.dim_qk).step_by(cfg.input.element().depth() as usize)
+    starts(cfg.input, cfg.dim_qk)
 }
 
 /// QKᵀ of every block over the keys of one step.
 pub(super) fn scores(b: &mut Builder, cfg: &Config, queries: &Queries, keys: &MatrixView) -> Vec<Acc> {
-    let (blocks, step_n) = (cfg.shape.blocks, cfg.shape.step_n);
+    let (input, blocks, step_n) = (cfg.input, cfg.shape.blocks, cfg.shape.step_n);
     let scores: Vec<_> = (0..blocks).map(|_| Acc::zero(b, step_n as usize)).collect();
     let queries = queries.at_step(b);
-    for (step, depth) in depths(cfg).enumerate() {
-        let left = queries.load(b, blocks, (step, depth));
+    let depths: Vec<_> = depths(cfg).collect();
+    for depths in depths.chunks(steps_per_sum(input)) {
+        let left: Vec<_> = (0..blocks)
+            .map(|block| Factor::each(b, input, depths, |b, depth| queries.load(b, input, block, depth)))
+            .collect();
         for n in 0..step_n / MMA_K {
-            let right = keys.load(b, n * MMA_K, depth);
-            for (scores, &left) in scores.iter().zip(&left) {
-                b.mma_pair(cfg.input, scores, n as usize, left, right);
+            let right = Factor::each(b, input, depths, |b, depth| keys.load(b, n * MMA_K, depth));
+            for (scores, left) in scores.iter().zip(&left) {
+                add_products(b, input, scores, n as usize, left, &right);
             }
         }
     }
     scores
 }
 
-/// Turns scores into probabilities and adds PV of every block to its output, 16 keys after 16 keys, so that
+/// Turns scores into probabilities and adds PV of every block to its output, a few keys after a few keys, so that
 /// exponentials can be taken while the products of the keys before them run.
-pub(super) fn outputs(b: &mut Builder, cfg: &Config, blocks: &[Block], scores: &[Acc], values: &MatrixView) {
+pub(super) fn outputs(b: &mut Builder, cfg: &Config, blocks: &[Block], scores: &[Acc], values: &StepValues) {
+    let input = cfg.input;
     let mut exponentials: Vec<_> = blocks.iter().map(|block| Exponentials::new(&block.softmax)).collect();
-    for step in 0..cfg.shape.step_n / MMA_K {
+    let keys: Vec<_> = starts(input, cfg.shape.step_n).collect();
+    for keys in keys.chunks(steps_per_sum(input)) {
         let taken = exponentials.iter_mut().zip(scores);
-        let probs: Vec<_> =
-            taken.map(|(taken, scores)| probabilities(b, cfg.input, taken, scores, step)).collect();
+        let probs: Vec<Vec<_>> = taken
+            .map(|(taken, scores)| {
+                keys.iter().map(|&key| probabilities(b, input, taken, scores, key)).collect()
+            })
+            .collect();
         for n in 0..padded(cfg.dim_v) / MMA_K {
-            let right = values.load_transposed(b, step * MMA_K, n * MMA_K);
-            for (block, &probs) in blocks.iter().zip(&probs) {
-                b.mma_pair(cfg.input, &block.output, n as usize, probs, right);
+            let right = Factor::each(b, input, keys, |b, key| values.load(b, key, n * MMA_K));
+            for (block, probs) in blocks.iter().zip(&probs) {
+                add_products(b, input, &block.output, n as usize, probs, &right);
             }
         }
     }
     exponentials.into_iter().for_each(|exponentials| exponentials.finish(b));
 }
 
-/// The probabilities of the 16 keys of a step, as a left operand.
+/// The probabilities of the keys of one instruction, from `key` on, as a left operand.
 fn probabilities(
     b: &mut Builder,
-    half: Half,
+    input: Element,
     exponentials: &mut Exponentials<'_>,
     scores: &Acc,
-    step: u32,
-) -> Quad {
-    let values = &scores.regs()[8 * step as usize..][..8];
+    key: u32,
+) -> Factor {
+    let values = &scores.regs()[key as usize / 2..][..input.depth() as usize / 2];
     exponentials.take(b, values);
-    std::array::from_fn(|pair| b.pack(half, values[2 * pair], values[2 * pair + 1]))
+    Factor::of_values(b, input, values)
 }

@@ -9,7 +9,7 @@ use super::{
     block::{Block, row_end},
     epilogue::{Lse, Output, WideOutput},
     load::TileLoad,
-    products::{Queries, outputs, scores},
+    products::{Queries, Values, outputs, scores},
     schedule::Tile,
 };
 use crate::parts::{
@@ -115,7 +115,7 @@ struct Ring {
     load_k: TileLoad,
     load_v: TileLoad,
     keys: MatrixRows,
-    values: MatrixRows,
+    values: Values,
     /// Bytes of a stage, and between rows, of K and V.
     stage_bytes: [u32; 2],
     row_bytes: [u32; 2],
@@ -149,7 +149,7 @@ impl Ring {
             load_k: TileLoad::new(b, cfg.access, &layout.k, cfg.dim_qk, k, args.k.row),
             load_v: TileLoad::new(b, cfg.access, &layout.v, cfg.dim_v, v, args.v.row),
             keys: layout.k.matrix_rows(b, MatrixOrder::ColumnsFirst),
-            values: layout.v.matrix_rows(b, MatrixOrder::RowsFirst),
+            values: Values::new(b, &layout.v),
             stage_bytes: [layout.k.bytes(), layout.v.bytes()],
             row_bytes: [layout.k.slab_width(), layout.v.slab_width()],
             tiles,

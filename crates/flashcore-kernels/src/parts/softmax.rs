@@ -11,7 +11,7 @@
 //! tile is done again. Whether a row moves is decided for that row alone and a vote only skips the work, so that a
 //! row's bits do not depend on its neighbours.
 
-use flashcore_tile::{Acc, Builder, F32, Fragment, Half, Pred, ROWS_PER_THREAD, Reg, Scope};
+use flashcore_tile::{Acc, Builder, Element, F32, Fragment, Half, Pred, ROWS_PER_THREAD, Reg, Scope};
 
 /// How far apart, in powers of two, probabilities of a row may be.
 struct Room {
@@ -23,10 +23,12 @@ struct Room {
 
 impl Room {
     /// An f16 ends at 2^16, and loses bits below 2^-14. A bf16 reaches further than sums of large values in f32 should.
-    const fn of(half: Half) -> Self {
-        match half {
-            Half::F16 => Self { top: -5.0, limit: 15.0 },
-            Half::Bf16 => Self { top: -24.0, limit: 40.0 },
+    /// Probabilities that stay f32 lie near 1, where their logarithms have the most bits behind the point.
+    const fn of(element: Element) -> Self {
+        match element.half() {
+            Some(Half::F16) => Self { top: -5.0, limit: 15.0 },
+            Some(Half::Bf16) => Self { top: -24.0, limit: 40.0 },
+            None => Self { top: 0.0, limit: 4.0 },
         }
     }
 }
@@ -49,7 +51,8 @@ pub struct Softmax {
     /// What is added to a scaled score: minus the reference, in powers of two.
     offset: Rows<F32>,
     sum: Rows<F32>,
-    half: Half,
+    /// What probabilities become.
+    element: Element,
 }
 
 /// What the epilogue needs of a finished softmax.
@@ -71,11 +74,12 @@ pub struct Merged {
 }
 
 impl Softmax {
-    /// Registers for the rows of one tile; `scale` turns scores into powers of two, probabilities become `half`s.
+    /// Registers for the rows of one tile; `scale` turns scores into powers of two, probabilities become `element`s.
     #[track_caller]
-    pub fn new(b: &mut Builder, scale: Reg<F32>, half: Half) -> Self {
+    pub fn new(b: &mut Builder, scale: Reg<F32>, element: impl Into<Element>) -> Self {
         let row = |b: &mut Builder, value: f32| std::array::from_fn(|_| b.var_in(Scope::Lane, value));
-        Self { scale, negated_scale: b.neg(scale), offset: row(b, UNSEEN), sum: row(b, 0.0), half }
+        let element = element.into();
+        Self { scale, negated_scale: b.neg(scale), offset: row(b, UNSEEN), sum: row(b, 0.0), element }
     }
 
     /// Turns the scores of a row's first tile into probabilities.
@@ -114,7 +118,7 @@ impl Softmax {
     /// Whether one of the probabilities in a sum may be too large.
     #[track_caller]
     fn is_large(&self, b: &mut Builder, sum: Reg<F32>) -> Pred {
-        b.let_(sum.ge(Room::of(self.half).limit.exp2()))
+        b.let_(sum.ge(Room::of(self.element).limit.exp2()))
     }
 
     /// Moves the references of the rows of which any thread found its sum too large.
@@ -140,7 +144,7 @@ impl Softmax {
                 sums.add(b, row, col, prob);
                 prob
             });
-            b.pack_into(packed, self.half, pair[0], pair[1]);
+            b.pack_into(packed, self.element, pair[0], pair[1]);
         }
         sums.total(b)
     }
@@ -214,7 +218,7 @@ impl Softmax {
     fn grew(&self, b: &mut Builder, top: Rows<F32>) -> [Pred; ROWS_PER_THREAD] {
         std::array::from_fn(|row| {
             let growth = b.fma(top[row], self.scale, self.offset[row]);
-            b.let_(growth.gt(Room::of(self.half).limit))
+            b.let_(growth.gt(Room::of(self.element).limit))
         })
     }
 
@@ -232,7 +236,7 @@ impl Softmax {
     /// The offset that measures from a maximum; −∞ is that of a row without keys.
     #[track_caller]
     fn offset_from(&self, b: &mut Builder, top: Reg<F32>) -> Reg<F32> {
-        let offset = b.fma(top, self.negated_scale, Room::of(self.half).top);
+        let offset = b.fma(top, self.negated_scale, Room::of(self.element).top);
         b.let_(offset.min(UNSEEN))
     }
 }
