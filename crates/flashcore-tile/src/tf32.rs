@@ -4,6 +4,7 @@
 //! nearest to it and of a remainder of at most 12 bits, of which a TF32 number keeps all but the last.
 
 use flashcore_ptx::{
+    inst::Operand,
     op::{Mod, Op},
     types::ScalarType,
 };
@@ -23,26 +24,34 @@ use crate::{
 const BLOCK_ROWS: u32 = 8;
 /// Its columns.
 const BLOCK_COLS: u32 = 16;
+/// The bits of an f32 that a TF32 number has.
+const TF32_BITS: i64 = 0xffff_e000;
+/// Half of the lowest of them.
+const HALF_UNIT: i64 = 0x1000;
 /// Bytes of a word.
 const WORD: u32 = 4;
 /// Bytes of the eight columns that the lanes of a warp read together.
 const STEP_BYTES: u32 = 8 * WORD;
 
-impl Reg<F32> {
-    /// The same bits, read as bits.
-    pub const fn bits(self) -> Reg<B32> {
-        Reg::new(self.id(), self.scope())
-    }
-}
-
 impl Builder {
+    /// The bits of an f32.
+    #[track_caller]
+    pub fn bits(&mut self, value: Reg<F32>) -> Reg<B32> {
+        let bits = self.fresh::<B32>(value.scope());
+        self.emit(Op::Mov, &[Mod::Type(ScalarType::B32)], [bits.operand(), value.operand()]);
+        bits
+    }
+
     /// An f32 as the sum of two TF32 numbers: the nearest one, and the rest. Tensor cores ignore bits that a TF32 number
     /// does not have, so that the rest need not be rounded. An infinity has a rest that is NaN.
+    ///
+    /// `cvt.rna.tf32.f32` would be five instructions, two of them for NaN, which the rest keeps anyway.
     #[track_caller]
     pub fn split(&mut self, value: Reg<B32>) -> [Reg<B32>; 2] {
-        let [high, low] = [(); 2].map(|()| self.fresh::<B32>(value.scope()));
-        let [f32, tf32] = [ScalarType::F32, ScalarType::Tf32].map(Mod::Type);
-        self.emit(Op::Cvt, &[Mod::Rna, tf32, f32], [high.operand(), value.operand()]);
+        let [up, high, low] = [(); 3].map(|()| self.fresh::<B32>(value.scope()));
+        let [u32, b32, f32] = [ScalarType::U32, ScalarType::B32, ScalarType::F32].map(Mod::Type);
+        self.emit(Op::Add, &[u32], [up.operand(), value.operand(), Operand::int(HALF_UNIT)]);
+        self.emit(Op::And, &[b32], [high.operand(), up.operand(), Operand::int(TF32_BITS)]);
         self.emit(Op::Sub, &[f32], [low.operand(), value.operand(), high.operand()]);
         [high, low]
     }

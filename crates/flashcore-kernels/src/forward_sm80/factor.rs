@@ -1,10 +1,9 @@
 //! Operands of matrix products, and how products of f32 stay as exact as f32.
 //!
 //! A TF32 number has 11 bits of precision, an f32 has 24. Each f32 operand is therefore the sum of two TF32 numbers, and
-//! of the four products of their parts three are taken; that of the two small parts is below the last bit. Tensor cores
-//! cut off what a sum has beyond 24 bits, always towards zero, which adds up over many keys. Sums of a few instructions
-//! are therefore kept apart, those of small parts from those of large ones, and added to the whole by additions that
-//! round to nearest.
+//! of the four products of their parts three are taken, small ones first; that of the two small parts is below the last
+//! bit. Tensor cores cut off what a sum has beyond 24 bits, always towards zero, which adds up over many keys. The
+//! products of a few instructions are therefore summed apart, and added to the whole by additions that round to nearest.
 
 use flashcore_tile::{Acc, Builder, Element, F32, Quad, Reg};
 
@@ -45,7 +44,7 @@ impl Factor {
     /// Values of an accumulator as a left operand; f32 go by the order of [`flashcore_tile::WordRows`].
     pub(super) fn of_values(b: &mut Builder, element: Element, values: &[Reg<F32>]) -> Self {
         let quad = match *values {
-            [row0, next0, row1, next1] => [row0, row1, next0, next1].map(Reg::bits),
+            [row0, next0, row1, next1] => [row0, row1, next0, next1].map(|value| b.bits(value)),
             _ => std::array::from_fn(|pair| b.pack(element, values[2 * pair], values[2 * pair + 1])),
         };
         Self::new(b, element, quad)
@@ -75,16 +74,17 @@ pub(super) fn add_products(
         }
         return;
     }
-    let [large, small] = [(); 2].map(|()| Acc::zero(b, PAIR));
+    let part = Acc::zero(b, PAIR);
     for (left, right) in left.iter().zip(right) {
         if let (Some(left_small), Some(right_small)) = (left.small, right.small) {
-            b.mma_pair(element, &small, 0, left.large, right_small);
-            b.mma_pair(element, &small, 0, left_small, right.large);
+            b.mma_pair(element, &part, 0, left.large, right_small);
+            b.mma_pair(element, &part, 0, left_small, right.large);
         }
-        b.mma_pair(element, &large, 0, left.large, right.large);
     }
-    let wholes = &sums.regs()[n * PAIR / 2..];
-    for (&whole, (&large, &small)) in wholes.iter().zip(large.regs().iter().zip(small.regs())) {
-        b.add_to(whole, large + small);
+    for (left, right) in left.iter().zip(right) {
+        b.mma_pair(element, &part, 0, left.large, right.large);
+    }
+    for (&whole, &part) in sums.regs()[n * PAIR / 2..].iter().zip(part.regs()) {
+        b.add_to(whole, part);
     }
 }

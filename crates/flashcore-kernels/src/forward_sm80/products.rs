@@ -6,8 +6,8 @@
 use std::{iter::StepBy, ops::Range};
 
 use flashcore_tile::{
-    Acc, Builder, Element, MMA_K, MMA_M, MatrixOrder, MatrixRows, MatrixView, Quad, Reg, SmemTile, U32,
-    WordRows, WordView,
+    Acc, Builder, Cta, Element, MMA_K, MMA_M, MatrixOrder, MatrixRows, MatrixView, Quad, Reg, Scope,
+    SmemTile, U32, Uniform, Warp, WordRows, WordView,
 };
 
 use super::{
@@ -46,6 +46,16 @@ impl Queries {
         match self {
             Self::Registers(quads) => StepQueries::Registers(quads),
             Self::Shared(rows, skip) => StepQueries::Shared(rows.at(b, *skip)),
+        }
+    }
+
+    /// The same, some slabs further on.
+    fn at_slab(&self, b: &mut Builder, slab: Reg<U32>) -> StepQueries<'_> {
+        match self {
+            Self::Registers(quads) => StepQueries::Registers(quads),
+            Self::Shared(rows, skip) => {
+                StepQueries::Shared(rows.at(b, slab * rows.tile().slab_bytes() + *skip))
+            }
         }
     }
 }
@@ -117,30 +127,83 @@ fn depths(cfg: &Config) -> StepBy<Range<u32>> {
     starts(cfg.input, cfg.dim_qk)
 }
 
+/// The keys of one step, some bytes into the ring.
+#[derive(Clone, Copy)]
+pub(super) struct StepKeys<'a> {
+    pub(super) rows: &'a MatrixRows,
+    pub(super) skip: Reg<U32>,
+}
+
+impl StepKeys<'_> {
+    /// Some slabs further on.
+    fn at_slab(&self, b: &mut Builder, slab: Reg<U32>) -> MatrixView {
+        self.rows.at(b, slab * self.rows.tile().slab_bytes() + self.skip)
+    }
+}
+
+/// Features that are left to a loop, in whole slabs. Three products each, with operands in two parts, are so much text that
+/// the assembler, which moves loads to the front, would run out of registers over all of it. 16-bit features never are.
+fn looped(cfg: &Config) -> u32 {
+    let slab = cfg.input.slab_cols();
+    let loops = cfg.input == Element::F32 && !cfg.shape.q_in_registers && cfg.dim_qk >= 2 * slab;
+    if loops { cfg.dim_qk / slab * slab } else { 0 }
+}
+
 /// QKᵀ of every block over the keys of one step.
-pub(super) fn scores(b: &mut Builder, cfg: &Config, queries: &Queries, keys: &MatrixView) -> Vec<Acc> {
-    let (input, blocks, step_n) = (cfg.input, cfg.shape.blocks, cfg.shape.step_n);
-    let scores: Vec<_> = (0..blocks).map(|_| Acc::zero(b, step_n as usize)).collect();
+pub(super) fn scores(b: &mut Builder, cfg: &Config, queries: &Queries, keys: StepKeys<'_>) -> Vec<Acc> {
+    let view = keys.rows.at(b, keys.skip);
+    let scores: Vec<_> = (0..cfg.shape.blocks).map(|_| Acc::zero(b, cfg.shape.step_n as usize)).collect();
+    let looped = looped(cfg);
+    if looped > 0 {
+        let slab = b.var_in(Scope::Warp, 0);
+        b.do_while(|b| {
+            let (queries, keys) = (queries.at_slab(b, slab), keys.at_slab(b, slab));
+            add_scores(b, cfg, &scores, &queries, &keys, starts(cfg.input, cfg.input.slab_cols()));
+            b.add_to(slab, 1);
+            b.uniform::<Warp>(slab.lt(looped / cfg.input.slab_cols()))
+        });
+    }
     let queries = queries.at_step(b);
-    let depths: Vec<_> = depths(cfg).collect();
+    add_scores(b, cfg, &scores, &queries, &view, depths(cfg).filter(|&depth| depth >= looped));
+    scores
+}
+
+/// Adds QKᵀ over the features of the instructions that start at `depths`.
+fn add_scores(
+    b: &mut Builder,
+    cfg: &Config,
+    scores: &[Acc],
+    queries: &StepQueries<'_>,
+    keys: &MatrixView,
+    depths: impl Iterator<Item = u32>,
+) {
+    let (input, depths) = (cfg.input, Vec::from_iter(depths));
     for depths in depths.chunks(steps_per_sum(input)) {
-        let left: Vec<_> = (0..blocks)
+        let left: Vec<_> = (0..cfg.shape.blocks)
             .map(|block| Factor::each(b, input, depths, |b, depth| queries.load(b, input, block, depth)))
             .collect();
-        for n in 0..step_n / MMA_K {
+        for n in 0..cfg.shape.step_n / MMA_K {
             let right = Factor::each(b, input, depths, |b, depth| keys.load(b, n * MMA_K, depth));
             for (scores, left) in scores.iter().zip(&left) {
                 add_products(b, input, scores, n as usize, left, &right);
             }
         }
     }
-    scores
 }
 
 /// Turns scores into probabilities and adds PV of every block to its output, a few keys after a few keys, so that
 /// exponentials can be taken while the products of the keys before them run.
-pub(super) fn outputs(b: &mut Builder, cfg: &Config, blocks: &[Block], scores: &[Acc], values: &StepValues) {
-    let input = cfg.input;
+///
+/// `apart`, a condition that holds, keeps the text of some columns from that of others, where [`needs_branches`] says so.
+pub(super) fn outputs(
+    b: &mut Builder,
+    cfg: &Config,
+    blocks: &[Block],
+    scores: &[Acc],
+    values: &StepValues,
+    apart: Option<Uniform<Cta>>,
+) {
+    let (input, pairs) = (cfg.input, Vec::from_iter(0..padded(cfg.dim_v) / MMA_K));
     let mut exponentials: Vec<_> = blocks.iter().map(|block| Exponentials::new(&block.softmax)).collect();
     let keys: Vec<_> = starts(input, cfg.shape.step_n).collect();
     for keys in keys.chunks(steps_per_sum(input)) {
@@ -150,14 +213,29 @@ pub(super) fn outputs(b: &mut Builder, cfg: &Config, blocks: &[Block], scores: &
                 keys.iter().map(|&key| probabilities(b, input, taken, scores, key)).collect()
             })
             .collect();
-        for n in 0..padded(cfg.dim_v) / MMA_K {
+        let multiply = |b: &mut Builder, n: u32| {
             let right = Factor::each(b, input, keys, |b, key| values.load(b, key, n * MMA_K));
             for (block, probs) in blocks.iter().zip(&probs) {
                 add_products(b, input, &block.output, n as usize, probs, &right);
             }
+        };
+        match apart {
+            None => pairs.iter().for_each(|&n| multiply(b, n)),
+            Some(holds) => pairs.chunks(PAIRS_APART).for_each(|pairs| {
+                b.if_uniform(holds, |b| pairs.iter().for_each(|&n| multiply(b, n)));
+            }),
         }
     }
     exponentials.into_iter().for_each(|exponentials| exponentials.finish(b));
+}
+
+/// Pairs of instructions across the columns of an output whose text stays together where it is kept apart.
+const PAIRS_APART: usize = 4;
+
+/// Whether an output leaves so few registers that the assembler must not move the loads of all columns to the front. It moves
+/// nothing across a branch.
+pub(super) const fn needs_branches(cfg: &Config) -> bool {
+    matches!(cfg.input, Element::F32) && cfg.dim_v > 128
 }
 
 /// The probabilities of the keys of one instruction, from `key` on, as a left operand.
