@@ -23,7 +23,7 @@ fn kernels_pass_the_conformance_suite() {
     let (simulators, cases) = (GPUS.map(Simulator::new), cases::up_to(cases::Cost::Tiny));
     let work: Vec<_> = (0..GPUS.len()).flat_map(|gpu| cases.iter().map(move |case| (gpu, case))).collect();
     all_pass(&work, |(n, &(gpu, case))| {
-        let dtype = [DType::F16, DType::BF16][(n + gpu) % 2];
+        let dtype = DType::ALL[(n + gpu) % 3];
         let check = || suite::check_case(&simulators[gpu], case, dtype, 1);
         let report = case.dtypes.contains(&dtype).then(check)?;
         report.outcome.is_failure().then(|| format!("{report} on {:?}", GPUS[gpu]))
@@ -62,10 +62,9 @@ fn merges_are_right_under_every_schedule() {
 #[test]
 fn kernels_obey_the_laws_of_f32_outputs() {
     let laws: Vec<_> = properties::ALL.iter().rev().take(3).collect();
-    let dtypes = [DType::F16, DType::BF16];
     let work: Vec<_> = (0..GPUS.len()).flat_map(|gpu| laws.iter().map(move |law| (gpu, *law))).collect();
     all_pass(&work, |(n, &(gpu, law))| {
-        let outcome = law.check(&Simulator::new(GPUS[gpu]), dtypes[n % 2], 1);
+        let outcome = law.check(&Simulator::new(GPUS[gpu]), DType::ALL[(n + gpu) % 3], 1);
         (outcome != Outcome::Passed).then(|| format!("{} on {:?}: {outcome}", law.name, GPUS[gpu]))
     });
 }

@@ -37,7 +37,6 @@ pub struct Target {
     pub random: [u64; 3],
     /// Checks of a group, likewise; evenly spaced ones are taken of more.
     pub most: [usize; 3],
-    pub dtypes: &'static [DType],
 }
 
 /// The CPU.
@@ -47,11 +46,7 @@ pub const CPU: Target = Target {
     costs: [Cost::Small, Cost::Huge, Cost::Huge],
     random: [60, 1000, 1000],
     most: [usize::MAX; 3],
-    dtypes: &DType::ALL,
 };
-
-/// What GPU kernels take.
-const HALVES: &[DType] = &[DType::F16, DType::BF16];
 
 /// The kernels of a large Hopper in the simulator.
 const SIM: Target = Target {
@@ -60,7 +55,6 @@ const SIM: Target = Target {
     costs: [Cost::Tiny, Cost::Tiny, Cost::Huge],
     random: [8, 60, 1000],
     most: [6, usize::MAX, usize::MAX],
-    dtypes: HALVES,
 };
 
 /// Every backend that can be verified.
@@ -71,12 +65,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "sim-busy", open: || simulated(Gpu { sms: 3, ..Gpu::HOPPER }), ..SIM },
     // The kernel that runs on every GPU.
     Target { name: "sim-general", open: || simulated(Gpu::AMPERE), ..SIM },
-    Target {
-        name: "cuda",
-        open: || Ok(Box::new(Cuda::open(0).map_err(cuda::Error::on_opening)?)),
-        dtypes: HALVES,
-        ..CPU
-    },
+    Target { name: "cuda", open: || Ok(Box::new(Cuda::open(0).map_err(cuda::Error::on_opening)?)), ..CPU },
 ];
 
 /// The backend of that name.
@@ -161,7 +150,7 @@ pub fn groups(target: &Target, scope: &Scope) -> Vec<Group> {
     groups.push(Group { name: "random".to_owned(), checks: randoms(count) });
     for group in &mut groups {
         let Group { name, checks } = group;
-        checks.retain(|check| target.dtypes.contains(&check.dtype) && is_wanted(scope, name, check));
+        checks.retain(|check| is_wanted(scope, name, check));
         *checks = evenly(checks, target.most[extent]);
     }
     groups.retain(|group| !group.checks.is_empty());
@@ -244,9 +233,8 @@ mod tests {
 
     #[test]
     fn all_means_every_case_on_every_backend() {
-        let halves = |case: &Case| case.dtypes.iter().filter(|dtype| HALVES.contains(dtype)).count();
-        let expected: usize = cases::all().iter().map(halves).sum();
-        for target in TARGETS.iter().filter(|target| target.dtypes == HALVES) {
+        let expected: usize = cases::all().iter().map(|case| case.dtypes.len()).sum();
+        for target in TARGETS {
             let groups = groups(target, &Scope { seeds: 1, ..scope(Extent::All, None) });
             let cases = groups.iter().filter(|group| !["laws", "random"].contains(&group.name.as_str()));
             assert_eq!(cases.map(|group| group.checks.len()).sum::<usize>(), expected, "{}", target.name);
