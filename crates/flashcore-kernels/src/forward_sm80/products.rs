@@ -230,12 +230,12 @@ pub(super) fn outputs(
 }
 
 /// Pairs of instructions across the columns of an output whose text stays together where it is kept apart.
-const PAIRS_APART: usize = 4;
+const PAIRS_APART: usize = 2;
 
 /// Whether an output leaves so few registers that the assembler must not move the loads of all columns to the front. It moves
 /// nothing across a branch.
 pub(super) const fn needs_branches(cfg: &Config) -> bool {
-    matches!(cfg.input, Element::F32) && cfg.dim_v > 128
+    matches!(cfg.input, Element::F32) && cfg.dim_v >= 128
 }
 
 /// The probabilities of the keys of one instruction, from `key` on, as a left operand.

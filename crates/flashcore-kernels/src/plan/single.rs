@@ -9,19 +9,19 @@ pub(super) const TABLE: &[Row] = &[
     Row {
         dim: 64,
         queries: 64,
-        shape: shape_of([4, 1], [64, 64], 2),
+        shape: shape_of([4, 1], [64, 32], 2),
         why: "64 rows are all there are; 16 per warp",
     },
     Row {
         dim: 64,
         queries: ANY,
-        shape: shape_of([4, 2], [64, 32], 2),
-        why: "32 rows per warp use each split key twice; two CTAs hide each other's waits",
+        shape: shape_of([4, 2], [64, 16], 2),
+        why: "32 rows per warp use each split key twice, which leaves registers for 16 keys; two CTAs hide each other's waits",
     },
     Row {
         dim: 64,
         queries: ANY,
-        shape: shape_of([4, 2], [32, 32], 2),
+        shape: shape_of([4, 2], [32, 16], 2),
         why: "as with 64 keys, which would leave room for one CTA only",
     },
     Row {
