@@ -173,13 +173,13 @@ fn attention_runs_in_the_simulator() {
         assert!(json.get("latency_us").is_none(), "its time says nothing: {json}");
     }
     expect(&place.run("run --backend sim --shape 1x1x8x16 --gpu sm_80"), 0, "hostile");
+    expect(&place.run("run --backend sim --shape 1x1x8x16 --gpu sm_80 --dtype f32"), 0, "hostile");
 }
 
 #[test]
 fn what_the_simulator_cannot_do_is_said() {
     let place = Workplace::new();
     expect(&place.run("run --backend sim --shape 8x32x8192x128"), 2, "make the shape smaller");
-    expect(&place.run("run --backend sim --dtype f32"), 2, "f16 and bf16");
     expect(&place.run("run --backend sim --threads 2"), 2, "cpu backend");
     expect(&place.run("run --backend sim --general"), 2, "--gpu sm_80");
     expect(&place.run("run --gpu sm_80"), 2, "--backend sim");

@@ -7,7 +7,8 @@
 //! ```
 //! A CTA works on one tile of query rows and walks its key tiles from the last to the first: tiles that the mask or
 //! the end of the sequence cuts come first, then the whole ones, then those that the left bound cuts. Reads Q, K, V,
-//! SINKS, LENGTHS_*; writes OUT and, unless it is null, LSE (see [`crate::slots`]).
+//! SINKS, LENGTHS_*; writes OUT and, unless it is null, LSE (see [`crate::slots`]). f32 tensors take the same way with
+//! three products for one, see `factor.rs`.
 
 mod block;
 mod config;
