@@ -36,6 +36,10 @@ def configurations(sweep_seed):
             yield "prefill", shape, causal, dtype, 1.5
     for dtype in DTYPES:
         yield "decode", [1, 32, 32, 1, 8192, 128], False, dtype, 4.0 if dtype == "bf16" else 1.0
+    for dtype in DTYPES:
+        for shape in ([1, 8, 8, 512, 512, 64], [4, 12, 12, 128, 128, 64], [1, 8, 8, 2048, 2048, 128]):
+            for causal in (False, True):
+                yield "gradients", shape, causal, dtype, 1.0
     draw = random.Random(sweep_seed)
     for n in range(40):
         seq = draw.choice([1, 2, 3, 5, 8, 16, 17, 33, 64, 100, 128, 200, 256, 333, 512, 777, 1024, 1500, 2048, 4096])
@@ -64,42 +68,51 @@ class FlashCore:
         self.process.stdin.flush()
         return json.loads(self.process.stdout.readline())
 
-    def attention(self, shape, causal, dtype, repetitions):
-        return self.ask("attention", *shape, "causal" if causal else "full", dtype, repetitions)
+    def attention(self, group, shape, causal, dtype, repetitions):
+        what = "gradients" if group == "gradients" else "attention"
+        return self.ask(what, *shape, "causal" if causal else "full", dtype, repetitions)
 
 
-def torch_attention(shape, causal, dtype, repetitions):
+def torch_attention(group, shape, causal, dtype, repetitions):
     batch, heads_q, heads_kv, seq_q, seq_kv, dim = shape
     make = lambda heads, seq: torch.randn(batch, heads, seq, dim).to(DTYPES[dtype])
     q, k, v = make(heads_q, seq_q), make(heads_kv, seq_kv), make(heads_kv, seq_kv)
+    attend = lambda: torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, is_causal=causal, enable_gqa=heads_q != heads_kv)
+    if group == "gradients":
+        inputs, given = [x.requires_grad_() for x in (q, k, v)], make(heads_q, seq_q)
+        out = attend()
+        run = lambda: torch.autograd.grad(out, inputs, given, retain_graph=True)
+    else:
+        run = attend
     seconds = []
     for _ in range(repetitions + 1):
         start = time.perf_counter()
-        torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=heads_q != heads_kv)
+        run()
         seconds.append(time.perf_counter() - start)
     return seconds[1:]
 
 
-def repetitions_for(flashcore, shape, causal, dtype, budget):
+def repetitions_for(flashcore, group, shape, causal, dtype, budget):
     """As many repetitions per round as fit the time budget, at least 3."""
-    once = statistics.median(flashcore.attention(shape, causal, dtype, 3)["seconds"])
+    once = statistics.median(flashcore.attention(group, shape, causal, dtype, 3)["seconds"])
     return max(3, min(200, int(budget / once)))
 
 
 def measure(flashcore, configuration, rounds, budget):
     group, shape, causal, dtype, bar = configuration
-    repetitions = repetitions_for(flashcore, shape, causal, dtype, budget)
+    repetitions = repetitions_for(flashcore, group, shape, causal, dtype, budget)
     ours, theirs, read = [], [], []
     size = 2 * shape[2] * shape[4] * shape[5] * BYTES[dtype]
     for _ in range(rounds):
         # The other side's threads may spin for a while after its last call.
         time.sleep(0.25)
-        answer = flashcore.attention(shape, causal, dtype, repetitions)
+        answer = flashcore.attention(group, shape, causal, dtype, repetitions)
         ours += answer["seconds"]
         if group == "decode":
             read += flashcore.ask("read", size, 5)["seconds"]
         time.sleep(0.05)
-        theirs += torch_attention(shape, causal, dtype, repetitions)
+        theirs += torch_attention(group, shape, causal, dtype, repetitions)
     result = dict(group=group, shape=shape, causal=causal, dtype=dtype, bar=bar, kernel=answer["kernel"],
                   flops=answer["flops"], scratch=answer["scratch"], flashcore=[round(t, 9) for t in ours],
                   torch=[round(t, 9) for t in theirs])
@@ -112,7 +125,7 @@ def row(result):
     ours, theirs = statistics.median(result["flashcore"]), statistics.median(result["torch"])
     batch, heads_q, heads_kv, seq_q, seq_kv, dim = result["shape"]
     name = f"{batch}x{heads_q}/{heads_kv}x{seq_q}/{seq_kv}x{dim}{' causal' if result['causal'] else ''}"
-    text = (f"{result['group']:8}{name:32}{result['dtype']:5} {ours * 1e3:9.3f} ms {theirs * 1e3:9.3f} ms "
+    text = (f"{result['group']:10}{name:32}{result['dtype']:5} {ours * 1e3:9.3f} ms {theirs * 1e3:9.3f} ms "
             f"{theirs / ours:6.2f}x (bar {result['bar']:.1f}) {result['flops'] / ours / 1e9:6.0f} GFLOP/s")
     passed = theirs / ours >= result["bar"]
     if "read" in result:
@@ -128,7 +141,7 @@ def main():
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--rounds", type=int, default=5, help="alternations per configuration")
     parser.add_argument("--seconds", type=float, default=0.5, help="time per side and round")
-    parser.add_argument("--only", help="prefill, decode or sweep")
+    parser.add_argument("--only", help="prefill, decode, gradients or sweep")
     parser.add_argument("--seed", type=int, default=7, help="of the sweep's shapes")
     parser.add_argument("--out", type=Path, help="where the raw times go")
     options = parser.parse_args()

@@ -29,8 +29,9 @@ def attention(
     """Attention: ``softmax(scale * q @ k.T + mask) @ v`` for each head, in memory linear in the sequence length.
 
     Args:
-        q, k, v: tensors of float16, bfloat16 or float32 with 4 dimensions in the order of ``layout``. The heads of
-            ``q`` are a multiple of those of ``k`` and ``v`` (grouped heads); ``v`` may have another dim.
+        q, k, v: tensors of float16, bfloat16 or float32 with 4 dimensions in the order of ``layout``; with 3 for one
+            batch entry, with 2 (sequence, dim) for one head of it. The heads of ``q`` are a multiple of those of ``k``
+            and ``v`` (grouped heads); ``v`` may have another dim.
         causal: a query sees the keys up to its own position. The last query stands at the last key.
         window: a query sees so many keys before its position, and as many after it unless ``causal``; or a pair of
             both numbers, where None does not limit.
@@ -40,19 +41,24 @@ def attention(
         key_lengths: how many keys each batch entry uses: int32 or int64, one number per entry. The last query stands at
             the last key that is used.
         query_lengths: how many queries each batch entry uses; the other rows become zeros.
-        key_mask: which keys take part, bool, batch x keys: padding on the left or on the right.
-        layout: ``"bhsd"`` for batch, heads, sequence, dim; ``"bshd"`` for batch, sequence, heads, dim.
-        return_lse: also return the log-sum-exp of each row's scores, float32, batch x heads x sequence.
+        key_mask: which keys take part, bool, batch x keys (or keys, for one entry): padding on the left or on the right.
+        layout: ``"bhsd"`` for batch, heads, sequence, dim; ``"bshd"`` for batch, sequence, heads, dim. Without a batch,
+            the same order without it.
+        return_lse: also return the log-sum-exp of each row's scores, float32, batch x heads x sequence, or what of these
+            ``q`` has.
         out: where to write the result; a new tensor where None. It may be float32 where the others are not.
 
     Returns:
-        The result, a tensor of q's framework and order; with ``return_lse`` a pair. Rows that see no key are zeros
+        The result, a tensor of q's framework, order and number of dimensions; with ``return_lse`` a pair. Rows that see no key are zeros
         with a log-sum-exp of minus infinity.
 
     On a GPU the call returns as soon as the kernel is queued on the current stream. ``sinks``, ``key_lengths`` and
     ``query_lengths`` that are GPU tensors are read by the kernel when it runs: nothing waits, and a captured CUDA graph is
     right for the values it finds when it is replayed (numbers out of range are brought into it). ``key_mask`` is needed
     on the host: where it is a GPU tensor, reading it waits for the GPU, once for as long as the tensor is unchanged.
+
+    torch's autograd and ``jax.grad`` differentiate the call where the tensors are on the CPU: q, k, v, the log-sum-exp and,
+    in torch, the sinks. On a GPU, tensors that require gradients raise NotImplementedError.
 
     >>> import numpy
     >>> q = numpy.ones((2, 4, 16, 8), "float32")
@@ -61,6 +67,8 @@ def attention(
     >>> out.shape, lse.shape
     ((2, 4, 16, 8), (2, 4, 16))
     >>> out = attention(q, k, k, causal=True, key_lengths=[32, 20])  # the second entry uses 20 keys
+    >>> attention(q[0], k[0], k[0]).shape, attention(q[0, 0], k[0, 0], k[0, 0]).shape  # one entry, one head
+    ((4, 16, 8), (16, 8))
     """
     if window is None and key_mask is None and not return_lse and not _frameworks.is_traced():
         # As `run`, with fewer steps: this is the call that counts.
@@ -183,12 +191,24 @@ def run(q: Any, k: Any, v: Any, options: Options, values: Values, return_lse: bo
 def eager(q: Any, k: Any, v: Any, options: Options, values: Values, return_lse: bool, out: Any | None) -> Any:
     """`run` outside of tracing."""
     framework = _frameworks.of(q)
-    if framework.by_operator:
+    if framework.by_operator or framework.records(q, k, v, values.sinks):
         from ._torch_operator import call
 
         return call(q, k, v, options, values, return_lse, out)
     options, bound = _bound(framework, q, k, options, values)
     return framework.attention(q, k, v, out, options.layout, return_lse, options.native, bound)
+
+
+def gradients(
+    inputs: tuple[Any, Any, Any], out: Any, sums: Any | None, lse: Any, d_out: Any, options: Options, values: Values
+) -> tuple[Any, ...]:
+    """The gradients of q, k, v and the sinks (None without sinks) of a call of torch's with that result."""
+    from ._gradients import of_torch
+
+    q, k, _ = inputs
+    framework = _frameworks.of(q)
+    options, bound = _bound(framework, q, k, options, values)
+    return of_torch(framework, inputs, out, sums, lse, d_out, values.sinks is not None, options.native, bound)
 
 
 _shortcuts = _frameworks.shortcuts
@@ -212,9 +232,8 @@ def _bound(
     keys, ranges = values.key_lengths, None
     if values.mask is not None and keys is not None:
         raise ValueError("pass key_lengths or key_mask, not both")
-    if values.mask is not None and _have_four(q, k):
-        axis = 2 if options.layout == "bhsd" else 1
-        extents = (q.shape[0], q.shape[axis], k.shape[axis])
+    extents = None if values.mask is None else _extents(q, k, options.layout)
+    if extents is not None:
         (left, right, top_left), starts, keys = _masks.reduce(values.mask, _masks.band_of(options), *extents)
         options = Options(left, right, top_left, options.scale, options.softcap, options.layout)
         if starts is not None:
@@ -225,9 +244,13 @@ def _bound(
     return options, _native.Values(*lengths, sinks, values.longest, ranges)
 
 
-def _have_four(q: Any, k: Any) -> bool:
-    """Whether masks can be read by the extents of these tensors; the extension refuses tensors where not."""
-    return len(getattr(q, "shape", ())) == len(getattr(k, "shape", ())) == 4
+def _extents(q: Any, k: Any, layout: str) -> tuple[int, int, int] | None:
+    """Batch entries, queries and keys, by which masks are read; None for tensors that the extension refuses."""
+    of_q, of_k = (tuple(getattr(tensor, "shape", ())) for tensor in (q, k))
+    if len(of_q) != len(of_k) or len(of_q) not in (2, 3, 4):
+        return None
+    sequence = -2 if layout == "bhsd" or len(of_q) == 2 else -3
+    return of_q[0] if len(of_q) == 4 else 1, of_q[sequence], of_k[sequence]
 
 
 def _is_compiling() -> bool:

@@ -28,7 +28,8 @@ def flash_attn_func(
 
     With ``causal`` or ``window_size`` the last query stands at the last key. Results are always deterministic. With
     ``return_attn_probs`` the log-sum-exp comes along (out, log-sum-exp, None): FlashAttention's probabilities are for its
-    own tests, and without dropout it returns none either. Dropout, ALiBi and gradients raise NotImplementedError.
+    own tests, and without dropout it returns none either. Dropout and ALiBi raise NotImplementedError, and so do gradients
+    of tensors on a GPU.
 
     >>> import numpy
     >>> q = numpy.ones((2, 16, 4, 8), "float32")
@@ -63,7 +64,7 @@ def flash_attn_varlen_func(
     """``flash_attn.flash_attn_varlen_func`` by its signature and meaning: sequences packed one after another.
 
     Tensors are sequence x heads x dim. Offsets on a GPU are read by the kernel: nothing waits for them. Page tables,
-    dropout, ALiBi and gradients raise NotImplementedError.
+    dropout and ALiBi raise NotImplementedError, and so do gradients of tensors on a GPU.
 
     >>> import numpy
     >>> q = numpy.ones((12, 4, 8), "float32")

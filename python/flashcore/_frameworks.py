@@ -38,6 +38,10 @@ class Framework:
             launched.wait()
         return (out, lse) if return_lse else out
 
+    def records(self, *tensors: Any) -> bool:
+        """Whether the framework records a call with these tensors for a backward pass of its own."""
+        return False
+
     def accumulate(self, tensors: tuple[Any, ...], options: Options, values: Values) -> None:
         stream = self.stream(tensors[0])
         launched = forward(*tensors, options, values, stream, stream is not None)
@@ -199,9 +203,19 @@ class Jax(Framework):
     ) -> Any:
         if out is not None:
             raise TypeError("JAX arrays cannot be written; omit `out`")
+        if any(isinstance(tensor, self.jax.core.Tracer) for tensor in (q, k, v)):
+            from ._gradients import differentiable
+
+            return differentiable(self, layout, return_lse, options, values)(q, k, v)
+        return self.concrete(q, k, v, layout, return_lse, options, values)
+
+    def concrete(
+        self, q: Any, k: Any, v: Any, layout: str, return_lse: bool, options: Options, values: Values | None
+    ) -> Any:
+        """Attention over arrays that have values."""
         for name, tensor in (("q", q), ("k", k), ("v", v)):
             if isinstance(tensor, self.jax.core.Tracer):
-                raise TypeError(f"{name} is being traced; call flashcore outside of jax.jit and jax.grad")
+                raise TypeError(f"{name} is being traced; call flashcore outside of jax.jit and jax.vmap")
         shapes = [(*q.shape[:-1], *v.shape[-1:]), rows(q, layout)]
         return self.compute(q, shapes, return_lse, lambda *to, **how: forward(q, k, v, *to, options, values, **how))
 
@@ -284,8 +298,6 @@ class Torch(Framework):
     def attention(
         self, q: Any, k: Any, v: Any, out: Any, layout: str, return_lse: bool, options: Options, values: Values | None
     ) -> Any:
-        if self.torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-            raise NotImplementedError(NO_GRADIENTS)
         out = self.empty(q, v) if out is None else out
         lse = self.empty_lse(q, layout) if return_lse else None
         if self.exchanges:
@@ -315,6 +327,11 @@ class Torch(Framework):
             forward(*tensors, options, values)
         else:
             self.by_capsule(list(tensors), options, values)
+
+    def records(self, *tensors: Any) -> bool:
+        if not self.torch.is_grad_enabled():
+            return False
+        return any(self.is_array(tensor) and tensor.requires_grad for tensor in tensors)
 
     def stream_of(self, q: Any) -> int | None:
         return self.torch.cuda.current_stream(q.device).cuda_stream or _LEGACY_STREAM if q.is_cuda else None
@@ -384,10 +401,7 @@ class TorchSubclass(Torch):
     by_operator = True
 
 
-NO_GRADIENTS = (
-    "gradients are asked for, but FlashCore has no backward pass yet; "
-    "call it under torch.no_grad() or detach q, k and v"
-)
+NO_GRADIENTS = "merge and accumulate have no backward pass; call them under torch.no_grad() or detach their tensors"
 
 
 def exportable(numpy: Any, array: Any) -> tuple[Any, bool]:
@@ -415,14 +429,12 @@ def _whole_numbers(name: str, values: Any) -> tuple[int, ...]:
 
 
 def rows(q: Any, layout: str) -> tuple[int, ...]:
-    """Batch, heads, sequence, or heads and sequence where sequences are packed; the extension refuses tensors that do not have them."""
+    """Batch, heads, sequence, as far as q has them; the extension refuses tensors that it does not take."""
     extents = tuple(q.shape[:-1])
-    if layout == "packed" and len(extents) == 2:
-        return extents[::-1]
-    if layout == "bhsd" or len(extents) != 3:
+    if layout == "bhsd" or len(extents) < 2:
         return extents
-    batch, sequence, heads = extents
-    return batch, heads, sequence
+    *batch, sequence, heads = extents
+    return (*batch, heads, sequence)
 
 
 def shape(name: str, tensor: Any) -> tuple[int, ...]:
@@ -442,7 +454,8 @@ def no_tensor(name: str, value: Any) -> TypeError:
 
 def is_traced() -> bool:
     """Whether torch.compile follows the caller; torch's own function takes this one's place once torch is met."""
-    return False
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.compiler.is_dynamo_compiling()
 
 
 shortcuts: dict[type, Callable[..., Any]] = {}

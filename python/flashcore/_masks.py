@@ -78,6 +78,8 @@ def reduce(mask: Any, band: Band, batch: int, queries: int, keys: int) -> Ranges
 
 def _reduce(mask: Any, band: Band, batch: int, queries: int, keys: int) -> Ranges:
     seen = _host(mask)
+    if seen.ndim == 1 and batch == 1:
+        seen = seen[None]
     if seen.ndim == 2:
         if seen.shape != (batch, keys):
             raise ValueError(f"key_mask is {seen.shape} but must be batch x keys, {(batch, keys)}")

@@ -82,3 +82,19 @@ def exchanges(tensor: Any) -> bool: ...
 def own_stream(index: int) -> int: ...
 def config() -> list[tuple[str, str]]: ...
 def cli(arguments: Sequence[str], program: Sequence[str]) -> int: ...
+def backward(
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any | None,
+    rows: Any | None,
+    lse: Any,
+    d_out: Any,
+    dq: Any,
+    dk: Any,
+    dv: Any,
+    d_sinks: Any | None,
+    options: Options,
+    values: Values | None = None,
+    bits_are_bf16: bool = False,
+) -> None: ...

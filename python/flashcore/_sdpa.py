@@ -23,8 +23,8 @@ def scaled_dot_product_attention(
     """``torch.nn.functional.scaled_dot_product_attention`` by its signature and meaning, for tensors of any framework.
 
     With ``is_causal`` the first query stands at the first key, as PyTorch has it. ``attn_mask`` may be padding, causal
-    or a window, as bool or as 0 and -inf; its values are read on the host. Other masks, dropout and gradients raise
-    NotImplementedError. Rows that see no key are zeros. Any number of batch dimensions may stand before the heads: tensors
+    or a window, as bool or as 0 and -inf; its values are read on the host. Other masks, dropout and gradients of
+    tensors on a GPU raise NotImplementedError. Rows that see no key are zeros. Any number of batch dimensions may stand before the heads: tensors
     are looked at as batch x heads x sequence x dim where their strides allow it, and copied where not. They are not
     broadcast, and ``scale`` must be positive.
 

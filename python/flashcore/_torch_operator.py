@@ -1,7 +1,8 @@
-"""Attention as an operator of torch, for what traces calls: torch.compile, torch.export, tensor subclasses.
+"""Attention as an operator of torch, with its gradients: for what records or traces calls, as autograd, torch.compile,
+torch.export and tensor subclasses do.
 
 Plain calls do not come here: they go to the extension directly, which is several microseconds faster. Imported when the
-first traced call needs it.
+first call needs it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,11 @@ from torch import Tensor
 
 from . import _attention, _frameworks
 from ._options import Options, Values
+
+NO_GPU_GRADIENTS = (
+    "gradients are asked for, but FlashCore computes them on the CPU only; "
+    "call it under torch.no_grad(), detach q, k and v, or move them to the CPU"
+)
 
 
 @torch.library.custom_op("flashcore::attention", mutates_args=())
@@ -49,12 +55,83 @@ def _(q, k, v, left, right, top_left, scale, softcap, layout, *values_and_lse):
     return make.empty(q, v), rows
 
 
+@torch.library.custom_op("flashcore::attention_backward", mutates_args=())
+def backward_operator(
+    d_out: Tensor,
+    out: Tensor,
+    sums: Optional[Tensor],
+    lse: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    left: Optional[int],
+    right: Optional[int],
+    top_left: bool,
+    scale: Optional[float],
+    softcap: Optional[float],
+    layout: str,
+    query_lengths: Optional[Tensor],
+    key_lengths: Optional[Tensor],
+    sinks: Optional[Tensor],
+    mask: Optional[Tensor],
+    longest: Optional[list[int]],
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of q, k, v and the sinks; without sinks the last has no elements.
+
+    `sums` are those of d_out times out over each row, where they are not to be computed here.
+    """
+    options = Options(left, right, top_left, scale, softcap, layout)
+    bounds = None if longest is None else (longest[0], longest[1])
+    values = Values(query_lengths, key_lengths, sinks, mask, bounds)
+    with torch.no_grad():
+        *grads, d_sinks = _attention.gradients((q, k, v), out, sums, lse, d_out, options, values)
+    d_sinks = q.new_empty(0, dtype=torch.float32) if d_sinks is None else d_sinks.to(sinks.dtype)
+    return (*grads, d_sinks)
+
+
+@backward_operator.register_fake
+def _(d_out, out, sums, lse, q, k, v, *options_and_values):
+    sinks = options_and_values[8]
+    d_sinks = q.new_empty(0, dtype=torch.float32) if sinks is None else torch.empty_like(sinks)
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), d_sinks
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    """What gradients need of a call."""
+    q, k, v, *options = inputs[:9]
+    *values, longest, _ = inputs[9:]
+    ctx.save_for_backward(q, k, v, *output, *values)
+    ctx.options, ctx.longest = options, longest
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate(ctx: Any, d_out: Optional[Tensor], d_lse: Optional[Tensor]) -> tuple[Any, ...]:
+    q, k, v, out, lse, *values = ctx.saved_tensors
+    none = (None,) * 15
+    if d_out is None and d_lse is None:
+        return none
+    d_out = torch.zeros_like(out) if d_out is None else d_out
+    sums = None
+    if d_lse is not None:
+        # The gradient of the log-sum-exp is the weights: it counts like a row sum of the other sign.
+        products = (d_out.float() * out.float()).sum(-1)
+        products = products.transpose(-1, -2) if ctx.options[5] != "bhsd" else products
+        sums = (products - d_lse).contiguous()
+    dq, dk, dv, d_sinks = backward_operator(d_out, out, sums, lse, q, k, v, *ctx.options, *values, ctx.longest)
+    return dq, dk, dv, *none[3:11], None if values[2] is None else d_sinks, *none[12:]
+
+
+operator.register_autograd(_differentiate, setup_context=_keep)
+
+
 def call(
     q: Tensor, k: Tensor, v: Tensor, options: Options, values: Values, return_lse: bool, out: Optional[Tensor]
 ) -> Any:
     """`_attention.run` as a call of the operator."""
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        raise NotImplementedError(_frameworks.NO_GRADIENTS)
+    sinks = _tensor(values.sinks)
+    with_gradients = _records(q, k, v, sinks)
+    if with_gradients and q.is_cuda:
+        raise NotImplementedError(NO_GPU_GRADIENTS)
     result, lse = operator(
         q,
         k,
@@ -65,13 +142,21 @@ def call(
         options.scale,
         options.softcap,
         options.layout,
-        *(_tensor(given) for given in (values.query_lengths, values.key_lengths, values.sinks, values.mask)),
+        _tensor(values.query_lengths),
+        _tensor(values.key_lengths),
+        sinks,
+        _tensor(values.mask),
         None if values.longest is None else list(values.longest),
-        return_lse,
+        return_lse or with_gradients,
     )
     if out is not None:
         result = out.copy_(result)
     return (result, lse) if return_lse else result
+
+
+def _records(*tensors: Optional[Tensor]) -> bool:
+    """Whether torch records a call with these tensors for a backward pass."""
+    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
 
 def _tensor(values: Any) -> Optional[Tensor]:

@@ -118,6 +118,17 @@ def test_flash_attn_func(framework, name):
     check_close(framework.read(out), expected.swapaxes(1, 2), dtype)
 
 
+@cases(framework=ALL, dim=[1, 59, 111, 320])
+def test_flash_attn_func_takes_any_head_dim(framework, dim):
+    framework.need()
+    dtype = framework.dtypes[-1]
+    q, k, v = (framework.make(normal(2, s, h, dim, seed=s + h), dtype) for s, h in ((17, 4), (29, 2), (29, 2)))
+    exact = [framework.read(x).swapaxes(1, 2) for x in (q, k, v)]
+    expected, _ = reference(*exact, mask=band_mask(17, 29, None, 0))
+    out = flashcore.flash_attn_func(q, k, v, causal=True)
+    check_close(framework.read(out), expected.swapaxes(1, 2), dtype)
+
+
 @cases(framework=ALL)
 def test_packed(framework):
     framework.need()

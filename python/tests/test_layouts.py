@@ -111,3 +111,43 @@ def test_nothing_is_copied():
     before = flashcore.attention(q, q, q)
     q[...] = 1.0
     assert (flashcore.attention(q, q, q) == 1.0).all() and not (before == 1.0).all()
+
+
+@cases(framework=ALL, layout=["bhsd", "bshd"], dimensions=[2, 3])
+def test_tensors_without_batch_or_heads(framework, layout, dimensions):
+    """The same numbers as with dimensions of 1 in their place."""
+    framework.need()
+    dtype = framework.dtypes[-1]
+    heads = {2: (1, 1), 3: (4, 2)}[dimensions]
+    q, k, v = (framework.make(normal(1, h, s, d), dtype) for h, s, d in zip((heads[0], *heads[1:] * 2), (30, 50, 50), (32, 32, 16)))
+    four = [q, k, v] if layout == "bhsd" else [*map(framework.transpose, (q, k, v))]
+    few = [x[0] if dimensions == 3 else framework.transpose(x)[0, :, 0] if layout == "bhsd" else x[0, :, 0] for x in four]
+    options = dict(causal=True, layout=layout, return_lse=True, key_lengths=[40])
+    (out, lse), (wanted, wanted_lse) = (flashcore.attention(*tensors, **options) for tensors in (few, four))
+    out, lse, wanted, wanted_lse = map(framework.read, (out, lse, wanted, wanted_lse))
+    assert out.shape == (*few[0].shape[:-1], 16), out.shape
+    assert lse.shape == ((4, 30) if dimensions == 3 else (30,)), lse.shape
+    assert (out == wanted.reshape(out.shape)).all() and (lse == wanted_lse.reshape(lse.shape)).all()
+    plain = framework.read(flashcore.attention(*few, layout=layout))
+    assert (plain == framework.read(flashcore.attention(*four, layout=layout)).reshape(plain.shape)).all()
+
+
+@cases(shape=[(2, 24, 16), (24, 16)])
+def test_masks_and_outputs_without_a_batch(shape):
+    q = normal(*shape)
+    keep = np.arange(24) >= 5
+    out = np.empty_like(q)
+    assert flashcore.attention(q, q, q, key_mask=keep, out=out) is out
+    whole = q.reshape(1, -1, 24, 16)
+    check_close(out.reshape(whole.shape), reference(whole, whole, whole, keep)[0], "float32")
+    assert (flashcore.attention(q, q, q, key_mask=keep[None]) == out).all()
+
+
+def test_parts_without_a_batch_are_merged():
+    q, k = normal(2, 10, 16), normal(2, 30, 16)
+    parts, lses = zip(*(flashcore.attention(q, part, part, return_lse=True) for part in (k[:, :12], k[:, 12:])))
+    merged = flashcore.merge(list(parts), list(lses))
+    check_close(merged, reference(q[None], k[None], k[None])[0][0], "float32")
+    out, lse = np.empty_like(q), np.full((2, 10), -np.inf, "float32")
+    flashcore.accumulate(q, k, k, out, lse)
+    check_close(out, merged.astype("float64"), "float32")

@@ -60,14 +60,6 @@ def test_fake_tensors_go_through_the_operator():
         assert type(out).__name__ == "FakeTensor" and out.shape == (2, 4, 16, 8)
 
 
-def test_gradients_are_refused_under_compile():
-    torch = need_torch()
-    torch._dynamo.reset()
-    q = torch.randn(1, 2, 8, 16, requires_grad=True)
-    with raises(NotImplementedError, "no backward pass"):
-        torch.compile(lambda x: flashcore.attention(x, x, x), backend="aot_eager")(q)
-
-
 def test_torch_without_exchange_api():
     """What torch before 2.10 gets: tensors by capsule."""
     torch = need_torch()
@@ -125,8 +117,7 @@ def test_short_way_leaves_the_rest_to_the_long_way():
     assert torch.equal(flashcore.attention(q, parameter, v), expected)
     with torch.no_grad():
         assert torch.equal(shortcut(recorded, k, v, None, options), expected)
-    with raises(NotImplementedError, "no backward pass"):
-        flashcore.attention(recorded, k, v)
+    assert flashcore.attention(recorded, k, v).requires_grad
 
 
 def test_options_are_numbers():

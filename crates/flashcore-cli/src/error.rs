@@ -53,10 +53,8 @@ pub enum CliError {
     NoRuns { folder: &'static str },
     #[error("--threads is for the cpu backend; omit it or pass --backend cpu")]
     Threads,
-    #[error("--general is for a real GPU; to simulate the general kernel, pass --gpu sm_80")]
-    GeneralSimulated,
-    #[error("--general is for the cuda backend; omit it or pass --backend cuda")]
-    GeneralOnCpu,
+    #[error("{flag} is for the cuda backend and the simulator; omit it or pass --backend cuda")]
+    KernelOnCpu { flag: &'static str },
     #[error("--gpu is for the simulator; omit it or pass --backend sim")]
     Gpu,
     #[error(

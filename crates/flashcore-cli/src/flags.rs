@@ -12,12 +12,13 @@ use flashcore::cuda::Cuda;
 use flashcore::{Backend, BackendError, BackendKind, DType, Dims, Layout, Mask, Problem, ProblemError};
 use flashcore_core::{Spec, Values};
 use flashcore_cpu::Cpu;
-use flashcore_kernels::tuned::Table;
+use flashcore_kernels::Choice;
 use flashcore_lab::{competitor::roster::Ours, task::normal_sinks};
+use flashcore_testkit::Kind;
 
 use crate::{
     error::CliError,
-    table_flags::TableFlags,
+    table_flags::{KernelFlags, TableFlags},
     values::{Shape, Window},
 };
 
@@ -50,6 +51,12 @@ impl TensorFlags {
         let k = Dims { heads, seq, ..q };
         [q, k, Dims { dim: self.dim_v.unwrap_or(q.dim), ..k }]
     }
+}
+
+/// The values of `--kind`.
+pub fn kinds() -> impl TypedValueParser<Value = Kind> {
+    PossibleValuesParser::new(Kind::ALL.map(Kind::name))
+        .try_map(|name| Kind::named(&name).ok_or("no such kind of data"))
 }
 
 /// What is computed.
@@ -147,11 +154,11 @@ pub struct BackendFlags {
     #[arg(long, value_name = "NAME", default_value = "auto", value_parser = names())]
     backend: Named,
     /// Threads of the CPU backend [default: all cores]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024),
+          conflicts_with_all = ["general", "family"])]
     threads: Option<u16>,
-    /// Use the GPU kernel that runs on every architecture instead of a specialised one
-    #[arg(long, conflicts_with_all = ["threads", "table"])]
-    general: bool,
+    #[command(flatten)]
+    kernel: KernelFlags,
     #[command(flatten)]
     table: TableFlags,
 }
@@ -164,10 +171,11 @@ impl BackendFlags {
 
     /// What was named, if the other flags do not ask for something else.
     fn named(&self) -> Result<Named, CliError> {
-        match (self.backend, self.threads, self.general) {
+        match (self.backend, self.threads, self.kernel.named()) {
             (Named::Simulator, Some(_), _) => Err(CliError::Threads),
-            (Named::Simulator, None, true) => Err(CliError::GeneralSimulated),
-            (Named::Kind(BackendKind::Cpu), _, true) => Err(CliError::GeneralOnCpu),
+            (Named::Kind(BackendKind::Cpu), _, Some(_)) => {
+                Err(CliError::KernelOnCpu { flag: self.kernel.flag() })
+            }
             (named, ..) => Ok(named),
         }
     }
@@ -175,7 +183,7 @@ impl BackendFlags {
     /// The backends that may compute, best first.
     pub fn candidates(&self) -> Result<Vec<Arc<dyn Backend>>, CliError> {
         let ours = self.ours()?;
-        let may_pass = self.kind()? == BackendKind::Auto && !self.general && self.table.load()?.is_none();
+        let may_pass = self.kind()? == BackendKind::Auto && matches!(self.choice()?, Choice::Rules);
         let next: Option<Arc<dyn Backend>> =
             (may_pass && matches!(ours, Ours::Cuda(_))).then(|| Arc::new(Cpu::new()) as _);
         Ok(std::iter::once(ours.backend()).chain(next).collect())
@@ -190,12 +198,10 @@ impl BackendFlags {
 
     /// The backend that competes with others: a GPU where there is one.
     pub fn ours(&self) -> Result<Ours, CliError> {
-        let table = self.table.load()?;
+        let choice = self.choice()?;
         let open = || {
             let cuda = Cuda::open(0).map_err(flashcore::cuda::Error::on_opening)?;
-            let cuda = table.iter().fold(cuda, |cuda, table| cuda.with_table(table.clone()));
-            let cuda = if self.general { cuda.with_general_kernels() } else { cuda };
-            Ok(Ours::Cuda(Arc::new(cuda)))
+            Ok(Ours::Cuda(Arc::new(cuda.choosing(choice))))
         };
         let kind = self.kind()?;
         match (kind, self.threads()) {
@@ -204,7 +210,9 @@ impl BackendFlags {
             }
             (_, Some(_)) => Err(CliError::Threads),
             (BackendKind::Auto | BackendKind::Cuda, None) => match open() {
-                Err(BackendError::Unavailable { .. }) if kind == BackendKind::Auto && !self.general => {
+                Err(BackendError::Unavailable { .. })
+                    if kind == BackendKind::Auto && self.kernel.named().is_none() =>
+                {
                     Ok(Ours::Cpu(Cpu::new()))
                 }
                 opened => Ok(opened?),
@@ -213,14 +221,9 @@ impl BackendFlags {
         }
     }
 
-    /// The table of measured tiles that was named, or an empty one.
-    pub fn table(&self) -> Result<Arc<Table>, CliError> {
-        Ok(self.table.load()?.unwrap_or_default())
-    }
-
-    /// Whether the kernel for every GPU was asked for.
-    pub const fn general(&self) -> bool {
-        self.general
+    /// What decides about GPU kernels.
+    pub fn choice(&self) -> Result<Choice, CliError> {
+        self.kernel.choice(&self.table)
     }
 
     /// Threads asked for.

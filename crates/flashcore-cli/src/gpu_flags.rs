@@ -28,7 +28,8 @@ pub struct Chosen {
 }
 
 /// Architectures that can be named, each with the multiprocessors and the name of a usual GPU.
-const MODELS: [(&str, Target, u32, &str); 6] = [
+const MODELS: [(&str, Target, u32, &str); 7] = [
+    ("sm_75", Target::Sm75, 40, "T4"),
     ("sm_80", Target::Sm80, 108, "A100"),
     ("sm_86", Target::Sm86, 82, "RTX 3090"),
     ("sm_89", Target::Sm89, 128, "RTX 4090"),
@@ -121,5 +122,8 @@ mod tests {
         assert_eq!(Chosen::model("sm_80").gpu, Gpu::AMPERE);
         assert_eq!(Chosen::model("sm_86").gpu, Gpu::CONSUMER);
         assert_eq!(Chosen::model("sm_100").gpu, Gpu::BLACKWELL);
+        assert_eq!(Chosen::model("sm_75").gpu, Gpu::TURING);
+        assert_eq!(Chosen::model("sm_89").gpu, Gpu::ADA);
+        assert_eq!(Chosen::model("sm_120").gpu, Gpu::BLACKWELL_RTX);
     }
 }

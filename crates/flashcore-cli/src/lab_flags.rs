@@ -19,11 +19,12 @@ use flashcore_lab::{
     suites::Suite,
     task::Task,
 };
+use flashcore_testkit::Kind;
 
 use crate::{
     error::CliError,
     files::Place,
-    flags::{AttentionFlags, BackendFlags, TensorFlags},
+    flags::{AttentionFlags, BackendFlags, TensorFlags, kinds},
     interrupt,
     output::Output,
     progress::Progress,
@@ -32,17 +33,21 @@ use crate::{
 /// What is measured: a suite or one problem.
 #[derive(Args, Clone, Debug)]
 pub struct TaskFlags {
-    /// A set of problems: forward, small, cpu, options or sweep [default: one problem]
+    /// A set of problems: forward, small, cpu, kinds, options or sweep [default: one problem]
     #[arg(long, value_name = "NAME", value_parser = suites(), conflicts_with_all = TensorFlags::NAMES)]
     suite: Option<Suite>,
-    /// Only problems, or comparisons, whose name contains this
-    #[arg(long, value_name = "TEXT", requires = "suite")]
-    filter: Option<String>,
+    /// Only problems, or comparisons, whose name contains all these words; may be given several times
+    #[arg(long, value_name = "WORDS", requires = "suite")]
+    filter: Vec<String>,
     #[command(flatten)]
     tensors: TensorFlags,
     /// Element type: f16, bf16 or f32 [default: f16, or what the suite uses]
     #[arg(long, value_name = "TYPE", help_heading = "Random tensors")]
     dtype: Option<DType>,
+    /// What the tensors hold: normal, outliers, sharp, sink, mean or drift
+    #[arg(long, value_name = "NAME", default_value = "normal", value_parser = kinds(), hide_possible_values = true,
+          conflicts_with = "suite", help_heading = "Random tensors")]
+    kind: Kind,
     #[command(flatten)]
     attention: AttentionFlags,
 }
@@ -53,20 +58,25 @@ impl TaskFlags {
         let Some(suite) = self.suite else {
             let dtype = self.dtype.unwrap_or(DType::F16);
             let problem = self.attention.problem(dtype, self.tensors.dims())?;
-            return Ok(vec![Task::new(problem).map_err(LabError::from)?]);
+            return Ok(vec![Task::new(problem).map_err(LabError::from)?.of_kind(self.kind)]);
         };
-        suite_tasks(suite, self.suite_dtype(suite), self.filter.as_deref().unwrap_or_default())
+        suite_tasks(suite, self.suite_dtype(suite), &self.filter)
     }
 
     /// What is compared with what, where the suite is one of comparisons.
     pub fn comparisons(&self) -> Result<Vec<Comparison>, CliError> {
         let all = self.suite.map_or(Ok(Vec::new()), |suite| suite.comparisons(self.suite_dtype(suite)));
-        let filter = self.filter.as_deref().unwrap_or_default();
-        Ok(all.map_err(LabError::from)?.into_iter().filter(|one| one.is_named(filter)).collect())
+        let wanted = |one: &Comparison| passes(&self.filter, |part| one.is_named(part));
+        Ok(all.map_err(LabError::from)?.into_iter().filter(wanted).collect())
     }
 
     fn suite_dtype(&self, suite: Suite) -> DType {
         self.dtype.unwrap_or(suite.dtype)
+    }
+
+    /// Whether it is that suite.
+    pub fn is_of(&self, suite: Suite) -> bool {
+        self.suite.is_some_and(|own| own.name == suite.name)
     }
 
     /// Whether it is a suite of comparisons.
@@ -90,21 +100,34 @@ impl TaskFlags {
     }
 }
 
-/// The problems of a suite whose names, or whose comparisons' names, contain `filter`; at least one.
-pub fn suite_tasks(suite: Suite, dtype: DType, filter: &str) -> Result<Vec<Task>, CliError> {
+/// The problems of a suite whose names, or whose comparisons' names, pass one of the filters; at least one.
+pub fn suite_tasks(suite: Suite, dtype: DType, filters: &[String]) -> Result<Vec<Task>, CliError> {
     let (wanted, names): (Vec<Task>, Vec<String>) = if suite.compares() {
         let mut all = suite.comparisons(dtype).map_err(LabError::from)?;
         let mut names: Vec<_> = all.iter().map(|one| one.what.clone()).collect();
         names.dedup();
-        all.retain(|one| one.is_named(filter));
+        all.retain(|one| passes(filters, |part| one.is_named(part)));
         (comparison::tasks(&all), names)
     } else {
         let mut all = suite.tasks(dtype).map_err(LabError::from)?;
         let names = all.iter().map(Task::to_string).collect();
-        all.retain(|task| task.to_string().contains(filter));
+        all.retain(|task| {
+            // With what goes without saying in a name: `full`, `normal`.
+            let name = format!("{task} {} {}", task.problem().mask(), task.spec().kind.name());
+            passes(filters, |part| name.contains(part))
+        });
         (all, names)
     };
-    if wanted.is_empty() { Err(CliError::nothing_to_measure(filter, &names)) } else { Ok(wanted) }
+    if wanted.is_empty() {
+        Err(CliError::nothing_to_measure(&filters.join(" or "), &names))
+    } else {
+        Ok(wanted)
+    }
+}
+
+/// Whether something has every word of a filter in its name; without filters everything has.
+fn passes(filters: &[String], has: impl Fn(&str) -> bool) -> bool {
+    filters.is_empty() || filters.iter().any(|filter| filter.split_whitespace().all(&has))
 }
 
 fn suites() -> impl TypedValueParser<Value = Suite> {

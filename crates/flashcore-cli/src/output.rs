@@ -45,6 +45,19 @@ impl Output {
         self.style.json
     }
 
+    /// Prints a line ahead of the answer: beside it for people, on standard error where a program reads the answer.
+    pub fn remark(&self, line: &Text) -> Result<(), CliError> {
+        if self.style.quiet {
+            return Ok(());
+        }
+        if !self.style.json {
+            return self.raw(&(line.painted(self.colour) + "\n"));
+        }
+        // Nobody need read it.
+        let _ = writeln!(io::stderr(), "{}", line.words);
+        Ok(())
+    }
+
     /// Prints text as it is.
     pub fn raw(&self, text: &str) -> Result<(), CliError> {
         let mut stdout = io::stdout().lock();
@@ -86,6 +99,17 @@ pub struct Text {
 impl Text {
     fn new(words: impl Into<String>, tone: Tone) -> Self {
         Self { words: words.into(), tone }
+    }
+
+    /// The words outside of a table.
+    fn painted(&self, colour: bool) -> String {
+        let code = match self.tone {
+            Tone::Good => 32,
+            Tone::Bad => 31,
+            Tone::Faint => 2,
+            Tone::Plain => 0,
+        };
+        if colour && code > 0 { format!("\u{1b}[{code}m{}\u{1b}[0m", self.words) } else { self.words.clone() }
     }
 
     fn cell(&self) -> Cell {

@@ -3,7 +3,11 @@
 use flashcore_lab::{contest::Observer, task::Task};
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::{interrupt, output::Output};
+use crate::{
+    error::CliError,
+    interrupt,
+    output::{Output, Text},
+};
 
 /// A bar over a known number of steps.
 pub struct Progress {
@@ -31,6 +35,11 @@ impl Progress {
     pub fn say(&self, what: String) {
         self.bar.set_message(what);
         self.bar.tick();
+    }
+
+    /// Prints a line that stays, at once and wherever the output goes: on standard error where a program reads the other.
+    pub fn print(&self, line: &Text, output: &Output) -> Result<(), CliError> {
+        self.bar.suspend(|| output.remark(line))
     }
 
     /// A step is done.

@@ -2,7 +2,7 @@
 
 use std::error::Error;
 
-use crate::{call::HostCall, error::ProblemError, merge::MergeCall};
+use crate::{backward::BackwardCall, call::HostCall, error::ProblemError, merge::MergeCall};
 
 /// Something that computes attention on host tensors.
 pub trait Backend: Send + Sync {
@@ -15,6 +15,12 @@ pub trait Backend: Send + Sync {
     /// Merges partial results: every output row is written, or an error is returned.
     fn merge(&self, _: &mut MergeCall<'_>) -> Result<Ran, BackendError> {
         let (what, instead) = ("merging".to_owned(), "use another backend".to_owned());
+        Err(BackendError::Unsupported { backend: self.name(), what, instead })
+    }
+
+    /// Computes gradients: every one of them is written completely, or an error is returned.
+    fn backward(&self, _: &mut BackwardCall<'_>) -> Result<Ran, BackendError> {
+        let (what, instead) = ("gradients".to_owned(), "compute them on the cpu backend".to_owned());
         Err(BackendError::Unsupported { backend: self.name(), what, instead })
     }
 }
@@ -30,6 +36,10 @@ impl<B: Backend + ?Sized> Backend for &B {
 
     fn merge(&self, call: &mut MergeCall<'_>) -> Result<Ran, BackendError> {
         (**self).merge(call)
+    }
+
+    fn backward(&self, call: &mut BackwardCall<'_>) -> Result<Ran, BackendError> {
+        (**self).backward(call)
     }
 }
 
@@ -79,7 +89,10 @@ pub enum BackendError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{DType, DataMut, Dims, Layout, MergeSpec, Parts, Spec, Values};
+    use crate::{
+        BackwardInputs, BackwardSpec, DType, Data, DataMut, Dims, GradientsMut, Layout, MergeSpec, Parts,
+        RowTerms, Spec, Values,
+    };
 
     /// Answers every operation by its name.
     struct Named;
@@ -100,6 +113,10 @@ mod tests {
         fn merge(&self, _: &mut MergeCall<'_>) -> Result<Ran, BackendError> {
             ran("merge")
         }
+
+        fn backward(&self, _: &mut BackwardCall<'_>) -> Result<Ran, BackendError> {
+            ran("backward")
+        }
     }
 
     /// A reference to a backend computes whatever the backend computes: what it did not hand on, it would refuse.
@@ -112,8 +129,17 @@ mod tests {
         let mut call = HostCall::bind(&problem, Values::NONE, [&one[..]; 3], &mut out, None).unwrap();
         assert_eq!(backend.forward(&mut call).unwrap().kernel, "forward");
         let problem = MergeSpec::new(DType::F32, layout, Parts::Listed(1)).parse().unwrap();
-        let (parts, lses) = ([crate::Data::F32(&one)], [&one[..]]);
+        let (parts, lses) = ([Data::F32(&one)], [&one[..]]);
         let mut call = MergeCall::bind(&problem, &parts, &lses, DataMut::F32(&mut out), None).unwrap();
         assert_eq!(backend.merge(&mut call).unwrap().kernel, "merge");
+        let spec = Spec::new(DType::F32, layout, layout, layout);
+        let problem = BackwardSpec::new(spec).parse().unwrap();
+        let [mut dq, mut dk, mut dv] = [[0.0f32]; 3];
+        let data = Data::F32(&one);
+        let inputs = BackwardInputs { qkv: [data; 3], lse: &one, terms: RowTerms::Out(data), d_out: data };
+        let qkv = [&mut dq, &mut dk, &mut dv].map(|grad| DataMut::F32(grad));
+        let grads = GradientsMut { qkv, sinks: None };
+        let mut call = BackwardCall::bind(&problem, Values::NONE, inputs, grads).unwrap();
+        assert_eq!(backend.backward(&mut call).unwrap().kernel, "backward");
     }
 }

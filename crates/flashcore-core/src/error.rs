@@ -28,6 +28,18 @@ pub enum Operand {
     Part,
     /// The log-sum-exp of a partial result.
     PartLse,
+    /// The gradient of the result.
+    DOut,
+    /// The gradient of the queries.
+    DQ,
+    /// The gradient of the keys.
+    DK,
+    /// The gradient of the values.
+    DV,
+    /// The sums of each row of the result times its gradient.
+    RowSums,
+    /// The gradient of the sinks.
+    DSinks,
     /// A tensor whose part is not known yet.
     Tensor,
 }
@@ -45,6 +57,12 @@ impl fmt::Display for Operand {
             Self::Sinks => "sinks",
             Self::Part => "a part",
             Self::PartLse => "the lse of a part",
+            Self::DOut => "d_out",
+            Self::DQ => "dq",
+            Self::DK => "dk",
+            Self::DV => "dv",
+            Self::RowSums => "row sums",
+            Self::DSinks => "d_sinks",
             Self::Tensor => "the tensor",
         })
     }
@@ -269,6 +287,39 @@ pub enum ProblemError {
         "accumulating needs the LSE of what the output holds already; pass lse (minus infinity for nothing)"
     )]
     AccumulateLse,
+    /// A type of gradients that kernels do not write.
+    #[error("the gradients are {grad} but q is {dtype}; give them q's type or f32")]
+    GradDType {
+        /// The gradients' type.
+        grad: DType,
+        /// The type of Q, K and V.
+        dtype: DType,
+    },
+    /// The buffer of row sums has the wrong size.
+    #[error("row sums hold {len} values but the problem has {needed} rows (batch x heads x sequence)")]
+    RowSumsLength {
+        /// Rows of the problem.
+        needed: usize,
+        /// Values there.
+        len: usize,
+    },
+    /// The output where the problem asks for row sums, or the other way round.
+    #[error("the problem asks for {} but the call brings {}; bind what it was planned for",
+        if *given { "the output" } else { "row sums" }, if *given { "row sums" } else { "the output" })]
+    OtherRowTerms {
+        /// Whether the call brings row sums.
+        given: bool,
+    },
+    /// Gradients of sinks that do not fit the sinks.
+    #[error(
+        "d_sinks holds {given} values but the problem has {expected} sinks; give one per query head, or no d_sinks"
+    )]
+    SinkGradients {
+        /// Values there.
+        given: usize,
+        /// Sinks of the problem.
+        expected: usize,
+    },
     /// Lengths of another kind than the problem asks for.
     #[error(
         "the problem asks for {asked:?} but the call brings {given:?}; bind the lengths it was planned for"

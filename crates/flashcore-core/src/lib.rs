@@ -14,10 +14,12 @@
 //! | [`Lengths`], [`Values`] | the numbers that a call binds to a problem |
 //! | [`Instance`] | a problem with its numbers |
 //! | [`MergeSpec`], [`MergeProblem`], [`MergeCall`] | the same for merging partial results |
+//! | [`BackwardSpec`], [`BackwardProblem`], [`BackwardCall`] | the same for gradients |
 //! | [`Backend`] | something that computes a problem |
 #![forbid(unsafe_code)]
 
 mod backend;
+mod backward;
 mod call;
 mod dtype;
 mod error;
@@ -32,6 +34,9 @@ mod tests;
 mod values;
 
 pub use backend::{Backend, BackendError, Ran};
+pub use backward::{
+    BackwardCall, BackwardInputs, BackwardProblem, BackwardSpec, GradientsMut, RowSums, RowTerms,
+};
 pub use call::{Data, DataMut, HostCall};
 pub use dtype::{DType, Element};
 pub use error::{Axis, Operand, ProblemError};

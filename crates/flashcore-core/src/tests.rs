@@ -5,8 +5,9 @@ use std::sync::Arc;
 use half::f16;
 
 use crate::{
-    DType, Data, DataMut, Dims, Element, HostCall, Instance, Layout, Lengths, MAX_EXTENT, Mask, MergeCall,
-    MergeProblem, MergeSpec, Parts, Problem, ProblemError, Spec, Tensor, TensorView, TensorViewMut, Values,
+    BackwardCall, BackwardInputs, BackwardProblem, BackwardSpec, DType, Data, DataMut, Dims, Element,
+    GradientsMut, HostCall, Instance, Layout, Lengths, MAX_EXTENT, Mask, MergeCall, MergeProblem, MergeSpec,
+    Parts, Problem, ProblemError, RowSums, RowTerms, Spec, Tensor, TensorView, TensorViewMut, Values,
 };
 
 type Attempt = Result<(), ProblemError>;
@@ -107,6 +108,10 @@ fn name(error: &ProblemError) -> &'static str {
         ProblemError::OutDType { .. } => "OutDType",
         ProblemError::AccumulateDType { .. } => "AccumulateDType",
         ProblemError::AccumulateLse => "AccumulateLse",
+        ProblemError::GradDType { .. } => "GradDType",
+        ProblemError::RowSumsLength { .. } => "RowSumsLength",
+        ProblemError::OtherRowTerms { .. } => "OtherRowTerms",
+        ProblemError::SinkGradients { .. } => "SinkGradients",
         ProblemError::OtherLengths { .. } => "OtherLengths",
         ProblemError::OtherSinks { .. } => "OtherSinks",
         ProblemError::SinkCount { .. } => "SinkCount",
@@ -266,9 +271,86 @@ fn parts_that_fit_are_bound() {
     assert_eq!((empty.rows(), empty.out().span()), (0, 0));
 }
 
+/// The gradients of the good problem, parsed with a change.
+fn backward(change: impl Fn(&mut BackwardSpec)) -> Result<BackwardProblem, ProblemError> {
+    let mut spec = BackwardSpec::new(good());
+    change(&mut spec);
+    spec.parse()
+}
+
+fn ungraded(change: impl Fn(&mut BackwardSpec)) -> Attempt {
+    backward(change).map(drop)
+}
+
+/// Binds so many elements of dO, of the LSE, of the row sums (or an output where `None`) and of dQ.
+fn grad_bound(
+    problem: &BackwardProblem,
+    d_out: usize,
+    lse: usize,
+    sums: Option<usize>,
+    dq: usize,
+) -> Attempt {
+    let zeros = vec![0f32; 4096];
+    let [mut dq, mut dk, mut dv] = [dq, 4096, 4096].map(|len| vec![0f32; len]);
+    let terms = sums.map_or(RowTerms::Out(Data::F32(&zeros)), |len| RowTerms::Sums(&zeros[..len]));
+    let (qkv, d_out) = ([Data::F32(&zeros); 3], Data::F32(&zeros[..d_out]));
+    let inputs = BackwardInputs { qkv, lse: &zeros[..lse], terms, d_out };
+    let qkv = [&mut dq, &mut dk, &mut dv].map(|grad| DataMut::F32(grad));
+    BackwardCall::bind(problem, Values::NONE, inputs, GradientsMut { qkv, sinks: None }).map(drop)
+}
+
+/// Binds so many gradients of sinks, with or without sinks.
+fn sinks_graded(given: usize, sinks: Option<Arc<[f32]>>) -> Attempt {
+    let values = Values { lengths: Lengths::Uniform, sinks };
+    let problem = BackwardSpec::new(good().with(&values)).parse()?;
+    let (zeros, mut d_sinks) = (vec![0f32; 4096], vec![0f32; given]);
+    let [mut dq, mut dk, mut dv] = [(); 3].map(|()| zeros.clone());
+    let (data, lse) = (Data::F32(&zeros), &zeros[..64]);
+    let inputs = BackwardInputs { qkv: [data; 3], lse, terms: RowTerms::Out(data), d_out: data };
+    let qkv = [&mut dq, &mut dk, &mut dv].map(|grad| DataMut::F32(grad));
+    BackwardCall::bind(&problem, &values, inputs, GradientsMut { qkv, sinks: Some(&mut d_sinks) }).map(drop)
+}
+
+/// Gradients.
+#[rustfmt::skip] // a table: one attempt, one expectation per line
+fn wrong_gradients() -> Vec<Row> {
+    let computed = backward(|_| {}).unwrap();
+    let given = backward(|s| s.row_sums = RowSums::Given).unwrap();
+    let narrow = backward(|s| s.forward.dtype = DType::BF16).unwrap();
+    vec![
+        (ungraded(|s| s.forward.scale = Some(0.0)), "Scale", "scale 0"),
+        (ungraded(|s| s.d_out = Some(dense([2, 4, 8, 65]))), "Mismatch", "d_out has dim 65 but 64 is needed"),
+        (ungraded(|s| s.dq = Some(dense([2, 4, 9, 64]))), "Mismatch", "dq has sequence 9 but 8"),
+        (ungraded(|s| s.dk = Some(dense([2, 4, 16, 64]))), "Mismatch", "because k has it"),
+        (ungraded(|s| s.dv = Some(repeated([2, 2, 16, 64]))), "OverlappingOutput", "its own elements"),
+        (ungraded(|s| s.grad_dtype = Some(DType::F16)), "GradDType", "the gradients are f16 but q is f32"),
+        (ungraded(|s| (s.forward.dtype, s.accumulate) = (DType::F16, true)), "AccumulateDType", "not f16"),
+        (grad_bound(&computed, 4095, 64, None, 4096), "BufferTooSmall", "d_out holds 4095"),
+        (grad_bound(&computed, 4096, 63, None, 4096), "LseLength", "63 values"),
+        (grad_bound(&computed, 4096, 64, None, 4095), "BufferTooSmall", "dq holds 4095"),
+        (grad_bound(&computed, 4096, 64, Some(64), 4096), "OtherRowTerms", "asks for the output but the call brings row sums"),
+        (grad_bound(&given, 4096, 64, None, 4096), "OtherRowTerms", "asks for row sums"),
+        (grad_bound(&given, 4096, 64, Some(65), 4096), "RowSumsLength", "row sums hold 65 values"),
+        (grad_bound(&narrow, 4096, 64, None, 4096), "OtherDType", "q is f32 but the problem says bf16"),
+        (sinks_graded(4, None), "SinkGradients", "d_sinks holds 4 values but the problem has 0 sinks"),
+        (sinks_graded(3, Some([0.0; 4].into())), "SinkGradients", "one per query head"),
+    ]
+}
+
+#[test]
+fn gradients_that_fit_are_bound() {
+    let given = backward(|s| s.row_sums = RowSums::Given).unwrap();
+    assert_eq!(grad_bound(&given, 4096, 64, Some(64), 4096), Ok(()));
+    assert_eq!(sinks_graded(4, Some([0.0; 4].into())), Ok(()));
+    // Whether forward accumulated is no part of its gradients; five products instead of two.
+    let accumulated = backward(|s| (s.forward.accumulate, s.grad_dtype) = (true, Some(DType::F32))).unwrap();
+    assert_eq!(accumulated, backward(|_| {}).unwrap());
+    assert_eq!(accumulated.flops(), 2.5 * good().parse().unwrap().flops());
+}
+
 #[test]
 fn every_error_is_provoked() {
-    let tables = [wrong_extents(), wrong_memory(), wrong_options(), wrong_merges()];
+    let tables = [wrong_extents(), wrong_memory(), wrong_options(), wrong_merges(), wrong_gradients()];
     for (attempt, expected, says) in tables.into_iter().flatten() {
         let error = attempt.expect_err(expected);
         assert_eq!(name(&error), expected, "{error}");

@@ -1,7 +1,7 @@
 //! Times attention for `bench/cpu/compare.py`: reads one request per line, answers with one line of JSON.
 //!
-//! A request is `attention B HQ HKV SQ SKV D causal|full f32|f16|bf16 REPETITIONS`, or `read BYTES REPETITIONS` for the
-//! read bandwidth of memory; the answer holds the seconds of each repetition.
+//! A request is `attention B HQ HKV SQ SKV D causal|full f32|f16|bf16 REPETITIONS`, `gradients` with the same words, or
+//! `read BYTES REPETITIONS` for the read bandwidth of memory; the answer holds the seconds of each repetition.
 //! Arguments: the number of threads, and the name of a SIMD level to force.
 
 use std::{
@@ -9,7 +9,10 @@ use std::{
     time::Instant,
 };
 
-use flashcore_core::{DType, Dims, Element, HostCall, Layout, Mask, Spec, Values};
+use flashcore_core::{
+    BackwardCall, BackwardInputs, BackwardSpec, DType, Dims, Element, GradientsMut, HostCall, Layout, Mask,
+    Problem, RowTerms, Spec, Values,
+};
 use flashcore_cpu::{Cpu, Scratch, SimdLevel};
 use half::{bf16, f16};
 use rayon::prelude::*;
@@ -28,15 +31,10 @@ fn main() -> Result<(), Failure> {
         let line = line?;
         let words: Vec<&str> = line.split_whitespace().collect();
         match words[..] {
-            ["attention", ref shape @ .., mask, dtype, repetitions] => {
+            [what @ ("attention" | "gradients"), ref shape @ .., mask, dtype, repetitions] => {
                 let shape = shape.iter().map(|n| n.parse()).collect::<Result<Vec<usize>, _>>()?;
-                attention(
-                    &cpu,
-                    shape.try_into().map_err(|_| "six extents")?,
-                    mask,
-                    dtype,
-                    repetitions.parse()?,
-                )?;
+                let shape = shape.try_into().map_err(|_| "six extents")?;
+                timed(&cpu, what == "gradients", shape, mask, dtype, repetitions.parse()?)?;
             }
             ["read", bytes, repetitions] => read(&cpu, bytes.parse()?, repetitions.parse()?),
             _ => return Err(format!("not a request: {line}").into()),
@@ -45,8 +43,9 @@ fn main() -> Result<(), Failure> {
     Ok(())
 }
 
-fn attention(
+fn timed(
     cpu: &Cpu,
+    gradients: bool,
     shape: [usize; 6],
     mask: &str,
     dtype: &str,
@@ -54,33 +53,79 @@ fn attention(
 ) -> Result<(), Failure> {
     let mask = if mask == "causal" { Mask::CAUSAL } else { Mask::NONE };
     match dtype.parse()? {
-        DType::F16 => typed::<f16>(cpu, shape, mask, repetitions),
-        DType::BF16 => typed::<bf16>(cpu, shape, mask, repetitions),
-        _ => typed::<f32>(cpu, shape, mask, repetitions),
+        DType::F16 => typed::<f16>(cpu, gradients, shape, mask, repetitions),
+        DType::BF16 => typed::<bf16>(cpu, gradients, shape, mask, repetitions),
+        _ => typed::<f32>(cpu, gradients, shape, mask, repetitions),
     }
 }
 
-fn typed<T: Element>(cpu: &Cpu, shape: [usize; 6], mask: Mask, repetitions: usize) -> Result<(), Failure> {
+fn typed<T: Element>(
+    cpu: &Cpu,
+    gradients: bool,
+    shape: [usize; 6],
+    mask: Mask,
+    repetitions: usize,
+) -> Result<(), Failure> {
     let [batch, heads_q, heads_kv, seq_q, seq_kv, dim] = shape;
     let q = Layout::bhsd(Dims::new(batch, heads_q, seq_q, dim))?;
     let kv = Layout::bhsd(Dims::new(batch, heads_kv, seq_kv, dim))?;
     // PyTorch's `is_causal` starts in the top left corner.
-    let problem = Spec { mask: mask.top_left(), ..Spec::new(T::DTYPE, q, kv, kv) }.parse()?;
+    let spec = Spec { mask: mask.top_left(), ..Spec::new(T::DTYPE, q, kv, kv) };
     let data = [random::<T>(q.span(), 1), random::<T>(kv.span(), 2), random::<T>(kv.span(), 3)];
-    let [q, k, v] = [&data[0][..], &data[1], &data[2]];
+    let run = if gradients { backward::<T> } else { forward::<T> };
+    run(cpu, &spec.parse()?, &data, repetitions)
+}
+
+fn forward<T: Element>(
+    cpu: &Cpu,
+    problem: &Problem,
+    [q, k, v]: &[Vec<T>; 3],
+    repetitions: usize,
+) -> Result<(), Failure> {
     let mut out = vec![T::from_f32(0.0); problem.out().span()];
     let mut scratch = Scratch::new();
-    let mut seconds = Vec::new();
-    let mut kernel = "";
+    repeat(repetitions, problem.flops(), || {
+        let mut call = HostCall::bind(problem, Values::NONE, [q, k, v], &mut out, None)?;
+        Ok((cpu.run_with(&mut call, &mut scratch)?, scratch.bytes()))
+    })
+}
+
+fn backward<T: Element>(
+    cpu: &Cpu,
+    forward: &Problem,
+    [q, k, v]: &[Vec<T>; 3],
+    repetitions: usize,
+) -> Result<(), Failure> {
+    let problem = BackwardSpec::new(forward.spec().clone()).parse()?;
+    let (mut out, mut lse) = (vec![T::from_f32(0.0); q.len()], vec![0.0; forward.rows()]);
+    let mut scratch = Scratch::new();
+    let mut call = HostCall::bind(forward, Values::NONE, [q, k, v], &mut out, Some(&mut lse))?;
+    cpu.run_with(&mut call, &mut scratch)?;
+    let (d_out, terms) = (random::<T>(q.len(), 4), RowTerms::Out(T::erase(&out)));
+    let [mut dq, mut dk, mut dv] = [q, k, v].map(Clone::clone);
+    repeat(repetitions, problem.flops(), || {
+        let qkv = [q, k, v].map(|tensor| T::erase(tensor));
+        let inputs = BackwardInputs { qkv, lse: &lse, terms, d_out: T::erase(&d_out) };
+        let qkv = [&mut dq, &mut dk, &mut dv].map(|grad| T::erase_mut(grad));
+        let grads = GradientsMut { qkv, sinks: None };
+        let mut call = BackwardCall::bind(&problem, Values::NONE, inputs, grads)?;
+        Ok((cpu.backward_with(&mut call, &mut scratch)?, scratch.bytes()))
+    })
+}
+
+/// Runs something once more than `repetitions` times and prints how long it took, without the first.
+fn repeat(
+    repetitions: usize,
+    flops: f64,
+    mut run: impl FnMut() -> Result<(&'static str, usize), Failure>,
+) -> Result<(), Failure> {
+    let (mut seconds, mut ran) = (Vec::new(), ("", 0));
     for _ in 0..=repetitions {
         let start = Instant::now();
-        kernel = cpu.run_with(
-            &mut HostCall::bind(&problem, Values::NONE, [q, k, v], &mut out, None)?,
-            &mut scratch,
-        )?;
+        ran = run()?;
         seconds.push(start.elapsed().as_secs_f64());
     }
-    let (flops, scratch) = (problem.flops(), scratch.bytes());
+    let (kernel, scratch) = ran;
     println!(
         r#"{{"kernel": "{kernel}", "flops": {flops}, "scratch": {scratch}, "seconds": {:?}}}"#,
         &seconds[1..]

@@ -2,11 +2,11 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use flashcore_core::{Backend, BackendError, Data, DataMut, HostCall, MergeCall, Ran};
+use flashcore_core::{Backend, BackendError, BackwardCall, DType, Data, DataMut, HostCall, MergeCall, Ran};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::{
-    SimdLevel, Tiles,
+    SimdLevel, Tiles, backward,
     forward::{forward, is_serial},
     merge::merge,
     output::Target,
@@ -99,6 +99,34 @@ impl Cpu {
         self.runner
     }
 
+    /// Computes gradients in the caller's working memory; returns the kernel's name.
+    pub fn backward_with(
+        &self,
+        call: &mut BackwardCall<'_>,
+        scratch: &mut Scratch,
+    ) -> Result<&'static str, BackendError> {
+        let problem = call.problem();
+        let dtypes = [problem.forward().dtype(), problem.forward().out_dtype(), problem.grad_dtype()];
+        let known = |dtype: &DType| matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
+        if let Some(dtype) = dtypes.iter().find(|dtype| !known(dtype)) {
+            let (what, instead) = (format!("{dtype} tensors"), "convert them to f32".to_owned());
+            return Err(BackendError::Unsupported { backend: "cpu", what, instead });
+        }
+        if backward::is_small(problem) {
+            return Ok(backward::backward(call, self.runner, (scratch, 1))?);
+        }
+        self.install(|| Ok(backward::backward(call, self.runner, (scratch, rayon::current_num_threads()))?))
+    }
+
+    /// Lends working memory to `run`.
+    fn with_scratch<R>(&self, run: impl FnOnce(&mut Scratch) -> R) -> R {
+        let idle = || self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut scratch = idle().pop().unwrap_or_default();
+        let result = run(&mut scratch);
+        idle().push(scratch);
+        result
+    }
+
     fn run_here(
         &self,
         call: &mut HostCall<'_>,
@@ -141,10 +169,12 @@ impl Backend for Cpu {
     }
 
     fn forward(&self, call: &mut HostCall<'_>) -> Result<Ran, BackendError> {
-        let idle = || self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut scratch = idle().pop().unwrap_or_default();
-        let kernel = self.run_with(call, &mut scratch)?;
-        idle().push(scratch);
+        let kernel = self.with_scratch(|scratch| self.run_with(call, scratch))?;
+        Ok(Ran { kernel: kernel.to_owned() })
+    }
+
+    fn backward(&self, call: &mut BackwardCall<'_>) -> Result<Ran, BackendError> {
+        let kernel = self.with_scratch(|scratch| self.backward_with(call, scratch))?;
         Ok(Ran { kernel: kernel.to_owned() })
     }
 

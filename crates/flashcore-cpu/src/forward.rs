@@ -140,7 +140,11 @@ fn merge_weights(parts: [f32; 2]) -> (f32, [f32; 2]) {
 }
 
 /// Hands every item to one worker, in order.
-fn drain<I: Send>(items: &mut [I], workers: &mut [Worker], run: impl Fn(&mut I, &mut Worker) + Sync) {
+pub(crate) fn drain<I: Send>(
+    items: &mut [I],
+    workers: &mut [Worker],
+    run: impl Fn(&mut I, &mut Worker) + Sync,
+) {
     let queue = Mutex::new(items.iter_mut());
     let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
     let work = |worker: &mut Worker| {

@@ -6,10 +6,13 @@
 //! The path of a call: `cpu` (threads, memory) → `forward` (typed call, units on threads) → `plan` (which units) →
 //! `prefill` with `panels`, or `decode` (one unit) → `simd` (kernels, generic over the instruction set).
 //!
-//! Unsafe code lives in `simd` (instructions, pointers inside kernels) and `output` and `merge` (threads write
-//! rows of one tensor).
+//! Gradients: `cpu` → `backward` (units, tiles) → `simd`.
+//!
+//! Unsafe code lives in `simd` (instructions, pointers inside kernels) and `output`, `merge` and `backward` (threads
+//! write rows of one tensor).
 #![deny(unsafe_code)]
 
+mod backward;
 mod cpu;
 mod decode;
 mod forward;

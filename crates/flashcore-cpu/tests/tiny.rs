@@ -1,7 +1,10 @@
 //! Tiny problems on the portable path, small enough for miri, which sees every access of every pointer:
 //! `MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test -p flashcore-cpu --test tiny`.
 
-use flashcore_core::{Backend, Dims, Element, HostCall, Instance, Layout, Lengths, Mask, Spec, Values};
+use flashcore_core::{
+    Backend, BackwardCall, BackwardInputs, BackwardSpec, Dims, Element, GradientsMut, HostCall, Instance,
+    Layout, Lengths, Mask, RowTerms, Spec, Values,
+};
 use flashcore_cpu::{Cpu, SimdLevel};
 use half::{bf16, f16};
 
@@ -96,4 +99,41 @@ fn parts() {
 fn lengths() {
     check_with([2, 1, 1, 6, 6, 4], &Lengths::used([0, 5], [3, 2]), &|_| ());
     check_with([1, 1, 1, 7, 9, 4], &Lengths::ragged([0, 1, 1, 7], [0, 4, 5, 9]), &|_| ());
+}
+
+/// Weights of a row add up to 1, so that the gradients of all values add up to those of all outputs.
+fn check_gradients<T: Element>([heads_q, seq_q, seq_kv, dim]: [usize; 4], mask: Mask) {
+    let layout = |heads, seq| Layout::bhsd(Dims::new(1, heads, seq, dim)).unwrap();
+    let (q_layout, kv_layout) = (layout(heads_q, seq_q), layout(1, seq_kv));
+    let spec = Spec { mask, ..Spec::new(T::DTYPE, q_layout, kv_layout, kv_layout) };
+    let (forward, problem) = (spec.clone().parse().unwrap(), BackwardSpec::new(spec).parse().unwrap());
+    let [q, k, v] =
+        [(q_layout, 1), (kv_layout, 2), (kv_layout, 3)].map(|(layout, seed)| numbers::<T>(&layout, seed));
+    let (d_out, mut out) = (numbers::<T>(&q_layout, 4), numbers::<T>(&q_layout, 5));
+    let mut lse = vec![0.0; forward.rows()];
+    let cpu = Cpu::new().with_simd(SimdLevel::Portable).unwrap();
+    cpu.forward(&mut HostCall::bind(&forward, Values::NONE, [&q, &k, &v], &mut out, Some(&mut lse)).unwrap())
+        .unwrap();
+    let qkv = [&q, &k, &v].map(|tensor| T::erase(tensor));
+    let inputs =
+        BackwardInputs { qkv, lse: &lse, terms: RowTerms::Out(T::erase(&out)), d_out: T::erase(&d_out) };
+    let [mut dq, mut dk, mut dv] = [&q, &k, &v].map(|tensor| vec![T::from_f32(f32::NAN); tensor.len()]);
+    let grads = GradientsMut { qkv: [&mut dq, &mut dk, &mut dv].map(|grad| T::erase_mut(grad)), sinks: None };
+    cpu.backward(&mut BackwardCall::bind(&problem, Values::NONE, inputs, grads).unwrap()).unwrap();
+    assert!(dq.iter().chain(&dk).all(|x| x.to_f32().is_finite()));
+    for feature in 0..dim {
+        let sum = |rows: &[T]| rows.chunks(dim).map(|row| row[feature].to_f32()).sum::<f32>();
+        assert!((sum(&dv) - sum(&d_out)).abs() < 0.1, "{} and {}", sum(&dv), sum(&d_out));
+    }
+}
+
+#[test]
+fn gradients() {
+    for (shape, mask) in
+        [([2, 9, 11, 5], Mask::CAUSAL), ([1, 3, 130, 8], Mask::NONE), ([1, 67, 3, 2], Mask::NONE)]
+    {
+        check_gradients::<f32>(shape, mask);
+        check_gradients::<f16>(shape, mask);
+        check_gradients::<bf16>(shape, mask);
+    }
 }

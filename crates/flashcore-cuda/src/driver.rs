@@ -120,7 +120,28 @@ struct Shared {
     launches: Launches,
     drop_errors: Mutex<Vec<DriverError>>,
     pool: Pool,
-    synchronous: bool,
+    watch: Watch,
+}
+
+/// What is done about each launch beside launching it, read from the environment once.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Watch {
+    /// `FLASHCORE_SYNC=1`: wait for it.
+    pub(crate) waits: bool,
+    /// `FLASHCORE_TRACE=1`: tell of it on standard error.
+    pub(crate) traces: bool,
+}
+
+impl Watch {
+    fn from_env() -> Self {
+        let is_set = |name| std::env::var_os(name).is_some_and(|value| value == "1");
+        Self { waits: is_set("FLASHCORE_SYNC"), traces: is_set("FLASHCORE_TRACE") }
+    }
+
+    /// Whether there is anything to do.
+    pub(crate) const fn is_on(self) -> bool {
+        self.waits || self.traces
+    }
 }
 
 // SAFETY: the only field that is not Send and Sync by itself is the context handle, which the driver allows every
@@ -139,7 +160,7 @@ impl Shared {
             launches: Launches::default(),
             drop_errors: Mutex::default(),
             pool: Pool::default(),
-            synchronous: std::env::var_os("FLASHCORE_SYNC").is_some_and(|value| value == "1"),
+            watch: Watch::from_env(),
         }
     }
 }
@@ -264,9 +285,9 @@ impl Device {
         self.0.context
     }
 
-    /// Whether `FLASHCORE_SYNC=1` asks to wait for each launch.
-    pub(crate) fn is_synchronous(&self) -> bool {
-        self.0.synchronous
+    /// What is done about each launch beside launching it.
+    pub(crate) fn watch(&self) -> Watch {
+        self.0.watch
     }
 
     /// Gives a kernel the number under which its launches are remembered.

@@ -17,7 +17,12 @@ use crate::{
     workspace::MAX_WORKSPACES,
 };
 use flashcore_ptx::launch::{LaunchSpec, TensorMapSpec, Workspace};
-use std::ffi::c_void;
+use std::{
+    ffi::c_void,
+    fmt,
+    io::{self, Write},
+    time::Instant,
+};
 
 pub use crate::limits::LaunchError;
 
@@ -49,8 +54,8 @@ unsafe impl Send for Shape {}
 // SAFETY: as above.
 unsafe impl Sync for Shape {}
 
-impl std::fmt::Debug for Shape {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "grid {:?} block {:?} shared {}", self.grid, self.block, self.shared)
     }
 }
@@ -140,8 +145,8 @@ impl Prepared {
         }
         let mut block = Block::copy_of(&self.layout.bytes);
         self.write_addresses(device, &mut block, buffers, scratch)?;
-        if device.is_synchronous() {
-            return self.submit_and_wait(device, stream, &mut block);
+        if device.watch().is_on() {
+            return self.submit_watched(device, stream, &mut block);
         }
         self.submit(device, stream, &mut block)
     }
@@ -189,8 +194,27 @@ impl Prepared {
         Ok(())
     }
 
-    /// `FLASHCORE_SYNC=1`: waits before, so that older work is not blamed on this kernel, and after, to blame it rightly.
+    /// [`submit`](Self::submit) for somebody who wants to know what happens.
     #[cold]
+    fn submit_watched(&self, device: Device, stream: CUstream, block: &mut Block) -> Result<(), Error> {
+        let (watch, start) = (device.watch(), Instant::now());
+        let done = match watch.waits {
+            true => self.submit_and_wait(device, stream, block),
+            false => self.submit(device, stream, block),
+        };
+        if watch.traces {
+            let (time, failed) = (start.elapsed(), if done.is_err() { ", failed" } else { "" });
+            // A reader that went away is no reason to fail.
+            let _ = writeln!(
+                io::stderr(),
+                "flashcore: {self}, {:.1} us on the host{failed}",
+                time.as_secs_f64() * 1e6
+            );
+        }
+        done
+    }
+
+    /// `FLASHCORE_SYNC=1`: waits before, so that older work is not blamed on this kernel, and after, to blame it rightly.
     fn submit_and_wait(&self, device: Device, stream: CUstream, block: &mut Block) -> Result<(), Error> {
         if stream::capture_of(device, stream)?.is_some() {
             return self.submit(device, stream, block);
@@ -200,6 +224,15 @@ impl Prepared {
         self.submit(device, stream, block)?;
         // SAFETY: the stream is alive.
         device.check_kernel(unsafe { device.api().stream_synchronize(stream) }, self.kernel.name(), true)
+    }
+}
+
+impl fmt::Display for Prepared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Shape { grid, block, shared, .. } = &self.shape;
+        let extents = |[x, y, z]: [u32; 3]| format!("{x}x{y}x{z}");
+        let (name, grid, block) = (self.kernel.name(), extents(*grid), extents(*block));
+        write!(f, "{name}: grid {grid}, block {block}, {shared} bytes of shared memory")
     }
 }
 

@@ -36,6 +36,7 @@ impl Member {
 /// Every option of a kernel family.
 struct Axes {
     gpus: &'static [Gpu],
+    dtypes: &'static [DType],
     /// Features of queries and keys, and of values.
     dims: &'static [(usize, usize)],
     /// Elements by which rows are longer than their features: what rows are aligned to.
@@ -95,10 +96,25 @@ const ALIGNMENT: u64 = 16;
 /// Keys: more than one key tile of every kernel, and a ragged end.
 const KEYS: usize = 150;
 
-/// The general kernel: GPUs with much and with little shared memory, dims of every swizzle and every row of the table.
+/// The general kernel: GPUs with much and with little shared memory, dims of every swizzle and every row of the table,
+/// rows that end inside a chunk, outputs that two warps share.
 const GENERAL: Axes = Axes {
     gpus: &[Gpu::AMPERE, Gpu::CONSUMER, Gpu::BLACKWELL],
-    dims: &[(64, 64), (128, 128), (256, 256), (8, 8), (24, 40), (96, 80), (128, 64), (192, 256)],
+    dtypes: &DTYPES,
+    dims: &[
+        (64, 64),
+        (128, 128),
+        (256, 256),
+        (8, 8),
+        (24, 40),
+        (96, 80),
+        (128, 64),
+        (192, 256),
+        (60, 100),
+        (63, 39),
+        (512, 512),
+        (40, 300),
+    ],
     padding: &[0, 4, 2, 1],
     lengths: &[Kind::Uniform, Kind::Used, Kind::UsedKeys, Kind::Ragged],
 };
@@ -106,9 +122,19 @@ const GENERAL: Axes = Axes {
 /// The general kernel for f32: every row of its own table, on GPUs with much, less and little shared memory.
 const SINGLES: Axes = Axes {
     gpus: &[Gpu::BLACKWELL, Gpu::AMPERE, Gpu::CONSUMER],
-    dims: &[(64, 64), (128, 128), (256, 256), (8, 8), (24, 40), (192, 96)],
+    dtypes: &[DType::F32],
+    dims: &[(64, 64), (128, 128), (256, 256), (8, 8), (23, 41), (192, 96)],
     padding: &[0, 2, 1],
     lengths: &[Kind::Uniform, Kind::Used, Kind::UsedKeys, Kind::Ragged],
+};
+
+/// The general kernel without asynchronous copies: dims of every row of its table there.
+const TURING: Axes = Axes {
+    gpus: &[Gpu::TURING],
+    dtypes: &[DType::F16],
+    dims: &[(64, 64), (128, 128), (256, 256), (63, 100)],
+    padding: &[0, 4, 1],
+    lengths: &[Kind::Uniform, Kind::Used, Kind::Ragged],
 };
 
 /// A Hopper so small that even small problems have more tiles than it has SMs, which makes its kernels persistent.
@@ -117,6 +143,7 @@ const BUSY_HOPPER: Gpu = Gpu { sms: 2, ..Gpu::HOPPER };
 /// The Hopper kernel: dims of every row of its table, whole and padded; few tiles and many.
 const HOPPER: Axes = Axes {
     gpus: &[BUSY_HOPPER, Gpu::HOPPER],
+    dtypes: &DTYPES,
     dims: &[(64, 64), (128, 128), (192, 128), (256, 256), (40, 48), (160, 192)],
     padding: &[0],
     lengths: &[Kind::Uniform, Kind::Used, Kind::UsedKeys],
@@ -125,7 +152,8 @@ const HOPPER: Axes = Axes {
 /// f32 outputs of the general kernel: rows of every width and alignment, all kinds of lengths.
 const WIDE_GENERAL: Axes = Axes {
     gpus: &[Gpu::AMPERE, Gpu::BLACKWELL],
-    dims: &[(64, 64), (128, 128), (256, 256), (24, 40)],
+    dtypes: &DTYPES,
+    dims: &[(64, 64), (128, 128), (256, 256), (24, 40), (63, 59), (40, 301)],
     padding: &[0, 2, 1],
     lengths: &[Kind::Uniform, Kind::Used, Kind::UsedKeys, Kind::Ragged],
 };
@@ -133,6 +161,7 @@ const WIDE_GENERAL: Axes = Axes {
 /// f32 outputs of the Hopper kernel: few accumulators and as many as there can be.
 const WIDE_HOPPER: Axes = Axes {
     gpus: &[BUSY_HOPPER, Gpu::HOPPER],
+    dtypes: &DTYPES,
     dims: &[(64, 64), (128, 128), (256, 256)],
     padding: &[0],
     lengths: &[Kind::Uniform, Kind::Used, Kind::UsedKeys],
@@ -159,7 +188,7 @@ const LARGE: [Large; 7] = [
     Large { heads: 4, rows: 64, keys: 8192, dim: 128, mask: 1 },
 ];
 
-/// The set: at most 128 members.
+/// The set: at most 192 members.
 pub fn covering_set() -> Result<Vec<Member>, ProblemError> {
     let members = |axes: &'static Axes| rows(&axes.extents()).into_iter().map(|row| axes.half_member(&row));
     let singles = rows(&SINGLES.single_extents()).into_iter().map(|row| SINGLES.single_member(&row));
@@ -168,23 +197,22 @@ pub fn covering_set() -> Result<Vec<Member>, ProblemError> {
     // The last is cut among the CTAs of a cluster.
     let split =
         WIDE.into_iter().zip(DTYPES).map(|(output, dtype)| LARGE[LARGE.len() - 1].member(dtype, output));
-    let all = members(&GENERAL).chain(members(&HOPPER)).chain(large);
+    let all = members(&GENERAL).chain(members(&TURING)).chain(members(&HOPPER)).chain(large);
     all.chain(wide(&WIDE_GENERAL)).chain(wide(&WIDE_HOPPER)).chain(split).chain(singles).collect()
 }
 
 impl Axes {
     /// Number of options on each axis, in the order in which [`Axes::half_member`] reads a row.
     fn extents(&self) -> [usize; 9] {
-        let fixed = [DTYPES.len(), MASKS, FLAGS.len(), SINKS.len()];
-        let [dtypes, masks, caps, sinks] = fixed;
-        let (gpus, dims) = (self.gpus.len(), self.dims.len());
+        let [masks, caps, sinks] = [MASKS, FLAGS.len(), SINKS.len()];
+        let (gpus, dims, dtypes) = (self.gpus.len(), self.dims.len(), self.dtypes.len());
         [dims, masks, self.padding.len(), self.lengths.len(), gpus, dtypes, caps, sinks, QUERIES.len()]
     }
 
     /// As [`Axes::extents`] for f32 outputs: what of the other options concerns them.
     fn wide_extents(&self) -> [usize; 7] {
         let (gpus, dims, padding) = (self.gpus.len(), self.dims.len(), self.padding.len());
-        [WIDE.len(), dims, padding, self.lengths.len(), gpus, DTYPES.len(), QUERIES.len()]
+        [WIDE.len(), dims, padding, self.lengths.len(), gpus, self.dtypes.len(), QUERIES.len()]
     }
 
     /// As [`Axes::extents`] for f32 tensors: there is one type, and two things become of results.
@@ -194,7 +222,7 @@ impl Axes {
     }
 
     fn half_member(&self, row: &[usize; 9]) -> Result<Member, ProblemError> {
-        self.member(row, DTYPES[row[TYPE]], Output::Same)
+        self.member(row, self.dtypes[row[TYPE]], Output::Same)
     }
 
     fn single_member(&self, row: &[usize; 9]) -> Result<Member, ProblemError> {
@@ -207,7 +235,7 @@ impl Axes {
         let (cap, sink, mask) =
             (dims % FLAGS.len(), (dims + lengths) % SINKS.len(), (dims + 2 * gpu) % MASKS);
         let row = [dims, mask, padding, lengths, gpu, dtype, cap, sink, queries];
-        self.member(&row, DTYPES[dtype], WIDE[output])
+        self.member(&row, self.dtypes[dtype], WIDE[output])
     }
 
     fn member(&self, row: &[usize; 9], dtype: DType, output: Output) -> Result<Member, ProblemError> {

@@ -15,7 +15,7 @@ use crate::{forward_sm80, forward_sm90, merge};
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum KernelConfig {
-    /// Attention by `mma.sync`, from sm_80 on.
+    /// Attention by `mma.sync`, from sm_75 on.
     Sm80(forward_sm80::Config),
     /// Attention by TMA and wgmma, sm_90a.
     Sm90(forward_sm90::Config),

@@ -20,7 +20,7 @@ pub use covering_merge::covering_merges;
 pub use flashcore_tile::RegisterBudget;
 pub use launch::{AnyProgram, KernelConfig, Launch};
 pub use plan::{
-    ALLOCATED_ALIGNMENT, Gpu, Misfit, Plan, PlanError, Tile, plan, plan_by, plan_general, plan_merge,
-    plan_tile, tuned,
+    ALLOCATED_ALIGNMENT, Choice, Family, Gpu, Misfit, Plan, PlanError, Tile, UnknownKernel, plan, plan_by,
+    plan_general, plan_merge, plan_tile, tuned,
 };
 pub use side::host_values;

@@ -4,6 +4,7 @@
 //! The numbers of a tile stand in one table per family, each row with its reason. A [`Plan`] holds no pointers; it
 //! builds its program once and launches it for every problem of the same kind.
 
+mod choice;
 mod fit;
 mod general;
 pub(crate) mod hopper;
@@ -14,6 +15,7 @@ pub mod tuned;
 
 use std::fmt;
 
+pub use choice::{Choice, Family, UnknownKernel};
 pub use fit::{Misfit, plan_tile};
 pub use merge::plan_merge;
 pub use tile::Tile;
@@ -34,6 +36,9 @@ use crate::{
     },
 };
 
+/// Most features of a head that any kernel takes.
+const MOST_FEATURES: usize = 512;
+
 /// What device memory from an allocator is aligned to, and more than any kernel asks for.
 pub const ALLOCATED_ALIGNMENT: u64 = 256;
 
@@ -51,13 +56,20 @@ pub struct Gpu {
 impl Gpu {
     /// An H100 or H200 with all its multiprocessors, for plans without a GPU.
     pub const HOPPER: Self = Self { capability: (9, 0), sms: 132, shared_bytes: shared_limit(Target::Sm90a) };
+    /// A T4, for plans without a GPU.
+    pub const TURING: Self = Self { capability: (7, 5), sms: 40, shared_bytes: shared_limit(Target::Sm75) };
     /// An A100, for plans without a GPU.
     pub const AMPERE: Self = Self { capability: (8, 0), sms: 108, shared_bytes: shared_limit(Target::Sm80) };
     /// A GPU for workstations with little shared memory (RTX 3090), for plans without a GPU.
     pub const CONSUMER: Self = Self { capability: (8, 6), sms: 82, shared_bytes: shared_limit(Target::Sm86) };
+    /// An RTX 4090, for plans without a GPU.
+    pub const ADA: Self = Self { capability: (8, 9), sms: 128, shared_bytes: shared_limit(Target::Sm89) };
     /// A B200, for plans without a GPU.
     pub const BLACKWELL: Self =
         Self { capability: (10, 0), sms: 148, shared_bytes: shared_limit(Target::Sm100) };
+    /// An RTX 5090, for plans without a GPU.
+    pub const BLACKWELL_RTX: Self =
+        Self { capability: (12, 0), sms: 170, shared_bytes: shared_limit(Target::Sm120) };
 }
 
 /// How a problem will be computed, and why so.
@@ -77,14 +89,27 @@ pub struct Plan {
 #[non_exhaustive]
 pub enum PlanError {
     /// The GPU is too old.
-    #[error("kernels need compute capability 8.0 or later, but the GPU has {}.{}; use the CPU backend", .0.0, .0.1)]
-    Capability((u32, u32)),
+    #[error(
+        "kernels need compute capability {}.{} or later, but the GPU has {}.{}; use the CPU backend",
+        .needed.0, .needed.1, .given.0, .given.1
+    )]
+    Capability {
+        /// What the GPU has, major and minor.
+        given: (u32, u32),
+        /// What the operation's kernels need at least.
+        needed: (u32, u32),
+    },
+    /// The tensor cores of an old GPU do not know the element type.
+    #[error(
+        "a GPU of compute capability 7.5 multiplies f16, not {0}; convert the tensors or use the CPU backend"
+    )]
+    Turing(DType),
     /// The element type has no kernel.
     #[error("GPU kernels take f16, bf16 and f32, not {0}; convert the tensors or use the CPU backend")]
     DType(DType),
     /// The features of a head do not fit the kernels.
     #[error(
-        "GPU kernels take head dims that are multiples of 8 up to 256, not {qk} (q, k) and {v} (v); pad or use the CPU"
+        "GPU kernels take head dims up to {MOST_FEATURES}, not {qk} (q, k) and {v} (v); use the CPU backend"
     )]
     HeadDim {
         /// Features of queries and keys.
@@ -108,6 +133,12 @@ pub enum PlanError {
     /// A kind of lengths that kernels do not know.
     #[error("GPU kernels do not know this kind of sequence lengths; use the CPU backend")]
     Lengths,
+    /// The kernel that was asked for does not take the problem.
+    #[error("{reason}; the kernels are {names}: name another, or none to let the plan choose", names = Family::names())]
+    Kernel {
+        /// The kernel, and why.
+        reason: String,
+    },
     /// Shared memory that no shape of tile fits in.
     #[error(
         "no tile for head dims {qk} and {v} fits in {shared_bytes} bytes of shared memory; use the CPU backend"
@@ -223,6 +254,9 @@ pub fn plan(problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Plan, PlanEr
 pub fn plan_general(problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Plan, PlanError> {
     let input = check(problem, gpu)?;
     let (shape, why) = general::shape(problem, input, gpu)?;
+    if tile_count(problem, shape.tile_m(problem.dim_v() as u32)) > i32::MAX as u64 {
+        return Err(PlanError::Tiles);
+    }
     let kernel = general_config(problem, gpu, input, access(problem, alignment), shape)?;
     Ok(Plan::single(kernel, problem, gpu, why))
 }
@@ -279,27 +313,34 @@ fn output(problem: &Problem, input: Element) -> Element {
     if problem.out_dtype() == DType::F32 { Element::F32 } else { input }
 }
 
+/// Whether the GPU is new enough.
+fn check_capability(gpu: &Gpu, needed: (u32, u32)) -> Result<(), PlanError> {
+    let given = gpu.capability;
+    if given < needed { Err(PlanError::Capability { given, needed }) } else { Ok(()) }
+}
+
 /// What every kernel asks of a problem; returns what Q, K and V are made of.
 fn check(problem: &Problem, gpu: &Gpu) -> Result<Element, PlanError> {
-    if gpu.capability < (8, 0) {
-        return Err(PlanError::Capability(gpu.capability));
-    }
+    check_capability(gpu, (7, 5))?;
     let input = match problem.dtype() {
         DType::F16 => Element::F16,
+        dtype @ (DType::BF16 | DType::F32) if gpu.capability < (8, 0) => {
+            return Err(PlanError::Turing(dtype));
+        }
         DType::BF16 => Element::Bf16,
         DType::F32 => Element::F32,
         other => return Err(PlanError::DType(other)),
     };
     let (qk, v) = (problem.dim_qk(), problem.dim_v());
-    if [qk, v].into_iter().any(|dim| !dim.is_multiple_of(8) || dim > 256) {
+    if qk.max(v) > MOST_FEATURES {
         return Err(PlanError::HeadDim { qk, v });
     }
     let given = problem.seq_q().max(problem.seq_kv());
     if given > MAX_SEQUENCE {
         return Err(PlanError::Sequence { given, max: MAX_SEQUENCE });
     }
-    // The smallest tile of any kernel has 32 rows.
-    if tile_count(problem, 32) > i32::MAX as u64 {
+    // The smallest tile of the Hopper kernel has 64 rows.
+    if tile_count(problem, 64) > i32::MAX as u64 {
         return Err(PlanError::Tiles);
     }
     Ok(input)

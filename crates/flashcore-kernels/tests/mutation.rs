@@ -16,7 +16,7 @@ use flashcore_testkit::{
     Rng,
     mutate::{Mutant, sampled},
 };
-use half::bf16;
+use half::{bf16, f16};
 use rayon::prelude::*;
 
 /// Mutants of each fault, spread over the kernel.
@@ -54,6 +54,9 @@ struct Subject {
 
 impl Subject {
     fn new(gpu: Gpu, extents: [usize; 3], mask: Mask) -> Self {
+        if gpu.capability < (8, 0) {
+            return Self::of(DType::F16, |x| f16::from_f32(x).to_le_bytes().to_vec(), gpu, extents, mask);
+        }
         Self::of(DType::BF16, |x| bf16::from_f32(x).to_le_bytes().to_vec(), gpu, extents, mask)
     }
 
@@ -163,6 +166,18 @@ fn general_kernel_of_64_features() {
 #[test]
 fn general_kernel_of_128_features() {
     check(&Subject::new(Gpu::AMPERE, [1, 192, 128], Mask::NONE));
+}
+
+/// Two warps have the same rows, and rows end inside a chunk.
+#[test]
+fn general_kernel_of_300_features() {
+    check(&Subject::new(Gpu::AMPERE, [1, 72, 300], Mask::NONE));
+}
+
+/// Tiles pass through registers; the last rows see one key tile only.
+#[test]
+fn general_kernel_of_64_features_on_turing() {
+    check(&Subject::new(Gpu::TURING, [1, 160, 64], Mask::window(0, None)));
 }
 
 #[test]

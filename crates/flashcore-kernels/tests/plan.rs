@@ -2,8 +2,8 @@
 
 use flashcore_core::{DType, Dims, Layout, Mask, Problem, Sequences, Spec};
 use flashcore_kernels::{
-    Gpu, KernelConfig, Plan, PlanError, Tile, covering_set, forward_sm80::Shape, plan, plan_general,
-    plan_tile,
+    Choice, Family, Gpu, KernelConfig, Plan, PlanError, Tile, covering_set, forward_sm80::Shape, plan,
+    plan_general, plan_tile,
 };
 
 fn spec(dtype: DType, [heads_q, heads_kv, seq_q, seq_kv]: [usize; 4], dim: usize) -> Spec {
@@ -53,14 +53,44 @@ fn hopper_falls_back_and_says_why() {
     };
     let odd = Layout::strided(Dims::new(2, 4, 300, 64), [4 * 300 * 65, 300 * 65, 65, 1]).unwrap();
     let empty = spec(DType::F16, [4, 2, 300, 0], 64);
+    let dims = |dim| spec(DType::F16, [4, 2, 300, 300], dim);
     for (spec, alignment, name, why) in [
         (plain.clone(), 16, "fc_forward_sm_90a_", ""),
         (plain.clone(), 8, "fc_forward_sm_90_", "not forward_sm90: tensor copies need"),
         (Spec { q: odd, ..plain }, 16, "fc_forward_sm_90_", "multiples of 16 bytes"),
         (ragged, 16, "fc_forward_sm_90_", "packed sequences"),
         (empty, 16, "fc_forward_sm_90_", "cannot be empty"),
+        (dims(59), 16, "fc_forward_sm_90_f16_d59v59_", "multiples of 8 up to 256"),
+        (dims(320), 16, "fc_forward_sm_90_f16_d320v320_", "multiples of 8 up to 256"),
     ] {
         check(&spec.parse().unwrap(), Gpu::HOPPER, alignment, name, why);
+    }
+}
+
+/// What the general kernel's tiles are on each kind of GPU: as much as its shared memory holds.
+#[test]
+fn tiles_follow_shared_memory() {
+    for (gpu, tiles) in [
+        (Gpu::TURING, ["w4x2n32x32s2c2q", "w4x1n16x16s2c2q", "w4x1n16x16s2c1", ""]),
+        (Gpu::AMPERE, ["w4x2n128x64s2c2q", "w4x2n32x32s2c2", "w8x1n32x32s2c1", "w8x1n16x16s2c1"]),
+        (Gpu::CONSUMER, ["w4x2n64x64s2c2q", "w4x1n32x32s2c2q", "w4x1n32x32s2c1", "w4x1n16x16s2c1"]),
+        (Gpu::ADA, ["w4x2n64x64s2c2q", "w4x1n32x32s2c2q", "w4x1n32x32s2c1", "w4x1n16x16s2c1"]),
+        (Gpu::HOPPER, ["w4x2n128x64s2c2q", "w4x2n64x32s2c2", "w8x1n64x64s2c1", "w8x1n32x32s2c1"]),
+        (Gpu::BLACKWELL, ["w4x2n128x64s2c2q", "w4x2n64x32s2c2", "w8x1n64x64s2c1", "w8x1n32x32s2c1"]),
+        (Gpu::BLACKWELL_RTX, ["w4x2n64x64s2c2q", "w4x1n32x32s2c2q", "w4x1n32x32s2c1", "w4x1n16x16s2c1"]),
+    ] {
+        for (dim, tile) in [64, 128, 256, 512].into_iter().zip(tiles) {
+            let problem = spec(DType::F16, [4, 2, 1000, 1000], dim).parse().unwrap();
+            let Ok(plan) = plan_general(&problem, &gpu, 16) else {
+                assert_eq!(tile, "", "{dim} features on {gpu:?}");
+                continue;
+            };
+            let target = format!("fc_forward_sm_{}{}_", gpu.capability.0, gpu.capability.1);
+            let name = plan.kernel().name();
+            assert!(name.starts_with(&target) && name.contains(&format!("_{tile}_")), "{plan} on {gpu:?}");
+            let launch = plan.launches()[0].spec(&plan.kernel().program().unwrap()).unwrap();
+            assert!(launch.shared_bytes <= gpu.shared_bytes, "{plan}");
+        }
     }
 }
 
@@ -135,16 +165,17 @@ fn pairs_of_tiles_share_a_cta() {
 #[test]
 fn what_is_unsupported_says_what_is_supported() {
     let refused = |problem: &Problem, gpu: Gpu| plan(problem, &gpu, 16).unwrap_err();
-    let old = Gpu { capability: (7, 5), ..Gpu::AMPERE };
+    let old = Gpu { capability: (7, 0), ..Gpu::AMPERE };
+    let single = spec(DType::F32, [4, 2, 100, 100], 64).parse().unwrap();
     let wide = |dim| problem(dim);
-    assert_eq!(refused(&problem(64), old), PlanError::Capability((7, 5)));
-    for dim in [4, 60, 264] {
-        assert_eq!(refused(&wide(dim), Gpu::HOPPER), PlanError::HeadDim { qk: dim, v: dim });
-    }
+    assert_eq!(refused(&problem(64), old), PlanError::Capability { given: (7, 0), needed: (7, 5) });
+    assert_eq!(refused(&problem(64), Gpu::TURING), PlanError::Turing(DType::BF16));
+    assert_eq!(refused(&single, Gpu::TURING), PlanError::Turing(DType::F32));
+    assert_eq!(refused(&wide(513), Gpu::HOPPER), PlanError::HeadDim { qk: 513, v: 513 });
     let tiny = Gpu { shared_bytes: 10_000, ..Gpu::AMPERE };
     assert_eq!(refused(&problem(64), tiny), PlanError::SharedMemory { qk: 64, v: 64, shared_bytes: 10_000 });
-    let message = refused(&wide(60), Gpu::HOPPER).to_string();
-    assert!(message.contains("multiples of 8 up to 256") && message.contains("CPU"), "{message}");
+    let message = refused(&wide(520), Gpu::HOPPER).to_string();
+    assert!(message.contains("head dims up to 512") && message.contains("CPU"), "{message}");
 }
 
 /// f32 goes to the general kernel, also on Hopper, in a tile that fits on every GPU.
@@ -246,5 +277,20 @@ fn launches_name_only_documented_slots_and_plans_cross_threads() {
         assert_eq!(launch.params.len(), program.module().kernels[0].params.len());
         assert!(launch.shared_bytes <= member.gpu.shared_bytes, "{plan}");
         assert!(launch.grid[0] > 0);
+    }
+}
+
+#[test]
+fn a_kernel_can_be_named() {
+    let named = |name: &str, gpu: &Gpu| Choice::Kernel(name.parse().unwrap()).plan(&problem(128), gpu, 16);
+    assert_eq!(named("forward_sm80", &Gpu::HOPPER), plan_general(&problem(128), &Gpu::HOPPER, 16));
+    assert_eq!(named("forward_sm90", &Gpu::HOPPER), plan(&problem(128), &Gpu::HOPPER, 16));
+    let refusal = named("forward_sm90", &Gpu::CONSUMER).unwrap_err().to_string();
+    let wanted = "forward_sm90: it runs on compute capability 9.0, not 8.6; the kernels are forward_sm90, forward_sm80";
+    assert!(refusal.starts_with(wanted), "{refusal}");
+    let unknown = "forward_sm42".parse::<Family>().unwrap_err().to_string();
+    assert_eq!(unknown, "there is no kernel `forward_sm42`; the kernels are forward_sm90, forward_sm80");
+    for family in Family::ALL {
+        assert_eq!(family.name().parse(), Ok(family));
     }
 }

@@ -15,18 +15,27 @@ use half::{bf16, f16};
 
 /// GPUs that get kernels of each family, the persistent ones included.
 const GPUS: [Gpu; 3] = [Gpu::AMPERE, Gpu::HOPPER, Gpu { sms: 3, ..Gpu::HOPPER }];
+/// Element types that the matrix products of a GPU take.
+const fn dtypes(gpu: Gpu) -> &'static [DType] {
+    if gpu.capability.0 < 8 { &[DType::F16] } else { &DType::ALL }
+}
 
 /// The conformance suite's tiny cases on every family; element types alternate, and so do hostile schedules. The
 /// other cases are for `flashcore verify`.
 #[test]
 fn kernels_pass_the_conformance_suite() {
-    let (simulators, cases) = (GPUS.map(Simulator::new), cases::up_to(cases::Cost::Tiny));
-    let work: Vec<_> = (0..GPUS.len()).flat_map(|gpu| cases.iter().map(move |case| (gpu, case))).collect();
+    let gpus = [GPUS[0], GPUS[1], GPUS[2], Gpu::TURING];
+    let (simulators, cases) = (gpus.map(Simulator::new), cases::up_to(cases::Cost::Tiny));
+    let work: Vec<_> = (0..gpus.len()).flat_map(|gpu| cases.iter().map(move |case| (gpu, case))).collect();
     all_pass(&work, |(n, &(gpu, case))| {
-        let dtype = DType::ALL[(n + gpu) % 3];
+        let dtypes = dtypes(gpus[gpu]);
+        let dtype = dtypes[(n + gpu) % dtypes.len()];
         let check = || suite::check_case(&simulators[gpu], case, dtype, 1);
         let report = case.dtypes.contains(&dtype).then(check)?;
-        report.outcome.is_failure().then(|| format!("{report} on {:?}", GPUS[gpu]))
+        // Little shared memory is the one reason not to take a case.
+        let wide = gpus[gpu] == Gpu::TURING && case.q.dim.max(case.dim_v) > 256;
+        let passed = report.outcome == Outcome::Passed || (wide && !report.outcome.is_failure());
+        (!passed).then(|| format!("{report} on {:?}", gpus[gpu]))
     });
 }
 
@@ -86,6 +95,8 @@ fn tiles_that_pass_the_gate_are_right() {
         (192, hopper(1, [64, 2, 1], [128, 1], Order::Atomic)),
         (128, general(8, [96, 48], 3, false)),
         (64, general(4, [32, 16], 4, true)),
+        (32, general(4, [48, 16], 2, true)),
+        (300, general(2, [16, 16], 3, true)),
     ];
     all_pass(&tiles, |(n, &(dim, tile))| {
         let member = Member {
@@ -125,6 +136,29 @@ fn rows_do_not_feel_a_neighbour_that_grows() {
         (unnoticed || !felt.is_empty())
             .then(|| format!("{dim} features: unnoticed {unnoticed}, felt by {felt:?}"))
     });
+}
+
+/// Scores that grow from key tile to key tile move references again and again: a CTA's later tiles then look for maxima
+/// before they take exponentials, where one that has a single tile does key tiles again. Both give the same bits.
+#[test]
+fn tiles_that_adapt_keep_their_bits() {
+    let (rows, dim) = (640, 64);
+    let layout = Layout::bhsd(Dims::new(1, 1, rows, dim)).unwrap();
+    let problem: Problem = Spec::new(DType::F16, layout, layout, layout).parse().unwrap();
+    let mut inputs = normal_inputs::<f16>(&problem);
+    for (n, value) in inputs[1].iter_mut().enumerate() {
+        let height = 7.0 * (rows - n / dim) as f32 / rows as f32;
+        *value = f16::from_f32(0.1 * value.to_f32() + height);
+    }
+    inputs[0].iter_mut().for_each(|value| *value = f16::from_f32(0.1 * value.to_f32() + 1.0));
+    let [alone, together] = [5, 1].map(|sms| {
+        let gpu = Gpu { sms, ..Gpu::HOPPER };
+        let plan = plan_tile(&problem, &gpu, 16, hopper(2, [64, 2, 2], [64, 1], Order::Static)).unwrap();
+        launched::<f16, f16>(&Simulator::seeded(gpu, 1), (&problem, Values::NONE), &plan, &inputs).unwrap()
+    });
+    assert!(together.instructions < alone.instructions, "nothing was done once instead of twice");
+    assert_eq!(alone.out, together.out);
+    assert_eq!(alone.lse, together.lse);
 }
 
 /// The row that grows.

@@ -1,9 +1,8 @@
 //! Owned elements whose type is known only at run time: the memory of tensors in all tools.
 
-use flashcore_core::{DType, Data, DataMut, Element};
-use flashcore_testkit::Rng;
+use flashcore_core::{DType, Data, DataMut, Dims};
+use flashcore_testkit::{Kind, kinds::Part};
 use half::{bf16, f16};
-use rayon::prelude::*;
 
 use crate::{
     error::LabError,
@@ -36,13 +35,14 @@ impl Buffer {
         Ok(buffer)
     }
 
-    /// `len` standard normal numbers, drawn on all cores; the same seed gives the same numbers everywhere.
-    pub fn normal(dtype: DType, len: usize, seed: u64) -> Result<Self, LabError> {
-        let mut buffer = Self::zeros(dtype, len)?;
+    /// A dense tensor of `kind`; the same seed gives the same numbers everywhere.
+    pub fn drawn(dtype: DType, dims: Dims, kind: Kind, part: Part, seed: u64) -> Result<Self, LabError> {
+        // An overflow is asked for as what it is: more than there is.
+        let mut buffer = Self::zeros(dtype, dims.count().unwrap_or(usize::MAX))?;
         match &mut buffer {
-            Self::F16(elements) => draw(elements, seed),
-            Self::BF16(elements) => draw(elements, seed),
-            Self::F32(elements) => draw(elements, seed),
+            Self::F16(elements) => kind.fill(part, dims, elements, seed),
+            Self::BF16(elements) => kind.fill(part, dims, elements, seed),
+            Self::F32(elements) => kind.fill(part, dims, elements, seed),
         }
         Ok(buffer)
     }
@@ -75,17 +75,6 @@ pub fn filled<T: Clone>(value: T, len: usize) -> Result<Vec<T>, MemoryError> {
     Ok(elements)
 }
 
-/// Elements that one generator draws in a row.
-const STRETCH: usize = 1 << 16;
-
-fn draw<T: Element>(elements: &mut [T], seed: u64) {
-    let stretches = elements.par_chunks_mut(STRETCH).enumerate();
-    stretches.for_each(|(index, stretch)| {
-        let mut rng = Rng::new(seed.wrapping_mul(0x1_0000_0001).wrapping_add(index as u64));
-        stretch.fill_with(|| T::from_f32(rng.normal()));
-    });
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -104,10 +93,15 @@ mod tests {
 
     #[test]
     fn seeds_decide() {
-        let draw = |seed| Buffer::normal(DType::F16, 2 * STRETCH + 7, seed).unwrap();
+        let dims = Dims::new(1, 2, 3, 32_768);
+        let draw = |seed| Buffer::drawn(DType::F16, dims, Kind::Normal, Part::Q, seed).unwrap();
         assert_eq!(draw(3), draw(3));
         assert_ne!(draw(3), draw(4));
         let Buffer::F16(values) = draw(3) else { unreachable!() };
-        assert_ne!(values[..9], values[STRETCH..STRETCH + 9], "stretches differ");
+        assert_ne!(
+            values[..9],
+            values[1 << 16..][..9],
+            "what one generator draws differs from what the next does"
+        );
     }
 }

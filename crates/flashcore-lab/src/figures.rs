@@ -25,6 +25,7 @@ pub struct Figures {
     pub competitor: String,
     pub kernel: Option<String>,
     pub max_error: Option<f64>,
+    pub relative_rms: Option<f64>,
     pub tolerance: Option<f64>,
     pub excluded: Option<String>,
     /// Speed, where it was timed.
@@ -65,6 +66,7 @@ impl Record {
             competitor: measurement.competitor.clone(),
             kernel: measurement.kernel.clone(),
             max_error: finding.map(|f| f.max_error),
+            relative_rms: finding.and_then(|f| f.relative_rms),
             tolerance: finding.map(|f| f.tolerance),
             excluded: measurement.refused.clone().or_else(|| finding.and_then(|f| f.wrong.clone())),
             speed: self.speed(measurement, against),

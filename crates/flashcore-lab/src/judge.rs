@@ -20,6 +20,8 @@ use crate::{
 /// How much of a large task is judged: evenly spaced rows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Care {
+    /// As many rows as take about a second of eight cores, for errors that are compared with each other.
+    Thorough,
     /// As many rows as take about a second of one core.
     Usual,
     /// As many as take about a tenth of that, for hundreds of tasks in a row.
@@ -30,6 +32,7 @@ impl Care {
     /// Multiply-adds of the f64 computation.
     const fn budget(self) -> f64 {
         match self {
+            Self::Thorough => (1u64 << 32) as f64,
             Self::Usual => (1u64 << 29) as f64,
             Self::Brief => (1u64 << 26) as f64,
         }
@@ -49,6 +52,9 @@ pub struct Judge {
 #[serde(deny_unknown_fields)]
 pub struct Finding {
     pub max_error: f64,
+    /// Root mean square error over the root mean square of the result; missing in old files.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub relative_rms: Option<f64>,
     pub tolerance: f64,
     pub rows: usize,
     /// Why the result does not pass; missing when it does.
@@ -94,6 +100,7 @@ impl Judge {
         let verdict: Verdict = Rule::of(problem).judge(&got, &self.oracle, &self.yardstick);
         Finding {
             max_error: verdict.max_error,
+            relative_rms: Some(verdict.relative_rms),
             tolerance: verdict.tolerance,
             rows: Grid::of(problem, self.rows).total_rows(),
             wrong: verdict.reason.map(|reason| reason.to_string()),

@@ -3,7 +3,7 @@
 //! | question | files, in reading order |
 //! | --- | --- |
 //! | is it right? | [`verify`]: stages, case groups in child processes, a watchdog |
-//! | how fast is it? | [`task`], [`suites`], [`competitor`] (who competes), [`contest`], [`protocol`], [`burst`], [`record`], [`comparison`] |
+//! | how fast is it? | [`task`], [`suites`], [`competitor`] (who competes), [`contest`], [`protocol`], [`burst`], [`record`], [`standing`], [`comparison`] |
 //! | may it be taken? | [`gate`], on [`bootstrap`] |
 //! | what limits it? | [`ceiling`], [`profile`] |
 //! | which tile is fastest? | [`tune`] |
@@ -39,6 +39,7 @@ pub mod save;
 pub mod sensors;
 pub mod signature;
 pub mod simulator;
+pub mod standing;
 pub mod stats;
 pub mod suites;
 pub mod task;

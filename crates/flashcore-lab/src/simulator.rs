@@ -15,8 +15,8 @@ use std::{
 
 use flashcore_core::{Backend, BackendError, DataMut, HostCall, MergeCall, Problem, Ran};
 use flashcore_kernels::{
-    ALLOCATED_ALIGNMENT, AnyProgram, Gpu, KernelConfig, Plan, PlanError, host_values, plan_by, plan_merge,
-    slots, tuned::Table,
+    ALLOCATED_ALIGNMENT, AnyProgram, Choice, Gpu, KernelConfig, Plan, PlanError, host_values, plan_merge,
+    slots,
 };
 use flashcore_ptx::launch::{LaunchSpec, Param, Slot};
 use flashcore_sim::{Buffer, Launch, Options, Outcome, Schedule};
@@ -39,8 +39,8 @@ type Failure = Box<dyn std::error::Error + Send + Sync>;
 #[derive(Debug)]
 pub struct Simulator {
     gpu: Gpu,
-    /// Measured tiles, where some were named.
-    table: Arc<Table>,
+    /// What decides about kernels.
+    choice: Choice,
     seed: u64,
     runs: AtomicU64,
     programs: Mutex<HashMap<KernelConfig, Arc<AnyProgram>>>,
@@ -54,19 +54,19 @@ impl Simulator {
 
     /// The same with other hostile schedules.
     pub fn seeded(gpu: Gpu, seed: u64) -> Self {
-        Self { gpu, table: Arc::default(), seed, runs: AtomicU64::new(0), programs: Mutex::default() }
+        Self { gpu, choice: Choice::Rules, seed, runs: AtomicU64::new(0), programs: Mutex::default() }
     }
 
-    /// Asks this table of measured tiles before the rules.
+    /// Lets this decide about kernels.
     #[must_use]
-    pub fn with_table(mut self, table: impl Into<Arc<Table>>) -> Self {
-        self.table = table.into();
+    pub fn choosing(mut self, choice: Choice) -> Self {
+        self.choice = choice;
         self
     }
 
     /// The kernel that would be launched.
     pub fn plan(&self, problem: &Problem) -> Result<Plan, BackendError> {
-        plan_by(problem, &self.gpu, ALLOCATED_ALIGNMENT, &self.table).map_err(unsupported)
+        self.choice.plan(problem, &self.gpu, ALLOCATED_ALIGNMENT).map_err(unsupported)
     }
 
     /// The program of a kernel, built at the first call.

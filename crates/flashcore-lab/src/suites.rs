@@ -5,6 +5,7 @@
 mod compared;
 
 use flashcore_core::{DType, Mask};
+use flashcore_testkit::Kind;
 
 use self::compared::Comparisons;
 use crate::{
@@ -45,6 +46,9 @@ impl Suite {
     };
     /// Shapes that a CPU computes in milliseconds.
     pub const CPU: Self = Self::new("cpu", DType::F32, Content::Tasks(|dtype| squares(dtype, &CPU)));
+    /// Every kind of data, for error and for time.
+    pub const KINDS: Self =
+        Self { care: Care::Thorough, ..Self::new("kinds", DType::BF16, Content::Tasks(kinds)) };
     /// Grouped heads, sinks, windows and limits of scores, beside the plain kernel or a peer.
     pub const OPTIONS: Self = Self::new("options", DType::F16, Content::Comparisons(compared::options));
     /// Sequence lengths from 64 to 16,384, beside those that fill their last tile.
@@ -55,7 +59,8 @@ impl Suite {
     };
 
     /// Every suite.
-    pub const ALL: [Self; 5] = [Self::FORWARD, Self::SMALL, Self::CPU, Self::OPTIONS, Self::SWEEP];
+    pub const ALL: [Self; 6] =
+        [Self::FORWARD, Self::SMALL, Self::CPU, Self::KINDS, Self::OPTIONS, Self::SWEEP];
 
     const fn new(name: &'static str, dtype: DType, content: Content) -> Self {
         Self { name, dtype, replays: false, care: Care::Usual, content }
@@ -66,12 +71,13 @@ impl Suite {
         Self::ALL.into_iter().find(|suite| suite.name == name)
     }
 
-    /// How it is measured unless something else is asked for: as `usual`, but for the many tasks of a sweep.
+    /// How it is measured unless something else is asked for: as `usual`, but for suites of many tasks.
     pub fn protocol(self, usual: Protocol) -> Protocol {
         match self.care {
             Care::Brief => {
                 Protocol { mode: Mode::Interleaved, seconds: 0.05, rounds: 1, warm_up: 0.0, ..usual }
             }
+            Care::Thorough => Protocol { seconds: 0.5, ..usual },
             Care::Usual => usual,
         }
     }
@@ -110,6 +116,20 @@ fn forward(dtype: DType) -> Result<Vec<Task>, TaskError> {
             for seq in [512, 1024, 2048, 4096, 8192, 16_384] {
                 tasks.push(Task::square(dtype, [TOKENS / seq, FEATURES / dim, seq, dim], mask)?);
             }
+        }
+    }
+    Ok(tasks)
+}
+
+/// Batch entries and tokens of each in the suite of kinds.
+const KINDS: [usize; 2] = [2, 4096];
+
+fn kinds(dtype: DType) -> Result<Vec<Task>, TaskError> {
+    let ([batch, seq], mut tasks) = (KINDS, Vec::new());
+    for dim in [128, 64, 256] {
+        for mask in [Mask::NONE, Mask::CAUSAL] {
+            let task = Task::square(dtype, [batch, FEATURES / dim, seq, dim], mask)?;
+            tasks.extend(Kind::ALL.map(|kind| task.clone().of_kind(kind)));
         }
     }
     Ok(tasks)

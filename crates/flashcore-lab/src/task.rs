@@ -4,7 +4,7 @@
 use std::{fmt, ops::Not, sync::Arc};
 
 use flashcore_core::{Align, DType, Dims, Layout, Mask, Problem, ProblemError, Spec, Values};
-use flashcore_testkit::cases::Sinks;
+use flashcore_testkit::{Kind, cases::Sinks};
 use serde::{Deserialize, Serialize};
 
 /// Most sinks that are drawn: what files say must not decide how much memory is taken.
@@ -31,6 +31,9 @@ pub struct TaskSpec {
     pub softcap: Option<f32>,
     #[serde(default, skip_serializing_if = "Not::not")]
     pub sinks: bool,
+    /// What the inputs are like.
+    #[serde(default, skip_serializing_if = "Kind::is_normal")]
+    pub kind: Kind,
 }
 
 /// Why a [`TaskSpec`] is not a task.
@@ -54,7 +57,7 @@ pub struct Task {
 }
 
 impl Task {
-    /// The task of a problem over dense tensors.
+    /// The task of a problem over dense tensors, with normal inputs.
     pub fn new(problem: Problem) -> Result<Self, TaskError> {
         let spec = TaskSpec {
             dtype: problem.dtype().name().to_owned(),
@@ -67,6 +70,7 @@ impl Task {
             scale: problem.scale(),
             softcap: problem.softcap(),
             sinks: problem.sinks().is_some(),
+            kind: Kind::Normal,
         };
         let task = Self::parse(spec)?;
         if task.problem == problem { Ok(task) } else { Err(TaskError::NotPlain) }
@@ -97,6 +101,13 @@ impl Task {
     pub fn square(dtype: DType, [batch, heads, seq, dim]: [usize; 4], mask: Mask) -> Result<Self, TaskError> {
         let layout = Layout::bhsd(Dims::new(batch, heads, seq, dim))?;
         Self::new(Spec { mask, ..Spec::new(dtype, layout, layout, layout) }.parse()?)
+    }
+
+    /// The same over inputs of `kind`.
+    #[must_use]
+    pub fn of_kind(mut self, kind: Kind) -> Self {
+        self.spec.kind = kind;
+        self
     }
 
     /// Its sinks, if it has any, drawn from `seed`.
@@ -154,7 +165,10 @@ impl fmt::Display for TaskSpec {
             write!(f, " {mask}")?;
         }
         self.softcap.map_or(Ok(()), |cap| write!(f, " cap{cap}"))?;
-        if self.sinks { f.write_str(" sinks") } else { Ok(()) }
+        if self.sinks {
+            f.write_str(" sinks")?;
+        }
+        if self.kind.is_normal() { Ok(()) } else { write!(f, " {}", self.kind.name()) }
     }
 }
 
@@ -166,7 +180,8 @@ mod tests {
     fn tasks_survive_the_way_through_json() {
         let plain = Task::square(DType::BF16, [2, 4, 100, 64], Mask::window(7, 0).top_left()).unwrap();
         let sinks = Task::parse(TaskSpec { sinks: true, ..plain.spec().clone() }).unwrap();
-        for (task, end) in [(&plain, "top-left"), (&sinks, " sinks")] {
+        let sharp = sinks.clone().of_kind(Kind::Sharp);
+        for (task, end) in [(&plain, "top-left"), (&sinks, " sinks"), (&sharp, " sinks sharp")] {
             let text = serde_json::to_string(task.spec()).unwrap();
             assert_eq!(Task::parse(serde_json::from_str(&text).unwrap()).unwrap(), *task);
             let name = task.to_string();
@@ -175,12 +190,16 @@ mod tests {
     }
 
     #[test]
-    fn tasks_of_files_without_sinks_have_none() {
+    fn what_files_do_not_say_is_usual() {
         let text = r#"{"dtype":"f16","q":[1,2,3,8],"k":[1,2,3,8],"dim_v":8,"left":null,"right":0,"top_left":false,
             "scale":0.5,"softcap":null}"#;
         let spec: TaskSpec = serde_json::from_str(text).unwrap();
-        assert!(!spec.sinks);
-        assert!(!serde_json::to_string(&spec).unwrap().contains("sinks"), "what old programs read stays so");
+        assert!(!spec.sinks && spec.kind.is_normal());
+        let again = serde_json::to_string(&spec).unwrap();
+        assert!(
+            !again.contains("sinks") && !again.contains("kind"),
+            "what old programs read stays so: {again}"
+        );
     }
 
     #[test]

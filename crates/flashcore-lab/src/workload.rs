@@ -3,7 +3,8 @@
 
 use std::{cell::OnceCell, fs, path::Path};
 
-use flashcore_core::{Data, HostCall, Instance, Layout, Problem, Values};
+use flashcore_core::{Data, HostCall, Instance, Problem, Values};
+use flashcore_testkit::{Kind, kinds::Part};
 use tempfile::TempDir;
 
 use crate::{
@@ -29,18 +30,22 @@ pub struct Outputs {
     pub lse: Option<Vec<f32>>,
 }
 
-/// Q, K and V of `problem`, standard normal.
-pub fn normal_inputs(problem: &Problem, seed: u64) -> Result<[Buffer; 3], LabError> {
-    let draw = |layout: &Layout, n: u64| {
-        Buffer::normal(problem.dtype(), layout.span(), seed.wrapping_mul(3).wrapping_add(n))
+/// Q, K and V of `problem`, whose tensors are dense.
+pub fn drawn_inputs(problem: &Problem, kind: Kind, seed: u64) -> Result<[Buffer; 3], LabError> {
+    let draw = |part: Part| {
+        let layout = [problem.q(), problem.k(), problem.v()][part as usize];
+        let seed = seed.wrapping_mul(3).wrapping_add(part as u64);
+        Buffer::drawn(problem.dtype(), layout.dims(), kind, part, seed)
     };
-    Ok([draw(problem.q(), 0)?, draw(problem.k(), 1)?, draw(problem.v(), 2)?])
+    let [q, k, v] = Part::ALL.map(draw);
+    Ok([q?, k?, v?])
 }
 
 impl Workload {
-    /// Standard normal inputs, sinks included, for `task`.
+    /// Inputs of the task's kind of data, sinks included.
     pub fn new(task: Task, seed: u64) -> Result<Self, LabError> {
-        let (inputs, values) = (normal_inputs(task.problem(), seed)?, task.values(seed));
+        let inputs = drawn_inputs(task.problem(), task.spec().kind, seed)?;
+        let values = task.values(seed);
         values.check(task.problem())?;
         Ok(Self { task, values, inputs, files: OnceCell::new() })
     }

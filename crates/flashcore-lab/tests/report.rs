@@ -14,6 +14,7 @@ use flashcore_lab::{
     suites::Suite,
     task::Task,
 };
+use flashcore_testkit::Kind;
 use proptest::prelude::*;
 
 /// A competitor that takes `times` in turn, or none.
@@ -21,7 +22,13 @@ fn measurement(task: &Task, competitor: &str, times: &[f64]) -> Measurement {
     let stretch = |times: &[f64]| Stretch { seconds: times.to_vec(), calls: 1, again: false, noise: None };
     Measurement {
         kernel: Some(format!("{competitor}-kernel")),
-        finding: Some(Finding { max_error: 1e-4, tolerance: 1e-3, rows: 64, wrong: None }),
+        finding: Some(Finding {
+            max_error: 1e-4,
+            relative_rms: Some(1e-4),
+            tolerance: 1e-3,
+            rows: 64,
+            wrong: None,
+        }),
         stretches: if times.is_empty() { Vec::new() } else { vec![stretch(times)] },
         ..Measurement::new(task, competitor, Place::Cpu)
     }
@@ -65,6 +72,45 @@ fn leads_are_counted_and_misses_marked() {
     for words in [">2.00<", ">≈ 1.00<", ">▼ 0.50<", "1.00 ms", "cpu-kernel", "10 %", "a processor"] {
         assert!(page.contains(words), "{words} is missing");
     }
+}
+
+#[test]
+fn several_peers_are_summed_up_by_the_best_of_each_problem() {
+    let mut record = against([2e-3, 1.5e-3, 1.2e-3]);
+    let third = |task: &Task, time: f64| measurement(task, "other", &[time; 8]);
+    record
+        .measurements
+        .extend(tasks().iter().zip([1.4e-3, 3e-3, 3e-3]).map(|(task, time)| third(task, time)));
+    let report = Report::new(vec![run("r", record)]).unwrap();
+    let leads = report.series()[0][0].leads();
+    let names: Vec<_> = leads.iter().map(|lead| lead.peer.as_str()).collect();
+    assert_eq!(names, ["naive", "other", "best peer"]);
+    assert!((leads[2].least - 1.2).abs() < 1e-9 && (leads[2].most - 1.5).abs() < 1e-9, "{leads:?}");
+    assert!(report.html().contains("Times as fast as the best peer"));
+    let text = report.markdown();
+    assert!(text.contains("the best of naive, other, by sequence length"), "{text}");
+    assert!(text.contains("| head dim | mask | 64 | 128 | 256 |\n| --- | --- | --- | --- | --- |"), "{text}");
+    assert!(text.contains("| 32 | full | 1.40 | 1.50 | 1.20 |"), "{text}");
+}
+
+#[test]
+fn kinds_of_data_are_told_with_error_and_time() {
+    let task = tasks()[0].clone().of_kind(Kind::Sharp);
+    let mut all = [("naive", 2e-3), ("cpu", 1e-3), ("wrong", 1e-4)]
+        .map(|(name, time)| measurement(&task, name, &[time; 8]));
+    all[1].finding.as_mut().unwrap().relative_rms = Some(1.5e-4);
+    let wrong = all[2].finding.as_mut().unwrap();
+    (wrong.relative_rms, wrong.wrong) = (Some(1e-9), Some("off by 3".to_owned()));
+    let report = Report::new(vec![run("r", record(all.to_vec()))]).unwrap();
+    let ours = &report.series()[0][0].standings[1];
+    assert_eq!(
+        (ours.kind, ours.speed_of_best),
+        ("sharp", Some(2.0)),
+        "whoever is wrong is no measure: {ours:?}"
+    );
+    let row = "| 1x2x64x32 f16 | sharp | 1.50e-4 / 1.00e-4 (1.50) | 1.00e-4 / 1.00e-4 (1.00) | 2.00 |";
+    assert!(report.markdown().contains(row), "{}", report.markdown());
+    assert!(report.html().contains("Errors beside the best peer"));
 }
 
 #[test]

@@ -11,7 +11,8 @@ use flashcore_lab::verify::{
 };
 
 fn order(group: &str, filter: Option<&str>) -> Order {
-    let scope = Scope { filter: filter.map(str::to_owned), seeds: 1, runs: 3, extent: Extent::Quick };
+    let scope =
+        Scope { filter: filter.map(str::to_owned), seeds: 1, runs: 3, extent: Extent::Quick, kernel: None };
     Order { backend: "cpu".to_owned(), group: group.to_owned(), scope, skip: 0 }
 }
 
@@ -177,10 +178,10 @@ impl Backend for Faulty {
 #[test]
 fn the_first_failing_stage_is_named() {
     let cases: [(Open, &str); 4] = [
-        (|| Ok(Box::new(Faulty::Build)), "build"),
-        (|| Ok(Box::new(Faulty::Launch)), "launch"),
-        (|| Ok(Box::new(Faulty::Unwritten)), "sanity"),
-        (|| Ok(Box::new(Faulty::Wrong)), "correctness"),
+        (|_| Ok(Box::new(Faulty::Build)), "build"),
+        (|_| Ok(Box::new(Faulty::Launch)), "launch"),
+        (|_| Ok(Box::new(Faulty::Unwritten)), "sanity"),
+        (|_| Ok(Box::new(Faulty::Wrong)), "correctness"),
     ];
     for (open, stage) in cases {
         let target = Target { open, ..plan::CPU };

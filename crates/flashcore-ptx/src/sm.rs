@@ -2,15 +2,12 @@
 //!
 //! Kernels share it out, plans and the simulator hold launches against it, `profile` and `inspect` say what fits.
 
-/// Registers of 32 bits, on every architecture from sm_80 on.
+/// Registers of 32 bits, on every architecture from sm_75 on.
 pub const REGISTERS: u32 = 65_536;
 /// Registers are given to warps in units of this.
 pub const REGISTER_UNIT: u32 = 256;
 /// Most registers of a thread.
 pub const THREAD_REGISTERS: u32 = 255;
-/// Shared memory that the driver takes beside that of each CTA, in bytes.
-pub const RESERVED_SHARED: u32 = 1024;
-
 /// What differs between architectures.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Sm {
@@ -20,6 +17,8 @@ pub struct Sm {
     pub ctas: u32,
     /// Shared memory of all its CTAs, in bytes.
     pub shared: u32,
+    /// Shared memory that the driver takes beside that of each CTA, in bytes.
+    pub reserved: u32,
 }
 
 impl Sm {
@@ -28,17 +27,21 @@ impl Sm {
         const fn kib(n: u32) -> u32 {
             n * 1024
         }
+        const fn sm(warps: u32, ctas: u32, shared: u32) -> Sm {
+            Sm { warps, ctas, shared, reserved: kib(1) }
+        }
         match capability {
-            (8, 6) => Self { warps: 48, ctas: 16, shared: kib(100) },
-            (8, 9) | (12, _) => Self { warps: 48, ctas: 24, shared: kib(100) },
-            (8, _) => Self { warps: 64, ctas: 32, shared: kib(164) },
-            _ => Self { warps: 64, ctas: 32, shared: kib(228) },
+            (..=7, _) => Self { reserved: 0, ..sm(32, 16, kib(64)) },
+            (8, 6) => sm(48, 16, kib(100)),
+            (8, 9) | (12, _) => sm(48, 24, kib(100)),
+            (8, _) => sm(64, 32, kib(164)),
+            _ => sm(64, 32, kib(228)),
         }
     }
 
     /// Most shared memory of one CTA, in bytes.
     pub const fn most_shared(&self) -> u32 {
-        self.shared - RESERVED_SHARED
+        self.shared - self.reserved
     }
 }
 
@@ -51,6 +54,7 @@ mod tests {
     #[test]
     fn one_cta_may_take_all_but_what_is_reserved() {
         for (target, kib) in [
+            (Target::Sm75, 64),
             (Target::Sm80, 163),
             (Target::Sm86, 99),
             (Target::Sm89, 99),

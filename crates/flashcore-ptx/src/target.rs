@@ -2,10 +2,12 @@
 
 use std::fmt;
 
-/// A `.target` of PTX: compute capability 8.0 and later.
+/// A `.target` of PTX: compute capability 7.5 and later.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[non_exhaustive]
 pub enum Target {
+    /// RTX 20, T4.
+    Sm75,
     /// A100.
     Sm80,
     /// RTX 30.
@@ -24,12 +26,13 @@ pub enum Target {
 
 impl Target {
     /// Every target, oldest first.
-    pub const ALL: [Self; 7] =
-        [Self::Sm80, Self::Sm86, Self::Sm89, Self::Sm90, Self::Sm90a, Self::Sm100, Self::Sm120];
+    pub const ALL: [Self; 8] =
+        [Self::Sm75, Self::Sm80, Self::Sm86, Self::Sm89, Self::Sm90, Self::Sm90a, Self::Sm100, Self::Sm120];
 
     /// The compute capability as `major * 10 + minor`.
     pub const fn number(self) -> u32 {
         match self {
+            Self::Sm75 => 75,
             Self::Sm80 => 80,
             Self::Sm86 => 86,
             Self::Sm89 => 89,
@@ -66,12 +69,12 @@ impl Target {
     }
 
     /// Reads any `sm_…`, also those that are not listed here: as the newest listed target that is no newer, or as
-    /// sm_80 where it is older than all, since what an older GPU runs sm_80 runs too.
+    /// sm_75 where it is older than all, since what an older GPU runs sm_75 runs too.
     pub fn parse_nearest(text: &str) -> Option<Self> {
         let digits = text.strip_prefix("sm_")?.trim_end_matches(['a', 'f']);
         let number: u32 = digits.parse().ok()?;
         let no_newer = |t: &Self| !t.is_arch_specific() && t.number() <= number;
-        Self::parse(text).or_else(|| Some(Self::ALL.into_iter().rfind(no_newer).unwrap_or(Self::Sm80)))
+        Self::parse(text).or_else(|| Some(Self::ALL.into_iter().rfind(no_newer).unwrap_or(Self::Sm75)))
     }
 }
 

@@ -16,7 +16,7 @@ const fn v(major: u8, minor: u8) -> Version {
     Version { major, minor }
 }
 
-/// CUDA 11.0: sm_80.
+/// CUDA 11.0: sm_80; older targets are not served by older versions here.
 pub const V7_0: Version = v(7, 0);
 /// CUDA 11.1: sm_86, `mbarrier.test_wait.parity`.
 pub const V7_1: Version = v(7, 1);
@@ -45,7 +45,7 @@ impl Version {
     /// The lowest version that knows `target`.
     pub const fn of_target(target: Target) -> Self {
         match target {
-            Target::Sm80 => V7_0,
+            Target::Sm75 | Target::Sm80 => V7_0,
             Target::Sm86 => V7_1,
             Target::Sm89 | Target::Sm90 => V7_8,
             Target::Sm90a => V8_0,

@@ -43,7 +43,7 @@ fn modules() -> Vec<Module> {
     let mut modules: Vec<Module> = Vec::new();
     for row in table::rows() {
         for seed in 0..16 {
-            let needs = instance(&mut sample::module(Target::Sm80), row, seed).1;
+            let needs = instance(&mut sample::module(Target::Sm75), row, seed).1;
             let version = needs.version.max(Version::of_target(needs.target));
             let place = modules.iter().position(|m| m.target == needs.target && m.version == version);
             let place = place.unwrap_or_else(|| {

@@ -84,7 +84,8 @@ fn errors_say_where_and_what() {
 #[test]
 fn unlisted_targets_are_read_as_their_nearest() {
     for (text, target) in [
-        ("sm_52", Target::Sm80),
+        ("sm_52", Target::Sm75),
+        ("sm_75", Target::Sm75),
         ("sm_80", Target::Sm80),
         ("sm_87", Target::Sm86),
         ("sm_90a", Target::Sm90a),

@@ -29,7 +29,7 @@ impl fmt::Display for Place {
     }
 }
 
-/// In which order a caller's tensors have their dimensions.
+/// In which order a caller's tensors have their dimensions. Of four, the batch may be missing, or batch and heads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Order {
     /// Batch, heads, sequence, dim.
@@ -41,10 +41,29 @@ pub(crate) enum Order {
 }
 
 impl Order {
-    const fn rank(self) -> usize {
+    /// How many dimensions tensors have where none is missing.
+    pub(crate) const fn rank(self) -> usize {
         match self {
             Self::Bhsd | Self::Bshd => 4,
             Self::Packed => 3,
+        }
+    }
+
+    const fn takes(self, rank: usize) -> bool {
+        match self {
+            Self::Bhsd | Self::Bshd => 2 <= rank && rank <= 4,
+            Self::Packed => rank == 3,
+        }
+    }
+
+    /// Numbers of `rank` dimensions as batch, heads, sequence, dim, with `missing` for those that are not there.
+    const fn sorted(self, rank: usize, [a, b, c, d]: [i64; 4], missing: i64) -> [i64; 4] {
+        match (self, rank) {
+            (_, 2) => [missing, missing, a, b],
+            (Self::Bhsd, 3) => [missing, a, b, c],
+            (Self::Bshd | Self::Packed, 3) => [missing, b, a, c],
+            (Self::Bhsd, _) => [a, b, c, d],
+            (Self::Bshd | Self::Packed, _) => [a, c, b, d],
         }
     }
 }
@@ -103,16 +122,11 @@ impl Array {
     /// Where the elements lie, batch × heads × sequence × dim.
     pub(crate) fn layout(&self, order: Order) -> Result<Layout, CallError> {
         let View { rank, extents, strides } = self.view;
-        if rank != order.rank() {
+        if !order.takes(rank) {
             return Err(CallError::Rank { operand: self.operand, rank, order });
         }
-        let sorted = |[a, b, c, d]: [i64; 4], batch: i64| {
-            let [batch, heads, seq, dim] = match order {
-                Order::Bhsd => [a, b, c, d],
-                Order::Bshd => [a, c, b, d],
-                Order::Packed => [batch, b, a, c],
-            };
-            let [batch, heads, seq, dim] = [batch, heads, seq, dim].map(usize::try_from);
+        let sorted = |numbers: [i64; 4], missing: i64| {
+            let [batch, heads, seq, dim] = order.sorted(rank, numbers, missing).map(usize::try_from);
             Some([batch.ok()?, heads.ok()?, seq.ok()?, dim.ok()?])
         };
         let (Some([batch, heads, seq, dim]), Some(strides)) = (sorted(extents, 1), sorted(strides, 0)) else {
@@ -122,13 +136,24 @@ impl Array {
         Ok(Layout::strided(Dims::new(batch, heads, seq, dim), strides)?)
     }
 
-    /// Demands f32 values, one after another, with these extents.
+    /// Demands f32 values, one after another, for each row of tensors with `rank` dimensions: `rows` without those that are
+    /// missing there.
+    pub(crate) fn check_lse(&self, rows: [usize; 3], rank: usize) -> Result<(), CallError> {
+        self.check_dense_f32(&rows[MOST_DIMENSIONS - rank..])
+    }
+
+    /// Demands f32 values, one after another.
     pub(crate) fn check_dense_f32(&self, extents: &[usize]) -> Result<(), CallError> {
         let good = self.dtype == DType::F32 && self.view.is_dense(extents);
         if !good {
             return Err(CallError::Lse { extents: extents.to_vec() });
         }
         self.check_alignment()
+    }
+
+    /// Number of dimensions.
+    pub(crate) const fn rank(&self) -> usize {
+        self.view.rank
     }
 
     /// Number of elements.

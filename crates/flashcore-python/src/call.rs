@@ -51,14 +51,7 @@ pub(crate) fn forward(
     ];
     let mut call = Call::new(inputs, kept.keep(of_out.output(out, Operand::Out)?));
     call.lse = lse.map(|lse| of_out.output(lse, Operand::Lse)).transpose()?.map(|lse| kept.keep(lse));
-    if let Some(values) = values {
-        let bound = |object: &'_ Option<Py<PyAny>>| object.as_ref().map(|object| object.bind(py).clone());
-        let [lengths_q, lengths_kv, sinks] =
-            [&values.lengths_q, &values.lengths_kv, &values.sinks].map(bound);
-        let request = Request { stream, order, bits_are_bf16: false };
-        call.bind([lengths_q.as_ref(), lengths_kv.as_ref()], sinks.as_ref(), request, &mut kept)?;
-        (call.longest, call.ranges) = (values.longest, values.ranges.as_ref());
-    }
+    call.take_values(py, values, Request { stream, order, bits_are_bf16: false }, &mut kept)?;
     let place = call.place()?;
     let stream = stream_of(py, place, stream, kept.exchange)?;
     py.detach(|| call.compute(options, place, stream))?;
@@ -114,7 +107,7 @@ impl Kept {
 pub(crate) struct Call<'a> {
     /// Q, K, V and the output.
     pub(crate) arrays: [Array; 4],
-    lse: Option<Array>,
+    pub(crate) lse: Option<Array>,
     /// Used lengths or offsets of queries and of keys.
     lengths: [Option<Numbers>; 2],
     sinks: Option<Array>,
@@ -127,6 +120,23 @@ impl<'a> Call<'a> {
     pub(crate) fn new([q, k, v]: [Array; 3], out: Array) -> Self {
         let arrays = [q, k, v, out];
         Self { arrays, lse: None, lengths: [None; 2], sinks: None, longest: None, ranges: None }
+    }
+
+    /// Takes in what Python code has put together.
+    pub(crate) fn take_values(
+        &mut self,
+        py: Python<'_>,
+        values: Option<&'a options::Values>,
+        request: Request,
+        kept: &mut Kept,
+    ) -> Result<(), CallError> {
+        let Some(values) = values else { return Ok(()) };
+        let bound = |object: &'_ Option<Py<PyAny>>| object.as_ref().map(|object| object.bind(py).clone());
+        let [lengths_q, lengths_kv, sinks] =
+            [&values.lengths_q, &values.lengths_kv, &values.sinks].map(bound);
+        self.bind([lengths_q.as_ref(), lengths_kv.as_ref()], sinks.as_ref(), request, kept)?;
+        (self.longest, self.ranges) = (values.longest, values.ranges.as_ref());
+        Ok(())
     }
 
     /// Takes in lengths and sinks.
@@ -174,20 +184,31 @@ impl<'a> Call<'a> {
                     Place::Cuda(_) => Values::default(),
                 };
                 let whole = spec.parse()?;
-                self.check(&whole, options.order)?;
+                self.check(&whole)?;
                 let parts = split(whole.spec(), starts, ends)?;
                 parts.into_iter().try_for_each(|part| self.step(part, &values, place, stream))
             }
             (None, Place::Host) => {
                 let values = self.host_values(options.order, spec.q.dims().heads)?;
                 let part = Part::whole(spec.with(&values));
-                self.checked_step(part, &values, place, stream, options.order)
+                self.checked_step(part, &values, place, stream)
             }
             (None, Place::Cuda(_)) => {
                 let part = Part::whole(self.with_kinds(spec, options.order)?);
-                self.checked_step(part, &Values::default(), place, stream, options.order)
+                self.checked_step(part, &Values::default(), place, stream)
             }
         }
+    }
+
+    /// The problems of a call on the host, and its numbers.
+    pub(crate) fn host_parts(&self, options: &Options) -> Result<(Vec<Part>, Values), CallError> {
+        let spec = self.spec(options)?;
+        let values = self.host_values(options.order, spec.q.dims().heads)?;
+        let parts = match self.ranges {
+            Some((starts, ends)) => split(spec.parse()?.spec(), starts, ends)?,
+            None => vec![Part::whole(spec.with(&values))],
+        };
+        Ok((parts, values))
     }
 
     fn spec(&self, options: &Options) -> Result<Spec, CallError> {
@@ -200,6 +221,7 @@ impl<'a> Call<'a> {
         }
         let [q, k, v, out] = self.arrays.each_ref().map(|array| array.layout(options.order));
         let (q, k, v, out) = (q?, k?, v?, out?);
+        self.check_ranks(options.order)?;
         Ok(Spec {
             out: Some(out),
             out_dtype: Some(self.arrays[3].dtype),
@@ -210,6 +232,18 @@ impl<'a> Call<'a> {
             sinks: self.sinks.map(|sinks| sinks.dtype),
             ..Spec::new(dtype, q, k, v)
         })
+    }
+
+    /// Demands that tensors without a batch, or without heads, are among their like.
+    fn check_ranks(&self, order: Order) -> Result<(), CallError> {
+        let [q, others @ ..] = &self.arrays;
+        match others.iter().find(|other| other.rank() != q.rank()) {
+            Some(other) => {
+                let (operand, other) = (other.operand, other.rank());
+                Err(CallError::Ranks { operand, other, first: q.rank(), order })
+            }
+            None => Ok(()),
+        }
     }
 
     /// What a plan has to know of numbers that stay on the device.
@@ -264,10 +298,9 @@ impl<'a> Call<'a> {
         values: &Values,
         place: Place,
         stream: usize,
-        order: Order,
     ) -> Result<(), CallError> {
         let problem = part.spec.clone().parse()?;
-        self.check(&problem, order)?;
+        self.check(&problem)?;
         self.step_with(&problem, &part, values, place, stream)
     }
 
@@ -315,7 +348,7 @@ impl<'a> Call<'a> {
 
     /// Demands that elements lie where elements may, that nothing is read from what is written, and that LSE and sinks
     /// are as many as the problem has.
-    fn check(&self, problem: &Problem, order: Order) -> Result<(), CallError> {
+    fn check(&self, problem: &Problem) -> Result<(), CallError> {
         let layouts = [problem.q(), problem.k(), problem.v(), problem.out()];
         let spans: [usize; 4] = std::array::from_fn(|n| layouts[n].span() * self.arrays[n].dtype.bytes());
         let range = |n: usize| self.arrays[n].address..self.arrays[n].address.wrapping_add(spans[n]);
@@ -328,10 +361,7 @@ impl<'a> Call<'a> {
         }
         let rows = problem.q().dims();
         if let Some(lse) = &self.lse {
-            match order {
-                Order::Packed => lse.check_dense_f32(&[rows.heads, rows.seq])?,
-                _ => lse.check_dense_f32(&[rows.batch, rows.heads, rows.seq])?,
-            }
+            lse.check_lse([rows.batch, rows.heads, rows.seq], self.arrays[0].rank())?;
         }
         self.sinks.map_or(Ok(()), |sinks| sinks.check_sinks(rows.heads))
     }

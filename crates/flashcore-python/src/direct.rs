@@ -91,7 +91,8 @@ impl Direct {
         longest: Option<(usize, usize)>,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
         let same = |other: &Bound<'py, PyAny>| other.get_type_ptr() == q.get_type_ptr();
-        if !same(k) || !same(v) || !out.as_ref().is_none_or(same) || self.records(&[q, k, v])? {
+        let inputs = [Some(q), Some(k), Some(v), sinks];
+        if !same(k) || !same(v) || !out.as_ref().is_none_or(same) || self.records(q.py(), inputs)? {
             return Ok(None);
         }
         let Some(exchange) = Exchange::of(q) else { return Ok(None) };
@@ -122,12 +123,11 @@ impl Direct {
 
 impl Direct {
     /// Whether the framework would record this call for a backward pass.
-    fn records(&self, tensors: &[&Bound<'_, PyAny>; 3]) -> PyResult<bool> {
-        let py = tensors[0].py();
+    fn records(&self, py: Python<'_>, tensors: [Option<&Bound<'_, PyAny>>; 4]) -> PyResult<bool> {
         if !self.is_grad_enabled.bind(py).call0()?.is_truthy()? {
             return Ok(false);
         }
-        for tensor in tensors {
+        for tensor in tensors.into_iter().flatten() {
             if tensor.getattr(intern!(py, "requires_grad"))?.is_truthy()? {
                 return Ok(true);
             }

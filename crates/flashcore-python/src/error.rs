@@ -24,8 +24,10 @@ pub(crate) enum CallError {
     Elements { operand: Operand, dtype: String },
     #[error("{operand} was not handed over by DLPack: {reason}")]
     NotShared { operand: Operand, reason: String },
-    #[error("{operand} has {rank} dimensions but 4 are needed: {order}")]
+    #[error("{operand} has {rank} dimensions but {} are needed: {order}", order.rank())]
     Rank { operand: Operand, rank: usize, order: Order },
+    #[error("q has {first} dimensions but {operand} has {other}; give them the same of {order}")]
+    Ranks { operand: Operand, other: usize, first: usize, order: Order },
     #[error("{operand} has strides {strides:?}; copy it, strides must not be negative")]
     NegativeStride { operand: Operand, strides: Vec<i64> },
     #[error("{operand} is on a device of DLPack type {kind}; move it to the CPU or an NVIDIA GPU")]
@@ -36,6 +38,8 @@ pub(crate) enum CallError {
     ReadOnly { operand: Operand },
     #[error("{operand} shares memory with out; pass an `out` of its own memory, or none")]
     Shared { operand: Operand },
+    #[error("{operand} shares memory with {grad}; give each gradient memory of its own")]
+    SharedGradient { operand: Operand, grad: Operand },
     #[error("{operand} lies at {address:#x}, which is no multiple of its {bytes}-byte elements; copy it")]
     Unaligned { operand: Operand, address: usize, bytes: usize },
     #[error("lse must be float32, dense, {extents:?}")]

@@ -9,8 +9,10 @@ use std::{
     },
 };
 
-use flashcore::{Backend, BackendError, DType, Index, Layout, Problem, Values, bf16, f16};
-use flashcore_core::{Data, DataMut, HostCall, MergeCall, MergeProblem};
+use flashcore::{Backend, BackendError, BackwardProblem, DType, Index, Layout, Problem, Values, bf16, f16};
+use flashcore_core::{
+    BackwardCall, BackwardInputs, Data, DataMut, GradientsMut, HostCall, MergeCall, MergeProblem, RowTerms,
+};
 use flashcore_cpu::Cpu;
 use rayon::ThreadPoolBuilder;
 
@@ -92,6 +94,58 @@ pub(crate) unsafe fn merge(
     let lse = lse.map(|at| unsafe { from_raw_parts_mut(pointer::<f32>(at, rows), rows) });
     cpu()?.merge(&mut MergeCall::bind(problem, &parts, &lses, out, lse)?)?;
     Ok(())
+}
+
+/// Where the tensors of gradients lie.
+pub(crate) struct GradAddresses {
+    pub(crate) qkv: [usize; 3],
+    pub(crate) out: Option<usize>,
+    /// Row sums, where there is no output.
+    pub(crate) rows: Option<usize>,
+    pub(crate) lse: usize,
+    pub(crate) d_out: usize,
+    pub(crate) grads: [usize; 3],
+}
+
+/// Computes gradients on host memory, those of the sinks in memory of ours.
+///
+/// # Safety
+/// As [`run`].
+pub(crate) unsafe fn backward(
+    problem: &BackwardProblem,
+    values: &Values,
+    at: &GradAddresses,
+    sinks: Option<&mut [f32]>,
+) -> Result<(), CallError> {
+    let forward = problem.forward();
+    let (dtype, out_dtype, rows) = (forward.dtype(), forward.out_dtype(), forward.rows());
+    // SAFETY: the caller's promise.
+    unsafe {
+        let floats = |at: usize| from_raw_parts(pointer::<f32>(at, rows), rows);
+        let [q, k, v] = at.qkv;
+        let qkv = [read(q, dtype, forward.q())?, read(k, dtype, forward.k())?, read(v, dtype, forward.v())?];
+        let terms = match (at.out, at.rows) {
+            (Some(out), _) => RowTerms::Out(read(out, out_dtype, forward.out())?),
+            (None, sums) => RowTerms::Sums(sums.map_or(&[], floats)),
+        };
+        let d_out = read(at.d_out, out_dtype, problem.d_out())?;
+        let inputs = BackwardInputs { qkv, lse: floats(at.lse), terms, d_out };
+        let ([dq, dk, dv], grad) = (at.grads, problem.grad_dtype());
+        let qkv =
+            [write(dq, grad, problem.dq())?, write(dk, grad, problem.dk())?, write(dv, grad, problem.dv())?];
+        let grads = GradientsMut { qkv, sinks };
+        cpu()?.backward(&mut BackwardCall::bind(problem, values, inputs, grads)?)?;
+    }
+    Ok(())
+}
+
+/// Writes values one after another.
+///
+/// # Safety
+/// There must be as many live f32 at that address, which nobody else uses.
+pub(crate) unsafe fn store(at: usize, values: &[f32]) {
+    // SAFETY: the caller's promise.
+    unsafe { from_raw_parts_mut(pointer::<f32>(at, values.len()), values.len()) }.copy_from_slice(values);
 }
 
 /// Lengths or offsets on the host; a view that its producer handed out and its caller holds.

@@ -3,10 +3,12 @@
 //! Python code (python/flashcore) knows frameworks, masks and other libraries' signatures; this crate knows memory.
 //! [`call`] is the one call: [`import`] reads tensors ([`exchange`] without a call into Python, [`owned`] by a
 //! capsule, whose structures [`dlpack`] declares) into [`array`]s, which with the [`options`] are a problem; [`host`]
-//! and [`device`] compute it ([`parts`] where batch entries differ). [`direct`] is the short way there for torch.
+//! and [`device`] compute it ([`parts`] where batch entries differ). [`direct`] is the short way there for torch;
+//! [`backward`] computes gradients.
 //! [`error`] says which exception stands for what.
 
 mod array;
+mod backward;
 mod call;
 mod config;
 mod device;
@@ -33,6 +35,7 @@ mod _native {
 
     #[pymodule_export]
     use crate::{
+        backward::backward,
         call::forward,
         config::config,
         direct::Direct,

@@ -112,7 +112,7 @@ impl Merge {
             if part.dtype != first.dtype {
                 return Err(CallError::dtypes(Operand::Part, part.dtype, first.dtype));
             }
-            if part.layout(self.order)? != layout {
+            if part.layout(self.order)? != layout || part.rank() != self.out.rank() {
                 return Err(CallError::OtherPart);
             }
         }
@@ -144,9 +144,8 @@ impl Merge {
     /// written.
     fn check(&self, problem: &MergeProblem) -> Result<(), CallError> {
         let dims = problem.dims();
-        let extents = [dims.batch, dims.heads, dims.seq];
-        let rows = if self.order == Order::Packed { &extents[1..] } else { &extents[..] };
-        self.lses.iter().chain(&self.lse).try_for_each(|lse| lse.check_dense_f32(rows))?;
+        let (rows, rank) = ([dims.batch, dims.heads, dims.seq], self.out.rank());
+        self.lses.iter().chain(&self.lse).try_for_each(|lse| lse.check_lse(rows, rank))?;
         let range = |array: &Array, span: usize| {
             array.address..array.address.wrapping_add(span * array.dtype.bytes())
         };

@@ -12,11 +12,14 @@ use crate::error::CallError;
 pub(crate) struct Part {
     pub(crate) spec: Spec,
     pub(crate) offsets: [usize; 5],
+    /// The first batch entry, and the first key of its entries.
+    pub(crate) first_entry: usize,
+    pub(crate) first_key: usize,
 }
 
 impl Part {
     pub(crate) fn whole(spec: Spec) -> Self {
-        Self { spec, offsets: [0; 5] }
+        Self { spec, offsets: [0; 5], first_entry: 0, first_key: 0 }
     }
 
     /// The batch entries `entries` of a problem, with the keys `keys` alone.
@@ -34,6 +37,8 @@ impl Part {
         let (of_k, of_v) = (from(&spec.k, keys.start), from(&spec.v, keys.start));
         Ok(Self {
             offsets: [from(&spec.q, 0), of_k, of_v, to, lse],
+            first_entry: entries.start,
+            first_key: keys.start,
             spec: Spec {
                 q: cut(&spec.q, seq)?,
                 k: cut(&spec.k, keys.len())?,

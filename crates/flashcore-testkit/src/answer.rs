@@ -92,11 +92,15 @@ pub struct Answer {
     pub sees_nothing: Vec<bool>,
     /// How far f32 arithmetic alone may take each row; known to plain computations only.
     pub f32_noise: Vec<f64>,
+    /// Standard deviation of what rounding factors to the tensors' type does to each row, where a plain computation knows
+    /// it: it then bounds the rule from below, as the yardstick may by luck have less.
+    pub chance: Vec<f64>,
 }
 
 impl Answer {
-    const fn empty(grid: Grid) -> Self {
-        Self { grid, out: Vec::new(), lse: Vec::new(), sees_nothing: Vec::new(), f32_noise: Vec::new() }
+    pub(crate) fn empty(grid: Grid) -> Self {
+        let (out, lse, sees_nothing) = (Vec::new(), Vec::new(), Vec::new());
+        Self { grid, out, lse, sees_nothing, f32_noise: Vec::new(), chance: Vec::new() }
     }
 
     /// Reads a backend's result; without `lse` the answer's LSE is empty.

@@ -129,6 +129,16 @@ impl<T: Element> Bench<T> {
         Ok(Run { out, lse: want_lse.then_some(lse), kernel: ran.kernel })
     }
 
+    /// The lengths and sinks.
+    pub const fn values(&self) -> &Values {
+        &self.bound
+    }
+
+    /// Whether a row of Q, and of the output, takes part in the problem.
+    pub fn is_used(&self, batch: usize, seq: usize) -> bool {
+        is_used(self.instance(), 0, batch, seq)
+    }
+
     /// Says what a run changed in the inputs or around them.
     pub fn disturbed(&self) -> Option<String> {
         let names = ["q", "k", "v"];
@@ -212,7 +222,7 @@ fn beyond_used(dims: Dims) -> Vec<f32> {
     (0..dims.count().unwrap_or(0)).map(|i| hostile[i % 3]).collect()
 }
 
-fn message(panic: &(dyn std::any::Any + Send)) -> &str {
+pub(crate) fn message(panic: &(dyn std::any::Any + Send)) -> &str {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message")
 }

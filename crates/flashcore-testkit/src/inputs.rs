@@ -2,7 +2,10 @@
 
 use flashcore_core::{Dims, Layout, ProblemError};
 
-use crate::rng::Rng;
+use crate::{
+    kinds::{Kind, Part},
+    rng::Rng,
+};
 
 /// The numbers in Q, K and V.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -10,6 +13,8 @@ use crate::rng::Rng;
 pub enum Inputs {
     /// N(0, 1) everywhere.
     Normal,
+    /// As in a kind of data.
+    Of(Kind),
     /// All keys of a head are the same, so that every visible key weighs the same.
     EqualKeys,
     /// Scores of exactly ±60000 (with scale 1 and dim 64).
@@ -28,14 +33,6 @@ pub enum Inputs {
     Ones,
 }
 
-/// Which tensor is filled.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Part {
-    Q,
-    K,
-    V,
-}
-
 impl Inputs {
     /// Q, K and V, dense in the order batch, heads, sequence, dim.
     pub fn values(self, [q, k, v]: [Dims; 3], rng: &mut Rng) -> [Vec<f32>; 3] {
@@ -47,7 +44,8 @@ impl Inputs {
         for plane in 0..dims.batch * dims.heads {
             for seq in 0..dims.seq {
                 let start = tensor.len();
-                tensor.extend((0..dims.dim).map(|_| rng.normal()));
+                let kind = if let Self::Of(kind) = self { kind } else { Kind::Normal };
+                tensor.extend((start..start + dims.dim).map(|at| kind.element(part, dims, at, rng)));
                 let first = plane * dims.seq * dims.dim;
                 self.adjust(part, (seq, dims.seq), &mut tensor, first, start, rng);
             }

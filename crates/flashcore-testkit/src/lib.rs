@@ -6,9 +6,11 @@
 //! | --- | --- |
 //! | [`cases`] | the named and adversarial cases, as data |
 //! | [`suite`] | runs one case on one backend and says what went wrong first |
+//! | [`kinds`] | kinds of data, for error and for time |
 //! | [`compare`] | the error rule |
 //! | [`plain`] | attention computed plainly, row by row: in f64 the oracle, in the tensors' own precision the yardstick |
 //! | [`properties`] | laws that hold whatever the numbers are |
+//! | [`backward`] | cases, oracle, check and laws of gradients |
 //! | [`merge`] | cases, oracle and check of merging partial results |
 //! | [`mutate`] | single faults made in kernels, for judging the checkers |
 //! | [`ptxtest`] | tests written as PTX files, for simulator and GPU |
@@ -21,12 +23,14 @@
 #![allow(missing_docs)]
 
 pub mod answer;
+pub mod backward;
 pub mod bench;
 pub mod buffers;
 pub mod cases;
 pub mod compare;
 pub mod fuzz;
 pub mod inputs;
+pub mod kinds;
 pub mod merge;
 pub mod mutate;
 pub mod naive;
@@ -41,6 +45,7 @@ pub mod values;
 pub use answer::{Answer, Position, Rows};
 pub use cases::{Case, Tag};
 pub use compare::{Reason, Rule, Verdict, judge};
+pub use kinds::Kind;
 pub use naive::NaiveBackend;
 pub use rng::Rng;
 pub use suite::{CaseReport, Outcome, Step, check_case, check_case_runs};

@@ -2,7 +2,8 @@
 //!
 //! One computation in two precisions. In f64 it is the oracle ([`reference()`]); in f32, rounded to the tensors' own
 //! type after each step, it is the yardstick ([`yardstick`]) that says how much error a decent kernel may have.
-//! [`crate::compare`] calls both; [`crate::naive`] is the f32 form as a backend.
+//! [`crate::compare`] calls both; [`crate::naive`] is the f32 form as a backend. [`crate::backward`] computes gradients in the
+//! same two precisions.
 
 use std::{
     f32::consts::LOG2_E,
@@ -34,7 +35,7 @@ pub fn single(problem: Instance<'_>, inputs: [Data<'_>; 3]) -> Answer {
 }
 
 /// A number type to compute in.
-trait Real:
+pub(crate) trait Real:
     Copy
     + Send
     + Sync
@@ -87,14 +88,14 @@ real!(f64, |score: f64, max: f64| (score - max).exp());
 real!(f32, |score: f32, max: f32| (score * LOG2_E - max * LOG2_E).exp2());
 
 /// What happens to intermediate results.
-trait Arithmetic: Sync {
+pub(crate) trait Arithmetic: Sync {
     type Real: Real;
 
     /// Stores a step's results: rounds them to what memory would hold.
     fn store(&self, values: &mut [Self::Real]);
 }
 
-struct Exact;
+pub(crate) struct Exact;
 
 impl Arithmetic for Exact {
     type Real = f64;
@@ -102,7 +103,7 @@ impl Arithmetic for Exact {
     fn store(&self, _: &mut [f64]) {}
 }
 
-struct Rounded(DType);
+pub(crate) struct Rounded(pub(crate) DType);
 
 impl Arithmetic for Rounded {
     type Real = f32;
@@ -156,7 +157,7 @@ fn attention<A: Arithmetic>(
     let lse = ends.iter().map(|end| end.lse).collect();
     let sees_nothing = ends.iter().map(|end| end.sees_nothing).collect();
     let f32_noise = ends.iter().map(|end| end.f32_noise).collect();
-    Answer { grid, out, lse, sees_nothing, f32_noise }
+    Answer { grid, out, lse, sees_nothing, f32_noise, chance: Vec::new() }
 }
 
 /// What is known of a row besides its output.

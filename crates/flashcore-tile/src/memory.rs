@@ -116,6 +116,14 @@ impl Builder {
         dst
     }
 
+    /// Reads one 16-bit value from global memory into a variable, widened with zeros.
+    #[track_caller]
+    pub fn load_global_16_into(&mut self, var: Reg<U32>, from: impl Into<Global>) {
+        let from = from.into();
+        self.check_set(var, from.base.scope());
+        self.emit(Op::Ld, &[Mod::Global, B16], [var.operand(), from.operand()]);
+    }
+
     /// Writes the low 16 bits of a value to global memory.
     #[track_caller]
     pub fn store_global_16<T: Bits>(&mut self, to: impl Into<Global>, value: Reg<T>) {

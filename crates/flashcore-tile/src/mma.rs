@@ -7,6 +7,7 @@
 use flashcore_ptx::{
     inst::Operand,
     op::{Mod, Op, shape},
+    target::Target,
     types::ScalarType,
 };
 
@@ -141,11 +142,30 @@ impl Builder {
     /// Adds a product to columns `8 * n .. 8 * n + 8` of `d`: `left` is 16×16, `right` 16×8.
     #[track_caller]
     pub fn mma(&mut self, element: impl Into<Element>, d: &Acc, n: usize, left: Quad, right: [Reg<B32>; 2]) {
+        let (element, [l0, l1, l2, l3], [r0, r1]) = (element.into(), left, right);
+        if self.target.includes(Target::Sm80) {
+            return self.mma_over(element, d, n, element.depth(), &left, &right);
+        }
+        // Older tensor cores go half as deep; the registers of a half are neighbours.
+        self.mma_over(element, d, n, element.depth() / 2, &[l0, l1], &[r0]);
+        self.mma_over(element, d, n, element.depth() / 2, &[l2, l3], &[r1]);
+    }
+
+    /// Adds a product over `depth` elements.
+    #[track_caller]
+    fn mma_over(
+        &mut self,
+        element: Element,
+        d: &Acc,
+        n: usize,
+        depth: u32,
+        left: &[Reg<B32>],
+        right: &[Reg<B32>],
+    ) {
         self.require("mma.sync", Scope::Warp);
-        let element = element.into();
         let ab = Mod::Type(element.ptx());
         let cd = Mod::Type(ScalarType::F32);
-        let shape = Mod::Shape(shape(MMA_M as u16, 8, element.depth() as u16));
+        let shape = Mod::Shape(shape(MMA_M as u16, 8, depth as u16));
         let mods = [Mod::Aligned, shape, Mod::RowMajor, Mod::ColMajor, cd, ab, ab, cd];
         let Some(sums) = d.regs().get(4 * n..4 * n + 4) else {
             let cols = d.cols();
@@ -155,7 +175,7 @@ impl Builder {
             )));
         };
         let sums = Operand::regs(sums.iter().map(|r| r.id()));
-        let [left, right] = [Operand::regs(left.map(|r| r.id())), Operand::regs(right.map(|r| r.id()))];
+        let [left, right] = [left, right].map(|regs| Operand::regs(regs.iter().map(|r| r.id())));
         self.emit(Op::MmaSync, &mods, [sums.clone(), left, right, sums]);
     }
 

@@ -3,6 +3,7 @@
 use flashcore_ptx::{
     inst::Operand,
     op::{Mod, Op},
+    target::Target,
     types::ScalarType,
 };
 
@@ -13,7 +14,7 @@ use crate::{
     expr::{Cond, Expr},
     lower::{Arg, join},
     scope::Scope,
-    value::{B16, B32, Bits, F32, Integer, Number, Pred, Reg, Type, U32, U64},
+    value::{B16, B32, Bits, F32, Integer, Number, Pred, Reg, S32, Type, U32, U64},
 };
 
 /// A 16-bit float type that tensor cores multiply.
@@ -364,19 +365,39 @@ impl Builder {
         self.pack_args(dst, element.into(), args);
     }
 
+    /// The bits of a float as a number: of two floats that are not negative, the larger has the larger bits.
+    #[track_caller]
+    pub fn float_bits(&mut self, x: Reg<F32>) -> Reg<S32> {
+        self.same_bits(x)
+    }
+
+    /// The float with these bits.
+    #[track_caller]
+    pub fn float_of_bits(&mut self, bits: Reg<S32>) -> Reg<F32> {
+        self.same_bits(bits)
+    }
+
+    #[track_caller]
+    fn same_bits<T: Type, U: Type>(&mut self, from: Reg<T>) -> Reg<U> {
+        let dst = self.fresh::<U>(from.scope());
+        self.emit(Op::Mov, &[Mod::Type(ScalarType::B32)], [dst.operand(), from.operand()]);
+        dst
+    }
+
     /// The two values that are packed in `word`, widened to f32, the low half first.
     #[track_caller]
-    pub fn unpack(&mut self, half: Half, word: Reg<U32>) -> [Reg<F32>; 2] {
+    pub fn unpack<T: Bits>(&mut self, half: Half, word: Reg<T>) -> [Reg<F32>; 2] {
         match half {
             // A bf16 is the upper half of an f32.
-            Half::Bf16 => {
-                let (low, high) = (self.shl(word, 16), self.and(word, 0xffff_0000));
-                [low, high].map(|bits| {
-                    let dst = self.fresh::<F32>(bits.scope());
-                    self.emit(Op::Mov, &[Mod::Type(ScalarType::B32)], [dst.operand(), bits.operand()]);
-                    dst
-                })
-            }
+            Half::Bf16 => [(Op::Shl, 16), (Op::And, 0xffff_0000)].map(|(op, by)| {
+                let bits = self.fresh::<B32>(word.scope());
+                self.emit(
+                    op,
+                    &[Mod::Type(ScalarType::B32)],
+                    [bits.operand(), word.operand(), Operand::int(by)],
+                );
+                self.same_bits(bits)
+            }),
             Half::F16 => {
                 let halves = [(); 2].map(|()| self.fresh::<B16>(word.scope()));
                 let both = Operand::Vector(halves.map(Reg::operand).to_vec());
@@ -403,8 +424,24 @@ impl Builder {
         let Some(half) = element.half() else {
             return self.fault(FaultKind::Pack { element });
         };
+        if half == Half::F16 && !self.target.includes(Target::Sm80) {
+            return self.pack_one_by_one(dst, args);
+        }
         let mods = [Mod::Rn, Mod::Type(half.packed()), Mod::Type(ScalarType::F32)];
         self.op_into(dst, Op::Cvt, &mods, args);
+    }
+
+    /// What packing two f16 at once is short for, where there is no such instruction.
+    #[track_caller]
+    fn pack_one_by_one(&mut self, dst: Reg<B32>, [high, low]: [Arg; 2]) {
+        self.check_set(dst, high.scope.min(low.scope));
+        let mods = [Mod::Rn, Mod::Type(ScalarType::F16), Mod::Type(ScalarType::F32)];
+        let halves = [low, high].map(|value| {
+            let half = self.fresh::<B16>(value.scope);
+            self.emit(Op::Cvt, &mods, [half.operand(), value.operand]);
+            half.operand()
+        });
+        self.emit(Op::Mov, &[Mod::Type(ScalarType::B32)], [dst.operand(), Operand::Vector(halves.to_vec())]);
     }
 
     /// Widens to 64 bits.

@@ -3,6 +3,7 @@
 use flashcore_ptx::{
     inst::Operand,
     op::{Mod, Op},
+    target::Target,
     types::ScalarType,
 };
 
@@ -45,6 +46,10 @@ impl Builder {
     /// registers and let loops branch without reconvergence barriers.
     #[track_caller]
     pub fn uniform_register(&mut self, x: impl Into<Expr<U32>>) -> Reg<U32> {
+        if !self.target.includes(Target::Sm80) {
+            let x = self.let_(x.into());
+            return self.broadcast(x, x.scope());
+        }
         self.require("redux.sync over a full warp", Scope::Warp);
         let x = self.arg(x);
         let dst = self.fresh::<U32>(x.scope);

@@ -9,6 +9,7 @@ use flashcore_core::{
 use crate::{
     backend::{BackendKind, Choice},
     error::Error,
+    gradient::{AttentionGrad, Differentiable},
     output::{Lse, Output},
 };
 
@@ -26,6 +27,7 @@ pub fn attention<'a, T: Element>(
 }
 
 /// A call of attention that is being described.
+#[derive(Clone)]
 #[must_use = "nothing is computed before `run` or `run_into`"]
 pub struct Attention<'a, T> {
     inputs: [&'a [T]; 3],
@@ -107,7 +109,7 @@ impl<'a, T: Element> Attention<'a, T> {
 
     /// Checks the arguments without computing anything.
     pub fn problem(&self) -> Result<Problem, Error> {
-        Ok(self.spec.clone().with(&self.values).parse()?)
+        Ok(self.spec().parse()?)
     }
 
     /// Computes into new memory.
@@ -173,6 +175,81 @@ impl<'a, T: Element> Attention<'a, T> {
     pub fn accumulate_into(mut self, out: TensorViewMut<'_, f32>, lse: &mut [f32]) -> Result<Ran, Error> {
         self.spec.accumulate = true;
         self.run_into(out, Some(lse))
+    }
+
+    /// As [`run`](Self::run), and keeps what gradients need.
+    ///
+    /// ```
+    /// # use flashcore::{Mask, Tensor, attention};
+    /// # fn main() -> Result<(), flashcore::Error> {
+    /// # let q = Tensor::bhsd(vec![0.5_f32; 2 * 16 * 8], [1, 2, 16, 8])?;
+    /// # let (k, v) = (q.clone(), q.clone());
+    /// let result = attention(q.view(), k.view(), v.view()).mask(Mask::CAUSAL).run_for_grad()?;
+    /// let d_out = Tensor::zeros(result.out.layout())?; // what the loss loses with the output
+    /// let grads = result.grad(d_out.view())?;
+    /// assert_eq!(grads.dk.layout(), k.layout());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn run_for_grad(self) -> Result<Differentiable<'a, T>, Error> {
+        Differentiable::new(self)
+    }
+
+    /// The gradients of this call, given the gradient of its output, the output and its LSE.
+    ///
+    /// ```
+    /// # use flashcore::{Mask, Tensor, TensorViewMut, attention};
+    /// # fn main() -> Result<(), flashcore::Error> {
+    /// # let q = Tensor::bhsd(vec![0.5_f32; 2 * 16 * 8], [1, 2, 16, 8])?;
+    /// # let (k, v, d_out) = (q.clone(), q.clone(), q.clone());
+    /// let call = attention(q.view(), k.view(), v.view()).mask(Mask::CAUSAL);
+    /// let result = call.clone().run()?;
+    /// let mut memory = vec![0.0; 3 * 2 * 16 * 8];
+    /// let (dq, rest) = memory.split_at_mut(2 * 16 * 8);
+    /// let (dk, dv) = rest.split_at_mut(2 * 16 * 8);
+    /// let into = |grad| TensorViewMut::bshd(grad, [1, 2, 16, 8]);
+    /// let grads = [into(dq)?, into(dk)?, into(dv)?];
+    /// call.grad(d_out.view(), result.out.view(), result.lse.values()).run_into(grads, None)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn grad<O: Element>(
+        self,
+        d_out: TensorView<'a, O>,
+        out: TensorView<'a, O>,
+        lse: &'a [f32],
+    ) -> AttentionGrad<'a, T, O> {
+        AttentionGrad::from_out(self, d_out, out, lse)
+    }
+
+    /// As [`grad`](Self::grad) with the sums of `d_out ∘ out` over each row instead of the output, dense in the order
+    /// batch, heads, sequence.
+    ///
+    /// LSE and sums may be those of attention over more keys than these: what gradients of parts of the keys need
+    /// ([`AttentionGrad::accumulate_into`]).
+    pub fn grad_from_sums<O: Element>(
+        self,
+        d_out: TensorView<'a, O>,
+        sums: &'a [f32],
+        lse: &'a [f32],
+    ) -> AttentionGrad<'a, T, O> {
+        AttentionGrad::from_sums(self, d_out, sums, lse)
+    }
+
+    pub(crate) fn spec(&self) -> Spec {
+        self.spec.clone().with(&self.values)
+    }
+
+    pub(crate) const fn inputs(&self) -> [&'a [T]; 3] {
+        self.inputs
+    }
+
+    pub(crate) const fn values(&self) -> &Values {
+        &self.values
+    }
+
+    pub(crate) const fn choice(&self) -> &Choice<'a> {
+        &self.choice
     }
 
     fn forward<O: Element>(

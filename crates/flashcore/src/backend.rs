@@ -1,6 +1,7 @@
 //! Which backends there are, in order of preference, and how one is picked.
 //!
-//! A new backend is one row of [`CANDIDATES`]. [`crate::Attention`] and [`crate::Merge`] call [`Choice::run`].
+//! A new backend is one row of [`CANDIDATES`]. [`crate::Attention`], [`crate::AttentionGrad`] and [`crate::Merge`] call
+//! [`Choice::run`].
 
 use std::{
     fmt,
@@ -140,6 +141,7 @@ fn not_built(kind: BackendKind) -> BackendError {
 }
 
 /// What a caller wants to compute with.
+#[derive(Clone, Copy)]
 pub(crate) enum Choice<'a> {
     Kind(BackendKind),
     This(&'a dyn Backend),

@@ -17,6 +17,10 @@
 //!
 //! [`merge`] puts attention over parts of the keys together, for contexts that are split over machines or over time.
 //!
+//! [`Attention::run_for_grad`] keeps what gradients need, [`Differentiable::grad`] gives them; [`Attention::grad`] is the
+//! same for callers who keep output and LSE themselves. Gradients are computed on the CPU backend: with
+//! [`BackendKind::Auto`] the GPU leaves them to it, with [`BackendKind::Cuda`] they are an error that says so.
+//!
 //! # What is computed
 //!
 //! `O = softmax(scale · QKᵀ + mask) · V` for each head, and on the side the natural logarithm of each row's
@@ -43,6 +47,7 @@ mod backend;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod error;
+mod gradient;
 mod merge;
 mod output;
 
@@ -50,10 +55,11 @@ pub use attention::{Attention, attention};
 pub use backend::{BackendKind, Found, ParseBackendError, available, backend};
 pub use error::Error;
 pub use flashcore_core::{
-    Align, Axis, Backend, BackendError, DType, Dims, Element, Index, Instance, Layout, Lengths, Mask,
-    MergeProblem, MergeSpec, Operand, Parts, Problem, ProblemError, Ran, Sequences, Spec, Tensor, TensorView,
-    TensorViewMut, Values,
+    Align, Axis, Backend, BackendError, BackwardProblem, BackwardSpec, DType, Dims, Element, Index, Instance,
+    Layout, Lengths, Mask, MergeProblem, MergeSpec, Operand, Parts, Problem, ProblemError, Ran, RowSums,
+    Sequences, Spec, Tensor, TensorView, TensorViewMut, Values,
 };
+pub use gradient::{AttentionGrad, Differentiable, Gradients};
 pub use half::{bf16, f16};
 pub use merge::{Merge, merge, merge_stacked};
 pub use output::{Lse, Output};

@@ -3,7 +3,7 @@
 
 use flashcore::{BackendKind, DType, backend};
 use flashcore_testkit::{
-    Case, CaseReport, Outcome,
+    Case, CaseReport, Outcome, backward,
     cases::{self, Cost},
     check_case, merge, properties, random,
 };
@@ -68,4 +68,18 @@ fn every_merge_in_every_type() {
     let cpu = backend(BackendKind::Cpu).expect("the CPU is always there");
     let failures: Vec<_> = SEEDS.into_iter().flat_map(|seed| merge::failures(&*cpu, 9, seed)).collect();
     assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+#[test]
+fn gradients_of_a_thousand_random_problems() {
+    let cpu = backend(BackendKind::Cpu).expect("the CPU is always there");
+    let failures: Vec<String> = (0..1000u64)
+        .into_par_iter()
+        .filter_map(|n| {
+            let (case, dtype) = (backward::random_case(7, n), DType::ALL[n as usize % 3]);
+            let outcome = backward::check(&*cpu, &case, dtype, n);
+            (outcome != Outcome::Passed).then(|| format!("{case} {dtype}: {outcome}"))
+        })
+        .collect();
+    assert!(failures.is_empty(), "{}:\n{}", failures.len(), failures.join("\n"));
 }

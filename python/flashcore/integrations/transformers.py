@@ -17,8 +17,9 @@ NAME = "flashcore"
 def register(name: str = NAME) -> None:
     """Makes ``attn_implementation="flashcore"`` known to transformers (5.0 or later).
 
-    Inference only: prefill, generation with dynamic and static caches, padding on either side, grouped heads, sliding
-    windows, soft caps and sinks. Masks of another form (chunks, prefixes, packed sequences) raise NotImplementedError.
+    Prefill, generation with dynamic and static caches, padding on either side, grouped heads, sliding windows, soft caps and
+    sinks; training on the CPU. Masks of another form (chunks, prefixes, packed sequences), attention dropout, and training
+    on a GPU raise NotImplementedError.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
 
@@ -58,7 +59,7 @@ def forward(
 ) -> tuple[Any, None]:
     """The attention of one layer: batch x heads x sequence x dim in, batch x sequence x heads x dim out."""
     if dropout:
-        raise NotImplementedError("attention dropout is not supported; call model.eval() first")
+        raise NotImplementedError("attention dropout is not supported; set attention_dropout=0.0 in the config, or call model.eval()")
     refused = [key for key in ("cu_seq_lens_q", "position_bias", "cache") if kwargs.get(key) is not None]
     if refused:
         raise NotImplementedError(f"{refused[0]} is not supported; use attn_implementation='sdpa' for this model")

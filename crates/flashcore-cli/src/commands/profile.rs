@@ -132,15 +132,15 @@ impl Flags {
         chosen: &Chosen,
         page: Page,
     ) -> Result<(serde_json::Value, Page), CliError> {
-        let (table, problem) = (self.backend.table()?, task.problem().clone());
-        let subject = Subject::planned(problem, *chosen, &table, self.backend.general())?;
+        let (choice, problem) = (self.backend.choice()?, task.problem().clone());
+        let subject = Subject::planned(problem, *chosen, &choice)?;
         let built = subject.build();
         let (mut reading, mut files, mut simulated, mut note) = (None, Vec::new(), None, None);
         match (chosen.device, Ncu::find()) {
             (None, _) if task.flops() / 2.0 > MOST_SIMULATED => {
                 note = Some("no GPU, and too large for the simulator: nothing was run".to_owned());
             }
-            (None, _) => simulated = simulate(task, Simulator::new(chosen.gpu).with_table(table))?,
+            (None, _) => simulated = simulate(task, Simulator::new(chosen.gpu).choosing(choice))?,
             (_, None) => note = Some(format!("no Nsight Compute; set {} to its ncu", ncu::NCU)),
             (Some(_), Some(ncu)) => match count(task, &subject, &ncu, self.places(task)?) {
                 Ok(counted) => (reading, files) = (Some(counted.0), counted.1),

@@ -29,7 +29,7 @@ const EXAMPLES: &str = "\
 Examples:
   flashcore report --out report.html
   flashcore report run.json older.json --out report.html
-  flashcore report bench/runs/2026-11-15-h200-forward.json --svg docs/figures --force
+  flashcore report bench/runs/2026-11-15-h200-forward.json --svg docs/figures --markdown tables.md --force
 
 The page is one file that needs nothing but a browser. Runs of the same problems on the same device make a history.
 Files of a folder that are not results are left out and named; a file that is named must be one.
@@ -63,6 +63,9 @@ pub struct WantedFlags {
     /// The page
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
+    /// The main tables, for a README
+    #[arg(long, value_name = "FILE")]
+    markdown: Option<PathBuf>,
     /// Folder for each plot as an SVG file
     #[arg(long, value_name = "FOLDER")]
     svg: Option<PathBuf>,
@@ -70,10 +73,13 @@ pub struct WantedFlags {
 
 /// Reads runs, writes the page and the pictures.
 pub fn execute(flags: &Flags, output: &Output) -> Result<Verdict, CliError> {
-    let page = flags.wanted.out.as_deref().map(|path| Place::checked(path, flags.force)).transpose()?;
+    let place =
+        |path: &Option<PathBuf>| path.as_deref().map(|path| Place::checked(path, flags.force)).transpose();
+    let (page, markdown) = (place(&flags.wanted.out)?, place(&flags.wanted.markdown)?);
     let (runs, left_out) = flags.read()?;
     let report = Report::new(runs).map_err(LabError::from)?;
     let mut files: Vec<(Place, String)> = page.map(|place| (place, report.html())).into_iter().collect();
+    files.extend(markdown.map(|place| (place, report.markdown())));
     if let Some(folder) = &flags.wanted.svg {
         fs::create_dir_all(folder).map_err(LabError::io("make", folder))?;
         for (name, svg) in report.pictures() {
@@ -107,7 +113,11 @@ impl Flags {
         let in_folder = folder.map(results_in).transpose()?.unwrap_or_default();
         let (mut runs, mut left_out) = (Vec::new(), Vec::new());
         for (n, path) in in_folder.iter().chain(&self.runs).enumerate() {
-            if self.wanted.out.as_ref().is_some_and(|out| save::same(path, out)) {
+            if [&self.wanted.out, &self.wanted.markdown]
+                .into_iter()
+                .flatten()
+                .any(|out| save::same(path, out))
+            {
                 return Err(FileError::ReplacesInput { path: path.clone() }.into());
             }
             match Record::load(path) {

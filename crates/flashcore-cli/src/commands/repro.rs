@@ -113,7 +113,7 @@ pub fn execute(flags: Flags, output: &Output) -> Result<Verdict, CliError> {
 fn make(settings: Settings, folder: &Path, output: &Output) -> Result<Verdict, CliError> {
     // Whether there is anything to measure, and a place to keep it, before anything is verified.
     if let Some(suite) = settings.suite() {
-        suite_tasks(suite, suite.dtype, settings.filter.as_deref().unwrap_or_default())?;
+        suite_tasks(suite, suite.dtype, settings.filter.as_slice())?;
     }
     repro::check_folder(folder)?;
     let mut steps = Steps::new(output);

@@ -10,6 +10,7 @@ use std::{
 
 use clap::{Args, builder::PossibleValuesParser};
 use flashcore::BackendError;
+use flashcore_kernels::Family;
 use flashcore_lab::verify::{
     Ending, Extent, Order, Report, Scope, child,
     plan::{TARGETS, Target, groups},
@@ -24,6 +25,7 @@ use crate::{
     output::{Output, Page, Text, bad, faint, good},
     program,
     progress::Progress,
+    table_flags::families,
 };
 
 const EXAMPLES: &str = "\
@@ -62,6 +64,9 @@ pub struct Flags {
     /// Seconds after which a check counts as hung
     #[arg(long, value_name = "S", default_value_t = 120, value_parser = clap::value_parser!(u16).range(1..))]
     timeout: u16,
+    /// Check this GPU kernel alone; what it does not take is skipped
+    #[arg(long, value_name = "NAME", value_parser = families())]
+    kernel: Option<Family>,
 }
 
 fn names() -> PossibleValuesParser {
@@ -123,30 +128,36 @@ impl Group {
         }
     }
 
-    fn row(&self, backend: &str) -> Vec<Text> {
-        let name = |words: String| if self.failed > 0 { bad(words) } else { words.into() };
-        let worst = self.worst.map_or(String::new(), |share| format!("{:.0} %", share * 100.0));
-        vec![
-            backend.into(),
-            name(self.group.clone()),
-            self.passed.to_string().into(),
-            self.skipped.to_string().into(),
-            name(self.failed.to_string()),
-            worst.into(),
-            format!("{:.1} s", self.seconds).into(),
-        ]
+    /// The group in one line, under [`heading`].
+    fn line(&self, backend: &str) -> Text {
+        let Self { group, passed, skipped, failed, seconds, worst, .. } = self;
+        let worst = worst.map_or(String::new(), |share| format!("{:.0} %", share * 100.0));
+        let (passed, skipped, failures) = (passed.to_string(), skipped.to_string(), failed.to_string());
+        let words = line([backend, group, &passed, &skipped, &failures, &worst], &format!("{seconds:.1} s"));
+        if *failed > 0 { bad(words) } else { words.into() }
     }
+}
+
+/// What the columns of [`Group::line`] are.
+fn heading() -> Text {
+    faint(line(["backend", "group", "passed", "skipped", "failed", "of tolerance"], "time"))
+}
+
+/// Columns that line up although they are printed one at a time.
+fn line([backend, group, passed, skipped, failed, worst]: [&str; 6], time: &str) -> String {
+    format!(" {backend:<12} {group:<14} {passed:>7} {skipped:>8} {failed:>7} {worst:>13} {time:>10}")
 }
 
 /// Verifies the backends asked for.
 pub fn execute(flags: Flags, output: &Output) -> Result<Verdict, CliError> {
     let begin = Instant::now();
     let scope = flags.scope();
-    let backends =
-        flags.targets().map(|target| flags.verify(target, &scope, output)).collect::<Result<Vec<_>, _>>()?;
-    if backends.iter().all(|backend| backend.groups.is_empty() && backend.unavailable.is_none()) {
+    if flags.targets().all(|target| groups(target, &scope).is_empty()) {
         return Err(flags.nothing(scope));
     }
+    output.remark(&heading())?;
+    let backends =
+        flags.targets().map(|target| flags.verify(target, &scope, output)).collect::<Result<Vec<_>, _>>()?;
     let groups = || backends.iter().flat_map(|backend| &backend.groups);
     let (stopped, seconds) = (interrupt::stopped(), begin.elapsed().as_secs_f64());
     let failed = groups().any(|group| group.failed > 0);
@@ -164,8 +175,6 @@ pub fn execute(flags: Flags, output: &Output) -> Result<Verdict, CliError> {
 }
 
 fn page(backends: &[Backend], pass: bool, stopped: bool, seconds: f64) -> Page {
-    let heading = ["backend", "group", "passed", "skipped", "failed", "of tolerance", "time"];
-    let rows = backends.iter().flat_map(|b| b.groups.iter().map(|group| group.row(b.backend)));
     let missing = backends.iter().filter_map(|b| {
         Some(faint(format!("{}: not available here: {}", b.backend, b.unavailable.as_ref()?)))
     });
@@ -177,7 +186,7 @@ fn page(backends: &[Backend], pass: bool, stopped: bool, seconds: f64) -> Page {
         (0, false) => bad("nothing was checked"),
         (n, _) => bad(format!("FAIL: {n} failed in {seconds:.1} s; --json lists all")),
     };
-    let page = Page::default().headed(&heading, rows).lines(missing);
+    let page = Page::default().lines(missing);
     page.table(failures.iter().take(SHOWN).map(|failure| failure_row(failure))).facts([("result", result)])
 }
 
@@ -193,11 +202,15 @@ fn failure_row(failure: &Report) -> Vec<Text> {
 
 impl Flags {
     fn targets(&self) -> impl Iterator<Item = &'static Target> {
-        TARGETS.iter().filter(|target| [target.name, "all"].contains(&self.backend.as_str()))
+        let named = |target: &&Target| [target.name, "all"].contains(&self.backend.as_str());
+        TARGETS.iter().filter(named).filter(|target| self.kernel.is_none() || target.has_kernels())
     }
 
-    /// What to say where the filter leaves nothing.
+    /// What to say where the flags leave nothing.
     fn nothing(&self, scope: Scope) -> CliError {
+        if self.targets().next().is_none() {
+            return CliError::KernelOnCpu { flag: "--kernel" };
+        }
         let every = Scope { filter: None, ..scope.clone() };
         let mut names: Vec<String> = Vec::new();
         for group in self.targets().flat_map(|target| groups(target, &every)) {
@@ -215,7 +228,7 @@ impl Flags {
             (_, true) => Extent::All,
             _ => Extent::Usual,
         };
-        Scope { filter: self.filter.clone(), seeds, runs: self.runs.into(), extent }
+        Scope { filter: self.filter.clone(), seeds, runs: self.runs.into(), extent, kernel: self.kernel }
     }
 
     fn verify(&self, target: &Target, scope: &Scope, output: &Output) -> Result<Backend, CliError> {
@@ -242,7 +255,9 @@ impl Flags {
             let outcome = watch.group(order, &mut |_| progress.step())?;
             report.unavailable = outcome.unavailable;
             if report.unavailable.is_none() {
-                report.groups.push(Group::new(group.name, outcome.reports, begin.elapsed()));
+                let group = Group::new(group.name, outcome.reports, begin.elapsed());
+                progress.print(&group.line(target.name), output)?;
+                report.groups.push(group);
             }
         }
         Ok(report)

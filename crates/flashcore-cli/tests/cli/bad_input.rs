@@ -45,6 +45,11 @@ fn the_general_kernel_is_for_gpus() {
         let general = format!("{command} --general");
         check(&format!("{general} --backend cpu"), &["--general is for the cuda backend"]);
         check(&format!("{general} --threads 2"), &["--general", "cannot be used with", "--threads"]);
+        check(
+            &format!("{command} --kernel forward_sm80 --backend cpu"),
+            &["--kernel is for the cuda backend"],
+        );
+        check(&format!("{general} --kernel forward_sm80"), &["--general", "cannot be used with", "--kernel"]);
         check(&format!("{general} --table t.json"), &["--general", "cannot be used with", "--table"]);
     }
 }

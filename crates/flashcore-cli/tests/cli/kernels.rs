@@ -43,6 +43,12 @@ fn the_general_kernel_can_be_asked_for() {
     assert!(
         kernel("").starts_with("fc_forward_sm_90a_") && kernel("--general").starts_with("fc_forward_sm_90_")
     );
+    assert_eq!(kernel("--kernel forward_sm80"), kernel("--general"));
+    assert_eq!(kernel("--kernel forward_sm90"), kernel(""));
+    let refused = without_tools("inspect --gpu sm_86 --kernel forward_sm90");
+    assert!(refused.code == 2 && refused.stderr.contains("not 8.6; the kernels are"), "{}", refused.stderr);
+    let unknown = without_tools("inspect --kernel forward_sm42");
+    assert!(unknown.code == 2 && unknown.stderr.contains("forward_sm90, forward_sm80"), "{}", unknown.stderr);
 }
 
 #[test]
@@ -67,7 +73,7 @@ fn ptx_is_printed_alone() {
 fn kernels_of_the_covering_set_have_names() {
     let list = without_tools("inspect --list --json").json();
     let names = list["kernels"].as_array().unwrap();
-    assert!((16..=128).contains(&names.len()));
+    assert!((16..=192).contains(&names.len()));
     for name in [names.first(), names.last()] {
         let name = name.unwrap().as_str().unwrap();
         let json = without_tools(&format!("inspect {name} --json")).json();
@@ -87,9 +93,10 @@ fn f32_has_a_kernel_on_every_gpu() {
 
 #[test]
 fn problems_without_a_kernel_say_what_there_is() {
-    refused("inspect --shape 1x1x64x12 --gpu sm_90", "multiples of 8");
+    refused("inspect --shape 1x1x64x520 --gpu sm_90", "head dims up to 512");
+    refused("inspect --dtype bf16 --gpu sm_75", "7.5 multiplies f16");
     refused("inspect --shape 1x3x64x64 --kv-heads 2", "");
-    refused("inspect --gpu sm_70", "sm_80");
+    refused("inspect --gpu sm_70", "sm_75");
     refused("inspect --gpu sm_90 --sass", "nvidia-cuda-nvcc");
     refused("warm --gpu sm_90", "nvidia-cuda-nvcc");
     refused("warm --dtype f32 --gpu sm_90", "nvidia-cuda-nvcc");

@@ -50,6 +50,33 @@ fn verify_has_a_page_and_says_what_is_missing() {
 }
 
 #[test]
+fn verify_tells_of_each_group_as_it_ends() {
+    let place = Workplace::new();
+    let mut child = place.start("verify --quick --backend cpu --seeds 3");
+    let [heading, first] = [child.line(), child.line()];
+    assert!(heading.contains("of tolerance") && first.contains("cpu          named"), "{heading}{first}");
+    let ended = child.stop();
+    assert_eq!(ended.code, 2, "it was not done yet: {}", ended.stdout);
+    assert!(ended.stdout.contains("STOPPED") && !ended.stdout.contains("named"), "{}", ended.stdout);
+    let json = place.run("verify --quick --backend cpu --filter gqa/ --json");
+    assert!(json.stderr.contains("cpu          gqa"), "{}", json.stderr);
+    assert_eq!(groups(&json.json()).len(), 1);
+}
+
+#[test]
+fn verify_checks_a_kernel_by_name() {
+    let place = Workplace::new();
+    let verify =
+        |flags: &str| place.run(&format!("verify --quick --filter 1x2x64x64 --kernel {flags} --json"));
+    let general = verify("forward_sm80 --backend sim");
+    let json = general.json();
+    assert!(general.code == 0 && groups(&json).contains(&("sim", "named", 2)), "{json}");
+    let hopper = verify("forward_sm90 --backend sim-general").json();
+    assert_eq!(hopper["backends"][0]["groups"][0]["skipped"], 2, "{hopper}");
+    expect(&verify("forward_sm80 --backend cpu"), 2, "--kernel is for the cuda backend");
+}
+
+#[test]
 fn bench_measures_everybody_and_keeps_raw_times() {
     let place = Workplace::new();
     let ended = place.run(&format!("bench {TASK} --peers naive --out run.json --json"));
@@ -280,4 +307,53 @@ fn quiet_and_help() {
         expect(&place.run(&format!("{command} --help")), 0, "Examples:");
     }
     assert!(!place.run("--help").stdout.contains("verify-group"), "hidden commands are hidden");
+}
+
+#[test]
+fn kinds_of_data_are_measured_beside_the_best_peer() {
+    let place = Workplace::new();
+    let shape = "--backend cpu --shape 1x2x96x32 --dtype f32";
+    let bench =
+        place.run(&format!("bench {shape} --kind sharp --seconds 0.02 --peers naive --no-roofline --json"));
+    let json = bench.json();
+    assert_eq!((bench.code, &json["results"][1]["task"]), (0, &"1x2x96x32 f32 sharp".into()), "{json}");
+    let ours = &json["standings"][1];
+    assert_eq!((&ours["kind"], &ours["problem"]), (&"sharp".into(), &"1x2x96x32 f32".into()), "{json}");
+    for ratio in ["rms_of_best", "max_of_best", "speed_of_best"] {
+        assert!(ours[ratio].as_f64() > Some(0.0), "{ratio} in {json}");
+    }
+    let page = place.run("bench --suite kinds --filter x9999");
+    expect(&page, 2, "2x16x4096x128 bf16 causal outliers");
+    expect(&place.run("bench --suite kinds --kind sharp"), 2, "--kind");
+    expect(&place.run("bench --kind dull"), 2, "outliers");
+    let run = place.run(&format!("run {shape} --iters 1 --kind drift --json"));
+    assert_eq!((run.code, &run.json()["kind"]), (0, &"drift".into()), "{}", run.stderr);
+    assert!(run.json()["relative_rms"].as_f64() > Some(0.0));
+    let verify = place.run("verify --quick --backend cpu --filter kinds/ --json").json();
+    assert_eq!(groups(&verify), [("cpu", "kinds", 30)], "{verify}");
+}
+
+#[test]
+fn filters_choose_by_words_and_add_up() {
+    let place = Workplace::new();
+    let bench = |filters: &[&str]| {
+        let mut args =
+            vec!["bench --backend cpu --suite cpu --peers none --no-roofline --seconds 0.01 --json"];
+        args.extend(filters);
+        let json = place.run(&args.join(" ")).json();
+        json["results"].as_array().unwrap().iter().map(|row| row["task"].to_string()).collect::<Vec<_>>()
+    };
+    assert_eq!(bench(&["--filter x128", "--filter 1x2x64"]).len(), 3);
+    assert_eq!(bench(&["--filter causal"]).len(), 2);
+    assert_eq!(
+        bench(&["--filter full", "--filter 1x2x64"]).len(),
+        2,
+        "what a name leaves out can be asked for"
+    );
+}
+
+#[test]
+fn flash_attention_3_needs_a_gpu_and_its_library() {
+    let place = Workplace::new();
+    expect(&place.run(&format!("bench {TASK} --fa3 .")), 2, "fa3 cannot be used here: it computes on a GPU");
 }

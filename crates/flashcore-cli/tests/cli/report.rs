@@ -77,13 +77,14 @@ fn runs_on_this_machine_become_a_history() {
     for name in ["a.json", "b.json"] {
         expect(&place.run_with(&format!("{BENCH} {name}"), "FLASHCORE_COMMIT", "0123abc"), 0, "TFLOP/s");
     }
-    let ended = place.run("report a.json b.json --out r.html --svg .");
+    let ended = place.run("report a.json b.json --out r.html --svg . --markdown t.md");
     expect(&ended, 0, "naive");
     assert!(ended.stdout.lines().all(|line| line.chars().count() <= 80), "{}", ended.stdout);
     let page = text(&place, "r.html");
     for words in ["History", "0123abc", "1x2x64x32 f32", "of its tolerance"] {
         assert!(page.contains(words), "{words} is missing");
     }
+    assert!(text(&place, "t.md").starts_with("### 1 problem, f32"), "{}", text(&place, "t.md"));
     let pictures = ["b-history.svg", "b-problems.svg", "b-roofline.svg"];
     assert!(pictures.iter().all(|name| place.path(name).exists()), "{:?}", place.names());
 }
@@ -105,6 +106,7 @@ fn files_are_never_replaced_unasked() {
     let raw = place.read("a.json");
     expect(&place.run("report a.json --out ./a.json --force"), 2, "name another file");
     expect(&place.run("report --dir . --out a.json --force"), 2, "name another file");
+    expect(&place.run("report a.json --markdown a.json --force"), 2, "name another file");
     assert_eq!(place.read("a.json"), raw, "raw times stay");
 }
 

@@ -174,6 +174,11 @@ fn attention_runs_in_the_simulator() {
     }
     expect(&place.run("run --backend sim --shape 1x1x8x16 --gpu sm_80"), 0, "hostile");
     expect(&place.run("run --backend sim --shape 1x1x8x16 --gpu sm_80 --dtype f32"), 0, "hostile");
+    for general in ["--general", "--kernel forward_sm80"] {
+        let run = place.run(&format!("run --backend sim --shape 1x1x8x16 --gpu sm_90 {general} --json"));
+        let kernel = run.json()["kernel"].as_str().map(str::to_owned);
+        assert!(kernel.is_some_and(|name| name.starts_with("fc_forward_sm_90_")), "{}", run.stdout);
+    }
 }
 
 #[test]
@@ -181,7 +186,13 @@ fn what_the_simulator_cannot_do_is_said() {
     let place = Workplace::new();
     expect(&place.run("run --backend sim --shape 8x32x8192x128"), 2, "make the shape smaller");
     expect(&place.run("run --backend sim --threads 2"), 2, "cpu backend");
-    expect(&place.run("run --backend sim --general"), 2, "--gpu sm_80");
+    let hopper = "run --backend sim --shape 1x1x8x16 --kernel forward_sm90 --gpu";
+    expect(
+        &place.run(&format!("{hopper} sm_80")),
+        2,
+        "forward_sm90: it runs on compute capability 9.0, not 8.0",
+    );
+    expect(&place.run(&format!("{hopper} sm_80")), 2, "the kernels are forward_sm90, forward_sm80");
     expect(&place.run("run --gpu sm_80"), 2, "--backend sim");
     expect(&place.run("bench --backend sim"), 2, "cannot be timed");
 }

@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    io::Read,
     path::PathBuf,
     process::{Child, Command, Output, Stdio},
     thread::sleep,
@@ -123,6 +124,18 @@ impl Started {
         while !what() && self.0.try_wait().unwrap().is_none() {
             sleep(Duration::from_millis(10));
         }
+    }
+
+    /// The next line that it prints, as soon as it is there.
+    pub fn line(&mut self) -> String {
+        let (stdout, mut line) = (self.0.stdout.as_mut().unwrap(), Vec::new());
+        // Byte by byte, so that nothing is lost to a buffer.
+        while !line.ends_with(b"\n") {
+            let mut byte = [0];
+            stdout.read_exact(&mut byte).unwrap();
+            line.extend(byte);
+        }
+        String::from_utf8(line).unwrap()
     }
 
     /// Whether it comes to deal with Ctrl-C itself within that time, and then ends it. A run that does not may still have

@@ -6,6 +6,7 @@ use half::{bf16, f16};
 
 use super::{
     Kernel, Simd,
+    product::{self, Product},
     tile::{self, TileBlock},
 };
 
@@ -173,5 +174,11 @@ impl Simd for Avx512 {
                 _ => tile::attend::<Self, 2, 8>(block),
             }
         }
+    }
+
+    #[inline(always)]
+    unsafe fn product(product: &mut Product<'_, f32>) {
+        // SAFETY: the caller's promise.
+        unsafe { product::multiply::<Self, f32, 2, 8>(product) }
     }
 }

@@ -7,6 +7,8 @@ use super::{
     avx512::{self, Avx512},
     chains::CHAINS,
     pairs::{self, PairBlock, Pairs},
+    product::{self, Pair, Product},
+    slopes::PairSlopes,
 };
 
 /// Whether this machine has the instructions.
@@ -27,6 +29,26 @@ pub(crate) unsafe fn tile(block: &mut PairBlock<'_>) {
             _ => pairs::attend::<Avx512, 2, 8>(block),
         }
     }
+}
+
+/// Computes a product of pairs.
+///
+/// # Safety
+/// [`is_available`] said yes.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+pub(crate) unsafe fn product(product: &mut Product<'_, Pair>) {
+    // SAFETY: this function has the features.
+    unsafe { product::multiply::<Avx512, Pair, 2, 8>(product) }
+}
+
+/// Turns dot products into rounded weights and gradients.
+///
+/// # Safety
+/// [`is_available`] said yes.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+pub(crate) unsafe fn slopes(mut slopes: PairSlopes<'_>) {
+    // SAFETY: this function has the features.
+    unsafe { slopes.run::<Avx512>() }
 }
 
 /// Chains of dependent dot products that touch registers only; how fast they run is the roof for bf16.

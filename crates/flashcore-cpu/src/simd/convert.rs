@@ -115,6 +115,32 @@ impl<T: Lane> Kernel for AddTo<'_, T> {
     }
 }
 
+/// The dot product of two rows.
+pub(crate) struct Dot<'a> {
+    pub(crate) a: &'a [f32],
+    /// As many elements.
+    pub(crate) b: &'a [f32],
+}
+
+impl Kernel for Dot<'_> {
+    type Output = f32;
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) -> f32 {
+        assert_eq!(self.a.len(), self.b.len(), "rows of one length");
+        let whole = self.a.len() / S::LANES * S::LANES;
+        // SAFETY: `d + LANES` is at most the length of both; the caller promises the instructions.
+        let sum = unsafe {
+            let mut sum = S::splat(0.0);
+            for d in (0..whole).step_by(S::LANES) {
+                sum = S::fma(S::load(self.a.as_ptr().add(d)), S::load(self.b.as_ptr().add(d)), sum);
+            }
+            S::sum(sum)
+        };
+        self.a[whole..].iter().zip(&self.b[whole..]).fold(sum, |sum, (a, b)| sum + a * b)
+    }
+}
+
 /// Pairs up the elements of two rows, the first in the low half; a missing row is zero.
 pub(crate) struct Zip<'a> {
     pub(crate) first: Option<&'a [bf16]>,

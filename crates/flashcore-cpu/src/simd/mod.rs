@@ -17,12 +17,15 @@ pub(crate) mod convert;
 pub(crate) mod exp2;
 pub(crate) mod pairs;
 pub(crate) mod portable;
+pub(crate) mod product;
 pub(crate) mod rows;
 pub(crate) mod runner;
+pub(crate) mod slopes;
 pub(crate) mod tile;
 
 use half::{bf16, f16};
 
+use product::Product;
 use tile::TileBlock;
 
 /// Vectors of f32.
@@ -68,6 +71,9 @@ pub(crate) trait Simd: Copy {
 
     /// Folds a block of keys into a tile, with the register blocking that suits the instruction set.
     unsafe fn tile(block: &mut TileBlock<'_>);
+
+    /// Computes a product, likewise.
+    unsafe fn product(product: &mut Product<'_, f32>);
 }
 
 /// Something to run with the target features of an instruction set.

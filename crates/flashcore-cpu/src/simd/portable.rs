@@ -5,6 +5,7 @@ use half::{bf16, f16};
 
 use super::{
     Kernel, Simd,
+    product::{self, Product},
     tile::{self, TileBlock},
 };
 
@@ -143,5 +144,11 @@ impl Simd for Portable {
     unsafe fn tile(block: &mut TileBlock<'_>) {
         // SAFETY: the caller's promise. 2 × 8 lanes fit the sixteen 4-lane registers that most targets have.
         unsafe { tile::attend::<Self, 1, 2>(block) }
+    }
+
+    #[inline(always)]
+    unsafe fn product(product: &mut Product<'_, f32>) {
+        // SAFETY: the caller's promise.
+        unsafe { product::multiply::<Self, f32, 1, 4>(product) }
     }
 }

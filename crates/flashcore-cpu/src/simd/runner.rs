@@ -1,6 +1,12 @@
 //! The way into the kernels: an instruction set that the machine is known to have.
 
-use super::{Kernel, pairs::PairBlock, portable};
+use super::{
+    Kernel,
+    pairs::PairBlock,
+    portable,
+    product::{Pair, Product},
+    slopes::PairSlopes,
+};
 #[cfg(target_arch = "x86_64")]
 use super::{avx2, avx512, avx512bf16};
 use crate::SimdLevel;
@@ -40,6 +46,28 @@ impl Runner {
             // SAFETY: `new` saw the instructions.
             SimdLevel::Avx512Bf16 => unsafe { avx512bf16::tile(block) },
             level => unreachable!("{level} has no pairs, and {} keys need them", block.keys),
+        }
+    }
+
+    /// Computes a product of pairs; only where [`Self::has_pairs`].
+    #[inline]
+    pub(crate) fn run_pair_product(self, product: &mut Product<'_, Pair>) {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: `new` saw the instructions.
+            SimdLevel::Avx512Bf16 => unsafe { avx512bf16::product(product) },
+            level => unreachable!("{level} has no pairs, and {} rows need them", product.size.rows),
+        }
+    }
+
+    /// Turns dot products into rounded weights and gradients; only where [`Self::has_pairs`].
+    #[inline]
+    pub(crate) fn run_pair_slopes(self, slopes: PairSlopes<'_>) {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: `new` saw the instructions.
+            SimdLevel::Avx512Bf16 => unsafe { avx512bf16::slopes(slopes) },
+            level => unreachable!("{level} has no pairs, and {} rows need them", slopes.size.rows),
         }
     }
 

@@ -239,14 +239,38 @@ fn a_sticky_error_is_blamed_on_earlier_launches_and_stays() {
     assert_eq!(fake.device.first_cause(), Some(&*first_cause));
 }
 
-/// `FLASHCORE_SYNC=1` in a child process, because the environment belongs to the whole process.
+/// This program with one test of this file and a variable set: the environment belongs to the whole process. What it
+/// says on standard error; `None` inside of it.
+fn child(test: &str, variable: &str) -> Option<String> {
+    if std::env::var(variable).is_ok() {
+        return None;
+    }
+    let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+    child.args([&format!("fake::launch_tests::{test}"), "--exact", "--nocapture"]).env(variable, "1");
+    let output = child.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    Some(String::from_utf8(output.stderr).unwrap())
+}
+
+#[test]
+fn a_trace_has_a_line_for_each_launch() {
+    let Some(trace) = child("a_trace_has_a_line_for_each_launch", "FLASHCORE_TRACE") else {
+        let fake = Fake::new();
+        let (prepared, stream) = (attention(&fake), Stream::new(fake.device).unwrap());
+        launch(&prepared, &stream, &[16; 5]).unwrap();
+        fake.fail("cuLaunchKernelEx", 701);
+        launch(&prepared, &stream, &[16; 5]).unwrap_err();
+        return;
+    };
+    let lines: Vec<_> = trace.lines().filter(|line| line.starts_with("flashcore: ")).collect();
+    let start = "flashcore: kernel: grid 4x1x1, block 128x1x1, 0 bytes of shared memory, ";
+    assert!(lines.len() == 2 && lines.iter().all(|line| line.starts_with(start)), "{trace}");
+    assert!(lines[0].ends_with(" us on the host") && lines[1].ends_with(", failed"), "{trace}");
+}
+
 #[test]
 fn waiting_for_each_launch_names_the_kernel_at_fault() {
-    const NAME: &str = "fake::launch_tests::waiting_for_each_launch_names_the_kernel_at_fault";
-    if std::env::var("FLASHCORE_SYNC").is_err() {
-        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
-        let output = child.args([NAME, "--exact"]).env("FLASHCORE_SYNC", "1").output().unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    if child("waiting_for_each_launch_names_the_kernel_at_fault", "FLASHCORE_SYNC").is_some() {
         return;
     }
     for (before_launch, kernel) in [(true, None), (false, Some("kernel"))] {

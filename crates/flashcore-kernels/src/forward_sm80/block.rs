@@ -1,6 +1,6 @@
 //! Sixteen query rows of a warp: their output, softmax and mask.
 
-use flashcore_tile::{Acc, Builder, Element, F32, MMA_M, ROWS_PER_THREAD, Reg, S32, U32, U64};
+use flashcore_tile::{Acc, Builder, F32, MMA_M, ROWS_PER_THREAD, Reg, S32, U32, U64};
 
 use super::{Arguments, Config, schedule::Tile};
 use crate::parts::{
@@ -15,8 +15,9 @@ pub(super) struct Block {
 }
 
 impl Block {
-    pub(super) fn new(b: &mut Builder, args: &Arguments, input: Element) -> Self {
-        Self { output: Acc::zero(b, args.dim_v as usize), softmax: Softmax::new(b, args.scale.log2, input) }
+    pub(super) fn new(b: &mut Builder, cfg: &Config, args: &Arguments) -> Self {
+        let output = Acc::zero(b, cfg.columns().each as usize);
+        Self { output, softmax: Softmax::new(b, args.scale.log2, cfg.input) }
     }
 
     /// New scores of the rows.

@@ -23,9 +23,9 @@ pub struct Config {
     pub output: Element,
     /// Whether the result is merged into what output and LSE hold already; the output is f32 then.
     pub accumulate: bool,
-    /// Features of queries and keys: a multiple of 8.
+    /// Features of queries and keys.
     pub dim_qk: u32,
-    /// Features of values: a multiple of 8.
+    /// Features of values.
     pub dim_v: u32,
     /// How the work is cut.
     pub shape: Shape,
@@ -62,9 +62,9 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// Query rows of a tile.
-    pub const fn tile_m(&self) -> u32 {
-        self.warps * self.blocks * MMA_M
+    /// Query rows of a tile, where values have `dim_v` features.
+    pub const fn tile_m(&self, dim_v: u32) -> u32 {
+        self.warps / Columns::of(dim_v).groups * self.blocks * MMA_M
     }
 
     /// Threads of a CTA.
@@ -80,11 +80,12 @@ impl Shape {
 
     /// Shared memory of a kernel of this shape for the given features.
     pub fn shared_bytes(&self, input: Element, output: Element, dims: [u32; 2]) -> u32 {
-        let [qk, v] = dims.map(padded);
-        let first = self.tile_m() * qk;
+        let [qk, v] = [padded(dims[0]), Columns::of(dims[1]).all()];
+        let tile_m = self.tile_m(dims[1]);
+        let first = tile_m * qk;
         let ring = self.stages * self.tile_n * (qk + v);
         // The output is gathered where Q and the ring were; f32 leaves from registers.
-        let staging = if output == Element::F32 { 0 } else { output.bytes() * self.tile_m() * v };
+        let staging = if output == Element::F32 { 0 } else { output.bytes() * tile_m * v };
         (input.bytes() * (first + ring)).max(staging)
     }
 }
@@ -94,7 +95,50 @@ pub(super) const fn padded(dim: u32) -> u32 {
     if dim <= 16 { 16 } else { dim.next_multiple_of(32) }
 }
 
+/// Most output columns that the registers of a warp hold beside scores.
+const MOST_COLUMNS: u32 = 256;
+
+/// How warps share the columns of the output; each multiplies queries by keys for itself.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Columns {
+    /// Warps that share a row.
+    pub(super) groups: u32,
+    /// Columns of a warp.
+    pub(super) each: u32,
+}
+
+impl Columns {
+    /// The columns of `dim_v` features: in whole slabs of the widest swizzle, where several warps share them.
+    pub(super) const fn of(dim_v: u32) -> Self {
+        if dim_v <= MOST_COLUMNS {
+            return Self { groups: 1, each: padded(dim_v) };
+        }
+        let groups = dim_v.div_ceil(MOST_COLUMNS);
+        Self { groups, each: dim_v.div_ceil(groups).next_multiple_of(64) }
+    }
+
+    /// Columns of all warps.
+    pub(super) const fn all(self) -> u32 {
+        self.groups * self.each
+    }
+}
+
 impl Config {
+    /// Query rows of a tile.
+    pub const fn tile_m(&self) -> u32 {
+        self.shape.tile_m(self.dim_v)
+    }
+
+    /// Output columns of a warp.
+    pub const fn warp_columns(&self) -> u32 {
+        self.columns().each
+    }
+
+    /// How warps share the columns of the output.
+    pub(super) const fn columns(&self) -> Columns {
+        Columns::of(self.dim_v)
+    }
+
     /// Shared memory of a CTA.
     pub fn shared_bytes(&self) -> u32 {
         self.shape.shared_bytes(self.input, self.output, [self.dim_qk, self.dim_v])

@@ -4,15 +4,18 @@
 //! and only the warp has to wait for itself.
 
 use flashcore_tile::{
-    Acc, B32, Builder, CHUNK_BYTES, Element, F32, Global, MMA_M, Pred, Reg, S32, Shared, SmemTile, U32, U64,
-    Val,
+    Acc, B32, Builder, CHUNK_BYTES, Element, F32, MMA_M, Pred, Reg, S32, Shared, SmemTile, U32, U64,
 };
 
-use super::{Config, load::Access};
+use super::{
+    Config,
+    portion::{self, Access, Cut, Features},
+    work::columns_at,
+};
 use crate::parts::{
     row_end::{LseOutput, thread_rows},
     softmax::Finished,
-    wide::{self, Ended, Vector, WideRows},
+    wide::{self, Ended, Exist, VECTOR, Vector, WideRows},
 };
 
 const WARP: u32 = 32;
@@ -24,6 +27,9 @@ pub(super) struct Output {
     pub(super) access: Access,
     /// Features of the output.
     pub(super) dim: u32,
+    /// Columns of the warp, and which share of all they are, where there are more.
+    pub(super) columns: u32,
+    pub(super) share: Option<Reg<U32>>,
     /// Where rows are gathered; nobody else uses it any more.
     pub(super) staging: SmemTile,
     /// Address of the tile's first row, and bytes between rows.
@@ -52,6 +58,8 @@ impl Output {
         let within = b.let_((lane & 3) << 2);
         let start = self.staging.at(b).address(b);
         let start = b.let_(start + within);
+        let skipped = self.share.map(|share| columns_at(b, &self.staging, share, self.columns));
+        let start = skipped.map_or(start, |skipped| b.let_(start + skipped));
         let chunks: Vec<_> = (0..self.staging.slab_width() / CHUNK_BYTES)
             .map(|chunk| self.staging.chunk(b, start, row, chunk))
             .collect();
@@ -79,18 +87,31 @@ impl Output {
     /// Moves the warp's rows from shared to global memory, chunk by chunk.
     #[track_caller]
     fn scatter(&self, b: &mut Builder, rows: u32) {
-        let lanes = (self.staging.cols() / self.element.per_chunk()).next_power_of_two();
+        let chunks = self.columns / self.element.per_chunk();
+        let lanes = chunks.next_power_of_two();
         let rows_per_pass = WARP / lanes;
         let lane = b.lane();
         let (first, chunk) = (b.let_(lane / lanes), b.let_(lane % lanes));
-        let feature = b.let_(chunk.lt(self.dim / self.element.per_chunk()));
+        // A lane beyond the warp's columns would meet those of the next.
+        let own = (self.share.is_some() && lanes > chunks).then(|| b.let_(chunk.lt(chunks)));
+        let chunk = self.share.map_or(chunk, |share| b.let_(share * chunks + chunk));
+        let cut = Cut { element: self.element, dim: self.dim, bytes: CHUNK_BYTES };
+        let features = Features::new(b, cut, chunk, None);
+        let feature = portion::both(b, features.some, own);
         let start = b.let_(self.to + chunk.mul_wide(CHUNK_BYTES));
         for pass in 0..rows / rows_per_pass {
             let row = b.let_(self.warp_row + pass * rows_per_pass + first);
-            let there = b.let_(row.signed().lt(self.rows) & feature);
+            let there = row.signed().lt(self.rows);
+            let there = match feature {
+                Some(feature) => b.let_(there & feature),
+                None => b.let_(there),
+            };
             let from = self.staged_chunk(b, row, chunk);
             let to = b.let_(row.widen() * self.stride + start);
-            b.if_(there, |b| self.store_chunk(b, from, to));
+            b.if_(there, |b| {
+                let words = b.load_shared::<U32, 4>(from);
+                portion::write(b, self.access, &features, &words, to.into());
+            });
         }
     }
 
@@ -102,25 +123,6 @@ impl Output {
         let start = b.let_(slab * self.staging.slab_bytes() + start);
         self.staging.chunk(b, start, row, in_slab)
     }
-
-    #[track_caller]
-    fn store_chunk(&self, b: &mut Builder, from: Reg<U32>, to: Reg<U64>) {
-        let words = b.load_shared::<U32, 4>(from);
-        let at = |bytes: usize| Global::from(to).at(bytes as i32);
-        if self.access == Access::B2 {
-            for (n, word) in words.into_iter().enumerate() {
-                b.store_global_16(at(4 * n), word);
-                let high = b.let_(word >> 16);
-                b.store_global_16(at(4 * n + 2), high);
-            }
-            return;
-        }
-        let per_store = self.access.bytes() as usize / 4;
-        for (n, group) in words.chunks_exact(per_store).enumerate() {
-            let group: Vec<Val<U32>> = group.iter().map(|&word| word.into()).collect();
-            b.store_global(at(n * per_store * 4), &group);
-        }
-    }
 }
 
 /// Where a warp's rows of an f32 output go, from registers.
@@ -131,6 +133,8 @@ pub(super) struct WideOutput {
     pub(super) stride: Reg<U64>,
     /// First row of the warp in the tile.
     pub(super) warp_row: Reg<U32>,
+    /// Which share of the columns the warp has, where it does not have all.
+    pub(super) share: Option<Reg<U32>>,
     /// Rows of the tile that are written.
     pub(super) rows: Reg<S32>,
 }
@@ -140,8 +144,9 @@ impl WideOutput {
     #[track_caller]
     pub(super) fn write(&self, b: &mut Builder, cfg: &Config, lse: &Lse, tiles: &[(Acc, Finished)]) {
         let lane = b.lane();
-        let lse_output = LseOutput::new(b, lse.base, lane);
-        let column = wide::first_column(b, lane, None);
+        let writes_lse = lse.writer(b, lane);
+        let vectors_before = self.share.map(|share| b.let_(share * (cfg.columns().each / VECTOR)));
+        let column = wide::first_column(b, lane, vectors_before);
         let start = b.let_(self.to + column);
         for (m, (acc, finished)) in (0..).zip(tiles) {
             let first = b.let_(self.warp_row + m * MMA_M);
@@ -153,18 +158,43 @@ impl WideOutput {
             if cfg.accumulate {
                 let old = wide::old_lse(b, lse_at, there);
                 ended = Ended::merged(b, *finished, old);
-                // Every lane of a quad has read what one of them writes.
-                b.sync_warp();
+                self.sync_readers(b);
             }
             for row in 0..there.len() {
-                let who = b.let_(there[row] & lse_output.writes);
+                let who = b.let_(there[row] & writes_lse);
                 LseOutput::write(b, who, lse_at[row], ended.lse[row]);
             }
             let vectors: Vec<Vector> = acc.regs().chunks_exact(4).map(|v| [v[0], v[1], v[2], v[3]]).collect();
             let pairs = cfg.access >= Access::B8;
-            let vectors = &vectors[..(cfg.dim_v / 8) as usize];
-            WideRows { to, there, pairs }.write(b, &ended, vectors, |_, _| None);
+            let vectors = &vectors[..vectors.len().min(cfg.dim_v.div_ceil(VECTOR) as usize)];
+            let exist = |b: &mut Builder, n: u32| self.exist(b, cfg, vectors_before, n);
+            WideRows { to, there, pairs }.write(b, &ended, vectors, exist);
         }
+    }
+
+    /// Waits until everybody who shares rows has read what one of them writes: a quad, or a quad of each share.
+    #[track_caller]
+    fn sync_readers(&self, b: &mut Builder) {
+        match self.share {
+            Some(_) => b.sync_cta(),
+            None => b.sync_warp(),
+        }
+    }
+
+    /// Which columns of vector `n` of this thread exist.
+    #[track_caller]
+    fn exist(&self, b: &mut Builder, cfg: &Config, before: Option<Reg<U32>>, n: u32) -> Exist {
+        let (dim, columns) = (cfg.dim_v, cfg.columns());
+        let mut starts = (0..columns.groups).map(|share| share * columns.each + n * VECTOR);
+        if starts.clone().all(|start| start + VECTOR <= dim) {
+            return Exist::All;
+        }
+        let lane = b.lane();
+        let column = b.let_(((lane & 3) << 1) + n * VECTOR);
+        let column = before.map_or(column, |before| b.let_(before * VECTOR + column));
+        let low = b.let_(column.lt(dim));
+        let parts_a_pair = dim % 2 == 1 && starts.any(|start| (start..start + VECTOR).contains(&dim));
+        if parts_a_pair { Exist::Each([low, b.let_(column.lt(dim - 1))]) } else { Exist::Pair(low) }
     }
 }
 
@@ -176,21 +206,30 @@ pub(super) struct Lse {
     pub(super) to: Reg<U64>,
     /// First row of the warp in the tile.
     pub(super) warp_row: Reg<U32>,
+    /// Which share of the columns the warp has, where others have the same rows: the first writes.
+    pub(super) share: Option<Reg<U32>>,
     /// Rows of the tile that the output has.
     pub(super) rows: Reg<S32>,
 }
 
 impl Lse {
-    /// Writes the values of the warp's rows; one lane of each quad has them.
+    /// Whether this thread writes: one lane of each quad, in the first share of the columns.
+    #[track_caller]
+    fn writer(&self, b: &mut Builder, lane: Reg<U32>) -> Pred {
+        let writes = LseOutput::new(b, self.base, lane).writes;
+        self.share.map_or(writes, |share| b.let_(writes & share.eq(0)))
+    }
+
+    /// Writes the values of the warp's rows.
     #[track_caller]
     pub(super) fn write(&self, b: &mut Builder, tiles: &[(Acc, Finished)]) {
         let lane = b.lane();
-        let output = LseOutput::new(b, self.base, lane);
+        let writes = self.writer(b, lane);
         let row = b.let_(self.warp_row + (lane >> 2));
         for (m, (_, finished)) in (0..).zip(tiles) {
             for (half, &lse) in (0..).zip(&finished.lse) {
                 let row = b.let_(row + (m * MMA_M + 8 * half));
-                let there = b.let_(row.signed().lt(self.rows) & output.writes);
+                let there = b.let_(row.signed().lt(self.rows) & writes);
                 let to = b.let_(self.to + row.mul_wide(4));
                 LseOutput::write(b, there, to, lse);
             }

@@ -1,55 +1,45 @@
 //! Tiles of global memory into shared memory by copies of a few bytes per thread, whatever strides and alignment.
 //!
-//! A row's chunks of 16 bytes are spread over neighbouring threads; a thread keeps its chunk and takes every n-th row.
-//! Chunks beyond the tensor's features, and rows beyond a sequence, are never read: zeros take their place.
+//! A row's portions are spread over neighbouring threads; a thread keeps its portion and takes every n-th row. What lies
+//! beyond the tensor's features, and rows beyond a sequence, are never read: zeros take their place. Copies are
+//! asynchronous, by chunks of 16 bytes, where the GPU has such and rows are aligned to at least 4 bytes; others pass
+//! through registers.
 
+use flashcore_ptx::target::Target;
 use flashcore_tile::{
-    Builder, CHUNK_BYTES, CopyWidth, Global, Pred, Reg, S32, Scope, Shared, SmemTile, U32, U64, Val,
+    Builder, CHUNK_BYTES, CopyWidth, Global, Pred, Reg, S32, Shared, SmemTile, U32, U64, Val,
+};
+
+use super::{
+    Config,
+    portion::{Access, Cut, Features, Portion, both},
 };
 
 /// Rows after which the swizzle pattern repeats, whatever its width.
 const PATTERN_ROWS: u32 = 8;
-
-/// What every row's start is aligned to, in all tensors of a launch: how many bytes can be moved at once.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub enum Access {
-    /// One element.
-    B2,
-    /// Two elements.
-    B4,
-    /// Four elements.
-    B8,
-    /// A chunk.
-    B16,
+/// Words that a thread reads before it needs any: memory is slow to answer, but a wide output leaves few registers.
+const fn words_at_once(cfg: &Config) -> u32 {
+    if cfg.shape.blocks * cfg.columns().each <= 128 { 32 } else { 8 }
 }
 
-impl Access {
-    /// Every access, narrowest first.
-    pub const ALL: [Self; 4] = [Self::B2, Self::B4, Self::B8, Self::B16];
-
-    /// Bytes moved at once.
-    pub const fn bytes(self) -> u32 {
-        match self {
-            Self::B2 => 2,
-            Self::B4 => 4,
-            Self::B8 => 8,
-            Self::B16 => 16,
-        }
+/// Closes a group of copies, where there are asynchronous ones.
+#[track_caller]
+pub(super) fn commit(b: &mut Builder) {
+    if has_copies(b) {
+        b.commit_copies();
     }
+}
 
-    /// The widest that addresses at multiples of `bytes` allow; odd addresses hold no 16-bit elements.
-    pub fn widest_for(bytes: u64) -> Option<Self> {
-        Self::ALL.into_iter().rev().find(|access| bytes.is_multiple_of(u64::from(access.bytes())))
+/// Waits until at most `pending` groups are under way, where there are any.
+#[track_caller]
+pub(super) fn wait(b: &mut Builder, pending: u32) {
+    if has_copies(b) {
+        b.wait_copies(pending);
     }
+}
 
-    const fn copy(self) -> Option<CopyWidth> {
-        match self {
-            Self::B2 => None,
-            Self::B4 => Some(CopyWidth::B4),
-            Self::B8 => Some(CopyWidth::B8),
-            Self::B16 => Some(CopyWidth::B16),
-        }
-    }
+fn has_copies(b: &Builder) -> bool {
+    b.target().includes(Target::Sm80)
 }
 
 /// One thread's share of the copies that fill a tile.
@@ -57,6 +47,9 @@ impl Access {
 pub(super) struct TileLoad {
     access: Access,
     tile: SmemTile,
+    /// Bytes that a thread moves of a row, and rows that it reads before it writes any.
+    portion: u32,
+    at_once: usize,
     rows_per_pass: u32,
     /// First row of this thread.
     row: Reg<U32>,
@@ -71,8 +64,7 @@ pub(super) struct TileLoad {
     step: Reg<U64>,
     /// Whether this thread takes part, where some do not.
     active: Option<Pred>,
-    /// Whether this thread's chunk holds features of the tensor, where some only pad.
-    feature: Option<Pred>,
+    features: Features,
 }
 
 impl TileLoad {
@@ -81,31 +73,35 @@ impl TileLoad {
     #[track_caller]
     pub(super) fn new(
         b: &mut Builder,
-        access: Access,
+        cfg: &Config,
         tile: &SmemTile,
         dim: u32,
         from: Reg<U64>,
         stride: Reg<U64>,
     ) -> Self {
-        let chunks = tile.cols() / tile.element().per_chunk();
-        let lanes = chunks.next_power_of_two();
-        let rows_per_pass = b.threads() / lanes;
+        let element = tile.element();
+        let portion = portion_bytes(cfg.access, tile, b.threads());
+        let portions = tile.cols() * element.bytes() / portion;
+        let lanes = portions.next_power_of_two();
+        let rows_per_pass = rows_per_pass(b.threads() / lanes, tile.rows());
         let thread = b.thread();
-        let (row, chunk) = (b.let_(thread / lanes), b.let_(thread % lanes));
+        let (row, index) = (b.let_(thread / lanes), b.let_(thread % lanes));
         let skipped = b.let_(row.widen() * stride + from);
-        let column = b.let_(chunk.mul_wide(CHUNK_BYTES));
+        let column = b.let_(index.mul_wide(portion));
         let pass = b.let_(stride * u64::from(rows_per_pass));
         Self {
-            access,
+            access: cfg.access,
             tile: *tile,
+            portion,
+            at_once: (words_at_once(cfg) * 4 / portion) as usize,
             rows_per_pass,
             row,
-            to: destinations(b, tile, row, chunk, rows_per_pass),
+            to: destinations(b, tile, row, (index, portion), rows_per_pass),
             from: b.let_(skipped + column),
             pass,
             step: b.let_(stride * u64::from(tile.rows())),
-            active: active(b, tile, row, chunk, rows_per_pass),
-            feature: (dim < tile.cols()).then(|| b.let_(chunk.lt(dim / tile.element().per_chunk()))),
+            active: active(b, portions, row, index, rows_per_pass.min(tile.rows())),
+            features: Features::new(b, Cut { element, dim, bytes: portion }, index, Some(portions)),
         }
     }
 
@@ -116,9 +112,10 @@ impl TileLoad {
         let starts: Vec<_> = self.to.iter().map(|&to| b.let_(to + skip)).collect();
         let left = rows_there.map(|rows| b.let_(rows - self.row.signed()));
         let from = b.var(self.from);
-        let copies = |b: &mut Builder| match self.access.copy() {
+        let width = self.access.copy().filter(|_| has_copies(b));
+        let copies = |b: &mut Builder| match width {
             Some(width) => self.copies(b, width, &starts, from, left),
-            None => self.copies_by_element(b, &starts, from, left),
+            None => self.copies_through_registers(b, &starts, from, left),
         };
         match self.active {
             Some(active) => b.if_(active, copies),
@@ -128,6 +125,13 @@ impl TileLoad {
 
     fn passes(&self) -> u32 {
         self.tile.rows().div_ceil(self.rows_per_pass)
+    }
+
+    /// Where the rows of pass `pass` go.
+    fn place(&self, starts: &[Reg<U32>], pass: u32) -> Shared {
+        let row = pass * self.rows_per_pass;
+        let offset = self.tile.offset() + row / PATTERN_ROWS * PATTERN_ROWS * self.tile.slab_width();
+        Shared { base: starts[pass as usize % starts.len()], offset }
     }
 
     /// Asynchronous copies, unrolled.
@@ -140,53 +144,61 @@ impl TileLoad {
         from: Reg<U64>,
         left: Option<Reg<S32>>,
     ) {
+        let last = self.bytes_of_last(b, width);
         for pass in 0..self.passes() {
             if pass > 0 {
                 b.add_to(from, self.pass);
             }
             let row = pass * self.rows_per_pass;
-            let base = starts[pass as usize % starts.len()];
-            let offset = self.tile.offset() + row / PATTERN_ROWS * PATTERN_ROWS * self.tile.slab_width();
             let there = left.map(|left| b.let_(left.gt(row as i32)));
-            let present = both(b, there, self.feature);
-            let bytes = present.map(|present| b.select::<U32>(present, width.bytes(), 0).into());
-            for at in (0..CHUNK_BYTES).step_by(width.bytes() as usize) {
-                b.copy_async(
-                    width,
-                    Shared { base, offset: offset + at },
-                    Global::from(from).at(at as i32),
-                    bytes,
-                );
+            let present = both(b, there, self.features.some);
+            let to = self.place(starts, pass);
+            let usual = present.map(|present| b.select::<U32>(present, width.bytes(), 0));
+            for (at, last) in (0..).step_by(width.bytes() as usize).zip(&last) {
+                let bytes = match (*last, present) {
+                    (Some(last), Some(present)) => Some(b.select::<U32>(present, last, 0)),
+                    (last, _) => last.or(usual),
+                };
+                b.copy_async(width, to.at(at), Global::from(from).at(at as i32), bytes.map(Val::from));
             }
         }
     }
 
-    /// What no asynchronous copy can do; a loop, because its values pass through registers.
+    /// How much of each piece of this thread's portion is read, where that may be less than all.
     #[track_caller]
-    fn copies_by_element(
+    fn bytes_of_last(&self, b: &mut Builder, width: CopyWidth) -> Vec<Option<Reg<U32>>> {
+        let width = width.bytes();
+        let piece = |at: u32| {
+            let end = self.features.end.filter(|end| end.bytes < at + width)?;
+            Some(b.select::<U32>(end.whole, width, end.bytes.saturating_sub(at)))
+        };
+        (0..self.portion).step_by(width as usize).map(piece).collect()
+    }
+
+    /// Copies through registers, unrolled: as much is read as registers hold, then written, then the next.
+    #[track_caller]
+    fn copies_through_registers(
         &self,
         b: &mut Builder,
         starts: &[Reg<U32>],
         from: Reg<U64>,
         left: Option<Reg<S32>>,
     ) {
-        let group = self.rows_per_pass * starts.len() as u32;
-        let (row, skip) = (b.var(0), b.var(self.tile.offset()));
-        b.while_(
-            |_| row.lt(self.tile.rows() as i32),
-            |b| {
-                for (n, &start) in (0..).zip(starts) {
-                    let row = b.let_(row + n * self.rows_per_pass as i32);
-                    let there = left.map(|left| b.let_(left.gt(row)));
-                    let present = both(b, there, self.feature);
-                    let to = b.let_(start + skip);
-                    copy_elements(b, to, from, present);
+        let passes: Vec<_> = (0..self.passes()).collect();
+        for passes in passes.chunks(self.at_once) {
+            let read = |&pass: &u32| {
+                if pass > 0 {
                     b.add_to(from, self.pass);
                 }
-                b.add_to(row, group as i32);
-                b.add_to(skip, group * self.tile.slab_width());
-            },
-        );
+                let there = left.map(|left| b.let_(left.gt((pass * self.rows_per_pass) as i32)));
+                Portion::read(b, self.access, &self.features, from.into(), there)
+            };
+            let portions: Vec<_> = passes.iter().map(read).collect();
+            for (&pass, portion) in passes.iter().zip(portions) {
+                let words = portion.words(b);
+                b.store_shared(self.place(starts, pass), &words);
+            }
+        }
     }
 
     /// Moves on to the tile before this one.
@@ -196,21 +208,17 @@ impl TileLoad {
     }
 }
 
-/// One chunk, element by element.
-#[track_caller]
-fn copy_elements(b: &mut Builder, to: Reg<U32>, from: Reg<U64>, present: Option<Pred>) {
-    let words: [Reg<U32>; 4] = std::array::from_fn(|_| b.var_in(Scope::Lane, 0));
-    let read = |b: &mut Builder| {
-        for (at, word) in (0i32..).step_by(4).zip(words) {
-            let [low, high] = [at, at + 2].map(|at| b.load_global_16(Global::from(from).at(at)));
-            b.set(word, low | (high << 16));
-        }
-    };
-    match present {
-        Some(present) => b.if_(present, read),
-        None => read(b),
-    }
-    b.store_shared(to, &words.map(Val::from));
+/// Bytes that a thread moves of a row: a chunk, but less where elements come one by one, so that neighbouring threads
+/// read neighbouring elements. A pass still has several rows: the fewer, the more addresses a thread keeps.
+fn portion_bytes(access: Access, tile: &SmemTile, threads: u32) -> u32 {
+    let row = tile.cols() * tile.element().bytes();
+    let serves = |bytes: &u32| access == Access::B2 && 4 * (row / bytes).next_power_of_two() <= threads;
+    [4, 8].into_iter().find(serves).unwrap_or(CHUNK_BYTES)
+}
+
+/// Rows that one pass of all threads brings, where they could bring `most`: passes make up the tile.
+const fn rows_per_pass(most: u32, rows: u32) -> u32 {
+    if most > rows || rows.is_multiple_of(most) { most } else { 1 << rows.trailing_zeros() }
 }
 
 /// Where rows of a thread go, one address for each row of the swizzle pattern it meets.
@@ -219,12 +227,15 @@ fn destinations(
     b: &mut Builder,
     tile: &SmemTile,
     row: Reg<U32>,
-    chunk: Reg<U32>,
+    (index, portion): (Reg<U32>, u32),
     rows_per_pass: u32,
 ) -> Vec<Reg<U32>> {
     let chunks_per_slab = tile.slab_width() / CHUNK_BYTES;
+    let per_chunk = CHUNK_BYTES / portion;
+    let chunk = if per_chunk > 1 { b.let_(index / per_chunk) } else { index };
     let (slab, in_slab) = (b.let_(chunk / chunks_per_slab), b.let_(chunk % chunks_per_slab));
     let start = b.let_(slab * tile.slab_bytes() + b.shared_base());
+    let start = if per_chunk > 1 { b.let_((index % per_chunk) * portion + start) } else { start };
     let meets = (PATTERN_ROWS / rows_per_pass).max(1);
     (0..meets)
         .map(|n| {
@@ -234,25 +245,10 @@ fn destinations(
         .collect()
 }
 
-/// Whether a thread has chunks at all, where rows and threads do not match.
+/// Whether a thread has portions at all, where those of a pass of `rows` rows are not as many as there are threads.
 #[track_caller]
-fn active(
-    b: &mut Builder,
-    tile: &SmemTile,
-    row: Reg<U32>,
-    chunk: Reg<U32>,
-    rows_per_pass: u32,
-) -> Option<Pred> {
-    let chunks = tile.cols() / tile.element().per_chunk();
-    let padded = (!chunks.is_power_of_two()).then(|| b.let_(chunk.lt(chunks)));
-    let beyond = (rows_per_pass > tile.rows()).then(|| b.let_(row.lt(tile.rows())));
+fn active(b: &mut Builder, portions: u32, row: Reg<U32>, index: Reg<U32>, rows: u32) -> Option<Pred> {
+    let padded = (!portions.is_power_of_two()).then(|| b.let_(index.lt(portions)));
+    let beyond = (b.threads() / portions.next_power_of_two() > rows).then(|| b.let_(row.lt(rows)));
     both(b, padded, beyond)
-}
-
-#[track_caller]
-fn both(b: &mut Builder, x: Option<Pred>, y: Option<Pred>) -> Option<Pred> {
-    match (x, y) {
-        (Some(x), Some(y)) => Some(b.both(x, y)),
-        (x, y) => x.or(y),
-    }
 }

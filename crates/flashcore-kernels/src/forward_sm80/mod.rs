@@ -1,4 +1,4 @@
-//! Attention forward for every GPU from sm_80 on: `mma.sync`, `ldmatrix`, `cp.async`.
+//! Attention forward for every GPU from sm_75 on: `mma.sync`, `ldmatrix` and, from sm_80 on, `cp.async`.
 //!
 //! ```text
 //! layout      Q tile | ring of stages, each a K tile and a V tile; the output is gathered where they were
@@ -6,15 +6,17 @@
 //! epilogue    normalise · round · shared memory · global memory; f32 rows from registers to global memory
 //! ```
 //! A CTA works on one tile of query rows and walks its key tiles from the last to the first: tiles that the mask or
-//! the end of the sequence cuts come first, then the whole ones, then those that the left bound cuts. Reads Q, K, V,
-//! SINKS, LENGTHS_*; writes OUT and, unless it is null, LSE (see [`crate::slots`]). f32 tensors take the same way with
-//! three products for one, see `factor.rs`.
+//! the end of the sequence cuts come first, then the whole ones, then those that the left bound cuts. A warp has rows of
+//! its own; where their output is too wide for its registers, two warps have the same rows and halves of the columns.
+//! Reads Q, K, V, SINKS, LENGTHS_*; writes OUT and, unless it is null, LSE (see [`crate::slots`]). f32 tensors take the
+//! same way with three products for one, see `factor.rs`.
 
 mod block;
 mod config;
 mod epilogue;
 mod factor;
 mod load;
+mod portion;
 mod products;
 mod schedule;
 mod work;
@@ -23,7 +25,7 @@ use flashcore_core::Problem;
 use flashcore_tile::{BuildError, Builder, Extent, Params, Program, Reg, SmemTile, U64};
 
 pub use config::{Config, Shape};
-pub use load::Access;
+pub use portion::Access;
 
 use crate::{
     parts::{mask::Mask, scale::Scale, sections::tile_count, sinks::SinkArgument, tensor::TensorArgument},
@@ -43,8 +45,6 @@ pub(crate) struct Arguments {
     sinks: Option<SinkArgument>,
     schedule: Schedule,
     mask: Mask,
-    /// Columns of the output's accumulators.
-    dim_v: u32,
     scale: Scale,
 }
 
@@ -57,9 +57,8 @@ impl Arguments {
             out: TensorArgument::declare(b, params, "out", slots::OUT, |p| (p.out(), p.out_dtype())),
             lse: params.buffer(b, "lse", slots::LSE),
             sinks: SinkArgument::declare(b, params, cfg.sinks),
-            schedule: Schedule::declare(b, params, cfg.lengths, cfg.shape.tile_m()),
+            schedule: Schedule::declare(b, params, cfg.lengths, cfg.tile_m()),
             mask: Mask::declare(b, params, cfg.mask),
-            dim_v: padded(cfg.dim_v),
             scale: Scale::declare(b, params, cfg.softcap, cfg.input),
         }
     }
@@ -77,8 +76,8 @@ pub(crate) struct Layout {
 
 impl Layout {
     fn new(b: &mut Builder, cfg: &Config) -> Self {
-        let (tile_m, Shape { tile_n, stages, .. }) = (cfg.shape.tile_m(), cfg.shape);
-        let (qk, v) = (padded(cfg.dim_qk), padded(cfg.dim_v));
+        let (tile_m, Shape { tile_n, stages, .. }) = (cfg.tile_m(), cfg.shape);
+        let (qk, v) = (padded(cfg.dim_qk), cfg.columns().all());
         let (input, output) = (cfg.input, cfg.output);
         let q = b.smem_tile(input, [tile_m, qk], input.swizzle(qk), 1);
         let k = b.smem_tile(input, [tile_n, qk], input.swizzle(qk), stages);
@@ -107,6 +106,6 @@ pub fn forward_sm80(cfg: &Config) -> Result<Program<Problem>, BuildError> {
 
 /// The launch that computes `problem`: one CTA for each row tile. `None` where there is nothing to compute.
 pub fn extent(cfg: &Config, problem: &Problem) -> Option<Extent> {
-    let tiles = tile_count(problem, cfg.shape.tile_m());
+    let tiles = tile_count(problem, cfg.tile_m());
     (tiles > 0).then(|| Extent { grid: [tiles as u32, 1, 1], workspace: Vec::new(), dependent: false })
 }

@@ -13,8 +13,8 @@ use flashcore_tile::{
 use super::{
     Config, Layout,
     block::Block,
-    config::padded,
     factor::{Factor, add_products, steps_per_sum},
+    load,
 };
 use crate::parts::softmax::Exponentials;
 
@@ -35,7 +35,7 @@ impl Queries {
             return Self::Shared(rows, skip);
         }
         let view = rows.at(b, skip);
-        b.wait_copies(cfg.shape.stages - 1);
+        load::wait(b, cfg.shape.stages - 1);
         b.sync_cta();
         let block = |b: &mut Builder, n: u32| depths(cfg).map(|k| view.load(b, n * MMA_M, k)).collect();
         Self::Registers((0..cfg.shape.blocks).map(|n| block(b, n)).collect())
@@ -203,7 +203,7 @@ pub(super) fn outputs(
     values: &StepValues,
     apart: Option<Uniform<Cta>>,
 ) {
-    let (input, pairs) = (cfg.input, Vec::from_iter(0..padded(cfg.dim_v) / MMA_K));
+    let (input, pairs) = (cfg.input, Vec::from_iter(0..cfg.columns().each / MMA_K));
     let mut exponentials: Vec<_> = blocks.iter().map(|block| Exponentials::new(&block.softmax)).collect();
     let keys: Vec<_> = starts(input, cfg.shape.step_n).collect();
     for keys in keys.chunks(steps_per_sum(input)) {

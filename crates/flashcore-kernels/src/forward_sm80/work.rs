@@ -8,7 +8,7 @@ use super::{
     Arguments, Config, Layout, Shape,
     block::{Block, row_end},
     epilogue::{Lse, Output, WideOutput},
-    load::TileLoad,
+    load::{self, TileLoad},
     products::{Queries, StepKeys, Values, needs_branches, outputs, scores},
     schedule::Tile,
 };
@@ -19,14 +19,14 @@ use crate::parts::{
 
 /// Computes this CTA's row tile.
 pub(super) fn row_tile(b: &mut Builder, cfg: &Config, args: &Arguments, layout: &Layout) {
-    let tile = args.schedule.tile(b, cfg.shape.tile_m());
+    let tile = args.schedule.tile(b, cfg.tile_m());
     let beyond = b.uniform::<Cta>(tile.first_row.ge(tile.rows));
     b.if_uniform(beyond, |b| b.exit());
 
     let rows = Rows::new(b, cfg, &tile);
     let visible = args.mask.over(b, tile.q_len, tile.kv_len);
     let ring = Ring::start(b, cfg, args, layout, &tile, &rows, &visible);
-    let blocks: Vec<_> = (0..cfg.shape.blocks).map(|_| Block::new(b, args, cfg.input)).collect();
+    let blocks: Vec<_> = (0..cfg.shape.blocks).map(|_| Block::new(b, cfg, args)).collect();
     let queries = Queries::new(b, cfg, layout, rows.warp);
     // Where there are key tiles there are keys, but the assembler does not know.
     let apart = needs_branches(cfg).then(|| b.uniform(tile.kv_len.gt(0)));
@@ -38,14 +38,14 @@ pub(super) fn row_tile(b: &mut Builder, cfg: &Config, args: &Arguments, layout: 
         .map(|(n, block)| row_end(b, cfg, block, sink, rows.thread, tile.q_len, n))
         .collect();
     let lse = args.lse_of_row(b, &tile);
-    let lse = Lse { base: args.lse, to: lse, warp_row: rows.warp, rows: rows.written };
+    let lse = Lse { base: args.lse, to: lse, warp_row: rows.warp, share: rows.share, rows: rows.written };
     let Some(staging) = layout.staging else {
-        b.wait_copies(0);
+        load::wait(b, 0);
         return wide_output(b, cfg, args, &tile, &rows).write(b, cfg, &lse, &finished);
     };
     lse.write(b, &finished);
     // Other warps may still read what the output is gathered over, and without keys nobody has waited for Q.
-    b.wait_copies(0);
+    load::wait(b, 0);
     b.sync_cta();
     output(b, cfg, args, staging, &tile, &rows).write(b, &finished);
 }
@@ -63,6 +63,8 @@ fn output(
         element: cfg.output,
         access: cfg.access,
         dim: cfg.dim_v,
+        columns: cfg.columns().each,
+        share: rows.share,
         staging,
         to: tile.row_address(b, &args.out, tile.head, first_row),
         stride: args.out.row,
@@ -77,6 +79,7 @@ fn wide_output(b: &mut Builder, cfg: &Config, args: &Arguments, tile: &Tile, row
         to: tile.row_address(b, &args.out, tile.head, first_row),
         stride: args.out.row,
         warp_row: rows.warp,
+        share: rows.share,
         // Rows that are not used are left alone where others are added to.
         rows: if cfg.accumulate { rows.there } else { rows.written },
     }
@@ -87,6 +90,8 @@ fn wide_output(b: &mut Builder, cfg: &Config, args: &Arguments, tile: &Tile, row
 struct Rows {
     /// First row of the warp in the tile.
     warp: Reg<U32>,
+    /// Which share of the columns the warp has, where several warps have the same rows.
+    share: Option<Reg<U32>>,
     /// First rows of the warp and of this thread in the sequence.
     warp_first: Reg<S32>,
     thread: Reg<S32>,
@@ -100,6 +105,10 @@ impl Rows {
     fn new(b: &mut Builder, cfg: &Config, tile: &Tile) -> Self {
         let warp = b.warp();
         let warp = b.uniform_register(warp);
+        let side_by_side = cfg.shape.warps / cfg.columns().groups;
+        let shared = side_by_side < cfg.shape.warps;
+        let share = shared.then(|| b.let_(warp / side_by_side));
+        let warp = if shared { b.let_(warp % side_by_side) } else { warp };
         let warp = b.let_(warp * (cfg.shape.blocks * MMA_M));
         let lane = b.lane();
         let quad = b.let_(lane >> 2);
@@ -107,7 +116,7 @@ impl Rows {
         let thread = b.let_(warp_first + quad);
         let left = |b: &mut Builder, rows: Reg<U32>| b.let_((rows - tile.first_row).signed());
         let [warp_first, thread] = [warp_first, thread].map(Reg::signed);
-        Self { warp, warp_first, thread, there: left(b, tile.q_len), written: left(b, tile.rows) }
+        Self { warp, share, warp_first, thread, there: left(b, tile.q_len), written: left(b, tile.rows) }
     }
 }
 
@@ -118,6 +127,8 @@ struct Ring {
     load_v: TileLoad,
     keys: MatrixRows,
     values: Values,
+    /// Where the warp's columns of values start, where it does not have all.
+    columns_at: Option<Reg<U32>>,
     /// Bytes of a stage, and between rows, of K and V.
     stage_bytes: [u32; 2],
     row_bytes: [u32; 2],
@@ -148,10 +159,11 @@ impl Ring {
         let v = tile.row_address(b, &args.v, tile.head_kv, row);
         let ring = Self {
             stages: cfg.shape.stages,
-            load_k: TileLoad::new(b, cfg.access, &layout.k, cfg.dim_qk, k, args.k.row),
-            load_v: TileLoad::new(b, cfg.access, &layout.v, cfg.dim_v, v, args.v.row),
+            load_k: TileLoad::new(b, cfg, &layout.k, cfg.dim_qk, k, args.k.row),
+            load_v: TileLoad::new(b, cfg, &layout.v, cfg.dim_v, v, args.v.row),
             keys: layout.k.matrix_rows(b, MatrixOrder::ColumnsFirst),
             values: Values::new(b, &layout.v),
+            columns_at: rows.share.map(|share| columns_at(b, &layout.v, share, cfg.columns().each)),
             stage_bytes: [layout.k.bytes(), layout.v.bytes()],
             row_bytes: [layout.k.slab_width(), layout.v.slab_width()],
             tiles,
@@ -182,7 +194,7 @@ impl Ring {
                 load.step_back(b);
             }
         });
-        b.commit_copies();
+        load::commit(b);
     }
 
     /// Whether key tile `tile` is one that the row tile needs.
@@ -192,7 +204,7 @@ impl Ring {
 
     /// Waits for the stage of this turn, and starts the load into the one that the last turn read.
     fn turn(&self, b: &mut Builder) {
-        b.wait_copies(self.stages - 2);
+        load::wait(b, self.stages - 2);
         b.sync_cta();
         let free = b.let_(self.read.eq(0).select(self.stages - 1, self.read - 1));
         self.load(b, self.stages - 1, free.into(), None);
@@ -209,17 +221,22 @@ impl Ring {
 fn load_q(b: &mut Builder, cfg: &Config, args: &Arguments, layout: &Layout, tile: &Tile, there: Reg<S32>) {
     let row = b.let_(tile.q_start + tile.first_row);
     let from = tile.row_address(b, &args.q, tile.head, row);
-    let load = TileLoad::new(b, cfg.access, &layout.q, cfg.dim_qk, from, args.q.row);
+    let load = TileLoad::new(b, cfg, &layout.q, cfg.dim_qk, from, args.q.row);
     load.issue(b, 0, Some(there));
-    b.commit_copies();
+    load::commit(b);
 }
 
 /// The key tiles of the row tile; none for rows beyond the queries.
 fn key_tiles(b: &mut Builder, cfg: &Config, tile: &Tile, visible: &Visibility) -> KeyTiles {
-    let end = b.let_(tile.first_row + cfg.shape.tile_m());
+    let end = b.let_(tile.first_row + cfg.tile_m());
     let last = b.let_((end.min(tile.q_len) - 1).signed());
     let tiles = visible.key_tiles(b, [tile.first_row.signed(), last], cfg.shape.tile_n);
     KeyTiles { end: b.let_(tile.first_row.ge(tile.q_len).select(0, tiles.end)), ..tiles }
+}
+
+/// Where share number `share` of a tile's columns starts, in bytes; each has `columns`, which are whole slabs.
+pub(super) fn columns_at(b: &mut Builder, tile: &SmemTile, share: Reg<U32>, columns: u32) -> Reg<U32> {
+    b.let_(share * (columns / tile.slab_cols() * tile.slab_bytes()))
 }
 
 /// The loop over key tiles.
@@ -270,7 +287,8 @@ impl KeyLoop<'_> {
     fn turn(&self, b: &mut Builder, kind: Kind) {
         let ring = &self.ring;
         ring.turn(b);
-        let stage = ring.stage_bytes.map(|bytes| b.let_(ring.read * bytes));
+        let [k_stage, v_stage] = ring.stage_bytes.map(|bytes| b.let_(ring.read * bytes));
+        let stage = [k_stage, ring.columns_at.map_or(v_stage, |at| b.let_(v_stage + at))];
         let Shape { tile_n, step_n, .. } = self.cfg.shape;
         let first = b.var_in(Scope::Cta, tile_n - step_n);
         b.do_while(|b| {

@@ -13,7 +13,7 @@ use super::{
     schedule::{Tile, position},
 };
 use crate::parts::{
-    softmax::{Finished, Rows, Softmax},
+    softmax::{Finished, Part, Rows, Softmax},
     wide::{Ended, Vector},
 };
 
@@ -37,14 +37,13 @@ const fn stride(cfg: Config) -> u32 {
     cfg.shape.consumers * WARPGROUP * VECTOR * 4
 }
 
-/// Vectors before the output's in a message: references and sums, and what the rows' LSE was if it is accumulated.
-const fn heads(cfg: Config) -> u32 {
-    if cfg.accumulate { 2 } else { 1 }
-}
+/// Vectors before the output's in a message: references and sums, then sums with rounded probabilities and what the
+/// rows' LSE was if it is accumulated.
+const HEADS: u32 = 2;
 
 /// Bytes of what one CTA sends to another: these vectors and a share of the output.
 const fn message_bytes(cfg: Config) -> u32 {
-    (heads(cfg) + share(cfg)) * stride(cfg)
+    (HEADS + share(cfg)) * stride(cfg)
 }
 
 /// Where the parts of a cluster lie in shared memory.
@@ -74,24 +73,26 @@ impl Exchange {
 /// Merges the parts of a tile and writes it; executed by all consumers of all CTAs of the cluster.
 pub(super) fn merge(b: &mut Builder, consumer: &Consumer<'_>, exchange: Exchange, tile: &Tile, output: &Acc) {
     let cfg = consumer.cfg;
-    let mut heads = vec![consumer.softmax.part(b)];
-    if cfg.accumulate {
+    let part = consumer.softmax.part(b);
+    let old = if cfg.accumulate {
         // Only the CTA that writes the LSE reads it, and tells the others, who might come too late.
         let rank = b.cluster_rank();
         let first = b.let_(rank.eq(0));
-        let [old0, old1] = consumer.old_lse(b, tile, Some(first));
-        heads.push([old0, old1, old0, old1]);
-    }
+        consumer.old_lse(b, tile, Some(first))
+    } else {
+        part.rounded
+    };
+    let heads = [[part.top, part.sum], [part.rounded, old]].map(|[[a, b], [c, d]]| [a, b, c, d]);
     // Everybody counts messages by now.
     b.wait_cluster();
     send(b, consumer, exchange, &heads, output);
     // Whoever has all its messages may end: nobody has anything more for it.
     b.mbarrier_at(exchange.arrived).wait_for_peers(b, 0);
     let received = received(b, consumer, exchange);
-    let stats: Vec<_> = received.iter().map(|&message| b.load_shared(message)).collect();
+    let parts: Vec<_> = received.iter().map(|&message| read_part(b, cfg, message)).collect();
     let columns: Vec<_> = received.iter().map(|&message| read_columns(b, cfg, message)).collect();
     let sinks = consumer.sinks(b, tile);
-    let merged = Softmax::merge_parts(b, &stats, sinks);
+    let merged = Softmax::merge_parts(b, &parts, sinks);
     let columns = weighted_sum(b, &columns, &merged.weights);
     if !cfg.wide() {
         write(b, consumer, tile, &columns);
@@ -113,7 +114,7 @@ fn end_rows(
     let factor = finished.factor.map(|factor| b.let_(factor.eq(0.0).select(0.0, 1.0)));
     let whole = Finished { factor, ..finished };
     if consumer.cfg.accumulate {
-        let [old0, old1] = b.load_shared(first.at(stride(consumer.cfg)));
+        let [_, _, old0, old1] = b.load_shared(first.at(stride(consumer.cfg)));
         return Ended::merged(b, whole, [old0, old1]);
     }
     consumer.without_unused(b, tile, whole.into())
@@ -165,9 +166,16 @@ fn received(b: &mut Builder, consumer: &Consumer<'_>, exchange: Exchange) -> Vec
     (0..cfg.shape.order.parts()).map(|rank| first.at(rank * message_bytes(cfg))).collect()
 }
 
+/// References and sums of a message.
+fn read_part(b: &mut Builder, cfg: Config, message: Shared) -> Part {
+    let [top0, top1, sum0, sum1] = b.load_shared(message);
+    let [rounded0, rounded1] = b.load_shared(message.at(stride(cfg)));
+    Part { top: [top0, top1], sum: [sum0, sum1], rounded: [rounded0, rounded1] }
+}
+
 /// The vectors of a message's share.
 fn read_columns(b: &mut Builder, cfg: Config, message: Shared) -> Vec<Vector> {
-    (0..share(cfg)).map(|n| b.load_shared(message.at((heads(cfg) + n) * stride(cfg)))).collect()
+    (0..share(cfg)).map(|n| b.load_shared(message.at((HEADS + n) * stride(cfg)))).collect()
 }
 
 /// The sums over all parts.

@@ -14,6 +14,7 @@ mod maps;
 mod merge;
 mod passing;
 mod producer;
+mod reports;
 mod rows;
 mod schedule;
 mod single;
@@ -130,6 +131,8 @@ pub(crate) struct Layout {
     staging: SmemTile,
     /// Which tile each Q stage belongs to.
     tile_info: u32,
+    /// Where consumers say how their tiles went, if there are several.
+    reports: Option<reports::Reports>,
     /// Where consumers wait for each other.
     consumers: NamedBarrier,
     /// Where the CTAs of a cluster exchange their parts of a tile, if there are several.
@@ -154,6 +157,7 @@ impl Layout {
             v: Pipeline::new(b, v, stages, warps),
             staging,
             tile_info: b.shared(q_stages * schedule::INFO_BYTES, 16),
+            reports: reports::Reports::reserve(b, cfg),
             consumers: b.named_barrier(consumers * WARPGROUP),
             exchange: merge::Exchange::reserve(b, cfg),
             turns: turns::Turns::reserve(b, cfg),
@@ -167,6 +171,7 @@ impl Layout {
             [self.q, self.k, self.v].iter().for_each(|pipeline| pipeline.init(b));
             self.exchange.iter().for_each(|exchange| exchange.init(b, cfg));
             self.turns.iter().for_each(|turns| turns.init(b));
+            self.reports.iter().for_each(|reports| reports.init(b));
             b.fence_mbarrier_init();
         });
         if cfg.shape.order.parts() > 1 {

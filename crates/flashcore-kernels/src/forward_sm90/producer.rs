@@ -24,8 +24,9 @@ pub(super) fn run(b: &mut Builder, cfg: Config, args: &Arguments, layout: &Layou
             },
             |b| {
                 let tile = Tile::numbered(b, cfg, args, index);
+                let restless = layout.reports.map(|reports| reports.read(b, layout, done));
                 let info = info(b, layout, done);
-                tile.post(b, cfg, info);
+                tile.post(b, cfg, info, restless);
                 load_q(b, cfg, args, layout, done, &tile);
                 let taken = take(b, args);
                 let tiles = tile.key_tiles(b, cfg, args);

@@ -10,6 +10,11 @@ use crate::parts::mask::{KeyTiles, Visibility};
 /// What a tile takes when it is posted: where it is, and the lengths of its sequence.
 pub(super) const INFO_BYTES: u32 = 32;
 
+/// The bit of a posted row that says whether references moved often in a tile before.
+const RESTLESS_BIT: u32 = 31;
+/// The other bits.
+const ROW_MASK: u32 = (1 << RESTLESS_BIT) - 1;
+
 /// A tile: which rows of which head.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Tile {
@@ -25,6 +30,8 @@ pub(super) struct Tile {
     pub q_len: Reg<U32>,
     /// Keys that the batch entry uses.
     pub kv_len: Reg<U32>,
+    /// Whether references moved often in a tile before, if that is known: not 0 then.
+    pub restless: Option<Reg<U32>>,
 }
 
 impl Tile {
@@ -33,7 +40,7 @@ impl Tile {
         let (row, flat_head) = args.sections(cfg).find(b, index);
         let (head, batch) = (b.let_(flat_head % args.heads), b.let_(flat_head / args.heads));
         let [q_len, kv_len] = args.lengths.used(b, batch);
-        Self { row, flat_head, head, batch, q_len, kv_len }
+        Self { row, flat_head, head, batch, q_len, kv_len, restless: None }
     }
 
     /// Row tile `row` of a head; from the last on where rows further down see more keys.
@@ -47,7 +54,7 @@ impl Tile {
         let row = args.sections(cfg).row_tile(b, row);
         let flat_head = b.let_(batch * args.heads + head);
         let [q_len, kv_len] = args.lengths.used(b, batch);
-        Self { row, flat_head, head, batch, q_len, kv_len }
+        Self { row, flat_head, head, batch, q_len, kv_len, restless: None }
     }
 
     /// First row of the tile among those of its head, or of the heads that share it.
@@ -112,10 +119,11 @@ impl Tile {
         self.visibility(b, args).key_tiles(b, [first.signed(), last], cfg.tile_n())
     }
 
-    /// Tells consumers that this is their next tile.
-    pub(super) fn post(&self, b: &mut Builder, cfg: Config, to: Shared) {
+    /// Tells consumers that this is their next tile, and whether references moved often in one before.
+    pub(super) fn post(&self, b: &mut Builder, cfg: Config, to: Shared, restless: Option<Reg<U32>>) {
         // The row is counted from one, so that zero says that there is none.
         let row = b.let_(self.row + 1);
+        let row = restless.map_or(row, |restless| b.let_(row | (restless << RESTLESS_BIT)));
         b.store_shared(to, &[row, self.flat_head, self.head, self.batch].map(Val::from));
         if cfg.used() {
             b.store_shared(to.at(16), &[self.q_len, self.kv_len].map(Val::from));
@@ -140,9 +148,14 @@ impl Tile {
             [args.lengths.seq_q, args.lengths.seq_kv]
         };
         // Loops and branches depend on the row and the lengths alone.
-        let row = b.uniform_register(row);
-        let there = b.let_(row.ne(0));
-        (Self { row: b.let_(row - 1), flat_head, head, batch, q_len, kv_len }, there)
+        let word = b.uniform_register(row);
+        let there = b.let_(word.ne(0));
+        let (row, restless) = if cfg.policy.adapts {
+            (b.let_((word & ROW_MASK) - 1), Some(b.let_(word >> RESTLESS_BIT)))
+        } else {
+            (b.let_(word - 1), None)
+        };
+        (Self { row, flat_head, head, batch, q_len, kv_len, restless }, there)
     }
 
     /// The same tile in registers that [`set`](Self::set) may change.
@@ -162,7 +175,7 @@ impl Tile {
     fn registers(&mut self, cfg: Config) -> Vec<&mut Reg<U32>> {
         let always = [&mut self.row, &mut self.flat_head, &mut self.head, &mut self.batch];
         let lengths = [&mut self.q_len, &mut self.kv_len].into_iter().filter(|_| cfg.used());
-        always.into_iter().chain(lengths).collect()
+        always.into_iter().chain(lengths).chain(&mut self.restless).collect()
     }
 }
 

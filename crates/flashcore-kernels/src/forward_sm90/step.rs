@@ -27,6 +27,16 @@ pub(super) struct Run {
     pub(super) begin: Val<S32>,
     pub(super) until: Val<S32>,
     pub(super) hides: Hides,
+    pub(super) softmax: Order,
+}
+
+/// What comes first in the softmax of a step.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Order {
+    /// Exponentials, whose sum tells whether they were measured from the right reference.
+    SumsFirst,
+    /// Maxima, so that nothing is done twice.
+    MaximaFirst,
 }
 
 impl Run {
@@ -39,7 +49,7 @@ impl Run {
 impl Consumer<'_> {
     /// The key tiles of a run.
     pub(super) fn steps(&self, b: &mut Builder, run: &Run, work: Work) -> Work {
-        if run.hides == Hides::Some || self.cfg.shape.turn == 1 {
+        if run.hides == Hides::Some || run.softmax == Order::MaximaFirst || self.cfg.shape.turn == 1 {
             return self.unrolled(b, run, 1, work);
         }
         let work = self.unrolled(b, run, 2, work);
@@ -83,7 +93,10 @@ impl Consumer<'_> {
             self.give_back_values(b, &v);
             (scores, output, probs)
         };
-        self.softmax.step(b, &scores, &probs, &output);
+        match run.softmax {
+            Order::SumsFirst => self.softmax.step(b, &scores, &probs, &output),
+            Order::MaximaFirst => self.softmax.careful_step(b, &scores, &probs, &output),
+        }
         b.add_to(self.kv_count, 1);
         b.set(run.block, run.block - 1);
         (scores, output, probs)

@@ -10,7 +10,7 @@ use super::{
     epilogue::Epilogue,
     producer::info,
     schedule::Tile,
-    step::{Hides, Run, Work},
+    step::{Hides, Order, Run, Work},
     values::clean_values,
 };
 use crate::parts::mask::KeyTiles;
@@ -93,13 +93,21 @@ impl Consumer<'_> {
 
         let q = self.q_operand(b, self.q_count);
         let clean_begin = tiles.clean_begin.map_or(begin, Val::from);
-        let run = |until, hides| Run { q, tile: *tile, block, begin, until, hides };
+        let run =
+            |until, hides| Run { q, tile: *tile, block, begin, until, hides, softmax: Order::SumsFirst };
         let mut work = (scores, output, probs);
         if self.cfg.mask.right {
             let until = b.let_(tiles.clean_end.max(begin));
             work = self.steps(b, &run(until.into(), Hides::Some), work);
         }
-        work = self.steps(b, &run(clean_begin, Hides::Nothing), work);
+        let whole = run(clean_begin, Hides::Nothing);
+        if let Some(restless) = tile.restless {
+            let restless = b.let_(restless.ne(0));
+            let restless = b.uniform::<Warpgroup>(restless);
+            let careful = Run { softmax: Order::MaximaFirst, ..whole };
+            work = b.if_carrying(restless, work, |b, work| self.steps(b, &careful, work));
+        }
+        work = self.steps(b, &whole, work);
         if self.cfg.mask.left {
             work = self.steps(b, &run(begin, Hides::Some), work);
         }
@@ -116,6 +124,7 @@ impl Consumer<'_> {
         (scores, output, probs): Work,
     ) -> Begun {
         if self.cfg.shape.q_stages > 1 {
+            self.report(b, self.leader);
             self.layout.q.stage(b, self.q_count).release(b, self.leader);
         }
         b.add_to(self.q_count, 1);
@@ -180,7 +189,13 @@ impl Consumer<'_> {
             return;
         }
         let who = b.let_(block.le(begin) & self.leader);
+        self.report(b, who);
         self.layout.q.stage(b, self.q_count).release(b, who);
+    }
+
+    /// Tells later tiles how this one went.
+    fn report(&self, b: &mut Builder, who: Pred) {
+        self.layout.reports.iter().for_each(|reports| reports.write(b, self, who));
     }
 
     /// Q tile number `count`.

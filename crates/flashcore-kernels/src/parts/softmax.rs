@@ -5,13 +5,21 @@
 //! into the one FMA before `exp2`.
 //!
 //! A reference is not a running maximum. It lies near the maximum of the first scores that the row saw, and moves only
-//! when probabilities outgrow what 16-bit floats hold, so that most steps leave the output tile alone. There are two
-//! ways to notice. [`Softmax::raise`] compares the maximum of new scores before it takes exponentials.
-//! [`Softmax::step`] takes them at once and looks at their sum, which is needed anyway; where that is too large, the
-//! tile is done again. Whether a row moves is decided for that row alone and a vote only skips the work, so that a
-//! row's bits do not depend on its neighbours.
+//! when probabilities outgrow what 16-bit floats hold, so that most steps leave the output tile alone. A key that decides
+//! its row so has any probability, not 1, and its rounding would reach the output if that were divided by the sum of
+//! probabilities as they were before. A row therefore has a second sum, which counts the largest probability that each
+//! thread meets in a tile as it was rounded, and the others as they were: their errors cancel. The output is divided by
+//! the second sum; the LSE comes from the first.
+//!
+//! There are two ways to notice that a reference has to move. [`Softmax::raise`] compares the maximum of new scores before
+//! it takes exponentials. [`Softmax::step`] takes them at once and looks at their sum, which is needed anyway; where that
+//! is large, it looks for the maximum and does the tile again. Both move the same rows by the same maxima. Whether a row
+//! moves is decided for that row alone and a vote only skips the work, so that a row's bits do not depend on its
+//! neighbours.
 
-use flashcore_tile::{Acc, Builder, Element, F32, Fragment, Half, Pred, ROWS_PER_THREAD, Reg, Scope};
+use flashcore_tile::{
+    Acc, Builder, Element, F32, Fragment, Half, Pred, ROWS_PER_THREAD, Reg, S32, Scope, U32,
+};
 
 /// How far apart, in powers of two, probabilities of a row may be.
 struct Room {
@@ -35,6 +43,8 @@ impl Room {
 
 /// Minus the reference of a row that has seen no key: whatever it sees first is infinitely far above.
 const UNSEEN: f32 = 1.0e38;
+/// Moves of references in a row tile from which on looking for maxima first pays.
+const RESTLESS: u32 = 2;
 /// Independent chains of a row's maximum: the latency of `max` is hidden four deep.
 const CHAINS: usize = 4;
 const LN_2: f32 = std::f32::consts::LN_2;
@@ -50,9 +60,14 @@ pub struct Softmax {
     negated_scale: Reg<F32>,
     /// What is added to a scaled score: minus the reference, in powers of two.
     offset: Rows<F32>,
+    /// This thread's part of the sum of probabilities, for the LSE.
     sum: Rows<F32>,
+    /// The same with the largest ones rounded, for the output.
+    rounded: Rows<F32>,
     /// What probabilities become.
     element: Element,
+    /// How often references of this warp's rows have moved since their first tile.
+    moves: Reg<U32>,
 }
 
 /// What the epilogue needs of a finished softmax.
@@ -62,6 +77,17 @@ pub struct Finished {
     pub factor: Rows<F32>,
     /// Natural logarithm of the sum of exponentials; −∞ for a row without keys.
     pub lse: Rows<F32>,
+}
+
+/// A part of rows whose keys are shared.
+#[derive(Clone, Copy, Debug)]
+pub struct Part {
+    /// References in powers of two.
+    pub top: Rows<F32>,
+    /// Sums of probabilities.
+    pub sum: Rows<F32>,
+    /// Sums with the largest ones rounded.
+    pub rounded: Rows<F32>,
 }
 
 /// Rows that were computed in parts.
@@ -78,8 +104,15 @@ impl Softmax {
     #[track_caller]
     pub fn new(b: &mut Builder, scale: Reg<F32>, element: impl Into<Element>) -> Self {
         let row = |b: &mut Builder, value: f32| std::array::from_fn(|_| b.var_in(Scope::Lane, value));
-        let element = element.into();
-        Self { scale, negated_scale: b.neg(scale), offset: row(b, UNSEEN), sum: row(b, 0.0), element }
+        Self {
+            scale,
+            negated_scale: b.neg(scale),
+            offset: row(b, UNSEEN),
+            sum: row(b, 0.0),
+            rounded: row(b, 0.0),
+            element: element.into(),
+            moves: b.var_in(Scope::Warp, 0),
+        }
     }
 
     /// Turns the scores of a row's first tile into probabilities.
@@ -90,51 +123,55 @@ impl Softmax {
             b.set(offset, from_top);
         }
         let sums = self.weigh(b, scores, probs);
-        for (sum, tile) in self.sum.into_iter().zip(sums) {
-            b.set(sum, tile);
-        }
+        self.own(sums).for_each(|(own, tile)| b.set(own, tile));
+        b.set(self.moves, 0);
     }
 
     /// Turns the scores of a further tile into probabilities, and brings the output tile along where rows grew.
     #[track_caller]
     pub fn step(&self, b: &mut Builder, scores: &Acc, probs: &Fragment, output: &Acc) {
         let sums = self.weigh(b, scores, probs).map(|sum| b.var_in(Scope::Lane, sum));
-        let large = sums.map(|sum| self.is_large(b, sum));
+        let large = [0, 1].map(|row| b.let_(sums.exact[row].ge(Room::of(self.element).limit.exp2())));
         let either = b.either(large[0], large[1]);
         let any = b.any(either);
         b.if_uniform(any, |b| {
-            let factors = self.catch_up(b, scores, sums);
-            output.scale_rows(b, factors);
+            let top = row_maxima(b, scores);
+            let grew = self.grew(b, top);
+            RowTile { softmax: self, scores, output }.follow(b, top, grew);
             let again = self.weigh(b, scores, probs);
-            for (sum, again) in sums.into_iter().zip(again) {
-                b.set(sum, again);
-            }
+            sums.pairs(again).for_each(|(sum, again)| b.set(sum, again));
         });
-        for (sum, tile) in self.sum.into_iter().zip(sums) {
-            b.add_to(sum, tile);
-        }
+        self.add(b, sums);
     }
 
-    /// Whether one of the probabilities in a sum may be too large.
+    /// As [`step`](Self::step), looking for maxima first: faster where references move often, and the same bits.
     #[track_caller]
-    fn is_large(&self, b: &mut Builder, sum: Reg<F32>) -> Pred {
-        b.let_(sum.ge(Room::of(self.element).limit.exp2()))
+    pub fn careful_step(&self, b: &mut Builder, scores: &Acc, probs: &Fragment, output: &Acc) {
+        Self::raise(b, &[RowTile { softmax: self, scores, output }]);
+        let sums = self.weigh(b, scores, probs);
+        self.add(b, sums);
     }
 
-    /// Moves the references of the rows of which any thread found its sum too large.
+    /// Whether references of this warp have moved so often that looking for maxima first pays.
     #[track_caller]
-    fn catch_up(&self, b: &mut Builder, scores: &Acc, sums: Rows<F32>) -> Rows<F32> {
-        let grew = sums.map(|sum| {
-            let largest = over_quad(b, sum, |b, x, y| b.max(x, y));
-            self.is_large(b, largest)
-        });
-        let top = row_maxima(b, scores);
-        std::array::from_fn(|row| self.move_reference(b, row, top[row], grew[row]))
+    pub fn is_restless(&self, b: &mut Builder) -> Pred {
+        b.let_(self.moves.ge(RESTLESS))
+    }
+
+    /// Adds the sums of a tile.
+    #[track_caller]
+    fn add(&self, b: &mut Builder, tile: TileSums) {
+        self.own(tile).for_each(|(own, tile)| b.add_to(own, tile));
+    }
+
+    /// The running sums, each with that of a tile.
+    fn own(&self, tile: TileSums) -> impl Iterator<Item = (Reg<F32>, Reg<F32>)> + use<> {
+        TileSums { exact: self.sum, rounded: self.rounded }.pairs(tile)
     }
 
     /// Probabilities of a tile, measured from the references as they are; returns this thread's sums.
     #[track_caller]
-    fn weigh(&self, b: &mut Builder, scores: &Acc, probs: &Fragment) -> Rows<F32> {
+    fn weigh(&self, b: &mut Builder, scores: &Acc, probs: &Fragment) -> TileSums {
         let mut sums = Sums::default();
         for (i, (pair, &packed)) in scores.regs().chunks_exact(2).zip(probs.regs()).enumerate() {
             let row = Acc::row(2 * i);
@@ -146,49 +183,46 @@ impl Softmax {
             });
             b.pack_into(packed, self.element, pair[0], pair[1]);
         }
-        sums.total(b)
+        sums.total(b, self.element)
     }
 
     /// Ends the rows: sums over the quad that shares them, and adds the sink's exponential if there is one.
     #[track_caller]
     pub fn finish(&self, b: &mut Builder, sinks: Option<Rows<F32>>) -> Finished {
         let rows: [_; ROWS_PER_THREAD] = std::array::from_fn(|row| {
-            let sum = over_quad(b, self.sum[row], |b, x, y| b.add(x, y));
+            let sums = [self.sum[row], self.rounded[row]].map(|sum| over_quad(b, sum, |b, x, y| b.add(x, y)));
             let top = b.neg(self.offset[row]);
-            match sinks {
-                Some(sinks) => close_with_sink(b, top, sum, sinks[row]),
-                None => close(b, top, sum),
-            }
+            close(b, top, sums, sinks.map(|sinks| sinks[row]))
         });
         Finished { factor: rows.map(|r| r.0), lse: rows.map(|r| r.1) }
     }
 
-    /// What other parts of the same rows need to know: references in powers of two, then sums over the quad.
+    /// What other parts of the same rows need to know.
     #[track_caller]
-    pub fn part(&self, b: &mut Builder) -> [Reg<F32>; 2 * ROWS_PER_THREAD] {
-        let [top0, top1] = self.offset.map(|offset| b.neg(offset));
-        let [sum0, sum1] = self.sum.map(|sum| over_quad(b, sum, |b, x, y| b.add(x, y)));
-        [top0, top1, sum0, sum1]
+    pub fn part(&self, b: &mut Builder) -> Part {
+        let whole =
+            |b: &mut Builder, sums: Rows<F32>| sums.map(|sum| over_quad(b, sum, |b, x, y| b.add(x, y)));
+        Part {
+            top: self.offset.map(|offset| b.neg(offset)),
+            sum: whole(b, self.sum),
+            rounded: whole(b, self.rounded),
+        }
     }
 
     /// Ends rows that were computed in parts, given what [`part`](Self::part) said of each.
     #[track_caller]
-    pub fn merge_parts(
-        b: &mut Builder,
-        parts: &[[Reg<F32>; 2 * ROWS_PER_THREAD]],
-        sinks: Option<Rows<F32>>,
-    ) -> Merged {
+    pub fn merge_parts(b: &mut Builder, parts: &[Part], sinks: Option<Rows<F32>>) -> Merged {
         let rows: [_; ROWS_PER_THREAD] = std::array::from_fn(|row| {
-            let top = parts.iter().map(|part| part[row]).reduce(|x, y| b.max(x, y)).expect("there is a part");
-            let weights: Vec<_> = parts.iter().map(|part| b.exp2(part[row] - top)).collect();
-            let terms = parts.iter().zip(&weights);
-            let start = b.var_in(Scope::Lane, 0.0);
-            let sum =
-                terms.fold(start, |sum, (part, &weight)| b.fma(part[ROWS_PER_THREAD + row], weight, sum));
-            let (factor, lse) = match sinks {
-                Some(sinks) => close_with_sink(b, top, sum, sinks[row]),
-                None => close(b, top, sum),
+            let top =
+                parts.iter().map(|part| part.top[row]).reduce(|x, y| b.max(x, y)).expect("there is a part");
+            let weights: Vec<_> = parts.iter().map(|part| b.exp2(part.top[row] - top)).collect();
+            let sum = |b: &mut Builder, of: fn(&Part) -> Rows<F32>| {
+                let start = b.var_in(Scope::Lane, 0.0);
+                let terms = parts.iter().zip(&weights);
+                terms.fold(start, |sum, (part, &weight)| b.fma(of(part)[row], weight, sum))
             };
+            let sums = [sum(b, |part| part.sum), sum(b, |part| part.rounded)];
+            let (factor, lse) = close(b, top, sums, sinks.map(|sinks| sinks[row]));
             let weights: Vec<_> = weights.into_iter().map(|weight| b.mul(weight, factor)).collect();
             (weights, factor, lse)
         });
@@ -206,9 +240,7 @@ impl Softmax {
         let any = b.any(either);
         b.if_uniform(any, |b| {
             for ((tile, top), grew) in tiles.iter().zip(tops).zip(grew) {
-                let factors: Rows<F32> =
-                    std::array::from_fn(|row| tile.softmax.move_reference(b, row, top[row], grew[row]));
-                tile.output.scale_rows(b, factors);
+                tile.follow(b, top, grew);
             }
         });
     }
@@ -229,7 +261,9 @@ impl Softmax {
         let offset = b.select(grew, offset, self.offset[row]);
         let factor = b.exp2(offset - self.offset[row]);
         b.set(self.offset[row], offset);
-        b.mul_into(self.sum[row], self.sum[row], factor);
+        for sum in [self.sum[row], self.rounded[row]] {
+            b.mul_into(sum, sum, factor);
+        }
         factor
     }
 
@@ -250,6 +284,17 @@ pub struct RowTile<'a> {
     pub scores: &'a Acc,
     /// Their output so far.
     pub output: &'a Acc,
+}
+
+impl RowTile<'_> {
+    /// Moves the references of the rows that grew to their maxima, and brings the output along.
+    #[track_caller]
+    fn follow(&self, b: &mut Builder, top: Rows<F32>, grew: [Pred; ROWS_PER_THREAD]) {
+        let factors: Rows<F32> =
+            std::array::from_fn(|row| self.softmax.move_reference(b, row, top[row], grew[row]));
+        self.output.scale_rows(b, factors);
+        b.add_to(self.softmax.moves, 1);
+    }
 }
 
 /// Exponentials of a tile's scores, taken part by part so that other work fits between.
@@ -279,31 +324,59 @@ impl<'a> Exponentials<'a> {
     /// Adds what was taken to the rows' sums.
     #[track_caller]
     pub fn finish(self, b: &mut Builder) {
-        let sums = self.sums.total(b);
-        for (sum, tile) in self.softmax.sum.into_iter().zip(sums) {
-            b.add_to(sum, tile);
-        }
+        let sums = self.sums.total(b, self.softmax.element);
+        self.softmax.add(b, sums);
     }
 }
 
-/// Sums of a thread's probabilities, for each row those of even and of odd columns: that hides the latency of the
-/// additions.
+/// Sums of a thread's probabilities in a tile.
+#[derive(Clone, Copy, Debug)]
+struct TileSums {
+    exact: Rows<F32>,
+    /// With the largest one rounded.
+    rounded: Rows<F32>,
+}
+
+impl TileSums {
+    fn map(self, mut f: impl FnMut(Reg<F32>) -> Reg<F32>) -> Self {
+        Self { exact: self.exact.map(&mut f), rounded: self.rounded.map(f) }
+    }
+
+    /// Each with its counterpart.
+    fn pairs(self, other: Self) -> impl Iterator<Item = (Reg<F32>, Reg<F32>)> + use<> {
+        self.exact.into_iter().zip(other.exact).chain(self.rounded.into_iter().zip(other.rounded))
+    }
+}
+
+/// Sums and maxima of a thread's probabilities so far.
 #[derive(Debug, Default)]
-struct Sums([[Option<Reg<F32>>; 2]; ROWS_PER_THREAD]);
+struct Sums {
+    /// For each row those of even and of odd columns: that hides the latency of the additions.
+    sums: [[Option<Reg<F32>>; 2]; ROWS_PER_THREAD],
+    /// Their bits, as numbers: Hopper finds the largest of three such in one instruction.
+    largest: [Option<Reg<S32>>; ROWS_PER_THREAD],
+}
 
 impl Sums {
     #[track_caller]
     fn add(&mut self, b: &mut Builder, row: usize, col: usize, prob: Reg<F32>) {
-        let sum = &mut self.0[row][col];
+        let (sum, largest) = (&mut self.sums[row][col], &mut self.largest[row]);
         *sum = Some(sum.map_or(prob, |sum| b.add(sum, prob)));
+        let bits = b.float_bits(prob);
+        *largest = Some(largest.map_or(bits, |largest| b.max(largest, bits)));
     }
 
     #[track_caller]
-    fn total(self, b: &mut Builder) -> Rows<F32> {
-        self.0.map(|[even, odd]| match (even, odd) {
-            (Some(even), Some(odd)) => b.add(even, odd),
-            _ => unreachable!("a tile has at least two columns"),
-        })
+    fn total(self, b: &mut Builder, element: Element) -> TileSums {
+        const SOME: &str = "a tile has at least two columns";
+        let exact = self.sums.map(|[even, odd]| b.add(even.expect(SOME), odd.expect(SOME)));
+        // Probabilities that stay f32 are as they were.
+        let Some(half) = element.half() else { return TileSums { exact, rounded: exact } };
+        let largest = self.largest.map(|bits| b.float_of_bits(bits.expect(SOME)));
+        let packed = b.pack(half, largest[0], largest[1]);
+        let known = b.unpack(half, packed);
+        let rounded = std::array::from_fn(|row| b.let_(exact[row] + (known[row] - largest[row])));
+        TileSums { exact, rounded }
     }
 }
 
@@ -338,23 +411,30 @@ fn over_quad(
     })
 }
 
-/// Factor and LSE of a row with reference `top` (in powers of two) and sum `sum`.
+/// Factor and LSE of a row with reference `top` (in powers of two) and its two sums; a sink is one more logit (in natural
+/// units) that has no value.
 #[track_caller]
-fn close(b: &mut Builder, top: Reg<F32>, sum: Reg<F32>) -> (Reg<F32>, Reg<F32>) {
-    let inverse = b.rcp(sum);
-    let factor = b.let_(sum.eq(0.0).select(0.0, inverse));
-    let log = b.log2(sum);
-    (factor, b.let_((top + log) * LN_2))
-}
-
-/// As [`close`], with one more logit (in natural units) that has no value.
-#[track_caller]
-fn close_with_sink(b: &mut Builder, top: Reg<F32>, sum: Reg<F32>, sink: Reg<F32>) -> (Reg<F32>, Reg<F32>) {
+fn close(
+    b: &mut Builder,
+    top: Reg<F32>,
+    sums: [Reg<F32>; 2],
+    sink: Option<Reg<F32>>,
+) -> (Reg<F32>, Reg<F32>) {
+    let Some(sink) = sink else { return close_keys(b, top, sums) };
     let sink = b.let_(sink * LOG2_E);
     let highest = b.let_(top.max(sink));
     let keys = b.exp2(top - highest);
     let extra = b.exp2(sink - highest);
-    let total = b.fma(sum, keys, extra);
-    let (inverse, lse) = close(b, highest, total);
+    let sums = sums.map(|sum| b.fma(sum, keys, extra));
+    let (inverse, lse) = close_keys(b, highest, sums);
     (b.let_(inverse * keys), lse)
+}
+
+/// As [`close`], without a sink.
+#[track_caller]
+fn close_keys(b: &mut Builder, top: Reg<F32>, [sum, rounded]: [Reg<F32>; 2]) -> (Reg<F32>, Reg<F32>) {
+    let inverse = b.rcp(rounded);
+    let factor = b.let_(rounded.eq(0.0).select(0.0, inverse));
+    let log = b.log2(sum);
+    (factor, b.let_((top + log) * LN_2))
 }

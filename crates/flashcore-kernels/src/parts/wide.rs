@@ -5,12 +5,12 @@
 
 use std::f32::consts::{LN_2, LOG2_E};
 
-use flashcore_tile::{Builder, F32, Global, Pred, ROWS_PER_THREAD, Reg, Scope, U32, U64};
+use flashcore_tile::{Builder, F32, Global, Pred, ROWS_PER_THREAD, Reg, Scope, U32, U64, Val};
 
 use super::softmax::{Finished, Rows};
 
-/// Columns from one of a thread's vectors to its next.
-const STEP: u32 = 8;
+/// Columns from one of a thread's vectors to its next: those of the quad's vectors together.
+pub(crate) const VECTOR: u32 = 8;
 /// Bytes of an element.
 const BYTES: u32 = size_of::<f32>() as u32;
 /// Vectors whose old values are read before any of them is written: loads wait for no store between them.
@@ -80,8 +80,45 @@ pub(crate) fn old_lse(b: &mut Builder, at: Rows<U64>, there: [Pred; ROWS_PER_THR
 pub(crate) fn first_column(b: &mut Builder, lane: Reg<U32>, first: Option<Reg<U32>>) -> Reg<U64> {
     let within = (lane & 3) * (2 * BYTES);
     match first {
-        Some(first) => b.let_((first * (STEP * BYTES) + within).widen()),
+        Some(first) => b.let_((first * (VECTOR * BYTES) + within).widen()),
         None => b.let_(within.widen()),
+    }
+}
+
+/// Which of a vector's two columns exist.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Exist {
+    /// Both.
+    All,
+    /// Both or none.
+    Pair(Pred),
+    /// Each by itself: rows end between them.
+    Each([Pred; 2]),
+}
+
+impl From<Option<Pred>> for Exist {
+    fn from(pair: Option<Pred>) -> Self {
+        pair.map_or(Self::All, Self::Pair)
+    }
+}
+
+impl Exist {
+    /// The same under further conditions.
+    fn map(self, mut more: impl FnMut(Pred) -> Pred) -> Self {
+        match self {
+            Self::All => Self::All,
+            Self::Pair(exists) => Self::Pair(more(exists)),
+            Self::Each(exist) => Self::Each(exist.map(more)),
+        }
+    }
+
+    /// What of a row exists, if the row does.
+    #[track_caller]
+    fn of_row(self, b: &mut Builder, there: Pred) -> Self {
+        match self {
+            Self::All => Self::Pair(there),
+            exist => exist.map(|exists| b.let_(there & exists)),
+        }
     }
 }
 
@@ -99,12 +136,12 @@ pub(crate) struct WideRows {
 impl WideRows {
     /// Writes vectors of sums, which end as numbers of the output; `exists` says which vectors there are, if not all.
     #[track_caller]
-    pub(crate) fn write(
+    pub(crate) fn write<E: Into<Exist>>(
         &self,
         b: &mut Builder,
         ended: &Ended,
         vectors: &[Vector],
-        exists: impl Fn(&mut Builder, u32) -> Option<Pred>,
+        exists: impl Fn(&mut Builder, u32) -> E,
     ) {
         let empty = ended.factor.map(|factor| b.let_(factor.eq(0.0)));
         let kept = ended.kept.map(|kept| kept.map(|kept| (kept, b.let_(kept.ne(0.0)))));
@@ -112,9 +149,9 @@ impl WideRows {
             let first = (batch * BATCH) as u32;
             let who: Vec<_> = (first..)
                 .zip(vectors)
-                .map(|(n, _)| match exists(b, n) {
-                    Some(exists) => self.there.map(|there| b.let_(there & exists)),
-                    None => self.there,
+                .map(|(n, _)| {
+                    let exist = exists(b, n).into();
+                    self.there.map(|there| exist.of_row(b, there))
                 })
                 .collect();
             for ((n, vector), who) in (first..).zip(vectors).zip(&who) {
@@ -125,51 +162,55 @@ impl WideRows {
                         b.select_into(value, empty[row], 0.0, value);
                     }
                     let Some((kept, alive)) = kept.map(|kept| kept[row]) else { continue };
-                    let reads = b.let_(who[row] & alive);
+                    let reads = who[row].map(|who| b.let_(who & alive));
                     self.add_old(b, (reads, kept), row, n, pair);
                 }
             }
             for ((n, vector), who) in (first..).zip(vectors).zip(&who) {
                 for row in 0..ROWS_PER_THREAD {
                     let pair = [vector[2 * row], vector[2 * row + 1]];
-                    b.predicated(who[row], |b| self.store(b, row, n, pair));
+                    self.store(b, who[row], row, n, pair);
                 }
             }
         }
     }
 
-    /// Adds what is kept of the old values of a pair, in the threads for which `reads` holds.
+    /// Adds what is kept of the old values of a pair, where it is read.
     fn add_old(
         &self,
         b: &mut Builder,
-        (reads, kept): (Pred, Reg<F32>),
+        (reads, kept): (Exist, Reg<F32>),
         row: usize,
         n: u32,
         pair: [Reg<F32>; 2],
     ) {
         let (at, old) = (self.place(row, n), [(); 2].map(|()| b.var_in::<F32>(Scope::Lane, 0.0)));
-        b.predicated(reads, |b| {
-            if self.pairs {
-                b.load_global_into(old, at);
-            } else {
-                old.into_iter()
-                    .zip([0, BYTES as i32])
-                    .for_each(|(old, skip)| b.load_global_into([old], at.at(skip)));
-            }
+        self.each_access(b, reads, |b, columns| match columns {
+            None => b.load_global_into(old, at),
+            Some(n) => b.load_global_into([old[n]], at.at((n as u32 * BYTES) as i32)),
         });
         pair.into_iter().zip(old).for_each(|(value, old)| b.fma_into(value, old, kept, value));
     }
 
-    fn store(&self, b: &mut Builder, row: usize, n: u32, [low, high]: [Reg<F32>; 2]) {
+    fn store(&self, b: &mut Builder, writes: Exist, row: usize, n: u32, pair: [Reg<F32>; 2]) {
         let to = self.place(row, n);
-        if self.pairs {
-            return b.store_global(to, &[low.into(), high.into()]);
+        self.each_access(b, writes, |b, column| match column {
+            None => b.store_global(to, &pair.map(Val::from)),
+            Some(n) => b.store_global(to.at((n as u32 * BYTES) as i32), &[pair[n].into()]),
+        });
+    }
+
+    /// Moves the columns of a vector that exist: both at once, or one by one.
+    fn each_access(&self, b: &mut Builder, exist: Exist, moves: impl Fn(&mut Builder, Option<usize>)) {
+        let columns: &[Option<usize>] = if self.pairs { &[None] } else { &[Some(0), Some(1)] };
+        match exist {
+            Exist::All => columns.iter().for_each(|&column| moves(b, column)),
+            Exist::Pair(who) => b.predicated(who, |b| columns.iter().for_each(|&column| moves(b, column))),
+            Exist::Each(who) => (0..).zip(who).for_each(|(n, who)| b.predicated(who, |b| moves(b, Some(n)))),
         }
-        b.store_global(to, &[low.into()]);
-        b.store_global(to.at(BYTES as i32), &[high.into()]);
     }
 
     fn place(&self, row: usize, n: u32) -> Global {
-        Global::from(self.to[row]).at((n * STEP * BYTES) as i32)
+        Global::from(self.to[row]).at((n * VECTOR * BYTES) as i32)
     }
 }

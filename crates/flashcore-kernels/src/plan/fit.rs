@@ -3,7 +3,7 @@
 //! [`Tile::check`] knows numbers alone; [`plan_tile`] knows the problem and the GPU too; [`Plan::check_build`] builds.
 
 use flashcore_core::Problem;
-use flashcore_ptx::sm::RESERVED_SHARED;
+use flashcore_ptx::sm::Sm;
 use flashcore_tile::{Element, RegisterBudget};
 
 use super::{Gpu, Plan, PlanError, Tile, access, check, general_config, hopper, hopper_config};
@@ -189,16 +189,16 @@ impl Demand {
     fn of_general(cfg: &forward_sm80::Config, qk: u32, v: u32) -> Self {
         let shape = &cfg.shape;
         let single = cfg.input == Element::F32;
-        // A block of 16 rows keeps half as many sums as features, half as many scores as keys (which f32 has in two
+        // A block of 16 rows keeps half as many sums as columns, half as many scores as keys (which f32 has in two
         // parts) and, if asked to, Q.
         let scores = if single { shape.step_n } else { shape.step_n / 2 };
         let q = if shape.q_in_registers { qk * cfg.input.bytes() / 8 } else { 0 };
         Self {
-            registers: shape.blocks * (v / 2 + scores + q),
+            registers: shape.blocks * (v.min(cfg.warp_columns()) / 2 + scores + q),
             most_registers: shape.registers(),
             shared_bytes: cfg.shared_bytes().into(),
             ctas_per_sm: shape.ctas_per_sm,
-            tile_m: shape.tile_m(),
+            tile_m: cfg.tile_m(),
             parts: 1,
         }
     }
@@ -252,7 +252,7 @@ impl Plan {
 
     fn check_shared(&self, bytes: u64, ctas: u32) -> Result<(), Misfit> {
         // One CTA may take all that the driver leaves.
-        let reserved = u64::from(RESERVED_SHARED);
+        let reserved = u64::from(Sm::of(self.gpu.capability).reserved);
         let (bytes, most) =
             ((bytes + reserved) * u64::from(ctas), u64::from(self.gpu.shared_bytes) + reserved);
         if bytes > most { Err(Misfit::SharedMemory { bytes, most }) } else { Ok(()) }

@@ -1,17 +1,20 @@
-//! The tiles of the general kernel, `forward_sm80`: one table, the reason beside each row.
+//! The tiles of the general kernel, `forward_sm80`: one table for all GPUs, the reason beside each row.
+//!
+//! A row is taken where its CTAs fit in the shared memory of the GPU at hand: 227 KiB (sm_90, sm_100), 163 (sm_80),
+//! 99 (sm_86, sm_89, sm_120) or 64 (sm_75).
 
 use flashcore_core::Problem;
-use flashcore_ptx::{sm::RESERVED_SHARED, target::Target};
+use flashcore_ptx::{sm::Sm, target::Target};
 use flashcore_tile::Element;
 
-use super::{Gpu, PlanError, single};
+use super::{Gpu, MOST_FEATURES, PlanError, single};
 use crate::forward_sm80::Shape;
 
 /// The newest target that the GPU runs; what `forward_sm80` needs, all have.
 pub(super) fn target(gpu: &Gpu) -> Target {
     let (major, minor) = gpu.capability;
     let runs = |target: &Target| target.runs_on(major, minor) && !target.is_arch_specific();
-    Target::ALL.into_iter().rfind(runs).unwrap_or(Target::Sm80)
+    Target::ALL.into_iter().rfind(runs).unwrap_or(Target::Sm75)
 }
 
 /// The tile for a problem, and why: the first of the table that fits. Batch and heads have no say in it.
@@ -20,21 +23,19 @@ pub(super) fn shape(
     input: Element,
     gpu: &Gpu,
 ) -> Result<(Shape, &'static str), PlanError> {
-    let (qk, v) = (problem.dim_qk() as u32, problem.dim_v() as u32);
+    let (qk, v) = (problem.dim_qk(), problem.dim_v());
+    let dims = [qk, v].map(|dim| dim as u32);
     let queries = problem.longest_q();
-    let fits = |row: &&Row| qk.max(v) <= row.dim && queries <= row.queries && row.fits(input, [qk, v], gpu);
+    let fits = |row: &&Row| qk.max(v) <= row.dim && queries <= row.queries && row.fits(input, dims, gpu);
+    let shared_bytes = gpu.shared_bytes;
     let table = if input == Element::F32 { single::TABLE } else { TABLE };
-    let row = table.iter().find(fits).ok_or(PlanError::SharedMemory {
-        qk: problem.dim_qk(),
-        v: problem.dim_v(),
-        shared_bytes: gpu.shared_bytes,
-    })?;
+    let row = table.iter().find(fits).ok_or(PlanError::SharedMemory { qk, v, shared_bytes })?;
     Ok((row.shape, row.why))
 }
 
 /// Up to this dim and this many queries, this tile.
 pub(super) struct Row {
-    pub(super) dim: u32,
+    pub(super) dim: usize,
     pub(super) queries: usize,
     pub(super) shape: Shape,
     pub(super) why: &'static str,
@@ -43,8 +44,9 @@ pub(super) struct Row {
 impl Row {
     /// Whether as many CTAs as the row counts on fit on an SM.
     fn fits(&self, input: Element, dims: [u32; 2], gpu: &Gpu) -> bool {
-        let per_cta = self.shape.shared_bytes(input, input, dims) + RESERVED_SHARED;
-        self.shape.ctas_per_sm * per_cta <= gpu.shared_bytes + RESERVED_SHARED
+        let reserved = Sm::of(gpu.capability).reserved;
+        let per_cta = self.shape.shared_bytes(input, input, dims) + reserved;
+        self.shape.ctas_per_sm * per_cta <= gpu.shared_bytes + reserved
     }
 }
 
@@ -83,6 +85,12 @@ const TABLE: &[Row] = &[
         why: "as with 128 keys, which would leave room for one CTA only",
     },
     Row {
+        dim: 64,
+        queries: ANY,
+        shape: with_q(shape_of([4, 2], [32, 32], 2)),
+        why: "as with 64 keys, which would leave room for one CTA only",
+    },
+    Row {
         dim: 128,
         queries: 64,
         shape: with_q(shape_of([4, 1], [32, 32], 2)),
@@ -107,6 +115,12 @@ const TABLE: &[Row] = &[
         why: "64 rows, so that two CTAs fit in little shared memory",
     },
     Row {
+        dim: 128,
+        queries: ANY,
+        shape: with_q(shape_of([4, 1], [16, 16], 2)),
+        why: "as with 32 keys, which would leave room for one CTA only",
+    },
+    Row {
         dim: 256,
         queries: ANY,
         shape: shape_of([8, 1], [64, 64], 1),
@@ -123,5 +137,41 @@ const TABLE: &[Row] = &[
         queries: ANY,
         shape: shape_of([4, 1], [32, 32], 1),
         why: "64 rows and 32 keys are what little shared memory holds",
+    },
+    Row {
+        dim: 256,
+        queries: ANY,
+        shape: shape_of([4, 1], [16, 16], 1),
+        why: "64 rows and 16 keys are what 64 KiB of shared memory hold",
+    },
+    Row {
+        dim: MOST_FEATURES,
+        queries: ANY,
+        shape: shape_of([8, 1], [32, 32], 1),
+        why: "wide rows: 32 keys beside the queries fill shared memory; two warps share an output of more than 256 columns",
+    },
+    Row {
+        dim: MOST_FEATURES,
+        queries: ANY,
+        shape: shape_of([8, 1], [16, 16], 1),
+        why: "as with 32 keys, which do not fit",
+    },
+    Row {
+        dim: MOST_FEATURES,
+        queries: ANY,
+        shape: shape_of([4, 1], [32, 32], 1),
+        why: "wide rows: queries of four warps are what shared memory holds",
+    },
+    Row {
+        dim: MOST_FEATURES,
+        queries: ANY,
+        shape: shape_of([4, 1], [16, 16], 1),
+        why: "as with 32 keys, which do not fit",
+    },
+    Row {
+        dim: MOST_FEATURES,
+        queries: ANY,
+        shape: shape_of([2, 1], [16, 16], 1),
+        why: "wide rows: queries of two warps are what little shared memory holds",
     },
 ];

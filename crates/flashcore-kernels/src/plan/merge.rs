@@ -2,7 +2,7 @@
 
 use flashcore_core::{DType, MergeProblem};
 
-use super::{Gpu, Plan, PlanError};
+use super::{Gpu, Plan, PlanError, check_capability};
 use crate::{
     launch::{KernelConfig, Launch, Subject},
     merge::{self, Config},
@@ -10,9 +10,7 @@ use crate::{
 
 /// Plans a merge; `alignment` is what all addresses of parts and output are multiples of, in bytes.
 pub fn plan_merge(problem: &MergeProblem, gpu: &Gpu, alignment: u64) -> Result<Plan, PlanError> {
-    if gpu.capability < (8, 0) {
-        return Err(PlanError::Capability(gpu.capability));
-    }
+    check_capability(gpu, (8, 0))?;
     let known = |dtype: &DType| matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
     if let Some(other) = [problem.dtype(), problem.out_dtype()].into_iter().find(|dtype| !known(dtype)) {
         return Err(PlanError::DType(other));

@@ -2,9 +2,10 @@
 //!
 //! [`Competitor`] is who competes; [`Competitor::prepare`] gives a [`Ready`] that holds one task. [`crate::burst`] times it,
 //! [`crate::judge`] judges it. [`host`] makes a competitor of any [`Backend`](flashcore_core::Backend), [`torch`] of what
-//! PyTorch offers.
+//! PyTorch offers and of [`fa3`]'s operator.
 
 pub mod cuda;
+pub mod fa3;
 pub mod host;
 pub mod roster;
 pub mod torch;

@@ -1,16 +1,20 @@
 """PyTorch as a competitor: reads one JSON request per line, answers with one line of JSON.
 
 Started by flashcore's lab, which says what to compute, how many calls to time and under which conditions; all figures
-are seconds per call. Requests: hello, load, prepare, compute, time, ceiling.
+are seconds per call. Requests: hello, fa3, load, prepare, compute, time, ceiling.
 """
 
 import contextlib
+import ctypes
 import itertools
 import json
+import lzma
 import os
 import platform
+import shutil
 import signal
 import sys
+import tempfile
 import time
 
 # Ctrl-C is for the parent, which closes this process's input when it is done.
@@ -27,8 +31,10 @@ except ImportError as error:
     torch, missing = None, str(error)
 
 DTYPES = torch and {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
+GPU = "cuda"
 FLUSH_BYTES = 256 << 20
 COPY_BYTES = 1 << 30
+fa3_loaded = False
 loaded = {}
 calls = {}
 
@@ -37,15 +43,22 @@ class Unsupported(Exception):
     pass
 
 
+class Unavailable(Exception):
+    pass
+
+
 def backends():
-    """Names of this process's competitors on GPU and CPU, and how PyTorch is told to use them."""
+    """Names of this process's competitors, where they compute, and what makes their call."""
     both = {"math": SDPBackend.MATH}
     gpu = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION,
            "efficient": SDPBackend.EFFICIENT_ATTENTION, **both}
-    names = {f"torch-{name}": ("cuda", backend) for name, backend in gpu.items()}
-    names["torch-flex"] = ("cuda", None)
-    names["torch-cpu"] = ("cpu", SDPBackend.FLASH_ATTENTION)
-    names["torch-cpu-math"] = ("cpu", SDPBackend.MATH)
+    sdpa_of = lambda backend: lambda device: sdpa(device, backend)
+    names = {f"torch-{name}": (GPU, sdpa_of(backend)) for name, backend in gpu.items()}
+    names["torch-flex"] = (GPU, flex)
+    if fa3_loaded:
+        names["fa3"] = (GPU, fa3)
+    names["torch-cpu"] = ("cpu", sdpa_of(SDPBackend.FLASH_ATTENTION))
+    names["torch-cpu-math"] = ("cpu", sdpa_of(SDPBackend.MATH))
     return names
 
 
@@ -56,6 +69,39 @@ def hello(_):
     cudnn = torch.backends.cudnn.version() if gpu else None
     return dict(torch=torch.__version__, python=platform.python_version(), cuda=torch.version.cuda, cudnn=cudnn,
                 gpu=device, threads=torch.get_num_threads(), competitors=competitors)
+
+
+def load_fa3(request):
+    """Loads FlashAttention-3's operator, after the CUDA runtime that its library was linked with."""
+    global fa3_loaded
+    if not torch.cuda.is_available():
+        raise Unavailable("it needs a GPU, and this PyTorch sees none")
+    try:
+        ctypes.CDLL(request["runtime"], mode=ctypes.RTLD_GLOBAL)
+        with unpacked(request["library"]) as path:
+            torch.ops.load_library(path)
+        torch.ops.flash_attn_3.fwd.default
+    except (OSError, EOFError, lzma.LZMAError, AttributeError, RuntimeError) as error:
+        raise Unavailable(f"its library cannot be loaded ({first_line(error)})") from error
+    fa3_loaded = True
+    return hello(request)
+
+
+@contextlib.contextmanager
+def unpacked(path):
+    """A library's path; a packed one's until it is loaded, after which it needs its file no more."""
+    if not path.endswith(".xz"):
+        yield path
+        return
+    with tempfile.TemporaryDirectory(prefix="flashcore-") as folder:
+        plain = os.path.join(folder, os.path.basename(path).removesuffix(".xz"))
+        with lzma.open(path) as packed, open(plain, "wb") as target:
+            shutil.copyfileobj(packed, target, 1 << 20)
+        yield plain
+
+
+def first_line(error):
+    return str(error).split("\n")[0]
 
 
 def load(request):
@@ -146,22 +192,41 @@ def flex(device):
     return (lambda: compiled(q, k, v, **options)), contextlib.nullcontext
 
 
+def fa3(device):
+    """FlashAttention-3's forward kernel on tensors in its own order: batch, sequence, heads, features."""
+    task = loaded["task"]
+    if task["dtype"] == "f32":
+        raise Unsupported("f32")
+    if task["softcap"] is not None:
+        raise Unsupported("softcap")
+    no_sinks(task)
+    # Its causal mask ends at the last query and key, as ours does.
+    at_the_end = not task["top_left"] or task["q"][2] == task["k"][2]
+    causal = task["left"] is None and task["right"] == 0 and at_the_end
+    if not causal and visible(task, device) is not None:
+        raise Unsupported("this mask")
+    q, k, v = (x.transpose(1, 2).contiguous() for x in tensors(device))
+    options = dict(softmax_scale=task["scale"], is_causal=causal)
+    forward = torch.ops.flash_attn_3.fwd
+    return (lambda: forward(q, k, v, **options)[0].transpose(1, 2)), contextlib.nullcontext
+
+
 def prepare(request):
     name = request["competitor"]
-    device, backend = backends()[name]
-    call, context = sdpa(device, backend) if backend is not None else flex(device)
+    device, make = backends()[name]
+    call, context = make(device)
     try:
         with torch.no_grad(), context():
             call()
             synchronize(device)
     except (RuntimeError, TypeError, ValueError) as error:
-        raise Unsupported(str(error).split("\n")[0]) from error
+        raise Unsupported(first_line(error)) from error
     calls[name] = (device, call, context)
-    return dict(kernel=f"{name[6:]} {torch.__version__}")
+    return dict(kernel=f"{name.removeprefix('torch-')} {torch.__version__}")
 
 
 def synchronize(device):
-    if device == "cuda":
+    if device == GPU:
         torch.cuda.synchronize()
 
 
@@ -176,7 +241,7 @@ def compute(request):
 
 def run_time(request):
     device, call, context = calls[request["competitor"]]
-    measure = time_gpu if device == "cuda" else time_cpu
+    measure = time_gpu if device == GPU else time_cpu
     with torch.no_grad(), context():
         return dict(seconds=measure(call, **{k: request[k] for k in ("samples", "calls", "cold", "replay")}))
 
@@ -247,16 +312,18 @@ def median(values):
     return sorted(values)[len(values) // 2]
 
 
-REQUESTS = dict(hello=hello, load=load, prepare=prepare, compute=compute, time=run_time, ceiling=ceiling)
+REQUESTS = dict(hello=hello, fa3=load_fa3, load=load, prepare=prepare, compute=compute, time=run_time, ceiling=ceiling)
 
 
 def answer(request):
     if torch is None:
-        return dict(unavailable=f"this Python has no torch ({missing})")
+        return dict(unavailable=f"this Python has no torch ({missing}); set FLASHCORE_PYTHON to one that has")
     try:
         return REQUESTS[request["op"]](request)
     except Unsupported as what:
         return dict(unsupported=str(what))
+    except Unavailable as why:
+        return dict(unavailable=str(why))
     except Exception as error:
         return dict(failed=f"{type(error).__name__}: {error}")
 

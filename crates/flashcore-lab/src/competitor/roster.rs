@@ -2,7 +2,7 @@
 //!
 //! The command line asks for competitors by name; what is missing is said once and left out.
 
-use std::{cell::OnceCell, rc::Rc, sync::Arc};
+use std::{cell::OnceCell, path::Path, rc::Rc, sync::Arc};
 
 use flashcore::cuda::Cuda;
 use flashcore_core::{Backend, DType, Mask};
@@ -12,6 +12,7 @@ use flashcore_testkit::NaiveBackend;
 use super::{
     Competitor, Place,
     cuda::{self, CudaCompetitor},
+    fa3,
     host::HostCompetitor,
     torch::Torch,
 };
@@ -76,6 +77,16 @@ impl Roster {
     /// Ours, and whoever else is asked for; PyTorch's CPU competitors use `threads` threads.
     pub const fn open(ours: Ours, threads: Option<usize>) -> Self {
         Self { ours, threads, torch: OnceCell::new() }
+    }
+
+    /// Adds FlashAttention-3, whose library lies in `folder`, or says why it cannot compete.
+    pub fn add_fa3(&self, folder: &Path) -> Result<(), LabError> {
+        let unavailable = |reason: String| LabError::Unavailable { competitor: fa3::NAME.to_owned(), reason };
+        if self.ours.place() != Place::Gpu {
+            return Err(unavailable("it computes on a GPU, and ours on the CPU".to_owned()));
+        }
+        let library = fa3::Library::find(folder)?;
+        self.torch().map_err(|error| unavailable(error.to_string()))?.load_fa3(&library)
     }
 
     fn torch(&self) -> Result<&Rc<Torch>, &LabError> {
@@ -170,7 +181,7 @@ fn naive() -> Box<dyn Competitor> {
 
 /// Competitors are listed with the ones to beat first.
 fn rank(name: &str) -> usize {
-    let order = ["torch-cudnn", "torch-flash", "torch-efficient", "torch-flex", "torch-cpu"];
+    let order = ["torch-cudnn", fa3::NAME, "torch-flash", "torch-efficient", "torch-flex", "torch-cpu"];
     order.iter().position(|known| *known == name).unwrap_or(order.len())
 }
 

@@ -1,4 +1,5 @@
-//! Competitors from PyTorch: SDPA's backends and FlexAttention, computed and timed by a Python process.
+//! Competitors from PyTorch: SDPA's backends, FlexAttention and FlashAttention-3's operator, computed and timed by a
+//! Python process.
 //!
 //! The process takes one JSON object per line and answers with one; what it can be asked is in `peer.py`. A process that
 //! hangs or dies is an error that says so, never a hang of ours.
@@ -17,7 +18,7 @@ use std::{
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
-use super::{Competitor, Place, Ready};
+use super::{Competitor, Place, Ready, fa3};
 use crate::{
     burst::{Conditions, Run},
     error::LabError,
@@ -98,10 +99,7 @@ fn read_answer<T: DeserializeOwned>(competitor: &str, line: &str) -> Result<T, L
         return Err(LabError::Unsupported { competitor, what });
     }
     if let Some(reason) = text("unavailable") {
-        return Err(LabError::Unavailable {
-            competitor,
-            reason: format!("{reason}; set {PYTHON} to one that has"),
-        });
+        return Err(LabError::Unavailable { competitor, reason });
     }
     if let Some(reason) = text("failed") {
         return Err(LabError::Failed { competitor, reason });
@@ -113,6 +111,8 @@ fn read_answer<T: DeserializeOwned>(competitor: &str, line: &str) -> Result<T, L
 pub struct Torch {
     peer: RefCell<Peer>,
     loaded: RefCell<Option<Rc<Workload>>>,
+    /// Which FlashAttention-3 it has loaded.
+    fa3: RefCell<Option<String>>,
     threads: Option<usize>,
 }
 
@@ -120,7 +120,16 @@ impl Torch {
     /// Starts the process; CPU competitors use `threads` threads.
     pub fn start(threads: Option<usize>) -> Result<Rc<Self>, LabError> {
         let peer = RefCell::new(Peer::start()?);
-        Ok(Rc::new(Self { peer, loaded: RefCell::default(), threads }))
+        Ok(Rc::new(Self { peer, loaded: RefCell::default(), fa3: RefCell::default(), threads }))
+    }
+
+    /// Adds FlashAttention-3 to its competitors.
+    pub fn load_fa3(&self, library: &fa3::Library) -> Result<(), LabError> {
+        let description = library.describe()?;
+        let hello = self.ask(fa3::NAME, &library.request())?;
+        self.peer.borrow_mut().hello = hello;
+        *self.fa3.borrow_mut() = Some(description);
+        Ok(())
     }
 
     /// What it runs on, for the record.
@@ -128,7 +137,8 @@ impl Torch {
         let hello = &self.peer.borrow().hello;
         let cudnn = hello.cudnn.map_or(String::new(), |version| format!(", cuDNN {version}"));
         let cuda = hello.cuda.as_ref().map_or(String::new(), |version| format!(", CUDA {version}"));
-        format!("PyTorch {}{cuda}{cudnn}, Python {}", hello.torch, hello.python)
+        let fa3 = self.fa3.borrow().as_ref().map_or(String::new(), |library| format!(", {library}"));
+        format!("PyTorch {}{cuda}{cudnn}{fa3}, Python {}", hello.torch, hello.python)
     }
 
     /// Its competitors.
@@ -265,7 +275,10 @@ mod tests {
         check("exit 0", "died");
         check("read l; echo nonsense", "cannot be read");
         check("read l; echo '{\"torch\": 7}'", "cannot be read");
-        check("read l; echo '{\"unavailable\": \"no torch here\"}'", PYTHON);
+        check(
+            "read l; echo '{\"unavailable\": \"no torch here\"}'",
+            "torch cannot be used here: no torch here",
+        );
         check(&format!("{HELLO}; read l; echo '{{\"unsupported\": \"masks\"}}'"), "does not support masks");
         check(&format!("{HELLO}; read l; echo '{{\"failed\": \"boom\"}}'"), "it failed: boom");
         check(&format!("{HELLO}; exit 3"), "it failed");

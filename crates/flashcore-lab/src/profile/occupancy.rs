@@ -1,7 +1,7 @@
 //! How many CTAs of a kernel fit on one multiprocessor, from its resources alone: what the driver would say, where there
 //! is none. `profile` and `inspect` tell it.
 
-use flashcore_ptx::sm::{REGISTER_UNIT, REGISTERS, RESERVED_SHARED, Sm};
+use flashcore_ptx::sm::{REGISTER_UNIT, REGISTERS, Sm};
 use serde::Serialize;
 
 /// CTAs on one multiprocessor.
@@ -30,7 +30,7 @@ impl Occupancy {
         let per_warp = (usage.registers * 32).next_multiple_of(REGISTER_UNIT).max(REGISTER_UNIT);
         let limits = [
             ("registers", REGISTERS / per_warp / warps),
-            ("shared memory", sm.shared / (usage.shared + RESERVED_SHARED)),
+            ("shared memory", sm.shared.checked_div(usage.shared + sm.reserved).unwrap_or(sm.ctas)),
             ("threads", sm.warps / warps),
             ("CTAs", sm.ctas),
         ];

@@ -11,6 +11,7 @@ use crate::{
     competitor::{Place, roster::Ours},
     figures::Figures,
     record::Record,
+    standing::Standing,
     suites::Suite,
     task::Task,
 };
@@ -19,6 +20,8 @@ use crate::{
 const MOST_MEASUREMENTS: usize = 4000;
 /// Letters of a competitor's name in plots and tables.
 const LONGEST_NAME: usize = 24;
+/// What stands for the fastest peer of each problem where there are several.
+pub const BEST_PEER: &str = "best peer";
 /// Lengths that make a curve.
 const FEWEST: usize = 3;
 
@@ -32,6 +35,8 @@ pub struct Run {
     pub ours: Option<String>,
     pub peers: Vec<String>,
     pub problems: Vec<Problem>,
+    /// Everybody beside the best peer.
+    pub standings: Vec<Standing>,
 }
 
 /// One problem and everybody's figures; ratios are to ours.
@@ -77,9 +82,10 @@ impl Run {
         let at = peers.iter().position(|name| Ours::NAMES.contains(&name.as_str()));
         let ours = at.map(|at| peers.remove(at));
         let problems = problems(&record, ours.as_deref().unwrap_or_default());
+        let standings = record.standings();
         let on_gpu = record.measurements.iter().any(|m| m.place == Place::Gpu.name());
         record.measurements = Vec::new();
-        Ok(Self { name, record, on_gpu, ours, peers, problems })
+        Ok(Self { name, record, on_gpu, ours, peers, problems, standings })
     }
 
     /// Ours first, then the others.
@@ -96,7 +102,9 @@ impl Run {
     pub fn title(&self, name: &str) -> String {
         let known = match name {
             name if self.is_ours(name) => "FlashCore",
+            BEST_PEER => "the best peer",
             "torch-cudnn" => "cuDNN",
+            "fa3" => "FlashAttention-3",
             "torch-flash" => "FlashAttention-2",
             "torch-efficient" => "memory-efficient",
             "torch-flex" => "FlexAttention",
@@ -143,9 +151,11 @@ impl Run {
         }
     }
 
-    /// Ours against each peer that can be compared.
+    /// Ours against each peer that can be compared; where there are several, against the best of them last.
     pub fn leads(&self) -> Vec<Lead> {
-        self.peers.iter().filter_map(|peer| self.lead(peer)).collect()
+        let mut leads: Vec<_> = self.peers.iter().filter_map(|peer| self.lead(peer)).collect();
+        leads.extend((leads.len() > 1).then(|| self.lead(BEST_PEER)).flatten());
+        leads
     }
 
     /// Ours against a peer; `None` where nothing can be compared.
@@ -203,9 +213,13 @@ impl Problem {
         (flops > 0.0 && speed.high.is_finite()).then_some(speed)
     }
 
-    /// How many times as fast as `peer` ours is.
+    /// How many times as fast as `peer`, or as the fastest for [`BEST_PEER`], ours is.
     pub fn lead(&self, peer: &str) -> Option<Interval> {
-        self.entry(peer)?.speed.as_ref()?.ratio
+        let ratio = |entry: &Figures| entry.speed.as_ref()?.ratio;
+        if peer != BEST_PEER {
+            return ratio(self.entry(peer)?);
+        }
+        self.entries.iter().filter_map(ratio).min_by(|a, b| a.point.total_cmp(&b.point))
     }
 
     /// The number of keys, which the problems of a curve differ in.
@@ -268,6 +282,20 @@ pub struct Curve<'r> {
     pub problems: Vec<&'r Problem>,
 }
 
+impl Curve<'_> {
+    /// Every length of some curves, in order.
+    pub fn lengths(curves: &[Self]) -> Vec<usize> {
+        let lengths: BTreeSet<_> =
+            curves.iter().flat_map(|c| c.problems.iter().map(|p| p.length())).collect();
+        lengths.into_iter().collect()
+    }
+
+    /// Its problem of that length.
+    pub fn at(&self, length: usize) -> Option<&Problem> {
+        self.problems.iter().find(|p| p.length() == length).copied()
+    }
+}
+
 /// Sorts problems into curves, and those that are on none, in their order.
 pub fn curves(problems: &[Problem]) -> (Vec<Curve<'_>>, Vec<&Problem>) {
     let mut groups: BTreeMap<_, Vec<&Problem>> = BTreeMap::new();
@@ -301,6 +329,7 @@ fn shared(problem: &Problem) -> (String, u8, String, usize, usize, String) {
         (queries != task.k[2]).then(|| words::count(queries, "row")),
         task.softcap.map(|cap| format!("cap {cap}")),
         task.sinks.then(|| "sinks".to_owned()),
+        (!task.kind.is_normal()).then(|| task.kind.name().to_owned()),
     ];
     let title = parts.into_iter().flatten().collect::<Vec<_>>().join(", ");
     (task.dtype.clone(), rank, mask.to_string(), dim, heads, title)

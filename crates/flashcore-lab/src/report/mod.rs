@@ -1,10 +1,11 @@
 //! What saved runs come to, as a page that needs nothing but a browser, and as pictures.
 //!
 //! Reading order: `data` (runs in figures, series, curves), `charts` (which plots there are), `plot` (how one is
-//! drawn), `page`; `words` formats numbers and escapes text. `flashcore report` is the only caller.
+//! drawn), `page`, `markdown`; `words` formats numbers and escapes text. `flashcore report` is the only caller.
 
 mod charts;
 pub mod data;
+mod markdown;
 mod page;
 mod plot;
 mod words;
@@ -75,6 +76,11 @@ impl Report {
     /// The page.
     pub fn html(&self) -> String {
         page::html(self)
+    }
+
+    /// Its main tables, for a README.
+    pub fn markdown(&self) -> String {
+        markdown::tables(self)
     }
 
     /// Every plot as an SVG document, with a file name made of the newest run's and what it shows.

@@ -12,6 +12,7 @@ use crate::{
     bootstrap::Interval,
     figures::Figures,
     protocol::{Mode, Protocol},
+    standing::Standing,
 };
 
 /// No network, no scripts; styles only from the page itself.
@@ -92,7 +93,7 @@ fn section(report: &Report, id: &str, series: &[Run]) -> String {
         facts(run),
         leads(run),
         html(false),
-        details("Every problem in figures", &problems(run)) + &worst_errors(run),
+        details("Every problem in figures", &problems(run)) + &worst_errors(run) + &standings(run),
         html(true),
         warnings(run)
     )
@@ -236,12 +237,9 @@ fn leads(run: &Run) -> String {
 }
 
 fn leads_by_length(run: &Run, peer: &str, curves: &[Curve<'_>]) -> String {
-    let mut lengths: Vec<_> = curves.iter().flat_map(|c| c.problems.iter().map(|p| p.length())).collect();
-    lengths.sort_unstable();
-    lengths.dedup();
+    let lengths = Curve::lengths(curves);
     let row = |curve: &Curve<'_>| {
-        let at =
-            |s: &usize| lead(curve.problems.iter().find(|p| p.length() == *s).and_then(|p| p.lead(peer)));
+        let at = |s: &usize| lead(curve.at(*s).and_then(|p| p.lead(peer)));
         std::iter::once(cell(curve.title.as_str())).chain(lengths.iter().map(at)).collect()
     };
     let rows: Vec<Vec<Cell>> = curves.iter().map(row).collect();
@@ -314,6 +312,32 @@ fn worst_errors(run: &Run) -> String {
     let rows: Vec<_> = run.competitors().map(row).collect();
     let names = ["competitor", "compared with f64", "beyond tolerance", "worst, of its tolerance", "on"];
     table("Errors of each competitor", &headings(&names, std::iter::empty()), &rows)
+}
+
+/// Ours beside the best peer, in error and time; nothing for runs that do not tell the relative RMS error.
+fn standings(run: &Run) -> String {
+    let row = |one: &Standing| {
+        let error = |error: Option<f64>| some(error, |error| format!("{error:.2e}"));
+        let ratio = |ratio: Option<f64>, is_miss: fn(f64) -> bool| {
+            let class = if ratio.is_some_and(is_miss) { "miss" } else { "" };
+            Cell { class, ..some(ratio, |ratio| format!("{ratio:.2}")) }
+        };
+        Some(vec![
+            cell(one.problem.as_str()),
+            word(one.kind),
+            error(Some(one.relative_rms?)),
+            ratio(Some(one.rms_of_best?), |ratio| ratio > 1.0),
+            error(one.max_error),
+            ratio(one.max_of_best, |ratio| ratio > 1.0),
+            ratio(one.speed_of_best, |ratio| ratio < 1.0),
+        ])
+    };
+    let rows: Vec<_> = run.standings.iter().filter(|one| one.is_ours()).filter_map(row).collect();
+    let names =
+        ["problem", "data", "relative RMS", "of the best", "largest error", "of the best", "times as fast"];
+    let table =
+        || table("Beside the best peer, in error and time", &headings(&names, std::iter::empty()), &rows);
+    if rows.is_empty() { String::new() } else { details("Errors beside the best peer's", &table()) }
 }
 
 /// All runs of a series, oldest first.

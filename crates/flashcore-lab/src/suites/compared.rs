@@ -90,7 +90,7 @@ fn changed(task: &Task, change: impl FnOnce(&mut TaskSpec)) -> Result<Task, Task
 /// Rows and keys of the tiles that a problem is cut into on an H200.
 fn planned_tile(problem: &Problem) -> [usize; 2] {
     let sizes = plan(problem, &Gpu::HOPPER, ALLOCATED_ALIGNMENT).map(|plan| match plan.kernel() {
-        KernelConfig::Sm80(cfg) => [cfg.shape.tile_m(), cfg.shape.tile_n],
+        KernelConfig::Sm80(cfg) => [cfg.tile_m(), cfg.shape.tile_n],
         KernelConfig::Sm90(cfg) => [cfg.tile_m(), cfg.tile_n()],
         _ => USUAL_TILE.map(|size| size as u32),
     });

@@ -6,7 +6,8 @@
 use std::io::{self, Write};
 
 use flashcore_core::BackendError;
-use flashcore_testkit::{Outcome, Step, check_case_runs};
+use flashcore_kernels::Choice;
+use flashcore_testkit::{Outcome, Step, backward, check_case_runs};
 
 use super::{
     Ending, Line, Order, Report,
@@ -26,7 +27,8 @@ pub fn run_on(target: &Target, order: &Order, to: &mut dyn Write) -> io::Result<
     let group = groups(target, &order.scope).into_iter().find(|group| group.name == order.group);
     let Group { checks, .. } = group.unwrap_or(Group { name: String::new(), checks: Vec::new() });
     tell(to, &Line::Total(checks.len()))?;
-    let candidate = match (target.open)() {
+    let choice = order.scope.kernel.map_or(Choice::Rules, Choice::Kernel);
+    let candidate = match (target.open)(choice) {
         Ok(candidate) => candidate,
         Err(error) => return tell(to, &Line::Unavailable(reason(&error))),
     };
@@ -68,6 +70,8 @@ fn examine(candidate: &dyn Candidate, check: &Check, runs: usize) -> Report {
             }
         }
         Subject::Law(law) => report(check, &law.check(candidate, check.dtype, check.seed)),
+        Subject::Gradients(case) => report(check, &backward::check(candidate, case, check.dtype, check.seed)),
+        Subject::GradientLaw(law) => report(check, &law.check(candidate, check.dtype, check.seed)),
     }
 }
 

@@ -8,6 +8,7 @@ pub mod child;
 pub mod plan;
 pub mod watch;
 
+use flashcore_kernels::Family;
 use serde::{Deserialize, Serialize};
 
 /// What is to be checked, as the parent tells its child.
@@ -30,6 +31,8 @@ pub struct Scope {
     /// Runs that must give the same bits.
     pub runs: usize,
     pub extent: Extent,
+    /// The one kernel that is checked, where it was named.
+    pub kernel: Option<Family>,
 }
 
 /// How many of the cases are taken; each backend has its own limits.

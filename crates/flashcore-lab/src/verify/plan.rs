@@ -5,9 +5,10 @@ use std::sync::Arc;
 use flashcore::cuda::{self, Cuda};
 use flashcore_core::{Backend, BackendError, DType, Problem};
 use flashcore_cpu::Cpu;
-use flashcore_kernels::Gpu;
+use flashcore_kernels::{Choice, Gpu};
 use flashcore_testkit::{
     Case, Tag,
+    backward::{self, laws},
     cases::{self, Cost},
     properties::{self, Property},
     random,
@@ -24,8 +25,8 @@ pub trait Candidate: Backend {
     }
 }
 
-/// Opens a backend.
-pub type Open = fn() -> Result<Box<dyn Candidate>, BackendError>;
+/// Opens a backend; what decides about kernels is for those that have some.
+pub type Open = fn(Choice) -> Result<Box<dyn Candidate>, BackendError>;
 
 /// One row of the table of backends.
 pub struct Target {
@@ -37,24 +38,41 @@ pub struct Target {
     pub random: [u64; 3],
     /// Checks of a group, likewise; evenly spaced ones are taken of more.
     pub most: [usize; 3],
+    pub dtypes: &'static [DType],
+    /// Whether it computes gradients.
+    pub gradients: bool,
+}
+
+impl Target {
+    /// Whether it runs GPU kernels, one of which can be named.
+    pub fn has_kernels(&self) -> bool {
+        self.name != CPU.name
+    }
 }
 
 /// The CPU.
 pub const CPU: Target = Target {
     name: "cpu",
-    open: || Ok(Box::new(Cpu::new())),
+    open: |_| Ok(Box::new(Cpu::new())),
     costs: [Cost::Small, Cost::Huge, Cost::Huge],
     random: [60, 1000, 1000],
     most: [usize::MAX; 3],
+    dtypes: &DType::ALL,
+    gradients: true,
 };
+
+/// Most work of a case whose gradients are checked, for each extent: their oracle is several times that of the output.
+const GRADIENTS: [Cost; 3] = [Cost::Tiny, Cost::Small, Cost::Large];
 
 /// The kernels of a large Hopper in the simulator.
 const SIM: Target = Target {
     name: "sim",
-    open: || simulated(Gpu::HOPPER),
+    open: |choice| simulated(Gpu::HOPPER, choice),
     costs: [Cost::Tiny, Cost::Tiny, Cost::Huge],
     random: [8, 60, 1000],
     most: [6, usize::MAX, usize::MAX],
+    dtypes: &DType::ALL,
+    gradients: false,
 };
 
 /// Every backend that can be verified.
@@ -62,10 +80,21 @@ pub const TARGETS: &[Target] = &[
     CPU,
     SIM,
     // A Hopper with more tiles than SMs, whose kernels are persistent.
-    Target { name: "sim-busy", open: || simulated(Gpu { sms: 3, ..Gpu::HOPPER }), ..SIM },
-    // The kernel that runs on every GPU.
-    Target { name: "sim-general", open: || simulated(Gpu::AMPERE), ..SIM },
-    Target { name: "cuda", open: || Ok(Box::new(Cuda::open(0).map_err(cuda::Error::on_opening)?)), ..CPU },
+    Target { name: "sim-busy", open: |choice| simulated(Gpu { sms: 3, ..Gpu::HOPPER }, choice), ..SIM },
+    // The kernel that runs on every GPU, and its form for Turing.
+    Target { name: "sim-general", open: |choice| simulated(Gpu::AMPERE, choice), ..SIM },
+    Target {
+        name: "sim-turing",
+        open: |choice| simulated(Gpu::TURING, choice),
+        dtypes: &[DType::F16],
+        ..SIM
+    },
+    Target {
+        name: "cuda",
+        open: |choice| Ok(Box::new(Cuda::open(0).map_err(cuda::Error::on_opening)?.choosing(choice))),
+        gradients: false,
+        ..CPU
+    },
 ];
 
 /// The backend of that name.
@@ -75,8 +104,8 @@ pub fn target(name: &str) -> Option<&'static Target> {
 
 impl Candidate for Cpu {}
 
-fn simulated(gpu: Gpu) -> Result<Box<dyn Candidate>, BackendError> {
-    Ok(Box::new(Simulator::new(gpu)))
+fn simulated(gpu: Gpu, choice: Choice) -> Result<Box<dyn Candidate>, BackendError> {
+    Ok(Box::new(Simulator::new(gpu).choosing(choice)))
 }
 
 impl Candidate for Simulator {
@@ -119,6 +148,9 @@ pub enum Subject {
     /// The stages, on one case.
     Case(Arc<Case>),
     Law(&'static Property),
+    /// The stages, on the gradients of one case.
+    Gradients(Arc<backward::Case>),
+    GradientLaw(&'static laws::Law),
 }
 
 impl Check {
@@ -127,6 +159,8 @@ impl Check {
         let subject = match &self.subject {
             Subject::Case(case) => case.to_string(),
             Subject::Law(law) => format!("law: {}", law.name),
+            Subject::Gradients(case) => case.to_string(),
+            Subject::GradientLaw(law) => format!("law: {}", law.name),
         };
         format!("{subject} {} seed {}", self.dtype, self.seed)
     }
@@ -148,9 +182,12 @@ pub fn groups(target: &Target, scope: &Scope) -> Vec<Group> {
     groups.push(Group { name: "laws".to_owned(), checks: laws() });
     let count = target.random[extent];
     groups.push(Group { name: "random".to_owned(), checks: randoms(count) });
+    if target.gradients {
+        groups.push(Group { name: "gradients".to_owned(), checks: gradients(GRADIENTS[extent], count) });
+    }
     for group in &mut groups {
         let Group { name, checks } = group;
-        checks.retain(|check| is_wanted(scope, name, check));
+        checks.retain(|check| target.dtypes.contains(&check.dtype) && is_wanted(scope, name, check));
         *checks = evenly(checks, target.most[extent]);
     }
     groups.retain(|group| !group.checks.is_empty());
@@ -191,6 +228,20 @@ fn randoms(count: u64) -> Vec<Check> {
     (0..count).map(check).collect()
 }
 
+fn gradients(cost: Cost, random: u64) -> Vec<Check> {
+    let case = |case: backward::Case, dtype, seed| Check {
+        subject: Subject::Gradients(Arc::new(case)),
+        dtype,
+        seed,
+    };
+    let law = |law, dtype| Check { subject: Subject::GradientLaw(law), dtype, seed: 1 };
+    let named = backward::cases(cost).into_iter();
+    let named = named.flat_map(|of| of.forward.dtypes.iter().map(move |&dtype| case(of.clone(), dtype, 1)));
+    let random = (0..random).map(|n| case(backward::random_case(1, n), DType::ALL[n as usize % 3], n));
+    let laws = laws::LAWS.iter().flat_map(|of| DType::ALL.map(|dtype| law(of, dtype)));
+    named.chain(random).chain(laws).collect()
+}
+
 /// `UsedLengths` becomes `used-lengths`.
 fn tag_name(tag: Tag) -> String {
     let mut name = String::new();
@@ -209,14 +260,16 @@ mod tests {
     use crate::verify::Extent;
 
     fn scope(extent: Extent, filter: Option<&str>) -> Scope {
-        Scope { filter: filter.map(str::to_owned), seeds: 2, runs: 2, extent }
+        Scope { filter: filter.map(str::to_owned), seeds: 2, runs: 2, extent, kernel: None }
     }
 
     #[test]
     fn groups_hold_every_case_in_every_type() {
         let groups = groups(&TARGETS[0], &scope(Extent::Usual, None));
         let names: Vec<_> = groups.iter().map(|group| group.name.as_str()).collect();
-        for expected in ["named", "used-lengths", "big-offsets", "ragged", "sinks", "laws", "random"] {
+        for expected in
+            ["named", "used-lengths", "big-offsets", "ragged", "sinks", "laws", "random", "gradients"]
+        {
             assert!(names.contains(&expected), "{names:?}");
         }
         let named = groups.iter().find(|group| group.name == "named").unwrap();
@@ -234,7 +287,8 @@ mod tests {
     #[test]
     fn all_means_every_case_on_every_backend() {
         let expected: usize = cases::all().iter().map(|case| case.dtypes.len()).sum();
-        for target in TARGETS {
+        let forward = |target: &&Target| !target.gradients && target.dtypes == DType::ALL;
+        for target in TARGETS.iter().filter(forward) {
             let groups = groups(target, &Scope { seeds: 1, ..scope(Extent::All, None) });
             let cases = groups.iter().filter(|group| !["laws", "random"].contains(&group.name.as_str()));
             assert_eq!(cases.map(|group| group.checks.len()).sum::<usize>(), expected, "{}", target.name);

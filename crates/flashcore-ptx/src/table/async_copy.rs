@@ -24,10 +24,11 @@ const fn cp(slots: &'static [Slot], operands: &'static [OperandSpec]) -> Row {
     row(Class::AsyncCopy, Op::CpAsync, slots, operands)
         .memory(Memory::ReadWrite)
         .completes(Completion::CpAsyncGroup)
+        .since_sm80()
 }
 
 const fn group(op: Op, slots: &'static [Slot], operands: &'static [OperandSpec]) -> Row {
-    row(Class::AsyncCopy, op, slots, operands)
+    row(Class::AsyncCopy, op, slots, operands).since_sm80()
 }
 
 /// PTX ISA, "cp.async" and its completion mechanisms.
@@ -59,7 +60,8 @@ pub(super) const CP_ASYNC: &[Row] = &[
         &[opt(&[Noinc]), opt(&[Shared, SharedCta]), t(&[B64])],
         &[at(8)],
     )
-    .memory(Memory::ReadWrite),
+    .memory(Memory::ReadWrite)
+    .since_sm80(),
 ];
 
 const fn bulk(op: Op, slots: &'static [Slot], operands: &'static [OperandSpec]) -> Row {

@@ -47,9 +47,9 @@ pub(super) const CONVERT: &[Row] = &[
     cvt(&[opt(&[Ftz]), one(&[Sat]), t(&[F32]), u(&[F32])], &[d(T), s(U)]),
     cvt(&[one(ROUND), opt(&[Ftz]), opt(&[Sat]), t(&[F16]), u(&[F32])], &[d(T), s(U)]),
     cvt(&[one(&[Rn, Rz]), one(&[Relu]), t(&[F16]), u(&[F32])], &[d(T), s(U)]),
-    cvt(&[one(&[Rn, Rz]), opt(&[Relu]), t(&[Bf16]), u(&[F32])], &[d(T), s(U)]),
-    cvt(&[one(&[Rn, Rz]), opt(&[Relu]), t(&[F16x2, Bf16x2]), u(&[F32])], &[d(T), s(U), s(U)]),
-    cvt(&[one(&[Rna]), t(&[Tf32]), u(&[F32])], &[d(T), s(U)]),
+    cvt(&[one(&[Rn, Rz]), opt(&[Relu]), t(&[Bf16]), u(&[F32])], &[d(T), s(U)]).since_sm80(),
+    cvt(&[one(&[Rn, Rz]), opt(&[Relu]), t(&[F16x2, Bf16x2]), u(&[F32])], &[d(T), s(U), s(U)]).since_sm80(),
+    cvt(&[one(&[Rna]), t(&[Tf32]), u(&[F32])], &[d(T), s(U)]).since_sm80(),
     cvt(&[one(&[Rn, Rz]), opt(&[Relu]), t(&[Tf32]), u(&[F32])], &[d(T), s(U)]).since(Sm90, V7_8),
     cvt(&[one(&[Rn]), one(&[Satfinite]), opt(&[Relu]), t(FP8X2), u(&[F32])], &[d(T), s(U), s(U)])
         .since(Sm89, V8_1),

@@ -2,9 +2,9 @@
 
 use super::spec::*;
 use crate::op::{Mod, Mod::*, Op, shape};
-use crate::target::Target::{Sm89, Sm90a};
+use crate::target::Target::{Sm75, Sm89, Sm90a};
 use crate::types::ScalarType::*;
-use crate::version::{V8_0, V8_4};
+use crate::version::{V7_0, V8_0, V8_4};
 
 /// The usual head of an `mma.sync`: shape and layouts.
 macro_rules! mma {
@@ -30,6 +30,7 @@ macro_rules! mma {
             ],
         )
         .converge(Converge::Warp)
+        .since_sm80()
     };
 }
 
@@ -43,9 +44,9 @@ pub(super) const MMA: &[Row] = &[
     mma!(16 x 8 x 16, F32, F16 : d 4 a 4 b 2),
     mma!(16 x 8 x 16, F32, Bf16 : d 4 a 4 b 2),
     mma!(16 x 8 x 16, F16, F16 : d 2 a 4 b 2),
-    mma!(16 x 8 x 8, F32, F16 : d 4 a 2 b 1),
+    mma!(16 x 8 x 8, F32, F16 : d 4 a 2 b 1).since(Sm75, V7_0),
     mma!(16 x 8 x 8, F32, Bf16 : d 4 a 2 b 1),
-    mma!(16 x 8 x 8, F16, F16 : d 2 a 2 b 1),
+    mma!(16 x 8 x 8, F16, F16 : d 2 a 2 b 1).since(Sm75, V7_0),
     mma!(16 x 8 x 8, F32, Tf32 : d 4 a 4 b 2),
     mma!(16 x 8 x 4, F32, Tf32 : d 4 a 2 b 1),
     mma!(16 x 8 x 32, S32, S8 : d 4 a 4 b 2),

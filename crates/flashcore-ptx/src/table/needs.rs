@@ -21,7 +21,7 @@ pub struct Needs {
 
 impl Needs {
     /// What every program needs.
-    pub const NOTHING: Self = Self { target: Target::Sm80, version: V7_0 };
+    pub const NOTHING: Self = Self { target: Target::Sm75, version: V7_0 };
 
     /// What both need. Targets are ordered by age, and the only architecture-specific one is the newest of its kind.
     pub fn and(self, other: Self) -> Self {
@@ -37,6 +37,7 @@ const fn needs(target: Target, version: Version) -> Needs {
 fn modifier_needs(op: Op, modifier: Mod) -> Needs {
     match modifier {
         Mod::SharedCluster | Mod::Cluster => needs(Target::Sm90, V7_8),
+        Mod::Relu | Mod::NaN => needs(Target::Sm80, V7_0),
         Mod::Relaxed if matches!(op, Op::MbarrierExpectTx | Op::MbarrierCompleteTx) => {
             needs(Target::Sm90, V8_0)
         }

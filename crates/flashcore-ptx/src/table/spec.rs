@@ -243,13 +243,13 @@ pub enum Completion {
     WgmmaGroup,
 }
 
-/// A row with the defaults: sm_80, PTX 7.0, no convergence, no memory.
+/// A row with the defaults: sm_75, PTX 7.0, no convergence, no memory.
 pub const fn row(class: Class, op: Op, slots: &'static [Slot], operands: &'static [OperandSpec]) -> Row {
     Row {
         op,
         slots,
         operands,
-        target: Target::Sm80,
+        target: Target::Sm75,
         version: V7_0,
         class,
         converge: Converge::None,
@@ -260,6 +260,11 @@ pub const fn row(class: Class, op: Op, slots: &'static [Slot], operands: &'stati
 }
 
 impl Row {
+    /// Needs sm_80.
+    pub const fn since_sm80(self) -> Self {
+        self.since(Target::Sm80, V7_0)
+    }
+
     /// Needs this target and this `.version`.
     pub const fn since(mut self, target: Target, version: Version) -> Self {
         self.target = target;

@@ -19,7 +19,7 @@ const PARITY: OperandSpec = ranged(is(U32), 0, 1, 1);
 const NO_STATE: OperandSpec = dst(Kind::Sink);
 
 const fn mbarrier(op: Op, slots: &'static [Slot], operands: &'static [OperandSpec]) -> Row {
-    row(Class::Barrier, op, slots, operands).memory(Memory::ReadWrite)
+    row(Class::Barrier, op, slots, operands).memory(Memory::ReadWrite).since_sm80()
 }
 
 /// The forms of `mbarrier.arrive` and `mbarrier.arrive_drop`.
@@ -94,7 +94,7 @@ pub(super) const MBARRIER: &[Row] = &[
         &[d(is(Pred)), at(8), PARITY, COUNT.maybe()],
     )
     .since(Sm90, V7_8),
-    row(Class::Barrier, Op::MbarrierPendingCount, &[t(&[B64])], &[d(is(U32)), r(T)]),
+    row(Class::Barrier, Op::MbarrierPendingCount, &[t(&[B64])], &[d(is(U32)), r(T)]).since_sm80(),
 ];
 
 const fn fence(op: Op, slots: &'static [Slot]) -> Row {

@@ -27,8 +27,8 @@ pub(super) const WARP: &[Row] = &[
         &[one(&[All]), one(&[Sync]), t(&[B32, B64])],
         &[dst(Kind::RegOrPair(is(B32))), r(T), MASK],
     ),
-    warp(Op::ReduxSync, &[one(&[Add, Min, Max]), t(&[U32, S32])], &[d(T), r(T), MASK]),
-    warp(Op::ReduxSync, &[one(&[And, Or, Xor]), t(&[B32])], &[d(T), r(T), MASK]),
+    warp(Op::ReduxSync, &[one(&[Add, Min, Max]), t(&[U32, S32])], &[d(T), r(T), MASK]).since_sm80(),
+    warp(Op::ReduxSync, &[one(&[And, Or, Xor]), t(&[B32])], &[d(T), r(T), MASK]).since_sm80(),
     warp(Op::ElectSync, &[], &[dst(Kind::Pair(is(B32))), MASK]).since(Sm90, V8_0),
     row(Class::Warp, Op::Activemask, &[t(&[B32])], &[d(T)]),
 ];

@@ -30,6 +30,8 @@ pub enum Tag {
     ZeroLength,
     /// Scores and values at the ends of their ranges.
     Extremes,
+    /// Kinds of data.
+    Kinds,
     /// Element offsets past 2^31.
     BigOffsets,
     /// More heads in all than a grid dimension holds.

@@ -3,7 +3,10 @@
 use flashcore_core::{Dims, Lengths, Mask};
 
 use super::{Case, Sinks, Tag};
-use crate::inputs::{Inputs, Placement};
+use crate::{
+    inputs::{Inputs, Placement},
+    kinds::Kind,
+};
 
 /// Every case.
 pub fn all() -> Vec<Case> {
@@ -13,6 +16,7 @@ pub fn all() -> Vec<Case> {
         empty_rows(),
         zero_lengths(),
         extremes(),
+        kinds(),
         big(),
         layouts(),
         masks(),
@@ -134,6 +138,17 @@ fn extremes() -> Vec<Case> {
     ]
 }
 
+/// Every kind of data but the one that all other cases have.
+fn kinds() -> Vec<Case> {
+    let case = |kind: Kind, mask: Mask| {
+        let name = format!("{} {mask}", kind.name());
+        let plain = Case::new(Tag::Kinds, name, [1, 2, 2, 66, 200], 64);
+        Case { inputs: Inputs::Of(kind), mask, ..plain }
+    };
+    let others = Kind::ALL.into_iter().filter(|kind| !kind.is_normal());
+    others.flat_map(|kind| [Mask::NONE, Mask::CAUSAL].map(|mask| case(kind, mask))).collect()
+}
+
 /// Element offsets past 2^31, and more heads than a grid dimension holds.
 fn big() -> Vec<Case> {
     let far = Case::new(Tag::BigOffsets, "offsets past 2^31", [2, 4, 2, 65, 130], 64);
@@ -238,15 +253,57 @@ fn ragged() -> Vec<Case> {
 }
 
 fn head_dims() -> Vec<Case> {
-    let dims = [1, 7, 8, 16, 24, 32, 33, 40, 48, 64, 72, 80, 96, 100, 112, 128, 160, 192, 256];
-    let uneven = [(192, 128), (64, 128), (128, 64), (40, 72), (8, 256), (256, 8)];
-    let case = |(dim, dim_v): (usize, usize), mask| Case {
+    let dims = [1, 3, 7, 8, 16, 24, 32, 33, 40, 48, 59, 64, 72, 80, 96, 100, 111, 112, 128, 160, 192, 256];
+    let uneven = [(192, 128), (64, 128), (128, 64), (40, 72), (8, 256), (256, 8), (59, 33), (2, 111)];
+    let case = |(dim, dim_v): (usize, usize), mask, shape| Case {
         dim_v,
         mask,
-        ..Case::new(Tag::HeadDims, format!("dims {dim}/{dim_v} {mask}"), [1, 2, 1, 66, 130], dim)
+        ..Case::new(Tag::HeadDims, format!("dims {dim}/{dim_v} {mask}"), shape, dim)
     };
-    let pairs: Vec<_> = dims.into_iter().map(|dim| (dim, dim)).chain(uneven).collect();
-    pairs.into_iter().flat_map(|pair| [case(pair, Mask::NONE), case(pair, Mask::CAUSAL)]).collect()
+    let usual = dims.into_iter().map(|dim| (dim, dim)).chain(uneven).map(|dims| (dims, [1, 2, 1, 66, 130]));
+    // Few rows, so that a simulator takes them too.
+    let wide = [(257, 257), (320, 320), (512, 512), (512, 64), (64, 512), (511, 3), (5, 451)];
+    let all = usual.chain(wide.map(|dims| (dims, [1, 2, 1, 20, 70])));
+    let masked = all.flat_map(|(dims, shape)| [Mask::NONE, Mask::CAUSAL].map(|mask| case(dims, mask, shape)));
+    masked.chain(head_dims_with_options()).collect()
+}
+
+/// Head dims that are no multiples of a chunk, or wider than a warp's registers, together with everything else.
+fn head_dims_with_options() -> Vec<Case> {
+    let case = |name: &str, [dim, dim_v]: [usize; 2], mask| Case {
+        dim_v,
+        mask,
+        ..Case::new(Tag::HeadDims, format!("dims {dim}/{dim_v} {name}"), [2, 2, 1, 20, 40], dim)
+    };
+    let placed = |name: &str, dims, placement| Case { placement, ..case(name, dims, Mask::CAUSAL) };
+    let options = |dims: [usize; 2]| {
+        let both = Lengths::used(vec![20, 7], vec![33, 40]);
+        let pairs = [(1, 9), (17, 30), (0, 4), (25, 25)];
+        [
+            placed("interleaved", dims, Placement::Interleaved),
+            placed("padded", dims, Placement::Padded),
+            placed("unaligned", dims, Placement::Unaligned),
+            placed("strided output", dims, Placement::StridedOutput),
+            Case { lengths: both, ..case("used", dims, Mask::CAUSAL) },
+            Case {
+                softcap: Some(20.0),
+                sinks: Sinks::Normal,
+                ..case("capped, sinks", dims, Mask::window(9, 3))
+            },
+            Case {
+                dim_v: dims[1],
+                mask: Mask::CAUSAL,
+                ..Case::ragged(
+                    Tag::HeadDims,
+                    format!("dims {}/{} ragged", dims[0], dims[1]),
+                    &pairs,
+                    [2, 1],
+                    dims[0],
+                )
+            },
+        ]
+    };
+    [[59, 59], [60, 111], [40, 301]].into_iter().flat_map(options).collect()
 }
 
 /// Sequence lengths around tile edges, and one query over many keys.

@@ -26,12 +26,12 @@ mod recent;
 
 use std::sync::{Arc, OnceLock};
 
-use flashcore_core::{BackendError, Problem};
+use flashcore_core::BackendError;
 use flashcore_cuda::{Compiler, Device, Stream};
-use flashcore_kernels::{Gpu, Misfit, Plan, PlanError, plan, plan_by, plan_general};
+use flashcore_kernels::{Gpu, Misfit, PlanError};
 
 pub use flashcore_cuda as driver;
-pub use flashcore_kernels::{Tile, tuned::Table};
+pub use flashcore_kernels::{Choice, Family, Tile, UnknownKernel, tuned::Table};
 use kernels::Kernels;
 pub use merge::{MergeTensors, ReadyMerge};
 pub use ready::{DeviceTensors, Ready};
@@ -45,33 +45,12 @@ static SHARED: [OnceLock<Cuda>; 64] = [const { OnceLock::new() }; 64];
 pub struct Cuda {
     device: Device,
     gpu: Gpu,
-    choose: Chooser,
+    choice: Choice,
     kernels: Kernels,
     /// For host tensors; device tensors bring their own stream.
     stream: Stream,
     ready: Recent<Ready>,
     merges: Recent<ReadyMerge>,
-}
-
-/// What turns a problem into a plan.
-#[derive(Debug)]
-enum Chooser {
-    /// The rules.
-    Usual,
-    /// A table of measured tiles, then the rules.
-    Table(Arc<Table>),
-    /// The kernel that runs on every GPU.
-    General,
-}
-
-impl Chooser {
-    fn plan(&self, problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Plan, PlanError> {
-        match self {
-            Self::Usual => plan(problem, gpu, alignment),
-            Self::Table(table) => plan_by(problem, gpu, alignment, table),
-            Self::General => plan_general(problem, gpu, alignment),
-        }
-    }
 }
 
 /// Why a GPU computed nothing.
@@ -142,7 +121,7 @@ impl Cuda {
         Ok(Self {
             device,
             gpu,
-            choose: Chooser::Usual,
+            choice: Choice::Rules,
             kernels: Kernels::new(device, Compiler::from_env()?),
             stream: Stream::new(device)?,
             ready: Recent::default(),
@@ -173,15 +152,20 @@ impl Cuda {
 
     /// Takes the kernel that runs on every GPU even where a more special one would be chosen: for comparisons.
     #[must_use]
-    pub fn with_general_kernels(mut self) -> Self {
-        self.choose = Chooser::General;
-        self
+    pub fn with_general_kernels(self) -> Self {
+        self.choosing(Choice::Kernel(Family::Sm80))
     }
 
     /// Asks this table of measured tiles before the rules.
     #[must_use]
-    pub fn with_table(mut self, table: impl Into<Arc<Table>>) -> Self {
-        self.choose = Chooser::Table(table.into());
+    pub fn with_table(self, table: impl Into<Arc<Table>>) -> Self {
+        self.choosing(Choice::Table(table.into()))
+    }
+
+    /// Lets this decide about kernels: a kernel by its name, as in `Choice::Kernel("forward_sm80".parse()?)`, or a table.
+    #[must_use]
+    pub fn choosing(mut self, choice: Choice) -> Self {
+        self.choice = choice;
         self
     }
 

@@ -170,7 +170,7 @@ impl Cuda {
     pub fn prepare_aligned(&self, problem: &Problem, alignment: u64) -> Result<Arc<Ready>, Error> {
         self.ready.find_or(
             |ready| ready.serves(problem, alignment),
-            || self.make(self.choose.plan(problem, &self.gpu, alignment)?, problem, alignment),
+            || self.make(self.choice.plan(problem, &self.gpu, alignment)?, problem, alignment),
         )
     }
 

@@ -3,7 +3,10 @@
 //! Every competitor gets the same inputs and is judged before it is timed. The result file is rewritten after every
 //! task, so that stopping at any moment leaves a valid one.
 
+mod kinds;
 mod report;
+
+use std::path::PathBuf;
 
 use clap::Args;
 use flashcore_lab::{
@@ -12,9 +15,11 @@ use flashcore_lab::{
     contest::Contest,
     protocol::{Mode, Protocol, STEADY},
     record::{Measurement, Record},
+    suites::Suite,
     task::Task,
 };
 
+use self::report::View;
 use crate::{
     error::{CliError, Verdict},
     flags::BackendFlags,
@@ -25,15 +30,17 @@ use crate::{
 const EXAMPLES: &str = "\
 Examples:
   flashcore bench
-  flashcore bench --suite forward --out bench/runs/forward.json
   flashcore bench --suite small --peers torch-cudnn,torch-flash,torch-efficient,torch-math
   flashcore bench --shape 1x32x4096x128 --causal --dtype bf16 --mode interleaved
+  flashcore bench --suite forward --fa3 ~/fa3 --out bench/runs/forward.json
+  flashcore bench --suite kinds --dtype f16 --filter 'x128 sharp' --filter 'x128 drift'
   flashcore bench --suite options --out bench/runs/options.json
   flashcore bench --suite sweep --filter 1x32xSx64
   FLASHCORE_PYTHON=~/torch/bin/python flashcore bench --backend cpu --peers all
 
-Times are medians; the first competitor is the one that others are compared with. The suites `options`
-and `sweep` compare problems of ours with each other and say which ratios are larger than wanted.
+Times are medians; the first competitor is the one that others are compared with. The suite `kinds`
+compares errors and times with the best peer's on every kind of data. The suites `options` and `sweep`
+compare problems of ours with each other and say which ratios are larger than wanted.
 A result file that exists is kept unless --force is given.
 Exit codes: 0 measured, 1 ours is wrong somewhere, 2 could not measure.";
 
@@ -51,6 +58,9 @@ pub struct Flags {
     /// Competitors: names, `all` or `none` [default: the ones to beat]
     #[arg(long, value_name = "NAMES", value_delimiter = ',', help_heading = "How to run")]
     peers: Option<Vec<String>>,
+    /// FlashAttention-3 as a further peer, `fa3`: the folder of its library and CUDA runtime
+    #[arg(long, value_name = "FOLDER", help_heading = "How to run")]
+    fa3: Option<PathBuf>,
     /// Do not measure what the device can do at best
     #[arg(long, help_heading = "How to measure")]
     no_roofline: bool,
@@ -63,6 +73,7 @@ pub fn execute(flags: Flags, output: &Output) -> Result<Verdict, CliError> {
     let (tasks, ours) = flags.timing.begin(&flags.task, &flags.backend)?;
     let place = ours.place();
     let roster = Roster::open(ours, flags.backend.threads());
+    flags.fa3.as_deref().map_or(Ok(()), |folder| roster.add_fa3(folder))?;
     let comparisons = flags.task.comparisons()?;
     let line_ups = tasks.iter().map(|task| flags.line_up(&roster, place, task, &comparisons));
     let line_ups = line_ups.collect::<Result<Vec<_>, _>>()?;
@@ -87,10 +98,15 @@ pub fn execute(flags: Flags, output: &Output) -> Result<Verdict, CliError> {
     flags.timing.save(&record)?;
     let ours = roster.ours();
     let compared: Vec<Compared> = comparisons.iter().map(|one| one.read(&record, ours.name())).collect();
+    let view = match &compared[..] {
+        [] if flags.task.is_of(Suite::KINDS) => View::Kinds,
+        [] => View::Tasks,
+        compared => View::Comparisons(compared),
+    };
     let failed =
         |m: &Measurement| m.competitor == ours.name() && m.finding.as_ref().is_some_and(|f| !f.pass());
     let wrong = record.measurements.iter().any(failed);
-    report::show(&record, &compared, flags.timing.out.as_deref(), output)?;
+    report::show(&record, view, flags.timing.out.as_deref(), output)?;
     Ok(if record.complete { Verdict::from_bool(!wrong) } else { Verdict::Stopped })
 }
 

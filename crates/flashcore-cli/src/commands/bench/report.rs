@@ -1,4 +1,4 @@
-//! The answer of `bench`: a short table per task, or per kind of comparison.
+//! The answer of `bench`: a short table per task, per kind of comparison, or per problem with all kinds of data.
 
 use std::path::Path;
 
@@ -8,37 +8,46 @@ use flashcore_lab::{
 };
 use serde_json::json;
 
+use super::kinds;
 use crate::{
     error::CliError,
     output::{Output, Page, Text, bad, good},
 };
 
-type Facts = Vec<(&'static str, Text)>;
+pub(super) type Facts = Vec<(&'static str, Text)>;
 
-/// Shows what a record comes to, and what was compared in it; raw times are in the result file.
-pub fn show(
-    record: &Record,
-    comparisons: &[Compared],
-    out: Option<&Path>,
-    output: &Output,
-) -> Result<(), CliError> {
-    let results = record.figures(None);
+/// What the tables are about.
+#[derive(Clone, Copy, Debug)]
+pub enum View<'a> {
+    /// Everybody's times, task by task.
+    Tasks,
+    /// Everybody's errors and times beside the best peer's.
+    Kinds,
+    /// Ours beside ours.
+    Comparisons(&'a [Compared]),
+}
+
+/// Shows what a record comes to; raw times are in the result file.
+pub fn show(record: &Record, view: View<'_>, out: Option<&Path>, output: &Output) -> Result<(), CliError> {
+    let (results, standings) = (record.figures(None), record.standings());
+    let comparisons = if let View::Comparisons(compared) = view { compared } else { &[] };
     let Record { complete, created, machine, protocol, ceilings, warnings, .. } = record;
     let out = out.map(|path| path.display().to_string());
     let json = json!({
         "complete": complete, "created": created, "machine": machine, "protocol": protocol, "ceilings": ceilings,
-        "results": results, "comparisons": comparisons, "warnings": warnings, "out": out,
+        "results": results, "standings": standings, "comparisons": comparisons, "warnings": warnings, "out": out,
     });
     output.answer(&json, || {
         let page = Page::default().facts(facts(record));
-        let page = if comparisons.is_empty() {
-            results.chunk_by(|a, b| a.task == b.task).fold(page, task)
-        } else {
-            let excluded = results.iter().filter_map(|r| Some(bad(format!("{}: {}", r.task, exclusion(r)?))));
-            compared(page, comparisons).lines(excluded)
+        let excluded = results.iter().filter_map(|r| Some(bad(format!("{}: {}", r.task, exclusion(r)?))));
+        let page = match view {
+            View::Tasks => results.chunk_by(|a, b| a.task == b.task).fold(page, task),
+            View::Kinds => kinds::tables(page, &standings).lines(excluded),
+            View::Comparisons(_) => compared(page, comparisons).lines(excluded),
         };
         let mut ending: Facts = warnings.iter().map(|warning| ("warning", bad(warning))).collect();
         ending.extend(summary(comparisons));
+        ending.extend(matches!(view, View::Kinds).then(|| kinds::summary(&standings)).into_iter().flatten());
         ending.extend((!complete).then(|| ("result", bad("STOPPED; not everything was measured"))));
         ending.extend(out.map(|path| ("wrote", path.into())));
         page.facts(ending)

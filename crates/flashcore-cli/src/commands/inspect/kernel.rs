@@ -8,10 +8,7 @@ use flashcore_cuda::{
     disassemble,
     toolchain::{Search, Tool},
 };
-use flashcore_kernels::{
-    ALLOCATED_ALIGNMENT, AnyProgram, KernelConfig, Plan, covering_set, plan_by, plan_general, slots,
-    tuned::Table,
-};
+use flashcore_kernels::{ALLOCATED_ALIGNMENT, AnyProgram, Choice, KernelConfig, Plan, covering_set, slots};
 use flashcore_lab::profile::occupancy::{Occupancy, Usage};
 use flashcore_ptx::launch::{LaunchSpec, Param, Slot};
 use serde::Serialize;
@@ -67,18 +64,10 @@ pub fn names() -> Vec<String> {
 }
 
 impl Subject {
-    /// A problem on a GPU, planned by `table` or, if `general`, with the kernel that runs on every GPU.
-    pub fn planned(
-        problem: Problem,
-        chosen: Chosen,
-        table: &Table,
-        general: bool,
-    ) -> Result<Self, InspectFailure> {
-        let plan = match general {
-            true => plan_general(&problem, &chosen.gpu, ALLOCATED_ALIGNMENT),
-            false => plan_by(&problem, &chosen.gpu, ALLOCATED_ALIGNMENT, table),
-        };
-        Self::new(problem, chosen, plan?)
+    /// A problem on a GPU, whose kernel is up to `choice`.
+    pub fn planned(problem: Problem, chosen: Chosen, choice: &Choice) -> Result<Self, InspectFailure> {
+        let plan = choice.plan(&problem, &chosen.gpu, ALLOCATED_ALIGNMENT)?;
+        Self::new(problem, chosen, plan)
     }
 
     /// A kernel of the covering set.

@@ -17,13 +17,14 @@ use crate::{
     gpu_flags::GpuFlags,
     output::{Output, Page},
     simulation::merged,
-    table_flags::TableFlags,
+    table_flags::{KernelFlags, TableFlags},
 };
 
 const EXAMPLES: &str = "\
 Examples:
   flashcore inspect --shape 4x16x4096x128 --causal
   flashcore inspect --shape 1x8x512x64 --gpu sm_86
+  flashcore inspect --shape 1x8x512x64 --kernel forward_sm80
   flashcore inspect --shape 4x16x4096x128 --ptx > forward.ptx
   flashcore inspect --list
 
@@ -36,7 +37,7 @@ Registers, spills and occupancy need a ptxas (pip install nvidia-cuda-nvcc) or a
 #[command(after_help = EXAMPLES)]
 pub struct Flags {
     /// A kernel of the covering set, by name, instead of a problem
-    #[arg(conflicts_with_all = TensorFlags::NAMES, conflicts_with = "gpu")]
+    #[arg(conflicts_with_all = TensorFlags::NAMES, conflicts_with_all = ["gpu", "general", "family"])]
     kernel: Option<String>,
     #[command(flatten)]
     tensors: TensorFlags,
@@ -49,9 +50,8 @@ pub struct Flags {
     gpu: GpuFlags,
     #[command(flatten)]
     table: TableFlags,
-    /// Plan the kernel that runs on every architecture instead of a specialised one
-    #[arg(long, conflicts_with_all = ["kernel", "table", "list"], help_heading = "Which GPU")]
-    general: bool,
+    #[command(flatten)]
+    family: KernelFlags,
     /// List the kernels of the covering set
     #[arg(long, help_heading = "What to show")]
     list: bool,
@@ -124,7 +124,6 @@ impl Flags {
             return Ok(Subject::named(name)?);
         }
         let problem = self.attention.problem(self.dtype, self.tensors.dims())?;
-        let table = self.table.load()?.unwrap_or_default();
-        Ok(Subject::planned(problem, self.gpu.choose(), &table, self.general)?)
+        Ok(Subject::planned(problem, self.gpu.choose(), &self.family.choice(&self.table)?)?)
     }
 }

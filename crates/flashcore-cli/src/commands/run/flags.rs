@@ -3,11 +3,12 @@
 use clap::Args;
 use flashcore::DType;
 use flashcore_kernels::Gpu;
+use flashcore_testkit::Kind;
 
 use crate::{
     error::CliError,
     files::TensorPath,
-    flags::{AttentionFlags, BackendFlags, TensorFlags},
+    flags::{AttentionFlags, BackendFlags, TensorFlags, kinds},
     gpu_flags::GpuFlags,
 };
 
@@ -37,6 +38,10 @@ pub struct Flags {
     /// Seed of the random numbers
     #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Random tensors")]
     pub seed: u64,
+    /// What the tensors hold: normal, outliers, sharp, sink, mean or drift
+    #[arg(long, value_name = "NAME", default_value = "normal", value_parser = kinds(), hide_possible_values = true,
+          help_heading = "Random tensors")]
+    pub kind: Kind,
     #[command(flatten)]
     pub files: FileFlags,
     #[command(flatten)]
@@ -64,7 +69,7 @@ impl Flags {
 /// Tensors from files; `--q`, `--k`, `--v` and `--out` go together.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Tensors from files")]
-#[group(multiple = true, conflicts_with_all = TensorFlags::NAMES, conflicts_with = "seed")]
+#[group(multiple = true, conflicts_with_all = TensorFlags::NAMES, conflicts_with_all = ["seed", "kind"])]
 pub struct FileFlags {
     /// Queries: FILE.npy, FILE.safetensors or FILE.safetensors#TENSOR
     #[arg(long, value_name = "FILE", requires_all = ["k", "v", "out"])]

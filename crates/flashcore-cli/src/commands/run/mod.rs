@@ -55,7 +55,7 @@ pub fn execute(flags: Flags, output: &Output) -> Result<Verdict, CliError> {
     memory::check(request.bytes())?;
     memory::check(request.bytes().saturating_add(Check::bytes(&request.problem)))?;
     match simulated {
-        Some(gpu) => simulate(request, &Simulator::new(gpu).with_table(backends.table()?), output),
+        Some(gpu) => simulate(request, &Simulator::new(gpu).choosing(backends.choice()?), output),
         None => run(request, &backends.candidates()?, output),
     }
 }
@@ -163,13 +163,16 @@ impl Done {
         let (p, v) = (&self.request.problem, &self.check.verdict);
         // As few digits as tell the number from others of its type.
         let decimal = |number: f32| number.to_string().parse::<f64>().unwrap_or(number.into());
-        let seed = if let Source::Seed(seed) = self.request.source { Some(seed) } else { None };
+        let (kind, seed) = match self.request.source {
+            Source::Drawn { kind, seed } => (Some(kind.name()), Some(seed)),
+            Source::Files(_) => (None, None),
+        };
         let mut answer = json!({
             "backend": self.backend, "kernel": self.kernel, "shape": p.q().dims().array(),
             "kv_heads": p.heads_kv(), "seq_kv": p.seq_kv(), "dim_v": p.dim_v(), "dtype": p.dtype().name(),
             "mask": p.mask().to_string(), "scale": decimal(p.scale()), "softcap": p.softcap().map(decimal),
-            "sinks": p.sinks().is_some(), "seed": seed, "max_error": v.max_error, "tolerance": v.tolerance,
-            "mean_error": v.mean_error, "mean_tolerance": v.mean_tolerance, "lse_error": v.lse_error,
+            "sinks": p.sinks().is_some(), "kind": kind, "seed": seed, "max_error": v.max_error, "tolerance": v.tolerance,
+            "mean_error": v.mean_error, "mean_tolerance": v.mean_tolerance, "relative_rms": v.relative_rms, "lse_error": v.lse_error,
             "rows": p.rows(), "checked_rows": self.check.checked_rows, "repeatable": self.check.repeatable,
             "pass": self.check.pass, "reason": self.check.reason, "wrote": self.wrote(),
         });

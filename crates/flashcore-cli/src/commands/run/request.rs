@@ -11,8 +11,9 @@ use flashcore_core::{Data, HostCall};
 use flashcore_lab::{
     buffer::{Buffer, filled},
     save,
-    workload::normal_inputs,
+    workload::drawn_inputs,
 };
+use flashcore_testkit::Kind;
 
 use super::flags::{FileFlags, Flags};
 use crate::{
@@ -36,8 +37,8 @@ pub struct Request {
 /// Where tensors come from.
 #[derive(Debug)]
 pub enum Source {
-    /// Standard normal numbers.
-    Seed(u64),
+    /// Random numbers.
+    Drawn { kind: Kind, seed: u64 },
     /// Files that were opened and whose headers are right.
     Files(Box<Files>),
 }
@@ -59,7 +60,11 @@ impl Request {
             FileFlags { q: Some(q), k: Some(k), v: Some(v), out: Some(out), .. } => {
                 from_files([q, k, v], out, &flags.files, flags.dtype)?
             }
-            _ => (flags.dtype.unwrap_or(USUAL_DTYPE), flags.tensors.dims(), Source::Seed(flags.seed)),
+            _ => (
+                flags.dtype.unwrap_or(USUAL_DTYPE),
+                flags.tensors.dims(),
+                Source::Drawn { kind: flags.kind, seed: flags.seed },
+            ),
         };
         let problem = flags.attention.problem(dtype, dims)?;
         let values = flags.attention.values(problem.heads_q(), flags.seed);
@@ -146,7 +151,7 @@ impl Tensors {
     pub fn prepare(request: &mut Request) -> Result<Self, CliError> {
         let p = &request.problem;
         let inputs = match &mut request.source {
-            Source::Seed(seed) => normal_inputs(p, *seed)?,
+            Source::Drawn { kind, seed } => drawn_inputs(p, *kind, *seed)?,
             Source::Files(files) => {
                 let [q, k, v] = &mut files.inputs;
                 [q.read()?, k.read()?, v.read()?]

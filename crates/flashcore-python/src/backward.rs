@@ -1,0 +1,189 @@
+//! Gradients: the tensors of a call with those of its result by DLPack, gradients into tensors of the caller's.
+
+use flashcore::{BackendError, BackwardProblem, BackwardSpec, Dims, Layout, Operand, RowSums, Spec, Values};
+use pyo3::prelude::*;
+
+use crate::{
+    array::{Array, Order, Place},
+    call::{Call, Kept},
+    error::CallError,
+    host,
+    import::Request,
+    options::{self, Options},
+    parts::Part,
+};
+
+/// The gradients of `forward` over `q`, `k` and `v`, written to `dq`, `dk`, `dv` and, where wanted, `d_sinks`.
+///
+/// `rows` are the sums of d_out times out over each row; where they are None, `out` is given. `bits_are_bf16` says of all
+/// tensors whether their 16-bit integers are bfloat16. Keys that `values` leave out have no gradient: their rows of dk and
+/// dv are written as zeros, but for `ranges`, beyond which nothing is written.
+#[pyfunction]
+#[pyo3(signature = (q, k, v, out, rows, lse, d_out, dq, dk, dv, d_sinks, options, values=None, bits_are_bf16=false))]
+#[expect(clippy::too_many_arguments, reason = "eleven tensors and how to compute them")]
+pub(crate) fn backward(
+    py: Python<'_>,
+    q: &Bound<'_, PyAny>,
+    k: &Bound<'_, PyAny>,
+    v: &Bound<'_, PyAny>,
+    out: Option<&Bound<'_, PyAny>>,
+    rows: Option<&Bound<'_, PyAny>>,
+    lse: &Bound<'_, PyAny>,
+    d_out: &Bound<'_, PyAny>,
+    dq: &Bound<'_, PyAny>,
+    dk: &Bound<'_, PyAny>,
+    dv: &Bound<'_, PyAny>,
+    d_sinks: Option<&Bound<'_, PyAny>>,
+    options: &Options,
+    values: Option<&options::Values>,
+    bits_are_bf16: bool,
+) -> PyResult<()> {
+    let request = Request { stream: None, order: options.order, bits_are_bf16 };
+    let mut kept = Kept::default();
+    let mut read = |object, operand| request.input(object, operand).map(|imported| kept.keep(imported));
+    let qkv = [read(q, Operand::Q)?, read(k, Operand::K)?, read(v, Operand::V)?];
+    let out = out.map(|out| read(out, Operand::Out)).transpose()?;
+    let rows = rows.map(|rows| read(rows, Operand::RowSums)).transpose()?;
+    let (lse, d_out) = (read(lse, Operand::Lse)?, read(d_out, Operand::DOut)?);
+    let mut write = |object, operand| request.output(object, operand).map(|imported| kept.keep(imported));
+    let grads = [write(dq, Operand::DQ)?, write(dk, Operand::DK)?, write(dv, Operand::DV)?];
+    let d_sinks = d_sinks.map(|sinks| write(sinks, Operand::DSinks)).transpose()?;
+    // Without an output, its gradient says how it lies.
+    let mut call = Call::new(qkv, out.unwrap_or(d_out));
+    call.lse = Some(lse);
+    call.take_values(py, values, request, &mut kept)?;
+    let backward = Backward { call, has_out: out.is_some(), rows, d_out, grads, d_sinks };
+    py.detach(|| backward.compute(options).map_err(|error| error.in_order(options.order)))?;
+    Ok(())
+}
+
+/// The tensors of one call, as plain data.
+struct Backward<'a> {
+    call: Call<'a>,
+    has_out: bool,
+    rows: Option<Array>,
+    d_out: Array,
+    grads: [Array; 3],
+    d_sinks: Option<Array>,
+}
+
+impl Backward<'_> {
+    fn compute(&self, options: &Options) -> Result<(), CallError> {
+        if let Place::Cuda(_) = self.place()? {
+            let (what, instead) = ("gradients", "move q, k and v to the CPU, or ask for no gradients");
+            let (what, instead) = (what.to_owned(), instead.to_owned());
+            return Err(BackendError::Unsupported { backend: "cuda", what, instead }.into());
+        }
+        let (parts, values) = self.call.host_parts(options)?;
+        let heads = self.call.arrays[0].layout(options.order)?.dims().heads;
+        self.check(heads, options.order)?;
+        // Parts are batch entries, which all have the same sinks.
+        let (mut total, mut of_part) = (vec![0.0; heads], vec![0.0; heads]);
+        for part in parts {
+            let problem = self.spec(&part, options.order)?.parse()?;
+            let sinks = self.d_sinks.map(|_| &mut of_part[..]);
+            self.step(&problem, &part, &values, options.order, sinks)?;
+            total.iter_mut().zip(&of_part).for_each(|(sum, x)| *sum += x);
+        }
+        if let Some(sinks) = self.d_sinks {
+            // SAFETY: a view that its producer handed out, and as many values as `check` saw.
+            unsafe { host::store(sinks.address, &total) };
+        }
+        Ok(())
+    }
+
+    /// Where everything is; all in one place.
+    fn place(&self) -> Result<Place, CallError> {
+        let first = self.call.place()?;
+        let more = [self.d_out].into_iter().chain(self.grads).chain(self.rows).chain(self.d_sinks);
+        match more.into_iter().find(|array| array.place != first) {
+            Some(other) => Err(CallError::Places { operand: other.operand, place: other.place, first }),
+            None => Ok(first),
+        }
+    }
+
+    fn spec(&self, part: &Part, order: Order) -> Result<BackwardSpec, CallError> {
+        let [dq, dk, dv] = self.grads.each_ref().map(|grad| grad.layout(order));
+        let (batch, keys) = (part.spec.q.dims().batch, part.spec.k.dims().seq);
+        let cut = |layout: Layout, seq: Option<usize>| {
+            let dims = layout.dims();
+            let dims = Dims { batch, seq: seq.unwrap_or(dims.seq), ..dims };
+            Layout::strided(dims, layout.strides()).map_err(CallError::from)
+        };
+        Ok(BackwardSpec {
+            d_out: Some(cut(self.d_out.layout(order)?, None)?),
+            dq: Some(cut(dq?, None)?),
+            dk: Some(cut(dk?, Some(keys))?),
+            dv: Some(cut(dv?, Some(keys))?),
+            grad_dtype: Some(self.grads[0].dtype),
+            row_sums: if self.has_out { RowSums::Computed } else { RowSums::Given },
+            ..BackwardSpec::new(Spec { out_dtype: Some(self.d_out.dtype), ..part.spec.clone() })
+        })
+    }
+
+    /// One problem on a part of the tensors.
+    fn step(
+        &self,
+        problem: &BackwardProblem,
+        part: &Part,
+        values: &Values,
+        order: Order,
+        sinks: Option<&mut [f32]>,
+    ) -> Result<(), CallError> {
+        let [of_q, of_k, of_v, of_out, of_lse] = part.offsets;
+        let offset = |array: &Array, key: usize| -> Result<usize, CallError> {
+            let start = array.layout(order)?.row(part.first_entry, 0, key) * array.dtype.bytes();
+            Ok(array.address.wrapping_add(start))
+        };
+        let at = |n: usize, offset: usize| self.call.arrays[n].address.wrapping_add(offset);
+        let along = |array: &Array| array.address.wrapping_add(of_lse);
+        let [dq, dk, dv] = &self.grads;
+        let addresses = host::GradAddresses {
+            qkv: [at(0, of_q), at(1, of_k), at(2, of_v)],
+            out: self.has_out.then(|| at(3, of_out)),
+            rows: self.rows.as_ref().map(along),
+            lse: self.call.lse.as_ref().map_or(0, along),
+            d_out: offset(&self.d_out, 0)?,
+            grads: [offset(dq, 0)?, offset(dk, part.first_key)?, offset(dv, part.first_key)?],
+        };
+        // SAFETY: views that their producers handed out and `check` compared with the problem; Python's caller holds
+        // them.
+        unsafe { host::backward(problem, values, &addresses, sinks) }
+    }
+
+    /// Demands that elements lie where elements may, that nothing is read from what is written, and that values of rows
+    /// and heads are as many as there are.
+    fn check(&self, heads: usize, order: Order) -> Result<(), CallError> {
+        let range = |array: &Array| -> Result<std::ops::Range<usize>, CallError> {
+            array.check_alignment()?;
+            let bytes = array.layout(order)?.span() * array.dtype.bytes();
+            Ok(array.address..array.address.wrapping_add(bytes))
+        };
+        let mut inputs = Vec::new();
+        for array in self.call.arrays.iter().chain([&self.d_out]) {
+            inputs.push((array.operand, range(array)?));
+        }
+        for (n, grad) in self.grads.iter().enumerate() {
+            let (own, dtype) = (range(grad)?, self.grads[0].dtype);
+            if grad.dtype != dtype {
+                return Err(CallError::dtypes(grad.operand, grad.dtype, dtype));
+            }
+            let others = self.grads[..n].iter().map(|other| Ok((other.operand, range(other)?)));
+            let others = others.collect::<Result<Vec<_>, CallError>>()?;
+            let shared = inputs
+                .iter()
+                .chain(&others)
+                .find(|(_, other)| !own.is_empty() && other.start < own.end && own.start < other.end);
+            if let Some(&(operand, _)) = shared {
+                return Err(CallError::SharedGradient { operand, grad: grad.operand });
+            }
+        }
+        let dims = self.call.arrays[0].layout(order)?.dims();
+        let (extents, rank) = ([dims.batch, dims.heads, dims.seq], self.call.arrays[0].rank());
+        self.rows.iter().chain(&self.call.lse).try_for_each(|rows| rows.check_lse(extents, rank))?;
+        match self.d_sinks {
+            Some(sinks) => sinks.check_dense_f32(&[heads]),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,85 @@
+"""Gradients: what torch and JAX each do beside calling the extension. Imported when the first call needs them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ._frameworks import exportable
+from ._native import Options, Values, backward
+
+if TYPE_CHECKING:
+    from ._frameworks import Jax, Torch
+
+Three = tuple[Any, Any, Any]
+
+
+def of_torch(
+    framework: Torch,
+    inputs: Three,
+    out: Any,
+    sums: Any | None,
+    lse: Any,
+    d_out: Any,
+    has_sinks: bool,
+    options: Options,
+    values: Values | None,
+) -> tuple[Any, ...]:
+    """The gradients of q, k, v and, where there are any, of the sinks."""
+    torch = framework.torch
+    # A gradient may repeat one number, as that of a sum does.
+    d_out = d_out if d_out.stride(-1) == 1 or d_out.size(-1) == 1 else d_out.contiguous()
+    # Keys before and after those that a mask leaves are not written.
+    make = torch.empty_like if values is None else torch.zeros_like
+    grads = [make(tensor) for tensor in inputs]
+    d_sinks = lse.new_empty(lse.shape[-2]) if has_sinks else None
+    tensors = [*inputs, None if sums is not None else out, sums, lse, d_out, *grads, d_sinks]
+    if not framework.exchanges:
+        export = torch.utils.dlpack.to_dlpack
+        tensors = [None if tensor is None else export(tensor.detach()) for tensor in tensors]
+    backward(*tensors, options, values)
+    return (*grads, d_sinks)
+
+
+def differentiable(
+    framework: Jax, layout: str, return_lse: bool, options: Options, values: Values | None
+) -> Any:
+    """Attention with gradients, for `jax.grad`, which traces arrays whose values are known."""
+
+    @framework.jax.custom_vjp
+    def attend(q: Any, k: Any, v: Any) -> Any:
+        return framework.concrete(q, k, v, layout, return_lse, options, values)
+
+    def keep(q: Any, k: Any, v: Any) -> tuple[Any, Any]:
+        out, lse = framework.concrete(q, k, v, layout, True, options, values)
+        return (out, lse) if return_lse else out, ((q, k, v), out, lse)
+
+    def differentiate(kept: Any, given: Any) -> tuple[Any, ...]:
+        inputs, out, lse = kept
+        d_out, sums = given, None
+        if return_lse:
+            d_out, d_lse = given
+            products = (d_out.astype("float32") * out.astype("float32")).sum(-1)
+            # The gradient of the log-sum-exp is the weights: it counts like a row sum of the other sign.
+            sums = (products if layout == "bhsd" else products.swapaxes(-1, -2)) - d_lse
+        return _of_jax(framework, inputs, out, sums, lse, d_out, options, values)
+
+    attend.defvjp(keep, differentiate)
+    return attend
+
+
+def _of_jax(
+    framework: Jax,
+    inputs: Three,
+    out: Any,
+    sums: Any | None,
+    lse: Any,
+    d_out: Any,
+    options: Options,
+    values: Values | None,
+) -> tuple[Any, ...]:
+    numpy = framework.numpy
+    # Keys before and after those that a mask leaves are not written.
+    arrays = [numpy.zeros(tensor.shape, tensor.dtype) for tensor in inputs]
+    grads = [exportable(numpy, array)[0] for array in arrays]
+    backward(*inputs, out if sums is None else None, sums, lse, d_out, *grads, None, options, values, bits_are_bf16=True)
+    return tuple(framework.jax.device_put(grad, *like.devices()) for grad, like in zip(arrays, inputs))
