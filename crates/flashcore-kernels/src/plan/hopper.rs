@@ -7,6 +7,7 @@ use super::Gpu;
 use crate::{
     forward_sm80::Access,
     forward_sm90::{Config, Order, Policy, ROWS_PER_GROUP, Shape, Staging},
+    parts::mask::Sides,
 };
 
 /// What the Hopper kernel multiplies for a problem of `input`s, or why it cannot take the problem.
@@ -115,8 +116,8 @@ struct Tall {
     shape: Shape,
     /// Rows from which on it pays.
     rows: usize,
-    /// Whether it is worth the rows that the left edge of a window wastes.
-    windows: bool,
+    /// Which edges of a mask it is worth the wasted rows of.
+    edges: Sides,
 }
 
 impl Tall {
@@ -124,7 +125,8 @@ impl Tall {
     /// waste, and as many rounds of tiles over the GPU as make up for their length.
     fn pays(&self, problem: &Problem, gpu: &Gpu) -> bool {
         let mask = problem.mask();
-        let cut = mask.left().is_some() && !self.windows;
+        let cut =
+            (mask.left().is_some() && !self.edges.left) || (mask.right().is_some() && !self.edges.right);
         if optioned(problem) || cut || problem.seq_q() < self.rows {
             return false;
         }
@@ -331,7 +333,16 @@ const TABLE: &[Row] = &[
         shape: Shape { stages: 4, ..tile(128, 2, WHOLE_64) },
         why: "two consumers leave registers for masks, and shared memory for four stages",
         brief: None,
-        tall: Some(Tall { shape: tall(128, WHOLE_64), rows: 2048, windows: true }),
+        tall: Some(Tall { shape: tall(128, WHOLE_64), rows: 2048, edges: Sides { left: true, right: true } }),
+    },
+    Row {
+        dim_qk: 72,
+        dim_v: 72,
+        shape: tile(128, 2, WHOLE_128),
+        why: "as with up to 128 features",
+        brief: Some(Shape { stages: 4, ..tile(64, 2, WHOLE_128) }),
+        // 677 instead of 819 us at 4x16x4096x72; 128 keys, which leave no room for a second Q tile, take 687.
+        tall: Some(Tall { shape: tall(80, SLAB), rows: 4096, edges: Sides { left: false, right: false } }),
     },
     Row {
         dim_qk: 128,
@@ -339,7 +350,7 @@ const TABLE: &[Row] = &[
         shape: tile(128, 2, WHOLE_128),
         why: "128 x 128 fills the registers; the next tile's first product covers the epilogue",
         brief: Some(Shape { stages: 4, ..tile(64, 2, WHOLE_128) }),
-        tall: Some(Tall { shape: tall(64, SLAB), rows: 8192, windows: false }),
+        tall: Some(Tall { shape: tall(64, SLAB), rows: 8192, edges: Sides { left: false, right: true } }),
     },
     Row {
         dim_qk: 192,
