@@ -180,11 +180,14 @@ impl fmt::Display for Finding {
     }
 }
 
+/// The function that a statement stands in, if it is not the kernel itself, and its index there.
+type Statement = (Option<String>, usize);
+
 /// Collects findings: one for each kind, instruction and message template.
 #[derive(Default, Debug)]
 pub(crate) struct Findings {
     list: Vec<Finding>,
-    known: BTreeMap<(FindingKind, Option<(Option<String>, usize)>), usize>,
+    known: BTreeMap<(FindingKind, Option<Statement>), usize>,
 }
 
 impl Findings {

@@ -172,11 +172,11 @@ fn a_tensor_map_takes_from_its_array_what_is_not_said() {
     let with =
         |map: &str| place.run(&tile.replace("--arg", &format!("--arg tensormap:in:square.npy;{map} --arg")));
     expect(&with("box=4,4"), 0, "clean");
-    let rows = [17u8, 25, 33, 41].map(|first| [0, 1, 2, 3].map(|i| f32::from(first + i).to_le_bytes()));
+    let rows = [20u8, 28, 36, 44].map(|first| [0, 1, 2, 3].map(|i| f32::from(first + i).to_le_bytes()));
     assert_eq!(elements(&place, "t.npy", 16), rows.concat());
     expect(&with("box=4,4;dims=8,3"), 0, "clean");
     assert_eq!(elements(&place, "t.npy", 16)[4], [0; 4], "rows behind the tensor are zeros");
-    expect(&with("box=4,3"), 1, "MbarrierLeftover");
+    expect(&with("box=4,3"), 1, "Deadlock");
     expect(&with("box=3,4"), 2, "multiple of 16 bytes");
     expect(&with("swizzle=7;box=4,4"), 2, "there are 0, 32, 64 and 128");
     expect(&with("size=4"), 2, "not part of a tensor map");
@@ -223,7 +223,7 @@ fn results_are_compared_with_tolerances() {
         place.run(&format!("{SCALE} {args} {more}"))
     };
     expect(&run("--atol 0.01"), 0, "100 elements as expected");
-    expect(&run("--rtol 0.01"), 1, "1 of 100 differ, most at 0: 0 instead of 0.001");
+    expect(&run("--rtol 0.01"), 1, "1 of 100 differ, most at 0: 0 instead of");
     expect(&run("--compare no.npy=want.npy"), 2, "no argument writes");
 }
 

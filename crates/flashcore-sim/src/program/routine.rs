@@ -44,7 +44,7 @@ pub(crate) const fn function_address(index: usize) -> u64 {
 /// The function at an address.
 pub(crate) const fn function_at(address: u64) -> Option<usize> {
     let offset = address.wrapping_sub(FUNCTIONS);
-    let fits = offset >= FUNCTION_BYTES && offset < 1 << 32 && offset % FUNCTION_BYTES == 0;
+    let fits = offset >= FUNCTION_BYTES && offset < 1 << 32 && offset.is_multiple_of(FUNCTION_BYTES);
     if fits { Some((offset / FUNCTION_BYTES - 1) as usize) } else { None }
 }
 

@@ -76,9 +76,9 @@ fn place(
 fn product(cx: &Context<'_>, inst: &Inst, shape: Shape, types: &[ScalarType]) -> Decoded<Uop> {
     let [d, a, b, c] = inst.operands.as_slice() else { return refuse("four operands expected") };
     let half = ScalarType::F16;
-    let (td, ta, tb, tc) = match types {
-        &[d, c] => (d, half, half, c),
-        &[d, a, b, c] => (d, a, b, c),
+    let (td, ta, tb, tc) = match *types {
+        [d, c] => (d, half, half, c),
+        [d, a, b, c] => (d, a, b, c),
         _ => return refuse("two or four types expected"),
     };
     let parts = [(Part::Sum, td), (Part::Left, ta), (Part::Right, tb), (Part::Sum, tc)];
