@@ -36,3 +36,12 @@ __all__ = [
     "scaled_dot_product_attention",
     "show_config",
 ]
+
+
+def __getattr__(name: str):
+    """``flashcore.sim`` is loaded when it is first asked for."""
+    if name == "sim":
+        import importlib
+
+        return importlib.import_module(".sim", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

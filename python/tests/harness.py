@@ -122,7 +122,7 @@ class Torch(Framework):
 
 
 class Cupy(Framework):
-    dtypes = ("float16",)
+    dtypes = ("float32", "float16")
 
     def make(self, values, dtype):
         import cupy
@@ -144,7 +144,6 @@ class Cupy(Framework):
 NUMPY, JAX, TORCH = Numpy("numpy", "numpy"), Jax("jax", "jax"), Torch("torch", "torch")
 TORCH_CUDA, JAX_CUDA = Torch("torch-cuda", "torch", "cuda"), Jax("jax-cuda", "jax", "cuda")
 CUPY = Cupy("cupy", "cupy", "cuda")
-TORCH_CUDA.dtypes = JAX_CUDA.dtypes = ("float16", "bfloat16")
 ALL = [NUMPY, JAX, TORCH, TORCH_CUDA, JAX_CUDA, CUPY]
 
 

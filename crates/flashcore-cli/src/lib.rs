@@ -4,7 +4,7 @@
 //! asked), [`commands`] (one file or folder per command), [`output`] (how answers are shown), [`error`] (how failures
 //! end).
 #![forbid(unsafe_code)]
-// Only `run` is exported: elsewhere `pub` marks what a module offers to the others.
+// Only `run` and `simulate` are exported: elsewhere `pub` marks what a module offers to the others.
 #![allow(unreachable_pub)]
 
 mod cli;
@@ -27,6 +27,17 @@ use std::ffi::OsString;
 use clap::Parser;
 
 use crate::{cli::Cli, output::Output};
+
+/// Runs launches that `request`, a JSON object, describes on the contents of its arrays; returns what came of them as JSON,
+/// and the arrays. The message of an error says what to do. This is `flashcore.sim` in Python.
+pub fn simulate(request: &str, arrays: Vec<Vec<u8>>) -> Result<(String, Vec<Vec<u8>>), String> {
+    commands::sim::service::simulate(request, arrays).map_err(|error| error.to_string())
+}
+
+/// The kernels of a PTX text with their parameters, as JSON.
+pub fn kernels(ptx: &str) -> Result<String, String> {
+    commands::sim::service::kernels(ptx).map_err(|error| error.to_string())
+}
 
 /// Runs the command that `args` ask for, the program's name first; returns its exit code.
 ///

@@ -16,12 +16,14 @@ pub fn json(outcome: &Outcome) -> Value {
             "message": finding.message,
             "instruction": site.map(|site| &site.text),
             "source": site.map(|site| &site.source),
+            "function": site.and_then(|site| site.function.as_ref()), "fix": finding.kind.cure(),
             "cta": finding.cta, "warp": finding.warp, "lane": finding.lane, "count": finding.count,
         })
     };
     json!({
         "clean": outcome.is_clean(),
         "halted": outcome.halted,
+        "printed": outcome.printed,
         "findings": outcome.findings.iter().map(found).collect::<Vec<_>>(),
         "counters": {
             "instructions": c.total_instructions(),
@@ -56,6 +58,13 @@ pub fn add_to(page: Page, outcome: &Outcome) -> Page {
     let rows = all.into_iter().chain(classes(outcome).map(|(class, n)| (format!("  {class}"), n)));
     let rows = rows.chain(fixed.map(|(name, n)| (name.to_owned(), n.into())));
     let page = page.table(rows.map(|(name, n): (String, Value)| vec![faint(name), n.to_string().into()]));
+    add_findings(page, outcome)
+}
+
+/// Adds what the kernel printed and what was found to a page.
+pub fn add_findings(page: Page, outcome: &Outcome) -> Page {
+    let lines = outcome.printed.lines().map(|line| vec![faint("printed"), line.into()]);
+    let page = page.table(lines);
     outcome.findings.iter().fold(page, |page, finding| page.table(rows_of(finding)))
 }
 
@@ -70,6 +79,7 @@ fn rows_of(finding: &Finding) -> Vec<Vec<Text>> {
     let times = if finding.count > 1 { format!(", {} times", finding.count) } else { String::new() };
     let place = format!("CTA ({x},{y},{z}) warp {} lane {}{times}", finding.warp, finding.lane);
     rows.push(vec![faint("in"), place.into()]);
+    rows.push(vec![faint("fix"), finding.kind.cure().into()]);
     rows
 }
 

@@ -76,11 +76,15 @@ impl Output {
 
 /// Results in f32.
 const WIDE: [Output; 2] = [Output::Wide, Output::Accumulated];
+/// What becomes of results of f32 tensors.
+const OF_SINGLES: [Output; 2] = [Output::Same, Output::Accumulated];
 const DTYPES: [DType; 2] = [DType::F16, DType::BF16];
 const FLAGS: [bool; 2] = [false, true];
 /// Types of sinks, where there are any.
 const SINKS: [Option<DType>; 3] = [None, Some(DType::F32), Some(DType::BF16)];
 const MASKS: usize = 4;
+/// The axis of element types.
+const TYPE: usize = 5;
 /// Queries of a sequence: more and fewer than the smallest row tile has.
 const QUERIES: [usize; 2] = [70, 40];
 /// Keys for tiles of large problems: two wide steps and a ragged end, or a part for each CTA of a small cluster.
@@ -112,6 +116,15 @@ const GENERAL: Axes = Axes {
         (40, 300),
     ],
     padding: &[0, 4, 2, 1],
+    lengths: &[Kind::Uniform, Kind::Used, Kind::UsedKeys, Kind::Ragged],
+};
+
+/// The general kernel for f32: every row of its own table, on GPUs with much, less and little shared memory.
+const SINGLES: Axes = Axes {
+    gpus: &[Gpu::BLACKWELL, Gpu::AMPERE, Gpu::CONSUMER],
+    dtypes: &[DType::F32],
+    dims: &[(64, 64), (128, 128), (256, 256), (8, 8), (23, 41), (192, 96)],
+    padding: &[0, 2, 1],
     lengths: &[Kind::Uniform, Kind::Used, Kind::UsedKeys, Kind::Ragged],
 };
 
@@ -175,21 +188,21 @@ const LARGE: [Large; 7] = [
     Large { heads: 4, rows: 64, keys: 8192, dim: 128, mask: 1 },
 ];
 
-/// The set: at most 160 members.
+/// The set: at most 192 members.
 pub fn covering_set() -> Result<Vec<Member>, ProblemError> {
-    let members =
-        |axes: &'static Axes| rows(&axes.extents()).into_iter().map(|row| axes.member(&row, Output::Same));
+    let members = |axes: &'static Axes| rows(&axes.extents()).into_iter().map(|row| axes.half_member(&row));
+    let singles = rows(&SINGLES.single_extents()).into_iter().map(|row| SINGLES.single_member(&row));
     let wide = |axes: &'static Axes| rows(&axes.wide_extents()).into_iter().map(|row| axes.wide_member(&row));
     let large = (0..).zip(&LARGE).map(|(n, large)| large.member(DTYPES[n % DTYPES.len()], Output::Same));
     // The last is cut among the CTAs of a cluster.
     let split =
         WIDE.into_iter().zip(DTYPES).map(|(output, dtype)| LARGE[LARGE.len() - 1].member(dtype, output));
     let all = members(&GENERAL).chain(members(&TURING)).chain(members(&HOPPER)).chain(large);
-    all.chain(wide(&WIDE_GENERAL)).chain(wide(&WIDE_HOPPER)).chain(split).collect()
+    all.chain(wide(&WIDE_GENERAL)).chain(wide(&WIDE_HOPPER)).chain(split).chain(singles).collect()
 }
 
 impl Axes {
-    /// Number of options on each axis, in the order in which [`Axes::member`] reads a row.
+    /// Number of options on each axis, in the order in which [`Axes::half_member`] reads a row.
     fn extents(&self) -> [usize; 9] {
         let [masks, caps, sinks] = [MASKS, FLAGS.len(), SINKS.len()];
         let (gpus, dims, dtypes) = (self.gpus.len(), self.dims.len(), self.dtypes.len());
@@ -202,16 +215,31 @@ impl Axes {
         [WIDE.len(), dims, padding, self.lengths.len(), gpus, self.dtypes.len(), QUERIES.len()]
     }
 
+    /// As [`Axes::extents`] for f32 tensors: there is one type, and two things become of results.
+    fn single_extents(&self) -> [usize; 9] {
+        let [dims, masks, padding, lengths, gpus, _, caps, sinks, queries] = self.extents();
+        [dims, masks, padding, lengths, gpus, OF_SINGLES.len(), caps, sinks, queries]
+    }
+
+    fn half_member(&self, row: &[usize; 9]) -> Result<Member, ProblemError> {
+        self.member(row, self.dtypes[row[TYPE]], Output::Same)
+    }
+
+    fn single_member(&self, row: &[usize; 9]) -> Result<Member, ProblemError> {
+        self.member(row, DType::F32, OF_SINGLES[row[TYPE]])
+    }
+
     fn wide_member(&self, row: &[usize; 7]) -> Result<Member, ProblemError> {
         let [output, dims, padding, lengths, gpu, dtype, queries] = *row;
         // Sinks take part in the LSE that parts are weighed by; masks leave rows without keys.
         let (cap, sink, mask) =
             (dims % FLAGS.len(), (dims + lengths) % SINKS.len(), (dims + 2 * gpu) % MASKS);
-        self.member(&[dims, mask, padding, lengths, gpu, dtype, cap, sink, queries], WIDE[output])
+        let row = [dims, mask, padding, lengths, gpu, dtype, cap, sink, queries];
+        self.member(&row, self.dtypes[dtype], WIDE[output])
     }
 
-    fn member(&self, row: &[usize; 9], output: Output) -> Result<Member, ProblemError> {
-        let [dims, mask, padding, lengths, gpu, dtype, cap, sink, queries] = *row;
+    fn member(&self, row: &[usize; 9], dtype: DType, output: Output) -> Result<Member, ProblemError> {
+        let [dims, mask, padding, lengths, gpu, _, cap, sink, queries] = *row;
         let (dim_qk, dim_v) = self.dims[dims];
         let (kind, queries) = (self.lengths[lengths], QUERIES[queries]);
         let (batch, heads) = (if kind == Kind::Ragged { 1 } else { 2 }, 2);
@@ -221,7 +249,7 @@ impl Axes {
             mask: mask_of(mask),
             softcap: FLAGS[cap].then_some(20.0),
             ..Spec::new(
-                self.dtypes[dtype],
+                dtype,
                 layout(heads, queries, dim_qk)?,
                 layout(1, KEYS, dim_qk)?,
                 layout(1, KEYS, dim_v)?,

@@ -9,6 +9,7 @@ mod fit;
 mod general;
 pub(crate) mod hopper;
 mod merge;
+mod single;
 mod tile;
 pub mod tuned;
 
@@ -104,7 +105,7 @@ pub enum PlanError {
     )]
     Turing(DType),
     /// The element type has no kernel.
-    #[error("GPU kernels take f16 and bf16, not {0}; convert the tensors or use the CPU backend")]
+    #[error("GPU kernels take f16, bf16 and f32, not {0}; convert the tensors or use the CPU backend")]
     DType(DType),
     /// The features of a head do not fit the kernels.
     #[error(
@@ -236,25 +237,27 @@ pub fn plan_by(problem: &Problem, gpu: &Gpu, alignment: u64, table: &Table) -> R
 
 /// Chooses a kernel for `problem` by the rules; `alignment` is what all its addresses are multiples of, in bytes.
 pub fn plan(problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Plan, PlanError> {
-    let half = check(problem, gpu)?;
-    let hopper = hopper::refusal(problem, gpu, access(problem, alignment));
-    if hopper.is_none() {
-        let (shape, why) = hopper::shape(problem, gpu);
-        let kernel = hopper_config(problem, half, shape)?;
-        return Ok(Plan::single(kernel, problem, gpu, why));
+    let input = check(problem, gpu)?;
+    match hopper::accept(problem, input, gpu, access(problem, alignment)) {
+        Ok(half) => {
+            let (shape, why) = hopper::shape(problem, gpu);
+            Ok(Plan::single(hopper_config(problem, half, shape)?, problem, gpu, why))
+        }
+        Err(reason) => {
+            let passed_over = vec![format!("forward_sm90: {reason}")];
+            Ok(Plan { passed_over, ..plan_general(problem, gpu, alignment)? })
+        }
     }
-    let refusal = hopper.into_iter().map(|reason| format!("forward_sm90: {reason}")).collect();
-    Ok(Plan { passed_over: refusal, ..plan_general(problem, gpu, alignment)? })
 }
 
 /// As [`plan`], but always the general kernel: for comparing it with others.
 pub fn plan_general(problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Plan, PlanError> {
-    let half = check(problem, gpu)?;
-    let (shape, why) = general::shape(problem, half, gpu)?;
+    let input = check(problem, gpu)?;
+    let (shape, why) = general::shape(problem, input, gpu)?;
     if tile_count(problem, shape.tile_m(problem.dim_v() as u32)) > i32::MAX as u64 {
         return Err(PlanError::Tiles);
     }
-    let kernel = general_config(problem, gpu, half, access(problem, alignment), shape)?;
+    let kernel = general_config(problem, gpu, input, access(problem, alignment), shape)?;
     Ok(Plan::single(kernel, problem, gpu, why))
 }
 
@@ -267,7 +270,7 @@ fn hopper_config(
     let lengths = LengthsKind::of(problem).ok_or(PlanError::Lengths)?;
     Ok(KernelConfig::Sm90(hopper::with_policy(forward_sm90::Config {
         input: half,
-        output: output(problem, half),
+        output: output(problem, half.element()),
         accumulate: problem.accumulate(),
         dim_qk: problem.dim_qk() as u32,
         dim_v: problem.dim_v() as u32,
@@ -285,14 +288,14 @@ fn hopper_config(
 fn general_config(
     problem: &Problem,
     gpu: &Gpu,
-    half: Half,
+    input: Element,
     access: Access,
     shape: forward_sm80::Shape,
 ) -> Result<KernelConfig, PlanError> {
     Ok(KernelConfig::Sm80(forward_sm80::Config {
         target: general::target(gpu),
-        input: half,
-        output: output(problem, half),
+        input,
+        output: output(problem, input),
         accumulate: problem.accumulate(),
         dim_qk: problem.dim_qk() as u32,
         dim_v: problem.dim_v() as u32,
@@ -306,8 +309,8 @@ fn general_config(
 }
 
 /// What the output is made of.
-fn output(problem: &Problem, half: Half) -> Element {
-    if problem.out_dtype() == DType::F32 { Element::F32 } else { half.element() }
+fn output(problem: &Problem, input: Element) -> Element {
+    if problem.out_dtype() == DType::F32 { Element::F32 } else { input }
 }
 
 /// Whether the GPU is new enough.
@@ -316,13 +319,16 @@ fn check_capability(gpu: &Gpu, needed: (u32, u32)) -> Result<(), PlanError> {
     if given < needed { Err(PlanError::Capability { given, needed }) } else { Ok(()) }
 }
 
-/// What every kernel asks of a problem.
-fn check(problem: &Problem, gpu: &Gpu) -> Result<Half, PlanError> {
+/// What every kernel asks of a problem; returns what Q, K and V are made of.
+fn check(problem: &Problem, gpu: &Gpu) -> Result<Element, PlanError> {
     check_capability(gpu, (7, 5))?;
-    let half = match problem.dtype() {
-        DType::F16 => Half::F16,
-        DType::BF16 if gpu.capability < (8, 0) => return Err(PlanError::Turing(DType::BF16)),
-        DType::BF16 => Half::Bf16,
+    let input = match problem.dtype() {
+        DType::F16 => Element::F16,
+        dtype @ (DType::BF16 | DType::F32) if gpu.capability < (8, 0) => {
+            return Err(PlanError::Turing(dtype));
+        }
+        DType::BF16 => Element::Bf16,
+        DType::F32 => Element::F32,
         other => return Err(PlanError::DType(other)),
     };
     let (qk, v) = (problem.dim_qk(), problem.dim_v());
@@ -337,7 +343,7 @@ fn check(problem: &Problem, gpu: &Gpu) -> Result<Half, PlanError> {
     if tile_count(problem, 64) > i32::MAX as u64 {
         return Err(PlanError::Tiles);
     }
-    Ok(half)
+    Ok(input)
 }
 
 /// What every row of every tensor is aligned to.

@@ -53,9 +53,22 @@ struct Subject {
 }
 
 impl Subject {
-    fn new(gpu: Gpu, [heads, seq, dim]: [usize; 3], mask: Mask) -> Self {
+    fn new(gpu: Gpu, extents: [usize; 3], mask: Mask) -> Self {
+        if gpu.capability < (8, 0) {
+            return Self::of(DType::F16, |x| f16::from_f32(x).to_le_bytes().to_vec(), gpu, extents, mask);
+        }
+        Self::of(DType::BF16, |x| bf16::from_f32(x).to_le_bytes().to_vec(), gpu, extents, mask)
+    }
+
+    /// The same with elements of another type, `bytes` of each.
+    fn of(
+        dtype: DType,
+        bytes: fn(f32) -> Vec<u8>,
+        gpu: Gpu,
+        [heads, seq, dim]: [usize; 3],
+        mask: Mask,
+    ) -> Self {
         let layout = Layout::bhsd(Dims { batch: 1, heads, seq, dim }).expect("a layout");
-        let dtype = if gpu.capability < (8, 0) { DType::F16 } else { DType::BF16 };
         let mut spec = Spec::new(dtype, layout, layout, layout);
         spec.mask = mask;
         let problem: Problem = spec.parse().expect("a problem");
@@ -63,17 +76,12 @@ impl Subject {
         let mut rng = Rng::new(11);
         let elements = heads * seq * dim;
         // logits so far apart that rows are rescaled
-        let mut tensor = |scale: f32| -> Vec<u8> {
-            let bits = |value: f32| match dtype {
-                DType::F16 => f16::from_f32(value).to_bits(),
-                _ => bf16::from_f32(value).to_bits(),
-            };
-            let mut element = || bits(rng.normal() * scale).to_le_bytes();
-            (0..elements).flat_map(|_| element()).collect()
-        };
+        let mut tensor =
+            |scale: f32| -> Vec<u8> { (0..elements).flat_map(|_| bytes(rng.normal() * scale)).collect() };
         let inputs = [tensor(8.0), tensor(8.0), tensor(1.0)];
         let (module, spec) = built(&plan);
-        Self { gpu, problem, plan, module, spec, inputs, bytes: elements * 2, rows: heads * seq }
+        let bytes = elements * dtype.bytes();
+        Self { gpu, problem, plan, module, spec, inputs, bytes, rows: heads * seq }
     }
 
     /// The same problem with another tile.
@@ -170,6 +178,12 @@ fn general_kernel_of_300_features() {
 #[test]
 fn general_kernel_of_64_features_on_turing() {
     check(&Subject::new(Gpu::TURING, [1, 160, 64], Mask::window(0, None)));
+}
+
+#[test]
+fn general_kernel_of_f32() {
+    let bytes = |x: f32| x.to_le_bytes().to_vec();
+    check(&Subject::of(DType::F32, bytes, Gpu::AMPERE, [1, 256, 64], Mask::CAUSAL));
 }
 
 #[test]

@@ -170,12 +170,34 @@ fn what_is_unsupported_says_what_is_supported() {
     let wide = |dim| problem(dim);
     assert_eq!(refused(&problem(64), old), PlanError::Capability { given: (7, 0), needed: (7, 5) });
     assert_eq!(refused(&problem(64), Gpu::TURING), PlanError::Turing(DType::BF16));
-    assert_eq!(refused(&single, Gpu::AMPERE), PlanError::DType(DType::F32));
+    assert_eq!(refused(&single, Gpu::TURING), PlanError::Turing(DType::F32));
     assert_eq!(refused(&wide(513), Gpu::HOPPER), PlanError::HeadDim { qk: 513, v: 513 });
     let tiny = Gpu { shared_bytes: 10_000, ..Gpu::AMPERE };
     assert_eq!(refused(&problem(64), tiny), PlanError::SharedMemory { qk: 64, v: 64, shared_bytes: 10_000 });
     let message = refused(&wide(520), Gpu::HOPPER).to_string();
     assert!(message.contains("head dims up to 512") && message.contains("CPU"), "{message}");
+}
+
+/// f32 goes to the general kernel, also on Hopper, in a tile that fits on every GPU.
+#[test]
+fn f32_tensors_have_tiles_everywhere() {
+    let single = |dim| spec(DType::F32, [4, 2, 300, 300], dim).parse().unwrap();
+    let not_hopper = "not forward_sm90: it multiplies f16 and bf16, not f32";
+    check(&single(128), Gpu::HOPPER, 16, "fc_forward_sm_90_f32_d128v128_w4x1n32x32s2c2_full", not_hopper);
+    let gpus =
+        [Gpu::AMPERE, consumer((8, 6)), consumer((8, 9)), consumer((12, 0)), Gpu::BLACKWELL, Gpu::HOPPER];
+    for gpu in gpus {
+        for dim in [8, 64, 72, 128, 192, 256] {
+            check(&single(dim), gpu, 4, "fc_forward_sm_", "");
+        }
+    }
+    check(
+        &single(256),
+        consumer((8, 6)),
+        16,
+        "fc_forward_sm_86_f32_d256v256_w2x1n16x16",
+        "little shared memory",
+    );
 }
 
 #[test]

@@ -2,13 +2,13 @@
 
 use std::{fmt, sync::Arc};
 
-/// A PTX identifier that we give: `[A-Za-z_][A-Za-z0-9_]{0,127}`.
+/// A PTX identifier that we give: `[A-Za-z_][A-Za-z0-9_]{0,1023}`, which has room for what C++ makes of templates.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Ident(String);
 
 /// A name that PTX cannot carry.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is not a PTX identifier: a letter or `_`, then at most 127 letters, digits or `_`")]
+#[error("`{0}` is not a PTX identifier: a letter or `_`, then at most 1023 letters, digits or `_`")]
 pub struct BadIdent(pub String);
 
 impl Ident {
@@ -18,7 +18,11 @@ impl Ident {
         let mut chars = name.chars();
         let head = chars.next().is_some_and(|c| c.is_ascii_alphabetic() || c == '_');
         let tail = chars.all(|c| c.is_ascii_alphanumeric() || c == '_');
-        if head && tail && name != "_" && name.len() <= 128 { Ok(Self(name)) } else { Err(BadIdent(name)) }
+        if head && tail && name != "_" && name.len() <= Name::MAX_LEN {
+            Ok(Self(name))
+        } else {
+            Err(BadIdent(name))
+        }
     }
 
     /// The name as text.
@@ -58,6 +62,11 @@ impl Name {
         } else {
             Err(BadIdent(name.into()))
         }
+    }
+
+    /// `_`, which stands for a parameter that nobody names.
+    pub fn unnamed() -> Self {
+        Self("_".into())
     }
 
     /// The name as text.

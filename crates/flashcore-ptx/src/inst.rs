@@ -84,12 +84,16 @@ pub enum Operand {
     Special(SpecialReg),
     /// The address of a variable or parameter, as a value.
     Symbol(Name),
+    /// `name+8`: the same, some bytes further on.
+    Offset(Name, i64),
     /// A place in memory.
     Address(Address),
     /// A box of a tensor.
     Tensor(TensorAddress),
     /// `{a, b, …}`.
     Vector(Vec<Operand>),
+    /// `(a, b, …)`: arguments or results of a call.
+    Group(Vec<Operand>),
     /// `a|b`: two results.
     Pair(Box<(Operand, Operand)>),
     /// A branch target.
@@ -202,12 +206,17 @@ impl Operand {
                 tensor.map.base.for_each_reg(visit);
                 tensor.coords.iter().for_each(|c| c.for_each_reg(visit));
             }
-            Self::Vector(items) => items.iter().for_each(|o| o.for_each_reg(visit)),
+            Self::Vector(items) | Self::Group(items) => items.iter().for_each(|o| o.for_each_reg(visit)),
             Self::Pair(pair) => {
                 pair.0.for_each_reg(visit);
                 pair.1.for_each_reg(visit);
             }
-            Self::Imm(_) | Self::Special(_) | Self::Symbol(_) | Self::Label(_) | Self::Sink => {}
+            Self::Imm(_)
+            | Self::Special(_)
+            | Self::Symbol(_)
+            | Self::Offset(..)
+            | Self::Label(_)
+            | Self::Sink => {}
         }
     }
 }

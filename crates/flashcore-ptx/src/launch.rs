@@ -40,6 +40,8 @@ pub enum Param {
     U64(u64),
     /// A 32-bit float.
     F32(f32),
+    /// The bytes of a struct, or of a number of another type.
+    Bytes(Vec<u8>),
     /// The address of a bound buffer.
     Buffer(Slot),
     /// A 128-byte tensor map over a bound buffer.

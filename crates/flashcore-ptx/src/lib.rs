@@ -42,6 +42,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod function;
 pub mod ident;
 pub mod inst;
 pub mod launch;

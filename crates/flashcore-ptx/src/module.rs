@@ -1,9 +1,12 @@
-//! A PTX file as data: header, variables, kernels. Made by `flashcore-tile` and by the parser; printed, verified
+//! A PTX file as data: header, variables, functions, kernels. Made by `flashcore-tile` and by the parser; printed, verified
 //! and executed from here.
+
+pub use crate::function::{Function, TargetList, Targets};
 
 use crate::{
     ident::{Ident, Name},
     inst::{Imm, Inst, RegId},
+    provenance::Unit,
     target::Target,
     types::ScalarType,
     version::Version,
@@ -19,23 +22,29 @@ pub struct Module {
     pub target: Target,
     /// Variables outside of kernels.
     pub variables: Vec<Variable>,
+    /// Functions that kernels call, in order.
+    pub functions: Vec<Function>,
     /// The kernels, in order.
     pub kernels: Vec<Kernel>,
 }
 
-/// A kernel: `.visible .entry`.
+/// A kernel: `.visible .entry`. A function has the same parts.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Kernel {
     /// The name the host knows.
     pub name: Name,
     /// The parameters, in order.
     pub params: Vec<KernelParam>,
+    /// What a function returns; a kernel returns nothing.
+    pub returns: Vec<KernelParam>,
     /// What the kernel tells the compiler about its launch.
     pub directives: Directives,
     /// The registers.
     pub registers: Registers,
     /// Variables inside of the kernel.
     pub variables: Vec<Variable>,
+    /// Lists that indirect branches and calls name.
+    pub targets: Vec<Targets>,
     /// Labels and instructions.
     pub body: Vec<Statement>,
 }
@@ -83,6 +92,8 @@ pub enum Space {
     Const,
     /// Memory of one thread.
     Local,
+    /// Arguments and results of a call, inside of a kernel or function.
+    Param,
 }
 
 /// Who else sees a variable.
@@ -114,7 +125,23 @@ pub struct Variable {
     /// Scalar, array or array sized elsewhere.
     pub len: Length,
     /// Initial values, in order; missing ones are zero.
-    pub init: Vec<Imm>,
+    pub init: Vec<Initial>,
+}
+
+/// An initial value.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Initial {
+    /// A number.
+    Value(Imm),
+    /// The address of a variable or function.
+    Address {
+        /// Whose.
+        name: Name,
+        /// Bytes added.
+        offset: i64,
+        /// Whether it is an address of the generic space: `generic(name)`.
+        generic: bool,
+    },
 }
 
 /// How many elements a variable has.
@@ -148,7 +175,19 @@ pub struct Registers {
 impl Module {
     /// An empty module for `target`, in the lowest language version that knows it.
     pub fn new(target: Target) -> Self {
-        Self { version: Version::of_target(target), target, variables: Vec::new(), kernels: Vec::new() }
+        Self::with_version(Version::of_target(target), target)
+    }
+
+    /// An empty module for `target` in that language version.
+    pub const fn with_version(version: Version, target: Target) -> Self {
+        Self { version, target, variables: Vec::new(), functions: Vec::new(), kernels: Vec::new() }
+    }
+
+    /// Everything with a body: kernels, then functions.
+    pub fn units(&self) -> impl Iterator<Item = (Unit, &Kernel)> {
+        let kernels = self.kernels.iter().enumerate().map(|(i, kernel)| (Unit::Kernel(i), kernel));
+        let defined = self.functions.iter().enumerate().filter(|(_, function)| function.defined);
+        kernels.chain(defined.map(|(i, function)| (Unit::Function(i), &function.code)))
     }
 
     /// The kernel of that name.
@@ -160,12 +199,19 @@ impl Module {
 impl Kernel {
     /// A kernel without parameters, registers or code.
     pub fn new(name: &Ident) -> Self {
+        Self::empty(name.into())
+    }
+
+    /// As [`new`](Self::new), under any name PTX allows.
+    pub fn empty(name: Name) -> Self {
         Self {
-            name: name.into(),
+            name,
             params: Vec::new(),
+            returns: Vec::new(),
             directives: Directives::default(),
             registers: Registers::default(),
             variables: Vec::new(),
+            targets: Vec::new(),
             body: Vec::new(),
         }
     }

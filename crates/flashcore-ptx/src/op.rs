@@ -9,14 +9,16 @@ named! {
     /// A mnemonic. Multi-part names such as `cp.async.bulk.tensor` are one operation with one meaning; the
     /// parser takes the longest that fits.
     Op {
-        Abs "abs", Add "add", Bfe "bfe", Bfi "bfi", Bfind "bfind", Brev "brev", Clz "clz", Copysign "copysign",
-        Cos "cos", Div "div", Dp4a "dp4a", Ex2 "ex2", Fma "fma", Lg2 "lg2", Mad "mad", Max "max", Min "min",
-        Mul "mul", Neg "neg", Popc "popc", Rcp "rcp", Rem "rem", Rsqrt "rsqrt", Sad "sad", Sin "sin",
-        Sqrt "sqrt", Sub "sub", Tanh "tanh", Testp "testp",
+        Abs "abs", Add "add", Addc "addc", Bfe "bfe", Bfi "bfi", Bfind "bfind", Bmsk "bmsk", Brev "brev", Clz "clz", Copysign "copysign",
+        Cos "cos", Div "div", Dp2a "dp2a", Dp4a "dp4a", Ex2 "ex2", Fma "fma", Fns "fns", Lg2 "lg2", Mad "mad", Mad24 "mad24", Madc "madc", Max "max", Min "min",
+        Mul "mul", Mul24 "mul24", Neg "neg", Popc "popc", Rcp "rcp", Rem "rem", Rsqrt "rsqrt", Sad "sad", Sin "sin",
+        Sqrt "sqrt", Sub "sub", Subc "subc", Szext "szext", Tanh "tanh", Testp "testp",
+        Vabsdiff2 "vabsdiff2", Vabsdiff4 "vabsdiff4", Vadd2 "vadd2", Vadd4 "vadd4", Vavrg2 "vavrg2",
+        Vavrg4 "vavrg4", Vmax2 "vmax2", Vmax4 "vmax4", Vmin2 "vmin2", Vmin4 "vmin4", Vsub2 "vsub2", Vsub4 "vsub4",
         And "and", Cnot "cnot", Lop3 "lop3", Not "not", Or "or", Prmt "prmt", Shf "shf", Shl "shl", Shr "shr",
         Xor "xor",
         Selp "selp", Set "set", Setp "setp", Slct "slct",
-        Cvt "cvt", Cvta "cvta", Getctarank "getctarank", Isspacep "isspacep", Mapa "mapa", Mov "mov",
+        Cvt "cvt", CvtPack "cvt.pack", Cvta "cvta", Getctarank "getctarank", Isspacep "isspacep", Mapa "mapa", Mov "mov",
         Atom "atom", Createpolicy "createpolicy", Ld "ld", Ldmatrix "ldmatrix", Prefetch "prefetch", Red "red",
         St "st", StAsync "st.async", Stmatrix "stmatrix",
         CpAsync "cp.async", CpAsyncCommitGroup "cp.async.commit_group", CpAsyncWaitGroup "cp.async.wait_group",
@@ -35,9 +37,10 @@ named! {
         BarrierClusterArrive "barrier.cluster.arrive", BarrierClusterWait "barrier.cluster.wait",
         Activemask "activemask", ElectSync "elect.sync", Match "match", ReduxSync "redux.sync",
         ShflSync "shfl.sync", VoteSync "vote.sync",
-        MmaSync "mma.sync", WgmmaCommitGroup "wgmma.commit_group", WgmmaFence "wgmma.fence",
+        MmaSync "mma.sync", Movmatrix "movmatrix", WmmaLoadA "wmma.load.a", WmmaLoadB "wmma.load.b",
+        WmmaLoadC "wmma.load.c", WmmaMma "wmma.mma", WmmaStoreD "wmma.store.d", WgmmaCommitGroup "wgmma.commit_group", WgmmaFence "wgmma.fence",
         WgmmaMmaAsync "wgmma.mma_async", WgmmaWaitGroup "wgmma.wait_group",
-        Bra "bra", Brkpt "brkpt", Exit "exit", Griddepcontrol "griddepcontrol", Nanosleep "nanosleep", Ret "ret",
+        Bra "bra", BrxIdx "brx.idx", Brkpt "brkpt", Call "call", Exit "exit", Griddepcontrol "griddepcontrol", Nanosleep "nanosleep", Ret "ret",
         Setmaxnreg "setmaxnreg", Trap "trap",
     }
 }
@@ -74,7 +77,7 @@ modifiers! {
     // rounding and arithmetic
     Rn "rn", Rz "rz", Rm "rm", Rp "rp", Rna "rna", Rni "rni", Rzi "rzi", Rmi "rmi", Rpi "rpi",
     Ftz "ftz", Sat "sat", Satfinite "satfinite", Relu "relu", NaN "NaN",
-    Approx "approx", Full "full", Lo "lo", Hi "hi", Wide "wide", Noftz "noftz", Shiftamt "shiftamt",
+    Cc "cc", Approx "approx", Full "full", Lo "lo", Hi "hi", Wide "wide", Noftz "noftz", Shiftamt "shiftamt",
     // comparison (`lo`, `hi` serve both mul and setp)
     Eq "eq", Ne "ne", Lt "lt", Le "le", Gt "gt", Ge "ge", Ls "ls", Hs "hs",
     Equ "equ", Neu "neu", Ltu "ltu", Leu "leu", Gtu "gtu", Geu "geu", Num "num", Nan "nan",

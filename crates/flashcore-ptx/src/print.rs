@@ -6,8 +6,8 @@
 use crate::{
     inst::{Address, Base, Imm, Inst, Operand, RegId},
     module::{
-        Directives, Kernel, KernelParam, Length, Linkage, Module, Registers, Space, Statement, Variable,
-        derived_name,
+        Directives, Function, Initial, Kernel, KernelParam, Length, Linkage, Module, Registers, Space,
+        Statement, TargetList, Targets, Variable, derived_name,
     },
     types::ScalarType,
 };
@@ -70,6 +70,7 @@ impl Display for Named<'_, Operand> {
             Operand::Imm(imm) => imm.fmt(f),
             Operand::Special(special) => special.fmt(f),
             Operand::Symbol(name) | Operand::Label(name) => name.fmt(f),
+            Operand::Offset(name, offset) => write!(f, "{name}+{offset}"),
             Operand::Address(address) => write!(f, "[{}]", self.with(address)),
             Operand::Tensor(tensor) => {
                 write!(f, "[{}, {{", self.with(&tensor.map))?;
@@ -80,6 +81,11 @@ impl Display for Named<'_, Operand> {
                 f.write_char('{')?;
                 separated(f, items.iter().map(|i| self.with(i)))?;
                 f.write_char('}')
+            }
+            Operand::Group(items) => {
+                f.write_char('(')?;
+                separated(f, items.iter().map(|i| self.with(i)))?;
+                f.write_char(')')
             }
             Operand::Pair(pair) => write!(f, "{}|{}", self.with(&pair.0), self.with(&pair.1)),
             Operand::Sink => f.write_char('_'),
@@ -133,7 +139,30 @@ impl Display for Module {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         writeln!(f, ".version {}\n.target {}\n.address_size 64\n", self.version, self.target)?;
         self.variables.iter().try_for_each(|v| writeln!(f, "{v};"))?;
+        self.functions.iter().try_for_each(|function| write!(f, "{function}"))?;
         self.kernels.iter().try_for_each(|k| write!(f, "{k}"))
+    }
+}
+
+impl Display for Linkage {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Private => "",
+            Self::Visible => ".visible ",
+            Self::Extern => ".extern ",
+            Self::Weak => ".weak ",
+        })
+    }
+}
+
+impl Display for Initial {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let Self::Address { name, offset, generic } = self else {
+            let Self::Value(value) = self else { return Ok(()) };
+            return value.fmt(f);
+        };
+        if *generic { write!(f, "generic({name})") } else { name.fmt(f) }?;
+        if *offset == 0 { Ok(()) } else { write!(f, "+{offset}") }
     }
 }
 
@@ -144,19 +173,14 @@ impl Display for Space {
             Self::Shared => ".shared",
             Self::Const => ".const",
             Self::Local => ".local",
+            Self::Param => ".param",
         })
     }
 }
 
 impl Display for Variable {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        f.write_str(match self.linkage {
-            Linkage::Private => "",
-            Linkage::Visible => ".visible ",
-            Linkage::Extern => ".extern ",
-            Linkage::Weak => ".weak ",
-        })?;
-        self.space.fmt(f)?;
+        write!(f, "{}{}", self.linkage, self.space)?;
         write_align(f, self.align)?;
         write!(f, " .{} {}", self.ty, self.name)?;
         match self.len {
@@ -219,13 +243,74 @@ impl Display for Directives {
 
 impl Display for Kernel {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        write!(f, "\n.visible .entry {}(", self.name)?;
-        for (i, param) in self.params.iter().enumerate() {
-            write!(f, "{}\n    {param}", if i > 0 { "," } else { "" })?;
+        write!(f, "\n.visible .entry {}", self.name)?;
+        write_params(f, &self.params)?;
+        write!(f, "\n{}", self.directives)?;
+        self.write_body(f)
+    }
+}
+
+impl Display for Function {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        write!(f, "\n{}.func ", self.linkage)?;
+        if !self.code.returns.is_empty() {
+            f.write_char('(')?;
+            separated(f, &self.code.returns)?;
+            f.write_str(") ")?;
         }
-        writeln!(f, "{})\n{}{{", if self.params.is_empty() { "" } else { "\n" }, self.directives)?;
+        self.code.name.fmt(f)?;
+        write_params(f, &self.code.params)?;
+        f.write_str(if self.noreturn { "\n.noreturn" } else { "" })?;
+        if !self.defined {
+            return f.write_str(";\n");
+        }
+        f.write_char('\n')?;
+        self.code.write_body(f)
+    }
+}
+
+impl Display for Targets {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: ", self.name)?;
+        match &self.list {
+            TargetList::Branch(labels) => {
+                f.write_str(".branchtargets ")?;
+                separated(f, labels)
+            }
+            TargetList::Call(functions) => {
+                f.write_str(".calltargets ")?;
+                separated(f, functions)
+            }
+            TargetList::Prototype { returns, params, noreturn } => {
+                f.write_str(".callprototype ")?;
+                if !returns.is_empty() {
+                    f.write_char('(')?;
+                    separated(f, returns)?;
+                    f.write_str(") ")?;
+                }
+                f.write_str("_ (")?;
+                separated(f, params)?;
+                f.write_str(if *noreturn { ") .noreturn" } else { ")" })
+            }
+        }
+    }
+}
+
+/// `(…)` with a parameter a line.
+fn write_params(f: &mut Formatter<'_>, params: &[KernelParam]) -> fmt::Result {
+    f.write_char('(')?;
+    for (i, param) in params.iter().enumerate() {
+        write!(f, "{}\n    {param}", if i > 0 { "," } else { "" })?;
+    }
+    f.write_str(if params.is_empty() { ")" } else { "\n)" })
+}
+
+impl Kernel {
+    fn write_body(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.write_str("{\n")?;
         self.registers.types().try_for_each(|(ty, count)| self.write_registers(f, ty, count))?;
         self.variables.iter().try_for_each(|v| writeln!(f, "    {v};"))?;
+        self.targets.iter().try_for_each(|t| writeln!(f, "    {t};"))?;
         for statement in &self.body {
             match statement {
                 Statement::Label(name) => writeln!(f, "{name}:")?,
@@ -234,9 +319,7 @@ impl Display for Kernel {
         }
         f.write_str("}\n")
     }
-}
 
-impl Kernel {
     fn write_registers(&self, f: &mut Formatter<'_>, ty: ScalarType, count: u32) -> fmt::Result {
         if !self.registers.has_names(ty) {
             return writeln!(f, "    .reg .{ty} {}<{count}>;", ty.register_prefix());

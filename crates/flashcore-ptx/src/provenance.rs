@@ -9,7 +9,26 @@ use std::fmt;
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Provenance {
     files: Vec<String>,
-    kernels: Vec<Vec<Option<(u32, u32)>>>,
+    kernels: Lines,
+    functions: Lines,
+}
+
+/// File and line of each statement of each body.
+type Lines = Vec<Vec<Option<(u32, u32)>>>;
+
+/// A body of a module, by its index among its kind.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Unit {
+    /// A kernel.
+    Kernel(usize),
+    /// A function.
+    Function(usize),
+}
+
+impl From<usize> for Unit {
+    fn from(kernel: usize) -> Self {
+        Self::Kernel(kernel)
+    }
 }
 
 /// A line of a source file.
@@ -28,13 +47,17 @@ impl fmt::Display for Location<'_> {
 }
 
 impl Provenance {
-    /// Says that statement `statement` of kernel `kernel` (both by index) came from `file`:`line`.
-    pub fn record(&mut self, kernel: usize, statement: usize, file: &str, line: u32) {
+    /// Says that statement `statement` of `unit` (a number means a kernel) came from `file`:`line`.
+    pub fn record(&mut self, unit: impl Into<Unit>, statement: usize, file: &str, line: u32) {
         let file = self.file_number(file);
-        if self.kernels.len() <= kernel {
-            self.kernels.resize_with(kernel + 1, Vec::new);
+        let (table, index) = match unit.into() {
+            Unit::Kernel(index) => (&mut self.kernels, index),
+            Unit::Function(index) => (&mut self.functions, index),
+        };
+        if table.len() <= index {
+            table.resize_with(index + 1, Vec::new);
         }
-        let lines = &mut self.kernels[kernel];
+        let lines = &mut table[index];
         if lines.len() <= statement {
             lines.resize(statement + 1, None);
         }
@@ -42,8 +65,12 @@ impl Provenance {
     }
 
     /// Where a statement came from, if known.
-    pub fn location(&self, kernel: usize, statement: usize) -> Option<Location<'_>> {
-        let (file, line) = (*self.kernels.get(kernel)?.get(statement)?)?;
+    pub fn location(&self, unit: impl Into<Unit>, statement: usize) -> Option<Location<'_>> {
+        let (table, index) = match unit.into() {
+            Unit::Kernel(index) => (&self.kernels, index),
+            Unit::Function(index) => (&self.functions, index),
+        };
+        let (file, line) = (*table.get(index)?.get(statement)?)?;
         Some(Location { file: self.files.get(file as usize)?, line })
     }
 

@@ -6,6 +6,7 @@ named! {
     /// A fundamental or packed type, as it stands behind the dot.
     ScalarType {
         Pred "pred",
+        B1 "b1", U4 "u4", S4 "s4",
         B8 "b8", B16 "b16", B32 "b32", B64 "b64", B128 "b128",
         U8 "u8", U16 "u16", U32 "u32", U64 "u64",
         S8 "s8", S16 "s16", S32 "s32", S64 "s64",
@@ -33,7 +34,8 @@ impl ScalarType {
     /// Width in bits; a predicate counts as 1.
     pub const fn bits(self) -> u32 {
         match self {
-            Self::Pred => 1,
+            Self::Pred | Self::B1 => 1,
+            Self::U4 | Self::S4 => 4,
             Self::B8 | Self::U8 | Self::S8 | Self::E4m3 | Self::E5m2 => 8,
             Self::B16 | Self::U16 | Self::S16 | Self::F16 | Self::Bf16 | Self::E4m3x2 | Self::E5m2x2 => 16,
             Self::B32 | Self::U32 | Self::S32 | Self::F32 | Self::F16x2 | Self::Bf16x2 | Self::Tf32 => 32,
@@ -51,9 +53,9 @@ impl ScalarType {
     pub const fn kind(self) -> TypeKind {
         match self {
             Self::Pred => TypeKind::Pred,
-            Self::B8 | Self::B16 | Self::B32 | Self::B64 | Self::B128 => TypeKind::Bits,
-            Self::U8 | Self::U16 | Self::U32 | Self::U64 => TypeKind::Unsigned,
-            Self::S8 | Self::S16 | Self::S32 | Self::S64 => TypeKind::Signed,
+            Self::B1 | Self::B8 | Self::B16 | Self::B32 | Self::B64 | Self::B128 => TypeKind::Bits,
+            Self::U4 | Self::U8 | Self::U16 | Self::U32 | Self::U64 => TypeKind::Unsigned,
+            Self::S4 | Self::S8 | Self::S16 | Self::S32 | Self::S64 => TypeKind::Signed,
             _ => TypeKind::Float,
         }
     }
@@ -83,6 +85,9 @@ impl ScalarType {
     pub const fn register_prefix(self) -> &'static str {
         match self {
             Self::Pred => "%p",
+            Self::B1 => "%bit",
+            Self::U4 => "%un",
+            Self::S4 => "%sn",
             Self::B8 => "%rc",
             Self::B16 => "%rs",
             Self::B32 => "%r",
@@ -114,7 +119,16 @@ impl ScalarType {
     pub const fn can_be_register(self) -> bool {
         !matches!(
             self,
-            Self::Bf16 | Self::Bf16x2 | Self::Tf32 | Self::E4m3 | Self::E5m2 | Self::E4m3x2 | Self::E5m2x2
+            Self::B1
+                | Self::U4
+                | Self::S4
+                | Self::Bf16
+                | Self::Bf16x2
+                | Self::Tf32
+                | Self::E4m3
+                | Self::E5m2
+                | Self::E4m3x2
+                | Self::E5m2x2
         )
     }
 

@@ -24,6 +24,8 @@ pub const V7_1: Version = v(7, 1);
 pub const V7_4: Version = v(7, 4);
 /// CUDA 11.5: `fence.proxy`, `cp.async` with a predicate.
 pub const V7_5: Version = v(7, 5);
+/// CUDA 11.6: `bmsk`, `szext`.
+pub const V7_6: Version = v(7, 6);
 /// CUDA 11.7: parameters have addresses.
 pub const V7_7: Version = v(7, 7);
 /// CUDA 11.8: sm_89, sm_90, clusters.

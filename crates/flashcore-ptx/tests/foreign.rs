@@ -31,7 +31,11 @@ fn nvcc_style() {
     assert_eq!(kernel.directives.max_threads, Some([256, 1, 1]));
     assert_eq!(kernel.param_layout(), (vec![0, 8, 12], 16));
     let (branch, _) = kernel.instructions().find(|(_, i)| i.guard.is_some()).unwrap();
-    assert_eq!(provenance.location(0, branch).unwrap().to_string(), "/src/scale.cu:4");
+    assert_eq!(
+        provenance.location(0, branch).unwrap().to_string(),
+        "/src/scale.cu:3",
+        "where it was inlined"
+    );
     assert!(module.to_string().contains("mul.f32 %f5, %f4, 0f3F000000;"));
 }
 
@@ -53,6 +57,15 @@ fn triton_style() {
 }
 
 #[test]
+fn inline_assembly_has_the_line_it_stands_in() {
+    let text = ".version 8.0\n.target sm_90a\n.entry k()\n{\n.loc 1 7 1\n// begin inline asm\n.loc 1 7 1\nexit;\n.loc 1 8 1\n\
+                ret;\n// end inline asm\n.loc 1 9 1\nret;\n}\n.file 1 \"k.py\"\n";
+    let provenance = parse(text).unwrap().provenance;
+    let lines = [0, 1, 2].map(|statement| provenance.location(0, statement).unwrap().line);
+    assert_eq!(lines, [7, 7, 9]);
+}
+
+#[test]
 fn errors_say_where_and_what() {
     let kernel = |body: &str| format!(".version 8.0\n.target sm_90a\n.entry k()\n{{\n{body}\n}}");
     for (text, expected) in [
@@ -63,15 +76,20 @@ fn errors_say_where_and_what() {
             ".version 8.0 .target sm_90 .address_size 32".into(),
             "an address size other than 64 is not supported",
         ),
-        (".version 8.0\n.target sm_90\n.func f() { ret; }".into(), "3:1: `.func` is not supported"),
+        (
+            ".version 8.0\n.target sm_90\n.func f(.reg .b32 x) { ret; }".into(),
+            "3:9: a parameter in a register",
+        ),
+        (".version 8.0\n.target sm_90\n.alias f, g;".into(), "3:1: `.alias` is not supported"),
+        (".version 8.0\n.target sm_90\n.global .texref t;".into(), "3:9: `.texref`: textures and surfaces"),
         (kernel("  ret"), "6:1: expected an operand, found `}`"),
         (kernel("ret; {"), "6:2: expected an instruction, a label or `}`, found `end of text`"),
         (kernel(".reg .b32 %r<2>, %r1;"), "5:18: `%r1` is declared twice"),
         (kernel("A: A: ret;"), "5:4: `A` is declared twice"),
         (kernel(".reg .bf16 x;"), "5:12: a `.bf16` register is not supported"),
         (kernel(".reg .b32 %r<99999999>;"), "`99999999` is out of range"),
-        (kernel(".param .b32 x;"), "5:1: `.param` in a kernel is not supported"),
-        (kernel("call.uni f, ();"), "5:1: unknown instruction `call.uni`"),
+        (kernel("call.uni f, (1);"), "operand 2 of `call.uni` must be `(…)` of `.param` variables"),
+        (kernel("ts: .branchtargets nowhere;"), "5:20: expected a label of this kernel, found `nowhere`"),
         (kernel(".reg .f32 f; mov.f32 f, 99999999999999999999;"), "`99999999999999999999` is out of range"),
         (kernel("/* never"), "5:1: unterminated comment"),
         (kernel("é"), "5:1: stray character `é`"),

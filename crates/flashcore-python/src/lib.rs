@@ -31,7 +31,11 @@ use pyo3::prelude::*;
 mod _native {
     use std::ffi::OsString;
 
-    use pyo3::{prelude::*, types::IntoPyDict};
+    use pyo3::{
+        exceptions::PyValueError,
+        prelude::*,
+        types::{IntoPyDict, PyBytes},
+    };
 
     #[pymodule_export]
     use crate::{
@@ -58,6 +62,24 @@ mod _native {
     #[pyfunction]
     fn cli(py: Python<'_>, arguments: Vec<OsString>, program: Vec<OsString>) -> u8 {
         py.detach(|| flashcore_cli::run(arguments, program))
+    }
+
+    /// Runs launches in the simulator: a JSON object says which, arrays are bytes; returns JSON and the arrays.
+    #[pyfunction]
+    fn simulate<'py>(
+        py: Python<'py>,
+        request: &str,
+        arrays: Vec<Vec<u8>>,
+    ) -> PyResult<(String, Vec<Bound<'py, PyBytes>>)> {
+        let (answer, arrays) =
+            py.detach(|| flashcore_cli::simulate(request, arrays)).map_err(PyValueError::new_err)?;
+        Ok((answer, arrays.iter().map(|bytes| PyBytes::new(py, bytes)).collect()))
+    }
+
+    /// The kernels of a PTX text with their parameters, as JSON.
+    #[pyfunction]
+    fn kernels(ptx: &str) -> PyResult<String> {
+        flashcore_cli::kernels(ptx).map_err(PyValueError::new_err)
     }
 
     /// Whether tensors of this one's type come in by DLPack's C exchange API.

@@ -32,6 +32,8 @@ pub enum FindingKind {
     InFlightRegister,
     /// wgmma meets registers touched since the last `wgmma.fence`.
     MissingWgmmaFence,
+    /// An accumulator was set by a move between `wgmma.fence` and its wgmma (a note).
+    UnfencedInit,
     /// Any operation on an mbarrier that was not initialised.
     MbarrierUninit,
     /// An mbarrier is initialised again while alive.
@@ -72,6 +74,10 @@ pub enum FindingKind {
     Deadlock,
     /// `trap` was executed.
     Trap,
+    /// An `assert` of the kernel failed.
+    AssertFailed,
+    /// A call or a branch through a table that leads nowhere, or to a function of another signature.
+    BadCall,
 }
 
 /// How much a finding weighs.
@@ -87,7 +93,7 @@ impl FindingKind {
     /// How much findings of this kind weigh.
     pub const fn severity(self) -> Severity {
         match self {
-            Self::UnfencedRead => Severity::Note,
+            Self::UnfencedRead | Self::UnfencedInit => Severity::Note,
             _ => Severity::Error,
         }
     }
@@ -100,6 +106,8 @@ impl FindingKind {
                 | Self::Misaligned
                 | Self::Deadlock
                 | Self::Trap
+                | Self::AssertFailed
+                | Self::BadCall
                 | Self::DivergentAligned
                 | Self::BadDescriptor
                 | Self::MbarrierUninit
@@ -112,7 +120,9 @@ impl FindingKind {
 /// Where something happened.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Site {
-    /// Index of the statement in the kernel's body.
+    /// The function it stands in, if it is not the kernel itself.
+    pub function: Option<String>,
+    /// Index of the statement in that body.
     pub statement: usize,
     /// The instruction.
     pub text: String,
@@ -160,8 +170,13 @@ impl fmt::Display for Finding {
                 writeln!(f, "  from {source}")?;
             }
         }
-        write!(f, "  in   {} CTA ({x},{y},{z}) warp {} lane {}", self.kernel, self.warp, self.lane)?;
-        if self.count > 1 { write!(f, ", {} times", self.count) } else { Ok(()) }
+        let function = self.site.as_ref().and_then(|site| site.function.as_deref());
+        let through = function.map(|name| format!("{name}, called by ")).unwrap_or_default();
+        write!(f, "  in   {through}{} CTA ({x},{y},{z}) warp {} lane {}", self.kernel, self.warp, self.lane)?;
+        if self.count > 1 {
+            write!(f, ", {} times", self.count)?;
+        }
+        write!(f, "\n  fix  {}", self.kind.cure())
     }
 }
 
@@ -169,13 +184,13 @@ impl fmt::Display for Finding {
 #[derive(Default, Debug)]
 pub(crate) struct Findings {
     list: Vec<Finding>,
-    known: BTreeMap<(FindingKind, Option<usize>), usize>,
+    known: BTreeMap<(FindingKind, Option<(Option<String>, usize)>), usize>,
 }
 
 impl Findings {
     /// Adds a finding, or counts one more of the same kind at the same instruction.
     pub(crate) fn add(&mut self, finding: Finding) {
-        let key = (finding.kind, finding.site.as_ref().map(|s| s.statement));
+        let key = (finding.kind, finding.site.as_ref().map(|s| (s.function.clone(), s.statement)));
         match self.known.get(&key) {
             Some(&at) => self.list[at].count += 1,
             None => {

@@ -17,9 +17,6 @@ use flashcore_ptx::{
     provenance::Provenance,
 };
 
-/// The allocation that holds the module's own variables.
-const MODULE_SLOT: u8 = 255;
-
 /// Memory that the caller binds to a slot.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Buffer {
@@ -60,7 +57,7 @@ pub struct Launch<'a> {
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Outcome {
-    /// The buffers, in the order in which they were given, then workspace.
+    /// The buffers, in the order in which they were given, then workspace, then the module's variables if it has any.
     pub buffers: Vec<Buffer>,
     /// What was wrong, in order of appearance.
     pub findings: Vec<Finding>,
@@ -68,6 +65,8 @@ pub struct Outcome {
     pub counters: Counters,
     /// How often each statement of the kernel's body was executed, by warps.
     pub executions: Vec<u64>,
+    /// What the kernel printed, warp by warp as they ran.
+    pub printed: String,
     /// Whether a finding ended the launch before its time: then the buffers mean nothing.
     pub halted: bool,
 }
@@ -90,6 +89,9 @@ impl Outcome {
 }
 
 impl Launch<'_> {
+    /// The slot of the module's own variables: bound to what the last launch left there, they keep their values.
+    pub const MODULE: Slot = Slot(255);
+
     /// Simulates the launch.
     pub fn run(self, options: &Options) -> Result<Outcome, SimError> {
         let entry = self.spec.entry.as_str();
@@ -99,7 +101,7 @@ impl Launch<'_> {
         let mut global = GlobalMemory::default();
         let slots = place_buffers(&mut global, &program, self.spec, self.buffers);
         let (params, tensor_maps) = encode_params(&program, self.module, self.spec, &global)?;
-        let provenance = self.provenance.map(|p| (p, index));
+        let provenance = self.provenance;
         let context = Context { program: &program, options, geometry, params, tensor_maps, provenance };
         let mut machine = Machine::new(&context, global);
         machine.run()?;
@@ -125,8 +127,11 @@ fn place_buffers(
         global.insert(scratch.slot.0, format!("workspace {}", scratch.slot.0), bytes, scratch.zeroed);
         slots.push(scratch.slot);
     }
-    let variables = program.layout.globals.clone();
-    global.insert(MODULE_SLOT, "the module's variables".into(), variables, true);
+    let variables = &program.layout.globals;
+    if !slots.contains(&Launch::MODULE) {
+        global.insert(Launch::MODULE.0, "the module's variables".into(), variables.clone(), true);
+        slots.extend((!variables.is_empty()).then_some(Launch::MODULE));
+    }
     slots
 }
 
@@ -150,6 +155,7 @@ fn encode_params(
             Param::U32(value) => value.to_le_bytes().to_vec(),
             Param::U64(value) => value.to_le_bytes().to_vec(),
             Param::F32(value) => value.to_le_bytes().to_vec(),
+            Param::Bytes(bytes) => bytes.clone(),
             Param::Buffer(slot) => address_of(global, *slot)?.to_le_bytes().to_vec(),
             Param::TensorMap(map) => {
                 let address = address_of(global, map.slot)?;
@@ -174,9 +180,10 @@ fn address_of(global: &GlobalMemory, slot: Slot) -> Result<u64, SimError> {
 
 fn collect(mut machine: Machine<'_>, program: &Program, slots: &[Slot]) -> Outcome {
     machine.counters.instructions = machine.hits.fold(|pc| program.origins[pc].class);
+    let kernel = program.origins.iter().enumerate().skip(program.entry as usize);
     let statements = program.origins.last().map_or(0, |origin| origin.statement + 1);
     let mut executions = vec![0; statements];
-    for (pc, origin) in program.origins.iter().enumerate() {
+    for (pc, origin) in kernel {
         executions[origin.statement] = machine.hits.at(pc);
     }
     let buffer = |slot: &Slot| {
@@ -188,6 +195,7 @@ fn collect(mut machine: Machine<'_>, program: &Program, slots: &[Slot]) -> Outco
         findings: machine.findings.into_list(),
         counters: machine.counters,
         executions,
+        printed: machine.printed,
         halted: machine.halted,
     }
 }

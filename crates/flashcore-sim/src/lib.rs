@@ -48,16 +48,19 @@
 //! | `program/` | instructions decoded once into micro-operations |
 //! | `machine`, `schedule`, `engine` | who runs next; asynchronous work in flight |
 //! | `step/` | what each micro-operation does, one file for each family |
-//! | `warp`, `regfile`, `cta`, `mbarrier`, `named`, `memory/` | state |
+//! | `warp`, `calls`, `regfile`, `cta`, `mbarrier`, `named`, `memory/` | state |
 //! | `check/` | vector clocks, shadows, the rules by which accesses are judged |
 //! | `numeric/` | numbers bit for bit |
 #![forbid(unsafe_code)]
 
+mod calls;
 mod check;
 mod counters;
 mod cta;
 mod engine;
 mod error;
+mod excuse;
+mod explain;
 mod finding;
 mod geometry;
 mod launch;

@@ -9,6 +9,7 @@ use crate::{
     cta::{Cluster, ClusterBarrier, Cta},
     engine::Engine,
     error::SimError,
+    excuse::Deferred,
     finding::{Finding, FindingKind, Findings, Site},
     geometry::Geometry,
     memory::{GlobalMemory, SharedMemory},
@@ -18,7 +19,7 @@ use crate::{
     tensor_map::TensorMap,
     warp::{Split, Wait, Warp, WarpSetup},
 };
-use flashcore_ptx::provenance::Provenance;
+use flashcore_ptx::provenance::{Provenance, Unit};
 use std::collections::BTreeMap;
 
 /// What stays the same during a launch.
@@ -29,8 +30,8 @@ pub(crate) struct Context<'m> {
     /// The parameter block.
     pub(crate) params: Vec<u8>,
     pub(crate) tensor_maps: Vec<TensorMap>,
-    /// Source lines, and the kernel's index in them.
-    pub(crate) provenance: Option<(&'m Provenance, usize)>,
+    /// Source lines.
+    pub(crate) provenance: Option<&'m Provenance>,
 }
 
 /// The state of a launch.
@@ -49,6 +50,10 @@ pub(crate) struct Machine<'m> {
     pub(crate) rng: Rng,
     /// What global locations used for synchronisation publish.
     pub(crate) global_sync: BTreeMap<u64, BTreeMap<u32, VClock>>,
+    /// Findings that a compare-and-swap would excuse.
+    pub(crate) deferred: Vec<Deferred>,
+    /// What the kernel printed.
+    pub(crate) printed: String,
     /// A finding ended the launch.
     pub(crate) halted: bool,
     /// Warp instructions executed.
@@ -78,6 +83,8 @@ impl<'m> Machine<'m> {
             hits: PerInstruction::new(context.program.code.len()),
             rng: Rng::new(context.options.seed),
             global_sync: BTreeMap::new(),
+            deferred: Vec::new(),
+            printed: String::new(),
             halted: false,
             steps: 0,
             last_effect: 0,
@@ -117,6 +124,7 @@ impl<'m> Machine<'m> {
             Cta::new(geometry.cta_id(number, rank), slot, rank, shared, geometry.threads),
         );
         let setup = WarpSetup {
+            entry: self.context.program.entry,
             registers: self.context.program.registers,
             local_bytes: self.context.program.layout.local_bytes,
             budget: geometry.registers,
@@ -144,6 +152,7 @@ impl<'m> Machine<'m> {
             }
             self.check_limits()?;
         }
+        self.report_deferred();
         Ok(())
     }
 
@@ -247,10 +256,17 @@ impl Context<'_> {
     pub(crate) fn site(&self, pc: u32) -> Site {
         let Some(origin) = self.program.origins.get(pc as usize) else {
             let statement = self.program.origins.last().map_or(0, |origin| origin.statement);
-            return Site { statement, text: "the end of the kernel".to_owned(), source: None };
+            let text = "the end of the kernel".to_owned();
+            return Site { function: None, statement, text, source: None };
         };
-        let line = self.provenance.and_then(|(table, kernel)| table.location(kernel, origin.statement));
-        Site { statement: origin.statement, text: origin.text.clone(), source: line.map(|l| l.to_string()) }
+        let line = self.provenance.and_then(|table| table.location(origin.unit, origin.statement));
+        let routine = self.program.routines.iter().find(|r| origin.unit == Unit::Function(r.function));
+        Site {
+            function: routine.map(|r| r.name.clone()),
+            statement: origin.statement,
+            text: origin.text.clone(),
+            source: line.map(|l| l.to_string()),
+        }
     }
 }
 

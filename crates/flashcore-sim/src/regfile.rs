@@ -14,17 +14,37 @@ pub(crate) enum RegisterFault {
     Undefined,
 }
 
+/// When a register was last touched, and by what.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub(crate) struct Touch {
+    /// Number of the `wgmma.fence` after which that was, from 1.
+    fence: u32,
+    /// Whether nothing but moves has touched it since.
+    moves: bool,
+}
+
 #[derive(Clone, Copy, Default, Debug)]
 struct State {
     /// Lanes that were written.
     written: u32,
     /// Unfinished wgmmas that use it.
     in_flight: u32,
-    /// Number of the `wgmma.fence` after which it was last touched, from 1.
-    touched: u32,
+    /// When it was last touched, and how.
+    touch: Touch,
     /// Its value comes from unwritten memory.
     undefined: bool,
 }
+
+/// The registers of one function, of one lane: those of an unfinished call while another is under way.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct SavedLane {
+    narrow: Vec<(u32, bool)>,
+    wide: Vec<(u64, bool)>,
+    predicates: Vec<(bool, bool)>,
+}
+
+/// Register slots from the first counts up to the second.
+pub(crate) type RegisterRange = (RegisterCounts, RegisterCounts);
 
 /// The registers of a warp.
 #[derive(Debug)]
@@ -74,6 +94,16 @@ impl RegFile {
         &self.narrow[slot as usize]
     }
 
+    /// Whether the register was written in all lanes of the mask.
+    pub(crate) fn is_defined(&self, reg: Reg, mask: u32) -> bool {
+        let written = match reg {
+            Reg::Narrow(slot) => self.narrow_state[slot as usize].written,
+            Reg::Wide(slot) => self.wide_written[slot as usize],
+            Reg::Predicate(slot) => self.predicate_written[slot as usize],
+        };
+        written & mask == mask
+    }
+
     /// A predicate as a mask of lanes.
     pub(crate) fn predicate(&self, slot: u32) -> u32 {
         self.predicates[slot as usize]
@@ -84,7 +114,7 @@ impl RegFile {
         let written = match reg {
             Reg::Narrow(slot) => {
                 let state = &mut self.narrow_state[slot as usize];
-                state.touched = self.fences;
+                state.touch = Touch { fence: self.fences, moves: false };
                 match state {
                     State { in_flight: 1.., .. } => return Some(RegisterFault::InFlight),
                     State { undefined: true, .. } => return Some(RegisterFault::Undefined),
@@ -124,7 +154,7 @@ impl RegFile {
         let state = &mut self.narrow_state[slot];
         state.written |= mask;
         state.undefined = false;
-        state.touched = self.fences;
+        state.touch = Touch { fence: self.fences, moves: false };
         (state.in_flight > 0).then_some(RegisterFault::InFlight)
     }
 
@@ -133,6 +163,51 @@ impl RegFile {
         let slot = slot as usize;
         self.predicates[slot] = self.predicates[slot] & !mask | bits & mask;
         self.predicate_written[slot] |= mask;
+    }
+
+    /// The registers of a range in one lane, with whether they were written.
+    pub(crate) fn save(&self, (from, to): &RegisterRange, lane: usize) -> SavedLane {
+        let bit = |mask: u32| mask >> lane & 1 == 1;
+        let narrow = from.narrow as usize..to.narrow as usize;
+        let wide = from.wide as usize..to.wide as usize;
+        let predicates = from.predicates as usize..to.predicates as usize;
+        SavedLane {
+            narrow: narrow.map(|i| (self.narrow[i][lane], bit(self.narrow_state[i].written))).collect(),
+            wide: wide.map(|i| (self.wide[i][lane], bit(self.wide_written[i]))).collect(),
+            predicates: predicates
+                .map(|i| (bit(self.predicates[i]), bit(self.predicate_written[i])))
+                .collect(),
+        }
+    }
+
+    /// Puts back what [`save`](Self::save) took from one lane.
+    pub(crate) fn restore(&mut self, from: RegisterCounts, lane: usize, saved: &SavedLane) {
+        let set = |mask: &mut u32, on: bool| *mask = *mask & !(1 << lane) | u32::from(on) << lane;
+        for (i, &(value, written)) in saved.narrow.iter().enumerate() {
+            let slot = from.narrow as usize + i;
+            self.narrow[slot][lane] = value;
+            set(&mut self.narrow_state[slot].written, written);
+        }
+        for (i, &(value, written)) in saved.wide.iter().enumerate() {
+            let slot = from.wide as usize + i;
+            self.wide[slot][lane] = value;
+            set(&mut self.wide_written[slot], written);
+        }
+        for (i, &(value, written)) in saved.predicates.iter().enumerate() {
+            let slot = from.predicates as usize + i;
+            set(&mut self.predicates[slot], value);
+            set(&mut self.predicate_written[slot], written);
+        }
+    }
+
+    /// A function begins in the lanes of `mask`: nothing was written to its registers yet.
+    pub(crate) fn forget(&mut self, (from, to): &RegisterRange, mask: u32) {
+        for state in &mut self.narrow_state[from.narrow as usize..to.narrow as usize] {
+            state.written &= !mask;
+        }
+        let wide = &mut self.wide_written[from.wide as usize..to.wide as usize];
+        let predicates = &mut self.predicate_written[from.predicates as usize..to.predicates as usize];
+        wide.iter_mut().chain(predicates).for_each(|written| *written &= !mask);
     }
 
     /// `wgmma.fence`: registers touched before are in order with wgmmas to come.
@@ -145,9 +220,23 @@ impl RegFile {
         self.fences > 1
     }
 
-    /// Whether the register was touched since the last `wgmma.fence`.
-    pub(crate) fn touched_since_fence(&self, slot: u32) -> bool {
-        self.narrow_state[slot as usize].touched == self.fences
+    /// Whether the register was touched since the last `wgmma.fence`; `Some(true)` if moves alone did.
+    pub(crate) fn touched_since_fence(&self, slot: u32) -> Option<bool> {
+        let touch = self.narrow_state[slot as usize].touch;
+        (touch.fence == self.fences).then_some(touch.moves)
+    }
+
+    /// When a register was last touched.
+    pub(crate) fn touch(&self, reg: Reg) -> Touch {
+        if let Reg::Narrow(slot) = reg { self.narrow_state[slot as usize].touch } else { Touch::default() }
+    }
+
+    /// What touched the register just now was a move; `before` is how it stood.
+    pub(crate) fn mark_moved(&mut self, reg: Reg, before: Touch) {
+        if let Reg::Narrow(slot) = reg {
+            let moves = before.fence != self.fences || before.moves;
+            self.narrow_state[slot as usize].touch = Touch { fence: self.fences, moves };
+        }
     }
 
     /// Whether every lane was written.

@@ -1,6 +1,7 @@
 //! One warp: its lanes in groups that share a program counter, its registers, its clock, its queues.
 
 use crate::{
+    calls::Calls,
     check::clock::{Knowledge, VClock},
     program::RegisterCounts,
     regfile::RegFile,
@@ -55,6 +56,8 @@ pub(crate) struct WarpClock {
     pub(crate) inits: VClock,
     /// Lanes that wrote shared memory since the last warp-wide synchronisation, without a proxy fence of their own.
     pub(crate) unfenced: u32,
+    /// Lanes that wrote shared memory since the last warp-wide synchronisation.
+    pub(crate) wrote: u32,
 }
 
 impl WarpClock {
@@ -89,6 +92,9 @@ impl WarpClock {
     pub(crate) fn release(&mut self, agent: u32, mask: u32) -> Knowledge {
         let mut knowledge = self.view(mask).clone();
         knowledge.seen.raise(agent, self.now);
+        // Only those who release tell of their own writes.
+        let told = if self.wrote & !mask == 0 { self.now } else { self.synced };
+        knowledge.lanes.raise(agent, told);
         self.now += 1;
         knowledge
     }
@@ -106,6 +112,7 @@ impl WarpClock {
         self.synced = self.now;
         self.now += 1;
         self.unfenced = 0;
+        self.wrote = 0;
     }
 
     /// `fence.proxy.async` by the lanes of `mask`: what they know of generic writes, the async proxy knows.
@@ -202,6 +209,10 @@ pub(crate) struct Warp {
     pub(crate) registers: RegFile,
     /// Local memory, lane by lane.
     pub(crate) local: Vec<u8>,
+    /// The carry of each lane.
+    pub(crate) carries: u32,
+    /// Functions that lanes are in.
+    pub(crate) calls: Box<Calls>,
     pub(crate) clock: WarpClock,
     pub(crate) copies: Groups,
     pub(crate) bulk: Groups,
@@ -227,9 +238,11 @@ impl Warp {
             agent,
             lanes,
             exited: 0,
-            splits: vec![Split { pc: 0, mask: lanes, wait: Wait::Ready }],
+            splits: vec![Split { pc: setup.entry, mask: lanes, wait: Wait::Ready }],
             registers: RegFile::new(setup.registers),
             local: vec![0; setup.local_bytes as usize * 32],
+            carries: 0,
+            calls: Box::default(),
             clock: WarpClock { now: 1, ..WarpClock::default() },
             copies: Groups::default(),
             bulk: Groups::default(),
@@ -307,6 +320,7 @@ impl Warp {
 /// What every warp of a launch starts with.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WarpSetup {
+    pub(crate) entry: u32,
     pub(crate) registers: RegisterCounts,
     pub(crate) local_bytes: u32,
     pub(crate) budget: u32,

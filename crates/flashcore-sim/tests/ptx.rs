@@ -1,5 +1,6 @@
 //! The PTX tests of the repository in the simulator: `tests/ptx/*.ptx` must give their results under every
-//! schedule, `tests/ptx/findings/*.ptx` must be judged as their comments say.
+//! schedule, `tests/ptx/findings/*.ptx` must be judged as their comments say; `tests/ptx/nvcc` and
+//! `tests/ptx/triton` do both with what other compilers made.
 
 use flashcore_ptx::{op::Op, table};
 use flashcore_sim::{Buffer, Launch, Options, Outcome};
@@ -113,14 +114,26 @@ const UNTESTED: &[Op] = &[
 #[test]
 fn every_instruction_of_the_table_is_tested() {
     let modules =
-        files("").into_iter().chain(files("findings")).flat_map(|file| load(&file).expect("a test"));
+        ["", "findings", "nvcc"].into_iter().flat_map(files).flat_map(|file| load(&file).expect("a test"));
     let tested: BTreeSet<Op> = modules
-        .flat_map(|case| case.parsed.module.kernels.clone())
-        .flat_map(|kernel| kernel.instructions().map(|(_, inst)| inst.op).collect::<Vec<_>>())
+        .flat_map(|case| case.parsed.module.units().map(|(_, unit)| unit.clone()).collect::<Vec<_>>())
+        .flat_map(|unit| unit.instructions().map(|(_, inst)| inst.op).collect::<Vec<_>>())
         .collect();
     let missing: Vec<_> = table::rows().map(|row| row.op).filter(|op| !tested.contains(op)).collect();
     let missing: BTreeSet<_> = missing.into_iter().filter(|op| !UNTESTED.contains(op)).collect();
     assert!(missing.is_empty(), "no test in tests/ptx executes {missing:?}");
+}
+
+/// What nvcc makes of CUDA: `make.py` beside the files says how.
+#[test]
+fn kernels_of_nvcc_are_run_and_judged() {
+    check("nvcc");
+}
+
+/// What Triton makes of the kernels beside the files.
+#[test]
+fn kernels_of_triton_are_run_and_judged() {
+    check("triton");
 }
 
 #[test]

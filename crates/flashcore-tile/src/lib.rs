@@ -14,6 +14,7 @@
 //! | matrix product in flight | [`Pending`] | touching registers the tensor cores own |
 //! | tile in shared memory | [`SmemTile`], [`MatrixOperand`] | box, swizzle and descriptor that disagree |
 //! | tile as a source of `ldmatrix` | [`MatrixRows`], [`MatrixView`] | swizzled addresses computed twice |
+//! | tile of f32 as a right operand | [`WordRows`], [`WordView`] | the same, for V in PV |
 //! | ring of tiles | [`Pipeline`] | wrong phases, stages and byte counts |
 //! | hardware barrier | [`NamedBarrier`], [`Mbarrier`] | ids and counts as bare numbers |
 //! | roles | [`Roles`] | register budgets that do not add up |
@@ -39,6 +40,7 @@ mod roles;
 mod scalar;
 mod scope;
 mod smem;
+mod tf32;
 mod tma;
 mod value;
 mod warp;
@@ -61,6 +63,7 @@ pub use roles::{RegisterBudget, Roles, WARPGROUP};
 pub use scalar::{Cmp, Half};
 pub use scope::{Cta, Scope, UniformScope, Warp, Warpgroup};
 pub use smem::{Major, MatrixOperand, SmemTile};
+pub use tf32::{WordRows, WordView};
 pub use tma::TensorMap;
 pub use value::{B16, B32, Bits, F32, Integer, Number, Packed, Pred, Reg, S32, Type, U32, U64, Val};
 pub use wgmma::{Pending, Start};

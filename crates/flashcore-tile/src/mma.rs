@@ -77,6 +77,11 @@ impl SmemTile {
 }
 
 impl MatrixRows {
+    /// The tile.
+    pub const fn tile(&self) -> &SmemTile {
+        &self.tile
+    }
+
     /// The tile `skip` bytes further on: another copy, or another group of eight rows.
     #[track_caller]
     pub fn at(&self, b: &mut Builder, skip: impl Into<Expr<U32>>) -> MatrixView {

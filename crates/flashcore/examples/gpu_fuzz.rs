@@ -1,6 +1,6 @@
 //! Writes random programs with the answers that GPU 0 gives: the corpus that the simulator is held to.
 //!
-//! `cargo run --release --example gpu_fuzz FOLDER [count] [first seed]`; kept under `tests/ptx/fuzz`.
+//! `cargo run --release --example gpu_fuzz FOLDER [count] [first seed] [family,family…]`; kept under `tests/ptx/fuzz`.
 #![allow(unsafe_code)] // Launching kernels.
 
 use flashcore::cuda::driver::{Compiler, Device, DeviceBuffer, Error, Module, Prepared, Stream};
@@ -16,9 +16,11 @@ fn main() {
     let folder = args.first().expect("a folder to write to");
     let count: u64 = args.get(1).map_or(96, |n| n.parse().expect("a number of programs"));
     let first: u64 = args.get(2).map_or(0, |n| n.parse().expect("a seed"));
+    let families: Vec<&str> = args.get(3).map_or(vec![], |names| names.split(',').collect());
+    let wanted = |p: &Program| families.is_empty() || families.iter().any(|f| p.name.starts_with(f));
     let gpu = Gpu::open();
     let mut refused = 0;
-    for program in (first..first + count).map(Program::new) {
+    for program in (first..).map(Program::new).filter(wanted).take(count as usize) {
         match gpu.run(&program) {
             Ok(answers) => {
                 let path = format!("{folder}/{}.ptx", program.name);

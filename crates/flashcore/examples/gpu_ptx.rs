@@ -1,6 +1,6 @@
 //! The repository's PTX tests on GPU 0: the same files, launches and expected bits as in the simulator.
 //!
-//! `cargo run --release --example gpu_ptx [FOLDER…]`, by default `tests/ptx tests/ptx/fuzz`. Each file runs in a
+//! `cargo run --release --example gpu_ptx [FOLDER…]`, by default `tests/ptx` with its folders `fuzz`, `nvcc` and `triton`. Each file runs in a
 //! process of its own, so that a kernel that traps or hangs costs that file alone.
 #![allow(unsafe_code)] // Launching kernels.
 
@@ -25,7 +25,7 @@ fn main() {
     {
         std::process::exit(i32::from(run_file(file) > 0));
     }
-    let usual = ["tests/ptx", "tests/ptx/fuzz"].map(PathBuf::from).to_vec();
+    let usual = ["", "fuzz", "nvcc", "triton"].map(|folder| Path::new("tests/ptx").join(folder)).to_vec();
     let folders = if args.is_empty() { usual } else { args };
     let files: Vec<_> = folders.iter().flat_map(|folder| files(folder)).collect();
     let failed = files.iter().filter(|file| !passes(file)).count();

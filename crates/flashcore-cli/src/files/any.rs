@@ -23,6 +23,8 @@ pub struct ElementType {
     pub bytes: usize,
     /// One element as text.
     pub show: fn(&[u8]) -> String,
+    /// One element as a number.
+    pub number: fn(&[u8]) -> f64,
 }
 
 impl PartialEq for ElementType {
@@ -33,6 +35,9 @@ impl PartialEq for ElementType {
 
 macro_rules! element {
     ($name:literal, $descr:literal, $ty:ty) => {
+        element!($name, $descr, $ty, |value| value as f64)
+    };
+    ($name:literal, $descr:literal, $ty:ty, $number:expr) => {
         ElementType {
             name: $name,
             descr: $descr,
@@ -40,6 +45,11 @@ macro_rules! element {
             show: |bytes| {
                 let byte = |i| bytes.get(i).copied().unwrap_or_default();
                 <$ty>::from_le_bytes(std::array::from_fn(byte)).to_string()
+            },
+            number: |bytes| {
+                let byte = |i| bytes.get(i).copied().unwrap_or_default();
+                let number: fn($ty) -> f64 = $number;
+                number(<$ty>::from_le_bytes(std::array::from_fn(byte)))
             },
         }
     };
@@ -55,9 +65,9 @@ const TYPES: [ElementType; 12] = [
     element!("s32", "<i4", i32),
     element!("u64", "<u8", u64),
     element!("s64", "<i8", i64),
-    element!("f16", "<f2", f16),
+    element!("f16", "<f2", f16, f16::to_f64),
     // numpy has no bfloat16; this is how ml_dtypes writes it.
-    element!("bf16", "<V2", bf16),
+    element!("bf16", "<V2", bf16, bf16::to_f64),
     element!("f32", "<f4", f32),
     element!("f64", "<f8", f64),
 ];

@@ -73,7 +73,7 @@ fn ptx_is_printed_alone() {
 fn kernels_of_the_covering_set_have_names() {
     let list = without_tools("inspect --list --json").json();
     let names = list["kernels"].as_array().unwrap();
-    assert!((16..=160).contains(&names.len()));
+    assert!((16..=192).contains(&names.len()));
     for name in [names.first(), names.last()] {
         let name = name.unwrap().as_str().unwrap();
         let json = without_tools(&format!("inspect {name} --json")).json();
@@ -83,15 +83,23 @@ fn kernels_of_the_covering_set_have_names() {
 }
 
 #[test]
+fn f32_has_a_kernel_on_every_gpu() {
+    for gpu in ["sm_80", "sm_90", "sm_120"] {
+        let json = without_tools(&format!("inspect --dtype f32 --gpu {gpu} --json")).json();
+        let kernel = json["kernel"].as_str().unwrap();
+        assert!(kernel.starts_with(&format!("fc_forward_{gpu}_f32_")), "{kernel}");
+    }
+}
+
+#[test]
 fn problems_without_a_kernel_say_what_there_is() {
-    refused("inspect --dtype f32 --gpu sm_90", "f16 and bf16");
     refused("inspect --shape 1x1x64x520 --gpu sm_90", "head dims up to 512");
     refused("inspect --dtype bf16 --gpu sm_75", "7.5 multiplies f16");
     refused("inspect --shape 1x3x64x64 --kv-heads 2", "");
     refused("inspect --gpu sm_70", "sm_75");
     refused("inspect --gpu sm_90 --sass", "nvidia-cuda-nvcc");
     refused("warm --gpu sm_90", "nvidia-cuda-nvcc");
-    refused("warm --dtype f32 --gpu sm_90", "f16 and bf16");
+    refused("warm --dtype f32 --gpu sm_90", "nvidia-cuda-nvcc");
     refused("warm --all --shape 1x1x1x8", "cannot be used with");
 }
 

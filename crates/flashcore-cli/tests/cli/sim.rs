@@ -156,6 +156,89 @@ fn instructions_that_the_target_lacks_are_told_once() {
     assert!(ended.stderr.lines().count() <= 4, "{}", ended.stderr);
 }
 
+/// An 8 x 8 array of floats 0, 1, 2 ….
+fn square(place: &Workplace) {
+    let numbers: Vec<f32> = (0..64).map(|i| i as f32).collect();
+    let head = "{'descr': '<f4', 'fortran_order': False, 'shape': (8, 8), }\n";
+    place.write("square.npy", &npy_file(head, bytemuck::cast_slice(&numbers)));
+    place.write("arguments.ptx", include_bytes!("../data/arguments.ptx"));
+}
+
+#[test]
+fn a_tensor_map_takes_from_its_array_what_is_not_said() {
+    let place = place();
+    square(&place);
+    let tile = "sim arguments.ptx --entry tile --grid 1 --arg out:t.npy:f32:16 --force";
+    let with =
+        |map: &str| place.run(&tile.replace("--arg", &format!("--arg tensormap:in:square.npy;{map} --arg")));
+    expect(&with("box=4,4"), 0, "clean");
+    let rows = [17u8, 25, 33, 41].map(|first| [0, 1, 2, 3].map(|i| f32::from(first + i).to_le_bytes()));
+    assert_eq!(elements(&place, "t.npy", 16), rows.concat());
+    expect(&with("box=4,4;dims=8,3"), 0, "clean");
+    assert_eq!(elements(&place, "t.npy", 16)[4], [0; 4], "rows behind the tensor are zeros");
+    expect(&with("box=4,3"), 1, "MbarrierLeftover");
+    expect(&with("box=3,4"), 2, "multiple of 16 bytes");
+    expect(&with("swizzle=7;box=4,4"), 2, "there are 0, 32, 64 and 128");
+    expect(&with("size=4"), 2, "not part of a tensor map");
+}
+
+#[test]
+fn a_script_runs_several_launches_on_the_same_arrays() {
+    let place = place();
+    square(&place);
+    let script = |expect: &str| {
+        let launch =
+            r#"{"entry": "affine", "grid": [1], "args": [{"array": "x"}, {"bytes": "000000400000803f"}]}"#;
+        let x = r#"{"dtype": "f32", "shape": [33], "fill": 0, "save": "y.npy", "expect": "want.npy", "rtol": 1e-6}"#;
+        format!(
+            r#"{{"ptx": "arguments.ptx", "arrays": {{"x": {x}}}, "launches": [{launch}, {launch}{expect}]}}"#
+        )
+    };
+    // 0 -> 1 -> 3 by x * 2 + 1; the second launch is the second call.
+    let wanted: Vec<f32> = (0..33).map(|i| if i == 32 { 2.0 } else { 3.0 }).collect();
+    place.write("want.npy", &array("<f4", 33, bytemuck::cast_slice(&wanted)));
+    place.write("op.json", script("").as_bytes());
+    let ended = place.run("sim --script op.json --stats --json");
+    expect(&ended, 0, "");
+    let json = ended.json();
+    assert_eq!((&json["clean"], &json["comparisons"][0]["equal"]), (&true.into(), &true.into()), "{json}");
+    assert!(json["launches"][1]["stats"]["instructions_per_second"].as_f64().unwrap() > 0.0);
+    assert!(elements(&place, "y.npy", 33).into_iter().eq(wanted.iter().map(|x| x.to_le_bytes())));
+    place.write(
+        "op.json",
+        script(&format!(", {}", r#"{"entry": "affine", "grid": [1], "args": []}"#)).as_bytes(),
+    );
+    expect(&place.run("sim --script op.json --force"), 2, "0 arguments for 2 parameters");
+    place.write("op.json", b"{\"ptx\": 1}");
+    expect(&place.run("sim --script op.json"), 2, "op.json: invalid type");
+}
+
+#[test]
+fn results_are_compared_with_tolerances() {
+    let place = place();
+    let numbers: Vec<f32> = (0..100).map(|i| i as f32 * 0.5 + 0.001).collect();
+    place.write("want.npy", &array("<f4", 100, bytemuck::cast_slice(&numbers)));
+    let run = |more: &str| {
+        let args = "--arg in:x.npy --arg out:y.npy:f32:100 --arg u32:100 --arg f32:0.5 --force --compare y.npy=want.npy";
+        place.run(&format!("{SCALE} {args} {more}"))
+    };
+    expect(&run("--atol 0.01"), 0, "100 elements as expected");
+    expect(&run("--rtol 0.01"), 1, "1 of 100 differ, most at 0: 0 instead of 0.001");
+    expect(&run("--compare no.npy=want.npy"), 2, "no argument writes");
+}
+
+#[test]
+fn kinds_of_findings_are_explained() {
+    let place = place();
+    expect(&place.run("sim --explain sharedrace"), 0, "__syncthreads()");
+    let all = place.run("sim --explain all --json").json();
+    let filled = |kind: &serde_json::Value| {
+        ["meaning", "cure"].iter().all(|part| !kind[part].as_str().unwrap_or_default().is_empty())
+    };
+    assert!(all.as_array().unwrap().iter().all(filled), "{all}");
+    expect(&place.run("sim --explain nothing"), 2, "there are OutOfBounds");
+}
+
 /// Attention on a GPU that is not there: the kernel that it would run, judged like any backend.
 #[test]
 fn attention_runs_in_the_simulator() {
@@ -173,6 +256,7 @@ fn attention_runs_in_the_simulator() {
         assert!(json.get("latency_us").is_none(), "its time says nothing: {json}");
     }
     expect(&place.run("run --backend sim --shape 1x1x8x16 --gpu sm_80"), 0, "hostile");
+    expect(&place.run("run --backend sim --shape 1x1x8x16 --gpu sm_80 --dtype f32"), 0, "hostile");
     for general in ["--general", "--kernel forward_sm80"] {
         let run = place.run(&format!("run --backend sim --shape 1x1x8x16 --gpu sm_90 {general} --json"));
         let kernel = run.json()["kernel"].as_str().map(str::to_owned);
@@ -184,7 +268,6 @@ fn attention_runs_in_the_simulator() {
 fn what_the_simulator_cannot_do_is_said() {
     let place = Workplace::new();
     expect(&place.run("run --backend sim --shape 8x32x8192x128"), 2, "make the shape smaller");
-    expect(&place.run("run --backend sim --dtype f32"), 2, "f16 and bf16");
     expect(&place.run("run --backend sim --threads 2"), 2, "cpu backend");
     let hopper = "run --backend sim --shape 1x1x8x16 --kernel forward_sm90 --gpu";
     expect(

@@ -6,7 +6,7 @@ use flashcore_ptx::{
     sm::{REGISTERS, THREAD_REGISTERS},
     target::Target,
 };
-use flashcore_tile::{Element, Half, MMA_M};
+use flashcore_tile::{Element, MMA_M};
 use serde::{Deserialize, Serialize};
 
 use super::Access;
@@ -17,8 +17,8 @@ use crate::parts::{lengths::LengthsKind, mask::Sides, sinks::sink_name};
 pub struct Config {
     /// The oldest architecture that runs it; also says how much shared memory there is.
     pub target: Target,
-    /// What Q, K and V are made of; probabilities are rounded to it too.
-    pub input: Half,
+    /// What Q, K and V are made of, f16, bf16 or f32; probabilities are rounded to it too.
+    pub input: Element,
     /// What the output is made of: as the input, or f32.
     pub output: Element,
     /// Whether the result is merged into what output and LSE hold already; the output is f32 then.
@@ -79,14 +79,14 @@ impl Shape {
     }
 
     /// Shared memory of a kernel of this shape for the given features.
-    pub fn shared_bytes(&self, input: Half, output: Element, dims: [u32; 2]) -> u32 {
+    pub fn shared_bytes(&self, input: Element, output: Element, dims: [u32; 2]) -> u32 {
         let [qk, v] = [padded(dims[0]), Columns::of(dims[1]).all()];
         let tile_m = self.tile_m(dims[1]);
         let first = tile_m * qk;
         let ring = self.stages * self.tile_n * (qk + v);
         // The output is gathered where Q and the ring were; f32 leaves from registers.
         let staging = if output == Element::F32 { 0 } else { output.bytes() * tile_m * v };
-        (input.element().bytes() * (first + ring)).max(staging)
+        (input.bytes() * (first + ring)).max(staging)
     }
 }
 
@@ -151,12 +151,11 @@ impl Config {
 
     /// The kernel's name: every field of the config is in it.
     pub fn name(&self) -> Ident {
-        let input = self.input.element();
         let Shape { warps, blocks, tile_n, step_n, stages, ctas_per_sm, q_in_registers } = self.shape;
         let mut name = format!(
             "fc_forward_{}_{}_d{}v{}_w{warps}x{blocks}n{tile_n}x{step_n}s{stages}c{ctas_per_sm}",
             self.target,
-            input.name(),
+            self.input.name(),
             self.dim_qk,
             self.dim_v
         );
@@ -170,7 +169,7 @@ impl Config {
         option(self.lengths.name() != "uniform", &format!("_{}", self.lengths.name()));
         option(self.softcap, "_cap");
         option(self.sinks.is_some(), sink_name(self.sinks));
-        option(self.output != input, &format!("_to_{}", self.output.name()));
+        option(self.output != self.input, &format!("_to_{}", self.output.name()));
         option(self.accumulate, "_acc");
         option(self.access != Access::B16, &format!("_a{}", self.access.bytes()));
         Ident::new(name).expect("made of legal parts")

@@ -49,7 +49,7 @@ pub(super) struct TileLoad {
     tile: SmemTile,
     /// Bytes that a thread moves of a row, and rows that it reads before it writes any.
     portion: u32,
-    at_once: usize,
+    at_once: u32,
     rows_per_pass: u32,
     /// First row of this thread.
     row: Reg<U32>,
@@ -93,7 +93,7 @@ impl TileLoad {
             access: cfg.access,
             tile: *tile,
             portion,
-            at_once: (words_at_once(cfg) * 4 / portion) as usize,
+            at_once: words_at_once(cfg) * 4 / portion,
             rows_per_pass,
             row,
             to: destinations(b, tile, row, (index, portion), rows_per_pass),
@@ -175,7 +175,7 @@ impl TileLoad {
         (0..self.portion).step_by(width as usize).map(piece).collect()
     }
 
-    /// Copies through registers, unrolled: as much is read as registers hold, then written, then the next.
+    /// Copies through registers: a loop where they do not hold all, because an unrolled one would keep its addresses.
     #[track_caller]
     fn copies_through_registers(
         &self,
@@ -184,21 +184,52 @@ impl TileLoad {
         from: Reg<U64>,
         left: Option<Reg<S32>>,
     ) {
-        let passes: Vec<_> = (0..self.passes()).collect();
-        for passes in passes.chunks(self.at_once) {
-            let read = |&pass: &u32| {
-                if pass > 0 {
-                    b.add_to(from, self.pass);
-                }
-                let there = left.map(|left| b.let_(left.gt((pass * self.rows_per_pass) as i32)));
-                Portion::read(b, self.access, &self.features, from.into(), there)
-            };
-            let portions: Vec<_> = passes.iter().map(read).collect();
-            for (&pass, portion) in passes.iter().zip(portions) {
-                let words = portion.words(b);
-                b.store_shared(self.place(starts, pass), &words);
-            }
+        let passes = self.passes_at_once(starts.len() as u32);
+        if passes == self.passes() {
+            return self.copy_passes(b, passes, starts, from, left);
         }
+        let (rows, row, skip) = (passes * self.rows_per_pass, b.var(0), b.var(0));
+        b.while_(
+            |_| row.lt(self.tile.rows() as i32),
+            |b| {
+                let starts: Vec<_> = starts.iter().map(|&start| b.let_(start + skip)).collect();
+                let left = left.map(|left| b.let_(left - row));
+                self.copy_passes(b, passes, &starts, from, left);
+                b.add_to(from, self.pass);
+                b.add_to(row, rows as i32);
+                b.add_to(skip, rows * self.tile.slab_width());
+            },
+        );
+    }
+
+    /// Reads the portions of some passes, then writes them.
+    #[track_caller]
+    fn copy_passes(
+        &self,
+        b: &mut Builder,
+        passes: u32,
+        starts: &[Reg<U32>],
+        from: Reg<U64>,
+        left: Option<Reg<S32>>,
+    ) {
+        let read = |pass: u32| {
+            if pass > 0 {
+                b.add_to(from, self.pass);
+            }
+            let there = left.map(|left| b.let_(left.gt((pass * self.rows_per_pass) as i32)));
+            Portion::read(b, self.access, &self.features, from.into(), there)
+        };
+        let portions: Vec<_> = (0..passes).map(read).collect();
+        for (pass, portion) in (0..).zip(portions) {
+            let words = portion.words(b);
+            b.store_shared(self.place(starts, pass), &words);
+        }
+    }
+
+    /// Passes that are read together: they meet every row of the pattern, and make up the tile in whole turns.
+    fn passes_at_once(&self, met: u32) -> u32 {
+        let serves = |passes: &u32| passes.is_multiple_of(met) && self.passes().is_multiple_of(*passes);
+        (met..=self.at_once).rev().find(serves).unwrap_or(met.min(self.passes()))
     }
 
     /// Moves on to the tile before this one.

@@ -8,11 +8,13 @@
 //! A CTA works on one tile of query rows and walks its key tiles from the last to the first: tiles that the mask or
 //! the end of the sequence cuts come first, then the whole ones, then those that the left bound cuts. A warp has rows of
 //! its own; where their output is too wide for its registers, two warps have the same rows and halves of the columns.
-//! Reads Q, K, V, SINKS, LENGTHS_*; writes OUT and, unless it is null, LSE (see [`crate::slots`]).
+//! Reads Q, K, V, SINKS, LENGTHS_*; writes OUT and, unless it is null, LSE (see [`crate::slots`]). f32 tensors take the
+//! same way with three products for one, see `factor.rs`.
 
 mod block;
 mod config;
 mod epilogue;
+mod factor;
 mod load;
 mod portion;
 mod products;
@@ -57,7 +59,7 @@ impl Arguments {
             sinks: SinkArgument::declare(b, params, cfg.sinks),
             schedule: Schedule::declare(b, params, cfg.lengths, cfg.tile_m()),
             mask: Mask::declare(b, params, cfg.mask),
-            scale: Scale::declare(b, params, cfg.softcap),
+            scale: Scale::declare(b, params, cfg.softcap, cfg.input),
         }
     }
 }
@@ -76,7 +78,7 @@ impl Layout {
     fn new(b: &mut Builder, cfg: &Config) -> Self {
         let (tile_m, Shape { tile_n, stages, .. }) = (cfg.tile_m(), cfg.shape);
         let (qk, v) = (padded(cfg.dim_qk), cfg.columns().all());
-        let (input, output) = (cfg.input.element(), cfg.output);
+        let (input, output) = (cfg.input, cfg.output);
         let q = b.smem_tile(input, [tile_m, qk], input.swizzle(qk), 1);
         let k = b.smem_tile(input, [tile_n, qk], input.swizzle(qk), stages);
         let values = b.smem_tile(input, [tile_n, v], input.swizzle(v), stages);

@@ -9,7 +9,7 @@ use super::{
     block::{Block, row_end},
     epilogue::{Lse, Output, WideOutput},
     load::{self, TileLoad},
-    products::{Queries, outputs, scores},
+    products::{Queries, StepKeys, Values, needs_branches, outputs, scores},
     schedule::Tile,
 };
 use crate::parts::{
@@ -28,7 +28,9 @@ pub(super) fn row_tile(b: &mut Builder, cfg: &Config, args: &Arguments, layout: 
     let ring = Ring::start(b, cfg, args, layout, &tile, &rows, &visible);
     let blocks: Vec<_> = (0..cfg.shape.blocks).map(|_| Block::new(b, cfg, args)).collect();
     let queries = Queries::new(b, cfg, layout, rows.warp);
-    KeyLoop { cfg, args, ring, blocks: &blocks, queries, visible, rows }.run(b);
+    // Where there are key tiles there are keys, but the assembler does not know.
+    let apart = needs_branches(cfg).then(|| b.uniform(tile.kv_len.gt(0)));
+    KeyLoop { cfg, args, ring, blocks: &blocks, queries, visible, rows, apart }.run(b);
 
     let sink = args.sinks.map(|sinks| sinks.of_head(b, tile.head));
     let finished: Vec<_> = (0..)
@@ -124,7 +126,7 @@ struct Ring {
     load_k: TileLoad,
     load_v: TileLoad,
     keys: MatrixRows,
-    values: MatrixRows,
+    values: Values,
     /// Where the warp's columns of values start, where it does not have all.
     columns_at: Option<Reg<U32>>,
     /// Bytes of a stage, and between rows, of K and V.
@@ -160,7 +162,7 @@ impl Ring {
             load_k: TileLoad::new(b, cfg, &layout.k, cfg.dim_qk, k, args.k.row),
             load_v: TileLoad::new(b, cfg, &layout.v, cfg.dim_v, v, args.v.row),
             keys: layout.k.matrix_rows(b, MatrixOrder::ColumnsFirst),
-            values: layout.v.matrix_rows(b, MatrixOrder::RowsFirst),
+            values: Values::new(b, &layout.v),
             columns_at: rows.share.map(|share| columns_at(b, &layout.v, share, cfg.columns().each)),
             stage_bytes: [layout.k.bytes(), layout.v.bytes()],
             row_bytes: [layout.k.slab_width(), layout.v.slab_width()],
@@ -246,6 +248,7 @@ struct KeyLoop<'a> {
     queries: Queries,
     visible: Visibility,
     rows: Rows,
+    apart: Option<Uniform<Cta>>,
 }
 
 /// Whether a key tile hides keys from some rows.
@@ -307,8 +310,8 @@ impl KeyLoop<'_> {
     fn step(&self, b: &mut Builder, kind: Kind, [k_stage, v_stage]: [Reg<U32>; 2], first: Reg<U32>) {
         let ring = &self.ring;
         let skip = b.let_(first * ring.row_bytes[0] + k_stage);
-        let keys = ring.keys.at(b, skip);
-        let scores = scores(b, self.cfg, &self.queries, &keys);
+        let keys = StepKeys { rows: &ring.keys, skip };
+        let scores = scores(b, self.cfg, &self.queries, keys);
         scores.iter().for_each(|tile| self.args.scale.cap(b, tile.regs()));
         if kind == Kind::Cut {
             self.hide(b, &scores, first);
@@ -318,7 +321,7 @@ impl KeyLoop<'_> {
         Softmax::raise(b, &tiles);
         let skip = b.let_(first * ring.row_bytes[1] + v_stage);
         let values = ring.values.at(b, skip);
-        outputs(b, self.cfg, self.blocks, &scores, &values);
+        outputs(b, self.cfg, self.blocks, &scores, &values, self.apart);
     }
 
     /// The first key of a step of this turn.

@@ -108,7 +108,7 @@ impl Arguments {
             row_tiles: params.u32(b, "row_tiles", move |p| row_tiles(p, cfg)),
             tiles: params.u32(b, "tiles", move |p| tiles(p, cfg)),
             section: params.u32(b, "section", move |p| if cfg.mask.right { full_sections(p) } else { 1 }),
-            scale: Scale::declare(b, params, cfg.softcap),
+            scale: Scale::declare(b, params, cfg.softcap, cfg.input),
             sinks: SinkArgument::declare(b, params, cfg.sinks),
             lengths: LengthArguments::declare(b, params, cfg.lengths, [seq_q, seq_kv]),
             mask: Mask::declare(b, params, cfg.mask),

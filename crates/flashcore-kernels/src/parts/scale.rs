@@ -1,7 +1,9 @@
 //! What scores are multiplied by, and how they are capped.
 
+use std::f32::consts::LOG2_E;
+
 use flashcore_core::Problem;
-use flashcore_tile::{Builder, F32, Params, Reg};
+use flashcore_tile::{Builder, Element, F32, Params, Reg};
 
 /// The factors of scores, as registers.
 #[derive(Clone, Copy, Debug)]
@@ -10,15 +12,23 @@ pub(crate) struct Scale {
     pub(crate) log2: Reg<F32>,
     /// Turns scores into the argument of the hyperbolic tangent.
     cap: Option<Reg<F32>>,
+    /// What scores are made of.
+    element: Element,
 }
 
 impl Scale {
-    pub(crate) fn declare(b: &mut Builder, params: &mut Params<Problem>, softcap: bool) -> Self {
-        let log2 = |p: &Problem| p.softcap().unwrap_or(p.scale()) * std::f32::consts::LOG2_E;
+    pub(crate) fn declare(
+        b: &mut Builder,
+        params: &mut Params<Problem>,
+        softcap: bool,
+        element: impl Into<Element>,
+    ) -> Self {
+        let log2 = |p: &Problem| p.softcap().unwrap_or(p.scale()) * LOG2_E;
         let cap = |p: &Problem| p.softcap().map_or(1.0, |cap| p.scale() / cap);
         Self {
             log2: params.f32(b, "scale_log2", log2),
             cap: softcap.then(|| params.f32(b, "cap_scale", cap)),
+            element: element.into(),
         }
     }
 
@@ -27,7 +37,30 @@ impl Scale {
         let Some(scale) = self.cap else { return };
         for &score in scores {
             b.mul_into(score, score, scale);
-            b.tanh_into(score, score);
+            match self.element {
+                Element::F32 => exact_tanh(b, score),
+                // As exact as scores of 16-bit tensors.
+                _ => b.tanh_into(score, score),
+            }
         }
     }
+}
+
+/// Squares of arguments up to which a series is more exact than exponentials.
+const SERIES_END: f32 = 0.25;
+/// tanh x = x + x³ · (these times powers of x², the lowest first), relative error below 2⁻²⁵.
+const SERIES: [f32; 4] = [-0.333_331_44, 0.133_258_79, -0.053_045_478, 0.017_241_456];
+
+/// `x = tanh x`, some units in the last place off.
+fn exact_tanh(b: &mut Builder, x: Reg<F32>) {
+    let square = b.let_(x * x);
+    let [first, second, third, last] = SERIES;
+    let series = [third, second, first].into_iter().fold(b.var(last), |sum, next| b.fma(sum, square, next));
+    let cube = b.let_(square * x);
+    let near = b.fma(series, cube, x);
+    // tanh x = 1 − 2 / (exp 2x + 1), where exp 2x may be as large as infinity.
+    let exponential = b.exp2(x * (2.0 * LOG2_E));
+    let inverse = b.rcp(exponential + 1.0);
+    let far = b.fma(inverse, -2.0, 1.0);
+    b.select_into(x, square.lt(SERIES_END), near, far);
 }

@@ -17,7 +17,9 @@
 //! moves is decided for that row alone and a vote only skips the work, so that a row's bits do not depend on its
 //! neighbours.
 
-use flashcore_tile::{Acc, Builder, F32, Fragment, Half, Pred, ROWS_PER_THREAD, Reg, S32, Scope, U32};
+use flashcore_tile::{
+    Acc, Builder, Element, F32, Fragment, Half, Pred, ROWS_PER_THREAD, Reg, S32, Scope, U32,
+};
 
 /// How far apart, in powers of two, probabilities of a row may be.
 struct Room {
@@ -29,10 +31,12 @@ struct Room {
 
 impl Room {
     /// An f16 ends at 2^16, and loses bits below 2^-14. A bf16 reaches further than sums of large values in f32 should.
-    const fn of(half: Half) -> Self {
-        match half {
-            Half::F16 => Self { top: -5.0, limit: 15.0 },
-            Half::Bf16 => Self { top: -24.0, limit: 40.0 },
+    /// Probabilities that stay f32 lie near 1, where their logarithms have the most bits behind the point.
+    const fn of(element: Element) -> Self {
+        match element.half() {
+            Some(Half::F16) => Self { top: -5.0, limit: 15.0 },
+            Some(Half::Bf16) => Self { top: -24.0, limit: 40.0 },
+            None => Self { top: 0.0, limit: 4.0 },
         }
     }
 }
@@ -60,7 +64,8 @@ pub struct Softmax {
     sum: Rows<F32>,
     /// The same with the largest ones rounded, for the output.
     rounded: Rows<F32>,
-    half: Half,
+    /// What probabilities become.
+    element: Element,
     /// How often references of this warp's rows have moved since their first tile.
     moves: Reg<U32>,
 }
@@ -95,9 +100,9 @@ pub struct Merged {
 }
 
 impl Softmax {
-    /// Registers for the rows of one tile; `scale` turns scores into powers of two, probabilities become `half`s.
+    /// Registers for the rows of one tile; `scale` turns scores into powers of two, probabilities become `element`s.
     #[track_caller]
-    pub fn new(b: &mut Builder, scale: Reg<F32>, half: Half) -> Self {
+    pub fn new(b: &mut Builder, scale: Reg<F32>, element: impl Into<Element>) -> Self {
         let row = |b: &mut Builder, value: f32| std::array::from_fn(|_| b.var_in(Scope::Lane, value));
         Self {
             scale,
@@ -105,7 +110,7 @@ impl Softmax {
             offset: row(b, UNSEEN),
             sum: row(b, 0.0),
             rounded: row(b, 0.0),
-            half,
+            element: element.into(),
             moves: b.var_in(Scope::Warp, 0),
         }
     }
@@ -126,7 +131,7 @@ impl Softmax {
     #[track_caller]
     pub fn step(&self, b: &mut Builder, scores: &Acc, probs: &Fragment, output: &Acc) {
         let sums = self.weigh(b, scores, probs).map(|sum| b.var_in(Scope::Lane, sum));
-        let large = [0, 1].map(|row| b.let_(sums.exact[row].ge(Room::of(self.half).limit.exp2())));
+        let large = [0, 1].map(|row| b.let_(sums.exact[row].ge(Room::of(self.element).limit.exp2())));
         let either = b.either(large[0], large[1]);
         let any = b.any(either);
         b.if_uniform(any, |b| {
@@ -176,9 +181,9 @@ impl Softmax {
                 sums.add(b, row, col, prob);
                 prob
             });
-            b.pack_into(packed, self.half, pair[0], pair[1]);
+            b.pack_into(packed, self.element, pair[0], pair[1]);
         }
-        sums.total(b, self.half)
+        sums.total(b, self.element)
     }
 
     /// Ends the rows: sums over the quad that shares them, and adds the sink's exponential if there is one.
@@ -245,7 +250,7 @@ impl Softmax {
     fn grew(&self, b: &mut Builder, top: Rows<F32>) -> [Pred; ROWS_PER_THREAD] {
         std::array::from_fn(|row| {
             let growth = b.fma(top[row], self.scale, self.offset[row]);
-            b.let_(growth.gt(Room::of(self.half).limit))
+            b.let_(growth.gt(Room::of(self.element).limit))
         })
     }
 
@@ -265,7 +270,7 @@ impl Softmax {
     /// The offset that measures from a maximum; −∞ is that of a row without keys.
     #[track_caller]
     fn offset_from(&self, b: &mut Builder, top: Reg<F32>) -> Reg<F32> {
-        let offset = b.fma(top, self.negated_scale, Room::of(self.half).top);
+        let offset = b.fma(top, self.negated_scale, Room::of(self.element).top);
         b.let_(offset.min(UNSEEN))
     }
 }
@@ -319,7 +324,7 @@ impl<'a> Exponentials<'a> {
     /// Adds what was taken to the rows' sums.
     #[track_caller]
     pub fn finish(self, b: &mut Builder) {
-        let sums = self.sums.total(b, self.softmax.half);
+        let sums = self.sums.total(b, self.softmax.element);
         self.softmax.add(b, sums);
     }
 }
@@ -362,9 +367,11 @@ impl Sums {
     }
 
     #[track_caller]
-    fn total(self, b: &mut Builder, half: Half) -> TileSums {
+    fn total(self, b: &mut Builder, element: Element) -> TileSums {
         const SOME: &str = "a tile has at least two columns";
         let exact = self.sums.map(|[even, odd]| b.add(even.expect(SOME), odd.expect(SOME)));
+        // Probabilities that stay f32 are as they were.
+        let Some(half) = element.half() else { return TileSums { exact, rounded: exact } };
         let largest = self.largest.map(|bits| b.float_of_bits(bits.expect(SOME)));
         let packed = b.pack(half, largest[0], largest[1]);
         let known = b.unpack(half, packed);

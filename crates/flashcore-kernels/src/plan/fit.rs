@@ -4,7 +4,7 @@
 
 use flashcore_core::Problem;
 use flashcore_ptx::sm::Sm;
-use flashcore_tile::RegisterBudget;
+use flashcore_tile::{Element, RegisterBudget};
 
 use super::{Gpu, Plan, PlanError, Tile, access, check, general_config, hopper, hopper_config};
 use crate::{
@@ -138,17 +138,16 @@ fn check_hopper(shape: &forward_sm90::Shape) -> Result<(), Misfit> {
 /// The plan that computes `problem` with exactly this tile; for tuning and for tables.
 pub fn plan_tile(problem: &Problem, gpu: &Gpu, alignment: u64, tile: Tile) -> Result<Plan, Misfit> {
     tile.check()?;
-    let half = check(problem, gpu)?;
+    let input = check(problem, gpu)?;
     let access = access(problem, alignment);
     let kernel = match tile {
         Tile::Merge(_) => {
             return Err(Misfit::Kernel { kernel: "merge", reason: "it computes no attention".to_owned() });
         }
-        Tile::Sm80(shape) => general_config(problem, gpu, half, access, shape)?,
+        Tile::Sm80(shape) => general_config(problem, gpu, input, access, shape)?,
         Tile::Sm90(shape) => {
-            if let Some(reason) = hopper::refusal(problem, gpu, access) {
-                return Err(Misfit::Kernel { kernel: "forward_sm90", reason });
-            }
+            let half = hopper::accept(problem, input, gpu, access)
+                .map_err(|reason| Misfit::Kernel { kernel: "forward_sm90", reason })?;
             check_rules(&[(
                 "staging.cols",
                 shape.staging.cols,
@@ -189,10 +188,13 @@ impl Demand {
 
     fn of_general(cfg: &forward_sm80::Config, qk: u32, v: u32) -> Self {
         let shape = &cfg.shape;
-        // A block of 16 rows keeps half as many sums as columns, half as many scores as keys and, if asked to, Q.
-        let q = if shape.q_in_registers { qk / 4 } else { 0 };
+        let single = cfg.input == Element::F32;
+        // A block of 16 rows keeps half as many sums as columns, half as many scores as keys (which f32 has in two
+        // parts) and, if asked to, Q.
+        let scores = if single { shape.step_n } else { shape.step_n / 2 };
+        let q = if shape.q_in_registers { qk * cfg.input.bytes() / 8 } else { 0 };
         Self {
-            registers: shape.blocks * (v.min(cfg.warp_columns()) / 2 + shape.step_n / 2 + q),
+            registers: shape.blocks * (v.min(cfg.warp_columns()) / 2 + scores + q),
             most_registers: shape.registers(),
             shared_bytes: cfg.shared_bytes().into(),
             ctas_per_sm: shape.ctas_per_sm,

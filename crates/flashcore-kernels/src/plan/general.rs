@@ -5,9 +5,9 @@
 
 use flashcore_core::Problem;
 use flashcore_ptx::{sm::Sm, target::Target};
-use flashcore_tile::Half;
+use flashcore_tile::Element;
 
-use super::{Gpu, MOST_FEATURES, PlanError};
+use super::{Gpu, MOST_FEATURES, PlanError, single};
 use crate::forward_sm80::Shape;
 
 /// The newest target that the GPU runs; what `forward_sm80` needs, all have.
@@ -18,36 +18,45 @@ pub(super) fn target(gpu: &Gpu) -> Target {
 }
 
 /// The tile for a problem, and why: the first of the table that fits. Batch and heads have no say in it.
-pub(super) fn shape(problem: &Problem, half: Half, gpu: &Gpu) -> Result<(Shape, &'static str), PlanError> {
+pub(super) fn shape(
+    problem: &Problem,
+    input: Element,
+    gpu: &Gpu,
+) -> Result<(Shape, &'static str), PlanError> {
     let (qk, v) = (problem.dim_qk(), problem.dim_v());
     let dims = [qk, v].map(|dim| dim as u32);
     let queries = problem.longest_q();
-    let fits = |row: &&Row| qk.max(v) <= row.dim && queries <= row.queries && row.fits(half, dims, gpu);
+    let fits = |row: &&Row| qk.max(v) <= row.dim && queries <= row.queries && row.fits(input, dims, gpu);
     let shared_bytes = gpu.shared_bytes;
-    let row = TABLE.iter().find(fits).ok_or(PlanError::SharedMemory { qk, v, shared_bytes })?;
+    let table = if input == Element::F32 { single::TABLE } else { TABLE };
+    let row = table.iter().find(fits).ok_or(PlanError::SharedMemory { qk, v, shared_bytes })?;
     Ok((row.shape, row.why))
 }
 
 /// Up to this dim and this many queries, this tile.
-struct Row {
-    dim: usize,
-    queries: usize,
-    shape: Shape,
-    why: &'static str,
+pub(super) struct Row {
+    pub(super) dim: usize,
+    pub(super) queries: usize,
+    pub(super) shape: Shape,
+    pub(super) why: &'static str,
 }
 
 impl Row {
     /// Whether as many CTAs as the row counts on fit on an SM.
-    fn fits(&self, half: Half, dims: [u32; 2], gpu: &Gpu) -> bool {
+    fn fits(&self, input: Element, dims: [u32; 2], gpu: &Gpu) -> bool {
         let reserved = Sm::of(gpu.capability).reserved;
-        let per_cta = self.shape.shared_bytes(half, half.element(), dims) + reserved;
+        let per_cta = self.shape.shared_bytes(input, input, dims) + reserved;
         self.shape.ctas_per_sm * per_cta <= gpu.shared_bytes + reserved
     }
 }
 
-const ANY: usize = usize::MAX;
+pub(super) const ANY: usize = usize::MAX;
 
-const fn shape_of([warps, blocks]: [u32; 2], [tile_n, step_n]: [u32; 2], ctas_per_sm: u32) -> Shape {
+pub(super) const fn shape_of(
+    [warps, blocks]: [u32; 2],
+    [tile_n, step_n]: [u32; 2],
+    ctas_per_sm: u32,
+) -> Shape {
     Shape { warps, blocks, tile_n, step_n, stages: 2, ctas_per_sm, q_in_registers: false }
 }
 

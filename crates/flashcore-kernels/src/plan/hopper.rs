@@ -1,7 +1,7 @@
 //! The Hopper kernel, `forward_sm90`: what it cannot take, and its tiles with the reason beside each row.
 
 use flashcore_core::{Layout, Problem, Sequences};
-use flashcore_tile::{Half, RegisterBudget};
+use flashcore_tile::{Element, Half, RegisterBudget};
 
 use super::Gpu;
 use crate::{
@@ -9,20 +9,23 @@ use crate::{
     forward_sm90::{Config, Order, Policy, ROWS_PER_GROUP, Shape, Staging},
 };
 
-/// Why the Hopper kernel cannot take a problem.
-pub(super) fn refusal(problem: &Problem, gpu: &Gpu, access: Access) -> Option<String> {
-    let no = |reason: &str| Some(reason.to_owned());
+/// What the Hopper kernel multiplies for a problem of `input`s, or why it cannot take the problem.
+pub(super) fn accept(problem: &Problem, input: Element, gpu: &Gpu, access: Access) -> Result<Half, String> {
+    let no = |reason: &str| Err(reason.to_owned());
     if gpu.capability != (9, 0) {
-        return Some(format!(
+        return Err(format!(
             "it runs on compute capability 9.0, not {}.{}",
             gpu.capability.0, gpu.capability.1
         ));
     }
+    let Some(half) = input.half() else {
+        return Err(format!("it multiplies f16 and bf16, not {}", input.name()));
+    };
     if [problem.dim_qk(), problem.dim_v()]
         .into_iter()
         .any(|dim| !dim.is_multiple_of(8) || dim > MOST_FEATURES)
     {
-        return Some(format!("its head dims are multiples of 8 up to {MOST_FEATURES}"));
+        return Err(format!("its head dims are multiples of 8 up to {MOST_FEATURES}"));
     }
     if matches!(problem.sequences_kind(), Sequences::Ragged { .. }) {
         return no("packed sequences have no tensor map");
@@ -39,7 +42,7 @@ pub(super) fn refusal(problem: &Problem, gpu: &Gpu, access: Access) -> Option<St
     if [problem.q(), problem.k(), problem.v()].into_iter().chain(out).any(far) {
         return no("strides of 2^40 bytes and more do not fit in a tensor map");
     }
-    None
+    Ok(half)
 }
 
 /// Query heads that share a tile: those of a group, where the rows of one leave most of a tile empty.

@@ -64,9 +64,6 @@ pub const CPU: Target = Target {
 /// Most work of a case whose gradients are checked, for each extent: their oracle is several times that of the output.
 const GRADIENTS: [Cost; 3] = [Cost::Tiny, Cost::Small, Cost::Large];
 
-/// What GPU kernels take.
-const HALVES: &[DType] = &[DType::F16, DType::BF16];
-
 /// The kernels of a large Hopper in the simulator.
 const SIM: Target = Target {
     name: "sim",
@@ -74,7 +71,7 @@ const SIM: Target = Target {
     costs: [Cost::Tiny, Cost::Tiny, Cost::Huge],
     random: [8, 60, 1000],
     most: [6, usize::MAX, usize::MAX],
-    dtypes: HALVES,
+    dtypes: &DType::ALL,
     gradients: false,
 };
 
@@ -95,7 +92,6 @@ pub const TARGETS: &[Target] = &[
     Target {
         name: "cuda",
         open: |choice| Ok(Box::new(Cuda::open(0).map_err(cuda::Error::on_opening)?.choosing(choice))),
-        dtypes: HALVES,
         gradients: false,
         ..CPU
     },
@@ -290,9 +286,9 @@ mod tests {
 
     #[test]
     fn all_means_every_case_on_every_backend() {
-        let halves = |case: &Case| case.dtypes.iter().filter(|dtype| HALVES.contains(dtype)).count();
-        let expected: usize = cases::all().iter().map(halves).sum();
-        for target in TARGETS.iter().filter(|target| target.dtypes == HALVES) {
+        let expected: usize = cases::all().iter().map(|case| case.dtypes.len()).sum();
+        let forward = |target: &&Target| !target.gradients && target.dtypes == DType::ALL;
+        for target in TARGETS.iter().filter(forward) {
             let groups = groups(target, &Scope { seeds: 1, ..scope(Extent::All, None) });
             let cases = groups.iter().filter(|group| !["laws", "random"].contains(&group.name.as_str()));
             assert_eq!(cases.map(|group| group.checks.len()).sum::<usize>(), expected, "{}", target.name);

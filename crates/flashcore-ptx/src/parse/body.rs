@@ -1,7 +1,7 @@
 //! The body of a kernel: scopes, declarations, labels, instructions.
 
 use super::{
-    ParseError, ParseErrorKind, error_at,
+    Cursor, ParseError, ParseErrorKind, error_at,
     header::{Names, Reader, space},
     lexer::TokenKind,
     operand, shown,
@@ -9,8 +9,9 @@ use super::{
 use crate::{
     ident::Name,
     inst::{Guard, Inst, RegId},
-    module::{Kernel, Linkage, Statement, derived_name},
+    module::{Kernel, Linkage, Statement, TargetList, Targets, derived_name},
     op::{Mod, Op},
+    provenance::Unit,
     types::ScalarType,
 };
 use std::collections::HashMap;
@@ -22,23 +23,54 @@ const MAX_SCOPES: usize = 64;
 /// Most parts of a mnemonic, as in `cp.async.bulk.prefetch.tensor`.
 const MAX_OP_PARTS: usize = 5;
 
+/// What to say about an instruction that is not in the table.
+fn unknown(mnemonic: &str, text: String) -> ParseErrorKind {
+    match mnemonic {
+        "tex" | "tld4" | "txq" | "suld" | "sust" | "sured" | "suq" | "istypep" => {
+            let cure = "textures and surfaces have no memory here; pass a buffer and load from it";
+            ParseErrorKind::Unsupported(format!("`{text}`: {cure}. A texture"))
+        }
+        _ => ParseErrorKind::UnknownInstruction(text),
+    }
+}
+
+/// Puts order, scope and space of an access where the manual writes them: assemblers take them in any order.
+fn reorder(op: Op, mods: &mut [Mod]) {
+    if matches!(op, Op::Atom | Op::Red | Op::Ld | Op::St) {
+        mods.sort_by_key(|modifier| match modifier {
+            Mod::Weak | Mod::Volatile | Mod::Relaxed | Mod::Acquire | Mod::Release | Mod::AcqRel => 0,
+            Mod::Cta | Mod::Cluster | Mod::Gpu | Mod::Sys => 1,
+            Mod::Global | Mod::Shared | Mod::SharedCta | Mod::SharedCluster => 2,
+            _ => 3,
+        });
+    }
+}
+
+/// Whether a label stands `ahead` places on; lists of targets begin like one.
+fn is_label(cursor: &Cursor<'_, '_>, ahead: usize) -> bool {
+    let list = [".branchtargets", ".calltargets", ".callprototype"];
+    cursor.peek(ahead).kind == TokenKind::Word
+        && cursor.peek(ahead + 1).text == ":"
+        && !list.contains(&cursor.peek(ahead + 2).text)
+}
+
 struct Body<'b, 'a, 't> {
     reader: &'b mut Reader<'a, 't>,
     kernel: &'b mut Kernel,
     names: &'b mut Names,
-    index: usize,
+    unit: Unit,
     /// The last `.loc`: file and line.
     location: Option<(String, u32)>,
 }
 
-/// Reads `{ … }` into `kernel`, which is the `index`-th of its module.
+/// Reads `{ … }` into `kernel`, which is that unit of its module.
 pub(super) fn kernel_body(
     reader: &mut Reader<'_, '_>,
     kernel: &mut Kernel,
     names: &mut Names,
-    index: usize,
+    unit: Unit,
 ) -> Result<(), ParseError> {
-    let mut body = Body { reader, kernel, names, index, location: None };
+    let mut body = Body { reader, kernel, names, unit, location: None };
     body.open_scope()?;
     while !body.names.registers.is_empty() {
         body.statement()?;
@@ -79,7 +111,7 @@ impl Body<'_, '_, '_> {
                 "}" if depth == 0 => break,
                 "}" => depth -= 1,
                 _ if token.kind == TokenKind::End => break,
-                text if depth == 0 && token.kind == TokenKind::Word && cursor.peek(ahead + 1).text == ":" => {
+                text if depth == 0 && token.kind == TokenKind::Word && is_label(&cursor, ahead) => {
                     let duplicate = || error_at(token, ParseErrorKind::Duplicate(text.into()));
                     let Some(name) = self.names.unique(text) else { return duplicate() };
                     if labels.insert(text.to_owned(), name).is_some() {
@@ -109,7 +141,8 @@ impl Body<'_, '_, '_> {
                 .reader
                 .cursor
                 .error_here(ParseErrorKind::Unsupported(format!("`{}` in a kernel", token.text))),
-            _ if token.kind == TokenKind::Word && self.reader.cursor.peek(1).text == ":" => self.label(),
+            _ if is_label(&self.reader.cursor, 0) => self.label(),
+            _ if token.kind == TokenKind::Word && self.reader.cursor.peek(1).text == ":" => self.targets(),
             _ if token.text == "@" || token.kind == TokenKind::Word => {
                 self.instruction_or_skip();
                 Ok(())
@@ -133,22 +166,72 @@ impl Body<'_, '_, '_> {
         }
     }
 
+    /// `name: .branchtargets …;` and its like.
+    fn targets(&mut self) -> Result<(), ParseError> {
+        let token = self.reader.cursor.bump();
+        self.reader.cursor.expect(":")?;
+        let kind = self.reader.cursor.bump();
+        let list = match kind.text {
+            ".branchtargets" => TargetList::Branch(self.listed(true)?),
+            ".calltargets" => TargetList::Call(self.listed(false)?),
+            _ => self.prototype()?,
+        };
+        self.reader.cursor.expect(";")?;
+        let duplicate = || error_at(token, ParseErrorKind::Duplicate(token.text.into()));
+        let Some(name) = self.names.unique(token.text) else { return duplicate() };
+        self.kernel.targets.push(Targets { name: name.clone(), list });
+        let scope = self.names.symbols.last_mut();
+        if scope.is_some_and(|scope| scope.insert(token.text.into(), name).is_none()) {
+            Ok(())
+        } else {
+            duplicate()
+        }
+    }
+
+    /// Names up to a semicolon: of labels, or of functions.
+    fn listed(&mut self, labels: bool) -> Result<Vec<Name>, ParseError> {
+        let mut names = Vec::new();
+        loop {
+            let token = self.reader.cursor.peek(0);
+            let name = self.reader.name()?;
+            names.push(if labels { operand::label(self.names, token)? } else { name });
+            if !self.reader.cursor.eat(",") {
+                return Ok(names);
+            }
+        }
+    }
+
+    /// `(returns) _ (params)`.
+    fn prototype(&mut self) -> Result<TargetList, ParseError> {
+        let returns = self.reader.params()?;
+        self.reader.cursor.expect("_")?;
+        let params = self.reader.params()?;
+        let noreturn = self.reader.function_attributes()?;
+        Ok(TargetList::Prototype { returns, params, noreturn })
+    }
+
     fn push(&mut self, statement: Statement, text_line: u32) {
         let (file, line) = match &self.location {
             Some((file, line)) => (file.as_str(), *line),
             None => (self.reader.file, text_line),
         };
-        self.reader.provenance.record(self.index, self.kernel.body.len(), file, line);
+        self.reader.provenance.record(self.unit, self.kernel.body.len(), file, line);
         self.kernel.body.push(statement);
     }
 
-    /// `.loc file line column …` holds to the end of its line.
+    /// `.loc file line column …` holds to the end of its line. What was inlined counts as the line it was inlined at.
     fn loc(&mut self) -> Result<(), ParseError> {
         let start = self.reader.cursor.bump();
-        let file = self.reader.cursor.number()?;
-        let line = self.reader.cursor.number()?;
+        let mut place = (self.reader.cursor.number()?, self.reader.cursor.number()?);
+        while self.reader.cursor.peek(0).line == start.line
+            && self.reader.cursor.peek(0).kind != TokenKind::End
+        {
+            if self.reader.cursor.bump().text == "inlined_at" {
+                place = (self.reader.cursor.number()?, self.reader.cursor.number()?);
+            }
+        }
+        let (file, line) = place;
         self.location = self.reader.files.get(&file).map(|name| (name.clone(), line));
-        self.reader.cursor.skip_line(start);
         Ok(())
     }
 
@@ -230,7 +313,8 @@ impl Body<'_, '_, '_> {
     fn instruction(&mut self) -> Result<(), ParseError> {
         let guard = self.guard()?;
         let start = self.reader.cursor.peek(0);
-        let (op, mods) = self.mnemonic()?;
+        let (op, mut mods) = self.mnemonic()?;
+        reorder(op, &mut mods);
         let mut inst = Inst { guard, op, mods, operands: Vec::new() };
         while !self.reader.cursor.is(";") {
             if !inst.operands.is_empty() {
@@ -270,7 +354,7 @@ impl Body<'_, '_, '_> {
         });
         let Some((op, parts)) = longest else {
             let text: String = words.iter().map(|w| w.text).collect();
-            return error_at(start, ParseErrorKind::UnknownInstruction(text));
+            return error_at(start, unknown(start.text, text));
         };
         let modifier = |word: &super::Token<'_>| {
             Mod::parse(word.text.trim_start_matches('.')).map_or_else(

@@ -1,11 +1,12 @@
-//! What stands outside of kernels: version, target, variables, kernel heads. Calls [`super::body`] for the rest.
+//! What stands outside of kernels: version, target, variables, heads of kernels and functions. Calls
+//! [`super::body`] for the rest.
 
 use super::{Cursor, ParseError, ParseErrorKind, Parsed, body, error_at, lexer::TokenKind, operand, shown};
 use crate::{
     ident::Name,
-    inst::{Imm, RegId},
-    module::{Directives, Kernel, KernelParam, Length, Linkage, Module, Registers, Space, Variable},
-    provenance::Provenance,
+    inst::RegId,
+    module::{Directives, Function, Initial, Kernel, KernelParam, Length, Linkage, Module, Space, Variable},
+    provenance::{Provenance, Unit},
     target::Target,
     types::ScalarType,
     version::Version,
@@ -36,6 +37,16 @@ pub(super) struct Names {
 }
 
 impl Names {
+    /// The names that `kernel` sees before its body begins.
+    fn of(module: &Module, kernel: &Kernel) -> Self {
+        let globals = module.variables.iter().map(|v| &v.name);
+        let known = globals.chain(kernel.params.iter().chain(&kernel.returns).map(|p| &p.name));
+        let known: HashMap<_, _> = known.map(|n| (n.as_str().to_owned(), n.clone())).collect();
+        let functions = module.functions.iter().map(|f| f.code.name.as_str().to_owned());
+        let taken = known.keys().cloned().chain(functions).collect();
+        Self { symbols: vec![known], taken, ..Self::default() }
+    }
+
     /// A name for what is called `text`, not taken by anything in another scope.
     pub(super) fn unique(&mut self, text: &str) -> Option<Name> {
         let mut candidate = text.to_owned();
@@ -51,9 +62,21 @@ impl Names {
 /// Reads a whole module; beside it stand the errors behind which it went on.
 pub(super) fn module(cursor: Cursor<'_, '_>, file: &str) -> (Result<Parsed, ParseError>, Vec<ParseError>) {
     let provenance = Provenance::default();
-    let mut reader = Reader { cursor, file, files: HashMap::new(), provenance, errors: Vec::new() };
+    let files = files_of(&cursor);
+    let mut reader = Reader { cursor, file, files, provenance, errors: Vec::new() };
     let module = reader.module();
     (module.map(|module| Parsed { module, provenance: reader.provenance }), reader.errors)
+}
+
+/// The `.file` directives of a text, by number: nvcc writes them behind everything that refers to them.
+fn files_of(cursor: &Cursor<'_, '_>) -> HashMap<u32, String> {
+    let entries = cursor.tokens.windows(3).filter_map(|tokens| match tokens {
+        [directive, number, name] if directive.text == ".file" && name.kind == TokenKind::String => {
+            Some((number.text.parse().ok()?, name.text.trim_matches('"').to_owned()))
+        }
+        _ => None,
+    });
+    entries.collect()
 }
 
 impl Reader<'_, '_> {
@@ -75,7 +98,7 @@ impl Reader<'_, '_> {
                 .cursor
                 .error_here(ParseErrorKind::Unsupported("an address size other than 64".into()));
         }
-        Ok(Module { version, target, variables: Vec::new(), kernels: Vec::new() })
+        Ok(Module::with_version(version, target))
     }
 
     fn version(&mut self) -> Result<Version, ParseError> {
@@ -100,8 +123,7 @@ impl Reader<'_, '_> {
     fn item(&mut self, module: &mut Module) -> Result<(), ParseError> {
         let token = self.cursor.peek(0);
         match token.text {
-            ".file" => self.file_directive(),
-            ".loc" => {
+            ".file" | ".loc" => {
                 self.cursor.skip_line(token);
                 Ok(())
             }
@@ -121,15 +143,14 @@ impl Reader<'_, '_> {
                 module.kernels.push(kernel);
                 Ok(())
             }
-            ".func" | ".alias" => {
-                self.cursor.error_here(ParseErrorKind::Unsupported(format!("`{}`", token.text)))
-            }
-            text => match space(text) {
+            ".func" => self.function(module, linkage),
+            ".alias" => self.cursor.error_here(ParseErrorKind::Unsupported("`.alias`".into())),
+            text => match space(text).filter(|space| *space != Space::Param) {
                 Some(space) => self.variables(linkage, space, &mut |v| {
                     module.variables.push(v);
                     true
                 }),
-                None => self.cursor.expected("`.entry`, `.global`, `.shared` or `.const`"),
+                None => self.cursor.expected("`.entry`, `.func`, `.global`, `.shared` or `.const`"),
             },
         }
     }
@@ -139,20 +160,12 @@ impl Reader<'_, '_> {
             ".visible" => Linkage::Visible,
             ".extern" => Linkage::Extern,
             ".weak" => Linkage::Weak,
-            ".common" => return self.cursor.error_here(ParseErrorKind::Unsupported("`.common`".into())),
+            // A variable that several files share: here there is one file, which has it.
+            ".common" => Linkage::Visible,
             _ => return Ok(Linkage::Private),
         };
         self.cursor.bump();
         Ok(linkage)
-    }
-
-    fn file_directive(&mut self) -> Result<(), ParseError> {
-        let start = self.cursor.bump();
-        let number = self.cursor.number()?;
-        let name = self.cursor.expect_kind(TokenKind::String, "a file name")?;
-        self.files.insert(number, name.text.trim_matches('"').into());
-        self.cursor.skip_line(start);
-        Ok(())
     }
 
     pub(super) fn name(&mut self) -> Result<Name, ParseError> {
@@ -190,7 +203,9 @@ impl Reader<'_, '_> {
         keep: &mut dyn FnMut(Variable) -> bool,
     ) -> Result<(), ParseError> {
         self.cursor.bump();
+        self.attribute()?;
         let align = self.align()?;
+        self.refuse_textures()?;
         let ty = self.scalar_type()?;
         loop {
             let at = self.cursor.peek(0);
@@ -203,6 +218,24 @@ impl Reader<'_, '_> {
             if !self.cursor.eat(",") {
                 return self.cursor.expect(";");
             }
+        }
+    }
+
+    /// `.attribute(…)`: advice about managed memory.
+    fn attribute(&mut self) -> Result<(), ParseError> {
+        if self.cursor.eat(".attribute") { self.cursor.skip_past(")") } else { Ok(()) }
+    }
+
+    /// References to textures, samplers and surfaces are types of their own.
+    pub(super) fn refuse_textures(&self) -> Result<(), ParseError> {
+        match self.cursor.peek(0).text {
+            text @ (".texref" | ".samplerref" | ".surfref") => {
+                let what = format!(
+                    "`{text}`: textures and surfaces have no memory here; pass a buffer and load from it,"
+                );
+                self.cursor.error_here(ParseErrorKind::Unsupported(what))
+            }
+            _ => Ok(()),
         }
     }
 
@@ -220,47 +253,99 @@ impl Reader<'_, '_> {
         Ok(len)
     }
 
-    fn initial_values(&mut self) -> Result<Vec<Imm>, ParseError> {
+    fn initial_values(&mut self) -> Result<Vec<Initial>, ParseError> {
         if !self.cursor.eat("=") {
             return Ok(Vec::new());
         }
         let mut values = Vec::new();
         if !self.cursor.eat("{") {
-            values.push(operand::literal(&mut self.cursor, true)?);
+            values.push(self.initial_value()?);
             return Ok(values);
         }
-        loop {
-            values.push(operand::literal(&mut self.cursor, true)?);
-            if !self.cursor.eat(",") {
-                self.cursor.expect("}")?;
-                return Ok(values);
+        let mut depth = 1;
+        while depth > 0 {
+            // Rows of an array of several dimensions stand in braces of their own.
+            match self.cursor.peek(0).text {
+                "{" => depth += 1,
+                "}" => depth -= 1,
+                "," => {}
+                _ => {
+                    values.push(self.initial_value()?);
+                    continue;
+                }
             }
+            self.cursor.bump();
         }
+        Ok(values)
+    }
+
+    /// A number, or `name`, `name+offset`, `generic(name)+offset`.
+    fn initial_value(&mut self) -> Result<Initial, ParseError> {
+        if self.cursor.peek(0).kind != TokenKind::Word {
+            return operand::literal(&mut self.cursor, true).map(Initial::Value);
+        }
+        let generic = self.cursor.is("generic") && self.cursor.peek(1).text == "(";
+        if generic {
+            self.cursor.bump();
+            self.cursor.bump();
+        }
+        let name = self.name()?;
+        if generic {
+            self.cursor.expect(")")?;
+        }
+        let offset = operand::offset(&mut self.cursor)?;
+        Ok(Initial::Address { name, offset, generic })
     }
 
     fn kernel(&mut self, module: &Module) -> Result<Kernel, ParseError> {
         self.cursor.bump();
-        let name = self.name()?;
-        let params = self.params()?;
-        let directives = self.directives()?;
-        let mut names = Names::default();
-        let globals = module.variables.iter().map(|v| &v.name);
-        let known = globals.chain(params.iter().map(|p| &p.name));
-        names.symbols.push(known.map(|n| (n.as_str().to_owned(), n.clone())).collect());
-        names.taken = names.symbols[0].keys().cloned().collect();
-        let mut kernel = Kernel {
-            name,
-            params,
-            directives,
-            registers: Registers::default(),
-            variables: Vec::new(),
-            body: Vec::new(),
-        };
-        body::kernel_body(self, &mut kernel, &mut names, module.kernels.len())?;
+        let mut kernel = Kernel::empty(self.name()?);
+        kernel.params = self.params()?;
+        kernel.directives = self.directives()?;
+        let mut names = Names::of(module, &kernel);
+        body::kernel_body(self, &mut kernel, &mut names, Unit::Kernel(module.kernels.len()))?;
         Ok(kernel)
     }
 
-    fn params(&mut self) -> Result<Vec<KernelParam>, ParseError> {
+    /// `.func (returns) name (params) attributes`, then a body or `;`.
+    fn function(&mut self, module: &mut Module, linkage: Linkage) -> Result<(), ParseError> {
+        self.cursor.bump();
+        self.attribute()?;
+        let returns = self.params()?;
+        let mut code = Kernel::empty(self.name()?);
+        code.returns = returns;
+        code.params = self.params()?;
+        let noreturn = self.function_attributes()?;
+        let defined = !self.cursor.eat(";");
+        if defined {
+            let mut names = Names::of(module, &code);
+            body::kernel_body(self, &mut code, &mut names, Unit::Function(module.functions.len()))?;
+        }
+        module.functions.push(Function { linkage, noreturn, defined, code });
+        Ok(())
+    }
+
+    /// What stands between a function's parameters and its body; whether it is `.noreturn`.
+    pub(super) fn function_attributes(&mut self) -> Result<bool, ParseError> {
+        let mut noreturn = false;
+        loop {
+            match self.cursor.peek(0).text {
+                ".noreturn" => {
+                    noreturn = true;
+                    self.cursor.bump();
+                }
+                // What it promises about registers is for the assembler alone.
+                ".abi_preserve" | ".abi_preserve_control" => {
+                    self.cursor.bump();
+                    self.cursor.number()?;
+                }
+                ".pragma" => self.cursor.skip_past(";")?,
+                _ => return Ok(noreturn),
+            }
+        }
+    }
+
+    pub(super) fn params(&mut self) -> Result<Vec<KernelParam>, ParseError> {
         let mut params = Vec::new();
         if !self.cursor.eat("(") || self.cursor.eat(")") {
             return Ok(params);
@@ -275,8 +360,14 @@ impl Reader<'_, '_> {
     }
 
     fn param(&mut self) -> Result<KernelParam, ParseError> {
+        if self.cursor.is(".reg") {
+            let what =
+                "a parameter in a register: `.param` is how functions are called since PTX 2.0, and `.reg`";
+            return self.cursor.error_here(ParseErrorKind::Unsupported(what.into()));
+        }
         self.cursor.expect(".param")?;
         let align = self.align()?;
+        self.refuse_textures()?;
         let ty = self.scalar_type()?;
         if self.cursor.eat(".ptr") {
             // What a pointer points to is advice to the compiler; the parameter itself stays as it is.
@@ -285,13 +376,22 @@ impl Reader<'_, '_> {
             }
             self.align()?;
         }
-        let name = self.name()?;
+        let name = self.param_name()?;
         let len = match self.length()? {
             Length::Scalar => None,
             Length::Array(n) if n <= 1 << 16 => Some(n as u32),
             _ => return self.cursor.expected("a parameter of at most 65536 elements"),
         };
         Ok(KernelParam { name, ty, align, len })
+    }
+
+    /// The name of a parameter; in a prototype it is `_`.
+    fn param_name(&mut self) -> Result<Name, ParseError> {
+        if self.cursor.is("_") {
+            self.cursor.bump();
+            return Ok(Name::unnamed());
+        }
+        self.name()
     }
 
     fn directives(&mut self) -> Result<Directives, ParseError> {
@@ -338,6 +438,7 @@ pub(super) fn space(text: &str) -> Option<Space> {
         ".shared" => Some(Space::Shared),
         ".const" => Some(Space::Const),
         ".local" => Some(Space::Local),
+        ".param" => Some(Space::Param),
         _ => None,
     }
 }

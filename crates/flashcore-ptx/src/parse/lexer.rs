@@ -32,15 +32,22 @@ struct Lexer<'t> {
     rest: &'t str,
     line: u32,
     column: u32,
+    /// Whether the comments of LLVM say that assembly of the program's author stands here.
+    is_inline: bool,
 }
 
 /// Cuts `text` into tokens; the last one is [`TokenKind::End`].
 pub(super) fn tokens(text: &str) -> Result<Vec<Token<'_>>, ParseError> {
-    let mut lexer = Lexer { rest: text, line: 1, column: 1 };
+    let mut lexer = Lexer { rest: text, line: 1, column: 1, is_inline: false };
     let mut tokens = Vec::new();
     loop {
         lexer.skip_blank()?;
         let token = lexer.next()?;
+        if lexer.is_inline && token.text == ".loc" {
+            // LLVM counts lines of the assembly on from the line of the source that it stands in.
+            lexer.advance(lexer.rest.find('\n').unwrap_or(lexer.rest.len()));
+            continue;
+        }
         tokens.push(token);
         if token.kind == TokenKind::End {
             return Ok(tokens);
@@ -109,7 +116,11 @@ impl<'t> Lexer<'t> {
             let blank = self.rest.find(|c: char| !c.is_whitespace()).unwrap_or(self.rest.len());
             self.advance(blank);
             if self.rest.starts_with("//") {
-                self.advance(self.rest.find('\n').unwrap_or(self.rest.len()));
+                match self.advance(self.rest.find('\n').unwrap_or(self.rest.len())).trim_end() {
+                    "// begin inline asm" => self.is_inline = true,
+                    "// end inline asm" => self.is_inline = false,
+                    _ => {}
+                }
             } else if self.rest.starts_with("/*") {
                 let end = self.rest.find("*/").ok_or_else(|| self.error(ParseErrorKind::OpenComment))?;
                 self.advance(end + 2);

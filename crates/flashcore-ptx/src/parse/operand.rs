@@ -17,6 +17,7 @@ pub(super) fn operand(
     let first = match cursor.peek(0).text {
         "{" => Operand::Vector(list(cursor, names, inst)?),
         "[" => bracketed(cursor, names, inst)?,
+        "(" => Operand::Group(group(cursor, names, inst)?),
         _ => scalar(cursor, names, inst)?,
     };
     if !cursor.eat("|") {
@@ -34,6 +35,19 @@ fn list(cursor: &mut Cursor<'_, '_>, names: &Names, inst: &Inst) -> Result<Vec<O
         items.push(scalar(cursor, names, inst)?);
     }
     cursor.expect("}")?;
+    Ok(items)
+}
+
+/// `(a, b, …)`, perhaps empty.
+fn group(cursor: &mut Cursor<'_, '_>, names: &Names, inst: &Inst) -> Result<Vec<Operand>, ParseError> {
+    cursor.expect("(")?;
+    let mut items = Vec::new();
+    while !cursor.eat(")") {
+        if !items.is_empty() {
+            cursor.expect(",")?;
+        }
+        items.push(scalar(cursor, names, inst)?);
+    }
     Ok(items)
 }
 
@@ -63,9 +77,13 @@ fn address(cursor: &mut Cursor<'_, '_>, names: &Names) -> Result<Address, ParseE
         }
         None => Base::Symbol(symbol(names, token)?),
     };
+    Ok(Address { base, offset: offset(cursor)? })
+}
+
+/// `+n`, `-n` or nothing.
+pub(super) fn offset(cursor: &mut Cursor<'_, '_>) -> Result<i64, ParseError> {
     let plus = cursor.eat("+");
-    let offset = if plus || cursor.is("-") { signed(cursor)? } else { 0 };
-    Ok(Address { base, offset })
+    if plus || cursor.is("-") { signed(cursor) } else { Ok(0) }
 }
 
 /// An integer with an optional sign.
@@ -104,10 +122,7 @@ fn word(cursor: &mut Cursor<'_, '_>, names: &Names, inst: &Inst) -> Result<Opera
         return Ok(Operand::Sink);
     }
     if inst.op == Op::Bra {
-        let known = names.labels.iter().rev().find_map(|scope| scope.get(token.text)).cloned();
-        let undefined =
-            ParseErrorKind::Expected { expected: "a label of this kernel".into(), found: token.text.into() };
-        return known.map_or_else(|| error_at(token, undefined), |name| Ok(Operand::Label(name)));
+        return label(names, token).map(Operand::Label);
     }
     if let Some(reg) = register(names, token.text) {
         return Ok(Operand::Reg(reg));
@@ -119,10 +134,19 @@ fn word(cursor: &mut Cursor<'_, '_>, names: &Names, inst: &Inst) -> Result<Opera
         "WARP_SZ" => Ok(Operand::int(32)),
         text if text.starts_with('%') => error_at(token, ParseErrorKind::UndeclaredRegister(text.into())),
         _ if cursor.is("+") => {
-            cursor.error_here(ParseErrorKind::Unsupported("an offset from a symbol".into()))
+            let name = symbol(names, token)?;
+            Ok(Operand::Offset(name, offset(cursor)?))
         }
         _ => symbol(names, token).map(Operand::Symbol),
     }
+}
+
+/// The label of that name, innermost scope first.
+pub(super) fn label(names: &Names, token: super::Token<'_>) -> Result<Name, ParseError> {
+    let known = names.labels.iter().rev().find_map(|scope| scope.get(token.text)).cloned();
+    let undefined =
+        ParseErrorKind::Expected { expected: "a label of this kernel".into(), found: token.text.into() };
+    known.map_or_else(|| error_at(token, undefined), Ok)
 }
 
 /// A special register, whose second part (`.x`) is a token of its own.

@@ -2,7 +2,9 @@
 
 use super::spec::*;
 use crate::op::{Mod::*, Op};
+use crate::target::Target::Sm80;
 use crate::types::ScalarType::*;
+use crate::version::V7_6;
 
 const INT: &[crate::types::ScalarType] = &[U16, U32, U64, S16, S32, S64];
 const INT32: &[crate::types::ScalarType] = &[U32, S32];
@@ -47,10 +49,52 @@ pub(super) const INTEGER: &[Row] = &[
     int(Op::Clz, &[t(&[B32, B64])], &[d(is(U32)), s(T)]),
     int(Op::Bfind, &[opt(&[Shiftamt]), t(&[U32, U64, S32, S64])], &[d(is(U32)), s(T)]),
     int(Op::Brev, &[t(&[B32, B64])], &[d(T), s(T)]),
+    int(Op::Bmsk, &[one(&[Clamp, Wrap]), t(&[B32])], &[d(T), s(is(U32)), s(is(U32))]).since(Sm80, V7_6),
+    int(Op::Szext, &[one(&[Clamp, Wrap]), t(INT32)], &[d(T), s(T), s(is(U32))]).since(Sm80, V7_6),
+    int(Op::Fns, &[t(&[B32])], &[d(T), s(T), s(is(B32)), s(is(S32))]),
     int(Op::Bfe, &[t(&[U32, U64, S32, S64])], &[d(T), s(T), s(is(U32)), s(is(U32))]),
     int(Op::Bfi, &[t(&[B32, B64])], &[d(T), s(T), s(T), s(is(U32)), s(is(U32))]),
+    int(Op::Dp2a, &[one(&[Lo, Hi]), t(INT32), u(INT32)], &[d(is(B32)), s(is(B32)), s(is(B32)), s(is(B32))]),
+    int(Op::Mul24, &[one(&[Lo, Hi]), t(INT32)], &[d(T), s(T), s(T)]),
+    int(Op::Mad24, &[one(&[Lo, Hi]), t(INT32)], &[d(T), s(T), s(T), s(T)]),
+    int(Op::Mad24, &[one(&[Hi]), one(&[Sat]), t(&[S32])], &[d(T), s(T), s(T), s(T)]),
     int(Op::Dp4a, &[t(INT32), u(INT32)], &[d(is(B32)), s(is(B32)), s(is(B32)), s(is(B32))]),
 ];
+
+const CARRIED: &[crate::types::ScalarType] = &[U32, S32, U64, S64];
+
+/// PTX ISA, "Extended-Precision Integer Arithmetic Instructions": those that leave a carry, and those that take one.
+pub(super) const CARRY: &[Row] = &[
+    int(Op::Add, &[one(&[Cc]), t(CARRIED)], &[d(T), s(T), s(T)]),
+    int(Op::Addc, &[opt(&[Cc]), t(CARRIED)], &[d(T), s(T), s(T)]),
+    int(Op::Sub, &[one(&[Cc]), t(CARRIED)], &[d(T), s(T), s(T)]),
+    int(Op::Subc, &[opt(&[Cc]), t(CARRIED)], &[d(T), s(T), s(T)]),
+    int(Op::Mad, &[one(&[Lo, Hi]), one(&[Cc]), t(CARRIED)], &[d(T), s(T), s(T), s(T)]),
+    int(Op::Madc, &[one(&[Lo, Hi]), opt(&[Cc]), t(CARRIED)], &[d(T), s(T), s(T), s(T)]),
+];
+
+/// PTX ISA, "SIMD Video Instructions": bytes or halves of words, each for itself, or their sum added to a third word.
+macro_rules! video {
+    ($($op:ident),+) => {
+        &[$(
+            int(
+                Op::$op,
+                &[t(INT32), u(INT32), one(WORDS), opt(&[Sat])],
+                &[d(is(B32)), r(is(B32)), r(is(B32)), r(is(B32))],
+            ),
+            int(
+                Op::$op,
+                &[t(INT32), u(INT32), one(WORDS), one(&[Add])],
+                &[d(is(B32)), r(is(B32)), r(is(B32)), r(is(B32))],
+            ),
+        )+]
+    };
+}
+
+const WORDS: &[crate::op::Mod] = &[Type(U32), Type(S32)];
+
+pub(super) const VIDEO: &[Row] =
+    video!(Vadd2, Vsub2, Vavrg2, Vabsdiff2, Vmin2, Vmax2, Vadd4, Vsub4, Vavrg4, Vabsdiff4, Vmin4, Vmax4);
 
 /// PTX ISA, "Floating Point Instructions".
 pub(super) const FLOAT: &[Row] = &[

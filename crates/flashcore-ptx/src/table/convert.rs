@@ -58,6 +58,17 @@ pub(super) const CONVERT: &[Row] = &[
     cvt(&[one(&[Rn]), opt(&[Relu]), t(&[F16x2]), u(FP8X2)], &[d(T), r(U)]).since(Sm89, V8_1),
 ];
 
+/// PTX ISA, "cvt.pack": two words saturated into halves, or into the lower bytes of a word whose upper ones are the third's.
+pub(super) const PACK: &[Row] = &[
+    row(Class::Convert, Op::CvtPack, &[one(&[Sat]), t(&[U16, S16]), u(&[S32])], &[d(is(B32)), s(U), s(U)]),
+    row(
+        Class::Convert,
+        Op::CvtPack,
+        &[one(&[Sat]), t(&[U8, S8]), u(&[S32]), one(&[Mod::Type(B32)])],
+        &[d(is(B32)), s(U), s(U), s(is(B32))],
+    ),
+];
+
 /// PTX ISA, "mov", "cvta", "isspacep", "mapa", "getctarank".
 pub(super) const MOVE: &[Row] = &[
     mov(Op::Mov, &[t(MOVABLE)], &[d(T), src(Kind::Movable(T))]),

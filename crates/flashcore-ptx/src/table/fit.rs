@@ -70,6 +70,8 @@ impl Form {
             Kind::Address(_) => matches!(operand, Operand::Address(address) if is_base(&address.base)),
             Kind::Tensor => self.is_tensor(operand),
             Kind::Label => matches!(operand, Operand::Label(_)),
+            Kind::Function | Kind::Targets => matches!(operand, Operand::Symbol(_)),
+            Kind::Group => is_group(operand),
         }
     }
 
@@ -99,7 +101,7 @@ impl Form {
             Operand::Special(special) => {
                 special.ty().bits() == bits || (bits == 64 && special.ty().bits() == 32)
             }
-            Operand::Symbol(_) => bits == 32 || bits == 64,
+            Operand::Symbol(_) | Operand::Offset(..) => bits == 32 || bits == 64,
             other => self.is_value(ty, other),
         }
     }
@@ -118,10 +120,7 @@ impl Form {
         let wanted = usize::from(self.count(count));
         let element = |o: &Operand| *o == Operand::Sink || self.is_value(ty, o);
         match operand {
-            Operand::Vector(items) => {
-                let braces_allowed = count != Count::VecMod || wanted > 1;
-                braces_allowed && items.len() == wanted && items.iter().all(element)
-            }
+            Operand::Vector(items) => items.len() == wanted && items.iter().all(element),
             scalar => wanted == 1 && count != Count::Is(1) && self.is_value(ty, scalar),
         }
     }
@@ -174,6 +173,9 @@ impl Form {
             Kind::Address(_) => "an address `[…]`".into(),
             Kind::Tensor => format!("`[map, {{…}}]` with {} coordinates", self.dims),
             Kind::Label => "a label".into(),
+            Kind::Function => "the name of a function".into(),
+            Kind::Targets => "the name of a list of targets or of a prototype".into(),
+            Kind::Group => "`(…)` of `.param` variables".into(),
         }
     }
 }
@@ -184,6 +186,11 @@ fn describe_operand(operand: &Operand) -> String {
         Operand::Vector(items) => format!("{} elements `{operand}`", items.len()),
         other => format!("`{other}`"),
     }
+}
+
+/// Whether the operand is `(…)` of names: registers as arguments belong to an older way to call.
+fn is_group(operand: &Operand) -> bool {
+    matches!(operand, Operand::Group(items) if items.iter().all(|i| matches!(i, Operand::Symbol(_))))
 }
 
 fn is_in_range(operand: &Operand, low: i64, high: i64, step: i64) -> bool {

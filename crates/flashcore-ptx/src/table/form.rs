@@ -183,6 +183,10 @@ impl Slot {
             Self::WgmmaShape(k) => modifier
                 .as_shape()
                 .is_some_and(|s| s.m == 64 && s.k == *k && s.n % 8 == 0 && (8..=256).contains(&s.n)),
+            Self::WgmmaByteShape(k) => {
+                let whole = |n: u16| n.is_multiple_of(16) || n == 8 || n == 24;
+                modifier.as_shape().is_some_and(|s| whole(s.n)) && Self::WgmmaShape(*k).takes(modifier)
+            }
         }
     }
 
@@ -195,6 +199,7 @@ impl Slot {
             }
             Self::Type(_, types) => list(types.iter().map(ToString::to_string).collect()),
             Self::WgmmaShape(k) => format!("`.m64nNk{k}` with N = 8, 16, … 256"),
+            Self::WgmmaByteShape(k) => format!("`.m64nNk{k}` with N = 8, 16, 24, 32, 48, … 256"),
         }
     }
 }

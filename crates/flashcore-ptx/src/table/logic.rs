@@ -37,7 +37,7 @@ pub(super) const LOGIC: &[Row] = &[
     logic(Op::Prmt, &[t(&[B32]), opt(&[F4e, B4e, Rc8, Ecl, Ecr, Rc16])], &[d(T), s(T), s(T), s(is(B32))]),
 ];
 
-/// `setp` with and without a predicate to combine with, and `set`, for one class of types.
+/// `setp` and `set` for one class of types, with and without a predicate to combine with.
 macro_rules! compare {
     ($order:ident, $ftz:expr, $types:expr) => {
         [
@@ -47,10 +47,18 @@ macro_rules! compare {
                 &[one($order), one(COMBINE), opt($ftz), t($types)],
                 &[dst(Kind::PredPair), s(T), s(T), src(Kind::Pred)],
             ),
-            logic(Op::Set, &[one($order), opt($ftz), t(&[U32, S32, F32]), u($types)], &[d(T), s(U), s(U)]),
+            logic(Op::Set, &[one($order), opt($ftz), t(TRUTH), u($types)], &[d(T), s(U), s(U)]),
+            logic(
+                Op::Set,
+                &[one($order), one(COMBINE), opt($ftz), t(TRUTH), u($types)],
+                &[d(T), s(U), s(U), src(Kind::Pred)],
+            ),
         ]
     };
 }
+
+/// What `set` makes of a comparison.
+const TRUTH: &[ScalarType] = &[U32, S32, F32];
 
 /// PTX ISA, "Comparison Instructions", by class of operand.
 pub(super) const COMPARE: &[&[Row]] = &[
@@ -61,17 +69,37 @@ pub(super) const COMPARE: &[&[Row]] = &[
     &compare!(FLOAT_ORDERED, &[], &[F64]),
 ];
 
-/// PTX ISA, half-precision comparison, and selection.
+/// `setp` and `set` on halves: a pair of them gives a pair of predicates, or of halves.
+macro_rules! compare_halves {
+    ($ftz:expr, $ty:ident, $p:expr, $truth:expr $(, $since:expr)?) => {
+        [
+            logic(Op::Setp, &[one(FLOAT_ORDERED), opt($ftz), t(&[$ty])], &[$p, r(T), r(T)])$(.since(Sm90, $since))?,
+            logic(
+                Op::Setp,
+                &[one(FLOAT_ORDERED), one(COMBINE), opt($ftz), t(&[$ty])],
+                &[$p, r(T), r(T), src(Kind::Pred)],
+            )$(.since(Sm90, $since))?,
+            logic(Op::Set, &[one(FLOAT_ORDERED), opt($ftz), t($truth), u(&[$ty])], &[d(T), r(U), r(U)])
+                $(.since(Sm90, $since))?,
+            logic(
+                Op::Set,
+                &[one(FLOAT_ORDERED), one(COMBINE), opt($ftz), t($truth), u(&[$ty])],
+                &[d(T), r(U), r(U), src(Kind::Pred)],
+            )$(.since(Sm90, $since))?,
+        ]
+    };
+}
+
+/// PTX ISA, "Half Precision Comparison Instructions".
+pub(super) const COMPARE_HALVES: &[&[Row]] = &[
+    &compare_halves!(&[Ftz], F16, d(is(Pred)), &[F16, U16, S16, U32, S32]),
+    &compare_halves!(&[Ftz], F16x2, dst(Kind::Pair(is(Pred))), &[F16x2, U32, S32]),
+    &compare_halves!(&[], Bf16, d(is(Pred)), &[Bf16, U16, S16, U32, S32], V7_8),
+    &compare_halves!(&[], Bf16x2, dst(Kind::Pair(is(Pred))), &[Bf16x2, U32, S32], V7_8),
+];
+
+/// PTX ISA, selection.
 pub(super) const SELECT: &[Row] = &[
-    logic(Op::Setp, &[one(FLOAT_ORDERED), opt(&[Ftz]), t(&[F16])], &[d(is(Pred)), r(T), r(T)]),
-    logic(
-        Op::Setp,
-        &[one(FLOAT_ORDERED), opt(&[Ftz]), t(&[F16x2])],
-        &[dst(Kind::Pair(is(Pred))), r(T), r(T)],
-    ),
-    logic(Op::Setp, &[one(FLOAT_ORDERED), t(&[Bf16])], &[d(is(Pred)), r(T), r(T)]).since(Sm90, V7_8),
-    logic(Op::Setp, &[one(FLOAT_ORDERED), t(&[Bf16x2])], &[dst(Kind::Pair(is(Pred))), r(T), r(T)])
-        .since(Sm90, V7_8),
     select(Op::Selp, &[t(SELECTABLE)], &[d(T), s(T), s(T), r(is(Pred))]),
     select(Op::Slct, &[t(SELECTABLE), u(&[S32])], &[d(T), s(T), s(T), s(U)]),
     select(Op::Slct, &[opt(&[Ftz]), t(SELECTABLE), u(&[F32])], &[d(T), s(T), s(T), s(U)]),

@@ -34,6 +34,34 @@ macro_rules! mma {
     };
 }
 
+/// An `mma.sync` of bytes, whose sums may be clamped.
+macro_rules! bytes {
+    ($m:literal x $n:literal x $k:literal, $ta:ident, $tb:ident : a $a:literal b $b:literal) => {
+        row(
+            Class::Tensor,
+            Op::MmaSync,
+            &[
+                one(&[Aligned]),
+                one(&[Shape(shape($m, $n, $k))]),
+                one(&[RowMajor]),
+                one(&[ColMajor]),
+                opt(&[Satfinite]),
+                one(&[Mod::Type(S32)]),
+                one(&[Mod::Type($ta)]),
+                one(&[Mod::Type($tb)]),
+                one(&[Mod::Type(S32)]),
+            ],
+            &[
+                dst(Kind::Vector(is(S32), Count::Is(4))),
+                src(Kind::Vector(is(B32), Count::Is($a))),
+                src(Kind::Vector(is(B32), Count::Is($b))),
+                src(Kind::Vector(is(S32), Count::Is(4))),
+            ],
+        )
+        .converge(Converge::Warp)
+    };
+}
+
 /// Registers that hold an accumulator: f16 travels in pairs.
 const fn accumulator(ty: crate::types::ScalarType) -> Ty {
     if matches!(ty, F16) { is(B32) } else { is(ty) }
@@ -49,8 +77,14 @@ pub(super) const MMA: &[Row] = &[
     mma!(16 x 8 x 8, F16, F16 : d 2 a 2 b 1).since(Sm75, V7_0),
     mma!(16 x 8 x 8, F32, Tf32 : d 4 a 4 b 2),
     mma!(16 x 8 x 4, F32, Tf32 : d 4 a 2 b 1),
-    mma!(16 x 8 x 32, S32, S8 : d 4 a 4 b 2),
-    mma!(16 x 8 x 32, S32, U8 : d 4 a 4 b 2),
+    bytes!(16 x 8 x 16, S8, S8 : a 2 b 1),
+    bytes!(16 x 8 x 16, S8, U8 : a 2 b 1),
+    bytes!(16 x 8 x 16, U8, S8 : a 2 b 1),
+    bytes!(16 x 8 x 16, U8, U8 : a 2 b 1),
+    bytes!(16 x 8 x 32, S8, S8 : a 4 b 2),
+    bytes!(16 x 8 x 32, S8, U8 : a 4 b 2),
+    bytes!(16 x 8 x 32, U8, S8 : a 4 b 2),
+    bytes!(16 x 8 x 32, U8, U8 : a 4 b 2),
     mma!(16 x 8 x 32, F32, E4m3 : d 4 a 4 b 2).since(Sm89, V8_4),
     mma!(16 x 8 x 32, F32, E5m2 : d 4 a 4 b 2).since(Sm89, V8_4),
 ];
@@ -61,6 +95,7 @@ const SCALE_D: OperandSpec = src(Kind::Bool);
 const SIGN: OperandSpec = imm(-1, 1, 2);
 const TRANSPOSE: OperandSpec = imm(0, 1, 1);
 const D_F32: OperandSpec = operand(Access::InOut, Kind::Vector(is(F32), Count::ShapeN(2)));
+const D_S32: OperandSpec = operand(Access::InOut, Kind::Vector(is(S32), Count::ShapeN(2)));
 const D_F16: OperandSpec = operand(Access::InOut, Kind::Vector(is(B32), Count::ShapeN(4)));
 
 const fn wgmma(slots: &'static [Slot], operands: &'static [OperandSpec]) -> Row {
@@ -107,6 +142,30 @@ macro_rules! wgmma_slots {
     };
 }
 
+/// Both forms of a `wgmma` on bytes, which are K-major and have no signs to flip.
+macro_rules! wgmma_bytes {
+    ($a:ident, $b:ident, $since:expr) => {
+        [
+            wgmma(wgmma_byte_slots!($a, $b), &[D_S32, DESCRIPTOR, DESCRIPTOR, SCALE_D]).since(Sm90a, $since),
+            wgmma(wgmma_byte_slots!($a, $b), &[D_S32, A_REGISTERS, DESCRIPTOR, SCALE_D]).since(Sm90a, $since),
+        ]
+    };
+}
+
+macro_rules! wgmma_byte_slots {
+    ($a:ident, $b:ident) => {
+        &[
+            one(&[Sync]),
+            one(&[Aligned]),
+            Slot::WgmmaByteShape(32),
+            opt(&[Satfinite]),
+            one(&[Mod::Type(S32)]),
+            one(&[Mod::Type($a)]),
+            one(&[Mod::Type($b)]),
+        ]
+    };
+}
+
 /// PTX ISA, "wgmma.mma_async".
 pub(super) const WGMMA: &[&[Row]] = &[
     &wgmma16!(D_F32, F32, F16),
@@ -115,6 +174,10 @@ pub(super) const WGMMA: &[&[Row]] = &[
     &wgmma_k_major!(8, Tf32),
     &wgmma_k_major!(32, E4m3),
     &wgmma_k_major!(32, E5m2),
+    &wgmma_bytes!(S8, S8, V8_0),
+    &wgmma_bytes!(U8, U8, V8_0),
+    &wgmma_bytes!(S8, U8, V8_4),
+    &wgmma_bytes!(U8, S8, V8_4),
 ];
 
 const GROUP: &[Slot] = &[one(&[Sync]), one(&[Aligned])];

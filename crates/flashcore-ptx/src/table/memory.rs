@@ -71,6 +71,7 @@ pub(super) const LOAD_STORE: &[Row] = &[
         t(ANY),
     ]),
     st(&[opt(&[Weak]), opt(WRITABLE), opt(&[Wb, Cg, Cs, Wt]), opt(&[V2, V4]), t(ANY)]),
+    st(&[one(&[Param]), opt(&[V2, V4]), t(ANY)]),
     st(&[opt(&[Weak]), opt(&[Global]), opt(L1_HINT), opt(&[L2CacheHint]), opt(&[V2, V4]), t(ANY)]),
     st(&[one(&[Volatile]), opt(ATOMIC), opt(&[V2, V4]), t(ANY)]),
     st(&[one(&[Relaxed, Release]), one(SCOPE), opt(ATOMIC), opt(&[V2, V4]), t(ANY)]),
@@ -161,8 +162,16 @@ pub(super) const CACHE: &[Row] = &[
 const MATRIX: &[Mod] = &[Shape(crate::op::shape(8, 8, 0))];
 const FRAGMENT: Kind = Kind::Vector(is(B32), Count::XMod);
 
-/// PTX ISA, "ldmatrix", "stmatrix".
+/// PTX ISA, "ldmatrix", "stmatrix", "movmatrix".
 pub(super) const MATRICES: &[Row] = &[
+    row(
+        Class::Warp,
+        Op::Movmatrix,
+        &[one(&[Sync]), one(&[Aligned]), one(MATRIX), one(&[Trans]), one(&[Mod::Type(B16)])],
+        &[d(is(B32)), r(is(B32))],
+    )
+    .since(Sm80, V7_8)
+    .converge(Converge::Warp),
     row(
         Class::Load,
         Op::Ldmatrix,

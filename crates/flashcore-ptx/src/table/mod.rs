@@ -17,6 +17,7 @@ mod needs;
 pub mod spec;
 mod sync;
 mod warp;
+mod wmma;
 
 pub use form::{Expected, Form, FormError, form_of, pair_operands};
 pub use needs::Needs;
@@ -28,11 +29,14 @@ use std::{collections::HashMap, sync::LazyLock};
 /// The rows by family.
 const FAMILIES: &[&[Row]] = &[
     arith::INTEGER,
+    arith::CARRY,
+    arith::VIDEO,
     arith::FLOAT,
     half::HALF,
     logic::LOGIC,
     logic::SELECT,
     convert::CONVERT,
+    convert::PACK,
     convert::MOVE,
     memory::LOAD_STORE,
     memory::ATOMICS,
@@ -47,6 +51,8 @@ const FAMILIES: &[&[Row]] = &[
     warp::WARP,
     warp::CONTROL,
     matrix::MMA,
+    wmma::WMMA_MEMORY,
+    wmma::WMMA,
     matrix::WGMMA_GROUPS,
 ];
 
@@ -55,6 +61,7 @@ pub fn rows() -> impl Iterator<Item = &'static Row> {
     FAMILIES
         .iter()
         .chain(logic::COMPARE)
+        .chain(logic::COMPARE_HALVES)
         .chain(sync::ARRIVALS)
         .chain(matrix::WGMMA)
         .flat_map(|family| family.iter())

@@ -98,10 +98,10 @@ impl Kernel {
 }
 
 impl Module {
-    /// The lowest `.version` that serves the target and every kernel. Drivers refuse versions newer than
+    /// The lowest `.version` that serves the target and every body. Drivers refuse versions newer than
     /// themselves, so this is what to print.
     pub fn lowest_version(&self) -> Version {
-        let kernels = self.kernels.iter().map(|k| k.needs().version);
-        kernels.fold(Version::of_target(self.target), Version::max)
+        let units = self.units().map(|(_, unit)| unit.needs().version);
+        units.fold(Version::of_target(self.target), Version::max)
     }
 }

@@ -45,6 +45,8 @@ pub enum Slot {
     Type(Var, &'static [ScalarType]),
     /// `m64nNk…` with N = 8, 16, … 256, for the given k.
     WgmmaShape(u16),
+    /// The same for bytes: N = 8, 16, 24, 32, 48, … 256.
+    WgmmaByteShape(u16),
 }
 
 /// A type variable of a row: the first, second, … type slot.
@@ -145,6 +147,12 @@ pub enum Kind {
     Tensor,
     /// A branch target.
     Label,
+    /// The name of a function.
+    Function,
+    /// The name of a list of branch or call targets.
+    Targets,
+    /// `(a, b, …)`: arguments or results of a call, by name.
+    Group,
 }
 
 /// One operand of a row.

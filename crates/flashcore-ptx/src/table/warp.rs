@@ -37,9 +37,21 @@ const fn control(op: Op, slots: &'static [Slot], operands: &'static [OperandSpec
     row(Class::Control, op, slots, operands)
 }
 
+/// A call; what the function does to memory nobody knows here.
+const fn call(operands: &'static [OperandSpec]) -> Row {
+    const SLOTS: &[Slot] = &[opt(&[Uni])];
+    control(Op::Call, SLOTS, operands).memory(Memory::ReadWrite)
+}
+
 /// PTX ISA, "Control Flow Instructions" and "Miscellaneous Instructions".
 pub(super) const CONTROL: &[Row] = &[
     control(Op::Bra, &[opt(&[Uni])], &[src(Kind::Label)]).terminator(),
+    control(Op::BrxIdx, &[opt(&[Uni])], &[r(is(U32)), src(Kind::Targets)]).terminator(),
+    call(&[src(Kind::Function)]),
+    call(&[src(Kind::Function), src(Kind::Group)]),
+    call(&[dst(Kind::Group), src(Kind::Function), src(Kind::Group)]),
+    call(&[r(is(U64)), src(Kind::Group), src(Kind::Targets)]),
+    call(&[dst(Kind::Group), r(is(U64)), src(Kind::Group), src(Kind::Targets)]),
     control(Op::Ret, &[opt(&[Uni])], &[]).terminator(),
     control(Op::Exit, &[], &[]).terminator(),
     control(Op::Trap, &[], &[]).terminator(),

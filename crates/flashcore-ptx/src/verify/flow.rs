@@ -2,6 +2,7 @@
 
 use super::{Report, Rule};
 use crate::{
+    ident::Name,
     inst::{Inst, Operand},
     module::{Kernel, Statement},
     op::Op,
@@ -78,12 +79,10 @@ impl<'k> Flow<'k> {
         let mut next = Vec::new();
         let mut falls_through = true;
         if let Some(last) = self.step(statements.end.wrapping_sub(1)).filter(|s| ends_block(&s.form)) {
-            next.extend(last.inst.operands.iter().filter_map(|o| match o {
-                Operand::Label(name) => targets.get(name.as_str()).copied(),
-                _ => None,
-            }));
+            let labels = last.inst.operands.iter().flat_map(|o| self.labels_of(last.inst, o));
+            next.extend(labels.filter_map(|name| targets.get(name.as_str()).copied()));
             // A trap ends the whole grid: no thread meets another behind it, so it is no way to the end.
-            if !matches!(last.inst.op, Op::Bra | Op::Trap) {
+            if !matches!(last.inst.op, Op::Bra | Op::BrxIdx | Op::Trap) {
                 next.push(EXIT);
             }
             falls_through = last.inst.guard.is_some();
@@ -95,6 +94,18 @@ impl<'k> Flow<'k> {
         next.sort_unstable();
         next.dedup();
         Block { statements, next, falls_off: falls_through && last_block }
+    }
+
+    /// The labels that a branch may go to by this operand.
+    fn labels_of<'o>(&self, inst: &Inst, operand: &'o Operand) -> &'o [Name]
+    where
+        'k: 'o,
+    {
+        match operand {
+            Operand::Label(name) => std::slice::from_ref(name),
+            Operand::Symbol(name) if inst.op == Op::BrxIdx => self.kernel.branch_targets(name),
+            _ => &[],
+        }
     }
 
     /// The instruction at a statement.
@@ -109,10 +120,11 @@ impl<'k> Flow<'k> {
         self.blocks[block].statements.clone().filter_map(|s| self.step(s))
     }
 
-    /// The conditional branch (or exit) that ends a block.
+    /// The branch (or exit) that ends a block and may part its threads.
     pub(super) fn branch(&self, block: usize) -> Option<Step<'_>> {
         let last = self.step(self.blocks[block].statements.end.wrapping_sub(1))?;
-        (ends_block(&last.form) && last.inst.guard.is_some()).then_some(last)
+        let parts = last.inst.guard.is_some() || last.inst.op == Op::BrxIdx;
+        (ends_block(&last.form) && parts).then_some(last)
     }
 
     /// Blocks reachable from `from`, without going through `stop`.

@@ -75,7 +75,8 @@ fn check_bounds(report: &mut Report<'_>, statement: usize, inst: &Inst, form: &F
 
 /// The size of a variable or parameter; `None` where it is decided elsewhere.
 fn size_of(report: &Report<'_>, name: &Name) -> Option<u64> {
-    let param = report.kernel.params.iter().find(|p| p.name == *name).map(|p| u64::from(p.bytes()));
+    let mut params = report.kernel.params.iter().chain(&report.kernel.returns);
+    let param = params.find(|p| p.name == *name).map(|p| u64::from(p.bytes()));
     let mut variables = report.kernel.variables.iter().chain(&report.module.variables);
     let variable =
         || variables.find(|v| v.name == *name).filter(|v| v.len != Length::Unsized).map(Variable::bytes);

@@ -20,7 +20,7 @@ use crate::{
     inst::Inst,
     module::{Kernel, Module, Statement},
     print::inst_text,
-    provenance::Provenance,
+    provenance::{Provenance, Unit},
 };
 use flow::Flow;
 use std::fmt;
@@ -97,12 +97,12 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Everything that is wrong with `module`, kernel by kernel in order of statements; empty if nothing is.
+/// Everything that is wrong with `module`, body by body in order of statements; empty if nothing is.
 pub fn verify(module: &Module, provenance: &Provenance) -> Vec<Finding> {
     let mut findings = Vec::new();
     names::check_module(module, &mut findings);
-    for (index, kernel) in module.kernels.iter().enumerate() {
-        let mut report = Report { module, kernel, index, provenance, findings: Vec::new() };
+    for (unit, kernel) in module.units() {
+        let mut report = Report { module, kernel, unit, provenance, findings: Vec::new() };
         check_kernel(&mut report);
         report.findings.sort_by_key(|f| f.statement);
         report.findings.dedup();
@@ -122,7 +122,10 @@ fn check_kernel(report: &mut Report<'_>) {
     flow::check(&flow, report);
     init::check(&flow, report);
     align::check(&flow, report);
-    uniform::check(&flow, report);
+    if matches!(report.unit, Unit::Kernel(_)) {
+        // Of a function nobody knows here who is together when it is called.
+        uniform::check(&flow, report);
+    }
     wgmma::check(&flow, report);
 }
 
@@ -130,7 +133,7 @@ fn check_kernel(report: &mut Report<'_>) {
 struct Report<'m> {
     module: &'m Module,
     kernel: &'m Kernel,
-    index: usize,
+    unit: Unit,
     provenance: &'m Provenance,
     findings: Vec<Finding>,
 }
@@ -143,7 +146,7 @@ impl Report<'_> {
             Some(Statement::Label(name)) => format!("{name}:"),
             None => String::new(),
         };
-        let location = self.provenance.location(self.index, statement).map(|l| l.to_string());
+        let location = self.provenance.location(self.unit, statement).map(|l| l.to_string());
         self.findings.push(Finding {
             rule,
             kernel: self.kernel.name.to_string(),

@@ -12,7 +12,8 @@ use std::collections::HashSet;
 /// Names of the module itself.
 pub(super) fn check_module(module: &Module, findings: &mut Vec<Finding>) {
     let mut seen = HashSet::new();
-    let names = module.variables.iter().map(|v| &v.name).chain(module.kernels.iter().map(|k| &k.name));
+    let variables = module.variables.iter().map(|v| &v.name);
+    let names = variables.chain(module.units().map(|(_, unit)| &unit.name));
     for name in names {
         if !seen.insert(name.as_str()) {
             findings.push(Finding {
@@ -79,13 +80,16 @@ fn check_labels<'k>(report: &mut Report<'k>) -> HashSet<&'k Name> {
 fn check_symbols<'m>(report: &mut Report<'m>) -> HashSet<&'m Name> {
     let (module, kernel) = (report.module, report.kernel);
     let mut symbols = HashSet::new();
-    let own = kernel.params.iter().map(|p| &p.name).chain(kernel.variables.iter().map(|v| &v.name));
+    let params = kernel.params.iter().chain(&kernel.returns).map(|p| &p.name);
+    let lists = kernel.targets.iter().map(|t| &t.name);
+    let own = params.chain(kernel.variables.iter().map(|v| &v.name)).chain(lists);
     for name in own {
         if !symbols.insert(name) {
             report.on_kernel(Rule::Duplicate, format!("`{name}` is declared twice"));
         }
     }
     symbols.extend(module.variables.iter().map(|v| &v.name));
+    symbols.extend(module.functions.iter().map(|f| &f.code.name));
     symbols
 }
 
@@ -95,7 +99,8 @@ fn unknown_name(operand: &Operand, labels: &HashSet<&Name>, symbols: &HashSet<&N
     let base = |base: &Base| if let Base::Symbol(name) = base { unknown_symbol(name) } else { None };
     match operand {
         Operand::Label(name) => (!labels.contains(name)).then(|| format!("undeclared label `{name}`")),
-        Operand::Symbol(name) => unknown_symbol(name),
+        Operand::Symbol(name) | Operand::Offset(name, _) => unknown_symbol(name),
+        Operand::Group(items) => items.iter().find_map(|item| unknown_name(item, labels, symbols)),
         Operand::Address(address) => base(&address.base),
         Operand::Tensor(tensor) => base(&tensor.map.base),
         _ => None,

@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     inst::{Guard, Inst, Operand, RegId},
-    module::Kernel,
+    module::{Kernel, Space},
     op::{Mod, Op},
     table::{Access, Class, Converge, Form},
     types::SpecialReg,
@@ -119,10 +119,16 @@ impl Uniformity<'_> {
             Op::ShflSync => uniform_over(self.shuffled(facts, inst, sources)),
             Op::VoteSync | Op::ReduxSync => uniform_over(sources.max(WARP)),
             Op::BarRed | Op::BarrierRed => uniform_over(CTA),
+            Op::Ld if self.is_argument(inst) => uniform_over(LANE),
             Op::Ld => uniform_over(loaded(inst, sources)),
             _ if differs_by_lane(&step.form) => uniform_over(LANE),
             _ => uniform_over(sources),
         }
+    }
+
+    /// Whether an instruction loads what a call passes or returns: memory of each thread.
+    fn is_argument(&self, inst: &Inst) -> bool {
+        inst.has(Mod::Param) && self.kernel.variables.iter().any(|v| v.space == Space::Param)
     }
 
     fn copied(&self, facts: &[Value], inst: &Inst, sources: Granule) -> Value {
@@ -163,6 +169,12 @@ impl Uniformity<'_> {
         let from_one_lane =
             inst.has(Mod::Idx) && inst.operands[2..].iter().all(|o| self.operand(facts, o).granule >= WARP);
         if from_one_lane { self.operand(facts, &inst.operands[1]).granule.max(WARP) } else { sources }
+    }
+
+    /// The granule of the groups into which a branch may part its threads.
+    fn parts(&self, facts: &[Value], step: &Step<'_>) -> Granule {
+        let guard = self.guard(facts, step.inst.guard);
+        if step.inst.op == Op::BrxIdx { guard.min(self.sources(facts, step)) } else { guard }
     }
 
     fn guard(&self, facts: &[Value], guard: Option<Guard>) -> Granule {
@@ -226,7 +238,7 @@ fn solve<'k>(flow: &Flow<'k>) -> Uniformity<'k> {
         visit(flow, &uniformity, |facts, step, block| {
             let parts = flow.branch(block).is_some_and(|b| b.statement == step.statement);
             if parts {
-                let granule = uniformity.guard(facts, step.inst.guard);
+                let granule = uniformity.parts(facts, step);
                 part(flow, block, granule, &mut together);
             }
         });
@@ -290,7 +302,7 @@ fn parted_at(flow: &Flow<'_>, uniformity: &Uniformity<'_>, block: usize, needed:
     let mut found = String::new();
     visit(flow, uniformity, |facts, step, at| {
         let parts = found.is_empty() && flow.branch(at).is_some_and(|b| b.statement == step.statement);
-        if parts && uniformity.guard(facts, step.inst.guard) < needed {
+        if parts && uniformity.parts(facts, step) < needed {
             let mut together = vec![CTA; flow.blocks.len()];
             part(flow, at, LANE, &mut together);
             if together[block] == LANE {

@@ -3,9 +3,12 @@
 use flashcore_ptx::{
     ident::{Ident, Name},
     inst::{Address, Imm, Inst, Operand, RegId, TensorAddress},
-    module::{Kernel, KernelParam, Length, Linkage, Module, Space, Variable},
+    module::{
+        Function, Kernel, KernelParam, Length, Linkage, Module, Space, Statement, TargetList, Targets,
+        Variable,
+    },
     op::{Mod, Op, shape},
-    table::{Count, Form, Kind, Row, Slot, Ty, spec::Presence},
+    table::{Access, Count, Form, Kind, Row, Slot, Ty, spec::Presence},
     target::Target,
     types::{ScalarType, SpecialReg},
 };
@@ -47,8 +50,43 @@ pub(crate) fn module(target: Target) -> Module {
     kernel.params.push(KernelParam::bytes_array(&Ident::new("map").unwrap(), 64, 128));
     kernel.params.push(KernelParam::scalar(&Ident::new("p").unwrap(), ScalarType::U64));
     kernel.directives.max_threads = Some([128, 1, 1]);
+    add_callees(&mut module, &mut kernel);
     module.kernels.push(kernel);
     module
+}
+
+/// Functions `f`, and `g` that returns a number, with what it takes to call them or to branch through a table.
+fn add_callees(module: &mut Module, kernel: &mut Kernel) {
+    let result = KernelParam::bytes_array(&Ident::new("result").unwrap(), 16, 16);
+    let unnamed = KernelParam { name: Name::unnamed(), ..result.clone() };
+    for (text, returns) in [("f", vec![]), ("g", vec![result])] {
+        let mut code = Kernel::empty(name(text));
+        code.returns = returns;
+        code.body = vec![Statement::Inst(Inst::new(Op::Ret, [], []).unwrap())];
+        module.functions.push(Function { linkage: Linkage::Private, noreturn: false, defined: true, code });
+    }
+    kernel.variables.push(Variable {
+        linkage: Linkage::Private,
+        space: Space::Param,
+        align: Some(16),
+        ty: ScalarType::B8,
+        name: name("got"),
+        len: Length::Array(16),
+        init: vec![],
+    });
+    let prototype = |returns| TargetList::Prototype { returns, params: vec![], noreturn: false };
+    for (text, list) in [
+        ("to_f", prototype(vec![])),
+        ("to_g", prototype(vec![unnamed])),
+        ("ends", TargetList::Branch(vec![name("end")])),
+    ] {
+        kernel.targets.push(Targets { name: name(text), list });
+    }
+}
+
+/// Whether a call has a result.
+fn returns(form: &Form) -> bool {
+    form.row.operands[0].access == Access::Dst
 }
 
 pub(crate) struct Sampler<'k> {
@@ -73,7 +111,9 @@ impl Sampler<'_> {
                 Presence::Optional => self.dice.roll(2) == 0,
                 Presence::With(modifier) => mods.contains(&modifier),
             };
-            if present {
+            if present && (spec.access, spec.kind) == (Access::Dst, Kind::Group) {
+                operands.push(Operand::Group(vec![Operand::Symbol(name("got"))]));
+            } else if present {
                 operands.push(self.operand(spec.kind, &form, &mods));
             }
         }
@@ -91,6 +131,7 @@ impl Sampler<'_> {
             Slot::Opt(choices) => (self.dice.roll(2) == 0).then(|| self.dice.pick(choices)),
             Slot::Type(_, types) => Some(Mod::Type(self.dice.pick(types))),
             Slot::WgmmaShape(k) => Some(Mod::Shape(shape(64, 8 + 8 * self.dice.roll(32) as u16, *k))),
+            Slot::WgmmaByteShape(k) => Some(Mod::Shape(shape(64, 16 + 16 * self.dice.roll(16) as u16, *k))),
             Slot::OptPair(..) => None,
         };
         one.into_iter().collect()
@@ -146,6 +187,9 @@ impl Sampler<'_> {
     }
 
     fn address(&mut self, mods: &[Mod], form: &Form) -> Operand {
+        if mods.contains(&Mod::Param) && form.row.op == Op::St {
+            return Operand::at_symbol(name("got"), 0);
+        }
         if mods.contains(&Mod::Param) {
             return Operand::at_symbol(name("map"), 128 - i64::from(form.access_bytes()));
         }
@@ -217,6 +261,10 @@ impl Sampler<'_> {
             Kind::Address(_) => self.address(mods, form),
             Kind::Tensor => self.tensor(form),
             Kind::Label => Operand::Label(name("end")),
+            Kind::Function => Operand::Symbol(name(if returns(form) { "g" } else { "f" })),
+            Kind::Targets if form.row.op == Op::BrxIdx => Operand::Symbol(name("ends")),
+            Kind::Targets => Operand::Symbol(name(if returns(form) { "to_g" } else { "to_f" })),
+            Kind::Group => Operand::Group(vec![]),
         }
     }
 }

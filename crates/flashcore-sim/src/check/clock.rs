@@ -44,6 +44,8 @@ impl VClock {
 pub(crate) struct Knowledge {
     /// Events inside the cluster that happened before.
     pub(crate) seen: VClock,
+    /// For each warp, how far its lanes' writes are known to lanes of that warp itself.
+    pub(crate) lanes: VClock,
     /// Those of them that a proxy fence has passed on to the async proxy.
     pub(crate) fenced: VClock,
     /// Events of other clusters.
@@ -53,6 +55,7 @@ pub(crate) struct Knowledge {
 impl Knowledge {
     pub(crate) fn join(&mut self, other: &Self) {
         self.seen.join(&other.seen);
+        self.lanes.join(&other.lanes);
         self.fenced.join(&other.fenced);
         for (&cluster, clock) in &other.foreign {
             self.foreign.entry(cluster).or_default().join(clock);

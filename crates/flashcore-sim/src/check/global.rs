@@ -22,7 +22,10 @@ pub(crate) struct GlobalAccess<'a> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct GlobalConflict {
     pub(crate) cluster: u32,
+    pub(crate) agent: u32,
     pub(crate) was_write: bool,
+    /// Whether it was an atomic or its like.
+    pub(crate) was_strong: bool,
 }
 
 #[derive(Clone, Copy, Default, Debug)]
@@ -65,7 +68,10 @@ impl GlobalShadow {
             if word.bytes & bytes_of(&range, index) != 0 {
                 verdict = verdict.and(word.write.against(who, true));
             }
-            word.read = who.event();
+            // An atomic reads as well: it must not hide a plain read that its write conflicts with.
+            if !who.strong || word.read.clock == 0 || word.read.strong {
+                word.read = who.event();
+            }
         }
         verdict
     }
@@ -107,7 +113,12 @@ impl Event {
         if self.clock == 0 || (self.strong && who.strong) || self.known_to(who) {
             return Ok(());
         }
-        Err(GlobalConflict { cluster: self.cluster, was_write })
+        Err(GlobalConflict {
+            cluster: self.cluster,
+            agent: self.agent.into(),
+            was_write,
+            was_strong: self.strong,
+        })
     }
 }
 

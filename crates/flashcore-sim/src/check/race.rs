@@ -39,8 +39,8 @@ pub(crate) struct Accessor<'a> {
 /// Why an access is not legal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Conflict {
-    /// No order with a write of `other`, by the instruction at `pc`.
-    Written { other: AgentKind, pc: u32 },
+    /// No order with a write of `other`, by the instruction at `pc`; whether that was an atomic or its like.
+    Written { other: AgentKind, pc: u32, strong: bool },
     /// No order with a read of `other`, by the instruction at `pc`.
     Read { other: AgentKind, pc: u32 },
     /// A write of another lane of the same warp, without warp-wide synchronisation.
@@ -128,6 +128,15 @@ impl SharedShadow {
         verdict
     }
 
+    /// What an agent has read there no longer counts.
+    pub(crate) fn forget_reads(&mut self, range: Range<usize>, agent: u32) {
+        if let Some(reads) =
+            self.reads.get_mut(agent as usize).and_then(|reads| reads.get_mut(words_of(&range)))
+        {
+            reads.fill(LastRead::default());
+        }
+    }
+
     fn check_writes(&self, range: &Range<usize>, who: &Accessor<'_>) -> Result<(), Conflict> {
         let mut passed = (0, 0, 0);
         for word in words_of(range) {
@@ -150,11 +159,13 @@ impl SharedShadow {
         if agent == who.home {
             // lanes of one instruction may meet: which of them wins is open, but it is no race of instructions
             let same_instruction = who.agent == agent && last.clock == who.clock;
-            if last.lane != who.lane && last.clock > who.synced && !same_instruction {
+            let told = last.clock <= who.synced || last.clock <= who.knowledge.lanes.get(agent);
+            if last.lane != who.lane && !told && !same_instruction {
                 return Err(Conflict::Lanes { other: last.lane, pc });
             }
         } else if who.knowledge.seen.get(agent) < last.clock {
-            return Err(Conflict::Written { other: self.agents.kind(agent), pc });
+            let strong = last.flags & STRONG != 0;
+            return Err(Conflict::Written { other: self.agents.kind(agent), pc, strong });
         }
         let crosses = who.proxy == Proxy::Async && last.flags & BY_ASYNC == 0;
         if crosses && who.knowledge.fenced.get(agent) < last.clock {
@@ -224,7 +235,7 @@ mod tests {
         informed.seen.raise(0, 1);
         assert_eq!(shadow.write(0..2, &who(&nothing, 0, 1)), Ok(()));
         assert_eq!(shadow.read(2..4, &who(&nothing, 1, 1)), Ok(()));
-        let expected = Conflict::Written { other: AgentKind::Warp(0), pc: 7 };
+        let expected = Conflict::Written { other: AgentKind::Warp(0), pc: 7, strong: false };
         assert_eq!(shadow.read(0..4, &who(&nothing, 1, 1)), Err(expected));
         assert_eq!(shadow.read(0..4, &who(&informed, 1, 1)), Ok(()));
         let expected = Conflict::Read { other: AgentKind::Warp(1), pc: 7 };

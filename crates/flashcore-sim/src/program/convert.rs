@@ -1,10 +1,10 @@
 //! `cvt` in all its forms, `mov`, and conversions of addresses.
 
 use super::{
-    decode::{map1, map2, map4},
+    decode::{map1, map2, map3, map4},
     float::rounding,
     integer::widen,
-    operand::{Context, Decoded, refuse, space_of},
+    operand::{Context, Decoded, refuse},
     uop::{LaneFn, Lanes, Space, Src, Uop},
 };
 use crate::numeric::{
@@ -22,14 +22,15 @@ use flashcore_ptx::{
 pub(super) fn decode(cx: &Context<'_>, inst: &Inst) -> Decoded<Uop> {
     match inst.op {
         Op::Cvt => cvt(cx, inst),
+        Op::CvtPack => pack_saturated(cx, inst),
         Op::Mov => mov(cx, inst),
         _ => address(cx, inst),
     }
 }
 
 fn address(cx: &Context<'_>, inst: &Inst) -> Decoded<Uop> {
-    let space = space_of(&inst.mods);
     let [dst, src, rest @ ..] = inst.operands.as_slice() else { return refuse("too few operands") };
+    let space = cx.space_of(&inst.mods, src);
     let (dst, src) = (cx.dst(dst)?, cx.value(src)?);
     let generic = space == Space::Generic;
     Ok(match inst.op {
@@ -61,9 +62,9 @@ fn mov(cx: &Context<'_>, inst: &Inst) -> Decoded<Uop> {
         }
         (dst, Operand::Vector(parts)) => {
             let bits = ty.bits() / parts.len().max(1) as u32;
-            Ok(Uop::Alu { f: pack(bits), dst: cx.dst(dst)?, srcs: cx.srcs(src, ty)? })
+            Ok(Uop::Pack { f: pack(bits), dst: cx.dst(dst)?, srcs: cx.srcs(src, ty)? })
         }
-        _ => Ok(Uop::Alu { f: map1(|a| a), dst: cx.dst(dst)?, srcs: vec![cx.src(src, ty)?] }),
+        _ => Ok(Uop::Move { dst: cx.dst(dst)?, src: cx.src(src, ty)? }),
     }
 }
 
@@ -78,6 +79,18 @@ fn pack(bits: u32) -> LaneFn {
     }
 }
 
+/// `cvt.pack`: the first source becomes the upper half, or the second byte.
+fn pack_saturated(cx: &Context<'_>, inst: &Inst) -> Decoded<Uop> {
+    let (Some(to), Some(from)) = (inst.ty(0), inst.ty(1)) else { return refuse("no types") };
+    let [dst, sources @ ..] = inst.operands.as_slice() else { return refuse("too few operands") };
+    let ((low, high), bits) = (range(to), to.bits());
+    let one = move |v: u64| widen(v, from).clamp(low, high) as u64 & ((1 << bits) - 1);
+    let rest = move |c: u64| if bits == 8 { c << 16 } else { 0 };
+    let srcs = sources.iter().map(|o| cx.src(o, from)).collect::<Decoded<_>>()?;
+    let f = map3(move |a, b, c| one(b) | one(a) << bits | rest(c));
+    Ok(Uop::Alu { f, dst: cx.dst(dst)?, srcs })
+}
+
 fn cvt(cx: &Context<'_>, inst: &Inst) -> Decoded<Uop> {
     let (Some(to), Some(from)) = (inst.ty(0), inst.ty(1)) else { return refuse("no types") };
     let [dst, sources @ ..] = inst.operands.as_slice() else { return refuse("too few operands") };
@@ -89,7 +102,8 @@ fn cvt(cx: &Context<'_>, inst: &Inst) -> Decoded<Uop> {
         _ => float_to_float(inst, to, from),
     };
     let srcs: Vec<Src> = sources.iter().map(|o| cx.src(o, from)).collect::<Decoded<_>>()?;
-    Ok(Uop::Alu { f, dst: cx.dst(dst)?, srcs })
+    let dst = cx.dst(dst)?;
+    Ok(if srcs.len() > 1 { Uop::Pack { f, dst, srcs } } else { Uop::Alu { f, dst, srcs } })
 }
 
 #[derive(PartialEq, Eq)]

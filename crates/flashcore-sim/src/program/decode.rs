@@ -1,16 +1,21 @@
 //! From the instructions of a kernel to a [`Program`]: resolves labels, decodes each statement, names what it cannot.
 
 use super::{
-    Code, Origin, Program, control, convert, copy, float, half, integer, logic, matrix, memory,
-    operand::{Context, Decoded, Layout, OperandError, RegisterMap, refuse},
+    Code, Origin, Program, RegisterCounts, call, carry, control, convert, copy, float, half, integer, logic,
+    matrix, memory,
+    operand::{Context, Decoded, FunctionScope, Layout, OperandError, RegisterMap, Scope, refuse},
+    routine::{CallGraph, Routine},
     sync,
     uop::{LaneFn, Lanes, Reg, Uop},
+    wmma,
 };
 use crate::error::SimError;
 use flashcore_ptx::{
     inst::Inst,
     module::{Kernel, Module, Space, Statement},
     op::Op,
+    provenance::Unit,
+    table::Class,
     types::{ScalarType, TypeKind},
 };
 use std::{array::from_fn, collections::BTreeMap};
@@ -27,18 +32,106 @@ impl Program {
     pub(crate) fn decode(module: &Module, entry: &str) -> Result<Self, SimError> {
         let kernel = module.kernel(entry).ok_or_else(|| no_kernel(module, entry))?;
         check_sizes(module, kernel)?;
-        let layout = Layout::new(module, kernel);
-        let registers = RegisterMap::new(kernel);
-        let labels = labels_of(kernel);
-        let context = Context { registers: &registers, layout: &layout, labels: &labels };
-        let (mut code, mut origins) = (Vec::new(), Vec::new());
+        let graph = CallGraph::new(module);
+        let functions = graph.reachable(kernel);
+        for &index in &functions {
+            check_sizes(module, &module.functions[index].code)?;
+        }
+        let (mut layout, scope, scopes) = Layout::new(module, kernel, &functions);
+        let frames: Vec<_> = scopes.iter().map(|s| s.scope.frame_bytes).collect();
+        layout.local_bytes = graph.stack_bytes(&functions, &frames, scope.frame_bytes);
+        let index = module.kernels.iter().position(|k| k.name.as_str() == entry).unwrap_or(0);
+        let mut decoder = Decoder::new(module, &functions, &layout);
+        for (number, function) in scopes.into_iter().enumerate() {
+            decoder.routine(&graph, number, function)?;
+        }
+        let entry = decoder.code.len() as u32;
+        decoder.body(Unit::Kernel(index), kernel, &scope, None)?;
+        let Decoder { code, origins, registers, routines, .. } = decoder;
+        Ok(Self { kernel: kernel.name.to_string(), code, origins, registers, entry, routines, layout })
+    }
+}
+
+/// A program in the making.
+struct Decoder<'a> {
+    module: &'a Module,
+    functions: &'a [usize],
+    layout: &'a Layout,
+    code: Vec<Code>,
+    origins: Vec<Origin>,
+    registers: RegisterCounts,
+    routines: Vec<Routine>,
+}
+
+impl<'a> Decoder<'a> {
+    fn new(module: &'a Module, functions: &'a [usize], layout: &'a Layout) -> Self {
+        let (code, origins, routines) = (Vec::new(), Vec::new(), Vec::new());
+        Self { module, functions, layout, code, origins, registers: RegisterCounts::default(), routines }
+    }
+
+    /// Decodes the function with that number among those of the program.
+    fn routine(
+        &mut self,
+        graph: &CallGraph<'_>,
+        number: usize,
+        scope: FunctionScope,
+    ) -> Result<(), SimError> {
+        let function = self.functions[number];
+        let code = &self.module.functions[function].code;
+        let (entry, before) = (self.code.len() as u32, self.registers);
+        self.body(Unit::Function(function), code, &scope.scope, Some(number))?;
+        // Control that reaches the end of a function returns.
+        self.code.push(Code { guard: None, uop: Uop::Return { routine: number } });
+        let (unit, statement) = (Unit::Function(function), code.body.len());
+        self.origins.push(Origin {
+            unit,
+            statement,
+            class: Class::Control,
+            text: "the end of the function".into(),
+        });
+        self.routines.push(Routine {
+            function,
+            name: code.name.to_string(),
+            entry,
+            params: scope.params,
+            result: scope.result,
+            registers: (before, self.registers),
+            recursive: graph.is_recursive(function),
+        });
+        Ok(())
+    }
+
+    fn body(
+        &mut self,
+        unit: Unit,
+        kernel: &Kernel,
+        scope: &Scope,
+        routine: Option<usize>,
+    ) -> Result<(), SimError> {
+        let registers = RegisterMap::after(self.registers, kernel);
+        self.registers = registers.counts;
+        let labels = labels_of(kernel, self.code.len() as u32);
+        let cx = Context {
+            module: self.module,
+            routines: self.functions,
+            registers: &registers,
+            layout: self.layout,
+            scope,
+            labels: &labels,
+        };
         for (statement, inst) in kernel.instructions() {
             let fail = |error| explain(kernel, statement, inst, error);
-            let (decoded, origin) = one(&context, inst, statement).map_err(fail)?;
-            code.push(decoded);
-            origins.push(origin);
+            let form = inst.form().or_else(|e| refuse(e.to_string())).map_err(fail)?;
+            let uop = match (inst.op, routine) {
+                (Op::Ret, Some(routine)) => Ok(Uop::Return { routine }),
+                (Op::BrxIdx, _) => call::branch_to(&cx, kernel, inst),
+                _ => uop(&cx, inst),
+            };
+            let code = guard(&cx, inst).and_then(|guard| Ok(Code { guard, uop: uop? })).map_err(fail)?;
+            self.code.push(code);
+            self.origins.push(Origin { unit, statement, class: form.row.class, text: inst.to_string() });
         }
-        Ok(Self { kernel: entry.into(), code, origins, registers: registers.counts, layout })
+        Ok(())
     }
 }
 
@@ -52,6 +145,7 @@ fn check_sizes(module: &Module, kernel: &Kernel) -> Result<(), SimError> {
     for (space, what, most) in [
         (Space::Shared, "shared variables", MOST_BYTES),
         (Space::Local, "local variables", MOST_LOCAL),
+        (Space::Param, "arguments of calls", MOST_LOCAL),
         (Space::Global, "global variables", MOST_BYTES),
         (Space::Const, "constants", MOST_BYTES),
     ] {
@@ -70,9 +164,9 @@ fn no_kernel(module: &Module, entry: &str) -> SimError {
     SimError::NoKernel(entry.into(), names.join(", "))
 }
 
-/// The program counter behind each label.
-fn labels_of(kernel: &Kernel) -> BTreeMap<String, u32> {
-    let (mut labels, mut pc) = (BTreeMap::new(), 0);
+/// The program counter behind each label of a body that begins at `start`.
+fn labels_of(kernel: &Kernel, start: u32) -> BTreeMap<String, u32> {
+    let (mut labels, mut pc) = (BTreeMap::new(), start);
     for statement in &kernel.body {
         match statement {
             Statement::Label(name) => drop(labels.insert(name.to_string(), pc)),
@@ -92,17 +186,12 @@ fn explain(kernel: &Kernel, statement: usize, inst: &Inst, error: OperandError) 
     }
 }
 
-fn one(cx: &Context<'_>, inst: &Inst, statement: usize) -> Decoded<(Code, Origin)> {
-    let form = inst.form().or_else(|e| refuse(e.to_string()))?;
-    let guard = match inst.guard {
-        None => None,
-        Some(guard) => match cx.registers.slot(guard.reg) {
-            Some(Reg::Predicate(slot)) => Some((slot, guard.negated)),
-            _ => return refuse("the guard is not a predicate register"),
-        },
-    };
-    let code = Code { guard, uop: uop(cx, inst)? };
-    Ok((code, Origin { statement, class: form.row.class, text: inst.to_string() }))
+fn guard(cx: &Context<'_>, inst: &Inst) -> Decoded<Option<(u32, bool)>> {
+    let Some(guard) = inst.guard else { return Ok(None) };
+    match cx.registers.slot(guard.reg) {
+        Some(Reg::Predicate(slot)) => Ok(Some((slot, guard.negated))),
+        _ => refuse("the guard is not a predicate register"),
+    }
 }
 
 fn uop(cx: &Context<'_>, inst: &Inst) -> Decoded<Uop> {
@@ -147,8 +236,16 @@ fn uop(cx: &Context<'_>, inst: &Inst) -> Decoded<Uop> {
         | Op::ElectSync
         | Op::Activemask
         | Op::BarWarpSync => control::decode(cx, inst),
-        Op::Cvt | Op::Mov | Op::Cvta | Op::Isspacep | Op::Mapa | Op::Getctarank => convert::decode(cx, inst),
+        Op::WmmaLoadA | Op::WmmaLoadB | Op::WmmaLoadC | Op::WmmaStoreD | Op::WmmaMma => {
+            wmma::decode(cx, inst)
+        }
+        Op::Movmatrix => wmma::movmatrix(cx, inst),
+        Op::Call => call::call(cx, inst),
+        Op::Cvt | Op::CvtPack | Op::Mov | Op::Cvta | Op::Isspacep | Op::Mapa | Op::Getctarank => {
+            convert::decode(cx, inst)
+        }
         Op::Setp => logic::setp(cx, inst),
+        _ if carry::is_carry(inst) => carry::decode(cx, inst),
         op if op.text().starts_with("mbarrier")
             || op.text().starts_with("fence")
             || op.text().starts_with("bar")

@@ -50,8 +50,15 @@ pub(super) fn lane_fn(inst: &Inst, ty: ScalarType) -> Option<LaneFn> {
     if matches!(inst.op, Op::Mul | Op::Mad) {
         return product(inst, ty);
     }
-    if matches!(inst.op, Op::Bfe | Op::Bfi | Op::Bfind | Op::Dp4a) {
+    if matches!(inst.op, Op::Bfe | Op::Bfi | Op::Bfind | Op::Dp2a | Op::Dp4a | Op::Bmsk | Op::Szext | Op::Fns)
+    {
         return fields(inst, ty);
+    }
+    if matches!(inst.op, Op::Mul24 | Op::Mad24) {
+        return Some(product24(inst, ty));
+    }
+    if let Some(video) = super::video::lane_fn(inst) {
+        return Some(video);
     }
     let sat = inst.has(Mod::Sat);
     Some(with_int!(ty, T => match inst.op {
@@ -125,6 +132,20 @@ fn fields(inst: &Inst, ty: ScalarType) -> Option<LaneFn> {
             let shift = inst.has(Mod::Shiftamt);
             map1(move |a| leading_bit(a, ty, signed, shift))
         }
+        Op::Bmsk => {
+            let clamp = inst.has(Mod::Clamp);
+            map2(move |position, length| bit_mask(position as u32, length as u32, clamp))
+        }
+        Op::Szext => {
+            let clamp = inst.has(Mod::Clamp);
+            map2(move |a, length| resized(a, length as u32, signed, clamp))
+        }
+        Op::Fns => map3(|mask, base, offset| nth_bit(mask as u32, base as u32, offset as i32)),
+        Op::Dp2a => {
+            let (left, right) = (half_type(ty), byte_type(inst.ty(1)?));
+            let skip = if inst.has(Mod::Hi) { 16 } else { 0 };
+            map3(move |a, b, c| dot2(a, b >> skip, left, right).wrapping_add(c))
+        }
         Op::Dp4a => {
             let (left, right) = (byte_type(ty), byte_type(inst.ty(1)?));
             map3(move |a, b, c| dot4(a, b, left, right).wrapping_add(c))
@@ -133,8 +154,63 @@ fn fields(inst: &Inst, ty: ScalarType) -> Option<LaneFn> {
     })
 }
 
+/// `bmsk`: `length` ones from `position` on; what is too large is clamped, or taken modulo 32.
+fn bit_mask(position: u32, length: u32, clamp: bool) -> u64 {
+    let (position, length) = if clamp { (position, length) } else { (position & 31, length & 31) };
+    let from = u32::MAX.checked_shl(position).unwrap_or(0);
+    let behind = u32::MAX.checked_shl(position.saturating_add(length)).unwrap_or(0);
+    u64::from(from & !behind)
+}
+
+/// `szext`: the lower `length` bits, with zeros or their sign above.
+fn resized(a: u64, length: u32, signed: bool, clamp: bool) -> u64 {
+    let length = if clamp { length.min(32) } else { length & 31 };
+    if length == 0 {
+        return 0;
+    }
+    let top = (a as u32) << (32 - length);
+    let value = if signed { (top as i32 >> (32 - length)) as u32 } else { top >> (32 - length) };
+    u64::from(value)
+}
+
+/// `fns`: the place of the n-th one at or above `base` (below, where n is negative); all ones where there is none.
+fn nth_bit(mask: u32, base: u32, offset: i32) -> u64 {
+    let is_set = |at: &i64| mask >> at & 1 == 1;
+    let base = i64::from(base.min(32));
+    let found = match offset {
+        0 => Some(base).filter(|at| *at < 32).filter(is_set),
+        1.. => (base..32).filter(is_set).nth(offset as usize - 1),
+        _ => (0..=base.min(31)).rev().filter(is_set).nth(offset.unsigned_abs() as usize - 1),
+    };
+    found.map_or(u64::from(u32::MAX), |at| at as u64)
+}
+
 fn byte_type(ty: ScalarType) -> ScalarType {
     if ty == ScalarType::S32 { ScalarType::S8 } else { ScalarType::U8 }
+}
+
+fn half_type(ty: ScalarType) -> ScalarType {
+    if ty == ScalarType::S32 { ScalarType::S16 } else { ScalarType::U16 }
+}
+
+fn dot2(a: u64, b: u64, left: ScalarType, right: ScalarType) -> u64 {
+    (0..2).map(|i| widen(a >> (16 * i), left) * widen(b >> (8 * i), right)).sum::<i128>() as u64
+}
+
+/// `mul24`, `mad24`: of the 48 bits of a product the lower or the upper 32.
+fn product24(inst: &Inst, ty: ScalarType) -> LaneFn {
+    let signed = ty == ScalarType::S32;
+    let narrow = move |v: u64| match (v << 40, signed) {
+        (top, true) => i128::from(top as i64 >> 40),
+        (top, false) => i128::from(top >> 40),
+    };
+    let shift = if inst.has(Mod::Hi) { 16 } else { 0 };
+    let product = move |a, b| (narrow(a) * narrow(b)) >> shift;
+    match (inst.op == Op::Mad24, inst.has(Mod::Sat)) {
+        (false, _) => map2(move |a, b| product(a, b) as u64),
+        (true, false) => map3(move |a, b, c| (product(a, b) as u64).wrapping_add(c)),
+        (true, true) => map3(move |a, b, c| (product(a, b) as i32).saturating_add(c as i32) as u64),
+    }
 }
 
 fn dot4(a: u64, b: u64, left: ScalarType, right: ScalarType) -> u64 {

@@ -111,12 +111,39 @@ pub(super) fn select(inst: &Inst, ty: ScalarType) -> Option<LaneFn> {
             let chooses = move |c: u64| if float { f32::from_bits(c as u32) >= 0.0 } else { c as i32 >= 0 };
             Some(map3(move |a, b, c| if chooses(c) { a } else { b }))
         }
-        _ => {
-            let truth = if inst.ty(0)? == ScalarType::F32 { u64::from(1.0f32.to_bits()) } else { u64::MAX };
-            let test = comparison(inst, ty)?;
-            Some(map2(move |a, b| if test(a, b) { truth } else { 0 }))
-        }
+        _ => set(inst, ty),
     }
+}
+
+/// `set`: a number for true, of halves one for each half; a third source is a predicate to combine with.
+fn set(inst: &Inst, ty: ScalarType) -> Option<LaneFn> {
+    let packed = is_packed(ty);
+    let truth = match inst.ty(0)? {
+        ScalarType::F32 => u64::from(1.0f32.to_bits()),
+        ScalarType::F16 | ScalarType::F16x2 => 0x3c00,
+        ScalarType::Bf16 | ScalarType::Bf16x2 => 0x3f80,
+        _ if packed => 0xffff,
+        _ => u64::MAX,
+    };
+    let (test, join) = (comparison(inst, ty)?, combiner(inst));
+    let one = move |a: u64, b: u64, c: u64| {
+        let holds = test(a, b);
+        let holds = match join {
+            None => holds,
+            Some(Combine::And) => holds && c & 1 == 1,
+            Some(Combine::Or) => holds || c & 1 == 1,
+            Some(_) => holds != (c & 1 == 1),
+        };
+        if holds { truth } else { 0 }
+    };
+    if packed {
+        return Some(map3(move |a, b, c| one(a, b, c) | one(a >> 16, b >> 16, c) << 16));
+    }
+    Some(map3(one))
+}
+
+fn is_packed(ty: ScalarType) -> bool {
+    matches!(ty, ScalarType::F16x2 | ScalarType::Bf16x2)
 }
 
 type Test = Box<dyn Fn(u64, u64) -> bool + Send + Sync>;
@@ -126,7 +153,7 @@ pub(super) fn setp(cx: &Context<'_>, inst: &Inst) -> Decoded<Uop> {
     let Some(ty) = inst.ty(0) else { return refuse("no type") };
     let Some(test) = comparison(inst, ty) else { return refuse("no such comparison") };
     let [dst, a, b, rest @ ..] = inst.operands.as_slice() else { return refuse("too few operands") };
-    let packed = matches!(ty, ScalarType::F16x2 | ScalarType::Bf16x2);
+    let packed = is_packed(ty);
     let f = if packed {
         map2(move |a, b| u64::from(test(a, b)) | u64::from(test(a >> 16, b >> 16)) << 1)
     } else {

@@ -7,7 +7,7 @@ use super::{
 use crate::numeric::{BF16, E4M3, E5M2, F16};
 use flashcore_ptx::{
     inst::{Inst, Operand},
-    op::{Op, Shape},
+    op::{Mod, Op, Shape},
     types::ScalarType,
 };
 
@@ -45,6 +45,8 @@ fn mma(cx: &Context<'_>, inst: &Inst) -> Decoded<Mma> {
     Ok(Mma {
         k,
         element: element(inst.ty(1))?,
+        right: element(inst.ty(2))?,
+        saturate: inst.has(Mod::Satfinite),
         accumulate_f16: inst.ty(0) == Some(ScalarType::F16),
         d: cx.regs(d)?,
         a: cx.srcs(a, word)?,
@@ -63,6 +65,8 @@ fn wgmma(cx: &Context<'_>, inst: &Inst) -> Decoded<Wgmma> {
         n: shape.n.into(),
         k: shape.k.into(),
         element: element(inst.ty(1))?,
+        right: element(inst.ty(2))?,
+        saturate: inst.has(Mod::Satfinite),
         accumulate_f16: inst.ty(0) == Some(ScalarType::F16),
         d: cx.regs(d)?,
         a: if in_registers { WgmmaA::Registers(cx.regs(a)?) } else { WgmmaA::Descriptor(cx.value(a)?) },

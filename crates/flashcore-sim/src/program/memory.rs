@@ -51,7 +51,7 @@ fn access(cx: &Context<'_>, inst: &Inst, at: usize) -> Decoded<Access> {
         release: inst.has(Mod::Release) || inst.has(Mod::AcqRel),
     };
     Ok(Access {
-        space: space_of(&inst.mods),
+        space: cx.space_of(&inst.mods, &inst.operands[at]),
         addr: cx.addr(&inst.operands[at])?,
         bytes: ty.bytes(),
         signed: ty.kind() == TypeKind::Signed,

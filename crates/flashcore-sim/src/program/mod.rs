@@ -1,7 +1,11 @@
 //! A kernel decoded once into micro-operations: operands are register slots, labels are program counters.
+//! Functions it may call stand before it in the code, callees before their callers: so the lowest program counter is the
+//! deepest call, and lanes that wait there for others meet them again behind it.
 //!
 //! Made by [`Program::decode`] for each launch; executed by `step/`.
 
+mod call;
+mod carry;
 mod control;
 mod convert;
 mod copy;
@@ -13,18 +17,25 @@ mod logic;
 mod matrix;
 mod memory;
 mod operand;
+mod parts;
+mod routine;
 mod sync;
 pub(crate) mod uop;
+mod video;
+mod wmma;
 
 pub(crate) use operand::{Layout, SHARED_BASE};
+pub(crate) use routine::{Routine, function_at};
 pub(crate) use uop::*;
 
-use flashcore_ptx::table::Class;
+use flashcore_ptx::{provenance::Unit, table::Class};
 
 /// Where instruction `pc` came from and how it counts.
 #[derive(Clone, Debug)]
 pub(crate) struct Origin {
-    /// Index of the statement in the kernel's body.
+    /// The body it stands in.
+    pub(crate) unit: Unit,
+    /// Index of the statement in that body.
     pub(crate) statement: usize,
     /// The kind of work, for the counters.
     pub(crate) class: Class,
@@ -50,12 +61,16 @@ pub(crate) struct Program {
     pub(crate) origins: Vec<Origin>,
     /// How many register slots of each kind a warp needs.
     pub(crate) registers: RegisterCounts,
+    /// Where the kernel begins.
+    pub(crate) entry: u32,
+    /// The functions that it may call.
+    pub(crate) routines: Vec<Routine>,
     /// Where variables and parameters lie.
     pub(crate) layout: Layout,
 }
 
 /// Register slots of a warp.
-#[derive(Clone, Copy, Default, Debug)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub(crate) struct RegisterCounts {
     pub(crate) narrow: u32,
     pub(crate) wide: u32,

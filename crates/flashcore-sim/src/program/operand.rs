@@ -2,11 +2,14 @@
 
 use super::{
     RegisterCounts,
-    uop::{Addr, Dst, Reg, Space, Src},
+    routine::{find, function_address},
+    uop::{Addr, Dst, Piece, Reg, Space, Src},
 };
+use crate::memory::{CONST_WINDOW, MODULE_GLOBALS, SHARED_WINDOW};
 use flashcore_ptx::{
     inst::{Address, Base, Imm, Operand, RegId},
-    module::{Kernel, Length, Module, Space as VarSpace, Variable},
+    module::{Initial, Kernel, KernelParam, Length, Module, Space as VarSpace, Variable},
+    op::Mod,
     types::{ScalarType, SpecialReg},
 };
 use std::collections::BTreeMap;
@@ -23,6 +26,37 @@ pub(crate) enum Place {
     Global(u64),
     Const(u64),
     Local(u32),
+}
+
+/// Names of one body, with what lies in the frames of its threads.
+#[derive(Clone, Default, Debug)]
+pub(super) struct Scope {
+    /// Where each lies, and how many bytes it has.
+    places: BTreeMap<String, (Place, u32)>,
+    /// Bytes of a frame.
+    pub(super) frame_bytes: u32,
+    /// Whether frames begin anywhere: those of a kernel begin at 0.
+    is_function: bool,
+}
+
+/// Frames begin at multiples of this.
+pub(super) const FRAME_ALIGN: u32 = 16;
+
+impl Scope {
+    /// Gives bytes of the frame to a name.
+    fn push(&mut self, name: String, align: u32, bytes: u32) {
+        let start = self.frame_bytes.next_multiple_of(align);
+        self.places.insert(name, (Place::Local(start), bytes));
+        self.frame_bytes = start.saturating_add(bytes);
+    }
+
+    fn push_params(&mut self, params: &[KernelParam]) -> Vec<Piece> {
+        let piece = |param: &KernelParam| {
+            self.push(param.name.to_string(), param.alignment(), param.bytes());
+            Piece { offset: self.frame_bytes - param.bytes(), bytes: param.bytes() }
+        };
+        params.iter().map(piece).collect()
+    }
 }
 
 /// Places and sizes of variables and parameters.
@@ -43,44 +77,109 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// Gives every variable and parameter its place.
-    pub(crate) fn new(module: &Module, kernel: &Kernel) -> Self {
+    /// Gives the module's variables and the kernel's own their places. What has no size lies behind everything else.
+    pub(super) fn new(
+        module: &Module,
+        kernel: &Kernel,
+        functions: &[usize],
+    ) -> (Self, Scope, Vec<FunctionScope>) {
         let (param_offsets, param_bytes) = kernel.param_layout();
         let mut layout = Self { param_bytes, param_offsets, ..Self::default() };
+        let is_fixed = |v: &&Variable| v.len != Length::Unsized;
+        let (fixed, dynamic): (Vec<_>, Vec<_>) = module.variables.iter().partition(is_fixed);
+        fixed.into_iter().for_each(|v| layout.place_global(v));
+        let mut scope = Scope::default();
         for (param, &offset) in kernel.params.iter().zip(&layout.param_offsets) {
-            layout.places.insert(param.name.to_string(), Place::Param(offset));
+            scope.places.insert(param.name.to_string(), (Place::Param(offset), param.bytes()));
         }
-        let variables = module.variables.iter().chain(&kernel.variables);
-        let (dynamic, fixed): (Vec<_>, Vec<_>) = variables.partition(|v| v.len == Length::Unsized);
-        fixed.into_iter().for_each(|v| layout.place(v));
-        dynamic.into_iter().for_each(|v| layout.place(v));
-        layout
+        kernel.variables.iter().filter(is_fixed).for_each(|v| layout.place(&mut scope, v));
+        let function = |&index: &usize| layout.function(&module.functions[index].code);
+        let functions = functions.iter().map(function).collect();
+        dynamic.into_iter().for_each(|v| layout.place_global(v));
+        kernel.variables.iter().filter(|v| !is_fixed(v)).for_each(|v| layout.place(&mut scope, v));
+        layout.relocate(module);
+        (layout, scope, functions)
     }
 
-    /// Where `name` lies.
-    pub(crate) fn place_of(&self, name: &str) -> Option<Place> {
+    fn function(&mut self, code: &Kernel) -> FunctionScope {
+        let mut scope = Scope { is_function: true, ..Scope::default() };
+        let params = scope.push_params(&code.params);
+        let result = scope.push_params(&code.returns).first().copied();
+        code.variables.iter().for_each(|v| self.place(&mut scope, v));
+        scope.frame_bytes = scope.frame_bytes.next_multiple_of(FRAME_ALIGN);
+        FunctionScope { scope, params, result }
+    }
+
+    /// Where `name`, a variable of the module, lies.
+    fn place_of(&self, name: &str) -> Option<Place> {
         self.places.get(name).copied()
     }
 
-    fn place(&mut self, variable: &Variable) {
-        let align = variable.alignment();
-        let bytes = variable.bytes();
+    fn place_global(&mut self, variable: &Variable) {
+        let mut scope = Scope::default();
+        self.place(&mut scope, variable);
+        let named = scope.places.into_iter().map(|(name, (place, _))| (name, place));
+        self.places.extend(named);
+    }
+
+    fn place(&mut self, scope: &mut Scope, variable: &Variable) {
+        let (align, bytes) = (variable.alignment(), variable.bytes() as u32);
         let place = match variable.space {
             VarSpace::Shared => {
                 let start = (SHARED_BASE + self.static_shared).next_multiple_of(align);
-                self.static_shared = start - SHARED_BASE + bytes as u32;
+                self.static_shared = start - SHARED_BASE + bytes;
                 Place::Shared(start)
             }
-            VarSpace::Local => {
-                let start = self.local_bytes.next_multiple_of(align);
-                self.local_bytes = start + bytes as u32;
-                Place::Local(start)
+            VarSpace::Local | VarSpace::Param => {
+                return scope.push(variable.name.to_string(), align, bytes);
             }
             VarSpace::Global => Place::Global(append(&mut self.globals, variable)),
             VarSpace::Const => Place::Const(append(&mut self.constants, variable)),
         };
-        self.places.insert(variable.name.to_string(), place);
+        scope.places.insert(variable.name.to_string(), (place, bytes));
     }
+
+    /// Fills in addresses among the initial values, once everything has its place.
+    fn relocate(&mut self, module: &Module) {
+        for variable in &module.variables {
+            let place = self.place_of(variable.name.as_str());
+            let (Some(Place::Global(start) | Place::Const(start)), width) =
+                (place, variable.ty.bytes() as usize)
+            else {
+                continue;
+            };
+            for (i, value) in variable.init.iter().enumerate() {
+                let Initial::Address { name, offset, generic } = value else { continue };
+                let address = self.address(module, name.as_str(), *generic).wrapping_add_signed(*offset);
+                let image =
+                    if variable.space == VarSpace::Const { &mut self.constants } else { &mut self.globals };
+                let at = start as usize + i * width;
+                if let Some(bytes) = image.get_mut(at..at + width.min(8)) {
+                    bytes.copy_from_slice(&address.to_le_bytes()[..width.min(8)]);
+                }
+            }
+        }
+    }
+
+    /// The address of a variable or function of the module; 0 where there is none.
+    fn address(&self, module: &Module, name: &str, generic: bool) -> u64 {
+        let window = |window: u64, offset: u64| if generic { window + offset } else { offset };
+        match self.place_of(name) {
+            Some(Place::Global(start)) => MODULE_GLOBALS + start,
+            Some(Place::Const(start)) => window(CONST_WINDOW, start),
+            Some(Place::Shared(start)) => window(SHARED_WINDOW, start.into()),
+            Some(Place::Local(_) | Place::Param(_)) => 0,
+            None => find(module, name).map_or(0, function_address),
+        }
+    }
+}
+
+/// Names of a function, and where its arguments and its result lie in its frame.
+#[derive(Debug)]
+pub(super) struct FunctionScope {
+    pub(super) scope: Scope,
+    pub(super) params: Vec<Piece>,
+    pub(super) result: Option<Piece>,
 }
 
 /// Appends a variable's initial bytes to an image; returns where they start.
@@ -89,7 +188,8 @@ fn append(image: &mut Vec<u8>, variable: &Variable) -> u64 {
     image.resize(start, 0);
     let width = variable.ty.bytes() as usize;
     for value in &variable.init {
-        image.extend_from_slice(&initial_bits(*value, variable.ty).to_le_bytes()[..width]);
+        let bits = if let Initial::Value(imm) = value { initial_bits(*imm, variable.ty) } else { 0 };
+        image.extend_from_slice(&bits.to_le_bytes()[..width]);
     }
     image.resize(start + variable.bytes() as usize, 0);
     start as u64
@@ -124,8 +224,9 @@ pub(super) struct RegisterMap {
 }
 
 impl RegisterMap {
-    pub(super) fn new(kernel: &Kernel) -> Self {
-        let mut map = Self { first: BTreeMap::new(), counts: RegisterCounts::default() };
+    /// Slots behind those that `counts` are taken.
+    pub(super) fn after(counts: RegisterCounts, kernel: &Kernel) -> Self {
+        let mut map = Self { first: BTreeMap::new(), counts };
         for (ty, count) in kernel.registers.types() {
             let (counter, slots) = match ty.bits() {
                 1 => (&mut map.counts.predicates, count),
@@ -174,8 +275,12 @@ pub(super) fn refuse<T>(reason: impl Into<String>) -> Decoded<T> {
 
 /// What operands are decoded with.
 pub(super) struct Context<'a> {
+    pub(super) module: &'a Module,
+    /// Functions of the program, by index in the module.
+    pub(super) routines: &'a [usize],
     pub(super) registers: &'a RegisterMap,
     pub(super) layout: &'a Layout,
+    pub(super) scope: &'a Scope,
     pub(super) labels: &'a BTreeMap<String, u32>,
 }
 
@@ -219,15 +324,7 @@ impl Context<'_> {
             Operand::Imm(imm) => Ok(Src::Imm(imm_bits(*imm, ty))),
             Operand::Special(special) => Ok(special_src(*special)),
             Operand::Symbol(name) => self.symbol(name.as_str(), 0),
-            // `mov.u32 r, smem+16` is parsed as an address by some printers
-            Operand::Address(address) => {
-                let addr = self.address_of(address)?;
-                match addr.base {
-                    Src::Imm(value) => Ok(Src::Imm(value.wrapping_add_signed(addr.offset))),
-                    Src::Shared(start) => Ok(Src::Shared(start.wrapping_add_signed(addr.offset as i32))),
-                    _ => refuse(format!("{operand} as a value")),
-                }
-            }
+            Operand::Offset(name, offset) => self.symbol(name.as_str(), *offset),
             other => refuse(format!("{other} as a source")),
         }
     }
@@ -237,16 +334,26 @@ impl Context<'_> {
         self.src(operand, ScalarType::U64)
     }
 
+    /// Where `name` lies and how many bytes it has; of the module's variables the size is not kept.
+    pub(super) fn place_of(&self, name: &str) -> Option<(Place, u32)> {
+        let global = || self.layout.place_of(name).map(|place| (place, 0));
+        self.scope.places.get(name).copied().or_else(global)
+    }
+
     fn symbol(&self, name: &str, offset: i64) -> Decoded<Src> {
-        let place = self.layout.place_of(name).ok_or_else(|| OperandError::Undeclared(name.into()))?;
+        let Some((place, _)) = self.place_of(name) else {
+            let function = find(self.module, name).ok_or_else(|| OperandError::Undeclared(name.into()))?;
+            return Ok(Src::Imm(function_address(function).wrapping_add_signed(offset)));
+        };
         Ok(match place {
             Place::Shared(start) => Src::Shared(start.wrapping_add_signed(offset as i32)),
+            Place::Local(start) if self.scope.is_function => {
+                Src::Frame(start.wrapping_add_signed(offset as i32))
+            }
             Place::Param(start) | Place::Local(start) => {
                 Src::Imm(u64::from(start).wrapping_add_signed(offset))
             }
-            Place::Global(start) => {
-                Src::Imm((crate::memory::MODULE_GLOBALS + start).wrapping_add_signed(offset))
-            }
+            Place::Global(start) => Src::Imm((MODULE_GLOBALS + start).wrapping_add_signed(offset)),
             Place::Const(start) => Src::Imm(start.wrapping_add_signed(offset)),
         })
     }
@@ -266,6 +373,20 @@ impl Context<'_> {
         match operand {
             Operand::Address(address) => self.address_of(address),
             other => refuse(format!("{other} is not an address")),
+        }
+    }
+
+    /// The space that an access to `operand` means: what a call passes and returns lies in the thread's frame.
+    pub(super) fn space_of(&self, mods: &[Mod], operand: &Operand) -> Space {
+        let in_frame = match operand {
+            Operand::Address(Address { base: Base::Symbol(name), .. }) | Operand::Symbol(name) => {
+                matches!(self.place_of(name.as_str()), Some((Place::Local(_), _)))
+            }
+            _ => self.scope.is_function,
+        };
+        match space_of(mods) {
+            Space::Param if in_frame => Space::Local,
+            named => named,
         }
     }
 
@@ -304,8 +425,7 @@ fn special_src(special: SpecialReg) -> Src {
 }
 
 /// The space that the modifiers name; generic where they name none.
-pub(super) fn space_of(mods: &[flashcore_ptx::op::Mod]) -> Space {
-    use flashcore_ptx::op::Mod;
+pub(super) fn space_of(mods: &[Mod]) -> Space {
     let named = mods.iter().find_map(|m| match m {
         Mod::Global => Some(Space::Global),
         Mod::Shared | Mod::SharedCta => Some(Space::SharedCta),

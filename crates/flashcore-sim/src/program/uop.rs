@@ -1,7 +1,7 @@
 //! Micro-operations: what an instruction became after decoding.
 
-use crate::numeric::Format;
-use flashcore_ptx::types::{ScalarType, SpecialReg};
+pub(crate) use super::parts::*;
+use flashcore_ptx::types::SpecialReg;
 
 /// One value for each lane of a warp; narrower values sit in the low bits.
 pub(crate) type Lanes = [u64; 32];
@@ -30,6 +30,8 @@ pub(crate) enum Src {
     Special(SpecialReg),
     /// An offset into the CTA's own shared memory.
     Shared(u32),
+    /// An offset into the frame of the function that the lane is in: an address of local memory.
+    Frame(u32),
 }
 
 /// A destination; `None` is `_`.
@@ -65,213 +67,22 @@ pub(crate) struct Order {
     pub(crate) release: bool,
 }
 
-/// A combining operator of atomics, reductions and votes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Combine {
-    Add,
-    Min,
-    Max,
-    Inc,
-    Dec,
-    And,
-    Or,
-    Xor,
-    Exch,
-    Cas,
-}
-
-/// `shfl` modes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Shuffle {
-    Up,
-    Down,
-    Bfly,
-    Idx,
-}
-
-/// Votes of a warp.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Vote {
-    All,
-    Any,
-    Uni,
-    Ballot,
-}
-
-/// Reductions of `bar.red`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum BarVote {
-    And,
-    Or,
-    Popc,
-}
-
-/// A load or store of `dsts.len()` or `srcs.len()` elements.
-#[derive(Clone, Debug)]
-pub(crate) struct Access {
-    pub(crate) space: Space,
-    pub(crate) addr: Addr,
-    /// Bytes of an element.
-    pub(crate) bytes: u32,
-    /// Whether a narrow element is sign-extended.
-    pub(crate) signed: bool,
-    pub(crate) order: Order,
-}
-
-/// `atom` and `red`.
-#[derive(Clone, Debug)]
-pub(crate) struct Atomic {
-    pub(crate) access: Access,
-    pub(crate) op: Combine,
-    pub(crate) ty: ScalarType,
-    pub(crate) dst: Dst,
-    /// One value, or several for vector reductions.
-    pub(crate) values: Vec<Src>,
-    /// The second value of `cas`.
-    pub(crate) swap: Option<Src>,
-}
-
-/// `mma.sync`.
-#[derive(Clone, Debug)]
-pub(crate) struct Mma {
-    pub(crate) k: usize,
-    pub(crate) element: Element,
-    pub(crate) accumulate_f16: bool,
-    pub(crate) d: Vec<Reg>,
-    pub(crate) a: Vec<Src>,
-    pub(crate) b: Vec<Src>,
-    pub(crate) c: Vec<Src>,
-}
-
-/// What tensor cores multiply.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Element {
-    /// A float format of 8 or 16 bits.
-    Small(Format, u32),
-    /// TF32 in 32 bits.
-    Tf32,
-    U8,
-    S8,
-}
-
-impl Element {
-    /// Bits of an element.
-    pub(crate) const fn bits(self) -> u32 {
-        match self {
-            Self::Small(_, bits) => bits,
-            Self::Tf32 => 32,
-            Self::U8 | Self::S8 => 8,
-        }
-    }
-}
-
-/// `wgmma.mma_async`.
-#[derive(Clone, Debug)]
-pub(crate) struct Wgmma {
-    pub(crate) n: usize,
-    pub(crate) k: usize,
-    pub(crate) element: Element,
-    pub(crate) accumulate_f16: bool,
-    pub(crate) d: Vec<Reg>,
-    pub(crate) a: WgmmaA,
-    pub(crate) b: Src,
-    /// False: D = A·B without the old D.
-    pub(crate) scale_d: Src,
-    pub(crate) negate_a: bool,
-    pub(crate) negate_b: bool,
-    /// MN-major operands.
-    pub(crate) transpose_a: bool,
-    pub(crate) transpose_b: bool,
-}
-
-/// The left operand of a `wgmma`.
-#[derive(Clone, Debug)]
-pub(crate) enum WgmmaA {
-    Registers(Vec<Reg>),
-    Descriptor(Src),
-}
-
-/// `cp.async`.
-#[derive(Clone, Debug)]
-pub(crate) struct CpAsync {
-    pub(crate) dst: Addr,
-    pub(crate) src: Addr,
-    pub(crate) bytes: u32,
-    pub(crate) limit: CpLimit,
-}
-
-/// How much of a `cp.async` is read; the rest is zeros.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum CpLimit {
-    All,
-    /// That many bytes.
-    Bytes(Src),
-    /// Nothing where the predicate holds.
-    IgnoreIf(Src),
-}
-
-/// One side of a bulk copy that is not shared memory of the issuing CTA.
-#[derive(Clone, Debug)]
-pub(crate) enum BulkPlace {
-    Global(Addr),
-    Tensor { map: Addr, coords: Vec<Src> },
-}
-
-/// Bulk copies, tensor copies and their reductions.
-#[derive(Clone, Debug)]
-pub(crate) enum Bulk {
-    /// Global memory to shared memory, counted by an mbarrier.
-    Load {
-        dst: Addr,
-        src: BulkPlace,
-        size: Option<Src>,
-        mbarrier: Addr,
-        multicast: Option<Src>,
-        cluster: bool,
-    },
-    /// Own shared memory to shared memory of the cluster, counted by an mbarrier there.
-    Remote { dst: Addr, src: Addr, size: Src, mbarrier: Addr },
-    /// Registers of `bytes` bytes each to shared memory of the cluster, counted by an mbarrier there.
-    Send { dst: Addr, srcs: Vec<Src>, bytes: u32, mbarrier: Addr },
-    /// Own shared memory to global memory, in a bulk group.
-    Store { dst: BulkPlace, src: Addr, size: Option<Src>, reduce: Option<(Combine, Option<ScalarType>)> },
-}
-
-/// What to do to an mbarrier.
-#[derive(Clone, Debug)]
-pub(crate) enum MbarrierOp {
-    Init { count: Src },
-    Inval,
-    Arrive { state: Dst, count: Src, expect: Option<Src>, drop: bool, no_complete: bool, release: bool },
-    ExpectTx { bytes: Src },
-    CompleteTx { bytes: Src },
-    Wait { done: Dst, phase: WaitPhase, may_block: bool, acquire: bool },
-}
-
-/// How a wait names its phase.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum WaitPhase {
-    Parity(Src),
-    State(Src),
-}
-
-/// Fences.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Fence {
-    /// `fence`, `membar`.
-    Memory,
-    /// `fence.proxy.async`.
-    ProxyAsync,
-    /// `fence.mbarrier_init`: what follows publishes the initialisations of mbarriers, even if it is relaxed.
-    MbarrierInit,
-    /// Fences without effect here: `fence.proxy.alias`.
-    Other,
-}
-
 /// What an instruction does.
 pub(crate) enum Uop {
     Alu {
         f: LaneFn,
+        dst: Dst,
+        srcs: Vec<Src>,
+    },
+    /// Several sources into parts of one result; compilers leave parts that nobody reads undefined.
+    Pack {
+        f: LaneFn,
+        dst: Dst,
+        srcs: Vec<Src>,
+    },
+    /// A sum that takes a carry, leaves one, or both.
+    Carry {
+        op: Carry,
         dst: Dst,
         srcs: Vec<Src>,
     },
@@ -283,6 +94,11 @@ pub(crate) enum Uop {
         srcs: Vec<Src>,
         packed: bool,
         combine: Option<(Combine, Src)>,
+    },
+    /// `mov` of one value.
+    Move {
+        dst: Dst,
+        src: Src,
     },
     /// Each source to its destination, all read first.
     Copy {
@@ -380,6 +196,21 @@ pub(crate) enum Uop {
     WarpSync {
         mask: Src,
     },
+    MoveMatrix {
+        dst: Dst,
+        src: Src,
+    },
+    WmmaLoad {
+        fragment: Fragment,
+        place: WmmaPlace,
+        dsts: Vec<Reg>,
+    },
+    WmmaStore {
+        fragment: Fragment,
+        place: WmmaPlace,
+        srcs: Vec<Src>,
+    },
+    Wmma(Box<Wmma>),
     Mma(Box<Mma>),
     Wgmma(Box<Wgmma>),
     WgmmaFence,
@@ -435,6 +266,16 @@ pub(crate) enum Uop {
     },
     Branch {
         target: u32,
+    },
+    /// `brx.idx`.
+    BranchTo {
+        index: Src,
+        targets: Vec<u32>,
+    },
+    Call(Box<Call>),
+    /// The end of a function: of the routine with that number.
+    Return {
+        routine: usize,
     },
     Exit,
     Trap,

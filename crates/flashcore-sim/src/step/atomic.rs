@@ -2,12 +2,12 @@
 
 use super::{Flow, Outcome, Step};
 use crate::{
-    memory::resolve,
+    memory::{Place, resolve},
     numeric::{
         BF16, F16,
         small::{HalfMode, per_half},
     },
-    program::{Atomic, Combine, Lanes},
+    program::{Atomic, Combine, Lanes, SHARED_BASE},
     regfile::lanes_of,
 };
 use flashcore_ptx::types::ScalarType;
@@ -33,9 +33,29 @@ impl Step<'_, '_> {
         Ok(Flow::Next)
     }
 
+    /// A compare-and-swap finds out whether what was read before is old.
+    fn excuse_reads(&mut self, place: Place, width: usize) {
+        let word = match place {
+            Place::Global(address) => (None, address / 4),
+            Place::Shared { rank, offset } => {
+                (self.machine.peer(self.cta, rank), u64::from(offset.wrapping_sub(SHARED_BASE)) / 4)
+            }
+            _ => return,
+        };
+        let reader = (self.cluster_number(), self.machine.warps[self.warp].agent);
+        self.excuse(reader, word, width as u64);
+        if let (Some(cta), at) = word {
+            let start = 4 * at as usize;
+            self.machine.ctas[cta].shared.shadow.forget_reads(start..start + width, reader.1);
+        }
+    }
+
     fn update(&mut self, op: &Atomic, lane: usize, address: u64, value: u64, swap: u64) -> Outcome<u64> {
         let place = resolve(op.access.space, address);
         let width = op.access.bytes as usize;
+        if op.op == Combine::Cas {
+            self.excuse_reads(place, width);
+        }
         let mut bytes = [0; 8];
         self.read_place(lane, place, op.access.space, &mut bytes[..width], op.access.order)?;
         let old = u64::from_le_bytes(bytes);

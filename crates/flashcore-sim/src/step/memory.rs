@@ -202,7 +202,8 @@ impl Step<'_, '_> {
         }
     }
 
-    fn local_range(&mut self, lane: usize, offset: u64, len: usize) -> Outcome<Range<usize>> {
+    /// Where bytes of a lane lie in its warp's local memory; ends the launch where there are none.
+    pub(super) fn local_range(&mut self, lane: usize, offset: u64, len: usize) -> Outcome<Range<usize>> {
         let size = self.machine.context.program.layout.local_bytes as usize;
         let start = offset as usize;
         if start.checked_add(len).is_none_or(|end| end > size) {

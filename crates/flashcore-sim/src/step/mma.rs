@@ -20,7 +20,7 @@ impl Step<'_, '_> {
         }
         self.machine.counters.tensor_macs += (ROWS * COLS * op.k) as u64;
         let a = self.fragment(&op.a, op.element, (ROWS, op.k), fragment_a);
-        let b = self.fragment(&op.b, op.element, (op.k, COLS), fragment_b);
+        let b = self.fragment(&op.b, op.right, (op.k, COLS), fragment_b);
         let c: Vec<Lanes> = op.c.iter().map(|src| self.read(*src)).collect();
         if matches!(op.element, Element::U8 | Element::S8) {
             return self.integer_mma(op, &a, &b, &c);
@@ -72,14 +72,14 @@ impl Step<'_, '_> {
         matrix
     }
 
-    /// Bytes into 32-bit integers, which wrap.
+    /// Bytes into 32-bit integers, which wrap or are clamped.
     fn integer_mma(&mut self, op: &Mma, a: &Matrix, b: &Matrix, c: &[Lanes]) -> Outcome {
         let mut results = vec![[0u64; 32]; op.d.len()];
         each_accumulator(false, |lane, at, register, _| {
             let (row, col) = (at.row as usize, at.col as usize);
-            let products = (0..op.k).map(|k| a.at(row, k) as i32 * b.at(k, col) as i32);
-            let sum = products.fold(c[register][lane] as i32, i32::wrapping_add);
-            results[register][lane] = u64::from(sum as u32);
+            let product: i32 = (0..op.k).map(|k| a.at(row, k) as i32 * b.at(k, col) as i32).sum();
+            let sum = integer_sum(c[register][lane] as u32, product, op.saturate);
+            results[register][lane] = u64::from(sum);
         });
         for (reg, values) in op.d.iter().zip(&results) {
             self.write(Some(*reg), values);
@@ -96,6 +96,12 @@ fn each_accumulator(halves: bool, mut f: impl FnMut(usize, Place, usize, u32)) {
             f(lane as usize, fragment_c(lane, i), register as usize, shift);
         }
     }
+}
+
+/// What the tensor core adds to a 32-bit integer.
+pub(super) fn integer_sum(old: u32, product: i32, saturate: bool) -> u32 {
+    let old = old as i32;
+    (if saturate { old.saturating_add(product) } else { old.wrapping_add(product) }) as u32
 }
 
 /// The bits of a result; NaN is canonical.

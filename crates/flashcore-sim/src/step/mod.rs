@@ -7,16 +7,19 @@ mod async_copy;
 mod atomic;
 mod barrier;
 mod bulk;
+mod call;
 mod control;
 mod convert;
 mod mbarrier;
 mod memory;
 mod mma;
 mod order;
+mod print;
 mod scalar;
 mod tensor;
 mod warp;
 mod wgmma;
+mod wmma;
 
 pub(crate) use atomic::reduce_bytes;
 pub(crate) use wgmma::wgmma_product;
@@ -39,6 +42,8 @@ pub(crate) enum Flow {
     NextFor(u32),
     /// To `target`.
     Jump(u32),
+    /// These lanes go to the target; the others of the group execute the instruction later.
+    JumpFor(u32, u32),
     /// Away.
     Exit,
     /// Nowhere until something happens.
@@ -105,15 +110,18 @@ impl Machine<'_> {
             Flow::Next | Flow::Yield => (group, ready(pc, 0)),
             Flow::NextFor(done) => (passed_over | done, ready(pc, mask & !done)),
             Flow::Jump(target) => (passed_over, ready(target, mask)),
+            Flow::JumpFor(target, lanes) => (passed_over, ready(target, lanes)),
             Flow::Wait(wait) => (passed_over, Split { pc, mask, wait }),
             Flow::Exit => (passed_over, ready(pc, 0)),
         };
-        let diverges = next != 0 && matches!(flow, Flow::Jump(_));
+        let later = if let Flow::JumpFor(_, lanes) = flow { mask & !lanes } else { 0 };
+        let diverges = next | later != 0 && matches!(flow, Flow::Jump(_) | Flow::JumpFor(..));
         self.counters.divergent_branches += u64::from(diverges);
         let warp = &mut self.warps[warp];
-        warp.splits.extend([ready(pc + 1, next), elsewhere].into_iter().filter(|s| s.mask != 0));
+        let places = [ready(pc + 1, next), elsewhere, ready(pc, later)];
+        warp.splits.extend(places.into_iter().filter(|s| s.mask != 0));
         warp.merge();
-        matches!(flow, Flow::Next | Flow::Jump(_) | Flow::NextFor(_))
+        matches!(flow, Flow::Next | Flow::Jump(_) | Flow::JumpFor(..) | Flow::NextFor(_))
     }
 }
 
@@ -121,9 +129,12 @@ impl Step<'_, '_> {
     fn execute(&mut self, uop: &Uop) -> Outcome {
         match uop {
             Uop::Alu { f, dst, srcs } => self.alu(f, *dst, srcs),
+            Uop::Pack { f, dst, srcs } => self.pack(f, *dst, srcs),
+            Uop::Carry { op, dst, srcs } => self.carry(*op, *dst, srcs),
             Uop::Compare { f, p, q, srcs, packed, combine } => {
                 self.compare(f, *p, *q, srcs, *packed, *combine)
             }
+            Uop::Move { dst, src } => self.move_value(*dst, *src),
             Uop::Copy { dsts, srcs } => self.copy(dsts, srcs),
             Uop::Unpack { dsts, src, bits } => self.unpack(dsts, *src, *bits),
             Uop::ToGeneric { dst, src, space } => self.make_generic(*dst, *src, *space),
@@ -149,6 +160,10 @@ impl Step<'_, '_> {
             Uop::Elect { dst, ok, mask } => self.elect(*dst, *ok, *mask),
             Uop::ActiveMask { dst } => self.active_mask(*dst),
             Uop::WarpSync { mask } => self.warp_sync(*mask),
+            Uop::MoveMatrix { dst, src } => self.move_matrix(*dst, *src),
+            Uop::WmmaLoad { fragment, place, dsts } => self.wmma_load(*fragment, place, dsts),
+            Uop::WmmaStore { fragment, place, srcs } => self.wmma_store(*fragment, place, srcs),
+            Uop::Wmma(op) => self.wmma(op),
             Uop::Mma(op) => self.mma(op),
             Uop::Wgmma(op) => self.wgmma(op),
             Uop::WgmmaFence => self.wgmma_fence(),
@@ -171,6 +186,9 @@ impl Step<'_, '_> {
             Uop::ClusterWait { acquire, aligned } => self.cluster_wait(*acquire, *aligned),
             Uop::SetMaxReg { count, grow } => self.set_max_registers(*count, *grow),
             Uop::Branch { target } => Ok(Flow::Jump(*target)),
+            Uop::BranchTo { index, targets } => self.branch_to(*index, targets),
+            Uop::Call(call) => self.call(call),
+            Uop::Return { routine } => self.return_from(*routine),
             Uop::Exit => self.exit(),
             Uop::Trap => self.halt(FindingKind::Trap, 0, "the kernel executed `trap`".into()),
             Uop::Nop => Ok(Flow::Next),

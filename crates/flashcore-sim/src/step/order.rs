@@ -50,6 +50,7 @@ impl Step<'_, '_> {
         let warp = &mut self.machine.warps[self.warp];
         if write && name.proxy == Proxy::Generic {
             warp.clock.unfenced |= 1 << lane;
+            warp.clock.wrote |= 1 << lane;
         }
         let who = Accessor {
             knowledge: warp.clock.view(1 << lane),
@@ -62,6 +63,7 @@ impl Step<'_, '_> {
             strong: name.strong,
             pc: self.pc,
         };
+        let start = range.start;
         let shared = &mut self.machine.ctas[cta].shared;
         if write {
             // what is in flight counts as written: reading it early is another fault
@@ -70,7 +72,11 @@ impl Step<'_, '_> {
         let shadow = &mut shared.shadow;
         let verdict = if write { shadow.write(range, &who) } else { shadow.read(range, &who) };
         if let Err(conflict) = verdict {
-            self.report_conflict(conflict, lane, write, name.proxy);
+            let reader = excusable(conflict, write, name);
+            let word = (Some(cta), start as u64 / 4);
+            self.defer_or(reader.map(|reader| (self.cluster_number(), reader)), word, |step| {
+                step.report_conflict(conflict, lane, write, name.proxy);
+            });
         }
     }
 
@@ -96,7 +102,7 @@ impl Step<'_, '_> {
                 let text = "the async proxy overwrites what was read, without fence.proxy.async".to_string();
                 (FindingKind::UnfencedRead, checks.proxy, text)
             }
-            Conflict::Written { other, pc } => {
+            Conflict::Written { other, pc, .. } => {
                 let what = format!("{verb} shared memory written by {}{}", name(other), self.place_of(pc));
                 unordered(what, other, proxy, checks)
             }
@@ -136,12 +142,20 @@ impl Step<'_, '_> {
             Ok((allocation, range)) => allocation.shadow.read(range, &who),
             Err(_) => Ok(()),
         };
-        if let Err(GlobalConflict { cluster: other, was_write }) = verdict {
+        if let Err(GlobalConflict { cluster: other, agent, was_write, was_strong }) = verdict {
+            let own = self.machine.warps[self.warp].agent;
+            let reader = match (write, was_write) {
+                (false, true) if was_strong && !name.strong => Some((cluster, own)),
+                (true, false) if name.strong => Some((other, agent)),
+                _ => None,
+            };
             let (verb, past) =
                 (if write { "write to" } else { "read of" }, if was_write { "written" } else { "read" });
             let place = if other == cluster { "the same cluster".into() } else { format!("cluster {other}") };
             let text = format!("{verb} global memory {past} by {place}, without order between");
-            self.report(FindingKind::GlobalRace, lane, text);
+            self.defer_or(reader, (None, address / 4), |step| {
+                step.report(FindingKind::GlobalRace, lane, text);
+            });
         }
     }
 
@@ -234,6 +248,15 @@ impl Step<'_, '_> {
             Fence::Other => {}
         }
         Ok(Flow::Next)
+    }
+}
+
+/// The warp whose plain read met an atomic, if that is what a conflict is about.
+fn excusable(conflict: Conflict, write: bool, name: Name) -> Option<u32> {
+    match conflict {
+        Conflict::Written { strong: true, .. } if !write && !name.strong => Some(name.agent),
+        Conflict::Read { other: AgentKind::Warp(reader), .. } if write && name.strong => Some(reader),
+        _ => None,
     }
 }
 

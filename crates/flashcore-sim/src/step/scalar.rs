@@ -5,7 +5,7 @@ use crate::{
     finding::FindingKind,
     geometry::unflatten,
     memory::rank_address,
-    program::{Combine, Dst, LaneFn, Lanes, Reg, Src},
+    program::{Carry, Combine, Dst, LaneFn, Lanes, Reg, Src},
     regfile::RegisterFault,
 };
 use flashcore_ptx::types::SpecialReg;
@@ -33,6 +33,10 @@ impl Step<'_, '_> {
             }
             Src::Imm(value) => [value; 32],
             Src::Special(special) => self.special(special),
+            Src::Frame(offset) => {
+                let calls = &self.machine.warps[self.warp].calls;
+                from_fn(|lane| u64::from(calls.base(lane).wrapping_add(offset)))
+            }
             Src::Shared(offset) => [rank_address(self.machine.ctas[self.cta].rank, offset).into(); 32],
         }
     }
@@ -82,6 +86,54 @@ impl Step<'_, '_> {
 
     pub(super) fn alu(&mut self, f: &LaneFn, dst: Dst, srcs: &[Src]) -> Outcome {
         let values = self.sources(srcs);
+        self.write(dst, &f(&values));
+        Ok(Flow::Next)
+    }
+
+    /// `mov`: the assembler may do it earlier, which matters between `wgmma.fence` and the wgmma.
+    pub(super) fn move_value(&mut self, dst: Dst, src: Src) -> Outcome {
+        let registers = &self.machine.warps[self.warp].registers;
+        let source = if let Src::Reg(reg) = src { Some((reg, registers.touch(reg))) } else { None };
+        let before = dst.map(|reg| (reg, registers.touch(reg)));
+        let value = self.read(src);
+        self.write(dst, &value);
+        let registers = &mut self.machine.warps[self.warp].registers;
+        for (reg, touch) in source.into_iter().chain(before) {
+            registers.mark_moved(reg, touch);
+        }
+        Ok(Flow::Next)
+    }
+
+    /// Sums with a carry of each lane.
+    pub(super) fn carry(&mut self, op: Carry, dst: Dst, srcs: &[Src]) -> Outcome {
+        let values = self.sources(srcs);
+        let carries = self.machine.warps[self.warp].carries;
+        let sum = |lane: usize| {
+            let sources: [u64; 4] = from_fn(|i| values[i][lane]);
+            op.sum(&sources[..srcs.len()], carries >> lane & 1 == 1)
+        };
+        let sums: [(u64, bool); 32] = from_fn(sum);
+        self.write(dst, &sums.map(|(value, _)| value));
+        if op.leaves {
+            let bits = (0..32).fold(0, |bits, lane| bits | u32::from(sums[lane].1) << lane);
+            self.machine.warps[self.warp].carries = carries & !self.mask | bits & self.mask;
+        }
+        Ok(Flow::Next)
+    }
+
+    /// As [`alu`](Self::alu), but sources that were never written are a fault only if all are.
+    pub(super) fn pack(&mut self, f: &LaneFn, dst: Dst, srcs: &[Src]) -> Outcome {
+        let (mask, registers) = (self.mask, &self.machine.warps[self.warp].registers);
+        let is_defined = |src: &Src| match src {
+            Src::Reg(reg) => registers.is_defined(*reg, mask),
+            _ => true,
+        };
+        let defined: [bool; 4] = from_fn(|i| srcs.get(i).is_some_and(is_defined));
+        let count = defined.iter().filter(|defined| **defined).count();
+        if count == srcs.len() || count == 0 {
+            return self.alu(f, dst, srcs);
+        }
+        let values = from_fn(|i| if defined[i] { self.read(srcs[i]) } else { [0; 32] });
         self.write(dst, &f(&values));
         Ok(Flow::Next)
     }

@@ -2,7 +2,7 @@
 
 use super::{
     Flow, Outcome, Step,
-    mma::canonical,
+    mma::{canonical, integer_sum},
     tensor::{Matrix, decoder, packed},
 };
 use crate::{
@@ -97,8 +97,13 @@ impl Wgmma {
         Operand::new(bits, self.transpose_a, self.element, (ROWS, self.k))
     }
 
+    /// Whether D holds integers.
+    const fn is_integer(&self) -> bool {
+        matches!(self.element, Element::U8 | Element::S8)
+    }
+
     fn operand_b(&self, bits: u64) -> Operand {
-        Operand::new(bits, self.transpose_b, self.element, (self.n, self.k))
+        Operand::new(bits, self.transpose_b, self.right, (self.n, self.k))
     }
 }
 
@@ -145,8 +150,9 @@ impl Step<'_, '_> {
             WgmmaA::Registers(regs) => regs.iter().filter_map(|r| narrow(*r)).collect(),
             WgmmaA::Descriptor(_) => Vec::new(),
         };
-        let touched = d.iter().chain(&a).any(|&slot| registers.touched_since_fence(slot));
-        let unfenced = touched || !registers.was_fenced();
+        let touches = || d.iter().chain(&a).filter_map(|&slot| registers.touched_since_fence(slot));
+        let unfenced = touches().any(|moved| !moved) || !registers.was_fenced();
+        let moved = !unfenced && touches().any(|moved| moved);
         let needed = a.iter().chain(if reads_d { d.as_slice() } else { &[] });
         let uninit = needed.into_iter().any(|&slot| !registers.is_written(slot));
         d.iter().for_each(|&slot| registers.promise(slot));
@@ -155,6 +161,10 @@ impl Step<'_, '_> {
         if unfenced && checks.in_flight {
             let text = "registers of this wgmma were touched since the last wgmma.fence".into();
             self.report(FindingKind::MissingWgmmaFence, 0, text);
+        }
+        if moved && checks.in_flight {
+            let text = "registers of this wgmma were set by moves since the last wgmma.fence".into();
+            self.report(FindingKind::UnfencedInit, 0, text);
         }
         if uninit && checks.init {
             let text = "a register of this wgmma was never written".into();
@@ -335,7 +345,7 @@ pub(crate) fn wgmma_product(
     negate(&mut left, op.negate_a);
     negate(&mut right, op.negate_b);
     let mut d = Matrix::zero(ROWS, op.n);
-    if scale_d {
+    if scale_d && !op.is_integer() {
         each_register(op, |thread, register, shift, at| {
             let word = word_of(machine, leader, thread, op.d[register]);
             let value = match op.accumulate_f16 {
@@ -346,7 +356,7 @@ pub(crate) fn wgmma_product(
         });
     }
     d.add_product(&left, &right);
-    store_result(machine, leader, op, &d);
+    store_result(machine, leader, op, &d, scale_d);
 }
 
 fn negate(matrix: &mut Matrix, yes: bool) {
@@ -394,12 +404,17 @@ fn each_register(op: &Wgmma, mut f: impl FnMut(usize, usize, u32, Place)) {
     });
 }
 
-fn store_result(machine: &mut Machine<'_>, leader: usize, op: &Wgmma, d: &Matrix) {
+fn store_result(machine: &mut Machine<'_>, leader: usize, op: &Wgmma, d: &Matrix, scale_d: bool) {
     let mut words = vec![[0u32; 128]; op.d.len()];
     each_register(op, |thread, register, shift, at| {
         let value = d.at(at.row as usize, at.col as usize);
         words[register][thread] |= match op.accumulate_f16 {
             true => F16.encode(value.into(), Rounding::NearestEven) << shift,
+            false if op.is_integer() => {
+                // A single product of bytes is exact in f32; the running sum need not be.
+                let old = if scale_d { word_of(machine, leader, thread, op.d[register]) } else { 0 };
+                integer_sum(old, value as i32, op.saturate)
+            }
             false => canonical(value),
         };
     });

@@ -7,8 +7,10 @@
 const FORMS: &str = include_str!("forms.txt");
 
 /// Every family.
-pub const FAMILIES: [&str; 11] =
-    ["integer", "bits", "wide", "float", "double", "half", "convert", "warp", "memory", "matrix", "control"];
+pub const FAMILIES: [&str; 14] = [
+    "integer", "bits", "wide", "float", "double", "half", "convert", "warp", "memory", "matrix", "control",
+    "video", "carry", "truth",
+];
 
 /// The forms of a family; letters as [`super::Program`] says.
 pub(super) fn forms(family: &str) -> Vec<String> {
@@ -23,7 +25,7 @@ pub(super) fn forms(family: &str) -> Vec<String> {
 fn expanded(line: &str) -> Vec<String> {
     let parts = line.split_once('<').and_then(|(head, rest)| Some((head, rest.split_once('>')?)));
     let Some((head, (words, tail))) = parts else { return vec![line.to_owned()] };
-    words.split('/').map(|word| format!("{head}{word}{tail}")).collect()
+    words.split('/').flat_map(|word| expanded(&format!("{head}{word}{tail}"))).collect()
 }
 
 /// One `mma.sync`: `keep` and `set` make operands of few bits.
@@ -69,6 +71,8 @@ const MMAS: &[Mma] = &[
     mma("m16n8k4", "f32.tf32.tf32.f32", [4, 2, 1], TF32, F32_SUM),
     mma("m16n8k32", "s32.s8.s8.s32", [4, 4, 2], ANY, S32_SUM),
     mma("m16n8k32", "s32.u8.u8.s32", [4, 4, 2], ANY, S32_SUM),
+    mma("m16n8k32", "s32.s8.u8.s32", [4, 4, 2], ANY, S32_SUM),
+    mma("m16n8k16", "s32.u8.s8.s32", [4, 2, 1], ANY, S32_SUM),
     mma("m16n8k32", "f32.e4m3.e4m3.f32", [4, 4, 2], E4M3, F32_SUM),
     mma("m16n8k32", "f32.e5m2.e5m2.f32", [4, 4, 2], E5M2, F32_SUM),
 ];

@@ -1,7 +1,7 @@
 //! Shared memory: too much, misaligned, never reserved; tiles and rings that do not fit.
 
 use flashcore_ptx::layout::Swizzle;
-use flashcore_tile::{B32, CopyWidth, F32, Half, MatrixOrder, Packed, Pipeline, U32, U64};
+use flashcore_tile::{B32, CopyWidth, Element, F32, Half, MatrixOrder, Packed, Pipeline, U32, U64};
 
 use crate::{AMPERE, Bench, HOPPER, check};
 
@@ -162,5 +162,23 @@ fn matrix_rows_without_a_swizzle() {
 fn little_shared_memory_on_gpus_for_workstations() {
     Bench { target: flashcore_ptx::target::Target::Sm86, ..HOPPER }.check(|b| {
         b.shared(100 * 1024, 16); //~ a CTA has at most 101376
+    });
+}
+
+#[test]
+fn words_of_a_tile_of_halves() {
+    AMPERE.check(|b| {
+        let tile = b.smem_tile(Half::F16, [64, 64], Swizzle::B128, 1);
+        tile.word_rows(b); //~ words are read from a swizzled tile of 32-bit elements
+    });
+}
+
+#[test]
+fn words_outside_of_their_tile() {
+    AMPERE.check(|b| {
+        let tile = b.smem_tile(Element::F32, [64, 32], Swizzle::B128, 1);
+        let view = tile.word_rows(b).at(b, 0);
+        view.load(b, 56, 16);
+        view.load(b, 0, 24); //~ no 8x16 block starts at 0, 24 of a 64x32 tile
     });
 }

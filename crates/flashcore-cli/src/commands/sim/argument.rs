@@ -4,6 +4,7 @@ use std::{path::PathBuf, str::FromStr};
 
 use flashcore_ptx::launch::Param;
 
+use super::{map::MapSettings, request::hexadecimal};
 use crate::files::ElementType;
 
 /// One argument, as it was given.
@@ -17,10 +18,12 @@ pub enum Argument {
     InOut(PathBuf),
     /// An array that the kernel writes.
     Out { path: PathBuf, element: ElementType, shape: Vec<usize> },
+    /// A tensor map over an array.
+    Map { array: Box<Argument>, map: MapSettings },
 }
 
-const FORMS: &str =
-    "write u32:7, s32:-7, u64:9, s64:-9, f32:0.5, f64:0.5, in:a.npy, inout:b.npy or out:c.npy:f32:1024";
+const FORMS: &str = "write u32:7, s32:-7, u64:9, s64:-9, f32:0.5, f64:0.5, bytes:00ff (a struct), in:a.npy, inout:b.npy, \
+     out:c.npy:f32:1024 or tensormap:in:a.npy;box=64,8";
 
 impl FromStr for Argument {
     type Err = String;
@@ -31,8 +34,21 @@ impl FromStr for Argument {
             "in" => Ok(Self::In(value.into())),
             "inout" => Ok(Self::InOut(value.into())),
             "out" => out(value),
+            "bytes" => hexadecimal(value).map(Param::Bytes).map(Self::Number),
+            "tensormap" => tensor_map(value),
             _ => number(kind, value).map(Self::Number),
         }
+    }
+}
+
+/// `in:a.npy;box=64,8;swizzle=128`.
+fn tensor_map(text: &str) -> Result<Argument, String> {
+    let (array, settings) = text.split_once(';').ok_or_else(|| format!("the map has no box; {FORMS}"))?;
+    match array.parse()? {
+        array @ (Argument::In(_) | Argument::InOut(_) | Argument::Out { .. }) => {
+            Ok(Argument::Map { array: Box::new(array), map: settings.parse()? })
+        }
+        _ => Err(format!("a tensor map is over an array; {FORMS}")),
     }
 }
 

@@ -6,7 +6,7 @@ use flashcore_lab::{buffer::filled, memory};
 use flashcore_ptx::launch::{Param, Slot};
 use flashcore_sim::{Buffer, Outcome};
 
-use super::{SimFailure, argument::Argument};
+use super::{SimFailure, argument::Argument, map::MapSettings, request::Known};
 use crate::{
     error::CliError,
     files::{AnyArray, FileError, Place},
@@ -16,7 +16,7 @@ use crate::{
 /// Elements of a result that are shown.
 const SHOWN: usize = 8;
 /// Arrays that one launch can bind.
-const MOST: usize = 255;
+pub const MOST: usize = 255;
 
 /// What a launch is given.
 #[derive(Debug)]
@@ -59,6 +59,10 @@ impl Bound {
                 self.params.push(param.clone());
                 return Ok(());
             }
+            Argument::Map { array, map } => {
+                self.add(array, force)?;
+                return self.describe_last(map);
+            }
             Argument::In(path) => Array::read(path, None)?,
             Argument::InOut(path) => Array::read(path, Some(Place::checked(path, true)?))?,
             Argument::Out { path, element, shape } => {
@@ -74,6 +78,16 @@ impl Bound {
         };
         self.params.push(Param::Buffer(slot(self.arrays.len())));
         self.arrays.push(array);
+        Ok(())
+    }
+
+    /// Makes a tensor map of the argument added last.
+    fn describe_last(&mut self, map: &MapSettings) -> Result<(), CliError> {
+        if let (Some(Param::Buffer(slot)), Some(array)) = (self.params.pop(), self.arrays.last()) {
+            let AnyArray { element, shape, .. } = &array.content;
+            let known = Known { slot, element: element.name, shape };
+            self.params.push(Param::TensorMap(map.spec(&known).map_err(SimFailure::Script)?));
+        }
         Ok(())
     }
 

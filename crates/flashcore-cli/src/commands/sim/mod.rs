@@ -1,11 +1,22 @@
 //! `flashcore sim`: runs a kernel of any PTX file on the CPU, with every check on.
 //!
-//! The path: [`Flags`] → [`Bound`] (arrays read, outputs checked) → `flashcore_sim` → files and the answer.
+//! The path: [`Flags`] → [`Bound`] (arrays read, outputs checked) → `flashcore_sim` → files and the answer. A
+//! [`script`] has several launches on the same arrays.
 
 mod argument;
 mod bound;
+mod compare;
+mod explain;
+mod map;
+mod request;
+mod script;
+pub mod service;
+mod stats;
 
-use std::{io, path::PathBuf};
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
 
 use clap::{Args, builder::PossibleValuesParser, builder::TypedValueParser};
 use flashcore_ptx::{
@@ -14,12 +25,14 @@ use flashcore_ptx::{
     parse::{ParseError, Parsed, parse_all},
     verify::{Group, Rule, grouped, grouped_messages, verify},
 };
-use flashcore_sim::{CheckSet, Launch, Options, Outcome, Schedule, SimError};
+use flashcore_sim::{CheckSet, Outcome, Schedule, SimError};
 use serde_json::json;
 
 use self::{
     argument::Argument,
     bound::{Bound, Written},
+    compare::{Comparison, Tolerance},
+    request::{Ran, run_all},
 };
 use crate::{
     error::{CliError, Verdict},
@@ -33,9 +46,14 @@ Examples:
   flashcore sim scale.ptx --entry scale --grid 8 --block 128 --arg in:x.npy --arg out:y.npy:f32:1024 --arg u32:1024
   flashcore sim scale.ptx --grid 8 --block 128 --arg inout:x.npy --arg u32:1024 --schedule random --seed 7
   flashcore sim gemm.ptx --entry gemm --grid 4,4 --block 128 --smem 65536 --check race,bounds --json
+  flashcore sim tma.ptx --grid 4 --block 128 --arg 'tensormap:in:x.npy;box=64,8;swizzle=128' --arg out:y.npy:f16:64x8
+  flashcore sim scale.ptx --grid 8 --block 128 --arg inout:x.npy --arg u32:1024 --compare x.npy=want.npy --rtol 1e-3
+  flashcore sim --script operation.json --stats
+  flashcore sim --explain SharedRace
 
-Arguments come in the order of the kernel's parameters; u64:0 is a null pointer. Kernels with tensor maps among them
-are launched from Rust. An array that is only written starts as NaN.
+Arguments come in the order of the kernel's parameters; u64:0 is a null pointer; bytes:… is a struct. A tensor map takes
+dims, strides and element from its array unless ;dims=, ;strides= or ;element= say otherwise. Several launches on the same
+arrays are a script: docs/simulator.md has one. An array that is only written starts as NaN.
 Files are not written if a finding ended the launch. Exit codes: 0 clean, 1 findings, 2 could not run.";
 
 /// Run a PTX kernel on the CPU and check it: races, bounds, barriers, uninitialised values
@@ -43,23 +61,25 @@ Files are not written if a finding ended the launch. Exit codes: 0 clean, 1 find
 #[command(after_help = EXAMPLES)]
 pub struct Flags {
     /// The PTX file
-    file: PathBuf,
+    #[arg(required_unless_present_any = ["script", "explain"])]
+    file: Option<PathBuf>,
     /// The kernel [default: the only one]
     #[arg(long, value_name = "NAME")]
     entry: Option<String>,
     /// CTAs of the grid
+    #[arg(long, value_name = "X[,Y,Z]", required_unless_present_any = ["script", "explain"])]
+    grid: Option<Triple>,
+    /// Threads of a CTA [default: what the kernel's .reqntid says]
     #[arg(long, value_name = "X[,Y,Z]")]
-    grid: Triple,
-    /// Threads of a CTA
+    block: Option<Triple>,
+    /// CTAs of a cluster [default: what the kernel's .reqnctapercluster says, or 1]
     #[arg(long, value_name = "X[,Y,Z]")]
-    block: Triple,
-    /// CTAs of a cluster
-    #[arg(long, value_name = "X[,Y,Z]", default_value = "1")]
-    cluster: Triple,
+    cluster: Option<Triple>,
     /// Dynamic shared memory of a CTA
     #[arg(long, value_name = "BYTES", default_value_t = 0)]
     smem: u32,
-    /// An argument: u32:7 (or s32, u64, s64, f32, f64), in:a.npy, inout:b.npy (which is replaced), out:c.npy:f32:1024
+    /// An argument: u32:7 (or s32, u64, s64, f32, f64), bytes:00ff, in:a.npy, inout:b.npy (which is replaced),
+    /// out:c.npy:f32:1024, tensormap:in:a.npy;box=64,8
     #[arg(long = "arg", value_name = "KIND:VALUE")]
     args: Vec<Argument>,
     /// Which warp runs next, with everything asynchronous as hostile as the ISA allows [default: in turn, tame]
@@ -74,6 +94,30 @@ pub struct Flags {
     /// Replace output files that exist
     #[arg(long)]
     force: bool,
+    /// A result and what must be in it
+    #[arg(long, value_name = "OUT=WANT", value_parser = pair)]
+    compare: Vec<(PathBuf, PathBuf)>,
+    /// How far results may lie from what is expected, relative to it
+    #[arg(long, value_name = "X", default_value_t = 0.0)]
+    rtol: f64,
+    /// How far results may lie from what is expected
+    #[arg(long, value_name = "X", default_value_t = 0.0)]
+    atol: f64,
+    /// Tell how fast the simulation was
+    #[arg(long)]
+    stats: bool,
+    /// Run the launches of a JSON file
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["file", "grid", "block", "args", "compare"])]
+    script: Option<PathBuf>,
+    /// Explain a kind of finding, or `all`
+    #[arg(long, value_name = "KIND", conflicts_with_all = ["file", "grid", "script"])]
+    explain: Option<String>,
+}
+
+fn pair(text: &str) -> Result<(PathBuf, PathBuf), String> {
+    let parts = text.split_once('=').filter(|(result, want)| !result.is_empty() && !want.is_empty());
+    let (result, want) = parts.ok_or("write a result and what must be in it, as in y.npy=want.npy")?;
+    Ok((result.into(), want.into()))
 }
 
 fn schedules() -> impl TypedValueParser<Value = Schedule> {
@@ -100,8 +144,16 @@ pub enum SimFailure {
     NotText { path: PathBuf },
     #[error("{} is not PTX that can be run:{}", path.display(), listed(errors))]
     Parse { path: PathBuf, errors: Vec<Group> },
-    #[error("{} has {}; name one with --entry", path.display(), kernels(found))]
-    Entry { path: PathBuf, found: Vec<String> },
+    #[error("the file has {}; name one with --entry, in a script with \"entry\"", kernels(found))]
+    Entry { found: Vec<String> },
+    #[error("kernel `{kernel}` does not say how many threads a CTA has; give --block, in a script \"block\"")]
+    Block { kernel: String },
+    #[error("{0}")]
+    Script(String),
+    #[error("--compare names {}, which no argument writes; name the file of an out: or inout: argument", path.display())]
+    NoResult { path: PathBuf },
+    #[error("`{name}` is not a kind of finding; there are {all}")]
+    Kind { name: String, all: String },
     #[error("{0}; the simulator takes kernels of plain names")]
     Name(#[from] BadIdent),
     #[error("{} is written by two arguments; give each its own file", path.display())]
@@ -123,98 +175,145 @@ fn kernels(found: &[String]) -> String {
     if found.is_empty() { "no kernel".to_owned() } else { format!("the kernels {}", found.join(", ")) }
 }
 
-/// Runs the kernel and tells what came of it.
+/// Runs what was asked for and tells what came of it.
 pub fn execute(flags: &Flags, output: &Output) -> Result<Verdict, CliError> {
-    let parsed = parse(flags)?;
-    let entry = entry(flags, &parsed)?;
+    match (&flags.explain, &flags.script, &flags.file) {
+        (Some(kind), ..) => explain::execute(kind, output),
+        (_, Some(script), _) => script::execute(script, flags.force, flags.stats, output),
+        (.., Some(file)) => launch(flags, file, output),
+        // clap asks for one of the three.
+        (None, None, None) => Ok(Verdict::Pass),
+    }
+}
+
+fn launch(flags: &Flags, file: &Path, output: &Output) -> Result<Verdict, CliError> {
+    let parsed = parse(file)?;
+    let kernel = request::kernel(&parsed, flags.entry.as_deref())?;
     let bound = Bound::new(&flags.args, flags.force)?;
     let spec = LaunchSpec {
-        entry: Ident::new(entry).map_err(SimFailure::from)?,
-        grid: flags.grid.0,
-        block: flags.block.0,
-        cluster: flags.cluster.0,
+        entry: Ident::new(kernel.name.as_str()).map_err(SimFailure::from)?,
+        grid: flags.grid.map_or([1; 3], |grid| grid.0),
+        block: request::block(kernel, flags.block.map(|block| block.0))?,
+        cluster: request::cluster(kernel, flags.cluster.map(|cluster| cluster.0)),
         shared_bytes: flags.smem,
         dependent: false,
         params: bound.params.clone(),
         workspace: Vec::new(),
     };
-    let (module, provenance) = (&parsed.module, Some(&parsed.provenance));
-    let launch = Launch { module, provenance, spec: &spec, buffers: bound.buffers() };
-    let outcome = launch.run(&options(flags)).map_err(SimFailure::from)?;
-    let overwritten = bound.overwritten(&outcome);
-    let results = bound.collect(&outcome);
-    if !outcome.halted {
+    let options = request::options(flags.schedule, flags.seed, flags.check);
+    let ran = run_all(&parsed, vec![spec], bound.buffers(), &options)?;
+    let Some(ran) = ran.into_iter().next() else { return Ok(Verdict::Pass) };
+    let overwritten = bound.overwritten(&ran.outcome);
+    let results = bound.collect(&ran.outcome);
+    if !ran.outcome.halted {
         results.iter().try_for_each(Written::save)?;
     }
-    show(&flags.file.display().to_string(), &spec, &outcome, &results, &overwritten, output)?;
-    Ok(Verdict::from_bool(outcome.is_clean() && overwritten.is_empty()))
+    let comparisons = compared(flags, &results, &ran.outcome)?;
+    let good =
+        ran.outcome.is_clean() && overwritten.is_empty() && comparisons.iter().all(Comparison::is_good);
+    let told =
+        Told { file: file.display().to_string(), ran, results, overwritten, comparisons, stats: flags.stats };
+    told.show(output)?;
+    Ok(Verdict::from_bool(good))
 }
 
-/// Shows results, counts and findings.
-fn show(
-    file: &str,
-    spec: &LaunchSpec,
-    outcome: &Outcome,
-    results: &[Written],
-    overwritten: &[String],
-    output: &Output,
-) -> Result<(), CliError> {
-    let LaunchSpec { entry, grid, block, .. } = spec;
-    let kernel = entry.to_string();
-    let array = |result: &Written| {
-        json!({
-            "file": result.path().display().to_string(),
-            "dtype": result.content.element.name,
-            "shape": result.content.shape,
-            "first": result.first(),
-            "written": !outcome.halted,
-        })
+/// Results held against what `--compare` names; nothing where the launch ended early.
+fn compared(flags: &Flags, results: &[Written], outcome: &Outcome) -> Result<Vec<Comparison>, CliError> {
+    if outcome.halted {
+        return Ok(Vec::new());
+    }
+    let tolerance = Tolerance { rtol: flags.rtol, atol: flags.atol };
+    let one = |(path, want): &(PathBuf, PathBuf)| {
+        let result = results.iter().find(|result| result.path() == path);
+        let result = result.ok_or_else(|| SimFailure::NoResult { path: path.clone() })?;
+        Comparison::new(&path.display().to_string(), &result.content, want, tolerance)
     };
-    let arrays: Vec<_> = results.iter().map(array).collect();
-    let answer = json!({
-        "file": file, "kernel": kernel, "grid": grid, "block": block, "results": arrays, "overwritten": overwritten,
-    });
-    output.answer(&simulation::merged(answer, simulation::json(outcome)), || {
+    flags.compare.iter().map(one).collect()
+}
+
+/// What a launch has to tell.
+struct Told {
+    file: String,
+    ran: Ran,
+    results: Vec<Written>,
+    overwritten: Vec<String>,
+    comparisons: Vec<Comparison>,
+    stats: bool,
+}
+
+impl Told {
+    fn json(&self) -> serde_json::Value {
+        let LaunchSpec { entry, grid, block, .. } = &self.ran.spec;
+        let array = |result: &Written| {
+            json!({
+                "file": result.path().display().to_string(),
+                "dtype": result.content.element.name,
+                "shape": result.content.shape,
+                "first": result.first(),
+                "written": !self.ran.outcome.halted,
+            })
+        };
+        let arrays: Vec<_> = self.results.iter().map(array).collect();
+        let comparisons: Vec<_> = self.comparisons.iter().map(Comparison::json).collect();
+        let answer = json!({
+            "file": self.file, "kernel": entry.to_string(), "grid": grid, "block": block, "results": arrays,
+            "overwritten": self.overwritten, "comparisons": comparisons,
+        });
+        let answer = simulation::merged(answer, simulation::json(&self.ran.outcome));
+        if self.stats { simulation::merged(answer, stats::json(&self.ran)) } else { answer }
+    }
+
+    /// Shows results, counts and findings.
+    fn show(&self, output: &Output) -> Result<(), CliError> {
+        output.answer(&self.json(), || self.page())
+    }
+
+    fn page(&self) -> Page {
+        let LaunchSpec { entry, grid, block, .. } = &self.ran.spec;
+        let outcome = &self.ran.outcome;
         let text = |[x, y, z]: &[u32; 3]| format!("{x} x {y} x {z}");
         let lost = |file: &String| {
             let words =
                 format!("FAIL: {file} was only to be read; to keep what is written, pass inout:{file}");
             ("input", bad(words))
         };
-        let page = Page::default().facts::<Text>([
-            ("kernel", format!("{kernel} of {file}").into()),
+        let mut page = Page::default().facts::<Text>([
+            ("kernel", format!("{entry} of {}", self.file).into()),
             ("launch", format!("grid {}, block {}", text(grid), text(block)).into()),
             ("result", simulation::verdict(outcome)),
         ]);
-        let page =
-            page.facts(overwritten.iter().map(lost)).table(results.iter().map(|r| r.row(outcome.halted)));
+        if self.stats {
+            page = page.facts::<Text>([("speed", stats::line(&self.ran).into())]);
+        }
+        let page = page.facts(self.overwritten.iter().map(lost));
+        let page = page.table(self.results.iter().map(|r| r.row(outcome.halted)));
+        let page = page.table(self.comparisons.iter().map(Comparison::row));
         simulation::add_to(page, outcome)
+    }
+}
+
+/// The text of a file.
+fn read_text(path: &Path) -> Result<String, SimFailure> {
+    let path = path.to_owned();
+    std::fs::read_to_string(&path).map_err(|error| match error.kind() {
+        io::ErrorKind::InvalidData => SimFailure::NotText { path },
+        _ => SimFailure::Read { path, source: error },
     })
 }
 
-fn options(flags: &Flags) -> Options {
-    let hostile = |schedule| Options::gauntlet(flags.seed).into_iter().find(|o| o.schedule == schedule);
-    let mut options = flags.schedule.and_then(hostile).unwrap_or_default();
-    options.seed = flags.seed;
-    options.with_checks(flags.check)
+fn parse(path: &Path) -> Result<Parsed, SimFailure> {
+    parse_text(path, &read_text(path)?)
 }
 
-fn parse(flags: &Flags) -> Result<Parsed, SimFailure> {
-    let path = flags.file.clone();
-    match std::fs::read_to_string(&path) {
-        Err(error) if error.kind() == io::ErrorKind::InvalidData => Err(SimFailure::NotText { path }),
-        Err(source) => Err(SimFailure::Read { path, source }),
-        Ok(text) => {
-            let parsed = parse_all(&path.display().to_string(), &text).map_err(|(first, more)| {
-                let said =
-                    |e: ParseError| (Some(format!("line {}:{}", e.line, e.column)), e.kind.to_string());
-                let errors = grouped_messages(std::iter::once(first).chain(more).map(said));
-                SimFailure::Parse { path: path.clone(), errors }
-            })?;
-            let errors = unknown_to_target(&parsed);
-            if errors.is_empty() { Ok(parsed) } else { Err(SimFailure::Parse { path, errors }) }
-        }
-    }
+/// Reads PTX; `path` is how messages call it.
+pub fn parse_text(path: &Path, text: &str) -> Result<Parsed, SimFailure> {
+    let parsed = parse_all(&path.display().to_string(), text).map_err(|(first, more)| {
+        let said = |e: ParseError| (Some(format!("line {}:{}", e.line, e.column)), e.kind.to_string());
+        let errors = grouped_messages(std::iter::once(first).chain(more).map(said));
+        SimFailure::Parse { path: path.to_owned(), errors }
+    })?;
+    let errors = unknown_to_target(&parsed);
+    if errors.is_empty() { Ok(parsed) } else { Err(SimFailure::Parse { path: path.to_owned(), errors }) }
 }
 
 /// Instructions that the file's own `.target` or `.version` lacks, which no assembler takes.
@@ -222,13 +321,4 @@ fn unknown_to_target(parsed: &Parsed) -> Vec<Group> {
     let mut found = verify(&parsed.module, &parsed.provenance);
     found.retain(|finding| matches!(finding.rule, Rule::Target | Rule::Version));
     grouped(&found)
-}
-
-fn entry(flags: &Flags, parsed: &Parsed) -> Result<String, SimFailure> {
-    let found: Vec<_> = parsed.module.kernels.iter().map(|kernel| kernel.name.to_string()).collect();
-    match (&flags.entry, found.as_slice()) {
-        (Some(name), _) if found.contains(name) => Ok(name.clone()),
-        (None, [only]) => Ok(only.clone()),
-        _ => Err(SimFailure::Entry { path: flags.file.clone(), found }),
-    }
 }

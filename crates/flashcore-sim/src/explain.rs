@@ -1,0 +1,221 @@
+//! What each kind of finding means, and what to do about it. Quoted by findings and by `flashcore sim --explain`.
+
+use crate::finding::FindingKind;
+
+/// Every kind with its meaning and its cure.
+#[rustfmt::skip]
+const EXPLANATIONS: &[(FindingKind, &str, &str)] = &[
+    (
+        FindingKind::OutOfBounds,
+        "An address lies outside of every buffer, or past the end of one; shared and local memory likewise.",
+        "Check the index against the size you allocated: a missing `if (i < n)`, a stride in bytes instead of elements, or --smem too small.",
+    ),
+    (
+        FindingKind::Misaligned,
+        "An access of n bytes must start at a multiple of n bytes.",
+        "Align the pointer or the row stride to the width of the access, or use narrower loads and stores.",
+    ),
+    (
+        FindingKind::UninitRegister,
+        "A register is read in a lane that never wrote it.",
+        "Initialise the variable on every way that leads here; the lane named took a way that skips it.",
+    ),
+    (
+        FindingKind::UninitShared,
+        "Shared memory is read before anything was written to it.",
+        "Write it first, and put a barrier between writer and reader: often the writer simply has not run yet.",
+    ),
+    (
+        FindingKind::UninitGlobal,
+        "Memory of an output is read before the kernel wrote it.",
+        "Pass the array as `inout:` if it holds a value already, or write it before it is read.",
+    ),
+    (
+        FindingKind::SharedRace,
+        "Two warps touch the same shared memory, one of them writes, and nothing says who comes first.",
+        "Put `bar.sync` (`__syncthreads()`), an mbarrier arrive and wait, or a release and acquire between them.",
+    ),
+    (
+        FindingKind::GlobalRace,
+        "Two CTAs or warps touch the same global memory, one of them writes, and nothing says who comes first.",
+        "Use atomics, or a release store and an acquire load of a flag, or split the work over two launches.",
+    ),
+    (
+        FindingKind::WarpRace,
+        "Lanes of one warp exchange data through memory; lanes need not run together.",
+        "Put `bar.warp.sync` (`__syncwarp()`) between the store and the load.",
+    ),
+    (
+        FindingKind::MissingProxyFence,
+        "Ordinary stores are read by a bulk copy or a wgmma, which see memory through another proxy.",
+        "Execute `fence.proxy.async` after the stores and before the barrier that hands the memory over.",
+    ),
+    (
+        FindingKind::UnfencedRead,
+        "A bulk copy overwrites memory that ordinary loads have read; order is there, a proxy fence is not.",
+        "Nothing on today's hardware; a `fence.proxy.async` before the copy makes it right by the letter.",
+    ),
+    (
+        FindingKind::InFlightMemory,
+        "Memory of a copy that may not be finished is touched.",
+        "Wait for the copy first: `cp.async.wait_group`, the mbarrier's phase, or `cp.async.bulk.wait_group`; then a barrier for other threads.",
+    ),
+    (
+        FindingKind::InFlightRegister,
+        "A register of an unfinished wgmma is read or written.",
+        "Wait first: `wgmma.wait_group 0`, or keep fewer groups pending.",
+    ),
+    (
+        FindingKind::MissingWgmmaFence,
+        "Registers of a wgmma were touched by other instructions since the last `wgmma.fence`.",
+        "Execute `wgmma.fence.sync.aligned` after the last touch and before the wgmma.",
+    ),
+    (
+        FindingKind::UnfencedInit,
+        "An accumulator is set by a move between `wgmma.fence` and the wgmma that reads it. Compilers write this, and assemblers move it up.",
+        "Nothing in code of a compiler; by hand, set accumulators before `wgmma.fence`, or let the first wgmma ignore them (scale-d false).",
+    ),
+    (
+        FindingKind::MbarrierUninit,
+        "An mbarrier is used that `mbarrier.init` never made.",
+        "Initialise it in one thread, then `fence.mbarrier_init` or a barrier, then use it; check the address.",
+    ),
+    (
+        FindingKind::MbarrierReinit,
+        "An mbarrier is initialised while it is alive.",
+        "Initialise once, or `mbarrier.inval` first.",
+    ),
+    (
+        FindingKind::MbarrierOverArrival,
+        "More threads arrive than the phase expects.",
+        "Make the count of `mbarrier.init` the number of arrivals of one phase.",
+    ),
+    (
+        FindingKind::MbarrierWrongPhase,
+        "Somebody arrives without knowing that the phase before is complete, so that the arrival may count for that one.",
+        "Wait for the phase before, by this thread or by one that this thread is ordered behind.",
+    ),
+    (
+        FindingKind::MbarrierParityAlias,
+        "A wait names a phase that is neither the current one nor the one before: its parity means another.",
+        "Flip the parity once for each use of the barrier, and wait for every phase.",
+    ),
+    (
+        FindingKind::MbarrierMisuse,
+        "A count, a byte count or an address that mbarriers do not allow.",
+        "Counts are 1 to 2^20-1; addresses are multiples of 8 in shared memory; waits are for the CTA's own barriers.",
+    ),
+    (
+        FindingKind::MbarrierLeftover,
+        "A CTA ends while an mbarrier still expects bytes.",
+        "Make `expect_tx` name exactly the bytes that copies deliver: a box counts in full, even where it hangs over the edge.",
+    ),
+    (
+        FindingKind::MbarrierAccess,
+        "An ordinary load or store touches a live mbarrier.",
+        "Keep the eight bytes of an mbarrier to `mbarrier` instructions; check for overlapping shared memory.",
+    ),
+    (
+        FindingKind::BarrierCount,
+        "Warps name different thread counts for one barrier, or one that is no multiple of 32.",
+        "Give one count for each barrier id, the threads of all warps that meet there.",
+    ),
+    (
+        FindingKind::BarrierRecycled,
+        "A warp arrives again at a barrier before it can know that its last arrival was used.",
+        "Put a barrier the other way between two `bar.arrive`, or use two ids in turn.",
+    ),
+    (
+        FindingKind::ClusterBarrier,
+        "`barrier.cluster.arrive` and `.wait` are not used in turn.",
+        "Each thread arrives once, then waits once.",
+    ),
+    (
+        FindingKind::DivergentAligned,
+        "An instruction for a whole warp or warpgroup is reached by a part of it, or by lanes at different places.",
+        "Move it out of the branch, or make the condition the same for the whole warp; name in the mask only lanes that come.",
+    ),
+    (
+        FindingKind::BadMask,
+        "A member mask leaves out a lane that executes the instruction.",
+        "Name every lane that executes it: take `__activemask()` before the branch, or the full mask outside of it.",
+    ),
+    (
+        FindingKind::InactiveLane,
+        "Data is taken from a lane that takes no part.",
+        "Read only from lanes in the mask; check the lane number against the active ones.",
+    ),
+    (
+        FindingKind::DescriptorMismatch,
+        "Lanes disagree about a descriptor, an address or a flag that they must share.",
+        "Compute it from values that are the same in all of them.",
+    ),
+    (
+        FindingKind::BadDescriptor,
+        "A descriptor, a tensor map or a size that the hardware rejects.",
+        "Check strides (multiples of 16), box (at most 256 each, a row within the swizzle), alignment (128 bytes in shared memory).",
+    ),
+    (
+        FindingKind::RegisterPool,
+        "`setmaxnreg` asks for registers that nobody gave back, or goes the wrong way.",
+        "Sum over the warpgroups must not exceed what the launch has; decrease before others increase.",
+    ),
+    (
+        FindingKind::Undrained,
+        "A warp or CTA ends while a copy or wgmma of its own is unfinished.",
+        "Wait for it before the end: `cp.async.wait_all`, the mbarrier, `wgmma.wait_group 0`.",
+    ),
+    (
+        FindingKind::Deadlock,
+        "Nobody can go on; the message lists what each warp waits for.",
+        "Find the barrier whose arrivals or bytes fall short: a warp that left early, a wrong count, a phase never flipped.",
+    ),
+    (
+        FindingKind::Trap,
+        "The kernel executed `trap`.",
+        "It gave up on purpose: look at the condition before it.",
+    ),
+    (
+        FindingKind::AssertFailed,
+        "An `assert` or `tl.device_assert` of the kernel failed.",
+        "The message names the condition and its line.",
+    ),
+    (
+        FindingKind::BadCall,
+        "A call through a pointer leads to no function or to one of another signature, or a branch table has no such entry.",
+        "Check the pointer or the index; functions must be in the same PTX file.",
+    ),
+];
+
+impl FindingKind {
+    /// Every kind.
+    pub fn all() -> impl Iterator<Item = Self> {
+        EXPLANATIONS.iter().map(|(kind, ..)| *kind)
+    }
+
+    /// The kind of that name, capital letters or not.
+    pub fn parse(name: &str) -> Option<Self> {
+        Self::all().find(|kind| kind.to_string().eq_ignore_ascii_case(name))
+    }
+
+    /// What it means.
+    pub fn meaning(self) -> &'static str {
+        self.explanation().0
+    }
+
+    /// What to do about it.
+    pub fn cure(self) -> &'static str {
+        self.explanation().1
+    }
+
+    fn explanation(self) -> (&'static str, &'static str) {
+        let found = EXPLANATIONS.iter().find(|(kind, ..)| *kind == self);
+        found.map_or(("", ""), |(_, meaning, cure)| (meaning, cure))
+    }
+}
+
+impl std::fmt::Display for FindingKind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Debug::fmt(self, f)
+    }
+}

@@ -1,0 +1,143 @@
+"""`flashcore.sim`: PTX and Triton kernels on NumPy arrays, judged."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flashcore import sim
+
+REVERSE = """
+.version 8.0
+.target sm_90
+.address_size 64
+.visible .entry reverse(.param .u64 pin, .param .u64 pout, .param .f32 pscale)
+{
+    .shared .align 4 .b8 tile[256];
+    .reg .b32 %t, %a, %b; .reg .f32 %x, %s; .reg .b64 %in, %out, %o;
+    mov.u32 %t, %tid.x; mul.wide.u32 %o, %t, 4;
+    ld.param.u64 %in, [pin]; add.u64 %in, %in, %o; ld.global.f32 %x, [%in];
+    mov.u32 %a, tile; mad.lo.u32 %b, %t, 4, %a; st.shared.f32 [%b], %x;
+    BARRIER
+    xor.b32 %t, %t, 63; mad.lo.u32 %b, %t, 4, %a; ld.shared.f32 %x, [%b];
+    ld.param.f32 %s, [pscale]; mul.f32 %x, %x, %s;
+    ld.param.u64 %out, [pout]; add.u64 %out, %out, %o; st.global.f32 [%out], %x;
+    ret;
+}
+"""
+
+
+def reverse(barrier, **how):
+    x, y = np.arange(64, dtype=np.float32), np.zeros(64, np.float32)
+    result = sim.run(REVERSE.replace("BARRIER", barrier), 1, 64, [x, sim.unwritten(y), 0.5], **how)
+    return x, y, result
+
+
+def test_a_clean_kernel_writes_its_arrays():
+    for how in ({}, {"schedule": "random", "seed": 3}):
+        x, y, result = reverse("bar.sync 0;", **how)
+        assert result.require_clean() is result and result.findings == []
+        np.testing.assert_array_equal(y, x[::-1] / 2)
+        assert result.counters["instructions"] > 0 and result.seconds > 0
+
+
+def test_a_race_is_found_and_raised():
+    _, _, result = reverse("")
+    assert "SharedRace" in {finding.kind for finding in result.errors}
+    with pytest.raises(sim.Findings, match="without order between") as raised:
+        result.require_clean()
+    assert all(finding.fix for finding in raised.value.findings)
+
+
+def test_arguments_are_checked():
+    x = np.zeros(64, np.float32)
+    with pytest.raises(ValueError, match="has 3 parameters, but 1"):
+        sim.run(REVERSE.replace("BARRIER", ""), 1, 64, [x])
+    with pytest.raises(ValueError, match="unknown instruction"):
+        sim.run(REVERSE.replace("BARRIER", "frob;"), 1, 64, [x, x, 1.0])
+    with pytest.raises(TypeError, match="C-contiguous"):
+        sim.run(REVERSE.replace("BARRIER", ""), 1, 64, [np.zeros((8, 8), np.float32).T, x, 1.0])
+    with pytest.raises(ValueError, match="name one of them"):
+        sim.run(REVERSE.replace("BARRIER", ""), 1, 64, [], entry="forward")
+
+
+def test_kernels_are_described():
+    (kernel,) = sim.kernels(REVERSE.replace("BARRIER", ""))
+    assert kernel["name"] == "reverse" and [p["type"] for p in kernel["params"]] == ["u64", "u64", "f32"]
+
+
+@pytest.fixture
+def kernels():
+    pytest.importorskip("triton")
+    folder = Path(__file__).parents[2] / "tests" / "ptx" / "triton"
+    sys.path.insert(0, str(folder))
+    import kernels
+
+    return kernels
+
+
+@pytest.mark.parametrize("target", [75, 80, 90])
+def test_triton_tutorials(kernels, target):
+    rng = np.random.default_rng(1)
+    x, y = rng.standard_normal((2, 300)).astype(np.float32)
+    out = np.zeros_like(x)
+    add = sim.triton(kernels.vector_add, target=target)
+    add[lambda meta: (-(-300 // meta["BLOCK"]),)](x, y, sim.unwritten(out), 300, BLOCK=128).require_clean()
+    np.testing.assert_array_equal(out, x + y)
+
+    rows = x.reshape(3, 100)
+    out = np.zeros_like(rows)
+    sim.triton(kernels.softmax, target=target)[(3,)](rows, sim.unwritten(out), 100, BLOCK=128).require_clean()
+    power = np.exp(rows - rows.max(1, keepdims=True))
+    np.testing.assert_allclose(out, power / power.sum(1, keepdims=True), rtol=1e-5)
+
+    weight, bias = rng.standard_normal((2, 100)).astype(np.float32)
+    norm = sim.triton(kernels.layer_norm, target=target)
+    norm[(3,)](rows, weight, bias, sim.unwritten(out), 100, 1e-5, BLOCK=128).require_clean()
+    centred = rows - rows.mean(1, keepdims=True)
+    expected = centred / np.sqrt((centred**2).mean(1, keepdims=True) + 1e-5) * weight + bias
+    np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("target", [75, 80, 90])
+def test_triton_matmul_and_attention(kernels, target):
+    rng = np.random.default_rng(2)
+    a, b = rng.standard_normal((70, 80)).astype(np.float16), rng.standard_normal((80, 64)).astype(np.float16)
+    c = np.zeros((70, 64), np.float16)
+    grid = lambda meta: (-(-70 // meta["BM"]), -(-64 // meta["BN"]))  # noqa: E731
+    product = sim.triton(kernels.matmul, target=target)[grid]
+    product(a, b, sim.unwritten(c), 70, 64, 80, BM=64, BN=32, BK=32, num_warps=4).require_clean()
+    np.testing.assert_allclose(c, a.astype(np.float32) @ b.astype(np.float32), rtol=2e-3, atol=2e-2)
+
+    q, k, v = rng.standard_normal((3, 50, 32)).astype(np.float16)
+    out = np.zeros_like(q)
+    attend = sim.triton(kernels.attention, target=target)[(1,)]
+    attend(q, k, v, sim.unwritten(out), 50, 32**-0.5, D=32, BM=64, BN=32, schedule="random", seed=4).require_clean()
+    score = q.astype(np.float64) @ k.astype(np.float64).T * 32**-0.5
+    power = np.exp(score - score.max(1, keepdims=True))
+    np.testing.assert_allclose(out, power @ v / power.sum(1, keepdims=True), rtol=5e-3, atol=5e-3)
+
+
+def test_triton_tensor_descriptors(kernels):
+    class Descriptor:
+        def __init__(self, base, block_shape):
+            self.base, self.shape, self.block_shape = base, base.shape, block_shape
+            self.strides = [stride // base.itemsize for stride in base.strides]
+
+    rng = np.random.default_rng(3)
+    a, b = rng.integers(-4, 5, (2, 128, 128)).astype(np.float16)
+    c = np.zeros((128, 128), np.float16)
+    described = [Descriptor(array, [64, 64]) for array in (a, b, c)]
+    product = sim.triton(kernels.matmul_described)[(2, 2)]
+    product(*described, 128, BM=64, BN=64, BK=64, schedule="random", seed=5).require_clean()
+    np.testing.assert_array_equal(c, (a.astype(np.float32) @ b.astype(np.float32)).astype(np.float16))
+
+
+def test_triton_findings_name_lines_of_the_source(kernels):
+    x = np.zeros(200, np.float32)
+    result = sim.triton(kernels.vector_add_outside)[(2,)](x, x.copy(), x.copy(), BLOCK=128)
+    (finding,) = result.errors
+    assert finding.kind == "OutOfBounds" and result.halted
+    source = Path(kernels.__file__).read_text().splitlines()
+    file, line = finding.source.rsplit(":", 1)
+    assert file.endswith("kernels.py") and "tl.load(x + i) + tl.load(y + i)" in source[int(line) - 1]
