@@ -31,7 +31,8 @@ def of_torch(
     # Keys before and after those that a mask leaves are not written.
     make = torch.empty_like if values is None else torch.zeros_like
     grads = [make(tensor) for tensor in inputs]
-    d_sinks = lse.new_empty(lse.shape[-2]) if has_sinks else None
+    heads = lse.shape[-2] if lse.dim() > 1 else 1
+    d_sinks = lse.new_empty(heads) if has_sinks else None
     tensors = [*inputs, None if sums is not None else out, sums, lse, d_out, *grads, d_sinks]
     if not framework.exchanges:
         export = torch.utils.dlpack.to_dlpack
@@ -60,7 +61,7 @@ def differentiable(
             d_out, d_lse = given
             products = (d_out.astype("float32") * out.astype("float32")).sum(-1)
             # The gradient of the log-sum-exp is the weights: it counts like a row sum of the other sign.
-            sums = (products if layout == "bhsd" else products.swapaxes(-1, -2)) - d_lse
+            sums = (products if layout == "bhsd" or products.ndim < 2 else products.swapaxes(-1, -2)) - d_lse
         return _of_jax(framework, inputs, out, sums, lse, d_out, options, values)
 
     attend.defvjp(keep, differentiate)

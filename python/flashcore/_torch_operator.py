@@ -115,7 +115,7 @@ def _differentiate(ctx: Any, d_out: Optional[Tensor], d_lse: Optional[Tensor]) -
     if d_lse is not None:
         # The gradient of the log-sum-exp is the weights: it counts like a row sum of the other sign.
         products = (d_out.float() * out.float()).sum(-1)
-        products = products.transpose(-1, -2) if ctx.options[5] != "bhsd" else products
+        products = products.transpose(-1, -2) if ctx.options[5] != "bhsd" and products.dim() > 1 else products
         sums = (products - d_lse).contiguous()
     dq, dk, dv, d_sinks = backward_operator(d_out, out, sums, lse, q, k, v, *ctx.options, *values, ctx.longest)
     return dq, dk, dv, *none[3:11], None if values[2] is None else d_sinks, *none[12:]

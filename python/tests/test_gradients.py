@@ -78,6 +78,26 @@ def test_gradients_are_those_of_the_definition(name, dtype):
     check(torch, ours(q, k, v), theirs(torch, q, k, v), (q, k, v), dtype)
 
 
+@cases(dimensions=[2, 3], layout=["bhsd", "bshd"])
+def test_one_entry_and_one_head_have_gradients(dimensions, layout):
+    """Without a batch, or without batch and heads; the log-sum-exp and sinks included."""
+    torch = need_torch()
+    shape, heads = ((24, 16), 1) if dimensions == 2 else ((4, 24, 16), 4)
+    if dimensions == 3 and layout == "bshd":
+        shape = (24, 4, 16)
+    *inputs, sinks = leaves(torch, shape, shape, shape, (heads,))
+    whole = [x[None, None] if dimensions == 2 else x[None] for x in inputs]
+    got, expected = (
+        flashcore.attention(*tensors, causal=True, layout=order, sinks=sinks, return_lse=True)
+        for tensors, order in ((inputs, layout), (whole, "bhsd" if dimensions == 2 else layout))
+    )
+    got, expected = (
+        torch.autograd.grad(out.square().sum() + lse.sin().sum(), (*inputs, sinks)) for out, lse in (got, expected)
+    )
+    for got, expected in zip(got, expected):
+        torch.testing.assert_close(got, expected)
+
+
 def test_packed_sequences_have_gradients():
     torch = need_torch()
     q, k, v = leaves(torch, (30, 4, 16), (30, 2, 16), (30, 2, 16))
