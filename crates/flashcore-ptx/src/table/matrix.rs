@@ -59,6 +59,7 @@ macro_rules! bytes {
             ],
         )
         .converge(Converge::Warp)
+        .since_sm80()
     };
 }
 
