@@ -46,7 +46,8 @@ def attention(
             the same order without it.
         return_lse: also return the log-sum-exp of each row's scores, float32, batch x heads x sequence, or what of these
             ``q`` has.
-        out: where to write the result; a new tensor where None. It may be float32 where the others are not.
+        out: where to write the result; a new tensor where None. It may be float32 where the others are not. It does not
+            go with gradients.
 
     Returns:
         The result, a tensor of q's framework, order and number of dimensions; with ``return_lse`` a pair. Rows that see no key are zeros
@@ -81,7 +82,7 @@ def attention(
         if shortcut is not None and options is not None and (plain or _are(type(q), query_lengths, key_lengths, sinks)):
             result = shortcut(q, k, v, out, options.ready, query_lengths, key_lengths, sinks)
             if result is not None:
-                return result
+                return result if out is None else _frameworks.of(q).written(out)
     options = _options.options(causal, window, scale, softcap, layout)
     if sinks is None and key_lengths is None and query_lengths is None and key_mask is None:
         return run(q, k, v, options, NONE, return_lse, out)
@@ -180,7 +181,7 @@ def run(q: Any, k: Any, v: Any, options: Options, values: Values, return_lse: bo
         elif mask is None and _are(type(q), queries, keys, sinks):
             result = shortcut(q, k, v, out, options.native, queries, keys, sinks, longest)
         if result is not None:
-            return result
+            return result if out is None else _frameworks.of(q).written(out)
     if _is_compiling():
         from ._torch_operator import call
 
@@ -195,8 +196,15 @@ def eager(q: Any, k: Any, v: Any, options: Options, values: Values, return_lse: 
         from ._torch_operator import call
 
         return call(q, k, v, options, values, return_lse, out)
+    if framework.records(values.mask):
+        raise NotImplementedError(_frameworks.NO_MASK_GRADIENTS)
+    if framework.records(out):
+        raise RuntimeError(_frameworks.NO_OUT_GRADIENTS)
     options, bound = _bound(framework, q, k, options, values)
-    return framework.attention(q, k, v, out, options.layout, return_lse, options.native, bound)
+    result = framework.attention(q, k, v, out, options.layout, return_lse, options.native, bound)
+    if out is not None:
+        framework.written(out)
+    return result
 
 
 def gradients(

@@ -42,6 +42,10 @@ class Framework:
         """Whether the framework records a call with these tensors for a backward pass of its own."""
         return False
 
+    def written(self, out: Any) -> Any:
+        """Tells the framework that a tensor of its was written; returns it."""
+        return out
+
     def accumulate(self, tensors: tuple[Any, ...], options: Options, values: Values) -> None:
         stream = self.stream(tensors[0])
         launched = forward(*tensors, options, values, stream, stream is not None)
@@ -333,6 +337,12 @@ class Torch(Framework):
             return False
         return any(self.is_array(tensor) and tensor.requires_grad for tensor in tensors)
 
+    def written(self, out: Any) -> Any:
+        # So that a backward pass that kept it as it was fails instead of using what it is now.
+        if not out.is_inference():
+            self.torch.autograd.graph.increment_version(out)
+        return out
+
     def stream_of(self, q: Any) -> int | None:
         return self.torch.cuda.current_stream(q.device).cuda_stream or _LEGACY_STREAM if q.is_cuda else None
 
@@ -401,6 +411,8 @@ class TorchSubclass(Torch):
     by_operator = True
 
 
+NO_MASK_GRADIENTS = "masks have no gradient; detach the mask, or pass what is learned as sinks"
+NO_OUT_GRADIENTS = "out= does not go with gradients; omit it, or call under torch.no_grad()"
 NO_GRADIENTS = "merge and accumulate have no backward pass; call them under torch.no_grad() or detach their tensors"
 
 

@@ -132,6 +132,10 @@ def call(
     with_gradients = _records(q, k, v, sinks)
     if with_gradients and q.is_cuda:
         raise NotImplementedError(NO_GPU_GRADIENTS)
+    if isinstance(values.mask, Tensor) and _records(values.mask):
+        raise NotImplementedError(_frameworks.NO_MASK_GRADIENTS)
+    if out is not None and (with_gradients or _records(out)):
+        raise RuntimeError(_frameworks.NO_OUT_GRADIENTS)
     result, lse = operator(
         q,
         k,

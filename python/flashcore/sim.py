@@ -97,7 +97,8 @@ class Result:
         return self
 
     def __str__(self) -> str:
-        verdict = "clean" if self.clean else f"{len(self.errors)} kinds of fault"
+        faults = len(self.errors)
+        verdict = "clean" if self.clean else f"{faults} kind{'s' if faults > 1 else ''} of fault"
         lines = [f"{self.kernel}: {verdict}, {self.counters['instructions']} warp instructions"]
         return "\n".join(lines + [str(finding) for finding in self.findings])
 
@@ -259,8 +260,15 @@ def _number(value: Any, param: dict[str, Any]) -> bytes:
         if value.dtype.itemsize != size:
             raise ValueError(f"a {value.dtype} was given for a parameter of {size} bytes")
         return value.tobytes()
-    if isinstance(value, float) or param["type"].startswith("f"):
+    kind = param["type"]
+    if not isinstance(value, (int, float)):
+        raise TypeError(f"{value!r} was given for a parameter of type {kind}; pass a number, an array, bytes or None")
+    if kind.startswith("f") or (kind.startswith("b") and isinstance(value, float)):
         if size not in _FLOATS:
             raise ValueError(f"{value!r} was given for a parameter of {size} bytes")
         return struct.pack(_FLOATS[size], float(value))
-    return (int(value) % (1 << (8 * size))).to_bytes(size, "little")
+    if isinstance(value, float):
+        raise TypeError(f"{value!r} was given for a parameter of type {kind}; pass a whole number")
+    if not -(1 << (8 * size - 1)) <= value < 1 << (8 * size):
+        raise ValueError(f"{value} does not fit in a parameter of type {kind}")
+    return (value % (1 << (8 * size))).to_bytes(size, "little")

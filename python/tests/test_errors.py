@@ -15,12 +15,12 @@ MISTAKES = {
     "bfloat16 with others": (lambda: bfloat16_with("float32"), TypeError, "k is f32 but q is bf16"),
     "not shared": (lambda: flashcore.attention(Q, Sealed(), Q), BufferError, "k was not handed over.*: in use"),
     "mixed": (lambda: flashcore.attention(Q, Q, Q.astype("float16")), TypeError, "v is f16 but q is f32"),
-    "one dimension": (lambda: flashcore.attention(*[Q[0, 0, 0]] * 3), ValueError, "q has 1 dimensions but 4"),
+    "one dimension": (lambda: flashcore.attention(*[Q[0, 0, 0]] * 3), ValueError, "q has 1 dimensions but 4, 3 or 2 are needed"),
     "mixed dimensions": (lambda: flashcore.attention(Q[0], Q, Q), ValueError, "q has 3 dimensions but k has 4"),
     "mixed output": (
         lambda: flashcore.attention(Q[0], Q[0], Q[0], out=np.empty_like(Q)), ValueError, "q has 3 dimensions but out has 4"
     ),
-    "five dimensions": (lambda: flashcore.attention(Q[None], Q, Q), ValueError, "q has 5 dimensions but 4"),
+    "five dimensions": (lambda: flashcore.attention(Q[None], Q, Q), ValueError, "q has 5 dimensions but 4, 3 or 2 are needed"),
     "mask of one entry": (lambda: flashcore.attention(*[Q[0]] * 3, key_mask=KEEP), ValueError, "must be batch x keys"),
     "dimensions in the other order": (
         lambda: flashcore.attention(Q[0], Q, Q, layout="bshd"),

@@ -295,3 +295,31 @@ def test_llama_trains():
         losses(torch, llama(torch, "cpu", name).train(), ids, 200, rate=1e-3) for name in ("flashcore", "sdpa")
     )
     assert ours[-1] < 0.01 * ours[0] and np.allclose(ours, theirs, rtol=1e-3)
+
+
+def test_what_has_no_gradient_is_refused():
+    torch = need_torch()
+    q, leaf = torch.zeros(1, 2, 6, 8), torch.zeros(1, 2, 6, 8, requires_grad=True)
+    mask = torch.zeros(6, 6, requires_grad=True)
+    with raises(NotImplementedError, "masks have no gradient"):
+        flashcore.scaled_dot_product_attention(q, q, q, attn_mask=mask)
+    with raises(NotImplementedError, "masks have no gradient"):
+        flashcore.scaled_dot_product_attention(leaf, q, q, attn_mask=mask)
+    for inputs, out in (((leaf, q, q), torch.empty_like(q)), ((q, q, q), leaf)):
+        with raises(RuntimeError, "out= does not go with gradients"):
+            flashcore.attention(*inputs, out=out)
+    with torch.no_grad():
+        assert flashcore.attention(leaf, q, q, out=torch.empty_like(q)).shape == q.shape
+
+
+def test_outputs_that_autograd_kept_are_known_to_have_changed():
+    torch = need_torch()
+    q, out, leaf = torch.ones(1, 2, 6, 8), torch.ones(1, 2, 6, 8), torch.ones(1, 2, 6, 8, requires_grad=True)
+    for options in ({}, {"return_lse": True}):
+        product = (leaf * out).sum()
+        flashcore.attention(q, q, q, out=out, **options)
+        with raises(RuntimeError, "modified by an inplace operation"):
+            product.backward()
+    with torch.inference_mode():
+        inferred = torch.empty_like(q)
+        assert flashcore.attention(q, q, q, out=inferred) is inferred

@@ -57,6 +57,12 @@ def test_arguments_are_checked():
         sim.run(REVERSE.replace("BARRIER", "frob;"), 1, 64, [x, x, 1.0])
     with pytest.raises(TypeError, match="C-contiguous"):
         sim.run(REVERSE.replace("BARRIER", ""), 1, 64, [np.zeros((8, 8), np.float32).T, x, 1.0])
+    with pytest.raises(TypeError, match="pass a number, an array"):
+        sim.run(REVERSE.replace("BARRIER", ""), 1, 64, [x, x, "1"])
+    with pytest.raises(TypeError, match="pass a whole number"):
+        sim.run(REVERSE.replace("BARRIER", ""), 1, 64, [5.0, x, 1.0])
+    with pytest.raises(ValueError, match="does not fit"):
+        sim.run(REVERSE.replace("BARRIER", ""), 1, 64, [1 << 64, x, 1.0])
     with pytest.raises(ValueError, match="name one of them"):
         sim.run(REVERSE.replace("BARRIER", ""), 1, 64, [], entry="forward")
 
@@ -68,7 +74,8 @@ def test_kernels_are_described():
 
 @pytest.fixture
 def kernels():
-    pytest.importorskip("triton")
+    # Code of older ones shuffles registers that some lanes never set, which is reported though nobody uses the result.
+    pytest.importorskip("triton", minversion="3.9")
     folder = Path(__file__).parents[2] / "tests" / "ptx" / "triton"
     sys.path.insert(0, str(folder))
     import kernels

@@ -41,11 +41,11 @@ pub(crate) enum Order {
 }
 
 impl Order {
-    /// How many dimensions tensors have where none is missing.
-    pub(crate) const fn rank(self) -> usize {
+    /// How many dimensions tensors may have, in words.
+    pub(crate) const fn ranks(self) -> &'static str {
         match self {
-            Self::Bhsd | Self::Bshd => 4,
-            Self::Packed => 3,
+            Self::Bhsd | Self::Bshd => "4, 3 or 2",
+            Self::Packed => "3",
         }
     }
 

@@ -91,8 +91,8 @@ impl Direct {
         longest: Option<(usize, usize)>,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
         let same = |other: &Bound<'py, PyAny>| other.get_type_ptr() == q.get_type_ptr();
-        let inputs = [Some(q), Some(k), Some(v), sinks];
-        if !same(k) || !same(v) || !out.as_ref().is_none_or(same) || self.records(q.py(), inputs)? {
+        let tensors = [Some(q), Some(k), Some(v), sinks, out.as_ref()];
+        if !same(k) || !same(v) || !out.as_ref().is_none_or(same) || self.records(q.py(), tensors)? {
             return Ok(None);
         }
         let Some(exchange) = Exchange::of(q) else { return Ok(None) };
@@ -123,7 +123,7 @@ impl Direct {
 
 impl Direct {
     /// Whether the framework would record this call for a backward pass.
-    fn records(&self, py: Python<'_>, tensors: [Option<&Bound<'_, PyAny>>; 4]) -> PyResult<bool> {
+    fn records(&self, py: Python<'_>, tensors: [Option<&Bound<'_, PyAny>>; 5]) -> PyResult<bool> {
         if !self.is_grad_enabled.bind(py).call0()?.is_truthy()? {
             return Ok(false);
         }

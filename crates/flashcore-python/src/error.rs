@@ -24,7 +24,7 @@ pub(crate) enum CallError {
     Elements { operand: Operand, dtype: String },
     #[error("{operand} was not handed over by DLPack: {reason}")]
     NotShared { operand: Operand, reason: String },
-    #[error("{operand} has {rank} dimensions but {} are needed: {order}", order.rank())]
+    #[error("{operand} has {rank} dimensions but {} are needed: {order}", order.ranks())]
     Rank { operand: Operand, rank: usize, order: Order },
     #[error("q has {first} dimensions but {operand} has {other}; give them the same of {order}")]
     Ranks { operand: Operand, other: usize, first: usize, order: Order },
