@@ -41,7 +41,7 @@ pub struct Flags {
     kernel: Option<String>,
     #[command(flatten)]
     tensors: TensorFlags,
-    /// Element type: f16 or bf16
+    /// Element type: f16, bf16 or f32
     #[arg(long, value_name = "TYPE", default_value = "f16", help_heading = "Random tensors")]
     dtype: DType,
     #[command(flatten)]
