@@ -33,12 +33,22 @@ def of_torch(
     grads = [make(tensor) for tensor in inputs]
     heads = lse.shape[-2] if lse.dim() > 1 else 1
     d_sinks = lse.new_empty(heads) if has_sinks else None
-    tensors = [*inputs, None if sums is not None else out, sums, lse, d_out, *grads, d_sinks]
+    _write(framework, [*inputs, None if sums is not None else out, sums, lse, d_out, *grads, d_sinks], options, values)
+    return (*grads, d_sinks)
+
+
+def add_of_torch(
+    framework: Torch, inputs: Three, sums: Any, lse: Any, d_out: Any, grads: Three, options: Options, values: Values | None
+) -> None:
+    """Adds gradients of some keys to `grads`, which are float32, given the sums and the log-sum-exp over all keys."""
+    _write(framework, [*inputs, None, sums, lse, d_out, *grads, None], options, values)
+
+
+def _write(framework: Torch, tensors: list[Any], options: Options, values: Values | None) -> None:
     if not framework.exchanges:
-        export = torch.utils.dlpack.to_dlpack
+        export = framework.torch.utils.dlpack.to_dlpack
         tensors = [None if tensor is None else export(tensor.detach()) for tensor in tensors]
     backward(*tensors, options, values)
-    return (*grads, d_sinks)
 
 
 def differentiable(
