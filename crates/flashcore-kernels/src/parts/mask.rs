@@ -61,7 +61,9 @@ impl Mask {
         let align = |p: &Problem| u32::from(p.mask().align() == Align::BottomRight);
         Self {
             left: sides.left.then(|| params.u32(b, "mask_left", move |p| bound(p.mask().left(), -shift(p)))),
-            right: sides.right.then(|| params.u32(b, "mask_right", move |p| bound(p.mask().right(), shift(p)))),
+            right: sides
+                .right
+                .then(|| params.u32(b, "mask_right", move |p| bound(p.mask().right(), shift(p)))),
             bottom_right: (sides.left || sides.right).then(|| params.u32(b, "mask_bottom_right", align)),
         }
     }
