@@ -7,9 +7,10 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
-from .._attention import attention
+from .._attention import attention, packed_attention
 
 NAME = "flashcore"
 
@@ -17,15 +18,17 @@ NAME = "flashcore"
 def register(name: str = NAME) -> None:
     """Makes ``attn_implementation="flashcore"`` known to transformers (5.0 or later).
 
-    Prefill, generation with dynamic and static caches, padding on either side, grouped heads, sliding windows, soft caps and
-    sinks; training on the CPU. Masks of another form (chunks, prefixes, packed sequences), attention dropout, and training
-    on a GPU raise NotImplementedError.
+    Prefill, generation with dynamic and static caches, continuous batching, padding on either side, packed sequences
+    (``cu_seq_lens_q``), grouped heads, sliding windows, soft caps and sinks; training on the CPU. Masks of another form
+    (chunks, prefixes), attention dropout, and training on a GPU raise NotImplementedError.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(name, forward)
+    AttentionInterface.register(f"paged|{name}", forward)
     AttentionMaskInterface.register(name, mask)
     _keep_from_hub(name)
+    _fits_every_model(name)
 
 
 def _keep_from_hub(name: str) -> None:
@@ -41,6 +44,23 @@ def _keep_from_hub(name: str) -> None:
 
     load_others.names = (*getattr(load, "names", ()), name)  # type: ignore[attr-defined]
     modeling_utils.lazy_import_flash_attention = load_others
+
+
+def _fits_every_model(name: str) -> None:
+    """Some models name the flash kernels that know their sinks and replace all others; ours knows them too."""
+    from transformers import PreTrainedModel
+
+    check = PreTrainedModel._check_and_adjust_attn_implementation
+    if name in getattr(check, "names", ()):
+        return
+
+    def check_others(self: Any, attn_implementation: str | None, *args: Any, **kwargs: Any) -> str:
+        if attn_implementation in (name, f"paged|{name}"):
+            return attn_implementation
+        return check(self, attn_implementation, *args, **kwargs)
+
+    check_others.names = (*getattr(check, "names", ()), name)  # type: ignore[attr-defined]
+    PreTrainedModel._check_and_adjust_attn_implementation = check_others
 
 
 def forward(
@@ -60,28 +80,84 @@ def forward(
     """The attention of one layer: batch x heads x sequence x dim in, batch x sequence x heads x dim out."""
     if dropout:
         raise NotImplementedError("attention dropout is not supported; set attention_dropout=0.0 in the config, or call model.eval()")
-    refused = [key for key in ("cu_seq_lens_q", "position_bias", "cache") if kwargs.get(key) is not None]
+    refused = [key for key in ("position_bias", "block_table") if kwargs.get(key) is not None]
     if refused:
         raise NotImplementedError(f"{refused[0]} is not supported; use attn_implementation='sdpa' for this model")
+    if attention_mask is not None and attention_mask.dim() == 4 and kwargs.get("cu_seq_lens_q") is None:
+        kwargs |= _restarts(module, query, kwargs.get("position_ids"))
+    if kwargs.get("cu_seq_lens_q") is not None:
+        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+        window = getattr(module, "sliding_window", None) if sliding_window is None else sliding_window
+        options = dict(causal=causal, window=_window(window, causal), scale=scaling, softcap=softcap, sinks=s_aux)
+        return _packed(module, query, key, value, options, window, **kwargs)
     if attention_mask is not None and attention_mask.dim() == 4:
         return _by_whole_mask(query, key, value, attention_mask, scaling, softcap, s_aux)
     if attention_mask is not None and attention_mask.shape[-1] < key.shape[2]:  # a static cache, not yet full
         used = attention_mask.shape[-1]
         key, value = key[:, :, :used], value[:, :, :used]
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    window = None if sliding_window is None else (sliding_window - 1, None if not causal else 0)
     out = attention(
         query,
         key,
         value,
         causal=causal and query.shape[2] > 1,
-        window=window,
+        window=_window(sliding_window, causal),
         scale=scaling,
         softcap=softcap,
         sinks=s_aux,
         key_mask=attention_mask,
     )
     return out.transpose(1, 2).contiguous(), None
+
+
+def _restarts(module: Any, query: Any, positions: Any | None) -> dict[str, Any]:
+    """Where sequences start that are packed in one batch entry, told by positions that restart."""
+    shape = (1, query.shape[2])
+    packed = positions is not None and tuple(positions.shape) == shape == (query.shape[0], query.shape[2])
+    if not packed or getattr(module.config, "attention_chunk_size", None) is not None:
+        return {}
+    import torch
+
+    starts = (positions[0].diff() != 1).nonzero().flatten() + 1
+    if not len(starts):
+        return {}
+    offsets = torch.cat([starts.new_zeros(1), starts, starts.new_full((1,), positions.shape[1])]).int()
+    longest = int(offsets.diff().max())
+    return dict(cu_seq_lens_q=offsets, cu_seq_lens_k=offsets, max_length_q=longest, max_length_k=longest)
+
+
+def _window(size: int | None, causal: bool) -> tuple[int, int | None] | None:
+    """A window of transformers, which counts a query's own key."""
+    return (size - 1, 0 if causal else None) if size else None
+
+
+def _packed(
+    module: Any, query: Any, key: Any, value: Any, options: dict[str, Any], window: int | None, cu_seq_lens_q: Any,
+    cu_seq_lens_k: Any, cache: Any | None = None, **kwargs: Any,
+) -> tuple[Any, None]:  # fmt: skip
+    """Sequences one after another, 1 x heads x tokens x dim: packed batches of training, and continuous batching."""
+    longest = [kwargs.get(f"max_length_{of}", kwargs.get(f"max_seqlen_{of}")) for of in "qk"]
+    if cache is not None:
+        key, value = _cached(cache, module.layer_idx, key, value, cu_seq_lens_k, kwargs)
+    if isinstance(cu_seq_lens_k, dict):
+        kind = "sliding_attention" if window else "full_attention"
+        cu_seq_lens_k, longest[1] = cu_seq_lens_k[kind], longest[1][kind]
+    tokens = [tensor[0].transpose(0, 1) if tensor.dim() == 4 else tensor for tensor in (query, key, value)]
+    bounds = [None if bound is None else int(bound) for bound in longest]
+    out = packed_attention(
+        *tokens, cu_seq_lens_q, cu_seq_lens_k, longest_query=bounds[0], longest_key=bounds[1], **options
+    )
+    return out[None], None
+
+
+def _cached(cache: Any, layer: int, key: Any, value: Any, offsets: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    """New keys and values written to the cache of continuous batching, and all that its sequences have."""
+    known = inspect.signature(cache.update).parameters
+    if "kwargs" in known:
+        of_cache = {**kwargs, "cu_seq_lens_k": offsets}
+        return cache.update(key_states=key, value_states=value, layer_idx=layer, kwargs=of_cache)
+    indices = {name: kwargs[name] for name in ("read_index", "write_index")}
+    return cache.update(key_states=key, value_states=value, layer_idx=layer, **indices)
 
 
 def _by_whole_mask(
