@@ -2,6 +2,7 @@
 //! assembler is found (`FLASHCORE_PTXAS`, `target/nv`, the path).
 
 use std::{
+    cmp::Reverse,
     collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
@@ -67,86 +68,89 @@ fn text_changes_only_on_purpose() {
     );
 }
 
-/// The architectures that each program is assembled for.
-fn architectures(target: Target) -> Vec<Target> {
-    let number = target.number();
-    if target.is_arch_specific() {
-        return vec![target];
-    }
-    let newer = |t: &Target| !t.is_arch_specific() && t.number() >= number;
-    Target::ALL.into_iter().filter(newer).collect()
-}
-
+/// Machine code without spills, within its registers.
 #[test]
-fn assembles_without_spills_on_every_architecture() {
+fn kernels_assemble_without_spills() {
     let Some(ptxas) = ptxas() else { return println!("no ptxas found: nothing assembled") };
-    assemble_all(&ptxas, &programs());
+    let covering = covering_set().unwrap().into_iter().map(|member| member.plan().unwrap());
+    let covering = covering.chain(merges()).enumerate().map(|(n, plan)| (Some(n), plan));
+    let others = narrow_heads().chain(tiles_of_every_gpu()).map(|plan| (None, plan));
+    let jobs = jobs(covering.chain(others));
+    let assembled: BTreeSet<_> = jobs.iter().map(|job| job.target).collect();
+    assert_eq!(assembled.len(), Target::ALL.len(), "every architecture has kernels: {assembled:?}");
+    assemble_all(&ptxas, &jobs);
 }
 
 /// Heads of every width up to 64 features, in tiles for few and for many of them, and masks of every kind.
-#[test]
-fn narrow_heads_assemble_without_spills() {
-    let Some(ptxas) = ptxas() else { return println!("no ptxas found: nothing assembled") };
+fn narrow_heads() -> impl Iterator<Item = Plan> {
     let shapes = [[1, 8, 512], [1, 8, 2048], [1, 16, 1024], [4, 32, 1024], [4, 32, 4096]];
     let masks = [Mask::NONE, Mask::CAUSAL, Mask::window(127, 0)];
-    let mut programs = Vec::new();
-    for dim in (8..=64).step_by(8) {
-        for [batch, heads, seq] in shapes {
-            let layout = Layout::bhsd(Dims::new(batch, heads, seq, dim)).unwrap();
-            for mask in masks {
-                let spec = Spec { mask, ..Spec::new(DType::F16, layout, layout, layout) };
-                let plan = plan(&spec.parse().unwrap(), &Gpu::HOPPER, 16).unwrap();
-                let program = plan.kernel().program().unwrap_or_else(|e| panic!("{e}"));
-                programs.push((plan, program));
-            }
-        }
-    }
-    programs.sort_by_key(|(plan, _)| plan.kernel().name());
-    programs.dedup_by_key(|(plan, _)| plan.kernel().name());
-    assemble_all(&ptxas, &programs);
+    let problems = (8..=64).step_by(8).flat_map(move |dim| shapes.map(|shape| (dim, shape)));
+    problems.flat_map(move |(dim, [batch, heads, seq])| {
+        let layout = Layout::bhsd(Dims::new(batch, heads, seq, dim)).unwrap();
+        masks.map(|mask| {
+            let spec = Spec { mask, ..Spec::new(DType::F16, layout, layout, layout) };
+            plan(&spec.parse().unwrap(), &Gpu::HOPPER, 16).unwrap()
+        })
+    })
 }
 
 /// The general kernel's tile for heads of every row of its table on every kind of GPU, where there is one.
-#[test]
-fn tiles_of_every_gpu_assemble_without_spills() {
-    let Some(ptxas) = ptxas() else { return println!("no ptxas found: nothing assembled") };
+fn tiles_of_every_gpu() -> Vec<Plan> {
     let gpus = [Gpu::TURING, Gpu::AMPERE, Gpu::ADA, Gpu::HOPPER, Gpu::BLACKWELL, Gpu::BLACKWELL_RTX];
     let dims = [(59, 59), (64, 64), (111, 111), (128, 128), (256, 256), (512, 512), (512, 64), (64, 512)];
-    let mut programs = Vec::new();
+    let mut plans = Vec::new();
     for gpu in gpus {
         for ((qk, v), mask) in dims.into_iter().flat_map(|dims| [Mask::NONE, Mask::CAUSAL].map(|m| (dims, m)))
         {
             let layout = |dim| Layout::bshd(Dims::new(2, 8, 1000, dim)).unwrap();
             let spec = Spec { mask, ..Spec::new(DType::F16, layout(qk), layout(qk), layout(v)) };
-            let Ok(plan) = plan_general(&spec.parse().unwrap(), &gpu, 16) else { continue };
-            let program = plan.kernel().program().unwrap_or_else(|e| panic!("{e}"));
-            programs.push((plan, program));
+            plans.extend(plan_general(&spec.parse().unwrap(), &gpu, 16));
         }
     }
-    assert!(programs.len() >= 92, "{} tiles", programs.len());
-    assemble_each(&ptxas, &programs, |target| vec![target]);
+    assert!(plans.len() >= 92, "{} tiles", plans.len());
+    plans
 }
 
-fn assemble_all(ptxas: &Path, programs: &[(Plan, AnyProgram)]) {
-    assemble_each(ptxas, programs, architectures);
+/// A text to be assembled.
+struct Job {
+    program: AnyProgram,
+    /// The registers that a thread may take.
+    budget: u32,
+    target: Target,
 }
 
-/// Assembles each program for the architectures of its target.
-fn assemble_each(
-    ptxas: &Path,
-    programs: &[(Plan, AnyProgram)],
-    architectures: impl Fn(Target) -> Vec<Target>,
-) {
-    let jobs: Vec<_> = programs
-        .iter()
-        .flat_map(|(plan, program)| {
-            architectures(plan.kernel().target()).into_iter().map(move |t| (plan, program, t))
-        })
-        .collect();
+/// What there is to assemble, each kernel once for an architecture, the longest texts first, so that no core is left
+/// with one of them at the end. A plan with a number is assembled for another architecture than its own too.
+fn jobs(plans: impl Iterator<Item = (Option<usize>, Plan)>) -> Vec<Job> {
+    let (mut jobs, mut known) = (Vec::new(), BTreeSet::new());
+    for (number, plan) in plans {
+        let kernel = plan.kernel();
+        let program = kernel.program().unwrap_or_else(|e| panic!("{e}"));
+        let newer = number.and_then(|n| one_newer(kernel.target(), n));
+        for target in [kernel.target()].into_iter().chain(newer) {
+            if known.insert((program.entry().to_string(), target)) {
+                jobs.push(Job { program: program.clone(), budget: kernel.register_budget(), target });
+            }
+        }
+    }
+    jobs.sort_by_key(|job| Reverse(job.program.text().len()));
+    jobs
+}
+
+/// In turn one of the newer architectures that the driver would build a text for, if it runs there.
+fn one_newer(own: Target, turn: usize) -> Option<Target> {
+    let newer = |t: &Target| !t.is_arch_specific() && !own.is_arch_specific() && t.number() > own.number();
+    let newer: Vec<_> = Target::ALL.into_iter().filter(newer).collect();
+    newer.get(turn % newer.len().max(1)).copied()
+}
+
+/// Assembles on all cores and reports all faults together.
+fn assemble_all(ptxas: &Path, jobs: &[Job]) {
     let (next, faults) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     let work = || {
-        while let Some((plan, program, target)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
-            if let Some(fault) = assemble(ptxas, plan, program, *target) {
+        while let Some(job) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+            if let Some(fault) = assemble(ptxas, job) {
                 faults.lock().unwrap().push(fault);
             }
         }
@@ -158,8 +162,8 @@ fn assemble_each(
     assert!(faults.is_empty(), "{} of {} builds:\n{}", faults.len(), jobs.len(), faults.join("\n"));
 }
 
-/// What is wrong with the machine code of a program, if anything.
-fn assemble(ptxas: &Path, plan: &Plan, program: &AnyProgram, target: Target) -> Option<String> {
+/// What is wrong with the machine code of a text, if anything.
+fn assemble(ptxas: &Path, Job { program, budget, target }: &Job) -> Option<String> {
     let source =
         std::env::temp_dir().join(format!("{}-{}-{target}.ptx", program.entry(), std::process::id()));
     fs::write(&source, program.text()).unwrap();
@@ -177,7 +181,7 @@ fn assemble(ptxas: &Path, plan: &Plan, program: &AnyProgram, target: Target) -> 
         || said.contains("warning")
         || !said.contains("0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads")
         || registers == 0
-        || registers > plan.kernel().register_budget();
+        || registers > *budget;
     bad.then(|| format!("{} for {target}:\n{said}", program.entry()))
 }
 

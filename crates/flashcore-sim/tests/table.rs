@@ -1,6 +1,6 @@
 //! Everything in the instruction table can be executed: instances of every row are launched, and none is refused.
 
-#[path = "../../flashcore-ptx/tests/sample/mod.rs"]
+#[path = "../../flashcore-ptx/tests/ptx/sample.rs"]
 mod sample;
 
 use flashcore_ptx::{

@@ -1,7 +1,6 @@
 //! Printing and parsing agree: random modules of instances of table rows, foreign PTX, and hostile text.
 
-mod sample;
-
+use crate::sample::{self, Dice, Sampler};
 use flashcore_ptx::{
     module::{Module, Statement},
     op::{Mod, Op},
@@ -13,7 +12,6 @@ use flashcore_ptx::{
     verify::verify,
 };
 use proptest::{prelude::*, sample::select};
-use sample::{Dice, Sampler};
 
 /// A module whose instructions are instances of the rows with these numbers.
 fn module(rows: &[(usize, u64)]) -> Module {

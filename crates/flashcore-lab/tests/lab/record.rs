@@ -60,7 +60,7 @@ fn more_than_a_device_can_do_is_doubted() {
 /// The page on the lab names every field.
 #[test]
 fn the_format_is_documented() {
-    let (_, page) = include_str!("../../../docs/lab.md").split_once("## The result file").unwrap();
+    let (_, page) = include_str!("../../../../docs/lab.md").split_once("## The result file").unwrap();
     let json = serde_json::to_value(record()).unwrap();
     let parts = ["", "/machine", "/protocol", "/measurements/0", "/measurements/0/stretches/0"];
     for field in parts.iter().flat_map(|part| json.pointer(part).unwrap().as_object().unwrap().keys()) {

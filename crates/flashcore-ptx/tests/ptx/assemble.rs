@@ -1,8 +1,7 @@
 //! Every row of the table, as instances in the lowest `.version` and for the oldest target it claims, goes through
 //! NVIDIA's assembler, where one is found (`FLASHCORE_PTXAS`, or `ptxas` on the path).
 
-mod sample;
-
+use crate::sample::{self, Dice, Sampler};
 use flashcore_ptx::{
     inst::Inst,
     module::{Module, Statement},
@@ -10,7 +9,6 @@ use flashcore_ptx::{
     target::Target,
     version::Version,
 };
-use sample::{Dice, Sampler};
 use std::{
     io::Write,
     path::PathBuf,
