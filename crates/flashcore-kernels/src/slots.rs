@@ -20,8 +20,10 @@ pub const LENGTHS_Q: Slot = Slot(6);
 pub const LENGTHS_KV: Slot = Slot(7);
 /// A u32 that persistent kernels count tiles with: zero before and after every launch.
 pub const TILE_COUNTER: Slot = Slot(8);
+/// i32 page numbers of the keys and values, a row for each sequence, as far apart as the problem says.
+pub const TABLE: Slot = Slot(9);
 /// Number of slots.
-pub const COUNT: usize = 9;
+pub const COUNT: usize = 10;
 
 /// The slots of a merge.
 pub mod merge {

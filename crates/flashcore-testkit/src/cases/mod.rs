@@ -181,7 +181,7 @@ impl Case {
     /// The lengths and sinks of the case; the seed decides about the sinks.
     pub fn values(&self, seed: u64) -> Values {
         let sinks = self.sinks.logits(self.q.heads, seed).map(Into::into);
-        Values { lengths: self.lengths.clone(), sinks }
+        Values { lengths: self.lengths.clone(), sinks, table: None }
     }
 
     /// The case as a problem.
