@@ -55,7 +55,7 @@ fn case_work(filter: &str) -> Vec<Work> {
 /// Draws until [`RANDOM`] problems have run: the draws that the GPU's kernels refuse do not count. What is drawn depends on
 /// nothing but the number of the draw.
 fn random_problems(cuda: &Cuda) -> usize {
-    let draw = |n: u64| (random::case(11, n, random::Limits::SMALL), HALVES[n as usize % 2], n);
+    let draw = |n: u64| (random::any(11, n, random::Limits::SMALL), HALVES[n as usize % 2], n);
     let mut reports: Vec<CaseReport> = Vec::new();
     loop {
         let ran = reports.iter().filter(|report| ran(report)).count();
