@@ -16,9 +16,11 @@
 //! | [`Instance`] | a problem with its numbers |
 //! | [`MergeSpec`], [`MergeProblem`], [`MergeCall`] | the same for merging partial results |
 //! | [`BackwardSpec`], [`BackwardProblem`], [`BackwardCall`] | the same for gradients |
+//! | [`AppendSpec`], [`AppendProblem`], [`AppendCall`] | the same for new rows of a cache |
 //! | [`Backend`] | something that computes a problem |
 #![forbid(unsafe_code)]
 
+mod append;
 mod backend;
 mod backward;
 mod call;
@@ -28,6 +30,7 @@ mod layout;
 mod lengths;
 mod mask;
 mod merge;
+mod operand;
 mod pages;
 mod problem;
 mod tensor;
@@ -35,6 +38,9 @@ mod tensor;
 mod tests;
 mod values;
 
+pub use append::{
+    AppendCall, AppendInputs, AppendOutputs, AppendProblem, AppendSpec, AppendValues, Rotary, Slots,
+};
 pub use backend::{Backend, BackendError, Ran};
 pub use backward::{
     BackwardCall, BackwardInputs, BackwardProblem, BackwardSpec, GradientsMut, RowSums, RowTerms,

@@ -1,5 +1,6 @@
 //! Every way in which arguments can be wrong, provoked, and what its message says.
 
+mod append;
 mod pages;
 
 use std::sync::Arc;
@@ -131,6 +132,14 @@ fn name(error: &ProblemError) -> &'static str {
         ProblemError::OtherTable { .. } => "OtherTable",
         ProblemError::PageNumber { .. } => "PageNumber",
         ProblemError::PagedGradients => "PagedGradients",
+        ProblemError::SlotsAndTable => "SlotsAndTable",
+        ProblemError::SlotsWithoutPositions => "SlotsWithoutPositions",
+        ProblemError::SlotCount { .. } => "SlotCount",
+        ProblemError::QueriesUnturned => "QueriesUnturned",
+        ProblemError::RotaryDim { .. } => "RotaryDim",
+        ProblemError::RotaryPositions { .. } => "RotaryPositions",
+        ProblemError::OtherRotary { .. } => "OtherRotary",
+        ProblemError::OtherQueries { .. } => "OtherQueries",
     }
 }
 
@@ -367,6 +376,7 @@ fn every_error_is_provoked() {
         wrong_merges(),
         wrong_gradients(),
         pages::wrong_pages(),
+        append::wrong_appends(),
     ];
     for (attempt, expected, says) in tables.into_iter().flatten() {
         let error = attempt.expect_err(expected);

@@ -3,6 +3,7 @@
 use flashcore_core::DType;
 use flashcore_cpu::{Cpu, SimdLevel};
 use flashcore_testkit::{
+    append,
     cases::{self, Cost},
     check_case, merge, properties, random,
 };
@@ -32,6 +33,7 @@ fn check(level: SimdLevel) {
         failures.extend(outcome.is_failure().then(|| format!("{} ({dtype}): {outcome}", law.name)));
     }
     failures.extend(merge::failures(&cpu, 9, 1));
+    failures.extend(append::failures(&cpu, &DType::ALL, 1));
     assert!(failures.is_empty(), "{level}: {} failures\n{}", failures.len(), failures.join("\n"));
 }
 

@@ -253,9 +253,6 @@ pub fn plan(problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Plan, PlanEr
 /// As [`plan`], but always the general kernel: for comparing it with others.
 pub fn plan_general(problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Plan, PlanError> {
     let input = check(problem, gpu)?;
-    if problem.pages().is_some() {
-        return Err(PlanError::Lengths);
-    }
     let (shape, why) = general::shape(problem, input, gpu)?;
     if tile_count(problem, shape.tile_m(problem.dim_v() as u32)) > i32::MAX as u64 {
         return Err(PlanError::Tiles);
@@ -308,6 +305,7 @@ fn general_config(
         softcap: problem.softcap().is_some(),
         sinks: problem.sinks(),
         access,
+        paged: problem.pages().is_some(),
     }))
 }
 

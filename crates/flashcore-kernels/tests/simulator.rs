@@ -67,10 +67,10 @@ fn merges_are_right_under_every_schedule() {
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
-/// The laws of f32 outputs, on every family.
+/// The laws of f32 outputs and of pages, on every family.
 #[test]
-fn kernels_obey_the_laws_of_f32_outputs() {
-    let laws: Vec<_> = properties::ALL.iter().rev().take(3).collect();
+fn kernels_obey_the_laws_of_f32_outputs_and_pages() {
+    let laws: Vec<_> = properties::ALL.iter().rev().take(5).collect();
     let work: Vec<_> = (0..GPUS.len()).flat_map(|gpu| laws.iter().map(move |law| (gpu, *law))).collect();
     all_pass(&work, |(n, &(gpu, law))| {
         let outcome = law.check(&Simulator::new(GPUS[gpu]), DType::ALL[(n + gpu) % 3], 1);

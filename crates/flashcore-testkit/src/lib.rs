@@ -13,6 +13,7 @@
 //! | [`properties`] | laws that hold whatever the numbers are |
 //! | [`backward`] | cases, oracle, check and laws of gradients |
 //! | [`merge`] | cases, oracle and check of merging partial results |
+//! | [`append`] | cases, oracle and check of new rows of a cache |
 //! | [`mutate`] | single faults made in kernels, for judging the checkers |
 //! | [`ptxtest`] | tests written as PTX files, for simulator and GPU |
 //! | [`random`] | random legal problems, for fuzzing |
@@ -24,6 +25,7 @@
 #![allow(missing_docs)]
 
 pub mod answer;
+pub mod append;
 pub mod backward;
 pub mod bench;
 pub mod buffers;
