@@ -47,3 +47,33 @@ pub mod merge {
         Slot(3 + 2 * n)
     }
 }
+
+/// The slots of new rows of a cache.
+pub mod append {
+    use flashcore_ptx::launch::Slot;
+
+    /// New keys.
+    pub const K: Slot = Slot(0);
+    /// New values.
+    pub const V: Slot = Slot(1);
+    /// The cache of keys.
+    pub const CACHE_K: Slot = Slot(2);
+    /// The cache of values.
+    pub const CACHE_V: Slot = Slot(3);
+    /// Keys that each sequence has.
+    pub const LENGTHS: Slot = Slot(4);
+    /// i64 slots of the new rows.
+    pub const SLOTS: Slot = Slot(5);
+    /// i32 page numbers, a row for each sequence.
+    pub const TABLE: Slot = Slot(6);
+    /// Cosines, dense positions × pairs.
+    pub const COS: Slot = Slot(7);
+    /// Sines.
+    pub const SIN: Slot = Slot(8);
+    /// Queries.
+    pub const Q: Slot = Slot(9);
+    /// Turned queries.
+    pub const OUT: Slot = Slot(10);
+    /// Number of slots.
+    pub const COUNT: usize = 11;
+}

@@ -15,7 +15,8 @@ use std::{
 
 use flashcore_core::{DType, Dims, Layout, Mask, Spec};
 use flashcore_kernels::{
-    AnyProgram, Gpu, KernelConfig, Plan, covering_merges, covering_set, plan, plan_general, plan_merge,
+    AnyProgram, Gpu, KernelConfig, Plan, covering_appends, covering_merges, covering_set, plan, plan_append,
+    plan_general, plan_merge,
 };
 use flashcore_ptx::target::Target;
 use sha2::{Digest, Sha256};
@@ -24,12 +25,17 @@ fn programs() -> Vec<(Plan, AnyProgram)> {
     let plans = covering_set().unwrap().into_iter().map(|member| member.plan().unwrap());
     plans
         .chain(merges())
+        .chain(appends())
         .map(|plan| (plan.clone(), plan.kernel().program().unwrap_or_else(|e| panic!("{e}"))))
         .collect()
 }
 
 fn merges() -> impl Iterator<Item = Plan> {
     covering_merges().unwrap().into_iter().map(|problem| plan_merge(&problem, &Gpu::AMPERE, 16).unwrap())
+}
+
+fn appends() -> impl Iterator<Item = Plan> {
+    covering_appends().unwrap().into_iter().map(|problem| plan_append(&problem, &Gpu::AMPERE).unwrap())
 }
 
 #[test]

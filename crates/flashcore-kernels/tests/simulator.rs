@@ -9,7 +9,9 @@ use flashcore_kernels::{
     plan, plan_tile,
 };
 use flashcore_lab::simulator::{self, Simulator};
-use flashcore_testkit::{Answer, Outcome, Rng, Rows, Rule, cases, merge, plain, properties, suite, values};
+use flashcore_testkit::{
+    Answer, Outcome, Rng, Rows, Rule, append, cases, merge, plain, properties, suite, values,
+};
 use flashcore_tile::RegisterBudget;
 use half::{bf16, f16};
 
@@ -65,6 +67,15 @@ fn merges_are_right_under_every_schedule() {
     });
     let failures = merge::failures(&Simulator::new(Gpu::HOPPER), 2, 1);
     assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+/// The appends of the covering set are built by `covering`; the suite's run them all.
+#[test]
+fn appends_are_right_under_every_schedule() {
+    for seed in [1, 2] {
+        let failures = append::failures(&Simulator::seeded(Gpu::AMPERE, seed), &DType::ALL, seed);
+        assert!(failures.is_empty(), "{}", failures.join("\n"));
+    }
 }
 
 /// The laws of f32 outputs and of pages, on every family.

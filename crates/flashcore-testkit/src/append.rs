@@ -26,7 +26,7 @@ use crate::{
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum To {
     /// Behind what a padded cache of so many rows holds.
-    Padded(usize),
+    Cache(usize),
     /// Behind what pages of so many rows hold.
     Pages(usize),
     /// To slots in pages of so many rows.
@@ -66,7 +66,7 @@ impl Case {
     /// Pages of the cache and rows of each, or batch and rows where it is padded.
     fn cache(&self) -> [usize; 2] {
         match self.to {
-            To::Padded(rows) => [self.new[0], rows],
+            To::Cache(rows) => [self.new[0], rows],
             To::Pages(size) => [self.new[0] * 48usize.div_ceil(size) + 2, size],
             To::Slots(size) => [self.new[2].div_ceil(size) + 3, size],
         }
@@ -98,7 +98,7 @@ impl Case {
         let mut rng = Rng::new(seed);
         let lengths: Vec<i32> = (0..batch).map(|n| LENGTHS[n % LENGTHS.len()]).collect();
         match self.to {
-            To::Padded(_) => AppendValues { lengths: lengths.into(), ..AppendValues::default() },
+            To::Cache(_) => AppendValues { lengths: lengths.into(), ..AppendValues::default() },
             To::Pages(_) => {
                 let columns = 48usize.div_ceil(size);
                 let mut numbers: Vec<i32> =
@@ -124,20 +124,20 @@ pub fn cases() -> Vec<Case> {
     let case =
         |new: [usize; 4], to, rotary, queries, order| Case { new, dim_v: new[3], to, rotary, queries, order };
     vec![
-        case([5, 2, 1, 64], Padded(48), None, None, Tokens),
-        case([3, 2, 7, 64], Padded(48), None, None, Dense),
+        case([5, 2, 1, 64], Cache(48), None, None, Tokens),
+        case([3, 2, 7, 64], Cache(48), None, None, Dense),
         case([5, 2, 1, 128], Pages(16), None, None, Tokens),
         case([5, 1, 9, 64], Pages(1), None, None, Dense),
         case([5, 2, 4, 64], Pages(3), Some((64, true, false)), Some([4, 4]), Tokens),
         case([5, 2, 1, 128], Pages(16), Some((64, false, false)), Some([8, 1]), Tokens),
-        case([2, 2, 3, 64], Padded(48), Some((32, true, true)), Some([2, 5]), Dense),
-        case([5, 1, 6, 40], Padded(48), Some((16, false, true)), Some([3, 2]), Padded(3)),
-        case([5, 2, 2, 63], Pages(8), Some((62, false, false)), None, Order::Padded(1)),
+        case([2, 2, 3, 64], Cache(48), Some((32, true, true)), Some([2, 5]), Dense),
+        case([5, 1, 6, 40], Cache(48), Some((16, false, true)), Some([3, 2]), Padded(3)),
+        case([5, 2, 2, 63], Pages(8), Some((62, false, false)), None, Padded(1)),
         case([1, 2, 37, 64], Slots(16), None, None, Tokens),
         case([1, 3, 9, 96], Slots(1), None, None, Dense),
-        case([1, 1, 20, 17], Slots(5), None, None, Order::Padded(1)),
+        case([1, 1, 20, 17], Slots(5), None, None, Padded(1)),
         Case { dim_v: 40, ..case([5, 2, 3, 72], Pages(16), Some((72, true, false)), None, Tokens) },
-        case([0, 2, 3, 64], Padded(48), None, None, Dense),
+        case([0, 2, 3, 64], Cache(48), None, None, Dense),
         case([2, 2, 0, 64], Pages(16), Some((64, true, false)), Some([2, 3]), Dense),
     ]
 }

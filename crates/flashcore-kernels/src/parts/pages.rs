@@ -4,9 +4,18 @@
 //! sequence's keys are never read.
 
 use flashcore_core::Problem;
-use flashcore_tile::{Builder, Params, Reg, U32, U64};
+use flashcore_ptx::launch::Slot;
+use flashcore_tile::{Builder, Params, Pred, Reg, Scope, U32, U64};
 
 use crate::slots;
+
+/// Pages of a pool, rows of a page, and numbers between rows of the table.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PageShape {
+    pub(crate) pages: usize,
+    pub(crate) size: usize,
+    pub(crate) row_stride: usize,
+}
 
 /// What a kernel needs to follow a page table, as registers.
 #[derive(Clone, Copy, Debug)]
@@ -26,13 +35,27 @@ pub(crate) struct PageArguments {
 impl PageArguments {
     #[track_caller]
     pub(crate) fn declare(b: &mut Builder, params: &mut Params<Problem>) -> Self {
+        Self::declare_for(b, params, slots::TABLE, |p| {
+            let (pool, row_stride) = (p.k().dims(), p.pages().map_or(0, |pages| pages.row_stride));
+            PageShape { pages: pool.batch, size: p.page_size().unwrap_or(1), row_stride }
+        })
+    }
+
+    /// For a problem of any operation.
+    #[track_caller]
+    pub(crate) fn declare_for<P: 'static>(
+        b: &mut Builder,
+        params: &mut Params<P>,
+        slot: Slot,
+        of: fn(&P) -> PageShape,
+    ) -> Self {
         Self {
-            table: params.buffer(b, "table", slots::TABLE),
-            row: params.u64(b, "table_row", |p| p.pages().map_or(0, |pages| 4 * pages.row_stride as u64)),
-            last: params.u32(b, "last_page", |p| p.k().dims().batch.saturating_sub(1) as u32),
-            size: params.u32(b, "page_size", page_size),
-            multiplier: params.u32(b, "page_multiplier", |p| Divisor::new(page_size(p)).multiplier),
-            shift: params.u32(b, "page_shift", |p| Divisor::new(page_size(p)).shift),
+            table: params.buffer(b, "table", slot),
+            row: params.u64(b, "table_row", move |p| 4 * of(p).row_stride as u64),
+            last: params.u32(b, "last_page", move |p| of(p).pages.saturating_sub(1) as u32),
+            size: params.u32(b, "page_size", move |p| of(p).size as u32),
+            multiplier: params.u32(b, "page_multiplier", move |p| Divisor::new(of(p).size as u32).multiplier),
+            shift: params.u32(b, "page_shift", move |p| Divisor::new(of(p).size as u32).shift),
         }
     }
 
@@ -51,16 +74,29 @@ impl PageArguments {
         (page, b.let_(key - page * self.size))
     }
 
+    /// The page of a key and its place there, as the table says where `there` holds, and whether that page exists.
+    #[track_caller]
+    pub(crate) fn follow(
+        &self,
+        b: &mut Builder,
+        sequence: Reg<U32>,
+        key: Reg<U32>,
+        there: Pred,
+    ) -> (Reg<U32>, Pred, Reg<U32>) {
+        let row = self.row(b, sequence);
+        let (column, within) = self.find(b, key);
+        let at = b.let_(row + column.mul_wide(4));
+        let page = b.var_in(Scope::Lane, u32::MAX);
+        b.predicated(there, |b| b.load_global_into([page], at));
+        // Numbers below 0 are beyond the last, and so is what was not read.
+        (page, b.let_(page.le(self.last)), within)
+    }
+
     /// A number from the table as the number of a page that exists.
     #[track_caller]
     pub(crate) fn clamp(&self, b: &mut Builder, number: Reg<U32>) -> Reg<U32> {
         b.let_(number.signed().max(0).unsigned().min(self.last))
     }
-}
-
-/// Keys of a page, as kernels count.
-fn page_size(problem: &Problem) -> u32 {
-    problem.page_size().unwrap_or(1) as u32
 }
 
 /// Division by a number that is known before a launch, as a product and a shift: `n / d` is the upper half of
