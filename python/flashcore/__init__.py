@@ -19,6 +19,7 @@ from ._flash_attn import (
     flash_attn_qkvpacked_func,
     flash_attn_varlen_func,
 )
+from ._kvcache import flash_attn_with_kvcache
 from ._merge import merge
 from ._native import __version__
 from ._sdpa import scaled_dot_product_attention
@@ -31,6 +32,7 @@ __all__ = [
     "flash_attn_kvpacked_func",
     "flash_attn_qkvpacked_func",
     "flash_attn_varlen_func",
+    "flash_attn_with_kvcache",
     "merge",
     "packed_attention",
     "scaled_dot_product_attention",

@@ -22,6 +22,7 @@ def attention(
     key_lengths: Any | None = None,
     query_lengths: Any | None = None,
     key_mask: Any | None = None,
+    page_table: Any | None = None,
     layout: str = "bhsd",
     return_lse: bool = False,
     out: Any | None = None,
@@ -42,6 +43,9 @@ def attention(
             the last key that is used.
         query_lengths: how many queries each batch entry uses; the other rows become zeros.
         key_mask: which keys take part, bool, batch x keys (or keys, for one entry): padding on the left or on the right.
+        page_table: which pages hold the keys of each batch entry: int32, batch x pages. ``k`` and ``v`` then are pages, a
+            batch entry of theirs each, of any size and strides, and ``key_lengths`` says how many keys there are. What the
+            table says beyond them is not looked at; a length below 0 counts as 0.
         layout: ``"bhsd"`` for batch, heads, sequence, dim; ``"bshd"`` for batch, sequence, heads, dim. Without a batch,
             the same order without it.
         return_lse: also return the log-sum-exp of each row's scores, float32, batch x heads x sequence, or what of these
@@ -53,8 +57,8 @@ def attention(
         The result, a tensor of q's framework, order and number of dimensions; with ``return_lse`` a pair. Rows that see no key are zeros
         with a log-sum-exp of minus infinity.
 
-    On a GPU the call returns as soon as the kernel is queued on the current stream. ``sinks``, ``key_lengths`` and
-    ``query_lengths`` that are GPU tensors are read by the kernel when it runs: nothing waits, and a captured CUDA graph is
+    On a GPU the call returns as soon as the kernel is queued on the current stream. ``sinks``, ``key_lengths``,
+    ``query_lengths`` and ``page_table`` that are GPU tensors are read by the kernel when it runs: nothing waits, and a captured CUDA graph is
     right for the values it finds when it is replayed (numbers out of range are brought into it). ``key_mask`` is needed
     on the host: where it is a GPU tensor, reading it waits for the GPU, once for as long as the tensor is unchanged.
 
@@ -70,6 +74,9 @@ def attention(
     >>> out = attention(q, k, k, causal=True, key_lengths=[32, 20])  # the second entry uses 20 keys
     >>> attention(q[0], k[0], k[0]).shape, attention(q[0, 0], k[0, 0], k[0, 0]).shape  # one entry, one head
     ((4, 16, 8), (16, 8))
+    >>> pages = numpy.ones((10, 2, 16, 8), "float32")                # 10 pages of 16 keys
+    >>> attention(q, pages, pages, page_table=[[7, 2], [0, -1]], key_lengths=[32, 9]).shape
+    (2, 4, 16, 8)
     """
     if window is None and key_mask is None and not return_lse and not _frameworks.is_traced():
         # As `run`, with fewer steps: this is the call that counts.
@@ -78,15 +85,17 @@ def attention(
             options = _options.known.get((causal, None, scale, softcap, layout, False))
         except TypeError:  # a scale that is no number, which is told below
             options = None
-        plain = key_lengths is None and query_lengths is None and sinks is None
-        if shortcut is not None and options is not None and (plain or _are(type(q), query_lengths, key_lengths, sinks)):
-            result = shortcut(q, k, v, out, options.ready, query_lengths, key_lengths, sinks)
+        plain = key_lengths is None and query_lengths is None and sinks is None and page_table is None
+        values = (query_lengths, key_lengths, sinks, page_table)
+        if shortcut is not None and options is not None and (plain or _are(type(q), *values)):
+            result = shortcut(q, k, v, out, options.ready, query_lengths, key_lengths, sinks, None, page_table)
             if result is not None:
                 return result if out is None else _frameworks.of(q).written(out)
     options = _options.options(causal, window, scale, softcap, layout)
-    if sinks is None and key_lengths is None and query_lengths is None and key_mask is None:
+    if sinks is None and key_lengths is None and query_lengths is None and key_mask is None and page_table is None:
         return run(q, k, v, options, NONE, return_lse, out)
-    return run(q, k, v, options, Values(query_lengths, key_lengths, sinks, key_mask), return_lse, out)
+    values = Values(query_lengths, key_lengths, sinks, key_mask, None, page_table)
+    return run(q, k, v, options, values, return_lse, out)
 
 
 def packed_attention(
@@ -94,8 +103,10 @@ def packed_attention(
     k: Any,
     v: Any,
     query_offsets: Any,
-    key_offsets: Any,
+    key_offsets: Any | None = None,
     *,
+    key_lengths: Any | None = None,
+    page_table: Any | None = None,
     longest_query: int | None = None,
     longest_key: int | None = None,
     causal: bool = False,
@@ -115,22 +126,32 @@ def packed_attention(
         longest_query, longest_key: no sequence has more queries or keys. Needed for speed on a GPU, where offsets are
             read by the kernel alone.
 
+    With ``page_table`` (int32, sequences x pages) k and v are pages x rows of a page x heads x dim, with any strides, and
+    ``key_lengths`` takes the place of ``key_offsets``: prompts, parts of prompts and single queries in one call.
+
     Other arguments are those of `attention`; the log-sum-exp is heads x sequence.
 
     >>> import numpy
     >>> q = numpy.ones((12, 4, 8), "float32")
     >>> packed_attention(q, q, q, [0, 5, 12], [0, 5, 12], causal=True).shape
     (12, 4, 8)
+    >>> pages = numpy.ones((10, 16, 2, 8), "float32")
+    >>> packed_attention(q, pages, pages, [0, 1, 12], key_lengths=[30, 11], page_table=[[3, 9], [4, -1]]).shape
+    (12, 4, 8)
     """
+    if (page_table is None) != (key_offsets is not None) or (page_table is None) != (key_lengths is None):
+        raise ValueError("pass key_offsets, or page_table and key_lengths for keys in pages")
     options = _options.options(causal, window, scale, softcap, "packed")
     longest = None
     if longest_query is not None or longest_key is not None:
         rows_q, rows_k = (_frameworks.shape(name, tensor)[0] for name, tensor in (("q", q), ("k", k)))
+        rows_k = rows_k if page_table is None else _UNBOUNDED
         longest = (
             rows_q if longest_query is None else int(longest_query),
             rows_k if longest_key is None else int(longest_key),
         )
-    values = Values(query_offsets, key_offsets, sinks, None, longest)
+    keys = key_offsets if page_table is None else key_lengths
+    values = Values(query_offsets, keys, sinks, None, longest, page_table)
     return run(q, k, v, options, values, return_lse, out)
 
 
@@ -174,12 +195,12 @@ def run(q: Any, k: Any, v: Any, options: Options, values: Values, return_lse: bo
     """Attention; all public functions end here."""
     shortcut = None if return_lse or _frameworks.is_traced() else _shortcuts.get(type(q))
     if shortcut is not None:
-        queries, keys, sinks, mask, longest = values
+        queries, keys, sinks, mask, longest, table = values
         result = None
         if values is NONE:
             result = shortcut(q, k, v, out, options.native)
-        elif mask is None and _are(type(q), queries, keys, sinks):
-            result = shortcut(q, k, v, out, options.native, queries, keys, sinks, longest)
+        elif mask is None and _are(type(q), queries, keys, sinks, table):
+            result = shortcut(q, k, v, out, options.native, queries, keys, sinks, longest, table)
         if result is not None:
             return result if out is None else _frameworks.of(q).written(out)
     if _is_compiling():
@@ -220,14 +241,17 @@ def gradients(
 
 
 _shortcuts = _frameworks.shortcuts
+_UNBOUNDED = 1 << 30
+"""More keys than a sequence has: what its pages hold is the bound then."""
 
 
-def _are(kind: type, queries: Any, keys: Any, sinks: Any) -> bool:
-    """Whether lengths and sinks, where there are any, are tensors of that kind, which the extension takes as they are."""
+def _are(kind: type, queries: Any, keys: Any, sinks: Any, table: Any) -> bool:
+    """Whether lengths, sinks and page table, where there are any, are tensors of that kind, which the extension takes as they are."""
     return (
         (keys is None or type(keys) is kind)
         and (queries is None or type(queries) is kind)
         and (sinks is None or type(sinks) is kind)
+        and (table is None or type(table) is kind)
     )
 
 
@@ -238,7 +262,7 @@ def _bound(
     if values is NONE:
         return options, None
     keys, ranges = values.key_lengths, None
-    if values.mask is not None and keys is not None:
+    if values.mask is not None and (keys is not None or values.table is not None):
         raise ValueError("pass key_lengths or key_mask, not both")
     extents = None if values.mask is None else _extents(q, k, options.layout)
     if extents is not None:
@@ -246,10 +270,12 @@ def _bound(
         options = Options(left, right, top_left, options.scale, options.softcap, options.layout)
         if starts is not None:
             keys, ranges = None, (starts, keys or (extents[2],) * extents[0])
-    names = ("query_offsets", "key_offsets") if options.layout == "packed" else ("query_lengths", "key_lengths")
+    packed = options.layout == "packed"
+    offsets = packed and values.table is None
+    names = ("query_offsets" if packed else "query_lengths", "key_offsets" if offsets else "key_lengths")
     lengths = [framework.indices(name, given, q) for name, given in zip(names, (values.query_lengths, keys))]
     sinks = framework.floats("sinks", values.sinks, q)
-    return options, _native.Values(*lengths, sinks, values.longest, ranges)
+    return options, _native.Values(*lengths, sinks, values.longest, ranges, framework.table(values.table, q))
 
 
 def _extents(q: Any, k: Any, layout: str) -> tuple[int, int, int] | None:

@@ -38,7 +38,7 @@ def flash_attn_func(
     """
     if dropout_p or alibi_slopes is not None:
         _refuse(dropout_p)
-    options = _asked(causal, window_size, softmax_scale, softcap, "bshd")
+    options = asked(causal, window_size, softmax_scale, softcap, "bshd")
     result = run(q, k, v, options, NONE, return_attn_probs, None)
     return (*result, None) if return_attn_probs else result
 
@@ -60,11 +60,22 @@ def flash_attn_varlen_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
     block_table: Any | None = None,
+    *,
+    seqused_k: Any | None = None,
+    return_softmax_lse: bool = False,
+    s_aux: Any | None = None,
+    sinks: Any | None = None,
+    learnable_sink: Any | None = None,
+    num_splits: int = 0,
+    out: Any | None = None,
 ) -> Any:
     """``flash_attn.flash_attn_varlen_func`` by its signature and meaning: sequences packed one after another.
 
-    Tensors are sequence x heads x dim. Offsets on a GPU are read by the kernel: nothing waits for them. Page tables,
-    dropout and ALiBi raise NotImplementedError, and so do gradients of tensors on a GPU.
+    Tensors are sequence x heads x dim. Offsets on a GPU are read by the kernel: nothing waits for them. With
+    ``block_table``, sequences x pages, k and v are pages x rows of a page x heads x dim, of any size and strides, and
+    ``seqused_k`` says how many keys each sequence has (``cu_seqlens_k`` where it does not). What the engines add goes by
+    name: sinks, under any of their names, and ``return_softmax_lse``, which returns (out, log-sum-exp). Dropout and ALiBi
+    raise NotImplementedError, and so do gradients through pages and of tensors on a GPU.
 
     >>> import numpy
     >>> q = numpy.ones((12, 4, 8), "float32")
@@ -73,12 +84,30 @@ def flash_attn_varlen_func(
     """
     if dropout_p or alibi_slopes is not None:
         _refuse(dropout_p)
-    if block_table is not None:
-        raise NotImplementedError("page tables are not supported; pass packed keys and values and block_table=None")
-    options = _asked(causal, window_size, softmax_scale, softcap, "packed")
-    values = Values(cu_seqlens_q, cu_seqlens_k, longest=(int(max_seqlen_q), int(max_seqlen_k)))
-    result = run(q, k, v, options, values, return_attn_probs, None)
+    options = asked(causal, window_size, softmax_scale, softcap, "packed")
+    keys = _keys(cu_seqlens_k, seqused_k, block_table)
+    bounds = (int(max_seqlen_q), int(max_seqlen_k))
+    values = Values(cu_seqlens_q, keys, logits(sinks, s_aux, learnable_sink), None, bounds, block_table)
+    result = run(q, k, v, options, values, return_attn_probs or return_softmax_lse, out)
     return (*result, None) if return_attn_probs else result
+
+
+def _keys(offsets: Any, lengths: Any, block_table: Any) -> Any:
+    """Offsets of packed keys, or lengths of those in pages."""
+    if block_table is None:
+        if lengths is not None:
+            raise NotImplementedError("seqused_k is for keys in pages; pass block_table, or offsets and seqused_k=None")
+        return offsets
+    if lengths is not None:
+        return lengths
+    if offsets is None:
+        raise ValueError("keys in pages need their number; pass seqused_k, one per sequence")
+    return offsets[1:] - offsets[:-1] if hasattr(offsets, "shape") else [b - a for a, b in zip(offsets, offsets[1:])]
+
+
+def logits(*names: Any) -> Any:
+    """The sinks, by whichever name a caller gives them."""
+    return next((given for given in names if given is not None), None)
 
 
 def _refuse(dropout_p: float) -> None:
@@ -87,7 +116,7 @@ def _refuse(dropout_p: float) -> None:
     raise NotImplementedError("ALiBi is not supported; pass alibi_slopes=None")
 
 
-def _asked(causal: bool, window_size: Any, scale: float | None, softcap: float, layout: str) -> Options:
+def asked(causal: bool, window_size: Any, scale: float | None, softcap: float, layout: str) -> Options:
     unlimited = type(window_size) is tuple and window_size == (-1, -1)
     window = None if unlimited else _sides(window_size)
     # FlashAttention says 0.0 where None is meant.

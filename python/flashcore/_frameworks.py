@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-from ._arguments import count, each, real
+from ._arguments import count, each, real, whole
 from ._native import Direct, Launched, Options, Values, exchanges, forward, merge, own_stream
 
 _CUDA = 2
@@ -78,6 +78,14 @@ class Framework:
             return values
         return self.array(_whole_numbers(name, values), "int32", q)
 
+    def table(self, values: Any, q: Any) -> Any:
+        """Page numbers where q is, as int32; a tensor of the framework's own stays what it is."""
+        if values is None or self.is_array(values):
+            return values
+        instead = "give a row of page numbers for each sequence"
+        rows = each("page_table", values, lambda name, row: each(name, row, whole, instead), instead)
+        return self.array(rows, "int32", q)
+
     def floats(self, name: str, values: Any, q: Any) -> Any:
         """Logits where q is."""
         if values is None or self.is_array(values):
@@ -124,6 +132,11 @@ class Numpy(Framework):
         if isinstance(values, self.numpy.ndarray) and values.ndim == 1 and values.dtype.kind in "iu":
             return self.numpy.ascontiguousarray(values, values.dtype if values.dtype.name == "int64" else "int32")
         return super().indices(name, values, q)
+
+    def table(self, values: Any, q: Any) -> Any:
+        if isinstance(values, self.numpy.ndarray) and values.dtype.kind in "iu":
+            return self.numpy.ascontiguousarray(values, "int32")
+        return super().table(values, q)
 
     def floats(self, name: str, values: Any, q: Any) -> Any:
         if isinstance(values, self.numpy.ndarray) and values.ndim == 1:
@@ -385,6 +398,12 @@ class Torch(Framework):
             return super().indices(name, values, q)
         whole = not values.is_floating_point() and values.dtype not in (torch.int32, torch.int64)
         return values.detach().to(q.device, torch.int32 if whole else values.dtype).contiguous()
+
+    def table(self, values: Any, q: Any) -> Any:
+        if not self.is_array(values) or values.is_floating_point():
+            return super().table(values, q)
+        values = values.detach().to(q.device, self.torch.int32)
+        return values if values.dim() != 2 or values.stride(1) == 1 else values.contiguous()
 
     def floats(self, name: str, values: Any, q: Any) -> Any:
         if not self.is_array(values):

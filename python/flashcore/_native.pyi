@@ -31,6 +31,7 @@ class Values:
         sinks: Any | None = None,
         longest: tuple[int, int] | None = None,
         ranges: tuple[Sequence[int], Sequence[int]] | None = None,
+        table: Any | None = None,
     ) -> None: ...
 
 class Direct:
@@ -48,6 +49,7 @@ class Direct:
         lengths_kv: Any | None = None,
         sinks: Any | None = None,
         longest: tuple[int, int] | None = None,
+        table: Any | None = None,
         /,
     ) -> Any | None: ...
 

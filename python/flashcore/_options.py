@@ -94,7 +94,7 @@ def band(causal: bool, window: Any, name: str = "window") -> tuple[int | None, i
 
 
 class Values(NamedTuple):
-    """Lengths, sinks and masks of one call, as callers have them."""
+    """Lengths, sinks, masks and page table of one call, as callers have them."""
 
     query_lengths: Any = None
     """Used queries of each batch entry, or offsets of packed sequences."""
@@ -104,6 +104,8 @@ class Values(NamedTuple):
     """batch x keys, or batch x 1 x queries x keys as scaled_dot_product_attention has it."""
     longest: tuple[int, int] | None = None
     """Bounds on the queries and keys of packed sequences."""
+    table: Any = None
+    """The numbers of the pages that hold the keys of each sequence."""
 
 
 NONE = Values()

@@ -19,6 +19,9 @@ NO_GPU_GRADIENTS = (
     "gradients are asked for, but FlashCore computes them on the CPU only; "
     "call it under torch.no_grad(), detach q, k and v, or move them to the CPU"
 )
+NO_PAGE_GRADIENTS = (
+    "there are no gradients through pages; call it under torch.no_grad(), or gather keys and values first"
+)
 
 
 @torch.library.custom_op("flashcore::attention", mutates_args=())
@@ -36,13 +39,14 @@ def operator(
     key_lengths: Optional[Tensor],
     sinks: Optional[Tensor],
     mask: Optional[Tensor],
+    table: Optional[Tensor],
     longest: Optional[list[int]],
     return_lse: bool,
 ) -> tuple[Tensor, Tensor]:
     """The result, and the log-sum-exp or, where that is not wanted, a tensor without elements."""
     options = Options(left, right, top_left, scale, softcap, layout)
     bounds = None if longest is None else (longest[0], longest[1])
-    values = Values(query_lengths, key_lengths, sinks, mask, bounds)
+    values = Values(query_lengths, key_lengths, sinks, mask, bounds, table)
     with torch.no_grad():
         result = _attention.eager(q, k, v, options, values, return_lse, None)
     return result if return_lse else (result, q.new_empty(0, dtype=torch.float32))
@@ -99,7 +103,7 @@ def _(d_out, out, sums, lse, q, k, v, *options_and_values):
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     """What gradients need of a call."""
     q, k, v, *options = inputs[:9]
-    *values, longest, _ = inputs[9:]
+    *values, _, longest, _ = inputs[9:]
     ctx.save_for_backward(q, k, v, *output, *values)
     ctx.options, ctx.longest = options, longest
     ctx.set_materialize_grads(False)
@@ -107,7 +111,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 def _differentiate(ctx: Any, d_out: Optional[Tensor], d_lse: Optional[Tensor]) -> tuple[Any, ...]:
     q, k, v, out, lse, *values = ctx.saved_tensors
-    none = (None,) * 15
+    none = (None,) * 16
     if d_out is None and d_lse is None:
         return none
     d_out = torch.zeros_like(out) if d_out is None else d_out
@@ -130,6 +134,8 @@ def call(
     """`_attention.run` as a call of the operator."""
     sinks = _tensor(values.sinks)
     with_gradients = _records(q, k, v, sinks)
+    if with_gradients and values.table is not None:
+        raise NotImplementedError(NO_PAGE_GRADIENTS)
     if with_gradients and q.is_cuda:
         raise NotImplementedError(NO_GPU_GRADIENTS)
     if isinstance(values.mask, Tensor) and _records(values.mask):
@@ -150,6 +156,7 @@ def call(
         _tensor(values.key_lengths),
         sinks,
         _tensor(values.mask),
+        _tensor(values.table),
         None if values.longest is None else list(values.longest),
         return_lse or with_gradients,
     )

@@ -2,7 +2,9 @@
 
 use std::error::Error;
 
-use crate::{backward::BackwardCall, call::HostCall, error::ProblemError, merge::MergeCall};
+use crate::{
+    append::AppendCall, backward::BackwardCall, call::HostCall, error::ProblemError, merge::MergeCall,
+};
 
 /// Something that computes attention on host tensors.
 pub trait Backend: Send + Sync {
@@ -15,6 +17,12 @@ pub trait Backend: Send + Sync {
     /// Merges partial results: every output row is written, or an error is returned.
     fn merge(&self, _: &mut MergeCall<'_>) -> Result<Ran, BackendError> {
         let (what, instead) = ("merging".to_owned(), "use another backend".to_owned());
+        Err(BackendError::Unsupported { backend: self.name(), what, instead })
+    }
+
+    /// Writes new rows into a cache: every row that has a place is written, or an error is returned.
+    fn append(&self, _: &mut AppendCall<'_>) -> Result<Ran, BackendError> {
+        let (what, instead) = ("appending to a cache".to_owned(), "use another backend".to_owned());
         Err(BackendError::Unsupported { backend: self.name(), what, instead })
     }
 
@@ -36,6 +44,10 @@ impl<B: Backend + ?Sized> Backend for &B {
 
     fn merge(&self, call: &mut MergeCall<'_>) -> Result<Ran, BackendError> {
         (**self).merge(call)
+    }
+
+    fn append(&self, call: &mut AppendCall<'_>) -> Result<Ran, BackendError> {
+        (**self).append(call)
     }
 
     fn backward(&self, call: &mut BackwardCall<'_>) -> Result<Ran, BackendError> {
@@ -90,8 +102,8 @@ pub enum BackendError {
 mod tests {
     use super::*;
     use crate::{
-        BackwardInputs, BackwardSpec, DType, Data, DataMut, Dims, GradientsMut, Layout, MergeSpec, Parts,
-        RowTerms, Spec, Values,
+        AppendInputs, AppendOutputs, AppendSpec, AppendValues, BackwardInputs, BackwardSpec, DType, Data,
+        DataMut, Dims, GradientsMut, Layout, MergeSpec, Parts, RowTerms, Spec, Values,
     };
 
     /// Answers every operation by its name.
@@ -114,6 +126,10 @@ mod tests {
             ran("merge")
         }
 
+        fn append(&self, _: &mut AppendCall<'_>) -> Result<Ran, BackendError> {
+            ran("append")
+        }
+
         fn backward(&self, _: &mut BackwardCall<'_>) -> Result<Ran, BackendError> {
             ran("backward")
         }
@@ -132,6 +148,14 @@ mod tests {
         let (parts, lses) = ([Data::F32(&one)], [&one[..]]);
         let mut call = MergeCall::bind(&problem, &parts, &lses, DataMut::F32(&mut out), None).unwrap();
         assert_eq!(backend.merge(&mut call).unwrap().kernel, "merge");
+        let problem = AppendSpec::new(DType::F32, [layout; 2], [layout; 2]).parse().unwrap();
+        let values = AppendValues { lengths: [0].into(), ..AppendValues::default() };
+        let ([mut cache_k, mut cache_v], data) = ([[0.0f32]; 2], Data::F32(&one));
+        let inputs = AppendInputs { k: data, v: data, rotary: None, q: None };
+        let [cache_k, cache_v] = [&mut cache_k, &mut cache_v].map(|cache| DataMut::F32(cache));
+        let outputs = AppendOutputs { cache_k, cache_v, q: None };
+        let mut call = AppendCall::bind(&problem, &values, inputs, outputs).unwrap();
+        assert_eq!(backend.append(&mut call).unwrap().kernel, "append");
         let spec = Spec::new(DType::F32, layout, layout, layout);
         let problem = BackwardSpec::new(spec).parse().unwrap();
         let [mut dq, mut dk, mut dv] = [[0.0f32]; 3];

@@ -1,100 +1,12 @@
 //! What can be wrong with the arguments of an operation.
 
-use std::fmt;
-
 use crate::{dtype::DType, layout::Dims, lengths::Sequences};
 
-/// A tensor of the operation, for messages.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-#[non_exhaustive]
-pub enum Operand {
-    /// Queries.
-    Q,
-    /// Keys.
-    K,
-    /// Values.
-    V,
-    /// The result.
-    Out,
-    /// The log-sum-exp of each row.
-    Lse,
-    /// Used lengths or offsets of the queries.
-    LengthsQ,
-    /// Used lengths or offsets of keys and values.
-    LengthsKv,
-    /// The extra logit of each head.
-    Sinks,
-    /// A partial result.
-    Part,
-    /// The log-sum-exp of a partial result.
-    PartLse,
-    /// The gradient of the result.
-    DOut,
-    /// The gradient of the queries.
-    DQ,
-    /// The gradient of the keys.
-    DK,
-    /// The gradient of the values.
-    DV,
-    /// The sums of each row of the result times its gradient.
-    RowSums,
-    /// The gradient of the sinks.
-    DSinks,
-    /// A tensor whose part is not known yet.
-    Tensor,
-}
+pub use crate::operand::{Axis, Operand};
 
-impl fmt::Display for Operand {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Q => "q",
-            Self::K => "k",
-            Self::V => "v",
-            Self::Out => "out",
-            Self::Lse => "lse",
-            Self::LengthsQ => "query lengths",
-            Self::LengthsKv => "key lengths",
-            Self::Sinks => "sinks",
-            Self::Part => "a part",
-            Self::PartLse => "the lse of a part",
-            Self::DOut => "d_out",
-            Self::DQ => "dq",
-            Self::DK => "dk",
-            Self::DV => "dv",
-            Self::RowSums => "row sums",
-            Self::DSinks => "d_sinks",
-            Self::Tensor => "the tensor",
-        })
-    }
-}
-
-/// A dimension of a tensor, for messages.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Axis {
-    /// Batch entries.
-    Batch,
-    /// Heads.
-    Heads,
-    /// Positions.
-    Sequence,
-    /// Features.
-    Dim,
-}
-
-impl Axis {
-    /// All axes, outermost first.
-    pub const ALL: [Self; 4] = [Self::Batch, Self::Heads, Self::Sequence, Self::Dim];
-}
-
-impl fmt::Display for Axis {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Batch => "batch",
-            Self::Heads => "heads",
-            Self::Sequence => "sequence",
-            Self::Dim => "dim",
-        })
-    }
+/// What a problem or a call says of a page table, for messages.
+fn pages_for_each(columns: &Option<usize>) -> String {
+    columns.map_or_else(|| "no page table".to_owned(), |columns| format!("{columns} pages for each sequence"))
 }
 
 /// Arguments that do not describe an attention problem.
@@ -394,6 +306,126 @@ pub enum ProblemError {
         at: usize,
         /// Rows of the tensor.
         seq: usize,
+    },
+    /// Pages that hold no rows.
+    #[error(
+        "k is {dims}: a page must hold at least one row; pass k and v as pages x heads x rows of a page x dim"
+    )]
+    EmptyPages {
+        /// Extents of the keys.
+        dims: Dims,
+    },
+    /// Pages without the number of keys in them.
+    #[error("pages do not say how many keys a sequence has; pass key lengths, one per sequence")]
+    PagesWithoutLengths,
+    /// Packed queries with key lengths, but keys that lie in no pages.
+    #[error(
+        "packed queries with key lengths need a page table; pass one, or pack the keys and pass their offsets"
+    )]
+    QueriesWithoutPages,
+    /// A table that memory cannot hold.
+    #[error(
+        "a page table of {rows} rows of {columns} numbers, {row_stride} apart, is larger than memory can be; \
+         check its extents and strides"
+    )]
+    TableTooLarge {
+        /// Sequences.
+        rows: usize,
+        /// Pages of a sequence.
+        columns: usize,
+        /// Numbers from one row to the next.
+        row_stride: usize,
+    },
+    /// A table of the wrong size.
+    #[error(
+        "the page table holds {given} numbers but there are {sequences} sequences of {columns} pages; \
+         give one row of page numbers per sequence"
+    )]
+    TableLength {
+        /// Numbers there.
+        given: usize,
+        /// Sequences of the problem.
+        sequences: usize,
+        /// Pages of a sequence.
+        columns: usize,
+    },
+    /// A table where the problem has none, none where it has, or one of another width.
+    #[error(
+        "the problem has {} but the call brings {}; bind the page table it was planned for",
+        pages_for_each(asked),
+        pages_for_each(given)
+    )]
+    OtherTable {
+        /// Pages of a sequence in the table that the call brings.
+        given: Option<usize>,
+        /// What the problem asks for.
+        asked: Option<usize>,
+    },
+    /// A page that does not exist.
+    #[error(
+        "sequence {sequence} has keys in page {page} (column {column} of the table), but there are {pages} pages"
+    )]
+    PageNumber {
+        /// The sequence.
+        sequence: usize,
+        /// The column of the table.
+        column: usize,
+        /// The number there.
+        page: i32,
+        /// Pages of K and V.
+        pages: usize,
+    },
+    /// Gradients of keys that lie in pages.
+    #[error("gradients are not computed through pages; gather the keys and values of each sequence first")]
+    PagedGradients,
+    /// Slots for a cache that a table describes.
+    #[error("slots say where rows go, and so does a page table; pass one of them")]
+    SlotsAndTable,
+    /// Rotary embedding of rows whose positions nobody knows.
+    #[error(
+        "slots do not say at which position a key stands; turn the keys before, or pass lengths instead of slots"
+    )]
+    SlotsWithoutPositions,
+    /// The wrong number of slots.
+    #[error("{given} slots for {rows} new rows; give one per row, -1 for none")]
+    SlotCount {
+        /// Slots given.
+        given: usize,
+        /// New rows.
+        rows: usize,
+    },
+    /// Queries without anything to do with them.
+    #[error("queries are only turned here; pass cosines and sines, or no queries")]
+    QueriesUnturned,
+    /// A number of features that cannot be turned.
+    #[error("{dim} features cannot be turned in pairs: give an even number from 2 to {most}, the dim of k")]
+    RotaryDim {
+        /// Features to turn.
+        dim: usize,
+        /// Features of a key.
+        most: usize,
+    },
+    /// Tables of cosines and sines without positions, or with too many.
+    #[error("cosines and sines of {positions} positions; give 1 to {most}")]
+    RotaryPositions {
+        /// Positions given.
+        positions: usize,
+        /// Most positions.
+        most: usize,
+    },
+    /// Cosines and sines where the problem turns nothing, or none where it does.
+    #[error("the problem turns {} but the call brings {}; bind what it was planned for",
+        if *given { "nothing" } else { "keys" }, if *given { "cosines and sines" } else { "no cosines and sines" })]
+    OtherRotary {
+        /// Whether the call brings them.
+        given: bool,
+    },
+    /// Queries where the problem has none, or none where it has.
+    #[error("the problem has {} but the call brings {}; bind what it was planned for",
+        if *given { "no queries" } else { "queries" }, if *given { "some" } else { "none" })]
+    OtherQueries {
+        /// Whether the call brings some.
+        given: bool,
     },
     /// Different numbers of query and key sequences.
     #[error("{q} query offsets but {kv} key offsets; every sequence needs both")]

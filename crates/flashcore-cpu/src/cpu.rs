@@ -2,11 +2,15 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use flashcore_core::{Backend, BackendError, BackwardCall, DType, Data, DataMut, HostCall, MergeCall, Ran};
+use flashcore_core::{
+    AppendCall, Backend, BackendError, BackwardCall, DType, Data, DataMut, HostCall, MergeCall, Ran,
+};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::{
-    SimdLevel, Tiles, backward,
+    SimdLevel, Tiles,
+    append::append,
+    backward,
     forward::{forward, is_serial},
     merge::merge,
     output::Target,
@@ -175,6 +179,16 @@ impl Backend for Cpu {
 
     fn backward(&self, call: &mut BackwardCall<'_>) -> Result<Ran, BackendError> {
         let kernel = self.with_scratch(|scratch| self.backward_with(call, scratch))?;
+        Ok(Ran { kernel: kernel.to_owned() })
+    }
+
+    fn append(&self, call: &mut AppendCall<'_>) -> Result<Ran, BackendError> {
+        let dtype = call.problem().spec().dtype;
+        let kernel = append(call).ok_or_else(|| BackendError::Unsupported {
+            backend: "cpu",
+            what: format!("{dtype} caches"),
+            instead: "convert them to f32".to_owned(),
+        })?;
         Ok(Ran { kernel: kernel.to_owned() })
     }
 

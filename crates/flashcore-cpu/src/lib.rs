@@ -12,6 +12,7 @@
 //! write rows of one tensor).
 #![deny(unsafe_code)]
 
+mod append;
 mod backward;
 mod cpu;
 mod decode;

@@ -3,6 +3,7 @@
 use flashcore_core::DType;
 use flashcore_cpu::{Cpu, SimdLevel};
 use flashcore_testkit::{
+    append,
     cases::{self, Cost},
     check_case, merge, properties, random,
 };
@@ -23,7 +24,7 @@ fn check(level: SimdLevel) {
         }
     }
     for n in 0..60 {
-        let case = random::case(7, n, random::Limits::SMALL);
+        let case = random::any(7, n, random::Limits::SMALL);
         let report = check_case(&cpu, &case, DType::ALL[n as usize % 3], n);
         failures.extend(report.outcome.is_failure().then(|| report.to_string()));
     }
@@ -32,6 +33,7 @@ fn check(level: SimdLevel) {
         failures.extend(outcome.is_failure().then(|| format!("{} ({dtype}): {outcome}", law.name)));
     }
     failures.extend(merge::failures(&cpu, 9, 1));
+    failures.extend(append::failures(&cpu, &DType::ALL, 1));
     assert!(failures.is_empty(), "{level}: {} failures\n{}", failures.len(), failures.join("\n"));
 }
 

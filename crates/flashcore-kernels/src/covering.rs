@@ -7,7 +7,7 @@
 
 use std::{cmp::Reverse, collections::BTreeSet};
 
-use flashcore_core::{DType, Dims, Layout, Lengths, Mask, Problem, ProblemError, Spec, Values};
+use flashcore_core::{DType, Dims, Layout, Lengths, Mask, PageTable, Problem, ProblemError, Spec, Values};
 
 use crate::plan::{Gpu, Misfit, Plan, plan, plan_tile};
 
@@ -50,6 +50,10 @@ enum Kind {
     Used,
     UsedKeys,
     Ragged,
+    /// Padded queries, keys in pages of so many.
+    Paged(usize),
+    /// Packed queries, keys in pages of so many.
+    PackedQueries(usize),
 }
 
 /// What becomes of the result.
@@ -128,6 +132,33 @@ const SINGLES: Axes = Axes {
     lengths: &[Kind::Uniform, Kind::Used, Kind::UsedKeys, Kind::Ragged],
 };
 
+/// The general kernel over pages: rows that are aligned and such that are not, pages smaller and larger than a tile of keys.
+const PAGED: Axes = Axes {
+    gpus: &[Gpu::AMPERE, Gpu::CONSUMER, Gpu::HOPPER],
+    dtypes: &DTYPES,
+    dims: &[(64, 64), (128, 128), (256, 256), (63, 39)],
+    padding: &[0, 2, 1],
+    lengths: &[Kind::PackedQueries(16), Kind::Paged(1), Kind::PackedQueries(3), Kind::Paged(128)],
+};
+
+/// The same without asynchronous copies.
+const PAGED_TURING: Axes = Axes {
+    gpus: &[Gpu::TURING],
+    dtypes: &[DType::F16],
+    dims: &[(64, 64), (63, 100)],
+    padding: &[0, 1],
+    lengths: &[Kind::PackedQueries(16), Kind::Paged(3)],
+};
+
+/// f32 in pages.
+const PAGED_SINGLES: Axes = Axes {
+    gpus: &[Gpu::AMPERE],
+    dtypes: &[DType::F32],
+    dims: &[(64, 64), (128, 128)],
+    padding: &[0, 1],
+    lengths: &[Kind::PackedQueries(16), Kind::Paged(3)],
+};
+
 /// The general kernel without asynchronous copies: dims of every row of its table there.
 const TURING: Axes = Axes {
     gpus: &[Gpu::TURING],
@@ -188,7 +219,7 @@ const LARGE: [Large; 7] = [
     Large { heads: 4, rows: 64, keys: 8192, dim: 128, mask: 1 },
 ];
 
-/// The set: at most 192 members.
+/// The set: at most 208 members.
 pub fn covering_set() -> Result<Vec<Member>, ProblemError> {
     let members = |axes: &'static Axes| rows(&axes.extents()).into_iter().map(|row| axes.half_member(&row));
     let singles = rows(&SINGLES.single_extents()).into_iter().map(|row| SINGLES.single_member(&row));
@@ -198,7 +229,9 @@ pub fn covering_set() -> Result<Vec<Member>, ProblemError> {
     let split =
         WIDE.into_iter().zip(DTYPES).map(|(output, dtype)| LARGE[LARGE.len() - 1].member(dtype, output));
     let all = members(&GENERAL).chain(members(&TURING)).chain(members(&HOPPER)).chain(large);
-    all.chain(wide(&WIDE_GENERAL)).chain(wide(&WIDE_HOPPER)).chain(split).chain(singles).collect()
+    let paged = members(&PAGED).chain(wide(&PAGED_TURING)).chain(wide(&PAGED_SINGLES));
+    let wide = wide(&WIDE_GENERAL).chain(wide(&WIDE_HOPPER));
+    all.chain(wide).chain(split).chain(singles).chain(paged).collect()
 }
 
 impl Axes {
@@ -242,21 +275,18 @@ impl Axes {
         let [dims, mask, padding, lengths, gpu, _, cap, sink, queries] = *row;
         let (dim_qk, dim_v) = self.dims[dims];
         let (kind, queries) = (self.lengths[lengths], QUERIES[queries]);
-        let (batch, heads) = (if kind == Kind::Ragged { 1 } else { 2 }, 2);
+        let (batch, heads) = (kind.batch(), 2);
         let layout = |heads, seq, dim| padded(Dims::new(batch, heads, seq, dim), self.padding[padding]);
+        let (pool, rows) = kind.pages().unwrap_or((batch, KEYS));
+        let keys = |dim| padded(Dims::new(pool, 1, rows, dim), self.padding[padding]);
         let spec = Spec {
             out: Some(layout(heads, queries, dim_v)?),
             mask: mask_of(mask),
             softcap: FLAGS[cap].then_some(20.0),
-            ..Spec::new(
-                dtype,
-                layout(heads, queries, dim_qk)?,
-                layout(1, KEYS, dim_qk)?,
-                layout(1, KEYS, dim_v)?,
-            )
+            ..Spec::new(dtype, layout(heads, queries, dim_qk)?, keys(dim_qk)?, keys(dim_v)?)
         };
         let sinks = SINKS[sink].map(|_| [0.5, -1.0].into());
-        let values = Values { lengths: kind.lengths(queries), sinks };
+        let values = Values { lengths: kind.lengths(queries), sinks, table: kind.table() };
         let spec = output.spec(Spec { sinks: SINKS[sink], ..spec.with(&values) });
         Ok(Member { problem: spec.parse()?, values, gpu: self.gpus[gpu], like: None })
     }
@@ -289,7 +319,30 @@ impl Kind {
             Self::Used => Lengths::used([queries, 33], [150, 77]),
             Self::UsedKeys => Lengths::keys([77, 150]),
             Self::Ragged => Lengths::ragged([0, 30, 30, queries], [0, 100, 130, 150]),
+            Self::Paged(_) => Lengths::used([queries, 33], [150, 77]),
+            Self::PackedQueries(_) => Lengths::packed_queries([0, 30, 30, 31, queries], [100, 30, 150, 77]),
         }
+    }
+
+    /// Batch of the queries.
+    const fn batch(self) -> usize {
+        if matches!(self, Self::Ragged | Self::PackedQueries(_)) { 1 } else { 2 }
+    }
+
+    /// Pages, and keys of each, where keys lie in pages.
+    const fn pages(self) -> Option<(usize, usize)> {
+        match self {
+            Self::Paged(size) | Self::PackedQueries(size) => Some((KEYS.div_ceil(size) + 1, size)),
+            _ => None,
+        }
+    }
+
+    /// Every sequence has all pages but one, each beginning with another, from the last to the first.
+    fn table(self) -> Option<PageTable> {
+        let (pages, columns) = (self.pages()?.0, self.pages()?.0 - 1);
+        let sequences = if self.batch() == 1 { 4 } else { 2 };
+        let row = |n: usize| (0..columns).map(move |column| ((2 * pages - 1 - n - column) % pages) as i32);
+        Some(PageTable::new((0..sequences).flat_map(row).collect::<Vec<_>>(), columns))
     }
 }
 

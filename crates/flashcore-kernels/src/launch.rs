@@ -5,11 +5,11 @@
 
 use std::ops::Deref;
 
-use flashcore_core::{MergeProblem, Problem};
+use flashcore_core::{AppendProblem, MergeProblem, Problem};
 use flashcore_ptx::{launch::LaunchSpec, target::Target};
 use flashcore_tile::{BuildError, Code, Extent, Program};
 
-use crate::{forward_sm80, forward_sm90, merge};
+use crate::{append, forward_sm80, forward_sm90, merge};
 
 /// The config of a kernel of one family: everything that decides its text.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -21,6 +21,8 @@ pub enum KernelConfig {
     Sm90(forward_sm90::Config),
     /// Partial results put together.
     Merge(merge::Config),
+    /// New rows of a cache.
+    Append(append::Config),
 }
 
 impl KernelConfig {
@@ -30,6 +32,7 @@ impl KernelConfig {
             Self::Sm80(cfg) => cfg.name().to_string(),
             Self::Sm90(cfg) => cfg.name().to_string(),
             Self::Merge(cfg) => cfg.name().to_string(),
+            Self::Append(cfg) => cfg.name().to_string(),
         }
     }
 
@@ -38,7 +41,7 @@ impl KernelConfig {
         match self {
             Self::Sm80(cfg) => cfg.target,
             Self::Sm90(_) => Target::Sm90a,
-            Self::Merge(_) => Target::Sm80,
+            Self::Merge(_) | Self::Append(_) => Target::Sm80,
         }
     }
 
@@ -48,6 +51,7 @@ impl KernelConfig {
             Self::Sm80(cfg) => cfg.shape.registers(),
             Self::Sm90(cfg) => cfg.registers_at_entry(),
             Self::Merge(cfg) => cfg.registers(),
+            Self::Append(cfg) => cfg.registers(),
         }
     }
 
@@ -57,6 +61,7 @@ impl KernelConfig {
             Self::Sm80(cfg) => forward_sm80::forward_sm80(cfg).map(AnyProgram::Forward),
             Self::Sm90(cfg) => forward_sm90::forward_sm90(*cfg).map(AnyProgram::Forward),
             Self::Merge(cfg) => merge::merge(cfg).map(AnyProgram::Merge),
+            Self::Append(cfg) => append::append(cfg).map(AnyProgram::Append),
         }
     }
 }
@@ -69,6 +74,8 @@ pub enum AnyProgram {
     Forward(Program<Problem>),
     /// Partial results put together.
     Merge(Program<MergeProblem>),
+    /// New rows of a cache.
+    Append(Program<AppendProblem>),
 }
 
 impl Deref for AnyProgram {
@@ -78,6 +85,7 @@ impl Deref for AnyProgram {
         match self {
             Self::Forward(program) => program,
             Self::Merge(program) => program,
+            Self::Append(program) => program,
         }
     }
 }
@@ -87,6 +95,7 @@ impl Deref for AnyProgram {
 pub(crate) enum Subject {
     Forward(Box<Problem>),
     Merge(MergeProblem),
+    Append(Box<AppendProblem>),
 }
 
 /// One kernel of a plan, with the problem it computes.
@@ -113,6 +122,7 @@ impl Launch {
                 Some(program.launch(problem, extent))
             }
             (AnyProgram::Merge(program), Subject::Merge(problem)) => Some(program.launch(problem, extent)),
+            (AnyProgram::Append(program), Subject::Append(problem)) => Some(program.launch(problem, extent)),
             // A program of another operation computes nothing here.
             _ => None,
         }

@@ -3,7 +3,9 @@
 //! A kernel is a function from a frozen config to a [`flashcore_tile::Program`]: PTX text and how to launch it.
 #![forbid(unsafe_code)]
 
+pub mod append;
 mod covering;
+mod covering_append;
 mod covering_merge;
 pub mod forward_sm80;
 pub mod forward_sm90;
@@ -16,11 +18,12 @@ pub mod slots;
 pub mod untrusted;
 
 pub use covering::{Member, covering_set};
+pub use covering_append::covering_appends;
 pub use covering_merge::covering_merges;
 pub use flashcore_tile::RegisterBudget;
 pub use launch::{AnyProgram, KernelConfig, Launch};
 pub use plan::{
-    ALLOCATED_ALIGNMENT, Choice, Family, Gpu, Misfit, Plan, PlanError, Tile, UnknownKernel, plan, plan_by,
-    plan_general, plan_merge, plan_tile, tuned,
+    ALLOCATED_ALIGNMENT, Choice, Family, Gpu, Misfit, Plan, PlanError, Tile, UnknownKernel, plan,
+    plan_append, plan_by, plan_general, plan_merge, plan_tile, tuned,
 };
-pub use side::host_values;
+pub use side::{append_values, host_values};

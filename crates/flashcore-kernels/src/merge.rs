@@ -347,7 +347,7 @@ const fn half(dtype: DType) -> Option<Half> {
 }
 
 /// Reads `width` neighbouring elements as f32.
-fn load(b: &mut Builder, dtype: DType, width: u32, at: Reg<U64>) -> Vec<Reg<F32>> {
+pub(crate) fn load(b: &mut Builder, dtype: DType, width: u32, at: Reg<U64>) -> Vec<Reg<F32>> {
     let Some(half) = half(dtype) else {
         return match width {
             1 => b.load_global::<F32, 1>(at).to_vec(),
@@ -366,7 +366,7 @@ fn load(b: &mut Builder, dtype: DType, width: u32, at: Reg<U64>) -> Vec<Reg<F32>
 }
 
 /// Writes neighbouring elements, rounded.
-fn store(b: &mut Builder, dtype: DType, at: Reg<U64>, values: &[Reg<F32>]) {
+pub(crate) fn store(b: &mut Builder, dtype: DType, at: Reg<U64>, values: &[Reg<F32>]) {
     let Some(half) = half(dtype) else {
         for (n, values) in values.chunks(4).enumerate() {
             let values: Vec<Val<F32>> = values.iter().map(|&value| value.into()).collect();

@@ -4,6 +4,7 @@
 //! The numbers of a tile stand in one table per family, each row with its reason. A [`Plan`] holds no pointers; it
 //! builds its program once and launches it for every problem of the same kind.
 
+mod append;
 mod choice;
 mod fit;
 mod general;
@@ -15,6 +16,7 @@ pub mod tuned;
 
 use std::fmt;
 
+pub use append::plan_append;
 pub use choice::{Choice, Family, UnknownKernel};
 pub use fit::{Misfit, plan_tile};
 pub use merge::plan_merge;
@@ -158,7 +160,7 @@ impl Plan {
         let extent = match &kernel {
             KernelConfig::Sm80(cfg) => forward_sm80::extent(cfg, problem),
             KernelConfig::Sm90(cfg) => Some(forward_sm90::extent(*cfg, problem, gpu.sms)),
-            KernelConfig::Merge(_) => None,
+            KernelConfig::Merge(_) | KernelConfig::Append(_) => None,
         };
         let subject = Subject::Forward(Box::new(problem.clone()));
         Self::of(vec![Launch { kernel, subject, extent }], gpu, why)
@@ -305,6 +307,7 @@ fn general_config(
         softcap: problem.softcap().is_some(),
         sinks: problem.sinks(),
         access,
+        paged: problem.pages().is_some(),
     }))
 }
 

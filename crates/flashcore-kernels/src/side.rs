@@ -1,6 +1,6 @@
-//! Lengths and sinks of a call on the host, as the bytes that an executor uploads.
+//! Lengths, sinks and page table of a call on the host, as the bytes that an executor uploads.
 
-use flashcore_core::{DType, Instance, Lengths};
+use flashcore_core::{AppendCall, DType, Index, Instance, Lengths, PageTable, Slots};
 use flashcore_ptx::launch::Slot;
 use half::{bf16, f16};
 
@@ -11,7 +11,7 @@ pub fn host_values(call: Instance<'_>) -> Vec<(Slot, Vec<u8>)> {
     let numbers = |values: &[u32]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
     let [q, kv] = match &call.values().lengths {
         Lengths::Used { q, kv } => [q.as_deref(), kv.as_deref()],
-        Lengths::Ragged { q, kv } => [Some(&**q), Some(&**kv)],
+        Lengths::Ragged { q, kv } | Lengths::PackedQueries { q, kv } => [Some(&**q), Some(&**kv)],
         _ => [None, None],
     };
     let sinks = call.sink_logits().map(|sinks| match call.sinks() {
@@ -19,7 +19,41 @@ pub fn host_values(call: Instance<'_>) -> Vec<(Slot, Vec<u8>)> {
         Some(DType::BF16) => sinks.iter().flat_map(|&s| bf16::from_f32(s).to_le_bytes()).collect(),
         _ => sinks.iter().flat_map(|s| s.to_le_bytes()).collect(),
     });
-    let arrays =
-        [(slots::LENGTHS_Q, q.map(numbers)), (slots::LENGTHS_KV, kv.map(numbers)), (slots::SINKS, sinks)];
+    let arrays = [
+        (slots::LENGTHS_Q, q.map(numbers)),
+        (slots::LENGTHS_KV, kv.map(numbers)),
+        (slots::TABLE, table(call)),
+        (slots::SINKS, sinks),
+    ];
     arrays.into_iter().filter_map(|(slot, bytes)| Some((slot, bytes?))).collect()
+}
+
+/// The rows of the page table, as far apart as the problem says; nothing is read between them.
+fn table(call: Instance<'_>) -> Option<Vec<u8>> {
+    let (table, pages) = (call.values().table.as_ref()?, call.pages()?);
+    Some(table_bytes(table, call.sequences(), pages.row_stride))
+}
+
+fn table_bytes(table: &PageTable, rows: usize, row_stride: usize) -> Vec<u8> {
+    let gap = row_stride.saturating_sub(table.columns());
+    let row = |n: usize| table.row(n).iter().copied().chain(std::iter::repeat_n(i32::MIN, gap));
+    (0..rows).flat_map(row).flat_map(i32::to_le_bytes).collect()
+}
+
+/// Lengths, slots and page table of new rows, each with its slot of [`slots::append`].
+pub fn append_values(call: &AppendCall<'_>) -> Vec<(Slot, Vec<u8>)> {
+    let (spec, values) = (call.problem().spec(), call.values());
+    let lengths = values.lengths.iter().flat_map(|&length| match spec.index {
+        Index::I32 => length.to_le_bytes().to_vec(),
+        Index::I64 => i64::from(length).to_le_bytes().to_vec(),
+    });
+    let numbers = match spec.slots {
+        Slots::Behind => (slots::append::LENGTHS, lengths.collect()),
+        Slots::Listed => {
+            (slots::append::SLOTS, values.slots.iter().flat_map(|slot| slot.to_le_bytes()).collect())
+        }
+    };
+    let table = values.table.as_ref().zip(spec.pages);
+    let table = table.map(|(table, pages)| table_bytes(table, spec.k.dims().batch, pages.row_stride));
+    std::iter::once(numbers).chain(table.map(|bytes| (slots::append::TABLE, bytes))).collect()
 }

@@ -20,8 +20,10 @@ pub const LENGTHS_Q: Slot = Slot(6);
 pub const LENGTHS_KV: Slot = Slot(7);
 /// A u32 that persistent kernels count tiles with: zero before and after every launch.
 pub const TILE_COUNTER: Slot = Slot(8);
+/// i32 page numbers of the keys and values, a row for each sequence, as far apart as the problem says.
+pub const TABLE: Slot = Slot(9);
 /// Number of slots.
-pub const COUNT: usize = 9;
+pub const COUNT: usize = 10;
 
 /// The slots of a merge.
 pub mod merge {
@@ -44,4 +46,34 @@ pub mod merge {
     pub const fn part_lse(n: u8) -> Slot {
         Slot(3 + 2 * n)
     }
+}
+
+/// The slots of new rows of a cache.
+pub mod append {
+    use flashcore_ptx::launch::Slot;
+
+    /// New keys.
+    pub const K: Slot = Slot(0);
+    /// New values.
+    pub const V: Slot = Slot(1);
+    /// The cache of keys.
+    pub const CACHE_K: Slot = Slot(2);
+    /// The cache of values.
+    pub const CACHE_V: Slot = Slot(3);
+    /// Keys that each sequence has.
+    pub const LENGTHS: Slot = Slot(4);
+    /// i64 slots of the new rows.
+    pub const SLOTS: Slot = Slot(5);
+    /// i32 page numbers, a row for each sequence.
+    pub const TABLE: Slot = Slot(6);
+    /// Cosines, dense positions × pairs.
+    pub const COS: Slot = Slot(7);
+    /// Sines.
+    pub const SIN: Slot = Slot(8);
+    /// Queries.
+    pub const Q: Slot = Slot(9);
+    /// Turned queries.
+    pub const OUT: Slot = Slot(10);
+    /// Number of slots.
+    pub const COUNT: usize = 11;
 }

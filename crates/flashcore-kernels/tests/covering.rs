@@ -16,7 +16,8 @@ use std::{
 
 use flashcore_core::{DType, Dims, Layout, Mask, Spec};
 use flashcore_kernels::{
-    AnyProgram, Gpu, KernelConfig, Plan, covering_merges, covering_set, plan, plan_general, plan_merge,
+    AnyProgram, Gpu, KernelConfig, Plan, covering_appends, covering_merges, covering_set, plan, plan_append,
+    plan_general, plan_merge,
 };
 use flashcore_ptx::target::Target;
 use sha2::{Digest, Sha256};
@@ -25,6 +26,7 @@ fn programs() -> Vec<(Plan, AnyProgram)> {
     let plans = covering_set().unwrap().into_iter().map(|member| member.plan().unwrap());
     plans
         .chain(merges())
+        .chain(appends())
         .map(|plan| (plan.clone(), plan.kernel().program().unwrap_or_else(|e| panic!("{e}"))))
         .collect()
 }
@@ -33,12 +35,16 @@ fn merges() -> impl Iterator<Item = Plan> {
     covering_merges().unwrap().into_iter().map(|problem| plan_merge(&problem, &Gpu::AMPERE, 16).unwrap())
 }
 
+fn appends() -> impl Iterator<Item = Plan> {
+    covering_appends().unwrap().into_iter().map(|problem| plan_append(&problem, &Gpu::AMPERE).unwrap())
+}
+
 #[test]
 fn small_and_without_repetition() {
     let plans: Vec<_> = covering_set().unwrap().into_iter().map(|member| member.plan().unwrap()).collect();
     let names: BTreeSet<_> = plans.iter().map(|plan| plan.kernel().name()).collect();
     assert_eq!(names.len(), plans.len());
-    assert!(plans.len() <= 192, "{} members", plans.len());
+    assert!(plans.len() <= 208, "{} members", plans.len());
     let general = plans.iter().filter(|plan| matches!(plan.kernel(), KernelConfig::Sm80(_))).count();
     assert!(general >= 24 && plans.len() - general >= 12, "both families are covered");
     let names: BTreeSet<_> = merges().map(|plan| plan.kernel().name()).collect();

@@ -9,7 +9,9 @@ use flashcore_kernels::{
     plan, plan_tile,
 };
 use flashcore_lab::simulator::{self, Simulator};
-use flashcore_testkit::{Answer, Outcome, Rng, Rows, Rule, cases, merge, plain, properties, suite, values};
+use flashcore_testkit::{
+    Answer, Outcome, Rng, Rows, Rule, append, cases, merge, plain, properties, suite, values,
+};
 use flashcore_tile::RegisterBudget;
 use half::{bf16, f16};
 
@@ -67,10 +69,19 @@ fn merges_are_right_under_every_schedule() {
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
-/// The laws of f32 outputs, on every family.
+/// The appends of the covering set are built by `covering`; the suite's run them all.
 #[test]
-fn kernels_obey_the_laws_of_f32_outputs() {
-    let laws: Vec<_> = properties::ALL.iter().rev().take(3).collect();
+fn appends_are_right_under_every_schedule() {
+    for seed in [1, 2] {
+        let failures = append::failures(&Simulator::seeded(Gpu::AMPERE, seed), &DType::ALL, seed);
+        assert!(failures.is_empty(), "{}", failures.join("\n"));
+    }
+}
+
+/// The laws of f32 outputs and of pages, on every family.
+#[test]
+fn kernels_obey_the_laws_of_f32_outputs_and_pages() {
+    let laws: Vec<_> = properties::ALL.iter().rev().take(5).collect();
     let work: Vec<_> = (0..GPUS.len()).flat_map(|gpu| laws.iter().map(move |law| (gpu, *law))).collect();
     all_pass(&work, |(n, &(gpu, law))| {
         let outcome = law.check(&Simulator::new(GPUS[gpu]), DType::ALL[(n + gpu) % 3], 1);

@@ -13,10 +13,12 @@ use std::{
     time::Duration,
 };
 
-use flashcore_core::{Backend, BackendError, DataMut, HostCall, MergeCall, Problem, Ran};
+use flashcore_core::{
+    AppendCall, AppendOutputs, Backend, BackendError, DataMut, HostCall, MergeCall, Problem, Ran,
+};
 use flashcore_kernels::{
-    ALLOCATED_ALIGNMENT, AnyProgram, Choice, Gpu, KernelConfig, Plan, PlanError, host_values, plan_merge,
-    slots,
+    ALLOCATED_ALIGNMENT, AnyProgram, Choice, Gpu, KernelConfig, Plan, PlanError, append_values, host_values,
+    plan_append, plan_merge, slots,
 };
 use flashcore_ptx::launch::{LaunchSpec, Param, Slot};
 use flashcore_sim::{Buffer, Launch, Options, Outcome, Schedule};
@@ -151,6 +153,39 @@ impl Backend for Simulator {
         write_back(call.outputs(), &outcome, [slots::merge::OUT, slots::merge::LSE]);
         Ok(ran)
     }
+
+    fn append(&self, call: &mut AppendCall<'_>) -> Result<Ran, BackendError> {
+        let plan = plan_append(call.problem(), &self.gpu).map_err(unsupported)?;
+        let ran = Ran { kernel: plan.kernel().name() };
+        let program = self.program(plan.kernel())?;
+        let Some(spec) = plan.launches()[0].spec(&program) else { return Ok(ran) };
+        let outcome = self.run(&program, &spec, append_buffers(call))?;
+        judge(&outcome)?;
+        for (slot, mut data) in cache_outputs(call) {
+            copy_changes(data.bytes_mut(), outcome.bytes(slot).unwrap_or_default());
+        }
+        Ok(ran)
+    }
+}
+
+/// The buffers of an append; caches go in as they are.
+fn append_buffers(call: &mut AppendCall<'_>) -> Vec<Buffer> {
+    use slots::append::{COS, K, Q, SIN, V};
+    let inputs = call.inputs();
+    let mut bound = append_values(call);
+    bound.extend([(K, copied(inputs.k.bytes())), (V, copied(inputs.v.bytes()))]);
+    let tables = inputs.rotary.into_iter().flatten().map(|table| copied(table.bytes()));
+    bound.extend([COS, SIN].into_iter().zip(tables));
+    bound.extend(inputs.q.map(|q| (Q, copied(q.bytes()))));
+    bound.extend(cache_outputs(call).map(|(slot, mut data)| (slot, copied(data.bytes_mut()))));
+    bound.into_iter().map(|(slot, bytes)| Buffer::input(slot, bytes)).collect()
+}
+
+/// What an append writes.
+fn cache_outputs<'a>(call: &'a mut AppendCall<'_>) -> impl Iterator<Item = (Slot, DataMut<'a>)> {
+    use slots::append::{CACHE_K, CACHE_V, OUT};
+    let AppendOutputs { cache_k, cache_v, q } = call.outputs();
+    [(CACHE_K, cache_k), (CACHE_V, cache_v)].into_iter().chain(q.map(|q| (OUT, q)))
 }
 
 /// Whether a launch was without fault; the error lists some.

@@ -217,6 +217,44 @@ impl Numbers {
     }
 }
 
+/// The page numbers of a call: a row for each sequence.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Table {
+    pub(crate) address: usize,
+    pub(crate) place: Place,
+    pub(crate) rows: usize,
+    pub(crate) columns: usize,
+    /// Numbers from one row to the next.
+    pub(crate) row_stride: usize,
+}
+
+impl Table {
+    /// Reads a DLPack view of 32-bit integers.
+    ///
+    /// # Safety
+    /// The tensor's shape and strides must be those of a live producer.
+    pub(crate) unsafe fn read(tensor: &Tensor) -> Result<Self, CallError> {
+        let operand = Operand::Table;
+        if (tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes) != (DataType::INT, 32, 1) {
+            return Err(CallError::TableElements { dtype: tensor.dtype.to_string() });
+        }
+        // SAFETY: the caller's promise.
+        let View { rank, extents, strides } = unsafe { View::read(tensor, operand, Order::Bhsd)? };
+        let [rows, columns, row_stride] = [extents[0], extents[1], strides[0]].map(usize::try_from);
+        let neighbours = strides[1] == 1 || extents[1] <= 1;
+        let (2, true, Ok(rows), Ok(columns), Ok(row_stride)) = (rank, neighbours, rows, columns, row_stride)
+        else {
+            return Err(CallError::TableShape);
+        };
+        let address = (tensor.data as usize).wrapping_add(tensor.byte_offset as usize);
+        let bytes = size_of::<i32>();
+        if !address.is_multiple_of(bytes) {
+            return Err(CallError::Unaligned { operand, address, bytes });
+        }
+        Ok(Self { address, place: place(tensor.device, operand)?, rows, columns, row_stride })
+    }
+}
+
 impl View {
     /// Whether it has these extents, and its elements lie one after another.
     fn is_dense(&self, extents: &[usize]) -> bool {

@@ -1,10 +1,11 @@
 //! One call: tensors in, a problem out of them, computed on the CPU or launched on the caller's stream.
 
 use flashcore::{Lengths, Operand, Problem, Sequences, Spec, Values, cuda::DeviceTensors};
+use flashcore_core::Pages;
 use pyo3::prelude::*;
 
 use crate::{
-    array::{Array, Numbers, Order, Place},
+    array::{Array, Numbers, Order, Place, Table},
     device,
     error::CallError,
     exchange::Exchange,
@@ -103,6 +104,13 @@ impl Kept {
     }
 }
 
+/// Lengths, sinks and page table as Python objects.
+pub(crate) struct Given<'a, 'py> {
+    pub(crate) lengths: [Option<&'a Bound<'py, PyAny>>; 2],
+    pub(crate) sinks: Option<&'a Bound<'py, PyAny>>,
+    pub(crate) table: Option<&'a Bound<'py, PyAny>>,
+}
+
 /// The tensors and numbers of one call, as plain data.
 pub(crate) struct Call<'a> {
     /// Q, K, V and the output.
@@ -111,6 +119,8 @@ pub(crate) struct Call<'a> {
     /// Used lengths or offsets of queries and of keys.
     lengths: [Option<Numbers>; 2],
     sinks: Option<Array>,
+    /// Which pages hold the keys.
+    table: Option<Table>,
     pub(crate) longest: Option<(usize, usize)>,
     /// First and one-past-last key of each batch entry.
     ranges: Option<&'a (Vec<u32>, Vec<u32>)>,
@@ -119,7 +129,8 @@ pub(crate) struct Call<'a> {
 impl<'a> Call<'a> {
     pub(crate) fn new([q, k, v]: [Array; 3], out: Array) -> Self {
         let arrays = [q, k, v, out];
-        Self { arrays, lse: None, lengths: [None; 2], sinks: None, longest: None, ranges: None }
+        let (lengths, sinks, table) = ([None; 2], None, None);
+        Self { arrays, lse: None, lengths, sinks, table, longest: None, ranges: None }
     }
 
     /// Takes in what Python code has put together.
@@ -132,28 +143,31 @@ impl<'a> Call<'a> {
     ) -> Result<(), CallError> {
         let Some(values) = values else { return Ok(()) };
         let bound = |object: &'_ Option<Py<PyAny>>| object.as_ref().map(|object| object.bind(py).clone());
-        let [lengths_q, lengths_kv, sinks] =
-            [&values.lengths_q, &values.lengths_kv, &values.sinks].map(bound);
-        self.bind([lengths_q.as_ref(), lengths_kv.as_ref()], sinks.as_ref(), request, kept)?;
+        let [lengths_q, lengths_kv, sinks, table] =
+            [&values.lengths_q, &values.lengths_kv, &values.sinks, &values.table].map(bound);
+        let lengths = [lengths_q.as_ref(), lengths_kv.as_ref()];
+        self.bind(Given { lengths, sinks: sinks.as_ref(), table: table.as_ref() }, request, kept)?;
         (self.longest, self.ranges) = (values.longest, values.ranges.as_ref());
         Ok(())
     }
 
-    /// Takes in lengths and sinks.
+    /// Takes in lengths, sinks and page table.
     pub(crate) fn bind(
         &mut self,
-        lengths: [Option<&Bound<'_, PyAny>>; 2],
-        sinks: Option<&Bound<'_, PyAny>>,
+        given: Given<'_, '_>,
         request: Request,
         kept: &mut Kept,
     ) -> Result<(), CallError> {
-        let sides = lengths.into_iter().zip([Operand::LengthsQ, Operand::LengthsKv]);
+        let sides = given.lengths.into_iter().zip([Operand::LengthsQ, Operand::LengthsKv]);
         for (to, (given, operand)) in self.lengths.iter_mut().zip(sides) {
             if let Some(given) = given {
                 *to = Some(kept.keep(request.numbers(given, operand)?));
             }
         }
-        if let Some(sinks) = sinks {
+        if let Some(table) = given.table {
+            self.table = Some(kept.keep(request.table(table)?));
+        }
+        if let Some(sinks) = given.sinks {
             self.sinks = Some(kept.keep(request.input(sinks, Operand::Sinks)?));
         }
         Ok(())
@@ -164,7 +178,8 @@ impl<'a> Call<'a> {
         let first = self.arrays[0].place;
         let floats = self.arrays.iter().chain(&self.lse).chain(&self.sinks).map(|a| (a.operand, a.place));
         let numbers = self.lengths.iter().flatten().map(|n| (n.operand, n.place));
-        match floats.chain(numbers).find(|&(_, place)| place != first) {
+        let table = self.table.iter().map(|table| (Operand::Table, table.place));
+        match floats.chain(numbers).chain(table).find(|&(_, place)| place != first) {
             Some((operand, place)) => Err(CallError::Places { operand, place, first }),
             None => Ok(first),
         }
@@ -219,8 +234,10 @@ impl<'a> Call<'a> {
         if self.ranges.is_some() && self.lengths.iter().any(Option::is_some) {
             return Err(CallError::RangesAndLengths);
         }
-        let [q, k, v, out] = self.arrays.each_ref().map(|array| array.layout(options.order));
-        let (q, k, v, out) = (q?, k?, v?, out?);
+        let keys = self.key_order(options.order)?;
+        let [q, k, v, out] = &self.arrays;
+        let (q, out) = (q.layout(options.order)?, out.layout(options.order)?);
+        let (k, v) = (k.layout(keys)?, v.layout(keys)?);
         self.check_ranks(options.order)?;
         Ok(Spec {
             out: Some(out),
@@ -234,9 +251,28 @@ impl<'a> Call<'a> {
         })
     }
 
+    /// In which order K and V have their dimensions; pages have four of them.
+    fn key_order(&self, order: Order) -> Result<Order, CallError> {
+        let Some(_) = self.table else { return Ok(order) };
+        let (keys, dimensions) = match order {
+            Order::Bhsd => (Order::Bhsd, "pages, heads, rows of a page, dim"),
+            Order::Bshd | Order::Packed => (Order::Bshd, "pages, rows of a page, heads, dim"),
+        };
+        let [q, k, v, _] = &self.arrays;
+        let padded = (order != Order::Packed).then_some((q, "one batch entry for each row of the table"));
+        let mut needed = [(k, dimensions), (v, dimensions)].into_iter().chain(padded);
+        match needed.find(|(array, _)| array.rank() != 4) {
+            Some((array, dimensions)) => {
+                Err(CallError::PageRank { operand: array.operand, rank: array.rank(), dimensions })
+            }
+            None => Ok(keys),
+        }
+    }
+
     /// Demands that tensors without a batch, or without heads, are among their like.
     fn check_ranks(&self, order: Order) -> Result<(), CallError> {
-        let [q, others @ ..] = &self.arrays;
+        let [q, k, v, out] = &self.arrays;
+        let others = if self.table.is_some() { &[out][..] } else { &[k, v, out] };
         match others.iter().find(|other| other.rank() != q.rank()) {
             Some(other) => {
                 let (operand, other) = (other.operand, other.rank());
@@ -253,16 +289,22 @@ impl<'a> Call<'a> {
         for numbers in self.lengths.iter().flatten().filter(|_| order != Order::Packed) {
             check_count(numbers, batch, "one for each batch entry")?;
         }
+        // Bounds are rounded, so that batches with slightly other ones share a plan.
+        let (longest_q, longest_kv) = self.longest.unwrap_or((usize::MAX >> 1, usize::MAX >> 1));
+        let [longest_q, longest_kv] = [longest_q, longest_kv].map(usize::next_power_of_two);
         let sequences = match (order, q, kv) {
             (Order::Packed, Some(q), Some(kv)) => {
-                check_count(&kv, q.len, "as many as offsets of q")?;
                 if q.len == 0 {
                     check_count(&q, 1, "one more than there are sequences")?;
                 }
-                // Bounds are rounded, so that batches with slightly other ones share a plan.
-                let (longest_q, longest_kv) = self.longest.unwrap_or((usize::MAX >> 1, usize::MAX >> 1));
-                let [longest_q, longest_kv] = [longest_q, longest_kv].map(usize::next_power_of_two);
-                Sequences::Ragged { count: q.len - 1, longest_q, longest_kv }
+                let count = q.len - 1;
+                if self.table.is_some() {
+                    check_count(&kv, count, "one for each sequence")?;
+                    Sequences::PackedQueries { count, longest_q }
+                } else {
+                    check_count(&kv, q.len, "as many as offsets of q")?;
+                    Sequences::Ragged { count, longest_q, longest_kv }
+                }
             }
             (Order::Packed, ..) => return Err(CallError::Offsets),
             (_, None, None) => Sequences::Uniform,
@@ -276,20 +318,39 @@ impl<'a> Call<'a> {
             (Some(one), _) | (None, Some(one)) => one.index,
             (None, None) => spec.index,
         };
-        Ok(Spec { sequences, index, ..spec })
+        let sequence_count = match sequences {
+            Sequences::PackedQueries { count, .. } => count,
+            _ => batch,
+        };
+        let pages = self.pages(sequence_count)?.map(|pages| Pages { longest_kv: Some(longest_kv), ..pages });
+        Ok(Spec { sequences, index, pages, ..spec })
+    }
+
+    /// What a plan has to know of the page table, which has a row for each sequence.
+    fn pages(&self, sequences: usize) -> Result<Option<Pages>, CallError> {
+        let Some(table) = self.table else { return Ok(None) };
+        if table.rows != sequences {
+            return Err(CallError::TableRows { given: table.rows, needed: sequences });
+        }
+        Ok(Some(Pages { row_stride: table.row_stride, ..Pages::new(table.columns) }))
     }
 
     /// The numbers of a call whose tensors are on the host.
     fn host_values(&self, order: Order, heads: usize) -> Result<Values, CallError> {
         let read = |numbers: Option<Numbers>| numbers.map(|numbers| host::lengths(&numbers)).transpose();
-        let lengths = match (order, read(self.lengths[0])?, read(self.lengths[1])?) {
+        let keys = match self.table {
+            Some(_) => self.lengths[1].map(|numbers| host::page_lengths(&numbers)).transpose()?,
+            None => read(self.lengths[1])?,
+        };
+        let lengths = match (order, read(self.lengths[0])?, keys) {
+            (Order::Packed, Some(q), Some(kv)) if self.table.is_some() => Lengths::packed_queries(q, kv),
             (Order::Packed, Some(q), Some(kv)) => Lengths::ragged(q, kv),
             (Order::Packed, ..) => return Err(CallError::Offsets),
             (_, None, None) => Lengths::Uniform,
             (_, q, kv) => Lengths::Used { q, kv },
         };
         let sinks = self.sinks.map(|sinks| host::sinks(&sinks, heads)).transpose()?;
-        Ok(Values { lengths, sinks })
+        Ok(Values { lengths, sinks, table: self.table.as_ref().map(host::table) })
     }
 
     fn checked_step(
@@ -337,6 +398,7 @@ impl<'a> Call<'a> {
                     lse: lse.map_or(0, |lse| lse as u64),
                     lengths_q: numbers(0),
                     lengths_kv: numbers(1),
+                    table: self.table.map_or(0, |table| table.address as u64),
                     sinks: self.sinks.map_or(0, |sinks| sinks.address as u64),
                 };
                 let alignment = 1 << bits.trailing_zeros();

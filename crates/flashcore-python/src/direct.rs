@@ -14,7 +14,7 @@ use pyo3::{
 
 use crate::{
     array::{Array, Order, Place, View},
-    call::{Call, Kept, WIDEST, stream_of},
+    call::{Call, Given, Kept, WIDEST, stream_of},
     exchange::Exchange,
     import::Request,
     options::Options,
@@ -76,7 +76,7 @@ impl Direct {
     }
 
     /// The result, new or `out`; None where the long way has to be taken.
-    #[pyo3(signature = (q, k, v, out, options, lengths_q=None, lengths_kv=None, sinks=None, longest=None, /))]
+    #[pyo3(signature = (q, k, v, out, options, lengths_q=None, lengths_kv=None, sinks=None, longest=None, table=None, /))]
     #[expect(clippy::too_many_arguments, reason = "tensors and numbers of a call")]
     fn attention<'py>(
         &self,
@@ -89,6 +89,7 @@ impl Direct {
         lengths_kv: Option<&Bound<'py, PyAny>>,
         sinks: Option<&Bound<'py, PyAny>>,
         longest: Option<(usize, usize)>,
+        table: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
         let same = |other: &Bound<'py, PyAny>| other.get_type_ptr() == q.get_type_ptr();
         let tensors = [Some(q), Some(k), Some(v), sinks, out.as_ref()];
@@ -107,7 +108,8 @@ impl Direct {
         };
         let mut call = Call::new(inputs, read(&made, Operand::Out)?);
         // Numbers of another type or elsewhere are converted, or refused, on the long way.
-        if call.bind([lengths_q, lengths_kv], sinks, request, &mut kept).is_err() {
+        let values = Given { lengths: [lengths_q, lengths_kv], sinks, table };
+        if call.bind(values, request, &mut kept).is_err() {
             return Ok(None);
         }
         call.longest = longest;

@@ -48,6 +48,16 @@ pub(crate) enum CallError {
     Sinks { given: usize, heads: usize },
     #[error("{operand} are {dtype}; convert them to int32, as by x.astype(\"int32\") or, in torch, x.int()")]
     NotIntegers { operand: Operand, dtype: String },
+    #[error("page_table is {dtype}; convert it to int32, as by x.astype(\"int32\") or, in torch, x.int()")]
+    TableElements { dtype: String },
+    #[error(
+        "page_table must be sequences x pages, the numbers of a row one after another; copy it, in torch by x.contiguous()"
+    )]
+    TableShape,
+    #[error("page_table has {given} rows but {needed} are needed: one for each sequence")]
+    TableRows { given: usize, needed: usize },
+    #[error("{operand} has {rank} dimensions but with a page table 4 are needed: {dimensions}")]
+    PageRank { operand: Operand, rank: usize, dimensions: &'static str },
     #[error("{operand} must have one dimension and no gaps; copy them, in torch by x.contiguous()")]
     NotAList { operand: Operand },
     #[error("{operand} have {given} entries but {needed} are needed: {what}")]
@@ -110,9 +120,11 @@ impl From<CallError> for PyErr {
         let text = error.to_string();
         match error {
             CallError::Python(error) => error,
-            CallError::NotATensor { .. } | CallError::Elements { .. } | CallError::NotIntegers { .. } => {
-                PyTypeError::new_err(text)
-            }
+            CallError::NotATensor { .. }
+            | CallError::Elements { .. }
+            | CallError::NotIntegers { .. }
+            | CallError::TableElements { .. } => PyTypeError::new_err(text),
+            CallError::Problem(ProblemError::PagedGradients) => PyNotImplementedError::new_err(text),
             CallError::Problem(ProblemError::DType { .. } | ProblemError::OutDType { .. }) => {
                 PyTypeError::new_err(text)
             }

@@ -11,13 +11,14 @@ use std::{
 
 use flashcore::{Backend, BackendError, BackwardProblem, DType, Index, Layout, Problem, Values, bf16, f16};
 use flashcore_core::{
-    BackwardCall, BackwardInputs, Data, DataMut, GradientsMut, HostCall, MergeCall, MergeProblem, RowTerms,
+    BackwardCall, BackwardInputs, Data, DataMut, GradientsMut, HostCall, MergeCall, MergeProblem, PageTable,
+    RowTerms,
 };
 use flashcore_cpu::Cpu;
 use rayon::ThreadPoolBuilder;
 
 use crate::{
-    array::{Array, Numbers},
+    array::{Array, Numbers, Table},
     error::CallError,
 };
 
@@ -150,20 +151,41 @@ pub(crate) unsafe fn store(at: usize, values: &[f32]) {
 
 /// Lengths or offsets on the host; a view that its producer handed out and its caller holds.
 pub(crate) fn lengths(numbers: &Numbers) -> Result<Arc<[u32]>, CallError> {
-    let Numbers { operand, address, len, .. } = *numbers;
+    let operand = numbers.operand;
+    let narrow = |(at, value): (usize, i64)| {
+        u32::try_from(value).map_err(|_| CallError::Negative { operand, at, value })
+    };
+    wide(numbers).into_iter().enumerate().map(narrow).collect()
+}
+
+/// As [`lengths`] of keys in pages, where a sequence that is none has a length below 0: nothing.
+pub(crate) fn page_lengths(numbers: &Numbers) -> Result<Arc<[u32]>, CallError> {
+    let narrow = |value: i64| u32::try_from(value.max(0)).unwrap_or(u32::MAX);
+    Ok(wide(numbers).into_iter().map(narrow).collect())
+}
+
+/// The page table on the host; a view that its producer handed out and its caller holds.
+pub(crate) fn table(table: &Table) -> PageTable {
+    let Table { address, rows, columns, row_stride, .. } = *table;
+    let row = |n: usize| {
+        let at = address + n * row_stride * size_of::<i32>();
+        // SAFETY: `Table::read` saw as many numbers one after another in each row, at aligned addresses.
+        unsafe { from_raw_parts(pointer::<i32>(at, columns), columns) }.iter().copied()
+    };
+    PageTable::new((0..rows).flat_map(row).collect::<Vec<_>>(), columns)
+}
+
+fn wide(numbers: &Numbers) -> Vec<i64> {
+    let Numbers { address, len, .. } = *numbers;
     // SAFETY: `Numbers::read` saw as many numbers of that width, one after another, at an aligned address.
-    let wide: Vec<i64> = unsafe {
+    unsafe {
         match numbers.index {
             Index::I32 => {
                 from_raw_parts(pointer::<i32>(address, len), len).iter().map(|&x| x.into()).collect()
             }
             Index::I64 => from_raw_parts(pointer::<i64>(address, len), len).to_vec(),
         }
-    };
-    let narrow = |(at, value): (usize, i64)| {
-        u32::try_from(value).map_err(|_| CallError::Negative { operand, at, value })
-    };
-    wide.into_iter().enumerate().map(narrow).collect()
+    }
 }
 
 /// The sinks of `len` heads on the host; a view that its producer handed out and its caller holds.

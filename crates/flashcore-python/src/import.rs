@@ -9,7 +9,7 @@ use pyo3::{
 };
 
 use crate::{
-    array::{Array, Numbers, Order},
+    array::{Array, Numbers, Order, Table},
     dlpack::Tensor,
     error::CallError,
     exchange::Exchange,
@@ -50,6 +50,12 @@ impl Request {
     ) -> Result<Imported<Numbers>, CallError> {
         // SAFETY: `fetch` hands out views of what lives.
         self.fetch(object, operand)?.read(|tensor| unsafe { Numbers::read(tensor, operand) })
+    }
+
+    /// Reads page numbers.
+    pub(crate) fn table(self, object: &Bound<'_, PyAny>) -> Result<Imported<Table>, CallError> {
+        // SAFETY: `fetch` hands out views of what lives.
+        self.fetch(object, Operand::Table)?.read(|tensor| unsafe { Table::read(tensor) })
     }
 
     /// Reads what will be written.

@@ -17,7 +17,7 @@ const LONG_GAP: usize = 1 << 20;
 const EDGE: usize = 64;
 
 /// A tensor amid guard bands.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Buffer<T> {
     elements: Vec<T>,
     start: usize,

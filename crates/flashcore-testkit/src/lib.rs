@@ -9,9 +9,11 @@
 //! | [`kinds`] | kinds of data, for error and for time |
 //! | [`compare`] | the error rule |
 //! | [`plain`] | attention computed plainly, row by row: in f64 the oracle, in the tensors' own precision the yardstick |
+//! | [`pages`] | keys in pages: cases, and what their tables say |
 //! | [`properties`] | laws that hold whatever the numbers are |
 //! | [`backward`] | cases, oracle, check and laws of gradients |
 //! | [`merge`] | cases, oracle and check of merging partial results |
+//! | [`append`] | cases, oracle and check of new rows of a cache |
 //! | [`mutate`] | single faults made in kernels, for judging the checkers |
 //! | [`ptxtest`] | tests written as PTX files, for simulator and GPU |
 //! | [`random`] | random legal problems, for fuzzing |
@@ -23,6 +25,7 @@
 #![allow(missing_docs)]
 
 pub mod answer;
+pub mod append;
 pub mod backward;
 pub mod bench;
 pub mod buffers;
@@ -34,6 +37,7 @@ pub mod kinds;
 pub mod merge;
 pub mod mutate;
 pub mod naive;
+pub mod pages;
 pub mod plain;
 pub mod properties;
 pub mod ptxtest;

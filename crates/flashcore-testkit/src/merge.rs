@@ -47,7 +47,7 @@ pub enum Order {
 }
 
 impl Order {
-    fn layout(self, dims: Dims) -> Result<Layout, ProblemError> {
+    pub(crate) fn layout(self, dims: Dims) -> Result<Layout, ProblemError> {
         match self {
             Self::Dense => Layout::bhsd(dims),
             Self::Tokens => Layout::bshd(dims),
@@ -372,7 +372,7 @@ impl Expected {
 }
 
 /// The distance between neighbouring numbers of `dtype` about `x`.
-fn unit_in_last_place(dtype: DType, x: f64) -> f64 {
+pub(crate) fn unit_in_last_place(dtype: DType, x: f64) -> f64 {
     let (digits, smallest) = match dtype {
         DType::F16 => (10, -14.0),
         DType::BF16 => (7, -126.0),

@@ -152,6 +152,13 @@ impl Builder {
         self.let_(x.into().mul_wide(y))
     }
 
+    /// The upper half of the 64-bit product of two 32-bit numbers.
+    #[track_caller]
+    pub fn mul_hi(&mut self, x: impl Into<Expr<U32>>, y: impl Into<Expr<U32>>) -> Reg<U32> {
+        let args = [self.arg(x), self.arg(y)];
+        self.op(Op::Mul, &[Mod::Hi, Mod::Type(U32::PTX)], args)
+    }
+
     /// `x / y` for integers.
     #[track_caller]
     pub fn div<T: Integer>(&mut self, x: impl Into<Expr<T>>, y: impl Into<Expr<T>>) -> Reg<T> {

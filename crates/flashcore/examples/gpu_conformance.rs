@@ -1,10 +1,10 @@
 //! The conformance suite on GPU 0: every case, law and random problems, for each kernel family.
 //!
-//! `cargo run --release --example gpu_conformance [native|persistent|ampere] [cases|laws|random|merge] [filter]`
+//! `cargo run --release --example gpu_conformance [native|persistent|ampere] [cases|laws|random|merge|append] [filter]`
 
 use flashcore::{Backend, DType, cuda::Cuda};
 use flashcore_testkit::{
-    Case, CaseReport, Outcome,
+    Case, CaseReport, Outcome, append,
     cases::{self, Cost},
     check_case, merge, properties, random,
 };
@@ -31,8 +31,9 @@ fn main() {
         "laws" => laws(&cuda),
         "random" => random_problems(&cuda),
         "merge" => merges(&cuda),
+        "append" => appends(&cuda),
         "cases" | "" => conclude(&check(&cuda, case_work(word(2)))),
-        other => panic!("nothing is called {other}; use cases, laws, random or merge"),
+        other => panic!("nothing is called {other}; use cases, laws, random, merge or append"),
     };
     std::process::exit(i32::from(failed > 0));
 }
@@ -55,7 +56,7 @@ fn case_work(filter: &str) -> Vec<Work> {
 /// Draws until [`RANDOM`] problems have run: the draws that the GPU's kernels refuse do not count. What is drawn depends on
 /// nothing but the number of the draw.
 fn random_problems(cuda: &Cuda) -> usize {
-    let draw = |n: u64| (random::case(11, n, random::Limits::SMALL), HALVES[n as usize % 2], n);
+    let draw = |n: u64| (random::any(11, n, random::Limits::SMALL), HALVES[n as usize % 2], n);
     let mut reports: Vec<CaseReport> = Vec::new();
     loop {
         let ran = reports.iter().filter(|report| ran(report)).count();
@@ -113,5 +114,17 @@ fn merges(cuda: &Cuda) -> usize {
     let failures: Vec<String> = SEEDS.iter().flat_map(|&seed| merge::failures(cuda, 9, seed)).collect();
     failures.iter().take(25).for_each(|failure| println!("{failure}"));
     println!("merge: {} failed of {}", failures.len(), merge::cases().len() * 9 * SEEDS.len());
+    failures.len()
+}
+
+fn appends(cuda: &Cuda) -> usize {
+    let failures: Vec<String> =
+        SEEDS.iter().flat_map(|&seed| append::failures(cuda, &DType::ALL, seed)).collect();
+    failures.iter().take(25).for_each(|failure| println!("{failure}"));
+    println!(
+        "append: {} failed of {}",
+        failures.len(),
+        append::cases().len() * DType::ALL.len() * SEEDS.len()
+    );
     failures.len()
 }

@@ -9,7 +9,7 @@ use flashcore_ptx::{
 use flashcore_tile::{Element, MMA_M};
 use serde::{Deserialize, Serialize};
 
-use super::Access;
+use super::{Access, entries::ENTRY_BYTES};
 use crate::parts::{lengths::LengthsKind, mask::Sides, sinks::sink_name};
 
 /// A kernel of this family: two configs that are equal give the same text.
@@ -39,6 +39,8 @@ pub struct Config {
     pub sinks: Option<DType>,
     /// What rows are aligned to.
     pub access: Access,
+    /// Keys and values lie in pages.
+    pub paged: bool,
 }
 
 /// Tile, warps and pipeline of a kernel: what tuning changes.
@@ -79,14 +81,15 @@ impl Shape {
     }
 
     /// Shared memory of a kernel of this shape for the given features.
-    pub fn shared_bytes(&self, input: Element, output: Element, dims: [u32; 2]) -> u32 {
+    pub fn shared_bytes(&self, input: Element, output: Element, dims: [u32; 2], paged: bool) -> u32 {
         let [qk, v] = [padded(dims[0]), Columns::of(dims[1]).all()];
         let tile_m = self.tile_m(dims[1]);
         let first = tile_m * qk;
         let ring = self.stages * self.tile_n * (qk + v);
         // The output is gathered where Q and the ring were; f32 leaves from registers.
         let staging = if output == Element::F32 { 0 } else { output.bytes() * tile_m * v };
-        (input.bytes() * (first + ring)).max(staging)
+        let entries = if paged { self.stages * self.tile_n * ENTRY_BYTES } else { 0 };
+        (input.bytes() * (first + ring) + entries).max(staging)
     }
 }
 
@@ -141,7 +144,7 @@ impl Config {
 
     /// Shared memory of a CTA.
     pub fn shared_bytes(&self) -> u32 {
-        self.shape.shared_bytes(self.input, self.output, [self.dim_qk, self.dim_v])
+        self.shape.shared_bytes(self.input, self.output, [self.dim_qk, self.dim_v], self.paged)
     }
 
     /// Whether rows of the output are f32 and leave from registers.
@@ -171,6 +174,7 @@ impl Config {
         option(self.sinks.is_some(), sink_name(self.sinks));
         option(self.output != self.input, &format!("_to_{}", self.output.name()));
         option(self.accumulate, "_acc");
+        option(self.paged, "_paged");
         option(self.access != Access::B16, &format!("_a{}", self.access.bytes()));
         Ident::new(name).expect("made of legal parts")
     }

@@ -12,8 +12,10 @@ use flashcore_tile::{
 
 use super::{
     Config,
+    entries::{ENTRY_BYTES, TableReader},
     portion::{Access, Cut, Features, Portion, both},
 };
+use crate::parts::tensor::TensorArgument;
 
 /// Rows after which the swizzle pattern repeats, whatever its width.
 const PATTERN_ROWS: u32 = 8;
@@ -38,8 +40,28 @@ pub(super) fn wait(b: &mut Builder, pending: u32) {
     }
 }
 
-fn has_copies(b: &Builder) -> bool {
+/// Whether the GPU has asynchronous copies.
+pub(super) fn has_copies(b: &Builder) -> bool {
     b.target().includes(Target::Sm80)
+}
+
+/// Where the rows of a tile lie.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum RowSource {
+    /// At equal distances: where the first starts, and bytes between them.
+    Strided(Reg<U64>, Reg<U64>),
+    /// Where a table says; the rows of a head in the first page start at the address.
+    Paged(Reg<U64>, TensorArgument, TableReader),
+}
+
+impl RowSource {
+    /// Where rows start, bytes between them, and what finds them in pages.
+    const fn parts(self) -> (Reg<U64>, Option<Reg<U64>>, Option<(TensorArgument, TableReader)>) {
+        match self {
+            Self::Strided(start, stride) => (start, Some(stride), None),
+            Self::Paged(start, tensor, table) => (start, None, Some((tensor, table))),
+        }
+    }
 }
 
 /// One thread's share of the copies that fill a tile.
@@ -56,29 +78,35 @@ pub(super) struct TileLoad {
     /// Where this thread's rows go, but for the tile's offset, which is added as a constant so that tiles of one
     /// shape share registers: one address per row of the pattern it meets.
     to: Vec<Reg<U32>>,
-    /// Where this thread's first row comes from.
+    /// Where this thread's first row comes from; of rows in pages, where it would lie in the first.
     from: Reg<U64>,
-    /// Bytes between rows of neighbouring passes.
-    pass: Reg<U64>,
-    /// Bytes between tiles.
-    step: Reg<U64>,
+    /// Bytes between rows of neighbouring passes, and between tiles, where rows lie at equal distances.
+    steps: Option<Steps>,
+    /// What finds rows in pages.
+    table: Option<(TensorArgument, TableReader)>,
     /// Whether this thread takes part, where some do not.
     active: Option<Pred>,
     features: Features,
 }
 
+/// Distances in bytes.
+#[derive(Clone, Copy, Debug)]
+struct Steps {
+    pass: Reg<U64>,
+    tile: Reg<U64>,
+}
+
+/// What a thread reads next: a place that it moves along rows at equal distances, or the entry of its first row.
+#[derive(Clone, Copy)]
+struct Walk {
+    from: Reg<U64>,
+    entries: Option<Shared>,
+}
+
 impl TileLoad {
-    /// The copies of a tile of which the first `dim` columns are features; `from` is the first element of its first
-    /// row and `stride` the bytes between rows.
+    /// The copies of a tile of which the first `dim` columns are features.
     #[track_caller]
-    pub(super) fn new(
-        b: &mut Builder,
-        cfg: &Config,
-        tile: &SmemTile,
-        dim: u32,
-        from: Reg<U64>,
-        stride: Reg<U64>,
-    ) -> Self {
+    pub(super) fn new(b: &mut Builder, cfg: &Config, tile: &SmemTile, dim: u32, rows: RowSource) -> Self {
         let element = tile.element();
         let portion = portion_bytes(cfg.access, tile, b.threads());
         let portions = tile.cols() * element.bytes() / portion;
@@ -86,9 +114,10 @@ impl TileLoad {
         let rows_per_pass = rows_per_pass(b.threads() / lanes, tile.rows());
         let thread = b.thread();
         let (row, index) = (b.let_(thread / lanes), b.let_(thread % lanes));
-        let skipped = b.let_(row.widen() * stride + from);
+        let (start, stride, table) = rows.parts();
+        let skipped = stride.map_or(start, |stride| b.let_(row.widen() * stride + start));
         let column = b.let_(index.mul_wide(portion));
-        let pass = b.let_(stride * u64::from(rows_per_pass));
+        let pass = stride.map(|stride| b.let_(stride * u64::from(rows_per_pass)));
         Self {
             access: cfg.access,
             tile: *tile,
@@ -98,24 +127,36 @@ impl TileLoad {
             row,
             to: destinations(b, tile, row, (index, portion), rows_per_pass),
             from: b.let_(skipped + column),
-            pass,
-            step: b.let_(stride * u64::from(tile.rows())),
+            steps: stride.zip(pass).map(|(stride, pass)| {
+                let tile = b.let_(stride * u64::from(tile.rows()));
+                Steps { pass, tile }
+            }),
+            table,
             active: active(b, portions, row, index, rows_per_pass.min(tile.rows())),
             features: Features::new(b, Cut { element, dim, bytes: portion }, index, Some(portions)),
         }
     }
 
-    /// Starts the copies into the copy of the tile `skip` bytes on; rows from `rows_there` on become zeros.
+    /// Starts the copies into the copy of the tile `skip` bytes on; rows from `rows_there` on become zeros. Rows in pages
+    /// have `entries`.
     #[track_caller]
-    pub(super) fn issue(&self, b: &mut Builder, skip: impl Into<Val<U32>>, rows_there: Option<Reg<S32>>) {
+    pub(super) fn issue(
+        &self,
+        b: &mut Builder,
+        skip: impl Into<Val<U32>>,
+        rows_there: Option<Reg<S32>>,
+        entries: Option<Shared>,
+    ) {
         let skip = skip.into();
         let starts: Vec<_> = self.to.iter().map(|&to| b.let_(to + skip)).collect();
         let left = rows_there.map(|rows| b.let_(rows - self.row.signed()));
         let from = b.var(self.from);
+        let entries = entries.map(|entries| entries.plus(b, self.row * ENTRY_BYTES));
+        let walk = Walk { from, entries };
         let width = self.access.copy().filter(|_| has_copies(b));
         let copies = |b: &mut Builder| match width {
-            Some(width) => self.copies(b, width, &starts, from, left),
-            None => self.copies_through_registers(b, &starts, from, left),
+            Some(width) => self.copies(b, width, &starts, walk, left),
+            None => self.copies_through_registers(b, &starts, walk, left),
         };
         match self.active {
             Some(active) => b.if_(active, copies),
@@ -134,6 +175,19 @@ impl TileLoad {
         Shared { base: starts[pass as usize % starts.len()], offset }
     }
 
+    /// Where the row of pass `pass` comes from; passes are asked for in order.
+    #[track_caller]
+    fn source(&self, b: &mut Builder, walk: Walk, pass: u32) -> Reg<U64> {
+        if let Some(((tensor, table), entries)) = self.table.zip(walk.entries) {
+            let (page, row) = table.place(b, entries.at(pass * self.rows_per_pass * ENTRY_BYTES));
+            return tensor.in_page(b, walk.from, page, row);
+        }
+        if let Some(steps) = self.steps.filter(|_| pass > 0) {
+            b.add_to(walk.from, steps.pass);
+        }
+        walk.from
+    }
+
     /// Asynchronous copies, unrolled.
     #[track_caller]
     fn copies(
@@ -141,14 +195,12 @@ impl TileLoad {
         b: &mut Builder,
         width: CopyWidth,
         starts: &[Reg<U32>],
-        from: Reg<U64>,
+        walk: Walk,
         left: Option<Reg<S32>>,
     ) {
         let last = self.bytes_of_last(b, width);
         for pass in 0..self.passes() {
-            if pass > 0 {
-                b.add_to(from, self.pass);
-            }
+            let from = self.source(b, walk, pass);
             let row = pass * self.rows_per_pass;
             let there = left.map(|left| b.let_(left.gt(row as i32)));
             let present = both(b, there, self.features.some);
@@ -181,12 +233,12 @@ impl TileLoad {
         &self,
         b: &mut Builder,
         starts: &[Reg<U32>],
-        from: Reg<U64>,
+        walk: Walk,
         left: Option<Reg<S32>>,
     ) {
         let passes = self.passes_at_once(starts.len() as u32);
         if passes == self.passes() {
-            return self.copy_passes(b, passes, starts, from, left);
+            return self.copy_passes(b, passes, starts, walk, left);
         }
         let (rows, row, skip) = (passes * self.rows_per_pass, b.var(0), b.var(0));
         b.while_(
@@ -194,8 +246,11 @@ impl TileLoad {
             |b| {
                 let starts: Vec<_> = starts.iter().map(|&start| b.let_(start + skip)).collect();
                 let left = left.map(|left| b.let_(left - row));
-                self.copy_passes(b, passes, &starts, from, left);
-                b.add_to(from, self.pass);
+                let entries = walk.entries.map(|entries| entries.plus(b, row.unsigned() * ENTRY_BYTES));
+                self.copy_passes(b, passes, &starts, Walk { entries, ..walk }, left);
+                if let Some(steps) = self.steps {
+                    b.add_to(walk.from, steps.pass);
+                }
                 b.add_to(row, rows as i32);
                 b.add_to(skip, rows * self.tile.slab_width());
             },
@@ -209,13 +264,11 @@ impl TileLoad {
         b: &mut Builder,
         passes: u32,
         starts: &[Reg<U32>],
-        from: Reg<U64>,
+        walk: Walk,
         left: Option<Reg<S32>>,
     ) {
         let read = |pass: u32| {
-            if pass > 0 {
-                b.add_to(from, self.pass);
-            }
+            let from = self.source(b, walk, pass);
             let there = left.map(|left| b.let_(left.gt((pass * self.rows_per_pass) as i32)));
             Portion::read(b, self.access, &self.features, from.into(), there)
         };
@@ -235,7 +288,9 @@ impl TileLoad {
     /// Moves on to the tile before this one.
     #[track_caller]
     pub(super) fn step_back(&self, b: &mut Builder) {
-        b.set(self.from, self.from - self.step);
+        if let Some(steps) = self.steps {
+            b.set(self.from, self.from - steps.tile);
+        }
     }
 }
 

@@ -8,11 +8,12 @@
 //! A CTA works on one tile of query rows and walks its key tiles from the last to the first: tiles that the mask or
 //! the end of the sequence cuts come first, then the whole ones, then those that the left bound cuts. A warp has rows of
 //! its own; where their output is too wide for its registers, two warps have the same rows and halves of the columns.
-//! Reads Q, K, V, SINKS, LENGTHS_*; writes OUT and, unless it is null, LSE (see [`crate::slots`]). f32 tensors take the
+//! Keys in pages are found a turn before they are loaded, see `entries.rs`. Reads Q, K, V, SINKS, LENGTHS_*, TABLE; writes OUT and, unless it is null, LSE (see [`crate::slots`]). f32 tensors take the
 //! same way with three products for one, see `factor.rs`.
 
 mod block;
 mod config;
+mod entries;
 mod epilogue;
 mod factor;
 mod load;
@@ -28,10 +29,14 @@ pub use config::{Config, Shape};
 pub use portion::Access;
 
 use crate::{
-    parts::{mask::Mask, scale::Scale, sections::tile_count, sinks::SinkArgument, tensor::TensorArgument},
+    parts::{
+        mask::Mask, pages::PageArguments, scale::Scale, sections::tile_count, sinks::SinkArgument,
+        tensor::TensorArgument,
+    },
     slots,
 };
 use config::padded;
+use entries::Entries;
 use schedule::Schedule;
 
 /// What the host passes, as registers.
@@ -46,6 +51,7 @@ pub(crate) struct Arguments {
     schedule: Schedule,
     mask: Mask,
     scale: Scale,
+    pages: Option<PageArguments>,
 }
 
 impl Arguments {
@@ -60,6 +66,7 @@ impl Arguments {
             schedule: Schedule::declare(b, params, cfg.lengths, cfg.tile_m()),
             mask: Mask::declare(b, params, cfg.mask),
             scale: Scale::declare(b, params, cfg.softcap, cfg.input),
+            pages: cfg.paged.then(|| PageArguments::declare(b, params)),
         }
     }
 }
@@ -70,6 +77,8 @@ pub(crate) struct Layout {
     q: SmemTile,
     k: SmemTile,
     v: SmemTile,
+    /// Page and place of the keys of each stage, where they lie in pages.
+    entries: Option<Entries>,
     /// Where the output is gathered, over the other tiles, unless it is f32 and leaves from registers.
     staging: Option<SmemTile>,
 }
@@ -82,6 +91,7 @@ impl Layout {
         let q = b.smem_tile(input, [tile_m, qk], input.swizzle(qk), 1);
         let k = b.smem_tile(input, [tile_n, qk], input.swizzle(qk), stages);
         let values = b.smem_tile(input, [tile_n, v], input.swizzle(v), stages);
+        let entries = cfg.paged.then(|| Entries::new(b, cfg));
         let staging = (!cfg.wide()).then(|| {
             // Narrow keys leave too little room for wide values.
             let needed = output.bytes() * tile_m * v;
@@ -89,7 +99,7 @@ impl Layout {
             b.shared(missing, 1);
             b.smem_tile_over(0, output, [tile_m, v], output.swizzle(v))
         });
-        Self { q, k, v: values, staging }
+        Self { q, k, v: values, entries, staging }
     }
 }
 

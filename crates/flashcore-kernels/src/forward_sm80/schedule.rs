@@ -28,6 +28,8 @@ pub(super) struct Schedule {
 pub(super) struct Tile {
     /// First row in the sequence.
     pub(super) first_row: Reg<U32>,
+    /// Number of the sequence.
+    pub(super) sequence: Reg<U32>,
     /// Query head.
     pub(super) head: Reg<U32>,
     /// Head of keys and values.
@@ -90,11 +92,12 @@ impl Schedule {
             _ => self.lengths.sequence(b, sequence).map(|span| span.uniform(b)).into(),
         };
         let (batch, rows) = match self.kind {
-            LengthsKind::Ragged => (zero, q.len),
+            LengthsKind::Ragged | LengthsKind::PackedQueries => (zero, q.len),
             _ => (sequence, all.len),
         };
         Tile {
             first_row,
+            sequence,
             head,
             head_kv,
             batch,

@@ -7,8 +7,9 @@ use flashcore_tile::{
 use super::{
     Arguments, Config, Layout, Shape,
     block::{Block, row_end},
+    entries::TableReader,
     epilogue::{Lse, Output, WideOutput},
-    load::{self, TileLoad},
+    load::{self, RowSource, TileLoad},
     products::{Queries, StepKeys, Values, needs_branches, outputs, scores},
     schedule::Tile,
 };
@@ -123,6 +124,8 @@ impl Rows {
 /// The ring of K and V tiles in shared memory, and the loads that keep it full.
 struct Ring {
     stages: u32,
+    /// What finds keys in pages.
+    table: Option<TableReader>,
     load_k: TileLoad,
     load_v: TileLoad,
     keys: MatrixRows,
@@ -154,13 +157,13 @@ impl Ring {
         let tiles = key_tiles(b, cfg, tile, visible);
         let last = b.let_(tiles.end - 1);
         let first_key = b.let_(last * cfg.shape.tile_n as i32);
-        let row = b.let_(tile.kv_start + first_key.unsigned());
-        let k = tile.row_address(b, &args.k, tile.head_kv, row);
-        let v = tile.row_address(b, &args.v, tile.head_kv, row);
+        let table = TableReader::new(b, args, layout.entries, tile);
+        let [k, v] = key_rows(b, args, tile, table, first_key);
         let ring = Self {
             stages: cfg.shape.stages,
-            load_k: TileLoad::new(b, cfg, &layout.k, cfg.dim_qk, k, args.k.row),
-            load_v: TileLoad::new(b, cfg, &layout.v, cfg.dim_v, v, args.v.row),
+            table,
+            load_k: TileLoad::new(b, cfg, &layout.k, cfg.dim_qk, k),
+            load_v: TileLoad::new(b, cfg, &layout.v, cfg.dim_v, v),
             keys: layout.k.matrix_rows(b, MatrixOrder::ColumnsFirst),
             values: Values::new(b, &layout.v),
             columns_at: rows.share.map(|share| columns_at(b, &layout.v, share, cfg.columns().each)),
@@ -177,8 +180,21 @@ impl Ring {
 
     /// Fills all stages but one; only the first key tile may end beyond the sequence.
     fn fill(&self, b: &mut Builder, keys_there: Reg<S32>) {
+        if let Some(table) = &self.table {
+            for stage in 0..self.stages - 1 {
+                let tile = b.let_(self.tile - stage as i32);
+                table.fetch(b, tile, stage.into());
+            }
+            load::commit(b);
+            load::wait(b, 0);
+            b.sync_cta();
+        }
         for stage in 0..self.stages - 1 {
             let there = (stage == 0).then_some(keys_there);
+            // Others may still read the entries that are overwritten now.
+            if self.table.is_some() && stage > 0 {
+                b.sync_cta();
+            }
             self.load(b, stage, stage.into(), there);
         }
     }
@@ -188,13 +204,23 @@ impl Ring {
         let tile = b.let_(self.tile - ahead as i32);
         let needed = self.not_below_begin(b, tile);
         b.if_uniform(needed, |b| {
+            let entries = self.table.map(|table| table.entries.of_stage(b, stage));
             for (load, bytes) in [&self.load_k, &self.load_v].into_iter().zip(self.stage_bytes) {
                 let skip = b.let_(stage * bytes);
-                load.issue(b, skip, keys_there);
+                load.issue(b, skip, keys_there, entries);
                 load.step_back(b);
             }
         });
+        self.fetch_entries(b, tile, stage);
         load::commit(b);
+    }
+
+    /// Starts to fetch the entries of the tile that will be loaded when the copies of `tile`, into `stage`, have arrived.
+    fn fetch_entries(&self, b: &mut Builder, tile: Reg<S32>, stage: Val<U32>) {
+        let Some(table) = &self.table else { return };
+        let later = b.let_(tile - (self.stages as i32 - 1));
+        let before = table.entries.before(b, stage);
+        table.fetch(b, later, before.into());
     }
 
     /// Whether key tile `tile` is one that the row tile needs.
@@ -221,9 +247,25 @@ impl Ring {
 fn load_q(b: &mut Builder, cfg: &Config, args: &Arguments, layout: &Layout, tile: &Tile, there: Reg<S32>) {
     let row = b.let_(tile.q_start + tile.first_row);
     let from = tile.row_address(b, &args.q, tile.head, row);
-    let load = TileLoad::new(b, cfg, &layout.q, cfg.dim_qk, from, args.q.row);
-    load.issue(b, 0, Some(there));
+    let load = TileLoad::new(b, cfg, &layout.q, cfg.dim_qk, RowSource::Strided(from, args.q.row));
+    load.issue(b, 0, Some(there), None);
     load::commit(b);
+}
+
+/// Where the rows of K and V from `first_key` on lie.
+fn key_rows(
+    b: &mut Builder,
+    args: &Arguments,
+    tile: &Tile,
+    table: Option<TableReader>,
+    first_key: Reg<S32>,
+) -> [RowSource; 2] {
+    if let Some(table) = table {
+        return [args.k, args.v].map(|tensor| RowSource::Paged(tensor.head(b, tile.head_kv), tensor, table));
+    }
+    let row = b.let_(tile.kv_start + first_key.unsigned());
+    [args.k, args.v]
+        .map(|tensor| RowSource::Strided(tile.row_address(b, &tensor, tile.head_kv, row), tensor.row))
 }
 
 /// The key tiles of the row tile; none for rows beyond the queries.

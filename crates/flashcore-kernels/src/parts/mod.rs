@@ -2,6 +2,7 @@
 
 pub mod lengths;
 pub mod mask;
+pub(crate) mod pages;
 pub(crate) mod row_end;
 pub(crate) mod scale;
 pub(crate) mod sections;

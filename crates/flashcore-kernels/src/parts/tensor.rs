@@ -21,6 +21,19 @@ impl TensorArgument {
         steps.into_iter().fold(self.base, |at, (index, stride)| b.let_(index.widen() * stride + at))
     }
 
+    /// Where a head starts in the first page.
+    #[track_caller]
+    pub(crate) fn head(&self, b: &mut Builder, head: Reg<U32>) -> Reg<U64> {
+        b.let_(head.widen() * self.head + self.base)
+    }
+
+    /// Address of a row of a page, where `from` lies in the first row of the first page.
+    #[track_caller]
+    pub(crate) fn in_page(&self, b: &mut Builder, from: Reg<U64>, page: Reg<U32>, row: Reg<U32>) -> Reg<U64> {
+        let page = b.let_(page.widen() * self.batch + from);
+        b.let_(row.widen() * self.row + page)
+    }
+
     #[track_caller]
     pub(crate) fn declare(
         b: &mut Builder,

@@ -8,7 +8,7 @@ use flashcore_tile::{Element, RegisterBudget};
 
 use super::{Gpu, Plan, PlanError, Tile, access, check, general_config, hopper, hopper_config};
 use crate::{
-    forward_sm80,
+    append, forward_sm80,
     forward_sm90::{self, Order},
     launch::KernelConfig,
     merge,
@@ -95,6 +95,7 @@ impl Tile {
                 ("width", shape.width, unit_of_powers(shape.width), 1..=8, "1, 2, 4 or 8"),
                 ("lanes", shape.lanes, unit_of_powers(shape.lanes), 1..=32, "a power of two up to 32"),
             ]),
+            Self::Append(shape) => check_rules(&[("warps", shape.warps, 1, 1..=8, "1 to 8")]),
         }
     }
 }
@@ -144,6 +145,9 @@ pub fn plan_tile(problem: &Problem, gpu: &Gpu, alignment: u64, tile: Tile) -> Re
         Tile::Merge(_) => {
             return Err(Misfit::Kernel { kernel: "merge", reason: "it computes no attention".to_owned() });
         }
+        Tile::Append(_) => {
+            return Err(Misfit::Kernel { kernel: "append", reason: "it computes no attention".to_owned() });
+        }
         Tile::Sm80(shape) => general_config(problem, gpu, input, access, shape)?,
         Tile::Sm90(shape) => {
             let half = hopper::accept(problem, input, gpu, access)
@@ -186,6 +190,12 @@ impl Demand {
         Self { registers, most_registers: registers, shared_bytes: 0, ctas_per_sm: 1, tile_m, parts: 1 }
     }
 
+    /// Neither does an append.
+    fn of_append(cfg: &append::Config) -> Self {
+        let (registers, tile_m) = (cfg.registers(), cfg.shape.warps);
+        Self { registers, most_registers: registers, shared_bytes: 0, ctas_per_sm: 1, tile_m, parts: 1 }
+    }
+
     fn of_general(cfg: &forward_sm80::Config, qk: u32, v: u32) -> Self {
         let shape = &cfg.shape;
         let single = cfg.input == Element::F32;
@@ -224,6 +234,7 @@ impl Plan {
             KernelConfig::Sm80(cfg) => Demand::of_general(cfg, qk, v),
             KernelConfig::Sm90(cfg) => Demand::of_hopper(cfg, v),
             KernelConfig::Merge(cfg) => Demand::of_merge(cfg),
+            KernelConfig::Append(cfg) => Demand::of_append(cfg),
         }
     }
 

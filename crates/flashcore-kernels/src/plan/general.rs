@@ -26,7 +26,11 @@ pub(super) fn shape(
     let (qk, v) = (problem.dim_qk(), problem.dim_v());
     let dims = [qk, v].map(|dim| dim as u32);
     let queries = problem.longest_q();
-    let fits = |row: &&Row| qk.max(v) <= row.dim && queries <= row.queries && row.fits(input, dims, gpu);
+    let fits = |row: &&Row| {
+        qk.max(v) <= row.dim
+            && queries <= row.queries
+            && row.fits(input, (dims, problem.pages().is_some()), gpu)
+    };
     let shared_bytes = gpu.shared_bytes;
     let table = if input == Element::F32 { single::TABLE } else { TABLE };
     let row = table.iter().find(fits).ok_or(PlanError::SharedMemory { qk, v, shared_bytes })?;
@@ -43,9 +47,9 @@ pub(super) struct Row {
 
 impl Row {
     /// Whether as many CTAs as the row counts on fit on an SM.
-    fn fits(&self, input: Element, dims: [u32; 2], gpu: &Gpu) -> bool {
+    fn fits(&self, input: Element, (dims, paged): ([u32; 2], bool), gpu: &Gpu) -> bool {
         let reserved = Sm::of(gpu.capability).reserved;
-        let per_cta = self.shape.shared_bytes(input, input, dims) + reserved;
+        let per_cta = self.shape.shared_bytes(input, input, dims, paged) + reserved;
         self.shape.ctas_per_sm * per_cta <= gpu.shared_bytes + reserved
     }
 }

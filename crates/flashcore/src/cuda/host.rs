@@ -1,6 +1,6 @@
 //! Host tensors on the GPU: copied there, computed, copied back.
 
-use flashcore_core::{Backend, BackendError, HostCall, MergeCall, Ran};
+use flashcore_core::{AppendCall, Backend, BackendError, HostCall, MergeCall, Ran};
 use flashcore_cuda::DeviceBuffer;
 use flashcore_kernels::{host_values, slots};
 
@@ -13,6 +13,10 @@ impl Backend for Cuda {
 
     fn forward(&self, call: &mut HostCall<'_>) -> Result<Ran, BackendError> {
         self.compute(call).map_err(refused)
+    }
+
+    fn append(&self, call: &mut AppendCall<'_>) -> Result<Ran, BackendError> {
+        self.append_host(call).map_err(refused)
     }
 
     fn merge(&self, call: &mut MergeCall<'_>) -> Result<Ran, BackendError> {
@@ -56,6 +60,7 @@ impl Cuda {
             lse: if lse.as_ref().is_some_and(|lse| !lse.is_empty()) { device_lse.address() } else { 0 },
             lengths_q: bound(slots::LENGTHS_Q),
             lengths_kv: bound(slots::LENGTHS_KV),
+            table: bound(slots::TABLE),
             sinks: bound(slots::SINKS),
         };
         // SAFETY: the buffers hold what the call's layouts reach, and live until the copies below have waited.

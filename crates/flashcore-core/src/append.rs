@@ -1,0 +1,342 @@
+//! New keys and values written into a cache, padded or in pages; keys and queries turned by their positions on the way.
+//!
+//! Row `i` of a sequence goes behind the keys that its cache holds already, to position `length + i`, or to a slot that
+//! the call names. What has no place (a length or slot below 0, a position beyond the cache, a page that does not exist)
+//! is not written. Where two rows have one place, either may win.
+//!
+//! Rotary embedding turns pairs of features by an angle that grows with the position: `(x, y)` becomes
+//! `(x·cos − y·sin, y·cos + x·sin)`. Pairs are neighbours, or features half of the turned ones apart.
+//!
+//! [`AppendSpec::parse`] makes an [`AppendProblem`], which a backend computes over the memory of an [`AppendCall`].
+
+use std::sync::Arc;
+
+use crate::{
+    call::{Data, DataMut},
+    dtype::DType,
+    error::{Axis, Operand, ProblemError},
+    layout::{Dims, Layout},
+    lengths::{Index, Sequences},
+    pages::{PageTable, Pages},
+    problem::{MAX_EXTENT, check_axes},
+};
+
+/// Where new rows go.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum Slots {
+    /// Behind the keys that each sequence has; a call gives their number for each batch entry of the new rows.
+    #[default]
+    Behind,
+    /// To slots that a call gives, one for each new row: page times rows of a page, plus row.
+    Listed,
+}
+
+/// How keys and queries are turned by their positions.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Rotary {
+    /// Features of a row that are turned, from the first on: an even number.
+    pub dim: usize,
+    /// Whether neighbours make a pair, rather than features half of `dim` apart.
+    pub interleaved: bool,
+    /// Positions that the tables of cosines and sines have, which are dense positions × dim / 2; later ones count as the
+    /// last.
+    pub positions: usize,
+    /// Whether all queries of a sequence stand at the position of its first new key, rather than one after another.
+    pub together: bool,
+}
+
+/// What a caller asks for, unchecked; [`AppendSpec::parse`] makes an [`AppendProblem`] of it.
+#[derive(Clone, PartialEq, Debug)]
+pub struct AppendSpec {
+    /// Element type of all tensors.
+    pub dtype: DType,
+    /// Layout of the new keys.
+    pub k: Layout,
+    /// Layout of the new values.
+    pub v: Layout,
+    /// Layout of the cache of keys: a batch entry for each sequence, or for each page.
+    pub cache_k: Layout,
+    /// Layout of the cache of values.
+    pub cache_v: Layout,
+    /// Where new rows go.
+    pub slots: Slots,
+    /// That the cache lies in pages which a table finds, if it does.
+    pub pages: Option<Pages>,
+    /// How keys and queries are turned, if they are.
+    pub rotary: Option<Rotary>,
+    /// Queries to turn, and where they go.
+    pub q: Option<[Layout; 2]>,
+    /// What lengths in device memory are made of; slots are 64-bit integers.
+    pub index: Index,
+}
+
+impl AppendSpec {
+    /// New rows behind what a padded cache holds, as they are.
+    pub const fn new(dtype: DType, [k, v]: [Layout; 2], [cache_k, cache_v]: [Layout; 2]) -> Self {
+        let (slots, index) = (Slots::Behind, Index::I32);
+        Self { dtype, k, v, cache_k, cache_v, slots, pages: None, rotary: None, q: None, index }
+    }
+
+    /// Checks everything and fills in what was left out.
+    pub fn parse(self) -> Result<AppendProblem, ProblemError> {
+        let (k, v, cache_k, cache_v) =
+            (self.k.dims(), self.v.dims(), self.cache_k.dims(), self.cache_v.dims());
+        for (operand, dims) in
+            [(Operand::K, k), (Operand::V, v), (Operand::CacheK, cache_k), (Operand::CacheV, cache_v)]
+        {
+            check_extents(operand, dims)?;
+        }
+        let rows = &[Axis::Batch, Axis::Heads, Axis::Sequence];
+        check_axes((Operand::V, v), (Operand::K, k), rows)?;
+        check_axes((Operand::CacheK, cache_k), (Operand::K, k), &[Axis::Heads, Axis::Dim])?;
+        check_axes((Operand::CacheV, cache_v), (Operand::CacheK, cache_k), rows)?;
+        check_axes((Operand::CacheV, cache_v), (Operand::V, v), &[Axis::Dim])?;
+        self.cache_k.check_output()?;
+        self.cache_v.check_output()?;
+        let pages = self.check_slots(k, cache_k)?;
+        self.check_rotary(k)?;
+        Ok(AppendProblem { spec: Self { pages, ..self } })
+    }
+
+    fn check_slots(&self, k: Dims, cache: Dims) -> Result<Option<Pages>, ProblemError> {
+        match (self.slots, self.pages) {
+            (Slots::Listed, Some(_)) => Err(ProblemError::SlotsAndTable),
+            (Slots::Listed, None) if k.batch != 1 => {
+                Err(ProblemError::RaggedBatch { operand: Operand::K, batch: k.batch })
+            }
+            (Slots::Listed, None) => Ok(None),
+            (Slots::Behind, Some(pages)) => {
+                pages.parse(cache, Sequences::Used { q: false, kv: true }, k.batch).map(Some)
+            }
+            (Slots::Behind, None) => {
+                check_axes((Operand::CacheK, cache), (Operand::K, k), &[Axis::Batch]).map(|()| None)
+            }
+        }
+    }
+
+    fn check_rotary(&self, k: Dims) -> Result<(), ProblemError> {
+        let Some(rotary) = self.rotary else {
+            return if self.q.is_some() { Err(ProblemError::QueriesUnturned) } else { Ok(()) };
+        };
+        if self.slots == Slots::Listed {
+            return Err(ProblemError::SlotsWithoutPositions);
+        }
+        let (dim, most) = (rotary.dim, k.dim);
+        if dim == 0 || !dim.is_multiple_of(2) || dim > most {
+            return Err(ProblemError::RotaryDim { dim, most });
+        }
+        if rotary.positions == 0 || rotary.positions > MAX_EXTENT {
+            return Err(ProblemError::RotaryPositions { positions: rotary.positions, most: MAX_EXTENT });
+        }
+        let Some([q, turned]) = self.q.map(|layouts| layouts.map(|layout| layout.dims())) else {
+            return Ok(());
+        };
+        check_extents(Operand::Q, q)?;
+        check_axes((Operand::Q, q), (Operand::K, k), &[Axis::Batch, Axis::Dim])?;
+        check_axes((Operand::Out, turned), (Operand::Q, q), &Axis::ALL)?;
+        self.q.map_or(Ok(()), |[_, turned]| turned.check_output())
+    }
+}
+
+fn check_extents(operand: Operand, dims: Dims) -> Result<(), ProblemError> {
+    if dims.heads == 0 || dims.dim == 0 {
+        return Err(ProblemError::Empty { operand, dims });
+    }
+    if dims.array().into_iter().any(|extent| extent > MAX_EXTENT) {
+        return Err(ProblemError::Extent { operand, dims, max: MAX_EXTENT });
+    }
+    // Kernels number rows.
+    Layout::bhsd(Dims { dim: 1, ..dims }).map(drop)
+}
+
+/// Checked: what is to be appended where.
+#[derive(Clone, PartialEq, Debug)]
+pub struct AppendProblem {
+    spec: AppendSpec,
+}
+
+impl AppendProblem {
+    /// The specification, with what had been left out filled in.
+    pub const fn spec(&self) -> &AppendSpec {
+        &self.spec
+    }
+
+    /// Positions of a sequence in the cache.
+    pub fn capacity(&self) -> usize {
+        let paged = self.spec.pages.and_then(|pages| pages.longest_kv);
+        paged.unwrap_or(self.spec.cache_k.dims().seq)
+    }
+
+    /// New rows of keys: batch × heads × sequence; there are as many of values.
+    pub fn rows(&self) -> usize {
+        let dims = self.spec.k.dims();
+        dims.batch * dims.heads * dims.seq
+    }
+
+    /// Rows of the queries.
+    pub fn query_rows(&self) -> usize {
+        let dims = self.spec.q.map(|[q, _]| q.dims());
+        dims.map_or(0, |dims| dims.batch * dims.heads * dims.seq)
+    }
+}
+
+/// Lengths, slots and page table of one call, on the host.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct AppendValues {
+    /// Keys that each sequence has already, or −1 for a sequence that is none; empty where slots are listed.
+    pub lengths: Arc<[i32]>,
+    /// The slot of each new row, or −1; empty where rows go behind others.
+    pub slots: Arc<[i64]>,
+    /// Which pages hold the keys of which sequence.
+    pub table: Option<PageTable>,
+}
+
+impl AppendValues {
+    /// Checks that there are as many numbers as the problem asks for.
+    pub fn check(&self, problem: &AppendProblem) -> Result<(), ProblemError> {
+        let (spec, dims) = (&problem.spec, problem.spec.k.dims());
+        let (lengths, slots) = match spec.slots {
+            Slots::Behind => (dims.batch, 0),
+            Slots::Listed => (0, dims.seq),
+        };
+        if self.lengths.len() != lengths {
+            let (operand, given) = (Operand::K, self.lengths.len());
+            return Err(ProblemError::LengthCount { operand, given, batch: lengths });
+        }
+        if self.slots.len() != slots {
+            return Err(ProblemError::SlotCount { given: self.slots.len(), rows: slots });
+        }
+        let given = self.table.as_ref().map(PageTable::columns);
+        let asked = spec.pages.map(|pages| pages.columns);
+        if given != asked {
+            return Err(ProblemError::OtherTable { given, asked });
+        }
+        self.table.as_ref().map_or(Ok(()), |table| table.check(dims.batch))
+    }
+
+    /// Batch entry (or page) and row of the cache that new row `row` of batch entry `batch` goes to, if it has a place.
+    pub fn place(&self, problem: &AppendProblem, batch: usize, row: usize) -> Option<(usize, usize)> {
+        let cache = problem.spec.cache_k.dims();
+        let (pages, size) = (cache.batch, cache.seq);
+        if problem.spec.slots == Slots::Listed {
+            let slot = usize::try_from(self.slots[row]).ok()?;
+            return (slot < pages * size).then(|| (slot / size, slot % size));
+        }
+        let position = self.position(batch)? + row;
+        if position >= problem.capacity() {
+            return None;
+        }
+        let Some(table) = &self.table else { return Some((batch, position)) };
+        let page = usize::try_from(table.row(batch)[position / size]).ok()?;
+        (page < pages).then_some((page, position % size))
+    }
+
+    /// Position of the first new row of a sequence, where it is one.
+    pub fn position(&self, batch: usize) -> Option<usize> {
+        usize::try_from(self.lengths[batch]).ok()
+    }
+}
+
+/// A problem with its numbers and the host memory it works on.
+///
+/// **Invariant:** every slice has the problem's element type and holds all that its layout reaches.
+#[derive(Debug)]
+pub struct AppendCall<'a> {
+    problem: &'a AppendProblem,
+    values: &'a AppendValues,
+    inputs: AppendInputs<'a>,
+    outputs: AppendOutputs<'a>,
+}
+
+/// What is read.
+#[derive(Clone, Copy, Debug)]
+pub struct AppendInputs<'a> {
+    /// New keys.
+    pub k: Data<'a>,
+    /// New values.
+    pub v: Data<'a>,
+    /// Cosines and sines, positions × half of the turned features, where the problem turns.
+    pub rotary: Option<[Data<'a>; 2]>,
+    /// Queries to turn, where the problem has some.
+    pub q: Option<Data<'a>>,
+}
+
+/// What is written.
+#[derive(Debug)]
+pub struct AppendOutputs<'a> {
+    /// The cache of keys.
+    pub cache_k: DataMut<'a>,
+    /// The cache of values.
+    pub cache_v: DataMut<'a>,
+    /// The turned queries.
+    pub q: Option<DataMut<'a>>,
+}
+
+impl<'a> AppendCall<'a> {
+    /// Binds a problem to its numbers and to memory.
+    pub fn bind(
+        problem: &'a AppendProblem,
+        values: &'a AppendValues,
+        inputs: AppendInputs<'a>,
+        outputs: AppendOutputs<'a>,
+    ) -> Result<Self, ProblemError> {
+        values.check(problem)?;
+        let spec = &problem.spec;
+        let check = |operand, data: Data<'_>, needed: usize| {
+            if data.dtype() != spec.dtype {
+                return Err(ProblemError::OtherDType { operand, got: data.dtype(), expected: spec.dtype });
+            }
+            if data.len() < needed {
+                return Err(ProblemError::BufferTooSmall { operand, needed, len: data.len() });
+            }
+            Ok(())
+        };
+        check(Operand::K, inputs.k, spec.k.span())?;
+        check(Operand::V, inputs.v, spec.v.span())?;
+        check(Operand::CacheK, outputs.cache_k.as_data(), spec.cache_k.span())?;
+        check(Operand::CacheV, outputs.cache_v.as_data(), spec.cache_v.span())?;
+        let tables = spec.rotary.map(|rotary| rotary.positions * (rotary.dim / 2));
+        match (inputs.rotary, tables) {
+            (Some(given), Some(needed)) => given
+                .map(|data| check(Operand::Rotary, data, needed))
+                .into_iter()
+                .collect::<Result<(), _>>()?,
+            (None, None) => {}
+            (given, _) => return Err(ProblemError::OtherRotary { given: given.is_some() }),
+        }
+        match (inputs.q, &outputs.q, spec.q) {
+            (Some(q), Some(to), Some([of_q, of_out])) => {
+                check(Operand::Q, q, of_q.span())?;
+                check(Operand::Out, to.as_data(), of_out.span())?;
+            }
+            (None, None, None) => {}
+            (given, ..) => return Err(ProblemError::OtherQueries { given: given.is_some() }),
+        }
+        Ok(Self { problem, values, inputs, outputs })
+    }
+
+    /// The problem.
+    pub const fn problem(&self) -> &'a AppendProblem {
+        self.problem
+    }
+
+    /// Its lengths, slots and table.
+    pub const fn values(&self) -> &'a AppendValues {
+        self.values
+    }
+
+    /// What is read.
+    pub const fn inputs(&self) -> AppendInputs<'a> {
+        self.inputs
+    }
+
+    /// What is written.
+    pub fn outputs(&mut self) -> AppendOutputs<'_> {
+        let AppendOutputs { cache_k, cache_v, q } = &mut self.outputs;
+        AppendOutputs {
+            cache_k: cache_k.reborrow(),
+            cache_v: cache_v.reborrow(),
+            q: q.as_mut().map(DataMut::reborrow),
+        }
+    }
+}

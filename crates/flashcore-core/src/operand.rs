@@ -1,0 +1,111 @@
+//! What messages call the tensors of an operation, and their dimensions.
+
+use std::fmt;
+
+/// A tensor of the operation, for messages.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum Operand {
+    /// Queries.
+    Q,
+    /// Keys.
+    K,
+    /// Values.
+    V,
+    /// The result.
+    Out,
+    /// The log-sum-exp of each row.
+    Lse,
+    /// Used lengths or offsets of the queries.
+    LengthsQ,
+    /// Used lengths or offsets of keys and values.
+    LengthsKv,
+    /// The numbers of the pages that hold a sequence's keys.
+    Table,
+    /// The cache of keys.
+    CacheK,
+    /// The cache of values.
+    CacheV,
+    /// The slots that new rows go to.
+    Slots,
+    /// Cosines and sines of positions.
+    Rotary,
+    /// The extra logit of each head.
+    Sinks,
+    /// A partial result.
+    Part,
+    /// The log-sum-exp of a partial result.
+    PartLse,
+    /// The gradient of the result.
+    DOut,
+    /// The gradient of the queries.
+    DQ,
+    /// The gradient of the keys.
+    DK,
+    /// The gradient of the values.
+    DV,
+    /// The sums of each row of the result times its gradient.
+    RowSums,
+    /// The gradient of the sinks.
+    DSinks,
+    /// A tensor whose part is not known yet.
+    Tensor,
+}
+
+impl fmt::Display for Operand {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Q => "q",
+            Self::K => "k",
+            Self::V => "v",
+            Self::Out => "out",
+            Self::Lse => "lse",
+            Self::LengthsQ => "query lengths",
+            Self::LengthsKv => "key lengths",
+            Self::Table => "page table",
+            Self::CacheK => "k_cache",
+            Self::CacheV => "v_cache",
+            Self::Slots => "slots",
+            Self::Rotary => "cosines and sines",
+            Self::Sinks => "sinks",
+            Self::Part => "a part",
+            Self::PartLse => "the lse of a part",
+            Self::DOut => "d_out",
+            Self::DQ => "dq",
+            Self::DK => "dk",
+            Self::DV => "dv",
+            Self::RowSums => "row sums",
+            Self::DSinks => "d_sinks",
+            Self::Tensor => "the tensor",
+        })
+    }
+}
+
+/// A dimension of a tensor, for messages.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Axis {
+    /// Batch entries.
+    Batch,
+    /// Heads.
+    Heads,
+    /// Positions.
+    Sequence,
+    /// Features.
+    Dim,
+}
+
+impl Axis {
+    /// All axes, outermost first.
+    pub const ALL: [Self; 4] = [Self::Batch, Self::Heads, Self::Sequence, Self::Dim];
+}
+
+impl fmt::Display for Axis {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Batch => "batch",
+            Self::Heads => "heads",
+            Self::Sequence => "sequence",
+            Self::Dim => "dim",
+        })
+    }
+}
