@@ -82,6 +82,17 @@ pub(crate) struct Visibility {
 }
 
 impl Visibility {
+    /// The same seen from the keys: which of `queries` queries a key is seen by.
+    #[track_caller]
+    pub(crate) fn transposed(&self, b: &mut Builder, queries: Reg<U32>) -> Self {
+        let mut mirrored = |bound: Reg<S32>| b.let_(Val::<S32>::Const(0) - bound);
+        Self {
+            keys: queries.signed(),
+            first: self.last.map(&mut mirrored),
+            last: self.first.map(&mut mirrored),
+        }
+    }
+
     /// The first key that a row sees, if it does not see them from the start; may be negative.
     #[track_caller]
     fn begin(&self, b: &mut Builder, row: Reg<S32>) -> Option<Reg<S32>> {
