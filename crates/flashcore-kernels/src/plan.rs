@@ -17,7 +17,7 @@ pub mod tuned;
 
 use std::fmt;
 
-pub use backward::{plan_backward, plan_backward_general};
+pub use backward::{plan_backward, plan_backward_general, plan_backward_tiles};
 pub use choice::{Choice, Family, UnknownKernel};
 pub use fit::{Misfit, plan_tile};
 pub use merge::plan_merge;

@@ -15,17 +15,32 @@ use std::{
 
 use flashcore_core::{DType, Dims, Layout, Mask, Spec};
 use flashcore_kernels::{
-    AnyProgram, Gpu, KernelConfig, Plan, covering_merges, covering_set, plan, plan_general, plan_merge,
+    AnyProgram, Gpu, KernelConfig, Plan, covering_backward, covering_merges, covering_set, plan,
+    plan_backward_general, plan_general, plan_merge,
 };
 use flashcore_ptx::target::Target;
 use sha2::{Digest, Sha256};
 
-fn programs() -> Vec<(Plan, AnyProgram)> {
+/// A kernel and its text.
+type Built = (KernelConfig, AnyProgram);
+
+fn programs() -> Vec<Built> {
     let plans = covering_set().unwrap().into_iter().map(|member| member.plan().unwrap());
-    plans
-        .chain(merges())
-        .map(|plan| (plan.clone(), plan.kernel().program().unwrap_or_else(|e| panic!("{e}"))))
-        .collect()
+    plans.chain(merges()).map(|plan| built(plan.kernel())).collect()
+}
+
+fn built(kernel: &KernelConfig) -> Built {
+    (*kernel, kernel.program().unwrap_or_else(|e| panic!("{e}")))
+}
+
+/// Every kernel of the covering set of gradients, once.
+fn gradients() -> Vec<Built> {
+    let members = covering_backward().unwrap().into_iter();
+    let plans: Vec<_> = members.map(|m| plan_backward_general(&m.problem, &m.gpu, 16).unwrap()).collect();
+    let mut kernels: Vec<_> = plans.iter().flat_map(Plan::launches).map(|launch| *launch.kernel()).collect();
+    kernels.sort_by_key(KernelConfig::name);
+    kernels.dedup();
+    kernels.iter().map(built).collect()
 }
 
 fn merges() -> impl Iterator<Item = Plan> {
@@ -43,6 +58,8 @@ fn small_and_without_repetition() {
     let names: BTreeSet<_> = merges().map(|plan| plan.kernel().name()).collect();
     // Rows of several lengths share a kernel.
     assert!(names.len() >= 16 && merges().count() <= 24, "{names:?}");
+    let members = covering_backward().unwrap();
+    assert!(members.len() <= 48 && gradients().len() > members.len(), "{} members", members.len());
 }
 
 /// `tests/hashes.txt` holds the hash of every program's text; `FLASHCORE_BLESS=1` writes it anew.
@@ -52,6 +69,7 @@ fn text_changes_only_on_purpose() {
     let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     let lines = programs()
         .iter()
+        .chain(&gradients())
         .map(|(_, p)| format!("{} {}\n", hex(&Sha256::digest(p.text())), p.entry()))
         .collect::<String>();
     if std::env::var_os("FLASHCORE_BLESS").is_some_and(|value| value == "1") {
@@ -83,6 +101,13 @@ fn assembles_without_spills_on_every_architecture() {
     assemble_all(&ptxas, &programs());
 }
 
+/// Kernels of gradients, for the architecture that each is built for: members are spread over them.
+#[test]
+fn gradients_assemble_without_spills() {
+    let Some(ptxas) = ptxas() else { return println!("no ptxas found: nothing assembled") };
+    assemble_each(&ptxas, &gradients(), |target| vec![target]);
+}
+
 /// Heads of every width up to 64 features, in tiles for few and for many of them, and masks of every kind.
 #[test]
 fn narrow_heads_assemble_without_spills() {
@@ -95,14 +120,12 @@ fn narrow_heads_assemble_without_spills() {
             let layout = Layout::bhsd(Dims::new(batch, heads, seq, dim)).unwrap();
             for mask in masks {
                 let spec = Spec { mask, ..Spec::new(DType::F16, layout, layout, layout) };
-                let plan = plan(&spec.parse().unwrap(), &Gpu::HOPPER, 16).unwrap();
-                let program = plan.kernel().program().unwrap_or_else(|e| panic!("{e}"));
-                programs.push((plan, program));
+                programs.push(built(plan(&spec.parse().unwrap(), &Gpu::HOPPER, 16).unwrap().kernel()));
             }
         }
     }
-    programs.sort_by_key(|(plan, _)| plan.kernel().name());
-    programs.dedup_by_key(|(plan, _)| plan.kernel().name());
+    programs.sort_by_key(|(kernel, _)| kernel.name());
+    programs.dedup_by_key(|(kernel, _)| kernel.name());
     assemble_all(&ptxas, &programs);
 }
 
@@ -119,34 +142,29 @@ fn tiles_of_every_gpu_assemble_without_spills() {
             let layout = |dim| Layout::bshd(Dims::new(2, 8, 1000, dim)).unwrap();
             let spec = Spec { mask, ..Spec::new(DType::F16, layout(qk), layout(qk), layout(v)) };
             let Ok(plan) = plan_general(&spec.parse().unwrap(), &gpu, 16) else { continue };
-            let program = plan.kernel().program().unwrap_or_else(|e| panic!("{e}"));
-            programs.push((plan, program));
+            programs.push(built(plan.kernel()));
         }
     }
     assert!(programs.len() >= 92, "{} tiles", programs.len());
     assemble_each(&ptxas, &programs, |target| vec![target]);
 }
 
-fn assemble_all(ptxas: &Path, programs: &[(Plan, AnyProgram)]) {
+fn assemble_all(ptxas: &Path, programs: &[Built]) {
     assemble_each(ptxas, programs, architectures);
 }
 
 /// Assembles each program for the architectures of its target.
-fn assemble_each(
-    ptxas: &Path,
-    programs: &[(Plan, AnyProgram)],
-    architectures: impl Fn(Target) -> Vec<Target>,
-) {
+fn assemble_each(ptxas: &Path, programs: &[Built], architectures: impl Fn(Target) -> Vec<Target>) {
     let jobs: Vec<_> = programs
         .iter()
-        .flat_map(|(plan, program)| {
-            architectures(plan.kernel().target()).into_iter().map(move |t| (plan, program, t))
+        .flat_map(|(kernel, program)| {
+            architectures(kernel.target()).into_iter().map(move |t| (kernel, program, t))
         })
         .collect();
     let (next, faults) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     let work = || {
-        while let Some((plan, program, target)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
-            if let Some(fault) = assemble(ptxas, plan, program, *target) {
+        while let Some((kernel, program, target)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+            if let Some(fault) = assemble(ptxas, kernel, program, *target) {
                 faults.lock().unwrap().push(fault);
             }
         }
@@ -159,7 +177,7 @@ fn assemble_each(
 }
 
 /// What is wrong with the machine code of a program, if anything.
-fn assemble(ptxas: &Path, plan: &Plan, program: &AnyProgram, target: Target) -> Option<String> {
+fn assemble(ptxas: &Path, kernel: &KernelConfig, program: &AnyProgram, target: Target) -> Option<String> {
     let source =
         std::env::temp_dir().join(format!("{}-{}-{target}.ptx", program.entry(), std::process::id()));
     fs::write(&source, program.text()).unwrap();
@@ -177,7 +195,7 @@ fn assemble(ptxas: &Path, plan: &Plan, program: &AnyProgram, target: Target) -> 
         || said.contains("warning")
         || !said.contains("0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads")
         || registers == 0
-        || registers > plan.kernel().register_budget();
+        || registers > kernel.register_budget();
     bad.then(|| format!("{} for {target}:\n{said}", program.entry()))
 }
 

@@ -21,6 +21,7 @@
 mod config;
 mod epilogue;
 mod products;
+mod range;
 mod ring;
 mod terms;
 mod work;

@@ -92,13 +92,16 @@ pub(super) fn minus_sums(b: &mut Builder, cfg: &Config, terms: &StepTerms<'_>) -
     accs
 }
 
-/// Turns `dP` less the sums into `dS`, as left operands.
-pub(super) fn slopes(b: &mut Builder, cfg: &Config, weights: &[Acc], d_probabilities: &[Acc]) -> Lefts {
-    let mut block = |(weights, slopes): (&Acc, &Acc)| -> Vec<Quad> {
-        slopes.regs().iter().zip(weights.regs()).for_each(|(&x, &weight)| b.mul_into(x, x, weight));
-        (0..cfg.shape.step / MMA_K).map(|n| pack(b, cfg, values(slopes, n))).collect()
-    };
-    weights.iter().zip(d_probabilities).map(&mut block).collect()
+/// Turns `dP` less the sums into `dS`.
+pub(super) fn multiply(b: &mut Builder, weights: &[Acc], d_probabilities: &[Acc]) {
+    let pairs = d_probabilities.iter().flat_map(Acc::regs).zip(weights.iter().flat_map(Acc::regs));
+    pairs.for_each(|(&value, &weight)| b.mul_into(value, value, weight));
+}
+
+/// Rounds `dS` to left operands.
+pub(super) fn round(b: &mut Builder, cfg: &Config, slopes: &[Acc]) -> Lefts {
+    let mut block = |acc: &Acc| (0..cfg.shape.step / MMA_K).map(|n| pack(b, cfg, values(acc, n))).collect();
+    slopes.iter().map(&mut block).collect()
 }
 
 /// A thread's values of columns `16 * n .. 16 * n + 16`.

@@ -7,7 +7,8 @@ use flashcore_tile::{
 use super::{
     Arguments, Config, Layout, Shape,
     epilogue::Gradient,
-    products::{add_scores, add_sums, minus_sums, slopes, weigh},
+    products::{add_scores, add_sums, minus_sums, multiply, round, weigh},
+    range::Range,
     ring::Ring,
     terms::Terms,
 };
@@ -25,7 +26,7 @@ use crate::{
 pub(super) fn row_tile(b: &mut Builder, cfg: &Config, args: &Arguments, layout: &Layout) {
     let tile = args.schedule.tile(b, cfg.tile_rows());
     let beyond = b.uniform::<Cta>(tile.first_row.ge(tile.rows));
-    b.if_uniform(beyond, Builder::exit);
+    b.if_uniform(beyond, |b| b.exit());
 
     let rows = Rows::new(b, cfg, &tile);
     let visible = args.mask.over(b, tile.q_len, tile.kv_len);
@@ -52,6 +53,8 @@ struct Sums {
     first: Vec<Acc>,
     /// Those of dV.
     second: Option<Vec<Acc>>,
+    /// What the first are multiplied by.
+    range: Option<Range>,
 }
 
 impl Sums {
@@ -62,6 +65,7 @@ impl Sums {
         Self {
             first: zeros(cfg.first_columns().each),
             second: cfg.second_columns().map(|columns| zeros(columns.each)),
+            range: Range::new(b, cfg),
         }
     }
 }
@@ -136,7 +140,11 @@ fn write(
         Side::Queries => (tile.head, tile.q_start),
         Side::Keys => (tile.head_kv, tile.kv_start),
     };
-    let (dim, columns, factor) = (cfg.dim_qk, cfg.first_columns(), args.factor);
+    let (dim, columns) = (cfg.dim_qk, cfg.first_columns());
+    let factor = match sums.range.map(|range| range.inverse(b)) {
+        Some(inverse) => b.let_(args.factor * inverse),
+        None => args.factor,
+    };
     let staging = |n: usize| layout.staging.map(|tiles| tiles[n]);
     let first = Gradient { tensor: &args.first, head, start, dim, columns, factor, staging: staging(0) };
     first.write(b, cfg, tile, rows, sums.first);
@@ -273,7 +281,12 @@ impl<'a> Walk<'a> {
         let d_probabilities = minus_sums(b, cfg, &terms);
         let right = ring.across(b, 1, first);
         add_scores(b, cfg, &d_probabilities, &self.left[1], &right, cfg.dim_v);
-        let left = slopes(b, cfg, &weights, &d_probabilities);
+        multiply(b, &weights, &d_probabilities);
+        let slopes = d_probabilities;
+        if let Some(range) = sums.range {
+            range.keep(b, &slopes, &sums.first);
+        }
+        let left = round(b, cfg, &slopes);
         let right = ring.along(b, 0, first, self.columns_at[0]);
         add_sums(b, cfg, &sums.first, &left, &right);
     }

@@ -7,7 +7,9 @@ use flashcore_core::{BackwardProblem, DType, Problem};
 use flashcore_ptx::launch::Workspace;
 use flashcore_tile::{Element, Half};
 
-use super::{Gpu, Plan, PlanError, access_to, backward_general, check, check_capability, general};
+use super::{
+    Gpu, Misfit, Plan, PlanError, Tile, access_to, backward_general, check, check_capability, general,
+};
 use crate::{
     backward_rows::{self, sinks},
     backward_sm80,
@@ -38,6 +40,28 @@ pub fn plan_backward_general(
     }
     let kernels = [keys, queries].map(KernelConfig::BackwardSm80).to_vec();
     assemble(problem, gpu, alignment, Products { workspace: Vec::new(), kernels, why })
+}
+
+/// The plan that computes gradients with exactly these tiles of the general kernels, the queries' first; for tuning.
+pub fn plan_backward_tiles(
+    problem: &BackwardProblem,
+    gpu: &Gpu,
+    alignment: u64,
+    tiles: [backward_sm80::Shape; 2],
+) -> Result<Plan, Misfit> {
+    let half = check_backward(problem, gpu)?;
+    let any = general_config(problem, half, gpu, access_of(problem, alignment))?;
+    let mut kernels = Vec::new();
+    for (side, shape) in [Side::Keys, Side::Queries].into_iter().zip(tiles.into_iter().rev()) {
+        Tile::BackwardSm80(shape).check()?;
+        let cfg = backward_sm80::Config { side, shape, ..any };
+        if !backward_general::fits(&cfg, gpu) {
+            let (bytes, most) = ((shape.ctas_per_sm * cfg.shared_bytes()).into(), gpu.shared_bytes.into());
+            return Err(Misfit::SharedMemory { bytes, most });
+        }
+        kernels.push(KernelConfig::BackwardSm80(cfg));
+    }
+    Ok(assemble(problem, gpu, alignment, Products { workspace: Vec::new(), kernels, why: "asked for" })?)
 }
 
 /// A general kernel for a problem, but for its side and shape.

@@ -23,7 +23,7 @@ pub(super) fn with_shape(cfg: Config, gpu: &Gpu) -> Result<(Config, &'static str
 }
 
 /// Whether as many CTAs as the shape counts on fit on an SM.
-fn fits(cfg: &Config, gpu: &Gpu) -> bool {
+pub(super) fn fits(cfg: &Config, gpu: &Gpu) -> bool {
     let reserved = Sm::of(gpu.capability).reserved;
     cfg.shape.ctas_per_sm * (cfg.shared_bytes() + reserved) <= gpu.shared_bytes + reserved
 }
