@@ -39,9 +39,9 @@ __all__ = [
 
 
 def __getattr__(name: str):
-    """``flashcore.sim`` is loaded when it is first asked for."""
-    if name == "sim":
+    """``flashcore.sim`` and ``flashcore.distributed`` are loaded when they are first asked for."""
+    if name in ("sim", "distributed"):
         import importlib
 
-        return importlib.import_module(".sim", __name__)
+        return importlib.import_module(f".{name}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

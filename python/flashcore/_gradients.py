@@ -35,14 +35,24 @@ def of_torch(
     # On a GPU each launch has a row of its own.
     rows = [lse.shape[0] if lse.dim() > 2 else 1] if lse.is_cuda else []
     d_sinks = lse.new_zeros(*rows, heads) if has_sinks else None
-    tensors = [*inputs, None if sums is not None else out, sums, lse, d_out, *grads, d_sinks]
+    _write(framework, [*inputs, None if sums is not None else out, sums, lse, d_out, *grads, d_sinks], options, values)
+    return (*grads, d_sinks.sum(0) if rows and has_sinks else d_sinks)
+
+
+def add_of_torch(
+    framework: Torch, inputs: Three, sums: Any, lse: Any, d_out: Any, grads: Three, options: Options, values: Values | None
+) -> None:
+    """Adds gradients of some keys to `grads`, which are float32, given the sums and the log-sum-exp over all keys."""
+    _write(framework, [*inputs, None, sums, lse, d_out, *grads, None], options, values)
+
+
+def _write(framework: Torch, tensors: list[Any], options: Options, values: Values | None) -> None:
     if framework.exchanges:
         backward(*tensors, options, values)
     else:
-        export = torch.utils.dlpack.to_dlpack
+        export = framework.torch.utils.dlpack.to_dlpack
         capsules = [None if tensor is None else export(tensor.detach()) for tensor in tensors]
-        backward(*capsules, options, values, stream=framework.stream_of(lse))
-    return (*grads, d_sinks.sum(0) if rows and has_sinks else d_sinks)
+        backward(*capsules, options, values, stream=framework.stream_of(tensors[0]))
 
 
 def differentiable(

@@ -18,6 +18,7 @@ class Options:
         scale: float | None = None,
         softcap: float | None = None,
         accumulate: bool = False,
+        shift: int = 0,
     ) -> None: ...
 
 class Values:

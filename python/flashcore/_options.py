@@ -23,6 +23,8 @@ class Options:
     layout: str = "bhsd"
     accumulate: bool = False
     """Whether the result is merged into what `out` and its log-sum-exp hold already."""
+    shift: int = 0
+    """How many keys the diagonal lies further to the right."""
     ready: Any = field(default=None, init=False, compare=False, repr=False)
     """`native`, once it was asked for; `known` options have it."""
 
@@ -40,6 +42,7 @@ class Options:
             scale=None if self.scale is None else number("scale", self.scale),
             softcap=None if self.softcap is None else number("softcap", self.softcap),
             accumulate=self.accumulate,
+            shift=self.shift,
         )
         object.__setattr__(self, "ready", made)
         return made

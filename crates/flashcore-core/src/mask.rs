@@ -25,29 +25,40 @@ pub enum Align {
 /// // Bottom-right alignment: one query over four keys sees them all.
 /// assert_eq!(Mask::CAUSAL.keys(0, 1, 4), 0..4);
 /// assert_eq!(Mask::CAUSAL.top_left().keys(0, 1, 4), 0..1);
+/// // Queries that start two positions behind the first key.
+/// assert_eq!(Mask::CAUSAL.top_left().shifted(2).keys(0, 4, 8), 0..3);
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Mask {
     left: Option<u32>,
     right: Option<u32>,
     align: Align,
+    shift: i32,
 }
 
 impl Mask {
     /// Every query sees every key.
-    pub const NONE: Self = Self { left: None, right: None, align: Align::BottomRight };
+    pub const NONE: Self = Self { left: None, right: None, align: Align::BottomRight, shift: 0 };
 
     /// A query sees the keys up to its own position.
-    pub const CAUSAL: Self = Self { left: None, right: Some(0), align: Align::BottomRight };
+    pub const CAUSAL: Self = Self { right: Some(0), ..Self::NONE };
 
     /// A query sees at most `left` keys before and `right` keys after its own position; `None` does not limit.
     pub fn window(left: impl Into<Option<u32>>, right: impl Into<Option<u32>>) -> Self {
-        Self { left: left.into(), right: right.into(), align: Align::BottomRight }
+        Self { left: left.into(), right: right.into(), ..Self::NONE }
     }
 
     /// The same mask with its diagonal starting in the top left corner.
     pub const fn top_left(self) -> Self {
         Self { align: Align::TopLeft, ..self }
+    }
+
+    /// The same mask with its diagonal `keys` further to later keys; a negative number moves it to earlier ones.
+    ///
+    /// Part of a longer sequence is masked so: of queries that start at position `p` of it and keys that start at
+    /// position `s`, both masked from the top left corner, the diagonal is shifted by `p - s`.
+    pub const fn shifted(self, keys: i32) -> Self {
+        Self { shift: self.shift.saturating_add(keys), ..self }
     }
 
     /// Keys visible before the diagonal.
@@ -65,17 +76,23 @@ impl Mask {
         self.align
     }
 
+    /// How far the diagonal lies to the right of its corner.
+    pub const fn shift(&self) -> i32 {
+        self.shift
+    }
+
     /// Whether no key is ever hidden.
     pub const fn is_none(&self) -> bool {
         self.left.is_none() && self.right.is_none()
     }
 
-    /// The key on the diagonal of query 0; negative when there are more queries than keys.
+    /// The key on the diagonal of query 0; may be negative, as where there are more queries than keys.
     pub const fn diagonal(&self, seq_q: usize, seq_kv: usize) -> i64 {
-        match self.align {
+        let corner = match self.align {
             Align::BottomRight => seq_kv as i64 - seq_q as i64,
             Align::TopLeft => 0,
-        }
+        };
+        corner + self.shift as i64
     }
 
     /// The keys that query `i` of `seq_q` sees among `seq_kv`.
@@ -114,6 +131,9 @@ impl fmt::Display for Mask {
             (None, Some(0)) => f.write_str("causal"),
             (left, right) => write!(f, "window {},{}", bound(left), bound(right)),
         }?;
-        if self.align == Align::TopLeft && !self.is_none() { f.write_str(" top-left") } else { Ok(()) }
+        if self.align == Align::TopLeft && !self.is_none() {
+            f.write_str(" top-left")?;
+        }
+        if self.shift != 0 && !self.is_none() { write!(f, " shifted {:+}", self.shift) } else { Ok(()) }
     }
 }

@@ -78,13 +78,15 @@ proptest! {
         left in proptest::option::of(0u32..12),
         right in proptest::option::of(0u32..12),
         top_left: bool,
+        shift in -15i32..15,
         seq_q in 0usize..12,
         seq_kv in 0usize..12,
     ) {
         let band = Mask::window(left, right);
-        let mask = if top_left { band.top_left() } else { band };
+        let mask = if top_left { band.top_left() } else { band }.shifted(shift);
         for i in 0..seq_q {
-            let diagonal = if top_left { i as i64 } else { i as i64 + seq_kv as i64 - seq_q as i64 };
+            let corner = if top_left { 0 } else { seq_kv as i64 - seq_q as i64 };
+            let diagonal = i as i64 + corner + i64::from(shift);
             let sees = |j: usize| {
                 left.is_none_or(|l| j as i64 >= diagonal - i64::from(l))
                     && right.is_none_or(|r| j as i64 <= diagonal + i64::from(r))
@@ -129,12 +131,16 @@ fn masks_survive_the_largest_bounds_and_name_themselves() {
     let long = i32::MAX as usize;
     assert_eq!(widest.pairs(long, long), (long * long) as u64);
     assert_eq!(Mask::CAUSAL.pairs(long, long), (long * (long + 1) / 2) as u64);
+    assert_eq!(Mask::CAUSAL.shifted(i32::MAX).shifted(1).keys(0, 1, 5), 0..5);
+    assert_eq!(widest.shifted(i32::MIN).shifted(-1).pairs(long, long), (long * long) as u64);
     let names = [
         (Mask::NONE, "full"),
         (Mask::CAUSAL, "causal"),
         (Mask::CAUSAL.top_left(), "causal top-left"),
         (Mask::window(3, None), "window 3,inf"),
-        (Mask::NONE.top_left(), "full"),
+        (Mask::NONE.top_left().shifted(3), "full"),
+        (Mask::CAUSAL.shifted(-3), "causal shifted -3"),
+        (Mask::window(1, 2).top_left().shifted(4).shifted(3), "window 1,2 top-left shifted +7"),
     ];
     for (mask, name) in names {
         assert_eq!(mask.to_string(), name);

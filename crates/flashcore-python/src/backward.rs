@@ -98,7 +98,7 @@ impl Backward<'_> {
         let Dims { batch, heads, .. } = self.call.arrays[0].layout(options.order)?.dims();
         self.check(&[batch, heads], options.order)?;
         for (n, part) in parts.iter().enumerate() {
-            let problem = self.spec(part, options.order)?.parse()?;
+            let problem = self.spec(part, options)?.parse()?;
             let addresses = self.addresses(part, options.order)?;
             let d_sinks = self.d_sinks.map(|sinks| sinks.address + n * heads * size_of::<f32>());
             let tensors = self.device_tensors(&addresses, d_sinks);
@@ -144,7 +144,7 @@ impl Backward<'_> {
         // Parts are batch entries, which all have the same sinks.
         let (mut total, mut of_part) = (vec![0.0; heads], vec![0.0; heads]);
         for part in parts {
-            let problem = self.spec(&part, options.order)?.parse()?;
+            let problem = self.spec(&part, options)?.parse()?;
             let sinks = self.d_sinks.map(|_| &mut of_part[..]);
             self.step(&problem, &part, &values, options.order, sinks)?;
             total.iter_mut().zip(&of_part).for_each(|(sum, x)| *sum += x);
@@ -166,7 +166,8 @@ impl Backward<'_> {
         }
     }
 
-    fn spec(&self, part: &Part, order: Order) -> Result<BackwardSpec, CallError> {
+    fn spec(&self, part: &Part, options: &Options) -> Result<BackwardSpec, CallError> {
+        let order = options.order;
         let [dq, dk, dv] = self.grads.each_ref().map(|grad| grad.layout(order));
         let (batch, keys) = (part.spec.q.dims().batch, part.spec.k.dims().seq);
         let cut = |layout: Layout, seq: Option<usize>| {
@@ -180,6 +181,7 @@ impl Backward<'_> {
             dk: Some(cut(dk?, Some(keys))?),
             dv: Some(cut(dv?, Some(keys))?),
             grad_dtype: Some(self.grads[0].dtype),
+            accumulate: options.accumulate,
             row_sums: if self.has_out { RowSums::Computed } else { RowSums::Given },
             ..BackwardSpec::new(Spec { out_dtype: Some(self.d_out.dtype), ..part.spec.clone() })
         })

@@ -7,7 +7,8 @@ use crate::array::Order;
 
 /// Options of attention, checked as far as they can be without tensors: `flashcore._options.Options` in Rust.
 ///
-/// `left` and `right` bound the keys that a query sees around its diagonal.
+/// `left` and `right` bound the keys that a query sees around its diagonal, which lies `shift` keys to the right of its
+/// corner.
 #[pyclass(frozen, module = "flashcore._native")]
 #[derive(Debug)]
 pub(crate) struct Options {
@@ -23,7 +24,8 @@ pub(crate) struct Options {
 impl Options {
     #[new]
     #[pyo3(signature = (layout, *, left=None, right=None, top_left=false, scale=None, softcap=None,
-                        accumulate=false))]
+                        accumulate=false, shift=0))]
+    #[expect(clippy::too_many_arguments, reason = "one for each field of the Python class")]
     fn new(
         layout: &str,
         left: Option<u32>,
@@ -32,8 +34,9 @@ impl Options {
         scale: Option<f32>,
         softcap: Option<f32>,
         accumulate: bool,
+        shift: i32,
     ) -> PyResult<Self> {
-        let mask = Mask::window(left, right);
+        let mask = Mask::window(left, right).shifted(shift);
         let mask = if top_left { mask.top_left() } else { mask };
         Ok(Self { order: order(layout)?, mask, scale, softcap, accumulate })
     }

@@ -99,5 +99,6 @@ fn mask(rng: &mut Rng) -> Mask {
         1 => Mask::CAUSAL,
         _ => Mask::window(bound(rng), bound(rng)),
     };
-    if rng.one_in(3) { mask.top_left() } else { mask }
+    let mask = if rng.one_in(3) { mask.top_left() } else { mask };
+    if rng.one_in(5) { mask.shifted(rng.pick(&[-200, -64, -3, 1, 50, 128])) } else { mask }
 }

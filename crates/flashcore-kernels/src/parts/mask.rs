@@ -10,7 +10,7 @@ use super::softmax::Rows;
 
 /// Longest sequence: with a diagonal and a bound added, positions still fit in 32 bits.
 pub const MAX_SEQUENCE: usize = 1 << 29;
-/// Largest bound; no two positions are further apart.
+/// Largest bound, in either direction; no two positions are further apart.
 const MAX_BOUND: u32 = 1 << 30;
 
 /// Which bounds a mask has.
@@ -52,13 +52,23 @@ pub(crate) struct Mask {
 impl Mask {
     #[track_caller]
     pub(crate) fn declare<A: AsRef<Problem>>(b: &mut Builder, params: &mut Params<A>, sides: Sides) -> Self {
-        let bound = |bound: Option<u32>| bound.unwrap_or(MAX_BOUND).min(MAX_BOUND);
+        // A shift of the diagonal moves both bounds, so that kernels need not know of it.
+        let bound = |bound: Option<u32>, shift: i64| {
+            let far = i64::from(MAX_BOUND);
+            (i64::from(bound.unwrap_or(MAX_BOUND)) + shift).clamp(-far, far) as u32
+        };
+        let left = move |p: &A| {
+            let mask = p.as_ref().mask();
+            bound(mask.left(), -i64::from(mask.shift()))
+        };
+        let right = move |p: &A| {
+            let mask = p.as_ref().mask();
+            bound(mask.right(), i64::from(mask.shift()))
+        };
         let align = |p: &A| u32::from(p.as_ref().mask().align() == Align::BottomRight);
         Self {
-            left: sides.left.then(|| params.u32(b, "mask_left", move |p| bound(p.as_ref().mask().left()))),
-            right: sides
-                .right
-                .then(|| params.u32(b, "mask_right", move |p| bound(p.as_ref().mask().right()))),
+            left: sides.left.then(|| params.u32(b, "mask_left", left)),
+            right: sides.right.then(|| params.u32(b, "mask_right", right)),
             bottom_right: (sides.left || sides.right).then(|| params.u32(b, "mask_bottom_right", align)),
         }
     }

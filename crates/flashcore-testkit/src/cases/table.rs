@@ -204,8 +204,18 @@ fn masks() -> Vec<Case> {
         mask,
         ..Case::new(Tag::Masks, format!("mask {mask} {seq_q}x{seq_kv}"), [1, 2, 1, seq_q, seq_kv], 64)
     };
+    // As they are where a sequence is split: the last hides every key.
+    let shifted = [
+        Mask::CAUSAL.shifted(-40),
+        Mask::CAUSAL.top_left().shifted(100),
+        Mask::window(16, 0).shifted(-70),
+        Mask::window(8, 8).top_left().shifted(70),
+        Mask::window(5, None).top_left().shifted(30),
+        Mask::window(None, 5).shifted(-1000),
+    ];
     let aligned = masks.into_iter().flat_map(|mask| [mask, mask.top_left()]);
-    aligned.flat_map(|mask| lengths.map(|lengths| case(mask, lengths))).collect()
+    let all = aligned.flat_map(|mask| lengths.map(|lengths| case(mask, lengths)));
+    all.chain(shifted.map(|mask| case(mask, [128, 190]))).collect()
 }
 
 fn gqa() -> Vec<Case> {

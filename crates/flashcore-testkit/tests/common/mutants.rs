@@ -88,6 +88,9 @@ mutants! {
     "aligns every mask to the top left", Correctness => |call, _| other_call(call, |spec, _| {
         spec.mask = spec.mask.top_left();
     });
+    "ignores where a diagonal is shifted to", Correctness => |call, _| other_call(call, |spec, _| {
+        spec.mask = spec.mask.shifted(-spec.mask.shift());
+    });
     "takes its scale from V", Correctness => |call, _| other_call(call, |spec, _| {
         spec.scale = Some(1.0 / (spec.v.dims().dim as f32).sqrt());
     });
@@ -154,6 +157,7 @@ mutants! {
 }
 
 fn aligned_like(mask: Mask, other: Mask) -> Mask {
+    let other = other.shifted(mask.shift());
     if mask == mask.top_left() { other.top_left() } else { other }
 }
 
