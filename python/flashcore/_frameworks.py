@@ -14,7 +14,7 @@ from typing import Any
 from ._arguments import count, each, real, whole
 from ._native import Direct, Launched, Options, Values, exchanges, forward, merge, own_stream
 
-_CUDA = 2
+CUDA = 2
 """DLPack's number of CUDA devices."""
 _LEGACY_STREAM = 1
 """DLPack's number of CUDA's legacy default stream."""
@@ -110,7 +110,7 @@ class Framework:
     def stream(self, q: Any) -> int | None:
         """The stream to launch on, as DLPack numbers it; None for host tensors."""
         device = getattr(q, "__dlpack_device__", None)
-        return _LEGACY_STREAM if device is not None and device()[0] == _CUDA else None
+        return _LEGACY_STREAM if device is not None and device()[0] == CUDA else None
 
 
 class Numpy(Framework):
@@ -254,8 +254,9 @@ class Jax(Framework):
         kind, index = like.__dlpack_device__()
         wanted = list(zip(shapes, (like.dtype, "float32")))[: 2 if return_lse else 1]
         (device,) = like.devices()
-        if kind == _CUDA:
-            results = self.on_gpu(wanted, device, own_stream(int(index)), launch)
+        if kind == CUDA:
+            both = lambda out, lse=None, **how: launch(out, lse, **how)
+            results = self.on_gpu(wanted, device, own_stream(int(index)), both)
         else:
             results = self.on_cpu(wanted, device, launch)
         return results if return_lse else results[0]
@@ -274,10 +275,11 @@ class Jax(Framework):
         return tuple(self.jax.device_put(array, device) for array in arrays)
 
     def on_gpu(self, wanted: list[Any], device: Any, stream: int, launch: Callable[..., Any]) -> tuple[Any, ...]:
-        arrays = [self.jax.numpy.empty(shape, dtype, device=device) for shape, dtype in wanted]
+        # Not every row of a gradient is written, and XLA has no memory without values anyway.
+        arrays = [self.jax.numpy.zeros(shape, dtype, device=device) for shape, dtype in wanted]
         # A capsule from before DLPack 1.0 does not say "read-only".
         capsules = [array.__dlpack__(stream=stream) for array in arrays]
-        launched = launch(capsules[0], capsules[1] if len(arrays) > 1 else None, stream=stream, record=True)
+        launched = launch(*capsules, stream=stream, record=True)
         self.hold(launched)
         return tuple(self.jax.dlpack.from_dlpack(_After(launched, array)) for array in arrays)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ._frameworks import exportable
-from ._native import Options, Values, backward
+from ._frameworks import CUDA, exportable
+from ._native import Options, Values, backward, own_stream
 
 if TYPE_CHECKING:
     from ._frameworks import Jax, Torch
@@ -32,9 +32,11 @@ def of_torch(
     make = torch.empty_like if values is None else torch.zeros_like
     grads = [make(tensor) for tensor in inputs]
     heads = lse.shape[-2] if lse.dim() > 1 else 1
-    d_sinks = lse.new_empty(heads) if has_sinks else None
+    # On a GPU each launch has a row of its own.
+    rows = [lse.shape[0] if lse.dim() > 2 else 1] if lse.is_cuda else []
+    d_sinks = lse.new_zeros(*rows, heads) if has_sinks else None
     _write(framework, [*inputs, None if sums is not None else out, sums, lse, d_out, *grads, d_sinks], options, values)
-    return (*grads, d_sinks)
+    return (*grads, d_sinks.sum(0) if rows and has_sinks else d_sinks)
 
 
 def add_of_torch(
@@ -45,10 +47,12 @@ def add_of_torch(
 
 
 def _write(framework: Torch, tensors: list[Any], options: Options, values: Values | None) -> None:
-    if not framework.exchanges:
+    if framework.exchanges:
+        backward(*tensors, options, values)
+    else:
         export = framework.torch.utils.dlpack.to_dlpack
-        tensors = [None if tensor is None else export(tensor.detach()) for tensor in tensors]
-    backward(*tensors, options, values)
+        capsules = [None if tensor is None else export(tensor.detach()) for tensor in tensors]
+        backward(*capsules, options, values, stream=framework.stream_of(tensors[0]))
 
 
 def differentiable(
@@ -88,9 +92,17 @@ def _of_jax(
     options: Options,
     values: Values | None,
 ) -> tuple[Any, ...]:
+    given = (*inputs, out if sums is None else None, sums, lse, d_out)
+    kind, index = lse.__dlpack_device__()
+    if kind == CUDA:
+        wanted = [(tensor.shape, tensor.dtype) for tensor in inputs]
+        (device,) = lse.devices()
+        return framework.on_gpu(
+            wanted, device, own_stream(int(index)), lambda *to, **how: backward(*given, *to, None, options, values, **how)
+        )
     numpy = framework.numpy
     # Keys before and after those that a mask leaves are not written.
     arrays = [numpy.zeros(tensor.shape, tensor.dtype) for tensor in inputs]
     grads = [exportable(numpy, array)[0] for array in arrays]
-    backward(*inputs, out if sums is None else None, sums, lse, d_out, *grads, None, options, values, bits_are_bf16=True)
+    backward(*given, *grads, None, options, values, bits_are_bf16=True)
     return tuple(framework.jax.device_put(grad, *like.devices()) for grad, like in zip(arrays, inputs))

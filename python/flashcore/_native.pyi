@@ -102,4 +102,6 @@ def backward(
     options: Options,
     values: Values | None = None,
     bits_are_bf16: bool = False,
-) -> None: ...
+    stream: int | None = None,
+    record: bool = False,
+) -> Launched | None: ...

@@ -16,8 +16,8 @@ from . import _attention, _frameworks
 from ._options import Options, Values
 
 NO_GPU_GRADIENTS = (
-    "gradients are asked for, but FlashCore computes them on the CPU only; "
-    "call it under torch.no_grad(), detach q, k and v, or move them to the CPU"
+    "gradients of {dtype} tensors on a GPU are asked for, but FlashCore computes those of float16 and bfloat16; "
+    "convert q, k and v, call it under torch.no_grad(), or move them to the CPU"
 )
 NO_PAGE_GRADIENTS = (
     "there are no gradients through pages; call it under torch.no_grad(), or gather keys and values first"
@@ -136,8 +136,8 @@ def call(
     with_gradients = _records(q, k, v, sinks)
     if with_gradients and values.table is not None:
         raise NotImplementedError(NO_PAGE_GRADIENTS)
-    if with_gradients and q.is_cuda:
-        raise NotImplementedError(NO_GPU_GRADIENTS)
+    if with_gradients and q.is_cuda and q.dtype not in (torch.float16, torch.bfloat16):
+        raise NotImplementedError(NO_GPU_GRADIENTS.format(dtype=q.dtype))
     if isinstance(values.mask, Tensor) and _records(values.mask):
         raise NotImplementedError(_frameworks.NO_MASK_GRADIENTS)
     if out is not None and (with_gradients or _records(out)):

@@ -11,7 +11,7 @@ use flashcore_tile::{BuildError, Builder, Extent, F32, Params, Pred, Program, Re
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    merge::{load, store},
+    parts::elements::{load, store},
     parts::pages::{PageArguments, PageShape},
     slots::append as slots,
 };

@@ -45,7 +45,7 @@ struct Axes {
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum Kind {
+pub(crate) enum Kind {
     Uniform,
     Used,
     UsedKeys,
@@ -82,15 +82,15 @@ impl Output {
 const WIDE: [Output; 2] = [Output::Wide, Output::Accumulated];
 /// What becomes of results of f32 tensors.
 const OF_SINGLES: [Output; 2] = [Output::Same, Output::Accumulated];
-const DTYPES: [DType; 2] = [DType::F16, DType::BF16];
-const FLAGS: [bool; 2] = [false, true];
+pub(crate) const DTYPES: [DType; 2] = [DType::F16, DType::BF16];
+pub(crate) const FLAGS: [bool; 2] = [false, true];
 /// Types of sinks, where there are any.
-const SINKS: [Option<DType>; 3] = [None, Some(DType::F32), Some(DType::BF16)];
-const MASKS: usize = 4;
+pub(crate) const SINKS: [Option<DType>; 3] = [None, Some(DType::F32), Some(DType::BF16)];
+pub(crate) const MASKS: usize = 4;
 /// The axis of element types.
 const TYPE: usize = 5;
 /// Queries of a sequence: more and fewer than the smallest row tile has.
-const QUERIES: [usize; 2] = [70, 40];
+pub(crate) const QUERIES: [usize; 2] = [70, 40];
 /// Keys for tiles of large problems: two wide steps and a ragged end, or a part for each CTA of a small cluster.
 const FEW_STEPS: usize = 530;
 /// Rows for tiles of large problems that one CTA works through: two tall ones and some more.
@@ -98,7 +98,7 @@ const FEW_TILES: usize = 450;
 /// Addresses of a member's tensors are multiples of this many bytes.
 const ALIGNMENT: u64 = 16;
 /// Keys: more than one key tile of every kernel, and a ragged end.
-const KEYS: usize = 150;
+pub(crate) const KEYS: usize = 150;
 
 /// The general kernel: GPUs with much and with little shared memory, dims of every swizzle and every row of the table,
 /// rows that end inside a chunk, outputs that two warps share.
@@ -312,7 +312,7 @@ impl Large {
 }
 
 impl Kind {
-    fn lengths(self, queries: usize) -> Lengths {
+    pub(crate) fn lengths(self, queries: usize) -> Lengths {
         let queries = queries as u32;
         match self {
             Self::Uniform => Lengths::Uniform,
@@ -346,12 +346,12 @@ impl Kind {
     }
 }
 
-fn mask_of(index: usize) -> Mask {
+pub(crate) fn mask_of(index: usize) -> Mask {
     [Mask::NONE, Mask::CAUSAL, Mask::window(40, None), Mask::window(24, 9)][index]
 }
 
 /// Batch × heads × sequence × dim with `padding` elements behind each row.
-fn padded(dims: Dims, padding: usize) -> Result<Layout, ProblemError> {
+pub(crate) fn padded(dims: Dims, padding: usize) -> Result<Layout, ProblemError> {
     let row = dims.dim + padding;
     Layout::strided(dims, [dims.heads * dims.seq * row, dims.seq * row, row, 1])
 }

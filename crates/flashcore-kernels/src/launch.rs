@@ -5,11 +5,15 @@
 
 use std::ops::Deref;
 
-use flashcore_core::{AppendProblem, MergeProblem, Problem};
+use flashcore_core::{AppendProblem, BackwardProblem, MergeProblem, Problem};
 use flashcore_ptx::{launch::LaunchSpec, target::Target};
 use flashcore_tile::{BuildError, Code, Extent, Program};
 
-use crate::{append, forward_sm80, forward_sm90, merge};
+use crate::{
+    append,
+    backward_rows::{self, sinks},
+    backward_sm80, forward_sm80, forward_sm90, merge,
+};
 
 /// The config of a kernel of one family: everything that decides its text.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -23,6 +27,12 @@ pub enum KernelConfig {
     Merge(merge::Config),
     /// New rows of a cache.
     Append(append::Config),
+    /// What kernels of gradients have to know of each row.
+    BackwardRows(backward_rows::Config),
+    /// Gradients of sinks.
+    BackwardSinks(sinks::Config),
+    /// Gradients by `mma.sync`, from sm_80 on.
+    BackwardSm80(backward_sm80::Config),
 }
 
 impl KernelConfig {
@@ -33,6 +43,9 @@ impl KernelConfig {
             Self::Sm90(cfg) => cfg.name().to_string(),
             Self::Merge(cfg) => cfg.name().to_string(),
             Self::Append(cfg) => cfg.name().to_string(),
+            Self::BackwardRows(cfg) => cfg.name().to_string(),
+            Self::BackwardSinks(cfg) => cfg.name().to_string(),
+            Self::BackwardSm80(cfg) => cfg.name().to_string(),
         }
     }
 
@@ -40,8 +53,9 @@ impl KernelConfig {
     pub const fn target(&self) -> Target {
         match self {
             Self::Sm80(cfg) => cfg.target,
+            Self::BackwardSm80(cfg) => cfg.target,
             Self::Sm90(_) => Target::Sm90a,
-            Self::Merge(_) | Self::Append(_) => Target::Sm80,
+            Self::Merge(_) | Self::Append(_) | Self::BackwardRows(_) | Self::BackwardSinks(_) => Target::Sm80,
         }
     }
 
@@ -52,6 +66,9 @@ impl KernelConfig {
             Self::Sm90(cfg) => cfg.registers_at_entry(),
             Self::Merge(cfg) => cfg.registers(),
             Self::Append(cfg) => cfg.registers(),
+            Self::BackwardRows(cfg) => cfg.registers(),
+            Self::BackwardSinks(cfg) => cfg.registers(),
+            Self::BackwardSm80(cfg) => cfg.shape.registers(),
         }
     }
 
@@ -62,6 +79,9 @@ impl KernelConfig {
             Self::Sm90(cfg) => forward_sm90::forward_sm90(*cfg).map(AnyProgram::Forward),
             Self::Merge(cfg) => merge::merge(cfg).map(AnyProgram::Merge),
             Self::Append(cfg) => append::append(cfg).map(AnyProgram::Append),
+            Self::BackwardRows(cfg) => backward_rows::backward_rows(cfg).map(AnyProgram::Backward),
+            Self::BackwardSinks(cfg) => sinks::backward_sinks(cfg).map(AnyProgram::Backward),
+            Self::BackwardSm80(cfg) => backward_sm80::backward_sm80(cfg).map(AnyProgram::Backward),
         }
     }
 }
@@ -76,6 +96,8 @@ pub enum AnyProgram {
     Merge(Program<MergeProblem>),
     /// New rows of a cache.
     Append(Program<AppendProblem>),
+    /// Gradients.
+    Backward(Program<BackwardProblem>),
 }
 
 impl Deref for AnyProgram {
@@ -86,6 +108,7 @@ impl Deref for AnyProgram {
             Self::Forward(program) => program,
             Self::Merge(program) => program,
             Self::Append(program) => program,
+            Self::Backward(program) => program,
         }
     }
 }
@@ -96,6 +119,7 @@ pub(crate) enum Subject {
     Forward(Box<Problem>),
     Merge(MergeProblem),
     Append(Box<AppendProblem>),
+    Backward(Box<BackwardProblem>),
 }
 
 /// One kernel of a plan, with the problem it computes.
@@ -123,6 +147,9 @@ impl Launch {
             }
             (AnyProgram::Merge(program), Subject::Merge(problem)) => Some(program.launch(problem, extent)),
             (AnyProgram::Append(program), Subject::Append(problem)) => Some(program.launch(problem, extent)),
+            (AnyProgram::Backward(program), Subject::Backward(problem)) => {
+                Some(program.launch(problem, extent))
+            }
             // A program of another operation computes nothing here.
             _ => None,
         }

@@ -4,8 +4,11 @@
 #![forbid(unsafe_code)]
 
 pub mod append;
+pub mod backward_rows;
+pub mod backward_sm80;
 mod covering;
 mod covering_append;
+mod covering_backward;
 mod covering_merge;
 pub mod forward_sm80;
 pub mod forward_sm90;
@@ -19,11 +22,13 @@ pub mod untrusted;
 
 pub use covering::{Member, covering_set};
 pub use covering_append::covering_appends;
+pub use covering_backward::{BackwardMember, covering_backward};
 pub use covering_merge::covering_merges;
 pub use flashcore_tile::RegisterBudget;
 pub use launch::{AnyProgram, KernelConfig, Launch};
 pub use plan::{
     ALLOCATED_ALIGNMENT, Choice, Family, Gpu, Misfit, Plan, PlanError, Tile, UnknownKernel, plan,
-    plan_append, plan_by, plan_general, plan_merge, plan_tile, tuned,
+    plan_append, plan_backward, plan_backward_general, plan_backward_tiles, plan_by, plan_general,
+    plan_merge, plan_tile, tuned,
 };
 pub use side::{append_values, host_values};

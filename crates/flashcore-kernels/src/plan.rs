@@ -5,6 +5,8 @@
 //! builds its program once and launches it for every problem of the same kind.
 
 mod append;
+mod backward;
+mod backward_general;
 mod choice;
 mod fit;
 mod general;
@@ -17,6 +19,7 @@ pub mod tuned;
 use std::fmt;
 
 pub use append::plan_append;
+pub use backward::{plan_backward, plan_backward_general, plan_backward_tiles};
 pub use choice::{Choice, Family, UnknownKernel};
 pub use fit::{Misfit, plan_tile};
 pub use merge::plan_merge;
@@ -34,7 +37,7 @@ use crate::{
     parts::{
         lengths::LengthsKind,
         mask::{MAX_SEQUENCE, Sides},
-        sections::tile_count,
+        schedule::Side,
     },
 };
 
@@ -79,6 +82,8 @@ impl Gpu {
 pub struct Plan {
     /// In order; each begins when the one before has ended.
     launches: Vec<Launch>,
+    /// Which of them does most of the work.
+    main: usize,
     gpu: Gpu,
     why: &'static str,
     passed_over: Vec<String>,
@@ -132,6 +137,22 @@ pub enum PlanError {
     /// Too many tiles for one launch.
     #[error("the problem has more row tiles than one launch can number; split it along the batch")]
     Tiles,
+    /// Gradients of f32 tensors.
+    #[error(
+        "GPU kernels compute gradients of f16 and bf16 tensors, not {0}; convert them or use the CPU backend"
+    )]
+    GradientsOf(DType),
+    /// Gradients from an output of another type than the tensors'.
+    #[error(
+        "GPU kernels compute gradients from an output of the tensors' type, {dtype}, not {out}; \
+         compute forward in {dtype} or use the CPU backend"
+    )]
+    GradientsFrom {
+        /// The type of the output.
+        out: DType,
+        /// The type of Q, K and V.
+        dtype: DType,
+    },
     /// A kind of lengths that kernels do not know.
     #[error("GPU kernels do not know this kind of sequence lengths; use the CPU backend")]
     Lengths,
@@ -160,14 +181,15 @@ impl Plan {
         let extent = match &kernel {
             KernelConfig::Sm80(cfg) => forward_sm80::extent(cfg, problem),
             KernelConfig::Sm90(cfg) => Some(forward_sm90::extent(*cfg, problem, gpu.sms)),
-            KernelConfig::Merge(_) | KernelConfig::Append(_) => None,
+            // Kernels of other operations have plans of their own.
+            _ => None,
         };
         let subject = Subject::Forward(Box::new(problem.clone()));
         Self::of(vec![Launch { kernel, subject, extent }], gpu, why)
     }
 
     fn of(launches: Vec<Launch>, gpu: &Gpu, why: &'static str) -> Self {
-        Self { launches, gpu: *gpu, why, passed_over: Vec::new(), row: None }
+        Self { launches, main: 0, gpu: *gpu, why, passed_over: Vec::new(), row: None }
     }
 
     /// The same kernel for another problem of its kind.
@@ -179,7 +201,7 @@ impl Plan {
 
     /// The kernel that does most of the work.
     pub fn kernel(&self) -> &KernelConfig {
-        self.launches[0].kernel()
+        self.launches[self.main].kernel()
     }
 
     /// Why this kernel and this tile.
@@ -200,6 +222,13 @@ impl Plan {
     /// What is launched, in order. There is at least one launch, which may have nothing to compute.
     pub fn launches(&self) -> &[Launch] {
         &self.launches
+    }
+
+    /// Scratch memory that the launches share, in bytes.
+    pub fn workspace_bytes(&self) -> u64 {
+        let extents = self.launches.iter().filter_map(|launch| launch.extent.as_ref());
+        let bytes = extents.map(|extent| extent.workspace.iter().map(|workspace| workspace.bytes).sum());
+        bytes.max().unwrap_or(0)
     }
 
     /// The names of the kernels, in order.
@@ -256,7 +285,7 @@ pub fn plan(problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Plan, PlanEr
 pub fn plan_general(problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Plan, PlanError> {
     let input = check(problem, gpu)?;
     let (shape, why) = general::shape(problem, input, gpu)?;
-    if tile_count(problem, shape.tile_m(problem.dim_v() as u32)) > i32::MAX as u64 {
+    if Side::Queries.tile_count(problem, shape.tile_m(problem.dim_v() as u32)) > i32::MAX as u64 {
         return Err(PlanError::Tiles);
     }
     let kernel = general_config(problem, gpu, input, access(problem, alignment), shape)?;
@@ -343,7 +372,7 @@ fn check(problem: &Problem, gpu: &Gpu) -> Result<Element, PlanError> {
         return Err(PlanError::Sequence { given, max: MAX_SEQUENCE });
     }
     // The smallest tile of the Hopper kernel has 64 rows.
-    if tile_count(problem, 64) > i32::MAX as u64 {
+    if Side::Queries.tile_count(problem, 64) > i32::MAX as u64 {
         return Err(PlanError::Tiles);
     }
     Ok(input)
@@ -351,13 +380,17 @@ fn check(problem: &Problem, gpu: &Gpu) -> Result<Element, PlanError> {
 
 /// What every row of every tensor is aligned to.
 fn access(problem: &Problem, alignment: u64) -> Access {
+    let inputs = [problem.q(), problem.k(), problem.v()].map(|layout| (layout, problem.dtype()));
+    access_to(inputs.into_iter().chain([(problem.out(), problem.out_dtype())]), alignment)
+}
+
+/// What every row of these tensors is aligned to.
+fn access_to<'a>(tensors: impl IntoIterator<Item = (&'a Layout, DType)>, alignment: u64) -> Access {
     let strides = |(layout, dtype): (&Layout, DType)| {
         let dims = layout.dims().array();
         let used = dims.into_iter().zip(layout.strides()).take(3).filter(|&(extent, _)| extent > 1);
         used.fold(0, |bits, (_, stride)| bits | (stride * dtype.bytes()) as u64)
     };
-    let inputs = [problem.q(), problem.k(), problem.v()].map(|layout| (layout, problem.dtype()));
-    let tensors = inputs.into_iter().chain([(problem.out(), problem.out_dtype())]);
-    let bits = tensors.fold(alignment, |bits, tensor| bits | strides(tensor));
+    let bits = tensors.into_iter().fold(alignment, |bits, tensor| bits | strides(tensor));
     Access::widest_for(bits).unwrap_or(Access::B2)
 }

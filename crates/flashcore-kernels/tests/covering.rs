@@ -16,19 +16,32 @@ use std::{
 
 use flashcore_core::{DType, Dims, Layout, Mask, Spec};
 use flashcore_kernels::{
-    AnyProgram, Gpu, KernelConfig, Plan, covering_appends, covering_merges, covering_set, plan, plan_append,
-    plan_general, plan_merge,
+    AnyProgram, Gpu, KernelConfig, Plan, covering_appends, covering_backward, covering_merges, covering_set,
+    plan, plan_append, plan_backward_general, plan_general, plan_merge,
 };
 use flashcore_ptx::target::Target;
 use sha2::{Digest, Sha256};
 
-fn programs() -> Vec<(Plan, AnyProgram)> {
+/// A kernel and its text.
+type Built = (KernelConfig, AnyProgram);
+
+fn programs() -> Vec<Built> {
     let plans = covering_set().unwrap().into_iter().map(|member| member.plan().unwrap());
-    plans
-        .chain(merges())
-        .chain(appends())
-        .map(|plan| (plan.clone(), plan.kernel().program().unwrap_or_else(|e| panic!("{e}"))))
-        .collect()
+    plans.chain(merges()).chain(appends()).map(|plan| built(plan.kernel())).collect()
+}
+
+fn built(kernel: &KernelConfig) -> Built {
+    (*kernel, kernel.program().unwrap_or_else(|e| panic!("{e}")))
+}
+
+/// Every kernel of the covering set of gradients, once.
+fn gradients() -> Vec<KernelConfig> {
+    let members = covering_backward().unwrap().into_iter();
+    let plans: Vec<_> = members.map(|m| plan_backward_general(&m.problem, &m.gpu, 16).unwrap()).collect();
+    let mut kernels: Vec<_> = plans.iter().flat_map(Plan::launches).map(|launch| *launch.kernel()).collect();
+    kernels.sort_by_key(KernelConfig::name);
+    kernels.dedup();
+    kernels
 }
 
 fn merges() -> impl Iterator<Item = Plan> {
@@ -50,6 +63,8 @@ fn small_and_without_repetition() {
     let names: BTreeSet<_> = merges().map(|plan| plan.kernel().name()).collect();
     // Rows of several lengths share a kernel.
     assert!(names.len() >= 16 && merges().count() <= 24, "{names:?}");
+    let members = covering_backward().unwrap();
+    assert!(members.len() <= 48 && gradients().len() > members.len(), "{} members", members.len());
 }
 
 /// `tests/hashes.txt` holds the hash of every program's text; `FLASHCORE_BLESS=1` writes it anew.
@@ -59,6 +74,7 @@ fn text_changes_only_on_purpose() {
     let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     let lines = programs()
         .iter()
+        .chain(&gradients().iter().map(built).collect::<Vec<_>>())
         .map(|(_, p)| format!("{} {}\n", hex(&Sha256::digest(p.text())), p.entry()))
         .collect::<String>();
     if std::env::var_os("FLASHCORE_BLESS").is_some_and(|value| value == "1") {
@@ -79,9 +95,11 @@ fn text_changes_only_on_purpose() {
 fn kernels_assemble_without_spills() {
     let Some(ptxas) = ptxas() else { return println!("no ptxas found: nothing assembled") };
     let covering = covering_set().unwrap().into_iter().map(|member| member.plan().unwrap());
-    let covering = covering.chain(merges()).enumerate().map(|(n, plan)| (Some(n), plan));
-    let others = narrow_heads().chain(tiles_of_every_gpu()).map(|plan| (None, plan));
-    let jobs = jobs(covering.chain(others));
+    let covering = covering.chain(merges()).enumerate().map(|(n, plan)| (Some(n), *plan.kernel()));
+    let others = narrow_heads().chain(tiles_of_every_gpu()).map(|plan| (None, *plan.kernel()));
+    // Members of the gradients' set are spread over architectures.
+    let gradients = gradients().into_iter().map(|kernel| (None, kernel));
+    let jobs = jobs(covering.chain(others).chain(gradients));
     let assembled: BTreeSet<_> = jobs.iter().map(|job| job.target).collect();
     assert_eq!(assembled.len(), Target::ALL.len(), "every architecture has kernels: {assembled:?}");
     assemble_all(&ptxas, &jobs);
@@ -127,11 +145,10 @@ struct Job {
 }
 
 /// What there is to assemble, each kernel once for an architecture, the longest texts first, so that no core is left
-/// with one of them at the end. A plan with a number is assembled for another architecture than its own too.
-fn jobs(plans: impl Iterator<Item = (Option<usize>, Plan)>) -> Vec<Job> {
+/// with one of them at the end. A kernel with a number is assembled for another architecture than its own too.
+fn jobs(kernels: impl Iterator<Item = (Option<usize>, KernelConfig)>) -> Vec<Job> {
     let (mut jobs, mut known) = (Vec::new(), BTreeSet::new());
-    for (number, plan) in plans {
-        let kernel = plan.kernel();
+    for (number, kernel) in kernels {
         let program = kernel.program().unwrap_or_else(|e| panic!("{e}"));
         let newer = number.and_then(|n| one_newer(kernel.target(), n));
         for target in [kernel.target()].into_iter().chain(newer) {

@@ -1,14 +1,18 @@
 //! Gradients: the tensors of a call with those of its result by DLPack, gradients into tensors of the caller's.
 
-use flashcore::{BackendError, BackwardProblem, BackwardSpec, Dims, Layout, Operand, RowSums, Spec, Values};
+use flashcore::{
+    BackwardProblem, BackwardSpec, Dims, Layout, Operand, RowSums, Spec, Values, cuda::BackwardTensors,
+};
 use pyo3::prelude::*;
 
 use crate::{
     array::{Array, Order, Place},
-    call::{Call, Kept},
+    call::{Call, Kept, WIDEST, stream_of},
+    device,
     error::CallError,
     host,
     import::Request,
+    launched::Launched,
     options::{self, Options},
     parts::Part,
 };
@@ -17,9 +21,13 @@ use crate::{
 ///
 /// `rows` are the sums of d_out times out over each row; where they are None, `out` is given. `bits_are_bf16` says of all
 /// tensors whether their 16-bit integers are bfloat16. Keys that `values` leave out have no gradient: their rows of dk and
-/// dv are written as zeros, but for `ranges`, beyond which nothing is written.
+/// dv are written as zeros, but for `ranges`, beyond which nothing is written. On a GPU `d_sinks` has a row for each batch
+/// entry, zeros at first, of which only the sum means something. Streams and `record` are those of `forward`.
 #[pyfunction]
-#[pyo3(signature = (q, k, v, out, rows, lse, d_out, dq, dk, dv, d_sinks, options, values=None, bits_are_bf16=false))]
+#[pyo3(signature = (
+    q, k, v, out, rows, lse, d_out, dq, dk, dv, d_sinks, options, values=None, bits_are_bf16=false, stream=None,
+    record=false
+))]
 #[expect(clippy::too_many_arguments, reason = "eleven tensors and how to compute them")]
 pub(crate) fn backward(
     py: Python<'_>,
@@ -37,8 +45,10 @@ pub(crate) fn backward(
     options: &Options,
     values: Option<&options::Values>,
     bits_are_bf16: bool,
-) -> PyResult<()> {
-    let request = Request { stream: None, order: options.order, bits_are_bf16 };
+    stream: Option<usize>,
+    record: bool,
+) -> PyResult<Option<Launched>> {
+    let request = Request { stream, order: options.order, bits_are_bf16 };
     let mut kept = Kept::default();
     let mut read = |object, operand| request.input(object, operand).map(|imported| kept.keep(imported));
     let qkv = [read(q, Operand::Q)?, read(k, Operand::K)?, read(v, Operand::V)?];
@@ -53,8 +63,16 @@ pub(crate) fn backward(
     call.lse = Some(lse);
     call.take_values(py, values, request, &mut kept)?;
     let backward = Backward { call, has_out: out.is_some(), rows, d_out, grads, d_sinks };
-    py.detach(|| backward.compute(options).map_err(|error| error.in_order(options.order)))?;
-    Ok(())
+    let place = backward.place()?;
+    let stream = stream_of(py, place, stream, kept.exchange)?;
+    py.detach(|| backward.compute(options, place, stream).map_err(|error| error.in_order(options.order)))?;
+    match place {
+        Place::Cuda(index) if record => {
+            // SAFETY: the framework's stream, or ours: alive.
+            Ok(Some(unsafe { Launched::record(index, stream, kept.into_owned())? }))
+        }
+        _ => Ok(None),
+    }
 }
 
 /// The tensors of one call, as plain data.
@@ -68,15 +86,61 @@ struct Backward<'a> {
 }
 
 impl Backward<'_> {
-    fn compute(&self, options: &Options) -> Result<(), CallError> {
-        if let Place::Cuda(_) = self.place()? {
-            let (what, instead) = ("gradients", "move q, k and v to the CPU, or ask for no gradients");
-            let (what, instead) = (what.to_owned(), instead.to_owned());
-            return Err(BackendError::Unsupported { backend: "cuda", what, instead }.into());
+    fn compute(&self, options: &Options, place: Place, stream: usize) -> Result<(), CallError> {
+        match place {
+            Place::Host => self.on_host(options),
+            Place::Cuda(index) => self.on_gpu(options, index, stream),
         }
+    }
+
+    fn on_gpu(&self, options: &Options, index: u32, stream: usize) -> Result<(), CallError> {
+        let parts = self.call.device_parts(options)?;
+        let Dims { batch, heads, .. } = self.call.arrays[0].layout(options.order)?.dims();
+        self.check(&[batch, heads], options.order)?;
+        for (n, part) in parts.iter().enumerate() {
+            let problem = self.spec(part, options)?.parse()?;
+            let addresses = self.addresses(part, options.order)?;
+            let d_sinks = self.d_sinks.map(|sinks| sinks.address + n * heads * size_of::<f32>());
+            let tensors = self.device_tensors(&addresses, d_sinks);
+            let [q, k, v] = addresses.qkv;
+            let [dq, dk, dv] = addresses.grads;
+            let out = addresses.out.unwrap_or(0);
+            let all = [q, k, v, out, addresses.d_out, dq, dk, dv];
+            let alignment = 1 << all.iter().fold(WIDEST, |bits, at| bits | at).trailing_zeros();
+            // SAFETY: views that their producers handed out and `check` compared with the problem; frameworks free memory
+            // in the order of the stream, and others hold `Launched`.
+            unsafe { device::backward(index, &problem, alignment, &tensors, stream as *mut _)? };
+        }
+        Ok(())
+    }
+
+    fn device_tensors(&self, addresses: &host::GradAddresses, d_sinks: Option<usize>) -> BackwardTensors {
+        let ([q, k, v], [dq, dk, dv]) =
+            (addresses.qkv.map(|at| at as u64), addresses.grads.map(|at| at as u64));
+        let [lengths_q, lengths_kv, sinks] = self.call.value_addresses();
+        let optional = |at: Option<usize>| at.map_or(0, |at| at as u64);
+        BackwardTensors {
+            q,
+            k,
+            v,
+            out: optional(addresses.out),
+            lse: addresses.lse as u64,
+            d_out: addresses.d_out as u64,
+            row_sums: optional(addresses.rows),
+            dq,
+            dk,
+            dv,
+            lengths_q,
+            lengths_kv,
+            sinks,
+            d_sinks: optional(d_sinks),
+        }
+    }
+
+    fn on_host(&self, options: &Options) -> Result<(), CallError> {
         let (parts, values) = self.call.host_parts(options)?;
         let heads = self.call.arrays[0].layout(options.order)?.dims().heads;
-        self.check(heads, options.order)?;
+        self.check(&[heads], options.order)?;
         // Parts are batch entries, which all have the same sinks.
         let (mut total, mut of_part) = (vec![0.0; heads], vec![0.0; heads]);
         for part in parts {
@@ -132,6 +196,14 @@ impl Backward<'_> {
         order: Order,
         sinks: Option<&mut [f32]>,
     ) -> Result<(), CallError> {
+        let addresses = self.addresses(part, order)?;
+        // SAFETY: views that their producers handed out and `check` compared with the problem; Python's caller holds
+        // them.
+        unsafe { host::backward(problem, values, &addresses, sinks) }
+    }
+
+    /// Where the tensors of a part start.
+    fn addresses(&self, part: &Part, order: Order) -> Result<host::GradAddresses, CallError> {
         let [of_q, of_k, of_v, of_out, of_lse] = part.offsets;
         let offset = |array: &Array, key: usize| -> Result<usize, CallError> {
             let start = array.layout(order)?.row(part.first_entry, 0, key) * array.dtype.bytes();
@@ -140,22 +212,19 @@ impl Backward<'_> {
         let at = |n: usize, offset: usize| self.call.arrays[n].address.wrapping_add(offset);
         let along = |array: &Array| array.address.wrapping_add(of_lse);
         let [dq, dk, dv] = &self.grads;
-        let addresses = host::GradAddresses {
+        Ok(host::GradAddresses {
             qkv: [at(0, of_q), at(1, of_k), at(2, of_v)],
             out: self.has_out.then(|| at(3, of_out)),
             rows: self.rows.as_ref().map(along),
             lse: self.call.lse.as_ref().map_or(0, along),
             d_out: offset(&self.d_out, 0)?,
             grads: [offset(dq, 0)?, offset(dk, part.first_key)?, offset(dv, part.first_key)?],
-        };
-        // SAFETY: views that their producers handed out and `check` compared with the problem; Python's caller holds
-        // them.
-        unsafe { host::backward(problem, values, &addresses, sinks) }
+        })
     }
 
     /// Demands that elements lie where elements may, that nothing is read from what is written, and that values of rows
-    /// and heads are as many as there are.
-    fn check(&self, heads: usize, order: Order) -> Result<(), CallError> {
+    /// and of sinks are as many as there are.
+    fn check(&self, of_sinks: &[usize], order: Order) -> Result<(), CallError> {
         let range = |array: &Array| -> Result<std::ops::Range<usize>, CallError> {
             array.check_alignment()?;
             let bytes = array.layout(order)?.span() * array.dtype.bytes();
@@ -184,7 +253,7 @@ impl Backward<'_> {
         let (extents, rank) = ([dims.batch, dims.heads, dims.seq], self.call.arrays[0].rank());
         self.rows.iter().chain(&self.call.lse).try_for_each(|rows| rows.check_lse(extents, rank))?;
         match self.d_sinks {
-            Some(sinks) => sinks.check_dense_f32(&[heads]),
+            Some(sinks) => sinks.check_dense_f32(of_sinks),
             None => Ok(()),
         }
     }

@@ -226,6 +226,21 @@ impl<'a> Call<'a> {
         Ok((parts, values))
     }
 
+    /// The problems of a call on a GPU, whose numbers stay there.
+    pub(crate) fn device_parts(&self, options: &Options) -> Result<Vec<Part>, CallError> {
+        let spec = self.spec(options)?;
+        match self.ranges {
+            Some((starts, ends)) => split(spec.parse()?.spec(), starts, ends),
+            None => Ok(vec![Part::whole(self.with_kinds(spec, options.order)?)]),
+        }
+    }
+
+    /// Where lengths of queries and of keys, and sinks, lie on a GPU; 0 where there are none.
+    pub(crate) fn value_addresses(&self) -> [u64; 3] {
+        let [q, kv] = self.lengths.map(|numbers| numbers.map_or(0, |numbers| numbers.address as u64));
+        [q, kv, self.sinks.map_or(0, |sinks| sinks.address as u64)]
+    }
+
     fn spec(&self, options: &Options) -> Result<Spec, CallError> {
         let dtype = self.arrays[0].dtype;
         if let Some(other) = self.arrays[..3].iter().find(|array| array.dtype != dtype) {
@@ -388,7 +403,7 @@ impl<'a> Call<'a> {
             Place::Host => unsafe { host::run(problem, values, tensors, lse) },
             Place::Cuda(index) => {
                 let [q, k, v, out] = tensors.map(|at| at as u64);
-                let numbers = |n: usize| self.lengths[n].map_or(0, |numbers| numbers.address as u64);
+                let [lengths_q, lengths_kv, sinks] = self.value_addresses();
                 let bits = tensors.iter().fold(WIDEST, |bits, at| bits | at);
                 let tensors = DeviceTensors {
                     q,
@@ -396,10 +411,10 @@ impl<'a> Call<'a> {
                     v,
                     out,
                     lse: lse.map_or(0, |lse| lse as u64),
-                    lengths_q: numbers(0),
-                    lengths_kv: numbers(1),
+                    lengths_q,
+                    lengths_kv,
                     table: self.table.map_or(0, |table| table.address as u64),
-                    sinks: self.sinks.map_or(0, |sinks| sinks.address as u64),
+                    sinks,
                 };
                 let alignment = 1 << bits.trailing_zeros();
                 // SAFETY: as above; frameworks free memory in the order of the stream, and others hold `Launched`.

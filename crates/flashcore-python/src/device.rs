@@ -6,8 +6,8 @@ use std::{
 };
 
 use flashcore::{
-    Problem,
-    cuda::{Cuda, DeviceTensors, MergeTensors},
+    BackwardProblem, Problem,
+    cuda::{BackwardTensors, Cuda, DeviceTensors, MergeTensors},
 };
 use flashcore_core::MergeProblem;
 
@@ -45,6 +45,23 @@ pub(crate) unsafe fn launch(
     stream: *mut c_void,
 ) -> Result<(), CallError> {
     let ready = open(index)?.prepare_aligned(problem, alignment)?;
+    // SAFETY: the caller's promise.
+    unsafe { ready.launch_raw(tensors, stream)? };
+    Ok(())
+}
+
+/// Launches gradients on `stream`.
+///
+/// # Safety
+/// As [`flashcore::cuda::ReadyBackward::launch_raw`].
+pub(crate) unsafe fn backward(
+    index: u32,
+    problem: &BackwardProblem,
+    alignment: u64,
+    tensors: &BackwardTensors,
+    stream: *mut c_void,
+) -> Result<(), CallError> {
+    let ready = open(index)?.prepare_backward_aligned(problem, alignment)?;
     // SAFETY: the caller's promise.
     unsafe { ready.launch_raw(tensors, stream)? };
     Ok(())

@@ -272,6 +272,13 @@ impl Builder {
         self.op(Op::Ex2, &APPROX, [x])
     }
 
+    /// `|x|`.
+    #[track_caller]
+    pub fn abs(&mut self, x: impl Into<Expr<F32>>) -> Reg<F32> {
+        let x = self.arg(x);
+        self.op(Op::Abs, &[Mod::Type(ScalarType::F32)], [x])
+    }
+
     /// Base-2 logarithm, approximate; of 0 it is -inf.
     #[track_caller]
     pub fn log2(&mut self, x: impl Into<Expr<F32>>) -> Reg<F32> {

@@ -1,10 +1,13 @@
 //! The conformance suite on GPU 0: every case, law and random problems, for each kernel family.
 //!
-//! `cargo run --release --example gpu_conformance [native|persistent|ampere] [cases|laws|random|merge|append] [filter]`
+//! `cargo run --release --example gpu_conformance [native|persistent|ampere|general] [cases|laws|random|merge|append|backward]
+//! [filter]`
+//!
+//! `backward` is cases, laws and random problems of gradients.
 
 use flashcore::{Backend, DType, cuda::Cuda};
 use flashcore_testkit::{
-    Case, CaseReport, Outcome, append,
+    Case, CaseReport, Outcome, append, backward,
     cases::{self, Cost},
     check_case, merge, properties, random,
 };
@@ -25,6 +28,7 @@ fn main() {
             cuda.planning_for(gpu)
         }
         "ampere" => cuda.planning_for(flashcore_kernels::Gpu::AMPERE),
+        "general" => cuda.with_general_kernels(),
         _ => cuda,
     };
     let failed = match word(1) {
@@ -32,8 +36,9 @@ fn main() {
         "random" => random_problems(&cuda),
         "merge" => merges(&cuda),
         "append" => appends(&cuda),
+        "backward" => gradients(&cuda, word(2)),
         "cases" | "" => conclude(&check(&cuda, case_work(word(2)))),
-        other => panic!("nothing is called {other}; use cases, laws, random, merge or append"),
+        other => panic!("nothing is called {other}; use cases, laws, random, merge, append or backward"),
     };
     std::process::exit(i32::from(failed > 0));
 }
@@ -127,4 +132,52 @@ fn appends(cuda: &Cuda) -> usize {
         append::cases().len() * DType::ALL.len() * SEEDS.len()
     );
     failures.len()
+}
+
+/// Gradients of every case in both types, the laws, and random problems until [`RANDOM`] have run.
+fn gradients(cuda: &Cuda, filter: &str) -> usize {
+    let cases: Vec<_> =
+        backward::cases(Cost::Large).into_iter().filter(|case| format!("{case}").contains(filter)).collect();
+    let work = cases.iter().flat_map(|case| HALVES.map(|dtype| (case.clone(), dtype, 1)));
+    let work = work.filter(|(case, dtype, _)| case.forward.dtypes.contains(dtype)).collect();
+    let mut failed = conclude_gradients("cases", &check_gradients(cuda, work));
+    if !filter.is_empty() {
+        return failed;
+    }
+    let draw = |n: u64| (backward::random_case(11, n), HALVES[n as usize % 2], n);
+    let (mut drawn, mut reports) = (0, Vec::new());
+    while reports.len() < RANDOM && drawn < 10 * RANDOM as u64 {
+        let more = (RANDOM - reports.len()) as u64;
+        let run = check_gradients(cuda, (drawn..drawn + more).map(draw).collect());
+        reports.extend(run.into_iter().filter(|(_, outcome)| !matches!(outcome, Outcome::Skipped(_))));
+        drawn += more;
+    }
+    failed += conclude_gradients("random problems", &reports) + usize::from(reports.len() < RANDOM);
+    for (law, dtype) in backward::laws::LAWS.iter().flat_map(|law| HALVES.map(|dtype| (law, dtype))) {
+        for outcome in
+            SEEDS.map(|seed| law.check(cuda, dtype, seed)).iter().filter(|o| **o != Outcome::Passed)
+        {
+            println!("{} in {dtype}: {outcome}", law.name);
+            failed += usize::from(outcome.is_failure());
+        }
+    }
+    println!("gradients: {failed} failed");
+    failed
+}
+
+fn check_gradients(cuda: &Cuda, work: Vec<(backward::Case, DType, u64)>) -> Vec<(String, Outcome)> {
+    let one = |(case, dtype, seed): &(backward::Case, DType, u64)| {
+        (format!("{case} in {dtype}, seed {seed}"), backward::check(cuda, case, *dtype, *seed))
+    };
+    work.par_iter().map(one).collect()
+}
+
+fn conclude_gradients(what: &str, reports: &[(String, Outcome)]) -> usize {
+    let of = |wanted: fn(&Outcome) -> bool| reports.iter().filter(move |report| wanted(&report.1));
+    let refused = || of(|outcome| matches!(outcome, Outcome::Skipped(_)));
+    let failed = || of(Outcome::is_failure);
+    refused().take(5).chain(failed().take(25)).for_each(|(what, outcome)| println!("{what}: {outcome}"));
+    let (refused, failed) = (refused().count(), failed().count());
+    println!("{what}: {} passed, {refused} refused, {failed} failed", reports.len() - refused - failed);
+    failed
 }

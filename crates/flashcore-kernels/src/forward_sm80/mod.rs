@@ -8,36 +8,35 @@
 //! A CTA works on one tile of query rows and walks its key tiles from the last to the first: tiles that the mask or
 //! the end of the sequence cuts come first, then the whole ones, then those that the left bound cuts. A warp has rows of
 //! its own; where their output is too wide for its registers, two warps have the same rows and halves of the columns.
-//! Keys in pages are found a turn before they are loaded, see `entries.rs`. Reads Q, K, V, SINKS, LENGTHS_*, TABLE; writes OUT and, unless it is null, LSE (see [`crate::slots`]). f32 tensors take the
+//! Keys in pages are found a turn before they are loaded, see `parts/entries.rs`. Reads Q, K, V, SINKS, LENGTHS_*, TABLE; writes OUT and, unless it is null, LSE (see [`crate::slots`]). f32 tensors take the
 //! same way with three products for one, see `factor.rs`.
 
 mod block;
 mod config;
-mod entries;
 mod epilogue;
 mod factor;
-mod load;
-mod portion;
 mod products;
-mod schedule;
 mod work;
 
 use flashcore_core::Problem;
 use flashcore_tile::{BuildError, Builder, Extent, Params, Program, Reg, SmemTile, U64};
 
+pub use crate::parts::portion::Access;
 pub use config::{Config, Shape};
-pub use portion::Access;
 
 use crate::{
     parts::{
-        mask::Mask, pages::PageArguments, scale::Scale, sections::tile_count, sinks::SinkArgument,
+        columns::padded,
+        entries::Entries,
+        mask::Mask,
+        pages::PageArguments,
+        scale::Scale,
+        schedule::{Schedule, Side},
+        sinks::SinkArgument,
         tensor::TensorArgument,
     },
     slots,
 };
-use config::padded;
-use entries::Entries;
-use schedule::Schedule;
 
 /// What the host passes, as registers.
 #[derive(Clone, Copy, Debug)]
@@ -63,7 +62,7 @@ impl Arguments {
             out: TensorArgument::declare(b, params, "out", slots::OUT, |p| (p.out(), p.out_dtype())),
             lse: params.buffer(b, "lse", slots::LSE),
             sinks: SinkArgument::declare(b, params, cfg.sinks),
-            schedule: Schedule::declare(b, params, cfg.lengths, cfg.tile_m()),
+            schedule: Schedule::declare(b, params, (Side::Queries, cfg.lengths), cfg.tile_m()),
             mask: Mask::declare(b, params, cfg.mask),
             scale: Scale::declare(b, params, cfg.softcap, cfg.input),
             pages: cfg.paged.then(|| PageArguments::declare(b, params)),
@@ -91,7 +90,7 @@ impl Layout {
         let q = b.smem_tile(input, [tile_m, qk], input.swizzle(qk), 1);
         let k = b.smem_tile(input, [tile_n, qk], input.swizzle(qk), stages);
         let values = b.smem_tile(input, [tile_n, v], input.swizzle(v), stages);
-        let entries = cfg.paged.then(|| Entries::new(b, cfg));
+        let entries = cfg.paged.then(|| Entries::new(b, cfg.shape.tile_n, cfg.shape.stages));
         let staging = (!cfg.wide()).then(|| {
             // Narrow keys leave too little room for wide values.
             let needed = output.bytes() * tile_m * v;
@@ -116,6 +115,6 @@ pub fn forward_sm80(cfg: &Config) -> Result<Program<Problem>, BuildError> {
 
 /// The launch that computes `problem`: one CTA for each row tile. `None` where there is nothing to compute.
 pub fn extent(cfg: &Config, problem: &Problem) -> Option<Extent> {
-    let tiles = tile_count(problem, cfg.tile_m());
+    let tiles = Side::Queries.tile_count(problem, cfg.tile_m());
     (tiles > 0).then(|| Extent { grid: [tiles as u32, 1, 1], workspace: Vec::new(), dependent: false })
 }

@@ -7,15 +7,16 @@ use flashcore_tile::{
 use super::{
     Arguments, Config, Layout, Shape,
     block::{Block, row_end},
-    entries::TableReader,
-    epilogue::{Lse, Output, WideOutput},
-    load::{self, RowSource, TileLoad},
+    epilogue::{Lse, WideOutput},
     products::{Queries, StepKeys, Values, needs_branches, outputs, scores},
-    schedule::Tile,
 };
 use crate::parts::{
+    entries::TableReader,
+    load::{self, RowSource, TileLoad},
     mask::{KeyTiles, Visibility, thread_column},
+    schedule::Tile,
     softmax::Softmax,
+    staged::{Output, columns_at},
 };
 
 /// Computes this CTA's row tile.
@@ -48,7 +49,8 @@ pub(super) fn row_tile(b: &mut Builder, cfg: &Config, args: &Arguments, layout: 
     // Other warps may still read what the output is gathered over, and without keys nobody has waited for Q.
     load::wait(b, 0);
     b.sync_cta();
-    output(b, cfg, args, staging, &tile, &rows).write(b, &finished);
+    let tiles: Vec<_> = finished.into_iter().map(|(acc, finished)| (acc, finished.factor)).collect();
+    output(b, cfg, args, staging, &tile, &rows).write(b, &tiles);
 }
 
 fn output(
@@ -157,13 +159,14 @@ impl Ring {
         let tiles = key_tiles(b, cfg, tile, visible);
         let last = b.let_(tiles.end - 1);
         let first_key = b.let_(last * cfg.shape.tile_n as i32);
-        let table = TableReader::new(b, args, layout.entries, tile);
+        let table =
+            args.pages.zip(layout.entries).map(|(pages, entries)| TableReader::new(b, pages, entries, tile));
         let [k, v] = key_rows(b, args, tile, table, first_key);
         let ring = Self {
             stages: cfg.shape.stages,
             table,
-            load_k: TileLoad::new(b, cfg, &layout.k, cfg.dim_qk, k),
-            load_v: TileLoad::new(b, cfg, &layout.v, cfg.dim_v, v),
+            load_k: TileLoad::new(b, cfg.copies(), &layout.k, cfg.dim_qk, k),
+            load_v: TileLoad::new(b, cfg.copies(), &layout.v, cfg.dim_v, v),
             keys: layout.k.matrix_rows(b, MatrixOrder::ColumnsFirst),
             values: Values::new(b, &layout.v),
             columns_at: rows.share.map(|share| columns_at(b, &layout.v, share, cfg.columns().each)),
@@ -247,7 +250,8 @@ impl Ring {
 fn load_q(b: &mut Builder, cfg: &Config, args: &Arguments, layout: &Layout, tile: &Tile, there: Reg<S32>) {
     let row = b.let_(tile.q_start + tile.first_row);
     let from = tile.row_address(b, &args.q, tile.head, row);
-    let load = TileLoad::new(b, cfg, &layout.q, cfg.dim_qk, RowSource::Strided(from, args.q.row));
+    let rows = RowSource::Strided(from, args.q.row);
+    let load = TileLoad::new(b, cfg.copies(), &layout.q, cfg.dim_qk, rows);
     load.issue(b, 0, Some(there), None);
     load::commit(b);
 }
@@ -274,11 +278,6 @@ fn key_tiles(b: &mut Builder, cfg: &Config, tile: &Tile, visible: &Visibility) -
     let last = b.let_((end.min(tile.q_len) - 1).signed());
     let tiles = visible.key_tiles(b, [tile.first_row.signed(), last], cfg.shape.tile_n);
     KeyTiles { end: b.let_(tile.first_row.ge(tile.q_len).select(0, tiles.end)), ..tiles }
-}
-
-/// Where share number `share` of a tile's columns starts, in bytes; each has `columns`, which are whole slabs.
-pub(super) fn columns_at(b: &mut Builder, tile: &SmemTile, share: Reg<U32>, columns: u32) -> Reg<U32> {
-    b.let_(share * (columns / tile.slab_cols() * tile.slab_bytes()))
 }
 
 /// The loop over key tiles.

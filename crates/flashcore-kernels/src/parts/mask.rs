@@ -51,19 +51,24 @@ pub(crate) struct Mask {
 
 impl Mask {
     #[track_caller]
-    pub(crate) fn declare(b: &mut Builder, params: &mut Params<Problem>, sides: Sides) -> Self {
+    pub(crate) fn declare<A: AsRef<Problem>>(b: &mut Builder, params: &mut Params<A>, sides: Sides) -> Self {
         // A shift of the diagonal moves both bounds, so that kernels need not know of it.
         let bound = |bound: Option<u32>, shift: i64| {
             let far = i64::from(MAX_BOUND);
             (i64::from(bound.unwrap_or(MAX_BOUND)) + shift).clamp(-far, far) as u32
         };
-        let shift = |p: &Problem| i64::from(p.mask().shift());
-        let align = |p: &Problem| u32::from(p.mask().align() == Align::BottomRight);
+        let left = move |p: &A| {
+            let mask = p.as_ref().mask();
+            bound(mask.left(), -i64::from(mask.shift()))
+        };
+        let right = move |p: &A| {
+            let mask = p.as_ref().mask();
+            bound(mask.right(), i64::from(mask.shift()))
+        };
+        let align = |p: &A| u32::from(p.as_ref().mask().align() == Align::BottomRight);
         Self {
-            left: sides.left.then(|| params.u32(b, "mask_left", move |p| bound(p.mask().left(), -shift(p)))),
-            right: sides
-                .right
-                .then(|| params.u32(b, "mask_right", move |p| bound(p.mask().right(), shift(p)))),
+            left: sides.left.then(|| params.u32(b, "mask_left", left)),
+            right: sides.right.then(|| params.u32(b, "mask_right", right)),
             bottom_right: (sides.left || sides.right).then(|| params.u32(b, "mask_bottom_right", align)),
         }
     }
@@ -87,6 +92,17 @@ pub(crate) struct Visibility {
 }
 
 impl Visibility {
+    /// The same seen from the keys: which of `queries` queries a key is seen by.
+    #[track_caller]
+    pub(crate) fn transposed(&self, b: &mut Builder, queries: Reg<U32>) -> Self {
+        let mut mirrored = |bound: Reg<S32>| b.let_(Val::<S32>::Const(0) - bound);
+        Self {
+            keys: queries.signed(),
+            first: self.last.map(&mut mirrored),
+            last: self.first.map(&mut mirrored),
+        }
+    }
+
     /// The first key that a row sees, if it does not see them from the start; may be negative.
     #[track_caller]
     fn begin(&self, b: &mut Builder, row: Reg<S32>) -> Option<Reg<S32>> {

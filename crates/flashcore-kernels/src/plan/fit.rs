@@ -8,11 +8,11 @@ use flashcore_tile::{Element, RegisterBudget};
 
 use super::{Gpu, Plan, PlanError, Tile, access, check, general_config, hopper, hopper_config};
 use crate::{
-    append, forward_sm80,
+    backward_rows, backward_sm80, forward_sm80,
     forward_sm90::{self, Order},
     launch::KernelConfig,
     merge,
-    parts::sections::tile_count,
+    parts::schedule::Side,
 };
 
 /// Registers of a consumer for addresses, masks and the state of softmax: what shipped kernels need at least.
@@ -91,11 +91,14 @@ impl Tile {
         match self {
             Self::Sm80(shape) => check_general(shape),
             Self::Sm90(shape) => check_hopper(shape),
-            Self::Merge(shape) => check_rules(&[
-                ("width", shape.width, unit_of_powers(shape.width), 1..=8, "1, 2, 4 or 8"),
-                ("lanes", shape.lanes, unit_of_powers(shape.lanes), 1..=32, "a power of two up to 32"),
+            Self::Merge(merge::Shape { width, lanes })
+            | Self::BackwardRows(backward_rows::Shape { width, lanes }) => check_rules(&[
+                ("width", *width, unit_of_powers(*width), 1..=8, "1, 2, 4 or 8"),
+                ("lanes", *lanes, unit_of_powers(*lanes), 1..=32, "a power of two up to 32"),
             ]),
             Self::Append(shape) => check_rules(&[("warps", shape.warps, 1, 1..=8, "1 to 8")]),
+            Self::BackwardSinks => Ok(()),
+            Self::BackwardSm80(shape) => check_backward(shape),
         }
     }
 }
@@ -106,6 +109,18 @@ fn check_general(shape: &forward_sm80::Shape) -> Result<(), Misfit> {
         ("blocks", shape.blocks, 1, 1..=2, "1 or 2"),
         ("step_n", shape.step_n, 16, 16..=128, "a multiple of 16 up to 128"),
         ("tile_n", shape.tile_n, shape.step_n.max(1), 16..=256, "a multiple of step_n up to 256"),
+        ("stages", shape.stages, 1, 2..=4, "2 to 4"),
+        ("ctas_per_sm", shape.ctas_per_sm, 1, 1..=4, "1 to 4"),
+    ])
+}
+
+fn check_backward(shape: &backward_sm80::Shape) -> Result<(), Misfit> {
+    check_rules(&[
+        ("warps", shape.warps, unit_of_powers(shape.warps), 2..=8, "2, 4 or 8"),
+        ("blocks", shape.blocks, 1, 1..=2, "1 or 2"),
+        ("step", shape.step, 16, 16..=128, "a multiple of 16 up to 128"),
+        // Each row of a tile has a thread that brings its terms.
+        ("tile", shape.tile, shape.step.max(1), 16..=shape.threads(), "a multiple of step up to the threads"),
         ("stages", shape.stages, 1, 2..=4, "2 to 4"),
         ("ctas_per_sm", shape.ctas_per_sm, 1, 1..=4, "1 to 4"),
     ])
@@ -142,12 +157,6 @@ pub fn plan_tile(problem: &Problem, gpu: &Gpu, alignment: u64, tile: Tile) -> Re
     let input = check(problem, gpu)?;
     let access = access(problem, alignment);
     let kernel = match tile {
-        Tile::Merge(_) => {
-            return Err(Misfit::Kernel { kernel: "merge", reason: "it computes no attention".to_owned() });
-        }
-        Tile::Append(_) => {
-            return Err(Misfit::Kernel { kernel: "append", reason: "it computes no attention".to_owned() });
-        }
         Tile::Sm80(shape) => general_config(problem, gpu, input, access, shape)?,
         Tile::Sm90(shape) => {
             let half = hopper::accept(problem, input, gpu, access)
@@ -160,6 +169,10 @@ pub fn plan_tile(problem: &Problem, gpu: &Gpu, alignment: u64, tile: Tile) -> Re
                 "no wider than the output",
             )])?;
             hopper_config(problem, half, shape)?
+        }
+        other => {
+            let reason = "it computes no attention".to_owned();
+            return Err(Misfit::Kernel { kernel: other.family(), reason });
         }
     };
     let why = "asked for";
@@ -184,16 +197,9 @@ struct Demand {
 }
 
 impl Demand {
-    /// A merge takes nothing that is scarce.
-    fn of_merge(cfg: &merge::Config) -> Self {
-        let (registers, tile_m) = (cfg.registers(), cfg.shape.rows());
-        Self { registers, most_registers: registers, shared_bytes: 0, ctas_per_sm: 1, tile_m, parts: 1 }
-    }
-
-    /// Neither does an append.
-    fn of_append(cfg: &append::Config) -> Self {
-        let (registers, tile_m) = (cfg.registers(), cfg.shape.warps);
-        Self { registers, most_registers: registers, shared_bytes: 0, ctas_per_sm: 1, tile_m, parts: 1 }
+    /// Kernels of other operations have plans of their own, which ask for what there is.
+    const fn of_others(registers: u32) -> Self {
+        Self { registers, most_registers: registers, shared_bytes: 0, ctas_per_sm: 1, tile_m: 1, parts: 1 }
     }
 
     fn of_general(cfg: &forward_sm80::Config, qk: u32, v: u32) -> Self {
@@ -233,8 +239,7 @@ impl Plan {
         match self.kernel() {
             KernelConfig::Sm80(cfg) => Demand::of_general(cfg, qk, v),
             KernelConfig::Sm90(cfg) => Demand::of_hopper(cfg, v),
-            KernelConfig::Merge(cfg) => Demand::of_merge(cfg),
-            KernelConfig::Append(cfg) => Demand::of_append(cfg),
+            other => Demand::of_others(other.register_budget()),
         }
     }
 
@@ -283,6 +288,6 @@ fn slabs(problem: &Problem) -> u32 {
 }
 
 fn check_grid(problem: &Problem, tile_m: u32, parts: u32) -> Result<(), Misfit> {
-    let ctas = tile_count(problem, tile_m).saturating_mul(u64::from(parts));
+    let ctas = Side::Queries.tile_count(problem, tile_m).saturating_mul(u64::from(parts));
     if ctas > i32::MAX as u64 { Err(Misfit::Grid { ctas }) } else { Ok(()) }
 }

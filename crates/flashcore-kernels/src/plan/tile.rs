@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{append, forward_sm80, forward_sm90, launch::KernelConfig, merge};
+use crate::{append, backward_rows, backward_sm80, forward_sm80, forward_sm90, launch::KernelConfig, merge};
 
 /// How the work of one kernel family is cut.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug)]
@@ -20,6 +20,30 @@ pub enum Tile {
     /// New rows of a cache.
     #[serde(rename = "append")]
     Append(append::Shape),
+    /// What kernels of gradients have to know of each row.
+    #[serde(rename = "backward_rows")]
+    BackwardRows(backward_rows::Shape),
+    /// Gradients of sinks, which know one way.
+    #[serde(rename = "backward_sinks")]
+    BackwardSinks,
+    /// Gradients on every GPU.
+    #[serde(rename = "backward_sm80")]
+    BackwardSm80(backward_sm80::Shape),
+}
+
+impl Tile {
+    /// The name of the kernels that are cut so.
+    pub(super) const fn family(&self) -> &'static str {
+        match self {
+            Self::Sm80(_) => "forward_sm80",
+            Self::Sm90(_) => "forward_sm90",
+            Self::Merge(_) => "merge",
+            Self::Append(_) => "append",
+            Self::BackwardRows(_) => "backward_rows",
+            Self::BackwardSinks => "backward_sinks",
+            Self::BackwardSm80(_) => "backward_sm80",
+        }
+    }
 }
 
 impl KernelConfig {
@@ -30,6 +54,9 @@ impl KernelConfig {
             Self::Sm90(cfg) => Tile::Sm90(cfg.shape),
             Self::Merge(cfg) => Tile::Merge(cfg.shape),
             Self::Append(cfg) => Tile::Append(cfg.shape),
+            Self::BackwardRows(cfg) => Tile::BackwardRows(cfg.shape),
+            Self::BackwardSinks(_) => Tile::BackwardSinks,
+            Self::BackwardSm80(cfg) => Tile::BackwardSm80(cfg.shape),
         }
     }
 }

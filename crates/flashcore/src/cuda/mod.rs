@@ -19,6 +19,7 @@
 #![allow(unsafe_code)] // Launching a kernel over raw device memory.
 
 mod append;
+mod backward;
 mod host;
 mod kernels;
 mod merge;
@@ -32,6 +33,7 @@ use flashcore_cuda::{Compiler, Device, Stream};
 use flashcore_kernels::{Gpu, Misfit, PlanError};
 
 pub use append::{AppendTensors, ReadyAppend};
+pub use backward::{BackwardTensors, ReadyBackward};
 pub use flashcore_cuda as driver;
 pub use flashcore_kernels::{Choice, Family, Tile, UnknownKernel, tuned::Table};
 use kernels::Kernels;
@@ -54,6 +56,7 @@ pub struct Cuda {
     ready: Recent<Ready>,
     merges: Recent<ReadyMerge>,
     appends: Recent<ReadyAppend>,
+    gradients: Recent<ReadyBackward>,
 }
 
 /// Why a GPU computed nothing.
@@ -130,6 +133,7 @@ impl Cuda {
             ready: Recent::default(),
             merges: Recent::default(),
             appends: Recent::default(),
+            gradients: Recent::default(),
         })
     }
 

@@ -11,22 +11,27 @@ use flashcore_tile::{
 };
 
 use super::{
-    Config,
     entries::{ENTRY_BYTES, TableReader},
     portion::{Access, Cut, Features, Portion, both},
+    tensor::TensorArgument,
 };
-use crate::parts::tensor::TensorArgument;
 
 /// Rows after which the swizzle pattern repeats, whatever its width.
 const PATTERN_ROWS: u32 = 8;
-/// Words that a thread reads before it needs any: memory is slow to answer, but a wide output leaves few registers.
-const fn words_at_once(cfg: &Config) -> u32 {
-    if cfg.shape.blocks * cfg.columns().each <= 128 { 32 } else { 8 }
+
+/// How a kernel copies tiles.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Copies {
+    /// What rows are aligned to.
+    pub(crate) access: Access,
+    /// Words that a thread reads before it needs any, where copies pass through registers: memory is slow to answer, but
+    /// many sums leave few registers.
+    pub(crate) words_at_once: u32,
 }
 
 /// Closes a group of copies, where there are asynchronous ones.
 #[track_caller]
-pub(super) fn commit(b: &mut Builder) {
+pub(crate) fn commit(b: &mut Builder) {
     if has_copies(b) {
         b.commit_copies();
     }
@@ -34,7 +39,7 @@ pub(super) fn commit(b: &mut Builder) {
 
 /// Waits until at most `pending` groups are under way, where there are any.
 #[track_caller]
-pub(super) fn wait(b: &mut Builder, pending: u32) {
+pub(crate) fn wait(b: &mut Builder, pending: u32) {
     if has_copies(b) {
         b.wait_copies(pending);
     }
@@ -47,7 +52,7 @@ pub(super) fn has_copies(b: &Builder) -> bool {
 
 /// Where the rows of a tile lie.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum RowSource {
+pub(crate) enum RowSource {
     /// At equal distances: where the first starts, and bytes between them.
     Strided(Reg<U64>, Reg<U64>),
     /// Where a table says; the rows of a head in the first page start at the address.
@@ -66,7 +71,7 @@ impl RowSource {
 
 /// One thread's share of the copies that fill a tile.
 #[derive(Debug)]
-pub(super) struct TileLoad {
+pub(crate) struct TileLoad {
     access: Access,
     tile: SmemTile,
     /// Bytes that a thread moves of a row, and rows that it reads before it writes any.
@@ -106,9 +111,9 @@ struct Walk {
 impl TileLoad {
     /// The copies of a tile of which the first `dim` columns are features.
     #[track_caller]
-    pub(super) fn new(b: &mut Builder, cfg: &Config, tile: &SmemTile, dim: u32, rows: RowSource) -> Self {
+    pub(crate) fn new(b: &mut Builder, copies: Copies, tile: &SmemTile, dim: u32, rows: RowSource) -> Self {
         let element = tile.element();
-        let portion = portion_bytes(cfg.access, tile, b.threads());
+        let portion = portion_bytes(copies.access, tile, b.threads());
         let portions = tile.cols() * element.bytes() / portion;
         let lanes = portions.next_power_of_two();
         let rows_per_pass = rows_per_pass(b.threads() / lanes, tile.rows());
@@ -119,10 +124,10 @@ impl TileLoad {
         let column = b.let_(index.mul_wide(portion));
         let pass = stride.map(|stride| b.let_(stride * u64::from(rows_per_pass)));
         Self {
-            access: cfg.access,
+            access: copies.access,
             tile: *tile,
             portion,
-            at_once: words_at_once(cfg) * 4 / portion,
+            at_once: copies.words_at_once * 4 / portion,
             rows_per_pass,
             row,
             to: destinations(b, tile, row, (index, portion), rows_per_pass),
@@ -140,7 +145,7 @@ impl TileLoad {
     /// Starts the copies into the copy of the tile `skip` bytes on; rows from `rows_there` on become zeros. Rows in pages
     /// have `entries`.
     #[track_caller]
-    pub(super) fn issue(
+    pub(crate) fn issue(
         &self,
         b: &mut Builder,
         skip: impl Into<Val<U32>>,
@@ -285,9 +290,14 @@ impl TileLoad {
         (met..=self.at_once).rev().find(serves).unwrap_or(met.min(self.passes()))
     }
 
+    /// Where this thread's first row of the next tile comes from: may be set.
+    pub(crate) const fn from(&self) -> Reg<U64> {
+        self.from
+    }
+
     /// Moves on to the tile before this one.
     #[track_caller]
-    pub(super) fn step_back(&self, b: &mut Builder) {
+    pub(crate) fn step_back(&self, b: &mut Builder) {
         if let Some(steps) = self.steps {
             b.set(self.from, self.from - steps.tile);
         }

@@ -5,11 +5,10 @@
 
 use flashcore_tile::{Builder, CopyWidth, Global, Reg, S32, Shared, U32, U64, Val};
 
-use super::{Arguments, Config, load::has_copies, schedule::Tile};
-use crate::parts::pages::PageArguments;
+use super::{load::has_copies, pages::PageArguments, schedule::Tile};
 
 /// Bytes of a key's entry: the number from the table, and which key of its page it is.
-pub(super) const ENTRY_BYTES: u32 = 8;
+pub(crate) const ENTRY_BYTES: u32 = 8;
 
 /// The entries of all stages, in shared memory.
 #[derive(Clone, Copy, Debug)]
@@ -20,21 +19,21 @@ pub(crate) struct Entries {
 }
 
 impl Entries {
-    pub(super) fn new(b: &mut Builder, cfg: &Config) -> Self {
-        let (keys, stages) = (cfg.shape.tile_n, cfg.shape.stages);
+    /// Entries of so many keys in so many stages.
+    pub(crate) fn new(b: &mut Builder, keys: u32, stages: u32) -> Self {
         Self { offset: b.shared(stages * keys * ENTRY_BYTES, ENTRY_BYTES), keys, stages }
     }
 
     /// Where the entries of a stage start.
     #[track_caller]
-    pub(super) fn of_stage(&self, b: &mut Builder, stage: Val<U32>) -> Shared {
+    pub(crate) fn of_stage(&self, b: &mut Builder, stage: Val<U32>) -> Shared {
         let base = b.let_(stage * (self.keys * ENTRY_BYTES) + b.shared_base());
         Shared { base, offset: self.offset }
     }
 
     /// The stage before one.
     #[track_caller]
-    pub(super) fn before(&self, b: &mut Builder, stage: Val<U32>) -> Reg<U32> {
+    pub(crate) fn before(&self, b: &mut Builder, stage: Val<U32>) -> Reg<U32> {
         let stage = b.var(stage);
         b.let_(stage.eq(0).select(self.stages - 1, stage - 1))
     }
@@ -42,9 +41,9 @@ impl Entries {
 
 /// Reads the table of this CTA's sequence.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct TableReader {
+pub(crate) struct TableReader {
     pages: PageArguments,
-    pub(super) entries: Entries,
+    pub(crate) entries: Entries,
     /// The sequence's row of the table.
     row: Reg<U64>,
     /// Keys of the sequence.
@@ -53,19 +52,13 @@ pub(super) struct TableReader {
 
 impl TableReader {
     #[track_caller]
-    pub(super) fn new(
-        b: &mut Builder,
-        args: &Arguments,
-        entries: Option<Entries>,
-        tile: &Tile,
-    ) -> Option<Self> {
-        let (pages, entries) = (args.pages?, entries?);
-        Some(Self { pages, entries, row: pages.row(b, tile.sequence), keys: tile.kv_len })
+    pub(crate) fn new(b: &mut Builder, pages: PageArguments, entries: Entries, tile: &Tile) -> Self {
+        Self { pages, entries, row: pages.row(b, tile.sequence), keys: tile.kv_len }
     }
 
     /// Starts to fetch the entries of key tile `tile` into those of `stage`; keys that do not exist get page 0.
     #[track_caller]
-    pub(super) fn fetch(&self, b: &mut Builder, tile: Reg<S32>, stage: Val<U32>) {
+    pub(crate) fn fetch(&self, b: &mut Builder, tile: Reg<S32>, stage: Val<U32>) {
         let to = self.entries.of_stage(b, stage);
         let (thread, threads) = (b.thread(), b.threads());
         for first in (0..self.entries.keys).step_by(threads as usize) {
@@ -102,7 +95,7 @@ impl TableReader {
 
     /// Page and place in it of the key whose entry lies at `at`.
     #[track_caller]
-    pub(super) fn place(&self, b: &mut Builder, at: Shared) -> (Reg<U32>, Reg<U32>) {
+    pub(crate) fn place(&self, b: &mut Builder, at: Shared) -> (Reg<U32>, Reg<U32>) {
         let [number, within] = b.load_shared::<U32, 2>(at);
         (self.pages.clamp(b, number), within)
     }

@@ -1,0 +1,163 @@
+//! How gradients are computed on a GPU: the terms of each row, the gradients of the sinks, then the products.
+//!
+//! [`plan_backward`] tries the kernel families from the most special to the most general. A family gives the launches of
+//! the products; all launches name the same workspaces, in which the terms of the rows come first.
+
+use flashcore_core::{BackwardProblem, DType, Problem};
+use flashcore_ptx::launch::Workspace;
+use flashcore_tile::{Element, Half};
+
+use super::{
+    Gpu, Misfit, Plan, PlanError, Tile, access_to, backward_general, check, check_capability, general,
+};
+use crate::{
+    backward_rows::{self, sinks},
+    backward_sm80,
+    launch::{KernelConfig, Launch, Subject},
+    parts::{lengths::LengthsKind, mask::Sides, portion::Access, schedule::Side},
+};
+
+/// Plans gradients; `alignment` is what all addresses of tensors are multiples of, in bytes.
+pub fn plan_backward(problem: &BackwardProblem, gpu: &Gpu, alignment: u64) -> Result<Plan, PlanError> {
+    plan_backward_general(problem, gpu, alignment)
+}
+
+/// As [`plan_backward`], but always the general kernels: for comparing them with others.
+pub fn plan_backward_general(
+    problem: &BackwardProblem,
+    gpu: &Gpu,
+    alignment: u64,
+) -> Result<Plan, PlanError> {
+    let half = check_backward(problem, gpu)?;
+    let any = general_config(problem, half, gpu, access_of(problem, alignment))?;
+    let side = |side| backward_general::with_shape(backward_sm80::Config { side, ..any }, gpu);
+    let ((keys, why), (queries, _)) = (side(Side::Keys)?, side(Side::Queries)?);
+    if [keys, queries]
+        .iter()
+        .any(|cfg| cfg.side.tile_count(problem.forward(), cfg.tile_rows()) > i32::MAX as u64)
+    {
+        return Err(PlanError::Tiles);
+    }
+    let kernels = [keys, queries].map(KernelConfig::BackwardSm80).to_vec();
+    assemble(problem, gpu, alignment, Products { workspace: Vec::new(), kernels, why })
+}
+
+/// The plan that computes gradients with exactly these tiles of the general kernels, the queries' first; for tuning.
+pub fn plan_backward_tiles(
+    problem: &BackwardProblem,
+    gpu: &Gpu,
+    alignment: u64,
+    tiles: [backward_sm80::Shape; 2],
+) -> Result<Plan, Misfit> {
+    let half = check_backward(problem, gpu)?;
+    let any = general_config(problem, half, gpu, access_of(problem, alignment))?;
+    let mut kernels = Vec::new();
+    for (side, shape) in [Side::Keys, Side::Queries].into_iter().zip(tiles.into_iter().rev()) {
+        Tile::BackwardSm80(shape).check()?;
+        let cfg = backward_sm80::Config { side, shape, ..any };
+        if !backward_general::fits(&cfg, gpu) {
+            let (bytes, most) = ((shape.ctas_per_sm * cfg.shared_bytes()).into(), gpu.shared_bytes.into());
+            return Err(Misfit::SharedMemory { bytes, most });
+        }
+        kernels.push(KernelConfig::BackwardSm80(cfg));
+    }
+    Ok(assemble(problem, gpu, alignment, Products { workspace: Vec::new(), kernels, why: "asked for" })?)
+}
+
+/// A general kernel for a problem, but for its side and shape.
+fn general_config(
+    problem: &BackwardProblem,
+    half: Half,
+    gpu: &Gpu,
+    access: Access,
+) -> Result<backward_sm80::Config, PlanError> {
+    let (forward, input) = (problem.forward(), half.element());
+    Ok(backward_sm80::Config {
+        target: general::target(gpu),
+        side: Side::Keys,
+        input,
+        output: if problem.grad_dtype() == DType::F32 { Element::F32 } else { input },
+        accumulate: problem.accumulate(),
+        dim_qk: forward.dim_qk() as u32,
+        dim_v: forward.dim_v() as u32,
+        shape: backward_general::ANY,
+        mask: Sides::of(forward),
+        lengths: LengthsKind::of(forward).ok_or(PlanError::Lengths)?,
+        softcap: forward.softcap().is_some(),
+        access,
+    })
+}
+
+/// What every row of the tensors of the products is aligned to.
+fn access_of(problem: &BackwardProblem, alignment: u64) -> Access {
+    let forward = problem.forward();
+    let inputs = [forward.q(), forward.k(), forward.v(), problem.d_out()];
+    let gradients = [problem.dq(), problem.dk(), problem.dv()];
+    let inputs = inputs.map(|layout| (layout, forward.dtype())).into_iter();
+    access_to(inputs.chain(gradients.map(|layout| (layout, problem.grad_dtype()))), alignment)
+}
+
+/// What a family of kernels adds to a plan.
+struct Products {
+    /// Scratch memory beside the terms of rows.
+    workspace: Vec<Workspace>,
+    /// The one that does most of the work comes first.
+    kernels: Vec<KernelConfig>,
+    why: &'static str,
+}
+
+/// Joins the launches that all families share with those of one.
+fn assemble(
+    problem: &BackwardProblem,
+    gpu: &Gpu,
+    alignment: u64,
+    products: Products,
+) -> Result<Plan, PlanError> {
+    let forward = problem.forward();
+    let lengths = LengthsKind::of(forward).ok_or(PlanError::Lengths)?;
+    let workspace: Vec<_> =
+        [backward_rows::workspace(forward)].into_iter().chain(products.workspace).collect();
+    let rows = KernelConfig::BackwardRows(backward_rows::Config::of(problem, alignment));
+    let accumulate = problem.accumulate();
+    let sinks = forward
+        .sinks()
+        .map(|sinks| KernelConfig::BackwardSinks(sinks::Config { sinks, lengths, accumulate }));
+    let kernels: Vec<_> = [rows].into_iter().chain(sinks).chain(products.kernels).collect();
+    let main = 1 + usize::from(sinks.is_some());
+    let launches = kernels.into_iter().map(|kernel| launch(kernel, problem, gpu, &workspace)).collect();
+    Ok(Plan { main, ..Plan::of(launches, gpu, products.why) })
+}
+
+fn launch(kernel: KernelConfig, problem: &BackwardProblem, _: &Gpu, workspace: &[Workspace]) -> Launch {
+    let extent = match &kernel {
+        KernelConfig::BackwardRows(cfg) => backward_rows::extent(cfg, problem, workspace),
+        KernelConfig::BackwardSinks(_) => sinks::extent(problem, workspace),
+        KernelConfig::BackwardSm80(cfg) => backward_sm80::extent(cfg, problem, workspace),
+        // Kernels of other operations have plans of their own.
+        _ => None,
+    };
+    Launch { kernel, subject: Subject::Backward(Box::new(problem.clone())), extent }
+}
+
+/// What every kernel asks of a problem; returns what Q, K and V are made of.
+fn check_backward(problem: &BackwardProblem, gpu: &Gpu) -> Result<Half, PlanError> {
+    let forward = problem.forward();
+    check_capability(gpu, (8, 0))?;
+    let half = match forward.dtype() {
+        DType::F16 => Half::F16,
+        DType::BF16 => Half::Bf16,
+        other => return Err(PlanError::GradientsOf(other)),
+    };
+    check(forward, gpu)?;
+    let (out, dtype) = (forward.out_dtype(), forward.dtype());
+    if out != dtype {
+        return Err(PlanError::GradientsFrom { out, dtype });
+    }
+    check_rows(forward)?;
+    Ok(half)
+}
+
+/// Rows are numbered in one launch.
+fn check_rows(forward: &Problem) -> Result<(), PlanError> {
+    if backward_rows::all_rows(forward) > i32::MAX as u64 { Err(PlanError::Tiles) } else { Ok(()) }
+}
