@@ -80,6 +80,14 @@ pub(crate) struct Visibility {
 }
 
 impl Visibility {
+    /// The same seen from the keys: which of `queries` rows see a key. Where it says key, a row is meant, and the other
+    /// way round.
+    #[track_caller]
+    pub(crate) fn transposed(&self, b: &mut Builder, queries: Reg<U32>) -> Self {
+        let mut minus = |bound: Option<Reg<S32>>| bound.map(|bound| b.let_(Val::<S32>::Const(0) - bound));
+        Self { keys: queries.signed(), first: minus(self.last), last: minus(self.first) }
+    }
+
     /// The first key that a row sees, if it does not see them from the start; may be negative.
     #[track_caller]
     fn begin(&self, b: &mut Builder, row: Reg<S32>) -> Option<Reg<S32>> {
