@@ -115,6 +115,12 @@ pub struct BackwardProblem {
     row_sums: RowSums,
 }
 
+impl AsRef<Problem> for BackwardProblem {
+    fn as_ref(&self) -> &Problem {
+        &self.forward
+    }
+}
+
 impl BackwardProblem {
     /// What was computed forward.
     pub const fn forward(&self) -> &Problem {

@@ -108,6 +108,12 @@ pub struct Problem {
     scale: f32,
 }
 
+impl AsRef<Self> for Problem {
+    fn as_ref(&self) -> &Self {
+        self
+    }
+}
+
 impl Problem {
     /// The specification it was parsed from, with what had been left out filled in.
     pub fn spec(&self) -> &Spec {

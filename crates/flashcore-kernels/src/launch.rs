@@ -5,11 +5,14 @@
 
 use std::ops::Deref;
 
-use flashcore_core::{MergeProblem, Problem};
+use flashcore_core::{BackwardProblem, MergeProblem, Problem};
 use flashcore_ptx::{launch::LaunchSpec, target::Target};
 use flashcore_tile::{BuildError, Code, Extent, Program};
 
-use crate::{forward_sm80, forward_sm90, merge};
+use crate::{
+    backward_rows::{self, sinks},
+    forward_sm80, forward_sm90, merge,
+};
 
 /// The config of a kernel of one family: everything that decides its text.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -21,6 +24,10 @@ pub enum KernelConfig {
     Sm90(forward_sm90::Config),
     /// Partial results put together.
     Merge(merge::Config),
+    /// What kernels of gradients have to know of each row.
+    BackwardRows(backward_rows::Config),
+    /// Gradients of sinks.
+    BackwardSinks(sinks::Config),
 }
 
 impl KernelConfig {
@@ -30,6 +37,8 @@ impl KernelConfig {
             Self::Sm80(cfg) => cfg.name().to_string(),
             Self::Sm90(cfg) => cfg.name().to_string(),
             Self::Merge(cfg) => cfg.name().to_string(),
+            Self::BackwardRows(cfg) => cfg.name().to_string(),
+            Self::BackwardSinks(cfg) => cfg.name().to_string(),
         }
     }
 
@@ -38,7 +47,7 @@ impl KernelConfig {
         match self {
             Self::Sm80(cfg) => cfg.target,
             Self::Sm90(_) => Target::Sm90a,
-            Self::Merge(_) => Target::Sm80,
+            Self::Merge(_) | Self::BackwardRows(_) | Self::BackwardSinks(_) => Target::Sm80,
         }
     }
 
@@ -48,6 +57,8 @@ impl KernelConfig {
             Self::Sm80(cfg) => cfg.shape.registers(),
             Self::Sm90(cfg) => cfg.registers_at_entry(),
             Self::Merge(cfg) => cfg.registers(),
+            Self::BackwardRows(cfg) => cfg.registers(),
+            Self::BackwardSinks(cfg) => cfg.registers(),
         }
     }
 
@@ -57,6 +68,8 @@ impl KernelConfig {
             Self::Sm80(cfg) => forward_sm80::forward_sm80(cfg).map(AnyProgram::Forward),
             Self::Sm90(cfg) => forward_sm90::forward_sm90(*cfg).map(AnyProgram::Forward),
             Self::Merge(cfg) => merge::merge(cfg).map(AnyProgram::Merge),
+            Self::BackwardRows(cfg) => backward_rows::backward_rows(cfg).map(AnyProgram::Backward),
+            Self::BackwardSinks(cfg) => sinks::backward_sinks(cfg).map(AnyProgram::Backward),
         }
     }
 }
@@ -69,6 +82,8 @@ pub enum AnyProgram {
     Forward(Program<Problem>),
     /// Partial results put together.
     Merge(Program<MergeProblem>),
+    /// Gradients.
+    Backward(Program<BackwardProblem>),
 }
 
 impl Deref for AnyProgram {
@@ -78,6 +93,7 @@ impl Deref for AnyProgram {
         match self {
             Self::Forward(program) => program,
             Self::Merge(program) => program,
+            Self::Backward(program) => program,
         }
     }
 }
@@ -87,6 +103,7 @@ impl Deref for AnyProgram {
 pub(crate) enum Subject {
     Forward(Box<Problem>),
     Merge(MergeProblem),
+    Backward(Box<BackwardProblem>),
 }
 
 /// One kernel of a plan, with the problem it computes.
@@ -113,6 +130,9 @@ impl Launch {
                 Some(program.launch(problem, extent))
             }
             (AnyProgram::Merge(program), Subject::Merge(problem)) => Some(program.launch(problem, extent)),
+            (AnyProgram::Backward(program), Subject::Backward(problem)) => {
+                Some(program.launch(problem, extent))
+            }
             // A program of another operation computes nothing here.
             _ => None,
         }

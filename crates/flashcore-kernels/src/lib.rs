@@ -3,6 +3,7 @@
 //! A kernel is a function from a frozen config to a [`flashcore_tile::Program`]: PTX text and how to launch it.
 #![forbid(unsafe_code)]
 
+pub mod backward_rows;
 mod covering;
 mod covering_merge;
 pub mod forward_sm80;
@@ -20,7 +21,7 @@ pub use covering_merge::covering_merges;
 pub use flashcore_tile::RegisterBudget;
 pub use launch::{AnyProgram, KernelConfig, Launch};
 pub use plan::{
-    ALLOCATED_ALIGNMENT, Choice, Family, Gpu, Misfit, Plan, PlanError, Tile, UnknownKernel, plan, plan_by,
-    plan_general, plan_merge, plan_tile, tuned,
+    ALLOCATED_ALIGNMENT, Choice, Family, Gpu, Misfit, Plan, PlanError, Tile, UnknownKernel, plan,
+    plan_backward, plan_backward_general, plan_by, plan_general, plan_merge, plan_tile, tuned,
 };
 pub use side::host_values;

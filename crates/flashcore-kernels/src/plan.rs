@@ -4,6 +4,7 @@
 //! The numbers of a tile stand in one table per family, each row with its reason. A [`Plan`] holds no pointers; it
 //! builds its program once and launches it for every problem of the same kind.
 
+mod backward;
 mod choice;
 mod fit;
 mod general;
@@ -15,6 +16,7 @@ pub mod tuned;
 
 use std::fmt;
 
+pub use backward::{plan_backward, plan_backward_general};
 pub use choice::{Choice, Family, UnknownKernel};
 pub use fit::{Misfit, plan_tile};
 pub use merge::plan_merge;
@@ -77,6 +79,8 @@ impl Gpu {
 pub struct Plan {
     /// In order; each begins when the one before has ended.
     launches: Vec<Launch>,
+    /// Which of them does most of the work.
+    main: usize,
     gpu: Gpu,
     why: &'static str,
     passed_over: Vec<String>,
@@ -130,6 +134,22 @@ pub enum PlanError {
     /// Too many tiles for one launch.
     #[error("the problem has more row tiles than one launch can number; split it along the batch")]
     Tiles,
+    /// Gradients of f32 tensors.
+    #[error(
+        "GPU kernels compute gradients of f16 and bf16 tensors, not {0}; convert them or use the CPU backend"
+    )]
+    GradientsOf(DType),
+    /// Gradients from an output of another type than the tensors'.
+    #[error(
+        "GPU kernels compute gradients from an output of the tensors' type, {dtype}, not {out}; \
+         compute forward in {dtype} or use the CPU backend"
+    )]
+    GradientsFrom {
+        /// The type of the output.
+        out: DType,
+        /// The type of Q, K and V.
+        dtype: DType,
+    },
     /// A kind of lengths that kernels do not know.
     #[error("GPU kernels do not know this kind of sequence lengths; use the CPU backend")]
     Lengths,
@@ -158,14 +178,15 @@ impl Plan {
         let extent = match &kernel {
             KernelConfig::Sm80(cfg) => forward_sm80::extent(cfg, problem),
             KernelConfig::Sm90(cfg) => Some(forward_sm90::extent(*cfg, problem, gpu.sms)),
-            KernelConfig::Merge(_) => None,
+            // Kernels of other operations have plans of their own.
+            _ => None,
         };
         let subject = Subject::Forward(Box::new(problem.clone()));
         Self::of(vec![Launch { kernel, subject, extent }], gpu, why)
     }
 
     fn of(launches: Vec<Launch>, gpu: &Gpu, why: &'static str) -> Self {
-        Self { launches, gpu: *gpu, why, passed_over: Vec::new(), row: None }
+        Self { launches, main: 0, gpu: *gpu, why, passed_over: Vec::new(), row: None }
     }
 
     /// The same kernel for another problem of its kind.
@@ -177,7 +198,7 @@ impl Plan {
 
     /// The kernel that does most of the work.
     pub fn kernel(&self) -> &KernelConfig {
-        self.launches[0].kernel()
+        self.launches[self.main].kernel()
     }
 
     /// Why this kernel and this tile.
@@ -198,6 +219,13 @@ impl Plan {
     /// What is launched, in order. There is at least one launch, which may have nothing to compute.
     pub fn launches(&self) -> &[Launch] {
         &self.launches
+    }
+
+    /// Scratch memory that the launches share, in bytes.
+    pub fn workspace_bytes(&self) -> u64 {
+        let extents = self.launches.iter().filter_map(|launch| launch.extent.as_ref());
+        let bytes = extents.map(|extent| extent.workspace.iter().map(|workspace| workspace.bytes).sum());
+        bytes.max().unwrap_or(0)
     }
 
     /// The names of the kernels, in order.

@@ -1,6 +1,6 @@
 //! Which buffer each slot of a launch names; whoever executes a launch binds them.
 
-use flashcore_ptx::launch::Slot;
+pub use flashcore_ptx::launch::Slot;
 
 /// Queries, in the problem's layout and element type.
 pub const Q: Slot = Slot(0);
@@ -22,6 +22,32 @@ pub const LENGTHS_KV: Slot = Slot(7);
 pub const TILE_COUNTER: Slot = Slot(8);
 /// Number of slots.
 pub const COUNT: usize = 9;
+
+/// The slots of gradients; those up to [`COUNT`] are forward's, so that lengths and sinks are read alike.
+///
+/// [`COUNT`]: super::COUNT
+pub mod backward {
+    use flashcore_ptx::launch::Slot;
+
+    pub use super::{K, LENGTHS_KV, LENGTHS_Q, LSE, OUT, Q, SINKS, TILE_COUNTER, V};
+
+    /// The gradient of the result.
+    pub const D_OUT: Slot = Slot(9);
+    /// The gradient of the queries.
+    pub const DQ: Slot = Slot(10);
+    /// The gradient of the keys.
+    pub const DK: Slot = Slot(11);
+    /// The gradient of the values.
+    pub const DV: Slot = Slot(12);
+    /// f32 sums of the result times its gradient per row, dense, where the caller gives them.
+    pub const ROW_SUMS: Slot = Slot(13);
+    /// f32 gradient of each head's sink; null (address 0) where nobody wants it.
+    pub const D_SINKS: Slot = Slot(14);
+    /// Workspace: what kernels have to know of each row, see [`crate::backward_rows`].
+    pub const ROW_TERMS: Slot = Slot(15);
+    /// Number of slots.
+    pub const COUNT: usize = 16;
+}
 
 /// The slots of a merge.
 pub mod merge {

@@ -13,7 +13,10 @@ use std::{
     time::Duration,
 };
 
-use flashcore_core::{Backend, BackendError, DataMut, HostCall, MergeCall, Problem, Ran};
+use flashcore_core::{
+    Backend, BackendError, BackwardCall, BackwardProblem, DataMut, HostCall, MergeCall, Problem, Ran,
+    RowTerms,
+};
 use flashcore_kernels::{
     ALLOCATED_ALIGNMENT, AnyProgram, Choice, Gpu, KernelConfig, Plan, PlanError, host_values, plan_merge,
     slots,
@@ -69,6 +72,11 @@ impl Simulator {
         self.choice.plan(problem, &self.gpu, ALLOCATED_ALIGNMENT).map_err(unsupported)
     }
 
+    /// The kernels that would be launched for gradients.
+    pub fn plan_backward(&self, problem: &BackwardProblem) -> Result<Plan, BackendError> {
+        self.choice.plan_backward(problem, &self.gpu, ALLOCATED_ALIGNMENT).map_err(unsupported)
+    }
+
     /// The program of a kernel, built at the first call.
     pub fn program(&self, kernel: &KernelConfig) -> Result<Arc<AnyProgram>, BackendError> {
         let known = || self.programs.lock().unwrap_or_else(PoisonError::into_inner);
@@ -103,6 +111,25 @@ impl Simulator {
             write_back(call.outputs(), &outcome, [slots::OUT, slots::LSE]);
         }
         Ok(Some(outcome))
+    }
+
+    /// Launches a plan's kernels over a call's tensors, one after another; each must be without fault.
+    pub fn launch_backward(&self, call: &mut BackwardCall<'_>, plan: &Plan) -> Result<(), BackendError> {
+        let mut buffers = backward_buffers(call);
+        let wants_sinks = call.gradients().sinks.is_some();
+        for launch in plan.launches() {
+            let program = self.program(launch.kernel())?;
+            let Some(mut spec) = launch.spec(&program) else { continue };
+            if !wants_sinks {
+                without(&mut spec, slots::backward::D_SINKS);
+            }
+            let outcome = self.run(&program, &spec, buffers)?;
+            judge(&outcome)?;
+            // What one leaves in scratch memory the next may read.
+            buffers = outcome.buffers;
+        }
+        write_gradients(call, &buffers);
+        Ok(())
     }
 
     fn run(
@@ -151,6 +178,12 @@ impl Backend for Simulator {
         write_back(call.outputs(), &outcome, [slots::merge::OUT, slots::merge::LSE]);
         Ok(ran)
     }
+
+    fn backward(&self, call: &mut BackwardCall<'_>) -> Result<Ran, BackendError> {
+        let plan = self.plan_backward(call.problem())?;
+        self.launch_backward(call, &plan)?;
+        Ok(Ran { kernel: plan.kernel().name() })
+    }
 }
 
 /// Whether a launch was without fault; the error lists some.
@@ -185,6 +218,38 @@ fn merge_buffers(call: &mut MergeCall<'_>) -> Vec<Buffer> {
         bound.push((slots::merge::part_lse(n), bytemuck::cast_slice(lse).to_vec()));
     }
     bound.into_iter().map(|(slot, bytes)| Buffer::input(slot, bytes)).collect()
+}
+
+/// The buffers of gradients, which go in as they are, so that writing between their rows shows.
+fn backward_buffers(call: &mut BackwardCall<'_>) -> Vec<Buffer> {
+    use slots::backward as slot;
+    let (inputs, values) = (call.inputs(), host_values(call.instance()));
+    let [q, k, v] = inputs.qkv.map(|data| copied(data.bytes()));
+    let (d_out, lse) = (copied(inputs.d_out.bytes()), bytemuck::cast_slice(inputs.lse).to_vec());
+    let mut bound = vec![(slot::Q, q), (slot::K, k), (slot::V, v), (slot::D_OUT, d_out), (slot::LSE, lse)];
+    bound.push(match inputs.terms {
+        RowTerms::Out(out) => (slot::OUT, copied(out.bytes())),
+        RowTerms::Sums(sums) => (slot::ROW_SUMS, bytemuck::cast_slice(sums).to_vec()),
+    });
+    let mut gradients = call.gradients();
+    let tensors = GRADIENTS.into_iter().zip(&mut gradients.qkv);
+    bound.extend(tensors.map(|(slot, data)| (slot, copied(data.bytes_mut()))));
+    bound.extend(gradients.sinks.map(|sinks| (slot::D_SINKS, bytemuck::cast_slice(sinks).to_vec())));
+    bound.into_iter().chain(values).map(|(slot, bytes)| Buffer::input(slot, bytes)).collect()
+}
+
+/// The slots of the gradients of Q, K and V.
+const GRADIENTS: [Slot; 3] = [slots::backward::DQ, slots::backward::DK, slots::backward::DV];
+
+fn write_gradients(call: &mut BackwardCall<'_>, buffers: &[Buffer]) {
+    let bytes = |slot: Slot| buffers.iter().find(|b| b.slot == slot).map_or(&[][..], |b| &b.bytes);
+    let mut gradients = call.gradients();
+    for (slot, data) in GRADIENTS.into_iter().zip(&mut gradients.qkv) {
+        copy_changes(data.bytes_mut(), bytes(slot));
+    }
+    if let Some(sinks) = gradients.sinks {
+        bytemuck::cast_slice_mut(sinks).copy_from_slice(bytes(slots::backward::D_SINKS));
+    }
 }
 
 fn buffers(call: &mut HostCall<'_>) -> Vec<Buffer> {

@@ -70,15 +70,15 @@ struct Numbers {
 
 impl Numbers {
     #[track_caller]
-    fn declare(
+    fn declare<A: AsRef<Problem>>(
         b: &mut Builder,
-        params: &mut Params<Problem>,
+        params: &mut Params<A>,
         name: &str,
         slot: Slot,
         rows: Reg<U32>,
     ) -> Self {
         let base = params.buffer(b, name, slot);
-        Self { base, bytes: params.u32(b, &format!("{name}_bytes"), |p| p.index().bytes()), rows }
+        Self { base, bytes: params.u32(b, &format!("{name}_bytes"), |p| p.as_ref().index().bytes()), rows }
     }
 
     /// Number `index`, brought between 0 and the rows of the tensor. Wide numbers are read by their lower half.
@@ -126,9 +126,9 @@ pub(crate) struct LengthArguments {
 impl LengthArguments {
     /// Declares the arrays that a kernel of that kind reads; `seq_q` and `seq_kv` are the rows of the tensors.
     #[track_caller]
-    pub(crate) fn declare(
+    pub(crate) fn declare<A: AsRef<Problem>>(
         b: &mut Builder,
-        params: &mut Params<Problem>,
+        params: &mut Params<A>,
         kind: LengthsKind,
         [seq_q, seq_kv]: [Reg<U32>; 2],
     ) -> Self {

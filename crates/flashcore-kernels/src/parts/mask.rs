@@ -51,12 +51,14 @@ pub(crate) struct Mask {
 
 impl Mask {
     #[track_caller]
-    pub(crate) fn declare(b: &mut Builder, params: &mut Params<Problem>, sides: Sides) -> Self {
+    pub(crate) fn declare<A: AsRef<Problem>>(b: &mut Builder, params: &mut Params<A>, sides: Sides) -> Self {
         let bound = |bound: Option<u32>| bound.unwrap_or(MAX_BOUND).min(MAX_BOUND);
-        let align = |p: &Problem| u32::from(p.mask().align() == Align::BottomRight);
+        let align = |p: &A| u32::from(p.as_ref().mask().align() == Align::BottomRight);
         Self {
-            left: sides.left.then(|| params.u32(b, "mask_left", move |p| bound(p.mask().left()))),
-            right: sides.right.then(|| params.u32(b, "mask_right", move |p| bound(p.mask().right()))),
+            left: sides.left.then(|| params.u32(b, "mask_left", move |p| bound(p.as_ref().mask().left()))),
+            right: sides
+                .right
+                .then(|| params.u32(b, "mask_right", move |p| bound(p.as_ref().mask().right()))),
             bottom_right: (sides.left || sides.right).then(|| params.u32(b, "mask_bottom_right", align)),
         }
     }

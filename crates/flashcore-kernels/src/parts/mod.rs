@@ -1,5 +1,6 @@
 //! Parts that kernels are made of; what only one kernel uses lives with it.
 
+pub(crate) mod elements;
 pub mod lengths;
 pub(crate) mod maps;
 pub mod mask;

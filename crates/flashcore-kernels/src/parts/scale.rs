@@ -17,17 +17,17 @@ pub(crate) struct Scale {
 }
 
 impl Scale {
-    pub(crate) fn declare(
+    pub(crate) fn declare<A: AsRef<Problem>>(
         b: &mut Builder,
-        params: &mut Params<Problem>,
+        params: &mut Params<A>,
         softcap: bool,
         element: impl Into<Element>,
     ) -> Self {
         let log2 = |p: &Problem| p.softcap().unwrap_or(p.scale()) * LOG2_E;
         let cap = |p: &Problem| p.softcap().map_or(1.0, |cap| p.scale() / cap);
         Self {
-            log2: params.f32(b, "scale_log2", log2),
-            cap: softcap.then(|| params.f32(b, "cap_scale", cap)),
+            log2: params.f32(b, "scale_log2", move |p| log2(p.as_ref())),
+            cap: softcap.then(|| params.f32(b, "cap_scale", move |p| cap(p.as_ref()))),
             element: element.into(),
         }
     }

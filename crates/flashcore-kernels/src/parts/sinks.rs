@@ -1,6 +1,6 @@
 //! Sinks: one extra logit per query head, which a call binds in a type of its own.
 
-use flashcore_core::{DType, Problem};
+use flashcore_core::DType;
 use flashcore_tile::{Builder, F32, Half, Params, Reg, U32, U64};
 
 use crate::slots;
@@ -23,12 +23,14 @@ pub(crate) struct SinkArgument {
 
 impl SinkArgument {
     #[track_caller]
-    pub(crate) fn declare(
-        b: &mut Builder,
-        params: &mut Params<Problem>,
-        dtype: Option<DType>,
-    ) -> Option<Self> {
-        dtype.map(|dtype| Self { base: params.buffer(b, "sinks", slots::SINKS), dtype })
+    pub(crate) fn declare<A>(b: &mut Builder, params: &mut Params<A>, dtype: Option<DType>) -> Option<Self> {
+        dtype.map(|dtype| Self::of(b, params, dtype))
+    }
+
+    /// Sinks of a problem that has them.
+    #[track_caller]
+    pub(crate) fn of<A>(b: &mut Builder, params: &mut Params<A>, dtype: DType) -> Self {
+        Self { base: params.buffer(b, "sinks", slots::SINKS), dtype }
     }
 
     /// The sink of a head.

@@ -1,6 +1,6 @@
 //! Tensors by address: for kernels, or parts of them, that move rows without tensor maps.
 
-use flashcore_core::{DType, Layout, Problem};
+use flashcore_core::{DType, Layout};
 use flashcore_ptx::launch::Slot;
 use flashcore_tile::{Builder, Params, Reg, U32, U64};
 
@@ -22,12 +22,12 @@ impl TensorArgument {
     }
 
     #[track_caller]
-    pub(crate) fn declare(
+    pub(crate) fn declare<A: 'static>(
         b: &mut Builder,
-        params: &mut Params<Problem>,
+        params: &mut Params<A>,
         name: &str,
         slot: Slot,
-        of: fn(&Problem) -> (&Layout, DType),
+        of: fn(&A) -> (&Layout, DType),
     ) -> Self {
         let base = params.buffer(b, name, slot);
         let mut stride = |b: &mut Builder, what: &str, axis: usize| {

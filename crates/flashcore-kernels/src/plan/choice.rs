@@ -2,10 +2,12 @@
 
 use std::{fmt, str::FromStr, sync::Arc};
 
-use flashcore_core::Problem;
+use flashcore_core::{BackwardProblem, Problem};
 use serde::{Deserialize, Serialize};
 
-use super::{Gpu, Plan, PlanError, plan, plan_by, plan_general, tuned::Table};
+use super::{
+    Gpu, Plan, PlanError, plan, plan_backward, plan_backward_general, plan_by, plan_general, tuned::Table,
+};
 use crate::launch::KernelConfig;
 
 /// A forward kernel, by the name that plans give it.
@@ -71,6 +73,19 @@ pub enum Choice {
 }
 
 impl Choice {
+    /// A plan for gradients, as [`plan_backward`] makes one; tables know nothing of them.
+    pub fn plan_backward(
+        &self,
+        problem: &BackwardProblem,
+        gpu: &Gpu,
+        alignment: u64,
+    ) -> Result<Plan, PlanError> {
+        match self {
+            Self::Kernel(Family::Sm80) => plan_backward_general(problem, gpu, alignment),
+            _ => plan_backward(problem, gpu, alignment),
+        }
+    }
+
     /// A plan for `problem`, as [`plan`] makes one.
     pub fn plan(&self, problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Plan, PlanError> {
         match self {

@@ -8,7 +8,7 @@ use flashcore_tile::{Element, RegisterBudget};
 
 use super::{Gpu, Plan, PlanError, Tile, access, check, general_config, hopper, hopper_config};
 use crate::{
-    forward_sm80,
+    backward_rows, forward_sm80,
     forward_sm90::{self, Order},
     launch::KernelConfig,
     merge,
@@ -91,10 +91,12 @@ impl Tile {
         match self {
             Self::Sm80(shape) => check_general(shape),
             Self::Sm90(shape) => check_hopper(shape),
-            Self::Merge(shape) => check_rules(&[
-                ("width", shape.width, unit_of_powers(shape.width), 1..=8, "1, 2, 4 or 8"),
-                ("lanes", shape.lanes, unit_of_powers(shape.lanes), 1..=32, "a power of two up to 32"),
+            Self::Merge(merge::Shape { width, lanes })
+            | Self::BackwardRows(backward_rows::Shape { width, lanes }) => check_rules(&[
+                ("width", *width, unit_of_powers(*width), 1..=8, "1, 2, 4 or 8"),
+                ("lanes", *lanes, unit_of_powers(*lanes), 1..=32, "a power of two up to 32"),
             ]),
+            Self::BackwardSinks => Ok(()),
         }
     }
 }
@@ -141,8 +143,9 @@ pub fn plan_tile(problem: &Problem, gpu: &Gpu, alignment: u64, tile: Tile) -> Re
     let input = check(problem, gpu)?;
     let access = access(problem, alignment);
     let kernel = match tile {
-        Tile::Merge(_) => {
-            return Err(Misfit::Kernel { kernel: "merge", reason: "it computes no attention".to_owned() });
+        other @ (Tile::Merge(_) | Tile::BackwardRows(_) | Tile::BackwardSinks) => {
+            let reason = "it computes no attention".to_owned();
+            return Err(Misfit::Kernel { kernel: other.family(), reason });
         }
         Tile::Sm80(shape) => general_config(problem, gpu, input, access, shape)?,
         Tile::Sm90(shape) => {
@@ -180,10 +183,9 @@ struct Demand {
 }
 
 impl Demand {
-    /// A merge takes nothing that is scarce.
-    fn of_merge(cfg: &merge::Config) -> Self {
-        let (registers, tile_m) = (cfg.registers(), cfg.shape.rows());
-        Self { registers, most_registers: registers, shared_bytes: 0, ctas_per_sm: 1, tile_m, parts: 1 }
+    /// Kernels of other operations have plans of their own, which ask for what there is.
+    const fn of_others(registers: u32) -> Self {
+        Self { registers, most_registers: registers, shared_bytes: 0, ctas_per_sm: 1, tile_m: 1, parts: 1 }
     }
 
     fn of_general(cfg: &forward_sm80::Config, qk: u32, v: u32) -> Self {
@@ -223,7 +225,7 @@ impl Plan {
         match self.kernel() {
             KernelConfig::Sm80(cfg) => Demand::of_general(cfg, qk, v),
             KernelConfig::Sm90(cfg) => Demand::of_hopper(cfg, v),
-            KernelConfig::Merge(cfg) => Demand::of_merge(cfg),
+            other => Demand::of_others(other.register_budget()),
         }
     }
 

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{forward_sm80, forward_sm90, launch::KernelConfig, merge};
+use crate::{backward_rows, forward_sm80, forward_sm90, launch::KernelConfig, merge};
 
 /// How the work of one kernel family is cut.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug)]
@@ -17,6 +17,25 @@ pub enum Tile {
     /// The merge of partial results.
     #[serde(rename = "merge")]
     Merge(merge::Shape),
+    /// What kernels of gradients have to know of each row.
+    #[serde(rename = "backward_rows")]
+    BackwardRows(backward_rows::Shape),
+    /// Gradients of sinks, which know one way.
+    #[serde(rename = "backward_sinks")]
+    BackwardSinks,
+}
+
+impl Tile {
+    /// The name of the kernels that are cut so.
+    pub(super) const fn family(&self) -> &'static str {
+        match self {
+            Self::Sm80(_) => "forward_sm80",
+            Self::Sm90(_) => "forward_sm90",
+            Self::Merge(_) => "merge",
+            Self::BackwardRows(_) => "backward_rows",
+            Self::BackwardSinks => "backward_sinks",
+        }
+    }
 }
 
 impl KernelConfig {
@@ -26,6 +45,8 @@ impl KernelConfig {
             Self::Sm80(cfg) => Tile::Sm80(cfg.shape),
             Self::Sm90(cfg) => Tile::Sm90(cfg.shape),
             Self::Merge(cfg) => Tile::Merge(cfg.shape),
+            Self::BackwardRows(cfg) => Tile::BackwardRows(cfg.shape),
+            Self::BackwardSinks(_) => Tile::BackwardSinks,
         }
     }
 }

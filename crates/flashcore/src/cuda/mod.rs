@@ -18,6 +18,7 @@
 //! ```
 #![allow(unsafe_code)] // Launching a kernel over raw device memory.
 
+mod backward;
 mod host;
 mod kernels;
 mod merge;
@@ -30,6 +31,7 @@ use flashcore_core::BackendError;
 use flashcore_cuda::{Compiler, Device, Stream};
 use flashcore_kernels::{Gpu, Misfit, PlanError};
 
+pub use backward::{BackwardTensors, ReadyBackward};
 pub use flashcore_cuda as driver;
 pub use flashcore_kernels::{Choice, Family, Tile, UnknownKernel, tuned::Table};
 use kernels::Kernels;
@@ -51,6 +53,7 @@ pub struct Cuda {
     stream: Stream,
     ready: Recent<Ready>,
     merges: Recent<ReadyMerge>,
+    gradients: Recent<ReadyBackward>,
 }
 
 /// Why a GPU computed nothing.
@@ -126,6 +129,7 @@ impl Cuda {
             stream: Stream::new(device)?,
             ready: Recent::default(),
             merges: Recent::default(),
+            gradients: Recent::default(),
         })
     }
 

@@ -1,0 +1,94 @@
+//! How gradients are computed on a GPU: the terms of each row, the gradients of the sinks, then the products.
+//!
+//! [`plan_backward`] tries the kernel families from the most special to the most general. A family gives the launches of
+//! the products; all launches name the same workspaces, in which the terms of the rows come first.
+
+use flashcore_core::{BackwardProblem, DType, Problem};
+use flashcore_ptx::launch::Workspace;
+use flashcore_tile::Half;
+
+use super::{Gpu, Plan, PlanError, check, check_capability};
+use crate::{
+    backward_rows::{self, sinks},
+    launch::{KernelConfig, Launch, Subject},
+    parts::lengths::LengthsKind,
+};
+
+/// Plans gradients; `alignment` is what all addresses of tensors are multiples of, in bytes.
+pub fn plan_backward(problem: &BackwardProblem, gpu: &Gpu, alignment: u64) -> Result<Plan, PlanError> {
+    plan_backward_general(problem, gpu, alignment)
+}
+
+/// As [`plan_backward`], but always the general kernels: for comparing them with others.
+pub fn plan_backward_general(
+    problem: &BackwardProblem,
+    gpu: &Gpu,
+    alignment: u64,
+) -> Result<Plan, PlanError> {
+    check_backward(problem, gpu)?;
+    assemble(problem, gpu, alignment, Products { workspace: Vec::new(), kernels: Vec::new(), why: "" })
+}
+
+/// What a family of kernels adds to a plan.
+struct Products {
+    /// Scratch memory beside the terms of rows.
+    workspace: Vec<Workspace>,
+    /// The one that does most of the work comes first.
+    kernels: Vec<KernelConfig>,
+    why: &'static str,
+}
+
+/// Joins the launches that all families share with those of one.
+fn assemble(
+    problem: &BackwardProblem,
+    gpu: &Gpu,
+    alignment: u64,
+    products: Products,
+) -> Result<Plan, PlanError> {
+    let forward = problem.forward();
+    let lengths = LengthsKind::of(forward).ok_or(PlanError::Lengths)?;
+    let workspace: Vec<_> =
+        [backward_rows::workspace(forward)].into_iter().chain(products.workspace).collect();
+    let rows = KernelConfig::BackwardRows(backward_rows::Config::of(problem, alignment));
+    let accumulate = problem.accumulate();
+    let sinks = forward
+        .sinks()
+        .map(|sinks| KernelConfig::BackwardSinks(sinks::Config { sinks, lengths, accumulate }));
+    let kernels: Vec<_> = [rows].into_iter().chain(sinks).chain(products.kernels).collect();
+    let main = 1 + usize::from(sinks.is_some());
+    let launches = kernels.into_iter().map(|kernel| launch(kernel, problem, gpu, &workspace)).collect();
+    Ok(Plan { main, ..Plan::of(launches, gpu, products.why) })
+}
+
+fn launch(kernel: KernelConfig, problem: &BackwardProblem, _: &Gpu, workspace: &[Workspace]) -> Launch {
+    let extent = match &kernel {
+        KernelConfig::BackwardRows(cfg) => backward_rows::extent(cfg, problem, workspace),
+        KernelConfig::BackwardSinks(_) => sinks::extent(problem, workspace),
+        // Kernels of other operations have plans of their own.
+        _ => None,
+    };
+    Launch { kernel, subject: Subject::Backward(Box::new(problem.clone())), extent }
+}
+
+/// What every kernel asks of a problem; returns what Q, K and V are made of.
+fn check_backward(problem: &BackwardProblem, gpu: &Gpu) -> Result<Half, PlanError> {
+    let forward = problem.forward();
+    check_capability(gpu, (8, 0))?;
+    let half = match forward.dtype() {
+        DType::F16 => Half::F16,
+        DType::BF16 => Half::Bf16,
+        other => return Err(PlanError::GradientsOf(other)),
+    };
+    check(forward, gpu)?;
+    let (out, dtype) = (forward.out_dtype(), forward.dtype());
+    if out != dtype {
+        return Err(PlanError::GradientsFrom { out, dtype });
+    }
+    check_rows(forward)?;
+    Ok(half)
+}
+
+/// Rows are numbered in one launch.
+fn check_rows(forward: &Problem) -> Result<(), PlanError> {
+    if backward_rows::all_rows(forward) > i32::MAX as u64 { Err(PlanError::Tiles) } else { Ok(()) }
+}
