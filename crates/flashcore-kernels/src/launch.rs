@@ -11,6 +11,7 @@ use flashcore_tile::{BuildError, Code, Extent, Program};
 
 use crate::{
     backward_rows::{self, sinks},
+    backward_sm90,
     forward_sm80, forward_sm90, merge,
 };
 
@@ -28,6 +29,8 @@ pub enum KernelConfig {
     BackwardRows(backward_rows::Config),
     /// Gradients of sinks.
     BackwardSinks(sinks::Config),
+    /// Gradients by TMA and wgmma, sm_90a.
+    BackwardSm90(backward_sm90::Config),
 }
 
 impl KernelConfig {
@@ -39,6 +42,7 @@ impl KernelConfig {
             Self::Merge(cfg) => cfg.name().to_string(),
             Self::BackwardRows(cfg) => cfg.name().to_string(),
             Self::BackwardSinks(cfg) => cfg.name().to_string(),
+            Self::BackwardSm90(cfg) => cfg.name().to_string(),
         }
     }
 
@@ -46,7 +50,7 @@ impl KernelConfig {
     pub const fn target(&self) -> Target {
         match self {
             Self::Sm80(cfg) => cfg.target,
-            Self::Sm90(_) => Target::Sm90a,
+            Self::Sm90(_) | Self::BackwardSm90(_) => Target::Sm90a,
             Self::Merge(_) | Self::BackwardRows(_) | Self::BackwardSinks(_) => Target::Sm80,
         }
     }
@@ -59,6 +63,7 @@ impl KernelConfig {
             Self::Merge(cfg) => cfg.registers(),
             Self::BackwardRows(cfg) => cfg.registers(),
             Self::BackwardSinks(cfg) => cfg.registers(),
+            Self::BackwardSm90(cfg) => cfg.registers_at_entry(),
         }
     }
 
@@ -70,6 +75,7 @@ impl KernelConfig {
             Self::Merge(cfg) => merge::merge(cfg).map(AnyProgram::Merge),
             Self::BackwardRows(cfg) => backward_rows::backward_rows(cfg).map(AnyProgram::Backward),
             Self::BackwardSinks(cfg) => sinks::backward_sinks(cfg).map(AnyProgram::Backward),
+            Self::BackwardSm90(cfg) => backward_sm90::backward_sm90(*cfg).map(AnyProgram::Backward),
         }
     }
 }

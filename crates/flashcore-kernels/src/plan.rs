@@ -5,6 +5,7 @@
 //! builds its program once and launches it for every problem of the same kind.
 
 mod backward;
+mod backward_hopper;
 mod choice;
 mod fit;
 mod general;

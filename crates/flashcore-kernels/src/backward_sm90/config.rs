@@ -2,6 +2,7 @@
 
 use flashcore_ptx::ident::Ident;
 use flashcore_tile::{Half, RegisterBudget, Roles};
+use serde::{Deserialize, Serialize};
 
 use super::ROWS_PER_GROUP;
 use crate::parts::{lengths::LengthsKind, mask::Sides};
@@ -46,7 +47,8 @@ impl Side {
 }
 
 /// Tile, warpgroups and pipeline of a kernel.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug)]
+#[serde(deny_unknown_fields)]
 pub struct Shape {
     /// Consumer warpgroups; the held tile has 64 rows for each.
     pub consumers: u32,
@@ -56,14 +58,15 @@ pub struct Shape {
     pub stages: [u32; 2],
     /// Places of 64 columns in which a warp gathers its rows of a gradient.
     pub places: u32,
-    /// Registers of producer and consumers.
-    pub budget: RegisterBudget,
+    /// Registers of the producer and of each consumer.
+    pub registers: [u32; 2],
     /// In which order CTAs take tiles.
     pub order: Order,
 }
 
 /// In which order CTAs take tiles.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Order {
     /// CTA `i` of `n` takes tiles `i`, `i + n`, …: best when all tiles are equally long.
     Static,
@@ -93,14 +96,14 @@ impl Config {
 
     /// The kernel's name: all of the config is in it but the producer's registers.
     pub fn name(&self) -> Ident {
-        let Shape { consumers, step, stages: [first, second], places, budget, order } = self.shape;
+        let Shape { consumers, step, stages: [first, second], places, registers: [_, registers], order } =
+            self.shape;
         let mut name = format!(
-            "fc_backward_sm_90a_{}_{}_d{}v{}_g{consumers}n{step}s{first}x{second}o{places}r{}_{}_{}",
+            "fc_backward_sm_90a_{}_{}_d{}v{}_g{consumers}n{step}s{first}x{second}o{places}r{registers}_{}_{}",
             self.side.name(),
             self.input.element().name(),
             self.dim_qk,
             self.dim_v,
-            budget.consumer,
             order.name(),
             self.mask.name()
         );
@@ -153,6 +156,7 @@ impl Config {
     }
 
     pub(super) const fn roles(&self) -> Roles {
-        Roles { consumers: self.shape.consumers, budget: Some(self.shape.budget) }
+        let [producer, consumer] = self.shape.registers;
+        Roles { consumers: self.shape.consumers, budget: Some(RegisterBudget { producer, consumer }) }
     }
 }

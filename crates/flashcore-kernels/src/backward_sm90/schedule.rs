@@ -105,7 +105,10 @@ impl Tile {
             seen.key_tiles(b, [first.signed(), last], cfg.shape.step);
         // Rows beyond those in use see nothing.
         let end = b.let_(first.lt(len).select(end, 0));
-        let begin = begin.map_or_else(|| b.var(0), |begin| b.let_(begin.min(end)));
+        let begin = match begin {
+            Some(begin) => b.let_(begin.min(end)),
+            None => b.var(0),
+        };
         let within = |b: &mut Builder, tile: Reg<S32>| b.let_(tile.max(begin).min(end));
         let whole_begin = clean_begin.map_or(begin, |tile| within(b, tile));
         // Where queries stream, those beyond the last have no probabilities, so that the last tile hides nothing.

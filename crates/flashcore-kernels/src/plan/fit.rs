@@ -8,7 +8,7 @@ use flashcore_tile::{Element, RegisterBudget};
 
 use super::{Gpu, Plan, PlanError, Tile, access, check, general_config, hopper, hopper_config};
 use crate::{
-    backward_rows, forward_sm80,
+    backward_rows, backward_sm90, forward_sm80,
     forward_sm90::{self, Order},
     launch::KernelConfig,
     merge,
@@ -97,6 +97,7 @@ impl Tile {
                 ("lanes", *lanes, unit_of_powers(*lanes), 1..=32, "a power of two up to 32"),
             ]),
             Self::BackwardSinks => Ok(()),
+            Self::BackwardSm90(shape) => check_backward_hopper(shape),
         }
     }
 }
@@ -137,13 +138,26 @@ fn check_hopper(shape: &forward_sm90::Shape) -> Result<(), Misfit> {
     ])
 }
 
+fn check_backward_hopper(shape: &backward_sm90::Shape) -> Result<(), Misfit> {
+    let ([first, second], [producer, consumer]) = (shape.stages, shape.registers);
+    check_rules(&[
+        ("consumers", shape.consumers, 1, 1..=3, "1 to 3"),
+        ("step", shape.step, 16, 16..=256, "a multiple of 16 up to 256"),
+        ("stages of queries or keys", first, 1, 2..=8, "2 to 8"),
+        ("stages of dO or values", second, 1, 1..=8, "1 to 8"),
+        ("places", shape.places, 1, 1..=4, "1 to 4"),
+        ("registers of a producer", producer, 8, 24..=248, "a multiple of 8 from 24 on"),
+        ("registers of a consumer", consumer, 8, 24..=248, "a multiple of 8 up to 248"),
+    ])
+}
+
 /// The plan that computes `problem` with exactly this tile; for tuning and for tables.
 pub fn plan_tile(problem: &Problem, gpu: &Gpu, alignment: u64, tile: Tile) -> Result<Plan, Misfit> {
     tile.check()?;
     let input = check(problem, gpu)?;
     let access = access(problem, alignment);
     let kernel = match tile {
-        other @ (Tile::Merge(_) | Tile::BackwardRows(_) | Tile::BackwardSinks) => {
+        other @ (Tile::Merge(_) | Tile::BackwardRows(_) | Tile::BackwardSinks | Tile::BackwardSm90(_)) => {
             let reason = "it computes no attention".to_owned();
             return Err(Misfit::Kernel { kernel: other.family(), reason });
         }
