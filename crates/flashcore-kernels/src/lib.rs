@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 pub mod backward_rows;
+pub mod backward_sm80;
 pub mod backward_sm90;
 mod covering;
 mod covering_merge;

@@ -5,6 +5,7 @@
 //! builds its program once and launches it for every problem of the same kind.
 
 mod backward;
+mod backward_general;
 mod backward_hopper;
 mod choice;
 mod fit;
@@ -35,7 +36,7 @@ use crate::{
     parts::{
         lengths::LengthsKind,
         mask::{MAX_SEQUENCE, Sides},
-        sections::tile_count,
+        schedule::Side,
     },
 };
 
@@ -283,7 +284,7 @@ pub fn plan(problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Plan, PlanEr
 pub fn plan_general(problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Plan, PlanError> {
     let input = check(problem, gpu)?;
     let (shape, why) = general::shape(problem, input, gpu)?;
-    if tile_count(problem, shape.tile_m(problem.dim_v() as u32)) > i32::MAX as u64 {
+    if Side::Queries.tile_count(problem, shape.tile_m(problem.dim_v() as u32)) > i32::MAX as u64 {
         return Err(PlanError::Tiles);
     }
     let kernel = general_config(problem, gpu, input, access(problem, alignment), shape)?;
@@ -369,7 +370,7 @@ fn check(problem: &Problem, gpu: &Gpu) -> Result<Element, PlanError> {
         return Err(PlanError::Sequence { given, max: MAX_SEQUENCE });
     }
     // The smallest tile of the Hopper kernel has 64 rows.
-    if tile_count(problem, 64) > i32::MAX as u64 {
+    if Side::Queries.tile_count(problem, 64) > i32::MAX as u64 {
         return Err(PlanError::Tiles);
     }
     Ok(input)
@@ -377,13 +378,17 @@ fn check(problem: &Problem, gpu: &Gpu) -> Result<Element, PlanError> {
 
 /// What every row of every tensor is aligned to.
 fn access(problem: &Problem, alignment: u64) -> Access {
+    let inputs = [problem.q(), problem.k(), problem.v()].map(|layout| (layout, problem.dtype()));
+    access_to(inputs.into_iter().chain([(problem.out(), problem.out_dtype())]), alignment)
+}
+
+/// What every row of these tensors is aligned to.
+fn access_to<'a>(tensors: impl IntoIterator<Item = (&'a Layout, DType)>, alignment: u64) -> Access {
     let strides = |(layout, dtype): (&Layout, DType)| {
         let dims = layout.dims().array();
         let used = dims.into_iter().zip(layout.strides()).take(3).filter(|&(extent, _)| extent > 1);
         used.fold(0, |bits, (_, stride)| bits | (stride * dtype.bytes()) as u64)
     };
-    let inputs = [problem.q(), problem.k(), problem.v()].map(|layout| (layout, problem.dtype()));
-    let tensors = inputs.into_iter().chain([(problem.out(), problem.out_dtype())]);
-    let bits = tensors.fold(alignment, |bits, tensor| bits | strides(tensor));
+    let bits = tensors.into_iter().fold(alignment, |bits, tensor| bits | strides(tensor));
     Access::widest_for(bits).unwrap_or(Access::B2)
 }

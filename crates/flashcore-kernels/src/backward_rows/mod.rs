@@ -159,6 +159,11 @@ impl TermsArgument {
         }
     }
 
+    /// Rows of a head.
+    pub(crate) const fn stride(&self) -> Reg<U32> {
+        self.stride
+    }
+
     /// Address of the terms of a row; `ROW_BYTES` further on are those of the next one.
     #[track_caller]
     pub(crate) fn at(&self, b: &mut Builder, batch: Reg<U32>, head: Reg<U32>, row: Reg<U32>) -> Reg<U64> {

@@ -2,9 +2,10 @@
 
 use flashcore_tile::{Acc, Builder, F32, MMA_M, ROWS_PER_THREAD, Reg, S32, U32, U64};
 
-use super::{Arguments, Config, schedule::Tile};
+use super::{Arguments, Config};
 use crate::parts::{
     row_end,
+    schedule::Tile,
     softmax::{Finished, RowTile, Softmax},
 };
 

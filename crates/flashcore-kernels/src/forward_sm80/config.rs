@@ -10,7 +10,13 @@ use flashcore_tile::{Element, MMA_M};
 use serde::{Deserialize, Serialize};
 
 use super::Access;
-use crate::parts::{lengths::LengthsKind, mask::Sides, sinks::sink_name};
+use crate::parts::{
+    columns::{Columns, padded},
+    lengths::LengthsKind,
+    load::Copies,
+    mask::Sides,
+    sinks::sink_name,
+};
 
 /// A kernel of this family: two configs that are equal give the same text.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -64,7 +70,7 @@ pub struct Shape {
 impl Shape {
     /// Query rows of a tile, where values have `dim_v` features.
     pub const fn tile_m(&self, dim_v: u32) -> u32 {
-        self.warps / Columns::of(dim_v).groups * self.blocks * MMA_M
+        self.warps / Columns::of(dim_v, MOST_COLUMNS).groups * self.blocks * MMA_M
     }
 
     /// Threads of a CTA.
@@ -80,7 +86,7 @@ impl Shape {
 
     /// Shared memory of a kernel of this shape for the given features.
     pub fn shared_bytes(&self, input: Element, output: Element, dims: [u32; 2]) -> u32 {
-        let [qk, v] = [padded(dims[0]), Columns::of(dims[1]).all()];
+        let [qk, v] = [padded(dims[0]), Columns::of(dims[1], MOST_COLUMNS).all()];
         let tile_m = self.tile_m(dims[1]);
         let first = tile_m * qk;
         let ring = self.stages * self.tile_n * (qk + v);
@@ -90,38 +96,8 @@ impl Shape {
     }
 }
 
-/// Columns of a tile for `dim` features: whole slabs of the widest swizzle that wastes little.
-pub(super) const fn padded(dim: u32) -> u32 {
-    if dim <= 16 { 16 } else { dim.next_multiple_of(32) }
-}
-
 /// Most output columns that the registers of a warp hold beside scores.
 const MOST_COLUMNS: u32 = 256;
-
-/// How warps share the columns of the output; each multiplies queries by keys for itself.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Columns {
-    /// Warps that share a row.
-    pub(super) groups: u32,
-    /// Columns of a warp.
-    pub(super) each: u32,
-}
-
-impl Columns {
-    /// The columns of `dim_v` features: in whole slabs of the widest swizzle, where several warps share them.
-    pub(super) const fn of(dim_v: u32) -> Self {
-        if dim_v <= MOST_COLUMNS {
-            return Self { groups: 1, each: padded(dim_v) };
-        }
-        let groups = dim_v.div_ceil(MOST_COLUMNS);
-        Self { groups, each: dim_v.div_ceil(groups).next_multiple_of(64) }
-    }
-
-    /// Columns of all warps.
-    pub(super) const fn all(self) -> u32 {
-        self.groups * self.each
-    }
-}
 
 impl Config {
     /// Query rows of a tile.
@@ -136,12 +112,18 @@ impl Config {
 
     /// How warps share the columns of the output.
     pub(super) const fn columns(&self) -> Columns {
-        Columns::of(self.dim_v)
+        Columns::of(self.dim_v, MOST_COLUMNS)
     }
 
     /// Shared memory of a CTA.
     pub fn shared_bytes(&self) -> u32 {
         self.shape.shared_bytes(self.input, self.output, [self.dim_qk, self.dim_v])
+    }
+
+    /// How tiles are copied.
+    pub(super) const fn copies(&self) -> Copies {
+        let words_at_once = if self.shape.blocks * self.columns().each <= 128 { 32 } else { 8 };
+        Copies { access: self.access, words_at_once }
     }
 
     /// Whether rows of the output are f32 and leave from registers.

@@ -15,24 +15,26 @@ mod block;
 mod config;
 mod epilogue;
 mod factor;
-mod load;
-mod portion;
 mod products;
-mod schedule;
 mod work;
 
 use flashcore_core::Problem;
 use flashcore_tile::{BuildError, Builder, Extent, Params, Program, Reg, SmemTile, U64};
 
+pub use crate::parts::portion::Access;
 pub use config::{Config, Shape};
-pub use portion::Access;
 
 use crate::{
-    parts::{mask::Mask, scale::Scale, sections::tile_count, sinks::SinkArgument, tensor::TensorArgument},
+    parts::{
+        columns::padded,
+        mask::Mask,
+        scale::Scale,
+        schedule::{Schedule, Side},
+        sinks::SinkArgument,
+        tensor::TensorArgument,
+    },
     slots,
 };
-use config::padded;
-use schedule::Schedule;
 
 /// What the host passes, as registers.
 #[derive(Clone, Copy, Debug)]
@@ -57,7 +59,7 @@ impl Arguments {
             out: TensorArgument::declare(b, params, "out", slots::OUT, |p| (p.out(), p.out_dtype())),
             lse: params.buffer(b, "lse", slots::LSE),
             sinks: SinkArgument::declare(b, params, cfg.sinks),
-            schedule: Schedule::declare(b, params, cfg.lengths, cfg.tile_m()),
+            schedule: Schedule::declare(b, params, (Side::Queries, cfg.lengths), cfg.tile_m()),
             mask: Mask::declare(b, params, cfg.mask),
             scale: Scale::declare(b, params, cfg.softcap, cfg.input),
         }
@@ -106,6 +108,6 @@ pub fn forward_sm80(cfg: &Config) -> Result<Program<Problem>, BuildError> {
 
 /// The launch that computes `problem`: one CTA for each row tile. `None` where there is nothing to compute.
 pub fn extent(cfg: &Config, problem: &Problem) -> Option<Extent> {
-    let tiles = tile_count(problem, cfg.tile_m());
+    let tiles = Side::Queries.tile_count(problem, cfg.tile_m());
     (tiles > 0).then(|| Extent { grid: [tiles as u32, 1, 1], workspace: Vec::new(), dependent: false })
 }

@@ -14,9 +14,8 @@ use super::{
     Config, Layout,
     block::Block,
     factor::{Factor, add_products, steps_per_sum},
-    load,
 };
-use crate::parts::softmax::Exponentials;
+use crate::parts::{load, softmax::Exponentials};
 
 /// Where the queries' fragments come from.
 pub(super) enum Queries {

@@ -7,14 +7,15 @@ use flashcore_tile::{
 use super::{
     Arguments, Config, Layout, Shape,
     block::{Block, row_end},
-    epilogue::{Lse, Output, WideOutput},
-    load::{self, TileLoad},
+    epilogue::{Lse, WideOutput},
     products::{Queries, StepKeys, Values, needs_branches, outputs, scores},
-    schedule::Tile,
 };
 use crate::parts::{
+    load::{self, TileLoad},
     mask::{KeyTiles, Visibility, thread_column},
+    schedule::Tile,
     softmax::Softmax,
+    staged::{Output, columns_at},
 };
 
 /// Computes this CTA's row tile.
@@ -47,7 +48,8 @@ pub(super) fn row_tile(b: &mut Builder, cfg: &Config, args: &Arguments, layout: 
     // Other warps may still read what the output is gathered over, and without keys nobody has waited for Q.
     load::wait(b, 0);
     b.sync_cta();
-    output(b, cfg, args, staging, &tile, &rows).write(b, &finished);
+    let tiles: Vec<_> = finished.into_iter().map(|(acc, finished)| (acc, finished.factor)).collect();
+    output(b, cfg, args, staging, &tile, &rows).write(b, &tiles);
 }
 
 fn output(
@@ -159,8 +161,8 @@ impl Ring {
         let v = tile.row_address(b, &args.v, tile.head_kv, row);
         let ring = Self {
             stages: cfg.shape.stages,
-            load_k: TileLoad::new(b, cfg, &layout.k, cfg.dim_qk, k, args.k.row),
-            load_v: TileLoad::new(b, cfg, &layout.v, cfg.dim_v, v, args.v.row),
+            load_k: TileLoad::new(b, cfg.copies(), &layout.k, cfg.dim_qk, k, args.k.row),
+            load_v: TileLoad::new(b, cfg.copies(), &layout.v, cfg.dim_v, v, args.v.row),
             keys: layout.k.matrix_rows(b, MatrixOrder::ColumnsFirst),
             values: Values::new(b, &layout.v),
             columns_at: rows.share.map(|share| columns_at(b, &layout.v, share, cfg.columns().each)),
@@ -221,7 +223,7 @@ impl Ring {
 fn load_q(b: &mut Builder, cfg: &Config, args: &Arguments, layout: &Layout, tile: &Tile, there: Reg<S32>) {
     let row = b.let_(tile.q_start + tile.first_row);
     let from = tile.row_address(b, &args.q, tile.head, row);
-    let load = TileLoad::new(b, cfg, &layout.q, cfg.dim_qk, from, args.q.row);
+    let load = TileLoad::new(b, cfg.copies(), &layout.q, cfg.dim_qk, from, args.q.row);
     load.issue(b, 0, Some(there));
     load::commit(b);
 }
@@ -232,11 +234,6 @@ fn key_tiles(b: &mut Builder, cfg: &Config, tile: &Tile, visible: &Visibility) -
     let last = b.let_((end.min(tile.q_len) - 1).signed());
     let tiles = visible.key_tiles(b, [tile.first_row.signed(), last], cfg.shape.tile_n);
     KeyTiles { end: b.let_(tile.first_row.ge(tile.q_len).select(0, tiles.end)), ..tiles }
-}
-
-/// Where share number `share` of a tile's columns starts, in bytes; each has `columns`, which are whole slabs.
-pub(super) fn columns_at(b: &mut Builder, tile: &SmemTile, share: Reg<U32>, columns: u32) -> Reg<U32> {
-    b.let_(share * (columns / tile.slab_cols() * tile.slab_bytes()))
 }
 
 /// The loop over key tiles.

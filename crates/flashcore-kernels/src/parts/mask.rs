@@ -82,12 +82,15 @@ pub(crate) struct Visibility {
 }
 
 impl Visibility {
-    /// The same seen from the keys: which of `queries` rows see a key. Where it says key, a row is meant, and the other
-    /// way round.
+    /// The same seen from the keys: which of `queries` queries a key is seen by.
     #[track_caller]
     pub(crate) fn transposed(&self, b: &mut Builder, queries: Reg<U32>) -> Self {
-        let mut minus = |bound: Option<Reg<S32>>| bound.map(|bound| b.let_(Val::<S32>::Const(0) - bound));
-        Self { keys: queries.signed(), first: minus(self.last), last: minus(self.first) }
+        let mut mirrored = |bound: Reg<S32>| b.let_(Val::<S32>::Const(0) - bound);
+        Self {
+            keys: queries.signed(),
+            first: self.last.map(&mut mirrored),
+            last: self.first.map(&mut mirrored),
+        }
     }
 
     /// The first key that a row sees, if it does not see them from the start; may be negative.

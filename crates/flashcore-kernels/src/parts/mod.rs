@@ -1,13 +1,18 @@
 //! Parts that kernels are made of; what only one kernel uses lives with it.
 
+pub(crate) mod columns;
 pub(crate) mod elements;
 pub mod lengths;
+pub(crate) mod load;
 pub(crate) mod maps;
 pub mod mask;
+pub(crate) mod portion;
 pub(crate) mod row_end;
 pub(crate) mod scale;
+pub mod schedule;
 pub(crate) mod sections;
 pub(crate) mod sinks;
 pub mod softmax;
+pub(crate) mod staged;
 pub(crate) mod tensor;
 pub(crate) mod wide;

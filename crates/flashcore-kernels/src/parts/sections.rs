@@ -7,6 +7,8 @@
 use flashcore_core::{Problem, Sequences};
 use flashcore_tile::{Builder, Reg, U32};
 
+use super::schedule::Side;
+
 /// Bytes of L2 that a section may fill on a Hopper.
 const HOPPER_BYTES: usize = 32 << 20;
 /// Bytes of L2 that a section may fill: well under what data-centre GPUs have.
@@ -49,31 +51,21 @@ impl Sections {
     }
 }
 
-/// Row tiles of a head: those of the longest query sequence.
-pub(crate) fn row_tiles(problem: &Problem, tile_m: u32) -> u64 {
-    problem.longest_q().div_ceil(tile_m as usize) as u64
-}
-
-/// Heads of all sequences.
-pub(crate) fn planes(problem: &Problem) -> u64 {
-    problem.sequences() as u64 * problem.heads_q() as u64
-}
-
-/// Tiles of a problem.
-pub(crate) fn tile_count(problem: &Problem, tile_m: u32) -> u64 {
-    row_tiles(problem, tile_m).saturating_mul(planes(problem))
-}
-
-/// Query heads of a section; the last may have fewer.
-pub(crate) fn heads(problem: &Problem) -> u32 {
-    let keys = match problem.sequences_kind() {
-        Sequences::Ragged { .. } => problem.seq_kv().div_ceil(problem.sequences().max(1)),
-        _ => problem.seq_kv(),
+/// Heads of a section; the last may have fewer. What CTAs share is the other side's rows.
+pub(crate) fn heads(problem: &Problem, side: Side) -> u32 {
+    let (rows, heads_per_row) = match side {
+        Side::Queries => (problem.seq_kv(), 1),
+        Side::Keys => (problem.seq_q(), problem.group()),
     };
-    let per_key = (problem.dim_qk() + problem.dim_v()) * problem.dtype().bytes();
-    let per_head = keys.saturating_mul(per_key).div_ceil(problem.group()).max(1);
+    let rows = match problem.sequences_kind() {
+        Sequences::Ragged { .. } => rows.div_ceil(problem.sequences().max(1)),
+        _ => rows,
+    };
+    let per_row = heads_per_row * (problem.dim_qk() + problem.dim_v()) * problem.dtype().bytes();
+    let shared_by = if side == Side::Queries { problem.group() } else { 1 };
+    let per_head = rows.saturating_mul(per_row).div_ceil(shared_by).max(1);
     let fit = (BYTES / per_head) as u64;
-    fit.clamp(1, planes(problem).max(1)) as u32
+    fit.clamp(1, side.planes(problem).max(1)) as u32
 }
 
 /// Query heads of a section on a Hopper: a power of two that divides all heads, so that sections are full.

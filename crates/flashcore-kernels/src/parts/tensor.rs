@@ -9,7 +9,7 @@ use flashcore_tile::{Builder, Params, Reg, U32, U64};
 pub(crate) struct TensorArgument {
     base: Reg<U64>,
     batch: Reg<U64>,
-    head: Reg<U64>,
+    pub(crate) head: Reg<U64>,
     pub(crate) row: Reg<U64>,
 }
 

@@ -7,7 +7,10 @@ use std::f32::consts::{LN_2, LOG2_E};
 
 use flashcore_tile::{Builder, F32, Global, Pred, ROWS_PER_THREAD, Reg, Scope, U32, U64, Val};
 
-use super::softmax::{Finished, Rows};
+use super::{
+    columns::Columns,
+    softmax::{Finished, Rows},
+};
 
 /// Columns from one of a thread's vectors to its next: those of the quad's vectors together.
 pub(crate) const VECTOR: u32 = 8;
@@ -37,6 +40,12 @@ impl From<Finished> for Ended {
 }
 
 impl Ended {
+    /// Rows whose factors are given, added to what the output holds where it is accumulated.
+    #[track_caller]
+    pub(crate) fn added(b: &mut Builder, factor: Rows<F32>, accumulate: bool) -> Self {
+        Self { factor, kept: accumulate.then(|| [b.var(1.0); ROWS_PER_THREAD]), lse: factor }
+    }
+
     /// Rows that are merged with others whose LSE is `old`: each weighs what its sum of exponentials says.
     #[track_caller]
     pub(crate) fn merged(b: &mut Builder, finished: Finished, old: Rows<F32>) -> Self {
@@ -120,6 +129,22 @@ impl Exist {
             exist => exist.map(|exists| b.let_(there & exists)),
         }
     }
+}
+
+/// Which columns of vector `n` of this thread exist, where rows have `dim` features of which warps share `columns`, and
+/// this one's come after `before` vectors.
+#[track_caller]
+pub(crate) fn exist(b: &mut Builder, dim: u32, columns: Columns, before: Option<Reg<U32>>, n: u32) -> Exist {
+    let mut starts = (0..columns.groups).map(|share| share * columns.each + n * VECTOR);
+    if starts.clone().all(|start| start + VECTOR <= dim) {
+        return Exist::All;
+    }
+    let lane = b.lane();
+    let column = b.let_(((lane & 3) << 1) + n * VECTOR);
+    let column = before.map_or(column, |before| b.let_(before * VECTOR + column));
+    let low = b.let_(column.lt(dim));
+    let parts_a_pair = dim % 2 == 1 && starts.any(|start| (start..start + VECTOR).contains(&dim));
+    if parts_a_pair { Exist::Each([low, b.let_(column.lt(dim - 1))]) } else { Exist::Pair(low) }
 }
 
 /// This thread's two rows in memory.

@@ -5,14 +5,14 @@
 
 use flashcore_core::{BackwardProblem, DType, Problem};
 use flashcore_ptx::launch::Workspace;
-use flashcore_tile::Half;
+use flashcore_tile::{Element, Half};
 
-use super::{Gpu, Plan, PlanError, backward_hopper, check, check_capability};
+use super::{Gpu, Plan, PlanError, access_to, backward_general, backward_hopper, check, check_capability, general};
 use crate::{
     backward_rows::{self, sinks},
-    backward_sm90,
+    backward_sm80, backward_sm90,
     launch::{KernelConfig, Launch, Subject},
-    parts::lengths::LengthsKind,
+    parts::{lengths::LengthsKind, mask::Sides, portion::Access, schedule::Side},
 };
 
 /// Plans gradients; `alignment` is what all addresses of tensors are multiples of, in bytes.
@@ -36,8 +36,51 @@ pub fn plan_backward_general(
     gpu: &Gpu,
     alignment: u64,
 ) -> Result<Plan, PlanError> {
-    check_backward(problem, gpu)?;
-    assemble(problem, gpu, alignment, Products { workspace: Vec::new(), kernels: Vec::new(), why: "" })
+    let half = check_backward(problem, gpu)?;
+    let any = general_config(problem, half, gpu, access_of(problem, alignment))?;
+    let side = |side| backward_general::with_shape(backward_sm80::Config { side, ..any }, gpu);
+    let ((keys, why), (queries, _)) = (side(Side::Keys)?, side(Side::Queries)?);
+    if [keys, queries]
+        .iter()
+        .any(|cfg| cfg.side.tile_count(problem.forward(), cfg.tile_rows()) > i32::MAX as u64)
+    {
+        return Err(PlanError::Tiles);
+    }
+    let kernels = [keys, queries].map(KernelConfig::BackwardSm80).to_vec();
+    assemble(problem, gpu, alignment, Products { workspace: Vec::new(), kernels, why })
+}
+
+/// A general kernel for a problem, but for its side and shape.
+fn general_config(
+    problem: &BackwardProblem,
+    half: Half,
+    gpu: &Gpu,
+    access: Access,
+) -> Result<backward_sm80::Config, PlanError> {
+    let (forward, input) = (problem.forward(), half.element());
+    Ok(backward_sm80::Config {
+        target: general::target(gpu),
+        side: Side::Keys,
+        input,
+        output: if problem.grad_dtype() == DType::F32 { Element::F32 } else { input },
+        accumulate: problem.accumulate(),
+        dim_qk: forward.dim_qk() as u32,
+        dim_v: forward.dim_v() as u32,
+        shape: backward_general::ANY,
+        mask: Sides::of(forward),
+        lengths: LengthsKind::of(forward).ok_or(PlanError::Lengths)?,
+        softcap: forward.softcap().is_some(),
+        access,
+    })
+}
+
+/// What every row of the tensors of the products is aligned to.
+fn access_of(problem: &BackwardProblem, alignment: u64) -> Access {
+    let forward = problem.forward();
+    let inputs = [forward.q(), forward.k(), forward.v(), problem.d_out()];
+    let gradients = [problem.dq(), problem.dk(), problem.dv()];
+    let inputs = inputs.map(|layout| (layout, forward.dtype())).into_iter();
+    access_to(inputs.chain(gradients.map(|layout| (layout, problem.grad_dtype()))), alignment)
 }
 
 /// What a family of kernels adds to a plan.
@@ -75,6 +118,7 @@ fn launch(kernel: KernelConfig, problem: &BackwardProblem, gpu: &Gpu, workspace:
     let extent = match &kernel {
         KernelConfig::BackwardRows(cfg) => backward_rows::extent(cfg, problem, workspace),
         KernelConfig::BackwardSinks(_) => sinks::extent(problem, workspace),
+        KernelConfig::BackwardSm80(cfg) => backward_sm80::extent(cfg, problem, workspace),
         KernelConfig::BackwardSm90(cfg) => Some(backward_sm90::extent(*cfg, problem, gpu.sms, workspace.to_vec())),
         // Kernels of other operations have plans of their own.
         _ => None,

@@ -8,11 +8,11 @@ use flashcore_tile::{Element, RegisterBudget};
 
 use super::{Gpu, Plan, PlanError, Tile, access, check, general_config, hopper, hopper_config};
 use crate::{
-    backward_rows, backward_sm90, forward_sm80,
+    backward_rows, backward_sm80, backward_sm90, forward_sm80,
     forward_sm90::{self, Order},
     launch::KernelConfig,
     merge,
-    parts::sections::tile_count,
+    parts::schedule::Side,
 };
 
 /// Registers of a consumer for addresses, masks and the state of softmax: what shipped kernels need at least.
@@ -97,6 +97,7 @@ impl Tile {
                 ("lanes", *lanes, unit_of_powers(*lanes), 1..=32, "a power of two up to 32"),
             ]),
             Self::BackwardSinks => Ok(()),
+            Self::BackwardSm80(shape) => check_backward(shape),
             Self::BackwardSm90(shape) => check_backward_hopper(shape),
         }
     }
@@ -108,6 +109,18 @@ fn check_general(shape: &forward_sm80::Shape) -> Result<(), Misfit> {
         ("blocks", shape.blocks, 1, 1..=2, "1 or 2"),
         ("step_n", shape.step_n, 16, 16..=128, "a multiple of 16 up to 128"),
         ("tile_n", shape.tile_n, shape.step_n.max(1), 16..=256, "a multiple of step_n up to 256"),
+        ("stages", shape.stages, 1, 2..=4, "2 to 4"),
+        ("ctas_per_sm", shape.ctas_per_sm, 1, 1..=4, "1 to 4"),
+    ])
+}
+
+fn check_backward(shape: &backward_sm80::Shape) -> Result<(), Misfit> {
+    check_rules(&[
+        ("warps", shape.warps, unit_of_powers(shape.warps), 2..=8, "2, 4 or 8"),
+        ("blocks", shape.blocks, 1, 1..=2, "1 or 2"),
+        ("step", shape.step, 16, 16..=128, "a multiple of 16 up to 128"),
+        // Each row of a tile has a thread that brings its terms.
+        ("tile", shape.tile, shape.step.max(1), 16..=shape.threads(), "a multiple of step up to the threads"),
         ("stages", shape.stages, 1, 2..=4, "2 to 4"),
         ("ctas_per_sm", shape.ctas_per_sm, 1, 1..=4, "1 to 4"),
     ])
@@ -157,7 +170,7 @@ pub fn plan_tile(problem: &Problem, gpu: &Gpu, alignment: u64, tile: Tile) -> Re
     let input = check(problem, gpu)?;
     let access = access(problem, alignment);
     let kernel = match tile {
-        other @ (Tile::Merge(_) | Tile::BackwardRows(_) | Tile::BackwardSinks | Tile::BackwardSm90(_)) => {
+        other @ (Tile::Merge(_) | Tile::BackwardRows(_) | Tile::BackwardSinks | Tile::BackwardSm80(_) | Tile::BackwardSm90(_)) => {
             let reason = "it computes no attention".to_owned();
             return Err(Misfit::Kernel { kernel: other.family(), reason });
         }
@@ -288,6 +301,6 @@ fn slabs(problem: &Problem) -> u32 {
 }
 
 fn check_grid(problem: &Problem, tile_m: u32, parts: u32) -> Result<(), Misfit> {
-    let ctas = tile_count(problem, tile_m).saturating_mul(u64::from(parts));
+    let ctas = Side::Queries.tile_count(problem, tile_m).saturating_mul(u64::from(parts));
     if ctas > i32::MAX as u64 { Err(Misfit::Grid { ctas }) } else { Ok(()) }
 }

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{backward_rows, backward_sm90, forward_sm80, forward_sm90, launch::KernelConfig, merge};
+use crate::{backward_rows, backward_sm80, backward_sm90, forward_sm80, forward_sm90, launch::KernelConfig, merge};
 
 /// How the work of one kernel family is cut.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug)]
@@ -23,6 +23,9 @@ pub enum Tile {
     /// Gradients of sinks, which know one way.
     #[serde(rename = "backward_sinks")]
     BackwardSinks,
+    /// Gradients on every GPU.
+    #[serde(rename = "backward_sm80")]
+    BackwardSm80(backward_sm80::Shape),
     /// Gradients on a Hopper.
     #[serde(rename = "backward_sm90")]
     BackwardSm90(backward_sm90::Shape),
@@ -37,6 +40,7 @@ impl Tile {
             Self::Merge(_) => "merge",
             Self::BackwardRows(_) => "backward_rows",
             Self::BackwardSinks => "backward_sinks",
+            Self::BackwardSm80(_) => "backward_sm80",
             Self::BackwardSm90(_) => "backward_sm90",
         }
     }
@@ -51,6 +55,7 @@ impl KernelConfig {
             Self::Merge(cfg) => Tile::Merge(cfg.shape),
             Self::BackwardRows(cfg) => Tile::BackwardRows(cfg.shape),
             Self::BackwardSinks(_) => Tile::BackwardSinks,
+            Self::BackwardSm80(cfg) => Tile::BackwardSm80(cfg.shape),
             Self::BackwardSm90(cfg) => Tile::BackwardSm90(cfg.shape),
         }
     }

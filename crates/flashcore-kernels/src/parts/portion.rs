@@ -1,7 +1,7 @@
 //! What a thread moves of a row between global memory and registers, in pieces as wide as the alignment of rows allows.
 //!
 //! A row is cut into portions of 16 bytes, a chunk, or less. Its features may end inside the last portion: what lies
-//! behind them is neither read nor written, and counts as zeros. `load` and `epilogue` move rows this way.
+//! behind them is neither read nor written, and counts as zeros. `load` and `staged` move rows this way.
 
 use flashcore_tile::{Builder, CopyWidth, Element, Global, Pred, Reg, Scope, U32, Val};
 
@@ -38,7 +38,7 @@ impl Access {
     }
 
     /// The asynchronous copy that moves as much.
-    pub(super) const fn copy(self) -> Option<CopyWidth> {
+    pub(crate) const fn copy(self) -> Option<CopyWidth> {
         match self {
             Self::B2 => None,
             Self::B4 => Some(CopyWidth::B4),
@@ -50,38 +50,38 @@ impl Access {
 
 /// Rows as they lie in memory, and how they are cut.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Cut {
-    pub(super) element: Element,
+pub(crate) struct Cut {
+    pub(crate) element: Element,
     /// Features of a row.
-    pub(super) dim: u32,
+    pub(crate) dim: u32,
     /// Bytes of a portion: whole words.
-    pub(super) bytes: u32,
+    pub(crate) bytes: u32,
 }
 
 /// What of a thread's portion, the same in every row, are features.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Features {
+pub(crate) struct Features {
     /// Bytes of a portion.
     bytes: u32,
     /// Whether any are, where some portions only pad.
-    pub(super) some: Option<Pred>,
+    pub(crate) some: Option<Pred>,
     /// Where rows end inside a portion.
-    pub(super) end: Option<RowEnd>,
+    pub(crate) end: Option<RowEnd>,
 }
 
 /// The end of rows whose last portion is not full.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct RowEnd {
+pub(crate) struct RowEnd {
     /// Whether all of this thread's portion are features.
-    pub(super) whole: Pred,
+    pub(crate) whole: Pred,
     /// Bytes of the last portion that are.
-    pub(super) bytes: u32,
+    pub(crate) bytes: u32,
 }
 
 impl Features {
     /// Portion number `index`, which is less than `most`, if that is known.
     #[track_caller]
-    pub(super) fn new(b: &mut Builder, cut: Cut, index: Reg<U32>, most: Option<u32>) -> Self {
+    pub(crate) fn new(b: &mut Builder, cut: Cut, index: Reg<U32>, most: Option<u32>) -> Self {
         let row = cut.dim * cut.element.bytes();
         let (held, whole) = (row.div_ceil(cut.bytes), row / cut.bytes);
         let all = most.is_some_and(|most| held >= most);
@@ -129,7 +129,7 @@ fn split(access: Access, bytes: u32) -> Vec<Place> {
 
 /// A portion in registers, or on its way there.
 #[derive(Debug)]
-pub(super) struct Portion {
+pub(crate) struct Portion {
     words: Vec<Reg<U32>>,
     /// Upper halves of the words, where elements come one by one.
     upper: Vec<Reg<U32>>,
@@ -138,7 +138,7 @@ pub(super) struct Portion {
 impl Portion {
     /// Starts to read the portion at `from`; zeros where `there` does not hold or no features are.
     #[track_caller]
-    pub(super) fn read(
+    pub(crate) fn read(
         b: &mut Builder,
         access: Access,
         features: &Features,
@@ -173,7 +173,7 @@ impl Portion {
 
     /// The portion, which has arrived.
     #[track_caller]
-    pub(super) fn words(&self, b: &mut Builder) -> Vec<Val<U32>> {
+    pub(crate) fn words(&self, b: &mut Builder) -> Vec<Val<U32>> {
         let words = self.words.iter().enumerate();
         let joined = words.map(|(n, &word)| match self.upper.get(n) {
             Some(&upper) => b.let_(word | (upper << 16)).into(),
@@ -185,7 +185,7 @@ impl Portion {
 
 /// Writes the features of a portion, of which there are some, to `to`.
 #[track_caller]
-pub(super) fn write(b: &mut Builder, access: Access, features: &Features, words: &[Reg<U32>], to: Global) {
+pub(crate) fn write(b: &mut Builder, access: Access, features: &Features, words: &[Reg<U32>], to: Global) {
     for Piece { place, only } in features.pieces(access) {
         let store = |b: &mut Builder| write_piece(b, words, to.at(place.0 as i32), place);
         match only {
@@ -209,7 +209,7 @@ fn write_piece(b: &mut Builder, words: &[Reg<U32>], to: Global, (at, bytes): Pla
 
 /// Both conditions, as far as there are any.
 #[track_caller]
-pub(super) fn both(b: &mut Builder, x: Option<Pred>, y: Option<Pred>) -> Option<Pred> {
+pub(crate) fn both(b: &mut Builder, x: Option<Pred>, y: Option<Pred>) -> Option<Pred> {
     match (x, y) {
         (Some(x), Some(y)) => Some(b.both(x, y)),
         (x, y) => x.or(y),

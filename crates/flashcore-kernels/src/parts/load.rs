@@ -10,21 +10,24 @@ use flashcore_tile::{
     Builder, CHUNK_BYTES, CopyWidth, Global, Pred, Reg, S32, Shared, SmemTile, U32, U64, Val,
 };
 
-use super::{
-    Config,
-    portion::{Access, Cut, Features, Portion, both},
-};
+use super::portion::{Access, Cut, Features, Portion, both};
 
 /// Rows after which the swizzle pattern repeats, whatever its width.
 const PATTERN_ROWS: u32 = 8;
-/// Words that a thread reads before it needs any: memory is slow to answer, but a wide output leaves few registers.
-const fn words_at_once(cfg: &Config) -> u32 {
-    if cfg.shape.blocks * cfg.columns().each <= 128 { 32 } else { 8 }
+
+/// How a kernel copies tiles.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Copies {
+    /// What rows are aligned to.
+    pub(crate) access: Access,
+    /// Words that a thread reads before it needs any, where copies pass through registers: memory is slow to answer, but
+    /// many sums leave few registers.
+    pub(crate) words_at_once: u32,
 }
 
 /// Closes a group of copies, where there are asynchronous ones.
 #[track_caller]
-pub(super) fn commit(b: &mut Builder) {
+pub(crate) fn commit(b: &mut Builder) {
     if has_copies(b) {
         b.commit_copies();
     }
@@ -32,7 +35,7 @@ pub(super) fn commit(b: &mut Builder) {
 
 /// Waits until at most `pending` groups are under way, where there are any.
 #[track_caller]
-pub(super) fn wait(b: &mut Builder, pending: u32) {
+pub(crate) fn wait(b: &mut Builder, pending: u32) {
     if has_copies(b) {
         b.wait_copies(pending);
     }
@@ -44,7 +47,7 @@ fn has_copies(b: &Builder) -> bool {
 
 /// One thread's share of the copies that fill a tile.
 #[derive(Debug)]
-pub(super) struct TileLoad {
+pub(crate) struct TileLoad {
     access: Access,
     tile: SmemTile,
     /// Bytes that a thread moves of a row, and rows that it reads before it writes any.
@@ -71,16 +74,16 @@ impl TileLoad {
     /// The copies of a tile of which the first `dim` columns are features; `from` is the first element of its first
     /// row and `stride` the bytes between rows.
     #[track_caller]
-    pub(super) fn new(
+    pub(crate) fn new(
         b: &mut Builder,
-        cfg: &Config,
+        copies: Copies,
         tile: &SmemTile,
         dim: u32,
         from: Reg<U64>,
         stride: Reg<U64>,
     ) -> Self {
         let element = tile.element();
-        let portion = portion_bytes(cfg.access, tile, b.threads());
+        let portion = portion_bytes(copies.access, tile, b.threads());
         let portions = tile.cols() * element.bytes() / portion;
         let lanes = portions.next_power_of_two();
         let rows_per_pass = rows_per_pass(b.threads() / lanes, tile.rows());
@@ -90,10 +93,10 @@ impl TileLoad {
         let column = b.let_(index.mul_wide(portion));
         let pass = b.let_(stride * u64::from(rows_per_pass));
         Self {
-            access: cfg.access,
+            access: copies.access,
             tile: *tile,
             portion,
-            at_once: words_at_once(cfg) * 4 / portion,
+            at_once: copies.words_at_once * 4 / portion,
             rows_per_pass,
             row,
             to: destinations(b, tile, row, (index, portion), rows_per_pass),
@@ -107,7 +110,7 @@ impl TileLoad {
 
     /// Starts the copies into the copy of the tile `skip` bytes on; rows from `rows_there` on become zeros.
     #[track_caller]
-    pub(super) fn issue(&self, b: &mut Builder, skip: impl Into<Val<U32>>, rows_there: Option<Reg<S32>>) {
+    pub(crate) fn issue(&self, b: &mut Builder, skip: impl Into<Val<U32>>, rows_there: Option<Reg<S32>>) {
         let skip = skip.into();
         let starts: Vec<_> = self.to.iter().map(|&to| b.let_(to + skip)).collect();
         let left = rows_there.map(|rows| b.let_(rows - self.row.signed()));
@@ -232,9 +235,14 @@ impl TileLoad {
         (met..=self.at_once).rev().find(serves).unwrap_or(met.min(self.passes()))
     }
 
+    /// Where this thread's first row of the next tile comes from: may be set.
+    pub(crate) const fn from(&self) -> Reg<U64> {
+        self.from
+    }
+
     /// Moves on to the tile before this one.
     #[track_caller]
-    pub(super) fn step_back(&self, b: &mut Builder) {
+    pub(crate) fn step_back(&self, b: &mut Builder) {
         b.set(self.from, self.from - self.step);
     }
 }

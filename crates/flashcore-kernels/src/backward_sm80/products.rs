@@ -1,0 +1,111 @@
+//! The matrix products of a step, and what happens to scores between them.
+
+use flashcore_tile::{Acc, Builder, F32, MMA_K, MMA_M, MatrixView, Quad, Reg};
+
+use super::{
+    Config,
+    terms::{StepTerms, VALUES},
+};
+
+/// Left operands: for each block, 16 columns after 16 columns.
+pub(super) type Lefts = Vec<Vec<Quad>>;
+
+/// Adds `left·rightᵀ` over `dim` features to scores of every block.
+pub(super) fn add_scores(
+    b: &mut Builder,
+    cfg: &Config,
+    scores: &[Acc],
+    left: &MatrixView,
+    right: &MatrixView,
+    dim: u32,
+) {
+    for depth in (0..dim).step_by(MMA_K as usize) {
+        let left: Vec<_> = (0..cfg.shape.blocks).map(|block| left.load(b, block * MMA_M, depth)).collect();
+        for n in 0..cfg.shape.step / MMA_K {
+            let right = right.load(b, n * MMA_K, depth);
+            for (scores, left) in scores.iter().zip(&left) {
+                b.mma_pair(cfg.input, scores, n as usize, *left, right);
+            }
+        }
+    }
+}
+
+/// Adds `left·right` over the rows of a step to sums of every block.
+pub(super) fn add_sums(b: &mut Builder, cfg: &Config, sums: &[Acc], left: &Lefts, right: &MatrixView) {
+    let columns = sums[0].cols() as u32;
+    for k in 0..cfg.shape.step / MMA_K {
+        for n in 0..columns / MMA_K {
+            let right = right.load_transposed(b, k * MMA_K, n * MMA_K);
+            for (sums, left) in sums.iter().zip(left) {
+                b.mma_pair(cfg.input, sums, n as usize, left[k as usize], right);
+            }
+        }
+    }
+}
+
+/// Turns scores, capped and masked, into what `dP` is multiplied by to become `dS`; gives the probabilities as left
+/// operands.
+pub(super) fn weigh(
+    b: &mut Builder,
+    cfg: &Config,
+    scale: Reg<F32>,
+    scores: &[Acc],
+    terms: &StepTerms<'_>,
+) -> Lefts {
+    let mut left: Lefts = scores.iter().map(|_| Vec::new()).collect();
+    for n in 0..cfg.shape.step / MMA_K {
+        let offsets = terms.offsets(b, n * MMA_K);
+        for ((scores, offsets), left) in scores.iter().zip(offsets).zip(&mut left) {
+            let probabilities: [_; VALUES] = std::array::from_fn(|i| {
+                let score = values(scores, n)[i];
+                let probability = b.fma(score, scale, offsets[i]);
+                b.exp2_into(probability, probability);
+                weight(b, cfg, score, probability);
+                probability
+            });
+            left.push(pack(b, cfg, &probabilities));
+        }
+    }
+    left
+}
+
+/// Makes the factor of `dP` of a probability: with a cap times its slope, `1 − tanh²`, where `score` is the tangent.
+fn weight(b: &mut Builder, cfg: &Config, score: Reg<F32>, probability: Reg<F32>) {
+    if !cfg.softcap {
+        return b.set(score, probability);
+    }
+    // Where a score is hidden, its tangent is −∞.
+    let tangent = b.let_(score.max(-1.0));
+    let negated = b.neg(tangent);
+    let slope = b.fma(tangent, negated, 1.0);
+    b.mul_into(score, probability, slope);
+}
+
+/// Accumulators of `dP` that start with minus the sums.
+pub(super) fn minus_sums(b: &mut Builder, cfg: &Config, terms: &StepTerms<'_>) -> Vec<Acc> {
+    let accs: Vec<_> = (0..cfg.shape.blocks).map(|_| Acc::new(b, cfg.shape.step as usize)).collect();
+    for n in 0..cfg.shape.step / MMA_K {
+        for (acc, sums) in accs.iter().zip(terms.minus_sums(b, n * MMA_K)) {
+            values(acc, n).iter().zip(sums).for_each(|(&value, sum)| b.set(value, sum));
+        }
+    }
+    accs
+}
+
+/// Turns `dP` less the sums into `dS`, as left operands.
+pub(super) fn slopes(b: &mut Builder, cfg: &Config, weights: &[Acc], d_probabilities: &[Acc]) -> Lefts {
+    let mut block = |(weights, slopes): (&Acc, &Acc)| -> Vec<Quad> {
+        slopes.regs().iter().zip(weights.regs()).for_each(|(&x, &weight)| b.mul_into(x, x, weight));
+        (0..cfg.shape.step / MMA_K).map(|n| pack(b, cfg, values(slopes, n))).collect()
+    };
+    weights.iter().zip(d_probabilities).map(&mut block).collect()
+}
+
+/// A thread's values of columns `16 * n .. 16 * n + 16`.
+fn values(acc: &Acc, n: u32) -> &[Reg<F32>] {
+    &acc.regs()[n as usize * VALUES..][..VALUES]
+}
+
+fn pack(b: &mut Builder, cfg: &Config, values: &[Reg<F32>]) -> Quad {
+    std::array::from_fn(|pair| b.pack(cfg.input, values[2 * pair], values[2 * pair + 1]))
+}

@@ -1,0 +1,183 @@
+//! Which rows of which head a CTA works on, where each CTA has one row tile.
+//!
+//! Row tiles of queries run from the last (with a causal mask: the longest) to the first, those of keys from the first to
+//! the last.
+
+use flashcore_core::Problem;
+use flashcore_tile::{Builder, Params, Reg, U32, U64};
+
+use super::{
+    lengths::{LengthArguments, LengthsKind, Span},
+    sections::{self, Sections},
+    tensor::TensorArgument,
+};
+
+/// Whose rows a CTA has.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Side {
+    /// Those of queries of one head.
+    Queries,
+    /// Those of keys of one key head.
+    Keys,
+}
+
+/// What a kernel needs to find its tile, as registers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Schedule {
+    side: Side,
+    kind: LengthsKind,
+    /// Heads of the side.
+    heads: Reg<U32>,
+    group: Reg<U32>,
+    planes: Reg<U32>,
+    row_tiles: Reg<U32>,
+    section: Reg<U32>,
+    lengths: LengthArguments,
+}
+
+/// The tile of a CTA, as registers that all its threads agree on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tile {
+    /// First row in the sequence.
+    pub(crate) first_row: Reg<U32>,
+    /// Query head; where rows are keys, the first of those that share them.
+    pub(crate) head: Reg<U32>,
+    /// Head of keys and values.
+    pub(crate) head_kv: Reg<U32>,
+    /// Index along the tensors' batch dimension.
+    pub(crate) batch: Reg<U32>,
+    /// First row of the sequence in Q and the output.
+    pub(crate) q_start: Reg<U32>,
+    /// Queries of the sequence.
+    pub(crate) q_len: Reg<U32>,
+    /// Rows of the sequence that the output has: at least as many as are used.
+    pub(crate) rows: Reg<U32>,
+    /// First row of the sequence in K and V.
+    pub(crate) kv_start: Reg<U32>,
+    /// Keys of the sequence.
+    pub(crate) kv_len: Reg<U32>,
+}
+
+impl Side {
+    fn heads(self, problem: &Problem) -> usize {
+        match self {
+            Self::Queries => problem.heads_q(),
+            Self::Keys => problem.heads_kv(),
+        }
+    }
+
+    /// Heads of all sequences.
+    pub(crate) fn planes(self, problem: &Problem) -> u64 {
+        problem.sequences() as u64 * self.heads(problem) as u64
+    }
+
+    /// Row tiles of a head: those of the longest sequence.
+    pub(crate) fn row_tiles(self, problem: &Problem, tile_rows: u32) -> u64 {
+        let longest = match self {
+            Self::Queries => problem.longest_q(),
+            Self::Keys => problem.longest_kv(),
+        };
+        longest.div_ceil(tile_rows as usize) as u64
+    }
+
+    /// Row tiles of a problem.
+    pub(crate) fn tile_count(self, problem: &Problem, tile_rows: u32) -> u64 {
+        self.row_tiles(problem, tile_rows).saturating_mul(self.planes(problem))
+    }
+}
+
+impl Schedule {
+    #[track_caller]
+    pub(crate) fn declare<A: AsRef<Problem>>(
+        b: &mut Builder,
+        params: &mut Params<A>,
+        (side, kind): (Side, LengthsKind),
+        tile_rows: u32,
+    ) -> Self {
+        let heads = params.u32(b, "heads", move |p| side.heads(p.as_ref()) as u32);
+        let group = params.u32(b, "group", |p| p.as_ref().group() as u32);
+        let planes = params.u32(b, "planes", move |p| side.planes(p.as_ref()) as u32);
+        let row_tiles = params.u32(b, "row_tiles", move |p| side.row_tiles(p.as_ref(), tile_rows) as u32);
+        let section = params.u32(b, "section", move |p| sections::heads(p.as_ref(), side));
+        let seq_q = params.u32(b, "seq_q", |p| p.as_ref().seq_q() as u32);
+        let seq_kv = params.u32(b, "seq_kv", |p| p.as_ref().seq_kv() as u32);
+        let lengths = LengthArguments::declare(b, params, kind, [seq_q, seq_kv]);
+        Self { side, kind, heads, group, planes, row_tiles, section, lengths }
+    }
+
+    /// Rows of Q, all sequences together where they are packed.
+    pub(crate) const fn seq_q(&self) -> Reg<U32> {
+        self.lengths.seq_q
+    }
+
+    /// Heads of the side whose rows a CTA has.
+    pub(crate) const fn heads(&self) -> Reg<U32> {
+        self.heads
+    }
+
+    /// Query heads that share a key head.
+    pub(crate) const fn group(&self) -> Reg<U32> {
+        self.group
+    }
+
+    /// The tile of this CTA.
+    #[track_caller]
+    pub(crate) fn tile(&self, b: &mut Builder, tile_rows: u32) -> Tile {
+        let (row_tile, plane) = self.place(b);
+        let sequence = b.uniform_register(plane / self.heads);
+        let head = b.uniform_register(plane % self.heads);
+        let zero = b.var(0);
+        let first_row = b.let_(row_tile * tile_rows);
+        let (head, head_kv) = match self.side {
+            Side::Queries => (head, b.uniform_register(head / self.group)),
+            Side::Keys => (b.let_(head * self.group), head),
+        };
+        let all = [self.lengths.seq_q, self.lengths.seq_kv].map(|len| Span { start: zero, len });
+        let [q, kv] = match self.kind {
+            LengthsKind::Uniform => all,
+            _ => self.lengths.sequence(b, sequence).map(|span| span.uniform(b)),
+        };
+        let (batch, held) = match self.kind {
+            LengthsKind::Ragged => (zero, [q, kv]),
+            _ => (sequence, all),
+        };
+        let rows = held[self.side as usize].len;
+        Tile {
+            first_row,
+            head,
+            head_kv,
+            batch,
+            q_start: q.start,
+            q_len: q.len,
+            rows,
+            kv_start: kv.start,
+            kv_len: kv.len,
+        }
+    }
+
+    /// Row tile and plane (sequence and head) of this CTA.
+    #[track_caller]
+    fn place(&self, b: &mut Builder) -> (Reg<U32>, Reg<U32>) {
+        let index = b.cta();
+        let (heads, row_tiles) = (self.section, self.row_tiles);
+        let (row_tile, plane) =
+            Sections { heads, row_tiles, all: Some(self.planes), last_first: self.side == Side::Queries }
+                .find(b, index);
+        // Division happens in vector registers; what it gives is the same for all threads and lives long.
+        (b.uniform_register(row_tile), b.uniform_register(plane))
+    }
+}
+
+impl Tile {
+    /// Where row `row` of a tensor lies for this tile.
+    #[track_caller]
+    pub(crate) fn row_address(
+        &self,
+        b: &mut Builder,
+        tensor: &TensorArgument,
+        head: Reg<U32>,
+        row: Reg<U32>,
+    ) -> Reg<U64> {
+        tensor.at(b, self.batch, head, row)
+    }
+}
