@@ -5,12 +5,12 @@ use flashcore_tile::{Half, RegisterBudget, Roles};
 use serde::{Deserialize, Serialize};
 
 use super::ROWS_PER_GROUP;
-use crate::parts::{lengths::LengthsKind, mask::Sides};
+use crate::parts::{lengths::LengthsKind, mask::Sides, schedule::Side};
 
 /// A kernel of this family: two configs that are equal give the same text.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Config {
-    /// Which gradients it computes.
+    /// Whose gradients it computes: a CTA holds tiles of these, and those of the other side stream past.
     pub side: Side,
     /// What all tensors and gradients are made of; probabilities and slopes are rounded to it too.
     pub input: Half,
@@ -26,24 +26,6 @@ pub struct Config {
     pub softcap: bool,
     /// How the work is cut.
     pub shape: Shape,
-}
-
-/// Whose gradients a kernel computes: a CTA holds tiles of these, and those of the other side stream past.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Side {
-    /// dK and dV: keys and values are held, queries and dO stream.
-    Keys,
-    /// dQ: queries and dO are held, keys and values stream.
-    Rows,
-}
-
-impl Side {
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Keys => "keys",
-            Self::Rows => "rows",
-        }
-    }
 }
 
 /// Tile, warpgroups and pipeline of a kernel.
@@ -98,9 +80,13 @@ impl Config {
     pub fn name(&self) -> Ident {
         let Shape { consumers, step, stages: [first, second], places, registers: [_, registers], order } =
             self.shape;
+        let side = match self.side {
+            Side::Keys => "keys",
+            Side::Queries => "queries",
+        };
         let mut name = format!(
             "fc_backward_sm_90a_{}_{}_d{}v{}_g{consumers}n{step}s{first}x{second}o{places}r{registers}_{}_{}",
-            self.side.name(),
+            side,
             self.input.element().name(),
             self.dim_qk,
             self.dim_v,
@@ -130,7 +116,7 @@ impl Config {
     pub(super) const fn cuts_held(&self) -> bool {
         match self.side {
             Side::Keys => self.lengths.cuts_keys(),
-            Side::Rows => self.lengths.cuts_queries(),
+            Side::Queries => self.lengths.cuts_queries(),
         }
     }
 
@@ -138,7 +124,7 @@ impl Config {
     pub(super) const fn cuts_streamed(&self) -> bool {
         match self.side {
             Side::Keys => self.lengths.cuts_queries(),
-            Side::Rows => self.lengths.cuts_keys(),
+            Side::Queries => self.lengths.cuts_keys(),
         }
     }
 
@@ -146,7 +132,7 @@ impl Config {
     pub(super) const fn edges(&self) -> [bool; 2] {
         match self.side {
             Side::Keys => [self.mask.right, self.mask.left],
-            Side::Rows => [self.mask.left, self.mask.right],
+            Side::Queries => [self.mask.left, self.mask.right],
         }
     }
 

@@ -7,7 +7,7 @@
 //! | side | held | streamed | sums in registers |
 //! | --- | --- | --- | --- |
 //! | [`Side::Keys`] | K, V | Q, dO | dK += dSᵀ·Q, dV += Pᵀ·dO |
-//! | [`Side::Rows`] | Q, dO | K, V | dQ += dS·K |
+//! | [`Side::Queries`] | Q, dO | K, V | dQ += dS·K |
 //!
 //! Nothing is summed in memory, so that results are the same bits in every run. Row terms (`−lse` in powers of two, minus
 //! the row sums) come from [`crate::backward_rows`]. `docs/hopper-backward.md` explains the design.
@@ -27,7 +27,7 @@ use flashcore_tile::{
     BuildError, Builder, Extent, F32, Params, Pipeline, Program, Reg, Shared, SmemTile, TensorMap, U32, U64,
 };
 
-pub use config::{Config, Order, Shape, Side};
+pub use config::{Config, Order, Shape};
 
 use crate::{
     backward_rows::{ROW_BYTES as TERM_BYTES, TermsArgument},
@@ -36,6 +36,7 @@ use crate::{
         maps::map,
         mask::Mask,
         scale::Scale,
+        schedule::Side,
         sections::{Sections, full_section},
     },
     slots::backward as slots,
@@ -79,7 +80,7 @@ impl Arguments {
         let (input, held, step) = (cfg.input.element(), cfg.held(), cfg.shape.step);
         let (q_rows, kv_rows) = match cfg.side {
             Side::Keys => (step, held),
-            Side::Rows => (held, step),
+            Side::Queries => (held, step),
         };
         let q = params.tensor_map(b, "q", move |p| map(p.forward().q(), input, slots::Q, q_rows));
         let d_out = params.tensor_map(b, "d_out", move |p| map(p.d_out(), input, slots::D_OUT, q_rows));
@@ -87,7 +88,7 @@ impl Arguments {
         let v = params.tensor_map(b, "v", move |p| map(p.forward().v(), input, slots::V, kv_rows));
         let (held, streamed) = match cfg.side {
             Side::Keys => ([k, v], [q, d_out]),
-            Side::Rows => ([q, d_out], [k, v]),
+            Side::Queries => ([q, d_out], [k, v]),
         };
         let tile_counter =
             (cfg.shape.order == Order::Atomic).then(|| params.buffer(b, "tile_counter", slots::TILE_COUNTER));
@@ -114,7 +115,7 @@ impl Arguments {
     /// How tiles are numbered: the longest first. Under a diagonal, rows further down see more keys, and keys further up
     /// are seen by more rows.
     const fn sections(&self, cfg: Config) -> Sections {
-        let last_first = matches!(cfg.side, Side::Rows) && cfg.mask.right;
+        let last_first = matches!(cfg.side, Side::Queries) && cfg.mask.right;
         Sections { heads: self.section, row_tiles: self.blocks, all: None, last_first }
     }
 }
@@ -127,7 +128,7 @@ fn gradients(b: &mut Builder, params: &mut Params<BackwardProblem>, cfg: Config)
             params.tensor_map(b, "dk", move |p| map(p.dk(), element, slots::DK, ROWS_PER_WARP)),
             params.tensor_map(b, "dv", move |p| map(p.dv(), element, slots::DV, ROWS_PER_WARP)),
         ],
-        Side::Rows => {
+        Side::Queries => {
             vec![params.tensor_map(b, "dq", move |p| map(p.dq(), element, slots::DQ, ROWS_PER_WARP))]
         }
     }
@@ -240,7 +241,7 @@ pub fn extent(cfg: Config, problem: &BackwardProblem, sms: u32, mut workspace: V
 fn held_heads(problem: &BackwardProblem, side: Side) -> u32 {
     match side {
         Side::Keys => problem.forward().heads_kv() as u32,
-        Side::Rows => problem.forward().heads_q() as u32,
+        Side::Queries => problem.forward().heads_q() as u32,
     }
 }
 
@@ -248,7 +249,7 @@ fn held_heads(problem: &BackwardProblem, side: Side) -> u32 {
 fn blocks(problem: &BackwardProblem, cfg: Config) -> u32 {
     let rows = match cfg.side {
         Side::Keys => problem.forward().seq_kv(),
-        Side::Rows => problem.forward().seq_q(),
+        Side::Queries => problem.forward().seq_q(),
     };
     (rows as u32).div_ceil(cfg.held())
 }
@@ -265,7 +266,7 @@ fn section(problem: &BackwardProblem, cfg: Config) -> u32 {
     let forward = problem.forward();
     let rows = match cfg.side {
         Side::Keys => forward.seq_q() * forward.group(),
-        Side::Rows => forward.seq_kv(),
+        Side::Queries => forward.seq_kv(),
     };
     let per_head = rows * (forward.dim_qk() + forward.dim_v()) * forward.dtype().bytes();
     full_section(held_heads(problem, cfg.side) as usize * forward.batch(), per_head)

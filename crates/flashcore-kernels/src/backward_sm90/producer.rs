@@ -119,7 +119,7 @@ impl<'a> Producer<'a> {
     fn streamed_heads(&self, b: &mut Builder, tile: &Tile) -> (Reg<U32>, Reg<U32>) {
         match self.cfg.side {
             Side::Keys => (self.args.group, b.let_(tile.head * self.args.group)),
-            Side::Rows => (b.var(1), b.let_(tile.head / self.args.group)),
+            Side::Queries => (b.var(1), b.let_(tile.head / self.args.group)),
         }
     }
 

@@ -50,7 +50,7 @@ impl Tile {
     pub(super) fn held_len(&self, cfg: Config) -> Reg<U32> {
         match cfg.side {
             Side::Keys => self.kv_len,
-            Side::Rows => self.q_len,
+            Side::Queries => self.q_len,
         }
     }
 
@@ -58,7 +58,7 @@ impl Tile {
     pub(super) fn streamed_len(&self, cfg: Config) -> Reg<U32> {
         match cfg.side {
             Side::Keys => self.q_len,
-            Side::Rows => self.kv_len,
+            Side::Queries => self.kv_len,
         }
     }
 
@@ -67,7 +67,7 @@ impl Tile {
         let seen = args.mask.over(b, self.q_len, self.kv_len);
         match cfg.side {
             Side::Keys => seen.transposed(b, self.q_len),
-            Side::Rows => seen,
+            Side::Queries => seen,
         }
     }
 

@@ -221,10 +221,10 @@ impl Consumer<'_> {
             }
             for (&score, prob) in scores.iter().zip(quads) {
                 if self.cfg.softcap {
-                    // The score is a hyperbolic tangent, whose slope is 1 − tanh².
+                    // The score is a hyperbolic tangent, whose slope is 1 − tanh²; a hidden one is −∞.
                     let minus = b.neg(score);
                     let slope = b.fma(minus, score, 1.0);
-                    b.mul_into(score, prob, slope);
+                    b.mul_into(score, prob, slope.max(0.0));
                 } else {
                     b.set(score, prob);
                 }

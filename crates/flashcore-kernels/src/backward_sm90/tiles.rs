@@ -63,7 +63,7 @@ impl Consumer<'_> {
         let tiles = b.let_((end - begin).unsigned());
         let pairs = match self.cfg.side {
             Side::Keys => b.let_(tiles * self.args.group),
-            Side::Rows => tiles,
+            Side::Queries => tiles,
         };
         let several = b.uniform::<Warpgroup>(pairs.gt(1));
         let left = b.var(pairs - 1);

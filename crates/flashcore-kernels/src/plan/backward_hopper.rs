@@ -6,9 +6,9 @@ use flashcore_tile::Half;
 
 use super::{Gpu, PlanError};
 use crate::{
-    backward_sm90::{Config, Order, Shape, Side},
+    backward_sm90::{Config, Order, Shape},
     launch::KernelConfig,
-    parts::{lengths::LengthsKind, mask::Sides},
+    parts::{lengths::LengthsKind, mask::Sides, schedule::Side},
 };
 
 /// Most features of a head.
@@ -82,7 +82,7 @@ pub(super) fn kernels(
             shape: Shape { order: order(forward), ..shape },
         })
     };
-    Ok((vec![config(Side::Keys, row.keys), config(Side::Rows, row.rows)], row.why))
+    Ok((vec![config(Side::Keys, row.keys), config(Side::Queries, row.queries)], row.why))
 }
 
 /// Tiles are drawn where they are not equally long.
@@ -95,7 +95,7 @@ fn order(forward: &Problem) -> Order {
 struct Row {
     dim: usize,
     keys: Shape,
-    rows: Shape,
+    queries: Shape,
     why: &'static str,
 }
 
@@ -117,13 +117,13 @@ const TABLE: [Row; 2] = [
     Row {
         dim: 64,
         keys: shape(2, 64, [6, 6], 1),
-        rows: shape(3, 96, [3, 3], 1),
+        queries: shape(3, 96, [3, 3], 1),
         why: "192 rows are held by three consumers; what streams past is read the less often",
     },
     Row {
         dim: 128,
         keys: shape(2, 64, [4, 4], 1),
-        rows: shape(2, 128, [2, 2], 1),
+        queries: shape(2, 128, [2, 2], 1),
         why: "gradients of 128 rows fill the registers of two consumers",
     },
 ];
