@@ -86,6 +86,15 @@ struct Issued {
     stages: [Stage; 2],
 }
 
+/// The same when the gradient of values has ended.
+struct Settled {
+    slopes: Acc,
+    first: Pending<(Acc, Fragment)>,
+    second: Option<Acc>,
+    probs: Option<Fragment>,
+    stage: Stage,
+}
+
 impl Consumer<'_> {
     /// Issues the scores of streamed tile number `count` once it is there.
     pub(super) fn open(&self, b: &mut Builder, scores: Acc, count: Reg<U32>) -> Pending<Acc> {
@@ -112,9 +121,11 @@ impl Consumer<'_> {
     /// One pair, with the scores of the next one issued.
     pub(super) fn step(&self, b: &mut Builder, run: &Run<'_>, (scores, work): Opened) -> Opened {
         let (scores, issued) = self.pair(b, run, scores, work, Place::Inside);
+        // Probabilities lie where scores will: the product that reads them must have ended before the next one begins.
+        let settled = self.settle_second(b, issued);
         let next = b.let_(self.count + 1);
         let opened = self.open(b, scores, next);
-        let work = self.settle(b, issued);
+        let work = self.settle_first(b, settled);
         // Heads of a group follow one another, each with the same tiles.
         let after = b.let_(run.block + 1);
         b.set(run.block, after.eq(run.streamed.end).select(run.streamed.begin, after));
@@ -124,7 +135,8 @@ impl Consumer<'_> {
     /// The last pair of a held tile, which is given back.
     pub(super) fn last_step(&self, b: &mut Builder, run: &Run<'_>, (scores, work): Opened) -> (Acc, Work) {
         let (scores, issued) = self.pair(b, run, scores, work, Place::Last);
-        (scores, self.settle(b, issued))
+        let settled = self.settle_second(b, issued);
+        (scores, self.settle_first(b, settled))
     }
 
     /// All of a pair but the end of its gradients; the registers of its scores are free again.
@@ -151,24 +163,24 @@ impl Consumer<'_> {
         self.give_back_held(b, 0, place);
         self.args.scale.cap(b, scores.regs());
         self.hide(b, run, &scores);
-        self.probabilities(b, &terms, &scores, probs.as_ref());
-        let second = second.zip(probs).map(|(acc, probs)| {
-            let streamed = self.along[1].plus(b, stages[1].bytes);
-            b.wgmma_rs(acc, Start::Accumulate, probs, &streamed)
-        });
+        self.weights(b, &terms, &scores, probs.as_ref());
         let slopes = slopes.wait(b);
         self.give_back_held(b, 1, place);
         if second.is_none() {
             stages[1].release(b, self.leader);
         }
-        self.differentiate(b, [&scores, &slopes], &ds);
+        self.round(b, [&scores, &slopes], probs.as_ref(), &ds);
+        let second = second.zip(probs).map(|(acc, probs)| {
+            let streamed = self.along[1].plus(b, stages[1].bytes);
+            b.wgmma_rs(acc, Start::Accumulate, probs, &streamed)
+        });
         let streamed = self.along[0].plus(b, stages[0].bytes);
         let first = b.wgmma_rs(first, Start::Accumulate, ds, &streamed);
         (scores, Issued { slopes, first, second, stages })
     }
 
-    /// Waits for the gradients of a pair and gives it back.
-    fn settle(&self, b: &mut Builder, issued: Issued) -> Work {
+    /// Waits for the gradient of values, if there is one, and gives dO back.
+    fn settle_second(&self, b: &mut Builder, issued: Issued) -> Settled {
         let Issued { slopes, first, second, stages } = issued;
         let (second, probs) = second
             .map(|second| {
@@ -177,8 +189,14 @@ impl Consumer<'_> {
                 done
             })
             .unzip();
+        Settled { slopes, first, second, probs, stage: stages[0] }
+    }
+
+    /// Waits for the gradient of keys or queries, and gives the rest of the pair back.
+    fn settle_first(&self, b: &mut Builder, settled: Settled) -> Work {
+        let Settled { slopes, first, second, probs, stage } = settled;
         let (first, ds) = first.wait(b);
-        stages[0].release(b, self.leader);
+        stage.release(b, self.leader);
         b.add_to(self.count, 1);
         Work { slopes, probs, ds, first, second }
     }
@@ -206,37 +224,44 @@ impl Consumer<'_> {
         });
     }
 
-    /// Makes probabilities of scores, rounded into `probs`, and leaves in their place what slopes are to be multiplied by.
-    fn probabilities(&self, b: &mut Builder, terms: &Terms, scores: &Acc, probs: Option<&Fragment>) {
+    /// Makes probabilities of scores, in their place, and rounds them into `probs`, if values have gradients.
+    fn weights(&self, b: &mut Builder, terms: &Terms, scores: &Acc, probs: Option<&Fragment>) {
         for (quad, scores) in scores.regs().chunks_exact(QUAD).enumerate() {
             let minus_lse = terms.of_quad(b, Term::MinusLse, quad);
-            let quads: [Reg<F32>; QUAD] = std::array::from_fn(|i| {
-                let exponent = b.fma(scores[i], self.args.scale.log2, minus_lse[i]);
-                b.exp2(exponent)
-            });
-            for (n, pair) in quads.chunks_exact(2).enumerate() {
+            // Capped scores are hyperbolic tangents, whose slope is 1 − tanh²; a hidden one is −∞.
+            let slopes: Vec<_> = scores
+                .iter()
+                .filter(|_| self.cfg.softcap)
+                .map(|&score| {
+                    let minus = b.neg(score);
+                    let slope = b.fma(minus, score, 1.0);
+                    b.max(slope, 0.0)
+                })
+                .collect();
+            for (&score, minus_lse) in scores.iter().zip(minus_lse) {
+                b.fma_into(score, score, self.args.scale.log2, minus_lse);
+                b.exp2_into(score, score);
+            }
+            for (n, pair) in scores.chunks_exact(2).enumerate() {
                 if let Some(probs) = probs {
                     b.pack_into(probs.regs()[2 * quad + n], self.cfg.input, pair[0], pair[1]);
                 }
             }
-            for (&score, prob) in scores.iter().zip(quads) {
-                if self.cfg.softcap {
-                    // The score is a hyperbolic tangent, whose slope is 1 − tanh²; a hidden one is −∞.
-                    let minus = b.neg(score);
-                    let slope = b.fma(minus, score, 1.0);
-                    b.mul_into(score, prob, slope.max(0.0));
-                } else {
-                    b.set(score, prob);
-                }
-            }
+            scores.iter().zip(slopes).for_each(|(&score, slope)| b.mul_into(score, score, slope));
         }
     }
 
-    /// Rounds `weights ∘ slopes` into `ds`.
-    fn differentiate(&self, b: &mut Builder, [weights, slopes]: [&Acc; 2], ds: &Fragment) {
+    /// Rounds `weights ∘ slopes` into `ds`. Weights are what was rounded, where that is at hand: as they were before, they
+    /// would take registers of their own all the while.
+    fn round(&self, b: &mut Builder, [weights, slopes]: [&Acc; 2], probs: Option<&Fragment>, ds: &Fragment) {
+        let rounded = probs.filter(|_| !self.cfg.softcap);
         let pairs = weights.regs().chunks_exact(2).zip(slopes.regs().chunks_exact(2));
-        for (&to, (weights, slopes)) in ds.regs().iter().zip(pairs) {
-            b.pack_into(to, self.cfg.input, weights[0] * slopes[0], weights[1] * slopes[1]);
+        for (n, (weights, slopes)) in pairs.enumerate() {
+            let weights = match rounded {
+                Some(probs) => b.unpack(self.cfg.input, probs.regs()[n]),
+                None => [weights[0], weights[1]],
+            };
+            b.pack_into(ds.regs()[n], self.cfg.input, weights[0] * slopes[0], weights[1] * slopes[1]);
         }
     }
 }
