@@ -12,7 +12,7 @@ use flashcore_tile::{BuildError, Code, Extent, Program};
 use crate::{
     append,
     backward_rows::{self, sinks},
-    backward_sm80, forward_sm80, forward_sm90, merge,
+    backward_sm80, backward_sm90, forward_sm80, forward_sm90, merge,
 };
 
 /// The config of a kernel of one family: everything that decides its text.
@@ -33,6 +33,8 @@ pub enum KernelConfig {
     BackwardSinks(sinks::Config),
     /// Gradients by `mma.sync`, from sm_80 on.
     BackwardSm80(backward_sm80::Config),
+    /// Gradients by TMA and wgmma, sm_90a.
+    BackwardSm90(backward_sm90::Config),
 }
 
 impl KernelConfig {
@@ -46,6 +48,7 @@ impl KernelConfig {
             Self::BackwardRows(cfg) => cfg.name().to_string(),
             Self::BackwardSinks(cfg) => cfg.name().to_string(),
             Self::BackwardSm80(cfg) => cfg.name().to_string(),
+            Self::BackwardSm90(cfg) => cfg.name().to_string(),
         }
     }
 
@@ -54,7 +57,7 @@ impl KernelConfig {
         match self {
             Self::Sm80(cfg) => cfg.target,
             Self::BackwardSm80(cfg) => cfg.target,
-            Self::Sm90(_) => Target::Sm90a,
+            Self::Sm90(_) | Self::BackwardSm90(_) => Target::Sm90a,
             Self::Merge(_) | Self::Append(_) | Self::BackwardRows(_) | Self::BackwardSinks(_) => Target::Sm80,
         }
     }
@@ -69,6 +72,7 @@ impl KernelConfig {
             Self::BackwardRows(cfg) => cfg.registers(),
             Self::BackwardSinks(cfg) => cfg.registers(),
             Self::BackwardSm80(cfg) => cfg.shape.registers(),
+            Self::BackwardSm90(cfg) => cfg.registers_at_entry(),
         }
     }
 
@@ -82,6 +86,7 @@ impl KernelConfig {
             Self::BackwardRows(cfg) => backward_rows::backward_rows(cfg).map(AnyProgram::Backward),
             Self::BackwardSinks(cfg) => sinks::backward_sinks(cfg).map(AnyProgram::Backward),
             Self::BackwardSm80(cfg) => backward_sm80::backward_sm80(cfg).map(AnyProgram::Backward),
+            Self::BackwardSm90(cfg) => backward_sm90::backward_sm90(*cfg).map(AnyProgram::Backward),
         }
     }
 }

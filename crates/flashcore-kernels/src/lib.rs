@@ -6,6 +6,7 @@
 pub mod append;
 pub mod backward_rows;
 pub mod backward_sm80;
+pub mod backward_sm90;
 mod covering;
 mod covering_append;
 mod covering_backward;

@@ -7,6 +7,7 @@
 mod append;
 mod backward;
 mod backward_general;
+mod backward_hopper;
 mod choice;
 mod fit;
 mod general;

@@ -165,6 +165,26 @@ impl Builder {
         out
     }
 
+    /// Runs one of two blocks on a value that comes out of either in the registers in which it went in.
+    #[track_caller]
+    pub fn if_else_carrying<S: UniformScope, C: Carried>(
+        &mut self,
+        cond: Uniform<S>,
+        value: C,
+        then: impl FnOnce(&mut Self, C) -> C,
+        otherwise: impl FnOnce(&mut Self, C) -> C,
+    ) -> C {
+        let entered = value.identity(self);
+        let twin = value.twin();
+        let (mut one, mut other) = (None, None);
+        self.if_else(cond, |b| one = Some(then(b, value)), |b| other = Some(otherwise(b, twin)));
+        let [one, other] = [one, other].map(|out| out.expect("both blocks have been built"));
+        if [&one, &other].into_iter().any(|out| out.identity(self) != entered) {
+            self.fault(FaultKind::Carried);
+        }
+        one
+    }
+
     /// Ends the thread.
     #[track_caller]
     pub fn exit(&mut self) {
@@ -239,10 +259,27 @@ struct Around {
 pub trait Carried {
     /// The registers and the age of groups in flight, to compare.
     fn identity(&self, b: &Builder) -> Vec<u64>;
+    /// The same registers, for the other one of two blocks.
+    #[must_use]
+    fn twin(&self) -> Self;
+}
+
+impl<X: Carried, Y: Carried> Carried for (X, Y) {
+    fn identity(&self, b: &Builder) -> Vec<u64> {
+        [self.0.identity(b), self.1.identity(b)].concat()
+    }
+
+    fn twin(&self) -> Self {
+        (self.0.twin(), self.1.twin())
+    }
 }
 
 impl<X: Carried, Y: Carried, Z: Carried> Carried for (X, Y, Z) {
     fn identity(&self, b: &Builder) -> Vec<u64> {
         [self.0.identity(b), self.1.identity(b), self.2.identity(b)].concat()
+    }
+
+    fn twin(&self) -> Self {
+        (self.0.twin(), self.1.twin(), self.2.twin())
     }
 }

@@ -102,11 +102,19 @@ impl Carried for Acc {
     fn identity(&self, _: &Builder) -> Vec<u64> {
         self.regs.iter().map(|reg| u64::from(reg.id().index)).collect()
     }
+
+    fn twin(&self) -> Self {
+        Self { regs: self.regs.clone() }
+    }
 }
 
 impl Carried for Fragment {
     fn identity(&self, _: &Builder) -> Vec<u64> {
         self.regs.iter().map(|reg| u64::from(reg.id().index)).collect()
+    }
+
+    fn twin(&self) -> Self {
+        Self { regs: self.regs.clone() }
     }
 }
 

@@ -117,6 +117,12 @@ impl Stage {
         self.full.arrive_expecting(b, self.tile.bytes());
     }
 
+    /// Producer: announces the bytes of one tile, and `more` that other copies bring with it.
+    #[track_caller]
+    pub fn expect_tile_and(&self, b: &mut Builder, more: u32) {
+        self.full.arrive_expecting(b, self.tile.bytes() + more);
+    }
+
     /// Producer: publishes the stage without a copy.
     #[track_caller]
     pub fn publish(&self, b: &mut Builder) {

@@ -9,7 +9,7 @@ use crate::{
     barrier::Mbarrier,
     builder::Builder,
     error::FaultKind,
-    memory::Shared,
+    memory::{Global, Shared},
     smem::SmemTile,
     value::{Reg, U32, U64, Val},
 };
@@ -45,6 +45,14 @@ impl Builder {
             let mods = [self.rank(&at), Mod::SharedCluster, Mod::Global, Mod::Tile, Mod::CompleteTxBytes];
             self.emit(Op::CpAsyncBulkTensor, &mods, operands);
         }
+    }
+
+    /// Copies neighbouring bytes, a multiple of 16 at multiples of 16, to shared memory; they complete on `done`.
+    #[track_caller]
+    pub fn bulk_load(&mut self, from: impl Into<Global>, to: Shared, bytes: u32, done: Mbarrier) {
+        let size = Operand::int(i64::from(bytes));
+        let operands = [to.operand(), from.into().operand(), size, done.at.operand()];
+        self.emit(Op::CpAsyncBulk, &[Mod::SharedCluster, Mod::Global, Mod::CompleteTxBytes], operands);
     }
 
     /// Copies one slab from shared memory; rows beyond the tensor are clipped.

@@ -62,6 +62,10 @@ impl<T: Carried> Carried for Pending<T> {
         let age = (b.groups.committed - self.group) as u64;
         std::iter::once(age).chain(self.value.identity(b)).collect()
     }
+
+    fn twin(&self) -> Self {
+        Self { value: self.value.twin(), group: self.group }
+    }
 }
 
 /// What a product starts from.

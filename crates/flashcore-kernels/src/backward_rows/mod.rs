@@ -30,7 +30,7 @@ const THREADS: u32 = 128;
 /// CTAs that share an SM.
 const CTAS_PER_SM: u32 = 8;
 /// Rows of a head are padded to a multiple of this.
-pub const PADDING: u32 = 64;
+pub const PADDING: u32 = 128;
 /// Bytes of the terms of a row: two f32.
 pub const ROW_BYTES: u32 = 8;
 

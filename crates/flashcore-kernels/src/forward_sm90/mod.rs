@@ -10,7 +10,6 @@
 mod config;
 mod consumer;
 mod epilogue;
-mod maps;
 mod merge;
 mod passing;
 mod producer;
@@ -35,6 +34,7 @@ pub use config::{Config, Order, Policy, Shape, Staging};
 use crate::{
     parts::{
         lengths::LengthArguments,
+        maps::{map, packed_map},
         mask::Mask,
         scale::Scale,
         sections::{Sections, full_sections},
@@ -43,7 +43,6 @@ use crate::{
     },
     slots,
 };
-use maps::{map, packed_map};
 
 /// Rows that one consumer warpgroup owns.
 pub(crate) const ROWS_PER_GROUP: u32 = 64;

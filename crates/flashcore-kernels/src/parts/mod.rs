@@ -5,6 +5,7 @@ pub(crate) mod elements;
 pub(crate) mod entries;
 pub mod lengths;
 pub(crate) mod load;
+pub(crate) mod maps;
 pub mod mask;
 pub(crate) mod pages;
 pub(crate) mod portion;

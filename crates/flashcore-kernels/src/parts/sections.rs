@@ -70,8 +70,13 @@ pub(crate) fn heads(problem: &Problem, side: Side) -> u32 {
 
 /// Query heads of a section on a Hopper: a power of two that divides all heads, so that sections are full.
 pub(crate) fn full_sections(problem: &Problem) -> u32 {
-    let heads = problem.heads_q() * problem.batch();
     let per_head = 2 * problem.seq_kv() * problem.dim_v() * problem.dtype().bytes();
+    full_section(problem.heads_q() * problem.batch(), per_head)
+}
+
+/// How many of `heads` heads make up a section on a Hopper if each brings `per_head` bytes: a power of two that divides
+/// them all.
+pub(crate) fn full_section(heads: usize, per_head: usize) -> u32 {
     let fits = |n: &usize| heads.is_multiple_of(*n) && n * per_head <= HOPPER_BYTES;
     let largest = (1..usize::BITS).map(|bit| 1usize << bit).take_while(|&n| n <= heads && fits(&n)).last();
     largest.unwrap_or(1) as u32

@@ -8,18 +8,29 @@ use flashcore_ptx::launch::Workspace;
 use flashcore_tile::{Element, Half};
 
 use super::{
-    Gpu, Misfit, Plan, PlanError, Tile, access_to, backward_general, check, check_capability, general,
+    Gpu, Misfit, Plan, PlanError, Tile, access_to, backward_general, backward_hopper, check,
+    check_capability, general,
 };
 use crate::{
     backward_rows::{self, sinks},
-    backward_sm80,
+    backward_sm80, backward_sm90,
     launch::{KernelConfig, Launch, Subject},
     parts::{lengths::LengthsKind, mask::Sides, portion::Access, schedule::Side},
 };
 
 /// Plans gradients; `alignment` is what all addresses of tensors are multiples of, in bytes.
 pub fn plan_backward(problem: &BackwardProblem, gpu: &Gpu, alignment: u64) -> Result<Plan, PlanError> {
-    plan_backward_general(problem, gpu, alignment)
+    let half = check_backward(problem, gpu)?;
+    match backward_hopper::accept(problem, gpu, alignment) {
+        Ok(()) => {
+            let (kernels, why) = backward_hopper::kernels(problem, half)?;
+            assemble(problem, gpu, alignment, Products { workspace: Vec::new(), kernels, why })
+        }
+        Err(reason) => {
+            let passed_over = vec![format!("backward_sm90: {reason}")];
+            Ok(Plan { passed_over, ..plan_backward_general(problem, gpu, alignment)? })
+        }
+    }
 }
 
 /// As [`plan_backward`], but always the general kernels: for comparing them with others.
@@ -128,11 +139,14 @@ fn assemble(
     Ok(Plan { main, ..Plan::of(launches, gpu, products.why) })
 }
 
-fn launch(kernel: KernelConfig, problem: &BackwardProblem, _: &Gpu, workspace: &[Workspace]) -> Launch {
+fn launch(kernel: KernelConfig, problem: &BackwardProblem, gpu: &Gpu, workspace: &[Workspace]) -> Launch {
     let extent = match &kernel {
         KernelConfig::BackwardRows(cfg) => backward_rows::extent(cfg, problem, workspace),
         KernelConfig::BackwardSinks(_) => sinks::extent(problem, workspace),
         KernelConfig::BackwardSm80(cfg) => backward_sm80::extent(cfg, problem, workspace),
+        KernelConfig::BackwardSm90(cfg) => {
+            Some(backward_sm90::extent(*cfg, problem, gpu.sms, workspace.to_vec()))
+        }
         // Kernels of other operations have plans of their own.
         _ => None,
     };

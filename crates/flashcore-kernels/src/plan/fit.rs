@@ -8,7 +8,7 @@ use flashcore_tile::{Element, RegisterBudget};
 
 use super::{Gpu, Plan, PlanError, Tile, access, check, general_config, hopper, hopper_config};
 use crate::{
-    backward_rows, backward_sm80, forward_sm80,
+    backward_rows, backward_sm80, backward_sm90, forward_sm80,
     forward_sm90::{self, Order},
     launch::KernelConfig,
     merge,
@@ -99,6 +99,7 @@ impl Tile {
             Self::Append(shape) => check_rules(&[("warps", shape.warps, 1, 1..=8, "1 to 8")]),
             Self::BackwardSinks => Ok(()),
             Self::BackwardSm80(shape) => check_backward(shape),
+            Self::BackwardSm90(shape) => check_backward_hopper(shape),
         }
     }
 }
@@ -148,6 +149,19 @@ fn check_hopper(shape: &forward_sm90::Shape) -> Result<(), Misfit> {
     check_rules(&[
         ("parts", parts, unit_of_powers(parts), 1..=8, "1, 2, 4 or 8"),
         ("q_stages", shape.q_stages, 1, 1..=1, "1 where each CTA has one tile"),
+    ])
+}
+
+fn check_backward_hopper(shape: &backward_sm90::Shape) -> Result<(), Misfit> {
+    let ([first, second], [producer, consumer]) = (shape.stages, shape.registers);
+    check_rules(&[
+        ("consumers", shape.consumers, 1, 1..=3, "1 to 3"),
+        ("step", shape.step, 16, 16..=256, "a multiple of 16 up to 256"),
+        ("stages of queries or keys", first, 1, 2..=8, "2 to 8"),
+        ("stages of dO or values", second, 1, 1..=8, "1 to 8"),
+        ("places", shape.places, 1, 1..=4, "1 to 4"),
+        ("registers of a producer", producer, 8, 24..=248, "a multiple of 8 from 24 on"),
+        ("registers of a consumer", consumer, 8, 24..=248, "a multiple of 8 up to 248"),
     ])
 }
 

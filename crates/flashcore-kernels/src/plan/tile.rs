@@ -2,7 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{append, backward_rows, backward_sm80, forward_sm80, forward_sm90, launch::KernelConfig, merge};
+use crate::{
+    append, backward_rows, backward_sm80, backward_sm90, forward_sm80, forward_sm90, launch::KernelConfig,
+    merge,
+};
 
 /// How the work of one kernel family is cut.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug)]
@@ -29,6 +32,9 @@ pub enum Tile {
     /// Gradients on every GPU.
     #[serde(rename = "backward_sm80")]
     BackwardSm80(backward_sm80::Shape),
+    /// Gradients on a Hopper.
+    #[serde(rename = "backward_sm90")]
+    BackwardSm90(backward_sm90::Shape),
 }
 
 impl Tile {
@@ -42,6 +48,7 @@ impl Tile {
             Self::BackwardRows(_) => "backward_rows",
             Self::BackwardSinks => "backward_sinks",
             Self::BackwardSm80(_) => "backward_sm80",
+            Self::BackwardSm90(_) => "backward_sm90",
         }
     }
 }
@@ -57,6 +64,7 @@ impl KernelConfig {
             Self::BackwardRows(cfg) => Tile::BackwardRows(cfg.shape),
             Self::BackwardSinks(_) => Tile::BackwardSinks,
             Self::BackwardSm80(cfg) => Tile::BackwardSm80(cfg.shape),
+            Self::BackwardSm90(cfg) => Tile::BackwardSm90(cfg.shape),
         }
     }
 }

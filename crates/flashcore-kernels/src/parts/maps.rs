@@ -11,7 +11,7 @@ use flashcore_tile::Element;
 const STRIDE_UNIT: u64 = 16;
 
 /// As [`map`], over the rows of `pack` heads: those of one position one after another, then those of the next.
-pub(super) fn packed_map(
+pub(crate) fn packed_map(
     layout: &Layout,
     element: Element,
     slot: Slot,
@@ -30,7 +30,7 @@ pub(super) fn packed_map(
 }
 
 /// A tensor map over one of the problem's tensors, moving slabs of `rows` rows.
-pub(super) fn map(layout: &Layout, element: Element, slot: Slot, rows: u32) -> TensorMapSpec {
+pub(crate) fn map(layout: &Layout, element: Element, slot: Slot, rows: u32) -> TensorMapSpec {
     let dims = layout.dims();
     let [batch, head, seq, _] = layout.strides();
     // The stride of a single row, head or entry is never taken, but must be one that the driver accepts.

@@ -1,0 +1,148 @@
+//! Everything that decides the text of a kernel.
+
+use flashcore_ptx::ident::Ident;
+use flashcore_tile::{Half, RegisterBudget, Roles};
+use serde::{Deserialize, Serialize};
+
+use super::ROWS_PER_GROUP;
+use crate::parts::{lengths::LengthsKind, mask::Sides, schedule::Side};
+
+/// A kernel of this family: two configs that are equal give the same text.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Config {
+    /// Whose gradients it computes: a CTA holds tiles of these, and those of the other side stream past.
+    pub side: Side,
+    /// What all tensors and gradients are made of; probabilities and slopes are rounded to it too.
+    pub input: Half,
+    /// Features of queries and keys: a multiple of 8.
+    pub dim_qk: u32,
+    /// Features of values: a multiple of 8.
+    pub dim_v: u32,
+    /// Which bounds the mask has.
+    pub mask: Sides,
+    /// How the rows of sequences are told; never packed.
+    pub lengths: LengthsKind,
+    /// Scores are limited by a hyperbolic tangent.
+    pub softcap: bool,
+    /// How the work is cut.
+    pub shape: Shape,
+}
+
+/// Tile, warpgroups and pipeline of a kernel.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug)]
+#[serde(deny_unknown_fields)]
+pub struct Shape {
+    /// Consumer warpgroups; the held tile has 64 rows for each.
+    pub consumers: u32,
+    /// Rows of a streamed tile: a multiple of 16, 64 where queries stream.
+    pub step: u32,
+    /// Streamed tiles in flight: of queries or keys, and of dO or values.
+    pub stages: [u32; 2],
+    /// Places of 64 columns in which a warp gathers its rows of a gradient.
+    pub places: u32,
+    /// Registers of the producer and of each consumer.
+    pub registers: [u32; 2],
+    /// In which order CTAs take tiles.
+    pub order: Order,
+}
+
+/// In which order CTAs take tiles.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Order {
+    /// CTA `i` of `n` takes tiles `i`, `i + n`, …: best when all tiles are equally long.
+    Static,
+    /// A CTA takes the next tile when it is done: evens out tiles of different length.
+    Atomic,
+}
+
+impl Order {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Static => "static",
+            Self::Atomic => "atomic",
+        }
+    }
+}
+
+impl Config {
+    /// Rows of the held tile.
+    pub const fn held(&self) -> u32 {
+        self.shape.consumers * ROWS_PER_GROUP
+    }
+
+    /// Features of the two held tiles, which are those of the streamed ones too.
+    pub(super) const fn dims(&self) -> [u32; 2] {
+        [self.dim_qk, self.dim_v]
+    }
+
+    /// The kernel's name: all of the config is in it but the producer's registers.
+    pub fn name(&self) -> Ident {
+        let Shape { consumers, step, stages: [first, second], places, registers: [_, registers], order } =
+            self.shape;
+        let side = match self.side {
+            Side::Keys => "keys",
+            Side::Queries => "queries",
+        };
+        let mut name = format!(
+            "fc_backward_sm_90a_{}_{}_d{}v{}_g{consumers}n{step}s{first}x{second}o{places}r{registers}_{}_{}",
+            side,
+            self.input.element().name(),
+            self.dim_qk,
+            self.dim_v,
+            order.name(),
+            self.mask.name()
+        );
+        if self.cuts() {
+            name.push_str(&format!("_{}", self.lengths.name()));
+        }
+        if self.softcap {
+            name.push_str("_cap");
+        }
+        Ident::new(name).expect("made of legal parts")
+    }
+
+    /// Columns of a tile for `dim` features: whole slabs.
+    pub(super) const fn padded(&self, dim: u32) -> u32 {
+        dim.next_multiple_of(self.input.element().slab_cols())
+    }
+
+    /// Whether batch entries use only their first rows.
+    pub(super) const fn cuts(&self) -> bool {
+        self.lengths.cuts_queries() || self.lengths.cuts_keys()
+    }
+
+    /// Whether some of the held rows may not be used.
+    pub(super) const fn cuts_held(&self) -> bool {
+        match self.side {
+            Side::Keys => self.lengths.cuts_keys(),
+            Side::Queries => self.lengths.cuts_queries(),
+        }
+    }
+
+    /// Whether some of the streamed rows may not be used.
+    pub(super) const fn cuts_streamed(&self) -> bool {
+        match self.side {
+            Side::Keys => self.lengths.cuts_queries(),
+            Side::Queries => self.lengths.cuts_keys(),
+        }
+    }
+
+    /// Whether the mask hides the first, and the last, of the streamed rows from held ones.
+    pub(super) const fn edges(&self) -> [bool; 2] {
+        match self.side {
+            Side::Keys => [self.mask.right, self.mask.left],
+            Side::Queries => [self.mask.left, self.mask.right],
+        }
+    }
+
+    /// Registers of a thread before the roles share them.
+    pub const fn registers_at_entry(&self) -> u32 {
+        self.roles().registers_at_entry(1)
+    }
+
+    pub(super) const fn roles(&self) -> Roles {
+        let [producer, consumer] = self.shape.registers;
+        Roles { consumers: self.shape.consumers, budget: Some(RegisterBudget { producer, consumer }) }
+    }
+}

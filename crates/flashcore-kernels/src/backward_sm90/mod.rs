@@ -1,0 +1,273 @@
+//! The gradients of attention for Hopper (sm_90a): TMA, wgmma, warp specialisation, a persistent tile schedule.
+//!
+//! Two kernels of one text. Each CTA holds a pair of tiles (K and V, or Q and dO) while the pairs of the other side stream
+//! past; each consumer warpgroup owns 64 held rows. Of every streamed pair it makes scores and slopes by two products,
+//! P and dS of these in registers, and multiplies them with the streamed tiles once more:
+//!
+//! | side | held | streamed | sums in registers |
+//! | --- | --- | --- | --- |
+//! | [`Side::Keys`] | K, V | Q, dO | dK += dSᵀ·Q, dV += Pᵀ·dO |
+//! | [`Side::Queries`] | Q, dO | K, V | dQ += dS·K |
+//!
+//! Nothing is summed in memory, so that results are the same bits in every run. Row terms (`−lse` in powers of two, minus
+//! the row sums) come from [`crate::backward_rows`]. `docs/hopper-backward.md` explains the design.
+
+mod config;
+mod consumer;
+mod producer;
+mod schedule;
+mod step;
+mod store;
+mod terms;
+mod tiles;
+
+use flashcore_core::BackwardProblem;
+use flashcore_ptx::{launch::Workspace, layout::Swizzle, target::Target};
+use flashcore_tile::{
+    BuildError, Builder, Extent, F32, Params, Pipeline, Program, Reg, Shared, SmemTile, TensorMap, U32, U64,
+};
+
+pub use config::{Config, Order, Shape};
+
+use crate::{
+    backward_rows::{ROW_BYTES as TERM_BYTES, TermsArgument},
+    parts::{
+        lengths::LengthArguments,
+        maps::map,
+        mask::Mask,
+        scale::Scale,
+        schedule::Side,
+        sections::{Sections, full_section},
+    },
+    slots::backward as slots,
+};
+
+/// Rows that one consumer warpgroup owns.
+pub(crate) const ROWS_PER_GROUP: u32 = 64;
+/// Warps of a warpgroup; each releases a stage for itself.
+const WARPS_PER_GROUP: u32 = 4;
+/// Rows of a gradient that one warp writes.
+const ROWS_PER_WARP: u32 = 16;
+
+/// What the host passes, as registers.
+#[derive(Debug)]
+struct Arguments {
+    /// K and V, or Q and dO.
+    held: [TensorMap; 2],
+    /// Q and dO, or K and V.
+    streamed: [TensorMap; 2],
+    /// The gradients of what is held: dK and dV, or dQ.
+    grads: Vec<TensorMap>,
+    terms: TermsArgument,
+    tile_counter: Option<Reg<U64>>,
+    /// Held heads of a batch entry.
+    heads: Reg<U32>,
+    /// Query heads of a key head.
+    group: Reg<U32>,
+    /// Held tiles of a head.
+    blocks: Reg<U32>,
+    tiles: Reg<U32>,
+    section: Reg<U32>,
+    scale: Scale,
+    /// The factor on scores, and on the gradients of queries and keys.
+    factor: Reg<F32>,
+    lengths: LengthArguments,
+    mask: Mask,
+}
+
+impl Arguments {
+    fn declare(b: &mut Builder, params: &mut Params<BackwardProblem>, cfg: Config) -> Self {
+        let (input, held, step) = (cfg.input.element(), cfg.held(), cfg.shape.step);
+        let (q_rows, kv_rows) = match cfg.side {
+            Side::Keys => (step, held),
+            Side::Queries => (held, step),
+        };
+        let q = params.tensor_map(b, "q", move |p| map(p.forward().q(), input, slots::Q, q_rows));
+        let d_out = params.tensor_map(b, "d_out", move |p| map(p.d_out(), input, slots::D_OUT, q_rows));
+        let k = params.tensor_map(b, "k", move |p| map(p.forward().k(), input, slots::K, kv_rows));
+        let v = params.tensor_map(b, "v", move |p| map(p.forward().v(), input, slots::V, kv_rows));
+        let (held, streamed) = match cfg.side {
+            Side::Keys => ([k, v], [q, d_out]),
+            Side::Queries => ([q, d_out], [k, v]),
+        };
+        let tile_counter =
+            (cfg.shape.order == Order::Atomic).then(|| params.buffer(b, "tile_counter", slots::TILE_COUNTER));
+        let seq_q = params.u32(b, "seq_q", |p| p.forward().seq_q() as u32);
+        let seq_kv = params.u32(b, "seq_kv", |p| p.forward().seq_kv() as u32);
+        Self {
+            held,
+            streamed,
+            grads: gradients(b, params, cfg),
+            terms: TermsArgument::declare(b, params),
+            tile_counter,
+            heads: params.u32(b, "heads", move |p| held_heads(p, cfg.side)),
+            group: params.u32(b, "group", |p| p.forward().group() as u32),
+            blocks: params.u32(b, "blocks", move |p| blocks(p, cfg)),
+            tiles: params.u32(b, "tiles", move |p| tiles(p, cfg)),
+            section: params.u32(b, "section", move |p| section(p, cfg)),
+            scale: Scale::declare(b, params, cfg.softcap, cfg.input),
+            factor: params.f32(b, "factor", |p| p.forward().scale()),
+            lengths: LengthArguments::declare(b, params, cfg.lengths, [seq_q, seq_kv]),
+            mask: Mask::declare(b, params, cfg.mask),
+        }
+    }
+
+    /// How tiles are numbered: the longest first. Under a diagonal, rows further down see more keys, and keys further up
+    /// are seen by more rows.
+    const fn sections(&self, cfg: Config) -> Sections {
+        let last_first = matches!(cfg.side, Side::Queries) && cfg.mask.right;
+        Sections { heads: self.section, row_tiles: self.blocks, all: None, last_first }
+    }
+}
+
+/// The maps of the gradients that a kernel writes, 16 rows at a time.
+fn gradients(b: &mut Builder, params: &mut Params<BackwardProblem>, cfg: Config) -> Vec<TensorMap> {
+    let element = cfg.input.element();
+    match cfg.side {
+        Side::Keys => vec![
+            params.tensor_map(b, "dk", move |p| map(p.dk(), element, slots::DK, ROWS_PER_WARP)),
+            params.tensor_map(b, "dv", move |p| map(p.dv(), element, slots::DV, ROWS_PER_WARP)),
+        ],
+        Side::Queries => {
+            vec![params.tensor_map(b, "dq", move |p| map(p.dq(), element, slots::DQ, ROWS_PER_WARP))]
+        }
+    }
+}
+
+/// What lives in shared memory.
+#[derive(Clone, Copy, Debug)]
+struct Layout {
+    held: [Pipeline; 2],
+    streamed: [Pipeline; 2],
+    /// The terms of streamed rows, one place for each stage of queries.
+    terms: Option<Terms>,
+    /// Where each warp gathers its rows of a gradient.
+    staging: SmemTile,
+    /// Which tile is held.
+    tile_info: u32,
+    /// Where streamed tiles arrive that have rows to be cleared.
+    landed: Option<u32>,
+}
+
+/// Places for the terms of streamed rows.
+#[derive(Clone, Copy, Debug)]
+struct Terms {
+    offset: u32,
+    bytes: u32,
+}
+
+impl Terms {
+    /// Where the terms of stage `slot` lie.
+    fn at(self, b: &mut Builder, slot: Reg<U32>) -> Shared {
+        let bytes = b.let_(slot * self.bytes);
+        b.shared_at(self.offset).plus(b, bytes)
+    }
+}
+
+impl Layout {
+    fn new(b: &mut Builder, cfg: Config) -> Self {
+        let Shape { consumers, step, stages, places, .. } = cfg.shape;
+        let warps = consumers * WARPS_PER_GROUP;
+        let mut ring = |rows: u32, dim: u32, stages: u32| {
+            let tile = b.smem_tile(cfg.input, [rows, cfg.padded(dim)], Swizzle::B128, stages);
+            Pipeline::new(b, tile, stages, warps)
+        };
+        let [qk, v] = cfg.dims();
+        let held = [ring(cfg.held(), qk, 1), ring(cfg.held(), v, 1)];
+        let streamed = [ring(step, qk, stages[0]), ring(step, v, stages[1])];
+        let cols = cfg.input.element().slab_cols();
+        let bytes = step * TERM_BYTES;
+        let terms = cfg.side == Side::Keys;
+        Self {
+            held,
+            streamed,
+            staging: b.smem_tile(cfg.input, [ROWS_PER_WARP, cols], Swizzle::B128, warps * places),
+            terms: terms.then(|| Terms { offset: b.shared(stages[0] * bytes, 128), bytes }),
+            tile_info: b.shared(schedule::INFO_BYTES, 16),
+            landed: cfg.cuts_streamed().then(|| b.mbarriers(1)),
+        }
+    }
+
+    /// Initialises the barriers and makes them known to the CTA.
+    fn init(&self, b: &mut Builder) {
+        let thread = b.thread();
+        b.if_(thread.eq(0), |b| {
+            self.held.iter().chain(&self.streamed).for_each(|pipeline| pipeline.init(b));
+            if let Some(landed) = self.landed {
+                b.mbarrier_at(landed).init(b, 1);
+            }
+            b.fence_mbarrier_init();
+        });
+        b.sync_cta();
+    }
+}
+
+/// Builds the kernel.
+pub fn backward_sm90(cfg: Config) -> Result<Program<BackwardProblem>, BuildError> {
+    let (name, roles) = (cfg.name(), cfg.roles());
+    let mut b = Builder::new(Target::Sm90a, &name, roles.threads(), 1);
+    let mut params = Params::default();
+    let args = Arguments::declare(&mut b, &mut params, cfg);
+    let layout = Layout::new(&mut b, cfg);
+    layout.init(&mut b);
+    // What lies before the predecessor's results are waited for overlaps with its end.
+    b.launch_dependents();
+    prefetch_maps(&mut b, &args);
+    b.wait_for_predecessor();
+    b.specialise(
+        roles,
+        |b| producer::run(b, cfg, &args, &layout),
+        |b, group| tiles::run(b, cfg, &args, &layout, group),
+    );
+    b.finish(&name, params)
+}
+
+/// Fetches the tensor maps ahead of their first use.
+fn prefetch_maps(b: &mut Builder, args: &Arguments) {
+    let thread = b.thread();
+    let maps: Vec<_> = args.held.iter().chain(&args.streamed).chain(&args.grads).copied().collect();
+    b.if_(thread.eq(0), |b| maps.into_iter().for_each(|map| b.tma_prefetch(map)));
+}
+
+/// The launch that computes `problem` on a GPU of `sms` multiprocessors, with the workspace that it shares with others.
+pub fn extent(cfg: Config, problem: &BackwardProblem, sms: u32, mut workspace: Vec<Workspace>) -> Extent {
+    if cfg.shape.order == Order::Atomic {
+        workspace.push(Workspace { slot: slots::TILE_COUNTER, bytes: 4, zeroed: true });
+    }
+    Extent { grid: [tiles(problem, cfg).min(sms), 1, 1], workspace, dependent: true }
+}
+
+/// Held heads of a batch entry.
+fn held_heads(problem: &BackwardProblem, side: Side) -> u32 {
+    match side {
+        Side::Keys => problem.forward().heads_kv() as u32,
+        Side::Queries => problem.forward().heads_q() as u32,
+    }
+}
+
+/// Held tiles of a head.
+fn blocks(problem: &BackwardProblem, cfg: Config) -> u32 {
+    let rows = match cfg.side {
+        Side::Keys => problem.forward().seq_kv(),
+        Side::Queries => problem.forward().seq_q(),
+    };
+    (rows as u32).div_ceil(cfg.held())
+}
+
+fn tiles(problem: &BackwardProblem, cfg: Config) -> u32 {
+    blocks(problem, cfg) * held_heads(problem, cfg.side) * problem.forward().batch() as u32
+}
+
+/// Held heads of a section, whose streamed tensors fit in L2 together; one by one where all tiles are equally long.
+fn section(problem: &BackwardProblem, cfg: Config) -> u32 {
+    if !cfg.mask.right {
+        return 1;
+    }
+    let forward = problem.forward();
+    let rows = match cfg.side {
+        Side::Keys => forward.seq_q() * forward.group(),
+        Side::Queries => forward.seq_kv(),
+    };
+    let per_head = rows * (forward.dim_qk() + forward.dim_v()) * forward.dtype().bytes();
+    full_section(held_heads(problem, cfg.side) as usize * forward.batch(), per_head)
+}

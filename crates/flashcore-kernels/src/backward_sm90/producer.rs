@@ -1,0 +1,258 @@
+//! The producer: one warp that walks the tiles; its first lane issues every copy.
+//!
+//! Rows that a batch entry does not use may hold anything, and 0 · NaN is NaN: where the last streamed tile has such rows,
+//! the warp overwrites them with zeros before consumers learn that the tile is there.
+
+use flashcore_tile::{
+    Builder, CHUNK_BYTES, Mbarrier, Pipeline, Pred, Reg, S32, Scope, Shared, Stage, TensorMap, U32, Val, Warp,
+};
+
+use super::{
+    Arguments, Config, Layout, Side, TERM_BYTES,
+    schedule::{INFO_BYTES, Tile},
+};
+
+/// Lanes of a warp.
+const LANES: u32 = 32;
+
+/// Copies everything that the tiles of this CTA need, in the order in which consumers take it.
+pub(super) fn run(b: &mut Builder, cfg: Config, args: &Arguments, layout: &Layout) {
+    let warp = b.warp();
+    let first = b.uniform::<Warp>(warp.eq(0));
+    b.if_uniform(first, |b| Producer::new(b, cfg, args, layout).tiles(b));
+}
+
+/// What the producer keeps for the whole launch.
+struct Producer<'a> {
+    cfg: Config,
+    args: &'a Arguments,
+    layout: &'a Layout,
+    lane: Reg<U32>,
+    leader: Pred,
+    /// Held and streamed tiles passed.
+    held: Reg<U32>,
+    streamed: Reg<U32>,
+    /// Streamed tiles whose unused rows were cleared.
+    cleared: Reg<U32>,
+}
+
+/// A streamed tile: which rows of which head.
+#[derive(Clone, Copy)]
+struct Source {
+    head: Reg<U32>,
+    batch: Reg<U32>,
+    row: Reg<U32>,
+    /// Rows of it that are used, where that may be fewer than it has.
+    used: Option<Reg<U32>>,
+}
+
+impl<'a> Producer<'a> {
+    fn new(b: &mut Builder, cfg: Config, args: &'a Arguments, layout: &'a Layout) -> Self {
+        let lane = b.lane();
+        let leader = b.let_(lane.eq(0));
+        let [held, streamed, cleared] = [(); 3].map(|()| b.var(0));
+        Self { cfg, args, layout, lane, leader, held, streamed, cleared }
+    }
+
+    fn tiles(&self, b: &mut Builder) {
+        let (cfg, args, layout) = (self.cfg, self.args, self.layout);
+        let index = b.cta();
+        let index = b.var(index);
+        b.while_(
+            |b| {
+                layout.held[0].stage(b, self.held).wait_empty(b);
+                index.lt(args.tiles)
+            },
+            |b| {
+                let tile = Tile::numbered(b, cfg, args, index);
+                let info = info(b, layout, self.held);
+                b.predicated(self.leader, |b| tile.post(b, cfg, info));
+                self.tile(b, &tile);
+                b.add_to(self.held, 1);
+                self.next(b, index);
+            },
+        );
+        let info = info(b, layout, self.held);
+        let stage = layout.held[0].stage(b, self.held);
+        b.predicated(self.leader, |b| {
+            Tile::post_end(b, cfg, info);
+            stage.publish(b);
+        });
+    }
+
+    /// Copies one held tile, and the streamed ones that it needs of each of its heads.
+    fn tile(&self, b: &mut Builder, tile: &Tile) {
+        let row = tile.first_row(b, self.cfg);
+        let of = Source { head: tile.head, batch: tile.batch, row, used: None };
+        self.held_tile(b, 0, of);
+        let streamed = tile.streamed(b, self.cfg, self.args);
+        let (heads, first_head) = self.streamed_heads(b, tile);
+        let member = b.var(0);
+        let second = b.var(0);
+        b.while_(
+            |_| member.lt(heads),
+            |b| {
+                let head = b.let_(first_head + member);
+                let block = b.var(streamed.begin);
+                b.while_(
+                    |_| block.lt(streamed.end),
+                    |b| {
+                        let source = self.source(b, tile, head, block);
+                        self.first(b, source);
+                        // The second held tile is needed after the first product.
+                        let once = b.uniform::<Warp>(second.eq(0));
+                        b.if_uniform(once, |b| self.held_tile(b, 1, of));
+                        b.set(second, 1);
+                        self.second(b, source);
+                        b.add_to(self.streamed, 1);
+                        b.add_to(block, 1);
+                    },
+                );
+                b.add_to(member, 1);
+            },
+        );
+        let never = b.uniform::<Warp>(second.eq(0));
+        b.if_uniform(never, |b| self.held_tile(b, 1, of));
+    }
+
+    /// How many streamed heads belong to a held one, and the first of them.
+    fn streamed_heads(&self, b: &mut Builder, tile: &Tile) -> (Reg<U32>, Reg<U32>) {
+        match self.cfg.side {
+            Side::Keys => (self.args.group, b.let_(tile.head * self.args.group)),
+            Side::Queries => (b.var(1), b.let_(tile.head / self.args.group)),
+        }
+    }
+
+    fn source(&self, b: &mut Builder, tile: &Tile, head: Reg<U32>, block: Reg<S32>) -> Source {
+        let row = b.let_(block.unsigned() * self.cfg.shape.step);
+        let used = self.cfg.cuts_streamed().then(|| b.let_(tile.streamed_len(self.cfg) - row));
+        Source { head, batch: tile.batch, row, used }
+    }
+
+    /// Copies a held tile once its predecessor has been given back.
+    fn held_tile(&self, b: &mut Builder, which: usize, of: Source) {
+        let (pipeline, map) = (self.layout.held[which], self.args.held[which]);
+        let stage = pipeline.stage(b, self.held);
+        stage.wait_empty(b);
+        self.copy(b, (&pipeline, map), &stage, of, stage.full(), |b| stage.expect_tile(b));
+    }
+
+    /// Copies a streamed tile of queries, with the terms of their rows, or of keys.
+    fn first(&self, b: &mut Builder, of: Source) {
+        let (pipeline, map) = (self.layout.streamed[0], self.args.streamed[0]);
+        let stage = pipeline.stage(b, self.streamed);
+        stage.wait_empty(b);
+        let terms = self.layout.terms.map(|terms| {
+            let slot = pipeline.slot(b, self.streamed);
+            let to = terms.at(b, slot);
+            (self.args.terms.at(b, of.batch, of.head, of.row), to)
+        });
+        let bytes = terms.map_or(0, |_| self.cfg.shape.step * TERM_BYTES);
+        self.streamed_tile(b, (&pipeline, map), &stage, of, bytes, |b, done| {
+            if let Some((from, to)) = terms {
+                b.bulk_load(from, to, bytes, done);
+            }
+        });
+    }
+
+    /// Copies a streamed tile of dO or of values.
+    fn second(&self, b: &mut Builder, of: Source) {
+        let (pipeline, map) = (self.layout.streamed[1], self.args.streamed[1]);
+        let stage = pipeline.stage(b, self.streamed);
+        stage.wait_empty(b);
+        self.streamed_tile(b, (&pipeline, map), &stage, of, 0, |_, _| ());
+    }
+
+    /// Copies a streamed tile and `more` bytes that come with it, by `others`; clears rows that are not used.
+    fn streamed_tile(
+        &self,
+        b: &mut Builder,
+        what: (&Pipeline, TensorMap),
+        stage: &Stage,
+        of: Source,
+        more: u32,
+        others: impl Fn(&mut Builder, Mbarrier),
+    ) {
+        let straight = |b: &mut Builder| {
+            self.copy(b, what, stage, of, stage.full(), |b| {
+                stage.expect_tile_and(b, more);
+                others(b, stage.full());
+            });
+        };
+        let Some((used, landed)) = of.used.zip(self.layout.landed) else { return straight(b) };
+        let whole = b.uniform::<Warp>(used.ge(self.cfg.shape.step));
+        b.if_else(whole, straight, |b| {
+            let landed = b.mbarrier_at(landed);
+            self.copy(b, what, stage, of, landed, |b| {
+                landed.arrive_expecting(b, what.0.tile().bytes() + more);
+                others(b, landed);
+            });
+            landed.wait(b, self.cleared & 1);
+            b.add_to(self.cleared, 1);
+            let rows = stage.at(b);
+            self.clear(b, what.0, rows, used);
+            b.fence_async();
+            b.sync_warp();
+            b.predicated(self.leader, |b| stage.publish(b));
+        });
+    }
+
+    /// Issues the copy of a tile after what announces it.
+    fn copy(
+        &self,
+        b: &mut Builder,
+        (pipeline, map): (&Pipeline, TensorMap),
+        stage: &Stage,
+        of: Source,
+        done: Mbarrier,
+        announce: impl FnOnce(&mut Builder),
+    ) {
+        let to = stage.at(b);
+        let at = [Val::Const(0), of.row.into(), of.head.into(), of.batch.into()];
+        b.predicated(self.leader, |b| {
+            announce(b);
+            b.tma_load(map, pipeline.tile(), to, at, done);
+        });
+    }
+
+    /// Zeros from row `used` to the end of every slab.
+    fn clear(&self, b: &mut Builder, pipeline: &Pipeline, tile: Shared, used: Reg<U32>) {
+        let shape = pipeline.tile();
+        let start = b.let_(used * shape.slab_width());
+        let at = b.var(self.lane * CHUNK_BYTES + start);
+        b.while_(
+            |_| at.lt(shape.slab_bytes()),
+            |b| {
+                let row = tile.plus(b, at);
+                for slab in 0..shape.slabs() {
+                    b.store_shared::<U32>(row.at(slab * shape.slab_bytes()), &[Val::Const(0); 4]);
+                }
+                b.add_to(at, LANES * CHUNK_BYTES);
+            },
+        );
+        b.sync_warp();
+    }
+
+    /// Moves on to the next tile.
+    fn next(&self, b: &mut Builder, index: Reg<U32>) {
+        let ctas = b.ctas();
+        let Some(counter) = self.args.tile_counter else { return b.add_to(index, ctas) };
+        let ticket = b.var_in::<U32>(Scope::Lane, 0);
+        b.predicated(self.leader, |b| {
+            let drawn = b.atomic_add(counter, 1);
+            b.set(ticket, drawn);
+        });
+        let ticket = b.broadcast(ticket, Scope::Warp);
+        // One ticket is drawn per tile; whoever draws the last leaves the counter as it was found.
+        let last = b.let_((self.args.tiles - 1).eq(ticket) & self.leader);
+        b.predicated(last, |b| b.store_global::<U32>(counter, &[Val::Const(0)]));
+        b.set(index, ticket + ctas);
+    }
+}
+
+/// Where the tile of held tile number `count` is posted.
+pub(super) fn info(b: &mut Builder, layout: &Layout, count: Reg<U32>) -> Shared {
+    let slot = layout.held[0].slot(b, count);
+    let bytes = b.let_(slot * INFO_BYTES);
+    b.shared_at(layout.tile_info).plus(b, bytes)
+}

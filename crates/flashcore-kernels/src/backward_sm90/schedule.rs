@@ -1,0 +1,152 @@
+//! Which tile a CTA works on next, how the producer tells its consumers, and which streamed tiles it needs.
+
+use flashcore_tile::{Builder, Pred, Reg, S32, Shared, U32, Val};
+
+use super::{Arguments, Config, ROWS_PER_GROUP, Side};
+use crate::parts::mask::{KeyTiles, Visibility};
+
+/// What a tile takes when it is posted: where it is, and the lengths of its sequence.
+pub(super) const INFO_BYTES: u32 = 32;
+
+/// A held tile: which rows of which head.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Tile {
+    /// Number of the tile in its head.
+    block: Reg<U32>,
+    /// Key head or query head, by the side that is held.
+    pub(super) head: Reg<U32>,
+    /// Batch entry.
+    pub(super) batch: Reg<U32>,
+    /// Queries that the batch entry uses.
+    pub(super) q_len: Reg<U32>,
+    /// Keys that the batch entry uses.
+    pub(super) kv_len: Reg<U32>,
+}
+
+/// The streamed tiles of a held one, `begin..end`: those in `whole_begin..whole_end` hide nothing.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Streamed {
+    pub(super) begin: Reg<S32>,
+    pub(super) whole_begin: Reg<S32>,
+    pub(super) whole_end: Reg<S32>,
+    pub(super) end: Reg<S32>,
+}
+
+impl Tile {
+    /// Tile number `index`.
+    pub(super) fn numbered(b: &mut Builder, cfg: Config, args: &Arguments, index: Reg<U32>) -> Self {
+        let (block, flat) = args.sections(cfg).find(b, index);
+        let (head, batch) = (b.let_(flat % args.heads), b.let_(flat / args.heads));
+        let [q_len, kv_len] = args.lengths.used(b, batch);
+        Self { block, head, batch, q_len, kv_len }
+    }
+
+    /// First row of the tile.
+    pub(super) fn first_row(&self, b: &mut Builder, cfg: Config) -> Reg<U32> {
+        b.let_(self.block * cfg.held())
+    }
+
+    /// Rows of the held side that the batch entry uses.
+    pub(super) fn held_len(&self, cfg: Config) -> Reg<U32> {
+        match cfg.side {
+            Side::Keys => self.kv_len,
+            Side::Queries => self.q_len,
+        }
+    }
+
+    /// Rows of the streamed side that the batch entry uses.
+    pub(super) fn streamed_len(&self, cfg: Config) -> Reg<U32> {
+        match cfg.side {
+            Side::Keys => self.q_len,
+            Side::Queries => self.kv_len,
+        }
+    }
+
+    /// What held rows see of the streamed ones.
+    pub(super) fn visibility(&self, b: &mut Builder, cfg: Config, args: &Arguments) -> Visibility {
+        let seen = args.mask.over(b, self.q_len, self.kv_len);
+        match cfg.side {
+            Side::Keys => seen.transposed(b, self.q_len),
+            Side::Queries => seen,
+        }
+    }
+
+    /// The streamed tiles that held rows see something of.
+    pub(super) fn streamed(&self, b: &mut Builder, cfg: Config, args: &Arguments) -> Streamed {
+        let first = self.first_row(b, cfg);
+        self.streamed_of(b, cfg, args, first, cfg.held())
+    }
+
+    /// The same for the rows of one consumer.
+    pub(super) fn streamed_of_group(
+        &self,
+        b: &mut Builder,
+        cfg: Config,
+        args: &Arguments,
+        group: Reg<U32>,
+    ) -> Streamed {
+        let first = self.first_row(b, cfg);
+        let first = b.let_(group * ROWS_PER_GROUP + first);
+        self.streamed_of(b, cfg, args, first, ROWS_PER_GROUP)
+    }
+
+    fn streamed_of(
+        &self,
+        b: &mut Builder,
+        cfg: Config,
+        args: &Arguments,
+        first: Reg<U32>,
+        rows: u32,
+    ) -> Streamed {
+        let len = self.held_len(cfg);
+        let last = b.let_(((first + rows).min(len) - 1).signed());
+        let seen = self.visibility(b, cfg, args);
+        let KeyTiles { end, clean_end, begin, clean_begin } =
+            seen.key_tiles(b, [first.signed(), last], cfg.shape.step);
+        // Rows beyond those in use see nothing.
+        let end = b.let_(first.lt(len).select(end, 0));
+        let begin = match begin {
+            Some(begin) => b.let_(begin.min(end)),
+            None => b.var(0),
+        };
+        let within = |b: &mut Builder, tile: Reg<S32>| b.let_(tile.max(begin).min(end));
+        let whole_begin = clean_begin.map_or(begin, |tile| within(b, tile));
+        // Where queries stream, those beyond the last have no probabilities, so that the last tile hides nothing.
+        let whole = cfg.side == Side::Keys && !cfg.edges()[1];
+        let whole_end = if whole { end } else { within(b, clean_end) };
+        Streamed { begin, whole_begin, whole_end, end }
+    }
+
+    /// Tells consumers that this is their next tile.
+    pub(super) fn post(&self, b: &mut Builder, cfg: Config, to: Shared) {
+        // The tile is counted from one, so that zero says that there is none.
+        let block = b.let_(self.block + 1);
+        b.store_shared(to, &[block, self.head, self.batch, self.batch].map(Val::from));
+        if cfg.cuts() {
+            b.store_shared(to.at(16), &[self.q_len, self.kv_len].map(Val::from));
+        }
+    }
+
+    /// Tells consumers that there is no further tile.
+    pub(super) fn post_end(b: &mut Builder, cfg: Config, to: Shared) {
+        b.store_shared::<U32>(to, &[Val::Const(0); 4]);
+        if cfg.cuts() {
+            // Consumers read all of it before they know that it is the end.
+            b.store_shared::<U32>(to.at(16), &[Val::Const(0); 2]);
+        }
+    }
+
+    /// Reads what the producer posted: the tile, and whether there is one.
+    pub(super) fn read(b: &mut Builder, cfg: Config, args: &Arguments, from: Shared) -> (Self, Pred) {
+        let [block, head, batch, _] = b.load_shared::<U32, 4>(from);
+        let [q_len, kv_len] = if cfg.cuts() {
+            b.load_shared::<U32, 2>(from.at(16)).map(|len| b.uniform_register(len))
+        } else {
+            [args.lengths.seq_q, args.lengths.seq_kv]
+        };
+        // Loops and branches depend on the tile and the lengths alone.
+        let block = b.uniform_register(block);
+        let there = b.let_(block.ne(0));
+        (Self { block: b.let_(block - 1), head, batch, q_len, kv_len }, there)
+    }
+}

@@ -1,0 +1,266 @@
+//! One streamed pair: scores and slopes, P and dS, gradients.
+//!
+//! ```text
+//! tensor cores   scores(i) │ slopes(i)   │ dV(i)     │ dK(i)  scores(i+1) │ slopes(i+1) …
+//! this group               │ exponentials│ dS        │                    │ exponentials …
+//! ```
+//!
+//! Scores of the next pair are multiplied behind the gradients of this one, so that a group's tensor cores wait only where
+//! its exponentials take longer than a product, and others multiply meanwhile.
+
+use flashcore_tile::{Acc, Builder, Carried, F32, Fragment, Pending, Reg, S32, Stage, Start, U32, Warpgroup};
+
+use super::{
+    Side,
+    consumer::Consumer,
+    schedule::{Streamed, Tile},
+    terms::{QUAD, Term, Terms},
+};
+use crate::parts::mask::thread_column;
+
+/// The registers of a tile beside its scores.
+pub(super) struct Work {
+    /// dO·Vᵀ or its transpose; dS is made of it in place.
+    slopes: Acc,
+    /// P, where values have gradients.
+    probs: Option<Fragment>,
+    ds: Fragment,
+    /// dK or dQ.
+    pub(super) first: Acc,
+    /// dV.
+    pub(super) second: Option<Acc>,
+}
+
+impl Work {
+    pub(super) fn new(b: &mut Builder, consumer: &Consumer<'_>) -> Self {
+        let cfg = consumer.cfg;
+        let (cols, [qk, v]) = (cfg.shape.step as usize, cfg.dims().map(|dim| dim as usize));
+        let values = cfg.side == Side::Keys;
+        Self {
+            slopes: Acc::new(b, cols),
+            probs: values.then(|| Fragment::new(b, cols)),
+            ds: Fragment::new(b, cols),
+            first: Acc::new(b, qk),
+            second: values.then(|| Acc::new(b, v)),
+        }
+    }
+}
+
+impl Carried for Work {
+    fn identity(&self, b: &Builder) -> Vec<u64> {
+        let accs = [&self.slopes, &self.first].into_iter().chain(&self.second).map(|acc| acc.identity(b));
+        let fragments = [&self.ds].into_iter().chain(&self.probs).map(|fragment| fragment.identity(b));
+        accs.chain(fragments).flatten().collect()
+    }
+
+    fn twin(&self) -> Self {
+        Self {
+            slopes: self.slopes.twin(),
+            probs: self.probs.as_ref().map(Carried::twin),
+            ds: self.ds.twin(),
+            first: self.first.twin(),
+            second: self.second.as_ref().map(Carried::twin),
+        }
+    }
+}
+
+/// The streamed tiles of a held one.
+pub(super) struct Run<'a> {
+    pub(super) tile: &'a Tile,
+    pub(super) streamed: &'a Streamed,
+    /// The one that is next.
+    pub(super) block: Reg<S32>,
+    /// The terms of held rows.
+    pub(super) terms: Option<Terms>,
+}
+
+/// Whether another pair follows for the same held tile.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Inside,
+    Last,
+}
+
+/// Gradients of a pair that are in flight.
+struct Issued {
+    slopes: Acc,
+    first: Pending<(Acc, Fragment)>,
+    second: Option<Pending<(Acc, Fragment)>>,
+    stages: [Stage; 2],
+}
+
+/// The same when the gradient of values has ended.
+struct Settled {
+    slopes: Acc,
+    first: Pending<(Acc, Fragment)>,
+    second: Option<Acc>,
+    probs: Option<Fragment>,
+    stage: Stage,
+}
+
+impl Consumer<'_> {
+    /// Issues the scores of streamed tile number `count` once it is there.
+    pub(super) fn open(&self, b: &mut Builder, scores: Acc, count: Reg<U32>) -> Pending<Acc> {
+        let stage = self.streamed_stage(b, 0, count);
+        stage.wait_full(b);
+        self.product(b, scores, 0, Start::Zero, &stage)
+    }
+
+    /// Held rows times streamed ones.
+    fn product(&self, b: &mut Builder, into: Acc, which: usize, start: Start, stage: &Stage) -> Pending<Acc> {
+        let streamed = self.across[which].plus(b, stage.bytes);
+        // As many features at a time as one instruction multiplies; what the tensor does not have was filled with zeros.
+        let depth = self.cfg.dims()[which].next_multiple_of(self.cfg.input.element().depth());
+        b.wgmma_ss(into, start, [&self.held[which], &streamed], depth)
+    }
+
+    /// One pair, with the scores of the next one issued.
+    pub(super) fn step(&self, b: &mut Builder, run: &Run<'_>, (scores, work): Opened) -> Opened {
+        let (scores, issued) = self.pair(b, run, scores, work, Place::Inside);
+        // Probabilities lie where scores will: the product that reads them must have ended before the next one begins.
+        let settled = self.settle_second(b, issued);
+        let next = b.let_(self.count + 1);
+        let opened = self.open(b, scores, next);
+        let work = self.settle_first(b, settled);
+        // Heads of a group follow one another, each with the same tiles.
+        let after = b.let_(run.block + 1);
+        b.set(run.block, after.eq(run.streamed.end).select(run.streamed.begin, after));
+        (opened, work)
+    }
+
+    /// The last pair of a held tile, which is given back.
+    pub(super) fn last_step(&self, b: &mut Builder, run: &Run<'_>, (scores, work): Opened) -> (Acc, Work) {
+        let (scores, issued) = self.pair(b, run, scores, work, Place::Last);
+        let settled = self.settle_second(b, issued);
+        (scores, self.settle_first(b, settled))
+    }
+
+    /// All of a pair but the end of its gradients; the registers of its scores are free again.
+    fn pair(
+        &self,
+        b: &mut Builder,
+        run: &Run<'_>,
+        scores: Pending<Acc>,
+        work: Work,
+        place: Place,
+    ) -> (Acc, Issued) {
+        let Work { slopes, probs, ds, first, second } = work;
+        let stages = [0, 1].map(|which| self.streamed_stage(b, which, self.count));
+        stages[1].wait_full(b);
+        let terms = self.streamed_terms(b).or(run.terms).expect("rows are held or streamed");
+        // The assembler loses track of products that go round a loop if others are issued before they are waited for.
+        let scores = scores.wait(b);
+        // Slopes start from minus the row sums, which so take no registers of their own.
+        for (quad, slopes) in slopes.regs().chunks_exact(QUAD).enumerate() {
+            let sums = terms.of_quad(b, Term::MinusSum, quad);
+            slopes.iter().zip(sums).for_each(|(&slope, sum)| b.set(slope, sum));
+        }
+        let slopes = self.product(b, slopes, 1, Start::Accumulate, &stages[1]);
+        self.give_back_held(b, 0, place);
+        self.args.scale.cap(b, scores.regs());
+        self.hide(b, run, &scores);
+        self.weights(b, &terms, &scores, probs.as_ref());
+        let slopes = slopes.wait(b);
+        self.give_back_held(b, 1, place);
+        if second.is_none() {
+            stages[1].release(b, self.leader);
+        }
+        self.round(b, [&scores, &slopes], probs.as_ref(), &ds);
+        let second = second.zip(probs).map(|(acc, probs)| {
+            let streamed = self.along[1].plus(b, stages[1].bytes);
+            b.wgmma_rs(acc, Start::Accumulate, probs, &streamed)
+        });
+        let streamed = self.along[0].plus(b, stages[0].bytes);
+        let first = b.wgmma_rs(first, Start::Accumulate, ds, &streamed);
+        (scores, Issued { slopes, first, second, stages })
+    }
+
+    /// Waits for the gradient of values, if there is one, and gives dO back.
+    fn settle_second(&self, b: &mut Builder, issued: Issued) -> Settled {
+        let Issued { slopes, first, second, stages } = issued;
+        let (second, probs) = second
+            .map(|second| {
+                let done = second.wait(b);
+                stages[1].release(b, self.leader);
+                done
+            })
+            .unzip();
+        Settled { slopes, first, second, probs, stage: stages[0] }
+    }
+
+    /// Waits for the gradient of keys or queries, and gives the rest of the pair back.
+    fn settle_first(&self, b: &mut Builder, settled: Settled) -> Work {
+        let Settled { slopes, first, second, probs, stage } = settled;
+        let (first, ds) = first.wait(b);
+        stage.release(b, self.leader);
+        b.add_to(self.count, 1);
+        Work { slopes, probs, ds, first, second }
+    }
+
+    /// Gives a held tile back after its last product.
+    fn give_back_held(&self, b: &mut Builder, which: usize, place: Place) {
+        if place == Place::Last {
+            self.held_stage(b, which).release(b, self.leader);
+        }
+    }
+
+    /// Hides what the held rows of this thread must not see of a streamed tile.
+    fn hide(&self, b: &mut Builder, run: &Run<'_>, scores: &Acc) {
+        // Where queries stream, those beyond the last have no probabilities, so that only the mask hides anything.
+        if self.cfg.side == Side::Keys && self.cfg.edges() == [false; 2] {
+            return;
+        }
+        let Streamed { whole_begin, whole_end, .. } = *run.streamed;
+        let hides = b.uniform::<Warpgroup>(run.block.lt(whole_begin) | run.block.ge(whole_end));
+        b.if_uniform(hides, |b| {
+            let rows = self.thread_rows(b, run.tile).map(Reg::signed);
+            let column = thread_column(b, self.lane);
+            let first = b.let_(run.block * self.cfg.shape.step as i32 + column);
+            run.tile.visibility(b, self.cfg, self.args).of_thread(b, rows).hide(b, scores, first);
+        });
+    }
+
+    /// Makes probabilities of scores, in their place, and rounds them into `probs`, if values have gradients.
+    fn weights(&self, b: &mut Builder, terms: &Terms, scores: &Acc, probs: Option<&Fragment>) {
+        for (quad, scores) in scores.regs().chunks_exact(QUAD).enumerate() {
+            let minus_lse = terms.of_quad(b, Term::MinusLse, quad);
+            // Capped scores are hyperbolic tangents, whose slope is 1 − tanh²; a hidden one is −∞.
+            let slopes: Vec<_> = scores
+                .iter()
+                .filter(|_| self.cfg.softcap)
+                .map(|&score| {
+                    let minus = b.neg(score);
+                    let slope = b.fma(minus, score, 1.0);
+                    b.max(slope, 0.0)
+                })
+                .collect();
+            for (&score, minus_lse) in scores.iter().zip(minus_lse) {
+                b.fma_into(score, score, self.args.scale.log2, minus_lse);
+                b.exp2_into(score, score);
+            }
+            for (n, pair) in scores.chunks_exact(2).enumerate() {
+                if let Some(probs) = probs {
+                    b.pack_into(probs.regs()[2 * quad + n], self.cfg.input, pair[0], pair[1]);
+                }
+            }
+            scores.iter().zip(slopes).for_each(|(&score, slope)| b.mul_into(score, score, slope));
+        }
+    }
+
+    /// Rounds `weights ∘ slopes` into `ds`. Weights are what was rounded, where that is at hand: as they were before, they
+    /// would take registers of their own all the while.
+    fn round(&self, b: &mut Builder, [weights, slopes]: [&Acc; 2], probs: Option<&Fragment>, ds: &Fragment) {
+        let rounded = probs.filter(|_| !self.cfg.softcap);
+        let pairs = weights.regs().chunks_exact(2).zip(slopes.regs().chunks_exact(2));
+        for (n, (weights, slopes)) in pairs.enumerate() {
+            let weights = match rounded {
+                Some(probs) => b.unpack(self.cfg.input, probs.regs()[n]),
+                None => [weights[0], weights[1]],
+            };
+            b.pack_into(ds.regs()[n], self.cfg.input, weights[0] * slopes[0], weights[1] * slopes[1]);
+        }
+    }
+}
+
+/// Scores in flight, and the other registers of a tile.
+pub(super) type Opened = (Pending<Acc>, Work);

@@ -1,0 +1,129 @@
+//! The Hopper kernels of gradients, `backward_sm90`: what they cannot take, and their tiles with the reason beside each
+//! row.
+
+use flashcore_core::{BackwardProblem, Layout, Problem, Sequences};
+use flashcore_tile::Half;
+
+use super::{Gpu, PlanError};
+use crate::{
+    backward_sm90::{Config, Order, Shape},
+    launch::KernelConfig,
+    parts::{lengths::LengthsKind, mask::Sides, schedule::Side},
+};
+
+/// Most features of a head.
+const MOST_FEATURES: usize = 128;
+/// What tensor copies need of addresses and strides, in bytes.
+const UNIT: u64 = 16;
+/// Bytes from which on strides do not fit a tensor map.
+const FAR: usize = 1 << 40;
+
+/// Whether the kernels take the problem, or why not.
+pub(super) fn accept(problem: &BackwardProblem, gpu: &Gpu, alignment: u64) -> Result<(), String> {
+    let forward = problem.forward();
+    let no = |reason: &str| Err(reason.to_owned());
+    if gpu.capability != (9, 0) {
+        let (major, minor) = gpu.capability;
+        return Err(format!("it runs on compute capability 9.0, not {major}.{minor}"));
+    }
+    let odd = |dim: usize| !dim.is_multiple_of(8) || dim > MOST_FEATURES;
+    if odd(forward.dim_qk()) || odd(forward.dim_v()) {
+        return Err(format!("its head dims are multiples of 8 up to {MOST_FEATURES}"));
+    }
+    if problem.grad_dtype() != forward.dtype() {
+        return no("its gradients have the tensors' own type");
+    }
+    if matches!(forward.sequences_kind(), Sequences::Ragged { .. }) {
+        return no("packed sequences have no tensor map");
+    }
+    if forward.rows() == 0 || forward.seq_kv() == 0 {
+        return no("tensor maps cannot be empty");
+    }
+    copies(problem, alignment)
+}
+
+/// Whether tensor copies can move all tensors.
+fn copies(problem: &BackwardProblem, alignment: u64) -> Result<(), String> {
+    let (forward, bytes) = (problem.forward(), problem.forward().dtype().bytes());
+    let tensors =
+        [forward.q(), forward.k(), forward.v(), problem.d_out(), problem.dq(), problem.dk(), problem.dv()];
+    let strides = |layout: &Layout| {
+        let used = layout.dims().array().into_iter().zip(layout.strides()).take(3);
+        used.filter(|&(extent, _)| extent > 1).map(move |(_, stride)| stride * bytes).collect::<Vec<_>>()
+    };
+    let all: Vec<usize> = tensors.into_iter().flat_map(strides).collect();
+    let bits = all.iter().fold(alignment, |bits, &stride| bits | stride as u64);
+    if !bits.is_multiple_of(UNIT) {
+        return Err("tensor copies need addresses and strides at multiples of 16 bytes".to_owned());
+    }
+    if all.into_iter().any(|stride| stride >= FAR) {
+        return Err("tensor maps end at strides of 2^40 bytes".to_owned());
+    }
+    Ok(())
+}
+
+/// The kernels of a problem, and why these.
+pub(super) fn kernels(
+    problem: &BackwardProblem,
+    half: Half,
+) -> Result<(Vec<KernelConfig>, &'static str), PlanError> {
+    let forward = problem.forward();
+    let lengths = LengthsKind::of(forward).ok_or(PlanError::Lengths)?;
+    let row = row(forward);
+    let config = |side: Side, shape: Shape| {
+        KernelConfig::BackwardSm90(Config {
+            side,
+            input: half,
+            dim_qk: forward.dim_qk() as u32,
+            dim_v: forward.dim_v() as u32,
+            mask: Sides::of(forward),
+            lengths,
+            softcap: forward.softcap().is_some(),
+            shape: Shape { order: order(forward), ..shape },
+        })
+    };
+    Ok((vec![config(Side::Keys, row.keys), config(Side::Queries, row.queries)], row.why))
+}
+
+/// Tiles are drawn where they are not equally long.
+fn order(forward: &Problem) -> Order {
+    let used = matches!(forward.sequences_kind(), Sequences::Used { .. });
+    if used || forward.mask().right().is_some() { Order::Atomic } else { Order::Static }
+}
+
+/// The tiles for heads of up to `dim` features.
+struct Row {
+    dim: usize,
+    keys: Shape,
+    queries: Shape,
+    why: &'static str,
+}
+
+fn row(forward: &Problem) -> &'static Row {
+    let dim = forward.dim_qk().max(forward.dim_v());
+    TABLE.iter().find(|row| dim <= row.dim).unwrap_or(&TABLE[TABLE.len() - 1])
+}
+
+/// Registers of producer and consumers, by the number of consumers.
+const TWO: [u32; 2] = [24, 240];
+const THREE: [u32; 2] = [32, 160];
+
+const fn shape(consumers: u32, step: u32, stages: [u32; 2], places: u32) -> Shape {
+    let registers = if consumers == 3 { THREE } else { TWO };
+    Shape { consumers, step, stages, places, registers, order: Order::Static }
+}
+
+const TABLE: [Row; 2] = [
+    Row {
+        dim: 64,
+        keys: shape(2, 64, [6, 6], 1),
+        queries: shape(3, 96, [3, 3], 1),
+        why: "192 rows are held by three consumers; what streams past is read the less often",
+    },
+    Row {
+        dim: 128,
+        keys: shape(2, 64, [4, 4], 1),
+        queries: shape(2, 128, [2, 2], 1),
+        why: "gradients of 128 rows fill the registers of two consumers",
+    },
+];
