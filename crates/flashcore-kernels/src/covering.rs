@@ -293,7 +293,7 @@ impl Kind {
     }
 }
 
-fn mask_of(index: usize) -> Mask {
+pub(crate) fn mask_of(index: usize) -> Mask {
     [Mask::NONE, Mask::CAUSAL, Mask::window(40, None), Mask::window(24, 9)][index]
 }
 

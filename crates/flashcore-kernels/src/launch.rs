@@ -9,7 +9,7 @@ use flashcore_core::{MergeProblem, Problem};
 use flashcore_ptx::{launch::LaunchSpec, target::Target};
 use flashcore_tile::{BuildError, Code, Extent, Program};
 
-use crate::{forward_sm80, forward_sm90, merge};
+use crate::{decode, forward_sm80, forward_sm90, merge};
 
 /// The config of a kernel of one family: everything that decides its text.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -19,6 +19,8 @@ pub enum KernelConfig {
     Sm80(forward_sm80::Config),
     /// Attention by TMA and wgmma, sm_90a.
     Sm90(forward_sm90::Config),
+    /// Attention of few queries over many keys, from sm_80 on.
+    Decode(decode::Config),
     /// Partial results put together.
     Merge(merge::Config),
 }
@@ -29,6 +31,7 @@ impl KernelConfig {
         match self {
             Self::Sm80(cfg) => cfg.name().to_string(),
             Self::Sm90(cfg) => cfg.name().to_string(),
+            Self::Decode(cfg) => cfg.name().to_string(),
             Self::Merge(cfg) => cfg.name().to_string(),
         }
     }
@@ -38,6 +41,7 @@ impl KernelConfig {
         match self {
             Self::Sm80(cfg) => cfg.target,
             Self::Sm90(_) => Target::Sm90a,
+            Self::Decode(cfg) => cfg.target,
             Self::Merge(_) => Target::Sm80,
         }
     }
@@ -47,6 +51,7 @@ impl KernelConfig {
         match self {
             Self::Sm80(cfg) => cfg.shape.registers(),
             Self::Sm90(cfg) => cfg.registers_at_entry(),
+            Self::Decode(cfg) => cfg.shape.registers(),
             Self::Merge(cfg) => cfg.registers(),
         }
     }
@@ -56,6 +61,7 @@ impl KernelConfig {
         match self {
             Self::Sm80(cfg) => forward_sm80::forward_sm80(cfg).map(AnyProgram::Forward),
             Self::Sm90(cfg) => forward_sm90::forward_sm90(*cfg).map(AnyProgram::Forward),
+            Self::Decode(cfg) => decode::decode(cfg).map(AnyProgram::Forward),
             Self::Merge(cfg) => merge::merge(cfg).map(AnyProgram::Merge),
         }
     }

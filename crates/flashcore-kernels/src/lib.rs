@@ -4,7 +4,9 @@
 #![forbid(unsafe_code)]
 
 mod covering;
+mod covering_decode;
 mod covering_merge;
+pub mod decode;
 pub mod forward_sm80;
 pub mod forward_sm90;
 mod launch;
@@ -16,6 +18,7 @@ pub mod slots;
 pub mod untrusted;
 
 pub use covering::{Member, covering_set};
+pub use covering_decode::covering_decode;
 pub use covering_merge::covering_merges;
 pub use flashcore_tile::RegisterBudget;
 pub use launch::{AnyProgram, KernelConfig, Launch};

@@ -15,14 +15,16 @@ use std::{
 
 use flashcore_core::{DType, Dims, Layout, Mask, Spec};
 use flashcore_kernels::{
-    AnyProgram, Gpu, KernelConfig, Plan, covering_merges, covering_set, plan, plan_general, plan_merge,
+    AnyProgram, Gpu, KernelConfig, Plan, covering_decode, covering_merges, covering_set, plan, plan_general, plan_merge,
 };
 use flashcore_ptx::target::Target;
 use sha2::{Digest, Sha256};
 
 fn programs() -> Vec<(Plan, AnyProgram)> {
     let plans = covering_set().unwrap().into_iter().map(|member| member.plan().unwrap());
+    let few = covering_decode().unwrap().into_iter().map(|member| member.plan().unwrap());
     plans
+        .chain(few)
         .chain(merges())
         .map(|plan| (plan.clone(), plan.kernel().program().unwrap_or_else(|e| panic!("{e}"))))
         .collect()

@@ -4,7 +4,7 @@ use flashcore_core::{
     BackendError, DType, Data, Dims, Element, HostCall, Instance, Layout, Mask, Problem, Spec, Values,
 };
 use flashcore_kernels::{
-    Gpu, Member, Plan, Tile, covering_merges, covering_set, forward_sm80,
+    Gpu, KernelConfig, Member, Plan, Tile, covering_decode, covering_merges, covering_set, forward_sm80,
     forward_sm90::{self, Order, Staging},
     plan, plan_tile,
 };
@@ -51,6 +51,24 @@ fn kernels_are_right_under_every_schedule() {
             _ => wrong::<f32>(member, &plan, n),
         };
         error.map(|error| format!("{}: {error}", plan.kernel().name()))
+    });
+}
+
+/// Every kernel of the covering set for few queries, once tamely and once under a hostile schedule.
+#[test]
+fn few_queries_are_right_under_every_schedule() {
+    let members = covering_decode().unwrap();
+    all_pass(&members, |(n, member)| {
+        let plan = member.plan().unwrap();
+        let name = plan.kernel().name();
+        if !matches!(plan.kernel(), KernelConfig::Decode(_)) {
+            return Some(format!("{name} is another kernel"));
+        }
+        let error = match member.problem.dtype() {
+            DType::F16 => wrong::<f16>(member, &plan, n),
+            _ => wrong::<bf16>(member, &plan, n),
+        };
+        error.map(|error| format!("{name}: {error}"))
     });
 }
 

@@ -14,6 +14,11 @@ pub(crate) struct TensorArgument {
 }
 
 impl TensorArgument {
+    /// Where the tensor starts.
+    pub(crate) const fn base(&self) -> Reg<U64> {
+        self.base
+    }
+
     /// Address of a row.
     #[track_caller]
     pub(crate) fn at(&self, b: &mut Builder, batch: Reg<U32>, head: Reg<U32>, row: Reg<U32>) -> Reg<U64> {

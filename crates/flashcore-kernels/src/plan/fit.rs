@@ -6,9 +6,11 @@ use flashcore_core::Problem;
 use flashcore_ptx::sm::Sm;
 use flashcore_tile::{Element, RegisterBudget};
 
-use super::{Gpu, Plan, PlanError, Tile, access, check, general_config, hopper, hopper_config};
+use super::{
+    Gpu, Plan, PlanError, Tile, access, check, decode, decode_config, general_config, hopper, hopper_config,
+};
 use crate::{
-    forward_sm80,
+    decode as few_queries, forward_sm80,
     forward_sm90::{self, Order},
     launch::KernelConfig,
     merge,
@@ -91,6 +93,7 @@ impl Tile {
         match self {
             Self::Sm80(shape) => check_general(shape),
             Self::Sm90(shape) => check_hopper(shape),
+            Self::Decode(shape) => check_decode(shape),
             Self::Merge(shape) => check_rules(&[
                 ("width", shape.width, unit_of_powers(shape.width), 1..=8, "1, 2, 4 or 8"),
                 ("lanes", shape.lanes, unit_of_powers(shape.lanes), 1..=32, "a power of two up to 32"),
@@ -107,6 +110,17 @@ fn check_general(shape: &forward_sm80::Shape) -> Result<(), Misfit> {
         ("tile_n", shape.tile_n, shape.step_n.max(1), 16..=256, "a multiple of step_n up to 256"),
         ("stages", shape.stages, 1, 2..=4, "2 to 4"),
         ("ctas_per_sm", shape.ctas_per_sm, 1, 1..=4, "1 to 4"),
+    ])
+}
+
+fn check_decode(shape: &few_queries::Shape) -> Result<(), Misfit> {
+    check_rules(&[
+        ("warps", shape.warps, unit_of_powers(shape.warps), 1..=8, "1, 2, 4 or 8"),
+        ("blocks", shape.blocks, 1, 1..=2, "1 or 2"),
+        ("tile_n", shape.tile_n, 16, 16..=64, "a multiple of 16 up to 64"),
+        ("stages", shape.stages, 1, 1..=8, "1 to 8"),
+        ("ctas_per_sm", shape.ctas_per_sm, 1, 1..=8, "1 to 8"),
+        ("splits", shape.splits.unwrap_or(1), 1, 1..=1024, "1 to 1024"),
     ])
 }
 
@@ -145,6 +159,13 @@ pub fn plan_tile(problem: &Problem, gpu: &Gpu, alignment: u64, tile: Tile) -> Re
             return Err(Misfit::Kernel { kernel: "merge", reason: "it computes no attention".to_owned() });
         }
         Tile::Sm80(shape) => general_config(problem, gpu, input, access, shape)?,
+        Tile::Decode(shape) => {
+            let half = decode::accept(problem, input, gpu, access)
+                .map_err(|reason| Misfit::Kernel { kernel: "decode", reason })?;
+            let rows = few_queries::rows(problem) as u32;
+            check_rules(&[("blocks", shape.blocks, 1, rows.div_ceil(16)..=2, "enough for all rows")])?;
+            decode_config(problem, gpu, half, shape)?
+        }
         Tile::Sm90(shape) => {
             let half = hopper::accept(problem, input, gpu, access)
                 .map_err(|reason| Misfit::Kernel { kernel: "forward_sm90", reason })?;
@@ -203,6 +224,19 @@ impl Demand {
         }
     }
 
+    fn of_decode(cfg: &few_queries::Config) -> Self {
+        let shape = &cfg.shape;
+        let q = if shape.q_in_registers { cfg.dim_qk / 4 } else { 0 };
+        Self {
+            registers: shape.blocks * (cfg.dim_v / 2 + shape.tile_n / 2 + q),
+            most_registers: shape.registers(),
+            shared_bytes: cfg.shared_bytes().into(),
+            ctas_per_sm: shape.ctas_per_sm,
+            tile_m: shape.rows(),
+            parts: 1,
+        }
+    }
+
     fn of_hopper(cfg: &forward_sm90::Config, v: u32) -> Self {
         let shape = &cfg.shape;
         Self {
@@ -223,6 +257,7 @@ impl Plan {
         match self.kernel() {
             KernelConfig::Sm80(cfg) => Demand::of_general(cfg, qk, v),
             KernelConfig::Sm90(cfg) => Demand::of_hopper(cfg, v),
+            KernelConfig::Decode(cfg) => Demand::of_decode(cfg),
             KernelConfig::Merge(cfg) => Demand::of_merge(cfg),
         }
     }

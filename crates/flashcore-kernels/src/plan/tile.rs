@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{forward_sm80, forward_sm90, launch::KernelConfig, merge};
+use crate::{decode, forward_sm80, forward_sm90, launch::KernelConfig, merge};
 
 /// How the work of one kernel family is cut.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug)]
@@ -14,6 +14,9 @@ pub enum Tile {
     /// The Hopper kernel.
     #[serde(rename = "forward_sm90")]
     Sm90(forward_sm90::Shape),
+    /// The kernel for few queries over many keys.
+    #[serde(rename = "decode")]
+    Decode(decode::Shape),
     /// The merge of partial results.
     #[serde(rename = "merge")]
     Merge(merge::Shape),
@@ -25,6 +28,7 @@ impl KernelConfig {
         match self {
             Self::Sm80(cfg) => Tile::Sm80(cfg.shape),
             Self::Sm90(cfg) => Tile::Sm90(cfg.shape),
+            Self::Decode(cfg) => Tile::Decode(cfg.shape),
             Self::Merge(cfg) => Tile::Merge(cfg.shape),
         }
     }

@@ -1,0 +1,140 @@
+//! Everything that decides the text of the kernel.
+
+use flashcore_core::DType;
+use flashcore_ptx::{
+    ident::Ident,
+    sm::{REGISTERS, THREAD_REGISTERS},
+    target::Target,
+};
+use flashcore_tile::{Element, Half, MMA_M};
+use serde::{Deserialize, Serialize};
+
+use crate::parts::{lengths::LengthsKind, mask::Sides, sinks::sink_name};
+
+/// Floats by which the row of a part is longer than its values: a head of four, and as many that only pad, so that
+/// four rows meet different banks of shared memory.
+const BESIDE: u32 = 8;
+
+/// A kernel of this family: two configs that are equal give the same text.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Config {
+    /// The oldest architecture that runs it.
+    pub target: Target,
+    /// What Q, K and V are made of; probabilities are rounded to it too.
+    pub input: Half,
+    /// What the output is made of: as the input, or f32.
+    pub output: Element,
+    /// Features of queries and keys: a multiple of 8.
+    pub dim_qk: u32,
+    /// Features of values: a multiple of 8.
+    pub dim_v: u32,
+    /// How the work is cut.
+    pub shape: Shape,
+    /// Which bounds the mask has.
+    pub mask: Sides,
+    /// How sequences are told.
+    pub lengths: LengthsKind,
+    /// Scores are limited by a hyperbolic tangent.
+    pub softcap: bool,
+    /// Element type of every head's extra logit, if there is one.
+    pub sinks: Option<DType>,
+}
+
+/// Tile, warps and ring of a kernel: what tuning changes.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug)]
+#[serde(deny_unknown_fields)]
+pub struct Shape {
+    /// Warps of a CTA, each with keys of its own.
+    pub warps: u32,
+    /// Blocks of 16 rows (query heads of a group, times queries) of each warp.
+    pub blocks: u32,
+    /// Keys of a warp's tile: a multiple of 16.
+    pub tile_n: u32,
+    /// K and V tiles of a warp in flight.
+    pub stages: u32,
+    /// CTAs that share an SM; caps the registers.
+    pub ctas_per_sm: u32,
+    /// Whether Q stays in registers, or is read again for every key tile.
+    pub q_in_registers: bool,
+    /// Most CTAs that share the keys of a row; as many as fill the GPU where `None`.
+    pub splits: Option<u32>,
+}
+
+impl Shape {
+    /// Threads of a CTA.
+    pub const fn threads(&self) -> u32 {
+        self.warps * 32
+    }
+
+    /// Rows of a tile.
+    pub const fn rows(&self) -> u32 {
+        self.blocks * MMA_M
+    }
+
+    /// Most registers a thread can have so that the CTAs fit on an SM.
+    pub const fn registers(&self) -> u32 {
+        let share = REGISTERS / (self.ctas_per_sm * self.threads()) / 8 * 8;
+        if share < THREAD_REGISTERS { share } else { THREAD_REGISTERS }
+    }
+
+    /// Shared memory of a kernel of this shape for the given features of 16-bit elements.
+    pub fn shared_bytes(&self, dims: [u32; 2]) -> u32 {
+        let [qk, v] = dims.map(padded);
+        let queries = self.rows() * qk * 2;
+        let ring = self.warps * self.stages * self.tile_n * (qk + v) * 2;
+        // Parts lie over queries and ring when those have been read; a word says who came last.
+        (queries + ring).max(self.parts_bytes(dims[1])) + 16
+    }
+
+    /// Bytes of the parts of all warps.
+    pub(super) const fn parts_bytes(&self, dim_v: u32) -> u32 {
+        self.warps * self.rows() * part_row(dim_v)
+    }
+}
+
+/// Columns of a tile for `dim` features: whole slabs of the widest swizzle that wastes little.
+pub(super) const fn padded(dim: u32) -> u32 {
+    if dim <= 16 { 16 } else { dim.next_multiple_of(32) }
+}
+
+/// Bytes from one row of a part to the next.
+pub(super) const fn part_row(dim_v: u32) -> u32 {
+    (dim_v + BESIDE) * 4
+}
+
+impl Config {
+    /// Keys that all warps of a CTA take in one turn.
+    pub const fn keys_per_turn(&self) -> u32 {
+        self.shape.warps * self.shape.tile_n
+    }
+
+    /// Shared memory of a CTA.
+    pub fn shared_bytes(&self) -> u32 {
+        self.shape.shared_bytes([self.dim_qk, self.dim_v])
+    }
+
+    /// The kernel's name: every field of the config is in it.
+    pub fn name(&self) -> Ident {
+        let Shape { warps, blocks, tile_n, stages, ctas_per_sm, q_in_registers, splits } = self.shape;
+        let mut name = format!(
+            "fc_decode_{}_{}_d{}v{}_w{warps}x{blocks}n{tile_n}s{stages}c{ctas_per_sm}",
+            self.target,
+            self.input.element().name(),
+            self.dim_qk,
+            self.dim_v
+        );
+        let mut option = |on: bool, text: &str| {
+            if on {
+                name.push_str(text)
+            }
+        };
+        option(q_in_registers, "q");
+        option(splits.is_some(), &format!("p{}", splits.unwrap_or_default()));
+        option(true, &format!("_{}", self.mask.name()));
+        option(self.lengths.name() != "uniform", &format!("_{}", self.lengths.name()));
+        option(self.softcap, "_cap");
+        option(self.sinks.is_some(), sink_name(self.sinks));
+        option(self.output == Element::F32, "_to_f32");
+        Ident::new(name).expect("made of legal parts")
+    }
+}

@@ -1,0 +1,209 @@
+//! The end of a unit: its warps' parts become one, which is the result or, where units share rows, a part of it.
+//!
+//! Units of a row tile count themselves done; whoever is last merges the parts of all, in the order of their keys, so that
+//! bits do not depend on timing, and leaves the counter at zero.
+
+use flashcore_tile::{Acc, Builder, Cta, Element, Global, MMA_M, Reg, Scope, Shared, U32, U64, Uniform, Val};
+
+use super::{
+    Arguments, Config, Layout,
+    config::part_row,
+    part::{self, COLUMNS, Share},
+    products::Block,
+    unit::Unit,
+};
+use crate::parts::row_end::thread_rows;
+
+/// Bytes of a thread's columns in f32.
+const COLUMN_BYTES: u32 = COLUMNS * 4;
+
+/// Ends a unit.
+pub(super) fn run(
+    b: &mut Builder,
+    cfg: &Config,
+    args: &Arguments,
+    layout: &Layout,
+    unit: &Unit,
+    blocks: &[Block],
+) {
+    // Parts are written over queries and rings, which other warps may still read.
+    b.wait_copies(0);
+    b.sync_cta();
+    store_warp(b, cfg, unit, blocks);
+    b.sync_cta();
+    let end = End { cfg, args, unit };
+    let alone = b.uniform::<Cta>(unit.count.eq(1));
+    b.if_else(
+        alone,
+        |b| {
+            end.each_place(b, |b, place| {
+                let share = end.of_warps(b, place);
+                end.finish(b, place, &share);
+            })
+        },
+        |b| {
+            end.store_unit(b);
+            let last = end.is_last(b, layout);
+            b.if_uniform(last, |b| end.merge_units(b));
+        },
+    );
+}
+
+/// Writes this warp's part to shared memory.
+fn store_warp(b: &mut Builder, cfg: &Config, unit: &Unit, blocks: &[Block]) {
+    let (warp, lane) = (b.warp(), b.lane());
+    let base = b.shared_base();
+    let start = b.let_(warp * (cfg.shape.rows() * part_row(cfg.dim_v)) + base);
+    let zero = b.var(0);
+    let rows = thread_rows(b, zero, lane);
+    let column = b.let_((lane & 3) << 3);
+    let is_first = b.let_((lane & 3).eq(0));
+    for (n, block) in (0..).zip(blocks) {
+        let part = block.softmax.part(b);
+        for (half, row) in rows.into_iter().enumerate() {
+            let row = b.let_(row + n * MMA_M);
+            let there = b.let_(row.lt(unit.written));
+            let at = b.let_(row * part_row(cfg.dim_v) + start);
+            let values = part::values_at(Shared::from(b.let_(at + column)));
+            let heads = [part.top[half], part.sum[half], part.rounded[half], part.rounded[half]];
+            let who = b.both(there, is_first);
+            b.predicated(who, |b| b.store_shared(at, &heads.map(Val::from)));
+            b.predicated(there, |b| store_row(b, cfg, &block.output, half, values));
+        }
+    }
+}
+
+/// Writes a thread's columns of one of its rows.
+fn store_row(b: &mut Builder, cfg: &Config, output: &Acc, half: usize, to: Shared) {
+    let vectors = output.regs().chunks_exact(4).take(cfg.dim_v as usize / 8);
+    for (n, vector) in (0..).zip(vectors) {
+        let pair = [vector[2 * half], vector[2 * half + 1]];
+        b.store_shared(to.at(n * 32), &pair.map(Val::from));
+    }
+}
+
+/// Four columns of a row, which one thread merges.
+#[derive(Clone, Copy)]
+struct Place {
+    row: Reg<U32>,
+    vector: Reg<U32>,
+}
+
+/// What the end of a unit needs to know.
+struct End<'a> {
+    cfg: &'a Config,
+    args: &'a Arguments,
+    unit: &'a Unit,
+}
+
+impl End<'_> {
+    /// Runs `body` for every place of the tile, spread over all threads.
+    fn each_place(&self, b: &mut Builder, body: impl FnOnce(&mut Builder, Place)) {
+        let vectors = self.cfg.dim_v / COLUMNS;
+        let all = b.let_(self.unit.written * vectors);
+        let thread = b.thread();
+        let index = b.var_in(Scope::Lane, thread);
+        b.while_(
+            |_| index.lt(all),
+            |b| {
+                let place = Place { row: b.let_(index / vectors), vector: b.let_(index % vectors) };
+                body(b, place);
+                b.add_to(index, self.cfg.shape.threads());
+            },
+        );
+    }
+
+    /// A place of all warps' parts together.
+    fn of_warps(&self, b: &mut Builder, place: Place) -> Share {
+        let row_bytes = part_row(self.cfg.dim_v);
+        let base = b.shared_base();
+        let row = b.let_(place.row * row_bytes + base);
+        let values = b.let_(place.vector * COLUMN_BYTES + row);
+        let part = |warp: u32| {
+            let skip = warp * self.cfg.shape.rows() * row_bytes;
+            Share::read(b, Shared::from(row).at(skip), part::values_at(Shared::from(values)).at(skip))
+        };
+        let parts: Vec<_> = (0..self.cfg.shape.warps).map(part).collect();
+        Share::join(b, &parts)
+    }
+
+    /// Where a place's row lies in the part of unit `number`, and its columns from there.
+    fn in_unit(&self, b: &mut Builder, number: Reg<U32>, place: Place) -> (Reg<U64>, Reg<U64>) {
+        let row_bytes = part_row(self.cfg.dim_v);
+        let part = self.unit.part_at(b, self.args, number, row_bytes);
+        let row = b.let_(part + place.row.mul_wide(row_bytes));
+        (row, b.let_(place.vector.mul_wide(COLUMN_BYTES)))
+    }
+
+    /// Writes what the warps made together as this unit's part.
+    fn store_unit(&self, b: &mut Builder) {
+        self.each_place(b, |b, place| {
+            let share = self.of_warps(b, place);
+            let (row, column) = self.in_unit(b, self.unit.number, place);
+            let values = part::values_at(Global::from(b.let_(row + column)));
+            share.write(b, row.into(), values, || place.vector.eq(0));
+        });
+    }
+
+    /// Counts this unit done, and says whether all others were.
+    fn is_last(&self, b: &mut Builder, layout: &Layout) -> Uniform<Cta> {
+        b.sync_cta();
+        let thread = b.thread();
+        let counter = b.let_(self.args.done + self.unit.tile.mul_wide(4));
+        let found = b.shared_at(layout.found);
+        let last = b.let_(self.unit.count - 1);
+        b.if_(thread.eq(0), |b| {
+            let before = b.atomic_add_ordered(counter, 1);
+            b.store_shared(found, &[before.into()]);
+            b.predicated(before.eq(last), |b| b.store_global::<U32>(counter, &[Val::Const(0)]));
+        });
+        b.sync_cta();
+        let [before] = b.load_shared::<U32, 1>(found);
+        b.uniform(before.eq(last))
+    }
+
+    /// Merges the parts of all units.
+    fn merge_units(&self, b: &mut Builder) {
+        self.each_place(b, |b, place| {
+            let zero = b.var(0);
+            let (first, column) = self.in_unit(b, zero, place);
+            let stride = b.let_(self.args.rows.mul_wide(part_row(self.cfg.dim_v)));
+            let share = Share::join_all(b, first, stride, column, self.unit.count);
+            self.finish(b, place, &share);
+        });
+    }
+
+    /// Writes a place of the result, and the row's LSE.
+    fn finish(&self, b: &mut Builder, place: Place, share: &Share) {
+        let (cfg, args, unit) = (self.cfg, self.args, self.unit);
+        let head = unit.head_of(b, args, place.row);
+        let query = unit.query_of(b, args, place.row);
+        let at = unit.place_of(b, query);
+        let sink = args.sinks.map(|sinks| sinks.of_head(b, head));
+        let (mut factor, mut lse) = share.close(b, sink);
+        if cfg.lengths.cuts_queries() {
+            let unused = b.let_(query.ge(unit.queries));
+            factor = b.select(unused, 0.0, factor);
+            lse = b.select(unused, f32::NEG_INFINITY, lse);
+        }
+        let empty = b.let_(factor.eq(0.0));
+        let values = share.values.map(|value| {
+            let value = b.mul(value, factor);
+            b.select(empty, 0.0, value)
+        });
+        let row = args.out.at(b, unit.batch, head, at);
+        let to = b.let_(row + place.vector.mul_wide(COLUMNS * cfg.output.bytes()));
+        match cfg.output {
+            Element::F32 => b.store_global(to, &values.map(Val::from)),
+            output => {
+                let words = [0, 2].map(|n| b.pack(output, values[n], values[n + 1]));
+                b.store_global(to, &words.map(Val::from));
+            }
+        }
+        let [batch, head, heads, seq, at] =
+            [unit.batch, head, args.heads, args.lengths.seq_q, at].map(|x| b.let_(x.widen()));
+        let index = b.let_((batch * heads + head) * seq + at);
+        let to = b.let_(index * 4 + args.lse);
+        b.predicated(place.vector.eq(0) & args.lse.ne(0), |b| b.store_global(to, &[lse.into()]));
+    }
+}
