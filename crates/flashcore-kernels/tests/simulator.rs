@@ -4,7 +4,7 @@ use flashcore_core::{
     BackendError, DType, Data, Dims, Element, HostCall, Instance, Layout, Mask, Problem, Spec, Values,
 };
 use flashcore_kernels::{
-    Gpu, KernelConfig, Member, Plan, Tile, covering_decode, covering_merges, covering_set, forward_sm80,
+    Gpu, KernelConfig, Member, Plan, Tile, covering_decode, covering_merges, covering_set, decode, forward_sm80,
     forward_sm90::{self, Order, Staging},
     plan, plan_tile,
 };
@@ -64,12 +64,21 @@ fn few_queries_are_right_under_every_schedule() {
         if !matches!(plan.kernel(), KernelConfig::Decode(_)) {
             return Some(format!("{name} is another kernel"));
         }
-        let error = match member.problem.dtype() {
-            DType::F16 => wrong::<f16>(member, &plan, n),
-            _ => wrong::<bf16>(member, &plan, n),
+        let check = |plan: &Plan| match member.problem.dtype() {
+            DType::F16 => wrong::<f16>(member, plan, n),
+            _ => wrong::<bf16>(member, plan, n),
         };
+        let tensor = by_tensor_copies(member, &plan);
+        let error = check(&plan).or_else(|| tensor.as_ref().and_then(check));
         error.map(|error| format!("{name}: {error}"))
     });
+}
+
+/// The same with tensor copies, where there are such.
+fn by_tensor_copies(member: &Member, plan: &Plan) -> Option<Plan> {
+    let Tile::Decode(shape) = plan.kernel().tile() else { return None };
+    let tile = Tile::Decode(decode::Shape { copies: decode::Copies::Tensor, ..shape });
+    (member.gpu.capability >= (9, 0)).then(|| plan_tile(&member.problem, &member.gpu, 16, tile).unwrap())
 }
 
 /// The merges of the covering set and of the merge suite.

@@ -1,6 +1,6 @@
 //! The conformance suite on GPU 0: every case, law and random problems, for each kernel family.
 //!
-//! `cargo run --release --example gpu_conformance [native|persistent|ampere] [cases|laws|random|merge] [filter]`
+//! `cargo run --release --example gpu_conformance [native|persistent|ampere] [cases|laws|random|decode|merge] [filter or number]`
 
 use flashcore::{Backend, DType, cuda::Cuda};
 use flashcore_testkit::{
@@ -29,10 +29,11 @@ fn main() {
     };
     let failed = match word(1) {
         "laws" => laws(&cuda),
-        "random" => random_problems(&cuda),
+        "random" => random_problems(&cuda, random::Limits::SMALL, RANDOM),
+        "decode" => random_problems(&cuda, random::Limits::DECODE, word(2).parse().unwrap_or(RANDOM)),
         "merge" => merges(&cuda),
         "cases" | "" => conclude(&check(&cuda, case_work(word(2)))),
-        other => panic!("nothing is called {other}; use cases, laws, random or merge"),
+        other => panic!("nothing is called {other}; use cases, laws, random, decode or merge"),
     };
     std::process::exit(i32::from(failed > 0));
 }
@@ -52,23 +53,23 @@ fn case_work(filter: &str) -> Vec<Work> {
     work
 }
 
-/// Draws until [`RANDOM`] problems have run: the draws that the GPU's kernels refuse do not count. What is drawn depends on
+/// Draws until so many problems have run: the draws that the GPU's kernels refuse do not count. What is drawn depends on
 /// nothing but the number of the draw.
-fn random_problems(cuda: &Cuda) -> usize {
-    let draw = |n: u64| (random::case(11, n, random::Limits::SMALL), HALVES[n as usize % 2], n);
+fn random_problems(cuda: &Cuda, limits: random::Limits, wanted: usize) -> usize {
+    let draw = |n: u64| (random::case(11, n, limits), HALVES[n as usize % 2], n);
     let mut reports: Vec<CaseReport> = Vec::new();
     loop {
         let ran = reports.iter().filter(|report| ran(report)).count();
-        if ran == RANDOM || reports.len() > 10 * RANDOM {
+        if ran == wanted || reports.len() > 10 * wanted {
             break;
         }
         let first = reports.len() as u64;
-        reports.extend(check(cuda, (first..first + (RANDOM - ran) as u64).map(draw).collect()));
+        reports.extend(check(cuda, (first..first + (wanted - ran) as u64).map(draw).collect()));
     }
     let of = |dtype| reports.iter().filter(|report| report.dtype == dtype && ran(report)).count();
     let [f16, bf16] = HALVES.map(of);
     println!("{} problems drawn; {} ran, {f16} in f16 and {bf16} in bf16", reports.len(), f16 + bf16);
-    let short = usize::from(f16 + bf16 < RANDOM);
+    let short = usize::from(f16 + bf16 < wanted);
     conclude(&reports) + short
 }
 

@@ -40,6 +40,16 @@ pub struct Config {
     pub sinks: Option<DType>,
 }
 
+/// How tiles get into shared memory.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug)]
+#[serde(rename_all = "lowercase")]
+pub enum Copies {
+    /// Every lane copies 16 bytes at a time.
+    Lanes,
+    /// One lane asks for a whole tile, from sm_90 on.
+    Tensor,
+}
+
 /// Tile, warps and ring of a kernel: what tuning changes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug)]
 #[serde(deny_unknown_fields)]
@@ -56,6 +66,8 @@ pub struct Shape {
     pub ctas_per_sm: u32,
     /// Whether Q stays in registers, or is read again for every key tile.
     pub q_in_registers: bool,
+    /// How K and V get there.
+    pub copies: Copies,
     /// Most CTAs that share the keys of a row; as many as fill the GPU where `None`.
     pub splits: Option<u32>,
 }
@@ -83,7 +95,12 @@ impl Shape {
         let queries = self.rows() * qk * 2;
         let ring = self.warps * self.stages * self.tile_n * (qk + v) * 2;
         // Parts lie over queries and ring when those have been read; a word says who came last.
-        (queries + ring).max(self.parts_bytes(dims[1])) + 16
+        (queries + ring).max(self.parts_bytes(dims[1])) + 16 + 8 * self.barriers()
+    }
+
+    /// Barriers of all stages.
+    pub(super) const fn barriers(&self) -> u32 {
+        2 * self.warps * self.stages
     }
 
     /// Bytes of the parts of all warps.
@@ -113,9 +130,10 @@ impl Config {
         self.shape.shared_bytes([self.dim_qk, self.dim_v])
     }
 
-    /// The kernel's name: every field of the config is in it.
+    /// The kernel's name: every field is in it that the text depends on, which is all but the splits, told by the grid.
     pub fn name(&self) -> Ident {
-        let Shape { warps, blocks, tile_n, stages, ctas_per_sm, q_in_registers, splits } = self.shape;
+        let Shape { warps, blocks, tile_n, stages, ctas_per_sm, q_in_registers, copies, splits: _ } =
+            self.shape;
         let mut name = format!(
             "fc_decode_{}_{}_d{}v{}_w{warps}x{blocks}n{tile_n}s{stages}c{ctas_per_sm}",
             self.target,
@@ -129,7 +147,7 @@ impl Config {
             }
         };
         option(q_in_registers, "q");
-        option(splits.is_some(), &format!("p{}", splits.unwrap_or_default()));
+        option(copies == Copies::Tensor, "t");
         option(true, &format!("_{}", self.mask.name()));
         option(self.lengths.name() != "uniform", &format!("_{}", self.lengths.name()));
         option(self.softcap, "_cap");

@@ -16,29 +16,40 @@ mod end;
 mod load;
 mod part;
 mod products;
+mod ring;
+mod source;
 mod unit;
 mod work;
 
-use flashcore_core::Problem;
-use flashcore_ptx::{launch::Workspace, target::Target};
+use flashcore_core::{DType, Problem};
+use flashcore_ptx::{
+    launch::{Slot, Workspace},
+    target::Target,
+};
 use flashcore_tile::{BuildError, Builder, Extent, Params, Program, Reg, SmemTile, U32, U64};
 
-pub use config::{Config, Shape};
+pub use config::{Config, Copies, Shape};
 
 use crate::{
     parts::{
-        lengths::LengthArguments, mask::Mask, scale::Scale, sinks::SinkArgument, tensor::TensorArgument,
+        lengths::LengthArguments,
+        maps::slab_map,
+        mask::Mask,
+        scale::Scale,
+        sinks::SinkArgument,
+        tensor::TensorArgument,
     },
     slots,
 };
 use config::{padded, part_row};
+use source::Tensor;
 
 /// What the host passes, as registers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Arguments {
     q: TensorArgument,
-    k: TensorArgument,
-    v: TensorArgument,
+    k: Tensor,
+    v: Tensor,
     out: TensorArgument,
     lse: Reg<U64>,
     /// Parts of rows that several units share.
@@ -64,8 +75,8 @@ impl Arguments {
         let seq_kv = params.u32(b, "seq_kv", |p| p.seq_kv() as u32);
         Self {
             q: TensorArgument::declare(b, params, "q", slots::Q, |p| (p.q(), p.dtype())),
-            k: TensorArgument::declare(b, params, "k", slots::K, |p| (p.k(), p.dtype())),
-            v: TensorArgument::declare(b, params, "v", slots::V, |p| (p.v(), p.dtype())),
+            k: tensor(b, params, cfg, ("k", slots::K, padded(cfg.dim_qk)), |p| (p.k(), p.dtype())),
+            v: tensor(b, params, cfg, ("v", slots::V, padded(cfg.dim_v)), |p| (p.v(), p.dtype())),
             out: TensorArgument::declare(b, params, "out", slots::OUT, |p| (p.out(), p.out_dtype())),
             lse: params.buffer(b, "lse", slots::LSE),
             parts: params.buffer(b, "parts", slots::PARTS),
@@ -82,6 +93,22 @@ impl Arguments {
     }
 }
 
+/// Keys or values, in tiles of so many columns.
+fn tensor(
+    b: &mut Builder,
+    params: &mut Params<Problem>,
+    cfg: &Config,
+    (name, slot, cols): (&str, Slot, u32),
+    of: fn(&Problem) -> (&flashcore_core::Layout, DType),
+) -> Tensor {
+    let (rows, element) = (cfg.shape.tile_n, cfg.input.element());
+    let map = move |p: &Problem| slab_map(of(p).0, element, slot, (rows, element.swizzle(cols)));
+    match cfg.shape.copies {
+        Copies::Lanes => Tensor::Rows(TensorArgument::declare(b, params, name, slot, of)),
+        Copies::Tensor => Tensor::Map(params.tensor_map(b, name, map)),
+    }
+}
+
 /// What lives in shared memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Layout {
@@ -91,6 +118,8 @@ pub(crate) struct Layout {
     v: SmemTile,
     /// Where the thread that counts units tells the others what it found.
     found: u32,
+    /// Barriers of all warps' stages, where tensor copies fill them.
+    barriers: Option<u32>,
 }
 
 impl Layout {
@@ -102,7 +131,9 @@ impl Layout {
         let v = b.smem_tile(input, [tile_n, v], input.swizzle(v), warps * stages);
         let held = v.offset() + v.copies() * v.bytes();
         b.shared(cfg.shape.parts_bytes(cfg.dim_v).saturating_sub(held), 1);
-        Self { q, k, v, found: b.shared(4, 16) }
+        let barriers =
+            (cfg.shape.copies == Copies::Tensor).then(|| b.mbarriers(cfg.shape.barriers()));
+        Self { q, k, v, found: b.shared(4, 16), barriers }
     }
 }
 

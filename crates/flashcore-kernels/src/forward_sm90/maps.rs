@@ -7,8 +7,7 @@ use flashcore_ptx::{
 };
 use flashcore_tile::Element;
 
-/// Strides of tensor maps are multiples of this many bytes.
-const STRIDE_UNIT: u64 = 16;
+use crate::parts::maps::slab_map;
 
 /// As [`map`], over the rows of `pack` heads: those of one position one after another, then those of the next.
 pub(super) fn packed_map(
@@ -31,19 +30,5 @@ pub(super) fn packed_map(
 
 /// A tensor map over one of the problem's tensors, moving slabs of `rows` rows.
 pub(super) fn map(layout: &Layout, element: Element, slot: Slot, rows: u32) -> TensorMapSpec {
-    let dims = layout.dims();
-    let [batch, head, seq, _] = layout.strides();
-    // The stride of a single row, head or entry is never taken, but must be one that the driver accepts.
-    let stride = |(extent, stride): (usize, usize)| match extent {
-        1 => STRIDE_UNIT,
-        _ => stride as u64 * u64::from(element.bytes()),
-    };
-    TensorMapSpec {
-        slot,
-        element: element.tensor(),
-        dims: [dims.dim, dims.seq, dims.heads, dims.batch].map(|n| n as u64).to_vec(),
-        strides: [(dims.seq, seq), (dims.heads, head), (dims.batch, batch)].map(stride).to_vec(),
-        box_dims: vec![element.slab_cols(), rows, 1, 1],
-        swizzle: Swizzle::B128,
-    }
+    slab_map(layout, element, slot, (rows, Swizzle::B128))
 }

@@ -6,7 +6,7 @@ use flashcore_tile::{Element, Half, MMA_M};
 
 use super::Gpu;
 use crate::{
-    decode::{Shape, rows},
+    decode::{Copies, Shape, rows},
     forward_sm80::Access,
 };
 
@@ -84,7 +84,7 @@ impl Row {
 }
 
 const fn tile([warps, tile_n, stages]: [u32; 3], ctas_per_sm: u32) -> Shape {
-    Shape { warps, blocks: 1, tile_n, stages, ctas_per_sm, q_in_registers: true, splits: None }
+    Shape { warps, blocks: 1, tile_n, stages, ctas_per_sm, q_in_registers: true, copies: Copies::Lanes, splits: None }
 }
 
 /// Tiles, narrowest heads first; of the rows for a head dim, the first whose CTAs fit on an SM is taken.
@@ -116,17 +116,17 @@ const TABLE: &[Row] = &[
     },
     Row {
         dim: 256,
-        shape: tile([4, 16, 3], 1),
+        shape: Shape { q_in_registers: false, ..tile([4, 16, 3], 1) },
         why: "few queries: the output takes half of the registers; one CTA fills shared memory",
     },
     Row {
         dim: 256,
-        shape: tile([4, 16, 2], 1),
+        shape: Shape { q_in_registers: false, ..tile([4, 16, 2], 1) },
         why: "few queries: as many keys under way as shared memory holds",
     },
     Row {
         dim: 256,
-        shape: tile([2, 16, 2], 1),
+        shape: Shape { q_in_registers: false, ..tile([2, 16, 2], 1) },
         why: "few queries: as many keys under way as little shared memory holds",
     },
 ];

@@ -1,0 +1,173 @@
+//! A warp's ring of K and V tiles, and the copies that keep it full.
+
+use flashcore_tile::{
+    Builder, MatrixOrder, MatrixRows, Mbarrier, Reg, S32, Scope, Shared, SmemTile, U32, Warp,
+};
+
+use super::{
+    Arguments, Config, Layout,
+    config::Copies,
+    source::{Source, Tensor, Wanted, clear_rows},
+    unit::Unit,
+};
+
+/// Keys or values.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Which {
+    Keys,
+    Values,
+}
+
+/// The ring of keys, or of values.
+struct Side {
+    tile: SmemTile,
+    source: Source,
+    rows: MatrixRows,
+    /// Where the ring starts among those of all warps, and in shared memory.
+    skip: Reg<U32>,
+    ring: Shared,
+    barriers: Option<Mbarrier>,
+}
+
+/// Both rings of a warp.
+pub(super) struct Ring<'a> {
+    cfg: &'a Config,
+    unit: &'a Unit,
+    keys: Side,
+    values: Side,
+    /// The stage of this turn, and how often the ring has been round, but for its last bit.
+    stage: Reg<U32>,
+    parity: Reg<U32>,
+    /// The key tile of this turn.
+    pub(super) tile: Reg<S32>,
+}
+
+impl<'a> Ring<'a> {
+    /// Starts the copies into all stages.
+    pub(super) fn start(
+        b: &mut Builder,
+        cfg: &'a Config,
+        args: &Arguments,
+        layout: &Layout,
+        unit: &'a Unit,
+    ) -> Self {
+        let warp = b.warp();
+        let warp = b.uniform_register(warp);
+        let barriers = layout.barriers.map(|barriers| Barriers::init(b, cfg, barriers, warp));
+        let first = b.let_(unit.begin + warp.signed());
+        let row = tile_row(b, cfg, unit, first);
+        let mut side = |tensor: (Tensor, u32), tile: &SmemTile, order: MatrixOrder, barriers| {
+            let skip = b.let_(warp * (cfg.shape.stages * tile.bytes()));
+            let ring = tile.at(b).plus(b, skip);
+            let source = Source::new(b, cfg, unit, tensor, (tile, ring), row, barriers);
+            Side { tile: *tile, source, rows: tile.matrix_rows(b, order), skip, ring, barriers }
+        };
+        let of = |n: usize| barriers.map(|both| both[n]);
+        let keys = side((args.k, cfg.dim_qk), &layout.k, MatrixOrder::ColumnsFirst, of(0));
+        let values = side((args.v, cfg.dim_v), &layout.v, MatrixOrder::RowsFirst, of(1));
+        let [stage, parity] = [(); 2].map(|()| b.var_in(Scope::Warp, 0));
+        let ring = Self { cfg, unit, keys, values, stage, parity, tile: b.var_in(Scope::Warp, first) };
+        for ahead in 0..cfg.shape.stages {
+            let stage = b.var(ahead);
+            [Which::Keys, Which::Values].into_iter().for_each(|which| ring.load(b, which, (ahead, stage)));
+        }
+        ring
+    }
+
+    const fn side(&self, which: Which) -> &Side {
+        match which {
+            Which::Keys => &self.keys,
+            Which::Values => &self.values,
+        }
+    }
+
+    /// Starts the copies of the warp's tile `ahead` turns from this one, if there is one: a group of their own.
+    fn load(&self, b: &mut Builder, which: Which, (ahead, stage): (u32, Reg<U32>)) {
+        let (cfg, unit) = (self.cfg, self.unit);
+        let tile = b.let_(self.tile + (ahead * cfg.shape.warps) as i32);
+        let needed = b.uniform::<Warp>(tile.lt(unit.end));
+        b.if_uniform(needed, |b| {
+            let there = self.there(b, tile);
+            let row = tile_row(b, cfg, unit, tile);
+            self.side(which).source.issue(b, stage, Wanted { row, there });
+        });
+        if cfg.shape.copies == Copies::Lanes {
+            b.commit_copies();
+        }
+    }
+
+    /// Rows of a tile, from its first on, that are keys.
+    fn there(&self, b: &mut Builder, tile: Reg<S32>) -> Reg<S32> {
+        b.let_(self.unit.keys.signed() - tile * self.cfg.shape.tile_n as i32)
+    }
+
+    /// Gives this turn's tile back: the one that takes its place is on its way.
+    pub(super) fn refill(&self, b: &mut Builder, which: Which) {
+        b.sync_warp();
+        self.load(b, which, (self.cfg.shape.stages, self.stage));
+    }
+
+    /// Waits for this turn's tile; returns its rows, and where it lies among them.
+    pub(super) fn wait(&self, b: &mut Builder, which: Which) -> (&MatrixRows, Reg<U32>) {
+        let side = self.side(which);
+        match side.barriers {
+            Some(barriers) => {
+                barriers.number(b, self.stage).wait(b, self.parity);
+                if which == Which::Values && self.cfg.lengths.has_keys() {
+                    self.clear(b, side);
+                }
+            }
+            None => {
+                b.wait_copies(2 * self.cfg.shape.stages - 1);
+                b.sync_warp();
+            }
+        }
+        (&side.rows, b.let_(self.stage * side.tile.bytes() + side.skip))
+    }
+
+    /// Clears what tensor copies brought from beyond the sequence.
+    fn clear(&self, b: &mut Builder, side: &Side) {
+        let there = self.there(b, self.tile);
+        let cut = b.uniform::<Warp>(there.lt(self.cfg.shape.tile_n as i32));
+        b.if_uniform(cut, |b| {
+            let start = side.ring.plus(b, self.stage * side.tile.bytes());
+            clear_rows(b, &side.tile, start, there);
+            b.sync_warp();
+        });
+    }
+
+    /// Moves on to the warp's next tile.
+    pub(super) fn advance(&self, b: &mut Builder) {
+        b.set(self.tile, self.tile + self.cfg.shape.warps as i32);
+        let next = b.let_(self.stage + 1);
+        let round = b.let_(next.eq(self.cfg.shape.stages));
+        b.select_into(self.stage, round, 0, next);
+        if self.keys.barriers.is_some() {
+            b.select_into(self.parity, round, self.parity ^ 1, self.parity);
+        }
+    }
+}
+
+/// First row of a key tile in K and V.
+fn tile_row(b: &mut Builder, cfg: &Config, unit: &Unit, tile: Reg<S32>) -> Reg<U32> {
+    b.let_(unit.kv_start + (tile * cfg.shape.tile_n as i32).unsigned())
+}
+
+/// The barriers of a warp's stages.
+struct Barriers;
+
+impl Barriers {
+    /// Those of keys and those of values, ready to count; only their own warp meets them.
+    fn init(b: &mut Builder, cfg: &Config, first: u32, warp: Reg<U32>) -> [Mbarrier; 2] {
+        let stages = cfg.shape.stages;
+        let number = b.let_(warp * (2 * stages));
+        let keys = b.mbarrier_at(first).number(b, number);
+        let lane = b.lane();
+        b.if_(lane.eq(0), |b| {
+            (0..2 * stages).for_each(|n| keys.nth(n).init(b, 1));
+            b.fence_mbarrier_init();
+        });
+        b.sync_warp();
+        [keys, keys.nth(stages)]
+    }
+}
