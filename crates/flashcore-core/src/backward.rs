@@ -72,6 +72,9 @@ impl BackwardSpec {
 
     /// Checks everything and fills in what was left out.
     pub fn parse(self) -> Result<BackwardProblem, ProblemError> {
+        if self.forward.pages.is_some() {
+            return Err(ProblemError::PagedGradients);
+        }
         let forward = Spec { accumulate: false, ..self.forward }.parse()?;
         let dense = |layout: Option<Layout>, dims| layout.map_or_else(|| Layout::bhsd(dims), Ok);
         let d_out = dense(self.d_out, forward.out().dims())?;

@@ -22,6 +22,8 @@ pub enum Operand {
     LengthsQ,
     /// Used lengths or offsets of keys and values.
     LengthsKv,
+    /// The numbers of the pages that hold a sequence's keys.
+    Table,
     /// The extra logit of each head.
     Sinks,
     /// A partial result.
@@ -54,6 +56,7 @@ impl fmt::Display for Operand {
             Self::Lse => "lse",
             Self::LengthsQ => "query lengths",
             Self::LengthsKv => "key lengths",
+            Self::Table => "page table",
             Self::Sinks => "sinks",
             Self::Part => "a part",
             Self::PartLse => "the lse of a part",
@@ -66,6 +69,11 @@ impl fmt::Display for Operand {
             Self::Tensor => "the tensor",
         })
     }
+}
+
+/// What a problem or a call says of a page table, for messages.
+fn pages_for_each(columns: &Option<usize>) -> String {
+    columns.map_or_else(|| "no page table".to_owned(), |columns| format!("{columns} pages for each sequence"))
 }
 
 /// A dimension of a tensor, for messages.
@@ -395,6 +403,77 @@ pub enum ProblemError {
         /// Rows of the tensor.
         seq: usize,
     },
+    /// Pages that hold no rows.
+    #[error(
+        "k is {dims}: a page must hold at least one row; pass k and v as pages x heads x rows of a page x dim"
+    )]
+    EmptyPages {
+        /// Extents of the keys.
+        dims: Dims,
+    },
+    /// Pages without the number of keys in them.
+    #[error("pages do not say how many keys a sequence has; pass key lengths, one per sequence")]
+    PagesWithoutLengths,
+    /// Packed queries with key lengths, but keys that lie in no pages.
+    #[error(
+        "packed queries with key lengths need a page table; pass one, or pack the keys and pass their offsets"
+    )]
+    QueriesWithoutPages,
+    /// A table that memory cannot hold.
+    #[error(
+        "a page table of {rows} rows of {columns} numbers, {row_stride} apart, is larger than memory can be; \
+         check its extents and strides"
+    )]
+    TableTooLarge {
+        /// Sequences.
+        rows: usize,
+        /// Pages of a sequence.
+        columns: usize,
+        /// Numbers from one row to the next.
+        row_stride: usize,
+    },
+    /// A table of the wrong size.
+    #[error(
+        "the page table holds {given} numbers but there are {sequences} sequences of {columns} pages; \
+         give one row of page numbers per sequence"
+    )]
+    TableLength {
+        /// Numbers there.
+        given: usize,
+        /// Sequences of the problem.
+        sequences: usize,
+        /// Pages of a sequence.
+        columns: usize,
+    },
+    /// A table where the problem has none, none where it has, or one of another width.
+    #[error(
+        "the problem has {} but the call brings {}; bind the page table it was planned for",
+        pages_for_each(asked),
+        pages_for_each(given)
+    )]
+    OtherTable {
+        /// Pages of a sequence in the table that the call brings.
+        given: Option<usize>,
+        /// What the problem asks for.
+        asked: Option<usize>,
+    },
+    /// A page that does not exist.
+    #[error(
+        "sequence {sequence} has keys in page {page} (column {column} of the table), but there are {pages} pages"
+    )]
+    PageNumber {
+        /// The sequence.
+        sequence: usize,
+        /// The column of the table.
+        column: usize,
+        /// The number there.
+        page: i32,
+        /// Pages of K and V.
+        pages: usize,
+    },
+    /// Gradients of keys that lie in pages.
+    #[error("gradients are not computed through pages; gather the keys and values of each sequence first")]
+    PagedGradients,
     /// Different numbers of query and key sequences.
     #[error("{q} query offsets but {kv} key offsets; every sequence needs both")]
     RaggedCount {

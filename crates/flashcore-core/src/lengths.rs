@@ -30,6 +30,15 @@ pub enum Sequences {
         /// No sequence has more keys than this.
         longest_kv: usize,
     },
+    /// Queries packed one after another in tensors of batch 1, over keys in [pages](crate::Pages): prompts, parts of
+    /// prompts and single queries in one call. A call gives offsets of the queries and the number of keys of each
+    /// sequence.
+    PackedQueries {
+        /// How many there are.
+        count: usize,
+        /// No sequence has more queries than this.
+        longest_q: usize,
+    },
 }
 
 /// What lengths and offsets in device memory are made of.
@@ -57,18 +66,30 @@ impl Sequences {
     pub(crate) fn count(self, batch: usize) -> usize {
         match self {
             Self::Uniform | Self::Used { .. } => batch,
-            Self::Ragged { count, .. } => count,
+            Self::Ragged { count, .. } | Self::PackedQueries { count, .. } => count,
         }
     }
 
-    pub(crate) fn check(self, q: Dims, kv: Dims) -> Result<(), ProblemError> {
-        let Self::Ragged { .. } = self else { return Ok(()) };
+    /// Whether a call gives numbers for the queries, and for the keys.
+    pub const fn numbers(self) -> [bool; 2] {
+        match self {
+            Self::Uniform => [false, false],
+            Self::Used { q, kv } => [q, kv],
+            Self::Ragged { .. } | Self::PackedQueries { .. } => [true, true],
+        }
+    }
+
+    pub(crate) fn check(self, q: Dims, kv: Dims, paged: bool) -> Result<(), ProblemError> {
         let packed = |operand, dims: Dims| match dims.batch {
             1 => Ok(()),
             batch => Err(ProblemError::RaggedBatch { operand, batch }),
         };
-        packed(Operand::Q, q)?;
-        packed(Operand::K, kv)
+        match self {
+            Self::Uniform | Self::Used { .. } => Ok(()),
+            Self::Ragged { .. } => packed(Operand::Q, q).and_then(|()| packed(Operand::K, kv)),
+            Self::PackedQueries { .. } if !paged => Err(ProblemError::QueriesWithoutPages),
+            Self::PackedQueries { .. } => packed(Operand::Q, q),
+        }
     }
 }
 
@@ -98,6 +119,13 @@ pub enum Lengths {
         /// Row offsets of the sequences in K and V.
         kv: Arc<[u32]>,
     },
+    /// Packed queries over keys in pages.
+    PackedQueries {
+        /// Row offsets of the sequences in Q and the output, as in `Ragged`.
+        q: Arc<[u32]>,
+        /// Keys of each sequence.
+        kv: Arc<[u32]>,
+    },
 }
 
 impl Lengths {
@@ -116,6 +144,11 @@ impl Lengths {
         Self::Ragged { q: q.into(), kv: kv.into() }
     }
 
+    /// Packed queries by their offsets, and the number of keys of each sequence, which lie in pages.
+    pub fn packed_queries(q: impl Into<Arc<[u32]>>, kv: impl Into<Arc<[u32]>>) -> Self {
+        Self::PackedQueries { q: q.into(), kv: kv.into() }
+    }
+
     /// What a plan has to know of these numbers.
     pub fn kind(&self) -> Sequences {
         match self {
@@ -126,6 +159,9 @@ impl Lengths {
                 longest_q: longest(q),
                 longest_kv: longest(kv),
             },
+            Self::PackedQueries { q, .. } => {
+                Sequences::PackedQueries { count: q.len().saturating_sub(1), longest_q: longest(q) }
+            }
         }
     }
 
@@ -136,6 +172,10 @@ impl Lengths {
                 Sequences::Ragged { count, longest_q, longest_kv },
                 Sequences::Ragged { count: of, longest_q: most_q, longest_kv: most_kv },
             ) => count == of && longest_q <= most_q && longest_kv <= most_kv,
+            (
+                Sequences::PackedQueries { count, longest_q },
+                Sequences::PackedQueries { count: of, longest_q: most },
+            ) => count == of && longest_q <= most,
             (given, asked) => given == asked,
         }
     }
@@ -152,6 +192,10 @@ impl Lengths {
                 check_offsets(Operand::K, offsets_kv, kv)?;
                 let (q, kv) = (offsets_q.len(), offsets_kv.len());
                 if q == kv { Ok(()) } else { Err(ProblemError::RaggedCount { q, kv }) }
+            }
+            Self::PackedQueries { q: offsets, kv: used } => {
+                check_offsets(Operand::Q, offsets, q)?;
+                check_used(Operand::K, Some(used), kv)
             }
         }
     }
@@ -170,6 +214,10 @@ impl Lengths {
                 let ((q_start, q_len), (kv_start, kv_len)) = (range(q), range(kv));
                 Sequence { batch: 0, q_start, q_len, kv_start, kv_len }
             }
+            Self::PackedQueries { q, kv } => {
+                let (q_start, q_len) = (q[n] as usize, (q[n + 1] - q[n]) as usize);
+                Sequence { batch: 0, q_start, q_len, kv_start: 0, kv_len: kv[n] as usize }
+            }
         }
     }
 }
@@ -177,7 +225,7 @@ impl Lengths {
 /// Where one sequence's rows lie.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Sequence {
-    /// Index along the tensors' batch dimension.
+    /// Index along the batch dimension of Q and the output; [`Keys`](crate::Keys) says where keys lie in pages.
     pub batch: usize,
     /// First row in Q and the output.
     pub q_start: usize,

@@ -10,8 +10,9 @@
 //! | [`TensorView`], [`TensorViewMut`], [`Tensor`] | host memory with a layout |
 //! | [`Mask`] | which keys a query may see |
 //! | [`Sequences`] | whether batch entries use a part of their sequence, or sequences are packed |
+//! | [`Pages`] | that keys and values lie in pages, which a table finds |
 //! | [`Problem`] | all of it together, checked: what a plan is made from |
-//! | [`Lengths`], [`Values`] | the numbers that a call binds to a problem |
+//! | [`Lengths`], [`PageTable`], [`Values`] | the numbers that a call binds to a problem |
 //! | [`Instance`] | a problem with its numbers |
 //! | [`MergeSpec`], [`MergeProblem`], [`MergeCall`] | the same for merging partial results |
 //! | [`BackwardSpec`], [`BackwardProblem`], [`BackwardCall`] | the same for gradients |
@@ -27,6 +28,7 @@ mod layout;
 mod lengths;
 mod mask;
 mod merge;
+mod pages;
 mod problem;
 mod tensor;
 #[cfg(test)]
@@ -44,6 +46,7 @@ pub use layout::{Dims, Layout};
 pub use lengths::{Index, Lengths, Sequence, Sequences};
 pub use mask::{Align, Mask};
 pub use merge::{MAX_LISTED, MergeCall, MergeProblem, MergeSpec, Parts};
+pub use pages::{Keys, PageTable, Pages};
 pub use problem::{MAX_EXTENT, Problem, Spec};
 pub use tensor::{Tensor, TensorView, TensorViewMut};
 pub use values::{Instance, Values};

@@ -6,6 +6,7 @@ use crate::{
     layout::{Dims, Layout},
     lengths::{Index, Sequences},
     mask::Mask,
+    pages::Pages,
     values::Values,
 };
 
@@ -39,6 +40,8 @@ pub struct Spec {
     pub sinks: Option<DType>,
     /// How sequences lie in the tensors.
     pub sequences: Sequences,
+    /// That keys and values lie in pages, if they do: a batch entry of `k` and `v` is a page.
+    pub pages: Option<Pages>,
     /// What lengths and offsets in device memory are made of.
     pub index: Index,
     /// Keep batch size and head count out of the plan, so that a row's bits do not depend on its batch.
@@ -61,6 +64,7 @@ impl Spec {
             softcap: None,
             sinks: None,
             sequences: Sequences::Uniform,
+            pages: None,
             index: Index::I32,
             batch_invariant: false,
         }
@@ -70,14 +74,16 @@ impl Spec {
     #[must_use]
     pub fn with(self, values: &Values) -> Self {
         let sinks = values.sinks.as_ref().map(|_| DType::F32);
-        Self { sequences: values.lengths.kind(), sinks, ..self }
+        let pages = values.table.as_ref().map(|table| table.kind());
+        Self { sequences: values.lengths.kind(), sinks, pages, ..self }
     }
 
     /// Checks everything and fills in what was left out.
     pub fn parse(self) -> Result<Problem, ProblemError> {
         let (q, k, v) = (self.q.dims(), self.k.dims(), self.v.dims());
-        check_extents(q, k, v)?;
-        self.sequences.check(q, k)?;
+        self.sequences.check(q, k, self.pages.is_some())?;
+        check_extents(q, k, v, self.pages.is_some())?;
+        let pages = self.pages.map(|pages| pages.parse(k, self.sequences, q.batch)).transpose()?;
         let out_dims = Dims { dim: v.dim, ..q };
         let out = self.out.map_or_else(|| Layout::bhsd(out_dims), Ok)?;
         check_out(q, v, out)?;
@@ -85,7 +91,7 @@ impl Spec {
         let scale = self.scale.unwrap_or(1.0 / (q.dim as f32).sqrt());
         check_positive(scale, ProblemError::Scale)?;
         self.softcap.map_or(Ok(()), |cap| check_positive(cap, ProblemError::Softcap))?;
-        Ok(Problem { spec: Self { out: Some(out), scale: Some(scale), ..self }, out, scale })
+        Ok(Problem { spec: Self { out: Some(out), scale: Some(scale), pages, ..self }, out, scale })
     }
 }
 
@@ -179,9 +185,27 @@ impl Problem {
         self.q().dims().seq
     }
 
-    /// Rows of K and V.
+    /// Rows of K and V; of keys in pages, as many as a sequence may have.
     pub fn seq_kv(&self) -> usize {
-        self.k().dims().seq
+        let paged = self.spec.pages.and_then(|pages| pages.longest_kv);
+        paged.unwrap_or(self.k().dims().seq)
+    }
+
+    /// That keys and values lie in pages, if they do.
+    pub fn pages(&self) -> Option<Pages> {
+        self.spec.pages
+    }
+
+    /// Keys of a page, where they lie in pages.
+    pub fn page_size(&self) -> Option<usize> {
+        self.pages().map(|_| self.k().dims().seq)
+    }
+
+    /// Extents of the keys as if those of every sequence lay together.
+    pub(crate) fn key_dims(&self) -> Dims {
+        let pool = self.k().dims();
+        let batch = if self.pages().is_some() { self.sequences() } else { pool.batch };
+        Dims { batch, seq: self.seq_kv(), ..pool }
     }
 
     /// Features of a query or key.
@@ -232,7 +256,9 @@ impl Problem {
     /// Queries of the longest sequence at most.
     pub fn longest_q(&self) -> usize {
         match self.spec.sequences {
-            Sequences::Ragged { longest_q, .. } => longest_q.min(self.seq_q()),
+            Sequences::Ragged { longest_q, .. } | Sequences::PackedQueries { longest_q, .. } => {
+                longest_q.min(self.seq_q())
+            }
             _ => self.seq_q(),
         }
     }
@@ -268,7 +294,7 @@ impl Problem {
     }
 }
 
-fn check_extents(q: Dims, k: Dims, v: Dims) -> Result<(), ProblemError> {
+fn check_extents(q: Dims, k: Dims, v: Dims, paged: bool) -> Result<(), ProblemError> {
     for (operand, dims) in [(Operand::Q, q), (Operand::K, k), (Operand::V, v)] {
         if dims.heads == 0 || dims.dim == 0 {
             return Err(ProblemError::Empty { operand, dims });
@@ -279,7 +305,8 @@ fn check_extents(q: Dims, k: Dims, v: Dims) -> Result<(), ProblemError> {
     }
     // LSE is dense over the rows of Q, so that their number must be representable.
     Layout::bhsd(Dims { dim: 1, ..q })?;
-    check_axes((Operand::K, k), (Operand::Q, q), &[Axis::Batch, Axis::Dim])?;
+    let alike: &[Axis] = if paged { &[Axis::Dim] } else { &[Axis::Batch, Axis::Dim] };
+    check_axes((Operand::K, k), (Operand::Q, q), alike)?;
     check_axes((Operand::V, v), (Operand::K, k), &[Axis::Batch, Axis::Heads, Axis::Sequence])?;
     if !q.heads.is_multiple_of(k.heads) {
         return Err(ProblemError::Heads { heads_q: q.heads, heads_kv: k.heads });

@@ -1,5 +1,7 @@
 //! Every way in which arguments can be wrong, provoked, and what its message says.
 
+mod pages;
+
 use std::sync::Arc;
 
 use half::f16;
@@ -34,14 +36,14 @@ fn refused(change: impl Fn(&mut Spec)) -> Attempt {
 }
 
 fn packed(q: &'static [u32], kv: &'static [u32]) -> Attempt {
-    let values = Values { lengths: Lengths::ragged(q, kv), sinks: None };
+    let values = Values { lengths: Lengths::ragged(q, kv), ..Values::default() };
     let (q, kv) = (dense([1, 4, 8, 64]), dense([1, 2, 16, 64]));
     Instance::new(&Spec::new(DType::F32, q, kv, kv).with(&values).parse()?, &values).map(drop)
 }
 
 /// Binds numbers to the good problem, which has room for them.
 fn valued(lengths: Lengths, sinks: Option<Arc<[f32]>>) -> Attempt {
-    let values = Values { lengths, sinks };
+    let values = Values { lengths, sinks, table: None };
     Instance::new(&good().with(&values).parse()?, &values).map(drop)
 }
 
@@ -55,7 +57,7 @@ fn sinks(logits: &[f32]) -> Attempt {
 
 /// Binds numbers to a problem that was made for others.
 fn mixed_up(problem: Spec, lengths: Lengths, sinks: Option<Arc<[f32]>>) -> Attempt {
-    Instance::new(&problem.parse()?, &Values { lengths, sinks }).map(drop)
+    Instance::new(&problem.parse()?, &Values { lengths, sinks, table: None }).map(drop)
 }
 
 fn accumulated_without_lse() -> Attempt {
@@ -121,6 +123,14 @@ fn name(error: &ProblemError) -> &'static str {
         ProblemError::RaggedBatch { .. } => "RaggedBatch",
         ProblemError::RaggedOffsets { .. } => "RaggedOffsets",
         ProblemError::RaggedCount { .. } => "RaggedCount",
+        ProblemError::EmptyPages { .. } => "EmptyPages",
+        ProblemError::PagesWithoutLengths => "PagesWithoutLengths",
+        ProblemError::QueriesWithoutPages => "QueriesWithoutPages",
+        ProblemError::TableTooLarge { .. } => "TableTooLarge",
+        ProblemError::TableLength { .. } => "TableLength",
+        ProblemError::OtherTable { .. } => "OtherTable",
+        ProblemError::PageNumber { .. } => "PageNumber",
+        ProblemError::PagedGradients => "PagedGradients",
     }
 }
 
@@ -301,7 +311,7 @@ fn grad_bound(
 
 /// Binds so many gradients of sinks, with or without sinks.
 fn sinks_graded(given: usize, sinks: Option<Arc<[f32]>>) -> Attempt {
-    let values = Values { lengths: Lengths::Uniform, sinks };
+    let values = Values { sinks, ..Values::default() };
     let problem = BackwardSpec::new(good().with(&values)).parse()?;
     let (zeros, mut d_sinks) = (vec![0f32; 4096], vec![0f32; given]);
     let [mut dq, mut dk, mut dv] = [(); 3].map(|()| zeros.clone());
@@ -350,7 +360,14 @@ fn gradients_that_fit_are_bound() {
 
 #[test]
 fn every_error_is_provoked() {
-    let tables = [wrong_extents(), wrong_memory(), wrong_options(), wrong_merges(), wrong_gradients()];
+    let tables = [
+        wrong_extents(),
+        wrong_memory(),
+        wrong_options(),
+        wrong_merges(),
+        wrong_gradients(),
+        pages::wrong_pages(),
+    ];
     for (attempt, expected, says) in tables.into_iter().flatten() {
         let error = attempt.expect_err(expected);
         assert_eq!(name(&error), expected, "{error}");
@@ -401,7 +418,7 @@ fn work_counts_what_the_mask_shows() {
     // Bottom right: the first of 8 queries sees 9 of 16 keys, the last all.
     assert_eq!(pairs(|s| s.mask = Mask::CAUSAL), 2 * 4 * (9..=16).sum::<u64>());
     assert_eq!(pairs(|s| s.mask = Mask::CAUSAL.top_left()), 2 * 4 * (1..=8).sum::<u64>());
-    let used = Values { lengths: Lengths::used([2, 0], [5, 16]), sinks: None };
+    let used = Values { lengths: Lengths::used([2, 0], [5, 16]), ..Values::default() };
     let problem = good().with(&used).parse().unwrap();
     assert_eq!(Instance::new(&problem, &used).unwrap().visible_pairs(), 4 * 2 * 5);
     assert_eq!(problem.flops(), parse(|_| {}).unwrap().flops(), "lengths are no part of a problem");

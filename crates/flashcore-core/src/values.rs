@@ -5,10 +5,11 @@ use std::{ops::Deref, sync::Arc};
 use crate::{
     error::ProblemError,
     lengths::{Lengths, Sequence, Sequences},
+    pages::{Keys, PageTable},
     problem::Problem,
 };
 
-/// Lengths and sinks of one call, on the host.
+/// Lengths, sinks and page table of one call, on the host.
 ///
 /// A [`Problem`] only says that there are such numbers, so that problems with other numbers are equal and share a plan.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -17,15 +18,17 @@ pub struct Values {
     pub lengths: Lengths,
     /// One extra logit per query head that takes part in the softmax but has no value.
     pub sinks: Option<Arc<[f32]>>,
+    /// Which pages hold the keys of which sequence.
+    pub table: Option<PageTable>,
 }
 
 impl Values {
-    /// No lengths and no sinks.
-    pub const NONE: &'static Self = &Self { lengths: Lengths::Uniform, sinks: None };
+    /// No lengths, no sinks and no table.
+    pub const NONE: &'static Self = &Self { lengths: Lengths::Uniform, sinks: None, table: None };
 
     /// Checks the numbers against the problem that asks for them.
     pub fn check(&self, problem: &Problem) -> Result<(), ProblemError> {
-        self.lengths.check(problem.q().dims(), problem.k().dims())?;
+        self.lengths.check(problem.q().dims(), problem.key_dims())?;
         if !self.lengths.serve(problem.sequences_kind()) {
             let (given, asked) = (self.lengths.kind(), problem.sequences_kind());
             return Err(ProblemError::OtherLengths { given, asked });
@@ -33,7 +36,20 @@ impl Values {
         if self.sinks.is_some() != problem.sinks().is_some() {
             return Err(ProblemError::OtherSinks { given: self.sinks.is_some() });
         }
-        check_sinks(self.sinks.as_deref(), problem.heads_q())
+        check_sinks(self.sinks.as_deref(), problem.heads_q())?;
+        self.check_table(problem)
+    }
+
+    fn check_table(&self, problem: &Problem) -> Result<(), ProblemError> {
+        let given = self.table.as_ref().map(PageTable::columns);
+        let asked = problem.pages().map(|pages| pages.columns);
+        if given != asked {
+            return Err(ProblemError::OtherTable { given, asked });
+        }
+        let Some(table) = &self.table else { return Ok(()) };
+        table.check(problem.sequences())?;
+        let keys = |n| self.lengths.sequence(n, problem.q().dims(), problem.key_dims()).kv_len;
+        (0..problem.sequences()).try_for_each(|n| table.check_row(n, keys(n), problem.k().dims()))
     }
 }
 
@@ -88,7 +104,15 @@ impl<'a> Instance<'a> {
 
     /// Where sequence `n` lies.
     pub fn sequence(&self, n: usize) -> Sequence {
-        self.values.lengths.sequence(n, self.q().dims(), self.k().dims())
+        self.values.lengths.sequence(n, self.q().dims(), self.key_dims())
+    }
+
+    /// Where the keys of sequence `n` lie in K and V.
+    pub fn keys(&self, n: usize) -> Keys<'a> {
+        match (&self.values.table, self.page_size()) {
+            (Some(table), Some(size)) => Keys::Paged { pages: table.row(n), size },
+            _ => Keys::together(self.sequence(n)),
+        }
     }
 
     /// Visible (query, key) pairs over the whole problem, counting every query head; at most `u64::MAX`.

@@ -106,7 +106,7 @@ proptest! {
         let (q, kv) = (offsets(|p| p.0), offsets(|p| p.1));
         let layout = |end: u32| Layout::bhsd(Dims::new(1, 1, end as usize, 8)).unwrap();
         let (of_q, of_kv) = (layout(q[q.len() - 1]), layout(kv[kv.len() - 1]));
-        let values = Values { lengths: Lengths::ragged(q, kv), sinks: None };
+        let values = Values { lengths: Lengths::ragged(q, kv), ..Values::default() };
         let spec = Spec::new(flashcore_core::DType::F32, of_q, of_kv, of_kv).with(&values);
         let problem = spec.parse().unwrap();
         let problem = Instance::new(&problem, &values).unwrap();

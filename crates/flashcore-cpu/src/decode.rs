@@ -5,7 +5,7 @@ use std::ops::Range;
 use flashcore_core::{Layout, Sequence};
 
 use crate::{
-    forward::{Call, Seen},
+    forward::{Call, Seen, UnitKeys},
     plan::Unit,
     scratch::{Worker, padded, take},
     simd::{
@@ -23,7 +23,7 @@ struct State<'a> {
     max: &'a mut [f32],
     sum: &'a mut [f32],
     out: &'a mut [f32],
-    /// A block of keys and values, where features must be padded.
+    /// A block of keys and values, where features must be padded or rows lie in several pages.
     k: &'a mut [f32],
     v: &'a mut [f32],
 }
@@ -35,7 +35,7 @@ fn dims<T>(call: &Call<'_, T>) -> [usize; 2] {
 
 /// Whether K and V can be read where they are.
 fn reads_in_place<T>(call: &Call<'_, T>) -> bool {
-    dims(call) == [call.problem.dim_qk(), call.problem.dim_v()]
+    dims(call) == [call.problem.dim_qk(), call.problem.dim_v()] && call.blocks_together(BLOCK)
 }
 
 /// Floats of each part of [`State`].
@@ -95,16 +95,16 @@ impl State<'_> {
             let seen = call.problem.mask().keys(row / call.problem.group(), s.q_len, s.kv_len);
             [relative(seen.start), relative(seen.end)]
         }));
-        let at = |layout: &Layout| layout.row(s.batch, unit.kv_head, s.kv_start + keys.start);
-        let (k, v) = (call.problem.k(), call.problem.v());
+        let (rows, k, v) = (call.keys(unit), call.problem.k(), call.problem.v());
         if reads_in_place(call) {
-            let k = (&call.k[at(k)..], k.strides()[2]);
-            return self.attend(call, keys.len(), k, (&call.v[at(v)..], v.strides()[2]), visible);
+            let [at_k, at_v] = [k, v].map(|layout| rows.row(layout, keys.start));
+            let k = (&call.k[at_k..], k.strides()[2]);
+            return self.attend(call, keys.len(), k, (&call.v[at_v..], v.strides()[2]), visible);
         }
         let [dim_qk, dim_v] = dims(call);
         let (mut padded_k, mut padded_v) = (std::mem::take(&mut self.k), std::mem::take(&mut self.v));
-        pad(call, &call.k[at(k)..], k, dim_qk, keys.len(), padded_k);
-        pad(call, &call.v[at(v)..], v, dim_v, keys.len(), padded_v);
+        pad(call, (call.k, k), (rows, &keys), dim_qk, padded_k);
+        pad(call, (call.v, v), (rows, &keys), dim_v, padded_v);
         self.attend(call, keys.len(), (&*padded_k, dim_qk), (&*padded_v, dim_v), visible);
         std::mem::swap(&mut self.k, &mut padded_k);
         std::mem::swap(&mut self.v, &mut padded_v);
@@ -143,10 +143,16 @@ impl State<'_> {
 }
 
 /// Widens rows to f32 with zeros up to `dim` features.
-fn pad<T: Lane>(call: &Call<'_, T>, from: &[T], layout: &Layout, dim: usize, rows: usize, to: &mut [f32]) {
-    let (used, stride) = (layout.dims().dim, layout.strides()[2]);
-    for (n, to) in to.chunks_exact_mut(dim).take(rows).enumerate() {
-        call.runner.run(Widen { from: &from[n * stride..][..used], to: &mut to[..used] });
+fn pad<T: Lane>(
+    call: &Call<'_, T>,
+    (from, layout): (&[T], &Layout),
+    (rows, keys): (UnitKeys<'_>, &Range<usize>),
+    dim: usize,
+    to: &mut [f32],
+) {
+    let used = layout.dims().dim;
+    for (key, to) in keys.clone().zip(to.chunks_exact_mut(dim)) {
+        call.runner.run(Widen { from: &from[rows.row(layout, key)..][..used], to: &mut to[..used] });
         to[used..].fill(0.0);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use flashcore_core::{Instance, Problem, Sequence};
+use flashcore_core::{Instance, Keys, Layout, Problem, Sequence};
 use rayon::prelude::*;
 
 use crate::{
@@ -155,6 +155,33 @@ pub(crate) fn drain<I: Send>(
     match workers {
         [worker] => work(worker),
         _ => workers.par_iter_mut().with_max_len(1).for_each(work),
+    }
+}
+
+/// Where the keys of a unit's sequence lie, for one key head.
+#[derive(Clone, Copy)]
+pub(crate) struct UnitKeys<'a> {
+    keys: Keys<'a>,
+    head: usize,
+}
+
+impl UnitKeys<'_> {
+    /// Index of the first element of a key's row in K or V.
+    pub(crate) fn row(&self, layout: &Layout, key: usize) -> usize {
+        let (batch, row) = self.keys.place(key);
+        layout.row(batch, self.head, row)
+    }
+}
+
+impl<'a, T> Call<'a, T> {
+    /// Where the keys of a unit lie.
+    pub(crate) fn keys(&self, unit: &Unit) -> UnitKeys<'a> {
+        UnitKeys { keys: self.problem.keys(unit.sequence), head: unit.kv_head }
+    }
+
+    /// Whether rows of every block of keys, which starts at a multiple of `block`, follow each other at equal distances.
+    pub(crate) fn blocks_together(&self, block: usize) -> bool {
+        self.problem.page_size().is_none_or(|size| size.is_multiple_of(block))
     }
 }
 

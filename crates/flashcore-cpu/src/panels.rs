@@ -2,11 +2,11 @@
 
 use std::ops::Range;
 
-use flashcore_core::{Layout, Sequence};
+use flashcore_core::Layout;
 use half::bf16;
 
 use crate::{
-    forward::Call,
+    forward::{Call, UnitKeys},
     plan::Unit,
     scratch::padded,
     simd::{
@@ -49,10 +49,12 @@ pub(crate) fn alignment<T: Lane>(call: &Call<'_, T>) -> usize {
 /// Floats that hold the converted keys and values of a block.
 pub(crate) fn space<T: Lane>(call: &Call<'_, T>) -> [usize; 2] {
     let ([dim_qk, dim_v], block) = ([call.problem.dim_qk(), call.problem.dim_v()], call.shape.tiles.keys());
-    match (T::as_f32(&[]), in_pairs(call)) {
-        (Some(_), _) => [0, 0],
-        (None, true) => [0, padded(block / 2 * dim_v)],
-        (None, false) => [padded(block * dim_qk), padded(block * dim_v)],
+    let whole = [padded(block * dim_qk), padded(block * dim_v)];
+    match (T::as_f32(&[]).is_some(), in_pairs(call), call.blocks_together(block)) {
+        (true, _, true) => [0, 0],
+        (false, true, true) => [0, padded(block / 2 * dim_v)],
+        (false, true, false) => [padded(block / 2 * dim_qk), padded(block / 2 * dim_v)],
+        _ => whole,
     }
 }
 
@@ -60,50 +62,66 @@ pub(crate) fn space<T: Lane>(call: &Call<'_, T>) -> [usize; 2] {
 pub(crate) fn prepare<'a, T: Lane>(
     call: &Call<'a, T>,
     unit: &Unit,
-    s: &Sequence,
     keys: &Range<usize>,
     [k_space, v_space]: [&'a mut [f32]; 2],
 ) -> Panels<'a> {
     let (k, v) = (call.problem.k(), call.problem.v());
-    let at = |layout: &Layout| layout.row(s.batch, unit.kv_head, s.kv_start + keys.start);
     match T::as_bf16(call.k).filter(|_| in_pairs(call)) {
         Some(data) => {
             let to = bytemuck::cast_slice_mut(v_space);
-            zip_rows(call, unit, &call.v[at(v)..], keys, to);
-            Panels::Pairs { k: (&data[at(k)..], k.strides()[2]), v: to }
+            zip_rows(call, unit, keys, to);
+            Panels::Pairs { k: rows_bf16(call, data, unit, keys, k_space), v: to }
         }
         None => Panels::Single {
-            k: rows_f32(call, &call.k[at(k)..], k, keys.len(), k_space),
-            v: rows_f32(call, &call.v[at(v)..], v, keys.len(), v_space),
+            k: rows_f32(call, (call.k, k), (call.keys(unit), keys), k_space),
+            v: rows_f32(call, (call.v, v), (call.keys(unit), keys), v_space),
         },
     }
 }
 
-/// Rows as f32: the caller's memory where it is f32 already.
+/// Rows as f32: the caller's memory where it is f32 already and the block lies together.
 fn rows_f32<'a, T: Lane>(
     call: &Call<'a, T>,
-    data: &'a [T],
-    layout: &Layout,
-    len: usize,
+    (data, layout): (&'a [T], &Layout),
+    (rows, keys): (UnitKeys<'_>, &Range<usize>),
     space: &'a mut [f32],
 ) -> Rows<'a> {
-    let (dim, stride) = (layout.dims().dim, layout.strides()[2]);
-    if let Some(data) = T::as_f32(data) {
-        return Rows { data, stride };
+    let (dim, together) = (layout.dims().dim, call.blocks_together(call.shape.tiles.keys()));
+    if let Some(data) = T::as_f32(data).filter(|_| together) {
+        return Rows { data: &data[rows.row(layout, keys.start)..], stride: layout.strides()[2] };
     }
-    for (n, to) in space.chunks_exact_mut(dim).take(len).enumerate() {
-        call.runner.run(Widen { from: &data[n * stride..][..dim], to });
+    for (key, to) in keys.clone().zip(space.chunks_exact_mut(dim)) {
+        call.runner.run(Widen { from: &data[rows.row(layout, key)..][..dim], to });
     }
     Rows { data: space, stride: dim }
 }
 
+/// Rows of keys and the distance between them: the caller's memory where the block lies together.
+fn rows_bf16<'a, T: Lane>(
+    call: &Call<'a, T>,
+    data: &'a [bf16],
+    unit: &Unit,
+    keys: &Range<usize>,
+    space: &'a mut [f32],
+) -> (&'a [bf16], usize) {
+    let (rows, layout, dim) = (call.keys(unit), call.problem.k(), call.problem.dim_qk());
+    if call.blocks_together(call.shape.tiles.keys()) {
+        return (&data[rows.row(layout, keys.start)..], layout.strides()[2]);
+    }
+    let space: &mut [bf16] = bytemuck::cast_slice_mut(space);
+    for (key, to) in keys.clone().zip(space.chunks_exact_mut(dim)) {
+        to.copy_from_slice(&data[rows.row(layout, key)..][..dim]);
+    }
+    (space, dim)
+}
+
 /// Pairs of value rows; keys outside the unit are zero, whatever lies there.
-fn zip_rows<T: Lane>(call: &Call<'_, T>, unit: &Unit, data: &[T], keys: &Range<usize>, to: &mut [u32]) {
-    let layout = call.problem.v();
-    let (dim, stride) = (layout.dims().dim, layout.strides()[2]);
+fn zip_rows<T: Lane>(call: &Call<'_, T>, unit: &Unit, keys: &Range<usize>, to: &mut [u32]) {
+    let (layout, rows, dim) = (call.problem.v(), call.keys(unit), call.problem.dim_v());
     let row = |n: usize| {
-        let used = unit.keys.contains(&(keys.start + n));
-        T::as_bf16(data).filter(|_| used).map(|data| &data[n * stride..][..dim])
+        let key = keys.start + n;
+        let used = unit.keys.contains(&key);
+        T::as_bf16(call.v).filter(|_| used).map(|data| &data[rows.row(layout, key)..][..dim])
     };
     for (n, to) in to.chunks_exact_mut(dim).take(keys.len().div_ceil(2)).enumerate() {
         call.runner.run(Zip { first: row(2 * n), second: row(2 * n + 1), to });

@@ -183,7 +183,7 @@ mod tests {
     ) -> (Problem, Values) {
         let layout = |heads, seq| Layout::bhsd(Dims::new(batch, heads, seq, 64)).unwrap();
         let (q, kv) = (layout(heads_q, seq_q), layout(heads_kv, seq_kv));
-        let values = Values { lengths, sinks: None };
+        let values = Values { lengths, ..Values::default() };
         let spec = Spec { mask, ..Spec::new(DType::F32, q, kv, kv) }.with(&values);
         (spec.parse().unwrap(), values)
     }

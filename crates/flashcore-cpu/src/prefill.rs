@@ -104,7 +104,7 @@ fn block<T: Lane>(
     tiles: &mut [f32],
 ) {
     let align = panels::alignment(call);
-    let block = panels::prepare(call, unit, s, &keys, [common.k, common.v]);
+    let block = panels::prepare(call, unit, &keys, [common.k, common.v]);
     let [starts, ends] = &mut common.bounds;
     for (t, memory) in tiles.chunks_mut(tile_len(call)).enumerate() {
         if unit.rows.start + t * call.shape.tile_rows >= unit.rows.end {

@@ -43,7 +43,7 @@ fn check_as<T: Element>(
     let mut spec =
         Spec::new(T::DTYPE, layout(heads_q, seq_q), layout(heads_kv, seq_kv), layout(heads_kv, seq_kv));
     change(&mut spec);
-    let values = Values { lengths: lengths.clone(), sinks: None };
+    let values = Values { lengths: lengths.clone(), ..Values::default() };
     let problem = spec.with(&values).parse().unwrap();
     let problem = Instance::new(&problem, &values).unwrap();
     let (q, k, v) =

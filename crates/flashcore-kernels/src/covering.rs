@@ -256,7 +256,7 @@ impl Axes {
             )
         };
         let sinks = SINKS[sink].map(|_| [0.5, -1.0].into());
-        let values = Values { lengths: kind.lengths(queries), sinks };
+        let values = Values { lengths: kind.lengths(queries), sinks, table: None };
         let spec = output.spec(Spec { sinks: SINKS[sink], ..spec.with(&values) });
         Ok(Member { problem: spec.parse()?, values, gpu: self.gpus[gpu], like: None })
     }

@@ -27,6 +27,7 @@ use flashcore_ptx::target::Target;
 use flashcore_tile::{Element, Half, shared_limit};
 
 use crate::{
+    decode::Keys,
     forward_sm80::{self, Access},
     forward_sm90,
     launch::{KernelConfig, Launch, Subject},
@@ -274,6 +275,9 @@ fn plan_many(problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Plan, PlanE
 /// As [`plan`], but always the general kernel: for comparing it with others.
 pub fn plan_general(problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Plan, PlanError> {
     let input = check(problem, gpu)?;
+    if problem.pages().is_some() {
+        return Err(PlanError::Lengths);
+    }
     let (shape, why) = general::shape(problem, input, gpu)?;
     if tile_count(problem, shape.tile_m(problem.dim_v() as u32)) > i32::MAX as u64 {
         return Err(PlanError::Tiles);
@@ -298,6 +302,7 @@ fn decode_config(
         shape,
         mask: Sides::of(problem),
         lengths: LengthsKind::of(problem).ok_or(PlanError::Lengths)?,
+        keys: if problem.pages().is_some() { Keys::Paged } else { Keys::Together },
         softcap: problem.softcap().is_some(),
         sinks: problem.sinks(),
     }))

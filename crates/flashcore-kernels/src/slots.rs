@@ -21,10 +21,12 @@ pub const LENGTHS_KV: Slot = Slot(7);
 /// A u32 that persistent kernels count tiles with, or one for each row tile that several CTAs share: zero before and
 /// after every launch.
 pub const TILE_COUNTER: Slot = Slot(8);
+/// i32 page numbers of the keys and values, a row for each sequence, as far apart as the problem says.
+pub const TABLE: Slot = Slot(9);
 /// Parts of rows whose keys several CTAs share.
-pub const PARTS: Slot = Slot(9);
+pub const PARTS: Slot = Slot(10);
 /// Number of slots.
-pub const COUNT: usize = 10;
+pub const COUNT: usize = 11;
 
 /// The slots of a merge.
 pub mod merge {

@@ -15,7 +15,8 @@ use std::{
 
 use flashcore_core::{DType, Dims, Layout, Mask, Spec};
 use flashcore_kernels::{
-    AnyProgram, Gpu, KernelConfig, Plan, covering_decode, covering_merges, covering_set, plan, plan_general, plan_merge,
+    AnyProgram, Gpu, KernelConfig, Plan, covering_decode, covering_merges, covering_set, plan, plan_general,
+    plan_merge,
 };
 use flashcore_ptx::target::Target;
 use sha2::{Digest, Sha256};

@@ -291,7 +291,10 @@ fn a_kernel_can_be_named() {
     let refusal = named("decode", &Gpu::HOPPER).unwrap_err().to_string();
     assert!(refusal.starts_with("decode: it takes 32 queries"), "{refusal}");
     let unknown = "forward_sm42".parse::<Family>().unwrap_err().to_string();
-    assert_eq!(unknown, "there is no kernel `forward_sm42`; the kernels are decode, forward_sm90, forward_sm80");
+    assert_eq!(
+        unknown,
+        "there is no kernel `forward_sm42`; the kernels are decode, forward_sm90, forward_sm80"
+    );
     for family in Family::ALL {
         assert_eq!(family.name().parse(), Ok(family));
     }

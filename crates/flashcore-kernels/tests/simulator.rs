@@ -4,7 +4,8 @@ use flashcore_core::{
     BackendError, DType, Data, Dims, Element, HostCall, Instance, Layout, Mask, Problem, Spec, Values,
 };
 use flashcore_kernels::{
-    Gpu, KernelConfig, Member, Plan, Tile, covering_decode, covering_merges, covering_set, decode, forward_sm80,
+    Gpu, KernelConfig, Member, Plan, Tile, covering_decode, covering_merges, covering_set, decode,
+    forward_sm80,
     forward_sm90::{self, Order, Staging},
     plan, plan_tile,
 };
@@ -78,7 +79,9 @@ fn few_queries_are_right_under_every_schedule() {
 fn by_tensor_copies(member: &Member, plan: &Plan) -> Option<Plan> {
     let Tile::Decode(shape) = plan.kernel().tile() else { return None };
     let tile = Tile::Decode(decode::Shape { copies: decode::Copies::Tensor, ..shape });
-    (member.gpu.capability >= (9, 0)).then(|| plan_tile(&member.problem, &member.gpu, 16, tile).unwrap())
+    let lies_together = member.problem.page_size().is_none_or(|size| size.is_multiple_of(16));
+    (member.gpu.capability >= (9, 0) && lies_together)
+        .then(|| plan_tile(&member.problem, &member.gpu, 16, tile).unwrap())
 }
 
 /// The merges of the covering set and of the merge suite.

@@ -289,7 +289,7 @@ impl<'a> Call<'a> {
             (_, q, kv) => Lengths::Used { q, kv },
         };
         let sinks = self.sinks.map(|sinks| host::sinks(&sinks, heads)).transpose()?;
-        Ok(Values { lengths, sinks })
+        Ok(Values { lengths, sinks, table: None })
     }
 
     fn checked_step(
@@ -337,6 +337,7 @@ impl<'a> Call<'a> {
                     lse: lse.map_or(0, |lse| lse as u64),
                     lengths_q: numbers(0),
                     lengths_kv: numbers(1),
+                    table: 0,
                     sinks: self.sinks.map_or(0, |sinks| sinks.address as u64),
                 };
                 let alignment = 1 << bits.trailing_zeros();

@@ -13,7 +13,7 @@ use crate::{
     answer::{Answer, Rows},
     buffers::{Buffer, never_read, same_bits, unwritten},
     cases::Case,
-    plain,
+    pages, plain,
     rng::Rng,
     values,
 };
@@ -209,6 +209,9 @@ fn differing_row<T: Element>(a: &Buffer<T>, b: &Buffer<T>) -> Option<usize> {
 
 /// Whether a row of Q (operand 0), K or V takes part in the problem.
 fn is_used(problem: Instance<'_>, operand: usize, batch: usize, seq: usize) -> bool {
+    if operand > 0 && problem.pages().is_some() {
+        return pages::holds_key(problem, batch, seq);
+    }
     if !matches!(problem.sequences_kind(), Sequences::Used { .. }) {
         return true;
     }

@@ -9,6 +9,7 @@
 //! | [`kinds`] | kinds of data, for error and for time |
 //! | [`compare`] | the error rule |
 //! | [`plain`] | attention computed plainly, row by row: in f64 the oracle, in the tensors' own precision the yardstick |
+//! | [`pages`] | keys in pages: cases, and what their tables say |
 //! | [`properties`] | laws that hold whatever the numbers are |
 //! | [`backward`] | cases, oracle, check and laws of gradients |
 //! | [`merge`] | cases, oracle and check of merging partial results |
@@ -34,6 +35,7 @@ pub mod kinds;
 pub mod merge;
 pub mod mutate;
 pub mod naive;
+pub mod pages;
 pub mod plain;
 pub mod properties;
 pub mod ptxtest;

@@ -16,6 +16,7 @@ use rayon::prelude::*;
 
 use crate::{
     answer::{Answer, Grid, Rows},
+    pages::Together,
     values,
 };
 
@@ -136,6 +137,11 @@ fn attention<A: Arithmetic>(
     inputs: [Data<'_>; 3],
     rows: Rows,
 ) -> Answer {
+    if problem.pages().is_some() {
+        let together = Together::of(problem, [inputs[1], inputs[2]]);
+        let [k, v] = together.kv();
+        return attention(arithmetic, together.instance(), [inputs[0], k, v], rows);
+    }
     let grid = Grid::of(&problem, rows);
     let mut out = vec![0.0; grid.total_rows() * grid.dim];
     let mut ends = vec![RowEnd::NOTHING; grid.total_rows()];

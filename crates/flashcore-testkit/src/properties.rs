@@ -4,6 +4,8 @@
 //! neither side can be wrong in the same way as the other. Bitwise laws compare two runs. Tests of every backend and
 //! `flashcore verify` go through [`ALL`].
 
+mod pages;
+
 use std::ops::Range;
 
 use flashcore_core::{Backend, DType, Data, DataMut, Dims, Element, HostCall, Lengths, Mask, Spec};
@@ -43,10 +45,10 @@ impl Property {
 }
 
 macro_rules! properties {
-    ($($name:literal => $law:ident,)*) => {
+    ($($name:literal => $($law:ident)::+,)*) => {
         /// Every law.
         pub const ALL: &[Property] =
-            &[$(Property { name: $name, laws: [$law::<f16>, $law::<bf16>, $law::<f32>] }),*];
+            &[$(Property { name: $name, laws: [$($law)::+::<f16>, $($law)::+::<bf16>, $($law)::+::<f32>] }),*];
     };
 }
 
@@ -64,6 +66,8 @@ properties! {
     "an f32 output is nearer to f64" => wide_is_nearer,
     "parts that are accumulated equal the whole" => accumulated_parts,
     "accumulating leaves unused rows alone" => unused_rows_stay,
+    "keys in pages equal keys together" => pages::equal_keys_together,
+    "the order of pages does not matter, bit for bit" => pages::order_does_not_matter,
 }
 
 type Values = [Vec<f32>; 3];

@@ -7,6 +7,7 @@ use flashcore_core::{Lengths, Mask};
 use crate::{
     cases::{Case, Sinks, Tag},
     inputs::{Inputs, Placement},
+    pages::Paging,
     rng::Rng,
 };
 
@@ -49,6 +50,28 @@ pub fn case(seed: u64, index: u64, limits: Limits) -> Case {
     } else if kind == 1 {
         case.lengths = used(&mut rng, shape);
     }
+    if rng.one_in(4) {
+        case.dim_v = rng.pick(limits.dims);
+    }
+    options(&mut rng, &mut case);
+    case
+}
+
+/// The `index`-th random case of a seed, every fourth of them with keys in pages.
+pub fn any(seed: u64, index: u64, limits: Limits) -> Case {
+    if index % 4 == 3 { paged(seed, index, limits) } else { case(seed, index, limits) }
+}
+
+/// The `index`-th random case of a seed with keys in pages.
+fn paged(seed: u64, index: u64, limits: Limits) -> Case {
+    let mut rng = Rng::new(seed.wrapping_mul(0x2000_0001).wrapping_add(index));
+    let dim = rng.pick(limits.dims);
+    let [_, heads_q, heads_kv, seq_q, seq_kv] = shape(&mut rng, dim, limits);
+    let pairs = pairs(&mut rng, [seq_q, seq_kv]);
+    let size = rng.pick(&[1, 2, 3, 5, 8, 16, 16, 32, 64, 100, 128, 256]);
+    let paging = Paging { size, packed: rng.one_in(2), shared: rng.pick(&[0, 0, 1, 3]) };
+    let mut case =
+        Case::paged(format!("random pages {seed}/{index}"), paging, &pairs, [heads_q, heads_kv], dim);
     if rng.one_in(4) {
         case.dim_v = rng.pick(limits.dims);
     }

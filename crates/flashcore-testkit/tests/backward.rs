@@ -67,7 +67,7 @@ fn check_differences(spec: Spec, values: &Values) {
 #[test]
 fn the_oracle_agrees_with_finite_differences() {
     let sinks = Values { sinks: Some([0.5, -0.25, 1.0, 0.0].into()), ..Values::default() };
-    let lengths = |lengths| Values { lengths, sinks: None };
+    let lengths = |lengths| Values { lengths, ..Values::default() };
     check_differences(tiny([1, 1, 3, 4, 3, 3], 1), Values::NONE);
     check_differences(tiny([4, 2, 3, 5, 3, 2], 1), Values::NONE);
     check_differences(Spec { mask: Mask::CAUSAL, ..tiny([2, 1, 5, 4, 3, 4], 1) }, Values::NONE);

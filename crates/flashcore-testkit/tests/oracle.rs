@@ -45,9 +45,9 @@ fn numbers_worked_out_by_hand() {
         assert!(near(got.out[0], out) && near(got.lse[0], lse), "{got:?} instead of {out} and {lse}");
     };
     let exactly = |change: fn(&mut Spec), out, lse| valued(Values::NONE, change, out, lse);
-    let used = |lengths, out, lse| valued(&Values { lengths, sinks: None }, |_| {}, out, lse);
+    let used = |lengths, out, lse| valued(&Values { lengths, ..Values::default() }, |_| {}, out, lse);
     let sunk = |sink: f32, out, lse| {
-        let values = Values { sinks: Some([sink].into()), lengths: Lengths::Uniform };
+        let values = Values { sinks: Some([sink].into()), ..Values::default() };
         valued(&values, |_| {}, out, lse);
     };
     exactly(|_| {}, 5.0, 4f64.ln());
@@ -66,7 +66,7 @@ fn numbers_worked_out_by_hand() {
 
 #[test]
 fn an_empty_row_with_a_sink_is_zero_and_its_lse_is_the_sink() {
-    let values = Values { sinks: Some([1.5].into()), lengths: Lengths::Uniform };
+    let values = Values { sinks: Some([1.5].into()), ..Values::default() };
     let with_sink = problem_with(2, 1, 1, &values, |s| s.mask = Mask::CAUSAL);
     let got = oracle_with(&with_sink, &values, &[1.0, 1.0], &[1.0], &[7.0]);
     assert_eq!((got.out[0], got.lse[0]), (0.0, 1.5));

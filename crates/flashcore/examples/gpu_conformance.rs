@@ -56,7 +56,7 @@ fn case_work(filter: &str) -> Vec<Work> {
 /// Draws until so many problems have run: the draws that the GPU's kernels refuse do not count. What is drawn depends on
 /// nothing but the number of the draw.
 fn random_problems(cuda: &Cuda, limits: random::Limits, wanted: usize) -> usize {
-    let draw = |n: u64| (random::case(11, n, limits), HALVES[n as usize % 2], n);
+    let draw = |n: u64| (random::any(11, n, limits), HALVES[n as usize % 2], n);
     let mut reports: Vec<CaseReport> = Vec::new();
     loop {
         let ran = reports.iter().filter(|report| ran(report)).count();

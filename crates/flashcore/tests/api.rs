@@ -130,8 +130,11 @@ fn attempt(arguments: &Arguments) -> Result<(), Error> {
     let result = described(arguments, views).run()?;
     let data = [&q, &k, &v].map(|x| f32::erase(x));
     let got = f32::erase(result.out.data());
-    let values =
-        Values { lengths: arguments.lengths.clone(), sinks: arguments.sinks.clone().map(Into::into) };
+    let values = Values {
+        lengths: arguments.lengths.clone(),
+        sinks: arguments.sinks.clone().map(Into::into),
+        table: None,
+    };
     let instance = Instance::new(&problem, &values).expect("the call was computed");
     let verdict = judge(instance, data, got, Some(result.lse.values()), Rows::ALL);
     assert!(verdict.pass(), "{verdict}");

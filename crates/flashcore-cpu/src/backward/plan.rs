@@ -68,7 +68,7 @@ mod tests {
     #[test]
     fn units_hold_every_key_once_and_follow_each_other() {
         let layout = |heads, seq| Layout::bhsd(Dims::new(3, heads, seq, 8)).unwrap();
-        let values = Values { lengths: Lengths::keys(vec![300, 0, 128]), sinks: None };
+        let values = Values { lengths: Lengths::keys(vec![300, 0, 128]), ..Values::default() };
         let kv = layout(2, 300);
         let problem = Spec::new(DType::F32, layout(4, 5), kv, kv).with(&values).parse().unwrap();
         let units = units(Instance::new(&problem, &values).unwrap());

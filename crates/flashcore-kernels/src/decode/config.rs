@@ -34,10 +34,21 @@ pub struct Config {
     pub mask: Sides,
     /// How sequences are told.
     pub lengths: LengthsKind,
+    /// How the keys of a sequence lie.
+    pub keys: Keys,
     /// Scores are limited by a hyperbolic tangent.
     pub softcap: bool,
     /// Element type of every head's extra logit, if there is one.
     pub sinks: Option<DType>,
+}
+
+/// How the keys of a sequence lie.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Keys {
+    /// One after another.
+    Together,
+    /// In pages that a table names.
+    Paged,
 }
 
 /// How tiles get into shared memory.
@@ -150,6 +161,7 @@ impl Config {
         option(copies == Copies::Tensor, "t");
         option(true, &format!("_{}", self.mask.name()));
         option(self.lengths.name() != "uniform", &format!("_{}", self.lengths.name()));
+        option(self.keys == Keys::Paged, "_paged");
         option(self.softcap, "_cap");
         option(self.sinks.is_some(), sink_name(self.sinks));
         option(self.output == Element::F32, "_to_f32");

@@ -9,11 +9,12 @@
 //! is how many bytes are under way: each warp keeps `stages` tiles of K and of V in flight, and waits for them apart. No
 //! warp waits for another before its keys are through. How many units share a row is told by the grid, how many keys
 //! each of them has by the row's own length, which the kernel reads when it runs.
-//! Reads Q, K, V, SINKS, LENGTHS_*; writes OUT and, unless it is null, LSE (see [`crate::slots`]).
+//! Reads Q, K, V, SINKS, LENGTHS_*, TABLE; writes OUT and, unless it is null, LSE (see [`crate::slots`]).
 
 mod config;
 mod end;
 mod load;
+mod pages;
 mod part;
 mod products;
 mod ring;
@@ -28,20 +29,17 @@ use flashcore_ptx::{
 };
 use flashcore_tile::{BuildError, Builder, Extent, Params, Program, Reg, SmemTile, U32, U64};
 
-pub use config::{Config, Copies, Shape};
+pub use config::{Config, Copies, Keys, Shape};
 
 use crate::{
     parts::{
-        lengths::LengthArguments,
-        maps::slab_map,
-        mask::Mask,
-        scale::Scale,
-        sinks::SinkArgument,
+        lengths::LengthArguments, maps::slab_map, mask::Mask, scale::Scale, sinks::SinkArgument,
         tensor::TensorArgument,
     },
     slots,
 };
 use config::{padded, part_row};
+use pages::PageArguments;
 use source::Tensor;
 
 /// What the host passes, as registers.
@@ -63,6 +61,7 @@ pub(crate) struct Arguments {
     /// Key tiles of a unit at least.
     least_tiles: Reg<U32>,
     lengths: LengthArguments,
+    pages: Option<PageArguments>,
     sinks: Option<SinkArgument>,
     mask: Mask,
     scale: Scale,
@@ -86,6 +85,7 @@ impl Arguments {
             group: params.u32(b, "group", |p| p.group() as u32),
             least_tiles: params.u32(b, "least_tiles", move |p| least_keys(p, turn) / tile_n),
             lengths: LengthArguments::declare(b, params, cfg.lengths, [seq_q, seq_kv]),
+            pages: PageArguments::declare(b, params, cfg),
             sinks: SinkArgument::declare(b, params, cfg.sinks),
             mask: Mask::declare(b, params, cfg.mask),
             scale: Scale::declare(b, params, cfg.softcap, cfg.input),
@@ -131,8 +131,7 @@ impl Layout {
         let v = b.smem_tile(input, [tile_n, v], input.swizzle(v), warps * stages);
         let held = v.offset() + v.copies() * v.bytes();
         b.shared(cfg.shape.parts_bytes(cfg.dim_v).saturating_sub(held), 1);
-        let barriers =
-            (cfg.shape.copies == Copies::Tensor).then(|| b.mbarriers(cfg.shape.barriers()));
+        let barriers = (cfg.shape.copies == Copies::Tensor).then(|| b.mbarriers(cfg.shape.barriers()));
         Self { q, k, v, found: b.shared(4, 16), barriers }
     }
 }
@@ -178,7 +177,8 @@ pub(crate) fn splits(cfg: &Config, problem: &Problem, sms: u32) -> u32 {
     if let Some(splits) = cfg.shape.splits {
         return splits;
     }
-    let turns = problem.longest_kv().div_ceil(least_keys(problem, cfg.keys_per_turn()) as usize).max(1) as u32;
+    let turns =
+        problem.longest_kv().div_ceil(least_keys(problem, cfg.keys_per_turn()) as usize).max(1) as u32;
     if problem.batch_invariant() {
         return turns.min(INVARIANT_SPLITS);
     }

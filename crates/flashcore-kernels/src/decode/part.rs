@@ -88,7 +88,12 @@ impl Share {
     }
 
     /// Reads a part's row if `number` is less than `count`: else it is one that has seen no key.
-    fn read_if(b: &mut Builder, (number, count): (Reg<U32>, Reg<U32>), row: Reg<U64>, column: Reg<U64>) -> Self {
+    fn read_if(
+        b: &mut Builder,
+        (number, count): (Reg<U32>, Reg<U32>),
+        row: Reg<U64>,
+        column: Reg<U64>,
+    ) -> Self {
         let (share, filler) = (Self::unseen(b), b.var_in(Scope::Lane, 0.0));
         let values = values_at(Global::from(b.let_(row + column)));
         b.predicated(number.lt(count), |b| {
@@ -138,7 +143,13 @@ impl Share {
     }
 
     /// Writes the share's values, and its head if it is the row's first.
-    pub(super) fn write<M: Memory>(&self, b: &mut Builder, row: M, values: M, is_first: impl Fn() -> flashcore_tile::Cond) {
+    pub(super) fn write<M: Memory>(
+        &self,
+        b: &mut Builder,
+        row: M,
+        values: M,
+        is_first: impl Fn() -> flashcore_tile::Cond,
+    ) {
         values.write(b, &self.values.map(Val::from));
         let head = [self.top, self.sums[0], self.sums[1], self.sums[1]].map(Val::from);
         b.predicated(is_first(), |b| row.write(b, &head));

@@ -96,7 +96,8 @@ pub(super) fn outputs(
     let mut exponentials: Vec<_> = blocks.iter().map(|block| Exponentials::new(&block.softmax)).collect();
     for key in (0..cfg.shape.tile_n).step_by(MMA_K as usize) {
         let taken = exponentials.iter_mut().zip(scores);
-        let probs: Vec<Quad> = taken.map(|(taken, scores)| probabilities(b, cfg, taken, scores, key)).collect();
+        let probs: Vec<Quad> =
+            taken.map(|(taken, scores)| probabilities(b, cfg, taken, scores, key)).collect();
         for n in 0..cfg.dim_v.div_ceil(MMA_K) {
             let right = values.load_transposed(b, key, n * MMA_K);
             for (block, probs) in blocks.iter().zip(&probs) {

@@ -7,6 +7,7 @@ use flashcore_tile::{
 use super::{
     Arguments, Config, Layout,
     config::Copies,
+    pages::{Entry, Pages},
     source::{Source, Tensor, Wanted, clear_rows},
     unit::Unit,
 };
@@ -40,6 +41,8 @@ pub(super) struct Ring<'a> {
     parity: Reg<U32>,
     /// The key tile of this turn.
     pub(super) tile: Reg<S32>,
+    /// Where keys lie in pages: those, and the entry of the tile that is loaded next.
+    paging: Option<(Pages, Entry)>,
 }
 
 impl<'a> Ring<'a> {
@@ -66,12 +69,34 @@ impl<'a> Ring<'a> {
         let keys = side((args.k, cfg.dim_qk), &layout.k, MatrixOrder::ColumnsFirst, of(0));
         let values = side((args.v, cfg.dim_v), &layout.v, MatrixOrder::RowsFirst, of(1));
         let [stage, parity] = [(); 2].map(|()| b.var_in(Scope::Warp, 0));
-        let ring = Self { cfg, unit, keys, values, stage, parity, tile: b.var_in(Scope::Warp, first) };
-        for ahead in 0..cfg.shape.stages {
-            let stage = b.var(ahead);
-            [Which::Keys, Which::Values].into_iter().for_each(|which| ring.load(b, which, (ahead, stage)));
-        }
+        let tile = b.var_in(Scope::Warp, first);
+        let mut ring = Self { cfg, unit, keys, values, stage, parity, tile, paging: None };
+        ring.fill(b, args);
         ring
+    }
+
+    /// Fills all stages, and fetches the pages of the tile after them.
+    fn fill(&mut self, b: &mut Builder, args: &Arguments) {
+        let (cfg, unit, stages) = (self.cfg, self.unit, self.cfg.shape.stages);
+        let pages = args.pages.map(|args| Pages::new(b, cfg, args, unit));
+        // All entries are asked for before any is needed.
+        let entry = |b: &mut Builder, ahead: u32| {
+            let tile = self.tile_ahead(b, ahead);
+            pages.map(|pages| (pages, pages.fetch(b, cfg, unit, tile)))
+        };
+        let entries: Vec<_> = (0..=stages).map(|ahead| entry(b, ahead)).collect();
+        for (ahead, paging) in (0..stages).zip(&entries) {
+            let stage = b.var(ahead);
+            self.paging = *paging;
+            self.load(b, Which::Keys, (ahead, stage));
+            self.load(b, Which::Values, (ahead, stage));
+        }
+        self.paging = entries[stages as usize];
+    }
+
+    /// The warp's tile so many turns from this one.
+    fn tile_ahead(&self, b: &mut Builder, turns: u32) -> Reg<S32> {
+        b.let_(self.tile + (turns * self.cfg.shape.warps) as i32)
     }
 
     const fn side(&self, which: Which) -> &Side {
@@ -84,12 +109,13 @@ impl<'a> Ring<'a> {
     /// Starts the copies of the warp's tile `ahead` turns from this one, if there is one: a group of their own.
     fn load(&self, b: &mut Builder, which: Which, (ahead, stage): (u32, Reg<U32>)) {
         let (cfg, unit) = (self.cfg, self.unit);
-        let tile = b.let_(self.tile + (ahead * cfg.shape.warps) as i32);
+        let tile = self.tile_ahead(b, ahead);
         let needed = b.uniform::<Warp>(tile.lt(unit.end));
         b.if_uniform(needed, |b| {
             let there = self.there(b, tile);
             let row = tile_row(b, cfg, unit, tile);
-            self.side(which).source.issue(b, stage, Wanted { row, there });
+            let entry = self.paging.map(|(pages, entry)| Entry { page: pages.page(b, entry), ..entry });
+            self.side(which).source.issue(b, stage, Wanted { row, there, entry });
         });
         if cfg.shape.copies == Copies::Lanes {
             b.commit_copies();
@@ -138,6 +164,10 @@ impl<'a> Ring<'a> {
 
     /// Moves on to the warp's next tile.
     pub(super) fn advance(&self, b: &mut Builder) {
+        if let Some((pages, entry)) = self.paging {
+            let tile = self.tile_ahead(b, self.cfg.shape.stages + 1);
+            pages.fetch_into(b, self.cfg, self.unit, (tile, entry));
+        }
         b.set(self.tile, self.tile + self.cfg.shape.warps as i32);
         let next = b.let_(self.stage + 1);
         let round = b.let_(next.eq(self.cfg.shape.stages));

@@ -1,13 +1,13 @@
 //! Where a warp's tiles of keys or values come from, and how they get into its ring.
 //!
-//! Lanes copy 16 bytes each (`cp.async`), wherever rows lie; tensor copies, on Hopper and later, move a tile by one
-//! instruction of one lane, and tell a barrier when it is there.
+//! Lanes copy 16 bytes each (`cp.async`), wherever rows lie: one after another, or each in a page of its own. Tensor copies,
+//! on Hopper and later, move a tile that lies together by one instruction of one lane, and tell a barrier when it is there.
 
 use flashcore_tile::{
     Builder, CHUNK_BYTES, CopyWidth, Mbarrier, Pred, Reg, S32, Shared, SmemTile, TensorMap, U32, U64, Val,
 };
 
-use super::{Config, load::Chunks, unit::Unit};
+use super::{Config, config::Keys, load::Chunks, pages::Entry, unit::Unit};
 use crate::parts::tensor::TensorArgument;
 
 const WARP: u32 = 32;
@@ -28,12 +28,15 @@ pub(super) enum Source {
     Tensor(TensorCopies),
 }
 
-/// What a copy brings: which tile of the sequence, and how many of its rows are keys.
+/// What a copy brings: a tile of the sequence.
 #[derive(Clone, Copy)]
 pub(super) struct Wanted {
-    /// First row in the tensor.
+    /// First row in the tensor, where keys lie together.
     pub(super) row: Reg<U32>,
+    /// How many of its rows are keys.
     pub(super) there: Reg<S32>,
+    /// Where its keys lie, if that is in pages: the key of this lane, or the first.
+    pub(super) entry: Option<Entry>,
 }
 
 impl Source {
@@ -55,7 +58,9 @@ impl Source {
                 let [head, batch] = [unit.head_kv, unit.batch];
                 Self::Tensor(TensorCopies { map, tile: *tile, ring, leads, head, batch, barriers })
             }
-            (Tensor::Rows(rows), _) => Self::Lanes(LaneCopies::new(b, cfg, unit, (&rows, dim), (tile, ring), row)),
+            (Tensor::Rows(rows), _) => {
+                Self::Lanes(LaneCopies::new(b, cfg, unit, (&rows, dim), (tile, ring), row))
+            }
             (Tensor::Map(_), None) => unreachable!("tensor copies have barriers"),
         }
     }
@@ -63,8 +68,8 @@ impl Source {
     /// Starts the copies of the warp's next tile into stage `stage`.
     pub(super) fn issue(&self, b: &mut Builder, stage: Reg<U32>, wanted: Wanted) {
         match self {
-            Self::Lanes(lanes) => lanes.issue(b, stage, wanted.there),
-            Self::Tensor(tensor) => tensor.issue(b, stage, wanted.row),
+            Self::Lanes(lanes) => lanes.issue(b, stage, wanted),
+            Self::Tensor(tensor) => tensor.issue(b, stage, wanted),
         }
     }
 }
@@ -75,11 +80,73 @@ pub(super) struct LaneCopies {
     tile: SmemTile,
     chunks: Chunks,
     places: Vec<Reg<U32>>,
-    /// Where this lane's first row of the next tile lies.
-    from: Reg<U64>,
-    /// Bytes from one pass to the next, and from the last pass of a tile to the first of the warp's next.
-    pass: Reg<U64>,
-    step: Reg<U64>,
+    walk: Walk,
+}
+
+/// From which addresses lanes copy.
+#[derive(Debug)]
+enum Walk {
+    /// Rows lie one after another.
+    Together {
+        /// Where this lane's first row of the next tile lies.
+        from: Reg<U64>,
+        /// Bytes from one pass to the next, and from the last pass of a tile to the first of the warp's next.
+        pass: Reg<U64>,
+        step: Reg<U64>,
+    },
+    /// Rows lie in pages; the tensor, and where this lane's chunk of its head starts.
+    Paged { tensor: TensorArgument, start: Reg<U64> },
+}
+
+impl Walk {
+    fn new(
+        b: &mut Builder,
+        cfg: &Config,
+        unit: &Unit,
+        (tensor, chunks): (&TensorArgument, &Chunks),
+        row: Reg<U32>,
+    ) -> Self {
+        let chunk = b.let_(chunks.chunk.mul_wide(CHUNK_BYTES));
+        if cfg.keys == Keys::Paged {
+            let start = tensor.of_head(b, unit.head_kv);
+            return Self::Paged { tensor: *tensor, start: b.let_(start + chunk) };
+        }
+        let row = b.let_(row + chunks.row);
+        let from = tensor.at(b, unit.batch, unit.head_kv, row);
+        let from = b.let_(from + chunk);
+        let pass = b.let_(tensor.row * u64::from(chunks.rows_per_pass));
+        let rest = cfg.keys_per_turn() - (chunks.passes - 1) * chunks.rows_per_pass;
+        Self::Together { from: b.var(from), pass, step: b.let_(tensor.row * u64::from(rest)) }
+    }
+
+    /// Runs `copy` for every pass over a tile, with the address of this lane's chunk.
+    fn each(
+        &self,
+        b: &mut Builder,
+        chunks: &Chunks,
+        entry: Option<Entry>,
+        mut copy: impl FnMut(&mut Builder, u32, Reg<U64>),
+    ) {
+        match *self {
+            Self::Together { from, pass, step } => {
+                for number in 0..chunks.passes {
+                    copy(b, number, from);
+                    b.set(from, from + if number + 1 < chunks.passes { pass } else { step });
+                }
+            }
+            Self::Paged { tensor, start } => {
+                let Some(Entry { page, row }) = entry else { return };
+                // Each lane knows where one key lies, and asks the others for those of its rows.
+                let offset = tensor.offset(b, page, row);
+                for number in 0..chunks.passes {
+                    let lane = b.let_(chunks.row + number * chunks.rows_per_pass);
+                    let offset = b.shuffle_wide(offset, lane);
+                    let from = b.let_(start + offset);
+                    copy(b, number, from);
+                }
+            }
+        }
+    }
 }
 
 impl LaneCopies {
@@ -95,28 +162,21 @@ impl LaneCopies {
         let chunks = Chunks::new(b, tile, dim, lane, WARP);
         let start = ring.address(b);
         let places = chunks.places(b, tile, start);
-        let row = b.let_(row + chunks.row);
-        let from = tensor.at(b, unit.batch, unit.head_kv, row);
-        let from = b.let_(from + chunks.chunk.mul_wide(CHUNK_BYTES));
-        let pass = b.let_(tensor.row * u64::from(chunks.rows_per_pass));
-        let rest = cfg.keys_per_turn() - (chunks.passes - 1) * chunks.rows_per_pass;
-        let step = b.let_(tensor.row * u64::from(rest));
-        Self { tile: *tile, chunks, places, from: b.var(from), pass, step }
+        let walk = Walk::new(b, cfg, unit, (tensor, &chunks), row);
+        Self { tile: *tile, chunks, places, walk }
     }
 
-    fn issue(&self, b: &mut Builder, stage: Reg<U32>, there: Reg<S32>) {
-        let skip = b.let_(stage * self.tile.bytes());
+    fn issue(&self, b: &mut Builder, stage: Reg<U32>, wanted: Wanted) {
+        let (tile, chunks) = (&self.tile, &self.chunks);
+        let skip = b.let_(stage * tile.bytes());
         let places: Vec<_> = self.places.iter().map(|&place| b.let_(place + skip)).collect();
-        let left = b.let_(there - self.chunks.row.signed());
-        for pass in 0..self.chunks.passes {
-            let rows = pass * self.chunks.rows_per_pass;
-            let there = b.let_(left.gt(rows as i32));
-            let present = self.chunks.present(b, there);
-            let to = self.chunks.place(&self.tile, &places, pass);
-            self.chunks.each(b, |b| b.copy_async(CopyWidth::B16, to, self.from, Some(present.into())));
-            let on = if pass + 1 < self.chunks.passes { self.pass } else { self.step };
-            b.set(self.from, self.from + on);
-        }
+        let left = b.let_(wanted.there - chunks.row.signed());
+        self.walk.each(b, chunks, wanted.entry, |b, pass, from| {
+            let there = b.let_(left.gt((pass * chunks.rows_per_pass) as i32));
+            let present = chunks.present(b, there);
+            let to = chunks.place(tile, &places, pass);
+            chunks.each(b, |b| b.copy_async(CopyWidth::B16, to, from, Some(present.into())));
+        });
     }
 }
 
@@ -133,12 +193,13 @@ pub(super) struct TensorCopies {
 }
 
 impl TensorCopies {
-    fn issue(&self, b: &mut Builder, stage: Reg<U32>, row: Reg<U32>) {
+    fn issue(&self, b: &mut Builder, stage: Reg<U32>, wanted: Wanted) {
+        let (row, batch) = wanted.entry.map_or((wanted.row, self.batch), |entry| (entry.row, entry.page));
         b.if_(self.leads, |b| {
             let done = self.barriers.number(b, stage);
             done.arrive_expecting(b, self.tile.bytes());
             let to = self.ring.plus(b, stage * self.tile.bytes());
-            let at = [Val::Const(0), row.into(), self.head.into(), self.batch.into()];
+            let at = [Val::Const(0), row.into(), self.head.into(), batch.into()];
             b.tma_load(self.map, &self.tile, to, at, done);
         });
     }

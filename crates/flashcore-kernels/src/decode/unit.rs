@@ -13,6 +13,7 @@ use crate::parts::{
 pub(super) struct Unit {
     /// Number of the row tile, which is one key head of one sequence.
     pub(super) tile: Reg<U32>,
+    pub(super) sequence: Reg<U32>,
     /// Index along the tensors' batch dimension.
     pub(super) batch: Reg<U32>,
     pub(super) head_kv: Reg<U32>,
@@ -44,7 +45,7 @@ impl Unit {
         let [number, head_kv, sequence] = b.cta_xyz();
         let [q, kv] = spans(b, cfg, args, sequence);
         let zero = b.var(0);
-        let packed = cfg.lengths == LengthsKind::Ragged;
+        let packed = matches!(cfg.lengths, LengthsKind::Ragged | LengthsKind::PackedQueries);
         let (batch, all) = if packed { (zero, q.len) } else { (sequence, args.lengths.seq_q) };
         // A sequence with more queries than was promised loses some, but touches nothing it should not.
         let rows = b.let_((q.len * args.group).min(args.rows));
@@ -57,6 +58,7 @@ impl Unit {
         let heads_kv = b.let_(args.heads / args.group);
         Self {
             tile: b.let_(sequence * heads_kv + head_kv),
+            sequence,
             batch,
             head_kv,
             q_start: q.start,
@@ -90,7 +92,13 @@ impl Unit {
     }
 
     /// Where the part of this row tile lies that unit `number` makes.
-    pub(super) fn part_at(&self, b: &mut Builder, args: &Arguments, number: Reg<U32>, row_bytes: u32) -> Reg<U64> {
+    pub(super) fn part_at(
+        &self,
+        b: &mut Builder,
+        args: &Arguments,
+        number: Reg<U32>,
+        row_bytes: u32,
+    ) -> Reg<U64> {
         let most = b.ctas();
         let part = b.let_(self.tile * most + number);
         let row = b.let_(part.mul_wide(args.rows));

@@ -23,6 +23,8 @@ pub enum LengthsKind {
     },
     /// Sequences are packed.
     Ragged,
+    /// Queries are packed; sequences use the first of their keys, which lie in pages.
+    PackedQueries,
 }
 
 impl LengthsKind {
@@ -32,6 +34,7 @@ impl LengthsKind {
             Sequences::Uniform => Some(Self::Uniform),
             Sequences::Used { q, kv } => Some(Self::Used { q, kv }),
             Sequences::Ragged { .. } => Some(Self::Ragged),
+            Sequences::PackedQueries { .. } => Some(Self::PackedQueries),
             _ => None,
         }
     }
@@ -44,6 +47,7 @@ impl LengthsKind {
             Self::Used { q: true, kv: false } => "used_q",
             Self::Used { q: false, kv: true } => "used_kv",
             Self::Ragged => "ragged",
+            Self::PackedQueries => "packed_q",
         }
     }
 
@@ -54,12 +58,12 @@ impl LengthsKind {
 
     /// Whether keys end somewhere inside their tensor.
     pub const fn has_keys(self) -> bool {
-        matches!(self, Self::Used { kv: true, .. } | Self::Ragged)
+        matches!(self, Self::Used { kv: true, .. } | Self::Ragged | Self::PackedQueries)
     }
 
     /// Whether some keys of a batch entry may not be used.
     pub const fn cuts_keys(self) -> bool {
-        matches!(self, Self::Used { kv: true, .. })
+        matches!(self, Self::Used { kv: true, .. } | Self::PackedQueries)
     }
 }
 
@@ -96,10 +100,10 @@ impl Numbers {
 
     /// First row and number of rows of a packed sequence.
     #[track_caller]
-    fn range(&self, b: &mut Builder, index: Reg<U32>) -> (Reg<U32>, Reg<U32>) {
+    fn range(&self, b: &mut Builder, index: Reg<U32>) -> Span {
         let next = b.let_(index + 1);
         let (start, end) = (self.at(b, index), self.at(b, next));
-        (start, b.let_(end.max(start) - start))
+        Span { start, len: b.let_(end.max(start) - start) }
     }
 }
 
@@ -140,7 +144,7 @@ impl LengthArguments {
         let (q, kv) = match kind {
             LengthsKind::Uniform => (false, false),
             LengthsKind::Used { q, kv } => (q, kv),
-            LengthsKind::Ragged => (true, true),
+            LengthsKind::Ragged | LengthsKind::PackedQueries => (true, true),
         };
         Self {
             kind,
@@ -161,13 +165,16 @@ impl LengthArguments {
     /// Queries and keys of sequence `index`.
     #[track_caller]
     pub(crate) fn sequence(&self, b: &mut Builder, index: Reg<U32>) -> [Span; 2] {
-        if let (LengthsKind::Ragged, Some(q), Some(kv)) = (self.kind, self.q, self.kv) {
-            return [q, kv].map(|offsets| {
-                let (start, len) = offsets.range(b, index);
-                Span { start, len }
-            });
+        match (self.kind, self.q, self.kv) {
+            (LengthsKind::Ragged, Some(q), Some(kv)) => [q, kv].map(|offsets| offsets.range(b, index)),
+            (LengthsKind::PackedQueries, Some(q), Some(kv)) => {
+                let (q, len, start) = (q.range(b, index), kv.at(b, index), b.var(0));
+                [q, Span { start, len }]
+            }
+            _ => {
+                let start = b.var(0);
+                self.used(b, index).map(|len| Span { start, len })
+            }
         }
-        let start = b.var(0);
-        self.used(b, index).map(|len| Span { start, len })
     }
 }

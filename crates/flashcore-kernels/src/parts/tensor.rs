@@ -26,6 +26,19 @@ impl TensorArgument {
         steps.into_iter().fold(self.base, |at, (index, stride)| b.let_(index.widen() * stride + at))
     }
 
+    /// Where a head starts in the first batch entry.
+    #[track_caller]
+    pub(crate) fn of_head(&self, b: &mut Builder, head: Reg<U32>) -> Reg<U64> {
+        b.let_(head.widen() * self.head + self.base)
+    }
+
+    /// Bytes to a row of a batch entry.
+    #[track_caller]
+    pub(crate) fn offset(&self, b: &mut Builder, batch: Reg<U32>, row: Reg<U32>) -> Reg<U64> {
+        let entry = b.let_(batch.widen() * self.batch);
+        b.let_(row.widen() * self.row + entry)
+    }
+
     #[track_caller]
     pub(crate) fn declare(
         b: &mut Builder,

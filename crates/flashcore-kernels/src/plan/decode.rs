@@ -84,7 +84,16 @@ impl Row {
 }
 
 const fn tile([warps, tile_n, stages]: [u32; 3], ctas_per_sm: u32) -> Shape {
-    Shape { warps, blocks: 1, tile_n, stages, ctas_per_sm, q_in_registers: true, copies: Copies::Lanes, splits: None }
+    Shape {
+        warps,
+        blocks: 1,
+        tile_n,
+        stages,
+        ctas_per_sm,
+        q_in_registers: true,
+        copies: Copies::Lanes,
+        splits: None,
+    }
 }
 
 /// Tiles, narrowest heads first; of the rows for a head dim, the first whose CTAs fit on an SM is taken.

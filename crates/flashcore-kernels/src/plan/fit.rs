@@ -10,7 +10,8 @@ use super::{
     Gpu, Plan, PlanError, Tile, access, check, decode, decode_config, general_config, hopper, hopper_config,
 };
 use crate::{
-    decode as few_queries, forward_sm80,
+    decode::{self as few_queries, Copies},
+    forward_sm80,
     forward_sm90::{self, Order},
     launch::KernelConfig,
     merge,
@@ -124,6 +125,27 @@ fn check_decode(shape: &few_queries::Shape) -> Result<(), Misfit> {
     ])
 }
 
+/// What a problem asks of a tile.
+fn check_decode_for(problem: &Problem, shape: &few_queries::Shape) -> Result<(), Misfit> {
+    let rows = few_queries::rows(problem) as u32;
+    check_rules(&[("blocks", shape.blocks, 1, rows.div_ceil(16)..=2, "enough for all rows")])?;
+    let Some(size) = problem.page_size() else { return Ok(()) };
+    let (tile_n, size) = (shape.tile_n, size as u32);
+    match shape.copies {
+        // A lane looks up one key.
+        Copies::Lanes => {
+            check_rules(&[("tile_n", tile_n, unit_of_powers(tile_n), 16..=32, "16 or 32 over pages")])
+        }
+        Copies::Tensor => check_rules(&[(
+            "page size",
+            size,
+            tile_n,
+            1..=u32::MAX,
+            "a multiple of tile_n for tensor copies",
+        )]),
+    }
+}
+
 fn check_hopper(shape: &forward_sm90::Shape) -> Result<(), Misfit> {
     let RegisterBudget { producer, consumer } =
         shape.budget.unwrap_or(RegisterBudget { producer: 24, consumer: 24 });
@@ -162,8 +184,7 @@ pub fn plan_tile(problem: &Problem, gpu: &Gpu, alignment: u64, tile: Tile) -> Re
         Tile::Decode(shape) => {
             let half = decode::accept(problem, input, gpu, access)
                 .map_err(|reason| Misfit::Kernel { kernel: "decode", reason })?;
-            let rows = few_queries::rows(problem) as u32;
-            check_rules(&[("blocks", shape.blocks, 1, rows.div_ceil(16)..=2, "enough for all rows")])?;
+            check_decode_for(problem, &shape)?;
             decode_config(problem, gpu, half, shape)?
         }
         Tile::Sm90(shape) => {

@@ -221,7 +221,7 @@ fn laws() -> Vec<Check> {
 
 fn randoms(count: u64) -> Vec<Check> {
     let check = |index| Check {
-        subject: Subject::Case(Arc::new(random::case(1, index, random::Limits::SMALL))),
+        subject: Subject::Case(Arc::new(random::any(1, index, random::Limits::SMALL))),
         dtype: DType::ALL[index as usize % 3],
         seed: index,
     };

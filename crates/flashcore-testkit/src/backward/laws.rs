@@ -3,8 +3,8 @@
 //! Most say that two problems have the same gradients: one is run, the other is what the oracle computes.
 
 use flashcore_core::{
-    Backend, BackwardCall, BackwardInputs, BackwardSpec, DType, Dims, Element, GradientsMut, Layout, Lengths,
-    Mask, RowSums, RowTerms, Spec,
+    Backend, BackwardCall, BackwardInputs, BackwardSpec, DType, Dims, Element, GradientsMut, Layout, Mask,
+    RowSums, RowTerms, Spec,
 };
 use half::{bf16, f16};
 
@@ -261,7 +261,7 @@ fn parts_add_up<T: Element>(backend: &dyn Backend, seed: u64) -> Result<(), Outc
             d_out: T::erase(&d_out),
         };
         let qkv = [&mut dq[..], &mut dk[first..], &mut dv[first..]].map(f32::erase_mut);
-        let values = flashcore_core::Values { lengths: Lengths::Uniform, sinks: None };
+        let values = flashcore_core::Values::default();
         let grads = GradientsMut { qkv, sinks: None };
         let mut call = BackwardCall::bind(&problem, &values, inputs, grads).map_err(refused)?;
         backend.backward(&mut call).map_err(|error| Outcome::from(crate::bench::Trouble::from(error)))?;

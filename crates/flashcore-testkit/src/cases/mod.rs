@@ -7,10 +7,11 @@ mod table;
 
 use std::fmt;
 
-use flashcore_core::{DType, Dims, Instance, Lengths, Mask, Problem, ProblemError, Spec, Values};
+use flashcore_core::{DType, Dims, Instance, Lengths, Mask, PageTable, Problem, ProblemError, Spec, Values};
 
 use crate::{
     inputs::{Inputs, Place, Placement},
+    pages::offsets,
     rng::Rng,
 };
 
@@ -44,6 +45,8 @@ pub enum Tag {
     Gqa,
     /// Packed sequences.
     Ragged,
+    /// Keys in pages.
+    Pages,
     /// Head dimensions.
     HeadDims,
     /// Sequence lengths around tile edges.
@@ -93,7 +96,7 @@ pub struct Case {
     pub tag: Tag,
     /// Extents of Q.
     pub q: Dims,
-    /// Extents of K.
+    /// Extents of K; of keys in pages, a page for each batch entry.
     pub k: Dims,
     /// Features of V.
     pub dim_v: usize,
@@ -107,6 +110,8 @@ pub struct Case {
     pub sinks: Sinks,
     /// Used or packed lengths.
     pub lengths: Lengths,
+    /// Which pages hold the keys, where they lie in pages.
+    pub table: Option<PageTable>,
     /// Whether bits must not depend on the batch.
     pub batch_invariant: bool,
     /// What the tensors hold.
@@ -134,6 +139,7 @@ impl Case {
             softcap: None,
             sinks: Sinks::None,
             lengths: Lengths::Uniform,
+            table: None,
             batch_invariant: false,
             inputs: Inputs::Normal,
             placement: Placement::Dense,
@@ -150,14 +156,8 @@ impl Case {
         heads: [usize; 2],
         dim: usize,
     ) -> Self {
-        let offsets = |len: fn(&(u32, u32)) -> u32| -> Vec<u32> {
-            let ends = pairs.iter().scan(0, |end, pair| {
-                *end += len(pair);
-                Some(*end)
-            });
-            std::iter::once(0).chain(ends).collect()
-        };
-        let (q, kv) = (offsets(|pair| pair.0), offsets(|pair| pair.1));
+        let (q, kv): (Vec<u32>, Vec<u32>) = pairs.iter().copied().unzip();
+        let (q, kv) = (offsets(&q), offsets(&kv));
         let total = |offsets: &[u32]| offsets.last().map_or(0, |&end| end as usize);
         let shape = [1, heads[0], heads[1], total(&q), total(&kv)];
         Self { lengths: Lengths::ragged(q, kv), ..Self::new(tag, name, shape, dim) }
@@ -178,10 +178,10 @@ impl Case {
         self.placement.places([self.q, self.k, self.v(), self.out()])
     }
 
-    /// The lengths and sinks of the case; the seed decides about the sinks.
+    /// The lengths, table and sinks of the case; the seed decides about the sinks.
     pub fn values(&self, seed: u64) -> Values {
         let sinks = self.sinks.logits(self.q.heads, seed).map(Into::into);
-        Values { lengths: self.lengths.clone(), sinks }
+        Values { lengths: self.lengths.clone(), sinks, table: self.table.clone() }
     }
 
     /// The case as a problem.

@@ -6,6 +6,7 @@ use super::{Case, Sinks, Tag};
 use crate::{
     inputs::{Inputs, Placement},
     kinds::Kind,
+    pages,
 };
 
 /// Every case.
@@ -26,6 +27,7 @@ pub fn all() -> Vec<Case> {
         lengths(),
         softcaps(),
         sinks(),
+        pages::cases(),
     ];
     families.into_iter().flatten().collect()
 }

@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use flashcore_core::{
-    Backend, BackendError, DType, DataMut, Element, HostCall, Instance, Layout, Lengths, Mask, Ran, Spec,
-    Values,
+    Backend, BackendError, DType, DataMut, Element, HostCall, Instance, Layout, Lengths, Mask, PageTable,
+    Ran, Sequences, Spec, Values,
 };
 use flashcore_testkit::{Answer, Step, naive, plain};
 
@@ -103,6 +103,20 @@ mutants! {
     "takes packed sequences for one", Correctness => |call, _| other_call(call, |_, values| {
         if matches!(values.lengths, Lengths::Ragged { .. }) {
             values.lengths = Lengths::Uniform;
+        }
+    });
+    "takes pages in their order", Sanity => |call, _| other_call(call, |spec, values| {
+        let (pages, sequences) = (spec.k.dims().batch.max(1), spec.sequences);
+        values.table = values.table.take().map(|table| {
+            let count = if let Sequences::PackedQueries { count, .. } = sequences { count } else { spec.q.dims().batch };
+            let numbers: Vec<i32> = (0..count * table.columns()).map(|n| (n % pages) as i32).collect();
+            PageTable::new(numbers, table.columns())
+        });
+    });
+    "reads whole pages", Sanity => |call, _| other_call(call, |spec, values| {
+        let size = spec.k.dims().seq as u32;
+        if let (Lengths::PackedQueries { kv, .. }, Some(_)) = (&mut values.lengths, &values.table) {
+            *kv = kv.iter().map(|len| len.next_multiple_of(size)).collect();
         }
     });
     "weights sum to 1.02", Correctness => |call, _| other_answer(call, |answer| {

@@ -56,6 +56,7 @@ impl Cuda {
             lse: if lse.as_ref().is_some_and(|lse| !lse.is_empty()) { device_lse.address() } else { 0 },
             lengths_q: bound(slots::LENGTHS_Q),
             lengths_kv: bound(slots::LENGTHS_KV),
+            table: bound(slots::TABLE),
             sinks: bound(slots::SINKS),
         };
         // SAFETY: the buffers hold what the call's layouts reach, and live until the copies below have waited.

@@ -2,7 +2,7 @@
 
 use std::{ffi::c_void, sync::Arc};
 
-use flashcore_core::{Operand, Problem, Sequences};
+use flashcore_core::{Operand, Problem};
 use flashcore_cuda::{Kernel, Prepared, Route, Stream, launch_all};
 use flashcore_kernels::{ALLOCATED_ALIGNMENT, Plan, Tile, plan_tile, slots};
 
@@ -30,6 +30,10 @@ pub struct DeviceTensors {
     pub lengths_q: u64,
     /// The same of keys and values.
     pub lengths_kv: u64,
+    /// i32 page numbers, a row for each sequence; 0 where keys do not lie in pages.
+    ///
+    /// Numbers beyond a sequence's keys are not looked at; others are brought into the range of the pages.
+    pub table: u64,
     /// One sink per query head in the problem's type for them; 0 where it has none.
     pub sinks: u64,
 }
@@ -124,10 +128,12 @@ impl Ready {
         }
         addresses[slots::LSE.0 as usize] = tensors.lse;
         let index = u64::from(self.problem.index().bytes());
-        let (of_q, of_kv) = self.wants_lengths();
+        let [of_q, of_kv] = self.problem.sequences_kind().numbers();
+        let table = self.problem.pages().map(|_| size_of::<i32>() as u64);
         let values = [
             (slots::LENGTHS_Q, Operand::LengthsQ, tensors.lengths_q, of_q.then_some(index)),
             (slots::LENGTHS_KV, Operand::LengthsKv, tensors.lengths_kv, of_kv.then_some(index)),
+            (slots::TABLE, Operand::Table, tensors.table, table),
             (slots::SINKS, Operand::Sinks, tensors.sinks, self.problem.sinks().map(|s| s.bytes() as u64)),
         ];
         for (slot, operand, address, wanted) in values {
@@ -144,15 +150,6 @@ impl Ready {
             return Err(Error::Missing { operand: Operand::Lse });
         }
         Ok(addresses)
-    }
-
-    /// Whether the problem asks for lengths of queries and of keys.
-    fn wants_lengths(&self) -> (bool, bool) {
-        match self.problem.sequences_kind() {
-            Sequences::Used { q, kv } => (q, kv),
-            Sequences::Ragged { .. } => (true, true),
-            _ => (false, false),
-        }
     }
 }
 

@@ -1,0 +1,71 @@
+//! Laws of keys in pages.
+
+use flashcore_core::{Backend, Dims, Element, Mask, PageTable};
+
+use super::{draw, expect, expect_same_bits, run};
+use crate::{
+    cases::{Case, Tag},
+    pages::Paging,
+    rng::Rng,
+    suite::Outcome,
+};
+
+const PAIRS: [(u32, u32); 5] = [(5, 40), (1, 150), (64, 64), (0, 9), (3, 0)];
+
+fn paged(size: usize) -> Case {
+    let paging = Paging { packed: true, ..Paging::of(size) };
+    Case { mask: Mask::CAUSAL, ..Case::paged(format!("law {size}"), paging, &PAIRS, [4, 2], 64) }
+}
+
+/// Packed rows of the keys, moved to where the case's table says.
+fn into_pages(case: &Case, table: &PageTable, packed: &[f32], total: usize) -> Vec<f32> {
+    let Dims { heads, seq: size, dim, .. } = case.k;
+    let mut pool = vec![0.0; case.k.count().unwrap_or(0)];
+    let mut first = 0;
+    for (n, keys) in PAIRS.map(|pair| pair.1 as usize).into_iter().enumerate() {
+        for (head, key) in (0..heads).flat_map(|head| (0..keys).map(move |key| (head, key))) {
+            let page = table.row(n)[key / size] as usize;
+            let to = ((page * heads + head) * size + key % size) * dim;
+            let from = (head * total + first + key) * dim;
+            pool[to..to + dim].copy_from_slice(&packed[from..from + dim]);
+        }
+        first += keys;
+    }
+    pool
+}
+
+pub(super) fn equal_keys_together<T: Element>(backend: &dyn Backend, seed: u64) -> Result<(), Outcome> {
+    let together = Case { mask: Mask::CAUSAL, ..Case::ragged(Tag::Random, "property", &PAIRS, [4, 2], 64) };
+    let [q, k, v] = draw(&together, seed);
+    for size in [1, 3, 16, 64] {
+        let case = paged(size);
+        let table = case.table.as_ref().expect("a paged case");
+        let [k, v] = [&k, &v].map(|rows| into_pages(&case, table, rows, together.k.seq));
+        let got = run::<T>(backend, &case, &[q.clone(), k, v], seed)?;
+        expect::<T>(&got, &together, &draw(&together, seed), seed)?;
+    }
+    Ok(())
+}
+
+pub(super) fn order_does_not_matter<T: Element>(backend: &dyn Backend, seed: u64) -> Result<(), Outcome> {
+    let case = paged(16);
+    let [q, k, v] = draw(&case, seed);
+    let before = run::<T>(backend, &case, &[q.clone(), k.clone(), v.clone()], seed)?;
+    let to = Rng::new(seed).permutation(case.k.batch);
+    let page = case.k.heads * case.k.seq * case.k.dim;
+    let moved = |pool: &[f32]| {
+        let mut pages = vec![0.0; pool.len()];
+        for (from, &to) in pool.chunks_exact(page).zip(&to) {
+            pages[to * page..][..page].copy_from_slice(from);
+        }
+        pages
+    };
+    let table = case.table.as_ref().expect("a paged case");
+    // Whatever stands beyond a sequence's keys may change, too.
+    let number =
+        |&old: &i32| usize::try_from(old).ok().and_then(|old| to.get(old)).map_or(7, |&to| to as i32);
+    let numbers: Vec<i32> = (0..PAIRS.len()).flat_map(|n| table.row(n)).map(number).collect();
+    let other = Case { table: Some(PageTable::new(numbers, table.columns())), ..case.clone() };
+    let after = run::<T>(backend, &other, &[q, moved(&k), moved(&v)], seed)?;
+    expect_same_bits(&before, &after)
+}
