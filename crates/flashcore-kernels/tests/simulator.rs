@@ -69,19 +69,23 @@ fn few_queries_are_right_under_every_schedule() {
             DType::F16 => wrong::<f16>(member, plan, n),
             _ => wrong::<bf16>(member, plan, n),
         };
-        let tensor = by_tensor_copies(member, &plan);
-        let error = check(&plan).or_else(|| tensor.as_ref().and_then(check));
+        let error = check(&plan).or_else(|| variants(member, &plan).iter().find_map(check));
         error.map(|error| format!("{name}: {error}"))
     });
 }
 
-/// The same with tensor copies, where there are such.
-fn by_tensor_copies(member: &Member, plan: &Plan) -> Option<Plan> {
-    let Tile::Decode(shape) = plan.kernel().tile() else { return None };
-    let tile = Tile::Decode(decode::Shape { copies: decode::Copies::Tensor, ..shape });
+/// The same with work shared evenly and, where there are such, tensor copies.
+fn variants(member: &Member, plan: &Plan) -> Vec<Plan> {
+    let Tile::Decode(shape) = plan.kernel().tile() else { return Vec::new() };
     let lies_together = member.problem.page_size().is_none_or(|size| size.is_multiple_of(16));
-    (member.gpu.capability >= (9, 0) && lies_together)
-        .then(|| plan_tile(&member.problem, &member.gpu, 16, tile).unwrap())
+    let has_copies = member.gpu.capability >= (9, 0) && lies_together;
+    let even = decode::Shape { order: decode::Order::Even, ..shape };
+    let tensor = decode::Shape { copies: decode::Copies::Tensor, ..shape };
+    let both = decode::Shape { copies: decode::Copies::Tensor, ..even };
+    let some = if has_copies { vec![even, tensor, both] } else { vec![even] };
+    // Few CTAs have several units each.
+    let gpu = Gpu { sms: 3, ..member.gpu };
+    some.into_iter().map(|shape| plan_tile(&member.problem, &gpu, 16, Tile::Decode(shape)).unwrap()).collect()
 }
 
 /// The merges of the covering set and of the merge suite.

@@ -75,6 +75,16 @@ impl Builder {
         dst
     }
 
+    /// The sum over all lanes of the warp (sm_80 on).
+    #[track_caller]
+    pub fn warp_sum(&mut self, x: Reg<U32>) -> Reg<U32> {
+        self.require("redux.sync over a full warp", Scope::Warp);
+        let dst = self.fresh::<U32>(Scope::Warp);
+        let mods = [Mod::Add, Mod::Type(ScalarType::U32)];
+        self.emit(Op::ReduxSync, &mods, [dst.operand(), x.operand(), Operand::int(ALL_LANES)]);
+        dst
+    }
+
     /// Whether the condition holds in any lane of the warp.
     #[track_caller]
     pub fn any(&mut self, cond: Pred) -> crate::control::Uniform<Warp> {

@@ -9,6 +9,7 @@ use flashcore_ptx::{
 use flashcore_tile::{Element, Half, MMA_M};
 use serde::{Deserialize, Serialize};
 
+use super::MOST_SEQUENCES;
 use crate::parts::{lengths::LengthsKind, mask::Sides, sinks::sink_name};
 
 /// Floats by which the row of a part is longer than its values: a head of four, and as many that only pad, so that
@@ -61,6 +62,16 @@ pub enum Copies {
     Tensor,
 }
 
+/// Which CTA computes what.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug)]
+#[serde(rename_all = "lowercase")]
+pub enum Order {
+    /// Each CTA has one unit; the grid says how many share a row.
+    Grid,
+    /// As many CTAs as the GPU holds share all keys evenly.
+    Even,
+}
+
 /// Tile, warps and ring of a kernel: what tuning changes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug)]
 #[serde(deny_unknown_fields)]
@@ -79,6 +90,8 @@ pub struct Shape {
     pub q_in_registers: bool,
     /// How K and V get there.
     pub copies: Copies,
+    /// Which CTA computes what.
+    pub order: Order,
     /// Most CTAs that share the keys of a row; as many as fill the GPU where `None`.
     pub splits: Option<u32>,
 }
@@ -106,7 +119,7 @@ impl Shape {
         let queries = self.rows() * qk * 2;
         let ring = self.warps * self.stages * self.tile_n * (qk + v) * 2;
         // Parts lie over queries and ring when those have been read; a word says who came last.
-        (queries + ring).max(self.parts_bytes(dims[1])) + 16 + 8 * self.barriers()
+        (queries + ring).max(self.over_bytes(dims[1])) + 16 + 8 * self.barriers()
     }
 
     /// Barriers of all stages.
@@ -114,9 +127,10 @@ impl Shape {
         2 * self.warps * self.stages
     }
 
-    /// Bytes of the parts of all warps.
-    pub(super) const fn parts_bytes(&self, dim_v: u32) -> u32 {
-        self.warps * self.rows() * part_row(dim_v)
+    /// Bytes of what lies over queries and ring at other times: turns of sequences before, parts of all warps after.
+    pub(super) fn over_bytes(&self, dim_v: u32) -> u32 {
+        let turns = if self.order == Order::Even { 4 * MOST_SEQUENCES } else { 0 };
+        turns.max(self.warps * self.rows() * part_row(dim_v))
     }
 }
 
@@ -143,7 +157,7 @@ impl Config {
 
     /// The kernel's name: every field is in it that the text depends on, which is all but the splits, told by the grid.
     pub fn name(&self) -> Ident {
-        let Shape { warps, blocks, tile_n, stages, ctas_per_sm, q_in_registers, copies, splits: _ } =
+        let Shape { warps, blocks, tile_n, stages, ctas_per_sm, q_in_registers, copies, order, splits: _ } =
             self.shape;
         let mut name = format!(
             "fc_decode_{}_{}_d{}v{}_w{warps}x{blocks}n{tile_n}s{stages}c{ctas_per_sm}",
@@ -159,6 +173,7 @@ impl Config {
         };
         option(q_in_registers, "q");
         option(copies == Copies::Tensor, "t");
+        option(order == Order::Even, "e");
         option(true, &format!("_{}", self.mask.name()));
         option(self.lengths.name() != "uniform", &format!("_{}", self.lengths.name()));
         option(self.keys == Keys::Paged, "_paged");

@@ -62,7 +62,7 @@ fn store_warp(b: &mut Builder, cfg: &Config, unit: &Unit, blocks: &[Block]) {
         let part = block.softmax.part(b);
         for (half, row) in rows.into_iter().enumerate() {
             let row = b.let_(row + n * MMA_M);
-            let there = b.let_(row.lt(unit.written));
+            let there = b.let_(row.lt(unit.sequence.written));
             let at = b.let_(row * part_row(cfg.dim_v) + start);
             let values = part::values_at(Shared::from(b.let_(at + column)));
             let heads = [part.top[half], part.sum[half], part.rounded[half], part.rounded[half]];
@@ -89,6 +89,13 @@ struct Place {
     vector: Reg<U32>,
 }
 
+impl Place {
+    /// Bytes from the first column of a part's row to these.
+    fn column(&self, b: &mut Builder) -> Reg<U64> {
+        b.let_(self.vector.mul_wide(COLUMN_BYTES))
+    }
+}
+
 /// What the end of a unit needs to know.
 struct End<'a> {
     cfg: &'a Config,
@@ -100,7 +107,7 @@ impl End<'_> {
     /// Runs `body` for every place of the tile, spread over all threads.
     fn each_place(&self, b: &mut Builder, body: impl FnOnce(&mut Builder, Place)) {
         let vectors = self.cfg.dim_v / COLUMNS;
-        let all = b.let_(self.unit.written * vectors);
+        let all = b.let_(self.unit.sequence.written * vectors);
         let thread = b.thread();
         let index = b.var_in(Scope::Lane, thread);
         b.while_(
@@ -127,19 +134,18 @@ impl End<'_> {
         Share::join(b, &parts)
     }
 
-    /// Where a place's row lies in the part of unit `number`, and its columns from there.
-    fn in_unit(&self, b: &mut Builder, number: Reg<U32>, place: Place) -> (Reg<U64>, Reg<U64>) {
-        let row_bytes = part_row(self.cfg.dim_v);
-        let part = self.unit.part_at(b, self.args, number, row_bytes);
-        let row = b.let_(part + place.row.mul_wide(row_bytes));
-        (row, b.let_(place.vector.mul_wide(COLUMN_BYTES)))
+    /// Where a place's row lies in part number `part`.
+    fn in_part(&self, b: &mut Builder, part: Reg<U32>, place: Place) -> Reg<U64> {
+        let part = self.unit.part_at(b, self.cfg, self.args, part);
+        b.let_(part + place.row.mul_wide(part_row(self.cfg.dim_v)))
     }
 
     /// Writes what the warps made together as this unit's part.
     fn store_unit(&self, b: &mut Builder) {
         self.each_place(b, |b, place| {
             let share = self.of_warps(b, place);
-            let (row, column) = self.in_unit(b, self.unit.number, place);
+            let row = self.in_part(b, self.unit.part, place);
+            let column = place.column(b);
             let values = part::values_at(Global::from(b.let_(row + column)));
             share.write(b, row.into(), values, || place.vector.eq(0));
         });
@@ -149,7 +155,8 @@ impl End<'_> {
     fn is_last(&self, b: &mut Builder, layout: &Layout) -> Uniform<Cta> {
         b.sync_cta();
         let thread = b.thread();
-        let counter = b.let_(self.args.done + self.unit.tile.mul_wide(4));
+        let row_tile = self.unit.row_tile(b, self.args);
+        let counter = b.let_(self.args.done + row_tile.mul_wide(4));
         let found = b.shared_at(layout.found);
         let last = b.let_(self.unit.count - 1);
         b.if_(thread.eq(0), |b| {
@@ -165,10 +172,12 @@ impl End<'_> {
     /// Merges the parts of all units.
     fn merge_units(&self, b: &mut Builder) {
         self.each_place(b, |b, place| {
-            let zero = b.var(0);
-            let (first, column) = self.in_unit(b, zero, place);
-            let stride = b.let_(self.args.rows.mul_wide(part_row(self.cfg.dim_v)));
-            let share = Share::join_all(b, first, stride, column, self.unit.count);
+            let [first, second] =
+                [self.unit.first_part, self.unit.second_part].map(|part| self.in_part(b, part, place));
+            let row_bytes = part_row(self.cfg.dim_v) * self.unit.part_step;
+            let stride = b.let_(self.args.rows.mul_wide(row_bytes));
+            let column = place.column(b);
+            let share = Share::join_all(b, [first, second], stride, column, self.unit.count);
             self.finish(b, place, &share);
         });
     }
@@ -178,11 +187,11 @@ impl End<'_> {
         let (cfg, args, unit) = (self.cfg, self.args, self.unit);
         let head = unit.head_of(b, args, place.row);
         let query = unit.query_of(b, args, place.row);
-        let at = unit.place_of(b, query);
+        let at = unit.sequence.place_of(b, query);
         let sink = args.sinks.map(|sinks| sinks.of_head(b, head));
         let (mut factor, mut lse) = share.close(b, sink);
         if cfg.lengths.cuts_queries() {
-            let unused = b.let_(query.ge(unit.queries));
+            let unused = b.let_(query.ge(unit.sequence.queries));
             factor = b.select(unused, 0.0, factor);
             lse = b.select(unused, f32::NEG_INFINITY, lse);
         }
@@ -191,7 +200,7 @@ impl End<'_> {
             let value = b.mul(value, factor);
             b.select(empty, 0.0, value)
         });
-        let row = args.out.at(b, unit.batch, head, at);
+        let row = args.out.at(b, unit.sequence.batch, head, at);
         let to = b.let_(row + place.vector.mul_wide(COLUMNS * cfg.output.bytes()));
         match cfg.output {
             Element::F32 => b.store_global(to, &values.map(Val::from)),
@@ -201,7 +210,7 @@ impl End<'_> {
             }
         }
         let [batch, head, heads, seq, at] =
-            [unit.batch, head, args.heads, args.lengths.seq_q, at].map(|x| b.let_(x.widen()));
+            [unit.sequence.batch, head, args.heads, args.lengths.seq_q, at].map(|x| b.let_(x.widen()));
         let index = b.let_((batch * heads + head) * seq + at);
         let to = b.let_(index * 4 + args.lse);
         b.predicated(place.vector.eq(0) & args.lse.ne(0), |b| b.store_global(to, &[lse.into()]));

@@ -90,11 +90,11 @@ pub(super) fn queries(b: &mut Builder, cfg: &Config, args: &Arguments, layout: &
     chunks.each(b, |b| {
         for pass in 0..chunks.passes {
             let row = b.let_(chunks.row + pass * chunks.rows_per_pass);
-            let there = b.let_(row.lt(unit.rows));
+            let there = b.let_(row.lt(unit.sequence.rows));
             let present = chunks.present(b, there);
             let (query, head) = (unit.query_of(b, args, row), unit.head_of(b, args, row));
-            let place = unit.place_of(b, query);
-            let from = args.q.at(b, unit.batch, head, place);
+            let place = unit.sequence.place_of(b, query);
+            let from = args.q.at(b, unit.sequence.batch, head, place);
             let from = b.let_(from + chunks.chunk.mul_wide(CHUNK_BYTES));
             // Nothing is read of rows that are not there, but addresses stay inside the tensor all the same.
             let from = b.select(there, from, args.q.base());

@@ -13,6 +13,7 @@
 
 mod config;
 mod end;
+mod even;
 mod load;
 mod pages;
 mod part;
@@ -29,7 +30,8 @@ use flashcore_ptx::{
 };
 use flashcore_tile::{BuildError, Builder, Extent, Params, Program, Reg, SmemTile, U32, U64};
 
-pub use config::{Config, Copies, Keys, Shape};
+pub use config::{Config, Copies, Keys, Order, Shape};
+pub use even::MOST_SEQUENCES;
 
 use crate::{
     parts::{
@@ -54,10 +56,12 @@ pub(crate) struct Arguments {
     parts: Reg<U64>,
     /// For each row tile, how many of its units are done.
     done: Reg<U64>,
-    /// Rows of a tile at most, heads of queries, and heads that share a key head.
+    /// Rows of a tile at most, heads of queries and of keys, heads that share one of keys, and sequences.
     rows: Reg<U32>,
     heads: Reg<U32>,
+    heads_kv: Reg<U32>,
     group: Reg<U32>,
+    sequences: Reg<U32>,
     /// Key tiles of a unit at least.
     least_tiles: Reg<U32>,
     lengths: LengthArguments,
@@ -82,7 +86,9 @@ impl Arguments {
             done: params.buffer(b, "done", slots::TILE_COUNTER),
             rows: params.u32(b, "rows", |p| rows(p) as u32),
             heads: params.u32(b, "heads", |p| p.heads_q() as u32),
+            heads_kv: params.u32(b, "heads_kv", |p| p.heads_kv() as u32),
             group: params.u32(b, "group", |p| p.group() as u32),
+            sequences: params.u32(b, "sequences", |p| p.sequences() as u32),
             least_tiles: params.u32(b, "least_tiles", move |p| least_keys(p, turn) / tile_n),
             lengths: LengthArguments::declare(b, params, cfg.lengths, [seq_q, seq_kv]),
             pages: PageArguments::declare(b, params, cfg),
@@ -130,7 +136,7 @@ impl Layout {
         let k = b.smem_tile(input, [tile_n, qk], input.swizzle(qk), warps * stages);
         let v = b.smem_tile(input, [tile_n, v], input.swizzle(v), warps * stages);
         let held = v.offset() + v.copies() * v.bytes();
-        b.shared(cfg.shape.parts_bytes(cfg.dim_v).saturating_sub(held), 1);
+        b.shared(cfg.shape.over_bytes(cfg.dim_v).saturating_sub(held), 1);
         let barriers = (cfg.shape.copies == Copies::Tensor).then(|| b.mbarriers(cfg.shape.barriers()));
         Self { q, k, v, found: b.shared(4, 16), barriers }
     }
@@ -145,10 +151,16 @@ pub fn decode(cfg: &Config) -> Result<Program<Problem>, BuildError> {
     let layout = Layout::new(&mut b, cfg);
     if cfg.target.includes(Target::Sm90) {
         b.launch_dependents();
+    }
+    work::run(&mut b, cfg, &args, &layout);
+    b.finish(&name, params)
+}
+
+/// Waits for what the kernel before has written. What needs none of it comes first, and overlaps with that kernel's end.
+fn wait_for_predecessor(b: &mut Builder, cfg: &Config) {
+    if cfg.target.includes(Target::Sm90) {
         b.wait_for_predecessor();
     }
-    work::unit(&mut b, cfg, &args, &layout);
-    b.finish(&name, params)
 }
 
 /// Rows of a tile: queries × heads that share a key head.
@@ -198,12 +210,21 @@ const ENOUGH: f64 = 0.9;
 
 /// The launch that computes `problem`: `None` where there is nothing to compute.
 pub fn extent(cfg: &Config, problem: &Problem, sms: u32) -> Option<Extent> {
-    let (splits, tiles) = (splits(cfg, problem, sms), row_tiles(problem));
-    let parts = (tiles * rows(problem)) as u64 * u64::from(splits * part_row(cfg.dim_v));
+    let tiles = row_tiles(problem);
+    let (grid, parts) = match cfg.shape.order {
+        Order::Grid => {
+            let splits = splits(cfg, problem, sms);
+            ([splits, problem.heads_kv() as u32, problem.sequences() as u32], tiles * splits as usize)
+        }
+        Order::Even => {
+            let ctas = sms * cfg.shape.ctas_per_sm;
+            ([ctas, 1, 1], 2 * ctas as usize)
+        }
+    };
+    let part = rows(problem) as u64 * u64::from(part_row(cfg.dim_v));
     let workspace = vec![
-        Workspace { slot: slots::PARTS, bytes: parts, zeroed: false },
+        Workspace { slot: slots::PARTS, bytes: parts as u64 * part, zeroed: false },
         Workspace { slot: slots::TILE_COUNTER, bytes: 4 * tiles as u64, zeroed: true },
     ];
-    let grid = [splits, problem.heads_kv() as u32, problem.sequences() as u32];
     (tiles > 0 && problem.rows() > 0).then_some(Extent { grid, workspace, dependent: true })
 }

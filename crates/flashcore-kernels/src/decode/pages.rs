@@ -55,7 +55,7 @@ pub(super) struct Pages {
 
 impl Pages {
     pub(super) fn new(b: &mut Builder, cfg: &Config, args: PageArguments, unit: &Unit) -> Self {
-        let first = b.let_(unit.sequence.mul_wide(args.stride));
+        let first = b.let_(unit.sequence.index.mul_wide(args.stride));
         let numbers = b.let_(first * 4 + args.table);
         let (key, scope) = match cfg.shape.copies {
             Copies::Lanes => {
@@ -89,7 +89,7 @@ impl Pages {
         b.set(entry.row, key - number * self.args.size);
         let at = b.let_(self.numbers + number.mul_wide(4));
         // What the table says beyond the keys is never looked at.
-        b.predicated(key.lt(unit.keys), |b| b.load_global_into([entry.page], at));
+        b.predicated(key.lt(unit.sequence.keys), |b| b.load_global_into([entry.page], at));
     }
 
     /// The page of an entry, which has arrived, brought into the range of the pages.

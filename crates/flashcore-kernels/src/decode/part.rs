@@ -116,21 +116,24 @@ impl Share {
         Self { top, sums, values: std::array::from_fn(|n| sum(b, &|part| part.values[n])) }
     }
 
-    /// Parts `0..count` of a row as a whole, from global memory, `stride` bytes from one to the next.
+    /// Parts `0..count` of a row as a whole, from global memory: the first, and those from the second on, `stride` bytes from
+    /// one to the next.
     pub(super) fn join_all(
         b: &mut Builder,
-        first: Reg<U64>,
+        [first, second]: [Reg<U64>; 2],
         stride: Reg<U64>,
         column: Reg<U64>,
         count: Reg<U32>,
     ) -> Self {
-        let (whole, at, done) = (Self::unseen(b), b.var_in(Scope::Lane, first), b.var_in(Scope::Lane, 0));
+        let one = b.var(1);
+        let whole = Self::read_if(b, (one, count), first, column);
+        let (at, done) = (b.var_in(Scope::Lane, second), b.var_in(Scope::Lane, 1));
         b.while_(
             |_| done.lt(count),
             |b| {
                 let mut parts = vec![whole];
                 for n in 0..BATCH {
-                    let (number, row) = (b.let_(done + n), b.let_(at + 0));
+                    let (number, row) = (b.let_(done + n), b.var(at));
                     parts.push(Self::read_if(b, (number, count), row, column));
                     b.set(at, at + stride);
                 }

@@ -36,9 +36,7 @@ pub(super) struct Ring<'a> {
     unit: &'a Unit,
     keys: Side,
     values: Side,
-    /// The stage of this turn, and how often the ring has been round, but for its last bit.
-    stage: Reg<U32>,
-    parity: Reg<U32>,
+    stages: Stages,
     /// The key tile of this turn.
     pub(super) tile: Reg<S32>,
     /// Where keys lie in pages: those, and the entry of the tile that is loaded next.
@@ -52,11 +50,10 @@ impl<'a> Ring<'a> {
         cfg: &'a Config,
         args: &Arguments,
         layout: &Layout,
-        unit: &'a Unit,
+        (unit, stages): (&'a Unit, Stages),
     ) -> Self {
         let warp = b.warp();
         let warp = b.uniform_register(warp);
-        let barriers = layout.barriers.map(|barriers| Barriers::init(b, cfg, barriers, warp));
         let first = b.let_(unit.begin + warp.signed());
         let row = tile_row(b, cfg, unit, first);
         let mut side = |tensor: (Tensor, u32), tile: &SmemTile, order: MatrixOrder, barriers| {
@@ -65,12 +62,11 @@ impl<'a> Ring<'a> {
             let source = Source::new(b, cfg, unit, tensor, (tile, ring), row, barriers);
             Side { tile: *tile, source, rows: tile.matrix_rows(b, order), skip, ring, barriers }
         };
-        let of = |n: usize| barriers.map(|both| both[n]);
+        let of = |n: usize| stages.barriers.map(|both| both[n]);
         let keys = side((args.k, cfg.dim_qk), &layout.k, MatrixOrder::ColumnsFirst, of(0));
         let values = side((args.v, cfg.dim_v), &layout.v, MatrixOrder::RowsFirst, of(1));
-        let [stage, parity] = [(); 2].map(|()| b.var_in(Scope::Warp, 0));
         let tile = b.var_in(Scope::Warp, first);
-        let mut ring = Self { cfg, unit, keys, values, stage, parity, tile, paging: None };
+        let mut ring = Self { cfg, unit, keys, values, stages, tile, paging: None };
         ring.fill(b, args);
         ring
     }
@@ -86,7 +82,7 @@ impl<'a> Ring<'a> {
         };
         let entries: Vec<_> = (0..=stages).map(|ahead| entry(b, ahead)).collect();
         for (ahead, paging) in (0..stages).zip(&entries) {
-            let stage = b.var(ahead);
+            let stage = self.stages.ahead(b, cfg, ahead);
             self.paging = *paging;
             self.load(b, Which::Keys, (ahead, stage));
             self.load(b, Which::Values, (ahead, stage));
@@ -124,13 +120,13 @@ impl<'a> Ring<'a> {
 
     /// Rows of a tile, from its first on, that are keys.
     fn there(&self, b: &mut Builder, tile: Reg<S32>) -> Reg<S32> {
-        b.let_(self.unit.keys.signed() - tile * self.cfg.shape.tile_n as i32)
+        b.let_(self.unit.sequence.keys.signed() - tile * self.cfg.shape.tile_n as i32)
     }
 
     /// Gives this turn's tile back: the one that takes its place is on its way.
     pub(super) fn refill(&self, b: &mut Builder, which: Which) {
         b.sync_warp();
-        self.load(b, which, (self.cfg.shape.stages, self.stage));
+        self.load(b, which, (self.cfg.shape.stages, self.stages.stage));
     }
 
     /// Waits for this turn's tile; returns its rows, and where it lies among them.
@@ -138,7 +134,7 @@ impl<'a> Ring<'a> {
         let side = self.side(which);
         match side.barriers {
             Some(barriers) => {
-                barriers.number(b, self.stage).wait(b, self.parity);
+                barriers.number(b, self.stages.stage).wait(b, self.stages.parity);
                 if which == Which::Values && self.cfg.lengths.has_keys() {
                     self.clear(b, side);
                 }
@@ -148,7 +144,7 @@ impl<'a> Ring<'a> {
                 b.sync_warp();
             }
         }
-        (&side.rows, b.let_(self.stage * side.tile.bytes() + side.skip))
+        (&side.rows, b.let_(self.stages.stage * side.tile.bytes() + side.skip))
     }
 
     /// Clears what tensor copies brought from beyond the sequence.
@@ -156,7 +152,7 @@ impl<'a> Ring<'a> {
         let there = self.there(b, self.tile);
         let cut = b.uniform::<Warp>(there.lt(self.cfg.shape.tile_n as i32));
         b.if_uniform(cut, |b| {
-            let start = side.ring.plus(b, self.stage * side.tile.bytes());
+            let start = side.ring.plus(b, self.stages.stage * side.tile.bytes());
             clear_rows(b, &side.tile, start, there);
             b.sync_warp();
         });
@@ -169,35 +165,56 @@ impl<'a> Ring<'a> {
             pages.fetch_into(b, self.cfg, self.unit, (tile, entry));
         }
         b.set(self.tile, self.tile + self.cfg.shape.warps as i32);
-        let next = b.let_(self.stage + 1);
-        let round = b.let_(next.eq(self.cfg.shape.stages));
-        b.select_into(self.stage, round, 0, next);
-        if self.keys.barriers.is_some() {
-            b.select_into(self.parity, round, self.parity ^ 1, self.parity);
-        }
+        self.stages.advance(b, self.cfg);
     }
 }
 
 /// First row of a key tile in K and V.
 fn tile_row(b: &mut Builder, cfg: &Config, unit: &Unit, tile: Reg<S32>) -> Reg<U32> {
-    b.let_(unit.kv_start + (tile * cfg.shape.tile_n as i32).unsigned())
+    b.let_(unit.sequence.kv_start + (tile * cfg.shape.tile_n as i32).unsigned())
 }
 
-/// The barriers of a warp's stages.
-struct Barriers;
+/// Where a warp stands in its ring; it goes on from there with its next unit, so that barriers count on.
+#[derive(Clone, Copy)]
+pub(super) struct Stages {
+    /// The stage of this turn, and the last bit of how often the ring has been round.
+    stage: Reg<U32>,
+    parity: Reg<U32>,
+    /// Barriers of the stages of keys and of values, where tensor copies fill them.
+    barriers: Option<[Mbarrier; 2]>,
+}
 
-impl Barriers {
-    /// Those of keys and those of values, ready to count; only their own warp meets them.
-    fn init(b: &mut Builder, cfg: &Config, first: u32, warp: Reg<U32>) -> [Mbarrier; 2] {
-        let stages = cfg.shape.stages;
-        let number = b.let_(warp * (2 * stages));
-        let keys = b.mbarrier_at(first).number(b, number);
-        let lane = b.lane();
-        b.if_(lane.eq(0), |b| {
-            (0..2 * stages).for_each(|n| keys.nth(n).init(b, 1));
-            b.fence_mbarrier_init();
+impl Stages {
+    /// The first stage; only their own warp meets its barriers.
+    pub(super) fn new(b: &mut Builder, cfg: &Config, layout: &Layout) -> Self {
+        let [stage, parity] = [(); 2].map(|()| b.var_in(Scope::Warp, 0));
+        let barriers = layout.barriers.map(|first| {
+            let (stages, warp, lane) = (cfg.shape.stages, b.warp(), b.lane());
+            let number = b.let_(warp * (2 * stages));
+            let keys = b.mbarrier_at(first).number(b, number);
+            b.if_(lane.eq(0), |b| {
+                (0..2 * stages).for_each(|n| keys.nth(n).init(b, 1));
+                b.fence_mbarrier_init();
+            });
+            b.sync_warp();
+            [keys, keys.nth(stages)]
         });
-        b.sync_warp();
-        [keys, keys.nth(stages)]
+        Self { stage, parity, barriers }
+    }
+
+    /// The stage so many turns from this one: less than there are stages.
+    fn ahead(&self, b: &mut Builder, cfg: &Config, turns: u32) -> Reg<U32> {
+        let stage = b.let_(self.stage + turns);
+        b.let_(stage.ge(cfg.shape.stages).select(stage - cfg.shape.stages, stage))
+    }
+
+    /// Moves on by one.
+    fn advance(&self, b: &mut Builder, cfg: &Config) {
+        let next = b.let_(self.stage + 1);
+        let round = b.let_(next.eq(cfg.shape.stages));
+        b.select_into(self.stage, round, 0, next);
+        if self.barriers.is_some() {
+            b.select_into(self.parity, round, self.parity ^ 1, self.parity);
+        }
     }
 }

@@ -55,7 +55,7 @@ impl Source {
             (Tensor::Map(map), Some(barriers)) => {
                 let lane = b.lane();
                 let leads = b.let_(lane.eq(0));
-                let [head, batch] = [unit.head_kv, unit.batch];
+                let [head, batch] = [unit.head_kv, unit.sequence.batch];
                 Self::Tensor(TensorCopies { map, tile: *tile, ring, leads, head, batch, barriers })
             }
             (Tensor::Rows(rows), _) => {
@@ -112,7 +112,7 @@ impl Walk {
             return Self::Paged { tensor: *tensor, start: b.let_(start + chunk) };
         }
         let row = b.let_(row + chunks.row);
-        let from = tensor.at(b, unit.batch, unit.head_kv, row);
+        let from = tensor.at(b, unit.sequence.batch, unit.head_kv, row);
         let from = b.let_(from + chunk);
         let pass = b.let_(tensor.row * u64::from(chunks.rows_per_pass));
         let rest = cfg.keys_per_turn() - (chunks.passes - 1) * chunks.rows_per_pass;

@@ -4,30 +4,60 @@ use flashcore_tile::{Acc, Builder, MMA_M, Warp};
 
 use super::{
     Arguments, Config, Layout,
-    config::Copies,
-    end, load,
+    config::{Copies, Order},
+    end, even, load,
     products::{self, Block, Queries},
-    ring::{Ring, Which},
+    ring::{Ring, Stages, Which},
     unit::Unit,
+    wait_for_predecessor,
 };
 use crate::parts::{
+    lengths::LengthsKind,
     mask::{ThreadVisibility, thread_column},
     row_end::thread_rows,
 };
 
-/// Computes this CTA's unit.
-pub(super) fn unit(b: &mut Builder, cfg: &Config, args: &Arguments, layout: &Layout) {
-    let unit = Unit::find(b, cfg, args);
-    load::queries(b, cfg, args, layout, &unit);
-    let ring = Ring::start(b, cfg, args, layout, &unit);
+/// Computes this CTA's units.
+pub(super) fn run(b: &mut Builder, cfg: &Config, args: &Arguments, layout: &Layout) {
+    let stages = Stages::new(b, cfg, layout);
+    // Where lengths are the same for all, the unit is known before anything is read.
+    let waits_first = cfg.lengths != LengthsKind::Uniform || cfg.shape.order == Order::Even;
+    if waits_first {
+        wait_for_predecessor(b, cfg);
+    }
+    let unit = (cfg.shape.order == Order::Grid).then(|| Unit::of_grid(b, cfg, args));
+    if !waits_first {
+        wait_for_predecessor(b, cfg);
+    }
+    match unit {
+        Some(unit) => compute(b, cfg, args, layout, (&unit, stages)),
+        None => even::each_unit(b, cfg, args, |b, unit| {
+            compute(b, cfg, args, layout, (unit, stages));
+            if cfg.shape.copies == Copies::Tensor {
+                // Tensor copies of the next unit overwrite what threads wrote.
+                b.fence_async();
+            }
+        }),
+    }
+}
+
+fn compute(
+    b: &mut Builder,
+    cfg: &Config,
+    args: &Arguments,
+    layout: &Layout,
+    (unit, stages): (&Unit, Stages),
+) {
+    load::queries(b, cfg, args, layout, unit);
+    let ring = Ring::start(b, cfg, args, layout, (unit, stages));
     // Queries came before the groups of the ring, if it has any.
     b.wait_copies(if cfg.shape.copies == Copies::Lanes { 2 * cfg.shape.stages } else { 0 });
     b.sync_cta();
     let queries = Queries::new(b, cfg, layout);
     let blocks: Vec<_> = (0..cfg.shape.blocks).map(|_| Block::new(b, cfg, args)).collect();
-    let visible = rows_of_thread(b, cfg, args, &unit);
-    KeyLoop { cfg, args, unit: &unit, ring, blocks: &blocks, queries, visible }.run(b);
-    end::run(b, cfg, args, layout, &unit, &blocks);
+    let visible = rows_of_thread(b, cfg, args, unit);
+    KeyLoop { cfg, args, unit, ring, blocks: &blocks, queries, visible }.run(b);
+    end::run(b, cfg, args, layout, unit, &blocks);
 }
 
 /// What this thread's rows of each block see.
@@ -39,7 +69,7 @@ fn rows_of_thread(b: &mut Builder, cfg: &Config, args: &Arguments, unit: &Unit) 
             let row = b.let_(row + n * MMA_M);
             unit.query_of(b, args, row).signed()
         });
-        unit.visible.of_thread(b, queries)
+        unit.sequence.visible.of_thread(b, queries)
     };
     (0..cfg.shape.blocks).map(block).collect()
 }
@@ -78,7 +108,7 @@ impl KeyLoop<'_> {
     /// Hides what rows do not see of a tile in which that may be.
     fn hide(&self, b: &mut Builder, scores: &[Acc]) {
         let tile = self.ring.tile;
-        let cut = self.unit.tiles.hides(b, tile);
+        let cut = self.unit.sequence.tiles.hides(b, tile);
         let cut = b.uniform::<Warp>(cut);
         b.if_uniform(cut, |b| {
             let lane = b.lane();

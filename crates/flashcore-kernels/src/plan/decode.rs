@@ -6,7 +6,7 @@ use flashcore_tile::{Element, Half, MMA_M};
 
 use super::Gpu;
 use crate::{
-    decode::{Copies, Shape, rows},
+    decode::{Copies, Order, Shape, rows},
     forward_sm80::Access,
 };
 
@@ -92,6 +92,7 @@ const fn tile([warps, tile_n, stages]: [u32; 3], ctas_per_sm: u32) -> Shape {
         ctas_per_sm,
         q_in_registers: true,
         copies: Copies::Lanes,
+        order: Order::Grid,
         splits: None,
     }
 }
