@@ -127,6 +127,11 @@ impl Shape {
         2 * self.warps * self.stages
     }
 
+    /// Whether a warp's part fits over its own ring of keys, so that it need not wait for others.
+    pub(super) const fn parts_fit(&self, dims: [u32; 2]) -> bool {
+        self.rows() * part_row(dims[1]) <= self.stages * self.tile_n * padded(dims[0]) * 2
+    }
+
     /// Bytes of what lies over queries and ring at other times: turns of sequences before, parts of all warps after.
     pub(super) fn over_bytes(&self, dim_v: u32) -> u32 {
         let turns = if self.order == Order::Even { 4 * MOST_SEQUENCES } else { 0 };

@@ -26,12 +26,13 @@ pub(super) fn run(
     unit: &Unit,
     blocks: &[Block],
 ) {
-    // Parts are written over queries and rings, which other warps may still read.
-    b.wait_copies(0);
+    if !cfg.shape.parts_fit([cfg.dim_qk, cfg.dim_v]) {
+        // Parts are written over what other warps may still read.
+        b.sync_cta();
+    }
+    store_warp(b, cfg, layout, unit, blocks);
     b.sync_cta();
-    store_warp(b, cfg, unit, blocks);
-    b.sync_cta();
-    let end = End { cfg, args, unit };
+    let end = End { cfg, args, layout, unit };
     let alone = b.uniform::<Cta>(unit.count.eq(1));
     b.if_else(
         alone,
@@ -43,17 +44,17 @@ pub(super) fn run(
         },
         |b| {
             end.store_unit(b);
-            let last = end.is_last(b, layout);
+            let last = end.is_last(b);
             b.if_uniform(last, |b| end.merge_units(b));
         },
     );
 }
 
 /// Writes this warp's part to shared memory.
-fn store_warp(b: &mut Builder, cfg: &Config, unit: &Unit, blocks: &[Block]) {
+fn store_warp(b: &mut Builder, cfg: &Config, layout: &Layout, unit: &Unit, blocks: &[Block]) {
     let (warp, lane) = (b.warp(), b.lane());
-    let base = b.shared_base();
-    let start = b.let_(warp * (cfg.shape.rows() * part_row(cfg.dim_v)) + base);
+    let [first, stride] = layout.parts;
+    let start = b.let_(warp * stride + b.shared_base() + first);
     let zero = b.var(0);
     let rows = thread_rows(b, zero, lane);
     let column = b.let_((lane & 3) << 3);
@@ -100,6 +101,7 @@ impl Place {
 struct End<'a> {
     cfg: &'a Config,
     args: &'a Arguments,
+    layout: &'a Layout,
     unit: &'a Unit,
 }
 
@@ -122,12 +124,11 @@ impl End<'_> {
 
     /// A place of all warps' parts together.
     fn of_warps(&self, b: &mut Builder, place: Place) -> Share {
-        let row_bytes = part_row(self.cfg.dim_v);
-        let base = b.shared_base();
-        let row = b.let_(place.row * row_bytes + base);
+        let [first, stride] = self.layout.parts;
+        let row = b.let_(place.row * part_row(self.cfg.dim_v) + b.shared_base());
         let values = b.let_(place.vector * COLUMN_BYTES + row);
         let part = |warp: u32| {
-            let skip = warp * self.cfg.shape.rows() * row_bytes;
+            let skip = first + warp * stride;
             Share::read(b, Shared::from(row).at(skip), part::values_at(Shared::from(values)).at(skip))
         };
         let parts: Vec<_> = (0..self.cfg.shape.warps).map(part).collect();
@@ -152,12 +153,12 @@ impl End<'_> {
     }
 
     /// Counts this unit done, and says whether all others were.
-    fn is_last(&self, b: &mut Builder, layout: &Layout) -> Uniform<Cta> {
+    fn is_last(&self, b: &mut Builder) -> Uniform<Cta> {
         b.sync_cta();
         let thread = b.thread();
         let row_tile = self.unit.row_tile(b, self.args);
         let counter = b.let_(self.args.done + row_tile.mul_wide(4));
-        let found = b.shared_at(layout.found);
+        let found = b.shared_at(self.layout.found);
         let last = b.let_(self.unit.count - 1);
         b.if_(thread.eq(0), |b| {
             let before = b.atomic_add_ordered(counter, 1);

@@ -3,7 +3,7 @@
 //! Neighbouring threads copy neighbouring chunks of a row, and a thread keeps its chunk over all rows that it copies. Rows
 //! that are not there, and columns that only pad, become zeros without being read.
 
-use flashcore_tile::{Builder, CHUNK_BYTES, CopyWidth, Pred, Reg, Shared, SmemTile, U32};
+use flashcore_tile::{Builder, CHUNK_BYTES, CopyWidth, Pred, Reg, Shared, SmemTile, U32, U64};
 
 use super::{Arguments, Config, Layout, unit::Unit};
 
@@ -81,26 +81,41 @@ impl Chunks {
     }
 }
 
-/// Starts the copies of the unit's queries by all threads; rows that are none become zeros.
-pub(super) fn queries(b: &mut Builder, cfg: &Config, args: &Arguments, layout: &Layout, unit: &Unit) {
-    let thread = b.thread();
-    let chunks = Chunks::new(b, &layout.q, cfg.dim_qk, thread, cfg.shape.threads());
-    let start = layout.q.at(b).address(b);
-    let places = chunks.places(b, &layout.q, start);
-    chunks.each(b, |b| {
-        for pass in 0..chunks.passes {
+/// The copies of a unit's queries by all threads: where each comes from, and where it goes.
+pub(super) struct QueryLoad {
+    chunks: Chunks,
+    copies: Vec<(Shared, Reg<U64>, Reg<U32>)>,
+}
+
+impl QueryLoad {
+    /// Prepares the copies; rows that are no queries become zeros.
+    pub(super) fn new(b: &mut Builder, cfg: &Config, args: &Arguments, layout: &Layout, unit: &Unit) -> Self {
+        let thread = b.thread();
+        let chunks = Chunks::new(b, &layout.q, cfg.dim_qk, thread, cfg.shape.threads());
+        let start = layout.q.at(b).address(b);
+        let places = chunks.places(b, &layout.q, start);
+        let copy = |pass: u32| {
             let row = b.let_(chunks.row + pass * chunks.rows_per_pass);
             let there = b.let_(row.lt(unit.sequence.rows));
-            let present = chunks.present(b, there);
             let (query, head) = (unit.query_of(b, args, row), unit.head_of(b, args, row));
             let place = unit.sequence.place_of(b, query);
             let from = args.q.at(b, unit.sequence.batch, head, place);
             let from = b.let_(from + chunks.chunk.mul_wide(CHUNK_BYTES));
             // Nothing is read of rows that are not there, but addresses stay inside the tensor all the same.
             let from = b.select(there, from, args.q.base());
-            let to = chunks.place(&layout.q, &places, pass);
-            b.copy_async(CopyWidth::B16, to, from, Some(present.into()));
-        }
-    });
-    b.commit_copies();
+            (chunks.place(&layout.q, &places, pass), from, chunks.present(b, there))
+        };
+        let copies = (0..chunks.passes).map(copy).collect();
+        Self { chunks, copies }
+    }
+
+    /// Starts the copies: a group of their own.
+    pub(super) fn issue(&self, b: &mut Builder) {
+        self.chunks.each(b, |b| {
+            for &(to, from, present) in &self.copies {
+                b.copy_async(CopyWidth::B16, to, from, Some(present.into()));
+            }
+        });
+        b.commit_copies();
+    }
 }

@@ -122,6 +122,8 @@ pub(crate) struct Layout {
     /// The rings of all warps, one after another.
     k: SmemTile,
     v: SmemTile,
+    /// Parts of all warps: where the first lies, and bytes from one to the next.
+    parts: [u32; 2],
     /// Where the thread that counts units tells the others what it found.
     found: u32,
     /// Barriers of all warps' stages, where tensor copies fill them.
@@ -137,8 +139,12 @@ impl Layout {
         let v = b.smem_tile(input, [tile_n, v], input.swizzle(v), warps * stages);
         let held = v.offset() + v.copies() * v.bytes();
         b.shared(cfg.shape.over_bytes(cfg.dim_v).saturating_sub(held), 1);
+        let parts = match cfg.shape.parts_fit([cfg.dim_qk, cfg.dim_v]) {
+            true => [k.offset(), stages * k.bytes()],
+            false => [0, cfg.shape.rows() * part_row(cfg.dim_v)],
+        };
         let barriers = (cfg.shape.copies == Copies::Tensor).then(|| b.mbarriers(cfg.shape.barriers()));
-        Self { q, k, v, found: b.shared(4, 16), barriers }
+        Self { q, k, v, parts, found: b.shared(4, 16), barriers }
     }
 }
 

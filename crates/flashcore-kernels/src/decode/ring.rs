@@ -44,8 +44,8 @@ pub(super) struct Ring<'a> {
 }
 
 impl<'a> Ring<'a> {
-    /// Starts the copies into all stages.
-    pub(super) fn start(
+    /// Prepares the copies of this warp's tiles.
+    pub(super) fn new(
         b: &mut Builder,
         cfg: &'a Config,
         args: &Arguments,
@@ -66,13 +66,11 @@ impl<'a> Ring<'a> {
         let keys = side((args.k, cfg.dim_qk), &layout.k, MatrixOrder::ColumnsFirst, of(0));
         let values = side((args.v, cfg.dim_v), &layout.v, MatrixOrder::RowsFirst, of(1));
         let tile = b.var_in(Scope::Warp, first);
-        let mut ring = Self { cfg, unit, keys, values, stages, tile, paging: None };
-        ring.fill(b, args);
-        ring
+        Self { cfg, unit, keys, values, stages, tile, paging: None }
     }
 
-    /// Fills all stages, and fetches the pages of the tile after them.
-    fn fill(&mut self, b: &mut Builder, args: &Arguments) {
+    /// Starts the copies into all stages, and fetches the pages of the tile after them.
+    pub(super) fn fill(&mut self, b: &mut Builder, args: &Arguments) {
         let (cfg, unit, stages) = (self.cfg, self.unit, self.cfg.shape.stages);
         let pages = args.pages.map(|args| Pages::new(b, cfg, args, unit));
         // All entries are asked for before any is needed.

@@ -5,7 +5,8 @@ use flashcore_tile::{Acc, Builder, MMA_M, Warp};
 use super::{
     Arguments, Config, Layout,
     config::{Copies, Order},
-    end, even, load,
+    end, even,
+    load::QueryLoad,
     products::{self, Block, Queries},
     ring::{Ring, Stages, Which},
     unit::Unit,
@@ -20,25 +21,29 @@ use crate::parts::{
 /// Computes this CTA's units.
 pub(super) fn run(b: &mut Builder, cfg: &Config, args: &Arguments, layout: &Layout) {
     let stages = Stages::new(b, cfg, layout);
-    // Where lengths are the same for all, the unit is known before anything is read.
-    let waits_first = cfg.lengths != LengthsKind::Uniform || cfg.shape.order == Order::Even;
-    if waits_first {
+    if !waits_late(cfg) {
         wait_for_predecessor(b, cfg);
     }
-    let unit = (cfg.shape.order == Order::Grid).then(|| Unit::of_grid(b, cfg, args));
-    if !waits_first {
-        wait_for_predecessor(b, cfg);
-    }
-    match unit {
-        Some(unit) => compute(b, cfg, args, layout, (&unit, stages)),
-        None => even::each_unit(b, cfg, args, |b, unit| {
-            compute(b, cfg, args, layout, (unit, stages));
+    let work = |b: &mut Builder, unit: &Unit| compute(b, cfg, args, layout, (unit, stages));
+    match cfg.shape.order {
+        Order::Grid => {
+            let unit = Unit::of_grid(b, cfg, args);
+            work(b, &unit);
+        }
+        Order::Even => even::each_unit(b, cfg, args, |b, unit| {
+            work(b, unit);
             if cfg.shape.copies == Copies::Tensor {
                 // Tensor copies of the next unit overwrite what threads wrote.
                 b.fence_async();
             }
         }),
     }
+}
+
+/// Whether everything is prepared before the kernel before is waited for: where lengths are the same for all sequences, the
+/// first thing that is read are queries.
+fn waits_late(cfg: &Config) -> bool {
+    cfg.lengths == LengthsKind::Uniform && cfg.shape.order == Order::Grid
 }
 
 fn compute(
@@ -48,14 +53,19 @@ fn compute(
     layout: &Layout,
     (unit, stages): (&Unit, Stages),
 ) {
-    load::queries(b, cfg, args, layout, unit);
-    let ring = Ring::start(b, cfg, args, layout, (unit, stages));
+    let load = QueryLoad::new(b, cfg, args, layout, unit);
+    let mut ring = Ring::new(b, cfg, args, layout, (unit, stages));
+    let visible = rows_of_thread(b, cfg, args, unit);
+    if waits_late(cfg) {
+        wait_for_predecessor(b, cfg);
+    }
+    load.issue(b);
+    ring.fill(b, args);
     // Queries came before the groups of the ring, if it has any.
     b.wait_copies(if cfg.shape.copies == Copies::Lanes { 2 * cfg.shape.stages } else { 0 });
     b.sync_cta();
     let queries = Queries::new(b, cfg, layout);
     let blocks: Vec<_> = (0..cfg.shape.blocks).map(|_| Block::new(b, cfg, args)).collect();
-    let visible = rows_of_thread(b, cfg, args, unit);
     KeyLoop { cfg, args, unit, ring, blocks: &blocks, queries, visible }.run(b);
     end::run(b, cfg, args, layout, unit, &blocks);
 }
