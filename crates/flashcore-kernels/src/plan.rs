@@ -300,6 +300,7 @@ fn decode_config(
         dim_qk: problem.dim_qk() as u32,
         dim_v: problem.dim_v() as u32,
         shape,
+        rows: decode::cluster_rows(problem, &shape),
         mask: Sides::of(problem),
         lengths: LengthsKind::of(problem).ok_or(PlanError::Lengths)?,
         keys: if problem.pages().is_some() { Keys::Paged } else { Keys::Together },

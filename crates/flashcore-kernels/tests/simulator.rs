@@ -82,7 +82,9 @@ fn variants(member: &Member, plan: &Plan) -> Vec<Plan> {
     let even = decode::Shape { order: decode::Order::Even, ..shape };
     let tensor = decode::Shape { copies: decode::Copies::Tensor, ..shape };
     let both = decode::Shape { copies: decode::Copies::Tensor, ..even };
-    let some = if has_copies { vec![even, tensor, both] } else { vec![even] };
+    let cluster =
+        decode::Shape { order: decode::Order::Cluster { parts: 4 }, stages: 2, ctas_per_sm: 1, ..tensor };
+    let some = if has_copies { vec![even, tensor, both, cluster] } else { vec![even] };
     // Few CTAs have several units each.
     let gpu = Gpu { sms: 3, ..member.gpu };
     some.into_iter().map(|shape| plan_tile(&member.problem, &gpu, 16, Tile::Decode(shape)).unwrap()).collect()

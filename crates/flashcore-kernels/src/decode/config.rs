@@ -9,7 +9,7 @@ use flashcore_ptx::{
 use flashcore_tile::{Element, Half, MMA_M};
 use serde::{Deserialize, Serialize};
 
-use super::MOST_SEQUENCES;
+use super::{MOST_SEQUENCES, cluster::Exchange, part::COLUMNS};
 use crate::parts::{lengths::LengthsKind, mask::Sides, sinks::sink_name};
 
 /// Floats by which the row of a part is longer than its values: a head of four, and as many that only pad, so that
@@ -31,6 +31,8 @@ pub struct Config {
     pub dim_v: u32,
     /// How the work is cut.
     pub shape: Shape,
+    /// Rows of a tile that clusters have room for; 0 where there are none.
+    pub rows: u32,
     /// Which bounds the mask has.
     pub mask: Sides,
     /// How sequences are told.
@@ -70,6 +72,11 @@ pub enum Order {
     Grid,
     /// As many CTAs as the GPU holds share all keys evenly.
     Even,
+    /// The CTAs of a cluster, from sm_90 on, share a row.
+    Cluster {
+        /// How many.
+        parts: u32,
+    },
 }
 
 /// Tile, warps and ring of a kernel: what tuning changes.
@@ -155,9 +162,18 @@ impl Config {
         self.shape.warps * self.shape.tile_n
     }
 
+    /// Four columns of rows, as many as clusters have room for.
+    pub(super) const fn places(&self) -> u32 {
+        self.rows * self.dim_v / COLUMNS
+    }
+
     /// Shared memory of a CTA.
     pub fn shared_bytes(&self) -> u32 {
-        self.shape.shared_bytes([self.dim_qk, self.dim_v])
+        let exchange = match self.shape.order {
+            Order::Cluster { parts } => Exchange::bytes(self.places(), parts),
+            _ => 0,
+        };
+        self.shape.shared_bytes([self.dim_qk, self.dim_v]) + exchange
     }
 
     /// The kernel's name: every field is in it that the text depends on, which is all but the splits, told by the grid.
@@ -179,6 +195,9 @@ impl Config {
         option(q_in_registers, "q");
         option(copies == Copies::Tensor, "t");
         option(order == Order::Even, "e");
+        if let Order::Cluster { parts } = order {
+            option(true, &format!("k{parts}r{}", self.rows));
+        }
         option(true, &format!("_{}", self.mask.name()));
         option(self.lengths.name() != "uniform", &format!("_{}", self.lengths.name()));
         option(self.keys == Keys::Paged, "_paged");

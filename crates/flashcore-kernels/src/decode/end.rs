@@ -6,7 +6,7 @@
 use flashcore_tile::{Acc, Builder, Cta, Element, Global, MMA_M, Reg, Scope, Shared, U32, U64, Uniform, Val};
 
 use super::{
-    Arguments, Config, Layout,
+    Arguments, Config, Layout, SharedRows,
     config::part_row,
     part::{self, COLUMNS, Share},
     products::Block,
@@ -33,21 +33,11 @@ pub(super) fn run(
     store_warp(b, cfg, layout, unit, blocks);
     b.sync_cta();
     let end = End { cfg, args, layout, unit };
-    let alone = b.uniform::<Cta>(unit.count.eq(1));
-    b.if_else(
-        alone,
-        |b| {
-            end.each_place(b, |b, place| {
-                let share = end.of_warps(b, place);
-                end.finish(b, place, &share);
-            })
-        },
-        |b| {
-            end.store_unit(b);
-            let last = end.is_last(b);
-            b.if_uniform(last, |b| end.merge_units(b));
-        },
-    );
+    match (layout.exchange, args.shared) {
+        (Some(exchange), _) => exchange.merge(b, &end),
+        (None, Some(shared)) => end.meet(b, shared),
+        (None, None) => unreachable!("units that are no cluster share rows through memory"),
+    }
 }
 
 /// Writes this warp's part to shared memory.
@@ -85,12 +75,19 @@ fn store_row(b: &mut Builder, cfg: &Config, output: &Acc, half: usize, to: Share
 
 /// Four columns of a row, which one thread merges.
 #[derive(Clone, Copy)]
-struct Place {
+pub(super) struct Place {
+    pub(super) index: Reg<U32>,
     row: Reg<U32>,
     vector: Reg<U32>,
 }
 
 impl Place {
+    /// Place number `index` of a tile.
+    pub(super) fn new(b: &mut Builder, cfg: &Config, index: Reg<U32>) -> Self {
+        let vectors = cfg.dim_v / COLUMNS;
+        Self { index, row: b.let_(index / vectors), vector: b.let_(index % vectors) }
+    }
+
     /// Bytes from the first column of a part's row to these.
     fn column(&self, b: &mut Builder) -> Reg<U64> {
         b.let_(self.vector.mul_wide(COLUMN_BYTES))
@@ -98,16 +95,16 @@ impl Place {
 }
 
 /// What the end of a unit needs to know.
-struct End<'a> {
-    cfg: &'a Config,
+pub(super) struct End<'a> {
+    pub(super) cfg: &'a Config,
     args: &'a Arguments,
     layout: &'a Layout,
-    unit: &'a Unit,
+    pub(super) unit: &'a Unit,
 }
 
 impl End<'_> {
     /// Runs `body` for every place of the tile, spread over all threads.
-    fn each_place(&self, b: &mut Builder, body: impl FnOnce(&mut Builder, Place)) {
+    pub(super) fn each_place(&self, b: &mut Builder, body: impl FnOnce(&mut Builder, Place)) {
         let vectors = self.cfg.dim_v / COLUMNS;
         let all = b.let_(self.unit.sequence.written * vectors);
         let thread = b.thread();
@@ -115,7 +112,7 @@ impl End<'_> {
         b.while_(
             |_| index.lt(all),
             |b| {
-                let place = Place { row: b.let_(index / vectors), vector: b.let_(index % vectors) };
+                let place = Place::new(b, self.cfg, index);
                 body(b, place);
                 b.add_to(index, self.cfg.shape.threads());
             },
@@ -123,7 +120,7 @@ impl End<'_> {
     }
 
     /// A place of all warps' parts together.
-    fn of_warps(&self, b: &mut Builder, place: Place) -> Share {
+    pub(super) fn of_warps(&self, b: &mut Builder, place: Place) -> Share {
         let [first, stride] = self.layout.parts;
         let row = b.let_(place.row * part_row(self.cfg.dim_v) + b.shared_base());
         let values = b.let_(place.vector * COLUMN_BYTES + row);
@@ -135,17 +132,37 @@ impl End<'_> {
         Share::join(b, &parts)
     }
 
+    /// Writes the result, or this unit's part of it; the last unit of a row merges all.
+    fn meet(&self, b: &mut Builder, shared: SharedRows) {
+        let alone = b.uniform::<Cta>(self.unit.count.eq(1));
+        b.if_else(
+            alone,
+            |b| {
+                self.each_place(b, |b, place| {
+                    let share = self.of_warps(b, place);
+                    self.finish(b, place, &share);
+                })
+            },
+            |b| {
+                self.store_unit(b, shared);
+                let last = self.is_last(b, shared);
+                b.if_uniform(last, |b| self.merge_units(b, shared));
+            },
+        );
+    }
+
     /// Where a place's row lies in part number `part`.
-    fn in_part(&self, b: &mut Builder, part: Reg<U32>, place: Place) -> Reg<U64> {
-        let part = self.unit.part_at(b, self.cfg, self.args, part);
-        b.let_(part + place.row.mul_wide(part_row(self.cfg.dim_v)))
+    fn in_part(&self, b: &mut Builder, shared: SharedRows, part: Reg<U32>, place: Place) -> Reg<U64> {
+        let rows = b.let_(part.mul_wide(self.args.rows));
+        let row = b.let_(rows + place.row.widen());
+        b.let_(row * u64::from(part_row(self.cfg.dim_v)) + shared.parts)
     }
 
     /// Writes what the warps made together as this unit's part.
-    fn store_unit(&self, b: &mut Builder) {
+    fn store_unit(&self, b: &mut Builder, shared: SharedRows) {
         self.each_place(b, |b, place| {
             let share = self.of_warps(b, place);
-            let row = self.in_part(b, self.unit.part, place);
+            let row = self.in_part(b, shared, self.unit.part, place);
             let column = place.column(b);
             let values = part::values_at(Global::from(b.let_(row + column)));
             share.write(b, row.into(), values, || place.vector.eq(0));
@@ -153,11 +170,11 @@ impl End<'_> {
     }
 
     /// Counts this unit done, and says whether all others were.
-    fn is_last(&self, b: &mut Builder) -> Uniform<Cta> {
+    fn is_last(&self, b: &mut Builder, shared: SharedRows) -> Uniform<Cta> {
         b.sync_cta();
         let thread = b.thread();
         let row_tile = self.unit.row_tile(b, self.args);
-        let counter = b.let_(self.args.done + row_tile.mul_wide(4));
+        let counter = b.let_(shared.done + row_tile.mul_wide(4));
         let found = b.shared_at(self.layout.found);
         let last = b.let_(self.unit.count - 1);
         b.if_(thread.eq(0), |b| {
@@ -171,10 +188,10 @@ impl End<'_> {
     }
 
     /// Merges the parts of all units.
-    fn merge_units(&self, b: &mut Builder) {
+    fn merge_units(&self, b: &mut Builder, shared: SharedRows) {
         self.each_place(b, |b, place| {
-            let [first, second] =
-                [self.unit.first_part, self.unit.second_part].map(|part| self.in_part(b, part, place));
+            let [first, second] = [self.unit.first_part, self.unit.second_part]
+                .map(|part| self.in_part(b, shared, part, place));
             let row_bytes = part_row(self.cfg.dim_v) * self.unit.part_step;
             let stride = b.let_(self.args.rows.mul_wide(row_bytes));
             let column = place.column(b);
@@ -184,7 +201,7 @@ impl End<'_> {
     }
 
     /// Writes a place of the result, and the row's LSE.
-    fn finish(&self, b: &mut Builder, place: Place, share: &Share) {
+    pub(super) fn finish(&self, b: &mut Builder, place: Place, share: &Share) {
         let (cfg, args, unit) = (self.cfg, self.args, self.unit);
         let head = unit.head_of(b, args, place.row);
         let query = unit.query_of(b, args, place.row);

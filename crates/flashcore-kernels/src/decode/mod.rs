@@ -11,6 +11,7 @@
 //! each of them has by the row's own length, which the kernel reads when it runs.
 //! Reads Q, K, V, SINKS, LENGTHS_*, TABLE; writes OUT and, unless it is null, LSE (see [`crate::slots`]).
 
+mod cluster;
 mod config;
 mod end;
 mod even;
@@ -40,9 +41,19 @@ use crate::{
     },
     slots,
 };
+use cluster::Exchange;
 use config::{padded, part_row};
 use pages::PageArguments;
 use source::Tensor;
+
+/// Memory through which units share rows.
+#[derive(Clone, Copy, Debug)]
+struct SharedRows {
+    /// Parts of the rows.
+    parts: Reg<U64>,
+    /// For each row tile, how many of its units are done.
+    done: Reg<U64>,
+}
 
 /// What the host passes, as registers.
 #[derive(Clone, Copy, Debug)]
@@ -52,10 +63,8 @@ pub(crate) struct Arguments {
     v: Tensor,
     out: TensorArgument,
     lse: Reg<U64>,
-    /// Parts of rows that several units share.
-    parts: Reg<U64>,
-    /// For each row tile, how many of its units are done.
-    done: Reg<U64>,
+    /// Rows that units share through global memory, where they do not form clusters.
+    shared: Option<SharedRows>,
     /// Rows of a tile at most, heads of queries and of keys, heads that share one of keys, and sequences.
     rows: Reg<U32>,
     heads: Reg<U32>,
@@ -82,8 +91,10 @@ impl Arguments {
             v: tensor(b, params, cfg, ("v", slots::V, padded(cfg.dim_v)), |p| (p.v(), p.dtype())),
             out: TensorArgument::declare(b, params, "out", slots::OUT, |p| (p.out(), p.out_dtype())),
             lse: params.buffer(b, "lse", slots::LSE),
-            parts: params.buffer(b, "parts", slots::PARTS),
-            done: params.buffer(b, "done", slots::TILE_COUNTER),
+            shared: (!matches!(cfg.shape.order, Order::Cluster { .. })).then(|| SharedRows {
+                parts: params.buffer(b, "parts", slots::PARTS),
+                done: params.buffer(b, "done", slots::TILE_COUNTER),
+            }),
             rows: params.u32(b, "rows", |p| rows(p) as u32),
             heads: params.u32(b, "heads", |p| p.heads_q() as u32),
             heads_kv: params.u32(b, "heads_kv", |p| p.heads_kv() as u32),
@@ -128,6 +139,8 @@ pub(crate) struct Layout {
     found: u32,
     /// Barriers of all warps' stages, where tensor copies fill them.
     barriers: Option<u32>,
+    /// Where parts of a cluster meet.
+    exchange: Option<Exchange>,
 }
 
 impl Layout {
@@ -144,7 +157,7 @@ impl Layout {
             false => [0, cfg.shape.rows() * part_row(cfg.dim_v)],
         };
         let barriers = (cfg.shape.copies == Copies::Tensor).then(|| b.mbarriers(cfg.shape.barriers()));
-        Self { q, k, v, parts, found: b.shared(4, 16), barriers }
+        Self { q, k, v, parts, found: b.shared(4, 16), barriers, exchange: Exchange::reserve(b, cfg) }
     }
 }
 
@@ -222,15 +235,19 @@ pub fn extent(cfg: &Config, problem: &Problem, sms: u32) -> Option<Extent> {
             let splits = splits(cfg, problem, sms);
             ([splits, problem.heads_kv() as u32, problem.sequences() as u32], tiles * splits as usize)
         }
+        Order::Cluster { parts } => ([parts, problem.heads_kv() as u32, problem.sequences() as u32], 0),
         Order::Even => {
             let ctas = sms * cfg.shape.ctas_per_sm;
             ([ctas, 1, 1], 2 * ctas as usize)
         }
     };
     let part = rows(problem) as u64 * u64::from(part_row(cfg.dim_v));
-    let workspace = vec![
+    let mut workspace = vec![
         Workspace { slot: slots::PARTS, bytes: parts as u64 * part, zeroed: false },
         Workspace { slot: slots::TILE_COUNTER, bytes: 4 * tiles as u64, zeroed: true },
     ];
+    if matches!(cfg.shape.order, Order::Cluster { .. }) {
+        workspace.clear();
+    }
     (tiles > 0 && problem.rows() > 0).then_some(Extent { grid, workspace, dependent: true })
 }

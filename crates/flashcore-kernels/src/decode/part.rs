@@ -154,8 +154,13 @@ impl Share {
         is_first: impl Fn() -> flashcore_tile::Cond,
     ) {
         values.write(b, &self.values.map(Val::from));
-        let head = [self.top, self.sums[0], self.sums[1], self.sums[1]].map(Val::from);
+        let head = self.head().map(Val::from);
         b.predicated(is_first(), |b| row.write(b, &head));
+    }
+
+    /// Its head, padded.
+    pub(super) const fn head(&self) -> [Reg<F32>; 4] {
+        [self.top, self.sums[0], self.sums[1], self.sums[1]]
     }
 
     /// What values must be multiplied by, and the row's LSE.

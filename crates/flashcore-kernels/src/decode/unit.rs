@@ -1,11 +1,8 @@
 //! What one CTA works on at a time: the rows of a key head of a sequence, and a range of their keys.
 
-use flashcore_tile::{Builder, Cta, Reg, S32, U32, U64};
+use flashcore_tile::{Builder, Cta, Reg, S32, U32};
 
-use super::{
-    Arguments, Config,
-    config::{Order, part_row},
-};
+use super::{Arguments, Config, config::Order};
 use crate::parts::{
     lengths::{LengthsKind, Span},
     mask::{KeyTiles, Visibility},
@@ -123,6 +120,26 @@ impl Unit {
         }
     }
 
+    /// The unit of this CTA, where those of a row are a cluster: some may have no keys.
+    pub(super) fn of_cluster(b: &mut Builder, cfg: &Config, args: &Arguments, parts: u32) -> Self {
+        let [number, head_kv, index] = b.cta_xyz();
+        let sequence = Sequence::find(b, cfg, args, index);
+        let each = b.let_(sequence.count.div_ceil(parts * cfg.shape.warps) * cfg.shape.warps);
+        let begin = b.let_(sequence.first + (number * each).signed());
+        let none = b.var(0);
+        Self {
+            sequence,
+            head_kv,
+            begin,
+            end: b.let_((begin + each.signed()).min(sequence.tiles.end)),
+            count: b.var(parts),
+            part: none,
+            first_part: none,
+            second_part: none,
+            part_step: 1,
+        }
+    }
+
     /// Number of the row tile, which is one key head of one sequence.
     pub(super) fn row_tile(&self, b: &mut Builder, args: &Arguments) -> Reg<U32> {
         row_tile(b, args, self.sequence.index, self.head_kv)
@@ -136,18 +153,6 @@ impl Unit {
     /// The query of a row of the tile, counted from the first of its sequence.
     pub(super) fn query_of(&self, b: &mut Builder, args: &Arguments, row: Reg<U32>) -> Reg<U32> {
         b.let_(row / args.group)
-    }
-
-    /// Where a part lies.
-    pub(super) fn part_at(
-        &self,
-        b: &mut Builder,
-        cfg: &Config,
-        args: &Arguments,
-        part: Reg<U32>,
-    ) -> Reg<U64> {
-        let row = b.let_(part.mul_wide(args.rows));
-        b.let_(row * u64::from(part_row(cfg.dim_v)) + args.parts)
     }
 
     /// Turns `from..to` of the rows of a key head, as CTA number `cta` of those that share all work evenly: the row's turns
@@ -196,7 +201,7 @@ fn spans(b: &mut Builder, cfg: &Config, args: &Arguments, sequence: Reg<U32>) ->
         _ => {
             let spans = args.lengths.sequence(b, sequence);
             // Uniform registers where a CTA has one sequence.
-            if cfg.shape.order == Order::Grid { spans.map(|span| span.uniform(b)) } else { spans }
+            if cfg.shape.order != Order::Even { spans.map(|span| span.uniform(b)) } else { spans }
         }
     }
 }

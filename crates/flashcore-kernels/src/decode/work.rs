@@ -30,6 +30,12 @@ pub(super) fn run(b: &mut Builder, cfg: &Config, args: &Arguments, layout: &Layo
             let unit = Unit::of_grid(b, cfg, args);
             work(b, &unit);
         }
+        Order::Cluster { parts } => {
+            b.cluster(parts);
+            let unit = Unit::of_cluster(b, cfg, args, parts);
+            layout.exchange.iter().for_each(|exchange| exchange.open(b, cfg, &unit));
+            work(b, &unit);
+        }
         Order::Even => even::each_unit(b, cfg, args, |b, unit| {
             work(b, unit);
             if cfg.shape.copies == Copies::Tensor {
@@ -43,7 +49,7 @@ pub(super) fn run(b: &mut Builder, cfg: &Config, args: &Arguments, layout: &Layo
 /// Whether everything is prepared before the kernel before is waited for: where lengths are the same for all sequences, the
 /// first thing that is read are queries.
 fn waits_late(cfg: &Config) -> bool {
-    cfg.lengths == LengthsKind::Uniform && cfg.shape.order == Order::Grid
+    cfg.lengths == LengthsKind::Uniform && cfg.shape.order != Order::Even
 }
 
 fn compute(

@@ -62,6 +62,14 @@ pub(super) fn shape(problem: &Problem, gpu: &Gpu) -> (Shape, &'static str) {
     (Shape { blocks, q_in_registers, ..row.shape }, row.why)
 }
 
+/// Rows that a cluster has room for.
+pub(super) fn cluster_rows(problem: &Problem, shape: &Shape) -> u32 {
+    match shape.order {
+        Order::Cluster { .. } => rows(problem).max(1).next_power_of_two() as u32,
+        _ => 0,
+    }
+}
+
 fn find(problem: &Problem, gpu: &Gpu) -> Option<&'static Row> {
     let dims = [problem.dim_qk() as u32, problem.dim_v() as u32];
     TABLE.iter().find(|row| dims.into_iter().all(|dim| dim <= row.dim) && row.fits(dims, gpu))

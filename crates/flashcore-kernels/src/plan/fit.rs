@@ -10,9 +10,9 @@ use super::{
     Gpu, Plan, PlanError, Tile, access, check, decode, decode_config, general_config, hopper, hopper_config,
 };
 use crate::{
-    decode::{self as few_queries, Copies},
+    decode::{self as few_queries, Copies, Order},
     forward_sm80,
-    forward_sm90::{self, Order},
+    forward_sm90::{self, Order as TileOrder},
     launch::KernelConfig,
     merge,
     parts::sections::tile_count,
@@ -126,9 +126,17 @@ fn check_decode(shape: &few_queries::Shape) -> Result<(), Misfit> {
 }
 
 /// What a problem asks of a tile.
-fn check_decode_for(problem: &Problem, shape: &few_queries::Shape) -> Result<(), Misfit> {
+fn check_decode_for(problem: &Problem, gpu: &Gpu, shape: &few_queries::Shape) -> Result<(), Misfit> {
     let rows = few_queries::rows(problem) as u32;
     check_rules(&[("blocks", shape.blocks, 1, rows.div_ceil(16)..=2, "enough for all rows")])?;
+    if let Order::Cluster { parts } = shape.order {
+        check_rules(&[("parts", parts, unit_of_powers(parts), 2..=8, "2, 4 or 8")])?;
+    }
+    let newer = shape.copies == Copies::Tensor || matches!(shape.order, Order::Cluster { .. });
+    if newer && gpu.capability < (9, 0) {
+        let reason = "tensor copies and clusters are there from compute capability 9.0 on".to_owned();
+        return Err(Misfit::Kernel { kernel: "decode", reason });
+    }
     let Some(size) = problem.page_size() else { return Ok(()) };
     let (tile_n, size) = (shape.tile_n, size as u32);
     match shape.copies {
@@ -161,7 +169,7 @@ fn check_hopper(shape: &forward_sm90::Shape) -> Result<(), Misfit> {
         ("turn", shape.turn, 1, 1..=2, "1 or 2"),
         ("ctas_per_sm", shape.ctas_per_sm, 1, 1..=4, "1 to 4"),
     ])?;
-    let Order::Single { parts } = shape.order else {
+    let TileOrder::Single { parts } = shape.order else {
         // Persistent CTAs take all of an SM, and there is one for each.
         return check_rules(&[("ctas_per_sm", shape.ctas_per_sm, 1, 1..=1, "1 where CTAs are persistent")]);
     };
@@ -184,7 +192,7 @@ pub fn plan_tile(problem: &Problem, gpu: &Gpu, alignment: u64, tile: Tile) -> Re
         Tile::Decode(shape) => {
             let half = decode::accept(problem, input, gpu, access)
                 .map_err(|reason| Misfit::Kernel { kernel: "decode", reason })?;
-            check_decode_for(problem, &shape)?;
+            check_decode_for(problem, gpu, &shape)?;
             decode_config(problem, gpu, half, shape)?
         }
         Tile::Sm90(shape) => {
@@ -301,7 +309,7 @@ impl Plan {
         let KernelConfig::Sm90(cfg) = self.kernel() else { return Ok(()) };
         let ctas = problem.heads_q().max(problem.batch());
         match cfg.shape.order {
-            Order::Single { .. } if ctas > MOST => Err(Misfit::Grid { ctas: ctas as u64 }),
+            TileOrder::Single { .. } if ctas > MOST => Err(Misfit::Grid { ctas: ctas as u64 }),
             _ => Ok(()),
         }
     }
