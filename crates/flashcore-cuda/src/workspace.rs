@@ -132,7 +132,12 @@ impl Pool {
     ) -> Result<u64, Error> {
         self.collect(state);
         state.retire(place, ordinal, want.zeroed)?;
-        let block = match state.take_idle(want)? {
+        let idle = {
+            // Whether other streams are done may be asked although this one is being captured.
+            let _relaxed = RelaxedCapture::begin(place.device)?;
+            state.take_idle(want)?
+        };
+        let block = match idle {
             Some(block) => Block { ordinal, ..block },
             None => self.new_block(place.device, ordinal, want)?,
         };

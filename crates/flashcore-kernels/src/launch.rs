@@ -12,7 +12,7 @@ use flashcore_tile::{BuildError, Code, Extent, Program};
 use crate::{
     append,
     backward_rows::{self, sinks},
-    backward_sm80, backward_sm90, forward_sm80, forward_sm90, merge,
+    backward_sm80, backward_sm90, decode, forward_sm80, forward_sm90, merge,
 };
 
 /// The config of a kernel of one family: everything that decides its text.
@@ -23,6 +23,8 @@ pub enum KernelConfig {
     Sm80(forward_sm80::Config),
     /// Attention by TMA and wgmma, sm_90a.
     Sm90(forward_sm90::Config),
+    /// Attention of few queries over many keys, from sm_80 on.
+    Decode(decode::Config),
     /// Partial results put together.
     Merge(merge::Config),
     /// New rows of a cache.
@@ -43,6 +45,7 @@ impl KernelConfig {
         match self {
             Self::Sm80(cfg) => cfg.name().to_string(),
             Self::Sm90(cfg) => cfg.name().to_string(),
+            Self::Decode(cfg) => cfg.name().to_string(),
             Self::Merge(cfg) => cfg.name().to_string(),
             Self::Append(cfg) => cfg.name().to_string(),
             Self::BackwardRows(cfg) => cfg.name().to_string(),
@@ -57,6 +60,7 @@ impl KernelConfig {
         match self {
             Self::Sm80(cfg) => cfg.target,
             Self::BackwardSm80(cfg) => cfg.target,
+            Self::Decode(cfg) => cfg.target,
             Self::Sm90(_) | Self::BackwardSm90(_) => Target::Sm90a,
             Self::Merge(_) | Self::Append(_) | Self::BackwardRows(_) | Self::BackwardSinks(_) => Target::Sm80,
         }
@@ -67,6 +71,7 @@ impl KernelConfig {
         match self {
             Self::Sm80(cfg) => cfg.shape.registers(),
             Self::Sm90(cfg) => cfg.registers_at_entry(),
+            Self::Decode(cfg) => cfg.shape.registers(),
             Self::Merge(cfg) => cfg.registers(),
             Self::Append(cfg) => cfg.registers(),
             Self::BackwardRows(cfg) => cfg.registers(),
@@ -81,6 +86,7 @@ impl KernelConfig {
         match self {
             Self::Sm80(cfg) => forward_sm80::forward_sm80(cfg).map(AnyProgram::Forward),
             Self::Sm90(cfg) => forward_sm90::forward_sm90(*cfg).map(AnyProgram::Forward),
+            Self::Decode(cfg) => decode::decode(cfg).map(AnyProgram::Forward),
             Self::Merge(cfg) => merge::merge(cfg).map(AnyProgram::Merge),
             Self::Append(cfg) => append::append(cfg).map(AnyProgram::Append),
             Self::BackwardRows(cfg) => backward_rows::backward_rows(cfg).map(AnyProgram::Backward),

@@ -9,6 +9,7 @@ mod backward;
 mod backward_general;
 mod backward_hopper;
 mod choice;
+mod decode;
 mod fit;
 mod general;
 pub(crate) mod hopper;
@@ -32,6 +33,7 @@ use flashcore_ptx::target::Target;
 use flashcore_tile::{Element, Half, shared_limit};
 
 use crate::{
+    decode::Keys,
     forward_sm80::{self, Access},
     forward_sm90,
     launch::{KernelConfig, Launch, Subject},
@@ -182,6 +184,7 @@ impl Plan {
         let extent = match &kernel {
             KernelConfig::Sm80(cfg) => forward_sm80::extent(cfg, problem),
             KernelConfig::Sm90(cfg) => Some(forward_sm90::extent(*cfg, problem, gpu.sms)),
+            KernelConfig::Decode(cfg) => crate::decode::extent(cfg, problem, gpu.sms),
             // Kernels of other operations have plans of their own.
             _ => None,
         };
@@ -269,6 +272,25 @@ pub fn plan_by(problem: &Problem, gpu: &Gpu, alignment: u64, table: &Table) -> R
 
 /// Chooses a kernel for `problem` by the rules; `alignment` is what all its addresses are multiples of, in bytes.
 pub fn plan(problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Plan, PlanError> {
+    match plan_few(problem, gpu, alignment)? {
+        Ok(plan) => Ok(plan),
+        Err(_) => plan_many(problem, gpu, alignment),
+    }
+}
+
+/// The plan for few queries over many keys, or why there is none.
+fn plan_few(problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Result<Plan, String>, PlanError> {
+    let input = check(problem, gpu)?;
+    let half = match decode::accept(problem, input, gpu, access(problem, alignment)) {
+        Ok(half) => half,
+        Err(reason) => return Ok(Err(reason)),
+    };
+    let (shape, why) = decode::shape(problem, gpu);
+    Ok(Ok(Plan::single(decode_config(problem, gpu, half, shape)?, problem, gpu, why)))
+}
+
+/// As [`plan`], but always a kernel for many queries.
+fn plan_many(problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Plan, PlanError> {
     let input = check(problem, gpu)?;
     match hopper::accept(problem, input, gpu, access(problem, alignment)) {
         Ok(half) => {
@@ -291,6 +313,29 @@ pub fn plan_general(problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Plan
     }
     let kernel = general_config(problem, gpu, input, access(problem, alignment), shape)?;
     Ok(Plan::single(kernel, problem, gpu, why))
+}
+
+/// The kernel for few queries, cut as `shape` says.
+fn decode_config(
+    problem: &Problem,
+    gpu: &Gpu,
+    half: Half,
+    shape: crate::decode::Shape,
+) -> Result<KernelConfig, PlanError> {
+    Ok(KernelConfig::Decode(crate::decode::Config {
+        target: general::target(gpu),
+        input: half,
+        output: output(problem, half.element()),
+        dim_qk: problem.dim_qk() as u32,
+        dim_v: problem.dim_v() as u32,
+        shape,
+        rows: decode::cluster_rows(problem, &shape),
+        mask: Sides::of(problem),
+        lengths: LengthsKind::of(problem).ok_or(PlanError::Lengths)?,
+        keys: if problem.pages().is_some() { Keys::Paged } else { Keys::Together },
+        softcap: problem.softcap().is_some(),
+        sinks: problem.sinks(),
+    }))
 }
 
 /// The Hopper kernel for a problem, cut as `shape` says.

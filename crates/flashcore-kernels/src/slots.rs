@@ -18,12 +18,15 @@ pub const SINKS: Slot = Slot(5);
 pub const LENGTHS_Q: Slot = Slot(6);
 /// Used lengths or offsets of keys and values.
 pub const LENGTHS_KV: Slot = Slot(7);
-/// A u32 that persistent kernels count tiles with: zero before and after every launch.
+/// A u32 that persistent kernels count tiles with, or one for each row tile that several CTAs share: zero before and
+/// after every launch.
 pub const TILE_COUNTER: Slot = Slot(8);
 /// i32 page numbers of the keys and values, a row for each sequence, as far apart as the problem says.
 pub const TABLE: Slot = Slot(9);
+/// Parts of rows whose keys several CTAs share.
+pub const PARTS: Slot = Slot(10);
 /// Number of slots.
-pub const COUNT: usize = 10;
+pub const COUNT: usize = 11;
 
 /// The slots of gradients; those up to [`COUNT`] are forward's, so that lengths and sinks are read alike.
 ///

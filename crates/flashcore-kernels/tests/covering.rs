@@ -16,8 +16,8 @@ use std::{
 
 use flashcore_core::{DType, Dims, Layout, Mask, Spec};
 use flashcore_kernels::{
-    AnyProgram, Gpu, KernelConfig, Plan, covering_appends, covering_backward, covering_merges, covering_set,
-    plan, plan_append, plan_backward_general, plan_general, plan_merge,
+    AnyProgram, Gpu, KernelConfig, Plan, covering_appends, covering_backward, covering_decode,
+    covering_merges, covering_set, plan, plan_append, plan_backward_general, plan_general, plan_merge,
 };
 use flashcore_ptx::target::Target;
 use sha2::{Digest, Sha256};
@@ -27,11 +27,16 @@ type Built = (KernelConfig, AnyProgram);
 
 fn programs() -> Vec<Built> {
     let plans = covering_set().unwrap().into_iter().map(|member| member.plan().unwrap());
-    plans.chain(merges()).chain(appends()).map(|plan| built(plan.kernel())).collect()
+    plans.chain(few()).chain(merges()).chain(appends()).map(|plan| built(plan.kernel())).collect()
 }
 
 fn built(kernel: &KernelConfig) -> Built {
     (*kernel, kernel.program().unwrap_or_else(|e| panic!("{e}")))
+}
+
+/// Plans for few queries.
+fn few() -> impl Iterator<Item = Plan> {
+    covering_decode().unwrap().into_iter().map(|member| member.plan().unwrap())
 }
 
 /// Every kernel of the covering set of gradients, once.
@@ -95,7 +100,8 @@ fn text_changes_only_on_purpose() {
 fn kernels_assemble_without_spills() {
     let Some(ptxas) = ptxas() else { return println!("no ptxas found: nothing assembled") };
     let covering = covering_set().unwrap().into_iter().map(|member| member.plan().unwrap());
-    let covering = covering.chain(merges()).enumerate().map(|(n, plan)| (Some(n), *plan.kernel()));
+    let covering =
+        covering.chain(few()).chain(merges()).enumerate().map(|(n, plan)| (Some(n), *plan.kernel()));
     let others = narrow_heads().chain(tiles_of_every_gpu()).map(|plan| (None, *plan.kernel()));
     // Members of the gradients' set are spread over architectures.
     let gradients = gradients().into_iter().map(|kernel| (None, kernel));

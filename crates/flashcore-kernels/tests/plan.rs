@@ -286,10 +286,15 @@ fn a_kernel_can_be_named() {
     assert_eq!(named("forward_sm80", &Gpu::HOPPER), plan_general(&problem(128), &Gpu::HOPPER, 16));
     assert_eq!(named("forward_sm90", &Gpu::HOPPER), plan(&problem(128), &Gpu::HOPPER, 16));
     let refusal = named("forward_sm90", &Gpu::CONSUMER).unwrap_err().to_string();
-    let wanted = "forward_sm90: it runs on compute capability 9.0, not 8.6; the kernels are forward_sm90, forward_sm80";
+    let wanted = "forward_sm90: it runs on compute capability 9.0, not 8.6; the kernels are decode, forward_sm90, forward_sm80";
     assert!(refusal.starts_with(wanted), "{refusal}");
+    let refusal = named("decode", &Gpu::HOPPER).unwrap_err().to_string();
+    assert!(refusal.starts_with("decode: it takes 32 queries"), "{refusal}");
     let unknown = "forward_sm42".parse::<Family>().unwrap_err().to_string();
-    assert_eq!(unknown, "there is no kernel `forward_sm42`; the kernels are forward_sm90, forward_sm80");
+    assert_eq!(
+        unknown,
+        "there is no kernel `forward_sm42`; the kernels are decode, forward_sm90, forward_sm80"
+    );
     for family in Family::ALL {
         assert_eq!(family.name().parse(), Ok(family));
     }

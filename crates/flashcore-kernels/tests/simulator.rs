@@ -4,7 +4,8 @@ use flashcore_core::{
     BackendError, DType, Data, Dims, Element, HostCall, Instance, Layout, Mask, Problem, Spec, Values,
 };
 use flashcore_kernels::{
-    Gpu, Member, Plan, Tile, covering_merges, covering_set, forward_sm80,
+    Gpu, KernelConfig, Member, Plan, Tile, covering_decode, covering_merges, covering_set, decode,
+    forward_sm80,
     forward_sm90::{self, Order, Staging},
     plan, plan_tile,
 };
@@ -54,6 +55,41 @@ fn kernels_are_right_under_every_schedule() {
         };
         error.map(|error| format!("{}: {error}", plan.kernel().name()))
     });
+}
+
+/// Every kernel of the covering set for few queries, once tamely and once under a hostile schedule.
+#[test]
+fn few_queries_are_right_under_every_schedule() {
+    let members = covering_decode().unwrap();
+    all_pass(&members, |(n, member)| {
+        let plan = member.plan().unwrap();
+        let name = plan.kernel().name();
+        if !matches!(plan.kernel(), KernelConfig::Decode(_)) {
+            return Some(format!("{name} is another kernel"));
+        }
+        let check = |plan: &Plan| match member.problem.dtype() {
+            DType::F16 => wrong::<f16>(member, plan, n),
+            _ => wrong::<bf16>(member, plan, n),
+        };
+        let error = check(&plan).or_else(|| variants(member, &plan).iter().find_map(check));
+        error.map(|error| format!("{name}: {error}"))
+    });
+}
+
+/// The same with work shared evenly and, where there are such, tensor copies.
+fn variants(member: &Member, plan: &Plan) -> Vec<Plan> {
+    let Tile::Decode(shape) = plan.kernel().tile() else { return Vec::new() };
+    let lies_together = member.problem.page_size().is_none_or(|size| size.is_multiple_of(16));
+    let has_copies = member.gpu.capability >= (9, 0) && lies_together;
+    let even = decode::Shape { order: decode::Order::Even, ..shape };
+    let tensor = decode::Shape { copies: decode::Copies::Tensor, ..shape };
+    let both = decode::Shape { copies: decode::Copies::Tensor, ..even };
+    let cluster =
+        decode::Shape { order: decode::Order::Cluster { parts: 4 }, stages: 2, ctas_per_sm: 1, ..tensor };
+    let some = if has_copies { vec![even, tensor, both, cluster] } else { vec![even] };
+    // Few CTAs have several units each.
+    let gpu = Gpu { sms: 3, ..member.gpu };
+    some.into_iter().map(|shape| plan_tile(&member.problem, &gpu, 16, Tile::Decode(shape)).unwrap()).collect()
 }
 
 /// The merges of the covering set and of the merge suite.

@@ -4,7 +4,7 @@
 
 mod compared;
 
-use flashcore_core::{DType, Mask};
+use flashcore_core::{DType, Dims, Layout, Mask, Spec};
 use flashcore_testkit::Kind;
 
 use self::compared::Comparisons;
@@ -58,9 +58,13 @@ impl Suite {
         ..Self::new("sweep", DType::F16, Content::Comparisons(compared::sweep))
     };
 
+    /// One or a few queries over many keys, from one sequence to many.
+    pub const DECODE: Self =
+        Self { replays: true, ..Self::new("decode", DType::BF16, Content::Tasks(decode)) };
+
     /// Every suite.
-    pub const ALL: [Self; 6] =
-        [Self::FORWARD, Self::SMALL, Self::CPU, Self::KINDS, Self::OPTIONS, Self::SWEEP];
+    pub const ALL: [Self; 7] =
+        [Self::FORWARD, Self::SMALL, Self::CPU, Self::KINDS, Self::OPTIONS, Self::SWEEP, Self::DECODE];
 
     const fn new(name: &'static str, dtype: DType, content: Content) -> Self {
         Self { name, dtype, replays: false, care: Care::Usual, content }
@@ -150,6 +154,29 @@ const CPU: [([usize; 4], Mask); 4] = [
     ([1, 8, 256, 64], Mask::NONE),
     ([1, 4, 512, 128], Mask::CAUSAL),
 ];
+
+/// Batch, heads of queries and of keys, keys, and queries of each sequence.
+const DECODE: [[usize; 5]; 9] = [
+    [1, 32, 8, 1024, 1],
+    [1, 32, 8, 8192, 1],
+    [1, 32, 8, 131_072, 1],
+    [8, 32, 8, 4096, 1],
+    [64, 32, 8, 8192, 1],
+    [128, 64, 8, 2048, 1],
+    [32, 32, 32, 4096, 1],
+    [16, 16, 1, 8192, 1],
+    [8, 32, 8, 8192, 4],
+];
+
+fn decode(dtype: DType) -> Result<Vec<Task>, TaskError> {
+    let dim = 128;
+    let task = |[batch, heads_q, heads_kv, keys, queries]: [usize; 5]| {
+        let layout = |heads, rows| Layout::bhsd(Dims::new(batch, heads, rows, dim));
+        let kv = layout(heads_kv, keys)?;
+        Task::new(Spec::new(dtype, layout(heads_q, queries)?, kv, kv).parse()?)
+    };
+    DECODE.into_iter().map(task).collect()
+}
 
 fn squares(dtype: DType, shapes: &[([usize; 4], Mask)]) -> Result<Vec<Task>, TaskError> {
     shapes.iter().map(|&(shape, mask)| Task::square(dtype, shape, mask)).collect()

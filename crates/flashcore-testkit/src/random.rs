@@ -17,6 +17,8 @@ pub struct Limits {
     /// Multiply-adds of a problem, about.
     pub work: usize,
     pub seq: usize,
+    /// Queries of a sequence.
+    pub queries: usize,
     /// Head dimensions to draw from; Q and V draw separately once in a while.
     pub dims: &'static [usize],
 }
@@ -26,8 +28,12 @@ impl Limits {
     pub const SMALL: Self = Self {
         work: 2_000_000,
         seq: 300,
+        queries: 300,
         dims: &[1, 3, 8, 16, 20, 32, 40, 59, 64, 64, 64, 72, 96, 111, 128, 192, 256, 320, 512],
     };
+    /// Few queries over many keys.
+    pub const DECODE: Self =
+        Self { work: 4_000_000, seq: 3000, queries: 6, dims: &[64, 128, 128, 128, 256, 40, 96] };
 }
 
 /// The `index`-th random case of a seed.
@@ -79,7 +85,11 @@ fn shape(rng: &mut Rng, dim: usize, limits: Limits) -> [usize; 5] {
     let heads_q = heads_kv * rng.pick(&[1, 1, 2, 3, 4, 5]);
     let batch = if rng.one_in(40) { 0 } else { rng.range(1..=3) };
     let pairs = limits.work / (2 * dim * heads_q * batch.max(1));
-    let seq_q = if rng.one_in(4) { rng.range(0..=3) } else { rng.range(0..=limits.seq.min(pairs)) };
+    let seq_q = if rng.one_in(4) {
+        rng.range(0..=3)
+    } else {
+        rng.range(0..=limits.queries.min(limits.seq).min(pairs))
+    };
     let seq_kv = rng.range(0..=limits.seq.min(pairs / seq_q.max(1)));
     [batch, heads_q, heads_kv, seq_q, seq_kv]
 }

@@ -175,6 +175,19 @@ impl Mbarrier {
         b.emit(Op::MbarrierArrive, &[Mod::ExpectTx, Mod::SharedCta, B64], operands);
     }
 
+    /// As [`arrive_expecting`](Self::arrive_expecting), with a number that is not known before the kernel runs.
+    #[track_caller]
+    pub fn arrive_expecting_some(self, b: &mut Builder, bytes: Reg<U32>) {
+        let operands = [Operand::Sink, self.at.operand(), bytes.operand()];
+        b.emit(Op::MbarrierArrive, &[Mod::ExpectTx, Mod::SharedCta, B64], operands);
+    }
+
+    /// The address of the barrier.
+    #[track_caller]
+    pub fn address(self, b: &mut Builder) -> Reg<U32> {
+        self.at.address(b)
+    }
+
     /// Waits until the phase of the given parity has completed.
     #[track_caller]
     pub fn wait(self, b: &mut Builder, parity: impl Into<Expr<U32>>) {

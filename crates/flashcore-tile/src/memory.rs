@@ -182,6 +182,18 @@ impl Builder {
         dst
     }
 
+    /// As [`atomic_add`](Self::atomic_add), ordered over the whole GPU: what this thread knows to be written is visible to
+    /// whoever adds after it, and what those before it knew is visible to this thread.
+    #[track_caller]
+    pub fn atomic_add_ordered(&mut self, at: impl Into<Global>, value: impl Into<Expr<U32>>) -> Reg<U32> {
+        let value = self.arg(value);
+        let dst = self.fresh::<U32>(Scope::Lane);
+        let operands = [dst.operand(), at.into().operand(), value.operand];
+        let mods = [Mod::AcqRel, Mod::Gpu, Mod::Global, Mod::Add, Mod::Type(U32::PTX)];
+        self.emit(Op::Atom, &mods, operands);
+        dst
+    }
+
     #[track_caller]
     pub(crate) fn load<T: Type, const N: usize>(
         &mut self,

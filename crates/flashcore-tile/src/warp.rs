@@ -11,7 +11,7 @@ use crate::{
     builder::Builder,
     expr::Expr,
     scope::{Scope, Warp},
-    value::{F32, Pred, Reg, Type, U32},
+    value::{F32, Pred, Reg, Type, U32, U64},
 };
 
 const ALL_LANES: i64 = 0xffff_ffff;
@@ -25,6 +25,24 @@ impl Builder {
         let dst = self.fresh::<F32>(Scope::Lane);
         let operands = [dst.operand(), x.operand(), int(mask), int(31), Operand::int(ALL_LANES)];
         self.emit(Op::ShflSync, &[Mod::Bfly, B32_TYPE], operands);
+        dst
+    }
+
+    /// The 64-bit value of lane number `lane`.
+    #[track_caller]
+    pub fn shuffle_wide(&mut self, x: Reg<U64>, lane: Reg<U32>) -> Reg<U64> {
+        self.require("shfl.sync over a full warp", Scope::Warp);
+        let wide = Mod::Type(ScalarType::B64);
+        let halves = [(); 2].map(|()| self.fresh::<U32>(Scope::Lane));
+        self.emit(Op::Mov, &[wide], [Operand::Vector(halves.map(Reg::operand).to_vec()), x.operand()]);
+        let theirs = halves.map(|half| {
+            let dst = self.fresh::<U32>(Scope::Lane);
+            let operands = [dst.operand(), half.operand(), lane.operand(), int(31), Operand::int(ALL_LANES)];
+            self.emit(Op::ShflSync, &[Mod::Idx, B32_TYPE], operands);
+            dst.operand()
+        });
+        let dst = self.fresh::<U64>(Scope::Lane);
+        self.emit(Op::Mov, &[wide], [dst.operand(), Operand::Vector(theirs.to_vec())]);
         dst
     }
 
@@ -54,6 +72,16 @@ impl Builder {
         let x = self.arg(x);
         let dst = self.fresh::<U32>(x.scope);
         self.emit(Op::ReduxSync, &[Mod::Or, B32_TYPE], [dst.operand(), x.operand, Operand::int(ALL_LANES)]);
+        dst
+    }
+
+    /// The sum over all lanes of the warp (sm_80 on).
+    #[track_caller]
+    pub fn warp_sum(&mut self, x: Reg<U32>) -> Reg<U32> {
+        self.require("redux.sync over a full warp", Scope::Warp);
+        let dst = self.fresh::<U32>(Scope::Warp);
+        let mods = [Mod::Add, Mod::Type(ScalarType::U32)];
+        self.emit(Op::ReduxSync, &mods, [dst.operand(), x.operand(), Operand::int(ALL_LANES)]);
         dst
     }
 

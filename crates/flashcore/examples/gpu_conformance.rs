@@ -1,7 +1,7 @@
 //! The conformance suite on GPU 0: every case, law and random problems, for each kernel family.
 //!
-//! `cargo run --release --example gpu_conformance [native|persistent|ampere|general] [cases|laws|random|merge|append|backward]
-//! [filter]`
+//! `cargo run --release --example gpu_conformance [native|persistent|ampere|general]
+//! [cases|laws|random|decode|merge|append|backward] [filter or number]`
 //!
 //! `backward` is cases, laws and random problems of gradients.
 
@@ -33,12 +33,15 @@ fn main() {
     };
     let failed = match word(1) {
         "laws" => laws(&cuda),
-        "random" => random_problems(&cuda),
+        "random" => random_problems(&cuda, random::Limits::SMALL, RANDOM),
+        "decode" => random_problems(&cuda, random::Limits::DECODE, word(2).parse().unwrap_or(RANDOM)),
         "merge" => merges(&cuda),
         "append" => appends(&cuda),
         "backward" => gradients(&cuda, word(2)),
         "cases" | "" => conclude(&check(&cuda, case_work(word(2)))),
-        other => panic!("nothing is called {other}; use cases, laws, random, merge, append or backward"),
+        other => {
+            panic!("nothing is called {other}; use cases, laws, random, decode, merge, append or backward")
+        }
     };
     std::process::exit(i32::from(failed > 0));
 }
@@ -58,23 +61,23 @@ fn case_work(filter: &str) -> Vec<Work> {
     work
 }
 
-/// Draws until [`RANDOM`] problems have run: the draws that the GPU's kernels refuse do not count. What is drawn depends on
+/// Draws until so many problems have run: the draws that the GPU's kernels refuse do not count. What is drawn depends on
 /// nothing but the number of the draw.
-fn random_problems(cuda: &Cuda) -> usize {
-    let draw = |n: u64| (random::any(11, n, random::Limits::SMALL), HALVES[n as usize % 2], n);
+fn random_problems(cuda: &Cuda, limits: random::Limits, wanted: usize) -> usize {
+    let draw = |n: u64| (random::any(11, n, limits), HALVES[n as usize % 2], n);
     let mut reports: Vec<CaseReport> = Vec::new();
     loop {
         let ran = reports.iter().filter(|report| ran(report)).count();
-        if ran == RANDOM || reports.len() > 10 * RANDOM {
+        if ran == wanted || reports.len() > 10 * wanted {
             break;
         }
         let first = reports.len() as u64;
-        reports.extend(check(cuda, (first..first + (RANDOM - ran) as u64).map(draw).collect()));
+        reports.extend(check(cuda, (first..first + (wanted - ran) as u64).map(draw).collect()));
     }
     let of = |dtype| reports.iter().filter(|report| report.dtype == dtype && ran(report)).count();
     let [f16, bf16] = HALVES.map(of);
     println!("{} problems drawn; {} ran, {f16} in f16 and {bf16} in bf16", reports.len(), f16 + bf16);
-    let short = usize::from(f16 + bf16 < RANDOM);
+    let short = usize::from(f16 + bf16 < wanted);
     conclude(&reports) + short
 }
 

@@ -265,7 +265,8 @@ fn key_rows(
     first_key: Reg<S32>,
 ) -> [RowSource; 2] {
     if let Some(table) = table {
-        return [args.k, args.v].map(|tensor| RowSource::Paged(tensor.head(b, tile.head_kv), tensor, table));
+        return [args.k, args.v]
+            .map(|tensor| RowSource::Paged(tensor.of_head(b, tile.head_kv), tensor, table));
     }
     let row = b.let_(tile.kv_start + first_key.unsigned());
     [args.k, args.v]

@@ -56,6 +56,11 @@ impl LengthsKind {
         matches!(self, Self::Used { q: true, .. })
     }
 
+    /// Whether keys end somewhere inside their tensor.
+    pub const fn has_keys(self) -> bool {
+        matches!(self, Self::Used { kv: true, .. } | Self::Ragged | Self::PackedQueries)
+    }
+
     /// Whether some keys of a batch entry may not be used.
     pub const fn cuts_keys(self) -> bool {
         matches!(self, Self::Used { kv: true, .. } | Self::PackedQueries)

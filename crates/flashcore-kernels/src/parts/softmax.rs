@@ -43,6 +43,8 @@ impl Room {
 
 /// Minus the reference of a row that has seen no key: whatever it sees first is infinitely far above.
 const UNSEEN: f32 = 1.0e38;
+/// The reference of a part of a row that has seen no key.
+pub(crate) const UNSEEN_TOP: f32 = -UNSEEN;
 /// Moves of references in a row tile from which on looking for maxima first pays.
 const RESTLESS: u32 = 2;
 /// Independent chains of a row's maximum: the latency of `max` is hidden four deep.
@@ -414,7 +416,7 @@ fn over_quad(
 /// Factor and LSE of a row with reference `top` (in powers of two) and its two sums; a sink is one more logit (in natural
 /// units) that has no value.
 #[track_caller]
-fn close(
+pub(crate) fn close(
     b: &mut Builder,
     top: Reg<F32>,
     sums: [Reg<F32>; 2],

@@ -14,6 +14,11 @@ pub(crate) struct TensorArgument {
 }
 
 impl TensorArgument {
+    /// Where the tensor starts.
+    pub(crate) const fn base(&self) -> Reg<U64> {
+        self.base
+    }
+
     /// Address of a row.
     #[track_caller]
     pub(crate) fn at(&self, b: &mut Builder, batch: Reg<U32>, head: Reg<U32>, row: Reg<U32>) -> Reg<U64> {
@@ -21,9 +26,16 @@ impl TensorArgument {
         steps.into_iter().fold(self.base, |at, (index, stride)| b.let_(index.widen() * stride + at))
     }
 
-    /// Where a head starts in the first page.
+    /// Bytes to a row of a batch entry.
     #[track_caller]
-    pub(crate) fn head(&self, b: &mut Builder, head: Reg<U32>) -> Reg<U64> {
+    pub(crate) fn offset(&self, b: &mut Builder, batch: Reg<U32>, row: Reg<U32>) -> Reg<U64> {
+        let entry = b.let_(batch.widen() * self.batch);
+        b.let_(row.widen() * self.row + entry)
+    }
+
+    /// Where a head starts in the first batch entry, or the first page.
+    #[track_caller]
+    pub(crate) fn of_head(&self, b: &mut Builder, head: Reg<U32>) -> Reg<U64> {
         b.let_(head.widen() * self.head + self.base)
     }
 

@@ -6,7 +6,8 @@ use flashcore_core::{BackwardProblem, Problem};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Gpu, Plan, PlanError, plan, plan_backward, plan_backward_general, plan_by, plan_general, tuned::Table,
+    Gpu, Plan, PlanError, plan, plan_backward, plan_backward_general, plan_by, plan_few, plan_general,
+    plan_many, tuned::Table,
 };
 use crate::launch::KernelConfig;
 
@@ -17,6 +18,9 @@ pub enum Family {
     /// The kernel for Hopper.
     #[serde(rename = "forward_sm90")]
     Sm90,
+    /// The kernel for few queries over many keys.
+    #[serde(rename = "decode")]
+    Decode,
     /// The kernel that runs on every GPU.
     #[serde(rename = "forward_sm80")]
     Sm80,
@@ -24,12 +28,13 @@ pub enum Family {
 
 impl Family {
     /// Every kernel, the most special first.
-    pub const ALL: [Self; 2] = [Self::Sm90, Self::Sm80];
+    pub const ALL: [Self; 3] = [Self::Decode, Self::Sm90, Self::Sm80];
 
     /// Its name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Sm90 => "forward_sm90",
+            Self::Decode => "decode",
             Self::Sm80 => "forward_sm80",
         }
     }
@@ -93,12 +98,14 @@ impl Choice {
             Self::Table(table) => plan_by(problem, gpu, alignment, table),
             Self::Kernel(Family::Sm80) => plan_general(problem, gpu, alignment),
             Self::Kernel(Family::Sm90) => {
-                let plan = plan(problem, gpu, alignment)?;
+                let plan = plan_many(problem, gpu, alignment)?;
                 match plan.kernel() {
                     KernelConfig::Sm90(_) => Ok(plan),
                     _ => Err(PlanError::Kernel { reason: plan.passed_over.join("; ") }),
                 }
             }
+            Self::Kernel(Family::Decode) => plan_few(problem, gpu, alignment)?
+                .map_err(|reason| PlanError::Kernel { reason: format!("decode: {reason}") }),
         }
     }
 }

@@ -6,10 +6,14 @@ use flashcore_core::Problem;
 use flashcore_ptx::sm::Sm;
 use flashcore_tile::{Element, RegisterBudget};
 
-use super::{Gpu, Plan, PlanError, Tile, access, check, general_config, hopper, hopper_config};
+use super::{
+    Gpu, Plan, PlanError, Tile, access, check, decode, decode_config, general_config, hopper, hopper_config,
+};
 use crate::{
-    backward_rows, backward_sm80, backward_sm90, forward_sm80,
-    forward_sm90::{self, Order},
+    backward_rows, backward_sm80, backward_sm90,
+    decode::{self as few_queries, Copies, Order},
+    forward_sm80,
+    forward_sm90::{self, Order as TileOrder},
     launch::KernelConfig,
     merge,
     parts::schedule::Side,
@@ -91,6 +95,7 @@ impl Tile {
         match self {
             Self::Sm80(shape) => check_general(shape),
             Self::Sm90(shape) => check_hopper(shape),
+            Self::Decode(shape) => check_decode(shape),
             Self::Merge(merge::Shape { width, lanes })
             | Self::BackwardRows(backward_rows::Shape { width, lanes }) => check_rules(&[
                 ("width", *width, unit_of_powers(*width), 1..=8, "1, 2, 4 or 8"),
@@ -127,6 +132,46 @@ fn check_backward(shape: &backward_sm80::Shape) -> Result<(), Misfit> {
     ])
 }
 
+fn check_decode(shape: &few_queries::Shape) -> Result<(), Misfit> {
+    check_rules(&[
+        ("warps", shape.warps, unit_of_powers(shape.warps), 1..=8, "1, 2, 4 or 8"),
+        ("blocks", shape.blocks, 1, 1..=2, "1 or 2"),
+        ("tile_n", shape.tile_n, 16, 16..=64, "a multiple of 16 up to 64"),
+        ("stages", shape.stages, 1, 1..=8, "1 to 8"),
+        ("ctas_per_sm", shape.ctas_per_sm, 1, 1..=8, "1 to 8"),
+        ("splits", shape.splits.unwrap_or(1), 1, 1..=1024, "1 to 1024"),
+    ])
+}
+
+/// What a problem asks of a tile.
+fn check_decode_for(problem: &Problem, gpu: &Gpu, shape: &few_queries::Shape) -> Result<(), Misfit> {
+    let rows = few_queries::rows(problem) as u32;
+    check_rules(&[("blocks", shape.blocks, 1, rows.div_ceil(16)..=2, "enough for all rows")])?;
+    if let Order::Cluster { parts } = shape.order {
+        check_rules(&[("parts", parts, unit_of_powers(parts), 2..=8, "2, 4 or 8")])?;
+    }
+    let newer = shape.copies == Copies::Tensor || matches!(shape.order, Order::Cluster { .. });
+    if newer && gpu.capability < (9, 0) {
+        let reason = "tensor copies and clusters are there from compute capability 9.0 on".to_owned();
+        return Err(Misfit::Kernel { kernel: "decode", reason });
+    }
+    let Some(size) = problem.page_size() else { return Ok(()) };
+    let (tile_n, size) = (shape.tile_n, size as u32);
+    match shape.copies {
+        // A lane looks up one key.
+        Copies::Lanes => {
+            check_rules(&[("tile_n", tile_n, unit_of_powers(tile_n), 16..=32, "16 or 32 over pages")])
+        }
+        Copies::Tensor => check_rules(&[(
+            "page size",
+            size,
+            tile_n,
+            1..=u32::MAX,
+            "a multiple of tile_n for tensor copies",
+        )]),
+    }
+}
+
 fn check_hopper(shape: &forward_sm90::Shape) -> Result<(), Misfit> {
     let RegisterBudget { producer, consumer } =
         shape.budget.unwrap_or(RegisterBudget { producer: 24, consumer: 24 });
@@ -142,7 +187,7 @@ fn check_hopper(shape: &forward_sm90::Shape) -> Result<(), Misfit> {
         ("turn", shape.turn, 1, 1..=2, "1 or 2"),
         ("ctas_per_sm", shape.ctas_per_sm, 1, 1..=4, "1 to 4"),
     ])?;
-    let Order::Single { parts } = shape.order else {
+    let TileOrder::Single { parts } = shape.order else {
         // Persistent CTAs take all of an SM, and there is one for each.
         return check_rules(&[("ctas_per_sm", shape.ctas_per_sm, 1, 1..=1, "1 where CTAs are persistent")]);
     };
@@ -172,6 +217,12 @@ pub fn plan_tile(problem: &Problem, gpu: &Gpu, alignment: u64, tile: Tile) -> Re
     let access = access(problem, alignment);
     let kernel = match tile {
         Tile::Sm80(shape) => general_config(problem, gpu, input, access, shape)?,
+        Tile::Decode(shape) => {
+            let half = decode::accept(problem, input, gpu, access)
+                .map_err(|reason| Misfit::Kernel { kernel: "decode", reason })?;
+            check_decode_for(problem, gpu, &shape)?;
+            decode_config(problem, gpu, half, shape)?
+        }
         Tile::Sm90(shape) => {
             let half = hopper::accept(problem, input, gpu, access)
                 .map_err(|reason| Misfit::Kernel { kernel: "forward_sm90", reason })?;
@@ -233,6 +284,19 @@ impl Demand {
         }
     }
 
+    fn of_decode(cfg: &few_queries::Config) -> Self {
+        let shape = &cfg.shape;
+        let q = if shape.q_in_registers { cfg.dim_qk / 4 } else { 0 };
+        Self {
+            registers: shape.blocks * (cfg.dim_v / 2 + shape.tile_n / 2 + q),
+            most_registers: shape.registers(),
+            shared_bytes: cfg.shared_bytes().into(),
+            ctas_per_sm: shape.ctas_per_sm,
+            tile_m: shape.rows(),
+            parts: 1,
+        }
+    }
+
     fn of_hopper(cfg: &forward_sm90::Config, v: u32) -> Self {
         let shape = &cfg.shape;
         Self {
@@ -253,6 +317,7 @@ impl Plan {
         match self.kernel() {
             KernelConfig::Sm80(cfg) => Demand::of_general(cfg, qk, v),
             KernelConfig::Sm90(cfg) => Demand::of_hopper(cfg, v),
+            KernelConfig::Decode(cfg) => Demand::of_decode(cfg),
             other => Demand::of_others(other.register_budget()),
         }
     }
@@ -275,7 +340,7 @@ impl Plan {
         let KernelConfig::Sm90(cfg) = self.kernel() else { return Ok(()) };
         let ctas = problem.heads_q().max(problem.batch());
         match cfg.shape.order {
-            Order::Single { .. } if ctas > MOST => Err(Misfit::Grid { ctas: ctas as u64 }),
+            TileOrder::Single { .. } if ctas > MOST => Err(Misfit::Grid { ctas: ctas as u64 }),
             _ => Ok(()),
         }
     }

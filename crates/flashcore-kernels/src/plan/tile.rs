@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    append, backward_rows, backward_sm80, backward_sm90, forward_sm80, forward_sm90, launch::KernelConfig,
-    merge,
+    append, backward_rows, backward_sm80, backward_sm90, decode, forward_sm80, forward_sm90,
+    launch::KernelConfig, merge,
 };
 
 /// How the work of one kernel family is cut.
@@ -17,6 +17,9 @@ pub enum Tile {
     /// The Hopper kernel.
     #[serde(rename = "forward_sm90")]
     Sm90(forward_sm90::Shape),
+    /// The kernel for few queries over many keys.
+    #[serde(rename = "decode")]
+    Decode(decode::Shape),
     /// The merge of partial results.
     #[serde(rename = "merge")]
     Merge(merge::Shape),
@@ -43,6 +46,7 @@ impl Tile {
         match self {
             Self::Sm80(_) => "forward_sm80",
             Self::Sm90(_) => "forward_sm90",
+            Self::Decode(_) => "decode",
             Self::Merge(_) => "merge",
             Self::Append(_) => "append",
             Self::BackwardRows(_) => "backward_rows",
@@ -59,6 +63,7 @@ impl KernelConfig {
         match self {
             Self::Sm80(cfg) => Tile::Sm80(cfg.shape),
             Self::Sm90(cfg) => Tile::Sm90(cfg.shape),
+            Self::Decode(cfg) => Tile::Decode(cfg.shape),
             Self::Merge(cfg) => Tile::Merge(cfg.shape),
             Self::Append(cfg) => Tile::Append(cfg.shape),
             Self::BackwardRows(cfg) => Tile::BackwardRows(cfg.shape),

@@ -47,6 +47,15 @@ fn options(tile: &Tile) -> Vec<(&'static str, Value)> {
             ("/forward_sm90/ctas_per_sm", json!([1, 2])),
             ("/forward_sm90/turn", json!([1, 2])),
         ],
+        Tile::Decode(_) => vec![
+            ("/decode/warps", json!([2, 4, 8])),
+            ("/decode/tile_n", json!([16, 32, 64])),
+            ("/decode/stages", json!([1, 2, 3, 4, 6])),
+            ("/decode/ctas_per_sm", json!([1, 2, 3, 4])),
+            ("/decode/q_in_registers", json!([false, true])),
+            ("/decode/copies", json!(["lanes", "tensor"])),
+            ("/decode/splits", json!([null, 1, 2, 4, 8, 16, 32, 64, 128])),
+        ],
         _ => Vec::new(),
     }
 }
@@ -101,6 +110,7 @@ fn lighter(tile: &Tile) -> Option<Tile> {
     let stages = match &mut tile {
         Tile::Sm80(shape) => &mut shape.stages,
         Tile::Sm90(shape) => &mut shape.stages,
+        Tile::Decode(shape) => &mut shape.stages,
         _ => return None,
     };
     *stages = stages.checked_sub(1).filter(|stages| *stages >= 2)?;

@@ -1,0 +1,209 @@
+//! Everything that decides the text of the kernel.
+
+use flashcore_core::DType;
+use flashcore_ptx::{
+    ident::Ident,
+    sm::{REGISTERS, THREAD_REGISTERS},
+    target::Target,
+};
+use flashcore_tile::{Element, Half, MMA_M};
+use serde::{Deserialize, Serialize};
+
+use super::{MOST_SEQUENCES, cluster::Exchange, part::COLUMNS};
+use crate::parts::{lengths::LengthsKind, mask::Sides, sinks::sink_name};
+
+/// Floats by which the row of a part is longer than its values: a head of four, and as many that only pad, so that
+/// four rows meet different banks of shared memory.
+const BESIDE: u32 = 8;
+
+/// A kernel of this family: two configs that are equal give the same text.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Config {
+    /// The oldest architecture that runs it.
+    pub target: Target,
+    /// What Q, K and V are made of; probabilities are rounded to it too.
+    pub input: Half,
+    /// What the output is made of: as the input, or f32.
+    pub output: Element,
+    /// Features of queries and keys: a multiple of 8.
+    pub dim_qk: u32,
+    /// Features of values: a multiple of 8.
+    pub dim_v: u32,
+    /// How the work is cut.
+    pub shape: Shape,
+    /// Rows of a tile that clusters have room for; 0 where there are none.
+    pub rows: u32,
+    /// Which bounds the mask has.
+    pub mask: Sides,
+    /// How sequences are told.
+    pub lengths: LengthsKind,
+    /// How the keys of a sequence lie.
+    pub keys: Keys,
+    /// Scores are limited by a hyperbolic tangent.
+    pub softcap: bool,
+    /// Element type of every head's extra logit, if there is one.
+    pub sinks: Option<DType>,
+}
+
+/// How the keys of a sequence lie.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Keys {
+    /// One after another.
+    Together,
+    /// In pages that a table names.
+    Paged,
+}
+
+/// How tiles get into shared memory.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug)]
+#[serde(rename_all = "lowercase")]
+pub enum Copies {
+    /// Every lane copies 16 bytes at a time.
+    Lanes,
+    /// One lane asks for a whole tile, from sm_90 on.
+    Tensor,
+}
+
+/// Which CTA computes what.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug)]
+#[serde(rename_all = "lowercase")]
+pub enum Order {
+    /// Each CTA has one unit; the grid says how many share a row.
+    Grid,
+    /// As many CTAs as the GPU holds share all keys evenly.
+    Even,
+    /// The CTAs of a cluster, from sm_90 on, share a row.
+    Cluster {
+        /// How many.
+        parts: u32,
+    },
+}
+
+/// Tile, warps and ring of a kernel: what tuning changes.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug)]
+#[serde(deny_unknown_fields)]
+pub struct Shape {
+    /// Warps of a CTA, each with keys of its own.
+    pub warps: u32,
+    /// Blocks of 16 rows (query heads of a group, times queries) of each warp.
+    pub blocks: u32,
+    /// Keys of a warp's tile: a multiple of 16.
+    pub tile_n: u32,
+    /// K and V tiles of a warp in flight.
+    pub stages: u32,
+    /// CTAs that share an SM; caps the registers.
+    pub ctas_per_sm: u32,
+    /// Whether Q stays in registers, or is read again for every key tile.
+    pub q_in_registers: bool,
+    /// How K and V get there.
+    pub copies: Copies,
+    /// Which CTA computes what.
+    pub order: Order,
+    /// Most CTAs that share the keys of a row; as many as fill the GPU where `None`.
+    pub splits: Option<u32>,
+}
+
+impl Shape {
+    /// Threads of a CTA.
+    pub const fn threads(&self) -> u32 {
+        self.warps * 32
+    }
+
+    /// Rows of a tile.
+    pub const fn rows(&self) -> u32 {
+        self.blocks * MMA_M
+    }
+
+    /// Most registers a thread can have so that the CTAs fit on an SM.
+    pub const fn registers(&self) -> u32 {
+        let share = REGISTERS / (self.ctas_per_sm * self.threads()) / 8 * 8;
+        if share < THREAD_REGISTERS { share } else { THREAD_REGISTERS }
+    }
+
+    /// Shared memory of a kernel of this shape for the given features of 16-bit elements.
+    pub fn shared_bytes(&self, dims: [u32; 2]) -> u32 {
+        let [qk, v] = dims.map(padded);
+        let queries = self.rows() * qk * 2;
+        let ring = self.warps * self.stages * self.tile_n * (qk + v) * 2;
+        // Parts lie over queries and ring when those have been read; a word says who came last.
+        (queries + ring).max(self.over_bytes(dims[1])) + 16 + 8 * self.barriers()
+    }
+
+    /// Barriers of all stages.
+    pub(super) const fn barriers(&self) -> u32 {
+        2 * self.warps * self.stages
+    }
+
+    /// Whether a warp's part fits over its own ring of keys, so that it need not wait for others.
+    pub(super) const fn parts_fit(&self, dims: [u32; 2]) -> bool {
+        self.rows() * part_row(dims[1]) <= self.stages * self.tile_n * padded(dims[0]) * 2
+    }
+
+    /// Bytes of what lies over queries and ring at other times: turns of sequences before, parts of all warps after.
+    pub(super) fn over_bytes(&self, dim_v: u32) -> u32 {
+        let turns = if self.order == Order::Even { 4 * MOST_SEQUENCES } else { 0 };
+        turns.max(self.warps * self.rows() * part_row(dim_v))
+    }
+}
+
+/// Columns of a tile for `dim` features: whole slabs of the widest swizzle that wastes little.
+pub(super) const fn padded(dim: u32) -> u32 {
+    if dim <= 16 { 16 } else { dim.next_multiple_of(32) }
+}
+
+/// Bytes from one row of a part to the next.
+pub(super) const fn part_row(dim_v: u32) -> u32 {
+    (dim_v + BESIDE) * 4
+}
+
+impl Config {
+    /// Keys that all warps of a CTA take in one turn.
+    pub const fn keys_per_turn(&self) -> u32 {
+        self.shape.warps * self.shape.tile_n
+    }
+
+    /// Four columns of rows, as many as clusters have room for.
+    pub(super) const fn places(&self) -> u32 {
+        self.rows * self.dim_v / COLUMNS
+    }
+
+    /// Shared memory of a CTA.
+    pub fn shared_bytes(&self) -> u32 {
+        let exchange = match self.shape.order {
+            Order::Cluster { parts } => Exchange::bytes(self.places(), parts),
+            _ => 0,
+        };
+        self.shape.shared_bytes([self.dim_qk, self.dim_v]) + exchange
+    }
+
+    /// The kernel's name: every field is in it that the text depends on, which is all but the splits, told by the grid.
+    pub fn name(&self) -> Ident {
+        let Shape { warps, blocks, tile_n, stages, ctas_per_sm, q_in_registers, copies, order, splits: _ } =
+            self.shape;
+        let mut name = format!(
+            "fc_decode_{}_{}_d{}v{}_w{warps}x{blocks}n{tile_n}s{stages}c{ctas_per_sm}",
+            self.target,
+            self.input.element().name(),
+            self.dim_qk,
+            self.dim_v
+        );
+        let mut option = |on: bool, text: &str| {
+            if on {
+                name.push_str(text)
+            }
+        };
+        option(q_in_registers, "q");
+        option(copies == Copies::Tensor, "t");
+        option(order == Order::Even, "e");
+        if let Order::Cluster { parts } = order {
+            option(true, &format!("k{parts}r{}", self.rows));
+        }
+        option(true, &format!("_{}", self.mask.name()));
+        option(self.lengths.name() != "uniform", &format!("_{}", self.lengths.name()));
+        option(self.keys == Keys::Paged, "_paged");
+        option(self.softcap, "_cap");
+        option(self.sinks.is_some(), sink_name(self.sinks));
+        option(self.output == Element::F32, "_to_f32");
+        Ident::new(name).expect("made of legal parts")
+    }
+}

@@ -1,0 +1,253 @@
+//! Attention of few queries over many keys, from sm_80 on: K and V pass once, at the speed of memory.
+//!
+//! ```text
+//! unit        the queries of all heads that share a key head, against a range of its keys: one CTA
+//! warp        every n-th key tile of the unit, through a ring of its own, with a reference and sums of its own
+//! end         warps meet in shared memory; units of a row meet in global memory, where the last merges all in order
+//! ```
+//! Rows of a tile are queries × heads of a group, padded to 16 or 32. Tensor cores have time to spare, so that what counts
+//! is how many bytes are under way: each warp keeps `stages` tiles of K and of V in flight, and waits for them apart. No
+//! warp waits for another before its keys are through. How many units share a row is told by the grid, how many keys
+//! each of them has by the row's own length, which the kernel reads when it runs.
+//! Reads Q, K, V, SINKS, LENGTHS_*, TABLE; writes OUT and, unless it is null, LSE (see [`crate::slots`]).
+
+mod cluster;
+mod config;
+mod end;
+mod even;
+mod load;
+mod pages;
+mod part;
+mod products;
+mod ring;
+mod source;
+mod unit;
+mod work;
+
+use flashcore_core::{DType, Problem};
+use flashcore_ptx::{
+    launch::{Slot, Workspace},
+    target::Target,
+};
+use flashcore_tile::{BuildError, Builder, Extent, Params, Program, Reg, SmemTile, U32, U64};
+
+pub use config::{Config, Copies, Keys, Order, Shape};
+pub use even::MOST_SEQUENCES;
+
+use crate::{
+    parts::{
+        lengths::LengthArguments, maps::slab_map, mask::Mask, scale::Scale, sinks::SinkArgument,
+        tensor::TensorArgument,
+    },
+    slots,
+};
+use cluster::Exchange;
+use config::{padded, part_row};
+use pages::PageArguments;
+use source::Tensor;
+
+/// Memory through which units share rows.
+#[derive(Clone, Copy, Debug)]
+struct SharedRows {
+    /// Parts of the rows.
+    parts: Reg<U64>,
+    /// For each row tile, how many of its units are done.
+    done: Reg<U64>,
+}
+
+/// What the host passes, as registers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Arguments {
+    q: TensorArgument,
+    k: Tensor,
+    v: Tensor,
+    out: TensorArgument,
+    lse: Reg<U64>,
+    /// Rows that units share through global memory, where they do not form clusters.
+    shared: Option<SharedRows>,
+    /// Rows of a tile at most, heads of queries and of keys, heads that share one of keys, and sequences.
+    rows: Reg<U32>,
+    heads: Reg<U32>,
+    heads_kv: Reg<U32>,
+    group: Reg<U32>,
+    sequences: Reg<U32>,
+    /// Key tiles of a unit at least.
+    least_tiles: Reg<U32>,
+    lengths: LengthArguments,
+    pages: Option<PageArguments>,
+    sinks: Option<SinkArgument>,
+    mask: Mask,
+    scale: Scale,
+}
+
+impl Arguments {
+    fn declare(b: &mut Builder, params: &mut Params<Problem>, cfg: &Config) -> Self {
+        let (turn, tile_n) = (cfg.keys_per_turn(), cfg.shape.tile_n);
+        let seq_q = params.u32(b, "seq_q", |p| p.seq_q() as u32);
+        let seq_kv = params.u32(b, "seq_kv", |p| p.seq_kv() as u32);
+        Self {
+            q: TensorArgument::declare(b, params, "q", slots::Q, |p| (p.q(), p.dtype())),
+            k: tensor(b, params, cfg, ("k", slots::K, padded(cfg.dim_qk)), |p| (p.k(), p.dtype())),
+            v: tensor(b, params, cfg, ("v", slots::V, padded(cfg.dim_v)), |p| (p.v(), p.dtype())),
+            out: TensorArgument::declare(b, params, "out", slots::OUT, |p| (p.out(), p.out_dtype())),
+            lse: params.buffer(b, "lse", slots::LSE),
+            shared: (!matches!(cfg.shape.order, Order::Cluster { .. })).then(|| SharedRows {
+                parts: params.buffer(b, "parts", slots::PARTS),
+                done: params.buffer(b, "done", slots::TILE_COUNTER),
+            }),
+            rows: params.u32(b, "rows", |p| rows(p) as u32),
+            heads: params.u32(b, "heads", |p| p.heads_q() as u32),
+            heads_kv: params.u32(b, "heads_kv", |p| p.heads_kv() as u32),
+            group: params.u32(b, "group", |p| p.group() as u32),
+            sequences: params.u32(b, "sequences", |p| p.sequences() as u32),
+            least_tiles: params.u32(b, "least_tiles", move |p| least_keys(p, turn) / tile_n),
+            lengths: LengthArguments::declare(b, params, cfg.lengths, [seq_q, seq_kv]),
+            pages: PageArguments::declare(b, params, cfg),
+            sinks: SinkArgument::declare(b, params, cfg.sinks),
+            mask: Mask::declare(b, params, cfg.mask),
+            scale: Scale::declare(b, params, cfg.softcap, cfg.input),
+        }
+    }
+}
+
+/// Keys or values, in tiles of so many columns.
+fn tensor(
+    b: &mut Builder,
+    params: &mut Params<Problem>,
+    cfg: &Config,
+    (name, slot, cols): (&str, Slot, u32),
+    of: fn(&Problem) -> (&flashcore_core::Layout, DType),
+) -> Tensor {
+    let (rows, element) = (cfg.shape.tile_n, cfg.input.element());
+    let map = move |p: &Problem| slab_map(of(p).0, element, slot, (rows, element.swizzle(cols)));
+    match cfg.shape.copies {
+        Copies::Lanes => Tensor::Rows(TensorArgument::declare(b, params, name, slot, of)),
+        Copies::Tensor => Tensor::Map(params.tensor_map(b, name, map)),
+    }
+}
+
+/// What lives in shared memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Layout {
+    q: SmemTile,
+    /// The rings of all warps, one after another.
+    k: SmemTile,
+    v: SmemTile,
+    /// Parts of all warps: where the first lies, and bytes from one to the next.
+    parts: [u32; 2],
+    /// Where the thread that counts units tells the others what it found.
+    found: u32,
+    /// Barriers of all warps' stages, where tensor copies fill them.
+    barriers: Option<u32>,
+    /// Where parts of a cluster meet.
+    exchange: Option<Exchange>,
+}
+
+impl Layout {
+    fn new(b: &mut Builder, cfg: &Config) -> Self {
+        let Shape { warps, tile_n, stages, .. } = cfg.shape;
+        let (input, qk, v) = (cfg.input.element(), padded(cfg.dim_qk), padded(cfg.dim_v));
+        let q = b.smem_tile(input, [cfg.shape.rows(), qk], input.swizzle(qk), 1);
+        let k = b.smem_tile(input, [tile_n, qk], input.swizzle(qk), warps * stages);
+        let v = b.smem_tile(input, [tile_n, v], input.swizzle(v), warps * stages);
+        let held = v.offset() + v.copies() * v.bytes();
+        b.shared(cfg.shape.over_bytes(cfg.dim_v).saturating_sub(held), 1);
+        let parts = match cfg.shape.parts_fit([cfg.dim_qk, cfg.dim_v]) {
+            true => [k.offset(), stages * k.bytes()],
+            false => [0, cfg.shape.rows() * part_row(cfg.dim_v)],
+        };
+        let barriers = (cfg.shape.copies == Copies::Tensor).then(|| b.mbarriers(cfg.shape.barriers()));
+        Self { q, k, v, parts, found: b.shared(4, 16), barriers, exchange: Exchange::reserve(b, cfg) }
+    }
+}
+
+/// Builds the kernel.
+pub fn decode(cfg: &Config) -> Result<Program<Problem>, BuildError> {
+    let name = cfg.name();
+    let mut b = Builder::new(cfg.target, &name, cfg.shape.threads(), cfg.shape.ctas_per_sm);
+    let mut params = Params::default();
+    let args = Arguments::declare(&mut b, &mut params, cfg);
+    let layout = Layout::new(&mut b, cfg);
+    if cfg.target.includes(Target::Sm90) {
+        b.launch_dependents();
+    }
+    work::run(&mut b, cfg, &args, &layout);
+    b.finish(&name, params)
+}
+
+/// Waits for what the kernel before has written. What needs none of it comes first, and overlaps with that kernel's end.
+fn wait_for_predecessor(b: &mut Builder, cfg: &Config) {
+    if cfg.target.includes(Target::Sm90) {
+        b.wait_for_predecessor();
+    }
+}
+
+/// Rows of a tile: queries × heads that share a key head.
+pub fn rows(problem: &Problem) -> usize {
+    problem.longest_q().saturating_mul(problem.group())
+}
+
+/// Row tiles: one for each key head of each sequence.
+pub(crate) fn row_tiles(problem: &Problem) -> usize {
+    problem.sequences() * problem.heads_kv()
+}
+
+/// Keys of a unit at least, where a CTA takes `turn` keys at once. Where bits must not depend on the batch, it is a constant
+/// that suits batches of every size.
+fn least_keys(problem: &Problem, turn: u32) -> u32 {
+    if problem.batch_invariant() { INVARIANT_KEYS.next_multiple_of(turn) } else { turn }
+}
+
+/// Keys of a unit at least, where the batch has no say in it.
+const INVARIANT_KEYS: u32 = 256;
+/// Units of a row at most, where the batch has no say in it.
+const INVARIANT_SPLITS: u32 = 32;
+
+/// Units of a row at most, on a GPU of `sms` multiprocessors.
+pub(crate) fn splits(cfg: &Config, problem: &Problem, sms: u32) -> u32 {
+    if let Some(splits) = cfg.shape.splits {
+        return splits;
+    }
+    let turns =
+        problem.longest_kv().div_ceil(least_keys(problem, cfg.keys_per_turn()) as usize).max(1) as u32;
+    if problem.batch_invariant() {
+        return turns.min(INVARIANT_SPLITS);
+    }
+    let (tiles, slots) = (row_tiles(problem).max(1) as u64, u64::from(sms * cfg.shape.ctas_per_sm));
+    // The part of all CTAs' time in which they have work, were all units equally long.
+    let used = |splits: u32| {
+        let units = tiles * u64::from(splits);
+        units as f64 / (units.div_ceil(slots) * slots) as f64
+    };
+    let most = turns.min(slots.div_ceil(tiles) as u32 * 2).max(1);
+    let best = (1..=most).map(used).fold(0.0, f64::max);
+    (1..=most).find(|&splits| used(splits) >= ENOUGH * best).unwrap_or(1)
+}
+
+/// How much of the best use of the GPU is enough: units that are fewer have less to merge.
+const ENOUGH: f64 = 0.9;
+
+/// The launch that computes `problem`: `None` where there is nothing to compute.
+pub fn extent(cfg: &Config, problem: &Problem, sms: u32) -> Option<Extent> {
+    let tiles = row_tiles(problem);
+    let (grid, parts) = match cfg.shape.order {
+        Order::Grid => {
+            let splits = splits(cfg, problem, sms);
+            ([splits, problem.heads_kv() as u32, problem.sequences() as u32], tiles * splits as usize)
+        }
+        Order::Cluster { parts } => ([parts, problem.heads_kv() as u32, problem.sequences() as u32], 0),
+        Order::Even => {
+            let ctas = sms * cfg.shape.ctas_per_sm;
+            ([ctas, 1, 1], 2 * ctas as usize)
+        }
+    };
+    let part = rows(problem) as u64 * u64::from(part_row(cfg.dim_v));
+    let mut workspace = vec![
+        Workspace { slot: slots::PARTS, bytes: parts as u64 * part, zeroed: false },
+        Workspace { slot: slots::TILE_COUNTER, bytes: 4 * tiles as u64, zeroed: true },
+    ];
+    if matches!(cfg.shape.order, Order::Cluster { .. }) {
+        workspace.clear();
+    }
+    (tiles > 0 && problem.rows() > 0).then_some(Extent { grid, workspace, dependent: true })
+}

@@ -1,0 +1,150 @@
+//! The kernel for few queries over many keys, `decode`: what it cannot take, and its tiles with the reason beside each row.
+
+use flashcore_core::Problem;
+use flashcore_ptx::sm::Sm;
+use flashcore_tile::{Element, Half, MMA_M};
+
+use super::Gpu;
+use crate::{
+    decode::{Copies, Order, Shape, rows},
+    forward_sm80::Access,
+};
+
+/// Most features of a head: the output of more does not fit in the registers of a warp.
+const MOST_FEATURES: usize = 256;
+/// Most sequences, and most heads: what the grid can number along an axis.
+const MOST_NUMBERED: usize = 65_535;
+const ROWS: usize = MMA_M as usize;
+
+/// What the kernel multiplies for a problem of `input`s, or why it cannot take the problem.
+pub(super) fn accept(problem: &Problem, input: Element, gpu: &Gpu, access: Access) -> Result<Half, String> {
+    let no = |reason: &str| Err(reason.to_owned());
+    let most = most_rows(problem);
+    if rows(problem) > most {
+        return Err(format!("it takes {most} queries × heads that share a key head, not {}", rows(problem)));
+    }
+    if gpu.capability < (8, 0) {
+        return no("it runs from compute capability 8.0 on");
+    }
+    let Some(half) = input.half() else {
+        return Err(format!("it multiplies f16 and bf16, not {}", input.name()));
+    };
+    let dims = [problem.dim_qk(), problem.dim_v()];
+    if dims.into_iter().any(|dim| !dim.is_multiple_of(8) || dim > MOST_FEATURES) {
+        return Err(format!("its head dims are multiples of 8 up to {MOST_FEATURES}"));
+    }
+    if access != Access::B16 {
+        return no("its copies need addresses and strides at multiples of 16 bytes");
+    }
+    if problem.accumulate() {
+        return no("it overwrites its output");
+    }
+    if problem.sequences().max(problem.heads_kv()) > MOST_NUMBERED {
+        return Err(format!("its grid numbers up to {MOST_NUMBERED} sequences and heads"));
+    }
+    if find(problem, gpu).is_none() {
+        return no("none of its tiles fits in shared memory");
+    }
+    Ok(half)
+}
+
+/// Most rows of a tile: two blocks, where both outputs fit in registers.
+fn most_rows(problem: &Problem) -> usize {
+    if problem.dim_v() <= 128 { 2 * ROWS } else { ROWS }
+}
+
+/// The tile for a problem that is accepted, and why.
+pub(super) fn shape(problem: &Problem, gpu: &Gpu) -> (Shape, &'static str) {
+    let row = find(problem, gpu).unwrap_or(&TABLE[TABLE.len() - 1]);
+    let blocks = rows(problem).div_ceil(ROWS).max(1) as u32;
+    // Two blocks of a wide output leave no registers for queries.
+    let q_in_registers = row.shape.q_in_registers && blocks == 1;
+    (Shape { blocks, q_in_registers, ..row.shape }, row.why)
+}
+
+/// Rows that a cluster has room for.
+pub(super) fn cluster_rows(problem: &Problem, shape: &Shape) -> u32 {
+    match shape.order {
+        Order::Cluster { .. } => rows(problem).max(1).next_power_of_two() as u32,
+        _ => 0,
+    }
+}
+
+fn find(problem: &Problem, gpu: &Gpu) -> Option<&'static Row> {
+    let dims = [problem.dim_qk() as u32, problem.dim_v() as u32];
+    TABLE.iter().find(|row| dims.into_iter().all(|dim| dim <= row.dim) && row.fits(dims, gpu))
+}
+
+/// Up to this dim, this tile.
+struct Row {
+    dim: u32,
+    shape: Shape,
+    why: &'static str,
+}
+
+impl Row {
+    /// Whether as many CTAs as the row counts on fit on an SM, with as many rows as there may be.
+    fn fits(&self, dims: [u32; 2], gpu: &Gpu) -> bool {
+        let reserved = Sm::of(gpu.capability).reserved;
+        let per_cta = Shape { blocks: 2, ..self.shape }.shared_bytes(dims) + reserved;
+        self.shape.ctas_per_sm * per_cta <= gpu.shared_bytes + reserved
+    }
+}
+
+const fn tile([warps, tile_n, stages]: [u32; 3], ctas_per_sm: u32) -> Shape {
+    Shape {
+        warps,
+        blocks: 1,
+        tile_n,
+        stages,
+        ctas_per_sm,
+        q_in_registers: true,
+        copies: Copies::Lanes,
+        order: Order::Grid,
+        splits: None,
+    }
+}
+
+/// Tiles, narrowest heads first; of the rows for a head dim, the first whose CTAs fit on an SM is taken.
+const TABLE: &[Row] = &[
+    Row {
+        dim: 64,
+        shape: tile([4, 32, 3], 2),
+        why: "few queries: each warp streams keys of its own, 192 KiB of them under way on an SM",
+    },
+    Row {
+        dim: 64,
+        shape: tile([4, 16, 2], 2),
+        why: "few queries: as many keys under way as shared memory holds",
+    },
+    Row {
+        dim: 128,
+        shape: tile([4, 16, 3], 2),
+        why: "few queries: each warp streams keys of its own, 192 KiB of them under way on an SM",
+    },
+    Row {
+        dim: 128,
+        shape: tile([4, 16, 2], 2),
+        why: "few queries: as many keys under way as shared memory holds",
+    },
+    Row {
+        dim: 128,
+        shape: tile([4, 16, 2], 1),
+        why: "few queries: as many keys under way as shared memory holds",
+    },
+    Row {
+        dim: 256,
+        shape: Shape { q_in_registers: false, ..tile([4, 16, 3], 1) },
+        why: "few queries: the output takes half of the registers; one CTA fills shared memory",
+    },
+    Row {
+        dim: 256,
+        shape: Shape { q_in_registers: false, ..tile([4, 16, 2], 1) },
+        why: "few queries: as many keys under way as shared memory holds",
+    },
+    Row {
+        dim: 256,
+        shape: Shape { q_in_registers: false, ..tile([2, 16, 2], 1) },
+        why: "few queries: as many keys under way as little shared memory holds",
+    },
+];
