@@ -2,7 +2,12 @@
 
 use std::fmt;
 
-use crate::{dtype::DType, layout::Dims, lengths::Sequences};
+use crate::{
+    dtype::DType,
+    layout::Dims,
+    lengths::Sequences,
+    moe::MoeError,
+};
 
 /// A tensor of the operation, for messages.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -40,6 +45,30 @@ pub enum Operand {
     RowSums,
     /// The gradient of the sinks.
     DSinks,
+    /// Tokens of a mixture of experts.
+    X,
+    /// Matrices of the first product of experts.
+    GateUp,
+    /// Matrices of the second product of experts.
+    Down,
+    /// Matrices of experts whose part is not known yet.
+    Experts,
+    /// What is added to the products of experts.
+    Biases,
+    /// The expert through which every token goes.
+    Shared,
+    /// The matrix of its first product.
+    SharedGateUp,
+    /// The matrix of its second product.
+    SharedDown,
+    /// Numbers of each token's experts.
+    Ids,
+    /// What each of them counts for.
+    RoutingWeights,
+    /// What experts are chosen by.
+    Logits,
+    /// What is added for the choice of experts.
+    RoutingBias,
     /// A tensor whose part is not known yet.
     Tensor,
 }
@@ -63,6 +92,18 @@ impl fmt::Display for Operand {
             Self::DV => "dv",
             Self::RowSums => "row sums",
             Self::DSinks => "d_sinks",
+            Self::X => "x",
+            Self::GateUp => "gate_up",
+            Self::Down => "down",
+            Self::Experts => "the experts' matrices",
+            Self::Biases => "biases",
+            Self::Shared => "the shared expert",
+            Self::SharedGateUp => "the shared expert's gate_up",
+            Self::SharedDown => "the shared expert's down",
+            Self::Ids => "expert ids",
+            Self::RoutingWeights => "routing weights",
+            Self::Logits => "router logits",
+            Self::RoutingBias => "the router's bias",
             Self::Tensor => "the tensor",
         })
     }
@@ -403,4 +444,7 @@ pub enum ProblemError {
         /// Offsets of K and V.
         kv: usize,
     },
+    /// Arguments that do not describe a mixture of experts.
+    #[error(transparent)]
+    Moe(#[from] MoeError),
 }

@@ -15,6 +15,7 @@
 //! | [`Instance`] | a problem with its numbers |
 //! | [`MergeSpec`], [`MergeProblem`], [`MergeCall`] | the same for merging partial results |
 //! | [`BackwardSpec`], [`BackwardProblem`], [`BackwardCall`] | the same for gradients |
+//! | [`MoeSpec`], [`MoeProblem`], [`MoeCall`] | the same for mixtures of experts |
 //! | [`Backend`] | something that computes a problem |
 #![forbid(unsafe_code)]
 
@@ -27,6 +28,7 @@ mod layout;
 mod lengths;
 mod mask;
 mod merge;
+mod moe;
 mod problem;
 mod tensor;
 #[cfg(test)]
@@ -44,6 +46,10 @@ pub use layout::{Dims, Layout};
 pub use lengths::{Index, Lengths, Sequence, Sequences};
 pub use mask::{Align, Mask};
 pub use merge::{MAX_LISTED, MergeCall, MergeProblem, MergeSpec, Parts};
+pub use moe::{
+    Activation, ExpertLayout, ExpertView, GateUp, Groups, Ids, MAX_EXPERTS, MAX_TOP_K, MoeCall, MoeError, MoeInputs, MoeProblem,
+    MoeSpec, Routed, Routing, Score, Shard, Shared, Sigmoid,
+};
 pub use problem::{MAX_EXTENT, Problem, Spec};
 pub use tensor::{Tensor, TensorView, TensorViewMut};
 pub use values::{Instance, Values};
