@@ -2,9 +2,7 @@
 
 use std::error::Error;
 
-use crate::{
-    backward::BackwardCall, call::HostCall, error::ProblemError, merge::MergeCall, moe::MoeCall,
-};
+use crate::{backward::BackwardCall, call::HostCall, error::ProblemError, merge::MergeCall, moe::MoeCall};
 
 /// Something that computes attention on host tensors.
 pub trait Backend: Send + Sync {

@@ -2,12 +2,7 @@
 
 use std::fmt;
 
-use crate::{
-    dtype::DType,
-    layout::Dims,
-    lengths::Sequences,
-    moe::MoeError,
-};
+use crate::{dtype::DType, layout::Dims, lengths::Sequences, moe::MoeError};
 
 /// A tensor of the operation, for messages.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -446,5 +441,5 @@ pub enum ProblemError {
     },
     /// Arguments that do not describe a mixture of experts.
     #[error(transparent)]
-    Moe(#[from] MoeError),
+    Moe(MoeError),
 }

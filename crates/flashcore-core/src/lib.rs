@@ -47,8 +47,8 @@ pub use lengths::{Index, Lengths, Sequence, Sequences};
 pub use mask::{Align, Mask};
 pub use merge::{MAX_LISTED, MergeCall, MergeProblem, MergeSpec, Parts};
 pub use moe::{
-    Activation, ExpertLayout, ExpertView, GateUp, Groups, Ids, MAX_EXPERTS, MAX_TOP_K, MoeCall, MoeError, MoeInputs, MoeProblem,
-    MoeSpec, Routed, Routing, Score, Shard, Shared, Sigmoid,
+    Activation, ExpertLayout, ExpertView, GateUp, Groups, Ids, MAX_EXPERTS, MAX_TOP_K, MoeCall, MoeError,
+    MoeInputs, MoeProblem, MoeSpec, Routed, Routing, Score, Shard, Shared, Sigmoid,
 };
 pub use problem::{MAX_EXTENT, Problem, Spec};
 pub use tensor::{Tensor, TensorView, TensorViewMut};

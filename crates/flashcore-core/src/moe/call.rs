@@ -151,7 +151,7 @@ fn check_routed(problem: &MoeProblem, routed: &Routed<'_>) -> Result<(), Problem
     match (*routed, *problem.routing()) {
         (Routed::Given { ids, weights }, Routing::Given { ids: index, weights: dtype, .. }) => {
             if ids.index() != index {
-                return Err(MoeError::IdType { given: ids.index(), expected: index }.into());
+                return Err(ProblemError::Moe(MoeError::IdType { given: ids.index(), expected: index }));
             }
             exactly(Operand::Ids, ids.len(), problem.entries())?;
             holds(Operand::RoutingWeights, weights, dtype, 0)?;
@@ -164,8 +164,8 @@ fn check_routed(problem: &MoeProblem, routed: &Routed<'_>) -> Result<(), Problem
             same(Operand::RoutingBias, bias.is_some(), problem.routing().has_bias())?;
             bias.map_or(Ok(()), |bias| exactly(Operand::RoutingBias, bias.len(), experts))
         }
-        (Routed::Given { .. }, _) => Err(MoeError::OtherRouting { given: true }.into()),
-        (Routed::Computed { .. }, _) => Err(MoeError::OtherRouting { given: false }.into()),
+        (Routed::Given { .. }, _) => Err(ProblemError::Moe(MoeError::OtherRouting { given: true })),
+        (Routed::Computed { .. }, _) => Err(ProblemError::Moe(MoeError::OtherRouting { given: false })),
     }
 }
 
@@ -180,9 +180,13 @@ fn holds(operand: Operand, data: Data<'_>, expected: DType, needed: usize) -> Re
 }
 
 fn exactly(operand: Operand, len: usize, needed: usize) -> Result<(), ProblemError> {
-    if len == needed { Ok(()) } else { Err(MoeError::RoutingLength { operand, len, needed }.into()) }
+    if len == needed {
+        Ok(())
+    } else {
+        Err(ProblemError::Moe(MoeError::RoutingLength { operand, len, needed }))
+    }
 }
 
 fn same(operand: Operand, given: bool, asked: bool) -> Result<(), ProblemError> {
-    if given == asked { Ok(()) } else { Err(MoeError::OtherOperands { operand, given }.into()) }
+    if given == asked { Ok(()) } else { Err(ProblemError::Moe(MoeError::OtherOperands { operand, given })) }
 }

@@ -15,7 +15,9 @@ pub enum MoeError {
         dims: Dims,
     },
     /// Matrices of experts that neither rows nor columns are contiguous in.
-    #[error("strides {strides:?} of the experts' matrices: rows or columns must have a stride of 1; make them contiguous")]
+    #[error(
+        "strides {strides:?} of the experts' matrices: rows or columns must have a stride of 1; make them contiguous"
+    )]
     Strides {
         /// Elements from one expert, row and column to the next.
         strides: [usize; 3],
@@ -29,7 +31,9 @@ pub enum MoeError {
         dims: Dims,
     },
     /// Matrices of experts that do not fit each other.
-    #[error("{operand} has {got} {what} but {expected} are needed because of {because}; gate_up is experts x 2*intermediate x hidden, down experts x hidden x intermediate")]
+    #[error(
+        "{operand} has {got} {what} but {expected} are needed because of {because}; gate_up is experts x 2*intermediate x hidden, down experts x hidden x intermediate"
+    )]
     Mismatch {
         /// The tensor that does not fit.
         operand: Operand,
@@ -51,7 +55,9 @@ pub enum MoeError {
         limit: f32,
     },
     /// Experts that are not among those of the layer.
-    #[error("experts {first}.. ({here} of them) do not lie within the layer's {of}, of which there may be {max}")]
+    #[error(
+        "experts {first}.. ({here} of them) do not lie within the layer's {of}, of which there may be {max}"
+    )]
     Range {
         /// The first expert here.
         first: usize,
@@ -74,7 +80,9 @@ pub enum MoeError {
     #[error("the routing scale {0} must be finite and positive; use 1 for none")]
     Scale(f32),
     /// Groups that experts cannot be chosen from.
-    #[error("{count} groups of {experts} experts, the best {top} of them, do not offer {top_k} experts; groups have equal sizes and the chosen ones enough experts")]
+    #[error(
+        "{count} groups of {experts} experts, the best {top} of them, do not offer {top_k} experts; groups have equal sizes and the chosen ones enough experts"
+    )]
     Groups {
         /// Groups.
         count: usize,
@@ -94,7 +102,9 @@ pub enum MoeError {
         expected: Index,
     },
     /// Routing of another length than the tokens demand.
-    #[error("{operand}: {len} values where {needed} are needed; ids and weights are tokens x top-k, logits tokens x experts")]
+    #[error(
+        "{operand}: {len} values where {needed} are needed; ids and weights are tokens x top-k, logits tokens x experts"
+    )]
     RoutingLength {
         /// The tensor.
         operand: Operand,

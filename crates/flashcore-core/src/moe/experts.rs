@@ -39,7 +39,7 @@ impl ExpertLayout {
             return Err(ProblemError::Extent { operand: Operand::Experts, dims, max: MAX_EXTENT });
         }
         if strides[1] != 1 && strides[2] != 1 {
-            return Err(MoeError::Strides { strides }.into());
+            return Err(ProblemError::Moe(MoeError::Strides { strides }));
         }
         if layout.checked_span().is_none() {
             return Err(ProblemError::TooLarge { dims, strides: [strides[0], 0, strides[1], strides[2]] });

@@ -137,7 +137,12 @@ impl MoeSpec {
         let here = self.gate_up.experts();
         let shard = self.shard.unwrap_or(Shard { first: 0, of: here });
         if shard.of > MAX_EXPERTS || shard.first.checked_add(here).is_none_or(|end| end > shard.of) {
-            return Err(MoeError::Range { first: shard.first, here, of: shard.of, max: MAX_EXPERTS }.into());
+            return Err(ProblemError::Moe(MoeError::Range {
+                first: shard.first,
+                here,
+                of: shard.of,
+                max: MAX_EXPERTS,
+            }));
         }
         self.routing.check(shard.of)?;
         let entries = dims.seq.checked_mul(self.routing.top_k()).filter(|&entries| entries <= MAX_EXTENT);
@@ -151,7 +156,7 @@ impl MoeSpec {
     fn check_activation(&self) -> Result<(), ProblemError> {
         match self.activation {
             Activation::Clamped { alpha, limit } if !(alpha.is_finite() && limit > 0.0) => {
-                Err(MoeError::Clamp { alpha, limit }.into())
+                Err(ProblemError::Moe(MoeError::Clamp { alpha, limit }))
             }
             _ => Ok(()),
         }
@@ -160,7 +165,7 @@ impl MoeSpec {
 
 fn check_tokens(operand: Operand, dims: Dims) -> Result<(), ProblemError> {
     if dims.batch != 1 || dims.heads != 1 {
-        return Err(MoeError::NotMatrix { operand, dims }.into());
+        return Err(ProblemError::Moe(MoeError::NotMatrix { operand, dims }));
     }
     if dims.dim == 0 {
         return Err(ProblemError::Empty { operand, dims });
@@ -179,7 +184,7 @@ fn check_weights(
     x: Dims,
 ) -> Result<(), ProblemError> {
     if gate_up.experts() == 0 || gate_up.rows() == 0 || !gate_up.rows().is_multiple_of(2) {
-        return Err(MoeError::GateUpRows { operand: first, dims: gate_up.dims() }.into());
+        return Err(ProblemError::Moe(MoeError::GateUpRows { operand: first, dims: gate_up.dims() }));
     }
     needs((first, "columns", gate_up.cols()), (x.dim, Operand::X))?;
     needs((second, "experts", down.experts()), (gate_up.experts(), first))?;
@@ -195,7 +200,7 @@ fn needs(
     if got == expected {
         return Ok(());
     }
-    Err(MoeError::Mismatch { operand, what, got, expected, because }.into())
+    Err(ProblemError::Moe(MoeError::Mismatch { operand, what, got, expected, because }))
 }
 
 /// A checked mixture of experts.

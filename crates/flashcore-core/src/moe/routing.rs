@@ -91,13 +91,13 @@ impl Routing {
             Self::Computed { .. } => MAX_TOP_K.min(experts),
         };
         if top_k == 0 || top_k > most {
-            return Err(MoeError::TopK { given: top_k, max: most }.into());
+            return Err(ProblemError::Moe(MoeError::TopK { given: top_k, max: most }));
         }
         let Self::Computed { score: Score::Sigmoid(Sigmoid { groups, scale, .. }), .. } = *self else {
             return Ok(());
         };
         if !(scale.is_finite() && scale > 0.0) {
-            return Err(MoeError::Scale(scale).into());
+            return Err(ProblemError::Moe(MoeError::Scale(scale)));
         }
         groups.map_or(Ok(()), |groups| groups.check(experts, top_k))
     }
@@ -110,6 +110,6 @@ impl Groups {
         if divides && top > 0 && top <= count && top * (experts / count) >= top_k {
             return Ok(());
         }
-        Err(MoeError::Groups { count, top, experts, top_k }.into())
+        Err(ProblemError::Moe(MoeError::Groups { count, top, experts, top_k }))
     }
 }

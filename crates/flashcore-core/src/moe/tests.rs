@@ -117,7 +117,8 @@ fn every_error_is_provoked() {
 #[test]
 fn what_fits_is_bound() {
     assert_eq!(bound(|_| {}, |_| {}), Ok(()));
-    let logits = |i: &mut MoeInputs<'_>| i.routed = Routed::Computed { logits: Data::F32(&[0.0; 12]), bias: None };
+    let logits =
+        |i: &mut MoeInputs<'_>| i.routed = Routed::Computed { logits: Data::F32(&[0.0; 12]), bias: None };
     assert_eq!(bound(|s| s.routing = LOGITS, logits), Ok(()));
     let empty = parse(|s| s.x = Layout::matrix(0, 8).unwrap()).unwrap();
     assert_eq!((empty.entries(), empty.out().span(), empty.flops()), (0, 0, 0.0));
@@ -132,7 +133,8 @@ fn ids_outside_the_shard_have_no_weights_here() {
 
 #[test]
 fn gates_and_ups_are_halves_or_neighbours() {
-    let rows = |order: GateUp| [(0, false), (0, true), (2, false), (2, true)].map(|(n, up)| order.row(n, 3, up));
+    let rows =
+        |order: GateUp| [(0, false), (0, true), (2, false), (2, true)].map(|(n, up)| order.row(n, 3, up));
     assert_eq!(rows(GateUp::Halves), [0, 3, 2, 5]);
     assert_eq!(rows(GateUp::Interleaved), [0, 1, 4, 5]);
 }
