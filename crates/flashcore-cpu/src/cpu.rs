@@ -2,13 +2,16 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use flashcore_core::{Backend, BackendError, BackwardCall, DType, Data, DataMut, HostCall, MergeCall, Ran};
+use flashcore_core::{
+    Backend, BackendError, BackwardCall, DType, Data, DataMut, HostCall, MergeCall, MoeCall, Ran,
+};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::{
     SimdLevel, Tiles, backward,
     forward::{forward, is_serial},
     merge::merge,
+    moe::moe,
     output::Target,
     scratch::Scratch,
     simd::runner::Runner,
@@ -183,6 +186,16 @@ impl Backend for Cpu {
         let kernel = self.install(|| merge(call, self.runner)).ok_or_else(|| BackendError::Unsupported {
             backend: "cpu",
             what: format!("{dtype} parts"),
+            instead: "convert them to f32".to_owned(),
+        })?;
+        Ok(Ran { kernel: kernel.to_owned() })
+    }
+
+    fn moe(&self, call: &mut MoeCall<'_>) -> Result<Ran, BackendError> {
+        let dtype = call.problem().dtype();
+        let kernel = self.install(|| moe(call, self.runner)).ok_or_else(|| BackendError::Unsupported {
+            backend: "cpu",
+            what: format!("{dtype} experts"),
             instead: "convert them to f32".to_owned(),
         })?;
         Ok(Ran { kernel: kernel.to_owned() })

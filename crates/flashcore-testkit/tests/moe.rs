@@ -119,8 +119,10 @@ impl Plain {
                 let interleaved = spec.order == GateUp::Interleaved;
                 spec.order = if interleaved { GateUp::Halves } else { GateUp::Interleaved };
             }
-            Fault::NoClamp if spec.activation == Activation::OSS => {
-                spec.activation = Activation::Clamped { alpha: 1.702, limit: 1e6 };
+            Fault::NoClamp => {
+                if let Activation::Clamped { limit, .. } = &mut spec.activation {
+                    *limit = 1e6;
+                }
             }
             Fault::NoBiases => (spec.biases, inputs.biases) = (false, None),
             Fault::NoSharedExpert => (spec.shared, inputs.shared) = (None, None),

@@ -160,7 +160,7 @@ fn shapes() -> Vec<Case> {
         Case { name: "transposed", transposed: true, ..USUAL },
         Case { name: "transposed and padded", transposed: true, padding: 8, hidden: 40, intermediate: 24, ..USUAL },
         Case { name: "interleaved", order: GateUp::Interleaved, ..USUAL },
-        Case { name: "many tokens", tokens: 300, hidden: 128, intermediate: 96, experts: 3, ..USUAL },
+        Case { name: "many tokens", tokens: 300, hidden: 64, intermediate: 40, experts: 3, ..USUAL },
         Case { name: "many experts", tokens: 16, hidden: 32, intermediate: 16, experts: 128, top_k: 8, ..USUAL },
         Case { name: "deep", tokens: 3, hidden: 320, intermediate: 264, experts: 3, top_k: 1, ..USUAL },
         Case { name: "batch-invariant", batch_invariant: true, tokens: 40, experts: 2, top_k: 1, ..USUAL },
@@ -178,7 +178,7 @@ fn layers() -> Vec<Case> {
         Case { name: "GeGLU", activation: Activation::GeGlu, ..USUAL },
         Case { name: "biases", biases: true, tokens: 17, ..USUAL },
         Case { name: "gpt-oss", top_k: 4, ..oss },
-        Case { name: "gpt-oss transposed", transposed: true, tokens: 33, ..oss },
+        Case { name: "gpt-oss transposed", transposed: true, tokens: 33, activation: Activation::Clamped { alpha: 1.5, limit: 0.75 }, ..oss },
         Case { name: "a shared expert", shared: Some(32), ..USUAL },
         Case { name: "only the shared expert", shared: Some(80), traffic: Traffic::AllOutside, shard: Some(Shard { first: 1, of: 9 }), ..USUAL },
     ]
