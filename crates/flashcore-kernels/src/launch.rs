@@ -9,7 +9,7 @@ use flashcore_core::{MergeProblem, Problem};
 use flashcore_ptx::{launch::LaunchSpec, target::Target};
 use flashcore_tile::{BuildError, Code, Extent, Program};
 
-use crate::{forward_sm80, forward_sm90, merge};
+use crate::{forward_sm80, forward_sm90, merge, moe};
 
 /// The config of a kernel of one family: everything that decides its text.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -21,6 +21,8 @@ pub enum KernelConfig {
     Sm90(forward_sm90::Config),
     /// Partial results put together.
     Merge(merge::Config),
+    /// A mixture of experts, or a step of it.
+    Moe(moe::Config),
 }
 
 impl KernelConfig {
@@ -30,6 +32,7 @@ impl KernelConfig {
             Self::Sm80(cfg) => cfg.name().to_string(),
             Self::Sm90(cfg) => cfg.name().to_string(),
             Self::Merge(cfg) => cfg.name().to_string(),
+            Self::Moe(cfg) => cfg.name(),
         }
     }
 
@@ -39,6 +42,7 @@ impl KernelConfig {
             Self::Sm80(cfg) => cfg.target,
             Self::Sm90(_) => Target::Sm90a,
             Self::Merge(_) => Target::Sm80,
+            Self::Moe(cfg) => cfg.target(),
         }
     }
 
@@ -48,6 +52,7 @@ impl KernelConfig {
             Self::Sm80(cfg) => cfg.shape.registers(),
             Self::Sm90(cfg) => cfg.registers_at_entry(),
             Self::Merge(cfg) => cfg.registers(),
+            Self::Moe(cfg) => cfg.registers(),
         }
     }
 
@@ -57,6 +62,7 @@ impl KernelConfig {
             Self::Sm80(cfg) => forward_sm80::forward_sm80(cfg).map(AnyProgram::Forward),
             Self::Sm90(cfg) => forward_sm90::forward_sm90(*cfg).map(AnyProgram::Forward),
             Self::Merge(cfg) => merge::merge(cfg).map(AnyProgram::Merge),
+            Self::Moe(cfg) => cfg.program().map(AnyProgram::Moe),
         }
     }
 }
@@ -69,6 +75,8 @@ pub enum AnyProgram {
     Forward(Program<Problem>),
     /// Partial results put together.
     Merge(Program<MergeProblem>),
+    /// A mixture of experts, or a step of it.
+    Moe(Program<moe::Layer>),
 }
 
 impl Deref for AnyProgram {
@@ -78,6 +86,7 @@ impl Deref for AnyProgram {
         match self {
             Self::Forward(program) => program,
             Self::Merge(program) => program,
+            Self::Moe(program) => program,
         }
     }
 }
@@ -87,6 +96,7 @@ impl Deref for AnyProgram {
 pub(crate) enum Subject {
     Forward(Box<Problem>),
     Merge(MergeProblem),
+    Moe(Box<moe::Layer>),
 }
 
 /// One kernel of a plan, with the problem it computes.
@@ -113,6 +123,7 @@ impl Launch {
                 Some(program.launch(problem, extent))
             }
             (AnyProgram::Merge(program), Subject::Merge(problem)) => Some(program.launch(problem, extent)),
+            (AnyProgram::Moe(program), Subject::Moe(layer)) => Some(program.launch(layer, extent)),
             // A program of another operation computes nothing here.
             _ => None,
         }

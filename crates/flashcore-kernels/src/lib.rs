@@ -9,6 +9,7 @@ pub mod forward_sm80;
 pub mod forward_sm90;
 mod launch;
 pub mod merge;
+pub mod moe;
 pub mod parts;
 mod plan;
 mod side;
@@ -21,6 +22,6 @@ pub use flashcore_tile::RegisterBudget;
 pub use launch::{AnyProgram, KernelConfig, Launch};
 pub use plan::{
     ALLOCATED_ALIGNMENT, Choice, Family, Gpu, Misfit, Plan, PlanError, Tile, UnknownKernel, plan, plan_by,
-    plan_general, plan_merge, plan_tile, tuned,
+    plan_general, plan_merge, plan_moe, plan_tile, tuned,
 };
 pub use side::host_values;

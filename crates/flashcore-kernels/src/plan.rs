@@ -9,6 +9,7 @@ mod fit;
 mod general;
 pub(crate) mod hopper;
 mod merge;
+mod moe;
 mod single;
 mod tile;
 pub mod tuned;
@@ -18,6 +19,7 @@ use std::fmt;
 pub use choice::{Choice, Family, UnknownKernel};
 pub use fit::{Misfit, plan_tile};
 pub use merge::plan_merge;
+pub use moe::plan_moe;
 pub use tile::Tile;
 use tuned::Table;
 
@@ -77,6 +79,8 @@ impl Gpu {
 pub struct Plan {
     /// In order; each begins when the one before has ended.
     launches: Vec<Launch>,
+    /// The one that does most of the work.
+    main: usize,
     gpu: Gpu,
     why: &'static str,
     passed_over: Vec<String>,
@@ -127,6 +131,9 @@ pub enum PlanError {
         /// Most rows.
         max: usize,
     },
+    /// Experts that kernels do not take.
+    #[error("GPU kernels do not take experts with {0}; use the CPU backend")]
+    Experts(&'static str),
     /// Too many tiles for one launch.
     #[error("the problem has more row tiles than one launch can number; split it along the batch")]
     Tiles,
@@ -158,14 +165,14 @@ impl Plan {
         let extent = match &kernel {
             KernelConfig::Sm80(cfg) => forward_sm80::extent(cfg, problem),
             KernelConfig::Sm90(cfg) => Some(forward_sm90::extent(*cfg, problem, gpu.sms)),
-            KernelConfig::Merge(_) => None,
+            KernelConfig::Merge(_) | KernelConfig::Moe(_) => None,
         };
         let subject = Subject::Forward(Box::new(problem.clone()));
         Self::of(vec![Launch { kernel, subject, extent }], gpu, why)
     }
 
     fn of(launches: Vec<Launch>, gpu: &Gpu, why: &'static str) -> Self {
-        Self { launches, gpu: *gpu, why, passed_over: Vec::new(), row: None }
+        Self { launches, main: 0, gpu: *gpu, why, passed_over: Vec::new(), row: None }
     }
 
     /// The same kernel for another problem of its kind.
@@ -177,7 +184,7 @@ impl Plan {
 
     /// The kernel that does most of the work.
     pub fn kernel(&self) -> &KernelConfig {
-        self.launches[0].kernel()
+        self.launches[self.main].kernel()
     }
 
     /// Why this kernel and this tile.

@@ -9,7 +9,7 @@ use flashcore_kernels::{
     plan, plan_tile,
 };
 use flashcore_lab::simulator::{self, Simulator};
-use flashcore_testkit::{Answer, Outcome, Rng, Rows, Rule, cases, merge, plain, properties, suite, values};
+use flashcore_testkit::{Answer, Outcome, Rng, Rows, Rule, cases, merge, moe, plain, properties, suite, values};
 use flashcore_tile::RegisterBudget;
 use half::{bf16, f16};
 
@@ -65,6 +65,22 @@ fn merges_are_right_under_every_schedule() {
     });
     let failures = merge::failures(&Simulator::new(Gpu::HOPPER), 2, 1);
     assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+/// The suite of mixtures of experts: every step under hostile schedules.
+#[test]
+fn experts_are_right_under_every_schedule() {
+    let (cases, dtypes) = (moe::cases(), [DType::BF16, DType::F16]);
+    let gpus = [Gpu::HOPPER, Gpu::CONSUMER];
+    let work: Vec<_> = (0..gpus.len()).flat_map(|gpu| cases.iter().map(move |case| (gpu, case))).collect();
+    all_pass(&work, |(n, &(gpu, case))| {
+        let simulator = Simulator::seeded(gpus[gpu], n as u64);
+        let outcome = moe::check(&simulator, case, dtypes[(n + gpu) % 2], 1);
+        // Rows that are not whole chunks and a shared expert are the reasons not to take a case.
+        let taken = case.shared.is_none() && (case.hidden | case.intermediate | case.padding) % 8 == 0;
+        let passed = outcome == Outcome::Passed || (!taken && !outcome.is_failure());
+        (!passed).then(|| format!("{case} on {:?}: {outcome}", gpus[gpu].capability))
+    });
 }
 
 /// The laws of f32 outputs, on every family.

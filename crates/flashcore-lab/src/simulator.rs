@@ -13,10 +13,10 @@ use std::{
     time::Duration,
 };
 
-use flashcore_core::{Backend, BackendError, DataMut, HostCall, MergeCall, Problem, Ran};
+use flashcore_core::{Backend, BackendError, DataMut, HostCall, MergeCall, MoeCall, Problem, Ran, Routed};
 use flashcore_kernels::{
     ALLOCATED_ALIGNMENT, AnyProgram, Choice, Gpu, KernelConfig, Plan, PlanError, host_values, plan_merge,
-    slots,
+    plan_moe, slots,
 };
 use flashcore_ptx::launch::{LaunchSpec, Param, Slot};
 use flashcore_sim::{Buffer, Launch, Options, Outcome, Schedule};
@@ -151,6 +151,22 @@ impl Backend for Simulator {
         write_back(call.outputs(), &outcome, [slots::merge::OUT, slots::merge::LSE]);
         Ok(ran)
     }
+
+    fn moe(&self, call: &mut MoeCall<'_>) -> Result<Ran, BackendError> {
+        let plan = plan_moe(call.problem(), &self.gpu, ALLOCATED_ALIGNMENT).map_err(unsupported)?;
+        let mut buffers = moe_buffers(call);
+        for launch in plan.launches() {
+            let program = self.program(launch.kernel())?;
+            let Some(spec) = launch.spec(&program) else { continue };
+            let outcome = self.run(&program, &spec, buffers)?;
+            judge(&outcome)?;
+            // What one kernel leaves in workspace the next may read.
+            buffers = outcome.buffers;
+        }
+        let out = buffers.iter().find(|buffer| buffer.slot == slots::moe::OUT);
+        out.into_iter().for_each(|out| copy_changes(call.out().bytes_mut(), &out.bytes));
+        Ok(Ran { kernel: plan.kernel().name() })
+    }
 }
 
 /// Whether a launch was without fault; the error lists some.
@@ -184,6 +200,30 @@ fn merge_buffers(call: &mut MergeCall<'_>) -> Vec<Buffer> {
         bound.push((slots::merge::part(n), copied(part.bytes())));
         bound.push((slots::merge::part_lse(n), bytemuck::cast_slice(lse).to_vec()));
     }
+    bound.into_iter().map(|(slot, bytes)| Buffer::input(slot, bytes)).collect()
+}
+
+/// The buffers of a mixture of experts; the output goes in as it is, so that writing between its rows shows.
+fn moe_buffers(call: &mut MoeCall<'_>) -> Vec<Buffer> {
+    use slots::moe::*;
+    let inputs = *call.inputs();
+    let mut bound = vec![
+        (X, copied(inputs.x.bytes())),
+        (GATE_UP, copied(inputs.gate_up.bytes())),
+        (DOWN, copied(inputs.down.bytes())),
+        (OUT, copied(call.out().bytes_mut())),
+    ];
+    match inputs.routed {
+        Routed::Given { ids, weights } => {
+            bound.extend([(IDS, ids.bytes().to_vec()), (WEIGHTS, weights.bytes().to_vec())]);
+        }
+        Routed::Computed { logits, bias } => {
+            bound.push((LOGITS, logits.bytes().to_vec()));
+            bound.extend(bias.map(|bias| (ROUTING_BIAS, bytemuck::cast_slice(bias).to_vec())));
+        }
+    }
+    let biases = inputs.biases.into_iter().flatten().zip([GATE_UP_BIAS, DOWN_BIAS]);
+    bound.extend(biases.map(|(bias, slot)| (slot, bias.bytes().to_vec())));
     bound.into_iter().map(|(slot, bytes)| Buffer::input(slot, bytes)).collect()
 }
 

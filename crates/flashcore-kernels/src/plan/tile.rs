@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{forward_sm80, forward_sm90, launch::KernelConfig, merge};
+use crate::{forward_sm80, forward_sm90, launch::KernelConfig, merge, moe};
 
 /// How the work of one kernel family is cut.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug)]
@@ -17,6 +17,9 @@ pub enum Tile {
     /// The merge of partial results.
     #[serde(rename = "merge")]
     Merge(merge::Shape),
+    /// A product of experts, or a step of theirs that is cut in one way alone.
+    #[serde(rename = "moe")]
+    Moe(Option<moe::product::Shape>),
 }
 
 impl KernelConfig {
@@ -26,6 +29,8 @@ impl KernelConfig {
             Self::Sm80(cfg) => Tile::Sm80(cfg.shape),
             Self::Sm90(cfg) => Tile::Sm90(cfg.shape),
             Self::Merge(cfg) => Tile::Merge(cfg.shape),
+            Self::Moe(moe::Config::Product(cfg)) => Tile::Moe(Some(cfg.shape)),
+            Self::Moe(_) => Tile::Moe(None),
         }
     }
 }
