@@ -5,6 +5,7 @@
 
 mod covering;
 mod covering_merge;
+mod covering_moe;
 pub mod forward_sm80;
 pub mod forward_sm90;
 mod launch;
@@ -18,10 +19,11 @@ pub mod untrusted;
 
 pub use covering::{Member, covering_set};
 pub use covering_merge::covering_merges;
+pub use covering_moe::covering_experts;
 pub use flashcore_tile::RegisterBudget;
 pub use launch::{AnyProgram, KernelConfig, Launch};
 pub use plan::{
     ALLOCATED_ALIGNMENT, Choice, Family, Gpu, Misfit, Plan, PlanError, Tile, UnknownKernel, plan, plan_by,
-    plan_general, plan_merge, plan_moe, plan_tile, tuned,
+    plan_general, plan_merge, plan_moe, plan_moe_tiles, plan_tile, tuned,
 };
 pub use side::host_values;

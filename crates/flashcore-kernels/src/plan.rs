@@ -19,7 +19,7 @@ use std::fmt;
 pub use choice::{Choice, Family, UnknownKernel};
 pub use fit::{Misfit, plan_tile};
 pub use merge::plan_merge;
-pub use moe::plan_moe;
+pub use moe::{plan_moe, plan_moe_tiles};
 pub use tile::Tile;
 use tuned::Table;
 

@@ -2,7 +2,7 @@
 //! assembler is found (`FLASHCORE_PTXAS`, `target/nv`, the path).
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fs,
     path::{Path, PathBuf},
     process::Command,
@@ -13,19 +13,33 @@ use std::{
     thread,
 };
 
-use flashcore_core::{DType, Dims, Layout, Mask, Spec};
+use flashcore_core::{DType, Dims, ExpertLayout, Index, Layout, Mask, MoeSpec, Routing, Spec};
 use flashcore_kernels::{
-    AnyProgram, Gpu, KernelConfig, Plan, covering_merges, covering_set, plan, plan_general, plan_merge,
+    AnyProgram, Gpu, KernelConfig, Plan, covering_experts, covering_merges, covering_set, plan, plan_general,
+    plan_merge, plan_moe,
 };
 use flashcore_ptx::target::Target;
 use sha2::{Digest, Sha256};
 
-fn programs() -> Vec<(Plan, AnyProgram)> {
+fn programs() -> Vec<(KernelConfig, AnyProgram)> {
     let plans = covering_set().unwrap().into_iter().map(|member| member.plan().unwrap());
-    plans
-        .chain(merges())
-        .map(|plan| (plan.clone(), plan.kernel().program().unwrap_or_else(|e| panic!("{e}"))))
-        .collect()
+    let kernels = plans.chain(merges()).map(|plan| *plan.kernel());
+    kernels.chain(expert_kernels()).map(built).collect()
+}
+
+fn built(kernel: KernelConfig) -> (KernelConfig, AnyProgram) {
+    (kernel, kernel.program().unwrap_or_else(|e| panic!("{e}")))
+}
+
+/// Every kernel of the plans for mixtures of experts, once.
+fn expert_kernels() -> Vec<KernelConfig> {
+    let problems = covering_experts().unwrap();
+    let plans = problems
+        .iter()
+        .flat_map(|problem| [Gpu::HOPPER, Gpu::CONSUMER].map(|gpu| plan_moe(problem, &gpu, 16).unwrap()));
+    let kernels = plans.flat_map(|plan| plan.launches().iter().map(|l| *l.kernel()).collect::<Vec<_>>());
+    let mut seen = BTreeSet::new();
+    kernels.filter(|kernel| seen.insert(kernel.name())).collect()
 }
 
 fn merges() -> impl Iterator<Item = Plan> {
@@ -83,6 +97,27 @@ fn assembles_without_spills_on_every_architecture() {
     assemble_all(&ptxas, &programs());
 }
 
+/// Kernels of layers as models have them, for few and for many tokens.
+#[test]
+fn experts_of_models_assemble_without_spills() {
+    let Some(ptxas) = ptxas() else { return println!("no ptxas found: nothing assembled") };
+    let mut kernels = BTreeMap::new();
+    for ([hidden, intermediate, experts, top_k], tokens) in [[2048, 768, 128, 8], [2880, 2880, 128, 4]]
+        .into_iter()
+        .flat_map(|l| [1, 16, 512, 2048, 8192].map(|t| (l, t)))
+    {
+        let layouts = [[experts, 2 * intermediate, hidden], [experts, hidden, intermediate]];
+        let [gate_up, down] = layouts.map(|extents| ExpertLayout::dense(extents).unwrap());
+        let routing = Routing::Given { ids: Index::I32, weights: DType::F32, top_k };
+        let x = Layout::matrix(tokens, hidden).unwrap();
+        let problem = MoeSpec::new(DType::BF16, x, gate_up, down, routing).parse().unwrap();
+        let plan = plan_moe(&problem, &Gpu::HOPPER, 16).unwrap();
+        kernels.extend(plan.launches().iter().map(|launch| (launch.kernel().name(), *launch.kernel())));
+    }
+    let programs: Vec<_> = kernels.into_values().map(built).collect();
+    assemble_each(&ptxas, &programs, |target| vec![target]);
+}
+
 /// Heads of every width up to 64 features, in tiles for few and for many of them, and masks of every kind.
 #[test]
 fn narrow_heads_assemble_without_spills() {
@@ -96,13 +131,12 @@ fn narrow_heads_assemble_without_spills() {
             for mask in masks {
                 let spec = Spec { mask, ..Spec::new(DType::F16, layout, layout, layout) };
                 let plan = plan(&spec.parse().unwrap(), &Gpu::HOPPER, 16).unwrap();
-                let program = plan.kernel().program().unwrap_or_else(|e| panic!("{e}"));
-                programs.push((plan, program));
+                programs.push(built(*plan.kernel()));
             }
         }
     }
-    programs.sort_by_key(|(plan, _)| plan.kernel().name());
-    programs.dedup_by_key(|(plan, _)| plan.kernel().name());
+    programs.sort_by_key(|(kernel, _)| kernel.name());
+    programs.dedup_by_key(|(kernel, _)| kernel.name());
     assemble_all(&ptxas, &programs);
 }
 
@@ -119,34 +153,33 @@ fn tiles_of_every_gpu_assemble_without_spills() {
             let layout = |dim| Layout::bshd(Dims::new(2, 8, 1000, dim)).unwrap();
             let spec = Spec { mask, ..Spec::new(DType::F16, layout(qk), layout(qk), layout(v)) };
             let Ok(plan) = plan_general(&spec.parse().unwrap(), &gpu, 16) else { continue };
-            let program = plan.kernel().program().unwrap_or_else(|e| panic!("{e}"));
-            programs.push((plan, program));
+            programs.push(built(*plan.kernel()));
         }
     }
     assert!(programs.len() >= 92, "{} tiles", programs.len());
     assemble_each(&ptxas, &programs, |target| vec![target]);
 }
 
-fn assemble_all(ptxas: &Path, programs: &[(Plan, AnyProgram)]) {
+fn assemble_all(ptxas: &Path, programs: &[(KernelConfig, AnyProgram)]) {
     assemble_each(ptxas, programs, architectures);
 }
 
 /// Assembles each program for the architectures of its target.
 fn assemble_each(
     ptxas: &Path,
-    programs: &[(Plan, AnyProgram)],
+    programs: &[(KernelConfig, AnyProgram)],
     architectures: impl Fn(Target) -> Vec<Target>,
 ) {
     let jobs: Vec<_> = programs
         .iter()
-        .flat_map(|(plan, program)| {
-            architectures(plan.kernel().target()).into_iter().map(move |t| (plan, program, t))
+        .flat_map(|(kernel, program)| {
+            architectures(kernel.target()).into_iter().map(move |t| (kernel, program, t))
         })
         .collect();
     let (next, faults) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     let work = || {
-        while let Some((plan, program, target)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
-            if let Some(fault) = assemble(ptxas, plan, program, *target) {
+        while let Some((kernel, program, target)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+            if let Some(fault) = assemble(ptxas, kernel, program, *target) {
                 faults.lock().unwrap().push(fault);
             }
         }
@@ -159,7 +192,7 @@ fn assemble_each(
 }
 
 /// What is wrong with the machine code of a program, if anything.
-fn assemble(ptxas: &Path, plan: &Plan, program: &AnyProgram, target: Target) -> Option<String> {
+fn assemble(ptxas: &Path, kernel: &KernelConfig, program: &AnyProgram, target: Target) -> Option<String> {
     let source =
         std::env::temp_dir().join(format!("{}-{}-{target}.ptx", program.entry(), std::process::id()));
     fs::write(&source, program.text()).unwrap();
@@ -177,7 +210,7 @@ fn assemble(ptxas: &Path, plan: &Plan, program: &AnyProgram, target: Target) -> 
         || said.contains("warning")
         || !said.contains("0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads")
         || registers == 0
-        || registers > plan.kernel().register_budget();
+        || registers > kernel.register_budget();
     bad.then(|| format!("{} for {target}:\n{said}", program.entry()))
 }
 

@@ -1,15 +1,18 @@
 //! Kernels in the simulator, every check on, against the f64 oracle of the testkit.
 
 use flashcore_core::{
-    BackendError, DType, Data, Dims, Element, HostCall, Instance, Layout, Mask, Problem, Spec, Values,
+    BackendError, DType, Data, Dims, Element, HostCall, Instance, Layout, Mask, Problem, Routing, Spec,
+    Values,
 };
 use flashcore_kernels::{
-    Gpu, Member, Plan, Tile, covering_merges, covering_set, forward_sm80,
+    Gpu, Member, Plan, Tile, covering_experts, covering_merges, covering_set, forward_sm80,
     forward_sm90::{self, Order, Staging},
     plan, plan_tile,
 };
 use flashcore_lab::simulator::{self, Simulator};
-use flashcore_testkit::{Answer, Outcome, Rng, Rows, Rule, cases, merge, moe, plain, properties, suite, values};
+use flashcore_testkit::{
+    Answer, Outcome, Rng, Rows, Rule, cases, merge, moe, plain, properties, suite, values,
+};
 use flashcore_tile::RegisterBudget;
 use half::{bf16, f16};
 
@@ -65,6 +68,21 @@ fn merges_are_right_under_every_schedule() {
     });
     let failures = merge::failures(&Simulator::new(Gpu::HOPPER), 2, 1);
     assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+/// The mixtures of experts of the covering set.
+#[test]
+fn covering_experts_are_right_under_every_schedule() {
+    let problems = covering_experts().unwrap();
+    all_pass(&problems, |(n, problem)| {
+        let gpu = [Gpu::HOPPER, Gpu::CONSUMER][n % 2];
+        let traffic = match problem.routing() {
+            Routing::Given { .. } => moe::Traffic::Repeated,
+            Routing::Computed { score, .. } => moe::Traffic::Logits(*score),
+        };
+        let outcome = moe::check_problem(&Simulator::seeded(gpu, n as u64), problem, traffic, n as u64);
+        (outcome != Outcome::Passed).then(|| format!("{problem:?}: {outcome}"))
+    });
 }
 
 /// The suite of mixtures of experts: every step under hostile schedules.

@@ -1,12 +1,12 @@
 //! The conformance suite on GPU 0: every case, law and random problems, for each kernel family.
 //!
-//! `cargo run --release --example gpu_conformance [native|persistent|ampere] [cases|laws|random|merge] [filter]`
+//! `cargo run --release --example gpu_conformance [native|persistent|ampere] [cases|laws|random|merge|moe] [filter]`
 
 use flashcore::{Backend, DType, cuda::Cuda};
 use flashcore_testkit::{
     Case, CaseReport, Outcome,
     cases::{self, Cost},
-    check_case, merge, properties, random,
+    check_case, merge, moe, properties, random,
 };
 use rayon::prelude::*;
 
@@ -31,8 +31,9 @@ fn main() {
         "laws" => laws(&cuda),
         "random" => random_problems(&cuda),
         "merge" => merges(&cuda),
+        "moe" => experts(&cuda),
         "cases" | "" => conclude(&check(&cuda, case_work(word(2)))),
-        other => panic!("nothing is called {other}; use cases, laws, random or merge"),
+        other => panic!("nothing is called {other}; use cases, laws, random, merge or moe"),
     };
     std::process::exit(i32::from(failed > 0));
 }
@@ -113,5 +114,12 @@ fn merges(cuda: &Cuda) -> usize {
     let failures: Vec<String> = SEEDS.iter().flat_map(|&seed| merge::failures(cuda, 9, seed)).collect();
     failures.iter().take(25).for_each(|failure| println!("{failure}"));
     println!("merge: {} failed of {}", failures.len(), merge::cases().len() * 9 * SEEDS.len());
+    failures.len()
+}
+
+fn experts(cuda: &Cuda) -> usize {
+    let failures: Vec<String> = SEEDS.iter().flat_map(|&seed| moe::failures(cuda, &HALVES, seed)).collect();
+    failures.iter().take(25).for_each(|failure| println!("{failure}"));
+    println!("moe: {} failed of {}", failures.len(), moe::cases().len() * HALVES.len() * SEEDS.len());
     failures.len()
 }

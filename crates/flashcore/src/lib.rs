@@ -55,9 +55,10 @@ pub use attention::{Attention, attention};
 pub use backend::{BackendKind, Found, ParseBackendError, available, backend};
 pub use error::Error;
 pub use flashcore_core::{
-    Align, Axis, Backend, BackendError, BackwardProblem, BackwardSpec, DType, Dims, Element, Index, Instance,
-    Layout, Lengths, Mask, MergeProblem, MergeSpec, Operand, Parts, Problem, ProblemError, Ran, RowSums,
-    Sequences, Spec, Tensor, TensorView, TensorViewMut, Values,
+    Activation, Align, Axis, Backend, BackendError, BackwardProblem, BackwardSpec, DType, Dims, Element,
+    ExpertLayout, ExpertView, GateUp, Groups, Ids, Index, Instance, Layout, Lengths, Mask, MergeProblem,
+    MergeSpec, MoeProblem, MoeSpec, Operand, Parts, Problem, ProblemError, Ran, Routing, RowSums, Score,
+    Sequences, Shard, Shared, Sigmoid, Spec, Tensor, TensorView, TensorViewMut, Values,
 };
 pub use gradient::{AttentionGrad, Differentiable, Gradients};
 pub use half::{bf16, f16};

@@ -4,9 +4,7 @@
 
 use flashcore_core::DType;
 use flashcore_ptx::{ident::Ident, target::Target};
-use flashcore_tile::{
-    BuildError, Builder, Extent, F32, Half, Params, Program, Reg, Scope, U32, U64, Val,
-};
+use flashcore_tile::{BuildError, Builder, Extent, F32, Half, Params, Program, Reg, Scope, U32, U64, Val};
 
 use super::{IdSource, Layer, NONE, Source, ids::IdArgument, overlaps, sort::IndexArgument};
 use crate::slots::moe as slots;

@@ -228,7 +228,8 @@ impl Router<'_> {
         let first = b.let_(token * self.cfg.top_k);
         for (slot, (best, weight)) in (0..).zip(chosen.iter().zip(weights)) {
             let entry = b.let_(first + slot);
-            let (id, to) = (b.let_(self.args.ids + entry.mul_wide(4)), b.let_(self.args.weights + entry.mul_wide(4)));
+            let (id, to) =
+                (b.let_(self.args.ids + entry.mul_wide(4)), b.let_(self.args.weights + entry.mul_wide(4)));
             b.predicated(self.lane.eq(0), |b| {
                 b.store_global(id, &[best.number.into()]);
                 b.store_global(to, &[weight.into()]);

@@ -4,9 +4,7 @@
 //! the order in which threads count, and nothing else does.
 
 use flashcore_ptx::{ident::Ident, target::Target};
-use flashcore_tile::{
-    BuildError, Builder, Extent, Params, Pred, Program, Reg, Scope, Shared, U32, U64,
-};
+use flashcore_tile::{BuildError, Builder, Extent, Params, Pred, Program, Reg, Scope, Shared, U32, U64};
 
 use super::{IdSource, Layer, NONE, ids::IdArgument, overlaps};
 use crate::slots::moe as slots;

@@ -4,7 +4,7 @@ use flashcore_core::{DType, ExpertLayout, MoeProblem, Routing, Score, Sigmoid};
 use flashcore_ptx::target::Target;
 use flashcore_tile::Half;
 
-use super::{Gpu, Plan, PlanError, check_capability};
+use super::{Gpu, Misfit, Plan, PlanError, Tile, check_capability};
 use crate::{
     launch::{KernelConfig, Launch, Subject},
     moe::{
@@ -21,17 +21,42 @@ const RESERVED: u32 = 1024;
 
 /// Plans a mixture of experts; `alignment` is what all addresses of tensors are multiples of, in bytes.
 pub fn plan_moe(problem: &MoeProblem, gpu: &Gpu, alignment: u64) -> Result<Plan, PlanError> {
+    let (shape, why) = shape(problem, gpu)?;
+    let shapes = [(Kind::Up(Glu::of(problem)), problem.gate_up()), (Kind::Down, problem.down())]
+        .map(|(kind, layout)| narrowed(problem, gpu, shape, kind, layout));
+    plan_with(problem, gpu, alignment, (shapes, why))
+}
+
+/// As [`plan_moe`], with tiles of these shapes for both products, whose rows must be alike: for tuning.
+pub fn plan_moe_tiles(
+    problem: &MoeProblem,
+    gpu: &Gpu,
+    alignment: u64,
+    shapes: [Shape; 2],
+) -> Result<Plan, Misfit> {
+    shapes.into_iter().try_for_each(|shape| Tile::Moe(Some(shape)).check())?;
+    if shapes[0].tile_m != shapes[1].tile_m {
+        return Err(Misfit::Kernel { kernel: "moe", reason: "both products share their rows".to_owned() });
+    }
+    Ok(plan_with(problem, gpu, alignment, (shapes, "tiles as asked for"))?)
+}
+
+fn plan_with(
+    problem: &MoeProblem,
+    gpu: &Gpu,
+    alignment: u64,
+    (shapes, why): ([Shape; 2], &'static str),
+) -> Result<Plan, PlanError> {
     check_capability(gpu, (8, 0))?;
     let half = check(problem, alignment)?;
     let target = if gpu.capability >= (9, 0) { Target::Sm90 } else { Target::Sm80 };
-    let (shape, why) = shape(problem, gpu)?;
     // One token has every expert once: there is nothing to sort.
     let source = if problem.tokens() <= 1 { Source::Pairs } else { Source::Sorted };
-    let layer = Layer { problem: problem.clone(), tile_m: shape.tile_m, source };
+    let layer = Layer { problem: problem.clone(), tile_m: shapes[0].tile_m, source };
     if layer.rows() > i32::MAX as u64 {
         return Err(PlanError::Tiles);
     }
-    let kernels = Kernels { problem, half, target, source, shape, gpu };
+    let kernels = Kernels { problem, half, target, source, shapes };
     let launches = kernels.all().into_iter().map(|kernel| kernels.launch(kernel, &layer));
     let launches = launches.collect::<Result<Vec<_>, _>>()?;
     let main = launches.iter().position(|launch| is_product(launch.kernel())).unwrap_or(0);
@@ -62,7 +87,8 @@ fn check(problem: &MoeProblem, alignment: u64) -> Result<Half, PlanError> {
         return Err(PlanError::Experts("more than 32 groups"));
     }
     let whole = |elements: usize| elements.is_multiple_of(CHUNK);
-    let lines = |layout: &ExpertLayout| layout.strides().into_iter().all(|stride| stride == 1 || whole(stride));
+    let lines =
+        |layout: &ExpertLayout| layout.strides().into_iter().all(|stride| stride == 1 || whole(stride));
     let rows = [spec.x.strides()[2], problem.out().strides()[2], problem.hidden(), problem.intermediate()];
     if alignment < 16 || !rows.into_iter().all(whole) || !lines(&spec.gate_up) || !lines(&spec.down) {
         return Err(PlanError::Experts("rows that are not multiples of 16 bytes"));
@@ -81,6 +107,17 @@ fn shape(problem: &MoeProblem, gpu: &Gpu) -> Result<(Shape, &'static str), PlanE
         _ => (shape(128, 128, [2, 2], 3), "many tokens per expert: square tiles"),
     };
     Ok((fitted(shape, gpu)?, why))
+}
+
+/// Tiles of half as many features where there would be fewer than two for each SM.
+fn narrowed(problem: &MoeProblem, gpu: &Gpu, shape: Shape, kind: Kind, layout: &ExpertLayout) -> Shape {
+    let features = if kind == Kind::Down { problem.hidden() } else { 2 * problem.intermediate() };
+    let used = problem.entries().min(problem.experts());
+    let few = used * features.div_ceil(shape.tile_n as usize) < 2 * gpu.sms as usize;
+    if few && shape.tile_m == 16 && layout.is_row_major() {
+        return Shape { tile_n: 64, warps: [1, 2], stages: shape.stages + 2, ..shape };
+    }
+    shape
 }
 
 /// Fewer CTAs at a time, then fewer stages, until shared memory holds them.
@@ -102,8 +139,7 @@ struct Kernels<'a> {
     half: Half,
     target: Target,
     source: Source,
-    shape: Shape,
-    gpu: &'a Gpu,
+    shapes: [Shape; 2],
 }
 
 impl Kernels<'_> {
@@ -115,12 +151,12 @@ impl Kernels<'_> {
             Routing::Given { weights, .. } => weights,
             Routing::Computed { .. } => DType::F32,
         };
-        let tile_m = self.shape.tile_m;
+        let ([first, second], tile_m) = (self.shapes, self.shapes[0].tile_m);
         let route = route::Config::of(problem, target).map(Config::Route);
         let sort = sort::Config { target, ids, tile_m };
         let sort = (source == Source::Sorted).then_some(Config::Sort(sort));
-        let up = self.product(Kind::Up(Glu::of(problem)), problem.gate_up());
-        let down = self.product(Kind::Down, problem.down());
+        let up = self.product(Kind::Up(Glu::of(problem)), problem.gate_up(), first);
+        let down = self.product(Kind::Down, problem.down(), second);
         let combine = combine::Config { target, half, ids, weights, source, top_k };
         [route, sort, Some(Config::Product(up)), Some(Config::Product(down)), Some(Config::Combine(combine))]
             .into_iter()
@@ -128,30 +164,16 @@ impl Kernels<'_> {
             .collect()
     }
 
-    fn product(&self, kind: Kind, layout: &ExpertLayout) -> product::Config {
+    fn product(&self, kind: Kind, layout: &ExpertLayout, shape: Shape) -> product::Config {
         let Self { problem, half, target, source, .. } = *self;
         let weights = WeightOrder::of(layout, problem.spec().order, kind);
         let (ids, biases) = (IdSource::of(problem), problem.spec().biases);
-        let shape = self.narrowed(kind, weights);
         let config =
             product::Config { target, half, kind, weights, ids, source, biases, whole: false, shape };
         let features = if kind == Kind::Down { problem.hidden() } else { problem.intermediate() };
         let whole = layout.cols().is_multiple_of(DEPTH as usize)
             && features.is_multiple_of(config.features() as usize);
         product::Config { whole, ..config }
-    }
-
-    /// Tiles of half as many features where there would be fewer than two for each SM.
-    fn narrowed(&self, kind: Kind, weights: WeightOrder) -> Shape {
-        let shape = self.shape;
-        let (problem, entries) = (self.problem, self.problem.entries());
-        let features = if kind == Kind::Down { problem.hidden() } else { 2 * problem.intermediate() };
-        let tiles = entries.min(problem.experts()) * features.div_ceil(shape.tile_n as usize);
-        let few = tiles < 2 * self.gpu.sms as usize && shape.tile_m == 16;
-        if few && weights == WeightOrder::Rows {
-            return Shape { tile_n: 64, warps: [1, 2], stages: 8, ..shape };
-        }
-        shape
     }
 
     fn launch(&self, kernel: Config, layer: &Layer) -> Result<Launch, PlanError> {

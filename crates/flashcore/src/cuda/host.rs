@@ -1,6 +1,6 @@
 //! Host tensors on the GPU: copied there, computed, copied back.
 
-use flashcore_core::{Backend, BackendError, HostCall, MergeCall, Ran};
+use flashcore_core::{Backend, BackendError, HostCall, MergeCall, MoeCall, Ran};
 use flashcore_cuda::DeviceBuffer;
 use flashcore_kernels::{host_values, slots};
 
@@ -17,6 +17,10 @@ impl Backend for Cuda {
 
     fn merge(&self, call: &mut MergeCall<'_>) -> Result<Ran, BackendError> {
         self.merge_host(call).map_err(refused)
+    }
+
+    fn moe(&self, call: &mut MoeCall<'_>) -> Result<Ran, BackendError> {
+        self.moe_host(call).map_err(refused)
     }
 }
 

@@ -21,6 +21,7 @@
 mod host;
 mod kernels;
 mod merge;
+mod moe;
 mod ready;
 mod recent;
 
@@ -31,9 +32,12 @@ use flashcore_cuda::{Compiler, Device, Stream};
 use flashcore_kernels::{Gpu, Misfit, PlanError};
 
 pub use flashcore_cuda as driver;
-pub use flashcore_kernels::{Choice, Family, Tile, UnknownKernel, tuned::Table};
+pub use flashcore_kernels::{
+    Choice, Family, Tile, UnknownKernel, moe::product::Shape as ExpertTile, tuned::Table,
+};
 use kernels::Kernels;
 pub use merge::{MergeTensors, ReadyMerge};
+pub use moe::{MoeTensors, ReadyMoe};
 pub use ready::{DeviceTensors, Ready};
 use recent::Recent;
 
@@ -51,6 +55,7 @@ pub struct Cuda {
     stream: Stream,
     ready: Recent<Ready>,
     merges: Recent<ReadyMerge>,
+    experts: Recent<ReadyMoe>,
 }
 
 /// Why a GPU computed nothing.
@@ -126,6 +131,7 @@ impl Cuda {
             stream: Stream::new(device)?,
             ready: Recent::default(),
             merges: Recent::default(),
+            experts: Recent::default(),
         })
     }
 

@@ -4,9 +4,7 @@ use std::f32::consts::LOG2_E;
 
 use flashcore_tile::{Acc, Builder, F32, MMA_M, Params, Pred, Reg, U32, U64};
 
-use super::{
-    Arguments, Config, Glu, Kind, Layer, Place, Sums, WeightOrder, clamp, gate_steps, warp_place,
-};
+use super::{Arguments, Config, Glu, Kind, Layer, Place, Sums, WeightOrder, clamp, gate_steps, warp_place};
 use crate::slots::moe as slots;
 
 /// Bytes of an element.
@@ -58,16 +56,14 @@ impl Bias {
     }
 }
 
-
 impl Output {
     pub(super) fn declare(b: &mut Builder, params: &mut Params<Layer>, cfg: &Config) -> Self {
         let kind = cfg.kind;
         let slot = if kind == Kind::Down { slots::RESULTS } else { slots::JOINED };
         Self {
             base: params.buffer(b, "to", slot),
-            stride: params.u64(b, "to_stride", move |layer| {
-                u64::from(BYTES) * u64::from(super::width(kind, layer))
-            }),
+            stride: params
+                .u64(b, "to_stride", move |layer| u64::from(BYTES) * u64::from(super::width(kind, layer))),
             bias: cfg.biases.then(|| Bias::declare(b, params, kind)),
             clamp: (kind == Kind::Up(Glu::Clamped)).then(|| {
                 [("alpha", 0), ("limit", 1)]

@@ -7,9 +7,7 @@ use flashcore_tile::{
     Builder, CHUNK_BYTES, CopyWidth, Global, Params, Pred, Reg, Scope, Shared, SmemTile, U32, U64, Val,
 };
 
-use super::{
-    Arguments, Config, DEPTH, Kind, Layer, NONE, Place, Source, WeightOrder, gate_steps,
-};
+use super::{Arguments, Config, DEPTH, Kind, Layer, NONE, Place, Source, WeightOrder, gate_steps};
 use crate::slots::moe as slots;
 
 /// Bytes of an element.
@@ -245,10 +243,8 @@ impl WeightLoad {
         let gate = b.let_(line.widen() * weights.line + start);
         let gate = b.let_(gate + column.mul_wide(BYTES));
         let starts = [Some(gate), weights.up.map(|up| b.let_(gate + up))];
-        let bounds = (!cfg.whole).then(|| Bounds {
-            depth: [b.var_in(Scope::Lane, depth), args.depth],
-            across: [across, limit],
-        });
+        let bounds = (!cfg.whole)
+            .then(|| Bounds { depth: [b.var_in(Scope::Lane, depth), args.depth], across: [across, limit] });
         let lines_per_pass = cfg.shape.rows_per_pass();
         Self {
             tile: *tile,

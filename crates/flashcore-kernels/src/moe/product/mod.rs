@@ -15,8 +15,8 @@ mod load;
 
 use flashcore_core::{Activation, GateUp};
 use flashcore_tile::{
-    Acc, BuildError, Builder, Element, Extent, MMA_K, MMA_M, MatrixOrder, MatrixRows, Params, Program, Reg, Scope,
-    SmemTile, U32,
+    Acc, BuildError, Builder, Element, Extent, MMA_K, MMA_M, MatrixOrder, MatrixRows, Params, Program, Reg,
+    Scope, SmemTile, U32,
 };
 
 pub use config::{Config, DEPTH, Glu, Kind, Shape, WeightOrder};
