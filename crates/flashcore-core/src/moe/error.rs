@@ -6,6 +6,9 @@ use crate::{error::Operand, layout::Dims, lengths::Index};
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MoeError {
+    /// Nobody said where tokens go.
+    #[error("nothing says which experts tokens go to; call `routed` or `route`")]
+    NoRouting,
     /// Tokens that are not a matrix.
     #[error("{operand} is {dims} but must have batch 1 and one head; view it as tokens x hidden")]
     NotMatrix {
