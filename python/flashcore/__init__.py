@@ -20,6 +20,7 @@ from ._flash_attn import (
     flash_attn_varlen_func,
 )
 from ._merge import merge
+from ._moe import fused_experts, moe
 from ._native import __version__
 from ._sdpa import scaled_dot_product_attention
 
@@ -31,7 +32,9 @@ __all__ = [
     "flash_attn_kvpacked_func",
     "flash_attn_qkvpacked_func",
     "flash_attn_varlen_func",
+    "fused_experts",
     "merge",
+    "moe",
     "packed_attention",
     "scaled_dot_product_attention",
     "show_config",
