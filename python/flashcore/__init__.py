@@ -21,6 +21,7 @@ from ._flash_attn import (
 )
 from ._kvcache import flash_attn_with_kvcache
 from ._merge import merge
+from ._moe import fused_experts, moe
 from ._native import __version__
 from ._sdpa import scaled_dot_product_attention
 
@@ -33,7 +34,9 @@ __all__ = [
     "flash_attn_qkvpacked_func",
     "flash_attn_varlen_func",
     "flash_attn_with_kvcache",
+    "fused_experts",
     "merge",
+    "moe",
     "packed_attention",
     "scaled_dot_product_attention",
     "show_config",

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from ._arguments import count, each, real, whole
-from ._native import Direct, Launched, Options, Values, exchanges, forward, merge, own_stream
+from ._native import Direct, Launched, Options, Values, exchanges, forward, merge, moe, own_stream
 
 CUDA = 2
 """DLPack's number of CUDA devices."""
@@ -61,6 +61,15 @@ class Framework:
         if launched is not None:
             launched.wait()
         return (out, lse) if return_lse else out
+
+    def moe(self, tensors: dict[str, Any], options: dict[str, Any]) -> Any:
+        x = tensors["x"]
+        out = tensors["out"] = self.empty(x, x) if tensors["out"] is None else tensors["out"]
+        stream = self.stream(x)
+        launched = moe(tensors, options, stream, stream is not None)
+        if launched is not None:
+            launched.wait()
+        return out
 
     def empty(self, q: Any, v: Any) -> Any:
         """A new tensor for the result."""
@@ -158,6 +167,13 @@ class Numpy(Framework):
         merge(tensors, lses, into, lse, layout, bits_are_bf16=(bits[0], bits_of_out))
         return (out, lse) if return_lse else out
 
+    def moe(self, tensors: dict[str, Any], options: dict[str, Any]) -> Any:
+        x = tensors["x"]
+        out = tensors["out"] = self.empty(x, x) if tensors["out"] is None else tensors["out"]
+        bits = exportable(self.numpy, x)[1]
+        moe(each_tensor(tensors, lambda tensor: exportable(self.numpy, tensor)[0]), options, bits_are_bf16=bits)
+        return out
+
     def empty(self, q: Any, v: Any) -> Any:
         return empty_like(self.numpy, q, v)
 
@@ -189,6 +205,13 @@ class Cupy(Framework):
             lse = cupy.empty(rows(first, layout), "float32") if return_lse else None
             merge(parts, lses, out, lse, layout, cupy.cuda.get_current_stream().ptr or _LEGACY_STREAM)
         return (out, lse) if return_lse else out
+
+    def moe(self, tensors: dict[str, Any], options: dict[str, Any]) -> Any:
+        x = tensors["x"]
+        with x.device:
+            out = tensors["out"] = self.empty(x, x) if tensors["out"] is None else tensors["out"]
+            moe(tensors, options, self.cupy.cuda.get_current_stream().ptr or _LEGACY_STREAM)
+        return out
 
     def empty(self, q: Any, v: Any) -> Any:
         return empty_like(self.cupy, q, v)
@@ -248,6 +271,16 @@ class Jax(Framework):
             return merge(parts, lses, to, lse, layout, bits_are_bf16=(False, bits_are_bf16[3]), **how)
 
         return self.compute(first, [first.shape, rows(first, layout)], return_lse, launch)
+
+    def moe(self, tensors: dict[str, Any], options: dict[str, Any]) -> Any:
+        if tensors["out"] is not None:
+            raise TypeError("JAX arrays cannot be written; omit `out`")
+        x = tensors["x"]
+
+        def launch(to: Any, _: Any, bits_are_bf16: Any = (False,), **how: Any) -> Any:
+            return moe(tensors | {"out": to}, options, bits_are_bf16=bits_are_bf16[-1], **how)
+
+        return self.compute(x, [x.shape], False, launch)
 
     def compute(self, like: Any, shapes: list[Any], return_lse: bool, launch: Callable[..., Any]) -> Any:
         """New arrays for a result and its log-sum-exp, written by `launch`."""
@@ -338,6 +371,18 @@ class Torch(Framework):
             into = [export(out), None if lse is None else export(lse)]
             merge([*map(export, parts)], [*map(export, lses)], *into, layout, self.stream_of(first))
         return (out, lse) if return_lse else out
+
+    def moe(self, tensors: dict[str, Any], options: dict[str, Any]) -> Any:
+        if self.torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given(tensors)):
+            raise NotImplementedError(NO_MOE_GRADIENTS)
+        x = tensors["x"]
+        out = tensors["out"] = self.torch.empty_like(x) if tensors["out"] is None else tensors["out"]
+        if self.exchanges:
+            moe(tensors, options)
+        else:
+            export = self.torch.utils.dlpack.to_dlpack
+            moe(each_tensor(tensors, lambda tensor: export(tensor.detach())), options, self.stream_of(x))
+        return self.written(out)
 
     def accumulate(self, tensors: tuple[Any, ...], options: Options, values: Values) -> None:
         if self.torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
@@ -434,7 +479,24 @@ class TorchSubclass(Torch):
 
 NO_MASK_GRADIENTS = "masks have no gradient; detach the mask, or pass what is learned as sinks"
 NO_OUT_GRADIENTS = "out= does not go with gradients; omit it, or call under torch.no_grad()"
+NO_MOE_GRADIENTS = "moe has no backward pass; call it under torch.no_grad() or detach its tensors"
 NO_GRADIENTS = "merge and accumulate have no backward pass; call them under torch.no_grad() or detach their tensors"
+
+
+def each_tensor(tensors: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+    """The same tensors, alone or in pairs, each changed."""
+
+    def changed(value: Any) -> Any:
+        return None if value is None else [change(one) for one in value] if isinstance(value, (tuple, list)) else change(value)
+
+    return {name: changed(value) for name, value in tensors.items()}
+
+
+def given(tensors: dict[str, Any]) -> list[Any]:
+    """All tensors that there are."""
+    found: list[Any] = []
+    each_tensor(tensors, found.append)
+    return found
 
 
 def exportable(numpy: Any, array: Any) -> tuple[Any, bool]:

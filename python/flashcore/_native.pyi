@@ -1,6 +1,6 @@
 """The compiled part: attention on memory that frameworks share by DLPack."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 __version__: str
@@ -82,6 +82,13 @@ def merge(
     stream: int | None = None,
     record: bool = False,
     bits_are_bf16: Sequence[bool] = (False, False),
+) -> Launched | None: ...
+def moe(
+    tensors: Mapping[str, Any],
+    options: Mapping[str, Any],
+    stream: int | None = None,
+    record: bool = False,
+    bits_are_bf16: bool = False,
 ) -> Launched | None: ...
 def exchanges(tensor: Any) -> bool: ...
 def own_stream(index: int) -> int: ...

@@ -4,6 +4,7 @@ use std::error::Error;
 
 use crate::{
     append::AppendCall, backward::BackwardCall, call::HostCall, error::ProblemError, merge::MergeCall,
+    moe::MoeCall,
 };
 
 /// Something that computes attention on host tensors.
@@ -31,6 +32,12 @@ pub trait Backend: Send + Sync {
         let (what, instead) = ("gradients".to_owned(), "compute them on the cpu backend".to_owned());
         Err(BackendError::Unsupported { backend: self.name(), what, instead })
     }
+
+    /// Computes a mixture of experts: every output row is written, or an error is returned.
+    fn moe(&self, _: &mut MoeCall<'_>) -> Result<Ran, BackendError> {
+        let (what, instead) = ("mixtures of experts".to_owned(), "use another backend".to_owned());
+        Err(BackendError::Unsupported { backend: self.name(), what, instead })
+    }
 }
 
 impl<B: Backend + ?Sized> Backend for &B {
@@ -52,6 +59,10 @@ impl<B: Backend + ?Sized> Backend for &B {
 
     fn backward(&self, call: &mut BackwardCall<'_>) -> Result<Ran, BackendError> {
         (**self).backward(call)
+    }
+
+    fn moe(&self, call: &mut MoeCall<'_>) -> Result<Ran, BackendError> {
+        (**self).moe(call)
     }
 }
 
@@ -103,7 +114,8 @@ mod tests {
     use super::*;
     use crate::{
         AppendInputs, AppendOutputs, AppendSpec, AppendValues, BackwardInputs, BackwardSpec, DType, Data,
-        DataMut, Dims, GradientsMut, Layout, MergeSpec, Parts, RowTerms, Spec, Values,
+        DataMut, Dims, ExpertLayout, GradientsMut, Ids, Index, Layout, MergeSpec, MoeInputs, MoeSpec, Parts,
+        Routed, Routing, RowTerms, Spec, Values,
     };
 
     /// Answers every operation by its name.
@@ -132,6 +144,10 @@ mod tests {
 
         fn backward(&self, _: &mut BackwardCall<'_>) -> Result<Ran, BackendError> {
             ran("backward")
+        }
+
+        fn moe(&self, _: &mut MoeCall<'_>) -> Result<Ran, BackendError> {
+            ran("moe")
         }
     }
 
@@ -165,5 +181,14 @@ mod tests {
         let grads = GradientsMut { qkv, sinks: None };
         let mut call = BackwardCall::bind(&problem, Values::NONE, inputs, grads).unwrap();
         assert_eq!(backend.backward(&mut call).unwrap().kernel, "backward");
+        let [gate_up, down] = [[1, 2, 1], [1, 1, 1]].map(|extents| ExpertLayout::dense(extents).unwrap());
+        let routing = Routing::Given { ids: Index::I32, weights: DType::F32, top_k: 1 };
+        let problem = MoeSpec::new(DType::F32, layout, gate_up, down, routing).parse().unwrap();
+        let routed = Routed::Given { ids: Ids::I32(&[0]), weights: data };
+        let two = [0.0f32; 2];
+        let inputs =
+            MoeInputs { x: data, gate_up: Data::F32(&two), down: data, biases: None, shared: None, routed };
+        let mut call = MoeCall::bind(&problem, inputs, DataMut::F32(&mut out)).unwrap();
+        assert_eq!(backend.moe(&mut call).unwrap().kernel, "moe");
     }
 }

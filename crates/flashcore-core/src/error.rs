@@ -1,6 +1,6 @@
 //! What can be wrong with the arguments of an operation.
 
-use crate::{dtype::DType, layout::Dims, lengths::Sequences};
+use crate::{dtype::DType, layout::Dims, lengths::Sequences, moe::MoeError};
 
 pub use crate::operand::{Axis, Operand};
 
@@ -435,4 +435,7 @@ pub enum ProblemError {
         /// Offsets of K and V.
         kv: usize,
     },
+    /// Arguments that do not describe a mixture of experts.
+    #[error(transparent)]
+    Moe(MoeError),
 }

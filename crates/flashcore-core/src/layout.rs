@@ -67,6 +67,11 @@ impl Layout {
         })
     }
 
+    /// Dense rows × columns: a tensor of batch 1 and one head.
+    pub fn matrix(rows: usize, cols: usize) -> Result<Self, ProblemError> {
+        Self::bhsd(Dims::new(1, 1, rows, cols))
+    }
+
     /// Any strides, given in elements for batch, heads, sequence and dim; the last must be 1.
     ///
     /// A stride of 0 repeats the same elements, which inputs may do.

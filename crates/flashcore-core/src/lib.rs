@@ -17,6 +17,7 @@
 //! | [`MergeSpec`], [`MergeProblem`], [`MergeCall`] | the same for merging partial results |
 //! | [`BackwardSpec`], [`BackwardProblem`], [`BackwardCall`] | the same for gradients |
 //! | [`AppendSpec`], [`AppendProblem`], [`AppendCall`] | the same for new rows of a cache |
+//! | [`MoeSpec`], [`MoeProblem`], [`MoeCall`] | the same for mixtures of experts |
 //! | [`Backend`] | something that computes a problem |
 #![forbid(unsafe_code)]
 
@@ -30,6 +31,7 @@ mod layout;
 mod lengths;
 mod mask;
 mod merge;
+mod moe;
 mod operand;
 mod pages;
 mod problem;
@@ -52,6 +54,10 @@ pub use layout::{Dims, Layout};
 pub use lengths::{Index, Lengths, Sequence, Sequences};
 pub use mask::{Align, Mask};
 pub use merge::{MAX_LISTED, MergeCall, MergeProblem, MergeSpec, Parts};
+pub use moe::{
+    Activation, ExpertLayout, ExpertView, GateUp, Groups, Ids, MAX_EXPERTS, MAX_TOP_K, MoeCall, MoeError,
+    MoeInputs, MoeProblem, MoeSpec, Routed, Routing, Score, Shard, Shared, Sigmoid,
+};
 pub use pages::{Keys, PageTable, Pages};
 pub use problem::{MAX_EXTENT, Problem, Spec};
 pub use tensor::{Tensor, TensorView, TensorViewMut};

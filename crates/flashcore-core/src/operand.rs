@@ -48,6 +48,30 @@ pub enum Operand {
     RowSums,
     /// The gradient of the sinks.
     DSinks,
+    /// Tokens of a mixture of experts.
+    X,
+    /// Matrices of the first product of experts.
+    GateUp,
+    /// Matrices of the second product of experts.
+    Down,
+    /// Matrices of experts whose part is not known yet.
+    Experts,
+    /// What is added to the products of experts.
+    Biases,
+    /// The expert through which every token goes.
+    Shared,
+    /// The matrix of its first product.
+    SharedGateUp,
+    /// The matrix of its second product.
+    SharedDown,
+    /// Numbers of each token's experts.
+    Ids,
+    /// What each of them counts for.
+    RoutingWeights,
+    /// What experts are chosen by.
+    Logits,
+    /// What is added for the choice of experts.
+    RoutingBias,
     /// A tensor whose part is not known yet.
     Tensor,
 }
@@ -76,6 +100,18 @@ impl fmt::Display for Operand {
             Self::DV => "dv",
             Self::RowSums => "row sums",
             Self::DSinks => "d_sinks",
+            Self::X => "x",
+            Self::GateUp => "gate_up",
+            Self::Down => "down",
+            Self::Experts => "the experts' matrices",
+            Self::Biases => "biases",
+            Self::Shared => "the shared expert",
+            Self::SharedGateUp => "the shared expert's gate_up",
+            Self::SharedDown => "the shared expert's down",
+            Self::Ids => "expert ids",
+            Self::RoutingWeights => "routing weights",
+            Self::Logits => "router logits",
+            Self::RoutingBias => "the router's bias",
             Self::Tensor => "the tensor",
         })
     }

@@ -30,6 +30,11 @@ impl<'a, T: Element> TensorView<'a, T> {
         Self::new(data, Layout::bshd(dims_of(dims))?)
     }
 
+    /// Views dense rows × columns: a tensor of batch 1 and one head.
+    pub fn matrix(data: &'a [T], rows: usize, cols: usize) -> Result<Self, ProblemError> {
+        Self::new(data, Layout::matrix(rows, cols)?)
+    }
+
     /// Views `data` with strides in elements for batch, heads, sequence and dim.
     pub fn strided(data: &'a [T], dims: [usize; 4], strides: [usize; 4]) -> Result<Self, ProblemError> {
         Self::new(data, Layout::strided(dims_of(dims), strides)?)
@@ -83,6 +88,11 @@ impl<'a, T: Element> TensorViewMut<'a, T> {
     /// Views dense data in the order batch, sequence, heads, dim; `dims` stays batch, heads, sequence, dim.
     pub fn bshd(data: &'a mut [T], dims: [usize; 4]) -> Result<Self, ProblemError> {
         Self::new(data, Layout::bshd(dims_of(dims))?)
+    }
+
+    /// Views dense rows × columns: a tensor of batch 1 and one head.
+    pub fn matrix(data: &'a mut [T], rows: usize, cols: usize) -> Result<Self, ProblemError> {
+        Self::new(data, Layout::matrix(rows, cols)?)
     }
 
     /// Views `data` with strides in elements for batch, heads, sequence and dim.

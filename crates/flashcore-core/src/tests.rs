@@ -106,6 +106,7 @@ fn name(error: &ProblemError) -> &'static str {
         ProblemError::PartBuffers { .. } => "PartBuffers",
         ProblemError::PartLayout { .. } => "PartLayout",
         ProblemError::PartBatch { .. } => "PartBatch",
+        ProblemError::Moe(_) => "Moe",
         ProblemError::Scale(_) => "Scale",
         ProblemError::Softcap(_) => "Softcap",
         ProblemError::OutDType { .. } => "OutDType",

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use flashcore_core::{
-    AppendCall, Backend, BackendError, BackwardCall, DType, Data, DataMut, HostCall, MergeCall, Ran,
+    AppendCall, Backend, BackendError, BackwardCall, DType, Data, DataMut, HostCall, MergeCall, MoeCall, Ran,
 };
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
@@ -13,6 +13,7 @@ use crate::{
     backward,
     forward::{forward, is_serial},
     merge::merge,
+    moe::moe,
     output::Target,
     scratch::Scratch,
     simd::runner::Runner,
@@ -197,6 +198,16 @@ impl Backend for Cpu {
         let kernel = self.install(|| merge(call, self.runner)).ok_or_else(|| BackendError::Unsupported {
             backend: "cpu",
             what: format!("{dtype} parts"),
+            instead: "convert them to f32".to_owned(),
+        })?;
+        Ok(Ran { kernel: kernel.to_owned() })
+    }
+
+    fn moe(&self, call: &mut MoeCall<'_>) -> Result<Ran, BackendError> {
+        let dtype = call.problem().dtype();
+        let kernel = self.install(|| moe(call, self.runner)).ok_or_else(|| BackendError::Unsupported {
+            backend: "cpu",
+            what: format!("{dtype} experts"),
             instead: "convert them to f32".to_owned(),
         })?;
         Ok(Ran { kernel: kernel.to_owned() })

@@ -6,9 +6,9 @@
 //! The path of a call: `cpu` (threads, memory) → `forward` (typed call, units on threads) → `plan` (which units) →
 //! `prefill` with `panels`, or `decode` (one unit) → `simd` (kernels, generic over the instruction set).
 //!
-//! Gradients: `cpu` → `backward` (units, tiles) → `simd`.
+//! Gradients: `cpu` → `backward` (units, tiles) → `simd`. Mixtures of experts: `cpu` → `moe` → `simd`.
 //!
-//! Unsafe code lives in `simd` (instructions, pointers inside kernels) and `output`, `merge` and `backward` (threads
+//! Unsafe code lives in `simd` (instructions, pointers inside kernels) and `output`, `merge`, `moe` and `backward` (threads
 //! write rows of one tensor).
 #![deny(unsafe_code)]
 
@@ -20,6 +20,8 @@ mod forward;
 mod level;
 #[allow(unsafe_code)]
 mod merge;
+#[allow(unsafe_code)]
+mod moe;
 #[allow(unsafe_code)]
 mod output;
 mod panels;

@@ -12,7 +12,7 @@ use flashcore_tile::{BuildError, Code, Extent, Program};
 use crate::{
     append,
     backward_rows::{self, sinks},
-    backward_sm80, backward_sm90, decode, forward_sm80, forward_sm90, merge,
+    backward_sm80, backward_sm90, decode, forward_sm80, forward_sm90, merge, moe,
 };
 
 /// The config of a kernel of one family: everything that decides its text.
@@ -37,6 +37,8 @@ pub enum KernelConfig {
     BackwardSm80(backward_sm80::Config),
     /// Gradients by TMA and wgmma, sm_90a.
     BackwardSm90(backward_sm90::Config),
+    /// A mixture of experts, or a step of it.
+    Moe(moe::Config),
 }
 
 impl KernelConfig {
@@ -52,6 +54,7 @@ impl KernelConfig {
             Self::BackwardSinks(cfg) => cfg.name().to_string(),
             Self::BackwardSm80(cfg) => cfg.name().to_string(),
             Self::BackwardSm90(cfg) => cfg.name().to_string(),
+            Self::Moe(cfg) => cfg.name(),
         }
     }
 
@@ -61,6 +64,7 @@ impl KernelConfig {
             Self::Sm80(cfg) => cfg.target,
             Self::BackwardSm80(cfg) => cfg.target,
             Self::Decode(cfg) => cfg.target,
+            Self::Moe(cfg) => cfg.target(),
             Self::Sm90(_) | Self::BackwardSm90(_) => Target::Sm90a,
             Self::Merge(_) | Self::Append(_) | Self::BackwardRows(_) | Self::BackwardSinks(_) => Target::Sm80,
         }
@@ -78,6 +82,7 @@ impl KernelConfig {
             Self::BackwardSinks(cfg) => cfg.registers(),
             Self::BackwardSm80(cfg) => cfg.shape.registers(),
             Self::BackwardSm90(cfg) => cfg.registers_at_entry(),
+            Self::Moe(cfg) => cfg.registers(),
         }
     }
 
@@ -93,6 +98,7 @@ impl KernelConfig {
             Self::BackwardSinks(cfg) => sinks::backward_sinks(cfg).map(AnyProgram::Backward),
             Self::BackwardSm80(cfg) => backward_sm80::backward_sm80(cfg).map(AnyProgram::Backward),
             Self::BackwardSm90(cfg) => backward_sm90::backward_sm90(*cfg).map(AnyProgram::Backward),
+            Self::Moe(cfg) => cfg.program().map(AnyProgram::Moe),
         }
     }
 }
@@ -109,6 +115,8 @@ pub enum AnyProgram {
     Append(Program<AppendProblem>),
     /// Gradients.
     Backward(Program<BackwardProblem>),
+    /// A mixture of experts, or a step of it.
+    Moe(Program<moe::Layer>),
 }
 
 impl Deref for AnyProgram {
@@ -120,6 +128,7 @@ impl Deref for AnyProgram {
             Self::Merge(program) => program,
             Self::Append(program) => program,
             Self::Backward(program) => program,
+            Self::Moe(program) => program,
         }
     }
 }
@@ -131,6 +140,7 @@ pub(crate) enum Subject {
     Merge(MergeProblem),
     Append(Box<AppendProblem>),
     Backward(Box<BackwardProblem>),
+    Moe(Box<moe::Layer>),
 }
 
 /// One kernel of a plan, with the problem it computes.
@@ -161,6 +171,7 @@ impl Launch {
             (AnyProgram::Backward(program), Subject::Backward(problem)) => {
                 Some(program.launch(problem, extent))
             }
+            (AnyProgram::Moe(program), Subject::Moe(layer)) => Some(program.launch(layer, extent)),
             // A program of another operation computes nothing here.
             _ => None,
         }

@@ -14,6 +14,7 @@ mod fit;
 mod general;
 pub(crate) mod hopper;
 mod merge;
+mod moe;
 mod single;
 mod tile;
 pub mod tuned;
@@ -25,6 +26,7 @@ pub use backward::{plan_backward, plan_backward_general, plan_backward_tiles};
 pub use choice::{Choice, Family, UnknownKernel};
 pub use fit::{Misfit, plan_tile};
 pub use merge::plan_merge;
+pub use moe::{plan_moe, plan_moe_tiles};
 pub use tile::Tile;
 use tuned::Table;
 
@@ -137,6 +139,9 @@ pub enum PlanError {
         /// Most rows.
         max: usize,
     },
+    /// Experts that kernels do not take.
+    #[error("GPU kernels do not take experts with {0}; use the CPU backend")]
+    Experts(&'static str),
     /// Too many tiles for one launch.
     #[error("the problem has more row tiles than one launch can number; split it along the batch")]
     Tiles,

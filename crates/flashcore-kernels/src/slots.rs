@@ -106,3 +106,42 @@ pub mod append {
     /// Number of slots.
     pub const COUNT: usize = 11;
 }
+
+/// The slots of a mixture of experts.
+pub mod moe {
+    use flashcore_ptx::launch::Slot;
+
+    /// Tokens, in the problem's layout and element type.
+    pub const X: Slot = Slot(0);
+    /// Matrices of the first product.
+    pub const GATE_UP: Slot = Slot(1);
+    /// Matrices of the second product.
+    pub const DOWN: Slot = Slot(2);
+    /// The result.
+    pub const OUT: Slot = Slot(3);
+    /// Experts of each token.
+    pub const IDS: Slot = Slot(4);
+    /// What each of them counts for.
+    pub const WEIGHTS: Slot = Slot(5);
+    /// What experts are chosen by.
+    pub const LOGITS: Slot = Slot(6);
+    /// f32, one per expert of the layer, added for the choice.
+    pub const ROUTING_BIAS: Slot = Slot(7);
+    /// Biases of the first product.
+    pub const GATE_UP_BIAS: Slot = Slot(8);
+    /// Biases of the second product.
+    pub const DOWN_BIAS: Slot = Slot(9);
+    /// Number of slots that a caller binds.
+    pub const COUNT: usize = 10;
+
+    /// Which rows belong to which expert and token: made by one kernel for the others.
+    pub const INDEX: Slot = Slot(10);
+    /// Features between the products, in the tensors' type.
+    pub const JOINED: Slot = Slot(11);
+    /// Results of experts, in the tensors' type.
+    pub const RESULTS: Slot = Slot(12);
+    /// Experts of each token as 32-bit integers, where they are computed.
+    pub const CHOSEN: Slot = Slot(13);
+    /// f32 weights, likewise.
+    pub const CHOSEN_WEIGHTS: Slot = Slot(14);
+}

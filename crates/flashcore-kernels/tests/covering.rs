@@ -14,10 +14,11 @@ use std::{
     thread,
 };
 
-use flashcore_core::{DType, Dims, Layout, Mask, Spec};
+use flashcore_core::{DType, Dims, ExpertLayout, Index, Layout, Mask, MoeSpec, Routing, Spec};
 use flashcore_kernels::{
     AnyProgram, Gpu, KernelConfig, Plan, covering_appends, covering_backward, covering_decode,
-    covering_merges, covering_set, plan, plan_append, plan_backward_general, plan_general, plan_merge,
+    covering_experts, covering_merges, covering_set, plan, plan_append, plan_backward_general, plan_general,
+    plan_merge, plan_moe,
 };
 use flashcore_ptx::target::Target;
 use sha2::{Digest, Sha256};
@@ -27,7 +28,8 @@ type Built = (KernelConfig, AnyProgram);
 
 fn programs() -> Vec<Built> {
     let plans = covering_set().unwrap().into_iter().map(|member| member.plan().unwrap());
-    plans.chain(few()).chain(merges()).chain(appends()).map(|plan| built(plan.kernel())).collect()
+    let kernels = plans.chain(few()).chain(merges()).chain(appends()).map(|plan| *plan.kernel());
+    kernels.chain(expert_kernels()).map(|kernel| built(&kernel)).collect()
 }
 
 fn built(kernel: &KernelConfig) -> Built {
@@ -43,6 +45,18 @@ fn few() -> impl Iterator<Item = Plan> {
 fn gradients() -> Vec<KernelConfig> {
     let members = covering_backward().unwrap().into_iter();
     let plans: Vec<_> = members.map(|m| plan_backward_general(&m.problem, &m.gpu, 16).unwrap()).collect();
+    each_kernel(&plans)
+}
+
+/// Every kernel of the plans for mixtures of experts, once.
+fn expert_kernels() -> Vec<KernelConfig> {
+    let problems = covering_experts().unwrap();
+    let on = |gpu: Gpu| problems.iter().map(move |problem| plan_moe(problem, &gpu, 16).unwrap());
+    each_kernel(&on(Gpu::HOPPER).chain(on(Gpu::CONSUMER)).collect::<Vec<_>>())
+}
+
+/// The kernels of some plans, each once.
+fn each_kernel(plans: &[Plan]) -> Vec<KernelConfig> {
     let mut kernels: Vec<_> = plans.iter().flat_map(Plan::launches).map(|launch| *launch.kernel()).collect();
     kernels.sort_by_key(KernelConfig::name);
     kernels.dedup();
@@ -103,12 +117,27 @@ fn kernels_assemble_without_spills() {
     let covering =
         covering.chain(few()).chain(merges()).enumerate().map(|(n, plan)| (Some(n), *plan.kernel()));
     let others = narrow_heads().chain(tiles_of_every_gpu()).map(|plan| (None, *plan.kernel()));
-    // Members of the gradients' set are spread over architectures.
-    let gradients = gradients().into_iter().map(|kernel| (None, kernel));
-    let jobs = jobs(covering.chain(others).chain(gradients));
+    // Members of these sets are spread over architectures.
+    let experts = expert_kernels().into_iter().chain(each_kernel(&experts_of_models()));
+    let spread = gradients().into_iter().chain(experts).map(|kernel| (None, kernel));
+    let jobs = jobs(covering.chain(others).chain(spread));
     let assembled: BTreeSet<_> = jobs.iter().map(|job| job.target).collect();
     assert_eq!(assembled.len(), Target::ALL.len(), "every architecture has kernels: {assembled:?}");
     assemble_all(&ptxas, &jobs);
+}
+
+/// Kernels of layers as models have them, for few and for many tokens.
+fn experts_of_models() -> Vec<Plan> {
+    let layers = [[2048, 768, 128, 8], [2880, 2880, 128, 4]];
+    let plan = |[hidden, intermediate, experts, top_k]: [usize; 4], tokens: usize| {
+        let layouts = [[experts, 2 * intermediate, hidden], [experts, hidden, intermediate]];
+        let [gate_up, down] = layouts.map(|extents| ExpertLayout::dense(extents).unwrap());
+        let routing = Routing::Given { ids: Index::I32, weights: DType::F32, top_k };
+        let x = Layout::matrix(tokens, hidden).unwrap();
+        let problem = MoeSpec::new(DType::BF16, x, gate_up, down, routing).parse().unwrap();
+        plan_moe(&problem, &Gpu::HOPPER, 16).unwrap()
+    };
+    layers.into_iter().flat_map(|layer| [1, 16, 512, 2048, 8192].map(|tokens| plan(layer, tokens))).collect()
 }
 
 /// Heads of every width up to 64 features, in tiles for few and for many of them, and masks of every kind.

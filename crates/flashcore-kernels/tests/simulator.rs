@@ -1,17 +1,18 @@
 //! Kernels in the simulator, every check on, against the f64 oracle of the testkit.
 
 use flashcore_core::{
-    BackendError, DType, Data, Dims, Element, HostCall, Instance, Layout, Mask, Problem, Spec, Values,
+    BackendError, DType, Data, Dims, Element, HostCall, Instance, Layout, Mask, Problem, Routing, Spec,
+    Values,
 };
 use flashcore_kernels::{
-    Gpu, KernelConfig, Member, Plan, Tile, covering_decode, covering_merges, covering_set, decode,
-    forward_sm80,
+    Gpu, KernelConfig, Member, Plan, Tile, covering_decode, covering_experts, covering_merges, covering_set,
+    decode, forward_sm80,
     forward_sm90::{self, Order, Staging},
     plan, plan_tile,
 };
 use flashcore_lab::simulator::{self, Simulator};
 use flashcore_testkit::{
-    Answer, Outcome, Rng, Rows, Rule, append, cases, merge, plain, properties, suite, values,
+    Answer, Outcome, Rng, Rows, Rule, append, cases, merge, moe, plain, properties, suite, values,
 };
 use flashcore_tile::RegisterBudget;
 use half::{bf16, f16};
@@ -106,6 +107,38 @@ fn merges_are_right_under_every_schedule() {
 }
 
 /// The appends of the covering set are built by `covering`; the suite's run them all.
+/// The mixtures of experts of the covering set.
+#[test]
+fn covering_experts_are_right_under_every_schedule() {
+    let problems = covering_experts().unwrap();
+    all_pass(&problems, |(n, problem)| {
+        let gpu = [Gpu::HOPPER, Gpu::CONSUMER][n % 2];
+        let traffic = match problem.routing() {
+            Routing::Given { .. } => moe::Traffic::Repeated,
+            Routing::Computed { score, .. } => moe::Traffic::Logits(*score),
+        };
+        let outcome = moe::check_problem(&Simulator::seeded(gpu, n as u64), problem, traffic, n as u64);
+        (outcome != Outcome::Passed).then(|| format!("{problem:?}: {outcome}"))
+    });
+}
+
+/// The suite of mixtures of experts: every step under hostile schedules.
+#[test]
+fn experts_are_right_under_every_schedule() {
+    let (cases, dtypes) = (moe::cases(), [DType::BF16, DType::F16]);
+    let gpus = [Gpu::HOPPER, Gpu::CONSUMER];
+    let work: Vec<_> = (0..gpus.len()).flat_map(|gpu| cases.iter().map(move |case| (gpu, case))).collect();
+    all_pass(&work, |(n, &(gpu, case))| {
+        let simulator = Simulator::seeded(gpus[gpu], n as u64);
+        let outcome = moe::check(&simulator, case, dtypes[(n + gpu) % 2], 1);
+        // Rows that are not whole chunks and a shared expert are the reasons not to take a case.
+        let taken = case.shared.is_none() && (case.hidden | case.intermediate | case.padding) % 8 == 0;
+        let passed = outcome == Outcome::Passed || (!taken && !outcome.is_failure());
+        (!passed).then(|| format!("{case} on {:?}: {outcome}", gpus[gpu].capability))
+    });
+}
+
+/// The laws of f32 outputs, on every family.
 #[test]
 fn appends_are_right_under_every_schedule() {
     for seed in [1, 2] {

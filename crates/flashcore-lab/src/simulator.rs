@@ -15,11 +15,11 @@ use std::{
 
 use flashcore_core::{
     AppendCall, AppendOutputs, Backend, BackendError, BackwardCall, BackwardProblem, DataMut, HostCall,
-    MergeCall, Problem, Ran, RowTerms,
+    MergeCall, MoeCall, Problem, Ran, Routed, RowTerms,
 };
 use flashcore_kernels::{
     ALLOCATED_ALIGNMENT, AnyProgram, Choice, Gpu, KernelConfig, Plan, PlanError, append_values, host_values,
-    plan_append, plan_merge, slots,
+    plan_append, plan_merge, plan_moe, slots,
 };
 use flashcore_ptx::launch::{LaunchSpec, Param, Slot};
 use flashcore_sim::{Buffer, Launch, Options, Outcome, Schedule};
@@ -197,6 +197,22 @@ impl Backend for Simulator {
         self.launch_backward(call, &plan)?;
         Ok(Ran { kernel: plan.kernel().name() })
     }
+
+    fn moe(&self, call: &mut MoeCall<'_>) -> Result<Ran, BackendError> {
+        let plan = plan_moe(call.problem(), &self.gpu, ALLOCATED_ALIGNMENT).map_err(unsupported)?;
+        let mut buffers = moe_buffers(call);
+        for launch in plan.launches() {
+            let program = self.program(launch.kernel())?;
+            let Some(spec) = launch.spec(&program) else { continue };
+            let outcome = self.run(&program, &spec, buffers)?;
+            judge(&outcome)?;
+            // What one kernel leaves in workspace the next may read.
+            buffers = outcome.buffers;
+        }
+        let out = buffers.iter().find(|buffer| buffer.slot == slots::moe::OUT);
+        out.into_iter().for_each(|out| copy_changes(call.out().bytes_mut(), &out.bytes));
+        Ok(Ran { kernel: plan.kernel().name() })
+    }
 }
 
 /// The buffers of an append; caches go in as they are.
@@ -283,6 +299,30 @@ fn write_gradients(call: &mut BackwardCall<'_>, buffers: &[Buffer]) {
     if let Some(sinks) = gradients.sinks {
         bytemuck::cast_slice_mut(sinks).copy_from_slice(bytes(slots::backward::D_SINKS));
     }
+}
+
+/// The buffers of a mixture of experts; the output goes in as it is, so that writing between its rows shows.
+fn moe_buffers(call: &mut MoeCall<'_>) -> Vec<Buffer> {
+    use slots::moe::*;
+    let inputs = *call.inputs();
+    let mut bound = vec![
+        (X, copied(inputs.x.bytes())),
+        (GATE_UP, copied(inputs.gate_up.bytes())),
+        (DOWN, copied(inputs.down.bytes())),
+        (OUT, copied(call.out().bytes_mut())),
+    ];
+    match inputs.routed {
+        Routed::Given { ids, weights } => {
+            bound.extend([(IDS, ids.bytes().to_vec()), (WEIGHTS, weights.bytes().to_vec())]);
+        }
+        Routed::Computed { logits, bias } => {
+            bound.push((LOGITS, logits.bytes().to_vec()));
+            bound.extend(bias.map(|bias| (ROUTING_BIAS, bytemuck::cast_slice(bias).to_vec())));
+        }
+    }
+    let biases = inputs.biases.into_iter().flatten().zip([GATE_UP_BIAS, DOWN_BIAS]);
+    bound.extend(biases.map(|(bias, slot)| (slot, bias.bytes().to_vec())));
+    bound.into_iter().map(|(slot, bytes)| Buffer::input(slot, bytes)).collect()
 }
 
 fn buffers(call: &mut HostCall<'_>) -> Vec<Buffer> {

@@ -1,8 +1,8 @@
 //! What a call knows of one tensor or of an array of numbers: address, place, type, extents; made by `import`.
 
-use std::fmt;
+use std::{fmt, ops::Range};
 
-use flashcore::{DType, Index, Layout, Operand};
+use flashcore::{DType, ExpertLayout, Index, Layout, Operand};
 use flashcore_core::Dims;
 
 use crate::{
@@ -149,6 +149,42 @@ impl Array {
             return Err(CallError::Lse { extents: extents.to_vec() });
         }
         self.check_alignment()
+    }
+
+    /// Where one matrix per expert lies; `transposed` where the tensor is experts × columns × rows.
+    pub(crate) fn experts(&self, transposed: bool) -> Result<ExpertLayout, CallError> {
+        let View { rank, extents, strides } = self.view;
+        let operand = self.operand;
+        if rank != 3 && !(rank == 2 && matches!(operand, Operand::SharedGateUp | Operand::SharedDown)) {
+            return Err(CallError::ExpertRank { operand, rank });
+        }
+        // A shared expert may come as its matrix alone.
+        let numbers = |numbers: [i64; MOST_DIMENSIONS], missing: i64| {
+            let [a, b, c, _] = numbers;
+            let [experts, first, second] = if rank == 2 { [missing, a, b] } else { [a, b, c] };
+            let ordered = if transposed { [experts, second, first] } else { [experts, first, second] };
+            let [experts, rows, cols] = ordered.map(usize::try_from);
+            Some([experts.ok()?, rows.ok()?, cols.ok()?])
+        };
+        match (numbers(extents, 1), numbers(strides, 0)) {
+            (Some(extents), Some(strides)) => Ok(ExpertLayout::strided(extents, strides)?),
+            _ => Err(CallError::NegativeStride { operand, strides: strides[..rank].to_vec() }),
+        }
+    }
+
+    /// Whether elements lie one after another.
+    pub(crate) fn is_dense(&self) -> bool {
+        let extents = self.view.extents.map(|extent| usize::try_from(extent).unwrap_or(0));
+        self.view.is_dense(&extents[..self.view.rank])
+    }
+
+    /// The memory that it reaches.
+    pub(crate) fn range(&self) -> Range<usize> {
+        let View { rank, extents, strides } = self.view;
+        let steps = extents[..rank].iter().zip(&strides[..rank]);
+        let last: i64 = steps.map(|(extent, stride)| (extent - 1).max(0).saturating_mul(*stride)).sum();
+        let elements = if extents[..rank].contains(&0) { 0 } else { usize::try_from(last).unwrap_or(0) + 1 };
+        self.address..self.address.saturating_add(elements.saturating_mul(self.dtype.bytes()))
     }
 
     /// Number of dimensions.

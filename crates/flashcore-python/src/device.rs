@@ -7,9 +7,9 @@ use std::{
 
 use flashcore::{
     BackwardProblem, Problem,
-    cuda::{BackwardTensors, Cuda, DeviceTensors, MergeTensors},
+    cuda::{BackwardTensors, Cuda, DeviceTensors, MergeTensors, MoeTensors},
 };
-use flashcore_core::MergeProblem;
+use flashcore_core::{MergeProblem, MoeProblem};
 
 use crate::error::CallError;
 
@@ -79,6 +79,23 @@ pub(crate) unsafe fn merge(
     stream: *mut c_void,
 ) -> Result<(), CallError> {
     let ready = open(index)?.prepare_merge_aligned(problem, alignment)?;
+    // SAFETY: the caller's promise.
+    unsafe { ready.launch_raw(tensors, stream)? };
+    Ok(())
+}
+
+/// Launches a mixture of experts on `stream`.
+///
+/// # Safety
+/// As [`flashcore::cuda::ReadyMoe::launch_raw`].
+pub(crate) unsafe fn moe(
+    index: u32,
+    problem: &MoeProblem,
+    alignment: u64,
+    tensors: &MoeTensors,
+    stream: *mut c_void,
+) -> Result<(), CallError> {
+    let ready = open(index)?.prepare_moe_aligned(problem, alignment)?;
     // SAFETY: the caller's promise.
     unsafe { ready.launch_raw(tensors, stream)? };
     Ok(())

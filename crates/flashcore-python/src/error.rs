@@ -28,6 +28,8 @@ pub(crate) enum CallError {
     Rank { operand: Operand, rank: usize, order: Order },
     #[error("q has {first} dimensions but {operand} has {other}; give them the same of {order}")]
     Ranks { operand: Operand, other: usize, first: usize, order: Order },
+    #[error("{operand} has {rank} dimensions but 3 are needed: experts, rows, columns")]
+    ExpertRank { operand: Operand, rank: usize },
     #[error("{operand} has strides {strides:?}; copy it, strides must not be negative")]
     NegativeStride { operand: Operand, strides: Vec<i64> },
     #[error("{operand} is on a device of DLPack type {kind}; move it to the CPU or an NVIDIA GPU")]

@@ -9,10 +9,13 @@ use std::{
     },
 };
 
-use flashcore::{Backend, BackendError, BackwardProblem, DType, Index, Layout, Problem, Values, bf16, f16};
+use flashcore::{
+    Backend, BackendError, BackwardProblem, DType, Ids, Index, Layout, Problem, Routing, Values, bf16,
+    cuda::MoeTensors, f16,
+};
 use flashcore_core::{
-    BackwardCall, BackwardInputs, Data, DataMut, GradientsMut, HostCall, MergeCall, MergeProblem, PageTable,
-    RowTerms,
+    BackwardCall, BackwardInputs, Data, DataMut, GradientsMut, HostCall, MergeCall, MergeProblem, MoeCall,
+    MoeInputs, MoeProblem, PageTable, Routed, RowTerms,
 };
 use flashcore_cpu::Cpu;
 use rayon::ThreadPoolBuilder;
@@ -94,6 +97,69 @@ pub(crate) unsafe fn merge(
     // SAFETY: the caller's promise.
     let lse = lse.map(|at| unsafe { from_raw_parts_mut(pointer::<f32>(at, rows), rows) });
     cpu()?.merge(&mut MergeCall::bind(problem, &parts, &lses, out, lse)?)?;
+    Ok(())
+}
+
+/// How many numbers lie at addresses whose tensors have no layout.
+pub(crate) struct MoeLengths {
+    pub(crate) ids: usize,
+    /// Routing weights or logits.
+    pub(crate) routing: usize,
+    pub(crate) routing_bias: Option<usize>,
+    pub(crate) biases: Option<[usize; 2]>,
+}
+
+/// Computes a mixture of experts on host memory.
+///
+/// # Safety
+/// As [`run`], with as many numbers as `lens` says.
+pub(crate) unsafe fn moe(
+    problem: &MoeProblem,
+    at: &MoeTensors,
+    shared: Option<[usize; 2]>,
+    lens: &MoeLengths,
+) -> Result<(), CallError> {
+    let (spec, dtype) = (problem.spec(), problem.dtype());
+    // SAFETY: the caller's promise.
+    unsafe {
+        let weights = |at: u64, span: usize| elements(at as usize, dtype, span);
+        let routed = match *problem.routing() {
+            Routing::Given { ids, weights, .. } => {
+                let (first, len) = (at.ids as usize, lens.ids);
+                let ids = match ids {
+                    Index::I32 => Ids::I32(from_raw_parts(pointer::<i32>(first, len), len)),
+                    Index::I64 => Ids::I64(from_raw_parts(pointer::<i64>(first, len), len)),
+                };
+                Routed::Given { ids, weights: elements(at.weights as usize, weights, lens.routing)? }
+            }
+            Routing::Computed { logits, .. } => {
+                let floats = |len: usize| from_raw_parts(pointer::<f32>(at.routing_bias as usize, len), len);
+                let logits = elements(at.logits as usize, logits, lens.routing)?;
+                Routed::Computed { logits, bias: lens.routing_bias.map(floats) }
+            }
+        };
+        let biases = match lens.biases {
+            Some([first, second]) => Some([weights(at.biases[0], first)?, weights(at.biases[1], second)?]),
+            None => None,
+        };
+        let shared = match shared.zip(spec.shared) {
+            Some(([gate_up, down], layouts)) => Some([
+                elements(gate_up, dtype, layouts.gate_up.span())?,
+                elements(down, dtype, layouts.down.span())?,
+            ]),
+            None => None,
+        };
+        let inputs = MoeInputs {
+            x: read(at.x as usize, dtype, &spec.x)?,
+            gate_up: weights(at.gate_up, spec.gate_up.span())?,
+            down: weights(at.down, spec.down.span())?,
+            biases,
+            shared,
+            routed,
+        };
+        let out = write(at.out as usize, dtype, problem.out())?;
+        cpu()?.moe(&mut MoeCall::bind(problem, inputs, out)?)?;
+    }
     Ok(())
 }
 

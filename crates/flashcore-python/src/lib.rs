@@ -20,6 +20,7 @@ mod host;
 mod import;
 mod launched;
 mod merge;
+mod moe;
 mod options;
 mod owned;
 mod parts;
@@ -45,6 +46,7 @@ mod _native {
         direct::Direct,
         launched::Launched,
         merge::merge,
+        moe::moe,
         options::{Options, Values},
     };
 

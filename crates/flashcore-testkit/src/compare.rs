@@ -43,6 +43,11 @@ pub struct Rule {
 }
 
 impl Rule {
+    /// The rule for results of a type: so many times the yardstick's error.
+    pub const fn new(dtype: DType, factor: f64) -> Self {
+        Self { dtype, factor }
+    }
+
     /// The rule for results of `problem`.
     pub fn of(problem: &Problem) -> Self {
         Self { dtype: problem.dtype(), factor: if problem.softcap().is_some() { 3.0 } else { 2.0 } }

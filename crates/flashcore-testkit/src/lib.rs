@@ -14,6 +14,7 @@
 //! | [`backward`] | cases, oracle, check and laws of gradients |
 //! | [`merge`] | cases, oracle and check of merging partial results |
 //! | [`append`] | cases, oracle and check of new rows of a cache |
+//! | [`moe`] | cases, oracle and check of mixtures of experts |
 //! | [`mutate`] | single faults made in kernels, for judging the checkers |
 //! | [`ptxtest`] | tests written as PTX files, for simulator and GPU |
 //! | [`random`] | random legal problems, for fuzzing |
@@ -35,6 +36,7 @@ pub mod fuzz;
 pub mod inputs;
 pub mod kinds;
 pub mod merge;
+pub mod moe;
 pub mod mutate;
 pub mod naive;
 pub mod pages;

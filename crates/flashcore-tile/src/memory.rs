@@ -194,6 +194,16 @@ impl Builder {
         dst
     }
 
+    /// Adds to a number in shared memory and returns what was there before.
+    #[track_caller]
+    pub fn atomic_add_shared(&mut self, at: impl Into<Shared>, value: impl Into<Expr<U32>>) -> Reg<U32> {
+        let value = self.arg(value);
+        let dst = self.fresh::<U32>(Scope::Lane);
+        let operands = [dst.operand(), at.into().operand(), value.operand];
+        self.emit(Op::Atom, &[Mod::Shared, Mod::Add, Mod::Type(U32::PTX)], operands);
+        dst
+    }
+
     #[track_caller]
     pub(crate) fn load<T: Type, const N: usize>(
         &mut self,

@@ -82,6 +82,15 @@ impl MatrixRows {
         &self.tile
     }
 
+    /// The same rows from a column on that is known at run time: `bytes` into a slab, a multiple of 32 at which what is
+    /// loaded next to each other starts.
+    #[track_caller]
+    #[must_use]
+    pub fn from_column(&self, b: &mut Builder, bytes: impl Into<Expr<U32>>) -> Self {
+        let lane = b.xor(self.lane, bytes);
+        Self { tile: self.tile, lane }
+    }
+
     /// The tile `skip` bytes further on: another copy, or another group of eight rows.
     #[track_caller]
     pub fn at(&self, b: &mut Builder, skip: impl Into<Expr<U32>>) -> MatrixView {

@@ -1,6 +1,7 @@
 //! Which backends there are, in order of preference, and how one is picked.
 //!
-//! A new backend is one row of [`CANDIDATES`]. [`crate::Attention`], [`crate::AttentionGrad`] and [`crate::Merge`] call
+//! A new backend is one row of [`CANDIDATES`]. [`crate::Attention`], [`crate::AttentionGrad`], [`crate::Merge`] and
+//! [`crate::Moe`] call
 //! [`Choice::run`].
 
 use std::{

@@ -17,6 +17,8 @@
 //!
 //! [`merge`] puts attention over parts of the keys together, for contexts that are split over machines or over time.
 //!
+//! [`moe()`] computes a mixture of experts: each token goes through a few of many small networks.
+//!
 //! [`Attention::run_for_grad`] keeps what gradients need, [`Differentiable::grad`] gives them; [`Attention::grad`] is the
 //! same for callers who keep output and LSE themselves. Gradients are computed on the CPU backend: with
 //! [`BackendKind::Auto`] the GPU leaves them to it, with [`BackendKind::Cuda`] they are an error that says so.
@@ -49,19 +51,22 @@ pub mod cuda;
 mod error;
 mod gradient;
 mod merge;
+mod moe;
 mod output;
 
 pub use attention::{Attention, attention};
 pub use backend::{BackendKind, Found, ParseBackendError, available, backend};
 pub use error::Error;
 pub use flashcore_core::{
-    Align, Axis, Backend, BackendError, BackwardProblem, BackwardSpec, DType, Dims, Element, Index, Instance,
-    Layout, Lengths, Mask, MergeProblem, MergeSpec, Operand, Parts, Problem, ProblemError, Ran, RowSums,
-    Sequences, Spec, Tensor, TensorView, TensorViewMut, Values,
+    Activation, Align, Axis, Backend, BackendError, BackwardProblem, BackwardSpec, DType, Dims, Element,
+    ExpertLayout, ExpertView, GateUp, Groups, Ids, Index, Instance, Layout, Lengths, Mask, MergeProblem,
+    MergeSpec, MoeError, MoeProblem, MoeSpec, Operand, Parts, Problem, ProblemError, Ran, Routing, RowSums,
+    Score, Sequences, Shard, Shared, Sigmoid, Spec, Tensor, TensorView, TensorViewMut, Values,
 };
 pub use gradient::{AttentionGrad, Differentiable, Gradients};
 pub use half::{bf16, f16};
 pub use merge::{Merge, merge, merge_stacked};
+pub use moe::{Moe, MoeOutput, moe};
 pub use output::{Lse, Output};
 
 /// The README's example is a test.

@@ -1,4 +1,4 @@
-"""Hugging Face transformers: ``attn_implementation="flashcore"``.
+"""Hugging Face transformers: ``attn_implementation="flashcore"`` and ``experts_implementation="flashcore"``.
 
 >>> from flashcore.integrations import transformers          # doctest: +SKIP
 >>> transformers.register()                                   # doctest: +SKIP
@@ -11,6 +11,7 @@ import inspect
 from typing import Any
 
 from .._attention import attention, packed_attention
+from .._moe import moe
 
 NAME = "flashcore"
 
@@ -29,6 +30,48 @@ def register(name: str = NAME) -> None:
     AttentionMaskInterface.register(name, mask)
     _keep_from_hub(name)
     _fits_every_model(name)
+    _register_experts(name)
+
+
+def _register_experts(name: str) -> None:
+    """Makes ``experts_implementation="flashcore"`` known, where transformers has such implementations."""
+    try:
+        from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+    except ImportError:
+        return
+    ALL_EXPERTS_FUNCTIONS.register(name, experts_forward)
+
+
+def experts_forward(self: Any, hidden_states: Any, top_k_index: Any, top_k_weights: Any) -> Any:
+    """The experts of one layer: tokens x hidden in and out; for inference."""
+    if not self.has_gate or getattr(self, "has_post_expert_norm", False):
+        raise NotImplementedError("experts without gates, or with norms, are not supported; use experts_implementation='eager'")
+    transposed, hidden = self.is_transposed, hidden_states.shape[-1]
+    biases = (self.gate_up_proj_bias, self.down_proj_bias) if self.has_bias else None
+    out = moe(
+        hidden_states.reshape(-1, hidden),
+        self.gate_up_proj,
+        self.down_proj,
+        top_k_index,
+        top_k_weights,
+        interleaved=not self.is_concatenated,
+        transposed=transposed,
+        biases=biases,
+        **_activation(self),
+    )
+    return out.reshape(hidden_states.shape)
+
+
+def _activation(module: Any) -> dict[str, Any]:
+    """What joins gate and up, in the words of `moe`."""
+    if hasattr(module, "alpha") and hasattr(module, "limit"):  # gpt-oss
+        return {"activation": "clamped", "alpha": float(module.alpha), "limit": float(module.limit)}
+    known = {"SiLUActivation": "swiglu", "SiLU": "swiglu", "GELUTanh": "geglu", "PytorchGELUTanh": "geglu"}
+    kind = type(getattr(module, "act_fn", None)).__name__
+    own = type(module)._apply_gate.__name__ != "_default_apply_gate"
+    if own or kind not in known:
+        raise NotImplementedError(f"experts with {kind} are not supported; use experts_implementation='eager' for this model")
+    return {"activation": known[kind]}
 
 
 def _keep_from_hub(name: str) -> None:

@@ -2,10 +2,13 @@
 
 use std::arch::x86_64::*;
 
+use half::bf16;
+
 use super::{
     Simd,
     avx512::{self, Avx512},
     chains::CHAINS,
+    dots::{self, Dots, Paired},
     pairs::{self, PairBlock, Pairs},
     product::{self, Pair, Product},
     slopes::PairSlopes,
@@ -39,6 +42,16 @@ pub(crate) unsafe fn tile(block: &mut PairBlock<'_>) {
 pub(crate) unsafe fn product(product: &mut Product<'_, Pair>) {
     // SAFETY: this function has the features.
     unsafe { product::multiply::<Avx512, Pair, 2, 8>(product) }
+}
+
+/// Computes dot products of bf16 rows.
+///
+/// # Safety
+/// [`is_available`] said yes.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+pub(crate) unsafe fn dots(dots: &mut Dots<'_, bf16, bf16>) {
+    // SAFETY: this function has the features.
+    unsafe { dots::dots::<Avx512, Paired>(dots) }
 }
 
 /// Turns dot products into rounded weights and gradients.

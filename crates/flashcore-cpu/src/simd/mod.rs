@@ -14,7 +14,9 @@ pub(crate) mod avx512;
 pub(crate) mod avx512bf16;
 pub(crate) mod chains;
 pub(crate) mod convert;
+pub(crate) mod dots;
 pub(crate) mod exp2;
+pub(crate) mod glu;
 pub(crate) mod pairs;
 pub(crate) mod portable;
 pub(crate) mod product;
@@ -90,6 +92,8 @@ pub(crate) trait Kernel {
 
 /// An element type that vectors can load and store.
 pub(crate) trait Lane: flashcore_core::Element {
+    /// Zero.
+    const ZERO: Self;
     /// Loads and widens.
     ///
     /// # Safety
@@ -115,6 +119,8 @@ pub(crate) trait Lane: flashcore_core::Element {
 }
 
 impl Lane for f32 {
+    const ZERO: Self = 0.0;
+
     fn as_f32(slice: &[Self]) -> Option<&[f32]> {
         Some(slice)
     }
@@ -137,6 +143,8 @@ impl Lane for f32 {
 }
 
 impl Lane for f16 {
+    const ZERO: Self = f16::ZERO;
+
     #[inline(always)]
     unsafe fn load<S: Simd>(p: *const Self) -> S::V {
         // SAFETY: the caller's promise.
@@ -151,6 +159,8 @@ impl Lane for f16 {
 }
 
 impl Lane for bf16 {
+    const ZERO: Self = bf16::ZERO;
+
     fn as_bf16(slice: &[Self]) -> Option<&[bf16]> {
         Some(slice)
     }

@@ -1,7 +1,10 @@
 //! The way into the kernels: an instruction set that the machine is known to have.
 
+use half::bf16;
+
 use super::{
     Kernel,
+    dots::Dots,
     pairs::PairBlock,
     portable,
     product::{Pair, Product},
@@ -57,6 +60,17 @@ impl Runner {
             // SAFETY: `new` saw the instructions.
             SimdLevel::Avx512Bf16 => unsafe { avx512bf16::product(product) },
             level => unreachable!("{level} has no pairs, and {} rows need them", product.size.rows),
+        }
+    }
+
+    /// Computes dot products of bf16 rows; only where [`Self::has_pairs`].
+    #[inline]
+    pub(crate) fn run_pair_dots(self, dots: &mut Dots<'_, bf16, bf16>) {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: `new` saw the instructions.
+            SimdLevel::Avx512Bf16 => unsafe { avx512bf16::dots(dots) },
+            level => unreachable!("{level} has no pairs, and {} rows need them", dots.rows),
         }
     }
 

@@ -15,7 +15,7 @@ use crate::{
     forward_sm80,
     forward_sm90::{self, Order as TileOrder},
     launch::KernelConfig,
-    merge,
+    merge, moe,
     parts::schedule::Side,
 };
 
@@ -105,6 +105,8 @@ impl Tile {
             Self::BackwardSinks => Ok(()),
             Self::BackwardSm80(shape) => check_backward(shape),
             Self::BackwardSm90(shape) => check_backward_hopper(shape),
+            Self::Moe(None) => Ok(()),
+            Self::Moe(Some(shape)) => check_experts(shape),
         }
     }
 }
@@ -116,6 +118,18 @@ fn check_general(shape: &forward_sm80::Shape) -> Result<(), Misfit> {
         ("step_n", shape.step_n, 16, 16..=128, "a multiple of 16 up to 128"),
         ("tile_n", shape.tile_n, shape.step_n.max(1), 16..=256, "a multiple of step_n up to 256"),
         ("stages", shape.stages, 1, 2..=4, "2 to 4"),
+        ("ctas_per_sm", shape.ctas_per_sm, 1, 1..=4, "1 to 4"),
+    ])
+}
+
+fn check_experts(shape: &moe::product::Shape) -> Result<(), Misfit> {
+    let [along, across] = shape.warps;
+    check_rules(&[
+        ("tile_m", shape.tile_m, unit_of_powers(shape.tile_m), 16..=128, "16, 32, 64 or 128"),
+        ("tile_n", shape.tile_n, unit_of_powers(shape.tile_n), 64..=256, "64, 128 or 256"),
+        ("warps along rows", along, unit_of_powers(along), 1..=4, "1, 2 or 4"),
+        ("warps across rows", across, unit_of_powers(across), 1..=4, "1, 2 or 4"),
+        ("stages", shape.stages, 1, 2..=8, "2 to 8"),
         ("ctas_per_sm", shape.ctas_per_sm, 1, 1..=4, "1 to 4"),
     ])
 }
@@ -267,6 +281,18 @@ impl Demand {
         Self { registers, most_registers: registers, shared_bytes: 0, ctas_per_sm: 1, tile_m: 1, parts: 1 }
     }
 
+    /// Products of experts take what their shape says, other steps nothing that is scarce.
+    fn of_experts(cfg: &moe::Config) -> Self {
+        let registers = cfg.registers();
+        let (shared_bytes, ctas_per_sm, tile_m) = match cfg {
+            moe::Config::Product(cfg) => {
+                (cfg.shape.shared_bytes().into(), cfg.shape.ctas_per_sm, cfg.shape.tile_m)
+            }
+            _ => (0, 1, 1),
+        };
+        Self { registers, most_registers: registers, shared_bytes, ctas_per_sm, tile_m, parts: 1 }
+    }
+
     fn of_general(cfg: &forward_sm80::Config, qk: u32, v: u32) -> Self {
         let shape = &cfg.shape;
         let single = cfg.input == Element::F32;
@@ -318,6 +344,7 @@ impl Plan {
             KernelConfig::Sm80(cfg) => Demand::of_general(cfg, qk, v),
             KernelConfig::Sm90(cfg) => Demand::of_hopper(cfg, v),
             KernelConfig::Decode(cfg) => Demand::of_decode(cfg),
+            KernelConfig::Moe(cfg) => Demand::of_experts(cfg),
             other => Demand::of_others(other.register_budget()),
         }
     }

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     append, backward_rows, backward_sm80, backward_sm90, decode, forward_sm80, forward_sm90,
-    launch::KernelConfig, merge,
+    launch::KernelConfig, merge, moe,
 };
 
 /// How the work of one kernel family is cut.
@@ -38,6 +38,9 @@ pub enum Tile {
     /// Gradients on a Hopper.
     #[serde(rename = "backward_sm90")]
     BackwardSm90(backward_sm90::Shape),
+    /// A product of experts, or a step of theirs that is cut in one way alone.
+    #[serde(rename = "moe")]
+    Moe(Option<moe::product::Shape>),
 }
 
 impl Tile {
@@ -53,6 +56,7 @@ impl Tile {
             Self::BackwardSinks => "backward_sinks",
             Self::BackwardSm80(_) => "backward_sm80",
             Self::BackwardSm90(_) => "backward_sm90",
+            Self::Moe(_) => "moe",
         }
     }
 }
@@ -70,6 +74,8 @@ impl KernelConfig {
             Self::BackwardSinks(_) => Tile::BackwardSinks,
             Self::BackwardSm80(cfg) => Tile::BackwardSm80(cfg.shape),
             Self::BackwardSm90(cfg) => Tile::BackwardSm90(cfg.shape),
+            Self::Moe(moe::Config::Product(cfg)) => Tile::Moe(Some(cfg.shape)),
+            Self::Moe(_) => Tile::Moe(None),
         }
     }
 }

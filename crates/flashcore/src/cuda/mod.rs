@@ -23,6 +23,7 @@ mod backward;
 mod host;
 mod kernels;
 mod merge;
+mod moe;
 mod ready;
 mod recent;
 
@@ -35,9 +36,12 @@ use flashcore_kernels::{Gpu, Misfit, PlanError};
 pub use append::{AppendTensors, ReadyAppend};
 pub use backward::{BackwardTensors, ReadyBackward};
 pub use flashcore_cuda as driver;
-pub use flashcore_kernels::{Choice, Family, Tile, UnknownKernel, tuned::Table};
+pub use flashcore_kernels::{
+    Choice, Family, Tile, UnknownKernel, moe::product::Shape as ExpertTile, tuned::Table,
+};
 use kernels::Kernels;
 pub use merge::{MergeTensors, ReadyMerge};
+pub use moe::{MoeTensors, ReadyMoe};
 pub use ready::{DeviceTensors, Ready};
 use recent::Recent;
 
@@ -57,6 +61,7 @@ pub struct Cuda {
     merges: Recent<ReadyMerge>,
     appends: Recent<ReadyAppend>,
     gradients: Recent<ReadyBackward>,
+    experts: Recent<ReadyMoe>,
 }
 
 /// Why a GPU computed nothing.
@@ -134,6 +139,7 @@ impl Cuda {
             merges: Recent::default(),
             appends: Recent::default(),
             gradients: Recent::default(),
+            experts: Recent::default(),
         })
     }
 

@@ -1,0 +1,189 @@
+//! How a mixture of experts is computed on a GPU: which kernels, and how rows and features are cut.
+
+use flashcore_core::{DType, ExpertLayout, MoeProblem, Routing, Score, Sigmoid};
+use flashcore_ptx::target::Target;
+use flashcore_tile::Half;
+
+use super::{Gpu, Misfit, Plan, PlanError, Tile, check_capability};
+use crate::{
+    launch::{KernelConfig, Launch, Subject},
+    moe::{
+        Config, IdSource, Layer, Source, combine,
+        product::{self, DEPTH, Glu, Kind, Shape, WeightOrder},
+        route, sort,
+    },
+};
+
+/// Elements that one copy moves.
+const CHUNK: usize = 8;
+/// Shared memory that the driver keeps of each CTA's.
+const RESERVED: u32 = 1024;
+
+/// Plans a mixture of experts; `alignment` is what all addresses of tensors are multiples of, in bytes.
+pub fn plan_moe(problem: &MoeProblem, gpu: &Gpu, alignment: u64) -> Result<Plan, PlanError> {
+    let (shape, why) = shape(problem, gpu)?;
+    let shapes = [(Kind::Up(Glu::of(problem)), problem.gate_up()), (Kind::Down, problem.down())]
+        .map(|(kind, layout)| narrowed(problem, gpu, shape, kind, layout));
+    plan_with(problem, gpu, alignment, (shapes, why))
+}
+
+/// As [`plan_moe`], with tiles of these shapes for both products, whose rows must be alike: for tuning.
+pub fn plan_moe_tiles(
+    problem: &MoeProblem,
+    gpu: &Gpu,
+    alignment: u64,
+    shapes: [Shape; 2],
+) -> Result<Plan, Misfit> {
+    shapes.into_iter().try_for_each(|shape| Tile::Moe(Some(shape)).check())?;
+    if shapes[0].tile_m != shapes[1].tile_m {
+        return Err(Misfit::Kernel { kernel: "moe", reason: "both products share their rows".to_owned() });
+    }
+    Ok(plan_with(problem, gpu, alignment, (shapes, "tiles as asked for"))?)
+}
+
+fn plan_with(
+    problem: &MoeProblem,
+    gpu: &Gpu,
+    alignment: u64,
+    (shapes, why): ([Shape; 2], &'static str),
+) -> Result<Plan, PlanError> {
+    check_capability(gpu, (8, 0))?;
+    let half = check(problem, alignment)?;
+    let target = if gpu.capability >= (9, 0) { Target::Sm90 } else { Target::Sm80 };
+    // One token has every expert once: there is nothing to sort.
+    let source = if problem.tokens() <= 1 { Source::Pairs } else { Source::Sorted };
+    let layer = Layer { problem: problem.clone(), tile_m: shapes[0].tile_m, source };
+    if layer.rows() > i32::MAX as u64 {
+        return Err(PlanError::Tiles);
+    }
+    let kernels = Kernels { problem, half, target, source, shapes };
+    let launches = kernels.all().into_iter().map(|kernel| kernels.launch(kernel, &layer));
+    let launches = launches.collect::<Result<Vec<_>, _>>()?;
+    let main = launches.iter().position(|launch| is_product(launch.kernel())).unwrap_or(0);
+    Ok(Plan { main, ..Plan::of(launches, gpu, why) })
+}
+
+const fn is_product(kernel: &KernelConfig) -> bool {
+    matches!(kernel, KernelConfig::Moe(Config::Product(_)))
+}
+
+/// What the kernels ask of a problem.
+fn check(problem: &MoeProblem, alignment: u64) -> Result<Half, PlanError> {
+    let spec = problem.spec();
+    let half = match problem.dtype() {
+        DType::F16 => Half::F16,
+        DType::BF16 => Half::Bf16,
+        DType::F32 => return Err(PlanError::Experts("f32 weights")),
+        other => return Err(PlanError::DType(other)),
+    };
+    if spec.shared.is_some() {
+        return Err(PlanError::Experts("a shared expert among them"));
+    }
+    let groups = match spec.routing {
+        Routing::Computed { score: Score::Sigmoid(Sigmoid { groups, .. }), .. } => groups,
+        _ => None,
+    };
+    if groups.is_some_and(|groups| groups.count > route::MAX_GROUPS) {
+        return Err(PlanError::Experts("more than 32 groups"));
+    }
+    let whole = |elements: usize| elements.is_multiple_of(CHUNK);
+    let lines =
+        |layout: &ExpertLayout| layout.strides().into_iter().all(|stride| stride == 1 || whole(stride));
+    let rows = [spec.x.strides()[2], problem.out().strides()[2], problem.hidden(), problem.intermediate()];
+    if alignment < 16 || !rows.into_iter().all(whole) || !lines(&spec.gate_up) || !lines(&spec.down) {
+        return Err(PlanError::Experts("rows that are not multiples of 16 bytes"));
+    }
+    Ok(half)
+}
+
+/// How tiles are cut: few rows per expert make products that wait for weights, many make products that do not.
+fn shape(problem: &MoeProblem, gpu: &Gpu) -> Result<(Shape, &'static str), PlanError> {
+    let rows = problem.entries() / problem.experts();
+    let shape = |tile_m, tile_n, warps, stages| Shape { tile_m, tile_n, warps, stages, ctas_per_sm: 2 };
+    let (shape, why) = match rows {
+        0..=12 => (shape(16, 128, [1, 4], 6), "few tokens per expert: weights stream past 16 rows"),
+        13..=28 => (shape(32, 128, [1, 4], 5), "weights stream past 32 rows"),
+        29..=80 => (shape(64, 128, [2, 2], 4), "64 rows share weights"),
+        _ => (shape(128, 128, [2, 2], 3), "many tokens per expert: square tiles"),
+    };
+    Ok((fitted(shape, gpu)?, why))
+}
+
+/// Tiles of half as many features where there would be fewer than two for each SM.
+fn narrowed(problem: &MoeProblem, gpu: &Gpu, shape: Shape, kind: Kind, layout: &ExpertLayout) -> Shape {
+    let features = if kind == Kind::Down { problem.hidden() } else { 2 * problem.intermediate() };
+    let used = problem.entries().min(problem.experts());
+    let few = used * features.div_ceil(shape.tile_n as usize) < 2 * gpu.sms as usize;
+    if few && shape.tile_m == 16 && layout.is_row_major() {
+        return Shape { tile_n: 64, warps: [1, 2], stages: shape.stages + 2, ..shape };
+    }
+    shape
+}
+
+/// Fewer CTAs at a time, then fewer stages, until shared memory holds them.
+fn fitted(shape: Shape, gpu: &Gpu) -> Result<Shape, PlanError> {
+    let options = [2, 1].into_iter().flat_map(|ctas_per_sm| {
+        let fewest = if ctas_per_sm == 2 { 3 } else { 2 };
+        (fewest..=shape.stages).rev().map(move |stages| Shape { stages, ctas_per_sm, ..shape })
+    });
+    let fits = |shape: &Shape| {
+        let all = shape.ctas_per_sm * (shape.shared_bytes() + RESERVED);
+        all <= gpu.shared_bytes + RESERVED
+    };
+    options.into_iter().find(fits).ok_or(PlanError::Experts("tiles for so little shared memory"))
+}
+
+/// The kernels of a problem.
+struct Kernels<'a> {
+    problem: &'a MoeProblem,
+    half: Half,
+    target: Target,
+    source: Source,
+    shapes: [Shape; 2],
+}
+
+impl Kernels<'_> {
+    /// In order.
+    fn all(&self) -> Vec<Config> {
+        let (problem, target, half, source) = (self.problem, self.target, self.half, self.source);
+        let (ids, top_k) = (IdSource::of(problem), problem.top_k() as u32);
+        let weights = match *problem.routing() {
+            Routing::Given { weights, .. } => weights,
+            Routing::Computed { .. } => DType::F32,
+        };
+        let ([first, second], tile_m) = (self.shapes, self.shapes[0].tile_m);
+        let route = route::Config::of(problem, target).map(Config::Route);
+        let sort = sort::Config { target, ids, tile_m };
+        let sort = (source == Source::Sorted).then_some(Config::Sort(sort));
+        let up = self.product(Kind::Up(Glu::of(problem)), problem.gate_up(), first);
+        let down = self.product(Kind::Down, problem.down(), second);
+        let combine = combine::Config { target, half, ids, weights, source, top_k };
+        [route, sort, Some(Config::Product(up)), Some(Config::Product(down)), Some(Config::Combine(combine))]
+            .into_iter()
+            .flatten()
+            .collect()
+    }
+
+    fn product(&self, kind: Kind, layout: &ExpertLayout, shape: Shape) -> product::Config {
+        let Self { problem, half, target, source, .. } = *self;
+        let weights = WeightOrder::of(layout, problem.spec().order, kind);
+        let (ids, biases) = (IdSource::of(problem), problem.spec().biases);
+        let config =
+            product::Config { target, half, kind, weights, ids, source, biases, whole: false, shape };
+        let features = if kind == Kind::Down { problem.hidden() } else { problem.intermediate() };
+        let whole = layout.cols().is_multiple_of(DEPTH as usize)
+            && features.is_multiple_of(config.features() as usize);
+        product::Config { whole, ..config }
+    }
+
+    fn launch(&self, kernel: Config, layer: &Layer) -> Result<Launch, PlanError> {
+        let extent = match &kernel {
+            Config::Route(cfg) => route::extent(cfg, layer),
+            Config::Sort(cfg) => sort::extent(cfg, layer),
+            Config::Product(cfg) => product::extent(cfg, layer).ok_or(PlanError::Tiles)?,
+            Config::Combine(cfg) => combine::extent(cfg, layer),
+        };
+        let subject = Subject::Moe(Box::new(layer.clone()));
+        Ok(Launch { kernel: KernelConfig::Moe(kernel), subject, extent })
+    }
+}

@@ -1,0 +1,289 @@
+//! Mixtures of experts: tensors by DLPack, computed on the CPU or on the caller's stream.
+
+use flashcore::{
+    Activation, GateUp, Groups, Operand, Routing, Score, Shard, Shared, Sigmoid, cuda::MoeTensors,
+};
+use flashcore_core::{DType, MoeProblem, MoeSpec};
+use pyo3::{exceptions::PyValueError, prelude::*};
+
+use crate::{
+    array::{Array, Numbers, Order, Place},
+    call::{Kept, WIDEST, stream_of},
+    device,
+    error::CallError,
+    host,
+    import::Request,
+    launched::Launched,
+};
+
+/// What a caller chose, item by item of a mapping.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+pub(crate) struct MoeOptions {
+    top_k: usize,
+    scoring: String,
+    renormalise: bool,
+    scale: f32,
+    groups: Option<(usize, usize)>,
+    activation: String,
+    alpha: f32,
+    limit: f32,
+    interleaved: bool,
+    transposed: bool,
+    /// The first expert here, and how many the layer has.
+    experts: Option<(usize, usize)>,
+    batch_invariant: bool,
+}
+
+/// Tensors, item by item of a mapping; ids, weights and logits have one dimension.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+pub(crate) struct Objects<'py> {
+    x: Bound<'py, PyAny>,
+    gate_up: Bound<'py, PyAny>,
+    down: Bound<'py, PyAny>,
+    out: Bound<'py, PyAny>,
+    ids: Option<Bound<'py, PyAny>>,
+    weights: Option<Bound<'py, PyAny>>,
+    logits: Option<Bound<'py, PyAny>>,
+    routing_bias: Option<Bound<'py, PyAny>>,
+    biases: Option<[Bound<'py, PyAny>; 2]>,
+    shared_expert: Option<[Bound<'py, PyAny>; 2]>,
+}
+
+/// Computes a mixture of experts into `tensors["out"]`.
+///
+/// Streams and `record` are those of `forward`; `bits_are_bf16` says whether 16-bit integers are bfloat16.
+#[pyfunction]
+#[pyo3(signature = (tensors, options, stream=None, record=false, bits_are_bf16=false))]
+pub(crate) fn moe(
+    py: Python<'_>,
+    tensors: Objects<'_>,
+    options: MoeOptions,
+    stream: Option<usize>,
+    record: bool,
+    bits_are_bf16: bool,
+) -> PyResult<Option<Launched>> {
+    let request = Request { stream, order: Order::Bhsd, bits_are_bf16 };
+    let mut kept = Kept::default();
+    let call = Call::read(request, &mut kept, &tensors)?;
+    let place = call.place()?;
+    let spec = call.spec(&options)?;
+    let stream = stream_of(py, place, stream, kept.exchange)?;
+    py.detach(|| call.compute(&spec.parse()?, place, stream))?;
+    match place {
+        Place::Cuda(index) if record => {
+            // SAFETY: the framework's stream, or ours: alive.
+            Ok(Some(unsafe { Launched::record(index, stream, kept.into_owned())? }))
+        }
+        _ => Ok(None),
+    }
+}
+
+/// The tensors of one call, as plain data.
+struct Call {
+    x: Array,
+    gate_up: Array,
+    down: Array,
+    out: Array,
+    ids: Option<Numbers>,
+    weights: Option<Array>,
+    logits: Option<Array>,
+    routing_bias: Option<Array>,
+    biases: Option<[Array; 2]>,
+    shared: Option<[Array; 2]>,
+}
+
+impl Call {
+    fn read(request: Request, kept: &mut Kept, tensors: &Objects<'_>) -> Result<Self, CallError> {
+        let out = kept.keep(request.output(&tensors.out, Operand::Out)?);
+        let ids = tensors.ids.as_ref().map(|ids| request.numbers(ids, Operand::Ids)).transpose()?;
+        let ids = ids.map(|ids| kept.keep(ids));
+        let mut one = |object: &Bound<'_, PyAny>, operand| {
+            Ok::<_, CallError>(kept.keep(request.input(object, operand)?))
+        };
+        let (x, gate_up) = (one(&tensors.x, Operand::X)?, one(&tensors.gate_up, Operand::GateUp)?);
+        let down = one(&tensors.down, Operand::Down)?;
+        let mut maybe = |object: &Option<Bound<'_, PyAny>>, operand| {
+            object.as_ref().map(|object| one(object, operand)).transpose()
+        };
+        let weights = maybe(&tensors.weights, Operand::RoutingWeights)?;
+        let logits = maybe(&tensors.logits, Operand::Logits)?;
+        let routing_bias = maybe(&tensors.routing_bias, Operand::RoutingBias)?;
+        let mut pair = |objects: &Option<[Bound<'_, PyAny>; 2]>, [first, second]: [Operand; 2]| {
+            let Some([a, b]) = objects else { return Ok(None) };
+            Ok::<_, CallError>(Some([one(a, first)?, one(b, second)?]))
+        };
+        let biases = pair(&tensors.biases, [Operand::Biases; 2])?;
+        let shared = pair(&tensors.shared_expert, [Operand::SharedGateUp, Operand::SharedDown])?;
+        Ok(Self { x, gate_up, down, out, ids, weights, logits, routing_bias, biases, shared })
+    }
+
+    fn arrays(&self) -> impl Iterator<Item = &Array> {
+        let pairs = self.biases.iter().chain(&self.shared).flatten();
+        let single = self.weights.iter().chain(&self.logits).chain(&self.routing_bias);
+        [&self.x, &self.gate_up, &self.down, &self.out].into_iter().chain(single).chain(pairs)
+    }
+
+    fn place(&self) -> Result<Place, CallError> {
+        let first = self.x.place;
+        let places = self.arrays().map(|array| (array.operand, array.place));
+        let mut places = places.chain(self.ids.iter().map(|ids| (ids.operand, ids.place)));
+        match places.find(|(_, place)| *place != first) {
+            Some((operand, place)) => Err(CallError::Places { operand, place, first }),
+            None => Ok(first),
+        }
+    }
+
+    fn spec(&self, options: &MoeOptions) -> PyResult<MoeSpec> {
+        let (x, out) = (self.x.layout(Order::Bhsd)?, self.out.layout(Order::Bhsd)?);
+        self.check()?;
+        let experts = |array: &Array| array.experts(options.transposed);
+        let (gate_up, down) = (experts(&self.gate_up)?, experts(&self.down)?);
+        let shared = match &self.shared {
+            Some([gate_up, down]) => Some(Shared { gate_up: experts(gate_up)?, down: experts(down)? }),
+            None => None,
+        };
+        Ok(MoeSpec {
+            order: if options.interleaved { GateUp::Interleaved } else { GateUp::Halves },
+            activation: options.activation()?,
+            biases: self.biases.is_some(),
+            shard: options.experts.map(|(first, of)| Shard { first, of }),
+            shared,
+            out: Some(out),
+            batch_invariant: options.batch_invariant,
+            ..MoeSpec::new(self.x.dtype, x, gate_up, down, self.routing(options)?)
+        })
+    }
+
+    fn routing(&self, options: &MoeOptions) -> PyResult<Routing> {
+        let top_k = options.top_k;
+        match (&self.ids, &self.weights, &self.logits) {
+            (Some(ids), Some(weights), None) => {
+                Ok(Routing::Given { ids: ids.index, weights: weights.dtype, top_k })
+            }
+            (None, None, Some(logits)) => {
+                let score = options.score(self.routing_bias.is_some())?;
+                Ok(Routing::Computed { logits: logits.dtype, top_k, score })
+            }
+            _ => Err(PyValueError::new_err("give either ids and weights, or logits")),
+        }
+    }
+
+    /// Demands elements of one type, at addresses where they may lie, and an output that is nobody else's.
+    fn check(&self) -> Result<(), CallError> {
+        self.arrays().try_for_each(Array::check_alignment)?;
+        let pairs = self.biases.iter().chain(&self.shared).flatten();
+        for array in [&self.gate_up, &self.down, &self.out].into_iter().chain(pairs) {
+            if array.dtype != self.x.dtype {
+                return Err(CallError::dtypes(array.operand, array.dtype, self.x.dtype));
+            }
+        }
+        let flat = self.weights.iter().chain(&self.logits).chain(&self.routing_bias);
+        let dense = |array: &&Array| array.is_dense();
+        let pairs = self.biases.iter().flatten();
+        if let Some(array) = flat.chain(pairs).find(|array| !dense(array)) {
+            return Err(CallError::NotAList { operand: array.operand });
+        }
+        if let Some(bias) = self.routing_bias.filter(|bias| bias.dtype != DType::F32) {
+            return Err(CallError::dtypes(bias.operand, bias.dtype, DType::F32));
+        }
+        let out = self.out.range();
+        let inside = |array: &&Array| {
+            let range = array.range();
+            !range.is_empty() && range.start < out.end && out.start < range.end
+        };
+        let inputs = self.arrays().filter(|array| array.operand != Operand::Out);
+        match inputs.into_iter().find(inside) {
+            Some(array) => Err(CallError::Shared { operand: array.operand }),
+            None => Ok(()),
+        }
+    }
+
+    fn compute(&self, problem: &MoeProblem, place: Place, stream: usize) -> Result<(), CallError> {
+        let at = |array: &Option<Array>| array.map_or(0, |array| array.address as u64);
+        let tensors = MoeTensors {
+            x: self.x.address as u64,
+            gate_up: self.gate_up.address as u64,
+            down: self.down.address as u64,
+            biases: self.biases.map_or([0; 2], |biases| biases.map(|bias| bias.address as u64)),
+            out: self.out.address as u64,
+            ids: self.ids.map_or(0, |ids| ids.address as u64),
+            weights: at(&self.weights),
+            logits: at(&self.logits),
+            routing_bias: at(&self.routing_bias),
+        };
+        match place {
+            Place::Host => {
+                let shared = self.shared.map(|shared| shared.map(|array| array.address));
+                let lens = host::MoeLengths {
+                    ids: self.ids.map_or(0, |ids| ids.len),
+                    routing: self.weights.or(self.logits).map_or(0, |array| array.count()),
+                    routing_bias: self.routing_bias.map(|bias| bias.count()),
+                    biases: self.biases.map(|biases| biases.map(|bias| bias.count())),
+                };
+                // SAFETY: views that their producers handed out and `check` compared; Python's caller holds them.
+                unsafe { host::moe(problem, &tensors, shared, &lens) }
+            }
+            Place::Cuda(index) => {
+                let wide = [tensors.x, tensors.gate_up, tensors.down, tensors.out];
+                let bits = wide.into_iter().fold(WIDEST as u64, |bits, at| bits | at);
+                self.check_lengths(problem)?;
+                // SAFETY: as above; frameworks free memory in the order of the stream, and others hold `Launched`.
+                unsafe { device::moe(index, problem, 1 << bits.trailing_zeros(), &tensors, stream as *mut _) }
+            }
+        }
+    }
+
+    /// Demands as many numbers as kernels read.
+    fn check_lengths(&self, problem: &MoeProblem) -> Result<(), CallError> {
+        let (entries, all) = (problem.entries(), problem.shard().of);
+        let what =
+            "ids and weights are tokens x top-k, logits tokens x experts, biases as many as their rows";
+        let count = |array: &Option<Array>| array.map(|array| array.count());
+        let [first, second] = self.biases.map_or([None; 2], |biases| biases.map(|bias| Some(bias.count())));
+        let rows = problem.experts() * problem.gate_up().rows();
+        let wanted = [
+            (Operand::Ids, self.ids.map(|ids| ids.len), entries),
+            (Operand::RoutingWeights, count(&self.weights), entries),
+            (Operand::Logits, count(&self.logits), problem.tokens() * all),
+            (Operand::RoutingBias, count(&self.routing_bias), all),
+            (Operand::Biases, first, rows),
+            (Operand::Biases, second, problem.experts() * problem.hidden()),
+        ];
+        for (operand, given, needed) in wanted {
+            if let Some(given) = given.filter(|&given| given != needed) {
+                return Err(CallError::Count { operand, given, needed, what });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl MoeOptions {
+    fn activation(&self) -> PyResult<Activation> {
+        match self.activation.as_str() {
+            "swiglu" => Ok(Activation::SwiGlu),
+            "geglu" => Ok(Activation::GeGlu),
+            "clamped" => Ok(Activation::Clamped { alpha: self.alpha, limit: self.limit }),
+            other => Err(PyValueError::new_err(format!(
+                "activation is {other:?}; use \"swiglu\", \"geglu\" or \"clamped\""
+            ))),
+        }
+    }
+
+    fn score(&self, bias: bool) -> PyResult<Score> {
+        let groups = self.groups.map(|(count, top)| Groups { count, top });
+        match self.scoring.as_str() {
+            "softmax" if self.renormalise => Ok(Score::SoftmaxOfChosen),
+            "softmax" => Ok(Score::Softmax),
+            "sigmoid" => {
+                let (renormalise, scale) = (self.renormalise, self.scale);
+                Ok(Score::Sigmoid(Sigmoid { bias, groups, renormalise, scale }))
+            }
+            other => {
+                Err(PyValueError::new_err(format!("scoring is {other:?}; use \"softmax\" or \"sigmoid\"")))
+            }
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! The suite of mixtures of experts against a plain backend, right and wrong in single ways.
+
+use flashcore_core::{
+    Activation, Backend, BackendError, DType, Data, Element, GateUp, HostCall, MoeCall, MoeInputs,
+    MoeProblem, MoeSpec, Ran, Routed, Routing, Score,
+};
+use flashcore_testkit::{
+    Outcome, moe,
+    moe::plain::{Experts, Rounding, compute_routed, route, widened},
+};
+use half::{bf16, f16};
+
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Fault {
+    None,
+    /// Gates and ups lie the other way.
+    OtherOrder,
+    /// Every expert counts for the same.
+    Unweighted,
+    /// A token's last expert is left out.
+    LastExpert,
+    /// An expert that a token has twice is taken once.
+    OnceEach,
+    /// Experts that are elsewhere are taken for the first one here.
+    EveryoneIsHere,
+    /// Experts that nobody asked for are multiplied by 0.
+    NanTimesZero,
+    /// The highest number wins among equal logits.
+    TiesToHighest,
+    /// Weights are a softmax over the chosen experts instead of all.
+    OtherSoftmax,
+    NoBiases,
+    NoClamp,
+    NoSharedExpert,
+    /// Sums are rounded to bf16 and then some.
+    Imprecise,
+    /// Tokens without experts are not written.
+    Unwritten,
+    /// One element too many is written.
+    Overrun,
+    /// A token's bits depend on how many there are.
+    DependsOnTokens,
+}
+
+const FAULTS: [Fault; 15] = [
+    Fault::OtherOrder,
+    Fault::Unweighted,
+    Fault::LastExpert,
+    Fault::OnceEach,
+    Fault::EveryoneIsHere,
+    Fault::NanTimesZero,
+    Fault::TiesToHighest,
+    Fault::OtherSoftmax,
+    Fault::NoBiases,
+    Fault::NoClamp,
+    Fault::NoSharedExpert,
+    Fault::Imprecise,
+    Fault::Unwritten,
+    Fault::Overrun,
+    Fault::DependsOnTokens,
+];
+
+struct Plain(Fault);
+
+impl Backend for Plain {
+    fn name(&self) -> &'static str {
+        "plain"
+    }
+
+    fn forward(&self, _: &mut HostCall<'_>) -> Result<Ran, BackendError> {
+        unreachable!("only mixtures of experts are asked for")
+    }
+
+    fn moe(&self, call: &mut MoeCall<'_>) -> Result<Ran, BackendError> {
+        match call.problem().dtype() {
+            DType::F16 => self.compute::<f16>(call),
+            DType::BF16 => self.compute::<bf16>(call),
+            _ => self.compute::<f32>(call),
+        }
+        Ok(Ran { kernel: "plain".to_owned() })
+    }
+}
+
+impl Plain {
+    fn compute<T: Element>(&self, call: &mut MoeCall<'_>) {
+        let (problem, inputs) = (call.problem(), *call.inputs());
+        let experts = self.experts(problem, &inputs);
+        let empty: Vec<bool> = experts.iter().map(|experts| experts.is_empty()).collect();
+        let (wrong, rebound) = self.changed(problem, inputs);
+        let values = compute_routed(&wrong, &rebound, experts, Rounding::None);
+        let out = call.out().into_slice::<T>().expect("the problem's type");
+        for (token, row) in values.chunks_exact(problem.hidden()).enumerate() {
+            if self.0 == Fault::Unwritten && empty[token] {
+                continue;
+            }
+            let start = problem.out().row(0, 0, token);
+            for (n, &value) in row.iter().enumerate() {
+                out[start + n] = T::from_f32(self.spoilt(problem, value) as f32);
+            }
+            if self.0 == Fault::Overrun {
+                out[start + row.len()] = T::from_f32(1.0);
+            }
+        }
+    }
+
+    fn spoilt(&self, problem: &MoeProblem, value: f64) -> f64 {
+        match self.0 {
+            Fault::Imprecise => value + 4.0 * (DType::BF16.round(value) - value) + 0.02,
+            Fault::DependsOnTokens if problem.tokens() > 20 => value * 1.002,
+            _ => value,
+        }
+    }
+
+    /// The problem and its tensors, in which what the fault forgets is missing.
+    fn changed<'a>(&self, problem: &MoeProblem, inputs: MoeInputs<'a>) -> (MoeProblem, MoeInputs<'a>) {
+        let (mut spec, mut inputs): (MoeSpec, _) = (problem.spec().clone(), inputs);
+        match self.0 {
+            Fault::OtherOrder => {
+                let interleaved = spec.order == GateUp::Interleaved;
+                spec.order = if interleaved { GateUp::Halves } else { GateUp::Interleaved };
+            }
+            Fault::NoClamp => {
+                if let Activation::Clamped { limit, .. } = &mut spec.activation {
+                    *limit = 1e6;
+                }
+            }
+            Fault::NoBiases => (spec.biases, inputs.biases) = (false, None),
+            Fault::NoSharedExpert => (spec.shared, inputs.shared) = (None, None),
+            _ => {}
+        }
+        (spec.parse().expect("a legal problem"), inputs)
+    }
+
+    fn experts(&self, problem: &MoeProblem, inputs: &MoeInputs<'_>) -> Vec<Experts> {
+        let mut tokens = self.routed(problem, &inputs.routed);
+        for experts in &mut tokens {
+            match self.0 {
+                Fault::Unweighted => experts.iter_mut().for_each(|(_, weight)| *weight = 0.5),
+                Fault::LastExpert => drop(experts.pop()),
+                Fault::OnceEach => experts.dedup_by_key(|(expert, _)| *expert),
+                Fault::EveryoneIsHere => experts.resize(problem.top_k(), (0, 0.5)),
+                Fault::NanTimesZero => experts.extend((0..problem.experts()).map(|expert| (expert, 0.0))),
+                _ => {}
+            }
+        }
+        tokens
+    }
+
+    fn routed(&self, problem: &MoeProblem, routed: &Routed<'_>) -> Vec<Experts> {
+        let (all, whole) = (problem.shard().of, problem.shard().of == problem.experts());
+        match (self.0, *routed, *problem.routing()) {
+            (Fault::TiesToHighest, Routed::Computed { logits, bias: None }, _) if whole => {
+                let backwards: Vec<f32> =
+                    widened(logits).chunks_exact(all).flat_map(|row| row.iter().rev().copied()).collect();
+                let mut spec = problem.spec().clone();
+                if let Routing::Computed { logits, .. } = &mut spec.routing {
+                    *logits = DType::F32;
+                }
+                let problem = spec.parse().expect("a legal problem");
+                let mut tokens =
+                    route(&problem, &Routed::Computed { logits: Data::F32(&backwards), bias: None });
+                tokens.iter_mut().flatten().for_each(|(expert, _)| *expert = all - 1 - *expert);
+                tokens
+            }
+            (Fault::OtherSoftmax, _, Routing::Computed { logits, top_k, score: Score::Softmax }) => {
+                let routing = Routing::Computed { logits, top_k, score: Score::SoftmaxOfChosen };
+                let spec = MoeSpec { routing, ..problem.spec().clone() };
+                route(&spec.parse().expect("a legal problem"), routed)
+            }
+            _ => route(problem, routed),
+        }
+    }
+}
+
+#[test]
+fn a_plain_backend_passes() {
+    let failures = moe::failures(&Plain(Fault::None), &DType::ALL, 1);
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+#[test]
+fn every_fault_is_found() {
+    for fault in FAULTS {
+        let found = moe::failures(&Plain(fault), &[DType::BF16], 1);
+        assert!(!found.is_empty(), "{fault:?} went unnoticed");
+    }
+}
+
+#[test]
+fn a_backend_without_experts_is_skipped() {
+    struct Without;
+    impl Backend for Without {
+        fn name(&self) -> &'static str {
+            "without"
+        }
+
+        fn forward(&self, _: &mut HostCall<'_>) -> Result<Ran, BackendError> {
+            unreachable!("only mixtures of experts are asked for")
+        }
+    }
+    let outcome = moe::check(&Without, &moe::cases()[0], DType::F32, 1);
+    assert!(matches!(outcome, Outcome::Skipped(_)), "{outcome}");
+}

@@ -1,0 +1,122 @@
+"""``moe``: a mixture of experts, every token through a few of many small networks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import _frameworks
+
+
+def moe(
+    x: Any,
+    gate_up: Any,
+    down: Any,
+    ids: Any | None = None,
+    weights: Any | None = None,
+    *,
+    logits: Any | None = None,
+    top_k: int | None = None,
+    scoring: str = "softmax",
+    renormalise: bool = False,
+    routing_bias: Any | None = None,
+    groups: tuple[int, int] | None = None,
+    scale: float = 1.0,
+    activation: str = "swiglu",
+    alpha: float = 1.702,
+    limit: float = 7.0,
+    interleaved: bool = False,
+    transposed: bool = False,
+    biases: tuple[Any, Any] | None = None,
+    shared_expert: tuple[Any, Any] | None = None,
+    experts: tuple[int, int] | None = None,
+    batch_invariant: bool = False,
+    out: Any | None = None,
+) -> Any:
+    """Sends each token through its experts and adds up what they make of it, each times its weight.
+
+    Weights are used as checkpoints hold them; those of experts that no token goes to are never read. On a GPU nothing is
+    read back, so that a captured graph is right for whatever routing it finds.
+
+    Args:
+        x: tokens x hidden: float16, bfloat16 or float32.
+        gate_up: experts x 2*intermediate x hidden.
+        down: experts x hidden x intermediate.
+        ids: the experts of each token, tokens x top-k, int32 or int64. A number that is no expert's adds nothing.
+        weights: what each of them counts for, tokens x top-k.
+        logits: tokens x experts, instead of ids and weights: each token goes to its `top_k` best experts, the lowest numbers
+            first among equals.
+        top_k: experts of a token, with `logits`.
+        scoring: what logits mean, ``"softmax"`` or ``"sigmoid"``.
+        renormalise: divide the weights of a token by their sum.
+        routing_bias: added to each expert's sigmoid for the choice, not for the weight; float32.
+        groups: (number of groups, groups to choose from): with ``"sigmoid"``, only experts of the best groups are chosen.
+        scale: a factor on the weights of ``"sigmoid"``.
+        activation: ``"swiglu"``, ``"geglu"`` (GELU by tanh), or ``"clamped"``, that of gpt-oss with `alpha` and `limit`.
+        alpha: see `activation`.
+        limit: see `activation`.
+        interleaved: gates and ups alternate in `gate_up`; by default gates are the first half.
+        transposed: gate_up is experts x hidden x 2*intermediate, and down experts x intermediate x hidden.
+        biases: what is added to both products: experts x 2*intermediate, and experts x hidden.
+        shared_expert: gate_up and down of an expert through which every token goes, with a weight of 1.
+        experts: (first, of): the weights are of the experts from `first` on among `of`; others add nothing.
+        batch_invariant: a token's bits do not depend on the other tokens.
+        out: where to write the result; a new tensor like x where None.
+
+    >>> import numpy
+    >>> x = numpy.ones((3, 8), "float32")
+    >>> gate_up, down = numpy.ones((4, 32, 8), "float32"), numpy.ones((4, 8, 16), "float32")
+    >>> moe(x, gate_up, down, numpy.array([[0, 1], [2, 3], [0, 3]]), numpy.full((3, 2), 0.5, "float32")).shape
+    (3, 8)
+    """
+    if ids is not None:
+        top_k = _last(ids, "ids")
+    if top_k is None:
+        raise ValueError("nothing says which experts tokens go to; give ids and weights, or logits and top_k")
+    tensors = {"x": x, "gate_up": gate_up, "down": down, "out": out, "routing_bias": routing_bias}
+    tensors |= {"ids": _flat(ids), "weights": _flat(weights), "logits": _flat(logits)}
+    tensors |= {"biases": biases, "shared_expert": shared_expert}
+    options = {
+        "top_k": top_k,
+        "scoring": scoring,
+        "renormalise": renormalise,
+        "scale": scale,
+        "groups": groups,
+        "activation": activation,
+        "alpha": alpha,
+        "limit": limit,
+        "interleaved": interleaved,
+        "transposed": transposed,
+        "experts": experts,
+        "batch_invariant": batch_invariant,
+    }
+    return _frameworks.of(x).moe(tensors, options)
+
+
+def fused_experts(
+    hidden_states: Any,
+    w1: Any,
+    w2: Any,
+    topk_weights: Any,
+    topk_ids: Any,
+    inplace: bool = False,
+    activation: str = "silu",
+) -> Any:
+    """`moe` with the arguments of vLLM's function of this name."""
+    if activation not in ("silu", "swiglu"):
+        raise NotImplementedError(f"activation {activation!r} is not supported here; call flashcore.moe")
+    result = moe(hidden_states, w1, w2, topk_ids, topk_weights)
+    if not inplace:
+        return result
+    hidden_states[...] = result
+    return hidden_states
+
+
+def _last(tensor: Any, name: str) -> int:
+    shape = _frameworks.shape(name, tensor)
+    if len(shape) != 2:
+        raise ValueError(f"{name} has {len(shape)} dimensions but 2 are needed: tokens, experts of a token")
+    return int(shape[1])
+
+
+def _flat(tensor: Any | None) -> Any | None:
+    return None if tensor is None else tensor.reshape(-1)
