@@ -22,7 +22,7 @@ pub mod tuned;
 use std::fmt;
 
 pub use append::plan_append;
-pub use backward::{plan_backward, plan_backward_general, plan_backward_tiles};
+pub use backward::{Form, plan_backward, plan_backward_by, plan_backward_general, plan_backward_tiles};
 pub use choice::{Choice, Family, UnknownKernel};
 pub use fit::{Misfit, plan_tile};
 pub use merge::plan_merge;

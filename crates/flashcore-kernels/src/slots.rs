@@ -50,8 +50,12 @@ pub mod backward {
     pub const D_SINKS: Slot = Slot(14);
     /// Workspace: what kernels have to know of each row, see [`crate::backward_rows`].
     pub const ROW_TERMS: Slot = Slot(15);
+    /// Workspace: f32 sums of dQ, see [`crate::backward_sums`]; zero before and after every call.
+    pub const DQ_SUMS: Slot = Slot(16);
+    /// Workspace: how far each tile of keys has come; zero before and after every call.
+    pub const TURNS: Slot = Slot(17);
     /// Number of slots.
-    pub const COUNT: usize = 16;
+    pub const COUNT: usize = 18;
 }
 
 /// The slots of a merge.

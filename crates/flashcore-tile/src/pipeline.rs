@@ -22,6 +22,7 @@ pub struct Pipeline {
     stages: u32,
     full: u32,
     empty: u32,
+    producers: u32,
     consumers: u32,
 }
 
@@ -40,6 +41,12 @@ impl Pipeline {
     /// Reserves barriers for `stages` copies of `tile`, each released by `consumers` arrivals.
     #[track_caller]
     pub fn new(b: &mut Builder, tile: SmemTile, stages: u32, consumers: u32) -> Self {
+        Self::between(b, tile, stages, [1, consumers])
+    }
+
+    /// As [`new`](Self::new), where so many producers publish each tile together.
+    #[track_caller]
+    pub fn between(b: &mut Builder, tile: SmemTile, stages: u32, [producers, consumers]: [u32; 2]) -> Self {
         if stages == 0 || stages > tile.copies() {
             let copies = tile.copies();
             b.fault(FaultKind::Tile(format!(
@@ -48,14 +55,14 @@ impl Pipeline {
         }
         let full = b.mbarriers(stages);
         let empty = b.mbarriers(stages);
-        Self { tile, stages, full, empty, consumers }
+        Self { tile, stages, full, empty, producers, consumers }
     }
 
     /// Initialises the barriers; one thread does it, before the CTA synchronises.
     #[track_caller]
     pub fn init(&self, b: &mut Builder) {
         for stage in 0..self.stages {
-            b.mbarrier_at(self.full).nth(stage).init(b, 1);
+            b.mbarrier_at(self.full).nth(stage).init(b, self.producers);
             b.mbarrier_at(self.empty).nth(stage).init(b, self.consumers);
         }
     }

@@ -239,6 +239,6 @@ impl Config {
     }
 
     pub(super) const fn roles(&self) -> Roles {
-        Roles { consumers: self.shape.consumers, budget: self.shape.budget }
+        Roles { consumers: self.shape.consumers, budget: self.shape.budget, mover: None }
     }
 }

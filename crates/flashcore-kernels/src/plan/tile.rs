@@ -38,6 +38,9 @@ pub enum Tile {
     /// Gradients on a Hopper.
     #[serde(rename = "backward_sm90")]
     BackwardSm90(backward_sm90::Shape),
+    /// The end of sums, which knows one way.
+    #[serde(rename = "backward_sums")]
+    BackwardSums,
     /// A product of experts, or a step of theirs that is cut in one way alone.
     #[serde(rename = "moe")]
     Moe(Option<moe::product::Shape>),
@@ -56,6 +59,7 @@ impl Tile {
             Self::BackwardSinks => "backward_sinks",
             Self::BackwardSm80(_) => "backward_sm80",
             Self::BackwardSm90(_) => "backward_sm90",
+            Self::BackwardSums => "backward_sums",
             Self::Moe(_) => "moe",
         }
     }
@@ -74,6 +78,7 @@ impl KernelConfig {
             Self::BackwardSinks(_) => Tile::BackwardSinks,
             Self::BackwardSm80(cfg) => Tile::BackwardSm80(cfg.shape),
             Self::BackwardSm90(cfg) => Tile::BackwardSm90(cfg.shape),
+            Self::BackwardSums(_) => Tile::BackwardSums,
             Self::Moe(moe::Config::Product(cfg)) => Tile::Moe(Some(cfg.shape)),
             Self::Moe(_) => Tile::Moe(None),
         }
