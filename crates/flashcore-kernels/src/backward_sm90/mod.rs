@@ -282,11 +282,16 @@ fn prefetch_maps(b: &mut Builder, args: &Arguments) {
 }
 
 /// The launch that computes `problem` on a GPU of `sms` multiprocessors, with the workspace that it shares with others.
-pub fn extent(cfg: Config, problem: &BackwardProblem, sms: u32, mut workspace: Vec<Workspace>) -> Extent {
-    if cfg.shape.order != Order::Static {
-        workspace.push(Workspace { slot: slots::TILE_COUNTER, bytes: 4, zeroed: true });
-    }
+pub fn extent(cfg: Config, problem: &BackwardProblem, sms: u32, workspace: Vec<Workspace>) -> Extent {
     Extent { grid: [tiles(problem, cfg).min(sms), 1, 1], workspace, dependent: true }
+}
+
+/// What kernels count tiles with, where they draw them.
+pub(crate) const fn counter(order: Order) -> Option<Workspace> {
+    match order {
+        Order::Static => None,
+        Order::Atomic | Order::Drawn => Some(Workspace { slot: slots::TILE_COUNTER, bytes: 4, zeroed: true }),
+    }
 }
 
 /// Held heads of a batch entry.

@@ -157,7 +157,8 @@ impl Consumer<'_> {
         let scores = scores.wait(b);
         let (scores, slopes) = match slopes {
             Some(slopes) => {
-                let slopes = self.slopes(b, slopes, &terms, &stages[1]);
+                self.start_slopes(b, &slopes, &terms);
+                let slopes = self.product(b, slopes, 1, Start::Accumulate, &stages[1]);
                 self.give_back_held(b, 0, place);
                 self.weigh(b, run, &terms, &scores, probs.as_ref());
                 (scores, Some(slopes.wait(b)))
@@ -165,12 +166,15 @@ impl Consumer<'_> {
             None => {
                 self.give_back_held(b, 0, place);
                 self.weigh(b, run, &terms, &scores, probs.as_ref());
-                (self.slopes(b, scores, &terms, &stages[1]).wait(b), None)
+                (self.product(b, scores, 1, Start::Zero, &stages[1]).wait(b), None)
             }
         };
         self.give_back_held(b, 1, place);
         if second.is_none() {
             stages[1].release(b, self.leader);
+        }
+        if slopes.is_none() {
+            self.add_sums(b, &scores, &terms);
         }
         self.round(b, [&scores, slopes.as_ref().unwrap_or(&scores)], probs.as_ref(), &ds);
         let second = second.zip(probs).map(|(acc, probs)| {
@@ -183,13 +187,20 @@ impl Consumer<'_> {
         (scores, Issued { slopes, first, second, stages })
     }
 
-    /// Issues the slopes of a pair. They start from minus the row sums, which so take no registers of their own.
-    fn slopes(&self, b: &mut Builder, into: Acc, terms: &Terms, stage: &Stage) -> Pending<Acc> {
-        for (quad, slopes) in into.regs().chunks_exact(QUAD).enumerate() {
+    /// Slopes start from minus the row sums, which so take no registers of their own.
+    fn start_slopes(&self, b: &mut Builder, slopes: &Acc, terms: &Terms) {
+        for (quad, slopes) in slopes.regs().chunks_exact(QUAD).enumerate() {
             let sums = terms.of_quad(b, Term::MinusSum, quad);
             slopes.iter().zip(sums).for_each(|(&slope, sum)| b.set(slope, sum));
         }
-        self.product(b, into, 1, Start::Accumulate, stage)
+    }
+
+    /// Adds minus the row sums to slopes that did not start from them: where scores were.
+    fn add_sums(&self, b: &mut Builder, slopes: &Acc, terms: &Terms) {
+        for (quad, slopes) in slopes.regs().chunks_exact(QUAD).enumerate() {
+            let sums = terms.of_quad(b, Term::MinusSum, quad);
+            slopes.iter().zip(sums).for_each(|(&slope, sum)| b.add_to(slope, sum));
+        }
     }
 
     /// Makes probabilities of scores, and rounds them into `probs`.

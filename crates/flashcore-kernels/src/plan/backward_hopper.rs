@@ -9,7 +9,7 @@ use super::{
     backward::{Form, Products},
 };
 use crate::{
-    backward_sm90::{Config, Ending, Order, ROWS_PER_GROUP, Shape},
+    backward_sm90::{Config, Ending, Order, ROWS_PER_GROUP, Shape, counter},
     backward_sums,
     launch::KernelConfig,
     parts::{lengths::LengthsKind, mask::Sides, schedule::Side},
@@ -89,9 +89,10 @@ pub(super) fn products(problem: &BackwardProblem, half: Half, form: Form) -> Res
     };
     let fused = match form {
         Form::Split => {
-            let of = |side, shape| config(side, Shape { order: order(forward), ..shape });
+            let order = order(forward);
+            let of = |side, shape| config(side, Shape { order, ..shape });
             let kernels = vec![of(Side::Keys, row.keys), of(Side::Queries, row.queries)];
-            return Ok(Products { workspace: Vec::new(), kernels, why: row.why });
+            return Ok(Products { workspace: counter(order).into_iter().collect(), kernels, why: row.why });
         }
         Form::Fused => row.fused,
         Form::FusedBy(shape) => shape,
@@ -104,7 +105,7 @@ pub(super) fn products(problem: &BackwardProblem, half: Half, form: Form) -> Res
         keys: fused.consumers * ROWS_PER_GROUP,
     };
     Ok(Products {
-        workspace: backward_sums::workspace(&sums, forward).to_vec(),
+        workspace: backward_sums::workspace(&sums, forward).into_iter().chain(counter(fused.order)).collect(),
         kernels: vec![config(Side::Keys, fused), KernelConfig::BackwardSums(sums)],
         why: "five products for each pair of tiles instead of seven",
     })
@@ -157,7 +158,7 @@ const TABLE: [Row; 2] = [
         dim: 128,
         keys: shape(2, 64, [4, 4], 1),
         queries: shape(2, 128, [2, 2], 1),
-        fused: fused(64, [3, 3], [208, 72]),
+        fused: fused(64, [4, 2], [208, 72]),
         why: "gradients of 128 rows fill the registers of two consumers",
     },
 ];
