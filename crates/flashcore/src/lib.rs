@@ -60,8 +60,9 @@ pub use error::Error;
 pub use flashcore_core::{
     Activation, Align, Axis, Backend, BackendError, BackwardProblem, BackwardSpec, DType, Dims, Element,
     ExpertLayout, ExpertView, GateUp, Groups, Ids, Index, Instance, Layout, Lengths, Mask, MergeProblem,
-    MergeSpec, MoeError, MoeProblem, MoeSpec, Operand, Parts, Problem, ProblemError, Ran, Routing, RowSums,
-    Score, Sequences, Shard, Shared, Sigmoid, Spec, Tensor, TensorView, TensorViewMut, Values,
+    MergeSpec, MoeError, MoeProblem, MoeSpec, Operand, PageTable, Pages, Parts, Problem, ProblemError, Ran,
+    Routing, RowSums, Score, Sequences, Shard, Shared, Sigmoid, Spec, Tensor, TensorView, TensorViewMut,
+    Values,
 };
 pub use gradient::{AttentionGrad, Differentiable, Gradients};
 pub use half::{bf16, f16};
