@@ -48,8 +48,10 @@ use crate::{
     },
 };
 
-/// Most features of a head that any kernel takes.
+/// Most features of a head that any kernel takes: of values, and of queries and keys, which may have a position beside what
+/// values are made of.
 const MOST_FEATURES: usize = 512;
+const MOST_KEY_FEATURES: usize = MOST_FEATURES + 64;
 
 /// What device memory from an allocator is aligned to, and more than any kernel asks for.
 pub const ALLOCATED_ALIGNMENT: u64 = 256;
@@ -123,7 +125,8 @@ pub enum PlanError {
     DType(DType),
     /// The features of a head do not fit the kernels.
     #[error(
-        "GPU kernels take head dims up to {MOST_FEATURES}, not {qk} (q, k) and {v} (v); use the CPU backend"
+        "GPU kernels take head dims up to {MOST_KEY_FEATURES} (q, k) and {MOST_FEATURES} (v), not {qk} and {v}; \
+         use the CPU backend"
     )]
     HeadDim {
         /// Features of queries and keys.
@@ -426,7 +429,7 @@ fn check(problem: &Problem, gpu: &Gpu) -> Result<Element, PlanError> {
         other => return Err(PlanError::DType(other)),
     };
     let (qk, v) = (problem.dim_qk(), problem.dim_v());
-    if qk.max(v) > MOST_FEATURES {
+    if qk > MOST_KEY_FEATURES || v > MOST_FEATURES {
         return Err(PlanError::HeadDim { qk, v });
     }
     let given = problem.seq_q().max(problem.seq_kv());

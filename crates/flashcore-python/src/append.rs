@@ -87,8 +87,8 @@ impl Call {
         let numbers = |object: &Option<Bound<'_, PyAny>>, operand| {
             object.as_ref().map(|object| request.numbers(object, operand)).transpose()
         };
-        let rows =
-            [request.input(&tensors.k, Operand::K)?, request.input(&tensors.v, Operand::V)?].map(|row| kept.keep(row));
+        let rows = [request.input(&tensors.k, Operand::K)?, request.input(&tensors.v, Operand::V)?]
+            .map(|row| kept.keep(row));
         let caches = [
             request.output(&tensors.k_cache, Operand::CacheK)?,
             request.output(&tensors.v_cache, Operand::CacheV)?,
@@ -147,7 +147,8 @@ impl Call {
             None => None,
         };
         let slots = if self.slots.is_some() { Slots::Listed } else { Slots::Behind };
-        let pages = self.table.map(|table| Pages { row_stride: table.row_stride, ..Pages::new(table.columns) });
+        let pages =
+            self.table.map(|table| Pages { row_stride: table.row_stride, ..Pages::new(table.columns) });
         let index = self.lengths.map_or_else(Default::default, |lengths| lengths.index);
         Ok(AppendSpec { slots, pages, rotary, q, index, ..AppendSpec::new(dtype, [k, v], caches) })
     }

@@ -44,7 +44,9 @@ pub(crate) enum CallError {
     SharedCache { operand: Operand, cache: Operand },
     #[error("cosines and sines must be positions x half of the turned features, both alike and without gaps")]
     RotaryShape,
-    #[error("slots are 32 bits wide; convert them to int64, as by x.astype(\"int64\") or, in torch, x.long()")]
+    #[error(
+        "slots are 32 bits wide; convert them to int64, as by x.astype(\"int64\") or, in torch, x.long()"
+    )]
     NarrowSlots,
     #[error("{operand} shares memory with {grad}; give each gradient memory of its own")]
     SharedGradient { operand: Operand, grad: Operand },

@@ -15,8 +15,9 @@ use flashcore::{
     f16,
 };
 use flashcore_core::{
-    AppendCall, AppendInputs, AppendOutputs, AppendProblem, AppendValues, BackwardCall, BackwardInputs, Data, DataMut, GradientsMut, HostCall, MergeCall, MergeProblem, MoeCall,
-    MoeInputs, MoeProblem, PageTable, Routed, RowTerms,
+    AppendCall, AppendInputs, AppendOutputs, AppendProblem, AppendValues, BackwardCall, BackwardInputs, Data,
+    DataMut, GradientsMut, HostCall, MergeCall, MergeProblem, MoeCall, MoeInputs, MoeProblem, PageTable,
+    Routed, RowTerms,
 };
 use flashcore_cpu::Cpu;
 use rayon::ThreadPoolBuilder;
