@@ -42,8 +42,8 @@ def append(
     >>> cache = numpy.zeros((2, 2, 16, 1, 8), "float32")
     >>> new = numpy.ones((2, 1, 1, 8), "float32")
     >>> append(new, new, cache[0], cache[1], [3, 0])
-    >>> cache[0].sum(axis=(1, 2, 3)), cache[0][0, 3].sum()
-    (array([8., 8.], dtype=float32), np.float32(8.0))
+    >>> int(cache[0].sum()), int(cache[0][0, 3].sum())
+    (16, 8)
     """
     framework = _frameworks.of(k)
     turned = None if q is None else framework.empty(q, q)

@@ -168,7 +168,7 @@ def test_mistakes_are_told():
         flashcore.append(new, new, cache, other, [1, 2, 3])
     with raises(ValueError, "shares memory with"):
         flashcore.append(new, new, cache, cache, [1, 2])
-    with raises(TypeError, "float16"):
+    with raises(TypeError, "convert them to one element type"):
         flashcore.append(new.astype("float16"), new, cache, other, [1, 2])
     with raises(ValueError, "cosines and sines must be"):
         flashcore.append(new, new, cache, other, [1, 2], rotary=(np.ones((9, 4), "float32"), np.ones((9, 2), "float32")))

@@ -10,6 +10,7 @@ mod backward_general;
 mod backward_hopper;
 mod choice;
 mod decode;
+mod decode_cost;
 mod fit;
 mod general;
 pub(crate) mod hopper;
@@ -303,7 +304,17 @@ fn plan_few(problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Result<Plan,
         Err(reason) => return Ok(Err(reason)),
     };
     let (shape, why) = decode::shape(problem, gpu);
-    Ok(Ok(Plan::single(decode_config(problem, gpu, half, shape)?, problem, gpu, why)))
+    let config = |shape| decode_config(problem, gpu, half, shape);
+    let mut best = (config(shape)?, why);
+    let mut least = decode::cost(problem, gpu, &best.0);
+    for (shape, why) in decode::others(problem, gpu, shape) {
+        let other = config(shape)?;
+        let cost = decode::cost(problem, gpu, &other);
+        if cost < least {
+            (best, least) = ((other, why), cost);
+        }
+    }
+    Ok(Ok(Plan::single(best.0, problem, gpu, best.1)))
 }
 
 /// As [`plan`], but always a kernel for many queries.

@@ -187,6 +187,11 @@ fn wait_for_predecessor(b: &mut Builder, cfg: &Config) {
     }
 }
 
+/// Bytes of shared memory in which a cluster of `parts` CTAs exchanges so many numbers.
+pub(crate) const fn exchange_bytes(numbers: u32, parts: u32) -> u32 {
+    Exchange::bytes(numbers / part::COLUMNS, parts)
+}
+
 /// Rows of a tile: queries × heads that share a key head.
 pub fn rows(problem: &Problem) -> usize {
     problem.longest_q().saturating_mul(problem.group())

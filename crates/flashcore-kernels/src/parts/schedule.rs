@@ -4,7 +4,7 @@
 //! the last.
 
 use flashcore_core::Problem;
-use flashcore_tile::{Builder, Params, Reg, U32, U64};
+use flashcore_tile::{Builder, Params, Reg, Scope, U32, U64};
 
 use super::{
     lengths::{LengthArguments, LengthsKind, Span},
@@ -143,12 +143,14 @@ impl Schedule {
             let tiles = b.let_(queries.div_ceil(tile_rows));
             b.let_(queries.gt(long.short).select(tiles, 0))
         });
-        let rest = b.uniform_register(number - found.before);
-        let own = b.uniform_register(found.own);
+        // Every warp of the CTA finds the same.
+        let [sequence, before, own] = [found.index, found.before, found.own].map(|number| {
+            let agreed = b.broadcast(number, Scope::Cta);
+            b.uniform_register(agreed)
+        });
+        let rest = b.let_(number - before);
         let there = b.let_(rest.lt(own));
         let row_tile = b.select(there, own - 1 - rest, 0);
-        let row_tile = b.uniform_register(row_tile);
-        let sequence = b.uniform_register(found.index);
         let tile = self.tile_of(b, tile_rows, row_tile, [sequence, head]);
         Tile { rows: b.select(there, tile.rows, 0), ..tile }
     }

@@ -9,7 +9,7 @@ use super::{Gpu, Plan, PlanError, access, check, decode, decode_config, plan_gen
 use crate::{
     decode::{MOST_SEQUENCES, Order, Shape},
     launch::KernelConfig,
-    parts::share::{Share, most_short_rows},
+    parts::share::{Share, most_short_rows, short_queries},
 };
 
 /// The plan for packed queries over pages where sequences may be short or long; `None` where there is no such mixture, or no
@@ -24,9 +24,8 @@ pub(super) fn plan(problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Optio
         return Ok(None);
     };
     let general = plan_general(problem, gpu, alignment)?;
-    let (shape, _) = decode::shape(problem, gpu);
     let (mut long, mut short) =
-        (*general.kernel(), decode_config(problem, gpu, half, short_shape(problem, shape))?);
+        (*general.kernel(), decode_config(problem, gpu, half, short_shape(problem, gpu))?);
     if let (KernelConfig::Sm80(long), KernelConfig::Decode(short)) = (&mut long, &mut short) {
         long.share = Share::Long;
         short.share = Share::Short;
@@ -38,10 +37,8 @@ pub(super) fn plan(problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Optio
 }
 
 /// The tile for the short sequences: keys of all of them are shared evenly, unless bits must not depend on the batch.
-fn short_shape(problem: &Problem, shape: Shape) -> Shape {
-    let blocks = crate::parts::share::short_queries(problem) * problem.group();
+fn short_shape(problem: &Problem, gpu: &Gpu) -> Shape {
+    let (shape, _) = decode::shape_for(problem, gpu, short_queries(problem) * problem.group());
     let even = !problem.batch_invariant() && problem.sequences() <= MOST_SEQUENCES as usize;
-    let order = if even { Order::Even } else { Order::Grid };
-    let blocks = (blocks as u32).div_ceil(16).max(1);
-    Shape { blocks, q_in_registers: shape.q_in_registers && blocks == 1, order, ..shape }
+    Shape { order: if even { Order::Even } else { Order::Grid }, ..shape }
 }
