@@ -88,7 +88,7 @@ impl Step {
         let whole = |numbers: &[i32]| numbers.iter().map(|&n| n.max(0) as u32).collect::<Vec<_>>();
         let keys = whole(&self.keys);
         let lengths = if packed { Lengths::packed_queries(whole(&self.offsets), keys) } else { Lengths::keys(keys) };
-        Values { lengths, sinks: None, table: Some(PageTable::new(self.table.clone(), COLUMNS)) }
+        Values { lengths, table: Some(PageTable::new(self.table.clone(), COLUMNS)), ..Values::default() }
     }
 }
 
