@@ -62,8 +62,8 @@ def attention(
     right for the values it finds when it is replayed (numbers out of range are brought into it). ``key_mask`` is needed
     on the host: where it is a GPU tensor, reading it waits for the GPU, once for as long as the tensor is unchanged.
 
-    torch's autograd and ``jax.grad`` differentiate the call where the tensors are on the CPU: q, k, v, the log-sum-exp and,
-    in torch, the sinks. On a GPU, tensors that require gradients raise NotImplementedError.
+    torch's autograd and, on the CPU, ``jax.grad`` differentiate the call: q, k, v, the log-sum-exp and, in torch, the
+    sinks. On a GPU, tensors of 16 bits have gradients.
 
     >>> import numpy
     >>> q = numpy.ones((2, 4, 16, 8), "float32")
