@@ -7,6 +7,7 @@
 mod cases;
 mod inputs;
 pub mod plain;
+mod random;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -23,6 +24,7 @@ use crate::{
 };
 pub use cases::{Case, Traffic, cases};
 pub use inputs::Inputs;
+pub use random::random;
 use plain::{Rounding, compute, route};
 
 /// Checks one case on one backend.
