@@ -40,9 +40,7 @@ fn main() {
         "backward" => gradients(&cuda, word(2)),
         "cases" | "" => conclude(&check(&cuda, case_work(word(2)))),
         other => {
-            panic!(
-                "nothing is called {other}; use cases, laws, random, decode, merge, append or backward"
-            )
+            panic!("nothing is called {other}; use cases, laws, random, decode, merge, append or backward")
         }
     };
     std::process::exit(i32::from(failed > 0));

@@ -164,7 +164,9 @@ fn numbers(count: usize, size: f32) -> Vec<u8> {
     let chunk = |n: usize| {
         let mut rng = Rng::new(n as u64);
         let own = EACH.min(count - n * EACH);
-        (0..own).flat_map(|_| flashcore::bf16::from_f32(size * rng.normal()).to_le_bytes()).collect::<Vec<_>>()
+        (0..own)
+            .flat_map(|_| flashcore::bf16::from_f32(size * rng.normal()).to_le_bytes())
+            .collect::<Vec<_>>()
     };
     (0..count.div_ceil(EACH)).into_par_iter().map(chunk).collect::<Vec<_>>().concat()
 }

@@ -24,8 +24,8 @@ use crate::{
 };
 pub use cases::{Case, Traffic, cases};
 pub use inputs::Inputs;
-pub use random::random;
 use plain::{Rounding, compute, route};
+pub use random::random;
 
 /// Checks one case on one backend.
 pub fn check(backend: &dyn Backend, case: &Case, dtype: DType, seed: u64) -> Outcome {

@@ -5,9 +5,7 @@ use std::{ffi::c_void, sync::Arc};
 
 use flashcore_core::{Ids, MoeCall, MoeProblem, Operand, Ran, Routed, Routing};
 use flashcore_cuda::{DeviceBuffer, Prepared, launch_all};
-use flashcore_kernels::{
-    ALLOCATED_ALIGNMENT, Plan, moe::Cut, plan_moe, plan_moe_tiles, slots::moe as slots,
-};
+use flashcore_kernels::{ALLOCATED_ALIGNMENT, Plan, moe::Cut, plan_moe, plan_moe_tiles, slots::moe as slots};
 
 use super::{Cuda, Error, ready::MOST_ASKED};
 

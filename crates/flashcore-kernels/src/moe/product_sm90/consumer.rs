@@ -1,11 +1,11 @@
 //! A consumer warpgroup: multiplies the stages of its tiles, the next product behind the one in flight.
 
 use flashcore_tile::{
-    Acc, Builder, Carried, Major, MatrixOperand, Pending, Pred, Reg, Stage, Start, U32, Warpgroup,
+    Acc, Builder, Carried, Major, MatrixOperand, Pending, Pred, Reg, Stage, Start, U32, Uniform, Warpgroup,
 };
 
 use super::{
-    super::product::DEPTH,
+    super::{NONE, product::DEPTH},
     Layout, TILE_M,
     config::{CONSUMERS, Config, ROWS},
     epilogue::{Output, Staging},
@@ -57,16 +57,26 @@ pub(super) fn run(
         false => (cta, ctas),
     };
     let index = b.var(first);
+    // What decides about a tile is asked for while the one before it is multiplied.
+    let half = args.second_half(b, index, [tiles, all]);
     b.while_(
         |_| index.lt(all),
         |b| {
-            let sums = consumer.multiply(b, steps);
-            let place = args.place(b, index, tiles);
-            output.write(b, cfg, args, (&staging, place), &sums);
+            let whole = consumer.is_whole(b, half, group);
+            let following = b.let_(index + stride);
+            let next = args.second_half(b, following, [tiles, all]);
+            let tile = |b: &mut Builder, blocks: usize| {
+                let sums = consumer.multiply(b, steps, blocks);
+                let place = args.place(b, index, tiles);
+                output.write(b, cfg, args, (&staging, place), &sums);
+            };
+            let blocks = consumer.rows.len();
+            b.if_else(whole, |b| tile(b, blocks), |b| tile(b, blocks - 1));
             if cfg.shape.turns {
                 b.add_to(consumer.count, steps);
             }
-            b.add_to(index, stride);
+            b.set(half, next);
+            b.set(index, following);
         },
     );
     staging.drain(b);
@@ -88,11 +98,23 @@ impl Consumer {
         }
     }
 
-    /// The sums of a tile, which has two stages at least.
-    fn multiply(&self, b: &mut Builder, steps: Reg<U32>) -> Vec<Acc> {
+    /// Whether the last 64 rows of this consumer are not all padding, by the entry of a tile's 65th row.
+    fn is_whole(&self, b: &mut Builder, half: Reg<U32>, group: Reg<U32>) -> Uniform<Warpgroup> {
+        match self.cfg.shape.turns {
+            true => b.uniform::<Warpgroup>(half.ne(NONE)),
+            false => b.uniform::<Warpgroup>(half.ne(NONE) | group.eq(0)),
+        }
+    }
+
+    /// The sums of the first blocks of 64 rows of a tile, which has two stages at least.
+    fn multiply(&self, b: &mut Builder, steps: Reg<U32>, blocks: usize) -> Vec<Acc> {
+        if blocks == 0 {
+            self.pass(b, steps);
+            return Vec::new();
+        }
         let cols = self.cfg.shape.tile_n as usize;
         let stage = self.next(b);
-        let empty: Vec<_> = self.rows.iter().map(|_| Acc::new(b, cols)).collect();
+        let empty: Vec<_> = (0..blocks).map(|_| Acc::new(b, cols)).collect();
         let products = self.operands(b, &stage).into_iter().zip(empty);
         let start = |([rows, weights], sums): ([MatrixOperand; 2], Acc)| {
             b.wgmma_ss(sums, Start::Zero, [&rows, &weights], DEPTH)
@@ -115,6 +137,17 @@ impl Consumer {
         self.layout.ring.stage(b, self.count).release(b, self.leader);
         b.add_to(self.count, 1);
         sums
+    }
+
+    /// Gives all stages of a tile back as they come.
+    fn pass(&self, b: &mut Builder, steps: Reg<U32>) {
+        let end = b.let_(self.count + steps);
+        b.do_while(|b| {
+            let stage = self.next(b);
+            stage.release(b, self.leader);
+            b.add_to(self.count, 1);
+            b.uniform::<Warpgroup>(self.count.lt(end))
+        });
     }
 
     /// The next stage, once it is full.

@@ -1,14 +1,14 @@
 //! Which tiles a CTA works on: both sides of the ring walk them alike.
 
-use flashcore_tile::{Builder, Params, Reg, U32};
+use flashcore_tile::{Builder, Params, Reg, Scope, U32};
 
 use super::{
     super::{
-        Layer,
+        Layer, NONE,
         product::{DEPTH, Kind},
         sort::IndexArgument,
     },
-    config::Config,
+    config::{Config, TILE_M},
 };
 
 /// Tiles of rows that CTAs work on at the same time, so that they meet in the cache over the same weights.
@@ -81,16 +81,37 @@ impl Arguments {
         [tiles, b.let_(tiles * self.blocks)]
     }
 
+    /// Entry of the first row of the second half of tile number `index`, if there is such a tile: nothing, where that half is
+    /// padding.
+    pub(super) fn second_half(
+        &self,
+        b: &mut Builder,
+        index: Reg<U32>,
+        [tiles, all]: [Reg<U32>; 2],
+    ) -> Reg<U32> {
+        let (tile, _) = self.tile(b, index, tiles);
+        let row = b.let_(tile * TILE_M + TILE_M / 2);
+        let at = b.let_(self.index.entries + row.mul_wide(4));
+        let entry = b.var_in(Scope::Warpgroup, NONE);
+        b.predicated(index.lt(all), |b| b.load_global_into([entry], at));
+        entry
+    }
+
     /// Tile number `index` of all, where there are `tiles` of rows.
     pub(super) fn place(&self, b: &mut Builder, index: Reg<U32>, tiles: Reg<U32>) -> Place {
+        let (tile, feature) = self.tile(b, index, tiles);
+        let at = b.let_(self.index.experts + tile.mul_wide(4));
+        let [expert] = b.load_global::<U32, 1>(at);
+        Place { tile, expert, feature }
+    }
+
+    /// Number of a tile's rows among all, and its first feature.
+    fn tile(&self, b: &mut Builder, index: Reg<U32>, tiles: Reg<U32>) -> (Reg<U32>, Reg<U32>) {
         let group = b.let_(self.blocks * GROUP);
         let before = b.let_(index / group * GROUP);
         let within = b.let_(index % group);
         let rows = b.let_((tiles - before).min(GROUP));
         let tile = b.let_(before + within % rows);
-        let feature = b.let_(within / rows * self.features_per_tile);
-        let at = b.let_(self.index.experts + tile.mul_wide(4));
-        let [expert] = b.load_global::<U32, 1>(at);
-        Place { tile, expert, feature }
+        (tile, b.let_(within / rows * self.features_per_tile))
     }
 }
