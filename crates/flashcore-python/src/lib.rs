@@ -7,6 +7,7 @@
 //! [`backward`] computes gradients.
 //! [`error`] says which exception stands for what.
 
+mod append;
 mod array;
 mod backward;
 mod call;
@@ -40,6 +41,7 @@ mod _native {
 
     #[pymodule_export]
     use crate::{
+        append::append,
         backward::backward,
         call::forward,
         config::config,
