@@ -30,7 +30,7 @@ pub fn extent(cfg: &Config, layer: &Layer, sms: u32) -> Option<Option<Extent>> {
     let tiles = layer.tiles() * u64::from(place::blocks(cfg, layer));
     let tiles = u32::try_from(tiles).ok().filter(|&tiles| tiles <= i32::MAX as u32)?;
     let (grid, workspace) = ([tiles.min(sms), 1, 1], layer.workspace());
-    Some((tiles > 0).then(|| Extent { grid, workspace, dependent: true }))
+    Some((tiles > 0).then_some(Extent { grid, workspace, dependent: true }))
 }
 
 /// What lives in shared memory.
