@@ -81,7 +81,8 @@ fn times(cuda: &Cuda, only: &str, tokens: &str, tiles: bool) -> Outcome<()> {
         let layer = Layer::new(cuda, extents)?;
         for &tokens in &tokens {
             let problem = layer.problem(tokens)?;
-            println!("{}", layer.time(cuda, &cuda.prepare_moe(&problem)?)?.line(name, ""));
+            let ready = cuda.prepare_moe(&problem)?;
+            println!("{}", layer.time(cuda, &ready)?.line(name, ""));
             let tried = if tiles { cuts(tokens * extents[3] / extents[2]) } else { Vec::new() };
             for cuts in tried {
                 let Ok(ready) = cuda.prepare_moe_tiles(&problem, cuts) else { continue };
