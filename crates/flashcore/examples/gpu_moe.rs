@@ -120,11 +120,11 @@ fn cuts(rows: usize) -> Vec<[ExpertCut; 2]> {
         _ => vec![
             same(shared),
             same(turns),
+            [hopper(192, true, 5), turns],
             [shared, turns],
             [turns, shared],
             same(hopper(128, true, 5)),
             same(general(128, 128, [2, 2], 3, 2)),
-            same(general(64, 128, [2, 2], 4, 2)),
         ],
     }
 }
