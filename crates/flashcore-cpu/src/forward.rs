@@ -100,7 +100,7 @@ pub(crate) fn forward<T: Lane>(
     plan.build(problem, shape, threads);
     let partials = partials.get(plan.partial_rows * partial_len(&problem));
     let output = Output::new(problem, out, lse, partials);
-    let logits = Logits::new(problem.scale(), problem.softcap());
+    let logits = Logits::of(&problem);
     let call = Call { problem, runner, shape, q, k, v, logits, output };
     let Plan { units, merges, .. } = plan;
     let threads = threads.min(units.len()).max(1);

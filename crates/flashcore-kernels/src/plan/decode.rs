@@ -36,6 +36,9 @@ pub(super) fn accept(problem: &Problem, input: Element, gpu: &Gpu, access: Acces
     if access != Access::B16 {
         return no("its copies need addresses and strides at multiples of 16 bytes");
     }
+    if problem.bias().is_some() {
+        return no("it adds nothing to scores");
+    }
     if problem.accumulate() {
         return no("it overwrites its output");
     }
