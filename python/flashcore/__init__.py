@@ -11,6 +11,7 @@ tensor of the caller's own framework. Code written for PyTorch's ``scaled_dot_pr
 changes one import.
 """
 
+from ._append import append, reshape_and_cache_flash
 from ._attention import accumulate, attention, packed_attention
 from ._config import show_config
 from ._flash_attn import flash_attn_func, flash_attn_varlen_func
@@ -29,6 +30,7 @@ from ._sdpa import scaled_dot_product_attention
 __all__ = [
     "__version__",
     "accumulate",
+    "append",
     "attention",
     "flash_attn_func",
     "flash_attn_kvpacked_func",
@@ -41,6 +43,7 @@ __all__ = [
     "merge",
     "moe",
     "packed_attention",
+    "reshape_and_cache_flash",
     "scaled_dot_product_attention",
     "show_config",
 ]

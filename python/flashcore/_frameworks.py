@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from ._arguments import count, each, real, whole
-from ._native import Direct, Launched, Options, Values, exchanges, forward, merge, moe, own_stream
+from ._native import Direct, Launched, Options, Values, append, exchanges, forward, merge, moe, own_stream
 
 CUDA = 2
 """DLPack's number of CUDA devices."""
@@ -70,6 +70,18 @@ class Framework:
         if launched is not None:
             launched.wait()
         return out
+
+    def append(self, tensors: dict[str, Any], options: dict[str, bool]) -> None:
+        """Writes new keys and values into a cache."""
+        stream = self.stream(tensors["k"])
+        launched = append(tensors, options, stream, stream is not None)
+        if launched is not None:
+            launched.wait()
+
+    def numbers_to(self, end: int, q: Any) -> Any:
+        """The 64-bit whole numbers below `end`, where q is."""
+        space = self.namespace(q)
+        return space.arange(end, dtype=space.int64, device=q.device)
 
     def empty(self, q: Any, v: Any) -> Any:
         """A new tensor for the result."""
@@ -174,6 +186,13 @@ class Numpy(Framework):
         moe(each_tensor(tensors, lambda tensor: exportable(self.numpy, tensor)[0]), options, bits_are_bf16=bits)
         return out
 
+    def append(self, tensors: dict[str, Any], options: dict[str, bool]) -> None:
+        bits = exportable(self.numpy, tensors["k"])[1]
+        append(each_tensor(tensors, lambda tensor: exportable(self.numpy, tensor)[0]), options, bits_are_bf16=bits)
+
+    def numbers_to(self, end: int, q: Any) -> Any:
+        return self.numpy.arange(end)
+
     def empty(self, q: Any, v: Any) -> Any:
         return empty_like(self.numpy, q, v)
 
@@ -212,6 +231,14 @@ class Cupy(Framework):
             out = tensors["out"] = self.empty(x, x) if tensors["out"] is None else tensors["out"]
             moe(tensors, options, self.cupy.cuda.get_current_stream().ptr or _LEGACY_STREAM)
         return out
+
+    def append(self, tensors: dict[str, Any], options: dict[str, bool]) -> None:
+        with tensors["k"].device:
+            append(tensors, options, self.cupy.cuda.get_current_stream().ptr or _LEGACY_STREAM)
+
+    def numbers_to(self, end: int, q: Any) -> Any:
+        with q.device:
+            return self.cupy.arange(end)
 
     def empty(self, q: Any, v: Any) -> Any:
         return empty_like(self.cupy, q, v)
@@ -282,6 +309,9 @@ class Jax(Framework):
             return moe(tensors | {"out": to}, options, bits_are_bf16=bits_are_bf16[-1], **how)
 
         return self.compute(x, [x.shape], False, launch)
+
+    def append(self, tensors: dict[str, Any], options: dict[str, bool]) -> None:
+        raise TypeError("JAX arrays cannot be written; update the cache by k_cache.at[...].set(k)")
 
     def compute(self, like: Any, shapes: list[Any], return_lse: bool, launch: Callable[..., Any]) -> Any:
         """New arrays for a result and its log-sum-exp, written by `launch`."""
@@ -393,6 +423,20 @@ class Torch(Framework):
             moe(each_tensor(tensors, lambda tensor: export(tensor.detach())), options, self.stream_of(x))
         return self.written(out)
 
+    def append(self, tensors: dict[str, Any], options: dict[str, bool]) -> None:
+        if self.torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given(tensors)):
+            raise NotImplementedError(NO_APPEND_GRADIENTS)
+        if self.exchanges:
+            append(tensors, options)
+        else:
+            export = self.torch.utils.dlpack.to_dlpack
+            append(each_tensor(tensors, lambda tensor: export(tensor.detach())), options, self.stream_of(tensors["k"]))
+        for name in ("k_cache", "v_cache"):
+            self.written(tensors[name])
+
+    def numbers_to(self, end: int, q: Any) -> Any:
+        return self.torch.arange(end, device=q.device)
+
     def accumulate(self, tensors: tuple[Any, ...], options: Options, values: Values) -> None:
         if self.torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
             raise NotImplementedError(NO_GRADIENTS)
@@ -490,6 +534,7 @@ NO_MASK_GRADIENTS = "masks have no gradient; detach the mask, or pass what is le
 NO_SLOPE_GRADIENTS = "slopes have no gradient; detach them"
 NO_OUT_GRADIENTS = "out= does not go with gradients; omit it, or call under torch.no_grad()"
 NO_MOE_GRADIENTS = "moe has no backward pass; call it under torch.no_grad() or detach its tensors"
+NO_APPEND_GRADIENTS = "a cache has no backward pass; call this under torch.no_grad() or detach the tensors"
 NO_GRADIENTS = "merge and accumulate have no backward pass; call them under torch.no_grad() or detach their tensors"
 
 

@@ -84,6 +84,13 @@ def merge(
     record: bool = False,
     bits_are_bf16: Sequence[bool] = (False, False),
 ) -> Launched | None: ...
+def append(
+    tensors: Mapping[str, Any],
+    options: Mapping[str, bool],
+    stream: int | None = None,
+    record: bool = False,
+    bits_are_bf16: bool = False,
+) -> Launched | None: ...
 def moe(
     tensors: Mapping[str, Any],
     options: Mapping[str, Any],

@@ -164,3 +164,14 @@ def test_the_third_dialect():
     assert sums.shape == (2, 9, 4)
     with raises(NotImplementedError, "pass qv=None"):
         three.flash_attn_func(q, k, k, qv=q)
+
+
+def test_slopes_over_a_cache():
+    torch = need_torch()
+    q, cache, slopes = torch.randn(2, 3, 4, 16), torch.randn(2, 20, 2, 16), torch.rand(4)
+    out = flashcore.flash_attn_with_kvcache(
+        q, cache, cache, cache_seqlens=torch.tensor([20, 7]), causal=True, alibi_slopes=slopes
+    )
+    for n, keys in enumerate((20, 7)):
+        alone = flashcore.flash_attn_func(q[n : n + 1], *[cache[n : n + 1, :keys]] * 2, causal=True, alibi_slopes=slopes)
+        torch.testing.assert_close(out[n : n + 1], alone, atol=1e-6, rtol=0)

@@ -14,6 +14,7 @@ mod fit;
 mod general;
 pub(crate) mod hopper;
 mod merge;
+mod mixed;
 mod moe;
 mod single;
 mod tile;
@@ -44,11 +45,14 @@ use crate::{
         lengths::LengthsKind,
         mask::{MAX_SEQUENCE, Sides},
         schedule::Side,
+        share::Share,
     },
 };
 
-/// Most features of a head that any kernel takes.
+/// Most features of a head that any kernel takes: of values, and of queries and keys, which may have a position beside what
+/// values are made of.
 const MOST_FEATURES: usize = 512;
+const MOST_KEY_FEATURES: usize = MOST_FEATURES + 64;
 
 /// What device memory from an allocator is aligned to, and more than any kernel asks for.
 pub const ALLOCATED_ALIGNMENT: u64 = 256;
@@ -122,7 +126,8 @@ pub enum PlanError {
     DType(DType),
     /// The features of a head do not fit the kernels.
     #[error(
-        "GPU kernels take head dims up to {MOST_FEATURES}, not {qk} (q, k) and {v} (v); use the CPU backend"
+        "GPU kernels take head dims up to {MOST_KEY_FEATURES} (q, k) and {MOST_FEATURES} (v), not {qk} and {v}; \
+         use the CPU backend"
     )]
     HeadDim {
         /// Features of queries and keys.
@@ -192,6 +197,11 @@ pub enum PlanError {
 
 impl Plan {
     fn single(kernel: KernelConfig, problem: &Problem, gpu: &Gpu, why: &'static str) -> Self {
+        Self::of(vec![Self::launch(kernel, problem, gpu)], gpu, why)
+    }
+
+    /// A launch of a forward kernel.
+    fn launch(kernel: KernelConfig, problem: &Problem, gpu: &Gpu) -> Launch {
         let extent = match &kernel {
             KernelConfig::Sm80(cfg) => forward_sm80::extent(cfg, problem),
             KernelConfig::Sm90(cfg) => Some(forward_sm90::extent(*cfg, problem, gpu.sms)),
@@ -199,19 +209,18 @@ impl Plan {
             // Kernels of other operations have plans of their own.
             _ => None,
         };
-        let subject = Subject::Forward(Box::new(problem.clone()));
-        Self::of(vec![Launch { kernel, subject, extent }], gpu, why)
+        Launch { kernel, subject: Subject::Forward(Box::new(problem.clone())), extent }
     }
 
     fn of(launches: Vec<Launch>, gpu: &Gpu, why: &'static str) -> Self {
         Self { launches, main: 0, gpu: *gpu, why, passed_over: Vec::new(), row: None }
     }
 
-    /// The same kernel for another problem of its kind.
+    /// The same kernels for another problem of their kind.
     #[must_use]
     pub fn rebound(&self, problem: &Problem) -> Self {
-        let launches = Self::single(*self.kernel(), problem, &self.gpu, self.why).launches;
-        Self { launches, ..self.clone() }
+        let again = |launch: &Launch| Self::launch(launch.kernel, problem, &self.gpu);
+        Self { launches: self.launches.iter().map(again).collect(), ..self.clone() }
     }
 
     /// The kernel that does most of the work.
@@ -285,7 +294,10 @@ pub fn plan_by(problem: &Problem, gpu: &Gpu, alignment: u64, table: &Table) -> R
 pub fn plan(problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Plan, PlanError> {
     match plan_few(problem, gpu, alignment)? {
         Ok(plan) => Ok(plan),
-        Err(_) => plan_many(problem, gpu, alignment),
+        Err(_) => match mixed::plan(problem, gpu, alignment)? {
+            Some(plan) => Ok(plan),
+            None => plan_many(problem, gpu, alignment),
+        },
     }
 }
 
@@ -341,6 +353,7 @@ fn decode_config(
         dim_v: problem.dim_v() as u32,
         shape,
         rows: decode::cluster_rows(problem, &shape),
+        share: Share::All,
         mask: Sides::of(problem),
         lengths: LengthsKind::of(problem).ok_or(PlanError::Lengths)?,
         keys: if problem.pages().is_some() { Keys::Paged } else { Keys::Together },
@@ -395,6 +408,7 @@ fn general_config(
         bias: BiasKind::of(problem),
         access,
         paged: problem.pages().is_some(),
+        share: Share::All,
     }))
 }
 
@@ -422,7 +436,7 @@ fn check(problem: &Problem, gpu: &Gpu) -> Result<Element, PlanError> {
         other => return Err(PlanError::DType(other)),
     };
     let (qk, v) = (problem.dim_qk(), problem.dim_v());
-    if qk.max(v) > MOST_FEATURES {
+    if qk > MOST_KEY_FEATURES || v > MOST_FEATURES {
         return Err(PlanError::HeadDim { qk, v });
     }
     let given = problem.seq_q().max(problem.seq_kv());

@@ -175,7 +175,10 @@ fn what_is_unsupported_says_what_is_supported() {
     let tiny = Gpu { shared_bytes: 10_000, ..Gpu::AMPERE };
     assert_eq!(refused(&problem(64), tiny), PlanError::SharedMemory { qk: 64, v: 64, shared_bytes: 10_000 });
     let message = refused(&wide(520), Gpu::HOPPER).to_string();
-    assert!(message.contains("head dims up to 512") && message.contains("CPU"), "{message}");
+    assert!(
+        message.contains("head dims up to 576 (q, k) and 512 (v)") && message.contains("CPU"),
+        "{message}"
+    );
 }
 
 /// f32 goes to the general kernel, also on Hopper, in a tile that fits on every GPU.

@@ -11,11 +11,13 @@ use std::{
 
 use flashcore::{
     Backend, BackendError, BackwardProblem, DType, Ids, Index, Layout, Problem, Routing, Values, bf16,
-    cuda::MoeTensors, f16,
+    cuda::{AppendTensors, MoeTensors},
+    f16,
 };
 use flashcore_core::{
-    BackwardCall, BackwardInputs, Data, DataMut, GradientsMut, HostCall, MergeCall, MergeProblem, MoeCall,
-    MoeInputs, MoeProblem, PageTable, Routed, RowTerms,
+    AppendCall, AppendInputs, AppendOutputs, AppendProblem, AppendValues, BackwardCall, BackwardInputs, Data,
+    DataMut, GradientsMut, HostCall, MergeCall, MergeProblem, MoeCall, MoeInputs, MoeProblem, PageTable,
+    Routed, RowTerms,
 };
 use flashcore_cpu::Cpu;
 use rayon::ThreadPoolBuilder;
@@ -97,6 +99,40 @@ pub(crate) unsafe fn merge(
     // SAFETY: the caller's promise.
     let lse = lse.map(|at| unsafe { from_raw_parts_mut(pointer::<f32>(at, rows), rows) });
     cpu()?.merge(&mut MergeCall::bind(problem, &parts, &lses, out, lse)?)?;
+    Ok(())
+}
+
+/// Appends to a cache in host memory.
+///
+/// # Safety
+/// As [`run`]; the caches and the turned queries share no memory with each other or with anything else.
+pub(crate) unsafe fn append(
+    problem: &AppendProblem,
+    values: &AppendValues,
+    at: &AppendTensors,
+) -> Result<(), CallError> {
+    let (spec, dtype) = (problem.spec(), problem.spec().dtype);
+    // SAFETY: the caller's promise.
+    unsafe {
+        let table = |at: u64, len: usize| elements(at as usize, dtype, len);
+        let rotary = match spec.rotary.map(|rotary| rotary.positions * (rotary.dim / 2)) {
+            Some(len) => Some([table(at.cos, len)?, table(at.sin, len)?]),
+            None => None,
+        };
+        let (q, turned) = match &spec.q {
+            Some([q, turned]) => {
+                (Some(read(at.q as usize, dtype, q)?), Some(write(at.out as usize, dtype, turned)?))
+            }
+            None => (None, None),
+        };
+        let (k, v) = (read(at.k as usize, dtype, &spec.k)?, read(at.v as usize, dtype, &spec.v)?);
+        let outputs = AppendOutputs {
+            cache_k: write(at.cache_k as usize, dtype, &spec.cache_k)?,
+            cache_v: write(at.cache_v as usize, dtype, &spec.cache_v)?,
+            q: turned,
+        };
+        cpu()?.append(&mut AppendCall::bind(problem, values, AppendInputs { k, v, rotary, q }, outputs)?)?;
+    }
     Ok(())
 }
 
@@ -241,7 +277,8 @@ pub(crate) fn table(table: &Table) -> PageTable {
     PageTable::new((0..rows).flat_map(row).collect::<Vec<_>>(), columns)
 }
 
-fn wide(numbers: &Numbers) -> Vec<i64> {
+/// Numbers on the host; a view that its producer handed out and its caller holds.
+pub(crate) fn wide(numbers: &Numbers) -> Vec<i64> {
     let Numbers { address, len, .. } = *numbers;
     // SAFETY: `Numbers::read` saw as many numbers of that width, one after another, at an aligned address.
     unsafe {

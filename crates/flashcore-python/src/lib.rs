@@ -7,6 +7,7 @@
 //! [`backward`] computes gradients.
 //! [`error`] says which exception stands for what.
 
+mod append;
 mod array;
 mod backward;
 mod call;
@@ -39,6 +40,7 @@ mod _native {
     use crate::command::{cli, kernels, simulate};
     #[pymodule_export]
     use crate::{
+        append::append,
         backward::backward,
         call::forward,
         config::config,

@@ -17,6 +17,7 @@ use crate::parts::{
     lengths::LengthsKind,
     load::Copies,
     mask::Sides,
+    share::Share,
     sinks::sink_name,
 };
 
@@ -51,6 +52,8 @@ pub struct Config {
     pub access: Access,
     /// Keys and values lie in pages.
     pub paged: bool,
+    /// Which sequences it computes: all, or the long ones.
+    pub share: Share,
 }
 
 /// Tile, warps and pipeline of a kernel: what tuning changes.
@@ -162,6 +165,7 @@ impl Config {
         option(self.output != self.input, &format!("_to_{}", self.output.name()));
         option(self.accumulate, "_acc");
         option(self.paged, "_paged");
+        option(self.share != Share::All, "_long");
         option(self.access != Access::B16, &format!("_a{}", self.access.bytes()));
         Ident::new(name).expect("made of legal parts")
     }

@@ -32,7 +32,8 @@ use crate::{
         mask::Mask,
         pages::PageArguments,
         scale::Scale,
-        schedule::{Schedule, Side},
+        schedule::{LongOnly, Schedule, Side, long_tiles},
+        share::Share,
         sinks::SinkArgument,
         tensor::TensorArgument,
     },
@@ -53,6 +54,8 @@ pub(crate) struct Arguments {
     mask: Mask,
     scale: Scale,
     pages: Option<PageArguments>,
+    /// Where others compute sequences of few queries.
+    long: Option<LongOnly>,
 }
 
 impl Arguments {
@@ -69,6 +72,7 @@ impl Arguments {
             mask: Mask::declare(b, params, cfg.mask),
             scale: Scale::declare(b, params, cfg.softcap, cfg.input),
             pages: cfg.paged.then(|| PageArguments::declare(b, params)),
+            long: (cfg.share == Share::Long).then(|| LongOnly::declare(b, params)),
         }
     }
 }
@@ -118,6 +122,9 @@ pub fn forward_sm80(cfg: &Config) -> Result<Program<Problem>, BuildError> {
 
 /// The launch that computes `problem`: one CTA for each row tile. `None` where there is nothing to compute.
 pub fn extent(cfg: &Config, problem: &Problem) -> Option<Extent> {
-    let tiles = Side::Queries.tile_count(problem, cfg.tile_m());
+    let tiles = match cfg.share {
+        Share::Long => long_tiles(problem, cfg.tile_m()),
+        _ => Side::Queries.tile_count(problem, cfg.tile_m()),
+    };
     (tiles > 0).then(|| Extent { grid: [tiles as u32, 1, 1], workspace: Vec::new(), dependent: false })
 }

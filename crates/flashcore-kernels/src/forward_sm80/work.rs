@@ -22,7 +22,10 @@ use crate::parts::{
 
 /// Computes this CTA's row tile.
 pub(super) fn row_tile(b: &mut Builder, cfg: &Config, args: &Arguments, layout: &Layout) {
-    let tile = args.schedule.tile(b, cfg.tile_m());
+    let tile = match args.long {
+        Some(long) => args.schedule.long_tile(b, cfg.tile_m(), long),
+        None => args.schedule.tile(b, cfg.tile_m()),
+    };
     let beyond = b.uniform::<Cta>(tile.first_row.ge(tile.rows));
     b.if_uniform(beyond, |b| b.exit());
 

@@ -8,6 +8,7 @@ use super::Gpu;
 use crate::{
     decode::{Copies, Order, Shape, rows},
     forward_sm80::Access,
+    parts::share::most_short_rows,
 };
 
 /// Most features of a head: the output of more does not fit in the registers of a warp.
@@ -18,11 +19,21 @@ const ROWS: usize = MMA_M as usize;
 
 /// What the kernel multiplies for a problem of `input`s, or why it cannot take the problem.
 pub(super) fn accept(problem: &Problem, input: Element, gpu: &Gpu, access: Access) -> Result<Half, String> {
-    let no = |reason: &str| Err(reason.to_owned());
-    let most = most_rows(problem);
+    let most = most_short_rows(problem);
     if rows(problem) > most {
         return Err(format!("it takes {most} queries × heads that share a key head, not {}", rows(problem)));
     }
+    accept_rows_apart(problem, input, gpu, access)
+}
+
+/// As [`accept`], whatever the number of queries.
+pub(super) fn accept_rows_apart(
+    problem: &Problem,
+    input: Element,
+    gpu: &Gpu,
+    access: Access,
+) -> Result<Half, String> {
+    let no = |reason: &str| Err(reason.to_owned());
     if gpu.capability < (8, 0) {
         return no("it runs from compute capability 8.0 on");
     }
@@ -49,11 +60,6 @@ pub(super) fn accept(problem: &Problem, input: Element, gpu: &Gpu, access: Acces
         return no("none of its tiles fits in shared memory");
     }
     Ok(half)
-}
-
-/// Most rows of a tile: two blocks, where both outputs fit in registers.
-fn most_rows(problem: &Problem) -> usize {
-    if problem.dim_v() <= 128 { 2 * ROWS } else { ROWS }
 }
 
 /// The tile for a problem that is accepted, and why.
