@@ -232,13 +232,25 @@ def test_jax_differentiates(dtype, lse):
         assert np.abs(got - expected).max() <= TOLERANCE[dtype] * max(1.0, np.abs(expected).max())
 
 
-def test_jax_jit_is_refused():
+@cases(dtype=list(TOLERANCE), how=["plain", "lengths", "mask", "log-sum-exp"])
+def test_jax_compiles_and_differentiates(dtype, how):
     JAX.need()
     import jax
 
-    q = JAX.make(normal(1, 2, 8, 16), "float32")
-    with raises(TypeError, "outside of jax.jit"):
-        jax.jit(lambda q: flashcore.attention(q, q, q))(q)
+    q, k, v = (JAX.make(normal(2, heads, 12, 16, seed=n), dtype) for n, heads in enumerate((4, 2, 2)))
+    options = {"lengths": dict(key_lengths=[12, 7]), "mask": dict(key_mask=np.arange(24).reshape(2, 12) % 3 > 0)}.get(how, {})
+
+    def loss(q, k, v):
+        out = flashcore.attention(q, k, v, causal=True, return_lse=how == "log-sum-exp", **options)
+        out, lse = out if how == "log-sum-exp" else (out, 0 * out)
+        return (out.astype("float32") ** 2).sum() + lse.astype("float32").sum()
+
+    for change in (lambda f: f, lambda f: jax.grad(f, (0, 1, 2))):
+        eager, compiled = (jax.tree.leaves(f(q, k, v)) for f in (change(loss), jax.jit(change(loss))))
+        for got, expected in zip(compiled, eager):
+            assert np.allclose(JAX.read(got), JAX.read(expected), rtol=1e-5, atol=1e-6)
+    one = jax.vmap(lambda q, k, v: flashcore.attention(q, k, v))(q, k, v)
+    assert np.array_equal(JAX.read(one), JAX.read(flashcore.attention(q, k, v)))
 
 
 def block(torch, attend):

@@ -104,8 +104,8 @@ pub(crate) fn forward<T: Lane>(
     plan.build(problem, shape, threads);
     let partials = partials.get(plan.partial_rows * partial_len(&problem));
     let output = Output::new(problem, out, lse, partials);
-    let logits = Logits::new(problem.scale(), problem.softcap());
-    let form = Form::of::<T>(runner, logits, problem.dim_qk());
+    let logits = Logits::of(&problem);
+    let form = Form::of::<T>(runner, &problem, logits);
     let call = Call { problem, runner, shape, q, k, v, logits, form, output };
     let Plan { units, merges, .. } = plan;
     let threads = threads.min(units.len()).max(1);

@@ -1,5 +1,6 @@
 //! Parts that kernels are made of; what only one kernel uses lives with it.
 
+pub mod bias;
 pub(crate) mod columns;
 pub(crate) mod elements;
 pub(crate) mod entries;
