@@ -270,7 +270,7 @@ class Jax(Framework):
     ) -> Any:
         if out is not None:
             raise TypeError("JAX arrays cannot be written; omit `out`")
-        if any(isinstance(tensor, self.jax.core.Tracer) for tensor in (q, k, v)):
+        if self.traces(q, k, v):
             from ._gradients import differentiable
 
             return differentiable(self, layout, return_lse, options, values)(q, k, v)
@@ -279,10 +279,11 @@ class Jax(Framework):
     def concrete(
         self, q: Any, k: Any, v: Any, layout: str, return_lse: bool, options: Options, values: Values | None
     ) -> Any:
-        """Attention over arrays that have values."""
-        for name, tensor in (("q", q), ("k", k), ("v", v)):
-            if isinstance(tensor, self.jax.core.Tracer):
-                raise TypeError(f"{name} is being traced; call flashcore outside of jax.jit and jax.vmap")
+        """Attention over arrays that have values, or will have them where the caller is being traced."""
+        if self.traces(q, k, v):
+            from ._jit import attention
+
+            return attention(self, q, k, v, layout, return_lse, options, values)
         shapes = [(*q.shape[:-1], *v.shape[-1:]), rows(q, layout)]
         return self.compute(q, shapes, return_lse, lambda *to, **how: forward(q, k, v, *to, options, values, **how))
 
@@ -324,10 +325,18 @@ class Jax(Framework):
             results = self.on_cpu(wanted, device, launch)
         return results if return_lse else results[0]
 
+    def traces(self, *tensors: Any) -> bool:
+        """Whether some of these get their values later."""
+        return any(isinstance(tensor, self.jax.core.Tracer) for tensor in tensors)
+
     def is_array(self, values: Any) -> bool:
+        if self.traces(values):
+            raise TypeError("lengths, offsets, tables and sinks must have values; close over them instead of tracing them")
         return isinstance(values, self.jax.Array)
 
     def array(self, values: tuple[Any, ...], dtype: str, q: Any) -> Any:
+        if self.traces(q):
+            return self.numpy.asarray(values, dtype)
         (device,) = q.devices()
         return self.jax.device_put(self.numpy.asarray(values, dtype), device)
 
@@ -522,6 +531,7 @@ class TorchSubclass(Torch):
 
 
 NO_MASK_GRADIENTS = "masks have no gradient; detach the mask, or pass what is learned as sinks"
+NO_SLOPE_GRADIENTS = "slopes have no gradient; detach them"
 NO_OUT_GRADIENTS = "out= does not go with gradients; omit it, or call under torch.no_grad()"
 NO_MOE_GRADIENTS = "moe has no backward pass; call it under torch.no_grad() or detach its tensors"
 NO_APPEND_GRADIENTS = "a cache has no backward pass; call this under torch.no_grad() or detach the tensors"

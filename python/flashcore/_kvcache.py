@@ -73,7 +73,7 @@ def flash_attn_with_kvcache(
     >>> flash_attn_with_kvcache(q, cache, cache, cache_seqlens=[30, 7], causal=True).shape
     (2, 1, 4, 8)
     """
-    _refuse(rotary_seqlens, alibi_slopes, qv, (q_descale, k_descale, v_descale), attention_chunk)
+    _refuse(rotary_seqlens, qv, (q_descale, k_descale, v_descale), attention_chunk)
     layout = "bshd" if cu_seqlens_q is None else "packed"
     options = asked(causal, window_size, softmax_scale, softcap, layout)
     sequences = _sequences(q, cu_seqlens_q)
@@ -91,7 +91,7 @@ def flash_attn_with_kvcache(
     bounds = None
     if cu_seqlens_q is not None and max_seqlen_q is not None:
         bounds = (int(max_seqlen_q), 1 << 30 if max_seqlen_k is None else int(max_seqlen_k))
-    values = Values(cu_seqlens_q, lengths, logits(sinks, s_aux, learnable_sink), None, bounds, table)
+    values = Values(cu_seqlens_q, lengths, logits(sinks, s_aux, learnable_sink), None, bounds, table, alibi_slopes)
     values = NONE if all(value is None for value in values) else values
     return run(q, k_cache, v_cache, options, values, return_softmax_lse, out)
 
@@ -155,11 +155,9 @@ def _shifted(q: Any, k_cache: Any, v_cache: Any, table: Any, lengths: Any, leftp
     return *caches, table, lengths
 
 
-def _refuse(rotary_seqlens: Any, alibi_slopes: Any, qv: Any, descales: tuple[Any, ...], chunk: int) -> None:
+def _refuse(rotary_seqlens: Any, qv: Any, descales: tuple[Any, ...], chunk: int) -> None:
     if rotary_seqlens is not None:
         raise NotImplementedError("positions are those behind the cache; pass rotary_seqlens=None")
-    if alibi_slopes is not None:
-        raise NotImplementedError("ALiBi is not supported; pass alibi_slopes=None")
     if qv is not None:
         raise NotImplementedError("a second part of the queries is not supported; pass qv=None")
     if any(scale is not None for scale in descales):

@@ -32,6 +32,7 @@ class Values:
         longest: tuple[int, int] | None = None,
         ranges: tuple[Sequence[int], Sequence[int]] | None = None,
         table: Any | None = None,
+        bias: Any | None = None,
     ) -> None: ...
 
 class Direct:

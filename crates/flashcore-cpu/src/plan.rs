@@ -16,6 +16,9 @@ const DECODE_ROWS: usize = 4;
 /// The same where the plan may not look at the number of heads.
 const DECODE_QUERIES: usize = 2;
 
+/// Rows that share a pass over keys and values where something is added to their scores: only the decode kernel does that.
+const BIASED_ROWS: usize = 32;
+
 /// Fewest keys worth a partial result.
 const MIN_SPLIT: usize = 512;
 
@@ -111,7 +114,11 @@ impl Plan {
                 self.units.push(unit(Work::Clear, rows..problem.seq_q() * group, 0..0));
             }
             let work = work(&problem, s.q_len);
-            let height = if work == Work::Decode { rows } else { chunk };
+            let height = match work {
+                Work::Decode if problem.bias().is_some() => BIASED_ROWS,
+                Work::Decode => rows,
+                _ => chunk,
+            };
             for start in (0..rows).step_by(height.max(1)) {
                 let rows = start..rows.min(start + height);
                 let keys = visible(&problem, &s, &rows);
@@ -144,7 +151,7 @@ fn work(problem: &Problem, queries: usize) -> Work {
     } else {
         queries * problem.group() <= DECODE_ROWS
     };
-    if decode { Work::Decode } else { Work::Prefill }
+    if decode || problem.bias().is_some() { Work::Decode } else { Work::Prefill }
 }
 
 /// All keys that some of the rows see; bands move with the query, so the first and the last row bound them.

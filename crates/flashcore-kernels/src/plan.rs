@@ -42,6 +42,7 @@ use crate::{
     forward_sm90,
     launch::{KernelConfig, Launch, Subject},
     parts::{
+        bias::BiasKind,
         lengths::LengthsKind,
         mask::{MAX_SEQUENCE, Sides},
         schedule::Side,
@@ -167,6 +168,11 @@ pub enum PlanError {
         /// The type of Q, K and V.
         dtype: DType,
     },
+    /// Gradients of capped scores with a bias.
+    #[error(
+        "GPU kernels do not compute gradients of capped scores to which a bias is added; use the CPU backend"
+    )]
+    CappedBias,
     /// A kind of lengths that kernels do not know.
     #[error("GPU kernels do not know this kind of sequence lengths; use the CPU backend")]
     Lengths,
@@ -410,6 +416,7 @@ fn general_config(
         lengths: LengthsKind::of(problem).ok_or(PlanError::Lengths)?,
         softcap: problem.softcap().is_some(),
         sinks: problem.sinks(),
+        bias: BiasKind::of(problem),
         access,
         paged: problem.pages().is_some(),
         share: Share::All,

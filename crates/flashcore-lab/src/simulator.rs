@@ -19,7 +19,7 @@ use flashcore_core::{
 };
 use flashcore_kernels::{
     ALLOCATED_ALIGNMENT, AnyProgram, Choice, Gpu, KernelConfig, Plan, PlanError, append_values, host_values,
-    plan_append, plan_merge, plan_moe, slots,
+    moe::Cut, plan_append, plan_merge, plan_moe, plan_moe_tiles, slots,
 };
 use flashcore_ptx::launch::{LaunchSpec, Param, Slot};
 use flashcore_sim::{Buffer, Launch, Options, Outcome, Schedule};
@@ -44,6 +44,8 @@ pub struct Simulator {
     gpu: Gpu,
     /// What decides about kernels.
     choice: Choice,
+    /// How products of experts are cut, where the rules do not decide.
+    experts: Option<[Cut; 2]>,
     seed: u64,
     runs: AtomicU64,
     programs: Mutex<HashMap<KernelConfig, Arc<AnyProgram>>>,
@@ -57,13 +59,27 @@ impl Simulator {
 
     /// The same with other hostile schedules.
     pub fn seeded(gpu: Gpu, seed: u64) -> Self {
-        Self { gpu, choice: Choice::Rules, seed, runs: AtomicU64::new(0), programs: Mutex::default() }
+        Self {
+            gpu,
+            choice: Choice::Rules,
+            experts: None,
+            seed,
+            runs: AtomicU64::new(0),
+            programs: Mutex::default(),
+        }
     }
 
     /// Lets this decide about kernels.
     #[must_use]
     pub fn choosing(mut self, choice: Choice) -> Self {
         self.choice = choice;
+        self
+    }
+
+    /// Cuts both products of experts so.
+    #[must_use]
+    pub fn cutting_experts(mut self, cuts: [Cut; 2]) -> Self {
+        self.experts = Some(cuts);
         self
     }
 
@@ -206,7 +222,11 @@ impl Backend for Simulator {
     }
 
     fn moe(&self, call: &mut MoeCall<'_>) -> Result<Ran, BackendError> {
-        let plan = plan_moe(call.problem(), &self.gpu, ALLOCATED_ALIGNMENT).map_err(unsupported)?;
+        let (problem, alignment) = (call.problem(), ALLOCATED_ALIGNMENT);
+        let plan = match self.experts {
+            None => plan_moe(problem, &self.gpu, alignment).map_err(unsupported)?,
+            Some(cuts) => plan_moe_tiles(problem, &self.gpu, alignment, cuts).map_err(failed)?,
+        };
         let mut buffers = moe_buffers(call);
         for launch in plan.launches() {
             let program = self.program(launch.kernel())?;

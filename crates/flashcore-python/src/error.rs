@@ -56,6 +56,10 @@ pub(crate) enum CallError {
     Lse { extents: Vec<usize> },
     #[error("{given} sinks for {heads} query heads; give one logit per query head, one after another")]
     Sinks { given: usize, heads: usize },
+    #[error(
+        "slopes must be float32, dense, {heads} (one for each query head) or {sequences} x {heads}; convert or copy them"
+    )]
+    Slopes { sequences: usize, heads: usize },
     #[error("{operand} are {dtype}; convert them to int32, as by x.astype(\"int32\") or, in torch, x.int()")]
     NotIntegers { operand: Operand, dtype: String },
     #[error("page_table is {dtype}; convert it to int32, as by x.astype(\"int32\") or, in torch, x.int()")]

@@ -311,6 +311,19 @@ pub(crate) fn sinks(array: &Array, len: usize) -> Result<Arc<[f32]>, CallError> 
     }
 }
 
+/// A bias on the host, as its layout lies: a view that its producer handed out and its caller holds.
+pub(crate) fn bias(array: &Array) -> Result<Arc<[f32]>, CallError> {
+    array.check_alignment()?;
+    let len = array.range().len() / array.dtype.bytes();
+    // SAFETY: the view reaches as many elements, at an aligned address.
+    Ok(match unsafe { elements(array.address, array.dtype, len)? } {
+        Data::F16(values) => values.iter().map(|x| x.to_f32()).collect(),
+        Data::BF16(values) => values.iter().map(|x| x.to_f32()).collect(),
+        Data::F32(values) => values.into(),
+        other => return Err(unsupported(other.dtype())),
+    })
+}
+
 /// # Safety
 /// There must be a live tensor of that layout at that address.
 unsafe fn read<'a>(at: usize, dtype: DType, layout: &Layout) -> Result<Data<'a>, CallError> {

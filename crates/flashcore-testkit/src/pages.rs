@@ -113,7 +113,7 @@ impl Together {
             }
             _ => unreachable!("pages come with lengths"),
         };
-        let values = Values { lengths, sinks: paged.values().sinks.clone(), table: None };
+        let values = Values { lengths, table: None, ..paged.values().clone() };
         let dims = |dims: Dims| Dims { batch, seq: rows as usize, ..dims };
         let [k, v] = [paged.k(), paged.v()].map(|layout| Layout::bhsd(dims(layout.dims())));
         let (k, v) = (k.expect("fits in memory"), v.expect("fits in memory"));

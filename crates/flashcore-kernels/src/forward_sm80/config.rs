@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Access;
 use crate::parts::{
+    bias::BiasKind,
     columns::{Columns, padded},
     entries::ENTRY_BYTES,
     lengths::LengthsKind,
@@ -45,6 +46,8 @@ pub struct Config {
     pub softcap: bool,
     /// Element type of every head's extra logit, if there is one.
     pub sinks: Option<DType>,
+    /// What is added to scores, if anything.
+    pub bias: Option<BiasKind>,
     /// What rows are aligned to.
     pub access: Access,
     /// Keys and values lie in pages.
@@ -158,6 +161,7 @@ impl Config {
         option(self.lengths.name() != "uniform", &format!("_{}", self.lengths.name()));
         option(self.softcap, "_cap");
         option(self.sinks.is_some(), sink_name(self.sinks));
+        option(self.bias.is_some(), self.bias.map_or("", BiasKind::name));
         option(self.output != self.input, &format!("_to_{}", self.output.name()));
         option(self.accumulate, "_acc");
         option(self.paged, "_paged");

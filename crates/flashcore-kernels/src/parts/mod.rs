@@ -1,5 +1,6 @@
 //! Parts that kernels are made of; what only one kernel uses lives with it.
 
+pub mod bias;
 pub(crate) mod columns;
 pub(crate) mod elements;
 pub(crate) mod entries;
@@ -19,4 +20,5 @@ pub(crate) mod sinks;
 pub mod softmax;
 pub(crate) mod staged;
 pub(crate) mod tensor;
+pub(crate) mod turns;
 pub(crate) mod wide;

@@ -48,6 +48,9 @@ pub(super) fn accept_rows_apart(
     if access != Access::B16 {
         return no("its copies need addresses and strides at multiples of 16 bytes");
     }
+    if problem.bias().is_some() {
+        return no("it adds nothing to scores");
+    }
     if problem.accumulate() {
         return no("it overwrites its output");
     }
