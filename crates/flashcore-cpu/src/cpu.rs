@@ -106,11 +106,14 @@ impl Cpu {
 
     /// How many threads compute.
     pub fn threads(&self) -> usize {
-        self.install(|| self.crew().threads())
+        self.on_crew(Crew::threads)
     }
 
-    fn crew(&self) -> Crew {
-        self.openmp.map_or(Crew::Rayon, Crew::Program)
+    fn on_crew<R: Send>(&self, f: impl FnOnce(Crew) -> R + Send) -> R {
+        match self.openmp {
+            Some(openmp) => f(Crew::Program(openmp)),
+            None => self.install(|| f(Crew::Rayon)),
+        }
     }
 
     /// The instructions in use.
@@ -129,14 +132,14 @@ impl Cpu {
         if is_serial(call.problem()) {
             return self.run_here(call, scratch, Crew::Caller);
         }
-        self.install(|| self.run_here(call, scratch, self.crew()))
+        self.on_crew(|crew| self.run_here(call, scratch, crew))
     }
 
-    /// Runs `f` where calls run: in the backend's pool, or in the current one where it has none.
+    /// Runs `f` in the backend's pool of rayon, or in the current one where it has none.
     pub fn install<R: Send>(&self, f: impl FnOnce() -> R + Send) -> R {
         match &self.pool {
-            Some(pool) if self.openmp.is_none() => pool.install(f),
-            _ => f(),
+            Some(pool) => pool.install(f),
+            None => f(),
         }
     }
 
@@ -160,7 +163,7 @@ impl Cpu {
         if backward::is_small(problem) {
             return Ok(backward::backward(call, self.runner, (scratch, Crew::Caller))?);
         }
-        self.install(|| Ok(backward::backward(call, self.runner, (scratch, self.crew()))?))
+        self.on_crew(|crew| Ok(backward::backward(call, self.runner, (scratch, crew))?))
     }
 
     /// Lends working memory to `run`.

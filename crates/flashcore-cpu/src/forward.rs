@@ -9,6 +9,7 @@ use crate::{
     crew::Crew,
     decode,
     level::Shape,
+    matrices,
     output::{Memory, Output, OutputRow, Target, partial_len},
     panels::Form,
     plan::{Merge, Plan, Unit, Work, visible},
@@ -46,7 +47,7 @@ pub(crate) struct Call<'a, T> {
     pub(crate) logits: Logits,
     /// What prefill multiplies.
     pub(crate) form: Form,
-    pub(crate) output: Output<'a, T>,
+    pub(crate) output: &'a Output<'a, T>,
 }
 
 /// What a row has seen: the largest score and the sum of `2^(factor·(score − max))`.
@@ -99,25 +100,33 @@ pub(crate) fn forward<T: Lane>(
     (scratch, crew): (&mut Scratch, Crew),
 ) -> &'static str {
     let threads = crew.threads();
-    let shape = runner.level().shape(tiles);
+    let logits = Logits::of(&problem);
+    let form = Form::of::<T>(runner, &problem, logits);
+    let many = if form == Form::Matrix { matrices::worthwhile::<T>() } else { 0 };
+    let shape = Shape { many, ..runner.level().shape(tiles) };
     let Scratch { workers, plan, partials } = scratch;
     plan.build(problem, shape, threads);
     let partials = partials.get(plan.partial_rows * partial_len(&problem));
-    let output = Output::new(problem, out, lse, partials);
-    let logits = Logits::of(&problem);
-    let form = Form::of::<T>(runner, &problem, logits);
-    let call = Call { problem, runner, shape, q, k, v, logits, form, output };
+    let output = &Output::new(problem, out, lse, partials);
+    let call = |form| Call { problem, runner, shape, q, k, v, logits, form, output };
+    let (many, few) = (call(form), call(Form::Single));
     let Plan { units, merges, .. } = plan;
     let threads = threads.min(units.len()).max(1);
     if workers.len() < threads {
         workers.resize_with(threads, Worker::default);
     }
     let workers = &mut workers[..threads];
-    call.reserve(units, workers);
-    drain(units, (workers, crew), |unit, worker| call.run(unit, worker));
-    drain(merges, (workers, crew), |merge, worker| call.merge(merge, worker));
-    let prefill = units.iter().any(|u| u.work == Work::Prefill);
-    kernel_name(runner.level(), prefill.then_some(form))
+    let of = |unit: &Unit| if unit.work == Work::Tiles { &few } else { &many };
+    let needs = units.iter().map(|unit| of(unit).needs(unit));
+    let most = |(a, b): (usize, usize), (c, d)| (a.max(c), b.max(d));
+    let (floats, rows) = needs.fold((problem.dim_v(), 0), most);
+    // Every worker fits every unit, so that later calls find enough whoever does what.
+    workers.iter_mut().for_each(|worker| worker.reserve(floats, rows));
+    drain(units, (workers, crew), |unit, worker| of(unit).run(unit, worker));
+    drain(merges, (workers, crew), |merge, worker| many.merge(merge, worker));
+    let any = |work| units.iter().any(|unit| unit.work == work);
+    let tiles = any(Work::Tiles).then_some(Form::Single);
+    kernel_name(runner.level(), if any(Work::Prefill) { Some(form) } else { tiles })
 }
 
 /// What to call the kernel that ran: prefill in some form, or decode.
@@ -190,16 +199,13 @@ impl<'a, T> Call<'a, T> {
 }
 
 impl<T: Lane> Call<'_, T> {
-    /// Makes every worker fit for every unit, so that later calls find enough whoever does what.
-    fn reserve(&self, units: &[Unit], workers: &mut [Worker]) {
-        let need = |unit: &Unit| match unit.work {
-            Work::Prefill => (prefill::memory(self, unit.rows.len()), 0),
+    /// Floats and rows that a unit needs.
+    fn needs(&self, unit: &Unit) -> (usize, usize) {
+        match unit.work {
+            Work::Prefill | Work::Tiles => (prefill::memory(self, unit.rows.len()), 0),
             Work::Decode => (decode::memory(self, unit.rows.len()), unit.rows.len()),
             Work::Clear => (0, 0),
-        };
-        let most = |(a, b): (usize, usize), (c, d)| (a.max(c), b.max(d));
-        let (floats, rows) = units.iter().map(need).fold((self.problem.dim_v(), 0), most);
-        workers.iter_mut().for_each(|worker| worker.reserve(floats, rows));
+        }
     }
 
     fn run(&self, unit: &mut Unit, worker: &mut Worker) {
@@ -219,7 +225,7 @@ impl<T: Lane> Call<'_, T> {
 
     fn pass(&self, unit: &mut Unit, s: &Sequence, worker: &mut Worker) {
         match unit.work {
-            Work::Prefill => prefill::run(self, unit, s, worker),
+            Work::Prefill | Work::Tiles => prefill::run(self, unit, s, worker),
             Work::Decode => decode::run(self, unit, s, worker),
             Work::Clear => self.clear(unit),
         }

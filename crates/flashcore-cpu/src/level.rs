@@ -105,26 +105,17 @@ impl SimdLevel {
 /// Intel's dot products of bf16 pairs run at half the rate of its multiply-adds, AMD's at twice the rate.
 fn preferred() -> &'static [SimdLevel] {
     use SimdLevel::{Amx, Avx2, Avx512, Avx512Bf16, Neon};
-    match maker() {
-        Maker::Intel => &[Amx, Avx512, Avx2],
-        Maker::Other => &[Amx, Avx512Bf16, Avx512, Avx2, Neon],
-    }
-}
-
-/// Who made the processor, as far as it matters.
-enum Maker {
-    Intel,
-    Other,
+    if is_intel() { &[Amx, Avx512, Avx2] } else { &[Amx, Avx512Bf16, Avx512, Avx2, Neon] }
 }
 
 #[cfg(target_arch = "x86_64")]
-fn maker() -> Maker {
-    if crate::simd::maker() == *b"GenuineIntel" { Maker::Intel } else { Maker::Other }
+fn is_intel() -> bool {
+    crate::simd::maker() == *b"GenuineIntel"
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-fn maker() -> Maker {
-    Maker::Other
+const fn is_intel() -> bool {
+    false
 }
 
 /// Sizes that an instruction set gives its kernels.
@@ -134,13 +125,15 @@ pub(crate) struct Shape {
     pub(crate) lanes: usize,
     /// Rows of a full tile.
     pub(crate) tile_rows: usize,
+    /// Rows of a sequence that are worth laying out its keys for matrix units.
+    pub(crate) many: usize,
     /// Keys of a block and tiles of a chunk.
     pub(crate) tiles: Tiles,
 }
 
 impl Shape {
     const fn of<S: Simd>(tiles: Tiles) -> Self {
-        Self { lanes: S::LANES, tile_rows: S::TILE_ROWS, tiles }
+        Self { lanes: S::LANES, tile_rows: S::TILE_ROWS, many: 0, tiles }
     }
 
     /// Rows of the smallest tile that holds `rows` rows, at most a full tile.

@@ -18,6 +18,15 @@ use crate::{
 /// Rows that are turned round at once.
 const TURNED: usize = 16;
 
+/// Rows of a sequence from which on matrix units are faster than vectors of f32, keys laid out anew and all.
+pub(crate) const fn worthwhile<T: Lane>() -> usize {
+    match T::PARTS {
+        1 => 16,
+        2 => 32,
+        _ => 64,
+    }
+}
+
 /// Features of queries and keys, and of values, with padding.
 pub(crate) fn dims<T>(call: &Call<'_, T>) -> [usize; 2] {
     [call.problem.dim_qk(), call.problem.dim_v()].map(|dim| dim.next_multiple_of(DEPTH))

@@ -6,6 +6,11 @@
 //! Instructions that multiply something other than vectors of f32 bring a block of their own, as `pairs` does for bf16
 //! dot products and `matrix` for matrix units, and a variant of [`crate::panels::Panels`].
 
+#![cfg_attr(
+    not(target_arch = "x86_64"),
+    allow(dead_code, reason = "only x86-64 multiplies pairs and matrices")
+)]
+
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod amx;
 #[cfg(target_arch = "x86_64")]
