@@ -3,13 +3,14 @@
 use std::sync::{Mutex, PoisonError};
 
 use flashcore_core::{Instance, Keys, Layout, Problem, Sequence};
-use rayon::prelude::*;
 
 use crate::{
-    SimdLevel, Tiles, decode,
+    SimdLevel, Tiles,
+    crew::Crew,
+    decode,
     level::Shape,
     output::{Memory, Output, OutputRow, Target, partial_len},
-    panels,
+    panels::Form,
     plan::{Merge, Plan, Unit, Work, visible},
     prefill,
     scratch::{Scratch, Worker},
@@ -43,6 +44,8 @@ pub(crate) struct Call<'a, T> {
     pub(crate) k: &'a [T],
     pub(crate) v: &'a [T],
     pub(crate) logits: Logits,
+    /// What prefill multiplies.
+    pub(crate) form: Form,
     pub(crate) output: Output<'a, T>,
 }
 
@@ -87,21 +90,23 @@ impl Norm {
     }
 }
 
-/// Runs a whole problem on `threads` threads of the current pool; one is the calling thread.
+/// Runs a whole problem on the threads of `crew`.
 pub(crate) fn forward<T: Lane>(
     problem: Instance<'_>,
     (runner, tiles): (Runner, Tiles),
     [q, k, v]: [&[T]; 3],
     (out, lse): Memory<'_, T>,
-    (scratch, threads): (&mut Scratch, usize),
+    (scratch, crew): (&mut Scratch, Crew),
 ) -> &'static str {
+    let threads = crew.threads();
     let shape = runner.level().shape(tiles);
     let Scratch { workers, plan, partials } = scratch;
     plan.build(problem, shape, threads);
     let partials = partials.get(plan.partial_rows * partial_len(&problem));
     let output = Output::new(problem, out, lse, partials);
     let logits = Logits::of(&problem);
-    let call = Call { problem, runner, shape, q, k, v, logits, output };
+    let form = Form::of::<T>(runner, &problem, logits);
+    let call = Call { problem, runner, shape, q, k, v, logits, form, output };
     let Plan { units, merges, .. } = plan;
     let threads = threads.min(units.len()).max(1);
     if workers.len() < threads {
@@ -109,22 +114,25 @@ pub(crate) fn forward<T: Lane>(
     }
     let workers = &mut workers[..threads];
     call.reserve(units, workers);
-    drain(units, workers, |unit, worker| call.run(unit, worker));
-    drain(merges, workers, |merge, worker| call.merge(merge, worker));
+    drain(units, (workers, crew), |unit, worker| call.run(unit, worker));
+    drain(merges, (workers, crew), |merge, worker| call.merge(merge, worker));
     let prefill = units.iter().any(|u| u.work == Work::Prefill);
-    kernel_name(runner.level(), prefill, panels::in_pairs(&call))
+    kernel_name(runner.level(), prefill.then_some(form))
 }
 
-/// What to call the kernel that ran.
-fn kernel_name(level: SimdLevel, prefill: bool, pairs: bool) -> &'static str {
+/// What to call the kernel that ran: prefill in some form, or decode.
+fn kernel_name(level: SimdLevel, prefill: Option<Form>) -> &'static str {
     match (level, prefill) {
-        (SimdLevel::Portable, true) => "prefill-portable",
-        (SimdLevel::Portable, false) => "decode-portable",
-        (SimdLevel::Avx2, true) => "prefill-avx2",
-        (SimdLevel::Avx2, false) => "decode-avx2",
-        (_, true) if pairs => "prefill-avx512bf16",
-        (_, true) => "prefill-avx512",
-        (_, false) => "decode-avx512",
+        (SimdLevel::Portable, Some(_)) => "prefill-portable",
+        (SimdLevel::Portable, None) => "decode-portable",
+        (SimdLevel::Neon, Some(_)) => "prefill-neon",
+        (SimdLevel::Neon, None) => "decode-neon",
+        (SimdLevel::Avx2, Some(_)) => "prefill-avx2",
+        (SimdLevel::Avx2, None) => "decode-avx2",
+        (_, Some(Form::Matrix)) => "prefill-amx",
+        (_, Some(Form::Pairs)) => "prefill-avx512bf16",
+        (_, Some(Form::Single)) => "prefill-avx512",
+        (_, None) => "decode-avx512",
     }
 }
 
@@ -142,20 +150,16 @@ fn merge_weights(parts: [f32; 2]) -> (f32, [f32; 2]) {
 /// Hands every item to one worker, in order.
 pub(crate) fn drain<I: Send>(
     items: &mut [I],
-    workers: &mut [Worker],
+    (workers, crew): (&mut [Worker], Crew),
     run: impl Fn(&mut I, &mut Worker) + Sync,
 ) {
     let queue = Mutex::new(items.iter_mut());
     let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
-    let work = |worker: &mut Worker| {
+    crew.work(workers, |worker| {
         while let Some(item) = next() {
             run(item, worker);
         }
-    };
-    match workers {
-        [worker] => work(worker),
-        _ => workers.par_iter_mut().with_max_len(1).for_each(work),
-    }
+    });
 }
 
 /// Where the keys of a unit's sequence lie, for one key head.

@@ -81,7 +81,8 @@ fn times(cuda: &Cuda, only: &str, tokens: &str, tiles: bool) -> Outcome<()> {
         let layer = Layer::new(cuda, extents)?;
         for &tokens in &tokens {
             let problem = layer.problem(tokens)?;
-            println!("{}", layer.time(cuda, &*cuda.prepare_moe(&problem)?)?.line(name, ""));
+            let ready = cuda.prepare_moe(&problem)?;
+            println!("{}", layer.time(cuda, &ready)?.line(name, ""));
             let tried = if tiles { cuts(tokens * extents[3] / extents[2]) } else { Vec::new() };
             for cuts in tried {
                 let Ok(ready) = cuda.prepare_moe_tiles(&problem, cuts) else { continue };
@@ -119,11 +120,11 @@ fn cuts(rows: usize) -> Vec<[ExpertCut; 2]> {
         _ => vec![
             same(shared),
             same(turns),
+            [hopper(192, true, 5), turns],
             [shared, turns],
             [turns, shared],
             same(hopper(128, true, 5)),
             same(general(128, 128, [2, 2], 3, 2)),
-            same(general(64, 128, [2, 2], 4, 2)),
         ],
     }
 }

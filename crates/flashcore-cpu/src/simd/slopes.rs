@@ -1,7 +1,8 @@
 //! From dot products to weights and what the loss loses with each score: the middle of the backward pass.
 //!
-//! Vectors run along the keys. A weight is `exp(score − lse)`, 0 where the mask hides the key; the gradient of the dot
-//! product behind it is `scale · weight · (dO·V − sum)`, with a softcap times its slope.
+//! Vectors run along the keys. A weight is `exp(score − lse)`, 0 where the mask hides the key; the gradient of the score
+//! is `weight · (dO·V − sum)`, with a softcap times its slope. The scale waits for the sums over keys or queries: it would
+//! not change how far a rounded gradient is off, only in which direction, and a small one would lead out of bf16's range.
 
 // Explicit indices, no closures: a closure would be compiled without the kernel's target features.
 #![allow(clippy::needless_range_loop)]
@@ -57,7 +58,7 @@ pub(crate) struct Slopes<'a> {
     pub(crate) facts: RowFacts<'a>,
     /// `Q·Kᵀ` in, weights out.
     pub(crate) scores: &'a mut [f32],
-    /// `dO·Vᵀ` in, gradients of `Q·Kᵀ` out.
+    /// `dO·Vᵀ` in, gradients of scores out.
     pub(crate) grads: &'a mut [f32],
 }
 
@@ -148,6 +149,7 @@ impl PairSlopes<'_> {
 struct Step<S: Simd> {
     exp2: Exp2<S>,
     scale: S::V,
+    one: S::V,
     /// `scale / cap` and `cap`.
     softcap: Option<[f32; 2]>,
     /// 0, 1, 2, ...
@@ -165,7 +167,8 @@ impl<S: Simd> Step<S> {
         // SAFETY: the caller's promise.
         unsafe {
             let exp2 = Exp2::new(std::f32::consts::LOG2_E);
-            Self { exp2, scale: S::splat(facts.scale), softcap, lanes: S::load(count.as_ptr()) }
+            let (scale, one) = (S::splat(facts.scale), S::splat(1.0));
+            Self { exp2, scale, one, softcap, lanes: S::load(count.as_ptr()) }
         }
     }
 
@@ -175,10 +178,10 @@ impl<S: Simd> Step<S> {
         // SAFETY: the caller's promise; `TileSize::check` saw the row's facts.
         unsafe {
             let lse = S::splat(-*facts.lse.get_unchecked(row));
-            let mut factor = self.scale;
+            let mut slope = self.one;
             let mut exponent = if let Some([inner, cap]) = self.softcap {
                 let t = tanh::<S>(S::mul(S::splat(inner), dot));
-                factor = S::mul(factor, S::sub(S::splat(1.0), S::mul(t, t)));
+                slope = S::sub(self.one, S::mul(t, t));
                 S::fma(S::splat(cap), t, lse)
             } else {
                 S::fma(self.scale, dot, lse)
@@ -193,7 +196,7 @@ impl<S: Simd> Step<S> {
             }
             let p = self.exp2.of(exponent);
             let centred = S::sub(grad, S::splat(*facts.sums.get_unchecked(row)));
-            (p, S::mul(S::mul(p, centred), factor))
+            (p, S::mul(S::mul(p, centred), slope))
         }
     }
 }

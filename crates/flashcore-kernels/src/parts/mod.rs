@@ -20,4 +20,5 @@ pub(crate) mod sinks;
 pub mod softmax;
 pub(crate) mod staged;
 pub(crate) mod tensor;
+pub(crate) mod turns;
 pub(crate) mod wide;

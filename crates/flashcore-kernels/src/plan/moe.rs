@@ -87,10 +87,11 @@ fn takes_hopper(problem: &MoeProblem, gpu: &Gpu) -> bool {
 /// How products of many tokens per expert are cut on Hopper, where they are such.
 fn hopper_cuts(problem: &MoeProblem, gpu: &Gpu) -> Option<[Cut; 2]> {
     let many = problem.entries() / problem.experts() >= MANY_ROWS;
-    let cut = |depth: usize| match depth {
-        // The other consumer multiplies while one writes, which counts where depth is short.
-        0..=SHORT => Cut::Sm90(product_sm90::Shape { tile_n: 192, turns: true, stages: 4 }),
-        _ => Cut::Sm90(product_sm90::Shape { tile_n: 256, turns: false, stages: 4 }),
+    // The other consumer multiplies while one writes, which counts where depth is short; biases find no registers then.
+    let turns = |depth: usize| depth <= SHORT && !problem.spec().biases;
+    let cut = |depth: usize| match turns(depth) {
+        true => Cut::Sm90(product_sm90::Shape { tile_n: 192, turns: true, stages: 4 }),
+        false => Cut::Sm90(product_sm90::Shape { tile_n: 256, turns: false, stages: 4 }),
     };
     (many && takes_hopper(problem, gpu)).then(|| [cut(problem.hidden()), cut(problem.intermediate())])
 }

@@ -11,6 +11,7 @@ use super::{
     epilogue::{Output, Staging},
     place::Arguments,
 };
+use crate::parts::turns::Turn;
 
 /// Sums of a consumer: one for each 64 rows.
 struct Sums(Vec<Pending<Acc>>);
@@ -36,6 +37,8 @@ struct Consumer {
     count: Reg<U32>,
     /// The lane of each warp that releases stages.
     leader: Pred,
+    /// When this consumer may multiply, where consumers do so in turn.
+    turn: Option<Turn>,
 }
 
 /// Works through the tiles of this CTA: all of them, or every second.
@@ -95,6 +98,7 @@ impl Consumer {
             weights: tile.operand(b, Major::K, TILE_M * tile.slab_width()),
             count: if cfg.shape.turns { b.var(group * steps) } else { b.var(0u32) },
             leader: b.let_(lane.eq(0)),
+            turn: layout.turns.map(|turns| turns.of(b, group)),
         }
     }
 
@@ -112,6 +116,8 @@ impl Consumer {
             self.pass(b, steps);
             return Vec::new();
         }
+        // Stages of the other's tile are full by then: a stage is told apart from the one before it alone.
+        self.turn.iter().for_each(|turn| turn.take(b));
         let cols = self.cfg.shape.tile_n as usize;
         let stage = self.next(b);
         let empty: Vec<_> = (0..blocks).map(|_| Acc::new(b, cols)).collect();
@@ -133,6 +139,7 @@ impl Consumer {
             before.release(b, self.leader);
             (b.uniform::<Warpgroup>(self.count.lt(end)), Sums(sums))
         });
+        self.turn.iter().for_each(|turn| turn.pass(b, self.leader));
         let sums = closing.0.into_iter().map(|sums| sums.wait(b)).collect();
         self.layout.ring.stage(b, self.count).release(b, self.leader);
         b.add_to(self.count, 1);

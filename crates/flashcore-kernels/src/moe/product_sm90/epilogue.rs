@@ -56,8 +56,8 @@ impl Output {
         sums: &[Acc],
     ) {
         let parts = cfg.features() / cfg.staged();
-        // Where a tile ends out of turn, the next one begins with the place used last.
-        let even = (sums.len() as u32 * parts).is_multiple_of(PLACES);
+        // Where a block ends out of turn, the next tile may begin with the place used last.
+        let even = parts.is_multiple_of(PLACES);
         for (block, sums) in (0..).zip(sums) {
             let row = b.let_(place.tile * TILE_M + staging.row + block * ROWS);
             for part in 0..parts {

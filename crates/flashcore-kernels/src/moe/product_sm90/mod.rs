@@ -22,6 +22,7 @@ use flashcore_tile::{BuildError, Builder, Extent, Params, Pipeline, Program, Sme
 pub use config::{Config, Shape, TILE_M};
 
 use super::{Layer, product::DEPTH};
+use crate::parts::turns::Turns;
 use config::{CONSUMERS, PLACES, WARP_ROWS, WARPS};
 use place::Arguments;
 
@@ -40,6 +41,8 @@ struct Layout {
     ring: Pipeline,
     /// Where each warp gathers its rows of the result.
     staging: SmemTile,
+    /// Where consumers say whose turn it is, if they multiply in turn.
+    turns: Option<Turns>,
 }
 
 impl Layout {
@@ -51,7 +54,7 @@ impl Layout {
         let staging = b.smem_tile(cfg.half, [WARP_ROWS, cfg.staged()], swizzle, places);
         let readers = if turns { WARPS } else { CONSUMERS * WARPS };
         let ring = Pipeline::new(b, tile, stages, readers).filled_by(producer::arrivals(cfg));
-        Self { ring, staging }
+        Self { ring, staging, turns: turns.then(|| Turns::reserve(b, CONSUMERS)) }
     }
 
     /// Initialises the barriers and makes them known to the CTA.
@@ -59,6 +62,7 @@ impl Layout {
         let thread = b.thread();
         b.if_(thread.eq(0), |b| {
             self.ring.init(b);
+            self.turns.iter().for_each(|turns| turns.init(b));
             b.fence_mbarrier_init();
         });
         b.sync_cta();
