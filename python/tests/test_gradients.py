@@ -232,11 +232,12 @@ def test_jax_differentiates(dtype, lse):
         assert np.abs(got - expected).max() <= TOLERANCE[dtype] * max(1.0, np.abs(expected).max())
 
 
-@cases(dtype=list(TOLERANCE), how=["plain", "lengths", "mask", "log-sum-exp"])
-def test_jax_compiles_and_differentiates(dtype, how):
+@cases(how=["plain", "lengths", "mask", "log-sum-exp"])
+def test_jax_compiles_and_differentiates(how):
     JAX.need()
     import jax
 
+    dtype = "bfloat16" if how == "plain" else "float32"
     q, k, v = (JAX.make(normal(2, heads, 12, 16, seed=n), dtype) for n, heads in enumerate((4, 2, 2)))
     options = {"lengths": dict(key_lengths=[12, 7]), "mask": dict(key_mask=np.arange(24).reshape(2, 12) % 3 > 0)}.get(how, {})
 

@@ -440,5 +440,5 @@ pub enum ProblemError {
     Moe(MoeError),
     /// A bias that does not fit.
     #[error(transparent)]
-    Bias(#[from] BiasError),
+    Bias(BiasError),
 }

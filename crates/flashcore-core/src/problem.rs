@@ -96,7 +96,8 @@ impl Spec {
         check_positive(scale, ProblemError::Scale)?;
         self.softcap.map_or(Ok(()), |cap| check_positive(cap, ProblemError::Softcap))?;
         let keys = pages.and_then(|pages| pages.longest_kv).unwrap_or(k.seq);
-        let bias = self.bias.map(|bias| bias.parse(q, keys, self.sequences, pages.is_some())).transpose()?;
+        let parse = |bias: Bias| bias.parse(q, keys, self.sequences, pages.is_some());
+        let bias = self.bias.map(parse).transpose().map_err(ProblemError::Bias)?;
         Ok(Problem { spec: Self { out: Some(out), scale: Some(scale), pages, bias, ..self }, out, scale })
     }
 }

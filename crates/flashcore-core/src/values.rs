@@ -51,7 +51,7 @@ impl Values {
         let slopes = matches!(problem.bias(), Some(Bias::Slopes { .. }));
         let whole = self.bias.is_some() == problem.bias().is_some();
         if !whole || given < asked || (slopes && given != asked) {
-            return Err(BiasError::Count { given, asked }.into());
+            return Err(ProblemError::Bias(BiasError::Count { given, asked }));
         }
         Ok(())
     }
