@@ -271,7 +271,7 @@ impl<'a, A: Arithmetic> Plane<'a, A> {
         self.scores(head, seq, visible.clone(), scores);
         if let Some(bias) = bias {
             let of = |key: usize| A::Real::exact(bias.at(seq - sequence.q_start, key));
-            scores.iter_mut().zip(keys).for_each(|(score, key)| *score = *score + of(key));
+            scores.iter_mut().zip(keys).for_each(|(score, key)| *score += of(key));
             self.arithmetic.store(scores);
         }
         let sees_nothing = scores.iter().all(|score| *score == A::Real::NEG_INFINITY);
