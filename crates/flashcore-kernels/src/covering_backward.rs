@@ -6,6 +6,7 @@ use flashcore_core::{
 
 use crate::{
     covering::{DTYPES, FLAGS, KEYS, Kind, MASKS, QUERIES, SINKS, mask_of, padded, rows},
+    covering_bias,
     plan::{Choice, Family, Form, Gpu, Plan, PlanError},
 };
 
@@ -75,7 +76,7 @@ const WISHES: [Wish; 4] = [Wish::Same, Wish::Wide, Wish::Accumulated, Wish::Give
 
 /// The set; addresses of its tensors are multiples of 16 bytes.
 pub fn covering_backward() -> Result<Vec<BackwardMember>, ProblemError> {
-    [ON_ALL, ON_HOPPER].iter().flat_map(Axes::members).collect()
+    [ON_ALL, ON_HOPPER].iter().flat_map(Axes::members).chain(covering_bias::backward()).collect()
 }
 
 impl Axes {
@@ -97,7 +98,7 @@ impl Axes {
         let (q, k, v) = (layout(2, queries, dim_qk)?, layout(1, KEYS, dim_qk)?, layout(1, KEYS, dim_v)?);
         let out = layout(2, queries, dim_v)?;
         let numbers = SINKS[sinks].map(|_| [0.5, -1.0].into());
-        let values = Values { lengths: kind.lengths(queries), sinks: numbers, table: None };
+        let values = Values { lengths: kind.lengths(queries), sinks: numbers, ..Values::default() };
         let forward = Spec {
             out: Some(out),
             mask: mask_of(mask),

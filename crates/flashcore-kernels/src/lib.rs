@@ -11,6 +11,7 @@ pub mod backward_sums;
 mod covering;
 mod covering_append;
 mod covering_backward;
+mod covering_bias;
 mod covering_decode;
 mod covering_merge;
 mod covering_moe;

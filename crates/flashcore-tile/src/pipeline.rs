@@ -22,8 +22,9 @@ pub struct Pipeline {
     stages: u32,
     full: u32,
     empty: u32,
-    producers: u32,
     consumers: u32,
+    /// Arrivals that fill a stage, besides bytes.
+    producers: u32,
 }
 
 /// One stage at a given count: its tile and barriers.
@@ -41,12 +42,6 @@ impl Pipeline {
     /// Reserves barriers for `stages` copies of `tile`, each released by `consumers` arrivals.
     #[track_caller]
     pub fn new(b: &mut Builder, tile: SmemTile, stages: u32, consumers: u32) -> Self {
-        Self::between(b, tile, stages, [1, consumers])
-    }
-
-    /// As [`new`](Self::new), where so many producers publish each tile together.
-    #[track_caller]
-    pub fn between(b: &mut Builder, tile: SmemTile, stages: u32, [producers, consumers]: [u32; 2]) -> Self {
         if stages == 0 || stages > tile.copies() {
             let copies = tile.copies();
             b.fault(FaultKind::Tile(format!(
@@ -55,7 +50,13 @@ impl Pipeline {
         }
         let full = b.mbarriers(stages);
         let empty = b.mbarriers(stages);
-        Self { tile, stages, full, empty, producers, consumers }
+        Self { tile, stages, full, empty, consumers, producers: 1 }
+    }
+
+    /// The same, where a stage is full after so many arrivals.
+    #[must_use]
+    pub const fn filled_by(self, producers: u32) -> Self {
+        Self { producers, ..self }
     }
 
     /// Initialises the barriers; one thread does it, before the CTA synchronises.

@@ -1,9 +1,10 @@
 //! The conformance suite on GPU 0: every case, law and random problems, for each kernel family.
 //!
 //! `cargo run --release --example gpu_conformance [native|persistent|ampere|general|split|fused]
-//! [cases|laws|random|decode|merge|append|backward|moe] [filter or number]`
+//! [cases|laws|random|decode|merge|append|backward] [filter or number]`
 //!
-//! `backward` is cases, laws and random problems of gradients; `split` and `fused` are their two forms on a Hopper.
+//! `backward` is cases, laws and random problems of gradients, `split` and `fused` are their two forms on a Hopper;
+//! `gpu_moe check` is for mixtures of experts.
 
 use flashcore::{
     Backend, DType,
@@ -12,7 +13,7 @@ use flashcore::{
 use flashcore_testkit::{
     Case, CaseReport, Outcome, append, backward,
     cases::{self, Cost},
-    check_case, merge, moe, properties, random,
+    check_case, merge, properties, random,
 };
 use rayon::prelude::*;
 
@@ -43,12 +44,9 @@ fn main() {
         "merge" => merges(&cuda),
         "append" => appends(&cuda),
         "backward" => gradients(&cuda, word(2)),
-        "moe" => experts(&cuda),
         "cases" | "" => conclude(&check(&cuda, case_work(word(2)))),
         other => {
-            panic!(
-                "nothing is called {other}; use cases, laws, random, decode, merge, append, backward or moe"
-            )
+            panic!("nothing is called {other}; use cases, laws, random, decode, merge, append or backward")
         }
     };
     std::process::exit(i32::from(failed > 0));
@@ -191,11 +189,4 @@ fn conclude_gradients(what: &str, reports: &[(String, Outcome)]) -> usize {
     let (refused, failed) = (refused().count(), failed().count());
     println!("{what}: {} passed, {refused} refused, {failed} failed", reports.len() - refused - failed);
     failed
-}
-
-fn experts(cuda: &Cuda) -> usize {
-    let failures: Vec<String> = SEEDS.iter().flat_map(|&seed| moe::failures(cuda, &HALVES, seed)).collect();
-    failures.iter().take(25).for_each(|failure| println!("{failure}"));
-    println!("moe: {} failed of {}", failures.len(), moe::cases().len() * HALVES.len() * SEEDS.len());
-    failures.len()
 }

@@ -233,9 +233,9 @@ impl Layout {
     }
 
     /// Where consumers leave dSᵀ for the mover: a row for each key.
-    fn handed(b: &mut Builder, cfg: Config, warps: [u32; 2]) -> Pipeline {
+    fn handed(b: &mut Builder, cfg: Config, [producers, consumers]: [u32; 2]) -> Pipeline {
         let tile = b.smem_tile(cfg.input, [cfg.held(), cfg.shape.step], Swizzle::B128, HANDED);
-        Pipeline::between(b, tile, HANDED, warps)
+        Pipeline::new(b, tile, HANDED, consumers).filled_by(producers)
     }
 
     /// Initialises the barriers and makes them known to the CTA.

@@ -43,7 +43,7 @@ pub enum Tile {
     BackwardSums,
     /// A product of experts, or a step of theirs that is cut in one way alone.
     #[serde(rename = "moe")]
-    Moe(Option<moe::product::Shape>),
+    Moe(Option<moe::Cut>),
 }
 
 impl Tile {
@@ -79,7 +79,8 @@ impl KernelConfig {
             Self::BackwardSm80(cfg) => Tile::BackwardSm80(cfg.shape),
             Self::BackwardSm90(cfg) => Tile::BackwardSm90(cfg.shape),
             Self::BackwardSums(_) => Tile::BackwardSums,
-            Self::Moe(moe::Config::Product(cfg)) => Tile::Moe(Some(cfg.shape)),
+            Self::Moe(moe::Config::Product(cfg)) => Tile::Moe(Some(moe::Cut::General(cfg.shape))),
+            Self::Moe(moe::Config::ProductSm90(cfg)) => Tile::Moe(Some(moe::Cut::Sm90(cfg.shape))),
             Self::Moe(_) => Tile::Moe(None),
         }
     }
