@@ -14,7 +14,7 @@
 //! for each pair instead of seven, for the traffic of the sums.
 //!
 //! Either way results are the same bits in every run. Row terms (`−lse` in powers of two, minus
-//! the row sums) come from [`crate::backward_rows`]. `docs/hopper-backward.md` explains the design.
+//! the row sums) come from [`crate::backward_rows`]. `docs/hopper.md` explains the design.
 
 mod config;
 mod consumer;
