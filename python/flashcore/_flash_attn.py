@@ -23,12 +23,17 @@ def flash_attn_func(
     alibi_slopes: Any | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
+    *,
+    q_descale: Any | None = None,
+    k_descale: Any | None = None,
+    v_descale: Any | None = None,
 ) -> Any:
     """``flash_attn.flash_attn_func`` by its signature and meaning, for tensors of any framework.
 
     With ``causal`` or ``window_size`` the last query stands at the last key. Results are always deterministic. With
     ``return_attn_probs`` the log-sum-exp comes along (out, log-sum-exp, None): FlashAttention's probabilities are for its
-    own tests, and without dropout it returns none either. Dropout and ALiBi raise NotImplementedError, and so do gradients
+    own tests, and without dropout it returns none either. FlashAttention-3's ``q_descale``, ``k_descale`` and ``v_descale``,
+    float32, batch x key heads, go with tensors of 8 bits, whose result is bfloat16. Dropout and ALiBi raise NotImplementedError, and so do gradients
     of tensors on a GPU.
 
     >>> import numpy
@@ -39,8 +44,16 @@ def flash_attn_func(
     if dropout_p or alibi_slopes is not None:
         _refuse(dropout_p)
     options = asked(causal, window_size, softmax_scale, softcap, "bshd")
-    result = run(q, k, v, options, NONE, return_attn_probs, None)
+    descale = (q_descale, k_descale, v_descale)
+    values = NONE if all(factors is None for factors in descale) else Values(factors=_alike(descale))
+    result = run(q, k, v, options, values, return_attn_probs, None)
     return (*result, None) if return_attn_probs else result
+
+
+def _alike(descale: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Factors of q, k and v: ones like the others where a tensor has none."""
+    given = next(factors for factors in descale if factors is not None)
+    return tuple(given * 0 + 1 if factors is None else factors for factors in descale)
 
 
 def flash_attn_varlen_func(

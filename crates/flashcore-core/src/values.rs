@@ -7,9 +7,10 @@ use crate::{
     lengths::{Lengths, Sequence, Sequences},
     pages::{Keys, PageTable},
     problem::Problem,
+    scales::Factors,
 };
 
-/// Lengths, sinks and page table of one call, on the host.
+/// Lengths, sinks, factors and page table of one call, on the host.
 ///
 /// A [`Problem`] only says that there are such numbers, so that problems with other numbers are equal and share a plan.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -18,13 +19,16 @@ pub struct Values {
     pub lengths: Lengths,
     /// One extra logit per query head that takes part in the softmax but has no value.
     pub sinks: Option<Arc<[f32]>>,
+    /// What 8-bit tensors are multiplied by.
+    pub factors: Option<Factors>,
     /// Which pages hold the keys of which sequence.
     pub table: Option<PageTable>,
 }
 
 impl Values {
-    /// No lengths, no sinks and no table.
-    pub const NONE: &'static Self = &Self { lengths: Lengths::Uniform, sinks: None, table: None };
+    /// None of these.
+    pub const NONE: &'static Self =
+        &Self { lengths: Lengths::Uniform, sinks: None, factors: None, table: None };
 
     /// Checks the numbers against the problem that asks for them.
     pub fn check(&self, problem: &Problem) -> Result<(), ProblemError> {
@@ -37,6 +41,11 @@ impl Values {
             return Err(ProblemError::OtherSinks { given: self.sinks.is_some() });
         }
         check_sinks(self.sinks.as_deref(), problem.heads_q())?;
+        let given = self.factors.as_ref().map(Factors::kind);
+        if given != problem.scales() {
+            return Err(ProblemError::OtherFactors { given: given.is_some() });
+        }
+        self.factors.as_ref().map_or(Ok(()), |factors| factors.check(problem))?;
         self.check_table(problem)
     }
 
@@ -100,6 +109,12 @@ impl<'a> Instance<'a> {
     /// One extra logit per query head, if any.
     pub fn sink_logits(&self) -> Option<&'a [f32]> {
         self.values.sinks.as_deref()
+    }
+
+    /// What Q, K and V of a batch entry and key head are multiplied by.
+    pub fn factors(&self, batch: usize, head: usize) -> [f32; 3] {
+        let factors = self.values.factors.as_ref();
+        factors.map_or([1.0; 3], |factors| factors.at(self.heads_kv(), batch, head))
     }
 
     /// Where sequence `n` lies.

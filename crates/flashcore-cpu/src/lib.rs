@@ -22,6 +22,7 @@ mod level;
 mod merge;
 #[allow(unsafe_code)]
 mod moe;
+mod narrow;
 #[allow(unsafe_code)]
 mod output;
 mod panels;

@@ -61,7 +61,7 @@ fn member(row: [usize; 9]) -> Result<BackwardMember, ProblemError> {
     let (q, k, v) = (layout(2, queries, dim_qk)?, layout(1, KEYS, dim_qk)?, layout(1, KEYS, dim_v)?);
     let out = layout(2, queries, dim_v)?;
     let numbers = SINKS[sinks].map(|_| [0.5, -1.0].into());
-    let values = Values { lengths: kind.lengths(queries), sinks: numbers, table: None };
+    let values = Values { lengths: kind.lengths(queries), sinks: numbers, ..Values::default() };
     let forward = Spec {
         out: Some(out),
         mask: mask_of(mask),

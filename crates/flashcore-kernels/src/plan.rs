@@ -15,6 +15,7 @@ mod general;
 pub(crate) mod hopper;
 mod merge;
 mod moe;
+mod narrow;
 mod single;
 mod tile;
 pub mod tuned;
@@ -117,8 +118,16 @@ pub enum PlanError {
     )]
     Turing(DType),
     /// The element type has no kernel.
-    #[error("GPU kernels take f16, bf16 and f32, not {0}; convert the tensors or use the CPU backend")]
+    #[error("GPU kernels take f16, bf16, f32 and e4m3, not {0}; convert the tensors or use the CPU backend")]
     DType(DType),
+    /// 8-bit tensors that the one kernel for them does not take.
+    #[error(
+        "GPU kernels do not take these 8-bit tensors: {reason}; convert them to f16 or use the CPU backend"
+    )]
+    Narrow {
+        /// Why not.
+        reason: String,
+    },
     /// The features of a head do not fit the kernels.
     #[error(
         "GPU kernels take head dims up to {MOST_FEATURES}, not {qk} (q, k) and {v} (v); use the CPU backend"
@@ -186,6 +195,11 @@ pub enum PlanError {
 
 impl Plan {
     fn single(kernel: KernelConfig, problem: &Problem, gpu: &Gpu, why: &'static str) -> Self {
+        if let KernelConfig::Sm90(cfg) = kernel
+            && cfg.narrow()
+        {
+            return Self::narrow(cfg, problem, gpu, why);
+        }
         let extent = match &kernel {
             KernelConfig::Sm80(cfg) => forward_sm80::extent(cfg, problem),
             KernelConfig::Sm90(cfg) => Some(forward_sm90::extent(*cfg, problem, gpu.sms)),
@@ -204,8 +218,14 @@ impl Plan {
     /// The same kernel for another problem of its kind.
     #[must_use]
     pub fn rebound(&self, problem: &Problem) -> Self {
-        let launches = Self::single(*self.kernel(), problem, &self.gpu, self.why).launches;
-        Self { launches, ..self.clone() }
+        let Self { launches, main, .. } = Self::single(*self.kernel(), problem, &self.gpu, self.why);
+        Self { launches, main, ..self.clone() }
+    }
+
+    /// The same problem by another kernel that takes it: for experiments.
+    #[must_use]
+    pub fn by(&self, kernel: KernelConfig, problem: &Problem) -> Self {
+        Self::single(kernel, problem, &self.gpu, "asked for")
     }
 
     /// The kernel that does most of the work.
@@ -298,10 +318,11 @@ fn plan_few(problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Result<Plan,
 fn plan_many(problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Plan, PlanError> {
     let input = check(problem, gpu)?;
     match hopper::accept(problem, input, gpu, access(problem, alignment)) {
-        Ok(half) => {
+        Ok(()) => {
             let (shape, why) = hopper::shape(problem, gpu);
-            Ok(Plan::single(hopper_config(problem, half, shape)?, problem, gpu, why))
+            Ok(Plan::single(hopper_config(problem, input, shape)?, problem, gpu, why))
         }
+        Err(reason) if input.bytes() == 1 => Err(narrow::refused(&reason)),
         Err(reason) => {
             let passed_over = vec![format!("forward_sm90: {reason}")];
             Ok(Plan { passed_over, ..plan_general(problem, gpu, alignment)? })
@@ -312,6 +333,9 @@ fn plan_many(problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Plan, PlanE
 /// As [`plan`], but always the general kernel: for comparing it with others.
 pub fn plan_general(problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Plan, PlanError> {
     let input = check(problem, gpu)?;
+    if input.bytes() == 1 {
+        return Err(narrow::refused("the general kernel multiplies 16 bits and more"));
+    }
     let (shape, why) = general::shape(problem, input, gpu)?;
     if Side::Queries.tile_count(problem, shape.tile_m(problem.dim_v() as u32)) > i32::MAX as u64 {
         return Err(PlanError::Tiles);
@@ -346,13 +370,15 @@ fn decode_config(
 /// The Hopper kernel for a problem, cut as `shape` says.
 fn hopper_config(
     problem: &Problem,
-    half: Half,
+    input: Element,
     shape: forward_sm90::Shape,
 ) -> Result<KernelConfig, PlanError> {
     let lengths = LengthsKind::of(problem).ok_or(PlanError::Lengths)?;
     Ok(KernelConfig::Sm90(hopper::with_policy(forward_sm90::Config {
-        input: half,
-        output: output(problem, half.element()),
+        input,
+        scaled: problem.scales().is_some(),
+        keys_of_sum: (input.bytes() == 1).then_some(narrow::KEYS_OF_SUM),
+        output: output(problem, input),
         accumulate: problem.accumulate(),
         dim_qk: problem.dim_qk() as u32,
         dim_v: problem.dim_v() as u32,
@@ -393,7 +419,12 @@ fn general_config(
 
 /// What the output is made of.
 fn output(problem: &Problem, input: Element) -> Element {
-    if problem.out_dtype() == DType::F32 { Element::F32 } else { input }
+    match problem.out_dtype() {
+        DType::F32 => Element::F32,
+        DType::F16 => Element::F16,
+        DType::BF16 => Element::Bf16,
+        _ => input,
+    }
 }
 
 /// Whether the GPU is new enough.
@@ -412,6 +443,7 @@ fn check(problem: &Problem, gpu: &Gpu) -> Result<Element, PlanError> {
         }
         DType::BF16 => Element::Bf16,
         DType::F32 => Element::F32,
+        DType::E4M3 => Element::E4m3,
         other => return Err(PlanError::DType(other)),
     };
     let (qk, v) = (problem.dim_qk(), problem.dim_v());

@@ -1,4 +1,4 @@
-//! Lengths, sinks and page table of a call on the host, as the bytes that an executor uploads.
+//! Lengths, sinks, factors and page table of a call on the host, as the bytes that an executor uploads.
 
 use flashcore_core::{AppendCall, DType, Index, Instance, Lengths, PageTable, Slots};
 use flashcore_ptx::launch::Slot;
@@ -19,11 +19,18 @@ pub fn host_values(call: Instance<'_>) -> Vec<(Slot, Vec<u8>)> {
         Some(DType::BF16) => sinks.iter().flat_map(|&s| bf16::from_f32(s).to_le_bytes()).collect(),
         _ => sinks.iter().flat_map(|s| s.to_le_bytes()).collect(),
     });
+    let factors = |n: usize| {
+        let all = call.values().factors.as_ref()?.all();
+        Some(all[n].iter().flat_map(|factor| factor.to_le_bytes()).collect())
+    };
     let arrays = [
         (slots::LENGTHS_Q, q.map(numbers)),
         (slots::LENGTHS_KV, kv.map(numbers)),
         (slots::TABLE, table(call)),
         (slots::SINKS, sinks),
+        (slots::FACTORS_Q, factors(0)),
+        (slots::FACTORS_K, factors(1)),
+        (slots::FACTORS_V, factors(2)),
     ];
     arrays.into_iter().filter_map(|(slot, bytes)| Some((slot, bytes?))).collect()
 }

@@ -130,12 +130,12 @@ fn merges(cuda: &Cuda) -> usize {
 
 fn appends(cuda: &Cuda) -> usize {
     let failures: Vec<String> =
-        SEEDS.iter().flat_map(|&seed| append::failures(cuda, &DType::ALL, seed)).collect();
+        SEEDS.iter().flat_map(|&seed| append::failures(cuda, &DType::COMMON, seed)).collect();
     failures.iter().take(25).for_each(|failure| println!("{failure}"));
     println!(
         "append: {} failed of {}",
         failures.len(),
-        append::cases().len() * DType::ALL.len() * SEEDS.len()
+        append::cases().len() * DType::COMMON.len() * SEEDS.len()
     );
     failures.len()
 }

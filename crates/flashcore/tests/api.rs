@@ -134,6 +134,7 @@ fn attempt(arguments: &Arguments) -> Result<(), Error> {
         lengths: arguments.lengths.clone(),
         sinks: arguments.sinks.clone().map(Into::into),
         table: None,
+        factors: None,
     };
     let instance = Instance::new(&problem, &values).expect("the call was computed");
     let verdict = judge(instance, data, got, Some(result.lse.values()), Rows::ALL);

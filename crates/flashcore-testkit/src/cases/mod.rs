@@ -144,7 +144,7 @@ impl Case {
             inputs: Inputs::Normal,
             placement: Placement::Dense,
             f16_bar: None,
-            dtypes: &DType::ALL,
+            dtypes: &DType::COMMON,
         }
     }
 
@@ -181,7 +181,7 @@ impl Case {
     /// The lengths, table and sinks of the case; the seed decides about the sinks.
     pub fn values(&self, seed: u64) -> Values {
         let sinks = self.sinks.logits(self.q.heads, seed).map(Into::into);
-        Values { lengths: self.lengths.clone(), sinks, table: self.table.clone() }
+        Values { lengths: self.lengths.clone(), sinks, table: self.table.clone(), factors: None }
     }
 
     /// The case as a problem.
