@@ -377,7 +377,7 @@ fn hopper_config(
     Ok(KernelConfig::Sm90(hopper::with_policy(forward_sm90::Config {
         input,
         scaled: problem.scales().is_some(),
-        keys_of_sum: (input.bytes() == 1).then_some(narrow::KEYS_OF_SUM),
+        settles: input.bytes() == 1,
         output: output(problem, input),
         accumulate: problem.accumulate(),
         dim_qk: problem.dim_qk() as u32,

@@ -3,6 +3,7 @@
 //! A CTA turns 128 keys of a head by way of shared memory. Keys come out in another order inside of each sixteen, that
 //! in which probabilities lie in registers (see [`crate::parts::softmax`]): place 4q + i holds key 2q + (i & 1) + 8 (i >> 1).
 //! Keys that are not used, and those up to a multiple of 128, become zeros, so that nothing that lies there is multiplied.
+//! Behind the features of a head there is a row of ones, by which probabilities are added up, and rows of zeros up to eight.
 
 use flashcore_core::{Dims, Layout, Problem};
 use flashcore_ptx::{
@@ -23,6 +24,10 @@ use crate::{
     slots,
 };
 
+/// Rows behind the features, of which the first has a one for every key.
+pub(crate) const COUNTED: u32 = 8;
+/// Four ones.
+const ONES: u32 = 0x3838_3838;
 /// Keys that a CTA turns.
 const KEYS: u32 = 128;
 /// Keys whose order changes among themselves.
@@ -65,18 +70,23 @@ fn padded_keys(problem: &Problem) -> usize {
     problem.seq_kv().next_multiple_of(KEYS as usize)
 }
 
+/// Rows of a head in the workspace.
+fn rows(problem: &Problem) -> usize {
+    problem.dim_v() + COUNTED as usize
+}
+
 /// The workspace that holds the turned values.
 pub(crate) fn workspace(problem: &Problem) -> Workspace {
-    let features = problem.batch() * problem.heads_kv() * problem.dim_v();
+    let features = problem.batch() * problem.heads_kv() * rows(problem);
     Workspace { slot: slots::TURNED, bytes: features as u64 * padded_keys(problem) as u64, zeroed: false }
 }
 
 /// How tensor copies see the turned values: `keys` keys of all features of a head at once.
 pub(crate) fn turned_map(problem: &Problem, keys: u32) -> TensorMapSpec {
-    let dims = Dims::new(problem.batch(), problem.heads_kv(), problem.dim_v(), padded_keys(problem));
+    let dims = Dims::new(problem.batch(), problem.heads_kv(), rows(problem), padded_keys(problem));
     let layout = Layout::bhsd(dims).expect("the plan has seen that the workspace can be indexed");
     let swizzle = Element::E4m3.swizzle(keys);
-    slab_map(&layout, Element::E4m3, slots::TURNED, (problem.dim_v() as u32, swizzle))
+    slab_map(&layout, Element::E4m3, slots::TURNED, (rows(problem) as u32, swizzle))
 }
 
 /// Where a CTA works.
@@ -110,10 +120,11 @@ pub fn turn_values(cfg: &Config) -> Result<Program<Problem>, BuildError> {
     let [_, used] = lengths.used(&mut b, place.batch);
     gather(&mut b, cfg, &v, memory, used, &place);
     b.sync_cta();
-    let features = b.let_(flat_head * cfg.dim);
+    let features = b.let_(flat_head * (cfg.dim + COUNTED));
     let start = b.let_(features.widen() * padded + first.widen());
     let start = b.let_(turned + start);
     scatter(&mut b, cfg, memory, (start, padded), thread);
+    count(&mut b, cfg, (start, padded), thread);
     b.finish(&name, params)
 }
 
@@ -169,6 +180,18 @@ fn scatter(
             }
         });
     }
+}
+
+/// Writes the row of ones and the zeros behind: a thread has sixteen places of one row. What is hidden has a probability of
+/// zero, so that its one counts for nothing.
+fn count(b: &mut Builder, cfg: &Config, (start, padded): (Reg<U64>, Reg<U64>), thread: Reg<U32>) {
+    b.if_(thread.lt(COUNTED * SIXTEENS), |b| {
+        let (row, sixteen) = (b.let_(thread / SIXTEENS), b.let_((thread % SIXTEENS) * SIXTEEN));
+        let word = b.let_(row.eq(0).select(ONES, 0));
+        let skip = b.let_((row + cfg.dim).widen() * padded + sixteen.widen());
+        let to = b.let_(start + skip);
+        b.store_global(Global::from(to), &[Val::from(word); 4]);
+    });
 }
 
 /// Turns four words of four bytes: byte `i` of word `j` becomes byte `j` of word `i`.

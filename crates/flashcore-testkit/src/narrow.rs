@@ -81,9 +81,9 @@ pub fn cases() -> Vec<NarrowCase> {
     all
 }
 
-/// The project's named shapes.
-pub fn named() -> Vec<NarrowCase> {
-    let named = cases::tagged(Tag::Named).into_iter().filter(|case| case.cost() < Cost::Huge);
+/// The project's named shapes that cost at most `cost`.
+pub fn named(cost: Cost) -> Vec<NarrowCase> {
+    let named = cases::tagged(Tag::Named).into_iter().filter(|case| case.cost() <= cost);
     let with = |case| NarrowCase { case, scales: Some(Scales::PerHead), out: DType::F32, accumulate: false };
     named.map(with).collect()
 }

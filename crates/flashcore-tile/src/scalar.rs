@@ -73,7 +73,13 @@ impl Builder {
     }
 
     #[track_caller]
-    pub(crate) fn op_into<T: Type, const N: usize>(&mut self, dst: Reg<T>, op: Op, mods: &[Mod], args: [Arg; N]) {
+    pub(crate) fn op_into<T: Type, const N: usize>(
+        &mut self,
+        dst: Reg<T>,
+        op: Op,
+        mods: &[Mod],
+        args: [Arg; N],
+    ) {
         self.check_set(dst, join(&args));
         let operands: Vec<_> = std::iter::once(dst.operand()).chain(args.map(|arg| arg.operand)).collect();
         self.emit(op, mods, operands);

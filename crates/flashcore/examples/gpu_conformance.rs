@@ -1,7 +1,7 @@
 //! The conformance suite on GPU 0: every case, law and random problems, for each kernel family.
 //!
 //! `cargo run --release --example gpu_conformance [native|persistent|ampere|general]
-//! [cases|laws|random|decode|merge|append|backward|moe] [filter or number]`
+//! [cases|laws|random|decode|merge|append|narrow|backward|moe] [filter or number]`
 //!
 //! `backward` is cases, laws and random problems of gradients.
 
@@ -9,7 +9,7 @@ use flashcore::{Backend, DType, cuda::Cuda};
 use flashcore_testkit::{
     Case, CaseReport, Outcome, append, backward,
     cases::{self, Cost},
-    check_case, merge, moe, properties, random,
+    check_case, merge, moe, narrow, properties, random,
 };
 use rayon::prelude::*;
 
@@ -37,12 +37,13 @@ fn main() {
         "decode" => random_problems(&cuda, random::Limits::DECODE, word(2).parse().unwrap_or(RANDOM)),
         "merge" => merges(&cuda),
         "append" => appends(&cuda),
+        "narrow" => narrows(&cuda),
         "backward" => gradients(&cuda, word(2)),
         "moe" => experts(&cuda),
         "cases" | "" => conclude(&check(&cuda, case_work(word(2)))),
         other => {
             panic!(
-                "nothing is called {other}; use cases, laws, random, decode, merge, append, backward or moe"
+                "nothing is called {other}; use cases, laws, random, decode, merge, append, narrow, backward or moe"
             )
         }
     };
@@ -137,6 +138,16 @@ fn appends(cuda: &Cuda) -> usize {
         failures.len(),
         append::cases().len() * DType::COMMON.len() * SEEDS.len()
     );
+    failures.len()
+}
+
+/// Tensors of 8 bits: every case, and the named shapes with their bar.
+fn narrows(cuda: &Cuda) -> usize {
+    let cases: Vec<_> = narrow::cases().into_iter().chain(narrow::named(Cost::Large)).collect();
+    let failures: Vec<String> =
+        SEEDS.par_iter().flat_map(|&seed| narrow::failures(cuda, &cases, seed)).collect();
+    failures.iter().take(25).for_each(|failure| println!("{failure}"));
+    println!("narrow: {} failed of {}", failures.len(), cases.len() * SEEDS.len());
     failures.len()
 }
 

@@ -9,6 +9,7 @@ use super::ROWS_PER_GROUP;
 use crate::{
     parts::{lengths::LengthsKind, mask::Sides, sinks::sink_name},
     plan::hopper,
+    turn_values::COUNTED,
 };
 
 /// A kernel of this family: two configs that are equal give the same text.
@@ -18,8 +19,8 @@ pub struct Config {
     pub input: Element,
     /// Whether Q, K and V have factors.
     pub scaled: bool,
-    /// Keys whose products tensor cores add up before their sum is added to that of the others in f32; all where `None`.
-    pub keys_of_sum: Option<u32>,
+    /// Whether what tensor cores have added up over a key tile is added to the rest in f32.
+    pub settles: bool,
     /// What the output is made of: as the input where that has 16 bits, or f32.
     pub output: Element,
     /// Whether the result is merged into what output and LSE hold already; the output is f32 then.
@@ -199,8 +200,8 @@ impl Config {
         if self.output != input {
             name.push_str(&format!("_to_{}", self.output.name()));
         }
-        if let Some(keys) = self.keys_of_sum {
-            name.push_str(&format!("_sum{keys}"));
+        if self.settles {
+            name.push_str("_settled");
         }
         if self.accumulate {
             name.push_str("_acc");
@@ -223,12 +224,9 @@ impl Config {
         self.input.bytes() == 1
     }
 
-    /// Key tiles whose products are added up by tensor cores before their sum is added to that of the others in f32.
-    pub(super) const fn tiles_of_sum(&self) -> Option<u32> {
-        match self.keys_of_sum {
-            Some(keys) => Some(keys / self.shape.tile_n),
-            None => None,
-        }
+    /// Columns of sums of probabilities, beside the output's: where elements have 8 bits.
+    pub(super) const fn counted_cols(&self) -> u32 {
+        if self.narrow() { COUNTED } else { 0 }
     }
 
     /// Shared memory of a CTA, but for barriers and what parts of a tile are merged in.

@@ -156,7 +156,12 @@ impl Layout {
         let q = b.smem_tile(cfg.input, [cfg.tile_m(), qk], Swizzle::B128, q_stages);
         let k = b.smem_tile(cfg.input, [tile_n, qk], Swizzle::B128, stages);
         let v = match cfg.narrow() {
-            true => b.smem_tile(cfg.input, [cfg.dim_v, tile_n], cfg.input.swizzle(tile_n), stages),
+            true => b.smem_tile(
+                cfg.input,
+                [cfg.dim_v + cfg.counted_cols(), tile_n],
+                cfg.input.swizzle(tile_n),
+                stages,
+            ),
             false => b.smem_tile(cfg.input, [tile_n, v], Swizzle::B128, stages),
         };
         let staging = b.smem_tile(cfg.output, [ROWS_PER_WARP, staging.cols], Swizzle::B128, places);

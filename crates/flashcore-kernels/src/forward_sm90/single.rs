@@ -37,11 +37,11 @@ pub(super) fn consumer(b: &mut Builder, cfg: Config, args: &Arguments, layout: &
     let output = Output::new(b, cfg);
     output.clear(b);
     let output = compute(b, &consumer, &tile, &tiles, some, output);
-    let output = output.settle(b);
+    let (output, counted) = output.settle(b);
     let Some(exchange) = layout.exchange else {
         let epilogue = Epilogue::new(b, &consumer);
         let sinks = consumer.sinks(b, &tile);
-        let finished = consumer.softmax.finish(b, sinks);
+        let finished = consumer.softmax.finish(b, sinks, counted);
         let ended = consumer.end_rows(b, &tile, finished);
         consumer.write_lse(b, &tile, ended.lse);
         epilogue.write(b, &consumer, &tile, output, ended);

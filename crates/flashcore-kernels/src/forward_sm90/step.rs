@@ -93,10 +93,10 @@ impl Consumer<'_> {
             self.give_back_values(b, &v);
             (scores, output, probs)
         };
-        self.flush(b, &output);
+        self.settle_early(b, &output);
         match run.softmax {
-            Order::SumsFirst => self.softmax.step(b, &scores, &probs, &output.tiles()),
-            Order::MaximaFirst => self.softmax.careful_step(b, &scores, &probs, &output.tiles()),
+            Order::SumsFirst => self.softmax.step(b, &scores, &probs, &output.lasting()),
+            Order::MaximaFirst => self.softmax.careful_step(b, &scores, &probs, &output.lasting()),
         }
         b.add_to(self.kv_count, 1);
         b.set(run.block, run.block - 1);
@@ -130,13 +130,14 @@ impl Consumer<'_> {
     pub(super) fn pv(
         &self,
         b: &mut Builder,
-        Output { recent, settled }: Output,
+        output: Output,
         probs: Fragment,
         stage: &Stage,
     ) -> Pending<(Output, Fragment)> {
         let v = self.v.plus(b, stage.bytes);
-        b.wgmma_rs(recent, Start::Accumulate, probs, &v)
-            .map(|(recent, probs)| (Output { recent, settled }, probs))
+        let start = output.start();
+        let Output { recent, settled } = output;
+        b.wgmma_rs(recent, start, probs, &v).map(|(recent, probs)| (Output { recent, settled }, probs))
     }
 
     /// The stage of the values of the key tile before the one that is counted now.

@@ -165,13 +165,22 @@ impl Consumer<'_> {
         v: &Stage,
     ) {
         let sinks = self.sinks(b, tile);
-        let finished = self.softmax.finish(b, sinks);
+        if self.cfg.narrow() {
+            // The sums that rows are divided by come out of the last product too.
+            let (output, _) = output.wait(b);
+            v.release(b, self.leader);
+            let (output, counted) = output.settle(b);
+            let finished = self.softmax.finish(b, sinks, counted);
+            let ended = self.end_rows(b, tile, finished);
+            self.write_lse(b, tile, ended.lse);
+            return epilogue.write(b, self, tile, output, ended);
+        }
+        let finished = self.softmax.finish(b, sinks, None);
         let ended = self.end_rows(b, tile, finished);
         self.write_lse(b, tile, ended.lse);
         let (output, _) = output.wait(b);
         v.release(b, self.leader);
-        let output = output.settle(b);
-        epilogue.write(b, self, tile, output, ended);
+        epilogue.write(b, self, tile, &output.recent, ended);
     }
 
     /// Issues the last PV of a tile.

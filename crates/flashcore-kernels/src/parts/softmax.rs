@@ -217,15 +217,19 @@ impl Softmax {
     fn prob(&self, b: &mut Builder, sums: &mut Sums, [row, col]: [usize; 2], score: Reg<F32>) -> Reg<F32> {
         let power = b.fma(score, self.scale, self.offset[row]);
         let prob = b.exp2(power);
-        sums.add(b, row, col, prob);
+        sums.add(b, row, col, prob, self.element);
         prob
     }
 
-    /// Ends the rows: sums over the quad that shares them, and adds the sink's exponential if there is one.
+    /// Ends the rows: sums over the quad that shares them, and adds the sink's exponential if there is one. `counted` are
+    /// sums of probabilities as they were rounded, where somebody else has added them up.
     #[track_caller]
-    pub fn finish(&self, b: &mut Builder, sinks: Option<Rows<F32>>) -> Finished {
+    pub fn finish(&self, b: &mut Builder, sinks: Option<Rows<F32>>, counted: Option<Rows<F32>>) -> Finished {
+        let whole = |b: &mut Builder, sum| over_quad(b, sum, |b, x, y| b.add(x, y));
         let rows: [_; ROWS_PER_THREAD] = std::array::from_fn(|row| {
-            let sums = [self.sum[row], self.rounded[row]].map(|sum| over_quad(b, sum, |b, x, y| b.add(x, y)));
+            let exact = whole(b, self.sum[row]);
+            let rounded = counted.map_or_else(|| whole(b, self.rounded[row]), |counted| counted[row]);
+            let sums = [exact, rounded];
             let top = b.neg(self.offset[row]);
             close(b, top, sums, sinks.map(|sinks| sinks[row]))
         });
@@ -349,7 +353,7 @@ impl<'a> Exponentials<'a> {
             let row = Acc::row(i);
             b.fma_into(score, score, self.softmax.scale, self.softmax.offset[row]);
             b.exp2_into(score, score);
-            self.sums.add(b, row, i & 1, score);
+            self.sums.add(b, row, i & 1, score, self.softmax.element);
         }
     }
 
@@ -391,9 +395,13 @@ struct Sums {
 
 impl Sums {
     #[track_caller]
-    fn add(&mut self, b: &mut Builder, row: usize, col: usize, prob: Reg<F32>) {
+    fn add(&mut self, b: &mut Builder, row: usize, col: usize, prob: Reg<F32>, element: Element) {
         let (sum, largest) = (&mut self.sums[row][col], &mut self.largest[row]);
         *sum = Some(sum.map_or(prob, |sum| b.add(sum, prob)));
+        // Rounded probabilities of 8 bits are added up by tensor cores.
+        if element.bytes() == 1 {
+            return;
+        }
         let bits = b.float_bits(prob);
         *largest = Some(largest.map_or(bits, |largest| b.max(largest, bits)));
     }
@@ -403,7 +411,7 @@ impl Sums {
         const SOME: &str = "a tile has at least two columns";
         let exact = self.sums.map(|[even, odd]| b.add(even.expect(SOME), odd.expect(SOME)));
         // Probabilities that stay f32 are as they were.
-        if element == Element::F32 {
+        if element == Element::F32 || element.bytes() == 1 {
             return TileSums { exact, rounded: exact };
         }
         let largest = self.largest.map(|bits| b.float_of_bits(bits.expect(SOME)));
@@ -433,7 +441,7 @@ fn row_maxima(b: &mut Builder, scores: &Acc) -> Rows<F32> {
 
 /// Combines a value over the four lanes that share a row.
 #[track_caller]
-fn over_quad(
+pub(crate) fn over_quad(
     b: &mut Builder,
     value: Reg<F32>,
     combine: impl Fn(&mut Builder, Reg<F32>, Reg<F32>) -> Reg<F32>,

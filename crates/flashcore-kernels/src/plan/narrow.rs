@@ -15,10 +15,6 @@ use crate::{
 /// Most features of a head: the sums of more do not fit in registers twice.
 pub(super) const MOST_FEATURES: usize = 128;
 
-/// Keys after which a sum that tensor cores keep in 13 bits is added to one of 24: they cut it off at every 32 keys, which
-/// would take 1 % of a sum of 16,384 values of one sign away.
-pub(super) const KEYS_OF_SUM: u32 = 512;
-
 /// The tile, and why.
 pub(super) fn shape(problem: &Problem) -> (Shape, &'static str) {
     let narrow = problem.dim_qk().max(problem.dim_v()) <= 64;

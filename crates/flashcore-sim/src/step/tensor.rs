@@ -54,7 +54,7 @@ impl Matrix {
 const NARROW_BITS: i32 = 13;
 
 /// `sum` with products added as tensor cores of sm_90 add those of 8-bit numbers: every term, the sum so far included, is
-/// cut off at as many bits below the largest of them.
+/// cut off at as many bits below the largest of them, and so is the result below its own first bit.
 fn narrow_sum(sum: f32, products: impl Iterator<Item = f32> + Clone) -> f32 {
     let terms = || products.clone().chain([sum]);
     let largest = terms().fold(0.0f32, |largest, term| largest.max(term.abs()));
@@ -64,7 +64,8 @@ fn narrow_sum(sum: f32, products: impl Iterator<Item = f32> + Clone) -> f32 {
     let exponent = (largest.to_bits() >> 23) as i32 - 127;
     let quantum = f64::from(NARROW_BITS - exponent).exp2();
     let units: f64 = terms().map(|term| (f64::from(term) * quantum).trunc()).sum();
-    (units / quantum) as f32
+    let kept = !(u32::MAX >> (9 + NARROW_BITS));
+    f32::from_bits(((units / quantum) as f32).to_bits() & kept)
 }
 
 /// Turns an element's bits into its value; chosen once for many elements.
@@ -102,6 +103,8 @@ mod tests {
         assert_eq!(narrow_sum(1.0, [-at(14)].into_iter()), 1.0);
         assert_eq!(narrow_sum(1.0, [at(14); 32].into_iter()), 1.0, "each by itself");
         assert_eq!(narrow_sum(0.0, [at(14), at(14)].into_iter()), at(13));
+        let carried = narrow_sum(1.0 + at(13), [1.0].into_iter());
+        assert_eq!(carried, 2.0, "a sum that has grown by a bit has one less behind the point");
         assert!(narrow_sum(1.0, [f32::NAN].into_iter()).is_nan());
     }
 }
