@@ -106,6 +106,8 @@ class Values(NamedTuple):
     """Bounds on the queries and keys of packed sequences."""
     table: Any = None
     """The numbers of the pages that hold the keys of each sequence."""
+    slopes: Any = None
+    """ALiBi's, of heads or of sequences x heads."""
     factors: Any = None
     """What q, k and v of 8 bits are multiplied by: three numbers, or three tensors of batch x key heads."""
 

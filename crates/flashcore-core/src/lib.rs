@@ -10,6 +10,7 @@
 //! | [`TensorView`], [`TensorViewMut`], [`Tensor`] | host memory with a layout |
 //! | [`Mask`] | which keys a query may see |
 //! | [`Sequences`] | whether batch entries use a part of their sequence, or sequences are packed |
+//! | [`Bias`] | what is added to scores |
 //! | [`Pages`] | that keys and values lie in pages, which a table finds |
 //! | [`E4M3`], [`E5M2`], [`Scales`] | 8-bit floats, and what they are multiplied by |
 //! | [`Problem`] | all of it together, checked: what a plan is made from |
@@ -25,6 +26,7 @@
 mod append;
 mod backend;
 mod backward;
+mod bias;
 mod call;
 mod dtype;
 mod error;
@@ -50,6 +52,7 @@ pub use backend::{Backend, BackendError, Ran};
 pub use backward::{
     BackwardCall, BackwardInputs, BackwardProblem, BackwardSpec, GradientsMut, RowSums, RowTerms,
 };
+pub use bias::{Bias, BiasError, HeadBias};
 pub use call::{Data, DataMut, HostCall};
 pub use dtype::{DType, Element};
 pub use error::{Axis, Operand, ProblemError};

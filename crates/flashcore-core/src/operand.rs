@@ -34,6 +34,8 @@ pub enum Operand {
     Sinks,
     /// What 8-bit tensors are multiplied by.
     Factors,
+    /// What is added to scores.
+    Bias,
     /// A partial result.
     Part,
     /// The log-sum-exp of a partial result.
@@ -95,6 +97,7 @@ impl fmt::Display for Operand {
             Self::Rotary => "cosines and sines",
             Self::Sinks => "sinks",
             Self::Factors => "factors",
+            Self::Bias => "the bias",
             Self::Part => "a part",
             Self::PartLse => "the lse of a part",
             Self::DOut => "d_out",

@@ -6,6 +6,7 @@ use flashcore_core::{
 
 use crate::{
     covering::{DTYPES, FLAGS, KEYS, Kind, MASKS, QUERIES, SINKS, mask_of, padded, rows},
+    covering_bias,
     plan::Gpu,
 };
 
@@ -48,6 +49,7 @@ pub fn covering_backward() -> Result<Vec<BackwardMember>, ProblemError> {
     rows(&[dims, MASKS, lengths, wishes, padding, gpus, SINKS.len(), dtypes, FLAGS.len()])
         .into_iter()
         .map(member)
+        .chain(covering_bias::backward())
         .collect()
 }
 

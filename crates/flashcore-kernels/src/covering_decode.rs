@@ -130,7 +130,7 @@ fn member(row: &[usize; 10]) -> Result<Member, ProblemError> {
         lengths: kind.lengths(queries),
         sinks: SINKS[sinks].map(|_| logits),
         table: kind.table(),
-        factors: None,
+        ..Values::default()
     };
     let spec = Spec { sinks: SINKS[sinks], ..spec.with(&values) };
     Ok(Member { problem: spec.parse()?, values, gpu: GPUS[gpu], like: None })

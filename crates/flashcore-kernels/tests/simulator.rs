@@ -1,13 +1,14 @@
 //! Kernels in the simulator, every check on, against the f64 oracle of the testkit.
 
 use flashcore_core::{
-    BackendError, DType, Data, Dims, E4M3, Element, HostCall, Instance, Layout, Mask, Problem, Routing, Spec,
-    Values,
+    Activation, BackendError, DType, Data, Dims, E4M3, Element, HostCall, Instance, Layout, Mask, Problem,
+    Routing, Spec, Values,
 };
 use flashcore_kernels::{
     Gpu, KernelConfig, Member, Plan, Tile, covering_decode, covering_experts, covering_merges, covering_set,
     decode, forward_sm80,
     forward_sm90::{self, Order, Staging},
+    moe::{Cut, product_sm90},
     plan, plan_tile,
 };
 use flashcore_lab::simulator::{self, Simulator};
@@ -24,16 +25,18 @@ const fn dtypes(gpu: Gpu) -> &'static [DType] {
     if gpu.capability.0 < 8 { &[DType::F16] } else { &DType::COMMON }
 }
 
-/// The conformance suite's tiny cases on every family; element types alternate, and so do hostile schedules. The
-/// other cases are for `flashcore verify`.
+/// The conformance suite's tiny cases on Hopper and, in turn, on one of the other families; element types alternate, and so
+/// do hostile schedules. The rest is for `flashcore verify`.
 #[test]
 fn kernels_pass_the_conformance_suite() {
-    let gpus = [GPUS[0], GPUS[1], GPUS[2], Gpu::TURING];
+    let gpus = [GPUS[1], GPUS[0], GPUS[2], Gpu::TURING];
     let (simulators, cases) = (gpus.map(Simulator::new), cases::up_to(cases::Cost::Tiny));
-    let work: Vec<_> = (0..gpus.len()).flat_map(|gpu| cases.iter().map(move |case| (gpu, case))).collect();
-    all_pass(&work, |(n, &(gpu, case))| {
+    let pairs = |(n, case)| [0, 1 + n % (gpus.len() - 1)].map(|gpu| (n, gpu, case));
+    let work: Vec<_> = cases.iter().enumerate().flat_map(pairs).collect();
+    all_pass(&work, |(_, &(n, gpu, case))| {
         let dtypes = dtypes(gpus[gpu]);
-        let dtype = dtypes[(n + gpu) % dtypes.len()];
+        // One more at each third case, so that a family meets all of them.
+        let dtype = dtypes[(n + n / 3) % dtypes.len()];
         let check = || suite::check_case(&simulators[gpu], case, dtype, 1);
         let report = case.dtypes.contains(&dtype).then(check)?;
         // Little shared memory, or wide elements, is the one reason not to take a case.
@@ -177,6 +180,29 @@ fn sums_that_are_not_settled_drift() {
     let (settled, lost) = (drift(true), drift(false));
     assert!(settled < 1e-3, "{settled}");
     assert!(lost > 3.0 * settled.max(1e-3), "{lost} without, {settled} with sums in f32");
+}
+
+/// Experts with many tokens on Hopper, cut in every way, by CTAs that have several tiles each.
+#[test]
+fn experts_with_many_tokens_are_right_under_every_schedule() {
+    let case = |name| moe::cases().into_iter().find(|case| case.name == name).unwrap();
+    let (many, padded) = (case("many tokens per expert"), case("many tokens per expert, padded"));
+    let cut = |tile_n, turns, stages| Cut::Sm90(product_sm90::Shape { tile_n, turns, stages });
+    let work = [
+        (
+            moe::Case { activation: Activation::OSS, biases: true, ..many },
+            [cut(256, false, 4), cut(192, true, 4)],
+        ),
+        (moe::Case { traffic: moe::Traffic::OneExpert, ..many }, [cut(192, true, 3), cut(256, false, 3)]),
+        (moe::Case { tokens: 40, ..many }, [cut(192, false, 5), cut(128, true, 4)]),
+        (padded, [cut(128, true, 6), cut(64, false, 5)]),
+    ];
+    all_pass(&work, |(n, (case, cuts))| {
+        let gpu = Gpu { sms: 3, ..Gpu::HOPPER };
+        let simulator = Simulator::seeded(gpu, n as u64).cutting_experts(*cuts);
+        let outcome = moe::check(&simulator, case, [DType::BF16, DType::F16][n % 2], 1);
+        (outcome != Outcome::Passed).then(|| format!("{case}, cut {cuts:?}: {outcome}"))
+    });
 }
 
 /// The laws of f32 outputs, on every family.

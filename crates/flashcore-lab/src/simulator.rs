@@ -19,7 +19,7 @@ use flashcore_core::{
 };
 use flashcore_kernels::{
     ALLOCATED_ALIGNMENT, AnyProgram, Choice, Gpu, KernelConfig, Plan, PlanError, append_values, host_values,
-    plan_append, plan_merge, plan_moe, slots,
+    moe::Cut, plan_append, plan_merge, plan_moe, plan_moe_tiles, slots,
 };
 use flashcore_ptx::launch::{LaunchSpec, Param, Slot};
 use flashcore_sim::{Buffer, Launch, Options, Outcome, Schedule};
@@ -44,6 +44,8 @@ pub struct Simulator {
     gpu: Gpu,
     /// What decides about kernels.
     choice: Choice,
+    /// How products of experts are cut, where the rules do not decide.
+    experts: Option<[Cut; 2]>,
     seed: u64,
     runs: AtomicU64,
     programs: Mutex<HashMap<KernelConfig, Arc<AnyProgram>>>,
@@ -57,13 +59,27 @@ impl Simulator {
 
     /// The same with other hostile schedules.
     pub fn seeded(gpu: Gpu, seed: u64) -> Self {
-        Self { gpu, choice: Choice::Rules, seed, runs: AtomicU64::new(0), programs: Mutex::default() }
+        Self {
+            gpu,
+            choice: Choice::Rules,
+            experts: None,
+            seed,
+            runs: AtomicU64::new(0),
+            programs: Mutex::default(),
+        }
     }
 
     /// Lets this decide about kernels.
     #[must_use]
     pub fn choosing(mut self, choice: Choice) -> Self {
         self.choice = choice;
+        self
+    }
+
+    /// Cuts both products of experts so.
+    #[must_use]
+    pub fn cutting_experts(mut self, cuts: [Cut; 2]) -> Self {
+        self.experts = Some(cuts);
         self
     }
 
@@ -95,27 +111,31 @@ impl Simulator {
         Duration::from_secs_f64(problem.flops() / 2.0 * padding / SPEED)
     }
 
-    /// Launches a plan's kernels over a call's tensors; nothing comes of it where there is nothing to compute.
+    /// Launches a plan's kernels over a call's tensors, one after another; nothing comes of it where there is nothing to
+    /// compute. The outcome is that of the first with a fault, or of the last.
     ///
     /// Faults are findings of the outcome, not errors. The call's outputs are written unless one ended the launch.
     pub fn launch(&self, call: &mut HostCall<'_>, plan: &Plan) -> Result<Option<Outcome>, BackendError> {
-        let mut last: Option<Outcome> = None;
-        for launch in plan.rebound(call.problem()).launches() {
+        let (plan, mut last) = (plan.rebound(call.problem()), None::<Outcome>);
+        for launch in plan.launches() {
             let program = self.program(launch.kernel())?;
             let Some(mut spec) = launch.spec(&program) else { continue };
             if call.outputs().1.is_none() {
                 without(&mut spec, slots::LSE);
             }
-            // What one leaves in scratch memory the next may read; a fault of one ends them all.
-            let before = match last {
-                Some(outcome) if !outcome.is_clean() => return Ok(Some(outcome)),
-                Some(outcome) => outcome.buffers,
-                None => buffers(call),
-            };
-            last = Some(self.run(&program, &spec, before)?);
-        }
-        if let Some(outcome) = last.as_ref().filter(|outcome| !outcome.halted) {
-            write_back(call.outputs(), outcome, [slots::OUT, slots::LSE]);
+            let mut given = buffers(call);
+            // What one has turned the next reads.
+            let turned = |buffer: &Buffer| buffer.slot == slots::TURNED;
+            given.extend(last.take().into_iter().flat_map(|last| last.buffers).filter(turned));
+            let outcome = self.run(&program, &spec, given)?;
+            if !outcome.halted {
+                write_back(call.outputs(), &outcome, [slots::OUT, slots::LSE]);
+            }
+            let faulty = judge(&outcome).is_err();
+            last = Some(outcome);
+            if faulty {
+                break;
+            }
         }
         Ok(last)
     }
@@ -206,7 +226,11 @@ impl Backend for Simulator {
     }
 
     fn moe(&self, call: &mut MoeCall<'_>) -> Result<Ran, BackendError> {
-        let plan = plan_moe(call.problem(), &self.gpu, ALLOCATED_ALIGNMENT).map_err(unsupported)?;
+        let (problem, alignment) = (call.problem(), ALLOCATED_ALIGNMENT);
+        let plan = match self.experts {
+            None => plan_moe(problem, &self.gpu, alignment).map_err(unsupported)?,
+            Some(cuts) => plan_moe_tiles(problem, &self.gpu, alignment, cuts).map_err(failed)?,
+        };
         let mut buffers = moe_buffers(call);
         for launch in plan.launches() {
             let program = self.program(launch.kernel())?;

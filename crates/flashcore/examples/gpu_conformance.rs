@@ -1,15 +1,15 @@
 //! The conformance suite on GPU 0: every case, law and random problems, for each kernel family.
 //!
 //! `cargo run --release --example gpu_conformance [native|persistent|ampere|general]
-//! [cases|laws|random|decode|merge|append|narrow|backward|moe] [filter or number]`
+//! [cases|laws|random|decode|merge|append|narrow|backward] [filter or number]`
 //!
-//! `backward` is cases, laws and random problems of gradients.
+//! `backward` is cases, laws and random problems of gradients; `gpu_moe check` is for mixtures of experts.
 
 use flashcore::{Backend, DType, cuda::Cuda};
 use flashcore_testkit::{
     Case, CaseReport, Outcome, append, backward,
     cases::{self, Cost},
-    check_case, merge, moe, narrow, properties, random,
+    check_case, merge, narrow, properties, random,
 };
 use rayon::prelude::*;
 
@@ -39,11 +39,10 @@ fn main() {
         "append" => appends(&cuda),
         "narrow" => narrows(&cuda),
         "backward" => gradients(&cuda, word(2)),
-        "moe" => experts(&cuda),
         "cases" | "" => conclude(&check(&cuda, case_work(word(2)))),
         other => {
             panic!(
-                "nothing is called {other}; use cases, laws, random, decode, merge, append, narrow, backward or moe"
+                "nothing is called {other}; use cases, laws, random, decode, merge, append, narrow or backward"
             )
         }
     };
@@ -197,11 +196,4 @@ fn conclude_gradients(what: &str, reports: &[(String, Outcome)]) -> usize {
     let (refused, failed) = (refused().count(), failed().count());
     println!("{what}: {} passed, {refused} refused, {failed} failed", reports.len() - refused - failed);
     failed
-}
-
-fn experts(cuda: &Cuda) -> usize {
-    let failures: Vec<String> = SEEDS.iter().flat_map(|&seed| moe::failures(cuda, &HALVES, seed)).collect();
-    failures.iter().take(25).for_each(|failure| println!("{failure}"));
-    println!("moe: {} failed of {}", failures.len(), moe::cases().len() * HALVES.len() * SEEDS.len());
-    failures.len()
 }

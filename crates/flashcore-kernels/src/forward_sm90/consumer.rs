@@ -10,8 +10,8 @@
 
 use flashcore_tile::{Builder, Major, MatrixOperand, Pred, Reg, U32, WARPGROUP, Warpgroup};
 
-use super::{Arguments, Config, Layout, ROWS_PER_GROUP, epilogue::Epilogue, turns::Turn};
-use crate::parts::{scale::Scale, softmax::Softmax};
+use super::{Arguments, Config, Layout, ROWS_PER_GROUP, epilogue::Epilogue};
+use crate::parts::{scale::Scale, softmax::Softmax, turns::Turn};
 
 /// What a consumer keeps for the whole launch.
 pub(super) struct Consumer<'a> {

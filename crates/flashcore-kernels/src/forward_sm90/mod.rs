@@ -20,7 +20,6 @@ mod schedule;
 mod single;
 mod step;
 mod tiles;
-mod turns;
 mod values;
 
 use flashcore_core::Problem;
@@ -42,6 +41,7 @@ use crate::{
         sections::{Sections, full_sections},
         sinks::SinkArgument,
         tensor::TensorArgument,
+        turns::Turns,
     },
     slots, turn_values,
 };
@@ -144,7 +144,7 @@ pub(crate) struct Layout {
     /// Where the CTAs of a cluster exchange their parts of a tile, if there are several.
     exchange: Option<merge::Exchange>,
     /// Where consumers say whose turn it is, if they multiply in turn.
-    turns: Option<turns::Turns>,
+    turns: Option<Turns>,
 }
 
 impl Layout {
@@ -174,7 +174,7 @@ impl Layout {
             reports: reports::Reports::reserve(b, cfg),
             consumers: b.named_barrier(consumers * WARPGROUP),
             exchange: merge::Exchange::reserve(b, cfg),
-            turns: turns::Turns::reserve(b, cfg),
+            turns: cfg.policy.in_turn.then(|| Turns::reserve(b, consumers)),
         }
     }
 

@@ -106,7 +106,8 @@ impl Tile {
             Self::BackwardSm80(shape) => check_backward(shape),
             Self::BackwardSm90(shape) => check_backward_hopper(shape),
             Self::Moe(None) => Ok(()),
-            Self::Moe(Some(shape)) => check_experts(shape),
+            Self::Moe(Some(moe::Cut::General(shape))) => check_experts(shape),
+            Self::Moe(Some(moe::Cut::Sm90(shape))) => check_experts_hopper(shape),
         }
     }
 }
@@ -131,6 +132,14 @@ fn check_experts(shape: &moe::product::Shape) -> Result<(), Misfit> {
         ("warps across rows", across, unit_of_powers(across), 1..=4, "1, 2 or 4"),
         ("stages", shape.stages, 1, 2..=8, "2 to 8"),
         ("ctas_per_sm", shape.ctas_per_sm, 1, 1..=4, "1 to 4"),
+    ])
+}
+
+fn check_experts_hopper(shape: &moe::product_sm90::Shape) -> Result<(), Misfit> {
+    let most = if shape.turns { 192 } else { 256 };
+    check_rules(&[
+        ("tile_n", shape.tile_n, 64, 64..=most, "a multiple of 64 up to 256, or to 192 in turns"),
+        ("stages", shape.stages, 1, 3..=8, "3 to 8"),
     ])
 }
 
@@ -296,6 +305,7 @@ impl Demand {
             moe::Config::Product(cfg) => {
                 (cfg.shape.shared_bytes().into(), cfg.shape.ctas_per_sm, cfg.shape.tile_m)
             }
+            moe::Config::ProductSm90(cfg) => (cfg.shape.shared_bytes().into(), 1, moe::product_sm90::TILE_M),
             _ => (0, 1, 1),
         };
         Self { registers, most_registers: registers, shared_bytes, ctas_per_sm, tile_m, parts: 1 }

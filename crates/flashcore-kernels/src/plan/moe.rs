@@ -8,9 +8,9 @@ use super::{Gpu, Misfit, Plan, PlanError, Tile, check_capability};
 use crate::{
     launch::{KernelConfig, Launch, Subject},
     moe::{
-        Config, IdSource, Layer, Source, combine,
+        Config, Cut, IdSource, Layer, Source, combine,
         product::{self, DEPTH, Glu, Kind, Shape, WeightOrder},
-        route, sort,
+        product_sm90, route, sort,
     },
 };
 
@@ -18,53 +18,86 @@ use crate::{
 const CHUNK: usize = 8;
 /// Shared memory that the driver keeps of each CTA's.
 const RESERVED: u32 = 1024;
+/// Rows per expert from which on products wait for tensor cores more than for weights.
+const MANY_ROWS: usize = 64;
+/// Depth up to which a tile's end takes long beside its products.
+const SHORT: usize = 2048;
 
 /// Plans a mixture of experts; `alignment` is what all addresses of tensors are multiples of, in bytes.
 pub fn plan_moe(problem: &MoeProblem, gpu: &Gpu, alignment: u64) -> Result<Plan, PlanError> {
+    if let Some(cuts) = hopper_cuts(problem, gpu) {
+        let why = "many tokens per expert: weights by tensor copies, products by warpgroups";
+        return plan_with(problem, gpu, alignment, (cuts, why));
+    }
     let (shape, why) = shape(problem, gpu)?;
-    let shapes = [(Kind::Up(Glu::of(problem)), problem.gate_up()), (Kind::Down, problem.down())]
-        .map(|(kind, layout)| narrowed(problem, gpu, shape, kind, layout));
-    plan_with(problem, gpu, alignment, (shapes, why))
+    let cuts = [(Kind::Up(Glu::of(problem)), problem.gate_up()), (Kind::Down, problem.down())]
+        .map(|(kind, layout)| Cut::General(narrowed(problem, gpu, shape, kind, layout)));
+    plan_with(problem, gpu, alignment, (cuts, why))
 }
 
-/// As [`plan_moe`], with tiles of these shapes for both products, whose rows must be alike: for tuning.
+/// As [`plan_moe`], with both products cut so, whose rows must be alike: for tuning.
 pub fn plan_moe_tiles(
     problem: &MoeProblem,
     gpu: &Gpu,
     alignment: u64,
-    shapes: [Shape; 2],
+    cuts: [Cut; 2],
 ) -> Result<Plan, Misfit> {
-    shapes.into_iter().try_for_each(|shape| Tile::Moe(Some(shape)).check())?;
-    if shapes[0].tile_m != shapes[1].tile_m {
-        return Err(Misfit::Kernel { kernel: "moe", reason: "both products share their rows".to_owned() });
+    cuts.into_iter().try_for_each(|cut| Tile::Moe(Some(cut)).check())?;
+    let refused = |reason: &str| Err(Misfit::Kernel { kernel: "moe", reason: reason.to_owned() });
+    if cuts[0].tile_m() != cuts[1].tile_m() {
+        return refused("both products share their rows");
     }
-    Ok(plan_with(problem, gpu, alignment, (shapes, "tiles as asked for"))?)
+    if cuts.iter().any(|cut| matches!(cut, Cut::Sm90(_))) && !takes_hopper(problem, gpu) {
+        return refused("kernels for Hopper take rows of weights, 128 deep or more, and two tokens or more");
+    }
+    Ok(plan_with(problem, gpu, alignment, (cuts, "tiles as asked for"))?)
 }
 
 fn plan_with(
     problem: &MoeProblem,
     gpu: &Gpu,
     alignment: u64,
-    (shapes, why): ([Shape; 2], &'static str),
+    (cuts, why): ([Cut; 2], &'static str),
 ) -> Result<Plan, PlanError> {
     check_capability(gpu, (8, 0))?;
     let half = check(problem, alignment)?;
     let target = if gpu.capability >= (9, 0) { Target::Sm90 } else { Target::Sm80 };
     // One token has every expert once: there is nothing to sort.
     let source = if problem.tokens() <= 1 { Source::Pairs } else { Source::Sorted };
-    let layer = Layer { problem: problem.clone(), tile_m: shapes[0].tile_m, source };
+    let layer = Layer { problem: problem.clone(), tile_m: cuts[0].tile_m(), source };
     if layer.rows() > i32::MAX as u64 {
         return Err(PlanError::Tiles);
     }
-    let kernels = Kernels { problem, half, target, source, shapes };
+    let kernels = Kernels { problem, half, target, source, cuts, sms: gpu.sms };
     let launches = kernels.all().into_iter().map(|kernel| kernels.launch(kernel, &layer));
     let launches = launches.collect::<Result<Vec<_>, _>>()?;
     let main = launches.iter().position(|launch| is_product(launch.kernel())).unwrap_or(0);
     Ok(Plan { main, ..Plan::of(launches, gpu, why) })
 }
 
+/// Whether kernels for Hopper take a problem. A token's bits are not those of other kernels: they may not be chosen by the
+/// number of tokens where bits must not depend on it.
+fn takes_hopper(problem: &MoeProblem, gpu: &Gpu) -> bool {
+    let deep = |features: usize| features >= 2 * DEPTH as usize;
+    let rows = problem.gate_up().is_row_major() && problem.down().is_row_major();
+    let deep = deep(problem.hidden()) && deep(problem.intermediate());
+    gpu.capability == (9, 0) && rows && deep && problem.tokens() > 1 && !problem.spec().batch_invariant
+}
+
+/// How products of many tokens per expert are cut on Hopper, where they are such.
+fn hopper_cuts(problem: &MoeProblem, gpu: &Gpu) -> Option<[Cut; 2]> {
+    let many = problem.entries() / problem.experts() >= MANY_ROWS;
+    // The other consumer multiplies while one writes, which counts where depth is short; biases find no registers then.
+    let turns = |depth: usize| depth <= SHORT && !problem.spec().biases;
+    let cut = |depth: usize| match turns(depth) {
+        true => Cut::Sm90(product_sm90::Shape { tile_n: 192, turns: true, stages: 4 }),
+        false => Cut::Sm90(product_sm90::Shape { tile_n: 256, turns: false, stages: 4 }),
+    };
+    (many && takes_hopper(problem, gpu)).then(|| [cut(problem.hidden()), cut(problem.intermediate())])
+}
+
 const fn is_product(kernel: &KernelConfig) -> bool {
-    matches!(kernel, KernelConfig::Moe(Config::Product(_)))
+    matches!(kernel, KernelConfig::Moe(Config::Product(_) | Config::ProductSm90(_)))
 }
 
 /// What the kernels ask of a problem.
@@ -139,7 +172,8 @@ struct Kernels<'a> {
     half: Half,
     target: Target,
     source: Source,
-    shapes: [Shape; 2],
+    cuts: [Cut; 2],
+    sms: u32,
 }
 
 impl Kernels<'_> {
@@ -151,20 +185,30 @@ impl Kernels<'_> {
             Routing::Given { weights, .. } => weights,
             Routing::Computed { .. } => DType::F32,
         };
-        let ([first, second], tile_m) = (self.shapes, self.shapes[0].tile_m);
+        let ([first, second], tile_m) = (self.cuts, self.cuts[0].tile_m());
         let route = route::Config::of(problem, target).map(Config::Route);
         let sort = sort::Config { target, ids, tile_m };
         let sort = (source == Source::Sorted).then_some(Config::Sort(sort));
         let up = self.product(Kind::Up(Glu::of(problem)), problem.gate_up(), first);
         let down = self.product(Kind::Down, problem.down(), second);
         let combine = combine::Config { target, half, ids, weights, source, top_k };
-        [route, sort, Some(Config::Product(up)), Some(Config::Product(down)), Some(Config::Combine(combine))]
-            .into_iter()
-            .flatten()
-            .collect()
+        [route, sort, Some(up), Some(down), Some(Config::Combine(combine))].into_iter().flatten().collect()
     }
 
-    fn product(&self, kind: Kind, layout: &ExpertLayout, shape: Shape) -> product::Config {
+    fn product(&self, kind: Kind, layout: &ExpertLayout, cut: Cut) -> Config {
+        match cut {
+            Cut::General(shape) => Config::Product(self.general(kind, layout, shape)),
+            Cut::Sm90(shape) => Config::ProductSm90(product_sm90::Config {
+                half: self.half,
+                kind,
+                biases: self.problem.spec().biases,
+                whole: layout.cols().is_multiple_of(DEPTH as usize),
+                shape,
+            }),
+        }
+    }
+
+    fn general(&self, kind: Kind, layout: &ExpertLayout, shape: Shape) -> product::Config {
         let Self { problem, half, target, source, .. } = *self;
         let weights = WeightOrder::of(layout, problem.spec().order, kind);
         let (ids, biases) = (IdSource::of(problem), problem.spec().biases);
@@ -181,6 +225,7 @@ impl Kernels<'_> {
             Config::Route(cfg) => route::extent(cfg, layer),
             Config::Sort(cfg) => sort::extent(cfg, layer),
             Config::Product(cfg) => product::extent(cfg, layer).ok_or(PlanError::Tiles)?,
+            Config::ProductSm90(cfg) => product_sm90::extent(cfg, layer, self.sms).ok_or(PlanError::Tiles)?,
             Config::Combine(cfg) => combine::extent(cfg, layer),
         };
         let subject = Subject::Moe(Box::new(layer.clone()));

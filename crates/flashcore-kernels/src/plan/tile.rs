@@ -42,7 +42,7 @@ pub enum Tile {
     BackwardSm90(backward_sm90::Shape),
     /// A product of experts, or a step of theirs that is cut in one way alone.
     #[serde(rename = "moe")]
-    Moe(Option<moe::product::Shape>),
+    Moe(Option<moe::Cut>),
 }
 
 impl Tile {
@@ -78,7 +78,8 @@ impl KernelConfig {
             Self::TurnValues(_) => Tile::TurnValues,
             Self::BackwardSm80(cfg) => Tile::BackwardSm80(cfg.shape),
             Self::BackwardSm90(cfg) => Tile::BackwardSm90(cfg.shape),
-            Self::Moe(moe::Config::Product(cfg)) => Tile::Moe(Some(cfg.shape)),
+            Self::Moe(moe::Config::Product(cfg)) => Tile::Moe(Some(moe::Cut::General(cfg.shape))),
+            Self::Moe(moe::Config::ProductSm90(cfg)) => Tile::Moe(Some(moe::Cut::Sm90(cfg.shape))),
             Self::Moe(_) => Tile::Moe(None),
         }
     }

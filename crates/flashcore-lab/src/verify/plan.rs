@@ -10,6 +10,7 @@ use flashcore_testkit::{
     Case, Tag,
     backward::{self, laws},
     cases::{self, Cost},
+    moe,
     properties::{self, Property},
     random,
 };
@@ -151,6 +152,8 @@ pub enum Subject {
     /// The stages, on the gradients of one case.
     Gradients(Arc<backward::Case>),
     GradientLaw(&'static laws::Law),
+    /// The stages, on a mixture of experts.
+    Experts(Box<moe::Case>),
 }
 
 impl Check {
@@ -161,6 +164,7 @@ impl Check {
             Subject::Law(law) => format!("law: {}", law.name),
             Subject::Gradients(case) => case.to_string(),
             Subject::GradientLaw(law) => format!("law: {}", law.name),
+            Subject::Experts(case) => case.to_string(),
         };
         format!("{subject} {} seed {}", self.dtype, self.seed)
     }
@@ -182,6 +186,7 @@ pub fn groups(target: &Target, scope: &Scope) -> Vec<Group> {
     groups.push(Group { name: "laws".to_owned(), checks: laws() });
     let count = target.random[extent];
     groups.push(Group { name: "random".to_owned(), checks: randoms(count) });
+    groups.push(Group { name: "moe".to_owned(), checks: experts(count) });
     if target.gradients {
         groups.push(Group { name: "gradients".to_owned(), checks: gradients(GRADIENTS[extent], count) });
     }
@@ -242,6 +247,15 @@ fn gradients(cost: Cost, random: u64) -> Vec<Check> {
     named.chain(random).chain(laws).collect()
 }
 
+/// Mixtures of experts: every case, and random ones.
+fn experts(random: u64) -> Vec<Check> {
+    let check =
+        |case: moe::Case, dtype, seed| Check { subject: Subject::Experts(Box::new(case)), dtype, seed };
+    let named = moe::cases().into_iter().flat_map(|case| DType::COMMON.map(|dtype| check(case, dtype, 1)));
+    let random = (0..random).map(|n| check(moe::random(1, n), DType::COMMON[n as usize % 3], n));
+    named.chain(random).collect()
+}
+
 /// `UsedLengths` becomes `used-lengths`.
 fn tag_name(tag: Tag) -> String {
     let mut name = String::new();
@@ -268,7 +282,7 @@ mod tests {
         let groups = groups(&TARGETS[0], &scope(Extent::Usual, None));
         let names: Vec<_> = groups.iter().map(|group| group.name.as_str()).collect();
         for expected in
-            ["named", "used-lengths", "big-offsets", "ragged", "sinks", "laws", "random", "gradients"]
+            ["named", "used-lengths", "big-offsets", "ragged", "sinks", "laws", "random", "moe", "gradients"]
         {
             assert!(names.contains(&expected), "{names:?}");
         }
@@ -290,7 +304,8 @@ mod tests {
         let forward = |target: &&Target| !target.gradients && target.dtypes == DType::COMMON;
         for target in TARGETS.iter().filter(forward) {
             let groups = groups(target, &Scope { seeds: 1, ..scope(Extent::All, None) });
-            let cases = groups.iter().filter(|group| !["laws", "random"].contains(&group.name.as_str()));
+            let cases =
+                groups.iter().filter(|group| !["laws", "random", "moe"].contains(&group.name.as_str()));
             assert_eq!(cases.map(|group| group.checks.len()).sum::<usize>(), expected, "{}", target.name);
         }
     }

@@ -5,9 +5,7 @@ use std::{ffi::c_void, sync::Arc};
 
 use flashcore_core::{Ids, MoeCall, MoeProblem, Operand, Ran, Routed, Routing};
 use flashcore_cuda::{DeviceBuffer, Prepared, launch_all};
-use flashcore_kernels::{
-    ALLOCATED_ALIGNMENT, Plan, moe::product::Shape, plan_moe, plan_moe_tiles, slots::moe as slots,
-};
+use flashcore_kernels::{ALLOCATED_ALIGNMENT, Plan, moe::Cut, plan_moe, plan_moe_tiles, slots::moe as slots};
 
 use super::{Cuda, Error, ready::MOST_ASKED};
 
@@ -125,9 +123,9 @@ impl Cuda {
     }
 
     /// As [`prepare_moe`](Self::prepare_moe), with tiles of these shapes for both products and kept by nobody: for tuning.
-    pub fn prepare_moe_tiles(&self, problem: &MoeProblem, shapes: [Shape; 2]) -> Result<ReadyMoe, Error> {
+    pub fn prepare_moe_tiles(&self, problem: &MoeProblem, cuts: [Cut; 2]) -> Result<ReadyMoe, Error> {
         let alignment = ALLOCATED_ALIGNMENT;
-        let plan = plan_moe_tiles(problem, &self.gpu, alignment, shapes)?;
+        let plan = plan_moe_tiles(problem, &self.gpu, alignment, cuts)?;
         let (_, launches) = self.kernels.prepare(&plan)?;
         Ok(ReadyMoe { problem: problem.clone(), alignment, plan, launches })
     }

@@ -13,7 +13,6 @@ mod config;
 mod epilogue;
 mod load;
 
-use flashcore_core::{Activation, GateUp};
 use flashcore_tile::{
     Acc, BuildError, Builder, Element, Extent, MMA_K, MMA_M, MatrixOrder, MatrixRows, Params, Program, Reg,
     Scope, SmemTile, U32,
@@ -21,7 +20,7 @@ use flashcore_tile::{
 
 pub use config::{Config, DEPTH, Glu, Kind, Shape, WeightOrder};
 
-use super::{Layer, NONE, Source, ids::IdArgument, overlaps, sort::IndexArgument};
+use super::{Layer, NONE, Source, ids::IdArgument, join::gate_steps, overlaps, sort::IndexArgument};
 use epilogue::Output;
 use load::{RowLoad, WeightLoad};
 
@@ -301,19 +300,4 @@ impl Operands {
             }
         }
     }
-}
-
-/// Factors of a layer's activation: alpha and limit, where it has them.
-fn clamp(layer: &Layer) -> [f32; 2] {
-    match layer.problem.spec().activation {
-        Activation::Clamped { alpha, limit } => [alpha, limit],
-        _ => [1.0, f32::INFINITY],
-    }
-}
-
-/// Elements between gates of neighbouring features, and from a gate to its up, in units of rows of `gate_up`.
-fn gate_steps(layer: &Layer) -> [u64; 2] {
-    let (order, half): (GateUp, usize) = (layer.problem.spec().order, layer.problem.intermediate());
-    let row = |n: usize, up: bool| order.row(n, half, up) as u64;
-    [row(1, false) - row(0, false), row(0, true) - row(0, false)]
 }
