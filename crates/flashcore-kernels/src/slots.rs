@@ -25,6 +25,14 @@ pub const TILE_COUNTER: Slot = Slot(8);
 pub const TABLE: Slot = Slot(9);
 /// Parts of rows whose keys several CTAs share.
 pub const PARTS: Slot = Slot(10);
+/// f32 factors of the queries, where 8-bit tensors have them.
+pub const FACTORS_Q: Slot = Slot(11);
+/// f32 factors of the keys.
+pub const FACTORS_K: Slot = Slot(12);
+/// f32 factors of the values.
+pub const FACTORS_V: Slot = Slot(13);
+/// Workspace: values of 8 bits with the keys of a feature next to each other, see [`crate::turn_values`].
+pub const TURNED: Slot = Slot(14);
 /// What is added to scores: pairs in the problem's layout and type, or f32 slopes. The number is one that gradients do
 /// not use otherwise.
 pub const BIAS: Slot = Slot(16);
