@@ -48,7 +48,9 @@ pub enum BiasError {
         dims: Dims,
     },
     /// Numbers of keys, which have to be there.
-    #[error("the bias has numbers for {got} keys but there are {expected}; expand and copy it along the keys")]
+    #[error(
+        "the bias has numbers for {got} keys but there are {expected}; expand and copy it along the keys"
+    )]
     Keys {
         /// Keys it has.
         got: usize,
@@ -56,7 +58,9 @@ pub enum BiasError {
         expected: usize,
     },
     /// Pairs of packed sequences or of keys in pages.
-    #[error("a bias for each pair needs one sequence for each batch entry; pass slopes, or sequences unpacked")]
+    #[error(
+        "a bias for each pair needs one sequence for each batch entry; pass slopes, or sequences unpacked"
+    )]
     Packed,
     /// A call that brings a bias where none is asked for, or none where one is.
     #[error("the call brings {given} biases but the problem asks for {asked}; bind as many as it says")]

@@ -289,7 +289,8 @@ impl Axes {
             ..Spec::new(dtype, layout(heads, queries, dim_qk)?, keys(dim_qk)?, keys(dim_v)?)
         };
         let sinks = SINKS[sink].map(|_| [0.5, -1.0].into());
-        let values = Values { lengths: kind.lengths(queries), sinks, table: kind.table(), ..Values::default() };
+        let values =
+            Values { lengths: kind.lengths(queries), sinks, table: kind.table(), ..Values::default() };
         let spec = output.spec(Spec { sinks: SINKS[sink], ..spec.with(&values) });
         Ok(Member { problem: spec.parse()?, values, gpu: self.gpus[gpu], like: None })
     }

@@ -5,8 +5,8 @@ use flashcore_core::{
 };
 
 use crate::{
-    covering_bias,
     covering::{DTYPES, FLAGS, KEYS, Kind, MASKS, QUERIES, SINKS, mask_of, padded, rows},
+    covering_bias,
     plan::Gpu,
 };
 

@@ -75,7 +75,10 @@ impl Biased {
             ..Values::default()
         };
         let (q, k) = (padded(q, 0)?, padded(k, 0)?);
-        Ok((Spec { mask: mask_of(mask), bias: Some(bias), ..Spec::new(dtype, q, k, k).with(&values) }, values))
+        Ok((
+            Spec { mask: mask_of(mask), bias: Some(bias), ..Spec::new(dtype, q, k, k).with(&values) },
+            values,
+        ))
     }
 }
 

@@ -183,7 +183,13 @@ impl<'a> Call<'a> {
     /// Where everything is; all in one place.
     pub(crate) fn place(&self) -> Result<Place, CallError> {
         let first = self.arrays[0].place;
-        let floats = self.arrays.iter().chain(&self.lse).chain(&self.sinks).chain(&self.bias).map(|a| (a.operand, a.place));
+        let floats = self
+            .arrays
+            .iter()
+            .chain(&self.lse)
+            .chain(&self.sinks)
+            .chain(&self.bias)
+            .map(|a| (a.operand, a.place));
         let numbers = self.lengths.iter().flatten().map(|n| (n.operand, n.place));
         let table = self.table.iter().map(|table| (Operand::Table, table.place));
         match floats.chain(numbers).chain(table).find(|&(_, place)| place != first) {
@@ -245,7 +251,8 @@ impl<'a> Call<'a> {
     /// Where lengths of queries and of keys, sinks and bias lie on a GPU; 0 where there are none.
     pub(crate) fn value_addresses(&self) -> [u64; 4] {
         let [q, kv] = self.lengths.map(|numbers| numbers.map_or(0, |numbers| numbers.address as u64));
-        let [sinks, bias] = [self.sinks, self.bias].map(|array| array.map_or(0, |array| array.address as u64));
+        let [sinks, bias] =
+            [self.sinks, self.bias].map(|array| array.map_or(0, |array| array.address as u64));
         [q, kv, sinks, bias]
     }
 

@@ -87,7 +87,8 @@ impl Step {
     fn values(&self, packed: bool) -> Values {
         let whole = |numbers: &[i32]| numbers.iter().map(|&n| n.max(0) as u32).collect::<Vec<_>>();
         let keys = whole(&self.keys);
-        let lengths = if packed { Lengths::packed_queries(whole(&self.offsets), keys) } else { Lengths::keys(keys) };
+        let lengths =
+            if packed { Lengths::packed_queries(whole(&self.offsets), keys) } else { Lengths::keys(keys) };
         Values { lengths, table: Some(PageTable::new(self.table.clone(), COLUMNS)), ..Values::default() }
     }
 }
@@ -116,7 +117,8 @@ fn replay(cuda: &Cuda, steps: usize, packed: bool, invariant: bool) -> Outcome<f
     let out = DeviceBuffer::from_host(stream, &vec![0; 2 * elements])?;
     let mut rng = Rng::new(9);
     let first = Step::draw(&mut rng, packed);
-    let mut held = [&first.offsets, &first.keys, &first.table].map(|n| DeviceBuffer::from_host(stream, &words(n)));
+    let mut held =
+        [&first.offsets, &first.keys, &first.table].map(|n| DeviceBuffer::from_host(stream, &words(n)));
     let [Ok(offsets), Ok(keys), Ok(table)] = &mut held else { return Err("no memory".into()) };
     let tensors = DeviceTensors {
         q: dq.address(),
@@ -138,7 +140,9 @@ fn replay(cuda: &Cuda, steps: usize, packed: bool, invariant: bool) -> Outcome<f
     let (cpu, mut worst) = (Cpu::new(), 0.0f32);
     for _ in 0..steps {
         let step = Step::draw(&mut rng, packed);
-        for (buffer, numbers) in [(&mut *offsets, &step.offsets), (&mut *keys, &step.keys), (&mut *table, &step.table)] {
+        for (buffer, numbers) in
+            [(&mut *offsets, &step.offsets), (&mut *keys, &step.keys), (&mut *table, &step.table)]
+        {
             buffer.copy_from_host(stream, 0, &words(numbers))?;
         }
         graph.launch(stream)?;
@@ -155,7 +159,13 @@ fn replay(cuda: &Cuda, steps: usize, packed: bool, invariant: bool) -> Outcome<f
     Ok(worst)
 }
 
-fn on_cpu(cpu: &Cpu, spec: Spec, values: &Values, host: &[Vec<f16>; 3], elements: usize) -> Outcome<Vec<f16>> {
+fn on_cpu(
+    cpu: &Cpu,
+    spec: Spec,
+    values: &Values,
+    host: &[Vec<f16>; 3],
+    elements: usize,
+) -> Outcome<Vec<f16>> {
     let (problem, [q, k, v]) = (spec.with(values).parse()?, host);
     let mut out = vec![f16::ZERO; elements];
     let inputs = [Data::F16(&q[..elements]), Data::F16(k), Data::F16(v)];

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use flashcore_core::{
-    Backend, Bias, DType, Element, HostCall, Lengths, Mask, Problem, Ran, Spec, Tensor, TensorView, TensorViewMut, Values,
+    Backend, Bias, DType, Element, HostCall, Lengths, Mask, Problem, Ran, Spec, Tensor, TensorView,
+    TensorViewMut, Values,
 };
 
 use crate::{

@@ -47,7 +47,9 @@ impl TileSize {
         assert!(facts.lse.len() >= self.rows && facts.sums.len() >= self.rows, "row facts fit");
         let bounds = |[a, b]: [&[f32]; 2]| a.len() >= self.rows && b.len() >= self.rows;
         assert!(facts.bounds.is_none_or(bounds), "bounds fit");
-        let holds = |(bias, stride): (&[f32], usize)| self.rows == 0 || bias.len() >= (self.rows - 1) * stride + self.keys;
+        let holds = |(bias, stride): (&[f32], usize)| {
+            self.rows == 0 || bias.len() >= (self.rows - 1) * stride + self.keys
+        };
         assert!(facts.bias.is_none_or(holds), "biases fit");
     }
 }

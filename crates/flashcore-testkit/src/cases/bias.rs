@@ -76,7 +76,8 @@ pub(super) fn cases() -> Vec<Case> {
     let (all, slopes) = (Biases::Pairs([true; 3]), Biases::Slopes { per_sequence: false });
     let each = Biases::Slopes { per_sequence: true };
     let pairs = [(1, 9), (17, 30), (0, 4), (25, 25)];
-    let ragged = Case { mask: Mask::CAUSAL, ..Case::ragged(Tag::Biases, "bias slopes ragged", &pairs, [2, 1], 64) };
+    let ragged =
+        Case { mask: Mask::CAUSAL, ..Case::ragged(Tag::Biases, "bias slopes ragged", &pairs, [2, 1], 64) };
     let used = Lengths::used(vec![70, 33], vec![65, 130]);
     vec![
         case("pairs", all, Mask::NONE, [2, 2, 1, 70, 130]),
