@@ -98,11 +98,12 @@ fn cuts(rows: usize) -> Vec<[ExpertCut; 2]> {
     let general = |tile_m, tile_n, warps, stages, ctas_per_sm| {
         ExpertCut::General(ExpertTile { tile_m, tile_n, warps, stages, ctas_per_sm })
     };
-    let hopper = |tile_n, turns, stages| ExpertCut::Sm90(HopperExpertTile { tile_n, turns, stages });
+    let hopper =
+        |tile_n, turns, stages, pair| ExpertCut::Sm90(HopperExpertTile { tile_n, turns, stages, pair });
     let narrow = |m, stages, ctas| general(m, 64, [1, 2], stages, ctas);
     let wide = |m, stages, ctas| general(m, 128, [1, 4], stages, ctas);
     let same = |cut: ExpertCut| [cut, cut];
-    let (shared, turns) = (hopper(256, false, 4), hopper(192, true, 4));
+    let (shared, turns) = (hopper(256, false, 4, false), hopper(192, true, 4, false));
     match rows {
         0..=12 => vec![
             same(narrow(16, 6, 3)),
@@ -118,12 +119,13 @@ fn cuts(rows: usize) -> Vec<[ExpertCut; 2]> {
             same(turns),
         ],
         _ => vec![
+            same(hopper(256, false, 4, true)),
+            same(hopper(192, true, 4, true)),
             same(shared),
             same(turns),
-            [hopper(192, true, 5), turns],
+            [hopper(192, true, 5, false), turns],
             [shared, turns],
             [turns, shared],
-            same(hopper(128, true, 5)),
             same(general(128, 128, [2, 2], 3, 2)),
         ],
     }
