@@ -106,12 +106,15 @@ fn takes_hopper(problem: &MoeProblem, gpu: &Gpu) -> bool {
 fn hopper_cuts(problem: &MoeProblem, gpu: &Gpu) -> Option<[Cut; 2]> {
     let many = problem.entries() / problem.experts() >= MANY_ROWS;
     // The other consumer multiplies while one writes, which counts where depth is short; biases find no registers then.
-    let turns = |depth: usize| depth <= SHORT && !problem.spec().biases;
-    let cut = |depth: usize| match turns(depth) {
+    let turns = |depth: usize, rows: usize| {
+        let fits = rows.is_multiple_of(192) && !rows.is_multiple_of(256);
+        (depth <= SHORT || fits) && !problem.spec().biases
+    };
+    let cut = |layout: &ExpertLayout| match turns(layout.cols(), layout.rows()) {
         true => Cut::Sm90(product_sm90::Shape { tile_n: 192, turns: true, stages: 4, pair: false }),
         false => Cut::Sm90(product_sm90::Shape { tile_n: 256, turns: false, stages: 4, pair: false }),
     };
-    (many && takes_hopper(problem, gpu)).then(|| [cut(problem.hidden()), cut(problem.intermediate())])
+    (many && takes_hopper(problem, gpu)).then(|| [problem.gate_up(), problem.down()].map(cut))
 }
 
 /// How the expert of all tokens is computed.

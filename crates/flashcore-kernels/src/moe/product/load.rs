@@ -301,7 +301,7 @@ impl WeightLoad {
             let present = present(b, there, inside);
             let line = matrix * self.matrix + pass * self.lines_per_pass;
             let offset = self.tile.offset() + line * self.tile.slab_width();
-            b.copy_async(CopyWidth::B16, Shared { base: to, offset }, Global::from(at), present);
+            b.copy_async(CopyWidth::B16Of256, Shared { base: to, offset }, Global::from(at), present);
         }
     }
 
