@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from ._arguments import count, each, real, whole
-from ._native import Direct, Launched, Options, Values, exchanges, forward, merge, moe, own_stream
+from ._native import Direct, Launched, Options, Values, append, exchanges, forward, merge, moe, own_stream
 
 CUDA = 2
 """DLPack's number of CUDA devices."""
@@ -70,6 +70,18 @@ class Framework:
         if launched is not None:
             launched.wait()
         return out
+
+    def append(self, tensors: dict[str, Any], options: dict[str, bool]) -> None:
+        """Writes new keys and values into a cache."""
+        stream = self.stream(tensors["k"])
+        launched = append(tensors, options, stream, stream is not None)
+        if launched is not None:
+            launched.wait()
+
+    def numbers_to(self, end: int, q: Any) -> Any:
+        """The 64-bit whole numbers below `end`, where q is."""
+        space = self.namespace(q)
+        return space.arange(end, dtype=space.int64, device=q.device)
 
     def empty(self, q: Any, v: Any) -> Any:
         """A new tensor for the result."""
@@ -174,6 +186,13 @@ class Numpy(Framework):
         moe(each_tensor(tensors, lambda tensor: exportable(self.numpy, tensor)[0]), options, bits_are_bf16=bits)
         return out
 
+    def append(self, tensors: dict[str, Any], options: dict[str, bool]) -> None:
+        bits = exportable(self.numpy, tensors["k"])[1]
+        append(each_tensor(tensors, lambda tensor: exportable(self.numpy, tensor)[0]), options, bits_are_bf16=bits)
+
+    def numbers_to(self, end: int, q: Any) -> Any:
+        return self.numpy.arange(end)
+
     def empty(self, q: Any, v: Any) -> Any:
         return empty_like(self.numpy, q, v)
 
@@ -213,6 +232,14 @@ class Cupy(Framework):
             moe(tensors, options, self.cupy.cuda.get_current_stream().ptr or _LEGACY_STREAM)
         return out
 
+    def append(self, tensors: dict[str, Any], options: dict[str, bool]) -> None:
+        with tensors["k"].device:
+            append(tensors, options, self.cupy.cuda.get_current_stream().ptr or _LEGACY_STREAM)
+
+    def numbers_to(self, end: int, q: Any) -> Any:
+        with q.device:
+            return self.cupy.arange(end)
+
     def empty(self, q: Any, v: Any) -> Any:
         return empty_like(self.cupy, q, v)
 
@@ -243,7 +270,7 @@ class Jax(Framework):
     ) -> Any:
         if out is not None:
             raise TypeError("JAX arrays cannot be written; omit `out`")
-        if any(isinstance(tensor, self.jax.core.Tracer) for tensor in (q, k, v)):
+        if self.traces(q, k, v):
             from ._gradients import differentiable
 
             return differentiable(self, layout, return_lse, options, values)(q, k, v)
@@ -252,10 +279,11 @@ class Jax(Framework):
     def concrete(
         self, q: Any, k: Any, v: Any, layout: str, return_lse: bool, options: Options, values: Values | None
     ) -> Any:
-        """Attention over arrays that have values."""
-        for name, tensor in (("q", q), ("k", k), ("v", v)):
-            if isinstance(tensor, self.jax.core.Tracer):
-                raise TypeError(f"{name} is being traced; call flashcore outside of jax.jit and jax.vmap")
+        """Attention over arrays that have values, or will have them where the caller is being traced."""
+        if self.traces(q, k, v):
+            from ._jit import attention
+
+            return attention(self, q, k, v, layout, return_lse, options, values)
         shapes = [(*q.shape[:-1], *v.shape[-1:]), rows(q, layout)]
         return self.compute(q, shapes, return_lse, lambda *to, **how: forward(q, k, v, *to, options, values, **how))
 
@@ -282,6 +310,9 @@ class Jax(Framework):
 
         return self.compute(x, [x.shape], False, launch)
 
+    def append(self, tensors: dict[str, Any], options: dict[str, bool]) -> None:
+        raise TypeError("JAX arrays cannot be written; update the cache by k_cache.at[...].set(k)")
+
     def compute(self, like: Any, shapes: list[Any], return_lse: bool, launch: Callable[..., Any]) -> Any:
         """New arrays for a result and its log-sum-exp, written by `launch`."""
         kind, index = like.__dlpack_device__()
@@ -294,10 +325,18 @@ class Jax(Framework):
             results = self.on_cpu(wanted, device, launch)
         return results if return_lse else results[0]
 
+    def traces(self, *tensors: Any) -> bool:
+        """Whether some of these get their values later."""
+        return any(isinstance(tensor, self.jax.core.Tracer) for tensor in tensors)
+
     def is_array(self, values: Any) -> bool:
+        if self.traces(values):
+            raise TypeError("lengths, offsets, tables and sinks must have values; close over them instead of tracing them")
         return isinstance(values, self.jax.Array)
 
     def array(self, values: tuple[Any, ...], dtype: str, q: Any) -> Any:
+        if self.traces(q):
+            return self.numpy.asarray(values, dtype)
         (device,) = q.devices()
         return self.jax.device_put(self.numpy.asarray(values, dtype), device)
 
@@ -383,6 +422,20 @@ class Torch(Framework):
             export = self.torch.utils.dlpack.to_dlpack
             moe(each_tensor(tensors, lambda tensor: export(tensor.detach())), options, self.stream_of(x))
         return self.written(out)
+
+    def append(self, tensors: dict[str, Any], options: dict[str, bool]) -> None:
+        if self.torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given(tensors)):
+            raise NotImplementedError(NO_APPEND_GRADIENTS)
+        if self.exchanges:
+            append(tensors, options)
+        else:
+            export = self.torch.utils.dlpack.to_dlpack
+            append(each_tensor(tensors, lambda tensor: export(tensor.detach())), options, self.stream_of(tensors["k"]))
+        for name in ("k_cache", "v_cache"):
+            self.written(tensors[name])
+
+    def numbers_to(self, end: int, q: Any) -> Any:
+        return self.torch.arange(end, device=q.device)
 
     def accumulate(self, tensors: tuple[Any, ...], options: Options, values: Values) -> None:
         if self.torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
@@ -478,8 +531,10 @@ class TorchSubclass(Torch):
 
 
 NO_MASK_GRADIENTS = "masks have no gradient; detach the mask, or pass what is learned as sinks"
+NO_SLOPE_GRADIENTS = "slopes have no gradient; detach them"
 NO_OUT_GRADIENTS = "out= does not go with gradients; omit it, or call under torch.no_grad()"
 NO_MOE_GRADIENTS = "moe has no backward pass; call it under torch.no_grad() or detach its tensors"
+NO_APPEND_GRADIENTS = "a cache has no backward pass; call this under torch.no_grad() or detach the tensors"
 NO_GRADIENTS = "merge and accumulate have no backward pass; call them under torch.no_grad() or detach their tensors"
 
 

@@ -106,6 +106,8 @@ class Values(NamedTuple):
     """Bounds on the queries and keys of packed sequences."""
     table: Any = None
     """The numbers of the pages that hold the keys of each sequence."""
+    slopes: Any = None
+    """ALiBi's, of heads or of sequences x heads."""
 
 
 NONE = Values()

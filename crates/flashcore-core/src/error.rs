@@ -1,6 +1,6 @@
 //! What can be wrong with the arguments of an operation.
 
-use crate::{dtype::DType, layout::Dims, lengths::Sequences, moe::MoeError};
+use crate::{bias::BiasError, dtype::DType, layout::Dims, lengths::Sequences, moe::MoeError};
 
 pub use crate::operand::{Axis, Operand};
 
@@ -438,4 +438,7 @@ pub enum ProblemError {
     /// Arguments that do not describe a mixture of experts.
     #[error(transparent)]
     Moe(MoeError),
+    /// A bias that does not fit.
+    #[error(transparent)]
+    Bias(BiasError),
 }

@@ -10,6 +10,7 @@
 //! | [`TensorView`], [`TensorViewMut`], [`Tensor`] | host memory with a layout |
 //! | [`Mask`] | which keys a query may see |
 //! | [`Sequences`] | whether batch entries use a part of their sequence, or sequences are packed |
+//! | [`Bias`] | what is added to scores |
 //! | [`Pages`] | that keys and values lie in pages, which a table finds |
 //! | [`Problem`] | all of it together, checked: what a plan is made from |
 //! | [`Lengths`], [`PageTable`], [`Values`] | the numbers that a call binds to a problem |
@@ -24,6 +25,7 @@
 mod append;
 mod backend;
 mod backward;
+mod bias;
 mod call;
 mod dtype;
 mod error;
@@ -47,6 +49,7 @@ pub use backend::{Backend, BackendError, Ran};
 pub use backward::{
     BackwardCall, BackwardInputs, BackwardProblem, BackwardSpec, GradientsMut, RowSums, RowTerms,
 };
+pub use bias::{Bias, BiasError, HeadBias};
 pub use call::{Data, DataMut, HostCall};
 pub use dtype::{DType, Element};
 pub use error::{Axis, Operand, ProblemError};

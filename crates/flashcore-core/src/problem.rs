@@ -1,6 +1,7 @@
 //! The attention problem: parsed once, never wrong afterwards.
 
 use crate::{
+    bias::Bias,
     dtype::DType,
     error::{Axis, Operand, ProblemError},
     layout::{Dims, Layout},
@@ -38,6 +39,8 @@ pub struct Spec {
     pub softcap: Option<f32>,
     /// Element type of the sinks, where a call gives one extra logit per query head.
     pub sinks: Option<DType>,
+    /// What is added to scores, if anything.
+    pub bias: Option<Bias>,
     /// How sequences lie in the tensors.
     pub sequences: Sequences,
     /// That keys and values lie in pages, if they do: a batch entry of `k` and `v` is a page.
@@ -63,6 +66,7 @@ impl Spec {
             scale: None,
             softcap: None,
             sinks: None,
+            bias: None,
             sequences: Sequences::Uniform,
             pages: None,
             index: Index::I32,
@@ -91,7 +95,10 @@ impl Spec {
         let scale = self.scale.unwrap_or(1.0 / (q.dim as f32).sqrt());
         check_positive(scale, ProblemError::Scale)?;
         self.softcap.map_or(Ok(()), |cap| check_positive(cap, ProblemError::Softcap))?;
-        Ok(Problem { spec: Self { out: Some(out), scale: Some(scale), pages, ..self }, out, scale })
+        let keys = pages.and_then(|pages| pages.longest_kv).unwrap_or(k.seq);
+        let parse = |bias: Bias| bias.parse(q, keys, self.sequences, pages.is_some());
+        let bias = self.bias.map(parse).transpose().map_err(ProblemError::Bias)?;
+        Ok(Problem { spec: Self { out: Some(out), scale: Some(scale), pages, bias, ..self }, out, scale })
     }
 }
 
@@ -242,6 +249,19 @@ impl Problem {
     /// Element type of the sinks, if there are any.
     pub fn sinks(&self) -> Option<DType> {
         self.spec.sinks
+    }
+
+    /// What is added to scores, if anything.
+    pub fn bias(&self) -> Option<Bias> {
+        self.spec.bias
+    }
+
+    /// Where a bias for each query and key lies, and its element type, if there is one.
+    pub const fn bias_pairs(&self) -> Option<(&Layout, DType)> {
+        match &self.spec.bias {
+            Some(Bias::Pairs { dtype, layout }) => Some((layout, *dtype)),
+            _ => None,
+        }
     }
 
     /// How sequences lie in the tensors.

@@ -44,7 +44,7 @@ fn packed(q: &'static [u32], kv: &'static [u32]) -> Attempt {
 
 /// Binds numbers to the good problem, which has room for them.
 fn valued(lengths: Lengths, sinks: Option<Arc<[f32]>>) -> Attempt {
-    let values = Values { lengths, sinks, table: None };
+    let values = Values { lengths, sinks, ..Values::default() };
     Instance::new(&good().with(&values).parse()?, &values).map(drop)
 }
 
@@ -58,7 +58,7 @@ fn sinks(logits: &[f32]) -> Attempt {
 
 /// Binds numbers to a problem that was made for others.
 fn mixed_up(problem: Spec, lengths: Lengths, sinks: Option<Arc<[f32]>>) -> Attempt {
-    Instance::new(&problem.parse()?, &Values { lengths, sinks, table: None }).map(drop)
+    Instance::new(&problem.parse()?, &Values { lengths, sinks, ..Values::default() }).map(drop)
 }
 
 fn accumulated_without_lse() -> Attempt {
@@ -107,6 +107,7 @@ fn name(error: &ProblemError) -> &'static str {
         ProblemError::PartLayout { .. } => "PartLayout",
         ProblemError::PartBatch { .. } => "PartBatch",
         ProblemError::Moe(_) => "Moe",
+        ProblemError::Bias(_) => "Bias",
         ProblemError::Scale(_) => "Scale",
         ProblemError::Softcap(_) => "Softcap",
         ProblemError::OutDType { .. } => "OutDType",

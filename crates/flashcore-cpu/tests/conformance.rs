@@ -45,6 +45,11 @@ fn portable() {
 }
 
 #[test]
+fn neon() {
+    check(SimdLevel::Neon);
+}
+
+#[test]
 fn avx2() {
     check(SimdLevel::Avx2);
 }
@@ -57,4 +62,9 @@ fn avx512() {
 #[test]
 fn avx512bf16() {
     check(SimdLevel::Avx512Bf16);
+}
+
+#[test]
+fn amx() {
+    check(SimdLevel::Amx);
 }

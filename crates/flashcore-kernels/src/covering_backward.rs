@@ -6,6 +6,7 @@ use flashcore_core::{
 
 use crate::{
     covering::{DTYPES, FLAGS, KEYS, Kind, MASKS, QUERIES, SINKS, mask_of, padded, rows},
+    covering_bias,
     plan::Gpu,
 };
 
@@ -48,6 +49,7 @@ pub fn covering_backward() -> Result<Vec<BackwardMember>, ProblemError> {
     rows(&[dims, MASKS, lengths, wishes, padding, gpus, SINKS.len(), dtypes, FLAGS.len()])
         .into_iter()
         .map(member)
+        .chain(covering_bias::backward())
         .collect()
 }
 
@@ -61,7 +63,7 @@ fn member(row: [usize; 9]) -> Result<BackwardMember, ProblemError> {
     let (q, k, v) = (layout(2, queries, dim_qk)?, layout(1, KEYS, dim_qk)?, layout(1, KEYS, dim_v)?);
     let out = layout(2, queries, dim_v)?;
     let numbers = SINKS[sinks].map(|_| [0.5, -1.0].into());
-    let values = Values { lengths: kind.lengths(queries), sinks: numbers, table: None };
+    let values = Values { lengths: kind.lengths(queries), sinks: numbers, ..Values::default() };
     let forward = Spec {
         out: Some(out),
         mask: mask_of(mask),

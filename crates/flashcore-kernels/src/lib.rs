@@ -10,6 +10,7 @@ pub mod backward_sm90;
 mod covering;
 mod covering_append;
 mod covering_backward;
+mod covering_bias;
 mod covering_decode;
 mod covering_merge;
 mod covering_moe;

@@ -10,10 +10,12 @@ mod backward_general;
 mod backward_hopper;
 mod choice;
 mod decode;
+mod decode_cost;
 mod fit;
 mod general;
 pub(crate) mod hopper;
 mod merge;
+mod mixed;
 mod moe;
 mod single;
 mod tile;
@@ -40,14 +42,18 @@ use crate::{
     forward_sm90,
     launch::{KernelConfig, Launch, Subject},
     parts::{
+        bias::BiasKind,
         lengths::LengthsKind,
         mask::{MAX_SEQUENCE, Sides},
         schedule::Side,
+        share::Share,
     },
 };
 
-/// Most features of a head that any kernel takes.
+/// Most features of a head that any kernel takes: of values, and of queries and keys, which may have a position beside what
+/// values are made of.
 const MOST_FEATURES: usize = 512;
+const MOST_KEY_FEATURES: usize = MOST_FEATURES + 64;
 
 /// What device memory from an allocator is aligned to, and more than any kernel asks for.
 pub const ALLOCATED_ALIGNMENT: u64 = 256;
@@ -121,7 +127,8 @@ pub enum PlanError {
     DType(DType),
     /// The features of a head do not fit the kernels.
     #[error(
-        "GPU kernels take head dims up to {MOST_FEATURES}, not {qk} (q, k) and {v} (v); use the CPU backend"
+        "GPU kernels take head dims up to {MOST_KEY_FEATURES} (q, k) and {MOST_FEATURES} (v), not {qk} and {v}; \
+         use the CPU backend"
     )]
     HeadDim {
         /// Features of queries and keys.
@@ -161,6 +168,11 @@ pub enum PlanError {
         /// The type of Q, K and V.
         dtype: DType,
     },
+    /// Gradients of capped scores with a bias.
+    #[error(
+        "GPU kernels do not compute gradients of capped scores to which a bias is added; use the CPU backend"
+    )]
+    CappedBias,
     /// A kind of lengths that kernels do not know.
     #[error("GPU kernels do not know this kind of sequence lengths; use the CPU backend")]
     Lengths,
@@ -186,6 +198,11 @@ pub enum PlanError {
 
 impl Plan {
     fn single(kernel: KernelConfig, problem: &Problem, gpu: &Gpu, why: &'static str) -> Self {
+        Self::of(vec![Self::launch(kernel, problem, gpu)], gpu, why)
+    }
+
+    /// A launch of a forward kernel.
+    fn launch(kernel: KernelConfig, problem: &Problem, gpu: &Gpu) -> Launch {
         let extent = match &kernel {
             KernelConfig::Sm80(cfg) => forward_sm80::extent(cfg, problem),
             KernelConfig::Sm90(cfg) => Some(forward_sm90::extent(*cfg, problem, gpu.sms)),
@@ -193,19 +210,18 @@ impl Plan {
             // Kernels of other operations have plans of their own.
             _ => None,
         };
-        let subject = Subject::Forward(Box::new(problem.clone()));
-        Self::of(vec![Launch { kernel, subject, extent }], gpu, why)
+        Launch { kernel, subject: Subject::Forward(Box::new(problem.clone())), extent }
     }
 
     fn of(launches: Vec<Launch>, gpu: &Gpu, why: &'static str) -> Self {
         Self { launches, main: 0, gpu: *gpu, why, passed_over: Vec::new(), row: None }
     }
 
-    /// The same kernel for another problem of its kind.
+    /// The same kernels for another problem of their kind.
     #[must_use]
     pub fn rebound(&self, problem: &Problem) -> Self {
-        let launches = Self::single(*self.kernel(), problem, &self.gpu, self.why).launches;
-        Self { launches, ..self.clone() }
+        let again = |launch: &Launch| Self::launch(launch.kernel, problem, &self.gpu);
+        Self { launches: self.launches.iter().map(again).collect(), ..self.clone() }
     }
 
     /// The kernel that does most of the work.
@@ -279,7 +295,10 @@ pub fn plan_by(problem: &Problem, gpu: &Gpu, alignment: u64, table: &Table) -> R
 pub fn plan(problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Plan, PlanError> {
     match plan_few(problem, gpu, alignment)? {
         Ok(plan) => Ok(plan),
-        Err(_) => plan_many(problem, gpu, alignment),
+        Err(_) => match mixed::plan(problem, gpu, alignment)? {
+            Some(plan) => Ok(plan),
+            None => plan_many(problem, gpu, alignment),
+        },
     }
 }
 
@@ -291,7 +310,17 @@ fn plan_few(problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Result<Plan,
         Err(reason) => return Ok(Err(reason)),
     };
     let (shape, why) = decode::shape(problem, gpu);
-    Ok(Ok(Plan::single(decode_config(problem, gpu, half, shape)?, problem, gpu, why)))
+    let config = |shape| decode_config(problem, gpu, half, shape);
+    let mut best = (config(shape)?, why);
+    let mut least = decode::cost(problem, gpu, &best.0);
+    for (shape, why) in decode::others(problem, gpu, shape) {
+        let other = config(shape)?;
+        let cost = decode::cost(problem, gpu, &other);
+        if cost < least {
+            (best, least) = ((other, why), cost);
+        }
+    }
+    Ok(Ok(Plan::single(best.0, problem, gpu, best.1)))
 }
 
 /// As [`plan`], but always a kernel for many queries.
@@ -335,6 +364,7 @@ fn decode_config(
         dim_v: problem.dim_v() as u32,
         shape,
         rows: decode::cluster_rows(problem, &shape),
+        share: Share::All,
         mask: Sides::of(problem),
         lengths: LengthsKind::of(problem).ok_or(PlanError::Lengths)?,
         keys: if problem.pages().is_some() { Keys::Paged } else { Keys::Together },
@@ -386,8 +416,10 @@ fn general_config(
         lengths: LengthsKind::of(problem).ok_or(PlanError::Lengths)?,
         softcap: problem.softcap().is_some(),
         sinks: problem.sinks(),
+        bias: BiasKind::of(problem),
         access,
         paged: problem.pages().is_some(),
+        share: Share::All,
     }))
 }
 
@@ -415,7 +447,7 @@ fn check(problem: &Problem, gpu: &Gpu) -> Result<Element, PlanError> {
         other => return Err(PlanError::DType(other)),
     };
     let (qk, v) = (problem.dim_qk(), problem.dim_v());
-    if qk.max(v) > MOST_FEATURES {
+    if qk > MOST_KEY_FEATURES || v > MOST_FEATURES {
         return Err(PlanError::HeadDim { qk, v });
     }
     let given = problem.seq_q().max(problem.seq_kv());

@@ -25,16 +25,17 @@ pub const TILE_COUNTER: Slot = Slot(8);
 pub const TABLE: Slot = Slot(9);
 /// Parts of rows whose keys several CTAs share.
 pub const PARTS: Slot = Slot(10);
+/// What is added to scores: pairs in the problem's layout and type, or f32 slopes. The number is one that gradients do
+/// not use otherwise.
+pub const BIAS: Slot = Slot(16);
 /// Number of slots.
-pub const COUNT: usize = 11;
+pub const COUNT: usize = 17;
 
-/// The slots of gradients; those up to [`COUNT`] are forward's, so that lengths and sinks are read alike.
-///
-/// [`COUNT`]: super::COUNT
+/// The slots of gradients; some are forward's, so that lengths, sinks and biases are read alike.
 pub mod backward {
     use flashcore_ptx::launch::Slot;
 
-    pub use super::{K, LENGTHS_KV, LENGTHS_Q, LSE, OUT, Q, SINKS, TILE_COUNTER, V};
+    pub use super::{BIAS, K, LENGTHS_KV, LENGTHS_Q, LSE, OUT, Q, SINKS, TILE_COUNTER, V};
 
     /// The gradient of the result.
     pub const D_OUT: Slot = Slot(9);
@@ -51,7 +52,7 @@ pub mod backward {
     /// Workspace: what kernels have to know of each row, see [`crate::backward_rows`].
     pub const ROW_TERMS: Slot = Slot(15);
     /// Number of slots.
-    pub const COUNT: usize = 16;
+    pub const COUNT: usize = 17;
 }
 
 /// The slots of a merge.

@@ -76,14 +76,14 @@ fn small_and_without_repetition() {
     let plans: Vec<_> = covering_set().unwrap().into_iter().map(|member| member.plan().unwrap()).collect();
     let names: BTreeSet<_> = plans.iter().map(|plan| plan.kernel().name()).collect();
     assert_eq!(names.len(), plans.len());
-    assert!(plans.len() <= 208, "{} members", plans.len());
+    assert!(plans.len() <= 220, "{} members", plans.len());
     let general = plans.iter().filter(|plan| matches!(plan.kernel(), KernelConfig::Sm80(_))).count();
     assert!(general >= 24 && plans.len() - general >= 12, "both families are covered");
     let names: BTreeSet<_> = merges().map(|plan| plan.kernel().name()).collect();
     // Rows of several lengths share a kernel.
     assert!(names.len() >= 16 && merges().count() <= 24, "{names:?}");
     let members = covering_backward().unwrap();
-    assert!(members.len() <= 48 && gradients().len() > members.len(), "{} members", members.len());
+    assert!(members.len() <= 54 && gradients().len() > members.len(), "{} members", members.len());
 }
 
 /// `tests/hashes.txt` holds the hash of every program's text; `FLASHCORE_BLESS=1` writes it anew.

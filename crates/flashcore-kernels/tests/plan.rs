@@ -1,6 +1,6 @@
 //! Which kernel is chosen for what, without a GPU, and how refusals read.
 
-use flashcore_core::{DType, Dims, Layout, Mask, Problem, Sequences, Spec};
+use flashcore_core::{DType, Dims, Layout, Mask, Pages, Problem, Sequences, Spec};
 use flashcore_kernels::{
     Choice, Family, Gpu, KernelConfig, Plan, PlanError, Tile, covering_set, forward_sm80::Shape, plan,
     plan_general, plan_tile,
@@ -175,7 +175,10 @@ fn what_is_unsupported_says_what_is_supported() {
     let tiny = Gpu { shared_bytes: 10_000, ..Gpu::AMPERE };
     assert_eq!(refused(&problem(64), tiny), PlanError::SharedMemory { qk: 64, v: 64, shared_bytes: 10_000 });
     let message = refused(&wide(520), Gpu::HOPPER).to_string();
-    assert!(message.contains("head dims up to 512") && message.contains("CPU"), "{message}");
+    assert!(
+        message.contains("head dims up to 576 (q, k) and 512 (v)") && message.contains("CPU"),
+        "{message}"
+    );
 }
 
 /// f32 goes to the general kernel, also on Hopper, in a tile that fits on every GPU.
@@ -257,6 +260,27 @@ fn tiles_of_ragged_batches_are_those_of_its_sequences() {
         let grid = chosen.launches()[0].spec(&chosen.kernel().program().unwrap()).unwrap().grid;
         assert_eq!(grid.map(u64::from).iter().product::<u64>(), 32 * SEQUENCES as u64, "{chosen}");
     }
+}
+
+/// Prompts and single queries in one packed batch: tiles of prompts follow from the rows, not from the longest sequence.
+#[test]
+fn mixed_batches_have_a_kernel_for_each_kind() {
+    let q = Layout::bshd(Dims::new(1, 32, 900, 128)).unwrap();
+    let pool = Layout::bshd(Dims::new(4096, 8, 16, 128)).unwrap();
+    let of = |count, longest_q| {
+        let sequences = Sequences::PackedQueries { count, longest_q };
+        let pages = Some(Pages::new(512));
+        let spec = Spec { out: Some(q), sequences, pages, ..Spec::new(DType::BF16, q, pool, pool) };
+        plan(&spec.parse().unwrap(), &Gpu::HOPPER, 16).unwrap()
+    };
+    let mixed = of(16, 512);
+    let [long, short] = mixed.launches() else { panic!("{mixed}") };
+    assert!(long.kernel().name().ends_with("_long") && short.kernel().name().contains("_short"), "{mixed}");
+    // Seven full tiles at most, and one that is not full for each sequence.
+    let grid = long.spec(&long.kernel().program().unwrap()).unwrap().grid;
+    assert_eq!(grid, [(7 + 16) * 32, 1, 1], "{mixed}");
+    assert_eq!(of(1, 512).launches().len(), 1, "nothing is mixed");
+    assert_eq!(of(16, 4).launches().len(), 1, "all are short");
 }
 
 #[test]

@@ -111,22 +111,29 @@ impl Simulator {
         Duration::from_secs_f64(problem.flops() / 2.0 * padding / SPEED)
     }
 
-    /// Launches a plan's kernel over a call's tensors; nothing comes of it where there is nothing to compute.
+    /// Launches a plan's kernels over a call's tensors, one after another; nothing comes of it where there is nothing to
+    /// compute. The outcome is that of the first with a fault, or of the last.
     ///
     /// Faults are findings of the outcome, not errors. The call's outputs are written unless one ended the launch.
     pub fn launch(&self, call: &mut HostCall<'_>, plan: &Plan) -> Result<Option<Outcome>, BackendError> {
-        let program = self.program(plan.kernel())?;
-        let Some(mut spec) = plan.rebound(call.problem()).launches()[0].spec(&program) else {
-            return Ok(None);
-        };
-        if call.outputs().1.is_none() {
-            without(&mut spec, slots::LSE);
+        let (plan, mut last) = (plan.rebound(call.problem()), None::<Outcome>);
+        for launch in plan.launches() {
+            let program = self.program(launch.kernel())?;
+            let Some(mut spec) = launch.spec(&program) else { continue };
+            if call.outputs().1.is_none() {
+                without(&mut spec, slots::LSE);
+            }
+            let outcome = self.run(&program, &spec, buffers(call))?;
+            if !outcome.halted {
+                write_back(call.outputs(), &outcome, [slots::OUT, slots::LSE]);
+            }
+            let faulty = judge(&outcome).is_err();
+            last = Some(outcome);
+            if faulty {
+                break;
+            }
         }
-        let outcome = self.run(&program, &spec, buffers(call))?;
-        if !outcome.halted {
-            write_back(call.outputs(), &outcome, [slots::OUT, slots::LSE]);
-        }
-        Ok(Some(outcome))
+        Ok(last)
     }
 
     /// Launches a plan's kernels over a call's tensors, one after another; each must be without fault.

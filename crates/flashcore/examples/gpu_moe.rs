@@ -120,13 +120,7 @@ fn cuts(rows: usize) -> Vec<[ExpertCut; 2]> {
             same(shared),
             same(turns),
         ],
-        _ => vec![
-            same(pair),
-            same(pair_turns),
-            [pair_turns, pair],
-            [pair, pair_turns],
-            [turns, shared],
-        ],
+        _ => vec![same(pair), same(pair_turns), [pair_turns, pair], [pair, pair_turns], [turns, shared]],
     }
 }
 

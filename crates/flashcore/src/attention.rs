@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use flashcore_core::{
-    Backend, Element, HostCall, Lengths, Mask, Problem, Ran, Spec, Tensor, TensorView, TensorViewMut, Values,
+    Backend, Bias, DType, Element, HostCall, Lengths, Mask, Problem, Ran, Spec, Tensor, TensorView,
+    TensorViewMut, Values,
 };
 
 use crate::{
@@ -70,6 +71,34 @@ impl<'a, T: Element> Attention<'a, T> {
     /// The LSE includes it.
     pub fn sinks(mut self, logits: impl Into<Arc<[f32]>>) -> Self {
         self.values.sinks = Some(logits.into());
+        self
+    }
+
+    /// A number for each query and key that is added to its score, after a softcap: batch × heads × queries × keys, where
+    /// the first three may be 1 for numbers that are shared. −∞ hides a key.
+    ///
+    /// ```
+    /// # use flashcore::{Tensor, attention};
+    /// # fn main() -> Result<(), flashcore::Error> {
+    /// # let q = Tensor::bhsd(vec![0.5_f32; 2 * 2 * 16 * 8], [2, 2, 16, 8])?;
+    /// let bias = Tensor::bhsd(vec![0.1_f32; 2 * 16 * 16], [1, 2, 16, 16])?; // the same for both batch entries
+    /// let result = attention(q.view(), q.view(), q.view()).bias(bias.view()).run()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn bias(mut self, bias: TensorView<'_, f32>) -> Self {
+        self.spec.bias = Some(Bias::Pairs { dtype: DType::F32, layout: bias.layout() });
+        self.values.bias = Some(bias.data().into());
+        self
+    }
+
+    /// ALiBi: minus the slope of the query head times the distance to the key is added to each score.
+    ///
+    /// The last query stands at the last key. There is one slope for each query head, or one for each sequence and head.
+    pub fn alibi(mut self, slopes: impl Into<Arc<[f32]>>) -> Self {
+        let slopes = slopes.into();
+        self.spec.bias = Some(Bias::Slopes { per_sequence: slopes.len() != self.spec.q.dims().heads });
+        self.values.bias = Some(slopes);
         self
     }
 

@@ -31,7 +31,7 @@ fn acceptable(report: &CaseReport) -> bool {
 }
 
 fn every_seed(cases: Vec<Case>) -> Vec<(Case, DType, u64)> {
-    let seeds = |case: &Case| if case.cost() == Cost::Huge { &SEEDS[..1] } else { &SEEDS[..] };
+    let seeds = |case: &Case| if case.cost() == Cost::Tiny { &SEEDS[..] } else { &SEEDS[..1] };
     let of_case = |case: Case| {
         let pairs: Vec<_> =
             seeds(&case).iter().flat_map(|&seed| case.dtypes.iter().map(move |&d| (d, seed))).collect();
@@ -41,7 +41,7 @@ fn every_seed(cases: Vec<Case>) -> Vec<(Case, DType, u64)> {
 }
 
 #[test]
-fn every_case_in_every_type_with_three_seeds() {
+fn every_case_in_every_type_with_three_seeds_where_it_is_tiny() {
     check_all(every_seed(cases::all()));
 }
 

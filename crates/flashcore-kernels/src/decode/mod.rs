@@ -36,7 +36,12 @@ pub use even::MOST_SEQUENCES;
 
 use crate::{
     parts::{
-        lengths::LengthArguments, maps::slab_map, mask::Mask, scale::Scale, sinks::SinkArgument,
+        lengths::LengthArguments,
+        maps::slab_map,
+        mask::Mask,
+        scale::Scale,
+        share::{Share, short_queries},
+        sinks::SinkArgument,
         tensor::TensorArgument,
     },
     slots,
@@ -82,7 +87,7 @@ pub(crate) struct Arguments {
 
 impl Arguments {
     fn declare(b: &mut Builder, params: &mut Params<Problem>, cfg: &Config) -> Self {
-        let (turn, tile_n) = (cfg.keys_per_turn(), cfg.shape.tile_n);
+        let (turn, tile_n, share) = (cfg.keys_per_turn(), cfg.shape.tile_n, cfg.share);
         let seq_q = params.u32(b, "seq_q", |p| p.seq_q() as u32);
         let seq_kv = params.u32(b, "seq_kv", |p| p.seq_kv() as u32);
         Self {
@@ -95,7 +100,7 @@ impl Arguments {
                 parts: params.buffer(b, "parts", slots::PARTS),
                 done: params.buffer(b, "done", slots::TILE_COUNTER),
             }),
-            rows: params.u32(b, "rows", |p| rows(p) as u32),
+            rows: params.u32(b, "rows", move |p| tile_rows(p, share) as u32),
             heads: params.u32(b, "heads", |p| p.heads_q() as u32),
             heads_kv: params.u32(b, "heads_kv", |p| p.heads_kv() as u32),
             group: params.u32(b, "group", |p| p.group() as u32),
@@ -182,9 +187,22 @@ fn wait_for_predecessor(b: &mut Builder, cfg: &Config) {
     }
 }
 
+/// Bytes of shared memory in which a cluster of `parts` CTAs exchanges so many numbers.
+pub(crate) const fn exchange_bytes(numbers: u32, parts: u32) -> u32 {
+    Exchange::bytes(numbers / part::COLUMNS, parts)
+}
+
 /// Rows of a tile: queries × heads that share a key head.
 pub fn rows(problem: &Problem) -> usize {
     problem.longest_q().saturating_mul(problem.group())
+}
+
+/// Rows of a tile at most, where a kernel computes only some sequences.
+fn tile_rows(problem: &Problem, share: Share) -> usize {
+    match share {
+        Share::All => rows(problem),
+        _ => short_queries(problem) * problem.group(),
+    }
 }
 
 /// Row tiles: one for each key head of each sequence.
@@ -241,7 +259,7 @@ pub fn extent(cfg: &Config, problem: &Problem, sms: u32) -> Option<Extent> {
             ([ctas, 1, 1], 2 * ctas as usize)
         }
     };
-    let part = rows(problem) as u64 * u64::from(part_row(cfg.dim_v));
+    let part = tile_rows(problem, cfg.share) as u64 * u64::from(part_row(cfg.dim_v));
     let mut workspace = vec![
         Workspace { slot: slots::PARTS, bytes: parts as u64 * part, zeroed: false },
         Workspace { slot: slots::TILE_COUNTER, bytes: 4 * tiles as u64, zeroed: true },

@@ -14,7 +14,7 @@ use crate::slots::moe as slots;
 /// Bytes of an element.
 const BYTES: u32 = 2;
 /// 2·√(2/π), by which GELU's tanh becomes a sigmoid, and its cubic coefficient.
-const GELU: [f32; 2] = [1.595_769_1, 0.044_715];
+const GELU: [f32; 2] = [1.595_769_2, 0.044_715];
 
 /// What is added to each feature.
 #[derive(Clone, Copy, Debug)]

@@ -1,5 +1,6 @@
 //! Parts that kernels are made of; what only one kernel uses lives with it.
 
+pub mod bias;
 pub(crate) mod columns;
 pub(crate) mod elements;
 pub(crate) mod entries;
@@ -12,7 +13,9 @@ pub(crate) mod portion;
 pub(crate) mod row_end;
 pub(crate) mod scale;
 pub mod schedule;
+pub(crate) mod search;
 pub(crate) mod sections;
+pub mod share;
 pub(crate) mod sinks;
 pub mod softmax;
 pub(crate) mod staged;

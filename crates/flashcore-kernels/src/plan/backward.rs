@@ -15,7 +15,7 @@ use crate::{
     backward_rows::{self, sinks},
     backward_sm80, backward_sm90,
     launch::{KernelConfig, Launch, Subject},
-    parts::{lengths::LengthsKind, mask::Sides, portion::Access, schedule::Side},
+    parts::{bias::BiasKind, lengths::LengthsKind, mask::Sides, portion::Access, schedule::Side},
 };
 
 /// Plans gradients; `alignment` is what all addresses of tensors are multiples of, in bytes.
@@ -95,6 +95,7 @@ fn general_config(
         mask: Sides::of(forward),
         lengths: LengthsKind::of(forward).ok_or(PlanError::Lengths)?,
         softcap: forward.softcap().is_some(),
+        bias: BiasKind::of(forward),
         access,
     })
 }
@@ -166,6 +167,9 @@ fn check_backward(problem: &BackwardProblem, gpu: &Gpu) -> Result<Half, PlanErro
     let (out, dtype) = (forward.out_dtype(), forward.dtype());
     if out != dtype {
         return Err(PlanError::GradientsFrom { out, dtype });
+    }
+    if forward.bias().is_some() && forward.softcap().is_some() {
+        return Err(PlanError::CappedBias);
     }
     check_rows(forward)?;
     Ok(half)

@@ -30,6 +30,9 @@ pub(super) fn accept(problem: &BackwardProblem, gpu: &Gpu, alignment: u64) -> Re
     if odd(forward.dim_qk()) || odd(forward.dim_v()) {
         return Err(format!("its head dims are multiples of 8 up to {MOST_FEATURES}"));
     }
+    if forward.bias().is_some() {
+        return no("it adds nothing to scores");
+    }
     if problem.grad_dtype() != forward.dtype() {
         return no("its gradients have the tensors' own type");
     }

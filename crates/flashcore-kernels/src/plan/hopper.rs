@@ -28,6 +28,9 @@ pub(super) fn accept(problem: &Problem, input: Element, gpu: &Gpu, access: Acces
     {
         return Err(format!("its head dims are multiples of 8 up to {MOST_FEATURES}"));
     }
+    if problem.bias().is_some() {
+        return no("it adds nothing to scores");
+    }
     if problem.pages().is_some() {
         return no("keys in pages have no tensor map");
     }

@@ -36,6 +36,8 @@ pub struct DeviceTensors {
     pub table: u64,
     /// One sink per query head in the problem's type for them; 0 where it has none.
     pub sinks: u64,
+    /// What is added to scores, as the problem's bias says; 0 where it has none.
+    pub bias: u64,
 }
 
 /// A problem ready to launch on one GPU, from any thread, on any of its streams, several at a time.
@@ -135,6 +137,7 @@ impl Ready {
             (slots::LENGTHS_KV, Operand::LengthsKv, tensors.lengths_kv, of_kv.then_some(index)),
             (slots::TABLE, Operand::Table, tensors.table, table),
             (slots::SINKS, Operand::Sinks, tensors.sinks, self.problem.sinks().map(|s| s.bytes() as u64)),
+            (slots::BIAS, Operand::Bias, tensors.bias, self.problem.bias().map(|b| b.bytes() as u64)),
         ];
         for (slot, operand, address, wanted) in values {
             let Some(alignment) = wanted else { continue };

@@ -32,7 +32,7 @@ pub fn extent(cfg: &Config, layer: &Layer, sms: u32) -> Option<Option<Extent>> {
     let tiles = u32::try_from(tiles).ok().filter(|&tiles| tiles <= i32::MAX as u32)?;
     let ctas = cfg.shape.ctas();
     let (grid, workspace) = ([tiles.min(sms).next_multiple_of(ctas), 1, 1], layer.workspace.clone());
-    Some((tiles > 0).then(|| Extent { grid, workspace, dependent: true }))
+    Some((tiles > 0).then_some(Extent { grid, workspace, dependent: true }))
 }
 
 /// What lives in shared memory.
