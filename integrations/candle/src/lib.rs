@@ -5,6 +5,8 @@
 //! Tensors are batch × sequence × heads × dim, those of `varlen` functions sequence × heads × dim, of f16, bf16 or f32 and any
 //! strides with dense features.
 
+#![forbid(unsafe_code)]
+
 mod op;
 
 use candle_core::{Result, Tensor};
