@@ -166,9 +166,7 @@ mod tests {
     fn every_crew_does_all_work_once() {
         for crew in [Crew::Caller, Crew::Rayon, Crew::Program(OpenMp { parallel, max_threads })] {
             let done: Vec<AtomicUsize> = (0..100).map(|_| AtomicUsize::new(0)).collect();
-            crew.each(100, |n| {
-                done[n].fetch_add(1, Ordering::Relaxed);
-            });
+            crew.each(100, |n| _ = done[n].fetch_add(1, Ordering::Relaxed));
             assert!(done.iter().all(|n| n.load(Ordering::Relaxed) == 1), "{crew:?}");
             let (left, mut workers) = (AtomicUsize::new(0), vec![0; crew.threads()]);
             crew.work(&mut workers, |worker| {

@@ -100,8 +100,8 @@ pub(crate) fn forward<T: Lane>(
     (scratch, crew): (&mut Scratch, Crew),
 ) -> &'static str {
     let threads = crew.threads();
-    let logits = Logits::new(problem.scale(), problem.softcap());
-    let form = Form::of::<T>(runner, logits, problem.dim_qk());
+    let logits = Logits::of(&problem);
+    let form = Form::of::<T>(runner, &problem, logits);
     let many = if form == Form::Matrix { matrices::worthwhile::<T>() } else { 0 };
     let shape = Shape { many, ..runner.level().shape(tiles) };
     let Scratch { workers, plan, partials } = scratch;
@@ -146,7 +146,7 @@ fn kernel_name(level: SimdLevel, prefill: Option<Form>) -> &'static str {
 }
 
 /// The LSE of two parts together, and what each part's rows count for; a part that saw nothing counts for nothing.
-fn merge_weights(parts: [f32; 2]) -> (f32, [f32; 2]) {
+pub(crate) fn merge_weights(parts: [f32; 2]) -> (f32, [f32; 2]) {
     let top = parts[0].max(parts[1]);
     if top == f32::NEG_INFINITY {
         return (top, [0.0; 2]);

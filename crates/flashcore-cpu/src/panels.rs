@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use flashcore_core::Layout;
+use flashcore_core::{Layout, Problem};
 use half::bf16;
 
 use crate::{
@@ -44,14 +44,14 @@ pub(crate) enum Form {
 }
 
 impl Form {
-    /// The form for tensors of a type.
-    pub(crate) fn of<T: Lane>(runner: Runner, logits: Logits, dim_qk: usize) -> Self {
+    /// The form for tensors of a type. What is added to scores is added in f32, and so they are multiplied then.
+    pub(crate) fn of<T: Lane>(runner: Runner, problem: &Problem, logits: Logits) -> Self {
         let is_bf16 = T::as_bf16(&[]).is_some();
-        if logits.query != 1.0 {
+        if logits.query != 1.0 || problem.bias().is_some() {
             Self::Single
         } else if runner.has_matrix() && T::PARTS <= MOST_PARTS {
             Self::Matrix
-        } else if runner.has_pairs() && is_bf16 && dim_qk.is_multiple_of(2) {
+        } else if runner.has_pairs() && is_bf16 && problem.dim_qk().is_multiple_of(2) {
             Self::Pairs
         } else {
             Self::Single

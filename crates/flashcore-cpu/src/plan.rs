@@ -16,6 +16,9 @@ const DECODE_ROWS: usize = 4;
 /// The same where the plan may not look at the number of heads.
 const DECODE_QUERIES: usize = 2;
 
+/// Rows that share a pass over keys and values where something is added to their scores: only the decode kernel does that.
+const BIASED_ROWS: usize = 32;
+
 /// Fewest keys worth a partial result.
 const MIN_SPLIT: usize = 512;
 
@@ -113,7 +116,11 @@ impl Plan {
                 self.units.push(unit(Work::Clear, rows..problem.seq_q() * group, 0..0));
             }
             let work = work(&problem, s.q_len, shape.many);
-            let height = if work == Work::Decode { rows } else { chunk };
+            let height = match work {
+                Work::Decode if problem.bias().is_some() => BIASED_ROWS,
+                Work::Decode => rows,
+                _ => chunk,
+            };
             for start in (0..rows).step_by(height.max(1)) {
                 let rows = start..rows.min(start + height);
                 let keys = visible(&problem, &s, &rows);
@@ -148,7 +155,7 @@ fn work(problem: &Problem, queries: usize, many: usize) -> Work {
         (queries * problem.group(), DECODE_ROWS)
     };
     match rows {
-        _ if rows <= few => Work::Decode,
+        _ if rows <= few || problem.bias().is_some() => Work::Decode,
         _ if rows < many => Work::Tiles,
         _ => Work::Prefill,
     }

@@ -275,7 +275,7 @@ fn what_the_simulator_cannot_do_is_said() {
         2,
         "forward_sm90: it runs on compute capability 9.0, not 8.0",
     );
-    expect(&place.run(&format!("{hopper} sm_80")), 2, "the kernels are forward_sm90, forward_sm80");
+    expect(&place.run(&format!("{hopper} sm_80")), 2, "the kernels are decode, forward_sm90, forward_sm80");
     expect(&place.run("run --gpu sm_80"), 2, "--backend sim");
     expect(&place.run("bench --backend sim"), 2, "cannot be timed");
 }

@@ -23,6 +23,8 @@ pub(crate) struct RowFacts<'a> {
     pub(crate) sums: &'a [f32],
     /// First visible key and one past the last for each row, where some are hidden.
     pub(crate) bounds: Option<[&'a [f32]; 2]>,
+    /// What is added to scores, and the numbers from one row's to the next one's, if anything.
+    pub(crate) bias: Option<(&'a [f32], usize)>,
     /// Factor on the dot products.
     pub(crate) scale: f32,
     /// Limit of the scores.
@@ -45,6 +47,10 @@ impl TileSize {
         assert!(facts.lse.len() >= self.rows && facts.sums.len() >= self.rows, "row facts fit");
         let bounds = |[a, b]: [&[f32]; 2]| a.len() >= self.rows && b.len() >= self.rows;
         assert!(facts.bounds.is_none_or(bounds), "bounds fit");
+        let holds = |(bias, stride): (&[f32], usize)| {
+            self.rows == 0 || bias.len() >= (self.rows - 1) * stride + self.keys
+        };
+        assert!(facts.bias.is_none_or(holds), "biases fit");
     }
 }
 
@@ -182,6 +188,9 @@ impl<S: Simd> Step<S> {
             } else {
                 S::fma(self.scale, dot, lse)
             };
+            if let Some((bias, stride)) = facts.bias {
+                exponent = S::add(exponent, S::load(bias.as_ptr().add(row * stride + n)));
+            }
             if let Some([starts, ends]) = facts.bounds {
                 let at = S::add(self.lanes, S::splat(n as f32));
                 let (start, end) = (*starts.get_unchecked(row), *ends.get_unchecked(row));

@@ -89,10 +89,7 @@ pub enum InspectFailure {
 /// Looks and tells.
 pub fn execute(flags: &Flags, output: &Output) -> Result<Verdict, CliError> {
     if flags.list {
-        let names = kernel::names();
-        let page = || Page::default().lines(names.iter().map(String::as_str));
-        output.answer(&json!({ "kernels": names }), page)?;
-        return Ok(Verdict::Pass);
+        return listed(&kernel::names(), output);
     }
     let subject = flags.subject()?;
     if flags.ptx && !output.is_json() {
@@ -114,6 +111,15 @@ pub fn execute(flags: &Flags, output: &Output) -> Result<Verdict, CliError> {
     }
     let build = built.as_ref().map(|(build, _)| build);
     output.answer(&merged(subject.json(build), texts), || subject.add_to(Page::default(), build))?;
+    Ok(Verdict::Pass)
+}
+
+/// Names for people and for `grep`: one a line, never broken.
+fn listed(names: &[String], output: &Output) -> Result<Verdict, CliError> {
+    match output.is_json() {
+        true => output.answer(&json!({ "kernels": names }), Page::default)?,
+        false => output.raw(&(names.join("\n") + "\n"))?,
+    }
     Ok(Verdict::Pass)
 }
 
