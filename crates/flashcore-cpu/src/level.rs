@@ -92,17 +92,19 @@ impl SimdLevel {
     }
 }
 
-/// Levels by how fast they are, measured and not guessed from what a processor offers: GFLOP/s of prefill on two cores at
-/// 1 × 8 × 2048 × 128.
+/// Levels by how fast they are, measured and not guessed from what a processor offers: GFLOP/s of prefill at
+/// 2048 × 128.
 ///
 /// | processor | dtype | avx512 | avx512bf16 | amx |
 /// | --- | --- | --- | --- | --- |
-/// | Intel Emerald Rapids | bf16 | 350 | 190 |  |
-/// | | f16 | 350 | |  |
-/// | | f32 | 350 | |  |
+/// | Intel Emerald Rapids, one core among busy ones | bf16 | 131 | | 434 |
+/// | | f16 | 137 | | 235 |
+/// | | f32 | 131 | | 136 |
+/// | the same, two quiet cores | bf16 | 350 | 190 | |
 /// | AMD EPYC with AVX-512 | bf16 | 194 | 365 | |
 ///
-/// Intel's dot products of bf16 pairs run at half the rate of its multiply-adds, AMD's at twice the rate.
+/// Intel's dot products of bf16 pairs run at half the rate of its multiply-adds, AMD's at twice the rate. f32 is multiplied by
+/// vectors with AMX, too.
 fn preferred() -> &'static [SimdLevel] {
     use SimdLevel::{Amx, Avx2, Avx512, Avx512Bf16, Neon};
     if is_intel() { &[Amx, Avx512, Avx2] } else { &[Amx, Avx512Bf16, Avx512, Avx2, Neon] }

@@ -14,7 +14,7 @@ use crate::{
     simd::{
         Lane,
         convert::{Widen, Zip},
-        matrix::{DEPTH, MatrixBlock, ROWS},
+        matrix::{DEPTH, MOST_PARTS, MatrixBlock, ROWS},
         pairs::PairBlock,
         runner::Runner,
         tile::{Logits, Rows, TileBlock, TileState},
@@ -49,7 +49,7 @@ impl Form {
         let is_bf16 = T::as_bf16(&[]).is_some();
         if logits.query != 1.0 || problem.bias().is_some() {
             Self::Single
-        } else if runner.has_matrix() {
+        } else if runner.has_matrix() && T::PARTS <= MOST_PARTS {
             Self::Matrix
         } else if runner.has_pairs() && is_bf16 && problem.dim_qk().is_multiple_of(2) {
             Self::Pairs
@@ -124,7 +124,7 @@ pub(crate) fn prepare<'a, T: Lane>(
 ) -> Panels<'a> {
     let (k, v) = (call.problem.k(), call.problem.v());
     if call.form == Form::Matrix {
-        matrices::load_keys(call, unit, keys, k_space);
+        matrices::load_keys(call, unit, keys, stage, k_space);
         matrices::load_values(call, unit, keys, stage, v_space);
         return Panels::Matrix { k: bytemuck::cast_slice(k_space), v: bytemuck::cast_slice(v_space) };
     }

@@ -198,6 +198,14 @@ impl<'a> Tile<'a> {
         redo: &mut Vec<usize>,
     ) {
         let dim = call.problem.dim_v();
+        if call.form == Form::Matrix {
+            let stride = matrices::turn_result(call, self.out, stage);
+            for ((lane, r), sums) in self.rows.enumerate().zip(stage.chunks_exact(stride)) {
+                let seen = Seen { max: self.max[lane], sum: self.sum[lane] };
+                call.finish_or_redo(unit, s, r, (&sums[..dim], seen), redo);
+            }
+            return;
+        }
         let sums = &mut stage[..dim];
         for (lane, r) in self.rows.enumerate() {
             for (to, x) in sums.iter_mut().zip(self.out.chunks_exact(self.height)) {

@@ -18,15 +18,13 @@ use super::{
     avx512::Avx512,
     avx512bf16,
     exp2::Exp2,
-    matrix::{DEPTH, MatrixBlock, ROWS, products},
+    matrix::{DEPTH, MatrixBlock, ROWS, SIDE, products},
     pairs::Pairs,
     tile::{self, NO_MAX, Scores, Vectors, load, store},
 };
 
 /// Vectors of a tile's rows.
 const RV: usize = 2;
-/// Rows of a register.
-const SIDE: usize = 16;
 
 /// Whether this machine has the instructions and the system lends the registers.
 pub(crate) fn is_available() -> bool {
@@ -93,15 +91,16 @@ const CONFIG: Config = {
     Config { palette: 1, start_row: 0, reserved: [0; 14], row_bytes, rows }
 };
 
-/// A product of 32 × 32 numbers: rows of A are padded to [`DEPTH`] numbers, B lies in pairs.
+/// A product of 32 × 32 numbers: A lies in squares, B in pairs.
 #[repr(C)]
 struct Corner {
     a: *const bf16,
     b: *const u32,
     c: *mut f32,
-    /// Bytes from one row to the next, and over 16 of them.
+    /// Bytes from one row of a square to the next, and from 16 rows to the next 16.
     a_row: usize,
     a_half: usize,
+    /// Bytes from one row to the next, and over 16 of them.
     b_row: usize,
     b_half: usize,
     c_row: usize,
@@ -111,7 +110,7 @@ struct Corner {
     /// Runs of such steps.
     count: usize,
     /// Bytes from `a` and `b` to where each run begins.
-    runs: [[usize; 2]; 6],
+    runs: [[usize; 2]; 3],
 }
 
 macro_rules! multiply {
@@ -141,7 +140,7 @@ macro_rules! multiply {
             "tdpbf16ps tmm1, tmm4, tmm7",
             "tdpbf16ps tmm2, tmm5, tmm6",
             "tdpbf16ps tmm3, tmm5, tmm7",
-            "add {a}, 64",
+            "add {a}, 1024",
             "add {b}, [{x} + 48]",
             "dec {n}",
             "jnz 2b",
@@ -221,39 +220,39 @@ pub(crate) unsafe fn tile(block: &mut MatrixBlock<'_>) {
 #[inline(always)]
 unsafe fn scores(block: &mut MatrixBlock<'_>) {
     let [dim, _] = block.dims;
-    let [row, plane] = [dim * size_of::<bf16>(), block.room * dim * size_of::<bf16>()];
+    let (band, plane) = (SIDE * dim, block.room * dim);
     let line = ROWS * size_of::<u32>();
     // SAFETY: `MatrixBlock::check`.
     unsafe {
         for n in (0..block.padded()).step_by(2 * SIDE) {
             let a = block.k.as_ptr().add((block.skip + n) * dim);
             let c = block.scores.as_mut_ptr().add(n * ROWS);
-            corner(block, (a, row, plane), (block.q.as_ptr(), dim / 2 * line), c, dim).write();
+            corner(block, (a, band, plane), (block.q.as_ptr(), dim / 2 * line), c, dim).write();
         }
     }
 }
 
-/// The product that starts at `a`, `b` and `c` and sums over `depth` numbers.
+/// The product that starts at `a`, `b` and `c` and sums over `depth` numbers; `band` numbers hold 16 rows of A.
 #[inline(always)]
 fn corner(
     block: &MatrixBlock<'_>,
-    (a, a_row, a_part): (*const bf16, usize, usize),
+    (a, band, a_part): (*const bf16, usize, usize),
     (b, b_part): (*const u32, usize),
     c: *mut f32,
     depth: usize,
 ) -> Corner {
     let line = ROWS * size_of::<f32>();
     let products = products(block.parts);
-    let mut runs = [[0; 2]; 6];
+    let mut runs = [[0; 2]; 3];
     for n in 0..products.len() {
-        runs[n] = [products[n][0] * a_part, products[n][1] * b_part];
+        runs[n] = [products[n][0] * a_part * size_of::<bf16>(), products[n][1] * b_part];
     }
     Corner {
         a,
         b,
         c,
-        a_row,
-        a_half: SIDE * a_row,
+        a_row: DEPTH * size_of::<bf16>(),
+        a_half: band * size_of::<bf16>(),
         b_row: line,
         b_half: SIDE * line,
         c_row: line,
@@ -364,29 +363,30 @@ unsafe fn scale(block: &mut MatrixBlock<'_>, shrink: Vectors<Avx512, RV>) {
 #[inline(always)]
 unsafe fn accumulate(block: &mut MatrixBlock<'_>) {
     let [_, dim] = block.dims;
-    let [row, plane] = [block.room * size_of::<bf16>(), block.room * dim * size_of::<bf16>()];
+    let (band, plane) = (SIDE * block.room, block.room * dim);
     let (keys, line) = (block.padded(), ROWS * size_of::<u32>());
     // SAFETY: `MatrixBlock::check`.
     unsafe {
         for d in (0..dim).step_by(2 * SIDE) {
-            let a = block.v.as_ptr().add(d * block.room + block.skip);
+            let a = block.v.as_ptr().add(d * block.room + SIDE * block.skip);
             let c = block.state.out.as_mut_ptr().add(d * ROWS);
-            corner(block, (a, row, plane), (block.weights.as_ptr(), keys / 2 * line), c, keys).add();
+            corner(block, (a, band, plane), (block.weights.as_ptr(), keys / 2 * line), c, keys).add();
         }
     }
 }
 
-/// Turns 16 rows of `width` numbers round, in pieces of 16: `[number][row]`.
+/// Turns 16 rows of `width` numbers round, square by square: see [`super::runner::Runner::turn`].
 ///
 /// # Safety
 /// [`is_available`] said yes.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-pub(crate) unsafe fn turn(from: &[u32], width: usize, to: &mut [u32], to_stride: usize) {
+pub(crate) unsafe fn turn(from: &[u32], width: usize, to: &mut [u32], [row, square]: [usize; 2]) {
     assert!(width.is_multiple_of(SIDE) && from.len() >= SIDE * width, "16 rows of whole vectors");
-    assert!(width == 0 || to.len() >= (width - 1) * to_stride + SIDE, "the result fits");
-    for d in (0..width).step_by(SIDE) {
-        // SAFETY: 16 numbers from `d` lie in each row, and 16 rows of the result begin at `d`.
-        unsafe { turn_square(from.as_ptr().add(d), width, to.as_mut_ptr().add(d * to_stride), to_stride) };
+    let last = (width / SIDE).saturating_sub(1) * square + (SIDE - 1) * row + SIDE;
+    assert!(width == 0 || to.len() >= last, "the result fits");
+    for n in 0..width / SIDE {
+        // SAFETY: 16 numbers lie in each row from there on, and there is room for a square.
+        unsafe { turn_square(from.as_ptr().add(n * SIDE), width, to.as_mut_ptr().add(n * square), row) };
     }
 }
 

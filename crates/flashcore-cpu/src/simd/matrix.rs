@@ -4,9 +4,12 @@
 //! The result, `[feature][row]`, is Vᵀ·P, with V turned round, `[feature][key]`, and the weights in pairs of keys,
 //! `[key pair][row]`. The softmax between the two products is that of `tile`.
 //!
+//! The left factors, K and Vᵀ, lie in *squares* of 16 rows × 32 numbers, one after another along their rows: what an
+//! instruction reads lies together.
+//!
 //! Numbers of more digits than bf16 has come in *parts*: what a part leaves out of a number is in the next one. Two parts
-//! hold an f16, three an f32. Of the products of parts only those are computed that are not lost in rounding: the part
-//! numbers of both factors add up to less than the number of parts.
+//! hold an f16, and three of the products of their parts are computed: that of the two last ones is lost in rounding. Three
+//! parts would hold an f32; their six products took as long as vectors of f32 do.
 //!
 //! Every sum is made in the same order whatever its neighbours are: sums run over 32 keys from a multiple of 32, and hidden
 //! keys add exact zeros. So a row's bits do not depend on its place in a tile.
@@ -21,8 +24,11 @@ pub(crate) const DEPTH: usize = 32;
 /// Rows of a tile.
 pub(crate) const ROWS: usize = 32;
 
+/// Rows of a square.
+pub(crate) const SIDE: usize = 16;
+
 /// Most parts of a number.
-pub(crate) const MOST_PARTS: usize = 3;
+pub(crate) const MOST_PARTS: usize = 2;
 
 /// A tile and the keys to fold into it.
 pub(crate) struct MatrixBlock<'a> {
@@ -38,9 +44,9 @@ pub(crate) struct MatrixBlock<'a> {
     pub(crate) room: usize,
     /// Queries, `[part][feature pair][row]`.
     pub(crate) q: &'a [u32],
-    /// Keys, `[part][key][feature]`.
+    /// Keys, `[part][key][feature]` in squares.
     pub(crate) k: &'a [bf16],
-    /// Values, `[part][feature][key]`.
+    /// Values, `[part][feature][key]` in squares.
     pub(crate) v: &'a [bf16],
     /// From scores to logits.
     pub(crate) logits: Logits,
@@ -81,7 +87,6 @@ impl MatrixBlock<'_> {
 pub(crate) const fn products(parts: usize) -> &'static [[usize; 2]] {
     match parts {
         1 => &[[0, 0]],
-        2 => &[[1, 0], [0, 1], [0, 0]],
-        _ => &[[2, 0], [1, 1], [0, 2], [1, 0], [0, 1], [0, 0]],
+        _ => &[[1, 0], [0, 1], [0, 0]],
     }
 }

@@ -55,18 +55,17 @@ impl Runner {
         }
     }
 
-    /// Turns 16 rows of `width` numbers round, `[number][row]`; only where [`Self::has_matrix`].
+    /// Turns 16 rows of `width` numbers round, `[number][row]`, square by square: from one row of a square to the next, and
+    /// from one square to the next, there are so many numbers. Only where [`Self::has_matrix`].
     #[inline]
-    pub(crate) fn turn(self, from: &[u32], width: usize, to: &mut [u32], to_stride: usize) {
+    pub(crate) fn turn(self, from: &[u32], width: usize, to: &mut [u32], strides: [usize; 2]) {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: `new` saw the instructions.
-            SimdLevel::Amx => unsafe { amx::turn(from, width, to, to_stride) },
-            level => unreachable!(
-                "{level} has no matrix unit, and {width} × {to_stride} need one: {} {}",
-                from.len(),
-                to.len()
-            ),
+            SimdLevel::Amx => unsafe { amx::turn(from, width, to, strides) },
+            level => {
+                unreachable!("{level} has no matrix unit: {width} × {strides:?} {} {}", from.len(), to.len())
+            }
         }
     }
 
