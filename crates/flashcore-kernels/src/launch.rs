@@ -12,7 +12,7 @@ use flashcore_tile::{BuildError, Code, Extent, Program};
 use crate::{
     append,
     backward_rows::{self, sinks},
-    backward_sm80, backward_sm90, backward_sums, decode, forward_sm80, forward_sm90, merge, moe,
+    backward_sm80, backward_sm90, backward_sums, decode, forward_sm80, forward_sm90, merge, moe, turn_values,
 };
 
 /// The config of a kernel of one family: everything that decides its text.
@@ -23,6 +23,8 @@ pub enum KernelConfig {
     Sm80(forward_sm80::Config),
     /// Attention by TMA and wgmma, sm_90a.
     Sm90(forward_sm90::Config),
+    /// Values of 8 bits, turned for the kernel above.
+    TurnValues(turn_values::Config),
     /// Attention of few queries over many keys, from sm_80 on.
     Decode(decode::Config),
     /// Partial results put together.
@@ -49,6 +51,7 @@ impl KernelConfig {
         match self {
             Self::Sm80(cfg) => cfg.name().to_string(),
             Self::Sm90(cfg) => cfg.name().to_string(),
+            Self::TurnValues(cfg) => cfg.name().to_string(),
             Self::Decode(cfg) => cfg.name().to_string(),
             Self::Merge(cfg) => cfg.name().to_string(),
             Self::Append(cfg) => cfg.name().to_string(),
@@ -69,7 +72,11 @@ impl KernelConfig {
             Self::Decode(cfg) => cfg.target,
             Self::Moe(cfg) => cfg.target(),
             Self::Sm90(_) | Self::BackwardSm90(_) | Self::BackwardSums(_) => Target::Sm90a,
-            Self::Merge(_) | Self::Append(_) | Self::BackwardRows(_) | Self::BackwardSinks(_) => Target::Sm80,
+            Self::TurnValues(_)
+            | Self::Merge(_)
+            | Self::Append(_)
+            | Self::BackwardRows(_)
+            | Self::BackwardSinks(_) => Target::Sm80,
         }
     }
 
@@ -79,6 +86,7 @@ impl KernelConfig {
             Self::Sm80(cfg) => cfg.shape.registers(),
             Self::Sm90(cfg) => cfg.registers_at_entry(),
             Self::Decode(cfg) => cfg.shape.registers(),
+            Self::TurnValues(cfg) => cfg.registers(),
             Self::Merge(cfg) => cfg.registers(),
             Self::Append(cfg) => cfg.registers(),
             Self::BackwardRows(cfg) => cfg.registers(),
@@ -95,6 +103,7 @@ impl KernelConfig {
         match self {
             Self::Sm80(cfg) => forward_sm80::forward_sm80(cfg).map(AnyProgram::Forward),
             Self::Sm90(cfg) => forward_sm90::forward_sm90(*cfg).map(AnyProgram::Forward),
+            Self::TurnValues(cfg) => turn_values::turn_values(cfg).map(AnyProgram::Forward),
             Self::Decode(cfg) => decode::decode(cfg).map(AnyProgram::Forward),
             Self::Merge(cfg) => merge::merge(cfg).map(AnyProgram::Merge),
             Self::Append(cfg) => append::append(cfg).map(AnyProgram::Append),

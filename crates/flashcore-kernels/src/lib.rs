@@ -25,6 +25,7 @@ pub mod parts;
 mod plan;
 mod side;
 pub mod slots;
+pub mod turn_values;
 pub mod untrusted;
 
 pub use covering::{Member, covering_set};

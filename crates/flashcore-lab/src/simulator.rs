@@ -123,7 +123,11 @@ impl Simulator {
             if call.outputs().1.is_none() {
                 without(&mut spec, slots::LSE);
             }
-            let outcome = self.run(&program, &spec, buffers(call))?;
+            let mut given = buffers(call);
+            // What one has turned the next reads.
+            let turned = |buffer: &Buffer| buffer.slot == slots::TURNED;
+            given.extend(last.take().into_iter().flat_map(|last| last.buffers).filter(turned));
+            let outcome = self.run(&program, &spec, given)?;
             if !outcome.halted {
                 write_back(call.outputs(), &outcome, [slots::OUT, slots::LSE]);
             }
@@ -347,6 +351,8 @@ fn moe_buffers(call: &mut MoeCall<'_>) -> Vec<Buffer> {
             bound.extend(bias.map(|bias| (ROUTING_BIAS, bytemuck::cast_slice(bias).to_vec())));
         }
     }
+    let shared = inputs.shared.into_iter().flatten().zip([SHARED_GATE_UP, SHARED_DOWN]);
+    bound.extend(shared.map(|(weights, slot)| (slot, copied(weights.bytes()))));
     let biases = inputs.biases.into_iter().flatten().zip([GATE_UP_BIAS, DOWN_BIAS]);
     bound.extend(biases.map(|(bias, slot)| (slot, bias.bytes().to_vec())));
     bound.into_iter().map(|(slot, bytes)| Buffer::input(slot, bytes)).collect()

@@ -32,6 +32,8 @@ pub enum Tile {
     /// Gradients of sinks, which know one way.
     #[serde(rename = "backward_sinks")]
     BackwardSinks,
+    /// Nothing is tuned where values are turned.
+    TurnValues,
     /// Gradients on every GPU.
     #[serde(rename = "backward_sm80")]
     BackwardSm80(backward_sm80::Shape),
@@ -57,6 +59,7 @@ impl Tile {
             Self::Append(_) => "append",
             Self::BackwardRows(_) => "backward_rows",
             Self::BackwardSinks => "backward_sinks",
+            Self::TurnValues => "turn_values",
             Self::BackwardSm80(_) => "backward_sm80",
             Self::BackwardSm90(_) => "backward_sm90",
             Self::BackwardSums => "backward_sums",
@@ -76,6 +79,7 @@ impl KernelConfig {
             Self::Append(cfg) => Tile::Append(cfg.shape),
             Self::BackwardRows(cfg) => Tile::BackwardRows(cfg.shape),
             Self::BackwardSinks(_) => Tile::BackwardSinks,
+            Self::TurnValues(_) => Tile::TurnValues,
             Self::BackwardSm80(cfg) => Tile::BackwardSm80(cfg.shape),
             Self::BackwardSm90(cfg) => Tile::BackwardSm90(cfg.shape),
             Self::BackwardSums(_) => Tile::BackwardSums,
