@@ -294,7 +294,9 @@ impl<'a> Walk<'a> {
         multiply(b, &weights, &d_probabilities);
         let slopes = d_probabilities;
         if let Some(range) = sums.range {
-            self.clear_beyond(b, &slopes);
+            if cfg.side == Side::Keys {
+                self.clear_beyond(b, &slopes);
+            }
             range.keep(b, &slopes, &sums.first);
         }
         let left = round(b, cfg, &slopes);
@@ -302,7 +304,7 @@ impl<'a> Walk<'a> {
         add_sums(b, cfg, &sums.first, &left, &right);
     }
 
-    /// Zeros for rows beyond the last: their numbers may be as large as they like, and must not move the range of others.
+    /// Zeros for keys beyond the last: their numbers may be as large as they like, and must not move the range of others.
     fn clear_beyond(&self, b: &mut Builder, slopes: &[Acc]) {
         let Rows { warp, there, .. } = self.parts.rows;
         let end = b.let_((warp + self.cfg.shape.blocks * MMA_M).signed());

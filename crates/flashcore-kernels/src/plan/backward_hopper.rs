@@ -67,9 +67,13 @@ fn copies(problem: &BackwardProblem, alignment: u64) -> Result<(), String> {
     Ok(())
 }
 
+/// Queries and keys from which on one kernel is faster than two: below, the traffic of its sums weighs more.
+const LONG: usize = 3072;
+
 /// Which form is faster for a problem.
-pub(super) fn form(_problem: &BackwardProblem) -> Form {
-    Form::Split
+pub(super) fn form(problem: &BackwardProblem) -> Form {
+    let forward = problem.forward();
+    if forward.seq_q().min(forward.seq_kv()) >= LONG { Form::Fused } else { Form::Split }
 }
 
 /// The kernels of a problem in a form, and why these.
@@ -91,14 +95,17 @@ pub(super) fn products(problem: &BackwardProblem, half: Half, form: Form) -> Res
         })
     };
     let fused = match form {
-        Form::Split => {
-            let order = order(forward);
-            let of = |side, shape| config(side, Shape { order, ..shape });
-            let kernels = vec![of(Side::Keys, row.keys), of(Side::Queries, row.queries)];
-            return Ok(Products { workspace: counter(order).into_iter().collect(), kernels, why: row.why });
-        }
-        Form::Fused => row.fused,
-        Form::FusedBy(shape) => shape,
+        // Slopes of capped scores need weights of their own, for which the fused kernel has no registers.
+        _ if forward.softcap().is_some() => None,
+        Form::Split => None,
+        Form::Fused => Some(row.fused),
+        Form::FusedBy(shape) => Some(shape),
+    };
+    let Some(fused) = fused else {
+        let order = order(forward);
+        let of = |side, shape| config(side, Shape { order, ..shape });
+        let kernels = vec![of(Side::Keys, row.keys), of(Side::Queries, row.queries)];
+        return Ok(Products { workspace: counter(order).into_iter().collect(), kernels, why: row.why });
     };
     let sums = backward_sums::Config {
         input: half,
@@ -154,14 +161,14 @@ const TABLE: [Row; 2] = [
         dim: 64,
         keys: shape(2, 64, [6, 6], 1),
         queries: shape(3, 96, [3, 3], 1),
-        fused: fused(64, [4, 4], [208, 72]),
+        fused: fused(128, [2, 2], [208, 72]),
         why: "192 rows are held by three consumers; what streams past is read the less often",
     },
     Row {
         dim: 128,
         keys: shape(2, 64, [4, 4], 1),
         queries: shape(2, 128, [2, 2], 1),
-        fused: fused(64, [4, 2], [208, 72]),
+        fused: fused(64, [2, 2], [208, 72]),
         why: "gradients of 128 rows fill the registers of two consumers",
     },
 ];
