@@ -23,6 +23,7 @@ def attention(
     query_lengths: Any | None = None,
     key_mask: Any | None = None,
     page_table: Any | None = None,
+    factors: Any | None = None,
     layout: str = "bhsd",
     return_lse: bool = False,
     out: Any | None = None,
@@ -47,6 +48,8 @@ def attention(
         page_table: which pages hold the keys of each batch entry: int32, batch x pages. ``k`` and ``v`` then are pages, a
             batch entry of theirs each, of any size and strides, and ``key_lengths`` says how many keys there are. What the
             table says beyond them is not looked at; a length below 0 counts as 0.
+        factors: what q, k and v of 8 bits (torch.float8_e4m3fn, float8_e5m2) are multiplied by: three numbers, or three
+            float32 tensors of batch x key heads. The result is bfloat16, or what ``out`` is.
         layout: ``"bhsd"`` for batch, heads, sequence, dim; ``"bshd"`` for batch, sequence, heads, dim. Without a batch,
             the same order without it.
         return_lse: also return the log-sum-exp of each row's scores, float32, batch x heads x sequence, or what of these
@@ -79,7 +82,7 @@ def attention(
     >>> attention(q, pages, pages, page_table=[[7, 2], [0, -1]], key_lengths=[32, 9]).shape
     (2, 4, 16, 8)
     """
-    if window is None and key_mask is None and not return_lse and not _frameworks.is_traced():
+    if window is None and key_mask is None and factors is None and not return_lse and not _frameworks.is_traced():
         # As `run`, with fewer steps: this is the call that counts.
         shortcut = _shortcuts.get(type(q))
         try:
@@ -93,9 +96,10 @@ def attention(
             if result is not None:
                 return result if out is None else _frameworks.of(q).written(out)
     options = _options.options(causal, window, scale, softcap, layout)
-    if sinks is None and key_lengths is None and query_lengths is None and key_mask is None and page_table is None:
+    given = (sinks, key_lengths, query_lengths, key_mask, page_table, factors)
+    if all(values is None for values in given):
         return run(q, k, v, options, NONE, return_lse, out)
-    values = Values(query_lengths, key_lengths, sinks, key_mask, None, page_table)
+    values = Values(query_lengths, key_lengths, sinks, key_mask, None, page_table, factors=factors)
     return run(q, k, v, options, values, return_lse, out)
 
 
@@ -196,11 +200,11 @@ def run(q: Any, k: Any, v: Any, options: Options, values: Values, return_lse: bo
     """Attention; all public functions end here."""
     shortcut = None if return_lse or _frameworks.is_traced() else _shortcuts.get(type(q))
     if shortcut is not None:
-        queries, keys, sinks, mask, longest, table, slopes = values
+        queries, keys, sinks, mask, longest, table, slopes, factors = values
         result = None
         if values is NONE:
             result = shortcut(q, k, v, out, options.native)
-        elif mask is None and slopes is None and _are(type(q), queries, keys, sinks, table):
+        elif mask is None and slopes is None and factors is None and _are(type(q), queries, keys, sinks, table):
             result = shortcut(q, k, v, out, options.native, queries, keys, sinks, longest, table)
         if result is not None:
             return result if out is None else _frameworks.of(q).written(out)
@@ -282,7 +286,8 @@ def _bound(
     lengths = [framework.indices(name, given, q) for name, given in zip(names, (values.query_lengths, keys))]
     sinks = framework.floats("sinks", values.sinks, q)
     table = framework.table(values.table, q)
-    return options, _native.Values(*lengths, sinks, values.longest, ranges, table, bias)
+    factors = framework.factors(values.factors, q)
+    return options, _native.Values(*lengths, sinks, values.longest, ranges, table, bias, factors)
 
 
 def _both(slopes: Any, mask: Any) -> Any:

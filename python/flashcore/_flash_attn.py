@@ -22,13 +22,18 @@ def flash_attn_func(
     alibi_slopes: Any | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
+    *,
+    q_descale: Any | None = None,
+    k_descale: Any | None = None,
+    v_descale: Any | None = None,
 ) -> Any:
     """``flash_attn.flash_attn_func`` by its signature and meaning, for tensors of any framework.
 
     With ``causal`` or ``window_size`` the last query stands at the last key. Results are always deterministic. With
     ``return_attn_probs`` the log-sum-exp comes along (out, log-sum-exp, None): FlashAttention's probabilities are for its
     own tests, and without dropout it returns none either. ``alibi_slopes``, one for each query head or for each batch entry
-    and head, take slope times distance from the scores. Dropout raises NotImplementedError.
+    and head, take slope times distance from the scores. FlashAttention-3's ``q_descale``, ``k_descale`` and ``v_descale``,
+    float32, batch x key heads, go with tensors of 8 bits, whose result is bfloat16. Dropout raises NotImplementedError.
 
     >>> import numpy
     >>> q = numpy.ones((2, 16, 4, 8), "float32")
@@ -38,9 +43,18 @@ def flash_attn_func(
     if dropout_p:
         refuse_dropout()
     options = asked(causal, window_size, softmax_scale, softcap, "bshd")
-    values = NONE if alibi_slopes is None else Values(slopes=alibi_slopes)
+    descale = (q_descale, k_descale, v_descale)
+    factors = None if all(given is None for given in descale) else _alike(descale)
+    plain = alibi_slopes is None and factors is None
+    values = NONE if plain else Values(slopes=alibi_slopes, factors=factors)
     result = run(q, k, v, options, values, return_attn_probs, None)
     return (*result, None) if return_attn_probs else result
+
+
+def _alike(descale: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Factors of q, k and v: ones like the others where a tensor has none."""
+    given = next(factors for factors in descale if factors is not None)
+    return tuple(given * 0 + 1 if factors is None else factors for factors in descale)
 
 
 def flash_attn_varlen_func(

@@ -113,6 +113,23 @@ class Framework:
             return values
         return self.array(each(name, values, real, "give one logit per query head"), "float32", q)
 
+    def factors(self, given: Any, q: Any) -> list[Any] | None:
+        """The factors of q, k and v where q is, in one dimension each."""
+        if given is None:
+            return None
+        try:
+            q_factor, k_factor, v_factor = given
+        except (TypeError, ValueError):
+            raise ValueError("pass three factors: those of q, of k and of v") from None
+        return [self.factor(factor, q) for factor in (q_factor, k_factor, v_factor)]
+
+    def factor(self, given: Any, q: Any) -> Any:
+        """The factors of one tensor; 1 where it has none."""
+        if given is None or not self.is_array(given):
+            given = 1.0 if given is None else given
+            return self.array((real("factors", given),) if not hasattr(given, "__len__") else tuple(given), "float32", q)
+        return self.namespace(given).reshape(given, (-1,))
+
     def is_array(self, values: Any) -> bool:
         return hasattr(values, "__dlpack__") and getattr(values, "ndim", 1) > 0
 
@@ -467,12 +484,14 @@ class Torch(Framework):
         forward(*(None if t is None else export(t.detach()) for t in tensors), options, values, stream)
 
     def empty(self, q: Any, v: Any) -> Any:
+        # A result of 8 bits would lose what was computed.
+        dtype = self.torch.bfloat16 if q.element_size() == 1 else q.dtype
         if q.size(-1) == v.size(-1):
-            return self.torch.empty_like(q)
+            return self.torch.empty_like(q, dtype=dtype)
         shape, dim = q.shape, v.size(-1)
         if q.dim() == 4 and q.stride(1) < q.stride(2):  # memory in the other order: the result too
-            return q.new_empty((shape[0], shape[2], shape[1], dim)).transpose(1, 2)
-        return q.new_empty((*shape[:-1], dim))
+            return q.new_empty((shape[0], shape[2], shape[1], dim), dtype=dtype).transpose(1, 2)
+        return q.new_empty((*shape[:-1], dim), dtype=dtype)
 
     def recipe(self, q: Any, v: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any] | None]:
         """A function with its arguments and keywords that makes tensors like `empty(q, v)`, again and again.
@@ -510,6 +529,11 @@ class Torch(Framework):
             return super().floats(name, values, q)
         taken = values.dtype in (self.torch.float16, self.torch.bfloat16, self.torch.float32)
         return values.detach().to(q.device, values.dtype if taken else self.torch.float32).contiguous()
+
+    def factor(self, given: Any, q: Any) -> Any:
+        if not self.is_array(given):
+            return super().factor(given, q)
+        return given.detach().to(q.device, self.torch.float32).reshape(-1).contiguous()
 
     def is_array(self, values: Any) -> bool:
         return isinstance(values, self.torch.Tensor)

@@ -136,6 +136,8 @@ def call(
     """`_attention.run` as a call of the operator."""
     sinks = _tensor(values.sinks)
     with_gradients = _records(q, k, v, sinks)
+    if values.factors is not None:
+        raise NotImplementedError("tensors with factors are not traced; call it outside of torch.compile")
     if with_gradients and values.table is not None:
         raise NotImplementedError(NO_PAGE_GRADIENTS)
     if with_gradients and q.is_cuda and q.dtype not in (torch.float16, torch.bfloat16):

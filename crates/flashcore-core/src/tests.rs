@@ -1,6 +1,7 @@
 //! Every way in which arguments can be wrong, provoked, and what its message says.
 
 mod append;
+mod narrow;
 mod pages;
 
 use std::sync::Arc;
@@ -111,6 +112,12 @@ fn name(error: &ProblemError) -> &'static str {
         ProblemError::Scale(_) => "Scale",
         ProblemError::Softcap(_) => "Softcap",
         ProblemError::OutDType { .. } => "OutDType",
+        ProblemError::NarrowOut { .. } => "NarrowOut",
+        ProblemError::Narrow { .. } => "Narrow",
+        ProblemError::ScaledDType { .. } => "ScaledDType",
+        ProblemError::OtherFactors { .. } => "OtherFactors",
+        ProblemError::FactorCount { .. } => "FactorCount",
+        ProblemError::Factor { .. } => "Factor",
         ProblemError::AccumulateDType { .. } => "AccumulateDType",
         ProblemError::AccumulateLse => "AccumulateLse",
         ProblemError::GradDType { .. } => "GradDType",
@@ -378,6 +385,7 @@ fn every_error_is_provoked() {
         wrong_merges(),
         wrong_gradients(),
         pages::wrong_pages(),
+        narrow::wrong_factors(),
         append::wrong_appends(),
     ];
     for (attempt, expected, says) in tables.into_iter().flatten() {

@@ -8,9 +8,10 @@ use crate::{
     lengths::{Lengths, Sequence, Sequences},
     pages::{Keys, PageTable},
     problem::Problem,
+    scales::Factors,
 };
 
-/// Lengths, sinks, biases and page table of one call, on the host.
+/// Lengths, sinks, factors, biases and page table of one call, on the host.
 ///
 /// A [`Problem`] only says that there are such numbers, so that problems with other numbers are equal and share a plan.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -19,6 +20,8 @@ pub struct Values {
     pub lengths: Lengths,
     /// One extra logit per query head that takes part in the softmax but has no value.
     pub sinks: Option<Arc<[f32]>>,
+    /// What 8-bit tensors are multiplied by.
+    pub factors: Option<Factors>,
     /// What is added to scores, as the problem's [`Bias`] has it: pairs in its layout, or slopes.
     pub bias: Option<Arc<[f32]>>,
     /// Which pages hold the keys of which sequence.
@@ -27,7 +30,8 @@ pub struct Values {
 
 impl Values {
     /// Nothing of it.
-    pub const NONE: &'static Self = &Self { lengths: Lengths::Uniform, sinks: None, bias: None, table: None };
+    pub const NONE: &'static Self =
+        &Self { lengths: Lengths::Uniform, sinks: None, factors: None, bias: None, table: None };
 
     /// Checks the numbers against the problem that asks for them.
     pub fn check(&self, problem: &Problem) -> Result<(), ProblemError> {
@@ -40,6 +44,11 @@ impl Values {
             return Err(ProblemError::OtherSinks { given: self.sinks.is_some() });
         }
         check_sinks(self.sinks.as_deref(), problem.heads_q())?;
+        let given = self.factors.as_ref().map(Factors::kind);
+        if given != problem.scales() {
+            return Err(ProblemError::OtherFactors { given: given.is_some() });
+        }
+        self.factors.as_ref().map_or(Ok(()), |factors| factors.check(problem))?;
         self.check_bias(problem)?;
         self.check_table(problem)
     }
@@ -116,6 +125,12 @@ impl<'a> Instance<'a> {
     /// One extra logit per query head, if any.
     pub fn sink_logits(&self) -> Option<&'a [f32]> {
         self.values.sinks.as_deref()
+    }
+
+    /// What Q, K and V of a batch entry and key head are multiplied by.
+    pub fn factors(&self, batch: usize, head: usize) -> [f32; 3] {
+        let factors = self.values.factors.as_ref();
+        factors.map_or([1.0; 3], |factors| factors.at(self.heads_kv(), batch, head))
     }
 
     /// What is added to the scores of a query head of sequence `n`, if anything.

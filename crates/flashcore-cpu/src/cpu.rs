@@ -15,6 +15,7 @@ use crate::{
     forward::{forward, is_serial},
     merge::merge,
     moe::moe,
+    narrow,
     output::Target,
     scratch::Scratch,
     simd::runner::Runner,
@@ -181,6 +182,9 @@ impl Cpu {
         scratch: &mut Scratch,
         crew: Crew,
     ) -> Result<&'static str, BackendError> {
+        if call.problem().dtype().is_narrow() {
+            return narrow::forward(call, scratch, |call, scratch| self.run_here(call, scratch, crew));
+        }
         let (problem, inputs) = (call.instance(), call.inputs());
         let (out, lse) = call.outputs();
         let with = (self.runner, self.tiles());

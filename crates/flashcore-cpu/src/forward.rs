@@ -146,7 +146,7 @@ fn kernel_name(level: SimdLevel, prefill: Option<Form>) -> &'static str {
 }
 
 /// The LSE of two parts together, and what each part's rows count for; a part that saw nothing counts for nothing.
-fn merge_weights(parts: [f32; 2]) -> (f32, [f32; 2]) {
+pub(crate) fn merge_weights(parts: [f32; 2]) -> (f32, [f32; 2]) {
     let top = parts[0].max(parts[1]);
     if top == f32::NEG_INFINITY {
         return (top, [0.0; 2]);

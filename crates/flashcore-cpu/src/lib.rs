@@ -25,6 +25,7 @@ mod matrices;
 mod merge;
 #[allow(unsafe_code)]
 mod moe;
+mod narrow;
 #[allow(unsafe_code)]
 mod output;
 mod panels;

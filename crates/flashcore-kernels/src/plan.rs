@@ -10,13 +10,14 @@ mod backward_general;
 mod backward_hopper;
 mod choice;
 mod decode;
-mod decode_cost;
+mod error;
 mod fit;
 mod general;
 pub(crate) mod hopper;
 mod merge;
 mod mixed;
 mod moe;
+mod narrow;
 mod single;
 mod tile;
 pub mod tuned;
@@ -24,8 +25,9 @@ pub mod tuned;
 use std::fmt;
 
 pub use append::plan_append;
-pub use backward::{plan_backward, plan_backward_general, plan_backward_tiles};
+pub use backward::{Form, plan_backward, plan_backward_by, plan_backward_general, plan_backward_tiles};
 pub use choice::{Choice, Family, UnknownKernel};
+pub use error::PlanError;
 pub use fit::{Misfit, plan_tile};
 pub use merge::plan_merge;
 pub use moe::{plan_moe, plan_moe_tiles};
@@ -102,102 +104,13 @@ pub struct Plan {
     row: Option<String>,
 }
 
-/// A problem that no kernel takes.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum PlanError {
-    /// The GPU is too old.
-    #[error(
-        "kernels need compute capability {}.{} or later, but the GPU has {}.{}; use the CPU backend",
-        .needed.0, .needed.1, .given.0, .given.1
-    )]
-    Capability {
-        /// What the GPU has, major and minor.
-        given: (u32, u32),
-        /// What the operation's kernels need at least.
-        needed: (u32, u32),
-    },
-    /// The tensor cores of an old GPU do not know the element type.
-    #[error(
-        "a GPU of compute capability 7.5 multiplies f16, not {0}; convert the tensors or use the CPU backend"
-    )]
-    Turing(DType),
-    /// The element type has no kernel.
-    #[error("GPU kernels take f16, bf16 and f32, not {0}; convert the tensors or use the CPU backend")]
-    DType(DType),
-    /// The features of a head do not fit the kernels.
-    #[error(
-        "GPU kernels take head dims up to {MOST_KEY_FEATURES} (q, k) and {MOST_FEATURES} (v), not {qk} and {v}; \
-         use the CPU backend"
-    )]
-    HeadDim {
-        /// Features of queries and keys.
-        qk: usize,
-        /// Features of values.
-        v: usize,
-    },
-    /// A sequence is too long.
-    #[error(
-        "GPU kernels take sequences up to {max} rows, not {given}; split the problem or use the CPU backend"
-    )]
-    Sequence {
-        /// Rows of the longest tensor.
-        given: usize,
-        /// Most rows.
-        max: usize,
-    },
-    /// Experts that kernels do not take.
-    #[error("GPU kernels do not take experts with {0}; use the CPU backend")]
-    Experts(&'static str),
-    /// Too many tiles for one launch.
-    #[error("the problem has more row tiles than one launch can number; split it along the batch")]
-    Tiles,
-    /// Gradients of f32 tensors.
-    #[error(
-        "GPU kernels compute gradients of f16 and bf16 tensors, not {0}; convert them or use the CPU backend"
-    )]
-    GradientsOf(DType),
-    /// Gradients from an output of another type than the tensors'.
-    #[error(
-        "GPU kernels compute gradients from an output of the tensors' type, {dtype}, not {out}; \
-         compute forward in {dtype} or use the CPU backend"
-    )]
-    GradientsFrom {
-        /// The type of the output.
-        out: DType,
-        /// The type of Q, K and V.
-        dtype: DType,
-    },
-    /// Gradients of capped scores with a bias.
-    #[error(
-        "GPU kernels do not compute gradients of capped scores to which a bias is added; use the CPU backend"
-    )]
-    CappedBias,
-    /// A kind of lengths that kernels do not know.
-    #[error("GPU kernels do not know this kind of sequence lengths; use the CPU backend")]
-    Lengths,
-    /// The kernel that was asked for does not take the problem.
-    #[error("{reason}; the kernels are {names}: name another, or none to let the plan choose", names = Family::names())]
-    Kernel {
-        /// The kernel, and why.
-        reason: String,
-    },
-    /// Shared memory that no shape of tile fits in.
-    #[error(
-        "no tile for head dims {qk} and {v} fits in {shared_bytes} bytes of shared memory; use the CPU backend"
-    )]
-    SharedMemory {
-        /// Features of queries and keys.
-        qk: usize,
-        /// Features of values.
-        v: usize,
-        /// Shared memory of a CTA.
-        shared_bytes: u32,
-    },
-}
-
 impl Plan {
     fn single(kernel: KernelConfig, problem: &Problem, gpu: &Gpu, why: &'static str) -> Self {
+        if let KernelConfig::Sm90(cfg) = kernel
+            && cfg.narrow()
+        {
+            return Self::narrow(cfg, problem, gpu, why);
+        }
         Self::of(vec![Self::launch(kernel, problem, gpu)], gpu, why)
     }
 
@@ -220,8 +133,19 @@ impl Plan {
     /// The same kernels for another problem of their kind.
     #[must_use]
     pub fn rebound(&self, problem: &Problem) -> Self {
+        if let KernelConfig::Sm90(cfg) = *self.kernel()
+            && cfg.narrow()
+        {
+            return Self { launches: narrow::launches(cfg, problem, &self.gpu), ..self.clone() };
+        }
         let again = |launch: &Launch| Self::launch(launch.kernel, problem, &self.gpu);
         Self { launches: self.launches.iter().map(again).collect(), ..self.clone() }
+    }
+
+    /// The same problem by another kernel that takes it: for experiments.
+    #[must_use]
+    pub fn by(&self, kernel: KernelConfig, problem: &Problem) -> Self {
+        Self::single(kernel, problem, &self.gpu, "asked for")
     }
 
     /// The kernel that does most of the work.
@@ -309,15 +233,14 @@ fn plan_few(problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Result<Plan,
         Ok(half) => half,
         Err(reason) => return Ok(Err(reason)),
     };
-    let (shape, why) = decode::shape(problem, gpu);
-    let config = |shape| decode_config(problem, gpu, half, shape);
-    let mut best = (config(shape)?, why);
-    let mut least = decode::cost(problem, gpu, &best.0);
-    for (shape, why) in decode::others(problem, gpu, shape) {
-        let other = config(shape)?;
-        let cost = decode::cost(problem, gpu, &other);
+    let first = decode::shape(problem, gpu);
+    let mut best = (decode_config(problem, gpu, half, first.0)?, first.1);
+    let mut least = f64::INFINITY;
+    for (shape, why) in decode::others(problem, gpu, first.0) {
+        let config = decode_config(problem, gpu, half, shape)?;
+        let cost = decode::cost(problem, gpu, &config);
         if cost < least {
-            (best, least) = ((other, why), cost);
+            (best, least) = ((config, why), cost);
         }
     }
     Ok(Ok(Plan::single(best.0, problem, gpu, best.1)))
@@ -327,10 +250,11 @@ fn plan_few(problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Result<Plan,
 fn plan_many(problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Plan, PlanError> {
     let input = check(problem, gpu)?;
     match hopper::accept(problem, input, gpu, access(problem, alignment)) {
-        Ok(half) => {
+        Ok(()) => {
             let (shape, why) = hopper::shape(problem, gpu);
-            Ok(Plan::single(hopper_config(problem, half, shape)?, problem, gpu, why))
+            Ok(Plan::single(hopper_config(problem, input, shape)?, problem, gpu, why))
         }
+        Err(reason) if input.bytes() == 1 => Err(narrow::refused(&reason)),
         Err(reason) => {
             let passed_over = vec![format!("forward_sm90: {reason}")];
             Ok(Plan { passed_over, ..plan_general(problem, gpu, alignment)? })
@@ -341,6 +265,9 @@ fn plan_many(problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Plan, PlanE
 /// As [`plan`], but always the general kernel: for comparing it with others.
 pub fn plan_general(problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Plan, PlanError> {
     let input = check(problem, gpu)?;
+    if input.bytes() == 1 {
+        return Err(narrow::refused("the general kernel multiplies 16 bits and more"));
+    }
     let (shape, why) = general::shape(problem, input, gpu)?;
     if Side::Queries.tile_count(problem, shape.tile_m(problem.dim_v() as u32)) > i32::MAX as u64 {
         return Err(PlanError::Tiles);
@@ -376,13 +303,15 @@ fn decode_config(
 /// The Hopper kernel for a problem, cut as `shape` says.
 fn hopper_config(
     problem: &Problem,
-    half: Half,
+    input: Element,
     shape: forward_sm90::Shape,
 ) -> Result<KernelConfig, PlanError> {
     let lengths = LengthsKind::of(problem).ok_or(PlanError::Lengths)?;
     Ok(KernelConfig::Sm90(hopper::with_policy(forward_sm90::Config {
-        input: half,
-        output: output(problem, half.element()),
+        input,
+        scaled: problem.scales().is_some(),
+        settles: input.bytes() == 1,
+        output: output(problem, input),
         accumulate: problem.accumulate(),
         dim_qk: problem.dim_qk() as u32,
         dim_v: problem.dim_v() as u32,
@@ -425,7 +354,12 @@ fn general_config(
 
 /// What the output is made of.
 fn output(problem: &Problem, input: Element) -> Element {
-    if problem.out_dtype() == DType::F32 { Element::F32 } else { input }
+    match problem.out_dtype() {
+        DType::F32 => Element::F32,
+        DType::F16 => Element::F16,
+        DType::BF16 => Element::Bf16,
+        _ => input,
+    }
 }
 
 /// Whether the GPU is new enough.
@@ -444,6 +378,7 @@ fn check(problem: &Problem, gpu: &Gpu) -> Result<Element, PlanError> {
         }
         DType::BF16 => Element::Bf16,
         DType::F32 => Element::F32,
+        DType::E4M3 => Element::E4m3,
         other => return Err(PlanError::DType(other)),
     };
     let (qk, v) = (problem.dim_qk(), problem.dim_v());

@@ -1,4 +1,4 @@
-//! Lengths, sinks, biases and page table of a call on the host, as the bytes that an executor uploads.
+//! Lengths, sinks, factors, biases and page table of a call on the host, as the bytes that an executor uploads.
 
 use flashcore_core::{AppendCall, Bias, DType, Index, Instance, Lengths, PageTable, Slots};
 use flashcore_ptx::launch::Slot;
@@ -14,6 +14,10 @@ pub fn host_values(call: Instance<'_>) -> Vec<(Slot, Vec<u8>)> {
         Lengths::Ragged { q, kv } | Lengths::PackedQueries { q, kv } => [Some(&**q), Some(&**kv)],
         _ => [None, None],
     };
+    let factors = |n: usize| {
+        let all = call.values().factors.as_ref()?.all();
+        Some(all[n].iter().flat_map(|factor| factor.to_le_bytes()).collect())
+    };
     let sinks = call.sink_logits().map(|sinks| floats(sinks, call.sinks()));
     let of_pairs = match call.bias() {
         Some(Bias::Pairs { dtype, .. }) => Some(dtype),
@@ -25,6 +29,9 @@ pub fn host_values(call: Instance<'_>) -> Vec<(Slot, Vec<u8>)> {
         (slots::LENGTHS_KV, kv.map(numbers)),
         (slots::TABLE, table(call)),
         (slots::SINKS, sinks),
+        (slots::FACTORS_Q, factors(0)),
+        (slots::FACTORS_K, factors(1)),
+        (slots::FACTORS_V, factors(2)),
         (slots::BIAS, bias),
     ];
     arrays.into_iter().filter_map(|(slot, bytes)| Some((slot, bytes?))).collect()

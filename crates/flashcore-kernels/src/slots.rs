@@ -25,6 +25,14 @@ pub const TILE_COUNTER: Slot = Slot(8);
 pub const TABLE: Slot = Slot(9);
 /// Parts of rows whose keys several CTAs share.
 pub const PARTS: Slot = Slot(10);
+/// f32 factors of the queries, where 8-bit tensors have them.
+pub const FACTORS_Q: Slot = Slot(11);
+/// f32 factors of the keys.
+pub const FACTORS_K: Slot = Slot(12);
+/// f32 factors of the values.
+pub const FACTORS_V: Slot = Slot(13);
+/// Workspace: values of 8 bits with the keys of a feature next to each other, see [`crate::turn_values`].
+pub const TURNED: Slot = Slot(14);
 /// What is added to scores: pairs in the problem's layout and type, or f32 slopes. The number is one that gradients do
 /// not use otherwise.
 pub const BIAS: Slot = Slot(16);
@@ -51,8 +59,12 @@ pub mod backward {
     pub const D_SINKS: Slot = Slot(14);
     /// Workspace: what kernels have to know of each row, see [`crate::backward_rows`].
     pub const ROW_TERMS: Slot = Slot(15);
+    /// Workspace: f32 sums of dQ, see [`crate::backward_sums`]; zero before and after every call.
+    pub const DQ_SUMS: Slot = Slot(17);
+    /// Workspace: how far each tile of keys has come; zero before and after every call.
+    pub const TURNS: Slot = Slot(18);
     /// Number of slots.
-    pub const COUNT: usize = 17;
+    pub const COUNT: usize = 19;
 }
 
 /// The slots of a merge.

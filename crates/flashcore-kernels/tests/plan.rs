@@ -185,7 +185,7 @@ fn what_is_unsupported_says_what_is_supported() {
 #[test]
 fn f32_tensors_have_tiles_everywhere() {
     let single = |dim| spec(DType::F32, [4, 2, 300, 300], dim).parse().unwrap();
-    let not_hopper = "not forward_sm90: it multiplies f16 and bf16, not f32";
+    let not_hopper = "not forward_sm90: it multiplies f16, bf16 and e4m3, not f32";
     check(&single(128), Gpu::HOPPER, 16, "fc_forward_sm_90_f32_d128v128_w4x1n32x32s2c2_full", not_hopper);
     let gpus =
         [Gpu::AMPERE, consumer((8, 6)), consumer((8, 9)), consumer((12, 0)), Gpu::BLACKWELL, Gpu::HOPPER];

@@ -123,7 +123,11 @@ impl Simulator {
             if call.outputs().1.is_none() {
                 without(&mut spec, slots::LSE);
             }
-            let outcome = self.run(&program, &spec, buffers(call))?;
+            let mut given = buffers(call);
+            // What one has turned the next reads.
+            let turned = |buffer: &Buffer| buffer.slot == slots::TURNED;
+            given.extend(last.take().into_iter().flat_map(|last| last.buffers).filter(turned));
+            let outcome = self.run(&program, &spec, given)?;
             if !outcome.halted {
                 write_back(call.outputs(), &outcome, [slots::OUT, slots::LSE]);
             }

@@ -1,7 +1,7 @@
 //! One call: tensors in, a problem out of them, computed on the CPU or launched on the caller's stream.
 
 use flashcore::{Lengths, Operand, Problem, Sequences, Spec, Values, cuda::DeviceTensors};
-use flashcore_core::{Bias, Pages};
+use flashcore_core::{Bias, Pages, Scales};
 use pyo3::prelude::*;
 
 use crate::{
@@ -10,10 +10,10 @@ use crate::{
     error::CallError,
     exchange::Exchange,
     host,
-    import::{Imported, Request},
+    import::Request,
+    kept::Kept,
     launched::Launched,
     options::{self, Options},
-    owned::Owned,
     parts::{Part, split},
 };
 
@@ -79,36 +79,12 @@ pub(crate) fn stream_of(
     }
 }
 
-/// Tensors of most calls.
-const TENSORS: usize = 5;
-
-/// What keeps the tensors of a call alive beside their Python objects, and the framework of the first.
-#[derive(Default)]
-pub(crate) struct Kept {
-    pub(crate) exchange: Option<Exchange>,
-    owned: Vec<Owned>,
-}
-
-impl Kept {
-    pub(crate) fn into_owned(self) -> Vec<Owned> {
-        self.owned
-    }
-
-    pub(crate) fn keep<T>(&mut self, imported: Imported<T>) -> T {
-        self.exchange = self.exchange.or(imported.exchange);
-        if let Some(owned) = imported.owned {
-            self.owned.reserve(TENSORS);
-            self.owned.push(owned);
-        }
-        imported.array
-    }
-}
-
-/// Lengths, sinks, page table and bias as Python objects.
+/// Lengths, sinks, page table, factors and bias as Python objects.
 pub(crate) struct Given<'a, 'py> {
     pub(crate) lengths: [Option<&'a Bound<'py, PyAny>>; 2],
     pub(crate) sinks: Option<&'a Bound<'py, PyAny>>,
     pub(crate) table: Option<&'a Bound<'py, PyAny>>,
+    pub(crate) factors: Option<[&'a Bound<'py, PyAny>; 3]>,
     pub(crate) bias: Option<&'a Bound<'py, PyAny>>,
 }
 
@@ -120,6 +96,8 @@ pub(crate) struct Call<'a> {
     /// Used lengths or offsets of queries and of keys.
     lengths: [Option<Numbers>; 2],
     sinks: Option<Array>,
+    /// What Q, K and V are multiplied by.
+    factors: Option<[Array; 3]>,
     /// Which pages hold the keys.
     table: Option<Table>,
     /// What is added to scores.
@@ -133,7 +111,8 @@ impl<'a> Call<'a> {
     pub(crate) fn new([q, k, v]: [Array; 3], out: Array) -> Self {
         let arrays = [q, k, v, out];
         let (lengths, sinks, table, bias) = ([None; 2], None, None, None);
-        Self { arrays, lse: None, lengths, sinks, table, bias, longest: None, ranges: None }
+        let (factors, longest) = (None, None);
+        Self { arrays, lse: None, lengths, sinks, factors, table, bias, longest, ranges: None }
     }
 
     /// Takes in what Python code has put together.
@@ -149,8 +128,9 @@ impl<'a> Call<'a> {
         let [lengths_q, lengths_kv, sinks, table, bias] =
             [&values.lengths_q, &values.lengths_kv, &values.sinks, &values.table, &values.bias].map(bound);
         let lengths = [lengths_q.as_ref(), lengths_kv.as_ref()];
+        let factors = values.factors.as_ref().map(|all| all.each_ref().map(|one| one.bind(py)));
         let [sinks, table, bias] = [sinks.as_ref(), table.as_ref(), bias.as_ref()];
-        self.bind(Given { lengths, sinks, table, bias }, request, kept)?;
+        self.bind(Given { lengths, sinks, table, factors, bias }, request, kept)?;
         (self.longest, self.ranges) = (values.longest, values.ranges.as_ref());
         Ok(())
     }
@@ -171,6 +151,11 @@ impl<'a> Call<'a> {
         if let Some(table) = given.table {
             self.table = Some(kept.keep(request.table(table)?));
         }
+        if let Some([q, k, v]) = given.factors {
+            let mut read =
+                |object, operand| request.input(object, operand).map(|imported| kept.keep(imported));
+            self.factors = Some([read(q, Operand::Q)?, read(k, Operand::K)?, read(v, Operand::V)?]);
+        }
         if let Some(sinks) = given.sinks {
             self.sinks = Some(kept.keep(request.input(sinks, Operand::Sinks)?));
         }
@@ -183,13 +168,8 @@ impl<'a> Call<'a> {
     /// Where everything is; all in one place.
     pub(crate) fn place(&self) -> Result<Place, CallError> {
         let first = self.arrays[0].place;
-        let floats = self
-            .arrays
-            .iter()
-            .chain(&self.lse)
-            .chain(&self.sinks)
-            .chain(&self.bias)
-            .map(|a| (a.operand, a.place));
+        let floats = self.arrays.iter().chain(&self.lse).chain(&self.sinks).chain(&self.bias);
+        let floats = floats.chain(self.factors.iter().flatten()).map(|a| (a.operand, a.place));
         let numbers = self.lengths.iter().flatten().map(|n| (n.operand, n.place));
         let table = self.table.iter().map(|table| (Operand::Table, table.place));
         match floats.chain(numbers).chain(table).find(|&(_, place)| place != first) {
@@ -264,12 +244,17 @@ impl<'a> Call<'a> {
         if self.ranges.is_some() && (self.lengths.iter().any(Option::is_some) || self.bias.is_some()) {
             return Err(CallError::RangesAndLengths);
         }
+        if self.ranges.is_some() && self.factors.is_some() {
+            return Err(CallError::RangesAndFactors);
+        }
         let keys = self.key_order(options.order)?;
         let [q, k, v, out] = &self.arrays;
         let (q, out) = (q.layout(options.order)?, out.layout(options.order)?);
         let (k, v) = (k.layout(keys)?, v.layout(keys)?);
         self.check_ranks(options.order)?;
+        let scales = self.scales(q.dims().batch, k.dims().heads)?;
         Ok(Spec {
+            scales,
             out: Some(out),
             out_dtype: Some(self.arrays[3].dtype),
             mask: options.mask,
@@ -280,6 +265,19 @@ impl<'a> Call<'a> {
             bias: self.bias.map(|bias| bias_kind(&bias)).transpose()?,
             ..Spec::new(dtype, q, k, v)
         })
+    }
+
+    /// How many factors each tensor has; all have as many.
+    fn scales(&self, batch: usize, heads: usize) -> Result<Option<Scales>, CallError> {
+        let Some(all) = &self.factors else { return Ok(None) };
+        let [q, k, v] = all.each_ref().map(|factors| factors.scales(batch, heads));
+        let (q, k, v) = (q?, k?, v?);
+        match [(k, &all[1]), (v, &all[2])].into_iter().find(|(kind, _)| *kind != q) {
+            Some((_, other)) => {
+                Err(CallError::Factors { operand: other.operand, given: other.count(), batch, heads })
+            }
+            None => Ok(Some(q)),
+        }
     }
 
     /// In which order K and V have their dimensions; pages have four of them.
@@ -381,8 +379,9 @@ impl<'a> Call<'a> {
             (_, q, kv) => Lengths::Used { q, kv },
         };
         let sinks = self.sinks.map(|sinks| host::sinks(&sinks, heads)).transpose()?;
+        let factors = self.factors.as_ref().map(|factors| host::factors(factors));
         let bias = self.bias.map(|bias| host::bias(&bias)).transpose()?;
-        Ok(Values { lengths, sinks, bias, table: self.table.as_ref().map(host::table) })
+        Ok(Values { lengths, sinks, factors, bias, table: self.table.as_ref().map(host::table) })
     }
 
     fn checked_step(
@@ -432,6 +431,7 @@ impl<'a> Call<'a> {
                     lengths_kv,
                     table: self.table.map_or(0, |table| table.address as u64),
                     sinks,
+                    factors: self.factors.map_or([0; 3], |all| all.map(|factors| factors.address as u64)),
                     bias,
                 };
                 let alignment = 1 << bits.trailing_zeros();

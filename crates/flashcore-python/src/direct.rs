@@ -14,9 +14,10 @@ use pyo3::{
 
 use crate::{
     array::{Array, Order, Place, View},
-    call::{Call, Given, Kept, WIDEST, stream_of},
+    call::{Call, Given, WIDEST, stream_of},
     exchange::Exchange,
     import::Request,
+    kept::Kept,
     options::Options,
 };
 
@@ -108,7 +109,7 @@ impl Direct {
         };
         let mut call = Call::new(inputs, read(&made, Operand::Out)?);
         // Numbers of another type or elsewhere are converted, or refused, on the long way.
-        let values = Given { lengths: [lengths_q, lengths_kv], sinks, table, bias: None };
+        let values = Given { lengths: [lengths_q, lengths_kv], sinks, table, factors: None, bias: None };
         if call.bind(values, request, &mut kept).is_err() {
             return Ok(None);
         }

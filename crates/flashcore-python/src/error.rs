@@ -80,6 +80,14 @@ pub(crate) enum CallError {
     Negative { operand: Operand, at: usize, value: i64 },
     #[error("{operand} are {other} bytes wide but the lengths of q {first}; give both one type")]
     Widths { operand: Operand, other: u32, first: u32 },
+    #[error(
+        "{given} factors of {operand} for a batch of {batch} with {heads} key heads; give one float32 number, or one for each"
+    )]
+    Factors { operand: Operand, given: usize, batch: usize, heads: usize },
+    #[error(
+        "factors cannot be joined with a mask whose batch entries use different keys; pass key_lengths instead"
+    )]
+    RangesAndFactors,
     #[error("there is nothing to merge; give at least one part")]
     NoParts,
     #[error("{parts} parts but {lses} log-sum-exps; give one for each part")]

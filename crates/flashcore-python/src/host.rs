@@ -17,8 +17,8 @@ use flashcore::{
 };
 use flashcore_core::{
     AppendCall, AppendInputs, AppendOutputs, AppendProblem, AppendValues, BackwardCall, BackwardInputs, Data,
-    DataMut, GradientsMut, HostCall, MergeCall, MergeProblem, MoeCall, MoeInputs, MoeProblem, PageTable,
-    Routed, RowTerms,
+    DataMut, E4M3, E5M2, Factors, GradientsMut, HostCall, MergeCall, MergeProblem, MoeCall, MoeInputs,
+    MoeProblem, PageTable, Routed, RowTerms,
 };
 use flashcore_cpu::Cpu;
 use rayon::ThreadPoolBuilder;
@@ -326,6 +326,20 @@ pub(crate) fn sinks(array: &Array, len: usize) -> Result<Arc<[f32]>, CallError> 
     }
 }
 
+/// The factors of Q, K and V on the host, checked when their number was asked for.
+pub(crate) fn factors(arrays: &[Array; 3]) -> Factors {
+    let read = |array: &Array| -> Arc<[f32]> {
+        let len = array.count();
+        // SAFETY: `scales` found as many f32, one after another, at an aligned address; the caller holds the view.
+        unsafe { from_raw_parts(pointer::<f32>(array.address, len), len).into() }
+    };
+    let all = arrays.each_ref().map(read);
+    if all.iter().all(|factors| factors.len() == 1) {
+        return Factors::per_tensor(all.map(|factors| factors[0]));
+    }
+    Factors::per_head(all)
+}
+
 /// A bias on the host, as its layout lies: a view that its producer handed out and its caller holds.
 pub(crate) fn bias(array: &Array) -> Result<Arc<[f32]>, CallError> {
     array.check_alignment()?;
@@ -355,6 +369,8 @@ unsafe fn elements<'a>(at: usize, dtype: DType, len: usize) -> Result<Data<'a>, 
             DType::F16 => Ok(Data::F16(from_raw_parts(pointer::<f16>(at, len), len))),
             DType::BF16 => Ok(Data::BF16(from_raw_parts(pointer::<bf16>(at, len), len))),
             DType::F32 => Ok(Data::F32(from_raw_parts(pointer::<f32>(at, len), len))),
+            DType::E4M3 => Ok(Data::E4M3(from_raw_parts(pointer::<E4M3>(at, len), len))),
+            DType::E5M2 => Ok(Data::E5M2(from_raw_parts(pointer::<E5M2>(at, len), len))),
             other => Err(unsupported(other)),
         }
     }

@@ -100,6 +100,11 @@ pub(crate) trait Arithmetic: Sync {
 
     /// Stores a step's results: rounds them to what memory would hold.
     fn store(&self, values: &mut [Self::Real]);
+
+    /// The same for the weights of a row, which kernels measure from about the largest.
+    fn store_weights(&self, weights: &mut [Self::Real]) {
+        self.store(weights);
+    }
 }
 
 pub(crate) struct Exact;
@@ -119,7 +124,20 @@ impl Arithmetic for Rounded {
         match self.0 {
             DType::F16 => round_by(values, f16::ZERO),
             DType::BF16 => round_by(values, bf16::ZERO),
+            // What lies between 8-bit tensors and the result stays f32, but for weights.
             _ => {}
+        }
+    }
+
+    fn store_weights(&self, weights: &mut [f32]) {
+        if !self.0.is_narrow() {
+            return self.store(weights);
+        }
+        let top = weights.iter().fold(0.0f32, |top, &weight| top.max(weight)) / 256.0;
+        if top > 0.0 {
+            weights
+                .iter_mut()
+                .for_each(|weight| *weight = self.0.round(f64::from(*weight / top)) as f32 * top);
         }
     }
 }
@@ -231,6 +249,7 @@ impl<'a, A: Arithmetic> Plane<'a, A> {
     fn gather(arithmetic: &'a A, problem: Instance<'a>, [q, k, v]: [Data<'a>; 3], index: usize) -> Self {
         let (batch, head) = (index / problem.heads_kv(), index % problem.heads_kv());
         let (seq_kv, dim_qk) = (problem.seq_kv(), problem.dim_qk());
+        let [_, _, factor] = problem.factors(batch, head).map(A::Real::new);
         let mut keys = vec![A::Real::default(); seq_kv * dim_qk];
         let mut values = Vec::with_capacity(seq_kv * problem.dim_v());
         let mut row = Vec::new();
@@ -242,7 +261,7 @@ impl<'a, A: Arithmetic> Plane<'a, A> {
             }
             row.clear();
             values::row(v, problem.v().row(batch, head, seq), problem.dim_v(), &mut row);
-            values.extend(row.iter().map(|&x| A::Real::new(x)));
+            values.extend(row.iter().map(|&x| A::Real::new(x) * factor));
         }
         let magnitudes = values.iter().map(|v: &A::Real| v.wide().abs());
         let largest_value = magnitudes.filter(|v| v.is_finite()).fold(0.0, f64::max);
@@ -298,7 +317,8 @@ impl<'a, A: Arithmetic> Plane<'a, A> {
         if !visible.is_empty() {
             accumulate(scores, &q, &self.keys[visible.start..], self.problem.seq_kv());
         }
-        let scale = A::Real::new(self.problem.scale());
+        let [of_q, of_k, _] = self.problem.factors(self.batch, head / self.problem.group()).map(A::Real::new);
+        let scale = A::Real::new(self.problem.scale()) * of_q * of_k;
         scores.iter_mut().for_each(|s| *s = *s * scale);
         self.arithmetic.store(scores);
         if let Some(cap) = self.problem.softcap().map(A::Real::new) {
@@ -330,7 +350,7 @@ impl<'a, A: Arithmetic> Plane<'a, A> {
             sum += *score;
         }
         scores.iter_mut().for_each(|p| *p = *p / sum);
-        self.arithmetic.store(scores);
+        self.arithmetic.store_weights(scores);
         max + sum.ln()
     }
 }

@@ -68,6 +68,13 @@ impl<T> Pending<T> {
     }
 }
 
+impl<T> Pending<T> {
+    /// The same result as part of something else.
+    pub fn map<U>(self, f: impl FnOnce(T) -> U) -> Pending<U> {
+        Pending { value: f(self.value), group: self.group }
+    }
+}
+
 impl<T: Carried> Carried for Pending<T> {
     fn identity(&self, b: &Builder) -> Vec<u64> {
         let age = (b.groups.committed - self.group) as u64;

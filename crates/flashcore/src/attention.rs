@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use flashcore_core::{
-    Backend, Bias, DType, Element, HostCall, Lengths, Mask, Problem, Ran, Spec, Tensor, TensorView,
+    Backend, Bias, DType, Element, Factors, HostCall, Lengths, Mask, Problem, Ran, Spec, Tensor, TensorView,
     TensorViewMut, Values,
 };
 
@@ -71,6 +71,22 @@ impl<'a, T: Element> Attention<'a, T> {
     /// The LSE includes it.
     pub fn sinks(mut self, logits: impl Into<Arc<[f32]>>) -> Self {
         self.values.sinks = Some(logits.into());
+        self
+    }
+
+    /// What Q, K and V are multiplied by, where they have 8 bits.
+    ///
+    /// ```
+    /// # use flashcore::{E4M3, Factors, Tensor, attention};
+    /// # fn main() -> Result<(), flashcore::Error> {
+    /// let q = Tensor::bhsd(vec![E4M3::from_f32(0.5); 16 * 8], [1, 1, 16, 8])?;
+    /// let result = attention(q.view(), q.view(), q.view()).factors(Factors::per_tensor([1.0, 1.0, 3.0])).run_as::<f32>()?;
+    /// assert_eq!(result.out.data()[0], 1.5);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn factors(mut self, factors: Factors) -> Self {
+        self.values.factors = Some(factors);
         self
     }
 
@@ -146,7 +162,8 @@ impl<'a, T: Element> Attention<'a, T> {
         self.run_as()
     }
 
-    /// As [`run`](Self::run) with a result of another type: f32, unrounded, for tensors of 16 bits.
+    /// As [`run`](Self::run) with a result of another type: f32, unrounded, for tensors of 16 bits; f16, bf16 or f32 for
+    /// tensors of 8 bits, which need it.
     pub fn run_as<O: Element>(mut self) -> Result<Output<O>, Error> {
         self.spec.out_dtype = Some(O::DTYPE);
         let problem = self.problem()?;

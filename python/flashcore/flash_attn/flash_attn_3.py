@@ -30,9 +30,10 @@ def flash_attn_func(
     return_attn_probs: bool = False,
 ) -> Any:
     """Attention over batch x sequence x heads x dim; with ``return_attn_probs`` also the log-sum-exp."""
-    _refuse(qv, (q_descale, k_descale, v_descale), attention_chunk)
+    _refuse(qv, (), attention_chunk)
+    descales = dict(q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     result = _flash_attn.flash_attn_func(
-        q, k, v, 0.0, softmax_scale, causal, window_size, softcap, None, deterministic, return_attn_probs
+        q, k, v, 0.0, softmax_scale, causal, window_size, softcap, None, deterministic, return_attn_probs, **descales
     )
     return result[:2] if return_attn_probs else result
 

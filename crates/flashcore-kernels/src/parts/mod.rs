@@ -4,6 +4,7 @@ pub mod bias;
 pub(crate) mod columns;
 pub(crate) mod elements;
 pub(crate) mod entries;
+pub(crate) mod factors;
 pub mod lengths;
 pub(crate) mod load;
 pub(crate) mod maps;

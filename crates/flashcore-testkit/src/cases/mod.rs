@@ -151,7 +151,7 @@ impl Case {
             inputs: Inputs::Normal,
             placement: Placement::Dense,
             f16_bar: None,
-            dtypes: &DType::ALL,
+            dtypes: &DType::COMMON,
         }
     }
 
@@ -189,7 +189,7 @@ impl Case {
     pub fn values(&self, seed: u64) -> Values {
         let sinks = self.sinks.logits(self.q.heads, seed).map(Into::into);
         let bias = self.bias.numbers(self, seed).map(Into::into);
-        Values { lengths: self.lengths.clone(), sinks, bias, table: self.table.clone() }
+        Values { lengths: self.lengths.clone(), sinks, bias, table: self.table.clone(), factors: None }
     }
 
     /// The case as a problem.

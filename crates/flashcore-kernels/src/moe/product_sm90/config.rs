@@ -97,7 +97,8 @@ impl Config {
     pub(super) const fn roles(&self) -> Roles {
         // Sums of whole tiles leave the producer no more than it must have.
         let (producer, consumer) = if self.shape.turns { (40, 232) } else { (56, 224) };
-        Roles { consumers: CONSUMERS, budget: Some(RegisterBudget { producer, consumer }) }
+        let budget = Some(RegisterBudget { producer, consumer });
+        Roles { consumers: CONSUMERS, budget, mover: None }
     }
 
     /// Most registers of a thread when the kernel starts.
