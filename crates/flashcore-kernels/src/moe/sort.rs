@@ -1,4 +1,6 @@
-//! Puts tokens under their experts: one CTA counts, adds up and numbers rows.
+//! Puts tokens under their experts: one CTA, or a cluster of them, counts, adds up and numbers rows.
+//!
+//! CTAs of a cluster share the entries; each knows from the others' counts where its own rows start.
 //!
 //! Each expert's rows are padded to whole tiles, in the index alone. In which order the rows of an expert lie depends on
 //! the order in which threads count, and nothing else does.
@@ -25,20 +27,23 @@ pub struct Config {
     pub tile_m: u32,
     /// Whether there is an even number of tiles, the last one perhaps without a row.
     pub even: bool,
+    /// CTAs that share the entries: more than one from sm_90 on.
+    pub ctas: u32,
 }
 
 impl Config {
     /// The kernel's name: every field of the config is in it.
     pub fn name(&self) -> Ident {
-        let even = if self.even { "_even" } else { "" };
-        let name = format!("fc_moe_sort_{}_{}_m{}{even}", self.target, self.ids.name(), self.tile_m);
+        let Self { target, ids, tile_m, even, ctas } = self;
+        let even = if *even { "_even" } else { "" };
+        let name = format!("fc_moe_sort_{target}_{}_m{tile_m}{even}_c{ctas}", ids.name());
         Ident::new(name).expect("made of legal parts")
     }
 }
 
 /// The launch for a layer; `None` where there are no tokens.
 pub fn extent(cfg: &Config, layer: &Layer) -> Option<Extent> {
-    let (grid, workspace) = ([1, 1, 1], layer.workspace.clone());
+    let (grid, workspace) = ([cfg.ctas, 1, 1], layer.workspace.clone());
     (layer.problem.entries() > 0).then(|| Extent { grid, workspace, dependent: overlaps(cfg.target) })
 }
 
@@ -73,8 +78,13 @@ struct Sort {
     tile_m: u32,
     even: bool,
     thread: Reg<U32>,
-    /// One number per expert: rows, then the first row.
+    /// CTAs of the cluster, and which of them this is, if there are several.
+    ctas: u32,
+    rank: Option<Reg<U32>>,
+    /// One number per expert: its rows here.
     counts: u32,
+    /// One number per expert: its first row here.
+    starts: u32,
     /// One number per thread.
     sums: u32,
 }
@@ -87,9 +97,25 @@ pub fn sort(cfg: &Config) -> Result<Program<Layer>, BuildError> {
     let ids = IdArgument::declare(&mut b, &mut params, cfg.ids);
     let index = IndexArgument::declare(&mut b, &mut params);
     let entries = params.u32(&mut b, "entries", |layer| layer.problem.entries() as u32);
-    let (counts, sums) = (b.shared(4 * THREADS, 16), b.shared(4 * THREADS, 16));
-    let thread = b.thread();
-    let sort = Sort { ids, index, entries, tile_m: cfg.tile_m, even: cfg.even, thread, counts, sums };
+    let [counts, starts, sums] = [(); 3].map(|()| b.shared(4 * THREADS, 16));
+    let (thread, ctas) = (b.thread(), cfg.ctas);
+    let rank = (ctas > 1).then(|| {
+        b.cluster(ctas);
+        b.cluster_rank()
+    });
+    let sort = Sort {
+        ids,
+        index,
+        entries,
+        tile_m: cfg.tile_m,
+        even: cfg.even,
+        thread,
+        ctas,
+        rank,
+        counts,
+        starts,
+        sums,
+    };
     let own = sort.number(&mut b, counts, thread);
     b.store_shared(own, &[0u32.into()]);
     if overlaps(cfg.target) {
@@ -97,11 +123,11 @@ pub fn sort(cfg: &Config) -> Result<Program<Layer>, BuildError> {
     }
     b.sync_cta();
     sort.count(&mut b);
-    b.sync_cta();
+    sort.sync(&mut b);
     sort.lay_out(&mut b);
-    b.sync_cta();
+    sort.sync(&mut b);
     if cfg.even {
-        sort.fill_up(&mut b);
+        sort.once(&mut b, |b| sort.fill_up(b));
     }
     if overlaps(cfg.target) {
         b.launch_dependents();
@@ -111,6 +137,14 @@ pub fn sort(cfg: &Config) -> Result<Program<Layer>, BuildError> {
 }
 
 impl Sort {
+    /// Waits for all threads, also of the other CTAs.
+    fn sync(&self, b: &mut Builder) {
+        match self.rank {
+            None => b.sync_cta(),
+            Some(_) => b.sync_cluster(),
+        }
+    }
+
     /// Number `n` of an array in shared memory.
     fn number(&self, b: &mut Builder, array: u32, n: Reg<U32>) -> Shared {
         let at = b.shared_at(array);
@@ -119,7 +153,8 @@ impl Sort {
 
     /// Calls `visit` with each of this thread's entries, whether there is such an entry, and its expert.
     fn each_entry(&self, b: &mut Builder, visit: impl Fn(&mut Builder, Reg<U32>, Pred, Reg<U32>)) {
-        let first = b.var_in(Scope::Lane, self.thread);
+        let own = self.rank.map_or(self.thread, |rank| b.let_(rank * (AT_ONCE * THREADS) + self.thread));
+        let first = b.var_in(Scope::Lane, own);
         b.while_(
             |_| first.lt(self.entries),
             |b| {
@@ -130,7 +165,7 @@ impl Sort {
                 };
                 let entries: Vec<_> = (0..AT_ONCE).map(read).collect();
                 entries.into_iter().for_each(|(entry, there, expert)| visit(b, entry, there, expert));
-                b.add_to(first, AT_ONCE * THREADS);
+                b.add_to(first, self.ctas * AT_ONCE * THREADS);
             },
         );
     }
@@ -151,13 +186,46 @@ impl Sort {
 
     /// Gives every expert its tiles, in the order of experts, and names what no entry will.
     fn lay_out(&self, b: &mut Builder) {
-        let own = self.number(b, self.counts, self.thread);
-        let [count] = b.load_shared::<U32, 1>(own);
+        let [before, count] = self.counted(b);
         let tiles = b.let_(count.div_ceil(self.tile_m));
         let end = self.add_up(b, tiles);
         let first = b.let_(end - tiles);
         let row = b.let_(first * self.tile_m);
-        b.store_shared(own, &[row.into()]);
+        let start = self.number(b, self.starts, self.thread);
+        let own = b.let_(row + before);
+        b.store_shared(start, &[own.into()]);
+        self.once(b, |b| self.name_tiles(b, [first, end], count));
+    }
+
+    /// What one CTA does for all.
+    fn once(&self, b: &mut Builder, what: impl FnOnce(&mut Builder)) {
+        match self.rank {
+            None => what(b),
+            Some(rank) => b.if_(rank.eq(0), what),
+        }
+    }
+
+    /// Rows of this thread's expert that other CTAs have before those here, and all of them.
+    fn counted(&self, b: &mut Builder) -> [Reg<U32>; 2] {
+        let own = self.number(b, self.counts, self.thread);
+        let Some(rank) = self.rank else {
+            let none = b.var(0u32);
+            return [none, b.load_shared::<U32, 1>(own)[0]];
+        };
+        let own = own.address(b);
+        let [before, all] = [(); 2].map(|()| b.var_in(Scope::Lane, 0u32));
+        for cta in 0..self.ctas {
+            let there = b.peer_address(own, cta);
+            let [count] = b.load_peer::<U32, 1>(there);
+            let earlier = b.let_(rank.gt(cta).select(count, 0));
+            b.add_to(before, earlier);
+            b.add_to(all, count);
+        }
+        [before, all]
+    }
+
+    /// Says how many tiles there are, whose each is, and which rows are padding.
+    fn name_tiles(&self, b: &mut Builder, [first, end]: [Reg<U32>; 2], rows: Reg<U32>) {
         let last: Pred = b.let_(self.thread.eq(THREADS - 1));
         let count = if self.even { b.let_((end + 1) / 2 * 2) } else { end };
         b.predicated(last, |b| b.store_global(self.index.count, &[count.into()]));
@@ -170,7 +238,7 @@ impl Sort {
                 b.add_to(tile, 1);
             },
         );
-        let padding = b.var_in(Scope::Lane, row + count);
+        let padding = b.var_in(Scope::Lane, first * self.tile_m + rows);
         let stop = b.let_(end * self.tile_m);
         b.while_(
             |_| padding.lt(stop),
@@ -223,7 +291,7 @@ impl Sort {
     fn place(&self, b: &mut Builder) {
         self.each_entry(b, |b, entry, _, expert| {
             b.if_(expert.ne(NONE), |b| {
-                let first = self.number(b, self.counts, expert);
+                let first = self.number(b, self.starts, expert);
                 let [first] = b.load_shared::<U32, 1>(first);
                 let at = b.let_(self.index.rows + entry.mul_wide(4));
                 let [rank] = b.load_global::<U32, 1>(at);

@@ -20,8 +20,11 @@ const CHUNK: usize = 8;
 const RESERVED: u32 = 1024;
 /// Rows per expert from which on products wait for tensor cores more than for weights.
 const MANY_ROWS: usize = 64;
-/// Depth up to which a tile's end takes long beside its products.
+/// Entries from which on several CTAs sort them.
+const MANY_ENTRIES: usize = 2048;
+/// Depths up to which a tile's end takes long beside its products: of the first, and of the second.
 const SHORT: usize = 2048;
+const LONG: usize = 4096;
 
 /// Plans a mixture of experts; `alignment` is what all addresses of tensors are multiples of, in bytes.
 pub fn plan_moe(problem: &MoeProblem, gpu: &Gpu, alignment: u64) -> Result<Plan, PlanError> {
@@ -103,18 +106,22 @@ fn takes_hopper(problem: &MoeProblem, gpu: &Gpu) -> bool {
 }
 
 /// How products of many tokens per expert are cut on Hopper, where they are such.
+///
+/// Consumers that take turns hide the end of a tile, which counts where depth is short, but have no registers for biases.
+/// CTAs that share weights hide how long these take, which counts where depth is long.
 fn hopper_cuts(problem: &MoeProblem, gpu: &Gpu) -> Option<[Cut; 2]> {
     let many = problem.entries() / problem.experts() >= MANY_ROWS;
-    // The other consumer multiplies while one writes, which counts where depth is short; biases find no registers then.
-    let turns = |depth: usize, rows: usize| {
-        let fits = rows.is_multiple_of(192) && !rows.is_multiple_of(256);
-        (depth <= SHORT || fits) && !problem.spec().biases
+    if !many || !takes_hopper(problem, gpu) {
+        return None;
+    }
+    let cut = |turns: bool, pair: bool| {
+        let turns = turns && !problem.spec().biases;
+        let tile_n = if turns { 192 } else { 256 };
+        Cut::Sm90(product_sm90::Shape { tile_n, turns, stages: 4, pair })
     };
-    let cut = |layout: &ExpertLayout| match turns(layout.cols(), layout.rows()) {
-        true => Cut::Sm90(product_sm90::Shape { tile_n: 192, turns: true, stages: 4, pair: false }),
-        false => Cut::Sm90(product_sm90::Shape { tile_n: 256, turns: false, stages: 4, pair: false }),
-    };
-    (many && takes_hopper(problem, gpu)).then(|| [problem.gate_up(), problem.down()].map(cut))
+    let [first, second] = [problem.hidden(), problem.intermediate()];
+    let pair = first > SHORT;
+    Some([cut(!pair, pair), cut(second <= LONG, pair)])
 }
 
 /// How the expert of all tokens is computed.
@@ -229,7 +236,8 @@ impl Kernels<'_> {
         };
         let ([first, second], tile_m) = (self.cuts, self.cuts[0].tile_m());
         let route = route::Config::of(problem, target).map(Config::Route);
-        let sort = sort::Config { target, ids, tile_m, even: self.cuts.iter().any(Cut::pairs) };
+        let ctas = if target.includes(Target::Sm90) && problem.entries() >= MANY_ENTRIES { 8 } else { 1 };
+        let sort = sort::Config { target, ids, tile_m, even: self.cuts.iter().any(Cut::pairs), ctas };
         let sort = (source == Source::Sorted).then_some(Config::Sort(sort));
         let up = self.product(Kind::Up(Glu::of(problem)), problem.gate_up(), first);
         let down = self.product(Kind::Down, problem.down(), second);
