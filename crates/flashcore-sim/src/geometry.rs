@@ -56,7 +56,9 @@ impl Geometry {
         })?;
         let ctas = volume(grid).filter(|&n| n > 0 && inside(grid, MAX_GRID));
         let ctas = ctas.ok_or_else(|| {
-            fail(format!("a grid of {grid:?} CTAs; at least 1 each way, at most {MAX_GRID:?}, 2^32 - 1 in all"))
+            fail(format!(
+                "a grid of {grid:?} CTAs; at least 1 each way, at most {MAX_GRID:?}, 2^32 - 1 in all"
+            ))
         })?;
         let cluster_ctas = volume(cluster).filter(|n| (1..=MAX_CLUSTER).contains(n));
         let cluster_ctas =
@@ -65,9 +67,12 @@ impl Geometry {
             return Err(fail(format!("a grid of {grid:?} is no multiple of the cluster {cluster:?}")));
         }
         let sm = Sm::of(target.capability());
-        let shared_bytes = shared(program.layout.static_shared, spec.shared_bytes, sm, target).map_err(fail)?;
+        let shared_bytes =
+            shared(program.layout.static_shared, spec.shared_bytes, sm, target).map_err(fail)?;
         if cluster_ctas > 1 && target.capability() < (9, 0) {
-            return Err(fail(format!("clusters of {cluster_ctas} CTAs; {target} has none, sm_90 and later have")));
+            return Err(fail(format!(
+                "clusters of {cluster_ctas} CTAs; {target} has none, sm_90 and later have"
+            )));
         }
         agrees(directives, block, cluster).map_err(fail)?;
         Ok(Self {

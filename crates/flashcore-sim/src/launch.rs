@@ -107,12 +107,14 @@ impl Launch<'_> {
         let entry = self.spec.entry.as_str();
         let program = Program::decode(self.module, entry)?;
         let index = self.module.kernels.iter().position(|k| k.name.as_str() == entry).unwrap_or(0);
-        let geometry = Geometry::new(&program, self.spec, &self.module.kernels[index].directives, self.module.target)?;
+        let geometry =
+            Geometry::new(&program, self.spec, &self.module.kernels[index].directives, self.module.target)?;
         let mut global = GlobalMemory::default();
         let slots = place_buffers(&mut global, &program, self.spec, self.buffers);
         let (params, tensor_maps) = encode_params(&program, self.module, self.spec, &global)?;
         let provenance = self.provenance;
-        let context = Context { program: &program, options, geometry, params, tensor_maps, provenance, going };
+        let context =
+            Context { program: &program, options, geometry, params, tensor_maps, provenance, going };
         Ok(collect(parts::run(&context, self.module, global)?, &program, &slots))
     }
 }

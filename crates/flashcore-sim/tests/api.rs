@@ -280,7 +280,8 @@ fn what_nobody_wrote_is_told_where_it_matters() {
 #[test]
 fn limits_of_the_target_are_said() {
     let launch = |entry: &str, change: fn(&mut LaunchSpec)| {
-        let spec = spec(entry, if entry == "spread" { vec![Param::Buffer(Slot(0))] } else { vec![] }).tap(change);
+        let spec =
+            spec(entry, if entry == "spread" { vec![Param::Buffer(Slot(0))] } else { vec![] }).tap(change);
         let module = parse(GRIDS).expect("PTX").module;
         let launch = Launch { module: &module, provenance: None, spec: &spec, buffers: buffers() };
         launch.run(&Options::new()).expect_err("too much").to_string()

@@ -68,7 +68,8 @@ impl GlobalMemory {
                 return false;
             }
             own.written.join(&other.written);
-            let changed = other.bytes.iter().zip(&original.bytes).enumerate().filter(|(_, (new, old))| new != old);
+            let changed =
+                other.bytes.iter().zip(&original.bytes).enumerate().filter(|(_, (new, old))| new != old);
             changed.for_each(|(at, (new, _))| own.bytes[at] = *new);
         }
         true

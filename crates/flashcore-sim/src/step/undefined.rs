@@ -38,7 +38,8 @@ impl Sources {
             *values = from_fn(|lane| if lanes >> lane & 1 == 1 { values[lane] ^ flip } else { values[lane] });
         }
         let other = f(&others);
-        (0..32).filter(|&lane| other[lane] != result[lane]).fold(0, |lanes, lane| lanes | 1 << lane) & undefined
+        (0..32).filter(|&lane| other[lane] != result[lane]).fold(0, |lanes, lane| lanes | 1 << lane)
+            & undefined
     }
 }
 

@@ -113,7 +113,10 @@ impl Product {
         let (keep, set) = self.cut;
         let word = |(n, from): (usize, &str)| match self.element {
             "f64" if n % 2 == 0 => format!("mov.u32 %x{n}, 0;"),
-            _ => format!("shf.l.wrap.b32 %x{n}, {from}, {from}, {}; and.b32 %x{n}, %x{n}, {keep:#x}; or.b32 %x{n}, %x{n}, {set:#x};", 3 * n),
+            _ => format!(
+                "shf.l.wrap.b32 %x{n}, {from}, {from}, {}; and.b32 %x{n}, %x{n}, {keep:#x}; or.b32 %x{n}, %x{n}, {set:#x};",
+                3 * n
+            ),
         };
         ["A", "B", "C", "A"].into_iter().enumerate().map(word).collect::<Vec<_>>().join(" ")
     }
