@@ -11,33 +11,39 @@ tensor of the caller's own framework. Code written for PyTorch's ``scaled_dot_pr
 changes one import.
 """
 
+from ._append import append, reshape_and_cache_flash
 from ._attention import accumulate, attention, packed_attention
 from ._config import show_config
-from ._flash_attn import (
-    flash_attn_func,
-    flash_attn_kvpacked_func,
-    flash_attn_qkvpacked_func,
-    flash_attn_varlen_func,
-)
+from ._flash_attn import flash_attn_func, flash_attn_varlen_func
 from ._kvcache import flash_attn_with_kvcache
 from ._merge import merge
 from ._moe import fused_experts, moe
 from ._native import __version__
+from ._packed import (
+    flash_attn_kvpacked_func,
+    flash_attn_qkvpacked_func,
+    flash_attn_varlen_kvpacked_func,
+    flash_attn_varlen_qkvpacked_func,
+)
 from ._sdpa import scaled_dot_product_attention
 
 __all__ = [
     "__version__",
     "accumulate",
+    "append",
     "attention",
     "flash_attn_func",
     "flash_attn_kvpacked_func",
     "flash_attn_qkvpacked_func",
     "flash_attn_varlen_func",
+    "flash_attn_varlen_kvpacked_func",
+    "flash_attn_varlen_qkvpacked_func",
     "flash_attn_with_kvcache",
     "fused_experts",
     "merge",
     "moe",
     "packed_attention",
+    "reshape_and_cache_flash",
     "scaled_dot_product_attention",
     "show_config",
 ]

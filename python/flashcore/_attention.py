@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from . import _frameworks, _masks, _native, _options
+from . import _bias, _frameworks, _masks, _native, _options
 from ._options import NONE, Options, Values
 
 
@@ -23,6 +23,7 @@ def attention(
     query_lengths: Any | None = None,
     key_mask: Any | None = None,
     page_table: Any | None = None,
+    factors: Any | None = None,
     layout: str = "bhsd",
     return_lse: bool = False,
     out: Any | None = None,
@@ -42,10 +43,13 @@ def attention(
         key_lengths: how many keys each batch entry uses: int32 or int64, one number per entry. The last query stands at
             the last key that is used.
         query_lengths: how many queries each batch entry uses; the other rows become zeros.
-        key_mask: which keys take part, bool, batch x keys (or keys, for one entry): padding on the left or on the right.
+        key_mask: which keys take part, bool, batch x keys (or keys, for one entry). Padding on the left or on the right
+            costs nothing; gaps are computed as numbers that are added to scores.
         page_table: which pages hold the keys of each batch entry: int32, batch x pages. ``k`` and ``v`` then are pages, a
             batch entry of theirs each, of any size and strides, and ``key_lengths`` says how many keys there are. What the
             table says beyond them is not looked at; a length below 0 counts as 0.
+        factors: what q, k and v of 8 bits (torch.float8_e4m3fn, float8_e5m2) are multiplied by: three numbers, or three
+            float32 tensors of batch x key heads. The result is bfloat16, or what ``out`` is.
         layout: ``"bhsd"`` for batch, heads, sequence, dim; ``"bshd"`` for batch, sequence, heads, dim. Without a batch,
             the same order without it.
         return_lse: also return the log-sum-exp of each row's scores, float32, batch x heads x sequence, or what of these
@@ -62,8 +66,8 @@ def attention(
     right for the values it finds when it is replayed (numbers out of range are brought into it). ``key_mask`` is needed
     on the host: where it is a GPU tensor, reading it waits for the GPU, once for as long as the tensor is unchanged.
 
-    torch's autograd and ``jax.grad`` differentiate the call where the tensors are on the CPU: q, k, v, the log-sum-exp and,
-    in torch, the sinks. On a GPU, tensors that require gradients raise NotImplementedError.
+    torch's autograd and ``jax.grad`` differentiate the call: q, k, v, the log-sum-exp and, in torch, the sinks. On a GPU
+    they must be float16 or bfloat16 for that.
 
     >>> import numpy
     >>> q = numpy.ones((2, 4, 16, 8), "float32")
@@ -78,7 +82,7 @@ def attention(
     >>> attention(q, pages, pages, page_table=[[7, 2], [0, -1]], key_lengths=[32, 9]).shape
     (2, 4, 16, 8)
     """
-    if window is None and key_mask is None and not return_lse and not _frameworks.is_traced():
+    if window is None and key_mask is None and factors is None and not return_lse and not _frameworks.is_traced():
         # As `run`, with fewer steps: this is the call that counts.
         shortcut = _shortcuts.get(type(q))
         try:
@@ -92,9 +96,10 @@ def attention(
             if result is not None:
                 return result if out is None else _frameworks.of(q).written(out)
     options = _options.options(causal, window, scale, softcap, layout)
-    if sinks is None and key_lengths is None and query_lengths is None and key_mask is None and page_table is None:
+    given = (sinks, key_lengths, query_lengths, key_mask, page_table, factors)
+    if all(values is None for values in given):
         return run(q, k, v, options, NONE, return_lse, out)
-    values = Values(query_lengths, key_lengths, sinks, key_mask, None, page_table)
+    values = Values(query_lengths, key_lengths, sinks, key_mask, None, page_table, factors=factors)
     return run(q, k, v, options, values, return_lse, out)
 
 
@@ -195,11 +200,11 @@ def run(q: Any, k: Any, v: Any, options: Options, values: Values, return_lse: bo
     """Attention; all public functions end here."""
     shortcut = None if return_lse or _frameworks.is_traced() else _shortcuts.get(type(q))
     if shortcut is not None:
-        queries, keys, sinks, mask, longest, table = values
+        queries, keys, sinks, mask, longest, table, slopes, factors = values
         result = None
         if values is NONE:
             result = shortcut(q, k, v, out, options.native)
-        elif mask is None and _are(type(q), queries, keys, sinks, table):
+        elif mask is None and slopes is None and factors is None and _are(type(q), queries, keys, sinks, table):
             result = shortcut(q, k, v, out, options.native, queries, keys, sinks, longest, table)
         if result is not None:
             return result if out is None else _frameworks.of(q).written(out)
@@ -219,6 +224,8 @@ def eager(q: Any, k: Any, v: Any, options: Options, values: Values, return_lse: 
         return call(q, k, v, options, values, return_lse, out)
     if framework.records(values.mask):
         raise NotImplementedError(_frameworks.NO_MASK_GRADIENTS)
+    if framework.records(values.slopes):
+        raise NotImplementedError(_frameworks.NO_SLOPE_GRADIENTS)
     if framework.records(out):
         raise RuntimeError(_frameworks.NO_OUT_GRADIENTS)
     options, bound = _bound(framework, q, k, options, values)
@@ -261,21 +268,32 @@ def _bound(
     """Lengths, sinks and masks as the extension takes them; a mask may be a band, which the options then have."""
     if values is NONE:
         return options, None
-    keys, ranges = values.key_lengths, None
+    keys, ranges, bias = values.key_lengths, None, _bias.slopes(framework, values.slopes, q)
     if values.mask is not None and (keys is not None or values.table is not None):
         raise ValueError("pass key_lengths or key_mask, not both")
     extents = None if values.mask is None else _extents(q, k, options.layout)
-    if extents is not None:
-        (left, right, top_left), starts, keys = _masks.reduce(values.mask, _masks.band_of(options), *extents)
+    reduced = None if extents is None else _masks.reduce(values.mask, _masks.band_of(options), *extents)
+    if reduced is not None:
+        (left, right, top_left), starts, keys = reduced
         options = Options(left, right, top_left, options.scale, options.softcap, options.layout)
         if starts is not None:
             keys, ranges = None, (starts, keys or (extents[2],) * extents[0])
+    elif extents is not None:
+        bias = _both(bias, _bias.additive(framework, values.mask, q, extents[2]))
     packed = options.layout == "packed"
     offsets = packed and values.table is None
     names = ("query_offsets" if packed else "query_lengths", "key_offsets" if offsets else "key_lengths")
     lengths = [framework.indices(name, given, q) for name, given in zip(names, (values.query_lengths, keys))]
     sinks = framework.floats("sinks", values.sinks, q)
-    return options, _native.Values(*lengths, sinks, values.longest, ranges, framework.table(values.table, q))
+    table = framework.table(values.table, q)
+    factors = framework.factors(values.factors, q)
+    return options, _native.Values(*lengths, sinks, values.longest, ranges, table, bias, factors)
+
+
+def _both(slopes: Any, mask: Any) -> Any:
+    if slopes is not None:
+        raise NotImplementedError("slopes do not go with a mask that is neither padding nor a band; pass one of them")
+    return mask
 
 
 def _extents(q: Any, k: Any, layout: str) -> tuple[int, int, int] | None:

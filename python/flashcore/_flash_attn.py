@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import _frameworks
 from ._arguments import whole
 from ._attention import run
 from ._options import NONE, Options, Values
@@ -23,24 +22,39 @@ def flash_attn_func(
     alibi_slopes: Any | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
+    *,
+    q_descale: Any | None = None,
+    k_descale: Any | None = None,
+    v_descale: Any | None = None,
 ) -> Any:
     """``flash_attn.flash_attn_func`` by its signature and meaning, for tensors of any framework.
 
     With ``causal`` or ``window_size`` the last query stands at the last key. Results are always deterministic. With
     ``return_attn_probs`` the log-sum-exp comes along (out, log-sum-exp, None): FlashAttention's probabilities are for its
-    own tests, and without dropout it returns none either. Dropout and ALiBi raise NotImplementedError, and so do gradients
-    of tensors on a GPU.
+    own tests, and without dropout it returns none either. ``alibi_slopes``, one for each query head or for each batch entry
+    and head, take slope times distance from the scores. FlashAttention-3's ``q_descale``, ``k_descale`` and ``v_descale``,
+    float32, batch x key heads, go with tensors of 8 bits, whose result is bfloat16. Dropout raises NotImplementedError.
 
     >>> import numpy
     >>> q = numpy.ones((2, 16, 4, 8), "float32")
     >>> flash_attn_func(q, q, q, causal=True, window_size=(7, 0)).shape
     (2, 16, 4, 8)
     """
-    if dropout_p or alibi_slopes is not None:
-        _refuse(dropout_p)
+    if dropout_p:
+        refuse_dropout()
     options = asked(causal, window_size, softmax_scale, softcap, "bshd")
-    result = run(q, k, v, options, NONE, return_attn_probs, None)
+    descale = (q_descale, k_descale, v_descale)
+    factors = None if all(given is None for given in descale) else _alike(descale)
+    plain = alibi_slopes is None and factors is None
+    values = NONE if plain else Values(slopes=alibi_slopes, factors=factors)
+    result = run(q, k, v, options, values, return_attn_probs, None)
     return (*result, None) if return_attn_probs else result
+
+
+def _alike(descale: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Factors of q, k and v: ones like the others where a tensor has none."""
+    given = next(factors for factors in descale if factors is not None)
+    return tuple(given * 0 + 1 if factors is None else factors for factors in descale)
 
 
 def flash_attn_varlen_func(
@@ -74,20 +88,20 @@ def flash_attn_varlen_func(
     Tensors are sequence x heads x dim. Offsets on a GPU are read by the kernel: nothing waits for them. With
     ``block_table``, sequences x pages, k and v are pages x rows of a page x heads x dim, of any size and strides, and
     ``seqused_k`` says how many keys each sequence has (``cu_seqlens_k`` where it does not). What the engines add goes by
-    name: sinks, under any of their names, and ``return_softmax_lse``, which returns (out, log-sum-exp). Dropout and ALiBi
-    raise NotImplementedError, and so do gradients through pages and of tensors on a GPU.
+    name: sinks, under any of their names, and ``return_softmax_lse``, which returns (out, log-sum-exp). Dropout raises
+    NotImplementedError, and so do gradients through pages.
 
     >>> import numpy
     >>> q = numpy.ones((12, 4, 8), "float32")
     >>> flash_attn_varlen_func(q, q, q, [0, 5, 12], [0, 5, 12], 7, 7, causal=True).shape
     (12, 4, 8)
     """
-    if dropout_p or alibi_slopes is not None:
-        _refuse(dropout_p)
+    if dropout_p:
+        refuse_dropout()
     options = asked(causal, window_size, softmax_scale, softcap, "packed")
     keys = _keys(cu_seqlens_k, seqused_k, block_table)
     bounds = (int(max_seqlen_q), int(max_seqlen_k))
-    values = Values(cu_seqlens_q, keys, logits(sinks, s_aux, learnable_sink), None, bounds, block_table)
+    values = Values(cu_seqlens_q, keys, logits(sinks, s_aux, learnable_sink), None, bounds, block_table, alibi_slopes)
     result = run(q, k, v, options, values, return_attn_probs or return_softmax_lse, out)
     return (*result, None) if return_attn_probs else result
 
@@ -110,14 +124,12 @@ def logits(*names: Any) -> Any:
     return next((given for given in names if given is not None), None)
 
 
-def _refuse(dropout_p: float) -> None:
-    if dropout_p:
-        raise NotImplementedError("dropout is not supported; pass dropout_p=0.0")
-    raise NotImplementedError("ALiBi is not supported; pass alibi_slopes=None")
+def refuse_dropout() -> None:
+    raise NotImplementedError("dropout is not supported; pass dropout_p=0.0")
 
 
 def asked(causal: bool, window_size: Any, scale: float | None, softcap: float, layout: str) -> Options:
-    unlimited = type(window_size) is tuple and window_size == (-1, -1)
+    unlimited = window_size is None or (type(window_size) is tuple and window_size == (-1, -1))
     window = None if unlimited else _sides(window_size)
     # FlashAttention says 0.0 where None is meant.
     return found(causal, window, scale, softcap or None, layout, name="window_size")
@@ -130,46 +142,5 @@ def _sides(window_size: Any) -> tuple[int | None, ...]:
     except TypeError:
         instead = "pass a pair: how many keys before, how many after"
         raise TypeError(f"window_size is {window_size!r}; {instead}") from None
-    return tuple(None if side is None or whole("window_size", side) < 0 else side for side in sides)
-
-
-def flash_attn_kvpacked_func(
-    q: Any,
-    kv: Any,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: tuple[int | None, int | None] = (-1, -1),
-    softcap: float = 0.0,
-    alibi_slopes: Any | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
-) -> Any:
-    """`flash_attn_func` with keys and values in one tensor, batch x sequence x 2 x heads x dim."""
-    k, v = (kv[:, :, part] for part in range(_packed("kv", kv, 2)))
-    rest = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
-    return flash_attn_func(q, k, v, *rest)
-
-
-def flash_attn_qkvpacked_func(
-    qkv: Any,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: tuple[int | None, int | None] = (-1, -1),
-    softcap: float = 0.0,
-    alibi_slopes: Any | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
-) -> Any:
-    """`flash_attn_func` with queries, keys and values in one tensor, batch x sequence x 3 x heads x dim."""
-    q, k, v = (qkv[:, :, part] for part in range(_packed("qkv", qkv, 3)))
-    rest = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
-    return flash_attn_func(q, k, v, *rest)
-
-
-def _packed(name: str, tensor: Any, parts: int) -> int:
-    shape = _frameworks.shape(name, tensor)
-    if len(shape) != 5 or shape[2] != parts:
-        raise ValueError(f"{name} is {shape} but must be batch x sequence x {parts} x heads x dim")
-    return parts
+    numbers = [None if side is None else whole("window_size", side) for side in sides]
+    return tuple(None if side is None or side < 0 else side for side in numbers)

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from ._arguments import count, each, real, whole
-from ._native import Direct, Launched, Options, Values, exchanges, forward, merge, moe, own_stream
+from ._native import Direct, Launched, Options, Values, append, exchanges, forward, merge, moe, own_stream
 
 CUDA = 2
 """DLPack's number of CUDA devices."""
@@ -71,6 +71,18 @@ class Framework:
             launched.wait()
         return out
 
+    def append(self, tensors: dict[str, Any], options: dict[str, bool]) -> None:
+        """Writes new keys and values into a cache."""
+        stream = self.stream(tensors["k"])
+        launched = append(tensors, options, stream, stream is not None)
+        if launched is not None:
+            launched.wait()
+
+    def numbers_to(self, end: int, q: Any) -> Any:
+        """The 64-bit whole numbers below `end`, where q is."""
+        space = self.namespace(q)
+        return space.arange(end, dtype=space.int64, device=q.device)
+
     def empty(self, q: Any, v: Any) -> Any:
         """A new tensor for the result."""
         space = self.namespace(q)
@@ -100,6 +112,23 @@ class Framework:
         if values is None or self.is_array(values):
             return values
         return self.array(each(name, values, real, "give one logit per query head"), "float32", q)
+
+    def factors(self, given: Any, q: Any) -> list[Any] | None:
+        """The factors of q, k and v where q is, in one dimension each."""
+        if given is None:
+            return None
+        try:
+            q_factor, k_factor, v_factor = given
+        except (TypeError, ValueError):
+            raise ValueError("pass three factors: those of q, of k and of v") from None
+        return [self.factor(factor, q) for factor in (q_factor, k_factor, v_factor)]
+
+    def factor(self, given: Any, q: Any) -> Any:
+        """The factors of one tensor; 1 where it has none."""
+        if given is None or not self.is_array(given):
+            given = 1.0 if given is None else given
+            return self.array((real("factors", given),) if not hasattr(given, "__len__") else tuple(given), "float32", q)
+        return self.namespace(given).reshape(given, (-1,))
 
     def is_array(self, values: Any) -> bool:
         return hasattr(values, "__dlpack__") and getattr(values, "ndim", 1) > 0
@@ -174,6 +203,13 @@ class Numpy(Framework):
         moe(each_tensor(tensors, lambda tensor: exportable(self.numpy, tensor)[0]), options, bits_are_bf16=bits)
         return out
 
+    def append(self, tensors: dict[str, Any], options: dict[str, bool]) -> None:
+        bits = exportable(self.numpy, tensors["k"])[1]
+        append(each_tensor(tensors, lambda tensor: exportable(self.numpy, tensor)[0]), options, bits_are_bf16=bits)
+
+    def numbers_to(self, end: int, q: Any) -> Any:
+        return self.numpy.arange(end)
+
     def empty(self, q: Any, v: Any) -> Any:
         return empty_like(self.numpy, q, v)
 
@@ -213,6 +249,14 @@ class Cupy(Framework):
             moe(tensors, options, self.cupy.cuda.get_current_stream().ptr or _LEGACY_STREAM)
         return out
 
+    def append(self, tensors: dict[str, Any], options: dict[str, bool]) -> None:
+        with tensors["k"].device:
+            append(tensors, options, self.cupy.cuda.get_current_stream().ptr or _LEGACY_STREAM)
+
+    def numbers_to(self, end: int, q: Any) -> Any:
+        with q.device:
+            return self.cupy.arange(end)
+
     def empty(self, q: Any, v: Any) -> Any:
         return empty_like(self.cupy, q, v)
 
@@ -243,7 +287,7 @@ class Jax(Framework):
     ) -> Any:
         if out is not None:
             raise TypeError("JAX arrays cannot be written; omit `out`")
-        if any(isinstance(tensor, self.jax.core.Tracer) for tensor in (q, k, v)):
+        if self.traces(q, k, v):
             from ._gradients import differentiable
 
             return differentiable(self, layout, return_lse, options, values)(q, k, v)
@@ -252,10 +296,11 @@ class Jax(Framework):
     def concrete(
         self, q: Any, k: Any, v: Any, layout: str, return_lse: bool, options: Options, values: Values | None
     ) -> Any:
-        """Attention over arrays that have values."""
-        for name, tensor in (("q", q), ("k", k), ("v", v)):
-            if isinstance(tensor, self.jax.core.Tracer):
-                raise TypeError(f"{name} is being traced; call flashcore outside of jax.jit and jax.vmap")
+        """Attention over arrays that have values, or will have them where the caller is being traced."""
+        if self.traces(q, k, v):
+            from ._jit import attention
+
+            return attention(self, q, k, v, layout, return_lse, options, values)
         shapes = [(*q.shape[:-1], *v.shape[-1:]), rows(q, layout)]
         return self.compute(q, shapes, return_lse, lambda *to, **how: forward(q, k, v, *to, options, values, **how))
 
@@ -282,6 +327,9 @@ class Jax(Framework):
 
         return self.compute(x, [x.shape], False, launch)
 
+    def append(self, tensors: dict[str, Any], options: dict[str, bool]) -> None:
+        raise TypeError("JAX arrays cannot be written; update the cache by k_cache.at[...].set(k)")
+
     def compute(self, like: Any, shapes: list[Any], return_lse: bool, launch: Callable[..., Any]) -> Any:
         """New arrays for a result and its log-sum-exp, written by `launch`."""
         kind, index = like.__dlpack_device__()
@@ -294,10 +342,18 @@ class Jax(Framework):
             results = self.on_cpu(wanted, device, launch)
         return results if return_lse else results[0]
 
+    def traces(self, *tensors: Any) -> bool:
+        """Whether some of these get their values later."""
+        return any(isinstance(tensor, self.jax.core.Tracer) for tensor in tensors)
+
     def is_array(self, values: Any) -> bool:
+        if self.traces(values):
+            raise TypeError("lengths, offsets, tables and sinks must have values; close over them instead of tracing them")
         return isinstance(values, self.jax.Array)
 
     def array(self, values: tuple[Any, ...], dtype: str, q: Any) -> Any:
+        if self.traces(q):
+            return self.numpy.asarray(values, dtype)
         (device,) = q.devices()
         return self.jax.device_put(self.numpy.asarray(values, dtype), device)
 
@@ -384,6 +440,20 @@ class Torch(Framework):
             moe(each_tensor(tensors, lambda tensor: export(tensor.detach())), options, self.stream_of(x))
         return self.written(out)
 
+    def append(self, tensors: dict[str, Any], options: dict[str, bool]) -> None:
+        if self.torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given(tensors)):
+            raise NotImplementedError(NO_APPEND_GRADIENTS)
+        if self.exchanges:
+            append(tensors, options)
+        else:
+            export = self.torch.utils.dlpack.to_dlpack
+            append(each_tensor(tensors, lambda tensor: export(tensor.detach())), options, self.stream_of(tensors["k"]))
+        for name in ("k_cache", "v_cache"):
+            self.written(tensors[name])
+
+    def numbers_to(self, end: int, q: Any) -> Any:
+        return self.torch.arange(end, device=q.device)
+
     def accumulate(self, tensors: tuple[Any, ...], options: Options, values: Values) -> None:
         if self.torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
             raise NotImplementedError(NO_GRADIENTS)
@@ -414,12 +484,14 @@ class Torch(Framework):
         forward(*(None if t is None else export(t.detach()) for t in tensors), options, values, stream)
 
     def empty(self, q: Any, v: Any) -> Any:
+        # A result of 8 bits would lose what was computed.
+        dtype = self.torch.bfloat16 if q.element_size() == 1 else q.dtype
         if q.size(-1) == v.size(-1):
-            return self.torch.empty_like(q)
+            return self.torch.empty_like(q, dtype=dtype)
         shape, dim = q.shape, v.size(-1)
         if q.dim() == 4 and q.stride(1) < q.stride(2):  # memory in the other order: the result too
-            return q.new_empty((shape[0], shape[2], shape[1], dim)).transpose(1, 2)
-        return q.new_empty((*shape[:-1], dim))
+            return q.new_empty((shape[0], shape[2], shape[1], dim), dtype=dtype).transpose(1, 2)
+        return q.new_empty((*shape[:-1], dim), dtype=dtype)
 
     def recipe(self, q: Any, v: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any] | None]:
         """A function with its arguments and keywords that makes tensors like `empty(q, v)`, again and again.
@@ -458,6 +530,11 @@ class Torch(Framework):
         taken = values.dtype in (self.torch.float16, self.torch.bfloat16, self.torch.float32)
         return values.detach().to(q.device, values.dtype if taken else self.torch.float32).contiguous()
 
+    def factor(self, given: Any, q: Any) -> Any:
+        if not self.is_array(given):
+            return super().factor(given, q)
+        return given.detach().to(q.device, self.torch.float32).reshape(-1).contiguous()
+
     def is_array(self, values: Any) -> bool:
         return isinstance(values, self.torch.Tensor)
 
@@ -478,8 +555,10 @@ class TorchSubclass(Torch):
 
 
 NO_MASK_GRADIENTS = "masks have no gradient; detach the mask, or pass what is learned as sinks"
+NO_SLOPE_GRADIENTS = "slopes have no gradient; detach them"
 NO_OUT_GRADIENTS = "out= does not go with gradients; omit it, or call under torch.no_grad()"
 NO_MOE_GRADIENTS = "moe has no backward pass; call it under torch.no_grad() or detach its tensors"
+NO_APPEND_GRADIENTS = "a cache has no backward pass; call this under torch.no_grad() or detach the tensors"
 NO_GRADIENTS = "merge and accumulate have no backward pass; call them under torch.no_grad() or detach their tensors"
 
 

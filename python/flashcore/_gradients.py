@@ -93,6 +93,10 @@ def _of_jax(
     values: Values | None,
 ) -> tuple[Any, ...]:
     given = (*inputs, out if sums is None else None, sums, lse, d_out)
+    if framework.traces(*(tensor for tensor in given if tensor is not None)):
+        from ._jit import gradients
+
+        return gradients(framework, given, options, values)
     kind, index = lse.__dlpack_device__()
     if kind == CUDA:
         wanted = [(tensor.shape, tensor.dtype) for tensor in inputs]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import _frameworks
+from ._append import append
 from ._arguments import whole
 from ._attention import run
 from ._flash_attn import asked, logits
@@ -60,6 +61,10 @@ def flash_attn_with_kvcache(
     FlashAttention-3 and the engines add goes by name. ``num_splits``, ``scheduler_metadata``, ``pack_gqa`` and
     ``sm_margin`` say how others compute it and are not looked at.
 
+    New keys ``k`` and ``v``, batch x sequence x heads x dim, are written into the cache first, behind ``cache_seqlens``
+    keys of each sequence, and seen by the queries; ``cache_seqlens`` stays as it is. ``rotary_cos`` and ``rotary_sin`` turn
+    them and the queries by their positions. ``cache_leftpad`` says how many rows at the start of each sequence are no keys.
+
     Lengths and tables on a GPU are read by the kernel when it runs, so that a captured graph stays right while they
     change. With ``return_softmax_lse`` the log-sum-exp comes along, batch x heads x sequence or heads x sequence.
 
@@ -68,29 +73,91 @@ def flash_attn_with_kvcache(
     >>> flash_attn_with_kvcache(q, cache, cache, cache_seqlens=[30, 7], causal=True).shape
     (2, 1, 4, 8)
     """
-    _refuse(k, rotary_cos, cache_leftpad, alibi_slopes, qv, (q_descale, k_descale, v_descale), attention_chunk)
+    _refuse(rotary_seqlens, qv, (q_descale, k_descale, v_descale), attention_chunk)
     layout = "bshd" if cu_seqlens_q is None else "packed"
     options = asked(causal, window_size, softmax_scale, softcap, layout)
     sequences = _sequences(q, cu_seqlens_q)
     table = _table(q, block_table if page_table is None else page_table, cache_batch_idx, cu_seqlens_q, sequences)
+    if k is not None:
+        rotary = None if rotary_cos is None else (rotary_cos, rotary_sin)
+        together = not causal and all(bound in (None, -1) for bound in window_size)
+        new = _New(k, v, rotary, rotary_interleaved, together)
+        q, cache_seqlens = new.write(q, k_cache, v_cache, cache_seqlens, table, packed=cu_seqlens_q is not None)
+    elif rotary_cos is not None:
+        raise ValueError("rotary embedding turns new keys and queries together; pass k and v")
     lengths = _lengths(cache_seqlens, k_cache, table, sequences)
+    if cache_leftpad is not None:
+        k_cache, v_cache, table, lengths = _shifted(q, k_cache, v_cache, table, lengths, cache_leftpad)
     bounds = None
     if cu_seqlens_q is not None and max_seqlen_q is not None:
         bounds = (int(max_seqlen_q), 1 << 30 if max_seqlen_k is None else int(max_seqlen_k))
-    values = Values(cu_seqlens_q, lengths, logits(sinks, s_aux, learnable_sink), None, bounds, table)
+    values = Values(cu_seqlens_q, lengths, logits(sinks, s_aux, learnable_sink), None, bounds, table, alibi_slopes)
     values = NONE if all(value is None for value in values) else values
     return run(q, k_cache, v_cache, options, values, return_softmax_lse, out)
 
 
-def _refuse(
-    k: Any, rotary_cos: Any, leftpad: Any, alibi_slopes: Any, qv: Any, descales: tuple[Any, ...], chunk: int
-) -> None:
-    if k is not None or rotary_cos is not None:
-        raise NotImplementedError("new keys are not appended here; write them into the cache first and pass k=None")
-    if leftpad is not None:
-        raise NotImplementedError("padding on the left is not supported; pass cache_leftpad=None")
-    if alibi_slopes is not None:
-        raise NotImplementedError("ALiBi is not supported; pass alibi_slopes=None")
+class _New(NamedTuple):
+    """New keys and values, and how they are turned."""
+
+    k: Any
+    v: Any
+    rotary: tuple[Any, Any] | None
+    interleaved: bool
+    together: bool
+
+    def write(self, q: Any, k_cache: Any, v_cache: Any, lengths: Any, table: Any, packed: bool) -> tuple[Any, Any]:
+        """Writes them into the cache; returns the queries, turned where asked to, and the lengths that there are then."""
+        if self.v is None or lengths is None:
+            raise ValueError("new keys need v and cache_seqlens; pass both")
+        if packed:
+            raise NotImplementedError("new keys of packed queries are not appended here; call flashcore.append first")
+        shape = _frameworks.shape("k", self.k)
+        if _is_number(lengths):
+            lengths = (whole("cache_seqlens", lengths),) * shape[0]
+        turned = append(
+            self.k,
+            self.v,
+            k_cache,
+            v_cache,
+            lengths,
+            page_table=table,
+            rotary=self.rotary,
+            interleaved=self.interleaved,
+            q=None if self.rotary is None else q,
+            together=self.together,
+        )
+        # A sequence that is none, below 0, stays none.
+        if hasattr(lengths, "shape"):
+            lengths = (lengths + shape[1]) * (lengths >= 0)
+        else:
+            lengths = tuple((length + shape[1]) * (length >= 0) for length in lengths)
+        return q if turned is None else turned, lengths
+
+
+def _shifted(q: Any, k_cache: Any, v_cache: Any, table: Any, lengths: Any, leftpad: Any) -> tuple[Any, ...]:
+    """The cache in pages of one row, so that each sequence may start at any: caches, table and lengths."""
+    framework = _frameworks.of(q)
+    entries, size, heads, _ = _frameworks.shape("k_cache", k_cache)
+    leftpad = framework.indices("cache_leftpad", leftpad, q)
+    if table is None:
+        numbers = framework.numbers_to(entries, q).reshape(-1, 1)
+    else:
+        numbers = framework.table(table, q)
+    rows = framework.numbers_to(numbers.shape[1] * size, q).reshape(1, -1) + leftpad.reshape(-1, 1)
+    # Rows beyond the cache are beyond every length too.
+    column = (rows // size) % numbers.shape[1]
+    sequence = framework.numbers_to(numbers.shape[0], q).reshape(-1, 1)
+    table = numbers[sequence, column] * size + rows % size
+    if lengths is None:
+        lengths = (numbers.shape[1] * size,) * numbers.shape[0]
+    lengths = framework.indices("cache_seqlens", lengths, q) - leftpad
+    caches = [cache.reshape(-1, 1, heads, cache.shape[-1]) for cache in (k_cache, v_cache)]
+    return *caches, table, lengths
+
+
+def _refuse(rotary_seqlens: Any, qv: Any, descales: tuple[Any, ...], chunk: int) -> None:
+    if rotary_seqlens is not None:
+        raise NotImplementedError("positions are those behind the cache; pass rotary_seqlens=None")
     if qv is not None:
         raise NotImplementedError("a second part of the queries is not supported; pass qv=None")
     if any(scale is not None for scale in descales):
@@ -125,6 +192,10 @@ def _lengths(cache_seqlens: Any, k_cache: Any, table: Any, sequences: int) -> An
             return None
         columns = table.shape[1] if hasattr(table, "shape") else len(table[0]) if table else 0
         return (columns * _frameworks.shape("k_cache", k_cache)[1],) * sequences
-    if getattr(cache_seqlens, "ndim", 0) == 0 and not isinstance(cache_seqlens, (list, tuple)):
+    if _is_number(cache_seqlens):
         return (max(whole("cache_seqlens", cache_seqlens), 0),) * sequences
     return cache_seqlens
+
+
+def _is_number(lengths: Any) -> bool:
+    return getattr(lengths, "ndim", 0) == 0 and not isinstance(lengths, (list, tuple))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from math import prod
 from typing import Any, NamedTuple
 
 from ._options import Options
@@ -71,9 +72,26 @@ def band_of(options: Options) -> Band:
     return Band(options.left, options.right, options.top_left)
 
 
-def reduce(mask: Any, band: Band, batch: int, queries: int, keys: int) -> Ranges:
-    """Which keys each batch entry uses, and the band, from a mask that has the shape of padding or of a band."""
-    return _memory.get(mask, (band, batch, queries, keys), lambda: _reduce(mask, band, batch, queries, keys))
+class _Irreducible(Exception):
+    """A mask that is neither padding nor a band."""
+
+
+MOST_READ = 1 << 26
+"""Elements of a mask from which on it is not read to find out what it is."""
+
+
+def reduce(mask: Any, band: Band, batch: int, queries: int, keys: int) -> Ranges | None:
+    """Which keys each batch entry uses, and the band, from a mask that has the shape of padding or of a band; else None."""
+    if prod(getattr(mask, "shape", ())) > MOST_READ:
+        return None
+
+    def read() -> Ranges | None:
+        try:
+            return _reduce(mask, band, batch, queries, keys)
+        except _Irreducible:
+            return None
+
+    return _memory.get(mask, (band, batch, queries, keys), read)
 
 
 def _reduce(mask: Any, band: Band, batch: int, queries: int, keys: int) -> Ranges:
@@ -106,7 +124,7 @@ def _host(mask: Any) -> Any:
         return values != 0
     hidden = values <= np.finfo(np.float16).min  # what stands for -inf, in any of the types
     if not ((values == 0) | hidden).all():
-        raise NotImplementedError("a mask that adds numbers other than 0 and -inf to scores is not supported")
+        raise _Irreducible
     return ~hidden
 
 
@@ -117,7 +135,7 @@ def _without_heads(seen: Any, batch: int, queries: int, keys: int) -> Any:
     if seen.ndim != 4:
         raise ValueError(f"the mask has {seen.ndim} dimensions but must have 2 or 4")
     if seen.shape[1] != 1 and not (seen == seen[:, :1]).all():
-        raise NotImplementedError("a mask that differs between heads is not supported")
+        raise _Irreducible
     seen = seen[:, 0]
     rows = 1 if seen.shape[1] == 1 else queries
     try:
@@ -136,19 +154,19 @@ def _spans(seen: Any, keys: int) -> tuple[Any, Any]:
     starts = np.where(some, used.argmax(axis=1), keys) if keys else np.zeros(len(used), int)
     ends = np.where(some, keys - used[:, ::-1].argmax(axis=1), keys) if keys else starts
     if used.sum() != (ends - starts).sum():
-        raise NotImplementedError("a mask with gaps between its keys is not supported; only padding is")
+        raise _Irreducible
     return starts, ends
 
 
 def _band_of(seen: Any, band: Band, starts: Any, ends: Any) -> Band:
     """The band that, with the key ranges, is exactly the mask."""
     if band.limits:
-        raise NotImplementedError("a mask for each query cannot be joined with causal or window")
+        raise _Irreducible
     for top_left in (False, True):
         found = _band_from(seen, top_left, starts, ends)
         if found is not None:
             return found
-    raise NotImplementedError("only masks that are padding, causal or a window are supported")
+    raise _Irreducible
 
 
 def _band_from(seen: Any, top_left: bool, starts: Any, ends: Any) -> Band | None:
@@ -193,7 +211,4 @@ def _placed(band: Band, starts: Any, ends: Any, queries: int, keys: int) -> Rang
         return Ranges(band._replace(top_left=False), tuple(np.where(none, keys, starts).tolist()), None)
     if not band.limits:
         return Ranges(band, tuple(starts.tolist()), tuple(ends.tolist()))
-    raise NotImplementedError(
-        "causal or window with this padding is not supported: pad on the left, or use as many queries as keys; "
-        "with key_lengths the last query stands at the last key that is used"
-    )
+    raise _Irreducible

@@ -32,6 +32,7 @@ class Values:
         longest: tuple[int, int] | None = None,
         ranges: tuple[Sequence[int], Sequence[int]] | None = None,
         table: Any | None = None,
+        bias: Any | None = None,
     ) -> None: ...
 
 class Direct:
@@ -82,6 +83,13 @@ def merge(
     stream: int | None = None,
     record: bool = False,
     bits_are_bf16: Sequence[bool] = (False, False),
+) -> Launched | None: ...
+def append(
+    tensors: Mapping[str, Any],
+    options: Mapping[str, bool],
+    stream: int | None = None,
+    record: bool = False,
+    bits_are_bf16: bool = False,
 ) -> Launched | None: ...
 def moe(
     tensors: Mapping[str, Any],

@@ -94,7 +94,7 @@ def band(causal: bool, window: Any, name: str = "window") -> tuple[int | None, i
 
 
 class Values(NamedTuple):
-    """Lengths, sinks, masks and page table of one call, as callers have them."""
+    """Lengths, sinks, masks, page table and factors of one call, as callers have them."""
 
     query_lengths: Any = None
     """Used queries of each batch entry, or offsets of packed sequences."""
@@ -106,6 +106,10 @@ class Values(NamedTuple):
     """Bounds on the queries and keys of packed sequences."""
     table: Any = None
     """The numbers of the pages that hold the keys of each sequence."""
+    slopes: Any = None
+    """ALiBi's, of heads or of sequences x heads."""
+    factors: Any = None
+    """What q, k and v of 8 bits are multiplied by: three numbers, or three tensors of batch x key heads."""
 
 
 NONE = Values()

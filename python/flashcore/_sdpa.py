@@ -22,10 +22,11 @@ def scaled_dot_product_attention(
 ) -> Any:
     """``torch.nn.functional.scaled_dot_product_attention`` by its signature and meaning, for tensors of any framework.
 
-    With ``is_causal`` the first query stands at the first key, as PyTorch has it. ``attn_mask`` may be padding, causal
-    or a window, as bool or as 0 and -inf; its values are read on the host. Other masks, dropout and gradients of
-    tensors on a GPU raise NotImplementedError. Rows that see no key are zeros. Any number of batch dimensions may stand before the heads: tensors
-    are looked at as batch x heads x sequence x dim where their strides allow it, and copied where not. They are not
+    With ``is_causal`` the first query stands at the first key, as PyTorch has it. ``attn_mask`` may be anything that is
+    broadcast to batch x heads x queries x keys, bool or numbers to be added to scores. Its values are read on the host once,
+    to find out whether it is padding, causal or a window, which is computed much faster. Masks have no gradient, and dropout
+    raises NotImplementedError. Rows that see no key are zeros. Any number of batch dimensions may stand before the heads:
+    tensors are looked at as batch x heads x sequence x dim where their strides allow it, and copied where not. They are not
     broadcast, and ``scale`` must be positive.
 
     >>> import numpy

@@ -39,6 +39,7 @@ def operator(
     key_lengths: Optional[Tensor],
     sinks: Optional[Tensor],
     mask: Optional[Tensor],
+    slopes: Optional[Tensor],
     table: Optional[Tensor],
     longest: Optional[list[int]],
     return_lse: bool,
@@ -46,7 +47,7 @@ def operator(
     """The result, and the log-sum-exp or, where that is not wanted, a tensor without elements."""
     options = Options(left, right, top_left, scale, softcap, layout)
     bounds = None if longest is None else (longest[0], longest[1])
-    values = Values(query_lengths, key_lengths, sinks, mask, bounds, table)
+    values = Values(query_lengths, key_lengths, sinks, mask, bounds, table, slopes)
     with torch.no_grad():
         result = _attention.eager(q, k, v, options, values, return_lse, None)
     return result if return_lse else (result, q.new_empty(0, dtype=torch.float32))
@@ -78,6 +79,7 @@ def backward_operator(
     key_lengths: Optional[Tensor],
     sinks: Optional[Tensor],
     mask: Optional[Tensor],
+    slopes: Optional[Tensor],
     longest: Optional[list[int]],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The gradients of q, k, v and the sinks; without sinks the last has no elements.
@@ -86,7 +88,7 @@ def backward_operator(
     """
     options = Options(left, right, top_left, scale, softcap, layout)
     bounds = None if longest is None else (longest[0], longest[1])
-    values = Values(query_lengths, key_lengths, sinks, mask, bounds)
+    values = Values(query_lengths, key_lengths, sinks, mask, bounds, slopes=slopes)
     with torch.no_grad():
         *grads, d_sinks = _attention.gradients((q, k, v), out, sums, lse, d_out, options, values)
     d_sinks = q.new_empty(0, dtype=torch.float32) if d_sinks is None else d_sinks.to(sinks.dtype)
@@ -111,7 +113,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 def _differentiate(ctx: Any, d_out: Optional[Tensor], d_lse: Optional[Tensor]) -> tuple[Any, ...]:
     q, k, v, out, lse, *values = ctx.saved_tensors
-    none = (None,) * 16
+    none = (None,) * 17
     if d_out is None and d_lse is None:
         return none
     d_out = torch.zeros_like(out) if d_out is None else d_out
@@ -134,12 +136,15 @@ def call(
     """`_attention.run` as a call of the operator."""
     sinks = _tensor(values.sinks)
     with_gradients = _records(q, k, v, sinks)
+    if values.factors is not None:
+        raise NotImplementedError("tensors with factors are not traced; call it outside of torch.compile")
     if with_gradients and values.table is not None:
         raise NotImplementedError(NO_PAGE_GRADIENTS)
     if with_gradients and q.is_cuda and q.dtype not in (torch.float16, torch.bfloat16):
         raise NotImplementedError(NO_GPU_GRADIENTS.format(dtype=q.dtype))
-    if isinstance(values.mask, Tensor) and _records(values.mask):
-        raise NotImplementedError(_frameworks.NO_MASK_GRADIENTS)
+    for given, message in ((values.mask, _frameworks.NO_MASK_GRADIENTS), (values.slopes, _frameworks.NO_SLOPE_GRADIENTS)):
+        if isinstance(given, Tensor) and _records(given):
+            raise NotImplementedError(message)
     if out is not None and (with_gradients or _records(out)):
         raise RuntimeError(_frameworks.NO_OUT_GRADIENTS)
     result, lse = operator(
@@ -156,6 +161,7 @@ def call(
         _tensor(values.key_lengths),
         sinks,
         _tensor(values.mask),
+        _tensor(values.slopes),
         _tensor(values.table),
         None if values.longest is None else list(values.longest),
         return_lse or with_gradients,

@@ -188,14 +188,16 @@ def band_mask(queries, keys, left=None, right=None, top_left=False):
     return seen
 
 
-def reference(q, k, v, mask=None, scale=None, softcap=None, sinks=None):
-    """Attention in float64 over batch x heads x sequence x dim, and the log-sum-exp; `mask` broadcasts to scores."""
+def reference(q, k, v, mask=None, scale=None, softcap=None, sinks=None, bias=None):
+    """Attention in float64 over batch x heads x sequence x dim, and the log-sum-exp; `mask` and `bias` broadcast to scores."""
     q, k, v = (np.asarray(x, "float64") for x in (q, k, v))
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat(group, axis=1), v.repeat(group, axis=1)
     scores = q @ k.swapaxes(-1, -2) * (scale or q.shape[-1] ** -0.5)
     if softcap:
         scores = softcap * np.tanh(scores / softcap)
+    if bias is not None:
+        scores = scores + bias
     if mask is not None:
         scores = np.where(mask, scores, -np.inf)
     if sinks is not None:

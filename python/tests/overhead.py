@@ -57,6 +57,8 @@ def main():
     packed = [x[0].transpose(0, 1).contiguous() for x in (q, k, v)]
     turned = [x.transpose(1, 2).contiguous() for x in (q, k, v)]
     sdpa = torch.nn.functional.scaled_dot_product_attention
+    recorded = [x.clone().requires_grad_() for x in (q, k, v)]
+    grad = torch.ones_like(q)
     calls = {
         "flashcore.attention": lambda: flashcore.attention(q, k, v),
         "flashcore.attention, causal": lambda: flashcore.attention(q, k, v, causal=True),
@@ -66,6 +68,11 @@ def main():
             q, k, v, key_lengths=lengths, query_lengths=lengths, sinks=sinks
         ),
         "flashcore.flash_attn_varlen_func": lambda: flashcore.flash_attn_varlen_func(*packed, offsets, offsets, 64, 64),
+        "flashcore.flash_attn_with_kvcache": lambda: flashcore.flash_attn_with_kvcache(
+            turned[0][:, :1], turned[1], turned[2], cache_seqlens=lengths, causal=True
+        ),
+        "flashcore.attention and its gradients": lambda: torch.autograd.grad(flashcore.attention(*recorded), recorded, grad),
+        "torch sdpa and its gradients": lambda: torch.autograd.grad(sdpa(*recorded), recorded, grad),
         "flashcore.flash_attn_func": lambda: flashcore.flash_attn_func(*turned, causal=True),
         "the extension alone": lambda: _native.forward(q, k, v, out, None, asked),
         "torch.empty_like": lambda: torch.empty_like(q),

@@ -1,4 +1,4 @@
-"""Gradients on the CPU: torch's autograd, compile and checkpointing, JAX's grad, a small model that learns."""
+"""Gradients: torch's autograd, compile and checkpointing, JAX's grad, a small model that learns."""
 
 import importlib.util
 import warnings
@@ -11,8 +11,9 @@ from test_torch import llama, words
 TOLERANCE = {"float32": 2e-5, "float16": 1e-2, "bfloat16": 6e-2}
 
 
-def leaves(torch, *shapes, dtype="float32"):
-    return [torch.tensor(normal(*s, seed=n)).to(getattr(torch, dtype)).requires_grad_() for n, s in enumerate(shapes)]
+def leaves(torch, *shapes, dtype="float32", device="cpu"):
+    tensors = (torch.tensor(normal(*shape, seed=n)) for n, shape in enumerate(shapes))
+    return [tensor.to(device, getattr(torch, dtype)).requires_grad_() for tensor in tensors]
 
 
 def plain(torch, q, k, v, mask=None, softcap=None, sinks=None):
@@ -22,7 +23,7 @@ def plain(torch, q, k, v, mask=None, softcap=None, sinks=None):
     scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
     if softcap:
         scores = softcap * torch.tanh(scores / softcap)
-    seen = torch.ones_like(scores, dtype=torch.bool) if mask is None else torch.as_tensor(mask).expand(scores.shape)
+    seen = torch.ones_like(scores, dtype=torch.bool) if mask is None else torch.as_tensor(mask, device=q.device).expand(scores.shape)
     scores = scores.masked_fill(~seen, -1e30)
     if sinks is not None:
         column = sinks.double()[None, :, None, None].expand(*scores.shape[:3], 1)
@@ -32,7 +33,7 @@ def plain(torch, q, k, v, mask=None, softcap=None, sinks=None):
 
 def check(torch, ours, theirs, inputs, dtype="float32"):
     """Both outputs have the same gradients, given one at random."""
-    given = torch.tensor(normal(*ours.shape, seed=9)).to(ours.dtype)
+    given = torch.tensor(normal(*ours.shape, seed=9)).to(ours)
     got = torch.autograd.grad(ours, inputs, given)
     expected = torch.autograd.grad(theirs, inputs, given.double())
     for tensor, got, expected in zip(inputs, got, expected):
@@ -70,10 +71,12 @@ CALLS = {
 }
 
 
-@cases(name=list(CALLS), dtype=list(TOLERANCE))
-def test_gradients_are_those_of_the_definition(name, dtype):
-    torch = need_torch()
-    q, k, v = leaves(torch, (2, 4, 24, 16), (2, 2, 40, 16), (2, 2, 40, 16), dtype=dtype)
+@cases(name=list(CALLS), dtype=list(TOLERANCE), device=["cpu", "cuda"])
+def test_gradients_are_those_of_the_definition(name, dtype, device):
+    torch = need_torch(device)
+    if device == "cuda" and dtype == "float32":
+        raise Skip("gradients on a GPU are those of 16-bit tensors")
+    q, k, v = leaves(torch, (2, 4, 24, 16), (2, 2, 40, 16), (2, 2, 40, 16), dtype=dtype, device=device)
     ours, theirs = CALLS[name]
     check(torch, ours(q, k, v), theirs(torch, q, k, v), (q, k, v), dtype)
 
@@ -172,7 +175,7 @@ def test_backward_operator_is_sound():
 
     q = torch.randn(2, 16, 4, 8).transpose(1, 2)
     out, lse = flashcore.attention(q, q, q, return_lse=True)
-    arguments = (q, out, None, lse, q, q, q, None, 0, False, None, None, "bhsd", None, None, torch.zeros(4), None, None)
+    arguments = (q, out, None, lse, q, q, q, None, 0, False, None, None, "bhsd", None, None, torch.zeros(4), None, None, None)
     torch.library.opcheck(backward_operator, arguments, test_utils=("test_schema", "test_faketensor"))
 
 
@@ -193,12 +196,12 @@ def test_what_has_no_gradients_says_so():
         raise AssertionError("gradients of gradients were computed")
 
 
-def test_a_gpu_has_no_gradients_yet():
+def test_gradients_of_f32_on_a_gpu_are_refused():
     TORCH_CUDA.need()
     torch = need_torch("cuda")
-    q = torch.randn(1, 2, 8, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-    with raises(NotImplementedError, "computes them on the CPU only"):
-        flashcore.attention(q, q, q)
+    (q,) = leaves(torch, (1, 2, 8, 64), device="cuda")
+    with raises(NotImplementedError, "gradients of f16 and bf16"):
+        torch.autograd.grad(flashcore.attention(q, q, q).sum(), q)
 
 
 @cases(dtype=list(TOLERANCE), lse=[False, True])
@@ -229,13 +232,26 @@ def test_jax_differentiates(dtype, lse):
         assert np.abs(got - expected).max() <= TOLERANCE[dtype] * max(1.0, np.abs(expected).max())
 
 
-def test_jax_jit_is_refused():
+@cases(how=["plain", "lengths", "mask", "log-sum-exp"])
+def test_jax_compiles_and_differentiates(how):
     JAX.need()
     import jax
 
-    q = JAX.make(normal(1, 2, 8, 16), "float32")
-    with raises(TypeError, "outside of jax.jit"):
-        jax.jit(lambda q: flashcore.attention(q, q, q))(q)
+    dtype = "bfloat16" if how == "plain" else "float32"
+    q, k, v = (JAX.make(normal(2, heads, 12, 16, seed=n), dtype) for n, heads in enumerate((4, 2, 2)))
+    options = {"lengths": dict(key_lengths=[12, 7]), "mask": dict(key_mask=np.arange(24).reshape(2, 12) % 3 > 0)}.get(how, {})
+
+    def loss(q, k, v):
+        out = flashcore.attention(q, k, v, causal=True, return_lse=how == "log-sum-exp", **options)
+        out, lse = out if how == "log-sum-exp" else (out, 0 * out)
+        return (out.astype("float32") ** 2).sum() + lse.astype("float32").sum()
+
+    for change in (lambda f: f, lambda f: jax.grad(f, (0, 1, 2))):
+        eager, compiled = (jax.tree.leaves(f(q, k, v)) for f in (change(loss), jax.jit(change(loss))))
+        for got, expected in zip(compiled, eager):
+            assert np.allclose(JAX.read(got), JAX.read(expected), rtol=1e-5, atol=1e-6)
+    one = jax.vmap(lambda q, k, v: flashcore.attention(q, k, v))(q, k, v)
+    assert np.array_equal(JAX.read(one), JAX.read(flashcore.attention(q, k, v)))
 
 
 def block(torch, attend):

@@ -92,7 +92,7 @@ def test_whole_masks(name, form):
     check_close(NUMPY.read(out), expected, "float32")
 
 
-REFUSED = {
+OTHERS = {
     "gaps": (np.arange(24) % 3 > 0)[None, None, None, :],
     "at random": np.random.default_rng(0).random((4, 1, 24, 24)) > 0.4,
     "one for each head": np.random.default_rng(0).random((4, 4, 24, 24)) > 0.4,
@@ -101,11 +101,17 @@ REFUSED = {
 }
 
 
-@cases(name=list(REFUSED))
-def test_other_masks_are_refused(name):
-    _, (q, k, v) = tensors(NUMPY, dtype="float32")
-    with raises(NotImplementedError, "mask"):
-        flashcore.scaled_dot_product_attention(q, k, v, attn_mask=REFUSED[name], enable_gqa=True)
+@cases(name=list(OTHERS), framework=ALL)
+def test_other_masks_are_added_to_scores(name, framework):
+    framework.need()
+    mask, dtype = OTHERS[name], "float32" if framework.device == "cpu" else "float16"
+    _, (q, k, v) = tensors(framework, dtype=dtype)
+    exact = [framework.read(x) for x in (q, k, v)]
+    seen = mask if mask.dtype == bool else np.ones_like(mask, bool)
+    given = framework.numbers(mask, "bool") if mask.dtype == bool else framework.make(mask, "float32")
+    expected, _ = reference(*exact, mask=seen, bias=None if mask.dtype == bool else mask)
+    out = flashcore.scaled_dot_product_attention(q, k, v, attn_mask=given, enable_gqa=True)
+    check_close(framework.read(out), expected, dtype)
 
 
 def test_misuse_is_explained():
@@ -118,8 +124,15 @@ def test_misuse_is_explained():
         flashcore.attention(q, k, v, key_lengths=[1, 2, 3])
     with raises(ValueError, "batch entry 1 uses 25 rows of k, which has 24"):
         flashcore.attention(q, k, v, key_lengths=[1, 25, 3, 4])
-    with raises(NotImplementedError, "pad on the left"):
-        flashcore.attention(q[:, :, :5], k, v, causal=True, key_mask=keep("right"))
+    with raises(ValueError, "bias has sequence 3 but 24 or 1 is needed"):
+        flashcore.scaled_dot_product_attention(q, k, v, np.ones((3, 24), "float32"), enable_gqa=True)
+
+
+def test_causal_beside_padding_that_is_no_range():
+    _, (q, k, v) = tensors(NUMPY, dtype="float32")
+    expected, _ = reference(q[:, :, :5], k, v, mask=keep("right")[:, None, None] & band_mask(5, 24, right=0))
+    out = flashcore.attention(q[:, :, :5], k, v, causal=True, key_mask=keep("right"))
+    check_close(NUMPY.read(out), expected, "float32")
 
 
 def test_a_mask_is_read_once():

@@ -1,7 +1,9 @@
 """Mixtures of experts: every framework, every option, against a plain loop in float64."""
 
+import importlib.util
+
 import numpy as np
-from harness import ALL, TOLERANCE, cases, raises
+from harness import ALL, TOLERANCE, Skip, cases, raises
 
 import flashcore
 
@@ -136,3 +138,38 @@ def test_vllm_arguments():
     assert np.array_equal(flashcore.fused_experts(x, gate_up, down, weights, ids), wanted)
     flashcore.fused_experts(x, gate_up, down, weights, ids, inplace=True)
     assert np.array_equal(x, wanted)
+
+
+SMALL = dict(
+    hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+    vocab_size=128, num_experts_per_tok=2, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+)  # fmt: skip
+MODELS = {
+    "qwen3_moe": SMALL | dict(num_experts=4, moe_intermediate_size=32),
+    "mixtral": SMALL | dict(num_local_experts=4),
+    "gpt_oss": SMALL | dict(num_local_experts=4, sliding_window=8),
+}
+
+
+@cases(kind=list(MODELS))
+def test_models_in_transformers_give_the_logits_of_eager_experts(kind):
+    for name in ("torch", "transformers"):
+        if importlib.util.find_spec(name) is None:
+            raise Skip(f"{name} is not installed")
+    import torch
+    import transformers
+
+    from flashcore.integrations import transformers as integration
+
+    integration.register()
+    transformers.logging.set_verbosity_error()
+    logits = []
+    for experts in ("eager", "flashcore"):
+        torch.manual_seed(0)
+        config = transformers.AutoConfig.for_model(kind, **MODELS[kind])
+        how = dict(attn_implementation="eager", experts_implementation=experts)
+        model = transformers.AutoModelForCausalLM.from_config(config, **how).eval()
+        assert model.config._experts_implementation == experts
+        with torch.no_grad():
+            logits.append(model(torch.randint(3, 128, (2, 40))).logits)
+    assert (logits[0] - logits[1]).abs().max() < 2e-6

@@ -46,7 +46,7 @@ def test_operator_is_sound():
     from flashcore._torch_operator import operator
 
     for q in (torch.randn(2, 4, 16, 8), torch.randn(2, 16, 4, 8).transpose(1, 2)):
-        arguments = (q, q, q, None, 0, False, None, None, "bhsd", *(None,) * 6, True)
+        arguments = (q, q, q, None, 0, False, None, None, "bhsd", *(None,) * 7, True)
         torch.library.opcheck(operator, arguments, test_utils=("test_schema", "test_faketensor"))
 
 
@@ -291,13 +291,14 @@ def closeness(device):
     return {"atol": 2e-4, "rtol": 1e-3} if device == "cpu" else {"atol": 4e-2, "rtol": 3e-2}
 
 
-def test_transformers_refuses_other_masks():
+def test_transformers_computes_other_masks():
     torch = need_torch()
-    ours, _ = pair(torch, "cpu")
+    ours, theirs = pair(torch, "cpu")
     ids, _ = words(torch, "cpu", "none", (20,) * 4)
     packed = torch.cat([torch.arange(8), torch.arange(12)]).expand(4, 20)  # two sequences in each row
-    with torch.no_grad(), raises(NotImplementedError, "mask"):
-        ours(input_ids=ids, position_ids=packed, use_cache=False)
+    with torch.no_grad():
+        got, wanted = (model(input_ids=ids, position_ids=packed, use_cache=False).logits for model in (ours, theirs))
+    torch.testing.assert_close(got, wanted, **closeness("cpu"))
 
 
 def test_sinks_of_a_parameter_are_read_once():

@@ -32,7 +32,10 @@ pub struct TensorFlags {
     /// Heads of keys and values, which must divide the heads of the shape [default: the same]
     #[arg(long, value_name = "N")]
     kv_heads: Option<usize>,
-    /// Sequence length of keys and values [default: the same]
+    /// Sequence length of the queries [default: that of the shape]
+    #[arg(long, value_name = "N")]
+    seq_q: Option<usize>,
+    /// Sequence length of keys and values [default: that of the shape]
     #[arg(long, value_name = "N")]
     seq_kv: Option<usize>,
     /// Features of a value [default: the same]
@@ -42,12 +45,13 @@ pub struct TensorFlags {
 
 impl TensorFlags {
     /// Names of these flags, for those that exclude them.
-    pub const NAMES: [&str; 4] = ["shape", "kv_heads", "seq_kv", "dim_v"];
+    pub const NAMES: [&str; 5] = ["shape", "kv_heads", "seq_q", "seq_kv", "dim_v"];
 
     /// Extents of Q, K and V.
     pub fn dims(&self) -> [Dims; 3] {
-        let q = self.shape.0;
-        let (heads, seq) = (self.kv_heads.unwrap_or(q.heads), self.seq_kv.unwrap_or(q.seq));
+        let shape = self.shape.0;
+        let q = Dims { seq: self.seq_q.unwrap_or(shape.seq), ..shape };
+        let (heads, seq) = (self.kv_heads.unwrap_or(q.heads), self.seq_kv.unwrap_or(shape.seq));
         let k = Dims { heads, seq, ..q };
         [q, k, Dims { dim: self.dim_v.unwrap_or(q.dim), ..k }]
     }
@@ -92,10 +96,15 @@ impl AttentionFlags {
 
     /// Attention with these options over dense tensors.
     pub fn problem(&self, dtype: DType, dims: [Dims; 3]) -> Result<Problem, ProblemError> {
+        self.spec(dtype, dims)?.parse()
+    }
+
+    /// The same, unchecked.
+    pub fn spec(&self, dtype: DType, dims: [Dims; 3]) -> Result<Spec, ProblemError> {
         let sinks = self.sinks.then_some(DType::F32);
         let [q, k, v] = dims.map(Layout::bhsd);
         let plain = Spec::new(dtype, q?, k?, v?);
-        Spec { mask: self.mask(), scale: self.scale, softcap: self.softcap, sinks, ..plain }.parse()
+        Ok(Spec { mask: self.mask(), scale: self.scale, softcap: self.softcap, sinks, ..plain })
     }
 
     fn mask(&self) -> Mask {

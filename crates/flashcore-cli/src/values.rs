@@ -14,6 +14,9 @@ pub fn describe(problem: &Problem) -> String {
             text += &format!(", {other} {name}");
         }
     }
+    if let Some(size) = problem.page_size() {
+        text += &format!(", pages of {size}");
+    }
     if problem.mask() == Mask::NONE { text } else { format!("{text}, {}", problem.mask()) }
 }
 

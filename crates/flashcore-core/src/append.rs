@@ -79,6 +79,7 @@ impl AppendSpec {
 
     /// Checks everything and fills in what was left out.
     pub fn parse(self) -> Result<AppendProblem, ProblemError> {
+        self.dtype.check_common("appending to a cache")?;
         let (k, v, cache_k, cache_v) =
             (self.k.dims(), self.v.dims(), self.cache_k.dims(), self.cache_v.dims());
         for (operand, dims) in

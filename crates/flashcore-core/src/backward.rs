@@ -72,6 +72,7 @@ impl BackwardSpec {
 
     /// Checks everything and fills in what was left out.
     pub fn parse(self) -> Result<BackwardProblem, ProblemError> {
+        self.forward.dtype.check_common("computing gradients")?;
         if self.forward.pages.is_some() {
             return Err(ProblemError::PagedGradients);
         }

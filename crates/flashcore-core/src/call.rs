@@ -5,6 +5,7 @@ use half::{bf16, f16};
 use crate::{
     dtype::{DType, Element},
     error::{Operand, ProblemError},
+    float8::{E4M3, E5M2},
     problem::Problem,
     values::{Instance, Values},
 };
@@ -19,6 +20,10 @@ pub enum Data<'a> {
     BF16(&'a [bf16]),
     /// Single precision.
     F32(&'a [f32]),
+    /// 8 bits, 4 of exponent.
+    E4M3(&'a [E4M3]),
+    /// 8 bits, 5 of exponent.
+    E5M2(&'a [E5M2]),
 }
 
 /// Mutable elements of a known type.
@@ -31,6 +36,10 @@ pub enum DataMut<'a> {
     BF16(&'a mut [bf16]),
     /// Single precision.
     F32(&'a mut [f32]),
+    /// 8 bits, 4 of exponent.
+    E4M3(&'a mut [E4M3]),
+    /// 8 bits, 5 of exponent.
+    E5M2(&'a mut [E5M2]),
 }
 
 impl<'a> Data<'a> {
@@ -40,6 +49,8 @@ impl<'a> Data<'a> {
             Self::F16(_) => DType::F16,
             Self::BF16(_) => DType::BF16,
             Self::F32(_) => DType::F32,
+            Self::E4M3(_) => DType::E4M3,
+            Self::E5M2(_) => DType::E5M2,
         }
     }
 
@@ -49,6 +60,8 @@ impl<'a> Data<'a> {
             Self::F16(s) => s.len(),
             Self::BF16(s) => s.len(),
             Self::F32(s) => s.len(),
+            Self::E4M3(s) => s.len(),
+            Self::E5M2(s) => s.len(),
         }
     }
 
@@ -68,6 +81,8 @@ impl<'a> Data<'a> {
             Self::F16(s) => bytemuck::cast_slice(s),
             Self::BF16(s) => bytemuck::cast_slice(s),
             Self::F32(s) => bytemuck::cast_slice(s),
+            Self::E4M3(s) => bytemuck::cast_slice(s),
+            Self::E5M2(s) => bytemuck::cast_slice(s),
         }
     }
 }
@@ -79,6 +94,8 @@ impl<'a> DataMut<'a> {
             Self::F16(s) => bytemuck::cast_slice_mut(s),
             Self::BF16(s) => bytemuck::cast_slice_mut(s),
             Self::F32(s) => bytemuck::cast_slice_mut(s),
+            Self::E4M3(s) => bytemuck::cast_slice_mut(s),
+            Self::E5M2(s) => bytemuck::cast_slice_mut(s),
         })
     }
 
@@ -88,6 +105,8 @@ impl<'a> DataMut<'a> {
             Self::F16(s) => Data::F16(s),
             Self::BF16(s) => Data::BF16(s),
             Self::F32(s) => Data::F32(s),
+            Self::E4M3(s) => Data::E4M3(s),
+            Self::E5M2(s) => Data::E5M2(s),
         }
     }
 
@@ -97,6 +116,8 @@ impl<'a> DataMut<'a> {
             Self::F16(s) => DataMut::F16(s),
             Self::BF16(s) => DataMut::BF16(s),
             Self::F32(s) => DataMut::F32(s),
+            Self::E4M3(s) => DataMut::E4M3(s),
+            Self::E5M2(s) => DataMut::E5M2(s),
         }
     }
 
@@ -106,6 +127,8 @@ impl<'a> DataMut<'a> {
             Self::F16(s) => bytemuck::cast_slice_mut(s),
             Self::BF16(s) => bytemuck::cast_slice_mut(s),
             Self::F32(s) => bytemuck::cast_slice_mut(s),
+            Self::E4M3(s) => bytemuck::cast_slice_mut(s),
+            Self::E5M2(s) => bytemuck::cast_slice_mut(s),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! What can be wrong with the arguments of an operation.
 
-use crate::{dtype::DType, layout::Dims, lengths::Sequences, moe::MoeError};
+use crate::{bias::BiasError, dtype::DType, layout::Dims, lengths::Sequences, moe::MoeError};
 
 pub use crate::operand::{Axis, Operand};
 
@@ -187,6 +187,53 @@ pub enum ProblemError {
         out: DType,
         /// The type of Q, K and V.
         dtype: DType,
+    },
+    /// A result in 8 bits.
+    #[error("an output of {out} would lose what was computed; ask for f16, bf16 or f32")]
+    NarrowOut {
+        /// The output's type.
+        out: DType,
+    },
+    /// 8-bit tensors where an operation does not take them.
+    #[error("{operation} does not take {dtype} tensors; convert them to f16, bf16 or f32")]
+    Narrow {
+        /// The operation.
+        operation: &'static str,
+        /// The tensors' type.
+        dtype: DType,
+    },
+    /// Factors of tensors that have bits enough.
+    #[error("{dtype} tensors have no factors; leave them out, or give e4m3 or e5m2 tensors")]
+    ScaledDType {
+        /// The tensors' type.
+        dtype: DType,
+    },
+    /// Factors where the problem has none, none where it has, or of another kind.
+    #[error("the call brings {} factors as the problem has; bind what it was planned for",
+        if *given { "not such" } else { "no" })]
+    OtherFactors {
+        /// Whether the call brings factors.
+        given: bool,
+    },
+    /// The wrong number of factors.
+    #[error(
+        "{given} factors for {operand} but {needed} are needed; give one, or one per batch entry and key head"
+    )]
+    FactorCount {
+        /// The tensor.
+        operand: Operand,
+        /// Factors given.
+        given: usize,
+        /// Factors needed.
+        needed: usize,
+    },
+    /// A factor that is none.
+    #[error("factor {value} of {operand} must be finite and positive")]
+    Factor {
+        /// The tensor.
+        operand: Operand,
+        /// The factor.
+        value: f32,
     },
     /// A sum that would be rounded at every step.
     #[error("results are accumulated in f32, not {out}; ask for an f32 output")]
@@ -438,4 +485,7 @@ pub enum ProblemError {
     /// Arguments that do not describe a mixture of experts.
     #[error(transparent)]
     Moe(MoeError),
+    /// A bias that does not fit.
+    #[error(transparent)]
+    Bias(BiasError),
 }

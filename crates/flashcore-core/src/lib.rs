@@ -10,7 +10,9 @@
 //! | [`TensorView`], [`TensorViewMut`], [`Tensor`] | host memory with a layout |
 //! | [`Mask`] | which keys a query may see |
 //! | [`Sequences`] | whether batch entries use a part of their sequence, or sequences are packed |
+//! | [`Bias`] | what is added to scores |
 //! | [`Pages`] | that keys and values lie in pages, which a table finds |
+//! | [`E4M3`], [`E5M2`], [`Scales`] | 8-bit floats, and what they are multiplied by |
 //! | [`Problem`] | all of it together, checked: what a plan is made from |
 //! | [`Lengths`], [`PageTable`], [`Values`] | the numbers that a call binds to a problem |
 //! | [`Instance`] | a problem with its numbers |
@@ -24,9 +26,11 @@
 mod append;
 mod backend;
 mod backward;
+mod bias;
 mod call;
 mod dtype;
 mod error;
+mod float8;
 mod layout;
 mod lengths;
 mod mask;
@@ -35,6 +39,7 @@ mod moe;
 mod operand;
 mod pages;
 mod problem;
+mod scales;
 mod tensor;
 #[cfg(test)]
 mod tests;
@@ -47,9 +52,11 @@ pub use backend::{Backend, BackendError, Ran};
 pub use backward::{
     BackwardCall, BackwardInputs, BackwardProblem, BackwardSpec, GradientsMut, RowSums, RowTerms,
 };
+pub use bias::{Bias, BiasError, HeadBias};
 pub use call::{Data, DataMut, HostCall};
 pub use dtype::{DType, Element};
 pub use error::{Axis, Operand, ProblemError};
+pub use float8::{E4M3, E5M2};
 pub use layout::{Dims, Layout};
 pub use lengths::{Index, Lengths, Sequence, Sequences};
 pub use mask::{Align, Mask};
@@ -60,5 +67,6 @@ pub use moe::{
 };
 pub use pages::{Keys, PageTable, Pages};
 pub use problem::{MAX_EXTENT, Problem, Spec};
+pub use scales::{Factors, Scales};
 pub use tensor::{Tensor, TensorView, TensorViewMut};
 pub use values::{Instance, Values};

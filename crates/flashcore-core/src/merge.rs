@@ -71,6 +71,7 @@ impl MergeSpec {
     /// Checks everything and fills in what was left out.
     pub fn parse(self) -> Result<MergeProblem, ProblemError> {
         let dims = self.part.dims();
+        [self.dtype, self.out_dtype].into_iter().try_for_each(|dtype| dtype.check_common("merging"))?;
         check_dims(dims)?;
         self.check_parts()?;
         let out = self.out.map_or_else(|| Layout::bhsd(dims), Ok)?;

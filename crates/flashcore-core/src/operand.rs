@@ -32,6 +32,10 @@ pub enum Operand {
     Rotary,
     /// The extra logit of each head.
     Sinks,
+    /// What 8-bit tensors are multiplied by.
+    Factors,
+    /// What is added to scores.
+    Bias,
     /// A partial result.
     Part,
     /// The log-sum-exp of a partial result.
@@ -92,6 +96,8 @@ impl fmt::Display for Operand {
             Self::Slots => "slots",
             Self::Rotary => "cosines and sines",
             Self::Sinks => "sinks",
+            Self::Factors => "factors",
+            Self::Bias => "the bias",
             Self::Part => "a part",
             Self::PartLse => "the lse of a part",
             Self::DOut => "d_out",

@@ -1,12 +1,14 @@
 //! The attention problem: parsed once, never wrong afterwards.
 
 use crate::{
+    bias::Bias,
     dtype::DType,
     error::{Axis, Operand, ProblemError},
     layout::{Dims, Layout},
     lengths::{Index, Sequences},
     mask::Mask,
     pages::Pages,
+    scales::Scales,
     values::Values,
 };
 
@@ -24,8 +26,11 @@ pub struct Spec {
     pub k: Layout,
     /// Layout of the values.
     pub v: Layout,
-    /// Element type of the result, where it is not that of Q: f32.
+    /// Element type of the result, where it is not that of Q: f32. That of 8-bit tensors is f16, bf16 (if left out) or
+    /// f32.
     pub out_dtype: Option<DType>,
+    /// That Q, K and V are multiplied by factors, if they are: 8-bit ones only.
+    pub scales: Option<Scales>,
     /// Merge into what output and LSE hold already, instead of overwriting them.
     pub accumulate: bool,
     /// Layout of the result; dense batch × heads × sequence × dim where `None`.
@@ -38,6 +43,8 @@ pub struct Spec {
     pub softcap: Option<f32>,
     /// Element type of the sinks, where a call gives one extra logit per query head.
     pub sinks: Option<DType>,
+    /// What is added to scores, if anything.
+    pub bias: Option<Bias>,
     /// How sequences lie in the tensors.
     pub sequences: Sequences,
     /// That keys and values lie in pages, if they do: a batch entry of `k` and `v` is a page.
@@ -58,11 +65,13 @@ impl Spec {
             v,
             out: None,
             out_dtype: None,
+            scales: None,
             accumulate: false,
             mask: Mask::NONE,
             scale: None,
             softcap: None,
             sinks: None,
+            bias: None,
             sequences: Sequences::Uniform,
             pages: None,
             index: Index::I32,
@@ -75,7 +84,8 @@ impl Spec {
     pub fn with(self, values: &Values) -> Self {
         let sinks = values.sinks.as_ref().map(|_| DType::F32);
         let pages = values.table.as_ref().map(|table| table.kind());
-        Self { sequences: values.lengths.kind(), sinks, pages, ..self }
+        let scales = values.factors.as_ref().map(|factors| factors.kind());
+        Self { sequences: values.lengths.kind(), sinks, pages, scales, ..self }
     }
 
     /// Checks everything and fills in what was left out.
@@ -88,19 +98,31 @@ impl Spec {
         let out = self.out.map_or_else(|| Layout::bhsd(out_dims), Ok)?;
         check_out(q, v, out)?;
         self.check_out_dtype()?;
+        self.sinks.map_or(Ok(()), |sinks| sinks.check_common("a sink"))?;
         let scale = self.scale.unwrap_or(1.0 / (q.dim as f32).sqrt());
         check_positive(scale, ProblemError::Scale)?;
         self.softcap.map_or(Ok(()), |cap| check_positive(cap, ProblemError::Softcap))?;
-        Ok(Problem { spec: Self { out: Some(out), scale: Some(scale), pages, ..self }, out, scale })
+        let keys = pages.and_then(|pages| pages.longest_kv).unwrap_or(k.seq);
+        let parse = |bias: Bias| bias.parse(q, keys, self.sequences, pages.is_some());
+        let bias = self.bias.map(parse).transpose().map_err(ProblemError::Bias)?;
+        Ok(Problem { spec: Self { out: Some(out), scale: Some(scale), pages, bias, ..self }, out, scale })
     }
 }
 
 impl Spec {
     fn check_out_dtype(&self) -> Result<(), ProblemError> {
-        let (dtype, out) = (self.dtype, self.out_dtype.unwrap_or(self.dtype));
+        let (dtype, out) = (self.dtype, self.out_dtype.unwrap_or(self.dtype.of_result()));
+        if self.scales.is_some() && !dtype.is_narrow() {
+            return Err(ProblemError::ScaledDType { dtype });
+        }
+        if out.is_narrow() {
+            return Err(ProblemError::NarrowOut { out });
+        }
         match (out == DType::F32, self.accumulate) {
             (false, true) => Err(ProblemError::AccumulateDType { out }),
-            (false, false) if out != dtype => Err(ProblemError::OutDType { out, dtype }),
+            (false, false) if out != dtype && !dtype.is_narrow() => {
+                Err(ProblemError::OutDType { out, dtype })
+            }
             _ => Ok(()),
         }
     }
@@ -133,7 +155,7 @@ impl Problem {
 
     /// Element type of the result.
     pub fn out_dtype(&self) -> DType {
-        self.spec.out_dtype.unwrap_or(self.spec.dtype)
+        self.spec.out_dtype.unwrap_or(self.spec.dtype.of_result())
     }
 
     /// Whether the result is merged into what output and LSE hold already.
@@ -242,6 +264,24 @@ impl Problem {
     /// Element type of the sinks, if there are any.
     pub fn sinks(&self) -> Option<DType> {
         self.spec.sinks
+    }
+
+    /// That Q, K and V are multiplied by factors, if they are.
+    pub fn scales(&self) -> Option<Scales> {
+        self.spec.scales
+    }
+
+    /// What is added to scores, if anything.
+    pub fn bias(&self) -> Option<Bias> {
+        self.spec.bias
+    }
+
+    /// Where a bias for each query and key lies, and its element type, if there is one.
+    pub const fn bias_pairs(&self) -> Option<(&Layout, DType)> {
+        match &self.spec.bias {
+            Some(Bias::Pairs { dtype, layout }) => Some((layout, *dtype)),
+            _ => None,
+        }
     }
 
     /// How sequences lie in the tensors.

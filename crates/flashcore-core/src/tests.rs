@@ -1,6 +1,7 @@
 //! Every way in which arguments can be wrong, provoked, and what its message says.
 
 mod append;
+mod narrow;
 mod pages;
 
 use std::sync::Arc;
@@ -44,7 +45,7 @@ fn packed(q: &'static [u32], kv: &'static [u32]) -> Attempt {
 
 /// Binds numbers to the good problem, which has room for them.
 fn valued(lengths: Lengths, sinks: Option<Arc<[f32]>>) -> Attempt {
-    let values = Values { lengths, sinks, table: None };
+    let values = Values { lengths, sinks, ..Values::default() };
     Instance::new(&good().with(&values).parse()?, &values).map(drop)
 }
 
@@ -58,7 +59,7 @@ fn sinks(logits: &[f32]) -> Attempt {
 
 /// Binds numbers to a problem that was made for others.
 fn mixed_up(problem: Spec, lengths: Lengths, sinks: Option<Arc<[f32]>>) -> Attempt {
-    Instance::new(&problem.parse()?, &Values { lengths, sinks, table: None }).map(drop)
+    Instance::new(&problem.parse()?, &Values { lengths, sinks, ..Values::default() }).map(drop)
 }
 
 fn accumulated_without_lse() -> Attempt {
@@ -107,9 +108,16 @@ fn name(error: &ProblemError) -> &'static str {
         ProblemError::PartLayout { .. } => "PartLayout",
         ProblemError::PartBatch { .. } => "PartBatch",
         ProblemError::Moe(_) => "Moe",
+        ProblemError::Bias(_) => "Bias",
         ProblemError::Scale(_) => "Scale",
         ProblemError::Softcap(_) => "Softcap",
         ProblemError::OutDType { .. } => "OutDType",
+        ProblemError::NarrowOut { .. } => "NarrowOut",
+        ProblemError::Narrow { .. } => "Narrow",
+        ProblemError::ScaledDType { .. } => "ScaledDType",
+        ProblemError::OtherFactors { .. } => "OtherFactors",
+        ProblemError::FactorCount { .. } => "FactorCount",
+        ProblemError::Factor { .. } => "Factor",
         ProblemError::AccumulateDType { .. } => "AccumulateDType",
         ProblemError::AccumulateLse => "AccumulateLse",
         ProblemError::GradDType { .. } => "GradDType",
@@ -377,6 +385,7 @@ fn every_error_is_provoked() {
         wrong_merges(),
         wrong_gradients(),
         pages::wrong_pages(),
+        narrow::wrong_factors(),
         append::wrong_appends(),
     ];
     for (attempt, expected, says) in tables.into_iter().flatten() {

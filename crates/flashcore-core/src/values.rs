@@ -3,13 +3,15 @@
 use std::{ops::Deref, sync::Arc};
 
 use crate::{
+    bias::{Bias, BiasError, HeadBias},
     error::ProblemError,
     lengths::{Lengths, Sequence, Sequences},
     pages::{Keys, PageTable},
     problem::Problem,
+    scales::Factors,
 };
 
-/// Lengths, sinks and page table of one call, on the host.
+/// Lengths, sinks, factors, biases and page table of one call, on the host.
 ///
 /// A [`Problem`] only says that there are such numbers, so that problems with other numbers are equal and share a plan.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -18,13 +20,18 @@ pub struct Values {
     pub lengths: Lengths,
     /// One extra logit per query head that takes part in the softmax but has no value.
     pub sinks: Option<Arc<[f32]>>,
+    /// What 8-bit tensors are multiplied by.
+    pub factors: Option<Factors>,
+    /// What is added to scores, as the problem's [`Bias`] has it: pairs in its layout, or slopes.
+    pub bias: Option<Arc<[f32]>>,
     /// Which pages hold the keys of which sequence.
     pub table: Option<PageTable>,
 }
 
 impl Values {
-    /// No lengths, no sinks and no table.
-    pub const NONE: &'static Self = &Self { lengths: Lengths::Uniform, sinks: None, table: None };
+    /// Nothing of it.
+    pub const NONE: &'static Self =
+        &Self { lengths: Lengths::Uniform, sinks: None, factors: None, bias: None, table: None };
 
     /// Checks the numbers against the problem that asks for them.
     pub fn check(&self, problem: &Problem) -> Result<(), ProblemError> {
@@ -37,7 +44,25 @@ impl Values {
             return Err(ProblemError::OtherSinks { given: self.sinks.is_some() });
         }
         check_sinks(self.sinks.as_deref(), problem.heads_q())?;
+        let given = self.factors.as_ref().map(Factors::kind);
+        if given != problem.scales() {
+            return Err(ProblemError::OtherFactors { given: given.is_some() });
+        }
+        self.factors.as_ref().map_or(Ok(()), |factors| factors.check(problem))?;
+        self.check_bias(problem)?;
         self.check_table(problem)
+    }
+
+    fn check_bias(&self, problem: &Problem) -> Result<(), ProblemError> {
+        let given = self.bias.as_ref().map_or(0, |bias| bias.len());
+        let (sequences, heads) = (problem.sequences(), problem.heads_q());
+        let asked = problem.bias().map_or(0, |bias| bias.numbers(sequences, heads));
+        let slopes = matches!(problem.bias(), Some(Bias::Slopes { .. }));
+        let whole = self.bias.is_some() == problem.bias().is_some();
+        if !whole || given < asked || (slopes && given != asked) {
+            return Err(ProblemError::Bias(BiasError::Count { given, asked }));
+        }
+        Ok(())
     }
 
     fn check_table(&self, problem: &Problem) -> Result<(), ProblemError> {
@@ -100,6 +125,28 @@ impl<'a> Instance<'a> {
     /// One extra logit per query head, if any.
     pub fn sink_logits(&self) -> Option<&'a [f32]> {
         self.values.sinks.as_deref()
+    }
+
+    /// What Q, K and V of a batch entry and key head are multiplied by.
+    pub fn factors(&self, batch: usize, head: usize) -> [f32; 3] {
+        let factors = self.values.factors.as_ref();
+        factors.map_or([1.0; 3], |factors| factors.at(self.heads_kv(), batch, head))
+    }
+
+    /// What is added to the scores of a query head of sequence `n`, if anything.
+    pub fn bias_of(&self, n: usize, head: usize) -> Option<HeadBias<'a>> {
+        let numbers = self.values.bias.as_deref()?;
+        let sequence = self.sequence(n);
+        Some(match self.bias()? {
+            Bias::Pairs { layout, .. } => HeadBias::Pairs {
+                numbers: &numbers[layout.row(sequence.batch, head, 0).min(numbers.len())..],
+                stride: layout.strides()[2],
+            },
+            Bias::Slopes { per_sequence } => HeadBias::Slope {
+                slope: numbers[if per_sequence { n * self.heads_q() + head } else { head }],
+                diagonal: sequence.kv_len as i64 - sequence.q_len as i64,
+            },
+        })
     }
 
     /// Where sequence `n` lies.

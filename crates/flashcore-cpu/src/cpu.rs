@@ -11,13 +11,18 @@ use crate::{
     SimdLevel, Tiles,
     append::append,
     backward,
+    crew::{Crew, OpenMp},
     forward::{forward, is_serial},
     merge::merge,
     moe::moe,
+    narrow,
     output::Target,
     scratch::Scratch,
     simd::runner::Runner,
 };
+
+/// Most threads that the environment may ask for.
+const MOST_THREADS: usize = 4096;
 
 /// Attention on the CPU.
 ///
@@ -25,8 +30,11 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct Cpu {
     pool: Option<Arc<ThreadPool>>,
+    /// Whose threads come before the pool's.
+    openmp: Option<OpenMp>,
     runner: Runner,
-    tiles: Tiles,
+    /// Sizes of blocks, where they are not the level's own.
+    tiles: Option<Tiles>,
     /// Working memory of calls that are not running; a call takes one and puts it back.
     idle: Arc<Mutex<Vec<Scratch>>>,
 }
@@ -40,7 +48,22 @@ impl Default for Cpu {
 impl Cpu {
     /// Runs in rayon's current pool: all cores, unless the program says otherwise.
     pub fn new() -> Self {
-        Self { pool: None, runner: Runner::detect(), tiles: Tiles::USUAL, idle: Arc::default() }
+        Self { pool: None, openmp: None, runner: Runner::detect(), tiles: None, idle: Arc::default() }
+    }
+
+    /// Runs on as many threads of its own as the variable `FLASHCORE_THREADS` says, as [`Self::new`] without it.
+    pub fn from_environment() -> Result<Self, BackendError> {
+        match std::env::var("FLASHCORE_THREADS").unwrap_or_default().as_str() {
+            "" => Ok(Self::new()),
+            text => match text.parse() {
+                Ok(threads @ 1..=MOST_THREADS) => Self::with_threads(threads),
+                _ => {
+                    let reason =
+                        format!("FLASHCORE_THREADS is `{text}`; use a number from 1 to {MOST_THREADS}");
+                    Err(BackendError::Unavailable { backend: "cpu", reason })
+                }
+            },
+        }
     }
 
     /// Runs on `threads` threads of its own.
@@ -55,6 +78,15 @@ impl Cpu {
         Self { pool: Some(pool), ..Self::new() }
     }
 
+    /// Runs on the threads of the OpenMP that the program around it has loaded, as many as that allows; without one,
+    /// where it would have run anyway. For libraries beside PyTorch, whose threads would otherwise be in the way.
+    ///
+    /// A forked child must not: OpenMP's threads stay behind in its parent.
+    #[must_use]
+    pub fn beside_openmp(self) -> Self {
+        Self { openmp: OpenMp::of_program(), ..self }
+    }
+
     /// Uses the instructions of `level`, or an error if this machine lacks them.
     pub fn with_simd(self, level: SimdLevel) -> Result<Self, BackendError> {
         let reason = || format!("this machine has no {level}; use SimdLevel::detect()");
@@ -65,12 +97,24 @@ impl Cpu {
     /// Works in blocks of these sizes instead of the usual ones: for tuning.
     #[must_use]
     pub fn with_tiles(self, tiles: Tiles) -> Self {
-        Self { tiles, ..self }
+        Self { tiles: Some(tiles), ..self }
     }
 
     /// The sizes of the blocks it works in.
     pub fn tiles(&self) -> Tiles {
-        self.tiles
+        self.tiles.unwrap_or_else(|| self.simd().usual_tiles())
+    }
+
+    /// How many threads compute.
+    pub fn threads(&self) -> usize {
+        self.on_crew(Crew::threads)
+    }
+
+    fn on_crew<R: Send>(&self, f: impl FnOnce(Crew) -> R + Send) -> R {
+        match self.openmp {
+            Some(openmp) => f(Crew::Program(openmp)),
+            None => self.install(|| f(Crew::Rayon)),
+        }
     }
 
     /// The instructions in use.
@@ -87,12 +131,12 @@ impl Cpu {
         scratch: &mut Scratch,
     ) -> Result<&'static str, BackendError> {
         if is_serial(call.problem()) {
-            return self.run_here(call, scratch, 1);
+            return self.run_here(call, scratch, Crew::Caller);
         }
-        self.install(|| self.run_here(call, scratch, rayon::current_num_threads()))
+        self.on_crew(|crew| self.run_here(call, scratch, crew))
     }
 
-    /// Runs `f` where calls run: in the backend's pool, or in the current one where it has none.
+    /// Runs `f` in the backend's pool of rayon, or in the current one where it has none.
     pub fn install<R: Send>(&self, f: impl FnOnce() -> R + Send) -> R {
         match &self.pool {
             Some(pool) => pool.install(f),
@@ -118,9 +162,9 @@ impl Cpu {
             return Err(BackendError::Unsupported { backend: "cpu", what, instead });
         }
         if backward::is_small(problem) {
-            return Ok(backward::backward(call, self.runner, (scratch, 1))?);
+            return Ok(backward::backward(call, self.runner, (scratch, Crew::Caller))?);
         }
-        self.install(|| Ok(backward::backward(call, self.runner, (scratch, rayon::current_num_threads()))?))
+        self.on_crew(|crew| Ok(backward::backward(call, self.runner, (scratch, crew))?))
     }
 
     /// Lends working memory to `run`.
@@ -136,12 +180,15 @@ impl Cpu {
         &self,
         call: &mut HostCall<'_>,
         scratch: &mut Scratch,
-        threads: usize,
+        crew: Crew,
     ) -> Result<&'static str, BackendError> {
+        if call.problem().dtype().is_narrow() {
+            return narrow::forward(call, scratch, |call, scratch| self.run_here(call, scratch, crew));
+        }
         let (problem, inputs) = (call.instance(), call.inputs());
         let (out, lse) = call.outputs();
-        let with = (self.runner, self.tiles);
-        let work = (scratch, threads);
+        let with = (self.runner, self.tiles());
+        let work = (scratch, crew);
         let kernel = match (inputs, out) {
             ([Data::F32(q), Data::F32(k), Data::F32(v)], DataMut::F32(out)) => {
                 forward(problem, with, [q, k, v], (Target::Same(out), lse), work)

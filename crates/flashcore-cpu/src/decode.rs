@@ -23,6 +23,8 @@ struct State<'a> {
     max: &'a mut [f32],
     sum: &'a mut [f32],
     out: &'a mut [f32],
+    /// What is added to scores, if anything.
+    bias: &'a mut [f32],
     /// A block of keys and values, where features must be padded or rows lie in several pages.
     k: &'a mut [f32],
     v: &'a mut [f32],
@@ -39,10 +41,11 @@ fn reads_in_place<T>(call: &Call<'_, T>) -> bool {
 }
 
 /// Floats of each part of [`State`].
-fn sizes<T: Lane>(call: &Call<'_, T>, rows: usize) -> [usize; 7] {
+fn sizes<T: Lane>(call: &Call<'_, T>, rows: usize) -> [usize; 8] {
     let [dim_qk, dim_v] = dims(call);
     let blocks = if reads_in_place(call) { 0 } else { BLOCK };
-    [rows * dim_qk, rows * BLOCK, rows, rows, rows * dim_v, blocks * dim_qk, blocks * dim_v]
+    let bias = if call.problem.bias().is_some() { rows * BLOCK } else { 0 };
+    [rows * dim_qk, rows * BLOCK, rows, rows, rows * dim_v, bias, blocks * dim_qk, blocks * dim_v]
 }
 
 /// Floats that a unit of `rows` rows needs.
@@ -54,8 +57,8 @@ pub(crate) fn memory<T: Lane>(call: &Call<'_, T>, rows: usize) -> usize {
 pub(crate) fn run<T: Lane>(call: &Call<'_, T>, unit: &mut Unit, s: &Sequence, worker: &mut Worker) {
     let Worker { buffer, redo, visible } = worker;
     let mut rest = buffer.get(memory(call, unit.rows.len()));
-    let [q, scores, max, sum, out, k, v] = sizes(call, unit.rows.len()).map(|len| take(&mut rest, len));
-    let mut state = State { q, scores, max, sum, out, k, v };
+    let [q, scores, max, sum, out, bias, k, v] = sizes(call, unit.rows.len()).map(|len| take(&mut rest, len));
+    let mut state = State { q, scores, max, sum, out, bias, k, v };
     state.load(call, unit, s);
     let mut start = unit.keys.start;
     while start < unit.keys.end {
@@ -95,6 +98,7 @@ impl State<'_> {
             let seen = call.problem.mask().keys(row / call.problem.group(), s.q_len, s.kv_len);
             [relative(seen.start), relative(seen.end)]
         }));
+        self.set_bias(call, unit, &keys);
         let (rows, k, v) = (call.keys(unit), call.problem.k(), call.problem.v());
         if reads_in_place(call) {
             let [at_k, at_v] = [k, v].map(|layout| rows.row(layout, keys.start));
@@ -108,6 +112,17 @@ impl State<'_> {
         self.attend(call, keys.len(), (&*padded_k, dim_qk), (&*padded_v, dim_v), visible);
         std::mem::swap(&mut self.k, &mut padded_k);
         std::mem::swap(&mut self.v, &mut padded_v);
+    }
+
+    /// Fills in what is added to the scores of a block of keys.
+    fn set_bias<T: Lane>(&mut self, call: &Call<'_, T>, unit: &Unit, keys: &Range<usize>) {
+        let group = call.problem.group();
+        for (row, to) in unit.rows.clone().zip(self.bias.chunks_exact_mut(BLOCK)) {
+            let head = unit.kv_head * group + row % group;
+            let Some(bias) = call.problem.bias_of(unit.sequence, head) else { return };
+            to.fill(0.0);
+            to.iter_mut().zip(keys.clone()).for_each(|(to, key)| *to = bias.at(row / group, key) as f32);
+        }
     }
 
     fn attend<T: Lane, U: Lane>(
@@ -126,6 +141,7 @@ impl State<'_> {
             k,
             v,
             logits: call.logits,
+            bias: call.problem.bias().map(|_| &*self.bias),
             visible,
             scores: self.scores,
             max: self.max,

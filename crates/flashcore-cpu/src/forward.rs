@@ -3,13 +3,15 @@
 use std::sync::{Mutex, PoisonError};
 
 use flashcore_core::{Instance, Keys, Layout, Problem, Sequence};
-use rayon::prelude::*;
 
 use crate::{
-    SimdLevel, Tiles, decode,
+    SimdLevel, Tiles,
+    crew::Crew,
+    decode,
     level::Shape,
+    matrices,
     output::{Memory, Output, OutputRow, Target, partial_len},
-    panels,
+    panels::Form,
     plan::{Merge, Plan, Unit, Work, visible},
     prefill,
     scratch::{Scratch, Worker},
@@ -43,7 +45,9 @@ pub(crate) struct Call<'a, T> {
     pub(crate) k: &'a [T],
     pub(crate) v: &'a [T],
     pub(crate) logits: Logits,
-    pub(crate) output: Output<'a, T>,
+    /// What prefill multiplies.
+    pub(crate) form: Form,
+    pub(crate) output: &'a Output<'a, T>,
 }
 
 /// What a row has seen: the largest score and the sum of `2^(factor·(score − max))`.
@@ -87,49 +91,62 @@ impl Norm {
     }
 }
 
-/// Runs a whole problem on `threads` threads of the current pool; one is the calling thread.
+/// Runs a whole problem on the threads of `crew`.
 pub(crate) fn forward<T: Lane>(
     problem: Instance<'_>,
     (runner, tiles): (Runner, Tiles),
     [q, k, v]: [&[T]; 3],
     (out, lse): Memory<'_, T>,
-    (scratch, threads): (&mut Scratch, usize),
+    (scratch, crew): (&mut Scratch, Crew),
 ) -> &'static str {
-    let shape = runner.level().shape(tiles);
+    let threads = crew.threads();
+    let logits = Logits::of(&problem);
+    let form = Form::of::<T>(runner, &problem, logits);
+    let many = if form == Form::Matrix { matrices::worthwhile::<T>() } else { 0 };
+    let shape = Shape { many, ..runner.level().shape(tiles) };
     let Scratch { workers, plan, partials } = scratch;
     plan.build(problem, shape, threads);
     let partials = partials.get(plan.partial_rows * partial_len(&problem));
-    let output = Output::new(problem, out, lse, partials);
-    let logits = Logits::new(problem.scale(), problem.softcap());
-    let call = Call { problem, runner, shape, q, k, v, logits, output };
+    let output = &Output::new(problem, out, lse, partials);
+    let call = |form| Call { problem, runner, shape, q, k, v, logits, form, output };
+    let (many, few) = (call(form), call(Form::Single));
     let Plan { units, merges, .. } = plan;
     let threads = threads.min(units.len()).max(1);
     if workers.len() < threads {
         workers.resize_with(threads, Worker::default);
     }
     let workers = &mut workers[..threads];
-    call.reserve(units, workers);
-    drain(units, workers, |unit, worker| call.run(unit, worker));
-    drain(merges, workers, |merge, worker| call.merge(merge, worker));
-    let prefill = units.iter().any(|u| u.work == Work::Prefill);
-    kernel_name(runner.level(), prefill, panels::in_pairs(&call))
+    let of = |unit: &Unit| if unit.work == Work::Tiles { &few } else { &many };
+    let needs = units.iter().map(|unit| of(unit).needs(unit));
+    let most = |(a, b): (usize, usize), (c, d)| (a.max(c), b.max(d));
+    let (floats, rows) = needs.fold((problem.dim_v(), 0), most);
+    // Every worker fits every unit, so that later calls find enough whoever does what.
+    workers.iter_mut().for_each(|worker| worker.reserve(floats, rows));
+    drain(units, (workers, crew), |unit, worker| of(unit).run(unit, worker));
+    drain(merges, (workers, crew), |merge, worker| many.merge(merge, worker));
+    let any = |work| units.iter().any(|unit| unit.work == work);
+    let tiles = any(Work::Tiles).then_some(Form::Single);
+    kernel_name(runner.level(), if any(Work::Prefill) { Some(form) } else { tiles })
 }
 
-/// What to call the kernel that ran.
-fn kernel_name(level: SimdLevel, prefill: bool, pairs: bool) -> &'static str {
+/// What to call the kernel that ran: prefill in some form, or decode.
+fn kernel_name(level: SimdLevel, prefill: Option<Form>) -> &'static str {
     match (level, prefill) {
-        (SimdLevel::Portable, true) => "prefill-portable",
-        (SimdLevel::Portable, false) => "decode-portable",
-        (SimdLevel::Avx2, true) => "prefill-avx2",
-        (SimdLevel::Avx2, false) => "decode-avx2",
-        (_, true) if pairs => "prefill-avx512bf16",
-        (_, true) => "prefill-avx512",
-        (_, false) => "decode-avx512",
+        (SimdLevel::Portable, Some(_)) => "prefill-portable",
+        (SimdLevel::Portable, None) => "decode-portable",
+        (SimdLevel::Neon, Some(_)) => "prefill-neon",
+        (SimdLevel::Neon, None) => "decode-neon",
+        (SimdLevel::Avx2, Some(_)) => "prefill-avx2",
+        (SimdLevel::Avx2, None) => "decode-avx2",
+        (_, Some(Form::Matrix)) => "prefill-amx",
+        (_, Some(Form::Pairs)) => "prefill-avx512bf16",
+        (_, Some(Form::Single)) => "prefill-avx512",
+        (_, None) => "decode-avx512",
     }
 }
 
 /// The LSE of two parts together, and what each part's rows count for; a part that saw nothing counts for nothing.
-fn merge_weights(parts: [f32; 2]) -> (f32, [f32; 2]) {
+pub(crate) fn merge_weights(parts: [f32; 2]) -> (f32, [f32; 2]) {
     let top = parts[0].max(parts[1]);
     if top == f32::NEG_INFINITY {
         return (top, [0.0; 2]);
@@ -142,20 +159,16 @@ fn merge_weights(parts: [f32; 2]) -> (f32, [f32; 2]) {
 /// Hands every item to one worker, in order.
 pub(crate) fn drain<I: Send>(
     items: &mut [I],
-    workers: &mut [Worker],
+    (workers, crew): (&mut [Worker], Crew),
     run: impl Fn(&mut I, &mut Worker) + Sync,
 ) {
     let queue = Mutex::new(items.iter_mut());
     let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
-    let work = |worker: &mut Worker| {
+    crew.work(workers, |worker| {
         while let Some(item) = next() {
             run(item, worker);
         }
-    };
-    match workers {
-        [worker] => work(worker),
-        _ => workers.par_iter_mut().with_max_len(1).for_each(work),
-    }
+    });
 }
 
 /// Where the keys of a unit's sequence lie, for one key head.
@@ -186,16 +199,13 @@ impl<'a, T> Call<'a, T> {
 }
 
 impl<T: Lane> Call<'_, T> {
-    /// Makes every worker fit for every unit, so that later calls find enough whoever does what.
-    fn reserve(&self, units: &[Unit], workers: &mut [Worker]) {
-        let need = |unit: &Unit| match unit.work {
-            Work::Prefill => (prefill::memory(self, unit.rows.len()), 0),
+    /// Floats and rows that a unit needs.
+    fn needs(&self, unit: &Unit) -> (usize, usize) {
+        match unit.work {
+            Work::Prefill | Work::Tiles => (prefill::memory(self, unit.rows.len()), 0),
             Work::Decode => (decode::memory(self, unit.rows.len()), unit.rows.len()),
             Work::Clear => (0, 0),
-        };
-        let most = |(a, b): (usize, usize), (c, d)| (a.max(c), b.max(d));
-        let (floats, rows) = units.iter().map(need).fold((self.problem.dim_v(), 0), most);
-        workers.iter_mut().for_each(|worker| worker.reserve(floats, rows));
+        }
     }
 
     fn run(&self, unit: &mut Unit, worker: &mut Worker) {
@@ -215,7 +225,7 @@ impl<T: Lane> Call<'_, T> {
 
     fn pass(&self, unit: &mut Unit, s: &Sequence, worker: &mut Worker) {
         match unit.work {
-            Work::Prefill => prefill::run(self, unit, s, worker),
+            Work::Prefill | Work::Tiles => prefill::run(self, unit, s, worker),
             Work::Decode => decode::run(self, unit, s, worker),
             Work::Clear => self.clear(unit),
         }

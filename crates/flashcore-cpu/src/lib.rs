@@ -4,24 +4,28 @@
 //! level alone: not on the number of threads, nor on its place in the batch.
 //!
 //! The path of a call: `cpu` (threads, memory) → `forward` (typed call, units on threads) → `plan` (which units) →
-//! `prefill` with `panels`, or `decode` (one unit) → `simd` (kernels, generic over the instruction set).
+//! `prefill` with `panels` and `matrices`, or `decode` (one unit) → `simd` (kernels, generic over the instruction set).
 //!
 //! Gradients: `cpu` → `backward` (units, tiles) → `simd`. Mixtures of experts: `cpu` → `moe` → `simd`.
 //!
-//! Unsafe code lives in `simd` (instructions, pointers inside kernels) and `output`, `merge`, `moe` and `backward` (threads
-//! write rows of one tensor).
+//! Unsafe code lives in `simd` (instructions, pointers inside kernels), `output`, `merge`, `moe` and `backward` (threads
+//! write rows of one tensor) and `crew` (threads of another library).
 #![deny(unsafe_code)]
 
 mod append;
 mod backward;
 mod cpu;
+#[allow(unsafe_code)]
+mod crew;
 mod decode;
 mod forward;
 mod level;
+mod matrices;
 #[allow(unsafe_code)]
 mod merge;
 #[allow(unsafe_code)]
 mod moe;
+mod narrow;
 #[allow(unsafe_code)]
 mod output;
 mod panels;

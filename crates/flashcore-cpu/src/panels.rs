@@ -1,19 +1,23 @@
-//! How a block of keys and values is laid out for the tile kernels: f32 rows, or bf16 pairs. Called by `prefill`.
+//! How a block of keys and values is laid out for the tile kernels: f32 rows, bf16 pairs, or matrices. Called by
+//! `prefill`; calls `matrices`.
 
 use std::ops::Range;
 
-use flashcore_core::Layout;
+use flashcore_core::{Layout, Problem};
 use half::bf16;
 
 use crate::{
     forward::{Call, UnitKeys},
+    matrices::{self, Space},
     plan::Unit,
     scratch::padded,
     simd::{
         Lane,
         convert::{Widen, Zip},
+        matrix::{DEPTH, MatrixBlock, ROWS},
         pairs::PairBlock,
-        tile::{Rows, TileBlock, TileState},
+        runner::Runner,
+        tile::{Logits, Rows, TileBlock, TileState},
     },
 };
 
@@ -24,6 +28,64 @@ pub(crate) enum Panels<'a> {
     Single { k: Rows<'a>, v: Rows<'a> },
     /// Keys where they lie, values in pairs of rows.
     Pairs { k: (&'a [bf16], usize), v: &'a [u32] },
+    /// Parts of both, values turned round.
+    Matrix { k: &'a [bf16], v: &'a [bf16] },
+}
+
+/// What kernels multiply.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Form {
+    /// f32.
+    Single,
+    /// Pairs of bf16.
+    Pairs,
+    /// Small matrices of bf16.
+    Matrix,
+}
+
+impl Form {
+    /// The form for tensors of a type. What is added to scores is added in f32, and so they are multiplied then.
+    pub(crate) fn of<T: Lane>(runner: Runner, problem: &Problem, logits: Logits) -> Self {
+        let is_bf16 = T::as_bf16(&[]).is_some();
+        if logits.query != 1.0 || problem.bias().is_some() {
+            Self::Single
+        } else if runner.has_matrix() {
+            Self::Matrix
+        } else if runner.has_pairs() && is_bf16 && problem.dim_qk().is_multiple_of(2) {
+            Self::Pairs
+        } else {
+            Self::Single
+        }
+    }
+
+    /// What first keys must be a multiple of.
+    pub(crate) fn alignment(self) -> usize {
+        match self {
+            Self::Single => 1,
+            Self::Pairs => 2,
+            Self::Matrix => DEPTH,
+        }
+    }
+}
+
+/// Sizes of a tile's memory.
+pub(crate) struct TileLens {
+    /// Rows with padding.
+    pub(crate) height: usize,
+    /// Floats of the queries.
+    pub(crate) q: usize,
+    /// Floats of the result.
+    pub(crate) out: usize,
+}
+
+/// What a tile of `rows` rows needs.
+pub(crate) fn tile_lens<T: Lane>(call: &Call<'_, T>, rows: usize) -> TileLens {
+    if call.form == Form::Matrix {
+        let out = ROWS * matrices::dims(call)[1];
+        return TileLens { height: ROWS, q: matrices::query_len(call), out };
+    }
+    let height = call.shape.tile_for(rows);
+    TileLens { height, q: height * call.problem.dim_qk(), out: height * call.problem.dim_v() }
 }
 
 /// A tile for a kernel, without its keys.
@@ -32,30 +94,25 @@ pub(crate) struct Target<'a> {
     pub(crate) q: &'a [f32],
     pub(crate) bounds: Option<[&'a [f32]; 2]>,
     pub(crate) scores: &'a mut [f32],
+    pub(crate) weights: &'a mut [f32],
     pub(crate) state: TileState<'a>,
 }
 
-/// Whether `call` multiplies pairs of bf16.
-pub(crate) fn in_pairs<T: Lane>(call: &Call<'_, T>) -> bool {
-    let paired = call.problem.dim_qk().is_multiple_of(2) && call.logits.query == 1.0;
-    call.runner.has_pairs() && T::as_bf16(&[]).is_some() && paired
-}
-
-/// What first keys must be a multiple of.
-pub(crate) fn alignment<T: Lane>(call: &Call<'_, T>) -> usize {
-    if in_pairs(call) { 2 } else { 1 }
-}
-
-/// Floats that hold the converted keys and values of a block.
-pub(crate) fn space<T: Lane>(call: &Call<'_, T>) -> [usize; 2] {
+/// Floats that hold the converted keys and values of a block, rows on their way there, and weights apart from scores.
+pub(crate) fn space<T: Lane>(call: &Call<'_, T>) -> [usize; 4] {
     let ([dim_qk, dim_v], block) = ([call.problem.dim_qk(), call.problem.dim_v()], call.shape.tiles.keys());
     let whole = [padded(block * dim_qk), padded(block * dim_v)];
-    match (T::as_f32(&[]).is_some(), in_pairs(call), call.blocks_together(block)) {
-        (true, _, true) => [0, 0],
-        (false, true, true) => [0, padded(block / 2 * dim_v)],
-        (false, true, false) => [padded(block / 2 * dim_qk), padded(block / 2 * dim_v)],
+    let [k, v] = match (call.form, T::as_f32(&[]).is_some(), call.blocks_together(block)) {
+        (Form::Matrix, ..) => {
+            let [k, v, stage] = matrices::space(call);
+            return [k, v, stage, padded(T::PARTS * block / 2 * ROWS)];
+        }
+        (_, true, true) => [0, 0],
+        (Form::Pairs, false, true) => [0, padded(block / 2 * dim_v)],
+        (Form::Pairs, false, false) => [padded(block / 2 * dim_qk), padded(block / 2 * dim_v)],
         _ => whole,
-    }
+    };
+    [k, v, padded(dim_qk.max(dim_v)), 0]
 }
 
 /// Lays out `keys` of a unit, the first of which is aligned.
@@ -63,10 +120,15 @@ pub(crate) fn prepare<'a, T: Lane>(
     call: &Call<'a, T>,
     unit: &Unit,
     keys: &Range<usize>,
-    [k_space, v_space]: [&'a mut [f32]; 2],
+    Space { k: k_space, v: v_space, stage }: Space<'a>,
 ) -> Panels<'a> {
     let (k, v) = (call.problem.k(), call.problem.v());
-    match T::as_bf16(call.k).filter(|_| in_pairs(call)) {
+    if call.form == Form::Matrix {
+        matrices::load_keys(call, unit, keys, k_space);
+        matrices::load_values(call, unit, keys, stage, v_space);
+        return Panels::Matrix { k: bytemuck::cast_slice(k_space), v: bytemuck::cast_slice(v_space) };
+    }
+    match T::as_bf16(call.k).filter(|_| call.form == Form::Pairs) {
         Some(data) => {
             let to = bytemuck::cast_slice_mut(v_space);
             zip_rows(call, unit, keys, to);
@@ -136,7 +198,7 @@ pub(crate) fn place<T: Lane>(
     [lane, height]: [usize; 2],
     q: &mut [f32],
 ) {
-    if let Some(query) = T::as_bf16(query).filter(|_| in_pairs(call)) {
+    if let Some(query) = T::as_bf16(query).filter(|_| call.form == Form::Pairs) {
         let q: &mut [u32] = bytemuck::cast_slice_mut(q);
         for (to, pair) in q.chunks_exact_mut(height).zip(query.chunks_exact(2)) {
             to[lane] = u32::from(pair[0].to_bits()) | u32::from(pair[1].to_bits()) << 16;
@@ -158,8 +220,8 @@ pub(crate) fn place<T: Lane>(
 
 impl Panels<'_> {
     /// Folds `keys`, counted from the block's first, into a tile.
-    pub(crate) fn attend<T>(&self, call: &Call<'_, T>, keys: Range<usize>, target: Target<'_>) {
-        let Target { rows, q, bounds, scores, state } = target;
+    pub(crate) fn attend<T: Lane>(&self, call: &Call<'_, T>, keys: Range<usize>, target: Target<'_>) {
+        let Target { rows, q, bounds, scores, weights, state } = target;
         let (dims, logits) = ([call.problem.dim_qk(), call.problem.dim_v()], call.logits);
         let (skip, keys) = (keys.start, keys.len());
         match *self {
@@ -183,6 +245,21 @@ impl Panels<'_> {
                     state,
                 });
             }
+            Self::Matrix { k, v } => call.runner.run_matrix(&mut MatrixBlock {
+                dims: matrices::dims(call),
+                parts: T::PARTS,
+                keys,
+                skip,
+                room: call.shape.tiles.keys(),
+                q: bytemuck::cast_slice(q),
+                k,
+                v,
+                logits,
+                bounds,
+                scores,
+                weights: bytemuck::cast_slice_mut(weights),
+                state,
+            }),
         }
     }
 }

@@ -16,6 +16,9 @@ const DECODE_ROWS: usize = 4;
 /// The same where the plan may not look at the number of heads.
 const DECODE_QUERIES: usize = 2;
 
+/// Rows that share a pass over keys and values where something is added to their scores: only the decode kernel does that.
+const BIASED_ROWS: usize = 32;
+
 /// Fewest keys worth a partial result.
 const MIN_SPLIT: usize = 512;
 
@@ -30,6 +33,8 @@ const SPLIT_QUERIES: usize = 512;
 pub(crate) enum Work {
     /// Many rows: tiles.
     Prefill,
+    /// Fewer: tiles, but laying out keys for matrix units would take longer than multiplying them.
+    Tiles,
     /// A few rows: stream the keys.
     Decode,
     /// Rows beyond the used queries: zeros.
@@ -91,7 +96,7 @@ impl Plan {
         }
         let chunk = chunk_rows(&problem, shape, threads);
         for n in 0..problem.sequences() {
-            self.push_sequence(problem, n, chunk, shape.tiles.keys());
+            self.push_sequence(problem, n, chunk, shape);
         }
         self.units.sort_unstable_by_key(|u| std::cmp::Reverse(u.cost()));
     }
@@ -101,7 +106,7 @@ impl Plan {
         self.units.capacity() * size_of::<Unit>() + self.merges.capacity() * size_of::<Merge>()
     }
 
-    fn push_sequence(&mut self, problem: Instance<'_>, n: usize, chunk: usize, block: usize) {
+    fn push_sequence(&mut self, problem: Instance<'_>, n: usize, chunk: usize, shape: Shape) {
         let (s, group) = (problem.sequence(n), problem.group());
         let rows = s.q_len * group;
         for kv_head in 0..problem.heads_kv() {
@@ -110,12 +115,16 @@ impl Plan {
             if matches!(problem.sequences_kind(), Sequences::Used { .. }) && s.q_len < problem.seq_q() {
                 self.units.push(unit(Work::Clear, rows..problem.seq_q() * group, 0..0));
             }
-            let work = work(&problem, s.q_len);
-            let height = if work == Work::Decode { rows } else { chunk };
+            let work = work(&problem, s.q_len, shape.many);
+            let height = match work {
+                Work::Decode if problem.bias().is_some() => BIASED_ROWS,
+                Work::Decode => rows,
+                _ => chunk,
+            };
             for start in (0..rows).step_by(height.max(1)) {
                 let rows = start..rows.min(start + height);
                 let keys = visible(&problem, &s, &rows);
-                self.push_split(unit(work, rows, keys), s.q_len, block);
+                self.push_split(unit(work, rows, keys), s.q_len, shape.tiles.keys());
             }
         }
     }
@@ -138,13 +147,18 @@ impl Plan {
     }
 }
 
-fn work(problem: &Problem, queries: usize) -> Work {
-    let decode = if problem.batch_invariant() {
-        queries <= DECODE_QUERIES
+fn work(problem: &Problem, queries: usize, many: usize) -> Work {
+    // A plan for any batch may not look at the number of heads.
+    let (rows, few) = if problem.batch_invariant() {
+        (queries, DECODE_QUERIES)
     } else {
-        queries * problem.group() <= DECODE_ROWS
+        (queries * problem.group(), DECODE_ROWS)
     };
-    if decode { Work::Decode } else { Work::Prefill }
+    match rows {
+        _ if rows <= few || problem.bias().is_some() => Work::Decode,
+        _ if rows < many => Work::Tiles,
+        _ => Work::Prefill,
+    }
 }
 
 /// All keys that some of the rows see; bands move with the query, so the first and the last row bound them.
@@ -174,7 +188,7 @@ mod tests {
     use flashcore_core::{DType, Dims, Layout, Lengths, Mask, Spec, Values};
     use std::collections::HashMap;
 
-    const SHAPE: Shape = Shape { lanes: 16, tile_rows: 32, tiles: Tiles::USUAL };
+    const SHAPE: Shape = Shape { lanes: 16, tile_rows: 32, many: 64, tiles: Tiles::USUAL };
 
     fn problem(
         [batch, heads_q, heads_kv, seq_q, seq_kv]: [usize; 5],

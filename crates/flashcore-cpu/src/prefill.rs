@@ -6,7 +6,8 @@ use flashcore_core::Sequence;
 
 use crate::{
     forward::{Call, Seen},
-    panels::{self, Target},
+    matrices::{self, Space},
+    panels::{self, Form, Target, TileLens},
     plan::{Unit, visible},
     scratch::{Worker, padded, take},
     simd::{
@@ -30,39 +31,38 @@ struct Tile<'a> {
 /// Memory that the tiles of a unit share.
 struct Common<'a> {
     scores: &'a mut [f32],
+    /// Weights, where they lie apart from the scores.
+    weights: &'a mut [f32],
     bounds: [&'a mut [f32]; 2],
     k: &'a mut [f32],
     v: &'a mut [f32],
-    row: &'a mut [f32],
+    /// Rows on their way.
+    stage: &'a mut [f32],
 }
 
 /// Memory of one tile.
 fn tile_len(call: &Call<'_, impl Lane>) -> usize {
-    let [dim_qk, dim_v] = dims(call);
-    let height = call.shape.tile_rows;
-    padded(height * dim_qk) + padded(height * dim_v) + 2 * padded(height)
-}
-
-fn dims<T>(call: &Call<'_, T>) -> [usize; 2] {
-    [call.problem.dim_qk(), call.problem.dim_v()]
+    let TileLens { height, q, out } = panels::tile_lens(call, call.shape.tile_rows);
+    padded(q) + padded(out) + 2 * padded(height)
 }
 
 fn common_len<T: Lane>(call: &Call<'_, T>) -> usize {
-    let ([dim_qk, dim_v], height) = (dims(call), call.shape.tile_rows);
+    let height = call.shape.tile_rows;
     let blocks = panels::space(call).into_iter().sum::<usize>();
-    padded(call.shape.tiles.keys() * height) + 2 * padded(height) + blocks + padded(dim_qk.max(dim_v))
+    padded(call.shape.tiles.keys() * height) + 2 * padded(height) + blocks
 }
 
 impl<'a> Common<'a> {
     fn take<T: Lane>(call: &Call<'_, T>, rest: &mut &'a mut [f32]) -> Self {
-        let ([dim_qk, dim_v], height) = (dims(call), call.shape.tile_rows);
-        let [k, v] = panels::space(call);
+        let height = call.shape.tile_rows;
+        let [k, v, stage, weights] = panels::space(call);
         Self {
             scores: take(rest, call.shape.tiles.keys() * height),
+            weights: take(rest, weights),
             bounds: [take(rest, height), take(rest, height)],
             k: take(rest, k),
             v: take(rest, v),
-            row: take(rest, dim_qk.max(dim_v)),
+            stage: take(rest, stage),
         }
     }
 }
@@ -80,9 +80,9 @@ pub(crate) fn run<T: Lane>(call: &Call<'_, T>, unit: &mut Unit, s: &Sequence, wo
     let mut common = Common::take(call, &mut rest);
     for memory in rest.chunks_mut(tile_len(call)).zip(0..tiles) {
         let (memory, t) = memory;
-        Tile::new(call, unit, t, memory).load(call, unit, s, common.row);
+        Tile::new(call, unit, t, memory).load(call, unit, s, common.stage);
     }
-    let (align, size) = (panels::alignment(call), call.shape.tiles.keys());
+    let (align, size) = (call.form.alignment(), call.shape.tiles.keys());
     let mut start = unit.keys.start / align * align;
     while start < unit.keys.end {
         let end = unit.keys.end.min((start / size + 1) * size);
@@ -90,7 +90,7 @@ pub(crate) fn run<T: Lane>(call: &Call<'_, T>, unit: &mut Unit, s: &Sequence, wo
         start = end;
     }
     for (memory, t) in rest.chunks_mut(tile_len(call)).zip(0..tiles) {
-        Tile::new(call, unit, t, memory).finish(call, unit, s, common.row, &mut worker.redo);
+        Tile::new(call, unit, t, memory).finish(call, unit, s, common.stage, &mut worker.redo);
     }
 }
 
@@ -103,8 +103,9 @@ fn block<T: Lane>(
     common: &mut Common<'_>,
     tiles: &mut [f32],
 ) {
-    let align = panels::alignment(call);
-    let block = panels::prepare(call, unit, &keys, [common.k, common.v]);
+    let align = call.form.alignment();
+    let space = Space { k: common.k, v: common.v, stage: common.stage };
+    let block = panels::prepare(call, unit, &keys, space);
     let [starts, ends] = &mut common.bounds;
     for (t, memory) in tiles.chunks_mut(tile_len(call)).enumerate() {
         if unit.rows.start + t * call.shape.tile_rows >= unit.rows.end {
@@ -118,7 +119,8 @@ fn block<T: Lane>(
         }
         let bounds = tile.bounds(call, s, &clip, starts, ends).then_some([&**starts, &**ends]);
         let state = TileState { max: tile.max, sum: tile.sum, out: tile.out };
-        let target = Target { rows: tile.height, q: tile.q, bounds, scores: common.scores, state };
+        let (scores, weights) = (&mut *common.scores, &mut *common.weights);
+        let target = Target { rows: tile.height, q: tile.q, bounds, scores, weights, state };
         block.attend(call, clip.start - keys.start..clip.end - keys.start, target);
     }
 }
@@ -127,32 +129,38 @@ impl<'a> Tile<'a> {
     fn new<T: Lane>(call: &Call<'_, T>, unit: &Unit, t: usize, memory: &'a mut [f32]) -> Self {
         let start = unit.rows.start + t * call.shape.tile_rows;
         let rows = start..unit.rows.end.min(start + call.shape.tile_rows);
-        let height = call.shape.tile_for(rows.len());
-        let [dim_qk, dim_v] = dims(call);
+        let TileLens { height, q, out } = panels::tile_lens(call, rows.len());
         let mut rest = memory;
         Self {
             rows,
             height,
-            q: take(&mut rest, height * dim_qk),
+            q: take(&mut rest, q),
             max: take(&mut rest, height),
             sum: take(&mut rest, height),
-            out: take(&mut rest, height * dim_v),
+            out: take(&mut rest, out),
         }
     }
 
     /// Fills in the queries and what the rows have seen so far.
-    fn load<T: Lane>(self, call: &Call<'_, T>, unit: &Unit, s: &Sequence, row: &mut [f32]) {
+    fn load<T: Lane>(self, call: &Call<'_, T>, unit: &Unit, s: &Sequence, stage: &mut [f32]) {
         let (layout, group) = (call.problem.q(), call.problem.group());
         let dim = call.problem.dim_qk();
-        if self.rows.len() < self.height {
-            self.q.fill(0.0);
-        }
         self.out.fill(0.0);
         self.max.fill(NO_MAX);
         self.sum.fill(0.0);
-        for (lane, r) in self.rows.enumerate() {
+        let query = |r: usize| {
             let at = layout.row(s.batch, unit.kv_head * group + r % group, s.q_start + r / group);
-            panels::place(call, &call.q[at..at + dim], row, [lane, self.height], self.q);
+            &call.q[at..at + dim]
+        };
+        if call.form == Form::Matrix {
+            let (first, rows) = (self.rows.start, self.rows.len());
+            return matrices::load_queries(call, rows, |n| query(first + n), stage, self.q);
+        }
+        if self.rows.len() < self.height {
+            self.q.fill(0.0);
+        }
+        for (lane, r) in self.rows.enumerate() {
+            panels::place(call, query(r), stage, [lane, self.height], self.q);
         }
     }
 
@@ -186,11 +194,11 @@ impl<'a> Tile<'a> {
         call: &Call<'_, T>,
         unit: &mut Unit,
         s: &Sequence,
-        row: &mut [f32],
+        stage: &mut [f32],
         redo: &mut Vec<usize>,
     ) {
         let dim = call.problem.dim_v();
-        let sums = &mut row[..dim];
+        let sums = &mut stage[..dim];
         for (lane, r) in self.rows.enumerate() {
             for (to, x) in sums.iter_mut().zip(self.out.chunks_exact(self.height)) {
                 *to = x[lane];

@@ -15,6 +15,8 @@ pub struct Tiles {
 impl Tiles {
     /// The shipped sizes: 128 keys and their scores stay in the nearest cache, four tiles share a pass over them.
     pub const USUAL: Self = Self { keys: 128, chunk: 4 };
+    /// Those for matrix units, whose keys and values are laid out anew for each chunk.
+    pub(crate) const MATRIX: Self = Self { keys: 128, chunk: 16 };
     /// Numbers of keys that a block may have.
     pub const KEYS: [usize; 6] = [32, 64, 128, 256, 512, 1024];
     /// Numbers of tiles that may share a pass over keys and values.

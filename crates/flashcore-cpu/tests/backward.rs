@@ -26,6 +26,11 @@ fn portable() {
 }
 
 #[test]
+fn neon() {
+    check(SimdLevel::Neon);
+}
+
+#[test]
 fn avx2() {
     check(SimdLevel::Avx2);
 }
@@ -38,6 +43,11 @@ fn avx512() {
 #[test]
 fn avx512bf16() {
     check(SimdLevel::Avx512Bf16);
+}
+
+#[test]
+fn amx() {
+    check(SimdLevel::Amx);
 }
 
 /// Gradients with the tensors that they are computed from.
@@ -141,7 +151,9 @@ fn kernels_name_their_instructions() {
         run.call(|call| Cpu::new().with_simd(level).unwrap().backward(call).unwrap().kernel).1
     };
     for level in SimdLevel::ALL.into_iter().filter(|level| level.is_available()) {
-        assert_eq!(name(level), format!("backward-{level}"));
+        // Matrix units have no part in gradients.
+        let used = if level == SimdLevel::Amx { SimdLevel::Avx512 } else { level };
+        assert_eq!(name(level), format!("backward-{used}"));
     }
     assert_eq!(DType::BF16, bf16::DTYPE);
 }

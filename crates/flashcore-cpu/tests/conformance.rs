@@ -5,7 +5,7 @@ use flashcore_cpu::{Cpu, SimdLevel};
 use flashcore_testkit::{
     append,
     cases::{self, Cost},
-    check_case, merge, moe, properties, random,
+    check_case, merge, moe, narrow, properties, random,
 };
 
 /// Runs everything on `level`; says so where the machine lacks it.
@@ -25,16 +25,18 @@ fn check(level: SimdLevel) {
     }
     for n in 0..60 {
         let case = random::any(7, n, random::Limits::SMALL);
-        let report = check_case(&cpu, &case, DType::ALL[n as usize % 3], n);
+        let report = check_case(&cpu, &case, DType::COMMON[n as usize % 3], n);
         failures.extend(report.outcome.is_failure().then(|| report.to_string()));
     }
-    for (law, dtype) in properties::ALL.iter().flat_map(|law| DType::ALL.map(|dtype| (law, dtype))) {
+    for (law, dtype) in properties::ALL.iter().flat_map(|law| DType::COMMON.map(|dtype| (law, dtype))) {
         let outcome = law.check(&cpu, dtype, 1);
         failures.extend(outcome.is_failure().then(|| format!("{} ({dtype}): {outcome}", law.name)));
     }
     failures.extend(merge::failures(&cpu, 9, 1));
-    failures.extend(append::failures(&cpu, &DType::ALL, 1));
-    let dtypes = if cost == Cost::Small { &DType::ALL[..] } else { &[DType::BF16] };
+    failures.extend(append::failures(&cpu, &DType::COMMON, 1));
+    failures.extend(narrow::failures(&cpu, &narrow::cases(), 1));
+    failures.extend(narrow::failures(&cpu, &narrow::named(cost), 1));
+    let dtypes = if cost == Cost::Small { &DType::COMMON[..] } else { &[DType::BF16] };
     failures.extend(moe::failures(&cpu, dtypes, 1));
     assert!(failures.is_empty(), "{level}: {} failures\n{}", failures.len(), failures.join("\n"));
 }
@@ -42,6 +44,11 @@ fn check(level: SimdLevel) {
 #[test]
 fn portable() {
     check(SimdLevel::Portable);
+}
+
+#[test]
+fn neon() {
+    check(SimdLevel::Neon);
 }
 
 #[test]
@@ -57,4 +64,9 @@ fn avx512() {
 #[test]
 fn avx512bf16() {
     check(SimdLevel::Avx512Bf16);
+}
+
+#[test]
+fn amx() {
+    check(SimdLevel::Amx);
 }

@@ -66,7 +66,7 @@ fn check<T: Element>(dtype: DType, mask: Mask) {
     for size in [1, 3, 16, 32, 128, 1000] {
         let ((k, table, pages), (v, ..)) = (into_pages(&k, size), into_pages(&v, size));
         let lengths = Lengths::packed_queries(of_q.clone(), PAIRS.map(|pair| pair.1));
-        let paged = Values { lengths, table: Some(table), sinks: None };
+        let paged = Values { lengths, table: Some(table), ..Values::default() };
         let pool = Layout::bshd(Dims::new(pages, HEADS[1], size, DIM)).unwrap();
         let spec = Spec { k: pool, v: pool, ..spec.clone() }.with(&paged);
         let got = run(&spec.parse().unwrap(), &paged, [&q[..], &k, &v]);

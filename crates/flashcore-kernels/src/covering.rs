@@ -9,7 +9,10 @@ use std::{cmp::Reverse, collections::BTreeSet};
 
 use flashcore_core::{DType, Dims, Layout, Lengths, Mask, PageTable, Problem, ProblemError, Spec, Values};
 
-use crate::plan::{Gpu, Misfit, Plan, plan, plan_tile};
+use crate::{
+    covering_bias,
+    plan::{Gpu, Misfit, Plan, plan, plan_tile},
+};
 
 /// A problem, and the GPU that it runs on.
 #[derive(Clone, PartialEq, Debug)]
@@ -219,7 +222,7 @@ const LARGE: [Large; 7] = [
     Large { heads: 4, rows: 64, keys: 8192, dim: 128, mask: 1 },
 ];
 
-/// The set: at most 208 members.
+/// The set: at most 220 members.
 pub fn covering_set() -> Result<Vec<Member>, ProblemError> {
     let members = |axes: &'static Axes| rows(&axes.extents()).into_iter().map(|row| axes.half_member(&row));
     let singles = rows(&SINGLES.single_extents()).into_iter().map(|row| SINGLES.single_member(&row));
@@ -231,7 +234,7 @@ pub fn covering_set() -> Result<Vec<Member>, ProblemError> {
     let all = members(&GENERAL).chain(members(&TURING)).chain(members(&HOPPER)).chain(large);
     let paged = members(&PAGED).chain(wide(&PAGED_TURING)).chain(wide(&PAGED_SINGLES));
     let wide = wide(&WIDE_GENERAL).chain(wide(&WIDE_HOPPER));
-    all.chain(wide).chain(split).chain(singles).chain(paged).collect()
+    all.chain(wide).chain(split).chain(singles).chain(paged).chain(covering_bias::forward()).collect()
 }
 
 impl Axes {
@@ -286,7 +289,8 @@ impl Axes {
             ..Spec::new(dtype, layout(heads, queries, dim_qk)?, keys(dim_qk)?, keys(dim_v)?)
         };
         let sinks = SINKS[sink].map(|_| [0.5, -1.0].into());
-        let values = Values { lengths: kind.lengths(queries), sinks, table: kind.table() };
+        let values =
+            Values { lengths: kind.lengths(queries), sinks, table: kind.table(), ..Values::default() };
         let spec = output.spec(Spec { sinks: SINKS[sink], ..spec.with(&values) });
         Ok(Member { problem: spec.parse()?, values, gpu: self.gpus[gpu], like: None })
     }
@@ -325,12 +329,12 @@ impl Kind {
     }
 
     /// Batch of the queries.
-    const fn batch(self) -> usize {
+    pub(crate) const fn batch(self) -> usize {
         if matches!(self, Self::Ragged | Self::PackedQueries(_)) { 1 } else { 2 }
     }
 
     /// Pages, and keys of each, where keys lie in pages.
-    const fn pages(self) -> Option<(usize, usize)> {
+    pub(crate) const fn pages(self) -> Option<(usize, usize)> {
         match self {
             Self::Paged(size) | Self::PackedQueries(size) => Some((KEYS.div_ceil(size) + 1, size)),
             _ => None,
@@ -338,7 +342,7 @@ impl Kind {
     }
 
     /// Every sequence has all pages but one, each beginning with another, from the last to the first.
-    fn table(self) -> Option<PageTable> {
+    pub(crate) fn table(self) -> Option<PageTable> {
         let (pages, columns) = (self.pages()?.0, self.pages()?.0 - 1);
         let sequences = if self.batch() == 1 { 4 } else { 2 };
         let row = |n: usize| (0..columns).map(move |column| ((2 * pages - 1 - n - column) % pages) as i32);

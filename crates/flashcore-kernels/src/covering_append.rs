@@ -14,7 +14,7 @@ const TURNED: [Option<(bool, bool)>; 5] =
 
 /// The set; slots are not turned.
 pub fn covering_appends() -> Result<Vec<AppendProblem>, ProblemError> {
-    let extents = [TO.len(), TURNED.len(), DType::ALL.len()];
+    let extents = [TO.len(), TURNED.len(), DType::COMMON.len()];
     let legal = |row: &[usize; 3]| TO[row[0]].0 == Slots::Behind || TURNED[row[1]].is_none();
     rows(&extents).into_iter().filter(legal).map(member).collect()
 }
@@ -33,7 +33,7 @@ fn member([to, turned, dtype]: [usize; 3]) -> Result<AppendProblem, ProblemError
         rotary,
         q: q.map(|q| [q; 2]),
         index: if turned.is_some() { Index::I64 } else { Index::I32 },
-        ..AppendSpec::new(DType::ALL[dtype], [layout(batch, 2, 3)?; 2], [cache; 2])
+        ..AppendSpec::new(DType::COMMON[dtype], [layout(batch, 2, 3)?; 2], [cache; 2])
     };
     spec.parse()
 }

@@ -126,8 +126,12 @@ fn member(row: &[usize; 10]) -> Result<Member, ProblemError> {
         )
     };
     let logits = (0..heads).map(|head| 0.5 - head as f32 / 4.0).collect();
-    let values =
-        Values { lengths: kind.lengths(queries), sinks: SINKS[sinks].map(|_| logits), table: kind.table() };
+    let values = Values {
+        lengths: kind.lengths(queries),
+        sinks: SINKS[sinks].map(|_| logits),
+        table: kind.table(),
+        ..Values::default()
+    };
     let spec = Spec { sinks: SINKS[sinks], ..spec.with(&values) };
     Ok(Member { problem: spec.parse()?, values, gpu: GPUS[gpu], like: None })
 }

@@ -13,7 +13,7 @@ const LISTED: [Option<usize>; 3] = [None, Some(3), Some(16)];
 
 /// The set; addresses of its tensors are multiples of 16 bytes.
 pub fn covering_merges() -> Result<Vec<MergeProblem>, ProblemError> {
-    let extents = [DIMS.len(), LISTED.len(), DType::ALL.len(), DType::ALL.len()];
+    let extents = [DIMS.len(), LISTED.len(), DType::COMMON.len(), DType::COMMON.len()];
     rows(&extents).into_iter().map(member).collect()
 }
 
@@ -26,6 +26,6 @@ fn member([dims, listed, dtype, out]: [usize; 4]) -> Result<MergeProblem, Proble
         Some(count) => Parts::Listed(count),
         None => Parts::Stacked { count: 5, stride: part.span() + padding },
     };
-    let spec = MergeSpec::new(DType::ALL[dtype], part, parts);
-    MergeSpec { out_dtype: DType::ALL[out], out: Some(part), ..spec }.parse()
+    let spec = MergeSpec::new(DType::COMMON[dtype], part, parts);
+    MergeSpec { out_dtype: DType::COMMON[out], out: Some(part), ..spec }.parse()
 }

@@ -12,7 +12,7 @@ use flashcore_tile::{BuildError, Code, Extent, Program};
 use crate::{
     append,
     backward_rows::{self, sinks},
-    backward_sm80, backward_sm90, decode, forward_sm80, forward_sm90, merge, moe,
+    backward_sm80, backward_sm90, backward_sums, decode, forward_sm80, forward_sm90, merge, moe, turn_values,
 };
 
 /// The config of a kernel of one family: everything that decides its text.
@@ -23,6 +23,8 @@ pub enum KernelConfig {
     Sm80(forward_sm80::Config),
     /// Attention by TMA and wgmma, sm_90a.
     Sm90(forward_sm90::Config),
+    /// Values of 8 bits, turned for the kernel above.
+    TurnValues(turn_values::Config),
     /// Attention of few queries over many keys, from sm_80 on.
     Decode(decode::Config),
     /// Partial results put together.
@@ -37,6 +39,8 @@ pub enum KernelConfig {
     BackwardSm80(backward_sm80::Config),
     /// Gradients by TMA and wgmma, sm_90a.
     BackwardSm90(backward_sm90::Config),
+    /// Sums of dQ become gradients.
+    BackwardSums(backward_sums::Config),
     /// A mixture of experts, or a step of it.
     Moe(moe::Config),
 }
@@ -47,6 +51,7 @@ impl KernelConfig {
         match self {
             Self::Sm80(cfg) => cfg.name().to_string(),
             Self::Sm90(cfg) => cfg.name().to_string(),
+            Self::TurnValues(cfg) => cfg.name().to_string(),
             Self::Decode(cfg) => cfg.name().to_string(),
             Self::Merge(cfg) => cfg.name().to_string(),
             Self::Append(cfg) => cfg.name().to_string(),
@@ -54,6 +59,7 @@ impl KernelConfig {
             Self::BackwardSinks(cfg) => cfg.name().to_string(),
             Self::BackwardSm80(cfg) => cfg.name().to_string(),
             Self::BackwardSm90(cfg) => cfg.name().to_string(),
+            Self::BackwardSums(cfg) => cfg.name().to_string(),
             Self::Moe(cfg) => cfg.name(),
         }
     }
@@ -65,8 +71,12 @@ impl KernelConfig {
             Self::BackwardSm80(cfg) => cfg.target,
             Self::Decode(cfg) => cfg.target,
             Self::Moe(cfg) => cfg.target(),
-            Self::Sm90(_) | Self::BackwardSm90(_) => Target::Sm90a,
-            Self::Merge(_) | Self::Append(_) | Self::BackwardRows(_) | Self::BackwardSinks(_) => Target::Sm80,
+            Self::Sm90(_) | Self::BackwardSm90(_) | Self::BackwardSums(_) => Target::Sm90a,
+            Self::TurnValues(_)
+            | Self::Merge(_)
+            | Self::Append(_)
+            | Self::BackwardRows(_)
+            | Self::BackwardSinks(_) => Target::Sm80,
         }
     }
 
@@ -76,12 +86,14 @@ impl KernelConfig {
             Self::Sm80(cfg) => cfg.shape.registers(),
             Self::Sm90(cfg) => cfg.registers_at_entry(),
             Self::Decode(cfg) => cfg.shape.registers(),
+            Self::TurnValues(cfg) => cfg.registers(),
             Self::Merge(cfg) => cfg.registers(),
             Self::Append(cfg) => cfg.registers(),
             Self::BackwardRows(cfg) => cfg.registers(),
             Self::BackwardSinks(cfg) => cfg.registers(),
             Self::BackwardSm80(cfg) => cfg.shape.registers(),
             Self::BackwardSm90(cfg) => cfg.registers_at_entry(),
+            Self::BackwardSums(cfg) => cfg.registers(),
             Self::Moe(cfg) => cfg.registers(),
         }
     }
@@ -91,6 +103,7 @@ impl KernelConfig {
         match self {
             Self::Sm80(cfg) => forward_sm80::forward_sm80(cfg).map(AnyProgram::Forward),
             Self::Sm90(cfg) => forward_sm90::forward_sm90(*cfg).map(AnyProgram::Forward),
+            Self::TurnValues(cfg) => turn_values::turn_values(cfg).map(AnyProgram::Forward),
             Self::Decode(cfg) => decode::decode(cfg).map(AnyProgram::Forward),
             Self::Merge(cfg) => merge::merge(cfg).map(AnyProgram::Merge),
             Self::Append(cfg) => append::append(cfg).map(AnyProgram::Append),
@@ -98,6 +111,7 @@ impl KernelConfig {
             Self::BackwardSinks(cfg) => sinks::backward_sinks(cfg).map(AnyProgram::Backward),
             Self::BackwardSm80(cfg) => backward_sm80::backward_sm80(cfg).map(AnyProgram::Backward),
             Self::BackwardSm90(cfg) => backward_sm90::backward_sm90(*cfg).map(AnyProgram::Backward),
+            Self::BackwardSums(cfg) => backward_sums::backward_sums(cfg).map(AnyProgram::Backward),
             Self::Moe(cfg) => cfg.program().map(AnyProgram::Moe),
         }
     }

@@ -14,7 +14,9 @@ mod fit;
 mod general;
 pub(crate) mod hopper;
 mod merge;
+mod mixed;
 mod moe;
+mod narrow;
 mod single;
 mod tile;
 pub mod tuned;
@@ -22,7 +24,7 @@ pub mod tuned;
 use std::fmt;
 
 pub use append::plan_append;
-pub use backward::{plan_backward, plan_backward_general, plan_backward_tiles};
+pub use backward::{Form, plan_backward, plan_backward_by, plan_backward_general, plan_backward_tiles};
 pub use choice::{Choice, Family, UnknownKernel};
 pub use fit::{Misfit, plan_tile};
 pub use merge::plan_merge;
@@ -40,14 +42,18 @@ use crate::{
     forward_sm90,
     launch::{KernelConfig, Launch, Subject},
     parts::{
+        bias::BiasKind,
         lengths::LengthsKind,
         mask::{MAX_SEQUENCE, Sides},
         schedule::Side,
+        share::Share,
     },
 };
 
-/// Most features of a head that any kernel takes.
+/// Most features of a head that any kernel takes: of values, and of queries and keys, which may have a position beside what
+/// values are made of.
 const MOST_FEATURES: usize = 512;
+const MOST_KEY_FEATURES: usize = MOST_FEATURES + 64;
 
 /// What device memory from an allocator is aligned to, and more than any kernel asks for.
 pub const ALLOCATED_ALIGNMENT: u64 = 256;
@@ -117,11 +123,20 @@ pub enum PlanError {
     )]
     Turing(DType),
     /// The element type has no kernel.
-    #[error("GPU kernels take f16, bf16 and f32, not {0}; convert the tensors or use the CPU backend")]
+    #[error("GPU kernels take f16, bf16, f32 and e4m3, not {0}; convert the tensors or use the CPU backend")]
     DType(DType),
+    /// 8-bit tensors that the one kernel for them does not take.
+    #[error(
+        "GPU kernels do not take these 8-bit tensors: {reason}; convert them to f16 or use the CPU backend"
+    )]
+    Narrow {
+        /// Why not.
+        reason: String,
+    },
     /// The features of a head do not fit the kernels.
     #[error(
-        "GPU kernels take head dims up to {MOST_FEATURES}, not {qk} (q, k) and {v} (v); use the CPU backend"
+        "GPU kernels take head dims up to {MOST_KEY_FEATURES} (q, k) and {MOST_FEATURES} (v), not {qk} and {v}; \
+         use the CPU backend"
     )]
     HeadDim {
         /// Features of queries and keys.
@@ -161,6 +176,11 @@ pub enum PlanError {
         /// The type of Q, K and V.
         dtype: DType,
     },
+    /// Gradients of capped scores with a bias.
+    #[error(
+        "GPU kernels do not compute gradients of capped scores to which a bias is added; use the CPU backend"
+    )]
+    CappedBias,
     /// A kind of lengths that kernels do not know.
     #[error("GPU kernels do not know this kind of sequence lengths; use the CPU backend")]
     Lengths,
@@ -186,6 +206,16 @@ pub enum PlanError {
 
 impl Plan {
     fn single(kernel: KernelConfig, problem: &Problem, gpu: &Gpu, why: &'static str) -> Self {
+        if let KernelConfig::Sm90(cfg) = kernel
+            && cfg.narrow()
+        {
+            return Self::narrow(cfg, problem, gpu, why);
+        }
+        Self::of(vec![Self::launch(kernel, problem, gpu)], gpu, why)
+    }
+
+    /// A launch of a forward kernel.
+    fn launch(kernel: KernelConfig, problem: &Problem, gpu: &Gpu) -> Launch {
         let extent = match &kernel {
             KernelConfig::Sm80(cfg) => forward_sm80::extent(cfg, problem),
             KernelConfig::Sm90(cfg) => Some(forward_sm90::extent(*cfg, problem, gpu.sms)),
@@ -193,19 +223,29 @@ impl Plan {
             // Kernels of other operations have plans of their own.
             _ => None,
         };
-        let subject = Subject::Forward(Box::new(problem.clone()));
-        Self::of(vec![Launch { kernel, subject, extent }], gpu, why)
+        Launch { kernel, subject: Subject::Forward(Box::new(problem.clone())), extent }
     }
 
     fn of(launches: Vec<Launch>, gpu: &Gpu, why: &'static str) -> Self {
         Self { launches, main: 0, gpu: *gpu, why, passed_over: Vec::new(), row: None }
     }
 
-    /// The same kernel for another problem of its kind.
+    /// The same kernels for another problem of their kind.
     #[must_use]
     pub fn rebound(&self, problem: &Problem) -> Self {
-        let launches = Self::single(*self.kernel(), problem, &self.gpu, self.why).launches;
-        Self { launches, ..self.clone() }
+        if let KernelConfig::Sm90(cfg) = *self.kernel()
+            && cfg.narrow()
+        {
+            return Self { launches: narrow::launches(cfg, problem, &self.gpu), ..self.clone() };
+        }
+        let again = |launch: &Launch| Self::launch(launch.kernel, problem, &self.gpu);
+        Self { launches: self.launches.iter().map(again).collect(), ..self.clone() }
+    }
+
+    /// The same problem by another kernel that takes it: for experiments.
+    #[must_use]
+    pub fn by(&self, kernel: KernelConfig, problem: &Problem) -> Self {
+        Self::single(kernel, problem, &self.gpu, "asked for")
     }
 
     /// The kernel that does most of the work.
@@ -279,7 +319,10 @@ pub fn plan_by(problem: &Problem, gpu: &Gpu, alignment: u64, table: &Table) -> R
 pub fn plan(problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Plan, PlanError> {
     match plan_few(problem, gpu, alignment)? {
         Ok(plan) => Ok(plan),
-        Err(_) => plan_many(problem, gpu, alignment),
+        Err(_) => match mixed::plan(problem, gpu, alignment)? {
+            Some(plan) => Ok(plan),
+            None => plan_many(problem, gpu, alignment),
+        },
     }
 }
 
@@ -290,18 +333,28 @@ fn plan_few(problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Result<Plan,
         Ok(half) => half,
         Err(reason) => return Ok(Err(reason)),
     };
-    let (shape, why) = decode::shape(problem, gpu);
-    Ok(Ok(Plan::single(decode_config(problem, gpu, half, shape)?, problem, gpu, why)))
+    let first = decode::shape(problem, gpu);
+    let mut best = (decode_config(problem, gpu, half, first.0)?, first.1);
+    let mut least = f64::INFINITY;
+    for (shape, why) in decode::others(problem, gpu, first.0) {
+        let config = decode_config(problem, gpu, half, shape)?;
+        let cost = decode::cost(problem, gpu, &config);
+        if cost < least {
+            (best, least) = ((config, why), cost);
+        }
+    }
+    Ok(Ok(Plan::single(best.0, problem, gpu, best.1)))
 }
 
 /// As [`plan`], but always a kernel for many queries.
 fn plan_many(problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Plan, PlanError> {
     let input = check(problem, gpu)?;
     match hopper::accept(problem, input, gpu, access(problem, alignment)) {
-        Ok(half) => {
+        Ok(()) => {
             let (shape, why) = hopper::shape(problem, gpu);
-            Ok(Plan::single(hopper_config(problem, half, shape)?, problem, gpu, why))
+            Ok(Plan::single(hopper_config(problem, input, shape)?, problem, gpu, why))
         }
+        Err(reason) if input.bytes() == 1 => Err(narrow::refused(&reason)),
         Err(reason) => {
             let passed_over = vec![format!("forward_sm90: {reason}")];
             Ok(Plan { passed_over, ..plan_general(problem, gpu, alignment)? })
@@ -312,6 +365,9 @@ fn plan_many(problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Plan, PlanE
 /// As [`plan`], but always the general kernel: for comparing it with others.
 pub fn plan_general(problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Plan, PlanError> {
     let input = check(problem, gpu)?;
+    if input.bytes() == 1 {
+        return Err(narrow::refused("the general kernel multiplies 16 bits and more"));
+    }
     let (shape, why) = general::shape(problem, input, gpu)?;
     if Side::Queries.tile_count(problem, shape.tile_m(problem.dim_v() as u32)) > i32::MAX as u64 {
         return Err(PlanError::Tiles);
@@ -335,6 +391,7 @@ fn decode_config(
         dim_v: problem.dim_v() as u32,
         shape,
         rows: decode::cluster_rows(problem, &shape),
+        share: Share::All,
         mask: Sides::of(problem),
         lengths: LengthsKind::of(problem).ok_or(PlanError::Lengths)?,
         keys: if problem.pages().is_some() { Keys::Paged } else { Keys::Together },
@@ -346,13 +403,15 @@ fn decode_config(
 /// The Hopper kernel for a problem, cut as `shape` says.
 fn hopper_config(
     problem: &Problem,
-    half: Half,
+    input: Element,
     shape: forward_sm90::Shape,
 ) -> Result<KernelConfig, PlanError> {
     let lengths = LengthsKind::of(problem).ok_or(PlanError::Lengths)?;
     Ok(KernelConfig::Sm90(hopper::with_policy(forward_sm90::Config {
-        input: half,
-        output: output(problem, half.element()),
+        input,
+        scaled: problem.scales().is_some(),
+        settles: input.bytes() == 1,
+        output: output(problem, input),
         accumulate: problem.accumulate(),
         dim_qk: problem.dim_qk() as u32,
         dim_v: problem.dim_v() as u32,
@@ -386,14 +445,21 @@ fn general_config(
         lengths: LengthsKind::of(problem).ok_or(PlanError::Lengths)?,
         softcap: problem.softcap().is_some(),
         sinks: problem.sinks(),
+        bias: BiasKind::of(problem),
         access,
         paged: problem.pages().is_some(),
+        share: Share::All,
     }))
 }
 
 /// What the output is made of.
 fn output(problem: &Problem, input: Element) -> Element {
-    if problem.out_dtype() == DType::F32 { Element::F32 } else { input }
+    match problem.out_dtype() {
+        DType::F32 => Element::F32,
+        DType::F16 => Element::F16,
+        DType::BF16 => Element::Bf16,
+        _ => input,
+    }
 }
 
 /// Whether the GPU is new enough.
@@ -412,10 +478,11 @@ fn check(problem: &Problem, gpu: &Gpu) -> Result<Element, PlanError> {
         }
         DType::BF16 => Element::Bf16,
         DType::F32 => Element::F32,
+        DType::E4M3 => Element::E4m3,
         other => return Err(PlanError::DType(other)),
     };
     let (qk, v) = (problem.dim_qk(), problem.dim_v());
-    if qk.max(v) > MOST_FEATURES {
+    if qk > MOST_KEY_FEATURES || v > MOST_FEATURES {
         return Err(PlanError::HeadDim { qk, v });
     }
     let given = problem.seq_q().max(problem.seq_kv());

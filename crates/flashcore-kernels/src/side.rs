@@ -1,6 +1,6 @@
-//! Lengths, sinks and page table of a call on the host, as the bytes that an executor uploads.
+//! Lengths, sinks, factors, biases and page table of a call on the host, as the bytes that an executor uploads.
 
-use flashcore_core::{AppendCall, DType, Index, Instance, Lengths, PageTable, Slots};
+use flashcore_core::{AppendCall, Bias, DType, Index, Instance, Lengths, PageTable, Slots};
 use flashcore_ptx::launch::Slot;
 use half::{bf16, f16};
 
@@ -14,18 +14,36 @@ pub fn host_values(call: Instance<'_>) -> Vec<(Slot, Vec<u8>)> {
         Lengths::Ragged { q, kv } | Lengths::PackedQueries { q, kv } => [Some(&**q), Some(&**kv)],
         _ => [None, None],
     };
-    let sinks = call.sink_logits().map(|sinks| match call.sinks() {
-        Some(DType::F16) => sinks.iter().flat_map(|&s| f16::from_f32(s).to_le_bytes()).collect(),
-        Some(DType::BF16) => sinks.iter().flat_map(|&s| bf16::from_f32(s).to_le_bytes()).collect(),
-        _ => sinks.iter().flat_map(|s| s.to_le_bytes()).collect(),
-    });
+    let factors = |n: usize| {
+        let all = call.values().factors.as_ref()?.all();
+        Some(all[n].iter().flat_map(|factor| factor.to_le_bytes()).collect())
+    };
+    let sinks = call.sink_logits().map(|sinks| floats(sinks, call.sinks()));
+    let of_pairs = match call.bias() {
+        Some(Bias::Pairs { dtype, .. }) => Some(dtype),
+        _ => None,
+    };
+    let bias = call.values().bias.as_deref().map(|bias| floats(bias, of_pairs));
     let arrays = [
         (slots::LENGTHS_Q, q.map(numbers)),
         (slots::LENGTHS_KV, kv.map(numbers)),
         (slots::TABLE, table(call)),
         (slots::SINKS, sinks),
+        (slots::FACTORS_Q, factors(0)),
+        (slots::FACTORS_K, factors(1)),
+        (slots::FACTORS_V, factors(2)),
+        (slots::BIAS, bias),
     ];
     arrays.into_iter().filter_map(|(slot, bytes)| Some((slot, bytes?))).collect()
+}
+
+/// Numbers in a type of their own; f32 where there is none.
+fn floats(numbers: &[f32], dtype: Option<DType>) -> Vec<u8> {
+    match dtype {
+        Some(DType::F16) => numbers.iter().flat_map(|&x| f16::from_f32(x).to_le_bytes()).collect(),
+        Some(DType::BF16) => numbers.iter().flat_map(|&x| bf16::from_f32(x).to_le_bytes()).collect(),
+        _ => numbers.iter().flat_map(|x| x.to_le_bytes()).collect(),
+    }
 }
 
 /// The rows of the page table, as far apart as the problem says; nothing is read between them.

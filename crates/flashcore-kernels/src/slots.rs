@@ -25,16 +25,25 @@ pub const TILE_COUNTER: Slot = Slot(8);
 pub const TABLE: Slot = Slot(9);
 /// Parts of rows whose keys several CTAs share.
 pub const PARTS: Slot = Slot(10);
+/// f32 factors of the queries, where 8-bit tensors have them.
+pub const FACTORS_Q: Slot = Slot(11);
+/// f32 factors of the keys.
+pub const FACTORS_K: Slot = Slot(12);
+/// f32 factors of the values.
+pub const FACTORS_V: Slot = Slot(13);
+/// Workspace: values of 8 bits with the keys of a feature next to each other, see [`crate::turn_values`].
+pub const TURNED: Slot = Slot(14);
+/// What is added to scores: pairs in the problem's layout and type, or f32 slopes. The number is one that gradients do
+/// not use otherwise.
+pub const BIAS: Slot = Slot(16);
 /// Number of slots.
-pub const COUNT: usize = 11;
+pub const COUNT: usize = 17;
 
-/// The slots of gradients; those up to [`COUNT`] are forward's, so that lengths and sinks are read alike.
-///
-/// [`COUNT`]: super::COUNT
+/// The slots of gradients; some are forward's, so that lengths, sinks and biases are read alike.
 pub mod backward {
     use flashcore_ptx::launch::Slot;
 
-    pub use super::{K, LENGTHS_KV, LENGTHS_Q, LSE, OUT, Q, SINKS, TILE_COUNTER, V};
+    pub use super::{BIAS, K, LENGTHS_KV, LENGTHS_Q, LSE, OUT, Q, SINKS, TILE_COUNTER, V};
 
     /// The gradient of the result.
     pub const D_OUT: Slot = Slot(9);
@@ -50,8 +59,12 @@ pub mod backward {
     pub const D_SINKS: Slot = Slot(14);
     /// Workspace: what kernels have to know of each row, see [`crate::backward_rows`].
     pub const ROW_TERMS: Slot = Slot(15);
+    /// Workspace: f32 sums of dQ, see [`crate::backward_sums`]; zero before and after every call.
+    pub const DQ_SUMS: Slot = Slot(17);
+    /// Workspace: how far each tile of keys has come; zero before and after every call.
+    pub const TURNS: Slot = Slot(18);
     /// Number of slots.
-    pub const COUNT: usize = 16;
+    pub const COUNT: usize = 19;
 }
 
 /// The slots of a merge.
@@ -131,17 +144,25 @@ pub mod moe {
     pub const GATE_UP_BIAS: Slot = Slot(8);
     /// Biases of the second product.
     pub const DOWN_BIAS: Slot = Slot(9);
+    /// Matrices of the shared expert's products.
+    pub const SHARED_GATE_UP: Slot = Slot(10);
+    /// Likewise, of the second.
+    pub const SHARED_DOWN: Slot = Slot(11);
     /// Number of slots that a caller binds.
-    pub const COUNT: usize = 10;
+    pub const COUNT: usize = 12;
 
     /// Which rows belong to which expert and token: made by one kernel for the others.
-    pub const INDEX: Slot = Slot(10);
+    pub const INDEX: Slot = Slot(12);
     /// Features between the products, in the tensors' type.
-    pub const JOINED: Slot = Slot(11);
+    pub const JOINED: Slot = Slot(13);
     /// Results of experts, in the tensors' type.
-    pub const RESULTS: Slot = Slot(12);
+    pub const RESULTS: Slot = Slot(14);
     /// Experts of each token as 32-bit integers, where they are computed.
-    pub const CHOSEN: Slot = Slot(13);
+    pub const CHOSEN: Slot = Slot(15);
     /// f32 weights, likewise.
-    pub const CHOSEN_WEIGHTS: Slot = Slot(14);
+    pub const CHOSEN_WEIGHTS: Slot = Slot(16);
+    /// Features between the products of the shared expert.
+    pub const SHARED_JOINED: Slot = Slot(17);
+    /// Its results.
+    pub const SHARED_RESULTS: Slot = Slot(18);
 }

@@ -68,20 +68,31 @@ impl Subject {
         [heads, seq, dim]: [usize; 3],
         mask: Mask,
     ) -> Self {
-        let layout = Layout::bhsd(Dims { batch: 1, heads, seq, dim }).expect("a layout");
-        let mut spec = Spec::new(dtype, layout, layout, layout);
+        Self::between(dtype, bytes, gpu, [heads, seq, seq, dim], mask)
+    }
+
+    /// The same with other queries than keys.
+    fn between(
+        dtype: DType,
+        bytes: fn(f32) -> Vec<u8>,
+        gpu: Gpu,
+        [heads, queries, keys, dim]: [usize; 4],
+        mask: Mask,
+    ) -> Self {
+        let layout = |seq| Layout::bhsd(Dims { batch: 1, heads, seq, dim }).expect("a layout");
+        let mut spec = Spec::new(dtype, layout(queries), layout(keys), layout(keys));
         spec.mask = mask;
         let problem: Problem = spec.parse().expect("a problem");
         let plan = plan(&problem, &gpu, 16).expect("a plan");
         let mut rng = Rng::new(11);
-        let elements = heads * seq * dim;
         // logits so far apart that rows are rescaled
-        let mut tensor =
-            |scale: f32| -> Vec<u8> { (0..elements).flat_map(|_| bytes(rng.normal() * scale)).collect() };
-        let inputs = [tensor(8.0), tensor(8.0), tensor(1.0)];
+        let mut tensor = |seq: usize, scale: f32| -> Vec<u8> {
+            (0..heads * seq * dim).flat_map(|_| bytes(rng.normal() * scale)).collect()
+        };
+        let inputs = [tensor(queries, 8.0), tensor(keys, 8.0), tensor(keys, 1.0)];
         let (module, spec) = built(&plan);
-        let bytes = elements * dtype.bytes();
-        Self { gpu, problem, plan, module, spec, inputs, bytes, rows: heads * seq }
+        let bytes = heads * queries * dim * dtype.bytes();
+        Self { gpu, problem, plan, module, spec, inputs, bytes, rows: heads * queries }
     }
 
     /// The same problem with another tile.
@@ -153,6 +164,15 @@ fn check(subject: &Subject) {
     let alive = alive.filter(|(m, _)| !(listed(m.fault) && killed(m.fault)));
     let alive: Vec<_> = alive.map(|(m, _)| format!("{} at {}: {}", m.fault, m.site.0, m.site.1)).collect();
     assert!(alive.is_empty(), "{name}: {} mutants survive:\n{}", alive.len(), alive.join("\n"));
+}
+
+/// Rings that go round, and CTAs that share the keys of a row.
+#[test]
+fn kernel_for_few_queries() {
+    let bytes = |x: f32| bf16::from_f32(x).to_le_bytes().to_vec();
+    let subject = Subject::between(DType::BF16, bytes, Gpu::AMPERE, [1, 3, 600, 64], Mask::CAUSAL);
+    assert!(matches!(subject.plan.kernel().tile(), Tile::Decode(_)));
+    check(&subject);
 }
 
 /// A Hopper with one multiprocessor, so that a CTA computes several tiles.

@@ -1,6 +1,6 @@
 //! Which kernel is chosen for what, without a GPU, and how refusals read.
 
-use flashcore_core::{DType, Dims, Layout, Mask, Problem, Sequences, Spec};
+use flashcore_core::{DType, Dims, Layout, Mask, Pages, Problem, Sequences, Spec};
 use flashcore_kernels::{
     Choice, Family, Gpu, KernelConfig, Plan, PlanError, Tile, covering_set, forward_sm80::Shape, plan,
     plan_general, plan_tile,
@@ -175,14 +175,17 @@ fn what_is_unsupported_says_what_is_supported() {
     let tiny = Gpu { shared_bytes: 10_000, ..Gpu::AMPERE };
     assert_eq!(refused(&problem(64), tiny), PlanError::SharedMemory { qk: 64, v: 64, shared_bytes: 10_000 });
     let message = refused(&wide(520), Gpu::HOPPER).to_string();
-    assert!(message.contains("head dims up to 512") && message.contains("CPU"), "{message}");
+    assert!(
+        message.contains("head dims up to 576 (q, k) and 512 (v)") && message.contains("CPU"),
+        "{message}"
+    );
 }
 
 /// f32 goes to the general kernel, also on Hopper, in a tile that fits on every GPU.
 #[test]
 fn f32_tensors_have_tiles_everywhere() {
     let single = |dim| spec(DType::F32, [4, 2, 300, 300], dim).parse().unwrap();
-    let not_hopper = "not forward_sm90: it multiplies f16 and bf16, not f32";
+    let not_hopper = "not forward_sm90: it multiplies f16, bf16 and e4m3, not f32";
     check(&single(128), Gpu::HOPPER, 16, "fc_forward_sm_90_f32_d128v128_w4x1n32x32s2c2_full", not_hopper);
     let gpus =
         [Gpu::AMPERE, consumer((8, 6)), consumer((8, 9)), consumer((12, 0)), Gpu::BLACKWELL, Gpu::HOPPER];
@@ -257,6 +260,27 @@ fn tiles_of_ragged_batches_are_those_of_its_sequences() {
         let grid = chosen.launches()[0].spec(&chosen.kernel().program().unwrap()).unwrap().grid;
         assert_eq!(grid.map(u64::from).iter().product::<u64>(), 32 * SEQUENCES as u64, "{chosen}");
     }
+}
+
+/// Prompts and single queries in one packed batch: tiles of prompts follow from the rows, not from the longest sequence.
+#[test]
+fn mixed_batches_have_a_kernel_for_each_kind() {
+    let q = Layout::bshd(Dims::new(1, 32, 900, 128)).unwrap();
+    let pool = Layout::bshd(Dims::new(4096, 8, 16, 128)).unwrap();
+    let of = |count, longest_q| {
+        let sequences = Sequences::PackedQueries { count, longest_q };
+        let pages = Some(Pages::new(512));
+        let spec = Spec { out: Some(q), sequences, pages, ..Spec::new(DType::BF16, q, pool, pool) };
+        plan(&spec.parse().unwrap(), &Gpu::HOPPER, 16).unwrap()
+    };
+    let mixed = of(16, 512);
+    let [long, short] = mixed.launches() else { panic!("{mixed}") };
+    assert!(long.kernel().name().ends_with("_long") && short.kernel().name().contains("_short"), "{mixed}");
+    // Seven full tiles at most, and one that is not full for each sequence.
+    let grid = long.spec(&long.kernel().program().unwrap()).unwrap().grid;
+    assert_eq!(grid, [(7 + 16) * 32, 1, 1], "{mixed}");
+    assert_eq!(of(1, 512).launches().len(), 1, "nothing is mixed");
+    assert_eq!(of(16, 4).launches().len(), 1, "all are short");
 }
 
 #[test]

@@ -36,10 +36,19 @@ impl Machine {
     }
 }
 
+/// The processor's name, as Linux, macOS and Windows know it.
 fn processor() -> Option<String> {
-    let text = fs::read_to_string("/proc/cpuinfo").ok()?;
-    let line = text.lines().find(|line| line.starts_with("model name"))?;
-    Some(line.split_once(':')?.1.trim().to_owned())
+    let named = |text: String, name: &str| {
+        let line = text.lines().find(|line| line.to_lowercase().starts_with(name))?;
+        Some(line.split_once(':')?.1.trim().to_owned())
+    };
+    fs::read_to_string("/proc/cpuinfo")
+        .ok()
+        .and_then(|text| named(text, "model name"))
+        // On aarch64 the file holds numbers alone.
+        .or_else(|| output("lscpu", &[]).and_then(|text| named(text, "model name")))
+        .or_else(|| output("sysctl", &["-n", "machdep.cpu.brand_string"]).map(|name| name.trim().to_owned()))
+        .or_else(|| std::env::var("PROCESSOR_IDENTIFIER").ok())
 }
 
 fn query_gpu() -> Option<(String, String)> {

@@ -19,7 +19,7 @@ use flashcore_core::{
 };
 use flashcore_kernels::{
     ALLOCATED_ALIGNMENT, AnyProgram, Choice, Gpu, KernelConfig, Plan, PlanError, append_values, host_values,
-    plan_append, plan_merge, plan_moe, slots,
+    moe::Cut, plan_append, plan_merge, plan_moe, plan_moe_tiles, slots,
 };
 use flashcore_ptx::launch::{LaunchSpec, Param, Slot};
 use flashcore_sim::{Buffer, Launch, Options, Outcome, Schedule};
@@ -44,6 +44,8 @@ pub struct Simulator {
     gpu: Gpu,
     /// What decides about kernels.
     choice: Choice,
+    /// How products of experts are cut, where the rules do not decide.
+    experts: Option<[Cut; 2]>,
     seed: u64,
     runs: AtomicU64,
     programs: Mutex<HashMap<KernelConfig, Arc<AnyProgram>>>,
@@ -57,13 +59,27 @@ impl Simulator {
 
     /// The same with other hostile schedules.
     pub fn seeded(gpu: Gpu, seed: u64) -> Self {
-        Self { gpu, choice: Choice::Rules, seed, runs: AtomicU64::new(0), programs: Mutex::default() }
+        Self {
+            gpu,
+            choice: Choice::Rules,
+            experts: None,
+            seed,
+            runs: AtomicU64::new(0),
+            programs: Mutex::default(),
+        }
     }
 
     /// Lets this decide about kernels.
     #[must_use]
     pub fn choosing(mut self, choice: Choice) -> Self {
         self.choice = choice;
+        self
+    }
+
+    /// Cuts both products of experts so.
+    #[must_use]
+    pub fn cutting_experts(mut self, cuts: [Cut; 2]) -> Self {
+        self.experts = Some(cuts);
         self
     }
 
@@ -95,22 +111,33 @@ impl Simulator {
         Duration::from_secs_f64(problem.flops() / 2.0 * padding / SPEED)
     }
 
-    /// Launches a plan's kernel over a call's tensors; nothing comes of it where there is nothing to compute.
+    /// Launches a plan's kernels over a call's tensors, one after another; nothing comes of it where there is nothing to
+    /// compute. The outcome is that of the first with a fault, or of the last.
     ///
     /// Faults are findings of the outcome, not errors. The call's outputs are written unless one ended the launch.
     pub fn launch(&self, call: &mut HostCall<'_>, plan: &Plan) -> Result<Option<Outcome>, BackendError> {
-        let program = self.program(plan.kernel())?;
-        let Some(mut spec) = plan.rebound(call.problem()).launches()[0].spec(&program) else {
-            return Ok(None);
-        };
-        if call.outputs().1.is_none() {
-            without(&mut spec, slots::LSE);
+        let (plan, mut last) = (plan.rebound(call.problem()), None::<Outcome>);
+        for launch in plan.launches() {
+            let program = self.program(launch.kernel())?;
+            let Some(mut spec) = launch.spec(&program) else { continue };
+            if call.outputs().1.is_none() {
+                without(&mut spec, slots::LSE);
+            }
+            let mut given = buffers(call);
+            // What one has turned the next reads.
+            let turned = |buffer: &Buffer| buffer.slot == slots::TURNED;
+            given.extend(last.take().into_iter().flat_map(|last| last.buffers).filter(turned));
+            let outcome = self.run(&program, &spec, given)?;
+            if !outcome.halted {
+                write_back(call.outputs(), &outcome, [slots::OUT, slots::LSE]);
+            }
+            let faulty = judge(&outcome).is_err();
+            last = Some(outcome);
+            if faulty {
+                break;
+            }
         }
-        let outcome = self.run(&program, &spec, buffers(call))?;
-        if !outcome.halted {
-            write_back(call.outputs(), &outcome, [slots::OUT, slots::LSE]);
-        }
-        Ok(Some(outcome))
+        Ok(last)
     }
 
     /// Launches a plan's kernels over a call's tensors, one after another; each must be without fault.
@@ -199,7 +226,11 @@ impl Backend for Simulator {
     }
 
     fn moe(&self, call: &mut MoeCall<'_>) -> Result<Ran, BackendError> {
-        let plan = plan_moe(call.problem(), &self.gpu, ALLOCATED_ALIGNMENT).map_err(unsupported)?;
+        let (problem, alignment) = (call.problem(), ALLOCATED_ALIGNMENT);
+        let plan = match self.experts {
+            None => plan_moe(problem, &self.gpu, alignment).map_err(unsupported)?,
+            Some(cuts) => plan_moe_tiles(problem, &self.gpu, alignment, cuts).map_err(failed)?,
+        };
         let mut buffers = moe_buffers(call);
         for launch in plan.launches() {
             let program = self.program(launch.kernel())?;
@@ -320,6 +351,8 @@ fn moe_buffers(call: &mut MoeCall<'_>) -> Vec<Buffer> {
             bound.extend(bias.map(|bias| (ROUTING_BIAS, bytemuck::cast_slice(bias).to_vec())));
         }
     }
+    let shared = inputs.shared.into_iter().flatten().zip([SHARED_GATE_UP, SHARED_DOWN]);
+    bound.extend(shared.map(|(weights, slot)| (slot, copied(weights.bytes()))));
     let biases = inputs.biases.into_iter().flatten().zip([GATE_UP_BIAS, DOWN_BIAS]);
     bound.extend(biases.map(|(bias, slot)| (slot, bias.bytes().to_vec())));
     bound.into_iter().map(|(slot, bytes)| Buffer::input(slot, bytes)).collect()

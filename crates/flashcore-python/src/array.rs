@@ -3,7 +3,7 @@
 use std::{fmt, ops::Range};
 
 use flashcore::{DType, ExpertLayout, Index, Layout, Operand};
-use flashcore_core::Dims;
+use flashcore_core::{Dims, Scales};
 
 use crate::{
     dlpack::{DataType, Device, Tensor},
@@ -215,6 +215,17 @@ impl Array {
         }
         Err(CallError::Sinks { given: self.count(), heads })
     }
+
+    /// Whether these are the factors of a tensor: one, or one for each batch entry and key head.
+    pub(crate) fn scales(&self, batch: usize, heads: usize) -> Result<Scales, CallError> {
+        let kinds = [Scales::PerTensor, Scales::PerHead];
+        let kind = kinds.into_iter().find(|kind| self.view.is_dense(&[kind.count(batch, heads)]));
+        let Some(kind) = kind.filter(|_| self.dtype == DType::F32) else {
+            return Err(CallError::Factors { operand: self.operand, given: self.count(), batch, heads });
+        };
+        self.check_alignment()?;
+        Ok(kind)
+    }
 }
 
 /// Lengths or offsets of a call, one after another.
@@ -351,6 +362,8 @@ fn dtype(dtype: DataType, operand: Operand, bits_are_bf16: bool) -> Result<DType
         (DataType::FLOAT, 32, 1) => Ok(DType::F32),
         (DataType::FLOAT, 16, 1) => Ok(DType::F16),
         (DataType::BFLOAT, 16, 1) => Ok(DType::BF16),
+        (DataType::FLOAT8_E4M3FN, 8, 1) => Ok(DType::E4M3),
+        (DataType::FLOAT8_E5M2, 8, 1) => Ok(DType::E5M2),
         (DataType::UINT | DataType::INT, 16, 1) if bits_are_bf16 => Ok(DType::BF16),
         _ => Err(CallError::Elements { operand, dtype: dtype.to_string() }),
     }

@@ -99,6 +99,7 @@ impl Backward<'_> {
         self.check(&[batch, heads], options.order)?;
         for (n, part) in parts.iter().enumerate() {
             let problem = self.spec(part, options)?.parse()?;
+            self.call.check_bias(problem.forward())?;
             let addresses = self.addresses(part, options.order)?;
             let d_sinks = self.d_sinks.map(|sinks| sinks.address + n * heads * size_of::<f32>());
             let tensors = self.device_tensors(&addresses, d_sinks);
@@ -117,7 +118,7 @@ impl Backward<'_> {
     fn device_tensors(&self, addresses: &host::GradAddresses, d_sinks: Option<usize>) -> BackwardTensors {
         let ([q, k, v], [dq, dk, dv]) =
             (addresses.qkv.map(|at| at as u64), addresses.grads.map(|at| at as u64));
-        let [lengths_q, lengths_kv, sinks] = self.call.value_addresses();
+        let [lengths_q, lengths_kv, sinks, bias] = self.call.value_addresses();
         let optional = |at: Option<usize>| at.map_or(0, |at| at as u64);
         BackwardTensors {
             q,
@@ -133,6 +134,7 @@ impl Backward<'_> {
             lengths_q,
             lengths_kv,
             sinks,
+            bias,
             d_sinks: optional(d_sinks),
         }
     }
@@ -145,6 +147,7 @@ impl Backward<'_> {
         let (mut total, mut of_part) = (vec![0.0; heads], vec![0.0; heads]);
         for part in parts {
             let problem = self.spec(&part, options)?.parse()?;
+            self.call.check_bias(problem.forward())?;
             let sinks = self.d_sinks.map(|_| &mut of_part[..]);
             self.step(&problem, &part, &values, options.order, sinks)?;
             total.iter_mut().zip(&of_part).for_each(|(sum, x)| *sum += x);

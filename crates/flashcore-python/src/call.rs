@@ -1,7 +1,7 @@
 //! One call: tensors in, a problem out of them, computed on the CPU or launched on the caller's stream.
 
 use flashcore::{Lengths, Operand, Problem, Sequences, Spec, Values, cuda::DeviceTensors};
-use flashcore_core::Pages;
+use flashcore_core::{Bias, Pages, Scales};
 use pyo3::prelude::*;
 
 use crate::{
@@ -104,11 +104,13 @@ impl Kept {
     }
 }
 
-/// Lengths, sinks and page table as Python objects.
+/// Lengths, sinks, page table, factors and bias as Python objects.
 pub(crate) struct Given<'a, 'py> {
     pub(crate) lengths: [Option<&'a Bound<'py, PyAny>>; 2],
     pub(crate) sinks: Option<&'a Bound<'py, PyAny>>,
     pub(crate) table: Option<&'a Bound<'py, PyAny>>,
+    pub(crate) factors: Option<[&'a Bound<'py, PyAny>; 3]>,
+    pub(crate) bias: Option<&'a Bound<'py, PyAny>>,
 }
 
 /// The tensors and numbers of one call, as plain data.
@@ -119,8 +121,12 @@ pub(crate) struct Call<'a> {
     /// Used lengths or offsets of queries and of keys.
     lengths: [Option<Numbers>; 2],
     sinks: Option<Array>,
+    /// What Q, K and V are multiplied by.
+    factors: Option<[Array; 3]>,
     /// Which pages hold the keys.
     table: Option<Table>,
+    /// What is added to scores.
+    bias: Option<Array>,
     pub(crate) longest: Option<(usize, usize)>,
     /// First and one-past-last key of each batch entry.
     ranges: Option<&'a (Vec<u32>, Vec<u32>)>,
@@ -129,8 +135,9 @@ pub(crate) struct Call<'a> {
 impl<'a> Call<'a> {
     pub(crate) fn new([q, k, v]: [Array; 3], out: Array) -> Self {
         let arrays = [q, k, v, out];
-        let (lengths, sinks, table) = ([None; 2], None, None);
-        Self { arrays, lse: None, lengths, sinks, table, longest: None, ranges: None }
+        let (lengths, sinks, table, bias) = ([None; 2], None, None, None);
+        let (factors, longest) = (None, None);
+        Self { arrays, lse: None, lengths, sinks, factors, table, bias, longest, ranges: None }
     }
 
     /// Takes in what Python code has put together.
@@ -143,15 +150,17 @@ impl<'a> Call<'a> {
     ) -> Result<(), CallError> {
         let Some(values) = values else { return Ok(()) };
         let bound = |object: &'_ Option<Py<PyAny>>| object.as_ref().map(|object| object.bind(py).clone());
-        let [lengths_q, lengths_kv, sinks, table] =
-            [&values.lengths_q, &values.lengths_kv, &values.sinks, &values.table].map(bound);
+        let [lengths_q, lengths_kv, sinks, table, bias] =
+            [&values.lengths_q, &values.lengths_kv, &values.sinks, &values.table, &values.bias].map(bound);
         let lengths = [lengths_q.as_ref(), lengths_kv.as_ref()];
-        self.bind(Given { lengths, sinks: sinks.as_ref(), table: table.as_ref() }, request, kept)?;
+        let factors = values.factors.as_ref().map(|all| all.each_ref().map(|one| one.bind(py)));
+        let [sinks, table, bias] = [sinks.as_ref(), table.as_ref(), bias.as_ref()];
+        self.bind(Given { lengths, sinks, table, factors, bias }, request, kept)?;
         (self.longest, self.ranges) = (values.longest, values.ranges.as_ref());
         Ok(())
     }
 
-    /// Takes in lengths, sinks and page table.
+    /// Takes in lengths, sinks, page table and bias.
     pub(crate) fn bind(
         &mut self,
         given: Given<'_, '_>,
@@ -167,8 +176,16 @@ impl<'a> Call<'a> {
         if let Some(table) = given.table {
             self.table = Some(kept.keep(request.table(table)?));
         }
+        if let Some([q, k, v]) = given.factors {
+            let mut read =
+                |object, operand| request.input(object, operand).map(|imported| kept.keep(imported));
+            self.factors = Some([read(q, Operand::Q)?, read(k, Operand::K)?, read(v, Operand::V)?]);
+        }
         if let Some(sinks) = given.sinks {
             self.sinks = Some(kept.keep(request.input(sinks, Operand::Sinks)?));
+        }
+        if let Some(bias) = given.bias {
+            self.bias = Some(kept.keep(request.input(bias, Operand::Bias)?));
         }
         Ok(())
     }
@@ -176,7 +193,8 @@ impl<'a> Call<'a> {
     /// Where everything is; all in one place.
     pub(crate) fn place(&self) -> Result<Place, CallError> {
         let first = self.arrays[0].place;
-        let floats = self.arrays.iter().chain(&self.lse).chain(&self.sinks).map(|a| (a.operand, a.place));
+        let floats = self.arrays.iter().chain(&self.lse).chain(&self.sinks).chain(&self.bias);
+        let floats = floats.chain(self.factors.iter().flatten()).map(|a| (a.operand, a.place));
         let numbers = self.lengths.iter().flatten().map(|n| (n.operand, n.place));
         let table = self.table.iter().map(|table| (Operand::Table, table.place));
         match floats.chain(numbers).chain(table).find(|&(_, place)| place != first) {
@@ -235,10 +253,12 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Where lengths of queries and of keys, and sinks, lie on a GPU; 0 where there are none.
-    pub(crate) fn value_addresses(&self) -> [u64; 3] {
+    /// Where lengths of queries and of keys, sinks and bias lie on a GPU; 0 where there are none.
+    pub(crate) fn value_addresses(&self) -> [u64; 4] {
         let [q, kv] = self.lengths.map(|numbers| numbers.map_or(0, |numbers| numbers.address as u64));
-        [q, kv, self.sinks.map_or(0, |sinks| sinks.address as u64)]
+        let [sinks, bias] =
+            [self.sinks, self.bias].map(|array| array.map_or(0, |array| array.address as u64));
+        [q, kv, sinks, bias]
     }
 
     fn spec(&self, options: &Options) -> Result<Spec, CallError> {
@@ -246,15 +266,20 @@ impl<'a> Call<'a> {
         if let Some(other) = self.arrays[..3].iter().find(|array| array.dtype != dtype) {
             return Err(CallError::dtypes(other.operand, other.dtype, dtype));
         }
-        if self.ranges.is_some() && self.lengths.iter().any(Option::is_some) {
+        if self.ranges.is_some() && (self.lengths.iter().any(Option::is_some) || self.bias.is_some()) {
             return Err(CallError::RangesAndLengths);
+        }
+        if self.ranges.is_some() && self.factors.is_some() {
+            return Err(CallError::RangesAndFactors);
         }
         let keys = self.key_order(options.order)?;
         let [q, k, v, out] = &self.arrays;
         let (q, out) = (q.layout(options.order)?, out.layout(options.order)?);
         let (k, v) = (k.layout(keys)?, v.layout(keys)?);
         self.check_ranks(options.order)?;
+        let scales = self.scales(q.dims().batch, k.dims().heads)?;
         Ok(Spec {
+            scales,
             out: Some(out),
             out_dtype: Some(self.arrays[3].dtype),
             mask: options.mask,
@@ -262,8 +287,22 @@ impl<'a> Call<'a> {
             softcap: options.softcap,
             accumulate: options.accumulate,
             sinks: self.sinks.map(|sinks| sinks.dtype),
+            bias: self.bias.map(|bias| bias_kind(&bias)).transpose()?,
             ..Spec::new(dtype, q, k, v)
         })
+    }
+
+    /// How many factors each tensor has; all have as many.
+    fn scales(&self, batch: usize, heads: usize) -> Result<Option<Scales>, CallError> {
+        let Some(all) = &self.factors else { return Ok(None) };
+        let [q, k, v] = all.each_ref().map(|factors| factors.scales(batch, heads));
+        let (q, k, v) = (q?, k?, v?);
+        match [(k, &all[1]), (v, &all[2])].into_iter().find(|(kind, _)| *kind != q) {
+            Some((_, other)) => {
+                Err(CallError::Factors { operand: other.operand, given: other.count(), batch, heads })
+            }
+            None => Ok(Some(q)),
+        }
     }
 
     /// In which order K and V have their dimensions; pages have four of them.
@@ -365,7 +404,9 @@ impl<'a> Call<'a> {
             (_, q, kv) => Lengths::Used { q, kv },
         };
         let sinks = self.sinks.map(|sinks| host::sinks(&sinks, heads)).transpose()?;
-        Ok(Values { lengths, sinks, table: self.table.as_ref().map(host::table) })
+        let factors = self.factors.as_ref().map(|factors| host::factors(factors));
+        let bias = self.bias.map(|bias| host::bias(&bias)).transpose()?;
+        Ok(Values { lengths, sinks, factors, bias, table: self.table.as_ref().map(host::table) })
     }
 
     fn checked_step(
@@ -403,7 +444,7 @@ impl<'a> Call<'a> {
             Place::Host => unsafe { host::run(problem, values, tensors, lse) },
             Place::Cuda(index) => {
                 let [q, k, v, out] = tensors.map(|at| at as u64);
-                let [lengths_q, lengths_kv, sinks] = self.value_addresses();
+                let [lengths_q, lengths_kv, sinks, bias] = self.value_addresses();
                 let bits = tensors.iter().fold(WIDEST, |bits, at| bits | at);
                 let tensors = DeviceTensors {
                     q,
@@ -415,6 +456,8 @@ impl<'a> Call<'a> {
                     lengths_kv,
                     table: self.table.map_or(0, |table| table.address as u64),
                     sinks,
+                    factors: self.factors.map_or([0; 3], |all| all.map(|factors| factors.address as u64)),
+                    bias,
                 };
                 let alignment = 1 << bits.trailing_zeros();
                 // SAFETY: as above; frameworks free memory in the order of the stream, and others hold `Launched`.
@@ -440,8 +483,29 @@ impl<'a> Call<'a> {
         if let Some(lse) = &self.lse {
             lse.check_lse([rows.batch, rows.heads, rows.seq], self.arrays[0].rank())?;
         }
-        self.sinks.map_or(Ok(()), |sinks| sinks.check_sinks(rows.heads))
+        self.sinks.map_or(Ok(()), |sinks| sinks.check_sinks(rows.heads))?;
+        self.check_bias(problem)
     }
+
+    /// Demands as many slopes as the problem has, or pairs where elements may lie.
+    pub(crate) fn check_bias(&self, problem: &Problem) -> Result<(), CallError> {
+        let Some(bias) = self.bias else { return Ok(()) };
+        let (sequences, heads) = (problem.sequences(), problem.heads_q());
+        let extents = match problem.bias() {
+            Some(Bias::Slopes { per_sequence: true }) => &[sequences, heads][..],
+            Some(Bias::Slopes { .. }) => &[heads],
+            _ => return bias.check_alignment(),
+        };
+        bias.check_dense_f32(extents).map_err(|_| CallError::Slopes { sequences, heads })
+    }
+}
+
+/// What a plan has to know of a bias: four dimensions are pairs, fewer are slopes.
+fn bias_kind(bias: &Array) -> Result<Bias, CallError> {
+    Ok(match bias.rank() {
+        4 => Bias::Pairs { dtype: bias.dtype, layout: bias.layout(Order::Bhsd)? },
+        rank => Bias::Slopes { per_sequence: rank == 2 },
+    })
 }
 
 fn check_count(numbers: &Numbers, needed: usize, what: &'static str) -> Result<(), CallError> {

@@ -9,7 +9,7 @@ use crate::host;
 #[pyfunction]
 pub(crate) fn config() -> PyResult<Vec<(String, String)>> {
     let cpu = host::cpu()?;
-    let threads = cpu.install(rayon::current_num_threads);
+    let threads = cpu.threads();
     let mut rows = vec![
         ("version".to_owned(), env!("CARGO_PKG_VERSION").to_owned()),
         ("cpu".to_owned(), format!("{}, {threads} threads", cpu.simd())),

@@ -7,9 +7,9 @@ use std::{
 
 use flashcore::{
     BackwardProblem, Problem,
-    cuda::{BackwardTensors, Cuda, DeviceTensors, MergeTensors, MoeTensors},
+    cuda::{AppendTensors, BackwardTensors, Cuda, DeviceTensors, MergeTensors, MoeTensors},
 };
-use flashcore_core::{MergeProblem, MoeProblem};
+use flashcore_core::{AppendProblem, MergeProblem, MoeProblem};
 
 use crate::error::CallError;
 
@@ -79,6 +79,22 @@ pub(crate) unsafe fn merge(
     stream: *mut c_void,
 ) -> Result<(), CallError> {
     let ready = open(index)?.prepare_merge_aligned(problem, alignment)?;
+    // SAFETY: the caller's promise.
+    unsafe { ready.launch_raw(tensors, stream)? };
+    Ok(())
+}
+
+/// Launches an append on `stream`.
+///
+/// # Safety
+/// As [`flashcore::cuda::ReadyAppend::launch_raw`].
+pub(crate) unsafe fn append(
+    index: u32,
+    problem: &AppendProblem,
+    tensors: &AppendTensors,
+    stream: *mut c_void,
+) -> Result<(), CallError> {
+    let ready = open(index)?.prepare_append(problem)?;
     // SAFETY: the caller's promise.
     unsafe { ready.launch_raw(tensors, stream)? };
     Ok(())

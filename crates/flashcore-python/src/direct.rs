@@ -108,7 +108,7 @@ impl Direct {
         };
         let mut call = Call::new(inputs, read(&made, Operand::Out)?);
         // Numbers of another type or elsewhere are converted, or refused, on the long way.
-        let values = Given { lengths: [lengths_q, lengths_kv], sinks, table };
+        let values = Given { lengths: [lengths_q, lengths_kv], sinks, table, factors: None, bias: None };
         if call.bind(values, request, &mut kept).is_err() {
             return Ok(None);
         }

@@ -51,6 +51,10 @@ impl DataType {
     pub(crate) const UINT: u8 = 1;
     pub(crate) const FLOAT: u8 = 2;
     pub(crate) const BFLOAT: u8 = 4;
+    /// 8 bits, 4 of exponent, without infinity: what E4M3 is.
+    pub(crate) const FLOAT8_E4M3FN: u8 = 10;
+    /// 8 bits, 5 of exponent.
+    pub(crate) const FLOAT8_E5M2: u8 = 12;
     const COMPLEX: u8 = 5;
     const BOOL: u8 = 6;
     /// Types of at most 8 bits, whose codes follow that of [`Self::BOOL`] in this order.

@@ -40,6 +40,14 @@ pub(crate) enum CallError {
     ReadOnly { operand: Operand },
     #[error("{operand} shares memory with out; pass an `out` of its own memory, or none")]
     Shared { operand: Operand },
+    #[error("{operand} shares memory with {cache}; copy one of them")]
+    SharedCache { operand: Operand, cache: Operand },
+    #[error("cosines and sines must be positions x half of the turned features, both alike and without gaps")]
+    RotaryShape,
+    #[error(
+        "slots are 32 bits wide; convert them to int64, as by x.astype(\"int64\") or, in torch, x.long()"
+    )]
+    NarrowSlots,
     #[error("{operand} shares memory with {grad}; give each gradient memory of its own")]
     SharedGradient { operand: Operand, grad: Operand },
     #[error("{operand} lies at {address:#x}, which is no multiple of its {bytes}-byte elements; copy it")]
@@ -48,6 +56,10 @@ pub(crate) enum CallError {
     Lse { extents: Vec<usize> },
     #[error("{given} sinks for {heads} query heads; give one logit per query head, one after another")]
     Sinks { given: usize, heads: usize },
+    #[error(
+        "slopes must be float32, dense, {heads} (one for each query head) or {sequences} x {heads}; convert or copy them"
+    )]
+    Slopes { sequences: usize, heads: usize },
     #[error("{operand} are {dtype}; convert them to int32, as by x.astype(\"int32\") or, in torch, x.int()")]
     NotIntegers { operand: Operand, dtype: String },
     #[error("page_table is {dtype}; convert it to int32, as by x.astype(\"int32\") or, in torch, x.int()")]
@@ -68,6 +80,14 @@ pub(crate) enum CallError {
     Negative { operand: Operand, at: usize, value: i64 },
     #[error("{operand} are {other} bytes wide but the lengths of q {first}; give both one type")]
     Widths { operand: Operand, other: u32, first: u32 },
+    #[error(
+        "{given} factors of {operand} for a batch of {batch} with {heads} key heads; give one float32 number, or one for each"
+    )]
+    Factors { operand: Operand, given: usize, batch: usize, heads: usize },
+    #[error(
+        "factors cannot be joined with a mask whose batch entries use different keys; pass key_lengths instead"
+    )]
+    RangesAndFactors,
     #[error("there is nothing to merge; give at least one part")]
     NoParts,
     #[error("{parts} parts but {lses} log-sum-exps; give one for each part")]

@@ -1,21 +1,24 @@
-//! Host tensors: on the CPU backend, in a thread pool of its own, which a forked process replaces.
+//! Host tensors: on the CPU backend, on the threads of PyTorch's OpenMP or in a pool of its own, which a forked process
+//! replaces.
 
 use std::{
     ptr::null_mut,
     slice::{from_raw_parts, from_raw_parts_mut},
     sync::{
         Arc,
-        atomic::{AtomicPtr, Ordering},
+        atomic::{AtomicBool, AtomicPtr, Ordering},
     },
 };
 
 use flashcore::{
     Backend, BackendError, BackwardProblem, DType, Ids, Index, Layout, Problem, Routing, Values, bf16,
-    cuda::MoeTensors, f16,
+    cuda::{AppendTensors, MoeTensors},
+    f16,
 };
 use flashcore_core::{
-    BackwardCall, BackwardInputs, Data, DataMut, GradientsMut, HostCall, MergeCall, MergeProblem, MoeCall,
-    MoeInputs, MoeProblem, PageTable, Routed, RowTerms,
+    AppendCall, AppendInputs, AppendOutputs, AppendProblem, AppendValues, BackwardCall, BackwardInputs, Data,
+    DataMut, E4M3, E5M2, Factors, GradientsMut, HostCall, MergeCall, MergeProblem, MoeCall, MoeInputs,
+    MoeProblem, PageTable, Routed, RowTerms,
 };
 use flashcore_cpu::Cpu;
 use rayon::ThreadPoolBuilder;
@@ -35,16 +38,30 @@ pub(crate) fn cpu() -> Result<&'static Cpu, CallError> {
         // SAFETY: made below and never freed.
         return Ok(unsafe { &*found });
     }
-    let pool = ThreadPoolBuilder::new().thread_name(|n| format!("flashcore-{n}")).build();
-    let pool = pool.map_err(|error| BackendError::Failed { backend: "cpu", source: Box::new(error) })?;
-    let made = Box::leak(Box::new(Cpu::with_pool(Arc::new(pool))));
+    let made = Box::leak(Box::new(open()?));
     // Two threads that come here at once both make one; the last stays in use, the other idles.
     CPU.store(made, Ordering::Release);
     Ok(made)
 }
 
+/// With `FLASHCORE_THREADS` a pool of that size. Otherwise PyTorch's threads, as many as `torch.get_num_threads()` says,
+/// where it is loaded; and a pool for the rest.
+fn open() -> Result<Cpu, BackendError> {
+    if std::env::var("FLASHCORE_THREADS").is_ok_and(|threads| !threads.is_empty()) {
+        return Cpu::from_environment();
+    }
+    let pool = ThreadPoolBuilder::new().thread_name(|n| format!("flashcore-{n}")).build();
+    let pool = pool.map_err(|error| BackendError::Failed { backend: "cpu", source: Box::new(error) })?;
+    let cpu = Cpu::with_pool(Arc::new(pool));
+    Ok(if FORKED.load(Ordering::Relaxed) { cpu } else { cpu.beside_openmp() })
+}
+
+/// Whether this process is a forked child: OpenMP's threads stayed behind in its parent.
+static FORKED: AtomicBool = AtomicBool::new(false);
+
 /// Forgets the parent's threads, which a forked child does not have.
 pub(crate) fn after_fork() {
+    FORKED.store(true, Ordering::Relaxed);
     CPU.store(null_mut(), Ordering::Release);
 }
 
@@ -97,6 +114,40 @@ pub(crate) unsafe fn merge(
     // SAFETY: the caller's promise.
     let lse = lse.map(|at| unsafe { from_raw_parts_mut(pointer::<f32>(at, rows), rows) });
     cpu()?.merge(&mut MergeCall::bind(problem, &parts, &lses, out, lse)?)?;
+    Ok(())
+}
+
+/// Appends to a cache in host memory.
+///
+/// # Safety
+/// As [`run`]; the caches and the turned queries share no memory with each other or with anything else.
+pub(crate) unsafe fn append(
+    problem: &AppendProblem,
+    values: &AppendValues,
+    at: &AppendTensors,
+) -> Result<(), CallError> {
+    let (spec, dtype) = (problem.spec(), problem.spec().dtype);
+    // SAFETY: the caller's promise.
+    unsafe {
+        let table = |at: u64, len: usize| elements(at as usize, dtype, len);
+        let rotary = match spec.rotary.map(|rotary| rotary.positions * (rotary.dim / 2)) {
+            Some(len) => Some([table(at.cos, len)?, table(at.sin, len)?]),
+            None => None,
+        };
+        let (q, turned) = match &spec.q {
+            Some([q, turned]) => {
+                (Some(read(at.q as usize, dtype, q)?), Some(write(at.out as usize, dtype, turned)?))
+            }
+            None => (None, None),
+        };
+        let (k, v) = (read(at.k as usize, dtype, &spec.k)?, read(at.v as usize, dtype, &spec.v)?);
+        let outputs = AppendOutputs {
+            cache_k: write(at.cache_k as usize, dtype, &spec.cache_k)?,
+            cache_v: write(at.cache_v as usize, dtype, &spec.cache_v)?,
+            q: turned,
+        };
+        cpu()?.append(&mut AppendCall::bind(problem, values, AppendInputs { k, v, rotary, q }, outputs)?)?;
+    }
     Ok(())
 }
 
@@ -241,7 +292,8 @@ pub(crate) fn table(table: &Table) -> PageTable {
     PageTable::new((0..rows).flat_map(row).collect::<Vec<_>>(), columns)
 }
 
-fn wide(numbers: &Numbers) -> Vec<i64> {
+/// Numbers on the host; a view that its producer handed out and its caller holds.
+pub(crate) fn wide(numbers: &Numbers) -> Vec<i64> {
     let Numbers { address, len, .. } = *numbers;
     // SAFETY: `Numbers::read` saw as many numbers of that width, one after another, at an aligned address.
     unsafe {
@@ -274,6 +326,33 @@ pub(crate) fn sinks(array: &Array, len: usize) -> Result<Arc<[f32]>, CallError> 
     }
 }
 
+/// The factors of Q, K and V on the host, checked when their number was asked for.
+pub(crate) fn factors(arrays: &[Array; 3]) -> Factors {
+    let read = |array: &Array| -> Arc<[f32]> {
+        let len = array.count();
+        // SAFETY: `scales` found as many f32, one after another, at an aligned address; the caller holds the view.
+        unsafe { from_raw_parts(pointer::<f32>(array.address, len), len).into() }
+    };
+    let all = arrays.each_ref().map(read);
+    if all.iter().all(|factors| factors.len() == 1) {
+        return Factors::per_tensor(all.map(|factors| factors[0]));
+    }
+    Factors::per_head(all)
+}
+
+/// A bias on the host, as its layout lies: a view that its producer handed out and its caller holds.
+pub(crate) fn bias(array: &Array) -> Result<Arc<[f32]>, CallError> {
+    array.check_alignment()?;
+    let len = array.range().len() / array.dtype.bytes();
+    // SAFETY: the view reaches as many elements, at an aligned address.
+    Ok(match unsafe { elements(array.address, array.dtype, len)? } {
+        Data::F16(values) => values.iter().map(|x| x.to_f32()).collect(),
+        Data::BF16(values) => values.iter().map(|x| x.to_f32()).collect(),
+        Data::F32(values) => values.into(),
+        other => return Err(unsupported(other.dtype())),
+    })
+}
+
 /// # Safety
 /// There must be a live tensor of that layout at that address.
 unsafe fn read<'a>(at: usize, dtype: DType, layout: &Layout) -> Result<Data<'a>, CallError> {
@@ -290,6 +369,8 @@ unsafe fn elements<'a>(at: usize, dtype: DType, len: usize) -> Result<Data<'a>, 
             DType::F16 => Ok(Data::F16(from_raw_parts(pointer::<f16>(at, len), len))),
             DType::BF16 => Ok(Data::BF16(from_raw_parts(pointer::<bf16>(at, len), len))),
             DType::F32 => Ok(Data::F32(from_raw_parts(pointer::<f32>(at, len), len))),
+            DType::E4M3 => Ok(Data::E4M3(from_raw_parts(pointer::<E4M3>(at, len), len))),
+            DType::E5M2 => Ok(Data::E5M2(from_raw_parts(pointer::<E5M2>(at, len), len))),
             other => Err(unsupported(other)),
         }
     }

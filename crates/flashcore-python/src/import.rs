@@ -130,5 +130,5 @@ fn refusal(error: PyErr, object: &Bound<'_, PyAny>, operand: Operand) -> CallErr
 /// Whether attention takes elements of a type that a framework calls so, with or without the name of a module.
 fn is_taken(dtype: &str) -> bool {
     let name = dtype.rsplit('.').next().unwrap_or(dtype);
-    ["float16", "bfloat16", "float32"].contains(&name)
+    ["float16", "bfloat16", "float32", "float8_e4m3fn", "float8_e5m2"].contains(&name)
 }

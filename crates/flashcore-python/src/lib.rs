@@ -7,9 +7,12 @@
 //! [`backward`] computes gradients.
 //! [`error`] says which exception stands for what.
 
+mod append;
 mod array;
 mod backward;
 mod call;
+#[cfg(feature = "command")]
+mod command;
 mod config;
 mod device;
 mod direct;
@@ -30,16 +33,14 @@ use pyo3::prelude::*;
 /// Attention on memory that frameworks share by DLPack.
 #[pymodule]
 mod _native {
-    use std::{ffi::OsString, sync::Mutex};
+    use pyo3::{prelude::*, types::IntoPyDict};
 
-    use pyo3::{
-        exceptions::PyValueError,
-        prelude::*,
-        types::{IntoPyDict, PyBytes},
-    };
-
+    #[cfg(feature = "command")]
+    #[pymodule_export]
+    use crate::command::{cli, kernels, simulate};
     #[pymodule_export]
     use crate::{
+        append::append,
         backward::backward,
         call::forward,
         config::config,
@@ -58,40 +59,6 @@ mod _native {
         let hooks = [("after_in_child", after_fork)].into_py_dict(py)?;
         py.import("os")?.call_method("register_at_fork", (), Some(&hooks))?;
         Ok(())
-    }
-
-    /// Runs the `flashcore` command; returns its exit code. `program` starts it again with other arguments.
-    #[pyfunction]
-    fn cli(py: Python<'_>, arguments: Vec<OsString>, program: Vec<OsString>) -> u8 {
-        py.detach(|| flashcore_cli::run(arguments, program))
-    }
-
-    /// Runs launches in the simulator: a JSON object says which, arrays are bytes; returns JSON and the arrays.
-    #[pyfunction]
-    fn simulate<'py>(
-        py: Python<'py>,
-        request: &str,
-        arrays: Vec<Vec<u8>>,
-    ) -> PyResult<(String, Vec<Bound<'py, PyBytes>>)> {
-        // Python hears of Ctrl-C when it is asked; what it raises then ends the launch on every thread.
-        let raised = Mutex::new(None);
-        let going = || {
-            let Ok(mut raised) = raised.lock() else { return false };
-            *raised = raised.take().or_else(|| Python::attach(|py| py.check_signals().err()));
-            raised.is_none()
-        };
-        let done = py.detach(|| flashcore_cli::simulate(request, arrays, &going));
-        if let Ok(Some(error)) = raised.into_inner() {
-            return Err(error);
-        }
-        let (answer, arrays) = done.map_err(PyValueError::new_err)?;
-        Ok((answer, arrays.iter().map(|bytes| PyBytes::new(py, bytes)).collect()))
-    }
-
-    /// The kernels of a PTX text with their parameters, as JSON.
-    #[pyfunction]
-    fn kernels(ptx: &str) -> PyResult<String> {
-        flashcore_cli::kernels(ptx).map_err(PyValueError::new_err)
     }
 
     /// Whether tensors of this one's type come in by DLPack's C exchange API.

@@ -55,12 +55,16 @@ pub(crate) fn order(layout: &str) -> PyResult<Order> {
     }
 }
 
-/// Lengths, sinks and page table of one call.
+/// Lengths, sinks, page table, factors and bias of one call.
 ///
 /// `lengths_q` and `lengths_kv` are arrays of int32 or int64 where the tensors are: used lengths of each batch entry, or
 /// offsets where sequences are packed; `sinks` is an array of floats. Nothing of it is read before the kernel runs, where
 /// the tensors are on a GPU. `longest` bounds the queries and the keys of packed sequences. `ranges`, on the host, are
 /// the first and the one-past-last key of each batch entry. `table` has a row of page numbers (int32) for each sequence.
+/// `factors` are what q, k and v of 8 bits are multiplied by: float32, one number each or one for each batch entry and key
+/// head.
+/// `bias` is added to scores: batch × heads × queries × keys, where the first three may be 1; or slopes (float32) of heads, or
+/// of sequences × heads.
 #[pyclass(frozen, module = "flashcore._native")]
 #[derive(Default)]
 pub(crate) struct Values {
@@ -70,12 +74,16 @@ pub(crate) struct Values {
     pub(crate) longest: Option<(usize, usize)>,
     pub(crate) ranges: Option<(Vec<u32>, Vec<u32>)>,
     pub(crate) table: Option<Py<PyAny>>,
+    pub(crate) factors: Option<[Py<PyAny>; 3]>,
+    pub(crate) bias: Option<Py<PyAny>>,
 }
 
 #[pymethods]
 impl Values {
     #[new]
-    #[pyo3(signature = (lengths_q=None, lengths_kv=None, sinks=None, longest=None, ranges=None, table=None))]
+    #[pyo3(signature = (
+        lengths_q=None, lengths_kv=None, sinks=None, longest=None, ranges=None, table=None, bias=None, factors=None
+    ))]
     fn new(
         lengths_q: Option<Py<PyAny>>,
         lengths_kv: Option<Py<PyAny>>,
@@ -83,7 +91,9 @@ impl Values {
         longest: Option<(usize, usize)>,
         ranges: Option<(Vec<u32>, Vec<u32>)>,
         table: Option<Py<PyAny>>,
+        bias: Option<Py<PyAny>>,
+        factors: Option<[Py<PyAny>; 3]>,
     ) -> Self {
-        Self { lengths_q, lengths_kv, sinks, longest, ranges, table }
+        Self { lengths_q, lengths_kv, sinks, longest, ranges, table, factors, bias }
     }
 }

@@ -208,7 +208,7 @@ fn differing_row<T: Element>(a: &Buffer<T>, b: &Buffer<T>) -> Option<usize> {
 }
 
 /// Whether a row of Q (operand 0), K or V takes part in the problem.
-fn is_used(problem: Instance<'_>, operand: usize, batch: usize, seq: usize) -> bool {
+pub(crate) fn is_used(problem: Instance<'_>, operand: usize, batch: usize, seq: usize) -> bool {
     if operand > 0 && problem.pages().is_some() {
         return pages::holds_key(problem, batch, seq);
     }

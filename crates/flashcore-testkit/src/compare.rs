@@ -40,17 +40,25 @@ pub fn judge(
 pub struct Rule {
     dtype: DType,
     factor: f64,
+    /// What an LSE may be off, as a share of its size, beside what is allowed anyway.
+    lse: f64,
 }
 
 impl Rule {
     /// The rule for results of a type: so many times the yardstick's error.
     pub const fn new(dtype: DType, factor: f64) -> Self {
-        Self { dtype, factor }
+        Self { dtype, factor, lse: 0.0 }
+    }
+
+    /// The same with so much more error of the LSE, as a share of its size.
+    #[must_use]
+    pub const fn with_lse(self, lse: f64) -> Self {
+        Self { lse, ..self }
     }
 
     /// The rule for results of `problem`.
     pub fn of(problem: &Problem) -> Self {
-        Self { dtype: problem.dtype(), factor: if problem.softcap().is_some() { 3.0 } else { 2.0 } }
+        Self::new(problem.dtype(), if problem.softcap().is_some() { 3.0 } else { 2.0 })
     }
 
     /// The rule for gradients of `problem`.
@@ -85,7 +93,7 @@ impl Rule {
             reason: None,
         };
         verdict.reason =
-            first_wrong(got, oracle).or_else(|| verdict.beyond_tolerance(got, oracle, errors.at));
+            first_wrong(got, oracle, self.lse).or_else(|| verdict.beyond_tolerance(got, oracle, errors.at));
         verdict
     }
 
@@ -131,7 +139,7 @@ impl Summary {
 }
 
 /// What is wrong in itself, however large the tolerance.
-fn first_wrong(got: &Answer, oracle: &Answer) -> Option<Reason> {
+fn first_wrong(got: &Answer, oracle: &Answer, lse: f64) -> Option<Reason> {
     let outs = got.out.iter().copied().zip(&oracle.out).enumerate();
     let not_finite = outs.clone().find(|(_, (got, oracle))| oracle.is_finite() && !got.is_finite());
     if let Some((at, (got_here, _))) = not_finite {
@@ -143,7 +151,7 @@ fn first_wrong(got: &Answer, oracle: &Answer) -> Option<Reason> {
         return Some(Reason::EmptyRowNotZero { at: got.grid.position(at), got: got_here });
     }
     let (row, _) = lse_errors(got, oracle)
-        .find(|&(row, error)| error.is_nan() || error > lse_tolerance(oracle.lse[row]))?;
+        .find(|&(row, error)| error.is_nan() || error > lse_tolerance(oracle.lse[row], lse))?;
     let (at, expected) = (got.grid.position(row * got.grid.dim), oracle.lse[row]);
     Some(Reason::Lse { at, got: got.lse[row], expected })
 }
@@ -157,12 +165,12 @@ fn lse_errors(got: &Answer, oracle: &Answer) -> impl Iterator<Item = (usize, f64
 }
 
 /// 1e-3 and 4 ulp of an f32; −∞ must be met exactly.
-fn lse_tolerance(lse: f64) -> f64 {
+fn lse_tolerance(lse: f64, share: f64) -> f64 {
     if !lse.is_finite() {
         return 0.0;
     }
     let magnitude = (lse as f32).abs();
-    1e-3 + 4.0 * f64::from(magnitude.next_up() - magnitude)
+    1e-3 + 4.0 * f64::from(magnitude.next_up() - magnitude) + share * f64::from(magnitude)
 }
 
 /// What the error rule says about a result.

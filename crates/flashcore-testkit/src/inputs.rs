@@ -154,7 +154,7 @@ fn alike(
     pads: [usize; 3],
     shift: usize,
 ) -> Result<[Place; 4], ProblemError> {
-    let [q, k, v, out] = dims.map(|dims| Ok((ordered(dims, order, pads)?, shift)));
+    let [q, k, v, out] = dims.map(|dims| ordered(dims, order, pads).map(|layout| (layout, shift)));
     Ok([q?, k?, v?, out?])
 }
 

@@ -39,6 +39,7 @@ pub mod merge;
 pub mod moe;
 pub mod mutate;
 pub mod naive;
+pub mod narrow;
 pub mod pages;
 pub mod plain;
 pub mod properties;

@@ -113,7 +113,7 @@ impl Together {
             }
             _ => unreachable!("pages come with lengths"),
         };
-        let values = Values { lengths, sinks: paged.values().sinks.clone(), table: None };
+        let values = Values { lengths, table: None, ..paged.values().clone() };
         let dims = |dims: Dims| Dims { batch, seq: rows as usize, ..dims };
         let [k, v] = [paged.k(), paged.v()].map(|layout| Layout::bhsd(dims(layout.dims())));
         let (k, v) = (k.expect("fits in memory"), v.expect("fits in memory"));
@@ -163,6 +163,7 @@ pub(crate) fn cases() -> Vec<Case> {
     const DECODE: [(u32, u32); 4] = [(1, 130), (1, 64), (1, 1), (1, 0)];
     const MIXED: [(u32, u32); 6] = [(1, 130), (70, 70), (0, 40), (1, 1), (33, 150), (5, 0)];
     const SHORT: [(u32, u32); 3] = [(3, 3), (2, 20), (1, 45)];
+    const PROMPTS: [(u32, u32); 5] = [(1, 30), (20, 20), (0, 7), (13, 40), (2, 0)];
     let sizes = [1, 3, 8, 16, 64, 128].into_iter().flat_map(|size| {
         let packed = Paging { packed: true, ..Paging::of(size) };
         let causal = |case| Case { mask: Mask::CAUSAL, ..case };
@@ -193,11 +194,14 @@ pub(crate) fn cases() -> Vec<Case> {
         Case { dim_v: 40, mask: Mask::CAUSAL, ..packed("other dim of values", 16, 72) },
         Case { mask: Mask::CAUSAL, ..packed("dim 256", 16, 256) },
         Case { mask: Mask::CAUSAL, ..packed("odd dim", 4, 59) },
+        Case { dim_v: 512, mask: Mask::CAUSAL, ..Case::paged("pages, latent", Paging::of(16), &SHORT, [4, 1], 576) },
         tiny("tiny padded", Paging::of(2), 32),
         tiny("tiny packed", Paging { packed: true, ..Paging::of(16) }, 32),
+        Case { mask: Mask::CAUSAL, ..Case::paged("pages, tiny mixed", Paging { packed: true, ..Paging::of(4) }, &PROMPTS, [3, 1], 32) },
+        Case { mask: Mask::window(9, 2), batch_invariant: true, ..Case::paged("pages, tiny mixed, batch invariant", Paging { packed: true, ..Paging::of(16) }, &PROMPTS, [3, 1], 32) },
         Case::paged("pages, no sequences", Paging { packed: true, ..Paging::of(16) }, &[], [4, 2], 64),
         Case::paged("pages, no keys", Paging::of(16), &[(2, 0), (2, 0)], [4, 2], 64),
         Case { placement: Placement::Sparse, ..Case::paged("pages, far apart", Paging::of(2), &[(2, 5), (2, 9)], [4, 2], 64) },
     ];
-    sizes.chain(options).map(|case| Case { dtypes: &DType::ALL, ..case }).collect()
+    sizes.chain(options).map(|case| Case { dtypes: &DType::COMMON, ..case }).collect()
 }

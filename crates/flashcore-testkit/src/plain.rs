@@ -10,7 +10,7 @@ use std::{
     ops::{Add, AddAssign, Div, Mul, Range},
 };
 
-use flashcore_core::{DType, Data, Instance, Sequence, Sequences as Kind};
+use flashcore_core::{DType, Data, HeadBias, Instance, Sequence, Sequences as Kind};
 use half::{bf16, f16, slice::HalfFloatSliceExt};
 use rayon::prelude::*;
 
@@ -49,6 +49,8 @@ pub(crate) trait Real:
 {
     const NEG_INFINITY: Self;
     fn new(value: f32) -> Self;
+    /// A number as exactly as the type has it.
+    fn exact(value: f64) -> Self;
     fn wide(self) -> f64;
     /// `exp(self - max)`.
     fn weight(self, max: Self) -> Self;
@@ -63,6 +65,10 @@ macro_rules! real {
 
             fn new(value: f32) -> Self {
                 value.into()
+            }
+
+            fn exact(value: f64) -> Self {
+                value as $type
             }
 
             fn wide(self) -> f64 {
@@ -94,6 +100,11 @@ pub(crate) trait Arithmetic: Sync {
 
     /// Stores a step's results: rounds them to what memory would hold.
     fn store(&self, values: &mut [Self::Real]);
+
+    /// The same for the weights of a row, which kernels measure from about the largest.
+    fn store_weights(&self, weights: &mut [Self::Real]) {
+        self.store(weights);
+    }
 }
 
 pub(crate) struct Exact;
@@ -113,7 +124,20 @@ impl Arithmetic for Rounded {
         match self.0 {
             DType::F16 => round_by(values, f16::ZERO),
             DType::BF16 => round_by(values, bf16::ZERO),
+            // What lies between 8-bit tensors and the result stays f32, but for weights.
             _ => {}
+        }
+    }
+
+    fn store_weights(&self, weights: &mut [f32]) {
+        if !self.0.is_narrow() {
+            return self.store(weights);
+        }
+        let top = weights.iter().fold(0.0f32, |top, &weight| top.max(weight)) / 256.0;
+        if top > 0.0 {
+            weights
+                .iter_mut()
+                .for_each(|weight| *weight = self.0.round(f64::from(*weight / top)) as f32 * top);
         }
     }
 }
@@ -154,8 +178,9 @@ fn attention<A: Arithmetic>(
             let rows = out.par_chunks_mut(grid.dim).zip(ends).enumerate().with_min_len(16);
             rows.for_each_init(Vec::new, |scores, (row, (out, end))| {
                 let (head, seq) = (plane.first_head + row / grid.rows, row % grid.rows * grid.step);
-                if let Some(sequence) = sequences.at(plane.batch, seq) {
-                    *end = plane.row(head, seq, sequence, scores, out);
+                if let Some((n, sequence)) = sequences.at(plane.batch, seq) {
+                    let bias = problem.bias_of(n, head);
+                    *end = plane.row([head, seq], (sequence, bias), scores, out);
                 }
             });
         });
@@ -193,12 +218,15 @@ impl Sequences {
         }
     }
 
-    /// The sequence of row `seq` of a batch entry; `None` where it is not used.
-    fn at(&self, batch: usize, seq: usize) -> Option<Sequence> {
+    /// The sequence of row `seq` of a batch entry, with its number; `None` where it is not used.
+    fn at(&self, batch: usize, seq: usize) -> Option<(usize, Sequence)> {
         let end = |s: &Sequence| s.q_start + s.q_len;
         match self {
-            Self::PerEntry(all) => Some(all[batch]).filter(|s| seq < end(s)),
-            Self::Packed(all) => all.get(all.partition_point(|s| end(s) <= seq)).copied(),
+            Self::PerEntry(all) => Some((batch, all[batch])).filter(|(_, s)| seq < end(s)),
+            Self::Packed(all) => {
+                let n = all.partition_point(|s| end(s) <= seq);
+                all.get(n).map(|&sequence| (n, sequence))
+            }
         }
     }
 }
@@ -221,6 +249,7 @@ impl<'a, A: Arithmetic> Plane<'a, A> {
     fn gather(arithmetic: &'a A, problem: Instance<'a>, [q, k, v]: [Data<'a>; 3], index: usize) -> Self {
         let (batch, head) = (index / problem.heads_kv(), index % problem.heads_kv());
         let (seq_kv, dim_qk) = (problem.seq_kv(), problem.dim_qk());
+        let [_, _, factor] = problem.factors(batch, head).map(A::Real::new);
         let mut keys = vec![A::Real::default(); seq_kv * dim_qk];
         let mut values = Vec::with_capacity(seq_kv * problem.dim_v());
         let mut row = Vec::new();
@@ -232,7 +261,7 @@ impl<'a, A: Arithmetic> Plane<'a, A> {
             }
             row.clear();
             values::row(v, problem.v().row(batch, head, seq), problem.dim_v(), &mut row);
-            values.extend(row.iter().map(|&x| A::Real::new(x)));
+            values.extend(row.iter().map(|&x| A::Real::new(x) * factor));
         }
         let magnitudes = values.iter().map(|v: &A::Real| v.wide().abs());
         let largest_value = magnitudes.filter(|v| v.is_finite()).fold(0.0, f64::max);
@@ -251,24 +280,32 @@ impl<'a, A: Arithmetic> Plane<'a, A> {
     /// Computes one row of the output.
     fn row(
         &self,
-        head: usize,
-        seq: usize,
-        sequence: Sequence,
+        [head, seq]: [usize; 2],
+        (sequence, bias): (Sequence, Option<HeadBias<'_>>),
         scores: &mut Vec<A::Real>,
         out: &mut [f64],
     ) -> RowEnd {
         let keys = self.problem.mask().keys(seq - sequence.q_start, sequence.q_len, sequence.kv_len);
         let visible = keys.start + sequence.kv_start..keys.end + sequence.kv_start;
         self.scores(head, seq, visible.clone(), scores);
+        if let Some(bias) = bias {
+            let of = |key: usize| A::Real::exact(bias.at(seq - sequence.q_start, key));
+            scores.iter_mut().zip(keys).for_each(|(score, key)| *score += of(key));
+            self.arithmetic.store(scores);
+        }
+        let sees_nothing = scores.iter().all(|score| *score == A::Real::NEG_INFINITY);
         let f32_noise = self.f32_noise(scores);
         let sink = self.problem.sink_logits().map(|sinks| A::Real::new(sinks[head]));
         let lse = self.softmax(scores, sink).wide();
+        if sees_nothing {
+            scores.fill(A::Real::default());
+        }
         let dim_v = self.problem.dim_v();
         let mut sum = vec![A::Real::default(); dim_v];
         accumulate(&mut sum, scores, &self.values[visible.start * dim_v..], dim_v);
         self.arithmetic.store(&mut sum);
         out.iter_mut().zip(sum).for_each(|(out, sum)| *out = sum.wide());
-        RowEnd { lse, sees_nothing: visible.is_empty(), f32_noise }
+        RowEnd { lse, sees_nothing, f32_noise }
     }
 
     fn scores(&self, head: usize, seq: usize, visible: Range<usize>, scores: &mut Vec<A::Real>) {
@@ -280,7 +317,8 @@ impl<'a, A: Arithmetic> Plane<'a, A> {
         if !visible.is_empty() {
             accumulate(scores, &q, &self.keys[visible.start..], self.problem.seq_kv());
         }
-        let scale = A::Real::new(self.problem.scale());
+        let [of_q, of_k, _] = self.problem.factors(self.batch, head / self.problem.group()).map(A::Real::new);
+        let scale = A::Real::new(self.problem.scale()) * of_q * of_k;
         scores.iter_mut().for_each(|s| *s = *s * scale);
         self.arithmetic.store(scores);
         if let Some(cap) = self.problem.softcap().map(A::Real::new) {
@@ -292,7 +330,8 @@ impl<'a, A: Arithmetic> Plane<'a, A> {
     /// How far f32 arithmetic alone may take the row: a weight carries the rounding of its score and 4 ulp of its
     /// exponential.
     fn f32_noise(&self, scores: &[A::Real]) -> f64 {
-        let largest_score = scores.iter().map(|s| s.wide().abs()).fold(0.0, f64::max);
+        let finite = scores.iter().map(|s| s.wide().abs()).filter(|s| s.is_finite());
+        let largest_score = finite.fold(0.0, f64::max);
         f64::from(f32::EPSILON) / 2.0 * (4.0 + largest_score) * self.largest_value
     }
 
@@ -311,7 +350,7 @@ impl<'a, A: Arithmetic> Plane<'a, A> {
             sum += *score;
         }
         scores.iter_mut().for_each(|p| *p = *p / sum);
-        self.arithmetic.store(scores);
+        self.arithmetic.store_weights(scores);
         max + sum.ln()
     }
 }

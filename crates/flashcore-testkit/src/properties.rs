@@ -68,6 +68,7 @@ properties! {
     "accumulating leaves unused rows alone" => unused_rows_stay,
     "keys in pages equal keys together" => pages::equal_keys_together,
     "the order of pages does not matter, bit for bit" => pages::order_does_not_matter,
+    "a sequence's bits do not depend on those that it is packed with" => pages::others_do_not_matter,
 }
 
 type Values = [Vec<f32>; 3];

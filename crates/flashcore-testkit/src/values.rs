@@ -1,6 +1,6 @@
 //! Tensor values in logical order, as f32: what the oracle computes with, whatever the memory looked like.
 //!
-//! f32 holds every f16, bf16 and f32 exactly, so that nothing is lost on the way.
+//! f32 holds every number of the other types exactly, so that nothing is lost on the way.
 
 use flashcore_core::{Data, Element, Layout};
 
@@ -10,6 +10,8 @@ pub fn row(data: Data<'_>, start: usize, dim: usize, into: &mut Vec<f32>) {
         Data::F16(slice) => into.extend(slice[start..start + dim].iter().map(|x| x.to_f32())),
         Data::BF16(slice) => into.extend(slice[start..start + dim].iter().map(|x| x.to_f32())),
         Data::F32(slice) => into.extend_from_slice(&slice[start..start + dim]),
+        Data::E4M3(slice) => into.extend(slice[start..start + dim].iter().map(|x| x.to_f32())),
+        Data::E5M2(slice) => into.extend(slice[start..start + dim].iter().map(|x| x.to_f32())),
         _ => unreachable!("an element type that the testkit does not know"),
     }
 }

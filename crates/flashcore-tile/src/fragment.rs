@@ -12,6 +12,7 @@ use flashcore_ptx::{
 use crate::{
     builder::Builder,
     control::Carried,
+    element::Element,
     error::FaultKind,
     memory::Shared,
     scalar::Half,
@@ -135,7 +136,8 @@ impl Builder {
     }
 }
 
-/// A 16-bit tile of 16 rows per warp, ready to be the left operand of a matrix product.
+/// A tile of 16 rows per warp, of 16-bit elements unless said otherwise, ready to be the left operand of a matrix
+/// product.
 #[derive(Debug)]
 pub struct Fragment {
     regs: Vec<Reg<B32>>,
@@ -145,6 +147,11 @@ impl Fragment {
     /// An unwritten tile of `cols` columns.
     pub fn new(b: &mut Builder, cols: usize) -> Self {
         Self { regs: (0..cols / 4).map(|_| b.fresh(Scope::Lane)).collect() }
+    }
+
+    /// An unwritten tile of `cols` columns of other elements.
+    pub fn of(b: &mut Builder, element: Element, cols: usize) -> Self {
+        Self { regs: (0..cols * element.bytes() as usize / 8).map(|_| b.fresh(Scope::Lane)).collect() }
     }
 
     /// The registers of this thread, in the order of the hardware.

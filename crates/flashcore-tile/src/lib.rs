@@ -34,6 +34,7 @@ mod memory;
 #[cfg(doctest)]
 mod misuse;
 mod mma;
+mod pack;
 mod pipeline;
 mod program;
 mod roles;

@@ -23,6 +23,8 @@ pub struct Pipeline {
     full: u32,
     empty: u32,
     consumers: u32,
+    /// Arrivals that fill a stage, besides bytes.
+    producers: u32,
 }
 
 /// One stage at a given count: its tile and barriers.
@@ -48,14 +50,20 @@ impl Pipeline {
         }
         let full = b.mbarriers(stages);
         let empty = b.mbarriers(stages);
-        Self { tile, stages, full, empty, consumers }
+        Self { tile, stages, full, empty, consumers, producers: 1 }
+    }
+
+    /// The same, where a stage is full after so many arrivals.
+    #[must_use]
+    pub const fn filled_by(self, producers: u32) -> Self {
+        Self { producers, ..self }
     }
 
     /// Initialises the barriers; one thread does it, before the CTA synchronises.
     #[track_caller]
     pub fn init(&self, b: &mut Builder) {
         for stage in 0..self.stages {
-            b.mbarrier_at(self.full).nth(stage).init(b, 1);
+            b.mbarrier_at(self.full).nth(stage).init(b, self.producers);
             b.mbarrier_at(self.empty).nth(stage).init(b, self.consumers);
         }
     }
@@ -101,6 +109,18 @@ impl Stage {
     pub fn release(&self, b: &mut Builder, who: Pred) {
         let author = Location::caller();
         b.predicated(who, |b| b.in_name_of(author, |b| self.empty.arrive(b)));
+    }
+
+    /// As [`release`](Self::release), also to CTA `peer` of the cluster, which copies into this CTA's tiles too.
+    #[track_caller]
+    pub fn release_to_pair(&self, b: &mut Builder, who: Pred, peer: Reg<U32>) {
+        let author = Location::caller();
+        b.predicated(who, |b| {
+            b.in_name_of(author, |b| {
+                self.empty.arrive(b);
+                self.empty.arrive_at_peer(b, peer);
+            });
+        });
     }
 
     /// Producer: waits until consumers have given the previous tile of this stage back.

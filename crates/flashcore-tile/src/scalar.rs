@@ -3,18 +3,16 @@
 use flashcore_ptx::{
     inst::Operand,
     op::{Mod, Op},
-    target::Target,
     types::ScalarType,
 };
 
 use crate::{
     builder::Builder,
-    element::Element,
     error::FaultKind,
     expr::{Cond, Expr},
     lower::{Arg, join},
     scope::Scope,
-    value::{B16, B32, Bits, F32, Integer, Number, Pred, Reg, S32, Type, U32, U64},
+    value::{Bits, F32, Integer, Number, Pred, Reg, S32, Type, U32, U64},
 };
 
 /// A 16-bit float type that tensor cores multiply.
@@ -75,7 +73,13 @@ impl Builder {
     }
 
     #[track_caller]
-    fn op_into<T: Type, const N: usize>(&mut self, dst: Reg<T>, op: Op, mods: &[Mod], args: [Arg; N]) {
+    pub(crate) fn op_into<T: Type, const N: usize>(
+        &mut self,
+        dst: Reg<T>,
+        op: Op,
+        mods: &[Mod],
+        args: [Arg; N],
+    ) {
         self.check_set(dst, join(&args));
         let operands: Vec<_> = std::iter::once(dst.operand()).chain(args.map(|arg| arg.operand)).collect();
         self.emit(op, mods, operands);
@@ -352,33 +356,6 @@ impl Builder {
         self.let_(x.into() | y)
     }
 
-    /// Two f32 rounded to a 16-bit float and packed, `low` in the low half.
-    #[track_caller]
-    pub fn pack(
-        &mut self,
-        element: impl Into<Element>,
-        low: impl Into<Expr<F32>>,
-        high: impl Into<Expr<F32>>,
-    ) -> Reg<B32> {
-        let args = self.packed(low, high);
-        let dst = self.fresh::<B32>(join(&args));
-        self.pack_args(dst, element.into(), args);
-        dst
-    }
-
-    /// As [`pack`](Self::pack), into an existing register.
-    #[track_caller]
-    pub fn pack_into(
-        &mut self,
-        dst: Reg<B32>,
-        element: impl Into<Element>,
-        low: impl Into<Expr<F32>>,
-        high: impl Into<Expr<F32>>,
-    ) {
-        let args = self.packed(low, high);
-        self.pack_args(dst, element.into(), args);
-    }
-
     /// The bits of a float as a number: of two floats that are not negative, the larger has the larger bits.
     #[track_caller]
     pub fn float_bits(&mut self, x: Reg<F32>) -> Reg<S32> {
@@ -392,70 +369,10 @@ impl Builder {
     }
 
     #[track_caller]
-    fn same_bits<T: Type, U: Type>(&mut self, from: Reg<T>) -> Reg<U> {
+    pub(crate) fn same_bits<T: Type, U: Type>(&mut self, from: Reg<T>) -> Reg<U> {
         let dst = self.fresh::<U>(from.scope());
         self.emit(Op::Mov, &[Mod::Type(ScalarType::B32)], [dst.operand(), from.operand()]);
         dst
-    }
-
-    /// The two values that are packed in `word`, widened to f32, the low half first.
-    #[track_caller]
-    pub fn unpack<T: Bits>(&mut self, half: Half, word: Reg<T>) -> [Reg<F32>; 2] {
-        match half {
-            // A bf16 is the upper half of an f32.
-            Half::Bf16 => [(Op::Shl, 16), (Op::And, 0xffff_0000)].map(|(op, by)| {
-                let bits = self.fresh::<B32>(word.scope());
-                self.emit(
-                    op,
-                    &[Mod::Type(ScalarType::B32)],
-                    [bits.operand(), word.operand(), Operand::int(by)],
-                );
-                self.same_bits(bits)
-            }),
-            Half::F16 => {
-                let halves = [(); 2].map(|()| self.fresh::<B16>(word.scope()));
-                let both = Operand::Vector(halves.map(Reg::operand).to_vec());
-                self.emit(Op::Mov, &[Mod::Type(ScalarType::B32)], [both, word.operand()]);
-                halves.map(|half| {
-                    let dst = self.fresh::<F32>(half.scope());
-                    let mods = [Mod::Type(ScalarType::F32), Mod::Type(ScalarType::F16)];
-                    self.emit(Op::Cvt, &mods, [dst.operand(), half.operand()]);
-                    dst
-                })
-            }
-        }
-    }
-
-    /// What is packed, in the order of the instruction: the first source goes to the upper half (PTX ISA, cvt).
-    #[track_caller]
-    fn packed(&mut self, low: impl Into<Expr<F32>>, high: impl Into<Expr<F32>>) -> [Arg; 2] {
-        let low = self.arg(low);
-        [self.arg(high), low]
-    }
-
-    #[track_caller]
-    fn pack_args(&mut self, dst: Reg<B32>, element: Element, args: [Arg; 2]) {
-        let Some(half) = element.half() else {
-            return self.fault(FaultKind::Pack { element });
-        };
-        if half == Half::F16 && !self.target.includes(Target::Sm80) {
-            return self.pack_one_by_one(dst, args);
-        }
-        let mods = [Mod::Rn, Mod::Type(half.packed()), Mod::Type(ScalarType::F32)];
-        self.op_into(dst, Op::Cvt, &mods, args);
-    }
-
-    /// What packing two f16 at once is short for, where there is no such instruction.
-    #[track_caller]
-    fn pack_one_by_one(&mut self, dst: Reg<B32>, [high, low]: [Arg; 2]) {
-        self.check_set(dst, high.scope.min(low.scope));
-        let mods = [Mod::Rn, Mod::Type(ScalarType::F16), Mod::Type(ScalarType::F32)];
-        let halves = [low, high].map(|value| {
-            let half = self.fresh::<B16>(value.scope);
-            self.emit(Op::Cvt, &mods, [half.operand(), value.operand]);
-            half.operand()
-        });
-        self.emit(Op::Mov, &[Mod::Type(ScalarType::B32)], [dst.operand(), Operand::Vector(halves.to_vec())]);
     }
 
     /// Widens to 64 bits.

@@ -55,6 +55,24 @@ impl<T> Pending<T> {
         }
         self.value
     }
+
+    /// Waits for all products older than this one, which stays in flight: what they read may be overwritten.
+    #[track_caller]
+    pub fn wait_for_older(&self, b: &mut Builder) {
+        if self.group > b.groups.completed {
+            b.require("wgmma.wait_group", Scope::Warpgroup);
+            let younger = b.groups.committed - self.group;
+            b.emit(Op::WgmmaWaitGroup, &[Mod::Sync, Mod::Aligned], [Operand::int(younger as i64)]);
+            b.groups.completed = self.group;
+        }
+    }
+}
+
+impl<T> Pending<T> {
+    /// The same result as part of something else.
+    pub fn map<U>(self, f: impl FnOnce(T) -> U) -> Pending<U> {
+        Pending { value: f(self.value), group: self.group }
+    }
 }
 
 impl<T: Carried> Carried for Pending<T> {
@@ -97,6 +115,17 @@ impl Builder {
             self.wgmma_step(&d, [left.element(), element], Operand::Reg(a), Operand::Reg(b), &tail);
         }
         self.wgmma_commit(d)
+    }
+
+    /// Adds the product of two operands in shared memory to one that is in flight: the tensor cores do not wait between them.
+    #[track_caller]
+    pub fn wgmma_ss_onto(
+        &mut self,
+        sum: Pending<Acc>,
+        operands: [&MatrixOperand; 2],
+        depth: u32,
+    ) -> Pending<Acc> {
+        self.wgmma_ss(sum.value, Start::Accumulate, operands, depth)
     }
 
     /// `d (+)= P · B` with the left operand in registers.

@@ -1,15 +1,19 @@
 //! The conformance suite on GPU 0: every case, law and random problems, for each kernel family.
 //!
-//! `cargo run --release --example gpu_conformance [native|persistent|ampere|general]
-//! [cases|laws|random|decode|merge|append|backward|moe] [filter or number]`
+//! `cargo run --release --example gpu_conformance [native|persistent|ampere|general|split|fused]
+//! [cases|laws|random|decode|merge|append|narrow|backward] [filter or number]`
 //!
-//! `backward` is cases, laws and random problems of gradients.
+//! `backward` is cases, laws and random problems of gradients, `split` and `fused` are their two forms on a Hopper;
+//! `gpu_moe check` is for mixtures of experts.
 
-use flashcore::{Backend, DType, cuda::Cuda};
+use flashcore::{
+    Backend, DType,
+    cuda::{Choice, Cuda, Form},
+};
 use flashcore_testkit::{
     Case, CaseReport, Outcome, append, backward,
     cases::{self, Cost},
-    check_case, merge, moe, properties, random,
+    check_case, merge, narrow, properties, random,
 };
 use rayon::prelude::*;
 
@@ -29,6 +33,8 @@ fn main() {
         }
         "ampere" => cuda.planning_for(flashcore_kernels::Gpu::AMPERE),
         "general" => cuda.with_general_kernels(),
+        "split" => cuda.choosing(Choice::Gradients(Form::Split)),
+        "fused" => cuda.choosing(Choice::Gradients(Form::Fused)),
         _ => cuda,
     };
     let failed = match word(1) {
@@ -37,12 +43,12 @@ fn main() {
         "decode" => random_problems(&cuda, random::Limits::DECODE, word(2).parse().unwrap_or(RANDOM)),
         "merge" => merges(&cuda),
         "append" => appends(&cuda),
+        "narrow" => narrows(&cuda),
         "backward" => gradients(&cuda, word(2)),
-        "moe" => experts(&cuda),
         "cases" | "" => conclude(&check(&cuda, case_work(word(2)))),
         other => {
             panic!(
-                "nothing is called {other}; use cases, laws, random, decode, merge, append, backward or moe"
+                "nothing is called {other}; use cases, laws, random, decode, merge, append, narrow or backward"
             )
         }
     };
@@ -130,13 +136,23 @@ fn merges(cuda: &Cuda) -> usize {
 
 fn appends(cuda: &Cuda) -> usize {
     let failures: Vec<String> =
-        SEEDS.iter().flat_map(|&seed| append::failures(cuda, &DType::ALL, seed)).collect();
+        SEEDS.iter().flat_map(|&seed| append::failures(cuda, &DType::COMMON, seed)).collect();
     failures.iter().take(25).for_each(|failure| println!("{failure}"));
     println!(
         "append: {} failed of {}",
         failures.len(),
-        append::cases().len() * DType::ALL.len() * SEEDS.len()
+        append::cases().len() * DType::COMMON.len() * SEEDS.len()
     );
+    failures.len()
+}
+
+/// Tensors of 8 bits: every case, and the named shapes with their bar.
+fn narrows(cuda: &Cuda) -> usize {
+    let cases: Vec<_> = narrow::cases().into_iter().chain(narrow::named(Cost::Large)).collect();
+    let failures: Vec<String> =
+        SEEDS.par_iter().flat_map(|&seed| narrow::failures(cuda, &cases, seed)).collect();
+    failures.iter().take(25).for_each(|failure| println!("{failure}"));
+    println!("narrow: {} failed of {}", failures.len(), cases.len() * SEEDS.len());
     failures.len()
 }
 
@@ -186,11 +202,4 @@ fn conclude_gradients(what: &str, reports: &[(String, Outcome)]) -> usize {
     let (refused, failed) = (refused().count(), failed().count());
     println!("{what}: {} passed, {refused} refused, {failed} failed", reports.len() - refused - failed);
     failed
-}
-
-fn experts(cuda: &Cuda) -> usize {
-    let failures: Vec<String> = SEEDS.iter().flat_map(|&seed| moe::failures(cuda, &HALVES, seed)).collect();
-    failures.iter().take(25).for_each(|failure| println!("{failure}"));
-    println!("moe: {} failed of {}", failures.len(), moe::cases().len() * HALVES.len() * SEEDS.len());
-    failures.len()
 }

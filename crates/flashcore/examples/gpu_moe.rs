@@ -1,16 +1,20 @@
-//! Times of expert layers as models have them, on GPU 0: replayed graphs over several random routings.
+//! Mixtures of experts on GPU 0: the conformance suite with random layers, and times of layers as models have them.
 //!
-//! `cargo run --release --example gpu_moe [layer] [tokens,tokens,…] [tiles]` prints one JSON object per line; `tiles` also
-//! tries tiles that the plan does not choose.
+//! `cargo run --release --example gpu_moe check [random layers] [seconds]` runs the suite, then random layers, no longer than
+//! that. `… gpu_moe time [layer] [tokens,tokens,…] [tiles]` prints one JSON object per line: replayed graphs over several
+//! random routings, so that weights do not come from the cache. `tiles` also tries tiles that the plan does not choose.
+
+use std::time::{Duration, Instant};
 
 use flashcore::{
-    DType, Error, ExpertLayout, Index, Layout, MoeSpec, Routing,
+    DType, Error, ExpertLayout, Index, Layout, MoeSpec, Routing, bf16,
     cuda::{
-        Cuda, ExpertTile, MoeTensors, ReadyMoe,
+        Cuda, ExpertCut, ExpertTile, HopperExpertTile, MoeTensors, ReadyMoe,
         driver::{DeviceBuffer, Event, Graph},
     },
 };
-use flashcore_testkit::Rng;
+use flashcore_testkit::{Outcome as Verdict, Rng, moe};
+use rayon::prelude::*;
 
 /// Name, hidden, intermediate, experts, experts of a token.
 const LAYERS: [(&str, [usize; 4]); 4] = [
@@ -24,92 +28,99 @@ const TOKENS: [usize; 5] = [1, 16, 128, 1024, 8192];
 const ROUTINGS: usize = 8;
 /// Elements of the block of random numbers that weights repeat: an odd number of rows of no layer.
 const BLOCK: usize = (16 << 20) + 1031;
+const HALVES: [DType; 2] = [DType::BF16, DType::F16];
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
 fn main() -> Outcome<()> {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let only = args.first().map_or("", String::as_str);
-    let tokens: Vec<usize> = match args.get(1) {
-        Some(list) => list.split(',').map(str::parse).collect::<Result<_, _>>()?,
-        None => TOKENS.to_vec(),
-    };
+    let word = |n: usize| args.get(n).map_or("", String::as_str);
     let cuda = Cuda::open(0)?;
+    match word(0) {
+        "check" => check(&cuda, word(1).parse().unwrap_or(1000), word(2).parse().unwrap_or(600)),
+        "time" => times(&cuda, word(1), word(2), word(3) == "tiles"),
+        other => Err(format!("nothing is called {other:?}; use check or time").into()),
+    }
+}
+
+/// The suite, then random layers until the time is over.
+fn check(cuda: &Cuda, random: u64, seconds: u64) -> Outcome<()> {
+    let until = Instant::now() + Duration::from_secs(seconds);
+    let cases: Vec<_> = moe::cases().into_iter().flat_map(|case| HALVES.map(|dtype| (case, dtype))).collect();
+    let mut failed = report("suite", cases.par_iter().map(|(case, dtype)| verdict(cuda, case, *dtype, 1)));
+    let layers = (0..random).into_par_iter().filter(|_| Instant::now() < until);
+    failed += report("random", layers.map(|n| verdict(cuda, &moe::random(7, n), HALVES[n as usize % 2], n)));
+    if failed > 0 { Err(format!("{failed} failed").into()) } else { Ok(()) }
+}
+
+fn verdict(cuda: &Cuda, case: &moe::Case, dtype: DType, seed: u64) -> (Verdict, String) {
+    (moe::check(cuda, case, dtype, seed), format!("{case:?} in {dtype}, seed {seed}"))
+}
+
+/// Prints what failed, and how many there are of each kind.
+fn report(what: &str, verdicts: impl ParallelIterator<Item = (Verdict, String)>) -> usize {
+    let verdicts: Vec<_> = verdicts.collect();
+    let failed: Vec<_> = verdicts.iter().filter(|(verdict, _)| verdict.is_failure()).collect();
+    failed.iter().take(20).for_each(|(verdict, case)| println!("{verdict}: {case}"));
+    let passed = verdicts.iter().filter(|(verdict, _)| *verdict == Verdict::Passed).count();
+    println!(
+        "{{\"check\":\"{what}\",\"passed\":{passed},\"refused\":{},\"failed\":{}}}",
+        verdicts.len() - passed - failed.len(),
+        failed.len()
+    );
+    failed.len()
+}
+
+/// Times of the layers whose names contain `only`.
+fn times(cuda: &Cuda, only: &str, tokens: &str, tiles: bool) -> Outcome<()> {
+    let tokens = match tokens {
+        "" => TOKENS.to_vec(),
+        list => list.split(',').map(str::parse).collect::<Result<_, _>>()?,
+    };
     for (name, extents) in LAYERS.into_iter().filter(|(name, _)| name.contains(only)) {
-        let layer = Layer::new(&cuda, extents)?;
+        let layer = Layer::new(cuda, extents)?;
         for &tokens in &tokens {
             let problem = layer.problem(tokens)?;
-            let mut ready = vec![cuda.prepare_moe(&problem)?];
-            if args.get(2).is_some_and(|word| word == "tiles") {
-                let tried = tiles(tokens * extents[3] / extents[2]);
-                ready.extend(
-                    tried
-                        .into_iter()
-                        .filter_map(|tiles| cuda.prepare_moe_tiles(&problem, tiles).ok().map(Into::into)),
-                );
-            }
-            for ready in ready {
-                let (micros, kernel) = layer.time(&cuda, &ready)?;
-                let [hidden, intermediate, experts, top_k] = extents;
-                let flops = 6.0 * (tokens * top_k * hidden * intermediate) as f64;
-                let used = experts as f64 * (1.0 - (1.0 - top_k as f64 / experts as f64).powi(tokens as i32));
-                let bytes = used * (6 * hidden * intermediate) as f64;
-                println!(
-                    "{{\"layer\":\"{name}\",\"tokens\":{tokens},\"us\":{micros:.2},\"tflops\":{:.1},\"tb_s\":{:.3},\"kernel\":\"{kernel}\"}}",
-                    flops / micros / 1e6,
-                    bytes / micros / 1e6,
-                );
+            let ready = cuda.prepare_moe(&problem)?;
+            let planned = layer.time(cuda, &ready)?;
+            println!("{}", planned.line(name, "", &planned.out));
+            let tried = if tiles { cuts(tokens * extents[3] / extents[2]) } else { Vec::new() };
+            for cuts in tried {
+                let Ok(ready) = cuda.prepare_moe_tiles(&problem, cuts) else { continue };
+                println!("{}", layer.time(cuda, &ready)?.line(name, &format!("{cuts:?}"), &planned.out));
             }
         }
     }
     Ok(())
 }
 
-/// Pairs of tiles that are tried for so many rows per expert.
-fn tiles(rows: usize) -> Vec<[ExpertTile; 2]> {
-    let tile = |tile_m, tile_n, warps, stages, ctas_per_sm| ExpertTile {
-        tile_m,
-        tile_n,
-        warps,
-        stages,
-        ctas_per_sm,
+/// Pairs of cuts that are tried for so many rows per expert.
+fn cuts(rows: usize) -> Vec<[ExpertCut; 2]> {
+    let general = |tile_m, tile_n, warps, stages, ctas_per_sm| {
+        ExpertCut::General(ExpertTile { tile_m, tile_n, warps, stages, ctas_per_sm })
     };
-    let narrow = |m, stages, ctas| tile(m, 64, [1, 2], stages, ctas);
-    let wide = |m, stages, ctas| tile(m, 128, [1, 4], stages, ctas);
-    let same = |tile: ExpertTile| [tile, tile];
+    let hopper =
+        |tile_n, turns, stages, pair| ExpertCut::Sm90(HopperExpertTile { tile_n, turns, stages, pair });
+    let narrow = |m, stages, ctas| general(m, 64, [1, 2], stages, ctas);
+    let wide = |m, stages, ctas| general(m, 128, [1, 4], stages, ctas);
+    let same = |cut: ExpertCut| [cut, cut];
+    let (shared, turns) = (hopper(256, false, 4, false), hopper(192, true, 4, false));
+    let (pair, pair_turns) = (hopper(256, false, 4, true), hopper(192, true, 4, true));
     match rows {
         0..=12 => vec![
-            same(narrow(16, 4, 4)),
-            same(narrow(16, 8, 2)),
             same(narrow(16, 6, 3)),
-            same(wide(16, 4, 2)),
             same(wide(16, 4, 3)),
-            same(wide(16, 8, 1)),
-            same(tile(16, 256, [1, 4], 3, 2)),
-            [narrow(16, 6, 3), wide(16, 6, 2)],
-            [wide(16, 6, 2), narrow(16, 6, 3)],
-            same(wide(32, 5, 2)),
+            same(wide(16, 3, 4)),
+            [wide(16, 3, 4), narrow(16, 8, 2)],
         ],
         13..=40 => vec![
-            same(wide(32, 5, 2)),
             same(wide(32, 3, 3)),
-            same(tile(32, 256, [1, 4], 3, 2)),
-            same(wide(64, 4, 2)),
-            same(tile(64, 128, [2, 2], 4, 2)),
-            same(tile(64, 128, [2, 2], 3, 3)),
-            same(tile(64, 256, [1, 4], 4, 1)),
-            same(tile(64, 256, [2, 4], 4, 1)),
+            same(general(64, 128, [2, 2], 4, 2)),
+            same(general(64, 128, [2, 2], 3, 3)),
+            same(shared),
+            same(turns),
         ],
-        _ => vec![
-            same(tile(64, 128, [2, 2], 4, 2)),
-            same(tile(64, 256, [1, 4], 4, 1)),
-            same(tile(64, 256, [1, 4], 2, 2)),
-            same(tile(128, 128, [2, 2], 3, 2)),
-            same(tile(128, 128, [2, 4], 3, 2)),
-            same(tile(128, 128, [4, 2], 3, 2)),
-            same(tile(128, 256, [2, 4], 4, 1)),
-            same(tile(128, 256, [2, 4], 3, 1)),
-        ],
+        _ => vec![same(pair), same(pair_turns), [pair_turns, pair], [pair, pair_turns], [turns, shared]],
     }
 }
 
@@ -120,10 +131,46 @@ struct Layer {
     down: DeviceBuffer,
 }
 
+/// How long a layer took.
+struct Timed {
+    extents: [usize; 4],
+    tokens: usize,
+    micros: f64,
+    plan: String,
+    /// What the first routing gave.
+    out: Vec<bf16>,
+}
+
+impl Timed {
+    /// The times, and by how much the largest number of the output the result differs from `planned`.
+    fn line(&self, name: &str, cuts: &str, planned: &[bf16]) -> String {
+        let Self { extents: [hidden, intermediate, experts, top_k], tokens, micros, plan, out } = self;
+        let numbers = || out.iter().zip(planned).map(|(a, b)| (a.to_f32(), b.to_f32()));
+        let most = numbers().map(|(_, b)| b.abs()).fold(0.0, f32::max);
+        // NaN counts as a difference.
+        let differs = numbers().map(|(a, b)| if a == b { 0.0 } else { (a - b).abs() / most });
+        let differs = differs.fold(0.0, |all: f32, one| if one <= all { all } else { one });
+        let flops = 6.0 * (tokens * top_k * hidden * intermediate) as f64;
+        let missed = (1.0 - *top_k as f64 / *experts as f64).powi(*tokens as i32);
+        let bytes = *experts as f64 * (1.0 - missed) * (6 * hidden * intermediate) as f64;
+        format!(
+            "{{\"layer\":\"{name}\",\"tokens\":{tokens},\"us\":{micros:.2},\"tflops\":{:.1},\"tb_s\":{:.3},\
+             \"differs\":{differs:.1e},\"cuts\":\"{cuts}\",\"plan\":\"{plan}\"}}",
+            flops / micros / 1e6,
+            bytes / micros / 1e6,
+        )
+    }
+}
+
 /// bf16 numbers of about this size.
 fn numbers(count: usize, size: f32) -> Vec<u8> {
-    let mut rng = Rng::new(count as u64);
-    (0..count).flat_map(|_| flashcore::bf16::from_f32(size * rng.normal()).to_le_bytes()).collect()
+    const EACH: usize = 1 << 16;
+    let chunk = |n: usize| {
+        let mut rng = Rng::new(n as u64);
+        let own = EACH.min(count - n * EACH);
+        (0..own).flat_map(|_| bf16::from_f32(size * rng.normal()).to_le_bytes()).collect::<Vec<_>>()
+    };
+    (0..count.div_ceil(EACH)).into_par_iter().map(chunk).collect::<Vec<_>>().concat()
 }
 
 fn filled(cuda: &Cuda, elements: usize, block: &[u8]) -> Outcome<DeviceBuffer> {
@@ -152,47 +199,59 @@ impl Layer {
         Ok(MoeSpec::new(DType::BF16, Layout::matrix(tokens, hidden)?, gate_up, down, routing).parse()?)
     }
 
-    /// Microseconds of one layer, and its kernel.
-    fn time(&self, cuda: &Cuda, ready: &ReadyMoe) -> Outcome<(f64, String)> {
-        let tokens = ready.problem().tokens();
-        let [hidden, _, experts, top_k] = self.extents;
-        let stream = cuda.stream();
-        let x = filled(cuda, tokens * hidden, &numbers(tokens.min(64) * hidden, 1.0))?;
-        let out = DeviceBuffer::new(cuda.device(), (2 * tokens * hidden) as u64)?;
-        let weights: Vec<u8> = (0..tokens * top_k).flat_map(|_| 0.125f32.to_le_bytes()).collect();
-        let weights = DeviceBuffer::from_host(stream, &weights)?;
+    /// Random routings in device memory.
+    fn routings(&self, cuda: &Cuda, tokens: usize) -> Outcome<Vec<DeviceBuffer>> {
+        let [_, _, experts, top_k] = self.extents;
         let mut rng = Rng::new(tokens as u64);
         let mut draw = || {
             let chosen = |_| rng.permutation(experts).into_iter().take(top_k).collect::<Vec<_>>();
             let ids: Vec<usize> = (0..tokens).flat_map(chosen).collect();
             let ids: Vec<u8> = ids.into_iter().flat_map(|id| (id as i32).to_le_bytes()).collect();
-            DeviceBuffer::from_host(stream, &ids)
+            DeviceBuffer::from_host(cuda.stream(), &ids)
         };
-        let ids = (0..ROUTINGS).map(|_| draw()).collect::<Result<Vec<_>, _>>()?;
-        let tensors = |ids: &DeviceBuffer| MoeTensors {
-            x: x.address(),
-            gate_up: self.gate_up.address(),
-            down: self.down.address(),
-            out: out.address(),
-            ids: ids.address(),
-            weights: weights.address(),
-            ..MoeTensors::default()
-        };
+        Ok((0..ROUTINGS).map(|_| draw()).collect::<Result<Vec<_>, _>>()?)
+    }
+
+    fn time(&self, cuda: &Cuda, ready: &ReadyMoe) -> Outcome<Timed> {
+        let tokens = ready.problem().tokens();
+        let [hidden, _, _, top_k] = self.extents;
+        let stream = cuda.stream();
+        let x = filled(cuda, tokens * hidden, &numbers(tokens.min(64) * hidden, 1.0))?;
+        let out = DeviceBuffer::new(cuda.device(), (2 * tokens * hidden) as u64)?;
+        let weights: Vec<u8> = (0..tokens * top_k).flat_map(|_| 0.125f32.to_le_bytes()).collect();
+        let weights = DeviceBuffer::from_host(stream, &weights)?;
+        let ids = self.routings(cuda, tokens)?;
         let submit = |ids: &DeviceBuffer| {
+            let tensors = MoeTensors {
+                x: x.address(),
+                gate_up: self.gate_up.address(),
+                down: self.down.address(),
+                out: out.address(),
+                ids: ids.address(),
+                weights: weights.address(),
+                ..MoeTensors::default()
+            };
             // SAFETY: the buffers hold what the problem's layouts reach, and outlive the replays.
-            unsafe { ready.launch_raw(&tensors(ids), stream.raw()) }
+            unsafe { ready.launch_raw(&tensors, stream.raw()) }
         };
         submit(&ids[0])?;
-        stream.synchronize()?;
+        let mut first = vec![bf16::ZERO; tokens * hidden];
+        out.copy_to_host(stream, 0, bytemuck::cast_slice_mut(&mut first))?;
         let graph = Graph::capture(stream, |_| {
             ids.iter().try_for_each(submit).map_err(|error| match error {
                 flashcore::cuda::Error::Driver(error) => error,
                 other => panic!("{other}"),
             })
         })?;
-        let names = ready.plan().explain();
-        let names = names.split(':').next().unwrap_or_default().to_owned();
-        Ok((median_of_replays(cuda, &graph)?, names))
+        let plan = ready.plan().explain();
+        let plan = plan.split(':').next().unwrap_or_default().to_owned();
+        Ok(Timed {
+            extents: self.extents,
+            tokens,
+            micros: median_of_replays(cuda, &graph)?,
+            plan,
+            out: first,
+        })
     }
 }
 
@@ -208,8 +267,8 @@ fn median_of_replays(cuda: &Cuda, graph: &Graph) -> Outcome<f64> {
         Ok(f64::from(end.milliseconds_since(&start)?) * 1e3 / (replays * ROUTINGS) as f64)
     };
     let once = span(2)?;
-    let replays = ((20_000.0 / (once * ROUTINGS as f64)) as usize).clamp(1, 200);
-    let mut spans = (0..7).map(|_| span(replays)).collect::<Outcome<Vec<_>>>()?;
+    let replays = ((50_000.0 / (once * ROUTINGS as f64)) as usize).clamp(1, 300);
+    let mut spans = (0..5).map(|_| span(replays)).collect::<Outcome<Vec<_>>>()?;
     spans.sort_by(f64::total_cmp);
     Ok(spans[spans.len() / 2])
 }

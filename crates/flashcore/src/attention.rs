@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use flashcore_core::{
-    Backend, Element, HostCall, Lengths, Mask, Problem, Ran, Spec, Tensor, TensorView, TensorViewMut, Values,
+    Backend, Bias, DType, Element, Factors, HostCall, Lengths, Mask, Problem, Ran, Spec, Tensor, TensorView,
+    TensorViewMut, Values,
 };
 
 use crate::{
@@ -73,6 +74,50 @@ impl<'a, T: Element> Attention<'a, T> {
         self
     }
 
+    /// What Q, K and V are multiplied by, where they have 8 bits.
+    ///
+    /// ```
+    /// # use flashcore::{E4M3, Factors, Tensor, attention};
+    /// # fn main() -> Result<(), flashcore::Error> {
+    /// let q = Tensor::bhsd(vec![E4M3::from_f32(0.5); 16 * 8], [1, 1, 16, 8])?;
+    /// let result = attention(q.view(), q.view(), q.view()).factors(Factors::per_tensor([1.0, 1.0, 3.0])).run_as::<f32>()?;
+    /// assert_eq!(result.out.data()[0], 1.5);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn factors(mut self, factors: Factors) -> Self {
+        self.values.factors = Some(factors);
+        self
+    }
+
+    /// A number for each query and key that is added to its score, after a softcap: batch × heads × queries × keys, where
+    /// the first three may be 1 for numbers that are shared. −∞ hides a key.
+    ///
+    /// ```
+    /// # use flashcore::{Tensor, attention};
+    /// # fn main() -> Result<(), flashcore::Error> {
+    /// # let q = Tensor::bhsd(vec![0.5_f32; 2 * 2 * 16 * 8], [2, 2, 16, 8])?;
+    /// let bias = Tensor::bhsd(vec![0.1_f32; 2 * 16 * 16], [1, 2, 16, 16])?; // the same for both batch entries
+    /// let result = attention(q.view(), q.view(), q.view()).bias(bias.view()).run()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn bias(mut self, bias: TensorView<'_, f32>) -> Self {
+        self.spec.bias = Some(Bias::Pairs { dtype: DType::F32, layout: bias.layout() });
+        self.values.bias = Some(bias.data().into());
+        self
+    }
+
+    /// ALiBi: minus the slope of the query head times the distance to the key is added to each score.
+    ///
+    /// The last query stands at the last key. There is one slope for each query head, or one for each sequence and head.
+    pub fn alibi(mut self, slopes: impl Into<Arc<[f32]>>) -> Self {
+        let slopes = slopes.into();
+        self.spec.bias = Some(Bias::Slopes { per_sequence: slopes.len() != self.spec.q.dims().heads });
+        self.values.bias = Some(slopes);
+        self
+    }
+
     /// How much of its sequence each batch entry uses, or how sequences are packed.
     ///
     /// ```
@@ -117,7 +162,8 @@ impl<'a, T: Element> Attention<'a, T> {
         self.run_as()
     }
 
-    /// As [`run`](Self::run) with a result of another type: f32, unrounded, for tensors of 16 bits.
+    /// As [`run`](Self::run) with a result of another type: f32, unrounded, for tensors of 16 bits; f16, bf16 or f32 for
+    /// tensors of 8 bits, which need it.
     pub fn run_as<O: Element>(mut self) -> Result<Output<O>, Error> {
         self.spec.out_dtype = Some(O::DTYPE);
         let problem = self.problem()?;

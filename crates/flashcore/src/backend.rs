@@ -89,7 +89,7 @@ static CUDA: Candidate = Candidate {
 #[cfg(feature = "cpu")]
 static CPU: Candidate = Candidate {
     kind: BackendKind::Cpu,
-    open: || Ok(Arc::new(flashcore_cpu::Cpu::new())),
+    open: || Ok(Arc::new(flashcore_cpu::Cpu::from_environment()?)),
     opened: OnceLock::new(),
 };
 

@@ -58,10 +58,11 @@ pub use attention::{Attention, attention};
 pub use backend::{BackendKind, Found, ParseBackendError, available, backend};
 pub use error::Error;
 pub use flashcore_core::{
-    Activation, Align, Axis, Backend, BackendError, BackwardProblem, BackwardSpec, DType, Dims, Element,
-    ExpertLayout, ExpertView, GateUp, Groups, Ids, Index, Instance, Layout, Lengths, Mask, MergeProblem,
-    MergeSpec, MoeError, MoeProblem, MoeSpec, Operand, Parts, Problem, ProblemError, Ran, Routing, RowSums,
-    Score, Sequences, Shard, Shared, Sigmoid, Spec, Tensor, TensorView, TensorViewMut, Values,
+    Activation, Align, AppendProblem, AppendSpec, Axis, Backend, BackendError, BackwardProblem, BackwardSpec,
+    DType, Dims, E4M3, E5M2, Element, ExpertLayout, ExpertView, Factors, GateUp, Groups, Ids, Index,
+    Instance, Layout, Lengths, Mask, MergeProblem, MergeSpec, MoeError, MoeProblem, MoeSpec, Operand,
+    PageTable, Pages, Parts, Problem, ProblemError, Ran, Rotary, Routing, RowSums, Scales, Score, Sequences,
+    Shard, Shared, Sigmoid, Slots, Spec, Tensor, TensorView, TensorViewMut, Values,
 };
 pub use gradient::{AttentionGrad, Differentiable, Gradients};
 pub use half::{bf16, f16};

@@ -133,7 +133,7 @@ fn attempt(arguments: &Arguments) -> Result<(), Error> {
     let values = Values {
         lengths: arguments.lengths.clone(),
         sinks: arguments.sinks.clone().map(Into::into),
-        table: None,
+        ..Values::default()
     };
     let instance = Instance::new(&problem, &values).expect("the call was computed");
     let verdict = judge(instance, data, got, Some(result.lse.values()), Rows::ALL);

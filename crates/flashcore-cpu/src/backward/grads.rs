@@ -25,9 +25,15 @@ impl<'a> Grads<'a> {
         grads: GradientsMut<'a>,
     ) -> (Self, Option<&'a mut [f32]>) {
         let [dq, dk, dv] = grads.qkv;
-        let gradient = |layout, data| Gradient { layout, rows: Rows::new(data), add: problem.accumulate() };
-        let (dq, dk) = (gradient(problem.dq(), dq), gradient(problem.dk(), dk));
-        (Self { dq, dk, dv: gradient(problem.dv(), dv) }, grads.sinks)
+        let gradient = |layout, data, factor| Gradient {
+            layout,
+            rows: Rows::new(data),
+            factor,
+            add: problem.accumulate(),
+        };
+        let scale = problem.forward().scale();
+        let (dq, dk) = (gradient(problem.dq(), dq, scale), gradient(problem.dk(), dk, scale));
+        (Self { dq, dk, dv: gradient(problem.dv(), dv, 1.0) }, grads.sinks)
     }
 }
 
@@ -38,6 +44,8 @@ impl<'a> Grads<'a> {
 pub(super) struct Gradient<'a> {
     layout: &'a Layout,
     rows: Rows<'a>,
+    /// From sums to gradients: those of scores are summed without the scale.
+    factor: f32,
     /// Whether it is added to what is there.
     add: bool,
 }
@@ -60,9 +68,9 @@ impl<'a> Rows<'a> {
 }
 
 impl Gradient<'_> {
-    /// Writes one row, or adds it to what is there.
+    /// Writes one row of sums, or adds it to what is there.
     pub(super) fn write(&self, [batch, head, seq]: [usize; 3], from: &[f32], runner: Runner) {
-        let (start, len, factor) = (self.layout.row(batch, head, seq), self.layout.dims().dim, 1.0);
+        let (start, len, factor) = (self.layout.row(batch, head, seq), self.layout.dims().dim, self.factor);
         let from = &from[..len];
         // SAFETY: nobody else has this row (invariant), and rows of a gradient share no memory (`BackwardSpec::parse`).
         unsafe {

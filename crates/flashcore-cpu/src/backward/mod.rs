@@ -22,6 +22,7 @@ use flashcore_core::{BackwardCall, BackwardInputs, BackwardProblem, Data, Dims, 
 
 use crate::{
     SimdLevel, Tiles,
+    crew::Crew,
     forward::{drain, is_serial},
     output::Shared,
     scratch::{Scratch, Worker},
@@ -53,11 +54,11 @@ impl Call<'_> {
     }
 }
 
-/// Computes gradients on `threads` threads of the current pool; one is the calling thread. Returns the kernel's name.
+/// Computes gradients on the threads of `crew`. Returns the kernel's name.
 pub(crate) fn backward(
     call: &mut BackwardCall<'_>,
     runner: Runner,
-    (scratch, threads): (&mut Scratch, usize),
+    (scratch, crew): (&mut Scratch, Crew),
 ) -> Result<&'static str, ProblemError> {
     let (problem, forward, inputs) = (call.problem(), call.instance(), call.inputs());
     let lanes = runner.level().shape(Tiles::USUAL).lanes;
@@ -73,7 +74,7 @@ pub(crate) fn backward(
     let mut memory = workspace(forward.q().dims(), rows, 2 + width)?;
     let (row_terms, dq_sums) = memory.split_at_mut(2 * rows);
     let (grads, d_sinks) = Grads::new(problem, call.gradients());
-    terms::compute(&terms::Task { problem, forward, runner, inputs, grads: &grads }, row_terms);
+    terms::compute(&terms::Task { problem, forward, runner, inputs, grads: &grads }, row_terms, crew);
     let terms = Terms::new(row_terms);
     if let Some(d_sinks) = d_sinks {
         terms::sink_gradients(problem, forward, &terms, d_sinks);
@@ -82,7 +83,8 @@ pub(crate) fn backward(
     let (turns, dq_sums) = (Turns::new(units.len()), Shared::new(dq_sums));
     let work = Call { problem, forward, runner, lanes, inputs, terms, grads: &grads, dq_sums, turns };
     let pairs = in_pairs(&work);
-    drain(&mut units, workers(scratch, threads, work.turns.len()), |unit, worker| match pairs {
+    let workers = workers(scratch, crew.threads(), work.turns.len());
+    drain(&mut units, (workers, crew), |unit, worker| match pairs {
         true => unit::run::<Pair>(&work, unit, worker),
         false => unit::run::<f32>(&work, unit, worker),
     });
@@ -120,6 +122,7 @@ fn in_pairs(call: &Call<'_>) -> bool {
 fn kernel_name(level: SimdLevel, pairs: bool) -> &'static str {
     match level {
         SimdLevel::Portable => "backward-portable",
+        SimdLevel::Neon => "backward-neon",
         SimdLevel::Avx2 => "backward-avx2",
         _ if pairs => "backward-avx512bf16",
         _ => "backward-avx512",

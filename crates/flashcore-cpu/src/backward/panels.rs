@@ -43,7 +43,7 @@ pub(super) fn widen(runner: Runner, data: Data<'_>, start: usize, to: &mut [f32]
 pub(super) struct Tile<'a, E> {
     /// `Q·Kᵀ`, then the weights by column.
     pub(super) scores: &'a mut [f32],
-    /// `dO·Vᵀ`, then in f32 the gradients of `Q·Kᵀ`.
+    /// `dO·Vᵀ`, then in f32 the gradients of scores.
     pub(super) grads: &'a mut [f32],
     /// In pairs: weights and gradients by column, gradients by row. Empty in f32.
     pub(super) pairs: [&'a mut [E]; 3],

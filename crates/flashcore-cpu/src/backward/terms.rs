@@ -2,7 +2,6 @@
 //! that are zero because nothing uses them.
 
 use flashcore_core::{BackwardInputs, BackwardProblem, Instance, RowTerms, Sequence, Sequences};
-use rayon::prelude::*;
 
 use super::{
     grads::Grads,
@@ -10,6 +9,7 @@ use super::{
     plan::{self, tiles},
 };
 use crate::{
+    crew::Crew,
     output::Shared,
     simd::{convert::Dot, runner::Runner},
 };
@@ -39,7 +39,7 @@ pub(super) struct Task<'a> {
 }
 
 /// Fills in the terms of all rows, head by head, and clears the gradients of what is not used.
-pub(super) fn compute(task: &Task<'_>, terms: &mut [f32]) {
+pub(super) fn compute(task: &Task<'_>, terms: &mut [f32], crew: Crew) {
     let (heads, sequences) = (task.forward.heads_q(), task.forward.sequences());
     let used = matches!(task.forward.sequences_kind(), Sequences::Used { .. });
     let rows = terms.len() / 2;
@@ -57,11 +57,7 @@ pub(super) fn compute(task: &Task<'_>, terms: &mut [f32]) {
             task.clear_keys(&s, head);
         }
     };
-    if super::is_small(task.problem) {
-        (0..sequences * heads).for_each(head);
-    } else {
-        (0..sequences * heads).into_par_iter().for_each(head);
-    }
+    crew.each(sequences * heads, head);
 }
 
 impl Task<'_> {

@@ -38,6 +38,8 @@ struct Memory<'a, E> {
     d_out: Panel<'a, E>,
     tile: Tile<'a, E>,
     bounds: [&'a mut [f32]; 2],
+    /// What is added to scores, as the tile's rows lie, if anything.
+    bias: &'a mut [f32],
 }
 
 impl<'a, E: Element> Memory<'a, E> {
@@ -51,7 +53,8 @@ impl<'a, E: Element> Memory<'a, E> {
         let sums = padded(KEYS * qk) + padded(KEYS * v);
         let floats = panels + padded(turned[0]) + padded(turned[1]) + sums;
         let floats = floats + tile_panels + Tile::<E>::len(ROWS, keys) + 2 * padded(ROWS);
-        let rest = &mut worker.buffer.get(floats);
+        let biases = if call.forward.bias().is_some() { ROWS * keys } else { 0 };
+        let rest = &mut worker.buffer.get(floats + padded(biases));
         Self {
             strides,
             k: Panel::take(rest, KEYS, dim_qk),
@@ -64,6 +67,7 @@ impl<'a, E: Element> Memory<'a, E> {
             d_out: Panel::take(rest, ROWS, dim_v),
             tile: Tile::take(rest, ROWS, keys),
             bounds: [take(rest, ROWS), take(rest, ROWS)],
+            bias: take(rest, biases),
         }
     }
 
@@ -145,11 +149,13 @@ impl<E: Element> Memory<'_, E> {
         let columns = (step.keys.end - first).next_multiple_of(call.lanes);
         self.scores(call, rows, first, columns);
         let masked = self.set_bounds(call, unit, s, step, first..first + columns);
+        self.set_bias(call, unit, step, first..first + columns);
         let [starts, ends] = &self.bounds;
         let facts = RowFacts {
             lse: &call.terms.lse[step.row..],
             sums: &call.terms.sums[step.row..],
             bounds: masked.then_some([&**starts, &**ends]),
+            bias: call.forward.bias().map(|_| (&*self.bias, self.strides.keys)),
             scale: call.forward.scale(),
             softcap: call.forward.softcap(),
         };
@@ -160,6 +166,17 @@ impl<E: Element> Memory<'_, E> {
         add_keys(call, factors.grads, (&self.q, rows), keys.clone(), self.dk);
         wait();
         add_queries(call, s, step, factors.grad_rows, (&self.k, keys));
+    }
+
+    /// Fills in what is added to the scores of a tile; `columns` count keys of the unit and may go beyond them.
+    fn set_bias(&mut self, call: &Call<'_>, unit: &Unit, step: &Step, columns: Range<usize>) {
+        let Some(bias) = call.forward.bias_of(unit.sequence, step.head) else { return };
+        for (query, row) in step.queries.clone().zip(self.bias.chunks_exact_mut(self.strides.keys)) {
+            for (to, column) in row.iter_mut().zip(columns.clone()) {
+                let key = unit.keys.start + column;
+                *to = if key < unit.keys.end { bias.at(query, key) as f32 } else { 0.0 };
+            }
+        }
     }
 
     /// `Q·Kᵀ` and `dO·Vᵀ` for `columns` keys from key `first`.

@@ -141,6 +141,63 @@ impl Kernel for Dot<'_> {
     }
 }
 
+/// Splits one row into parts of bf16: each holds what those before it leave out, rounded.
+pub(crate) struct Split<'a, T> {
+    /// The row.
+    pub(crate) from: &'a [T],
+    /// The parts, so many elements apart.
+    pub(crate) to: &'a mut [bf16],
+    /// Elements from one part to the next.
+    pub(crate) plane: usize,
+    /// Number of parts.
+    pub(crate) parts: usize,
+}
+
+impl<T: Lane> Kernel for Split<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let len = self.from.len();
+        assert!(self.parts > 0 && (self.parts - 1) * self.plane + len <= self.to.len(), "parts fit");
+        if let (Some(from), 1) = (T::as_bf16(self.from), self.parts) {
+            return self.to[..len].copy_from_slice(from);
+        }
+        let whole = len / S::LANES * S::LANES;
+        // SAFETY: `d + LANES` is at most the length of the row and of each part; the caller promises the instructions.
+        let odd = unsafe {
+            let mut odd = S::splat(0.0);
+            for d in (0..whole).step_by(S::LANES) {
+                let mut x = T::load::<S>(self.from.as_ptr().add(d));
+                for part in 0..self.parts {
+                    let to = self.to.as_mut_ptr().add(part * self.plane + d);
+                    S::store_bf16(to, x);
+                    x = S::sub(x, S::load_bf16(to));
+                }
+                // What is left of a number is finite unless its first part is not.
+                odd = S::fma(x, S::splat(0.0), odd);
+            }
+            S::sum(odd)
+        };
+        let from = if odd == 0.0 { whole } else { 0 };
+        for d in from..len {
+            split(self.from[d].to_f32(), |part, x| self.to[part * self.plane + d] = x, self.parts);
+        }
+    }
+}
+
+/// Splits one number. What is infinite or NaN has one part; what would round to infinity does not.
+fn split(x: f32, mut put: impl FnMut(usize, bf16), parts: usize) {
+    let mut left = x;
+    for part in 0..parts {
+        let rounded = bf16::from_f32(left);
+        let overflows = left.is_finite() && !rounded.is_finite();
+        let rounded = if overflows { bf16::MAX.copysign(bf16::from_f32(left)) } else { rounded };
+        put(part, rounded);
+        left = if left.is_finite() { left - rounded.to_f32() } else { 0.0 };
+    }
+}
+
 /// Pairs up the elements of two rows, the first in the low half; a missing row is zero.
 pub(crate) struct Zip<'a> {
     pub(crate) first: Option<&'a [bf16]>,
@@ -161,6 +218,35 @@ impl Kernel for Zip<'_> {
         }
         if let Some(row) = self.second {
             self.to.iter_mut().zip(row).for_each(|(to, x)| *to |= u32::from(x.to_bits()) << 16);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{SimdLevel, simd::runner::Runner};
+
+    #[test]
+    fn parts_add_up_to_the_number() {
+        let mut numbers =
+            vec![0.0, -0.0, 1.0, 1.0 + f32::EPSILON, -3.333_333_3, 65504.0, 1e-30, f32::MAX, f32::MIN];
+        numbers.extend((0..50).map(|n| (n as f32).sin() * 1.7f32.powi(n)));
+        for level in SimdLevel::ALL.into_iter().filter_map(Runner::new) {
+            let mut parts = vec![bf16::NAN; 3 * numbers.len()];
+            level.run(Split { from: &numbers, to: &mut parts, plane: numbers.len(), parts: 3 });
+            for (n, x) in numbers.iter().enumerate() {
+                let part = |p: usize| parts[p * numbers.len() + n].to_f32();
+                assert_eq!(part(0) + (part(1) + part(2)), *x, "{x} on {}", level.level());
+            }
+            for odd in [f32::INFINITY, f32::NEG_INFINITY, f32::NAN] {
+                let mut row = [1.5; 40];
+                row[7] = odd;
+                let mut parts = [bf16::NAN; 80];
+                level.run(Split { from: &row, to: &mut parts, plane: 40, parts: 2 });
+                assert!(parts[7].to_f32() == odd || odd.is_nan() && parts[7].is_nan());
+                assert!(parts[8].to_f32() == 1.5 && parts[40..].iter().all(|x| *x == bf16::ZERO));
+            }
         }
     }
 }

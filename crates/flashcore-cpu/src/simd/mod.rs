@@ -4,8 +4,15 @@
 //! through [`runner::Runner::run`], which picks the instruction set and gives the whole kernel its target features.
 //! A new instruction set is a new file with one `impl Simd` and one entry function, and a line in [`crate::SimdLevel`].
 //! Instructions that multiply something other than vectors of f32 bring a block of their own, as `pairs` does for bf16
-//! dot products, and a variant of [`crate::panels::Panels`].
+//! dot products and `matrix` for matrix units, and a variant of [`crate::panels::Panels`].
 
+#![cfg_attr(
+    not(target_arch = "x86_64"),
+    allow(dead_code, reason = "only x86-64 multiplies pairs and matrices")
+)]
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod amx;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx2;
 #[cfg(target_arch = "x86_64")]
@@ -17,6 +24,9 @@ pub(crate) mod convert;
 pub(crate) mod dots;
 pub(crate) mod exp2;
 pub(crate) mod glu;
+pub(crate) mod matrix;
+#[cfg(target_arch = "aarch64")]
+pub(crate) mod neon;
 pub(crate) mod pairs;
 pub(crate) mod portable;
 pub(crate) mod product;
@@ -78,6 +88,19 @@ pub(crate) trait Simd: Copy {
     unsafe fn product(product: &mut Product<'_, f32>);
 }
 
+/// Who made the processor, in its own words.
+#[cfg(target_arch = "x86_64")]
+#[allow(unused_unsafe, reason = "safe in newer releases of Rust")]
+pub(crate) fn maker() -> [u8; 12] {
+    // SAFETY: every x86-64 has CPUID leaf 0.
+    let leaf = unsafe { std::arch::x86_64::__cpuid(0) };
+    let mut name = [0; 12];
+    for (to, word) in name.chunks_exact_mut(4).zip([leaf.ebx, leaf.edx, leaf.ecx]) {
+        to.copy_from_slice(&word.to_le_bytes());
+    }
+    name
+}
+
 /// Something to run with the target features of an instruction set.
 pub(crate) trait Kernel {
     /// What it returns.
@@ -94,6 +117,8 @@ pub(crate) trait Kernel {
 pub(crate) trait Lane: flashcore_core::Element {
     /// Zero.
     const ZERO: Self;
+    /// Parts of bf16 that hold a number.
+    const PARTS: usize;
     /// Loads and widens.
     ///
     /// # Safety
@@ -120,6 +145,7 @@ pub(crate) trait Lane: flashcore_core::Element {
 
 impl Lane for f32 {
     const ZERO: Self = 0.0;
+    const PARTS: usize = 3;
 
     fn as_f32(slice: &[Self]) -> Option<&[f32]> {
         Some(slice)
@@ -144,6 +170,7 @@ impl Lane for f32 {
 
 impl Lane for f16 {
     const ZERO: Self = f16::ZERO;
+    const PARTS: usize = 2;
 
     #[inline(always)]
     unsafe fn load<S: Simd>(p: *const Self) -> S::V {
@@ -160,6 +187,7 @@ impl Lane for f16 {
 
 impl Lane for bf16 {
     const ZERO: Self = bf16::ZERO;
+    const PARTS: usize = 1;
 
     fn as_bf16(slice: &[Self]) -> Option<&[bf16]> {
         Some(slice)

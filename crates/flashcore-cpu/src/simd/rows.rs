@@ -31,6 +31,8 @@ pub(crate) struct RowBlock<'a, T> {
     pub(crate) v: (&'a [T], usize),
     /// From scores to logits.
     pub(crate) logits: Logits,
+    /// What is added to scores, `[row][BLOCK]`.
+    pub(crate) bias: Option<&'a [f32]>,
     /// Visible keys of each row, relative to the block.
     pub(crate) visible: &'a [[usize; 2]],
     /// Space for `[row][BLOCK]`.
@@ -49,6 +51,7 @@ impl<T: Lane> RowBlock<'_, T> {
         let holds = |(data, stride): (&[T], usize), dim| (self.keys - 1) * stride + dim <= data.len();
         assert!(holds(self.k, dim_qk) && holds(self.v, dim_v), "keys and values lie in their slices");
         assert!(self.q.len() >= rows * dim_qk && self.scores.len() >= rows * BLOCK, "row buffers fit");
+        assert!(self.bias.is_none_or(|bias| bias.len() >= rows * BLOCK), "biases fit");
         assert!(self.max.len() >= rows && self.sum.len() >= rows && self.out.len() >= rows * dim_v);
         assert!(self.visible[..rows].iter().all(|&[a, b]| a <= b && b <= self.keys), "visible keys are keys");
     }
@@ -116,6 +119,9 @@ unsafe fn softmax<S: Simd, T: Lane>(block: &mut RowBlock<'_, T>, row: usize) {
     unsafe {
         if let Some(softcap) = block.logits.softcap {
             cap::<S>(scores, softcap);
+        }
+        if let Some(bias) = block.bias {
+            scores.iter_mut().zip(&bias[row * BLOCK..]).for_each(|(score, bias)| *score += bias);
         }
         let [start, end] = block.visible[row];
         scores[..start].fill(f32::NEG_INFINITY);

@@ -2,16 +2,19 @@
 
 use half::bf16;
 
+#[cfg(target_arch = "aarch64")]
+use super::neon;
 use super::{
     Kernel,
     dots::Dots,
+    matrix::MatrixBlock,
     pairs::PairBlock,
     portable,
     product::{Pair, Product},
     slopes::PairSlopes,
 };
 #[cfg(target_arch = "x86_64")]
-use super::{avx2, avx512, avx512bf16};
+use super::{amx, avx2, avx512, avx512bf16};
 use crate::SimdLevel;
 
 /// A level that this machine is known to have.
@@ -34,6 +37,37 @@ impl Runner {
     /// The level.
     pub(crate) fn level(self) -> SimdLevel {
         self.0
+    }
+
+    /// Whether [`Self::run_matrix`] and [`Self::turn`] may be called.
+    pub(crate) fn has_matrix(self) -> bool {
+        self.0 == SimdLevel::Amx
+    }
+
+    /// Folds a block of keys into a tile; only where [`Self::has_matrix`].
+    #[inline]
+    pub(crate) fn run_matrix(self, block: &mut MatrixBlock<'_>) {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: `new` saw the instructions.
+            SimdLevel::Amx => unsafe { amx::tile(block) },
+            level => unreachable!("{level} has no matrix unit, and {} keys need one", block.keys),
+        }
+    }
+
+    /// Turns 16 rows of `width` numbers round, `[number][row]`; only where [`Self::has_matrix`].
+    #[inline]
+    pub(crate) fn turn(self, from: &[u32], width: usize, to: &mut [u32], to_stride: usize) {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: `new` saw the instructions.
+            SimdLevel::Amx => unsafe { amx::turn(from, width, to, to_stride) },
+            level => unreachable!(
+                "{level} has no matrix unit, and {width} × {to_stride} need one: {} {}",
+                from.len(),
+                to.len()
+            ),
+        }
     }
 
     /// Whether [`Self::run_pairs`] may be called.
@@ -104,7 +138,10 @@ impl Runner {
             SimdLevel::Avx2 => unsafe { avx2::run(kernel) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: `new` saw the instructions.
-            SimdLevel::Avx512 | SimdLevel::Avx512Bf16 => unsafe { avx512::run(kernel) },
+            SimdLevel::Avx512 | SimdLevel::Avx512Bf16 | SimdLevel::Amx => unsafe { avx512::run(kernel) },
+            #[cfg(target_arch = "aarch64")]
+            // SAFETY: `new` saw the instructions.
+            SimdLevel::Neon => unsafe { neon::run(kernel) },
             _ => portable::run(kernel),
         }
     }

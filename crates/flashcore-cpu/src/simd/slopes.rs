@@ -1,7 +1,8 @@
 //! From dot products to weights and what the loss loses with each score: the middle of the backward pass.
 //!
-//! Vectors run along the keys. A weight is `exp(score − lse)`, 0 where the mask hides the key; the gradient of the dot
-//! product behind it is `scale · weight · (dO·V − sum)`, with a softcap times its slope.
+//! Vectors run along the keys. A weight is `exp(score − lse)`, 0 where the mask hides the key; the gradient of the score
+//! is `weight · (dO·V − sum)`, with a softcap times its slope. The scale waits for the sums over keys or queries: it would
+//! not change how far a rounded gradient is off, only in which direction, and a small one would lead out of bf16's range.
 
 // Explicit indices, no closures: a closure would be compiled without the kernel's target features.
 #![allow(clippy::needless_range_loop)]
@@ -22,6 +23,8 @@ pub(crate) struct RowFacts<'a> {
     pub(crate) sums: &'a [f32],
     /// First visible key and one past the last for each row, where some are hidden.
     pub(crate) bounds: Option<[&'a [f32]; 2]>,
+    /// What is added to scores, and the numbers from one row's to the next one's, if anything.
+    pub(crate) bias: Option<(&'a [f32], usize)>,
     /// Factor on the dot products.
     pub(crate) scale: f32,
     /// Limit of the scores.
@@ -44,6 +47,10 @@ impl TileSize {
         assert!(facts.lse.len() >= self.rows && facts.sums.len() >= self.rows, "row facts fit");
         let bounds = |[a, b]: [&[f32]; 2]| a.len() >= self.rows && b.len() >= self.rows;
         assert!(facts.bounds.is_none_or(bounds), "bounds fit");
+        let holds = |(bias, stride): (&[f32], usize)| {
+            self.rows == 0 || bias.len() >= (self.rows - 1) * stride + self.keys
+        };
+        assert!(facts.bias.is_none_or(holds), "biases fit");
     }
 }
 
@@ -53,7 +60,7 @@ pub(crate) struct Slopes<'a> {
     pub(crate) facts: RowFacts<'a>,
     /// `Q·Kᵀ` in, weights out.
     pub(crate) scores: &'a mut [f32],
-    /// `dO·Vᵀ` in, gradients of `Q·Kᵀ` out.
+    /// `dO·Vᵀ` in, gradients of scores out.
     pub(crate) grads: &'a mut [f32],
 }
 
@@ -144,6 +151,7 @@ impl PairSlopes<'_> {
 struct Step<S: Simd> {
     exp2: Exp2<S>,
     scale: S::V,
+    one: S::V,
     /// `scale / cap` and `cap`.
     softcap: Option<[f32; 2]>,
     /// 0, 1, 2, ...
@@ -161,7 +169,8 @@ impl<S: Simd> Step<S> {
         // SAFETY: the caller's promise.
         unsafe {
             let exp2 = Exp2::new(std::f32::consts::LOG2_E);
-            Self { exp2, scale: S::splat(facts.scale), softcap, lanes: S::load(count.as_ptr()) }
+            let (scale, one) = (S::splat(facts.scale), S::splat(1.0));
+            Self { exp2, scale, one, softcap, lanes: S::load(count.as_ptr()) }
         }
     }
 
@@ -171,14 +180,17 @@ impl<S: Simd> Step<S> {
         // SAFETY: the caller's promise; `TileSize::check` saw the row's facts.
         unsafe {
             let lse = S::splat(-*facts.lse.get_unchecked(row));
-            let mut factor = self.scale;
+            let mut slope = self.one;
             let mut exponent = if let Some([inner, cap]) = self.softcap {
                 let t = tanh::<S>(S::mul(S::splat(inner), dot));
-                factor = S::mul(factor, S::sub(S::splat(1.0), S::mul(t, t)));
+                slope = S::sub(self.one, S::mul(t, t));
                 S::fma(S::splat(cap), t, lse)
             } else {
                 S::fma(self.scale, dot, lse)
             };
+            if let Some((bias, stride)) = facts.bias {
+                exponent = S::add(exponent, S::load(bias.as_ptr().add(row * stride + n)));
+            }
             if let Some([starts, ends]) = facts.bounds {
                 let at = S::add(self.lanes, S::splat(n as f32));
                 let (start, end) = (*starts.get_unchecked(row), *ends.get_unchecked(row));
@@ -186,7 +198,7 @@ impl<S: Simd> Step<S> {
             }
             let p = self.exp2.of(exponent);
             let centred = S::sub(grad, S::splat(*facts.sums.get_unchecked(row)));
-            (p, S::mul(S::mul(p, centred), factor))
+            (p, S::mul(S::mul(p, centred), slope))
         }
     }
 }

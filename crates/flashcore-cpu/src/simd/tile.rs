@@ -9,6 +9,8 @@
 // Explicit indices, no closures: a closure would be compiled without the kernel's target features.
 #![allow(clippy::needless_range_loop)]
 
+use flashcore_core::Problem;
+
 use super::{
     Kernel, Simd,
     exp2::{Exp2, tanh},
@@ -51,7 +53,16 @@ pub(crate) struct Logits {
 }
 
 impl Logits {
-    /// The logits of a problem.
+    /// The logits of a problem. What is added to scores is in natural units, and so they are then.
+    pub(crate) fn of(problem: &Problem) -> Self {
+        let (scale, softcap) = (problem.scale(), problem.softcap());
+        match (problem.bias(), softcap) {
+            (Some(_), None) => Self { query: scale, softcap: None, factor: std::f32::consts::LOG2_E },
+            _ => Self::new(scale, softcap),
+        }
+    }
+
+    /// The logits of scores to which nothing is added.
     pub(crate) fn new(scale: f32, softcap: Option<f32>) -> Self {
         let log2e = std::f32::consts::LOG2_E;
         match softcap {

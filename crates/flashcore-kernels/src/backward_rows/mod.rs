@@ -97,7 +97,7 @@ fn widest(problem: &BackwardProblem, alignment: u64) -> Shape {
         let used = layout.dims().array().into_iter().zip(layout.strides()).take(3);
         used.filter(|&(extent, _)| extent > 1).fold(0, |bits, (_, stride)| bits | stride as u64)
     };
-    let bits = alignment | (steps(forward.out()) | steps(problem.d_out())) * u64::from(bytes);
+    let bits = alignment | ((steps(forward.out()) | steps(problem.d_out())) * u64::from(bytes));
     let serves = |width: &u32| {
         width * bytes <= WIDEST && dim.is_multiple_of(*width) && bits.is_multiple_of((width * bytes).into())
     };

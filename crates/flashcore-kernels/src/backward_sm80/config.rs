@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::TERM_BYTES;
 use crate::parts::{
+    bias::BiasKind,
     columns::{Columns, padded},
     lengths::LengthsKind,
     load::Copies,
@@ -43,6 +44,8 @@ pub struct Config {
     pub lengths: LengthsKind,
     /// Scores are limited by a hyperbolic tangent.
     pub softcap: bool,
+    /// What is added to scores, if anything.
+    pub bias: Option<BiasKind>,
     /// What rows are aligned to.
     pub access: Access,
 }
@@ -169,6 +172,7 @@ impl Config {
         };
         option(self.lengths.name() != "uniform", &format!("_{}", self.lengths.name()));
         option(self.softcap, "_cap");
+        option(self.bias.is_some(), self.bias.map_or("", BiasKind::name));
         option(self.output != self.input, &format!("_to_{}", self.output.name()));
         option(self.accumulate, "_acc");
         option(self.access != Access::B16, &format!("_a{}", self.access.bytes()));

@@ -15,7 +15,7 @@
 //!
 //! With keys as rows, scores are transposed, and so is the mask; P and dS come out of one product as the next one's left
 //! operand on both sides. A warp has rows of its own; where gradients are too wide for its registers, several warps have
-//! the same rows and shares of the columns. Reads Q, K, V, D_OUT, ROW_TERMS, LENGTHS_*; writes DQ, or DK and DV (see
+//! the same rows and shares of the columns. Reads Q, K, V, D_OUT, ROW_TERMS, BIAS, LENGTHS_*; writes DQ, or DK and DV (see
 //! [`crate::slots::backward`]).
 
 mod config;
@@ -35,6 +35,7 @@ pub use config::{Config, Shape};
 use crate::{
     backward_rows::TermsArgument,
     parts::{
+        bias::BiasArgument,
         columns::Columns,
         mask::Mask,
         scale::Scale,
@@ -61,6 +62,7 @@ struct Arguments {
     schedule: Schedule,
     mask: Mask,
     scale: Scale,
+    bias: Option<BiasArgument>,
     /// What the sums of dQ and dK are multiplied by.
     factor: Reg<F32>,
 }
@@ -93,6 +95,7 @@ impl Arguments {
             schedule: Schedule::declare(b, params, (cfg.side, cfg.lengths), cfg.tile_rows()),
             mask: Mask::declare(b, params, cfg.mask),
             scale: Scale::declare(b, params, cfg.softcap, cfg.input),
+            bias: BiasArgument::declare(b, params, cfg.bias),
             factor: params.f32(b, "scale", |p| p.forward().scale()),
         }
     }

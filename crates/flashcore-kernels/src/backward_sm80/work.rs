@@ -15,8 +15,10 @@ use super::{
 use crate::{
     backward_rows::ROW_BYTES,
     parts::{
+        bias::HeadBias,
         load::{self, RowSource, TileLoad},
         mask::{KeyTiles, Visibility, thread_column},
+        row_end::{clear_unused, thread_rows},
         schedule::{Side, Tile},
         staged::columns_at,
     },
@@ -39,7 +41,8 @@ pub(super) fn row_tile(b: &mut Builder, cfg: &Config, args: &Arguments, layout: 
         None => Terms::of_rows(b, cfg, args, &tile, rows.warp, rows.there),
     };
     let sums = Sums::new(b, cfg);
-    let walk = Walk::new(b, cfg, args, layout, Parts { ring, terms, sums: &sums, visible, rows });
+    let bias = args.bias.map(|bias| bias.of_tile(b, &tile));
+    let walk = Walk::new(b, cfg, args, layout, Parts { ring, terms, sums: &sums, visible, rows, bias });
     walk.heads(b);
     // Other warps may still read what gradients are gathered over, and without tiles nobody has waited for any.
     load::wait(b, 0);
@@ -166,6 +169,7 @@ struct Parts<'a> {
     sums: &'a Sums,
     visible: Visibility,
     rows: Rows,
+    bias: Option<HeadBias>,
 }
 
 /// The loop over streamed tiles.
@@ -212,7 +216,12 @@ impl<'a> Walk<'a> {
             self.tiles(b);
             b.set(left, left - 1);
             let more = b.uniform::<Cta>(left.ne(0));
-            b.if_uniform(more, |b| self.parts.ring.next_head(b, terms_step));
+            b.if_uniform(more, |b| {
+                self.parts.ring.next_head(b, terms_step);
+                if let Some(bias) = &self.parts.bias {
+                    bias.next_head(b);
+                }
+            });
             more
         });
     }
@@ -271,8 +280,8 @@ impl<'a> Walk<'a> {
         add_scores(b, cfg, &scores, &self.left[0], &right, cfg.dim_qk);
         scores.iter().for_each(|tile| self.args.scale.cap(b, tile.regs()));
         let weights = scores;
-        if kind == Kind::Cut {
-            self.hide(b, &weights, first);
+        if self.parts.bias.is_some() || kind == Kind::Cut {
+            self.change(b, kind, &weights, first);
         }
         let probabilities = weigh(b, cfg, self.args.scale.log2, &weights, &terms);
         if let Some(sums) = &sums.second {
@@ -285,11 +294,27 @@ impl<'a> Walk<'a> {
         multiply(b, &weights, &d_probabilities);
         let slopes = d_probabilities;
         if let Some(range) = sums.range {
+            self.clear_beyond(b, &slopes);
             range.keep(b, &slopes, &sums.first);
         }
         let left = round(b, cfg, &slopes);
         let right = ring.along(b, 0, first, self.columns_at[0]);
         add_sums(b, cfg, &sums.first, &left, &right);
+    }
+
+    /// Zeros for rows beyond the last: their numbers may be as large as they like, and must not move the range of others.
+    fn clear_beyond(&self, b: &mut Builder, slopes: &[Acc]) {
+        let Rows { warp, there, .. } = self.parts.rows;
+        let end = b.let_((warp + self.cfg.shape.blocks * MMA_M).signed());
+        let some = b.uniform::<Warp>(end.gt(there));
+        b.if_uniform(some, |b| {
+            let lane = b.lane();
+            for (block, slopes) in (0..).zip(slopes) {
+                let first = b.let_(warp + block * MMA_M);
+                let beyond = thread_rows(b, first, lane).map(|row| b.let_(row.signed().ge(there)));
+                clear_unused(b, beyond, slopes);
+            }
+        });
     }
 
     /// The first streamed row of a step of this turn.
@@ -305,7 +330,8 @@ impl<'a> Walk<'a> {
         b.uniform(seen)
     }
 
-    fn hide(&self, b: &mut Builder, scores: &[Acc], first: Reg<U32>) {
+    /// Adds the bias, and hides what the mask or the end cuts.
+    fn change(&self, b: &mut Builder, kind: Kind, scores: &[Acc], first: Reg<U32>) {
         let row = self.step_row(b, first);
         let lane = b.lane();
         let column = thread_column(b, lane);
@@ -313,7 +339,12 @@ impl<'a> Walk<'a> {
         for (n, scores) in (0..).zip(scores) {
             let row = b.let_(self.parts.rows.thread + n * MMA_M as i32);
             let rows = [row, b.let_(row + 8)];
-            self.parts.visible.of_thread(b, rows).hide(b, scores, first);
+            if let Some(bias) = &self.parts.bias {
+                bias.add(b, self.cfg.side, scores, rows, first);
+            }
+            if kind == Kind::Cut {
+                self.parts.visible.of_thread(b, rows).hide(b, scores, first);
+            }
         }
     }
 }

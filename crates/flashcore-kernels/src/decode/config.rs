@@ -10,7 +10,7 @@ use flashcore_tile::{Element, Half, MMA_M};
 use serde::{Deserialize, Serialize};
 
 use super::{MOST_SEQUENCES, cluster::Exchange, part::COLUMNS};
-use crate::parts::{lengths::LengthsKind, mask::Sides, sinks::sink_name};
+use crate::parts::{lengths::LengthsKind, mask::Sides, share::Share, sinks::sink_name};
 
 /// Floats by which the row of a part is longer than its values: a head of four, and as many that only pad, so that
 /// four rows meet different banks of shared memory.
@@ -37,6 +37,8 @@ pub struct Config {
     pub mask: Sides,
     /// How sequences are told.
     pub lengths: LengthsKind,
+    /// Which sequences it computes: all, or the short ones.
+    pub share: Share,
     /// How the keys of a sequence lie.
     pub keys: Keys,
     /// Scores are limited by a hyperbolic tangent.
@@ -200,6 +202,7 @@ impl Config {
         }
         option(true, &format!("_{}", self.mask.name()));
         option(self.lengths.name() != "uniform", &format!("_{}", self.lengths.name()));
+        option(self.share != Share::All, "_short");
         option(self.keys == Keys::Paged, "_paged");
         option(self.softcap, "_cap");
         option(self.sinks.is_some(), sink_name(self.sinks));

@@ -11,6 +11,7 @@ use super::{
     config::Copies,
     unit::{Sequence, Unit},
 };
+use crate::parts::{search, share::Share};
 
 const WARP: u32 = 32;
 /// Sequences at most: their turns are noted in the shared memory of a CTA.
@@ -47,7 +48,14 @@ pub(super) fn each_unit(
             let to = b.let_((end - at + place.turn).min(turns));
             let start = b.let_(at - place.turn);
             let unit = Unit::of_turns(b, cfg, (sequence, place.head), [place.turn, to], (start, per));
-            work(b, &unit);
+            match cfg.share {
+                Share::All => work(b, &unit),
+                // Sequences of others have no turns.
+                _ => {
+                    let some = b.uniform::<Cta>(turns.gt(0));
+                    b.if_uniform(some, |b| work(b, &unit));
+                }
+            }
             b.set(at, at + to - place.turn);
             place.next_row(b, args);
             b.sync_cta();
@@ -76,27 +84,23 @@ fn noted(b: &mut Builder, sequence: Reg<U32>) -> Shared {
     b.let_(sequence * 4 + base).into()
 }
 
-/// The turns of 32 sequences from `first` on, one for each lane; 0 beyond the last.
-fn turns_of_lanes(b: &mut Builder, args: &Arguments, first: Reg<U32>) -> Reg<U32> {
-    let lane = b.lane();
-    let index = b.let_(first + lane);
-    let last = b.let_(args.sequences - 1);
-    let at = b.let_(index.min(last));
-    let at = noted(b, at);
+/// The turns of a sequence, as noted; each lane may ask for another.
+fn turns_of(b: &mut Builder, sequence: Reg<U32>) -> Reg<U32> {
+    let at = noted(b, sequence);
     let [turns] = b.load_shared::<U32, 1>(at);
-    b.let_(index.lt(args.sequences).select(turns, 0))
+    turns
 }
 
 /// The turns of all rows.
 fn all_turns(b: &mut Builder, args: &Arguments) -> Reg<U32> {
-    let first = b.var_in(Scope::Warp, 0);
-    let sum = b.var_in(Scope::Lane, 0);
+    let (lane, sum) = (b.lane(), b.var_in(Scope::Lane, 0));
+    let index = b.var_in(Scope::Lane, lane);
     b.while_(
-        |_| first.lt(args.sequences),
+        |_| index.lt(args.sequences),
         |b| {
-            let turns = turns_of_lanes(b, args, first);
+            let turns = turns_of(b, index);
             b.add_to(sum, turns);
-            b.add_to(first, WARP);
+            b.add_to(index, WARP);
         },
     );
     let all = b.warp_sum(sum);
@@ -114,34 +118,10 @@ struct Place {
 impl Place {
     /// The place of turn number `at` of all; every warp finds it for itself.
     fn find(b: &mut Builder, args: &Arguments, at: Reg<U32>) -> Self {
-        let [first, before] = [(); 2].map(|()| b.var_in(Scope::Warp, 0));
-        let turns = b.var_in(Scope::Lane, 0);
-        // The group of 32 sequences first, then the sequence in the group by halves.
-        b.do_while(|b| {
-            let lanes = turns_of_lanes(b, args, first);
-            b.set(turns, lanes);
-            let group = b.warp_sum(turns);
-            let behind = b.let_(before + group);
-            let passed = b.let_((behind * args.heads_kv).le(at));
-            b.select_into(before, passed, behind, before);
-            b.select_into(first, passed, first + WARP, first);
-            b.uniform::<flashcore_tile::Warp>(passed)
-        });
-        let (lane, number) = (b.lane(), b.var_in(Scope::Warp, 0));
-        let within = b.var_in(Scope::Warp, before);
-        for step in [16, 8, 4, 2, 1] {
-            let most = b.let_(number + step);
-            let counted = b.let_(lane.lt(most).select(turns, 0));
-            let sum = b.warp_sum(counted);
-            let behind = b.let_(before + sum);
-            let passed = b.let_((behind * args.heads_kv).le(at));
-            b.select_into(number, passed, most, number);
-            b.select_into(within, passed, behind, within);
-        }
-        let own = b.let_(lane.eq(number).select(turns, 0));
-        let own = b.warp_sum(own);
-        let rest = b.let_(at - within * args.heads_kv);
-        let values = [b.let_(first + number), b.let_(rest / own), b.let_(rest % own)];
+        let of_heads = b.let_(at / args.heads_kv);
+        let found = search::find(b, of_heads, args.sequences, turns_of);
+        let rest = b.let_(at - found.before * args.heads_kv);
+        let values = [found.index, b.let_(rest / found.own), b.let_(rest % found.own)];
         let [sequence, head, turn] = values.map(|value| {
             let agreed = b.broadcast(value, Scope::Cta);
             b.var_in(Scope::Cta, agreed)

@@ -13,6 +13,7 @@
 
 mod cluster;
 mod config;
+mod cost;
 mod end;
 mod even;
 mod load;
@@ -36,13 +37,20 @@ pub use even::MOST_SEQUENCES;
 
 use crate::{
     parts::{
-        lengths::LengthArguments, maps::slab_map, mask::Mask, scale::Scale, sinks::SinkArgument,
+        lengths::LengthArguments,
+        maps::slab_map,
+        mask::Mask,
+        scale::Scale,
+        share::{Share, short_queries},
+        sinks::SinkArgument,
         tensor::TensorArgument,
     },
     slots,
 };
 use cluster::Exchange;
 use config::{padded, part_row};
+pub(crate) use cost::{nanoseconds, room};
+use cost::{of_parts, visible_keys};
 use pages::PageArguments;
 use source::Tensor;
 
@@ -82,7 +90,7 @@ pub(crate) struct Arguments {
 
 impl Arguments {
     fn declare(b: &mut Builder, params: &mut Params<Problem>, cfg: &Config) -> Self {
-        let (turn, tile_n) = (cfg.keys_per_turn(), cfg.shape.tile_n);
+        let (turn, tile_n, share) = (cfg.keys_per_turn(), cfg.shape.tile_n, cfg.share);
         let seq_q = params.u32(b, "seq_q", |p| p.seq_q() as u32);
         let seq_kv = params.u32(b, "seq_kv", |p| p.seq_kv() as u32);
         Self {
@@ -95,7 +103,7 @@ impl Arguments {
                 parts: params.buffer(b, "parts", slots::PARTS),
                 done: params.buffer(b, "done", slots::TILE_COUNTER),
             }),
-            rows: params.u32(b, "rows", |p| rows(p) as u32),
+            rows: params.u32(b, "rows", move |p| tile_rows(p, share) as u32),
             heads: params.u32(b, "heads", |p| p.heads_q() as u32),
             heads_kv: params.u32(b, "heads_kv", |p| p.heads_kv() as u32),
             group: params.u32(b, "group", |p| p.group() as u32),
@@ -182,9 +190,22 @@ fn wait_for_predecessor(b: &mut Builder, cfg: &Config) {
     }
 }
 
+/// Bytes of shared memory in which a cluster of `parts` CTAs exchanges so many numbers.
+pub(crate) const fn exchange_bytes(numbers: u32, parts: u32) -> u32 {
+    Exchange::bytes(numbers / part::COLUMNS, parts)
+}
+
 /// Rows of a tile: queries × heads that share a key head.
 pub fn rows(problem: &Problem) -> usize {
     problem.longest_q().saturating_mul(problem.group())
+}
+
+/// Rows of a tile at most, where a kernel computes only some sequences.
+fn tile_rows(problem: &Problem, share: Share) -> usize {
+    match share {
+        Share::All => rows(problem),
+        _ => short_queries(problem) * problem.group(),
+    }
 }
 
 /// Row tiles: one for each key head of each sequence.
@@ -208,24 +229,15 @@ pub(crate) fn splits(cfg: &Config, problem: &Problem, sms: u32) -> u32 {
     if let Some(splits) = cfg.shape.splits {
         return splits;
     }
-    let turns =
-        problem.longest_kv().div_ceil(least_keys(problem, cfg.keys_per_turn()) as usize).max(1) as u32;
+    let turns = |keys: usize| keys.div_ceil(least_keys(problem, cfg.keys_per_turn()) as usize).max(1) as u32;
     if problem.batch_invariant() {
-        return turns.min(INVARIANT_SPLITS);
+        return turns(problem.longest_kv()).min(INVARIANT_SPLITS);
     }
-    let (tiles, slots) = (row_tiles(problem).max(1) as u64, u64::from(sms * cfg.shape.ctas_per_sm));
-    // The part of all CTAs' time in which they have work, were all units equally long.
-    let used = |splits: u32| {
-        let units = tiles * u64::from(splits);
-        units as f64 / (units.div_ceil(slots) * slots) as f64
-    };
-    let most = turns.min(slots.div_ceil(tiles) as u32 * 2).max(1);
-    let best = (1..=most).map(used).fold(0.0, f64::max);
-    (1..=most).find(|&splits| used(splits) >= ENOUGH * best).unwrap_or(1)
+    let fill = u64::from(sms * cfg.shape.ctas_per_sm).div_ceil(row_tiles(problem).max(1) as u64);
+    let most = turns(visible_keys(problem)).min(2 * fill as u32);
+    let time = |&splits: &u32| of_parts(cfg, problem, sms, splits);
+    (1..=most).min_by(|one, other| time(one).total_cmp(&time(other))).unwrap_or(1)
 }
-
-/// How much of the best use of the GPU is enough: units that are fewer have less to merge.
-const ENOUGH: f64 = 0.9;
 
 /// The launch that computes `problem`: `None` where there is nothing to compute.
 pub fn extent(cfg: &Config, problem: &Problem, sms: u32) -> Option<Extent> {
@@ -241,7 +253,7 @@ pub fn extent(cfg: &Config, problem: &Problem, sms: u32) -> Option<Extent> {
             ([ctas, 1, 1], 2 * ctas as usize)
         }
     };
-    let part = rows(problem) as u64 * u64::from(part_row(cfg.dim_v));
+    let part = tile_rows(problem, cfg.share) as u64 * u64::from(part_row(cfg.dim_v));
     let mut workspace = vec![
         Workspace { slot: slots::PARTS, bytes: parts as u64 * part, zeroed: false },
         Workspace { slot: slots::TILE_COUNTER, bytes: 4 * tiles as u64, zeroed: true },

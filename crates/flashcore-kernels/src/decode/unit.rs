@@ -1,11 +1,12 @@
 //! What one CTA works on at a time: the rows of a key head of a sequence, and a range of their keys.
 
-use flashcore_tile::{Builder, Cta, Reg, S32, U32};
+use flashcore_tile::{Builder, Cta, Pred, Reg, S32, U32};
 
 use super::{Arguments, Config, config::Order};
 use crate::parts::{
     lengths::{LengthsKind, Span},
     mask::{KeyTiles, Visibility},
+    share::Share,
 };
 
 /// A sequence: its queries and keys, and what its rows see.
@@ -31,6 +32,8 @@ pub(super) struct Sequence {
     /// The first of them, and how many there are.
     first: Reg<S32>,
     count: Reg<U32>,
+    /// Whether this kernel computes the sequence, if there is one that it does not.
+    mine: Option<Pred>,
 }
 
 impl Sequence {
@@ -41,7 +44,9 @@ impl Sequence {
         let packed = matches!(cfg.lengths, LengthsKind::Ragged | LengthsKind::PackedQueries);
         let (batch, all) = if packed { (zero, q.len) } else { (index, args.lengths.seq_q) };
         // A sequence with more queries than was promised loses some, but touches nothing it should not.
-        let rows = b.let_((q.len * args.group).min(args.rows));
+        let all_rows = b.let_(q.len * args.group);
+        let rows = b.let_(all_rows.min(args.rows));
+        let mine = (cfg.share != Share::All).then(|| b.let_(all_rows.le(args.rows)));
         let written = b.let_((all * args.group).min(args.rows));
         let visible = args.mask.over(b, q.len, kv.len);
         let tiles = key_tiles(b, cfg, &visible, q.len);
@@ -59,12 +64,19 @@ impl Sequence {
             tiles,
             first,
             count: b.let_((tiles.end - first).max(0).unsigned()),
+            mine,
         }
     }
 
     /// Turns that a CTA needs for all keys: at least one, which writes the rows even if they see none.
     pub(super) fn turns(&self, b: &mut Builder, cfg: &Config) -> Reg<U32> {
-        b.let_(self.count.div_ceil(cfg.shape.warps).max(1))
+        let turns = b.let_(self.count.div_ceil(cfg.shape.warps).max(1));
+        self.if_mine(b, turns)
+    }
+
+    /// A number of this sequence, or 0 where it is another kernel's.
+    fn if_mine(&self, b: &mut Builder, number: Reg<U32>) -> Reg<U32> {
+        self.mine.map_or(number, |mine| b.select(mine, number, 0))
     }
 
     /// Where a query lies in Q and the output.
@@ -102,6 +114,7 @@ impl Unit {
         let each = b.let_(each.div_ceil(warps) * warps);
         let each = b.let_(each.max(args.least_tiles));
         let count = b.let_(((sequence.count + each - 1) / each).max(1));
+        let count = sequence.if_mine(b, count);
         let none = b.uniform::<Cta>(number.ge(count));
         b.if_uniform(none, |b| b.exit());
         let begin = b.let_(sequence.first + (number * each).signed());

@@ -37,7 +37,7 @@ pub(super) fn row_end(
     queries: Reg<U32>,
     number: u32,
 ) -> (Acc, Finished) {
-    let mut finished = block.softmax.finish(b, sink.map(|sink| [sink; ROWS_PER_THREAD]));
+    let mut finished = block.softmax.finish(b, sink.map(|sink| [sink; ROWS_PER_THREAD]), None);
     if cfg.lengths.cuts_queries() {
         for half in [0, 1] {
             let row = row + (number * MMA_M + 8 * half as u32) as i32;

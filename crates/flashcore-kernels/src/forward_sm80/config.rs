@@ -11,11 +11,13 @@ use serde::{Deserialize, Serialize};
 
 use super::Access;
 use crate::parts::{
+    bias::BiasKind,
     columns::{Columns, padded},
     entries::ENTRY_BYTES,
     lengths::LengthsKind,
     load::Copies,
     mask::Sides,
+    share::Share,
     sinks::sink_name,
 };
 
@@ -44,10 +46,14 @@ pub struct Config {
     pub softcap: bool,
     /// Element type of every head's extra logit, if there is one.
     pub sinks: Option<DType>,
+    /// What is added to scores, if anything.
+    pub bias: Option<BiasKind>,
     /// What rows are aligned to.
     pub access: Access,
     /// Keys and values lie in pages.
     pub paged: bool,
+    /// Which sequences it computes: all, or the long ones.
+    pub share: Share,
 }
 
 /// Tile, warps and pipeline of a kernel: what tuning changes.
@@ -155,9 +161,11 @@ impl Config {
         option(self.lengths.name() != "uniform", &format!("_{}", self.lengths.name()));
         option(self.softcap, "_cap");
         option(self.sinks.is_some(), sink_name(self.sinks));
+        option(self.bias.is_some(), self.bias.map_or("", BiasKind::name));
         option(self.output != self.input, &format!("_to_{}", self.output.name()));
         option(self.accumulate, "_acc");
         option(self.paged, "_paged");
+        option(self.share != Share::All, "_long");
         option(self.access != Access::B16, &format!("_a{}", self.access.bytes()));
         Ident::new(name).expect("made of legal parts")
     }

@@ -8,7 +8,7 @@
 //! A CTA works on one tile of query rows and walks its key tiles from the last to the first: tiles that the mask or
 //! the end of the sequence cuts come first, then the whole ones, then those that the left bound cuts. A warp has rows of
 //! its own; where their output is too wide for its registers, two warps have the same rows and halves of the columns.
-//! Keys in pages are found a turn before they are loaded, see `parts/entries.rs`. Reads Q, K, V, SINKS, LENGTHS_*, TABLE; writes OUT and, unless it is null, LSE (see [`crate::slots`]). f32 tensors take the
+//! Keys in pages are found a turn before they are loaded, see `parts/entries.rs`. Reads Q, K, V, SINKS, BIAS, LENGTHS_*, TABLE; writes OUT and, unless it is null, LSE (see [`crate::slots`]). f32 tensors take the
 //! same way with three products for one, see `factor.rs`.
 
 mod block;
@@ -26,12 +26,14 @@ pub use config::{Config, Shape};
 
 use crate::{
     parts::{
+        bias::BiasArgument,
         columns::padded,
         entries::Entries,
         mask::Mask,
         pages::PageArguments,
         scale::Scale,
-        schedule::{Schedule, Side},
+        schedule::{LongOnly, Schedule, Side, long_tiles},
+        share::Share,
         sinks::SinkArgument,
         tensor::TensorArgument,
     },
@@ -47,10 +49,13 @@ pub(crate) struct Arguments {
     out: TensorArgument,
     lse: Reg<U64>,
     sinks: Option<SinkArgument>,
+    bias: Option<BiasArgument>,
     schedule: Schedule,
     mask: Mask,
     scale: Scale,
     pages: Option<PageArguments>,
+    /// Where others compute sequences of few queries.
+    long: Option<LongOnly>,
 }
 
 impl Arguments {
@@ -62,10 +67,12 @@ impl Arguments {
             out: TensorArgument::declare(b, params, "out", slots::OUT, |p| (p.out(), p.out_dtype())),
             lse: params.buffer(b, "lse", slots::LSE),
             sinks: SinkArgument::declare(b, params, cfg.sinks),
+            bias: BiasArgument::declare(b, params, cfg.bias),
             schedule: Schedule::declare(b, params, (Side::Queries, cfg.lengths), cfg.tile_m()),
             mask: Mask::declare(b, params, cfg.mask),
             scale: Scale::declare(b, params, cfg.softcap, cfg.input),
             pages: cfg.paged.then(|| PageArguments::declare(b, params)),
+            long: (cfg.share == Share::Long).then(|| LongOnly::declare(b, params)),
         }
     }
 }
@@ -115,6 +122,9 @@ pub fn forward_sm80(cfg: &Config) -> Result<Program<Problem>, BuildError> {
 
 /// The launch that computes `problem`: one CTA for each row tile. `None` where there is nothing to compute.
 pub fn extent(cfg: &Config, problem: &Problem) -> Option<Extent> {
-    let tiles = Side::Queries.tile_count(problem, cfg.tile_m());
+    let tiles = match cfg.share {
+        Share::Long => long_tiles(problem, cfg.tile_m()),
+        _ => Side::Queries.tile_count(problem, cfg.tile_m()),
+    };
     (tiles > 0).then(|| Extent { grid: [tiles as u32, 1, 1], workspace: Vec::new(), dependent: false })
 }

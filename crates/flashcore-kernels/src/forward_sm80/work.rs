@@ -11,17 +11,21 @@ use super::{
     products::{Queries, StepKeys, Values, needs_branches, outputs, scores},
 };
 use crate::parts::{
+    bias::HeadBias,
     entries::TableReader,
     load::{self, RowSource, TileLoad},
     mask::{KeyTiles, Visibility, thread_column},
-    schedule::Tile,
+    schedule::{Side, Tile},
     softmax::Softmax,
     staged::{Output, columns_at},
 };
 
 /// Computes this CTA's row tile.
 pub(super) fn row_tile(b: &mut Builder, cfg: &Config, args: &Arguments, layout: &Layout) {
-    let tile = args.schedule.tile(b, cfg.tile_m());
+    let tile = match args.long {
+        Some(long) => args.schedule.long_tile(b, cfg.tile_m(), long),
+        None => args.schedule.tile(b, cfg.tile_m()),
+    };
     let beyond = b.uniform::<Cta>(tile.first_row.ge(tile.rows));
     b.if_uniform(beyond, |b| b.exit());
 
@@ -32,7 +36,8 @@ pub(super) fn row_tile(b: &mut Builder, cfg: &Config, args: &Arguments, layout: 
     let queries = Queries::new(b, cfg, layout, rows.warp);
     // Where there are key tiles there are keys, but the assembler does not know.
     let apart = needs_branches(cfg).then(|| b.uniform(tile.kv_len.gt(0)));
-    KeyLoop { cfg, args, ring, blocks: &blocks, queries, visible, rows, apart }.run(b);
+    let bias = args.bias.map(|bias| bias.of_tile(b, &tile));
+    KeyLoop { cfg, args, ring, blocks: &blocks, queries, visible, rows, apart, bias }.run(b);
 
     let sink = args.sinks.map(|sinks| sinks.of_head(b, tile.head));
     let finished: Vec<_> = (0..)
@@ -291,6 +296,7 @@ struct KeyLoop<'a> {
     visible: Visibility,
     rows: Rows,
     apart: Option<Uniform<Cta>>,
+    bias: Option<HeadBias>,
 }
 
 /// Whether a key tile hides keys from some rows.
@@ -355,8 +361,8 @@ impl KeyLoop<'_> {
         let keys = StepKeys { rows: &ring.keys, skip };
         let scores = scores(b, self.cfg, &self.queries, keys);
         scores.iter().for_each(|tile| self.args.scale.cap(b, tile.regs()));
-        if kind == Kind::Cut {
-            self.hide(b, &scores, first);
+        if self.bias.is_some() || kind == Kind::Cut {
+            self.change(b, kind, &scores, first);
         }
         let tiles: Vec<_> =
             self.blocks.iter().zip(&scores).map(|(block, scores)| block.tile(scores)).collect();
@@ -379,7 +385,8 @@ impl KeyLoop<'_> {
         b.uniform(seen)
     }
 
-    fn hide(&self, b: &mut Builder, scores: &[Acc], first: Reg<U32>) {
+    /// Adds the bias, and hides keys where the mask or the end cuts.
+    fn change(&self, b: &mut Builder, kind: Kind, scores: &[Acc], first: Reg<U32>) {
         let key = self.step_key(b, first);
         let lane = b.lane();
         let column = thread_column(b, lane);
@@ -387,7 +394,12 @@ impl KeyLoop<'_> {
         for (n, scores) in (0..).zip(scores) {
             let row = b.let_(self.rows.thread + n * MMA_M as i32);
             let rows = [row, b.let_(row + 8)];
-            self.visible.of_thread(b, rows).hide(b, scores, key);
+            if let Some(bias) = &self.bias {
+                bias.add(b, Side::Queries, scores, rows, key);
+            }
+            if kind == Kind::Cut {
+                self.visible.of_thread(b, rows).hide(b, scores, key);
+            }
         }
     }
 }

@@ -2,21 +2,26 @@
 
 use flashcore_core::DType;
 use flashcore_ptx::ident::Ident;
-use flashcore_tile::{Element, Half, RegisterBudget, Roles};
+use flashcore_tile::{Element, RegisterBudget, Roles};
 use serde::{Deserialize, Serialize};
 
 use super::ROWS_PER_GROUP;
 use crate::{
     parts::{lengths::LengthsKind, mask::Sides, sinks::sink_name},
     plan::hopper,
+    turn_values::COUNTED,
 };
 
 /// A kernel of this family: two configs that are equal give the same text.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Config {
-    /// What Q, K and V are made of; probabilities are rounded to it too.
-    pub input: Half,
-    /// What the output is made of: as the input, or f32.
+    /// What Q, K and V are made of, f16, bf16 or E4M3; probabilities are rounded to it too.
+    pub input: Element,
+    /// Whether Q, K and V have factors.
+    pub scaled: bool,
+    /// Whether what tensor cores have added up over a key tile is added to the rest in f32.
+    pub settles: bool,
+    /// What the output is made of: as the input where that has 16 bits, or f32.
     pub output: Element,
     /// Whether the result is merged into what output and LSE hold already; the output is f32 then.
     pub accumulate: bool,
@@ -170,7 +175,7 @@ impl Config {
 
     /// The kernel's name: all of the config is in it but the producer's registers.
     pub fn name(&self) -> Ident {
-        let input = self.input.element();
+        let input = self.input;
         let Shape { consumers, tile_n, stages, q_stages, staging, budget, order, ctas_per_sm, turn } =
             self.shape;
         let mut name = format!(
@@ -187,12 +192,16 @@ impl Config {
         let used = format!("_{}", self.lengths.name());
         let options = [
             (self.used(), used.as_str()),
+            (self.scaled, "_scaled"),
             (self.softcap, "_cap"),
             (self.sinks.is_some(), sink_name(self.sinks)),
         ];
         options.into_iter().filter(|(on, _)| *on).for_each(|(_, text)| name.push_str(text));
         if self.output != input {
             name.push_str(&format!("_to_{}", self.output.name()));
+        }
+        if self.settles {
+            name.push_str("_settled");
         }
         if self.accumulate {
             name.push_str("_acc");
@@ -206,7 +215,18 @@ impl Config {
 
     /// Columns of a tile of Q, K or V for `dim` features: whole slabs.
     pub(super) const fn padded(&self, dim: u32) -> u32 {
-        dim.next_multiple_of(self.input.element().slab_cols())
+        dim.next_multiple_of(self.input.slab_cols())
+    }
+
+    /// Whether elements have 8 bits: products then want the keys of a feature next to each other, and keep fewer bits of
+    /// their sums.
+    pub(crate) const fn narrow(&self) -> bool {
+        self.input.bytes() == 1
+    }
+
+    /// Columns of sums of probabilities, beside the output's: where elements have 8 bits.
+    pub(super) const fn counted_cols(&self) -> u32 {
+        if self.narrow() { COUNTED } else { 0 }
     }
 
     /// Shared memory of a CTA, but for barriers and what parts of a tile are merged in.
@@ -215,7 +235,7 @@ impl Config {
         let (qk, v) = (self.padded(self.dim_qk), self.padded(self.dim_v));
         let input = q_stages * self.tile_m() * qk + stages * tile_n * (qk + v);
         let output = if self.stages_output() { self.tile_m() * staging.places * staging.cols } else { 0 };
-        input * self.input.element().bytes() + output * self.output.bytes()
+        input * self.input.bytes() + output * self.output.bytes()
     }
 
     /// Whether rows of the output are f32 and leave from registers.
@@ -239,6 +259,6 @@ impl Config {
     }
 
     pub(super) const fn roles(&self) -> Roles {
-        Roles { consumers: self.shape.consumers, budget: self.shape.budget }
+        Roles { consumers: self.shape.consumers, budget: self.shape.budget, mover: None }
     }
 }

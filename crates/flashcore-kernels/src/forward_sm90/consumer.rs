@@ -10,8 +10,8 @@
 
 use flashcore_tile::{Builder, Major, MatrixOperand, Pred, Reg, U32, WARPGROUP, Warpgroup};
 
-use super::{Arguments, Config, Layout, ROWS_PER_GROUP, epilogue::Epilogue, turns::Turn};
-use crate::parts::softmax::Softmax;
+use super::{Arguments, Config, Layout, ROWS_PER_GROUP, epilogue::Epilogue};
+use crate::parts::{scale::Scale, softmax::Softmax, turns::Turn};
 
 /// What a consumer keeps for the whole launch.
 pub(super) struct Consumer<'a> {
@@ -34,6 +34,8 @@ pub(super) struct Consumer<'a> {
     pub(super) q_count: Reg<U32>,
     pub(super) kv_count: Reg<U32>,
     pub(super) softmax: Softmax,
+    /// What scores are multiplied by: that of the tile, where tiles have factors.
+    pub(super) scale: Scale,
     /// When this consumer may multiply, where consumers do so in turn.
     turn: Option<Turn>,
 }
@@ -61,6 +63,7 @@ impl<'a> Consumer<'a> {
         let thread = b.let_(group * WARPGROUP + thread % WARPGROUP);
         let lane = b.lane();
         let leader = b.let_(lane.eq(0));
+        let scale = if cfg.scaled { args.scale.variable(b) } else { args.scale };
         let group_rows = b.let_(group * (ROWS_PER_GROUP * layout.q.tile().slab_width()));
         Self {
             cfg,
@@ -73,10 +76,11 @@ impl<'a> Consumer<'a> {
             leader,
             q: layout.q.tile().operand(b, Major::K, group_rows),
             k: layout.k.tile().operand(b, Major::K, 0),
-            v: layout.v.tile().operand(b, Major::Mn, 0),
+            v: layout.v.tile().operand(b, if cfg.narrow() { Major::K } else { Major::Mn }, 0),
             q_count: b.var(0),
             kv_count: b.var(0),
-            softmax: Softmax::new(b, args.scale.log2, cfg.input),
+            softmax: Softmax::new(b, scale.log2, cfg.input),
+            scale,
             turn: layout.turns.map(|turns| turns.of(b, group)),
         }
     }

@@ -141,7 +141,10 @@ impl Staged {
 
 impl Consumer<'_> {
     /// What this thread's rows become when they are written.
-    pub(super) fn end_rows(&self, b: &mut Builder, tile: &Tile, finished: Finished) -> Ended {
+    pub(super) fn end_rows(&self, b: &mut Builder, tile: &Tile, mut finished: Finished) -> Ended {
+        if let Some([_, values]) = tile.factors(b) {
+            finished.factor = finished.factor.map(|factor| b.let_(factor * values));
+        }
         let ended = if self.cfg.accumulate {
             let old = self.old_lse(b, tile, None);
             Ended::merged(b, finished, old)

@@ -11,6 +11,7 @@ mod config;
 mod consumer;
 mod epilogue;
 mod merge;
+mod output;
 mod passing;
 mod producer;
 mod reports;
@@ -19,7 +20,6 @@ mod schedule;
 mod single;
 mod step;
 mod tiles;
-mod turns;
 mod values;
 
 use flashcore_core::Problem;
@@ -33,6 +33,7 @@ pub use config::{Config, Order, Policy, Shape, Staging};
 
 use crate::{
     parts::{
+        factors::FactorArguments,
         lengths::LengthArguments,
         maps::{map, packed_map},
         mask::Mask,
@@ -40,8 +41,9 @@ use crate::{
         sections::{Sections, full_sections},
         sinks::SinkArgument,
         tensor::TensorArgument,
+        turns::Turns,
     },
-    slots,
+    slots, turn_values,
 };
 
 /// Rows that one consumer warpgroup owns.
@@ -69,6 +71,7 @@ pub(crate) struct Arguments {
     tiles: Reg<U32>,
     section: Reg<U32>,
     scale: Scale,
+    factors: Option<FactorArguments>,
     sinks: Option<SinkArgument>,
     lengths: LengthArguments,
     mask: Mask,
@@ -76,10 +79,13 @@ pub(crate) struct Arguments {
 
 impl Arguments {
     fn declare(b: &mut Builder, params: &mut Params<Problem>, cfg: Config) -> Self {
-        let (input, tile_m, tile_n) = (cfg.input.element(), cfg.tile_m(), cfg.tile_n());
+        let (input, tile_m, tile_n) = (cfg.input, cfg.tile_m(), cfg.tile_n());
         let q = params.tensor_map(b, "q", move |p| packed_map(p.q(), input, slots::Q, tile_m, cfg.pack));
         let k = params.tensor_map(b, "k", move |p| map(p.k(), input, slots::K, tile_n));
-        let v = params.tensor_map(b, "v", move |p| map(p.v(), input, slots::V, tile_n));
+        let v = params.tensor_map(b, "v", move |p| match cfg.narrow() {
+            true => turn_values::turned_map(p, tile_n),
+            false => map(p.v(), input, slots::V, tile_n),
+        });
         let out = (!cfg.wide()).then(|| {
             params.tensor_map(b, "out", move |p| {
                 packed_map(p.out(), cfg.output, slots::OUT, ROWS_PER_WARP, cfg.pack)
@@ -108,6 +114,7 @@ impl Arguments {
             tiles: params.u32(b, "tiles", move |p| tiles(p, cfg)),
             section: params.u32(b, "section", move |p| if cfg.mask.right { full_sections(p) } else { 1 }),
             scale: Scale::declare(b, params, cfg.softcap, cfg.input),
+            factors: cfg.scaled.then(|| FactorArguments::declare(b, params)),
             sinks: SinkArgument::declare(b, params, cfg.sinks),
             lengths: LengthArguments::declare(b, params, cfg.lengths, [seq_q, seq_kv]),
             mask: Mask::declare(b, params, cfg.mask),
@@ -137,7 +144,7 @@ pub(crate) struct Layout {
     /// Where the CTAs of a cluster exchange their parts of a tile, if there are several.
     exchange: Option<merge::Exchange>,
     /// Where consumers say whose turn it is, if they multiply in turn.
-    turns: Option<turns::Turns>,
+    turns: Option<Turns>,
 }
 
 impl Layout {
@@ -148,7 +155,15 @@ impl Layout {
         let (qk, v) = (cfg.padded(cfg.dim_qk), cfg.padded(cfg.dim_v));
         let q = b.smem_tile(cfg.input, [cfg.tile_m(), qk], Swizzle::B128, q_stages);
         let k = b.smem_tile(cfg.input, [tile_n, qk], Swizzle::B128, stages);
-        let v = b.smem_tile(cfg.input, [tile_n, v], Swizzle::B128, stages);
+        let v = match cfg.narrow() {
+            true => b.smem_tile(
+                cfg.input,
+                [cfg.dim_v + cfg.counted_cols(), tile_n],
+                cfg.input.swizzle(tile_n),
+                stages,
+            ),
+            false => b.smem_tile(cfg.input, [tile_n, v], Swizzle::B128, stages),
+        };
         let staging = b.smem_tile(cfg.output, [ROWS_PER_WARP, staging.cols], Swizzle::B128, places);
         Self {
             q: Pipeline::new(b, q, q_stages, warps),
@@ -159,7 +174,7 @@ impl Layout {
             reports: reports::Reports::reserve(b, cfg),
             consumers: b.named_barrier(consumers * WARPGROUP),
             exchange: merge::Exchange::reserve(b, cfg),
-            turns: turns::Turns::reserve(b, cfg),
+            turns: cfg.policy.in_turn.then(|| Turns::reserve(b, consumers)),
         }
     }
 

@@ -27,6 +27,7 @@ pub(super) fn run(b: &mut Builder, cfg: Config, args: &Arguments, layout: &Layou
                 let restless = layout.reports.map(|reports| reports.read(b, layout, done));
                 let info = info(b, layout, done);
                 tile.post(b, cfg, info, restless);
+                tile.post_factors(b, args, info);
                 load_q(b, cfg, args, layout, done, &tile);
                 let taken = take(b, args);
                 let tiles = tile.key_tiles(b, cfg, args);
@@ -83,28 +84,35 @@ pub(super) fn load_kv(
     (tile, tiles): (&Tile, &KeyTiles),
 ) {
     let head = b.let_(tile.head / args.group);
-    let load = |b: &mut Builder, pipeline: &Pipeline, map: TensorMap, count: Reg<U32>, block: Reg<S32>| {
+    let load = |b: &mut Builder,
+                pipeline: &Pipeline,
+                map: TensorMap,
+                count: Reg<U32>,
+                block: Reg<S32>,
+                turned: bool| {
         let stage = pipeline.stage(b, count);
         stage.wait_empty(b);
         stage.expect_tile(b);
         let row = b.let_(block.unsigned() * cfg.tile_n());
         let to = stage.at(b);
-        let at = [Val::Const(0), row.into(), head.into(), tile.batch.into()];
+        let [column, row] = if turned { [row.into(), Val::Const(0)] } else { [Val::Const(0), row.into()] };
+        let at = [column, row, head.into(), tile.batch.into()];
         b.tma_load(map, pipeline.tile(), to, at, stage.full());
     };
     let block = b.var_in(Scope::Lane, tiles.end - 1);
-    load(b, &layout.k, args.k, count, block);
+    let turned = cfg.narrow();
+    load(b, &layout.k, args.k, count, block, false);
     b.while_(
         |_| block.gt(tiles.first()),
         |b| {
             let (ahead, below) = (b.let_(count + 1), b.let_(block - 1));
-            load(b, &layout.k, args.k, ahead, below);
-            load(b, &layout.v, args.v, count, block);
+            load(b, &layout.k, args.k, ahead, below, false);
+            load(b, &layout.v, args.v, count, block, turned);
             b.set(block, below);
             b.set(count, ahead);
         },
     );
-    load(b, &layout.v, args.v, count, block);
+    load(b, &layout.v, args.v, count, block, turned);
     b.add_to(count, 1);
 }
 

@@ -40,6 +40,13 @@ impl Consumer<'_> {
         tile.visibility(b, self.args).of_thread(b, rows).hide(b, scores, key);
     }
 
+    /// Multiplies scores from now on by what those of a tile are multiplied by.
+    pub(super) fn take_factors(&self, b: &mut Builder, tile: &Tile) {
+        let Some([scores, _]) = tile.factors(b) else { return };
+        self.scale.set(b, &self.args.scale, scores);
+        self.softmax.follow_scale(b);
+    }
+
     /// The extra logits of this thread's rows, if the problem has sinks.
     pub(super) fn sinks(&self, b: &mut Builder, tile: &Tile) -> Option<Rows<F32>> {
         let sinks = self.args.sinks?;

@@ -2,13 +2,16 @@
 //!
 //! Tiles of a persistent kernel are numbered by sections of heads, the longest of them first.
 
-use flashcore_tile::{Builder, Pred, Reg, Shared, U32, Val};
+use flashcore_tile::{Builder, F32, Pred, Reg, Shared, U32, Val};
 
 use super::{Arguments, Config};
 use crate::parts::mask::{KeyTiles, Visibility};
 
-/// What a tile takes when it is posted: where it is, and the lengths of its sequence.
+/// What a tile takes when it is posted: where it is, the lengths of its sequence, and its factors.
 pub(super) const INFO_BYTES: u32 = 32;
+
+/// Where in it the factors lie.
+const FACTORS_AT: u32 = 24;
 
 /// The bit of a posted row that says whether references moved often in a tile before.
 const RESTLESS_BIT: u32 = 31;
@@ -32,6 +35,8 @@ pub(super) struct Tile {
     pub kv_len: Reg<U32>,
     /// Whether references moved often in a tile before, if that is known: not 0 then.
     pub restless: Option<Reg<U32>>,
+    /// What scores and the output are multiplied by, as bits, where Q, K and V have factors and it is known.
+    factors: Option<[Reg<U32>; 2]>,
 }
 
 impl Tile {
@@ -40,7 +45,7 @@ impl Tile {
         let (row, flat_head) = args.sections(cfg).find(b, index);
         let (head, batch) = (b.let_(flat_head % args.heads), b.let_(flat_head / args.heads));
         let [q_len, kv_len] = args.lengths.used(b, batch);
-        Self { row, flat_head, head, batch, q_len, kv_len, restless: None }
+        Self { row, flat_head, head, batch, q_len, kv_len, restless: None, factors: None }
     }
 
     /// Row tile `row` of a head; from the last on where rows further down see more keys.
@@ -54,7 +59,7 @@ impl Tile {
         let row = args.sections(cfg).row_tile(b, row);
         let flat_head = b.let_(batch * args.heads + head);
         let [q_len, kv_len] = args.lengths.used(b, batch);
-        Self { row, flat_head, head, batch, q_len, kv_len, restless: None }
+        Self { row, flat_head, head, batch, q_len, kv_len, restless: None, factors: None }
     }
 
     /// First row of the tile among those of its head, or of the heads that share it.
@@ -130,12 +135,29 @@ impl Tile {
         }
     }
 
+    /// Tells consumers what the tile's scores and output are multiplied by.
+    pub(super) fn post_factors(&self, b: &mut Builder, args: &Arguments, to: Shared) {
+        let Some(factors) = args.factors else { return };
+        let head = b.let_(self.head / args.group);
+        let [q, k, v] = factors.at(b, self.batch, head);
+        let scores = b.let_(q * k);
+        b.store_shared(to.at(FACTORS_AT), &[scores, v].map(Val::from));
+    }
+
+    /// What the tile's scores and output are multiplied by, if by anything.
+    pub(super) fn factors(&self, b: &mut Builder) -> Option<[Reg<F32>; 2]> {
+        self.factors.map(|factors| factors.map(|bits| b.float_of_bits(bits.signed())))
+    }
+
     /// Tells consumers that there is no further tile.
     pub(super) fn post_end(b: &mut Builder, cfg: Config, to: Shared) {
         b.store_shared::<U32>(to, &[Val::Const(0); 4]);
         if cfg.used() {
             // Consumers read all of it before they know that it is the end.
             b.store_shared::<U32>(to.at(16), &[Val::Const(0); 2]);
+        }
+        if cfg.scaled {
+            b.store_shared::<U32>(to.at(FACTORS_AT), &[Val::Const(0); 2]);
         }
     }
 
@@ -147,6 +169,7 @@ impl Tile {
         } else {
             [args.lengths.seq_q, args.lengths.seq_kv]
         };
+        let factors = cfg.scaled.then(|| b.load_shared::<U32, 2>(from.at(FACTORS_AT)));
         // Loops and branches depend on the row and the lengths alone.
         let word = b.uniform_register(row);
         let there = b.let_(word.ne(0));
@@ -155,7 +178,7 @@ impl Tile {
         } else {
             (b.let_(word - 1), None)
         };
-        (Self { row, flat_head, head, batch, q_len, kv_len, restless }, there)
+        (Self { row, flat_head, head, batch, q_len, kv_len, restless, factors }, there)
     }
 
     /// The same tile in registers that [`set`](Self::set) may change.
@@ -175,7 +198,12 @@ impl Tile {
     fn registers(&mut self, cfg: Config) -> Vec<&mut Reg<U32>> {
         let always = [&mut self.row, &mut self.flat_head, &mut self.head, &mut self.batch];
         let lengths = [&mut self.q_len, &mut self.kv_len].into_iter().filter(|_| cfg.used());
-        always.into_iter().chain(lengths).chain(&mut self.restless).collect()
+        always
+            .into_iter()
+            .chain(lengths)
+            .chain(&mut self.restless)
+            .chain(self.factors.iter_mut().flatten())
+            .collect()
     }
 }
 

@@ -5,7 +5,8 @@
 use flashcore_tile::{Acc, Builder, Fragment, Pred, Reg, U32, Uniform, Warpgroup};
 
 use super::{
-    Arguments, Config, Layout, consumer::Consumer, epilogue::Epilogue, merge, producer, schedule::Tile,
+    Arguments, Config, Layout, consumer::Consumer, epilogue::Epilogue, merge, output::Output, producer,
+    schedule::Tile,
 };
 use crate::parts::mask::KeyTiles;
 
@@ -33,18 +34,20 @@ pub(super) fn consumer(b: &mut Builder, cfg: Config, args: &Arguments, layout: &
     let tile = own_tile(b, cfg, args);
     let (tiles, some) = own_part(b, cfg, args, &tile);
     let some = b.uniform::<Warpgroup>(some);
-    let output = Acc::zero(b, cfg.dim_v as usize);
+    let output = Output::new(b, cfg);
+    output.clear(b);
     let output = compute(b, &consumer, &tile, &tiles, some, output);
+    let (output, counted) = output.settle(b);
     let Some(exchange) = layout.exchange else {
         let epilogue = Epilogue::new(b, &consumer);
         let sinks = consumer.sinks(b, &tile);
-        let finished = consumer.softmax.finish(b, sinks);
+        let finished = consumer.softmax.finish(b, sinks, counted);
         let ended = consumer.end_rows(b, &tile, finished);
         consumer.write_lse(b, &tile, ended.lse);
-        epilogue.write(b, &consumer, &tile, &output, ended);
+        epilogue.write(b, &consumer, &tile, output, ended);
         return epilogue.drain(b);
     };
-    merge::merge(b, &consumer, exchange, &tile, &output);
+    merge::merge(b, &consumer, exchange, &tile, output);
 }
 
 /// The tile of this cluster.
@@ -75,11 +78,11 @@ fn compute(
     tile: &Tile,
     tiles: &KeyTiles,
     some: Uniform<Warpgroup>,
-    output: Acc,
-) -> Acc {
+    output: Output,
+) -> Output {
     let tile_n = consumer.cfg.tile_n() as usize;
     b.if_carrying(some, output, |b, output| {
-        let (scores, probs) = (Acc::new(b, tile_n), Fragment::new(b, tile_n));
+        let (scores, probs) = (Acc::new(b, tile_n), Fragment::of(b, consumer.cfg.input, tile_n));
         consumer.layout.q.stage(b, consumer.q_count).wait_full(b);
         let k = consumer.layout.k.stage(b, consumer.kv_count);
         k.wait_full(b);

@@ -7,10 +7,10 @@ use flashcore_tile::{
     Acc, Builder, Fragment, MatrixOperand, Pending, Reg, S32, Stage, Start, Uniform, Val, Warpgroup,
 };
 
-use super::{consumer::Consumer, schedule::Tile};
+use super::{consumer::Consumer, output::Output, schedule::Tile};
 
 /// Scores, output and probabilities: the registers of a tile.
-pub(super) type Work = (Acc, Acc, Fragment);
+pub(super) type Work = (Acc, Output, Fragment);
 
 /// What a run of key tiles may hide.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -93,9 +93,10 @@ impl Consumer<'_> {
             self.give_back_values(b, &v);
             (scores, output, probs)
         };
+        self.settle_early(b, &output);
         match run.softmax {
-            Order::SumsFirst => self.softmax.step(b, &scores, &probs, &output),
-            Order::MaximaFirst => self.softmax.careful_step(b, &scores, &probs, &output),
+            Order::SumsFirst => self.softmax.step(b, &scores, &probs, &output.lasting()),
+            Order::MaximaFirst => self.softmax.careful_step(b, &scores, &probs, &output.lasting()),
         }
         b.add_to(self.kv_count, 1);
         b.set(run.block, run.block - 1);
@@ -105,7 +106,7 @@ impl Consumer<'_> {
     /// Gives Q back after its last product, and makes of scores what softmax takes: limited and hidden.
     fn finish_scores(&self, b: &mut Builder, run: &Run, scores: &Acc) {
         self.release_q_early(b, run.block, run.begin);
-        self.args.scale.cap(b, scores.regs());
+        self.scale.cap(b, scores.regs());
         if run.hides == Hides::Some {
             self.hide(b, scores, &run.tile, run.block);
         }
@@ -121,7 +122,7 @@ impl Consumer<'_> {
     pub(super) fn qk(&self, b: &mut Builder, scores: Acc, q: &MatrixOperand, stage: &Stage) -> Pending<Acc> {
         let k = self.k.plus(b, stage.bytes);
         // As many features at a time as one instruction multiplies; what the tensor does not have was filled with zeros.
-        let depth = self.cfg.dim_qk.next_multiple_of(self.cfg.input.element().depth());
+        let depth = self.cfg.dim_qk.next_multiple_of(self.cfg.input.depth());
         b.wgmma_ss(scores, Start::Zero, [q, &k], depth)
     }
 
@@ -129,12 +130,14 @@ impl Consumer<'_> {
     pub(super) fn pv(
         &self,
         b: &mut Builder,
-        output: Acc,
+        output: Output,
         probs: Fragment,
         stage: &Stage,
-    ) -> Pending<(Acc, Fragment)> {
+    ) -> Pending<(Output, Fragment)> {
         let v = self.v.plus(b, stage.bytes);
-        b.wgmma_rs(output, Start::Accumulate, probs, &v)
+        let start = output.start();
+        let Output { recent, settled } = output;
+        b.wgmma_rs(recent, start, probs, &v).map(|(recent, probs)| (Output { recent, settled }, probs))
     }
 
     /// The stage of the values of the key tile before the one that is counted now.

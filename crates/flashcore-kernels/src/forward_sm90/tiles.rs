@@ -8,6 +8,7 @@ use flashcore_tile::{
 use super::{
     consumer::Consumer,
     epilogue::Epilogue,
+    output::Output,
     producer::info,
     schedule::Tile,
     step::{Hides, Order, Run, Work},
@@ -31,8 +32,8 @@ impl Consumer<'_> {
     pub(super) fn tiles(&self, b: &mut Builder, epilogue: &Epilogue, first: Tile) {
         let mut tile = first.variable(b, self.cfg);
         let scores = Acc::new(b, self.cfg.tile_n() as usize);
-        let output = Acc::new(b, self.cfg.dim_v as usize);
-        let probs = Fragment::new(b, self.cfg.tile_n() as usize);
+        let output = Output::new(b, self.cfg);
+        let probs = Fragment::of(b, self.cfg.input, self.cfg.tile_n() as usize);
         let behind = self.tile_behind(b, &tile);
         self.pass_over_keys(b, behind);
         let stage = self.layout.k.stage(b, self.kv_count);
@@ -54,7 +55,7 @@ impl Consumer<'_> {
         epilogue: &Epilogue,
         tile: &Tile,
         opening: Pending<Acc>,
-        output: Acc,
+        output: Output,
         probs: Fragment,
     ) -> Begun {
         let own = tile.own_key_tiles(b, self.cfg, self.args, self.group);
@@ -71,20 +72,22 @@ impl Consumer<'_> {
         tile: &Tile,
         tiles: &KeyTiles,
         opening: Pending<Acc>,
-        output: Acc,
+        output: Output,
         probs: Fragment,
     ) -> Work {
         let block = b.var(tiles.end - 1);
-        output.fill(b, 0.0);
+        output.clear(b);
+        self.take_factors(b, tile);
         let scores = opening.wait(b);
         self.layout.k.stage(b, self.kv_count).release(b, self.leader);
         let begin = tiles.first();
         self.release_q_early(b, block, begin);
-        self.args.scale.cap(b, scores.regs());
+        self.scale.cap(b, scores.regs());
         let hides = tiles.hides(b, block);
         let hides = b.uniform::<Warpgroup>(hides);
         b.if_uniform(hides, |b| self.hide(b, &scores, tile, block));
-        if self.cfg.lengths.cuts_keys() {
+        // Values of 8 bits were cleaned when they were turned.
+        if self.cfg.lengths.cuts_keys() && !self.cfg.narrow() {
             clean_values(b, self, tile, block);
         }
         b.add_to(self.kv_count, 1);
@@ -158,25 +161,35 @@ impl Consumer<'_> {
         b: &mut Builder,
         epilogue: &Epilogue,
         tile: &Tile,
-        output: Pending<(Acc, Fragment)>,
+        output: Pending<(Output, Fragment)>,
         v: &Stage,
     ) {
         let sinks = self.sinks(b, tile);
-        let finished = self.softmax.finish(b, sinks);
+        if self.cfg.narrow() {
+            // The sums that rows are divided by come out of the last product too.
+            let (output, _) = output.wait(b);
+            v.release(b, self.leader);
+            let (output, counted) = output.settle(b);
+            let finished = self.softmax.finish(b, sinks, counted);
+            let ended = self.end_rows(b, tile, finished);
+            self.write_lse(b, tile, ended.lse);
+            return epilogue.write(b, self, tile, output, ended);
+        }
+        let finished = self.softmax.finish(b, sinks, None);
         let ended = self.end_rows(b, tile, finished);
         self.write_lse(b, tile, ended.lse);
         let (output, _) = output.wait(b);
         v.release(b, self.leader);
-        epilogue.write(b, self, tile, &output, ended);
+        epilogue.write(b, self, tile, &output.recent, ended);
     }
 
     /// Issues the last PV of a tile.
     pub(super) fn last_pv(
         &self,
         b: &mut Builder,
-        output: Acc,
+        output: Output,
         probs: Fragment,
-    ) -> (Pending<(Acc, Fragment)>, Stage) {
+    ) -> (Pending<(Output, Fragment)>, Stage) {
         let v = self.values_before(b);
         v.wait_full(b);
         (self.pv(b, output, probs, &v), v)

@@ -8,11 +8,14 @@
 //! ```
 //! Nothing is read back: grids are sized by upper bounds, and CTAs without a tile end at once. A row's bits depend on its
 //! own token alone, so that it does not matter in which order rows of an expert lie. With few pairs of tokens and experts
-//! there is no sorting: each pair is a tile of its own. Slots are those of [`crate::slots::moe`].
+//! there is no sorting: each pair is a tile of its own. Experts with many tokens have products of their own on Hopper
+//! ([`product_sm90`]). Slots are those of [`crate::slots::moe`].
 
 pub mod combine;
 mod ids;
+mod join;
 pub mod product;
+pub mod product_sm90;
 pub mod route;
 pub mod sort;
 
@@ -22,6 +25,7 @@ use flashcore_ptx::{
     target::Target,
 };
 use flashcore_tile::{BuildError, Program};
+use serde::{Deserialize, Serialize};
 
 use crate::slots::moe as slots;
 
@@ -37,6 +41,8 @@ pub enum Config {
     Sort(sort::Config),
     /// One of the two products.
     Product(product::Config),
+    /// The same, for experts with many tokens on Hopper.
+    ProductSm90(product_sm90::Config),
     /// Adds up results.
     Combine(combine::Config),
 }
@@ -48,6 +54,7 @@ impl Config {
             Self::Route(cfg) => cfg.name().to_string(),
             Self::Sort(cfg) => cfg.name().to_string(),
             Self::Product(cfg) => cfg.name().to_string(),
+            Self::ProductSm90(cfg) => cfg.name().to_string(),
             Self::Combine(cfg) => cfg.name().to_string(),
         }
     }
@@ -58,6 +65,7 @@ impl Config {
             Self::Route(cfg) => cfg.target,
             Self::Sort(cfg) => cfg.target,
             Self::Product(cfg) => cfg.target,
+            Self::ProductSm90(_) => Target::Sm90a,
             Self::Combine(cfg) => cfg.target,
         }
     }
@@ -68,6 +76,7 @@ impl Config {
             Self::Route(_) => 128,
             Self::Sort(_) => 64,
             Self::Product(cfg) => cfg.shape.registers(),
+            Self::ProductSm90(cfg) => cfg.registers(),
             Self::Combine(_) => 128,
         }
     }
@@ -78,7 +87,33 @@ impl Config {
             Self::Route(cfg) => route::route(cfg),
             Self::Sort(cfg) => sort::sort(cfg),
             Self::Product(cfg) => product::product(cfg),
+            Self::ProductSm90(cfg) => product_sm90::product_sm90(cfg),
             Self::Combine(cfg) => combine::combine(cfg),
+        }
+    }
+}
+
+/// How a product is cut: which kernel, and its tiles.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug)]
+#[serde(rename_all = "snake_case")]
+pub enum Cut {
+    /// For every GPU.
+    General(product::Shape),
+    /// For Hopper.
+    Sm90(product_sm90::Shape),
+}
+
+impl Cut {
+    /// Whether tiles of rows come in pairs.
+    pub const fn pairs(&self) -> bool {
+        matches!(self, Self::Sm90(shape) if shape.pair)
+    }
+
+    /// Rows of a tile.
+    pub const fn tile_m(&self) -> u32 {
+        match self {
+            Self::General(shape) => shape.tile_m,
+            Self::Sm90(_) => product_sm90::TILE_M,
         }
     }
 }
@@ -90,6 +125,8 @@ pub enum Source {
     Sorted,
     /// Each pair of a token and an expert is a tile with one row.
     Pairs,
+    /// All tokens, for the shared expert.
+    All,
 }
 
 impl Source {
@@ -97,6 +134,7 @@ impl Source {
         match self {
             Self::Sorted => "sorted",
             Self::Pairs => "pairs",
+            Self::All => "all",
         }
     }
 }
@@ -128,7 +166,7 @@ impl IdSource {
     }
 }
 
-/// A problem and how its rows are cut: what launches are made for.
+/// A problem and how its rows are cut: what launches are made for. That of a shared expert is a problem of its own.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Layer {
     /// The problem.
@@ -137,6 +175,10 @@ pub struct Layer {
     pub tile_m: u32,
     /// Where rows come from.
     pub source: Source,
+    /// Whether tiles come in pairs.
+    pub even: bool,
+    /// What all launches of a plan share.
+    pub workspace: Vec<Workspace>,
 }
 
 impl Layer {
@@ -145,9 +187,11 @@ impl Layer {
         let (entries, tile) = (self.problem.entries() as u64, u64::from(self.tile_m));
         match self.source {
             Source::Pairs => entries,
+            Source::All => entries.div_ceil(tile),
             Source::Sorted => {
                 let used = entries.min(self.problem.experts() as u64);
-                (entries + used * (tile - 1)) / tile
+                let tiles = (entries + used * (tile - 1)) / tile;
+                if self.even { tiles.next_multiple_of(2) } else { tiles }
             }
         }
     }
@@ -164,12 +208,18 @@ impl Layer {
         [experts, rows, rows + 4 * self.rows()]
     }
 
-    /// What all launches share.
-    pub fn workspace(&self) -> Vec<Workspace> {
+    /// What its launches leave for each other.
+    pub fn own_workspace(&self) -> Vec<Workspace> {
         let scratch = |slot: Slot, bytes: u64| Workspace { slot, bytes: bytes.max(16), zeroed: false };
         let (problem, rows) = (&self.problem, self.rows());
         let entries = problem.entries() as u64;
         let row = |features: usize| features as u64 * problem.dtype().bytes() as u64;
+        if self.source == Source::All {
+            return vec![
+                scratch(slots::SHARED_JOINED, rows * row(problem.intermediate())),
+                scratch(slots::SHARED_RESULTS, rows * row(problem.hidden())),
+            ];
+        }
         let mut workspace = vec![
             scratch(slots::INDEX, self.index_offsets()[2] + 4 * entries),
             scratch(slots::JOINED, rows * row(problem.intermediate())),

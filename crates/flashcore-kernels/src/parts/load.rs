@@ -50,6 +50,9 @@ pub(super) fn has_copies(b: &Builder) -> bool {
     b.target().includes(Target::Sm80)
 }
 
+/// What finds rows in pages.
+type Finder = (TensorArgument, TableReader);
+
 /// Where the rows of a tile lie.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum RowSource {
@@ -61,7 +64,7 @@ pub(crate) enum RowSource {
 
 impl RowSource {
     /// Where rows start, bytes between them, and what finds them in pages.
-    const fn parts(self) -> (Reg<U64>, Option<Reg<U64>>, Option<(TensorArgument, TableReader)>) {
+    const fn parts(self) -> (Reg<U64>, Option<Reg<U64>>, Option<Finder>) {
         match self {
             Self::Strided(start, stride) => (start, Some(stride), None),
             Self::Paged(start, tensor, table) => (start, None, Some((tensor, table))),
@@ -88,7 +91,7 @@ pub(crate) struct TileLoad {
     /// Bytes between rows of neighbouring passes, and between tiles, where rows lie at equal distances.
     steps: Option<Steps>,
     /// What finds rows in pages.
-    table: Option<(TensorArgument, TableReader)>,
+    table: Option<Finder>,
     /// Whether this thread takes part, where some do not.
     active: Option<Pred>,
     features: Features,

@@ -1,8 +1,10 @@
 //! Parts that kernels are made of; what only one kernel uses lives with it.
 
+pub mod bias;
 pub(crate) mod columns;
 pub(crate) mod elements;
 pub(crate) mod entries;
+pub(crate) mod factors;
 pub mod lengths;
 pub(crate) mod load;
 pub(crate) mod maps;
@@ -12,9 +14,12 @@ pub(crate) mod portion;
 pub(crate) mod row_end;
 pub(crate) mod scale;
 pub mod schedule;
+pub(crate) mod search;
 pub(crate) mod sections;
+pub mod share;
 pub(crate) mod sinks;
 pub mod softmax;
 pub(crate) mod staged;
 pub(crate) mod tensor;
+pub(crate) mod turns;
 pub(crate) mod wide;

@@ -32,6 +32,20 @@ impl Scale {
         }
     }
 
+    /// The same in registers that [`set`](Self::set) may change.
+    pub(crate) fn variable(&self, b: &mut Builder) -> Self {
+        let mut var = |of| b.var(of);
+        Self { log2: var(self.log2), cap: self.cap.map(var), element: self.element }
+    }
+
+    /// Becomes `other` for scores that are multiplied by one more factor.
+    pub(crate) fn set(&self, b: &mut Builder, other: &Self, factor: Reg<F32>) {
+        match (self.cap, other.cap) {
+            (Some(cap), Some(other)) => b.set(cap, other * factor),
+            _ => b.set(self.log2, other.log2 * factor),
+        }
+    }
+
     /// Limits scores to ±1, where they are capped; `log2` then brings them to ± the cap.
     pub(crate) fn cap(&self, b: &mut Builder, scores: &[Reg<F32>]) {
         let Some(scale) = self.cap else { return };

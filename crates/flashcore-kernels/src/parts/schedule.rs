@@ -4,11 +4,13 @@
 //! the last.
 
 use flashcore_core::Problem;
-use flashcore_tile::{Builder, Params, Reg, U32, U64};
+use flashcore_tile::{Builder, Params, Reg, Scope, U32, U64};
 
 use super::{
     lengths::{LengthArguments, LengthsKind, Span},
+    search,
     sections::{self, Sections},
+    share::short_queries,
     tensor::TensorArgument,
 };
 
@@ -128,6 +130,40 @@ impl Schedule {
         let (row_tile, plane) = self.place(b);
         let sequence = b.uniform_register(plane / self.heads);
         let head = b.uniform_register(plane % self.heads);
+        self.tile_of(b, tile_rows, row_tile, [sequence, head])
+    }
+
+    /// The tile of this CTA, where only sequences of many queries have tiles: it is beyond its rows where there is none.
+    #[track_caller]
+    pub(crate) fn long_tile(&self, b: &mut Builder, tile_rows: u32, long: LongOnly) -> Tile {
+        let index = b.cta();
+        let (number, head) = (b.uniform_register(index / self.heads), b.uniform_register(index % self.heads));
+        let found = search::find(b, number, long.sequences, |b, sequence| {
+            let queries = self.lengths.packed_queries(b, sequence);
+            let tiles = b.let_(queries.div_ceil(tile_rows));
+            b.let_(queries.gt(long.short).select(tiles, 0))
+        });
+        // Every warp of the CTA finds the same.
+        let [sequence, before, own] = [found.index, found.before, found.own].map(|number| {
+            let agreed = b.broadcast(number, Scope::Cta);
+            b.uniform_register(agreed)
+        });
+        let rest = b.let_(number - before);
+        let there = b.let_(rest.lt(own));
+        let row_tile = b.select(there, own - 1 - rest, 0);
+        let tile = self.tile_of(b, tile_rows, row_tile, [sequence, head]);
+        Tile { rows: b.select(there, tile.rows, 0), ..tile }
+    }
+
+    /// Row tile `row_tile` of a head of a sequence.
+    #[track_caller]
+    fn tile_of(
+        &self,
+        b: &mut Builder,
+        tile_rows: u32,
+        row_tile: Reg<U32>,
+        [sequence, head]: [Reg<U32>; 2],
+    ) -> Tile {
         let zero = b.var(0);
         let first_row = b.let_(row_tile * tile_rows);
         let (head, head_kv) = match self.side {
@@ -169,6 +205,31 @@ impl Schedule {
         // Division happens in vector registers; what it gives is the same for all threads and lives long.
         (b.uniform_register(row_tile), b.uniform_register(plane))
     }
+}
+
+/// What a kernel needs to find tiles of sequences of many queries alone, as registers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LongOnly {
+    sequences: Reg<U32>,
+    /// Most queries of a sequence that another kernel computes.
+    short: Reg<U32>,
+}
+
+impl LongOnly {
+    #[track_caller]
+    pub(crate) fn declare(b: &mut Builder, params: &mut Params<Problem>) -> Self {
+        Self {
+            sequences: params.u32(b, "sequences", |p| p.sequences() as u32),
+            short: params.u32(b, "short_queries", |p| short_queries(p) as u32),
+        }
+    }
+}
+
+/// Row tiles of packed sequences of many queries, at most: no more than their rows fill, and one that is not full for each.
+pub(crate) fn long_tiles(problem: &Problem, tile_rows: u32) -> u64 {
+    let rows = problem.seq_q();
+    let sequences = problem.sequences().min(rows / (short_queries(problem) + 1));
+    ((rows / tile_rows as usize + sequences) * problem.heads_q()) as u64
 }
 
 impl Tile {

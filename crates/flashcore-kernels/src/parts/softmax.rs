@@ -17,9 +17,7 @@
 //! moves is decided for that row alone and a vote only skips the work, so that a row's bits do not depend on its
 //! neighbours.
 
-use flashcore_tile::{
-    Acc, Builder, Element, F32, Fragment, Half, Pred, ROWS_PER_THREAD, Reg, S32, Scope, U32,
-};
+use flashcore_tile::{Acc, Builder, Element, F32, Fragment, Pred, ROWS_PER_THREAD, Reg, S32, Scope, U32};
 
 /// How far apart, in powers of two, probabilities of a row may be.
 struct Room {
@@ -33,10 +31,13 @@ impl Room {
     /// An f16 ends at 2^16, and loses bits below 2^-14. A bf16 reaches further than sums of large values in f32 should.
     /// Probabilities that stay f32 lie near 1, where their logarithms have the most bits behind the point.
     const fn of(element: Element) -> Self {
-        match element.half() {
-            Some(Half::F16) => Self { top: -5.0, limit: 15.0 },
-            Some(Half::Bf16) => Self { top: -24.0, limit: 40.0 },
-            None => Self { top: 0.0, limit: 4.0 },
+        match element {
+            Element::F16 => Self { top: -5.0, limit: 15.0 },
+            Element::Bf16 => Self { top: -24.0, limit: 40.0 },
+            // E4M3 ends at 448 and loses bits below 2^-6: 32 keys that weigh as much as the largest stay below the limit.
+            Element::E4m3 => Self { top: 1.0, limit: 8.8 },
+            Element::E5m2 => Self { top: 1.0, limit: 15.0 },
+            Element::F32 => Self { top: 0.0, limit: 4.0 },
         }
     }
 }
@@ -117,6 +118,12 @@ impl Softmax {
         }
     }
 
+    /// Takes note that the scale has been set to another value.
+    #[track_caller]
+    pub fn follow_scale(&self, b: &mut Builder) {
+        b.set(self.negated_scale, -self.scale);
+    }
+
     /// Turns the scores of a row's first tile into probabilities.
     #[track_caller]
     pub fn first(&self, b: &mut Builder, scores: &Acc, probs: &Fragment) {
@@ -129,9 +136,9 @@ impl Softmax {
         b.set(self.moves, 0);
     }
 
-    /// Turns the scores of a further tile into probabilities, and brings the output tile along where rows grew.
+    /// Turns the scores of a further tile into probabilities, and brings tiles of the output along where rows grew.
     #[track_caller]
-    pub fn step(&self, b: &mut Builder, scores: &Acc, probs: &Fragment, output: &Acc) {
+    pub fn step(&self, b: &mut Builder, scores: &Acc, probs: &Fragment, output: &[&Acc]) {
         let sums = self.weigh(b, scores, probs).map(|sum| b.var_in(Scope::Lane, sum));
         let large = [0, 1].map(|row| b.let_(sums.exact[row].ge(Room::of(self.element).limit.exp2())));
         let either = b.either(large[0], large[1]);
@@ -139,7 +146,7 @@ impl Softmax {
         b.if_uniform(any, |b| {
             let top = row_maxima(b, scores);
             let grew = self.grew(b, top);
-            RowTile { softmax: self, scores, output }.follow(b, top, grew);
+            self.follow(b, top, grew, output);
             let again = self.weigh(b, scores, probs);
             sums.pairs(again).for_each(|(sum, again)| b.set(sum, again));
         });
@@ -148,8 +155,12 @@ impl Softmax {
 
     /// As [`step`](Self::step), looking for maxima first: faster where references move often, and the same bits.
     #[track_caller]
-    pub fn careful_step(&self, b: &mut Builder, scores: &Acc, probs: &Fragment, output: &Acc) {
-        Self::raise(b, &[RowTile { softmax: self, scores, output }]);
+    pub fn careful_step(&self, b: &mut Builder, scores: &Acc, probs: &Fragment, output: &[&Acc]) {
+        let top = row_maxima(b, scores);
+        let grew = self.grew(b, top);
+        let either = b.either(grew[0], grew[1]);
+        let any = b.any(either);
+        b.if_uniform(any, |b| self.follow(b, top, grew, output));
         let sums = self.weigh(b, scores, probs);
         self.add(b, sums);
     }
@@ -175,24 +186,50 @@ impl Softmax {
     #[track_caller]
     fn weigh(&self, b: &mut Builder, scores: &Acc, probs: &Fragment) -> TileSums {
         let mut sums = Sums::default();
+        if self.element.bytes() == 1 {
+            self.weigh_narrow(b, scores, probs, &mut sums);
+            return sums.total(b, self.element);
+        }
         for (i, (pair, &packed)) in scores.regs().chunks_exact(2).zip(probs.regs()).enumerate() {
             let row = Acc::row(2 * i);
-            let pair: [_; 2] = std::array::from_fn(|col| {
-                let power = b.fma(pair[col], self.scale, self.offset[row]);
-                let prob = b.exp2(power);
-                sums.add(b, row, col, prob);
-                prob
-            });
+            let pair: [_; 2] = std::array::from_fn(|col| self.prob(b, &mut sums, [row, col], pair[col]));
             b.pack_into(packed, self.element, pair[0], pair[1]);
         }
         sums.total(b, self.element)
     }
 
-    /// Ends the rows: sums over the quad that shares them, and adds the sink's exponential if there is one.
+    /// Probabilities of 8 bits. The left operand of a product wants four neighbouring columns of a row in a register,
+    /// where a thread has two of one eight and two of the next: so columns are multiplied in another order inside of
+    /// each sixteen, in which [`crate::turn_values`] puts the values too.
     #[track_caller]
-    pub fn finish(&self, b: &mut Builder, sinks: Option<Rows<F32>>) -> Finished {
+    fn weigh_narrow(&self, b: &mut Builder, scores: &Acc, probs: &Fragment, sums: &mut Sums) {
+        for (sixteen, packed) in scores.regs().chunks_exact(8).zip(probs.regs().chunks_exact(ROWS_PER_THREAD))
+        {
+            for (row, &packed) in packed.iter().enumerate() {
+                let four = [0, 1, 4, 5].map(|i| self.prob(b, sums, [row, i & 1], sixteen[2 * row + i]));
+                b.pack_four_into(packed, self.element, four);
+            }
+        }
+    }
+
+    /// The probability of a score, measured from the reference as it is, and added to the sums.
+    #[track_caller]
+    fn prob(&self, b: &mut Builder, sums: &mut Sums, [row, col]: [usize; 2], score: Reg<F32>) -> Reg<F32> {
+        let power = b.fma(score, self.scale, self.offset[row]);
+        let prob = b.exp2(power);
+        sums.add(b, row, col, prob, self.element);
+        prob
+    }
+
+    /// Ends the rows: sums over the quad that shares them, and adds the sink's exponential if there is one. `counted` are
+    /// sums of probabilities as they were rounded, where somebody else has added them up.
+    #[track_caller]
+    pub fn finish(&self, b: &mut Builder, sinks: Option<Rows<F32>>, counted: Option<Rows<F32>>) -> Finished {
+        let whole = |b: &mut Builder, sum| over_quad(b, sum, |b, x, y| b.add(x, y));
         let rows: [_; ROWS_PER_THREAD] = std::array::from_fn(|row| {
-            let sums = [self.sum[row], self.rounded[row]].map(|sum| over_quad(b, sum, |b, x, y| b.add(x, y)));
+            let exact = whole(b, self.sum[row]);
+            let rounded = counted.map_or_else(|| whole(b, self.rounded[row]), |counted| counted[row]);
+            let sums = [exact, rounded];
             let top = b.neg(self.offset[row]);
             close(b, top, sums, sinks.map(|sinks| sinks[row]))
         });
@@ -242,9 +279,17 @@ impl Softmax {
         let any = b.any(either);
         b.if_uniform(any, |b| {
             for ((tile, top), grew) in tiles.iter().zip(tops).zip(grew) {
-                tile.follow(b, top, grew);
+                tile.softmax.follow(b, top, grew, &[tile.output]);
             }
         });
+    }
+
+    /// Moves the references of the rows that grew to their maxima, and brings the output along.
+    #[track_caller]
+    fn follow(&self, b: &mut Builder, top: Rows<F32>, grew: [Pred; ROWS_PER_THREAD], output: &[&Acc]) {
+        let factors: Rows<F32> = std::array::from_fn(|row| self.move_reference(b, row, top[row], grew[row]));
+        output.iter().for_each(|output| output.scale_rows(b, factors));
+        b.add_to(self.moves, 1);
     }
 
     /// Which rows grew beyond what may be left unscaled.
@@ -288,17 +333,6 @@ pub struct RowTile<'a> {
     pub output: &'a Acc,
 }
 
-impl RowTile<'_> {
-    /// Moves the references of the rows that grew to their maxima, and brings the output along.
-    #[track_caller]
-    fn follow(&self, b: &mut Builder, top: Rows<F32>, grew: [Pred; ROWS_PER_THREAD]) {
-        let factors: Rows<F32> =
-            std::array::from_fn(|row| self.softmax.move_reference(b, row, top[row], grew[row]));
-        self.output.scale_rows(b, factors);
-        b.add_to(self.softmax.moves, 1);
-    }
-}
-
 /// Exponentials of a tile's scores, taken part by part so that other work fits between.
 #[derive(Debug)]
 pub struct Exponentials<'a> {
@@ -319,7 +353,7 @@ impl<'a> Exponentials<'a> {
             let row = Acc::row(i);
             b.fma_into(score, score, self.softmax.scale, self.softmax.offset[row]);
             b.exp2_into(score, score);
-            self.sums.add(b, row, i & 1, score);
+            self.sums.add(b, row, i & 1, score, self.softmax.element);
         }
     }
 
@@ -361,9 +395,13 @@ struct Sums {
 
 impl Sums {
     #[track_caller]
-    fn add(&mut self, b: &mut Builder, row: usize, col: usize, prob: Reg<F32>) {
+    fn add(&mut self, b: &mut Builder, row: usize, col: usize, prob: Reg<F32>, element: Element) {
         let (sum, largest) = (&mut self.sums[row][col], &mut self.largest[row]);
         *sum = Some(sum.map_or(prob, |sum| b.add(sum, prob)));
+        // Rounded probabilities of 8 bits are added up by tensor cores.
+        if element.bytes() == 1 {
+            return;
+        }
         let bits = b.float_bits(prob);
         *largest = Some(largest.map_or(bits, |largest| b.max(largest, bits)));
     }
@@ -373,10 +411,11 @@ impl Sums {
         const SOME: &str = "a tile has at least two columns";
         let exact = self.sums.map(|[even, odd]| b.add(even.expect(SOME), odd.expect(SOME)));
         // Probabilities that stay f32 are as they were.
-        let Some(half) = element.half() else { return TileSums { exact, rounded: exact } };
+        if element == Element::F32 || element.bytes() == 1 {
+            return TileSums { exact, rounded: exact };
+        }
         let largest = self.largest.map(|bits| b.float_of_bits(bits.expect(SOME)));
-        let packed = b.pack(half, largest[0], largest[1]);
-        let known = b.unpack(half, packed);
+        let known = b.rounded(element, largest[0], largest[1]);
         let rounded = std::array::from_fn(|row| b.let_(exact[row] + (known[row] - largest[row])));
         TileSums { exact, rounded }
     }
@@ -402,7 +441,7 @@ fn row_maxima(b: &mut Builder, scores: &Acc) -> Rows<F32> {
 
 /// Combines a value over the four lanes that share a row.
 #[track_caller]
-fn over_quad(
+pub(crate) fn over_quad(
     b: &mut Builder,
     value: Reg<F32>,
     combine: impl Fn(&mut Builder, Reg<F32>, Reg<F32>) -> Reg<F32>,

@@ -4,6 +4,7 @@
 //! (sm_86, sm_89, sm_120).
 
 use flashcore_ptx::sm::Sm;
+use flashcore_tile::MMA_M;
 
 use super::{Gpu, MOST_FEATURES, PlanError};
 use crate::{
@@ -15,11 +16,19 @@ use crate::{
 pub(super) fn with_shape(cfg: Config, gpu: &Gpu) -> Result<(Config, &'static str), PlanError> {
     let dim = cfg.dim_qk.max(cfg.dim_v) as usize;
     let table = if cfg.side == Side::Queries { OF_QUERIES } else { OF_KEYS };
-    let configs =
-        table.iter().filter(|row| dim <= row.dim).map(|row| (Config { shape: row.shape, ..cfg }, row.why));
+    let configs = table.iter().filter(|row| dim <= row.dim);
+    let configs = configs.map(|row| (Config { shape: narrowed(row.shape, &cfg), ..cfg }, row.why));
     let (qk, v) = (cfg.dim_qk as usize, cfg.dim_v as usize);
     let none = PlanError::SharedMemory { qk, v, shared_bytes: gpu.shared_bytes };
     configs.into_iter().find(|(cfg, _)| fits(cfg, gpu)).ok_or(none)
+}
+
+/// The shape with shorter steps where other things than scores take registers: half the rows beside bounds or sums that
+/// are added to, half again beside a softcap.
+fn narrowed(shape: Shape, cfg: &Config) -> Shape {
+    let bounded = cfg.mask.left || cfg.mask.right || cfg.accumulate;
+    let halvings = u32::from(bounded) + u32::from(cfg.softcap);
+    Shape { step: (shape.step >> halvings).max(MMA_M), ..shape }
 }
 
 /// Whether as many CTAs as the shape counts on fit on an SM.
@@ -46,7 +55,7 @@ pub(super) const ANY: Shape = OF_KEYS[0].shape;
 const OF_QUERIES: &[Row] = &[
     Row {
         dim: 64,
-        shape: shape([4, 2], [64, 64], 2),
+        shape: shape([4, 2], [64, 32], 2),
         why: "32 rows per warp use each fragment of K and V twice; two CTAs hide each other's waits",
     },
     Row {

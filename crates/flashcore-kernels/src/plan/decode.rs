@@ -6,8 +6,10 @@ use flashcore_tile::{Element, Half, MMA_M};
 
 use super::Gpu;
 use crate::{
-    decode::{Copies, Order, Shape, rows},
+    decode::{Copies, MOST_SEQUENCES, Order, Shape, exchange_bytes, nanoseconds, room, row_tiles, rows},
     forward_sm80::Access,
+    launch::KernelConfig,
+    parts::share::most_short_rows,
 };
 
 /// Most features of a head: the output of more does not fit in the registers of a warp.
@@ -18,11 +20,21 @@ const ROWS: usize = MMA_M as usize;
 
 /// What the kernel multiplies for a problem of `input`s, or why it cannot take the problem.
 pub(super) fn accept(problem: &Problem, input: Element, gpu: &Gpu, access: Access) -> Result<Half, String> {
-    let no = |reason: &str| Err(reason.to_owned());
-    let most = most_rows(problem);
+    let most = most_short_rows(problem);
     if rows(problem) > most {
         return Err(format!("it takes {most} queries × heads that share a key head, not {}", rows(problem)));
     }
+    accept_rows_apart(problem, input, gpu, access)
+}
+
+/// As [`accept`], whatever the number of queries.
+pub(super) fn accept_rows_apart(
+    problem: &Problem,
+    input: Element,
+    gpu: &Gpu,
+    access: Access,
+) -> Result<Half, String> {
+    let no = |reason: &str| Err(reason.to_owned());
     if gpu.capability < (8, 0) {
         return no("it runs from compute capability 8.0 on");
     }
@@ -36,6 +48,9 @@ pub(super) fn accept(problem: &Problem, input: Element, gpu: &Gpu, access: Acces
     if access != Access::B16 {
         return no("its copies need addresses and strides at multiples of 16 bytes");
     }
+    if problem.bias().is_some() {
+        return no("it adds nothing to scores");
+    }
     if problem.accumulate() {
         return no("it overwrites its output");
     }
@@ -48,18 +63,77 @@ pub(super) fn accept(problem: &Problem, input: Element, gpu: &Gpu, access: Acces
     Ok(half)
 }
 
-/// Most rows of a tile: two blocks, where both outputs fit in registers.
-fn most_rows(problem: &Problem) -> usize {
-    if problem.dim_v() <= 128 { 2 * ROWS } else { ROWS }
-}
-
 /// The tile for a problem that is accepted, and why.
 pub(super) fn shape(problem: &Problem, gpu: &Gpu) -> (Shape, &'static str) {
+    shape_for(problem, gpu, rows(problem))
+}
+
+/// The same where tiles have so many rows.
+pub(super) fn shape_for(problem: &Problem, gpu: &Gpu, rows: usize) -> (Shape, &'static str) {
     let row = find(problem, gpu).unwrap_or(&TABLE[TABLE.len() - 1]);
-    let blocks = rows(problem).div_ceil(ROWS).max(1) as u32;
+    let blocks = rows.div_ceil(ROWS).max(1) as u32;
     // Two blocks of a wide output leave no registers for queries.
     let q_in_registers = row.shape.q_in_registers && blocks == 1;
     (Shape { blocks, q_in_registers, ..row.shape }, row.why)
+}
+
+/// Other ways to cut a problem on a Hopper, beside `shape`: as wide CTAs, in clusters, or evenly. Where bits must not depend
+/// on the batch there is but one way.
+pub(super) fn others(problem: &Problem, gpu: &Gpu, shape: Shape) -> Vec<(Shape, &'static str)> {
+    if gpu.capability != (9, 0) || problem.batch_invariant() {
+        return Vec::new();
+    }
+    let dims = [problem.dim_qk() as u32, problem.dim_v() as u32];
+    let wide = Shape { warps: 2 * shape.warps, ctas_per_sm: 1, ..shape };
+    let wide = (shape.ctas_per_sm == 2 && wide.warps <= 8).then_some(wide);
+    // Keys of a tile in many pages are found sooner where another CTA works meanwhile.
+    let wide = wide.filter(|wide| problem.page_size().is_none_or(|size| size >= wide.tile_n as usize));
+    let mut found = Vec::new();
+    for cut in wide.into_iter().chain([shape]) {
+        let mut add = |order, why| found.push((Shape { order, ..cut }, why));
+        add(Order::Grid, "few queries: each CTA has its share of a row's keys");
+        let narrow_enough = problem.pages().is_none() || cut == shape;
+        if narrow_enough && problem.sequences() <= MOST_SEQUENCES as usize {
+            add(Order::Even, "few queries: all CTAs have as many keys as all others");
+        }
+        let turns = problem.longest_kv().div_ceil((cut.warps * cut.tile_n) as usize);
+        for parts in [2, 4, 8].into_iter().filter(|&parts| turns >= parts as usize) {
+            let order = Order::Cluster { parts };
+            // Where there are more than fit at once, others wait for all CTAs of a cluster.
+            if row_tiles(problem) * parts as usize <= room(order, gpu.sms) as usize {
+                add(order, "few queries: the CTAs of a cluster share a row and meet in shared memory");
+            }
+        }
+    }
+    found.retain(|(shape, _)| fits_cluster(problem, shape, dims, gpu));
+    found
+}
+
+/// Nanoseconds that a config takes, about.
+pub(super) fn cost(problem: &Problem, gpu: &Gpu, config: &KernelConfig) -> f64 {
+    match config {
+        KernelConfig::Decode(cfg) => nanoseconds(cfg, problem, gpu.sms),
+        _ => f64::INFINITY,
+    }
+}
+
+/// Whether as many CTAs as a shape counts on fit on an SM.
+fn fits(shape: &Shape, dims: [u32; 2], gpu: &Gpu) -> bool {
+    all_fit(shape.ctas_per_sm, shape.shared_bytes(dims), gpu)
+}
+
+/// The same of a cluster, with room for what its CTAs exchange.
+fn fits_cluster(problem: &Problem, shape: &Shape, dims: [u32; 2], gpu: &Gpu) -> bool {
+    let exchange = match shape.order {
+        Order::Cluster { parts } => exchange_bytes(cluster_rows(problem, shape) * dims[1], parts),
+        _ => 0,
+    };
+    all_fit(shape.ctas_per_sm, shape.shared_bytes(dims) + exchange, gpu)
+}
+
+fn all_fit(ctas: u32, bytes: u32, gpu: &Gpu) -> bool {
+    let reserved = Sm::of(gpu.capability).reserved;
+    ctas * (bytes + reserved) <= gpu.shared_bytes + reserved
 }
 
 /// Rows that a cluster has room for.
@@ -85,9 +159,7 @@ struct Row {
 impl Row {
     /// Whether as many CTAs as the row counts on fit on an SM, with as many rows as there may be.
     fn fits(&self, dims: [u32; 2], gpu: &Gpu) -> bool {
-        let reserved = Sm::of(gpu.capability).reserved;
-        let per_cta = Shape { blocks: 2, ..self.shape }.shared_bytes(dims) + reserved;
-        self.shape.ctas_per_sm * per_cta <= gpu.shared_bytes + reserved
+        fits(&Shape { blocks: 2, ..self.shape }, dims, gpu)
     }
 }
 

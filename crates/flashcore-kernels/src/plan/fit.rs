@@ -102,11 +102,12 @@ impl Tile {
                 ("lanes", *lanes, unit_of_powers(*lanes), 1..=32, "a power of two up to 32"),
             ]),
             Self::Append(shape) => check_rules(&[("warps", shape.warps, 1, 1..=8, "1 to 8")]),
-            Self::BackwardSinks => Ok(()),
+            Self::BackwardSinks | Self::BackwardSums | Self::TurnValues => Ok(()),
             Self::BackwardSm80(shape) => check_backward(shape),
             Self::BackwardSm90(shape) => check_backward_hopper(shape),
             Self::Moe(None) => Ok(()),
-            Self::Moe(Some(shape)) => check_experts(shape),
+            Self::Moe(Some(moe::Cut::General(shape))) => check_experts(shape),
+            Self::Moe(Some(moe::Cut::Sm90(shape))) => check_experts_hopper(shape),
         }
     }
 }
@@ -131,6 +132,14 @@ fn check_experts(shape: &moe::product::Shape) -> Result<(), Misfit> {
         ("warps across rows", across, unit_of_powers(across), 1..=4, "1, 2 or 4"),
         ("stages", shape.stages, 1, 2..=8, "2 to 8"),
         ("ctas_per_sm", shape.ctas_per_sm, 1, 1..=4, "1 to 4"),
+    ])
+}
+
+fn check_experts_hopper(shape: &moe::product_sm90::Shape) -> Result<(), Misfit> {
+    let most = if shape.turns { 192 } else { 256 };
+    check_rules(&[
+        ("tile_n", shape.tile_n, 64, 64..=most, "a multiple of 64 up to 256, or to 192 in turns"),
+        ("stages", shape.stages, 1, 3..=8, "3 to 8"),
     ])
 }
 
@@ -221,6 +230,7 @@ fn check_backward_hopper(shape: &backward_sm90::Shape) -> Result<(), Misfit> {
         ("places", shape.places, 1, 1..=4, "1 to 4"),
         ("registers of a producer", producer, 8, 24..=248, "a multiple of 8 from 24 on"),
         ("registers of a consumer", consumer, 8, 24..=248, "a multiple of 8 up to 248"),
+        ("registers of a mover", shape.mover.unwrap_or(24), 8, 24..=248, "a multiple of 8 from 24 on"),
     ])
 }
 
@@ -230,6 +240,10 @@ pub fn plan_tile(problem: &Problem, gpu: &Gpu, alignment: u64, tile: Tile) -> Re
     let input = check(problem, gpu)?;
     let access = access(problem, alignment);
     let kernel = match tile {
+        Tile::Sm80(_) if input.bytes() == 1 => {
+            let reason = "it multiplies 16 bits and more".to_owned();
+            return Err(Misfit::Kernel { kernel: "forward_sm80", reason });
+        }
         Tile::Sm80(shape) => general_config(problem, gpu, input, access, shape)?,
         Tile::Decode(shape) => {
             let half = decode::accept(problem, input, gpu, access)
@@ -238,8 +252,12 @@ pub fn plan_tile(problem: &Problem, gpu: &Gpu, alignment: u64, tile: Tile) -> Re
             decode_config(problem, gpu, half, shape)?
         }
         Tile::Sm90(shape) => {
-            let half = hopper::accept(problem, input, gpu, access)
+            hopper::accept(problem, input, gpu, access)
                 .map_err(|reason| Misfit::Kernel { kernel: "forward_sm90", reason })?;
+            if input.bytes() == 1 {
+                let reason = "tiles of 8-bit tensors are not tuned".to_owned();
+                return Err(Misfit::Kernel { kernel: "forward_sm90", reason });
+            }
             check_rules(&[(
                 "staging.cols",
                 shape.staging.cols,
@@ -247,7 +265,7 @@ pub fn plan_tile(problem: &Problem, gpu: &Gpu, alignment: u64, tile: Tile) -> Re
                 64..=slabs(problem),
                 "no wider than the output",
             )])?;
-            hopper_config(problem, half, shape)?
+            hopper_config(problem, input, shape)?
         }
         other => {
             let reason = "it computes no attention".to_owned();
@@ -288,6 +306,7 @@ impl Demand {
             moe::Config::Product(cfg) => {
                 (cfg.shape.shared_bytes().into(), cfg.shape.ctas_per_sm, cfg.shape.tile_m)
             }
+            moe::Config::ProductSm90(cfg) => (cfg.shape.shared_bytes().into(), 1, moe::product_sm90::TILE_M),
             _ => (0, 1, 1),
         };
         Self { registers, most_registers: registers, shared_bytes, ctas_per_sm, tile_m, parts: 1 }

@@ -3,11 +3,11 @@
 //! A row is taken where its CTAs fit in the shared memory of the GPU at hand: 227 KiB (sm_90, sm_100), 163 (sm_80),
 //! 99 (sm_86, sm_89, sm_120) or 64 (sm_75).
 
-use flashcore_core::Problem;
+use flashcore_core::{Problem, Sequences};
 use flashcore_ptx::{sm::Sm, target::Target};
 use flashcore_tile::Element;
 
-use super::{Gpu, MOST_FEATURES, PlanError, single};
+use super::{Gpu, MOST_KEY_FEATURES, PlanError, single};
 use crate::forward_sm80::Shape;
 
 /// The newest target that the GPU runs; what `forward_sm80` needs, all have.
@@ -25,7 +25,10 @@ pub(super) fn shape(
 ) -> Result<(Shape, &'static str), PlanError> {
     let (qk, v) = (problem.dim_qk(), problem.dim_v());
     let dims = [qk, v].map(|dim| dim as u32);
-    let queries = problem.longest_q();
+    // How many queries others of a packed batch have must not matter where bits are to be a sequence's own.
+    let packed =
+        matches!(problem.sequences_kind(), Sequences::Ragged { .. } | Sequences::PackedQueries { .. });
+    let queries = if packed && problem.batch_invariant() { ANY } else { problem.longest_q() };
     let fits = |row: &&Row| {
         qk.max(v) <= row.dim
             && queries <= row.queries
@@ -149,31 +152,31 @@ const TABLE: &[Row] = &[
         why: "64 rows and 16 keys are what 64 KiB of shared memory hold",
     },
     Row {
-        dim: MOST_FEATURES,
+        dim: MOST_KEY_FEATURES,
         queries: ANY,
         shape: shape_of([8, 1], [32, 32], 1),
         why: "wide rows: 32 keys beside the queries fill shared memory; two warps share an output of more than 256 columns",
     },
     Row {
-        dim: MOST_FEATURES,
+        dim: MOST_KEY_FEATURES,
         queries: ANY,
         shape: shape_of([8, 1], [16, 16], 1),
         why: "as with 32 keys, which do not fit",
     },
     Row {
-        dim: MOST_FEATURES,
+        dim: MOST_KEY_FEATURES,
         queries: ANY,
         shape: shape_of([4, 1], [32, 32], 1),
         why: "wide rows: queries of four warps are what shared memory holds",
     },
     Row {
-        dim: MOST_FEATURES,
+        dim: MOST_KEY_FEATURES,
         queries: ANY,
         shape: shape_of([4, 1], [16, 16], 1),
         why: "as with 32 keys, which do not fit",
     },
     Row {
-        dim: MOST_FEATURES,
+        dim: MOST_KEY_FEATURES,
         queries: ANY,
         shape: shape_of([2, 1], [16, 16], 1),
         why: "wide rows: queries of two warps are what little shared memory holds",

@@ -1,9 +1,9 @@
 //! The Hopper kernel, `forward_sm90`: what it cannot take, and its tiles with the reason beside each row.
 
 use flashcore_core::{Layout, Problem, Sequences};
-use flashcore_tile::{Element, Half, RegisterBudget};
+use flashcore_tile::{Element, RegisterBudget};
 
-use super::Gpu;
+use super::{Gpu, narrow};
 use crate::{
     forward_sm80::Access,
     forward_sm90::{Config, Order, Policy, ROWS_PER_GROUP, Shape, Staging},
@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// What the Hopper kernel multiplies for a problem of `input`s, or why it cannot take the problem.
-pub(super) fn accept(problem: &Problem, input: Element, gpu: &Gpu, access: Access) -> Result<Half, String> {
+pub(super) fn accept(problem: &Problem, input: Element, gpu: &Gpu, access: Access) -> Result<(), String> {
     let no = |reason: &str| Err(reason.to_owned());
     if gpu.capability != (9, 0) {
         return Err(format!(
@@ -19,14 +19,26 @@ pub(super) fn accept(problem: &Problem, input: Element, gpu: &Gpu, access: Acces
             gpu.capability.0, gpu.capability.1
         ));
     }
-    let Some(half) = input.half() else {
-        return Err(format!("it multiplies f16 and bf16, not {}", input.name()));
-    };
+    if !matches!(input, Element::F16 | Element::Bf16 | Element::E4m3) {
+        return Err(format!("it multiplies f16, bf16 and e4m3, not {}", input.name()));
+    }
+    let dims = [problem.dim_qk(), problem.dim_v()];
+    if input == Element::E4m3
+        && dims.into_iter().any(|dim| !dim.is_multiple_of(16) || dim > narrow::MOST_FEATURES)
+    {
+        return Err(format!(
+            "its head dims of e4m3 tensors are multiples of 16 up to {}",
+            narrow::MOST_FEATURES
+        ));
+    }
     if [problem.dim_qk(), problem.dim_v()]
         .into_iter()
         .any(|dim| !dim.is_multiple_of(8) || dim > MOST_FEATURES)
     {
         return Err(format!("its head dims are multiples of 8 up to {MOST_FEATURES}"));
+    }
+    if problem.bias().is_some() {
+        return no("it adds nothing to scores");
     }
     if problem.pages().is_some() {
         return no("keys in pages have no tensor map");
@@ -46,7 +58,7 @@ pub(super) fn accept(problem: &Problem, input: Element, gpu: &Gpu, access: Acces
     if [problem.q(), problem.k(), problem.v()].into_iter().chain(out).any(far) {
         return no("strides of 2^40 bytes and more do not fit in a tensor map");
     }
-    Ok(half)
+    Ok(())
 }
 
 /// Query heads that share a tile: those of a group, where the rows of one leave most of a tile empty.
@@ -68,14 +80,15 @@ const ROWS: usize = ROWS_PER_GROUP as usize;
 
 /// The tile of the Hopper kernel, and why.
 pub(super) fn shape(problem: &Problem, gpu: &Gpu) -> (Shape, &'static str) {
+    if problem.dtype().is_narrow() {
+        return narrow::shape(problem);
+    }
     if let Some(small) = few_tiles(problem, gpu) {
         return small;
     }
     let (qk, v) = (problem.dim_qk() as u32, problem.dim_v() as u32);
     let row = TABLE.iter().find(|row| qk <= row.dim_qk && v <= row.dim_v).unwrap_or(&TABLE[TABLE.len() - 1]);
-    let uneven =
-        problem.mask().right().is_some() || matches!(problem.sequences_kind(), Sequences::Used { .. });
-    let order = if uneven { Order::Atomic } else { Order::Static };
+    let order = order(problem);
     let many = many_tiles(problem, gpu);
     if let Some(brief) = row.brief {
         let brief = Shape { order, ..brief };
@@ -94,6 +107,13 @@ pub(super) fn shape(problem: &Problem, gpu: &Gpu) -> (Shape, &'static str) {
         return (Shape { order, turn, ..tall.shape }, why);
     }
     (Shape { order, turn, ..row.shape }, row.why)
+}
+
+/// In which order CTAs take tiles: by tickets where these are not equally long.
+pub(super) fn order(problem: &Problem) -> Order {
+    let uneven =
+        problem.mask().right().is_some() || matches!(problem.sequences_kind(), Sequences::Used { .. });
+    if uneven { Order::Atomic } else { Order::Static }
 }
 
 /// Whether every SM has so many tiles that it does not matter how long the first takes.
@@ -282,18 +302,18 @@ const fn producer_waits(cfg: &Config) -> bool {
 /// Tiles are told how those before them went, where there are several and references move often: in f16 sharp scores are
 /// 6 to 19 % faster so, plain ones up to 3 % slower. In bf16 references hardly ever move.
 const fn adapts(cfg: &Config) -> bool {
-    !matches!(cfg.shape.order, Order::Single { .. }) && matches!(cfg.input, Half::F16)
+    !matches!(cfg.shape.order, Order::Single { .. }) && matches!(cfg.input, Element::F16)
 }
 
 /// Registers of one producer and two consumers: what 384 threads have.
-const TWO_CONSUMERS: RegisterBudget = RegisterBudget { producer: 24, consumer: 240 };
+pub(super) const TWO_CONSUMERS: RegisterBudget = RegisterBudget { producer: 24, consumer: 240 };
 /// Registers of one producer and three consumers: what 512 threads have.
 const THREE_CONSUMERS: RegisterBudget = RegisterBudget { producer: 32, consumer: 160 };
 
 /// All columns of a narrow output at once.
-const WHOLE_64: Staging = Staging { cols: 64, places: 1 };
+pub(super) const WHOLE_64: Staging = Staging { cols: 64, places: 1 };
 /// All columns of a wider one.
-const WHOLE_128: Staging = Staging { cols: 128, places: 1 };
+pub(super) const WHOLE_128: Staging = Staging { cols: 128, places: 1 };
 /// One slab at a time: all that fits beside K and V.
 const SLAB: Staging = Staging { cols: 64, places: 1 };
 /// One slab leaves while the next is gathered.

@@ -32,15 +32,20 @@ pub enum Tile {
     /// Gradients of sinks, which know one way.
     #[serde(rename = "backward_sinks")]
     BackwardSinks,
+    /// Nothing is tuned where values are turned.
+    TurnValues,
     /// Gradients on every GPU.
     #[serde(rename = "backward_sm80")]
     BackwardSm80(backward_sm80::Shape),
     /// Gradients on a Hopper.
     #[serde(rename = "backward_sm90")]
     BackwardSm90(backward_sm90::Shape),
+    /// The end of sums, which knows one way.
+    #[serde(rename = "backward_sums")]
+    BackwardSums,
     /// A product of experts, or a step of theirs that is cut in one way alone.
     #[serde(rename = "moe")]
-    Moe(Option<moe::product::Shape>),
+    Moe(Option<moe::Cut>),
 }
 
 impl Tile {
@@ -54,8 +59,10 @@ impl Tile {
             Self::Append(_) => "append",
             Self::BackwardRows(_) => "backward_rows",
             Self::BackwardSinks => "backward_sinks",
+            Self::TurnValues => "turn_values",
             Self::BackwardSm80(_) => "backward_sm80",
             Self::BackwardSm90(_) => "backward_sm90",
+            Self::BackwardSums => "backward_sums",
             Self::Moe(_) => "moe",
         }
     }
@@ -72,9 +79,12 @@ impl KernelConfig {
             Self::Append(cfg) => Tile::Append(cfg.shape),
             Self::BackwardRows(cfg) => Tile::BackwardRows(cfg.shape),
             Self::BackwardSinks(_) => Tile::BackwardSinks,
+            Self::TurnValues(_) => Tile::TurnValues,
             Self::BackwardSm80(cfg) => Tile::BackwardSm80(cfg.shape),
             Self::BackwardSm90(cfg) => Tile::BackwardSm90(cfg.shape),
-            Self::Moe(moe::Config::Product(cfg)) => Tile::Moe(Some(cfg.shape)),
+            Self::BackwardSums(_) => Tile::BackwardSums,
+            Self::Moe(moe::Config::Product(cfg)) => Tile::Moe(Some(moe::Cut::General(cfg.shape))),
+            Self::Moe(moe::Config::ProductSm90(cfg)) => Tile::Moe(Some(moe::Cut::Sm90(cfg.shape))),
             Self::Moe(_) => Tile::Moe(None),
         }
     }

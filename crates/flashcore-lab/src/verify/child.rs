@@ -7,7 +7,7 @@ use std::io::{self, Write};
 
 use flashcore_core::BackendError;
 use flashcore_kernels::Choice;
-use flashcore_testkit::{Outcome, Step, backward, check_case_runs};
+use flashcore_testkit::{Outcome, Step, backward, check_case_runs, moe};
 
 use super::{
     Ending, Line, Order, Report,
@@ -71,6 +71,7 @@ fn examine(candidate: &dyn Candidate, check: &Check, runs: usize) -> Report {
         }
         Subject::Law(law) => report(check, &law.check(candidate, check.dtype, check.seed)),
         Subject::Gradients(case) => report(check, &backward::check(candidate, case, check.dtype, check.seed)),
+        Subject::Experts(case) => report(check, &moe::check(candidate, case, check.dtype, check.seed)),
         Subject::GradientLaw(law) => report(check, &law.check(candidate, check.dtype, check.seed)),
     }
 }

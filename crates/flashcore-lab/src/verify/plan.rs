@@ -10,6 +10,7 @@ use flashcore_testkit::{
     Case, Tag,
     backward::{self, laws},
     cases::{self, Cost},
+    moe,
     properties::{self, Property},
     random,
 };
@@ -57,7 +58,7 @@ pub const CPU: Target = Target {
     costs: [Cost::Small, Cost::Huge, Cost::Huge],
     random: [60, 1000, 1000],
     most: [usize::MAX; 3],
-    dtypes: &DType::ALL,
+    dtypes: &DType::COMMON,
     gradients: true,
 };
 
@@ -71,7 +72,7 @@ const SIM: Target = Target {
     costs: [Cost::Tiny, Cost::Tiny, Cost::Huge],
     random: [8, 60, 1000],
     most: [6, usize::MAX, usize::MAX],
-    dtypes: &DType::ALL,
+    dtypes: &DType::COMMON,
     gradients: false,
 };
 
@@ -151,6 +152,8 @@ pub enum Subject {
     /// The stages, on the gradients of one case.
     Gradients(Arc<backward::Case>),
     GradientLaw(&'static laws::Law),
+    /// The stages, on a mixture of experts.
+    Experts(Box<moe::Case>),
 }
 
 impl Check {
@@ -161,6 +164,7 @@ impl Check {
             Subject::Law(law) => format!("law: {}", law.name),
             Subject::Gradients(case) => case.to_string(),
             Subject::GradientLaw(law) => format!("law: {}", law.name),
+            Subject::Experts(case) => case.to_string(),
         };
         format!("{subject} {} seed {}", self.dtype, self.seed)
     }
@@ -182,6 +186,7 @@ pub fn groups(target: &Target, scope: &Scope) -> Vec<Group> {
     groups.push(Group { name: "laws".to_owned(), checks: laws() });
     let count = target.random[extent];
     groups.push(Group { name: "random".to_owned(), checks: randoms(count) });
+    groups.push(Group { name: "moe".to_owned(), checks: experts(count) });
     if target.gradients {
         groups.push(Group { name: "gradients".to_owned(), checks: gradients(GRADIENTS[extent], count) });
     }
@@ -216,13 +221,13 @@ fn over_seeds(scope: &Scope, case: &Arc<Case>) -> Vec<Check> {
 
 fn laws() -> Vec<Check> {
     let check = |law, dtype| Check { subject: Subject::Law(law), dtype, seed: 1 };
-    properties::ALL.iter().flat_map(|law| DType::ALL.map(|dtype| check(law, dtype))).collect()
+    properties::ALL.iter().flat_map(|law| DType::COMMON.map(|dtype| check(law, dtype))).collect()
 }
 
 fn randoms(count: u64) -> Vec<Check> {
     let check = |index| Check {
         subject: Subject::Case(Arc::new(random::any(1, index, random::Limits::SMALL))),
-        dtype: DType::ALL[index as usize % 3],
+        dtype: DType::COMMON[index as usize % 3],
         seed: index,
     };
     (0..count).map(check).collect()
@@ -237,9 +242,18 @@ fn gradients(cost: Cost, random: u64) -> Vec<Check> {
     let law = |law, dtype| Check { subject: Subject::GradientLaw(law), dtype, seed: 1 };
     let named = backward::cases(cost).into_iter();
     let named = named.flat_map(|of| of.forward.dtypes.iter().map(move |&dtype| case(of.clone(), dtype, 1)));
-    let random = (0..random).map(|n| case(backward::random_case(1, n), DType::ALL[n as usize % 3], n));
-    let laws = laws::LAWS.iter().flat_map(|of| DType::ALL.map(|dtype| law(of, dtype)));
+    let random = (0..random).map(|n| case(backward::random_case(1, n), DType::COMMON[n as usize % 3], n));
+    let laws = laws::LAWS.iter().flat_map(|of| DType::COMMON.map(|dtype| law(of, dtype)));
     named.chain(random).chain(laws).collect()
+}
+
+/// Mixtures of experts: every case, and random ones.
+fn experts(random: u64) -> Vec<Check> {
+    let check =
+        |case: moe::Case, dtype, seed| Check { subject: Subject::Experts(Box::new(case)), dtype, seed };
+    let named = moe::cases().into_iter().flat_map(|case| DType::COMMON.map(|dtype| check(case, dtype, 1)));
+    let random = (0..random).map(|n| check(moe::random(1, n), DType::COMMON[n as usize % 3], n));
+    named.chain(random).collect()
 }
 
 /// `UsedLengths` becomes `used-lengths`.
@@ -268,7 +282,7 @@ mod tests {
         let groups = groups(&TARGETS[0], &scope(Extent::Usual, None));
         let names: Vec<_> = groups.iter().map(|group| group.name.as_str()).collect();
         for expected in
-            ["named", "used-lengths", "big-offsets", "ragged", "sinks", "laws", "random", "gradients"]
+            ["named", "used-lengths", "big-offsets", "ragged", "sinks", "laws", "random", "moe", "gradients"]
         {
             assert!(names.contains(&expected), "{names:?}");
         }
@@ -287,10 +301,11 @@ mod tests {
     #[test]
     fn all_means_every_case_on_every_backend() {
         let expected: usize = cases::all().iter().map(|case| case.dtypes.len()).sum();
-        let forward = |target: &&Target| !target.gradients && target.dtypes == DType::ALL;
+        let forward = |target: &&Target| !target.gradients && target.dtypes == DType::COMMON;
         for target in TARGETS.iter().filter(forward) {
             let groups = groups(target, &Scope { seeds: 1, ..scope(Extent::All, None) });
-            let cases = groups.iter().filter(|group| !["laws", "random"].contains(&group.name.as_str()));
+            let cases =
+                groups.iter().filter(|group| !["laws", "random", "moe"].contains(&group.name.as_str()));
             assert_eq!(cases.map(|group| group.checks.len()).sum::<usize>(), expected, "{}", target.name);
         }
     }

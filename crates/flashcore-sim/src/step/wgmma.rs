@@ -97,6 +97,11 @@ impl Wgmma {
         Operand::new(bits, self.transpose_a, self.element, (ROWS, self.k))
     }
 
+    /// Whether elements are floats of 8 bits.
+    const fn is_narrow(&self) -> bool {
+        matches!(self.element, Element::Small(_, 8))
+    }
+
     /// Whether D holds integers.
     const fn is_integer(&self) -> bool {
         matches!(self.element, Element::U8 | Element::S8)
@@ -355,7 +360,10 @@ pub(crate) fn wgmma_product(
             d.set(at.row as usize, at.col as usize, value);
         });
     }
-    d.add_product(&left, &right);
+    match op.is_narrow() {
+        true => d.add_narrow_product(&left, &right),
+        false => d.add_product(&left, &right),
+    }
     store_result(machine, leader, op, &d, scale_d);
 }
 

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use flashcore_core::{DType, Data, Dims, Instance, Layout, RowTerms, Sequence};
+use flashcore_core::{DType, Data, Dims, HeadBias, Instance, Layout, RowTerms, Sequence};
 use rayon::prelude::*;
 
 use crate::{
@@ -177,6 +177,8 @@ struct Query<'a, R> {
     q: Vec<R>,
     d_out: Vec<R>,
     keys: Range<usize>,
+    /// What is added to its scores, its number in the sequence, and the sequence's first key.
+    bias: Option<(HeadBias<'a>, usize, usize)>,
     k: &'a [Vec<R>],
     v: &'a [Vec<R>],
 }
@@ -200,9 +202,10 @@ impl<A: Arithmetic> Task<'_, A> {
             dv: Rows::new(keys, p.dim_v()),
             sinks: vec![Sink::default(); p.group()],
         };
-        for s in (0..p.sequences()).map(|n| p.sequence(n)).filter(|s| s.batch == batch) {
+        let sequences = (0..p.sequences()).map(|n| (n, p.sequence(n)));
+        for (number, s) in sequences.filter(|(_, s)| s.batch == batch) {
             for (n, i) in (0..p.group()).flat_map(|n| (0..s.q_len).map(move |i| (n, i))) {
-                self.query(&mut plane, [&k, &v], &s, [kv_head * p.group() + n, i]);
+                self.query(&mut plane, [&k, &v], (number, &s), [kv_head * p.group() + n, i]);
             }
         }
         plane
@@ -213,7 +216,7 @@ impl<A: Arithmetic> Task<'_, A> {
         &self,
         plane: &mut Plane<A::Real>,
         [k, v]: [&[Vec<A::Real>]; 2],
-        s: &Sequence,
+        (number, s): (usize, &Sequence),
         [head, i]: [usize; 2],
     ) {
         let (p, seq) = (self.problem, s.q_start + i);
@@ -225,6 +228,7 @@ impl<A: Arithmetic> Task<'_, A> {
             q: self.row(self.inputs[0], p.q(), place),
             d_out: self.row(self.d_out.0, self.d_out.1, place),
             keys,
+            bias: p.bias_of(number, head).map(|bias| (bias, i, s.kv_start)),
             k,
             v,
         };
@@ -303,7 +307,12 @@ impl<A: Arithmetic> Task<'_, A> {
             }
             None => (score, one),
         };
-        query.keys.clone().map(|key| capped(score(key))).unzip()
+        let biased = |key: usize| {
+            let (score, slope) = capped(score(key));
+            let bias = query.bias.map(|(bias, i, first)| A::Real::exact(bias.at(i, key - first)));
+            (bias.map_or(score, |bias| score + bias), slope)
+        };
+        query.keys.clone().map(biased).unzip()
     }
 }
 

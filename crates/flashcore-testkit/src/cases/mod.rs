@@ -3,6 +3,7 @@
 //! A [`Case`] says everything about a call except element type and seed. [`all`] is the whole table; callers pick
 //! from it by [`Tag`] and [`Cost`]. [`crate::suite`] runs cases, [`crate::random`] makes more of them.
 
+mod bias;
 mod table;
 
 use std::fmt;
@@ -15,6 +16,7 @@ use crate::{
     rng::Rng,
 };
 
+pub use bias::Biases;
 pub use table::all;
 
 /// What a case is about.
@@ -57,6 +59,8 @@ pub enum Tag {
     Softcap,
     /// Attention sinks.
     Sinks,
+    /// What is added to scores.
+    Biases,
     /// Drawn at random.
     Random,
 }
@@ -108,6 +112,8 @@ pub struct Case {
     pub softcap: Option<f32>,
     /// Sinks.
     pub sinks: Sinks,
+    /// What is added to scores.
+    pub bias: Biases,
     /// Used or packed lengths.
     pub lengths: Lengths,
     /// Which pages hold the keys, where they lie in pages.
@@ -138,13 +144,14 @@ impl Case {
             scale: None,
             softcap: None,
             sinks: Sinks::None,
+            bias: Biases::None,
             lengths: Lengths::Uniform,
             table: None,
             batch_invariant: false,
             inputs: Inputs::Normal,
             placement: Placement::Dense,
             f16_bar: None,
-            dtypes: &DType::ALL,
+            dtypes: &DType::COMMON,
         }
     }
 
@@ -178,10 +185,11 @@ impl Case {
         self.placement.places([self.q, self.k, self.v(), self.out()])
     }
 
-    /// The lengths, table and sinks of the case; the seed decides about the sinks.
+    /// The lengths, table, sinks and biases of the case; the seed decides about the numbers.
     pub fn values(&self, seed: u64) -> Values {
         let sinks = self.sinks.logits(self.q.heads, seed).map(Into::into);
-        Values { lengths: self.lengths.clone(), sinks, table: self.table.clone() }
+        let bias = self.bias.numbers(self, seed).map(Into::into);
+        Values { lengths: self.lengths.clone(), sinks, bias, table: self.table.clone(), factors: None }
     }
 
     /// The case as a problem.
@@ -192,6 +200,7 @@ impl Case {
             mask: self.mask,
             scale: self.scale,
             softcap: self.softcap,
+            bias: self.bias.kind(self)?,
             batch_invariant: self.batch_invariant,
             ..Spec::new(dtype, q, k, v)
         };

@@ -2,7 +2,7 @@
 
 use flashcore_core::{Dims, Lengths, Mask};
 
-use super::{Case, Sinks, Tag};
+use super::{Case, Sinks, Tag, bias};
 use crate::{
     inputs::{Inputs, Placement},
     kinds::Kind,
@@ -27,6 +27,7 @@ pub fn all() -> Vec<Case> {
         lengths(),
         softcaps(),
         sinks(),
+        bias::cases(),
         pages::cases(),
     ];
     families.into_iter().flatten().collect()

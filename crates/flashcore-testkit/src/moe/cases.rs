@@ -51,7 +51,7 @@ pub struct Case {
 }
 
 /// Six tokens of 64 features to two of eight experts of 48.
-const USUAL: Case = Case {
+pub(super) const USUAL: Case = Case {
     name: "usual",
     tokens: 6,
     hidden: 64,
@@ -161,6 +161,8 @@ fn shapes() -> Vec<Case> {
         Case { name: "transposed and padded", transposed: true, padding: 8, hidden: 40, intermediate: 24, ..USUAL },
         Case { name: "interleaved", order: GateUp::Interleaved, ..USUAL },
         Case { name: "many tokens", tokens: 300, hidden: 64, intermediate: 40, experts: 3, ..USUAL },
+        Case { name: "many tokens per expert", tokens: 210, hidden: 136, intermediate: 200, experts: 3, ..USUAL },
+        Case { name: "many tokens per expert, padded", tokens: 130, hidden: 128, intermediate: 128, experts: 2, top_k: 1, padding: 8, order: GateUp::Interleaved, biases: true, ..USUAL },
         Case { name: "many experts", tokens: 16, hidden: 32, intermediate: 16, experts: 128, top_k: 8, ..USUAL },
         Case { name: "deep", tokens: 3, hidden: 320, intermediate: 264, experts: 3, top_k: 1, ..USUAL },
         Case { name: "batch-invariant", batch_invariant: true, tokens: 40, experts: 2, top_k: 1, ..USUAL },

@@ -7,6 +7,7 @@
 mod cases;
 mod inputs;
 pub mod plain;
+mod random;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -24,6 +25,7 @@ use crate::{
 pub use cases::{Case, Traffic, cases};
 pub use inputs::Inputs;
 use plain::{Rounding, compute, route};
+pub use random::random;
 
 /// Checks one case on one backend.
 pub fn check(backend: &dyn Backend, case: &Case, dtype: DType, seed: u64) -> Outcome {

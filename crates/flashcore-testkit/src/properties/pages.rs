@@ -1,8 +1,8 @@
 //! Laws of keys in pages.
 
-use flashcore_core::{Backend, Dims, Element, Mask, PageTable};
+use flashcore_core::{Backend, Dims, Element, Lengths, Mask, PageTable};
 
-use super::{draw, expect, expect_same_bits, run};
+use super::{draw, expect, expect_same_bits, pick_rows, run};
 use crate::{
     cases::{Case, Tag},
     pages::Paging,
@@ -13,8 +13,12 @@ use crate::{
 const PAIRS: [(u32, u32); 5] = [(5, 40), (1, 150), (64, 64), (0, 9), (3, 0)];
 
 fn paged(size: usize) -> Case {
+    paged_of(size, &PAIRS)
+}
+
+fn paged_of(size: usize, pairs: &[(u32, u32)]) -> Case {
     let paging = Paging { packed: true, ..Paging::of(size) };
-    Case { mask: Mask::CAUSAL, ..Case::paged(format!("law {size}"), paging, &PAIRS, [4, 2], 64) }
+    Case { mask: Mask::CAUSAL, ..Case::paged(format!("law {size}"), paging, pairs, [4, 2], 64) }
 }
 
 /// Packed rows of the keys, moved to where the case's table says.
@@ -68,4 +72,28 @@ pub(super) fn order_does_not_matter<T: Element>(backend: &dyn Backend, seed: u64
     let other = Case { table: Some(PageTable::new(numbers, table.columns())), ..case.clone() };
     let after = run::<T>(backend, &other, &[q, moved(&k), moved(&v)], seed)?;
     expect_same_bits(&before, &after)
+}
+
+/// Prompts, chunks and single queries in one batch, and each of them alone.
+pub(super) fn others_do_not_matter<T: Element>(backend: &dyn Backend, seed: u64) -> Result<(), Outcome> {
+    const MIXED: [(u32, u32); 5] = [(1, 700), (70, 90), (2, 300), (16, 20), (17, 40)];
+    let case = Case { batch_invariant: true, ..paged_of(16, &MIXED) };
+    let [q, k, v] = draw(&case, seed);
+    let whole = run::<T>(backend, &case, &[q.clone(), k.clone(), v.clone()], seed)?;
+    let table = case.table.as_ref().expect("a paged case");
+    let mut first = 0;
+    for (n, (queries, keys)) in MIXED.into_iter().enumerate() {
+        let rows: Vec<usize> = (first..first + queries as usize).collect();
+        first += rows.len();
+        let alone = Case {
+            q: Dims { seq: rows.len(), ..case.q },
+            lengths: Lengths::packed_queries([0, queries], [keys]),
+            table: Some(PageTable::new(table.row(n), table.columns())),
+            ..case.clone()
+        };
+        let own = pick_rows(&q, case.q, &rows);
+        let got = run::<T>(backend, &alone, &[own, k.clone(), v.clone()], seed)?;
+        expect_same_bits(&got, &whole.part(0, 0..4, rows[0]..first))?;
+    }
+    Ok(())
 }

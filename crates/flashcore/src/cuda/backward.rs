@@ -40,6 +40,8 @@ pub struct BackwardTensors {
     pub lengths_kv: u64,
     /// One sink per query head in the problem's type for them; 0 where it has none.
     pub sinks: u64,
+    /// What was added to scores, as the problem's bias says; 0 where it has none.
+    pub bias: u64,
     /// Their f32 gradients; 0 where nobody wants them.
     pub d_sinks: u64,
 }
@@ -152,6 +154,7 @@ impl ReadyBackward {
             (slots::LENGTHS_Q, Operand::LengthsQ, tensors.lengths_q, of_q.then_some(index)),
             (slots::LENGTHS_KV, Operand::LengthsKv, tensors.lengths_kv, of_kv.then_some(index)),
             (slots::SINKS, Operand::Sinks, tensors.sinks, forward.sinks().map(|sinks| sinks.bytes() as u64)),
+            (slots::BIAS, Operand::Bias, tensors.bias, forward.bias().map(|bias| bias.bytes() as u64)),
         ];
         let asked = |(slot, operand, address, wanted): (_, _, _, Option<u64>)| {
             wanted.map(|alignment| Asked { slot, operand, address, alignment, empty })
@@ -259,6 +262,7 @@ impl Held<'_> {
             lengths_q: at(slots::LENGTHS_Q),
             lengths_kv: at(slots::LENGTHS_KV),
             sinks: at(slots::SINKS),
+            bias: at(slots::BIAS),
             d_sinks: at(slots::D_SINKS),
         }
     }

@@ -70,6 +70,8 @@ impl Cuda {
             lengths_kv: bound(slots::LENGTHS_KV),
             table: bound(slots::TABLE),
             sinks: bound(slots::SINKS),
+            factors: [slots::FACTORS_Q, slots::FACTORS_K, slots::FACTORS_V].map(bound),
+            bias: bound(slots::BIAS),
         };
         // SAFETY: the buffers hold what the call's layouts reach, and live until the copies below have waited.
         unsafe { ready.launch(&tensors, &self.stream)? };

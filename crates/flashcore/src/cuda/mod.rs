@@ -37,7 +37,9 @@ pub use append::{AppendTensors, ReadyAppend};
 pub use backward::{BackwardTensors, ReadyBackward};
 pub use flashcore_cuda as driver;
 pub use flashcore_kernels::{
-    Choice, Family, Tile, UnknownKernel, moe::product::Shape as ExpertTile, tuned::Table,
+    Choice, Family, Form, Tile, UnknownKernel,
+    moe::{Cut as ExpertCut, product::Shape as ExpertTile, product_sm90::Shape as HopperExpertTile},
+    tuned::Table,
 };
 use kernels::Kernels;
 pub use merge::{MergeTensors, ReadyMerge};

@@ -36,6 +36,10 @@ pub struct DeviceTensors {
     pub table: u64,
     /// One sink per query head in the problem's type for them; 0 where it has none.
     pub sinks: u64,
+    /// f32 factors of Q, K and V, as many as the problem's scales say; 0 where it has none.
+    pub factors: [u64; 3],
+    /// What is added to scores, as the problem's bias says; 0 where it has none.
+    pub bias: u64,
 }
 
 /// A problem ready to launch on one GPU, from any thread, on any of its streams, several at a time.
@@ -135,8 +139,12 @@ impl Ready {
             (slots::LENGTHS_KV, Operand::LengthsKv, tensors.lengths_kv, of_kv.then_some(index)),
             (slots::TABLE, Operand::Table, tensors.table, table),
             (slots::SINKS, Operand::Sinks, tensors.sinks, self.problem.sinks().map(|s| s.bytes() as u64)),
+            (slots::BIAS, Operand::Bias, tensors.bias, self.problem.bias().map(|b| b.bytes() as u64)),
         ];
-        for (slot, operand, address, wanted) in values {
+        let scaled = self.problem.scales().map(|_| size_of::<f32>() as u64);
+        let slots = [slots::FACTORS_Q, slots::FACTORS_K, slots::FACTORS_V].into_iter().zip(tensors.factors);
+        let factors = slots.map(|(slot, address)| (slot, Operand::Factors, address, scaled));
+        for (slot, operand, address, wanted) in values.into_iter().chain(factors) {
             let Some(alignment) = wanted else { continue };
             if address == 0 && !self.launches.is_empty() {
                 return Err(Error::Missing { operand });

@@ -242,6 +242,7 @@ fn slot_name(slot: Slot) -> String {
         (slots::OUT, "out"),
         (slots::LSE, "lse"),
         (slots::SINKS, "sinks"),
+        (slots::BIAS, "bias"),
         (slots::LENGTHS_Q, "lengths of q"),
         (slots::LENGTHS_KV, "lengths of k and v"),
         (slots::TILE_COUNTER, "the tile counter"),

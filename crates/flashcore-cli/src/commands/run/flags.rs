@@ -17,6 +17,7 @@ Examples:
   flashcore run
   flashcore run --shape 2x32x4096x128 --kv-heads 8 --causal --dtype bf16
   flashcore run --shape 1x8x1x64 --seq-kv 8192 --json
+  flashcore run --shape 3x32x4096x128 --kv-heads 8 --seq-q 1 --page-size 16 --lengths 4096,100,0
   flashcore run --q q.npy --k k.npy --v v.npy --out o.npy --lse lse.npy
   flashcore run --q x.safetensors#q --k x.safetensors#k --v x.safetensors#v --out o.safetensors
   flashcore run --backend sim --shape 1x2x192x128 --causal --gpu sm_90
@@ -43,6 +44,8 @@ pub struct Flags {
           help_heading = "Random tensors")]
     pub kind: Kind,
     #[command(flatten)]
+    pub cache: CacheFlags,
+    #[command(flatten)]
     pub files: FileFlags,
     #[command(flatten)]
     pub attention: AttentionFlags,
@@ -66,10 +69,22 @@ impl Flags {
     }
 }
 
+/// Keys and values as a cache holds them.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Random tensors")]
+pub struct CacheFlags {
+    /// Keys and values lie in pages of N rows, in an order of chance
+    #[arg(long, value_name = "N")]
+    pub page_size: Option<usize>,
+    /// Keys that each batch entry uses [default: all]
+    #[arg(long, value_name = "N,N,...", value_delimiter = ',')]
+    pub lengths: Vec<u32>,
+}
+
 /// Tensors from files; `--q`, `--k`, `--v` and `--out` go together.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Tensors from files")]
-#[group(multiple = true, conflicts_with_all = TensorFlags::NAMES, conflicts_with_all = ["seed", "kind"])]
+#[group(multiple = true, conflicts_with_all = TensorFlags::NAMES, conflicts_with_all = ["seed", "kind", "page_size", "lengths"])]
 pub struct FileFlags {
     /// Queries: FILE.npy, FILE.safetensors or FILE.safetensors#TENSOR
     #[arg(long, value_name = "FILE", requires_all = ["k", "v", "out"])]

@@ -6,16 +6,18 @@ use std::{
     path::Path,
 };
 
-use flashcore::{BackendError, DType, Dims, Operand, Problem, ProblemError, Values};
+use flashcore::{
+    BackendError, DType, Dims, Lengths, Operand, PageTable, Problem, ProblemError, Spec, Values,
+};
 use flashcore_core::{Data, HostCall};
 use flashcore_lab::{
     buffer::{Buffer, filled},
     save,
     workload::drawn_inputs,
 };
-use flashcore_testkit::Kind;
+use flashcore_testkit::{Kind, Rng};
 
-use super::flags::{FileFlags, Flags};
+use super::flags::{CacheFlags, FileFlags, Flags};
 use crate::{
     error::CliError,
     files::{ArrayFile, FileError, Target, TensorPath},
@@ -66,8 +68,10 @@ impl Request {
                 Source::Drawn { kind: flags.kind, seed: flags.seed },
             ),
         };
-        let problem = flags.attention.problem(dtype, dims)?;
-        let values = flags.attention.values(problem.heads_q(), flags.seed);
+        let values = cache_values(&flags, dims);
+        let spec = flags.attention.spec(dtype, page_dims(&flags.cache, dims))?;
+        let sinks = spec.sinks;
+        let problem = Spec { sinks, ..spec.with(&values) }.parse()?;
         values.check(&problem)?;
         Ok(Self { problem, values, source, times: flags.iters.map(|n| n as usize) })
     }
@@ -98,6 +102,31 @@ impl Request {
         [Some(&files.out), files.lse.as_ref()].into_iter().flatten().map(Target::path).collect()
     }
 }
+
+/// Sinks, lengths and pages of drawn tensors.
+fn cache_values(flags: &Flags, [q, k, _]: [Dims; 3]) -> Values {
+    let (values, cache) = (flags.attention.values(q.heads, flags.seed), &flags.cache);
+    let given = (!cache.lengths.is_empty()).then(|| cache.lengths.clone());
+    let Some(size) = cache.page_size else {
+        return Values { lengths: given.map_or(Lengths::Uniform, Lengths::keys), ..values };
+    };
+    let lengths = given.unwrap_or_else(|| vec![u32::try_from(k.seq).unwrap_or(u32::MAX); k.batch]);
+    let columns = k.seq.div_ceil(size.max(1));
+    let order = Rng::new(flags.seed).permutation(k.batch.saturating_mul(columns).min(MOST_PAGES));
+    let numbers: Vec<i32> = order.into_iter().map(|page| page as i32).collect();
+    Values { lengths: Lengths::keys(lengths), table: Some(PageTable::new(numbers, columns)), ..values }
+}
+
+/// Extents of Q, and of K and V as they lie in memory.
+fn page_dims(cache: &CacheFlags, [q, k, v]: [Dims; 3]) -> [Dims; 3] {
+    let Some(size) = cache.page_size else { return [q, k, v] };
+    let pages = k.batch.saturating_mul(k.seq.div_ceil(size.max(1)));
+    let paged = |dims: Dims| Dims { batch: pages, seq: size, ..dims };
+    [q, paged(k), paged(v)]
+}
+
+/// Most pages that are given numbers: what flags say must not decide how much memory is taken.
+const MOST_PAGES: usize = 1 << 24;
 
 fn from_files(
     [q, k, v]: [&TensorPath; 3],

@@ -1,37 +1,36 @@
 //! Consumers that multiply in turn.
 //!
-//! Left alone, consumers fall into step: they wait for the same keys, multiply at the same time, so that each waits for
-//! the products of all, and then all take exponentials while tensor cores have nothing to do. Tensor cores therefore
-//! belong to one consumer at a time, from its QKᵀ to the end of its PV, and the others do their softmax meanwhile. The
-//! first QKᵀ and the last PV of a tile are out of turn.
+//! Left alone, consumers fall into step: they wait for the same tiles, multiply at the same time, so that each waits for
+//! the products of all, and then all do something else while tensor cores have nothing to do. Tensor cores therefore
+//! belong to one consumer at a time, and the others do what is theirs meanwhile.
 
 use flashcore_tile::{Builder, Mbarrier, Pred, Reg, U32};
 
-use super::{Config, WARPS_PER_GROUP};
+/// Warps of a consumer; each passes its turn on for itself.
+const WARPS_PER_GROUP: u32 = 4;
 
 /// A barrier for each consumer, at which the one before it arrives when it is done.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Turns {
+pub(crate) struct Turns {
     barriers: u32,
     consumers: u32,
 }
 
 impl Turns {
-    /// Reserves the barriers, where consumers multiply in turn.
-    pub(super) fn reserve(b: &mut Builder, cfg: Config) -> Option<Self> {
-        let consumers = cfg.shape.consumers;
-        cfg.policy.in_turn.then(|| Self { barriers: b.mbarriers(consumers), consumers })
+    /// Reserves the barriers.
+    pub(crate) fn reserve(b: &mut Builder, consumers: u32) -> Self {
+        Self { barriers: b.mbarriers(consumers), consumers }
     }
 
     /// Initialises the barriers; one thread does it, before the CTA synchronises.
-    pub(super) fn init(self, b: &mut Builder) {
+    pub(crate) fn init(self, b: &mut Builder) {
         for consumer in 0..self.consumers {
             b.mbarrier_at(self.barriers).nth(consumer).init(b, WARPS_PER_GROUP);
         }
     }
 
     /// The turn of consumer `group`.
-    pub(super) fn of(self, b: &mut Builder, group: Reg<U32>) -> Turn {
+    pub(crate) fn of(self, b: &mut Builder, group: Reg<U32>) -> Turn {
         let after = b.let_(group + 1);
         let after = b.let_(after.eq(self.consumers).select(0, after));
         // On a fresh barrier the phase before the first counts as complete, so that the first consumer begins.
@@ -43,7 +42,7 @@ impl Turns {
 
 /// When a consumer may multiply.
 #[derive(Debug)]
-pub(super) struct Turn {
+pub(crate) struct Turn {
     own: Mbarrier,
     next: Mbarrier,
     /// What the next turn waits for; its lowest bit is the parity.
@@ -52,13 +51,13 @@ pub(super) struct Turn {
 
 impl Turn {
     /// Waits until the consumer before has multiplied.
-    pub(super) fn take(&self, b: &mut Builder) {
+    pub(crate) fn take(&self, b: &mut Builder) {
         self.own.wait(b, self.phase & 1);
         b.add_to(self.phase, 1);
     }
 
     /// Lets the next consumer multiply; `leader` is one lane of each warp.
-    pub(super) fn pass(&self, b: &mut Builder, leader: Pred) {
+    pub(crate) fn pass(&self, b: &mut Builder, leader: Pred) {
         b.predicated(leader, |b| self.next.arrive(b));
     }
 }

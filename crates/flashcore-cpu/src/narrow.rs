@@ -1,0 +1,125 @@
+//! Attention of 8-bit tensors: widened to f32 and computed there. Called by `cpu`, which it calls back.
+//!
+//! Factors of Q and K are multiplied into the queries, that of V into the result, so that keys and values may lie in
+//! whatever layout, shared by batch entries or in pages.
+
+use flashcore_core::{
+    BackendError, DType, Data, DataMut, E4M3, E5M2, Element, HostCall, Instance, Layout, Problem,
+    ProblemError, Spec, Values,
+};
+
+use crate::{forward::merge_weights, scratch::Scratch};
+
+/// What the LSE of a row holds that nobody has written.
+const UNWRITTEN: u32 = 0x7fc0_5eed;
+
+/// Computes a call whose tensors have 8 bits by way of `wide`, which computes one of f32 tensors.
+pub(crate) fn forward(
+    call: &mut HostCall<'_>,
+    scratch: &mut Scratch,
+    wide: impl FnOnce(&mut HostCall<'_>, &mut Scratch) -> Result<&'static str, BackendError>,
+) -> Result<&'static str, BackendError> {
+    let (instance, [q, k, v]) = (call.instance(), call.inputs());
+    let spec = instance.problem().spec();
+    let q_layout = Layout::bhsd(spec.q.dims())?;
+    let widened = Spec {
+        dtype: DType::F32,
+        q: q_layout,
+        out: None,
+        out_dtype: None,
+        scales: None,
+        accumulate: false,
+        ..spec.clone()
+    };
+    let problem = widened.parse()?;
+    let values = Values { factors: None, ..instance.values().clone() };
+    let [k, v] = [(k, &spec.k), (v, &spec.v)].map(|(data, layout)| widen(data, layout.span()));
+    let q = queries(instance, q)?;
+    let mut out = floats(problem.out().span(), &problem)?;
+    let mut lse = vec![f32::from_bits(UNWRITTEN); problem.rows()];
+    let mut inner = HostCall::bind(&problem, &values, [&q[..], &k, &v], &mut out, Some(&mut lse))?;
+    let kernel = wide(&mut inner, scratch)?;
+    write(call, &out, &lse);
+    Ok(kernel)
+}
+
+fn floats(count: usize, problem: &Problem) -> Result<Vec<f32>, ProblemError> {
+    let no_memory =
+        |()| ProblemError::OutOfMemory { bytes: count.saturating_mul(4), dims: problem.out().dims() };
+    bytemuck::allocation::try_zeroed_vec(count).map_err(no_memory)
+}
+
+/// The first `count` elements as f32.
+fn widen(data: Data<'_>, count: usize) -> Vec<f32> {
+    let (bytes, table) = (data.bytes(), table(data));
+    bytes[..count].iter().map(|&byte| table[usize::from(byte)]).collect()
+}
+
+/// The value of every byte.
+fn table(data: Data<'_>) -> [f32; 256] {
+    let value: fn(u8) -> f32 = match data {
+        Data::E5M2(_) => |bits| E5M2::from_bits(bits).to_f32(),
+        _ => |bits| E4M3::from_bits(bits).to_f32(),
+    };
+    std::array::from_fn(|bits| value(bits as u8))
+}
+
+/// The queries, dense, multiplied by the factors of Q and K.
+fn queries(problem: Instance<'_>, q: Data<'_>) -> Result<Vec<f32>, ProblemError> {
+    let (bytes, table, dims) = (q.bytes(), table(q), problem.q().dims());
+    let mut wide = floats(Layout::bhsd(dims)?.span(), problem.problem())?;
+    let mut rows = wide.chunks_exact_mut(dims.dim);
+    for (batch, head) in (0..dims.batch).flat_map(|batch| (0..dims.heads).map(move |head| (batch, head))) {
+        let [of_q, of_k, _] = problem.factors(batch, head / problem.group());
+        for (seq, row) in (0..dims.seq).zip(&mut rows) {
+            let from = &bytes[problem.q().row(batch, head, seq)..];
+            row.iter_mut().zip(from).for_each(|(to, &byte)| *to = table[usize::from(byte)] * (of_q * of_k));
+        }
+    }
+    Ok(wide)
+}
+
+/// Writes dense f32 rows as the call wants them.
+fn write(call: &mut HostCall<'_>, rows: &[f32], lse: &[f32]) {
+    let instance = call.instance();
+    match call.outputs() {
+        (DataMut::F16(out), to) => write_rows(instance, (rows, lse), out, to),
+        (DataMut::BF16(out), to) => write_rows(instance, (rows, lse), out, to),
+        (DataMut::F32(out), to) => write_rows(instance, (rows, lse), out, to),
+        // A problem has no other outputs.
+        _ => {}
+    }
+}
+
+fn write_rows<O: Element>(
+    problem: Instance<'_>,
+    (rows, lses): (&[f32], &[f32]),
+    out: &mut [O],
+    mut out_lse: Option<&mut [f32]>,
+) {
+    let dims = problem.out().dims();
+    for (n, (row, &lse)) in rows.chunks_exact(dims.dim).zip(lses).enumerate() {
+        let (batch, head, seq) = (n / (dims.heads * dims.seq), n / dims.seq % dims.heads, n % dims.seq);
+        let nobodys = problem.accumulate() && lse == f32::NEG_INFINITY;
+        if lse.to_bits() == UNWRITTEN || nobodys {
+            continue;
+        }
+        let [_, _, factor] = problem.factors(batch, head / problem.group());
+        let to = &mut out[problem.out().row(batch, head, seq)..][..dims.dim];
+        let mut own = out_lse.as_mut().map(|all| &mut all[n]);
+        match own.as_deref_mut().filter(|_| problem.accumulate()) {
+            Some(old) => {
+                let (total, [kept, new]) = merge_weights([*old, lse]);
+                *old = total;
+                for (to, &x) in to.iter_mut().zip(row) {
+                    let before = if kept == 0.0 { 0.0 } else { to.to_f32() * kept };
+                    *to = O::from_f32(before + x * factor * new);
+                }
+            }
+            None => {
+                to.iter_mut().zip(row).for_each(|(to, &x)| *to = O::from_f32(x * factor));
+                own.into_iter().for_each(|own| *own = lse);
+            }
+        }
+    }
+}

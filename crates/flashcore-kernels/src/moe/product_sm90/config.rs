@@ -1,0 +1,122 @@
+//! Everything that decides the text of a product kernel for Hopper.
+
+use flashcore_ptx::{ident::Ident, sm::THREAD_REGISTERS};
+use flashcore_tile::{Half, RegisterBudget, Roles};
+use serde::{Deserialize, Serialize};
+
+use super::super::product::{DEPTH, Glu, Kind};
+
+/// Rows of a tile.
+pub const TILE_M: u32 = 128;
+/// Rows of one wgmma.
+pub(super) const ROWS: u32 = 64;
+/// Consumer warpgroups.
+pub(super) const CONSUMERS: u32 = 2;
+/// Warps of a warpgroup.
+pub(super) const WARPS: u32 = 4;
+/// Rows that a warp writes at a time.
+pub(super) const WARP_ROWS: u32 = 16;
+/// Places in which a warp gathers rows for a store, taken in turn.
+pub(super) const PLACES: u32 = 2;
+/// Bytes of an element.
+pub(super) const BYTES: u32 = 2;
+
+/// A kernel of this family: two configs that are equal give the same text.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Config {
+    /// Element type of all tensors.
+    pub half: Half,
+    /// Which product.
+    pub kind: Kind,
+    /// Whether a bias is added.
+    pub biases: bool,
+    /// Whether the depth is whole stages.
+    pub whole: bool,
+    /// How the work is cut.
+    pub shape: Shape,
+}
+
+/// How the work is cut.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug)]
+#[serde(deny_unknown_fields)]
+pub struct Shape {
+    /// Rows of weights of a tile: for the first product, half of them gates.
+    pub tile_n: u32,
+    /// Whether consumers take whole tiles in turn, so that one multiplies while the other writes; else they share each.
+    pub turns: bool,
+    /// Stages of the ring.
+    pub stages: u32,
+    /// Whether two CTAs with neighbouring tiles of rows share weights of the same expert: each copies half to both.
+    pub pair: bool,
+}
+
+impl Shape {
+    /// CTAs of a cluster.
+    pub const fn ctas(&self) -> u32 {
+        if self.pair { 2 } else { 1 }
+    }
+
+    /// Sums of 64 rows that a consumer keeps.
+    pub(super) const fn blocks(&self) -> u32 {
+        if self.turns { TILE_M / ROWS } else { TILE_M / ROWS / CONSUMERS }
+    }
+
+    /// Registers of sums of a consumer's thread.
+    pub const fn sum_registers(&self) -> u32 {
+        self.blocks() * self.tile_n / 2
+    }
+
+    /// Bytes of a stage.
+    pub(super) const fn stage_bytes(&self) -> u32 {
+        (TILE_M + self.tile_n) * DEPTH * BYTES
+    }
+
+    /// Shared memory of a CTA, barriers apart.
+    pub const fn shared_bytes(&self) -> u32 {
+        self.stages * self.stage_bytes() + CONSUMERS * WARPS * PLACES * WARP_ROWS * DEPTH * BYTES
+    }
+}
+
+impl Config {
+    /// The kernel's name: every field of the config is in it.
+    pub fn name(&self) -> Ident {
+        let Self { half, kind, biases, whole, shape: Shape { tile_n, turns, stages, pair } } = self;
+        let kind = match kind {
+            Kind::Up(Glu::Swi) => "up_swiglu",
+            Kind::Up(Glu::Ge) => "up_geglu",
+            Kind::Up(Glu::Clamped) => "up_clamped",
+            Kind::Down => "down",
+        };
+        let options = [(*biases, "_bias"), (*whole, "_whole"), (*turns, "_turns"), (*pair, "_pair")];
+        let options: String = options.iter().filter(|(on, _)| *on).map(|(_, name)| *name).collect();
+        let name =
+            format!("fc_moe_{kind}_sm_90a_{}{options}_m{TILE_M}n{tile_n}s{stages}", half.element().name());
+        Ident::new(name).expect("made of legal parts")
+    }
+
+    pub(super) const fn roles(&self) -> Roles {
+        // Sums of whole tiles leave the producer no more than it must have.
+        let (producer, consumer) = if self.shape.turns { (40, 232) } else { (56, 224) };
+        let budget = Some(RegisterBudget { producer, consumer });
+        Roles { consumers: CONSUMERS, budget, mover: None }
+    }
+
+    /// Most registers of a thread when the kernel starts.
+    pub const fn registers(&self) -> u32 {
+        let entry = self.roles().registers_at_entry(1);
+        if entry < THREAD_REGISTERS { entry } else { THREAD_REGISTERS }
+    }
+
+    /// Features of the result that a tile has.
+    pub const fn features(&self) -> u32 {
+        match self.kind {
+            Kind::Up(_) => self.shape.tile_n / 2,
+            Kind::Down => self.shape.tile_n,
+        }
+    }
+
+    /// Columns that a warp gathers for one store.
+    pub(super) const fn staged(&self) -> u32 {
+        if self.features().is_multiple_of(64) { 64 } else { 32 }
+    }
+}

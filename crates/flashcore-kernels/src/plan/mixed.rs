@@ -1,0 +1,44 @@
+//! Batches that mix prompts and single queries, packed: one kernel for sequences of many queries, then one for the others.
+//!
+//! Which sequence is whose is found on the device, from lengths that the host never sees. Both kernels overwrite rows of
+//! their own sequences alone.
+
+use flashcore_core::{Problem, Sequences};
+
+use super::{Gpu, Plan, PlanError, access, check, decode, decode_config, plan_general};
+use crate::{
+    decode::{MOST_SEQUENCES, Order, Shape},
+    launch::KernelConfig,
+    parts::share::{Share, most_short_rows, short_queries},
+};
+
+/// The plan for packed queries over pages where sequences may be short or long; `None` where there is no such mixture, or no
+/// kernel for the short ones.
+pub(super) fn plan(problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Option<Plan>, PlanError> {
+    let input = check(problem, gpu)?;
+    let packed = matches!(problem.sequences_kind(), Sequences::PackedQueries { .. });
+    if !packed || problem.sequences() < 2 || problem.group() > most_short_rows(problem) {
+        return Ok(None);
+    }
+    let Ok(half) = decode::accept_rows_apart(problem, input, gpu, access(problem, alignment)) else {
+        return Ok(None);
+    };
+    let general = plan_general(problem, gpu, alignment)?;
+    let (mut long, mut short) =
+        (*general.kernel(), decode_config(problem, gpu, half, short_shape(problem, gpu))?);
+    if let (KernelConfig::Sm80(long), KernelConfig::Decode(short)) = (&mut long, &mut short) {
+        long.share = Share::Long;
+        short.share = Share::Short;
+    }
+    let launches = [long, short].map(|kernel| Plan::launch(kernel, problem, gpu));
+    let why = "prompts by a kernel for many queries, other sequences by one for few; each finds its own on the device";
+    let reason = "forward_sm90: packed sequences and keys in pages have no tensor map".to_owned();
+    Ok(Some(Plan { passed_over: vec![reason], ..Plan::of(launches.to_vec(), gpu, why) }))
+}
+
+/// The tile for the short sequences: keys of all of them are shared evenly, unless bits must not depend on the batch.
+fn short_shape(problem: &Problem, gpu: &Gpu) -> Shape {
+    let (shape, _) = decode::shape_for(problem, gpu, short_queries(problem) * problem.group());
+    let even = !problem.batch_invariant() && problem.sequences() <= MOST_SEQUENCES as usize;
+    Shape { order: if even { Order::Even } else { Order::Grid }, ..shape }
+}

@@ -1,0 +1,68 @@
+//! Tiles of the Hopper kernel for tensors of 8 bits, and the launches around it.
+
+use flashcore_core::Problem;
+
+use super::{
+    Gpu, Plan, PlanError,
+    hopper::{TWO_CONSUMERS, WHOLE_64, WHOLE_128, order},
+};
+use crate::{
+    forward_sm90::{self, Shape},
+    launch::{KernelConfig, Launch, Subject},
+    turn_values,
+};
+
+/// Most features of a head: the sums of more do not fit in registers twice.
+pub(super) const MOST_FEATURES: usize = 128;
+
+/// The tile, and why.
+pub(super) fn shape(problem: &Problem) -> (Shape, &'static str) {
+    let narrow = problem.dim_qk().max(problem.dim_v()) <= 64;
+    let shape = Shape {
+        consumers: 2,
+        tile_n: 128,
+        stages: 4,
+        q_stages: 2,
+        staging: if narrow { WHOLE_64 } else { WHOLE_128 },
+        budget: Some(TWO_CONSUMERS),
+        order: order(problem),
+        ctas_per_sm: 1,
+        turn: 1,
+    };
+    (shape, "two consumers leave registers for sums in f32 beside those of tensor cores")
+}
+
+/// Turns the values before `kernel` multiplies them.
+pub(super) fn launches(kernel: forward_sm90::Config, problem: &Problem, gpu: &Gpu) -> Vec<Launch> {
+    let turn = turn_values::Config { dim: kernel.dim_v, lengths: kernel.lengths };
+    let subject = || Subject::Forward(Box::new(problem.clone()));
+    let mut extent = forward_sm90::extent(kernel, problem, gpu.sms);
+    extent.workspace.push(turn_values::workspace(problem));
+    vec![
+        Launch {
+            kernel: KernelConfig::TurnValues(turn),
+            subject: subject(),
+            // Launches of a plan share their scratch memory.
+            extent: turn_values::extent(problem, extent.workspace.clone()),
+        },
+        Launch { kernel: KernelConfig::Sm90(kernel), subject: subject(), extent: Some(extent) },
+    ]
+}
+
+/// Why no kernel takes a problem of 8-bit tensors, where the Hopper kernel does not.
+pub(super) fn refused(reason: &str) -> PlanError {
+    PlanError::Narrow { reason: reason.to_owned() }
+}
+
+impl Plan {
+    /// The Hopper kernel with what comes before it.
+    pub(super) fn narrow(
+        kernel: forward_sm90::Config,
+        problem: &Problem,
+        gpu: &Gpu,
+        why: &'static str,
+    ) -> Self {
+        let launches = launches(kernel, problem, gpu);
+        Self { main: launches.len() - 1, ..Self::of(launches, gpu, why) }
+    }
+}

@@ -1,0 +1,231 @@
+//! Attention of E4M3 tensors with factors, on any backend: quantised inputs, the oracle on what was quantised, and bars.
+//!
+//! The oracle is f64 on the quantised numbers, so that a verdict says what the backend itself adds. The yardstick rounds
+//! probabilities to E4M3 as a kernel does ([`crate::plain`]). Named shapes have an absolute bar besides.
+
+use flashcore_core::{
+    Backend, DType, Data, DataMut, Dims, E4M3, Element, Factors, HostCall, Instance, Layout, Lengths, Mask,
+    Problem, Scales, Spec, Values,
+};
+
+use crate::{
+    Case, Tag,
+    answer::{Answer, Rows},
+    bench::{Trouble, is_used},
+    cases::{self, Cost, Sinks},
+    compare::Rule,
+    inputs::{Inputs, Placement},
+    kinds::Kind,
+    plain,
+    rng::Rng,
+    suite::{Outcome, Step},
+    values,
+};
+
+/// Largest error that the project allows on named shapes.
+pub const BAR: f64 = 0.06;
+
+/// Relative error of an LSE: tensor cores keep 13 bits of scores, cut off four times.
+const LSE_BITS: f64 = 1.0 / 2048.0;
+
+/// A case with what is particular to 8 bits.
+#[derive(Clone, Debug)]
+pub struct NarrowCase {
+    pub case: Case,
+    pub scales: Option<Scales>,
+    pub out: DType,
+    /// Whether the result is merged into one that is there.
+    pub accumulate: bool,
+}
+
+/// Cases for every backend, small enough for the simulator.
+pub fn cases() -> Vec<NarrowCase> {
+    let narrow = |case: Case, scales, out| NarrowCase { case, scales, out, accumulate: false };
+    let (tensor, head) = (Some(Scales::PerTensor), Some(Scales::PerHead));
+    let new = |name: &str, shape, dim| Case::new(Tag::Named, format!("narrow {name}"), shape, dim);
+    let used = Lengths::used(vec![70, 1, 33], vec![300, 128, 17]);
+    let mut all = vec![
+        narrow(new("plain", [1, 2, 2, 64, 64], 64), None, DType::BF16),
+        narrow(new("per tensor", [1, 2, 1, 65, 200], 128), tensor, DType::F16),
+        narrow(new("per head, grouped", [2, 4, 2, 70, 333], 128), head, DType::BF16),
+        narrow(Case { mask: Mask::CAUSAL, ..new("causal", [1, 2, 2, 200, 200], 64) }, head, DType::F32),
+        narrow(
+            Case { mask: Mask::window(100, 20), ..new("window", [1, 1, 1, 200, 300], 96) },
+            head,
+            DType::BF16,
+        ),
+        narrow(Case { softcap: Some(5.0), ..new("softcap", [1, 2, 2, 40, 150], 80) }, head, DType::BF16),
+        narrow(
+            Case { sinks: Sinks::Normal, mask: Mask::CAUSAL, ..new("sinks", [1, 4, 1, 20, 150], 32) },
+            tensor,
+            DType::BF16,
+        ),
+        narrow(
+            Case { lengths: used.clone(), mask: Mask::CAUSAL, ..new("lengths", [3, 2, 1, 70, 300], 64) },
+            head,
+            DType::BF16,
+        ),
+        narrow(Case { lengths: used, ..new("lengths, no mask", [3, 2, 1, 70, 300], 16) }, head, DType::F32),
+        narrow(Case { mask: Mask::CAUSAL, ..new("empty rows", [1, 1, 1, 130, 64], 64) }, head, DType::BF16),
+        narrow(Case { dim_v: 64, ..new("two dims", [1, 1, 1, 64, 160], 128) }, head, DType::BF16),
+    ];
+    all.push(NarrowCase {
+        accumulate: true,
+        ..narrow(new("accumulated", [1, 1, 1, 64, 130], 64), head, DType::F32)
+    });
+    let kinds = Kind::ALL.into_iter().filter(|kind| !kind.is_normal());
+    all.extend(kinds.map(|kind| {
+        let case = Case { inputs: Inputs::Of(kind), ..new(kind.name(), [1, 1, 1, 64, 300], 64) };
+        narrow(case, head, DType::F32)
+    }));
+    all
+}
+
+/// The project's named shapes that cost at most `cost`.
+pub fn named(cost: Cost) -> Vec<NarrowCase> {
+    let named = cases::tagged(Tag::Named).into_iter().filter(|case| case.cost() <= cost);
+    let with = |case| NarrowCase { case, scales: Some(Scales::PerHead), out: DType::F32, accumulate: false };
+    named.map(with).collect()
+}
+
+/// Runs cases on a backend and says what failed.
+pub fn failures(backend: &dyn Backend, cases: &[NarrowCase], seed: u64) -> Vec<String> {
+    let failed = cases.iter().filter_map(|case| {
+        let outcome = check(backend, case, seed);
+        (outcome != Outcome::Passed)
+            .then(|| format!("{} {:?} {}: {outcome}", case.case, case.scales, case.out))
+    });
+    failed.collect()
+}
+
+/// Checks one case on one backend.
+pub fn check(backend: &dyn Backend, case: &NarrowCase, seed: u64) -> Outcome {
+    match case.out {
+        DType::F16 => judged::<half::f16>(backend, case, seed),
+        DType::BF16 => judged::<half::bf16>(backend, case, seed),
+        _ => judged::<f32>(backend, case, seed),
+    }
+    .err()
+    .unwrap_or(Outcome::Passed)
+}
+
+fn judged<O: Element>(backend: &dyn Backend, case: &NarrowCase, seed: u64) -> Result<(), Outcome> {
+    let bench = Bench::new(case, seed)?;
+    let first = bench.run::<O>(backend)?;
+    let got = Answer::gather(&bench.problem, O::erase(&first.0), Some(&first.1), Rows::ALL);
+    let (oracle, yardstick) = bench.expected();
+    let factor = if case.case.softcap.is_some() { 3.0 } else { 2.0 };
+    let verdict = Rule::new(O::DTYPE, factor).with_lse(LSE_BITS).judge(&got, &oracle, &yardstick);
+    if let Some(reason) = verdict.reason {
+        return Err(Outcome::failed(Step::Correctness, reason));
+    }
+    if case.case.f16_bar.is_some() && verdict.max_error > BAR {
+        return Err(Outcome::failed(Step::Correctness, format!("{} is above {BAR}", verdict.max_error)));
+    }
+    let again = bench.run::<O>(backend)?;
+    if bytemuck::cast_slice::<O, u8>(&first.0) != bytemuck::cast_slice::<O, u8>(&again.0) {
+        return Err(Outcome::failed(Step::Determinism, "two runs differ"));
+    }
+    Ok(())
+}
+
+/// A case in memory.
+struct Bench {
+    problem: Problem,
+    values: Values,
+    qkv: [Vec<E4M3>; 3],
+}
+
+impl Bench {
+    fn new(case: &NarrowCase, seed: u64) -> Result<Self, Trouble> {
+        let NarrowCase { case: plain, scales, out, accumulate } = case;
+        let placed = Case { placement: Placement::Dense, ..plain.clone() };
+        let wide = placed.problem(DType::F32)?;
+        let numbers = plain.inputs.values([plain.q, plain.k, plain.v()], &mut Rng::new(seed));
+        let layouts = [*wide.q(), *wide.k(), *wide.v()];
+        let factors = scales.map(|scales| factors(scales, &numbers, layouts.map(|layout| layout.dims())));
+        let values = Values { factors, ..placed.values(seed) };
+        let spec = Spec {
+            dtype: DType::E4M3,
+            out_dtype: Some(*out),
+            accumulate: *accumulate,
+            ..wide.spec().clone()
+        };
+        let problem = spec.with(&values).parse()?;
+        let instance = Instance::new(&problem, &values)?;
+        let qkv = [0, 1, 2].map(|n| quantised(instance, n, &numbers[n], &layouts[n]));
+        Ok(Self { problem, values, qkv })
+    }
+
+    fn instance(&self) -> Instance<'_> {
+        Instance::new(&self.problem, &self.values).expect("checked when the bench was made")
+    }
+
+    fn run<O: Element>(&self, backend: &dyn Backend) -> Result<(Vec<O>, Vec<f32>), Trouble> {
+        let held = if self.problem.accumulate() { OLD } else { f32::NAN };
+        let mut out = vec![O::from_f32(held); self.problem.out().span()];
+        let mut lse = vec![if self.problem.accumulate() { OLD_LSE } else { f32::NAN }; self.problem.rows()];
+        let [q, k, v] = self.qkv.each_ref().map(|data| Data::E4M3(data));
+        let into: DataMut<'_> = O::erase_mut(&mut out);
+        let mut call = HostCall::bind_erased(&self.problem, &self.values, [q, k, v], into, Some(&mut lse))?;
+        backend.forward(&mut call)?;
+        Ok((out, lse))
+    }
+
+    /// What should come out, and what a decent computation makes of it.
+    fn expected(&self) -> (Answer, Answer) {
+        let inputs = self.qkv.each_ref().map(|data| Data::E4M3(data));
+        let both = [plain::reference, plain::yardstick].map(|plain| {
+            let answer = plain(self.instance(), inputs, Rows::ALL);
+            if !self.problem.accumulate() {
+                return answer;
+            }
+            let count = answer.out.len();
+            let old = Answer { out: vec![OLD.into(); count], ..answer.clone() };
+            let old = Answer { lse: vec![OLD_LSE.into(); answer.lse.len()], ..old };
+            answer.onto(&old, self.instance())
+        });
+        let [oracle, yardstick] = both;
+        (oracle, yardstick)
+    }
+}
+
+/// What an output that is added to holds, and its LSE.
+const OLD: f32 = 0.5;
+const OLD_LSE: f32 = 1.0;
+
+/// Factors that bring the largest number of each share of a tensor to the largest of E4M3.
+fn factors(scales: Scales, numbers: &[Vec<f32>; 3], dims: [Dims; 3]) -> Factors {
+    let of = |n: usize| {
+        let (heads, group) = (dims[1].heads, dims[n].heads / dims[1].heads);
+        let mut largest = vec![1e-6f32; scales.count(dims[1].batch, heads)];
+        let [of_batch, of_head] = scales.strides(heads);
+        let planes = numbers[n].chunks_exact((dims[n].seq * dims[n].dim).max(1));
+        for (plane, values) in planes.enumerate() {
+            let (batch, head) = (plane / dims[n].heads, plane % dims[n].heads / group);
+            let largest = &mut largest[batch * of_batch + head * of_head];
+            *largest = values.iter().filter(|x| x.is_finite()).fold(*largest, |max, x| max.max(x.abs()));
+        }
+        largest.into_iter().map(|largest| largest / E4M3::MAX).collect::<Vec<f32>>()
+    };
+    match scales {
+        Scales::PerTensor => Factors::per_tensor([0, 1, 2].map(|n| of(n)[0])),
+        Scales::PerHead => Factors::per_head([0, 1, 2].map(|n| of(n).into())),
+    }
+}
+
+/// A tensor divided by its factors and rounded; NaN beyond what is used.
+fn quantised(problem: Instance<'_>, operand: usize, numbers: &[f32], layout: &Layout) -> Vec<E4M3> {
+    let dim = layout.dims().dim;
+    let group = layout.dims().heads / problem.heads_kv();
+    let mut to = vec![E4M3::from_f32(f32::NAN); layout.span()];
+    let mut rows = numbers.chunks_exact(dim);
+    values::for_each_row(layout, |[batch, head, seq], start| {
+        let row = rows.next().unwrap_or(&[]);
+        if is_used(problem, operand, batch, seq) {
+            let factor = problem.factors(batch, head / group)[operand];
+            to[start..].iter_mut().zip(row).for_each(|(to, x)| *to = E4M3::from_f32(x / factor));
+        }
+    });
+    to
+}

@@ -1,0 +1,67 @@
+"""As much of SGLang as the plugin touches, as its sources of 2026-08 (cce0a12) have it: names, signatures, the pool."""
+
+from __future__ import annotations
+
+import sys
+import types
+from types import SimpleNamespace
+
+
+class AttentionBackend:
+    """The way of a call through `sglang.srt.layers.attention.base_attn_backend.AttentionBackend`."""
+
+    def forward(self, q, k, v, layer, forward_batch, save_kv_cache=True, **kwargs):
+        way = self.forward_decode if forward_batch.forward_mode.is_decode() else self.forward_extend
+        return way(q, k, v, layer, forward_batch, save_kv_cache=save_kv_cache, **kwargs)
+
+
+class Mode:
+    def __init__(self, decode):
+        self.decode = decode
+
+    def is_decode(self):
+        return self.decode
+
+    is_decode_or_idle = is_decode
+
+
+class Pool:
+    """`MHATokenToKVPool` of one layer: tokens x heads x dim, keys and values apart."""
+
+    def __init__(self, torch, slots, heads, dim):
+        self.k, self.v = torch.zeros(2, slots, heads, dim)
+
+    def set_kv_buffer(self, layer, loc_info, cache_k, cache_v, k_scale=None, v_scale=None):
+        self.k[loc_info], self.v[loc_info] = cache_k, cache_v
+
+    def get_kv_buffer(self, layer_id):
+        return self.k, self.v
+
+
+def runner(torch, page, heads, dim, context):
+    pool = SimpleNamespace(req_to_token=torch.zeros(8, context, dtype=torch.int32))
+    return SimpleNamespace(
+        page_size=page,
+        token_to_kv_pool=Pool(torch, 64 * page, heads, dim),
+        req_to_token_pool=pool,
+        model_config=SimpleNamespace(context_len=context),
+        device="cpu",
+        kv_cache_dtype=torch.float32,
+        use_mla_backend=False,
+        spec_algorithm=SimpleNamespace(is_none=lambda: True),
+    )
+
+
+def install():
+    names = ["sglang", "sglang.srt", "sglang.srt.layers", "sglang.srt.layers.attention"]
+    base, registry = f"{names[-1]}.base_attn_backend", f"{names[-1]}.attention_registry"
+    modules = {name: types.ModuleType(name) for name in [*names, base, registry, "sglang.srt.server_args"]}
+    modules[base].AttentionBackend = AttentionBackend
+    modules[registry].ATTENTION_BACKENDS = known = {}
+    modules[registry].register_attention_backend = lambda name: lambda make: known.update({name: make}) or make
+    arguments = modules["sglang.srt.server_args"]
+    arguments.choices = []
+    arguments.add_attention_backend_choices = arguments.choices.extend
+    modules["sglang.srt"].server_args = arguments
+    sys.modules.update(modules)
+    return modules[registry], arguments

@@ -1,0 +1,117 @@
+"""The plugin against SGLang's recorded interfaces, on the CPU: prefill, then steps of decode, eager and as graphs see them."""
+
+import importlib
+import math
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+HERE = Path(__file__).resolve().parent
+HEADS, KV_HEADS, DIM, CONTEXT = 4, 2, 16, 64
+
+
+@pytest.fixture
+def plugin(monkeypatch):
+    for folder in (HERE, HERE.parent):
+        monkeypatch.syspath_prepend(str(folder))
+    before = dict(sys.modules)
+    recorded = importlib.import_module("recorded")
+    places = recorded.install()
+    package = importlib.import_module("flashcore_sglang")
+    package.register()
+    yield recorded, *places
+    for name in set(sys.modules) - set(before):
+        if name.split(".")[0] in ("sglang", "recorded", "flashcore_sglang"):
+            del sys.modules[name]
+
+
+def layer(**more):
+    given = dict(
+        layer_id=0, tp_q_head_num=HEADS, qk_head_dim=DIM, v_head_dim=DIM, scaling=0.3, logit_cap=0.0, sliding_window_size=-1,
+        k_scale=None, v_scale=None, is_cross_attention=False, attn_type="decoder",
+    )  # fmt: skip
+    return SimpleNamespace(**(given | more))
+
+
+class Server:
+    """Two requests, whose tokens lie in scattered slots."""
+
+    def __init__(self, recorded, registry, page, layer):
+        self.recorded, self.page, self.layer = recorded, page, layer
+        self.runner = recorded.runner(torch, page, KV_HEADS, DIM, CONTEXT)
+        self.backend = registry.ATTENTION_BACKENDS["flashcore"](self.runner)
+        self.keys = [torch.zeros(0, KV_HEADS, DIM)] * 2
+        self.values = list(self.keys)
+        torch.manual_seed(0)
+        pages = torch.randperm(60)[: 2 * CONTEXT // page].view(2, -1) + 1 if page > 1 else torch.randperm(63).add(1)[:62].view(2, 31)
+        slots = (pages[..., None] * page + torch.arange(page)).flatten(1)
+        self.runner.req_to_token_pool.req_to_token[3, : slots.shape[1]] = slots[0].int()
+        self.runner.req_to_token_pool.req_to_token[5, : slots.shape[1]] = slots[1].int()
+        self.slots = slots
+
+    def step(self, new, graph=False, sinks=None):
+        """What the layer gives for `new` tokens of each request, and what it should."""
+        old = [len(k) for k in self.keys]
+        q, k, v = (torch.randn(sum(new), heads, DIM) for heads in (HEADS, KV_HEADS, KV_HEADS))
+        slots = torch.cat([self.slots[n, old[n] : old[n] + new[n]] for n in range(2)])
+        self.keys = [torch.cat([a, b]) for a, b in zip(self.keys, k.split(new))]
+        self.values = [torch.cat([a, b]) for a, b in zip(self.values, v.split(new))]
+        lengths = torch.tensor([len(k) for k in self.keys])
+        batch = SimpleNamespace(
+            batch_size=2, seq_lens=lengths, seq_lens_cpu=lengths, req_pool_indices=torch.tensor([3, 5]),
+            out_cache_loc=slots, forward_mode=self.recorded.Mode(new == [1, 1] and old != [0, 0]),
+            extend_seq_lens=torch.tensor(new), extend_seq_lens_cpu=new,
+        )  # fmt: skip
+        if graph:
+            self.backend.init_cuda_graph_state(4, 4)
+            self.backend.init_forward_metadata_out_graph(batch, in_capture=True)
+            self.backend.init_forward_metadata_out_graph(batch)
+        else:
+            self.backend.init_forward_metadata(batch)
+        got = self.backend.forward(q.flatten(1), k, v, self.layer, batch, sinks=sinks)
+        wanted = [self.attend(rows, n, sinks) for n, rows in enumerate(q.split(new))]
+        return got, torch.cat(wanted).flatten(1)
+
+    def attend(self, q, n, sinks):
+        k, v = (x.repeat_interleave(HEADS // KV_HEADS, 1) for x in (self.keys[n], self.values[n]))
+        scores = torch.einsum("qhd,khd->hqk", q, k) * self.layer.scaling
+        cap = self.layer.logit_cap
+        scores = cap * torch.tanh(scores / cap) if cap else scores
+        past = torch.arange(len(k))[None] - (torch.arange(len(q))[:, None] + len(k) - len(q))
+        window = self.layer.sliding_window_size
+        scores = scores.masked_fill((past > 0) | (past < -window if window >= 0 else past < -len(k)), -math.inf)
+        sums = scores.logsumexp(-1) if sinks is None else torch.logaddexp(scores.logsumexp(-1), sinks[:, None])
+        return torch.einsum("hqk,khd->qhd", (scores - sums[..., None]).exp(), v)
+
+
+@pytest.mark.parametrize("page", [1, 8])
+@pytest.mark.parametrize("more", [{}, {"sliding_window_size": 5}, {"logit_cap": 3.0}], ids=["plain", "window", "capped"])
+def test_prompts_and_then_steps(plugin, page, more):
+    recorded, registry, _ = plugin
+    server = Server(recorded, registry, page, layer(**more))
+    for new, graph in (([7, 3], False), ([4, 1], False), ([1, 1], False), ([1, 1], True)):
+        got, wanted = server.step(new, graph)
+        torch.testing.assert_close(got, wanted, atol=2e-6, rtol=0)
+
+
+def test_sinks(plugin):
+    recorded, registry, _ = plugin
+    server, sinks = Server(recorded, registry, 1, layer()), torch.linspace(-1, 1, HEADS)
+    for new in ([7, 3], [1, 1]):
+        got, wanted = server.step(new, sinks=sinks)
+        torch.testing.assert_close(got, wanted, atol=2e-6, rtol=0)
+
+
+def test_it_is_offered_and_says_what_it_cannot_do(plugin):
+    recorded, registry, arguments = plugin
+    assert "flashcore" in registry.ATTENTION_BACKENDS and "flashcore" in arguments.choices
+    runner = recorded.runner(torch, 1, KV_HEADS, DIM, CONTEXT)
+    runner.use_mla_backend = True
+    with pytest.raises(ValueError, match="latent attention.*choose another"):
+        registry.ATTENTION_BACKENDS["flashcore"](runner)
+    server = Server(recorded, registry, 1, layer(is_cross_attention=True))
+    with pytest.raises(NotImplementedError, match="for decoders"):
+        server.step([2, 2])

@@ -1,0 +1,101 @@
+"""The backend: vLLM's own for FlashAttention, with FlashCore's kernels where they compute what a layer asks for.
+
+vLLM changes the insides of its backends every few releases. Metadata, graphs and the writing of caches are therefore left to
+the classes that these derive from; only the call of the kernel is new.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flashcore import flash_attn_varlen_func
+from vllm.v1.attention.backends import flash_attn as theirs
+
+
+class FlashCoreBackend(theirs.FlashAttentionBackend):
+    @staticmethod
+    def get_name() -> str:
+        return "CUSTOM"  # vLLM looks the name up among its own
+
+    @staticmethod
+    def get_impl_cls() -> type[Any]:
+        return FlashCoreImpl
+
+    @classmethod
+    def supports_sink(cls) -> bool:
+        return True
+
+
+class FlashCoreImpl(theirs.FlashAttentionImpl):
+    """The attention of one layer."""
+
+    def forward(
+        self,
+        layer: Any,
+        query: Any,
+        key: Any,
+        value: Any,
+        kv_cache: Any,
+        attn_metadata: Any,
+        output: Any,
+        output_scale: Any | None = None,
+        output_block_scale: Any | None = None,
+    ) -> Any:
+        if output_scale is not None or output_block_scale is not None or not self.computes(attn_metadata):
+            rest = (output_scale, output_block_scale)
+            return super().forward(layer, query, key, value, kv_cache, attn_metadata, output, *rest)
+        tokens = attn_metadata.num_actual_tokens
+        k, v = views(kv_cache, self.head_size)
+        causal = attn_metadata.causal
+        flash_attn_varlen_func(
+            query[:tokens],
+            k,
+            v,
+            attn_metadata.query_start_loc,
+            None,
+            attn_metadata.max_query_len,
+            attn_metadata.max_seq_len,
+            softmax_scale=self.scale,
+            causal=causal,
+            window_size=window(self.sliding_window, causal),
+            softcap=self.logits_soft_cap or 0.0,
+            alibi_slopes=slopes(self, query.device),
+            block_table=attn_metadata.block_table,
+            seqused_k=attn_metadata.seq_lens,
+            sinks=self.sinks,
+            out=output[:tokens].view(tokens, self.num_heads, -1),
+        )
+        return output
+
+    def computes(self, metadata: Any) -> bool:
+        """Whether FlashCore takes the call; profiling runs and what is rare are the other backend's."""
+        if metadata is None or metadata.use_cascade or not isinstance(getattr(metadata, "causal", True), bool):
+            return False
+        rare = ("mm_prefix_query_range_tensor", "rswa_prefix_lens")
+        if any(getattr(metadata, name, None) is not None for name in rare):
+            return False
+        decoder = str(getattr(self.attn_type, "value", self.attn_type)) == "decoder"
+        return decoder and not self.kv_cache_dtype.startswith("fp8") and getattr(self, "dcp_world_size", 1) <= 1
+
+
+def views(kv_cache: Any, head_size: int) -> tuple[Any, Any]:
+    """Keys and values as pages x rows of a page x heads x dim, whatever the release calls its cache."""
+    if kv_cache.dim() == 4:  # from 0.26 on: pages x heads x rows x both
+        return kv_cache.transpose(1, 2).split(head_size, dim=-1)
+    if kv_cache.shape[0] == 2 and kv_cache.shape[1] != 2:  # up to 0.22
+        return kv_cache.unbind(0)
+    return kv_cache.unbind(1)
+
+
+def window(sides: tuple[int, int] | None, causal: bool) -> tuple[int, int]:
+    """The window of a layer, which without causality reaches as far forwards as back."""
+    if sides is None:
+        return (-1, -1)
+    return (sides[0], sides[0]) if sides[0] >= 0 and sides[1] == 0 and not causal else tuple(sides)
+
+
+def slopes(impl: Any, device: Any) -> Any | None:
+    """ALiBi's slopes where the queries are, moved there once."""
+    if impl.alibi_slopes is not None and impl.alibi_slopes.device != device:
+        impl.alibi_slopes = impl.alibi_slopes.to(device)
+    return impl.alibi_slopes

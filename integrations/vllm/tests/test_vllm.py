@@ -1,0 +1,113 @@
+"""The plugin against vLLM's recorded interfaces, on the CPU: what a layer gets is attention over its pages."""
+
+import importlib
+import math
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+HERE = Path(__file__).resolve().parent
+HEADS, KV_HEADS, DIM, PAGE = 4, 2, 16, 8
+QUERIES, KEYS = (1, 5, 0, 3), (9, 5, 0, 20)
+
+
+@pytest.fixture
+def plugin(monkeypatch):
+    for folder in (HERE, HERE.parent):
+        monkeypatch.syspath_prepend(str(folder))
+    before = dict(sys.modules)
+    registry = importlib.import_module("recorded").install()
+    yield importlib.import_module("flashcore_vllm"), importlib.import_module("flashcore_vllm.backend"), registry
+    for name in set(sys.modules) - set(before):
+        if name.split(".")[0] in ("vllm", "recorded", "flashcore_vllm"):
+            del sys.modules[name]
+
+
+def caches(layout):
+    """The same keys and values in the caches of three ages of vLLM."""
+    torch.manual_seed(0)
+    k, v = torch.randn(2, 12, PAGE, KV_HEADS, DIM)
+    cache = {
+        "up to 0.22": lambda: torch.stack([k, v]),
+        "0.23 to 0.25": lambda: torch.stack([k, v], 1),
+        "from 0.26": lambda: torch.cat([k, v], -1).transpose(1, 2),
+    }[layout]()
+    return k, v, cache
+
+
+def metadata(recorded, **more):
+    offsets = torch.tensor([0, *torch.tensor(QUERIES).cumsum(0)], dtype=torch.int32)
+    table = torch.tensor([[3, 7, -1], [0, -1, -1], [-1, -1, -1], [11, 1, 5]], dtype=torch.int32)
+    lengths = torch.tensor(KEYS, dtype=torch.int32)
+    return recorded.FlashAttentionMetadata(sum(QUERIES), 5, offsets, 64, lengths, table, **more)
+
+
+def expected(q, k, v, table, window, cap, sinks, slopes):
+    rows, at = [], 0
+    for n, (queries, keys) in enumerate(zip(QUERIES, KEYS)):
+        if not queries:
+            continue
+        pages = table[n, : math.ceil(keys / PAGE)].long()
+        own = [x[pages].flatten(0, 1)[:keys].repeat_interleave(HEADS // KV_HEADS, 1) for x in (k, v)]
+        scores = torch.einsum("qhd,khd->hqk", q[at : at + queries], own[0]) * 0.3
+        scores = cap * torch.tanh(scores / cap) if cap else scores
+        past = torch.arange(keys)[None] - (torch.arange(queries)[:, None] + keys - queries)
+        if slopes is not None:
+            scores = scores - torch.tensor(slopes)[:, None, None] * past.abs()
+        hidden = (past > 0) | (past <= -window if window else past < -keys)
+        scores = scores.masked_fill(hidden, -math.inf)
+        sums = scores.logsumexp(-1) if sinks is None else torch.logaddexp(scores.logsumexp(-1), sinks[:, None])
+        rows.append(torch.einsum("hqk,khd->qhd", (scores - sums[..., None]).exp(), own[1]))
+        at += queries
+    return torch.cat(rows)
+
+
+OPTIONS = {
+    "plain": {},
+    "window": {"sliding_window": 6},
+    "capped": {"logits_soft_cap": 3.0},
+    "sinks": {"sinks": torch.linspace(-1, 1, HEADS)},
+    "slopes": {"alibi_slopes": [0.1, 0.2, 0.3, 0.4]},
+}
+
+
+@pytest.mark.parametrize("layout", ["up to 0.22", "0.23 to 0.25", "from 0.26"])
+@pytest.mark.parametrize("name", list(OPTIONS))
+def test_a_layer_attends_to_its_pages(plugin, layout, name):
+    _, backend, _ = plugin
+    recorded = sys.modules["recorded"]
+    given = dict(alibi_slopes=None, sliding_window=None) | OPTIONS[name]
+    layer = backend.FlashCoreBackend.get_impl_cls()(HEADS, DIM, 0.3, KV_HEADS, kv_cache_dtype="auto", **given)
+    k, v, cache = caches(layout)
+    q = torch.randn(sum(QUERIES) + 3, HEADS, DIM)  # padded, as graphs have it
+    asked, output = metadata(recorded), torch.full((len(q), HEADS * DIM), 7.0)
+    assert layer.forward(None, q, None, None, cache, asked, output) is output
+    tokens = sum(QUERIES)
+    options = (given.get("logits_soft_cap"), given.get("sinks"), given["alibi_slopes"])
+    wanted = expected(q[:tokens], k, v, asked.block_table, given["sliding_window"], *options)
+    torch.testing.assert_close(output[:tokens].view(tokens, HEADS, DIM), wanted, atol=2e-6, rtol=0)
+    assert (output[tokens:] == 7).all()
+
+
+def test_what_is_rare_is_left_to_vllm(plugin):
+    _, backend, _ = plugin
+    recorded = sys.modules["recorded"]
+    make = lambda **more: backend.FlashCoreImpl(HEADS, DIM, 0.3, KV_HEADS, None, None, **({"kv_cache_dtype": "auto"} | more))
+    q, (_, _, cache) = torch.randn(sum(QUERIES), HEADS, DIM), caches("from 0.26")
+    output = torch.ones(len(q), HEADS * DIM)
+    call = lambda layer, asked: layer.forward(None, q, None, None, cache, asked, output)
+    assert call(make(), metadata(recorded, use_cascade=True)) == "theirs"
+    assert call(make(kv_cache_dtype="fp8"), metadata(recorded)) == "theirs"
+    assert call(make(attn_type=recorded.AttentionType.ENCODER_ONLY), metadata(recorded)) == "theirs"
+    assert (call(make(), None) == 0).all()
+
+
+def test_it_is_registered_by_vllms_name(plugin):
+    package, backend, registry = plugin
+    package.register()
+    package.register()
+    module, _, name = registry.known["CUSTOM"].rpartition(".")
+    assert getattr(importlib.import_module(module), name) is backend.FlashCoreBackend
+    assert backend.FlashCoreBackend.get_name() in registry.AttentionBackendEnum.__members__

@@ -1,0 +1,86 @@
+"""``append`` and ``reshape_and_cache_flash``: new keys and values into a cache, padded or in pages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import _frameworks
+
+
+def append(
+    k: Any,
+    v: Any,
+    k_cache: Any,
+    v_cache: Any,
+    lengths: Any,
+    *,
+    page_table: Any | None = None,
+    rotary: tuple[Any, Any] | None = None,
+    interleaved: bool = True,
+    q: Any | None = None,
+    together: bool = False,
+) -> Any:
+    """Writes new keys and values behind those that a cache holds; returns the turned queries where there are some.
+
+    On a GPU nothing is read back, so that a captured graph is right for whatever lengths and pages it finds. What has no
+    place (a length below 0, a position beyond the cache, a page that does not exist) is not written.
+
+    Args:
+        k: new keys, batch x sequence x heads x dim: float16, bfloat16 or float32.
+        v: new values.
+        k_cache: batch x sequence x heads x dim, or pages x rows of a page x heads x dim with a page table; any strides.
+        v_cache: the same of values.
+        lengths: how many keys each sequence has already, int32 or int64; new ones follow. The caller counts them on.
+        page_table: int32 page numbers, a row for each sequence, where the cache lies in pages.
+        rotary: cosines and sines, positions x half of the features that are turned, in k's type: keys are turned by their
+            positions.
+        interleaved: pairs that are turned are neighbours; by default as in FlashAttention. Otherwise halves of the features.
+        q: queries to turn too, batch x sequence x heads x dim; returned as a new tensor.
+        together: all queries of a sequence stand at the position of its first new key.
+
+    >>> import numpy
+    >>> cache = numpy.zeros((2, 2, 16, 1, 8), "float32")
+    >>> new = numpy.ones((2, 1, 1, 8), "float32")
+    >>> append(new, new, cache[0], cache[1], [3, 0])
+    >>> int(cache[0].sum()), int(cache[0][0, 3].sum())
+    (16, 8)
+    """
+    framework = _frameworks.of(k)
+    turned = None if q is None else framework.empty(q, q)
+    tensors = {"k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache, "slots": None, "rotary": rotary}
+    tensors |= {"lengths": _lengths(framework, lengths, k), "table": framework.table(page_table, k)}
+    tensors["q"] = None if q is None else (q, turned)
+    framework.append(tensors, {"interleaved": interleaved, "together": together})
+    return turned
+
+
+def reshape_and_cache_flash(
+    key: Any,
+    value: Any,
+    key_cache: Any,
+    value_cache: Any,
+    slot_mapping: Any,
+    kv_cache_dtype: str = "auto",
+    k_scale: Any | None = None,
+    v_scale: Any | None = None,
+) -> None:
+    """Writes new keys and values, tokens x heads x dim, to slots of a cache, pages x rows of a page x heads x dim.
+
+    The arguments are those of vLLM's operator of this name. A slot is a page times the rows of a page, plus a row; tokens
+    whose slot is below 0, and those beyond the slots given, are not written. Scales are for 8-bit caches, which are not
+    supported, and not looked at.
+    """
+    if kv_cache_dtype not in ("auto", "float16", "bfloat16", "float32"):
+        raise NotImplementedError(f"a cache of {kv_cache_dtype} is not supported; use \"auto\"")
+    framework = _frameworks.of(key)
+    count = int(_frameworks.shape("slot_mapping", slot_mapping)[0])
+    tensors = {"k": key[:count], "v": value[:count], "k_cache": key_cache, "v_cache": value_cache}
+    tensors |= {"lengths": None, "slots": slot_mapping, "table": None, "rotary": None, "q": None}
+    framework.append(tensors, {"interleaved": False, "together": False})
+
+
+def _lengths(framework: Any, lengths: Any, k: Any) -> Any:
+    """Lengths where k is; those below 0 stand for sequences that are none."""
+    if framework.is_array(lengths):
+        return framework.indices("lengths", lengths, k)
+    return framework.array(tuple(int(length) for length in lengths), "int32", k)

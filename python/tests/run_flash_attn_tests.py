@@ -1,0 +1,194 @@
+"""FlashAttention's own tests with FlashCore's functions in place of its own, on a GPU, without pytest.
+
+python python/tests/run_flash_attn_tests.py PATH [--seconds N] [--seed N] [--only WORDS] [--json FILE]
+
+PATH is a checkout of FlashAttention; nothing of it is built. Of each test's many cases some are drawn, one test after
+another, until the seconds are over. A case passes, is skipped by its authors, is refused (a NotImplementedError of
+FlashCore's, whose words are counted), or fails. Needs torch and einops.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import io
+import itertools
+import json
+import os
+import random
+import sys
+import time
+import traceback
+import types
+from pathlib import Path
+
+FILES = ("tests/test_flash_attn.py", "hopper/test_flash_attn.py")
+NOT_OURS = ("generator_arg", "bw_compatibility", "attention_ref", "combine_ref")
+"""Tests of FlashAttention's own extension module."""
+
+
+class Skipped(Exception):
+    """What the authors skip."""
+
+
+def fake_pytest() -> types.ModuleType:
+    """As much of pytest as these files use: parameters are kept, marks are not looked at."""
+
+    def parametrize(names, values, **_):
+        def keep(function):
+            names_of = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
+            rows = [dict(zip(names_of, value if len(names_of) > 1 else (value,))) for value in values]
+            function.axes = [*getattr(function, "axes", []), rows]
+            return function
+
+        return keep
+
+    def skip(reason="", **_):
+        raise Skipped(reason)
+
+    def mark(*_, **__):
+        return lambda function: function
+
+    @contextlib.contextmanager
+    def raises(kind, match=None):
+        try:
+            yield
+        except kind:
+            return
+        raise AssertionError(f"{kind} was not raised")
+
+    module = types.ModuleType("pytest")
+    module.mark = types.SimpleNamespace(parametrize=parametrize, skipif=mark, xfail=mark)
+    module.skip, module.raises = skip, raises
+    return module
+
+
+def rotary() -> types.ModuleType:
+    """FlashAttention's rotary embedding, in plain torch."""
+    import torch
+
+    def apply_rotary_emb(x, cos, sin, interleaved=False, inplace=False, seqlen_offsets=0, **_):
+        batch, queries, _, _ = x.shape
+        half = cos.shape[-1]
+        offsets = torch.as_tensor(seqlen_offsets, device=x.device).expand(batch)
+        at = (offsets[:, None] + torch.arange(queries, device=x.device)).long()
+        cos, sin = cos[at][:, :, None].float(), sin[at][:, :, None].float()
+        turned, rest = x[..., : 2 * half].float(), x[..., 2 * half :]
+        if interleaved:
+            a, b = turned[..., ::2], turned[..., 1::2]
+            turned = torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
+        else:
+            a, b = turned[..., :half], turned[..., half:]
+            turned = torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+        return torch.cat([turned.to(x.dtype), rest], -1)
+
+    module = types.ModuleType("flash_attn.layers.rotary")
+    module.apply_rotary_emb = apply_rotary_emb
+    return module
+
+
+def prepare() -> None:
+    """FlashCore under FlashAttention's names."""
+    import flashcore.flash_attn
+
+    flashcore.flash_attn.install()
+    interface = sys.modules["flash_attn.flash_attn_interface"]
+    interface._get_block_size_n, interface.USE_TRITON_ROCM = lambda *_: 128, False
+    sys.modules["pytest"] = fake_pytest()
+    sys.modules["flash_attn.layers"] = types.ModuleType("flash_attn.layers")
+    sys.modules["flash_attn.layers.rotary"] = rotary()
+    os.environ.setdefault("FLASH_ATTENTION_DISABLE_FP8", "TRUE")
+
+
+def load(path: Path) -> types.ModuleType:
+    name = f"theirs_{path.parent.name}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(path.parent))
+    spec.loader.exec_module(module)
+    sys.path.remove(str(path.parent))
+    return module
+
+
+def tests(path: Path, only: str) -> dict[str, object]:
+    """Every test of every file, by name."""
+    found = {}
+    for file in FILES:
+        if not (path / file).exists():
+            continue
+        for name, function in vars(load(path / file)).items():
+            title = f"{file.split('/')[0]}::{name}"
+            if name.startswith("test_") and callable(function) and not any(word in name for word in NOT_OURS):
+                if only in title:
+                    found[title] = function
+    return found
+
+
+def draw(function, rng: random.Random) -> dict[str, object]:
+    rows = [rng.choice(axis) for axis in getattr(function, "axes", [])]
+    return dict(itertools.chain.from_iterable(row.items() for row in rows))
+
+
+def run(function, arguments: dict[str, object]) -> tuple[str, str]:
+    """How a case ends, and why."""
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            function(**arguments)
+        return "passed", ""
+    except Skipped:
+        return "skipped", ""
+    except NotImplementedError as refusal:
+        return "refused", str(refusal)
+    except Exception as error:
+        import torch
+
+        if isinstance(error, torch.cuda.OutOfMemoryError):
+            torch.cuda.empty_cache()
+            return "skipped", ""
+        return "failed", f"{arguments}\n{traceback.format_exc(limit=-3)}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("path", type=Path)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    end = time.monotonic() + options.seconds
+    prepare()
+    rng, cases = random.Random(options.seed), tests(options.path, options.only)
+    table = {name: {"passed": 0, "skipped": 0, "refused": 0, "failed": 0} for name in cases}
+    refusals, failures = {}, []
+    while cases and time.monotonic() < end:
+        for name, function in cases.items():
+            # What the options leave nothing of is drawn again, at little cost.
+            for _ in range(8):
+                how, why = run(function, draw(function, rng))
+                table[name][how] += 1
+                if how == "refused":
+                    refusals[why] = refusals.get(why, 0) + 1
+                elif how == "failed":
+                    failures.append((name, why))
+                    print(f"FAILED {name} {why.strip().splitlines()[-1]}", flush=True)
+                if how in ("passed", "failed"):
+                    break
+            if options.json:
+                found = {"table": table, "refusals": refusals, "failures": failures}
+                options.json.write_text(json.dumps(found, indent=1))
+            if time.monotonic() > end:
+                break
+    print(f"\n{'test':<52}{'passed':>8}{'skipped':>9}{'refused':>9}{'failed':>8}")
+    for name, row in table.items():
+        print(f"{name:<52}{row['passed']:>8}{row['skipped']:>9}{row['refused']:>9}{row['failed']:>8}")
+    for why, count in sorted(refusals.items()):
+        print(f"refused {count}: {why}")
+    for name, why in failures[:6]:
+        print(f"\n--- {name}\n{why}")
+    sys.exit(1 if failures else 0)
+
+
+if __name__ == "__main__":
+    main()
