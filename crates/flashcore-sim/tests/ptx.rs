@@ -79,20 +79,35 @@ fn random_programs_give_the_answers_of_a_gpu() {
     check("fuzz");
 }
 
-/// A thousand more, in one file: each under one way of running, all of them under all ways together.
-#[test]
-fn a_corpus_of_random_programs_gives_the_answers_of_a_gpu() {
+/// Judges the programs of a compressed corpus: each under one way of running, all ways among all programs.
+fn corpus(file: &str) -> Vec<(String, Result<(), String>)> {
     let ways: Vec<_> = [Options::new()].into_iter().chain(Options::gauntlet(1)).collect();
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/ptx/fuzz/h200.txt.gz");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/ptx/fuzz").join(file);
     let packed = fs::read(path).expect("the corpus is part of the repository");
     let tests = fuzz::corpus::read(&packed).expect("a corpus");
-    assert!(tests.len() >= 1000, "{} programs", tests.len());
-    let judged = |(at, (name, text)): (usize, &(String, String))| {
-        let cases = read(name, text).map_err(|e| e.to_string())?;
-        judge(&cases[0], &ways[at % ways.len()])
+    let judged = |(at, (name, text)): (usize, (String, String))| {
+        let verdict = read(&name, &text)
+            .map_err(|e| e.to_string())
+            .and_then(|cases| judge(&cases[0], &ways[at % ways.len()]));
+        (name, verdict)
     };
-    let failures: Vec<_> = tests.iter().enumerate().map(judged).filter_map(Result::err).collect();
+    tests.into_iter().enumerate().map(judged).collect()
+}
+
+#[test]
+fn a_corpus_of_random_programs_gives_the_answers_of_a_gpu() {
+    let judged = corpus("h200.txt.gz");
+    assert!(judged.len() >= 1000, "{} programs", judged.len());
+    let failures: Vec<_> = judged.into_iter().filter_map(|(_, verdict)| verdict.err()).collect();
     assert!(failures.is_empty(), "{} failures:\n{}", failures.len(), failures.join("\n"));
+}
+
+/// Programs of which an assembler makes something else, as docs/ptx-facts.md tells: one that agrees belongs to the others.
+#[test]
+fn known_differences_stay_known() {
+    let judged = corpus("differs.txt.gz");
+    let agree: Vec<_> = judged.iter().filter(|(_, verdict)| verdict.is_ok()).map(|(name, _)| name).collect();
+    assert!(agree.is_empty() && judged.len() == 12, "{agree:?} of {}", judged.len());
 }
 
 /// Programs for which no GPU was asked: clean, and the same bits under every schedule.

@@ -115,8 +115,13 @@ fn what_cannot_run_says_why() {
         "newer.ptx",
         b".version 7.0\n.target sm_80\n.address_size 64\n.visible .entry k() { fence.proxy.async; ret; }",
     );
+    let head = ".version 7.8\n.target sm_80\n.address_size 64\n";
+    let body = ".reg .b64 %p; ld.param.u64 %p, [p]; L: st.global.u32 [%p], 1; bra L;";
+    place.write("endless.ptx", format!("{head}.visible .entry k(.param .u64 p) {{ {body} }}").as_bytes());
     let scale = "--arg in:x.npy --arg out:y.npy:f32:100 --arg u32:100";
     for (args, says) in [
+        ("sim endless.ptx --grid 1 --block 1 --arg out:y.npy:u32:1 --max-steps 999".to_owned(), "--max-steps"),
+        (format!("{SCALE} {scale} --arg f32:1 --smem 170000"), "a CTA of sm_"),
         ("sim missing.ptx --grid 1 --block 1".to_owned(), "check the path"),
         ("sim c.npy --grid 1 --block 1".to_owned(), "not text"),
         ("sim newer.ptx --grid 1 --block 1".to_owned(), "sm_90"),
