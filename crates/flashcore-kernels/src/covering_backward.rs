@@ -7,11 +7,11 @@ use flashcore_core::{
 use crate::{
     covering::{DTYPES, FLAGS, KEYS, Kind, MASKS, QUERIES, SINKS, mask_of, padded, rows},
     covering_bias,
-    plan::Gpu,
+    plan::{Choice, Family, Form, Gpu, Plan, PlanError},
 };
 
 /// A problem, and the GPU that it runs on.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, Debug)]
 pub struct BackwardMember {
     /// A small problem.
     pub problem: BackwardProblem,
@@ -19,17 +19,49 @@ pub struct BackwardMember {
     pub values: Values,
     /// Where it would run.
     pub gpu: Gpu,
+    /// What decides about kernels.
+    pub choice: Choice,
 }
 
-/// GPUs with much, less and little shared memory.
-const GPUS: [Gpu; 3] = [Gpu::BLACKWELL, Gpu::AMPERE, Gpu::CONSUMER];
-/// Features of queries and keys, and of values: every row of the tables, rows that end inside a chunk, columns that warps
-/// share.
-const DIMS: [(usize, usize); 8] =
-    [(64, 64), (128, 128), (256, 256), (24, 40), (63, 39), (128, 64), (100, 192), (40, 300)];
-/// Elements by which rows are longer than their features.
-const PADDING: [usize; 3] = [0, 2, 1];
-const LENGTHS: [Kind; 4] = [Kind::Uniform, Kind::Used, Kind::UsedKeys, Kind::Ragged];
+impl BackwardMember {
+    /// Its plan.
+    pub fn plan(&self) -> Result<Plan, PlanError> {
+        self.choice.plan_backward(&self.problem, &self.gpu, ALIGNMENT)
+    }
+}
+
+/// Addresses of a member's tensors are multiples of this many bytes.
+const ALIGNMENT: u64 = 16;
+
+/// Options of a family of kernels.
+struct Axes {
+    /// Where kernels run, and what chooses them.
+    gpus: &'static [(Gpu, Choice)],
+    /// Features of queries and keys, and of values.
+    dims: &'static [(usize, usize)],
+    /// Elements by which rows are longer than their features.
+    padding: &'static [usize],
+    lengths: &'static [Kind],
+}
+
+const GENERAL: Choice = Choice::Kernel(Family::Sm80);
+
+/// The general kernels: GPUs with much, less and little shared memory; every row of the tables, rows that end inside a
+/// chunk, columns that warps share.
+const ON_ALL: Axes = Axes {
+    gpus: &[(Gpu::BLACKWELL, GENERAL), (Gpu::AMPERE, GENERAL), (Gpu::CONSUMER, GENERAL)],
+    dims: &[(64, 64), (128, 128), (256, 256), (24, 40), (63, 39), (128, 64), (100, 192), (40, 300)],
+    padding: &[0, 2, 1],
+    lengths: &[Kind::Uniform, Kind::Used, Kind::UsedKeys, Kind::Ragged],
+};
+
+/// A Hopper's kernels in both forms, for tiles of which there are several and one that is cut.
+const ON_HOPPER: Axes = Axes {
+    gpus: &[(Gpu::HOPPER, Choice::Gradients(Form::Split)), (Gpu::HOPPER, Choice::Gradients(Form::Fused))],
+    dims: &[(64, 64), (128, 128), (24, 40), (128, 64)],
+    padding: &[0, 8],
+    lengths: &[Kind::Uniform, Kind::Used, Kind::UsedKeys],
+};
 
 /// What becomes of gradients, and where row sums come from.
 #[derive(Clone, Copy)]
@@ -44,40 +76,46 @@ const WISHES: [Wish; 4] = [Wish::Same, Wish::Wide, Wish::Accumulated, Wish::Give
 
 /// The set; addresses of its tensors are multiples of 16 bytes.
 pub fn covering_backward() -> Result<Vec<BackwardMember>, ProblemError> {
-    let [dims, padding, lengths] = [DIMS.len(), PADDING.len(), LENGTHS.len()];
-    let [gpus, dtypes, wishes] = [GPUS.len(), DTYPES.len(), WISHES.len()];
-    rows(&[dims, MASKS, lengths, wishes, padding, gpus, SINKS.len(), dtypes, FLAGS.len()])
-        .into_iter()
-        .map(member)
-        .chain(covering_bias::backward())
-        .collect()
+    [ON_ALL, ON_HOPPER].iter().flat_map(Axes::members).chain(covering_bias::backward()).collect()
 }
 
-fn member(row: [usize; 9]) -> Result<BackwardMember, ProblemError> {
-    let [dims, mask, lengths, wish, padding, gpu, sinks, dtype, cap] = row;
-    let ((dim_qk, dim_v), kind) = (DIMS[dims], LENGTHS[lengths]);
-    let (queries, batch) = (QUERIES[dims % QUERIES.len()], if kind == Kind::Ragged { 1 } else { 2 });
-    let layout = |heads, seq, dim| -> Result<Layout, _> {
-        padded(Dims::new(batch, heads, seq, dim), PADDING[padding])
-    };
-    let (q, k, v) = (layout(2, queries, dim_qk)?, layout(1, KEYS, dim_qk)?, layout(1, KEYS, dim_v)?);
-    let out = layout(2, queries, dim_v)?;
-    let numbers = SINKS[sinks].map(|_| [0.5, -1.0].into());
-    let values = Values { lengths: kind.lengths(queries), sinks: numbers, ..Values::default() };
-    let forward = Spec {
-        out: Some(out),
-        mask: mask_of(mask),
-        softcap: FLAGS[cap].then_some(20.0),
-        ..Spec::new(DTYPES[dtype], q, k, v).with(&values)
-    };
-    let spec = BackwardSpec {
-        d_out: Some(out),
-        dq: Some(q),
-        dk: Some(k),
-        dv: Some(v),
-        ..BackwardSpec::new(Spec { sinks: SINKS[sinks], ..forward })
-    };
-    Ok(BackwardMember { problem: WISHES[wish].of(spec).parse()?, values, gpu: GPUS[gpu] })
+impl Axes {
+    fn members(&self) -> impl Iterator<Item = Result<BackwardMember, ProblemError>> {
+        let [dims, padding, lengths] = [self.dims.len(), self.padding.len(), self.lengths.len()];
+        let [gpus, dtypes, wishes] = [self.gpus.len(), DTYPES.len(), WISHES.len()];
+        rows(&[dims, MASKS, lengths, wishes, padding, gpus, SINKS.len(), dtypes, FLAGS.len()])
+            .into_iter()
+            .map(|row| self.member(row))
+    }
+
+    fn member(&self, row: [usize; 9]) -> Result<BackwardMember, ProblemError> {
+        let [dims, mask, lengths, wish, padding, gpu, sinks, dtype, cap] = row;
+        let ((dim_qk, dim_v), kind) = (self.dims[dims], self.lengths[lengths]);
+        let (queries, batch) = (QUERIES[dims % QUERIES.len()], if kind == Kind::Ragged { 1 } else { 2 });
+        let layout = |heads, seq, dim| -> Result<Layout, _> {
+            padded(Dims::new(batch, heads, seq, dim), self.padding[padding])
+        };
+        let (q, k, v) = (layout(2, queries, dim_qk)?, layout(1, KEYS, dim_qk)?, layout(1, KEYS, dim_v)?);
+        let out = layout(2, queries, dim_v)?;
+        let numbers = SINKS[sinks].map(|_| [0.5, -1.0].into());
+        let values = Values { lengths: kind.lengths(queries), sinks: numbers, ..Values::default() };
+        let forward = Spec {
+            out: Some(out),
+            mask: mask_of(mask),
+            softcap: FLAGS[cap].then_some(20.0),
+            ..Spec::new(DTYPES[dtype], q, k, v).with(&values)
+        };
+        let spec = BackwardSpec {
+            d_out: Some(out),
+            dq: Some(q),
+            dk: Some(k),
+            dv: Some(v),
+            ..BackwardSpec::new(Spec { sinks: SINKS[sinks], ..forward })
+        };
+        let (gpu, ref choice) = self.gpus[gpu];
+        let problem = WISHES[wish].of(spec).parse()?;
+        Ok(BackwardMember { problem, values, gpu, choice: choice.clone() })
+    }
 }
 
 impl Wish {

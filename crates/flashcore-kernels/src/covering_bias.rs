@@ -8,7 +8,7 @@ use flashcore_core::{BackwardSpec, Bias, DType, Dims, Layout, ProblemError, Spec
 use crate::{
     covering::{KEYS, Kind, Member, mask_of, padded},
     covering_backward::BackwardMember,
-    plan::Gpu,
+    plan::{Choice, Family, Gpu},
 };
 
 /// One problem: the type of pairs (slopes where `None`), that of the tensors, features, mask, lengths.
@@ -51,7 +51,8 @@ pub(crate) fn forward() -> impl Iterator<Item = Result<Member, ProblemError>> {
 pub(crate) fn backward() -> impl Iterator<Item = Result<BackwardMember, ProblemError>> {
     BACKWARD.into_iter().map(|biased| {
         let (spec, values) = biased.spec()?;
-        Ok(BackwardMember { problem: BackwardSpec::new(spec).parse()?, values, gpu: biased.5 })
+        let problem = BackwardSpec::new(spec).parse()?;
+        Ok(BackwardMember { problem, values, gpu: biased.5, choice: Choice::Kernel(Family::Sm80) })
     })
 }
 

@@ -10,7 +10,7 @@ use crate::covering::rows;
 /// Tokens, for two of four experts each: one, and so many that tiles of every height are chosen.
 const TOKENS: [usize; 5] = [1, 9, 40, 100, 300];
 /// Features of a token and of an expert: whole tiles, and others.
-const EXTENTS: [[usize; 2]; 3] = [[128, 64], [72, 40], [192, 136]];
+const EXTENTS: [[usize; 2]; 2] = [[128, 128], [72, 40]];
 
 const GROUPED: Sigmoid =
     Sigmoid { bias: true, groups: Some(Groups { count: 2, top: 1 }), renormalise: true, scale: 2.5 };

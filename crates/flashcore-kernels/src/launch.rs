@@ -12,7 +12,7 @@ use flashcore_tile::{BuildError, Code, Extent, Program};
 use crate::{
     append,
     backward_rows::{self, sinks},
-    backward_sm80, backward_sm90, decode, forward_sm80, forward_sm90, merge, moe, turn_values,
+    backward_sm80, backward_sm90, backward_sums, decode, forward_sm80, forward_sm90, merge, moe, turn_values,
 };
 
 /// The config of a kernel of one family: everything that decides its text.
@@ -39,6 +39,8 @@ pub enum KernelConfig {
     BackwardSm80(backward_sm80::Config),
     /// Gradients by TMA and wgmma, sm_90a.
     BackwardSm90(backward_sm90::Config),
+    /// Sums of dQ become gradients.
+    BackwardSums(backward_sums::Config),
     /// A mixture of experts, or a step of it.
     Moe(moe::Config),
 }
@@ -57,6 +59,7 @@ impl KernelConfig {
             Self::BackwardSinks(cfg) => cfg.name().to_string(),
             Self::BackwardSm80(cfg) => cfg.name().to_string(),
             Self::BackwardSm90(cfg) => cfg.name().to_string(),
+            Self::BackwardSums(cfg) => cfg.name().to_string(),
             Self::Moe(cfg) => cfg.name(),
         }
     }
@@ -68,7 +71,7 @@ impl KernelConfig {
             Self::BackwardSm80(cfg) => cfg.target,
             Self::Decode(cfg) => cfg.target,
             Self::Moe(cfg) => cfg.target(),
-            Self::Sm90(_) | Self::BackwardSm90(_) => Target::Sm90a,
+            Self::Sm90(_) | Self::BackwardSm90(_) | Self::BackwardSums(_) => Target::Sm90a,
             Self::TurnValues(_)
             | Self::Merge(_)
             | Self::Append(_)
@@ -90,6 +93,7 @@ impl KernelConfig {
             Self::BackwardSinks(cfg) => cfg.registers(),
             Self::BackwardSm80(cfg) => cfg.shape.registers(),
             Self::BackwardSm90(cfg) => cfg.registers_at_entry(),
+            Self::BackwardSums(cfg) => cfg.registers(),
             Self::Moe(cfg) => cfg.registers(),
         }
     }
@@ -107,6 +111,7 @@ impl KernelConfig {
             Self::BackwardSinks(cfg) => sinks::backward_sinks(cfg).map(AnyProgram::Backward),
             Self::BackwardSm80(cfg) => backward_sm80::backward_sm80(cfg).map(AnyProgram::Backward),
             Self::BackwardSm90(cfg) => backward_sm90::backward_sm90(*cfg).map(AnyProgram::Backward),
+            Self::BackwardSums(cfg) => backward_sums::backward_sums(cfg).map(AnyProgram::Backward),
             Self::Moe(cfg) => cfg.program().map(AnyProgram::Moe),
         }
     }

@@ -7,6 +7,7 @@ pub mod append;
 pub mod backward_rows;
 pub mod backward_sm80;
 pub mod backward_sm90;
+pub mod backward_sums;
 mod covering;
 mod covering_append;
 mod covering_backward;
@@ -36,8 +37,8 @@ pub use covering_moe::covering_experts;
 pub use flashcore_tile::RegisterBudget;
 pub use launch::{AnyProgram, KernelConfig, Launch};
 pub use plan::{
-    ALLOCATED_ALIGNMENT, Choice, Family, Gpu, Misfit, Plan, PlanError, Tile, UnknownKernel, plan,
-    plan_append, plan_backward, plan_backward_general, plan_backward_tiles, plan_by, plan_general,
-    plan_merge, plan_moe, plan_moe_tiles, plan_tile, tuned,
+    ALLOCATED_ALIGNMENT, Choice, Family, Form, Gpu, Misfit, Plan, PlanError, Tile, UnknownKernel, plan,
+    plan_append, plan_backward, plan_backward_by, plan_backward_general, plan_backward_tiles, plan_by,
+    plan_general, plan_merge, plan_moe, plan_moe_tiles, plan_tile, tuned,
 };
 pub use side::{append_values, host_values};

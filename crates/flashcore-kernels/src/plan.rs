@@ -10,7 +10,6 @@ mod backward_general;
 mod backward_hopper;
 mod choice;
 mod decode;
-mod decode_cost;
 mod fit;
 mod general;
 pub(crate) mod hopper;
@@ -25,7 +24,7 @@ pub mod tuned;
 use std::fmt;
 
 pub use append::plan_append;
-pub use backward::{plan_backward, plan_backward_general, plan_backward_tiles};
+pub use backward::{Form, plan_backward, plan_backward_by, plan_backward_general, plan_backward_tiles};
 pub use choice::{Choice, Family, UnknownKernel};
 pub use fit::{Misfit, plan_tile};
 pub use merge::plan_merge;
@@ -334,15 +333,14 @@ fn plan_few(problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Result<Plan,
         Ok(half) => half,
         Err(reason) => return Ok(Err(reason)),
     };
-    let (shape, why) = decode::shape(problem, gpu);
-    let config = |shape| decode_config(problem, gpu, half, shape);
-    let mut best = (config(shape)?, why);
-    let mut least = decode::cost(problem, gpu, &best.0);
-    for (shape, why) in decode::others(problem, gpu, shape) {
-        let other = config(shape)?;
-        let cost = decode::cost(problem, gpu, &other);
+    let first = decode::shape(problem, gpu);
+    let mut best = (decode_config(problem, gpu, half, first.0)?, first.1);
+    let mut least = f64::INFINITY;
+    for (shape, why) in decode::others(problem, gpu, first.0) {
+        let config = decode_config(problem, gpu, half, shape)?;
+        let cost = decode::cost(problem, gpu, &config);
         if cost < least {
-            (best, least) = ((other, why), cost);
+            (best, least) = ((config, why), cost);
         }
     }
     Ok(Ok(Plan::single(best.0, problem, gpu, best.1)))

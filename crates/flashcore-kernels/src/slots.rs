@@ -59,8 +59,12 @@ pub mod backward {
     pub const D_SINKS: Slot = Slot(14);
     /// Workspace: what kernels have to know of each row, see [`crate::backward_rows`].
     pub const ROW_TERMS: Slot = Slot(15);
+    /// Workspace: f32 sums of dQ, see [`crate::backward_sums`]; zero before and after every call.
+    pub const DQ_SUMS: Slot = Slot(17);
+    /// Workspace: how far each tile of keys has come; zero before and after every call.
+    pub const TURNS: Slot = Slot(18);
     /// Number of slots.
-    pub const COUNT: usize = 17;
+    pub const COUNT: usize = 19;
 }
 
 /// The slots of a merge.
@@ -140,17 +144,25 @@ pub mod moe {
     pub const GATE_UP_BIAS: Slot = Slot(8);
     /// Biases of the second product.
     pub const DOWN_BIAS: Slot = Slot(9);
+    /// Matrices of the shared expert's products.
+    pub const SHARED_GATE_UP: Slot = Slot(10);
+    /// Likewise, of the second.
+    pub const SHARED_DOWN: Slot = Slot(11);
     /// Number of slots that a caller binds.
-    pub const COUNT: usize = 10;
+    pub const COUNT: usize = 12;
 
     /// Which rows belong to which expert and token: made by one kernel for the others.
-    pub const INDEX: Slot = Slot(10);
+    pub const INDEX: Slot = Slot(12);
     /// Features between the products, in the tensors' type.
-    pub const JOINED: Slot = Slot(11);
+    pub const JOINED: Slot = Slot(13);
     /// Results of experts, in the tensors' type.
-    pub const RESULTS: Slot = Slot(12);
+    pub const RESULTS: Slot = Slot(14);
     /// Experts of each token as 32-bit integers, where they are computed.
-    pub const CHOSEN: Slot = Slot(13);
+    pub const CHOSEN: Slot = Slot(15);
     /// f32 weights, likewise.
-    pub const CHOSEN_WEIGHTS: Slot = Slot(14);
+    pub const CHOSEN_WEIGHTS: Slot = Slot(16);
+    /// Features between the products of the shared expert.
+    pub const SHARED_JOINED: Slot = Slot(17);
+    /// Its results.
+    pub const SHARED_RESULTS: Slot = Slot(18);
 }

@@ -351,6 +351,8 @@ fn moe_buffers(call: &mut MoeCall<'_>) -> Vec<Buffer> {
             bound.extend(bias.map(|bias| (ROUTING_BIAS, bytemuck::cast_slice(bias).to_vec())));
         }
     }
+    let shared = inputs.shared.into_iter().flatten().zip([SHARED_GATE_UP, SHARED_DOWN]);
+    bound.extend(shared.map(|(weights, slot)| (slot, copied(weights.bytes()))));
     let biases = inputs.biases.into_iter().flatten().zip([GATE_UP_BIAS, DOWN_BIAS]);
     bound.extend(biases.map(|(bias, slot)| (slot, bias.bytes().to_vec())));
     bound.into_iter().map(|(slot, bytes)| Buffer::input(slot, bytes)).collect()

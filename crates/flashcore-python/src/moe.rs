@@ -207,6 +207,7 @@ impl Call {
             gate_up: self.gate_up.address as u64,
             down: self.down.address as u64,
             biases: self.biases.map_or([0; 2], |biases| biases.map(|bias| bias.address as u64)),
+            shared: self.shared.map_or([0; 2], |shared| shared.map(|array| array.address as u64)),
             out: self.out.address as u64,
             ids: self.ids.map_or(0, |ids| ids.address as u64),
             weights: at(&self.weights),
@@ -227,7 +228,7 @@ impl Call {
             }
             Place::Cuda(index) => {
                 let wide = [tensors.x, tensors.gate_up, tensors.down, tensors.out];
-                let bits = wide.into_iter().fold(WIDEST as u64, |bits, at| bits | at);
+                let bits = wide.into_iter().chain(tensors.shared).fold(WIDEST as u64, |bits, at| bits | at);
                 self.check_lengths(problem)?;
                 // SAFETY: as above; frameworks free memory in the order of the stream, and others hold `Launched`.
                 unsafe { device::moe(index, problem, 1 << bits.trailing_zeros(), &tensors, stream as *mut _) }

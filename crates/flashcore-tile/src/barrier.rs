@@ -167,6 +167,16 @@ impl Mbarrier {
         b.emit(Op::MbarrierArrive, &[Mod::SharedCta, B64], [Operand::Sink, self.at.operand()]);
     }
 
+    /// Counts one arrival at the same barrier of CTA `rank` of the cluster. It tells of reads, not of stores: publishing to a
+    /// cluster costs a fence of the whole GPU.
+    #[track_caller]
+    pub fn arrive_at_peer(self, b: &mut Builder, rank: Reg<U32>) {
+        let address = self.address(b);
+        let there = b.peer_address(address, rank);
+        let operands = [Operand::Sink, Shared::from(there).operand()];
+        b.emit(Op::MbarrierArrive, &[Mod::SharedCluster, B64], operands);
+    }
+
     /// Counts one arrival and announces `bytes` that copies will deliver.
     #[track_caller]
     pub fn arrive_expecting(self, b: &mut Builder, bytes: u32) {

@@ -23,6 +23,8 @@ pub enum CopyWidth {
     B8,
     /// 16 bytes, past the first-level cache.
     B16,
+    /// Likewise; the second-level cache fetches the 256 bytes around them, which others will ask for.
+    B16Of256,
 }
 
 impl CopyWidth {
@@ -31,13 +33,13 @@ impl CopyWidth {
         match self {
             Self::B4 => 4,
             Self::B8 => 8,
-            Self::B16 => 16,
+            Self::B16 | Self::B16Of256 => 16,
         }
     }
 
     const fn cache(self) -> Mod {
         match self {
-            Self::B16 => Mod::Cg,
+            Self::B16 | Self::B16Of256 => Mod::Cg,
             Self::B4 | Self::B8 => Mod::Ca,
         }
     }
@@ -53,7 +55,8 @@ impl Builder {
         from: impl Into<Global>,
         present: Option<Val<U32>>,
     ) {
-        let mods = [width.cache(), Mod::Shared, Mod::Global];
+        let around = (width == CopyWidth::B16Of256).then_some(Mod::L2B256);
+        let mods: Vec<_> = [width.cache(), Mod::Shared, Mod::Global].into_iter().chain(around).collect();
         let size = Operand::int(i64::from(width.bytes()));
         let operands = [to.into().operand(), from.into().operand(), size];
         let present = present.map(|bytes| bytes.operand());

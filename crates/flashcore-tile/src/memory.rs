@@ -9,8 +9,9 @@ use flashcore_ptx::{
 use crate::{
     builder::Builder,
     expr::Expr,
+    scalar::Cmp,
     scope::Scope,
-    value::{Bits, Reg, Type, U32, U64, Val},
+    value::{Bits, F32, Reg, Type, U32, U64, Val},
 };
 
 const B16: Mod = Mod::Type(ScalarType::B16);
@@ -192,6 +193,35 @@ impl Builder {
         let mods = [Mod::AcqRel, Mod::Gpu, Mod::Global, Mod::Add, Mod::Type(U32::PTX)];
         self.emit(Op::Atom, &mods, operands);
         dst
+    }
+
+    /// Adds four neighbouring values, which start at a multiple of 16 bytes, to global memory.
+    #[track_caller]
+    pub fn add_global(&mut self, at: impl Into<Global>, values: [Reg<F32>; 4]) {
+        let mods = [Mod::Global, Mod::Add, Mod::V4, Mod::Type(F32::PTX)];
+        self.emit(Op::Red, &mods, [at.into().operand(), group(values.map(Reg::operand).into())]);
+    }
+
+    /// Waits until a number in global memory is above `bound` and returns it: what those who wrote it with
+    /// [`publish`](Self::publish) knew to be written is visible then. Lanes may read different numbers.
+    #[track_caller]
+    pub fn wait_above(&mut self, at: impl Into<Global>, bound: impl Into<Expr<U32>>) -> Reg<U32> {
+        let (at, bound) = (at.into(), self.let_(bound.into()));
+        let again = self.label("above");
+        self.place(&again);
+        let [seen] = self.load::<U32, 1>(&[Mod::Acquire, Mod::Gpu, Mod::Global], at.operand(), Scope::Lane);
+        let done = self.test(Cmp::Gt, seen, bound);
+        self.spin(done, &again);
+        seen
+    }
+
+    /// Writes a number to global memory, ordered over the whole GPU: whoever reads it by [`wait_above`](Self::wait_above)
+    /// sees what this thread knows to be written.
+    #[track_caller]
+    pub fn publish(&mut self, at: impl Into<Global>, value: impl Into<Expr<U32>>) {
+        let value = self.arg(value);
+        let mods = [Mod::Release, Mod::Gpu, Mod::Global, Mod::Type(U32::PTX)];
+        self.emit(Op::St, &mods, [at.into().operand(), value.operand]);
     }
 
     /// Adds to a number in shared memory and returns what was there before.

@@ -111,6 +111,18 @@ impl Stage {
         b.predicated(who, |b| b.in_name_of(author, |b| self.empty.arrive(b)));
     }
 
+    /// As [`release`](Self::release), also to CTA `peer` of the cluster, which copies into this CTA's tiles too.
+    #[track_caller]
+    pub fn release_to_pair(&self, b: &mut Builder, who: Pred, peer: Reg<U32>) {
+        let author = Location::caller();
+        b.predicated(who, |b| {
+            b.in_name_of(author, |b| {
+                self.empty.arrive(b);
+                self.empty.arrive_at_peer(b, peer);
+            });
+        });
+    }
+
     /// Producer: waits until consumers have given the previous tile of this stage back.
     #[track_caller]
     pub fn wait_empty(&self, b: &mut Builder) {

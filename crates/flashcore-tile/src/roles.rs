@@ -43,13 +43,15 @@ pub struct Roles {
     pub consumers: u32,
     /// How they share the registers; with `None` all keep what the launch gave, and the producer is a single warp.
     pub budget: Option<RegisterBudget>,
+    /// Registers of a mover, one more warpgroup behind the consumers, where there is one; there is a budget then.
+    pub mover: Option<u32>,
 }
 
 impl Roles {
     /// Threads of a CTA.
     pub const fn threads(&self) -> u32 {
         let producer = if self.budget.is_some() { WARPGROUP } else { WARP };
-        self.consumers * WARPGROUP + producer
+        (self.consumers + self.mover.is_some() as u32) * WARPGROUP + producer
     }
 
     /// Registers per thread at entry, when `ctas` CTAs fill an SM.
@@ -65,11 +67,42 @@ impl Roles {
     }
 
     const fn asked(&self, budget: RegisterBudget) -> u32 {
-        (budget.producer + self.consumers * budget.consumer) * WARPGROUP
+        let mover = match self.mover {
+            Some(registers) => registers,
+            None => 0,
+        };
+        (budget.producer + self.consumers * budget.consumer + mover) * WARPGROUP
     }
 }
 
 impl Builder {
+    /// As [`specialise`](Self::specialise), with a mover that `roles` must have.
+    #[track_caller]
+    pub fn specialise_with_mover(
+        &mut self,
+        roles: Roles,
+        producer: impl FnOnce(&mut Self),
+        mover: impl FnOnce(&mut Self),
+        consumer: impl FnOnce(&mut Self, Reg<U32>),
+    ) {
+        let author = Location::caller();
+        let group = self.warpgroup();
+        let moves = self.test(Cmp::Eq, group, roles.producer() + 1 + roles.consumers);
+        let moves = self.uniform::<Warpgroup>(moves);
+        self.if_else(
+            moves,
+            |b| {
+                let count = roles.mover;
+                let more = count.is_some_and(|count| count > roles.registers_at_entry(1));
+                b.in_name_of(author, |b| b.set_registers(if more { Mod::Inc } else { Mod::Dec }, count));
+                let all = std::mem::replace(&mut b.executing, WARPGROUP);
+                mover(b);
+                b.executing = all;
+            },
+            |b| b.in_name_of(author, |b| b.specialise(roles, producer, consumer)),
+        );
+    }
+
     /// Runs `producer` in its warps and `consumer` in the others, which learn their number from 0.
     #[track_caller]
     pub fn specialise(

@@ -3,6 +3,7 @@
 use flashcore_ptx::{
     inst::Operand,
     op::{Mod, Op},
+    types::ScalarType,
 };
 
 use crate::{
@@ -43,6 +44,31 @@ impl Builder {
             let to = to.at(slab * tile.slab_bytes());
             let operands = [to.operand(), map.operand(&at), done.at.operand()];
             let mods = [self.rank(&at), Mod::SharedCluster, Mod::Global, Mod::Tile, Mod::CompleteTxBytes];
+            self.emit(Op::CpAsyncBulkTensor, &mods, operands);
+        }
+    }
+
+    /// As [`tma_load`](Self::tma_load), to the same place in all CTAs of the cluster whose bit in `ctas` is set; the bytes
+    /// complete on `done` in each of them.
+    #[track_caller]
+    pub fn tma_load_to(
+        &mut self,
+        ctas: u16,
+        map: TensorMap,
+        (tile, to): (&SmemTile, Shared),
+        at: impl AsRef<[Val<U32>]>,
+        done: Mbarrier,
+    ) {
+        let mask = self.fresh_id(ScalarType::U16);
+        let operands = [Operand::Reg(mask), Operand::int(i64::from(ctas))];
+        self.emit(Op::Mov, &[Mod::Type(ScalarType::U16)], operands);
+        for slab in 0..tile.slabs() {
+            let at = self.skip_columns(at.as_ref(), slab * tile.slab_cols());
+            let to = to.at(slab * tile.slab_bytes());
+            let operands = [to.operand(), map.operand(&at), done.at.operand(), Operand::Reg(mask)];
+            let kind =
+                [Mod::SharedCluster, Mod::Global, Mod::Tile, Mod::CompleteTxBytes, Mod::MulticastCluster];
+            let mods: Vec<_> = std::iter::once(self.rank(&at)).chain(kind).collect();
             self.emit(Op::CpAsyncBulkTensor, &mods, operands);
         }
     }

@@ -1,11 +1,15 @@
 //! The conformance suite on GPU 0: every case, law and random problems, for each kernel family.
 //!
-//! `cargo run --release --example gpu_conformance [native|persistent|ampere|general]
+//! `cargo run --release --example gpu_conformance [native|persistent|ampere|general|split|fused]
 //! [cases|laws|random|decode|merge|append|narrow|backward] [filter or number]`
 //!
-//! `backward` is cases, laws and random problems of gradients; `gpu_moe check` is for mixtures of experts.
+//! `backward` is cases, laws and random problems of gradients, `split` and `fused` are their two forms on a Hopper;
+//! `gpu_moe check` is for mixtures of experts.
 
-use flashcore::{Backend, DType, cuda::Cuda};
+use flashcore::{
+    Backend, DType,
+    cuda::{Choice, Cuda, Form},
+};
 use flashcore_testkit::{
     Case, CaseReport, Outcome, append, backward,
     cases::{self, Cost},
@@ -29,6 +33,8 @@ fn main() {
         }
         "ampere" => cuda.planning_for(flashcore_kernels::Gpu::AMPERE),
         "general" => cuda.with_general_kernels(),
+        "split" => cuda.choosing(Choice::Gradients(Form::Split)),
+        "fused" => cuda.choosing(Choice::Gradients(Form::Fused)),
         _ => cuda,
     };
     let failed = match word(1) {

@@ -7,7 +7,7 @@
 use std::time::{Duration, Instant};
 
 use flashcore::{
-    DType, Error, ExpertLayout, Index, Layout, MoeSpec, Routing,
+    DType, Error, ExpertLayout, Index, Layout, MoeSpec, Routing, bf16,
     cuda::{
         Cuda, ExpertCut, ExpertTile, HopperExpertTile, MoeTensors, ReadyMoe,
         driver::{DeviceBuffer, Event, Graph},
@@ -82,11 +82,12 @@ fn times(cuda: &Cuda, only: &str, tokens: &str, tiles: bool) -> Outcome<()> {
         for &tokens in &tokens {
             let problem = layer.problem(tokens)?;
             let ready = cuda.prepare_moe(&problem)?;
-            println!("{}", layer.time(cuda, &ready)?.line(name, ""));
+            let planned = layer.time(cuda, &ready)?;
+            println!("{}", planned.line(name, "", &planned.out));
             let tried = if tiles { cuts(tokens * extents[3] / extents[2]) } else { Vec::new() };
             for cuts in tried {
                 let Ok(ready) = cuda.prepare_moe_tiles(&problem, cuts) else { continue };
-                println!("{}", layer.time(cuda, &ready)?.line(name, &format!("{cuts:?}").replace('"', "")));
+                println!("{}", layer.time(cuda, &ready)?.line(name, &format!("{cuts:?}"), &planned.out));
             }
         }
     }
@@ -98,17 +99,19 @@ fn cuts(rows: usize) -> Vec<[ExpertCut; 2]> {
     let general = |tile_m, tile_n, warps, stages, ctas_per_sm| {
         ExpertCut::General(ExpertTile { tile_m, tile_n, warps, stages, ctas_per_sm })
     };
-    let hopper = |tile_n, turns, stages| ExpertCut::Sm90(HopperExpertTile { tile_n, turns, stages });
+    let hopper =
+        |tile_n, turns, stages, pair| ExpertCut::Sm90(HopperExpertTile { tile_n, turns, stages, pair });
     let narrow = |m, stages, ctas| general(m, 64, [1, 2], stages, ctas);
     let wide = |m, stages, ctas| general(m, 128, [1, 4], stages, ctas);
     let same = |cut: ExpertCut| [cut, cut];
-    let (shared, turns) = (hopper(256, false, 4), hopper(192, true, 4));
+    let (shared, turns) = (hopper(256, false, 4, false), hopper(192, true, 4, false));
+    let (pair, pair_turns) = (hopper(256, false, 4, true), hopper(192, true, 4, true));
     match rows {
         0..=12 => vec![
             same(narrow(16, 6, 3)),
             same(wide(16, 4, 3)),
-            same(wide(16, 8, 1)),
-            same(general(16, 256, [1, 4], 3, 2)),
+            same(wide(16, 3, 4)),
+            [wide(16, 3, 4), narrow(16, 8, 2)],
         ],
         13..=40 => vec![
             same(wide(32, 3, 3)),
@@ -117,15 +120,7 @@ fn cuts(rows: usize) -> Vec<[ExpertCut; 2]> {
             same(shared),
             same(turns),
         ],
-        _ => vec![
-            same(shared),
-            same(turns),
-            [hopper(192, true, 5), turns],
-            [shared, turns],
-            [turns, shared],
-            same(hopper(128, true, 5)),
-            same(general(128, 128, [2, 2], 3, 2)),
-        ],
+        _ => vec![same(pair), same(pair_turns), [pair_turns, pair], [pair, pair_turns], [turns, shared]],
     }
 }
 
@@ -142,17 +137,25 @@ struct Timed {
     tokens: usize,
     micros: f64,
     plan: String,
+    /// What the first routing gave.
+    out: Vec<bf16>,
 }
 
 impl Timed {
-    fn line(&self, name: &str, cuts: &str) -> String {
-        let Self { extents: [hidden, intermediate, experts, top_k], tokens, micros, plan } = self;
+    /// The times, and by how much the largest number of the output the result differs from `planned`.
+    fn line(&self, name: &str, cuts: &str, planned: &[bf16]) -> String {
+        let Self { extents: [hidden, intermediate, experts, top_k], tokens, micros, plan, out } = self;
+        let numbers = || out.iter().zip(planned).map(|(a, b)| (a.to_f32(), b.to_f32()));
+        let most = numbers().map(|(_, b)| b.abs()).fold(0.0, f32::max);
+        // NaN counts as a difference.
+        let differs = numbers().map(|(a, b)| if a == b { 0.0 } else { (a - b).abs() / most });
+        let differs = differs.fold(0.0, |all: f32, one| if one <= all { all } else { one });
         let flops = 6.0 * (tokens * top_k * hidden * intermediate) as f64;
         let missed = (1.0 - *top_k as f64 / *experts as f64).powi(*tokens as i32);
         let bytes = *experts as f64 * (1.0 - missed) * (6 * hidden * intermediate) as f64;
         format!(
             "{{\"layer\":\"{name}\",\"tokens\":{tokens},\"us\":{micros:.2},\"tflops\":{:.1},\"tb_s\":{:.3},\
-             \"cuts\":\"{cuts}\",\"plan\":\"{plan}\"}}",
+             \"differs\":{differs:.1e},\"cuts\":\"{cuts}\",\"plan\":\"{plan}\"}}",
             flops / micros / 1e6,
             bytes / micros / 1e6,
         )
@@ -165,9 +168,7 @@ fn numbers(count: usize, size: f32) -> Vec<u8> {
     let chunk = |n: usize| {
         let mut rng = Rng::new(n as u64);
         let own = EACH.min(count - n * EACH);
-        (0..own)
-            .flat_map(|_| flashcore::bf16::from_f32(size * rng.normal()).to_le_bytes())
-            .collect::<Vec<_>>()
+        (0..own).flat_map(|_| bf16::from_f32(size * rng.normal()).to_le_bytes()).collect::<Vec<_>>()
     };
     (0..count.div_ceil(EACH)).into_par_iter().map(chunk).collect::<Vec<_>>().concat()
 }
@@ -234,7 +235,8 @@ impl Layer {
             unsafe { ready.launch_raw(&tensors, stream.raw()) }
         };
         submit(&ids[0])?;
-        stream.synchronize()?;
+        let mut first = vec![bf16::ZERO; tokens * hidden];
+        out.copy_to_host(stream, 0, bytemuck::cast_slice_mut(&mut first))?;
         let graph = Graph::capture(stream, |_| {
             ids.iter().try_for_each(submit).map_err(|error| match error {
                 flashcore::cuda::Error::Driver(error) => error,
@@ -243,7 +245,13 @@ impl Layer {
         })?;
         let plan = ready.plan().explain();
         let plan = plan.split(':').next().unwrap_or_default().to_owned();
-        Ok(Timed { extents: self.extents, tokens, micros: median_of_replays(cuda, &graph)?, plan })
+        Ok(Timed {
+            extents: self.extents,
+            tokens,
+            micros: median_of_replays(cuda, &graph)?,
+            plan,
+            out: first,
+        })
     }
 }
 

@@ -36,6 +36,10 @@ fn every_type_mask_and_option_passes() {
         "--shape 1x2x3x8 --seq-kv 0",
         "--shape 1x2x5x8 --seq-kv 2 --causal",
         "--backend cpu --seed 18446744073709551615",
+        "--shape 3x4x50x16 --kv-heads 2 --seq-q 1 --page-size 8 --lengths 50,7,0 --causal",
+        "--shape 2x4x50x16 --seq-q 3 --page-size 1",
+        "--shape 2x4x50x16 --lengths 9,50",
+        "--shape 2x2x70x64 --kv-heads 1 --seq-q 1 --page-size 16 --lengths 70,3 --backend sim --gpu sm_90",
     ] {
         let shape = if options.contains("--shape") { "" } else { "--shape 2x2x33x16" };
         let ended = place.run(&format!("run {shape} {options} --iters 1"));

@@ -18,6 +18,7 @@ use crate::{
         bias::HeadBias,
         load::{self, RowSource, TileLoad},
         mask::{KeyTiles, Visibility, thread_column},
+        row_end::{clear_unused, thread_rows},
         schedule::{Side, Tile},
         staged::columns_at,
     },
@@ -293,11 +294,27 @@ impl<'a> Walk<'a> {
         multiply(b, &weights, &d_probabilities);
         let slopes = d_probabilities;
         if let Some(range) = sums.range {
+            self.clear_beyond(b, &slopes);
             range.keep(b, &slopes, &sums.first);
         }
         let left = round(b, cfg, &slopes);
         let right = ring.along(b, 0, first, self.columns_at[0]);
         add_sums(b, cfg, &sums.first, &left, &right);
+    }
+
+    /// Zeros for rows beyond the last: their numbers may be as large as they like, and must not move the range of others.
+    fn clear_beyond(&self, b: &mut Builder, slopes: &[Acc]) {
+        let Rows { warp, there, .. } = self.parts.rows;
+        let end = b.let_((warp + self.cfg.shape.blocks * MMA_M).signed());
+        let some = b.uniform::<Warp>(end.gt(there));
+        b.if_uniform(some, |b| {
+            let lane = b.lane();
+            for (block, slopes) in (0..).zip(slopes) {
+                let first = b.let_(warp + block * MMA_M);
+                let beyond = thread_rows(b, first, lane).map(|row| b.let_(row.signed().ge(there)));
+                clear_unused(b, beyond, slopes);
+            }
+        });
     }
 
     /// The first streamed row of a step of this turn.

@@ -1,5 +1,6 @@
 //! Everything that decides the text of a kernel.
 
+use flashcore_core::{BackwardProblem, DType};
 use flashcore_ptx::ident::Ident;
 use flashcore_tile::{Half, RegisterBudget, Roles};
 use serde::{Deserialize, Serialize};
@@ -12,8 +13,10 @@ use crate::parts::{lengths::LengthsKind, mask::Sides, schedule::Side};
 pub struct Config {
     /// Whose gradients it computes: a CTA holds tiles of these, and those of the other side stream past.
     pub side: Side,
-    /// What all tensors and gradients are made of; probabilities and slopes are rounded to it too.
+    /// What all tensors are made of; probabilities and slopes are rounded to it too.
     pub input: Half,
+    /// What becomes of gradients.
+    pub ending: Ending,
     /// Features of queries and keys: a multiple of 8.
     pub dim_qk: u32,
     /// Features of values: a multiple of 8.
@@ -26,6 +29,37 @@ pub struct Config {
     pub softcap: bool,
     /// How the work is cut.
     pub shape: Shape,
+}
+
+/// What becomes of gradients in the end.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Ending {
+    /// They are rounded to the tensors' type.
+    Rounded,
+    /// They are written in f32.
+    Wide,
+    /// They are added to what is there, in f32.
+    Added,
+}
+
+impl Ending {
+    /// What a problem asks for.
+    pub fn of(problem: &BackwardProblem) -> Self {
+        match (problem.accumulate(), problem.grad_dtype()) {
+            (true, _) => Self::Added,
+            (false, DType::F32) => Self::Wide,
+            _ => Self::Rounded,
+        }
+    }
+
+    /// How it is named in the names of kernels.
+    pub(crate) const fn suffix(self) -> &'static str {
+        match self {
+            Self::Rounded => "",
+            Self::Wide => "_wide",
+            Self::Added => "_added",
+        }
+    }
 }
 
 /// Tile, warpgroups and pipeline of a kernel.
@@ -44,6 +78,9 @@ pub struct Shape {
     pub registers: [u32; 2],
     /// In which order CTAs take tiles.
     pub order: Order,
+    /// Registers of a mover, which sums dQ in memory: one kernel then does all. Keys are held.
+    #[serde(default)]
+    pub mover: Option<u32>,
 }
 
 /// In which order CTAs take tiles.
@@ -54,6 +91,9 @@ pub enum Order {
     Static,
     /// A CTA takes the next tile when it is done: evens out tiles of different length.
     Atomic,
+    /// As `Atomic`, and a CTA has no tile before it takes one, so that whoever waits for an earlier tile waits for one
+    /// that somebody has.
+    Drawn,
 }
 
 impl Order {
@@ -61,6 +101,7 @@ impl Order {
         match self {
             Self::Static => "static",
             Self::Atomic => "atomic",
+            Self::Drawn => "drawn",
         }
     }
 }
@@ -76,11 +117,18 @@ impl Config {
         [self.dim_qk, self.dim_v]
     }
 
-    /// The kernel's name: all of the config is in it but the producer's registers.
+    /// Whether a mover sums dQ beside the gradients of keys and values.
+    pub const fn fused(&self) -> bool {
+        self.shape.mover.is_some()
+    }
+
+    /// The kernel's name: all of the config is in it but the registers of producer and mover.
     pub fn name(&self) -> Ident {
-        let Shape { consumers, step, stages: [first, second], places, registers: [_, registers], order } =
-            self.shape;
+        let Shape {
+            consumers, step, stages: [first, second], places, registers: [_, registers], order, ..
+        } = self.shape;
         let side = match self.side {
+            Side::Keys if self.fused() => "fused",
             Side::Keys => "keys",
             Side::Queries => "queries",
         };
@@ -99,6 +147,7 @@ impl Config {
         if self.softcap {
             name.push_str("_cap");
         }
+        name.push_str(self.ending.suffix());
         Ident::new(name).expect("made of legal parts")
     }
 
@@ -128,6 +177,17 @@ impl Config {
         }
     }
 
+    /// Whether held rows that are not used are cleared when they arrive: dQ sums over all of them.
+    pub(super) const fn clears_held(&self) -> bool {
+        self.fused() && self.cuts_held()
+    }
+
+    /// Whether slopes take the registers of scores, which then must be weights before slopes are multiplied: where there are
+    /// too few for both.
+    pub(super) const fn shares_scores(&self) -> bool {
+        self.fused() && !self.softcap && (self.dim_qk + self.dim_v) / 2 + self.shape.step >= 192
+    }
+
     /// Whether the mask hides the first, and the last, of the streamed rows from held ones.
     pub(super) const fn edges(&self) -> [bool; 2] {
         match self.side {
@@ -143,6 +203,7 @@ impl Config {
 
     pub(super) const fn roles(&self) -> Roles {
         let [producer, consumer] = self.shape.registers;
-        Roles { consumers: self.shape.consumers, budget: Some(RegisterBudget { producer, consumer }) }
+        let budget = Some(RegisterBudget { producer, consumer });
+        Roles { consumers: self.shape.consumers, budget, mover: self.shape.mover }
     }
 }

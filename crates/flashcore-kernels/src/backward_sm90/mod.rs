@@ -9,11 +9,16 @@
 //! | [`Side::Keys`] | K, V | Q, dO | dK += dSᵀ·Q, dV += Pᵀ·dO |
 //! | [`Side::Queries`] | Q, dO | K, V | dQ += dS·K |
 //!
-//! Nothing is summed in memory, so that results are the same bits in every run. Row terms (`−lse` in powers of two, minus
-//! the row sums) come from [`crate::backward_rows`]. `docs/hopper-backward.md` explains the design.
+//! Or one kernel does all: keys are held, and consumers hand dS over to a [`mover`], which multiplies it with K and adds dQ to
+//! f32 sums in memory, tile after tile in a fixed order; [`crate::backward_sums`] rounds the sums. That is five products
+//! for each pair instead of seven, for the traffic of the sums.
+//!
+//! Either way results are the same bits in every run. Row terms (`−lse` in powers of two, minus
+//! the row sums) come from [`crate::backward_rows`]. `docs/hopper.md` explains the design.
 
 mod config;
 mod consumer;
+mod mover;
 mod producer;
 mod schedule;
 mod step;
@@ -21,13 +26,14 @@ mod store;
 mod terms;
 mod tiles;
 
-use flashcore_core::BackwardProblem;
+use flashcore_core::{BackwardProblem, DType};
 use flashcore_ptx::{launch::Workspace, layout::Swizzle, target::Target};
 use flashcore_tile::{
-    BuildError, Builder, Extent, F32, Params, Pipeline, Program, Reg, Shared, SmemTile, TensorMap, U32, U64,
+    BuildError, Builder, Extent, F32, NamedBarrier, Params, Pipeline, Program, Reg, Shared, SmemTile,
+    TensorMap, U32, U64, WARPGROUP,
 };
 
-pub use config::{Config, Order, Shape};
+pub use config::{Config, Ending, Order, Shape};
 
 use crate::{
     backward_rows::{ROW_BYTES as TERM_BYTES, TermsArgument},
@@ -38,9 +44,11 @@ use crate::{
         scale::Scale,
         schedule::Side,
         sections::{Sections, full_section},
+        tensor::TensorArgument,
     },
-    slots::backward as slots,
+    slots::{Slot, backward as slots},
 };
+use mover::{Mover, SumsArgument};
 
 /// Rows that one consumer warpgroup owns.
 pub(crate) const ROWS_PER_GROUP: u32 = 64;
@@ -48,6 +56,8 @@ pub(crate) const ROWS_PER_GROUP: u32 = 64;
 const WARPS_PER_GROUP: u32 = 4;
 /// Rows of a gradient that one warp writes.
 const ROWS_PER_WARP: u32 = 16;
+/// Tiles of dS between consumers and the mover: so far may consumers run ahead.
+const HANDED: u32 = 2;
 
 /// What the host passes, as registers.
 #[derive(Debug)]
@@ -57,7 +67,9 @@ struct Arguments {
     /// Q and dO, or K and V.
     streamed: [TensorMap; 2],
     /// The gradients of what is held: dK and dV, or dQ.
-    grads: Vec<TensorMap>,
+    grads: Gradients,
+    /// Where dQ is summed.
+    sums: Option<SumsArgument>,
     terms: TermsArgument,
     tile_counter: Option<Reg<U64>>,
     /// Held heads of a batch entry.
@@ -91,13 +103,14 @@ impl Arguments {
             Side::Queries => ([q, d_out], [k, v]),
         };
         let tile_counter =
-            (cfg.shape.order == Order::Atomic).then(|| params.buffer(b, "tile_counter", slots::TILE_COUNTER));
+            (cfg.shape.order != Order::Static).then(|| params.buffer(b, "tile_counter", slots::TILE_COUNTER));
         let seq_q = params.u32(b, "seq_q", |p| p.forward().seq_q() as u32);
         let seq_kv = params.u32(b, "seq_kv", |p| p.forward().seq_kv() as u32);
         Self {
             held,
             streamed,
-            grads: gradients(b, params, cfg),
+            grads: Gradients::declare(b, params, cfg),
+            sums: cfg.fused().then(|| SumsArgument::declare(b, params, cfg)),
             terms: TermsArgument::declare(b, params),
             tile_counter,
             heads: params.u32(b, "heads", move |p| held_heads(p, cfg.side)),
@@ -120,16 +133,39 @@ impl Arguments {
     }
 }
 
-/// The maps of the gradients that a kernel writes, 16 rows at a time.
-fn gradients(b: &mut Builder, params: &mut Params<BackwardProblem>, cfg: Config) -> Vec<TensorMap> {
-    let element = cfg.input.element();
-    match cfg.side {
-        Side::Keys => vec![
-            params.tensor_map(b, "dk", move |p| map(p.dk(), element, slots::DK, ROWS_PER_WARP)),
-            params.tensor_map(b, "dv", move |p| map(p.dv(), element, slots::DV, ROWS_PER_WARP)),
-        ],
-        Side::Queries => {
-            vec![params.tensor_map(b, "dq", move |p| map(p.dq(), element, slots::DQ, ROWS_PER_WARP))]
+/// The gradients that a kernel writes.
+#[derive(Debug)]
+enum Gradients {
+    /// By tensor copies, 16 rows at a time.
+    Maps(Vec<TensorMap>),
+    /// From registers, in f32.
+    Tensors(Vec<TensorArgument>),
+}
+
+impl Gradients {
+    fn declare(b: &mut Builder, params: &mut Params<BackwardProblem>, cfg: Config) -> Self {
+        type Of = fn(&BackwardProblem) -> &flashcore_core::Layout;
+        let element = cfg.input.element();
+        let all: &[(&str, Slot, Of)] = match cfg.side {
+            Side::Keys => &[("dk", slots::DK, |p| p.dk()), ("dv", slots::DV, |p| p.dv())],
+            Side::Queries => &[("dq", slots::DQ, |p| p.dq())],
+        };
+        if cfg.ending == Ending::Rounded {
+            let map = |&(name, slot, of): &(&str, Slot, Of)| {
+                params.tensor_map(b, name, move |p| map(of(p), element, slot, ROWS_PER_WARP))
+            };
+            return Self::Maps(all.iter().map(map).collect());
+        }
+        let wide = |&(name, slot, of): &(&str, Slot, Of)| {
+            TensorArgument::declare_by(b, params, name, slot, move |p| (of(p), DType::F32))
+        };
+        Self::Tensors(all.iter().map(wide).collect())
+    }
+
+    fn maps(&self) -> &[TensorMap] {
+        match self {
+            Self::Maps(maps) => maps,
+            Self::Tensors(_) => &[],
         }
     }
 }
@@ -145,8 +181,12 @@ struct Layout {
     staging: SmemTile,
     /// Which tile is held.
     tile_info: u32,
-    /// Where streamed tiles arrive that have rows to be cleared.
+    /// Where tiles arrive that have rows to be cleared.
     landed: Option<u32>,
+    /// dSᵀ on its way to the mover.
+    handed: Option<Pipeline>,
+    /// Where the mover's warps meet.
+    moved: Option<NamedBarrier>,
 }
 
 /// Places for the terms of streamed rows.
@@ -168,13 +208,15 @@ impl Layout {
     fn new(b: &mut Builder, cfg: Config) -> Self {
         let Shape { consumers, step, stages, places, .. } = cfg.shape;
         let warps = consumers * WARPS_PER_GROUP;
-        let mut ring = |rows: u32, dim: u32, stages: u32| {
+        let mover = if cfg.fused() { WARPS_PER_GROUP } else { 0 };
+        let mut ring = |rows: u32, dim: u32, stages: u32, warps: u32| {
             let tile = b.smem_tile(cfg.input, [rows, cfg.padded(dim)], Swizzle::B128, stages);
             Pipeline::new(b, tile, stages, warps)
         };
         let [qk, v] = cfg.dims();
-        let held = [ring(cfg.held(), qk, 1), ring(cfg.held(), v, 1)];
-        let streamed = [ring(step, qk, stages[0]), ring(step, v, stages[1])];
+        // The mover multiplies with K, too.
+        let held = [ring(cfg.held(), qk, 1, warps + mover), ring(cfg.held(), v, 1, warps)];
+        let streamed = [ring(step, qk, stages[0], warps), ring(step, v, stages[1], warps)];
         let cols = cfg.input.element().slab_cols();
         let bytes = step * TERM_BYTES;
         let terms = cfg.side == Side::Keys;
@@ -184,15 +226,24 @@ impl Layout {
             staging: b.smem_tile(cfg.input, [ROWS_PER_WARP, cols], Swizzle::B128, warps * places),
             terms: terms.then(|| Terms { offset: b.shared(stages[0] * bytes, 128), bytes }),
             tile_info: b.shared(schedule::INFO_BYTES, 16),
-            landed: cfg.cuts_streamed().then(|| b.mbarriers(1)),
+            landed: (cfg.cuts_streamed() || cfg.clears_held()).then(|| b.mbarriers(1)),
+            handed: cfg.fused().then(|| Self::handed(b, cfg, [warps, mover])),
+            moved: cfg.fused().then(|| b.named_barrier(WARPGROUP)),
         }
+    }
+
+    /// Where consumers leave dSᵀ for the mover: a row for each key.
+    fn handed(b: &mut Builder, cfg: Config, [producers, consumers]: [u32; 2]) -> Pipeline {
+        let tile = b.smem_tile(cfg.input, [cfg.held(), cfg.shape.step], Swizzle::B128, HANDED);
+        Pipeline::new(b, tile, HANDED, consumers).filled_by(producers)
     }
 
     /// Initialises the barriers and makes them known to the CTA.
     fn init(&self, b: &mut Builder) {
         let thread = b.thread();
         b.if_(thread.eq(0), |b| {
-            self.held.iter().chain(&self.streamed).for_each(|pipeline| pipeline.init(b));
+            let rings = self.held.iter().chain(&self.streamed).chain(&self.handed);
+            rings.for_each(|pipeline| pipeline.init(b));
             if let Some(landed) = self.landed {
                 b.mbarrier_at(landed).init(b, 1);
             }
@@ -214,27 +265,33 @@ pub fn backward_sm90(cfg: Config) -> Result<Program<BackwardProblem>, BuildError
     b.launch_dependents();
     prefetch_maps(&mut b, &args);
     b.wait_for_predecessor();
-    b.specialise(
-        roles,
-        |b| producer::run(b, cfg, &args, &layout),
-        |b, group| tiles::run(b, cfg, &args, &layout, group),
-    );
+    let produce = |b: &mut Builder| producer::run(b, cfg, &args, &layout);
+    let consume = |b: &mut Builder, group: Reg<U32>| tiles::run(b, cfg, &args, &layout, group);
+    match Mover::of(cfg, &args, &layout) {
+        Some(mover) => b.specialise_with_mover(roles, produce, |b| mover.run(b), consume),
+        None => b.specialise(roles, produce, consume),
+    }
     b.finish(&name, params)
 }
 
 /// Fetches the tensor maps ahead of their first use.
 fn prefetch_maps(b: &mut Builder, args: &Arguments) {
     let thread = b.thread();
-    let maps: Vec<_> = args.held.iter().chain(&args.streamed).chain(&args.grads).copied().collect();
+    let maps: Vec<_> = args.held.iter().chain(&args.streamed).chain(args.grads.maps()).copied().collect();
     b.if_(thread.eq(0), |b| maps.into_iter().for_each(|map| b.tma_prefetch(map)));
 }
 
 /// The launch that computes `problem` on a GPU of `sms` multiprocessors, with the workspace that it shares with others.
-pub fn extent(cfg: Config, problem: &BackwardProblem, sms: u32, mut workspace: Vec<Workspace>) -> Extent {
-    if cfg.shape.order == Order::Atomic {
-        workspace.push(Workspace { slot: slots::TILE_COUNTER, bytes: 4, zeroed: true });
-    }
+pub fn extent(cfg: Config, problem: &BackwardProblem, sms: u32, workspace: Vec<Workspace>) -> Extent {
     Extent { grid: [tiles(problem, cfg).min(sms), 1, 1], workspace, dependent: true }
+}
+
+/// What kernels count tiles with, where they draw them.
+pub(crate) const fn counter(order: Order) -> Option<Workspace> {
+    match order {
+        Order::Static => None,
+        Order::Atomic | Order::Drawn => Some(Workspace { slot: slots::TILE_COUNTER, bytes: 4, zeroed: true }),
+    }
 }
 
 /// Held heads of a batch entry.
@@ -259,8 +316,10 @@ fn tiles(problem: &BackwardProblem, cfg: Config) -> u32 {
 }
 
 /// Held heads of a section, whose streamed tensors fit in L2 together; one by one where all tiles are equally long.
+///
+/// Where dQ is summed, tiles of a head follow one another: the more heads there are at a time, the less they wait.
 fn section(problem: &BackwardProblem, cfg: Config) -> u32 {
-    if !cfg.mask.right {
+    if !cfg.mask.right && !cfg.fused() {
         return 1;
     }
     let forward = problem.forward();

@@ -8,8 +8,8 @@ use flashcore_tile::{
 };
 
 use super::{
-    Arguments, Config, Layout, Side, TERM_BYTES,
-    schedule::{INFO_BYTES, Tile},
+    Arguments, Config, Layout, Order, Side, TERM_BYTES,
+    schedule::{INFO_BYTES, Streamed, Tile},
 };
 
 /// Lanes of a warp.
@@ -56,8 +56,7 @@ impl<'a> Producer<'a> {
 
     fn tiles(&self, b: &mut Builder) {
         let (cfg, args, layout) = (self.cfg, self.args, self.layout);
-        let index = b.cta();
-        let index = b.var(index);
+        let index = self.first_tile(b);
         b.while_(
             |b| {
                 layout.held[0].stage(b, self.held).wait_empty(b);
@@ -83,7 +82,8 @@ impl<'a> Producer<'a> {
     /// Copies one held tile, and the streamed ones that it needs of each of its heads.
     fn tile(&self, b: &mut Builder, tile: &Tile) {
         let row = tile.first_row(b, self.cfg);
-        let of = Source { head: tile.head, batch: tile.batch, row, used: None };
+        let used = self.cfg.clears_held().then(|| b.let_(tile.held_len(self.cfg) - row));
+        let of = Source { head: tile.head, batch: tile.batch, row, used };
         self.held_tile(b, 0, of);
         let streamed = tile.streamed(b, self.cfg, self.args);
         let (heads, first_head) = self.streamed_heads(b, tile);
@@ -93,9 +93,9 @@ impl<'a> Producer<'a> {
             |_| member.lt(heads),
             |b| {
                 let head = b.let_(first_head + member);
-                let block = b.var(streamed.begin);
+                let block = streamed.first(b, self.cfg);
                 b.while_(
-                    |_| block.lt(streamed.end),
+                    |_| streamed.there(self.cfg, block),
                     |b| {
                         let source = self.source(b, tile, head, block);
                         self.first(b, source);
@@ -105,7 +105,7 @@ impl<'a> Producer<'a> {
                         b.set(second, 1);
                         self.second(b, source);
                         b.add_to(self.streamed, 1);
-                        b.add_to(block, 1);
+                        b.add_to(block, Streamed::step(self.cfg));
                     },
                 );
                 b.add_to(member, 1);
@@ -134,7 +134,7 @@ impl<'a> Producer<'a> {
         let (pipeline, map) = (self.layout.held[which], self.args.held[which]);
         let stage = pipeline.stage(b, self.held);
         stage.wait_empty(b);
-        self.copy(b, (&pipeline, map), &stage, of, stage.full(), |b| stage.expect_tile(b));
+        self.cleared_tile(b, (&pipeline, map), &stage, of, 0, |_, _| ());
     }
 
     /// Copies a streamed tile of queries, with the terms of their rows, or of keys.
@@ -148,7 +148,7 @@ impl<'a> Producer<'a> {
             (self.args.terms.at(b, of.batch, of.head, of.row), to)
         });
         let bytes = terms.map_or(0, |_| self.cfg.shape.step * TERM_BYTES);
-        self.streamed_tile(b, (&pipeline, map), &stage, of, bytes, |b, done| {
+        self.cleared_tile(b, (&pipeline, map), &stage, of, bytes, |b, done| {
             if let Some((from, to)) = terms {
                 b.bulk_load(from, to, bytes, done);
             }
@@ -160,11 +160,11 @@ impl<'a> Producer<'a> {
         let (pipeline, map) = (self.layout.streamed[1], self.args.streamed[1]);
         let stage = pipeline.stage(b, self.streamed);
         stage.wait_empty(b);
-        self.streamed_tile(b, (&pipeline, map), &stage, of, 0, |_, _| ());
+        self.cleared_tile(b, (&pipeline, map), &stage, of, 0, |_, _| ());
     }
 
-    /// Copies a streamed tile and `more` bytes that come with it, by `others`; clears rows that are not used.
-    fn streamed_tile(
+    /// Copies a tile and `more` bytes that come with it, by `others`; clears rows that are not used.
+    fn cleared_tile(
         &self,
         b: &mut Builder,
         what: (&Pipeline, TensorMap),
@@ -180,7 +180,7 @@ impl<'a> Producer<'a> {
             });
         };
         let Some((used, landed)) = of.used.zip(self.layout.landed) else { return straight(b) };
-        let whole = b.uniform::<Warp>(used.ge(self.cfg.shape.step));
+        let whole = b.uniform::<Warp>(used.ge(what.0.tile().rows()));
         b.if_else(whole, straight, |b| {
             let landed = b.mbarrier_at(landed);
             self.copy(b, what, stage, of, landed, |b| {
@@ -233,20 +233,37 @@ impl<'a> Producer<'a> {
         b.sync_warp();
     }
 
+    /// The CTA's first tile.
+    fn first_tile(&self, b: &mut Builder) -> Reg<U32> {
+        let index = b.cta();
+        let index = b.var(index);
+        if self.cfg.shape.order == Order::Drawn {
+            self.next(b, index);
+        }
+        index
+    }
+
     /// Moves on to the next tile.
     fn next(&self, b: &mut Builder, index: Reg<U32>) {
         let ctas = b.ctas();
         let Some(counter) = self.args.tile_counter else { return b.add_to(index, ctas) };
+        let drawn = self.cfg.shape.order == Order::Drawn;
         let ticket = b.var_in::<U32>(Scope::Lane, 0);
         b.predicated(self.leader, |b| {
             let drawn = b.atomic_add(counter, 1);
             b.set(ticket, drawn);
         });
         let ticket = b.broadcast(ticket, Scope::Warp);
-        // One ticket is drawn per tile; whoever draws the last leaves the counter as it was found.
-        let last = b.let_((self.args.tiles - 1).eq(ticket) & self.leader);
+        // One ticket is drawn per tile, and where CTAs start without one, another by each; whoever draws the last leaves
+        // the counter as it was found.
+        let tickets = if drawn { b.let_(self.args.tiles + ctas) } else { self.args.tiles };
+        let last = b.let_((tickets - 1).eq(ticket) & self.leader);
         b.predicated(last, |b| b.store_global::<U32>(counter, &[Val::Const(0)]));
-        b.set(index, ticket + ctas);
+        if drawn {
+            b.set(index, ticket);
+        } else {
+            b.set(index, ticket + ctas);
+        }
     }
 }
 

@@ -1,8 +1,8 @@
 //! Which tile a CTA works on next, how the producer tells its consumers, and which streamed tiles it needs.
 
-use flashcore_tile::{Builder, Pred, Reg, S32, Shared, U32, Val};
+use flashcore_tile::{Builder, Cond, Pred, Reg, S32, Shared, U32, Val};
 
-use super::{Arguments, Config, ROWS_PER_GROUP, Side};
+use super::{Arguments, Config, Side};
 use crate::parts::mask::{KeyTiles, Visibility};
 
 /// What a tile takes when it is posted: where it is, and the lengths of its sequence.
@@ -12,7 +12,7 @@ pub(super) const INFO_BYTES: u32 = 32;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Tile {
     /// Number of the tile in its head.
-    block: Reg<U32>,
+    pub(super) block: Reg<U32>,
     /// Key head or query head, by the side that is held.
     pub(super) head: Reg<U32>,
     /// Batch entry.
@@ -30,6 +30,34 @@ pub(super) struct Streamed {
     pub(super) whole_begin: Reg<S32>,
     pub(super) whole_end: Reg<S32>,
     pub(super) end: Reg<S32>,
+}
+
+impl Streamed {
+    /// The tile that comes first: the last, where dQ is summed, so that those who see a tile add to it in the order in
+    /// which CTAs take them without waiting longer than they must.
+    pub(super) fn first(&self, b: &mut Builder, cfg: Config) -> Reg<S32> {
+        if cfg.fused() { b.var(self.end - 1) } else { b.var(self.begin) }
+    }
+
+    /// Whether there is a tile number `block`, the next after the last one.
+    pub(super) fn there(&self, cfg: Config, block: Reg<S32>) -> Cond {
+        if cfg.fused() { block.ge(self.begin) } else { block.lt(self.end) }
+    }
+
+    /// From one tile to the next.
+    pub(super) const fn step(cfg: Config) -> i32 {
+        if cfg.fused() { -1 } else { 1 }
+    }
+
+    /// Moves on to the next tile, and from the last to the first.
+    pub(super) fn advance(&self, b: &mut Builder, cfg: Config, block: Reg<S32>) {
+        let after = b.let_(block + Self::step(cfg));
+        if cfg.fused() {
+            b.set(block, after.lt(self.begin).select(self.end - 1, after));
+        } else {
+            b.set(block, after.eq(self.end).select(self.begin, after));
+        }
+    }
 }
 
 impl Tile {
@@ -73,31 +101,7 @@ impl Tile {
 
     /// The streamed tiles that held rows see something of.
     pub(super) fn streamed(&self, b: &mut Builder, cfg: Config, args: &Arguments) -> Streamed {
-        let first = self.first_row(b, cfg);
-        self.streamed_of(b, cfg, args, first, cfg.held())
-    }
-
-    /// The same for the rows of one consumer.
-    pub(super) fn streamed_of_group(
-        &self,
-        b: &mut Builder,
-        cfg: Config,
-        args: &Arguments,
-        group: Reg<U32>,
-    ) -> Streamed {
-        let first = self.first_row(b, cfg);
-        let first = b.let_(group * ROWS_PER_GROUP + first);
-        self.streamed_of(b, cfg, args, first, ROWS_PER_GROUP)
-    }
-
-    fn streamed_of(
-        &self,
-        b: &mut Builder,
-        cfg: Config,
-        args: &Arguments,
-        first: Reg<U32>,
-        rows: u32,
-    ) -> Streamed {
+        let (first, rows) = (self.first_row(b, cfg), cfg.held());
         let len = self.held_len(cfg);
         let last = b.let_(((first + rows).min(len) - 1).signed());
         let seen = self.visibility(b, cfg, args);

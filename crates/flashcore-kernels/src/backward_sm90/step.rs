@@ -8,7 +8,7 @@
 //! Scores of the next pair are multiplied behind the gradients of this one, so that a group's tensor cores wait only where
 //! its exponentials take longer than a product, and others multiply meanwhile.
 
-use flashcore_tile::{Acc, Builder, Carried, F32, Fragment, Pending, Reg, S32, Stage, Start, U32, Warpgroup};
+use flashcore_tile::{Acc, Builder, Carried, Fragment, Pending, Reg, S32, Stage, Start, U32, Val, Warpgroup};
 
 use super::{
     Side,
@@ -20,8 +20,8 @@ use crate::parts::mask::thread_column;
 
 /// The registers of a tile beside its scores.
 pub(super) struct Work {
-    /// dO·Vᵀ or its transpose; dS is made of it in place.
-    slopes: Acc,
+    /// dO·Vᵀ or its transpose, where it does not lie where scores do.
+    slopes: Option<Acc>,
     /// P, where values have gradients.
     probs: Option<Fragment>,
     ds: Fragment,
@@ -37,7 +37,7 @@ impl Work {
         let (cols, [qk, v]) = (cfg.shape.step as usize, cfg.dims().map(|dim| dim as usize));
         let values = cfg.side == Side::Keys;
         Self {
-            slopes: Acc::new(b, cols),
+            slopes: (!cfg.shares_scores()).then(|| Acc::new(b, cols)),
             probs: values.then(|| Fragment::new(b, cols)),
             ds: Fragment::new(b, cols),
             first: Acc::new(b, qk),
@@ -48,14 +48,14 @@ impl Work {
 
 impl Carried for Work {
     fn identity(&self, b: &Builder) -> Vec<u64> {
-        let accs = [&self.slopes, &self.first].into_iter().chain(&self.second).map(|acc| acc.identity(b));
+        let accs = self.slopes.iter().chain([&self.first]).chain(&self.second).map(|acc| acc.identity(b));
         let fragments = [&self.ds].into_iter().chain(&self.probs).map(|fragment| fragment.identity(b));
         accs.chain(fragments).flatten().collect()
     }
 
     fn twin(&self) -> Self {
         Self {
-            slopes: self.slopes.twin(),
+            slopes: self.slopes.as_ref().map(Carried::twin),
             probs: self.probs.as_ref().map(Carried::twin),
             ds: self.ds.twin(),
             first: self.first.twin(),
@@ -83,7 +83,7 @@ enum Place {
 
 /// Gradients of a pair that are in flight.
 struct Issued {
-    slopes: Acc,
+    slopes: Option<Acc>,
     first: Pending<(Acc, Fragment)>,
     second: Option<Pending<(Acc, Fragment)>>,
     stages: [Stage; 2],
@@ -91,7 +91,7 @@ struct Issued {
 
 /// The same when the gradient of values has ended.
 struct Settled {
-    slopes: Acc,
+    slopes: Option<Acc>,
     first: Pending<(Acc, Fragment)>,
     second: Option<Acc>,
     probs: Option<Fragment>,
@@ -119,12 +119,16 @@ impl Consumer<'_> {
         let (scores, issued) = self.pair(b, run, scores, work, Place::Inside);
         // Probabilities lie where scores will: the product that reads them must have ended before the next one begins.
         let settled = self.settle_second(b, issued);
-        let next = b.let_(self.count + 1);
-        let opened = self.open(b, scores, next);
-        let work = self.settle_first(b, settled);
+        let (opened, work) = if self.cfg.shares_scores() {
+            // So does dS, then.
+            let work = self.settle_first(b, settled);
+            (self.open(b, scores, self.count), work)
+        } else {
+            let next = b.let_(self.count + 1);
+            (self.open(b, scores, next), self.settle_first(b, settled))
+        };
         // Heads of a group follow one another, each with the same tiles.
-        let after = b.let_(run.block + 1);
-        b.set(run.block, after.eq(run.streamed.end).select(run.streamed.begin, after));
+        run.streamed.advance(b, self.cfg, run.block);
         (opened, work)
     }
 
@@ -147,32 +151,64 @@ impl Consumer<'_> {
         let Work { slopes, probs, ds, first, second } = work;
         let stages = [0, 1].map(|which| self.streamed_stage(b, which, self.count));
         stages[1].wait_full(b);
+        self.wait_for_mover(b);
         let terms = self.streamed_terms(b).or(run.terms).expect("rows are held or streamed");
         // The assembler loses track of products that go round a loop if others are issued before they are waited for.
         let scores = scores.wait(b);
-        // Slopes start from minus the row sums, which so take no registers of their own.
-        for (quad, slopes) in slopes.regs().chunks_exact(QUAD).enumerate() {
-            let sums = terms.of_quad(b, Term::MinusSum, quad);
-            slopes.iter().zip(sums).for_each(|(&slope, sum)| b.set(slope, sum));
-        }
-        let slopes = self.product(b, slopes, 1, Start::Accumulate, &stages[1]);
-        self.give_back_held(b, 0, place);
-        self.args.scale.cap(b, scores.regs());
-        self.hide(b, run, &scores);
-        self.weights(b, &terms, &scores, probs.as_ref());
-        let slopes = slopes.wait(b);
+        let (scores, slopes) = match slopes {
+            Some(slopes) => {
+                self.start_slopes(b, &slopes, &terms);
+                let slopes = self.product(b, slopes, 1, Start::Accumulate, &stages[1]);
+                self.give_back_held(b, 0, place);
+                self.weigh(b, run, &terms, &scores, probs.as_ref());
+                (scores, Some(slopes.wait(b)))
+            }
+            None => {
+                self.give_back_held(b, 0, place);
+                self.weigh(b, run, &terms, &scores, probs.as_ref());
+                (self.product(b, scores, 1, Start::Zero, &stages[1]).wait(b), None)
+            }
+        };
         self.give_back_held(b, 1, place);
         if second.is_none() {
             stages[1].release(b, self.leader);
         }
-        self.round(b, [&scores, &slopes], probs.as_ref(), &ds);
+        if slopes.is_none() {
+            self.add_sums(b, &scores, &terms);
+        }
+        self.round(b, [&scores, slopes.as_ref().unwrap_or(&scores)], probs.as_ref(), &ds);
         let second = second.zip(probs).map(|(acc, probs)| {
             let streamed = self.along[1].plus(b, stages[1].bytes);
             b.wgmma_rs(acc, Start::Accumulate, probs, &streamed)
         });
+        self.hand_over(b, &ds);
         let streamed = self.along[0].plus(b, stages[0].bytes);
         let first = b.wgmma_rs(first, Start::Accumulate, ds, &streamed);
         (scores, Issued { slopes, first, second, stages })
+    }
+
+    /// Slopes start from minus the row sums, which so take no registers of their own.
+    fn start_slopes(&self, b: &mut Builder, slopes: &Acc, terms: &Terms) {
+        for (quad, slopes) in slopes.regs().chunks_exact(QUAD).enumerate() {
+            let sums = terms.of_quad(b, Term::MinusSum, quad);
+            slopes.iter().zip(sums).for_each(|(&slope, sum)| b.set(slope, sum));
+        }
+    }
+
+    /// Adds minus the row sums to slopes that did not start from them: where scores were.
+    fn add_sums(&self, b: &mut Builder, slopes: &Acc, terms: &Terms) {
+        for (quad, slopes) in slopes.regs().chunks_exact(QUAD).enumerate() {
+            let sums = terms.of_quad(b, Term::MinusSum, quad);
+            slopes.iter().zip(sums).for_each(|(&slope, sum)| b.add_to(slope, sum));
+        }
+    }
+
+    /// Makes probabilities of scores, and rounds them into `probs`.
+    fn weigh(&self, b: &mut Builder, run: &Run<'_>, terms: &Terms, scores: &Acc, probs: Option<&Fragment>) {
+        self.args.scale.cap(b, scores.regs());
+        self.hide(b, run, scores);
+        self.hide_unused(b, run, scores);
+        self.weights(b, terms, scores, probs);
     }
 
     /// Waits for the gradient of values, if there is one, and gives dO back.
@@ -217,6 +253,22 @@ impl Consumer<'_> {
             let column = thread_column(b, self.lane);
             let first = b.let_(run.block * self.cfg.shape.step as i32 + column);
             run.tile.visibility(b, self.cfg, self.args).of_thread(b, rows).hide(b, scores, first);
+        });
+    }
+
+    /// Hides held rows that nobody uses, where a sum goes over all of them: it may only depend on the others.
+    fn hide_unused(&self, b: &mut Builder, run: &Run<'_>, scores: &Acc) {
+        if !self.cfg.fused() {
+            return;
+        }
+        let end = run.tile.first_row(b, self.cfg);
+        let len = run.tile.held_len(self.cfg);
+        let hides = b.uniform::<Warpgroup>((end + self.cfg.held()).gt(Val::from(len)));
+        b.if_uniform(hides, |b| {
+            let beyond = self.beyond_use(b, run.tile);
+            for (i, &score) in scores.regs().iter().enumerate() {
+                b.select_into(score, beyond[Acc::row(i)], f32::NEG_INFINITY, score);
+            }
         });
     }
 

@@ -1,16 +1,20 @@
 //! The end of a held tile: a warp's 16 rows of a gradient go to shared memory and from there by tensor copy to global
-//! memory, 64 columns at a time.
+//! memory, 64 columns at a time; those in f32 leave from registers.
 
 use flashcore_tile::{Acc, Builder, F32, Pred, Reg, Shared, TensorMap, U32, Val};
 
-use super::{consumer::Consumer, schedule::Tile, step::Work};
-use crate::parts::row_end;
+use super::{Ending, Gradients, Side, consumer::Consumer, schedule::Tile, step::Work};
+use crate::parts::{
+    row_end,
+    tensor::TensorArgument,
+    wide::{self, Ended, Exist, Vector, WideRows},
+};
 
 /// Columns that one stmatrix writes: two matrices side by side.
 const PAIR_COLS: u32 = 16;
 
 /// Where this warp gathers its rows.
-pub(super) struct Store {
+struct Store {
     /// The warp's own places.
     staging: Shared,
     /// This lane's address for each pair of matrices in the first place.
@@ -18,7 +22,7 @@ pub(super) struct Store {
 }
 
 impl Store {
-    pub(super) fn new(b: &mut Builder, consumer: &Consumer<'_>) -> Self {
+    fn new(b: &mut Builder, consumer: &Consumer<'_>) -> Self {
         let (tile, places) = (consumer.layout.staging, consumer.cfg.shape.places);
         let warp = b.let_((consumer.group << 2) + consumer.warp);
         let skip = b.let_(warp * (places * tile.bytes()));
@@ -29,12 +33,18 @@ impl Store {
     }
 
     /// Writes the gradients of one tile. Those of queries and keys are multiplied by the factor on scores.
-    pub(super) fn gradients(&self, b: &mut Builder, consumer: &Consumer<'_>, tile: &Tile, work: &Work) {
-        let grads = [(Some(&work.first), Some(consumer.args.factor)), (work.second.as_ref(), None)];
+    fn rounded(
+        &self,
+        b: &mut Builder,
+        consumer: &Consumer<'_>,
+        tile: &Tile,
+        grads: [(Option<&Acc>, Option<Reg<F32>>); 2],
+        maps: &[TensorMap],
+    ) {
         let beyond = consumer.cfg.cuts_held().then(|| consumer.beyond_use(b, tile));
         let row = consumer.warp_row(b, tile);
         let mut written = 0;
-        for ((grad, factor), &map) in grads.into_iter().zip(&consumer.args.grads) {
+        for ((grad, factor), &map) in grads.into_iter().zip(maps) {
             let Some(grad) = grad else { continue };
             beyond.iter().for_each(|&beyond| row_end::clear_unused(b, beyond, grad));
             written = self.gradient(b, consumer, (grad, factor), (map, tile, row), written);
@@ -95,6 +105,54 @@ impl Store {
             b.stmatrix(Shared::from(to).at(place), packed);
         }
     }
+}
+
+/// Writes the gradients of one tile. Those of queries and keys are multiplied by the factor on scores.
+pub(super) fn gradients(b: &mut Builder, consumer: &Consumer<'_>, tile: &Tile, work: &Work) {
+    let grads = [(Some(&work.first), Some(consumer.args.factor)), (work.second.as_ref(), None)];
+    match &consumer.args.grads {
+        // Where rows are gathered is worked out anew for each tile: it would take registers all the while.
+        Gradients::Maps(maps) => Store::new(b, consumer).rounded(b, consumer, tile, grads, maps),
+        Gradients::Tensors(tensors) => {
+            for ((grad, factor), tensor) in grads.into_iter().zip(tensors) {
+                grad.iter().for_each(|grad| wide(b, consumer, tile, (grad, factor), tensor));
+            }
+        }
+    }
+}
+
+/// Writes one gradient in f32 from registers, or adds it to what is there.
+fn wide(
+    b: &mut Builder,
+    consumer: &Consumer<'_>,
+    tile: &Tile,
+    (grad, factor): (&Acc, Option<Reg<F32>>),
+    tensor: &TensorArgument,
+) {
+    let (cfg, args) = (consumer.cfg, consumer.args);
+    let added = cfg.ending == Ending::Added;
+    let used = tile.held_len(cfg);
+    // Rows that are not used are left alone where others are added to.
+    let end = match cfg.side {
+        _ if added => used,
+        Side::Keys => args.lengths.seq_kv,
+        Side::Queries => args.lengths.seq_q,
+    };
+    let factor = factor.unwrap_or_else(|| b.var(1.0));
+    let rows = consumer.thread_rows(b, tile);
+    let there = rows.map(|row| b.let_(row.lt(Val::from(end))));
+    let factors = rows.map(|row| match cfg.cuts_held() {
+        true => b.let_(row.lt(Val::from(used)).select(factor, 0.0)),
+        false => factor,
+    });
+    let column = wide::first_column(b, consumer.lane, None);
+    let to = rows.map(|row| {
+        let row = tensor.at(b, tile.batch, tile.head, row);
+        b.let_(row + column)
+    });
+    let vectors: Vec<Vector> = grad.regs().chunks_exact(4).map(|v| [v[0], v[1], v[2], v[3]]).collect();
+    let ended = Ended::added(b, factors, added);
+    WideRows { to, there, pairs: true }.write(b, &ended, &vectors, |_, _| Exist::All);
 }
 
 /// Waits until every store has been written; at the end of the kernel.

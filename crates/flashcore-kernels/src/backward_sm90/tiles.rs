@@ -10,7 +10,7 @@ use super::{
     producer::info,
     schedule::{Streamed, Tile},
     step::{Opened, Run, Work},
-    store::{self, Store},
+    store,
 };
 use crate::parts::{row_end::thread_rows, softmax::Rows};
 
@@ -44,7 +44,7 @@ impl Consumer<'_> {
         b.if_else(
             any,
             |b| {
-                let block = b.var(streamed.begin);
+                let block = streamed.first(b, self.cfg);
                 let run = Run { tile, streamed: &streamed, block, terms };
                 ended = Some(self.pairs(b, &run, scores, work));
             },
@@ -52,8 +52,7 @@ impl Consumer<'_> {
         );
         let work = ended.expect("the block has run");
         b.add_to(self.held_count, 1);
-        // Where rows are gathered is worked out anew for each tile: it would take registers all the while.
-        Store::new(b, self).gradients(b, self, tile, &work);
+        store::gradients(b, self, tile, &work);
     }
 
     /// All pairs of a held tile. Where there is but one, no loop stands around the products in flight: a branch there would

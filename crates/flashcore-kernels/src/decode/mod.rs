@@ -13,6 +13,7 @@
 
 mod cluster;
 mod config;
+mod cost;
 mod end;
 mod even;
 mod load;
@@ -48,6 +49,8 @@ use crate::{
 };
 use cluster::Exchange;
 use config::{padded, part_row};
+pub(crate) use cost::{nanoseconds, room};
+use cost::{of_parts, visible_keys};
 use pages::PageArguments;
 use source::Tensor;
 
@@ -226,24 +229,15 @@ pub(crate) fn splits(cfg: &Config, problem: &Problem, sms: u32) -> u32 {
     if let Some(splits) = cfg.shape.splits {
         return splits;
     }
-    let turns =
-        problem.longest_kv().div_ceil(least_keys(problem, cfg.keys_per_turn()) as usize).max(1) as u32;
+    let turns = |keys: usize| keys.div_ceil(least_keys(problem, cfg.keys_per_turn()) as usize).max(1) as u32;
     if problem.batch_invariant() {
-        return turns.min(INVARIANT_SPLITS);
+        return turns(problem.longest_kv()).min(INVARIANT_SPLITS);
     }
-    let (tiles, slots) = (row_tiles(problem).max(1) as u64, u64::from(sms * cfg.shape.ctas_per_sm));
-    // The part of all CTAs' time in which they have work, were all units equally long.
-    let used = |splits: u32| {
-        let units = tiles * u64::from(splits);
-        units as f64 / (units.div_ceil(slots) * slots) as f64
-    };
-    let most = turns.min(slots.div_ceil(tiles) as u32 * 2).max(1);
-    let best = (1..=most).map(used).fold(0.0, f64::max);
-    (1..=most).find(|&splits| used(splits) >= ENOUGH * best).unwrap_or(1)
+    let fill = u64::from(sms * cfg.shape.ctas_per_sm).div_ceil(row_tiles(problem).max(1) as u64);
+    let most = turns(visible_keys(problem)).min(2 * fill as u32);
+    let time = |&splits: &u32| of_parts(cfg, problem, sms, splits);
+    (1..=most).min_by(|one, other| time(one).total_cmp(&time(other))).unwrap_or(1)
 }
-
-/// How much of the best use of the GPU is enough: units that are fewer have less to merge.
-const ENOUGH: f64 = 0.9;
 
 /// The launch that computes `problem`: `None` where there is nothing to compute.
 pub fn extent(cfg: &Config, problem: &Problem, sms: u32) -> Option<Extent> {

@@ -259,6 +259,6 @@ impl Config {
     }
 
     pub(super) const fn roles(&self) -> Roles {
-        Roles { consumers: self.shape.consumers, budget: self.shape.budget }
+        Roles { consumers: self.shape.consumers, budget: self.shape.budget, mover: None }
     }
 }

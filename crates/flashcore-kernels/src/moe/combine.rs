@@ -29,14 +29,18 @@ pub struct Config {
     pub source: Source,
     /// Experts of a token.
     pub top_k: u32,
+    /// Whether a shared expert's results are added.
+    pub shared: bool,
 }
 
 impl Config {
     /// The kernel's name: every field of the config is in it.
     pub fn name(&self) -> Ident {
-        let Self { target, half, ids, weights, source, top_k } = self;
+        let Self { target, half, ids, weights, source, top_k, shared } = self;
         let (half, source) = (half.element().name(), source.name());
-        let name = format!("fc_moe_combine_{target}_{half}_{}_{weights}_{source}_k{top_k}", ids.name());
+        let shared = if *shared { "_shared" } else { "" };
+        let name =
+            format!("fc_moe_combine_{target}_{half}_{}_{weights}_{source}_k{top_k}{shared}", ids.name());
         Ident::new(name).expect("made of legal parts")
     }
 }
@@ -45,7 +49,7 @@ impl Config {
 pub fn extent(cfg: &Config, layer: &Layer) -> Option<Extent> {
     let problem = &layer.problem;
     let columns = (problem.hidden() as u32).div_ceil(WIDTH * THREADS);
-    let (grid, workspace) = ([problem.tokens() as u32, columns, 1], layer.workspace());
+    let (grid, workspace) = ([problem.tokens() as u32, columns, 1], layer.workspace.clone());
     (problem.tokens() > 0).then(|| Extent { grid, workspace, dependent: overlaps(cfg.target) })
 }
 
@@ -55,6 +59,8 @@ struct Arguments {
     index: IndexArgument,
     weights: Reg<U64>,
     results: Reg<U64>,
+    /// Results of the shared expert, a row for each token.
+    shared: Option<Reg<U64>>,
     /// Bytes between rows of results.
     row: Reg<U64>,
     out: Reg<U64>,
@@ -72,6 +78,7 @@ impl Arguments {
             index: IndexArgument::declare(b, params),
             weights: params.buffer(b, "weights", weights),
             results: params.buffer(b, "results", slots::RESULTS),
+            shared: cfg.shared.then(|| params.buffer(b, "shared", slots::SHARED_RESULTS)),
             row: params.u64(b, "result_row", |layer| 2 * layer.problem.hidden() as u64),
             out: params.buffer(b, "out", slots::OUT),
             out_row: params.u64(b, "out_row", |layer| 2 * layer.problem.out().strides()[2] as u64),
@@ -87,7 +94,7 @@ impl Arguments {
                 let at = b.let_(self.index.rows + entry.mul_wide(4));
                 b.load_global::<U32, 1>(at)[0]
             }
-            Source::Pairs => {
+            Source::Pairs | Source::All => {
                 let expert = self.ids.local(b, entry, None);
                 b.let_(expert.eq(NONE).select(NONE, entry * self.tile_m))
             }
@@ -137,7 +144,16 @@ fn add_up(
     weights: &[Reg<F32>],
 ) {
     let from = b.let_(args.results + column.mul_wide(2));
-    let sums: Vec<Reg<F32>> = (0..WIDTH).map(|_| b.var_in(Scope::Lane, 0.0)).collect();
+    let sums = match args.shared {
+        None => (0..WIDTH).map(|_| b.var_in(Scope::Lane, 0.0)).collect::<Vec<Reg<F32>>>(),
+        Some(shared) => {
+            let at = b.let_(token.widen() * args.row + shared);
+            let at = b.let_(at + column.mul_wide(2));
+            let words = b.load_global::<U32, 4>(at);
+            let values: Vec<_> = words.into_iter().flat_map(|word| b.unpack(cfg.half, word)).collect();
+            values.into_iter().map(|value| b.var_in(Scope::Lane, value)).collect()
+        }
+    };
     for (rows, weights) in rows.chunks(8).zip(weights.chunks(8)) {
         // All reads of a few experts before the first sum: memory is slow to answer.
         let read = |&row: &Reg<U32>| {

@@ -104,6 +104,11 @@ pub enum Cut {
 }
 
 impl Cut {
+    /// Whether tiles of rows come in pairs.
+    pub const fn pairs(&self) -> bool {
+        matches!(self, Self::Sm90(shape) if shape.pair)
+    }
+
     /// Rows of a tile.
     pub const fn tile_m(&self) -> u32 {
         match self {
@@ -120,6 +125,8 @@ pub enum Source {
     Sorted,
     /// Each pair of a token and an expert is a tile with one row.
     Pairs,
+    /// All tokens, for the shared expert.
+    All,
 }
 
 impl Source {
@@ -127,6 +134,7 @@ impl Source {
         match self {
             Self::Sorted => "sorted",
             Self::Pairs => "pairs",
+            Self::All => "all",
         }
     }
 }
@@ -158,7 +166,7 @@ impl IdSource {
     }
 }
 
-/// A problem and how its rows are cut: what launches are made for.
+/// A problem and how its rows are cut: what launches are made for. That of a shared expert is a problem of its own.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Layer {
     /// The problem.
@@ -167,6 +175,10 @@ pub struct Layer {
     pub tile_m: u32,
     /// Where rows come from.
     pub source: Source,
+    /// Whether tiles come in pairs.
+    pub even: bool,
+    /// What all launches of a plan share.
+    pub workspace: Vec<Workspace>,
 }
 
 impl Layer {
@@ -175,9 +187,11 @@ impl Layer {
         let (entries, tile) = (self.problem.entries() as u64, u64::from(self.tile_m));
         match self.source {
             Source::Pairs => entries,
+            Source::All => entries.div_ceil(tile),
             Source::Sorted => {
                 let used = entries.min(self.problem.experts() as u64);
-                (entries + used * (tile - 1)) / tile
+                let tiles = (entries + used * (tile - 1)) / tile;
+                if self.even { tiles.next_multiple_of(2) } else { tiles }
             }
         }
     }
@@ -194,12 +208,18 @@ impl Layer {
         [experts, rows, rows + 4 * self.rows()]
     }
 
-    /// What all launches share.
-    pub fn workspace(&self) -> Vec<Workspace> {
+    /// What its launches leave for each other.
+    pub fn own_workspace(&self) -> Vec<Workspace> {
         let scratch = |slot: Slot, bytes: u64| Workspace { slot, bytes: bytes.max(16), zeroed: false };
         let (problem, rows) = (&self.problem, self.rows());
         let entries = problem.entries() as u64;
         let row = |features: usize| features as u64 * problem.dtype().bytes() as u64;
+        if self.source == Source::All {
+            return vec![
+                scratch(slots::SHARED_JOINED, rows * row(problem.intermediate())),
+                scratch(slots::SHARED_RESULTS, rows * row(problem.hidden())),
+            ];
+        }
         let mut workspace = vec![
             scratch(slots::INDEX, self.index_offsets()[2] + 4 * entries),
             scratch(slots::JOINED, rows * row(problem.intermediate())),

@@ -103,7 +103,7 @@ impl Config {
 /// The launch for a layer; `None` where there are no tokens.
 pub fn extent(cfg: &Config, layer: &Layer) -> Option<Extent> {
     let ctas = (layer.problem.tokens() as u32).div_ceil(WARPS);
-    let (grid, workspace) = ([ctas, 1, 1], layer.workspace());
+    let (grid, workspace) = ([ctas, 1, 1], layer.workspace.clone());
     (ctas > 0).then(|| Extent { grid, workspace, dependent: overlaps(cfg.target) })
 }
 

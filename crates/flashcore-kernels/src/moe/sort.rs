@@ -23,19 +23,22 @@ pub struct Config {
     pub ids: IdSource,
     /// Rows of a tile: a power of two.
     pub tile_m: u32,
+    /// Whether there is an even number of tiles, the last one perhaps without a row.
+    pub even: bool,
 }
 
 impl Config {
     /// The kernel's name: every field of the config is in it.
     pub fn name(&self) -> Ident {
-        let name = format!("fc_moe_sort_{}_{}_m{}", self.target, self.ids.name(), self.tile_m);
+        let even = if self.even { "_even" } else { "" };
+        let name = format!("fc_moe_sort_{}_{}_m{}{even}", self.target, self.ids.name(), self.tile_m);
         Ident::new(name).expect("made of legal parts")
     }
 }
 
 /// The launch for a layer; `None` where there are no tokens.
 pub fn extent(cfg: &Config, layer: &Layer) -> Option<Extent> {
-    let (grid, workspace) = ([1, 1, 1], layer.workspace());
+    let (grid, workspace) = ([1, 1, 1], layer.workspace.clone());
     (layer.problem.entries() > 0).then(|| Extent { grid, workspace, dependent: overlaps(cfg.target) })
 }
 
@@ -68,6 +71,7 @@ struct Sort {
     index: IndexArgument,
     entries: Reg<U32>,
     tile_m: u32,
+    even: bool,
     thread: Reg<U32>,
     /// One number per expert: rows, then the first row.
     counts: u32,
@@ -85,7 +89,7 @@ pub fn sort(cfg: &Config) -> Result<Program<Layer>, BuildError> {
     let entries = params.u32(&mut b, "entries", |layer| layer.problem.entries() as u32);
     let (counts, sums) = (b.shared(4 * THREADS, 16), b.shared(4 * THREADS, 16));
     let thread = b.thread();
-    let sort = Sort { ids, index, entries, tile_m: cfg.tile_m, thread, counts, sums };
+    let sort = Sort { ids, index, entries, tile_m: cfg.tile_m, even: cfg.even, thread, counts, sums };
     let own = sort.number(&mut b, counts, thread);
     b.store_shared(own, &[0u32.into()]);
     if overlaps(cfg.target) {
@@ -96,6 +100,9 @@ pub fn sort(cfg: &Config) -> Result<Program<Layer>, BuildError> {
     b.sync_cta();
     sort.lay_out(&mut b);
     b.sync_cta();
+    if cfg.even {
+        sort.fill_up(&mut b);
+    }
     if overlaps(cfg.target) {
         b.launch_dependents();
     }
@@ -152,7 +159,8 @@ impl Sort {
         let row = b.let_(first * self.tile_m);
         b.store_shared(own, &[row.into()]);
         let last: Pred = b.let_(self.thread.eq(THREADS - 1));
-        b.predicated(last, |b| b.store_global(self.index.count, &[end.into()]));
+        let count = if self.even { b.let_((end + 1) / 2 * 2) } else { end };
+        b.predicated(last, |b| b.store_global(self.index.count, &[count.into()]));
         let tile = b.var_in(Scope::Lane, first);
         b.while_(
             |_| tile.lt(end),
@@ -172,6 +180,19 @@ impl Sort {
                 b.add_to(padding, 1);
             },
         );
+    }
+
+    /// Names the last tile of an odd number and its rows, of which there is none.
+    fn fill_up(&self, b: &mut Builder) {
+        let last = b.shared_at(self.sums + 4 * (THREADS - 1));
+        let [end] = b.load_shared::<U32, 1>(last);
+        let at = b.let_(self.index.experts + end.mul_wide(4));
+        let odd = (end % 2).eq(1);
+        b.predicated(odd & self.thread.eq(0), |b| b.store_global(at, &[0u32.into()]));
+        let row = b.let_(end * self.tile_m + self.thread);
+        let at = b.let_(self.index.entries + row.mul_wide(4));
+        let odd = (end % 2).eq(1);
+        b.predicated(odd & self.thread.lt(self.tile_m), |b| b.store_global(at, &[NONE.into()]));
     }
 
     /// The sum of the values of this thread and all before it.

@@ -54,6 +54,18 @@ impl TensorArgument {
         slot: Slot,
         of: fn(&A) -> (&Layout, DType),
     ) -> Self {
+        Self::declare_by(b, params, name, slot, of)
+    }
+
+    /// As [`declare`](Self::declare), with whatever tells the layout.
+    #[track_caller]
+    pub(crate) fn declare_by<A: 'static>(
+        b: &mut Builder,
+        params: &mut Params<A>,
+        name: &str,
+        slot: Slot,
+        of: impl Fn(&A) -> (&Layout, DType) + Copy + Send + Sync + 'static,
+    ) -> Self {
         let base = params.buffer(b, name, slot);
         let mut stride = |b: &mut Builder, what: &str, axis: usize| {
             params.u64(b, &format!("{name}_{what}"), move |p| {

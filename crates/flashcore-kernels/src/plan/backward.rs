@@ -13,19 +13,37 @@ use super::{
 };
 use crate::{
     backward_rows::{self, sinks},
-    backward_sm80, backward_sm90,
+    backward_sm80, backward_sm90, backward_sums,
     launch::{KernelConfig, Launch, Subject},
     parts::{bias::BiasKind, lengths::LengthsKind, mask::Sides, portion::Access, schedule::Side},
 };
 
+/// How gradients are computed on a Hopper.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Form {
+    /// Two kernels, for keys and for queries.
+    Split,
+    /// One kernel, with dQ summed in memory.
+    Fused,
+    /// The same with this tile.
+    FusedBy(backward_sm90::Shape),
+}
+
 /// Plans gradients; `alignment` is what all addresses of tensors are multiples of, in bytes.
 pub fn plan_backward(problem: &BackwardProblem, gpu: &Gpu, alignment: u64) -> Result<Plan, PlanError> {
+    plan_backward_by(problem, gpu, alignment, backward_hopper::form(problem))
+}
+
+/// As [`plan_backward`], but in this form where a Hopper's kernels take the problem: for comparisons.
+pub fn plan_backward_by(
+    problem: &BackwardProblem,
+    gpu: &Gpu,
+    alignment: u64,
+    form: Form,
+) -> Result<Plan, PlanError> {
     let half = check_backward(problem, gpu)?;
     match backward_hopper::accept(problem, gpu, alignment) {
-        Ok(()) => {
-            let (kernels, why) = backward_hopper::kernels(problem, half)?;
-            assemble(problem, gpu, alignment, Products { workspace: Vec::new(), kernels, why })
-        }
+        Ok(()) => assemble(problem, gpu, alignment, backward_hopper::products(problem, half, form)?),
         Err(reason) => {
             let passed_over = vec![format!("backward_sm90: {reason}")];
             Ok(Plan { passed_over, ..plan_backward_general(problem, gpu, alignment)? })
@@ -110,12 +128,12 @@ fn access_of(problem: &BackwardProblem, alignment: u64) -> Access {
 }
 
 /// What a family of kernels adds to a plan.
-struct Products {
+pub(super) struct Products {
     /// Scratch memory beside the terms of rows.
-    workspace: Vec<Workspace>,
+    pub(super) workspace: Vec<Workspace>,
     /// The one that does most of the work comes first.
-    kernels: Vec<KernelConfig>,
-    why: &'static str,
+    pub(super) kernels: Vec<KernelConfig>,
+    pub(super) why: &'static str,
 }
 
 /// Joins the launches that all families share with those of one.
@@ -148,6 +166,7 @@ fn launch(kernel: KernelConfig, problem: &BackwardProblem, gpu: &Gpu, workspace:
         KernelConfig::BackwardSm90(cfg) => {
             Some(backward_sm90::extent(*cfg, problem, gpu.sms, workspace.to_vec()))
         }
+        KernelConfig::BackwardSums(cfg) => Some(backward_sums::extent(cfg, problem, workspace)),
         // Kernels of other operations have plans of their own.
         _ => None,
     };

@@ -1,12 +1,16 @@
 //! The Hopper kernels of gradients, `backward_sm90`: what they cannot take, and their tiles with the reason beside each
 //! row.
 
-use flashcore_core::{BackwardProblem, Layout, Problem, Sequences};
+use flashcore_core::{BackwardProblem, DType, Layout, Problem, Sequences};
 use flashcore_tile::Half;
 
-use super::{Gpu, PlanError};
+use super::{
+    Gpu, PlanError,
+    backward::{Form, Products},
+};
 use crate::{
-    backward_sm90::{Config, Order, Shape},
+    backward_sm90::{Config, Ending, Order, ROWS_PER_GROUP, Shape, counter},
+    backward_sums,
     launch::KernelConfig,
     parts::{lengths::LengthsKind, mask::Sides, schedule::Side},
 };
@@ -33,9 +37,6 @@ pub(super) fn accept(problem: &BackwardProblem, gpu: &Gpu, alignment: u64) -> Re
     if forward.bias().is_some() {
         return no("it adds nothing to scores");
     }
-    if problem.grad_dtype() != forward.dtype() {
-        return no("its gradients have the tensors' own type");
-    }
     if matches!(forward.sequences_kind(), Sequences::Ragged { .. }) {
         return no("packed sequences have no tensor map");
     }
@@ -47,14 +48,15 @@ pub(super) fn accept(problem: &BackwardProblem, gpu: &Gpu, alignment: u64) -> Re
 
 /// Whether tensor copies can move all tensors.
 fn copies(problem: &BackwardProblem, alignment: u64) -> Result<(), String> {
-    let (forward, bytes) = (problem.forward(), problem.forward().dtype().bytes());
-    let tensors =
-        [forward.q(), forward.k(), forward.v(), problem.d_out(), problem.dq(), problem.dk(), problem.dv()];
-    let strides = |layout: &Layout| {
+    let forward = problem.forward();
+    let inputs = [forward.q(), forward.k(), forward.v(), problem.d_out()].map(|l| (l, forward.dtype()));
+    let gradients = [problem.dq(), problem.dk(), problem.dv()].map(|l| (l, problem.grad_dtype()));
+    let strides = |(layout, dtype): (&Layout, DType)| {
         let used = layout.dims().array().into_iter().zip(layout.strides()).take(3);
-        used.filter(|&(extent, _)| extent > 1).map(move |(_, stride)| stride * bytes).collect::<Vec<_>>()
+        let used = used.filter(|&(extent, _)| extent > 1);
+        used.map(move |(_, stride)| stride * dtype.bytes()).collect::<Vec<_>>()
     };
-    let all: Vec<usize> = tensors.into_iter().flat_map(strides).collect();
+    let all: Vec<usize> = inputs.into_iter().chain(gradients).flat_map(strides).collect();
     let bits = all.iter().fold(alignment, |bits, &stride| bits | stride as u64);
     if !bits.is_multiple_of(UNIT) {
         return Err("tensor copies need addresses and strides at multiples of 16 bytes".to_owned());
@@ -65,11 +67,13 @@ fn copies(problem: &BackwardProblem, alignment: u64) -> Result<(), String> {
     Ok(())
 }
 
-/// The kernels of a problem, and why these.
-pub(super) fn kernels(
-    problem: &BackwardProblem,
-    half: Half,
-) -> Result<(Vec<KernelConfig>, &'static str), PlanError> {
+/// Which form is faster for a problem.
+pub(super) fn form(_problem: &BackwardProblem) -> Form {
+    Form::Split
+}
+
+/// The kernels of a problem in a form, and why these.
+pub(super) fn products(problem: &BackwardProblem, half: Half, form: Form) -> Result<Products, PlanError> {
     let forward = problem.forward();
     let lengths = LengthsKind::of(forward).ok_or(PlanError::Lengths)?;
     let row = row(forward);
@@ -77,15 +81,37 @@ pub(super) fn kernels(
         KernelConfig::BackwardSm90(Config {
             side,
             input: half,
+            ending: Ending::of(problem),
             dim_qk: forward.dim_qk() as u32,
             dim_v: forward.dim_v() as u32,
             mask: Sides::of(forward),
             lengths,
             softcap: forward.softcap().is_some(),
-            shape: Shape { order: order(forward), ..shape },
+            shape,
         })
     };
-    Ok((vec![config(Side::Keys, row.keys), config(Side::Queries, row.queries)], row.why))
+    let fused = match form {
+        Form::Split => {
+            let order = order(forward);
+            let of = |side, shape| config(side, Shape { order, ..shape });
+            let kernels = vec![of(Side::Keys, row.keys), of(Side::Queries, row.queries)];
+            return Ok(Products { workspace: counter(order).into_iter().collect(), kernels, why: row.why });
+        }
+        Form::Fused => row.fused,
+        Form::FusedBy(shape) => shape,
+    };
+    let sums = backward_sums::Config {
+        input: half,
+        ending: Ending::of(problem),
+        dim: forward.dim_qk() as u32,
+        step: fused.step,
+        keys: fused.consumers * ROWS_PER_GROUP,
+    };
+    Ok(Products {
+        workspace: backward_sums::workspace(&sums, forward).into_iter().chain(counter(fused.order)).collect(),
+        kernels: vec![config(Side::Keys, fused), KernelConfig::BackwardSums(sums)],
+        why: "five products for each pair of tiles instead of seven",
+    })
 }
 
 /// Tiles are drawn where they are not equally long.
@@ -99,6 +125,7 @@ struct Row {
     dim: usize,
     keys: Shape,
     queries: Shape,
+    fused: Shape,
     why: &'static str,
 }
 
@@ -113,7 +140,13 @@ const THREE: [u32; 2] = [32, 160];
 
 const fn shape(consumers: u32, step: u32, stages: [u32; 2], places: u32) -> Shape {
     let registers = if consumers == 3 { THREE } else { TWO };
-    Shape { consumers, step, stages, places, registers, order: Order::Static }
+    Shape { consumers, step, stages, places, registers, order: Order::Static, mover: None }
+}
+
+/// Two consumers and a mover.
+const fn fused(step: u32, stages: [u32; 2], [consumer, mover]: [u32; 2]) -> Shape {
+    let registers = [24, consumer];
+    Shape { consumers: 2, step, stages, places: 1, registers, order: Order::Drawn, mover: Some(mover) }
 }
 
 const TABLE: [Row; 2] = [
@@ -121,12 +154,14 @@ const TABLE: [Row; 2] = [
         dim: 64,
         keys: shape(2, 64, [6, 6], 1),
         queries: shape(3, 96, [3, 3], 1),
+        fused: fused(64, [4, 4], [208, 72]),
         why: "192 rows are held by three consumers; what streams past is read the less often",
     },
     Row {
         dim: 128,
         keys: shape(2, 64, [4, 4], 1),
         queries: shape(2, 128, [2, 2], 1),
+        fused: fused(64, [4, 2], [208, 72]),
         why: "gradients of 128 rows fill the registers of two consumers",
     },
 ];

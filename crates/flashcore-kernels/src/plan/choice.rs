@@ -6,8 +6,8 @@ use flashcore_core::{BackwardProblem, Problem};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Gpu, Plan, PlanError, plan, plan_backward, plan_backward_general, plan_by, plan_few, plan_general,
-    plan_many, tuned::Table,
+    Form, Gpu, Plan, PlanError, plan, plan_backward, plan_backward_by, plan_backward_general, plan_by,
+    plan_few, plan_general, plan_many, tuned::Table,
 };
 use crate::launch::KernelConfig;
 
@@ -75,6 +75,8 @@ pub enum Choice {
     Table(Arc<Table>),
     /// One kernel for every problem, or an error that says why it cannot take one: for comparisons.
     Kernel(Family),
+    /// One form of gradients on a Hopper, and the rules: for comparisons.
+    Gradients(Form),
 }
 
 impl Choice {
@@ -87,6 +89,7 @@ impl Choice {
     ) -> Result<Plan, PlanError> {
         match self {
             Self::Kernel(Family::Sm80) => plan_backward_general(problem, gpu, alignment),
+            Self::Gradients(form) => plan_backward_by(problem, gpu, alignment, *form),
             _ => plan_backward(problem, gpu, alignment),
         }
     }
@@ -94,7 +97,7 @@ impl Choice {
     /// A plan for `problem`, as [`plan`] makes one.
     pub fn plan(&self, problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Plan, PlanError> {
         match self {
-            Self::Rules => plan(problem, gpu, alignment),
+            Self::Rules | Self::Gradients(_) => plan(problem, gpu, alignment),
             Self::Table(table) => plan_by(problem, gpu, alignment, table),
             Self::Kernel(Family::Sm80) => plan_general(problem, gpu, alignment),
             Self::Kernel(Family::Sm90) => {

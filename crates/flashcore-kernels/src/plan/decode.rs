@@ -4,9 +4,9 @@ use flashcore_core::Problem;
 use flashcore_ptx::sm::Sm;
 use flashcore_tile::{Element, Half, MMA_M};
 
-use super::{Gpu, decode_cost::nanoseconds};
+use super::Gpu;
 use crate::{
-    decode::{Copies, MOST_SEQUENCES, Order, Shape, exchange_bytes, rows},
+    decode::{Copies, MOST_SEQUENCES, Order, Shape, exchange_bytes, nanoseconds, room, row_tiles, rows},
     forward_sm80::Access,
     launch::KernelConfig,
     parts::share::most_short_rows,
@@ -85,20 +85,24 @@ pub(super) fn others(problem: &Problem, gpu: &Gpu, shape: Shape) -> Vec<(Shape, 
     }
     let dims = [problem.dim_qk() as u32, problem.dim_v() as u32];
     let wide = Shape { warps: 2 * shape.warps, ctas_per_sm: 1, ..shape };
-    let wide = (shape.ctas_per_sm == 2 && wide.warps <= 8 && fits(&wide, dims, gpu)).then_some(wide);
+    let wide = (shape.ctas_per_sm == 2 && wide.warps <= 8).then_some(wide);
+    // Keys of a tile in many pages are found sooner where another CTA works meanwhile.
+    let wide = wide.filter(|wide| problem.page_size().is_none_or(|size| size >= wide.tile_n as usize));
     let mut found = Vec::new();
-    for shape in [shape].into_iter().chain(wide) {
-        let mut add = |order, why| found.push((Shape { order, ..shape }, why));
+    for cut in wide.into_iter().chain([shape]) {
+        let mut add = |order, why| found.push((Shape { order, ..cut }, why));
         add(Order::Grid, "few queries: each CTA has its share of a row's keys");
-        if problem.sequences() <= MOST_SEQUENCES as usize {
+        let narrow_enough = problem.pages().is_none() || cut == shape;
+        if narrow_enough && problem.sequences() <= MOST_SEQUENCES as usize {
             add(Order::Even, "few queries: all CTAs have as many keys as all others");
         }
-        let turns = problem.longest_kv().div_ceil((shape.warps * shape.tile_n) as usize);
+        let turns = problem.longest_kv().div_ceil((cut.warps * cut.tile_n) as usize);
         for parts in [2, 4, 8].into_iter().filter(|&parts| turns >= parts as usize) {
-            add(
-                Order::Cluster { parts },
-                "few queries: the CTAs of a cluster share a row and meet in shared memory",
-            );
+            let order = Order::Cluster { parts };
+            // Where there are more than fit at once, others wait for all CTAs of a cluster.
+            if row_tiles(problem) * parts as usize <= room(order, gpu.sms) as usize {
+                add(order, "few queries: the CTAs of a cluster share a row and meet in shared memory");
+            }
         }
     }
     found.retain(|(shape, _)| fits_cluster(problem, shape, dims, gpu));
@@ -108,14 +112,14 @@ pub(super) fn others(problem: &Problem, gpu: &Gpu, shape: Shape) -> Vec<(Shape, 
 /// Nanoseconds that a config takes, about.
 pub(super) fn cost(problem: &Problem, gpu: &Gpu, config: &KernelConfig) -> f64 {
     match config {
-        KernelConfig::Decode(cfg) => nanoseconds(problem, gpu, cfg),
+        KernelConfig::Decode(cfg) => nanoseconds(cfg, problem, gpu.sms),
         _ => f64::INFINITY,
     }
 }
 
 /// Whether as many CTAs as a shape counts on fit on an SM.
 fn fits(shape: &Shape, dims: [u32; 2], gpu: &Gpu) -> bool {
-    room(shape.ctas_per_sm, shape.shared_bytes(dims), gpu)
+    all_fit(shape.ctas_per_sm, shape.shared_bytes(dims), gpu)
 }
 
 /// The same of a cluster, with room for what its CTAs exchange.
@@ -124,10 +128,10 @@ fn fits_cluster(problem: &Problem, shape: &Shape, dims: [u32; 2], gpu: &Gpu) -> 
         Order::Cluster { parts } => exchange_bytes(cluster_rows(problem, shape) * dims[1], parts),
         _ => 0,
     };
-    room(shape.ctas_per_sm, shape.shared_bytes(dims) + exchange, gpu)
+    all_fit(shape.ctas_per_sm, shape.shared_bytes(dims) + exchange, gpu)
 }
 
-fn room(ctas: u32, bytes: u32, gpu: &Gpu) -> bool {
+fn all_fit(ctas: u32, bytes: u32, gpu: &Gpu) -> bool {
     let reserved = Sm::of(gpu.capability).reserved;
     ctas * (bytes + reserved) <= gpu.shared_bytes + reserved
 }

@@ -102,7 +102,7 @@ impl Tile {
                 ("lanes", *lanes, unit_of_powers(*lanes), 1..=32, "a power of two up to 32"),
             ]),
             Self::Append(shape) => check_rules(&[("warps", shape.warps, 1, 1..=8, "1 to 8")]),
-            Self::BackwardSinks | Self::TurnValues => Ok(()),
+            Self::BackwardSinks | Self::BackwardSums | Self::TurnValues => Ok(()),
             Self::BackwardSm80(shape) => check_backward(shape),
             Self::BackwardSm90(shape) => check_backward_hopper(shape),
             Self::Moe(None) => Ok(()),
@@ -230,6 +230,7 @@ fn check_backward_hopper(shape: &backward_sm90::Shape) -> Result<(), Misfit> {
         ("places", shape.places, 1, 1..=4, "1 to 4"),
         ("registers of a producer", producer, 8, 24..=248, "a multiple of 8 from 24 on"),
         ("registers of a consumer", consumer, 8, 24..=248, "a multiple of 8 up to 248"),
+        ("registers of a mover", shape.mover.unwrap_or(24), 8, 24..=248, "a multiple of 8 from 24 on"),
     ])
 }
 

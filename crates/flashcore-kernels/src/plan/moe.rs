@@ -1,6 +1,6 @@
 //! How a mixture of experts is computed on a GPU: which kernels, and how rows and features are cut.
 
-use flashcore_core::{DType, ExpertLayout, MoeProblem, Routing, Score, Sigmoid};
+use flashcore_core::{DType, ExpertLayout, Index, MoeProblem, MoeSpec, Routing, Score, Shared, Sigmoid};
 use flashcore_ptx::target::Target;
 use flashcore_tile::Half;
 
@@ -64,13 +64,31 @@ fn plan_with(
     let target = if gpu.capability >= (9, 0) { Target::Sm90 } else { Target::Sm80 };
     // One token has every expert once: there is nothing to sort.
     let source = if problem.tokens() <= 1 { Source::Pairs } else { Source::Sorted };
-    let layer = Layer { problem: problem.clone(), tile_m: cuts[0].tile_m(), source };
-    if layer.rows() > i32::MAX as u64 {
+    let (tile_m, even) = (cuts[0].tile_m(), cuts.iter().any(Cut::pairs));
+    let layer = Layer { problem: problem.clone(), tile_m, source, even, workspace: Vec::new() };
+    let shared = shared(problem, gpu)?;
+    let layers = [Some(&layer), shared.as_ref().map(|shared| &shared.layer)];
+    if layers.into_iter().flatten().any(|layer| layer.rows() > i32::MAX as u64) {
         return Err(PlanError::Tiles);
     }
+    let workspace: Vec<_> = layers.into_iter().flatten().flat_map(Layer::own_workspace).collect();
+    let layer = Layer { workspace: workspace.clone(), ..layer };
     let kernels = Kernels { problem, half, target, source, cuts, sms: gpu.sms };
-    let launches = kernels.all().into_iter().map(|kernel| kernels.launch(kernel, &layer));
-    let launches = launches.collect::<Result<Vec<_>, _>>()?;
+    let mut launches = kernels
+        .all()
+        .into_iter()
+        .map(|kernel| kernels.launch(kernel, &layer))
+        .collect::<Result<Vec<_>, _>>()?;
+    if let Some(shared) = shared {
+        let layer = Layer { workspace, ..shared.layer };
+        let products = kernels.of_shared(&layer.problem, shared.shapes);
+        let products = products.map(|kernel| kernels.launch(kernel, &layer));
+        // Sums come last.
+        let last = launches.len() - 1;
+        for (n, product) in products.into_iter().enumerate() {
+            launches.insert(last + n, product?);
+        }
+    }
     let main = launches.iter().position(|launch| is_product(launch.kernel())).unwrap_or(0);
     Ok(Plan { main, ..Plan::of(launches, gpu, why) })
 }
@@ -88,12 +106,36 @@ fn takes_hopper(problem: &MoeProblem, gpu: &Gpu) -> bool {
 fn hopper_cuts(problem: &MoeProblem, gpu: &Gpu) -> Option<[Cut; 2]> {
     let many = problem.entries() / problem.experts() >= MANY_ROWS;
     // The other consumer multiplies while one writes, which counts where depth is short; biases find no registers then.
-    let turns = |depth: usize| depth <= SHORT && !problem.spec().biases;
-    let cut = |depth: usize| match turns(depth) {
-        true => Cut::Sm90(product_sm90::Shape { tile_n: 192, turns: true, stages: 4 }),
-        false => Cut::Sm90(product_sm90::Shape { tile_n: 256, turns: false, stages: 4 }),
+    let turns = |depth: usize, rows: usize| {
+        let fits = rows.is_multiple_of(192) && !rows.is_multiple_of(256);
+        (depth <= SHORT || fits) && !problem.spec().biases
     };
-    (many && takes_hopper(problem, gpu)).then(|| [cut(problem.hidden()), cut(problem.intermediate())])
+    let cut = |layout: &ExpertLayout| match turns(layout.cols(), layout.rows()) {
+        true => Cut::Sm90(product_sm90::Shape { tile_n: 192, turns: true, stages: 4, pair: false }),
+        false => Cut::Sm90(product_sm90::Shape { tile_n: 256, turns: false, stages: 4, pair: false }),
+    };
+    (many && takes_hopper(problem, gpu)).then(|| [problem.gate_up(), problem.down()].map(cut))
+}
+
+/// How the expert of all tokens is computed.
+struct SharedExpert {
+    layer: Layer,
+    shapes: [Shape; 2],
+}
+
+/// The shared expert of a problem as a problem of its own: all tokens to one expert.
+fn shared(problem: &MoeProblem, gpu: &Gpu) -> Result<Option<SharedExpert>, PlanError> {
+    let spec = problem.spec();
+    let Some(Shared { gate_up, down }) = spec.shared else { return Ok(None) };
+    let routing = Routing::Given { ids: Index::I32, weights: DType::F32, top_k: 1 };
+    let alone = MoeSpec { gate_up, down, routing, biases: false, shard: None, shared: None, ..spec.clone() };
+    let alone = alone.parse().map_err(|_| PlanError::Experts("a shared expert of such extents"))?;
+    let (shape, _) = shape(&alone, gpu)?;
+    let shapes = [(Kind::Up(Glu::of(&alone)), alone.gate_up()), (Kind::Down, alone.down())]
+        .map(|(kind, layout)| narrowed(&alone, gpu, shape, kind, layout));
+    let (tile_m, source) = (shape.tile_m, Source::All);
+    let layer = Layer { problem: alone, tile_m, source, even: false, workspace: Vec::new() };
+    Ok(Some(SharedExpert { layer, shapes }))
 }
 
 const fn is_product(kernel: &KernelConfig) -> bool {
@@ -109,9 +151,6 @@ fn check(problem: &MoeProblem, alignment: u64) -> Result<Half, PlanError> {
         DType::F32 => return Err(PlanError::Experts("f32 weights")),
         other => return Err(PlanError::DType(other)),
     };
-    if spec.shared.is_some() {
-        return Err(PlanError::Experts("a shared expert among them"));
-    }
     let groups = match spec.routing {
         Routing::Computed { score: Score::Sigmoid(Sigmoid { groups, .. }), .. } => groups,
         _ => None,
@@ -123,7 +162,10 @@ fn check(problem: &MoeProblem, alignment: u64) -> Result<Half, PlanError> {
     let lines =
         |layout: &ExpertLayout| layout.strides().into_iter().all(|stride| stride == 1 || whole(stride));
     let rows = [spec.x.strides()[2], problem.out().strides()[2], problem.hidden(), problem.intermediate()];
-    if alignment < 16 || !rows.into_iter().all(whole) || !lines(&spec.gate_up) || !lines(&spec.down) {
+    let shared = spec.shared.iter().flat_map(|shared| [&shared.gate_up, &shared.down]);
+    let mut layouts = [&spec.gate_up, &spec.down].into_iter().chain(shared);
+    let whole_columns = |layout: &ExpertLayout| whole(layout.cols()) && lines(layout);
+    if alignment < 16 || !rows.into_iter().all(whole) || !layouts.all(whole_columns) {
         return Err(PlanError::Experts("rows that are not multiples of 16 bytes"));
     }
     Ok(half)
@@ -187,12 +229,25 @@ impl Kernels<'_> {
         };
         let ([first, second], tile_m) = (self.cuts, self.cuts[0].tile_m());
         let route = route::Config::of(problem, target).map(Config::Route);
-        let sort = sort::Config { target, ids, tile_m };
+        let sort = sort::Config { target, ids, tile_m, even: self.cuts.iter().any(Cut::pairs) };
         let sort = (source == Source::Sorted).then_some(Config::Sort(sort));
         let up = self.product(Kind::Up(Glu::of(problem)), problem.gate_up(), first);
         let down = self.product(Kind::Down, problem.down(), second);
-        let combine = combine::Config { target, half, ids, weights, source, top_k };
+        let shared = problem.spec().shared.is_some();
+        let combine = combine::Config { target, half, ids, weights, source, top_k, shared };
         [route, sort, Some(up), Some(down), Some(Config::Combine(combine))].into_iter().flatten().collect()
+    }
+
+    /// Both products of a shared expert.
+    fn of_shared(&self, alone: &MoeProblem, [first, second]: [Shape; 2]) -> [Config; 2] {
+        let Self { half, target, cuts, sms, .. } = *self;
+        let kernels = Kernels { problem: alone, half, target, source: Source::All, cuts, sms };
+        let ids = IdSource::of(self.problem);
+        [(Kind::Up(Glu::of(alone)), alone.gate_up(), first), (Kind::Down, alone.down(), second)].map(
+            |(kind, layout, shape)| {
+                Config::Product(product::Config { ids, ..kernels.general(kind, layout, shape) })
+            },
+        )
     }
 
     fn product(&self, kind: Kind, layout: &ExpertLayout, cut: Cut) -> Config {

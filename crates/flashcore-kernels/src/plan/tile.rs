@@ -40,6 +40,9 @@ pub enum Tile {
     /// Gradients on a Hopper.
     #[serde(rename = "backward_sm90")]
     BackwardSm90(backward_sm90::Shape),
+    /// The end of sums, which knows one way.
+    #[serde(rename = "backward_sums")]
+    BackwardSums,
     /// A product of experts, or a step of theirs that is cut in one way alone.
     #[serde(rename = "moe")]
     Moe(Option<moe::Cut>),
@@ -59,6 +62,7 @@ impl Tile {
             Self::TurnValues => "turn_values",
             Self::BackwardSm80(_) => "backward_sm80",
             Self::BackwardSm90(_) => "backward_sm90",
+            Self::BackwardSums => "backward_sums",
             Self::Moe(_) => "moe",
         }
     }
@@ -78,6 +82,7 @@ impl KernelConfig {
             Self::TurnValues(_) => Tile::TurnValues,
             Self::BackwardSm80(cfg) => Tile::BackwardSm80(cfg.shape),
             Self::BackwardSm90(cfg) => Tile::BackwardSm90(cfg.shape),
+            Self::BackwardSums(_) => Tile::BackwardSums,
             Self::Moe(moe::Config::Product(cfg)) => Tile::Moe(Some(moe::Cut::General(cfg.shape))),
             Self::Moe(moe::Config::ProductSm90(cfg)) => Tile::Moe(Some(moe::Cut::Sm90(cfg.shape))),
             Self::Moe(_) => Tile::Moe(None),

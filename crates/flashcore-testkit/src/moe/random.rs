@@ -34,6 +34,7 @@ pub fn random(seed: u64, index: u64) -> Case {
         activation: rng.pick(&ACTIVATIONS),
         biases: rng.one_in(3),
         shard,
+        shared: rng.one_in(5).then(|| rng.pick(&FEATURES)),
         padding: rng.pick(&[0, 0, 8]),
         batch_invariant: rng.one_in(6),
         ..USUAL

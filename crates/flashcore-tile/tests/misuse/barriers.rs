@@ -7,7 +7,7 @@ use crate::{AMPERE, Bench, HOPPER, check};
 const ROLES: Bench = Bench { threads: 384, ..HOPPER };
 
 fn roles(producer: u32, consumer: u32) -> Roles {
-    Roles { consumers: 2, budget: Some(RegisterBudget { producer, consumer }) }
+    Roles { consumers: 2, budget: Some(RegisterBudget { producer, consumer }), mover: None }
 }
 
 #[test]

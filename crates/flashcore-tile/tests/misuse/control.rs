@@ -152,7 +152,8 @@ fn a_claim_about_a_warpgroup_that_is_not_so() {
 
 #[test]
 fn registers_are_given_away_by_whole_warpgroups() {
-    let roles = Roles { consumers: 1, budget: Some(RegisterBudget { producer: 40, consumer: 256 }) };
+    let roles =
+        Roles { consumers: 1, budget: Some(RegisterBudget { producer: 40, consumer: 256 }), mover: None };
     Bench { threads: 256, ..HOPPER }.check(|b| {
         let first = first_warp(b);
         b.if_uniform(first, |b| {

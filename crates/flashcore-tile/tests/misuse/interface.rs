@@ -104,7 +104,8 @@ fn wgmma_on_blackwell() {
 
 #[test]
 fn register_budgets_without_the_architecture() {
-    let roles = Roles { consumers: 2, budget: Some(RegisterBudget { producer: 24, consumer: 240 }) };
+    let roles =
+        Roles { consumers: 2, budget: Some(RegisterBudget { producer: 24, consumer: 240 }), mover: None };
     Bench { target: Target::Sm90, threads: 384, ..HOPPER }.check(|b| {
         b.specialise(roles, |_| (), |_, _| ()); //~ needs target sm_90a, not sm_90
     });

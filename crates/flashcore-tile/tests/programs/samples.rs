@@ -102,7 +102,8 @@ pub fn product() -> Program<Rows> {
 /// A producer that fills a ring by tensor copies, consumers that read it.
 pub fn pipeline() -> Program<Rows> {
     let name = name();
-    let roles = Roles { consumers: 2, budget: Some(RegisterBudget { producer: 24, consumer: 240 }) };
+    let roles =
+        Roles { consumers: 2, budget: Some(RegisterBudget { producer: 24, consumer: 240 }), mover: None };
     let (mut b, mut params) =
         (Builder::new(Target::Sm90a, &name, roles.threads(), 1), Params::<Rows>::default());
     let rows = params.u32(&mut b, "rows", |a| a.rows);

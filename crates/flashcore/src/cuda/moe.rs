@@ -20,6 +20,8 @@ pub struct MoeTensors {
     pub down: u64,
     /// Biases of both.
     pub biases: [u64; 2],
+    /// Matrices of the shared expert.
+    pub shared: [u64; 2],
     /// The result.
     pub out: u64,
     /// Experts of each token, where the problem says that they are given; any numbers will do.
@@ -88,6 +90,8 @@ impl ReadyMoe {
             (Operand::RoutingBias, slots::ROUTING_BIAS, tensors.routing_bias, spec.routing.has_bias(), 4),
             (Operand::Biases, slots::GATE_UP_BIAS, first, spec.biases, 2),
             (Operand::Biases, slots::DOWN_BIAS, second, spec.biases, 2),
+            (Operand::SharedGateUp, slots::SHARED_GATE_UP, tensors.shared[0], spec.shared.is_some(), tensor),
+            (Operand::SharedDown, slots::SHARED_DOWN, tensors.shared[1], spec.shared.is_some(), tensor),
         ];
         let mut addresses = [0; slots::COUNT];
         for (operand, slot, address, read, alignment) in bound {
@@ -140,6 +144,8 @@ impl Cuda {
         let (x, gate_up, down) = (x?, gate_up?, down?);
         let biases = inputs.biases.map(|biases| biases.map(|bias| upload(bias.bytes())));
         let biases = biases.map(|[first, second]| Ok::<_, Error>([first?, second?])).transpose()?;
+        let shared = inputs.shared.map(|shared| shared.map(|data| upload(data.bytes())));
+        let shared = shared.map(|[first, second]| Ok::<_, Error>([first?, second?])).transpose()?;
         let [first, second] = routing_bytes(&inputs.routed).map(|bytes| bytes.map(upload).transpose());
         let (first, second) = (first?, second?);
         let mut out = call.out();
@@ -153,7 +159,8 @@ impl Cuda {
             x: x.address(),
             gate_up: gate_up.address(),
             down: down.address(),
-            biases: biases.as_ref().map_or([0; 2], |biases| biases.each_ref().map(DeviceBuffer::address)),
+            biases: addresses(&biases),
+            shared: addresses(&shared),
             out: device_out.address(),
             ids: ids[0],
             weights: ids[1],
@@ -165,6 +172,10 @@ impl Cuda {
         device_out.copy_to_host(&self.stream, 0, out.bytes_mut())?;
         Ok(Ran { kernel: ready.plan().kernel().name() })
     }
+}
+
+fn addresses(pair: &Option<[DeviceBuffer; 2]>) -> [u64; 2] {
+    pair.as_ref().map_or([0; 2], |pair| pair.each_ref().map(DeviceBuffer::address))
 }
 
 /// Ids and weights, or logits and what is added to them.

@@ -4,7 +4,7 @@ use flashcore_tile::{Acc, Builder, F32, MMA_M, Params, Reg, U32, U64};
 
 use super::{
     super::join::{Bias, Join},
-    Arguments, Config, Kind, Layer, Place, Sums, WeightOrder, warp_place,
+    Arguments, Config, Kind, Layer, Place, Source, Sums, WeightOrder, warp_place,
 };
 use crate::slots::moe as slots;
 
@@ -22,7 +22,12 @@ pub(super) struct Output {
 impl Output {
     pub(super) fn declare(b: &mut Builder, params: &mut Params<Layer>, cfg: &Config) -> Self {
         let kind = cfg.kind;
-        let slot = if kind == Kind::Down { slots::RESULTS } else { slots::JOINED };
+        let slot = match (kind, cfg.source) {
+            (Kind::Down, Source::All) => slots::SHARED_RESULTS,
+            (Kind::Down, _) => slots::RESULTS,
+            (Kind::Up(_), Source::All) => slots::SHARED_JOINED,
+            (Kind::Up(_), _) => slots::JOINED,
+        };
         Self {
             base: params.buffer(b, "to", slot),
             stride: params

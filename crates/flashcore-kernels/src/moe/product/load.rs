@@ -25,9 +25,10 @@ pub(super) struct RowArguments {
 
 impl RowArguments {
     pub(super) fn declare(b: &mut Builder, params: &mut Params<Layer>, cfg: &Config) -> Self {
-        let (slot, kind) = match cfg.kind {
-            Kind::Up(_) => (slots::X, cfg.kind),
-            Kind::Down => (slots::JOINED, cfg.kind),
+        let (slot, kind) = match (cfg.kind, cfg.source) {
+            (Kind::Up(_), _) => (slots::X, cfg.kind),
+            (Kind::Down, Source::All) => (slots::SHARED_JOINED, cfg.kind),
+            (Kind::Down, _) => (slots::JOINED, cfg.kind),
         };
         Self {
             base: params.buffer(b, "rows", slot),
@@ -137,6 +138,11 @@ fn row_number(
             let there = b.let_(row.eq(0));
             (b.let_(place.tile / from.top_k), Some(there))
         }
+        (Kind::Up(_), Source::All) => {
+            let tokens = args.tokens.expect("kernels for all tokens know their number");
+            let there: Pred = b.let_(all.lt(tokens));
+            (b.select(there, all, 0), Some(there))
+        }
     }
 }
 
@@ -166,7 +172,12 @@ impl WeightArguments {
             Kind::Up(_) => *layer.problem.gate_up(),
             Kind::Down => *layer.problem.down(),
         };
-        let slot = if kind == Kind::Down { slots::DOWN } else { slots::GATE_UP };
+        let slot = match (kind, cfg.source) {
+            (Kind::Down, Source::All) => slots::SHARED_DOWN,
+            (Kind::Down, _) => slots::DOWN,
+            (Kind::Up(_), Source::All) => slots::SHARED_GATE_UP,
+            (Kind::Up(_), _) => slots::GATE_UP,
+        };
         let bytes = |elements: u64| elements * u64::from(BYTES);
         Self {
             base: params.buffer(b, "weights", slot),
@@ -290,7 +301,7 @@ impl WeightLoad {
             let present = present(b, there, inside);
             let line = matrix * self.matrix + pass * self.lines_per_pass;
             let offset = self.tile.offset() + line * self.tile.slab_width();
-            b.copy_async(CopyWidth::B16, Shared { base: to, offset }, Global::from(at), present);
+            b.copy_async(CopyWidth::B16Of256, Shared { base: to, offset }, Global::from(at), present);
         }
     }
 

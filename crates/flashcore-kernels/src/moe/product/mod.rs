@@ -32,7 +32,7 @@ pub fn extent(cfg: &Config, layer: &Layer) -> Option<Option<Extent>> {
     let blocks = u64::from(blocks(cfg.kind, cfg.features(), layer));
     let ctas = layer.tiles().next_multiple_of(u64::from(GROUP)) * blocks;
     let grid = [u32::try_from(ctas).ok().filter(|&ctas| ctas <= i32::MAX as u32)?, 1, 1];
-    let workspace = layer.workspace();
+    let workspace = layer.workspace.clone();
     Some((ctas > 0).then(|| Extent { grid, workspace, dependent: overlaps(cfg.target) }))
 }
 
@@ -89,6 +89,8 @@ struct Arguments {
     index: IndexArgument,
     blocks: Reg<U32>,
     tiles: Reg<U32>,
+    /// Tokens, where all of them are rows.
+    tokens: Option<Reg<U32>>,
     depth: Reg<U32>,
     features: Reg<U32>,
 }
@@ -101,6 +103,8 @@ impl Arguments {
             index: IndexArgument::declare(b, params),
             blocks: params.u32(b, "blocks", move |layer| blocks(kind, features, layer)),
             tiles: params.u32(b, "tiles", |layer| layer.tiles() as u32),
+            tokens: (cfg.source == Source::All)
+                .then(|| params.u32(b, "tokens", |layer| layer.problem.tokens() as u32)),
             depth: params.u32(b, "depth", move |layer| match kind {
                 Kind::Up(_) => layer.problem.hidden() as u32,
                 Kind::Down => layer.problem.intermediate() as u32,
@@ -128,6 +132,10 @@ impl Arguments {
                 let expert = self.ids.local(b, tile, None);
                 b.if_(expert.eq(NONE), |b| b.exit());
                 expert
+            }
+            Source::All => {
+                b.if_(tile.ge(self.tiles), |b| b.exit());
+                b.var(0u32)
             }
         };
         Place { tile, expert, feature }

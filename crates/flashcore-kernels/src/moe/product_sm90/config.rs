@@ -46,9 +46,16 @@ pub struct Shape {
     pub turns: bool,
     /// Stages of the ring.
     pub stages: u32,
+    /// Whether two CTAs with neighbouring tiles of rows share weights of the same expert: each copies half to both.
+    pub pair: bool,
 }
 
 impl Shape {
+    /// CTAs of a cluster.
+    pub const fn ctas(&self) -> u32 {
+        if self.pair { 2 } else { 1 }
+    }
+
     /// Sums of 64 rows that a consumer keeps.
     pub(super) const fn blocks(&self) -> u32 {
         if self.turns { TILE_M / ROWS } else { TILE_M / ROWS / CONSUMERS }
@@ -73,14 +80,14 @@ impl Shape {
 impl Config {
     /// The kernel's name: every field of the config is in it.
     pub fn name(&self) -> Ident {
-        let Self { half, kind, biases, whole, shape: Shape { tile_n, turns, stages } } = self;
+        let Self { half, kind, biases, whole, shape: Shape { tile_n, turns, stages, pair } } = self;
         let kind = match kind {
             Kind::Up(Glu::Swi) => "up_swiglu",
             Kind::Up(Glu::Ge) => "up_geglu",
             Kind::Up(Glu::Clamped) => "up_clamped",
             Kind::Down => "down",
         };
-        let options = [(*biases, "_bias"), (*whole, "_whole"), (*turns, "_turns")];
+        let options = [(*biases, "_bias"), (*whole, "_whole"), (*turns, "_turns"), (*pair, "_pair")];
         let options: String = options.iter().filter(|(on, _)| *on).map(|(_, name)| *name).collect();
         let name =
             format!("fc_moe_{kind}_sm_90a_{}{options}_m{TILE_M}n{tile_n}s{stages}", half.element().name());
@@ -88,7 +95,10 @@ impl Config {
     }
 
     pub(super) const fn roles(&self) -> Roles {
-        Roles { consumers: CONSUMERS, budget: Some(RegisterBudget { producer: 40, consumer: 232 }) }
+        // Sums of whole tiles leave the producer no more than it must have.
+        let (producer, consumer) = if self.shape.turns { (40, 232) } else { (56, 224) };
+        let budget = Some(RegisterBudget { producer, consumer });
+        Roles { consumers: CONSUMERS, budget, mover: None }
     }
 
     /// Most registers of a thread when the kernel starts.

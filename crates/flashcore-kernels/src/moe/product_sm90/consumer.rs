@@ -37,6 +37,8 @@ struct Consumer {
     count: Reg<U32>,
     /// The lane of each warp that releases stages.
     leader: Pred,
+    /// The other CTA of a pair.
+    peer: Option<Reg<U32>>,
     /// When this consumer may multiply, where consumers do so in turn.
     turn: Option<Turn>,
 }
@@ -51,10 +53,11 @@ pub(super) fn run(
     group: Reg<U32>,
 ) {
     let steps = args.steps(b);
-    let consumer = Consumer::new(b, cfg, layout, (group, steps));
+    let peer = args.peer(b);
+    let consumer = Consumer::new(b, cfg, layout, (group, steps), peer);
     let staging = Staging::new(b, cfg, layout, group);
     let [tiles, all] = args.count(b);
-    let (cta, ctas) = (b.cta(), b.ctas());
+    let [cta, ctas] = args.walkers(b);
     let (first, stride) = match cfg.shape.turns {
         true => (b.let_(group * ctas + cta), b.let_(ctas * CONSUMERS)),
         false => (cta, ctas),
@@ -86,7 +89,13 @@ pub(super) fn run(
 }
 
 impl Consumer {
-    fn new(b: &mut Builder, cfg: &Config, layout: &Layout, (group, steps): (Reg<U32>, Reg<U32>)) -> Self {
+    fn new(
+        b: &mut Builder,
+        cfg: &Config,
+        layout: &Layout,
+        (group, steps): (Reg<U32>, Reg<U32>),
+        peer: Option<Reg<U32>>,
+    ) -> Self {
         let (tile, lane) = (layout.ring.tile(), b.lane());
         let block = ROWS * tile.slab_width();
         let own = if cfg.shape.turns { b.var(0u32) } else { b.let_(group * block) };
@@ -98,6 +107,7 @@ impl Consumer {
             weights: tile.operand(b, Major::K, TILE_M * tile.slab_width()),
             count: if cfg.shape.turns { b.var(group * steps) } else { b.var(0u32) },
             leader: b.let_(lane.eq(0)),
+            peer,
             turn: layout.turns.map(|turns| turns.of(b, group)),
         }
     }
@@ -136,12 +146,13 @@ impl Consumer {
                 .map(|([rows, weights], sums)| b.wgmma_ss_onto(sums, [&rows, &weights], DEPTH))
                 .collect();
             sums[0].wait_for_older(b);
-            before.release(b, self.leader);
+            self.release(b, &before);
             (b.uniform::<Warpgroup>(self.count.lt(end)), Sums(sums))
         });
         self.turn.iter().for_each(|turn| turn.pass(b, self.leader));
         let sums = closing.0.into_iter().map(|sums| sums.wait(b)).collect();
-        self.layout.ring.stage(b, self.count).release(b, self.leader);
+        let last = self.layout.ring.stage(b, self.count);
+        self.release(b, &last);
         b.add_to(self.count, 1);
         sums
     }
@@ -151,10 +162,18 @@ impl Consumer {
         let end = b.let_(self.count + steps);
         b.do_while(|b| {
             let stage = self.next(b);
-            stage.release(b, self.leader);
+            self.release(b, &stage);
             b.add_to(self.count, 1);
             b.uniform::<Warpgroup>(self.count.lt(end))
         });
+    }
+
+    /// Gives a stage back, to both that copy into it.
+    fn release(&self, b: &mut Builder, stage: &Stage) {
+        match self.peer {
+            None => stage.release(b, self.leader),
+            Some(peer) => stage.release_to_pair(b, self.leader, peer),
+        }
     }
 
     /// The next stage, once it is full.

@@ -18,7 +18,7 @@ use crate::slots::moe as slots;
 /// Strides of tensor maps are multiples of this many bytes.
 const STRIDE_UNIT: u64 = 16;
 
-/// Weights: depth, features, gate or up, experts. One copy brings all rows of a stage, gates above ups.
+/// Weights: depth, features, gate or up, experts. One copy brings all rows of a stage, gates above ups, or half of them.
 pub(super) fn weights(cfg: &Config, layer: &Layer) -> TensorMapSpec {
     let problem = &layer.problem;
     let (layout, features, slot) = match cfg.kind {
@@ -36,7 +36,11 @@ pub(super) fn weights(cfg: &Config, layer: &Layer) -> TensorMapSpec {
         element: cfg.half.element().tensor(),
         dims: [layout.cols(), features, matrices, problem.experts()].map(|n| n as u64).to_vec(),
         strides: vec![stride(features, feature), up, stride(problem.experts(), expert)],
-        box_dims: vec![DEPTH, cfg.features(), matrices as u32, 1],
+        box_dims: match (cfg.shape.pair, cfg.kind) {
+            (false, _) => vec![DEPTH, cfg.features(), matrices as u32, 1],
+            (true, Kind::Up(_)) => vec![DEPTH, cfg.features(), 1, 1],
+            (true, Kind::Down) => vec![DEPTH, cfg.features() / 2, 1, 1],
+        },
         swizzle: Swizzle::B128,
     }
 }

@@ -30,7 +30,8 @@ use place::Arguments;
 pub fn extent(cfg: &Config, layer: &Layer, sms: u32) -> Option<Option<Extent>> {
     let tiles = layer.tiles() * u64::from(place::blocks(cfg, layer));
     let tiles = u32::try_from(tiles).ok().filter(|&tiles| tiles <= i32::MAX as u32)?;
-    let (grid, workspace) = ([tiles.min(sms), 1, 1], layer.workspace());
+    let ctas = cfg.shape.ctas();
+    let (grid, workspace) = ([tiles.min(sms).next_multiple_of(ctas), 1, 1], layer.workspace.clone());
     Some((tiles > 0).then_some(Extent { grid, workspace, dependent: true }))
 }
 
@@ -47,25 +48,28 @@ struct Layout {
 
 impl Layout {
     fn new(b: &mut Builder, cfg: &Config) -> Self {
-        let Shape { tile_n, turns, stages } = cfg.shape;
+        let Shape { tile_n, turns, stages, .. } = cfg.shape;
         let tile = b.smem_tile(cfg.half, [TILE_M + tile_n, DEPTH], Swizzle::B128, stages);
         let swizzle = if cfg.staged() == 64 { Swizzle::B128 } else { Swizzle::B64 };
         let places = CONSUMERS * WARPS * PLACES;
         let staging = b.smem_tile(cfg.half, [WARP_ROWS, cfg.staged()], swizzle, places);
-        let readers = if turns { WARPS } else { CONSUMERS * WARPS };
+        let readers = cfg.shape.ctas() * if turns { WARPS } else { CONSUMERS * WARPS };
         let ring = Pipeline::new(b, tile, stages, readers).filled_by(producer::arrivals(cfg));
         Self { ring, staging, turns: turns.then(|| Turns::reserve(b, CONSUMERS)) }
     }
 
-    /// Initialises the barriers and makes them known to the CTA.
-    fn init(&self, b: &mut Builder) {
+    /// Initialises the barriers and makes them known to the CTA, and to the other of a pair.
+    fn init(&self, b: &mut Builder, cfg: &Config) {
         let thread = b.thread();
         b.if_(thread.eq(0), |b| {
             self.ring.init(b);
             self.turns.iter().for_each(|turns| turns.init(b));
             b.fence_mbarrier_init();
         });
-        b.sync_cta();
+        match cfg.shape.pair {
+            true => b.sync_cluster(),
+            false => b.sync_cta(),
+        }
     }
 }
 
@@ -78,7 +82,10 @@ pub fn product_sm90(cfg: &Config) -> Result<Program<Layer>, BuildError> {
     let rows = producer::Rows::declare(&mut b, &mut params, cfg);
     let output = epilogue::Output::declare(&mut b, &mut params, cfg);
     let layout = Layout::new(&mut b, cfg);
-    layout.init(&mut b);
+    if cfg.shape.pair {
+        b.cluster(cfg.shape.ctas());
+    }
+    layout.init(&mut b, cfg);
     b.wait_for_predecessor();
     b.launch_dependents();
     b.specialise(
@@ -86,5 +93,9 @@ pub fn product_sm90(cfg: &Config) -> Result<Program<Layer>, BuildError> {
         |b| producer::run(b, cfg, &args, &rows, &layout),
         |b, group| consumer::run(b, cfg, &args, &output, &layout, group),
     );
+    if cfg.shape.pair {
+        // The other one may still copy into this CTA, and arrive at its barriers.
+        b.sync_cluster();
+    }
     b.finish(&name, params)
 }

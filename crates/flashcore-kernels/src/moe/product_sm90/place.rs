@@ -45,6 +45,9 @@ pub(super) struct Arguments {
     /// Elements of depth.
     pub(super) depth: Reg<U32>,
     features_per_tile: u32,
+    /// CTAs of a cluster, and which of them this is.
+    ctas: u32,
+    rank: Option<Reg<U32>>,
 }
 
 /// A tile.
@@ -56,6 +59,8 @@ pub(super) struct Place {
     pub(super) expert: Reg<U32>,
     /// First feature of the result.
     pub(super) feature: Reg<U32>,
+    /// Expert of the other tile of a pair.
+    pub(super) other: Option<Reg<U32>>,
 }
 
 impl Arguments {
@@ -67,6 +72,8 @@ impl Arguments {
             features: params.u32(b, "features", move |layer| width(&cfg, layer) as u32),
             depth: params.u32(b, "depth", move |layer| depth(&cfg, layer) as u32),
             features_per_tile: cfg.features(),
+            ctas: cfg.shape.ctas(),
+            rank: cfg.shape.pair.then(|| b.cluster_rank()),
         }
     }
 
@@ -75,10 +82,25 @@ impl Arguments {
         b.let_(self.depth.div_ceil(DEPTH))
     }
 
-    /// Tiles of rows, and tiles of all CTAs.
+    /// Tiles of rows, or pairs of them, and tiles of all clusters.
     pub(super) fn count(&self, b: &mut Builder) -> [Reg<U32>; 2] {
         let [tiles] = b.load_global::<U32, 1>(self.index.count);
+        let tiles = if self.ctas > 1 { b.let_(tiles / self.ctas) } else { tiles };
         [tiles, b.let_(tiles * self.blocks)]
+    }
+
+    /// Number of this CTA's cluster, and of all.
+    pub(super) fn walkers(&self, b: &mut Builder) -> [Reg<U32>; 2] {
+        let (cta, ctas) = (b.cta(), b.ctas());
+        if self.ctas == 1 {
+            return [cta, ctas];
+        }
+        [b.let_(cta / self.ctas), b.let_(ctas / self.ctas)]
+    }
+
+    /// The other CTA of a pair.
+    pub(super) fn peer(&self, b: &mut Builder) -> Option<Reg<U32>> {
+        self.rank.map(|rank| b.xor(rank, 1))
     }
 
     /// Entry of the first row of the second half of tile number `index`, if there is such a tile: nothing, where that half is
@@ -100,9 +122,12 @@ impl Arguments {
     /// Tile number `index` of all, where there are `tiles` of rows.
     pub(super) fn place(&self, b: &mut Builder, index: Reg<U32>, tiles: Reg<U32>) -> Place {
         let (tile, feature) = self.tile(b, index, tiles);
-        let at = b.let_(self.index.experts + tile.mul_wide(4));
-        let [expert] = b.load_global::<U32, 1>(at);
-        Place { tile, expert, feature }
+        let expert = |b: &mut Builder, tile: Reg<U32>| {
+            let at = b.let_(self.index.experts + tile.mul_wide(4));
+            b.load_global::<U32, 1>(at)[0]
+        };
+        let other = self.rank.map(|_| b.xor(tile, 1)).map(|other| expert(b, other));
+        Place { tile, expert: expert(b, tile), feature, other }
     }
 
     /// Number of a tile's rows among all, and its first feature.
@@ -112,6 +137,7 @@ impl Arguments {
         let within = b.let_(index % group);
         let rows = b.let_((tiles - before).min(GROUP));
         let tile = b.let_(before + within % rows);
+        let tile = self.rank.map_or(tile, |rank| b.let_(tile * self.ctas + rank));
         (tile, b.let_(within / rows * self.features_per_tile))
     }
 }

@@ -26,6 +26,9 @@ const LANES: u32 = DEPTH * BYTES / CHUNK_BYTES;
 /// Rows that one pass of all threads copies.
 const ROWS_PER_PASS: u32 = WARPGROUP / LANES;
 
+/// Both CTAs of a pair.
+const BOTH: u16 = 0b11;
+
 /// Arrivals that fill a stage: of the thread that asks for weights, and of each warp that gathers.
 pub(super) const fn arrivals(cfg: &Config) -> u32 {
     match cfg.kind {
@@ -105,7 +108,7 @@ struct Filling {
 impl Filling {
     fn each_tile(&self, b: &mut Builder, fill: impl FnOnce(&mut Builder, Place)) {
         let [tiles, all] = self.args.count(b);
-        let (cta, ctas) = (b.cta(), b.ctas());
+        let [cta, ctas] = self.args.walkers(b);
         let index = b.var(cta);
         b.while_(
             |_| index.lt(all),
@@ -135,8 +138,48 @@ impl Filling {
     /// Starts the copy of a stage's weights.
     fn copy_weights(&self, b: &mut Builder, stage: &Stage, place: Place, depth: Reg<U32>) {
         let to = stage.at(b).at(TILE_M * self.tile().slab_width());
-        let at: [Val<U32>; 4] = [depth.into(), place.feature.into(), Val::Const(0), place.expert.into()];
-        b.tma_load(self.weights, self.tile(), to, at, stage.full());
+        match place.other {
+            None => {
+                let at = self.weights_at(b, place, depth, 0);
+                b.tma_load(self.weights, self.tile(), to, at, stage.full());
+            }
+            Some(other) => self.copy_pair(b, (stage, to), place, other, depth),
+        }
+    }
+
+    /// Weights of a pair: half of them to both, where they have the same expert, else all for this CTA alone.
+    fn copy_pair(
+        &self,
+        b: &mut Builder,
+        (stage, to): (&Stage, Shared),
+        place: Place,
+        other: Reg<U32>,
+        depth: Reg<U32>,
+    ) {
+        let rank = b.cluster_rank();
+        let same: Pred = b.let_(other.eq(place.expert));
+        let half = self.cfg.shape.tile_n / 2 * self.tile().slab_width();
+        for n in 0..2 {
+            let (at, to) = (self.weights_at(b, place, depth, n), to.at(n * half));
+            let shared = b.let_(same & rank.eq(n));
+            b.predicated(shared, |b| {
+                b.tma_load_to(BOTH, self.weights, (self.tile(), to), at, stage.full());
+            });
+            let at = self.weights_at(b, place, depth, n);
+            b.predicated(other.ne(place.expert), |b| {
+                b.tma_load(self.weights, self.tile(), to, at, stage.full());
+            });
+        }
+    }
+
+    /// Where the weights of a stage start, or half number `half` of them.
+    fn weights_at(&self, b: &mut Builder, place: Place, depth: Reg<U32>, half: u32) -> [Val<U32>; 4] {
+        let (feature, matrix) = match self.cfg.kind {
+            Kind::Up(_) => (place.feature, half),
+            Kind::Down if half == 0 => (place.feature, 0),
+            Kind::Down => (b.let_(place.feature + half * (self.cfg.features() / 2)), 0),
+        };
+        [depth.into(), feature.into(), Val::Const(matrix), place.expert.into()]
     }
 
     /// A tile whose rows lie one after another.

@@ -1,0 +1,209 @@
+//! The end of dQ where it was summed in memory: sums become gradients, and zero again.
+//!
+//! Sums lie as the kernel has them in registers: blocks of 64 rows; in each, for every 8 columns, four values of each of 128
+//! threads. Four neighbouring threads have 8 columns of two rows between them: 64 bytes, which one thread reads here.
+
+use flashcore_core::{BackwardProblem, Problem};
+use flashcore_ptx::{ident::Ident, launch::Workspace, sm::REGISTERS, target::Target};
+use flashcore_tile::{
+    B32, BuildError, Builder, Extent, F32, Global, Half, Params, Pred, Program, Reg, U32, U64, Val,
+};
+
+use crate::{backward_sm90::Ending, parts::tensor::TensorArgument, slots::backward as slots};
+
+/// Bytes of the sums of 8 columns of 64 rows.
+pub(crate) const QUAD_BYTES: u32 = 128 * 16;
+/// Rows of a block.
+const ROWS: u32 = 64;
+/// Threads that have a part of 8 columns of a block: four warps with eight pairs of rows each.
+const PAIRS: u32 = 32;
+/// Threads of a CTA.
+const THREADS: u32 = 128;
+/// CTAs that share an SM.
+const CTAS_PER_SM: u32 = 8;
+
+/// A kernel of this family: two configs that are equal give the same text.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Config {
+    /// The tensors' type.
+    pub input: Half,
+    /// What becomes of sums.
+    pub ending: Ending,
+    /// Features of queries: a multiple of 8.
+    pub dim: u32,
+    /// Rows to whose multiple those of a head are padded: a multiple of 64.
+    pub step: u32,
+    /// Keys of a tile.
+    pub keys: u32,
+}
+
+impl Config {
+    /// The kernel's name: every field of the config is in it.
+    pub fn name(&self) -> Ident {
+        let name = format!(
+            "fc_backward_sums_{}_d{}m{}n{}{}",
+            self.input.element().name(),
+            self.dim,
+            self.step,
+            self.keys,
+            self.ending.suffix()
+        );
+        Ident::new(name).expect("made of legal parts")
+    }
+
+    /// Most registers of a thread.
+    pub const fn registers(&self) -> u32 {
+        REGISTERS / (CTAS_PER_SM * THREADS) / 8 * 8
+    }
+
+    const fn quads(&self) -> u32 {
+        self.dim / 8
+    }
+}
+
+/// Blocks of 64 rows of a head.
+fn blocks(problem: &Problem, step: u32) -> u64 {
+    (problem.seq_q() as u64).next_multiple_of(step.into()) / u64::from(ROWS)
+}
+
+/// Blocks of all heads.
+pub(crate) fn all_blocks(problem: &Problem, step: u32) -> u64 {
+    blocks(problem, step) * problem.heads_q() as u64 * problem.batch() as u64
+}
+
+/// Tiles of keys of all heads.
+fn tiles(problem: &Problem, keys: u32) -> u64 {
+    (problem.seq_kv() as u64).div_ceil(keys.into()) * problem.heads_kv() as u64 * problem.batch() as u64
+}
+
+/// The workspace that holds the sums, and that in which tiles of keys tell how far they are.
+pub(crate) fn workspace(cfg: &Config, problem: &Problem) -> [Workspace; 2] {
+    let bytes = all_blocks(problem, cfg.step) * u64::from(cfg.quads() * QUAD_BYTES);
+    let turns = 4 * tiles(problem, cfg.keys);
+    [(slots::DQ_SUMS, bytes), (slots::TURNS, turns)].map(|(slot, bytes)| Workspace {
+        slot,
+        bytes,
+        zeroed: true,
+    })
+}
+
+/// The launch that computes `problem`; there are fewer than 2³¹ CTAs.
+pub fn extent(cfg: &Config, problem: &BackwardProblem, workspace: &[Workspace]) -> Extent {
+    let forward = problem.forward();
+    let pieces = all_blocks(forward, cfg.step) * u64::from(PAIRS * cfg.quads());
+    let threads = pieces.max(tiles(forward, cfg.keys));
+    let ctas = threads.div_ceil(THREADS.into()) as u32;
+    Extent { grid: [ctas, 1, 1], workspace: workspace.to_vec(), dependent: true }
+}
+
+/// Builds the kernel.
+pub fn backward_sums(cfg: &Config) -> Result<Program<BackwardProblem>, BuildError> {
+    let name = cfg.name();
+    let mut b = Builder::new(Target::Sm90a, &name, THREADS, CTAS_PER_SM);
+    let mut params = Params::default();
+    let args = Arguments::declare(&mut b, &mut params, cfg);
+    b.launch_dependents();
+    b.wait_for_predecessor();
+    args.piece(&mut b, cfg);
+    b.finish(&name, params)
+}
+
+/// What the host passes, as registers.
+struct Arguments {
+    sums: Reg<U64>,
+    turns: Reg<U64>,
+    tiles: Reg<U32>,
+    dq: TensorArgument,
+    heads: Reg<U32>,
+    /// Blocks of a head, and of all.
+    blocks: Reg<U32>,
+    all_blocks: Reg<U32>,
+    seq: Reg<U32>,
+    /// The factor on scores.
+    factor: Reg<F32>,
+}
+
+/// Eight columns of a row.
+type Row = [Reg<F32>; 8];
+
+impl Arguments {
+    fn declare(b: &mut Builder, params: &mut Params<BackwardProblem>, cfg: &Config) -> Self {
+        let Config { step, keys, .. } = *cfg;
+        Self {
+            sums: params.buffer(b, "sums", slots::DQ_SUMS),
+            turns: params.buffer(b, "turns", slots::TURNS),
+            tiles: params.u32(b, "tiles", move |p| tiles(p.forward(), keys) as u32),
+            dq: TensorArgument::declare(b, params, "dq", slots::DQ, |p| (p.dq(), p.grad_dtype())),
+            heads: params.u32(b, "heads", |p| p.forward().heads_q() as u32),
+            blocks: params.u32(b, "blocks", move |p| blocks(p.forward(), step) as u32),
+            all_blocks: params.u32(b, "all_blocks", move |p| all_blocks(p.forward(), step) as u32),
+            seq: params.u32(b, "seq", |p| p.forward().seq_q() as u32),
+            factor: params.f32(b, "factor", |p| p.forward().scale()),
+        }
+    }
+
+    /// Eight columns of two rows, by one thread; those of a row are neighbours.
+    fn piece(&self, b: &mut Builder, cfg: &Config) {
+        let (thread, cta) = (b.thread(), b.cta());
+        let index = b.let_(cta * THREADS + thread);
+        let turn = b.let_(self.turns + index.mul_wide(4));
+        b.predicated(index.lt(self.tiles), |b| b.store_global::<U32>(turn, &[Val::Const(0)]));
+        let (quad, rest) = (b.let_(index % cfg.quads()), b.let_(index / cfg.quads()));
+        let (pair, block) = (b.let_(rest % PAIRS), b.let_(rest / PAIRS));
+        let there = b.let_(block.lt(self.all_blocks));
+        b.if_(there, |b| {
+            let number = b.let_(block * cfg.quads() + quad);
+            let within = b.let_(pair * 64);
+            let from = b.let_(self.sums + number.mul_wide(QUAD_BYTES) + within.widen());
+            let rows = self.read(b, from);
+            let (plane, first) = (b.let_(block / self.blocks), b.let_((block % self.blocks) * ROWS));
+            let (batch, head) = (b.let_(plane / self.heads), b.let_(plane % self.heads));
+            let row = b.let_((pair >> 3) * 16 + (pair & 7) + first);
+            for (n, values) in (0..).zip(rows) {
+                let row = b.let_(row + 8 * n);
+                let exists = b.let_(row.lt(self.seq));
+                let column = b.let_(quad * (8 * self.bytes(cfg)));
+                let at = self.dq.at(b, batch, head, row);
+                let to = b.let_(at + column.widen());
+                self.write(b, cfg, exists, to, values);
+            }
+        });
+    }
+
+    const fn bytes(&self, cfg: &Config) -> u32 {
+        match cfg.ending {
+            Ending::Rounded => 2,
+            Ending::Wide | Ending::Added => 4,
+        }
+    }
+
+    /// Reads the columns of both rows and leaves zeros.
+    fn read(&self, b: &mut Builder, from: Reg<U64>) -> [Row; 2] {
+        let places: [Global; 4] = std::array::from_fn(|n| Global::from(from).at(16 * n as i32));
+        let values = places.map(|at| b.load_global::<F32, 4>(at));
+        for at in places {
+            b.store_global::<F32>(at, &[Val::Const(0.0); 4]);
+        }
+        [0, 1].map(|row| std::array::from_fn(|column| values[column / 2][2 * row + column % 2]))
+    }
+
+    fn write(&self, b: &mut Builder, cfg: &Config, exists: Pred, to: Reg<U64>, values: Row) {
+        let scaled = values.map(|value| b.mul(value, self.factor));
+        if cfg.ending == Ending::Rounded {
+            let words: [Reg<B32>; 4] =
+                std::array::from_fn(|n| b.pack(cfg.input, scaled[2 * n], scaled[2 * n + 1]));
+            return b.predicated(exists, |b| b.store_global(to, &words.map(Val::from)));
+        }
+        for (n, four) in (0..).zip(scaled.chunks_exact(4)) {
+            let to = Global::from(to).at(16 * n);
+            b.if_(exists, |b| {
+                let old = match cfg.ending {
+                    Ending::Added => b.load_global::<F32, 4>(to),
+                    _ => [(); 4].map(|()| b.var(0.0)),
+                };
+                let sums: [Val<F32>; 4] = std::array::from_fn(|i| b.add(old[i], four[i]).into());
+                b.store_global(to, &sums);
+            });
+        }
+    }
+}
