@@ -15,15 +15,15 @@ _TYPES = {
 # Options of Triton's compiler that a call may give, as a launch on a GPU may.
 _OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "enable_fp_fusion", "debug")
 # Options of the simulator.
-_HOW = ("schedule", "seed", "check")
+_HOW = ("schedule", "seed", "check", "max_steps")
 
 
 def triton(kernel: Any, *, target: int = 90, **options: Any) -> _Kernel:
     """A ``@triton.jit`` function that runs in the simulator: ``triton(kernel)[grid](*args, BLOCK=128)``.
 
     ``target`` is the compute capability that Triton compiles for (75, 80, 89, 90). Arguments are NumPy arrays and
-    numbers; ``tl.constexpr`` parameters, compiler options (``num_warps`` …) and ``schedule``, ``seed``, ``check`` of
-    :func:`flashcore.sim.run` come by name. The result's findings name lines of the Triton source.
+    numbers; ``tl.constexpr`` parameters, compiler options (``num_warps`` …) and ``schedule``, ``seed``, ``check``,
+    ``max_steps`` of :func:`flashcore.sim.run` come by name. The result's findings name lines of the Triton source.
     """
     return _Kernel(kernel, target, options)
 

@@ -143,6 +143,7 @@ def run(
     schedule: str | None = None,
     seed: int = 0,
     check: str = "all",
+    max_steps: int | None = None,
     name: str = "<ptx>",
 ) -> Result:
     """Runs one kernel of a PTX text and judges it.
@@ -151,7 +152,8 @@ def run(
     host's memory), numbers, ``bytes`` for structs, ``None`` for a null pointer, :class:`TensorMap`, :class:`unwritten`.
     ``block`` and ``cluster`` may be left out where the kernel says them itself. ``schedule`` is how warps take turns:
     None for in turn and tame, or ``"random"``, ``"round-robin"``, ``"producer-first"``, ``"consumer-first"``, with
-    everything asynchronous as hostile as the ISA allows, different for every ``seed``.
+    everything asynchronous as hostile as the ISA allows, different for every ``seed``. A launch is given up after
+    ``max_steps`` warp instructions (100 million unless said otherwise); Ctrl-C ends it too.
     """
     known = kernels(ptx)
     named = [kernel for kernel in known if entry in (None, kernel["name"])]
@@ -170,7 +172,7 @@ def run(
         "smem": smem,
         "args": [arrays.argument(arg, param) for arg, param in zip(args, params, strict=True)],
     }
-    how = {"schedule": schedule, "seed": seed, "check": check}
+    how = {"schedule": schedule, "seed": seed, "check": check, "max_steps": max_steps}
     request = {"ptx": ptx, "name": name, "arrays": arrays.described, "launches": [launch], "how": how}
     answer, contents = _native.simulate(json.dumps(request), arrays.contents())
     result = _result(json.loads(answer)[0])

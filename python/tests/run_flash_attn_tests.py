@@ -157,11 +157,11 @@ def main() -> None:
     parser.add_argument("--only", default="")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    end = time.monotonic() + options.seconds
     prepare()
     rng, cases = random.Random(options.seed), tests(options.path, options.only)
     table = {name: {"passed": 0, "skipped": 0, "refused": 0, "failed": 0} for name in cases}
     refusals, failures = {}, []
-    end = time.monotonic() + options.seconds
     while cases and time.monotonic() < end:
         for name, function in cases.items():
             # What the options leave nothing of is drawn again, at little cost.
@@ -175,10 +175,11 @@ def main() -> None:
                     print(f"FAILED {name} {why.strip().splitlines()[-1]}", flush=True)
                 if how in ("passed", "failed"):
                     break
+            if options.json:
+                found = {"table": table, "refusals": refusals, "failures": failures}
+                options.json.write_text(json.dumps(found, indent=1))
             if time.monotonic() > end:
                 break
-        if options.json:
-            options.json.write_text(json.dumps({"table": table, "refusals": refusals, "failures": failures}, indent=1))
     print(f"\n{'test':<52}{'passed':>8}{'skipped':>9}{'refused':>9}{'failed':>8}")
     for name, row in table.items():
         print(f"{name:<52}{row['passed']:>8}{row['skipped']:>9}{row['refused']:>9}{row['failed']:>8}")

@@ -19,6 +19,12 @@ def made(torch, device, dtype, requires_grad=False):
     return [torch.randn(s, device=device, dtype=dtype, requires_grad=requires_grad) for s in shapes]
 
 
+def theirs(torch, *tensors, **options):
+    """torch's own function by its definition: some of its kernels fail on masks of one key."""
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        return torch.nn.functional.scaled_dot_product_attention(*tensors, enable_gqa=True, **options)
+
+
 def close(torch, got, wanted, dtype):
     tolerance = {torch.float32: 5e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype]
     torch.testing.assert_close(got.float(), wanted.float(), atol=tolerance, rtol=tolerance)
@@ -39,21 +45,20 @@ def test_masks_are_torchs(name, form, device):
         mask = torch.stack([mask, mask], -1)[..., 0]
     ours = flashcore.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
     given = mask if mask.dtype in (torch.bool, dtype) else mask.to(dtype)
-    theirs = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=given, enable_gqa=True)
-    close(torch, ours, theirs, dtype)
+    close(torch, ours, theirs(torch, q, k, v, attn_mask=given), dtype)
 
 
 @cases(device=["cpu", "cuda"], compiled=[False, True])
 def test_gradients_are_torchs(device, compiled):
     torch = need_torch(device)
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
-    ours, theirs = (made(torch, device, dtype, True) for _ in range(2))
+    ours, others = (made(torch, device, dtype, True) for _ in range(2))
     mask, d_out = torch.randn(4, 20, 33, device=device, dtype=dtype), torch.randn(2, 4, 20, 16, device=device, dtype=dtype)
     call = lambda q, k, v: flashcore.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
     call = torch.compile(call, fullgraph=True, backend="aot_eager") if compiled else call
     call(*ours).backward(d_out)
-    torch.nn.functional.scaled_dot_product_attention(*theirs, attn_mask=mask, enable_gqa=True).backward(d_out)
-    for got, wanted in zip(ours, theirs):
+    theirs(torch, *others, attn_mask=mask).backward(d_out)
+    for got, wanted in zip(ours, others):
         close(torch, got.grad, wanted.grad, dtype)
 
 

@@ -28,10 +28,15 @@ use clap::Parser;
 
 use crate::{cli::Cli, output::Output};
 
-/// Runs launches that `request`, a JSON object, describes on the contents of its arrays; returns what came of them as JSON,
-/// and the arrays. The message of an error says what to do. This is `flashcore.sim` in Python.
-pub fn simulate(request: &str, arrays: Vec<Vec<u8>>) -> Result<(String, Vec<Vec<u8>>), String> {
-    commands::sim::service::simulate(request, arrays).map_err(|error| error.to_string())
+/// Runs launches that `request`, a JSON object, describes on the contents of its arrays, as long as `going` says so, which
+/// is asked several times a second; returns what came of them as JSON, and the arrays. The message of an error says what
+/// to do. This is `flashcore.sim` in Python.
+pub fn simulate(
+    request: &str,
+    arrays: Vec<Vec<u8>>,
+    going: &(dyn Fn() -> bool + Sync),
+) -> Result<(String, Vec<Vec<u8>>), String> {
+    commands::sim::service::simulate(request, arrays, going).map_err(|error| error.to_string())
 }
 
 /// The kernels of a PTX text with their parameters, as JSON.

@@ -138,8 +138,12 @@ impl Display for Imm {
 impl Display for Module {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         writeln!(f, ".version {}\n.target {}\n.address_size 64\n", self.version, self.target)?;
+        // Variables may start as addresses of functions, and functions use variables: declarations come first.
+        let declared = self.functions.iter().take_while(|function| !function.defined).count();
+        let (declared, others) = self.functions.split_at(declared);
+        declared.iter().try_for_each(|function| write!(f, "{function}"))?;
         self.variables.iter().try_for_each(|v| writeln!(f, "{v};"))?;
-        self.functions.iter().try_for_each(|function| write!(f, "{function}"))?;
+        others.iter().try_for_each(|function| write!(f, "{function}"))?;
         self.kernels.iter().try_for_each(|k| write!(f, "{k}"))
     }
 }

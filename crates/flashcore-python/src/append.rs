@@ -6,11 +6,12 @@ use pyo3::prelude::*;
 
 use crate::{
     array::{Array, Numbers, Order, Place, Table},
-    call::{Kept, stream_of},
+    call::stream_of,
     device,
     error::CallError,
     host,
     import::Request,
+    kept::Kept,
     launched::Launched,
 };
 

@@ -7,11 +7,12 @@ use pyo3::prelude::*;
 
 use crate::{
     array::{Array, Order, Place},
-    call::{Call, Kept, WIDEST, stream_of},
+    call::{Call, WIDEST, stream_of},
     device,
     error::CallError,
     host,
     import::Request,
+    kept::Kept,
     launched::Launched,
     options::{self, Options},
     parts::Part,

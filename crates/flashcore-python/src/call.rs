@@ -10,10 +10,10 @@ use crate::{
     error::CallError,
     exchange::Exchange,
     host,
-    import::{Imported, Request},
+    import::Request,
+    kept::Kept,
     launched::Launched,
     options::{self, Options},
-    owned::Owned,
     parts::{Part, split},
 };
 
@@ -76,31 +76,6 @@ pub(crate) fn stream_of(
         (Some(stream), ..) => Ok(stream),
         (None, Place::Cuda(index), Some(exchange)) => Ok(exchange.current_stream(py, index)? as usize),
         (None, ..) => Ok(0),
-    }
-}
-
-/// Tensors of most calls.
-const TENSORS: usize = 5;
-
-/// What keeps the tensors of a call alive beside their Python objects, and the framework of the first.
-#[derive(Default)]
-pub(crate) struct Kept {
-    pub(crate) exchange: Option<Exchange>,
-    owned: Vec<Owned>,
-}
-
-impl Kept {
-    pub(crate) fn into_owned(self) -> Vec<Owned> {
-        self.owned
-    }
-
-    pub(crate) fn keep<T>(&mut self, imported: Imported<T>) -> T {
-        self.exchange = self.exchange.or(imported.exchange);
-        if let Some(owned) = imported.owned {
-            self.owned.reserve(TENSORS);
-            self.owned.push(owned);
-        }
-        imported.array
     }
 }
 

@@ -1,6 +1,6 @@
 //! The command line and the simulator, as Python calls them.
 
-use std::ffi::OsString;
+use std::{ffi::OsString, sync::Mutex};
 
 use pyo3::{exceptions::PyValueError, prelude::*, types::PyBytes};
 
@@ -17,8 +17,18 @@ pub(crate) fn simulate<'py>(
     request: &str,
     arrays: Vec<Vec<u8>>,
 ) -> PyResult<(String, Vec<Bound<'py, PyBytes>>)> {
-    let (answer, arrays) =
-        py.detach(|| flashcore_cli::simulate(request, arrays)).map_err(PyValueError::new_err)?;
+    // Python hears of Ctrl-C when it is asked; what it raises then ends the launch on every thread.
+    let raised = Mutex::new(None);
+    let going = || {
+        let Ok(mut raised) = raised.lock() else { return false };
+        *raised = raised.take().or_else(|| Python::attach(|py| py.check_signals().err()));
+        raised.is_none()
+    };
+    let done = py.detach(|| flashcore_cli::simulate(request, arrays, &going));
+    if let Ok(Some(error)) = raised.into_inner() {
+        return Err(error);
+    }
+    let (answer, arrays) = done.map_err(PyValueError::new_err)?;
     Ok((answer, arrays.iter().map(|bytes| PyBytes::new(py, bytes)).collect()))
 }
 

@@ -14,9 +14,10 @@ use pyo3::{
 
 use crate::{
     array::{Array, Order, Place, View},
-    call::{Call, Given, Kept, WIDEST, stream_of},
+    call::{Call, Given, WIDEST, stream_of},
     exchange::Exchange,
     import::Request,
+    kept::Kept,
     options::Options,
 };
 

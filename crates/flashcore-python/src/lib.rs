@@ -21,6 +21,7 @@ mod error;
 mod exchange;
 mod host;
 mod import;
+mod kept;
 mod launched;
 mod merge;
 mod moe;

@@ -6,11 +6,12 @@ use pyo3::prelude::*;
 
 use crate::{
     array::{Array, Order, Place},
-    call::{Kept, WIDEST, stream_of},
+    call::{WIDEST, stream_of},
     device,
     error::CallError,
     host,
     import::Request,
+    kept::Kept,
     launched::Launched,
     options::order,
 };

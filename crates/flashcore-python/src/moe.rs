@@ -8,11 +8,12 @@ use pyo3::{exceptions::PyValueError, prelude::*};
 
 use crate::{
     array::{Array, Numbers, Order, Place},
-    call::{Kept, WIDEST, stream_of},
+    call::{WIDEST, stream_of},
     device,
     error::CallError,
     host,
     import::Request,
+    kept::Kept,
     launched::Launched,
 };
 

@@ -24,6 +24,16 @@ pub struct Counters {
 }
 
 impl Counters {
+    /// Adds what another part of the launch did; instructions are counted elsewhere.
+    pub(crate) fn join(&mut self, other: &Self) {
+        self.shared_wavefronts += other.shared_wavefronts;
+        self.bank_conflicts += other.bank_conflicts;
+        self.global_sectors += other.global_sectors;
+        self.async_bytes += other.async_bytes;
+        self.tensor_macs += other.tensor_macs;
+        self.divergent_branches += other.divergent_branches;
+    }
+
     /// All warp instructions.
     pub fn total_instructions(&self) -> u64 {
         self.instructions.values().sum()
@@ -42,6 +52,17 @@ impl PerInstruction {
 
     pub(crate) fn hit(&mut self, pc: u32) {
         self.0[pc as usize] += 1;
+    }
+
+    /// Adds what another part of the launch did.
+    pub(crate) fn join(&mut self, other: &Self) {
+        self.0.iter_mut().zip(&other.0).for_each(|(count, more)| *count += more);
+    }
+
+    /// The instruction that was executed most.
+    pub(crate) fn busiest(&self) -> u32 {
+        let most = self.0.iter().enumerate().max_by_key(|(_, count)| **count);
+        most.map_or(0, |(pc, _)| pc as u32)
     }
 
     /// How often the instruction at `pc` was executed.

@@ -54,12 +54,21 @@ pub enum SimError {
     },
     /// The kernel ran longer than [`Options::step_limit`](crate::Options) allows.
     #[error(
-        "`{kernel}` executed {steps} warp instructions without ending; raise `step_limit` if that is expected"
+        "`{kernel}` executed {steps} warp instructions without ending, most of them `{place}`: a loop without end, or \
+         more work than the limit allows; make the problem smaller or raise the limit (--max-steps, in Python max_steps)"
     )]
     StepLimit {
         /// The kernel.
         kernel: String,
         /// How many instructions were executed.
         steps: u64,
+        /// The instruction that was executed most.
+        place: String,
+    },
+    /// The caller did not want to go on.
+    #[error("`{kernel}` was interrupted")]
+    Interrupted {
+        /// The kernel.
+        kernel: String,
     },
 }

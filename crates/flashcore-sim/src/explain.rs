@@ -17,7 +17,7 @@ const EXPLANATIONS: &[(FindingKind, &str, &str)] = &[
     ),
     (
         FindingKind::UninitRegister,
-        "A register is read in a lane that never wrote it.",
+        "A value that depends on a register which the lane never wrote is stored, leads to an address, or decides where to go. Moving such values about is no fault.",
         "Initialise the variable on every way that leads here; the lane named took a way that skips it.",
     ),
     (
@@ -44,6 +44,11 @@ const EXPLANATIONS: &[(FindingKind, &str, &str)] = &[
         FindingKind::WarpRace,
         "Lanes of one warp exchange data through memory; lanes need not run together.",
         "Put `bar.warp.sync` (`__syncwarp()`) between the store and the load.",
+    ),
+    (
+        FindingKind::SameValueRace,
+        "Threads write the same value to the same place, and nothing says who comes first: a race by the letter, with one outcome.",
+        "Nothing if it is meant, as compilers do it; else let one thread write.",
     ),
     (
         FindingKind::MissingProxyFence,

@@ -22,6 +22,8 @@ pub enum FindingKind {
     GlobalRace,
     /// Lanes of one warp communicate through memory without `bar.warp.sync`.
     WarpRace,
+    /// Threads write one value to one place without order between them (a note).
+    SameValueRace,
     /// Generic writes reach the async proxy without `fence.proxy.async`.
     MissingProxyFence,
     /// An asynchronous copy overwrites what was read through the generic proxy, without a fence (a note).
@@ -93,7 +95,7 @@ impl FindingKind {
     /// How much findings of this kind weigh.
     pub const fn severity(self) -> Severity {
         match self {
-            Self::UnfencedRead | Self::UnfencedInit => Severity::Note,
+            Self::UnfencedRead | Self::UnfencedInit | Self::SameValueRace => Severity::Note,
             _ => Severity::Error,
         }
     }
@@ -195,12 +197,17 @@ impl Findings {
     pub(crate) fn add(&mut self, finding: Finding) {
         let key = (finding.kind, finding.site.as_ref().map(|s| (s.function.clone(), s.statement)));
         match self.known.get(&key) {
-            Some(&at) => self.list[at].count += 1,
+            Some(&at) => self.list[at].count += finding.count,
             None => {
                 self.known.insert(key, self.list.len());
                 self.list.push(finding);
             }
         }
+    }
+
+    /// Adds what another part of the launch has found.
+    pub(crate) fn join(&mut self, other: Self) {
+        other.list.into_iter().for_each(|finding| self.add(finding));
     }
 
     /// What was found, in order.

@@ -5,15 +5,18 @@ use flashcore_ptx::{
     launch::LaunchSpec,
     module::Directives,
     sm::{REGISTERS, Sm, THREAD_REGISTERS},
+    target::Target,
 };
 
-/// Most threads of a CTA.
+/// Most threads of a CTA, in all and in each direction.
 const MAX_THREADS: u32 = 1024;
+const MAX_BLOCK: [u32; 3] = [1024, 1024, 64];
+/// Most CTAs of a grid in each direction.
+const MAX_GRID: [u32; 3] = [i32::MAX as u32, 65_535, 65_535];
 /// Most CTAs of a cluster, with the non-portable size.
 const MAX_CLUSTER: u32 = 16;
-
-/// The largest multiprocessor that is simulated.
-const SM: Sm = Sm::of((9, 0));
+/// Most shared memory that a kernel declares itself: more must be asked for at the launch.
+const MAX_STATIC_SHARED: u32 = 48 << 10;
 
 /// The shape of a launch.
 #[derive(Clone, Copy, Debug)]
@@ -42,23 +45,34 @@ impl Geometry {
         program: &Program,
         spec: &LaunchSpec,
         directives: &Directives,
+        target: Target,
     ) -> Result<Self, SimError> {
         let fail = |reason: String| SimError::Geometry { kernel: program.kernel.clone(), reason };
         let volume = |dims: [u32; 3]| dims.iter().try_fold(1u32, |v, &d| v.checked_mul(d));
         let (grid, block, cluster) = (spec.grid, spec.block, spec.cluster);
-        let threads = volume(block).filter(|t| (1..=MAX_THREADS).contains(t));
-        let threads = threads.ok_or_else(|| fail(format!("a block of {block:?} threads; 1 to 1024 fit")))?;
-        let ctas = volume(grid).filter(|&n| n > 0);
-        let ctas = ctas.ok_or_else(|| fail(format!("a grid of {grid:?} CTAs")))?;
+        let threads = volume(block).filter(|t| (1..=MAX_THREADS).contains(t) && inside(block, MAX_BLOCK));
+        let threads = threads.ok_or_else(|| {
+            fail(format!("a block of {block:?} threads; 1 to 1024 fit, at most {MAX_BLOCK:?} each way"))
+        })?;
+        let ctas = volume(grid).filter(|&n| n > 0 && inside(grid, MAX_GRID));
+        let ctas = ctas.ok_or_else(|| {
+            fail(format!(
+                "a grid of {grid:?} CTAs; at least 1 each way, at most {MAX_GRID:?}, 2^32 - 1 in all"
+            ))
+        })?;
         let cluster_ctas = volume(cluster).filter(|n| (1..=MAX_CLUSTER).contains(n));
-        let cluster_ctas = cluster_ctas.ok_or_else(|| fail(format!("a cluster of {cluster:?} CTAs")))?;
+        let cluster_ctas =
+            cluster_ctas.ok_or_else(|| fail(format!("a cluster of {cluster:?} CTAs; 1 to 16 fit")))?;
         if (0..3).any(|d| !grid[d].is_multiple_of(cluster[d])) {
             return Err(fail(format!("a grid of {grid:?} is no multiple of the cluster {cluster:?}")));
         }
-        let shared_bytes = program.layout.static_shared.saturating_add(spec.shared_bytes);
-        let most = SM.most_shared();
-        if shared_bytes > most {
-            return Err(fail(format!("{shared_bytes} bytes of shared memory; a CTA has {most}")));
+        let sm = Sm::of(target.capability());
+        let shared_bytes =
+            shared(program.layout.static_shared, spec.shared_bytes, sm, target).map_err(fail)?;
+        if cluster_ctas > 1 && target.capability() < (9, 0) {
+            return Err(fail(format!(
+                "clusters of {cluster_ctas} CTAs; {target} has none, sm_90 and later have"
+            )));
         }
         agrees(directives, block, cluster).map_err(fail)?;
         Ok(Self {
@@ -71,7 +85,7 @@ impl Geometry {
             clusters: ctas / cluster_ctas,
             shared_bytes,
             dynamic_shared: spec.shared_bytes,
-            registers: launch_registers(directives, threads),
+            registers: launch_registers(directives, threads, sm).map_err(fail)?,
         })
     }
 
@@ -89,6 +103,28 @@ pub(crate) fn unflatten(number: u32, dims: [u32; 3]) -> [u32; 3] {
     [number % dims[0], number / dims[0] % dims[1], number / dims[0] / dims[1]]
 }
 
+/// Whether each extent is at most that of `most`.
+fn inside(extents: [u32; 3], most: [u32; 3]) -> bool {
+    extents.iter().zip(most).all(|(extent, most)| *extent <= most)
+}
+
+/// Shared memory of a CTA, if the target has as much.
+fn shared(declared: u32, asked: u32, sm: Sm, target: Target) -> Result<u32, String> {
+    if declared > MAX_STATIC_SHARED {
+        return Err(format!(
+            "it declares {declared} bytes of shared memory, and assemblers take {MAX_STATIC_SHARED}: make it \
+             `extern __shared__` and ask for the bytes at the launch"
+        ));
+    }
+    let (bytes, most) = (declared.saturating_add(asked), sm.most_shared());
+    if bytes > most {
+        return Err(format!(
+            "{bytes} bytes of shared memory ({declared} declared, {asked} asked for); a CTA of {target} has {most}"
+        ));
+    }
+    Ok(bytes)
+}
+
 fn agrees(directives: &Directives, block: [u32; 3], cluster: [u32; 3]) -> Result<(), String> {
     if let Some(required) = directives.required_threads.filter(|&r| r != block) {
         return Err(format!("the kernel wants blocks of {required:?} threads, not {block:?}"));
@@ -104,9 +140,17 @@ fn agrees(directives: &Directives, block: [u32; 3], cluster: [u32; 3]) -> Result
 }
 
 /// Registers a thread was compiled for: `.maxnreg`, or what lets the CTAs asked for fit on an SM.
-fn launch_registers(directives: &Directives, threads: u32) -> u32 {
+fn launch_registers(directives: &Directives, threads: u32, sm: Sm) -> Result<u32, String> {
     // As ptxas does, numbers that no SM reaches are passed over.
-    let ctas = directives.min_ctas_per_sm.filter(|ctas| (1..=SM.ctas).contains(ctas)).unwrap_or(1);
-    let fit = REGISTERS / (threads.next_multiple_of(32) * ctas) / 8 * 8;
-    directives.max_registers.unwrap_or(fit).min(THREAD_REGISTERS)
+    let ctas = directives.min_ctas_per_sm.filter(|ctas| (1..=sm.ctas).contains(ctas)).unwrap_or(1);
+    let threads = threads.next_multiple_of(32);
+    let fit = REGISTERS / (threads * ctas) / 8 * 8;
+    let registers = directives.max_registers.unwrap_or(fit).min(THREAD_REGISTERS);
+    if registers * threads > REGISTERS {
+        return Err(format!(
+            "{registers} registers (.maxnreg) for each of {threads} threads; an SM has {REGISTERS}, so that {} each fit",
+            REGISTERS / threads
+        ));
+    }
+    Ok(registers)
 }

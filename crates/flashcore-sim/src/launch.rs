@@ -8,6 +8,7 @@ use crate::{
     machine::{Context, Machine},
     memory::GlobalMemory,
     options::Options,
+    parts,
     program::Program,
     tensor_map::{self, TensorMap},
 };
@@ -94,18 +95,27 @@ impl Launch<'_> {
 
     /// Simulates the launch.
     pub fn run(self, options: &Options) -> Result<Outcome, SimError> {
+        self.run_while(options, &|| true)
+    }
+
+    /// Simulates the launch as long as `going` says so, which is asked several times a second.
+    pub fn run_while(
+        self,
+        options: &Options,
+        going: &(dyn Fn() -> bool + Sync),
+    ) -> Result<Outcome, SimError> {
         let entry = self.spec.entry.as_str();
         let program = Program::decode(self.module, entry)?;
         let index = self.module.kernels.iter().position(|k| k.name.as_str() == entry).unwrap_or(0);
-        let geometry = Geometry::new(&program, self.spec, &self.module.kernels[index].directives)?;
+        let geometry =
+            Geometry::new(&program, self.spec, &self.module.kernels[index].directives, self.module.target)?;
         let mut global = GlobalMemory::default();
         let slots = place_buffers(&mut global, &program, self.spec, self.buffers);
         let (params, tensor_maps) = encode_params(&program, self.module, self.spec, &global)?;
         let provenance = self.provenance;
-        let context = Context { program: &program, options, geometry, params, tensor_maps, provenance };
-        let mut machine = Machine::new(&context, global);
-        machine.run()?;
-        Ok(collect(machine, &program, &slots))
+        let context =
+            Context { program: &program, options, geometry, params, tensor_maps, provenance, going };
+        Ok(collect(parts::run(&context, self.module, global)?, &program, &slots))
     }
 }
 

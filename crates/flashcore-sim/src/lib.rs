@@ -46,6 +46,7 @@
 //! | --- | --- |
 //! | `launch` | arguments and buffers in, outcome out |
 //! | `program/` | instructions decoded once into micro-operations |
+//! | `parts` | grids on all cores |
 //! | `machine`, `schedule`, `engine` | who runs next; asynchronous work in flight |
 //! | `step/` | what each micro-operation does, one file for each family |
 //! | `warp`, `calls`, `regfile`, `cta`, `mbarrier`, `named`, `memory/` | state |
@@ -70,6 +71,7 @@ mod memory;
 mod named;
 mod numeric;
 mod options;
+mod parts;
 mod program;
 mod regfile;
 mod rng;

@@ -20,7 +20,7 @@ use crate::{
     warp::{Split, Wait, Warp, WarpSetup},
 };
 use flashcore_ptx::provenance::{Provenance, Unit};
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, ops::Range};
 
 /// What stays the same during a launch.
 pub(crate) struct Context<'m> {
@@ -32,6 +32,8 @@ pub(crate) struct Context<'m> {
     pub(crate) tensor_maps: Vec<TensorMap>,
     /// Source lines.
     pub(crate) provenance: Option<&'m Provenance>,
+    /// Asked now and then: whether to go on.
+    pub(crate) going: &'m (dyn Fn() -> bool + Sync),
 }
 
 /// The state of a launch.
@@ -61,16 +63,22 @@ pub(crate) struct Machine<'m> {
     /// `steps` when something last changed that others can see.
     pub(crate) last_effect: u64,
     next_cluster: u32,
+    /// The clusters that run here end before this one.
+    end: u32,
+    /// `steps` when the caller is asked next whether to go on.
+    ask_at: u64,
     /// Where everybody stood when nobody could go on, and when something last had happened.
     stuck: (u64, Vec<Split>),
 }
 
 /// Instructions without visible effect after which the launch counts as stuck, for each resident warp.
 const SPIN_LIMIT: u64 = 20_000;
+/// Instructions between two questions whether to go on: a fraction of a second.
+const ASK_EVERY: u64 = 1 << 17;
 
 impl<'m> Machine<'m> {
-    /// A machine with the first clusters loaded.
-    pub(crate) fn new(context: &'m Context<'m>, global: GlobalMemory) -> Self {
+    /// A machine for some clusters of the grid, with the first of them loaded.
+    pub(crate) fn new(context: &'m Context<'m>, global: GlobalMemory, clusters: Range<u32>) -> Self {
         let mut machine = Self {
             context,
             global,
@@ -88,10 +96,12 @@ impl<'m> Machine<'m> {
             halted: false,
             steps: 0,
             last_effect: 0,
-            next_cluster: 0,
+            next_cluster: clusters.start,
+            end: clusters.end,
+            ask_at: ASK_EVERY,
             stuck: (0, Vec::new()),
         };
-        let resident = context.options.resident_clusters.clamp(1, context.geometry.clusters);
+        let resident = context.options.resident_clusters.clamp(1, clusters.end - clusters.start);
         for slot in 0..resident as usize {
             machine.load_cluster(slot);
         }
@@ -156,9 +166,9 @@ impl<'m> Machine<'m> {
         Ok(())
     }
 
-    /// Whether every cluster of the grid has run and ended.
+    /// Whether every cluster has run and ended.
     fn is_over(&self) -> bool {
-        let all_loaded = self.next_cluster == self.context.geometry.clusters;
+        let all_loaded = self.next_cluster == self.end;
         all_loaded && self.clusters.iter().all(|c| c.live_warps == 0)
     }
 
@@ -166,7 +176,13 @@ impl<'m> Machine<'m> {
         let limit = self.context.options.step_limit;
         if self.steps > limit {
             let kernel = self.context.program.kernel.clone();
-            return Err(SimError::StepLimit { kernel, steps: self.steps });
+            return Err(SimError::StepLimit { kernel, steps: self.steps, place: self.busiest() });
+        }
+        if self.steps >= self.ask_at {
+            self.ask_at = self.steps + ASK_EVERY;
+            if !(self.context.going)() {
+                return Err(SimError::Interrupted { kernel: self.context.program.kernel.clone() });
+            }
         }
         if self.steps - self.last_effect > SPIN_LIMIT * self.warps.len() as u64 {
             // spinning without effect: unfinished copies may be what everybody polls for
@@ -176,6 +192,12 @@ impl<'m> Machine<'m> {
             }
         }
         Ok(())
+    }
+
+    /// The instruction that was executed most, in words.
+    fn busiest(&self) -> String {
+        let site = self.context.site(self.hits.busiest());
+        site.source.map_or_else(|| site.text.clone(), |source| format!("{} ({source})", site.text))
     }
 
     /// Lets every `try_wait` give up, as it does after a while. False if that was tried before and changed nothing.
@@ -200,7 +222,7 @@ impl<'m> Machine<'m> {
     fn replace_finished_clusters(&mut self) -> bool {
         let mut loaded = false;
         for slot in 0..self.clusters.len() {
-            let more = self.next_cluster < self.context.geometry.clusters;
+            let more = self.next_cluster < self.end;
             if more && self.clusters[slot].live_warps == 0 && !self.engine.has_work_of(slot) {
                 self.load_cluster(slot);
                 loaded = true;

@@ -1,7 +1,7 @@
 //! The registers of one warp, with what the checkers know of each: written or not, in flight, touched since when.
 
 use crate::program::{Lanes, Reg, RegisterCounts};
-use std::array::from_fn;
+use std::{array::from_fn, collections::BTreeMap};
 
 /// Why a register must not be touched now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -57,6 +57,8 @@ pub(crate) struct RegFile {
     predicate_written: Vec<u32>,
     /// `wgmma.fence`s executed so far, plus one.
     fences: u32,
+    /// Registers whose value depends on one that nobody wrote, and the instruction that first read that one.
+    origins: BTreeMap<Reg, u32>,
 }
 
 impl RegFile {
@@ -71,6 +73,7 @@ impl RegFile {
             wide_written: vec![0; wide],
             predicate_written: vec![0; predicates],
             fences: 1,
+            origins: BTreeMap::new(),
         }
     }
 
@@ -94,14 +97,29 @@ impl RegFile {
         &self.narrow[slot as usize]
     }
 
-    /// Whether the register was written in all lanes of the mask.
-    pub(crate) fn is_defined(&self, reg: Reg, mask: u32) -> bool {
+    /// The lanes of the mask in which the register holds nothing that means anything.
+    pub(crate) fn undefined_lanes(&self, reg: Reg, mask: u32) -> u32 {
         let written = match reg {
             Reg::Narrow(slot) => self.narrow_state[slot as usize].written,
             Reg::Wide(slot) => self.wide_written[slot as usize],
             Reg::Predicate(slot) => self.predicate_written[slot as usize],
         };
-        written & mask == mask
+        mask & !written
+    }
+
+    /// What the register holds in some lanes depends on a register that nobody wrote, which `origin` read first.
+    pub(crate) fn undefine(&mut self, reg: Reg, lanes: u32, origin: u32) {
+        *match reg {
+            Reg::Narrow(slot) => &mut self.narrow_state[slot as usize].written,
+            Reg::Wide(slot) => &mut self.wide_written[slot as usize],
+            Reg::Predicate(slot) => &mut self.predicate_written[slot as usize],
+        } &= !lanes;
+        self.origins.insert(reg, origin);
+    }
+
+    /// The instruction that first read what the register's value depends on and nobody wrote.
+    pub(crate) fn origin(&self, reg: Reg) -> Option<u32> {
+        self.origins.get(&reg).copied()
     }
 
     /// A predicate as a mask of lanes.

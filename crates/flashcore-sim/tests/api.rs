@@ -7,7 +7,7 @@ use flashcore_ptx::{
     module::Module,
     parse::parse,
 };
-use flashcore_sim::{Buffer, CheckSet, Launch, Options, Schedule, SimError};
+use flashcore_sim::{Buffer, CheckSet, FindingKind, Launch, Options, Schedule, SimError};
 
 const PROGRAM: &str = "
 .version 8.0
@@ -179,4 +179,121 @@ fn names_on_the_command_line_are_read() {
     let some = CheckSet::parse("race,bounds").expect("a list");
     assert!(some.race && some.bounds && !some.init);
     assert_eq!(CheckSet::parse("race,luck"), Err("luck".to_string()));
+}
+
+const GRIDS: &str = "
+.version 8.0
+.target sm_80
+.address_size 64
+.visible .entry spread(.param .u64 dst)
+{
+    .reg .b64 %d, %o; .reg .b32 %t, %c;
+    ld.param.u64 %d, [dst]; mov.u32 %t, %tid.x; mov.u32 %c, %ctaid.x;
+    mad.lo.u32 %t, %c, 32, %t; mul.wide.u32 %o, %t, 4; add.u64 %d, %d, %o;
+    ld.global.u32 %c, [%d]; mad.lo.u32 %c, %c, 3, %t; st.global.u32 [%d], %c;
+    ret;
+}
+.visible .entry clash(.param .u64 dst)
+{
+    .reg .b64 %d; .reg .b32 %c;
+    ld.param.u64 %d, [dst]; mov.u32 %c, %ctaid.x; st.global.u32 [%d], %c;
+    ret;
+}
+.visible .entry endless(.param .u64 dst)
+{
+    .reg .b64 %d; .reg .b32 %c;
+    ld.param.u64 %d, [dst]; mov.u32 %c, 0;
+again: add.u32 %c, %c, 1; st.global.u32 [%d], %c; bra again;
+}
+.visible .entry loose(.param .u64 dst, .param .u32 store)
+{
+    .reg .b64 %d; .reg .b32 %a, %b, %c, %t; .reg .pred %p;
+    ld.param.u64 %d, [dst]; ld.param.u32 %c, [store]; mov.u32 %t, %tid.x;
+    setp.lt.u32 %p, %t, 3; @%p mov.u32 %a, 7;
+    mov.b32 %b, %a; shfl.sync.idx.b32 %b, %b, 3, 0x1f, 0xf; add.u32 %b, %b, 1; and.b32 %a, %b, 0;
+    setp.eq.u32 %p, %c, 0; @%p mov.b32 %b, %a;
+    st.global.u32 [%d], %b;
+    ret;
+}
+.visible .entry greedy().maxnreg 255 { ret; }
+.visible .entry roomy() { .shared .b8 room[50000]; ret; }
+";
+
+/// Launches of `GRIDS` on 1280 words.
+fn grid(
+    entry: &str,
+    ctas: u32,
+    more: &[Param],
+    options: &Options,
+) -> Result<flashcore_sim::Outcome, SimError> {
+    let mut spec = spec(entry, [&[Param::Buffer(Slot(0))], more].concat());
+    (spec.grid, spec.block) = ([ctas, 1, 1], [if entry == "spread" { 32 } else { 4 }, 1, 1]);
+    let module = parse(GRIDS).expect("PTX").module;
+    let words: Vec<u8> = (0..1280u32).flat_map(u32::to_le_bytes).collect();
+    Launch { module: &module, provenance: None, spec: &spec, buffers: vec![Buffer::input(Slot(0), words)] }
+        .run(options)
+}
+
+/// Forty CTAs are enough for parts on all cores; seven are not.
+#[test]
+fn parts_of_a_grid_come_together() {
+    for options in [Options::new()].into_iter().chain(Options::gauntlet(5)) {
+        let outcome = grid("spread", 40, &[], &options).expect("a launch");
+        let words: Vec<u8> = (0..1280u32).flat_map(|i| (i * 4).to_le_bytes()).collect();
+        assert_eq!((outcome.bytes(Slot(0)), outcome.findings.as_slice()), (Some(words.as_slice()), &[][..]));
+        assert_eq!(outcome.counters.total_instructions(), outcome.executions.iter().sum::<u64>());
+        assert_eq!(outcome.executions.last(), Some(&40));
+    }
+    for ctas in [7, 40] {
+        let outcome = grid("clash", ctas, &[], &Options::new()).expect("a launch");
+        let races = outcome.errors().filter(|f| f.kind == FindingKind::GlobalRace).map(|f| f.count);
+        assert_eq!(races.collect::<Vec<_>>(), [u64::from(ctas) - 1], "{:?}", outcome.findings);
+    }
+}
+
+#[test]
+fn a_kernel_without_end_is_given_up() {
+    let mut options = Options::new();
+    options.step_limit = 5000;
+    let error = grid("endless", 1, &[], &options).expect_err("no end").to_string();
+    for word in ["without ending", "--max-steps", "max_steps"] {
+        assert!(error.contains(word), "{error}");
+    }
+    let spec = spec("endless", vec![Param::Buffer(Slot(0))]);
+    let module = parse(GRIDS).expect("PTX").module;
+    let launch = Launch { module: &module, provenance: None, spec: &spec, buffers: buffers() };
+    let error = launch.run_while(&Options::new(), &|| false).expect_err("no end");
+    assert_eq!(error, SimError::Interrupted { kernel: "endless".into() });
+}
+
+/// Lane 3 never sets what all lanes shuffle; it matters only if it is stored.
+#[test]
+fn what_nobody_wrote_is_told_where_it_matters() {
+    let stored = |store| grid("loose", 1, &[Param::U32(store)], &Options::new()).expect("a launch").findings;
+    let [finding] = &stored(1)[..] else { panic!("{:?}", stored(1)) };
+    let site = finding.site.as_ref().expect("an instruction");
+    assert_eq!(finding.kind, FindingKind::UninitRegister);
+    assert!(site.text.starts_with("st.global") && finding.message.contains("mov.b32"), "{finding}");
+    assert_eq!(stored(0), []);
+}
+
+#[test]
+fn limits_of_the_target_are_said() {
+    let launch = |entry: &str, change: fn(&mut LaunchSpec)| {
+        let spec =
+            spec(entry, if entry == "spread" { vec![Param::Buffer(Slot(0))] } else { vec![] }).tap(change);
+        let module = parse(GRIDS).expect("PTX").module;
+        let launch = Launch { module: &module, provenance: None, spec: &spec, buffers: buffers() };
+        launch.run(&Options::new()).expect_err("too much").to_string()
+    };
+    for (error, says) in [
+        (launch("spread", |s| s.shared_bytes = 170_000), "a CTA of sm_80 has 166912"),
+        (launch("spread", |s| (s.grid, s.cluster) = ([2, 1, 1], [2, 1, 1])), "sm_80 has none"),
+        (launch("spread", |s| s.grid = [1, 70_000, 1]), "65535"),
+        (launch("spread", |s| s.block = [1, 1, 65]), "1024, 64"),
+        (launch("greedy", |s| s.block = [512, 1, 1]), "so that 128 each fit"),
+        (launch("roomy", |_| {}), "extern __shared__"),
+    ] {
+        assert!(error.contains(says), "`{error}` does not say `{says}`");
+    }
 }

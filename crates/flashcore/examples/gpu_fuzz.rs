@@ -1,7 +1,16 @@
 //! Writes random programs with the answers that GPU 0 gives: the corpus that the simulator is held to.
 //!
-//! `cargo run --release --example gpu_fuzz FOLDER [count] [first seed] [family,family…]`; kept under `tests/ptx/fuzz`.
+//! `cargo run --release --example gpu_fuzz FILE [count] [first seed] [family,family…]`; kept under `tests/ptx/fuzz`.
+//! Compiling is most of the work, so that all cores do it.
 #![allow(unsafe_code)] // Launching kernels.
+
+use std::{
+    sync::{
+        Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
+};
 
 use flashcore::cuda::driver::{Compiler, Device, DeviceBuffer, Error, Module, Prepared, Stream};
 use flashcore_ptx::{
@@ -9,32 +18,48 @@ use flashcore_ptx::{
     launch::{LaunchSpec, Param, Slot},
     parse::parse,
 };
-use flashcore_testkit::fuzz::{Program, THREADS};
+use flashcore_testkit::fuzz::{Program, THREADS, corpus};
+
+/// So many programs are asked for between two copies of the file.
+const BATCH: usize = 256;
 
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let folder = args.first().expect("a folder to write to");
-    let count: u64 = args.get(1).map_or(96, |n| n.parse().expect("a number of programs"));
+    let file = args.first().expect("a file to write");
+    let count: usize = args.get(1).map_or(96, |n| n.parse().expect("a number of programs"));
     let first: u64 = args.get(2).map_or(0, |n| n.parse().expect("a seed"));
     let families: Vec<&str> = args.get(3).map_or(vec![], |names| names.split(',').collect());
     let wanted = |p: &Program| families.is_empty() || families.iter().any(|f| p.name.starts_with(f));
-    let gpu = Gpu::open();
-    let mut refused = 0;
-    for program in (first..).map(Program::new).filter(wanted).take(count as usize) {
-        match gpu.run(&program) {
-            Ok(answers) => {
-                let path = format!("{folder}/{}.ptx", program.name);
-                std::fs::write(&path, program.with_answers(&gpu.name, &answers))
-                    .expect("the folder is there");
-            }
-            Err(error) => {
-                refused += 1;
-                println!("FAIL  {}: {error}", program.name);
+    let programs: Vec<_> = (first..).map(Program::new).filter(wanted).take(count).collect();
+    let name = Gpu::open().name;
+    let mut answered = Vec::new();
+    for batch in programs.chunks(BATCH) {
+        answered.extend(ask(batch));
+        let packed = corpus::write(&name, &answered).expect("memory can be written");
+        std::fs::write(file, packed).expect("the file can be written");
+    }
+    println!("{} programs in {file}, {} failed", answered.len(), count - answered.len());
+    std::process::exit(i32::from(answered.len() < count));
+}
+
+/// The programs that the GPU takes, with its answers.
+fn ask(programs: &[Program]) -> Vec<(Program, Vec<u32>)> {
+    let (next, answers) = (AtomicUsize::new(0), Mutex::new(vec![None; programs.len()]));
+    let work = || {
+        let gpu = Gpu::open();
+        while let Some((at, program)) = Some(next.fetch_add(1, Ordering::Relaxed))
+            .and_then(|at| programs.get(at).map(|program| (at, program)))
+        {
+            match gpu.run(program) {
+                Ok(words) => answers.lock().expect("no thread panics")[at] = Some(words),
+                Err(error) => println!("FAIL  {}: {error}", program.name),
             }
         }
-    }
-    println!("{} programs in {folder}, {refused} failed", count - refused);
-    std::process::exit(i32::from(refused > 0));
+    };
+    let workers = thread::available_parallelism().map_or(1, usize::from);
+    thread::scope(|scope| (0..workers).for_each(|_| drop(scope.spawn(work))));
+    let answers = answers.into_inner().expect("no thread panics");
+    programs.iter().cloned().zip(answers).filter_map(|(program, words)| Some((program, words?))).collect()
 }
 
 struct Gpu {

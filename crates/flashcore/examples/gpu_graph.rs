@@ -93,22 +93,22 @@ impl Step {
     }
 }
 
+fn spec(q: Layout, kv: Layout, packed: bool, batch_invariant: bool) -> Spec {
+    let sequences = match packed {
+        true => Sequences::PackedQueries { count: SEQUENCES, longest_q: LONGEST },
+        false => Sequences::Used { q: false, kv: true },
+    };
+    let pages = Some(Pages::new(COLUMNS));
+    let problem = Spec::new(DType::F16, q, kv, kv);
+    Spec { out: Some(q), mask: Mask::CAUSAL, sequences, pages, batch_invariant, ..problem }
+}
+
 /// Captures one launch, replays it over other numbers; returns how far any result was from the CPU's.
 fn replay(cuda: &Cuda, steps: usize, packed: bool, invariant: bool) -> Outcome<f32> {
     let (stream, rows) = (cuda.stream(), if packed { ROWS } else { SEQUENCES });
     let q_dims = if packed { Dims::new(1, HEADS, ROWS, DIM) } else { Dims::new(SEQUENCES, HEADS, 1, DIM) };
     let (q, kv) = (Layout::bshd(q_dims)?, Layout::bshd(Dims::new(PAGES, HEADS_KV, PAGE, DIM))?);
-    let spec = Spec {
-        out: Some(q),
-        mask: Mask::CAUSAL,
-        sequences: match packed {
-            true => Sequences::PackedQueries { count: SEQUENCES, longest_q: LONGEST },
-            false => Sequences::Used { q: false, kv: true },
-        },
-        pages: Some(Pages::new(COLUMNS)),
-        batch_invariant: invariant,
-        ..Spec::new(DType::F16, q, kv, kv)
-    };
+    let spec = spec(q, kv, packed, invariant);
     let ready = cuda.prepare(&spec.clone().parse()?)?;
     let elements = rows * HEADS * DIM;
     let host = [numbers(elements, 1), numbers(kv.span(), 2), numbers(kv.span(), 3)];

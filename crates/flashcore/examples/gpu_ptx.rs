@@ -1,14 +1,16 @@
 //! The repository's PTX tests on GPU 0: the same files, launches and expected bits as in the simulator.
 //!
-//! `cargo run --release --example gpu_ptx [FOLDER…]`, by default `tests/ptx` with its folders `fuzz`, `nvcc` and `triton`. Each file runs in a
-//! process of its own, so that a kernel that traps or hangs costs that file alone.
+//! `cargo run --release --example gpu_ptx [FOLDER…]`, by default `tests/ptx` with its folders `fuzz`, `nvcc` and `triton`.
+//! Each file runs in a process of its own, so that a kernel that traps or hangs costs that file alone; a few run at once,
+//! since compiling is most of the work.
 #![allow(unsafe_code)] // Launching kernels.
 
 use std::{
     collections::HashMap,
     path::{Path, PathBuf},
     process::{Child, Command},
-    thread::sleep,
+    sync::atomic::{AtomicUsize, Ordering},
+    thread::{self, sleep},
     time::{Duration, Instant},
 };
 
@@ -17,6 +19,8 @@ use flashcore_testkit::ptxtest::{Case, load};
 
 /// How long a file may take: its kernels are tiny.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// Files that run at once.
+const AT_ONCE: usize = 8;
 
 fn main() {
     let args: Vec<PathBuf> = std::env::args_os().skip(1).map(PathBuf::from).collect();
@@ -28,9 +32,21 @@ fn main() {
     let usual = ["", "fuzz", "nvcc", "triton"].map(|folder| Path::new("tests/ptx").join(folder)).to_vec();
     let folders = if args.is_empty() { usual } else { args };
     let files: Vec<_> = folders.iter().flat_map(|folder| files(folder)).collect();
-    let failed = files.iter().filter(|file| !passes(file)).count();
+    let failed = failures(&files);
     println!("{} files, {failed} failed", files.len());
     std::process::exit(i32::from(failed > 0));
+}
+
+/// Runs every file; how many failed.
+fn failures(files: &[PathBuf]) -> usize {
+    let (next, failed) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let work = || {
+        while let Some(file) = files.get(next.fetch_add(1, Ordering::Relaxed)) {
+            failed.fetch_add(usize::from(!passes(file)), Ordering::Relaxed);
+        }
+    };
+    thread::scope(|scope| (0..AT_ONCE).for_each(|_| drop(scope.spawn(work))));
+    failed.into_inner()
 }
 
 fn files(folder: &Path) -> Vec<PathBuf> {

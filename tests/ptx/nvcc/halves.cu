@@ -105,3 +105,16 @@ extern "C" __global__ void atomics(half2* sum, __nv_bfloat162* brain, half* one)
     atomicAdd(brain, __floats2bfloat162_rn(1, 2));
     atomicAdd(one, __float2half(1));
 }
+// Two warps add without atomics.
+// run: adds_plainly block=64
+// arg: inout f16 0x0000 0x0000 -> 0x5400 0x5800
+// finding: GlobalRace
+extern "C" __global__ void adds_plainly(half2* sum) { *sum = __hadd2(*sum, __floats2half2_rn(1, 2)); }
+// A pair behind the end.
+// run: one_too_many block=5
+// arg: in f16 0x3c00*8
+// arg: out f16 0x4000*8
+// finding: OutOfBounds
+extern "C" __global__ void one_too_many(const half2* in, half2* out) {
+    out[threadIdx.x] = __hadd2(in[threadIdx.x], in[threadIdx.x]);
+}

@@ -15,7 +15,7 @@ import sys
 
 import numpy as np
 
-KEYS = ("run:", "arg:", "and:", "finding:")
+KEYS = ("run:", "arg:", "and:", "finding:", "note:")
 WIDTH = 118
 
 

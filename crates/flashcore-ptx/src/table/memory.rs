@@ -2,7 +2,7 @@
 
 use super::spec::*;
 use crate::op::{Mod, Mod::*, Op};
-use crate::target::Target::{Sm80, Sm90};
+use crate::target::Target::{Sm75, Sm80, Sm90};
 use crate::types::ScalarType::{self, *};
 use crate::version::{V7_4, V7_8, V8_0, V8_1};
 
@@ -170,7 +170,7 @@ pub(super) const MATRICES: &[Row] = &[
         &[one(&[Sync]), one(&[Aligned]), one(MATRIX), one(&[Trans]), one(&[Mod::Type(B16)])],
         &[d(is(B32)), r(is(B32))],
     )
-    .since(Sm80, V7_8)
+    .since(Sm75, V7_8)
     .converge(Converge::Warp),
     row(
         Class::Load,

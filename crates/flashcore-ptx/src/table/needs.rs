@@ -43,15 +43,14 @@ fn modifier_needs(op: Op, modifier: Mod) -> Needs {
         }
         Mod::Relaxed if is_mbarrier(op) => needs(Target::Sm90, V8_6),
         Mod::Relaxed | Mod::Acquire | Mod::Release if is_barrier(op) => needs(Target::Sm80, V8_0),
-        Mod::SharedCta => needs(Target::Sm80, V7_8),
-        Mod::Param if op == Op::Cvta => needs(Target::Sm80, V7_7),
+        Mod::SharedCta => needs(Target::Sm75, V7_8),
+        Mod::Param if op == Op::Cvta => needs(Target::Sm75, V7_7),
         Mod::Type(ScalarType::B128) if op != Op::Mov => needs(Target::Sm80, V8_4),
         Mod::L1EvictNormal | Mod::L1EvictUnchanged | Mod::L1EvictFirst | Mod::L1EvictLast => {
-            needs(Target::Sm80, V7_4)
+            needs(Target::Sm75, V7_4)
         }
-        Mod::L1NoAllocate | Mod::L2CacheHint | Mod::L2B64 | Mod::L2B128 | Mod::L2B256 => {
-            needs(Target::Sm80, V7_4)
-        }
+        Mod::L1NoAllocate | Mod::L2B64 | Mod::L2B128 => needs(Target::Sm75, V7_4),
+        Mod::L2CacheHint | Mod::L2B256 => needs(Target::Sm80, V7_4),
         _ => Needs::NOTHING,
     }
 }

@@ -97,6 +97,37 @@ impl GlobalShadow {
     }
 }
 
+impl GlobalShadow {
+    /// Takes over what another part of the launch has touched; false if one has written what the other has touched.
+    pub(crate) fn join(&mut self, other: Self) -> bool {
+        if self.pages.len() < other.pages.len() {
+            self.pages.resize_with(other.pages.len(), || None);
+        }
+        self.pages.iter_mut().zip(other.pages).all(|(own, other)| match (own, other) {
+            (_, None) => true,
+            (own @ None, other) => {
+                *own = other;
+                true
+            }
+            (Some(own), Some(other)) => own.iter_mut().zip(other.iter()).all(|(own, other)| own.join(other)),
+        })
+    }
+}
+
+impl Word {
+    /// As [`GlobalShadow::join`]. Reads are known by words, so that a write next to one counts as well.
+    const fn join(&mut self, other: &Self) -> bool {
+        let met = self.bytes & other.bytes != 0
+            || (self.bytes != 0 && other.read.clock != 0)
+            || (self.read.clock != 0 && other.bytes != 0);
+        self.bytes |= other.bytes;
+        if self.read.clock == 0 {
+            self.read = other.read;
+        }
+        !met
+    }
+}
+
 impl GlobalAccess<'_> {
     fn event(&self) -> Event {
         Event { clock: self.clock, cluster: self.cluster, agent: self.agent as u16, strong: self.strong }

@@ -19,6 +19,13 @@ impl Written {
         }
     }
 
+    /// Marks what is marked in the shadow of a copy.
+    pub(crate) fn join(&mut self, other: &Self) {
+        if let (Some(own), Some(other)) = (&mut self.0, &other.0) {
+            own.iter_mut().zip(other).for_each(|(own, other)| *own |= other);
+        }
+    }
+
     /// Whether the whole range was written.
     pub(crate) fn covers(&self, range: Range<usize>) -> bool {
         let Some(known) = &self.0 else { return true };

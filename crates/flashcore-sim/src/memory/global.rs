@@ -42,6 +42,39 @@ impl GlobalMemory {
         Some(BASE + (u64::from(index) << STRIDE_BITS))
     }
 
+    /// Bytes of all allocations.
+    pub(crate) fn bytes(&self) -> usize {
+        self.allocations.iter().flatten().map(|allocation| allocation.bytes.len()).sum()
+    }
+
+    /// The same memory for another part of the launch, which nobody has touched yet.
+    pub(crate) fn copy(&self) -> Self {
+        let copied = |allocation: &Allocation| Allocation {
+            name: allocation.name.clone(),
+            bytes: allocation.bytes.clone(),
+            written: allocation.written.clone(),
+            shadow: GlobalShadow::default(),
+        };
+        Self { allocations: self.allocations.iter().map(|slot| slot.as_ref().map(copied)).collect() }
+    }
+
+    /// Takes over what another part has written to its copy of `original`. False if one has written what the other
+    /// has touched: then this is neither's memory any more.
+    pub(crate) fn join(&mut self, other: Self, original: &Self) -> bool {
+        let slots = self.allocations.iter_mut().zip(other.allocations).zip(&original.allocations);
+        for ((own, other), original) in slots {
+            let (Some(own), Some(other), Some(original)) = (own, other, original) else { continue };
+            if !own.shadow.join(other.shadow) {
+                return false;
+            }
+            own.written.join(&other.written);
+            let changed =
+                other.bytes.iter().zip(&original.bytes).enumerate().filter(|(_, (new, old))| new != old);
+            changed.for_each(|(at, (new, _))| own.bytes[at] = *new);
+        }
+        true
+    }
+
     /// Takes an allocation out again.
     pub(crate) fn remove(&mut self, index: u8) -> Option<Allocation> {
         self.allocations.get_mut(usize::from(index))?.take()

@@ -46,6 +46,13 @@ impl HalfMode {
         self.add(a, b ^ 0x8000)
     }
 
+    /// The same number with another sign; a NaN becomes the canonical one.
+    pub(crate) fn signed(self, a: u64, sign: impl Fn(u64) -> u64) -> u64 {
+        let value = self.input(a);
+        let rest = if value == 0.0 { 0 } else { a & 0x7fff };
+        if value.is_nan() { 0x7fff } else { rest | sign(a & 0x8000) }
+    }
+
     pub(crate) fn mul(self, a: u64, b: u64) -> u64 {
         self.output(self.input(a) * self.input(b))
     }

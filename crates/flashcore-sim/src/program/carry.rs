@@ -44,13 +44,13 @@ impl Carry {
             (None, &[a, b]) => (plain(a), plain(b)),
             _ => (0, 0),
         };
-        let carry = u128::from(carry && self.takes);
-        // A borrow is the absence of a carry.
-        let total = if self.subtract {
-            first.wrapping_sub(second).wrapping_sub(carry)
-        } else {
-            first + second + carry
+        // Hardware subtracts by adding the complement, so that a borrow is the absence of a carry: `addc` behind `sub.cc`
+        // sees that.
+        let (second, carry) = match self.subtract {
+            true => (!second & mask, carry || !self.takes),
+            false => (second, carry && self.takes),
         };
+        let total = first + second + u128::from(carry);
         ((total & mask) as u64, total >> bits & 1 == 1)
     }
 }

@@ -248,10 +248,26 @@ fn float_to_float(inst: &Inst, to: ScalarType, from: ScalarType) -> LaneFn {
         return map1(|a| (a & 0xffff) << 16);
     }
     map1(move |a| {
+        if let (Some(nan), false) = (kept_nan(a, to, from), sat) {
+            return nan;
+        }
         let value = read(a, from, ftz);
         let value = if to_integer { round_to_integer(value, mode) } else { value };
         write(value, to, mode, ftz, sat)
     })
+}
+
+/// A NaN that keeps its sign and payload, and becomes quiet: between f16 and f64.
+fn kept_nan(bits: u64, to: ScalarType, from: ScalarType) -> Option<u64> {
+    match (to, from) {
+        (ScalarType::F64, ScalarType::F16) if bits & 0x7fff > 0x7c00 => {
+            Some((bits & 0x8000 | 0x7ff8) << 48 | (bits & 0x3ff) << 42)
+        }
+        (ScalarType::F16, ScalarType::F64) if bits << 1 > 0x7ff << 53 => {
+            Some(bits >> 48 & 0x8000 | 0x7e00 | bits >> 42 & 0x3ff)
+        }
+        _ => None,
+    }
 }
 
 fn half_format(ty: ScalarType) -> Format {

@@ -37,8 +37,8 @@ pub(super) fn lane_fn(inst: &Inst, ty: ScalarType) -> Option<LaneFn> {
         Op::Sub => map2(move |a, b| per_half(packed, |s| mode.sub(a >> s, b >> s))),
         Op::Mul => map2(move |a, b| per_half(packed, |s| mode.mul(a >> s, b >> s))),
         Op::Fma => map3(move |a, b, c| per_half(packed, |s| mode.fma(a >> s, b >> s, c >> s))),
-        Op::Neg => map1(move |a| per_half(packed, |s| (a >> s) ^ 0x8000)),
-        Op::Abs => map1(move |a| per_half(packed, |s| a >> s & 0x7fff)),
+        Op::Neg => map1(move |a| per_half(packed, |s| mode.signed(a >> s, |sign| sign ^ 0x8000))),
+        Op::Abs => map1(move |a| per_half(packed, |s| mode.signed(a >> s, |_| 0))),
         Op::Min | Op::Max => {
             map2(move |a, b| per_half(packed, |s| mode.extremum(a >> s, b >> s, least, propagate)))
         }

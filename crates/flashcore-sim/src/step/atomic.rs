@@ -4,7 +4,7 @@ use super::{Flow, Outcome, Step};
 use crate::{
     memory::{Place, resolve},
     numeric::{
-        BF16, F16,
+        BF16, F16, single,
         small::{HalfMode, per_half},
     },
     program::{Atomic, Combine, Lanes, SHARED_BASE},
@@ -61,12 +61,19 @@ impl Step<'_, '_> {
         let old = u64::from_le_bytes(bytes);
         let new = if op.op == Combine::Cas {
             if old == value & (u64::MAX >> (64 - 8 * width)) { swap } else { old }
+        } else if matches!((place, op.op, op.ty), (Place::Global(_), Combine::Add, ScalarType::F32)) {
+            flushed(combine(op.op, op.ty, flushed(old), flushed(value)))
         } else {
             combine(op.op, op.ty, old, value)
         };
         self.write_place(lane, place, op.access.space, &new.to_le_bytes()[..width], op.access.order)?;
         Ok(old)
     }
+}
+
+/// Sums of f32 in global memory know no subnormals, those in shared memory do.
+fn flushed(bits: u64) -> u64 {
+    u64::from(single::flush(f32::from_bits(bits as u32), true).to_bits())
 }
 
 /// The new value of a location.
@@ -95,7 +102,7 @@ fn combine(op: Combine, ty: ScalarType, old: u64, value: u64) -> u64 {
             }
         }
         (Combine::Add, F32) => {
-            // global float atomics flush nothing; the result of NaN is canonical
+            // the result of NaN is canonical
             let sum = f32::from_bits(o as u32) + f32::from_bits(v as u32);
             u64::from(if sum.is_nan() { crate::numeric::single::NAN_BITS } else { sum.to_bits() })
         }

@@ -22,8 +22,8 @@ const fn window(space: Space) -> u64 {
 
 impl Step<'_, '_> {
     fn map(&mut self, dst: Dst, src: Src, f: impl Fn(u64) -> u64) -> Outcome {
-        let values: Lanes = self.read(src).map(f);
-        self.write(dst, &values);
+        let sources = self.sources(&[src]);
+        self.write_from(dst, &sources.values[0].map(f), sources.undefined(), &sources);
         Ok(Flow::Next)
     }
 

@@ -123,7 +123,9 @@ impl Step<'_, '_> {
         self.check_alignment(lane, place, len)?;
         match place {
             Place::Global(address) => {
-                self.global_range(lane, address, len)?;
+                let range = self.global_range(lane, address, len)?;
+                let found = self.machine.global.find(address, len);
+                self.rewrites = found.is_ok_and(|(a, _)| a.bytes[range] == *data);
                 let name = self.own_name(order.strong);
                 self.order_global(lane, address, len, true, name);
                 self.store_global(address, data);
@@ -131,6 +133,7 @@ impl Step<'_, '_> {
             Place::Shared { rank, offset } => {
                 let (cta, range) = self.shared_range(lane, rank, offset, len, space)?;
                 self.check_mbarrier_bytes(lane, cta, offset, len);
+                self.rewrites = self.machine.ctas[cta].shared.bytes(range.clone()) == data;
                 let name = self.own_name(order.strong);
                 self.order_shared(lane, cta, range.clone(), true, name);
                 self.machine.ctas[cta].shared.store(range.start, data);

@@ -17,6 +17,7 @@ mod order;
 mod print;
 mod scalar;
 mod tensor;
+mod undefined;
 mod warp;
 mod wgmma;
 mod wmma;
@@ -67,6 +68,8 @@ pub(crate) struct Step<'s, 'm> {
     pub(crate) group: u32,
     /// The lanes of the group whose guard holds.
     pub(crate) mask: u32,
+    /// Whether the value being written is there already.
+    pub(crate) rewrites: bool,
 }
 
 impl Machine<'_> {
@@ -89,7 +92,7 @@ impl Machine<'_> {
         let Split { pc, mask: group, .. } = split;
         let program = self.context.program;
         let cta = self.warps[warp].cta;
-        let mut step = Step { machine: self, warp, cta, pc, group, mask: group };
+        let mut step = Step { machine: self, warp, cta, pc, group, mask: group, rewrites: false };
         let Some(code) = program.code.get(pc as usize) else { return (step.exit(), group) };
         step.machine.steps += 1;
         step.machine.hits.hit(pc);

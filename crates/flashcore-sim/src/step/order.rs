@@ -112,12 +112,16 @@ impl Step<'_, '_> {
             }
         };
         if on {
+            let weak = matches!(conflict, Conflict::Written { strong: false, .. } | Conflict::Lanes { .. });
+            let same = write && weak && proxy == Proxy::Generic && self.rewrites;
+            let race = matches!(kind, FindingKind::SharedRace | FindingKind::WarpRace);
+            let kind = if same && race { FindingKind::SameValueRace } else { kind };
             self.report(kind, lane, message);
         }
     }
 
     /// Where the other instruction of a conflict is, as far as that is known.
-    fn place_of(&self, pc: u32) -> String {
+    pub(super) fn place_of(&self, pc: u32) -> String {
         let site = self.machine.context.site(pc);
         format!(" ({})", site.source.unwrap_or(site.text))
     }
@@ -153,9 +157,9 @@ impl Step<'_, '_> {
                 (if write { "write to" } else { "read of" }, if was_write { "written" } else { "read" });
             let place = if other == cluster { "the same cluster".into() } else { format!("cluster {other}") };
             let text = format!("{verb} global memory {past} by {place}, without order between");
-            self.defer_or(reader, (None, address / 4), |step| {
-                step.report(FindingKind::GlobalRace, lane, text);
-            });
+            let same = write && was_write && !name.strong && !was_strong && self.rewrites;
+            let kind = if same { FindingKind::SameValueRace } else { FindingKind::GlobalRace };
+            self.defer_or(reader, (None, address / 4), |step| step.report(kind, lane, text));
         }
     }
 

@@ -1,6 +1,6 @@
 //! Reading sources, writing results, and everything that is a pure function of its sources.
 
-use super::{Flow, Outcome, Step};
+use super::{Flow, Outcome, Step, undefined::Sources};
 use crate::{
     finding::FindingKind,
     geometry::unflatten,
@@ -50,17 +50,24 @@ impl Step<'_, '_> {
     fn check_read(&mut self, reg: Reg) {
         let fault = self.machine.warps[self.warp].registers.check_read(reg, self.mask);
         if let Some(fault) = fault {
-            self.register_fault(fault, "read");
+            self.register_fault(fault, "read", reg);
         }
     }
 
-    fn register_fault(&mut self, fault: RegisterFault, what: &str) {
+    pub(super) fn register_fault(&mut self, fault: RegisterFault, what: &str, reg: Reg) {
         let checks = self.machine.context.options.checks;
         let lane = self.first_lane();
         match fault {
             RegisterFault::Uninit if checks.init => {
-                let message = "a source register was never written".to_string();
-                self.report(FindingKind::UninitRegister, lane, message);
+                let registers = &self.machine.warps[self.warp].registers;
+                let lane = registers.undefined_lanes(reg, self.mask).trailing_zeros() as usize;
+                let message = match registers.origin(reg) {
+                    Some(pc) if pc != self.pc => {
+                        format!("a source depends on a register that was never written{}", self.place_of(pc))
+                    }
+                    _ => "a source register was never written".to_string(),
+                };
+                self.report(FindingKind::UninitRegister, lane.min(31), message);
             }
             RegisterFault::Undefined if checks.init => {
                 let message = "the register holds what a wgmma made of unwritten shared memory".to_string();
@@ -79,14 +86,15 @@ impl Step<'_, '_> {
         if let Some(reg) = dst {
             let fault = self.machine.warps[self.warp].registers.write(reg, self.mask, values);
             if let Some(fault) = fault {
-                self.register_fault(fault, "overwritten");
+                self.register_fault(fault, "overwritten", reg);
             }
         }
     }
 
     pub(super) fn alu(&mut self, f: &LaneFn, dst: Dst, srcs: &[Src]) -> Outcome {
-        let values = self.sources(srcs);
-        self.write(dst, &f(&values));
+        let sources = self.sources(srcs);
+        let result = f(&sources.values);
+        self.write_from(dst, &result, sources.dependent(f, srcs, &result), &sources);
         Ok(Flow::Next)
     }
 
@@ -95,8 +103,8 @@ impl Step<'_, '_> {
         let registers = &self.machine.warps[self.warp].registers;
         let source = if let Src::Reg(reg) = src { Some((reg, registers.touch(reg))) } else { None };
         let before = dst.map(|reg| (reg, registers.touch(reg)));
-        let value = self.read(src);
-        self.write(dst, &value);
+        let sources = self.sources(&[src]);
+        self.write_from(dst, &sources.values[0], sources.undefined(), &sources);
         let registers = &mut self.machine.warps[self.warp].registers;
         for (reg, touch) in source.into_iter().chain(before) {
             registers.mark_moved(reg, touch);
@@ -106,14 +114,15 @@ impl Step<'_, '_> {
 
     /// Sums with a carry of each lane.
     pub(super) fn carry(&mut self, op: Carry, dst: Dst, srcs: &[Src]) -> Outcome {
-        let values = self.sources(srcs);
+        let sources = self.sources(srcs);
+        let values = &sources.values;
         let carries = self.machine.warps[self.warp].carries;
         let sum = |lane: usize| {
             let sources: [u64; 4] = from_fn(|i| values[i][lane]);
             op.sum(&sources[..srcs.len()], carries >> lane & 1 == 1)
         };
         let sums: [(u64, bool); 32] = from_fn(sum);
-        self.write(dst, &sums.map(|(value, _)| value));
+        self.write_from(dst, &sums.map(|(value, _)| value), sources.undefined(), &sources);
         if op.leaves {
             let bits = (0..32).fold(0, |bits, lane| bits | u32::from(sums[lane].1) << lane);
             self.machine.warps[self.warp].carries = carries & !self.mask | bits & self.mask;
@@ -121,11 +130,11 @@ impl Step<'_, '_> {
         Ok(Flow::Next)
     }
 
-    /// As [`alu`](Self::alu), but sources that were never written are a fault only if all are.
+    /// As [`alu`](Self::alu), but the result means nothing only if no source means anything.
     pub(super) fn pack(&mut self, f: &LaneFn, dst: Dst, srcs: &[Src]) -> Outcome {
         let (mask, registers) = (self.mask, &self.machine.warps[self.warp].registers);
         let is_defined = |src: &Src| match src {
-            Src::Reg(reg) => registers.is_defined(*reg, mask),
+            Src::Reg(reg) => registers.undefined_lanes(*reg, mask) == 0,
             _ => true,
         };
         let defined: [bool; 4] = from_fn(|i| srcs.get(i).is_some_and(is_defined));
@@ -136,14 +145,6 @@ impl Step<'_, '_> {
         let values = from_fn(|i| if defined[i] { self.read(srcs[i]) } else { [0; 32] });
         self.write(dst, &f(&values));
         Ok(Flow::Next)
-    }
-
-    fn sources(&mut self, srcs: &[Src]) -> [Lanes; 4] {
-        let mut values = [[0; 32]; 4];
-        for (value, src) in values.iter_mut().zip(srcs) {
-            *value = self.read(*src);
-        }
-        values
     }
 
     /// `setp`: `p` is the comparison, `q` its negation, both combined with a third predicate where there is one;
@@ -157,34 +158,41 @@ impl Step<'_, '_> {
         packed: bool,
         combine: Option<(Combine, Src)>,
     ) -> Outcome {
-        let values = self.sources(srcs);
-        let bits = f(&values);
+        let sources = self.sources(srcs);
+        let bits = f(&sources.values);
+        let mut undefined = sources.dependent(f, srcs, &bits);
         let first: Lanes = from_fn(|i| bits[i] & 1);
         let second: Lanes = if packed { from_fn(|i| bits[i] >> 1 & 1) } else { from_fn(|i| !bits[i] & 1) };
-        let third = combine.map(|(op, src)| (op, self.read(src)));
+        let third = combine.map(|(op, src)| {
+            let (values, lanes) = self.peek(src);
+            undefined |= lanes;
+            (op, values)
+        });
         let join = |value: Lanes| match &third {
             None => value,
             Some((Combine::And, c)) => from_fn(|i| value[i] & c[i]),
             Some((Combine::Or, c)) => from_fn(|i| value[i] | c[i]),
             Some((_, c)) => from_fn(|i| value[i] ^ c[i]),
         };
-        self.write(p, &join(first));
-        self.write(q, &join(second));
+        self.write_from(p, &join(first), undefined, &sources);
+        self.write_from(q, &join(second), undefined, &sources);
         Ok(Flow::Next)
     }
 
     pub(super) fn copy(&mut self, dsts: &[Dst], srcs: &[Src]) -> Outcome {
-        let values: Vec<Lanes> = srcs.iter().map(|src| self.read(*src)).collect();
-        dsts.iter().zip(&values).for_each(|(dst, value)| self.write(*dst, value));
+        let all: Vec<Sources> = srcs.iter().map(|src| self.sources(&[*src])).collect();
+        for (dst, source) in dsts.iter().zip(&all) {
+            self.write_from(*dst, &source.values[0], source.undefined(), source);
+        }
         Ok(Flow::Next)
     }
 
     pub(super) fn unpack(&mut self, dsts: &[Dst], src: Src, bits: u32) -> Outcome {
-        let value = self.read(src);
+        let sources = self.sources(&[src]);
         let mask = u64::MAX >> (64 - bits);
         for (i, dst) in dsts.iter().enumerate() {
-            let part: Lanes = from_fn(|lane| value[lane] >> (bits as usize * i) & mask);
-            self.write(*dst, &part);
+            let part: Lanes = from_fn(|lane| sources.values[0][lane] >> (bits as usize * i) & mask);
+            self.write_from(*dst, &part, sources.undefined(), &sources);
         }
         Ok(Flow::Next)
     }

@@ -65,7 +65,9 @@ impl Step<'_, '_> {
         mask: Src,
     ) -> Outcome {
         self.together(mask, |step, members| {
-            let (values, lanes, clamps) = (step.read(value), step.read(lane), step.read(clamp));
+            let (lanes, clamps) = (step.read(lane), step.read(clamp));
+            let sources = step.sources(&[value]);
+            let values = &sources.values[0];
             let source: [(usize, bool); 32] =
                 from_fn(|l| shuffle_source(mode, l as u64, lanes[l], clamps[l]));
             if let Some(l) = lanes_of(members).find(|&l| source[l].1 && members >> source[l].0 & 1 == 0) {
@@ -73,7 +75,9 @@ impl Step<'_, '_> {
                 step.report(FindingKind::InactiveLane, l, text);
             }
             let taken: Lanes = from_fn(|l| if source[l].1 { values[source[l].0] } else { values[l] });
-            step.write(dst, &taken);
+            let from = |l: usize| sources.undefined() >> source[l].0 & 1;
+            let undefined = (0..32).fold(0, |lanes, l| lanes | from(l) << l);
+            step.write_from(dst, &taken, undefined, &sources);
             step.write(ok, &from_fn(|l| source[l].1.into()));
         })
     }

@@ -3,17 +3,20 @@
 //! Left out are documented approximations, and what depends on an order that nobody promises. Operands of tensor cores
 //! are cut to few bits, so that sums are exact in any order.
 
-/// The forms of all families but those of `mma.sync`.
+/// The forms of all families but those of `mma.sync` and `wmma`.
 const FORMS: &str = include_str!("forms.txt");
 
 /// Every family.
-pub const FAMILIES: [&str; 14] = [
+pub const FAMILIES: [&str; 19] = [
     "integer", "bits", "wide", "float", "double", "half", "convert", "warp", "memory", "matrix", "control",
-    "video", "carry", "truth",
+    "video", "carry", "truth", "halves", "vector", "atomic", "call", "wmma",
 ];
 
 /// The forms of a family; letters as [`super::Program`] says.
 pub(super) fn forms(family: &str) -> Vec<String> {
+    if family == "wmma" {
+        return super::wmma::forms();
+    }
     let products = MMAS.iter().filter(|_| family == "matrix").map(Mma::form);
     let section = FORMS.split("\n[").find_map(|part| part.strip_prefix(family)?.strip_prefix("]\n"));
     let lines = section.unwrap_or_default().lines().filter(|line| !line.is_empty() && !line.starts_with('#'));

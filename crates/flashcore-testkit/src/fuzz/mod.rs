@@ -3,9 +3,9 @@
 //! `gpu_fuzz`, an example of `flashcore`, asks a GPU what they compute and keeps the answers under `tests/ptx/fuzz`; the
 //! simulator's tests replay those, and run other seeds to see that no schedule changes their bits.
 
+pub mod corpus;
 mod families;
-
-use std::fmt::Write;
+mod wmma;
 
 pub use families::FAMILIES;
 
@@ -21,6 +21,10 @@ const LENGTH: usize = 28;
 const REFRESH: usize = 5;
 /// One in so many programs mixes all families.
 const MIXTURES: u64 = 6;
+/// Programs share so many sets of inputs.
+const INPUT_SETS: u64 = 16;
+/// Functions of programs that call any.
+const FUNCTIONS: &str = include_str!("functions.txt");
 
 /// A program and what it reads.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -29,6 +33,10 @@ pub struct Program {
     pub name: String,
     /// The text; its only entry is `fuzz`, which takes the addresses of inputs and outputs.
     pub text: String,
+    /// What is particular in the text.
+    body: String,
+    /// Which inputs it has.
+    set: u64,
     /// One word for each register and thread; there are as many outputs.
     pub inputs: Vec<u32>,
 }
@@ -39,14 +47,18 @@ impl Program {
         let mut rng = Rng::new(seed);
         let family = FAMILIES[(seed / MIXTURES * (MIXTURES - 1) + seed % MIXTURES) as usize % FAMILIES.len()];
         let mixed = seed % MIXTURES == MIXTURES - 1;
-        let forms: Vec<String> = match mixed {
-            true => FAMILIES.into_iter().flat_map(families::forms).collect(),
-            false => families::forms(family),
+        let forms: Vec<Vec<String>> = match mixed {
+            true => FAMILIES.into_iter().map(families::forms).collect(),
+            false => vec![families::forms(family)],
         };
-        let body: String = (0..LENGTH).map(|number| line(&mut rng, &forms, number)).collect();
-        let inputs = (0..REGISTERS * THREADS).map(|_| word(&mut rng)).collect();
+        let body = (0..LENGTH).map(|number| line(&mut rng, &forms, number)).collect();
         let name = format!("{}-{seed:03}", if mixed { "mixed" } else { family });
-        Self { name, text: framed(&body), inputs }
+        let set = seed % INPUT_SETS;
+        Self::framed(name, body, set, inputs(set))
+    }
+
+    fn framed(name: String, body: String, set: u64, inputs: Vec<u32>) -> Self {
+        Self { name, text: framed(&body), body, set, inputs }
     }
 
     /// The program as a test whose outputs are `answers`.
@@ -60,6 +72,12 @@ impl Program {
         let run = format!("// run: fuzz block={THREADS}\n// arg: in u32 {inputs}\n// arg: out u32 {answers}");
         format!("{head}\n{run}\n{}", self.text)
     }
+}
+
+/// The inputs of that number.
+fn inputs(set: u64) -> Vec<u32> {
+    let mut rng = Rng::new(set);
+    (0..REGISTERS * THREADS).map(|_| word(&mut rng)).collect()
 }
 
 /// Numbers of all kinds: small, large, floats, and the edges of f32, f16 and bf16.
@@ -88,11 +106,12 @@ fn word(rng: &mut Rng) -> u32 {
     }
 }
 
-fn line(rng: &mut Rng, forms: &[String], number: usize) -> String {
+fn line(rng: &mut Rng, families: &[Vec<String>], number: usize) -> String {
     if rng.one_in(REFRESH) {
         let (to, from) = (rng.range(0..=REGISTERS - 1), rng.range(0..=REGISTERS - 1));
         return format!("    ld.global.b32 %r{to}, [%in+{}];\n", from * THREADS * 4);
     }
+    let forms = &families[rng.range(0..=families.len() - 1)];
     let form = &forms[rng.range(0..=forms.len() - 1)];
     format!("    {}\n", placed(rng, form, number))
 }
@@ -126,23 +145,26 @@ fn placed(rng: &mut Rng, form: &str, number: usize) -> String {
 }
 
 /// A whole program: registers are loaded before `body` and stored after it. `%s` is the lane's own 16 bytes of shared
-/// memory and `%b` where those of lane 0 are; `%x`, `%w`, `%h`, `%p` and `%q` are for forms to use as they like.
+/// memory and `%b` where those of lane 0 are; `%m` and `%k` are the same for 32 bytes of another array; `%x`, `%y`, `%w`,
+/// `%z`, `%h`, `%p` and `%q` are for forms to use as they like.
 fn framed(body: &str) -> String {
-    let mut text = String::from(".version 8.4\n.target sm_90\n.address_size 64\n\n");
     let each = |f: &dyn Fn(usize) -> String| (0..REGISTERS).map(f).collect::<String>();
     let loads = each(&|r| format!("    ld.global.b32 %r{r}, [%in+{}];\n", r * THREADS * 4));
     let stores = each(&|r| format!("    st.global.b32 [%out+{}], %r{r};\n", r * THREADS * 4));
-    let head = format!(
-        ".visible .entry fuzz(.param .u64 source, .param .u64 target)\n{{\n    .shared .align 128 .b32 cells[{}];\n    \
-         .reg .b32 %r<{REGISTERS}>, %x<16>, %t, %s, %b; .reg .b64 %w<4>, %in, %out, %at; .reg .b16 %h<4>;\n    \
-         .reg .pred %p, %q;\n    mov.u32 %t, %tid.x; mul.wide.u32 %at, %t, 4; mov.u32 %b, cells;\n    \
-         mad.lo.u32 %s, %t, 16, %b;\n    ld.param.u64 %in, [source]; add.u64 %in, %in, %at;\n    \
-         ld.param.u64 %out, [target]; add.u64 %out, %out, %at;\n",
-        THREADS * 4
-    );
-    // A string grows without fail.
-    let _ = write!(text, "{head}{loads}{body}{stores}    ret;\n}}\n");
-    text
+    let functions = if body.contains("call") { FUNCTIONS } else { "" };
+    format!(
+        ".version 8.4\n.target sm_90\n.address_size 64\n\n{functions}\
+         .visible .entry fuzz(.param .u64 source, .param .u64 target)\n{{\n    \
+         .shared .align 128 .b32 cells[{}];\n    .shared .align 128 .b32 room[{}];\n    \
+         .reg .b32 %r<{REGISTERS}>, %x<16>, %y<24>, %t, %s, %b, %m, %k; .reg .b64 %w<4>, %z<4>, %in, %out, %at;\n    \
+         .reg .b16 %h<4>; .reg .pred %p, %q;\n    \
+         mov.u32 %t, %tid.x; mul.wide.u32 %at, %t, 4; mov.u32 %b, cells; mad.lo.u32 %s, %t, 16, %b;\n    \
+         mov.u32 %k, room; mad.lo.u32 %m, %t, 32, %k;\n    \
+         ld.param.u64 %in, [source]; add.u64 %in, %in, %at; ld.param.u64 %out, [target]; add.u64 %out, %out, %at;\n\
+         {loads}{body}{stores}    ret;\n}}\n",
+        THREADS * 4,
+        THREADS * 8,
+    )
 }
 
 #[cfg(test)]
@@ -159,7 +181,7 @@ mod tests {
 
     #[test]
     fn every_family_has_its_turn_and_seeds_repeat() {
-        let names: std::collections::BTreeSet<_> = (0..96)
+        let names: std::collections::BTreeSet<_> = (0..138)
             .map(|seed| Program::new(seed).name)
             .map(|name| name.rsplit_once('-').map(|(family, _)| family.to_owned()))
             .collect();

@@ -48,7 +48,8 @@ pub fn read(file: &str, text: &str) -> Result<Vec<Case>, LoadError> {
             ("run", _) => drafts.push(Draft::new(words).map_err(wrong)?),
             ("arg", Some(draft)) => draft.arg(words).map_err(wrong)?,
             ("finding", Some(draft)) => draft.findings = words.split_whitespace().map(Into::into).collect(),
-            ("arg" | "finding", None) => return Err(wrong(format!("`{key}:` before `run:`"))),
+            ("note", Some(draft)) => draft.notes = words.split_whitespace().map(Into::into).collect(),
+            ("arg" | "finding" | "note", None) => return Err(wrong(format!("`{key}:` before `run:`"))),
             _ => {}
         }
     }
@@ -73,6 +74,7 @@ struct Draft {
     spec: LaunchSpec,
     buffers: Vec<Bound>,
     findings: Vec<String>,
+    notes: Vec<String>,
     ulps: u64,
 }
 
@@ -91,7 +93,7 @@ impl Draft {
             params: Vec::new(),
             workspace: Vec::new(),
         };
-        let mut draft = Self { spec, buffers: Vec::new(), findings: Vec::new(), ulps: 0 };
+        let mut draft = Self { spec, buffers: Vec::new(), findings: Vec::new(), notes: Vec::new(), ulps: 0 };
         words.try_for_each(|word| draft.setting(word))?;
         Ok(draft)
     }
@@ -179,6 +181,7 @@ impl Draft {
             spec: self.spec,
             buffers: self.buffers,
             findings: self.findings,
+            notes: self.notes,
         }
     }
 }

@@ -91,6 +91,9 @@ pub struct Flags {
     /// What to check: all, none, or some of bounds,init,race,proxy,inflight,barrier
     #[arg(long, value_name = "LIST", default_value = "all", value_parser = checks)]
     check: CheckSet,
+    /// Warp instructions after which a launch is given up
+    #[arg(long, value_name = "N", default_value_t = request::MAX_STEPS)]
+    max_steps: u64,
     /// Replace output files that exist
     #[arg(long)]
     force: bool,
@@ -179,7 +182,7 @@ fn kernels(found: &[String]) -> String {
 pub fn execute(flags: &Flags, output: &Output) -> Result<Verdict, CliError> {
     match (&flags.explain, &flags.script, &flags.file) {
         (Some(kind), ..) => explain::execute(kind, output),
-        (_, Some(script), _) => script::execute(script, flags.force, flags.stats, output),
+        (_, Some(script), _) => script::execute(script, flags, output),
         (.., Some(file)) => launch(flags, file, output),
         // clap asks for one of the three.
         (None, None, None) => Ok(Verdict::Pass),
@@ -200,8 +203,8 @@ fn launch(flags: &Flags, file: &Path, output: &Output) -> Result<Verdict, CliErr
         params: bound.params.clone(),
         workspace: Vec::new(),
     };
-    let options = request::options(flags.schedule, flags.seed, flags.check);
-    let ran = run_all(&parsed, vec![spec], bound.buffers(), &options)?;
+    let options = request::options(flags.schedule, flags.seed, flags.check, flags.max_steps);
+    let ran = run_all(&parsed, vec![spec], bound.buffers(), &options, &|| true)?;
     let Some(ran) = ran.into_iter().next() else { return Ok(Verdict::Pass) };
     let overwritten = bound.overwritten(&ran.outcome);
     let results = bound.collect(&ran.outcome);

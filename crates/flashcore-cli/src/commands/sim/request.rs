@@ -60,6 +60,7 @@ pub struct HowRequest {
     #[serde(default)]
     pub seed: u64,
     pub check: Option<String>,
+    pub max_steps: Option<u64>,
 }
 
 /// What is known of an array that arguments name.
@@ -88,15 +89,19 @@ impl HowRequest {
             schedule.map(|name| Schedule::parse(name).ok_or_else(|| wrong("schedule", name))).transpose()?;
         let checks = self.check.as_deref().unwrap_or("all");
         let checks = CheckSet::parse(checks).map_err(|word| wrong("check", &word))?;
-        Ok(options(schedule, self.seed, checks))
+        Ok(options(schedule, self.seed, checks, self.max_steps.unwrap_or(MAX_STEPS)))
     }
 }
 
+/// Warp instructions after which a launch is given up unless more are allowed: about a minute.
+pub const MAX_STEPS: u64 = 100_000_000;
+
 /// Round-robin and tame, or one of the hostile runs.
-pub fn options(schedule: Option<Schedule>, seed: u64, checks: CheckSet) -> Options {
+pub fn options(schedule: Option<Schedule>, seed: u64, checks: CheckSet, max_steps: u64) -> Options {
     let hostile = |schedule| Options::gauntlet(seed).into_iter().find(|o| o.schedule == schedule);
     let mut options = schedule.and_then(hostile).unwrap_or_default();
     options.seed = seed;
+    options.step_limit = max_steps;
     options.with_checks(checks)
 }
 
@@ -183,12 +188,14 @@ pub fn hexadecimal(text: &str) -> Result<Vec<u8>, String> {
     Ok(digits.chunks_exact(2).map(|pair| pair[0] << 4 | pair[1]).collect())
 }
 
-/// Runs launches one after the other on the same buffers; a finding that ends one ends them all.
+/// Runs launches one after the other on the same buffers, as long as `going` says so; a finding that ends one ends them
+/// all.
 pub fn run_all(
     parsed: &Parsed,
     specs: Vec<LaunchSpec>,
     mut buffers: Vec<Buffer>,
     options: &Options,
+    going: &(dyn Fn() -> bool + Sync),
 ) -> Result<Vec<Ran>, SimFailure> {
     let mut all: Vec<Ran> = Vec::new();
     for spec in specs {
@@ -201,7 +208,7 @@ pub fn run_all(
         let (module, provenance) = (&parsed.module, Some(&parsed.provenance));
         let started = Instant::now();
         let launch = Launch { module, provenance, spec: &spec, buffers: std::mem::take(&mut buffers) };
-        let outcome = launch.run(options)?;
+        let outcome = launch.run_while(options, going)?;
         all.push(Ran { outcome, took: started.elapsed(), spec });
     }
     Ok(all)

@@ -27,7 +27,7 @@ use serde::Deserialize;
 use serde_json::json;
 
 use super::{
-    SimFailure,
+    Flags, SimFailure,
     compare::{Comparison, Tolerance},
     parse, read_text,
     request::{HowRequest, Known, LaunchRequest, Ran, run_all},
@@ -78,8 +78,8 @@ struct Array {
     expect: Option<(PathBuf, Tolerance)>,
 }
 
-/// Runs the script; files are named relative to it.
-pub fn execute(path: &Path, force: bool, stats: bool, output: &Output) -> Result<Verdict, CliError> {
+/// Runs the script; files are named relative to it. What it does not say about how to run, the flags do.
+pub fn execute(path: &Path, flags: &Flags, output: &Output) -> Result<Verdict, CliError> {
     let text = read_text(path)?;
     let wrong = |error: serde_json::Error| SimFailure::Script(format!("{}: {error}", path.display()));
     let script: Script = serde_json::from_str(&text).map_err(wrong)?;
@@ -88,7 +88,7 @@ pub fn execute(path: &Path, force: bool, stats: bool, output: &Output) -> Result
     let arrays: Vec<Array> = script
         .arrays
         .into_iter()
-        .map(|(name, request)| request.array(name, folder, force))
+        .map(|(name, request)| request.array(name, folder, flags.force))
         .collect::<Result<_, _>>()?;
     if arrays.len() > super::bound::MOST {
         return Err(SimFailure::TooMany { given: arrays.len(), most: super::bound::MOST }.into());
@@ -105,8 +105,10 @@ pub fn execute(path: &Path, force: bool, stats: bool, output: &Output) -> Result
         initialised: array.initialised,
     };
     let buffers = arrays.iter().enumerate().map(buffer).collect();
-    let ran = run_all(&parsed, specs, buffers, &script.how.options()?)?;
-    finish(arrays, &ran, stats, output)
+    let mut options = script.how.options()?;
+    options.step_limit = script.how.max_steps.unwrap_or(flags.max_steps);
+    let ran = run_all(&parsed, specs, buffers, &options, &|| true)?;
+    finish(arrays, &ran, flags.stats, output)
 }
 
 impl ArrayRequest {

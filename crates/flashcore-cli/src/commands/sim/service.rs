@@ -37,8 +37,12 @@ struct ArrayRequest {
     initialised: bool,
 }
 
-/// Runs a request; arrays come back in their order.
-pub fn simulate(text: &str, contents: Vec<Vec<u8>>) -> Result<(String, Vec<Vec<u8>>), SimFailure> {
+/// Runs a request as long as `going` says so; arrays come back in their order.
+pub fn simulate(
+    text: &str,
+    contents: Vec<Vec<u8>>,
+    going: &(dyn Fn() -> bool + Sync),
+) -> Result<(String, Vec<Vec<u8>>), SimFailure> {
     let request: Request =
         serde_json::from_str(text).map_err(|error| SimFailure::Script(error.to_string()))?;
     if contents.len() > bound::MOST {
@@ -59,7 +63,7 @@ pub fn simulate(text: &str, contents: Vec<Vec<u8>>) -> Result<(String, Vec<Vec<u
         bytes,
         initialised: array.initialised,
     };
-    let mut ran = run_all(&parsed, specs, pairs.map(buffer).collect(), &request.how.options()?)?;
+    let mut ran = run_all(&parsed, specs, pairs.map(buffer).collect(), &request.how.options()?, going)?;
     let answer = Value::Array(ran.iter().map(told).collect());
     let last = ran.pop().map(|ran| ran.outcome.buffers).unwrap_or_default();
     Ok((answer.to_string(), last.into_iter().take(count).map(|buffer| buffer.bytes).collect()))
