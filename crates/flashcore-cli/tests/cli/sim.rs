@@ -120,7 +120,10 @@ fn what_cannot_run_says_why() {
     place.write("endless.ptx", format!("{head}.visible .entry k(.param .u64 p) {{ {body} }}").as_bytes());
     let scale = "--arg in:x.npy --arg out:y.npy:f32:100 --arg u32:100";
     for (args, says) in [
-        ("sim endless.ptx --grid 1 --block 1 --arg out:y.npy:u32:1 --max-steps 999".to_owned(), "--max-steps"),
+        (
+            "sim endless.ptx --grid 1 --block 1 --arg out:y.npy:u32:1 --max-steps 999".to_owned(),
+            "--max-steps",
+        ),
         (format!("{SCALE} {scale} --arg f32:1 --smem 170000"), "a CTA of sm_"),
         ("sim missing.ptx --grid 1 --block 1".to_owned(), "check the path"),
         ("sim c.npy --grid 1 --block 1".to_owned(), "not text"),
