@@ -71,9 +71,12 @@ impl Crew {
 /// The OpenMP that a program has loaded: what GCC's compiler calls, which LLVM's and Intel's libraries offer, too.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OpenMp {
-    parallel: unsafe extern "C" fn(extern "C" fn(*mut c_void), *mut c_void, c_uint, c_uint),
-    max_threads: unsafe extern "C" fn() -> c_int,
+    parallel: Parallel,
+    max_threads: MaxThreads,
 }
+
+type Parallel = unsafe extern "C" fn(extern "C" fn(*mut c_void), *mut c_void, c_uint, c_uint);
+type MaxThreads = unsafe extern "C" fn() -> c_int;
 
 /// What the threads of a region share.
 struct Region<'a> {
@@ -111,8 +114,8 @@ impl OpenMp {
         // SAFETY: OpenMP libraries agree on what lies behind these two names.
         unsafe {
             Some(Self {
-                parallel: std::mem::transmute(parallel),
-                max_threads: std::mem::transmute(max_threads),
+                parallel: std::mem::transmute::<*mut c_void, Parallel>(parallel),
+                max_threads: std::mem::transmute::<*mut c_void, MaxThreads>(max_threads),
             })
         }
     }

@@ -205,5 +205,5 @@ fn turn(b: &mut Builder, [w0, w1, w2, w3]: [Reg<U32>; 4]) -> [Reg<U32>; 4] {
 /// The launch that turns the values of `problem` into `workspace`; `None` where there are none.
 pub(crate) fn extent(problem: &Problem, workspace: Vec<Workspace>) -> Option<Extent> {
     let tiles = padded_keys(problem) / KEYS as usize * problem.heads_kv() * problem.batch();
-    (tiles > 0).then(|| Extent { grid: [tiles as u32, 1, 1], workspace, dependent: false })
+    (tiles > 0).then_some(Extent { grid: [tiles as u32, 1, 1], workspace, dependent: false })
 }

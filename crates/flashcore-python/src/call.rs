@@ -379,7 +379,7 @@ impl<'a> Call<'a> {
             (_, q, kv) => Lengths::Used { q, kv },
         };
         let sinks = self.sinks.map(|sinks| host::sinks(&sinks, heads)).transpose()?;
-        let factors = self.factors.as_ref().map(|factors| host::factors(factors));
+        let factors = self.factors.as_ref().map(host::factors);
         let bias = self.bias.map(|bias| host::bias(&bias)).transpose()?;
         Ok(Values { lengths, sinks, factors, bias, table: self.table.as_ref().map(host::table) })
     }

@@ -84,6 +84,7 @@ impl Values {
     #[pyo3(signature = (
         lengths_q=None, lengths_kv=None, sinks=None, longest=None, ranges=None, table=None, bias=None, factors=None
     ))]
+    #[expect(clippy::too_many_arguments, reason = "one for each argument of the Python call")]
     fn new(
         lengths_q: Option<Py<PyAny>>,
         lengths_kv: Option<Py<PyAny>>,

@@ -2,7 +2,7 @@
 
 use flashcore_core::{Activation, DType, GateUp, Groups, Index, Score, Shard, Sigmoid};
 
-use super::cases::{Case, Traffic, USUAL};
+use super::cases::{Case, Traffic};
 use crate::rng::Rng;
 
 const TOKENS: [usize; 10] = [1, 2, 3, 7, 16, 33, 64, 100, 150, 260];
@@ -37,7 +37,6 @@ pub fn random(seed: u64, index: u64) -> Case {
         shared: rng.one_in(5).then(|| rng.pick(&FEATURES)),
         padding: rng.pick(&[0, 0, 8]),
         batch_invariant: rng.one_in(6),
-        ..USUAL
     }
 }
 
