@@ -41,6 +41,7 @@ mod operand;
 mod pages;
 mod problem;
 mod quantise;
+mod quantised;
 mod scales;
 mod tensor;
 #[cfg(test)]
@@ -72,6 +73,7 @@ pub use problem::{MAX_EXTENT, Problem, Spec};
 pub use quantise::{
     Granularity, QuantiseCall, QuantiseProblem, QuantiseSpec, QuantisedMut, SMALLEST_FACTOR, ScaleError,
 };
+pub use quantised::{BLOCK_ROWS, forward_quantised};
 pub use scales::{Factors, Scales};
 pub use tensor::{Tensor, TensorView, TensorViewMut};
 pub use values::{Instance, Values};

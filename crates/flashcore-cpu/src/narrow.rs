@@ -1,11 +1,12 @@
 //! Attention of 8-bit tensors: widened to f32 and computed there. Called by `cpu`, which it calls back.
 //!
 //! Factors of Q and K are multiplied into the queries, that of V into the result, so that keys and values may lie in
-//! whatever layout, shared by batch entries or in pages.
+//! whatever layout, shared by batch entries or in pages. Where blocks of keys have factors of their own, keys are not
+//! shared, and are multiplied themselves.
 
 use flashcore_core::{
-    BackendError, DType, Data, DataMut, E4M3, E5M2, Element, HostCall, Instance, Layout, Problem,
-    ProblemError, Spec, Values,
+    BackendError, DType, Data, DataMut, E4M3, E5M2, Element, HostCall, Instance, Layout, Operand, Problem,
+    ProblemError, Scales, Spec, Values,
 };
 
 use crate::{forward::merge_weights, scratch::Scratch};
@@ -21,10 +22,13 @@ pub(crate) fn forward(
 ) -> Result<&'static str, BackendError> {
     let (instance, [q, k, v]) = (call.instance(), call.inputs());
     let spec = instance.problem().spec();
+    let blocks = matches!(spec.scales, Some(Scales::PerBlock { .. }));
     let q_layout = Layout::bhsd(spec.q.dims())?;
+    let k_layout = if blocks { Layout::bhsd(spec.k.dims())? } else { spec.k };
     let widened = Spec {
         dtype: DType::F32,
         q: q_layout,
+        k: k_layout,
         out: None,
         out_dtype: None,
         scales: None,
@@ -33,8 +37,8 @@ pub(crate) fn forward(
     };
     let problem = widened.parse()?;
     let values = Values { factors: None, ..instance.values().clone() };
-    let [k, v] = [(k, &spec.k), (v, &spec.v)].map(|(data, layout)| widen(data, layout.span()));
-    let q = queries(instance, q)?;
+    let k = if blocks { rows(instance, Operand::K, k)? } else { widen(k, spec.k.span()) };
+    let (q, v) = (rows(instance, Operand::Q, q)?, widen(v, spec.v.span()));
     let mut out = floats(problem.out().span(), &problem)?;
     let mut lse = vec![f32::from_bits(UNWRITTEN); problem.rows()];
     let mut inner = HostCall::bind(&problem, &values, [&q[..], &k, &v], &mut out, Some(&mut lse))?;
@@ -64,16 +68,19 @@ fn table(data: Data<'_>) -> [f32; 256] {
     std::array::from_fn(|bits| value(bits as u8))
 }
 
-/// The queries, dense, multiplied by the factors of Q and K.
-fn queries(problem: Instance<'_>, q: Data<'_>) -> Result<Vec<f32>, ProblemError> {
-    let (bytes, table, dims) = (q.bytes(), table(q), problem.q().dims());
+/// Queries or keys, dense, multiplied by their factors; queries by those of keys too, where blocks have none of their own.
+fn rows(problem: Instance<'_>, operand: Operand, data: Data<'_>) -> Result<Vec<f32>, ProblemError> {
+    let layout = if operand == Operand::Q { problem.q() } else { problem.k() };
+    let (bytes, table, dims) = (data.bytes(), table(data), layout.dims());
+    let blocks = matches!(problem.scales(), Some(Scales::PerBlock { .. }));
     let mut wide = floats(Layout::bhsd(dims)?.span(), problem.problem())?;
     let mut rows = wide.chunks_exact_mut(dims.dim);
     for (batch, head) in (0..dims.batch).flat_map(|batch| (0..dims.heads).map(move |head| (batch, head))) {
-        let [of_q, of_k, _] = problem.factors(batch, head / problem.group());
+        let of_k = if blocks { 1.0 } else { problem.factor(Operand::K, [batch, head / problem.group()], 0) };
         for (seq, row) in (0..dims.seq).zip(&mut rows) {
-            let from = &bytes[problem.q().row(batch, head, seq)..];
-            row.iter_mut().zip(from).for_each(|(to, &byte)| *to = table[usize::from(byte)] * (of_q * of_k));
+            let from = &bytes[layout.row(batch, head, seq)..];
+            let factor = problem.factor(operand, [batch, head], seq) * of_k;
+            row.iter_mut().zip(from).for_each(|(to, &byte)| *to = table[usize::from(byte)] * factor);
         }
     }
     Ok(wide)
@@ -104,20 +111,21 @@ fn write_rows<O: Element>(
         if lse.to_bits() == UNWRITTEN || nobodys {
             continue;
         }
-        let [_, _, factor] = problem.factors(batch, head / problem.group());
+        let factor = |feature| problem.factor(Operand::V, [batch, head / problem.group()], feature);
         let to = &mut out[problem.out().row(batch, head, seq)..][..dims.dim];
         let mut own = out_lse.as_mut().map(|all| &mut all[n]);
         match own.as_deref_mut().filter(|_| problem.accumulate()) {
             Some(old) => {
                 let (total, [kept, new]) = merge_weights([*old, lse]);
                 *old = total;
-                for (to, &x) in to.iter_mut().zip(row) {
+                for (n, (to, &x)) in to.iter_mut().zip(row).enumerate() {
                     let before = if kept == 0.0 { 0.0 } else { to.to_f32() * kept };
-                    *to = O::from_f32(before + x * factor * new);
+                    *to = O::from_f32(before + x * factor(n) * new);
                 }
             }
             None => {
-                to.iter_mut().zip(row).for_each(|(to, &x)| *to = O::from_f32(x * factor));
+                let numbers = to.iter_mut().zip(row).enumerate();
+                numbers.for_each(|(n, (to, &x))| *to = O::from_f32(x * factor(n)));
                 own.into_iter().for_each(|own| *own = lse);
             }
         }

@@ -17,7 +17,8 @@ use std::{
 use flashcore_core::{DType, Dims, ExpertLayout, Index, Layout, Mask, MoeSpec, Routing, Spec};
 use flashcore_kernels::{
     AnyProgram, Gpu, KernelConfig, Plan, covering_appends, covering_backward, covering_decode,
-    covering_experts, covering_merges, covering_set, plan, plan_append, plan_general, plan_merge, plan_moe,
+    covering_experts, covering_merges, covering_quantised, covering_set, plan, plan_append, plan_general,
+    plan_merge, plan_moe, plan_quantise,
 };
 use flashcore_ptx::target::Target;
 use sha2::{Digest, Sha256};
@@ -28,7 +29,7 @@ type Built = (KernelConfig, AnyProgram);
 fn programs() -> Vec<Built> {
     let plans = covering_set().unwrap().into_iter().map(|member| member.plan().unwrap());
     let kernels = plans.chain(few()).chain(merges()).chain(appends()).map(|plan| *plan.kernel());
-    kernels.chain(expert_kernels()).map(|kernel| built(&kernel)).collect()
+    kernels.chain(expert_kernels()).chain(quantising()).map(|kernel| built(&kernel)).collect()
 }
 
 fn built(kernel: &KernelConfig) -> Built {
@@ -60,6 +61,13 @@ fn each_kernel(plans: &[Plan]) -> Vec<KernelConfig> {
     kernels.sort_by_key(KernelConfig::name);
     kernels.dedup();
     kernels
+}
+
+/// Every kernel of the covering set of tensors to be quantised, once.
+fn quantising() -> Vec<KernelConfig> {
+    let problems = covering_quantised().unwrap();
+    let on = |gpu: Gpu| problems.iter().map(move |problem| plan_quantise(problem, &gpu, 16).unwrap());
+    each_kernel(&on(Gpu::HOPPER).chain(on(Gpu::AMPERE)).collect::<Vec<_>>())
 }
 
 fn merges() -> impl Iterator<Item = Plan> {
@@ -118,7 +126,7 @@ fn kernels_assemble_without_spills() {
     let others = narrow_heads().chain(tiles_of_every_gpu()).map(|plan| (None, *plan.kernel()));
     // Members of these sets are spread over architectures.
     let experts = expert_kernels().into_iter().chain(each_kernel(&experts_of_models()));
-    let spread = gradients().into_iter().chain(experts).map(|kernel| (None, kernel));
+    let spread = gradients().into_iter().chain(experts).chain(quantising()).map(|kernel| (None, kernel));
     let jobs = jobs(covering.chain(others).chain(spread));
     let assembled: BTreeSet<_> = jobs.iter().map(|job| job.target).collect();
     assert_eq!(assembled.len(), Target::ALL.len(), "every architecture has kernels: {assembled:?}");

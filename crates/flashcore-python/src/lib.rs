@@ -28,6 +28,7 @@ mod moe;
 mod options;
 mod owned;
 mod parts;
+mod quantise;
 
 use pyo3::prelude::*;
 
@@ -50,6 +51,7 @@ mod _native {
         merge::merge,
         moe::moe,
         options::{Options, Values},
+        quantise::quantise,
     };
 
     #[pymodule_init]

@@ -44,6 +44,7 @@ pub mod pages;
 pub mod plain;
 pub mod properties;
 pub mod ptxtest;
+pub mod quantise;
 pub mod random;
 pub mod rng;
 pub mod suite;

@@ -131,6 +131,13 @@ impl Builder {
         self.emit(Op::St, &[Mod::Global, B16], [to.into().operand(), value.operand()]);
     }
 
+    /// Writes the low 8 bits of a value to global memory.
+    #[track_caller]
+    pub fn store_global_8<T: Bits>(&mut self, to: impl Into<Global>, value: Reg<T>) {
+        let byte = Mod::Type(ScalarType::B8);
+        self.emit(Op::St, &[Mod::Global, byte], [to.into().operand(), value.operand()]);
+    }
+
     /// Reads `N` neighbouring values from shared memory.
     ///
     /// Threads that read one address agree on what they read: nobody may write it meanwhile.
