@@ -5,16 +5,15 @@ use flashcore_core::{
     Routing, Spec, Values,
 };
 use flashcore_kernels::{
-    Gpu, KernelConfig, Member, Plan, Tile, covering_decode, covering_experts, covering_merges,
-    covering_quantised, covering_set, decode, forward_sm80,
+    Gpu, KernelConfig, Member, Plan, Tile, covering_decode, covering_experts, covering_merges, covering_set,
+    decode, forward_sm80,
     forward_sm90::{self, Order, Staging},
     moe::{Cut, product_sm90},
     plan, plan_tile,
 };
 use flashcore_lab::simulator::{self, Simulator};
 use flashcore_testkit::{
-    Answer, Outcome, Rng, Rows, Rule, append, cases, merge, moe, narrow, plain, properties, quantise, suite,
-    values,
+    Answer, Outcome, Rng, Rows, Rule, append, cases, merge, moe, narrow, plain, properties, suite, values,
 };
 use flashcore_tile::RegisterBudget;
 use half::{bf16, f16};
@@ -142,23 +141,6 @@ fn experts_are_right_under_every_schedule() {
     });
 }
 
-/// Tensors rounded to 8 bits: the covering set and the suite, by instructions and by integers.
-#[test]
-fn quantising_is_right_under_every_schedule() {
-    let problems = covering_quantised().unwrap();
-    let gpus = [Gpu::HOPPER, Gpu::AMPERE];
-    all_pass(&problems, |(n, problem)| {
-        let simulator = Simulator::seeded(gpus[n % 2], n as u64);
-        let outcome = quantise::check_problem(&simulator, problem, quantise::Numbers::Uneven, n as u64);
-        (outcome != Outcome::Passed).then(|| format!("{problem:?}: {outcome}"))
-    });
-    for (n, gpu) in (0..).zip(gpus) {
-        let dtypes = [DType::COMMON[n], DType::F32];
-        let failures = quantise::failures(&Simulator::new(gpu), &dtypes, 1);
-        assert!(failures.is_empty(), "{}", failures.join("\n"));
-    }
-}
-
 /// Tensors of 8 bits, on GPUs whose CTAs have one tile and several.
 #[test]
 fn narrow_tensors_are_right_under_every_schedule() {
@@ -169,14 +151,6 @@ fn narrow_tensors_are_right_under_every_schedule() {
         (outcome != Outcome::Passed)
             .then(|| format!("{} {:?} {}: {outcome}", case.case, case.scales, case.out))
     });
-}
-
-/// Tensors of 16 bits that are quantised on the way.
-#[test]
-fn quantised_attention_is_near_enough() {
-    let shapes = [([1, 2, 1, 70, 300], 64), ([1, 1, 1, 64, 130], 128)];
-    let failures = narrow::end_to_end(&Simulator::new(Gpu::HOPPER), &shapes, true);
-    assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
 /// Tensor cores cut sums of 8-bit products off: what is not added up in f32 in time is lost, here as on a GPU.

@@ -21,7 +21,9 @@ pub fn plan_quantise(problem: &QuantiseProblem, gpu: &Gpu, alignment: u64) -> Re
     stages.push(Stage::Largest);
     stages.extend(folds(problem, Stage::Largest).then_some(Stage::FoldLargest));
     stages.push(Stage::Round);
-    if stages.iter().any(|&stage| ctas(problem, stage) > i32::MAX as u64) {
+    // Kernels number the features of all slices.
+    let numbered = |&stage: &Stage| ctas(problem, stage).saturating_mul(problem.dims().dim as u64);
+    if stages.iter().any(|stage| numbered(stage) > i32::MAX as u64) {
         return Err(PlanError::Tiles);
     }
     let launch = |stage: Stage| Launch {
