@@ -1,6 +1,6 @@
 //! How a tensor is rounded to 8 bits on a GPU: means if they are subtracted, largest magnitudes, then the numbers.
 
-use flashcore_core::QuantiseProblem;
+use flashcore_core::{Granularity, QuantiseProblem};
 use flashcore_ptx::target::Target;
 
 use super::{Gpu, Plan, PlanError, check_capability};
@@ -21,8 +21,12 @@ pub fn plan_quantise(problem: &QuantiseProblem, gpu: &Gpu, alignment: u64) -> Re
     stages.push(Stage::Largest);
     stages.extend(folds(problem, Stage::Largest).then_some(Stage::FoldLargest));
     stages.push(Stage::Round);
-    // Kernels number the features of all slices.
-    let numbered = |&stage: &Stage| ctas(problem, stage).saturating_mul(problem.dims().dim as u64);
+    // Kernels number slices, and features of all slices where these are looked at one by one.
+    let channels = problem.spec().per == Granularity::PerChannel;
+    let numbered = |&stage: &Stage| {
+        let by_column = channels || matches!(stage, Stage::Sum | Stage::FoldSum);
+        ctas(problem, stage).saturating_mul(if by_column { problem.dims().dim as u64 } else { 1 })
+    };
     if stages.iter().any(|stage| numbered(stage) > i32::MAX as u64) {
         return Err(PlanError::Tiles);
     }
