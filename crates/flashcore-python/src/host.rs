@@ -127,10 +127,15 @@ pub(crate) unsafe fn quantise(
     tensors: &QuantiseTensors,
 ) -> Result<(), CallError> {
     let spec = problem.spec();
-    // SAFETY: the caller's promise, here and below.
+    // SAFETY: the caller's promise.
     let floats = |at: u64, len: usize| unsafe { from_raw_parts_mut(pointer::<f32>(at as usize, len), len) };
-    let x = unsafe { read(tensors.x as usize, spec.dtype, problem.x())? };
-    let out = unsafe { write(tensors.out as usize, spec.to, problem.out())? };
+    // SAFETY: the caller's promise.
+    let (x, out) = unsafe {
+        (
+            read(tensors.x as usize, spec.dtype, problem.x())?,
+            write(tensors.out as usize, spec.to, problem.out())?,
+        )
+    };
     let factors = floats(tensors.factors, problem.factors());
     let means = spec.centred.then(|| floats(tensors.means, problem.means()));
     cpu()?.quantise(&mut QuantiseCall::bind(problem, x, used, QuantisedMut { out, factors, means })?)?;

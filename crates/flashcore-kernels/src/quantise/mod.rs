@@ -329,7 +329,7 @@ impl Arguments {
 struct Slice {
     /// Batch entry times heads plus head.
     plane: Reg<U32>,
-    /// Row of this thread's group, and its address there without columns.
+    /// First row of this thread's group.
     first: Reg<U32>,
     /// Rows that the batch entry uses.
     used: Reg<U32>,
@@ -397,7 +397,7 @@ impl Slice {
     }
 }
 
-/// The bits of a magnitude, and whether it is finite.
+/// The bits of a number's magnitude, which grow with it.
 fn magnitude(b: &mut Builder, value: Reg<F32>) -> Reg<U32> {
     let bits = b.float_bits(value).unsigned();
     b.let_(bits & MAGNITUDE)
