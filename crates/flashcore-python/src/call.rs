@@ -1,7 +1,7 @@
 //! One call: tensors in, a problem out of them, computed on the CPU or launched on the caller's stream.
 
 use flashcore::{Lengths, Operand, Problem, Sequences, Spec, Values, cuda::DeviceTensors};
-use flashcore_core::{Bias, Dims, Pages, Scales};
+use flashcore_core::{Bias, Pages};
 use pyo3::prelude::*;
 
 use crate::{
@@ -9,7 +9,7 @@ use crate::{
     device,
     error::CallError,
     exchange::Exchange,
-    host,
+    factors, host,
     import::Request,
     kept::Kept,
     launched::Launched,
@@ -255,10 +255,8 @@ impl<'a> Call<'a> {
         let (q, out) = (q.layout(options.order)?, out.layout(options.order)?);
         let (k, v) = (k.layout(keys)?, v.layout(keys)?);
         self.check_ranks(options.order)?;
-        let scales = match self.blocks {
-            Some(blocks) => self.block_scales(blocks, [q, k, v].map(|layout| layout.dims()))?,
-            None => self.scales(q.dims().batch, k.dims().heads)?,
-        };
+        let dims = [q, k, v].map(|layout| layout.dims());
+        let scales = self.factors.as_ref().map(|all| factors::scales(all, self.blocks, dims)).transpose()?;
         Ok(Spec {
             scales,
             out: Some(out),
@@ -271,30 +269,6 @@ impl<'a> Call<'a> {
             bias: self.bias.map(|bias| bias_kind(&bias)).transpose()?,
             ..Spec::new(dtype, q, k, v)
         })
-    }
-
-    /// Factors of blocks of q and k and of features of v, as many as there are.
-    fn block_scales(&self, blocks: [usize; 2], dims: [Dims; 3]) -> Result<Option<Scales>, CallError> {
-        let Some(all) = &self.factors else { return Ok(None) };
-        let [rows_q, rows_k] = blocks.map(|rows| rows.max(1));
-        let each = [dims[0].seq.div_ceil(rows_q), dims[1].seq.div_ceil(rows_k), dims[2].dim];
-        for ((factors, dims), each) in all.iter().zip(dims).zip(each) {
-            factors.check_count(dims.batch * dims.heads * each)?;
-        }
-        Ok(Some(Scales::PerBlock { q: blocks[0], k: blocks[1] }))
-    }
-
-    /// How many factors each tensor has; all have as many.
-    fn scales(&self, batch: usize, heads: usize) -> Result<Option<Scales>, CallError> {
-        let Some(all) = &self.factors else { return Ok(None) };
-        let [q, k, v] = all.each_ref().map(|factors| factors.scales(batch, heads));
-        let (q, k, v) = (q?, k?, v?);
-        match [(k, &all[1]), (v, &all[2])].into_iter().find(|(kind, _)| *kind != q) {
-            Some((_, other)) => {
-                Err(CallError::Factors { operand: other.operand, given: other.count(), batch, heads })
-            }
-            None => Ok(Some(q)),
-        }
     }
 
     /// In which order K and V have their dimensions; pages have four of them.

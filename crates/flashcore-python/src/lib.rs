@@ -19,6 +19,7 @@ mod direct;
 mod dlpack;
 mod error;
 mod exchange;
+mod factors;
 mod host;
 mod import;
 mod kept;
