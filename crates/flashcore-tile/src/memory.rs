@@ -14,6 +14,7 @@ use crate::{
     value::{Bits, F32, Reg, Type, U32, U64, Val},
 };
 
+const B8: Mod = Mod::Type(ScalarType::B8);
 const B16: Mod = Mod::Type(ScalarType::B16);
 
 /// A place in global memory.
@@ -134,8 +135,7 @@ impl Builder {
     /// Writes the low 8 bits of a value to global memory.
     #[track_caller]
     pub fn store_global_8<T: Bits>(&mut self, to: impl Into<Global>, value: Reg<T>) {
-        let byte = Mod::Type(ScalarType::B8);
-        self.emit(Op::St, &[Mod::Global, byte], [to.into().operand(), value.operand()]);
+        self.emit(Op::St, &[Mod::Global, B8], [to.into().operand(), value.operand()]);
     }
 
     /// Reads `N` neighbouring values from shared memory.
