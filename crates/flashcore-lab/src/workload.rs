@@ -284,15 +284,20 @@ impl Workload {
         if let Some(folder) = self.files.get() {
             return Ok(folder.path());
         }
-        let memory = Path::new("/dev/shm");
-        let parent = if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() };
-        let folder = tempfile::Builder::new().prefix("flashcore-").tempdir_in(&parent);
+        // Memory may have no room for gigabytes of weights.
+        let memory = self.written_to(Path::new("/dev/shm"));
+        let folder = memory.or_else(|_| self.written_to(&std::env::temp_dir()))?;
+        Ok(self.files.get_or_init(|| folder).path())
+    }
+
+    fn written_to(&self, parent: &Path) -> Result<TempDir, LabError> {
+        let folder = tempfile::Builder::new().prefix("flashcore-").tempdir_in(parent);
         let folder = folder.map_err(LabError::io("make a folder in", parent))?;
         for Array { name, bytes, .. } in self.arrays() {
             let path = folder.path().join(name);
             fs::write(&path, bytes).map_err(LabError::io("write", path))?;
         }
-        Ok(self.files.get_or_init(|| folder).path())
+        Ok(folder)
     }
 }
 

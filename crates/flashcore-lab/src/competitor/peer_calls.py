@@ -18,7 +18,7 @@ def shapes(task):
                     weights=((tokens, top_k), torch.float32))
     q, k, dim_v = task["q"], task["k"], task["dim_v"]
     if task.get("page"):
-        pages = [q[0] * -(-k[2] // task["page"]), task["page"], k[1]]
+        pages = [-1, task["page"], k[1]]
         return dict(q=((-1, q[1], q[3]), own), k=((*pages, k[3]), own), v=((*pages, dim_v), own),
                     lengths_q=((-1,), torch.int32), lengths_kv=((-1,), torch.int32), table=((q[0], -1), torch.int32))
     out = (*q[:3], dim_v)

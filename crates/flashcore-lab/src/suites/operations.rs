@@ -189,7 +189,9 @@ pub(super) fn experts(dtype: DType, layers: &[[usize; 4]], tokens: &[usize]) -> 
 
 #[cfg(test)]
 mod tests {
-    use crate::suites::Suite;
+    use flashcore_kernels::{ALLOCATED_ALIGNMENT, Choice, Gpu, plan_moe};
+
+    use crate::{suites::Suite, task::Operation};
 
     /// What is compared is measured: every side of a comparison is a task of its suite.
     #[test]
@@ -215,6 +217,22 @@ mod tests {
         ] {
             let names = names(suite);
             assert!(names.len() == count && names.contains(&some.to_owned()), "{}: {names:#?}", suite.name);
+        }
+    }
+
+    /// What a GPU is there for it computes: no task of these suites is refused by its plan.
+    #[test]
+    fn a_hopper_takes_every_task() {
+        let (gpu, alignment) = (Gpu::HOPPER, ALLOCATED_ALIGNMENT);
+        for suite in [Suite::DECODE, Suite::BACKWARD, Suite::SERVING, Suite::MOE] {
+            for task in suite.tasks(suite.dtype).unwrap() {
+                let plan = match task.operation() {
+                    Operation::Forward(problem) => Choice::Rules.plan(problem, &gpu, alignment),
+                    Operation::Backward(problem) => Choice::Rules.plan_backward(problem, &gpu, alignment),
+                    Operation::Experts(problem) => plan_moe(problem, &gpu, alignment),
+                };
+                assert!(plan.is_ok_and(|plan| !plan.launches().is_empty()), "{task}");
+            }
         }
     }
 }

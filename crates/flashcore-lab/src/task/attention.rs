@@ -130,7 +130,7 @@ impl AttentionSpec {
     /// Queries and output packed or with heads inside, as engines have them, over pages likewise.
     fn paged(&self, dtype: DType, [q, k, v]: [Dims; 3], sequences: &[Extents]) -> Result<Spec, TaskError> {
         let (rows, columns) = (self.page.unwrap_or(1), self.columns());
-        let pages = Dims { batch: sequences.len() * columns, seq: rows, ..k };
+        let pages = Dims { batch: sequences.iter().map(|one| self.pages(one)).sum(), seq: rows, ..k };
         let new: usize = sequences.iter().map(|[queries, _]| *queries as usize).sum();
         let packed = self.traffic == Some(Traffic::Mixed);
         let q = Layout::bshd(if packed { Dims { batch: 1, seq: new, ..q } } else { q })?;
@@ -140,9 +140,14 @@ impl AttentionSpec {
         Ok(Spec { out: Some(out), pages: Some(table), ..Spec::new(dtype, q, k?, v?) })
     }
 
-    /// Page numbers of a sequence.
+    /// Page numbers of the longest sequence.
     fn columns(&self) -> usize {
         self.k[2].div_ceil(self.page.unwrap_or(1).max(1))
+    }
+
+    /// Pages that a sequence uses.
+    fn pages(&self, [_, keys]: &Extents) -> usize {
+        (*keys as usize).div_ceil(self.page.unwrap_or(1).max(1))
     }
 
     /// Queries and keys of each sequence, where they differ or lie in pages.
@@ -188,12 +193,17 @@ impl AttentionSpec {
         Lengths::packed_queries(offsets, keys)
     }
 
-    /// Which pages hold which keys.
-    pub(super) fn table(&self, seed: u64) -> Option<PageTable> {
+    /// Which pages hold which keys; 0 beyond the keys of a sequence.
+    pub(super) fn table(&self, sequences: &[Extents], seed: u64) -> Option<PageTable> {
         self.page?;
-        let pages = Rng::new(seed).permutation(self.q[0] * self.columns());
-        let numbers: Vec<i32> = pages.into_iter().map(|page| page as i32).collect();
-        Some(PageTable::new(numbers, self.columns()))
+        let all = sequences.iter().map(|one| self.pages(one)).sum();
+        let (mut order, columns) = (Rng::new(seed).permutation(all).into_iter(), self.columns());
+        let mut numbers = Vec::with_capacity(sequences.len() * columns);
+        for (n, sequence) in sequences.iter().enumerate() {
+            numbers.extend(order.by_ref().take(self.pages(sequence)).map(|page| page as i32));
+            numbers.resize((n + 1) * columns, 0);
+        }
+        Some(PageTable::new(numbers, columns))
     }
 
     /// Which keys a query sees.

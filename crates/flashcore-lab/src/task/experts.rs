@@ -25,6 +25,9 @@ impl ExpertSpec {
     pub(super) fn parse(&self) -> Result<MoeProblem, TaskError> {
         let dtype: DType = self.dtype.parse().map_err(TaskError::DType)?;
         let Self { tokens, hidden, intermediate, experts, top_k, .. } = *self;
+        if top_k > experts {
+            return Err(TaskError::TopK { top_k, experts });
+        }
         let up = intermediate.checked_mul(2).ok_or(TaskError::NotPlain)?;
         let gate_up = ExpertLayout::dense([experts, up, hidden])?;
         let down = ExpertLayout::dense([experts, hidden, intermediate])?;

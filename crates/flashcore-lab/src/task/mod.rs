@@ -82,6 +82,8 @@ pub enum TaskError {
     /// Lengths, pages and sinks of tasks are drawn.
     #[error("only dense tensors without lengths, and with sinks that are drawn, can be measured")]
     NotPlain,
+    #[error("a token goes to {top_k} different experts but there are {experts}; use a top-k of at most that")]
+    TopK { top_k: usize, experts: usize },
     #[error("{task} is no forward attention over dense tensors; name such a problem")]
     NotForward { task: String },
 }
@@ -152,8 +154,10 @@ impl Task {
     pub fn values(&self, seed: u64) -> Values {
         let TaskSpec::Attention(spec) = &self.spec else { return Values::default() };
         let sinks = spec.sinks.then(|| normal_sinks(spec.q[1], seed)).flatten();
-        let lengths = self.sequences.as_deref().map_or_else(Default::default, |all| spec.lengths(all));
-        Values { sinks, lengths, table: spec.table(seed), ..Values::default() }
+        let sequences = self.sequences.as_deref();
+        let lengths = sequences.map_or_else(Default::default, |all| spec.lengths(all));
+        let table = sequences.and_then(|all| spec.table(all, seed));
+        Values { sinks, lengths, table, ..Values::default() }
     }
 
     /// The task as plain data.
@@ -195,7 +199,7 @@ impl Task {
     pub fn sets(&self) -> usize {
         match (&self.operation, self.attention()) {
             (Operation::Experts(_), _) => ROUTINGS,
-            (_, Some(spec)) if spec.page.is_some() => {
+            (_, Some(spec)) if spec.page.is_some() && self.bytes() < BEYOND_CACHE => {
                 ((BEYOND_CACHE / self.bytes()).ceil() as usize + 1).min(MOST_COPIES)
             }
             _ => 1,
