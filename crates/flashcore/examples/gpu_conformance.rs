@@ -4,7 +4,7 @@
 //! [cases|laws|random|decode|merge|append|narrow|quantise|backward] [filter or number]`
 //!
 //! `backward` is cases, laws and random problems of gradients, `split` and `fused` are their two forms on a Hopper;
-//! `gpu_moe check` is for mixtures of experts.
+//! `flashcore verify --backend cuda` checks the other operations.
 
 use flashcore::{
     Backend, DType,
