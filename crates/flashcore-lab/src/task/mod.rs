@@ -90,6 +90,7 @@ pub enum TaskError {
 
 /// What is computed.
 #[derive(Clone, PartialEq, Debug)]
+#[expect(clippy::large_enum_variant, reason = "there are as many as tasks, which are few")]
 pub enum Operation {
     Forward(Problem),
     Backward(BackwardProblem),
