@@ -97,7 +97,9 @@ impl FindingKind {
     /// How much findings of this kind weigh.
     pub const fn severity(self) -> Severity {
         match self {
-            Self::UnfencedRead | Self::UnfencedInit | Self::UnfencedCopy | Self::SameValueRace => Severity::Note,
+            Self::UnfencedRead | Self::UnfencedInit | Self::UnfencedCopy | Self::SameValueRace => {
+                Severity::Note
+            }
             _ => Severity::Error,
         }
     }
