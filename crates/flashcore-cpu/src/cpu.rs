@@ -3,7 +3,8 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use flashcore_core::{
-    AppendCall, Backend, BackendError, BackwardCall, DType, Data, DataMut, HostCall, MergeCall, MoeCall, Ran,
+    AppendCall, Backend, BackendError, BackwardCall, DType, Data, DataMut, HostCall, MergeCall, MoeCall,
+    QuantiseCall, Ran,
 };
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
@@ -17,6 +18,7 @@ use crate::{
     moe::moe,
     narrow,
     output::Target,
+    quantise::quantise,
     scratch::Scratch,
     simd::runner::Runner,
 };
@@ -261,6 +263,16 @@ impl Backend for Cpu {
         let kernel = self.install(|| merge(call, self.runner)).ok_or_else(|| BackendError::Unsupported {
             backend: "cpu",
             what: format!("{dtype} parts"),
+            instead: "convert them to f32".to_owned(),
+        })?;
+        Ok(Ran { kernel: kernel.to_owned() })
+    }
+
+    fn quantise(&self, call: &mut QuantiseCall<'_>) -> Result<Ran, BackendError> {
+        let dtype = call.problem().spec().dtype;
+        let kernel = self.install(|| quantise(call)).ok_or_else(|| BackendError::Unsupported {
+            backend: "cpu",
+            what: format!("{dtype} tensors"),
             instead: "convert them to f32".to_owned(),
         })?;
         Ok(Ran { kernel: kernel.to_owned() })
