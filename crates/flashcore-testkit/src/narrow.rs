@@ -264,7 +264,7 @@ fn factors(scales: Scales, numbers: &[Vec<f32>; 3], dims: [Dims; 3]) -> Factors 
         }
         largest.into_iter().map(|largest| largest / E4M3::MAX).collect::<Vec<f32>>()
     };
-    let all = [0, 1, 2].map(|n| of(n));
+    let all = [0, 1, 2].map(of);
     match scales {
         Scales::PerTensor => Factors::per_tensor(all.map(|factors| factors[0])),
         Scales::PerHead => Factors::per_head(all.map(Into::into)),
