@@ -182,7 +182,7 @@ impl Cpu {
         scratch: &mut Scratch,
         crew: Crew,
     ) -> Result<&'static str, BackendError> {
-        if call.problem().dtype().is_narrow() {
+        if call.problem().kv_dtype().is_narrow() {
             return narrow::forward(call, scratch, |call, scratch| self.run_here(call, scratch, crew));
         }
         let (problem, inputs) = (call.instance(), call.inputs());

@@ -1,19 +1,22 @@
-//! Attention of 8-bit tensors: widened to f32 and computed there. Called by `cpu`, which it calls back.
+//! Attention of 8-bit tensors, or over a cache of 8 bits: widened to f32 and computed there. Called by `cpu`, which it
+//! calls back.
 //!
 //! Factors of Q and K are multiplied into the queries, that of V into the result, so that keys and values may lie in
-//! whatever layout, shared by batch entries or in pages.
+//! whatever layout, shared by batch entries or in pages. Rows that no sequence uses are not looked at.
 
 use flashcore_core::{
     BackendError, DType, Data, DataMut, E4M3, E5M2, Element, HostCall, Instance, Layout, Problem,
     ProblemError, Spec, Values,
 };
 
+use half::{bf16, f16};
+
 use crate::{forward::merge_weights, scratch::Scratch};
 
 /// What the LSE of a row holds that nobody has written.
 const UNWRITTEN: u32 = 0x7fc0_5eed;
 
-/// Computes a call whose tensors have 8 bits by way of `wide`, which computes one of f32 tensors.
+/// Computes a call whose keys and values have 8 bits by way of `wide`, which computes one of f32 tensors.
 pub(crate) fn forward(
     call: &mut HostCall<'_>,
     scratch: &mut Scratch,
@@ -24,6 +27,7 @@ pub(crate) fn forward(
     let q_layout = Layout::bhsd(spec.q.dims())?;
     let widened = Spec {
         dtype: DType::F32,
+        kv_dtype: None,
         q: q_layout,
         out: None,
         out_dtype: None,
@@ -33,13 +37,14 @@ pub(crate) fn forward(
     };
     let problem = widened.parse()?;
     let values = Values { factors: None, ..instance.values().clone() };
-    let [k, v] = [(k, &spec.k), (v, &spec.v)].map(|(data, layout)| widen(data, layout.span()));
-    let q = queries(instance, q)?;
+    let owners = Owners::of(instance);
+    let [k, v] = [widen(instance, k, &spec.k)?, widen(instance, v, &spec.v)?];
+    let q = queries(instance, &owners, q)?;
     let mut out = floats(problem.out().span(), &problem)?;
     let mut lse = vec![f32::from_bits(UNWRITTEN); problem.rows()];
     let mut inner = HostCall::bind(&problem, &values, [&q[..], &k, &v], &mut out, Some(&mut lse))?;
     let kernel = wide(&mut inner, scratch)?;
-    write(call, &out, &lse);
+    write(call, &owners, (&out, &lse));
     Ok(kernel)
 }
 
@@ -49,10 +54,47 @@ fn floats(count: usize, problem: &Problem) -> Result<Vec<f32>, ProblemError> {
     bytemuck::allocation::try_zeroed_vec(count).map_err(no_memory)
 }
 
-/// The first `count` elements as f32.
-fn widen(data: Data<'_>, count: usize) -> Vec<f32> {
-    let (bytes, table) = (data.bytes(), table(data));
-    bytes[..count].iter().map(|&byte| table[usize::from(byte)]).collect()
+/// Whose factors rows of Q have.
+struct Owners {
+    /// For each row, where sequences are packed and have factors of their own.
+    packed: Option<Vec<usize>>,
+}
+
+impl Owners {
+    fn of(problem: Instance<'_>) -> Self {
+        let apart = problem.sequences() != problem.batch() && problem.scaled_entries() != problem.batch();
+        let packed = apart.then(|| {
+            let mut owners = vec![0; problem.seq_q()];
+            for n in 0..problem.sequences() {
+                let sequence = problem.sequence(n);
+                owners[sequence.q_start..][..sequence.q_len].fill(n);
+            }
+            owners
+        });
+        Self { packed }
+    }
+
+    /// The factors of a row.
+    fn factors(&self, problem: Instance<'_>, [batch, head, seq]: [usize; 3]) -> [f32; 3] {
+        let entry = self.packed.as_ref().map_or(batch, |owners| owners[seq]);
+        problem.factors(entry, head / problem.group())
+    }
+}
+
+/// The keys or values of all sequences as f32, where they lay.
+fn widen(problem: Instance<'_>, data: Data<'_>, layout: &Layout) -> Result<Vec<f32>, ProblemError> {
+    let (bytes, table, dims) = (data.bytes(), table(data), layout.dims());
+    let mut wide = floats(layout.span(), problem.problem())?;
+    for n in 0..problem.sequences() {
+        let keys = problem.keys(n);
+        let places = (0..problem.sequence(n).kv_len).map(|key| keys.place(key));
+        for ((batch, row), head) in places.flat_map(|place| (0..dims.heads).map(move |head| (place, head))) {
+            let start = layout.row(batch, head, row);
+            let to = wide[start..][..dims.dim].iter_mut();
+            to.zip(&bytes[start..]).for_each(|(to, &byte)| *to = table[usize::from(byte)]);
+        }
+    }
+    Ok(wide)
 }
 
 /// The value of every byte.
@@ -65,27 +107,43 @@ fn table(data: Data<'_>) -> [f32; 256] {
 }
 
 /// The queries, dense, multiplied by the factors of Q and K.
-fn queries(problem: Instance<'_>, q: Data<'_>) -> Result<Vec<f32>, ProblemError> {
-    let (bytes, table, dims) = (q.bytes(), table(q), problem.q().dims());
+fn queries(problem: Instance<'_>, owners: &Owners, q: Data<'_>) -> Result<Vec<f32>, ProblemError> {
+    match q {
+        Data::F16(q) => scaled_queries(problem, owners, q, f16::to_f32),
+        Data::BF16(q) => scaled_queries(problem, owners, q, bf16::to_f32),
+        _ => {
+            let table = table(q);
+            scaled_queries(problem, owners, q.bytes(), |byte| table[usize::from(byte)])
+        }
+    }
+}
+
+fn scaled_queries<T: Copy>(
+    problem: Instance<'_>,
+    owners: &Owners,
+    q: &[T],
+    value: impl Fn(T) -> f32,
+) -> Result<Vec<f32>, ProblemError> {
+    let dims = problem.q().dims();
     let mut wide = floats(Layout::bhsd(dims)?.span(), problem.problem())?;
     let mut rows = wide.chunks_exact_mut(dims.dim);
     for (batch, head) in (0..dims.batch).flat_map(|batch| (0..dims.heads).map(move |head| (batch, head))) {
-        let [of_q, of_k, _] = problem.factors(batch, head / problem.group());
         for (seq, row) in (0..dims.seq).zip(&mut rows) {
-            let from = &bytes[problem.q().row(batch, head, seq)..];
-            row.iter_mut().zip(from).for_each(|(to, &byte)| *to = table[usize::from(byte)] * (of_q * of_k));
+            let [of_q, of_k, _] = owners.factors(problem, [batch, head, seq]);
+            let from = &q[problem.q().row(batch, head, seq)..];
+            row.iter_mut().zip(from).for_each(|(to, &x)| *to = value(x) * (of_q * of_k));
         }
     }
     Ok(wide)
 }
 
 /// Writes dense f32 rows as the call wants them.
-fn write(call: &mut HostCall<'_>, rows: &[f32], lse: &[f32]) {
+fn write(call: &mut HostCall<'_>, owners: &Owners, from: (&[f32], &[f32])) {
     let instance = call.instance();
     match call.outputs() {
-        (DataMut::F16(out), to) => write_rows(instance, (rows, lse), out, to),
-        (DataMut::BF16(out), to) => write_rows(instance, (rows, lse), out, to),
-        (DataMut::F32(out), to) => write_rows(instance, (rows, lse), out, to),
+        (DataMut::F16(out), to) => write_rows(instance, owners, from, out, to),
+        (DataMut::BF16(out), to) => write_rows(instance, owners, from, out, to),
+        (DataMut::F32(out), to) => write_rows(instance, owners, from, out, to),
         // A problem has no other outputs.
         _ => {}
     }
@@ -93,6 +151,7 @@ fn write(call: &mut HostCall<'_>, rows: &[f32], lse: &[f32]) {
 
 fn write_rows<O: Element>(
     problem: Instance<'_>,
+    owners: &Owners,
     (rows, lses): (&[f32], &[f32]),
     out: &mut [O],
     mut out_lse: Option<&mut [f32]>,
@@ -104,7 +163,7 @@ fn write_rows<O: Element>(
         if lse.to_bits() == UNWRITTEN || nobodys {
             continue;
         }
-        let [_, _, factor] = problem.factors(batch, head / problem.group());
+        let [_, _, factor] = owners.factors(problem, [batch, head, seq]);
         let to = &mut out[problem.out().row(batch, head, seq)..][..dims.dim];
         let mut own = out_lse.as_mut().map(|all| &mut all[n]);
         match own.as_deref_mut().filter(|_| problem.accumulate()) {

@@ -3,7 +3,7 @@
 use flashcore_core::DType;
 use flashcore_cpu::{Cpu, SimdLevel};
 use flashcore_testkit::{
-    append,
+    append, cache,
     cases::{self, Cost},
     check_case, merge, moe, narrow, properties, random,
 };
@@ -37,6 +37,9 @@ fn check(level: SimdLevel) {
     failures.extend(append::failures(&cpu, &DType::COMMON, 1));
     failures.extend(narrow::failures(&cpu, &narrow::cases(), 1));
     failures.extend(narrow::failures(&cpu, &narrow::named(cost), 1));
+    failures.extend(cache::failures(&cpu, &cache::cases(cost), 1, true));
+    let random: Vec<_> = (0..20).map(|n| cache::random(3, n, random::Limits::SMALL)).collect();
+    failures.extend(cache::failures(&cpu, &random, 1, true));
     let dtypes = if cost == Cost::Small { &DType::COMMON[..] } else { &[DType::BF16] };
     failures.extend(moe::failures(&cpu, dtypes, 1));
     assert!(failures.is_empty(), "{level}: {} failures\n{}", failures.len(), failures.join("\n"));

@@ -210,7 +210,7 @@ fn factors(scales: Scales, numbers: &[Vec<f32>; 3], dims: [Dims; 3]) -> Factors 
     };
     match scales {
         Scales::PerTensor => Factors::per_tensor([0, 1, 2].map(|n| of(n)[0])),
-        Scales::PerHead => Factors::per_head([0, 1, 2].map(|n| of(n).into())),
+        _ => Factors::per_head([0, 1, 2].map(|n| of(n).into())),
     }
 }
 

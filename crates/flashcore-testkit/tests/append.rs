@@ -113,7 +113,11 @@ fn places([batch, heads, rows]: [usize; 3]) -> impl Iterator<Item = (usize, usiz
 #[test]
 fn a_plain_append_passes() {
     for case in append::cases() {
-        assert_eq!(append::check(&Plain(Fault::None), &case, DType::F32, 1), Outcome::Passed, "{case}");
+        assert_eq!(
+            append::check(&Plain(Fault::None), &case, (DType::F32, DType::F32), 1),
+            Outcome::Passed,
+            "{case}"
+        );
     }
 }
 

@@ -1,0 +1,262 @@
+//! Queries of 16 bits over keys and values of E4M3, on any backend: the cases of attention with their keys quantised.
+//!
+//! The oracle is f64 on what the bytes and factors say, so that a verdict is about the backend alone; the yardstick and
+//! the error rule are those of the queries' type. Factors differ from sequence to sequence, also where those share pages,
+//! and what no sequence uses is NaN.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use flashcore_core::{
+    Backend, DType, Data, Dims, E4M3, Element, Factors, HostCall, Instance, Layout, Lengths, Mask, Problem,
+    Scales, Spec, Values,
+};
+use half::{bf16, f16};
+
+use crate::{
+    answer::Rows,
+    bench::{Run, Trouble, is_used, message, no_memory},
+    buffers::{Buffer, never_read, unwritten},
+    cases::{self, Case, Cost, Sinks, Tag},
+    compare::Rule,
+    inputs::{Inputs, Place, Placement},
+    kinds::Kind,
+    pages::Paging,
+    plain, random,
+    rng::Rng,
+    suite::{Outcome, Step},
+    values,
+};
+
+/// A case over a cache of 8 bits.
+#[derive(Clone, Debug)]
+pub struct CacheCase {
+    pub case: Case,
+    pub scales: Option<Scales>,
+    /// Whether the result is f32.
+    pub wide: bool,
+}
+
+/// Kinds of factors, in turn.
+const SCALES: [Option<Scales>; 5] = [
+    Some(Scales::PerHead),
+    Some(Scales::PerTensor),
+    Some(Scales::Strided([0, 1])),
+    None,
+    Some(Scales::Strided([5, 2])),
+];
+
+/// What cases of attention a cache is tried with.
+const TAGS: [Tag; 9] = [
+    Tag::Pages,
+    Tag::UsedLengths,
+    Tag::EmptyRows,
+    Tag::ZeroLength,
+    Tag::Gqa,
+    Tag::Ragged,
+    Tag::Decode,
+    Tag::Softcap,
+    Tag::Sinks,
+];
+
+fn over_cache(n: usize, case: Case) -> CacheCase {
+    let case = Case { name: format!("cache, {}", case.name), ..case };
+    CacheCase { case, scales: SCALES[n % SCALES.len()], wide: n % 4 == 3 }
+}
+
+/// The cases of attention that a cache may have, up to a cost.
+pub fn cases(cost: Cost) -> Vec<CacheCase> {
+    let suits = |case: &Case| TAGS.contains(&case.tag) && case.cost() <= cost;
+    cases::all()
+        .into_iter()
+        .filter(suits)
+        .chain(own())
+        .enumerate()
+        .map(|(n, case)| over_cache(n, case))
+        .collect()
+}
+
+/// A few small cases of every kernel, for a simulator.
+pub fn tiny() -> Vec<CacheCase> {
+    own().into_iter().enumerate().map(|(n, case)| over_cache(n, case)).collect()
+}
+
+fn own() -> Vec<Case> {
+    const PAIRS: [(u32, u32); 4] = [(1, 90), (1, 17), (1, 0), (1, 64)];
+    const MIXED: [(u32, u32); 5] = [(1, 70), (20, 45), (0, 9), (2, 2), (3, 0)];
+    let decode = |name: &str, size, dim| Case {
+        mask: Mask::CAUSAL,
+        ..Case::paged(name, Paging::of(size), &PAIRS, [4, 2], dim)
+    };
+    let mixed = |name: &str, size, dim| {
+        let paging = Paging { packed: true, shared: 1, ..Paging::of(size) };
+        Case { mask: Mask::CAUSAL, ..Case::paged(name, paging, &MIXED, [4, 2], dim) }
+    };
+    let new = |name: &str, shape, dim| Case::new(Tag::Decode, name, shape, dim);
+    let used = Lengths::keys([90, 1, 0]);
+    vec![
+        decode("pages of 1", 1, 64),
+        decode("pages of 16", 16, 128),
+        Case { placement: Placement::Padded, ..decode("pages apart", 3, 64) },
+        Case { dim_v: 64, ..decode("other dim of values", 16, 96) },
+        decode("dim 256", 16, 256),
+        mixed("mixed", 16, 64),
+        Case { softcap: Some(20.0), ..mixed("mixed, softcap", 3, 128) },
+        Case { sinks: Sinks::Normal, mask: Mask::window(20, 0), ..mixed("mixed, sinks, window", 16, 32) },
+        Case { batch_invariant: true, ..mixed("mixed, batch invariant", 8, 64) },
+        Case { lengths: used, ..new("padded", [3, 4, 2, 1, 100], 64) },
+        Case { mask: Mask::CAUSAL, ..new("two blocks of rows", [1, 20, 1, 1, 130], 64) },
+        Case { mask: Mask::CAUSAL, ..new("many queries", [2, 2, 1, 70, 100], 128) },
+        Case { placement: Placement::Interleaved, ..new("heads inside rows", [2, 2, 2, 40, 70], 80) },
+        new("narrow head", [1, 2, 1, 3, 50], 16),
+        new("odd pairs", [1, 2, 1, 3, 50], 22),
+        Case { inputs: Inputs::Of(Kind::Outliers), ..new("outliers", [1, 4, 1, 2, 200], 64) },
+        Case { inputs: Inputs::Of(Kind::Sharp), ..new("sharp", [1, 4, 1, 2, 200], 64) },
+        Case { inputs: Inputs::Rising, ..new("rising", [1, 4, 1, 2, 200], 64) },
+        Case::ragged(Tag::Ragged, "packed", &[(1, 40), (5, 20), (0, 3), (30, 30)], [4, 2], 64),
+    ]
+}
+
+/// The `index`-th random case of a seed.
+pub fn random(seed: u64, index: u64, limits: random::Limits) -> CacheCase {
+    over_cache(index as usize, random::any(seed, index, limits))
+}
+
+/// Runs cases on a backend and says what failed; what it does not take counts as failed where `all` must be taken.
+pub fn failures(backend: &dyn Backend, cases: &[CacheCase], seed: u64, all: bool) -> Vec<String> {
+    let failed = cases.iter().enumerate().filter_map(|(n, case)| {
+        let dtype = [DType::BF16, DType::F16][n % 2];
+        let outcome = check(backend, case, dtype, seed);
+        let bad = outcome.is_failure() || (all && outcome != Outcome::Passed);
+        bad.then(|| format!("{} {dtype} {:?}: {outcome}", case.case, case.scales))
+    });
+    failed.collect()
+}
+
+/// Checks one case on one backend.
+pub fn check(backend: &dyn Backend, case: &CacheCase, dtype: DType, seed: u64) -> Outcome {
+    let checked = match (dtype, case.wide) {
+        (DType::F16, false) => judged::<f16, f16>(backend, case, seed),
+        (DType::F16, true) => judged::<f16, f32>(backend, case, seed),
+        (DType::BF16, false) => judged::<bf16, bf16>(backend, case, seed),
+        (DType::BF16, true) => judged::<bf16, f32>(backend, case, seed),
+        (other, _) => Err(Outcome::Skipped(format!("{other} queries have no cache of 8 bits"))),
+    };
+    checked.err().unwrap_or(Outcome::Passed)
+}
+
+fn judged<T: Element, O: Element>(backend: &dyn Backend, case: &CacheCase, seed: u64) -> Result<(), Outcome> {
+    let bench = Bench::<T>::new(case, seed)?;
+    let first = bench.run::<O>(backend)?;
+    if let Some(row) = first.unwritten_row() {
+        return Err(Outcome::failed(Step::Sanity, format!("row {row} was not written")));
+    }
+    let (instance, data) = (bench.instance(), bench.data());
+    let [oracle, yardstick] =
+        [plain::reference, plain::yardstick].map(|plain| plain(instance, data, Rows::ALL));
+    let verdict = Rule::of(&bench.problem).judge(&first.answer(&bench.problem), &oracle, &yardstick);
+    if let Some(reason) = verdict.reason {
+        return Err(Outcome::failed(Step::Correctness, reason));
+    }
+    let again = bench.run::<O>(backend)?;
+    if let Some(row) = first.first_difference(&again) {
+        return Err(Outcome::failed(Step::Determinism, format!("row {row} differs between two runs")));
+    }
+    first.overrun().map_or(Ok(()), |reason| Err(Outcome::failed(Step::Isolation, reason)))
+}
+
+/// A case in memory.
+struct Bench<T> {
+    problem: Problem,
+    values: Values,
+    q: Buffer<T>,
+    kv: [Buffer<E4M3>; 2],
+    out_shift: usize,
+}
+
+impl<T: Element> Bench<T> {
+    fn new(case: &CacheCase, seed: u64) -> Result<Self, Trouble> {
+        let CacheCase { case, scales, wide } = case;
+        let plain = case.problem(T::DTYPE)?;
+        let numbers = case.inputs.values([case.q, case.k, case.v()], &mut Rng::new(seed));
+        let bases = [1, 2].map(|n: usize| base(&numbers[n]));
+        let entries = [plain.sequences(), plain.heads_kv()];
+        let factors = scales.map(|scales| factors(scales, entries, bases, seed));
+        let values = Values { factors, ..case.values(seed) };
+        let spec = Spec { out_dtype: wide.then_some(DType::F32), ..plain.spec().clone() };
+        let problem = spec.with(&values).over(DType::E4M3).parse()?;
+        let instance = Instance::new(&problem, &values)?;
+        let [q, k, v, (_, out_shift)] = case.places()?;
+        let divisors = if scales.is_some() { bases } else { [1.0; 2] };
+        let kv = [
+            quantised(instance, 1, k, (&numbers[1], divisors[0]))?,
+            quantised(instance, 2, v, (&numbers[2], divisors[1]))?,
+        ];
+        let mut of_q = Buffer::filled(q.0, q.1, never_read()).ok_or_else(no_memory)?;
+        values::scatter(&numbers[0], of_q.slice_mut(), &q.0, |batch, seq| is_used(instance, 0, batch, seq));
+        Ok(Self { problem, values, q: of_q, kv, out_shift })
+    }
+
+    fn instance(&self) -> Instance<'_> {
+        Instance::new(&self.problem, &self.values).expect("checked when the bench was made")
+    }
+
+    fn data(&self) -> [Data<'_>; 3] {
+        let [k, v] = self.kv.each_ref().map(|buffer| Data::E4M3(buffer.slice()));
+        [T::erase(self.q.slice()), k, v]
+    }
+
+    /// Runs the problem into fresh, poisoned outputs; a panic of the backend is a failure.
+    fn run<O: Element>(&self, backend: &dyn Backend) -> Result<Run<O>, Trouble> {
+        let rows = Layout::bhsd(Dims { dim: 1, ..self.problem.q().dims() })?;
+        let mut out =
+            Buffer::filled(*self.problem.out(), self.out_shift, unwritten()).ok_or_else(no_memory)?;
+        let mut lse = Buffer::filled(rows, 0, unwritten()).ok_or_else(no_memory)?;
+        let wanted = Some(&mut lse.slice_mut()[..self.problem.rows()]);
+        let into = O::erase_mut(out.slice_mut());
+        let mut call = HostCall::bind_erased(&self.problem, &self.values, self.data(), into, wanted)?;
+        let ran = catch_unwind(AssertUnwindSafe(|| backend.forward(&mut call)));
+        let ran =
+            ran.map_err(|panic| Trouble::Failed(format!("the backend panicked: {}", message(&*panic))))??;
+        Ok(Run { out, lse: Some(lse), kernel: ran.kernel })
+    }
+}
+
+/// What brings the largest number of a tensor to the largest of E4M3.
+fn base(numbers: &[f32]) -> f32 {
+    let largest = numbers.iter().filter(|x| x.is_finite()).fold(1e-6f32, |max, x| max.max(x.abs()));
+    largest / E4M3::MAX
+}
+
+/// A factor between those of heads, which nobody may use.
+const NOBODYS: f32 = 1e30;
+
+/// Factors about as large as `bases`.
+fn factors(scales: Scales, [entries, heads]: [usize; 2], bases: [f32; 2], seed: u64) -> Factors {
+    let mut rng = Rng::new(seed ^ 0xfac7);
+    let strides = scales.strides(heads);
+    let tensors = bases.map(|base| {
+        let mut all = vec![NOBODYS; scales.count(entries, heads)];
+        for (entry, head) in (0..entries).flat_map(|entry| (0..heads).map(move |head| (entry, head))) {
+            all[entry * strides[0] + head * strides[1]] = base * (0.5 + rng.uniform());
+        }
+        all.into()
+    });
+    Factors::of_cache(scales, tensors)
+}
+
+/// A tensor divided and rounded; NaN beyond what is used.
+fn quantised(
+    problem: Instance<'_>,
+    operand: usize,
+    (layout, shift): Place,
+    (numbers, divisor): (&[f32], f32),
+) -> Result<Buffer<E4M3>, Trouble> {
+    let mut buffer = Buffer::filled(layout, shift, never_read()).ok_or_else(no_memory)?;
+    let divided: Vec<f32> = numbers.iter().map(|x| x / divisor).collect();
+    let nan = vec![f32::NAN; numbers.len()];
+    let used = |batch, seq| is_used(problem, operand, batch, seq);
+    // Rows in use come last: where strides of 0 make both share memory, they win.
+    values::scatter(&nan, buffer.slice_mut(), &layout, |batch, seq| !used(batch, seq));
+    values::scatter(&divided, buffer.slice_mut(), &layout, used);
+    Ok(buffer)
+}
