@@ -33,6 +33,7 @@ class Values:
         ranges: tuple[Sequence[int], Sequence[int]] | None = None,
         table: Any | None = None,
         bias: Any | None = None,
+        factors: Sequence[Any] = (),
     ) -> None: ...
 
 class Direct:
@@ -51,6 +52,7 @@ class Direct:
         sinks: Any | None = None,
         longest: tuple[int, int] | None = None,
         table: Any | None = None,
+        factors: tuple[Any, Any] | None = None,
         /,
     ) -> Any | None: ...
 

@@ -203,9 +203,7 @@ pub enum ProblemError {
         dtype: DType,
     },
     /// Keys of a type that queries do not take.
-    #[error(
-        "k and v are {kv} but q is {dtype}; convert them to one type, or give f16 or bf16 queries over an e4m3 cache"
-    )]
+    #[error("k and v are {kv} but q is {dtype}; convert them, or give 16-bit queries over an e4m3 cache")]
     KeyDType {
         /// The type of K and V.
         kv: DType,

@@ -144,24 +144,30 @@ pub fn check(backend: &dyn Backend, case: &CacheCase, dtype: DType, seed: u64) -
     checked.err().unwrap_or(Outcome::Passed)
 }
 
+/// Checks a problem over a cache with the lengths, table and factors of a call, holding random numbers.
+pub fn check_problem(backend: &dyn Backend, problem: &Problem, values: &Values, seed: u64) -> Outcome {
+    let checked = match (problem.dtype(), problem.out_dtype()) {
+        (DType::F16, DType::F16) => drawn::<f16, f16>(backend, problem, values, seed),
+        (DType::F16, _) => drawn::<f16, f32>(backend, problem, values, seed),
+        (_, DType::BF16) => drawn::<bf16, bf16>(backend, problem, values, seed),
+        _ => drawn::<bf16, f32>(backend, problem, values, seed),
+    };
+    checked.err().unwrap_or(Outcome::Passed)
+}
+
+fn drawn<T: Element, O: Element>(
+    backend: &dyn Backend,
+    problem: &Problem,
+    values: &Values,
+    seed: u64,
+) -> Result<(), Outcome> {
+    let dims = [problem.q(), problem.k(), problem.v()].map(|layout| layout.dims());
+    let numbers = Inputs::Normal.values(dims, &mut Rng::new(seed));
+    Bench::<T>::holding(problem.clone(), values.clone(), &numbers, [0; 4])?.judged::<O>(backend)
+}
+
 fn judged<T: Element, O: Element>(backend: &dyn Backend, case: &CacheCase, seed: u64) -> Result<(), Outcome> {
-    let bench = Bench::<T>::new(case, seed)?;
-    let first = bench.run::<O>(backend)?;
-    if let Some(row) = first.unwritten_row() {
-        return Err(Outcome::failed(Step::Sanity, format!("row {row} was not written")));
-    }
-    let (instance, data) = (bench.instance(), bench.data());
-    let [oracle, yardstick] =
-        [plain::reference, plain::yardstick].map(|plain| plain(instance, data, Rows::ALL));
-    let verdict = Rule::of(&bench.problem).judge(&first.answer(&bench.problem), &oracle, &yardstick);
-    if let Some(reason) = verdict.reason {
-        return Err(Outcome::failed(Step::Correctness, reason));
-    }
-    let again = bench.run::<O>(backend)?;
-    if let Some(row) = first.first_difference(&again) {
-        return Err(Outcome::failed(Step::Determinism, format!("row {row} differs between two runs")));
-    }
-    first.overrun().map_or(Ok(()), |reason| Err(Outcome::failed(Step::Isolation, reason)))
+    Bench::<T>::new(case, seed)?.judged::<O>(backend)
 }
 
 /// A case in memory.
@@ -184,16 +190,47 @@ impl<T: Element> Bench<T> {
         let values = Values { factors, ..case.values(seed) };
         let spec = Spec { out_dtype: wide.then_some(DType::F32), ..plain.spec().clone() };
         let problem = spec.with(&values).over(DType::E4M3).parse()?;
+        let shifts = case.places()?.map(|(_, shift)| shift);
+        Self::holding(problem, values, &numbers, shifts)
+    }
+
+    /// Tensors that hold these numbers, dense in logical order, first elements so far from aligned addresses.
+    fn holding(
+        problem: Problem,
+        values: Values,
+        numbers: &[Vec<f32>; 3],
+        shifts: [usize; 4],
+    ) -> Result<Self, Trouble> {
         let instance = Instance::new(&problem, &values)?;
-        let [q, k, v, (_, out_shift)] = case.places()?;
-        let divisors = if scales.is_some() { bases } else { [1.0; 2] };
-        let kv = [
-            quantised(instance, 1, k, (&numbers[1], divisors[0]))?,
-            quantised(instance, 2, v, (&numbers[2], divisors[1]))?,
-        ];
-        let mut of_q = Buffer::filled(q.0, q.1, never_read()).ok_or_else(no_memory)?;
-        values::scatter(&numbers[0], of_q.slice_mut(), &q.0, |batch, seq| is_used(instance, 0, batch, seq));
-        Ok(Self { problem, values, q: of_q, kv, out_shift })
+        // The first sequence's factors; those of others are about as large.
+        let divisors = if problem.scaled_entries() > 0 { instance.factors(0, 0) } else { [1.0; 3] };
+        let quantised = |n: usize, layout: &Layout| {
+            quantised(instance, n, (*layout, shifts[n]), (&numbers[n], divisors[n]))
+        };
+        let kv = [quantised(1, problem.k())?, quantised(2, problem.v())?];
+        let layout = *problem.q();
+        let mut q = Buffer::filled(layout, shifts[0], never_read()).ok_or_else(no_memory)?;
+        values::scatter(&numbers[0], q.slice_mut(), &layout, |batch, seq| is_used(instance, 0, batch, seq));
+        Ok(Self { problem, values, q, kv, out_shift: shifts[3] })
+    }
+
+    /// Runs the problem twice and looks at everything.
+    fn judged<O: Element>(&self, backend: &dyn Backend) -> Result<(), Outcome> {
+        let first = self.run::<O>(backend)?;
+        if let Some(row) = first.unwritten_row() {
+            return Err(Outcome::failed(Step::Sanity, format!("row {row} was not written")));
+        }
+        let (instance, data) = (self.instance(), self.data());
+        let [oracle, yardstick] =
+            [plain::reference, plain::yardstick].map(|plain| plain(instance, data, Rows::ALL));
+        let verdict = Rule::of(&self.problem).judge(&first.answer(&self.problem), &oracle, &yardstick);
+        if let Some(reason) = verdict.reason {
+            return Err(Outcome::failed(Step::Correctness, reason));
+        }
+        if let Some(row) = first.first_difference(&self.run::<O>(backend)?) {
+            return Err(Outcome::failed(Step::Determinism, format!("row {row} differs between two runs")));
+        }
+        first.overrun().map_or(Ok(()), |reason| Err(Outcome::failed(Step::Isolation, reason)))
     }
 
     fn instance(&self) -> Instance<'_> {

@@ -74,7 +74,7 @@ pub(super) fn wrong_factors() -> Vec<Row> {
         (bound(Factors::per_tensor([1.0, 0.0, 1.0])), "Factor", "factor 0 of k"),
         (bound(Factors::per_tensor([1.0, 1.0, f32::NAN])), "Factor", "factor NaN of v"),
         (over(|s| s.kv_dtype = Some(DType::E5M2)), "KeyDType", "k and v are e5m2 but q is bf16"),
-        (over(|s| s.dtype = DType::F32), "KeyDType", "f16 or bf16 queries over an e4m3 cache"),
+        (over(|s| s.dtype = DType::F32), "KeyDType", "16-bit queries over an e4m3 cache"),
         (over(|s| (s.kv_dtype, s.scales) = (None, Some(Scales::PerHead))), "ScaledDType", "bf16 tensors have no factors"),
         (over(|s| s.out_dtype = Some(DType::F16)), "OutDType", "give it q's type or f32"),
         (BackwardSpec::new(over_cache()).parse().map(drop), "Narrow", "computing gradients"),

@@ -41,6 +41,11 @@ pub(super) fn row_tile(b: &mut Builder, cfg: &Config, args: &Arguments, layout: 
     // Where there are key tiles there are keys, but the assembler does not know.
     let apart = needs_branches(cfg).then(|| b.uniform(tile.kv_len.gt(0)));
     let bias = args.bias.map(|bias| bias.of_tile(b, &tile));
+    // Scores that are capped have been multiplied by then.
+    let bias = match factors {
+        Some([of_keys, _]) if !cfg.softcap => bias.map(|bias| bias.before(b, of_keys)),
+        _ => bias,
+    };
     KeyLoop { cfg, scale, ring, blocks: &blocks, queries, visible, rows, apart, bias }.run(b);
 
     let sink = args.sinks.map(|sinks| sinks.of_head(b, tile.head));
