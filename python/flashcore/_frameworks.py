@@ -545,10 +545,13 @@ class Torch(Framework):
         taken = values.dtype in (self.torch.float16, self.torch.bfloat16, self.torch.float32)
         return values.detach().to(q.device, values.dtype if taken else self.torch.float32).contiguous()
 
-    def factor(self, given: Any, q: Any) -> Any:
+    def factor(self, given: Any, q: Any, flat: bool) -> Any:
         if not self.is_array(given):
-            return super().factor(given, q)
-        return given.detach().to(q.device, self.torch.float32).reshape(-1).contiguous()
+            return super().factor(given, q, flat)
+        given = given.detach().to(q.device, self.torch.float32)
+        if flat:
+            return given.reshape(-1).contiguous()
+        return given.reshape(1) if given.dim() == 0 else given
 
     def is_array(self, values: Any) -> bool:
         return isinstance(values, self.torch.Tensor)

@@ -38,6 +38,7 @@ fn check(level: SimdLevel) {
     failures.extend(narrow::failures(&cpu, &narrow::cases(), 1));
     failures.extend(narrow::failures(&cpu, &narrow::named(cost), 1));
     failures.extend(cache::failures(&cpu, &cache::cases(cost), 1, true));
+    failures.extend(cache::broken_laws(&cpu, 1));
     let random: Vec<_> = (0..20).map(|n| cache::random(3, n, random::Limits::SMALL)).collect();
     failures.extend(cache::failures(&cpu, &random, 1, true));
     let dtypes = if cost == Cost::Small { &DType::COMMON[..] } else { &[DType::BF16] };

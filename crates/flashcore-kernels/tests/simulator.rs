@@ -164,6 +164,10 @@ fn caches_are_right_under_every_schedule() {
         let outcome = cache::check_problem(&simulator, &member.problem, &member.values, n as u64);
         (outcome != Outcome::Passed).then(|| format!("{}: {outcome}", member.plan().unwrap()))
     });
+    all_pass(&[GPUS[0], GPUS[2]], |(n, &gpu)| {
+        let broken = cache::broken_laws(&Simulator::seeded(gpu, n as u64), 1);
+        (!broken.is_empty()).then(|| broken.join("\n"))
+    });
     let (cases, gpus) = (cache::tiny(), [GPUS[1], Gpu::AMPERE, Gpu::ADA, GPUS[2]]);
     let pairs = |(n, case)| [0, 1 + n % 3].map(|gpu| (gpu, case));
     let work: Vec<_> = cases.iter().enumerate().flat_map(pairs).collect();

@@ -149,9 +149,9 @@ impl From<CallError> for PyErr {
             | CallError::NotIntegers { .. }
             | CallError::TableElements { .. } => PyTypeError::new_err(text),
             CallError::Problem(ProblemError::PagedGradients) => PyNotImplementedError::new_err(text),
-            CallError::Problem(ProblemError::DType { .. } | ProblemError::OutDType { .. }) => {
-                PyTypeError::new_err(text)
-            }
+            CallError::Problem(
+                ProblemError::DType { .. } | ProblemError::KeyDType { .. } | ProblemError::OutDType { .. },
+            ) => PyTypeError::new_err(text),
             CallError::Problem(ProblemError::OutOfMemory { .. }) => PyMemoryError::new_err(text),
             CallError::Cuda(cuda::Error::Driver(cuda::driver::Error::OutOfMemory { .. })) => {
                 PyMemoryError::new_err(text)

@@ -21,7 +21,9 @@ use crate::{
     inputs::{Inputs, Place, Placement},
     kinds::Kind,
     pages::Paging,
-    plain, random,
+    plain,
+    properties::{expect_same_bits, pages as laws},
+    random,
     rng::Rng,
     suite::{Outcome, Step},
     values,
@@ -121,6 +123,22 @@ pub fn random(seed: u64, index: u64, limits: random::Limits) -> CacheCase {
     over_cache(index as usize, random::any(seed, index, limits))
 }
 
+/// Laws of pages over a cache: bits depend neither on the order of pages nor on what else is in a batch.
+pub fn broken_laws(backend: &dyn Backend, seed: u64) -> Vec<String> {
+    let scales = Some(Scales::PerTensor);
+    let run = |case: &Case, numbers: &[Vec<f32>; 3]| {
+        let case = CacheCase { case: case.clone(), scales, wide: false };
+        let bench = Bench::<bf16>::with(&case, numbers, seed)?;
+        Ok::<_, Outcome>(bench.run::<bf16>(backend)?.answer(&bench.problem))
+    };
+    let order = || {
+        let [before, after] = laws::in_two_orders(seed).map(|(case, numbers)| run(&case, &numbers));
+        expect_same_bits(&before?, &after?)
+    };
+    let laws = [("the order of pages", order()), ("the batch", laws::others_do_not_matter_to(run, seed))];
+    laws.into_iter().filter_map(|(what, law)| Some(format!("{what} matters: {}", law.err()?))).collect()
+}
+
 /// Runs cases on a backend and says what failed; what it does not take counts as failed where `all` must be taken.
 pub fn failures(backend: &dyn Backend, cases: &[CacheCase], seed: u64, all: bool) -> Vec<String> {
     let failed = cases.iter().enumerate().filter_map(|(n, case)| {
@@ -181,9 +199,15 @@ struct Bench<T> {
 
 impl<T: Element> Bench<T> {
     fn new(case: &CacheCase, seed: u64) -> Result<Self, Trouble> {
+        let plain = &case.case;
+        let numbers = plain.inputs.values([plain.q, plain.k, plain.v()], &mut Rng::new(seed));
+        Self::with(case, &numbers, seed)
+    }
+
+    /// The case with these numbers.
+    fn with(case: &CacheCase, numbers: &[Vec<f32>; 3], seed: u64) -> Result<Self, Trouble> {
         let CacheCase { case, scales, wide } = case;
         let plain = case.problem(T::DTYPE)?;
-        let numbers = case.inputs.values([case.q, case.k, case.v()], &mut Rng::new(seed));
         let bases = [1, 2].map(|n: usize| base(&numbers[n]));
         let entries = [plain.sequences(), plain.heads_kv()];
         let factors = scales.map(|scales| factors(scales, entries, bases, seed));
@@ -191,7 +215,7 @@ impl<T: Element> Bench<T> {
         let spec = Spec { out_dtype: wide.then_some(DType::F32), ..plain.spec().clone() };
         let problem = spec.with(&values).over(DType::E4M3).parse()?;
         let shifts = case.places()?.map(|(_, shift)| shift);
-        Self::holding(problem, values, &numbers, shifts)
+        Self::holding(problem, values, numbers, shifts)
     }
 
     /// Tensors that hold these numbers, dense in logical order, first elements so far from aligned addresses.
@@ -270,6 +294,8 @@ const NOBODYS: f32 = 1e30;
 /// Factors about as large as `bases`.
 fn factors(scales: Scales, [entries, heads]: [usize; 2], bases: [f32; 2], seed: u64) -> Factors {
     let mut rng = Rng::new(seed ^ 0xfac7);
+    // One factor for all must not depend on how many sequences there are.
+    let [entries, heads] = if scales == Scales::PerTensor { [1; 2] } else { [entries, heads] };
     let strides = scales.strides(heads);
     let tensors = bases.map(|base| {
         let mut all = vec![NOBODYS; scales.count(entries, heads)];
