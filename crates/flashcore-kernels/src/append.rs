@@ -216,8 +216,14 @@ struct Arguments {
     destination: Destination,
     turn: Option<Turn>,
     queries: Option<(Tensor, Tensor, RowShape)>,
-    /// Factors of keys and values, and bytes from a batch entry's to the next one's, and from a head's.
-    factors: Option<([Reg<U64>; 2], [Reg<U64>; 2])>,
+    factors: Option<FactorArguments>,
+}
+
+/// Where the factors of keys and values lie.
+struct FactorArguments {
+    tensors: [Reg<U64>; 2],
+    /// Bytes from a batch entry's to the next one's, and from a head's.
+    strides: [Reg<U64>; 2],
 }
 
 /// What says where rows go.
@@ -331,14 +337,15 @@ impl Arguments {
                 let names = [("factors_k", slots::FACTORS_K), ("factors_v", slots::FACTORS_V)];
                 let tensors = names.map(|(name, slot)| params.buffer(b, name, slot));
                 let names = [("factors_batch", 0), ("factors_head", 1)];
-                (tensors, names.map(|(name, n)| params.u64(b, name, move |p| factor_stride(p, n))))
+                let stride = |(name, n)| params.u64(b, name, move |p| factor_stride(p, n));
+                FactorArguments { tensors, strides: names.map(stride) }
             }),
         }
     }
 
     /// What keys (tensor 0) or values of a place are divided by.
     fn divisor(&self, b: &mut Builder, tensor: usize, place: [Reg<U32>; 3]) -> Option<Reg<F32>> {
-        let (tensors, [of_batch, of_head]) = self.factors?;
+        let FactorArguments { tensors, strides: [of_batch, of_head] } = *self.factors.as_ref()?;
         let of_batch = b.let_(place[0].widen() * of_batch + tensors[tensor]);
         let at = b.let_(place[1].widen() * of_head + of_batch);
         let [factor] = b.load_global::<F32, 1>(at);

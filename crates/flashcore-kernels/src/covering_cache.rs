@@ -25,7 +25,7 @@ fn dims(member: &Member) -> [usize; 2] {
 /// Whether the general kernel computes it, on a GPU that widens, and elements come in pairs.
 fn is_general(member: &Member) -> bool {
     let problem = &member.problem;
-    let even = |n: &usize| n % 2 == 0;
+    let even = |n: &usize| n.is_multiple_of(2);
     let strides = [problem.k(), problem.v()].map(|layout| layout.strides());
     let pairs = strides.iter().all(|strides| strides[..3].iter().all(even)) && dims(member).iter().all(even);
     let kernel = member.plan().map(|plan| *plan.kernel());
