@@ -34,6 +34,7 @@ class Values:
         table: Any | None = None,
         bias: Any | None = None,
         factors: Sequence[Any] = (),
+        blocks: Sequence[int] | None = None,
     ) -> None: ...
 
 class Direct:
@@ -85,6 +86,13 @@ def merge(
     stream: int | None = None,
     record: bool = False,
     bits_are_bf16: Sequence[bool] = (False, False),
+) -> Launched | None: ...
+def quantise(
+    tensors: Mapping[str, Any],
+    options: Mapping[str, Any],
+    stream: int | None = None,
+    record: bool = False,
+    bits_are_bf16: bool = False,
 ) -> Launched | None: ...
 def append(
     tensors: Mapping[str, Any],

@@ -123,6 +123,7 @@ impl AppendSpec {
     /// The type of the cache, where it is not that of the new rows.
     fn check_cache_dtype(&self) -> Result<Option<DType>, ProblemError> {
         let (dtype, cache) = (self.dtype, self.cache_dtype.filter(|&cache| cache != self.dtype));
+        self.scales.map_or(Ok(()), |scales| scales.check(true).map_err(ProblemError::Scales))?;
         match cache {
             None if self.scales.is_some() => Err(ProblemError::ScaledDType { dtype }),
             None | Some(DType::E4M3) => Ok(cache),

@@ -1,6 +1,8 @@
 //! What can be wrong with the arguments of an operation.
 
-use crate::{bias::BiasError, dtype::DType, layout::Dims, lengths::Sequences, moe::MoeError};
+use crate::{
+    bias::BiasError, dtype::DType, layout::Dims, lengths::Sequences, moe::MoeError, quantise::ScaleError,
+};
 
 pub use crate::operand::{Axis, Operand};
 
@@ -225,7 +227,7 @@ pub enum ProblemError {
     },
     /// The wrong number of factors.
     #[error(
-        "{given} factors for {operand} but {needed} are needed; give one, or one per batch entry and key head"
+        "{given} factors for {operand} but {needed} are needed; give one, or one per batch entry and key head, or for blocks one per block"
     )]
     FactorCount {
         /// The tensor.
@@ -496,4 +498,7 @@ pub enum ProblemError {
     /// A bias that does not fit.
     #[error(transparent)]
     Bias(BiasError),
+    /// Factors that cannot be.
+    #[error(transparent)]
+    Scales(ScaleError),
 }

@@ -108,6 +108,9 @@ impl Spec {
         check_out(q, v, out)?;
         let kv_dtype = self.check_kv_dtype()?;
         self.check_out_dtype()?;
+        let apart = self.pages.is_some() || kv_dtype.is_some();
+        let check = |scales: Scales| scales.check(apart).map_err(ProblemError::Scales);
+        self.scales.map_or(Ok(()), check)?;
         self.sinks.map_or(Ok(()), |sinks| sinks.check_common("a sink"))?;
         let scale = self.scale.unwrap_or(1.0 / (q.dim as f32).sqrt());
         check_positive(scale, ProblemError::Scale)?;

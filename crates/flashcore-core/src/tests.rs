@@ -109,6 +109,7 @@ fn name(error: &ProblemError) -> &'static str {
         ProblemError::PartBatch { .. } => "PartBatch",
         ProblemError::Moe(_) => "Moe",
         ProblemError::Bias(_) => "Bias",
+        ProblemError::Scales(_) => "Scales",
         ProblemError::Scale(_) => "Scale",
         ProblemError::Softcap(_) => "Softcap",
         ProblemError::OutDType { .. } => "OutDType",
@@ -387,6 +388,7 @@ fn every_error_is_provoked() {
         wrong_gradients(),
         pages::wrong_pages(),
         narrow::wrong_factors(),
+        narrow::wrong_quantisation(),
         append::wrong_appends(),
     ];
     for (attempt, expected, says) in tables.into_iter().flatten() {
@@ -451,7 +453,7 @@ fn elements_round_to_nearest_even_and_name_themselves() {
     for dtype in DType::ALL {
         assert_eq!(dtype.name().parse::<DType>(), Ok(dtype));
     }
-    assert!("f64".parse::<DType>().unwrap_err().contains("use f16, bf16 or f32"));
+    assert!("f64".parse::<DType>().unwrap_err().contains("use f16, bf16, f32"));
     assert_eq!(DType::F16.round(1.0 + 1.0 / 2048.0), 1.0);
     assert_eq!(DType::BF16.round(1.0 + 3.0 / 256.0), 1.0 + 1.0 / 64.0);
     assert_eq!(<f16 as Element>::from_f32(65520.0).to_f32(), f32::INFINITY);

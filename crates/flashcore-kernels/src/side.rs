@@ -1,6 +1,8 @@
 //! Lengths, sinks, factors, biases and page table of a call on the host, as the bytes that an executor uploads.
 
-use flashcore_core::{AppendCall, Bias, DType, Factors, Index, Instance, Lengths, PageTable, Slots};
+use flashcore_core::{
+    AppendCall, Bias, DType, Factors, Index, Instance, Lengths, PageTable, QuantiseCall, Slots,
+};
 use flashcore_ptx::launch::Slot;
 use half::{bf16, f16};
 
@@ -82,4 +84,14 @@ pub fn append_values(call: &AppendCall<'_>) -> Vec<(Slot, Vec<u8>)> {
 /// The factors of Q, K or V.
 fn factor_bytes(factors: Option<&Factors>, n: usize) -> Option<Vec<u8>> {
     Some(factors?.all()[n].iter().flat_map(|factor| factor.to_le_bytes()).collect())
+}
+
+/// Used lengths of a tensor that is quantised, with their slot of [`slots::quantise`]; nothing where all rows are used.
+pub fn quantise_values(call: &QuantiseCall<'_>) -> Vec<(Slot, Vec<u8>)> {
+    let bytes = |length: &u32| match call.problem().spec().used {
+        Some(Index::I64) => u64::from(*length).to_le_bytes().to_vec(),
+        _ => length.to_le_bytes().to_vec(),
+    };
+    let lengths = call.used().map(|used| used.iter().flat_map(bytes).collect());
+    lengths.into_iter().map(|bytes| (slots::quantise::LENGTHS, bytes)).collect()
 }

@@ -268,9 +268,9 @@ impl Call {
             lengths: lengths.into_iter().map(narrow).collect(),
             slots: self.slots.map(|numbers| host::wide(&numbers)).unwrap_or_default().into(),
             table: self.table.as_ref().map(host::table),
-            factors: scales
-                .zip(self.factors)
-                .map(|(scales, [k, v])| Factors::of_cache(scales, [host::factors(&k), host::factors(&v)])),
+            factors: scales.zip(self.factors).map(|(scales, [k, v])| {
+                Factors::of_cache(scales, [host::cache_factors(&k), host::cache_factors(&v)])
+            }),
         }
     }
 }

@@ -11,7 +11,7 @@ use crate::{
     device,
     error::CallError,
     exchange::Exchange,
-    host,
+    factors, host,
     import::Request,
     kept::Kept,
     launched::Launched,
@@ -100,6 +100,8 @@ pub(crate) struct Call<'a> {
     sinks: Option<Array>,
     /// What Q, K and V are multiplied by, or K and V alone; nothing where nothing is.
     factors: Vec<Array>,
+    /// Rows of a block of q and of k, where factors are those of blocks.
+    blocks: Option<[usize; 2]>,
     /// Which pages hold the keys.
     table: Option<Table>,
     /// What is added to scores.
@@ -114,7 +116,7 @@ impl<'a> Call<'a> {
         let arrays = [q, k, v, out];
         let (lengths, sinks, table, bias) = ([None; 2], None, None, None);
         let (factors, longest) = (Vec::new(), None);
-        Self { arrays, lse: None, lengths, sinks, factors, table, bias, longest, ranges: None }
+        Self { arrays, lse: None, lengths, sinks, factors, blocks: None, table, bias, longest, ranges: None }
     }
 
     /// Takes in what Python code has put together.
@@ -132,6 +134,7 @@ impl<'a> Call<'a> {
         let lengths = [lengths_q.as_ref(), lengths_kv.as_ref()];
         let factors = values.factors.iter().map(|one| one.bind(py)).collect();
         let [sinks, table, bias] = [sinks.as_ref(), table.as_ref(), bias.as_ref()];
+        self.blocks = values.blocks;
         self.bind(Given { lengths, sinks, table, factors, bias }, request, kept)?;
         (self.longest, self.ranges) = (values.longest, values.ranges.as_ref());
         Ok(())
@@ -254,7 +257,7 @@ impl<'a> Call<'a> {
         let (q, out) = (q.layout(options.order)?, out.layout(options.order)?);
         let (k, v) = (k.layout(keys)?, v.layout(keys)?);
         self.check_ranks(options.order)?;
-        let scales = self.scales(cached, q.dims().batch, k.dims().heads)?;
+        let scales = self.scales(cached, [q, k, v].map(|layout| layout.dims()))?;
         Ok(Spec {
             kv_dtype: cached.then_some(of_k),
             scales,
@@ -369,7 +372,7 @@ impl<'a> Call<'a> {
             (_, q, kv) => Lengths::Used { q, kv },
         };
         let sinks = self.sinks.map(|sinks| host::sinks(&sinks, heads)).transpose()?;
-        let factors = self.host_factors(order, heads)?;
+        let factors = self.host_factors(order)?;
         let bias = self.bias.map(|bias| host::bias(&bias)).transpose()?;
         Ok(Values { lengths, sinks, factors, bias, table: self.table.as_ref().map(host::table) })
     }

@@ -7,9 +7,9 @@ use std::{
 
 use flashcore::{
     BackwardProblem, Problem,
-    cuda::{AppendTensors, BackwardTensors, Cuda, DeviceTensors, MergeTensors, MoeTensors},
+    cuda::{AppendTensors, BackwardTensors, Cuda, DeviceTensors, MergeTensors, MoeTensors, QuantiseTensors},
 };
-use flashcore_core::{AppendProblem, MergeProblem, MoeProblem};
+use flashcore_core::{AppendProblem, MergeProblem, MoeProblem, QuantiseProblem};
 
 use crate::error::CallError;
 
@@ -95,6 +95,23 @@ pub(crate) unsafe fn append(
     stream: *mut c_void,
 ) -> Result<(), CallError> {
     let ready = open(index)?.prepare_append(problem)?;
+    // SAFETY: the caller's promise.
+    unsafe { ready.launch_raw(tensors, stream)? };
+    Ok(())
+}
+
+/// Launches what quantises a tensor on `stream`.
+///
+/// # Safety
+/// As [`flashcore::cuda::ReadyQuantise::launch_raw`].
+pub(crate) unsafe fn quantise(
+    index: u32,
+    problem: &QuantiseProblem,
+    alignment: u64,
+    tensors: &QuantiseTensors,
+    stream: *mut c_void,
+) -> Result<(), CallError> {
+    let ready = open(index)?.prepare_quantise_aligned(problem, alignment)?;
     // SAFETY: the caller's promise.
     unsafe { ready.launch_raw(tensors, stream)? };
     Ok(())

@@ -19,6 +19,7 @@ mod direct;
 mod dlpack;
 mod error;
 mod exchange;
+mod factors;
 mod host;
 mod import;
 mod kept;
@@ -28,6 +29,7 @@ mod moe;
 mod options;
 mod owned;
 mod parts;
+mod quantise;
 
 use pyo3::prelude::*;
 
@@ -50,6 +52,7 @@ mod _native {
         merge::merge,
         moe::moe,
         options::{Options, Values},
+        quantise::quantise,
     };
 
     #[pymodule_init]

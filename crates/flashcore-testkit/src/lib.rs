@@ -15,6 +15,7 @@
 //! | [`backward`] | cases, oracle, check and laws of gradients |
 //! | [`merge`] | cases, oracle and check of merging partial results |
 //! | [`append`] | cases, oracle and check of new rows of a cache |
+//! | [`quantise`] | cases, oracle and check of tensors rounded to 8 bits |
 //! | [`moe`] | cases, oracle and check of mixtures of experts |
 //! | [`mutate`] | single faults made in kernels, for judging the checkers |
 //! | [`ptxtest`] | tests written as PTX files, for simulator and GPU |
@@ -46,6 +47,7 @@ pub mod pages;
 pub mod plain;
 pub mod properties;
 pub mod ptxtest;
+pub mod quantise;
 pub mod random;
 pub mod rng;
 pub mod suite;

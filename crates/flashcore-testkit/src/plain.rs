@@ -10,7 +10,7 @@ use std::{
     ops::{Add, AddAssign, Div, Mul, Range},
 };
 
-use flashcore_core::{DType, Data, HeadBias, Instance, Sequence, Sequences as Kind};
+use flashcore_core::{DType, Data, HeadBias, Instance, Operand, Sequence, Sequences as Kind};
 use half::{bf16, f16, slice::HalfFloatSliceExt};
 use rayon::prelude::*;
 
@@ -101,7 +101,7 @@ pub(crate) trait Arithmetic: Sync {
     /// Stores a step's results: rounds them to what memory would hold.
     fn store(&self, values: &mut [Self::Real]);
 
-    /// The same for the weights of a row, which kernels measure from about the largest.
+    /// The same for the weights of a row, in the order of keys.
     fn store_weights(&self, weights: &mut [Self::Real]) {
         self.store(weights);
     }
@@ -114,6 +114,12 @@ impl Arithmetic for Exact {
 
     fn store(&self, _: &mut [f64]) {}
 }
+
+/// Weights of 8 bits are measured from the largest of so many keys at the end, which kernels meet first, unless the row's
+/// largest is so many times as large: then from that. A weight that rounding leaves as it is, as it would leave the largest
+/// of a row that is measured from its maximum, is luck.
+const MET_FIRST: usize = 128;
+const MOST_GROWTH: f32 = 222.0;
 
 pub(crate) struct Rounded(pub(crate) DType);
 
@@ -133,11 +139,14 @@ impl Arithmetic for Rounded {
         if !self.0.is_narrow() {
             return self.store(weights);
         }
-        let top = weights.iter().fold(0.0f32, |top, &weight| top.max(weight)) / 256.0;
-        if top > 0.0 {
+        let largest = |of: &[f32]| of.iter().fold(0.0f32, |top, &weight| top.max(weight));
+        let (met_first, all) =
+            (largest(&weights[weights.len().saturating_sub(MET_FIRST)..]), largest(weights));
+        let one = if all < MOST_GROWTH * met_first { met_first / 2.0 } else { all / 256.0 };
+        if one > 0.0 {
             weights
                 .iter_mut()
-                .for_each(|weight| *weight = self.0.round(f64::from(*weight / top)) as f32 * top);
+                .for_each(|weight| *weight = self.0.round(f64::from(*weight / one)) as f32 * one);
         }
     }
 }
@@ -252,19 +261,21 @@ impl<'a, A: Arithmetic> Plane<'a, A> {
     fn gather(arithmetic: &'a A, problem: Instance<'a>, [q, k, v]: [Data<'a>; 3], index: usize) -> Self {
         let (batch, head) = (index / problem.heads_kv(), index % problem.heads_kv());
         let (seq_kv, dim_qk) = (problem.seq_kv(), problem.dim_qk());
-        let [_, _, factor] = problem.factors(batch, head).map(A::Real::new);
+        let factor = |operand, n| A::Real::new(problem.factor(operand, [batch, head], n));
+        let of_features: Vec<_> = (0..problem.dim_v()).map(|n| factor(Operand::V, n)).collect();
         let mut keys = vec![A::Real::default(); seq_kv * dim_qk];
         let mut values = Vec::with_capacity(seq_kv * problem.dim_v());
         let mut row = Vec::new();
         for seq in 0..seq_kv {
             row.clear();
             values::row(k, problem.k().row(batch, head, seq), dim_qk, &mut row);
+            let of_key = factor(Operand::K, seq);
             for (d, &x) in row.iter().enumerate() {
-                keys[d * seq_kv + seq] = A::Real::new(x);
+                keys[d * seq_kv + seq] = A::Real::new(x) * of_key;
             }
             row.clear();
             values::row(v, problem.v().row(batch, head, seq), problem.dim_v(), &mut row);
-            values.extend(row.iter().map(|&x| A::Real::new(x) * factor));
+            values.extend(row.iter().zip(&of_features).map(|(&x, &factor)| A::Real::new(x) * factor));
         }
         let magnitudes = values.iter().map(|v: &A::Real| v.wide().abs());
         let largest_value = magnitudes.filter(|v| v.is_finite()).fold(0.0, f64::max);
@@ -320,8 +331,8 @@ impl<'a, A: Arithmetic> Plane<'a, A> {
         if !visible.is_empty() {
             accumulate(scores, &q, &self.keys[visible.start..], self.problem.seq_kv());
         }
-        let [of_q, of_k, _] = self.problem.factors(self.batch, head / self.problem.group()).map(A::Real::new);
-        let scale = A::Real::new(self.problem.scale()) * of_q * of_k;
+        let of_query = A::Real::new(self.problem.factor(Operand::Q, [self.batch, head], seq));
+        let scale = A::Real::new(self.problem.scale()) * of_query;
         scores.iter_mut().for_each(|s| *s = *s * scale);
         self.arithmetic.store(scores);
         if let Some(cap) = self.problem.softcap().map(A::Real::new) {

@@ -9,6 +9,7 @@ pub mod lengths;
 pub(crate) mod load;
 pub(crate) mod maps;
 pub mod mask;
+pub(crate) mod narrow;
 pub(crate) mod pages;
 pub(crate) mod portion;
 pub(crate) mod row_end;

@@ -1,55 +1,54 @@
 //! What tensors of 8 bits are multiplied by: how many factors a call brings, and where they lie. Called by `call`.
 
-use flashcore_core::{Factors, Scales};
+use flashcore_core::{Dims, Factors, Scales};
 
 use super::Call;
-use crate::{array::Order, error::CallError, host};
+use crate::{
+    array::{Array, Order},
+    error::CallError,
+    factors, host,
+};
 
 impl Call<'_> {
-    /// How many factors each tensor has; all have as many. Those of a cache are its sequences'.
-    pub(super) fn scales(
-        &self,
-        cached: bool,
-        batch: usize,
-        heads: usize,
-    ) -> Result<Option<Scales>, CallError> {
-        let needed = if cached { 2 } else { 3 };
-        if !self.factors.is_empty() && self.factors.len() != needed {
-            return Err(CallError::FactorTensors { given: self.factors.len(), cached });
+    /// How many factors each tensor has; all have as many.
+    pub(super) fn scales(&self, cached: bool, dims: [Dims; 3]) -> Result<Option<Scales>, CallError> {
+        match (&self.factors[..], cached) {
+            ([], _) => Ok(None),
+            ([k, v], true) => self.cache_scales([k, v], dims[0].batch, dims[1].heads).map(Some),
+            (&[q, k, v], false) => factors::scales(&[q, k, v], self.blocks, dims).map(Some),
+            (all, _) => Err(CallError::FactorTensors { given: all.len(), cached }),
         }
+    }
+
+    /// How those of a cache lie, which are its sequences': alike for keys and values.
+    fn cache_scales(&self, kv: [&Array; 2], batch: usize, heads: usize) -> Result<Scales, CallError> {
         let packed = self.lengths[0].filter(|_| batch == 1 && self.arrays[0].rank() == 3);
-        let batch = match (cached, self.table, packed) {
-            (true, Some(table), _) => table.rows,
-            (true, None, Some(offsets)) => offsets.len.saturating_sub(1),
+        let batch = match (self.table, packed) {
+            (Some(table), _) => table.rows,
+            (None, Some(offsets)) => offsets.len.saturating_sub(1),
             _ => batch,
         };
-        let mut kind = None;
-        for factors in &self.factors {
-            let own =
-                if cached { factors.cache_scales(batch, heads)? } else { factors.scales(batch, heads)? };
-            if *kind.get_or_insert(own) != own {
-                let (operand, given) = (factors.operand, factors.count());
-                return Err(CallError::Factors { operand, given, batch, heads });
-            }
+        let [k, v] = kv.map(|factors| factors.cache_scales(batch, heads));
+        let (k, v) = (k?, v?);
+        if k != v {
+            let (operand, given) = (kv[1].operand, kv[1].count());
+            return Err(CallError::Factors { operand, given, batch, heads });
         }
-        Ok(kind)
+        Ok(k)
     }
 
     /// The factors of a call whose tensors are on the host.
-    pub(super) fn host_factors(&self, order: Order, heads: usize) -> Result<Option<Factors>, CallError> {
-        let keys = self.key_order(order)?;
-        let heads_kv = self.arrays[1].layout(keys).map_or(heads, |k| k.dims().heads);
-        let batch = self.arrays[0].layout(order)?.dims().batch;
-        let cached = self.factors.len() == 2;
-        let kind = self.scales(cached, batch, heads_kv)?;
-        Ok(match (&self.factors[..], kind) {
-            ([k, v], Some(kind)) => Some(Factors::of_cache(kind, [k, v].map(host::factors))),
-            ([q, k, v], Some(Scales::PerTensor)) => {
-                Some(Factors::per_tensor([q, k, v].map(|one| host::factors(one)[0])))
+    pub(super) fn host_factors(&self, order: Order) -> Result<Option<Factors>, CallError> {
+        match self.factors[..] {
+            [k, v] => {
+                let heads = self.arrays[1].layout(self.key_order(order)?)?.dims().heads;
+                let batch = self.arrays[0].layout(order)?.dims().batch;
+                let kind = self.cache_scales([&k, &v], batch, heads)?;
+                Ok(Some(Factors::of_cache(kind, [&k, &v].map(host::cache_factors))))
             }
-            ([q, k, v], Some(_)) => Some(Factors::per_head([q, k, v].map(host::factors))),
-            _ => None,
-        })
+            [q, k, v] => Ok(Some(host::factors(&[q, k, v], self.blocks))),
+            _ => Ok(None),
+        }
     }
 
     /// Where the factors of Q, K and V lie on a GPU; 0 where there are none.
