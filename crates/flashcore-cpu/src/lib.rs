@@ -14,6 +14,7 @@
 
 mod append;
 mod backward;
+mod cache;
 mod cpu;
 #[allow(unsafe_code)]
 mod crew;
