@@ -11,7 +11,7 @@ use crate::{
     device,
     error::CallError,
     exchange::Exchange,
-    factors, host,
+    host,
     import::Request,
     kept::Kept,
     launched::Launched,
