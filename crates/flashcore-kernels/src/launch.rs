@@ -12,7 +12,8 @@ use flashcore_tile::{BuildError, Code, Extent, Program};
 use crate::{
     append,
     backward_rows::{self, sinks},
-    backward_sm80, backward_sm90, backward_sums, decode, forward_sm80, forward_sm90, merge, moe, turn_values,
+    backward_sm80, backward_sm90, backward_sums, decode, forward_sm80, forward_sm90, grouped, merge, moe,
+    turn_values,
 };
 
 /// The config of a kernel of one family: everything that decides its text.
@@ -43,6 +44,8 @@ pub enum KernelConfig {
     BackwardSums(backward_sums::Config),
     /// A mixture of experts, or a step of it.
     Moe(moe::Config),
+    /// Grouped products, or what goes before them.
+    Grouped(grouped::Config),
 }
 
 impl KernelConfig {
@@ -61,6 +64,7 @@ impl KernelConfig {
             Self::BackwardSm90(cfg) => cfg.name().to_string(),
             Self::BackwardSums(cfg) => cfg.name().to_string(),
             Self::Moe(cfg) => cfg.name(),
+            Self::Grouped(cfg) => cfg.name(),
         }
     }
 
@@ -71,6 +75,7 @@ impl KernelConfig {
             Self::BackwardSm80(cfg) => cfg.target,
             Self::Decode(cfg) => cfg.target,
             Self::Moe(cfg) => cfg.target(),
+            Self::Grouped(cfg) => cfg.target(),
             Self::Sm90(_) | Self::BackwardSm90(_) | Self::BackwardSums(_) => Target::Sm90a,
             Self::TurnValues(_)
             | Self::Merge(_)
@@ -95,6 +100,7 @@ impl KernelConfig {
             Self::BackwardSm90(cfg) => cfg.registers_at_entry(),
             Self::BackwardSums(cfg) => cfg.registers(),
             Self::Moe(cfg) => cfg.registers(),
+            Self::Grouped(cfg) => cfg.registers(),
         }
     }
 
@@ -113,6 +119,7 @@ impl KernelConfig {
             Self::BackwardSm90(cfg) => backward_sm90::backward_sm90(*cfg).map(AnyProgram::Backward),
             Self::BackwardSums(cfg) => backward_sums::backward_sums(cfg).map(AnyProgram::Backward),
             Self::Moe(cfg) => cfg.program().map(AnyProgram::Moe),
+            Self::Grouped(cfg) => cfg.program().map(AnyProgram::Grouped),
         }
     }
 }
@@ -131,6 +138,8 @@ pub enum AnyProgram {
     Backward(Program<BackwardProblem>),
     /// A mixture of experts, or a step of it.
     Moe(Program<moe::Layer>),
+    /// Grouped products, or what goes before them.
+    Grouped(Program<grouped::Work>),
 }
 
 impl Deref for AnyProgram {
@@ -143,6 +152,7 @@ impl Deref for AnyProgram {
             Self::Append(program) => program,
             Self::Backward(program) => program,
             Self::Moe(program) => program,
+            Self::Grouped(program) => program,
         }
     }
 }
@@ -155,6 +165,7 @@ pub(crate) enum Subject {
     Append(Box<AppendProblem>),
     Backward(Box<BackwardProblem>),
     Moe(Box<moe::Layer>),
+    Grouped(Box<grouped::Work>),
 }
 
 /// One kernel of a plan, with the problem it computes.
@@ -186,6 +197,7 @@ impl Launch {
                 Some(program.launch(problem, extent))
             }
             (AnyProgram::Moe(program), Subject::Moe(layer)) => Some(program.launch(layer, extent)),
+            (AnyProgram::Grouped(program), Subject::Grouped(work)) => Some(program.launch(work, extent)),
             // A program of another operation computes nothing here.
             _ => None,
         }

@@ -17,7 +17,8 @@ use std::{
 use flashcore_core::{DType, Dims, ExpertLayout, Index, Layout, Mask, MoeSpec, Routing, Spec};
 use flashcore_kernels::{
     AnyProgram, Gpu, KernelConfig, Plan, covering_appends, covering_backward, covering_decode,
-    covering_experts, covering_merges, covering_set, plan, plan_append, plan_general, plan_merge, plan_moe,
+    covering_experts, covering_grouped, covering_merges, covering_set, plan, plan_append, plan_general,
+    plan_grouped, plan_merge, plan_moe,
 };
 use flashcore_ptx::target::Target;
 use sha2::{Digest, Sha256};
@@ -28,7 +29,7 @@ type Built = (KernelConfig, AnyProgram);
 fn programs() -> Vec<Built> {
     let plans = covering_set().unwrap().into_iter().map(|member| member.plan().unwrap());
     let kernels = plans.chain(few()).chain(merges()).chain(appends()).map(|plan| *plan.kernel());
-    kernels.chain(expert_kernels()).map(|kernel| built(&kernel)).collect()
+    kernels.chain(expert_kernels()).chain(grouped_kernels()).map(|kernel| built(&kernel)).collect()
 }
 
 fn built(kernel: &KernelConfig) -> Built {
@@ -51,6 +52,13 @@ fn gradients() -> Vec<KernelConfig> {
 fn expert_kernels() -> Vec<KernelConfig> {
     let problems = covering_experts().unwrap();
     let on = |gpu: Gpu| problems.iter().map(move |problem| plan_moe(problem, &gpu, 16).unwrap());
+    each_kernel(&on(Gpu::HOPPER).chain(on(Gpu::CONSUMER)).collect::<Vec<_>>())
+}
+
+/// Every kernel of the plans for grouped products, once.
+fn grouped_kernels() -> Vec<KernelConfig> {
+    let problems = covering_grouped().unwrap();
+    let on = |gpu: Gpu| problems.iter().map(move |problem| plan_grouped(problem, &gpu, 16).unwrap());
     each_kernel(&on(Gpu::HOPPER).chain(on(Gpu::CONSUMER)).collect::<Vec<_>>())
 }
 
@@ -118,7 +126,7 @@ fn kernels_assemble_without_spills() {
     let others = narrow_heads().chain(tiles_of_every_gpu()).map(|plan| (None, *plan.kernel()));
     // Members of these sets are spread over architectures.
     let experts = expert_kernels().into_iter().chain(each_kernel(&experts_of_models()));
-    let spread = gradients().into_iter().chain(experts).map(|kernel| (None, kernel));
+    let spread = gradients().into_iter().chain(experts).chain(grouped_kernels()).map(|kernel| (None, kernel));
     let jobs = jobs(covering.chain(others).chain(spread));
     let assembled: BTreeSet<_> = jobs.iter().map(|job| job.target).collect();
     assert_eq!(assembled.len(), Target::ALL.len(), "every architecture has kernels: {assembled:?}");

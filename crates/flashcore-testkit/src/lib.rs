@@ -15,6 +15,7 @@
 //! | [`merge`] | cases, oracle and check of merging partial results |
 //! | [`append`] | cases, oracle and check of new rows of a cache |
 //! | [`moe`] | cases, oracle and check of mixtures of experts |
+//! | [`grouped`] | cases, oracle and check of grouped products |
 //! | [`mutate`] | single faults made in kernels, for judging the checkers |
 //! | [`ptxtest`] | tests written as PTX files, for simulator and GPU |
 //! | [`random`] | random legal problems, for fuzzing |
@@ -33,6 +34,7 @@ pub mod buffers;
 pub mod cases;
 pub mod compare;
 pub mod fuzz;
+pub mod grouped;
 pub mod inputs;
 pub mod kinds;
 pub mod merge;

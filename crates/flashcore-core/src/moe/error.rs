@@ -123,6 +123,11 @@ pub enum MoeError {
         /// Whether the call brings ids and weights.
         given: bool,
     },
+    /// Gradients of experts that the call itself chooses.
+    #[error(
+        "gradients of a routing by logits are not computed; choose experts first and give their ids and weights"
+    )]
+    ComputedRouting,
     /// Tensors where the problem has none, or none where it has.
     #[error("the call {} {operand} but the problem {}; bind what it was planned for",
         if *given { "brings" } else { "lacks" }, if *given { "has none" } else { "asks for it" })]

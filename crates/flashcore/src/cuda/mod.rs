@@ -20,6 +20,7 @@
 
 mod append;
 mod backward;
+mod grouped;
 mod host;
 mod kernels;
 mod merge;
@@ -41,6 +42,7 @@ pub use flashcore_kernels::{
     moe::{Cut as ExpertCut, product::Shape as ExpertTile, product_sm90::Shape as HopperExpertTile},
     tuned::Table,
 };
+pub use grouped::{GroupedTensors, ReadyGrouped};
 use kernels::Kernels;
 pub use merge::{MergeTensors, ReadyMerge};
 pub use moe::{MoeTensors, ReadyMoe};
@@ -64,6 +66,7 @@ pub struct Cuda {
     appends: Recent<ReadyAppend>,
     gradients: Recent<ReadyBackward>,
     experts: Recent<ReadyMoe>,
+    grouped: Recent<ReadyGrouped>,
 }
 
 /// Why a GPU computed nothing.
@@ -142,6 +145,7 @@ impl Cuda {
             appends: Recent::default(),
             gradients: Recent::default(),
             experts: Recent::default(),
+            grouped: Recent::default(),
         })
     }
 
