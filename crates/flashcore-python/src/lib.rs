@@ -19,6 +19,7 @@ mod direct;
 mod dlpack;
 mod error;
 mod exchange;
+mod grouped;
 mod host;
 mod import;
 mod kept;
@@ -46,9 +47,10 @@ mod _native {
         call::forward,
         config::config,
         direct::Direct,
+        grouped::grouped_mm,
         launched::Launched,
         merge::merge,
-        moe::moe,
+        moe::{moe, moe_gradients},
         options::{Options, Values},
     };
 

@@ -111,9 +111,9 @@ pub fn cases() -> Vec<Case> {
         Case { name: "columns of nobody", ends: Ends::Short, padding: 8, ..columns },
         Case { name: "many columns", columns: 270, rows: 72, groups: 2, ..columns },
         Case { name: "depth", ..depth },
-        Case { name: "wild offsets of depth", ends: Ends::Wild, grouping: Grouping::Depth { groups: 8 }, padding: 8, ..depth },
+        Case { name: "wild offsets of depth", ends: Ends::Wild, grouping: Grouping::Depth { groups: 8 }, groups: 8, padding: 8, ..depth },
         Case { name: "depth of nobody", ends: Ends::Short, ..depth },
-        Case { name: "long depth", depth: 700, rows: 16, columns: 24, grouping: Grouping::Depth { groups: 3 }, ..depth },
+        Case { name: "long depth", depth: 700, rows: 16, columns: 24, grouping: Grouping::Depth { groups: 3 }, groups: 3, ..depth },
         Case { name: "depth of contiguous rows", ends: Ends::Eighths, turned: [false, true], ..depth },
         Case { name: "batch", ..batch },
         Case { name: "batch, turned", turned: [true, false], rows: 24, padding: 8, ..batch },
@@ -335,7 +335,11 @@ impl<T: Element> Products<T> {
         let answer = |out: Vec<f64>| Answer { out, ..Answer::empty(grid) };
         let got =
             values::gather(T::erase(out.slice()), self.problem.out()).into_iter().map(f64::from).collect();
-        let (oracle, yardstick) = (answer(self.plain(|x| x)), answer(self.plain(|x| f64::from(x as f32))));
+        let owners = self.owners();
+        let nobodys = |row: usize| self.problem.grouping() == Grouping::Rows && owners[row].is_none();
+        let sees_nothing = (0..batch * seq).map(|row| nobodys(row % seq)).collect();
+        let oracle = Answer { sees_nothing, ..answer(self.plain(|x| x)) };
+        let yardstick = answer(self.plain(|x| f64::from(x as f32)));
         let rounded = yardstick.out.iter().map(|&x| self.problem.dtype().round(x)).collect();
         let verdict = Rule::new(self.problem.dtype(), 2.0).judge(&answer(got), &oracle, &answer(rounded));
         (!verdict.pass()).then(|| verdict.to_string())

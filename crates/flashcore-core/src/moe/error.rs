@@ -18,9 +18,7 @@ pub enum MoeError {
         dims: Dims,
     },
     /// Matrices of experts that neither rows nor columns are contiguous in.
-    #[error(
-        "strides {strides:?} of the experts' matrices: rows or columns must have a stride of 1; make them contiguous"
-    )]
+    #[error("strides {strides:?} of matrices: rows or columns must have a stride of 1; make them contiguous")]
     Strides {
         /// Elements from one expert, row and column to the next.
         strides: [usize; 3],

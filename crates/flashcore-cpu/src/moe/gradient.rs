@@ -179,7 +179,10 @@ impl<T: Lane> Pass<'_, T> {
         d_factors: &mut [f32],
     ) {
         let spec = self.problem.spec();
-        let (hidden, half) = (self.problem.hidden(), between.len() / rows.factors.len().max(1));
+        if rows.factors.is_empty() {
+            return;
+        }
+        let (hidden, half) = (self.problem.hidden(), between.len() / rows.factors.len());
         let each = joined.par_chunks_exact_mut(2 * half).zip(between.par_chunks_exact_mut(half));
         each.zip(d_factors).enumerate().for_each(|(row, ((joined, between), d_factor))| {
             of_first.iter().for_each(|bias| joined.iter_mut().zip(bias).for_each(|(to, bias)| *to += bias));

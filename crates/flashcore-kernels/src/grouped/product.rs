@@ -307,7 +307,8 @@ struct Operand {
 impl Operand {
     fn new(b: &mut Builder, cfg: &Config, tile: &SmemTile, which: usize) -> Self {
         let lines = [cfg.shape.tile_m, cfg.shape.tile_n][which] / cfg.shape.warps[which];
-        let (along, first) = (cfg.along[which], b.let_(warp_place(b, cfg)[which] * lines));
+        let (along, own) = (cfg.along[which], warp_place(b, cfg)[which]);
+        let first = b.let_(own * lines);
         // The left factor's matrices are wanted down the lines first, the right one's along the depth first.
         let lines_first = if which == 0 { MatrixOrder::RowsFirst } else { MatrixOrder::ColumnsFirst };
         let depth_first = if which == 0 { MatrixOrder::ColumnsFirst } else { MatrixOrder::RowsFirst };
