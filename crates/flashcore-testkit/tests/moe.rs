@@ -190,7 +190,7 @@ fn every_fault_is_found() {
 #[test]
 fn gradients_are_slopes() {
     const STEP: f32 = 1.0 / 1024.0;
-    for case in moe::gradient_cases().iter().filter(|case| case.tokens > 0 && case.tokens < 30) {
+    for case in moe::gradient_cases().iter().filter(|case| case.tokens > 0 && case.tokens < 12) {
         let problem = case.problem(DType::F32).unwrap();
         let inputs = moe::Inputs::<f32>::new(&problem, case.traffic, 3);
         let bound = inputs.bound();
@@ -204,7 +204,7 @@ fn gradients_are_slopes() {
         // Along one element of x and one of the routing weights at a time.
         let Routed::Given { ids, weights } = bound.routed else { unreachable!("routings are given") };
         let (x, weights) = (widened(bound.x), widened(weights));
-        for n in 0..4 {
+        for n in 0..2 {
             let (token, col) = (n * 5 % problem.tokens(), n * 7 % problem.hidden());
             let slope = |sign: f32| {
                 let mut moved = x.clone();
