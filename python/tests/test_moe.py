@@ -118,6 +118,12 @@ def test_what_is_wrong_is_said():
         flashcore.moe(x, gate_up[0], down, ids, weights)
     with raises(ValueError, 'activation is "relu"'):
         flashcore.moe(x, gate_up, down, ids, weights, activation="relu")
+    with raises(ValueError, "groups and scale go with"):
+        flashcore.moe(x, gate_up, down, logits=np.ones((T, E), "float32"), top_k=K, scale=2.5)
+    with raises(TypeError, "gate_up is f16 but x is f32"):
+        flashcore.moe(x, gate_up.astype("float16"), down, ids, weights)
+    with raises(TypeError, "x is float64"):
+        flashcore.moe(x.astype("float64"), gate_up, down, ids, weights)
     with raises(ValueError, "x shares memory with out"):
         flashcore.moe(x, gate_up, down, ids, weights, out=x)
 
@@ -257,7 +263,7 @@ MODELS = {
     "deepseek_v3": SMALL
     | dict(
         moe_intermediate_size=32, n_routed_experts=8, n_group=2, topk_group=1, n_shared_experts=1, first_k_dense_replace=1,
-        q_lora_rank=16, kv_lora_rank=16, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=16, num_key_value_heads=4,
+        q_lora_rank=16, kv_lora_rank=16, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=16, num_key_value_heads=4, head_dim=8,
     ),
 }
 

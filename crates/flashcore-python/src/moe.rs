@@ -136,14 +136,14 @@ struct Call {
 
 impl Call {
     fn read(request: Request, kept: &mut Kept, tensors: &Objects<'_>) -> Result<Self, CallError> {
+        let x = kept.keep(request.input(&tensors.x, Operand::X)?);
         let out = kept.keep(request.output(&tensors.out, Operand::Out)?);
         let ids = tensors.ids.as_ref().map(|ids| request.numbers(ids, Operand::Ids)).transpose()?;
         let ids = ids.map(|ids| kept.keep(ids));
         let mut one = |object: &Bound<'_, PyAny>, operand| {
             Ok::<_, CallError>(kept.keep(request.input(object, operand)?))
         };
-        let (x, gate_up) = (one(&tensors.x, Operand::X)?, one(&tensors.gate_up, Operand::GateUp)?);
-        let down = one(&tensors.down, Operand::Down)?;
+        let (gate_up, down) = (one(&tensors.gate_up, Operand::GateUp)?, one(&tensors.down, Operand::Down)?);
         let mut maybe = |object: &Option<Bound<'_, PyAny>>, operand| {
             object.as_ref().map(|object| one(object, operand)).transpose()
         };
@@ -361,6 +361,9 @@ impl MoeOptions {
     fn score(&self, bias: bool) -> PyResult<Score> {
         let groups = self.groups.map(|(count, top)| Groups { count, top });
         match self.scoring.as_str() {
+            "softmax" if groups.is_some() || self.scale != 1.0 => Err(PyValueError::new_err(
+                "groups and scale go with scoring=\"sigmoid\"; omit them, or choose experts first and pass ids and weights",
+            )),
             "softmax" if self.renormalise => Ok(Score::SoftmaxOfChosen),
             "softmax" => Ok(Score::Softmax),
             "sigmoid" => {
