@@ -1,7 +1,7 @@
 //! Mixtures of experts on GPU 0: the conformance suite with random layers, and times of layers as models have them.
 //!
 //! `cargo run --release --example gpu_moe check [random layers] [seconds]` runs the suite, then random layers, no longer than
-//! that. `… gpu_moe time [layer] [tokens,tokens,…] [tiles]` prints one JSON object per line: replayed graphs over several
+//! that, then grouped products. `… gpu_moe time [layer] [tokens,tokens,…] [tiles]` prints one JSON object per line: replayed graphs over several
 //! random routings, so that weights do not come from the cache. `tiles` also tries tiles that the plan does not choose.
 
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use flashcore::{
         driver::{DeviceBuffer, Event, Graph},
     },
 };
-use flashcore_testkit::{Outcome as Verdict, Rng, moe};
+use flashcore_testkit::{Outcome as Verdict, Rng, grouped, moe};
 use rayon::prelude::*;
 
 /// Name, hidden, intermediate, experts, experts of a token.
@@ -50,6 +50,12 @@ fn check(cuda: &Cuda, random: u64, seconds: u64) -> Outcome<()> {
     let mut failed = report("suite", cases.par_iter().map(|(case, dtype)| verdict(cuda, case, *dtype, 1)));
     let layers = (0..random).into_par_iter().filter(|_| Instant::now() < until);
     failed += report("random", layers.map(|n| verdict(cuda, &moe::random(7, n), HALVES[n as usize % 2], n)));
+    let products = grouped::cases().into_iter().chain((0..random / 4).map(|n| grouped::random(7, n)));
+    let products: Vec<_> = products.flat_map(|case| HALVES.map(|dtype| (case, dtype))).collect();
+    let product = |(case, dtype): &(grouped::Case, DType)| {
+        (grouped::check(cuda, case, *dtype, 1), format!("{case} in {dtype}"))
+    };
+    failed += report("grouped products", products.par_iter().map(product));
     if failed > 0 { Err(format!("{failed} failed").into()) } else { Ok(()) }
 }
 
