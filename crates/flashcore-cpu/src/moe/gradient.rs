@@ -141,19 +141,23 @@ impl<T: Lane> Pass<'_, T> {
         let biases = [bias(networks.gate_up.bias, width), bias(networks.down.bias, hidden)];
 
         let mut joined = vec![0f32; count * width];
-        self.into_floats(
+        self.product_as_floats(
             Extents { rows: count, columns: width, depth: hidden },
             (x, gate_up.turned()),
             &mut joined,
         );
         let mut between = vec![0f32; count * half];
-        self.into_floats(Extents { rows: count, columns: half, depth: hidden }, (d_out, down), &mut between);
+        self.product_as_floats(
+            Extents { rows: count, columns: half, depth: hidden },
+            (d_out, down),
+            &mut between,
+        );
         self.slopes(rows, &biases, [&mut joined, &mut between], d_factors);
 
         let columns = |data, width| Matrix::new(data, [width, 1]);
-        self.into_matrix((d_out.turned(), columns(&between, half)), count, (second, expert), &to.down);
-        self.into_matrix((columns(&joined, width).turned(), x), count, (first, expert), &to.gate_up);
-        self.into_floats(
+        self.product_as_matrix((d_out.turned(), columns(&between, half)), count, (second, expert), &to.down);
+        self.product_as_matrix((columns(&joined, width).turned(), x), count, (first, expert), &to.gate_up);
+        self.product_as_floats(
             Extents { rows: count, columns: hidden, depth: width },
             (columns(&joined, width), gate_up),
             d_rows,
@@ -204,7 +208,7 @@ impl<T: Lane> Pass<'_, T> {
     }
 
     /// A product as floats, dense.
-    fn into_floats<A: Lane, B: Lane>(
+    fn product_as_floats<A: Lane, B: Lane>(
         &self,
         extents: Extents,
         factors: (Matrix<'_, A>, Matrix<'_, B>),
@@ -218,7 +222,7 @@ impl<T: Lane> Pass<'_, T> {
     }
 
     /// A product as one of an expert's matrices, as `layout` has them without gaps.
-    fn into_matrix<A: Lane, B: Lane>(
+    fn product_as_matrix<A: Lane, B: Lane>(
         &self,
         (a, b): (Matrix<'_, A>, Matrix<'_, B>),
         depth: usize,

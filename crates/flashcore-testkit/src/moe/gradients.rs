@@ -340,11 +340,11 @@ impl Network<'_> {
         let dy: Vec<f64> = d_out.iter().map(|d| rounding.round(pair.weight * d)).collect();
         let dh: Vec<f64> = (0..half).map(|col| self.turned(1, pair.expert, col, &dy)).collect();
         let mut d_joined = vec![0.0; 2 * half];
-        for n in 0..half {
+        for (n, dh) in dh.into_iter().enumerate() {
             let [gate, up] = rows(n);
             let [by_gate, by_up] = slopes(spec.activation, joined[gate], joined[up]);
-            d_joined[gate] = rounding.round(by_gate * dh[n]);
-            d_joined[up] = rounding.round(by_up * dh[n]);
+            d_joined[gate] = rounding.round(by_gate * dh);
+            d_joined[up] = rounding.round(by_up * dh);
         }
         for (col, to) in d_x[own].iter_mut().enumerate() {
             *to = rounding.round(*to + self.turned(0, pair.expert, col, &d_joined));
