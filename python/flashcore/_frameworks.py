@@ -12,7 +12,20 @@ from functools import lru_cache
 from typing import Any
 
 from ._arguments import count, each, real, whole
-from ._native import Direct, Launched, Options, Values, append, exchanges, forward, grouped_mm, merge, moe, own_stream
+from ._native import (
+    Direct,
+    Launched,
+    Options,
+    Values,
+    append,
+    exchanges,
+    forward,
+    grouped_mm,
+    merge,
+    moe,
+    own_stream,
+    quantise,
+)
 
 CUDA = 2
 """DLPack's number of CUDA devices."""
@@ -78,6 +91,12 @@ class Framework:
         if launched is not None:
             launched.wait()
         return out
+
+    def quantise(
+        self, x: Any, dtype: str, shapes: tuple[Any, Any], lengths: Any, options: dict[str, Any]
+    ) -> tuple[Any, Any, Any]:
+        """A tensor rounded to 8 bits, its factors, and its means where these have a shape."""
+        raise TypeError("quantise takes tensors of torch and NumPy; convert them by DLPack")
 
     def append(self, tensors: dict[str, Any], options: dict[str, bool]) -> None:
         """Writes new keys and values into a cache."""
@@ -220,6 +239,21 @@ class Numpy(Framework):
     def append(self, tensors: dict[str, Any], options: dict[str, bool]) -> None:
         bits = exportable(self.numpy, tensors["k"])[1]
         append(each_tensor(tensors, lambda tensor: exportable(self.numpy, tensor)[0]), options, bits_are_bf16=bits)
+
+    def quantise(
+        self, x: Any, dtype: str, shapes: tuple[Any, Any], lengths: Any, options: dict[str, Any]
+    ) -> tuple[Any, Any, Any]:
+        try:
+            import ml_dtypes
+        except ImportError:
+            raise ImportError("NumPy has no floats of 8 bits by itself; install ml_dtypes") from None
+        tensor, bits = exportable(self.numpy, x)
+        out = self.numpy.empty(x.shape, "uint8")
+        factors, means = (None if shape is None else self.numpy.empty(shape, "float32") for shape in shapes)
+        flat = None if means is None else means.reshape(-1)
+        tensors = {"x": tensor, "out": out, "factors": factors.reshape(-1), "means": flat, "lengths": lengths}
+        quantise(tensors, options, bits_are_bf16=bits)
+        return out.view(getattr(ml_dtypes, dtype)), factors, means
 
     def numbers_to(self, end: int, q: Any) -> Any:
         return self.numpy.arange(end)
@@ -491,6 +525,20 @@ class Torch(Framework):
             append(each_tensor(tensors, lambda tensor: export(tensor.detach())), options, self.stream_of(tensors["k"]))
         for name in ("k_cache", "v_cache"):
             self.written(tensors[name])
+
+    def quantise(
+        self, x: Any, dtype: str, shapes: tuple[Any, Any], lengths: Any, options: dict[str, Any]
+    ) -> tuple[Any, Any, Any]:
+        torch, x = self.torch, x.detach()
+        out = torch.empty_like(x, dtype=torch.uint8)
+        factors, means = (None if shape is None else x.new_empty(shape, dtype=torch.float32) for shape in shapes)
+        flat = None if means is None else means.view(-1)
+        tensors = {"x": x, "out": out, "factors": factors.view(-1), "means": flat, "lengths": lengths}
+        if self.exchanges:
+            quantise(tensors, options)
+        else:
+            quantise(each_tensor(tensors, torch.utils.dlpack.to_dlpack), options, self.stream_of(x))
+        return out.view(getattr(torch, dtype)), factors, means
 
     def numbers_to(self, end: int, q: Any) -> Any:
         return self.torch.arange(end, device=q.device)

@@ -33,6 +33,8 @@ class Values:
         ranges: tuple[Sequence[int], Sequence[int]] | None = None,
         table: Any | None = None,
         bias: Any | None = None,
+        factors: Sequence[Any] | None = None,
+        blocks: Sequence[int] | None = None,
     ) -> None: ...
 
 class Direct:
@@ -83,6 +85,13 @@ def merge(
     stream: int | None = None,
     record: bool = False,
     bits_are_bf16: Sequence[bool] = (False, False),
+) -> Launched | None: ...
+def quantise(
+    tensors: Mapping[str, Any],
+    options: Mapping[str, Any],
+    stream: int | None = None,
+    record: bool = False,
+    bits_are_bf16: bool = False,
 ) -> Launched | None: ...
 def append(
     tensors: Mapping[str, Any],

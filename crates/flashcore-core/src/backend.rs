@@ -10,6 +10,7 @@ use crate::{
     grouped::GroupedCall,
     merge::MergeCall,
     moe::{MoeCall, MoeGradientCall},
+    quantise::QuantiseCall,
 };
 
 /// Something that computes attention on host tensors.
@@ -35,6 +36,12 @@ pub trait Backend: Send + Sync {
     /// Computes gradients: every one of them is written completely, or an error is returned.
     fn backward(&self, _: &mut BackwardCall<'_>) -> Result<Ran, BackendError> {
         let (what, instead) = ("gradients".to_owned(), "compute them on the cpu backend".to_owned());
+        Err(BackendError::Unsupported { backend: self.name(), what, instead })
+    }
+
+    /// Rounds a tensor to 8 bits: every output row, factor and mean is written, or an error is returned.
+    fn quantise(&self, _: &mut QuantiseCall<'_>) -> Result<Ran, BackendError> {
+        let (what, instead) = ("quantising".to_owned(), "use another backend".to_owned());
         Err(BackendError::Unsupported { backend: self.name(), what, instead })
     }
 
@@ -77,6 +84,10 @@ impl<B: Backend + ?Sized> Backend for &B {
 
     fn backward(&self, call: &mut BackwardCall<'_>) -> Result<Ran, BackendError> {
         (**self).backward(call)
+    }
+
+    fn quantise(&self, call: &mut QuantiseCall<'_>) -> Result<Ran, BackendError> {
+        (**self).quantise(call)
     }
 
     fn moe(&self, call: &mut MoeCall<'_>) -> Result<Ran, BackendError> {
@@ -140,8 +151,9 @@ mod tests {
     use super::*;
     use crate::{
         AppendInputs, AppendOutputs, AppendSpec, AppendValues, BackwardInputs, BackwardSpec, DType, Data,
-        DataMut, Dims, ExpertLayout, GradientsMut, GroupedInputs, GroupedSpec, Grouping, Ids, Index, Layout,
-        MergeSpec, MoeGradientsMut, MoeInputs, MoeSpec, Parts, Routed, Routing, RowTerms, Spec, Values,
+        DataMut, Dims, E4M3, ExpertLayout, GradientsMut, GroupedInputs, GroupedSpec, Grouping, Ids, Index,
+        Layout, MergeSpec, MoeGradientsMut, MoeInputs, MoeSpec, Parts, QuantiseSpec, QuantisedMut, Routed,
+        Routing, RowTerms, Spec, Values,
     };
 
     /// Answers every operation by its name.
@@ -170,6 +182,10 @@ mod tests {
 
         fn backward(&self, _: &mut BackwardCall<'_>) -> Result<Ran, BackendError> {
             ran("backward")
+        }
+
+        fn quantise(&self, _: &mut QuantiseCall<'_>) -> Result<Ran, BackendError> {
+            ran("quantise")
         }
 
         fn moe(&self, _: &mut MoeCall<'_>) -> Result<Ran, BackendError> {
@@ -215,6 +231,11 @@ mod tests {
         let grads = GradientsMut { qkv, sinks: None };
         let mut call = BackwardCall::bind(&problem, Values::NONE, inputs, grads).unwrap();
         assert_eq!(backend.backward(&mut call).unwrap().kernel, "backward");
+        let problem = QuantiseSpec::new(DType::F32, layout).parse().unwrap();
+        let (mut factor, mut narrow) = ([0.0f32], [E4M3::default()]);
+        let into = QuantisedMut { out: DataMut::E4M3(&mut narrow), factors: &mut factor, means: None };
+        let mut call = QuantiseCall::bind(&problem, data, None, into).unwrap();
+        assert_eq!(backend.quantise(&mut call).unwrap().kernel, "quantise");
         let [gate_up, down] = [[1, 2, 1], [1, 1, 1]].map(|extents| ExpertLayout::dense(extents).unwrap());
         let routing = Routing::Given { ids: Index::I32, weights: DType::F32, top_k: 1 };
         let problem = MoeSpec::new(DType::F32, layout, gate_up, down, routing).parse().unwrap();

@@ -2,6 +2,7 @@
 
 use crate::{
     bias::BiasError, dtype::DType, grouped::GroupedError, layout::Dims, lengths::Sequences, moe::MoeError,
+    quantise::ScaleError,
 };
 
 pub use crate::operand::{Axis, Operand};
@@ -219,7 +220,7 @@ pub enum ProblemError {
     },
     /// The wrong number of factors.
     #[error(
-        "{given} factors for {operand} but {needed} are needed; give one, or one per batch entry and key head"
+        "{given} factors for {operand} but {needed} are needed; give one, or one per batch entry and key head, or for blocks one per block"
     )]
     FactorCount {
         /// The tensor.
@@ -493,4 +494,7 @@ pub enum ProblemError {
     /// A bias that does not fit.
     #[error(transparent)]
     Bias(BiasError),
+    /// Factors that cannot be.
+    #[error(transparent)]
+    Scales(ScaleError),
 }

@@ -98,6 +98,8 @@ impl Spec {
         let out = self.out.map_or_else(|| Layout::bhsd(out_dims), Ok)?;
         check_out(q, v, out)?;
         self.check_out_dtype()?;
+        let check = |scales: Scales| scales.check(self.pages.is_some()).map_err(ProblemError::Scales);
+        self.scales.map_or(Ok(()), check)?;
         self.sinks.map_or(Ok(()), |sinks| sinks.check_common("a sink"))?;
         let scale = self.scale.unwrap_or(1.0 / (q.dim as f32).sqrt());
         check_positive(scale, ProblemError::Scale)?;

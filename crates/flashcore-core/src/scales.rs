@@ -5,6 +5,7 @@ use std::sync::Arc;
 use crate::{
     error::{Operand, ProblemError},
     problem::Problem,
+    quantise::ScaleError,
 };
 
 /// How many factors Q, K and V have each.
@@ -14,22 +15,61 @@ pub enum Scales {
     PerTensor,
     /// One for each batch entry and key head, also of Q; dense, heads next to each other.
     PerHead,
+    /// Of Q one for each batch entry, query head and block of rows, of K one for each batch entry, key head and block of
+    /// rows, of V one for each batch entry, key head and feature; dense, blocks and features next to each other.
+    PerBlock {
+        /// Rows of a block of Q.
+        q: usize,
+        /// Rows of a block of K.
+        k: usize,
+    },
 }
 
 impl Scales {
-    /// Factors of a tensor, where there are so many batch entries and key heads.
+    /// Shares of a tensor that have factors of their own, where it has so many batch entries and heads: a share has one
+    /// factor, or one for each block or feature.
     pub const fn count(self, batch: usize, heads: usize) -> usize {
         match self {
             Self::PerTensor => 1,
-            Self::PerHead => batch * heads,
+            Self::PerHead | Self::PerBlock { .. } => batch * heads,
         }
     }
 
-    /// Distances between the factors of neighbouring batch entries and of neighbouring heads.
+    /// Distances between neighbouring batch entries and between neighbouring heads, in shares.
     pub const fn strides(self, heads: usize) -> [usize; 2] {
         match self {
             Self::PerTensor => [0, 0],
-            Self::PerHead => [heads, 1],
+            Self::PerHead | Self::PerBlock { .. } => [heads, 1],
+        }
+    }
+
+    /// Factors of Q, K and V.
+    pub fn counts(self, problem: &Problem) -> [usize; 3] {
+        let heads = match self {
+            Self::PerBlock { .. } => [problem.heads_q(), problem.heads_kv(), problem.heads_kv()],
+            _ => [problem.heads_kv(); 3],
+        };
+        let shares = heads.map(|heads| self.count(problem.batch(), heads));
+        let each = self.of_share(problem);
+        [0, 1, 2].map(|n: usize| shares[n] * each[n])
+    }
+
+    /// Factors of a share of Q, K and V.
+    pub fn of_share(self, problem: &Problem) -> [usize; 3] {
+        match self {
+            Self::PerBlock { q, k } => {
+                [problem.seq_q().div_ceil(q), problem.seq_kv().div_ceil(k), problem.dim_v()]
+            }
+            _ => [1; 3],
+        }
+    }
+
+    /// Blocks have rows, and rows of their own: those in pages have not.
+    pub(crate) const fn check(self, paged: bool) -> Result<(), ScaleError> {
+        match self {
+            Self::PerBlock { q: 0, .. } | Self::PerBlock { k: 0, .. } => Err(ScaleError::EmptyBlocks),
+            Self::PerBlock { .. } if paged => Err(ScaleError::PagedBlocks),
+            _ => Ok(()),
         }
     }
 }
@@ -52,6 +92,11 @@ impl Factors {
         Self { kind: Scales::PerHead, qkv }
     }
 
+    /// Factors for each block of so many rows of Q and K, and for each feature of V; see [`Scales::PerBlock`].
+    pub fn per_block([q, k]: [usize; 2], qkv: [Arc<[f32]>; 3]) -> Self {
+        Self { kind: Scales::PerBlock { q, k }, qkv }
+    }
+
     /// How many there are.
     pub const fn kind(&self) -> Scales {
         self.kind
@@ -62,7 +107,30 @@ impl Factors {
         &self.qkv
     }
 
-    /// What Q, K and V of a batch entry and key head are multiplied by.
+    /// What a tensor's numbers are multiplied by, for each row of Q or K or feature of V at `index` of a batch entry and
+    /// one of its own heads.
+    pub(crate) fn fine(
+        &self,
+        problem: &Problem,
+        operand: Operand,
+        [batch, head]: [usize; 2],
+        index: usize,
+    ) -> f32 {
+        let n = match operand {
+            Operand::Q => 0,
+            Operand::K => 1,
+            _ => 2,
+        };
+        let Scales::PerBlock { q, k } = self.kind else {
+            let head = if n == 0 { head / problem.group() } else { head };
+            return self.at(problem.heads_kv(), batch, head)[n];
+        };
+        let heads = if n == 0 { problem.heads_q() } else { problem.heads_kv() };
+        let share = batch * heads + head;
+        self.qkv[n][share * self.kind.of_share(problem)[n] + index / [q, k, 1][n]]
+    }
+
+    /// What Q, K and V of a batch entry and key head are multiplied by, where blocks have no factors of their own.
     pub fn at(&self, heads: usize, batch: usize, head: usize) -> [f32; 3] {
         let [of_batch, of_head] = self.kind.strides(heads);
         [0, 1, 2].map(|n: usize| self.qkv[n][batch * of_batch + head * of_head])
@@ -70,8 +138,8 @@ impl Factors {
 
     /// Checks the factors against the problem that asks for them.
     pub(crate) fn check(&self, problem: &Problem) -> Result<(), ProblemError> {
-        let needed = self.kind.count(problem.batch(), problem.heads_kv());
-        for (factors, operand) in self.qkv.iter().zip([Operand::Q, Operand::K, Operand::V]) {
+        let operands = [Operand::Q, Operand::K, Operand::V].into_iter().zip(self.kind.counts(problem));
+        for (factors, (operand, needed)) in self.qkv.iter().zip(operands) {
             if factors.len() != needed {
                 return Err(ProblemError::FactorCount { operand, given: factors.len(), needed });
             }

@@ -110,6 +110,7 @@ fn name(error: &ProblemError) -> &'static str {
         ProblemError::Moe(_) => "Moe",
         ProblemError::Grouped(_) => "Grouped",
         ProblemError::Bias(_) => "Bias",
+        ProblemError::Scales(_) => "Scales",
         ProblemError::Scale(_) => "Scale",
         ProblemError::Softcap(_) => "Softcap",
         ProblemError::OutDType { .. } => "OutDType",
@@ -387,6 +388,7 @@ fn every_error_is_provoked() {
         wrong_gradients(),
         pages::wrong_pages(),
         narrow::wrong_factors(),
+        narrow::wrong_quantisation(),
         append::wrong_appends(),
     ];
     for (attempt, expected, says) in tables.into_iter().flatten() {

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use flashcore_core::{
     AppendCall, Backend, BackendError, BackwardCall, DType, Data, DataMut, GroupedCall, HostCall, MergeCall,
-    MoeCall, MoeGradientCall, Ran,
+    MoeCall, MoeGradientCall, QuantiseCall, Ran,
 };
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
@@ -19,6 +19,7 @@ use crate::{
     moe::{gradients, moe},
     narrow,
     output::Target,
+    quantise::quantise,
     scratch::Scratch,
     simd::runner::Runner,
 };
@@ -185,8 +186,18 @@ impl Cpu {
         crew: Crew,
     ) -> Result<&'static str, BackendError> {
         if call.problem().dtype().is_narrow() {
-            return narrow::forward(call, scratch, |call, scratch| self.run_here(call, scratch, crew));
+            return narrow::forward(call, scratch, |call, scratch| self.compute(call, scratch, crew));
         }
+        self.compute(call, scratch, crew)
+    }
+
+    /// Computes a call; one of 8-bit tensors to f32.
+    fn compute(
+        &self,
+        call: &mut HostCall<'_>,
+        scratch: &mut Scratch,
+        crew: Crew,
+    ) -> Result<&'static str, BackendError> {
         let (problem, inputs) = (call.instance(), call.inputs());
         let (out, lse) = call.outputs();
         let with = (self.runner, self.tiles());
@@ -205,6 +216,12 @@ impl Cpu {
                 forward(problem, with, [q, k, v], (Target::Same(out), lse), work)
             }
             ([Data::BF16(q), Data::BF16(k), Data::BF16(v)], DataMut::F32(out)) => {
+                forward(problem, with, [q, k, v], (Target::Wide(out), lse), work)
+            }
+            ([Data::E4M3(q), Data::E4M3(k), Data::E4M3(v)], DataMut::F32(out)) => {
+                forward(problem, with, [q, k, v], (Target::Wide(out), lse), work)
+            }
+            ([Data::E5M2(q), Data::E5M2(k), Data::E5M2(v)], DataMut::F32(out)) => {
                 forward(problem, with, [q, k, v], (Target::Wide(out), lse), work)
             }
             _ => {
@@ -247,6 +264,16 @@ impl Backend for Cpu {
         let kernel = self.install(|| merge(call, self.runner)).ok_or_else(|| BackendError::Unsupported {
             backend: "cpu",
             what: format!("{dtype} parts"),
+            instead: "convert them to f32".to_owned(),
+        })?;
+        Ok(Ran { kernel: kernel.to_owned() })
+    }
+
+    fn quantise(&self, call: &mut QuantiseCall<'_>) -> Result<Ran, BackendError> {
+        let dtype = call.problem().spec().dtype;
+        let kernel = self.install(|| quantise(call)).ok_or_else(|| BackendError::Unsupported {
+            backend: "cpu",
+            what: format!("{dtype} tensors"),
             instead: "convert them to f32".to_owned(),
         })?;
         Ok(Ran { kernel: kernel.to_owned() })

@@ -36,6 +36,8 @@ mod panels;
 mod peak;
 mod plan;
 mod prefill;
+#[allow(unsafe_code)]
+mod quantise;
 mod scratch;
 #[allow(unsafe_code)]
 mod simd;

@@ -19,6 +19,7 @@ mod merge;
 mod mixed;
 mod moe;
 mod narrow;
+mod quantise;
 mod single;
 mod tile;
 pub mod tuned;
@@ -33,10 +34,11 @@ pub use fit::{Misfit, plan_tile};
 pub use grouped::plan_grouped;
 pub use merge::plan_merge;
 pub use moe::{plan_moe, plan_moe_tiles};
+pub use quantise::plan_quantise;
 pub use tile::Tile;
 use tuned::Table;
 
-use flashcore_core::{DType, Layout, Problem};
+use flashcore_core::{DType, Layout, Problem, Scales};
 use flashcore_ptx::target::Target;
 use flashcore_tile::{Element, Half, shared_limit};
 
@@ -312,6 +314,7 @@ fn hopper_config(
     Ok(KernelConfig::Sm90(hopper::with_policy(forward_sm90::Config {
         input,
         scaled: problem.scales().is_some(),
+        blocks: matches!(problem.scales(), Some(Scales::PerBlock { .. })),
         settles: input.bytes() == 1,
         output: output(problem, input),
         accumulate: problem.accumulate(),

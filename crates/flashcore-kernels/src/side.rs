@@ -1,6 +1,6 @@
 //! Lengths, sinks, factors, biases and page table of a call on the host, as the bytes that an executor uploads.
 
-use flashcore_core::{AppendCall, Bias, DType, Index, Instance, Lengths, PageTable, Slots};
+use flashcore_core::{AppendCall, Bias, DType, Index, Instance, Lengths, PageTable, QuantiseCall, Slots};
 use flashcore_ptx::launch::Slot;
 use half::{bf16, f16};
 
@@ -74,4 +74,14 @@ pub fn append_values(call: &AppendCall<'_>) -> Vec<(Slot, Vec<u8>)> {
     let table = values.table.as_ref().zip(spec.pages);
     let table = table.map(|(table, pages)| table_bytes(table, spec.k.dims().batch, pages.row_stride));
     std::iter::once(numbers).chain(table.map(|bytes| (slots::append::TABLE, bytes))).collect()
+}
+
+/// Used lengths of a tensor that is quantised, with their slot of [`slots::quantise`]; nothing where all rows are used.
+pub fn quantise_values(call: &QuantiseCall<'_>) -> Vec<(Slot, Vec<u8>)> {
+    let bytes = |length: &u32| match call.problem().spec().used {
+        Some(Index::I64) => u64::from(*length).to_le_bytes().to_vec(),
+        _ => length.to_le_bytes().to_vec(),
+    };
+    let lengths = call.used().map(|used| used.iter().flat_map(bytes).collect());
+    lengths.into_iter().map(|bytes| (slots::quantise::LENGTHS, bytes)).collect()
 }

@@ -263,6 +263,19 @@ impl Array {
         Err(CallError::Sinks { given: self.count(), heads })
     }
 
+    /// Demands so many f32 values, one after another.
+    pub(crate) fn check_count(&self, needed: usize) -> Result<(), CallError> {
+        if self.dtype == DType::F32 && self.view.is_dense(&[needed]) {
+            return self.check_alignment();
+        }
+        Err(CallError::Count {
+            operand: self.operand,
+            given: self.count(),
+            needed,
+            what: "float32 factors, dense",
+        })
+    }
+
     /// Whether these are the factors of a tensor: one, or one for each batch entry and key head.
     pub(crate) fn scales(&self, batch: usize, heads: usize) -> Result<Scales, CallError> {
         let kinds = [Scales::PerTensor, Scales::PerHead];
@@ -412,6 +425,8 @@ fn dtype(dtype: DataType, operand: Operand, bits_are_bf16: bool) -> Result<DType
         (DataType::FLOAT8_E4M3FN, 8, 1) => Ok(DType::E4M3),
         (DataType::FLOAT8_E5M2, 8, 1) => Ok(DType::E5M2),
         (DataType::UINT | DataType::INT, 16, 1) if bits_are_bf16 => Ok(DType::BF16),
+        // Which type of 8 bits it is, whoever asks for it knows.
+        (DataType::UINT | DataType::INT, 8, 1) if bits_are_bf16 && operand == Operand::Out => Ok(DType::E4M3),
         _ => Err(CallError::Elements { operand, dtype: dtype.to_string() }),
     }
 }

@@ -1,7 +1,7 @@
 //! One call: tensors in, a problem out of them, computed on the CPU or launched on the caller's stream.
 
 use flashcore::{Lengths, Operand, Problem, Sequences, Spec, Values, cuda::DeviceTensors};
-use flashcore_core::{Bias, Pages, Scales};
+use flashcore_core::{Bias, Pages};
 use pyo3::prelude::*;
 
 use crate::{
@@ -9,7 +9,7 @@ use crate::{
     device,
     error::CallError,
     exchange::Exchange,
-    host,
+    factors, host,
     import::Request,
     kept::Kept,
     launched::Launched,
@@ -98,6 +98,8 @@ pub(crate) struct Call<'a> {
     sinks: Option<Array>,
     /// What Q, K and V are multiplied by.
     factors: Option<[Array; 3]>,
+    /// Rows of a block of q and of k, where factors are those of blocks.
+    blocks: Option<[usize; 2]>,
     /// Which pages hold the keys.
     table: Option<Table>,
     /// What is added to scores.
@@ -112,7 +114,7 @@ impl<'a> Call<'a> {
         let arrays = [q, k, v, out];
         let (lengths, sinks, table, bias) = ([None; 2], None, None, None);
         let (factors, longest) = (None, None);
-        Self { arrays, lse: None, lengths, sinks, factors, table, bias, longest, ranges: None }
+        Self { arrays, lse: None, lengths, sinks, factors, blocks: None, table, bias, longest, ranges: None }
     }
 
     /// Takes in what Python code has put together.
@@ -130,6 +132,7 @@ impl<'a> Call<'a> {
         let lengths = [lengths_q.as_ref(), lengths_kv.as_ref()];
         let factors = values.factors.as_ref().map(|all| all.each_ref().map(|one| one.bind(py)));
         let [sinks, table, bias] = [sinks.as_ref(), table.as_ref(), bias.as_ref()];
+        self.blocks = values.blocks;
         self.bind(Given { lengths, sinks, table, factors, bias }, request, kept)?;
         (self.longest, self.ranges) = (values.longest, values.ranges.as_ref());
         Ok(())
@@ -252,7 +255,8 @@ impl<'a> Call<'a> {
         let (q, out) = (q.layout(options.order)?, out.layout(options.order)?);
         let (k, v) = (k.layout(keys)?, v.layout(keys)?);
         self.check_ranks(options.order)?;
-        let scales = self.scales(q.dims().batch, k.dims().heads)?;
+        let dims = [q, k, v].map(|layout| layout.dims());
+        let scales = self.factors.as_ref().map(|all| factors::scales(all, self.blocks, dims)).transpose()?;
         Ok(Spec {
             scales,
             out: Some(out),
@@ -265,19 +269,6 @@ impl<'a> Call<'a> {
             bias: self.bias.map(|bias| bias_kind(&bias)).transpose()?,
             ..Spec::new(dtype, q, k, v)
         })
-    }
-
-    /// How many factors each tensor has; all have as many.
-    fn scales(&self, batch: usize, heads: usize) -> Result<Option<Scales>, CallError> {
-        let Some(all) = &self.factors else { return Ok(None) };
-        let [q, k, v] = all.each_ref().map(|factors| factors.scales(batch, heads));
-        let (q, k, v) = (q?, k?, v?);
-        match [(k, &all[1]), (v, &all[2])].into_iter().find(|(kind, _)| *kind != q) {
-            Some((_, other)) => {
-                Err(CallError::Factors { operand: other.operand, given: other.count(), batch, heads })
-            }
-            None => Ok(Some(q)),
-        }
     }
 
     /// In which order K and V have their dimensions; pages have four of them.
@@ -379,7 +370,7 @@ impl<'a> Call<'a> {
             (_, q, kv) => Lengths::Used { q, kv },
         };
         let sinks = self.sinks.map(|sinks| host::sinks(&sinks, heads)).transpose()?;
-        let factors = self.factors.as_ref().map(host::factors);
+        let factors = self.factors.as_ref().map(|all| host::factors(all, self.blocks));
         let bias = self.bias.map(|bias| host::bias(&bias)).transpose()?;
         Ok(Values { lengths, sinks, factors, bias, table: self.table.as_ref().map(host::table) })
     }

@@ -94,6 +94,8 @@ pub(crate) enum CallError {
         "factors cannot be joined with a mask whose batch entries use different keys; pass key_lengths instead"
     )]
     RangesAndFactors,
+    #[error("per is `{given}`; use \"tensor\", \"head\", \"block\" or \"channel\"")]
+    Granularity { given: String },
     #[error("there is nothing to merge; give at least one part")]
     NoParts,
     #[error("{parts} parts but {lses} log-sum-exps; give one for each part")]

@@ -1,7 +1,11 @@
 //! Grouped products: factors and offsets by DLPack, computed on the CPU or on the caller's stream.
 
-use flashcore::{Grouping, Operand, cuda::GroupedTensors};
-use flashcore_core::{GroupedError, GroupedProblem, GroupedSpec, Index, ProblemError};
+use std::slice::from_raw_parts;
+
+use flashcore::{Backend, Grouping, Operand, cuda::GroupedTensors};
+use flashcore_core::{
+    GroupedCall, GroupedError, GroupedInputs, GroupedProblem, GroupedSpec, Index, ProblemError,
+};
 use pyo3::prelude::*;
 
 use crate::{
@@ -86,9 +90,7 @@ impl Call {
         };
         match place {
             // SAFETY: views that their producers handed out and `check` compared; Python's caller holds them.
-            Place::Host => unsafe {
-                host::grouped(&problem, &tensors, self.offsets.map(|offsets| offsets.len))
-            },
+            Place::Host => unsafe { on_host(&problem, &tensors, self.offsets.map(|offsets| offsets.len)) },
             Place::Cuda(index) => {
                 let bits =
                     [tensors.a, tensors.b, tensors.out].into_iter().fold(WIDEST as u64, |bits, at| bits | at);
@@ -145,4 +147,25 @@ impl Call {
 
 fn wrong(error: GroupedError) -> CallError {
     ProblemError::Grouped(error).into()
+}
+
+/// Computes grouped products on host memory.
+///
+/// # Safety
+/// There must be live tensors of the problem's layouts at these addresses, and as many offsets; nobody else uses the result.
+unsafe fn on_host(
+    problem: &GroupedProblem,
+    at: &GroupedTensors,
+    offsets: Option<usize>,
+) -> Result<(), CallError> {
+    let dtype = problem.dtype();
+    // SAFETY: the caller's promise.
+    unsafe {
+        let a = host::elements(at.a as usize, dtype, problem.a().span())?;
+        let b = host::elements(at.b as usize, dtype, problem.b().span())?;
+        let offsets = offsets.map(|len| from_raw_parts(host::pointer::<i32>(at.offsets as usize, len), len));
+        let out = host::write(at.out as usize, dtype, problem.out())?;
+        host::cpu()?.grouped(&mut GroupedCall::bind(problem, GroupedInputs { a, b, offsets }, out)?)?;
+    }
+    Ok(())
 }

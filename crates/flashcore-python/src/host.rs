@@ -12,14 +12,14 @@ use std::{
 
 use flashcore::{
     Backend, BackendError, BackwardProblem, DType, Ids, Index, Layout, Problem, Routing, Values, bf16,
-    cuda::{AppendTensors, GroupedTensors, MoeTensors},
+    cuda::{AppendTensors, MoeTensors, QuantiseTensors},
     f16,
 };
 use flashcore_core::{
     AppendCall, AppendInputs, AppendOutputs, AppendProblem, AppendValues, BackwardCall, BackwardInputs, Data,
-    DataMut, E4M3, E5M2, Factors, GradientsMut, GroupedCall, GroupedInputs, GroupedProblem, HostCall,
-    MergeCall, MergeProblem, MoeCall, MoeGradientCall, MoeGradientsMut, MoeInputs, MoeProblem, PageTable,
-    Routed, RowTerms,
+    DataMut, E4M3, E5M2, Factors, GradientsMut, HostCall, MergeCall, MergeProblem, MoeCall, MoeGradientCall,
+    MoeGradientsMut, MoeInputs, MoeProblem, PageTable, QuantiseCall, QuantiseProblem, QuantisedMut, Routed,
+    RowTerms,
 };
 use flashcore_cpu::Cpu;
 use rayon::ThreadPoolBuilder;
@@ -115,6 +115,31 @@ pub(crate) unsafe fn merge(
     // SAFETY: the caller's promise.
     let lse = lse.map(|at| unsafe { from_raw_parts_mut(pointer::<f32>(at, rows), rows) });
     cpu()?.merge(&mut MergeCall::bind(problem, &parts, &lses, out, lse)?)?;
+    Ok(())
+}
+
+/// Quantises a tensor in host memory.
+///
+/// # Safety
+/// As [`run`]; factors and means are as many as the problem has.
+pub(crate) unsafe fn quantise(
+    problem: &QuantiseProblem,
+    used: Option<&[u32]>,
+    tensors: &QuantiseTensors,
+) -> Result<(), CallError> {
+    let spec = problem.spec();
+    // SAFETY: the caller's promise.
+    let floats = |at: u64, len: usize| unsafe { from_raw_parts_mut(pointer::<f32>(at as usize, len), len) };
+    // SAFETY: the caller's promise.
+    let (x, out) = unsafe {
+        (
+            read(tensors.x as usize, spec.dtype, problem.x())?,
+            write(tensors.out as usize, spec.to, problem.out())?,
+        )
+    };
+    let factors = floats(tensors.factors, problem.factors());
+    let means = spec.centred.then(|| floats(tensors.means, problem.means()));
+    cpu()?.quantise(&mut QuantiseCall::bind(problem, x, used, QuantisedMut { out, factors, means })?)?;
     Ok(())
 }
 
@@ -217,27 +242,6 @@ pub(crate) unsafe fn moe_gradients(
         };
         let (inputs, d_out) = (moe_inputs(problem, at, lens)?, read(at.out as usize, dtype, problem.out())?);
         cpu()?.moe_gradients(&mut MoeGradientCall::bind(problem, inputs, d_out, grads)?)?;
-    }
-    Ok(())
-}
-
-/// Computes grouped products on host memory.
-///
-/// # Safety
-/// As [`run`], with as many offsets.
-pub(crate) unsafe fn grouped(
-    problem: &GroupedProblem,
-    at: &GroupedTensors,
-    offsets: Option<usize>,
-) -> Result<(), CallError> {
-    let dtype = problem.dtype();
-    // SAFETY: the caller's promise.
-    unsafe {
-        let a = elements(at.a as usize, dtype, problem.a().span())?;
-        let b = elements(at.b as usize, dtype, problem.b().span())?;
-        let offsets = offsets.map(|len| from_raw_parts(pointer::<i32>(at.offsets as usize, len), len));
-        let out = write(at.out as usize, dtype, problem.out())?;
-        cpu()?.grouped(&mut GroupedCall::bind(problem, GroupedInputs { a, b, offsets }, out)?)?;
     }
     Ok(())
 }
@@ -403,13 +407,16 @@ pub(crate) fn sinks(array: &Array, len: usize) -> Result<Arc<[f32]>, CallError> 
 }
 
 /// The factors of Q, K and V on the host, checked when their number was asked for.
-pub(crate) fn factors(arrays: &[Array; 3]) -> Factors {
+pub(crate) fn factors(arrays: &[Array; 3], blocks: Option<[usize; 2]>) -> Factors {
     let read = |array: &Array| -> Arc<[f32]> {
         let len = array.count();
         // SAFETY: `scales` found as many f32, one after another, at an aligned address; the caller holds the view.
         unsafe { from_raw_parts(pointer::<f32>(array.address, len), len).into() }
     };
     let all = arrays.each_ref().map(read);
+    if let Some(blocks) = blocks {
+        return Factors::per_block(blocks, all);
+    }
     if all.iter().all(|factors| factors.len() == 1) {
         return Factors::per_tensor(all.map(|factors| factors[0]));
     }
@@ -438,7 +445,7 @@ unsafe fn read<'a>(at: usize, dtype: DType, layout: &Layout) -> Result<Data<'a>,
 
 /// # Safety
 /// There must be as many live elements at that address.
-unsafe fn elements<'a>(at: usize, dtype: DType, len: usize) -> Result<Data<'a>, CallError> {
+pub(crate) unsafe fn elements<'a>(at: usize, dtype: DType, len: usize) -> Result<Data<'a>, CallError> {
     // SAFETY: the caller's promise.
     unsafe {
         match dtype {
@@ -454,7 +461,7 @@ unsafe fn elements<'a>(at: usize, dtype: DType, len: usize) -> Result<Data<'a>, 
 
 /// # Safety
 /// There must be a live tensor of that layout at that address, which nobody else uses.
-unsafe fn write<'a>(at: usize, dtype: DType, layout: &Layout) -> Result<DataMut<'a>, CallError> {
+pub(crate) unsafe fn write<'a>(at: usize, dtype: DType, layout: &Layout) -> Result<DataMut<'a>, CallError> {
     let len = layout.span();
     // SAFETY: the caller's promise.
     unsafe {
@@ -462,13 +469,15 @@ unsafe fn write<'a>(at: usize, dtype: DType, layout: &Layout) -> Result<DataMut<
             DType::F16 => Ok(DataMut::F16(from_raw_parts_mut(pointer::<f16>(at, len), len))),
             DType::BF16 => Ok(DataMut::BF16(from_raw_parts_mut(pointer::<bf16>(at, len), len))),
             DType::F32 => Ok(DataMut::F32(from_raw_parts_mut(pointer::<f32>(at, len), len))),
+            DType::E4M3 => Ok(DataMut::E4M3(from_raw_parts_mut(pointer::<E4M3>(at, len), len))),
+            DType::E5M2 => Ok(DataMut::E5M2(from_raw_parts_mut(pointer::<E5M2>(at, len), len))),
             other => Err(unsupported(other)),
         }
     }
 }
 
 /// Empty tensors may have any address; slices may not.
-fn pointer<T>(at: usize, len: usize) -> *mut T {
+pub(crate) fn pointer<T>(at: usize, len: usize) -> *mut T {
     if len == 0 { std::ptr::NonNull::dangling().as_ptr() } else { at as *mut T }
 }
 

@@ -19,6 +19,7 @@ mod direct;
 mod dlpack;
 mod error;
 mod exchange;
+mod factors;
 mod grouped;
 mod host;
 mod import;
@@ -29,6 +30,7 @@ mod moe;
 mod options;
 mod owned;
 mod parts;
+mod quantise;
 
 use pyo3::prelude::*;
 
@@ -52,6 +54,7 @@ mod _native {
         merge::merge,
         moe::{moe, moe_gradients},
         options::{Options, Values},
+        quantise::quantise,
     };
 
     #[pymodule_init]

@@ -14,6 +14,7 @@
 //! | [`backward`] | cases, oracle, check and laws of gradients |
 //! | [`merge`] | cases, oracle and check of merging partial results |
 //! | [`append`] | cases, oracle and check of new rows of a cache |
+//! | [`quantise`] | cases, oracle and check of tensors rounded to 8 bits |
 //! | [`moe`] | cases, oracle and check of mixtures of experts |
 //! | [`grouped`] | cases, oracle and check of grouped products |
 //! | [`mutate`] | single faults made in kernels, for judging the checkers |
@@ -46,6 +47,7 @@ pub mod pages;
 pub mod plain;
 pub mod properties;
 pub mod ptxtest;
+pub mod quantise;
 pub mod random;
 pub mod rng;
 pub mod suite;

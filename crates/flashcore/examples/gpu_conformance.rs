@@ -1,10 +1,10 @@
 //! The conformance suite on GPU 0: every case, law and random problems, for each kernel family.
 //!
 //! `cargo run --release --example gpu_conformance [native|persistent|ampere|general|split|fused]
-//! [cases|laws|random|decode|merge|append|narrow|backward] [filter or number]`
+//! [cases|laws|random|decode|merge|append|narrow|quantise|backward] [filter or number]`
 //!
 //! `backward` is cases, laws and random problems of gradients, `split` and `fused` are their two forms on a Hopper;
-//! `gpu_moe check` is for mixtures of experts.
+//! `flashcore verify --backend cuda` checks the other operations.
 
 use flashcore::{
     Backend, DType,
@@ -13,7 +13,7 @@ use flashcore::{
 use flashcore_testkit::{
     Case, CaseReport, Outcome, append, backward,
     cases::{self, Cost},
-    check_case, merge, narrow, properties, random,
+    check_case, merge, narrow, properties, quantise, random,
 };
 use rayon::prelude::*;
 
@@ -44,11 +44,12 @@ fn main() {
         "merge" => merges(&cuda),
         "append" => appends(&cuda),
         "narrow" => narrows(&cuda),
+        "quantise" => quantised(&cuda),
         "backward" => gradients(&cuda, word(2)),
         "cases" | "" => conclude(&check(&cuda, case_work(word(2)))),
         other => {
             panic!(
-                "nothing is called {other}; use cases, laws, random, decode, merge, append, narrow or backward"
+                "nothing is called {other}; use cases, laws, random, decode, merge, append, narrow, quantise or backward"
             )
         }
     };
@@ -143,6 +144,16 @@ fn appends(cuda: &Cuda) -> usize {
         failures.len(),
         append::cases().len() * DType::COMMON.len() * SEEDS.len()
     );
+    failures.len()
+}
+
+/// Tensors rounded to 8 bits, and attention by way of them.
+fn quantised(cuda: &Cuda) -> usize {
+    let suite = SEEDS.iter().flat_map(|&seed| quantise::failures(cuda, &DType::COMMON, seed));
+    let shapes = [([1, 4, 2, 512, 512], 64), ([1, 2, 1, 512, 2048], 128), ([2, 4, 2, 300, 4096], 128)];
+    let failures: Vec<String> = suite.chain(narrow::end_to_end(cuda, &shapes)).collect();
+    failures.iter().take(25).for_each(|failure| println!("{failure}"));
+    println!("quantise: {} failed", failures.len());
     failures.len()
 }
 

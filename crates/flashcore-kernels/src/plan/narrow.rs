@@ -7,7 +7,7 @@ use super::{
     hopper::{TWO_CONSUMERS, WHOLE_64, WHOLE_128, order},
 };
 use crate::{
-    forward_sm90::{self, Shape},
+    forward_sm90::{self, ROWS_PER_GROUP, Shape},
     launch::{KernelConfig, Launch, Subject},
     turn_values,
 };
@@ -15,12 +15,27 @@ use crate::{
 /// Most features of a head: the sums of more do not fit in registers twice.
 pub(super) const MOST_FEATURES: usize = 128;
 
+/// Keys of a tile.
+const TILE_KEYS: u32 = 128;
+
+/// Whether blocks with factors are whole rows of consumers and whole tiles of keys: scores of a tile then have one factor.
+pub(super) fn check_blocks(problem: &Problem, [q, k]: [usize; 2]) -> Result<(), String> {
+    let (rows, keys) = (ROWS_PER_GROUP as usize, TILE_KEYS as usize);
+    let whole = |block: usize, unit: usize, all: usize| block.is_multiple_of(unit) || block >= all;
+    if whole(q, rows, problem.seq_q()) && whole(k, keys, problem.seq_kv()) {
+        return Ok(());
+    }
+    Err(format!(
+        "its factors are of blocks of a multiple of {rows} rows of q and {keys} of k, not {q} and {k}"
+    ))
+}
+
 /// The tile, and why.
 pub(super) fn shape(problem: &Problem) -> (Shape, &'static str) {
     let narrow = problem.dim_qk().max(problem.dim_v()) <= 64;
     let shape = Shape {
         consumers: 2,
-        tile_n: 128,
+        tile_n: TILE_KEYS,
         stages: 4,
         q_stages: 2,
         staging: if narrow { WHOLE_64 } else { WHOLE_128 },

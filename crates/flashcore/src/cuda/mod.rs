@@ -25,6 +25,7 @@ mod host;
 mod kernels;
 mod merge;
 mod moe;
+mod quantise;
 mod ready;
 mod recent;
 
@@ -46,6 +47,7 @@ pub use grouped::{GroupedTensors, ReadyGrouped};
 use kernels::Kernels;
 pub use merge::{MergeTensors, ReadyMerge};
 pub use moe::{MoeTensors, ReadyMoe};
+pub use quantise::{QuantiseTensors, ReadyQuantise};
 pub use ready::{DeviceTensors, Ready};
 use recent::Recent;
 
@@ -67,6 +69,7 @@ pub struct Cuda {
     gradients: Recent<ReadyBackward>,
     experts: Recent<ReadyMoe>,
     grouped: Recent<ReadyGrouped>,
+    quantised: Recent<ReadyQuantise>,
 }
 
 /// Why a GPU computed nothing.
@@ -146,6 +149,7 @@ impl Cuda {
             gradients: Recent::default(),
             experts: Recent::default(),
             grouped: Recent::default(),
+            quantised: Recent::default(),
         })
     }
 
