@@ -33,7 +33,7 @@ class Values:
         ranges: tuple[Sequence[int], Sequence[int]] | None = None,
         table: Any | None = None,
         bias: Any | None = None,
-        factors: Sequence[Any] | None = None,
+        factors: Sequence[Any] = (),
         blocks: Sequence[int] | None = None,
     ) -> None: ...
 
@@ -53,6 +53,7 @@ class Direct:
         sinks: Any | None = None,
         longest: tuple[int, int] | None = None,
         table: Any | None = None,
+        factors: tuple[Any, Any] | None = None,
         /,
     ) -> Any | None: ...
 

@@ -205,6 +205,14 @@ pub enum ProblemError {
         /// The tensors' type.
         dtype: DType,
     },
+    /// Keys of a type that queries do not take.
+    #[error("k and v are {kv} but q is {dtype}; convert them, or give 16-bit queries over an e4m3 cache")]
+    KeyDType {
+        /// The type of K and V.
+        kv: DType,
+        /// The type of Q.
+        dtype: DType,
+    },
     /// Factors of tensors that have bits enough.
     #[error("{dtype} tensors have no factors; leave them out, or give e4m3 or e5m2 tensors")]
     ScaledDType {

@@ -117,6 +117,7 @@ fn name(error: &ProblemError) -> &'static str {
         ProblemError::NarrowOut { .. } => "NarrowOut",
         ProblemError::Narrow { .. } => "Narrow",
         ProblemError::ScaledDType { .. } => "ScaledDType",
+        ProblemError::KeyDType { .. } => "KeyDType",
         ProblemError::OtherFactors { .. } => "OtherFactors",
         ProblemError::FactorCount { .. } => "FactorCount",
         ProblemError::Factor { .. } => "Factor",

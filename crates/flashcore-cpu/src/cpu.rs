@@ -11,7 +11,7 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 use crate::{
     SimdLevel, Tiles,
     append::append,
-    backward,
+    backward, cache,
     crew::{Crew, OpenMp},
     forward::{forward, is_serial},
     grouped::grouped,
@@ -185,6 +185,9 @@ impl Cpu {
         scratch: &mut Scratch,
         crew: Crew,
     ) -> Result<&'static str, BackendError> {
+        if call.problem().kv_dtype() != call.problem().dtype() {
+            return cache::forward(call, scratch, |call, scratch| self.compute(call, scratch, crew));
+        }
         if call.problem().dtype().is_narrow() {
             return narrow::forward(call, scratch, |call, scratch| self.compute(call, scratch, crew));
         }

@@ -15,6 +15,7 @@
 
 mod append;
 mod backward;
+mod cache;
 mod cpu;
 #[allow(unsafe_code)]
 mod crew;

@@ -12,7 +12,7 @@ use flashcore_core::{
 use crate::{forward::merge_weights, scratch::Scratch};
 
 /// What the LSE of a row holds that nobody has written.
-const UNWRITTEN: u32 = 0x7fc0_5eed;
+pub(crate) const UNWRITTEN: u32 = 0x7fc0_5eed;
 
 /// Computes a call whose tensors have 8 bits by way of `wide`, which computes the same with a dense result of f32 and no
 /// factor of V.
@@ -33,7 +33,7 @@ pub(crate) fn forward(
     let target = DataMut::F32(&mut rows);
     let mut inner = HostCall::bind_erased(&problem, instance.values(), inputs, target, Some(&mut lse))?;
     let kernel = wide(&mut inner, scratch)?;
-    write(call, &rows, &lse);
+    write(call, (&rows, &lse), of_values(instance));
     Ok(kernel)
 }
 
@@ -63,11 +63,16 @@ fn by_blocks(
     let mut lse = vec![f32::from_bits(UNWRITTEN); problem.rows()];
     let mut inner = HostCall::bind(&problem, &values, [&q[..], &k, &v], &mut out, Some(&mut lse))?;
     let kernel = wide(&mut inner, scratch)?;
-    write(call, &out, &lse);
+    write(call, (&out, &lse), of_values(instance));
     Ok(kernel)
 }
 
-fn floats(count: usize, problem: &Problem) -> Result<Vec<f32>, ProblemError> {
+/// What a feature of a row of the result is multiplied by, for its batch entry, head and position.
+fn of_values(problem: Instance<'_>) -> impl Fn([usize; 3], usize) -> f32 {
+    move |[batch, head, _], feature| problem.factor(Operand::V, [batch, head / problem.group()], feature)
+}
+
+pub(crate) fn floats(count: usize, problem: &Problem) -> Result<Vec<f32>, ProblemError> {
     let no_memory =
         |()| ProblemError::OutOfMemory { bytes: count.saturating_mul(4), dims: problem.out().dims() };
     bytemuck::allocation::try_zeroed_vec(count).map_err(no_memory)
@@ -80,7 +85,7 @@ fn widen(data: Data<'_>, count: usize) -> Vec<f32> {
 }
 
 /// The value of every byte.
-fn table(data: Data<'_>) -> [f32; 256] {
+pub(crate) fn table(data: Data<'_>) -> [f32; 256] {
     let value: fn(u8) -> f32 = match data {
         Data::E5M2(_) => |bits| E5M2::from_bits(bits).to_f32(),
         _ => |bits| E4M3::from_bits(bits).to_f32(),
@@ -104,13 +109,17 @@ fn rows(problem: Instance<'_>, operand: Operand, data: Data<'_>) -> Result<Vec<f
     Ok(wide)
 }
 
-/// Writes dense f32 rows as the call wants them.
-fn write(call: &mut HostCall<'_>, rows: &[f32], lse: &[f32]) {
+/// Writes dense f32 rows as the call wants them, multiplied by the factor of a place and feature.
+pub(crate) fn write(
+    call: &mut HostCall<'_>,
+    from: (&[f32], &[f32]),
+    factor: impl Fn([usize; 3], usize) -> f32,
+) {
     let instance = call.instance();
     match call.outputs() {
-        (DataMut::F16(out), to) => write_rows(instance, (rows, lse), out, to),
-        (DataMut::BF16(out), to) => write_rows(instance, (rows, lse), out, to),
-        (DataMut::F32(out), to) => write_rows(instance, (rows, lse), out, to),
+        (DataMut::F16(out), to) => write_rows(instance, from, factor, out, to),
+        (DataMut::BF16(out), to) => write_rows(instance, from, factor, out, to),
+        (DataMut::F32(out), to) => write_rows(instance, from, factor, out, to),
         // A problem has no other outputs.
         _ => {}
     }
@@ -119,6 +128,7 @@ fn write(call: &mut HostCall<'_>, rows: &[f32], lse: &[f32]) {
 fn write_rows<O: Element>(
     problem: Instance<'_>,
     (rows, lses): (&[f32], &[f32]),
+    factor: impl Fn([usize; 3], usize) -> f32,
     out: &mut [O],
     mut out_lse: Option<&mut [f32]>,
 ) {
@@ -129,7 +139,7 @@ fn write_rows<O: Element>(
         if lse.to_bits() == UNWRITTEN || nobodys {
             continue;
         }
-        let factor = |feature| problem.factor(Operand::V, [batch, head / problem.group()], feature);
+        let factor = |feature| factor([batch, head, seq], feature);
         let to = &mut out[problem.out().row(batch, head, seq)..][..dims.dim];
         let mut own = out_lse.as_mut().map(|all| &mut all[n]);
         match own.as_deref_mut().filter(|_| problem.accumulate()) {

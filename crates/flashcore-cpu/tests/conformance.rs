@@ -3,7 +3,7 @@
 use flashcore_core::DType;
 use flashcore_cpu::{Cpu, SimdLevel};
 use flashcore_testkit::{
-    append,
+    append, cache,
     cases::{self, Cost},
     check_case, grouped, merge, moe, narrow, properties, quantise, random,
 };
@@ -38,6 +38,10 @@ fn check(level: SimdLevel) {
     failures.extend(quantise::failures(&cpu, &DType::COMMON, 1));
     failures.extend(narrow::failures(&cpu, &narrow::cases(), 1));
     failures.extend(narrow::failures(&cpu, &narrow::named(cost), 1));
+    failures.extend(cache::failures(&cpu, &cache::cases(cost), 1, true));
+    failures.extend(cache::broken_laws(&cpu, 1));
+    let random: Vec<_> = (0..20).map(|n| cache::random(3, n, random::Limits::SMALL)).collect();
+    failures.extend(cache::failures(&cpu, &random, 1, true));
     if cost == Cost::Small {
         let shapes = [([1, 2, 1, 512, 512], 64), ([1, 1, 1, 512, 2048], 128), ([2, 4, 2, 33, 77], 80)];
         failures.extend(narrow::end_to_end(&cpu, &shapes));

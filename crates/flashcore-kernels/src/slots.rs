@@ -116,8 +116,12 @@ pub mod append {
     pub const Q: Slot = Slot(9);
     /// Turned queries.
     pub const OUT: Slot = Slot(10);
+    /// f32 factors that keys are divided by, where the cache has 8 bits.
+    pub const FACTORS_K: Slot = Slot(11);
+    /// Likewise, values.
+    pub const FACTORS_V: Slot = Slot(12);
     /// Number of slots.
-    pub const COUNT: usize = 11;
+    pub const COUNT: usize = 13;
 }
 
 /// The slots of grouped products.

@@ -16,9 +16,9 @@ use std::{
 
 use flashcore_core::{DType, Dims, ExpertLayout, Index, Layout, Mask, MoeSpec, Routing, Scales, Spec};
 use flashcore_kernels::{
-    AnyProgram, Gpu, KernelConfig, Plan, covering_appends, covering_backward, covering_decode,
-    covering_experts, covering_grouped, covering_merges, covering_quantised, covering_set, plan, plan_append,
-    plan_general, plan_grouped, plan_merge, plan_moe, plan_quantise,
+    AnyProgram, Gpu, KernelConfig, Plan, covering_appends, covering_backward, covering_caches,
+    covering_decode, covering_experts, covering_grouped, covering_merges, covering_quantised, covering_set,
+    plan, plan_append, plan_general, plan_grouped, plan_merge, plan_moe, plan_quantise,
 };
 use flashcore_ptx::target::Target;
 use sha2::{Digest, Sha256};
@@ -28,12 +28,15 @@ type Built = (KernelConfig, AnyProgram);
 
 fn programs() -> Vec<Built> {
     let plans = covering_set().unwrap().into_iter().map(|member| member.plan().unwrap());
-    let kernels = plans.chain(few()).chain(merges()).chain(appends()).map(|plan| *plan.kernel());
+    let plans = plans.chain(few()).chain(merges()).chain(appends());
+    let kernels = plans.map(|plan| *plan.kernel());
     let narrow = quantising().into_iter().chain(narrow_tensors());
+    let caches = caches().map(|plan| *plan.kernel());
     kernels
         .chain(expert_kernels())
         .chain(grouped_kernels())
         .chain(narrow)
+        .chain(caches)
         .map(|kernel| built(&kernel))
         .collect()
 }
@@ -45,6 +48,11 @@ fn built(kernel: &KernelConfig) -> Built {
 /// Plans for few queries.
 fn few() -> impl Iterator<Item = Plan> {
     covering_decode().unwrap().into_iter().map(|member| member.plan().unwrap())
+}
+
+/// Plans for caches of 8 bits.
+fn caches() -> impl Iterator<Item = Plan> {
+    covering_caches().unwrap().into_iter().map(|member| member.plan().unwrap())
 }
 
 /// Every kernel of the covering set of gradients, once.
@@ -154,8 +162,12 @@ fn text_changes_only_on_purpose() {
 fn kernels_assemble_without_spills() {
     let Some(ptxas) = ptxas() else { return println!("no ptxas found: nothing assembled") };
     let covering = covering_set().unwrap().into_iter().map(|member| member.plan().unwrap());
-    let covering =
-        covering.chain(few()).chain(merges()).enumerate().map(|(n, plan)| (Some(n), *plan.kernel()));
+    let covering = covering
+        .chain(few())
+        .chain(merges())
+        .chain(caches())
+        .enumerate()
+        .map(|(n, plan)| (Some(n), *plan.kernel()));
     let others = narrow_heads().chain(tiles_of_every_gpu()).map(|plan| (None, *plan.kernel()));
     // Members of these sets are spread over architectures.
     let experts = expert_kernels().into_iter().chain(each_kernel(&experts_of_models()));

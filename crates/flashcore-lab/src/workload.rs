@@ -18,8 +18,6 @@ use crate::{
     task::{Operation, Task},
 };
 
-/// Standard deviation of an expert's weights is this over the root of their number of columns.
-const WEIGHT_SIZE: f32 = 1.0;
 /// Elements of the block of random numbers that weights repeat: an odd number, so that no two experts are alike.
 const BLOCK: usize = (16 << 20) + 1031;
 
@@ -313,8 +311,8 @@ const NUMBERS: [(slots::Slot, &str); 4] = [
 fn experts(problem: &MoeProblem, routings: usize, seed: u64) -> Result<Inputs, LabError> {
     let (dtype, seed) = (problem.dtype(), seed.wrapping_mul(3));
     let weights = |span: usize, cols: usize, seed: u64| {
-        let size = WEIGHT_SIZE / (cols as f32).sqrt();
-        Buffer::repeated(dtype, span, BLOCK, size, seed)
+        // Products keep the size of what they multiply.
+        Buffer::repeated(dtype, span, BLOCK, 1.0 / (cols as f32).sqrt(), seed)
     };
     let tensors = [
         Buffer::repeated(dtype, problem.x().span(), BLOCK, 1.0, seed)?,

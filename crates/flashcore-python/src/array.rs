@@ -263,6 +263,28 @@ impl Array {
         Err(CallError::Sinks { given: self.count(), heads })
     }
 
+    /// How the factors of a cache lie: one, one for each key head, or for each sequence and key head, with any strides.
+    pub(crate) fn cache_scales(&self, batch: usize, heads: usize) -> Result<Scales, CallError> {
+        let View { rank, extents, strides } = self.view;
+        // One more axis in front of heads alone, or of a single number.
+        let axes = |numbers: [i64; MOST_DIMENSIONS], missing: i64| match rank {
+            0 => [missing; 2],
+            1 => [missing, numbers[0]],
+            _ => [numbers[0], numbers[1]],
+        };
+        let needed = [batch, heads];
+        let mut apart = [0; 2];
+        for (n, (extent, stride)) in axes(extents, 1).into_iter().zip(axes(strides, 0)).enumerate() {
+            let whole = usize::try_from(extent).is_ok_and(|extent| extent == needed[n]);
+            if (extent != 1 && !whole) || rank > 2 || stride < 0 || self.dtype != DType::F32 {
+                return Err(CallError::Factors { operand: self.operand, given: self.count(), batch, heads });
+            }
+            apart[n] = if extent == 1 { 0 } else { stride as usize };
+        }
+        self.check_alignment()?;
+        Ok(if apart == [0; 2] { Scales::PerTensor } else { Scales::Strided(apart) })
+    }
+
     /// Demands so many f32 values, one after another.
     pub(crate) fn check_count(&self, needed: usize) -> Result<(), CallError> {
         if self.dtype == DType::F32 && self.view.is_dense(&[needed]) {

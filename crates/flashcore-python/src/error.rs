@@ -90,6 +90,8 @@ pub(crate) enum CallError {
         "{given} factors of {operand} for a batch of {batch} with {heads} key heads; give one float32 number, or one for each"
     )]
     Factors { operand: Operand, given: usize, batch: usize, heads: usize },
+    #[error("{given} factors are given; pass {}", if *cached { "two: those of k and of v" } else { "three factors: those of q, of k and of v" })]
+    FactorTensors { given: usize, cached: bool },
     #[error(
         "factors cannot be joined with a mask whose batch entries use different keys; pass key_lengths instead"
     )]
@@ -156,9 +158,9 @@ impl From<CallError> for PyErr {
             | CallError::OtherDType { .. }
             | CallError::TableElements { .. } => PyTypeError::new_err(text),
             CallError::Problem(ProblemError::PagedGradients) => PyNotImplementedError::new_err(text),
-            CallError::Problem(ProblemError::DType { .. } | ProblemError::OutDType { .. }) => {
-                PyTypeError::new_err(text)
-            }
+            CallError::Problem(
+                ProblemError::DType { .. } | ProblemError::KeyDType { .. } | ProblemError::OutDType { .. },
+            ) => PyTypeError::new_err(text),
             CallError::Problem(ProblemError::OutOfMemory { .. }) => PyMemoryError::new_err(text),
             CallError::Cuda(cuda::Error::Driver(cuda::driver::Error::OutOfMemory { .. })) => {
                 PyMemoryError::new_err(text)

@@ -77,10 +77,10 @@ pub(crate) unsafe fn run(
     [q, k, v, out]: [usize; 4],
     lse: Option<usize>,
 ) -> Result<(), CallError> {
-    let dtype = problem.dtype();
+    let (dtype, of_kv) = (problem.dtype(), problem.kv_dtype());
     // SAFETY: the caller's promise.
     let inputs =
-        unsafe { [read(q, dtype, problem.q())?, read(k, dtype, problem.k())?, read(v, dtype, problem.v())?] };
+        unsafe { [read(q, dtype, problem.q())?, read(k, of_kv, problem.k())?, read(v, of_kv, problem.v())?] };
     // SAFETY: the caller's promise.
     let out = unsafe { write(out, problem.out_dtype(), problem.out())? };
     // SAFETY: the caller's promise.
@@ -168,8 +168,8 @@ pub(crate) unsafe fn append(
         };
         let (k, v) = (read(at.k as usize, dtype, &spec.k)?, read(at.v as usize, dtype, &spec.v)?);
         let outputs = AppendOutputs {
-            cache_k: write(at.cache_k as usize, dtype, &spec.cache_k)?,
-            cache_v: write(at.cache_v as usize, dtype, &spec.cache_v)?,
+            cache_k: write(at.cache_k as usize, problem.cache_dtype(), &spec.cache_k)?,
+            cache_v: write(at.cache_v as usize, problem.cache_dtype(), &spec.cache_v)?,
             q: turned,
         };
         cpu()?.append(&mut AppendCall::bind(problem, values, AppendInputs { k, v, rotary, q }, outputs)?)?;
@@ -404,6 +404,13 @@ pub(crate) fn sinks(array: &Array, len: usize) -> Result<Arc<[f32]>, CallError> 
             other => Err(unsupported(other)),
         }
     }
+}
+
+/// The factors of a cache's keys or values on the host, with what lies between them; checked when their number was asked for.
+pub(crate) fn cache_factors(array: &Array) -> Arc<[f32]> {
+    let len = array.range().len() / size_of::<f32>();
+    // SAFETY: `scales` found f32 at an aligned address, of which the view reaches as many; the caller holds it.
+    unsafe { from_raw_parts(pointer::<f32>(array.address, len), len).into() }
 }
 
 /// The factors of Q, K and V on the host, checked when their number was asked for.

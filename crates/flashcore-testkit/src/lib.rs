@@ -10,6 +10,7 @@
 //! | [`compare`] | the error rule |
 //! | [`plain`] | attention computed plainly, row by row: in f64 the oracle, in the tensors' own precision the yardstick |
 //! | [`pages`] | keys in pages: cases, and what their tables say |
+//! | [`cache`] | queries of 16 bits over keys and values of 8 |
 //! | [`properties`] | laws that hold whatever the numbers are |
 //! | [`backward`] | cases, oracle, check and laws of gradients |
 //! | [`merge`] | cases, oracle and check of merging partial results |
@@ -32,6 +33,7 @@ pub mod append;
 pub mod backward;
 pub mod bench;
 pub mod buffers;
+pub mod cache;
 pub mod cases;
 pub mod compare;
 pub mod fuzz;

@@ -244,7 +244,7 @@ fn factors(scales: Scales, numbers: &[Vec<f32>; 3], dims: [Dims; 3]) -> Factors 
         let blocks = |rows: usize| seq.div_ceil(rows);
         let (shares, each) = match (scales, n) {
             (Scales::PerTensor, _) => (1, 1),
-            (Scales::PerHead, _) => (batch * dims[1].heads, 1),
+            (Scales::PerHead | Scales::Strided(_), _) => (batch * dims[1].heads, 1),
             (Scales::PerBlock { q, .. }, 0) => (batch * heads, blocks(q)),
             (Scales::PerBlock { k, .. }, 1) => (batch * heads, blocks(k)),
             (Scales::PerBlock { .. }, _) => (batch * heads, dim),
@@ -267,8 +267,8 @@ fn factors(scales: Scales, numbers: &[Vec<f32>; 3], dims: [Dims; 3]) -> Factors 
     let all = [0, 1, 2].map(of);
     match scales {
         Scales::PerTensor => Factors::per_tensor(all.map(|factors| factors[0])),
-        Scales::PerHead => Factors::per_head(all.map(Into::into)),
         Scales::PerBlock { q, k } => Factors::per_block([q, k], all.map(Into::into)),
+        _ => Factors::per_head(all.map(Into::into)),
     }
 }
 

@@ -25,3 +25,4 @@ pub(crate) mod staged;
 pub(crate) mod tensor;
 pub(crate) mod turns;
 pub(crate) mod wide;
+pub(crate) mod widen;

@@ -50,6 +50,5 @@ impl Expected {
 
 fn answer(out: Vec<f64>, hidden: usize) -> Answer {
     let grid = Grid { batch: 1, heads: 1, rows: out.len() / hidden, step: 1, dim: hidden };
-    let nothing = || Vec::new();
-    Answer { grid, out, lse: nothing(), sees_nothing: Vec::new(), f32_noise: nothing(), chance: nothing() }
+    Answer { out, ..Answer::empty(grid) }
 }

@@ -122,10 +122,7 @@ impl Head {
             let got = part(gradients[n], self.places[n].clone());
             flashcore_testkit::values::row(got, 0, got.len(), &mut numbers);
             let out = numbers.into_iter().map(f64::from).collect();
-            let empty = || Vec::new();
-            let (lse, f32_noise, chance) = (empty(), empty(), empty());
-            let got =
-                Answer { grid: oracle[n].1.grid, out, lse, sees_nothing: Vec::new(), f32_noise, chance };
+            let got = Answer { out, ..Answer::empty(oracle[n].1.grid) };
             rule.judge(&got, oracle[n].1, yardstick[n].1)
         };
         [0, 1, 2].map(one).into()

@@ -75,7 +75,9 @@ fn examine(candidate: &dyn Candidate, check: &Check, runs: usize) -> Report {
         Subject::Merge(case, out) => {
             report(check, &merge::check(candidate, case, [check.dtype, *out], check.seed))
         }
-        Subject::Append(case) => report(check, &append::check(candidate, case, check.dtype, check.seed)),
+        Subject::Append(case) => {
+            report(check, &append::check(candidate, case, (check.dtype, check.dtype), check.seed))
+        }
         Subject::GradientLaw(law) => report(check, &law.check(candidate, check.dtype, check.seed)),
     }
 }
