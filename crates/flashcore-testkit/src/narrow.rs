@@ -73,8 +73,25 @@ pub fn cases() -> Vec<NarrowCase> {
         narrow(Case { mask: Mask::CAUSAL, ..new("empty rows", [1, 1, 1, 130, 64], 64) }, head, DType::BF16),
         narrow(Case { dim_v: 64, ..new("two dims", [1, 1, 1, 64, 160], 128) }, head, DType::BF16),
     ];
+    all.extend(block_cases(&used));
+    all.push(NarrowCase {
+        accumulate: true,
+        ..narrow(new("accumulated", [1, 1, 1, 64, 130], 64), head, DType::F32)
+    });
+    let kinds = Kind::ALL.into_iter().filter(|kind| !kind.is_normal());
+    all.extend(kinds.map(|kind| {
+        let case = Case { inputs: Inputs::Of(kind), ..new(kind.name(), [1, 1, 1, 64, 300], 64) };
+        narrow(case, head, DType::F32)
+    }));
+    all
+}
+
+/// Cases with factors of blocks and features.
+fn block_cases(used: &Lengths) -> Vec<NarrowCase> {
+    let narrow = |case: Case, scales, out| NarrowCase { case, scales, out, accumulate: false };
+    let new = |name: &str, shape, dim| Case::new(Tag::Named, format!("narrow {name}"), shape, dim);
     let blocks = Some(Scales::PerBlock { q: 64, k: 128 });
-    let fine = [
+    vec![
         narrow(new("blocks", [1, 2, 1, 200, 333], 64), blocks, DType::BF16),
         narrow(
             Case { mask: Mask::CAUSAL, ..new("causal blocks", [2, 4, 2, 150, 300], 128) },
@@ -108,18 +125,7 @@ pub fn cases() -> Vec<NarrowCase> {
                 DType::F32,
             )
         },
-    ];
-    all.extend(fine);
-    all.push(NarrowCase {
-        accumulate: true,
-        ..narrow(new("accumulated", [1, 1, 1, 64, 130], 64), head, DType::F32)
-    });
-    let kinds = Kind::ALL.into_iter().filter(|kind| !kind.is_normal());
-    all.extend(kinds.map(|kind| {
-        let case = Case { inputs: Inputs::Of(kind), ..new(kind.name(), [1, 1, 1, 64, 300], 64) };
-        narrow(case, head, DType::F32)
-    }));
-    all
+    ]
 }
 
 /// The project's named shapes that cost at most `cost`.
