@@ -66,7 +66,7 @@ pub use grouped::{GroupedCall, GroupedError, GroupedInputs, GroupedProblem, Grou
 pub use layout::{Dims, Layout};
 pub use lengths::{Index, Lengths, Sequence, Sequences};
 pub use mask::{Align, Mask};
-pub use merge::{MAX_LISTED, MergeCall, MergeProblem, MergeSpec, Parts};
+pub use merge::{MAX_LISTED, MergeCall, MergeProblem, MergeSpec, PartError, Parts};
 pub use moe::{
     Activation, ExpertLayout, ExpertView, GateUp, Groups, Ids, MAX_EXPERTS, MAX_TOP_K, MoeCall, MoeError,
     MoeGradientCall, MoeGradientsMut, MoeInputs, MoeProblem, MoeSpec, Routed, Routing, Score, Shard, Shared,
