@@ -217,7 +217,7 @@ def run(q: Any, k: Any, v: Any, options: Options, values: Values, return_lse: bo
 
 def eager(q: Any, k: Any, v: Any, options: Options, values: Values, return_lse: bool, out: Any | None) -> Any:
     """`run` outside of tracing."""
-    framework = _frameworks.of(q)
+    framework = _frameworks.of_all(q, k, v)
     if framework.by_operator or framework.records(q, k, v, values.sinks):
         from ._torch_operator import call
 
@@ -272,7 +272,9 @@ def _bound(
     if values.mask is not None and (keys is not None or values.table is not None):
         raise ValueError("pass key_lengths or key_mask, not both")
     extents = None if values.mask is None else _extents(q, k, options.layout)
-    reduced = None if extents is None else _masks.reduce(values.mask, _masks.band_of(options), *extents)
+    # A mask that gets its values later is added to scores.
+    unread = extents is None or framework.traces(values.mask)
+    reduced = None if unread else _masks.reduce(values.mask, _masks.band_of(options), *extents)
     if reduced is not None:
         (left, right, top_left), starts, keys = reduced
         options = Options(left, right, top_left, options.scale, options.softcap, options.layout)

@@ -42,6 +42,10 @@ class Framework:
         """Whether the framework records a call with these tensors for a backward pass of its own."""
         return False
 
+    def traces(self, *tensors: Any) -> bool:
+        """Whether some of these get their values later."""
+        return False
+
     def written(self, out: Any) -> Any:
         """Tells the framework that a tensor of its was written; returns it."""
         return out
@@ -287,17 +291,8 @@ class Jax(Framework):
     ) -> Any:
         if out is not None:
             raise TypeError("JAX arrays cannot be written; omit `out`")
-        if self.traces(q, k, v):
-            from ._gradients import differentiable
-
-            return differentiable(self, layout, return_lse, options, values)(q, k, v)
-        return self.concrete(q, k, v, layout, return_lse, options, values)
-
-    def concrete(
-        self, q: Any, k: Any, v: Any, layout: str, return_lse: bool, options: Options, values: Values | None
-    ) -> Any:
-        """Attention over arrays that have values, or will have them where the caller is being traced."""
-        if self.traces(q, k, v):
+        arrays = () if values is None else (values.lengths_q, values.lengths_kv, values.sinks, values.table, values.bias)
+        if self.traces(q, k, v, *arrays):
             from ._jit import attention
 
             return attention(self, q, k, v, layout, return_lse, options, values)
@@ -311,15 +306,39 @@ class Jax(Framework):
         if out is not None:
             raise TypeError("JAX arrays cannot be written; omit `out`")
         first = parts[0]
+        if self.traces(*parts, *lses):
+            return self.merge_traced(parts, lses, layout, return_lse)
 
         def launch(to: Any, lse: Any, bits_are_bf16: Any = (False,) * 4, **how: Any) -> Any:
             return merge(parts, lses, to, lse, layout, bits_are_bf16=(False, bits_are_bf16[3]), **how)
 
         return self.compute(first, [first.shape, rows(first, layout)], return_lse, launch)
 
+    def merge_traced(self, parts: list[Any], lses: list[Any], layout: str, return_lse: bool) -> Any:
+        """By operations of JAX's own, which it compiles into one and differentiates."""
+        space, shape = self.jax.numpy, rows(parts[0], layout)
+        if {part.shape for part in parts} != {parts[0].shape} or {lse.shape for lse in lses} != {shape} or len(parts) != len(lses):
+            raise ValueError(f"all parts must have one shape, and each a log-sum-exp of {shape}")
+        lses = space.stack(lses)
+        top = self.jax.lax.stop_gradient(lses.max(0))
+        top = space.where(space.isfinite(top), top, 0.0)
+        weights = space.exp(lses - top)
+        total = weights.sum(0)
+        safe = space.where(total > 0, total, 1.0)
+        turned = layout != "bhsd" and len(shape) > 1
+        out = 0.0
+        for part, share in zip(parts, weights / safe):
+            share = (share.swapaxes(-1, -2) if turned else share)[..., None]
+            # Rows that count for nothing may hold anything.
+            out = out + space.where(share > 0, part.astype("float32"), 0.0) * share
+        lse = space.where(total > 0, space.log(safe) + top, -space.inf)
+        return (out.astype(parts[0].dtype), lse) if return_lse else out.astype(parts[0].dtype)
+
     def moe(self, tensors: dict[str, Any], options: dict[str, Any]) -> Any:
         if tensors["out"] is not None:
             raise TypeError("JAX arrays cannot be written; omit `out`")
+        if self.traces(*given(tensors)):
+            raise NotImplementedError("moe is not traced; call it outside of jax.jit, jax.vmap and jax.grad")
         x = tensors["x"]
 
         def launch(to: Any, _: Any, bits_are_bf16: Any = (False,), **how: Any) -> Any:
@@ -343,12 +362,9 @@ class Jax(Framework):
         return results if return_lse else results[0]
 
     def traces(self, *tensors: Any) -> bool:
-        """Whether some of these get their values later."""
         return any(isinstance(tensor, self.jax.core.Tracer) for tensor in tensors)
 
     def is_array(self, values: Any) -> bool:
-        if self.traces(values):
-            raise TypeError("lengths, offsets, tables and sinks must have values; close over them instead of tracing them")
         return isinstance(values, self.jax.Array)
 
     def array(self, values: tuple[Any, ...], dtype: str, q: Any) -> Any:
@@ -641,6 +657,15 @@ _made: dict[type[Framework], Framework] = {}
 def of(tensor: Any) -> Framework:
     """The framework of a tensor."""
     return _known.get(type(tensor)) or _learn(tensor)
+
+
+def of_all(q: Any, *others: Any) -> Framework:
+    """The framework of q; JAX's where q is an array of NumPy's among arrays of JAX's, as JAX takes them."""
+    framework = of(q)
+    if type(framework) is Numpy:
+        kinds = (_known.get(type(other)) or (_learn(other) if hasattr(other, "__dlpack__") else framework) for other in others)
+        framework = next((kind for kind in kinds if type(kind) is Jax), framework)
+    return framework
 
 
 def _learn(tensor: Any) -> Framework:

@@ -119,7 +119,7 @@ impl Direct {
             return Ok(None);
         }
         let stream = stream_of(py, place, None, Some(exchange))?;
-        py.detach(|| call.compute(options, place, stream))?;
+        py.detach(|| call.compute(options, place, stream.into()))?;
         Ok(Some(made))
     }
 }

@@ -4,7 +4,7 @@
 //! [`call`] is the one call: [`import`] reads tensors ([`exchange`] without a call into Python, [`owned`] by a
 //! capsule, whose structures [`dlpack`] declares) into [`array`]s, which with the [`options`] are a problem; [`host`]
 //! and [`device`] compute it ([`parts`] where batch entries differ). [`direct`] is the short way there for torch;
-//! [`backward`] computes gradients.
+//! [`backward`] computes gradients; [`xla`] is for both inside of what JAX compiles.
 //! [`error`] says which exception stands for what.
 
 mod append;
@@ -28,6 +28,7 @@ mod moe;
 mod options;
 mod owned;
 mod parts;
+mod xla;
 
 use pyo3::prelude::*;
 
@@ -50,6 +51,7 @@ mod _native {
         merge::merge,
         moe::moe,
         options::{Options, Values},
+        xla::{xla_check, xla_handlers},
     };
 
     #[pymodule_init]

@@ -1,0 +1,3 @@
+//! candle-flash-attn's functions, by FlashCore: what `[patch.crates-io]` puts in the place of the crate of that name.
+
+pub use flashcore_candle::*;
