@@ -82,17 +82,21 @@ def attention(
     >>> attention(q, pages, pages, page_table=[[7, 2], [0, -1]], key_lengths=[32, 9]).shape
     (2, 4, 16, 8)
     """
-    if window is None and key_mask is None and factors is None and not return_lse and not _frameworks.is_traced():
+    plain = window is None and key_mask is None and factors is None and not return_lse
+    if plain and not _frameworks.is_traced() and _frameworks.duals._current_level < 0:
         # As `run`, with fewer steps: this is the call that counts.
         shortcut = _shortcuts.get(type(q))
         try:
             options = _options.known.get((causal, None, scale, softcap, layout, False))
         except TypeError:  # a scale that is no number, which is told below
             options = None
-        plain = key_lengths is None and query_lengths is None and sinks is None and page_table is None
+        alone = key_lengths is None and query_lengths is None and sinks is None and page_table is None
         values = (query_lengths, key_lengths, sinks, page_table)
-        if shortcut is not None and options is not None and (plain or _are(type(q), *values)):
-            result = shortcut(q, k, v, out, options.ready, query_lengths, key_lengths, sinks, None, page_table)
+        if shortcut is not None and options is not None and (alone or _are(type(q), *values)):
+            try:
+                result = shortcut(q, k, v, out, options.ready, query_lengths, key_lengths, sinks, None, page_table)
+            except RuntimeError:
+                result = _transformed(q)
             if result is not None:
                 return result if out is None else _frameworks.of(q).written(out)
     options = _options.options(causal, window, scale, softcap, layout)
@@ -198,14 +202,18 @@ def accumulate(
 
 def run(q: Any, k: Any, v: Any, options: Options, values: Values, return_lse: bool, out: Any | None) -> Any:
     """Attention; all public functions end here."""
-    shortcut = None if return_lse or _frameworks.is_traced() else _shortcuts.get(type(q))
+    skips = return_lse or _frameworks.is_traced() or _frameworks.duals._current_level >= 0
+    shortcut = None if skips else _shortcuts.get(type(q))
     if shortcut is not None:
         queries, keys, sinks, mask, longest, table, slopes, factors = values
         result = None
-        if values is NONE:
-            result = shortcut(q, k, v, out, options.native)
-        elif mask is None and slopes is None and factors is None and _are(type(q), queries, keys, sinks, table):
-            result = shortcut(q, k, v, out, options.native, queries, keys, sinks, longest, table)
+        try:
+            if values is NONE:
+                result = shortcut(q, k, v, out, options.native)
+            elif mask is None and slopes is None and factors is None and _are(type(q), queries, keys, sinks, table):
+                result = shortcut(q, k, v, out, options.native, queries, keys, sinks, longest, table)
+        except RuntimeError:
+            result = _transformed(q)
         if result is not None:
             return result if out is None else _frameworks.of(q).written(out)
     if _is_compiling():
@@ -218,7 +226,8 @@ def run(q: Any, k: Any, v: Any, options: Options, values: Values, return_lse: bo
 def eager(q: Any, k: Any, v: Any, options: Options, values: Values, return_lse: bool, out: Any | None) -> Any:
     """`run` outside of tracing."""
     framework = _frameworks.of_all(q, k, v)
-    if framework.by_operator or framework.records(q, k, v, values.sinks):
+    q, k, v = framework.autocast(q, k, v)
+    if framework.by_operator or framework.records(q, k, v, values.sinks) or framework.transforms(q, k, v):
         from ._torch_operator import call
 
         return call(q, k, v, options, values, return_lse, out)
@@ -305,6 +314,12 @@ def _extents(q: Any, k: Any, layout: str) -> tuple[int, int, int] | None:
         return None
     sequence = -2 if layout == "bhsd" or len(of_q) == 2 else -3
     return of_q[0] if len(of_q) == 4 else 1, of_q[sequence], of_k[sequence]
+
+
+def _transformed(q: Any) -> None:
+    """Nothing for tensors without memory, so that the long way is taken; else the error that is being handled."""
+    if not _frameworks.without_memory(sys.modules["torch"], q):
+        raise  # noqa: PLE0704
 
 
 def _is_compiling() -> bool:

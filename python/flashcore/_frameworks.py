@@ -46,6 +46,14 @@ class Framework:
         """Whether some of these get their values later."""
         return False
 
+    def transforms(self, *tensors: Any) -> bool:
+        """Whether functions of these tensors are being transformed, as by `torch.func`."""
+        return False
+
+    def autocast(self, q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
+        """The tensors in the type in which the framework computes at present."""
+        return q, k, v
+
     def written(self, out: Any) -> Any:
         """Tells the framework that a tensor of its was written; returns it."""
         return out
@@ -307,32 +315,15 @@ class Jax(Framework):
             raise TypeError("JAX arrays cannot be written; omit `out`")
         first = parts[0]
         if self.traces(*parts, *lses):
-            return self.merge_traced(parts, lses, layout, return_lse)
+            from ._merge import by_operations
+
+            space = self.jax.numpy
+            return by_operations(space, self.jax.lax.stop_gradient, space.asarray, parts, lses, layout, return_lse)
 
         def launch(to: Any, lse: Any, bits_are_bf16: Any = (False,) * 4, **how: Any) -> Any:
             return merge(parts, lses, to, lse, layout, bits_are_bf16=(False, bits_are_bf16[3]), **how)
 
         return self.compute(first, [first.shape, rows(first, layout)], return_lse, launch)
-
-    def merge_traced(self, parts: list[Any], lses: list[Any], layout: str, return_lse: bool) -> Any:
-        """By operations of JAX's own, which it compiles into one and differentiates."""
-        space, shape = self.jax.numpy, rows(parts[0], layout)
-        if {part.shape for part in parts} != {parts[0].shape} or {lse.shape for lse in lses} != {shape} or len(parts) != len(lses):
-            raise ValueError(f"all parts must have one shape, and each a log-sum-exp of {shape}")
-        lses = space.stack(lses)
-        top = self.jax.lax.stop_gradient(lses.max(0))
-        top = space.where(space.isfinite(top), top, 0.0)
-        weights = space.exp(lses - top)
-        total = weights.sum(0)
-        safe = space.where(total > 0, total, 1.0)
-        turned = layout != "bhsd" and len(shape) > 1
-        out = 0.0
-        for part, share in zip(parts, weights / safe):
-            share = (share.swapaxes(-1, -2) if turned else share)[..., None]
-            # Rows that count for nothing may hold anything.
-            out = out + space.where(share > 0, part.astype("float32"), 0.0) * share
-        lse = space.where(total > 0, space.log(safe) + top, -space.inf)
-        return (out.astype(parts[0].dtype), lse) if return_lse else out.astype(parts[0].dtype)
 
     def moe(self, tensors: dict[str, Any], options: dict[str, Any]) -> Any:
         if tensors["out"] is not None:
@@ -415,6 +406,8 @@ class Torch(Framework):
 
         self.torch = torch
         self.exchanges = exchanges(torch.empty(0))
+        on_any = getattr(torch._C, "_is_any_autocast_enabled", None)
+        self.is_autocast_enabled = on_any or (lambda: torch.is_autocast_enabled() or torch.is_autocast_cpu_enabled())
         # The same numbers are the same array: a model passes its mask to every layer.
         self.made = lru_cache(maxsize=256)(self.make)
         self.captured: list[Any] = []
@@ -431,9 +424,17 @@ class Torch(Framework):
         return (out, lse) if return_lse else out
 
     def merge(self, parts: list[Any], lses: list[Any], out: Any, layout: str, return_lse: bool) -> Any:
-        if self.torch.is_grad_enabled() and any(part.requires_grad for part in parts):
-            raise NotImplementedError(NO_GRADIENTS)
         first = parts[0]
+        if is_traced() or self.records(*parts, *lses) or self.transforms(*parts, *lses):
+            from ._merge import by_operations
+
+            result = by_operations(self.torch, self.torch.detach, self.torch.as_tensor, parts, lses, layout, return_lse)
+            if out is None:
+                return result
+            if self.records(out, *parts, *lses):
+                raise RuntimeError(NO_OUT_GRADIENTS)
+            merged, lse = result if return_lse else (result, None)
+            return (out.copy_(merged), lse) if return_lse else out.copy_(merged)
         out = self.empty(first, first) if out is None else out
         lse = self.empty_lse(first, layout) if return_lse else None
         if self.exchanges:
@@ -488,6 +489,16 @@ class Torch(Framework):
         if not out.is_inference():
             self.torch.autograd.graph.increment_version(out)
         return out
+
+    def transforms(self, *tensors: Any) -> bool:
+        if without_memory(self.torch, tensors[0]):
+            return True
+        if duals._current_level >= 0 and any(duals.unpack_dual(tensor).tangent is not None for tensor in tensors):
+            raise NotImplementedError(NO_FORWARD_GRADIENTS)
+        return False
+
+    def autocast(self, q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
+        return autocast(self.torch, q, k, v)
 
     def stream_of(self, q: Any) -> int | None:
         return self.torch.cuda.current_stream(q.device).cuda_stream or _LEGACY_STREAM if q.is_cuda else None
@@ -575,7 +586,24 @@ NO_SLOPE_GRADIENTS = "slopes have no gradient; detach them"
 NO_OUT_GRADIENTS = "out= does not go with gradients; omit it, or call under torch.no_grad()"
 NO_MOE_GRADIENTS = "moe has no backward pass; call it under torch.no_grad() or detach its tensors"
 NO_APPEND_GRADIENTS = "a cache has no backward pass; call this under torch.no_grad() or detach the tensors"
-NO_GRADIENTS = "merge and accumulate have no backward pass; call them under torch.no_grad() or detach their tensors"
+NO_FORWARD_GRADIENTS = "attention has no forward-mode gradients; use reverse mode, as torch.func.vjp or backward()"
+NO_SECOND_GRADIENTS = "attention has no gradients of gradients; detach what is differentiated twice, or use torch's own attention"
+NO_GRADIENTS = "accumulate has no backward pass; use merge, call it under torch.no_grad() or detach its tensors"
+
+
+def without_memory(torch: Any, q: Any) -> bool:
+    """Whether tensors only stand for others: inside of `torch.func`, or on the device `meta`."""
+    return torch._C._functorch.peek_interpreter_stack() is not None or q.is_meta
+
+
+def autocast(torch: Any, q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
+    """torch's autocast, as its own attention has it: inside of it float32 tensors are computed in fewer bits."""
+    kind = q.device.type
+    if kind == "meta" or not torch.is_autocast_enabled(kind):
+        return q, k, v
+    dtype = torch.get_autocast_dtype(kind)
+    wide = lambda x: isinstance(x, torch.Tensor) and x.is_floating_point() and 1 < x.element_size() < 8
+    return tuple(x.to(dtype) if wide(x) else x for x in (q, k, v))
 
 
 def each_tensor(tensors: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
@@ -648,6 +676,12 @@ def is_traced() -> bool:
     return torch is not None and torch.compiler.is_dynamo_compiling()
 
 
+class duals:  # noqa: N801 - torch's module of forward-mode gradients takes its place once torch is met
+    """Tensors that carry derivatives with them, of which there are none while the level is negative."""
+
+    _current_level = -1
+
+
 shortcuts: dict[type, Callable[..., Any]] = {}
 """`Direct.attention` for the types of tensors that have it."""
 _known: dict[type, Framework] = {}
@@ -683,7 +717,9 @@ def _learn(tensor: Any) -> Framework:
     if isinstance(framework, Torch) and framework.exchanges and not framework.by_operator:
         global is_traced
         is_traced = framework.torch.compiler.is_dynamo_compiling
-        shortcuts[kind] = Direct(framework.torch.is_grad_enabled, framework.recipe).attention
+        global duals
+        duals = framework.torch.autograd.forward_ad
+        shortcuts[kind] = Direct(framework.torch.is_grad_enabled, framework.is_autocast_enabled, framework.recipe).attention
     return framework
 
 

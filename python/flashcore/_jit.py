@@ -184,4 +184,6 @@ def _like(framework: Jax, q: Any, shape: tuple[int, ...], dtype: Any) -> Any:
         kind = jax.typeof(q)
         name = "manual_axis_type" if hasattr(kind, "manual_axis_type") else "vma"  # as versions of JAX call it
         how = {name: getattr(kind, name)}
+        if name != "vma":
+            how["sharding"] = jax.sharding.NamedSharding(kind.sharding.mesh, jax.P())
     return jax.ShapeDtypeStruct(shape, framework.numpy.dtype(dtype), **how)

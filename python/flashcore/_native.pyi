@@ -48,7 +48,9 @@ class Values:
 class Direct:
     """The short way of a framework with DLPack's C exchange API: one call that makes the output and launches."""
 
-    def __init__(self, is_grad_enabled: Callable[[], bool], recipe: Callable[[Any, Any], Any]) -> None: ...
+    def __init__(
+        self, is_grad_enabled: Callable[[], bool], is_autocast_enabled: Callable[[], bool], recipe: Callable[[Any, Any], Any]
+    ) -> None: ...
     def attention(
         self,
         q: Any,
