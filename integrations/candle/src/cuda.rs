@@ -3,11 +3,14 @@
 use std::ffi::c_void;
 
 use candle_core::{
-    CudaStorage, DeviceLocation, Layout, Result, Shape, Storage, StorageRef, Tensor, bail,
+    CudaStorage, DeviceLocation, Layout, Result, Shape, Storage, StorageRef, Tensor,
     backend::{BackendDevice, BackendStorage},
+    bail,
     cuda_backend::{
         CudaDType, CudaDevice,
-        cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DevicePtrMut, DeviceRepr, SyncOnDrop, ValidAsZeroBits},
+        cudarc::driver::{
+            CudaSlice, CudaStream, DevicePtr, DevicePtrMut, DeviceRepr, SyncOnDrop, ValidAsZeroBits,
+        },
     },
 };
 use flashcore::{
@@ -54,13 +57,24 @@ fn run<T: CudaDType + DeviceRepr + Element>(
 ) -> Result<()> {
     let stream = device.cuda_stream();
     let packed = asked.packed.as_ref();
-    let numbers = [packed.map(|packed| &packed.queries), packed.map(|packed| &packed.keys), asked.table.as_ref(), asked.slopes.as_ref()];
+    let numbers = [
+        packed.map(|packed| &packed.queries),
+        packed.map(|packed| &packed.keys),
+        asked.table.as_ref(),
+        asked.slopes.as_ref(),
+    ];
     let stored = numbers.map(|tensor| tensor.map(Tensor::storage_and_layout));
     let [lengths_q, lengths_kv, table, slopes] = &stored;
     // candle notes a use where these are dropped, so that they stay until the launch is queued.
-    let (q, k, v) = (address::<T>(q, device, &stream)?, address::<T>(k, device, &stream)?, address::<T>(v, device, &stream)?);
-    let (lengths_q, lengths_kv) = (optional::<u32>(lengths_q, device, &stream)?, optional::<u32>(lengths_kv, device, &stream)?);
-    let (table, slopes) = (optional::<i32>(table, device, &stream)?, optional::<f32>(slopes, device, &stream)?);
+    let (q, k, v) = (
+        address::<T>(q, device, &stream)?,
+        address::<T>(k, device, &stream)?,
+        address::<T>(v, device, &stream)?,
+    );
+    let (lengths_q, lengths_kv) =
+        (optional::<u32>(lengths_q, device, &stream)?, optional::<u32>(lengths_kv, device, &stream)?);
+    let (table, slopes) =
+        (optional::<i32>(table, device, &stream)?, optional::<f32>(slopes, device, &stream)?);
     let out = out.device_ptr_mut(&stream);
     let tensors = DeviceTensors {
         q: q.0,
@@ -97,7 +111,7 @@ unsafe fn queue(
 }
 
 /// Where a tensor starts, and what notes its use.
-fn address<'a, T: CudaDType + DeviceRepr>(
+fn address<'a, T: CudaDType + DeviceRepr + 'a>(
     (storage, layout): (&'a CudaStorage, &Layout),
     device: &CudaDevice,
     stream: &'a CudaStream,
@@ -110,13 +124,15 @@ fn address<'a, T: CudaDType + DeviceRepr>(
 }
 
 /// Where numbers lie that stay on the GPU; 0 where there are none.
-fn optional<'a, T: CudaDType + DeviceRepr>(
+fn optional<'a, T: CudaDType + DeviceRepr + 'a>(
     tensor: &'a Option<(StorageRef<'_>, &Layout)>,
     device: &CudaDevice,
     stream: &'a CudaStream,
 ) -> Result<(u64, Option<SyncOnDrop<'a>>)> {
     let Some((storage, layout)) = tensor else { return Ok((0, None)) };
-    let Storage::Cuda(storage) = &**storage else { bail!("lengths, tables and slopes must be where q is; move them there") };
+    let Storage::Cuda(storage) = &**storage else {
+        bail!("lengths, tables and slopes must be where q is; move them there")
+    };
     let (start, held) = address::<T>((storage, layout), device, stream)?;
     Ok((start, Some(held)))
 }

@@ -1,7 +1,7 @@
 //! The operation behind every function, as candle takes it: a problem made of layouts, computed where the tensors are.
 
 use candle_core::{CpuStorage, CustomOp3, DType, Layout, Result, Shape, Tensor, bail};
-use flashcore::{Backend, BackendKind, Dims, Element, Lengths, Mask, Sequences, backend};
+use flashcore::{BackendKind, Dims, Element, Lengths, Mask, Sequences, backend};
 use flashcore_core::{Bias, HostCall, Index, Layout as Place, PageTable, Pages, Spec, Values};
 
 /// Keys before and after a query's position.
@@ -29,7 +29,9 @@ impl Packed {
 
     /// With keys in pages, whose number is the difference of offsets.
     pub(crate) fn paged(queries: &Tensor, offsets: &Tensor, longest: [usize; 2]) -> Result<Self> {
-        let Some(count) = offsets.dim(0)?.checked_sub(1) else { bail!("seqlens_k is empty; give one more than sequences") };
+        let Some(count) = offsets.dim(0)?.checked_sub(1) else {
+            bail!("seqlens_k is empty; give one more than sequences")
+        };
         let keys = (offsets.narrow(0, 1, count)? - offsets.narrow(0, 0, count)?)?;
         Self::new(queries, &keys, longest)
     }
@@ -37,8 +39,8 @@ impl Packed {
 
 /// What a call asks for.
 pub(crate) struct Asked {
-    scale: f32,
-    bands: Bands,
+    pub(crate) scale: f32,
+    pub(crate) bands: Bands,
     pub(crate) softcap: Option<f32>,
     /// f32, one for each query head.
     pub(crate) slopes: Option<Tensor>,
@@ -92,10 +94,14 @@ impl Asked {
         let spec = self.spec(dtype, layouts)?;
         let Some(packed) = &self.packed else { return Ok(spec) };
         let offsets = packed.queries.dim(0)?;
-        let Some(count) = offsets.checked_sub(1) else { bail!("seqlens_q is empty; give one more than sequences") };
+        let Some(count) = offsets.checked_sub(1) else {
+            bail!("seqlens_q is empty; give one more than sequences")
+        };
         let [of_keys, needed] = [packed.keys.dim(0)?, if self.table.is_some() { count } else { offsets }];
         if of_keys != needed {
-            bail!("seqlens_q and seqlens_k have a different number of entries; give both one more than sequences");
+            bail!(
+                "seqlens_q and seqlens_k have a different number of entries; give both one more than sequences"
+            );
         }
         // Bounds are rounded, so that batches with slightly other ones share a plan.
         let [longest_q, longest_kv] = packed.longest.map(usize::next_power_of_two);
@@ -108,7 +114,12 @@ impl Asked {
             bail!("block_table has {rows} rows for {count} sequences; give one for each");
         }
         let pages = Some(Pages { row_stride: columns, longest_kv: Some(longest_kv), ..Pages::new(columns) });
-        Ok(Spec { sequences: Sequences::PackedQueries { count, longest_q }, index: Index::I32, pages, ..spec })
+        Ok(Spec {
+            sequences: Sequences::PackedQueries { count, longest_q },
+            index: Index::I32,
+            pages,
+            ..spec
+        })
     }
 
     /// The result's shape: q's, with the features of v.
@@ -227,7 +238,8 @@ mod tests {
         let offsets = |numbers: &[u32]| Tensor::new(numbers, cpu);
         let (of_q, of_k) = (offsets(&[0, 5, 8])?, offsets(&[0, 9, 29])?);
         let dense = Tensor::zeros((2, 9, 4, 16), DType::F32, cpu)?;
-        let (q, k) = (Tensor::zeros((8, 4, 16), DType::F32, cpu)?, Tensor::zeros((29, 2, 16), DType::F32, cpu)?);
+        let (q, k) =
+            (Tensor::zeros((8, 4, 16), DType::F32, cpu)?, Tensor::zeros((29, 2, 16), DType::F32, cpu)?);
         let pages = Tensor::zeros((8, 4, 2, 16), DType::F32, cpu)?;
         let none = || Asked::new(0.5, Bands { left: Some(3), right: Some(0) });
         let slopes = Some(numbers(&Tensor::zeros(4, DType::F32, cpu)?)?);
@@ -235,13 +247,21 @@ mod tests {
         for (q, k, asked) in [
             (&dense, &dense, Asked { slopes, softcap: Some(5.0), ..none() }),
             (&q, &k, Asked { packed: Some(Packed::new(&of_q, &of_k, [5, 20])?), ..none() }),
-            (&q, &pages, Asked { packed: Some(Packed::paged(&of_q, &of_k, [5, 20])?), table: block, ..none() }),
+            (
+                &q,
+                &pages,
+                Asked { packed: Some(Packed::paged(&of_q, &of_k, [5, 20])?), table: block, ..none() },
+            ),
         ] {
             let layouts = [q.layout(), k.layout(), k.layout()];
-            let on_host = asked.spec(flashcore::DType::F32, layouts)?.with(&asked.values()?).parse().map_err(told)?;
+            let on_host =
+                asked.spec(flashcore::DType::F32, layouts)?.with(&asked.values()?).parse().map_err(told)?;
             let on_gpu = asked.device_spec(flashcore::DType::F32, layouts)?.parse().map_err(told)?;
             assert_eq!(on_gpu.sequences(), on_host.sequences());
-            assert_eq!((on_gpu.q(), on_gpu.out(), on_gpu.mask()), (on_host.q(), on_host.out(), on_host.mask()));
+            assert_eq!(
+                (on_gpu.q(), on_gpu.out(), on_gpu.mask()),
+                (on_host.q(), on_host.out(), on_host.mask())
+            );
             assert_eq!((on_gpu.bias(), on_gpu.softcap()), (on_host.bias(), on_host.softcap()));
             assert_eq!(on_gpu.pages().is_some(), on_host.pages().is_some());
         }
