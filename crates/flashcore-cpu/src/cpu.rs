@@ -183,8 +183,18 @@ impl Cpu {
         crew: Crew,
     ) -> Result<&'static str, BackendError> {
         if call.problem().dtype().is_narrow() {
-            return narrow::forward(call, scratch, |call, scratch| self.run_here(call, scratch, crew));
+            return narrow::forward(call, scratch, |call, scratch| self.compute(call, scratch, crew));
         }
+        self.compute(call, scratch, crew)
+    }
+
+    /// Computes a call; one of 8-bit tensors to f32.
+    fn compute(
+        &self,
+        call: &mut HostCall<'_>,
+        scratch: &mut Scratch,
+        crew: Crew,
+    ) -> Result<&'static str, BackendError> {
         let (problem, inputs) = (call.instance(), call.inputs());
         let (out, lse) = call.outputs();
         let with = (self.runner, self.tiles());
@@ -203,6 +213,12 @@ impl Cpu {
                 forward(problem, with, [q, k, v], (Target::Same(out), lse), work)
             }
             ([Data::BF16(q), Data::BF16(k), Data::BF16(v)], DataMut::F32(out)) => {
+                forward(problem, with, [q, k, v], (Target::Wide(out), lse), work)
+            }
+            ([Data::E4M3(q), Data::E4M3(k), Data::E4M3(v)], DataMut::F32(out)) => {
+                forward(problem, with, [q, k, v], (Target::Wide(out), lse), work)
+            }
+            ([Data::E5M2(q), Data::E5M2(k), Data::E5M2(v)], DataMut::F32(out)) => {
                 forward(problem, with, [q, k, v], (Target::Wide(out), lse), work)
             }
             _ => {

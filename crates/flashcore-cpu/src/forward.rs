@@ -192,6 +192,12 @@ impl<'a, T> Call<'a, T> {
         UnitKeys { keys: self.problem.keys(unit.sequence), head: unit.kv_head }
     }
 
+    /// What the queries of a unit are multiplied by: factors of Q and K among it, so that keys are read as they are.
+    pub(crate) fn query_factor(&self, unit: &Unit, s: &Sequence) -> f32 {
+        let [of_q, of_k, _] = self.problem.factors(s.batch, unit.kv_head);
+        self.logits.query * (of_q * of_k)
+    }
+
     /// Whether rows of every block of keys, which starts at a multiple of `block`, follow each other at equal distances.
     pub(crate) fn blocks_together(&self, block: usize) -> bool {
         self.problem.page_size().is_none_or(|size| size.is_multiple_of(block))

@@ -1,11 +1,11 @@
-//! Attention of 8-bit tensors: widened to f32 and computed there. Called by `cpu`, which it calls back.
+//! Attention of 8-bit tensors: computed to dense rows of f32, which are then scaled and rounded. Called by `cpu`, which it
+//! calls back.
 //!
-//! Factors of Q and K are multiplied into the queries, that of V into the result, so that keys and values may lie in
-//! whatever layout, shared by batch entries or in pages.
+//! Keys and values are widened as they are read. Factors of Q and K are multiplied into the queries (`forward`), that of V
+//! into the result here.
 
 use flashcore_core::{
-    BackendError, DType, Data, DataMut, E4M3, E5M2, Element, HostCall, Instance, Layout, Problem,
-    ProblemError, Spec, Values,
+    BackendError, DType, DataMut, Element, HostCall, Instance, Layout, Problem, ProblemError, Spec,
 };
 
 use crate::{forward::merge_weights, scratch::Scratch};
@@ -13,33 +13,23 @@ use crate::{forward::merge_weights, scratch::Scratch};
 /// What the LSE of a row holds that nobody has written.
 const UNWRITTEN: u32 = 0x7fc0_5eed;
 
-/// Computes a call whose tensors have 8 bits by way of `wide`, which computes one of f32 tensors.
+/// Computes a call whose tensors have 8 bits by way of `wide`, which computes the same with a dense result of f32 and no
+/// factor of V.
 pub(crate) fn forward(
     call: &mut HostCall<'_>,
     scratch: &mut Scratch,
     wide: impl FnOnce(&mut HostCall<'_>, &mut Scratch) -> Result<&'static str, BackendError>,
 ) -> Result<&'static str, BackendError> {
-    let (instance, [q, k, v]) = (call.instance(), call.inputs());
-    let spec = instance.problem().spec();
-    let q_layout = Layout::bhsd(spec.q.dims())?;
-    let widened = Spec {
-        dtype: DType::F32,
-        q: q_layout,
-        out: None,
-        out_dtype: None,
-        scales: None,
-        accumulate: false,
-        ..spec.clone()
-    };
-    let problem = widened.parse()?;
-    let values = Values { factors: None, ..instance.values().clone() };
-    let [k, v] = [(k, &spec.k), (v, &spec.v)].map(|(data, layout)| widen(data, layout.span()));
-    let q = queries(instance, q)?;
-    let mut out = floats(problem.out().span(), &problem)?;
+    let (instance, inputs) = (call.instance(), call.inputs());
+    let out = Layout::bhsd(instance.out().dims())?;
+    let spec = instance.problem().spec().clone();
+    let problem = Spec { out: Some(out), out_dtype: Some(DType::F32), accumulate: false, ..spec }.parse()?;
+    let mut rows = floats(out.span(), &problem)?;
     let mut lse = vec![f32::from_bits(UNWRITTEN); problem.rows()];
-    let mut inner = HostCall::bind(&problem, &values, [&q[..], &k, &v], &mut out, Some(&mut lse))?;
+    let target = DataMut::F32(&mut rows);
+    let mut inner = HostCall::bind_erased(&problem, instance.values(), inputs, target, Some(&mut lse))?;
     let kernel = wide(&mut inner, scratch)?;
-    write(call, &out, &lse);
+    write(call, &rows, &lse);
     Ok(kernel)
 }
 
@@ -47,36 +37,6 @@ fn floats(count: usize, problem: &Problem) -> Result<Vec<f32>, ProblemError> {
     let no_memory =
         |()| ProblemError::OutOfMemory { bytes: count.saturating_mul(4), dims: problem.out().dims() };
     bytemuck::allocation::try_zeroed_vec(count).map_err(no_memory)
-}
-
-/// The first `count` elements as f32.
-fn widen(data: Data<'_>, count: usize) -> Vec<f32> {
-    let (bytes, table) = (data.bytes(), table(data));
-    bytes[..count].iter().map(|&byte| table[usize::from(byte)]).collect()
-}
-
-/// The value of every byte.
-fn table(data: Data<'_>) -> [f32; 256] {
-    let value: fn(u8) -> f32 = match data {
-        Data::E5M2(_) => |bits| E5M2::from_bits(bits).to_f32(),
-        _ => |bits| E4M3::from_bits(bits).to_f32(),
-    };
-    std::array::from_fn(|bits| value(bits as u8))
-}
-
-/// The queries, dense, multiplied by the factors of Q and K.
-fn queries(problem: Instance<'_>, q: Data<'_>) -> Result<Vec<f32>, ProblemError> {
-    let (bytes, table, dims) = (q.bytes(), table(q), problem.q().dims());
-    let mut wide = floats(Layout::bhsd(dims)?.span(), problem.problem())?;
-    let mut rows = wide.chunks_exact_mut(dims.dim);
-    for (batch, head) in (0..dims.batch).flat_map(|batch| (0..dims.heads).map(move |head| (batch, head))) {
-        let [of_q, of_k, _] = problem.factors(batch, head / problem.group());
-        for (seq, row) in (0..dims.seq).zip(&mut rows) {
-            let from = &bytes[problem.q().row(batch, head, seq)..];
-            row.iter_mut().zip(from).for_each(|(to, &byte)| *to = table[usize::from(byte)] * (of_q * of_k));
-        }
-    }
-    Ok(wide)
 }
 
 /// Writes dense f32 rows as the call wants them.
