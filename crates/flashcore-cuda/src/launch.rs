@@ -275,8 +275,7 @@ pub unsafe fn launch_all_with(
         *address = given;
         if want.zeroed {
             // SAFETY: as many bytes that the caller has just given.
-            let status =
-                unsafe { device.api().memset_d8(given, 0, want.bytes as usize, stream.cast()) };
+            let status = unsafe { device.api().memset_d8(given, 0, want.bytes as usize, stream.cast()) };
             device.check(status)?;
         }
     }

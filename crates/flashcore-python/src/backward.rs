@@ -66,7 +66,9 @@ pub(crate) fn backward(
     let backward = Backward { call, has_out: out.is_some(), rows, d_out, grads, d_sinks };
     let place = backward.place()?;
     let stream = stream_of(py, place, stream, kept.exchange)?;
-    py.detach(|| backward.compute(options, place, stream.into()).map_err(|error| error.in_order(options.order)))?;
+    py.detach(|| {
+        backward.compute(options, place, stream.into()).map_err(|error| error.in_order(options.order))
+    })?;
     match place {
         Place::Cuda(index) if record => {
             // SAFETY: the framework's stream, or ours: alive.

@@ -179,12 +179,7 @@ impl<'a> Call<'a> {
     }
 
     /// Computes or launches.
-    pub(crate) fn compute(
-        &self,
-        options: &Options,
-        place: Place,
-        queue: Queue<'_>,
-    ) -> Result<(), CallError> {
+    pub(crate) fn compute(&self, options: &Options, place: Place, queue: Queue<'_>) -> Result<(), CallError> {
         self.run(options, place, queue).map_err(|error| error.in_order(options.order))
     }
 

@@ -97,7 +97,12 @@ pub(crate) unsafe fn backward(
 ///
 /// # Safety
 /// As [`flashcore::cuda::driver::Stream::fill`]; the stream must be alive.
-pub(crate) unsafe fn zero(index: u32, address: usize, bytes: usize, queue: Queue<'_>) -> Result<(), CallError> {
+pub(crate) unsafe fn zero(
+    index: u32,
+    address: usize,
+    bytes: usize,
+    queue: Queue<'_>,
+) -> Result<(), CallError> {
     let device = open(index)?.device();
     // SAFETY: the caller's promise.
     unsafe { Stream::from_raw(device, queue.stream as *mut c_void)?.fill(address as u64, 0, bytes as u64)? };

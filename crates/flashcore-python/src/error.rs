@@ -165,7 +165,9 @@ impl CallError {
             Self::Backend(BackendError::Unsupported { .. }) | Self::Cuda(cuda::Error::Plan(_)) => {
                 Class::NotImplemented
             }
-            Self::Backend(_) | Self::Cuda(_) | Self::Forked | Self::Xla(_) | Self::Python(_) => Class::Runtime,
+            Self::Backend(_) | Self::Cuda(_) | Self::Forked | Self::Xla(_) | Self::Python(_) => {
+                Class::Runtime
+            }
             _ => Class::Value,
         }
     }

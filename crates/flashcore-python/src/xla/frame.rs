@@ -11,8 +11,9 @@ use std::{
 };
 
 use super::abi::{
-    Api, Attributes, BUFFER, Buffer, Buffers, Bytes, CallFrame, EXECUTE, Failure, FailureCreate, FailureDestroy, Head,
-    List, MAJOR, METADATA, MINOR, MemoryAllocate, MetadataExtension, OrdinalGet, Scalar, StreamGet, attribute, element,
+    Api, Attributes, BUFFER, Buffer, Buffers, Bytes, CallFrame, EXECUTE, Failure, FailureCreate,
+    FailureDestroy, Head, List, MAJOR, METADATA, MINOR, MemoryAllocate, MetadataExtension, OrdinalGet,
+    Scalar, StreamGet, attribute, element,
 };
 use crate::error::{CallError, Class};
 
@@ -141,7 +142,8 @@ impl<'a> Frame<'a> {
 
     /// The stream to launch on, and the number of its GPU.
     pub(super) fn stream(self) -> Result<(usize, u32), CallError> {
-        let mut stream = StreamGet { head: head::<StreamGet>(), context: self.raw.context, stream: null_mut() };
+        let mut stream =
+            StreamGet { head: head::<StreamGet>(), context: self.raw.context, stream: null_mut() };
         self.ask(self.api.stream_get, &mut stream)?;
         // The last function of all: runtimes of older versions end before it.
         let function = if self.api.head.bytes >= size_of::<Api>() { self.api.ordinal_get } else { None };

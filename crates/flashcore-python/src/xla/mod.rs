@@ -115,7 +115,8 @@ fn run(frame: Frame<'_>, place: Place, queue: Queue<'_>, compute: Compute) -> Re
     let longest = frame.whole("longest_q").zip(frame.whole("longest_kv"));
     let longest = longest.map(|(q, kv)| (q.max(0) as usize, kv.max(0) as usize));
     let narrow = |list: Vec<i64>| list.into_iter().map(|x| x.clamp(0, u32::MAX.into()) as u32).collect();
-    let ranges = frame.list("starts").zip(frame.list("ends")).map(|(starts, ends)| (narrow(starts), narrow(ends)));
+    let ranges =
+        frame.list("starts").zip(frame.list("ends")).map(|(starts, ends)| (narrow(starts), narrow(ends)));
     let settings = Settings { options: &options, longest, ranges };
     compute(&arrays, &settings, place, queue).map_err(|error| error.in_order(options.order))
 }
@@ -182,21 +183,35 @@ impl Settings<'_> {
     }
 }
 
-fn forward(arrays: &Arrays<'_>, settings: &Settings<'_>, place: Place, queue: Queue<'_>) -> Result<(), CallError> {
+fn forward(
+    arrays: &Arrays<'_>,
+    settings: &Settings<'_>,
+    place: Place,
+    queue: Queue<'_>,
+) -> Result<(), CallError> {
     let options = settings.options;
     if leaves_rows_alone(options.order, place) {
-        [Operand::Out, Operand::Lse].iter().try_for_each(|&result| zero(arrays.find(result), place, queue))?;
+        [Operand::Out, Operand::Lse]
+            .iter()
+            .try_for_each(|&result| zero(arrays.find(result), place, queue))?;
     }
     arrays.each(options.order, settings.ranges.is_some(), |one| {
         settings.forward(one)?.compute(options, place, queue)
     })
 }
 
-fn backward(arrays: &Arrays<'_>, settings: &Settings<'_>, place: Place, queue: Queue<'_>) -> Result<(), CallError> {
+fn backward(
+    arrays: &Arrays<'_>,
+    settings: &Settings<'_>,
+    place: Place,
+    queue: Queue<'_>,
+) -> Result<(), CallError> {
     let options = settings.options;
     // Keys before and after those that a mask leaves are not written, and gradients of sinks are added up.
     if settings.ranges.is_some() || leaves_rows_alone(options.order, place) {
-        [Operand::DQ, Operand::DK, Operand::DV].iter().try_for_each(|&grad| zero(arrays.find(grad), place, queue))?;
+        [Operand::DQ, Operand::DK, Operand::DV]
+            .iter()
+            .try_for_each(|&grad| zero(arrays.find(grad), place, queue))?;
     }
     zero(arrays.find(Operand::DSinks), place, queue)?;
     arrays.each(options.order, settings.ranges.is_some(), |one| {
