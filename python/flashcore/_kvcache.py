@@ -73,7 +73,9 @@ def flash_attn_with_kvcache(
     >>> flash_attn_with_kvcache(q, cache, cache, cache_seqlens=[30, 7], causal=True).shape
     (2, 1, 4, 8)
     """
-    _refuse(rotary_seqlens, qv, (q_descale, k_descale, v_descale), attention_chunk)
+    # Those of the cache itself are where new keys go anyway, and without rotary embedding nobody asks.
+    elsewhere = rotary_cos is not None and rotary_seqlens is not cache_seqlens
+    _refuse(rotary_seqlens if elsewhere else None, qv, (q_descale, k_descale, v_descale), attention_chunk)
     layout = "bshd" if cu_seqlens_q is None else "packed"
     options = asked(causal, window_size, softmax_scale, softcap, layout)
     sequences = _sequences(q, cu_seqlens_q)
@@ -157,7 +159,7 @@ def _shifted(q: Any, k_cache: Any, v_cache: Any, table: Any, lengths: Any, leftp
 
 def _refuse(rotary_seqlens: Any, qv: Any, descales: tuple[Any, ...], chunk: int) -> None:
     if rotary_seqlens is not None:
-        raise NotImplementedError("positions are those behind the cache; pass rotary_seqlens=None")
+        raise NotImplementedError("positions are those behind the cache; pass rotary_seqlens=None, or cache_seqlens itself")
     if qv is not None:
         raise NotImplementedError("a second part of the queries is not supported; pass qv=None")
     if any(scale is not None for scale in descales):
