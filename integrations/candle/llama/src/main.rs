@@ -1,6 +1,8 @@
 //! Llama of candle-transformers with random weights, its attention by candle's own operations and by FlashCore: the logits
 //! of a prompt and of the tokens after it, side by side.
 
+#![forbid(unsafe_code)]
+
 use anyhow::{Result, ensure};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{VarBuilder, VarMap};
