@@ -25,9 +25,11 @@ from ._packed import (
     flash_attn_varlen_kvpacked_func,
     flash_attn_varlen_qkvpacked_func,
 )
+from ._quantise import Quantised, quantise
 from ._sdpa import scaled_dot_product_attention
 
 __all__ = [
+    "Quantised",
     "__version__",
     "accumulate",
     "append",
@@ -43,6 +45,7 @@ __all__ = [
     "merge",
     "moe",
     "packed_attention",
+    "quantise",
     "reshape_and_cache_flash",
     "scaled_dot_product_attention",
     "show_config",

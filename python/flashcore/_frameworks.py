@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from ._arguments import count, each, real, whole
-from ._native import Direct, Launched, Options, Values, append, exchanges, forward, merge, moe, own_stream
+from ._native import Direct, Launched, Options, Values, append, exchanges, forward, merge, moe, own_stream, quantise
 
 CUDA = 2
 """DLPack's number of CUDA devices."""
@@ -83,6 +83,12 @@ class Framework:
             launched.wait()
         return out
 
+    def quantise(
+        self, x: Any, dtype: str, shapes: tuple[Any, Any], lengths: Any, options: dict[str, Any]
+    ) -> tuple[Any, Any, Any]:
+        """A tensor rounded to 8 bits, its factors, and its means where these have a shape."""
+        raise TypeError("quantise takes tensors of torch and NumPy; convert them by DLPack")
+
     def append(self, tensors: dict[str, Any], options: dict[str, bool]) -> None:
         """Writes new keys and values into a cache."""
         stream = self.stream(tensors["k"])
@@ -125,22 +131,34 @@ class Framework:
             return values
         return self.array(each(name, values, real, "give one logit per query head"), "float32", q)
 
-    def factors(self, given: Any, q: Any) -> list[Any] | None:
-        """The factors of q, k and v where q is, in one dimension each."""
+    def factors(self, given: Any, q: Any) -> list[Any]:
+        """The factors of q, k and v where q is, in one dimension each; those of a cache, k and v alone, as they lie."""
         if given is None:
-            return None
+            return []
         try:
-            q_factor, k_factor, v_factor = given
-        except (TypeError, ValueError):
-            raise ValueError("pass three factors: those of q, of k and of v") from None
-        return [self.factor(factor, q) for factor in (q_factor, k_factor, v_factor)]
+            given = tuple(given)
+        except TypeError:
+            given = ()
+        if len(given) not in (2, 3):
+            raise ValueError("pass three factors: those of q, of k and of v, or the last two where q has more bits")
+        return [self.factor(factor, q, flat=len(given) == 3) for factor in given]
 
-    def factor(self, given: Any, q: Any) -> Any:
+    def factor(self, given: Any, q: Any, flat: bool) -> Any:
         """The factors of one tensor; 1 where it has none."""
+        if not flat and self.is_array(given):
+            return given
+        if hasattr(given, "__dlpack__") and not flat:  # one number, which stays where it is
+            return self.namespace(given).reshape(given, (1,))
         if given is None or not self.is_array(given):
             given = 1.0 if given is None else given
             return self.array((real("factors", given),) if not hasattr(given, "__len__") else tuple(given), "float32", q)
         return self.namespace(given).reshape(given, (-1,))
+
+    def e4m3(self, cache: Any) -> Any:
+        """A cache of 8-bit floats, which may come as bytes."""
+        if str(cache.dtype).endswith("uint8"):
+            raise TypeError("only torch has bytes that are read as float8_e4m3fn; pass a cache of that type")
+        return cache
 
     def is_array(self, values: Any) -> bool:
         return hasattr(values, "__dlpack__") and getattr(values, "ndim", 1) > 0
@@ -218,6 +236,21 @@ class Numpy(Framework):
     def append(self, tensors: dict[str, Any], options: dict[str, bool]) -> None:
         bits = exportable(self.numpy, tensors["k"])[1]
         append(each_tensor(tensors, lambda tensor: exportable(self.numpy, tensor)[0]), options, bits_are_bf16=bits)
+
+    def quantise(
+        self, x: Any, dtype: str, shapes: tuple[Any, Any], lengths: Any, options: dict[str, Any]
+    ) -> tuple[Any, Any, Any]:
+        try:
+            import ml_dtypes
+        except ImportError:
+            raise ImportError("NumPy has no floats of 8 bits by itself; install ml_dtypes") from None
+        tensor, bits = exportable(self.numpy, x)
+        out = self.numpy.empty(x.shape, "uint8")
+        factors, means = (None if shape is None else self.numpy.empty(shape, "float32") for shape in shapes)
+        flat = None if means is None else means.reshape(-1)
+        tensors = {"x": tensor, "out": out, "factors": factors.reshape(-1), "means": flat, "lengths": lengths}
+        quantise(tensors, options, bits_are_bf16=bits)
+        return out.view(getattr(ml_dtypes, dtype)), factors, means
 
     def numbers_to(self, end: int, q: Any) -> Any:
         return self.numpy.arange(end)
@@ -468,6 +501,23 @@ class Torch(Framework):
         for name in ("k_cache", "v_cache"):
             self.written(tensors[name])
 
+    def e4m3(self, cache: Any) -> Any:
+        return cache.view(self.torch.float8_e4m3fn) if cache.dtype == self.torch.uint8 else cache
+
+    def quantise(
+        self, x: Any, dtype: str, shapes: tuple[Any, Any], lengths: Any, options: dict[str, Any]
+    ) -> tuple[Any, Any, Any]:
+        torch, x = self.torch, x.detach()
+        out = torch.empty_like(x, dtype=torch.uint8)
+        factors, means = (None if shape is None else x.new_empty(shape, dtype=torch.float32) for shape in shapes)
+        flat = None if means is None else means.view(-1)
+        tensors = {"x": x, "out": out, "factors": factors.view(-1), "means": flat, "lengths": lengths}
+        if self.exchanges:
+            quantise(tensors, options)
+        else:
+            quantise(each_tensor(tensors, torch.utils.dlpack.to_dlpack), options, self.stream_of(x))
+        return out.view(getattr(torch, dtype)), factors, means
+
     def numbers_to(self, end: int, q: Any) -> Any:
         return self.torch.arange(end, device=q.device)
 
@@ -557,10 +607,13 @@ class Torch(Framework):
         taken = values.dtype in (self.torch.float16, self.torch.bfloat16, self.torch.float32)
         return values.detach().to(q.device, values.dtype if taken else self.torch.float32).contiguous()
 
-    def factor(self, given: Any, q: Any) -> Any:
+    def factor(self, given: Any, q: Any, flat: bool) -> Any:
         if not self.is_array(given):
-            return super().factor(given, q)
-        return given.detach().to(q.device, self.torch.float32).reshape(-1).contiguous()
+            return super().factor(given, q, flat)
+        given = given.detach().to(q.device, self.torch.float32)
+        if flat:
+            return given.reshape(-1).contiguous()
+        return given.reshape(1) if given.dim() == 0 else given
 
     def is_array(self, values: Any) -> bool:
         return isinstance(values, self.torch.Tensor)

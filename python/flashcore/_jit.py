@@ -28,7 +28,7 @@ def attention(
 ) -> Any:
     """Attention over arrays of which some get their values later, with gradients."""
     given = {"q": q, "k": k, "v": v} | arrays_of(values)
-    if values is not None and values.factors is not None:
+    if values is not None and values.factors:
         raise NotImplementedError(NO_FACTORS)
     given = _alike(framework, {name: _array(framework, array) for name, array in given.items()})
     return _Call(framework, tuple(given), layout, options, values).differentiable(return_lse)(*given.values())

@@ -32,7 +32,8 @@ class Values:
     ranges: tuple[list[int], list[int]] | None
     table: Any | None
     bias: Any | None
-    factors: list[Any] | None
+    factors: list[Any]
+    blocks: tuple[int, int] | None
 
     def __init__(
         self,
@@ -43,6 +44,8 @@ class Values:
         ranges: tuple[Sequence[int], Sequence[int]] | None = None,
         table: Any | None = None,
         bias: Any | None = None,
+        factors: Sequence[Any] = (),
+        blocks: Sequence[int] | None = None,
     ) -> None: ...
 
 class Direct:
@@ -63,6 +66,7 @@ class Direct:
         sinks: Any | None = None,
         longest: tuple[int, int] | None = None,
         table: Any | None = None,
+        factors: tuple[Any, Any] | None = None,
         /,
     ) -> Any | None: ...
 
@@ -102,6 +106,13 @@ def merge(
     stream: int | None = None,
     record: bool = False,
     bits_are_bf16: Sequence[bool] = (False, False),
+) -> Launched | None: ...
+def quantise(
+    tensors: Mapping[str, Any],
+    options: Mapping[str, Any],
+    stream: int | None = None,
+    record: bool = False,
+    bits_are_bf16: bool = False,
 ) -> Launched | None: ...
 def append(
     tensors: Mapping[str, Any],

@@ -4,7 +4,7 @@ use std::error::Error;
 
 use crate::{
     append::AppendCall, backward::BackwardCall, call::HostCall, error::ProblemError, merge::MergeCall,
-    moe::MoeCall,
+    moe::MoeCall, quantise::QuantiseCall,
 };
 
 /// Something that computes attention on host tensors.
@@ -30,6 +30,12 @@ pub trait Backend: Send + Sync {
     /// Computes gradients: every one of them is written completely, or an error is returned.
     fn backward(&self, _: &mut BackwardCall<'_>) -> Result<Ran, BackendError> {
         let (what, instead) = ("gradients".to_owned(), "compute them on the cpu backend".to_owned());
+        Err(BackendError::Unsupported { backend: self.name(), what, instead })
+    }
+
+    /// Rounds a tensor to 8 bits: every output row, factor and mean is written, or an error is returned.
+    fn quantise(&self, _: &mut QuantiseCall<'_>) -> Result<Ran, BackendError> {
+        let (what, instead) = ("quantising".to_owned(), "use another backend".to_owned());
         Err(BackendError::Unsupported { backend: self.name(), what, instead })
     }
 
@@ -59,6 +65,10 @@ impl<B: Backend + ?Sized> Backend for &B {
 
     fn backward(&self, call: &mut BackwardCall<'_>) -> Result<Ran, BackendError> {
         (**self).backward(call)
+    }
+
+    fn quantise(&self, call: &mut QuantiseCall<'_>) -> Result<Ran, BackendError> {
+        (**self).quantise(call)
     }
 
     fn moe(&self, call: &mut MoeCall<'_>) -> Result<Ran, BackendError> {
@@ -114,8 +124,8 @@ mod tests {
     use super::*;
     use crate::{
         AppendInputs, AppendOutputs, AppendSpec, AppendValues, BackwardInputs, BackwardSpec, DType, Data,
-        DataMut, Dims, ExpertLayout, GradientsMut, Ids, Index, Layout, MergeSpec, MoeInputs, MoeSpec, Parts,
-        Routed, Routing, RowTerms, Spec, Values,
+        DataMut, Dims, E4M3, ExpertLayout, GradientsMut, Ids, Index, Layout, MergeSpec, MoeInputs, MoeSpec,
+        Parts, QuantiseSpec, QuantisedMut, Routed, Routing, RowTerms, Spec, Values,
     };
 
     /// Answers every operation by its name.
@@ -144,6 +154,10 @@ mod tests {
 
         fn backward(&self, _: &mut BackwardCall<'_>) -> Result<Ran, BackendError> {
             ran("backward")
+        }
+
+        fn quantise(&self, _: &mut QuantiseCall<'_>) -> Result<Ran, BackendError> {
+            ran("quantise")
         }
 
         fn moe(&self, _: &mut MoeCall<'_>) -> Result<Ran, BackendError> {
@@ -181,6 +195,11 @@ mod tests {
         let grads = GradientsMut { qkv, sinks: None };
         let mut call = BackwardCall::bind(&problem, Values::NONE, inputs, grads).unwrap();
         assert_eq!(backend.backward(&mut call).unwrap().kernel, "backward");
+        let problem = QuantiseSpec::new(DType::F32, layout).parse().unwrap();
+        let (mut factor, mut narrow) = ([0.0f32], [E4M3::default()]);
+        let into = QuantisedMut { out: DataMut::E4M3(&mut narrow), factors: &mut factor, means: None };
+        let mut call = QuantiseCall::bind(&problem, data, None, into).unwrap();
+        assert_eq!(backend.quantise(&mut call).unwrap().kernel, "quantise");
         let [gate_up, down] = [[1, 2, 1], [1, 1, 1]].map(|extents| ExpertLayout::dense(extents).unwrap());
         let routing = Routing::Given { ids: Index::I32, weights: DType::F32, top_k: 1 };
         let problem = MoeSpec::new(DType::F32, layout, gate_up, down, routing).parse().unwrap();

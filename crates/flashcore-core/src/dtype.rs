@@ -71,6 +71,17 @@ impl DType {
         }
     }
 
+    /// The largest number.
+    pub const fn largest(self) -> f32 {
+        match self {
+            Self::F16 => 65504.0,
+            Self::BF16 => f32::from_bits(0x7f7f_0000),
+            Self::F32 => f32::MAX,
+            Self::E4M3 => E4M3::MAX,
+            Self::E5M2 => E5M2::MAX,
+        }
+    }
+
     /// Whether it is one of those that are scaled, having few bits.
     pub const fn is_narrow(self) -> bool {
         matches!(self, Self::E4M3 | Self::E5M2)

@@ -1,6 +1,8 @@
 //! What can be wrong with the arguments of an operation.
 
-use crate::{bias::BiasError, dtype::DType, layout::Dims, lengths::Sequences, moe::MoeError};
+use crate::{
+    bias::BiasError, dtype::DType, layout::Dims, lengths::Sequences, moe::MoeError, quantise::ScaleError,
+};
 
 pub use crate::operand::{Axis, Operand};
 
@@ -202,6 +204,14 @@ pub enum ProblemError {
         /// The tensors' type.
         dtype: DType,
     },
+    /// Keys of a type that queries do not take.
+    #[error("k and v are {kv} but q is {dtype}; convert them, or give 16-bit queries over an e4m3 cache")]
+    KeyDType {
+        /// The type of K and V.
+        kv: DType,
+        /// The type of Q.
+        dtype: DType,
+    },
     /// Factors of tensors that have bits enough.
     #[error("{dtype} tensors have no factors; leave them out, or give e4m3 or e5m2 tensors")]
     ScaledDType {
@@ -217,7 +227,7 @@ pub enum ProblemError {
     },
     /// The wrong number of factors.
     #[error(
-        "{given} factors for {operand} but {needed} are needed; give one, or one per batch entry and key head"
+        "{given} factors for {operand} but {needed} are needed; give one, or one per batch entry and key head, or for blocks one per block"
     )]
     FactorCount {
         /// The tensor.
@@ -488,4 +498,7 @@ pub enum ProblemError {
     /// A bias that does not fit.
     #[error(transparent)]
     Bias(BiasError),
+    /// Factors that cannot be.
+    #[error(transparent)]
+    Scales(ScaleError),
 }

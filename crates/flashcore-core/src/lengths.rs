@@ -247,7 +247,7 @@ fn longest(offsets: &[u32]) -> usize {
     offsets.windows(2).map(|pair| pair[1].saturating_sub(pair[0]) as usize).max().unwrap_or(0)
 }
 
-fn check_used(operand: Operand, used: Option<&[u32]>, dims: Dims) -> Result<(), ProblemError> {
+pub(crate) fn check_used(operand: Operand, used: Option<&[u32]>, dims: Dims) -> Result<(), ProblemError> {
     let Some(used) = used else { return Ok(()) };
     if used.len() != dims.batch {
         return Err(ProblemError::LengthCount { operand, given: used.len(), batch: dims.batch });

@@ -19,6 +19,7 @@
 //! | [`MergeSpec`], [`MergeProblem`], [`MergeCall`] | the same for merging partial results |
 //! | [`BackwardSpec`], [`BackwardProblem`], [`BackwardCall`] | the same for gradients |
 //! | [`AppendSpec`], [`AppendProblem`], [`AppendCall`] | the same for new rows of a cache |
+//! | [`QuantiseSpec`], [`QuantiseProblem`], [`QuantiseCall`] | the same for rounding tensors to 8 bits |
 //! | [`MoeSpec`], [`MoeProblem`], [`MoeCall`] | the same for mixtures of experts |
 //! | [`Backend`] | something that computes a problem |
 #![forbid(unsafe_code)]
@@ -39,6 +40,8 @@ mod moe;
 mod operand;
 mod pages;
 mod problem;
+mod quantise;
+mod quantised;
 mod scales;
 mod tensor;
 #[cfg(test)]
@@ -67,6 +70,10 @@ pub use moe::{
 };
 pub use pages::{Keys, PageTable, Pages};
 pub use problem::{MAX_EXTENT, Problem, Spec};
+pub use quantise::{
+    Granularity, QuantiseCall, QuantiseProblem, QuantiseSpec, QuantisedMut, SMALLEST_FACTOR, ScaleError,
+};
+pub use quantised::{BLOCK_ROWS, forward_quantised};
 pub use scales::{Factors, Scales};
 pub use tensor::{Tensor, TensorView, TensorViewMut};
 pub use values::{Instance, Values};

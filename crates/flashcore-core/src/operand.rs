@@ -34,6 +34,8 @@ pub enum Operand {
     Sinks,
     /// What 8-bit tensors are multiplied by.
     Factors,
+    /// What has been subtracted from tensors before they were rounded to 8 bits.
+    Means,
     /// What is added to scores.
     Bias,
     /// A partial result.
@@ -97,6 +99,7 @@ impl fmt::Display for Operand {
             Self::Rotary => "cosines and sines",
             Self::Sinks => "sinks",
             Self::Factors => "factors",
+            Self::Means => "means",
             Self::Bias => "the bias",
             Self::Part => "a part",
             Self::PartLse => "the lse of a part",

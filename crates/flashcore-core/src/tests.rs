@@ -109,12 +109,14 @@ fn name(error: &ProblemError) -> &'static str {
         ProblemError::PartBatch { .. } => "PartBatch",
         ProblemError::Moe(_) => "Moe",
         ProblemError::Bias(_) => "Bias",
+        ProblemError::Scales(_) => "Scales",
         ProblemError::Scale(_) => "Scale",
         ProblemError::Softcap(_) => "Softcap",
         ProblemError::OutDType { .. } => "OutDType",
         ProblemError::NarrowOut { .. } => "NarrowOut",
         ProblemError::Narrow { .. } => "Narrow",
         ProblemError::ScaledDType { .. } => "ScaledDType",
+        ProblemError::KeyDType { .. } => "KeyDType",
         ProblemError::OtherFactors { .. } => "OtherFactors",
         ProblemError::FactorCount { .. } => "FactorCount",
         ProblemError::Factor { .. } => "Factor",
@@ -386,6 +388,7 @@ fn every_error_is_provoked() {
         wrong_gradients(),
         pages::wrong_pages(),
         narrow::wrong_factors(),
+        narrow::wrong_quantisation(),
         append::wrong_appends(),
     ];
     for (attempt, expected, says) in tables.into_iter().flatten() {

@@ -4,7 +4,7 @@ use std::{ops::Deref, sync::Arc};
 
 use crate::{
     bias::{Bias, BiasError, HeadBias},
-    error::ProblemError,
+    error::{Operand, ProblemError},
     lengths::{Lengths, Sequence, Sequences},
     pages::{Keys, PageTable},
     problem::Problem,
@@ -127,7 +127,13 @@ impl<'a> Instance<'a> {
         self.values.sinks.as_deref()
     }
 
-    /// What Q, K and V of a batch entry and key head are multiplied by.
+    /// What row `index` of Q or K, or feature `index` of V, is multiplied by in a batch entry and one of the tensor's heads.
+    pub fn factor(&self, operand: Operand, place: [usize; 2], index: usize) -> f32 {
+        let factors = self.values.factors.as_ref();
+        factors.map_or(1.0, |factors| factors.fine(self.problem, operand, place, index))
+    }
+
+    /// What Q, K and V of a batch entry and key head are multiplied by, where blocks have no factors of their own.
     pub fn factors(&self, batch: usize, head: usize) -> [f32; 3] {
         let factors = self.values.factors.as_ref();
         factors.map_or([1.0; 3], |factors| factors.at(self.heads_kv(), batch, head))

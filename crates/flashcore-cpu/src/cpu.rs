@@ -3,20 +3,22 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use flashcore_core::{
-    AppendCall, Backend, BackendError, BackwardCall, DType, Data, DataMut, HostCall, MergeCall, MoeCall, Ran,
+    AppendCall, Backend, BackendError, BackwardCall, DType, Data, DataMut, HostCall, MergeCall, MoeCall,
+    QuantiseCall, Ran,
 };
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::{
     SimdLevel, Tiles,
     append::append,
-    backward,
+    backward, cache,
     crew::{Crew, OpenMp},
     forward::{forward, is_serial},
     merge::merge,
     moe::moe,
     narrow,
     output::Target,
+    quantise::quantise,
     scratch::Scratch,
     simd::runner::Runner,
 };
@@ -182,6 +184,9 @@ impl Cpu {
         scratch: &mut Scratch,
         crew: Crew,
     ) -> Result<&'static str, BackendError> {
+        if call.problem().kv_dtype() != call.problem().dtype() {
+            return cache::forward(call, scratch, |call, scratch| self.compute(call, scratch, crew));
+        }
         if call.problem().dtype().is_narrow() {
             return narrow::forward(call, scratch, |call, scratch| self.compute(call, scratch, crew));
         }
@@ -261,6 +266,16 @@ impl Backend for Cpu {
         let kernel = self.install(|| merge(call, self.runner)).ok_or_else(|| BackendError::Unsupported {
             backend: "cpu",
             what: format!("{dtype} parts"),
+            instead: "convert them to f32".to_owned(),
+        })?;
+        Ok(Ran { kernel: kernel.to_owned() })
+    }
+
+    fn quantise(&self, call: &mut QuantiseCall<'_>) -> Result<Ran, BackendError> {
+        let dtype = call.problem().spec().dtype;
+        let kernel = self.install(|| quantise(call)).ok_or_else(|| BackendError::Unsupported {
+            backend: "cpu",
+            what: format!("{dtype} tensors"),
             instead: "convert them to f32".to_owned(),
         })?;
         Ok(Ran { kernel: kernel.to_owned() })

@@ -14,6 +14,7 @@
 
 mod append;
 mod backward;
+mod cache;
 mod cpu;
 #[allow(unsafe_code)]
 mod crew;
@@ -32,6 +33,8 @@ mod panels;
 mod peak;
 mod plan;
 mod prefill;
+#[allow(unsafe_code)]
+mod quantise;
 mod scratch;
 #[allow(unsafe_code)]
 mod simd;

@@ -3,9 +3,9 @@
 use flashcore_core::DType;
 use flashcore_cpu::{Cpu, SimdLevel};
 use flashcore_testkit::{
-    append,
+    append, cache,
     cases::{self, Cost},
-    check_case, merge, moe, narrow, properties, random,
+    check_case, merge, moe, narrow, properties, quantise, random,
 };
 
 /// Runs everything on `level`; says so where the machine lacks it.
@@ -35,8 +35,17 @@ fn check(level: SimdLevel) {
     }
     failures.extend(merge::failures(&cpu, 9, 1));
     failures.extend(append::failures(&cpu, &DType::COMMON, 1));
+    failures.extend(quantise::failures(&cpu, &DType::COMMON, 1));
     failures.extend(narrow::failures(&cpu, &narrow::cases(), 1));
     failures.extend(narrow::failures(&cpu, &narrow::named(cost), 1));
+    failures.extend(cache::failures(&cpu, &cache::cases(cost), 1, true));
+    failures.extend(cache::broken_laws(&cpu, 1));
+    let random: Vec<_> = (0..20).map(|n| cache::random(3, n, random::Limits::SMALL)).collect();
+    failures.extend(cache::failures(&cpu, &random, 1, true));
+    if cost == Cost::Small {
+        let shapes = [([1, 2, 1, 512, 512], 64), ([1, 1, 1, 512, 2048], 128), ([2, 4, 2, 33, 77], 80)];
+        failures.extend(narrow::end_to_end(&cpu, &shapes));
+    }
     let dtypes = if cost == Cost::Small { &DType::COMMON[..] } else { &[DType::BF16] };
     failures.extend(moe::failures(&cpu, dtypes, 1));
     assert!(failures.is_empty(), "{level}: {} failures\n{}", failures.len(), failures.join("\n"));

@@ -5,14 +5,15 @@
 
 use std::ops::Deref;
 
-use flashcore_core::{AppendProblem, BackwardProblem, MergeProblem, Problem};
+use flashcore_core::{AppendProblem, BackwardProblem, MergeProblem, Problem, QuantiseProblem};
 use flashcore_ptx::{launch::LaunchSpec, target::Target};
 use flashcore_tile::{BuildError, Code, Extent, Program};
 
 use crate::{
     append,
     backward_rows::{self, sinks},
-    backward_sm80, backward_sm90, backward_sums, decode, forward_sm80, forward_sm90, merge, moe, turn_values,
+    backward_sm80, backward_sm90, backward_sums, decode, forward_sm80, forward_sm90, merge, moe, quantise,
+    turn_values,
 };
 
 /// The config of a kernel of one family: everything that decides its text.
@@ -41,6 +42,8 @@ pub enum KernelConfig {
     BackwardSm90(backward_sm90::Config),
     /// Sums of dQ become gradients.
     BackwardSums(backward_sums::Config),
+    /// A tensor rounded to 8 bits, or a step of it.
+    Quantise(quantise::Config),
     /// A mixture of experts, or a step of it.
     Moe(moe::Config),
 }
@@ -60,6 +63,7 @@ impl KernelConfig {
             Self::BackwardSm80(cfg) => cfg.name().to_string(),
             Self::BackwardSm90(cfg) => cfg.name().to_string(),
             Self::BackwardSums(cfg) => cfg.name().to_string(),
+            Self::Quantise(cfg) => cfg.name().to_string(),
             Self::Moe(cfg) => cfg.name(),
         }
     }
@@ -70,6 +74,7 @@ impl KernelConfig {
             Self::Sm80(cfg) => cfg.target,
             Self::BackwardSm80(cfg) => cfg.target,
             Self::Decode(cfg) => cfg.target,
+            Self::Quantise(cfg) => cfg.target,
             Self::Moe(cfg) => cfg.target(),
             Self::Sm90(_) | Self::BackwardSm90(_) | Self::BackwardSums(_) => Target::Sm90a,
             Self::TurnValues(_)
@@ -94,6 +99,7 @@ impl KernelConfig {
             Self::BackwardSm80(cfg) => cfg.shape.registers(),
             Self::BackwardSm90(cfg) => cfg.registers_at_entry(),
             Self::BackwardSums(cfg) => cfg.registers(),
+            Self::Quantise(cfg) => cfg.registers(),
             Self::Moe(cfg) => cfg.registers(),
         }
     }
@@ -112,6 +118,7 @@ impl KernelConfig {
             Self::BackwardSm80(cfg) => backward_sm80::backward_sm80(cfg).map(AnyProgram::Backward),
             Self::BackwardSm90(cfg) => backward_sm90::backward_sm90(*cfg).map(AnyProgram::Backward),
             Self::BackwardSums(cfg) => backward_sums::backward_sums(cfg).map(AnyProgram::Backward),
+            Self::Quantise(cfg) => quantise::quantise(cfg).map(AnyProgram::Quantise),
             Self::Moe(cfg) => cfg.program().map(AnyProgram::Moe),
         }
     }
@@ -129,6 +136,8 @@ pub enum AnyProgram {
     Append(Program<AppendProblem>),
     /// Gradients.
     Backward(Program<BackwardProblem>),
+    /// A tensor rounded to 8 bits, or a step of it.
+    Quantise(Program<QuantiseProblem>),
     /// A mixture of experts, or a step of it.
     Moe(Program<moe::Layer>),
 }
@@ -142,6 +151,7 @@ impl Deref for AnyProgram {
             Self::Merge(program) => program,
             Self::Append(program) => program,
             Self::Backward(program) => program,
+            Self::Quantise(program) => program,
             Self::Moe(program) => program,
         }
     }
@@ -154,6 +164,7 @@ pub(crate) enum Subject {
     Merge(MergeProblem),
     Append(Box<AppendProblem>),
     Backward(Box<BackwardProblem>),
+    Quantise(Box<QuantiseProblem>),
     Moe(Box<moe::Layer>),
 }
 
@@ -183,6 +194,9 @@ impl Launch {
             (AnyProgram::Merge(program), Subject::Merge(problem)) => Some(program.launch(problem, extent)),
             (AnyProgram::Append(program), Subject::Append(problem)) => Some(program.launch(problem, extent)),
             (AnyProgram::Backward(program), Subject::Backward(problem)) => {
+                Some(program.launch(problem, extent))
+            }
+            (AnyProgram::Quantise(program), Subject::Quantise(problem)) => {
                 Some(program.launch(problem, extent))
             }
             (AnyProgram::Moe(program), Subject::Moe(layer)) => Some(program.launch(layer, extent)),

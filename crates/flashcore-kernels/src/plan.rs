@@ -18,6 +18,7 @@ mod merge;
 mod mixed;
 mod moe;
 mod narrow;
+mod quantise;
 mod single;
 mod tile;
 pub mod tuned;
@@ -31,10 +32,11 @@ pub use error::PlanError;
 pub use fit::{Misfit, plan_tile};
 pub use merge::plan_merge;
 pub use moe::{plan_moe, plan_moe_tiles};
+pub use quantise::plan_quantise;
 pub use tile::Tile;
 use tuned::Table;
 
-use flashcore_core::{DType, Layout, Problem};
+use flashcore_core::{DType, Layout, Problem, Scales};
 use flashcore_ptx::target::Target;
 use flashcore_tile::{Element, Half, shared_limit};
 
@@ -268,11 +270,13 @@ pub fn plan_general(problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Plan
     if input.bytes() == 1 {
         return Err(narrow::refused("the general kernel multiplies 16 bits and more"));
     }
+    let access = access(problem, alignment);
+    narrow::check_cache(problem, gpu, alignment)?;
     let (shape, why) = general::shape(problem, input, gpu)?;
     if Side::Queries.tile_count(problem, shape.tile_m(problem.dim_v() as u32)) > i32::MAX as u64 {
         return Err(PlanError::Tiles);
     }
-    let kernel = general_config(problem, gpu, input, access(problem, alignment), shape)?;
+    let kernel = general_config(problem, gpu, input, access, shape)?;
     Ok(Plan::single(kernel, problem, gpu, why))
 }
 
@@ -286,6 +290,8 @@ fn decode_config(
     Ok(KernelConfig::Decode(crate::decode::Config {
         target: general::target(gpu),
         input: half,
+        cache: narrow::cache(problem, half.element()),
+        scaled: problem.scales().is_some(),
         output: output(problem, half.element()),
         dim_qk: problem.dim_qk() as u32,
         dim_v: problem.dim_v() as u32,
@@ -310,6 +316,7 @@ fn hopper_config(
     Ok(KernelConfig::Sm90(hopper::with_policy(forward_sm90::Config {
         input,
         scaled: problem.scales().is_some(),
+        blocks: matches!(problem.scales(), Some(Scales::PerBlock { .. })),
         settles: input.bytes() == 1,
         output: output(problem, input),
         accumulate: problem.accumulate(),
@@ -336,6 +343,8 @@ fn general_config(
     Ok(KernelConfig::Sm80(forward_sm80::Config {
         target: general::target(gpu),
         input,
+        cache: narrow::cache(problem, input),
+        scaled: problem.scales().is_some(),
         output: output(problem, input),
         accumulate: problem.accumulate(),
         dim_qk: problem.dim_qk() as u32,
@@ -398,8 +407,9 @@ fn check(problem: &Problem, gpu: &Gpu) -> Result<Element, PlanError> {
 
 /// What every row of every tensor is aligned to.
 fn access(problem: &Problem, alignment: u64) -> Access {
-    let inputs = [problem.q(), problem.k(), problem.v()].map(|layout| (layout, problem.dtype()));
-    access_to(inputs.into_iter().chain([(problem.out(), problem.out_dtype())]), alignment)
+    let kv = [problem.k(), problem.v()].map(|layout| (layout, problem.kv_dtype()));
+    let others = [(problem.q(), problem.dtype()), (problem.out(), problem.out_dtype())];
+    access_to(kv.into_iter().chain(others), alignment)
 }
 
 /// What every row of these tensors is aligned to.

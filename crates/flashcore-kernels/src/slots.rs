@@ -116,8 +116,35 @@ pub mod append {
     pub const Q: Slot = Slot(9);
     /// Turned queries.
     pub const OUT: Slot = Slot(10);
+    /// f32 factors that keys are divided by, where the cache has 8 bits.
+    pub const FACTORS_K: Slot = Slot(11);
+    /// Likewise, values.
+    pub const FACTORS_V: Slot = Slot(12);
     /// Number of slots.
-    pub const COUNT: usize = 11;
+    pub const COUNT: usize = 13;
+}
+
+/// The slots of a tensor that is rounded to 8 bits.
+pub mod quantise {
+    use flashcore_ptx::launch::Slot;
+
+    /// The numbers.
+    pub const X: Slot = Slot(0);
+    /// The tensor of 8-bit floats.
+    pub const OUT: Slot = Slot(1);
+    /// f32 factors, dense.
+    pub const FACTORS: Slot = Slot(2);
+    /// f32 means, dense batch × heads × dim, where they are subtracted.
+    pub const MEANS: Slot = Slot(3);
+    /// Rows that batch entries use, where not all do.
+    pub const LENGTHS: Slot = Slot(4);
+    /// Number of slots that a caller binds.
+    pub const COUNT: usize = 5;
+
+    /// Workspace: sums of slices.
+    pub const SUMS: Slot = Slot(5);
+    /// Workspace: largest magnitudes of slices.
+    pub const LARGEST: Slot = Slot(6);
 }
 
 /// The slots of a mixture of experts.

@@ -14,10 +14,11 @@ use std::{
     thread,
 };
 
-use flashcore_core::{DType, Dims, ExpertLayout, Index, Layout, Mask, MoeSpec, Routing, Spec};
+use flashcore_core::{DType, Dims, ExpertLayout, Index, Layout, Mask, MoeSpec, Routing, Scales, Spec};
 use flashcore_kernels::{
-    AnyProgram, Gpu, KernelConfig, Plan, covering_appends, covering_backward, covering_decode,
-    covering_experts, covering_merges, covering_set, plan, plan_append, plan_general, plan_merge, plan_moe,
+    AnyProgram, Gpu, KernelConfig, Plan, covering_appends, covering_backward, covering_caches,
+    covering_decode, covering_experts, covering_merges, covering_quantised, covering_set, plan, plan_append,
+    plan_general, plan_merge, plan_moe, plan_quantise,
 };
 use flashcore_ptx::target::Target;
 use sha2::{Digest, Sha256};
@@ -27,8 +28,11 @@ type Built = (KernelConfig, AnyProgram);
 
 fn programs() -> Vec<Built> {
     let plans = covering_set().unwrap().into_iter().map(|member| member.plan().unwrap());
-    let kernels = plans.chain(few()).chain(merges()).chain(appends()).map(|plan| *plan.kernel());
-    kernels.chain(expert_kernels()).map(|kernel| built(&kernel)).collect()
+    let plans = plans.chain(few()).chain(merges()).chain(appends());
+    let kernels = plans.map(|plan| *plan.kernel());
+    let narrow = quantising().into_iter().chain(narrow_tensors());
+    let caches = caches().map(|plan| *plan.kernel());
+    kernels.chain(expert_kernels()).chain(narrow).chain(caches).map(|kernel| built(&kernel)).collect()
 }
 
 fn built(kernel: &KernelConfig) -> Built {
@@ -38,6 +42,11 @@ fn built(kernel: &KernelConfig) -> Built {
 /// Plans for few queries.
 fn few() -> impl Iterator<Item = Plan> {
     covering_decode().unwrap().into_iter().map(|member| member.plan().unwrap())
+}
+
+/// Plans for caches of 8 bits.
+fn caches() -> impl Iterator<Item = Plan> {
+    covering_caches().unwrap().into_iter().map(|member| member.plan().unwrap())
 }
 
 /// Every kernel of the covering set of gradients, once.
@@ -60,6 +69,33 @@ fn each_kernel(plans: &[Plan]) -> Vec<KernelConfig> {
     kernels.sort_by_key(KernelConfig::name);
     kernels.dedup();
     kernels
+}
+
+/// Every kernel of some problems of 8-bit tensors, once: factors of every kind, masks, types of the result.
+fn narrow_tensors() -> Vec<KernelConfig> {
+    let blocks = Some(Scales::PerBlock { q: 64, k: 128 });
+    let options = [
+        (64, None, Mask::NONE, DType::BF16, None),
+        (64, blocks, Mask::CAUSAL, DType::F16, None),
+        (96, blocks, Mask::CAUSAL, DType::BF16, Some(20.0)),
+        (128, Some(Scales::PerHead), Mask::CAUSAL, DType::BF16, None),
+        (128, blocks, Mask::NONE, DType::BF16, None),
+        (128, blocks, Mask::window(100, 20), DType::F32, None),
+    ];
+    let plans = options.map(|(dim, scales, mask, out, softcap)| {
+        let layout = Layout::bhsd(Dims::new(2, 4, 1000, dim)).unwrap();
+        let spec = Spec::new(DType::E4M3, layout, layout, layout);
+        let spec = Spec { scales, mask, out_dtype: Some(out), softcap, ..spec };
+        plan(&spec.parse().unwrap(), &Gpu::HOPPER, 16).unwrap()
+    });
+    each_kernel(&plans)
+}
+
+/// Every kernel of the covering set of tensors to be quantised, once.
+fn quantising() -> Vec<KernelConfig> {
+    let problems = covering_quantised().unwrap();
+    let on = |gpu: Gpu| problems.iter().map(move |problem| plan_quantise(problem, &gpu, 16).unwrap());
+    each_kernel(&on(Gpu::HOPPER).chain(on(Gpu::AMPERE)).collect::<Vec<_>>())
 }
 
 fn merges() -> impl Iterator<Item = Plan> {
@@ -113,12 +149,17 @@ fn text_changes_only_on_purpose() {
 fn kernels_assemble_without_spills() {
     let Some(ptxas) = ptxas() else { return println!("no ptxas found: nothing assembled") };
     let covering = covering_set().unwrap().into_iter().map(|member| member.plan().unwrap());
-    let covering =
-        covering.chain(few()).chain(merges()).enumerate().map(|(n, plan)| (Some(n), *plan.kernel()));
+    let covering = covering
+        .chain(few())
+        .chain(merges())
+        .chain(caches())
+        .enumerate()
+        .map(|(n, plan)| (Some(n), *plan.kernel()));
     let others = narrow_heads().chain(tiles_of_every_gpu()).map(|plan| (None, *plan.kernel()));
     // Members of these sets are spread over architectures.
     let experts = expert_kernels().into_iter().chain(each_kernel(&experts_of_models()));
-    let spread = gradients().into_iter().chain(experts).map(|kernel| (None, kernel));
+    let narrow = quantising().into_iter().chain(narrow_tensors());
+    let spread = gradients().into_iter().chain(experts).chain(narrow).map(|kernel| (None, kernel));
     let jobs = jobs(covering.chain(others).chain(spread));
     let assembled: BTreeSet<_> = jobs.iter().map(|job| job.target).collect();
     assert_eq!(assembled.len(), Target::ALL.len(), "every architecture has kernels: {assembled:?}");

@@ -15,11 +15,11 @@ use std::{
 
 use flashcore_core::{
     AppendCall, AppendOutputs, Backend, BackendError, BackwardCall, BackwardProblem, DataMut, HostCall,
-    MergeCall, MoeCall, Problem, Ran, Routed, RowTerms,
+    MergeCall, MoeCall, Problem, QuantiseCall, QuantisedMut, Ran, Routed, RowTerms,
 };
 use flashcore_kernels::{
     ALLOCATED_ALIGNMENT, AnyProgram, Choice, Gpu, KernelConfig, Plan, PlanError, append_values, host_values,
-    moe::Cut, plan_append, plan_merge, plan_moe, plan_moe_tiles, slots,
+    moe::Cut, plan_append, plan_merge, plan_moe, plan_moe_tiles, plan_quantise, quantise_values, slots,
 };
 use flashcore_ptx::launch::{LaunchSpec, Param, Slot};
 use flashcore_sim::{Buffer, Launch, Options, Outcome, Schedule};
@@ -225,6 +225,21 @@ impl Backend for Simulator {
         Ok(Ran { kernel: plan.kernel().name() })
     }
 
+    fn quantise(&self, call: &mut QuantiseCall<'_>) -> Result<Ran, BackendError> {
+        let plan = plan_quantise(call.problem(), &self.gpu, ALLOCATED_ALIGNMENT).map_err(unsupported)?;
+        let mut buffers = quantise_buffers(call);
+        for launch in plan.launches() {
+            let program = self.program(launch.kernel())?;
+            let Some(spec) = launch.spec(&program) else { continue };
+            let outcome = self.run(&program, &spec, buffers)?;
+            judge(&outcome)?;
+            // What one kernel leaves in workspace the next may read.
+            buffers = outcome.buffers;
+        }
+        write_quantised(call, &buffers);
+        Ok(Ran { kernel: plan.kernel().name() })
+    }
+
     fn moe(&self, call: &mut MoeCall<'_>) -> Result<Ran, BackendError> {
         let (problem, alignment) = (call.problem(), ALLOCATED_ALIGNMENT);
         let plan = match self.experts {
@@ -264,6 +279,29 @@ fn cache_outputs<'a>(call: &'a mut AppendCall<'_>) -> impl Iterator<Item = (Slot
     use slots::append::{CACHE_K, CACHE_V, OUT};
     let AppendOutputs { cache_k, cache_v, q } = call.outputs();
     [(CACHE_K, cache_k), (CACHE_V, cache_v)].into_iter().chain(q.map(|q| (OUT, q)))
+}
+
+/// The buffers of a tensor that is quantised; outputs go in as they are.
+fn quantise_buffers(call: &mut QuantiseCall<'_>) -> Vec<Buffer> {
+    use slots::quantise::{FACTORS, MEANS, OUT, X};
+    let mut bound = quantise_values(call);
+    bound.push((X, copied(call.x().bytes())));
+    let QuantisedMut { mut out, factors, means } = call.outputs();
+    bound.push((OUT, copied(out.bytes_mut())));
+    bound.push((FACTORS, bytemuck::cast_slice(factors).to_vec()));
+    bound.extend(means.map(|means| (MEANS, bytemuck::cast_slice(means).to_vec())));
+    bound.into_iter().map(|(slot, bytes)| Buffer::input(slot, bytes)).collect()
+}
+
+fn write_quantised(call: &mut QuantiseCall<'_>, buffers: &[Buffer]) {
+    use slots::quantise::{FACTORS, MEANS, OUT};
+    let bytes = |slot: Slot| buffers.iter().find(|b| b.slot == slot).map_or(&[][..], |b| &b.bytes);
+    let QuantisedMut { mut out, factors, means } = call.outputs();
+    copy_changes(out.bytes_mut(), bytes(OUT));
+    copy_changes(bytemuck::cast_slice_mut(factors), bytes(FACTORS));
+    if let Some(means) = means {
+        copy_changes(bytemuck::cast_slice_mut(means), bytes(MEANS));
+    }
 }
 
 /// Whether a launch was without fault; the error lists some.

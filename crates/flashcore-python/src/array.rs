@@ -231,6 +231,41 @@ impl Array {
         Err(CallError::Sinks { given: self.count(), heads })
     }
 
+    /// How the factors of a cache lie: one, one for each key head, or for each sequence and key head, with any strides.
+    pub(crate) fn cache_scales(&self, batch: usize, heads: usize) -> Result<Scales, CallError> {
+        let View { rank, extents, strides } = self.view;
+        // One more axis in front of heads alone, or of a single number.
+        let axes = |numbers: [i64; MOST_DIMENSIONS], missing: i64| match rank {
+            0 => [missing; 2],
+            1 => [missing, numbers[0]],
+            _ => [numbers[0], numbers[1]],
+        };
+        let needed = [batch, heads];
+        let mut apart = [0; 2];
+        for (n, (extent, stride)) in axes(extents, 1).into_iter().zip(axes(strides, 0)).enumerate() {
+            let whole = usize::try_from(extent).is_ok_and(|extent| extent == needed[n]);
+            if (extent != 1 && !whole) || rank > 2 || stride < 0 || self.dtype != DType::F32 {
+                return Err(CallError::Factors { operand: self.operand, given: self.count(), batch, heads });
+            }
+            apart[n] = if extent == 1 { 0 } else { stride as usize };
+        }
+        self.check_alignment()?;
+        Ok(if apart == [0; 2] { Scales::PerTensor } else { Scales::Strided(apart) })
+    }
+
+    /// Demands so many f32 values, one after another.
+    pub(crate) fn check_count(&self, needed: usize) -> Result<(), CallError> {
+        if self.dtype == DType::F32 && self.view.is_dense(&[needed]) {
+            return self.check_alignment();
+        }
+        Err(CallError::Count {
+            operand: self.operand,
+            given: self.count(),
+            needed,
+            what: "float32 factors, dense",
+        })
+    }
+
     /// Whether these are the factors of a tensor: one, or one for each batch entry and key head.
     pub(crate) fn scales(&self, batch: usize, heads: usize) -> Result<Scales, CallError> {
         let kinds = [Scales::PerTensor, Scales::PerHead];
@@ -387,6 +422,8 @@ fn dtype(dtype: DataType, operand: Operand, bits_are_bf16: bool) -> Result<DType
         (DataType::FLOAT8_E4M3FN, 8, 1) => Ok(DType::E4M3),
         (DataType::FLOAT8_E5M2, 8, 1) => Ok(DType::E5M2),
         (DataType::UINT | DataType::INT, 16, 1) if bits_are_bf16 => Ok(DType::BF16),
+        // Which type of 8 bits it is, whoever asks for it knows.
+        (DataType::UINT | DataType::INT, 8, 1) if bits_are_bf16 && operand == Operand::Out => Ok(DType::E4M3),
         _ => Err(CallError::Elements { operand, dtype: dtype.to_string() }),
     }
 }

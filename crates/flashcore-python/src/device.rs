@@ -7,9 +7,12 @@ use std::{
 
 use flashcore::{
     BackwardProblem, Problem,
-    cuda::{AppendTensors, BackwardTensors, Cuda, DeviceTensors, MergeTensors, MoeTensors, driver::Stream},
+    cuda::{
+        AppendTensors, BackwardTensors, Cuda, DeviceTensors, MergeTensors, MoeTensors, QuantiseTensors,
+        driver::Stream,
+    },
 };
-use flashcore_core::{AppendProblem, MergeProblem, MoeProblem};
+use flashcore_core::{AppendProblem, MergeProblem, MoeProblem, QuantiseProblem};
 
 use crate::error::CallError;
 
@@ -137,6 +140,23 @@ pub(crate) unsafe fn append(
     stream: *mut c_void,
 ) -> Result<(), CallError> {
     let ready = open(index)?.prepare_append(problem)?;
+    // SAFETY: the caller's promise.
+    unsafe { ready.launch_raw(tensors, stream)? };
+    Ok(())
+}
+
+/// Launches what quantises a tensor on `stream`.
+///
+/// # Safety
+/// As [`flashcore::cuda::ReadyQuantise::launch_raw`].
+pub(crate) unsafe fn quantise(
+    index: u32,
+    problem: &QuantiseProblem,
+    alignment: u64,
+    tensors: &QuantiseTensors,
+    stream: *mut c_void,
+) -> Result<(), CallError> {
+    let ready = open(index)?.prepare_quantise_aligned(problem, alignment)?;
     // SAFETY: the caller's promise.
     unsafe { ready.launch_raw(tensors, stream)? };
     Ok(())

@@ -84,10 +84,14 @@ pub(crate) enum CallError {
         "{given} factors of {operand} for a batch of {batch} with {heads} key heads; give one float32 number, or one for each"
     )]
     Factors { operand: Operand, given: usize, batch: usize, heads: usize },
+    #[error("{given} factors are given; pass {}", if *cached { "two: those of k and of v" } else { "three factors: those of q, of k and of v" })]
+    FactorTensors { given: usize, cached: bool },
     #[error(
         "factors cannot be joined with a mask whose batch entries use different keys; pass key_lengths instead"
     )]
     RangesAndFactors,
+    #[error("per is `{given}`; use \"tensor\", \"head\", \"block\" or \"channel\"")]
+    Granularity { given: String },
     #[error("there is nothing to merge; give at least one part")]
     NoParts,
     #[error("{parts} parts but {lses} log-sum-exps; give one for each part")]
@@ -157,7 +161,9 @@ impl CallError {
             | Self::Elements { .. }
             | Self::NotIntegers { .. }
             | Self::TableElements { .. }
-            | Self::Problem(ProblemError::DType { .. } | ProblemError::OutDType { .. }) => Class::Type,
+            | Self::Problem(
+                ProblemError::DType { .. } | ProblemError::KeyDType { .. } | ProblemError::OutDType { .. },
+            ) => Class::Type,
             Self::Problem(ProblemError::PagedGradients) => Class::NotImplemented,
             Self::Problem(ProblemError::OutOfMemory { .. })
             | Self::Cuda(cuda::Error::Driver(cuda::driver::Error::OutOfMemory { .. })) => Class::Memory,

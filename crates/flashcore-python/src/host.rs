@@ -12,13 +12,13 @@ use std::{
 
 use flashcore::{
     Backend, BackendError, BackwardProblem, DType, Ids, Index, Layout, Problem, Routing, Values, bf16,
-    cuda::{AppendTensors, MoeTensors},
+    cuda::{AppendTensors, MoeTensors, QuantiseTensors},
     f16,
 };
 use flashcore_core::{
     AppendCall, AppendInputs, AppendOutputs, AppendProblem, AppendValues, BackwardCall, BackwardInputs, Data,
     DataMut, E4M3, E5M2, Factors, GradientsMut, HostCall, MergeCall, MergeProblem, MoeCall, MoeInputs,
-    MoeProblem, PageTable, Routed, RowTerms,
+    MoeProblem, PageTable, QuantiseCall, QuantiseProblem, QuantisedMut, Routed, RowTerms,
 };
 use flashcore_cpu::Cpu;
 use rayon::ThreadPoolBuilder;
@@ -76,10 +76,10 @@ pub(crate) unsafe fn run(
     [q, k, v, out]: [usize; 4],
     lse: Option<usize>,
 ) -> Result<(), CallError> {
-    let dtype = problem.dtype();
+    let (dtype, of_kv) = (problem.dtype(), problem.kv_dtype());
     // SAFETY: the caller's promise.
     let inputs =
-        unsafe { [read(q, dtype, problem.q())?, read(k, dtype, problem.k())?, read(v, dtype, problem.v())?] };
+        unsafe { [read(q, dtype, problem.q())?, read(k, of_kv, problem.k())?, read(v, of_kv, problem.v())?] };
     // SAFETY: the caller's promise.
     let out = unsafe { write(out, problem.out_dtype(), problem.out())? };
     // SAFETY: the caller's promise.
@@ -117,6 +117,31 @@ pub(crate) unsafe fn merge(
     Ok(())
 }
 
+/// Quantises a tensor in host memory.
+///
+/// # Safety
+/// As [`run`]; factors and means are as many as the problem has.
+pub(crate) unsafe fn quantise(
+    problem: &QuantiseProblem,
+    used: Option<&[u32]>,
+    tensors: &QuantiseTensors,
+) -> Result<(), CallError> {
+    let spec = problem.spec();
+    // SAFETY: the caller's promise.
+    let floats = |at: u64, len: usize| unsafe { from_raw_parts_mut(pointer::<f32>(at as usize, len), len) };
+    // SAFETY: the caller's promise.
+    let (x, out) = unsafe {
+        (
+            read(tensors.x as usize, spec.dtype, problem.x())?,
+            write(tensors.out as usize, spec.to, problem.out())?,
+        )
+    };
+    let factors = floats(tensors.factors, problem.factors());
+    let means = spec.centred.then(|| floats(tensors.means, problem.means()));
+    cpu()?.quantise(&mut QuantiseCall::bind(problem, x, used, QuantisedMut { out, factors, means })?)?;
+    Ok(())
+}
+
 /// Appends to a cache in host memory.
 ///
 /// # Safety
@@ -142,8 +167,8 @@ pub(crate) unsafe fn append(
         };
         let (k, v) = (read(at.k as usize, dtype, &spec.k)?, read(at.v as usize, dtype, &spec.v)?);
         let outputs = AppendOutputs {
-            cache_k: write(at.cache_k as usize, dtype, &spec.cache_k)?,
-            cache_v: write(at.cache_v as usize, dtype, &spec.cache_v)?,
+            cache_k: write(at.cache_k as usize, problem.cache_dtype(), &spec.cache_k)?,
+            cache_v: write(at.cache_v as usize, problem.cache_dtype(), &spec.cache_v)?,
             q: turned,
         };
         cpu()?.append(&mut AppendCall::bind(problem, values, AppendInputs { k, v, rotary, q }, outputs)?)?;
@@ -326,14 +351,24 @@ pub(crate) fn sinks(array: &Array, len: usize) -> Result<Arc<[f32]>, CallError> 
     }
 }
 
+/// The factors of a cache's keys or values on the host, with what lies between them; checked when their number was asked for.
+pub(crate) fn cache_factors(array: &Array) -> Arc<[f32]> {
+    let len = array.range().len() / size_of::<f32>();
+    // SAFETY: `scales` found f32 at an aligned address, of which the view reaches as many; the caller holds it.
+    unsafe { from_raw_parts(pointer::<f32>(array.address, len), len).into() }
+}
+
 /// The factors of Q, K and V on the host, checked when their number was asked for.
-pub(crate) fn factors(arrays: &[Array; 3]) -> Factors {
+pub(crate) fn factors(arrays: &[Array; 3], blocks: Option<[usize; 2]>) -> Factors {
     let read = |array: &Array| -> Arc<[f32]> {
         let len = array.count();
         // SAFETY: `scales` found as many f32, one after another, at an aligned address; the caller holds the view.
         unsafe { from_raw_parts(pointer::<f32>(array.address, len), len).into() }
     };
     let all = arrays.each_ref().map(read);
+    if let Some(blocks) = blocks {
+        return Factors::per_block(blocks, all);
+    }
     if all.iter().all(|factors| factors.len() == 1) {
         return Factors::per_tensor(all.map(|factors| factors[0]));
     }
@@ -386,6 +421,8 @@ unsafe fn write<'a>(at: usize, dtype: DType, layout: &Layout) -> Result<DataMut<
             DType::F16 => Ok(DataMut::F16(from_raw_parts_mut(pointer::<f16>(at, len), len))),
             DType::BF16 => Ok(DataMut::BF16(from_raw_parts_mut(pointer::<bf16>(at, len), len))),
             DType::F32 => Ok(DataMut::F32(from_raw_parts_mut(pointer::<f32>(at, len), len))),
+            DType::E4M3 => Ok(DataMut::E4M3(from_raw_parts_mut(pointer::<E4M3>(at, len), len))),
+            DType::E5M2 => Ok(DataMut::E5M2(from_raw_parts_mut(pointer::<E5M2>(at, len), len))),
             other => Err(unsupported(other)),
         }
     }

@@ -19,6 +19,7 @@ mod direct;
 mod dlpack;
 mod error;
 mod exchange;
+mod factors;
 mod host;
 mod import;
 mod kept;
@@ -28,6 +29,7 @@ mod moe;
 mod options;
 mod owned;
 mod parts;
+mod quantise;
 mod xla;
 
 use pyo3::prelude::*;
@@ -51,6 +53,7 @@ mod _native {
         merge::merge,
         moe::moe,
         options::{Options, Values},
+        quantise::quantise,
         xla::{xla_check, xla_handlers},
     };
 

@@ -198,6 +198,7 @@ impl<'m> Machine<'m> {
             if !self.complete_something() {
                 self.report_stuck();
             }
+            while self.complete_something() {}
         }
         Ok(())
     }

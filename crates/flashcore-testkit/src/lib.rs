@@ -10,10 +10,12 @@
 //! | [`compare`] | the error rule |
 //! | [`plain`] | attention computed plainly, row by row: in f64 the oracle, in the tensors' own precision the yardstick |
 //! | [`pages`] | keys in pages: cases, and what their tables say |
+//! | [`cache`] | queries of 16 bits over keys and values of 8 |
 //! | [`properties`] | laws that hold whatever the numbers are |
 //! | [`backward`] | cases, oracle, check and laws of gradients |
 //! | [`merge`] | cases, oracle and check of merging partial results |
 //! | [`append`] | cases, oracle and check of new rows of a cache |
+//! | [`quantise`] | cases, oracle and check of tensors rounded to 8 bits |
 //! | [`moe`] | cases, oracle and check of mixtures of experts |
 //! | [`mutate`] | single faults made in kernels, for judging the checkers |
 //! | [`ptxtest`] | tests written as PTX files, for simulator and GPU |
@@ -30,6 +32,7 @@ pub mod append;
 pub mod backward;
 pub mod bench;
 pub mod buffers;
+pub mod cache;
 pub mod cases;
 pub mod compare;
 pub mod fuzz;
@@ -44,6 +47,7 @@ pub mod pages;
 pub mod plain;
 pub mod properties;
 pub mod ptxtest;
+pub mod quantise;
 pub mod random;
 pub mod rng;
 pub mod suite;

@@ -5,7 +5,7 @@
 
 use flashcore_core::{
     Backend, DType, Data, DataMut, Dims, E4M3, Element, Factors, HostCall, Instance, Layout, Lengths, Mask,
-    Problem, Scales, Spec, Values,
+    Operand, Problem, Scales, Spec, Values, forward_quantised,
 };
 
 use crate::{
@@ -65,10 +65,51 @@ pub fn cases() -> Vec<NarrowCase> {
             head,
             DType::BF16,
         ),
-        narrow(Case { lengths: used, ..new("lengths, no mask", [3, 2, 1, 70, 300], 16) }, head, DType::F32),
+        narrow(
+            Case { lengths: used.clone(), ..new("lengths, no mask", [3, 2, 1, 70, 300], 16) },
+            head,
+            DType::F32,
+        ),
         narrow(Case { mask: Mask::CAUSAL, ..new("empty rows", [1, 1, 1, 130, 64], 64) }, head, DType::BF16),
         narrow(Case { dim_v: 64, ..new("two dims", [1, 1, 1, 64, 160], 128) }, head, DType::BF16),
     ];
+    let blocks = Some(Scales::PerBlock { q: 64, k: 128 });
+    let fine = [
+        narrow(new("blocks", [1, 2, 1, 200, 333], 64), blocks, DType::BF16),
+        narrow(
+            Case { mask: Mask::CAUSAL, ..new("causal blocks", [2, 4, 2, 150, 300], 128) },
+            blocks,
+            DType::F32,
+        ),
+        narrow(
+            Case { softcap: Some(5.0), ..new("capped blocks", [1, 2, 2, 40, 150], 80) },
+            blocks,
+            DType::F16,
+        ),
+        narrow(
+            new("one block", [1, 2, 2, 40, 100], 32),
+            Some(Scales::PerBlock { q: 40, k: 100 }),
+            DType::BF16,
+        ),
+        narrow(
+            Case {
+                lengths: used.clone(),
+                mask: Mask::CAUSAL,
+                ..new("blocks, lengths", [3, 2, 1, 70, 300], 64)
+            },
+            Some(Scales::PerBlock { q: 128, k: 256 }),
+            DType::BF16,
+        ),
+        NarrowCase {
+            accumulate: true,
+            ..narrow(
+                Case { inputs: Inputs::Of(Kind::Drift), ..new("accumulated blocks", [1, 1, 1, 64, 300], 64) },
+                blocks,
+                DType::F32,
+            )
+        },
+    ];
+    all.extend(fine);
     all.push(NarrowCase {
         accumulate: true,
         ..narrow(new("accumulated", [1, 1, 1, 64, 130], 64), head, DType::F32)
@@ -84,8 +125,10 @@ pub fn cases() -> Vec<NarrowCase> {
 /// The project's named shapes that cost at most `cost`.
 pub fn named(cost: Cost) -> Vec<NarrowCase> {
     let named = cases::tagged(Tag::Named).into_iter().filter(|case| case.cost() <= cost);
-    let with = |case| NarrowCase { case, scales: Some(Scales::PerHead), out: DType::F32, accumulate: false };
-    named.map(with).collect()
+    let kinds = [Scales::PerHead, Scales::PerBlock { q: 64, k: 128 }];
+    let with =
+        |(n, case)| NarrowCase { case, scales: Some(kinds[n % 2]), out: DType::F32, accumulate: false };
+    named.enumerate().map(with).collect()
 }
 
 /// Runs cases on a backend and says what failed.
@@ -197,35 +240,106 @@ const OLD_LSE: f32 = 1.0;
 /// Factors that bring the largest number of each share of a tensor to the largest of E4M3.
 fn factors(scales: Scales, numbers: &[Vec<f32>; 3], dims: [Dims; 3]) -> Factors {
     let of = |n: usize| {
-        let (heads, group) = (dims[1].heads, dims[n].heads / dims[1].heads);
-        let mut largest = vec![1e-6f32; scales.count(dims[1].batch, heads)];
-        let [of_batch, of_head] = scales.strides(heads);
-        let planes = numbers[n].chunks_exact((dims[n].seq * dims[n].dim).max(1));
-        for (plane, values) in planes.enumerate() {
-            let (batch, head) = (plane / dims[n].heads, plane % dims[n].heads / group);
-            let largest = &mut largest[batch * of_batch + head * of_head];
-            *largest = values.iter().filter(|x| x.is_finite()).fold(*largest, |max, x| max.max(x.abs()));
+        let Dims { batch, heads, seq, dim } = dims[n];
+        let blocks = |rows: usize| seq.div_ceil(rows);
+        let (shares, each) = match (scales, n) {
+            (Scales::PerTensor, _) => (1, 1),
+            (Scales::PerHead | Scales::Strided(_), _) => (batch * dims[1].heads, 1),
+            (Scales::PerBlock { q, .. }, 0) => (batch * heads, blocks(q)),
+            (Scales::PerBlock { k, .. }, 1) => (batch * heads, blocks(k)),
+            (Scales::PerBlock { .. }, _) => (batch * heads, dim),
+        };
+        let mut largest = vec![1e-6f32; shares * each];
+        for (at, x) in numbers[n].iter().enumerate().filter(|(_, x)| x.is_finite()) {
+            let (feature, row, plane) = (at % dim, at / dim % seq, at / dim / seq);
+            let share = if shares == batch * heads { plane } else { plane / (batch * heads / shares).max(1) };
+            let share = share * each
+                + match (scales, n) {
+                    (Scales::PerBlock { q, .. }, 0) => row / q,
+                    (Scales::PerBlock { k, .. }, 1) => row / k,
+                    (Scales::PerBlock { .. }, _) => feature,
+                    _ => 0,
+                };
+            largest[share] = largest[share].max(x.abs());
         }
         largest.into_iter().map(|largest| largest / E4M3::MAX).collect::<Vec<f32>>()
     };
+    let all = [0, 1, 2].map(of);
     match scales {
-        Scales::PerTensor => Factors::per_tensor([0, 1, 2].map(|n| of(n)[0])),
-        Scales::PerHead => Factors::per_head([0, 1, 2].map(|n| of(n).into())),
+        Scales::PerTensor => Factors::per_tensor(all.map(|factors| factors[0])),
+        Scales::PerBlock { q, k } => Factors::per_block([q, k], all.map(Into::into)),
+        _ => Factors::per_head(all.map(Into::into)),
     }
 }
 
 /// A tensor divided by its factors and rounded; NaN beyond what is used.
-fn quantised(problem: Instance<'_>, operand: usize, numbers: &[f32], layout: &Layout) -> Vec<E4M3> {
-    let dim = layout.dims().dim;
-    let group = layout.dims().heads / problem.heads_kv();
+fn quantised(problem: Instance<'_>, n: usize, numbers: &[f32], layout: &Layout) -> Vec<E4M3> {
+    let operand = [Operand::Q, Operand::K, Operand::V][n];
     let mut to = vec![E4M3::from_f32(f32::NAN); layout.span()];
-    let mut rows = numbers.chunks_exact(dim);
+    let mut rows = numbers.chunks_exact(layout.dims().dim);
     values::for_each_row(layout, |[batch, head, seq], start| {
         let row = rows.next().unwrap_or(&[]);
-        if is_used(problem, operand, batch, seq) {
-            let factor = problem.factors(batch, head / group)[operand];
-            to[start..].iter_mut().zip(row).for_each(|(to, x)| *to = E4M3::from_f32(x / factor));
+        if is_used(problem, n, batch, seq) {
+            for (feature, (to, x)) in to[start..].iter_mut().zip(row).enumerate() {
+                let index = if n == 2 { feature } else { seq };
+                *to = E4M3::from_f32(x / problem.factor(operand, [batch, head], index));
+            }
         }
     });
     to
+}
+
+/// Smallest cosine between attention over tensors of 16 bits and the same by way of E4M3, over all elements.
+pub const COSINE: f64 = 0.994;
+
+/// Keys from which on the bar of [`BAR`] holds end to end: where there are few, a single value weighs much.
+const MANY: usize = 512;
+/// How far an LSE may be off, as a share of itself and one more: large scores are off by a share of themselves.
+const LSE_SHARE: f64 = 0.15;
+
+/// Attention over bf16 tensors that are quantised on the way, against the oracle on the tensors as they were: normal ones,
+/// ones with outliers and ones with sinks; says what lies too far away. Normal ones with many keys have the bar of [`BAR`].
+pub fn end_to_end(backend: &dyn Backend, shapes: &[([usize; 5], usize)]) -> Vec<String> {
+    let kinds = [Kind::Normal, Kind::Outliers, Kind::Sink];
+    let all = shapes.iter().flat_map(|&shape| kinds.map(|kind| (shape, kind)));
+    let failed = all.filter_map(|((shape, dim), kind)| {
+        let case = Case::new(Tag::Named, "quantised", shape, dim);
+        let case = Case { inputs: Inputs::Of(kind), placement: Placement::Dense, ..case };
+        let barred = kind.is_normal() && case.k.seq >= MANY;
+        let failed = match far_off(backend, &case) {
+            Ok([cosine, lse, error]) => {
+                let near = cosine >= COSINE && lse <= LSE_SHARE && (!barred || error <= BAR);
+                (!near)
+                    .then(|| format!("cosine {cosine}, LSE off by a share of {lse}, largest error {error}"))
+            }
+            Err(trouble) => Some(Outcome::from(trouble).to_string()),
+        };
+        failed.map(|failed| format!("{shape:?} {dim} {}: {failed}", kind.name()))
+    });
+    failed.collect()
+}
+
+/// Cosine, largest share by which an LSE is off, and largest error of attention by way of E4M3.
+fn far_off(backend: &dyn Backend, case: &Case) -> Result<[f64; 3], Trouble> {
+    let problem = case.problem(DType::BF16)?;
+    let numbers = case.inputs.values([case.q, case.k, case.v()], &mut Rng::new(11));
+    // Keys with a common part: what their mean is for.
+    let dim = problem.dim_qk();
+    let shifted = |n: usize, at: usize| if n == 1 { [0.0, 2.0, -1.0][at % dim % 3] } else { 0.0 };
+    let qkv: Vec<Vec<half::bf16>> = (numbers.iter().enumerate())
+        .map(|(n, x)| x.iter().enumerate().map(|(at, x)| half::bf16::from_f32(x + shifted(n, at))).collect())
+        .collect();
+    let (mut out, mut lse) = (vec![half::bf16::NAN; problem.out().span()], vec![f32::NAN; problem.rows()]);
+    let inputs = [&qkv[0][..], &qkv[1], &qkv[2]];
+    let mut call = HostCall::bind(&problem, Values::NONE, inputs, &mut out, Some(&mut lse))?;
+    forward_quantised(backend, &mut call)?;
+    let instance = Instance::new(&problem, Values::NONE)?;
+    let oracle = plain::reference(instance, inputs.map(half::bf16::erase), Rows::ALL);
+    let got = Answer::gather(&problem, Data::BF16(&out), Some(&lse), Rows::ALL);
+    let pairs = || got.out.iter().copied().zip(oracle.out.iter().copied());
+    let dot = |of: fn((f64, f64)) -> f64| pairs().map(of).sum::<f64>();
+    let cosine = dot(|(x, y)| x * y) / (dot(|(x, _)| x * x) * dot(|(_, y)| y * y)).sqrt();
+    let lse =
+        got.lse.iter().zip(&oracle.lse).map(|(x, y)| (x - y).abs() / (1.0 + y.abs())).fold(0.0, f64::max);
+    Ok([cosine, lse, pairs().map(|(x, y)| (x - y).abs()).fold(0.0, f64::max)])
 }

@@ -10,7 +10,7 @@ use std::{
     ops::{Add, AddAssign, Div, Mul, Range},
 };
 
-use flashcore_core::{DType, Data, HeadBias, Instance, Sequence, Sequences as Kind};
+use flashcore_core::{DType, Data, HeadBias, Instance, Operand, Sequence, Sequences as Kind};
 use half::{bf16, f16, slice::HalfFloatSliceExt};
 use rayon::prelude::*;
 
@@ -170,7 +170,10 @@ fn attention<A: Arithmetic>(
     inputs: [Data<'_>; 3],
     rows: Rows,
 ) -> Answer {
-    if problem.pages().is_some() {
+    // Sequences that are packed may have factors of their own.
+    let packed_cache =
+        problem.spec().kv_dtype.is_some() && matches!(problem.sequences_kind(), Kind::Ragged { .. });
+    if problem.pages().is_some() || packed_cache {
         let together = Together::of(problem, [inputs[1], inputs[2]]);
         let [k, v] = together.kv();
         return attention(arithmetic, together.instance(), [inputs[0], k, v], rows);
@@ -258,19 +261,21 @@ impl<'a, A: Arithmetic> Plane<'a, A> {
     fn gather(arithmetic: &'a A, problem: Instance<'a>, [q, k, v]: [Data<'a>; 3], index: usize) -> Self {
         let (batch, head) = (index / problem.heads_kv(), index % problem.heads_kv());
         let (seq_kv, dim_qk) = (problem.seq_kv(), problem.dim_qk());
-        let [_, _, factor] = problem.factors(batch, head).map(A::Real::new);
+        let factor = |operand, n| A::Real::new(problem.factor(operand, [batch, head], n));
+        let of_features: Vec<_> = (0..problem.dim_v()).map(|n| factor(Operand::V, n)).collect();
         let mut keys = vec![A::Real::default(); seq_kv * dim_qk];
         let mut values = Vec::with_capacity(seq_kv * problem.dim_v());
         let mut row = Vec::new();
         for seq in 0..seq_kv {
             row.clear();
             values::row(k, problem.k().row(batch, head, seq), dim_qk, &mut row);
+            let of_key = factor(Operand::K, seq);
             for (d, &x) in row.iter().enumerate() {
-                keys[d * seq_kv + seq] = A::Real::new(x);
+                keys[d * seq_kv + seq] = A::Real::new(x) * of_key;
             }
             row.clear();
             values::row(v, problem.v().row(batch, head, seq), problem.dim_v(), &mut row);
-            values.extend(row.iter().map(|&x| A::Real::new(x) * factor));
+            values.extend(row.iter().zip(&of_features).map(|(&x, &factor)| A::Real::new(x) * factor));
         }
         let magnitudes = values.iter().map(|v: &A::Real| v.wide().abs());
         let largest_value = magnitudes.filter(|v| v.is_finite()).fold(0.0, f64::max);
@@ -326,8 +331,8 @@ impl<'a, A: Arithmetic> Plane<'a, A> {
         if !visible.is_empty() {
             accumulate(scores, &q, &self.keys[visible.start..], self.problem.seq_kv());
         }
-        let [of_q, of_k, _] = self.problem.factors(self.batch, head / self.problem.group()).map(A::Real::new);
-        let scale = A::Real::new(self.problem.scale()) * of_q * of_k;
+        let of_query = A::Real::new(self.problem.factor(Operand::Q, [self.batch, head], seq));
+        let scale = A::Real::new(self.problem.scale()) * of_query;
         scores.iter_mut().for_each(|s| *s = *s * scale);
         self.arithmetic.store(scores);
         if let Some(cap) = self.problem.softcap().map(A::Real::new) {

@@ -280,6 +280,13 @@ impl Reg<U32> {
     }
 }
 
+impl Reg<U32> {
+    /// The same bits, read as no number at all.
+    pub const fn bits(self) -> Reg<B32> {
+        Reg::new(self.id(), self.scope())
+    }
+}
+
 impl Reg<S32> {
     /// The same bits, read as unsigned.
     pub const fn unsigned(self) -> Reg<U32> {

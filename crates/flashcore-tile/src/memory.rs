@@ -14,6 +14,7 @@ use crate::{
     value::{Bits, F32, Reg, Type, U32, U64, Val},
 };
 
+const B8: Mod = Mod::Type(ScalarType::B8);
 const B16: Mod = Mod::Type(ScalarType::B16);
 
 /// A place in global memory.
@@ -129,6 +130,12 @@ impl Builder {
     #[track_caller]
     pub fn store_global_16<T: Bits>(&mut self, to: impl Into<Global>, value: Reg<T>) {
         self.emit(Op::St, &[Mod::Global, B16], [to.into().operand(), value.operand()]);
+    }
+
+    /// Writes the low 8 bits of a value to global memory.
+    #[track_caller]
+    pub fn store_global_8<T: Bits>(&mut self, to: impl Into<Global>, value: Reg<T>) {
+        self.emit(Op::St, &[Mod::Global, B8], [to.into().operand(), value.operand()]);
     }
 
     /// Reads `N` neighbouring values from shared memory.

@@ -1,19 +1,19 @@
 //! The conformance suite on GPU 0: every case, law and random problems, for each kernel family.
 //!
 //! `cargo run --release --example gpu_conformance [native|persistent|ampere|general|split|fused]
-//! [cases|laws|random|decode|merge|append|narrow|backward] [filter or number]`
+//! [cases|laws|random|decode|merge|append|narrow|cache|quantise|backward] [filter or number]`
 //!
 //! `backward` is cases, laws and random problems of gradients, `split` and `fused` are their two forms on a Hopper;
-//! `gpu_moe check` is for mixtures of experts.
+//! `flashcore verify --backend cuda` checks the other operations.
 
 use flashcore::{
     Backend, DType,
     cuda::{Choice, Cuda, Form},
 };
 use flashcore_testkit::{
-    Case, CaseReport, Outcome, append, backward,
+    Case, CaseReport, Outcome, append, backward, cache,
     cases::{self, Cost},
-    check_case, merge, narrow, properties, random,
+    check_case, merge, narrow, properties, quantise, random,
 };
 use rayon::prelude::*;
 
@@ -44,11 +44,14 @@ fn main() {
         "merge" => merges(&cuda),
         "append" => appends(&cuda),
         "narrow" => narrows(&cuda),
+        "cache" => caches(&cuda),
+        "quantise" => quantised(&cuda),
         "backward" => gradients(&cuda, word(2)),
         "cases" | "" => conclude(&check(&cuda, case_work(word(2)))),
         other => {
             panic!(
-                "nothing is called {other}; use cases, laws, random, decode, merge, append, narrow or backward"
+                "nothing is called {other}; use cases, laws, random, decode, merge, append, narrow, cache, quantise or \
+                 backward"
             )
         }
     };
@@ -141,8 +144,18 @@ fn appends(cuda: &Cuda) -> usize {
     println!(
         "append: {} failed of {}",
         failures.len(),
-        append::cases().len() * DType::COMMON.len() * SEEDS.len()
+        append::cases().len() * 2 * DType::COMMON.len() * SEEDS.len()
     );
+    failures.len()
+}
+
+/// Tensors rounded to 8 bits, and attention by way of them.
+fn quantised(cuda: &Cuda) -> usize {
+    let suite = SEEDS.iter().flat_map(|&seed| quantise::failures(cuda, &DType::COMMON, seed));
+    let shapes = [([1, 4, 2, 512, 512], 64), ([1, 2, 1, 512, 2048], 128), ([2, 4, 2, 300, 4096], 128)];
+    let failures: Vec<String> = suite.chain(narrow::end_to_end(cuda, &shapes)).collect();
+    failures.iter().take(25).for_each(|failure| println!("{failure}"));
+    println!("quantise: {} failed", failures.len());
     failures.len()
 }
 
@@ -153,6 +166,20 @@ fn narrows(cuda: &Cuda) -> usize {
         SEEDS.par_iter().flat_map(|&seed| narrow::failures(cuda, &cases, seed)).collect();
     failures.iter().take(25).for_each(|failure| println!("{failure}"));
     println!("narrow: {} failed of {}", failures.len(), cases.len() * SEEDS.len());
+    failures.len()
+}
+
+/// Caches of 8 bits: every case, and random problems.
+fn caches(cuda: &Cuda) -> usize {
+    let random = (0..RANDOM as u64).map(|n| {
+        let limits = if n % 2 == 0 { random::Limits::SMALL } else { random::Limits::DECODE };
+        cache::random(5, n, limits)
+    });
+    let cases: Vec<_> = cache::cases(Cost::Large).into_iter().chain(random).collect();
+    let failures: Vec<String> =
+        cases.par_chunks(16).flat_map(|cases| cache::failures(cuda, cases, 1, false)).collect();
+    failures.iter().take(25).for_each(|failure| println!("{failure}"));
+    println!("cache: {} failed of {}", failures.len(), cases.len());
     failures.len()
 }
 

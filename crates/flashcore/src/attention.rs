@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use flashcore_core::{
     Backend, Bias, DType, Element, Factors, HostCall, Lengths, Mask, Problem, Ran, Spec, Tensor, TensorView,
-    TensorViewMut, Values,
+    TensorViewMut, Values, forward_quantised,
 };
 
 use crate::{
@@ -171,6 +171,32 @@ impl<'a, T: Element> Attention<'a, T> {
         let mut lse = Lse::zeros(problem.q().dims())?;
         let view = out.view_mut()?;
         let ran = self.forward(&problem, view, Some(lse.values_mut()))?;
+        Ok(Output { out, lse, ran })
+    }
+
+    /// As [`run`](Self::run) for tensors of 16 or 32 bits, by way of 8-bit ones: Q and K are rounded to E4M3 by blocks of rows
+    /// and V by features, keys less their mean, and attention is computed over these. The LSE is that of the keys with their
+    /// mean.
+    ///
+    /// On a Hopper GPU products of 8 bits are faster; the result is off by a few parts in a hundred.
+    ///
+    /// ```
+    /// # use flashcore::{Tensor, attention};
+    /// # fn main() -> Result<(), flashcore::Error> {
+    /// # let q = Tensor::bhsd(vec![0.5_f32; 16 * 8], [1, 1, 16, 8])?;
+    /// let result = attention(q.view(), q.view(), q.view()).run_quantised()?;
+    /// assert!((result.out.data()[0] - 0.5).abs() < 1e-3);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn run_quantised(mut self) -> Result<Output<T>, Error> {
+        self.spec.out_dtype = Some(T::DTYPE);
+        let problem = self.problem()?;
+        let mut out = Tensor::zeros(*problem.out())?;
+        let mut lse = Lse::zeros(problem.q().dims())?;
+        let view = out.view_mut()?.into_data();
+        let mut call = HostCall::bind(&problem, &self.values, self.inputs, view, Some(lse.values_mut()))?;
+        let ran = self.choice.run(|backend| forward_quantised(backend, &mut call))?;
         Ok(Output { out, lse, ran })
     }
 

@@ -53,22 +53,25 @@ mod gradient;
 mod merge;
 mod moe;
 mod output;
+mod quantise;
 
 pub use attention::{Attention, attention};
 pub use backend::{BackendKind, Found, ParseBackendError, available, backend};
 pub use error::Error;
 pub use flashcore_core::{
-    Activation, Align, AppendProblem, AppendSpec, Axis, Backend, BackendError, BackwardProblem, BackwardSpec,
-    DType, Dims, E4M3, E5M2, Element, ExpertLayout, ExpertView, Factors, GateUp, Groups, Ids, Index,
-    Instance, Layout, Lengths, Mask, MergeProblem, MergeSpec, MoeError, MoeProblem, MoeSpec, Operand,
-    PageTable, Pages, Parts, Problem, ProblemError, Ran, Rotary, Routing, RowSums, Scales, Score, Sequences,
-    Shard, Shared, Sigmoid, Slots, Spec, Tensor, TensorView, TensorViewMut, Values,
+    Activation, Align, AppendProblem, AppendSpec, Axis, BLOCK_ROWS, Backend, BackendError, BackwardProblem,
+    BackwardSpec, DType, Dims, E4M3, E5M2, Element, ExpertLayout, ExpertView, Factors, GateUp, Granularity,
+    Groups, Ids, Index, Instance, Layout, Lengths, Mask, MergeProblem, MergeSpec, MoeError, MoeProblem,
+    MoeSpec, Operand, PageTable, Pages, Parts, Problem, ProblemError, QuantiseProblem, QuantiseSpec, Ran,
+    Rotary, Routing, RowSums, Scales, Score, Sequences, Shard, Shared, Sigmoid, Slots, Spec, Tensor,
+    TensorView, TensorViewMut, Values,
 };
 pub use gradient::{AttentionGrad, Differentiable, Gradients};
 pub use half::{bf16, f16};
 pub use merge::{Merge, merge, merge_stacked};
 pub use moe::{Moe, MoeOutput, moe};
 pub use output::{Lse, Output};
+pub use quantise::{Quantise, Quantised, quantise};
 
 /// The README's example is a test.
 #[cfg(doctest)]

@@ -19,6 +19,8 @@ pub struct Config {
     pub input: Element,
     /// Whether Q, K and V have factors.
     pub scaled: bool,
+    /// Whether these are factors of blocks of rows and of features of V, instead of heads.
+    pub blocks: bool,
     /// Whether what tensor cores have added up over a key tile is added to the rest in f32.
     pub settles: bool,
     /// What the output is made of: as the input where that has 16 bits, or f32.
@@ -192,7 +194,8 @@ impl Config {
         let used = format!("_{}", self.lengths.name());
         let options = [
             (self.used(), used.as_str()),
-            (self.scaled, "_scaled"),
+            (self.posts_factors(), "_scaled"),
+            (self.blocks, "_blocks"),
             (self.softcap, "_cap"),
             (self.sinks.is_some(), sink_name(self.sinks)),
         ];
@@ -222,6 +225,11 @@ impl Config {
     /// their sums.
     pub(crate) const fn narrow(&self) -> bool {
         self.input.bytes() == 1
+    }
+
+    /// Whether factors are those of a whole tile, which are posted with it.
+    pub(super) const fn posts_factors(&self) -> bool {
+        self.scaled && !self.blocks
     }
 
     /// Columns of sums of probabilities, beside the output's: where elements have 8 bits.

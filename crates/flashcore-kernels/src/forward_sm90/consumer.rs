@@ -10,7 +10,7 @@
 
 use flashcore_tile::{Builder, Major, MatrixOperand, Pred, Reg, U32, WARPGROUP, Warpgroup};
 
-use super::{Arguments, Config, Layout, ROWS_PER_GROUP, epilogue::Epilogue};
+use super::{Arguments, Config, Layout, ROWS_PER_GROUP, blocks::Blocks, epilogue::Epilogue};
 use crate::parts::{scale::Scale, softmax::Softmax, turns::Turn};
 
 /// What a consumer keeps for the whole launch.
@@ -36,6 +36,8 @@ pub(super) struct Consumer<'a> {
     pub(super) softmax: Softmax,
     /// What scores are multiplied by: that of the tile, where tiles have factors.
     pub(super) scale: Scale,
+    /// Factors of the tile's blocks, where these have some.
+    pub(super) blocks: Option<Blocks>,
     /// When this consumer may multiply, where consumers do so in turn.
     turn: Option<Turn>,
 }
@@ -81,6 +83,7 @@ impl<'a> Consumer<'a> {
             kv_count: b.var(0),
             softmax: Softmax::new(b, scale.log2, cfg.input),
             scale,
+            blocks: args.blocks.map(|blocks| Blocks::new(b, blocks)),
             turn: layout.turns.map(|turns| turns.of(b, group)),
         }
     }

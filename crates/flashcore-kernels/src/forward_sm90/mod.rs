@@ -7,6 +7,7 @@
 //! Features are padded inside the kernel: tensor copies fill columns beyond the tensor with zeros and clip them on the
 //! way out, and products run over no more than the features there are.
 
+mod blocks;
 mod config;
 mod consumer;
 mod epilogue;
@@ -33,7 +34,7 @@ pub use config::{Config, Order, Policy, Shape, Staging};
 
 use crate::{
     parts::{
-        factors::FactorArguments,
+        factors::{BlockArguments, FactorArguments},
         lengths::LengthArguments,
         maps::{map, packed_map},
         mask::Mask,
@@ -72,6 +73,8 @@ pub(crate) struct Arguments {
     section: Reg<U32>,
     scale: Scale,
     factors: Option<FactorArguments>,
+    /// Factors of blocks and features, where those have them.
+    blocks: Option<BlockArguments>,
     sinks: Option<SinkArgument>,
     lengths: LengthArguments,
     mask: Mask,
@@ -114,7 +117,8 @@ impl Arguments {
             tiles: params.u32(b, "tiles", move |p| tiles(p, cfg)),
             section: params.u32(b, "section", move |p| if cfg.mask.right { full_sections(p) } else { 1 }),
             scale: Scale::declare(b, params, cfg.softcap, cfg.input),
-            factors: cfg.scaled.then(|| FactorArguments::declare(b, params)),
+            factors: cfg.posts_factors().then(|| FactorArguments::declare(b, params)),
+            blocks: cfg.blocks.then(|| BlockArguments::declare(b, params, tile_n)),
             sinks: SinkArgument::declare(b, params, cfg.sinks),
             lengths: LengthArguments::declare(b, params, cfg.lengths, [seq_q, seq_kv]),
             mask: Mask::declare(b, params, cfg.mask),

@@ -40,8 +40,9 @@ impl Consumer<'_> {
         tile.visibility(b, self.args).of_thread(b, rows).hide(b, scores, key);
     }
 
-    /// Multiplies scores from now on by what those of a tile are multiplied by.
+    /// Multiplies scores from now on by what those of a tile are multiplied by, or finds what those of its blocks are.
     pub(super) fn take_factors(&self, b: &mut Builder, tile: &Tile) {
+        self.find_blocks(b, tile);
         let Some([scores, _]) = tile.factors(b) else { return };
         self.scale.set(b, &self.args.scale, scores);
         self.softmax.follow_scale(b);

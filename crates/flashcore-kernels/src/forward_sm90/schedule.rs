@@ -156,7 +156,7 @@ impl Tile {
             // Consumers read all of it before they know that it is the end.
             b.store_shared::<U32>(to.at(16), &[Val::Const(0); 2]);
         }
-        if cfg.scaled {
+        if cfg.posts_factors() {
             b.store_shared::<U32>(to.at(FACTORS_AT), &[Val::Const(0); 2]);
         }
     }
@@ -169,7 +169,7 @@ impl Tile {
         } else {
             [args.lengths.seq_q, args.lengths.seq_kv]
         };
-        let factors = cfg.scaled.then(|| b.load_shared::<U32, 2>(from.at(FACTORS_AT)));
+        let factors = cfg.posts_factors().then(|| b.load_shared::<U32, 2>(from.at(FACTORS_AT)));
         // Loops and branches depend on the row and the lengths alone.
         let word = b.uniform_register(row);
         let there = b.let_(word.ne(0));

@@ -4,7 +4,7 @@
 //! the sequence, come first, and those that hide keys on the left come last.
 
 use flashcore_tile::{
-    Acc, Builder, Fragment, MatrixOperand, Pending, Reg, S32, Stage, Start, Uniform, Val, Warpgroup,
+    Acc, Builder, F32, Fragment, MatrixOperand, Pending, Reg, S32, Stage, Start, Uniform, Val, Warpgroup,
 };
 
 use super::{consumer::Consumer, output::Output, schedule::Tile};
@@ -73,6 +73,7 @@ impl Consumer<'_> {
     fn step(&self, b: &mut Builder, run: &Run, (scores, output, probs): Work) -> Work {
         let k = self.layout.k.stage(b, self.kv_count);
         let v = self.values_before(b);
+        let factor = self.block_factor(b, run.block);
         k.wait_full(b);
         self.take_turn(b);
         let scores = self.qk(b, scores, &run.q, &k);
@@ -83,12 +84,12 @@ impl Consumer<'_> {
             let scores = scores.wait(b);
             k.release(b, self.leader);
             self.give_back_values(b, &v);
-            self.finish_scores(b, run, &scores);
+            self.finish_scores(b, run, &scores, factor);
             (scores, output, probs)
         } else {
             let scores = scores.wait(b);
             k.release(b, self.leader);
-            self.finish_scores(b, run, &scores);
+            self.finish_scores(b, run, &scores, factor);
             let (output, probs) = output.wait(b);
             self.give_back_values(b, &v);
             (scores, output, probs)
@@ -103,9 +104,11 @@ impl Consumer<'_> {
         (scores, output, probs)
     }
 
-    /// Gives Q back after its last product, and makes of scores what softmax takes: limited and hidden.
-    fn finish_scores(&self, b: &mut Builder, run: &Run, scores: &Acc) {
+    /// Gives Q back after its last product, and makes of scores what softmax takes: limited and hidden. `factor` is that of
+    /// the key tile, where it has one.
+    fn finish_scores(&self, b: &mut Builder, run: &Run, scores: &Acc, factor: Option<Reg<F32>>) {
         self.release_q_early(b, run.block, run.begin);
+        self.take_block(b, factor);
         self.scale.cap(b, scores.regs());
         if run.hides == Hides::Some {
             self.hide(b, scores, &run.tile, run.block);

@@ -78,10 +78,12 @@ impl Consumer<'_> {
         let block = b.var(tiles.end - 1);
         output.clear(b);
         self.take_factors(b, tile);
+        let factor = self.block_factor(b, block);
         let scores = opening.wait(b);
         self.layout.k.stage(b, self.kv_count).release(b, self.leader);
         let begin = tiles.first();
         self.release_q_early(b, block, begin);
+        self.take_block(b, factor);
         self.scale.cap(b, scores.regs());
         let hides = tiles.hides(b, block);
         let hides = b.uniform::<Warpgroup>(hides);
@@ -170,6 +172,7 @@ impl Consumer<'_> {
             let (output, _) = output.wait(b);
             v.release(b, self.leader);
             let (output, counted) = output.settle(b);
+            self.scale_features(b, tile, output);
             let finished = self.softmax.finish(b, sinks, counted);
             let ended = self.end_rows(b, tile, finished);
             self.write_lse(b, tile, ended.lse);

@@ -1,6 +1,6 @@
 //! The Hopper kernel, `forward_sm90`: what it cannot take, and its tiles with the reason beside each row.
 
-use flashcore_core::{Layout, Problem, Sequences};
+use flashcore_core::{Layout, Problem, Scales, Sequences};
 use flashcore_tile::{Element, RegisterBudget};
 
 use super::{Gpu, narrow};
@@ -22,6 +22,9 @@ pub(super) fn accept(problem: &Problem, input: Element, gpu: &Gpu, access: Acces
     if !matches!(input, Element::F16 | Element::Bf16 | Element::E4m3) {
         return Err(format!("it multiplies f16, bf16 and e4m3, not {}", input.name()));
     }
+    if problem.kv_dtype() != problem.dtype() {
+        return no("its products take keys and values of the queries' type");
+    }
     let dims = [problem.dim_qk(), problem.dim_v()];
     if input == Element::E4m3
         && dims.into_iter().any(|dim| !dim.is_multiple_of(16) || dim > narrow::MOST_FEATURES)
@@ -36,6 +39,9 @@ pub(super) fn accept(problem: &Problem, input: Element, gpu: &Gpu, access: Acces
         .any(|dim| !dim.is_multiple_of(8) || dim > MOST_FEATURES)
     {
         return Err(format!("its head dims are multiples of 8 up to {MOST_FEATURES}"));
+    }
+    if let Some(Scales::PerBlock { q, k }) = problem.scales() {
+        narrow::check_blocks(problem, [q, k])?;
     }
     if problem.bias().is_some() {
         return no("it adds nothing to scores");
@@ -64,8 +70,13 @@ pub(super) fn accept(problem: &Problem, input: Element, gpu: &Gpu, access: Acces
 /// Query heads that share a tile: those of a group, where the rows of one leave most of a tile empty.
 pub(super) fn pack(problem: &Problem) -> u32 {
     let group = problem.group();
-    let packs =
-        group.is_power_of_two() && group <= ROWS && problem.seq_q() < ROWS && !problem.batch_invariant();
+    // Rows of several heads would have several factors.
+    let blocks = matches!(problem.scales(), Some(Scales::PerBlock { .. }));
+    let packs = group.is_power_of_two()
+        && group <= ROWS
+        && problem.seq_q() < ROWS
+        && !problem.batch_invariant()
+        && !blocks;
     if packs { group as u32 } else { 1 }
 }
 

@@ -1,13 +1,14 @@
 //! Tiles of the Hopper kernel for tensors of 8 bits, and the launches around it.
 
 use flashcore_core::Problem;
+use flashcore_tile::Element;
 
 use super::{
     Gpu, Plan, PlanError,
     hopper::{TWO_CONSUMERS, WHOLE_64, WHOLE_128, order},
 };
 use crate::{
-    forward_sm90::{self, Shape},
+    forward_sm90::{self, ROWS_PER_GROUP, Shape},
     launch::{KernelConfig, Launch, Subject},
     turn_values,
 };
@@ -15,12 +16,27 @@ use crate::{
 /// Most features of a head: the sums of more do not fit in registers twice.
 pub(super) const MOST_FEATURES: usize = 128;
 
+/// Keys of a tile.
+const TILE_KEYS: u32 = 128;
+
+/// Whether blocks with factors are whole rows of consumers and whole tiles of keys: scores of a tile then have one factor.
+pub(super) fn check_blocks(problem: &Problem, [q, k]: [usize; 2]) -> Result<(), String> {
+    let (rows, keys) = (ROWS_PER_GROUP as usize, TILE_KEYS as usize);
+    let whole = |block: usize, unit: usize, all: usize| block.is_multiple_of(unit) || block >= all;
+    if whole(q, rows, problem.seq_q()) && whole(k, keys, problem.seq_kv()) {
+        return Ok(());
+    }
+    Err(format!(
+        "its factors are of blocks of a multiple of {rows} rows of q and {keys} of k, not {q} and {k}"
+    ))
+}
+
 /// The tile, and why.
 pub(super) fn shape(problem: &Problem) -> (Shape, &'static str) {
     let narrow = problem.dim_qk().max(problem.dim_v()) <= 64;
     let shape = Shape {
         consumers: 2,
-        tile_n: 128,
+        tile_n: TILE_KEYS,
         stages: 4,
         q_stages: 2,
         staging: if narrow { WHOLE_64 } else { WHOLE_128 },
@@ -47,6 +63,30 @@ pub(super) fn launches(kernel: forward_sm90::Config, problem: &Problem, gpu: &Gp
         },
         Launch { kernel: KernelConfig::Sm90(kernel), subject: subject(), extent: Some(extent) },
     ]
+}
+
+/// What keys and values are made of, under queries of `input`.
+pub(super) fn cache(problem: &Problem, input: Element) -> Element {
+    if problem.kv_dtype() == problem.dtype() { input } else { Element::E4m3 }
+}
+
+/// What the general kernel asks of a cache of 8 bits, which it copies two elements at a time.
+pub(super) fn check_cache(problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<(), PlanError> {
+    if !problem.kv_dtype().is_narrow() {
+        return Ok(());
+    }
+    if gpu.capability < (8, 0) {
+        return Err(refused("keys of 8 bits are widened from compute capability 8.0 on"));
+    }
+    let dims = [problem.dim_qk(), problem.dim_v()];
+    let strides = [problem.k(), problem.v()].map(|layout| layout.strides()).into_iter();
+    let odd = strides.flat_map(|strides| strides.into_iter().take(3)).chain(dims).any(|n| n % 2 == 1);
+    if odd || alignment % 2 == 1 {
+        return Err(refused(
+            "two neighbours of 8 bits are moved at once, from even addresses and by even strides",
+        ));
+    }
+    Ok(())
 }
 
 /// Why no kernel takes a problem of 8-bit tensors, where the Hopper kernel does not.

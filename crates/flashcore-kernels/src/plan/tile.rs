@@ -34,6 +34,9 @@ pub enum Tile {
     BackwardSinks,
     /// Nothing is tuned where values are turned.
     TurnValues,
+    /// Nothing is tuned where tensors are rounded to 8 bits.
+    #[serde(rename = "quantise")]
+    Quantise,
     /// Gradients on every GPU.
     #[serde(rename = "backward_sm80")]
     BackwardSm80(backward_sm80::Shape),
@@ -60,6 +63,7 @@ impl Tile {
             Self::BackwardRows(_) => "backward_rows",
             Self::BackwardSinks => "backward_sinks",
             Self::TurnValues => "turn_values",
+            Self::Quantise => "quantise",
             Self::BackwardSm80(_) => "backward_sm80",
             Self::BackwardSm90(_) => "backward_sm90",
             Self::BackwardSums => "backward_sums",
@@ -80,6 +84,7 @@ impl KernelConfig {
             Self::BackwardRows(cfg) => Tile::BackwardRows(cfg.shape),
             Self::BackwardSinks(_) => Tile::BackwardSinks,
             Self::TurnValues(_) => Tile::TurnValues,
+            Self::Quantise(_) => Tile::Quantise,
             Self::BackwardSm80(cfg) => Tile::BackwardSm80(cfg.shape),
             Self::BackwardSm90(cfg) => Tile::BackwardSm90(cfg.shape),
             Self::BackwardSums(_) => Tile::BackwardSums,

@@ -31,9 +31,10 @@ pub(super) const CONVERT: &[Row] = &[
     cvt(&[one(ROUND_INT), opt(&[Ftz]), opt(&[Sat]), t(INT), u(&[F32])], &[d(WIDE_T), s(U)]),
     cvt(&[one(ROUND_INT), opt(&[Sat]), t(INT), u(&[F64])], &[d(WIDE_T), s(U)]),
     cvt(&[one(ROUND_INT), opt(&[Sat]), t(INT), u(&[F16])], &[d(WIDE_T), r(U)]),
-    cvt(&[one(ROUND_INT), t(INT), u(&[Bf16])], &[d(WIDE_T), r(U)]).since(Sm90, V7_8),
+    cvt(&[one(ROUND_INT), t(&[U16, S16, U32, S32, U64, S64]), u(&[Bf16])], &[d(WIDE_T), r(U)])
+        .since(Sm90, V7_8),
     cvt(&[one(ROUND), opt(&[Sat]), t(&[F16, F32, F64]), u(INT)], &[d(T), s(WIDE_U)]),
-    cvt(&[one(ROUND), t(&[Bf16]), u(INT)], &[d(T), s(WIDE_U)]).since(Sm90, V7_8),
+    cvt(&[one(ROUND), t(&[Bf16]), u(&[U16, S16, U32, S32, U64, S64])], &[d(T), s(WIDE_U)]).since(Sm90, V7_8),
     cvt(&[opt(&[Ftz]), opt(&[Sat]), t(&[F32]), u(&[F16])], &[d(T), r(U)]),
     cvt(&[t(&[F32]), u(&[Bf16])], &[d(T), r(U)]).since(Sm80, V7_1),
     cvt(&[opt(&[Ftz]), opt(&[Sat]), t(&[F64]), u(&[F32])], &[d(T), s(U)]),

@@ -102,10 +102,14 @@ impl Step<'_, '_> {
                 (FindingKind::WarpRace, checks.race, text)
             }
             Conflict::Unfenced { writer, pc } => {
+                let kind = match writer {
+                    AgentKind::CpAsync(_) => FindingKind::UnfencedCopy,
+                    _ => FindingKind::MissingProxyFence,
+                };
                 let (writer, at) = (name(writer), self.place_of(pc));
                 let text =
                     format!("the async proxy meets what {writer} wrote{at}, without fence.proxy.async");
-                (FindingKind::MissingProxyFence, checks.proxy, text)
+                (kind, checks.proxy, text)
             }
             Conflict::UnfencedRead => {
                 let text = "the async proxy overwrites what was read, without fence.proxy.async".to_string();

@@ -1,6 +1,8 @@
 //! Host tensors on the GPU: copied there, computed, copied back.
 
-use flashcore_core::{AppendCall, Backend, BackendError, BackwardCall, HostCall, MergeCall, MoeCall, Ran};
+use flashcore_core::{
+    AppendCall, Backend, BackendError, BackwardCall, HostCall, MergeCall, MoeCall, QuantiseCall, Ran,
+};
 use flashcore_cuda::DeviceBuffer;
 use flashcore_kernels::{host_values, slots};
 
@@ -25,6 +27,10 @@ impl Backend for Cuda {
 
     fn backward(&self, call: &mut BackwardCall<'_>) -> Result<Ran, BackendError> {
         self.backward_host(call).map_err(refused)
+    }
+
+    fn quantise(&self, call: &mut QuantiseCall<'_>) -> Result<Ran, BackendError> {
+        self.quantise_host(call).map_err(refused)
     }
 
     fn moe(&self, call: &mut MoeCall<'_>) -> Result<Ran, BackendError> {

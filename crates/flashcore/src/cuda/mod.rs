@@ -24,6 +24,7 @@ mod host;
 mod kernels;
 mod merge;
 mod moe;
+mod quantise;
 mod ready;
 mod recent;
 
@@ -44,6 +45,7 @@ pub use flashcore_kernels::{
 use kernels::Kernels;
 pub use merge::{MergeTensors, ReadyMerge};
 pub use moe::{MoeTensors, ReadyMoe};
+pub use quantise::{QuantiseTensors, ReadyQuantise};
 pub use ready::{DeviceTensors, Ready};
 use recent::Recent;
 
@@ -64,6 +66,7 @@ pub struct Cuda {
     appends: Recent<ReadyAppend>,
     gradients: Recent<ReadyBackward>,
     experts: Recent<ReadyMoe>,
+    quantised: Recent<ReadyQuantise>,
 }
 
 /// Why a GPU computed nothing.
@@ -142,6 +145,7 @@ impl Cuda {
             appends: Recent::default(),
             gradients: Recent::default(),
             experts: Recent::default(),
+            quantised: Recent::default(),
         })
     }
 

@@ -1,0 +1,156 @@
+//! Tensors rounded to 8 bits: the means of heads, the largest magnitudes of shares, then the numbers, each over all
+//! threads. Called by `cpu`.
+
+use flashcore_core::{
+    DType, DataMut, E4M3, E5M2, Element, Granularity, QuantiseCall, QuantiseProblem, QuantisedMut,
+};
+use half::{bf16, f16};
+use rayon::prelude::*;
+
+use crate::output::Shared;
+
+/// Quantises on all threads of the current pool; returns the kernel's name, or `None` for element types unknown here.
+pub(crate) fn quantise(call: &mut QuantiseCall<'_>) -> Option<&'static str> {
+    match call.problem().spec().dtype {
+        DType::F32 => quantise_from::<f32>(call),
+        DType::F16 => quantise_from::<f16>(call),
+        DType::BF16 => quantise_from::<bf16>(call),
+        _ => None,
+    }
+}
+
+fn quantise_from<T: Element>(call: &mut QuantiseCall<'_>) -> Option<&'static str> {
+    let problem = call.problem();
+    let input = Input { problem, x: call.x().slice::<T>()?, used: call.used() };
+    let QuantisedMut { out, factors, mut means } = call.outputs();
+    if let Some(means) = means.as_deref_mut() {
+        let planes = means.par_chunks_mut(problem.dims().dim).enumerate();
+        planes.for_each(|(plane, means)| input.mean(plane, means));
+    }
+    let means = means.as_deref();
+    input.find_factors(means, factors);
+    match out {
+        DataMut::E4M3(out) => input.round(means, factors, out),
+        DataMut::E5M2(out) => input.round(means, factors, out),
+        _ => return None,
+    }
+    Some("quantise")
+}
+
+/// The numbers of a call, their element type known.
+struct Input<'a, T> {
+    problem: &'a QuantiseProblem,
+    x: &'a [T],
+    used: Option<&'a [u32]>,
+}
+
+impl<T: Element> Input<'_, T> {
+    /// Batch entries times heads.
+    const fn planes(&self) -> usize {
+        self.problem.dims().batch * self.problem.dims().heads
+    }
+
+    /// Batch entry and head of a plane.
+    const fn place(&self, plane: usize) -> [usize; 2] {
+        [plane / self.problem.dims().heads, plane % self.problem.dims().heads]
+    }
+
+    fn used_rows(&self, batch: usize) -> usize {
+        self.used.map_or(self.problem.dims().seq, |used| used[batch] as usize)
+    }
+
+    /// The used rows of a plane.
+    fn rows(&self, plane: usize) -> impl Iterator<Item = &[T]> {
+        let [batch, head] = self.place(plane);
+        let start = move |seq| self.problem.x().row(batch, head, seq);
+        (0..self.used_rows(batch)).map(move |seq| &self.x[start(seq)..][..self.problem.dims().dim])
+    }
+
+    /// The mean of each feature of a plane; what is not finite counts as nothing.
+    fn mean(&self, plane: usize, means: &mut [f32]) {
+        means.fill(0.0);
+        for row in self.rows(plane) {
+            let finite = row.iter().map(|x| Some(x.to_f32()).filter(|x| x.is_finite()).unwrap_or(0.0));
+            means.iter_mut().zip(finite).for_each(|(sum, x)| *sum += x);
+        }
+        let rows = self.used_rows(self.place(plane)[0]).max(1) as f32;
+        means.iter_mut().for_each(|sum| *sum /= rows);
+    }
+
+    /// What is subtracted from each feature of a plane.
+    fn means_of<'m>(
+        &self,
+        plane: usize,
+        means: Option<&'m [f32]>,
+    ) -> impl Iterator<Item = f32> + Clone + use<'m, T> {
+        let dim = self.problem.dims().dim;
+        let means = means.map_or(&[][..], |means| &means[plane * dim..][..dim]);
+        means.iter().copied().chain(std::iter::repeat_n(0.0, dim - means.len()))
+    }
+
+    /// The factors of all shares: their largest magnitudes brought to the largest float.
+    fn find_factors(&self, means: Option<&[f32]>, factors: &mut [f32]) {
+        let largest: Vec<Vec<f32>> =
+            (0..self.planes()).into_par_iter().map(|plane| self.largest(plane, means)).collect();
+        factors.fill(0.0);
+        for (plane, largest) in largest.into_iter().enumerate() {
+            let [batch, head] = self.place(plane);
+            let first = self.problem.factor_index([batch, head, 0], 0);
+            factors[first..].iter_mut().zip(largest).for_each(|(all, own)| *all = all.max(own));
+        }
+        factors.iter_mut().for_each(|factor| *factor = self.problem.factor_of(*factor));
+    }
+
+    /// The largest finite magnitude of each share of a plane.
+    fn largest(&self, plane: usize, means: Option<&[f32]>) -> Vec<f32> {
+        let (dims, per) = (self.problem.dims(), self.problem.spec().per);
+        let shares = match per {
+            Granularity::PerTensor | Granularity::PerHead => 1,
+            Granularity::PerBlock(rows) => dims.seq.div_ceil(rows),
+            Granularity::PerChannel => dims.dim,
+        };
+        let (mut largest, means) = (vec![0f32; shares], self.means_of(plane, means));
+        for (seq, row) in self.rows(plane).enumerate() {
+            let magnitudes = row.iter().zip(means.clone()).map(|(x, mean)| (x.to_f32() - mean).abs());
+            let finite = magnitudes.map(|x| if x.is_finite() { x } else { 0.0 });
+            match per {
+                Granularity::PerChannel => {
+                    largest.iter_mut().zip(finite).for_each(|(all, x)| *all = all.max(x))
+                }
+                Granularity::PerBlock(rows) => {
+                    let share = &mut largest[seq / rows];
+                    *share = finite.fold(*share, f32::max);
+                }
+                _ => largest[0] = finite.fold(largest[0], f32::max),
+            }
+        }
+        largest
+    }
+
+    /// Writes every row; those that are not used become zeros.
+    fn round<N: Narrow>(&self, means: Option<&[f32]>, factors: &[f32], out: &mut [N]) {
+        let (out, dims) = (Shared::new(out), self.problem.dims());
+        (0..self.planes()).into_par_iter().for_each(|plane| {
+            let ([batch, head], means) = (self.place(plane), self.means_of(plane, means));
+            let used = self.rows(plane).map(Some).chain(std::iter::repeat(None));
+            for (seq, row) in (0..dims.seq).zip(used) {
+                // SAFETY: planes are disjoint, and so are the rows of an output (`QuantiseSpec::parse`).
+                let to = unsafe { out.range(self.problem.out().row(batch, head, seq), dims.dim) };
+                let Some(row) = row else {
+                    to.fill(N::from_f32(0.0));
+                    continue;
+                };
+                let first = self.problem.factor_index([batch, head, seq], 0);
+                let step = usize::from(self.problem.spec().per == Granularity::PerChannel);
+                for (n, ((to, x), mean)) in to.iter_mut().zip(row).zip(means.clone()).enumerate() {
+                    *to = N::from_f32((x.to_f32() - mean) / factors[first + n * step]);
+                }
+            }
+        });
+    }
+}
+
+/// 8-bit floats.
+trait Narrow: Element {}
+impl Narrow for E4M3 {}
+impl Narrow for E5M2 {}

@@ -1,0 +1,41 @@
+//! How a tensor is rounded to 8 bits on a GPU: means if they are subtracted, largest magnitudes, then the numbers.
+
+use flashcore_core::{Granularity, QuantiseProblem};
+use flashcore_ptx::target::Target;
+
+use super::{Gpu, Plan, PlanError, check_capability};
+use crate::{
+    launch::{KernelConfig, Launch, Subject},
+    quantise::{Config, Stage, ctas, extent, folds},
+};
+
+/// Plans to quantise; `alignment` is what the addresses of both tensors are multiples of, in bytes.
+pub fn plan_quantise(problem: &QuantiseProblem, gpu: &Gpu, alignment: u64) -> Result<Plan, PlanError> {
+    check_capability(gpu, (8, 0))?;
+    let target = if gpu.capability == (9, 0) { Target::Sm90a } else { Target::Sm80 };
+    let mut stages = Vec::new();
+    if problem.spec().centred {
+        stages.push(Stage::Sum);
+        stages.extend(folds(problem, Stage::Sum).then_some(Stage::FoldSum));
+    }
+    stages.push(Stage::Largest);
+    stages.extend(folds(problem, Stage::Largest).then_some(Stage::FoldLargest));
+    stages.push(Stage::Round);
+    // Kernels number slices, and features of all slices where these are looked at one by one.
+    let channels = problem.spec().per == Granularity::PerChannel;
+    let numbered = |&stage: &Stage| {
+        let by_column = channels || matches!(stage, Stage::Sum | Stage::FoldSum);
+        ctas(problem, stage).saturating_mul(if by_column { problem.dims().dim as u64 } else { 1 })
+    };
+    if stages.iter().any(|stage| numbered(stage) > i32::MAX as u64) {
+        return Err(PlanError::Tiles);
+    }
+    let launch = |stage: Stage| Launch {
+        kernel: KernelConfig::Quantise(Config::of(stage, problem, target, alignment)),
+        subject: Subject::Quantise(Box::new(problem.clone())),
+        extent: extent(problem, stage),
+    };
+    let launches: Vec<Launch> = stages.into_iter().map(launch).collect();
+    let why = "rows are read once for their largest magnitudes and once more to be rounded";
+    Ok(Plan { main: launches.len() - 1, ..Plan::of(launches, gpu, why) })
+}
