@@ -12,7 +12,20 @@ from functools import lru_cache
 from typing import Any
 
 from ._arguments import count, each, real, whole
-from ._native import Direct, Launched, Options, Values, append, exchanges, forward, merge, moe, own_stream, quantise
+from ._native import (
+    Direct,
+    Launched,
+    Options,
+    Values,
+    append,
+    exchanges,
+    forward,
+    grouped_mm,
+    merge,
+    moe,
+    own_stream,
+    quantise,
+)
 
 CUDA = 2
 """DLPack's number of CUDA devices."""
@@ -79,6 +92,14 @@ class Framework:
         out = tensors["out"] = self.empty(x, x) if tensors["out"] is None else tensors["out"]
         stream = self.stream(x)
         launched = moe(tensors, options, stream, stream is not None)
+        if launched is not None:
+            launched.wait()
+        return out
+
+    def grouped_mm(self, a: Any, b: Any, offs: Any, shape: tuple[int, ...]) -> Any:
+        """Grouped products of that shape."""
+        out, stream = self.namespace(a).empty(shape, dtype=a.dtype, device=a.device), self.stream(a)
+        launched = grouped_mm(a, b, out, offs, stream, stream is not None)
         if launched is not None:
             launched.wait()
         return out
@@ -233,6 +254,12 @@ class Numpy(Framework):
         moe(each_tensor(tensors, lambda tensor: exportable(self.numpy, tensor)[0]), options, bits_are_bf16=bits)
         return out
 
+    def grouped_mm(self, a: Any, b: Any, offs: Any, shape: tuple[int, ...]) -> Any:
+        out = self.numpy.empty(shape, a.dtype)
+        (left, bits), right, to = (exportable(self.numpy, array) for array in (a, b, out))
+        grouped_mm(left, right[0], to[0], offs, bits_are_bf16=bits)
+        return out
+
     def append(self, tensors: dict[str, Any], options: dict[str, bool]) -> None:
         bits = exportable(self.numpy, tensors["k"])[1]
         append(each_tensor(tensors, lambda tensor: exportable(self.numpy, tensor)[0]), options, bits_are_bf16=bits)
@@ -292,6 +319,12 @@ class Cupy(Framework):
         with x.device:
             out = tensors["out"] = self.empty(x, x) if tensors["out"] is None else tensors["out"]
             moe(tensors, options, self.cupy.cuda.get_current_stream().ptr or _LEGACY_STREAM)
+        return out
+
+    def grouped_mm(self, a: Any, b: Any, offs: Any, shape: tuple[int, ...]) -> Any:
+        with a.device:
+            out = self.cupy.empty(shape, a.dtype)
+            grouped_mm(a, b, out, offs, self.cupy.cuda.get_current_stream().ptr or _LEGACY_STREAM)
         return out
 
     def append(self, tensors: dict[str, Any], options: dict[str, bool]) -> None:
@@ -369,6 +402,12 @@ class Jax(Framework):
             return moe(tensors | {"out": to}, options, bits_are_bf16=bits_are_bf16[-1], **how)
 
         return self.compute(x, [x.shape], False, launch)
+
+    def grouped_mm(self, a: Any, b: Any, offs: Any, shape: tuple[int, ...]) -> Any:
+        def launch(to: Any, _: Any, bits_are_bf16: Any = (False,), **how: Any) -> Any:
+            return grouped_mm(a, b, to, offs, bits_are_bf16=bits_are_bf16[-1], **how)
+
+        return self.compute(a, [shape], False, launch)
 
     def append(self, tensors: dict[str, Any], options: dict[str, bool]) -> None:
         raise TypeError("JAX arrays cannot be written; update the cache by k_cache.at[...].set(k)")
@@ -479,8 +518,10 @@ class Torch(Framework):
         return (out, lse) if return_lse else out
 
     def moe(self, tensors: dict[str, Any], options: dict[str, Any]) -> Any:
-        if self.torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given(tensors)):
-            raise NotImplementedError(NO_MOE_GRADIENTS)
+        if self.records(*given(tensors)):
+            from ._torch_moe import differentiable
+
+            return differentiable(tensors, options)
         x = tensors["x"]
         out = tensors["out"] = self.torch.empty_like(x) if tensors["out"] is None else tensors["out"]
         if self.exchanges:
@@ -489,6 +530,19 @@ class Torch(Framework):
             export = self.torch.utils.dlpack.to_dlpack
             moe(each_tensor(tensors, lambda tensor: export(tensor.detach())), options, self.stream_of(x))
         return self.written(out)
+
+    def grouped_mm(self, a: Any, b: Any, offs: Any, shape: tuple[int, ...]) -> Any:
+        if self.records(a, b):
+            from ._torch_moe import GroupedMm
+
+            return GroupedMm.apply(a, b, offs, shape)
+        out = a.new_empty(shape)
+        if self.exchanges:
+            grouped_mm(a, b, out, offs)
+        else:
+            export = lambda tensor: None if tensor is None else self.torch.utils.dlpack.to_dlpack(tensor.detach())
+            grouped_mm(*map(export, (a, b, out, offs)), self.stream_of(a))
+        return out
 
     def append(self, tensors: dict[str, Any], options: dict[str, bool]) -> None:
         if self.torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given(tensors)):
@@ -637,7 +691,6 @@ class TorchSubclass(Torch):
 NO_MASK_GRADIENTS = "masks have no gradient; detach the mask, or pass what is learned as sinks"
 NO_SLOPE_GRADIENTS = "slopes have no gradient; detach them"
 NO_OUT_GRADIENTS = "out= does not go with gradients; omit it, or call under torch.no_grad()"
-NO_MOE_GRADIENTS = "moe has no backward pass; call it under torch.no_grad() or detach its tensors"
 NO_APPEND_GRADIENTS = "a cache has no backward pass; call this under torch.no_grad() or detach the tensors"
 NO_FORWARD_GRADIENTS = "attention has no forward-mode gradients; use reverse mode, as torch.func.vjp or backward()"
 NO_SECOND_GRADIENTS = "attention has no gradients of gradients; detach what is differentiated twice, or use torch's own attention"

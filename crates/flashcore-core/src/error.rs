@@ -1,7 +1,8 @@
 //! What can be wrong with the arguments of an operation.
 
 use crate::{
-    bias::BiasError, dtype::DType, layout::Dims, lengths::Sequences, moe::MoeError, quantise::ScaleError,
+    bias::BiasError, dtype::DType, grouped::GroupedError, layout::Dims, lengths::Sequences, moe::MoeError,
+    quantise::ScaleError,
 };
 
 pub use crate::operand::{Axis, Operand};
@@ -495,6 +496,9 @@ pub enum ProblemError {
     /// Arguments that do not describe a mixture of experts.
     #[error(transparent)]
     Moe(MoeError),
+    /// Arguments that do not describe grouped products.
+    #[error(transparent)]
+    Grouped(GroupedError),
     /// A bias that does not fit.
     #[error(transparent)]
     Bias(BiasError),

@@ -108,6 +108,7 @@ fn name(error: &ProblemError) -> &'static str {
         ProblemError::PartLayout { .. } => "PartLayout",
         ProblemError::PartBatch { .. } => "PartBatch",
         ProblemError::Moe(_) => "Moe",
+        ProblemError::Grouped(_) => "Grouped",
         ProblemError::Bias(_) => "Bias",
         ProblemError::Scales(_) => "Scales",
         ProblemError::Scale(_) => "Scale",

@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use flashcore_core::{
-    AppendCall, Backend, BackendError, BackwardCall, DType, Data, DataMut, HostCall, MergeCall, MoeCall,
-    QuantiseCall, Ran,
+    AppendCall, Backend, BackendError, BackwardCall, DType, Data, DataMut, GroupedCall, HostCall, MergeCall,
+    MoeCall, MoeGradientCall, QuantiseCall, Ran,
 };
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
@@ -14,8 +14,9 @@ use crate::{
     backward, cache,
     crew::{Crew, OpenMp},
     forward::{forward, is_serial},
+    grouped::grouped,
     merge::merge,
-    moe::moe,
+    moe::{gradients, moe},
     narrow,
     output::Target,
     quantise::quantise,
@@ -288,6 +289,28 @@ impl Backend for Cpu {
             what: format!("{dtype} experts"),
             instead: "convert them to f32".to_owned(),
         })?;
+        Ok(Ran { kernel: kernel.to_owned() })
+    }
+
+    fn moe_gradients(&self, call: &mut MoeGradientCall<'_>) -> Result<Ran, BackendError> {
+        let dtype = call.problem().dtype();
+        let kernel =
+            self.install(|| gradients(call, self.runner)).ok_or_else(|| BackendError::Unsupported {
+                backend: "cpu",
+                what: format!("{dtype} experts"),
+                instead: "convert them to f32".to_owned(),
+            })?;
+        Ok(Ran { kernel: kernel.to_owned() })
+    }
+
+    fn grouped(&self, call: &mut GroupedCall<'_>) -> Result<Ran, BackendError> {
+        let dtype = call.problem().dtype();
+        let kernel =
+            self.install(|| grouped(call, self.runner)).ok_or_else(|| BackendError::Unsupported {
+                backend: "cpu",
+                what: format!("{dtype} factors"),
+                instead: "convert them to f32".to_owned(),
+            })?;
         Ok(Ran { kernel: kernel.to_owned() })
     }
 }

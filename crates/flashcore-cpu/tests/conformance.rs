@@ -5,7 +5,7 @@ use flashcore_cpu::{Cpu, SimdLevel};
 use flashcore_testkit::{
     append, cache,
     cases::{self, Cost},
-    check_case, merge, moe, narrow, properties, quantise, random,
+    check_case, grouped, merge, moe, narrow, properties, quantise, random,
 };
 
 /// Runs everything on `level`; says so where the machine lacks it.
@@ -48,6 +48,13 @@ fn check(level: SimdLevel) {
     }
     let dtypes = if cost == Cost::Small { &DType::COMMON[..] } else { &[DType::BF16] };
     failures.extend(moe::failures(&cpu, dtypes, 1));
+    failures.extend(moe::gradient_failures(&cpu, dtypes, 1));
+    failures.extend(grouped::failures(&cpu, dtypes, 1));
+    for n in 0..20 {
+        let case = grouped::random(3, n);
+        let outcome = grouped::check(&cpu, &case, dtypes[n as usize % dtypes.len()], n);
+        failures.extend(outcome.is_failure().then(|| format!("{case}: {outcome}")));
+    }
     assert!(failures.is_empty(), "{level}: {} failures\n{}", failures.len(), failures.join("\n"));
 }
 
@@ -79,4 +86,14 @@ fn avx512bf16() {
 #[test]
 fn amx() {
     check(SimdLevel::Amx);
+}
+
+/// Gradients of experts have the same bits whatever the number of threads.
+#[test]
+fn gradients_of_experts_do_not_depend_on_threads() {
+    let [one, three] = [1, 3].map(|threads| Cpu::with_threads(threads).unwrap());
+    for case in moe::gradient_cases() {
+        let [first, second] = [&one, &three].map(|cpu| moe::gradient_bits(cpu, &case, 5).unwrap());
+        assert_eq!(first, second, "{case}");
+    }
 }

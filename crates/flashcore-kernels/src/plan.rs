@@ -13,6 +13,7 @@ mod decode;
 mod error;
 mod fit;
 mod general;
+mod grouped;
 pub(crate) mod hopper;
 mod merge;
 mod mixed;
@@ -30,6 +31,7 @@ pub use backward::{Form, plan_backward, plan_backward_by, plan_backward_general,
 pub use choice::{Choice, Family, UnknownKernel};
 pub use error::PlanError;
 pub use fit::{Misfit, plan_tile};
+pub use grouped::plan_grouped;
 pub use merge::plan_merge;
 pub use moe::{plan_moe, plan_moe_tiles};
 pub use quantise::plan_quantise;

@@ -124,6 +124,25 @@ pub mod append {
     pub const COUNT: usize = 13;
 }
 
+/// The slots of grouped products.
+pub mod grouped {
+    use flashcore_ptx::launch::Slot;
+
+    /// The left factor.
+    pub const A: Slot = Slot(0);
+    /// The right factor.
+    pub const B: Slot = Slot(1);
+    /// The result.
+    pub const OUT: Slot = Slot(2);
+    /// The i32 end of each group.
+    pub const OFFSETS: Slot = Slot(3);
+    /// Number of slots that a caller binds.
+    pub const COUNT: usize = 4;
+
+    /// What each group or tile has: made by one kernel for the other.
+    pub const INDEX: Slot = Slot(4);
+}
+
 /// The slots of a tensor that is rounded to 8 bits.
 pub mod quantise {
     use flashcore_ptx::launch::Slot;

@@ -17,8 +17,8 @@ use std::{
 use flashcore_core::{DType, Dims, ExpertLayout, Index, Layout, Mask, MoeSpec, Routing, Scales, Spec};
 use flashcore_kernels::{
     AnyProgram, Gpu, KernelConfig, Plan, covering_appends, covering_backward, covering_caches,
-    covering_decode, covering_experts, covering_merges, covering_quantised, covering_set, plan, plan_append,
-    plan_general, plan_merge, plan_moe, plan_quantise,
+    covering_decode, covering_experts, covering_grouped, covering_merges, covering_quantised, covering_set,
+    plan, plan_append, plan_general, plan_grouped, plan_merge, plan_moe, plan_quantise,
 };
 use flashcore_ptx::target::Target;
 use sha2::{Digest, Sha256};
@@ -32,7 +32,13 @@ fn programs() -> Vec<Built> {
     let kernels = plans.map(|plan| *plan.kernel());
     let narrow = quantising().into_iter().chain(narrow_tensors());
     let caches = caches().map(|plan| *plan.kernel());
-    kernels.chain(expert_kernels()).chain(narrow).chain(caches).map(|kernel| built(&kernel)).collect()
+    kernels
+        .chain(expert_kernels())
+        .chain(grouped_kernels())
+        .chain(narrow)
+        .chain(caches)
+        .map(|kernel| built(&kernel))
+        .collect()
 }
 
 fn built(kernel: &KernelConfig) -> Built {
@@ -60,6 +66,13 @@ fn gradients() -> Vec<KernelConfig> {
 fn expert_kernels() -> Vec<KernelConfig> {
     let problems = covering_experts().unwrap();
     let on = |gpu: Gpu| problems.iter().map(move |problem| plan_moe(problem, &gpu, 16).unwrap());
+    each_kernel(&on(Gpu::HOPPER).chain(on(Gpu::CONSUMER)).collect::<Vec<_>>())
+}
+
+/// Every kernel of the plans for grouped products, once.
+fn grouped_kernels() -> Vec<KernelConfig> {
+    let problems = covering_grouped().unwrap();
+    let on = |gpu: Gpu| problems.iter().map(move |problem| plan_grouped(problem, &gpu, 16).unwrap());
     each_kernel(&on(Gpu::HOPPER).chain(on(Gpu::CONSUMER)).collect::<Vec<_>>())
 }
 
@@ -159,7 +172,12 @@ fn kernels_assemble_without_spills() {
     // Members of these sets are spread over architectures.
     let experts = expert_kernels().into_iter().chain(each_kernel(&experts_of_models()));
     let narrow = quantising().into_iter().chain(narrow_tensors());
-    let spread = gradients().into_iter().chain(experts).chain(narrow).map(|kernel| (None, kernel));
+    let spread = gradients()
+        .into_iter()
+        .chain(experts)
+        .chain(grouped_kernels())
+        .chain(narrow)
+        .map(|kernel| (None, kernel));
     let jobs = jobs(covering.chain(others).chain(spread));
     let assembled: BTreeSet<_> = jobs.iter().map(|job| job.target).collect();
     assert_eq!(assembled.len(), Target::ALL.len(), "every architecture has kernels: {assembled:?}");

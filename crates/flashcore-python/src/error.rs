@@ -28,6 +28,8 @@ pub(crate) enum CallError {
     Rank { operand: Operand, rank: usize, order: Order },
     #[error("q has {first} dimensions but {operand} has {other}; give them the same of {order}")]
     Ranks { operand: Operand, other: usize, first: usize, order: Order },
+    #[error("{operand} has {rank} dimensions but 2 or 3 are needed: rows, columns, or groups before them")]
+    FactorRank { operand: Operand, rank: usize },
     #[error("{operand} has {rank} dimensions but 3 are needed: experts, rows, columns")]
     ExpertRank { operand: Operand, rank: usize },
     #[error("{operand} has strides {strides:?}; copy it, strides must not be negative")]
@@ -36,6 +38,10 @@ pub(crate) enum CallError {
     DeviceKind { operand: Operand, kind: i32 },
     #[error("{operand} is on {place} but q is on {first}; move them to one device")]
     Places { operand: Operand, place: Place, first: Place },
+    #[error("{operand} is on {place} but {because} is on {first}; move them to one device")]
+    OtherPlace { operand: Operand, place: Place, because: Operand, first: Place },
+    #[error("{operand} is {got} but {because} is {expected}; convert them to one element type")]
+    OtherDType { operand: Operand, got: DType, because: Operand, expected: DType },
     #[error("{operand} is read-only; pass a tensor that may be written")]
     ReadOnly { operand: Operand },
     #[error("{operand} shares memory with out; pass an `out` of its own memory, or none")]
@@ -160,6 +166,7 @@ impl CallError {
             Self::NotATensor { .. }
             | Self::Elements { .. }
             | Self::NotIntegers { .. }
+            | Self::OtherDType { .. }
             | Self::TableElements { .. }
             | Self::Problem(
                 ProblemError::DType { .. } | ProblemError::KeyDType { .. } | ProblemError::OutDType { .. },

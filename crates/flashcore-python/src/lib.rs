@@ -20,6 +20,7 @@ mod dlpack;
 mod error;
 mod exchange;
 mod factors;
+mod grouped;
 mod host;
 mod import;
 mod kept;
@@ -49,9 +50,10 @@ mod _native {
         call::forward,
         config::config,
         direct::Direct,
+        grouped::grouped_mm,
         launched::Launched,
         merge::merge,
-        moe::moe,
+        moe::{moe, moe_gradients},
         options::{Options, Values},
         quantise::quantise,
         xla::{xla_check, xla_handlers},

@@ -17,6 +17,7 @@
 //! | [`append`] | cases, oracle and check of new rows of a cache |
 //! | [`quantise`] | cases, oracle and check of tensors rounded to 8 bits |
 //! | [`moe`] | cases, oracle and check of mixtures of experts |
+//! | [`grouped`] | cases, oracle and check of grouped products |
 //! | [`mutate`] | single faults made in kernels, for judging the checkers |
 //! | [`ptxtest`] | tests written as PTX files, for simulator and GPU |
 //! | [`random`] | random legal problems, for fuzzing |
@@ -36,6 +37,7 @@ pub mod cache;
 pub mod cases;
 pub mod compare;
 pub mod fuzz;
+pub mod grouped;
 pub mod inputs;
 pub mod kinds;
 pub mod merge;

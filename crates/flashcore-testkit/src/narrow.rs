@@ -38,12 +38,23 @@ pub struct NarrowCase {
     pub accumulate: bool,
 }
 
+/// A case with factors and a result of that type.
+fn narrow(case: Case, scales: Option<Scales>, out: DType) -> NarrowCase {
+    NarrowCase { case, scales, out, accumulate: false }
+}
+
+fn new(name: &str, shape: [usize; 5], dim: usize) -> Case {
+    Case::new(Tag::Named, format!("narrow {name}"), shape, dim)
+}
+
+fn used() -> Lengths {
+    Lengths::used(vec![70, 1, 33], vec![300, 128, 17])
+}
+
 /// Cases for every backend, small enough for the simulator.
 pub fn cases() -> Vec<NarrowCase> {
-    let narrow = |case: Case, scales, out| NarrowCase { case, scales, out, accumulate: false };
     let (tensor, head) = (Some(Scales::PerTensor), Some(Scales::PerHead));
-    let new = |name: &str, shape, dim| Case::new(Tag::Named, format!("narrow {name}"), shape, dim);
-    let used = Lengths::used(vec![70, 1, 33], vec![300, 128, 17]);
+    let used = used();
     let mut all = vec![
         narrow(new("plain", [1, 2, 2, 64, 64], 64), None, DType::BF16),
         narrow(new("per tensor", [1, 2, 1, 65, 200], 128), tensor, DType::F16),
@@ -73,8 +84,23 @@ pub fn cases() -> Vec<NarrowCase> {
         narrow(Case { mask: Mask::CAUSAL, ..new("empty rows", [1, 1, 1, 130, 64], 64) }, head, DType::BF16),
         narrow(Case { dim_v: 64, ..new("two dims", [1, 1, 1, 64, 160], 128) }, head, DType::BF16),
     ];
+    all.extend(fine());
+    all.push(NarrowCase {
+        accumulate: true,
+        ..narrow(new("accumulated", [1, 1, 1, 64, 130], 64), head, DType::F32)
+    });
+    let kinds = Kind::ALL.into_iter().filter(|kind| !kind.is_normal());
+    all.extend(kinds.map(|kind| {
+        let case = Case { inputs: Inputs::Of(kind), ..new(kind.name(), [1, 1, 1, 64, 300], 64) };
+        narrow(case, head, DType::F32)
+    }));
+    all
+}
+
+/// Cases whose blocks of rows have factors of their own.
+fn fine() -> Vec<NarrowCase> {
     let blocks = Some(Scales::PerBlock { q: 64, k: 128 });
-    let fine = [
+    vec![
         narrow(new("blocks", [1, 2, 1, 200, 333], 64), blocks, DType::BF16),
         narrow(
             Case { mask: Mask::CAUSAL, ..new("causal blocks", [2, 4, 2, 150, 300], 128) },
@@ -92,11 +118,7 @@ pub fn cases() -> Vec<NarrowCase> {
             DType::BF16,
         ),
         narrow(
-            Case {
-                lengths: used.clone(),
-                mask: Mask::CAUSAL,
-                ..new("blocks, lengths", [3, 2, 1, 70, 300], 64)
-            },
+            Case { lengths: used(), mask: Mask::CAUSAL, ..new("blocks, lengths", [3, 2, 1, 70, 300], 64) },
             Some(Scales::PerBlock { q: 128, k: 256 }),
             DType::BF16,
         ),
@@ -108,18 +130,7 @@ pub fn cases() -> Vec<NarrowCase> {
                 DType::F32,
             )
         },
-    ];
-    all.extend(fine);
-    all.push(NarrowCase {
-        accumulate: true,
-        ..narrow(new("accumulated", [1, 1, 1, 64, 130], 64), head, DType::F32)
-    });
-    let kinds = Kind::ALL.into_iter().filter(|kind| !kind.is_normal());
-    all.extend(kinds.map(|kind| {
-        let case = Case { inputs: Inputs::Of(kind), ..new(kind.name(), [1, 1, 1, 64, 300], 64) };
-        narrow(case, head, DType::F32)
-    }));
-    all
+    ]
 }
 
 /// The project's named shapes that cost at most `cost`.

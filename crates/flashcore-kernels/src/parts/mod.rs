@@ -6,6 +6,7 @@ pub(crate) mod elements;
 pub(crate) mod entries;
 pub(crate) mod factors;
 pub mod lengths;
+pub(crate) mod lines;
 pub(crate) mod load;
 pub(crate) mod maps;
 pub mod mask;

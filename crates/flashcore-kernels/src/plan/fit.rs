@@ -106,8 +106,8 @@ impl Tile {
             Self::BackwardSinks | Self::BackwardSums | Self::TurnValues | Self::Quantise => Ok(()),
             Self::BackwardSm80(shape) => check_backward(shape),
             Self::BackwardSm90(shape) => check_backward_hopper(shape),
-            Self::Moe(None) => Ok(()),
-            Self::Moe(Some(moe::Cut::General(shape))) => check_experts(shape),
+            Self::Moe(None) | Self::Grouped(None) => Ok(()),
+            Self::Moe(Some(moe::Cut::General(shape))) | Self::Grouped(Some(shape)) => check_experts(shape),
             Self::Moe(Some(moe::Cut::Sm90(shape))) => check_experts_hopper(shape),
         }
     }

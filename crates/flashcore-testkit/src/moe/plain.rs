@@ -92,7 +92,7 @@ pub enum Rounding {
 }
 
 impl Rounding {
-    fn round(self, x: f64) -> f64 {
+    pub(super) fn round(self, x: f64) -> f64 {
         match self {
             Self::None => x,
             Self::Eager(dtype) => dtype.round(x),
@@ -110,7 +110,7 @@ impl Rounding {
     }
 
     /// One feature between the products.
-    fn activate(self, activation: Activation, gate: f64, up: f64) -> f64 {
+    pub(super) fn activate(self, activation: Activation, gate: f64, up: f64) -> f64 {
         let r = |x: f64| self.round(x);
         let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
         match activation {
