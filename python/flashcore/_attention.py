@@ -74,7 +74,7 @@ def attention(
     right for the values it finds when it is replayed (numbers out of range are brought into it). ``key_mask`` is needed
     on the host: where it is a GPU tensor, reading it waits for the GPU, once for as long as the tensor is unchanged.
 
-    torch's autograd and ``jax.grad`` differentiate the call: q, k, v, the log-sum-exp and, in torch, the sinks. On a GPU
+    torch's autograd and ``jax.grad`` differentiate the call: q, k, v, the log-sum-exp and the sinks. On a GPU
     they must be float16 or bfloat16 for that.
 
     >>> import numpy
@@ -95,17 +95,21 @@ def attention(
         given |= {"key_lengths": key_lengths, "query_lengths": query_lengths, "key_mask": key_mask}
         given |= {"page_table": page_table, "factors": factors, "layout": layout}
         return _quantise.attention_by(quantise, q, k, v, given, return_lse, out)
-    if window is None and key_mask is None and factors is None and not return_lse and not _frameworks.is_traced():
+    plain = window is None and key_mask is None and factors is None and not return_lse
+    if plain and not _frameworks.is_traced() and _frameworks.duals._current_level < 0:
         # As `run`, with fewer steps: this is the call that counts.
         shortcut = _shortcuts.get(type(q))
         try:
             options = _options.known.get((causal, None, scale, softcap, layout, False))
         except TypeError:  # a scale that is no number, which is told below
             options = None
-        plain = key_lengths is None and query_lengths is None and sinks is None and page_table is None
+        alone = key_lengths is None and query_lengths is None and sinks is None and page_table is None
         values = (query_lengths, key_lengths, sinks, page_table)
-        if shortcut is not None and options is not None and (plain or _are(type(q), *values)):
-            result = shortcut(q, k, v, out, options.ready, query_lengths, key_lengths, sinks, None, page_table)
+        if shortcut is not None and options is not None and (alone or _are(type(q), *values)):
+            try:
+                result = shortcut(q, k, v, out, options.ready, query_lengths, key_lengths, sinks, None, page_table)
+            except RuntimeError:
+                result = _transformed(q)
             if result is not None:
                 return result if out is None else _frameworks.of(q).written(out)
     options = _options.options(causal, window, scale, softcap, layout)
@@ -212,14 +216,18 @@ def accumulate(
 
 def run(q: Any, k: Any, v: Any, options: Options, values: Values, return_lse: bool, out: Any | None) -> Any:
     """Attention; all public functions end here."""
-    shortcut = None if return_lse or _frameworks.is_traced() else _shortcuts.get(type(q))
+    skips = return_lse or _frameworks.is_traced() or _frameworks.duals._current_level >= 0
+    shortcut = None if skips else _shortcuts.get(type(q))
     if shortcut is not None:
         queries, keys, sinks, mask, longest, table, slopes, factors, _ = values
         result = None
-        if values is NONE:
-            result = shortcut(q, k, v, out, options.native)
-        elif mask is None and slopes is None and _are_pair(type(q), factors) and _are(type(q), queries, keys, sinks, table):
-            result = shortcut(q, k, v, out, options.native, queries, keys, sinks, longest, table, factors)
+        try:
+            if values is NONE:
+                result = shortcut(q, k, v, out, options.native)
+            elif mask is None and slopes is None and _are_pair(type(q), factors) and _are(type(q), queries, keys, sinks, table):
+                result = shortcut(q, k, v, out, options.native, queries, keys, sinks, longest, table, factors)
+        except RuntimeError:
+            result = _transformed(q)
         if result is not None:
             return result if out is None else _frameworks.of(q).written(out)
     if _is_compiling():
@@ -231,8 +239,9 @@ def run(q: Any, k: Any, v: Any, options: Options, values: Values, return_lse: bo
 
 def eager(q: Any, k: Any, v: Any, options: Options, values: Values, return_lse: bool, out: Any | None) -> Any:
     """`run` outside of tracing."""
-    framework = _frameworks.of(q)
-    if framework.by_operator or framework.records(q, k, v, values.sinks):
+    framework = _frameworks.of_all(q, k, v)
+    q, k, v = framework.autocast(q, k, v)
+    if framework.by_operator or framework.records(q, k, v, values.sinks) or framework.transforms(q, k, v):
         from ._torch_operator import call
 
         return call(q, k, v, options, values, return_lse, out)
@@ -293,7 +302,9 @@ def _bound(
     if values.mask is not None and (keys is not None or values.table is not None):
         raise ValueError("pass key_lengths or key_mask, not both")
     extents = None if values.mask is None else _extents(q, k, options.layout)
-    reduced = None if extents is None else _masks.reduce(values.mask, _masks.band_of(options), *extents)
+    # A mask that gets its values later is added to scores.
+    unread = extents is None or framework.traces(values.mask)
+    reduced = None if unread else _masks.reduce(values.mask, _masks.band_of(options), *extents)
     if reduced is not None:
         (left, right, top_left), starts, keys = reduced
         options = Options(left, right, top_left, options.scale, options.softcap, options.layout)
@@ -324,6 +335,12 @@ def _extents(q: Any, k: Any, layout: str) -> tuple[int, int, int] | None:
         return None
     sequence = -2 if layout == "bhsd" or len(of_q) == 2 else -3
     return of_q[0] if len(of_q) == 4 else 1, of_q[sequence], of_k[sequence]
+
+
+def _transformed(q: Any) -> None:
+    """Nothing for tensors without memory, so that the long way is taken; else the error that is being handled."""
+    if not _frameworks.without_memory(sys.modules["torch"], q):
+        raise  # noqa: PLE0704
 
 
 def _is_compiling() -> bool:

@@ -41,10 +41,7 @@ def _namespace(framework: Any, q: Any) -> Any:
     for name in ("cupy", "numpy"):
         if hasattr(framework, name) and not hasattr(framework, "jax"):
             return getattr(framework, name)
-    if not hasattr(framework, "jax"):
-        return q.__array_namespace__()
-    # What is made while JAX traces would be traced too.
-    return framework.numpy if framework.traces(q) else framework.jax.numpy
+    return framework.jax.numpy if hasattr(framework, "jax") else q.__array_namespace__()
 
 
 def _widened(torch: Any, numbers: Any, keys: int) -> Any:
@@ -62,4 +59,4 @@ def slopes(framework: Any, values: Any, q: Any) -> Any:
     if torch is not None:
         return torch.as_tensor(values, dtype=torch.float32, device=q.device).detach().contiguous()
     space = _namespace(framework, q)
-    return space.ascontiguousarray(values, dtype=space.float32) if hasattr(space, "ascontiguousarray") else values
+    return getattr(space, "ascontiguousarray", space.asarray)(values, dtype=space.float32)

@@ -55,6 +55,18 @@ class Framework:
         """Whether the framework records a call with these tensors for a backward pass of its own."""
         return False
 
+    def traces(self, *tensors: Any) -> bool:
+        """Whether some of these get their values later."""
+        return False
+
+    def transforms(self, *tensors: Any) -> bool:
+        """Whether functions of these tensors are being transformed, as by `torch.func`."""
+        return False
+
+    def autocast(self, q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
+        """The tensors in the type in which the framework computes at present."""
+        return q, k, v
+
     def written(self, out: Any) -> Any:
         """Tells the framework that a tensor of its was written; returns it."""
         return out
@@ -353,17 +365,8 @@ class Jax(Framework):
     ) -> Any:
         if out is not None:
             raise TypeError("JAX arrays cannot be written; omit `out`")
-        if self.traces(q, k, v):
-            from ._gradients import differentiable
-
-            return differentiable(self, layout, return_lse, options, values)(q, k, v)
-        return self.concrete(q, k, v, layout, return_lse, options, values)
-
-    def concrete(
-        self, q: Any, k: Any, v: Any, layout: str, return_lse: bool, options: Options, values: Values | None
-    ) -> Any:
-        """Attention over arrays that have values, or will have them where the caller is being traced."""
-        if self.traces(q, k, v):
+        arrays = () if values is None else (values.lengths_q, values.lengths_kv, values.sinks, values.table, values.bias)
+        if self.traces(q, k, v, *arrays):
             from ._jit import attention
 
             return attention(self, q, k, v, layout, return_lse, options, values)
@@ -377,6 +380,11 @@ class Jax(Framework):
         if out is not None:
             raise TypeError("JAX arrays cannot be written; omit `out`")
         first = parts[0]
+        if self.traces(*parts, *lses):
+            from ._merge import by_operations
+
+            space = self.jax.numpy
+            return by_operations(space, self.jax.lax.stop_gradient, space.asarray, parts, lses, layout, return_lse)
 
         def launch(to: Any, lse: Any, bits_are_bf16: Any = (False,) * 4, **how: Any) -> Any:
             return merge(parts, lses, to, lse, layout, bits_are_bf16=(False, bits_are_bf16[3]), **how)
@@ -386,6 +394,8 @@ class Jax(Framework):
     def moe(self, tensors: dict[str, Any], options: dict[str, Any]) -> Any:
         if tensors["out"] is not None:
             raise TypeError("JAX arrays cannot be written; omit `out`")
+        if self.traces(*given(tensors)):
+            raise NotImplementedError("moe is not traced; call it outside of jax.jit, jax.vmap and jax.grad")
         x = tensors["x"]
 
         def launch(to: Any, _: Any, bits_are_bf16: Any = (False,), **how: Any) -> Any:
@@ -415,12 +425,9 @@ class Jax(Framework):
         return results if return_lse else results[0]
 
     def traces(self, *tensors: Any) -> bool:
-        """Whether some of these get their values later."""
         return any(isinstance(tensor, self.jax.core.Tracer) for tensor in tensors)
 
     def is_array(self, values: Any) -> bool:
-        if self.traces(values):
-            raise TypeError("lengths, offsets, tables and sinks must have values; close over them instead of tracing them")
         return isinstance(values, self.jax.Array)
 
     def array(self, values: tuple[Any, ...], dtype: str, q: Any) -> Any:
@@ -471,6 +478,8 @@ class Torch(Framework):
 
         self.torch = torch
         self.exchanges = exchanges(torch.empty(0))
+        on_any = getattr(torch._C, "_is_any_autocast_enabled", None)
+        self.is_autocast_enabled = on_any or (lambda: torch.is_autocast_enabled() or torch.is_autocast_cpu_enabled())
         # The same numbers are the same array: a model passes its mask to every layer.
         self.made = lru_cache(maxsize=256)(self.make)
         self.captured: list[Any] = []
@@ -487,9 +496,17 @@ class Torch(Framework):
         return (out, lse) if return_lse else out
 
     def merge(self, parts: list[Any], lses: list[Any], out: Any, layout: str, return_lse: bool) -> Any:
-        if self.torch.is_grad_enabled() and any(part.requires_grad for part in parts):
-            raise NotImplementedError(NO_GRADIENTS)
         first = parts[0]
+        if is_traced() or self.records(*parts, *lses) or self.transforms(*parts, *lses):
+            from ._merge import by_operations
+
+            result = by_operations(self.torch, self.torch.detach, self.torch.as_tensor, parts, lses, layout, return_lse)
+            if out is None:
+                return result
+            if self.records(out, *parts, *lses):
+                raise RuntimeError(NO_OUT_GRADIENTS)
+            merged, lse = result if return_lse else (result, None)
+            return (out.copy_(merged), lse) if return_lse else out.copy_(merged)
         out = self.empty(first, first) if out is None else out
         lse = self.empty_lse(first, layout) if return_lse else None
         if self.exchanges:
@@ -576,6 +593,16 @@ class Torch(Framework):
         if not out.is_inference():
             self.torch.autograd.graph.increment_version(out)
         return out
+
+    def transforms(self, *tensors: Any) -> bool:
+        if without_memory(self.torch, tensors[0]):
+            return True
+        if duals._current_level >= 0 and any(duals.unpack_dual(tensor).tangent is not None for tensor in tensors):
+            raise NotImplementedError(NO_FORWARD_GRADIENTS)
+        return False
+
+    def autocast(self, q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
+        return autocast(self.torch, q, k, v)
 
     def stream_of(self, q: Any) -> int | None:
         return self.torch.cuda.current_stream(q.device).cuda_stream or _LEGACY_STREAM if q.is_cuda else None
@@ -665,7 +692,24 @@ NO_MASK_GRADIENTS = "masks have no gradient; detach the mask, or pass what is le
 NO_SLOPE_GRADIENTS = "slopes have no gradient; detach them"
 NO_OUT_GRADIENTS = "out= does not go with gradients; omit it, or call under torch.no_grad()"
 NO_APPEND_GRADIENTS = "a cache has no backward pass; call this under torch.no_grad() or detach the tensors"
-NO_GRADIENTS = "merge and accumulate have no backward pass; call them under torch.no_grad() or detach their tensors"
+NO_FORWARD_GRADIENTS = "attention has no forward-mode gradients; use reverse mode, as torch.func.vjp or backward()"
+NO_SECOND_GRADIENTS = "attention has no gradients of gradients; detach what is differentiated twice, or use torch's own attention"
+NO_GRADIENTS = "accumulate has no backward pass; use merge, call it under torch.no_grad() or detach its tensors"
+
+
+def without_memory(torch: Any, q: Any) -> bool:
+    """Whether tensors only stand for others: inside of `torch.func`, or on the device `meta`."""
+    return torch._C._functorch.peek_interpreter_stack() is not None or q.is_meta
+
+
+def autocast(torch: Any, q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
+    """torch's autocast, as its own attention has it: inside of it float32 tensors are computed in fewer bits."""
+    kind = q.device.type
+    if kind == "meta" or not torch.is_autocast_enabled(kind):
+        return q, k, v
+    dtype = torch.get_autocast_dtype(kind)
+    wide = lambda x: isinstance(x, torch.Tensor) and x.is_floating_point() and 1 < x.element_size() < 8
+    return tuple(x.to(dtype) if wide(x) else x for x in (q, k, v))
 
 
 def each_tensor(tensors: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
@@ -738,6 +782,12 @@ def is_traced() -> bool:
     return torch is not None and torch.compiler.is_dynamo_compiling()
 
 
+class duals:  # noqa: N801 - torch's module of forward-mode gradients takes its place once torch is met
+    """Tensors that carry derivatives with them, of which there are none while the level is negative."""
+
+    _current_level = -1
+
+
 shortcuts: dict[type, Callable[..., Any]] = {}
 """`Direct.attention` for the types of tensors that have it."""
 _known: dict[type, Framework] = {}
@@ -747,6 +797,15 @@ _made: dict[type[Framework], Framework] = {}
 def of(tensor: Any) -> Framework:
     """The framework of a tensor."""
     return _known.get(type(tensor)) or _learn(tensor)
+
+
+def of_all(q: Any, *others: Any) -> Framework:
+    """The framework of q; JAX's where q is an array of NumPy's among arrays of JAX's, as JAX takes them."""
+    framework = of(q)
+    if type(framework) is Numpy:
+        kinds = (_known.get(type(other)) or (_learn(other) if hasattr(other, "__dlpack__") else framework) for other in others)
+        framework = next((kind for kind in kinds if type(kind) is Jax), framework)
+    return framework
 
 
 def _learn(tensor: Any) -> Framework:
@@ -764,7 +823,9 @@ def _learn(tensor: Any) -> Framework:
     if isinstance(framework, Torch) and framework.exchanges and not framework.by_operator:
         global is_traced
         is_traced = framework.torch.compiler.is_dynamo_compiling
-        shortcuts[kind] = Direct(framework.torch.is_grad_enabled, framework.recipe).attention
+        global duals
+        duals = framework.torch.autograd.forward_ad
+        shortcuts[kind] = Direct(framework.torch.is_grad_enabled, framework.is_autocast_enabled, framework.recipe).attention
     return framework
 
 

@@ -76,7 +76,9 @@ def flash_attn_with_kvcache(
     >>> flash_attn_with_kvcache(q, cache, cache, cache_seqlens=[30, 7], causal=True).shape
     (2, 1, 4, 8)
     """
-    _refuse(rotary_seqlens, qv, attention_chunk)
+    # Those of the cache itself are where new keys go anyway, and without rotary embedding nobody asks.
+    elsewhere = rotary_cos is not None and rotary_seqlens is not cache_seqlens
+    _refuse(rotary_seqlens if elsewhere else None, qv, attention_chunk)
     factors = descales(q, q_descale, k_descale, v_descale)
     layout = "bshd" if cu_seqlens_q is None else "packed"
     options = asked(causal, window_size, softmax_scale, softcap, layout)
@@ -165,7 +167,7 @@ def _shifted(q: Any, k_cache: Any, v_cache: Any, table: Any, lengths: Any, leftp
 
 def _refuse(rotary_seqlens: Any, qv: Any, chunk: int) -> None:
     if rotary_seqlens is not None:
-        raise NotImplementedError("positions are those behind the cache; pass rotary_seqlens=None")
+        raise NotImplementedError("positions are those behind the cache; pass rotary_seqlens=None, or cache_seqlens itself")
     if qv is not None:
         raise NotImplementedError("a second part of the queries is not supported; pass qv=None")
     if chunk:

@@ -38,3 +38,27 @@ def merge(
     if not parts:
         raise ValueError("there is nothing to merge; give at least one part")
     return _frameworks.of(parts[0]).merge(parts, lses, out, layout, return_lse)
+
+
+def by_operations(
+    space: Any, detach: Any, convert: Any, parts: list[Any], lses: list[Any], layout: str, return_lse: bool
+) -> Any:
+    """The same by operations of torch's or JAX's own, for what they trace and differentiate."""
+    shape, dtype = _frameworks.rows(parts[0], layout), parts[0].dtype
+    shapes = {tuple(part.shape) for part in parts}, {tuple(lse.shape) for lse in lses}
+    if len(parts) != len(lses) or shapes != ({tuple(parts[0].shape)}, {tuple(shape)}):
+        raise ValueError(f"all parts must have one shape, and each a log-sum-exp of {tuple(shape)}")
+    lses = space.stack(lses)
+    top = detach(space.amax(lses, 0))
+    top = space.where(space.isfinite(top), top, 0.0)
+    weights = space.exp(lses - top)
+    total = weights.sum(0)
+    safe = space.where(total > 0, total, 1.0)
+    turned = layout != "bhsd" and len(shape) > 1
+    out = 0.0
+    for part, share in zip(parts, weights / safe):
+        share = (share.swapaxes(-1, -2) if turned else share)[..., None]
+        # Rows that count for nothing may hold anything.
+        out = out + space.where(share > 0, convert(part, dtype=space.float32), 0.0) * share
+    out = convert(out, dtype=dtype)
+    return (out, space.where(total > 0, space.log(safe) + top, float("-inf"))) if return_lse else out

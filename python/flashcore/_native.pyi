@@ -20,9 +20,20 @@ class Options:
         accumulate: bool = False,
         shift: int = 0,
     ) -> None: ...
+    def attributes(self) -> dict[str, int | float | str]: ...
 
 class Values:
     """Lengths and sinks of one call: arrays where the tensors are; ranges of keys on the host."""
+
+    lengths_q: Any | None
+    lengths_kv: Any | None
+    sinks: Any | None
+    longest: tuple[int, int] | None
+    ranges: tuple[list[int], list[int]] | None
+    table: Any | None
+    bias: Any | None
+    factors: list[Any]
+    blocks: tuple[int, int] | None
 
     def __init__(
         self,
@@ -40,7 +51,9 @@ class Values:
 class Direct:
     """The short way of a framework with DLPack's C exchange API: one call that makes the output and launches."""
 
-    def __init__(self, is_grad_enabled: Callable[[], bool], recipe: Callable[[Any, Any], Any]) -> None: ...
+    def __init__(
+        self, is_grad_enabled: Callable[[], bool], is_autocast_enabled: Callable[[], bool], recipe: Callable[[Any, Any], Any]
+    ) -> None: ...
     def attention(
         self,
         q: Any,
@@ -63,6 +76,13 @@ class Launched:
     def is_done(self) -> bool: ...
     def wait(self, stream: int | None = None) -> None: ...
 
+def xla_handlers(minor: int) -> dict[tuple[str, str], Any]: ...
+def xla_check(
+    arrays: Sequence[tuple[str, str, Sequence[int]]],
+    options: Options,
+    longest: tuple[int, int] | None = None,
+    ranges: tuple[Sequence[int], Sequence[int]] | None = None,
+) -> None: ...
 def simulate(request: str, arrays: Sequence[bytes]) -> tuple[str, list[bytes]]: ...
 def kernels(ptx: str) -> str: ...
 def forward(

@@ -19,6 +19,7 @@ NO_GPU_GRADIENTS = (
     "gradients of {dtype} tensors on a GPU are asked for, but FlashCore computes those of float16 and bfloat16; "
     "convert q, k and v, call it under torch.no_grad(), or move them to the CPU"
 )
+NO_NESTED = "nested tensors are not taken; pass their values() and offsets() to flashcore.packed_attention"
 NO_PAGE_GRADIENTS = (
     "there are no gradients through pages; call it under torch.no_grad(), or gather keys and values first"
 )
@@ -123,17 +124,85 @@ def _differentiate(ctx: Any, d_out: Optional[Tensor], d_lse: Optional[Tensor]) -
         products = (d_out.float() * out.float()).sum(-1)
         products = products.transpose(-1, -2) if ctx.options[5] != "bhsd" and products.dim() > 1 else products
         sums = (products - d_lse).contiguous()
-    dq, dk, dv, d_sinks = backward_operator(d_out, out, sums, lse, q, k, v, *ctx.options, *values, ctx.longest)
+    dq, dk, dv, d_sinks = _by(backward_operator, TransformedBackward)(d_out, out, sums, lse, q, k, v, *ctx.options, *values, ctx.longest)
     return dq, dk, dv, *none[3:11], None if values[2] is None else d_sinks, *none[12:]
 
 
+def _refuse_twice(ctx: Any, *given: Any) -> None:
+    raise NotImplementedError(_frameworks.NO_SECOND_GRADIENTS)
+
+
 operator.register_autograd(_differentiate, setup_context=_keep)
+backward_operator.register_autograd(_refuse_twice)
+
+
+class Transformed(torch.autograd.Function):
+    """The operator for `torch.func`, which does not look into operators."""
+
+    generate_vmap_rule = False
+
+    @staticmethod
+    def forward(*arguments: Any) -> tuple[Tensor, Tensor]:
+        return operator(*arguments)
+
+    setup_context = staticmethod(_keep)
+    backward = staticmethod(_differentiate)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> None:
+        raise NotImplementedError(_frameworks.NO_FORWARD_GRADIENTS)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
+        return _each(Transformed.apply, info, in_dims, arguments)
+
+
+class TransformedBackward(torch.autograd.Function):
+    """Its gradients, as an operator of their own."""
+
+    generate_vmap_rule = False
+
+    @staticmethod
+    def forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return backward_operator(*arguments)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Nothing is kept."""
+
+    backward = jvp = staticmethod(_refuse_twice)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
+        return _each(TransformedBackward.apply, info, in_dims, arguments)
+
+
+def _by(operator: Any, transformed: Any) -> Any:
+    """The operator, or what `torch.func` can transform."""
+    inside = not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
+    return transformed.apply if inside else operator
+
+
+def _each(function: Any, info: Any, in_dims: tuple[Any, ...], arguments: tuple[Any, ...]) -> tuple[Any, Any]:
+    """A function of each of the tensors that `torch.func.vmap` maps, one after another."""
+
+    def one(n: int) -> Any:
+        mapped = zip(arguments, in_dims)
+        return function(*(x.select(at, n) if isinstance(at, int) and isinstance(x, Tensor) else x for x, at in mapped))
+
+    results = [torch.stack(column) for column in zip(*(one(n) for n in range(info.batch_size)))]
+    return tuple(results), (0,) * len(results)
+
+
+operator.register_vmap(lambda info, in_dims, *arguments: _each(operator, info, in_dims, arguments))
+backward_operator.register_vmap(lambda info, in_dims, *arguments: _each(backward_operator, info, in_dims, arguments))
 
 
 def call(
     q: Tensor, k: Tensor, v: Tensor, options: Options, values: Values, return_lse: bool, out: Optional[Tensor]
 ) -> Any:
     """`_attention.run` as a call of the operator."""
+    q, k, v = _frameworks.autocast(torch, q, k, v)
     sinks = _tensor(values.sinks)
     with_gradients = _records(q, k, v, sinks)
     if values.factors is not None:
@@ -147,7 +216,9 @@ def call(
             raise NotImplementedError(message)
     if out is not None and (with_gradients or _records(out)):
         raise RuntimeError(_frameworks.NO_OUT_GRADIENTS)
-    result, lse = operator(
+    if q.is_nested:
+        raise NotImplementedError(NO_NESTED)
+    result, lse = _by(operator, Transformed)(
         q,
         k,
         v,

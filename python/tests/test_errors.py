@@ -120,16 +120,10 @@ def test_mistakes(name):
         call()
 
 
-@cases(name=["float64", "int32", "uint8", "bool", "complex64", "object", "float8_e4m3fn", "float8_e5m2"])
+@cases(name=["float64", "int32", "uint8", "bool", "complex64", "object"])
 def test_element_types_have_their_names(name):
-    if name.startswith("float8"):
-        import ml_dtypes
-
-        dtype = getattr(ml_dtypes, name)
-    else:
-        dtype = name
     with raises(TypeError, rf'q is {name}; convert it to float16, bfloat16 or float32, as by q.astype\("float32"\)'):
-        flashcore.attention(*[Q.astype(dtype)] * 3)
+        flashcore.attention(*[Q.astype(name)] * 3)
 
 
 DLPACK_TYPES = {
@@ -137,7 +131,6 @@ DLPACK_TYPES = {
     "uint16": (1, 16, 1),
     "bfloat32": (4, 32, 1),
     "float8_e3m4": (7, 8, 1),
-    "float8_e4m3fn": (10, 8, 1),
     "float4_e2m1fn": (17, 4, 1),
     "float16 in vectors of 2": (2, 16, 2),
     "of DLPack type 3 with 64 bits": (3, 64, 1),
@@ -149,16 +142,6 @@ DLPACK_TYPES = {
 def test_element_types_of_dlpack_have_names(name):
     with raises(TypeError, f"k is {name}; convert"):
         flashcore.attention(Q, Producer(Q, elements=DLPACK_TYPES[name]), Q)
-
-
-def test_numbers_that_jax_traces_are_refused():
-    from harness import JAX
-
-    JAX.need()
-    import jax
-
-    with raises(TypeError, "close over them"):
-        jax.jit(lambda x, n: flashcore.attention(x, x, x, key_lengths=n))(JAX.make(Q, "float32"), JAX.make(np.ones(1), "int32"))
 
 
 def test_cuda_tensors_say_what_kernels_take():

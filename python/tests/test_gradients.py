@@ -176,24 +176,19 @@ def test_backward_operator_is_sound():
     q = torch.randn(2, 16, 4, 8).transpose(1, 2)
     out, lse = flashcore.attention(q, q, q, return_lse=True)
     arguments = (q, out, None, lse, q, q, q, None, 0, False, None, None, "bhsd", None, None, torch.zeros(4), None, None, None)
-    torch.library.opcheck(backward_operator, arguments, test_utils=("test_schema", "test_faketensor"))
+    torch.library.opcheck(backward_operator, arguments)
 
 
 def test_what_has_no_gradients_says_so():
     torch = need_torch()
     q, lse = torch.randn(1, 2, 8, 16, requires_grad=True), torch.zeros(1, 2, 8)
-    with raises(NotImplementedError, "merge and accumulate have no backward pass"):
-        flashcore.merge([q, q], [lse, lse])
+    with raises(NotImplementedError, "accumulate has no backward pass"):
+        flashcore.accumulate(q, q, q, torch.zeros(1, 2, 8, 16), lse)
     with torch.no_grad():
         assert not flashcore.attention(q, q, q).requires_grad
-    # Gradients of gradients are refused by torch, in words of its own.
     (first,) = torch.autograd.grad(flashcore.attention(q, q, q).sum(), q, create_graph=True)
-    try:
+    with raises(NotImplementedError, "no gradients of gradients"):
         first.sum().backward()
-    except RuntimeError:
-        pass
-    else:
-        raise AssertionError("gradients of gradients were computed")
 
 
 def test_gradients_of_f32_on_a_gpu_are_refused():

@@ -242,20 +242,67 @@ impl fmt::Display for Prepared {
 /// # Safety
 /// As [`Prepared::launch_raw`], for each of them.
 pub unsafe fn launch_all(launches: &[Prepared], stream: *mut c_void, buffers: &[u64]) -> Result<(), Error> {
-    let Some(first) = launches.first() else { return Ok(()) };
-    let (device, stream) = (first.kernel.device(), stream.cast());
-    let _inside = device.enter()?;
-    let wants = launches.iter().map(|launch| launch.workspace.as_slice()).find(|wants| !wants.is_empty());
-    let mut scratch = [0; MAX_WORKSPACES];
+    let Some((device, wants)) = asked(launches) else { return Ok(()) };
+    let (_inside, stream, mut scratch) = (device.enter()?, stream.cast(), [0; MAX_WORKSPACES]);
     // Held until the driver has all launches, so that no other thread can hand the blocks on in between.
     let _lease = match wants {
-        None => None,
-        Some(wants) => Some(device.pool().lease(device, stream, wants, &mut scratch)?),
+        [] => None,
+        wants => Some(device.pool().lease(device, stream, wants, &mut scratch)?),
     };
+    // SAFETY: the caller's promise.
+    unsafe { submit_all(launches, stream, buffers, &scratch) }
+}
+
+/// As [`launch_all`] with scratch memory of the caller's: `allocate` is asked for each workspace in bytes, and answers
+/// with an address that is a multiple of 256, or with none.
+///
+/// # Safety
+/// As [`launch_all`]; what `allocate` gave must stay until the launches are done.
+pub unsafe fn launch_all_with(
+    launches: &[Prepared],
+    stream: *mut c_void,
+    buffers: &[u64],
+    allocate: &dyn Fn(u64) -> Option<u64>,
+) -> Result<(), Error> {
+    let Some((device, wants)) = asked(launches) else { return Ok(()) };
+    let _inside = device.enter()?;
+    let mut scratch = [0; MAX_WORKSPACES];
+    for (want, address) in wants.iter().zip(&mut scratch) {
+        let Some(given) = allocate(want.bytes) else {
+            let (free, total) = device.memory_info()?;
+            return Err(Error::OutOfMemory { requested: want.bytes, free, total });
+        };
+        *address = given;
+        if want.zeroed {
+            // SAFETY: as many bytes that the caller has just given.
+            let status = unsafe { device.api().memset_d8(given, 0, want.bytes as usize, stream.cast()) };
+            device.check(status)?;
+        }
+    }
+    // SAFETY: the caller's promise.
+    unsafe { submit_all(launches, stream.cast(), buffers, &scratch) }
+}
+
+/// The device of launches and the workspaces that they share; `None` where there is nothing to launch.
+fn asked(launches: &[Prepared]) -> Option<(Device, &[Workspace])> {
+    let device = launches.first()?.kernel.device();
+    let wants = launches.iter().map(|launch| launch.workspace.as_slice()).find(|wants| !wants.is_empty());
+    let wants = wants.unwrap_or(&[]);
+    debug_assert!(launches.iter().all(|launch| launch.workspace.is_empty() || launch.workspace == wants));
+    Some((device, wants))
+}
+
+/// # Safety
+/// As [`launch_all`]. The context is current.
+unsafe fn submit_all(
+    launches: &[Prepared],
+    stream: CUstream,
+    buffers: &[u64],
+    scratch: &[u64],
+) -> Result<(), Error> {
     for launch in launches {
-        debug_assert!(launch.workspace.is_empty() || Some(launch.workspace.as_slice()) == wants);
         // SAFETY: the caller's promise.
-        unsafe { launch.launch_with(stream, buffers, &scratch)? };
+        unsafe { launch.launch_with(stream, buffers, scratch)? };
     }
     Ok(())
 }

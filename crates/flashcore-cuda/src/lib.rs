@@ -55,7 +55,7 @@ pub use disassemble::disassemble;
 pub use driver::{ContextGuard, Device, Driver};
 pub use error::{DriverError, Error, FirstCause, Severity, severity};
 pub use graph::Graph;
-pub use launch::{LaunchError, Prepared, launch_all};
+pub use launch::{LaunchError, Prepared, launch_all, launch_all_with};
 pub use memory::{DeviceBuffer, PinnedBuffer};
 pub use module::{Kernel, KernelAttributes, Module};
 pub use props::DeviceProps;

@@ -6,6 +6,7 @@ use crate::sys::{CUevent, CUgraph, CUstream};
 use crate::{
     driver::Device,
     error::{Error, NOT_READY},
+    memory,
 };
 use std::ffi::c_void;
 
@@ -98,6 +99,18 @@ impl Stream {
         let _inside = self.device.enter()?;
         // SAFETY: both are alive; the driver keeps what the wait needs.
         self.device.check(unsafe { self.device.api().stream_wait_event(self.raw, event.raw, 0) })
+    }
+
+    /// Sets bytes of anybody's device memory to `value`, in the order of the stream.
+    ///
+    /// # Safety
+    /// There must be as many bytes at that address, which nobody else uses until this is done.
+    pub unsafe fn fill(&self, address: u64, value: u8, bytes: u64) -> Result<(), Error> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        let _inside = self.device.enter()?;
+        memory::fill(self.device, address, value, bytes, self)
     }
 }
 

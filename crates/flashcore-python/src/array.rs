@@ -41,6 +41,15 @@ pub(crate) enum Order {
 }
 
 impl Order {
+    /// What callers call it.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Bhsd => "bhsd",
+            Self::Bshd => "bshd",
+            Self::Packed => "packed",
+        }
+    }
+
     /// How many dimensions tensors may have, in words.
     pub(crate) const fn ranks(self) -> &'static str {
         match self {
@@ -234,6 +243,12 @@ impl Array {
         self.address..self.address.saturating_add(elements.saturating_mul(self.dtype.bytes()))
     }
 
+    /// The first row of a dense array of two dimensions.
+    pub(crate) fn first_row(self) -> Self {
+        let row = View::dense(&self.view.extents[self.view.rank.saturating_sub(1)..self.view.rank]);
+        Self { view: row.unwrap_or(self.view), ..self }
+    }
+
     /// Number of dimensions.
     pub(crate) const fn rank(&self) -> usize {
         self.view.rank
@@ -385,6 +400,13 @@ impl Table {
 }
 
 impl View {
+    /// Elements one after another; `None` for more dimensions than attention takes.
+    pub(crate) fn dense(extents: &[i64]) -> Option<Self> {
+        let (rank, mut all) = (extents.len(), [0; MOST_DIMENSIONS]);
+        all.get_mut(..rank)?.copy_from_slice(extents);
+        Some(Self { rank, extents: all, strides: dense_strides(all, rank) })
+    }
+
     /// Whether it has these extents, and its elements lie one after another.
     fn is_dense(&self, extents: &[usize]) -> bool {
         let wanted = |at: usize| extents[at] as i64;

@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use crate::{
     array::{Array, Order, Place},
     call::{Call, WIDEST, stream_of},
-    device,
+    device::{self, Queue},
     error::CallError,
     host,
     import::Request,
@@ -66,7 +66,9 @@ pub(crate) fn backward(
     let backward = Backward { call, has_out: out.is_some(), rows, d_out, grads, d_sinks };
     let place = backward.place()?;
     let stream = stream_of(py, place, stream, kept.exchange)?;
-    py.detach(|| backward.compute(options, place, stream).map_err(|error| error.in_order(options.order)))?;
+    py.detach(|| {
+        backward.compute(options, place, stream.into()).map_err(|error| error.in_order(options.order))
+    })?;
     match place {
         Place::Cuda(index) if record => {
             // SAFETY: the framework's stream, or ours: alive.
@@ -77,24 +79,24 @@ pub(crate) fn backward(
 }
 
 /// The tensors of one call, as plain data.
-struct Backward<'a> {
-    call: Call<'a>,
-    has_out: bool,
-    rows: Option<Array>,
-    d_out: Array,
-    grads: [Array; 3],
-    d_sinks: Option<Array>,
+pub(crate) struct Backward<'a> {
+    pub(crate) call: Call<'a>,
+    pub(crate) has_out: bool,
+    pub(crate) rows: Option<Array>,
+    pub(crate) d_out: Array,
+    pub(crate) grads: [Array; 3],
+    pub(crate) d_sinks: Option<Array>,
 }
 
 impl Backward<'_> {
-    fn compute(&self, options: &Options, place: Place, stream: usize) -> Result<(), CallError> {
+    pub(crate) fn compute(&self, options: &Options, place: Place, queue: Queue<'_>) -> Result<(), CallError> {
         match place {
             Place::Host => self.on_host(options),
-            Place::Cuda(index) => self.on_gpu(options, index, stream),
+            Place::Cuda(index) => self.on_gpu(options, index, queue),
         }
     }
 
-    fn on_gpu(&self, options: &Options, index: u32, stream: usize) -> Result<(), CallError> {
+    fn on_gpu(&self, options: &Options, index: u32, queue: Queue<'_>) -> Result<(), CallError> {
         let parts = self.call.device_parts(options)?;
         let Dims { batch, heads, .. } = self.call.arrays[0].layout(options.order)?.dims();
         self.check(&[batch, heads], options.order)?;
@@ -111,7 +113,7 @@ impl Backward<'_> {
             let alignment = 1 << all.iter().fold(WIDEST, |bits, at| bits | at).trailing_zeros();
             // SAFETY: views that their producers handed out and `check` compared with the problem; frameworks free memory
             // in the order of the stream, and others hold `Launched`.
-            unsafe { device::backward(index, &problem, alignment, &tensors, stream as *mut _)? };
+            unsafe { device::backward(index, &problem, alignment, &tensors, queue)? };
         }
         Ok(())
     }
@@ -170,7 +172,7 @@ impl Backward<'_> {
         }
     }
 
-    fn spec(&self, part: &Part, options: &Options) -> Result<BackwardSpec, CallError> {
+    pub(crate) fn spec(&self, part: &Part, options: &Options) -> Result<BackwardSpec, CallError> {
         let order = options.order;
         let [dq, dk, dv] = self.grads.each_ref().map(|grad| grad.layout(order));
         let (batch, keys) = (part.spec.q.dims().batch, part.spec.k.dims().seq);

@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 
 use crate::{
     array::{Array, Numbers, Order, Place, Table},
-    device,
+    device::{self, Queue},
     error::CallError,
     exchange::Exchange,
     host,
@@ -57,7 +57,7 @@ pub(crate) fn forward(
     call.take_values(py, values, Request { stream, order, bits_are_bf16: false }, &mut kept)?;
     let place = call.place()?;
     let stream = stream_of(py, place, stream, kept.exchange)?;
-    py.detach(|| call.compute(options, place, stream))?;
+    py.detach(|| call.compute(options, place, stream.into()))?;
     match place {
         Place::Cuda(index) if record => {
             // SAFETY: the framework's stream, or ours: alive.
@@ -96,19 +96,19 @@ pub(crate) struct Call<'a> {
     pub(crate) arrays: [Array; 4],
     pub(crate) lse: Option<Array>,
     /// Used lengths or offsets of queries and of keys.
-    lengths: [Option<Numbers>; 2],
-    sinks: Option<Array>,
+    pub(crate) lengths: [Option<Numbers>; 2],
+    pub(crate) sinks: Option<Array>,
     /// What Q, K and V are multiplied by, or K and V alone; nothing where nothing is.
     factors: Vec<Array>,
     /// Rows of a block of q and of k, where factors are those of blocks.
     blocks: Option<[usize; 2]>,
     /// Which pages hold the keys.
-    table: Option<Table>,
+    pub(crate) table: Option<Table>,
     /// What is added to scores.
-    bias: Option<Array>,
+    pub(crate) bias: Option<Array>,
     pub(crate) longest: Option<(usize, usize)>,
     /// First and one-past-last key of each batch entry.
-    ranges: Option<&'a (Vec<u32>, Vec<u32>)>,
+    pub(crate) ranges: Option<&'a (Vec<u32>, Vec<u32>)>,
 }
 
 impl<'a> Call<'a> {
@@ -183,11 +183,11 @@ impl<'a> Call<'a> {
     }
 
     /// Computes or launches.
-    pub(crate) fn compute(&self, options: &Options, place: Place, stream: usize) -> Result<(), CallError> {
-        self.run(options, place, stream).map_err(|error| error.in_order(options.order))
+    pub(crate) fn compute(&self, options: &Options, place: Place, queue: Queue<'_>) -> Result<(), CallError> {
+        self.run(options, place, queue).map_err(|error| error.in_order(options.order))
     }
 
-    fn run(&self, options: &Options, place: Place, stream: usize) -> Result<(), CallError> {
+    fn run(&self, options: &Options, place: Place, queue: Queue<'_>) -> Result<(), CallError> {
         let spec = self.spec(options)?;
         match (self.ranges, place) {
             (Some((starts, ends)), _) => {
@@ -198,16 +198,16 @@ impl<'a> Call<'a> {
                 let whole = spec.parse()?;
                 self.check(&whole)?;
                 let parts = split(whole.spec(), starts, ends)?;
-                parts.into_iter().try_for_each(|part| self.step(part, &values, place, stream))
+                parts.into_iter().try_for_each(|part| self.step(part, &values, place, queue))
             }
             (None, Place::Host) => {
                 let values = self.host_values(options.order, spec.q.dims().heads)?;
                 let part = Part::whole(spec.with(&values));
-                self.checked_step(part, &values, place, stream)
+                self.checked_step(part, &values, place, queue)
             }
             (None, Place::Cuda(_)) => {
                 let part = Part::whole(self.with_kinds(spec, options.order)?);
-                self.checked_step(part, &Values::default(), place, stream)
+                self.checked_step(part, &Values::default(), place, queue)
             }
         }
     }
@@ -382,16 +382,16 @@ impl<'a> Call<'a> {
         part: Part,
         values: &Values,
         place: Place,
-        stream: usize,
+        queue: Queue<'_>,
     ) -> Result<(), CallError> {
         let problem = part.spec.clone().parse()?;
         self.check(&problem)?;
-        self.step_with(&problem, &part, values, place, stream)
+        self.step_with(&problem, &part, values, place, queue)
     }
 
-    fn step(&self, part: Part, values: &Values, place: Place, stream: usize) -> Result<(), CallError> {
+    fn step(&self, part: Part, values: &Values, place: Place, queue: Queue<'_>) -> Result<(), CallError> {
         let problem = part.spec.clone().parse()?;
-        self.step_with(&problem, &part, values, place, stream)
+        self.step_with(&problem, &part, values, place, queue)
     }
 
     /// One problem on a part of the tensors.
@@ -401,7 +401,7 @@ impl<'a> Call<'a> {
         part: &Part,
         values: &Values,
         place: Place,
-        stream: usize,
+        queue: Queue<'_>,
     ) -> Result<(), CallError> {
         let at = |n: usize| self.arrays[n].address.wrapping_add(part.offsets[n]);
         let tensors = [at(0), at(1), at(2), at(3)];
@@ -429,13 +429,12 @@ impl<'a> Call<'a> {
                 };
                 let alignment = 1 << bits.trailing_zeros();
                 // SAFETY: as above; frameworks free memory in the order of the stream, and others hold `Launched`.
-                unsafe { device::launch(index, problem, alignment, &tensors, stream as *mut _) }
+                unsafe { device::launch(index, problem, alignment, &tensors, queue) }
             }
         }
     }
 
-    /// Demands that elements lie where elements may, that nothing is read from what is written, and that LSE and sinks
-    /// are as many as the problem has.
+    /// Demands that elements lie where elements may, that nothing is read from what is written, and the right counts.
     fn check(&self, problem: &Problem) -> Result<(), CallError> {
         let layouts = [problem.q(), problem.k(), problem.v(), problem.out()];
         let spans: [usize; 4] = std::array::from_fn(|n| layouts[n].span() * self.arrays[n].dtype.bytes());
@@ -447,6 +446,11 @@ impl<'a> Call<'a> {
                 return Err(CallError::Shared { operand: array.operand });
             }
         }
+        self.check_counts(problem)
+    }
+
+    /// Demands as many values of rows, heads and pairs as the problem has.
+    pub(crate) fn check_counts(&self, problem: &Problem) -> Result<(), CallError> {
         let rows = problem.q().dims();
         if let Some(lse) = &self.lse {
             lse.check_lse([rows.batch, rows.heads, rows.seq], self.arrays[0].rank())?;

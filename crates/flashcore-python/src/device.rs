@@ -9,7 +9,7 @@ use flashcore::{
     BackwardProblem, Problem,
     cuda::{
         AppendTensors, BackwardTensors, Cuda, DeviceTensors, GroupedTensors, MergeTensors, MoeTensors,
-        QuantiseTensors,
+        QuantiseTensors, driver::Stream,
     },
 };
 use flashcore_core::{AppendProblem, GroupedProblem, MergeProblem, MoeProblem, QuantiseProblem};
@@ -36,37 +36,79 @@ pub(crate) fn after_fork() {
     LOST.store(USED.load(Ordering::Relaxed), Ordering::Relaxed);
 }
 
-/// Launches on `stream`.
+/// Where launches go.
+#[derive(Clone, Copy)]
+pub(crate) struct Queue<'a> {
+    /// A stream of the GPU's; meaningless for host tensors.
+    pub(crate) stream: usize,
+    /// Who gives scratch memory, in bytes; FlashCore itself where it is None.
+    pub(crate) scratch: Option<&'a dyn Fn(u64) -> Option<u64>>,
+}
+
+impl From<usize> for Queue<'_> {
+    fn from(stream: usize) -> Self {
+        Self { stream, scratch: None }
+    }
+}
+
+/// Launches.
 ///
 /// # Safety
-/// As [`flashcore::cuda::Ready::launch_raw`].
+/// As [`flashcore::cuda::Ready::launch_with`].
 pub(crate) unsafe fn launch(
     index: u32,
     problem: &Problem,
     alignment: u64,
     tensors: &DeviceTensors,
-    stream: *mut c_void,
+    queue: Queue<'_>,
 ) -> Result<(), CallError> {
-    let ready = open(index)?.prepare_aligned(problem, alignment)?;
+    let (ready, stream) = (open(index)?.prepare_aligned(problem, alignment)?, queue.stream as *mut c_void);
     // SAFETY: the caller's promise.
-    unsafe { ready.launch_raw(tensors, stream)? };
+    unsafe {
+        match queue.scratch {
+            Some(allocate) => ready.launch_with(tensors, stream, allocate)?,
+            None => ready.launch_raw(tensors, stream)?,
+        }
+    }
     Ok(())
 }
 
-/// Launches gradients on `stream`.
+/// Launches gradients.
 ///
 /// # Safety
-/// As [`flashcore::cuda::ReadyBackward::launch_raw`].
+/// As [`flashcore::cuda::ReadyBackward::launch_with`].
 pub(crate) unsafe fn backward(
     index: u32,
     problem: &BackwardProblem,
     alignment: u64,
     tensors: &BackwardTensors,
-    stream: *mut c_void,
+    queue: Queue<'_>,
 ) -> Result<(), CallError> {
     let ready = open(index)?.prepare_backward_aligned(problem, alignment)?;
+    let stream = queue.stream as *mut c_void;
     // SAFETY: the caller's promise.
-    unsafe { ready.launch_raw(tensors, stream)? };
+    unsafe {
+        match queue.scratch {
+            Some(allocate) => ready.launch_with(tensors, stream, allocate)?,
+            None => ready.launch_raw(tensors, stream)?,
+        }
+    }
+    Ok(())
+}
+
+/// Sets bytes to 0, in the order of the queue.
+///
+/// # Safety
+/// As [`flashcore::cuda::driver::Stream::fill`]; the stream must be alive.
+pub(crate) unsafe fn zero(
+    index: u32,
+    address: usize,
+    bytes: usize,
+    queue: Queue<'_>,
+) -> Result<(), CallError> {
+    let device = open(index)?.device();
+    // SAFETY: the caller's promise.
+    unsafe { Stream::from_raw(device, queue.stream as *mut c_void)?.fill(address as u64, 0, bytes as u64)? };
     Ok(())
 }
 

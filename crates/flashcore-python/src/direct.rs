@@ -62,18 +62,20 @@ thread_local! {
     static RECIPES: RefCell<Vec<(Look, Recipe)>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Attention for the tensors of a framework: whether it records gradients, and a recipe for the output of q and v.
+/// Attention for the tensors of a framework: whether it records gradients, whether it computes in fewer bits than tensors
+/// have, and a recipe for the output of q and v.
 #[pyclass(frozen, module = "flashcore._native")]
 pub(crate) struct Direct {
     is_grad_enabled: Py<PyAny>,
+    is_autocast_enabled: Py<PyAny>,
     recipe: Py<PyAny>,
 }
 
 #[pymethods]
 impl Direct {
     #[new]
-    fn new(is_grad_enabled: Py<PyAny>, recipe: Py<PyAny>) -> Self {
-        Self { is_grad_enabled, recipe }
+    fn new(is_grad_enabled: Py<PyAny>, is_autocast_enabled: Py<PyAny>, recipe: Py<PyAny>) -> Self {
+        Self { is_grad_enabled, is_autocast_enabled, recipe }
     }
 
     /// The result, new or `out`; None where the long way has to be taken.
@@ -106,6 +108,10 @@ impl Direct {
         let request = Request { stream: None, order: options.order, bits_are_bf16: false };
         let mut read = |object, operand| request.input(object, operand).map(|imported| kept.keep(imported));
         let inputs = [read(q, Operand::Q)?, read(k, Operand::K)?, read(v, Operand::V)?];
+        let wide = inputs.iter().any(|input| input.dtype == DType::F32);
+        if wide && self.is_autocast_enabled.bind(py).call0()?.is_truthy()? {
+            return Ok(None);
+        }
         let made = match out {
             Some(out) => out,
             None => self.output(py, &inputs, options.order, [q, v])?,
@@ -123,7 +129,7 @@ impl Direct {
             return Ok(None);
         }
         let stream = stream_of(py, place, None, Some(exchange))?;
-        py.detach(|| call.compute(options, place, stream))?;
+        py.detach(|| call.compute(options, place, stream.into()))?;
         Ok(Some(made))
     }
 }

@@ -114,6 +114,8 @@ pub(crate) enum CallError {
     Range { entry: usize, start: u32, end: u32, seq: usize },
     #[error("CUDA was in use before this process was forked and is lost in it; start processes with `spawn`")]
     Forked,
+    #[error("{0}; update jaxlib and flashcore to versions that go together")]
+    Xla(&'static str),
     #[error(transparent)]
     Problem(#[from] ProblemError),
     /// For callers whose tensors are batch x sequence x heads x dim.
@@ -147,30 +149,56 @@ impl From<cuda::driver::Error> for CallError {
     }
 }
 
+/// What kind of mistake an error tells, by the exception that stands for it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Class {
+    Type,
+    Value,
+    NotImplemented,
+    Memory,
+    Buffer,
+    Runtime,
+}
+
+impl CallError {
+    pub(crate) fn class(&self) -> Class {
+        match self {
+            Self::NotATensor { .. }
+            | Self::Elements { .. }
+            | Self::NotIntegers { .. }
+            | Self::OtherDType { .. }
+            | Self::TableElements { .. }
+            | Self::Problem(
+                ProblemError::DType { .. } | ProblemError::KeyDType { .. } | ProblemError::OutDType { .. },
+            ) => Class::Type,
+            Self::Problem(ProblemError::PagedGradients) => Class::NotImplemented,
+            Self::Problem(ProblemError::OutOfMemory { .. })
+            | Self::Cuda(cuda::Error::Driver(cuda::driver::Error::OutOfMemory { .. })) => Class::Memory,
+            Self::ReadOnly { .. } | Self::NotShared { .. } => Class::Buffer,
+            Self::Backend(BackendError::Unsupported { .. }) | Self::Cuda(cuda::Error::Plan(_)) => {
+                Class::NotImplemented
+            }
+            Self::Backend(_) | Self::Cuda(_) | Self::Forked | Self::Xla(_) | Self::Python(_) => {
+                Class::Runtime
+            }
+            _ => Class::Value,
+        }
+    }
+}
+
 impl From<CallError> for PyErr {
     fn from(error: CallError) -> Self {
         let text = error.to_string();
-        match error {
-            CallError::Python(error) => error,
-            CallError::NotATensor { .. }
-            | CallError::Elements { .. }
-            | CallError::NotIntegers { .. }
-            | CallError::OtherDType { .. }
-            | CallError::TableElements { .. } => PyTypeError::new_err(text),
-            CallError::Problem(ProblemError::PagedGradients) => PyNotImplementedError::new_err(text),
-            CallError::Problem(
-                ProblemError::DType { .. } | ProblemError::KeyDType { .. } | ProblemError::OutDType { .. },
-            ) => PyTypeError::new_err(text),
-            CallError::Problem(ProblemError::OutOfMemory { .. }) => PyMemoryError::new_err(text),
-            CallError::Cuda(cuda::Error::Driver(cuda::driver::Error::OutOfMemory { .. })) => {
-                PyMemoryError::new_err(text)
-            }
-            CallError::ReadOnly { .. } | CallError::NotShared { .. } => PyBufferError::new_err(text),
-            CallError::Backend(BackendError::Unsupported { .. }) | CallError::Cuda(cuda::Error::Plan(_)) => {
-                PyNotImplementedError::new_err(text)
-            }
-            CallError::Backend(_) | CallError::Cuda(_) | CallError::Forked => PyRuntimeError::new_err(text),
-            _ => PyValueError::new_err(text),
+        if let CallError::Python(error) = error {
+            return error;
+        }
+        match error.class() {
+            Class::Type => PyTypeError::new_err(text),
+            Class::Value => PyValueError::new_err(text),
+            Class::NotImplemented => PyNotImplementedError::new_err(text),
+            Class::Memory => PyMemoryError::new_err(text),
+            Class::Buffer => PyBufferError::new_err(text),
+            Class::Runtime => PyRuntimeError::new_err(text),
         }
     }
 }

@@ -4,7 +4,7 @@
 //! [`call`] is the one call: [`import`] reads tensors ([`exchange`] without a call into Python, [`owned`] by a
 //! capsule, whose structures [`dlpack`] declares) into [`array`]s, which with the [`options`] are a problem; [`host`]
 //! and [`device`] compute it ([`parts`] where batch entries differ). [`direct`] is the short way there for torch;
-//! [`backward`] computes gradients.
+//! [`backward`] computes gradients; [`xla`] is for both inside of what JAX compiles.
 //! [`error`] says which exception stands for what.
 
 mod append;
@@ -31,6 +31,7 @@ mod options;
 mod owned;
 mod parts;
 mod quantise;
+mod xla;
 
 use pyo3::prelude::*;
 
@@ -55,6 +56,7 @@ mod _native {
         moe::{moe, moe_gradients},
         options::{Options, Values},
         quantise::quantise,
+        xla::{xla_check, xla_handlers},
     };
 
     #[pymodule_init]

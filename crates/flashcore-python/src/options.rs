@@ -1,7 +1,7 @@
 //! What a call asks for beside its tensors: options, made in Python once, and values, which change from call to call.
 
-use flashcore::Mask;
-use pyo3::{exceptions::PyValueError, prelude::*};
+use flashcore::{Align, Mask};
+use pyo3::{exceptions::PyValueError, prelude::*, types::PyDict};
 
 use crate::array::Order;
 
@@ -41,6 +41,25 @@ impl Options {
         Ok(Self { order: order(layout)?, mask, scale, softcap, accumulate })
     }
 
+    /// The options as attributes of a compiled call: whole numbers, floats and text; what is None is missing.
+    fn attributes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let (mask, all) = (self.mask, PyDict::new(py));
+        all.set_item("layout", self.order.name())?;
+        let numbers = [
+            ("left", mask.left().map(i64::from)),
+            ("right", mask.right().map(i64::from)),
+            ("shift", Some(mask.shift().into())),
+            ("top_left", Some((mask.align() == Align::TopLeft).into())),
+        ];
+        for (name, number) in numbers {
+            number.map(|number| all.set_item(name, number)).transpose()?;
+        }
+        for (name, number) in [("scale", self.scale), ("softcap", self.softcap)] {
+            number.map(|number| all.set_item(name, number)).transpose()?;
+        }
+        Ok(all)
+    }
+
     fn __repr__(&self) -> String {
         format!("{self:?}")
     }
@@ -66,7 +85,7 @@ pub(crate) fn order(layout: &str) -> PyResult<Order> {
 /// entry, head and feature. Those of k and v alone, where q has more bits, may have any strides.
 /// `bias` is added to scores: batch × heads × queries × keys, where the first three may be 1; or slopes (float32) of heads, or
 /// of sequences × heads.
-#[pyclass(frozen, module = "flashcore._native")]
+#[pyclass(frozen, get_all, module = "flashcore._native")]
 #[derive(Default)]
 pub(crate) struct Values {
     pub(crate) lengths_q: Option<Py<PyAny>>,

@@ -1,7 +1,11 @@
 //! Whose workspace is whose: streams, captures, growth, reused handles.
 
 use super::{Fake, world};
-use crate::{launch::Prepared, stream::Stream};
+use crate::{
+    error::Error,
+    launch::{Prepared, launch_all_with},
+    stream::Stream,
+};
 use flashcore_ptx::launch::{Param, Slot, Workspace};
 use std::ffi::c_void;
 
@@ -42,6 +46,29 @@ fn launches_of_one_stream_share_and_of_two_do_not() {
     assert_ne!(first[0], first[1]);
     let zeroed: Vec<u64> = world(|world| world.zeroed.iter().map(|(to, _)| *to).collect());
     assert_eq!(zeroed, [first[0], other[0]], "zeroed once each, and only where asked for");
+}
+
+#[test]
+fn scratch_memory_may_be_the_callers() {
+    let fake = Fake::new();
+    let prepared = with_workspace(&fake, &[(4, ZEROED), (4096, false)]);
+    let (stream, bytes) = (Stream::new(fake.device).unwrap(), std::cell::RefCell::new(vec![]));
+    world(|world| world.param_bytes = vec![8; 2]);
+    let launch = |allocate: &dyn Fn(u64) -> Option<u64>| {
+        // SAFETY: the fake driver touches no memory.
+        unsafe { launch_all_with(std::slice::from_ref(&prepared), stream.raw(), &[], allocate) }
+    };
+    launch(&|asked| {
+        bytes.borrow_mut().push(asked);
+        Some(asked << 20)
+    })
+    .unwrap();
+    let seen = fake.launches().pop().unwrap();
+    let addresses: Vec<u64> =
+        seen.params.iter().map(|param| u64::from_ne_bytes(param[..8].try_into().unwrap())).collect();
+    assert_eq!((bytes.take(), addresses), (vec![4, 4096], vec![4 << 20, 4096 << 20]));
+    assert_eq!(world(|world| world.zeroed.iter().map(|(to, _)| *to).collect::<Vec<_>>()), [4 << 20]);
+    assert!(matches!(launch(&|_| None), Err(Error::OutOfMemory { requested: 4, .. })));
 }
 
 #[test]

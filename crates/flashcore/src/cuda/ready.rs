@@ -3,7 +3,7 @@
 use std::{ffi::c_void, sync::Arc};
 
 use flashcore_core::{Operand, Problem};
-use flashcore_cuda::{Kernel, Prepared, Route, Stream, launch_all};
+use flashcore_cuda::{Kernel, Prepared, Route, Stream, launch_all, launch_all_with};
 use flashcore_kernels::{ALLOCATED_ALIGNMENT, Plan, Tile, plan_tile, slots};
 
 use super::{Cuda, Error, kernels::Loaded};
@@ -112,6 +112,23 @@ impl Ready {
         let slots = self.slots(tensors)?;
         // SAFETY: the caller's promise.
         unsafe { launch_all(&self.launches, stream, &slots)? };
+        Ok(())
+    }
+
+    /// As [`launch_raw`](Self::launch_raw) with scratch memory of the caller's: `allocate` is asked for so many bytes, and
+    /// answers with an address that is a multiple of 256, or with none.
+    ///
+    /// # Safety
+    /// As [`launch_raw`](Self::launch_raw); what `allocate` gave must stay until the launch is done.
+    pub unsafe fn launch_with(
+        &self,
+        tensors: &DeviceTensors,
+        stream: *mut c_void,
+        allocate: &dyn Fn(u64) -> Option<u64>,
+    ) -> Result<(), Error> {
+        let slots = self.slots(tensors)?;
+        // SAFETY: the caller's promise.
+        unsafe { launch_all_with(&self.launches, stream, &slots, allocate)? };
         Ok(())
     }
 
