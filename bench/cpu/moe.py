@@ -1,10 +1,16 @@
 """A small Mixtral's experts on the CPU: flashcore.moe beside torch's paths, in turns.
 
-`python bench/cpu/moe.py [threads]` prints milliseconds for one token and for 256, and how many times as fast flashcore is as the
-faster of torch's two: a loop over experts as transformers has it, and `grouped_mm`.
+`python bench/cpu/moe.py [--threads N] [--out FILE]` prints milliseconds for one token and for 256, and how many times as fast
+flashcore is as the faster of torch's two: a loop over experts as transformers has it, and `grouped_mm`. FILE gets all of it as
+JSON.
 """
 
-import sys
+import argparse
+import datetime
+import json
+import os
+import platform
+import subprocess
 import time
 
 import flashcore
@@ -45,9 +51,13 @@ def seconds(call):
 
 
 def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--out")
+    asked = parser.parse_args()
     torch.manual_seed(0)
-    if len(sys.argv) > 1:
-        torch.set_num_threads(int(sys.argv[1]))
+    torch.set_num_threads(asked.threads)
+    results = []
     for dtype in (torch.bfloat16, torch.float32):
         gate_up = torch.randn(EXPERTS, 2 * INTERMEDIATE, HIDDEN, dtype=dtype) * 0.02
         down = torch.randn(EXPERTS, HIDDEN, INTERMEDIATE, dtype=dtype) * 0.02
@@ -70,6 +80,23 @@ def main():
             best = {name: min(spans) * 1e3 for name, spans in times.items()}
             ratio = min(ms for name, ms in best.items() if name != "flashcore") / best["flashcore"]
             print(dtype, tokens, {name: round(ms, 3) for name, ms in best.items()}, f"ratio {ratio:.2f}")
+            results.append({"dtype": str(dtype), "tokens": tokens, "ratio": ratio, "seconds": times})
+    if asked.out:
+        with open(asked.out, "w") as file:
+            json.dump(described(asked.threads) | {"results": results}, file)
+
+
+def described(threads):
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
+    machine = {
+        "system": platform.platform(),
+        "threads": threads,
+        "torch": torch.__version__,
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "load": os.getloadavg(),
+    }
+    layer = {"hidden": HIDDEN, "intermediate": INTERMEDIATE, "experts": EXPERTS, "top_k": TOP_K}
+    return {"date": datetime.datetime.now(datetime.timezone.utc).isoformat(), "commit": commit, "machine": machine, "layer": layer}
 
 
 main()

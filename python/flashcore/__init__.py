@@ -15,6 +15,7 @@ from ._append import append, reshape_and_cache_flash
 from ._attention import accumulate, attention, packed_attention
 from ._config import show_config
 from ._flash_attn import flash_attn_func, flash_attn_varlen_func
+from ._grouped import grouped_mm
 from ._kvcache import flash_attn_with_kvcache
 from ._merge import merge
 from ._moe import fused_experts, moe
@@ -42,6 +43,7 @@ __all__ = [
     "flash_attn_varlen_qkvpacked_func",
     "flash_attn_with_kvcache",
     "fused_experts",
+    "grouped_mm",
     "merge",
     "moe",
     "packed_attention",

@@ -19,6 +19,7 @@ def append(
     interleaved: bool = True,
     q: Any | None = None,
     together: bool = False,
+    factors: tuple[Any, Any] | None = None,
 ) -> Any:
     """Writes new keys and values behind those that a cache holds; returns the turned queries where there are some.
 
@@ -37,6 +38,8 @@ def append(
         interleaved: pairs that are turned are neighbours; by default as in FlashAttention. Otherwise halves of the features.
         q: queries to turn too, batch x sequence x heads x dim; returned as a new tensor.
         together: all queries of a sequence stand at the position of its first new key.
+        factors: what keys and values are divided by on their way into a cache of float8_e4m3fn: two numbers, or two float32
+            tensors of key heads or of batch x key heads. What is too large becomes the largest number there is.
 
     >>> import numpy
     >>> cache = numpy.zeros((2, 2, 16, 1, 8), "float32")
@@ -50,6 +53,7 @@ def append(
     tensors = {"k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache, "slots": None, "rotary": rotary}
     tensors |= {"lengths": _lengths(framework, lengths, k), "table": framework.table(page_table, k)}
     tensors["q"] = None if q is None else (q, turned)
+    tensors["factors"] = _factors(framework, factors, k)
     framework.append(tensors, {"interleaved": interleaved, "together": together})
     return turned
 
@@ -67,16 +71,32 @@ def reshape_and_cache_flash(
     """Writes new keys and values, tokens x heads x dim, to slots of a cache, pages x rows of a page x heads x dim.
 
     The arguments are those of vLLM's operator of this name. A slot is a page times the rows of a page, plus a row; tokens
-    whose slot is below 0, and those beyond the slots given, are not written. Scales are for 8-bit caches, which are not
-    supported, and not looked at.
+    whose slot is below 0, and those beyond the slots given, are not written. With "fp8" (or "fp8_e4m3") the cache is
+    float8_e4m3fn, or bytes that are read as such, and holds what was divided by the scales, one number or one for each head.
     """
-    if kv_cache_dtype not in ("auto", "float16", "bfloat16", "float32"):
-        raise NotImplementedError(f"a cache of {kv_cache_dtype} is not supported; use \"auto\"")
+    if kv_cache_dtype not in ("auto", "float16", "bfloat16", "float32", "fp8", "fp8_e4m3"):
+        raise NotImplementedError(f"a cache of {kv_cache_dtype} is not supported; use \"auto\" or \"fp8\"")
     framework = _frameworks.of(key)
+    factors = None
+    if kv_cache_dtype.startswith("fp8"):
+        key_cache, value_cache = (framework.e4m3(cache) for cache in (key_cache, value_cache))
+        if k_scale is not None or v_scale is not None:
+            factors = _factors(framework, (k_scale, v_scale), key)
     count = int(_frameworks.shape("slot_mapping", slot_mapping)[0])
     tensors = {"k": key[:count], "v": value[:count], "k_cache": key_cache, "v_cache": value_cache}
-    tensors |= {"lengths": None, "slots": slot_mapping, "table": None, "rotary": None, "q": None}
+    tensors |= {"lengths": None, "slots": slot_mapping, "table": None, "rotary": None, "q": None, "factors": factors}
     framework.append(tensors, {"interleaved": False, "together": False})
+
+
+def _factors(framework: Any, factors: Any, k: Any) -> Any:
+    """Factors of keys and values where k is."""
+    if factors is None:
+        return None
+    try:
+        of_keys, of_values = factors
+    except (TypeError, ValueError):
+        raise ValueError("pass two factors: those of keys and of values") from None
+    return tuple(framework.factor(factor, k, flat=False) for factor in (of_keys, of_values))
 
 
 def _lengths(framework: Any, lengths: Any, k: Any) -> Any:

@@ -51,7 +51,9 @@ def attention(
             batch entry of theirs each, of any size and strides, and ``key_lengths`` says how many keys there are. What the
             table says beyond them is not looked at; a length below 0 counts as 0.
         factors: what q, k and v of 8 bits (torch.float8_e4m3fn, float8_e5m2) are multiplied by: three numbers, or three
-            float32 tensors of batch x key heads. The result is bfloat16, or what ``out`` is.
+            float32 tensors of batch x key heads. The result is bfloat16, or what ``out`` is. Under q of float16 or bfloat16,
+            k and v may be float8_e4m3fn, with two factors: numbers, or float32 tensors of key heads or of batch x key heads,
+            of any strides.
         blocks: rows of q and of k that share a factor. ``factors`` then are batch x heads x blocks for q and for k, and
             batch x heads x dim for v, as `quantise` gives them.
         quantise: ``"e4m3"`` to round q, k and v to 8 bits first, q and k by blocks of rows and v by features, keys less
@@ -130,6 +132,7 @@ def packed_attention(
     scale: float | None = None,
     softcap: float | None = None,
     sinks: Any | None = None,
+    factors: Any | None = None,
     return_lse: bool = False,
     out: Any | None = None,
 ) -> Any:
@@ -167,7 +170,7 @@ def packed_attention(
             rows_k if longest_key is None else int(longest_key),
         )
     keys = key_offsets if page_table is None else key_lengths
-    values = Values(query_offsets, keys, sinks, None, longest, page_table)
+    values = Values(query_offsets, keys, sinks, None, longest, page_table, factors=factors)
     return run(q, k, v, options, values, return_lse, out)
 
 
@@ -215,8 +218,8 @@ def run(q: Any, k: Any, v: Any, options: Options, values: Values, return_lse: bo
         result = None
         if values is NONE:
             result = shortcut(q, k, v, out, options.native)
-        elif mask is None and slopes is None and factors is None and _are(type(q), queries, keys, sinks, table):
-            result = shortcut(q, k, v, out, options.native, queries, keys, sinks, longest, table)
+        elif mask is None and slopes is None and _are_pair(type(q), factors) and _are(type(q), queries, keys, sinks, table):
+            result = shortcut(q, k, v, out, options.native, queries, keys, sinks, longest, table, factors)
         if result is not None:
             return result if out is None else _frameworks.of(q).written(out)
     if _is_compiling():
@@ -271,6 +274,13 @@ def _are(kind: type, queries: Any, keys: Any, sinks: Any, table: Any) -> bool:
         and (sinks is None or type(sinks) is kind)
         and (table is None or type(table) is kind)
     )
+
+
+def _are_pair(kind: type, factors: Any) -> bool:
+    """Whether factors, where there are any, are those of a cache, tensors of that kind."""
+    if factors is None:
+        return True
+    return len(factors) == 2 and all(type(one) is kind and one.ndim > 0 for one in factors)
 
 
 def _bound(

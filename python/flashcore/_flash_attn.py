@@ -43,16 +43,27 @@ def flash_attn_func(
     if dropout_p:
         refuse_dropout()
     options = asked(causal, window_size, softmax_scale, softcap, "bshd")
-    descale = (q_descale, k_descale, v_descale)
-    factors = None if all(given is None for given in descale) else _alike(descale)
+    factors = descales(q, q_descale, k_descale, v_descale)
     plain = alibi_slopes is None and factors is None
     values = NONE if plain else Values(slopes=alibi_slopes, factors=factors)
     result = run(q, k, v, options, values, return_attn_probs, None)
     return (*result, None) if return_attn_probs else result
 
 
+def descales(q: Any, q_descale: Any, k_descale: Any, v_descale: Any) -> tuple[Any, ...] | None:
+    """The factors of q, k and v, or of k and v alone, where q has more bits; None where nothing is multiplied."""
+    given = (q_descale, k_descale, v_descale)
+    if all(one is None for one in given):
+        return None
+    if "float8" in str(getattr(q, "dtype", "")):
+        return _alike(given)
+    if q_descale is not None:
+        raise ValueError("q_descale is for queries of 8 bits; pass None")
+    return tuple(one.reshape(1) if getattr(one, "ndim", None) == 0 else one for one in _alike(given[1:]))
+
+
 def _alike(descale: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Factors of q, k and v: ones like the others where a tensor has none."""
+    """Factors of all tensors: ones like the others where a tensor has none."""
     given = next(factors for factors in descale if factors is not None)
     return tuple(given * 0 + 1 if factors is None else factors for factors in descale)
 
@@ -81,6 +92,9 @@ def flash_attn_varlen_func(
     sinks: Any | None = None,
     learnable_sink: Any | None = None,
     num_splits: int = 0,
+    q_descale: Any | None = None,
+    k_descale: Any | None = None,
+    v_descale: Any | None = None,
     out: Any | None = None,
 ) -> Any:
     """``flash_attn.flash_attn_varlen_func`` by its signature and meaning: sequences packed one after another.
@@ -88,7 +102,9 @@ def flash_attn_varlen_func(
     Tensors are sequence x heads x dim. Offsets on a GPU are read by the kernel: nothing waits for them. With
     ``block_table``, sequences x pages, k and v are pages x rows of a page x heads x dim, of any size and strides, and
     ``seqused_k`` says how many keys each sequence has (``cu_seqlens_k`` where it does not). What the engines add goes by
-    name: sinks, under any of their names, and ``return_softmax_lse``, which returns (out, log-sum-exp). Dropout raises
+    name: sinks, under any of their names, and ``return_softmax_lse``, which returns (out, log-sum-exp). Keys and values may
+    be float8_e4m3fn under q of 16 bits, with ``k_descale`` and ``v_descale``, float32, sequences x key heads or what expands
+    to it. Dropout raises
     NotImplementedError, and so do gradients through pages.
 
     >>> import numpy
@@ -101,7 +117,8 @@ def flash_attn_varlen_func(
     options = asked(causal, window_size, softmax_scale, softcap, "packed")
     keys = _keys(cu_seqlens_k, seqused_k, block_table)
     bounds = (int(max_seqlen_q), int(max_seqlen_k))
-    values = Values(cu_seqlens_q, keys, logits(sinks, s_aux, learnable_sink), None, bounds, block_table, alibi_slopes)
+    factors, sinks = descales(q, q_descale, k_descale, v_descale), logits(sinks, s_aux, learnable_sink)
+    values = Values(cu_seqlens_q, keys, sinks, None, bounds, block_table, alibi_slopes, factors)
     result = run(q, k, v, options, values, return_attn_probs or return_softmax_lse, out)
     return (*result, None) if return_attn_probs else result
 

@@ -12,7 +12,20 @@ from functools import lru_cache
 from typing import Any
 
 from ._arguments import count, each, real, whole
-from ._native import Direct, Launched, Options, Values, append, exchanges, forward, merge, moe, own_stream, quantise
+from ._native import (
+    Direct,
+    Launched,
+    Options,
+    Values,
+    append,
+    exchanges,
+    forward,
+    grouped_mm,
+    merge,
+    moe,
+    own_stream,
+    quantise,
+)
 
 CUDA = 2
 """DLPack's number of CUDA devices."""
@@ -71,6 +84,14 @@ class Framework:
             launched.wait()
         return out
 
+    def grouped_mm(self, a: Any, b: Any, offs: Any, shape: tuple[int, ...]) -> Any:
+        """Grouped products of that shape."""
+        out, stream = self.namespace(a).empty(shape, dtype=a.dtype, device=a.device), self.stream(a)
+        launched = grouped_mm(a, b, out, offs, stream, stream is not None)
+        if launched is not None:
+            launched.wait()
+        return out
+
     def quantise(
         self, x: Any, dtype: str, shapes: tuple[Any, Any], lengths: Any, options: dict[str, Any]
     ) -> tuple[Any, Any, Any]:
@@ -119,22 +140,34 @@ class Framework:
             return values
         return self.array(each(name, values, real, "give one logit per query head"), "float32", q)
 
-    def factors(self, given: Any, q: Any) -> list[Any] | None:
-        """The factors of q, k and v where q is, in one dimension each."""
+    def factors(self, given: Any, q: Any) -> list[Any]:
+        """The factors of q, k and v where q is, in one dimension each; those of a cache, k and v alone, as they lie."""
         if given is None:
-            return None
+            return []
         try:
-            q_factor, k_factor, v_factor = given
-        except (TypeError, ValueError):
-            raise ValueError("pass three factors: those of q, of k and of v") from None
-        return [self.factor(factor, q) for factor in (q_factor, k_factor, v_factor)]
+            given = tuple(given)
+        except TypeError:
+            given = ()
+        if len(given) not in (2, 3):
+            raise ValueError("pass three factors: those of q, of k and of v, or the last two where q has more bits")
+        return [self.factor(factor, q, flat=len(given) == 3) for factor in given]
 
-    def factor(self, given: Any, q: Any) -> Any:
+    def factor(self, given: Any, q: Any, flat: bool) -> Any:
         """The factors of one tensor; 1 where it has none."""
+        if not flat and self.is_array(given):
+            return given
+        if hasattr(given, "__dlpack__") and not flat:  # one number, which stays where it is
+            return self.namespace(given).reshape(given, (1,))
         if given is None or not self.is_array(given):
             given = 1.0 if given is None else given
             return self.array((real("factors", given),) if not hasattr(given, "__len__") else tuple(given), "float32", q)
         return self.namespace(given).reshape(given, (-1,))
+
+    def e4m3(self, cache: Any) -> Any:
+        """A cache of 8-bit floats, which may come as bytes."""
+        if str(cache.dtype).endswith("uint8"):
+            raise TypeError("only torch has bytes that are read as float8_e4m3fn; pass a cache of that type")
+        return cache
 
     def is_array(self, values: Any) -> bool:
         return hasattr(values, "__dlpack__") and getattr(values, "ndim", 1) > 0
@@ -209,6 +242,12 @@ class Numpy(Framework):
         moe(each_tensor(tensors, lambda tensor: exportable(self.numpy, tensor)[0]), options, bits_are_bf16=bits)
         return out
 
+    def grouped_mm(self, a: Any, b: Any, offs: Any, shape: tuple[int, ...]) -> Any:
+        out = self.numpy.empty(shape, a.dtype)
+        (left, bits), right, to = (exportable(self.numpy, array) for array in (a, b, out))
+        grouped_mm(left, right[0], to[0], offs, bits_are_bf16=bits)
+        return out
+
     def append(self, tensors: dict[str, Any], options: dict[str, bool]) -> None:
         bits = exportable(self.numpy, tensors["k"])[1]
         append(each_tensor(tensors, lambda tensor: exportable(self.numpy, tensor)[0]), options, bits_are_bf16=bits)
@@ -268,6 +307,12 @@ class Cupy(Framework):
         with x.device:
             out = tensors["out"] = self.empty(x, x) if tensors["out"] is None else tensors["out"]
             moe(tensors, options, self.cupy.cuda.get_current_stream().ptr or _LEGACY_STREAM)
+        return out
+
+    def grouped_mm(self, a: Any, b: Any, offs: Any, shape: tuple[int, ...]) -> Any:
+        with a.device:
+            out = self.cupy.empty(shape, a.dtype)
+            grouped_mm(a, b, out, offs, self.cupy.cuda.get_current_stream().ptr or _LEGACY_STREAM)
         return out
 
     def append(self, tensors: dict[str, Any], options: dict[str, bool]) -> None:
@@ -347,6 +392,12 @@ class Jax(Framework):
             return moe(tensors | {"out": to}, options, bits_are_bf16=bits_are_bf16[-1], **how)
 
         return self.compute(x, [x.shape], False, launch)
+
+    def grouped_mm(self, a: Any, b: Any, offs: Any, shape: tuple[int, ...]) -> Any:
+        def launch(to: Any, _: Any, bits_are_bf16: Any = (False,), **how: Any) -> Any:
+            return grouped_mm(a, b, to, offs, bits_are_bf16=bits_are_bf16[-1], **how)
+
+        return self.compute(a, [shape], False, launch)
 
     def append(self, tensors: dict[str, Any], options: dict[str, bool]) -> None:
         raise TypeError("JAX arrays cannot be written; update the cache by k_cache.at[...].set(k)")
@@ -450,8 +501,10 @@ class Torch(Framework):
         return (out, lse) if return_lse else out
 
     def moe(self, tensors: dict[str, Any], options: dict[str, Any]) -> Any:
-        if self.torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given(tensors)):
-            raise NotImplementedError(NO_MOE_GRADIENTS)
+        if self.records(*given(tensors)):
+            from ._torch_moe import differentiable
+
+            return differentiable(tensors, options)
         x = tensors["x"]
         out = tensors["out"] = self.torch.empty_like(x) if tensors["out"] is None else tensors["out"]
         if self.exchanges:
@@ -460,6 +513,19 @@ class Torch(Framework):
             export = self.torch.utils.dlpack.to_dlpack
             moe(each_tensor(tensors, lambda tensor: export(tensor.detach())), options, self.stream_of(x))
         return self.written(out)
+
+    def grouped_mm(self, a: Any, b: Any, offs: Any, shape: tuple[int, ...]) -> Any:
+        if self.records(a, b):
+            from ._torch_moe import GroupedMm
+
+            return GroupedMm.apply(a, b, offs, shape)
+        out = a.new_empty(shape)
+        if self.exchanges:
+            grouped_mm(a, b, out, offs)
+        else:
+            export = lambda tensor: None if tensor is None else self.torch.utils.dlpack.to_dlpack(tensor.detach())
+            grouped_mm(*map(export, (a, b, out, offs)), self.stream_of(a))
+        return out
 
     def append(self, tensors: dict[str, Any], options: dict[str, bool]) -> None:
         if self.torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given(tensors)):
@@ -471,6 +537,9 @@ class Torch(Framework):
             append(each_tensor(tensors, lambda tensor: export(tensor.detach())), options, self.stream_of(tensors["k"]))
         for name in ("k_cache", "v_cache"):
             self.written(tensors[name])
+
+    def e4m3(self, cache: Any) -> Any:
+        return cache.view(self.torch.float8_e4m3fn) if cache.dtype == self.torch.uint8 else cache
 
     def quantise(
         self, x: Any, dtype: str, shapes: tuple[Any, Any], lengths: Any, options: dict[str, Any]
@@ -565,10 +634,13 @@ class Torch(Framework):
         taken = values.dtype in (self.torch.float16, self.torch.bfloat16, self.torch.float32)
         return values.detach().to(q.device, values.dtype if taken else self.torch.float32).contiguous()
 
-    def factor(self, given: Any, q: Any) -> Any:
+    def factor(self, given: Any, q: Any, flat: bool) -> Any:
         if not self.is_array(given):
-            return super().factor(given, q)
-        return given.detach().to(q.device, self.torch.float32).reshape(-1).contiguous()
+            return super().factor(given, q, flat)
+        given = given.detach().to(q.device, self.torch.float32)
+        if flat:
+            return given.reshape(-1).contiguous()
+        return given.reshape(1) if given.dim() == 0 else given
 
     def is_array(self, values: Any) -> bool:
         return isinstance(values, self.torch.Tensor)
@@ -592,7 +664,6 @@ class TorchSubclass(Torch):
 NO_MASK_GRADIENTS = "masks have no gradient; detach the mask, or pass what is learned as sinks"
 NO_SLOPE_GRADIENTS = "slopes have no gradient; detach them"
 NO_OUT_GRADIENTS = "out= does not go with gradients; omit it, or call under torch.no_grad()"
-NO_MOE_GRADIENTS = "moe has no backward pass; call it under torch.no_grad() or detach its tensors"
 NO_APPEND_GRADIENTS = "a cache has no backward pass; call this under torch.no_grad() or detach the tensors"
 NO_GRADIENTS = "merge and accumulate have no backward pass; call them under torch.no_grad() or detach their tensors"
 

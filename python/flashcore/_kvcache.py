@@ -8,7 +8,7 @@ from . import _frameworks
 from ._append import append
 from ._arguments import whole
 from ._attention import run
-from ._flash_attn import asked, logits
+from ._flash_attn import asked, descales, logits
 from ._options import NONE, Values
 
 
@@ -65,6 +65,9 @@ def flash_attn_with_kvcache(
     keys of each sequence, and seen by the queries; ``cache_seqlens`` stays as it is. ``rotary_cos`` and ``rotary_sin`` turn
     them and the queries by their positions. ``cache_leftpad`` says how many rows at the start of each sequence are no keys.
 
+    A cache of float8_e4m3fn goes with q of float16 or bfloat16. ``k_descale`` and ``v_descale``, float32, batch x key heads or
+    what expands to it, say what it is multiplied by; new keys and values are divided by them and rounded.
+
     Lengths and tables on a GPU are read by the kernel when it runs, so that a captured graph stays right while they
     change. With ``return_softmax_lse`` the log-sum-exp comes along, batch x heads x sequence or heads x sequence.
 
@@ -73,7 +76,8 @@ def flash_attn_with_kvcache(
     >>> flash_attn_with_kvcache(q, cache, cache, cache_seqlens=[30, 7], causal=True).shape
     (2, 1, 4, 8)
     """
-    _refuse(rotary_seqlens, qv, (q_descale, k_descale, v_descale), attention_chunk)
+    _refuse(rotary_seqlens, qv, attention_chunk)
+    factors = descales(q, q_descale, k_descale, v_descale)
     layout = "bshd" if cu_seqlens_q is None else "packed"
     options = asked(causal, window_size, softmax_scale, softcap, layout)
     sequences = _sequences(q, cu_seqlens_q)
@@ -81,7 +85,7 @@ def flash_attn_with_kvcache(
     if k is not None:
         rotary = None if rotary_cos is None else (rotary_cos, rotary_sin)
         together = not causal and all(bound in (None, -1) for bound in window_size)
-        new = _New(k, v, rotary, rotary_interleaved, together)
+        new = _New(k, v, rotary, rotary_interleaved, together, factors)
         q, cache_seqlens = new.write(q, k_cache, v_cache, cache_seqlens, table, packed=cu_seqlens_q is not None)
     elif rotary_cos is not None:
         raise ValueError("rotary embedding turns new keys and queries together; pass k and v")
@@ -91,7 +95,8 @@ def flash_attn_with_kvcache(
     bounds = None
     if cu_seqlens_q is not None and max_seqlen_q is not None:
         bounds = (int(max_seqlen_q), 1 << 30 if max_seqlen_k is None else int(max_seqlen_k))
-    values = Values(cu_seqlens_q, lengths, logits(sinks, s_aux, learnable_sink), None, bounds, table, alibi_slopes)
+    sinks = logits(sinks, s_aux, learnable_sink)
+    values = Values(cu_seqlens_q, lengths, sinks, None, bounds, table, alibi_slopes, factors)
     values = NONE if all(value is None for value in values) else values
     return run(q, k_cache, v_cache, options, values, return_softmax_lse, out)
 
@@ -104,6 +109,8 @@ class _New(NamedTuple):
     rotary: tuple[Any, Any] | None
     interleaved: bool
     together: bool
+    factors: tuple[Any, ...] | None
+    """What those of a cache of 8 bits are divided by."""
 
     def write(self, q: Any, k_cache: Any, v_cache: Any, lengths: Any, table: Any, packed: bool) -> tuple[Any, Any]:
         """Writes them into the cache; returns the queries, turned where asked to, and the lengths that there are then."""
@@ -125,6 +132,7 @@ class _New(NamedTuple):
             interleaved=self.interleaved,
             q=None if self.rotary is None else q,
             together=self.together,
+            factors=self.factors,
         )
         # A sequence that is none, below 0, stays none.
         if hasattr(lengths, "shape"):
@@ -155,13 +163,11 @@ def _shifted(q: Any, k_cache: Any, v_cache: Any, table: Any, lengths: Any, leftp
     return *caches, table, lengths
 
 
-def _refuse(rotary_seqlens: Any, qv: Any, descales: tuple[Any, ...], chunk: int) -> None:
+def _refuse(rotary_seqlens: Any, qv: Any, chunk: int) -> None:
     if rotary_seqlens is not None:
         raise NotImplementedError("positions are those behind the cache; pass rotary_seqlens=None")
     if qv is not None:
         raise NotImplementedError("a second part of the queries is not supported; pass qv=None")
-    if any(scale is not None for scale in descales):
-        raise NotImplementedError("8-bit tensors are not supported; pass q_descale=k_descale=v_descale=None")
     if chunk:
         raise NotImplementedError("attention in chunks is not supported; pass attention_chunk=0")
 

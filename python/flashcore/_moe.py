@@ -99,16 +99,54 @@ def fused_experts(
     topk_weights: Any,
     topk_ids: Any,
     inplace: bool = False,
-    activation: str = "silu",
+    activation: Any = "silu",
+    apply_router_weight_on_input: bool = False,
+    global_num_experts: int = -1,
+    expert_map: Any | None = None,
+    quant_config: Any | None = None,
 ) -> Any:
-    """`moe` with the arguments of vLLM's function of this name."""
-    if activation not in ("silu", "swiglu"):
-        raise NotImplementedError(f"activation {activation!r} is not supported here; call flashcore.moe")
-    result = moe(hidden_states, w1, w2, topk_ids, topk_weights)
+    """`moe` with the arguments of vLLM's function of this name.
+
+    `activation` is ``"silu"``, ``"gelu_tanh"`` or ``"swigluoai"``, as a string or as vLLM's enum. `expert_map` says which
+    expert here each number means, -1 for none. Weights that are quantised, and routing weights on the input, are refused.
+    """
+    known = {
+        "silu": {},
+        "swiglu": {},
+        "gelu_tanh": {"activation": "geglu"},
+        "swigluoai": {"activation": "clamped", "interleaved": True},
+    }
+    kind = str(getattr(activation, "value", activation))
+    if kind not in known:
+        raise NotImplementedError(f"activation {kind!r} is not supported here; use one of {', '.join(known)}")
+    quantised = quant_config is not None and getattr(quant_config, "quant_dtype", None) is not None
+    for given, what in (
+        (apply_router_weight_on_input, "apply_router_weight_on_input"),
+        (quantised, "a quant_config with quantised weights"),
+    ):
+        if given:
+            raise NotImplementedError(f"{what} is not supported; use vLLM's own kernel for this layer")
+    biases = tuple(getattr(quant_config, name, None) for name in ("w1_bias", "w2_bias"))
+    if expert_map is not None:
+        # Numbers beyond the map are nobody's, as -1 is.
+        topk_ids = _mapped(topk_ids, expert_map)
+    elif global_num_experts not in (-1, w1.shape[0]):
+        raise ValueError(f"{global_num_experts} experts but weights of {w1.shape[0]}; give expert_map, which says where they are")
+    both = None if biases[0] is None or biases[1] is None else biases
+    result = moe(hidden_states, w1, w2, topk_ids, topk_weights, biases=both, **known[kind])
     if not inplace:
         return result
     hidden_states[...] = result
     return hidden_states
+
+
+def _mapped(ids: Any, expert_map: Any) -> Any:
+    """The experts here that numbers mean; -1 for those that are elsewhere or nowhere."""
+    count = expert_map.shape[0]
+    inside = (ids >= 0) & (ids < count)
+    within = ids * inside
+    found = expert_map[within]
+    return found * inside - (1 - inside * 1)
 
 
 def _last(tensor: Any, name: str) -> int:

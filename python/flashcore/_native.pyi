@@ -33,7 +33,7 @@ class Values:
         ranges: tuple[Sequence[int], Sequence[int]] | None = None,
         table: Any | None = None,
         bias: Any | None = None,
-        factors: Sequence[Any] | None = None,
+        factors: Sequence[Any] = (),
         blocks: Sequence[int] | None = None,
     ) -> None: ...
 
@@ -53,6 +53,7 @@ class Direct:
         sinks: Any | None = None,
         longest: tuple[int, int] | None = None,
         table: Any | None = None,
+        factors: tuple[Any, Any] | None = None,
         /,
     ) -> Any | None: ...
 
@@ -103,6 +104,16 @@ def append(
 def moe(
     tensors: Mapping[str, Any],
     options: Mapping[str, Any],
+    stream: int | None = None,
+    record: bool = False,
+    bits_are_bf16: bool = False,
+) -> Launched | None: ...
+def moe_gradients(tensors: Mapping[str, Any], options: Mapping[str, Any], grads: Mapping[str, Any]) -> None: ...
+def grouped_mm(
+    mat_a: Any,
+    mat_b: Any,
+    out: Any,
+    offs: Any | None,
     stream: int | None = None,
     record: bool = False,
     bits_are_bf16: bool = False,

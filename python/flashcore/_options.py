@@ -109,7 +109,7 @@ class Values(NamedTuple):
     slopes: Any = None
     """ALiBi's, of heads or of sequences x heads."""
     factors: Any = None
-    """What q, k and v of 8 bits are multiplied by: three numbers, or three tensors of batch x key heads."""
+    """What q, k and v of 8 bits are multiplied by, or k and v alone: numbers, or tensors of batch x key heads."""
     blocks: tuple[int, int] | None = None
     """Rows of q and of k that share a factor, where factors are those of blocks of q and k and of features of v."""
 

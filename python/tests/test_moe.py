@@ -118,6 +118,12 @@ def test_what_is_wrong_is_said():
         flashcore.moe(x, gate_up[0], down, ids, weights)
     with raises(ValueError, 'activation is "relu"'):
         flashcore.moe(x, gate_up, down, ids, weights, activation="relu")
+    with raises(ValueError, "groups and scale go with"):
+        flashcore.moe(x, gate_up, down, logits=np.ones((T, E), "float32"), top_k=K, scale=2.5)
+    with raises(TypeError, "gate_up is f16 but x is f32"):
+        flashcore.moe(x, gate_up.astype("float16"), down, ids, weights)
+    with raises(TypeError, "x is float64"):
+        flashcore.moe(x.astype("float64"), gate_up, down, ids, weights)
     with raises(ValueError, "x shares memory with out"):
         flashcore.moe(x, gate_up, down, ids, weights, out=x)
 
@@ -136,8 +142,113 @@ def test_vllm_arguments():
     ids = ids.astype("int32")
     wanted = flashcore.moe(x, gate_up, down, ids, weights)
     assert np.array_equal(flashcore.fused_experts(x, gate_up, down, weights, ids), wanted)
+    where = np.array([3, -1, 0, 1], "int32")  # the experts here that numbers 0 to 3 mean
+    mapped = flashcore.fused_experts(x, gate_up, down, weights, ids, global_num_experts=4, expert_map=where)
+    local = np.where(ids < 4, where[np.minimum(ids, 3)], -1).astype("int32")
+    assert np.array_equal(mapped, flashcore.moe(x, gate_up, down, local, weights))
+    oss = flashcore.fused_experts(x, gate_up, down, weights, ids, activation="swigluoai")
+    assert np.array_equal(oss, flashcore.moe(x, gate_up, down, ids, weights, activation="clamped", interleaved=True))
+    with raises(NotImplementedError, "use one of silu"):
+        flashcore.fused_experts(x, gate_up, down, weights, ids, activation="relu2_no_mul")
+    with raises(NotImplementedError, "apply_router_weight_on_input"):
+        flashcore.fused_experts(x, gate_up, down, weights, ids, apply_router_weight_on_input=True)
+    with raises(ValueError, "give expert_map"):
+        flashcore.fused_experts(x, gate_up, down, weights, ids, global_num_experts=64)
     flashcore.fused_experts(x, gate_up, down, weights, ids, inplace=True)
     assert np.array_equal(x, wanted)
+
+
+def need_torch(*more):
+    for name in ("torch", *more):
+        if importlib.util.find_spec(name) is None:
+            raise Skip(f"{name} is not installed")
+
+
+def eager(torch, x, gate_up, down, ids, weights, biases=None, clamped=False):
+    """The layer as operations that torch differentiates."""
+    out = torch.zeros_like(x)
+    for token, slot in np.ndindex(tuple(ids.shape)):
+        expert = int(ids[token, slot])
+        if not 0 <= expert < len(gate_up):
+            continue
+        h = gate_up[expert] @ x[token] + (0 if biases is None else biases[0][expert])
+        gate, up = (h[0::2].clamp(max=1.0), h[1::2].clamp(-1, 1) + 1) if clamped else h.chunk(2)
+        h = gate * torch.sigmoid((1.5 if clamped else 1) * gate) * up
+        y = down[expert] @ h + (0 if biases is None else biases[1][expert])
+        out = torch.cat([out[:token], (out[token] + weights[token, slot] * y)[None], out[token + 1 :]])
+    return out
+
+
+@cases(clamped=[False, True], by=["moe", "grouped products"])
+def test_gradients_are_those_of_torch(clamped, by):
+    need_torch()
+    import torch
+
+    from flashcore import _torch_moe
+
+    arrays = layer(6)
+    rng = np.random.default_rng(7)
+    floats = [*arrays[:3], arrays[4], rng.standard_normal((E, 2 * I)), rng.standard_normal((E, H))]
+    ids = torch.tensor(arrays[3])
+    ids[0, 1], ids[2, 0] = 99, ids[2, 1]  # one that is nowhere, and one twice
+    d_out = torch.tensor(rng.standard_normal((T, H)), dtype=torch.float32)
+    results = []
+    for own in (False, True):
+        x, gate_up, down, weights, *biases = (torch.tensor(array, dtype=torch.float32, requires_grad=True) for array in floats)
+        pair = tuple(biases) if clamped else None
+        if own:
+            options = dict(activation="clamped", alpha=1.5, limit=1.0, interleaved=True) if clamped else {}
+            call = _torch_moe.differentiable
+            if by != "moe":  # what a GPU gets
+                _torch_moe.differentiable = _torch_moe.by_grouped_products
+            try:
+                out = flashcore.moe(x, gate_up, down, ids, weights, biases=pair, **options)
+            finally:
+                _torch_moe.differentiable = call
+        else:
+            out = eager(torch, x, gate_up, down, ids, weights, pair, clamped)
+        out.backward(d_out)
+        used = [x, gate_up, down, weights, *(biases if clamped else [])]
+        results.append([out.detach(), *(tensor.grad for tensor in used)])
+    for wanted, got in zip(*results):
+        assert wanted.shape == got.shape
+        assert (wanted - got).abs().max() < 2e-4 * (1 + wanted.abs().max()), (wanted - got).abs().max()
+
+
+def test_gradients_of_transposed_weights_and_of_a_shared_expert():
+    need_torch()
+    import torch
+
+    arrays = [torch.tensor(array, dtype=torch.float32) for array in layer(8)]
+    x, gate_up, down, ids, weights = arrays
+    ids = ids.long()
+    grads = []
+    for transposed in (False, True):
+        made = [tensor.transpose(1, 2).contiguous() if transposed else tensor.clone() for tensor in (gate_up, down)]
+        shared = [tensor[1].clone() for tensor in made]
+        leaves = [tensor.requires_grad_() for tensor in (x.clone(), *made, *shared)]
+        out = flashcore.moe(*leaves[:3], ids, weights, transposed=transposed, shared_expert=tuple(leaves[3:]))
+        out.sum().backward()
+        grads.append([leaf.grad.transpose(-1, -2) if transposed and n else leaf.grad for n, leaf in enumerate(leaves)])
+    for plain, turned in zip(*grads):
+        assert torch.allclose(plain, turned, atol=1e-5)
+    # A weight that no token goes to has a gradient of exactly 0.
+    only = torch.zeros(T, 1, dtype=torch.long)
+    gate_up.requires_grad_()
+    flashcore.moe(x, gate_up, down, only, weights[:, :1].contiguous()).sum().backward()
+    assert gate_up.grad[0].abs().sum() > 0 and not gate_up.grad[1:].any()
+
+
+def test_what_has_no_gradients_says_so():
+    need_torch()
+    import torch
+
+    x, gate_up, down, ids, weights = (torch.tensor(array, dtype=torch.float32) for array in layer())
+    x.requires_grad_()
+    with raises(NotImplementedError, "choose experts in torch"):
+        flashcore.moe(x, gate_up, down, logits=torch.zeros(T, E), top_k=K)
+    with raises(RuntimeError, "out= does not go with gradients"):
+        flashcore.moe(x, gate_up, down, ids.int(), weights, out=torch.empty(T, H))
 
 
 SMALL = dict(
@@ -148,7 +259,36 @@ MODELS = {
     "qwen3_moe": SMALL | dict(num_experts=4, moe_intermediate_size=32),
     "mixtral": SMALL | dict(num_local_experts=4),
     "gpt_oss": SMALL | dict(num_local_experts=4, sliding_window=8),
+    "olmoe": SMALL | dict(num_experts=4),
+    "deepseek_v3": SMALL
+    | dict(
+        moe_intermediate_size=32, n_routed_experts=8, n_group=2, topk_group=1, n_shared_experts=1, first_k_dense_replace=1,
+        q_lora_rank=16, kv_lora_rank=16, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=16, num_key_value_heads=4, head_dim=8,
+    ),
 }
+
+
+@cases(kind=["qwen3_moe", "mixtral"])
+def test_models_in_transformers_train_as_with_eager_experts(kind):
+    need_torch("transformers")
+    import torch
+    import transformers
+
+    from flashcore.integrations import transformers as integration
+
+    integration.register()
+    transformers.logging.set_verbosity_error()
+    grads = []
+    for experts in ("eager", "flashcore"):
+        torch.manual_seed(0)
+        config = transformers.AutoConfig.for_model(kind, **MODELS[kind])
+        model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager", experts_implementation=experts)
+        tokens = torch.randint(3, 128, (2, 24))
+        model.train()(tokens, labels=tokens).loss.backward()
+        grads.append({name: parameter.grad for name, parameter in model.named_parameters()})
+    for name, wanted in grads[0].items():
+        assert wanted is not None and grads[1][name] is not None, name
+        assert (wanted - grads[1][name]).abs().max() < 1e-5, name
 
 
 @cases(kind=list(MODELS))

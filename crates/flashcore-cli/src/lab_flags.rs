@@ -17,7 +17,7 @@ use flashcore_lab::{
     record::Record,
     sensors::Sensors,
     suites::Suite,
-    task::Task,
+    task::{AttentionSpec, Task},
 };
 use flashcore_testkit::Kind;
 
@@ -33,7 +33,7 @@ use crate::{
 /// What is measured: a suite or one problem.
 #[derive(Args, Clone, Debug)]
 pub struct TaskFlags {
-    /// A set of problems: forward, small, cpu, kinds, options or sweep [default: one problem]
+    /// A set of problems [default: one problem]
     #[arg(long, value_name = "NAME", value_parser = suites(), conflicts_with_all = TensorFlags::NAMES)]
     suite: Option<Suite>,
     /// Only problems, or comparisons, whose name contains all these words; may be given several times
@@ -48,6 +48,9 @@ pub struct TaskFlags {
     #[arg(long, value_name = "NAME", default_value = "normal", value_parser = kinds(), hide_possible_values = true,
           conflicts_with = "suite", help_heading = "Random tensors")]
     kind: Kind,
+    /// Gradients instead of the output, from an output that is there
+    #[arg(long, conflicts_with = "suite", help_heading = "Options of attention")]
+    backward: bool,
     #[command(flatten)]
     attention: AttentionFlags,
 }
@@ -58,7 +61,9 @@ impl TaskFlags {
         let Some(suite) = self.suite else {
             let dtype = self.dtype.unwrap_or(DType::F16);
             let problem = self.attention.problem(dtype, self.tensors.dims())?;
-            return Ok(vec![Task::new(problem).map_err(LabError::from)?.of_kind(self.kind)]);
+            let task = Task::new(problem).map_err(LabError::from)?.of_kind(self.kind);
+            let gradients = |spec: &mut AttentionSpec| spec.backward = self.backward;
+            return Ok(vec![task.changed(gradients).map_err(LabError::from)?]);
         };
         suite_tasks(suite, self.suite_dtype(suite), &self.filter)
     }
@@ -113,7 +118,8 @@ pub fn suite_tasks(suite: Suite, dtype: DType, filters: &[String]) -> Result<Vec
         let names = all.iter().map(Task::to_string).collect();
         all.retain(|task| {
             // With what goes without saying in a name: `full`, `normal`.
-            let name = format!("{task} {} {}", task.problem().mask(), task.spec().kind.name());
+            let mask = task.attention().map(|spec| spec.mask().to_string()).unwrap_or_default();
+            let name = format!("{task} {mask} {}", task.spec().kind().name());
             passes(filters, |part| name.contains(part))
         });
         (all, names)
@@ -154,10 +160,10 @@ pub struct TimingFlags {
     /// Empty caches before each call
     #[arg(long)]
     cold: bool,
-    /// Replay GPU calls from a graph [default: in the small suite]
+    /// Replay GPU calls from a graph [default: in suites of short calls]
     #[arg(long)]
     graph: bool,
-    /// Launch GPU calls one by one, in the small suite too
+    /// Launch GPU calls one by one, in those suites too
     #[arg(long, conflicts_with = "graph")]
     eager: bool,
     /// Seed of the inputs

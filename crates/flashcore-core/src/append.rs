@@ -7,6 +7,9 @@
 //! Rotary embedding turns pairs of features by an angle that grows with the position: `(x, y)` becomes
 //! `(x·cos − y·sin, y·cos + x·sin)`. Pairs are neighbours, or features half of the turned ones apart.
 //!
+//! A cache may have E4M3 elements: what is written there is divided by the factor of its key head and rounded, and what
+//! is too large becomes the largest number.
+//!
 //! [`AppendSpec::parse`] makes an [`AppendProblem`], which a backend computes over the memory of an [`AppendCall`].
 
 use std::sync::Arc;
@@ -19,6 +22,7 @@ use crate::{
     lengths::{Index, Sequences},
     pages::{PageTable, Pages},
     problem::{MAX_EXTENT, check_axes},
+    scales::{Factors, Scales},
 };
 
 /// Where new rows go.
@@ -48,8 +52,12 @@ pub struct Rotary {
 /// What a caller asks for, unchecked; [`AppendSpec::parse`] makes an [`AppendProblem`] of it.
 #[derive(Clone, PartialEq, Debug)]
 pub struct AppendSpec {
-    /// Element type of all tensors.
+    /// Element type of all tensors but, maybe, the cache.
     pub dtype: DType,
+    /// Element type of the cache, where it is not that of the new rows: E4M3.
+    pub cache_dtype: Option<DType>,
+    /// That what is written is divided by factors of keys and of values, if it is: into an E4M3 cache.
+    pub scales: Option<Scales>,
     /// Layout of the new keys.
     pub k: Layout,
     /// Layout of the new values.
@@ -73,13 +81,26 @@ pub struct AppendSpec {
 impl AppendSpec {
     /// New rows behind what a padded cache holds, as they are.
     pub const fn new(dtype: DType, [k, v]: [Layout; 2], [cache_k, cache_v]: [Layout; 2]) -> Self {
-        let (slots, index) = (Slots::Behind, Index::I32);
-        Self { dtype, k, v, cache_k, cache_v, slots, pages: None, rotary: None, q: None, index }
+        Self {
+            dtype,
+            cache_dtype: None,
+            scales: None,
+            k,
+            v,
+            cache_k,
+            cache_v,
+            slots: Slots::Behind,
+            pages: None,
+            rotary: None,
+            q: None,
+            index: Index::I32,
+        }
     }
 
     /// Checks everything and fills in what was left out.
     pub fn parse(self) -> Result<AppendProblem, ProblemError> {
         self.dtype.check_common("appending to a cache")?;
+        let cache_dtype = self.check_cache_dtype()?;
         let (k, v, cache_k, cache_v) =
             (self.k.dims(), self.v.dims(), self.cache_k.dims(), self.cache_v.dims());
         for (operand, dims) in
@@ -96,7 +117,18 @@ impl AppendSpec {
         self.cache_v.check_output()?;
         let pages = self.check_slots(k, cache_k)?;
         self.check_rotary(k)?;
-        Ok(AppendProblem { spec: Self { pages, ..self } })
+        Ok(AppendProblem { spec: Self { cache_dtype, pages, ..self } })
+    }
+
+    /// The type of the cache, where it is not that of the new rows.
+    fn check_cache_dtype(&self) -> Result<Option<DType>, ProblemError> {
+        let (dtype, cache) = (self.dtype, self.cache_dtype.filter(|&cache| cache != self.dtype));
+        self.scales.map_or(Ok(()), |scales| scales.check(true).map_err(ProblemError::Scales))?;
+        match cache {
+            None if self.scales.is_some() => Err(ProblemError::ScaledDType { dtype }),
+            None | Some(DType::E4M3) => Ok(cache),
+            Some(expected) => Err(ProblemError::OtherDType { operand: Operand::K, got: dtype, expected }),
+        }
     }
 
     fn check_slots(&self, k: Dims, cache: Dims) -> Result<Option<Pages>, ProblemError> {
@@ -162,6 +194,11 @@ impl AppendProblem {
         &self.spec
     }
 
+    /// Element type of the cache.
+    pub fn cache_dtype(&self) -> DType {
+        self.spec.cache_dtype.unwrap_or(self.spec.dtype)
+    }
+
     /// Positions of a sequence in the cache.
     pub fn capacity(&self) -> usize {
         let paged = self.spec.pages.and_then(|pages| pages.longest_kv);
@@ -181,8 +218,8 @@ impl AppendProblem {
     }
 }
 
-/// Lengths, slots and page table of one call, on the host.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+/// Lengths, slots, page table and factors of one call, on the host.
+#[derive(Clone, PartialEq, Debug, Default)]
 pub struct AppendValues {
     /// Keys that each sequence has already, or −1 for a sequence that is none; empty where slots are listed.
     pub lengths: Arc<[i32]>,
@@ -190,6 +227,8 @@ pub struct AppendValues {
     pub slots: Arc<[i64]>,
     /// Which pages hold the keys of which sequence.
     pub table: Option<PageTable>,
+    /// What keys and values of a cache of 8 bits are divided by, for each batch entry of the new rows and key head.
+    pub factors: Option<Factors>,
 }
 
 impl AppendValues {
@@ -212,7 +251,20 @@ impl AppendValues {
         if given != asked {
             return Err(ProblemError::OtherTable { given, asked });
         }
-        self.table.as_ref().map_or(Ok(()), |table| table.check(dims.batch))
+        self.table.as_ref().map_or(Ok(()), |table| table.check(dims.batch))?;
+        let given = self.factors.as_ref().map(Factors::kind);
+        if given != spec.scales {
+            return Err(ProblemError::OtherFactors { given: given.is_some() });
+        }
+        let needed = spec.scales.map_or(0, |scales| scales.count(dims.batch, dims.heads));
+        self.factors.as_ref().map_or(Ok(()), |factors| factors.check_counts([0, needed, needed]))
+    }
+
+    /// What new keys and values of a batch entry and head are divided by.
+    pub fn divisors(&self, problem: &AppendProblem, batch: usize, head: usize) -> [f32; 2] {
+        let heads = problem.spec.k.dims().heads;
+        let [_, k, v] = self.factors.as_ref().map_or([1.0; 3], |factors| factors.at(heads, batch, head));
+        [k, v]
     }
 
     /// Batch entry (or page) and row of the cache that new row `row` of batch entry `batch` goes to, if it has a place.
@@ -284,8 +336,10 @@ impl<'a> AppendCall<'a> {
         values.check(problem)?;
         let spec = &problem.spec;
         let check = |operand, data: Data<'_>, needed: usize| {
-            if data.dtype() != spec.dtype {
-                return Err(ProblemError::OtherDType { operand, got: data.dtype(), expected: spec.dtype });
+            let cached = matches!(operand, Operand::CacheK | Operand::CacheV);
+            let (got, expected) = (data.dtype(), if cached { problem.cache_dtype() } else { spec.dtype });
+            if got != expected {
+                return Err(ProblemError::OtherDType { operand, got, expected });
             }
             if data.len() < needed {
                 return Err(ProblemError::BufferTooSmall { operand, needed, len: data.len() });

@@ -3,8 +3,14 @@
 use std::error::Error;
 
 use crate::{
-    append::AppendCall, backward::BackwardCall, call::HostCall, error::ProblemError, merge::MergeCall,
-    moe::MoeCall, quantise::QuantiseCall,
+    append::AppendCall,
+    backward::BackwardCall,
+    call::HostCall,
+    error::ProblemError,
+    grouped::GroupedCall,
+    merge::MergeCall,
+    moe::{MoeCall, MoeGradientCall},
+    quantise::QuantiseCall,
 };
 
 /// Something that computes attention on host tensors.
@@ -44,6 +50,19 @@ pub trait Backend: Send + Sync {
         let (what, instead) = ("mixtures of experts".to_owned(), "use another backend".to_owned());
         Err(BackendError::Unsupported { backend: self.name(), what, instead })
     }
+
+    /// Computes gradients of a mixture of experts: every one of them is written completely, or an error is returned.
+    fn moe_gradients(&self, _: &mut MoeGradientCall<'_>) -> Result<Ran, BackendError> {
+        let (what, instead) =
+            ("gradients of mixtures of experts".to_owned(), "compute them on the cpu backend".to_owned());
+        Err(BackendError::Unsupported { backend: self.name(), what, instead })
+    }
+
+    /// Computes grouped products: every element of the result is written, or an error is returned.
+    fn grouped(&self, _: &mut GroupedCall<'_>) -> Result<Ran, BackendError> {
+        let (what, instead) = ("grouped products".to_owned(), "use another backend".to_owned());
+        Err(BackendError::Unsupported { backend: self.name(), what, instead })
+    }
 }
 
 impl<B: Backend + ?Sized> Backend for &B {
@@ -73,6 +92,14 @@ impl<B: Backend + ?Sized> Backend for &B {
 
     fn moe(&self, call: &mut MoeCall<'_>) -> Result<Ran, BackendError> {
         (**self).moe(call)
+    }
+
+    fn moe_gradients(&self, call: &mut MoeGradientCall<'_>) -> Result<Ran, BackendError> {
+        (**self).moe_gradients(call)
+    }
+
+    fn grouped(&self, call: &mut GroupedCall<'_>) -> Result<Ran, BackendError> {
+        (**self).grouped(call)
     }
 }
 
@@ -124,8 +151,9 @@ mod tests {
     use super::*;
     use crate::{
         AppendInputs, AppendOutputs, AppendSpec, AppendValues, BackwardInputs, BackwardSpec, DType, Data,
-        DataMut, Dims, E4M3, ExpertLayout, GradientsMut, Ids, Index, Layout, MergeSpec, MoeInputs, MoeSpec,
-        Parts, QuantiseSpec, QuantisedMut, Routed, Routing, RowTerms, Spec, Values,
+        DataMut, Dims, E4M3, ExpertLayout, GradientsMut, GroupedInputs, GroupedSpec, Grouping, Ids, Index,
+        Layout, MergeSpec, MoeGradientsMut, MoeInputs, MoeSpec, Parts, QuantiseSpec, QuantisedMut, Routed,
+        Routing, RowTerms, Spec, Values,
     };
 
     /// Answers every operation by its name.
@@ -162,6 +190,14 @@ mod tests {
 
         fn moe(&self, _: &mut MoeCall<'_>) -> Result<Ran, BackendError> {
             ran("moe")
+        }
+
+        fn moe_gradients(&self, _: &mut MoeGradientCall<'_>) -> Result<Ran, BackendError> {
+            ran("moe_gradients")
+        }
+
+        fn grouped(&self, _: &mut GroupedCall<'_>) -> Result<Ran, BackendError> {
+            ran("grouped")
         }
     }
 
@@ -209,5 +245,15 @@ mod tests {
             MoeInputs { x: data, gate_up: Data::F32(&two), down: data, biases: None, shared: None, routed };
         let mut call = MoeCall::bind(&problem, inputs, DataMut::F32(&mut out)).unwrap();
         assert_eq!(backend.moe(&mut call).unwrap().kernel, "moe");
+        let (mut x, mut gate_up, mut d_down, mut weights) = ([0.0f32], [0.0f32; 2], [0.0f32], [0.0f32]);
+        let [x, gate_up, d_down] = [&mut x[..], &mut gate_up, &mut d_down].map(DataMut::F32);
+        let weights = &mut weights[..];
+        let grads = MoeGradientsMut { x, gate_up, down: d_down, biases: None, shared: None, weights };
+        let mut call = MoeGradientCall::bind(&problem, inputs, data, grads).unwrap();
+        assert_eq!(backend.moe_gradients(&mut call).unwrap().kernel, "moe_gradients");
+        let problem = GroupedSpec::new(DType::F32, down, down, Grouping::Batch).parse().unwrap();
+        let inputs = GroupedInputs { a: data, b: data, offsets: None };
+        let mut call = GroupedCall::bind(&problem, inputs, DataMut::F32(&mut out)).unwrap();
+        assert_eq!(backend.grouped(&mut call).unwrap().kernel, "grouped");
     }
 }

@@ -72,7 +72,8 @@ impl BackwardSpec {
 
     /// Checks everything and fills in what was left out.
     pub fn parse(self) -> Result<BackwardProblem, ProblemError> {
-        self.forward.dtype.check_common("computing gradients")?;
+        let dtypes = [self.forward.dtype, self.forward.kv_dtype.unwrap_or(self.forward.dtype)];
+        dtypes.into_iter().try_for_each(|dtype| dtype.check_common("computing gradients"))?;
         if self.forward.pages.is_some() {
             return Err(ProblemError::PagedGradients);
         }

@@ -175,9 +175,12 @@ impl<'a> HostCall<'a> {
             (Operand::Out, problem.out(), out.as_data()),
         ];
         for (operand, layout, data) in operands {
-            let expected = if operand == Operand::Out { problem.out_dtype() } else { problem.dtype() };
-            if data.dtype() != expected {
-                return Err(ProblemError::DType { operand, got: data.dtype(), expected });
+            let (got, expected) = (data.dtype(), dtype_of(problem, operand));
+            if got != expected && operand != Operand::Out && expected != problem.dtype() {
+                return Err(ProblemError::OtherDType { operand, got, expected });
+            }
+            if got != expected {
+                return Err(ProblemError::DType { operand, got, expected });
             }
             layout.check_len(operand, data.len())?;
         }
@@ -208,5 +211,13 @@ impl<'a> HostCall<'a> {
     /// The output and, if asked for, the LSE of each row.
     pub fn outputs(&mut self) -> (DataMut<'_>, Option<&mut [f32]>) {
         (self.out.reborrow(), self.lse.as_deref_mut())
+    }
+}
+
+fn dtype_of(problem: &Problem, operand: Operand) -> DType {
+    match operand {
+        Operand::Out => problem.out_dtype(),
+        Operand::K | Operand::V => problem.kv_dtype(),
+        _ => problem.dtype(),
     }
 }

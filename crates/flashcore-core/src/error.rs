@@ -1,7 +1,8 @@
 //! What can be wrong with the arguments of an operation.
 
 use crate::{
-    bias::BiasError, dtype::DType, layout::Dims, lengths::Sequences, moe::MoeError, quantise::ScaleError,
+    bias::BiasError, dtype::DType, grouped::GroupedError, layout::Dims, lengths::Sequences, merge::PartError,
+    moe::MoeError, quantise::ScaleError,
 };
 
 pub use crate::operand::{Axis, Operand};
@@ -138,44 +139,6 @@ pub enum ProblemError {
         /// What the problem says.
         expected: DType,
     },
-    /// No parts to merge, or too many.
-    #[error(
-        "{given} parts cannot be merged: give 1 to {max}, and stack them in one tensor if there are more than 16"
-    )]
-    PartCount {
-        /// Parts given.
-        given: usize,
-        /// Most parts.
-        max: usize,
-    },
-    /// Another number of parts, or of their LSE, than the problem says.
-    #[error(
-        "{given} buffers for {operand} but the problem asks for {expected}; give each part its rows and its lse"
-    )]
-    PartBuffers {
-        /// What was given.
-        operand: Operand,
-        /// How many.
-        given: usize,
-        /// How many are needed.
-        expected: usize,
-    },
-    /// Parts that do not lie alike.
-    #[error("part {part} has another shape or other strides than part 0; give all parts one layout")]
-    PartLayout {
-        /// Number of the part, from 0.
-        part: usize,
-    },
-    /// A stack of parts that cannot be divided.
-    #[error(
-        "a stack of batch {batch} does not hold {count} parts of equal batch; stack the parts along the batch"
-    )]
-    PartBatch {
-        /// Batch of the stack.
-        batch: usize,
-        /// Parts in it.
-        count: usize,
-    },
     /// The scale is not a positive number.
     #[error("scale {0} must be finite and positive; leave it out for 1/sqrt(dim)")]
     Scale(f32),
@@ -202,6 +165,14 @@ pub enum ProblemError {
         /// The operation.
         operation: &'static str,
         /// The tensors' type.
+        dtype: DType,
+    },
+    /// Keys of a type that queries do not take.
+    #[error("k and v are {kv} but q is {dtype}; convert them, or give 16-bit queries over an e4m3 cache")]
+    KeyDType {
+        /// The type of K and V.
+        kv: DType,
+        /// The type of Q.
         dtype: DType,
     },
     /// Factors of tensors that have bits enough.
@@ -487,6 +458,12 @@ pub enum ProblemError {
     /// Arguments that do not describe a mixture of experts.
     #[error(transparent)]
     Moe(MoeError),
+    /// Arguments that do not describe grouped products.
+    #[error(transparent)]
+    Grouped(GroupedError),
+    /// Parts that cannot be merged.
+    #[error(transparent)]
+    Part(PartError),
     /// A bias that does not fit.
     #[error(transparent)]
     Bias(BiasError),

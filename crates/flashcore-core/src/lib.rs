@@ -20,7 +20,8 @@
 //! | [`BackwardSpec`], [`BackwardProblem`], [`BackwardCall`] | the same for gradients |
 //! | [`AppendSpec`], [`AppendProblem`], [`AppendCall`] | the same for new rows of a cache |
 //! | [`QuantiseSpec`], [`QuantiseProblem`], [`QuantiseCall`] | the same for rounding tensors to 8 bits |
-//! | [`MoeSpec`], [`MoeProblem`], [`MoeCall`] | the same for mixtures of experts |
+//! | [`MoeSpec`], [`MoeProblem`], [`MoeCall`] | the same for mixtures of experts; [`MoeGradientCall`] for their gradients |
+//! | [`GroupedSpec`], [`GroupedProblem`], [`GroupedCall`] | the same for grouped products |
 //! | [`Backend`] | something that computes a problem |
 #![forbid(unsafe_code)]
 
@@ -32,6 +33,7 @@ mod call;
 mod dtype;
 mod error;
 mod float8;
+mod grouped;
 mod layout;
 mod lengths;
 mod mask;
@@ -60,13 +62,15 @@ pub use call::{Data, DataMut, HostCall};
 pub use dtype::{DType, Element};
 pub use error::{Axis, Operand, ProblemError};
 pub use float8::{E4M3, E5M2};
+pub use grouped::{GroupedCall, GroupedError, GroupedInputs, GroupedProblem, GroupedSpec, Grouping};
 pub use layout::{Dims, Layout};
 pub use lengths::{Index, Lengths, Sequence, Sequences};
 pub use mask::{Align, Mask};
-pub use merge::{MAX_LISTED, MergeCall, MergeProblem, MergeSpec, Parts};
+pub use merge::{MAX_LISTED, MergeCall, MergeProblem, MergeSpec, PartError, Parts};
 pub use moe::{
     Activation, ExpertLayout, ExpertView, GateUp, Groups, Ids, MAX_EXPERTS, MAX_TOP_K, MoeCall, MoeError,
-    MoeInputs, MoeProblem, MoeSpec, Routed, Routing, Score, Shard, Shared, Sigmoid,
+    MoeGradientCall, MoeGradientsMut, MoeInputs, MoeProblem, MoeSpec, Routed, Routing, Score, Shard, Shared,
+    Sigmoid,
 };
 pub use pages::{Keys, PageTable, Pages};
 pub use problem::{MAX_EXTENT, Problem, Spec};

@@ -16,6 +16,56 @@ use crate::{
 /// Most parts that may lie at addresses of their own; more must be stacked in one tensor.
 pub const MAX_LISTED: usize = 16;
 
+/// Why parts cannot be merged.
+#[derive(Clone, PartialEq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PartError {
+    /// No parts to merge, or too many.
+    #[error(
+        "{given} parts cannot be merged: give 1 to {max}, and stack them in one tensor if there are more than 16"
+    )]
+    Count {
+        /// Parts given.
+        given: usize,
+        /// Most parts.
+        max: usize,
+    },
+    /// Another number of parts, or of their LSE, than the problem says.
+    #[error(
+        "{given} buffers for {operand} but the problem asks for {expected}; give each part its rows and its lse"
+    )]
+    Buffers {
+        /// What was given.
+        operand: Operand,
+        /// How many.
+        given: usize,
+        /// How many are needed.
+        expected: usize,
+    },
+    /// Parts that do not lie alike.
+    #[error("part {part} has another shape or other strides than part 0; give all parts one layout")]
+    Layout {
+        /// Number of the part, from 0.
+        part: usize,
+    },
+    /// A stack of parts that cannot be divided.
+    #[error(
+        "a stack of batch {batch} does not hold {count} parts of equal batch; stack the parts along the batch"
+    )]
+    Batch {
+        /// Batch of the stack.
+        batch: usize,
+        /// Parts in it.
+        count: usize,
+    },
+}
+
+impl From<PartError> for ProblemError {
+    fn from(error: PartError) -> Self {
+        Self::Part(error)
+    }
+}
+
 /// Where the parts lie.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Parts {
@@ -85,7 +135,7 @@ impl MergeSpec {
         let (given, dims) = (self.parts.count(), self.part.dims());
         let max = if matches!(self.parts, Parts::Listed(_)) { MAX_LISTED } else { MAX_EXTENT };
         if given == 0 || given > max {
-            return Err(ProblemError::PartCount { given, max });
+            return Err(ProblemError::Part(PartError::Count { given, max }));
         }
         let rows = Layout::bhsd(Dims { dim: 1, ..dims })?.span();
         let within = |step: usize, first: usize| {
@@ -204,7 +254,7 @@ impl<'a> MergeCall<'a> {
         let expected = problem.parts().tensors();
         for (operand, given) in [(Operand::Part, parts.len()), (Operand::PartLse, lses.len())] {
             if given != expected {
-                return Err(ProblemError::PartBuffers { operand, given, expected });
+                return Err(ProblemError::Part(PartError::Buffers { operand, given, expected }));
             }
         }
         parts.iter().try_for_each(|&part| check(Operand::Part, part, problem.dtype(), problem.reach()))?;

@@ -78,6 +78,12 @@ pub enum Operand {
     Logits,
     /// What is added for the choice of experts.
     RoutingBias,
+    /// The left factor of grouped products.
+    MatA,
+    /// The right factor of grouped products.
+    MatB,
+    /// The end of each group.
+    Offsets,
     /// A tensor whose part is not known yet.
     Tensor,
 }
@@ -121,6 +127,9 @@ impl fmt::Display for Operand {
             Self::RoutingWeights => "routing weights",
             Self::Logits => "router logits",
             Self::RoutingBias => "the router's bias",
+            Self::MatA => "mat_a",
+            Self::MatB => "mat_b",
+            Self::Offsets => "offsets",
             Self::Tensor => "the tensor",
         })
     }

@@ -18,8 +18,10 @@ pub const MAX_EXTENT: usize = i32::MAX as usize;
 /// What a caller asks for, unchecked; [`Spec::parse`] makes a [`Problem`] of it.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Spec {
-    /// Element type of Q, K and V.
+    /// Element type of Q, and of K and V where nothing else is said.
     pub dtype: DType,
+    /// Element type of K and V, where it is not that of Q: E4M3 under queries of f16 or bf16, as in a cache.
+    pub kv_dtype: Option<DType>,
     /// Layout of the queries.
     pub q: Layout,
     /// Layout of the keys.
@@ -60,6 +62,7 @@ impl Spec {
     pub fn new(dtype: DType, q: Layout, k: Layout, v: Layout) -> Self {
         Self {
             dtype,
+            kv_dtype: None,
             q,
             k,
             v,
@@ -88,6 +91,12 @@ impl Spec {
         Self { sequences: values.lengths.kind(), sinks, pages, scales, ..self }
     }
 
+    /// The same problem over a cache whose keys and values have this type.
+    #[must_use]
+    pub fn over(self, kv_dtype: DType) -> Self {
+        Self { kv_dtype: Some(kv_dtype), ..self }
+    }
+
     /// Checks everything and fills in what was left out.
     pub fn parse(self) -> Result<Problem, ProblemError> {
         let (q, k, v) = (self.q.dims(), self.k.dims(), self.v.dims());
@@ -97,8 +106,10 @@ impl Spec {
         let out_dims = Dims { dim: v.dim, ..q };
         let out = self.out.map_or_else(|| Layout::bhsd(out_dims), Ok)?;
         check_out(q, v, out)?;
+        let kv_dtype = self.check_kv_dtype()?;
         self.check_out_dtype()?;
-        let check = |scales: Scales| scales.check(self.pages.is_some()).map_err(ProblemError::Scales);
+        let apart = self.pages.is_some() || kv_dtype.is_some();
+        let check = |scales: Scales| scales.check(apart).map_err(ProblemError::Scales);
         self.scales.map_or(Ok(()), check)?;
         self.sinks.map_or(Ok(()), |sinks| sinks.check_common("a sink"))?;
         let scale = self.scale.unwrap_or(1.0 / (q.dim as f32).sqrt());
@@ -107,16 +118,30 @@ impl Spec {
         let keys = pages.and_then(|pages| pages.longest_kv).unwrap_or(k.seq);
         let parse = |bias: Bias| bias.parse(q, keys, self.sequences, pages.is_some());
         let bias = self.bias.map(parse).transpose().map_err(ProblemError::Bias)?;
-        Ok(Problem { spec: Self { out: Some(out), scale: Some(scale), pages, bias, ..self }, out, scale })
+        Ok(Problem {
+            spec: Self { kv_dtype, out: Some(out), scale: Some(scale), pages, bias, ..self },
+            out,
+            scale,
+        })
     }
 }
 
 impl Spec {
+    /// The type of K and V, where it is not that of Q; factors only where there are tensors of 8 bits.
+    fn check_kv_dtype(&self) -> Result<Option<DType>, ProblemError> {
+        let (dtype, kv_dtype) = (self.dtype, self.kv_dtype.filter(|&kv| kv != self.dtype));
+        match (dtype, kv_dtype) {
+            (_, None) | (DType::F16 | DType::BF16, Some(DType::E4M3)) => {}
+            (dtype, Some(kv)) => return Err(ProblemError::KeyDType { kv, dtype }),
+        }
+        match self.scales {
+            Some(_) if !dtype.is_narrow() && kv_dtype.is_none() => Err(ProblemError::ScaledDType { dtype }),
+            _ => Ok(kv_dtype),
+        }
+    }
+
     fn check_out_dtype(&self) -> Result<(), ProblemError> {
         let (dtype, out) = (self.dtype, self.out_dtype.unwrap_or(self.dtype.of_result()));
-        if self.scales.is_some() && !dtype.is_narrow() {
-            return Err(ProblemError::ScaledDType { dtype });
-        }
         if out.is_narrow() {
             return Err(ProblemError::NarrowOut { out });
         }
@@ -150,9 +175,14 @@ impl Problem {
         &self.spec
     }
 
-    /// Element type of Q, K and V.
+    /// Element type of Q.
     pub fn dtype(&self) -> DType {
         self.spec.dtype
+    }
+
+    /// Element type of K and V: that of Q, unless they are a cache of fewer bits.
+    pub fn kv_dtype(&self) -> DType {
+        self.spec.kv_dtype.unwrap_or(self.spec.dtype)
     }
 
     /// Element type of the result.
@@ -266,6 +296,11 @@ impl Problem {
     /// Element type of the sinks, if there are any.
     pub fn sinks(&self) -> Option<DType> {
         self.spec.sinks
+    }
+
+    /// For how many entries each key head has factors: sequences of a cache, batch entries of tensors otherwise.
+    pub fn scaled_entries(&self) -> usize {
+        if self.spec.kv_dtype.is_some() { self.sequences() } else { self.batch() }
     }
 
     /// That Q, K and V are multiplied by factors, if they are.

@@ -1,4 +1,6 @@
 //! What the numbers of 8-bit tensors are multiplied by.
+//!
+//! Under queries of 16 bits only K and V have factors: those of a cache.
 
 use std::sync::Arc;
 
@@ -23,6 +25,8 @@ pub enum Scales {
         /// Rows of a block of K.
         k: usize,
     },
+    /// One for each batch entry and key head, so far apart along both: with a stride of 0 all share one.
+    Strided([usize; 2]),
 }
 
 impl Scales {
@@ -32,6 +36,11 @@ impl Scales {
         match self {
             Self::PerTensor => 1,
             Self::PerHead | Self::PerBlock { .. } => batch * heads,
+            Self::Strided(_) if batch * heads == 0 => 0,
+            Self::Strided([of_batch, of_head]) => {
+                let last = (batch - 1).saturating_mul(of_batch);
+                last.saturating_add((heads - 1).saturating_mul(of_head)).saturating_add(1)
+            }
         }
     }
 
@@ -40,11 +49,16 @@ impl Scales {
         match self {
             Self::PerTensor => [0, 0],
             Self::PerHead | Self::PerBlock { .. } => [heads, 1],
+            Self::Strided(strides) => strides,
         }
     }
 
-    /// Factors of Q, K and V.
+    /// Factors of Q, K and V; none of queries over a cache of fewer bits.
     pub fn counts(self, problem: &Problem) -> [usize; 3] {
+        if problem.kv_dtype() != problem.dtype() {
+            let count = self.count(problem.scaled_entries(), problem.heads_kv());
+            return [0, count, count];
+        }
         let heads = match self {
             Self::PerBlock { .. } => [problem.heads_q(), problem.heads_kv(), problem.heads_kv()],
             _ => [problem.heads_kv(); 3],
@@ -97,12 +111,17 @@ impl Factors {
         Self { kind: Scales::PerBlock { q, k }, qkv }
     }
 
+    /// Factors of K and V alone, under queries that have none: as many as `kind` reaches.
+    pub fn of_cache(kind: Scales, [k, v]: [Arc<[f32]>; 2]) -> Self {
+        Self { kind, qkv: [Arc::from([]), k, v] }
+    }
+
     /// How many there are.
     pub const fn kind(&self) -> Scales {
         self.kind
     }
 
-    /// The factors of Q, K and V.
+    /// The factors of Q, K and V; none of Q where K and V are a cache under wider queries.
     pub const fn all(&self) -> &[Arc<[f32]>; 3] {
         &self.qkv
     }
@@ -133,14 +152,22 @@ impl Factors {
     /// What Q, K and V of a batch entry and key head are multiplied by, where blocks have no factors of their own.
     pub fn at(&self, heads: usize, batch: usize, head: usize) -> [f32; 3] {
         let [of_batch, of_head] = self.kind.strides(heads);
-        [0, 1, 2].map(|n: usize| self.qkv[n][batch * of_batch + head * of_head])
+        let at = batch * of_batch + head * of_head;
+        let [q, k, v] = &self.qkv;
+        [q.get(at).copied().unwrap_or(1.0), k[at], v[at]]
     }
 
     /// Checks the factors against the problem that asks for them.
     pub(crate) fn check(&self, problem: &Problem) -> Result<(), ProblemError> {
-        let operands = [Operand::Q, Operand::K, Operand::V].into_iter().zip(self.kind.counts(problem));
+        self.check_counts(self.kind.counts(problem))
+    }
+
+    /// Checks that there are as many as needed of Q, K and V, and that they are numbers.
+    pub(crate) fn check_counts(&self, needed: [usize; 3]) -> Result<(), ProblemError> {
+        let operands = [Operand::Q, Operand::K, Operand::V].into_iter().zip(needed);
         for (factors, (operand, needed)) in self.qkv.iter().zip(operands) {
-            if factors.len() != needed {
+            let apart = matches!(self.kind, Scales::Strided(_)) && needed > 0;
+            if factors.len() != needed && !(apart && factors.len() > needed) {
                 return Err(ProblemError::FactorCount { operand, given: factors.len(), needed });
             }
             if let Some(&value) = factors.iter().find(|factor| !factor.is_finite() || **factor <= 0.0) {

@@ -11,7 +11,8 @@ use half::f16;
 use crate::{
     BackwardCall, BackwardInputs, BackwardProblem, BackwardSpec, DType, Data, DataMut, Dims, Element,
     GradientsMut, HostCall, Instance, Layout, Lengths, MAX_EXTENT, Mask, MergeCall, MergeProblem, MergeSpec,
-    Parts, Problem, ProblemError, RowSums, RowTerms, Spec, Tensor, TensorView, TensorViewMut, Values,
+    PartError, Parts, Problem, ProblemError, RowSums, RowTerms, Spec, Tensor, TensorView, TensorViewMut,
+    Values,
 };
 
 type Attempt = Result<(), ProblemError>;
@@ -103,11 +104,12 @@ fn name(error: &ProblemError) -> &'static str {
         ProblemError::OutOfMemory { .. } => "OutOfMemory",
         ProblemError::DType { .. } => "DType",
         ProblemError::OtherDType { .. } => "OtherDType",
-        ProblemError::PartCount { .. } => "PartCount",
-        ProblemError::PartBuffers { .. } => "PartBuffers",
-        ProblemError::PartLayout { .. } => "PartLayout",
-        ProblemError::PartBatch { .. } => "PartBatch",
+        ProblemError::Part(PartError::Count { .. }) => "PartCount",
+        ProblemError::Part(PartError::Buffers { .. }) => "PartBuffers",
+        ProblemError::Part(PartError::Layout { .. }) => "PartLayout",
+        ProblemError::Part(PartError::Batch { .. }) => "PartBatch",
         ProblemError::Moe(_) => "Moe",
+        ProblemError::Grouped(_) => "Grouped",
         ProblemError::Bias(_) => "Bias",
         ProblemError::Scales(_) => "Scales",
         ProblemError::Scale(_) => "Scale",
@@ -116,6 +118,7 @@ fn name(error: &ProblemError) -> &'static str {
         ProblemError::NarrowOut { .. } => "NarrowOut",
         ProblemError::Narrow { .. } => "Narrow",
         ProblemError::ScaledDType { .. } => "ScaledDType",
+        ProblemError::KeyDType { .. } => "KeyDType",
         ProblemError::OtherFactors { .. } => "OtherFactors",
         ProblemError::FactorCount { .. } => "FactorCount",
         ProblemError::Factor { .. } => "Factor",
@@ -287,8 +290,8 @@ fn wrong_merges() -> Vec<Row> {
         (merge_listed(Data::F16(&narrow), 2, 2), "OtherDType", "a part is f16 but the problem says f32"),
         (merge_listed(Data::F32(&wide), 1, 2), "PartBuffers", "1 buffers for a part"),
         (merge_listed(Data::F32(&wide), 2, 3), "PartBuffers", "3 buffers for the lse of a part"),
-        (Err(ProblemError::PartLayout { part: 3 }), "PartLayout", "part 3 has another shape"),
-        (Err(ProblemError::PartBatch { batch: 5, count: 2 }), "PartBatch", "batch 5 does not hold 2 parts"),
+        (Err(ProblemError::Part(PartError::Layout { part: 3 })), "PartLayout", "part 3 has another shape"),
+        (Err(ProblemError::Part(PartError::Batch { batch: 5, count: 2 })), "PartBatch", "batch 5 does not hold 2 parts"),
     ]
 }
 

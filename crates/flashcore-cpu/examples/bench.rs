@@ -1,7 +1,8 @@
 //! Times attention for `bench/cpu/compare.py`: reads one request per line, answers with one line of JSON.
 //!
-//! A request is `attention B HQ HKV SQ SKV D causal|full f32|f16|bf16 REPETITIONS`, `gradients` with the same words, or
-//! `read BYTES REPETITIONS` for the read bandwidth of memory; the answer holds the seconds of each repetition.
+//! A request is `attention B HQ HKV SQ SKV D causal|full f32|f16|bf16|e4m3 REPETITIONS`, `gradients` with the same words but
+//! e4m3, `pages SIZE` with those of attention and keys in pages of so many, or `read BYTES REPETITIONS` for the read bandwidth
+//! of memory; the answer holds the seconds of each repetition.
 //! Arguments: the number of threads, and the name of a SIMD level to force.
 
 use std::{
@@ -10,8 +11,8 @@ use std::{
 };
 
 use flashcore_core::{
-    BackwardCall, BackwardInputs, BackwardSpec, DType, Dims, Element, GradientsMut, HostCall, Layout, Mask,
-    Problem, RowTerms, Spec, Values,
+    BackwardCall, BackwardInputs, BackwardSpec, DType, Dims, E4M3, Element, GradientsMut, HostCall, Layout,
+    Lengths, Mask, PageTable, Problem, RowTerms, Spec, Values,
 };
 use flashcore_cpu::{Cpu, Scratch, SimdLevel};
 use half::{bf16, f16};
@@ -32,9 +33,11 @@ fn main() -> Result<(), Failure> {
         let words: Vec<&str> = line.split_whitespace().collect();
         match words[..] {
             [what @ ("attention" | "gradients"), ref shape @ .., mask, dtype, repetitions] => {
-                let shape = shape.iter().map(|n| n.parse()).collect::<Result<Vec<usize>, _>>()?;
-                let shape = shape.try_into().map_err(|_| "six extents")?;
-                timed(&cpu, what == "gradients", shape, mask, dtype, repetitions.parse()?)?;
+                let what = if what == "gradients" { What::Gradients } else { What::Attention };
+                timed(&cpu, what, extents(shape)?, mask, dtype, repetitions.parse()?)?;
+            }
+            ["pages", size, ref shape @ .., mask, dtype, repetitions] => {
+                timed(&cpu, What::Pages(size.parse()?), extents(shape)?, mask, dtype, repetitions.parse()?)?;
             }
             ["read", bytes, repetitions] => read(&cpu, bytes.parse()?, repetitions.parse()?),
             _ => return Err(format!("not a request: {line}").into()),
@@ -43,9 +46,23 @@ fn main() -> Result<(), Failure> {
     Ok(())
 }
 
+/// What to time.
+#[derive(Clone, Copy)]
+enum What {
+    Attention,
+    Gradients,
+    /// Attention to keys in pages of so many.
+    Pages(usize),
+}
+
+fn extents(words: &[&str]) -> Result<[usize; 6], Failure> {
+    let numbers = words.iter().map(|n| n.parse()).collect::<Result<Vec<usize>, _>>()?;
+    Ok(numbers.try_into().map_err(|_| "six extents")?)
+}
+
 fn timed(
     cpu: &Cpu,
-    gradients: bool,
+    what: What,
     shape: [usize; 6],
     mask: &str,
     dtype: &str,
@@ -53,15 +70,16 @@ fn timed(
 ) -> Result<(), Failure> {
     let mask = if mask == "causal" { Mask::CAUSAL } else { Mask::NONE };
     match dtype.parse()? {
-        DType::F16 => typed::<f16>(cpu, gradients, shape, mask, repetitions),
-        DType::BF16 => typed::<bf16>(cpu, gradients, shape, mask, repetitions),
-        _ => typed::<f32>(cpu, gradients, shape, mask, repetitions),
+        DType::F16 => typed::<f16, f16>(cpu, what, shape, mask, repetitions),
+        DType::BF16 => typed::<bf16, bf16>(cpu, what, shape, mask, repetitions),
+        DType::E4M3 => typed::<E4M3, bf16>(cpu, what, shape, mask, repetitions),
+        _ => typed::<f32, f32>(cpu, what, shape, mask, repetitions),
     }
 }
 
-fn typed<T: Element>(
+fn typed<T: Element, O: Element>(
     cpu: &Cpu,
-    gradients: bool,
+    what: What,
     shape: [usize; 6],
     mask: Mask,
     repetitions: usize,
@@ -72,20 +90,36 @@ fn typed<T: Element>(
     // PyTorch's `is_causal` starts in the top left corner.
     let spec = Spec { mask: mask.top_left(), ..Spec::new(T::DTYPE, q, kv, kv) };
     let data = [random::<T>(q.span(), 1), random::<T>(kv.span(), 2), random::<T>(kv.span(), 3)];
-    let run = if gradients { backward::<T> } else { forward::<T> };
-    run(cpu, &spec.parse()?, &data, repetitions)
+    match what {
+        What::Attention => forward::<T, O>(cpu, &spec.parse()?, Values::NONE, &data, repetitions),
+        What::Gradients => backward::<T>(cpu, &spec.parse()?, &data, repetitions),
+        What::Pages(size) => {
+            // Pages take turns between the sequences, so that neighbours in one are not neighbours in memory.
+            let columns = seq_kv.div_ceil(size);
+            let table =
+                (0..batch * columns).map(|n| (n % columns * batch + n / columns) as i32).collect::<Vec<_>>();
+            let lengths = Lengths::keys(vec![u32::try_from(seq_kv)?; batch]);
+            let table = Some(PageTable::new(table, columns));
+            let values = Values { lengths, table, ..Values::default() };
+            let pool = Layout::bshd(Dims::new(batch * columns, heads_kv, size, dim))?;
+            let data = [random::<T>(q.span(), 1), random::<T>(pool.span(), 2), random::<T>(pool.span(), 3)];
+            let problem = Spec { k: pool, v: pool, ..spec }.with(&values).parse()?;
+            forward::<T, O>(cpu, &problem, &values, &data, repetitions)
+        }
+    }
 }
 
-fn forward<T: Element>(
+fn forward<T: Element, O: Element>(
     cpu: &Cpu,
     problem: &Problem,
+    values: &Values,
     [q, k, v]: &[Vec<T>; 3],
     repetitions: usize,
 ) -> Result<(), Failure> {
-    let mut out = vec![T::from_f32(0.0); problem.out().span()];
+    let mut out = vec![O::from_f32(0.0); problem.out().span()];
     let mut scratch = Scratch::new();
     repeat(repetitions, problem.flops(), || {
-        let mut call = HostCall::bind(problem, Values::NONE, [q, k, v], &mut out, None)?;
+        let mut call = HostCall::bind(problem, values, [q, k, v], &mut out, None)?;
         Ok((cpu.run_with(&mut call, &mut scratch)?, scratch.bytes()))
     })
 }

@@ -3,19 +3,20 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use flashcore_core::{
-    AppendCall, Backend, BackendError, BackwardCall, DType, Data, DataMut, HostCall, MergeCall, MoeCall,
-    QuantiseCall, Ran,
+    AppendCall, Backend, BackendError, BackwardCall, DType, Data, DataMut, GroupedCall, HostCall, MergeCall,
+    MoeCall, MoeGradientCall, QuantiseCall, Ran,
 };
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::{
     SimdLevel, Tiles,
     append::append,
-    backward,
+    backward, cache,
     crew::{Crew, OpenMp},
     forward::{forward, is_serial},
+    grouped::grouped,
     merge::merge,
-    moe::moe,
+    moe::{gradients, moe},
     narrow,
     output::Target,
     quantise::quantise,
@@ -184,9 +185,22 @@ impl Cpu {
         scratch: &mut Scratch,
         crew: Crew,
     ) -> Result<&'static str, BackendError> {
-        if call.problem().dtype().is_narrow() {
-            return narrow::forward(call, scratch, |call, scratch| self.run_here(call, scratch, crew));
+        if call.problem().kv_dtype() != call.problem().dtype() {
+            return cache::forward(call, scratch, |call, scratch| self.compute(call, scratch, crew));
         }
+        if call.problem().dtype().is_narrow() {
+            return narrow::forward(call, scratch, |call, scratch| self.compute(call, scratch, crew));
+        }
+        self.compute(call, scratch, crew)
+    }
+
+    /// Computes a call; one of 8-bit tensors to f32.
+    fn compute(
+        &self,
+        call: &mut HostCall<'_>,
+        scratch: &mut Scratch,
+        crew: Crew,
+    ) -> Result<&'static str, BackendError> {
         let (problem, inputs) = (call.instance(), call.inputs());
         let (out, lse) = call.outputs();
         let with = (self.runner, self.tiles());
@@ -205,6 +219,12 @@ impl Cpu {
                 forward(problem, with, [q, k, v], (Target::Same(out), lse), work)
             }
             ([Data::BF16(q), Data::BF16(k), Data::BF16(v)], DataMut::F32(out)) => {
+                forward(problem, with, [q, k, v], (Target::Wide(out), lse), work)
+            }
+            ([Data::E4M3(q), Data::E4M3(k), Data::E4M3(v)], DataMut::F32(out)) => {
+                forward(problem, with, [q, k, v], (Target::Wide(out), lse), work)
+            }
+            ([Data::E5M2(q), Data::E5M2(k), Data::E5M2(v)], DataMut::F32(out)) => {
                 forward(problem, with, [q, k, v], (Target::Wide(out), lse), work)
             }
             _ => {
@@ -269,6 +289,28 @@ impl Backend for Cpu {
             what: format!("{dtype} experts"),
             instead: "convert them to f32".to_owned(),
         })?;
+        Ok(Ran { kernel: kernel.to_owned() })
+    }
+
+    fn moe_gradients(&self, call: &mut MoeGradientCall<'_>) -> Result<Ran, BackendError> {
+        let dtype = call.problem().dtype();
+        let kernel =
+            self.install(|| gradients(call, self.runner)).ok_or_else(|| BackendError::Unsupported {
+                backend: "cpu",
+                what: format!("{dtype} experts"),
+                instead: "convert them to f32".to_owned(),
+            })?;
+        Ok(Ran { kernel: kernel.to_owned() })
+    }
+
+    fn grouped(&self, call: &mut GroupedCall<'_>) -> Result<Ran, BackendError> {
+        let dtype = call.problem().dtype();
+        let kernel =
+            self.install(|| grouped(call, self.runner)).ok_or_else(|| BackendError::Unsupported {
+                backend: "cpu",
+                what: format!("{dtype} factors"),
+                instead: "convert them to f32".to_owned(),
+            })?;
         Ok(Ran { kernel: kernel.to_owned() })
     }
 }

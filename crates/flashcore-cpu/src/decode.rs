@@ -76,11 +76,12 @@ impl State<'_> {
         self.q.fill(0.0);
         self.max.fill(NO_MAX);
         self.sum.fill(0.0);
+        let factor = call.query_factor(unit, s);
         for (n, r) in unit.rows.clone().enumerate() {
             let at = layout.row(s.batch, unit.kv_head * group + r % group, s.q_start + r / group);
             let to = &mut self.q[n * dims(call)[0]..][..dim];
             call.runner.run(Widen { from: &call.q[at..at + dim], to: &mut *to });
-            to.iter_mut().for_each(|x| *x *= call.logits.query);
+            to.iter_mut().for_each(|x| *x *= factor);
         }
     }
 

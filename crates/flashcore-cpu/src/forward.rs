@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use flashcore_core::{Instance, Keys, Layout, Problem, Sequence};
+use flashcore_core::{Instance, Keys, Layout, Operand, Problem, Sequence};
 
 use crate::{
     SimdLevel, Tiles,
@@ -190,6 +190,13 @@ impl<'a, T> Call<'a, T> {
     /// Where the keys of a unit lie.
     pub(crate) fn keys(&self, unit: &Unit) -> UnitKeys<'a> {
         UnitKeys { keys: self.problem.keys(unit.sequence), head: unit.kv_head }
+    }
+
+    /// What the queries of a unit are multiplied by: factors of Q and K among it, so that keys are read as they are.
+    pub(crate) fn query_factor(&self, unit: &Unit, s: &Sequence) -> f32 {
+        let factor = |operand, head| self.problem.factor(operand, [s.batch, head], 0);
+        let of_q = factor(Operand::Q, unit.kv_head * self.problem.group());
+        self.logits.query * (of_q * factor(Operand::K, unit.kv_head))
     }
 
     /// Whether rows of every block of keys, which starts at a multiple of `block`, follow each other at equal distances.

@@ -6,20 +6,25 @@
 //! The path of a call: `cpu` (threads, memory) → `forward` (typed call, units on threads) → `plan` (which units) →
 //! `prefill` with `panels` and `matrices`, or `decode` (one unit) → `simd` (kernels, generic over the instruction set).
 //!
-//! Gradients: `cpu` → `backward` (units, tiles) → `simd`. Mixtures of experts: `cpu` → `moe` → `simd`.
+//! Gradients: `cpu` → `backward` (units, tiles) → `simd`. Mixtures of experts: `cpu` → `moe` → `simd`. Grouped products: `cpu` → `grouped` → `matmul` →
+//! `simd`.
 //!
-//! Unsafe code lives in `simd` (instructions, pointers inside kernels), `output`, `merge`, `moe` and `backward` (threads
+//! Unsafe code lives in `simd` (instructions, pointers inside kernels), `output`, `merge`, `moe`, `grouped` and `backward` (threads
 //! write rows of one tensor) and `crew` (threads of another library).
 #![deny(unsafe_code)]
 
 mod append;
 mod backward;
+mod cache;
 mod cpu;
 #[allow(unsafe_code)]
 mod crew;
 mod decode;
 mod forward;
+#[allow(unsafe_code)]
+mod grouped;
 mod level;
+mod matmul;
 mod matrices;
 #[allow(unsafe_code)]
 mod merge;

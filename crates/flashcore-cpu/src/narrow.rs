@@ -1,8 +1,8 @@
-//! Attention of 8-bit tensors: widened to f32 and computed there. Called by `cpu`, which it calls back.
+//! Attention of 8-bit tensors: computed to dense rows of f32, which are then scaled and rounded. Called by `cpu`, which it
+//! calls back.
 //!
-//! Factors of Q and K are multiplied into the queries, that of V into the result, so that keys and values may lie in
-//! whatever layout, shared by batch entries or in pages. Where blocks of keys have factors of their own, keys are not
-//! shared, and are multiplied themselves.
+//! Keys and values are widened as they are read. Factors of Q and K are multiplied into the queries (`forward`), those of V
+//! into the result here. Where blocks of rows have factors of their own, tensors are widened and multiplied before.
 
 use flashcore_core::{
     BackendError, DType, Data, DataMut, E4M3, E5M2, Element, HostCall, Instance, Layout, Operand, Problem,
@@ -12,23 +12,43 @@ use flashcore_core::{
 use crate::{forward::merge_weights, scratch::Scratch};
 
 /// What the LSE of a row holds that nobody has written.
-const UNWRITTEN: u32 = 0x7fc0_5eed;
+pub(crate) const UNWRITTEN: u32 = 0x7fc0_5eed;
 
-/// Computes a call whose tensors have 8 bits by way of `wide`, which computes one of f32 tensors.
+/// Computes a call whose tensors have 8 bits by way of `wide`, which computes the same with a dense result of f32 and no
+/// factor of V.
 pub(crate) fn forward(
+    call: &mut HostCall<'_>,
+    scratch: &mut Scratch,
+    wide: impl FnOnce(&mut HostCall<'_>, &mut Scratch) -> Result<&'static str, BackendError>,
+) -> Result<&'static str, BackendError> {
+    let (instance, inputs) = (call.instance(), call.inputs());
+    if matches!(instance.scales(), Some(Scales::PerBlock { .. })) {
+        return by_blocks(call, scratch, wide);
+    }
+    let out = Layout::bhsd(instance.out().dims())?;
+    let spec = instance.problem().spec().clone();
+    let problem = Spec { out: Some(out), out_dtype: Some(DType::F32), accumulate: false, ..spec }.parse()?;
+    let mut rows = floats(out.span(), &problem)?;
+    let mut lse = vec![f32::from_bits(UNWRITTEN); problem.rows()];
+    let target = DataMut::F32(&mut rows);
+    let mut inner = HostCall::bind_erased(&problem, instance.values(), inputs, target, Some(&mut lse))?;
+    let kernel = wide(&mut inner, scratch)?;
+    write(call, (&rows, &lse), of_values(instance));
+    Ok(kernel)
+}
+
+/// The same where blocks of rows have factors of their own: `wide` computes a problem of f32 tensors.
+fn by_blocks(
     call: &mut HostCall<'_>,
     scratch: &mut Scratch,
     wide: impl FnOnce(&mut HostCall<'_>, &mut Scratch) -> Result<&'static str, BackendError>,
 ) -> Result<&'static str, BackendError> {
     let (instance, [q, k, v]) = (call.instance(), call.inputs());
     let spec = instance.problem().spec();
-    let blocks = matches!(spec.scales, Some(Scales::PerBlock { .. }));
-    let q_layout = Layout::bhsd(spec.q.dims())?;
-    let k_layout = if blocks { Layout::bhsd(spec.k.dims())? } else { spec.k };
     let widened = Spec {
         dtype: DType::F32,
-        q: q_layout,
-        k: k_layout,
+        q: Layout::bhsd(spec.q.dims())?,
+        k: Layout::bhsd(spec.k.dims())?,
         out: None,
         out_dtype: None,
         scales: None,
@@ -37,17 +57,22 @@ pub(crate) fn forward(
     };
     let problem = widened.parse()?;
     let values = Values { factors: None, ..instance.values().clone() };
-    let k = if blocks { rows(instance, Operand::K, k)? } else { widen(k, spec.k.span()) };
-    let (q, v) = (rows(instance, Operand::Q, q)?, widen(v, spec.v.span()));
+    let (q, k) = (rows(instance, Operand::Q, q)?, rows(instance, Operand::K, k)?);
+    let v = widen(v, spec.v.span());
     let mut out = floats(problem.out().span(), &problem)?;
     let mut lse = vec![f32::from_bits(UNWRITTEN); problem.rows()];
     let mut inner = HostCall::bind(&problem, &values, [&q[..], &k, &v], &mut out, Some(&mut lse))?;
     let kernel = wide(&mut inner, scratch)?;
-    write(call, &out, &lse);
+    write(call, (&out, &lse), of_values(instance));
     Ok(kernel)
 }
 
-fn floats(count: usize, problem: &Problem) -> Result<Vec<f32>, ProblemError> {
+/// What a feature of a row of the result is multiplied by, for its batch entry, head and position.
+fn of_values(problem: Instance<'_>) -> impl Fn([usize; 3], usize) -> f32 {
+    move |[batch, head, _], feature| problem.factor(Operand::V, [batch, head / problem.group()], feature)
+}
+
+pub(crate) fn floats(count: usize, problem: &Problem) -> Result<Vec<f32>, ProblemError> {
     let no_memory =
         |()| ProblemError::OutOfMemory { bytes: count.saturating_mul(4), dims: problem.out().dims() };
     bytemuck::allocation::try_zeroed_vec(count).map_err(no_memory)
@@ -60,7 +85,7 @@ fn widen(data: Data<'_>, count: usize) -> Vec<f32> {
 }
 
 /// The value of every byte.
-fn table(data: Data<'_>) -> [f32; 256] {
+pub(crate) fn table(data: Data<'_>) -> [f32; 256] {
     let value: fn(u8) -> f32 = match data {
         Data::E5M2(_) => |bits| E5M2::from_bits(bits).to_f32(),
         _ => |bits| E4M3::from_bits(bits).to_f32(),
@@ -68,31 +93,33 @@ fn table(data: Data<'_>) -> [f32; 256] {
     std::array::from_fn(|bits| value(bits as u8))
 }
 
-/// Queries or keys, dense, multiplied by their factors; queries by those of keys too, where blocks have none of their own.
+/// Queries or keys, dense, multiplied by their factors.
 fn rows(problem: Instance<'_>, operand: Operand, data: Data<'_>) -> Result<Vec<f32>, ProblemError> {
     let layout = if operand == Operand::Q { problem.q() } else { problem.k() };
     let (bytes, table, dims) = (data.bytes(), table(data), layout.dims());
-    let blocks = matches!(problem.scales(), Some(Scales::PerBlock { .. }));
     let mut wide = floats(Layout::bhsd(dims)?.span(), problem.problem())?;
     let mut rows = wide.chunks_exact_mut(dims.dim);
     for (batch, head) in (0..dims.batch).flat_map(|batch| (0..dims.heads).map(move |head| (batch, head))) {
-        let of_k = if blocks { 1.0 } else { problem.factor(Operand::K, [batch, head / problem.group()], 0) };
         for (seq, row) in (0..dims.seq).zip(&mut rows) {
             let from = &bytes[layout.row(batch, head, seq)..];
-            let factor = problem.factor(operand, [batch, head], seq) * of_k;
+            let factor = problem.factor(operand, [batch, head], seq);
             row.iter_mut().zip(from).for_each(|(to, &byte)| *to = table[usize::from(byte)] * factor);
         }
     }
     Ok(wide)
 }
 
-/// Writes dense f32 rows as the call wants them.
-fn write(call: &mut HostCall<'_>, rows: &[f32], lse: &[f32]) {
+/// Writes dense f32 rows as the call wants them, multiplied by the factor of a place and feature.
+pub(crate) fn write(
+    call: &mut HostCall<'_>,
+    from: (&[f32], &[f32]),
+    factor: impl Fn([usize; 3], usize) -> f32,
+) {
     let instance = call.instance();
     match call.outputs() {
-        (DataMut::F16(out), to) => write_rows(instance, (rows, lse), out, to),
-        (DataMut::BF16(out), to) => write_rows(instance, (rows, lse), out, to),
-        (DataMut::F32(out), to) => write_rows(instance, (rows, lse), out, to),
+        (DataMut::F16(out), to) => write_rows(instance, from, factor, out, to),
+        (DataMut::BF16(out), to) => write_rows(instance, from, factor, out, to),
+        (DataMut::F32(out), to) => write_rows(instance, from, factor, out, to),
         // A problem has no other outputs.
         _ => {}
     }
@@ -101,6 +128,7 @@ fn write(call: &mut HostCall<'_>, rows: &[f32], lse: &[f32]) {
 fn write_rows<O: Element>(
     problem: Instance<'_>,
     (rows, lses): (&[f32], &[f32]),
+    factor: impl Fn([usize; 3], usize) -> f32,
     out: &mut [O],
     mut out_lse: Option<&mut [f32]>,
 ) {
@@ -111,7 +139,7 @@ fn write_rows<O: Element>(
         if lse.to_bits() == UNWRITTEN || nobodys {
             continue;
         }
-        let factor = |feature| problem.factor(Operand::V, [batch, head / problem.group()], feature);
+        let factor = |feature| factor([batch, head, seq], feature);
         let to = &mut out[problem.out().row(batch, head, seq)..][..dims.dim];
         let mut own = out_lse.as_mut().map(|all| &mut all[n]);
         match own.as_deref_mut().filter(|_| problem.accumulate()) {

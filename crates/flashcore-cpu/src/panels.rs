@@ -47,7 +47,8 @@ impl Form {
     /// The form for tensors of a type. What is added to scores is added in f32, and so they are multiplied then.
     pub(crate) fn of<T: Lane>(runner: Runner, problem: &Problem, logits: Logits) -> Self {
         let is_bf16 = T::as_bf16(&[]).is_some();
-        if logits.query != 1.0 || problem.bias().is_some() {
+        // Factors of 8-bit tensors are multiplied into the queries, which then have more digits.
+        if logits.query != 1.0 || problem.bias().is_some() || T::DTYPE.is_narrow() {
             Self::Single
         } else if runner.has_matrix() && T::PARTS <= MOST_PARTS {
             Self::Matrix
@@ -190,10 +191,10 @@ fn zip_rows<T: Lane>(call: &Call<'_, T>, unit: &Unit, keys: &Range<usize>, to: &
     }
 }
 
-/// Puts one query into lane `lane` of a tile `height` rows high.
+/// Puts one query, times a factor, into lane `lane` of a tile `height` rows high.
 pub(crate) fn place<T: Lane>(
     call: &Call<'_, T>,
-    query: &[T],
+    (query, factor): (&[T], f32),
     row: &mut [f32],
     [lane, height]: [usize; 2],
     q: &mut [f32],
@@ -214,7 +215,7 @@ pub(crate) fn place<T: Lane>(
         }
     };
     for (to, x) in q.chunks_exact_mut(height).zip(row) {
-        to[lane] = *x * call.logits.query;
+        to[lane] = *x * factor;
     }
 }
 

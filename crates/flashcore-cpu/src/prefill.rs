@@ -159,8 +159,9 @@ impl<'a> Tile<'a> {
         if self.rows.len() < self.height {
             self.q.fill(0.0);
         }
+        let factor = call.query_factor(unit, s);
         for (lane, r) in self.rows.enumerate() {
-            panels::place(call, query(r), stage, [lane, self.height], self.q);
+            panels::place(call, (query(r), factor), stage, [lane, self.height], self.q);
         }
     }
 

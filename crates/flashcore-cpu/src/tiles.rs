@@ -13,8 +13,10 @@ pub struct Tiles {
 }
 
 impl Tiles {
-    /// The shipped sizes: 128 keys and their scores stay in the nearest cache, four tiles share a pass over them.
-    pub const USUAL: Self = Self { keys: 128, chunk: 4 };
+    /// The shipped sizes: 128 keys and their scores stay in the nearest cache, sixteen tiles share a pass over them. Keys of
+    /// 16 bits are widened for each pass: where four tiles shared one, the best times of an Emerald Rapids were 6 to 9 %
+    /// longer (`bench/cpu/2026-11-16-xeon.txt`).
+    pub const USUAL: Self = Self { keys: 128, chunk: 16 };
     /// Those for matrix units, whose keys and values are laid out anew for each chunk.
     pub(crate) const MATRIX: Self = Self { keys: 128, chunk: 32 };
     /// Numbers of keys that a block may have.

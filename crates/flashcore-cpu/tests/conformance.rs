@@ -3,9 +3,9 @@
 use flashcore_core::DType;
 use flashcore_cpu::{Cpu, SimdLevel};
 use flashcore_testkit::{
-    append,
+    append, cache,
     cases::{self, Cost},
-    check_case, merge, moe, narrow, properties, quantise, random,
+    check_case, grouped, merge, moe, narrow, properties, quantise, random,
 };
 
 /// Runs everything on `level`; says so where the machine lacks it.
@@ -38,12 +38,23 @@ fn check(level: SimdLevel) {
     failures.extend(quantise::failures(&cpu, &DType::COMMON, 1));
     failures.extend(narrow::failures(&cpu, &narrow::cases(), 1));
     failures.extend(narrow::failures(&cpu, &narrow::named(cost), 1));
+    failures.extend(cache::failures(&cpu, &cache::cases(cost), 1, true));
+    failures.extend(cache::broken_laws(&cpu, 1));
+    let random: Vec<_> = (0..20).map(|n| cache::random(3, n, random::Limits::SMALL)).collect();
+    failures.extend(cache::failures(&cpu, &random, 1, true));
     if cost == Cost::Small {
         let shapes = [([1, 2, 1, 512, 512], 64), ([1, 1, 1, 512, 2048], 128), ([2, 4, 2, 33, 77], 80)];
         failures.extend(narrow::end_to_end(&cpu, &shapes));
     }
     let dtypes = if cost == Cost::Small { &DType::COMMON[..] } else { &[DType::BF16] };
     failures.extend(moe::failures(&cpu, dtypes, 1));
+    failures.extend(moe::gradient_failures(&cpu, dtypes, 1));
+    failures.extend(grouped::failures(&cpu, dtypes, 1));
+    for n in 0..20 {
+        let case = grouped::random(3, n);
+        let outcome = grouped::check(&cpu, &case, dtypes[n as usize % dtypes.len()], n);
+        failures.extend(outcome.is_failure().then(|| format!("{case}: {outcome}")));
+    }
     assert!(failures.is_empty(), "{level}: {} failures\n{}", failures.len(), failures.join("\n"));
 }
 
@@ -75,4 +86,14 @@ fn avx512bf16() {
 #[test]
 fn amx() {
     check(SimdLevel::Amx);
+}
+
+/// Gradients of experts have the same bits whatever the number of threads.
+#[test]
+fn gradients_of_experts_do_not_depend_on_threads() {
+    let [one, three] = [1, 3].map(|threads| Cpu::with_threads(threads).unwrap());
+    for case in moe::gradient_cases() {
+        let [first, second] = [&one, &three].map(|cpu| moe::gradient_bits(cpu, &case, 5).unwrap());
+        assert_eq!(first, second, "{case}");
+    }
 }

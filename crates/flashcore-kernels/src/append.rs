@@ -5,13 +5,17 @@
 //! another. What the call says (lengths, slots, page numbers) is read here and was checked by nobody: a row without a
 //! place is not written. Slots are those of [`crate::slots::append`].
 
+mod target;
+mod turn;
+
 use flashcore_core::{AppendProblem, DType, Layout, Slots};
 use flashcore_ptx::{ident::Ident, launch::Slot, sm::REGISTERS, target::Target};
 use flashcore_tile::{BuildError, Builder, Extent, F32, Params, Pred, Program, Reg, U32, U64};
 use serde::{Deserialize, Serialize};
+use target::{RowTarget, factor_stride};
+use turn::{Place, Turn};
 
 use crate::{
-    parts::elements::{load, store},
     parts::pages::{PageArguments, PageShape},
     slots::append as slots,
 };
@@ -22,8 +26,12 @@ const CTAS_PER_SM: u32 = 8;
 /// A kernel of this family: two configs that are equal give the same text.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Config {
-    /// Element type of all tensors.
+    /// Element type of all tensors but the cache.
     pub dtype: DType,
+    /// Element type of the cache.
+    pub cache: DType,
+    /// Whether what is written into a cache of 8 bits is divided by factors.
+    pub scaled: bool,
     /// Where new rows go.
     pub slots: Slots,
     /// Whether a table finds the pages of the cache.
@@ -60,6 +68,8 @@ impl Config {
         let pairs = |interleaved| if interleaved { Pairs::Neighbours } else { Pairs::Halves };
         Self {
             dtype: spec.dtype,
+            cache: problem.cache_dtype(),
+            scaled: spec.scales.is_some(),
             slots: spec.slots,
             paged: spec.pages.is_some(),
             rotary: spec.rotary.map(|rotary| pairs(rotary.interleaved)),
@@ -81,7 +91,12 @@ impl Config {
             Some(Pairs::Halves) => "_halves",
         };
         let queries = if self.queries { "_q" } else { "" };
-        let name = format!("fc_append_{}_{to}{rotary}{queries}_w{}", self.dtype, self.shape.warps);
+        let cache = match (self.cache == self.dtype, self.scaled) {
+            (true, _) => "",
+            (false, false) => "_e4m3",
+            (false, true) => "_e4m3x",
+        };
+        let name = format!("fc_append_{}{cache}_{to}{rotary}{queries}_w{}", self.dtype, self.shape.warps);
         Ident::new(name).expect("made of legal parts")
     }
 
@@ -132,11 +147,12 @@ impl Tensor {
         name: &str,
         slot: Slot,
         of: fn(&AppendProblem) -> Option<&Layout>,
+        dtype: fn(&AppendProblem) -> DType,
     ) -> Self {
         let base = params.buffer(b, name, slot);
         let strides = [("batch", 0), ("head", 1), ("row", 2)].map(|(axis, n)| {
             params.u64(b, &format!("{name}_{axis}"), move |p| {
-                of(p).map_or(0, |layout| (layout.strides()[n] * p.spec().dtype.bytes()) as u64)
+                of(p).map_or(0, |layout| (layout.strides()[n] * dtype(p).bytes()) as u64)
             })
         });
         Self { base, strides }
@@ -186,18 +202,6 @@ fn turned_queries(problem: &AppendProblem) -> Option<&Layout> {
     problem.spec().q.as_ref().map(|layouts| &layouts[1])
 }
 
-/// Rotary embedding, as registers.
-#[derive(Clone, Copy)]
-struct Turn {
-    cos: Reg<U64>,
-    sin: Reg<U64>,
-    /// Pairs that are turned.
-    pairs: Reg<U32>,
-    last_position: Reg<U32>,
-    /// How far the positions of neighbouring queries are apart: 1, or 0 where they stand together.
-    query_step: Reg<U32>,
-}
-
 /// What the host passes, as registers.
 struct Arguments {
     k: Tensor,
@@ -212,6 +216,14 @@ struct Arguments {
     destination: Destination,
     turn: Option<Turn>,
     queries: Option<(Tensor, Tensor, RowShape)>,
+    factors: Option<FactorArguments>,
+}
+
+/// Where the factors of keys and values lie.
+struct FactorArguments {
+    tensors: [Reg<U64>; 2],
+    /// Bytes from a batch entry's to the next one's, and from a head's.
+    strides: [Reg<U64>; 2],
 }
 
 /// What says where rows go.
@@ -284,11 +296,27 @@ impl Destination {
 
 impl Arguments {
     fn declare(b: &mut Builder, params: &mut Params<AppendProblem>, cfg: &Config) -> Self {
+        let of_rows: fn(&AppendProblem) -> DType = |p| p.spec().dtype;
+        let of_cache: fn(&AppendProblem) -> DType = AppendProblem::cache_dtype;
         Self {
-            k: Tensor::declare(b, params, "k", slots::K, |p| Some(&p.spec().k)),
-            v: Tensor::declare(b, params, "v", slots::V, |p| Some(&p.spec().v)),
-            cache_k: Tensor::declare(b, params, "cache_k", slots::CACHE_K, |p| Some(&p.spec().cache_k)),
-            cache_v: Tensor::declare(b, params, "cache_v", slots::CACHE_V, |p| Some(&p.spec().cache_v)),
+            k: Tensor::declare(b, params, "k", slots::K, |p| Some(&p.spec().k), of_rows),
+            v: Tensor::declare(b, params, "v", slots::V, |p| Some(&p.spec().v), of_rows),
+            cache_k: Tensor::declare(
+                b,
+                params,
+                "cache_k",
+                slots::CACHE_K,
+                |p| Some(&p.spec().cache_k),
+                of_cache,
+            ),
+            cache_v: Tensor::declare(
+                b,
+                params,
+                "cache_v",
+                slots::CACHE_V,
+                |p| Some(&p.spec().cache_v),
+                of_cache,
+            ),
             new: RowShape::declare(b, params, "new", |p| Some(&p.spec().k)),
             rows: params.u32(b, "rows", |p| p.rows() as u32),
             all: params.u32(b, "all", |p| rows(p) as u32),
@@ -300,12 +328,28 @@ impl Arguments {
             turn: cfg.rotary.map(|_| Turn::declare(b, params)),
             queries: cfg.queries.then(|| {
                 let tensors = (
-                    Tensor::declare(b, params, "q", slots::Q, queries),
-                    Tensor::declare(b, params, "out", slots::OUT, turned_queries),
+                    Tensor::declare(b, params, "q", slots::Q, queries, of_rows),
+                    Tensor::declare(b, params, "out", slots::OUT, turned_queries, of_rows),
                 );
                 (tensors.0, tensors.1, RowShape::declare(b, params, "q", queries))
             }),
+            factors: cfg.scaled.then(|| {
+                let names = [("factors_k", slots::FACTORS_K), ("factors_v", slots::FACTORS_V)];
+                let tensors = names.map(|(name, slot)| params.buffer(b, name, slot));
+                let names = [("factors_batch", 0), ("factors_head", 1)];
+                let stride = |(name, n)| params.u64(b, name, move |p| factor_stride(p, n));
+                FactorArguments { tensors, strides: names.map(stride) }
+            }),
         }
+    }
+
+    /// What keys (tensor 0) or values of a place are divided by.
+    fn divisor(&self, b: &mut Builder, tensor: usize, place: [Reg<U32>; 3]) -> Option<Reg<F32>> {
+        let FactorArguments { tensors, strides: [of_batch, of_head] } = *self.factors.as_ref()?;
+        let of_batch = b.let_(place[0].widen() * of_batch + tensors[tensor]);
+        let at = b.let_(place[1].widen() * of_head + of_batch);
+        let [factor] = b.load_global::<F32, 1>(at);
+        Some(factor)
     }
 
     /// What one warp does.
@@ -324,14 +368,21 @@ impl Arguments {
         let place = self.new.place(b, row);
         let (to, there, position) = self.destination.place(b, place[0], place[2]);
         let (from, to) = self.addresses(b, place, (&self.k, &self.cache_k), to);
-        b.if_(there, |b| self.copy(b, cfg, [from, to], self.dims[0], self.turn.map(|turn| (turn, position))));
+        let turn = self.turn.map(|turn| (turn, position));
+        b.if_(there, |b| {
+            let to = RowTarget { at: to, dtype: cfg.cache, divisor: self.divisor(b, 0, place) };
+            self.copy(b, cfg, (from, to), self.dims[0], turn);
+        });
     }
 
     fn value(&self, b: &mut Builder, cfg: &Config, row: Reg<U32>) {
         let place = self.new.place(b, row);
         let (to, there, _) = self.destination.place(b, place[0], place[2]);
         let (from, to) = self.addresses(b, place, (&self.v, &self.cache_v), to);
-        b.if_(there, |b| self.copy(b, cfg, [from, to], self.dims[1], None));
+        b.if_(there, |b| {
+            let to = RowTarget { at: to, dtype: cfg.cache, divisor: self.divisor(b, 1, place) };
+            self.copy(b, cfg, (from, to), self.dims[1], None);
+        });
     }
 
     fn addresses(
@@ -359,7 +410,8 @@ impl Arguments {
         });
         let place = place.map(|index| b.let_(index.widen()));
         let (from, to) = (from.at(b, place), to.at(b, place));
-        self.copy(b, cfg, [from, to], self.dims[0], position);
+        let to = RowTarget { at: to, dtype: cfg.dtype, divisor: None };
+        self.copy(b, cfg, (from, to), self.dims[0], position);
     }
 
     /// Copies a row of `dim` features, of which the first pairs are turned.
@@ -367,7 +419,7 @@ impl Arguments {
         &self,
         b: &mut Builder,
         cfg: &Config,
-        [from, to]: [Reg<U64>; 2],
+        (from, to): (Reg<U64>, RowTarget),
         dim: Reg<U32>,
         turn: Option<(Turn, Reg<U32>)>,
     ) {
@@ -395,74 +447,10 @@ impl Arguments {
                     Some((turned, _, angles)) => Turn::turned(b, place, turned, angles, pair, [x, y]),
                     None => [x, y],
                 };
-                place.write(b, to, first, x, None);
-                place.write(b, to, second, y, Some(whole));
+                to.write(b, first, x, None);
+                to.write(b, second, y, Some(whole));
                 b.add_to(pair, 32);
             },
         );
-    }
-}
-
-/// Elements of one type.
-#[derive(Clone, Copy)]
-struct Place {
-    dtype: DType,
-    bytes: u32,
-}
-
-impl Place {
-    /// An element, 0 where `who` does not hold.
-    fn read(self, b: &mut Builder, from: Reg<U64>, index: Reg<U32>, who: Option<Pred>) -> Reg<F32> {
-        // What is not there is read at the start of the row instead.
-        let index = who.map_or(index, |who| b.select(who, index, 0));
-        let at = b.let_(from + index.mul_wide(self.bytes));
-        load(b, self.dtype, 1, at)[0]
-    }
-
-    fn write(self, b: &mut Builder, to: Reg<U64>, index: Reg<U32>, value: Reg<F32>, who: Option<Pred>) {
-        let at = b.let_(to + index.mul_wide(self.bytes));
-        match who {
-            Some(who) => b.if_(who, |b| store(b, self.dtype, at, &[value])),
-            None => store(b, self.dtype, at, &[value]),
-        }
-    }
-}
-
-impl Turn {
-    fn declare(b: &mut Builder, params: &mut Params<AppendProblem>) -> Self {
-        let rotary = |p: &AppendProblem| p.spec().rotary;
-        Self {
-            cos: params.buffer(b, "cos", slots::COS),
-            sin: params.buffer(b, "sin", slots::SIN),
-            pairs: params.u32(b, "pairs", move |p| rotary(p).map_or(0, |r| r.dim as u32 / 2)),
-            last_position: params.u32(b, "last_position", move |p| {
-                rotary(p).map_or(0, |r| r.positions.saturating_sub(1) as u32)
-            }),
-            query_step: params.u32(b, "query_step", move |p| rotary(p).map_or(0, |r| u32::from(!r.together))),
-        }
-    }
-
-    /// Where the cosines and sines of a position start.
-    fn angles(&self, b: &mut Builder, cfg: &Config, position: Reg<U32>) -> [Reg<U64>; 2] {
-        let position = b.let_(position.min(self.last_position));
-        let first = b.let_(position.mul_wide(self.pairs));
-        let bytes = b.let_(first * cfg.dtype.bytes() as u64);
-        [b.let_(self.cos + bytes), b.let_(self.sin + bytes)]
-    }
-
-    /// A pair, turned where it is one of those.
-    fn turned(
-        b: &mut Builder,
-        place: Place,
-        turned: Pred,
-        [cos, sin]: [Reg<U64>; 2],
-        pair: Reg<U32>,
-        [x, y]: [Reg<F32>; 2],
-    ) -> [Reg<F32>; 2] {
-        let [cos, sin] = [cos, sin].map(|table| place.read(b, table, pair, Some(turned)));
-        let (from_y, from_x) = (b.let_(y * sin), b.let_(x * sin));
-        let minus = b.neg(from_y);
-        let [new_x, new_y] = [b.fma(x, cos, minus), b.fma(y, cos, from_x)];
-        [b.select(turned, new_x, x), b.select(turned, new_y, y)]
     }
 }

@@ -12,8 +12,8 @@ use flashcore_tile::{BuildError, Code, Extent, Program};
 use crate::{
     append,
     backward_rows::{self, sinks},
-    backward_sm80, backward_sm90, backward_sums, decode, forward_sm80, forward_sm90, merge, moe, quantise,
-    turn_values,
+    backward_sm80, backward_sm90, backward_sums, decode, forward_sm80, forward_sm90, grouped, merge, moe,
+    quantise, turn_values,
 };
 
 /// The config of a kernel of one family: everything that decides its text.
@@ -46,6 +46,8 @@ pub enum KernelConfig {
     Quantise(quantise::Config),
     /// A mixture of experts, or a step of it.
     Moe(moe::Config),
+    /// Grouped products, or what goes before them.
+    Grouped(grouped::Config),
 }
 
 impl KernelConfig {
@@ -65,6 +67,7 @@ impl KernelConfig {
             Self::BackwardSums(cfg) => cfg.name().to_string(),
             Self::Quantise(cfg) => cfg.name().to_string(),
             Self::Moe(cfg) => cfg.name(),
+            Self::Grouped(cfg) => cfg.name(),
         }
     }
 
@@ -76,6 +79,7 @@ impl KernelConfig {
             Self::Decode(cfg) => cfg.target,
             Self::Quantise(cfg) => cfg.target,
             Self::Moe(cfg) => cfg.target(),
+            Self::Grouped(cfg) => cfg.target(),
             Self::Sm90(_) | Self::BackwardSm90(_) | Self::BackwardSums(_) => Target::Sm90a,
             Self::TurnValues(_)
             | Self::Merge(_)
@@ -101,6 +105,7 @@ impl KernelConfig {
             Self::BackwardSums(cfg) => cfg.registers(),
             Self::Quantise(cfg) => cfg.registers(),
             Self::Moe(cfg) => cfg.registers(),
+            Self::Grouped(cfg) => cfg.registers(),
         }
     }
 
@@ -120,6 +125,7 @@ impl KernelConfig {
             Self::BackwardSums(cfg) => backward_sums::backward_sums(cfg).map(AnyProgram::Backward),
             Self::Quantise(cfg) => quantise::quantise(cfg).map(AnyProgram::Quantise),
             Self::Moe(cfg) => cfg.program().map(AnyProgram::Moe),
+            Self::Grouped(cfg) => cfg.program().map(AnyProgram::Grouped),
         }
     }
 }
@@ -140,6 +146,8 @@ pub enum AnyProgram {
     Quantise(Program<QuantiseProblem>),
     /// A mixture of experts, or a step of it.
     Moe(Program<moe::Layer>),
+    /// Grouped products, or what goes before them.
+    Grouped(Program<grouped::Work>),
 }
 
 impl Deref for AnyProgram {
@@ -153,6 +161,7 @@ impl Deref for AnyProgram {
             Self::Backward(program) => program,
             Self::Quantise(program) => program,
             Self::Moe(program) => program,
+            Self::Grouped(program) => program,
         }
     }
 }
@@ -166,6 +175,7 @@ pub(crate) enum Subject {
     Backward(Box<BackwardProblem>),
     Quantise(Box<QuantiseProblem>),
     Moe(Box<moe::Layer>),
+    Grouped(Box<grouped::Work>),
 }
 
 /// One kernel of a plan, with the problem it computes.
@@ -200,6 +210,7 @@ impl Launch {
                 Some(program.launch(problem, extent))
             }
             (AnyProgram::Moe(program), Subject::Moe(layer)) => Some(program.launch(layer, extent)),
+            (AnyProgram::Grouped(program), Subject::Grouped(work)) => Some(program.launch(work, extent)),
             // A program of another operation computes nothing here.
             _ => None,
         }

@@ -13,6 +13,7 @@ mod decode;
 mod error;
 mod fit;
 mod general;
+mod grouped;
 pub(crate) mod hopper;
 mod merge;
 mod mixed;
@@ -30,6 +31,7 @@ pub use backward::{Form, plan_backward, plan_backward_by, plan_backward_general,
 pub use choice::{Choice, Family, UnknownKernel};
 pub use error::PlanError;
 pub use fit::{Misfit, plan_tile};
+pub use grouped::plan_grouped;
 pub use merge::plan_merge;
 pub use moe::{plan_moe, plan_moe_tiles};
 pub use quantise::plan_quantise;
@@ -270,11 +272,13 @@ pub fn plan_general(problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Plan
     if input.bytes() == 1 {
         return Err(narrow::refused("the general kernel multiplies 16 bits and more"));
     }
+    let access = access(problem, alignment);
+    narrow::check_cache(problem, gpu, alignment)?;
     let (shape, why) = general::shape(problem, input, gpu)?;
     if Side::Queries.tile_count(problem, shape.tile_m(problem.dim_v() as u32)) > i32::MAX as u64 {
         return Err(PlanError::Tiles);
     }
-    let kernel = general_config(problem, gpu, input, access(problem, alignment), shape)?;
+    let kernel = general_config(problem, gpu, input, access, shape)?;
     Ok(Plan::single(kernel, problem, gpu, why))
 }
 
@@ -288,6 +292,8 @@ fn decode_config(
     Ok(KernelConfig::Decode(crate::decode::Config {
         target: general::target(gpu),
         input: half,
+        cache: narrow::cache(problem, half.element()),
+        scaled: problem.scales().is_some(),
         output: output(problem, half.element()),
         dim_qk: problem.dim_qk() as u32,
         dim_v: problem.dim_v() as u32,
@@ -339,6 +345,8 @@ fn general_config(
     Ok(KernelConfig::Sm80(forward_sm80::Config {
         target: general::target(gpu),
         input,
+        cache: narrow::cache(problem, input),
+        scaled: problem.scales().is_some(),
         output: output(problem, input),
         accumulate: problem.accumulate(),
         dim_qk: problem.dim_qk() as u32,
@@ -401,8 +409,9 @@ fn check(problem: &Problem, gpu: &Gpu) -> Result<Element, PlanError> {
 
 /// What every row of every tensor is aligned to.
 fn access(problem: &Problem, alignment: u64) -> Access {
-    let inputs = [problem.q(), problem.k(), problem.v()].map(|layout| (layout, problem.dtype()));
-    access_to(inputs.into_iter().chain([(problem.out(), problem.out_dtype())]), alignment)
+    let kv = [problem.k(), problem.v()].map(|layout| (layout, problem.kv_dtype()));
+    let others = [(problem.q(), problem.dtype()), (problem.out(), problem.out_dtype())];
+    access_to(kv.into_iter().chain(others), alignment)
 }
 
 /// What every row of these tensors is aligned to.

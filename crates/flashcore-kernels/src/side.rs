@@ -1,6 +1,8 @@
 //! Lengths, sinks, factors, biases and page table of a call on the host, as the bytes that an executor uploads.
 
-use flashcore_core::{AppendCall, Bias, DType, Index, Instance, Lengths, PageTable, QuantiseCall, Slots};
+use flashcore_core::{
+    AppendCall, Bias, DType, Factors, Index, Instance, Lengths, PageTable, QuantiseCall, Slots,
+};
 use flashcore_ptx::launch::Slot;
 use half::{bf16, f16};
 
@@ -14,10 +16,9 @@ pub fn host_values(call: Instance<'_>) -> Vec<(Slot, Vec<u8>)> {
         Lengths::Ragged { q, kv } | Lengths::PackedQueries { q, kv } => [Some(&**q), Some(&**kv)],
         _ => [None, None],
     };
-    let factors = |n: usize| {
-        let all = call.values().factors.as_ref()?.all();
-        Some(all[n].iter().flat_map(|factor| factor.to_le_bytes()).collect())
-    };
+    // A cache under wider queries has factors of its own alone.
+    let factors =
+        |n: usize| factor_bytes(call.values().factors.as_ref(), n).filter(|bytes| !bytes.is_empty());
     let sinks = call.sink_logits().map(|sinks| floats(sinks, call.sinks()));
     let of_pairs = match call.bias() {
         Some(Bias::Pairs { dtype, .. }) => Some(dtype),
@@ -58,7 +59,7 @@ fn table_bytes(table: &PageTable, rows: usize, row_stride: usize) -> Vec<u8> {
     (0..rows).flat_map(row).flat_map(i32::to_le_bytes).collect()
 }
 
-/// Lengths, slots and page table of new rows, each with its slot of [`slots::append`].
+/// Lengths, slots, page table and factors of new rows, each with its slot of [`slots::append`].
 pub fn append_values(call: &AppendCall<'_>) -> Vec<(Slot, Vec<u8>)> {
     let (spec, values) = (call.problem().spec(), call.values());
     let lengths = values.lengths.iter().flat_map(|&length| match spec.index {
@@ -73,7 +74,16 @@ pub fn append_values(call: &AppendCall<'_>) -> Vec<(Slot, Vec<u8>)> {
     };
     let table = values.table.as_ref().zip(spec.pages);
     let table = table.map(|(table, pages)| table_bytes(table, spec.k.dims().batch, pages.row_stride));
-    std::iter::once(numbers).chain(table.map(|bytes| (slots::append::TABLE, bytes))).collect()
+    let factors = [(slots::append::FACTORS_K, 1), (slots::append::FACTORS_V, 2)]
+        .into_iter()
+        .filter_map(|(slot, n)| Some((slot, factor_bytes(values.factors.as_ref(), n)?)));
+    let table = table.map(|bytes| (slots::append::TABLE, bytes));
+    std::iter::once(numbers).chain(table).chain(factors).collect()
+}
+
+/// The factors of Q, K or V.
+fn factor_bytes(factors: Option<&Factors>, n: usize) -> Option<Vec<u8>> {
+    Some(factors?.all()[n].iter().flat_map(|factor| factor.to_le_bytes()).collect())
 }
 
 /// Used lengths of a tensor that is quantised, with their slot of [`slots::quantise`]; nothing where all rows are used.

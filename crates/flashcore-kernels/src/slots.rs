@@ -116,8 +116,31 @@ pub mod append {
     pub const Q: Slot = Slot(9);
     /// Turned queries.
     pub const OUT: Slot = Slot(10);
+    /// f32 factors that keys are divided by, where the cache has 8 bits.
+    pub const FACTORS_K: Slot = Slot(11);
+    /// Likewise, values.
+    pub const FACTORS_V: Slot = Slot(12);
     /// Number of slots.
-    pub const COUNT: usize = 11;
+    pub const COUNT: usize = 13;
+}
+
+/// The slots of grouped products.
+pub mod grouped {
+    use flashcore_ptx::launch::Slot;
+
+    /// The left factor.
+    pub const A: Slot = Slot(0);
+    /// The right factor.
+    pub const B: Slot = Slot(1);
+    /// The result.
+    pub const OUT: Slot = Slot(2);
+    /// The i32 end of each group.
+    pub const OFFSETS: Slot = Slot(3);
+    /// Number of slots that a caller binds.
+    pub const COUNT: usize = 4;
+
+    /// What each group or tile has: made by one kernel for the other.
+    pub const INDEX: Slot = Slot(4);
 }
 
 /// The slots of a tensor that is rounded to 8 bits.

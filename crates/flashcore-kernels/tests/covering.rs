@@ -16,9 +16,9 @@ use std::{
 
 use flashcore_core::{DType, Dims, ExpertLayout, Index, Layout, Mask, MoeSpec, Routing, Scales, Spec};
 use flashcore_kernels::{
-    AnyProgram, Gpu, KernelConfig, Plan, covering_appends, covering_backward, covering_decode,
-    covering_experts, covering_merges, covering_quantised, covering_set, plan, plan_append, plan_general,
-    plan_merge, plan_moe, plan_quantise,
+    AnyProgram, Gpu, KernelConfig, Plan, covering_appends, covering_backward, covering_caches,
+    covering_decode, covering_experts, covering_grouped, covering_merges, covering_quantised, covering_set,
+    plan, plan_append, plan_general, plan_grouped, plan_merge, plan_moe, plan_quantise,
 };
 use flashcore_ptx::target::Target;
 use sha2::{Digest, Sha256};
@@ -28,9 +28,17 @@ type Built = (KernelConfig, AnyProgram);
 
 fn programs() -> Vec<Built> {
     let plans = covering_set().unwrap().into_iter().map(|member| member.plan().unwrap());
-    let kernels = plans.chain(few()).chain(merges()).chain(appends()).map(|plan| *plan.kernel());
+    let plans = plans.chain(few()).chain(merges()).chain(appends());
+    let kernels = plans.map(|plan| *plan.kernel());
     let narrow = quantising().into_iter().chain(narrow_tensors());
-    kernels.chain(expert_kernels()).chain(narrow).map(|kernel| built(&kernel)).collect()
+    let caches = caches().map(|plan| *plan.kernel());
+    kernels
+        .chain(expert_kernels())
+        .chain(grouped_kernels())
+        .chain(narrow)
+        .chain(caches)
+        .map(|kernel| built(&kernel))
+        .collect()
 }
 
 fn built(kernel: &KernelConfig) -> Built {
@@ -40,6 +48,11 @@ fn built(kernel: &KernelConfig) -> Built {
 /// Plans for few queries.
 fn few() -> impl Iterator<Item = Plan> {
     covering_decode().unwrap().into_iter().map(|member| member.plan().unwrap())
+}
+
+/// Plans for caches of 8 bits.
+fn caches() -> impl Iterator<Item = Plan> {
+    covering_caches().unwrap().into_iter().map(|member| member.plan().unwrap())
 }
 
 /// Every kernel of the covering set of gradients, once.
@@ -53,6 +66,13 @@ fn gradients() -> Vec<KernelConfig> {
 fn expert_kernels() -> Vec<KernelConfig> {
     let problems = covering_experts().unwrap();
     let on = |gpu: Gpu| problems.iter().map(move |problem| plan_moe(problem, &gpu, 16).unwrap());
+    each_kernel(&on(Gpu::HOPPER).chain(on(Gpu::CONSUMER)).collect::<Vec<_>>())
+}
+
+/// Every kernel of the plans for grouped products, once.
+fn grouped_kernels() -> Vec<KernelConfig> {
+    let problems = covering_grouped().unwrap();
+    let on = |gpu: Gpu| problems.iter().map(move |problem| plan_grouped(problem, &gpu, 16).unwrap());
     each_kernel(&on(Gpu::HOPPER).chain(on(Gpu::CONSUMER)).collect::<Vec<_>>())
 }
 
@@ -142,13 +162,22 @@ fn text_changes_only_on_purpose() {
 fn kernels_assemble_without_spills() {
     let Some(ptxas) = ptxas() else { return println!("no ptxas found: nothing assembled") };
     let covering = covering_set().unwrap().into_iter().map(|member| member.plan().unwrap());
-    let covering =
-        covering.chain(few()).chain(merges()).enumerate().map(|(n, plan)| (Some(n), *plan.kernel()));
+    let covering = covering
+        .chain(few())
+        .chain(merges())
+        .chain(caches())
+        .enumerate()
+        .map(|(n, plan)| (Some(n), *plan.kernel()));
     let others = narrow_heads().chain(tiles_of_every_gpu()).map(|plan| (None, *plan.kernel()));
     // Members of these sets are spread over architectures.
     let experts = expert_kernels().into_iter().chain(each_kernel(&experts_of_models()));
     let narrow = quantising().into_iter().chain(narrow_tensors());
-    let spread = gradients().into_iter().chain(experts).chain(narrow).map(|kernel| (None, kernel));
+    let spread = gradients()
+        .into_iter()
+        .chain(experts)
+        .chain(grouped_kernels())
+        .chain(narrow)
+        .map(|kernel| (None, kernel));
     let jobs = jobs(covering.chain(others).chain(spread));
     let assembled: BTreeSet<_> = jobs.iter().map(|job| job.target).collect();
     assert_eq!(assembled.len(), Target::ALL.len(), "every architecture has kernels: {assembled:?}");

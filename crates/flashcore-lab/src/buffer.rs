@@ -3,6 +3,7 @@
 use flashcore_core::{DType, Data, DataMut, Dims};
 use flashcore_testkit::{Kind, kinds::Part};
 use half::{bf16, f16};
+use rayon::prelude::*;
 
 use crate::{
     error::LabError,
@@ -43,6 +44,37 @@ impl Buffer {
             Self::F16(elements) => kind.fill(part, dims, elements, seed),
             Self::BF16(elements) => kind.fill(part, dims, elements, seed),
             Self::F32(elements) => kind.fill(part, dims, elements, seed),
+        }
+        Ok(buffer)
+    }
+
+    /// `len` normal numbers of about `size`, the same block of numbers again and again: weights of gigabytes.
+    pub fn repeated(dtype: DType, len: usize, block: usize, size: f32, seed: u64) -> Result<Self, LabError> {
+        let block = block.min(len);
+        let dims = Dims::new(1, 1, 1, block);
+        let mut first = Self::drawn(dtype, dims, Kind::Normal, Part::Q, seed)?;
+        match &mut first {
+            Self::F16(elements) => elements.iter_mut().for_each(|x| *x = f16::from_f32(x.to_f32() * size)),
+            Self::BF16(elements) => elements.iter_mut().for_each(|x| *x = bf16::from_f32(x.to_f32() * size)),
+            Self::F32(elements) => elements.iter_mut().for_each(|x| *x *= size),
+        }
+        if block == len {
+            return Ok(first);
+        }
+        let (mut all, first) = (Self::zeros(dtype, len)?, first.data().bytes());
+        let mut data = all.data_mut();
+        let chunks = data.bytes_mut().par_chunks_mut(first.len());
+        chunks.for_each(|chunk| chunk.copy_from_slice(&first[..chunk.len()]));
+        Ok(all)
+    }
+
+    /// Numbers rounded to a type.
+    pub fn rounded(dtype: DType, numbers: &[f64]) -> Result<Self, LabError> {
+        let mut buffer = Self::zeros(dtype, numbers.len())?;
+        match &mut buffer {
+            Self::F16(to) => to.iter_mut().zip(numbers).for_each(|(to, x)| *to = f16::from_f64(*x)),
+            Self::BF16(to) => to.iter_mut().zip(numbers).for_each(|(to, x)| *to = bf16::from_f64(*x)),
+            Self::F32(to) => to.iter_mut().zip(numbers).for_each(|(to, x)| *to = *x as f32),
         }
         Ok(buffer)
     }

@@ -133,7 +133,7 @@ impl Record {
 
     /// The ceiling that applies to a measurement.
     pub fn ceiling(&self, measurement: &Measurement) -> Option<&Ceiling> {
-        let fits = |c: &&Ceiling| c.place == measurement.place && c.dtype == measurement.task.dtype;
+        let fits = |c: &&Ceiling| c.place == measurement.place && c.dtype == measurement.task.dtype();
         self.ceilings.iter().find(fits)
     }
 

@@ -14,12 +14,13 @@ use std::{
 };
 
 use flashcore_core::{
-    AppendCall, AppendOutputs, Backend, BackendError, BackwardCall, BackwardProblem, DataMut, HostCall,
-    MergeCall, MoeCall, Problem, QuantiseCall, QuantisedMut, Ran, Routed, RowTerms,
+    AppendCall, AppendOutputs, Backend, BackendError, BackwardCall, BackwardProblem, DataMut, GroupedCall,
+    HostCall, MergeCall, MoeCall, Problem, QuantiseCall, QuantisedMut, Ran, Routed, RowTerms,
 };
 use flashcore_kernels::{
     ALLOCATED_ALIGNMENT, AnyProgram, Choice, Gpu, KernelConfig, Plan, PlanError, append_values, host_values,
-    moe::Cut, plan_append, plan_merge, plan_moe, plan_moe_tiles, plan_quantise, quantise_values, slots,
+    moe::Cut, plan_append, plan_grouped, plan_merge, plan_moe, plan_moe_tiles, plan_quantise,
+    quantise_values, slots,
 };
 use flashcore_ptx::launch::{LaunchSpec, Param, Slot};
 use flashcore_sim::{Buffer, Launch, Options, Outcome, Schedule};
@@ -256,6 +257,26 @@ impl Backend for Simulator {
             buffers = outcome.buffers;
         }
         let out = buffers.iter().find(|buffer| buffer.slot == slots::moe::OUT);
+        out.into_iter().for_each(|out| copy_changes(call.out().bytes_mut(), &out.bytes));
+        Ok(Ran { kernel: plan.kernel().name() })
+    }
+
+    fn grouped(&self, call: &mut GroupedCall<'_>) -> Result<Ran, BackendError> {
+        use slots::grouped::{A, B, OFFSETS, OUT};
+        let plan = plan_grouped(call.problem(), &self.gpu, ALLOCATED_ALIGNMENT).map_err(unsupported)?;
+        let inputs = *call.inputs();
+        let mut bound = vec![(A, copied(inputs.a.bytes())), (B, copied(inputs.b.bytes()))];
+        bound.extend(inputs.offsets.map(|offsets| (OFFSETS, bytemuck::cast_slice(offsets).to_vec())));
+        bound.push((OUT, copied(call.out().bytes_mut())));
+        let mut buffers: Vec<_> = bound.into_iter().map(|(slot, bytes)| Buffer::input(slot, bytes)).collect();
+        for launch in plan.launches() {
+            let program = self.program(launch.kernel())?;
+            let Some(spec) = launch.spec(&program) else { continue };
+            let outcome = self.run(&program, &spec, buffers)?;
+            judge(&outcome)?;
+            buffers = outcome.buffers;
+        }
+        let out = buffers.iter().find(|buffer| buffer.slot == OUT);
         out.into_iter().for_each(|out| copy_changes(call.out().bytes_mut(), &out.bytes));
         Ok(Ran { kernel: plan.kernel().name() })
     }

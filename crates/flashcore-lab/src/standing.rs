@@ -2,7 +2,6 @@
 //!
 //! `bench` answers with it; its suite `kinds` makes tables of it.
 
-use flashcore_testkit::Kind;
 use serde::Serialize;
 
 use crate::{competitor::roster::Ours, figures::Figures, record::Record, task::TaskSpec};
@@ -59,8 +58,8 @@ fn standing((task, own): &(&TaskSpec, Figures), all: &[(&TaskSpec, Figures)]) ->
     let best = |figure: Figure| peers().filter_map(figure).reduce(f64::min);
     let over = |a: Option<f64>, b: Option<f64>| Some(a? / b.filter(|b| *b > 0.0)?);
     Standing {
-        problem: TaskSpec { kind: Kind::Normal, ..(*task).clone() }.to_string(),
-        kind: task.kind.name(),
+        problem: task.without_kind().to_string(),
+        kind: task.kind().name(),
         competitor: own.competitor.clone(),
         relative_rms: RMS(own),
         max_error: MAX(own),

@@ -3,6 +3,7 @@
 //! Some suites are made of comparisons: their tasks are what those need, and `bench` says how each came out.
 
 mod compared;
+mod operations;
 
 use flashcore_core::{DType, Dims, Layout, Mask, Spec};
 use flashcore_testkit::Kind;
@@ -34,6 +35,8 @@ pub struct Suite {
 enum Content {
     Tasks(fn(DType) -> Result<Vec<Task>, TaskError>),
     Comparisons(fn(DType) -> Comparisons),
+    /// Tasks, some of which are compared with each other too.
+    Both(fn(DType) -> Result<Vec<Task>, TaskError>, fn(DType) -> Comparisons),
 }
 
 impl Suite {
@@ -62,9 +65,79 @@ impl Suite {
     pub const DECODE: Self =
         Self { replays: true, ..Self::new("decode", DType::BF16, Content::Tasks(decode)) };
 
+    /// Gradients at the shapes of [`Suite::FORWARD`], and with grouped heads.
+    pub const BACKWARD: Self = Self::new(
+        "backward",
+        DType::BF16,
+        Content::Both(
+            |dtype| operations::backward(forward(dtype), operations::GROUPS),
+            |dtype| operations::grouped(dtype, operations::GROUPS),
+        ),
+    );
+    /// Caches as inference engines have them: pages, lengths that differ, mixed batches.
+    pub const SERVING: Self = Self {
+        replays: true,
+        ..Self::new(
+            "serving",
+            DType::BF16,
+            Content::Both(
+                |dtype| operations::SERVING.tasks(dtype),
+                |dtype| operations::SERVING.comparisons(dtype),
+            ),
+        )
+    };
+    /// Mixtures of experts as models have them.
+    pub const MOE: Self = Self {
+        replays: true,
+        ..Self::new(
+            "moe",
+            DType::BF16,
+            Content::Tasks(|dtype| operations::experts(dtype, operations::LAYERS, operations::TOKENS)),
+        )
+    };
+    /// [`Suite::BACKWARD`] for a CPU.
+    pub const BACKWARD_CPU: Self = Self::new(
+        "backward-cpu",
+        DType::F32,
+        Content::Both(
+            |dtype| operations::backward(squares(dtype, &CPU), operations::GROUPS_ON_CPU),
+            |dtype| operations::grouped(dtype, operations::GROUPS_ON_CPU),
+        ),
+    );
+    /// [`Suite::SERVING`] for a CPU.
+    pub const SERVING_CPU: Self = Self::new(
+        "serving-cpu",
+        DType::F32,
+        Content::Both(
+            |dtype| operations::SERVING_ON_CPU.tasks(dtype),
+            |dtype| operations::SERVING_ON_CPU.comparisons(dtype),
+        ),
+    );
+    /// [`Suite::MOE`] for a CPU.
+    pub const MOE_CPU: Self = Self::new(
+        "moe-cpu",
+        DType::F32,
+        Content::Tasks(|dtype| {
+            operations::experts(dtype, operations::LAYERS_ON_CPU, operations::TOKENS_ON_CPU)
+        }),
+    );
+
     /// Every suite.
-    pub const ALL: [Self; 7] =
-        [Self::FORWARD, Self::SMALL, Self::CPU, Self::KINDS, Self::OPTIONS, Self::SWEEP, Self::DECODE];
+    pub const ALL: [Self; 13] = [
+        Self::FORWARD,
+        Self::SMALL,
+        Self::CPU,
+        Self::KINDS,
+        Self::OPTIONS,
+        Self::SWEEP,
+        Self::DECODE,
+        Self::BACKWARD,
+        Self::SERVING,
+        Self::MOE,
+        Self::BACKWARD_CPU,
+        Self::SERVING_CPU,
+        Self::MOE_CPU,
+    ];
 
     const fn new(name: &'static str, dtype: DType, content: Content) -> Self {
         Self { name, dtype, replays: false, care: Care::Usual, content }
@@ -89,12 +162,12 @@ impl Suite {
     /// The tasks in `dtype`.
     pub fn tasks(self, dtype: DType) -> Result<Vec<Task>, TaskError> {
         match self.content {
-            Content::Tasks(tasks) => tasks(dtype),
+            Content::Tasks(tasks) | Content::Both(tasks, _) => tasks(dtype),
             Content::Comparisons(comparisons) => Ok(comparison::tasks(&comparisons(dtype)?)),
         }
     }
 
-    /// Whether it is made of comparisons.
+    /// Whether it is made of comparisons alone, so that peers are of no interest but where one is compared with.
     pub const fn compares(self) -> bool {
         matches!(self.content, Content::Comparisons(_))
     }
@@ -102,7 +175,7 @@ impl Suite {
     /// What it compares in `dtype`; nothing where each task is for itself.
     pub fn comparisons(self, dtype: DType) -> Comparisons {
         match self.content {
-            Content::Comparisons(comparisons) => comparisons(dtype),
+            Content::Comparisons(comparisons) | Content::Both(_, comparisons) => comparisons(dtype),
             Content::Tasks(_) => Ok(Vec::new()),
         }
     }
@@ -202,7 +275,7 @@ mod tests {
     #[test]
     fn forward_keeps_tokens_and_features() {
         for task in Suite::FORWARD.tasks(DType::BF16).unwrap() {
-            let [batch, heads, seq, dim] = task.spec().q;
+            let [batch, heads, seq, dim] = task.attention().unwrap().q;
             assert_eq!((batch * seq, heads * dim), (TOKENS, FEATURES), "{task}");
         }
     }

@@ -14,7 +14,7 @@ named! {
         Mul "mul", Mul24 "mul24", Neg "neg", Popc "popc", Rcp "rcp", Rem "rem", Rsqrt "rsqrt", Sad "sad", Sin "sin",
         Sqrt "sqrt", Sub "sub", Subc "subc", Szext "szext", Tanh "tanh", Testp "testp",
         Vabsdiff2 "vabsdiff2", Vabsdiff4 "vabsdiff4", Vadd2 "vadd2", Vadd4 "vadd4", Vavrg2 "vavrg2",
-        Vavrg4 "vavrg4", Vmax2 "vmax2", Vmax4 "vmax4", Vmin2 "vmin2", Vmin4 "vmin4", Vsub2 "vsub2", Vsub4 "vsub4",
+        Vavrg4 "vavrg4", Vmax2 "vmax2", Vmax4 "vmax4", Vmin2 "vmin2", Vmin4 "vmin4", Vset2 "vset2", Vset4 "vset4", Vsub2 "vsub2", Vsub4 "vsub4",
         And "and", Cnot "cnot", Lop3 "lop3", Not "not", Or "or", Prmt "prmt", Shf "shf", Shl "shl", Shr "shr",
         Xor "xor",
         Selp "selp", Set "set", Setp "setp", Slct "slct",
@@ -41,7 +41,7 @@ named! {
         WmmaLoadC "wmma.load.c", WmmaMma "wmma.mma", WmmaStoreD "wmma.store.d", WgmmaCommitGroup "wgmma.commit_group", WgmmaFence "wgmma.fence",
         WgmmaMmaAsync "wgmma.mma_async", WgmmaWaitGroup "wgmma.wait_group",
         Bra "bra", BrxIdx "brx.idx", Brkpt "brkpt", Call "call", Exit "exit", Griddepcontrol "griddepcontrol", Nanosleep "nanosleep", Ret "ret",
-        Setmaxnreg "setmaxnreg", Trap "trap",
+        Setmaxnreg "setmaxnreg", Alloca "alloca", Stackrestore "stackrestore", Stacksave "stacksave", Trap "trap",
     }
 }
 

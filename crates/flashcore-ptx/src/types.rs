@@ -8,8 +8,8 @@ named! {
         Pred "pred",
         B1 "b1", U4 "u4", S4 "s4",
         B8 "b8", B16 "b16", B32 "b32", B64 "b64", B128 "b128",
-        U8 "u8", U16 "u16", U32 "u32", U64 "u64",
-        S8 "s8", S16 "s16", S32 "s32", S64 "s64",
+        U8 "u8", U16 "u16", U16x2 "u16x2", U32 "u32", U64 "u64",
+        S8 "s8", S16 "s16", S16x2 "s16x2", S32 "s32", S64 "s64",
         F16 "f16", F16x2 "f16x2", Bf16 "bf16", Bf16x2 "bf16x2", Tf32 "tf32", F32 "f32", F64 "f64",
         E4m3 "e4m3", E5m2 "e5m2", E4m3x2 "e4m3x2", E5m2x2 "e5m2x2",
     }
@@ -38,7 +38,8 @@ impl ScalarType {
             Self::U4 | Self::S4 => 4,
             Self::B8 | Self::U8 | Self::S8 | Self::E4m3 | Self::E5m2 => 8,
             Self::B16 | Self::U16 | Self::S16 | Self::F16 | Self::Bf16 | Self::E4m3x2 | Self::E5m2x2 => 16,
-            Self::B32 | Self::U32 | Self::S32 | Self::F32 | Self::F16x2 | Self::Bf16x2 | Self::Tf32 => 32,
+            Self::B32 | Self::U32 | Self::S32 | Self::F32 | Self::Tf32 => 32,
+            Self::F16x2 | Self::Bf16x2 | Self::U16x2 | Self::S16x2 => 32,
             Self::B64 | Self::U64 | Self::S64 | Self::F64 => 64,
             Self::B128 => 128,
         }
@@ -54,8 +55,8 @@ impl ScalarType {
         match self {
             Self::Pred => TypeKind::Pred,
             Self::B1 | Self::B8 | Self::B16 | Self::B32 | Self::B64 | Self::B128 => TypeKind::Bits,
-            Self::U4 | Self::U8 | Self::U16 | Self::U32 | Self::U64 => TypeKind::Unsigned,
-            Self::S4 | Self::S8 | Self::S16 | Self::S32 | Self::S64 => TypeKind::Signed,
+            Self::U4 | Self::U8 | Self::U16 | Self::U16x2 | Self::U32 | Self::U64 => TypeKind::Unsigned,
+            Self::S4 | Self::S8 | Self::S16 | Self::S16x2 | Self::S32 | Self::S64 => TypeKind::Signed,
             _ => TypeKind::Float,
         }
     }
@@ -95,10 +96,12 @@ impl ScalarType {
             Self::B128 => "%rq",
             Self::U8 => "%uc",
             Self::U16 => "%us",
+            Self::U16x2 => "%uss",
             Self::U32 => "%u",
             Self::U64 => "%ud",
             Self::S8 => "%sc",
             Self::S16 => "%ss",
+            Self::S16x2 => "%sss",
             Self::S32 => "%s",
             Self::S64 => "%sd",
             Self::F16 => "%h",
@@ -122,6 +125,8 @@ impl ScalarType {
             Self::B1
                 | Self::U4
                 | Self::S4
+                | Self::U16x2
+                | Self::S16x2
                 | Self::Bf16
                 | Self::Bf16x2
                 | Self::Tf32
@@ -174,6 +179,9 @@ named! {
         LanemaskGe "%lanemask_ge", LanemaskGt "%lanemask_gt",
         Clock "%clock", ClockHi "%clock_hi", Clock64 "%clock64", Globaltimer "%globaltimer",
         DynamicSmemSize "%dynamic_smem_size", TotalSmemSize "%total_smem_size",
+        ReservedSmemBegin "%reserved_smem_offset_begin", ReservedSmemEnd "%reserved_smem_offset_end",
+        ReservedSmemCap "%reserved_smem_offset_cap", ReservedSmem0 "%reserved_smem_offset_0",
+        ReservedSmem1 "%reserved_smem_offset_1",
     }
 }
 

@@ -20,6 +20,8 @@ const fn v(major: u8, minor: u8) -> Version {
 pub const V7_0: Version = v(7, 0);
 /// CUDA 11.1: sm_86, `mbarrier.test_wait.parity`.
 pub const V7_1: Version = v(7, 1);
+/// `alloca`.
+pub const V7_3: Version = v(7, 3);
 /// CUDA 11.4: cache hints.
 pub const V7_4: Version = v(7, 4);
 /// CUDA 11.5: `fence.proxy`, `cp.async` with a predicate.

@@ -1,7 +1,7 @@
 //! New keys and values into a cache, padded or in pages: tensors by DLPack, written on the CPU or on the caller's stream.
 
 use flashcore::{Index, Operand, cuda::AppendTensors};
-use flashcore_core::{AppendProblem, AppendSpec, AppendValues, Pages, Rotary, Slots};
+use flashcore_core::{AppendProblem, AppendSpec, AppendValues, Dims, Factors, Pages, Rotary, Scales, Slots};
 use pyo3::prelude::*;
 
 use crate::{
@@ -39,6 +39,8 @@ pub(crate) struct Objects<'py> {
     slots: Option<Bound<'py, PyAny>>,
     table: Option<Bound<'py, PyAny>>,
     rotary: Option<[Bound<'py, PyAny>; 2]>,
+    /// What keys and values of an 8-bit cache are divided by.
+    factors: Option<[Bound<'py, PyAny>; 2]>,
     /// Queries, and where they go when they are turned.
     q: Option<[Bound<'py, PyAny>; 2]>,
 }
@@ -81,6 +83,7 @@ struct Call {
     table: Option<Table>,
     rotary: Option<[Array; 2]>,
     q: Option<[Array; 2]>,
+    factors: Option<[Array; 2]>,
 }
 
 impl Call {
@@ -113,7 +116,14 @@ impl Call {
             }
             None => None,
         };
-        Ok(Self { rows, caches, lengths, slots, table, rotary, q })
+        let factors = match &tensors.factors {
+            Some([k, v]) => {
+                let both = [request.input(k, Operand::K)?, request.input(v, Operand::V)?];
+                Some(both.map(|one| kept.keep(one)))
+            }
+            None => None,
+        };
+        Ok(Self { rows, caches, lengths, slots, table, rotary, q, factors })
     }
 
     fn arrays(&self) -> impl Iterator<Item = &Array> {
@@ -125,7 +135,8 @@ impl Call {
         let first = self.rows[0].place;
         let numbers = self.lengths.iter().chain(&self.slots).map(|numbers| (numbers.operand, numbers.place));
         let table = self.table.iter().map(|table| (Operand::Table, table.place));
-        let mut all = self.arrays().map(|array| (array.operand, array.place)).chain(numbers).chain(table);
+        let floats = self.arrays().chain(self.factors.iter().flatten());
+        let mut all = floats.map(|array| (array.operand, array.place)).chain(numbers).chain(table);
         match all.find(|(_, place)| *place != first) {
             Some((operand, place)) => Err(CallError::Places { operand, place, first }),
             None => Ok(first),
@@ -133,11 +144,14 @@ impl Call {
     }
 
     fn spec(&self, options: &AppendOptions) -> Result<AppendSpec, CallError> {
-        let dtype = self.rows[0].dtype;
+        let (dtype, cached) = (self.rows[0].dtype, self.caches[0].dtype);
+        let narrow = cached.is_narrow() && !dtype.is_narrow();
         for array in self.arrays() {
             array.check_alignment()?;
-            if array.dtype != dtype {
-                return Err(CallError::dtypes(array.operand, array.dtype, dtype));
+            let is_cache = matches!(array.operand, Operand::CacheK | Operand::CacheV);
+            let expected = if narrow && is_cache { cached } else { dtype };
+            if array.dtype != expected {
+                return Err(CallError::dtypes(array.operand, array.dtype, expected));
             }
         }
         let [k, v] = [self.rows[0].layout(ORDER)?, self.rows[1].layout(ORDER)?];
@@ -151,7 +165,21 @@ impl Call {
         let pages =
             self.table.map(|table| Pages { row_stride: table.row_stride, ..Pages::new(table.columns) });
         let index = self.lengths.map_or_else(Default::default, |lengths| lengths.index);
-        Ok(AppendSpec { slots, pages, rotary, q, index, ..AppendSpec::new(dtype, [k, v], caches) })
+        let spec = AppendSpec::new(dtype, [k, v], caches);
+        let (cache_dtype, scales) = (narrow.then_some(cached), self.scales(k.dims())?);
+        Ok(AppendSpec { cache_dtype, scales, slots, pages, rotary, q, index, ..spec })
+    }
+
+    /// How the factors of keys and of values lie, which is alike.
+    fn scales(&self, rows: Dims) -> Result<Option<Scales>, CallError> {
+        let Some([k, v]) = &self.factors else { return Ok(None) };
+        let [of_k, of_v] = [k, v].map(|factors| factors.cache_scales(rows.batch, rows.heads));
+        let (of_k, of_v) = (of_k?, of_v?);
+        if of_k != of_v {
+            let (operand, given) = (v.operand, v.count());
+            return Err(CallError::Factors { operand, given, batch: rows.batch, heads: rows.heads });
+        }
+        Ok(Some(of_k))
     }
 
     fn compute(&self, options: &AppendOptions, place: Place, stream: usize) -> Result<(), CallError> {
@@ -172,13 +200,14 @@ impl Call {
             sin,
             q,
             out,
+            factors: pair(self.factors),
         };
         match place {
             Place::Host => {
                 self.check_apart()?;
                 // SAFETY: views that their producers handed out, checked against the problem's layouts and found apart;
                 // the caller of Python's function holds them.
-                unsafe { host::append(&problem, &self.values(), &tensors) }
+                unsafe { host::append(&problem, &self.values(problem.spec().scales), &tensors) }
             }
             // SAFETY: as above; frameworks free memory in the order of the stream, and others hold `Launched`.
             Place::Cuda(index) => unsafe { device::append(index, &problem, &tensors, stream as *mut _) },
@@ -232,13 +261,16 @@ impl Call {
     }
 
     /// The numbers of a call whose tensors are on the host.
-    fn values(&self) -> AppendValues {
+    fn values(&self, scales: Option<Scales>) -> AppendValues {
         let narrow = |value: i64| i32::try_from(value).unwrap_or(if value < 0 { -1 } else { i32::MAX });
         let lengths = self.lengths.map(|numbers| host::wide(&numbers)).unwrap_or_default();
         AppendValues {
             lengths: lengths.into_iter().map(narrow).collect(),
             slots: self.slots.map(|numbers| host::wide(&numbers)).unwrap_or_default().into(),
             table: self.table.as_ref().map(host::table),
+            factors: scales.zip(self.factors).map(|(scales, [k, v])| {
+                Factors::of_cache(scales, [host::cache_factors(&k), host::cache_factors(&v)])
+            }),
         }
     }
 }

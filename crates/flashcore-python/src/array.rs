@@ -172,6 +172,53 @@ impl Array {
         }
     }
 
+    /// That it is of another type than the tensor which decides.
+    pub(crate) const fn other_dtype(&self, first: &Self) -> CallError {
+        let (because, expected) = (first.operand, first.dtype);
+        CallError::OtherDType { operand: self.operand, got: self.dtype, because, expected }
+    }
+
+    /// Whether its matrices lie as those of another, without the other's gaps.
+    pub(crate) fn lies_as(&self, other: &Self, transposed: bool) -> Result<bool, CallError> {
+        let (own, wanted) = (self.experts(transposed)?, other.experts(transposed)?.without_gaps());
+        let extents = |layout: &ExpertLayout| [layout.experts(), layout.rows(), layout.cols()];
+        let strides = own.strides().into_iter().zip(wanted.strides());
+        let mut steps = extents(&own).into_iter().zip(strides);
+        // A stride over one element means nothing.
+        Ok(extents(&own) == extents(&wanted)
+            && steps.all(|(extent, (own, wanted))| extent <= 1 || own == wanted))
+    }
+
+    /// Where one matrix or several lie, as inputs.
+    pub(crate) fn matrices(&self) -> Result<ExpertLayout, CallError> {
+        let [extents, strides] = self.as_matrices()?;
+        Ok(ExpertLayout::strided(extents, strides)?)
+    }
+
+    /// Where one matrix or several lie, as an output: matrices are batch entries.
+    pub(crate) fn out_matrices(&self) -> Result<Layout, CallError> {
+        let [[n, rows, cols], [matrix, row, col]] = self.as_matrices()?;
+        Ok(Layout::strided(Dims::new(n, 1, rows, cols), [matrix, 0, row, col])?)
+    }
+
+    /// Extents and strides of one matrix or several.
+    fn as_matrices(&self) -> Result<[[usize; 3]; 2], CallError> {
+        let View { rank, extents, strides } = self.view;
+        let operand = self.operand;
+        if rank != 2 && rank != 3 {
+            return Err(CallError::FactorRank { operand, rank });
+        }
+        let three = |numbers: [i64; MOST_DIMENSIONS], missing: i64| {
+            let [a, b, c, _] = numbers;
+            let [n, rows, cols] = if rank == 2 { [missing, a, b] } else { [a, b, c] }.map(usize::try_from);
+            Some([n.ok()?, rows.ok()?, cols.ok()?])
+        };
+        match (three(extents, 1), three(strides, 0)) {
+            (Some(extents), Some(strides)) => Ok([extents, strides]),
+            _ => Err(CallError::NegativeStride { operand, strides: strides[..rank].to_vec() }),
+        }
+    }
+
     /// Whether elements lie one after another.
     pub(crate) fn is_dense(&self) -> bool {
         let extents = self.view.extents.map(|extent| usize::try_from(extent).unwrap_or(0));
@@ -214,6 +261,28 @@ impl Array {
             return self.check_alignment();
         }
         Err(CallError::Sinks { given: self.count(), heads })
+    }
+
+    /// How the factors of a cache lie: one, one for each key head, or for each sequence and key head, with any strides.
+    pub(crate) fn cache_scales(&self, batch: usize, heads: usize) -> Result<Scales, CallError> {
+        let View { rank, extents, strides } = self.view;
+        // One more axis in front of heads alone, or of a single number.
+        let axes = |numbers: [i64; MOST_DIMENSIONS], missing: i64| match rank {
+            0 => [missing; 2],
+            1 => [missing, numbers[0]],
+            _ => [numbers[0], numbers[1]],
+        };
+        let needed = [batch, heads];
+        let mut apart = [0; 2];
+        for (n, (extent, stride)) in axes(extents, 1).into_iter().zip(axes(strides, 0)).enumerate() {
+            let whole = usize::try_from(extent).is_ok_and(|extent| extent == needed[n]);
+            if (extent != 1 && !whole) || rank > 2 || stride < 0 || self.dtype != DType::F32 {
+                return Err(CallError::Factors { operand: self.operand, given: self.count(), batch, heads });
+            }
+            apart[n] = if extent == 1 { 0 } else { stride as usize };
+        }
+        self.check_alignment()?;
+        Ok(if apart == [0; 2] { Scales::PerTensor } else { Scales::Strided(apart) })
     }
 
     /// Demands so many f32 values, one after another.

@@ -1,5 +1,7 @@
 //! One call: tensors in, a problem out of them, computed on the CPU or launched on the caller's stream.
 
+mod factors;
+
 use flashcore::{Lengths, Operand, Problem, Sequences, Spec, Values, cuda::DeviceTensors};
 use flashcore_core::{Bias, Pages};
 use pyo3::prelude::*;
@@ -9,7 +11,7 @@ use crate::{
     device,
     error::CallError,
     exchange::Exchange,
-    factors, host,
+    host,
     import::Request,
     kept::Kept,
     launched::Launched,
@@ -84,7 +86,7 @@ pub(crate) struct Given<'a, 'py> {
     pub(crate) lengths: [Option<&'a Bound<'py, PyAny>>; 2],
     pub(crate) sinks: Option<&'a Bound<'py, PyAny>>,
     pub(crate) table: Option<&'a Bound<'py, PyAny>>,
-    pub(crate) factors: Option<[&'a Bound<'py, PyAny>; 3]>,
+    pub(crate) factors: Vec<&'a Bound<'py, PyAny>>,
     pub(crate) bias: Option<&'a Bound<'py, PyAny>>,
 }
 
@@ -96,8 +98,8 @@ pub(crate) struct Call<'a> {
     /// Used lengths or offsets of queries and of keys.
     lengths: [Option<Numbers>; 2],
     sinks: Option<Array>,
-    /// What Q, K and V are multiplied by.
-    factors: Option<[Array; 3]>,
+    /// What Q, K and V are multiplied by, or K and V alone; nothing where nothing is.
+    factors: Vec<Array>,
     /// Rows of a block of q and of k, where factors are those of blocks.
     blocks: Option<[usize; 2]>,
     /// Which pages hold the keys.
@@ -113,7 +115,7 @@ impl<'a> Call<'a> {
     pub(crate) fn new([q, k, v]: [Array; 3], out: Array) -> Self {
         let arrays = [q, k, v, out];
         let (lengths, sinks, table, bias) = ([None; 2], None, None, None);
-        let (factors, longest) = (None, None);
+        let (factors, longest) = (Vec::new(), None);
         Self { arrays, lse: None, lengths, sinks, factors, blocks: None, table, bias, longest, ranges: None }
     }
 
@@ -130,7 +132,7 @@ impl<'a> Call<'a> {
         let [lengths_q, lengths_kv, sinks, table, bias] =
             [&values.lengths_q, &values.lengths_kv, &values.sinks, &values.table, &values.bias].map(bound);
         let lengths = [lengths_q.as_ref(), lengths_kv.as_ref()];
-        let factors = values.factors.as_ref().map(|all| all.each_ref().map(|one| one.bind(py)));
+        let factors = values.factors.iter().map(|one| one.bind(py)).collect();
         let [sinks, table, bias] = [sinks.as_ref(), table.as_ref(), bias.as_ref()];
         self.blocks = values.blocks;
         self.bind(Given { lengths, sinks, table, factors, bias }, request, kept)?;
@@ -154,10 +156,9 @@ impl<'a> Call<'a> {
         if let Some(table) = given.table {
             self.table = Some(kept.keep(request.table(table)?));
         }
-        if let Some([q, k, v]) = given.factors {
-            let mut read =
-                |object, operand| request.input(object, operand).map(|imported| kept.keep(imported));
-            self.factors = Some([read(q, Operand::Q)?, read(k, Operand::K)?, read(v, Operand::V)?]);
+        let operands = [Operand::V, Operand::K, Operand::Q].into_iter();
+        for (factors, operand) in given.factors.iter().rev().zip(operands) {
+            self.factors.insert(0, kept.keep(request.input(factors, operand)?));
         }
         if let Some(sinks) = given.sinks {
             self.sinks = Some(kept.keep(request.input(sinks, Operand::Sinks)?));
@@ -172,7 +173,7 @@ impl<'a> Call<'a> {
     pub(crate) fn place(&self) -> Result<Place, CallError> {
         let first = self.arrays[0].place;
         let floats = self.arrays.iter().chain(&self.lse).chain(&self.sinks).chain(&self.bias);
-        let floats = floats.chain(self.factors.iter().flatten()).map(|a| (a.operand, a.place));
+        let floats = floats.chain(&self.factors).map(|a| (a.operand, a.place));
         let numbers = self.lengths.iter().flatten().map(|n| (n.operand, n.place));
         let table = self.table.iter().map(|table| (Operand::Table, table.place));
         match floats.chain(numbers).chain(table).find(|&(_, place)| place != first) {
@@ -240,14 +241,15 @@ impl<'a> Call<'a> {
     }
 
     fn spec(&self, options: &Options) -> Result<Spec, CallError> {
-        let dtype = self.arrays[0].dtype;
-        if let Some(other) = self.arrays[..3].iter().find(|array| array.dtype != dtype) {
+        let [dtype, of_k, of_v] = [0, 1, 2].map(|n: usize| self.arrays[n].dtype);
+        let cached = of_k.is_narrow() && of_k == of_v && of_k != dtype;
+        if let Some(other) = self.arrays[..3].iter().find(|array| array.dtype != dtype && !cached) {
             return Err(CallError::dtypes(other.operand, other.dtype, dtype));
         }
         if self.ranges.is_some() && (self.lengths.iter().any(Option::is_some) || self.bias.is_some()) {
             return Err(CallError::RangesAndLengths);
         }
-        if self.ranges.is_some() && self.factors.is_some() {
+        if self.ranges.is_some() && !self.factors.is_empty() {
             return Err(CallError::RangesAndFactors);
         }
         let keys = self.key_order(options.order)?;
@@ -255,9 +257,9 @@ impl<'a> Call<'a> {
         let (q, out) = (q.layout(options.order)?, out.layout(options.order)?);
         let (k, v) = (k.layout(keys)?, v.layout(keys)?);
         self.check_ranks(options.order)?;
-        let dims = [q, k, v].map(|layout| layout.dims());
-        let scales = self.factors.as_ref().map(|all| factors::scales(all, self.blocks, dims)).transpose()?;
+        let scales = self.scales(cached, [q, k, v].map(|layout| layout.dims()))?;
         Ok(Spec {
+            kv_dtype: cached.then_some(of_k),
             scales,
             out: Some(out),
             out_dtype: Some(self.arrays[3].dtype),
@@ -370,7 +372,7 @@ impl<'a> Call<'a> {
             (_, q, kv) => Lengths::Used { q, kv },
         };
         let sinks = self.sinks.map(|sinks| host::sinks(&sinks, heads)).transpose()?;
-        let factors = self.factors.as_ref().map(|all| host::factors(all, self.blocks));
+        let factors = self.host_factors(order)?;
         let bias = self.bias.map(|bias| host::bias(&bias)).transpose()?;
         Ok(Values { lengths, sinks, factors, bias, table: self.table.as_ref().map(host::table) })
     }
@@ -422,7 +424,7 @@ impl<'a> Call<'a> {
                     lengths_kv,
                     table: self.table.map_or(0, |table| table.address as u64),
                     sinks,
-                    factors: self.factors.map_or([0; 3], |all| all.map(|factors| factors.address as u64)),
+                    factors: self.factor_addresses(),
                     bias,
                 };
                 let alignment = 1 << bits.trailing_zeros();

@@ -7,9 +7,12 @@ use std::{
 
 use flashcore::{
     BackwardProblem, Problem,
-    cuda::{AppendTensors, BackwardTensors, Cuda, DeviceTensors, MergeTensors, MoeTensors, QuantiseTensors},
+    cuda::{
+        AppendTensors, BackwardTensors, Cuda, DeviceTensors, GroupedTensors, MergeTensors, MoeTensors,
+        QuantiseTensors,
+    },
 };
-use flashcore_core::{AppendProblem, MergeProblem, MoeProblem, QuantiseProblem};
+use flashcore_core::{AppendProblem, GroupedProblem, MergeProblem, MoeProblem, QuantiseProblem};
 
 use crate::error::CallError;
 
@@ -79,6 +82,23 @@ pub(crate) unsafe fn merge(
     stream: *mut c_void,
 ) -> Result<(), CallError> {
     let ready = open(index)?.prepare_merge_aligned(problem, alignment)?;
+    // SAFETY: the caller's promise.
+    unsafe { ready.launch_raw(tensors, stream)? };
+    Ok(())
+}
+
+/// Launches grouped products on `stream`.
+///
+/// # Safety
+/// As [`flashcore::cuda::ReadyGrouped::launch_raw`].
+pub(crate) unsafe fn grouped(
+    index: u32,
+    problem: &GroupedProblem,
+    alignment: u64,
+    tensors: &GroupedTensors,
+    stream: *mut c_void,
+) -> Result<(), CallError> {
+    let ready = open(index)?.prepare_grouped_aligned(problem, alignment)?;
     // SAFETY: the caller's promise.
     unsafe { ready.launch_raw(tensors, stream)? };
     Ok(())

@@ -77,7 +77,9 @@ impl Direct {
     }
 
     /// The result, new or `out`; None where the long way has to be taken.
-    #[pyo3(signature = (q, k, v, out, options, lengths_q=None, lengths_kv=None, sinks=None, longest=None, table=None, /))]
+    #[pyo3(signature = (
+        q, k, v, out, options, lengths_q=None, lengths_kv=None, sinks=None, longest=None, table=None, factors=None, /
+    ))]
     #[expect(clippy::too_many_arguments, reason = "tensors and numbers of a call")]
     fn attention<'py>(
         &self,
@@ -91,6 +93,7 @@ impl Direct {
         sinks: Option<&Bound<'py, PyAny>>,
         longest: Option<(usize, usize)>,
         table: Option<&Bound<'py, PyAny>>,
+        factors: Option<[Bound<'py, PyAny>; 2]>,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
         let same = |other: &Bound<'py, PyAny>| other.get_type_ptr() == q.get_type_ptr();
         let tensors = [Some(q), Some(k), Some(v), sinks, out.as_ref()];
@@ -109,7 +112,8 @@ impl Direct {
         };
         let mut call = Call::new(inputs, read(&made, Operand::Out)?);
         // Numbers of another type or elsewhere are converted, or refused, on the long way.
-        let values = Given { lengths: [lengths_q, lengths_kv], sinks, table, factors: None, bias: None };
+        let factors = factors.iter().flatten().collect();
+        let values = Given { lengths: [lengths_q, lengths_kv], sinks, table, factors, bias: None };
         if call.bind(values, request, &mut kept).is_err() {
             return Ok(None);
         }

@@ -28,6 +28,8 @@ pub(crate) enum CallError {
     Rank { operand: Operand, rank: usize, order: Order },
     #[error("q has {first} dimensions but {operand} has {other}; give them the same of {order}")]
     Ranks { operand: Operand, other: usize, first: usize, order: Order },
+    #[error("{operand} has {rank} dimensions but 2 or 3 are needed: rows, columns, or groups before them")]
+    FactorRank { operand: Operand, rank: usize },
     #[error("{operand} has {rank} dimensions but 3 are needed: experts, rows, columns")]
     ExpertRank { operand: Operand, rank: usize },
     #[error("{operand} has strides {strides:?}; copy it, strides must not be negative")]
@@ -36,6 +38,10 @@ pub(crate) enum CallError {
     DeviceKind { operand: Operand, kind: i32 },
     #[error("{operand} is on {place} but q is on {first}; move them to one device")]
     Places { operand: Operand, place: Place, first: Place },
+    #[error("{operand} is on {place} but {because} is on {first}; move them to one device")]
+    OtherPlace { operand: Operand, place: Place, because: Operand, first: Place },
+    #[error("{operand} is {got} but {because} is {expected}; convert them to one element type")]
+    OtherDType { operand: Operand, got: DType, because: Operand, expected: DType },
     #[error("{operand} is read-only; pass a tensor that may be written")]
     ReadOnly { operand: Operand },
     #[error("{operand} shares memory with out; pass an `out` of its own memory, or none")]
@@ -84,6 +90,8 @@ pub(crate) enum CallError {
         "{given} factors of {operand} for a batch of {batch} with {heads} key heads; give one float32 number, or one for each"
     )]
     Factors { operand: Operand, given: usize, batch: usize, heads: usize },
+    #[error("{given} factors are given; pass {}", if *cached { "two: those of k and of v" } else { "three factors: those of q, of k and of v" })]
+    FactorTensors { given: usize, cached: bool },
     #[error(
         "factors cannot be joined with a mask whose batch entries use different keys; pass key_lengths instead"
     )]
@@ -147,11 +155,12 @@ impl From<CallError> for PyErr {
             CallError::NotATensor { .. }
             | CallError::Elements { .. }
             | CallError::NotIntegers { .. }
+            | CallError::OtherDType { .. }
             | CallError::TableElements { .. } => PyTypeError::new_err(text),
             CallError::Problem(ProblemError::PagedGradients) => PyNotImplementedError::new_err(text),
-            CallError::Problem(ProblemError::DType { .. } | ProblemError::OutDType { .. }) => {
-                PyTypeError::new_err(text)
-            }
+            CallError::Problem(
+                ProblemError::DType { .. } | ProblemError::KeyDType { .. } | ProblemError::OutDType { .. },
+            ) => PyTypeError::new_err(text),
             CallError::Problem(ProblemError::OutOfMemory { .. }) => PyMemoryError::new_err(text),
             CallError::Cuda(cuda::Error::Driver(cuda::driver::Error::OutOfMemory { .. })) => {
                 PyMemoryError::new_err(text)

@@ -17,8 +17,9 @@ use flashcore::{
 };
 use flashcore_core::{
     AppendCall, AppendInputs, AppendOutputs, AppendProblem, AppendValues, BackwardCall, BackwardInputs, Data,
-    DataMut, E4M3, E5M2, Factors, GradientsMut, HostCall, MergeCall, MergeProblem, MoeCall, MoeInputs,
-    MoeProblem, PageTable, QuantiseCall, QuantiseProblem, QuantisedMut, Routed, RowTerms,
+    DataMut, E4M3, E5M2, Factors, GradientsMut, HostCall, MergeCall, MergeProblem, MoeCall, MoeGradientCall,
+    MoeGradientsMut, MoeInputs, MoeProblem, PageTable, QuantiseCall, QuantiseProblem, QuantisedMut, Routed,
+    RowTerms,
 };
 use flashcore_cpu::Cpu;
 use rayon::ThreadPoolBuilder;
@@ -76,10 +77,10 @@ pub(crate) unsafe fn run(
     [q, k, v, out]: [usize; 4],
     lse: Option<usize>,
 ) -> Result<(), CallError> {
-    let dtype = problem.dtype();
+    let (dtype, of_kv) = (problem.dtype(), problem.kv_dtype());
     // SAFETY: the caller's promise.
     let inputs =
-        unsafe { [read(q, dtype, problem.q())?, read(k, dtype, problem.k())?, read(v, dtype, problem.v())?] };
+        unsafe { [read(q, dtype, problem.q())?, read(k, of_kv, problem.k())?, read(v, of_kv, problem.v())?] };
     // SAFETY: the caller's promise.
     let out = unsafe { write(out, problem.out_dtype(), problem.out())? };
     // SAFETY: the caller's promise.
@@ -167,8 +168,8 @@ pub(crate) unsafe fn append(
         };
         let (k, v) = (read(at.k as usize, dtype, &spec.k)?, read(at.v as usize, dtype, &spec.v)?);
         let outputs = AppendOutputs {
-            cache_k: write(at.cache_k as usize, dtype, &spec.cache_k)?,
-            cache_v: write(at.cache_v as usize, dtype, &spec.cache_v)?,
+            cache_k: write(at.cache_k as usize, problem.cache_dtype(), &spec.cache_k)?,
+            cache_v: write(at.cache_v as usize, problem.cache_dtype(), &spec.cache_v)?,
             q: turned,
         };
         cpu()?.append(&mut AppendCall::bind(problem, values, AppendInputs { k, v, rotary, q }, outputs)?)?;
@@ -189,12 +190,69 @@ pub(crate) struct MoeLengths {
 ///
 /// # Safety
 /// As [`run`], with as many numbers as `lens` says.
-pub(crate) unsafe fn moe(
+pub(crate) unsafe fn moe(problem: &MoeProblem, at: &MoeTensors, lens: &MoeLengths) -> Result<(), CallError> {
+    // SAFETY: the caller's promise.
+    let (inputs, out) =
+        unsafe { (moe_inputs(problem, at, lens)?, write(at.out as usize, problem.dtype(), problem.out())?) };
+    cpu()?.moe(&mut MoeCall::bind(problem, inputs, out)?)?;
+    Ok(())
+}
+
+/// Where gradients of a mixture of experts go.
+pub(crate) struct MoeGradientAddresses {
+    pub(crate) x: usize,
+    pub(crate) gate_up: usize,
+    pub(crate) down: usize,
+    /// f32, tokens × top-k.
+    pub(crate) weights: usize,
+    pub(crate) biases: Option<[usize; 2]>,
+    pub(crate) shared: Option<[usize; 2]>,
+}
+
+/// Computes gradients of a mixture of experts on host memory; `at.out` is the gradient of its result.
+///
+/// # Safety
+/// As [`moe`]; gradients lie as [`flashcore_core::MoeGradientsMut`] says and share no memory with anything else.
+pub(crate) unsafe fn moe_gradients(
     problem: &MoeProblem,
     at: &MoeTensors,
-    shared: Option<[usize; 2]>,
     lens: &MoeLengths,
+    to: &MoeGradientAddresses,
 ) -> Result<(), CallError> {
+    let (spec, dtype) = (problem.spec(), problem.dtype());
+    // SAFETY: the caller's promise.
+    unsafe {
+        let some = |at: usize, len: usize| write(at, dtype, &Layout::matrix(1, len)?);
+        let both = |at: Option<[usize; 2]>, lens: [usize; 2]| match at {
+            Some([first, second]) => {
+                Ok::<_, CallError>(Some([some(first, lens[0])?, some(second, lens[1])?]))
+            }
+            None => Ok(None),
+        };
+        let rows = [spec.gate_up.rows(), problem.hidden()].map(|rows| problem.experts() * rows);
+        let shared = spec.shared.map_or([0; 2], |shared| [shared.gate_up.elements(), shared.down.elements()]);
+        let entries = problem.entries();
+        let grads = MoeGradientsMut {
+            x: some(to.x, problem.tokens() * problem.hidden())?,
+            gate_up: some(to.gate_up, spec.gate_up.elements())?,
+            down: some(to.down, spec.down.elements())?,
+            biases: both(to.biases, rows)?,
+            shared: both(to.shared, shared)?,
+            weights: from_raw_parts_mut(pointer::<f32>(to.weights, entries), entries),
+        };
+        let (inputs, d_out) = (moe_inputs(problem, at, lens)?, read(at.out as usize, dtype, problem.out())?);
+        cpu()?.moe_gradients(&mut MoeGradientCall::bind(problem, inputs, d_out, grads)?)?;
+    }
+    Ok(())
+}
+
+/// # Safety
+/// As [`moe`].
+unsafe fn moe_inputs<'a>(
+    problem: &MoeProblem,
+    at: &MoeTensors,
+    lens: &MoeLengths,
+) -> Result<MoeInputs<'a>, CallError> {
     let (spec, dtype) = (problem.spec(), problem.dtype());
     // SAFETY: the caller's promise.
     unsafe {
@@ -218,25 +276,22 @@ pub(crate) unsafe fn moe(
             Some([first, second]) => Some([weights(at.biases[0], first)?, weights(at.biases[1], second)?]),
             None => None,
         };
-        let shared = match shared.zip(spec.shared) {
-            Some(([gate_up, down], layouts)) => Some([
-                elements(gate_up, dtype, layouts.gate_up.span())?,
-                elements(down, dtype, layouts.down.span())?,
+        let shared = match spec.shared {
+            Some(layouts) => Some([
+                weights(at.shared[0], layouts.gate_up.span())?,
+                weights(at.shared[1], layouts.down.span())?,
             ]),
             None => None,
         };
-        let inputs = MoeInputs {
+        Ok(MoeInputs {
             x: read(at.x as usize, dtype, &spec.x)?,
             gate_up: weights(at.gate_up, spec.gate_up.span())?,
             down: weights(at.down, spec.down.span())?,
             biases,
             shared,
             routed,
-        };
-        let out = write(at.out as usize, dtype, problem.out())?;
-        cpu()?.moe(&mut MoeCall::bind(problem, inputs, out)?)?;
+        })
     }
-    Ok(())
 }
 
 /// Where the tensors of gradients lie.
@@ -351,6 +406,13 @@ pub(crate) fn sinks(array: &Array, len: usize) -> Result<Arc<[f32]>, CallError> 
     }
 }
 
+/// The factors of a cache's keys or values on the host, with what lies between them; checked when their number was asked for.
+pub(crate) fn cache_factors(array: &Array) -> Arc<[f32]> {
+    let len = array.range().len() / size_of::<f32>();
+    // SAFETY: `scales` found f32 at an aligned address, of which the view reaches as many; the caller holds it.
+    unsafe { from_raw_parts(pointer::<f32>(array.address, len), len).into() }
+}
+
 /// The factors of Q, K and V on the host, checked when their number was asked for.
 pub(crate) fn factors(arrays: &[Array; 3], blocks: Option<[usize; 2]>) -> Factors {
     let read = |array: &Array| -> Arc<[f32]> {
@@ -390,7 +452,7 @@ unsafe fn read<'a>(at: usize, dtype: DType, layout: &Layout) -> Result<Data<'a>,
 
 /// # Safety
 /// There must be as many live elements at that address.
-unsafe fn elements<'a>(at: usize, dtype: DType, len: usize) -> Result<Data<'a>, CallError> {
+pub(crate) unsafe fn elements<'a>(at: usize, dtype: DType, len: usize) -> Result<Data<'a>, CallError> {
     // SAFETY: the caller's promise.
     unsafe {
         match dtype {
@@ -406,7 +468,7 @@ unsafe fn elements<'a>(at: usize, dtype: DType, len: usize) -> Result<Data<'a>, 
 
 /// # Safety
 /// There must be a live tensor of that layout at that address, which nobody else uses.
-unsafe fn write<'a>(at: usize, dtype: DType, layout: &Layout) -> Result<DataMut<'a>, CallError> {
+pub(crate) unsafe fn write<'a>(at: usize, dtype: DType, layout: &Layout) -> Result<DataMut<'a>, CallError> {
     let len = layout.span();
     // SAFETY: the caller's promise.
     unsafe {
@@ -422,7 +484,7 @@ unsafe fn write<'a>(at: usize, dtype: DType, layout: &Layout) -> Result<DataMut<
 }
 
 /// Empty tensors may have any address; slices may not.
-fn pointer<T>(at: usize, len: usize) -> *mut T {
+pub(crate) fn pointer<T>(at: usize, len: usize) -> *mut T {
     if len == 0 { std::ptr::NonNull::dangling().as_ptr() } else { at as *mut T }
 }
 

@@ -20,6 +20,7 @@ mod dlpack;
 mod error;
 mod exchange;
 mod factors;
+mod grouped;
 mod host;
 mod import;
 mod kept;
@@ -48,9 +49,10 @@ mod _native {
         call::forward,
         config::config,
         direct::Direct,
+        grouped::grouped_mm,
         launched::Launched,
         merge::merge,
-        moe::moe,
+        moe::{moe, moe_gradients},
         options::{Options, Values},
         quantise::quantise,
     };

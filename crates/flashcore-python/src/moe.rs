@@ -3,8 +3,11 @@
 use flashcore::{
     Activation, GateUp, Groups, Operand, Routing, Score, Shard, Shared, Sigmoid, cuda::MoeTensors,
 };
-use flashcore_core::{DType, MoeProblem, MoeSpec};
-use pyo3::{exceptions::PyValueError, prelude::*};
+use flashcore_core::{DType, MoeProblem, MoeSpec, ProblemError};
+use pyo3::{
+    exceptions::{PyNotImplementedError, PyValueError},
+    prelude::*,
+};
 
 use crate::{
     array::{Array, Numbers, Order, Place},
@@ -81,6 +84,42 @@ pub(crate) fn moe(
     }
 }
 
+/// Gradients, item by item of a mapping.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+pub(crate) struct GradientObjects<'py> {
+    x: Bound<'py, PyAny>,
+    gate_up: Bound<'py, PyAny>,
+    down: Bound<'py, PyAny>,
+    weights: Bound<'py, PyAny>,
+    biases: Option<[Bound<'py, PyAny>; 2]>,
+    shared_expert: Option<[Bound<'py, PyAny>; 2]>,
+}
+
+/// Computes the gradients of a mixture of experts into `grads`, each like its tensor but without gaps, that of the weights
+/// in float32; `tensors["out"]` is the gradient of the result. On the CPU alone.
+#[pyfunction]
+pub(crate) fn moe_gradients(
+    py: Python<'_>,
+    tensors: Objects<'_>,
+    options: MoeOptions,
+    grads: GradientObjects<'_>,
+) -> PyResult<()> {
+    let request = Request { stream: None, order: Order::Bhsd, bits_are_bf16: false };
+    let mut kept = Kept::default();
+    let call = Call::read(request, &mut kept, &tensors)?;
+    if let Place::Cuda(_) = call.place()? {
+        return Err(PyNotImplementedError::new_err(
+            "gradients of moe are computed on the CPU; on a GPU call it under torch.no_grad()",
+        ));
+    }
+    let problem = call.spec(&options)?.parse().map_err(CallError::from)?;
+    let to = call.gradients(&options, &problem, (request, &mut kept), &grads)?;
+    // SAFETY: views that their producers handed out and `check` and `gradients` compared; Python's caller holds them.
+    py.detach(|| unsafe { host::moe_gradients(&problem, &call.tensors(), &call.lengths(), &to) })?;
+    Ok(())
+}
+
 /// The tensors of one call, as plain data.
 struct Call {
     x: Array,
@@ -97,14 +136,14 @@ struct Call {
 
 impl Call {
     fn read(request: Request, kept: &mut Kept, tensors: &Objects<'_>) -> Result<Self, CallError> {
+        let x = kept.keep(request.input(&tensors.x, Operand::X)?);
         let out = kept.keep(request.output(&tensors.out, Operand::Out)?);
         let ids = tensors.ids.as_ref().map(|ids| request.numbers(ids, Operand::Ids)).transpose()?;
         let ids = ids.map(|ids| kept.keep(ids));
         let mut one = |object: &Bound<'_, PyAny>, operand| {
             Ok::<_, CallError>(kept.keep(request.input(object, operand)?))
         };
-        let (x, gate_up) = (one(&tensors.x, Operand::X)?, one(&tensors.gate_up, Operand::GateUp)?);
-        let down = one(&tensors.down, Operand::Down)?;
+        let (gate_up, down) = (one(&tensors.gate_up, Operand::GateUp)?, one(&tensors.down, Operand::Down)?);
         let mut maybe = |object: &Option<Bound<'_, PyAny>>, operand| {
             object.as_ref().map(|object| one(object, operand)).transpose()
         };
@@ -131,7 +170,9 @@ impl Call {
         let places = self.arrays().map(|array| (array.operand, array.place));
         let mut places = places.chain(self.ids.iter().map(|ids| (ids.operand, ids.place)));
         match places.find(|(_, place)| *place != first) {
-            Some((operand, place)) => Err(CallError::Places { operand, place, first }),
+            Some((operand, place)) => {
+                Err(CallError::OtherPlace { operand, place, because: Operand::X, first })
+            }
             None => Ok(first),
         }
     }
@@ -177,7 +218,7 @@ impl Call {
         let pairs = self.biases.iter().chain(&self.shared).flatten();
         for array in [&self.gate_up, &self.down, &self.out].into_iter().chain(pairs) {
             if array.dtype != self.x.dtype {
-                return Err(CallError::dtypes(array.operand, array.dtype, self.x.dtype));
+                return Err(array.other_dtype(&self.x));
             }
         }
         let flat = self.weights.iter().chain(&self.logits).chain(&self.routing_bias);
@@ -187,7 +228,8 @@ impl Call {
             return Err(CallError::NotAList { operand: array.operand });
         }
         if let Some(bias) = self.routing_bias.filter(|bias| bias.dtype != DType::F32) {
-            return Err(CallError::dtypes(bias.operand, bias.dtype, DType::F32));
+            let (operand, got, expected) = (bias.operand, bias.dtype, DType::F32);
+            return Err(ProblemError::OtherDType { operand, got, expected }.into());
         }
         let out = self.out.range();
         let inside = |array: &&Array| {
@@ -202,8 +244,61 @@ impl Call {
     }
 
     fn compute(&self, problem: &MoeProblem, place: Place, stream: usize) -> Result<(), CallError> {
+        let tensors = self.tensors();
+        match place {
+            Place::Host => {
+                // SAFETY: views that their producers handed out and `check` compared; Python's caller holds them.
+                unsafe { host::moe(problem, &tensors, &self.lengths()) }
+            }
+            Place::Cuda(index) => {
+                let wide = [tensors.x, tensors.gate_up, tensors.down, tensors.out];
+                let bits = wide.into_iter().chain(tensors.shared).fold(WIDEST as u64, |bits, at| bits | at);
+                self.check_lengths(problem)?;
+                // SAFETY: as above; frameworks free memory in the order of the stream, and others hold `Launched`.
+                unsafe { device::moe(index, problem, 1 << bits.trailing_zeros(), &tensors, stream as *mut _) }
+            }
+        }
+    }
+
+    /// Where gradients go, each compared with its tensor.
+    fn gradients(
+        &self,
+        options: &MoeOptions,
+        problem: &MoeProblem,
+        (request, kept): (Request, &mut Kept),
+        objects: &GradientObjects<'_>,
+    ) -> Result<host::MoeGradientAddresses, CallError> {
+        let mut one = |object: &Bound<'_, PyAny>, like: &Array| {
+            let array = kept.keep(request.output(object, like.operand)?);
+            array.check_alignment()?;
+            if array.dtype != like.dtype {
+                return Err(array.other_dtype(like));
+            }
+            let alike = match like.operand {
+                Operand::X | Operand::Biases => array.is_dense() && array.count() == like.count(),
+                _ => array.lies_as(like, options.transposed)?,
+            };
+            if alike && array.place == Place::Host { Ok(array.address) } else { Err(CallError::OtherPart) }
+        };
+        let mut both =
+            |objects: &Option<[Bound<'_, PyAny>; 2]>, like: &Option<[Array; 2]>| match (objects, like) {
+                (Some([a, b]), Some([first, second])) => {
+                    Ok::<_, CallError>(Some([one(a, first)?, one(b, second)?]))
+                }
+                _ => Ok(None),
+            };
+        let (biases, shared) =
+            (both(&objects.biases, &self.biases)?, both(&objects.shared_expert, &self.shared)?);
+        let x = one(&objects.x, &self.x)?;
+        let (gate_up, down) = (one(&objects.gate_up, &self.gate_up)?, one(&objects.down, &self.down)?);
+        let weights = kept.keep(request.output(&objects.weights, Operand::RoutingWeights)?);
+        weights.check_dense_f32(&[problem.tokens(), problem.top_k()])?;
+        Ok(host::MoeGradientAddresses { x, gate_up, down, weights: weights.address, biases, shared })
+    }
+
+    fn tensors(&self) -> MoeTensors {
         let at = |array: &Option<Array>| array.map_or(0, |array| array.address as u64);
-        let tensors = MoeTensors {
+        MoeTensors {
             x: self.x.address as u64,
             gate_up: self.gate_up.address as u64,
             down: self.down.address as u64,
@@ -214,26 +309,15 @@ impl Call {
             weights: at(&self.weights),
             logits: at(&self.logits),
             routing_bias: at(&self.routing_bias),
-        };
-        match place {
-            Place::Host => {
-                let shared = self.shared.map(|shared| shared.map(|array| array.address));
-                let lens = host::MoeLengths {
-                    ids: self.ids.map_or(0, |ids| ids.len),
-                    routing: self.weights.or(self.logits).map_or(0, |array| array.count()),
-                    routing_bias: self.routing_bias.map(|bias| bias.count()),
-                    biases: self.biases.map(|biases| biases.map(|bias| bias.count())),
-                };
-                // SAFETY: views that their producers handed out and `check` compared; Python's caller holds them.
-                unsafe { host::moe(problem, &tensors, shared, &lens) }
-            }
-            Place::Cuda(index) => {
-                let wide = [tensors.x, tensors.gate_up, tensors.down, tensors.out];
-                let bits = wide.into_iter().chain(tensors.shared).fold(WIDEST as u64, |bits, at| bits | at);
-                self.check_lengths(problem)?;
-                // SAFETY: as above; frameworks free memory in the order of the stream, and others hold `Launched`.
-                unsafe { device::moe(index, problem, 1 << bits.trailing_zeros(), &tensors, stream as *mut _) }
-            }
+        }
+    }
+
+    fn lengths(&self) -> host::MoeLengths {
+        host::MoeLengths {
+            ids: self.ids.map_or(0, |ids| ids.len),
+            routing: self.weights.or(self.logits).map_or(0, |array| array.count()),
+            routing_bias: self.routing_bias.map(|bias| bias.count()),
+            biases: self.biases.map(|biases| biases.map(|bias| bias.count())),
         }
     }
 
@@ -277,6 +361,9 @@ impl MoeOptions {
     fn score(&self, bias: bool) -> PyResult<Score> {
         let groups = self.groups.map(|(count, top)| Groups { count, top });
         match self.scoring.as_str() {
+            "softmax" if groups.is_some() || self.scale != 1.0 => Err(PyValueError::new_err(
+                "groups and scale go with scoring=\"sigmoid\"; omit them, or choose experts first and pass ids and weights",
+            )),
             "softmax" if self.renormalise => Ok(Score::SoftmaxOfChosen),
             "softmax" => Ok(Score::Softmax),
             "sigmoid" => {

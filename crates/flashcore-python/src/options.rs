@@ -63,7 +63,7 @@ pub(crate) fn order(layout: &str) -> PyResult<Order> {
 /// the first and the one-past-last key of each batch entry. `table` has a row of page numbers (int32) for each sequence.
 /// `factors` are what q, k and v of 8 bits are multiplied by: float32, one number each or one for each batch entry and key
 /// head; with `blocks`, rows of a block of q and of k, one for each batch entry, head and block, and of v one for each batch
-/// entry, head and feature.
+/// entry, head and feature. Those of k and v alone, where q has more bits, may have any strides.
 /// `bias` is added to scores: batch × heads × queries × keys, where the first three may be 1; or slopes (float32) of heads, or
 /// of sequences × heads.
 #[pyclass(frozen, module = "flashcore._native")]
@@ -75,7 +75,7 @@ pub(crate) struct Values {
     pub(crate) longest: Option<(usize, usize)>,
     pub(crate) ranges: Option<(Vec<u32>, Vec<u32>)>,
     pub(crate) table: Option<Py<PyAny>>,
-    pub(crate) factors: Option<[Py<PyAny>; 3]>,
+    pub(crate) factors: Vec<Py<PyAny>>,
     pub(crate) bias: Option<Py<PyAny>>,
     pub(crate) blocks: Option<[usize; 2]>,
 }
@@ -84,8 +84,8 @@ pub(crate) struct Values {
 impl Values {
     #[new]
     #[pyo3(signature = (
-        lengths_q=None, lengths_kv=None, sinks=None, longest=None, ranges=None, table=None, bias=None, factors=None,
-        blocks=None
+        lengths_q=None, lengths_kv=None, sinks=None, longest=None, ranges=None, table=None, bias=None,
+        factors=Vec::new(), blocks=None
     ))]
     #[expect(clippy::too_many_arguments, reason = "one for each argument of the Python call")]
     fn new(
@@ -96,7 +96,7 @@ impl Values {
         ranges: Option<(Vec<u32>, Vec<u32>)>,
         table: Option<Py<PyAny>>,
         bias: Option<Py<PyAny>>,
-        factors: Option<[Py<PyAny>; 3]>,
+        factors: Vec<Py<PyAny>>,
         blocks: Option<[usize; 2]>,
     ) -> Self {
         Self { lengths_q, lengths_kv, sinks, longest, ranges, table, factors, bias, blocks }

@@ -8,6 +8,8 @@ pub(crate) struct Calls {
     stacks: [Vec<Frame>; 32],
     /// Where each lane's frame begins in local memory.
     bases: [u32; 32],
+    /// Bytes that each lane has taken by `alloca`.
+    pub(crate) allocated: [u32; 32],
 }
 
 /// What a call must put back.
@@ -17,13 +19,15 @@ pub(crate) struct Frame {
     from: u32,
     /// The caller's frame.
     base: u32,
+    /// What the caller had taken by `alloca`.
+    allocated: u32,
     /// Registers of the function that an unfinished call of it still needs.
     pub(crate) saved: Option<SavedLane>,
 }
 
 impl Default for Calls {
     fn default() -> Self {
-        Self { stacks: std::array::from_fn(|_| Vec::new()), bases: [0; 32] }
+        Self { stacks: std::array::from_fn(|_| Vec::new()), bases: [0; 32], allocated: [0; 32] }
     }
 }
 
@@ -35,7 +39,12 @@ impl Calls {
 
     /// A lane calls from the instruction at `from`, whose frame has `bytes`.
     pub(crate) fn enter(&mut self, lane: usize, from: u32, bytes: u32, saved: Option<SavedLane>) {
-        self.stacks[lane].push(Frame { from, base: self.bases[lane], saved });
+        self.stacks[lane].push(Frame {
+            from,
+            base: self.bases[lane],
+            allocated: self.allocated[lane],
+            saved,
+        });
         self.bases[lane] += bytes;
     }
 
@@ -48,6 +57,7 @@ impl Calls {
     pub(crate) fn leave(&mut self, lane: usize) -> Option<Frame> {
         let frame = self.stacks[lane].pop()?;
         self.bases[lane] = frame.base;
+        self.allocated[lane] = frame.allocated;
         Some(frame)
     }
 }

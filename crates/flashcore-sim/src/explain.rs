@@ -56,6 +56,11 @@ const EXPLANATIONS: &[(FindingKind, &str, &str)] = &[
         "Execute `fence.proxy.async` after the stores and before the barrier that hands the memory over.",
     ),
     (
+        FindingKind::UnfencedCopy,
+        "The async proxy (a wgmma) reads what `cp.async` wrote, complete and ordered before it, without a proxy fence.",
+        "Nothing if a compiler wrote it, as Triton does; a `fence.proxy.async` before the barrier makes it right by the letter.",
+    ),
+    (
         FindingKind::UnfencedRead,
         "A bulk copy overwrites memory that ordinary loads have read; order is there, a proxy fence is not.",
         "Nothing on today's hardware; a `fence.proxy.async` before the copy makes it right by the letter.",

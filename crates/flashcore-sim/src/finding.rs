@@ -24,6 +24,8 @@ pub enum FindingKind {
     WarpRace,
     /// Threads write one value to one place without order between them (a note).
     SameValueRace,
+    /// A wgmma reads what `cp.async` wrote, without a proxy fence.
+    UnfencedCopy,
     /// Generic writes reach the async proxy without `fence.proxy.async`.
     MissingProxyFence,
     /// An asynchronous copy overwrites what was read through the generic proxy, without a fence (a note).
@@ -95,7 +97,9 @@ impl FindingKind {
     /// How much findings of this kind weigh.
     pub const fn severity(self) -> Severity {
         match self {
-            Self::UnfencedRead | Self::UnfencedInit | Self::SameValueRace => Severity::Note,
+            Self::UnfencedRead | Self::UnfencedInit | Self::UnfencedCopy | Self::SameValueRace => {
+                Severity::Note
+            }
             _ => Severity::Error,
         }
     }

@@ -52,6 +52,8 @@ pub(crate) struct Machine<'m> {
     pub(crate) rng: Rng,
     /// What global locations used for synchronisation publish.
     pub(crate) global_sync: BTreeMap<u64, BTreeMap<u32, VClock>>,
+    /// The same for one cluster alone: what was published with the scope of a CTA.
+    pub(crate) cta_sync: BTreeMap<(u64, u32), BTreeMap<u32, VClock>>,
     /// Findings that a compare-and-swap would excuse.
     pub(crate) deferred: Vec<Deferred>,
     /// What the kernel printed.
@@ -91,6 +93,7 @@ impl<'m> Machine<'m> {
             hits: PerInstruction::new(context.program.code.len()),
             rng: Rng::new(context.options.seed),
             global_sync: BTreeMap::new(),
+            cta_sync: BTreeMap::new(),
             deferred: Vec::new(),
             printed: String::new(),
             halted: false,
@@ -127,7 +130,12 @@ impl<'m> Machine<'m> {
         let geometry = &self.context.geometry;
         let track = self.context.options.checks.tracks_order();
         let at = slot * geometry.cluster_ctas as usize + rank as usize;
-        let shared = SharedMemory::new(geometry.shared_bytes, agents, track);
+        let shared = SharedMemory::new(
+            geometry.shared_bytes,
+            self.context.program.layout.reserved_shared,
+            agents,
+            track,
+        );
         put(
             &mut self.ctas,
             at,
@@ -190,6 +198,7 @@ impl<'m> Machine<'m> {
             if !self.complete_something() {
                 self.report_stuck();
             }
+            while self.complete_something() {}
         }
         Ok(())
     }
@@ -265,10 +274,15 @@ impl<'m> Machine<'m> {
     }
 
     /// Knowledge published at a global address.
-    pub(crate) fn publish_global(&mut self, address: u64, cluster: u32, knowledge: &Knowledge) {
-        let location = self.global_sync.entry(address).or_default();
-        for (number, clock) in knowledge.exported(cluster) {
-            location.entry(number).or_default().join(&clock);
+    pub(crate) fn publish_global(&mut self, address: u64, cluster: u32, wide: &Knowledge, near: &Knowledge) {
+        let everywhere = self.global_sync.entry(address).or_default();
+        let here = self.cta_sync.entry((address, cluster)).or_default();
+        for (number, clock) in wide.exported(cluster) {
+            everywhere.entry(number).or_default().join(&clock);
+            here.entry(number).or_default().join(&clock);
+        }
+        for (number, clock) in near.exported(cluster) {
+            here.entry(number).or_default().join(&clock);
         }
     }
 }

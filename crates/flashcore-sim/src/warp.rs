@@ -2,7 +2,10 @@
 
 use crate::{
     calls::Calls,
-    check::clock::{Knowledge, VClock},
+    check::{
+        clock::{Knowledge, VClock},
+        init::Written,
+    },
     program::RegisterCounts,
     regfile::RegFile,
 };
@@ -48,6 +51,8 @@ pub(crate) struct WarpClock {
     pub(crate) ahead: Option<(u32, Knowledge)>,
     /// What relaxed writes publish: knowledge at the last fence.
     pub(crate) at_fence: Knowledge,
+    /// The same for relaxed writes that the own CTA reads: knowledge at the last fence of any scope.
+    pub(crate) at_cta_fence: Knowledge,
     /// What relaxed reads have met: becomes knowledge at the next fence.
     pub(crate) before_fence: Knowledge,
     /// What a relaxed arrival at the cluster's barrier publishes: initialisations of mbarriers, at their last fence.
@@ -88,6 +93,15 @@ impl WarpClock {
                 self.ahead = Some((mask, knowledge));
             }
             None => {}
+        }
+    }
+
+    /// A fence of lanes of `mask` out of `live`: what they met, they know.
+    pub(crate) fn know_what_was_met(&mut self, mask: u32, live: u32) {
+        match &mut self.ahead {
+            Some((lanes, knowledge)) if mask & !*lanes == 0 => knowledge.know_what_was_met(),
+            _ if mask == live => self.knowledge.know_what_was_met(),
+            _ => {}
         }
     }
 
@@ -213,6 +227,8 @@ pub(crate) struct Warp {
     pub(crate) registers: RegFile,
     /// Local memory, lane by lane.
     pub(crate) local: Vec<u8>,
+    /// Bytes of it that somebody wrote.
+    pub(crate) local_written: Written,
     /// The carry of each lane.
     pub(crate) carries: u32,
     /// Functions that lanes are in.
@@ -245,6 +261,7 @@ impl Warp {
             splits: vec![Split { pc: setup.entry, mask: lanes, wait: Wait::Ready }],
             registers: RegFile::new(setup.registers),
             local: vec![0; setup.local_bytes as usize * 32],
+            local_written: Written::new(setup.local_bytes as usize * 32, false),
             carries: 0,
             calls: Box::default(),
             clock: WarpClock { now: 1, ..WarpClock::default() },

@@ -98,7 +98,8 @@ pub struct Answer {
 }
 
 impl Answer {
-    pub(crate) fn empty(grid: Grid) -> Self {
+    /// Extents alone: where an answer starts that is made of something else.
+    pub fn empty(grid: Grid) -> Self {
         let (out, lse, sees_nothing) = (Vec::new(), Vec::new(), Vec::new());
         Self { grid, out, lse, sees_nothing, f32_noise: Vec::new(), chance: Vec::new() }
     }

@@ -4,12 +4,13 @@
 
 use std::{
     fmt,
+    ops::Range,
     panic::{AssertUnwindSafe, catch_unwind},
 };
 
 use flashcore_core::{
     AppendCall, AppendInputs, AppendOutputs, AppendProblem, AppendSpec, AppendValues, Backend, DType, Dims,
-    Element, Layout, PageTable, Pages, ProblemError, Rotary, Slots,
+    E4M3, Element, Factors, Layout, PageTable, Pages, ProblemError, Rotary, Scales, Slots,
 };
 use half::{bf16, f16};
 
@@ -72,8 +73,13 @@ impl Case {
         }
     }
 
-    /// The case as a problem.
-    pub fn problem(&self, dtype: DType) -> Result<AppendProblem, ProblemError> {
+    /// The factors of a cache of 8 bits: of every sequence and head, or of heads alone where sequences are not known.
+    fn scales(&self) -> Scales {
+        if matches!(self.to, To::Slots(_)) { Scales::Strided([0, 1]) } else { Scales::PerHead }
+    }
+
+    /// The case as a problem, with a cache of some type.
+    pub fn problem(&self, dtype: DType, cache_dtype: DType) -> Result<AppendProblem, ProblemError> {
         let [batch, heads, rows, dim] = self.new;
         let layout = |batch, heads, rows, dim| self.order.layout(Dims::new(batch, heads, rows, dim));
         let new = [layout(batch, heads, rows, dim)?, layout(batch, heads, rows, self.dim_v)?];
@@ -88,12 +94,33 @@ impl Case {
         let q = self.queries.map(|[heads, rows]| layout(batch, heads, rows, dim)).transpose()?;
         let table = matches!(self.to, To::Pages(_)).then(|| Pages::new(48usize.div_ceil(size)));
         let slots = if matches!(self.to, To::Slots(_)) { Slots::Listed } else { Slots::Behind };
-        AppendSpec { slots, pages: table, rotary, q: q.map(|q| [q; 2]), ..AppendSpec::new(dtype, new, cache) }
-            .parse()
+        let spec = AppendSpec {
+            slots,
+            pages: table,
+            rotary,
+            q: q.map(|q| [q; 2]),
+            cache_dtype: Some(cache_dtype),
+            scales: (cache_dtype == DType::E4M3).then(|| self.scales()),
+            ..AppendSpec::new(dtype, new, cache)
+        };
+        spec.parse()
     }
 
     /// Lengths or slots, and the table; pages and slots are all different.
-    fn values(&self, seed: u64) -> AppendValues {
+    fn values(&self, seed: u64, cache_dtype: DType) -> AppendValues {
+        let factors = (cache_dtype == DType::E4M3).then(|| self.factors(seed));
+        AppendValues { factors, ..self.places(seed) }
+    }
+
+    /// Factors from far too small, so that numbers saturate, to moderate.
+    fn factors(&self, seed: u64) -> Factors {
+        let (mut rng, [batch, heads, ..]) = (Rng::new(!seed), self.new);
+        let count = self.scales().count(batch, heads);
+        let mut tensor = || (0..count).map(|_| rng.pick(&[0.002, 0.01, 0.03, 0.3])).collect();
+        Factors::of_cache(self.scales(), [tensor(), tensor()])
+    }
+
+    fn places(&self, seed: u64) -> AppendValues {
         let ([batch, _, rows, _], [pages, size]) = (self.new, self.cache());
         let mut rng = Rng::new(seed);
         let lengths: Vec<i32> = (0..batch).map(|n| LENGTHS[n % LENGTHS.len()]).collect();
@@ -144,34 +171,60 @@ pub fn cases() -> Vec<Case> {
 
 /// Runs every case on a backend in every type and says what failed.
 pub fn failures(backend: &dyn Backend, dtypes: &[DType], seed: u64) -> Vec<String> {
-    let all = cases().into_iter().flat_map(|case| dtypes.iter().map(move |&dtype| (case, dtype)));
-    let failed = all.filter_map(|(case, dtype)| {
-        let outcome = check(backend, &case, dtype, seed);
-        (outcome != Outcome::Passed).then(|| format!("{case} {dtype}: {outcome}"))
+    let caches = |dtype: DType| [dtype, DType::E4M3].map(|cache| (dtype, cache));
+    let pairs: Vec<_> = dtypes.iter().flat_map(|&dtype| caches(dtype)).collect();
+    let all = cases().into_iter().flat_map(|case| pairs.iter().map(move |&pair| (case, pair)));
+    let failed = all.filter_map(|(case, (dtype, cache))| {
+        let outcome = check(backend, &case, (dtype, cache), seed);
+        (outcome != Outcome::Passed).then(|| format!("{case} {dtype} to {cache}: {outcome}"))
     });
     failed.collect()
 }
 
-/// Checks one case on one backend.
-pub fn check(backend: &dyn Backend, case: &Case, dtype: DType, seed: u64) -> Outcome {
-    let checked = match dtype {
-        DType::F16 => check_as::<f16>(backend, case, seed),
-        DType::BF16 => check_as::<bf16>(backend, case, seed),
-        DType::F32 => check_as::<f32>(backend, case, seed),
-        other => Err(Outcome::Skipped(format!("the testkit does not know {other}"))),
+/// Checks one case on one backend, for new rows and a cache of these types.
+pub fn check(backend: &dyn Backend, case: &Case, dtypes: (DType, DType), seed: u64) -> Outcome {
+    let checked = match dtypes {
+        (DType::F16, DType::F16) => check_as::<f16, f16>(backend, case, seed),
+        (DType::BF16, DType::BF16) => check_as::<bf16, bf16>(backend, case, seed),
+        (DType::F32, DType::F32) => check_as::<f32, f32>(backend, case, seed),
+        (DType::F16, DType::E4M3) => check_as::<f16, E4M3>(backend, case, seed),
+        (DType::BF16, DType::E4M3) => check_as::<bf16, E4M3>(backend, case, seed),
+        (DType::F32, DType::E4M3) => check_as::<f32, E4M3>(backend, case, seed),
+        (rows, cache) => Err(Outcome::Skipped(format!("the testkit does not know {rows} to {cache}"))),
     };
     checked.err().unwrap_or(Outcome::Passed)
 }
 
-/// The tensors of a case.
-struct Bench<T> {
+/// The tensors of a case: new rows of `T`, a cache of `C`.
+struct Bench<T, C> {
     problem: AppendProblem,
     values: AppendValues,
     /// New keys and values, queries.
     inputs: [Vec<T>; 3],
     tables: [Vec<T>; 2],
-    /// Caches of keys and values, turned queries, as they are before.
-    before: [Buffer<T>; 3],
+    before: Written<T, C>,
+}
+
+/// Caches of keys and values, and turned queries.
+#[derive(Clone)]
+struct Written<T, C> {
+    caches: [Buffer<C>; 2],
+    turned: Buffer<T>,
+}
+
+impl<T: Element, C: Element> Written<T, C> {
+    /// The first element that another run wrote otherwise.
+    fn first_difference(&self, other: &Self) -> Option<usize> {
+        fn of<E: Element>(a: &Buffer<E>, b: &Buffer<E>) -> Option<usize> {
+            a.slice().iter().zip(b.slice()).position(|(&a, &b)| !same_bits(a, b))
+        }
+        let caches = self.caches.iter().zip(&other.caches).find_map(|(a, b)| of(a, b));
+        caches.or_else(|| of(&self.turned, &other.turned))
+    }
+
+    fn first_disturbed(&self) -> Option<isize> {
+        self.caches.iter().find_map(Buffer::first_disturbed).or_else(|| self.turned.first_disturbed())
+    }
 }
 
 fn draw<T: Element>(rng: &mut Rng, layout: &Layout) -> Vec<T> {
@@ -193,25 +246,19 @@ fn held<T: Element>(rng: &mut Rng, layout: Layout) -> Result<Buffer<T>, Trouble>
     Ok(buffer)
 }
 
-fn check_as<T: Element>(backend: &dyn Backend, case: &Case, seed: u64) -> Result<(), Outcome> {
-    let bench = Bench::<T>::new(case, seed)?;
+fn check_as<T: Element, C: Element>(backend: &dyn Backend, case: &Case, seed: u64) -> Result<(), Outcome> {
+    let bench = Bench::<T, C>::new(case, seed)?;
     let first = bench.run(backend)?;
     fail_if(Step::Correctness, bench.first_wrong(&first))?;
-    let again = bench.run(backend)?;
-    for (a, b) in first.iter().zip(&again) {
-        let differs = a.slice().iter().zip(b.slice()).position(|(&a, &b)| !same_bits(a, b));
-        fail_if(Step::Determinism, differs.map(|at| format!("element {at} has other bits in a second run")))?;
-        fail_if(
-            Step::Isolation,
-            a.first_disturbed().map(|at| format!("element {at} lies outside and was written")),
-        )?;
-    }
-    Ok(())
+    let differs = first.first_difference(&bench.run(backend)?);
+    fail_if(Step::Determinism, differs.map(|at| format!("element {at} has other bits in a second run")))?;
+    let outside = first.first_disturbed();
+    fail_if(Step::Isolation, outside.map(|at| format!("element {at} lies outside and was written")))
 }
 
-impl<T: Element> Bench<T> {
+impl<T: Element, C: Element> Bench<T, C> {
     fn new(case: &Case, seed: u64) -> Result<Self, Trouble> {
-        let (problem, values) = (case.problem(T::DTYPE)?, case.values(seed));
+        let (problem, values) = (case.problem(T::DTYPE, C::DTYPE)?, case.values(seed, C::DTYPE));
         let (spec, mut rng) = (problem.spec(), Rng::new(seed));
         let [q, turned] = spec.q.unwrap_or([Layout::bhsd(Dims::new(0, 1, 1, 1))?; 2]);
         let inputs = [draw(&mut rng, &spec.k), draw(&mut rng, &spec.v), draw(&mut rng, &q)];
@@ -222,18 +269,20 @@ impl<T: Element> Bench<T> {
             tables[0].push(T::from_f32(angle.cos() as f32));
             tables[1].push(T::from_f32(angle.sin() as f32));
         }
-        let before = [held(&mut rng, spec.cache_k)?, held(&mut rng, spec.cache_v)?, held(&mut rng, turned)?];
+        let caches = [held(&mut rng, spec.cache_k)?, held(&mut rng, spec.cache_v)?];
+        let before = Written { caches, turned: held(&mut rng, turned)? };
         Ok(Self { problem, values, inputs, tables, before })
     }
 
     /// Runs the problem on copies of what is there; a panic of the backend is a failure.
-    fn run(&self, backend: &dyn Backend) -> Result<[Buffer<T>; 3], Trouble> {
+    fn run(&self, backend: &dyn Backend) -> Result<Written<T, C>, Trouble> {
         let mut after = self.before.clone();
         let spec = self.problem.spec();
         let [k, v, q] = self.inputs.each_ref().map(|input| T::erase(input));
         let rotary = spec.rotary.map(|_| self.tables.each_ref().map(|table| T::erase(table)));
         let inputs = AppendInputs { k, v, rotary, q: spec.q.map(|_| q) };
-        let [cache_k, cache_v, turned] = after.each_mut().map(|buffer| T::erase_mut(buffer.slice_mut()));
+        let [cache_k, cache_v] = after.caches.each_mut().map(|buffer| C::erase_mut(buffer.slice_mut()));
+        let turned = T::erase_mut(after.turned.slice_mut());
         let outputs = AppendOutputs { cache_k, cache_v, q: spec.q.map(|_| turned) };
         let mut call = AppendCall::bind(&self.problem, &self.values, inputs, outputs)?;
         let ran = catch_unwind(AssertUnwindSafe(|| backend.append(&mut call)));
@@ -242,9 +291,10 @@ impl<T: Element> Bench<T> {
     }
 
     /// What is first wrong after a run: a new row, or one that should not have been touched.
-    fn first_wrong(&self, after: &[Buffer<T>; 3]) -> Option<String> {
+    fn first_wrong(&self, after: &Written<T, C>) -> Option<String> {
         let spec = self.problem.spec();
-        let mut expected = self.before.clone().map(|buffer| Expected::of(&buffer));
+        let [k, v] = self.before.caches.each_ref().map(Expected::of);
+        let mut expected = [k, v, Expected::of(&self.before.turned)];
         for (n, layout) in [spec.k, spec.v].iter().enumerate() {
             let cache = [spec.cache_k, spec.cache_v][n];
             values::for_each_row(layout, |[batch, head, row], start| {
@@ -252,7 +302,10 @@ impl<T: Element> Bench<T> {
                 let position = self.values.lengths.get(batch).map_or(0, |&len| len as usize) + row;
                 let rotary = spec.rotary.filter(|_| n == 0);
                 let values = &self.inputs[n][start..][..layout.dims().dim];
-                self.put(&mut expected[n], cache.row(page, head, at), values, rotary, position);
+                let divisor = self.values.divisors(&self.problem, batch, head)[n];
+                let to = cache.row(page, head, at);
+                self.put(&mut expected[n], to, values, rotary, position);
+                expected[n].divide(C::DTYPE, to..to + values.len(), divisor);
             });
         }
         if let Some([q, turned]) = spec.q {
@@ -263,11 +316,13 @@ impl<T: Element> Bench<T> {
                 self.put(&mut expected[2], turned.row(batch, head, row), values, spec.rotary, position);
             });
         }
-        let names = ["the cache of keys", "the cache of values", "the queries"];
-        let mut wrong = expected.iter().zip(after).zip(names).filter_map(|((expected, after), name)| {
-            expected.first_wrong(after.slice()).map(|reason| format!("{reason} of {name}"))
+        let [k, v, q] = &expected;
+        let caches = [(k, &after.caches[0], "keys"), (v, &after.caches[1], "values")];
+        let wrong = caches.iter().find_map(|(expected, after, name)| {
+            expected.first_wrong(after.slice()).map(|reason| format!("{reason} of the cache of {name}"))
         });
-        wrong.next()
+        let queries = || Some(format!("{} of the queries", q.first_wrong(after.turned.slice())?));
+        wrong.or_else(queries)
     }
 
     /// What a row should be, turned in f64.
@@ -300,6 +355,21 @@ impl Expected {
     fn of<T: Element>(before: &Buffer<T>) -> Self {
         let values: Vec<f64> = before.slice().iter().map(|x| f64::from(x.to_f32())).collect();
         Self { noise: vec![0.0; values.len()], values }
+    }
+
+    /// What is left in a cache of 8 bits: divided, rounded once more, and no larger than its largest number.
+    fn divide(&mut self, dtype: DType, range: Range<usize>, divisor: f32) {
+        if dtype != DType::E4M3 {
+            return;
+        }
+        for (value, noise) in self.values[range.clone()].iter_mut().zip(&mut self.noise[range]) {
+            let [exact, most] = [*value / f64::from(divisor), E4M3::MAX.into()];
+            // Half a unit in the last place, and what f32 made of the number before.
+            let unit = exact.abs().log2().floor().max(-6.0).exp2() / 8.0;
+            let carried = *noise / f64::from(divisor) + exact.abs() * f64::from(f32::EPSILON);
+            (*value, *noise) =
+                (exact.clamp(-most, most), if exact.abs() > most { 0.0 } else { unit / 2.0 + carried });
+        }
     }
 
     fn first_wrong<T: Element>(&self, after: &[T]) -> Option<String> {

@@ -105,6 +105,7 @@ pub fn never_read<T: Element>() -> T {
     let bits = match T::DTYPE {
         DType::F16 => 0x7e55,
         DType::BF16 => 0x7fd5,
+        DType::E4M3 => 0x7f,
         _ => 0x7fd5_5555u32,
     };
     bytemuck::pod_read_unaligned(&bits.to_le_bytes()[..size_of::<T>()])

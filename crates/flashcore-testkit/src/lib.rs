@@ -10,12 +10,14 @@
 //! | [`compare`] | the error rule |
 //! | [`plain`] | attention computed plainly, row by row: in f64 the oracle, in the tensors' own precision the yardstick |
 //! | [`pages`] | keys in pages: cases, and what their tables say |
+//! | [`cache`] | queries of 16 bits over keys and values of 8 |
 //! | [`properties`] | laws that hold whatever the numbers are |
 //! | [`backward`] | cases, oracle, check and laws of gradients |
 //! | [`merge`] | cases, oracle and check of merging partial results |
 //! | [`append`] | cases, oracle and check of new rows of a cache |
 //! | [`quantise`] | cases, oracle and check of tensors rounded to 8 bits |
 //! | [`moe`] | cases, oracle and check of mixtures of experts |
+//! | [`grouped`] | cases, oracle and check of grouped products |
 //! | [`mutate`] | single faults made in kernels, for judging the checkers |
 //! | [`ptxtest`] | tests written as PTX files, for simulator and GPU |
 //! | [`random`] | random legal problems, for fuzzing |
@@ -31,9 +33,11 @@ pub mod append;
 pub mod backward;
 pub mod bench;
 pub mod buffers;
+pub mod cache;
 pub mod cases;
 pub mod compare;
 pub mod fuzz;
+pub mod grouped;
 pub mod inputs;
 pub mod kinds;
 pub mod merge;

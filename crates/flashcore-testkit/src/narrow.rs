@@ -38,12 +38,23 @@ pub struct NarrowCase {
     pub accumulate: bool,
 }
 
+/// A case with factors and a result of that type.
+fn narrow(case: Case, scales: Option<Scales>, out: DType) -> NarrowCase {
+    NarrowCase { case, scales, out, accumulate: false }
+}
+
+fn new(name: &str, shape: [usize; 5], dim: usize) -> Case {
+    Case::new(Tag::Named, format!("narrow {name}"), shape, dim)
+}
+
+fn used() -> Lengths {
+    Lengths::used(vec![70, 1, 33], vec![300, 128, 17])
+}
+
 /// Cases for every backend, small enough for the simulator.
 pub fn cases() -> Vec<NarrowCase> {
-    let narrow = |case: Case, scales, out| NarrowCase { case, scales, out, accumulate: false };
     let (tensor, head) = (Some(Scales::PerTensor), Some(Scales::PerHead));
-    let new = |name: &str, shape, dim| Case::new(Tag::Named, format!("narrow {name}"), shape, dim);
-    let used = Lengths::used(vec![70, 1, 33], vec![300, 128, 17]);
+    let used = used();
     let mut all = vec![
         narrow(new("plain", [1, 2, 2, 64, 64], 64), None, DType::BF16),
         narrow(new("per tensor", [1, 2, 1, 65, 200], 128), tensor, DType::F16),
@@ -73,7 +84,7 @@ pub fn cases() -> Vec<NarrowCase> {
         narrow(Case { mask: Mask::CAUSAL, ..new("empty rows", [1, 1, 1, 130, 64], 64) }, head, DType::BF16),
         narrow(Case { dim_v: 64, ..new("two dims", [1, 1, 1, 64, 160], 128) }, head, DType::BF16),
     ];
-    all.extend(block_cases(&used));
+    all.extend(fine());
     all.push(NarrowCase {
         accumulate: true,
         ..narrow(new("accumulated", [1, 1, 1, 64, 130], 64), head, DType::F32)
@@ -86,10 +97,8 @@ pub fn cases() -> Vec<NarrowCase> {
     all
 }
 
-/// Cases with factors of blocks and features.
-fn block_cases(used: &Lengths) -> Vec<NarrowCase> {
-    let narrow = |case: Case, scales, out| NarrowCase { case, scales, out, accumulate: false };
-    let new = |name: &str, shape, dim| Case::new(Tag::Named, format!("narrow {name}"), shape, dim);
+/// Cases whose blocks of rows have factors of their own.
+fn fine() -> Vec<NarrowCase> {
     let blocks = Some(Scales::PerBlock { q: 64, k: 128 });
     vec![
         narrow(new("blocks", [1, 2, 1, 200, 333], 64), blocks, DType::BF16),
@@ -109,11 +118,7 @@ fn block_cases(used: &Lengths) -> Vec<NarrowCase> {
             DType::BF16,
         ),
         narrow(
-            Case {
-                lengths: used.clone(),
-                mask: Mask::CAUSAL,
-                ..new("blocks, lengths", [3, 2, 1, 70, 300], 64)
-            },
+            Case { lengths: used(), mask: Mask::CAUSAL, ..new("blocks, lengths", [3, 2, 1, 70, 300], 64) },
             Some(Scales::PerBlock { q: 128, k: 256 }),
             DType::BF16,
         ),
@@ -250,7 +255,7 @@ fn factors(scales: Scales, numbers: &[Vec<f32>; 3], dims: [Dims; 3]) -> Factors 
         let blocks = |rows: usize| seq.div_ceil(rows);
         let (shares, each) = match (scales, n) {
             (Scales::PerTensor, _) => (1, 1),
-            (Scales::PerHead, _) => (batch * dims[1].heads, 1),
+            (Scales::PerHead | Scales::Strided(_), _) => (batch * dims[1].heads, 1),
             (Scales::PerBlock { q, .. }, 0) => (batch * heads, blocks(q)),
             (Scales::PerBlock { k, .. }, 1) => (batch * heads, blocks(k)),
             (Scales::PerBlock { .. }, _) => (batch * heads, dim),
@@ -273,8 +278,8 @@ fn factors(scales: Scales, numbers: &[Vec<f32>; 3], dims: [Dims; 3]) -> Factors 
     let all = [0, 1, 2].map(of);
     match scales {
         Scales::PerTensor => Factors::per_tensor(all.map(|factors| factors[0])),
-        Scales::PerHead => Factors::per_head(all.map(Into::into)),
         Scales::PerBlock { q, k } => Factors::per_block([q, k], all.map(Into::into)),
+        _ => Factors::per_head(all.map(Into::into)),
     }
 }
 

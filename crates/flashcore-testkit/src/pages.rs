@@ -92,7 +92,8 @@ pub(crate) fn holds_key(problem: Instance<'_>, page: usize, row: usize) -> bool 
     })
 }
 
-/// A paged problem with every sequence's keys together.
+/// A paged problem, or one of packed keys, with every sequence's keys together; those of a cache of 8 bits multiplied by
+/// their factors.
 #[derive(Debug)]
 pub(crate) struct Together {
     problem: Problem,
@@ -106,22 +107,28 @@ impl Together {
         let keys: Vec<u32> = (0..paged.sequences()).map(|n| paged.sequence(n).kv_len as u32).collect();
         let (longest, total) = (keys.iter().max().copied().unwrap_or(0), keys.iter().sum::<u32>());
         let (lengths, batch, rows) = match &paged.values().lengths {
-            Lengths::PackedQueries { q, .. } => (Lengths::ragged(q.clone(), offsets(&keys)), 1, total),
+            Lengths::PackedQueries { q, .. } | Lengths::Ragged { q, .. } => {
+                (Lengths::ragged(q.clone(), offsets(&keys)), 1, total)
+            }
             Lengths::Used { q, .. } => {
                 let kv = Some(keys.clone().into());
                 (Lengths::Used { q: q.clone(), kv }, keys.len(), longest)
             }
             _ => unreachable!("pages come with lengths"),
         };
-        let values = Values { lengths, table: None, ..paged.values().clone() };
+        let cached = paged.spec().kv_dtype.is_some();
+        let factors = paged.values().factors.clone().filter(|_| !cached);
+        let values = Values { lengths, table: None, factors, ..paged.values().clone() };
         let dims = |dims: Dims| Dims { batch, seq: rows as usize, ..dims };
         let [k, v] = [paged.k(), paged.v()].map(|layout| Layout::bhsd(dims(layout.dims())));
         let (k, v) = (k.expect("fits in memory"), v.expect("fits in memory"));
-        let spec = Spec { k, v, out: None, ..paged.spec().clone() }.with(&values);
+        let spec = Spec { k, v, kv_dtype: None, out: None, ..paged.spec().clone() }.with(&values);
         let spec = Spec { sinks: paged.sinks(), ..spec };
         let problem = spec.parse().expect("the same problem without pages");
-        let kv =
-            [gather(paged, paged.k(), kv[0], (&k, &values)), gather(paged, paged.v(), kv[1], (&v, &values))];
+        let kv = [
+            gather(paged, (1, paged.k(), kv[0]), (&k, &values)),
+            gather(paged, (2, paged.v(), kv[1]), (&v, &values)),
+        ];
         Self { problem, values, kv }
     }
 
@@ -136,7 +143,12 @@ impl Together {
 }
 
 /// The rows of all keys, where `to` has them.
-fn gather(paged: Instance<'_>, from: &Layout, data: Data<'_>, (to, values): (&Layout, &Values)) -> Vec<f32> {
+fn gather(
+    paged: Instance<'_>,
+    (operand, from, data): (usize, &Layout, Data<'_>),
+    (to, values): (&Layout, &Values),
+) -> Vec<f32> {
+    let cached = paged.spec().kv_dtype.is_some();
     let mut rows = vec![0.0; to.span()];
     let packed = matches!(values.lengths, Lengths::Ragged { .. });
     let mut first = 0;
@@ -147,6 +159,10 @@ fn gather(paged: Instance<'_>, from: &Layout, data: Data<'_>, (to, values): (&La
             let (page, at) = keys.place(key);
             row.clear();
             values::row(data, from.row(page, head, at), from.dims().dim, &mut row);
+            if cached {
+                let factor = paged.factors(n, head)[operand];
+                row.iter_mut().for_each(|x| *x *= factor);
+            }
             let (batch, seq) = if packed { (0, first + key) } else { (n, key) };
             rows[to.row(batch, head, seq)..][..row.len()].copy_from_slice(&row);
         }

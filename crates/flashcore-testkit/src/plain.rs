@@ -170,7 +170,10 @@ fn attention<A: Arithmetic>(
     inputs: [Data<'_>; 3],
     rows: Rows,
 ) -> Answer {
-    if problem.pages().is_some() {
+    // Sequences that are packed may have factors of their own.
+    let packed_cache =
+        problem.spec().kv_dtype.is_some() && matches!(problem.sequences_kind(), Kind::Ragged { .. });
+    if problem.pages().is_some() || packed_cache {
         let together = Together::of(problem, [inputs[1], inputs[2]]);
         let [k, v] = together.kv();
         return attention(arithmetic, together.instance(), [inputs[0], k, v], rows);

@@ -4,7 +4,7 @@
 //! neither side can be wrong in the same way as the other. Bitwise laws compare two runs. Tests of every backend and
 //! `flashcore verify` go through [`ALL`].
 
-mod pages;
+pub(crate) mod pages;
 
 use std::ops::Range;
 
@@ -104,7 +104,7 @@ fn expect<T: Element>(got: &Answer, case: &Case, values: &Values, seed: u64) -> 
 }
 
 /// Demands equal bits of two answers of the same extents.
-fn expect_same_bits(a: &Answer, b: &Answer) -> Result<(), Outcome> {
+pub(crate) fn expect_same_bits(a: &Answer, b: &Answer) -> Result<(), Outcome> {
     let differ = |a: &[f64], b: &[f64]| a.iter().zip(b).position(|(a, b)| a.to_bits() != b.to_bits());
     let in_lse = differ(&a.lse, &b.lse).map(|row| row * a.grid.dim);
     let at = differ(&a.out, &b.out).or(in_lse);

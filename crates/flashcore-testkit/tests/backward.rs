@@ -206,7 +206,7 @@ impl Plain {
                 None => (scale * dot(&q, &k), 1.0),
             };
             let bias = p.bias_of(number, head).map_or(0.0, |bias| bias.at(i, key - s.kv_start));
-            let weight = (score + f64::from(bias) - lse).exp();
+            let weight = (score + bias - lse).exp();
             let grad = weight * (dot(&d_out, &v) - sum) * slope;
             let grad = if fault == Fault::Imprecise { DType::BF16.round(grad) } else { grad };
             let mut add = |tensor: usize, at: usize, factor: f64, from: &[f64]| {

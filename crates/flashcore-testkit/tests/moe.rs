@@ -186,6 +186,61 @@ fn every_fault_is_found() {
     }
 }
 
+/// The oracle of gradients is the slope of the oracle of results.
+#[test]
+fn gradients_are_slopes() {
+    const STEP: f32 = 1.0 / 1024.0;
+    for case in moe::gradient_cases().iter().filter(|case| case.tokens > 0 && case.tokens < 12) {
+        let problem = case.problem(DType::F32).unwrap();
+        let inputs = moe::Inputs::<f32>::new(&problem, case.traffic, 3);
+        let bound = inputs.bound();
+        let count = problem.tokens() * problem.hidden();
+        let d_out: Vec<f64> = (0..count).map(|n| ((n * 37 % 23) as f64 - 11.0) / 8.0).collect();
+        let exact = moe::gradients::gradients(&problem, &bound, &d_out, Rounding::None);
+        let loss = |inputs: &MoeInputs<'_>| -> f64 {
+            let out = moe::plain::compute(&problem, inputs, Rounding::None);
+            out.iter().zip(&d_out).map(|(y, d)| y * d).sum()
+        };
+        // Along one element of x and one of the routing weights at a time.
+        let Routed::Given { ids, weights } = bound.routed else { unreachable!("routings are given") };
+        let (x, weights) = (widened(bound.x), widened(weights));
+        for n in 0..2 {
+            let (token, col) = (n * 5 % problem.tokens(), n * 7 % problem.hidden());
+            let slope = |sign: f32| {
+                let mut moved = x.clone();
+                moved[problem.x().row(0, 0, token) + col] += sign * STEP;
+                loss(&MoeInputs { x: Data::F32(&moved), ..bound })
+            };
+            let slope = (slope(1.0) - slope(-1.0)) / f64::from(2.0 * STEP);
+            let wanted = exact.x[token * problem.hidden() + col];
+            assert!((slope - wanted).abs() < 2e-2 * (1.0 + wanted.abs()), "{case}: x {slope}, not {wanted}");
+            let entry = n * 3 % problem.entries();
+            let slope = |sign: f32| {
+                let mut moved = weights.clone();
+                moved[entry] += sign * STEP;
+                let routed = Routed::Given { ids, weights: Data::F32(&moved) };
+                loss_of(&problem, &MoeInputs { routed, ..bound }, &d_out)
+            };
+            let slope = (slope(1.0) - slope(-1.0)) / f64::from(2.0 * STEP);
+            let wanted = exact.weights[entry];
+            assert!(
+                (slope - wanted).abs() < 2e-2 * (1.0 + wanted.abs()),
+                "{case}: weight {slope}, not {wanted}"
+            );
+        }
+    }
+}
+
+/// The loss where routing weights are f32, whatever the problem says.
+fn loss_of(problem: &MoeProblem, inputs: &MoeInputs<'_>, d_out: &[f64]) -> f64 {
+    let mut spec = problem.spec().clone();
+    if let Routing::Given { weights, .. } = &mut spec.routing {
+        *weights = DType::F32;
+    }
+    let out = moe::plain::compute(&spec.parse().expect("a legal problem"), inputs, Rounding::None);
+    out.iter().zip(d_out).map(|(y, d)| y * d).sum()
+}
+
 #[test]
 fn a_backend_without_experts_is_skipped() {
     struct Without;

@@ -15,7 +15,7 @@ use crate::{
     lower::{Arg, join},
     scalar::Half,
     scope::Scope,
-    value::{B16, B32, Bits, F32, Reg, U32},
+    value::{B16, B32, Bits, F32, Reg},
 };
 
 impl Builder {
@@ -70,10 +70,65 @@ impl Builder {
         self.unpack(Half::F16, wide)
     }
 
+    /// Four E4M3 numbers as two pairs of 16 bits: the two lowest bytes, and the two highest. Before sm_89, which has no
+    /// instruction for it, bits are moved to where they belong; NaN is ±480 then.
+    #[track_caller]
+    pub fn widen_four<T: Bits>(&mut self, half: Half, word: Reg<T>) -> [Reg<B32>; 2] {
+        if !self.target.includes(Target::Sm89) {
+            return [0x1404, 0x3424].map(|order| self.widen_by_bits(half, word, order));
+        }
+        let pairs = [(); 2].map(|()| self.fresh::<B16>(word.scope()));
+        let both = Operand::Vector(pairs.map(Reg::operand).to_vec());
+        self.emit(Op::Mov, &[Mod::Type(ScalarType::B32)], [both, word.operand()]);
+        pairs.map(|pair| {
+            let wide = self.fresh::<B32>(pair.scope());
+            let mods = [Mod::Rn, Mod::Type(ScalarType::F16x2), Mod::Type(ScalarType::E4m3x2)];
+            self.emit(Op::Cvt, &mods, [wide.operand(), pair.operand()]);
+            match half {
+                Half::F16 => wide,
+                Half::Bf16 => {
+                    let [low, high] = self.unpack(Half::F16, wide);
+                    self.pack(Half::Bf16, low, high)
+                }
+            }
+        })
+    }
+
+    /// Two bytes, which `order` brings to the upper halves of 16 bits: their exponents move to where a 16-bit float has its
+    /// own, and the difference of the biases is made up for by a product, which is exact.
+    #[track_caller]
+    fn widen_by_bits<T: Bits>(&mut self, half: Half, word: Reg<T>, order: i64) -> Reg<B32> {
+        let (shift, factor, mods) = match half {
+            // 2^8 and 2^120.
+            Half::F16 => (1, 0x5c00_5c00, [Mod::Rn, Mod::Type(ScalarType::F16x2)]),
+            Half::Bf16 => (4, 0x7b80_7b80, [Mod::Rn, Mod::Type(ScalarType::Bf16x2)]),
+        };
+        let bits = |b: &mut Self, op, x: Operand, y: Operand| {
+            let dst = b.fresh::<B32>(word.scope());
+            b.emit(op, &[Mod::Type(ScalarType::B32)], [dst.operand(), x, y]);
+            dst.operand()
+        };
+        let spread = self.fresh::<B32>(word.scope());
+        let operands = [spread.operand(), word.operand(), Operand::int(0), Operand::int(order)];
+        self.emit(Op::Prmt, &[Mod::Type(ScalarType::B32)], operands);
+        let magnitude = bits(self, Op::And, spread.operand(), Operand::int(0x7f00_7f00));
+        let magnitude = bits(self, Op::Shr, magnitude, Operand::int(shift));
+        let sign = bits(self, Op::And, spread.operand(), Operand::int(0x8000_8000));
+        let joined = bits(self, Op::Or, magnitude, sign);
+        let [factor, zero] = [factor, 0x8000_8000u32].map(|constant| {
+            let dst = self.fresh::<B32>(Scope::Grid);
+            self.emit(Op::Mov, &[Mod::Type(ScalarType::B32)], [dst.operand(), Operand::int(constant.into())]);
+            dst.operand()
+        });
+        let wide = self.fresh::<B32>(word.scope());
+        self.emit(Op::Fma, &mods, [wide.operand(), joined, factor, zero]);
+        wide
+    }
+
     /// Four bytes of eight, those of `x` and then those of `y`; the lowest hexadecimal digit of `order` names the lowest.
     #[track_caller]
-    pub fn bytes_of(&mut self, x: Reg<U32>, y: Reg<U32>, order: u32) -> Reg<U32> {
-        let dst = self.fresh::<U32>(x.scope().min(y.scope()));
+    pub fn bytes_of<T: Bits>(&mut self, x: Reg<T>, y: Reg<T>, order: u32) -> Reg<T> {
+        let dst = self.fresh::<T>(x.scope().min(y.scope()));
         let operands = [dst.operand(), x.operand(), y.operand(), Operand::int(i64::from(order))];
         self.emit(Op::Prmt, &[Mod::Type(ScalarType::B32)], operands);
         dst

@@ -290,6 +290,13 @@ impl Builder {
         self.op(Op::Lg2, &APPROX, [x])
     }
 
+    /// `x / y`, rounded to nearest.
+    #[track_caller]
+    pub fn divide(&mut self, x: impl Into<Expr<F32>>, y: impl Into<Expr<F32>>) -> Reg<F32> {
+        let args = [self.arg(x), self.arg(y)];
+        self.op(Op::Div, &[Mod::Rn, Mod::Type(ScalarType::F32)], args)
+    }
+
     /// `1 / x`, approximate.
     #[track_caller]
     pub fn rcp(&mut self, x: impl Into<Expr<F32>>) -> Reg<F32> {

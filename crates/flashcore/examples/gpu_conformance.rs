@@ -1,17 +1,17 @@
 //! The conformance suite on GPU 0: every case, law and random problems, for each kernel family.
 //!
 //! `cargo run --release --example gpu_conformance [native|persistent|ampere|general|split|fused]
-//! [cases|laws|random|decode|merge|append|narrow|quantise|backward] [filter or number]`
+//! [cases|laws|random|decode|merge|append|narrow|cache|quantise|backward] [filter or number]`
 //!
 //! `backward` is cases, laws and random problems of gradients, `split` and `fused` are their two forms on a Hopper;
-//! `gpu_moe check` is for mixtures of experts.
+//! `flashcore verify --backend cuda` checks the other operations.
 
 use flashcore::{
     Backend, DType,
     cuda::{Choice, Cuda, Form},
 };
 use flashcore_testkit::{
-    Case, CaseReport, Outcome, append, backward,
+    Case, CaseReport, Outcome, append, backward, cache,
     cases::{self, Cost},
     check_case, merge, narrow, properties, quantise, random,
 };
@@ -44,12 +44,14 @@ fn main() {
         "merge" => merges(&cuda),
         "append" => appends(&cuda),
         "narrow" => narrows(&cuda),
+        "cache" => caches(&cuda),
         "quantise" => quantised(&cuda),
         "backward" => gradients(&cuda, word(2)),
         "cases" | "" => conclude(&check(&cuda, case_work(word(2)))),
         other => {
             panic!(
-                "nothing is called {other}; use cases, laws, random, decode, merge, append, narrow, quantise or backward"
+                "nothing is called {other}; use cases, laws, random, decode, merge, append, narrow, cache, quantise or \
+                 backward"
             )
         }
     };
@@ -142,7 +144,7 @@ fn appends(cuda: &Cuda) -> usize {
     println!(
         "append: {} failed of {}",
         failures.len(),
-        append::cases().len() * DType::COMMON.len() * SEEDS.len()
+        append::cases().len() * 2 * DType::COMMON.len() * SEEDS.len()
     );
     failures.len()
 }
@@ -164,6 +166,20 @@ fn narrows(cuda: &Cuda) -> usize {
         SEEDS.par_iter().flat_map(|&seed| narrow::failures(cuda, &cases, seed)).collect();
     failures.iter().take(25).for_each(|failure| println!("{failure}"));
     println!("narrow: {} failed of {}", failures.len(), cases.len() * SEEDS.len());
+    failures.len()
+}
+
+/// Caches of 8 bits: every case, and random problems.
+fn caches(cuda: &Cuda) -> usize {
+    let random = (0..RANDOM as u64).map(|n| {
+        let limits = if n % 2 == 0 { random::Limits::SMALL } else { random::Limits::DECODE };
+        cache::random(5, n, limits)
+    });
+    let cases: Vec<_> = cache::cases(Cost::Large).into_iter().chain(random).collect();
+    let failures: Vec<String> =
+        cases.par_chunks(16).flat_map(|cases| cache::failures(cuda, cases, 1, false)).collect();
+    failures.iter().take(25).for_each(|failure| println!("{failure}"));
+    println!("cache: {} failed of {}", failures.len(), cases.len());
     failures.len()
 }
 

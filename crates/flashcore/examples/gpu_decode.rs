@@ -8,7 +8,7 @@
 //!
 //! Sequences are queries and keys. `page` 0 is a dense cache of equal sequences, batch x heads x sequence x dim; otherwise
 //! pages are permuted, and where keys fit in L2, several caches are read in turn. Queries are packed and the mask is causal
-//! where sequences differ in queries. A tile is what the plan may choose in its JSON form, or null for what it does choose.
+//! where sequences differ in queries. With `"cache": "e4m3"` keys and values have 8 bits, with a factor. A tile is what the plan may choose in its JSON form, or null for what it does choose.
 //! Prints one JSON object per tile, the largest difference from the first tile's output among its fields.
 #![allow(unsafe_code)] // Launching kernels.
 
@@ -19,7 +19,7 @@ use std::{
 };
 
 use flashcore::{
-    DType, Dims, Layout, Mask, Pages, Problem, Sequences, Spec,
+    DType, Dims, Layout, Mask, Pages, Problem, Scales, Sequences, Spec,
     cuda::{
         Cuda, DeviceTensors, Ready, Tile,
         driver::{DeviceBuffer, Event, Graph},
@@ -99,7 +99,7 @@ impl Cell {
     /// Bytes of the keys and values of all sequences.
     fn bytes(&self) -> usize {
         let keys: usize = self.sequences.iter().map(|[_, keys]| keys).sum();
-        keys * self.heads_kv * DIM * 4
+        keys * self.heads_kv * DIM * 2 * self.problem.kv_dtype().bytes()
     }
 }
 
@@ -130,7 +130,9 @@ fn problem(given: &Value, sequences: &[[usize; 2]], heads: [usize; 2], page: usi
         batch_invariant: given["invariant"].as_bool().unwrap_or_default(),
         ..Spec::new(DType::BF16, q, kv, kv)
     };
-    Ok(spec.parse()?)
+    let cached = given["cache"].as_str().map(str::parse::<DType>).transpose()?;
+    let scales = cached.map(|_| Scales::PerTensor);
+    Ok(Spec { kv_dtype: cached, scales, ..spec }.parse()?)
 }
 
 /// All kernels, built side by side.
@@ -187,6 +189,8 @@ struct Bound<'a> {
     lengths: [DeviceBuffer; 2],
     /// Page tables that are taken in turn.
     tables: Vec<DeviceBuffer>,
+    /// The factor of keys and values of 8 bits.
+    factor: DeviceBuffer,
 }
 
 impl<'a> Bound<'a> {
@@ -223,6 +227,7 @@ impl<'a> Bound<'a> {
                 DeviceBuffer::from_host(stream, &words(&keys))?,
             ],
             tables,
+            factor: DeviceBuffer::from_host(stream, &0.01f32.to_le_bytes())?,
         })
     }
 
@@ -236,6 +241,7 @@ impl<'a> Bound<'a> {
             lengths_q: self.lengths[0].address(),
             lengths_kv: self.lengths[1].address(),
             table: table.map_or(0, DeviceBuffer::address),
+            factors: [0, self.factor.address(), self.factor.address()],
             ..DeviceTensors::default()
         }
     }

@@ -1,10 +1,8 @@
-//! Mixtures of experts on GPU 0: the conformance suite with random layers, and times of layers as models have them.
+//! Mixtures of experts on GPU 0: times of the plan's tiles and of others, on layers as models have them.
 //!
-//! `cargo run --release --example gpu_moe check [random layers] [seconds]` runs the suite, then random layers, no longer than
-//! that. `… gpu_moe time [layer] [tokens,tokens,…] [tiles]` prints one JSON object per line: replayed graphs over several
-//! random routings, so that weights do not come from the cache. `tiles` also tries tiles that the plan does not choose.
-
-use std::time::{Duration, Instant};
+//! `cargo run --release --example gpu_moe [layer] [tokens,tokens,…]` prints one JSON object per line: replayed graphs over
+//! several random routings, so that weights do not come from the cache. `flashcore bench --suite moe` compares with peers,
+//! `flashcore verify --backend cuda --filter moe/` checks results.
 
 use flashcore::{
     DType, Error, ExpertLayout, Index, Layout, MoeSpec, Routing, bf16,
@@ -13,7 +11,7 @@ use flashcore::{
         driver::{DeviceBuffer, Event, Graph},
     },
 };
-use flashcore_testkit::{Outcome as Verdict, Rng, moe};
+use flashcore_testkit::Rng;
 use rayon::prelude::*;
 
 /// Name, hidden, intermediate, experts, experts of a token.
@@ -28,7 +26,6 @@ const TOKENS: [usize; 5] = [1, 16, 128, 1024, 8192];
 const ROUTINGS: usize = 8;
 /// Elements of the block of random numbers that weights repeat: an odd number of rows of no layer.
 const BLOCK: usize = (16 << 20) + 1031;
-const HALVES: [DType; 2] = [DType::BF16, DType::F16];
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
@@ -36,43 +33,11 @@ fn main() -> Outcome<()> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let word = |n: usize| args.get(n).map_or("", String::as_str);
     let cuda = Cuda::open(0)?;
-    match word(0) {
-        "check" => check(&cuda, word(1).parse().unwrap_or(1000), word(2).parse().unwrap_or(600)),
-        "time" => times(&cuda, word(1), word(2), word(3) == "tiles"),
-        other => Err(format!("nothing is called {other:?}; use check or time").into()),
-    }
-}
-
-/// The suite, then random layers until the time is over.
-fn check(cuda: &Cuda, random: u64, seconds: u64) -> Outcome<()> {
-    let until = Instant::now() + Duration::from_secs(seconds);
-    let cases: Vec<_> = moe::cases().into_iter().flat_map(|case| HALVES.map(|dtype| (case, dtype))).collect();
-    let mut failed = report("suite", cases.par_iter().map(|(case, dtype)| verdict(cuda, case, *dtype, 1)));
-    let layers = (0..random).into_par_iter().filter(|_| Instant::now() < until);
-    failed += report("random", layers.map(|n| verdict(cuda, &moe::random(7, n), HALVES[n as usize % 2], n)));
-    if failed > 0 { Err(format!("{failed} failed").into()) } else { Ok(()) }
-}
-
-fn verdict(cuda: &Cuda, case: &moe::Case, dtype: DType, seed: u64) -> (Verdict, String) {
-    (moe::check(cuda, case, dtype, seed), format!("{case:?} in {dtype}, seed {seed}"))
-}
-
-/// Prints what failed, and how many there are of each kind.
-fn report(what: &str, verdicts: impl ParallelIterator<Item = (Verdict, String)>) -> usize {
-    let verdicts: Vec<_> = verdicts.collect();
-    let failed: Vec<_> = verdicts.iter().filter(|(verdict, _)| verdict.is_failure()).collect();
-    failed.iter().take(20).for_each(|(verdict, case)| println!("{verdict}: {case}"));
-    let passed = verdicts.iter().filter(|(verdict, _)| *verdict == Verdict::Passed).count();
-    println!(
-        "{{\"check\":\"{what}\",\"passed\":{passed},\"refused\":{},\"failed\":{}}}",
-        verdicts.len() - passed - failed.len(),
-        failed.len()
-    );
-    failed.len()
+    times(&cuda, word(0), word(1))
 }
 
 /// Times of the layers whose names contain `only`.
-fn times(cuda: &Cuda, only: &str, tokens: &str, tiles: bool) -> Outcome<()> {
+fn times(cuda: &Cuda, only: &str, tokens: &str) -> Outcome<()> {
     let tokens = match tokens {
         "" => TOKENS.to_vec(),
         list => list.split(',').map(str::parse).collect::<Result<_, _>>()?,
@@ -84,8 +49,7 @@ fn times(cuda: &Cuda, only: &str, tokens: &str, tiles: bool) -> Outcome<()> {
             let ready = cuda.prepare_moe(&problem)?;
             let planned = layer.time(cuda, &ready)?;
             println!("{}", planned.line(name, "", &planned.out));
-            let tried = if tiles { cuts(tokens * extents[3] / extents[2]) } else { Vec::new() };
-            for cuts in tried {
+            for cuts in cuts(tokens * extents[3] / extents[2]) {
                 let Ok(ready) = cuda.prepare_moe_tiles(&problem, cuts) else { continue };
                 println!("{}", layer.time(cuda, &ready)?.line(name, &format!("{cuts:?}"), &planned.out));
             }

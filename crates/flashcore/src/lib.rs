@@ -19,6 +19,8 @@
 //!
 //! [`moe()`] computes a mixture of experts: each token goes through a few of many small networks.
 //!
+//! [`grouped_mm`] multiplies matrices group by group: dense, or divided by offsets.
+//!
 //! [`Attention::run_for_grad`] keeps what gradients need, [`Differentiable::grad`] gives them; [`Attention::grad`] is the
 //! same for callers who keep output and LSE themselves. Gradients are computed on the CPU backend: with
 //! [`BackendKind::Auto`] the GPU leaves them to it, with [`BackendKind::Cuda`] they are an error that says so.
@@ -50,6 +52,7 @@ mod backend;
 pub mod cuda;
 mod error;
 mod gradient;
+mod grouped;
 mod merge;
 mod moe;
 mod output;
@@ -61,15 +64,16 @@ pub use error::Error;
 pub use flashcore_core::{
     Activation, Align, AppendProblem, AppendSpec, Axis, BLOCK_ROWS, Backend, BackendError, BackwardProblem,
     BackwardSpec, DType, Dims, E4M3, E5M2, Element, ExpertLayout, ExpertView, Factors, GateUp, Granularity,
-    Groups, Ids, Index, Instance, Layout, Lengths, Mask, MergeProblem, MergeSpec, MoeError, MoeProblem,
-    MoeSpec, Operand, PageTable, Pages, Parts, Problem, ProblemError, QuantiseProblem, QuantiseSpec, Ran,
-    Rotary, Routing, RowSums, Scales, Score, Sequences, Shard, Shared, Sigmoid, Slots, Spec, Tensor,
-    TensorView, TensorViewMut, Values,
+    GroupedError, GroupedProblem, GroupedSpec, Grouping, Groups, Ids, Index, Instance, Layout, Lengths, Mask,
+    MergeProblem, MergeSpec, MoeError, MoeProblem, MoeSpec, Operand, PageTable, Pages, Parts, Problem,
+    ProblemError, QuantiseProblem, QuantiseSpec, Ran, Rotary, Routing, RowSums, Scales, Score, Sequences,
+    Shard, Shared, Sigmoid, Slots, Spec, Tensor, TensorView, TensorViewMut, Values,
 };
 pub use gradient::{AttentionGrad, Differentiable, Gradients};
+pub use grouped::{GroupedMm, GroupedOutput, grouped_mm};
 pub use half::{bf16, f16};
 pub use merge::{Merge, merge, merge_stacked};
-pub use moe::{Moe, MoeOutput, moe};
+pub use moe::{Moe, MoeGradients, MoeOutput, moe};
 pub use output::{Lse, Output};
 pub use quantise::{Quantise, Quantised, quantise};
 

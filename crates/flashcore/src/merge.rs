@@ -1,7 +1,7 @@
 //! Merging partial results: parts and their LSE in, a checked problem to a backend, the whole out.
 
 use flashcore_core::{
-    Backend, Data, Dims, Element, Layout, MAX_LISTED, MergeCall, MergeProblem, MergeSpec, Parts,
+    Backend, Data, Dims, Element, Layout, MAX_LISTED, MergeCall, MergeProblem, MergeSpec, PartError, Parts,
     ProblemError, Ran, Tensor, TensorView, TensorViewMut,
 };
 
@@ -91,14 +91,14 @@ impl<'a, T: Element> Merge<'a, T> {
     }
 
     fn spec(&self) -> Result<MergeSpec, ProblemError> {
-        let none = ProblemError::PartCount { given: 0, max: MAX_LISTED };
+        let none = ProblemError::Part(PartError::Count { given: 0, max: MAX_LISTED });
         let layout = self.tensors.first().ok_or(none)?.layout();
         if let Some(count) = self.stacked {
             let (part, stride) = share(layout, count)?;
             return Ok(MergeSpec::new(T::DTYPE, part, Parts::Stacked { count, stride }));
         }
         match self.tensors.iter().position(|part| part.layout() != layout) {
-            Some(part) => Err(ProblemError::PartLayout { part }),
+            Some(part) => Err(ProblemError::Part(PartError::Layout { part })),
             None => Ok(MergeSpec::new(T::DTYPE, layout, Parts::Listed(self.tensors.len()))),
         }
     }
@@ -120,7 +120,7 @@ impl<'a, T: Element> Merge<'a, T> {
 fn share(stack: Layout, count: usize) -> Result<(Layout, usize), ProblemError> {
     let Dims { batch, .. } = stack.dims();
     if count == 0 || !batch.is_multiple_of(count) {
-        return Err(ProblemError::PartBatch { batch, count });
+        return Err(ProblemError::Part(PartError::Batch { batch, count }));
     }
     let dims = Dims { batch: batch / count, ..stack.dims() };
     Ok((Layout::strided(dims, stack.strides())?, dims.batch * stack.strides()[0]))

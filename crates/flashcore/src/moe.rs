@@ -3,9 +3,9 @@
 use std::ops::Range;
 
 use flashcore_core::{
-    Activation, Backend, Data, DataMut, Element, ExpertView, GateUp, Ids, MoeCall, MoeError, MoeInputs,
-    MoeProblem, MoeSpec, ProblemError, Ran, Routed, Routing, Score, Shard, Shared, Tensor, TensorView,
-    TensorViewMut,
+    Activation, Backend, Data, DataMut, Element, ExpertView, GateUp, Ids, MoeCall, MoeError, MoeGradientCall,
+    MoeGradientsMut, MoeInputs, MoeProblem, MoeSpec, ProblemError, Ran, Routed, Routing, Score, Shard,
+    Shared, Tensor, TensorView, TensorViewMut,
 };
 
 use crate::{
@@ -173,6 +173,31 @@ impl<'a, T: Element> Moe<'a, T> {
         self.compute(&problem, routed, T::erase_mut(out.into_data()))
     }
 
+    /// The gradients of everything that the layer reads, from that of its result; experts must be given by
+    /// [`routed`](Self::routed). Nothing of a forward pass is needed: what gradients are made of is computed again.
+    ///
+    /// Computed on the CPU backend: with [`BackendKind::Auto`] the GPU leaves them to it.
+    pub fn gradients(self, d_out: TensorView<'_, T>) -> Result<MoeGradients<T>, Error> {
+        let (spec, routed) = self.spec()?;
+        let problem = MoeSpec { out: Some(d_out.layout()), ..spec }.parse()?;
+        let spec = problem.spec();
+        let mut grads = MoeGradients::zeros(&problem)?;
+        let [gate_up_bias, down_bias] = &mut grads.biases;
+        let [shared_gate_up, shared_down] = &mut grads.shared;
+        let into = MoeGradientsMut {
+            x: T::erase_mut(&mut grads.x),
+            gate_up: T::erase_mut(&mut grads.gate_up),
+            down: T::erase_mut(&mut grads.down),
+            biases: spec.biases.then(|| [gate_up_bias, down_bias].map(|bias| T::erase_mut(bias))),
+            shared: spec.shared.map(|_| [shared_gate_up, shared_down].map(|matrix| T::erase_mut(matrix))),
+            weights: &mut grads.weights,
+        };
+        let (inputs, d_out) = (self.inputs(routed), T::erase(d_out.data()));
+        let mut call = MoeGradientCall::bind(&problem, inputs, d_out, into)?;
+        grads.ran = self.choice.run(|backend| backend.moe_gradients(&mut call))?;
+        Ok(grads)
+    }
+
     fn spec(&self) -> Result<(MoeSpec, Routed<'a>), ProblemError> {
         let (routing, routed) = self.routing.ok_or(ProblemError::Moe(MoeError::NoRouting))?;
         let layouts = (self.x.layout(), self.gate_up.layout(), self.down.layout());
@@ -193,16 +218,64 @@ impl<'a, T: Element> Moe<'a, T> {
     }
 
     fn compute(&self, problem: &MoeProblem, routed: Routed<'_>, out: DataMut<'_>) -> Result<Ran, Error> {
-        let weights = |view: &ExpertView<'a, T>| -> Data<'a> { T::erase(view.data()) };
-        let inputs = MoeInputs {
+        let mut call = MoeCall::bind(problem, self.inputs(routed), out)?;
+        Ok(self.choice.run(|backend| backend.moe(&mut call))?)
+    }
+
+    fn inputs<'b>(&self, routed: Routed<'b>) -> MoeInputs<'b>
+    where
+        'a: 'b,
+    {
+        let weights = |view: &ExpertView<'a, T>| -> Data<'b> { T::erase(view.data()) };
+        MoeInputs {
             x: T::erase(self.x.data()),
             gate_up: weights(&self.gate_up),
             down: weights(&self.down),
             biases: self.biases.map(|biases| biases.map(T::erase)),
             shared: self.shared.as_ref().map(|shared| shared.each_ref().map(weights)),
             routed,
+        }
+    }
+}
+
+/// What [`Moe::gradients`] returns. Each gradient lies as its tensor does, without gaps: see
+/// [`ExpertLayout::without_gaps`](flashcore_core::ExpertLayout::without_gaps).
+#[derive(Clone, PartialEq, Debug)]
+#[non_exhaustive]
+pub struct MoeGradients<T> {
+    /// Of the tokens.
+    pub x: Vec<T>,
+    /// Of the matrices of the first product.
+    pub gate_up: Vec<T>,
+    /// Of the matrices of the second product.
+    pub down: Vec<T>,
+    /// Of the routing weights, tokens × top-k; 0 for experts that are elsewhere.
+    pub weights: Vec<f32>,
+    /// Of both biases; empty where there are none.
+    pub biases: [Vec<T>; 2],
+    /// Of both matrices of the shared expert; empty where there is none.
+    pub shared: [Vec<T>; 2],
+    /// What computed them.
+    pub ran: Ran,
+}
+
+impl<T: Element> MoeGradients<T> {
+    fn zeros(problem: &MoeProblem) -> Result<Self, ProblemError> {
+        let spec = problem.spec();
+        let zeros = |rows: usize, cols: usize| -> Result<Vec<T>, ProblemError> {
+            Ok(Tensor::zeros(flashcore_core::Layout::matrix(rows, cols)?)?.into_data())
         };
-        let mut call = MoeCall::bind(problem, inputs, out)?;
-        Ok(self.choice.run(|backend| backend.moe(&mut call))?)
+        let bias = |rows: usize| zeros(usize::from(spec.biases) * problem.experts(), rows);
+        let shared =
+            spec.shared.map_or([0; 2], |Shared { gate_up, down }| [gate_up.elements(), down.elements()]);
+        Ok(Self {
+            x: zeros(problem.tokens(), problem.hidden())?,
+            gate_up: zeros(1, spec.gate_up.elements())?,
+            down: zeros(1, spec.down.elements())?,
+            weights: vec![0.0; problem.entries()],
+            biases: [bias(spec.gate_up.rows())?, bias(problem.hidden())?],
+            shared: [zeros(1, shared[0])?, zeros(1, shared[1])?],
+            ran: Ran { kernel: String::new() },
+        })
     }
 }

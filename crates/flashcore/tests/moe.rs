@@ -102,6 +102,22 @@ fn results_go_into_own_memory() {
 }
 
 #[test]
+fn gradients_have_the_shapes_of_their_tensors() {
+    let memory = Memory::new();
+    let d_out = vec![1.0f32; 2 * HIDDEN];
+    let d_out = TensorView::matrix(&d_out, 2, HIDDEN).unwrap();
+    let grads = memory.layer().routed(1, Ids::I32(&[0, 7]), &[0.5f32, 1.0]).gradients(d_out).unwrap();
+    // One token at expert 0, whose results are all alike; the other has no expert here.
+    let whole = HIDDEN as f32 * alone(0, swiglu);
+    assert!((grads.weights[0] - whole).abs() < 1e-4 && grads.weights[1] == 0.0, "{:?}", grads.weights);
+    let d_down = 0.5 * swiglu(1.0, 1.0);
+    assert!(grads.down[..HIDDEN * HALF].iter().all(|d| (d - d_down).abs() < 1e-6));
+    assert!(grads.down[HIDDEN * HALF..].iter().chain(&grads.x[HIDDEN..]).all(|&d| d == 0.0));
+    assert_eq!((grads.x.len(), grads.gate_up.len()), (2 * HIDDEN, EXPERTS * 2 * HALF * HIDDEN));
+    assert!(grads.biases[0].is_empty() && grads.shared[1].is_empty());
+}
+
+#[test]
 fn what_is_wrong_is_an_error() {
     let memory = Memory::new();
     let message = |layer: Moe<'_, f32>| match layer.run() {
@@ -114,6 +130,10 @@ fn what_is_wrong_is_an_error() {
     assert!(message(memory.layer().route(&[0f32; 3], 1, Score::Softmax)).contains("3 values where 4"));
     let short = memory.layer().biases(&[], &[]).routed(1, Ids::I32(&[0, 0]), &[1.0f32; 2]);
     assert!(message(short).contains("biases holds 0"));
+    let d_out = vec![1.0f32; 2 * HIDDEN];
+    let d_out = TensorView::matrix(&d_out, 2, HIDDEN).unwrap();
+    let chosen = memory.layer().route(&[0f32; 4], 1, Score::Softmax).gradients(d_out);
+    assert!(chosen.unwrap_err().to_string().contains("choose experts first"));
     let beyond = memory.layer().experts(3..5, 4).routed(1, Ids::I32(&[0, 0]), &[1.0f32; 2]);
     assert!(message(beyond).contains("experts 3.."));
 }

@@ -29,6 +29,7 @@ class FlashCoreBackend(AttentionBackend):
         super().__init__()
         refuse(runner)
         self.page = runner.page_size
+        self.narrow = "float8" in str(runner.kv_cache_dtype)
         self.pool = runner.token_to_kv_pool
         self.tokens_of = runner.req_to_token_pool.req_to_token
         self.longest = runner.model_config.context_len
@@ -79,6 +80,7 @@ class FlashCoreBackend(AttentionBackend):
         out = flash_attn_varlen_func(
             q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim), keys, values, batch.offsets, None, batch.longest_query,
             batch.longest_key, seqused_k=batch.lengths, block_table=batch.table, sinks=sinks, **asked(layer),
+            **self.factors(layer),
         )  # fmt: skip
         return out.reshape(-1, layer.tp_q_head_num * layer.v_head_dim)
 
@@ -89,14 +91,21 @@ class FlashCoreBackend(AttentionBackend):
         keys, values = self.stored(k, v, layer, forward_batch, save_kv_cache)
         q = q.reshape(-1, 1, layer.tp_q_head_num, layer.qk_head_dim)
         where = dict(cache_seqlens=self.batch.lengths, page_table=self.batch.table)
-        out = flash_attn_with_kvcache(q, keys, values, sinks=sinks, **where, **asked(layer))
+        out = flash_attn_with_kvcache(q, keys, values, sinks=sinks, **where, **asked(layer), **self.factors(layer))
         return out.reshape(-1, layer.tp_q_head_num * layer.v_head_dim)
 
     def stored(self, k: Any, v: Any, layer: Any, forward_batch: Any, save: bool) -> tuple[Any, Any]:
         """The pages of a layer, with the new keys and values in them."""
         if save and k is not None:
             self.pool.set_kv_buffer(layer, forward_batch.out_cache_loc, k, v, layer.k_scale, layer.v_scale)
-        return tuple(x.view(-1, self.page, *x.shape[1:]) for x in self.pool.get_kv_buffer(layer.layer_id))
+        pools = (x.view(-1, self.page, *x.shape[1:]) for x in self.pool.get_kv_buffer(layer.layer_id))
+        return tuple(x.view(torch.float8_e4m3fn) if self.narrow and x.dtype == torch.uint8 else x for x in pools)
+
+    def factors(self, layer: Any) -> dict[str, Any]:
+        """What a layer's keys and values of 8 bits are multiplied by, where it says so."""
+        if not self.narrow or layer.k_scale is None:
+            return {}
+        return {"k_descale": layer.k_scale, "v_descale": layer.v_scale}
 
 
 def asked(layer: Any) -> dict[str, Any]:
@@ -119,5 +128,5 @@ def refuse(runner: Any) -> None:
     algorithm = getattr(runner, "spec_algorithm", None)
     if algorithm is not None and not algorithm.is_none():
         raise ValueError("FlashCore's backend does not support speculative decoding; choose another --attention-backend")
-    if "float8" in str(runner.kv_cache_dtype):
-        raise ValueError("FlashCore's backend does not support 8-bit caches; use --kv-cache-dtype auto")
+    if "float8_e5m2" in str(runner.kv_cache_dtype):
+        raise ValueError("FlashCore's backend does not support caches of fp8_e5m2; use --kv-cache-dtype fp8_e4m3 or auto")

@@ -28,25 +28,31 @@ class Mode:
 class Pool:
     """`MHATokenToKVPool` of one layer: tokens x heads x dim, keys and values apart."""
 
-    def __init__(self, torch, slots, heads, dim):
-        self.k, self.v = torch.zeros(2, slots, heads, dim)
+    def __init__(self, torch, slots, heads, dim, dtype):
+        self.k, self.v = torch.zeros(2, slots, heads, dim).to(dtype)
+        self.dtype = dtype
 
     def set_kv_buffer(self, layer, loc_info, cache_k, cache_v, k_scale=None, v_scale=None):
-        self.k[loc_info], self.v[loc_info] = cache_k, cache_v
+        for cache, rows, scale in ((self.k, cache_k, k_scale), (self.v, cache_v, v_scale)):
+            bits = cache.view(cache.dtype if cache.element_size() > 1 else self.bytes)
+            rows = (rows if scale is None else rows / scale).to(self.dtype)
+            bits[loc_info] = rows.view(bits.dtype)
 
     def get_kv_buffer(self, layer_id):
         return self.k, self.v
 
 
-def runner(torch, page, heads, dim, context):
+def runner(torch, page, heads, dim, context, dtype=None):
+    dtype = dtype or torch.float32
+    Pool.bytes = torch.uint8  # indexed writes know no 8-bit floats
     pool = SimpleNamespace(req_to_token=torch.zeros(8, context, dtype=torch.int32))
     return SimpleNamespace(
         page_size=page,
-        token_to_kv_pool=Pool(torch, 64 * page, heads, dim),
+        token_to_kv_pool=Pool(torch, 64 * page, heads, dim, dtype),
         req_to_token_pool=pool,
         model_config=SimpleNamespace(context_len=context),
         device="cpu",
-        kv_cache_dtype=torch.float32,
+        kv_cache_dtype=dtype,
         use_mla_backend=False,
         spec_algorithm=SimpleNamespace(is_none=lambda: True),
     )

@@ -39,9 +39,9 @@ def layer(**more):
 class Server:
     """Two requests, whose tokens lie in scattered slots."""
 
-    def __init__(self, recorded, registry, page, layer):
-        self.recorded, self.page, self.layer = recorded, page, layer
-        self.runner = recorded.runner(torch, page, KV_HEADS, DIM, CONTEXT)
+    def __init__(self, recorded, registry, page, layer, cache=None):
+        self.recorded, self.page, self.layer, self.cache = recorded, page, layer, cache
+        self.runner = recorded.runner(torch, page, KV_HEADS, DIM, CONTEXT, cache)
         self.backend = registry.ATTENTION_BACKENDS["flashcore"](self.runner)
         self.keys = [torch.zeros(0, KV_HEADS, DIM)] * 2
         self.values = list(self.keys)
@@ -57,8 +57,13 @@ class Server:
         old = [len(k) for k in self.keys]
         q, k, v = (torch.randn(sum(new), heads, DIM) for heads in (HEADS, KV_HEADS, KV_HEADS))
         slots = torch.cat([self.slots[n, old[n] : old[n] + new[n]] for n in range(2)])
-        self.keys = [torch.cat([a, b]) for a, b in zip(self.keys, k.split(new))]
-        self.values = [torch.cat([a, b]) for a, b in zip(self.values, v.split(new))]
+        if self.cache is not None:  # queries of 16 bits, and keys as the cache has them
+            q, k, v = (x.bfloat16() for x in (q, k, v))
+            kept = [(x / scale).to(self.cache).float() * scale for x, scale in ((k, self.layer.k_scale), (v, self.layer.v_scale))]
+        else:
+            kept = [k, v]
+        self.keys = [torch.cat([a, b]) for a, b in zip(self.keys, kept[0].split(new))]
+        self.values = [torch.cat([a, b]) for a, b in zip(self.values, kept[1].split(new))]
         lengths = torch.tensor([len(k) for k in self.keys])
         batch = SimpleNamespace(
             batch_size=2, seq_lens=lengths, seq_lens_cpu=lengths, req_pool_indices=torch.tensor([3, 5]),
@@ -72,7 +77,7 @@ class Server:
         else:
             self.backend.init_forward_metadata(batch)
         got = self.backend.forward(q.flatten(1), k, v, self.layer, batch, sinks=sinks)
-        wanted = [self.attend(rows, n, sinks) for n, rows in enumerate(q.split(new))]
+        wanted = [self.attend(rows, n, sinks) for n, rows in enumerate(q.float().split(new))]
         return got, torch.cat(wanted).flatten(1)
 
     def attend(self, q, n, sinks):
@@ -95,6 +100,16 @@ def test_prompts_and_then_steps(plugin, page, more):
     for new, graph in (([7, 3], False), ([4, 1], False), ([1, 1], False), ([1, 1], True)):
         got, wanted = server.step(new, graph)
         torch.testing.assert_close(got, wanted, atol=2e-6, rtol=0)
+
+
+@pytest.mark.parametrize("page", [1, 8])
+def test_a_cache_of_8_bits(plugin, page):
+    recorded, registry, _ = plugin
+    scaled = layer(k_scale=torch.tensor(0.01), v_scale=torch.tensor(0.02))
+    server = Server(recorded, registry, page, scaled, torch.float8_e4m3fn)
+    for new, graph in (([7, 3], False), ([1, 1], False), ([1, 1], True)):
+        got, wanted = server.step(new, graph)
+        torch.testing.assert_close(got.float(), wanted, atol=0.02, rtol=0.01)
 
 
 def test_sinks(plugin):

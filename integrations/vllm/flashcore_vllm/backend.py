@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from flashcore import flash_attn_varlen_func
 from vllm.v1.attention.backends import flash_attn as theirs
 
@@ -27,7 +28,15 @@ class FlashCoreBackend(theirs.FlashAttentionBackend):
 
 
 class FlashCoreImpl(theirs.FlashAttentionImpl):
-    """The attention of one layer."""
+    """The attention of one layer.
+
+    Over a cache of 8 bits queries stay what they are: the kernels widen keys and values.
+    """
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        if narrow(self):
+            self.supports_quant_query_input = False
 
     def forward(
         self,
@@ -41,11 +50,16 @@ class FlashCoreImpl(theirs.FlashAttentionImpl):
         output_scale: Any | None = None,
         output_block_scale: Any | None = None,
     ) -> Any:
-        if output_scale is not None or output_block_scale is not None or not self.computes(attn_metadata):
+        scaled = output_scale is not None or output_block_scale is not None
+        if scaled or not self.computes(attn_metadata) or query.element_size() == 1:
             rest = (output_scale, output_block_scale)
             return super().forward(layer, query, key, value, kv_cache, attn_metadata, output, *rest)
         tokens = attn_metadata.num_actual_tokens
         k, v = views(kv_cache, self.head_size)
+        factors = {}
+        if narrow(self):
+            k, v = (x if x.dtype == torch.float8_e4m3fn else x.view(torch.float8_e4m3fn) for x in (k, v))
+            factors = {"k_descale": layer._k_scale, "v_descale": layer._v_scale}
         causal = attn_metadata.causal
         flash_attn_varlen_func(
             query[:tokens],
@@ -63,19 +77,29 @@ class FlashCoreImpl(theirs.FlashAttentionImpl):
             block_table=attn_metadata.block_table,
             seqused_k=attn_metadata.seq_lens,
             sinks=self.sinks,
+            **factors,
             out=output[:tokens].view(tokens, self.num_heads, -1),
         )
         return output
 
     def computes(self, metadata: Any) -> bool:
         """Whether FlashCore takes the call; profiling runs and what is rare are the other backend's."""
-        if metadata is None or metadata.use_cascade or not isinstance(getattr(metadata, "causal", True), bool):
+        if metadata is None or not isinstance(getattr(metadata, "causal", True), bool):
+            return False
+        # What begins alike is theirs to compute once, unless their kernels would need queries of 8 bits.
+        if metadata.use_cascade and not narrow(self):
             return False
         rare = ("mm_prefix_query_range_tensor", "rswa_prefix_lens")
         if any(getattr(metadata, name, None) is not None for name in rare):
             return False
         decoder = str(getattr(self.attn_type, "value", self.attn_type)) == "decoder"
-        return decoder and not self.kv_cache_dtype.startswith("fp8") and getattr(self, "dcp_world_size", 1) <= 1
+        known = narrow(self) or not self.kv_cache_dtype.startswith("fp8")
+        return decoder and known and getattr(self, "dcp_world_size", 1) <= 1
+
+
+def narrow(impl: Any) -> bool:
+    """Whether a layer's cache is E4M3."""
+    return impl.kv_cache_dtype in ("fp8", "fp8_e4m3")
 
 
 def views(kv_cache: Any, head_size: int) -> tuple[Any, Any]:

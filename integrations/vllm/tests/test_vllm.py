@@ -3,6 +3,7 @@
 import importlib
 import math
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,27 @@ def test_a_layer_attends_to_its_pages(plugin, layout, name):
     assert (output[tokens:] == 7).all()
 
 
+@pytest.mark.parametrize("layout", ["up to 0.22", "0.23 to 0.25", "from 0.26"])
+@pytest.mark.parametrize("scale", ["number", "heads"])
+def test_a_layer_widens_a_cache_of_8_bits(plugin, layout, scale):
+    _, backend, _ = plugin
+    recorded = sys.modules["recorded"]
+    layer = backend.FlashCoreImpl(HEADS, DIM, 0.3, KV_HEADS, None, None, "fp8")
+    assert layer.supports_quant_query_input is False
+    k, v, cache = caches(layout)
+    shape = () if scale == "number" else (KV_HEADS,)
+    scales = torch.full(shape, 0.01) + (0 if scale == "number" else torch.tensor([0.0, 0.004]))
+    written = (cache * 80).to(torch.float8_e4m3fn)
+    stored = written.view(torch.uint8)  # as vLLM hands it over
+    k, v = ((x * 80).to(torch.float8_e4m3fn).float() * scales.reshape(-1, 1) for x in (k, v))
+    scaled = types.SimpleNamespace(_k_scale=scales, _v_scale=scales)
+    q = torch.randn(sum(QUERIES), HEADS, DIM).bfloat16()
+    asked, output = metadata(recorded, use_cascade=True), torch.zeros(len(q), HEADS * DIM, dtype=torch.bfloat16)
+    assert layer.forward(scaled, q, None, None, stored, asked, output) is output
+    wanted = expected(q.float(), k, v, asked.block_table, None, None, None, None)
+    torch.testing.assert_close(output.float().view(len(q), HEADS, DIM), wanted, atol=0.02, rtol=0.01)
+
+
 def test_what_is_rare_is_left_to_vllm(plugin):
     _, backend, _ = plugin
     recorded = sys.modules["recorded"]
@@ -99,7 +121,7 @@ def test_what_is_rare_is_left_to_vllm(plugin):
     output = torch.ones(len(q), HEADS * DIM)
     call = lambda layer, asked: layer.forward(None, q, None, None, cache, asked, output)
     assert call(make(), metadata(recorded, use_cascade=True)) == "theirs"
-    assert call(make(kv_cache_dtype="fp8"), metadata(recorded)) == "theirs"
+    assert call(make(kv_cache_dtype="fp8_e5m2"), metadata(recorded)) == "theirs"
     assert call(make(attn_type=recorded.AttentionType.ENCODER_ONLY), metadata(recorded)) == "theirs"
     assert (call(make(), None) == 0).all()
 

@@ -30,7 +30,7 @@ def flash_attn_func(
     return_attn_probs: bool = False,
 ) -> Any:
     """Attention over batch x sequence x heads x dim; with ``return_attn_probs`` also the log-sum-exp."""
-    _refuse(qv, (), attention_chunk)
+    _refuse(qv, attention_chunk)
     descales = dict(q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     result = _flash_attn.flash_attn_func(
         q, k, v, 0.0, softmax_scale, causal, window_size, softcap, None, deterministic, return_attn_probs, **descales
@@ -94,12 +94,13 @@ def flash_attn_varlen_func(
     s_aux: Any | None = None,
 ) -> Any:
     """Attention over packed sequences; with ``return_attn_probs`` also the log-sum-exp."""
-    _refuse(qv, (q_descale, k_descale, v_descale), attention_chunk)
+    _refuse(qv, attention_chunk)
     if seqused_q is not None:
         raise NotImplementedError("unused rows between packed sequences are not supported; pass seqused_q=None")
     return _flash_attn.flash_attn_varlen_func(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, 0.0, softmax_scale, causal, window_size,
-        softcap, seqused_k=seqused_k, return_softmax_lse=return_attn_probs, s_aux=s_aux,
+        softcap, seqused_k=seqused_k, return_softmax_lse=return_attn_probs, s_aux=s_aux, q_descale=q_descale,
+        k_descale=k_descale, v_descale=v_descale,
     )  # fmt: skip
 
 
@@ -188,10 +189,8 @@ def get_scheduler_metadata(
     """None: kernels read lengths when they run, so that there is nothing to plan before and nothing that goes stale."""
 
 
-def _refuse(qv: Any, descales: tuple[Any, ...], chunk: int) -> None:
+def _refuse(qv: Any, chunk: int) -> None:
     if qv is not None:
         raise NotImplementedError("a second part of the queries is not supported; pass qv=None")
-    if any(scale is not None for scale in descales):
-        raise NotImplementedError("8-bit tensors are not supported; pass q_descale=k_descale=v_descale=None")
     if chunk:
         raise NotImplementedError("attention in chunks is not supported; pass attention_chunk=0")

@@ -43,7 +43,7 @@ def _register_experts(name: str) -> None:
 
 
 def experts_forward(self: Any, hidden_states: Any, top_k_index: Any, top_k_weights: Any) -> Any:
-    """The experts of one layer: tokens x hidden in and out; for inference."""
+    """The experts of one layer: tokens x hidden in and out."""
     if not self.has_gate or getattr(self, "has_post_expert_norm", False):
         raise NotImplementedError("experts without gates, or with norms, are not supported; use experts_implementation='eager'")
     transposed, hidden = self.is_transposed, hidden_states.shape[-1]

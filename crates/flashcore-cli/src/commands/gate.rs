@@ -97,7 +97,7 @@ pub fn execute(flags: Flags, output: &Output) -> Result<Verdict, CliError> {
     let baseline = baseline.transpose().map_err(LabError::from)?;
     let protocol = flags.timing.protocol(usual_gate_protocol(ours.place()), flags.task.replays());
     let roster = Roster::open(ours, flags.backend.threads());
-    let competitors = line_up(&roster, flags.peer.as_deref())?;
+    let competitors = line_up(&roster, &tasks[0], flags.peer.as_deref())?;
     let mut record = Record::new(protocol, roster.describe_peers());
     record.warnings.extend(roster.note());
     if let Some(baseline) = &baseline {
@@ -113,9 +113,9 @@ pub fn execute(flags: Flags, output: &Output) -> Result<Verdict, CliError> {
     Ok(if record.complete { Verdict::from_bool(pass) } else { Verdict::Stopped })
 }
 
-/// Ours, the fast peer, and the plain one.
-fn line_up(roster: &Roster, peer: Option<&str>) -> Result<Vec<Box<dyn Competitor>>, CliError> {
-    let mut competitors = roster.fast_and_plain();
+/// Ours, the fast peer, and the plain one; those of one task of a suite are those of all.
+fn line_up(roster: &Roster, task: &Task, peer: Option<&str>) -> Result<Vec<Box<dyn Competitor>>, CliError> {
+    let mut competitors = roster.fast_and_plain(task);
     if let Some(name) = peer {
         competitors.retain(|competitor| competitor.name() != name);
         let plain = competitors.pop();

@@ -132,7 +132,7 @@ impl Flags {
         chosen: &Chosen,
         page: Page,
     ) -> Result<(serde_json::Value, Page), CliError> {
-        let (choice, problem) = (self.backend.choice()?, task.problem().clone());
+        let (choice, problem) = (self.backend.choice()?, task.forward().map_err(LabError::from)?.clone());
         let subject = Subject::planned(problem, *chosen, &choice)?;
         let built = subject.build();
         let (mut reading, mut files, mut simulated, mut note) = (None, Vec::new(), None, None);
@@ -170,8 +170,8 @@ impl Flags {
 fn simulate(task: &Task, simulator: Simulator) -> Result<Option<Outcome>, CliError> {
     let workload = Workload::new(task.clone(), 0)?;
     let mut outputs = workload.outputs()?;
-    let plan = simulator.plan(task.problem())?;
-    let outcome = simulator.launch(&mut workload.call(&mut outputs, false)?, &plan)?;
+    let plan = simulator.plan(task.forward().map_err(LabError::from)?)?;
+    let outcome = simulator.launch(&mut workload.call(&mut outputs)?, &plan)?;
     outcome.as_ref().map_or(Ok(()), judge)?;
     Ok(outcome)
 }

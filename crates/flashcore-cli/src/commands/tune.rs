@@ -121,7 +121,7 @@ impl Flags {
     fn runner(&self, task: &Task) -> Result<Box<dyn Runner>, CliError> {
         let SearchFlags { seed, counters, .. } = self.search;
         if self.backend.simulated()? {
-            let estimate = Simulator::estimate(task.problem());
+            let estimate = Simulator::estimate(task.forward().map_err(LabError::from)?);
             return match estimate > LONGEST {
                 true => Err(CliError::TooLong { estimate, most: LONGEST }),
                 false => Ok(Box::new(Simulated::new(self.gpu.choose().gpu, task, seed)?)),

@@ -6,6 +6,7 @@ mod bad_input;
 mod files;
 mod kernels;
 mod lab;
+mod operations;
 mod output;
 mod report;
 mod repro;

@@ -111,23 +111,8 @@ impl<'a> MoeCall<'a> {
         inputs: MoeInputs<'a>,
         out: DataMut<'a>,
     ) -> Result<Self, ProblemError> {
-        let (spec, dtype) = (problem.spec(), problem.dtype());
-        holds(Operand::X, inputs.x, dtype, spec.x.span())?;
-        holds(Operand::GateUp, inputs.gate_up, dtype, spec.gate_up.span())?;
-        holds(Operand::Down, inputs.down, dtype, spec.down.span())?;
-        holds(Operand::Out, out.as_data(), dtype, problem.out().span())?;
-        same(Operand::Biases, inputs.biases.is_some(), spec.biases)?;
-        if let Some([first, second]) = inputs.biases {
-            let experts = problem.experts();
-            holds(Operand::Biases, first, dtype, experts * spec.gate_up.rows())?;
-            holds(Operand::Biases, second, dtype, experts * problem.hidden())?;
-        }
-        same(Operand::Shared, inputs.shared.is_some(), spec.shared.is_some())?;
-        if let Some(([gate_up, down], shared)) = inputs.shared.zip(spec.shared) {
-            holds(Operand::SharedGateUp, gate_up, dtype, shared.gate_up.span())?;
-            holds(Operand::SharedDown, down, dtype, shared.down.span())?;
-        }
-        check_routed(problem, &inputs.routed)?;
+        check_inputs(problem, &inputs)?;
+        holds(Operand::Out, out.as_data(), problem.dtype(), problem.out().span())?;
         Ok(Self { problem, inputs, out })
     }
 
@@ -145,6 +130,26 @@ impl<'a> MoeCall<'a> {
     pub fn out(&mut self) -> DataMut<'_> {
         self.out.reborrow()
     }
+}
+
+/// Every input is what the problem says, and holds what its layout reaches.
+pub(super) fn check_inputs(problem: &MoeProblem, inputs: &MoeInputs<'_>) -> Result<(), ProblemError> {
+    let (spec, dtype) = (problem.spec(), problem.dtype());
+    holds(Operand::X, inputs.x, dtype, spec.x.span())?;
+    holds(Operand::GateUp, inputs.gate_up, dtype, spec.gate_up.span())?;
+    holds(Operand::Down, inputs.down, dtype, spec.down.span())?;
+    same(Operand::Biases, inputs.biases.is_some(), spec.biases)?;
+    if let Some([first, second]) = inputs.biases {
+        let experts = problem.experts();
+        holds(Operand::Biases, first, dtype, experts * spec.gate_up.rows())?;
+        holds(Operand::Biases, second, dtype, experts * problem.hidden())?;
+    }
+    same(Operand::Shared, inputs.shared.is_some(), spec.shared.is_some())?;
+    if let Some(([gate_up, down], shared)) = inputs.shared.zip(spec.shared) {
+        holds(Operand::SharedGateUp, gate_up, dtype, shared.gate_up.span())?;
+        holds(Operand::SharedDown, down, dtype, shared.down.span())?;
+    }
+    check_routed(problem, &inputs.routed)
 }
 
 fn check_routed(problem: &MoeProblem, routed: &Routed<'_>) -> Result<(), ProblemError> {
@@ -169,7 +174,12 @@ fn check_routed(problem: &MoeProblem, routed: &Routed<'_>) -> Result<(), Problem
     }
 }
 
-fn holds(operand: Operand, data: Data<'_>, expected: DType, needed: usize) -> Result<(), ProblemError> {
+pub(super) fn holds(
+    operand: Operand,
+    data: Data<'_>,
+    expected: DType,
+    needed: usize,
+) -> Result<(), ProblemError> {
     if data.dtype() != expected {
         return Err(ProblemError::OtherDType { operand, got: data.dtype(), expected });
     }
@@ -179,7 +189,7 @@ fn holds(operand: Operand, data: Data<'_>, expected: DType, needed: usize) -> Re
     Ok(())
 }
 
-fn exactly(operand: Operand, len: usize, needed: usize) -> Result<(), ProblemError> {
+pub(super) fn exactly(operand: Operand, len: usize, needed: usize) -> Result<(), ProblemError> {
     if len == needed {
         Ok(())
     } else {
@@ -187,6 +197,6 @@ fn exactly(operand: Operand, len: usize, needed: usize) -> Result<(), ProblemErr
     }
 }
 
-fn same(operand: Operand, given: bool, asked: bool) -> Result<(), ProblemError> {
+pub(super) fn same(operand: Operand, given: bool, asked: bool) -> Result<(), ProblemError> {
     if given == asked { Ok(()) } else { Err(ProblemError::Moe(MoeError::OtherOperands { operand, given })) }
 }

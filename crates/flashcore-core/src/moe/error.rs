@@ -18,9 +18,7 @@ pub enum MoeError {
         dims: Dims,
     },
     /// Matrices of experts that neither rows nor columns are contiguous in.
-    #[error(
-        "strides {strides:?} of the experts' matrices: rows or columns must have a stride of 1; make them contiguous"
-    )]
+    #[error("strides {strides:?} of matrices: rows or columns must have a stride of 1; make them contiguous")]
     Strides {
         /// Elements from one expert, row and column to the next.
         strides: [usize; 3],
@@ -123,6 +121,11 @@ pub enum MoeError {
         /// Whether the call brings ids and weights.
         given: bool,
     },
+    /// Gradients of experts that the call itself chooses.
+    #[error(
+        "gradients of a routing by logits are not computed; choose experts first and give their ids and weights"
+    )]
+    ComputedRouting,
     /// Tensors where the problem has none, or none where it has.
     #[error("the call {} {operand} but the problem {}; bind what it was planned for",
         if *given { "brings" } else { "lacks" }, if *given { "has none" } else { "asks for it" })]

@@ -10,6 +10,7 @@
 mod call;
 mod error;
 mod experts;
+mod gradient;
 mod routing;
 #[cfg(test)]
 mod tests;
@@ -24,6 +25,7 @@ use crate::{
 pub use call::{Ids, MoeCall, MoeInputs, Routed};
 pub use error::MoeError;
 pub use experts::{ExpertLayout, ExpertView};
+pub use gradient::{MoeGradientCall, MoeGradientsMut};
 pub use routing::{Groups, MAX_EXPERTS, MAX_TOP_K, Routing, Score, Sigmoid};
 
 /// Which rows of `gate_up` are gates.

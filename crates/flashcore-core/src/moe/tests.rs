@@ -47,6 +47,20 @@ fn bound(change: impl Fn(&mut MoeSpec), rebind: impl Fn(&mut MoeInputs<'_>)) -> 
     MoeCall::bind(&problem, inputs, DataMut::F32(&mut out)).map(drop)
 }
 
+/// Binds gradients of the right sizes, but for one change, to a changed problem.
+fn bound_gradients(change: impl Fn(&mut MoeSpec), len: usize, weights: usize) -> Attempt {
+    let problem = parse(change)?;
+    let (zeros, ids) = (vec![0f32; 4096], [0i32; 6]);
+    let all = Data::F32(&zeros);
+    let routed = Routed::Given { ids: Ids::I32(&ids), weights: Data::F32(&zeros[..6]) };
+    let inputs = MoeInputs { x: all, gate_up: all, down: all, biases: None, shared: None, routed };
+    let [mut x, mut gate_up, mut down] = [24, 320, len].map(|len| vec![0f32; len]);
+    let [x, gate_up, down] = [&mut x, &mut gate_up, &mut down].map(|grad| DataMut::F32(grad));
+    let mut weights = vec![0f32; weights];
+    let grads = MoeGradientsMut { x, gate_up, down, biases: None, shared: None, weights: &mut weights };
+    MoeGradientCall::bind(&problem, inputs, all, grads).map(drop)
+}
+
 const NOTHING: Data<'static> = Data::F32(&[]);
 const SIX: Data<'static> = Data::F32(&[0.0; 6]);
 
@@ -102,6 +116,10 @@ fn wrong_calls() -> Vec<(Attempt, &'static str)> {
         (bound(same, |i| i.routed = Routed::Computed { logits: SIX, bias: None }), "asks for ids and weights"),
         (bound(|s| s.routing = LOGITS, |_| {}), "asks for logits"),
         (bound(|s| s.routing = LOGITS, |i| i.routed = Routed::Computed { logits: SIX, bias: None }), "router logits: 6 values where 12"),
+        (bound_gradients(|s| s.routing = LOGITS, 160, 6), "choose experts first"),
+        (bound_gradients(|s| s.biases = true, 160, 6), "lacks biases"),
+        (bound_gradients(|_| {}, 159, 6), "down holds 159 elements but its layout reaches 160"),
+        (bound_gradients(|_| {}, 160, 5), "routing weights: 5 values where 6"),
         (bound(|s| s.routing = sigmoid(|o| o.bias = true), |i| i.routed = Routed::Computed { logits: Data::F32(&[0.0; 12]), bias: None }), "lacks the router's bias"),
     ]
 }
@@ -117,6 +135,7 @@ fn every_error_is_provoked() {
 #[test]
 fn what_fits_is_bound() {
     assert_eq!(bound(|_| {}, |_| {}), Ok(()));
+    assert_eq!(bound_gradients(|_| {}, 160, 6), Ok(()));
     let logits =
         |i: &mut MoeInputs<'_>| i.routed = Routed::Computed { logits: Data::F32(&[0.0; 12]), bias: None };
     assert_eq!(bound(|s| s.routing = LOGITS, logits), Ok(()));

@@ -3,7 +3,7 @@
 use super::{Row, dense, repeated};
 use crate::{
     AppendCall, AppendInputs, AppendOutputs, AppendProblem, AppendSpec, AppendValues, DType, Data, DataMut,
-    PageTable, Pages, ProblemError, Rotary, Slots,
+    Factors, PageTable, Pages, ProblemError, Rotary, Scales, Slots,
 };
 
 const ROTARY: Rotary = Rotary { dim: 16, interleaved: true, positions: 32, together: false };
@@ -56,6 +56,17 @@ fn listed_bound(slots: usize) -> Result<(), ProblemError> {
     values.check(&append(listed)?)
 }
 
+/// The same into an E4M3 cache with factors for every sequence and head.
+fn narrow() -> AppendProblem {
+    append(|s| (s.cache_dtype, s.scales) = (Some(DType::E4M3), Some(Scales::PerHead))).unwrap()
+}
+
+fn divided(factors: Option<Vec<f32>>) -> Result<(), ProblemError> {
+    let of = |factors: Vec<f32>| Factors::of_cache(Scales::PerHead, [factors.clone().into(), factors.into()]);
+    let values = AppendValues { lengths: [1, 1].into(), factors: factors.map(of), ..AppendValues::default() };
+    values.check(&narrow())
+}
+
 #[rustfmt::skip] // a table: one attempt, one expectation per line
 pub(super) fn wrong_appends() -> Vec<Row> {
     let plain = append(|_| {}).unwrap();
@@ -86,6 +97,11 @@ pub(super) fn wrong_appends() -> Vec<Row> {
         (bound(&turned, 2, 4096, Some(256), false), "OtherQueries", "brings none"),
         (bound(&half, 2, 4096, None, false), "OtherDType", "k is f32 but the problem says f16"),
         (listed_bound(4), "SlotCount", "4 slots for 3 new rows"),
+        (refused(|s| s.cache_dtype = Some(DType::F16)), "OtherDType", "k is f32 but the problem says f16"),
+        (refused(|s| s.scales = Some(Scales::PerTensor)), "ScaledDType", "f32 tensors have no factors"),
+        (divided(None), "OtherFactors", "brings no factors"),
+        (divided(Some(vec![1.0; 3])), "FactorCount", "3 factors for k but 4 are needed"),
+        (bound(&narrow(), 2, 4096, None, false), "OtherFactors", "no factors"),
     ]
 }
 
@@ -105,6 +121,16 @@ fn rows_go_behind_what_is_there() {
     let values = AppendValues { lengths: [6, 0].into(), ..AppendValues::default() };
     assert_eq!([1, 2].map(|row| values.place(&plain, 0, row)), [Some((0, 7)), None]);
     assert_eq!(bound(&append(turned).unwrap(), 2, 4096, Some(256), true), Ok(()));
+}
+
+#[test]
+fn rows_of_an_e4m3_cache_are_divided() {
+    let numbers = |first: f32| (0..4).map(|n| first + n as f32).collect();
+    let factors = Factors::of_cache(Scales::PerHead, [numbers(1.0), numbers(10.0)]);
+    let values = AppendValues { lengths: [1, 1].into(), factors: Some(factors), ..AppendValues::default() };
+    assert_eq!(values.check(&narrow()), Ok(()));
+    assert_eq!(narrow().cache_dtype(), DType::E4M3);
+    assert_eq!(values.divisors(&narrow(), 1, 0), [3.0, 12.0]);
 }
 
 #[test]

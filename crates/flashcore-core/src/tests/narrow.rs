@@ -2,10 +2,11 @@
 
 use super::{Row, dense, good};
 use crate::{
-    AppendSpec, BackwardSpec, DType, Data, DataMut, E4M3, Factors, Granularity, Index, Instance, MergeSpec,
-    Operand, Pages, Parts, ProblemError, QuantiseCall, QuantiseProblem, QuantiseSpec, QuantisedMut,
-    SMALLEST_FACTOR, Scales, Sequences, Spec, Values,
+    AppendSpec, BackwardSpec, DType, Data, DataMut, E4M3, Factors, Granularity, HostCall, Index, Instance,
+    MergeSpec, Operand, Pages, Parts, ProblemError, QuantiseCall, QuantiseProblem, QuantiseSpec,
+    QuantisedMut, SMALLEST_FACTOR, Scales, Sequences, Spec, Values,
 };
+use half::bf16;
 
 fn narrow(change: impl Fn(&mut Spec)) -> Result<(), ProblemError> {
     let mut spec = Spec { dtype: DType::E4M3, ..good() };
@@ -23,6 +24,32 @@ fn bound(factors: Factors) -> Result<(), ProblemError> {
 fn mixed_up(scales: Option<Scales>, factors: Option<Factors>) -> Result<(), ProblemError> {
     let values = Values { factors, ..Values::default() };
     Instance::new(&Spec { dtype: DType::E4M3, scales, ..good() }.parse()?, &values).map(drop)
+}
+
+/// Two sequences of queries in bf16 over keys and values in E4M3.
+fn over_cache() -> Spec {
+    Spec { dtype: DType::BF16, ..good() }.over(DType::E4M3)
+}
+
+fn over(change: impl Fn(&mut Spec)) -> Result<(), ProblemError> {
+    let mut spec = over_cache();
+    change(&mut spec);
+    spec.parse().map(drop)
+}
+
+fn cached(factors: Factors) -> Result<(), ProblemError> {
+    let values = Values { factors: Some(factors), ..Values::default() };
+    Instance::new(&over_cache().with(&values).parse()?, &values).map(drop)
+}
+
+/// Binds keys of a type to a problem over an E4M3 cache.
+fn bound_cache(keys: DType) -> Result<(), ProblemError> {
+    let problem = over_cache().parse()?;
+    let (wide, narrow) = (vec![bf16::ZERO; 1 << 16], vec![E4M3::default(); 1 << 16]);
+    let kv = if keys == DType::BF16 { Data::BF16(&wide) } else { Data::E4M3(&narrow) };
+    let mut out = vec![bf16::ZERO; 1 << 16];
+    let inputs = [Data::BF16(&wide), kv, kv];
+    HostCall::bind_erased(&problem, Values::NONE, inputs, DataMut::BF16(&mut out), None).map(drop)
 }
 
 fn per_head(count: usize) -> Factors {
@@ -50,6 +77,14 @@ pub(super) fn wrong_factors() -> Vec<Row> {
         (bound(per_head(3)), "FactorCount", "3 factors for q but 4 are needed"),
         (bound(Factors::per_tensor([1.0, 0.0, 1.0])), "Factor", "factor 0 of k"),
         (bound(Factors::per_tensor([1.0, 1.0, f32::NAN])), "Factor", "factor NaN of v"),
+        (over(|s| s.kv_dtype = Some(DType::E5M2)), "KeyDType", "k and v are e5m2 but q is bf16"),
+        (over(|s| s.dtype = DType::F32), "KeyDType", "16-bit queries over an e4m3 cache"),
+        (over(|s| (s.kv_dtype, s.scales) = (None, Some(Scales::PerHead))), "ScaledDType", "bf16 tensors have no factors"),
+        (over(|s| s.out_dtype = Some(DType::F16)), "OutDType", "give it q's type or f32"),
+        (BackwardSpec::new(over_cache()).parse().map(drop), "Narrow", "computing gradients"),
+        (cached(Factors::per_tensor([1.0; 3])), "FactorCount", "1 factors for q but 0 are needed"),
+        (cached(Factors::of_cache(Scales::Strided([0, 3]), [vec![1.0; 4].into(), vec![1.0; 3].into()])), "FactorCount", "3 factors for v but 4 are needed"),
+        (bound_cache(DType::BF16), "OtherDType", "k is bf16 but the problem says e4m3"),
     ]
 }
 
@@ -148,4 +183,24 @@ fn results_are_wider_and_factors_are_found() {
     assert_eq!(instance.factors(1, 0), [3.0, 12.0, 22.0]);
     let plain = Spec { scales: None, ..problem.spec().clone() }.parse().unwrap();
     assert_eq!(Instance::new(&plain, Values::NONE).unwrap().factors(1, 1), [1.0; 3]);
+}
+
+#[test]
+fn a_cache_has_a_type_and_factors_of_its_own() {
+    let kind = Scales::Strided([0, 2]);
+    let factors = Factors::of_cache(kind, [vec![1.0, 9.0, 3.0].into(), vec![5.0, 9.0, 7.0].into()]);
+    let values = Values { factors: Some(factors), ..Values::default() };
+    let problem = over_cache().with(&values).parse().unwrap();
+    assert_eq!(
+        [problem.dtype(), problem.kv_dtype(), problem.out_dtype()],
+        [DType::BF16, DType::E4M3, DType::BF16]
+    );
+    let instance = Instance::new(&problem, &values).unwrap();
+    assert_eq!([0, 1].map(|batch| instance.factors(batch, 1)), [[1.0, 3.0, 7.0]; 2]);
+    assert_eq!(
+        over_cache().over(DType::BF16).parse().unwrap().spec().kv_dtype,
+        None,
+        "no cache of its own type"
+    );
+    assert_eq!(bound_cache(DType::E4M3), Ok(()));
 }

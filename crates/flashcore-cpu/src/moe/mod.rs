@@ -4,6 +4,7 @@
 //! The path of a call: `route` (experts of tokens, tokens of experts) → `network` (both products) → here (sums). Bits of
 //! a token depend on its own features and experts alone.
 
+mod gradient;
 mod network;
 mod route;
 
@@ -22,6 +23,7 @@ use crate::{
         runner::Runner,
     },
 };
+pub(crate) use gradient::gradients;
 use network::{Path, Rows, Weights};
 use route::{Buckets, Routes};
 
@@ -80,7 +82,7 @@ fn compute<T: Lane, X: Path<T>>(call: &mut MoeCall<'_>, runner: Runner) -> Optio
         shared: shared.and_then(|(data, layouts)| Networks::new([layouts.gate_up, layouts.down], data, None)),
         runner,
     };
-    let routes = Routes::new(call);
+    let routes = Routes::new(problem, &inputs.routed);
     let out = Shared::new(call.out().into_slice::<T>()?);
     let each = problem.top_k() * (problem.hidden() + problem.intermediate()) + problem.hidden();
     let tokens = (CHUNK / each).max(1);

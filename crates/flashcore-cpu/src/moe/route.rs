@@ -1,6 +1,6 @@
 //! The experts of every token, and the tokens of every expert. Called by `moe`.
 
-use flashcore_core::{Data, Groups, MoeCall, MoeProblem, Routed, Routing, Score, Sigmoid};
+use flashcore_core::{Data, Groups, MoeProblem, Routed, Routing, Score, Sigmoid};
 use rayon::prelude::*;
 
 /// Pairs of tokens and experts.
@@ -11,10 +11,10 @@ pub(super) struct Routes {
 }
 
 impl Routes {
-    pub(super) fn new(call: &MoeCall<'_>) -> Self {
-        let (problem, top_k) = (call.problem(), call.problem().top_k());
+    pub(super) fn new(problem: &MoeProblem, routed: &Routed<'_>) -> Self {
+        let top_k = problem.top_k();
         let here = |id: i64| problem.local(id).map(|expert| expert as u32);
-        let chosen = match (call.inputs().routed, problem.routing()) {
+        let chosen = match (*routed, problem.routing()) {
             (Routed::Given { ids, weights }, _) => {
                 (0..problem.entries()).map(|n| (here(ids.get(n)), value(weights, n))).collect()
             }
@@ -29,7 +29,7 @@ impl Routes {
                 });
                 chosen
             }
-            _ => unreachable!("`MoeCall::bind` checked the kind of routing"),
+            _ => unreachable!("binding checked the kind of routing"),
         };
         Self { chosen, top_k }
     }

@@ -2,6 +2,7 @@
 
 use std::arch::x86_64::*;
 
+use flashcore_core::{E4M3, E5M2};
 use half::{bf16, f16};
 
 use super::{
@@ -60,6 +61,25 @@ impl Simd for Avx2 {
         // SAFETY: the caller's promise.
         let wide = _mm256_cvtepu16_epi32(unsafe { _mm_loadu_si128(p.cast()) });
         _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn load_e4m3(p: *const E4M3) -> __m256 {
+        // As an f16 an E4M3 is its 256th, and has no NaN of its own.
+        // SAFETY: the caller's promise.
+        let bytes = _mm_cvtepi8_epi16(unsafe { _mm_loadl_epi64(p.cast()) });
+        let half = _mm_and_si128(_mm_slli_epi16::<7>(bytes), _mm_set1_epi16(0xbf80_u16 as i16));
+        let nan = _mm_cmpeq_epi16(_mm_slli_epi16::<1>(half), _mm_set1_epi16(0x7f00));
+        _mm256_mul_ps(_mm256_cvtph_ps(_mm_or_si128(half, nan)), _mm256_set1_ps(256.0))
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn load_e5m2(p: *const E5M2) -> __m256 {
+        // SAFETY: the caller's promise.
+        let bytes = _mm_cvtepu8_epi16(unsafe { _mm_loadl_epi64(p.cast()) });
+        _mm256_cvtph_ps(_mm_slli_epi16::<8>(bytes))
     }
 
     #[inline]

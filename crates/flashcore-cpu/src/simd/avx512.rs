@@ -2,6 +2,7 @@
 
 use std::arch::x86_64::*;
 
+use flashcore_core::{E4M3, E5M2};
 use half::{bf16, f16};
 
 use super::{
@@ -64,6 +65,25 @@ impl Simd for Avx512 {
         // SAFETY: the caller's promise.
         let wide = _mm512_cvtepu16_epi32(unsafe { _mm256_loadu_si256(p.cast()) });
         _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+    unsafe fn load_e4m3(p: *const E4M3) -> __m512 {
+        // As an f16 an E4M3 is its 256th, and has no NaN of its own.
+        // SAFETY: the caller's promise.
+        let bytes = _mm256_cvtepi8_epi16(unsafe { _mm_loadu_si128(p.cast()) });
+        let half = _mm256_and_si256(_mm256_slli_epi16::<7>(bytes), _mm256_set1_epi16(0xbf80_u16 as i16));
+        let nan = _mm256_cmpeq_epi16(_mm256_slli_epi16::<1>(half), _mm256_set1_epi16(0x7f00));
+        _mm512_mul_ps(_mm512_cvtph_ps(_mm256_or_si256(half, nan)), _mm512_set1_ps(256.0))
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+    unsafe fn load_e5m2(p: *const E5M2) -> __m512 {
+        // SAFETY: the caller's promise.
+        let bytes = _mm256_cvtepu8_epi16(unsafe { _mm_loadu_si128(p.cast()) });
+        _mm512_cvtph_ps(_mm256_slli_epi16::<8>(bytes))
     }
 
     #[inline]

@@ -226,6 +226,25 @@ impl Kernel for Zip<'_> {
 mod tests {
     use super::*;
     use crate::{SimdLevel, simd::runner::Runner};
+    use flashcore_core::{E4M3, E5M2};
+
+    fn check_widened<T: Lane>(numbers: &[T]) {
+        for level in SimdLevel::ALL.into_iter().filter_map(Runner::new) {
+            let mut wide = vec![-1.0; numbers.len()];
+            level.run(Widen { from: numbers, to: &mut wide });
+            for (x, got) in numbers.iter().zip(wide) {
+                let want = x.to_f32();
+                let same = got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan();
+                assert!(same, "{x:?} became {got} instead of {want} on {}", level.level());
+            }
+        }
+    }
+
+    #[test]
+    fn every_8_bit_number_is_widened_exactly() {
+        check_widened(&(0..=u8::MAX).map(E4M3::from_bits).collect::<Vec<_>>());
+        check_widened(&(0..=u8::MAX).map(E5M2::from_bits).collect::<Vec<_>>());
+    }
 
     #[test]
     fn parts_add_up_to_the_number() {

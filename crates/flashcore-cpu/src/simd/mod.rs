@@ -35,6 +35,7 @@ pub(crate) mod runner;
 pub(crate) mod slopes;
 pub(crate) mod tile;
 
+use flashcore_core::{E4M3, E5M2, Element};
 use half::{bf16, f16};
 
 use product::Product;
@@ -57,6 +58,8 @@ pub(crate) trait Simd: Copy {
     unsafe fn load(p: *const f32) -> Self::V;
     unsafe fn load_f16(p: *const f16) -> Self::V;
     unsafe fn load_bf16(p: *const bf16) -> Self::V;
+    unsafe fn load_e4m3(p: *const E4M3) -> Self::V;
+    unsafe fn load_e5m2(p: *const E5M2) -> Self::V;
     unsafe fn store(p: *mut f32, x: Self::V);
     /// Rounds to nearest, ties to even.
     unsafe fn store_f16(p: *mut f16, x: Self::V);
@@ -205,3 +208,37 @@ impl Lane for bf16 {
         unsafe { S::store_bf16(p, x) }
     }
 }
+
+/// 8-bit floats are read by vectors and written one by one: no result is made of many.
+macro_rules! lane_of_bytes {
+    ($type:ty, $load:ident) => {
+        impl Lane for $type {
+            const ZERO: Self = <$type>::from_bits(0);
+            const PARTS: usize = 1;
+
+            #[inline(always)]
+            unsafe fn load<S: Simd>(p: *const Self) -> S::V {
+                // SAFETY: the caller's promise.
+                unsafe { S::$load(p) }
+            }
+
+            #[inline(always)]
+            unsafe fn store<S: Simd>(p: *mut Self, x: S::V) {
+                let mut wide = [0.0; MOST_LANES];
+                // SAFETY: the caller's promise; no vector has more lanes.
+                unsafe {
+                    S::store(wide.as_mut_ptr(), x);
+                    for n in 0..S::LANES {
+                        p.add(n).write(Element::from_f32(wide[n]));
+                    }
+                }
+            }
+        }
+    };
+}
+
+/// Elements of the widest vector.
+const MOST_LANES: usize = 16;
+
+lane_of_bytes!(E4M3, load_e4m3);
+lane_of_bytes!(E5M2, load_e5m2);

@@ -4,6 +4,7 @@
 
 use std::arch::{aarch64::*, asm};
 
+use flashcore_core::{E4M3, E5M2};
 use half::{bf16, f16};
 
 use super::{
@@ -42,6 +43,24 @@ macro_rules! both {
     };
 }
 
+/// The numbers whose f16 bits these are.
+#[inline(always)]
+unsafe fn widen_f16(bits: uint16x8_t) -> V {
+    let (low, high): (float32x4_t, float32x4_t);
+    // SAFETY: the caller's promise; stable Rust has no intrinsics for these two instructions.
+    unsafe {
+        asm!(
+            "fcvtl {low:v}.4s, {x:v}.4h",
+            "fcvtl2 {high:v}.4s, {x:v}.8h",
+            x = in(vreg) bits,
+            low = out(vreg) low,
+            high = lateout(vreg) high,
+            options(pure, nomem, nostack),
+        );
+    }
+    [low, high]
+}
+
 /// Rounds to bf16, ties to even; a NaN stays one.
 #[inline(always)]
 unsafe fn round_bf16(x: float32x4_t) -> uint16x4_t {
@@ -75,19 +94,8 @@ impl Simd for Neon {
 
     #[inline(always)]
     unsafe fn load_f16(p: *const f16) -> V {
-        // SAFETY: the caller's promise; stable Rust has no intrinsics for these two instructions.
-        unsafe {
-            let (low, high): (float32x4_t, float32x4_t);
-            asm!(
-                "fcvtl {low:v}.4s, {x:v}.4h",
-                "fcvtl2 {high:v}.4s, {x:v}.8h",
-                x = in(vreg) vld1q_u16(p.cast()),
-                low = out(vreg) low,
-                high = lateout(vreg) high,
-                options(pure, nomem, nostack),
-            );
-            [low, high]
-        }
+        // SAFETY: the caller's promise.
+        unsafe { widen_f16(vld1q_u16(p.cast())) }
     }
 
     #[inline(always)]
@@ -98,6 +106,24 @@ impl Simd for Neon {
             let (low, high) = (vmovl_u16(vget_low_u16(x)), vmovl_high_u16(x));
             [vreinterpretq_f32_u32(vshlq_n_u32::<16>(low)), vreinterpretq_f32_u32(vshlq_n_u32::<16>(high))]
         }
+    }
+
+    #[inline(always)]
+    unsafe fn load_e4m3(p: *const E4M3) -> V {
+        // As an f16 an E4M3 is its 256th, and has no NaN of its own.
+        // SAFETY: the caller's promise.
+        unsafe {
+            let bytes = vreinterpretq_u16_s16(vmovl_s8(vld1_s8(p.cast())));
+            let half = vandq_u16(vshlq_n_u16::<7>(bytes), vdupq_n_u16(0xbf80));
+            let nan = vceqq_u16(vshlq_n_u16::<1>(half), vdupq_n_u16(0x7f00));
+            widen_f16(vorrq_u16(half, nan)).map(|x| vmulq_n_f32(x, 256.0))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_e5m2(p: *const E5M2) -> V {
+        // SAFETY: the caller's promise.
+        unsafe { widen_f16(vshlq_n_u16::<8>(vmovl_u8(vld1_u8(p.cast())))) }
     }
 
     #[inline(always)]

@@ -1,6 +1,6 @@
 //! Vectors in plain Rust: arrays that the compiler turns into whatever the target has. Runs everywhere, under miri too.
 
-use flashcore_core::Element;
+use flashcore_core::{E4M3, E5M2, Element};
 use half::{bf16, f16};
 
 use super::{
@@ -62,6 +62,18 @@ impl Simd for Portable {
 
     #[inline(always)]
     unsafe fn load_bf16(p: *const bf16) -> Array {
+        // SAFETY: the caller's promise.
+        unsafe { widen(p) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_e4m3(p: *const E4M3) -> Array {
+        // SAFETY: the caller's promise.
+        unsafe { widen(p) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_e5m2(p: *const E5M2) -> Array {
         // SAFETY: the caller's promise.
         unsafe { widen(p) }
     }

@@ -10,7 +10,7 @@ use flashcore_tile::{Element, Half, MMA_M};
 use serde::{Deserialize, Serialize};
 
 use super::{MOST_SEQUENCES, cluster::Exchange, part::COLUMNS};
-use crate::parts::{lengths::LengthsKind, mask::Sides, share::Share, sinks::sink_name};
+use crate::parts::{factors::cache_name, lengths::LengthsKind, mask::Sides, share::Share, sinks::sink_name};
 
 /// Floats by which the row of a part is longer than its values: a head of four, and as many that only pad, so that
 /// four rows meet different banks of shared memory.
@@ -21,8 +21,12 @@ const BESIDE: u32 = 8;
 pub struct Config {
     /// The oldest architecture that runs it.
     pub target: Target,
-    /// What Q, K and V are made of; probabilities are rounded to it too.
+    /// What Q is made of, and what K is multiplied as.
     pub input: Half,
+    /// What K and V are made of: as Q, or E4M3, which is widened on its way to tensor cores.
+    pub cache: Element,
+    /// Whether keys and values of 8 bits have factors.
+    pub scaled: bool,
     /// What the output is made of: as the input, or f32.
     pub output: Element,
     /// Features of queries and keys: a multiple of 8.
@@ -122,11 +126,12 @@ impl Shape {
         if share < THREAD_REGISTERS { share } else { THREAD_REGISTERS }
     }
 
-    /// Shared memory of a kernel of this shape for the given features of 16-bit elements.
-    pub fn shared_bytes(&self, dims: [u32; 2]) -> u32 {
-        let [qk, v] = dims.map(padded);
-        let queries = self.rows() * qk * 2;
-        let ring = self.warps * self.stages * self.tile_n * (qk + v) * 2;
+    /// Shared memory of a kernel of this shape for queries of 16 bits, and keys and values of `cache`, with the given
+    /// features.
+    pub fn shared_bytes(&self, dims: [u32; 2], cache: Element) -> u32 {
+        let queries = self.rows() * padded(dims[0]) * 2;
+        let [k, v] = dims.map(|dim| 2 * tile_cols(cache, dim));
+        let ring = self.warps * self.stages * self.tile_n * (k + v);
         // Parts lie over queries and ring when those have been read; a word says who came last.
         (queries + ring).max(self.over_bytes(dims[1])) + 16 + 8 * self.barriers()
     }
@@ -137,8 +142,8 @@ impl Shape {
     }
 
     /// Whether a warp's part fits over its own ring of keys, so that it need not wait for others.
-    pub(super) const fn parts_fit(&self, dims: [u32; 2]) -> bool {
-        self.rows() * part_row(dims[1]) <= self.stages * self.tile_n * padded(dims[0]) * 2
+    pub(super) const fn parts_fit(&self, dims: [u32; 2], cache: Element) -> bool {
+        self.rows() * part_row(dims[1]) <= self.stages * self.tile_n * tile_cols(cache, dims[0]) * 2
     }
 
     /// Bytes of what lies over queries and ring at other times: turns of sequences before, parts of all warps after.
@@ -151,6 +156,11 @@ impl Shape {
 /// Columns of a tile for `dim` features: whole slabs of the widest swizzle that wastes little.
 pub(super) const fn padded(dim: u32) -> u32 {
     if dim <= 16 { 16 } else { dim.next_multiple_of(32) }
+}
+
+/// Columns of 16 bits of a tile of keys or values: two elements of 8 bits lie in one, and are read 32 at a time.
+pub(super) const fn tile_cols(cache: Element, dim: u32) -> u32 {
+    if cache.bytes() == 1 { dim.next_multiple_of(32) / 2 } else { padded(dim) }
 }
 
 /// Bytes from one row of a part to the next.
@@ -175,7 +185,18 @@ impl Config {
             Order::Cluster { parts } => Exchange::bytes(self.places(), parts),
             _ => 0,
         };
-        self.shape.shared_bytes([self.dim_qk, self.dim_v]) + exchange
+        self.shape.shared_bytes([self.dim_qk, self.dim_v], self.cache) + exchange
+    }
+
+    /// Whether keys and values are widened.
+    pub(super) const fn widens(&self) -> bool {
+        self.cache.bytes() == 1
+    }
+
+    /// What probabilities and values are multiplied as. Widening to f16 takes fewer instructions, and probabilities lie in
+    /// its range.
+    pub(super) const fn products(&self) -> Half {
+        if self.widens() { Half::F16 } else { self.input }
     }
 
     /// The kernel's name: every field is in it that the text depends on, which is all but the splits, told by the grid.
@@ -183,9 +204,10 @@ impl Config {
         let Shape { warps, blocks, tile_n, stages, ctas_per_sm, q_in_registers, copies, order, splits: _ } =
             self.shape;
         let mut name = format!(
-            "fc_decode_{}_{}_d{}v{}_w{warps}x{blocks}n{tile_n}s{stages}c{ctas_per_sm}",
+            "fc_decode_{}_{}{}_d{}v{}_w{warps}x{blocks}n{tile_n}s{stages}c{ctas_per_sm}",
             self.target,
             self.input.element().name(),
+            cache_name(self.cache, self.scaled),
             self.dim_qk,
             self.dim_v
         );

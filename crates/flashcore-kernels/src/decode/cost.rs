@@ -46,7 +46,7 @@ pub(crate) fn nanoseconds(cfg: &Config, problem: &Problem, sms: u32) -> f64 {
 /// The same where `parts` CTAs share a row.
 pub(super) fn of_parts(cfg: &Config, problem: &Problem, sms: u32, parts: u32) -> f64 {
     let Shape { warps, tile_n, stages, ctas_per_sm, order, .. } = cfg.shape;
-    let key = f64::from((cfg.dim_qk + cfg.dim_v) * 2);
+    let key = f64::from((cfg.dim_qk + cfg.dim_v) * cfg.cache.bytes());
     let (rows, turn) = (row_tiles(problem).max(1) as u64, u64::from(cfg.keys_per_turn()));
     let turns = (visible_keys(problem) as u64).div_ceil(turn).max(1);
     let (ctas, each) = match order {

@@ -3,11 +3,14 @@
 //! Units of a row tile count themselves done; whoever is last merges the parts of all, in the order of their keys, so that
 //! bits do not depend on timing, and leaves the counter at zero.
 
-use flashcore_tile::{Acc, Builder, Cta, Element, Global, MMA_M, Reg, Scope, Shared, U32, U64, Uniform, Val};
+use flashcore_tile::{
+    Acc, Builder, Cta, Element, F32, Global, MMA_M, Reg, Scope, Shared, U32, U64, Uniform, Val,
+};
 
 use super::{
     Arguments, Config, Layout, SharedRows,
     config::part_row,
+    narrow,
     part::{self, COLUMNS, Share},
     products::Block,
     unit::Unit,
@@ -24,15 +27,15 @@ pub(super) fn run(
     args: &Arguments,
     layout: &Layout,
     unit: &Unit,
-    blocks: &[Block],
+    (blocks, factor): (&[Block], Option<Reg<F32>>),
 ) {
-    if !cfg.shape.parts_fit([cfg.dim_qk, cfg.dim_v]) {
+    if !cfg.shape.parts_fit([cfg.dim_qk, cfg.dim_v], cfg.cache) {
         // Parts are written over what other warps may still read.
         b.sync_cta();
     }
     store_warp(b, cfg, layout, unit, blocks);
     b.sync_cta();
-    let end = End { cfg, args, layout, unit };
+    let end = End { cfg, args, layout, unit, factor };
     match (layout.exchange, args.shared) {
         (Some(exchange), _) => exchange.merge(b, &end),
         (None, Some(shared)) => end.meet(b, shared),
@@ -47,7 +50,7 @@ fn store_warp(b: &mut Builder, cfg: &Config, layout: &Layout, unit: &Unit, block
     let start = b.let_(warp * stride + b.shared_base() + first);
     let zero = b.var(0);
     let rows = thread_rows(b, zero, lane);
-    let column = b.let_((lane & 3) << 3);
+    let column = b.let_((lane & 3) << if cfg.widens() { 4 } else { 3 });
     let is_first = b.let_((lane & 3).eq(0));
     for (n, block) in (0..).zip(blocks) {
         let part = block.softmax.part(b);
@@ -66,6 +69,10 @@ fn store_warp(b: &mut Builder, cfg: &Config, layout: &Layout, unit: &Unit, block
 
 /// Writes a thread's columns of one of its rows.
 fn store_row(b: &mut Builder, cfg: &Config, output: &Acc, half: usize, to: Shared) {
+    if cfg.widens() {
+        let columns = narrow::row_columns(output, half).take(cfg.dim_v as usize / 16);
+        return (0..).zip(columns).for_each(|(n, four)| b.store_shared(to.at(n * 64), &four.map(Val::from)));
+    }
     let vectors = output.regs().chunks_exact(4).take(cfg.dim_v as usize / 8);
     for (n, vector) in (0..).zip(vectors) {
         let pair = [vector[2 * half], vector[2 * half + 1]];
@@ -100,6 +107,8 @@ pub(super) struct End<'a> {
     args: &'a Arguments,
     layout: &'a Layout,
     pub(super) unit: &'a Unit,
+    /// What values of 8 bits are multiplied by.
+    factor: Option<Reg<F32>>,
 }
 
 impl End<'_> {
@@ -214,6 +223,7 @@ impl End<'_> {
             lse = b.select(unused, f32::NEG_INFINITY, lse);
         }
         let empty = b.let_(factor.eq(0.0));
+        let factor = self.factor.map_or(factor, |of_values| b.mul(factor, of_values));
         let values = share.values.map(|value| {
             let value = b.mul(value, factor);
             b.select(empty, 0.0, value)

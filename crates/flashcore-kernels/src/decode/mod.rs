@@ -8,8 +8,9 @@
 //! Rows of a tile are queries × heads of a group, padded to 16 or 32. Tensor cores have time to spare, so that what counts
 //! is how many bytes are under way: each warp keeps `stages` tiles of K and of V in flight, and waits for them apart. No
 //! warp waits for another before its keys are through. How many units share a row is told by the grid, how many keys
-//! each of them has by the row's own length, which the kernel reads when it runs.
-//! Reads Q, K, V, SINKS, LENGTHS_*, TABLE; writes OUT and, unless it is null, LSE (see [`crate::slots`]).
+//! each of them has by the row's own length, which the kernel reads when it runs. Keys and values of 8 bits go through the
+//! ring as they are, two in 16 bits, and are widened in registers, see `narrow.rs`.
+//! Reads Q, K, V, SINKS, FACTORS_*, LENGTHS_*, TABLE; writes OUT and, unless it is null, LSE (see [`crate::slots`]).
 
 mod cluster;
 mod config;
@@ -17,6 +18,7 @@ mod cost;
 mod end;
 mod even;
 mod load;
+mod narrow;
 mod pages;
 mod part;
 mod products;
@@ -37,6 +39,7 @@ pub use even::MOST_SEQUENCES;
 
 use crate::{
     parts::{
+        factors::CacheFactors,
         lengths::LengthArguments,
         maps::slab_map,
         mask::Mask,
@@ -48,7 +51,7 @@ use crate::{
     slots,
 };
 use cluster::Exchange;
-use config::{padded, part_row};
+use config::{padded, part_row, tile_cols};
 pub(crate) use cost::{nanoseconds, room};
 use cost::{of_parts, visible_keys};
 use pages::PageArguments;
@@ -86,6 +89,7 @@ pub(crate) struct Arguments {
     sinks: Option<SinkArgument>,
     mask: Mask,
     scale: Scale,
+    factors: Option<CacheFactors>,
 }
 
 impl Arguments {
@@ -95,8 +99,8 @@ impl Arguments {
         let seq_kv = params.u32(b, "seq_kv", |p| p.seq_kv() as u32);
         Self {
             q: TensorArgument::declare(b, params, "q", slots::Q, |p| (p.q(), p.dtype())),
-            k: tensor(b, params, cfg, ("k", slots::K, padded(cfg.dim_qk)), |p| (p.k(), p.dtype())),
-            v: tensor(b, params, cfg, ("v", slots::V, padded(cfg.dim_v)), |p| (p.v(), p.dtype())),
+            k: tensor(b, params, cfg, ("k", slots::K, padded(cfg.dim_qk)), |p| (p.k(), p.kv_dtype())),
+            v: tensor(b, params, cfg, ("v", slots::V, padded(cfg.dim_v)), |p| (p.v(), p.kv_dtype())),
             out: TensorArgument::declare(b, params, "out", slots::OUT, |p| (p.out(), p.out_dtype())),
             lse: params.buffer(b, "lse", slots::LSE),
             shared: (!matches!(cfg.shape.order, Order::Cluster { .. })).then(|| SharedRows {
@@ -114,6 +118,7 @@ impl Arguments {
             sinks: SinkArgument::declare(b, params, cfg.sinks),
             mask: Mask::declare(b, params, cfg.mask),
             scale: Scale::declare(b, params, cfg.softcap, cfg.input),
+            factors: cfg.scaled.then(|| CacheFactors::declare(b, params)),
         }
     }
 }
@@ -154,13 +159,15 @@ pub(crate) struct Layout {
 impl Layout {
     fn new(b: &mut Builder, cfg: &Config) -> Self {
         let Shape { warps, tile_n, stages, .. } = cfg.shape;
-        let (input, qk, v) = (cfg.input.element(), padded(cfg.dim_qk), padded(cfg.dim_v));
+        let (input, qk) = (cfg.input.element(), padded(cfg.dim_qk));
         let q = b.smem_tile(input, [cfg.shape.rows(), qk], input.swizzle(qk), 1);
-        let k = b.smem_tile(input, [tile_n, qk], input.swizzle(qk), warps * stages);
-        let v = b.smem_tile(input, [tile_n, v], input.swizzle(v), warps * stages);
+        let [k, v] = [cfg.dim_qk, cfg.dim_v].map(|dim| {
+            let cols = tile_cols(cfg.cache, dim);
+            b.smem_tile(input, [tile_n, cols], input.swizzle(cols), warps * stages)
+        });
         let held = v.offset() + v.copies() * v.bytes();
         b.shared(cfg.shape.over_bytes(cfg.dim_v).saturating_sub(held), 1);
-        let parts = match cfg.shape.parts_fit([cfg.dim_qk, cfg.dim_v]) {
+        let parts = match cfg.shape.parts_fit([cfg.dim_qk, cfg.dim_v], cfg.cache) {
             true => [k.offset(), stages * k.bytes()],
             false => [0, cfg.shape.rows() * part_row(cfg.dim_v)],
         };

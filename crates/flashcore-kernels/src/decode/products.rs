@@ -2,8 +2,15 @@
 
 use flashcore_tile::{Acc, Builder, MMA_K, MMA_M, MatrixOrder, MatrixRows, MatrixView, Quad, Reg, U32};
 
-use super::{Arguments, Config, Layout, config::padded};
-use crate::parts::softmax::{Exponentials, RowTile, Softmax};
+use super::{
+    Config, Layout,
+    config::padded,
+    narrow::{self, SpreadQueries},
+};
+use crate::parts::{
+    scale::Scale,
+    softmax::{Exponentials, RowTile, Softmax},
+};
 
 /// Sixteen rows of a warp: their output and softmax so far.
 pub(super) struct Block {
@@ -12,9 +19,10 @@ pub(super) struct Block {
 }
 
 impl Block {
-    pub(super) fn new(b: &mut Builder, cfg: &Config, args: &Arguments) -> Self {
+    /// Rows whose scores become powers of two by `scale`.
+    pub(super) fn new(b: &mut Builder, cfg: &Config, scale: &Scale) -> Self {
         let output = Acc::zero(b, padded(cfg.dim_v) as usize);
-        Self { output, softmax: Softmax::new(b, args.scale.log2, cfg.input) }
+        Self { output, softmax: Softmax::new(b, scale.log2, cfg.products()) }
     }
 }
 
@@ -24,24 +32,30 @@ pub(super) enum Queries {
     Registers(Vec<Vec<Quad>>),
     /// They are read again for every key tile.
     Shared(MatrixView),
+    /// The same, in the order of keys of 8 bits.
+    Spread(SpreadQueries),
 }
 
 impl Queries {
     /// The queries in shared memory, which have arrived.
     pub(super) fn new(b: &mut Builder, cfg: &Config, layout: &Layout) -> Self {
-        let view = layout.q.matrix_rows(b, MatrixOrder::RowsFirst).at(b, 0);
+        let shared = match cfg.widens() {
+            true => Self::Spread(SpreadQueries::new(b, &layout.q)),
+            false => Self::Shared(layout.q.matrix_rows(b, MatrixOrder::RowsFirst).at(b, 0)),
+        };
         if !cfg.shape.q_in_registers {
-            return Self::Shared(view);
+            return shared;
         }
-        let block = |b: &mut Builder, n: u32| depths(cfg).map(|k| view.load(b, n * MMA_M, k)).collect();
+        let block = |b: &mut Builder, n: u32| depths(cfg).map(|depth| shared.load(b, n, depth)).collect();
         Self::Registers((0..cfg.shape.blocks).map(|n| block(b, n)).collect())
     }
 
     /// The fragment of a block at feature `depth`.
-    fn load(&self, b: &mut Builder, block: u32, depth: u32) -> Quad {
+    pub(super) fn load(&self, b: &mut Builder, block: u32, depth: u32) -> Quad {
         match self {
             Self::Registers(quads) => quads[block as usize][(depth / MMA_K) as usize],
             Self::Shared(view) => view.load(b, block * MMA_M, depth),
+            Self::Spread(queries) => queries.load(b, block, depth),
         }
     }
 }
@@ -61,6 +75,10 @@ pub(super) fn scores(
 ) -> Vec<Acc> {
     let keys = keys.at(b, skip);
     let scores: Vec<_> = (0..cfg.shape.blocks).map(|_| Acc::zero(b, cfg.shape.tile_n as usize)).collect();
+    if cfg.widens() {
+        narrow::add_scores(b, cfg, &scores, queries, &keys);
+        return scores;
+    }
     for depth in depths(cfg) {
         let left: Vec<_> = (0..cfg.shape.blocks).map(|block| queries.load(b, block, depth)).collect();
         for n in 0..cfg.shape.tile_n / MMA_K {
@@ -98,6 +116,10 @@ pub(super) fn outputs(
         let taken = exponentials.iter_mut().zip(scores);
         let probs: Vec<Quad> =
             taken.map(|(taken, scores)| probabilities(b, cfg, taken, scores, key)).collect();
+        if cfg.widens() {
+            narrow::add_outputs(b, cfg, blocks, &probs, (&values, key));
+            continue;
+        }
         for n in 0..cfg.dim_v.div_ceil(MMA_K) {
             let right = values.load_transposed(b, key, n * MMA_K);
             for (block, probs) in blocks.iter().zip(&probs) {
@@ -118,5 +140,5 @@ fn probabilities(
 ) -> Quad {
     let values = &scores.regs()[key as usize / 2..][..MMA_K as usize / 2];
     exponentials.take(b, values);
-    std::array::from_fn(|pair| b.pack(cfg.input, values[2 * pair], values[2 * pair + 1]))
+    std::array::from_fn(|pair| b.pack(cfg.products(), values[2 * pair], values[2 * pair + 1]))
 }

@@ -63,8 +63,8 @@ impl<'a> Ring<'a> {
             Side { tile: *tile, source, rows: tile.matrix_rows(b, order), skip, ring, barriers }
         };
         let of = |n: usize| stages.barriers.map(|both| both[n]);
-        let keys = side((args.k, cfg.dim_qk), &layout.k, MatrixOrder::ColumnsFirst, of(0));
-        let values = side((args.v, cfg.dim_v), &layout.v, MatrixOrder::RowsFirst, of(1));
+        let keys = side((args.k, tile_dim(cfg, cfg.dim_qk)), &layout.k, MatrixOrder::ColumnsFirst, of(0));
+        let values = side((args.v, tile_dim(cfg, cfg.dim_v)), &layout.v, MatrixOrder::RowsFirst, of(1));
         let tile = b.var_in(Scope::Warp, first);
         Self { cfg, unit, keys, values, stages, tile, paging: None }
     }
@@ -165,6 +165,11 @@ impl<'a> Ring<'a> {
         b.set(self.tile, self.tile + self.cfg.shape.warps as i32);
         self.stages.advance(b, self.cfg);
     }
+}
+
+/// Features as columns of 16 bits, two of 8 bits in one.
+const fn tile_dim(cfg: &Config, dim: u32) -> u32 {
+    dim * cfg.cache.bytes() / 2
 }
 
 /// First row of a key tile in K and V.

@@ -16,6 +16,7 @@ use crate::parts::{
     lengths::LengthsKind,
     mask::{ThreadVisibility, thread_column},
     row_end::thread_rows,
+    scale::Scale,
 };
 
 /// Computes this CTA's units.
@@ -71,9 +72,11 @@ fn compute(
     b.wait_copies(if cfg.shape.copies == Copies::Lanes { 2 * cfg.shape.stages } else { 0 });
     b.sync_cta();
     let queries = Queries::new(b, cfg, layout);
-    let blocks: Vec<_> = (0..cfg.shape.blocks).map(|_| Block::new(b, cfg, args)).collect();
-    KeyLoop { cfg, args, unit, ring, blocks: &blocks, queries, visible }.run(b);
-    end::run(b, cfg, args, layout, unit, &blocks);
+    let factors = args.factors.map(|factors| factors.at(b, unit.sequence.index, unit.head_kv));
+    let scale = factors.map_or(args.scale, |[of_keys, _]| args.scale.times(b, of_keys));
+    let blocks: Vec<_> = (0..cfg.shape.blocks).map(|_| Block::new(b, cfg, &scale)).collect();
+    KeyLoop { cfg, scale, unit, ring, blocks: &blocks, queries, visible }.run(b);
+    end::run(b, cfg, args, layout, unit, (&blocks, factors.map(|[_, of_values]| of_values)));
 }
 
 /// What this thread's rows of each block see.
@@ -93,7 +96,7 @@ fn rows_of_thread(b: &mut Builder, cfg: &Config, args: &Arguments, unit: &Unit) 
 /// A warp's loop over its key tiles.
 struct KeyLoop<'a> {
     cfg: &'a Config,
-    args: &'a Arguments,
+    scale: Scale,
     unit: &'a Unit,
     ring: Ring<'a>,
     blocks: &'a [Block],
@@ -112,7 +115,7 @@ impl KeyLoop<'_> {
         let (keys, skip) = ring.wait(b, Which::Keys);
         let scores = products::scores(b, cfg, &self.queries, keys, skip);
         ring.refill(b, Which::Keys);
-        scores.iter().for_each(|tile| self.args.scale.cap(b, tile.regs()));
+        scores.iter().for_each(|tile| self.scale.cap(b, tile.regs()));
         self.hide(b, &scores);
         products::raise(b, self.blocks, &scores);
         let (values, skip) = ring.wait(b, Which::Values);

@@ -5,6 +5,7 @@ use flashcore_tile::{Acc, Builder, F32, MMA_M, ROWS_PER_THREAD, Reg, S32, U32, U
 use super::{Arguments, Config};
 use crate::parts::{
     row_end,
+    scale::Scale,
     schedule::Tile,
     softmax::{Finished, RowTile, Softmax},
 };
@@ -16,9 +17,10 @@ pub(super) struct Block {
 }
 
 impl Block {
-    pub(super) fn new(b: &mut Builder, cfg: &Config, args: &Arguments) -> Self {
+    /// Rows whose scores become powers of two by `scale`.
+    pub(super) fn new(b: &mut Builder, cfg: &Config, scale: &Scale) -> Self {
         let output = Acc::zero(b, cfg.columns().each as usize);
-        Self { output, softmax: Softmax::new(b, args.scale.log2, cfg.input) }
+        Self { output, softmax: Softmax::new(b, scale.log2, cfg.input) }
     }
 
     /// New scores of the rows.
@@ -27,17 +29,20 @@ impl Block {
     }
 }
 
-/// Ends the rows of block `number`; rows beyond the queries count as rows without keys.
+/// Ends the rows of block `number`, with the head's sink and the factor of its values; rows beyond the queries count as rows without keys.
 pub(super) fn row_end(
     b: &mut Builder,
     cfg: &Config,
     block: Block,
-    sink: Option<Reg<F32>>,
+    (sink, factor): (Option<Reg<F32>>, Option<Reg<F32>>),
     row: Reg<S32>,
     queries: Reg<U32>,
     number: u32,
 ) -> (Acc, Finished) {
     let mut finished = block.softmax.finish(b, sink.map(|sink| [sink; ROWS_PER_THREAD]), None);
+    if let Some(factor) = factor {
+        finished.factor = finished.factor.map(|of_row| b.mul(of_row, factor));
+    }
     if cfg.lengths.cuts_queries() {
         for half in [0, 1] {
             let row = row + (number * MMA_M + 8 * half as u32) as i32;

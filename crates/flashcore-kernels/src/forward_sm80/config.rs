@@ -6,7 +6,7 @@ use flashcore_ptx::{
     sm::{REGISTERS, THREAD_REGISTERS},
     target::Target,
 };
-use flashcore_tile::{Element, MMA_M};
+use flashcore_tile::{Element, Half, MMA_M};
 use serde::{Deserialize, Serialize};
 
 use super::Access;
@@ -14,6 +14,7 @@ use crate::parts::{
     bias::BiasKind,
     columns::{Columns, padded},
     entries::ENTRY_BYTES,
+    factors::cache_name,
     lengths::LengthsKind,
     load::Copies,
     mask::Sides,
@@ -26,8 +27,12 @@ use crate::parts::{
 pub struct Config {
     /// The oldest architecture that runs it; also says how much shared memory there is.
     pub target: Target,
-    /// What Q, K and V are made of, f16, bf16 or f32; probabilities are rounded to it too.
+    /// What Q, K and V are multiplied as, f16, bf16 or f32; probabilities are rounded to it too.
     pub input: Element,
+    /// What K and V are made of: as the input, or E4M3, which is widened to it in shared memory.
+    pub cache: Element,
+    /// Whether keys and values of 8 bits have factors.
+    pub scaled: bool,
     /// What the output is made of: as the input, or f32.
     pub output: Element,
     /// Whether the result is merged into what output and LSE hold already; the output is f32 then.
@@ -93,16 +98,18 @@ impl Shape {
         if share < THREAD_REGISTERS { share } else { THREAD_REGISTERS }
     }
 
-    /// Shared memory of a kernel of this shape for the given features.
-    pub fn shared_bytes(&self, input: Element, output: Element, dims: [u32; 2], paged: bool) -> u32 {
+    /// Shared memory of a kernel of this shape for the given elements and features.
+    pub fn shared_bytes(&self, [input, cache, output]: [Element; 3], dims: [u32; 2], paged: bool) -> u32 {
         let [qk, v] = [padded(dims[0]), Columns::of(dims[1], MOST_COLUMNS).all()];
         let tile_m = self.tile_m(dims[1]);
-        let first = tile_m * qk;
-        let ring = self.stages * self.tile_n * (qk + v);
+        let first = input.bytes() * tile_m * qk;
+        let tile = self.tile_n * (qk + v);
+        let widened = if cache == input { 0 } else { input.bytes() * tile };
+        let ring = self.stages * cache.bytes() * tile + widened;
         // The output is gathered where Q and the ring were; f32 leaves from registers.
         let staging = if output == Element::F32 { 0 } else { output.bytes() * tile_m * v };
         let entries = if paged { self.stages * self.tile_n * ENTRY_BYTES } else { 0 };
-        (input.bytes() * (first + ring) + entries).max(staging)
+        (first + ring + entries).max(staging)
     }
 }
 
@@ -127,7 +134,13 @@ impl Config {
 
     /// Shared memory of a CTA.
     pub fn shared_bytes(&self) -> u32 {
-        self.shape.shared_bytes(self.input, self.output, [self.dim_qk, self.dim_v], self.paged)
+        let elements = [self.input, self.cache, self.output];
+        self.shape.shared_bytes(elements, [self.dim_qk, self.dim_v], self.paged)
+    }
+
+    /// The 16-bit float that keys and values are widened to, if they are.
+    pub(super) fn widened(&self) -> Option<Half> {
+        (self.cache != self.input).then(|| self.input.half()).flatten()
     }
 
     /// How tiles are copied.
@@ -145,9 +158,10 @@ impl Config {
     pub fn name(&self) -> Ident {
         let Shape { warps, blocks, tile_n, step_n, stages, ctas_per_sm, q_in_registers } = self.shape;
         let mut name = format!(
-            "fc_forward_{}_{}_d{}v{}_w{warps}x{blocks}n{tile_n}x{step_n}s{stages}c{ctas_per_sm}",
+            "fc_forward_{}_{}{}_d{}v{}_w{warps}x{blocks}n{tile_n}x{step_n}s{stages}c{ctas_per_sm}",
             self.target,
             self.input.name(),
+            cache_name(self.cache, self.scaled),
             self.dim_qk,
             self.dim_v
         );

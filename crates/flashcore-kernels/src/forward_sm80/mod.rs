@@ -8,8 +8,10 @@
 //! A CTA works on one tile of query rows and walks its key tiles from the last to the first: tiles that the mask or
 //! the end of the sequence cuts come first, then the whole ones, then those that the left bound cuts. A warp has rows of
 //! its own; where their output is too wide for its registers, two warps have the same rows and halves of the columns.
-//! Keys in pages are found a turn before they are loaded, see `parts/entries.rs`. Reads Q, K, V, SINKS, BIAS, LENGTHS_*, TABLE; writes OUT and, unless it is null, LSE (see [`crate::slots`]). f32 tensors take the
-//! same way with three products for one, see `factor.rs`.
+//! Keys in pages are found a turn before they are loaded, see `parts/entries.rs`. Those of 8 bits are widened in shared
+//! memory when they have arrived, see `parts/widen.rs`. f32 tensors take the same way with three products for one, see
+//! `factor.rs`. Reads Q, K, V, SINKS, BIAS, FACTORS_*, LENGTHS_*, TABLE; writes OUT and, unless it is null, LSE (see
+//! [`crate::slots`]).
 
 mod block;
 mod config;
@@ -29,6 +31,7 @@ use crate::{
         bias::BiasArgument,
         columns::padded,
         entries::Entries,
+        factors::CacheFactors,
         mask::Mask,
         pages::PageArguments,
         scale::Scale,
@@ -56,14 +59,15 @@ pub(crate) struct Arguments {
     pages: Option<PageArguments>,
     /// Where others compute sequences of few queries.
     long: Option<LongOnly>,
+    factors: Option<CacheFactors>,
 }
 
 impl Arguments {
     fn declare(b: &mut Builder, params: &mut Params<Problem>, cfg: &Config) -> Self {
         Self {
             q: TensorArgument::declare(b, params, "q", slots::Q, |p| (p.q(), p.dtype())),
-            k: TensorArgument::declare(b, params, "k", slots::K, |p| (p.k(), p.dtype())),
-            v: TensorArgument::declare(b, params, "v", slots::V, |p| (p.v(), p.dtype())),
+            k: TensorArgument::declare(b, params, "k", slots::K, |p| (p.k(), p.kv_dtype())),
+            v: TensorArgument::declare(b, params, "v", slots::V, |p| (p.v(), p.kv_dtype())),
             out: TensorArgument::declare(b, params, "out", slots::OUT, |p| (p.out(), p.out_dtype())),
             lse: params.buffer(b, "lse", slots::LSE),
             sinks: SinkArgument::declare(b, params, cfg.sinks),
@@ -73,6 +77,7 @@ impl Arguments {
             scale: Scale::declare(b, params, cfg.softcap, cfg.input),
             pages: cfg.paged.then(|| PageArguments::declare(b, params)),
             long: (cfg.share == Share::Long).then(|| LongOnly::declare(b, params)),
+            factors: cfg.scaled.then(|| CacheFactors::declare(b, params)),
         }
     }
 }
@@ -83,6 +88,8 @@ pub(crate) struct Layout {
     q: SmemTile,
     k: SmemTile,
     v: SmemTile,
+    /// The ring of keys and of values of 8 bits, two in 16: `k` and `v` are one tile then, of what was widened.
+    stored: Option<[SmemTile; 2]>,
     /// Page and place of the keys of each stage, where they lie in pages.
     entries: Option<Entries>,
     /// Where the output is gathered, over the other tiles, unless it is f32 and leaves from registers.
@@ -95,17 +102,21 @@ impl Layout {
         let (qk, v) = (padded(cfg.dim_qk), cfg.columns().all());
         let (input, output) = (cfg.input, cfg.output);
         let q = b.smem_tile(input, [tile_m, qk], input.swizzle(qk), 1);
-        let k = b.smem_tile(input, [tile_n, qk], input.swizzle(qk), stages);
-        let values = b.smem_tile(input, [tile_n, v], input.swizzle(v), stages);
+        let stored = cfg.widened().map(|_| {
+            [qk / 2, v / 2].map(|cols| b.smem_tile(input, [tile_n, cols], input.swizzle(cols), stages))
+        });
+        let copies = if stored.is_some() { 1 } else { stages };
+        let k = b.smem_tile(input, [tile_n, qk], input.swizzle(qk), copies);
+        let values = b.smem_tile(input, [tile_n, v], input.swizzle(v), copies);
         let entries = cfg.paged.then(|| Entries::new(b, cfg.shape.tile_n, cfg.shape.stages));
         let staging = (!cfg.wide()).then(|| {
             // Narrow keys leave too little room for wide values.
             let needed = output.bytes() * tile_m * v;
-            let missing = needed.saturating_sub(values.offset() + stages * values.bytes());
+            let missing = needed.saturating_sub(values.offset() + copies * values.bytes());
             b.shared(missing, 1);
             b.smem_tile_over(0, output, [tile_m, v], output.swizzle(v))
         });
-        Self { q, k, v: values, entries, staging }
+        Self { q, k, v: values, stored, entries, staging }
     }
 }
 

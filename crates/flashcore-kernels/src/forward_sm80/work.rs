@@ -15,9 +15,11 @@ use crate::parts::{
     entries::TableReader,
     load::{self, RowSource, TileLoad},
     mask::{KeyTiles, Visibility, thread_column},
+    scale::Scale,
     schedule::{Side, Tile},
     softmax::Softmax,
     staged::{Output, columns_at},
+    widen::Widening,
 };
 
 /// Computes this CTA's row tile.
@@ -32,17 +34,25 @@ pub(super) fn row_tile(b: &mut Builder, cfg: &Config, args: &Arguments, layout: 
     let rows = Rows::new(b, cfg, &tile);
     let visible = args.mask.over(b, tile.q_len, tile.kv_len);
     let ring = Ring::start(b, cfg, args, layout, &tile, &rows, &visible);
-    let blocks: Vec<_> = (0..cfg.shape.blocks).map(|_| Block::new(b, cfg, args)).collect();
+    let factors = args.factors.map(|factors| factors.at(b, tile.sequence, tile.head_kv));
+    let scale = factors.map_or(args.scale, |[of_keys, _]| args.scale.times(b, of_keys));
+    let blocks: Vec<_> = (0..cfg.shape.blocks).map(|_| Block::new(b, cfg, &scale)).collect();
     let queries = Queries::new(b, cfg, layout, rows.warp);
     // Where there are key tiles there are keys, but the assembler does not know.
     let apart = needs_branches(cfg).then(|| b.uniform(tile.kv_len.gt(0)));
     let bias = args.bias.map(|bias| bias.of_tile(b, &tile));
-    KeyLoop { cfg, args, ring, blocks: &blocks, queries, visible, rows, apart, bias }.run(b);
+    // Scores that are capped have been multiplied by then.
+    let bias = match factors {
+        Some([of_keys, _]) if !cfg.softcap => bias.map(|bias| bias.before(b, of_keys)),
+        _ => bias,
+    };
+    KeyLoop { cfg, scale, ring, blocks: &blocks, queries, visible, rows, apart, bias }.run(b);
 
     let sink = args.sinks.map(|sinks| sinks.of_head(b, tile.head));
+    let of_values = factors.map(|[_, of_values]| of_values);
     let finished: Vec<_> = (0..)
         .zip(blocks)
-        .map(|(n, block)| row_end(b, cfg, block, sink, rows.thread, tile.q_len, n))
+        .map(|(n, block)| row_end(b, cfg, block, (sink, of_values), rows.thread, tile.q_len, n))
         .collect();
     let lse = args.lse_of_row(b, &tile);
     let lse = Lse { base: args.lse, to: lse, warp_row: rows.warp, share: rows.share, rows: rows.written };
@@ -135,6 +145,8 @@ struct Ring {
     table: Option<TableReader>,
     load_k: TileLoad,
     load_v: TileLoad,
+    /// How keys and values of 8 bits become such as are multiplied.
+    widening: Option<[Widening; 2]>,
     keys: MatrixRows,
     values: Values,
     /// Where the warp's columns of values start, where it does not have all.
@@ -167,15 +179,21 @@ impl Ring {
         let table =
             args.pages.zip(layout.entries).map(|(pages, entries)| TableReader::new(b, pages, entries, tile));
         let [k, v] = key_rows(b, args, tile, table, first_key);
+        let loaded = layout.stored.unwrap_or([layout.k, layout.v]);
+        // Two elements of 8 bits count as one of 16.
+        let [dim_qk, dim_v] = [cfg.dim_qk, cfg.dim_v].map(|dim| dim * cfg.cache.bytes() / cfg.input.bytes());
         let ring = Self {
             stages: cfg.shape.stages,
             table,
-            load_k: TileLoad::new(b, cfg.copies(), &layout.k, cfg.dim_qk, k),
-            load_v: TileLoad::new(b, cfg.copies(), &layout.v, cfg.dim_v, v),
+            load_k: TileLoad::new(b, cfg.copies(), &loaded[0], dim_qk, k),
+            load_v: TileLoad::new(b, cfg.copies(), &loaded[1], dim_v, v),
+            widening: layout.stored.zip(cfg.widened()).map(|([k, v], half)| {
+                [Widening::new(b, half, (&k, &layout.k)), Widening::new(b, half, (&v, &layout.v))]
+            }),
             keys: layout.k.matrix_rows(b, MatrixOrder::ColumnsFirst),
             values: Values::new(b, &layout.v),
             columns_at: rows.share.map(|share| columns_at(b, &layout.v, share, cfg.columns().each)),
-            stage_bytes: [layout.k.bytes(), layout.v.bytes()],
+            stage_bytes: loaded.map(|tile| tile.bytes()),
             row_bytes: [layout.k.slab_width(), layout.v.slab_width()],
             tiles,
             tile: b.var(last),
@@ -244,6 +262,16 @@ impl Ring {
         self.load(b, self.stages - 1, free.into(), None);
     }
 
+    /// Where the tiles of this turn lie: bytes into K and V in shared memory.
+    fn tiles_of_turn(&self, b: &mut Builder) -> [Reg<U32>; 2] {
+        let skips = self.stage_bytes.map(|bytes| b.let_(self.read * bytes));
+        let Some(widening) = &self.widening else { return skips };
+        // All are done with the tiles of the turn before, which the barrier of this one has seen to.
+        widening.iter().zip(skips).for_each(|(widening, skip)| widening.run(b, skip));
+        b.sync_cta();
+        [(); 2].map(|()| b.var(0))
+    }
+
     /// Moves on to the next turn.
     fn advance(&self, b: &mut Builder) {
         b.set(self.tile, self.tile - 1);
@@ -289,7 +317,7 @@ fn key_tiles(b: &mut Builder, cfg: &Config, tile: &Tile, visible: &Visibility) -
 /// The loop over key tiles.
 struct KeyLoop<'a> {
     cfg: &'a Config,
-    args: &'a Arguments,
+    scale: Scale,
     ring: Ring,
     blocks: &'a [Block],
     queries: Queries,
@@ -335,7 +363,7 @@ impl KeyLoop<'_> {
     fn turn(&self, b: &mut Builder, kind: Kind) {
         let ring = &self.ring;
         ring.turn(b);
-        let [k_stage, v_stage] = ring.stage_bytes.map(|bytes| b.let_(ring.read * bytes));
+        let [k_stage, v_stage] = ring.tiles_of_turn(b);
         let stage = [k_stage, ring.columns_at.map_or(v_stage, |at| b.let_(v_stage + at))];
         let Shape { tile_n, step_n, .. } = self.cfg.shape;
         let first = b.var_in(Scope::Cta, tile_n - step_n);
@@ -360,7 +388,7 @@ impl KeyLoop<'_> {
         let skip = b.let_(first * ring.row_bytes[0] + k_stage);
         let keys = StepKeys { rows: &ring.keys, skip };
         let scores = scores(b, self.cfg, &self.queries, keys);
-        scores.iter().for_each(|tile| self.args.scale.cap(b, tile.regs()));
+        scores.iter().for_each(|tile| self.scale.cap(b, tile.regs()));
         if self.bias.is_some() || kind == Kind::Cut {
             self.change(b, kind, &scores, first);
         }

@@ -127,6 +127,13 @@ pub(crate) struct HeadBias {
 }
 
 impl HeadBias {
+    /// The same for scores that are multiplied by one more factor when they are scaled.
+    #[track_caller]
+    pub(crate) fn before(self, b: &mut Builder, factor: Reg<F32>) -> Self {
+        let unit = b.divide(self.argument.unit, factor);
+        Self { argument: BiasArgument { unit, ..self.argument }, ..self }
+    }
+
     /// Goes on to the next head.
     #[track_caller]
     pub(crate) fn next_head(&self, b: &mut Builder) {

@@ -46,6 +46,14 @@ impl Scale {
         }
     }
 
+    /// The same for scores that are multiplied by one more factor.
+    pub(crate) fn times(&self, b: &mut Builder, factor: Reg<F32>) -> Self {
+        match self.cap {
+            Some(cap) => Self { cap: Some(b.mul(cap, factor)), ..*self },
+            None => Self { log2: b.mul(self.log2, factor), ..*self },
+        }
+    }
+
     /// Limits scores to ±1, where they are capped; `log2` then brings them to ± the cap.
     pub(crate) fn cap(&self, b: &mut Builder, scores: &[Reg<F32>]) {
         let Some(scale) = self.cap else { return };

@@ -42,8 +42,10 @@ pub(super) fn accept_rows_apart(
         return Err(format!("it multiplies f16 and bf16, not {}", input.name()));
     };
     let dims = [problem.dim_qk(), problem.dim_v()];
-    if dims.into_iter().any(|dim| !dim.is_multiple_of(8) || dim > MOST_FEATURES) {
-        return Err(format!("its head dims are multiples of 8 up to {MOST_FEATURES}"));
+    // Copies move 16 bytes.
+    let unit = 16 / stored(problem).bytes() as usize;
+    if dims.into_iter().any(|dim| !dim.is_multiple_of(unit) || dim > MOST_FEATURES) {
+        return Err(format!("its head dims are multiples of {unit} up to {MOST_FEATURES}"));
     }
     if access != Access::B16 {
         return no("its copies need addresses and strides at multiples of 16 bytes");
@@ -70,7 +72,8 @@ pub(super) fn shape(problem: &Problem, gpu: &Gpu) -> (Shape, &'static str) {
 
 /// The same where tiles have so many rows.
 pub(super) fn shape_for(problem: &Problem, gpu: &Gpu, rows: usize) -> (Shape, &'static str) {
-    let row = find(problem, gpu).unwrap_or(&TABLE[TABLE.len() - 1]);
+    let table = table(problem);
+    let row = find(problem, gpu).unwrap_or(&table[table.len() - 1]);
     let blocks = rows.div_ceil(ROWS).max(1) as u32;
     // Two blocks of a wide output leave no registers for queries.
     let q_in_registers = row.shape.q_in_registers && blocks == 1;
@@ -118,8 +121,8 @@ pub(super) fn cost(problem: &Problem, gpu: &Gpu, config: &KernelConfig) -> f64 {
 }
 
 /// Whether as many CTAs as a shape counts on fit on an SM.
-fn fits(shape: &Shape, dims: [u32; 2], gpu: &Gpu) -> bool {
-    all_fit(shape.ctas_per_sm, shape.shared_bytes(dims), gpu)
+fn fits(shape: &Shape, dims: [u32; 2], stored: Element, gpu: &Gpu) -> bool {
+    all_fit(shape.ctas_per_sm, shape.shared_bytes(dims, stored), gpu)
 }
 
 /// The same of a cluster, with room for what its CTAs exchange.
@@ -128,7 +131,7 @@ fn fits_cluster(problem: &Problem, shape: &Shape, dims: [u32; 2], gpu: &Gpu) -> 
         Order::Cluster { parts } => exchange_bytes(cluster_rows(problem, shape) * dims[1], parts),
         _ => 0,
     };
-    all_fit(shape.ctas_per_sm, shape.shared_bytes(dims) + exchange, gpu)
+    all_fit(shape.ctas_per_sm, shape.shared_bytes(dims, stored(problem)) + exchange, gpu)
 }
 
 fn all_fit(ctas: u32, bytes: u32, gpu: &Gpu) -> bool {
@@ -145,8 +148,18 @@ pub(super) fn cluster_rows(problem: &Problem, shape: &Shape) -> u32 {
 }
 
 fn find(problem: &Problem, gpu: &Gpu) -> Option<&'static Row> {
-    let dims = [problem.dim_qk() as u32, problem.dim_v() as u32];
-    TABLE.iter().find(|row| dims.into_iter().all(|dim| dim <= row.dim) && row.fits(dims, gpu))
+    let (dims, stored) = ([problem.dim_qk() as u32, problem.dim_v() as u32], stored(problem));
+    let suits = |row: &&Row| dims.into_iter().all(|dim| dim <= row.dim) && row.fits(dims, stored, gpu);
+    table(problem).iter().find(suits)
+}
+
+/// What keys and values are made of: 8 bits, or 16, whichever those are.
+fn stored(problem: &Problem) -> Element {
+    if problem.kv_dtype().is_narrow() { Element::E4m3 } else { Element::F16 }
+}
+
+fn table(problem: &Problem) -> &'static [Row] {
+    if problem.kv_dtype().is_narrow() { NARROW } else { TABLE }
 }
 
 /// Up to this dim, this tile.
@@ -158,8 +171,8 @@ struct Row {
 
 impl Row {
     /// Whether as many CTAs as the row counts on fit on an SM, with as many rows as there may be.
-    fn fits(&self, dims: [u32; 2], gpu: &Gpu) -> bool {
-        fits(&Shape { blocks: 2, ..self.shape }, dims, gpu)
+    fn fits(&self, dims: [u32; 2], stored: Element, gpu: &Gpu) -> bool {
+        fits(&Shape { blocks: 2, ..self.shape }, dims, stored, gpu)
     }
 }
 
@@ -218,5 +231,54 @@ const TABLE: &[Row] = &[
         dim: 256,
         shape: Shape { q_in_registers: false, ..tile([2, 16, 2], 1) },
         why: "few queries: as many keys under way as little shared memory holds",
+    },
+];
+
+/// The same for keys and values of 8 bits: twice as many keys are under way in as many bytes.
+const NARROW: &[Row] = &[
+    Row {
+        dim: 64,
+        shape: tile([4, 32, 6], 2),
+        why: "few queries over 8 bits: each warp streams keys of its own, 192 KiB of them under way on an SM",
+    },
+    Row {
+        dim: 64,
+        shape: tile([4, 32, 4], 2),
+        why: "few queries over 8 bits: as many keys under way as shared memory holds",
+    },
+    Row {
+        dim: 64,
+        shape: tile([4, 32, 2], 2),
+        why: "few queries over 8 bits: as many keys under way as little shared memory holds",
+    },
+    Row {
+        dim: 128,
+        shape: tile([4, 32, 3], 2),
+        why: "few queries over 8 bits: each warp streams keys of its own, 192 KiB of them under way on an SM",
+    },
+    Row {
+        dim: 128,
+        shape: tile([4, 32, 2], 2),
+        why: "few queries over 8 bits: as many keys under way as shared memory holds",
+    },
+    Row {
+        dim: 128,
+        shape: tile([4, 32, 2], 1),
+        why: "few queries over 8 bits: as many keys under way as little shared memory holds",
+    },
+    Row {
+        dim: 256,
+        shape: Shape { q_in_registers: false, ..tile([4, 32, 3], 1) },
+        why: "few queries over 8 bits: the output takes half of the registers; one CTA fills shared memory",
+    },
+    Row {
+        dim: 256,
+        shape: Shape { q_in_registers: false, ..tile([4, 32, 2], 1) },
+        why: "few queries over 8 bits: as many keys under way as shared memory holds",
+    },
+    Row {
+        dim: 256,
+        shape: Shape { q_in_registers: false, ..tile([2, 32, 2], 1) },
+        why: "few queries over 8 bits: as many keys under way as little shared memory holds",
     },
 ];

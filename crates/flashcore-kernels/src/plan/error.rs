@@ -56,6 +56,9 @@ pub enum PlanError {
         /// Most rows.
         max: usize,
     },
+    /// Grouped products that kernels do not take.
+    #[error("grouped products on a GPU do not take {0}, or use the cpu backend")]
+    Grouped(&'static str),
     /// Experts that kernels do not take.
     #[error("GPU kernels do not take experts with {0}; use the CPU backend")]
     Experts(&'static str),

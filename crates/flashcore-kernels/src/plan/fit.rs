@@ -8,6 +8,7 @@ use flashcore_tile::{Element, RegisterBudget};
 
 use super::{
     Gpu, Plan, PlanError, Tile, access, check, decode, decode_config, general_config, hopper, hopper_config,
+    narrow,
 };
 use crate::{
     backward_rows, backward_sm80, backward_sm90,
@@ -105,8 +106,8 @@ impl Tile {
             Self::BackwardSinks | Self::BackwardSums | Self::TurnValues | Self::Quantise => Ok(()),
             Self::BackwardSm80(shape) => check_backward(shape),
             Self::BackwardSm90(shape) => check_backward_hopper(shape),
-            Self::Moe(None) => Ok(()),
-            Self::Moe(Some(moe::Cut::General(shape))) => check_experts(shape),
+            Self::Moe(None) | Self::Grouped(None) => Ok(()),
+            Self::Moe(Some(moe::Cut::General(shape))) | Self::Grouped(Some(shape)) => check_experts(shape),
             Self::Moe(Some(moe::Cut::Sm90(shape))) => check_experts_hopper(shape),
         }
     }
@@ -178,6 +179,10 @@ fn check_decode_for(problem: &Problem, gpu: &Gpu, shape: &few_queries::Shape) ->
         let reason = "tensor copies and clusters are there from compute capability 9.0 on".to_owned();
         return Err(Misfit::Kernel { kernel: "decode", reason });
     }
+    if shape.copies == Copies::Tensor && problem.kv_dtype().is_narrow() {
+        let reason = "lanes copy keys of 8 bits".to_owned();
+        return Err(Misfit::Kernel { kernel: "decode", reason });
+    }
     let Some(size) = problem.page_size() else { return Ok(()) };
     let (tile_n, size) = (shape.tile_n, size as u32);
     match shape.copies {
@@ -244,7 +249,10 @@ pub fn plan_tile(problem: &Problem, gpu: &Gpu, alignment: u64, tile: Tile) -> Re
             let reason = "it multiplies 16 bits and more".to_owned();
             return Err(Misfit::Kernel { kernel: "forward_sm80", reason });
         }
-        Tile::Sm80(shape) => general_config(problem, gpu, input, access, shape)?,
+        Tile::Sm80(shape) => {
+            narrow::check_cache(problem, gpu, alignment)?;
+            general_config(problem, gpu, input, access, shape)?
+        }
         Tile::Decode(shape) => {
             let half = decode::accept(problem, input, gpu, access)
                 .map_err(|reason| Misfit::Kernel { kernel: "decode", reason })?;

@@ -7,7 +7,7 @@ use flashcore_core::{Problem, Sequences};
 use flashcore_ptx::{sm::Sm, target::Target};
 use flashcore_tile::Element;
 
-use super::{Gpu, MOST_KEY_FEATURES, PlanError, single};
+use super::{Gpu, MOST_KEY_FEATURES, PlanError, narrow::cache, single};
 use crate::forward_sm80::Shape;
 
 /// The newest target that the GPU runs; what `forward_sm80` needs, all have.
@@ -32,7 +32,7 @@ pub(super) fn shape(
     let fits = |row: &&Row| {
         qk.max(v) <= row.dim
             && queries <= row.queries
-            && row.fits(input, (dims, problem.pages().is_some()), gpu)
+            && row.fits([input, cache(problem, input)], (dims, problem.pages().is_some()), gpu)
     };
     let shared_bytes = gpu.shared_bytes;
     let table = if input == Element::F32 { single::TABLE } else { TABLE };
@@ -52,9 +52,9 @@ pub(super) struct Row {
 
 impl Row {
     /// Whether as many CTAs as the row counts on fit on an SM.
-    fn fits(&self, input: Element, (dims, paged): ([u32; 2], bool), gpu: &Gpu) -> bool {
+    fn fits(&self, [input, cache]: [Element; 2], (dims, paged): ([u32; 2], bool), gpu: &Gpu) -> bool {
         let reserved = Sm::of(gpu.capability).reserved;
-        let per_cta = self.shape.shared_bytes(input, input, dims, paged) + reserved;
+        let per_cta = self.shape.shared_bytes([input, cache, input], dims, paged) + reserved;
         self.shape.ctas_per_sm * per_cta <= gpu.shared_bytes + reserved
     }
 

@@ -22,6 +22,9 @@ pub(super) fn accept(problem: &Problem, input: Element, gpu: &Gpu, access: Acces
     if !matches!(input, Element::F16 | Element::Bf16 | Element::E4m3) {
         return Err(format!("it multiplies f16, bf16 and e4m3, not {}", input.name()));
     }
+    if problem.kv_dtype() != problem.dtype() {
+        return no("its products take keys and values of the queries' type");
+    }
     let dims = [problem.dim_qk(), problem.dim_v()];
     if input == Element::E4m3
         && dims.into_iter().any(|dim| !dim.is_multiple_of(16) || dim > narrow::MOST_FEATURES)

@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// Elements that one copy moves.
-const CHUNK: usize = 8;
+pub(super) const CHUNK: usize = 8;
 /// Shared memory that the driver keeps of each CTA's.
 const RESERVED: u32 = 1024;
 /// Rows per expert from which on products wait for tensor cores more than for weights.
@@ -180,15 +180,21 @@ fn check(problem: &MoeProblem, alignment: u64) -> Result<Half, PlanError> {
 
 /// How tiles are cut: few rows per expert make products that wait for weights, many make products that do not.
 fn shape(problem: &MoeProblem, gpu: &Gpu) -> Result<(Shape, &'static str), PlanError> {
-    let rows = problem.entries() / problem.experts();
-    let shape = |tile_m, tile_n, warps, stages| Shape { tile_m, tile_n, warps, stages, ctas_per_sm: 2 };
-    let (shape, why) = match rows {
+    let (shape, why) = shape_for(problem.entries() / problem.experts());
+    Ok((fitted(shape, gpu)?, why))
+}
+
+/// Tiles for products of so many rows.
+pub(super) const fn shape_for(rows: usize) -> (Shape, &'static str) {
+    const fn shape(tile_m: u32, tile_n: u32, warps: [u32; 2], stages: u32) -> Shape {
+        Shape { tile_m, tile_n, warps, stages, ctas_per_sm: 2 }
+    }
+    match rows {
         0..=12 => (shape(16, 128, [1, 4], 6), "few tokens per expert: weights stream past 16 rows"),
         13..=28 => (shape(32, 128, [1, 4], 5), "weights stream past 32 rows"),
         29..=80 => (shape(64, 128, [2, 2], 4), "64 rows share weights"),
         _ => (shape(128, 128, [2, 2], 3), "many tokens per expert: square tiles"),
-    };
-    Ok((fitted(shape, gpu)?, why))
+    }
 }
 
 /// Tiles of half as many features where there would be fewer than two for each SM.
@@ -203,7 +209,7 @@ fn narrowed(problem: &MoeProblem, gpu: &Gpu, shape: Shape, kind: Kind, layout: &
 }
 
 /// Fewer CTAs at a time, then fewer stages, until shared memory holds them.
-fn fitted(shape: Shape, gpu: &Gpu) -> Result<Shape, PlanError> {
+pub(super) fn fitted(shape: Shape, gpu: &Gpu) -> Result<Shape, PlanError> {
     let options = [2, 1].into_iter().flat_map(|ctas_per_sm| {
         let fewest = if ctas_per_sm == 2 { 3 } else { 2 };
         (fewest..=shape.stages).rev().map(move |stages| Shape { stages, ctas_per_sm, ..shape })

@@ -1,6 +1,7 @@
 //! Tiles of the Hopper kernel for tensors of 8 bits, and the launches around it.
 
 use flashcore_core::Problem;
+use flashcore_tile::Element;
 
 use super::{
     Gpu, Plan, PlanError,
@@ -62,6 +63,30 @@ pub(super) fn launches(kernel: forward_sm90::Config, problem: &Problem, gpu: &Gp
         },
         Launch { kernel: KernelConfig::Sm90(kernel), subject: subject(), extent: Some(extent) },
     ]
+}
+
+/// What keys and values are made of, under queries of `input`.
+pub(super) fn cache(problem: &Problem, input: Element) -> Element {
+    if problem.kv_dtype() == problem.dtype() { input } else { Element::E4m3 }
+}
+
+/// What the general kernel asks of a cache of 8 bits, which it copies two elements at a time.
+pub(super) fn check_cache(problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<(), PlanError> {
+    if !problem.kv_dtype().is_narrow() {
+        return Ok(());
+    }
+    if gpu.capability < (8, 0) {
+        return Err(refused("keys of 8 bits are widened from compute capability 8.0 on"));
+    }
+    let dims = [problem.dim_qk(), problem.dim_v()];
+    let strides = [problem.k(), problem.v()].map(|layout| layout.strides()).into_iter();
+    let odd = strides.flat_map(|strides| strides.into_iter().take(3)).chain(dims).any(|n| n % 2 == 1);
+    if odd || alignment % 2 == 1 {
+        return Err(refused(
+            "two neighbours of 8 bits are moved at once, from even addresses and by even strides",
+        ));
+    }
+    Ok(())
 }
 
 /// Why no kernel takes a problem of 8-bit tensors, where the Hopper kernel does not.

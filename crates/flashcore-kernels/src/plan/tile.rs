@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    append, backward_rows, backward_sm80, backward_sm90, decode, forward_sm80, forward_sm90,
+    append, backward_rows, backward_sm80, backward_sm90, decode, forward_sm80, forward_sm90, grouped,
     launch::KernelConfig, merge, moe,
 };
 
@@ -49,6 +49,9 @@ pub enum Tile {
     /// A product of experts, or a step of theirs that is cut in one way alone.
     #[serde(rename = "moe")]
     Moe(Option<moe::Cut>),
+    /// Grouped products, or what goes before them.
+    #[serde(rename = "grouped")]
+    Grouped(Option<moe::product::Shape>),
 }
 
 impl Tile {
@@ -68,6 +71,7 @@ impl Tile {
             Self::BackwardSm90(_) => "backward_sm90",
             Self::BackwardSums => "backward_sums",
             Self::Moe(_) => "moe",
+            Self::Grouped(_) => "grouped",
         }
     }
 }
@@ -91,6 +95,8 @@ impl KernelConfig {
             Self::Moe(moe::Config::Product(cfg)) => Tile::Moe(Some(moe::Cut::General(cfg.shape))),
             Self::Moe(moe::Config::ProductSm90(cfg)) => Tile::Moe(Some(moe::Cut::Sm90(cfg.shape))),
             Self::Moe(_) => Tile::Moe(None),
+            Self::Grouped(grouped::Config::Product(cfg)) => Tile::Grouped(Some(cfg.shape)),
+            Self::Grouped(grouped::Config::Index(_)) => Tile::Grouped(None),
         }
     }
 }

@@ -4,15 +4,16 @@
 use std::{rc::Rc, sync::Arc};
 
 use flashcore::cuda::{
-    Cuda, DeviceTensors, Error, Tile,
-    driver::{self, DeviceBuffer, Event, Graph, Stream},
+    BackwardTensors, Cuda, DeviceTensors, Error, MoeTensors, ReadyBackward, ReadyMoe, Tile,
+    driver::{DeviceBuffer, Event, Graph, Stream},
 };
 
 use super::{Competitor, Place, Ready};
 use crate::{
     burst::Run,
     error::LabError,
-    workload::{Outputs, Workload},
+    task::Operation,
+    workload::{Array, Outputs, Turn, Workload},
 };
 
 /// The name used on the command line and in results.
@@ -68,78 +69,187 @@ fn into_lab(error: Error) -> LabError {
     }
 }
 
-/// A task on a GPU, with a kernel for it.
+/// A task on a GPU, with kernels for it.
 pub(crate) struct CudaReady {
     workload: Rc<Workload>,
-    ready: Arc<flashcore::cuda::Ready>,
+    prepared: Prepared,
     kernel: String,
     stream: Stream,
-    inputs: [DeviceBuffer; 3],
-    out: DeviceBuffer,
+    inputs: Vec<Input>,
+    outputs: Vec<DeviceBuffer>,
+    /// The LSE of forward, and its output where gradients need it.
     lse: DeviceBuffer,
-    sinks: Option<DeviceBuffer>,
+    saved: DeviceBuffer,
     evictor: Option<DeviceBuffer>,
 }
 
+/// What is launched.
+enum Prepared {
+    Forward(Arc<flashcore::cuda::Ready>),
+    Backward(Arc<ReadyBackward>),
+    Experts(Arc<ReadyMoe>),
+}
+
+/// An input in device memory, perhaps several sets of it one after another.
+struct Input {
+    name: &'static str,
+    buffer: DeviceBuffer,
+    sets: usize,
+}
+
+impl Input {
+    fn new(stream: &Stream, array: &Array<'_>) -> Result<Self, Error> {
+        let bytes = array.bytes.len() as u64;
+        let mut buffer = DeviceBuffer::new(stream.device(), bytes * array.copies as u64)?;
+        for n in 0..array.copies as u64 {
+            buffer.copy_from_host(stream, n * bytes, &array.bytes)?;
+        }
+        Ok(Self { name: array.name, buffer, sets: array.sets })
+    }
+
+    /// Where the set of a call lies.
+    fn address(&self, turn: Turn) -> u64 {
+        let set = if let Turn::Timed(n) = turn { n % self.sets } else { 0 };
+        self.buffer.address() + set as u64 * (self.buffer.len() / self.sets as u64)
+    }
+}
+
 impl CudaReady {
-    /// With the kernel that the plan chooses.
+    /// With the kernels that the plan chooses.
     pub(crate) fn planned(cuda: &Cuda, workload: &Rc<Workload>) -> Result<Self, LabError> {
-        Self::new(cuda, workload).map_err(into_lab)
+        Self::new(cuda, workload)?.map_err(into_lab)
     }
 
-    /// How its kernel cuts the work.
-    pub(crate) fn tile(&self) -> Tile {
-        self.ready.plan().kernel().tile()
+    /// How its kernel cuts the work, where it is one of forward.
+    pub(crate) fn tile(&self) -> Option<Tile> {
+        match &self.prepared {
+            Prepared::Forward(ready) => Some(ready.plan().kernel().tile()),
+            _ => None,
+        }
     }
 
-    /// Takes another kernel for the same task.
+    /// Takes another kernel for the same forward attention.
     pub(crate) fn switch(&mut self, cuda: &Cuda, tile: &Tile) -> Result<(), LabError> {
-        let ready = cuda.prepare_tile(self.workload.task().problem(), *tile).map_err(into_lab)?;
+        let ready = cuda.prepare_tile(self.workload.task().forward()?, *tile).map_err(into_lab)?;
         self.kernel = ready.plan().kernel().name();
-        self.ready = ready;
+        self.prepared = Prepared::Forward(ready);
         Ok(())
     }
 
-    fn new(cuda: &Cuda, workload: &Rc<Workload>) -> Result<Self, Error> {
-        let problem = workload.task().problem();
-        let ready = cuda.prepare(problem)?;
-        let stream = Stream::new(cuda.device())?;
-        let [q, k, v] = workload.inputs().map(|data| DeviceBuffer::from_host(&stream, data.bytes()));
-        let bytes = |elements: usize, size: usize| (elements * size) as u64;
-        let out = DeviceBuffer::new(cuda.device(), bytes(problem.out().span(), problem.dtype().bytes()))?;
-        let lse = DeviceBuffer::new(cuda.device(), bytes(problem.rows(), size_of::<f32>()))?;
-        let kernel = ready.plan().kernel().name();
-        let inputs = [q?, k?, v?];
-        let logits = workload.instance().sink_logits();
-        let sinks = logits.map(|sinks| DeviceBuffer::from_host(&stream, bytemuck::cast_slice(sinks)));
-        let (workload, sinks) = (workload.clone(), sinks.transpose()?);
-        Ok(Self { workload, ready, kernel, stream, inputs, out, lse, sinks, evictor: None })
+    fn new(cuda: &Cuda, workload: &Rc<Workload>) -> Result<Result<Self, Error>, LabError> {
+        let poisoned = workload.outputs()?;
+        let make = || {
+            let (prepared, kernel) = Prepared::new(cuda, workload.task().operation())?;
+            let stream = Stream::new(cuda.device())?;
+            let arrays = workload.arrays();
+            let inputs = arrays.iter().map(|array| Input::new(&stream, array)).collect::<Result<_, _>>()?;
+            let fresh = |bytes: usize| DeviceBuffer::new(cuda.device(), bytes as u64);
+            let outputs = poisoned.tensors.iter().map(|tensor| fresh(tensor.data().bytes().len()));
+            let outputs = outputs.collect::<Result<_, _>>()?;
+            let instance = workload.instance();
+            let lse = fresh(instance.map_or(0, |p| p.rows() * size_of::<f32>()).max(1))?;
+            let keeps = matches!(prepared, Prepared::Backward(_));
+            let saved = instance.filter(|_| keeps).map_or(0, |p| p.out().span() * p.out_dtype().bytes());
+            let (workload, saved) = (workload.clone(), fresh(saved.max(1))?);
+            let evictor = None;
+            let ready = Self { workload, prepared, kernel, stream, inputs, outputs, lse, saved, evictor };
+            ready.save(cuda)?;
+            Ok(ready)
+        };
+        Ok(make())
     }
 
-    fn launch(&self, lse: bool) -> Result<(), Error> {
-        let [q, k, v] = self.inputs.each_ref().map(DeviceBuffer::address);
-        let lse = if lse { self.lse.address() } else { 0 };
-        let sinks = self.sinks.as_ref().map_or(0, DeviceBuffer::address);
-        let out = self.out.address();
-        let tensors = DeviceTensors { q, k, v, out, lse, sinks, ..DeviceTensors::default() };
+    /// Computes what gradients need of forward.
+    fn save(&self, cuda: &Cuda) -> Result<(), Error> {
+        let Operation::Backward(problem) = self.workload.task().operation() else { return Ok(()) };
+        let ready = cuda.prepare(problem.forward())?;
+        let tensors = DeviceTensors { out: self.saved.address(), ..self.attention(Turn::Judged) };
         // SAFETY: the buffers have the problem's sizes and live as long as `self`; freeing them waits for the device.
-        unsafe { self.ready.launch(&tensors, &self.stream) }
+        unsafe { ready.launch(&tensors, &self.stream) }
     }
 
-    fn outputs(&mut self) -> Result<Outputs, Error> {
-        self.out.fill(&self.stream, 0xff)?;
-        self.lse.fill(&self.stream, 0xff)?;
-        self.launch(true)?;
-        let mut outputs = self.workload.outputs().map_err(|_| no_memory(self.out.len()))?;
-        self.out.copy_to_host(&self.stream, 0, outputs.out.data_mut().bytes_mut())?;
-        if let Some(lse) = outputs.lse.as_deref_mut() {
+    fn at(&self, name: &str, turn: Turn) -> u64 {
+        self.inputs.iter().find(|input| input.name == name).map_or(0, |input| input.address(turn))
+    }
+
+    fn attention(&self, turn: Turn) -> DeviceTensors {
+        let at = |name| self.at(name, turn);
+        DeviceTensors {
+            q: at("q"),
+            k: at("k"),
+            v: at("v"),
+            out: self.outputs[0].address(),
+            lse: if turn == Turn::Judged { self.lse.address() } else { 0 },
+            lengths_q: at("lengths_q"),
+            lengths_kv: at("lengths_kv"),
+            table: at("table"),
+            sinks: at("sinks"),
+            ..DeviceTensors::default()
+        }
+    }
+
+    fn gradients(&self, turn: Turn) -> BackwardTensors {
+        let DeviceTensors { q, k, v, sinks, .. } = self.attention(turn);
+        let at = |n: usize| self.outputs.get(n).map_or(0, DeviceBuffer::address);
+        BackwardTensors {
+            q,
+            k,
+            v,
+            sinks,
+            out: self.saved.address(),
+            lse: self.lse.address(),
+            d_out: self.at(if turn == Turn::Judged { "d_judged" } else { "d_out" }, turn),
+            dq: at(0),
+            dk: at(1),
+            dv: at(2),
+            ..BackwardTensors::default()
+        }
+    }
+
+    fn experts(&self, turn: Turn) -> MoeTensors {
+        let at = |name| self.at(name, turn);
+        MoeTensors {
+            x: at("x"),
+            gate_up: at("gate_up"),
+            down: at("down"),
+            ids: at("ids"),
+            weights: at("weights"),
+            out: self.outputs[0].address(),
+            ..MoeTensors::default()
+        }
+    }
+
+    fn launch(&self, turn: Turn) -> Result<(), Error> {
+        let stream = &self.stream;
+        // SAFETY: the buffers have the problem's sizes and live as long as `self`; freeing them waits for the device.
+        unsafe {
+            match &self.prepared {
+                Prepared::Forward(ready) => ready.launch(&self.attention(turn), stream),
+                Prepared::Backward(ready) => ready.launch_raw(&self.gradients(turn), stream.raw()),
+                Prepared::Experts(ready) => ready.launch_raw(&self.experts(turn), stream.raw()),
+            }
+        }
+    }
+
+    fn computed(&mut self, results: &mut Outputs) -> Result<(), Error> {
+        for output in &mut self.outputs {
+            output.fill(&self.stream, 0xff)?;
+        }
+        if results.lse.is_some() {
+            self.lse.fill(&self.stream, 0xff)?;
+        }
+        self.launch(Turn::Judged)?;
+        for (output, to) in self.outputs.iter().zip(&mut results.tensors) {
+            output.copy_to_host(&self.stream, 0, to.data_mut().bytes_mut())?;
+        }
+        if let Some(lse) = results.lse.as_deref_mut() {
             self.lse.copy_to_host(&self.stream, 0, bytemuck::cast_slice_mut(lse))?;
         }
-        Ok(outputs)
+        Ok(())
     }
 
     fn calls(&self, count: u32) -> Result<(), Error> {
-        (0..count).try_for_each(|_| self.launch(false))
+        (0..count as usize).try_for_each(|n| self.launch(Turn::Timed(n)))
     }
 
     /// `count` launches as one graph.
@@ -209,8 +319,27 @@ impl CudaReady {
     }
 }
 
-fn no_memory(bytes: u64) -> Error {
-    Error::Driver(driver::Error::OutOfMemory { requested: bytes, free: 0, total: 0 })
+impl Prepared {
+    /// What computes an operation, and the name of its main kernel.
+    fn new(cuda: &Cuda, operation: &Operation) -> Result<(Self, String), Error> {
+        Ok(match operation {
+            Operation::Forward(problem) => {
+                let ready = cuda.prepare(problem)?;
+                let kernel = ready.plan().kernel().name();
+                (Self::Forward(ready), kernel)
+            }
+            Operation::Backward(problem) => {
+                let ready = cuda.prepare_backward(problem)?;
+                let kernel = ready.plan().kernel().name();
+                (Self::Backward(ready), kernel)
+            }
+            Operation::Experts(problem) => {
+                let ready = cuda.prepare_moe(problem)?;
+                let kernel = ready.plan().kernel().name();
+                (Self::Experts(ready), kernel)
+            }
+        })
+    }
 }
 
 fn between(start: &Event, end: &Event) -> Result<f64, Error> {
@@ -223,7 +352,9 @@ impl Ready for CudaReady {
     }
 
     fn compute(&mut self) -> Result<Outputs, LabError> {
-        self.outputs().map_err(into_lab)
+        let mut outputs = self.workload.outputs()?;
+        self.computed(&mut outputs).map_err(into_lab)?;
+        Ok(outputs)
     }
 
     fn time(&mut self, run: &Run) -> Result<Vec<f64>, LabError> {

@@ -4,11 +4,12 @@ use std::{rc::Rc, sync::Arc, time::Instant};
 
 use flashcore_core::Backend;
 
-use super::{Competitor, Place, Ready};
+use super::{Competitor, Place, Ready, roster};
 use crate::{
     burst::Run,
     error::LabError,
-    workload::{Outputs, Workload},
+    task::{Operation, Task},
+    workload::{Outputs, Turn, Workload},
 };
 
 /// Bytes that, once written, have pushed everything else out of a CPU's caches.
@@ -36,22 +37,24 @@ impl Competitor for HostCompetitor {
         Place::Cpu
     }
 
+    fn takes(&self, task: &Task) -> bool {
+        self.name != roster::NAIVE || matches!(task.operation(), Operation::Forward(_))
+    }
+
     fn prepare(&self, workload: &Rc<Workload>) -> Result<Box<dyn Ready>, LabError> {
-        let mut outputs = workload.outputs()?;
-        let kernel = self.backend.forward(&mut workload.call(&mut outputs, false)?)?.kernel;
-        Ok(Box::new(HostReady {
-            backend: self.backend.clone(),
-            workload: workload.clone(),
-            outputs,
-            kernel,
-            evictor: Vec::new(),
-        }))
+        let (mut outputs, saved) = (workload.outputs()?, workload.saved(&*self.backend)?);
+        let ran = workload.compute(&*self.backend, saved.as_ref(), &mut outputs, Turn::Timed(0))?;
+        let (backend, workload) = (self.backend.clone(), workload.clone());
+        let evictor = Vec::new();
+        Ok(Box::new(HostReady { backend, workload, saved, outputs, kernel: ran.kernel, evictor }))
     }
 }
 
 struct HostReady {
     backend: Arc<dyn Backend>,
     workload: Rc<Workload>,
+    /// What gradients need of forward.
+    saved: Option<Outputs>,
     outputs: Outputs,
     kernel: String,
     evictor: Vec<u8>,
@@ -60,8 +63,9 @@ struct HostReady {
 impl HostReady {
     fn sample(&mut self, calls: u32) -> Result<f64, LabError> {
         let start = Instant::now();
-        for _ in 0..calls {
-            self.backend.forward(&mut self.workload.call(&mut self.outputs, false)?)?;
+        for n in 0..calls as usize {
+            let (saved, outputs) = (self.saved.as_ref(), &mut self.outputs);
+            self.workload.compute(&*self.backend, saved, outputs, Turn::Timed(n))?;
         }
         Ok(start.elapsed().as_secs_f64() / f64::from(calls))
     }
@@ -79,7 +83,7 @@ impl Ready for HostReady {
 
     fn compute(&mut self) -> Result<Outputs, LabError> {
         let mut outputs = self.workload.outputs()?;
-        self.backend.forward(&mut self.workload.call(&mut outputs, true)?)?;
+        self.workload.compute(&*self.backend, self.saved.as_ref(), &mut outputs, Turn::Judged)?;
         Ok(outputs)
     }
 

@@ -15,6 +15,7 @@ use std::rc::Rc;
 use crate::{
     burst::Run,
     error::LabError,
+    task::Task,
     workload::{Outputs, Workload},
 };
 
@@ -42,6 +43,11 @@ pub trait Competitor {
 
     /// Where it computes.
     fn place(&self) -> Place;
+
+    /// Whether tasks of this kind are for it: others it would refuse.
+    fn takes(&self, _: &Task) -> bool {
+        true
+    }
 
     /// Gets ready for a task: plans, compiles, brings the inputs to where they are needed.
     fn prepare(&self, workload: &Rc<Workload>) -> Result<Box<dyn Ready>, LabError>;

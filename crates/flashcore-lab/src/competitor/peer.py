@@ -1,11 +1,13 @@
 """PyTorch as a competitor: reads one JSON request per line, answers with one line of JSON.
 
 Started by flashcore's lab, which says what to compute, how many calls to time and under which conditions; all figures
-are seconds per call. Requests: hello, fa3, load, prepare, compute, time, ceiling.
+are seconds per call. Requests: hello, fa3, load, prepare, compute, time, ceiling. What competitors do is in peer_calls.py,
+which runs before this.
 """
 
 import contextlib
 import ctypes
+import importlib.util
 import itertools
 import json
 import lzma
@@ -55,8 +57,12 @@ def backends():
     sdpa_of = lambda backend: lambda device: sdpa(device, backend)
     names = {f"torch-{name}": (GPU, sdpa_of(backend)) for name, backend in gpu.items()}
     names["torch-flex"] = (GPU, flex)
+    names["torch-grouped"] = (GPU, experts)
     if fa3_loaded:
         names["fa3"] = (GPU, fa3)
+        names["fa3-deterministic"] = (GPU, lambda device: fa3(device, deterministic=True))
+    if importlib.util.find_spec("flashinfer"):
+        names["flashinfer"] = (GPU, flashinfer)
     names["torch-cpu"] = ("cpu", sdpa_of(SDPBackend.FLASH_ATTENTION))
     names["torch-cpu-math"] = ("cpu", sdpa_of(SDPBackend.MATH))
     return names
@@ -112,116 +118,21 @@ def load(request):
         torch.cuda.empty_cache()
     if request.get("threads"):
         torch.set_num_threads(request["threads"])
-    loaded.update(task=request["task"], folder=request["folder"], tensors={})
+    loaded.update(task=request["task"], folder=request["folder"], sets=request["sets"], tensors={})
     return {}
-
-
-def tensors(device):
-    if device not in loaded["tensors"]:
-        task = loaded["task"]
-        shapes = dict(q=task["q"], k=task["k"], v=task["k"][:3] + [task["dim_v"]])
-        read = lambda name, shape: torch.from_file(
-            os.path.join(loaded["folder"], name), size=numel(shape), dtype=DTYPES[task["dtype"]]).reshape(shape)
-        loaded["tensors"][device] = [read(name, shape).to(device, copy=True) for name, shape in shapes.items()]
-    return loaded["tensors"][device]
-
-
-def numel(shape):
-    return shape[0] * shape[1] * shape[2] * shape[3]
-
-
-def visible(task, device):
-    """None where every key is visible, "causal", or a mask of booleans."""
-    queries, keys = task["q"][2], task["k"][2]
-    left, right, top_left = task["left"], task["right"], task["top_left"]
-    diagonal = 0 if top_left else keys - queries
-    if (left is None or left >= queries + diagonal) and (right is None or right >= keys - diagonal - 1):
-        return None
-    if left is None and right == 0 and diagonal == 0:
-        return "causal"
-    at = torch.arange(keys, device=device)[None, :] - torch.arange(queries, device=device)[:, None] - diagonal
-    mask = torch.ones_like(at, dtype=torch.bool)
-    if left is not None:
-        mask &= at >= -left
-    if right is not None:
-        mask &= at <= right
-    return mask
-
-
-def no_sinks(task):
-    # Neither SDPA nor FlexAttention's score function reaches the sum that a sink is added to.
-    if task.get("sinks"):
-        raise Unsupported("sinks")
-
-
-def sdpa(device, backend):
-    task = loaded["task"]
-    if task["softcap"] is not None:
-        raise Unsupported("softcap")
-    no_sinks(task)
-    q, k, v = tensors(device)
-    mask = visible(task, device)
-    if torch.is_tensor(mask) and backend == SDPBackend.FLASH_ATTENTION:
-        raise Unsupported("this mask")
-    options = dict(scale=task["scale"], is_causal=isinstance(mask, str),
-                   attn_mask=mask if torch.is_tensor(mask) else None, enable_gqa=q.shape[1] != k.shape[1])
-    return (lambda: scaled_dot_product_attention(q, k, v, **options)), (lambda: sdpa_kernel(backend))
-
-
-def flex(device):
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-    task = loaded["task"]
-    no_sinks(task)
-    q, k, v = tensors(device)
-    left, right, cap = task["left"], task["right"], task["softcap"]
-    diagonal = 0 if task["top_left"] else k.shape[2] - q.shape[2]
-
-    def within(b, h, i, j):
-        seen = j >= 0
-        if left is not None:
-            seen = seen & (j - i - diagonal >= -left)
-        if right is not None:
-            seen = seen & (j - i - diagonal <= right)
-        return seen
-
-    capped = (lambda score, b, h, i, j: cap * torch.tanh(score / cap)) if cap is not None else None
-    masked = left is not None or right is not None
-    blocks = create_block_mask(within, None, None, q.shape[2], k.shape[2], device=device) if masked else None
-    compiled = torch.compile(flex_attention, dynamic=False)
-    options = dict(scale=task["scale"], score_mod=capped, block_mask=blocks, enable_gqa=q.shape[1] != k.shape[1])
-    return (lambda: compiled(q, k, v, **options)), contextlib.nullcontext
-
-
-def fa3(device):
-    """FlashAttention-3's forward kernel on tensors in its own order: batch, sequence, heads, features."""
-    task = loaded["task"]
-    if task["dtype"] == "f32":
-        raise Unsupported("f32")
-    if task["softcap"] is not None:
-        raise Unsupported("softcap")
-    no_sinks(task)
-    # Its causal mask ends at the last query and key, as ours does.
-    at_the_end = not task["top_left"] or task["q"][2] == task["k"][2]
-    causal = task["left"] is None and task["right"] == 0 and at_the_end
-    if not causal and visible(task, device) is not None:
-        raise Unsupported("this mask")
-    q, k, v = (x.transpose(1, 2).contiguous() for x in tensors(device))
-    options = dict(softmax_scale=task["scale"], is_causal=causal)
-    forward = torch.ops.flash_attn_3.fwd
-    return (lambda: forward(q, k, v, **options)[0].transpose(1, 2)), contextlib.nullcontext
 
 
 def prepare(request):
     name = request["competitor"]
     device, make = backends()[name]
-    call, context = make(device)
     try:
+        call, judged, context = make(device)
         with torch.no_grad(), context():
-            call()
+            call(0)
             synchronize(device)
-    except (RuntimeError, TypeError, ValueError) as error:
+    except (RuntimeError, TypeError, ValueError, ImportError) as error:
         raise Unsupported(first_line(error)) from error
-    calls[name] = (device, call, context)
+    calls[name] = (device, call, judged, context)
     return dict(kernel=f"{name.removeprefix('torch-')} {torch.__version__}")
 
 
@@ -231,16 +142,19 @@ def synchronize(device):
 
 
 def compute(request):
-    device, call, context = calls[request["competitor"]]
+    """Writes what is judged, one tensor after another."""
+    device, _, judged, context = calls[request["competitor"]]
     with torch.no_grad(), context():
-        result = call()
+        results = judged()
         synchronize(device)
-    result.contiguous().cpu().view(torch.uint8).numpy().tofile(request["out"])
+    with open(request["out"], "wb") as file:
+        for result in results:
+            result.contiguous().cpu().view(torch.uint8).numpy().tofile(file)
     return {}
 
 
 def run_time(request):
-    device, call, context = calls[request["competitor"]]
+    device, call, _, context = calls[request["competitor"]]
     measure = time_gpu if device == GPU else time_cpu
     with torch.no_grad(), context():
         return dict(seconds=measure(call, **{k: request[k] for k in ("samples", "calls", "cold", "replay")}))
@@ -253,14 +167,14 @@ def time_cpu(call, samples, calls, cold, replay):
         if cold:
             flush.add_(1)
         start = time.perf_counter()
-        for _ in range(calls):
-            call()
+        for n in range(calls):
+            call(n)
         seconds.append((time.perf_counter() - start) / calls)
     return seconds
 
 
 def time_gpu(call, samples, calls, cold, replay):
-    body = replayed(call, calls) if replay else lambda: [call() for _ in range(calls)]
+    body = replayed(call, calls) if replay else lambda: [call(n) for n in range(calls)]
     body()
     torch.cuda.synchronize()
     event = lambda: torch.cuda.Event(enable_timing=True)
@@ -287,12 +201,12 @@ def replayed(call, count):
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        call()
+        call(0)
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        for _ in range(count):
-            call()
+        for n in range(count):
+            call(n)
     return graph.replay
 
 
@@ -300,11 +214,11 @@ def ceiling(request):
     """Bytes and operations per second that this GPU reaches in a copy and in a large matrix product."""
     a = torch.empty(COPY_BYTES, dtype=torch.uint8, device="cuda")
     b = torch.empty_like(a)
-    copy = median(time_gpu(lambda: b.copy_(a), 20, 2, False, False))
+    copy = median(time_gpu(lambda n: b.copy_(a), 20, 2, False, False))
     del a, b
     n = 8192
     x, y = (torch.randn(n, n, device="cuda", dtype=DTYPES[request["dtype"]]) for _ in range(2))
-    product = median(time_gpu(lambda: torch.mm(x, y), 100, 4, False, False)[50:])
+    product = median(time_gpu(lambda n: torch.mm(x, y), 100, 4, False, False)[50:])
     return dict(copy=2 * COPY_BYTES / copy, matrix=2 * n**3 / product)
 
 

@@ -27,7 +27,7 @@ use crate::{
 };
 
 /// The competitor that is in the program.
-const NAIVE: &str = "naive";
+pub(super) const NAIVE: &str = "naive";
 
 /// Which of our backends competes.
 #[derive(Clone)]
@@ -109,8 +109,14 @@ impl Roster {
         Some(format!("no PyTorch to compare with: {error}"))
     }
 
-    /// Every peer that computes where ours does, best known first.
-    pub fn peers(&self) -> Vec<Box<dyn Competitor>> {
+    /// Every peer that computes such tasks where ours does, best known first.
+    pub fn peers(&self, task: &Task) -> Vec<Box<dyn Competitor>> {
+        let mut peers = self.all_peers();
+        peers.retain(|one| one.takes(task));
+        peers
+    }
+
+    fn all_peers(&self) -> Vec<Box<dyn Competitor>> {
         let place = self.ours.place();
         let torch = self.torch().into_iter().flat_map(|torch| torch.competitors());
         let here = torch.filter(|one| one.place() == place);
@@ -126,7 +132,7 @@ impl Roster {
         if name == NAIVE {
             return Ok(naive());
         }
-        let peers = self.peers();
+        let peers = self.all_peers();
         let known: Vec<_> = peers.iter().map(|one| one.name().to_owned()).collect();
         let missing = || {
             let there = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
@@ -138,8 +144,8 @@ impl Roster {
     }
 
     /// The two peers that a gate needs: a fast one, and a plain one that shows whether the oracle can be trusted.
-    pub fn fast_and_plain(&self) -> Vec<Box<dyn Competitor>> {
-        let mut peers = self.peers();
+    pub fn fast_and_plain(&self, task: &Task) -> Vec<Box<dyn Competitor>> {
+        let mut peers = self.peers(task);
         let plain = peers.iter().position(|one| is_plain(one.name()));
         let plain = plain.map(|at| peers.remove(at));
         peers.truncate(1);
@@ -181,7 +187,17 @@ fn naive() -> Box<dyn Competitor> {
 
 /// Competitors are listed with the ones to beat first.
 fn rank(name: &str) -> usize {
-    let order = ["torch-cudnn", fa3::NAME, "torch-flash", "torch-efficient", "torch-flex", "torch-cpu"];
+    let order = [
+        "torch-cudnn",
+        fa3::NAME,
+        "fa3-deterministic",
+        "flashinfer",
+        "torch-grouped",
+        "torch-flash",
+        "torch-efficient",
+        "torch-flex",
+        "torch-cpu",
+    ];
     order.iter().position(|known| *known == name).unwrap_or(order.len())
 }
 

@@ -1,7 +1,8 @@
 //! Competitors from PyTorch: SDPA's backends, FlexAttention and FlashAttention-3's operator, computed and timed by a
 //! Python process.
 //!
-//! The process takes one JSON object per line and answers with one; what it can be asked is in `peer.py`. A process that
+//! The process takes one JSON object per line and answers with one; what it can be asked is in `peer.py`, what it
+//! then does in `peer_calls.py`. A process that
 //! hangs or dies is an error that says so, never a hang of ours.
 
 use std::{
@@ -23,10 +24,11 @@ use crate::{
     burst::{Conditions, Run},
     error::LabError,
     lines::Lines,
+    task::{Operation, Task},
     workload::{Outputs, Workload},
 };
 
-const SCRIPT: &str = include_str!("peer.py");
+const SCRIPT: &str = concat!(include_str!("peer_calls.py"), include_str!("peer.py"));
 /// The variable that names another Python.
 const PYTHON: &str = "FLASHCORE_PYTHON";
 /// How long an answer may take: the first call of a compiled competitor takes minutes.
@@ -167,7 +169,8 @@ impl Torch {
         if !held {
             let task = workload.task().spec();
             let folder = workload.folder()?;
-            let request = json!({ "op": "load", "task": task, "folder": folder, "threads": self.threads });
+            let sets = workload.task().sets();
+            let request = json!({ "op": "load", "task": task, "folder": folder, "threads": self.threads, "sets": sets });
             self.ask::<Value>("torch", &request)?;
             *self.loaded.borrow_mut() = Some(workload.clone());
         }
@@ -188,6 +191,22 @@ impl Competitor for TorchCompetitor {
 
     fn place(&self) -> Place {
         if self.name.starts_with("torch-cpu") { Place::Cpu } else { Place::Gpu }
+    }
+
+    fn takes(&self, task: &Task) -> bool {
+        let of_experts = matches!(task.operation(), Operation::Experts(_));
+        let backward = matches!(task.operation(), Operation::Backward(_));
+        let paged = task.attention().is_some_and(|spec| spec.page.is_some());
+        match self.name.as_str() {
+            "torch-cpu" => true,
+            "torch-grouped" => of_experts,
+            "fa3-deterministic" => backward,
+            "flashinfer" => paged,
+            fa3::NAME => !of_experts,
+            // Nothing of PyTorch's reads pages; its FlashAttention-2 takes packed keys.
+            "torch-flash" | "torch-cpu-math" => !of_experts,
+            _ => !of_experts && !paged,
+        }
     }
 
     fn prepare(&self, workload: &Rc<Workload>) -> Result<Box<dyn Ready>, LabError> {
@@ -221,13 +240,18 @@ impl Ready for TorchReady {
         self.torch.ask::<Value>(&self.name, &request)?;
         let mut outputs = self.workload.outputs()?;
         let bytes = fs::read(&path).map_err(LabError::io("read", &path))?;
-        let mut out = outputs.out.data_mut();
-        let (to, expected) = (out.bytes_mut(), bytes.len());
-        if to.len() != expected {
-            let reason = format!("its output has {expected} bytes instead of {}", to.len());
+        let expected: usize = outputs.tensors.iter().map(|tensor| tensor.data().bytes().len()).sum();
+        if bytes.len() != expected {
+            let reason = format!("its output has {} bytes instead of {expected}", bytes.len());
             return Err(LabError::Failed { competitor: self.name.clone(), reason });
         }
-        to.copy_from_slice(&bytes);
+        let mut rest = &bytes[..];
+        for tensor in &mut outputs.tensors {
+            let mut to = tensor.data_mut();
+            let (own, others) = rest.split_at(to.bytes_mut().len());
+            to.bytes_mut().copy_from_slice(own);
+            rest = others;
+        }
         fs::remove_file(&path).map_err(LabError::io("remove", &path))?;
         outputs.lse = None;
         Ok(outputs)

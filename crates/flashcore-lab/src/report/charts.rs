@@ -66,15 +66,29 @@ impl Cast {
             let lines = self.lines(run, &curve.problems, true, |_, p, name| {
                 let (value, x) = ((quantity.of)(p, name)?, p.length() as f64);
                 let spread = Some([(x, value.low), (x, value.high)]);
-                let note = quantity.note(run, name, &format!("S = {}", words::extent(p.length())), &value);
+                let note = quantity.note(
+                    run,
+                    name,
+                    &format!("{} = {}", p.axis()[1], words::extent(p.length())),
+                    &value,
+                );
                 Some(Point { at: (x, value.point), spread, note })
             });
-            Plot { title: curve.title.clone(), x: Axis::at("sequence length S", ticks), y: y.clone(), lines }
+            Plot {
+                title: curve.title.clone(),
+                x: Axis::at(&curve.problems[0].axis().join(" "), ticks),
+                y: y.clone(),
+                lines,
+            }
         };
         let first = curves.first()?.mask.as_str();
         Some(Figure {
             name: quantity.name,
-            title: quantity.title,
+            title: if curves[0].problems[0].task.attention().is_some() {
+                quantity.title
+            } else {
+                quantity.by_tokens
+            },
             caption: format!("{} {INTERVALS}", quantity.caption),
             legend: self.legend(run),
             plots: curves.iter().map(plot).filter(|plot| !plot.lines.is_empty()).collect(),
@@ -106,17 +120,18 @@ impl Cast {
 
     /// Achieved speed against operations per byte, under what the device can do at best as measured in the same run.
     fn roofline(&self, run: &Run) -> Option<Figure> {
-        let mut groups: BTreeMap<(&str, usize), Vec<&Problem>> = BTreeMap::new();
+        let mut groups: BTreeMap<(&str, usize, String), Vec<&Problem>> = BTreeMap::new();
         for problem in &run.problems {
-            let spec = problem.task.spec();
-            groups.entry((&spec.dtype, spec.q[3])).or_default().push(problem);
+            let dim = problem.task.attention().map_or(0, |spec| spec.q[3]);
+            let key = (problem.task.spec().dtype(), dim, problem.features());
+            groups.entry(key).or_default().push(problem);
         }
         let plots: Vec<_> = groups
             .iter()
-            .filter_map(|((dtype, dim), problems)| {
+            .filter_map(|((dtype, _, features), problems)| {
                 let place = |c: &&Ceiling| c.dtype == *dtype && (c.place == "gpu") == run.on_gpu;
                 let ceiling = run.record.ceilings.iter().find(place);
-                self.under_roof(run, format!("D = {dim}, {dtype}"), problems, ceiling)
+                self.under_roof(run, format!("{features}, {dtype}"), problems, ceiling)
             })
             .collect();
         let source = |Ceiling { dtype, copy, matrix, how, .. }: &Ceiling| {
@@ -227,6 +242,7 @@ impl Cast {
 struct Quantity {
     name: &'static str,
     title: &'static str,
+    by_tokens: &'static str,
     short: &'static str,
     caption: &'static str,
     units: &'static Units,
@@ -237,6 +253,7 @@ struct Quantity {
 const SPEEDS: Quantity = Quantity {
     name: "tflops",
     title: "Speed against sequence length",
+    by_tokens: "Speed against tokens",
     short: "Speed (higher is better)",
     caption: "Higher is better.",
     units: SPEED,
@@ -247,6 +264,7 @@ const SPEEDS: Quantity = Quantity {
 const TIMES: Quantity = Quantity {
     name: "latency",
     title: "Latency against sequence length",
+    by_tokens: "Latency against tokens",
     short: "Time per call (lower is better)",
     caption: "Lower is better; both axes are logarithmic.",
     units: TIME,

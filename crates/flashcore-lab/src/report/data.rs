@@ -13,7 +13,7 @@ use crate::{
     record::Record,
     standing::Standing,
     suites::Suite,
-    task::Task,
+    task::{AttentionSpec, ExpertSpec, Task, TaskSpec},
 };
 
 /// Most measurements that a page shows; no suite has a tenth of them.
@@ -108,6 +108,9 @@ impl Run {
             "torch-flash" => "FlashAttention-2",
             "torch-efficient" => "memory-efficient",
             "torch-flex" => "FlexAttention",
+            "fa3-deterministic" => "FA-3 deterministic",
+            "flashinfer" => "FlashInfer",
+            "torch-grouped" => "torch grouped_mm",
             "torch-math" => "unfused",
             "torch-cpu" => "PyTorch CPU",
             "torch-cpu-math" => "PyTorch CPU unfused",
@@ -131,7 +134,7 @@ impl Run {
 
     /// What the run is about: suite, element types, architecture.
     pub fn subject(&self) -> String {
-        let types: BTreeSet<_> = self.problems.iter().map(|p| p.task.spec().dtype.as_str()).collect();
+        let types: BTreeSet<_> = self.problems.iter().map(|p| p.task.spec().dtype()).collect();
         let types = types.into_iter().collect::<Vec<_>>().join(", ");
         let target = self.target().map_or(String::new(), |target| format!(", {target}"));
         format!("{}, {types}{target}", self.suite())
@@ -139,7 +142,7 @@ impl Run {
 
     fn suite(&self) -> String {
         let Some(first) = self.problems.first() else { return "nothing".to_owned() };
-        let tasks = |suite: &Suite| suite.tasks(first.task.problem().dtype()).unwrap_or_default();
+        let tasks = |suite: &Suite| suite.tasks(first.task.dtype()).unwrap_or_default();
         let holds = |suite: &&Suite| {
             let tasks = tasks(suite);
             self.problems.iter().all(|p| tasks.contains(&p.task))
@@ -222,9 +225,30 @@ impl Problem {
         self.entries.iter().filter_map(ratio).min_by(|a, b| a.point.total_cmp(&b.point))
     }
 
-    /// The number of keys, which the problems of a curve differ in.
+    /// The number of keys or tokens, which the problems of a curve differ in.
     pub fn length(&self) -> usize {
-        self.task.spec().k[2]
+        match self.task.spec() {
+            TaskSpec::Attention(spec) => spec.k[2],
+            TaskSpec::Experts(spec) => spec.tokens,
+        }
+    }
+
+    /// What that number is called, and its letter.
+    pub fn axis(&self) -> [&'static str; 2] {
+        if self.task.attention().is_some() { ["sequence length", "S"] } else { ["tokens", "T"] }
+    }
+
+    /// Features of a head, or extents of a layer: what sets problems apart before everything else.
+    pub fn features(&self) -> String {
+        match self.task.spec() {
+            TaskSpec::Attention(AttentionSpec { q: [.., dim], dim_v, .. }) if dim_v != dim => {
+                format!("D = {dim} and {dim_v}")
+            }
+            TaskSpec::Attention(AttentionSpec { q: [.., dim], .. }) => format!("D = {dim}"),
+            TaskSpec::Experts(ExpertSpec { hidden, intermediate, experts, top_k, .. }) => {
+                format!("{hidden}/{intermediate}, {top_k} of {experts} experts")
+            }
+        }
     }
 }
 
@@ -317,18 +341,24 @@ pub fn curves(problems: &[Problem]) -> (Vec<Curve<'_>>, Vec<&Problem>) {
 
 /// What the problems of a curve share, in the order of the plots: full before causal before windows.
 fn shared(problem: &Problem) -> (String, u8, String, usize, usize, String) {
-    let task = problem.task.spec();
-    let mask = problem.task.problem().mask();
+    let spec = problem.task.spec();
+    let TaskSpec::Attention(task) = spec else {
+        return (spec.dtype().to_owned(), 0, String::new(), 0, 0, problem.features());
+    };
+    let mask = task.mask();
     let rank = if mask == Mask::NONE { 0 } else { 1 + u8::from(mask != Mask::CAUSAL) };
     let (dim, heads, queries) = (task.q[3], task.q[1], task.q[2]);
-    let values = if task.dim_v == dim { String::new() } else { format!(" and {}", task.dim_v) };
     let parts = [
-        Some(format!("D = {dim}{values}")),
+        Some(problem.features()),
         Some(mask.to_string()),
         (heads != task.k[1]).then(|| format!("{heads} heads on {}", task.k[1])),
         (queries != task.k[2]).then(|| words::count(queries, "row")),
         task.softcap.map(|cap| format!("cap {cap}")),
         task.sinks.then(|| "sinks".to_owned()),
+        task.page.map(|rows| format!("pages of {rows}")),
+        task.traffic.map(|traffic| format!("{} of {}", task.q[0], traffic.name())),
+        task.invariant.then(|| "batch-invariant".to_owned()),
+        task.backward.then(|| "backward".to_owned()),
         (!task.kind.is_normal()).then(|| task.kind.name().to_owned()),
     ];
     let title = parts.into_iter().flatten().collect::<Vec<_>>().join(", ");

@@ -32,19 +32,22 @@ fn by_length(run: &Run, mut curves: Vec<Curve<'_>>) -> String {
     let names: Vec<_> = peers.iter().filter(|name| *name != BEST_PEER).map(|name| run.title(name)).collect();
     let against = if names.len() > 1 { format!("the best of {}", names.join(", ")) } else { names.join("") };
     // A head dim's masks stand together.
-    curves.sort_by_key(|curve| curve.problems[0].task.spec().q[3]);
+    curves.sort_by_key(|curve| curve.problems[0].task.attention().map(|spec| spec.q[3]));
     let lengths = Curve::lengths(&curves);
     let row = |curve: &Curve<'_>| {
         let at = |length: &usize| curve.at(*length).and_then(|p| p.lead(peer));
         let cells = lengths
             .iter()
             .map(|length| at(length).map_or("–".to_owned(), |lead| format!("{:.2}", lead.point)));
-        let dim = curve.problems[0].task.spec().q[3].to_string();
-        [dim, curve.mask.clone()].into_iter().chain(cells).collect()
+        let features = curve.problems[0].features().replace("D = ", "");
+        [features, curve.mask.clone()].into_iter().chain(cells).collect()
     };
-    let heads =
-        ["head dim", "mask"].map(str::to_owned).into_iter().chain(lengths.iter().map(|s| words::extent(*s)));
-    let title = format!("Times as fast as {}, by sequence length:\n\n", plain(&against));
+    let of_heads = curves[0].problems[0].task.attention().is_some();
+    let heads = [if of_heads { "head dim" } else { "layer" }, "mask"]
+        .map(str::to_owned)
+        .into_iter()
+        .chain(lengths.iter().map(|s| words::extent(*s)));
+    let title = format!("Times as fast as {}, by {}:\n\n", plain(&against), curves[0].problems[0].axis()[0]);
     title + &table(&heads.collect::<Vec<_>>(), curves.iter().map(row))
 }
 

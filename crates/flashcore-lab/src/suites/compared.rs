@@ -6,7 +6,7 @@ use flashcore_kernels::{ALLOCATED_ALIGNMENT, Gpu, KernelConfig, plan};
 
 use crate::{
     comparison::Comparison,
-    task::{Task, TaskError, TaskSpec},
+    task::{AttentionSpec, Task, TaskError},
 };
 
 /// Comparisons, or why they cannot be made.
@@ -16,7 +16,7 @@ pub(super) type Comparisons = Result<Vec<Comparison>, TaskError>;
 struct Row {
     what: &'static str,
     shapes: &'static [[usize; 4]],
-    change: fn(&mut TaskSpec),
+    change: fn(&mut AttentionSpec),
     peer: Option<&'static str>,
     /// What the ratio is wanted to be at most.
     wanted: f64,
@@ -59,7 +59,7 @@ pub(super) fn options(dtype: DType) -> Comparisons {
     for Row { what, shapes, change, peer, wanted } in ROWS {
         for (shape, mask) in shapes.iter().flat_map(|shape| [(*shape, Mask::NONE), (*shape, Mask::CAUSAL)]) {
             let plain = Task::square(dtype, shape, mask)?;
-            let task = changed(&plain, change)?;
+            let task = plain.changed(change)?;
             let other = if peer.is_some() { task.clone() } else { plain };
             all.push(Comparison { peer, ..Comparison::of_ours(what, task, other, wanted) });
         }
@@ -71,20 +71,14 @@ pub(super) fn options(dtype: DType) -> Comparisons {
 /// the rounding changes is in `work`.
 fn window(dtype: DType, shape: [usize; 4]) -> Result<Comparison, TaskError> {
     let task = Task::square(dtype, shape, Mask::window(WINDOW - 1, 0))?;
-    let tile = planned_tile(task.problem());
-    let visited = visited_keys(task.problem(), tile);
+    let tile = planned_tile(task.forward()?);
+    let visited = visited_keys(task.forward()?, tile);
     let keys = (visited / tile[1] as f64).round() as usize * tile[1];
     let [batch, heads, _, dim] = shape;
-    let plain = changed(&Task::square(dtype, shape, Mask::NONE)?, |spec| spec.k = [batch, heads, keys, dim])?;
-    let work = visited / visited_keys(plain.problem(), planned_tile(plain.problem()));
+    let plain = Task::square(dtype, shape, Mask::NONE)?.changed(|spec| spec.k = [batch, heads, keys, dim])?;
+    let work = visited / visited_keys(plain.forward()?, planned_tile(plain.forward()?));
     let what = format!("window of {WINDOW} keys, against as many tiles of keys for every row");
     Ok(Comparison { work, ..Comparison::of_ours(what, task, plain, WINDOWED) })
-}
-
-fn changed(task: &Task, change: impl FnOnce(&mut TaskSpec)) -> Result<Task, TaskError> {
-    let mut spec = task.spec().clone();
-    change(&mut spec);
-    Task::parse(spec)
 }
 
 /// Rows and keys of the tiles that a problem is cut into on an H200.
@@ -144,14 +138,14 @@ mod tests {
         assert!(LENGTHS.is_sorted() && LENGTHS[0] == 64 && LENGTHS.iter().all(|seq| seq % TILE_ROWS != 0));
         let all = sweep(DType::F16).unwrap();
         assert_eq!(all.len(), 4 * LENGTHS.len());
-        assert!(all.iter().all(|c| c.work == 1.0 && c.task.spec().dtype == "f16"));
+        assert!(all.iter().all(|c| c.work == 1.0 && c.task.spec().dtype() == "f16"));
     }
 
     #[track_caller]
     fn check_visited([queries, keys]: [usize; 2], mask: Mask, tile: [usize; 2], tiles: f64) {
         let plain = Task::square(DType::F16, [1, 1, queries, 64], mask).unwrap();
-        let task = changed(&plain, |spec| spec.k[2] = keys).unwrap();
-        assert_eq!(visited_keys(task.problem(), tile), tiles * tile[1] as f64, "{task} by {tile:?}");
+        let task = plain.changed(|spec| spec.k[2] = keys).unwrap();
+        assert_eq!(visited_keys(task.forward().unwrap(), tile), tiles * tile[1] as f64, "{task} by {tile:?}");
     }
 
     #[test]

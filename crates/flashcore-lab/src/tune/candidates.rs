@@ -207,7 +207,7 @@ mod tests {
     }
 
     fn planned(gpu: &Gpu) -> Tile {
-        plan(task().problem(), gpu, 256).unwrap().kernel().tile()
+        plan(task().forward().unwrap(), gpu, 256).unwrap().kernel().tile()
     }
 
     #[test]
@@ -223,7 +223,7 @@ mod tests {
     #[test]
     fn the_exhaustive_walk_visits_everything_that_fits_once() {
         let (task, tile) = (task(), planned(&Gpu::AMPERE));
-        let fits = |tile: &Tile| plan_tile(task.problem(), &Gpu::AMPERE, 256, *tile).is_ok();
+        let fits = |tile: &Tile| plan_tile(task.forward().unwrap(), &Gpu::AMPERE, 256, *tile).is_ok();
         let mut walk = Walk::exhaustive(&tile);
         let waves = std::iter::from_fn(|| Some(walk.next(7, &[], fits)).filter(|wave| !wave.is_empty()));
         let visited: Vec<Tile> = waves.flatten().collect();

@@ -15,7 +15,7 @@ use crate::{
     judge::Judge,
     simulator::{Simulator, judge},
     stats::blocks,
-    task::Task,
+    task::{Task, TaskError},
     workload::Workload,
 };
 
@@ -77,13 +77,15 @@ impl OnGpu {
         let workload = Rc::new(Workload::new(task.clone(), seed)?);
         let ready = CudaReady::planned(&cuda, &workload)?;
         let device = cuda.device().props().name.clone();
-        let setting = Setting { gpu: cuda.gpu(), device, unit: "us", planned: ready.tile() };
-        let judge = Judge::new(&workload);
+        let not_forward = || TaskError::NotForward { task: task.to_string() };
+        let planned = ready.tile().ok_or_else(not_forward)?;
+        let setting = Setting { gpu: cuda.gpu(), device, unit: "us", planned };
+        let judge = Judge::new(&workload)?;
         Ok(Self { setting, cuda, workload, judge, counter, ready })
     }
 
     fn switch(&mut self, tile: &Tile) -> Result<(), LabError> {
-        if self.ready.tile() == *tile { Ok(()) } else { self.ready.switch(&self.cuda, tile) }
+        if self.ready.tile() == Some(*tile) { Ok(()) } else { self.ready.switch(&self.cuda, tile) }
     }
 }
 
@@ -93,7 +95,11 @@ impl Runner for OnGpu {
     }
 
     fn build(&mut self, tiles: &[Tile]) -> Vec<Result<(), String>> {
-        let (cuda, problem, planned) = (&self.cuda, self.workload.task().problem(), self.setting.planned);
+        let (cuda, planned) = (&self.cuda, self.setting.planned);
+        let problem = match self.workload.task().forward() {
+            Ok(problem) => problem,
+            Err(error) => return vec![Err(error.to_string()); tiles.len()],
+        };
         let build = |tile: &Tile| {
             let ready = cuda.prepare_tile(problem, *tile).map_err(|error| error.to_string())?;
             match ready.kernel().attributes().local {
@@ -136,10 +142,10 @@ pub struct Simulated {
 impl Simulated {
     /// The kernels of `gpu`.
     pub fn new(gpu: Gpu, task: &Task, seed: u64) -> Result<Self, LabError> {
-        let planned = Simulator::new(gpu).plan(task.problem())?.kernel().tile();
+        let planned = Simulator::new(gpu).plan(task.forward()?)?.kernel().tile();
         let workload = Rc::new(Workload::new(task.clone(), seed)?);
         let setting = Setting { gpu, device: "the simulator".to_owned(), unit: "instructions", planned };
-        Ok(Self { setting, judge: Judge::new(&workload), workload, instructions: HashMap::new() })
+        Ok(Self { setting, judge: Judge::new(&workload)?, workload, instructions: HashMap::new() })
     }
 
     /// Launches a candidate twice, first tamely, then under a hostile schedule; why it is out, if so.
@@ -148,12 +154,12 @@ impl Simulated {
             error.source().map_or_else(|| error.to_string(), |cause| format!("{error}: {cause}"))
         }
         let gpu = self.setting.gpu;
-        let plan =
-            plan_tile(self.workload.task().problem(), &gpu, ALLOCATED_ALIGNMENT, *tile).map_err(text)?;
+        let problem = self.workload.task().forward().map_err(text)?;
+        let plan = plan_tile(problem, &gpu, ALLOCATED_ALIGNMENT, *tile).map_err(text)?;
         let simulator = Simulator::new(gpu);
         for _ in 0..2 {
             let mut outputs = self.workload.outputs().map_err(text)?;
-            let mut call = self.workload.call(&mut outputs, true).map_err(text)?;
+            let mut call = self.workload.call(&mut outputs).map_err(text)?;
             let Some(ran) = simulator.launch(&mut call, &plan).map_err(text)? else { continue };
             judge(&ran).map_err(text)?;
             // Instructions of the tame run, and the passes that conflicts in shared memory add.

@@ -153,7 +153,7 @@ impl<'a> Search<'a> {
     /// Wave after wave; whether there are no candidates left.
     fn explore(&mut self, begin: Instant) -> Result<bool, LabError> {
         let (problem, setting, settings) =
-            (self.task.problem(), self.runner.setting().clone(), self.settings);
+            (self.task.forward()?, self.runner.setting().clone(), self.settings);
         let fits = |tile: &Tile| plan_tile(problem, &setting.gpu, ALLOCATED_ALIGNMENT, *tile).is_ok();
         let mut walk = match settings.exhaustive {
             true => Walk::exhaustive(&setting.planned),
@@ -259,8 +259,12 @@ impl<'a> Search<'a> {
     }
 
     fn contender(&self, tile: Tile, costs: &[f64]) -> Contender {
-        let plan = plan_tile(self.task.problem(), &self.runner.setting().gpu, ALLOCATED_ALIGNMENT, tile);
-        let kernel = plan.map_or_else(|misfit| misfit.to_string(), |plan| plan.kernel().name());
+        let gpu = self.runner.setting().gpu;
+        let kernel =
+            match self.task.forward().map(|problem| plan_tile(problem, &gpu, ALLOCATED_ALIGNMENT, tile)) {
+                Ok(plan) => plan.map_or_else(|misfit| misfit.to_string(), |plan| plan.kernel().name()),
+                Err(error) => error.to_string(),
+            };
         Contender { kernel, tile, cost: median(costs) }
     }
 
@@ -279,7 +283,7 @@ impl<'a> Search<'a> {
             machine::commit().unwrap_or_default(),
             machine::now(),
         );
-        Some((tuned::key(self.task.problem(), &setting.gpu)?, Row { tile: best.tile, evidence }))
+        Some((tuned::key(self.task.forward().ok()?, &setting.gpu)?, Row { tile: best.tile, evidence }))
     }
 
     /// An error if the user stopped the search; asked before everything that takes time.

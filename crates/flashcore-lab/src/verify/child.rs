@@ -7,7 +7,7 @@ use std::io::{self, Write};
 
 use flashcore_core::BackendError;
 use flashcore_kernels::Choice;
-use flashcore_testkit::{Outcome, Step, backward, check_case_runs, moe};
+use flashcore_testkit::{Outcome, Step, append, backward, check_case_runs, merge, moe};
 
 use super::{
     Ending, Line, Order, Report,
@@ -72,6 +72,12 @@ fn examine(candidate: &dyn Candidate, check: &Check, runs: usize) -> Report {
         Subject::Law(law) => report(check, &law.check(candidate, check.dtype, check.seed)),
         Subject::Gradients(case) => report(check, &backward::check(candidate, case, check.dtype, check.seed)),
         Subject::Experts(case) => report(check, &moe::check(candidate, case, check.dtype, check.seed)),
+        Subject::Merge(case, out) => {
+            report(check, &merge::check(candidate, case, [check.dtype, *out], check.seed))
+        }
+        Subject::Append(case) => {
+            report(check, &append::check(candidate, case, (check.dtype, check.dtype), check.seed))
+        }
         Subject::GradientLaw(law) => report(check, &law.check(candidate, check.dtype, check.seed)),
     }
 }

@@ -7,10 +7,10 @@ use flashcore_core::{Backend, BackendError, DType, Problem};
 use flashcore_cpu::Cpu;
 use flashcore_kernels::{Choice, Gpu};
 use flashcore_testkit::{
-    Case, Tag,
+    Case, Tag, append,
     backward::{self, laws},
     cases::{self, Cost},
-    moe,
+    merge, moe,
     properties::{self, Property},
     random,
 };
@@ -40,8 +40,6 @@ pub struct Target {
     /// Checks of a group, likewise; evenly spaced ones are taken of more.
     pub most: [usize; 3],
     pub dtypes: &'static [DType],
-    /// Whether it computes gradients.
-    pub gradients: bool,
 }
 
 impl Target {
@@ -59,7 +57,6 @@ pub const CPU: Target = Target {
     random: [60, 1000, 1000],
     most: [usize::MAX; 3],
     dtypes: &DType::COMMON,
-    gradients: true,
 };
 
 /// Most work of a case whose gradients are checked, for each extent: their oracle is several times that of the output.
@@ -73,7 +70,6 @@ const SIM: Target = Target {
     random: [8, 60, 1000],
     most: [6, usize::MAX, usize::MAX],
     dtypes: &DType::COMMON,
-    gradients: false,
 };
 
 /// Every backend that can be verified.
@@ -93,7 +89,6 @@ pub const TARGETS: &[Target] = &[
     Target {
         name: "cuda",
         open: |choice| Ok(Box::new(Cuda::open(0).map_err(cuda::Error::on_opening)?.choosing(choice))),
-        gradients: false,
         ..CPU
     },
 ];
@@ -154,6 +149,10 @@ pub enum Subject {
     GradientLaw(&'static laws::Law),
     /// The stages, on a mixture of experts.
     Experts(Box<moe::Case>),
+    /// The stages, on partial results that are merged into another type, perhaps.
+    Merge(merge::Case, DType),
+    /// The stages, on new rows of a cache.
+    Append(append::Case),
 }
 
 impl Check {
@@ -165,6 +164,8 @@ impl Check {
             Subject::Gradients(case) => case.to_string(),
             Subject::GradientLaw(law) => format!("law: {}", law.name),
             Subject::Experts(case) => case.to_string(),
+            Subject::Merge(case, out) => format!("{case} to {out}"),
+            Subject::Append(case) => case.to_string(),
         };
         format!("{subject} {} seed {}", self.dtype, self.seed)
     }
@@ -187,9 +188,10 @@ pub fn groups(target: &Target, scope: &Scope) -> Vec<Group> {
     let count = target.random[extent];
     groups.push(Group { name: "random".to_owned(), checks: randoms(count) });
     groups.push(Group { name: "moe".to_owned(), checks: experts(count) });
-    if target.gradients {
-        groups.push(Group { name: "gradients".to_owned(), checks: gradients(GRADIENTS[extent], count) });
-    }
+    groups.push(Group { name: "merge".to_owned(), checks: merges() });
+    groups.push(Group { name: "append".to_owned(), checks: appends() });
+    let most = GRADIENTS[extent].min(cost);
+    groups.push(Group { name: "gradients".to_owned(), checks: gradients(most, count) });
     for group in &mut groups {
         let Group { name, checks } = group;
         checks.retain(|check| target.dtypes.contains(&check.dtype) && is_wanted(scope, name, check));
@@ -256,6 +258,17 @@ fn experts(random: u64) -> Vec<Check> {
     named.chain(random).collect()
 }
 
+/// Merges of every case, each from one of the types.
+fn merges() -> Vec<Check> {
+    let pairs = merge::cases().into_iter().zip(merge::dtypes().collect::<Vec<_>>().into_iter().cycle());
+    pairs.map(|(case, [dtype, out])| Check { subject: Subject::Merge(case, out), dtype, seed: 1 }).collect()
+}
+
+fn appends() -> Vec<Check> {
+    let check = |case, dtype| Check { subject: Subject::Append(case), dtype, seed: 1 };
+    append::cases().into_iter().flat_map(|case| DType::COMMON.map(|dtype| check(case, dtype))).collect()
+}
+
 /// `UsedLengths` becomes `used-lengths`.
 fn tag_name(tag: Tag) -> String {
     let mut name = String::new();
@@ -281,10 +294,15 @@ mod tests {
     fn groups_hold_every_case_in_every_type() {
         let groups = groups(&TARGETS[0], &scope(Extent::Usual, None));
         let names: Vec<_> = groups.iter().map(|group| group.name.as_str()).collect();
-        for expected in
-            ["named", "used-lengths", "big-offsets", "ragged", "sinks", "laws", "random", "moe", "gradients"]
+        for expected in ["named", "used-lengths", "big-offsets", "ragged", "pages", "sinks", "laws", "random"]
         {
             assert!(names.contains(&expected), "{names:?}");
+        }
+        for target in TARGETS {
+            let groups = super::groups(target, &scope(Extent::Quick, None));
+            for expected in ["moe", "merge", "append", "gradients"] {
+                assert!(groups.iter().any(|group| group.name == expected), "{} on {}", expected, target.name);
+            }
         }
         let named = groups.iter().find(|group| group.name == "named").unwrap();
         assert_eq!(named.checks.len(), cases::tagged(Tag::Named).len() * 2 * 3);
@@ -301,11 +319,10 @@ mod tests {
     #[test]
     fn all_means_every_case_on_every_backend() {
         let expected: usize = cases::all().iter().map(|case| case.dtypes.len()).sum();
-        let forward = |target: &&Target| !target.gradients && target.dtypes == DType::COMMON;
-        for target in TARGETS.iter().filter(forward) {
+        let others = ["laws", "random", "moe", "merge", "append", "gradients"];
+        for target in TARGETS.iter().filter(|target| target.dtypes == DType::COMMON) {
             let groups = groups(target, &Scope { seeds: 1, ..scope(Extent::All, None) });
-            let cases =
-                groups.iter().filter(|group| !["laws", "random", "moe"].contains(&group.name.as_str()));
+            let cases = groups.iter().filter(|group| !others.contains(&group.name.as_str()));
             assert_eq!(cases.map(|group| group.checks.len()).sum::<usize>(), expected, "{}", target.name);
         }
     }

@@ -7,7 +7,7 @@ use flashcore_lab::{
     protocol::{Mode, Protocol},
     record::{Measurement, Record, Stretch},
     suites::Suite,
-    task::{Task, TaskSpec},
+    task::Task,
 };
 
 fn task(seq: usize) -> Task {
@@ -57,8 +57,10 @@ fn peers_are_compared_on_the_same_task() {
 #[test]
 fn what_is_compared_is_measured_once_and_side_by_side() {
     let pair = |a, b| Comparison::of_ours("lengths", task(a), task(b), 1.1);
-    let lengths: Vec<_> =
-        tasks(&[pair(65, 128), pair(96, 128), pair(129, 256)]).iter().map(|t| t.spec().q[2]).collect();
+    let lengths: Vec<_> = tasks(&[pair(65, 128), pair(96, 128), pair(129, 256)])
+        .iter()
+        .map(|t| t.attention().unwrap().q[2])
+        .collect();
     assert_eq!(lengths, [128, 65, 96, 256, 129]);
     for suite in [Suite::OPTIONS, Suite::SWEEP] {
         let (all, needed) = (suite.comparisons(DType::F16).unwrap(), suite.tasks(DType::F16).unwrap());
@@ -68,7 +70,7 @@ fn what_is_compared_is_measured_once_and_side_by_side() {
 
 #[test]
 fn a_record_with_sinks_is_read_again() {
-    let sinks = Task::parse(TaskSpec { sinks: true, ..task(64).spec().clone() }).unwrap();
+    let sinks = task(64).changed(|spec| spec.sinks = true).unwrap();
     let written = record(&[(&sinks, "cuda", 1e-3), (&task(64), "cuda", 1e-3)]);
     let text = serde_json::to_vec(&written).unwrap();
     assert_eq!(Record::parse(&text).unwrap(), written);

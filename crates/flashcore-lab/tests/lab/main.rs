@@ -3,6 +3,7 @@
 mod comparison;
 mod contest;
 mod gate_honesty;
+mod operations;
 mod record;
 mod report;
 mod repro;

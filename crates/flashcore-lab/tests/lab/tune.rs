@@ -82,7 +82,7 @@ fn has_keys(tile: &Tile, keys: u32) -> bool {
 }
 
 fn pretended(gpu: Gpu) -> Pretended {
-    let planned = plan(task().problem(), &gpu, 256).unwrap().kernel().tile();
+    let planned = plan(task().forward().unwrap(), &gpu, 256).unwrap().kernel().tile();
     Pretended {
         setting: Setting { gpu, device: "a pretended GPU".to_owned(), unit: "us", planned },
         cost: keys_matter,

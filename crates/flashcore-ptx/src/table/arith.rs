@@ -2,12 +2,13 @@
 
 use super::spec::*;
 use crate::op::{Mod::*, Op};
-use crate::target::Target::Sm80;
+use crate::target::Target::{Sm80, Sm90};
 use crate::types::ScalarType::*;
-use crate::version::V7_6;
+use crate::version::{V7_6, V8_0};
 
 const INT: &[crate::types::ScalarType] = &[U16, U32, U64, S16, S32, S64];
 const INT32: &[crate::types::ScalarType] = &[U32, S32];
+const PAIRS: &[crate::types::ScalarType] = &[U16x2, S16x2];
 const SIGNED: &[crate::types::ScalarType] = &[S16, S32, S64];
 const ROUND: &[crate::op::Mod] = &[Rn, Rz, Rm, Rp];
 
@@ -45,6 +46,13 @@ pub(super) const INTEGER: &[Row] = &[
     int(Op::Neg, &[t(SIGNED)], &[d(T), s(T)]),
     int(Op::Min, &[t(INT)], &[d(T), s(T), s(T)]),
     int(Op::Max, &[t(INT)], &[d(T), s(T), s(T)]),
+    int(Op::Add, &[t(PAIRS)], &[d(T), r(T), r(T)]).since(Sm90, V8_0),
+    int(Op::Min, &[t(PAIRS)], &[d(T), r(T), r(T)]).since(Sm90, V8_0),
+    int(Op::Max, &[t(PAIRS)], &[d(T), r(T), r(T)]).since(Sm90, V8_0),
+    int(Op::Min, &[t(&[S16x2]), one(&[Relu])], &[d(T), r(T), r(T)]).since(Sm90, V8_0),
+    int(Op::Min, &[t(&[S32]), one(&[Relu])], &[d(T), s(T), s(T)]).since(Sm90, V8_0),
+    int(Op::Max, &[t(&[S16x2]), one(&[Relu])], &[d(T), r(T), r(T)]).since(Sm90, V8_0),
+    int(Op::Max, &[t(&[S32]), one(&[Relu])], &[d(T), s(T), s(T)]).since(Sm90, V8_0),
     int(Op::Popc, &[t(&[B32, B64])], &[d(is(U32)), s(T)]),
     int(Op::Clz, &[t(&[B32, B64])], &[d(is(U32)), s(T)]),
     int(Op::Bfind, &[opt(&[Shiftamt]), t(&[U32, U64, S32, S64])], &[d(is(U32)), s(T)]),
@@ -95,6 +103,21 @@ const WORDS: &[crate::op::Mod] = &[Type(U32), Type(S32)];
 
 pub(super) const VIDEO: &[Row] =
     video!(Vadd2, Vsub2, Vavrg2, Vabsdiff2, Vmin2, Vmax2, Vadd4, Vsub4, Vavrg4, Vabsdiff4, Vmin4, Vmax4);
+
+const COMPARED: &[crate::op::Mod] = &[Eq, Ne, Lt, Le, Gt, Ge];
+
+/// PTX ISA, "vset2, vset4": 0 or 1 for each element, or how many are true added to a third word.
+macro_rules! video_set {
+    ($($op:ident),+) => {
+        &[$(int(
+            Op::$op,
+            &[t(INT32), u(INT32), one(COMPARED), opt(&[Add])],
+            &[d(is(B32)), r(is(B32)), r(is(B32)), r(is(B32))],
+        )),+]
+    };
+}
+
+pub(super) const VIDEO_SET: &[Row] = video_set!(Vset2, Vset4);
 
 /// PTX ISA, "Floating Point Instructions".
 pub(super) const FLOAT: &[Row] = &[

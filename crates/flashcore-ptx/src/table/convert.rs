@@ -44,6 +44,12 @@ pub(super) const CONVERT: &[Row] = &[
     cvt(&[one(ROUND_INT), opt(&[Ftz]), opt(&[Sat]), t(&[F32]), u(&[F32])], &[d(T), s(U)]),
     cvt(&[one(ROUND_INT), t(&[F64]), u(&[F64])], &[d(T), s(U)]),
     cvt(&[one(ROUND_INT), t(&[F16]), u(&[F16])], &[d(T), r(U)]),
+    cvt(&[one(ROUND_INT), t(&[Bf16]), u(&[Bf16])], &[d(T), r(U)]).since(Sm90, V7_8),
+    cvt(&[one(&[Rm, Rp]), t(&[Bf16]), u(&[F32])], &[d(T), s(U)]).since(Sm90, V7_8),
+    cvt(&[one(ROUND), t(&[Bf16]), u(&[F64])], &[d(T), s(U)]).since(Sm90, V7_8),
+    cvt(&[one(ROUND), t(&[Bf16]), u(&[F16])], &[d(T), r(U)]).since(Sm90, V7_8),
+    cvt(&[one(ROUND), t(&[F16]), u(&[Bf16])], &[d(T), r(U)]).since(Sm90, V7_8),
+    cvt(&[t(&[F64]), u(&[Bf16])], &[d(T), r(U)]).since(Sm90, V7_8),
     cvt(&[opt(&[Ftz]), one(&[Sat]), t(&[F32]), u(&[F32])], &[d(T), s(U)]),
     cvt(&[one(ROUND), opt(&[Ftz]), opt(&[Sat]), t(&[F16]), u(&[F32])], &[d(T), s(U)]),
     cvt(&[one(&[Rn, Rz]), one(&[Relu]), t(&[F16]), u(&[F32])], &[d(T), s(U)]),
@@ -72,7 +78,7 @@ pub(super) const PACK: &[Row] = &[
 /// PTX ISA, "mov", "cvta", "isspacep", "mapa", "getctarank".
 pub(super) const MOVE: &[Row] = &[
     mov(Op::Mov, &[t(MOVABLE)], &[d(T), src(Kind::Movable(T))]),
-    mov(Op::Mov, &[t(&[B16, B32, B64])], &[d(T), src(Kind::Packed(T))]),
+    mov(Op::Mov, &[t(&[B16, B32, B64])], &[d(T), src(Kind::PackedValues(T))]),
     mov(Op::Mov, &[t(&[B16, B32, B64])], &[dst(Kind::Packed(T)), r(T)]),
     mov(Op::Mov, &[t(&[B128])], &[d(T), src(Kind::Packed(T))]).since(Sm80, V8_3),
     mov(Op::Mov, &[t(&[B128])], &[dst(Kind::Packed(T)), r(T)]).since(Sm80, V8_3),

@@ -51,7 +51,8 @@ impl Form {
             Kind::Pair(ty) => self.is_pair(ty, operand),
             Kind::Value(ty) => self.is_value(ty, operand),
             Kind::Movable(ty) => self.is_movable(ty, operand),
-            Kind::Packed(ty) => self.is_packed(ty, operand),
+            Kind::Packed(ty) => self.is_packed(ty, operand, false),
+            Kind::PackedValues(ty) => self.is_packed(ty, operand, true),
             Kind::Vector(ty, count) => self.is_vector(ty, count, operand),
             Kind::Pred => {
                 matches!(operand, Operand::Reg(reg) | Operand::Not(reg) if reg.ty == ScalarType::Pred)
@@ -106,14 +107,22 @@ impl Form {
         }
     }
 
-    fn is_packed(&self, ty: Ty, operand: &Operand) -> bool {
+    fn is_packed(&self, ty: Ty, operand: &Operand, literals: bool) -> bool {
         let Operand::Vector(items) = operand else { return false };
         let Some(whole) = self.resolve(ty).map(ScalarType::bits) else { return false };
         let regs: Vec<_> = items.iter().filter_map(Operand::as_reg).collect();
-        let only_regs_and_sinks = items.iter().all(|i| matches!(i, Operand::Reg(_) | Operand::Sink));
         let part = whole.checked_div(items.len() as u32).unwrap_or(0);
+        let is_part = |item: &Operand| match item {
+            Operand::Reg(_) | Operand::Sink => true,
+            Operand::Imm(Imm::Int(value)) => literals && fits_width(*value, part),
+            _ => false,
+        };
         let fits = regs.iter().all(|reg| reg.ty.bits() == part && reg.ty != ScalarType::Pred);
-        only_regs_and_sinks && !regs.is_empty() && part >= 8 && part * items.len() as u32 == whole && fits
+        items.iter().all(is_part)
+            && !regs.is_empty()
+            && part >= 8
+            && part * items.len() as u32 == whole
+            && fits
     }
 
     fn is_vector(&self, ty: Ty, count: Count, operand: &Operand) -> bool {
@@ -153,6 +162,7 @@ impl Form {
             Kind::Value(t) => format!("a register or literal of type {}", ty(t)),
             Kind::Movable(t) => format!("a register, literal, special register or symbol of type {}", ty(t)),
             Kind::Packed(t) => format!("`{{…}}` of registers that together fill {}", ty(t)),
+            Kind::PackedValues(t) => format!("`{{…}}` of registers or literals that together fill {}", ty(t)),
             Kind::Vector(t, count) if self.count(count) == 1 && count != Count::Is(1) => {
                 format!("a register of type {}", ty(t))
             }

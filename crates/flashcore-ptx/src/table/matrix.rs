@@ -2,9 +2,9 @@
 
 use super::spec::*;
 use crate::op::{Mod, Mod::*, Op, shape};
-use crate::target::Target::{Sm75, Sm89, Sm90a};
+use crate::target::Target::{Sm75, Sm80, Sm89, Sm90, Sm90a};
 use crate::types::ScalarType::*;
-use crate::version::{V7_0, V8_0, V8_4};
+use crate::version::{V7_0, V7_1, V7_8, V8_0, V8_4};
 
 /// The usual head of an `mma.sync`: shape and layouts.
 macro_rules! mma {
@@ -63,6 +63,120 @@ macro_rules! bytes {
     };
 }
 
+/// An `mma.sync` into 32-bit integers.
+macro_rules! nibbles {
+    ($m:literal x $n:literal x $k:literal, $ta:ident, $tb:ident : d $d:literal a $a:literal b $b:literal) => {
+        row(
+            Class::Tensor,
+            Op::MmaSync,
+            &[
+                one(&[Aligned]),
+                one(&[Shape(shape($m, $n, $k))]),
+                one(&[RowMajor]),
+                one(&[ColMajor]),
+                opt(&[Satfinite]),
+                one(&[Mod::Type(S32)]),
+                one(&[Mod::Type($ta)]),
+                one(&[Mod::Type($tb)]),
+                one(&[Mod::Type(S32)]),
+            ],
+            integers!($d, $a, $b),
+        )
+        .converge(Converge::Warp)
+        .since(Sm75, V7_0)
+    };
+}
+
+macro_rules! integers {
+    ($d:literal, $a:literal, $b:literal) => {
+        &[
+            dst(Kind::Vector(is(S32), Count::Is($d))),
+            src(Kind::Vector(is(B32), Count::Is($a))),
+            src(Kind::Vector(is(B32), Count::Is($b))),
+            src(Kind::Vector(is(S32), Count::Is($d))),
+        ]
+    };
+}
+
+/// An `mma.sync` that counts bits.
+macro_rules! bits {
+    ($m:literal x $n:literal x $k:literal, $op:ident : d $d:literal a $a:literal b $b:literal) => {
+        row(
+            Class::Tensor,
+            Op::MmaSync,
+            &[
+                one(&[Aligned]),
+                one(&[Shape(shape($m, $n, $k))]),
+                one(&[RowMajor]),
+                one(&[ColMajor]),
+                one(&[Mod::Type(S32)]),
+                one(&[Mod::Type(B1)]),
+                one(&[Mod::Type(B1)]),
+                one(&[Mod::Type(S32)]),
+                one(&[$op]),
+                one(&[Popc]),
+            ],
+            integers!($d, $a, $b),
+        )
+        .converge(Converge::Warp)
+    };
+}
+
+/// An `mma.sync` of doubles.
+macro_rules! doubles {
+    ($m:literal x $n:literal x $k:literal : d $d:literal a $a:literal b $b:literal) => {
+        row(
+            Class::Tensor,
+            Op::MmaSync,
+            &[
+                one(&[Aligned]),
+                one(&[Shape(shape($m, $n, $k))]),
+                one(&[RowMajor]),
+                one(&[ColMajor]),
+                opt(&[Rn, Rz, Rm, Rp]),
+                one(&[Mod::Type(F64)]),
+                one(&[Mod::Type(F64)]),
+                one(&[Mod::Type(F64)]),
+                one(&[Mod::Type(F64)]),
+            ],
+            &[
+                dst(Kind::Vector(is(F64), Count::Is($d))),
+                src(Kind::Vector(is(F64), Count::Is($a))),
+                src(Kind::Vector(is(F64), Count::Is($b))),
+                src(Kind::Vector(is(F64), Count::Is($d))),
+            ],
+        )
+        .converge(Converge::Warp)
+    };
+}
+
+/// An `mma.sync` of two 8-bit floats of different kinds.
+macro_rules! mixed {
+    ($ta:ident, $tb:ident) => {
+        row(
+            Class::Tensor,
+            Op::MmaSync,
+            &[
+                one(&[Aligned]),
+                one(&[Shape(shape(16, 8, 32))]),
+                one(&[RowMajor]),
+                one(&[ColMajor]),
+                one(&[Mod::Type(F32)]),
+                one(&[Mod::Type($ta)]),
+                one(&[Mod::Type($tb)]),
+                one(&[Mod::Type(F32)]),
+            ],
+            &[
+                dst(Kind::Vector(is(F32), Count::Is(4))),
+                src(Kind::Vector(is(B32), Count::Is(4))),
+                src(Kind::Vector(is(B32), Count::Is(2))),
+                src(Kind::Vector(is(F32), Count::Is(4))),
+            ],
+        )
+        .converge(Converge::Warp)
+    };
+}
+
 /// Registers that hold an accumulator: f16 travels in pairs.
 const fn accumulator(ty: crate::types::ScalarType) -> Ty {
     if matches!(ty, F16) { is(B32) } else { is(ty) }
@@ -86,6 +200,34 @@ pub(super) const MMA: &[Row] = &[
     bytes!(16 x 8 x 32, S8, U8 : a 4 b 2),
     bytes!(16 x 8 x 32, U8, S8 : a 4 b 2),
     bytes!(16 x 8 x 32, U8, U8 : a 4 b 2),
+    nibbles!(8 x 8 x 32, S4, S4 : d 2 a 1 b 1),
+    nibbles!(8 x 8 x 32, S4, U4 : d 2 a 1 b 1),
+    nibbles!(8 x 8 x 32, U4, S4 : d 2 a 1 b 1),
+    nibbles!(8 x 8 x 32, U4, U4 : d 2 a 1 b 1),
+    nibbles!(8 x 8 x 16, S8, S8 : d 2 a 1 b 1),
+    nibbles!(8 x 8 x 16, S8, U8 : d 2 a 1 b 1),
+    nibbles!(8 x 8 x 16, U8, S8 : d 2 a 1 b 1),
+    nibbles!(8 x 8 x 16, U8, U8 : d 2 a 1 b 1),
+    nibbles!(16 x 8 x 32, S4, S4 : d 4 a 2 b 1).since_sm80(),
+    nibbles!(16 x 8 x 32, S4, U4 : d 4 a 2 b 1).since_sm80(),
+    nibbles!(16 x 8 x 32, U4, S4 : d 4 a 2 b 1).since_sm80(),
+    nibbles!(16 x 8 x 32, U4, U4 : d 4 a 2 b 1).since_sm80(),
+    nibbles!(16 x 8 x 64, S4, S4 : d 4 a 4 b 2).since_sm80(),
+    nibbles!(16 x 8 x 64, S4, U4 : d 4 a 4 b 2).since_sm80(),
+    nibbles!(16 x 8 x 64, U4, S4 : d 4 a 4 b 2).since_sm80(),
+    nibbles!(16 x 8 x 64, U4, U4 : d 4 a 4 b 2).since_sm80(),
+    bits!(8 x 8 x 128, Xor : d 2 a 1 b 1).since(Sm75, V7_0),
+    bits!(8 x 8 x 128, And : d 2 a 1 b 1).since(Sm80, V7_1),
+    bits!(16 x 8 x 128, Xor : d 4 a 2 b 1).since_sm80(),
+    bits!(16 x 8 x 128, And : d 4 a 2 b 1).since(Sm80, V7_1),
+    bits!(16 x 8 x 256, Xor : d 4 a 4 b 2).since_sm80(),
+    bits!(16 x 8 x 256, And : d 4 a 4 b 2).since(Sm80, V7_1),
+    doubles!(8 x 8 x 4 : d 2 a 1 b 1).since_sm80(),
+    doubles!(16 x 8 x 4 : d 4 a 2 b 1).since(Sm90, V7_8),
+    doubles!(16 x 8 x 8 : d 4 a 4 b 2).since(Sm90, V7_8),
+    doubles!(16 x 8 x 16 : d 4 a 8 b 4).since(Sm90, V7_8),
+    mixed!(E4m3, E5m2).since(Sm89, V8_4),
+    mixed!(E5m2, E4m3).since(Sm89, V8_4),
     mma!(16 x 8 x 32, F32, E4m3 : d 4 a 4 b 2).since(Sm89, V8_4),
     mma!(16 x 8 x 32, F32, E5m2 : d 4 a 4 b 2).since(Sm89, V8_4),
 ];

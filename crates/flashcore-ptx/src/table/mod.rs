@@ -31,6 +31,7 @@ const FAMILIES: &[&[Row]] = &[
     arith::INTEGER,
     arith::CARRY,
     arith::VIDEO,
+    arith::VIDEO_SET,
     arith::FLOAT,
     half::HALF,
     logic::LOGIC,

@@ -129,6 +129,8 @@ pub enum Kind {
     Movable(Ty),
     /// `{a, b, …}` whose elements together are as wide as the type.
     Packed(Ty),
+    /// The same as a source, where some elements may be literals.
+    PackedValues(Ty),
     /// `{a, b, …}` of elements of the type.
     Vector(Ty, Count),
     /// A predicate, possibly negated.

@@ -2,9 +2,9 @@
 
 use super::spec::*;
 use crate::op::{Mod::*, Op};
-use crate::target::Target::{Sm90, Sm90a};
+use crate::target::Target::{Sm75, Sm90, Sm90a};
 use crate::types::ScalarType::*;
-use crate::version::{V7_8, V8_0};
+use crate::version::{V7_3, V7_8, V8_0};
 
 const MASK: OperandSpec = s(is(B32));
 
@@ -56,6 +56,14 @@ pub(super) const CONTROL: &[Row] = &[
     control(Op::Exit, &[], &[]).terminator(),
     control(Op::Trap, &[], &[]).terminator(),
     control(Op::Brkpt, &[], &[]),
+    control(
+        Op::Alloca,
+        &[t(&[U32, U64])],
+        &[d(T), s(T), src(Kind::OneOf(&[1, 2, 4, 8, 16, 32, 64, 128])).maybe()],
+    )
+    .since(Sm75, V7_3),
+    control(Op::Stacksave, &[t(&[U32, U64])], &[d(T)]).since(Sm75, V7_3),
+    control(Op::Stackrestore, &[t(&[U32, U64])], &[r(T)]).since(Sm75, V7_3),
     control(Op::Nanosleep, &[t(&[U32])], &[s(T)]),
     control(
         Op::Setmaxnreg,

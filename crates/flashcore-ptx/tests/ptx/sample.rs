@@ -240,7 +240,7 @@ impl Sampler<'_> {
                 (Some(ScalarType::U64), 0) if form.row.op == Op::Mov => Operand::Symbol(name("smem")),
                 _ => Operand::Reg(self.typed_reg(ty, form)),
             },
-            Kind::Packed(ty) => self.packed(ty, form),
+            Kind::Packed(ty) | Kind::PackedValues(ty) => self.packed(ty, form),
             Kind::Vector(ty, count) => self.vector(ty, count, form),
             Kind::Pred if self.dice.roll(2) == 0 => Operand::Not(self.reg(ScalarType::Pred)),
             Kind::Pred | Kind::Bool => self.predicate(),

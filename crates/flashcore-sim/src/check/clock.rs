@@ -50,6 +50,8 @@ pub(crate) struct Knowledge {
     pub(crate) fenced: VClock,
     /// Events of other clusters.
     pub(crate) foreign: BTreeMap<u32, VClock>,
+    /// Those that relaxed reads have met without a fence behind them: enough for volatile and relaxed reads to follow.
+    pub(crate) met: BTreeMap<u32, VClock>,
 }
 
 impl Knowledge {
@@ -57,9 +59,8 @@ impl Knowledge {
         self.seen.join(&other.seen);
         self.lanes.join(&other.lanes);
         self.fenced.join(&other.fenced);
-        for (&cluster, clock) in &other.foreign {
-            self.foreign.entry(cluster).or_default().join(clock);
-        }
+        join_all(&mut self.foreign, &other.foreign);
+        join_all(&mut self.met, &other.met);
     }
 
     /// Whether an event of an agent of `cluster` is known to an observer in cluster `here`.
@@ -68,6 +69,22 @@ impl Knowledge {
             return self.seen.get(agent) >= clock;
         }
         self.foreign.get(&cluster).is_some_and(|c| c.get(agent) >= clock)
+    }
+
+    /// As [`knows`](Self::knows), what was met without a fence included.
+    pub(crate) fn has_met(&self, cluster: u32, agent: u32, clock: u32) -> bool {
+        self.met.get(&cluster).is_some_and(|c| c.get(agent) >= clock)
+    }
+
+    /// A fence: what was met is known.
+    pub(crate) fn know_what_was_met(&mut self) {
+        let met = std::mem::take(&mut self.met);
+        join_all(&mut self.foreign, &met);
+    }
+
+    /// What it says about the own cluster alone.
+    pub(crate) fn at_home(&self) -> Self {
+        Self { foreign: BTreeMap::new(), met: BTreeMap::new(), ..self.clone() }
     }
 
     /// The same knowledge as another cluster receives it.
@@ -86,6 +103,12 @@ impl Knowledge {
                 self.foreign.entry(cluster).or_default().join(clock);
             }
         }
+    }
+}
+
+fn join_all(own: &mut BTreeMap<u32, VClock>, other: &BTreeMap<u32, VClock>) {
+    for (&cluster, clock) in other {
+        own.entry(cluster).or_default().join(clock);
     }
 }
 

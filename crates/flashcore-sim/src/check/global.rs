@@ -16,6 +16,8 @@ pub(crate) struct GlobalAccess<'a> {
     /// The warp that issues it.
     pub(crate) home: u32,
     pub(crate) strong: bool,
+    /// Strong for the own CTA alone.
+    pub(crate) within_cta: bool,
 }
 
 /// An earlier access without order to this one.
@@ -35,6 +37,7 @@ struct Event {
     cluster: u32,
     agent: u16,
     strong: bool,
+    within_cta: bool,
 }
 
 #[derive(Clone, Copy, Default, Debug)]
@@ -130,18 +133,29 @@ impl Word {
 
 impl GlobalAccess<'_> {
     fn event(&self) -> Event {
-        Event { clock: self.clock, cluster: self.cluster, agent: self.agent as u16, strong: self.strong }
+        let GlobalAccess { clock, cluster, strong, within_cta, .. } = *self;
+        Event { clock, cluster, agent: self.agent as u16, strong, within_cta }
     }
 }
 
 impl Event {
+    /// Whether both are strong, and each within the other's scope.
+    const fn is_morally_strong(self, who: &GlobalAccess<'_>) -> bool {
+        let apart = (self.within_cta || who.within_cta) && self.cluster != who.cluster;
+        self.strong && who.strong && !apart
+    }
+
     fn known_to(self, who: &GlobalAccess<'_>) -> bool {
         let own = self.cluster == who.cluster && u32::from(self.agent) == who.home;
         own || who.knowledge.knows(who.cluster, self.cluster, self.agent.into(), self.clock)
     }
 
     fn against(self, who: &GlobalAccess<'_>, was_write: bool) -> Result<(), GlobalConflict> {
-        if self.clock == 0 || (self.strong && who.strong) || self.known_to(who) {
+        if self.clock == 0 || self.is_morally_strong(who) || self.known_to(who) {
+            return Ok(());
+        }
+        let met = who.strong && who.knowledge.has_met(self.cluster, self.agent.into(), self.clock);
+        if met && was_write {
             return Ok(());
         }
         Err(GlobalConflict {

@@ -19,6 +19,19 @@ impl Written {
         }
     }
 
+    /// Marks a range as not written.
+    pub(crate) fn clear(&mut self, range: Range<usize>) {
+        if let Some(known) = &mut self.0 {
+            words(range).for_each(|(word, mask)| known[word] &= !mask);
+        }
+    }
+
+    /// Whether nothing of the range was written.
+    pub(crate) fn misses(&self, range: Range<usize>) -> bool {
+        let Some(known) = &self.0 else { return false };
+        words(range).all(|(word, mask)| known[word] & mask == 0)
+    }
+
     /// Marks what is marked in the shadow of a copy.
     pub(crate) fn join(&mut self, other: &Self) {
         if let (Some(own), Some(other)) = (&mut self.0, &other.0) {

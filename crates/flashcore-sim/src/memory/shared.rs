@@ -15,11 +15,14 @@ pub(crate) struct SharedMemory {
 }
 
 impl SharedMemory {
-    pub(crate) fn new(bytes: u32, agents: Agents, track: bool) -> Self {
+    /// Zeros, of which the first `reserved` count as written.
+    pub(crate) fn new(bytes: u32, reserved: u32, agents: Agents, track: bool) -> Self {
         let bytes = bytes as usize;
+        let mut written = Written::new(bytes, false);
+        written.mark(0..reserved as usize);
         Self {
             bytes: vec![0; bytes],
-            written: Written::new(bytes, false),
+            written,
             shadow: SharedShadow::new(if track { bytes } else { 0 }, agents),
         }
     }

@@ -8,7 +8,19 @@ use super::{
 use flashcore_ptx::{
     inst::{Inst, Operand},
     module::{Kernel, TargetList},
+    op::Op,
 };
+
+/// Decodes `alloca`, `stacksave` and `stackrestore`.
+pub(super) fn stack(cx: &Context<'_>, inst: &Inst) -> Decoded<Uop> {
+    let align = inst.operands.get(2).and_then(Operand::as_int).unwrap_or(8) as u32;
+    Ok(match (inst.op, inst.operands.as_slice()) {
+        (Op::Alloca, [dst, bytes, ..]) => Uop::Alloca { dst: cx.dst(dst)?, bytes: cx.value(bytes)?, align },
+        (Op::Stacksave, [dst]) => Uop::StackSave { dst: cx.dst(dst)? },
+        (_, [src]) => Uop::StackRestore { src: cx.value(src)? },
+        _ => return refuse("too few operands"),
+    })
+}
 
 /// Decodes `call`.
 pub(super) fn call(cx: &Context<'_>, inst: &Inst) -> Decoded<Uop> {

@@ -39,7 +39,9 @@ impl Program {
         }
         let (mut layout, scope, scopes) = Layout::new(module, kernel, &functions);
         let frames: Vec<_> = scopes.iter().map(|s| s.scope.frame_bytes).collect();
-        layout.local_bytes = graph.stack_bytes(&functions, &frames, scope.frame_bytes);
+        let bodies = || std::iter::once(kernel).chain(functions.iter().map(|&i| &module.functions[i].code));
+        let allocates = bodies().any(|code| code.instructions().any(|(_, inst)| inst.op == Op::Alloca));
+        layout.set_stack(graph.stack_bytes(&functions, &frames, scope.frame_bytes), allocates);
         let index = module.kernels.iter().position(|k| k.name.as_str() == entry).unwrap_or(0);
         let mut decoder = Decoder::new(module, &functions, &layout);
         for (number, function) in scopes.into_iter().enumerate() {
@@ -240,6 +242,7 @@ fn uop(cx: &Context<'_>, inst: &Inst) -> Decoded<Uop> {
             wmma::decode(cx, inst)
         }
         Op::Movmatrix => wmma::movmatrix(cx, inst),
+        Op::Alloca | Op::Stacksave | Op::Stackrestore => call::stack(cx, inst),
         Op::Call => call::call(cx, inst),
         Op::Cvt | Op::CvtPack | Op::Mov | Op::Cvta | Op::Isspacep | Op::Mapa | Op::Getctarank => {
             convert::decode(cx, inst)

@@ -60,7 +60,10 @@ pub(super) fn lane_fn(inst: &Inst, ty: ScalarType) -> Option<LaneFn> {
     if let Some(video) = super::video::lane_fn(inst) {
         return Some(video);
     }
-    let sat = inst.has(Mod::Sat);
+    if matches!(ty, ScalarType::U16x2 | ScalarType::S16x2) {
+        return pairs(inst, ty);
+    }
+    let (sat, relu) = (inst.has(Mod::Sat), inst.has(Mod::Relu));
     Some(with_int!(ty, T => match inst.op {
         Op::Add if sat => map2(|a, b| (a as T).saturating_add(b as T) as u64),
         Op::Sub if sat => map2(|a, b| (a as T).saturating_sub(b as T) as u64),
@@ -72,6 +75,8 @@ pub(super) fn lane_fn(inst: &Inst, ty: ScalarType) -> Option<LaneFn> {
         Op::Sad => map3(|a, b, c| (c as T).wrapping_add((a as T).abs_diff(b as T) as T) as u64),
         Op::Abs => map1(|a| if (a as T) < (0 as T) { (0 as T).wrapping_sub(a as T) as u64 } else { a }),
         Op::Neg => map1(|a| (0 as T).wrapping_sub(a as T) as u64),
+        Op::Min if relu => map2(|a, b| (a as T).min(b as T).max(0 as T) as u64),
+        Op::Max if relu => map2(|a, b| (a as T).max(b as T).max(0 as T) as u64),
         Op::Min => map2(|a, b| (a as T).min(b as T) as u64),
         Op::Max => map2(|a, b| (a as T).max(b as T) as u64),
         Op::Popc => map1(|a| (a as T).count_ones().into()),
@@ -79,6 +84,20 @@ pub(super) fn lane_fn(inst: &Inst, ty: ScalarType) -> Option<LaneFn> {
         Op::Brev => map1(|a| (a as T).reverse_bits() as u64),
         _ => return None,
     }))
+}
+
+/// Two halves of a word, each for itself.
+fn pairs(inst: &Inst, ty: ScalarType) -> Option<LaneFn> {
+    let half = if ty == ScalarType::S16x2 { ScalarType::S16 } else { ScalarType::U16 };
+    let f: fn(i128, i128) -> i128 = match inst.op {
+        Op::Add => |a, b| a + b,
+        Op::Min => i128::min,
+        Op::Max => i128::max,
+        _ => return None,
+    };
+    let least = if inst.has(Mod::Relu) { 0 } else { i128::MIN };
+    let one = move |a: u64, b: u64| f(widen(a, half), widen(b, half)).max(least) as u64 & 0xffff;
+    Some(map2(move |a, b| one(a, b) | one(a >> 16, b >> 16) << 16))
 }
 
 fn product(inst: &Inst, ty: ScalarType) -> Option<LaneFn> {

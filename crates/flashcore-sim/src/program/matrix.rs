@@ -14,12 +14,20 @@ use flashcore_ptx::{
 /// Decodes an `mma` or `wgmma` instruction.
 pub(super) fn decode(cx: &Context<'_>, inst: &Inst) -> Decoded<Uop> {
     Ok(match inst.op {
+        Op::MmaSync if is_unusual(inst) => Uop::MmaOther(Box::new(super::wmma::fragments(cx, inst)?)),
         Op::MmaSync => Uop::Mma(Box::new(mma(cx, inst)?)),
         Op::WgmmaMmaAsync => Uop::Wgmma(Box::new(wgmma(cx, inst)?)),
         Op::WgmmaFence => Uop::WgmmaFence,
         Op::WgmmaCommitGroup => Uop::WgmmaCommit,
         _ => Uop::WgmmaWait { keep: inst.operands.first().and_then(Operand::as_int).unwrap_or(0) as u32 },
     })
+}
+
+/// Whether a product has other operands than 16 rows of floats or bytes.
+fn is_unusual(inst: &Inst) -> bool {
+    use ScalarType::{B1, F64, S4, U4};
+    let eight_rows = inst.mods.iter().any(|m| m.as_shape().is_some_and(|shape| shape.m == 8));
+    eight_rows || matches!(inst.ty(1), Some(B1 | F64 | S4 | U4))
 }
 
 fn shape(inst: &Inst) -> Decoded<Shape> {

@@ -24,7 +24,7 @@ pub(crate) mod uop;
 mod video;
 mod wmma;
 
-pub(crate) use operand::{Layout, SHARED_BASE};
+pub(crate) use operand::{Layout, RESERVED_BYTES, SHARED_BASE};
 pub(crate) use routine::{Routine, function_at};
 pub(crate) use uop::*;
 

@@ -16,6 +16,10 @@ use std::collections::BTreeMap;
 
 /// Where a CTA's own shared memory starts; the first KiB belongs to the system, as on sm_90.
 pub(crate) const SHARED_BASE: u32 = 1024;
+/// What kernels that ask for the system's part of shared memory (`%reserved_smem_offset_…`) get of it.
+pub(crate) const RESERVED_BYTES: u32 = 1024;
+/// What a thread may take of its stack by `alloca`.
+const ALLOCA_BYTES: u32 = 64 * 1024;
 
 /// Where a name lies.
 #[derive(Clone, Copy, Debug)]
@@ -68,8 +72,12 @@ pub(crate) struct Layout {
     pub(crate) param_offsets: Vec<u32>,
     /// Bytes of static shared memory from [`SHARED_BASE`] on.
     pub(crate) static_shared: u32,
+    /// Bytes of it at its start that are the system's: zeros that the kernel may use.
+    pub(crate) reserved_shared: u32,
     /// Bytes of local memory of each thread.
     pub(crate) local_bytes: u32,
+    /// Where those begin that `alloca` gives away.
+    pub(crate) alloca_base: u32,
     /// Initial image of module-scope global variables, at [`crate::memory::MODULE_GLOBALS`].
     pub(crate) globals: Vec<u8>,
     /// Initial image of constant memory.
@@ -85,6 +93,11 @@ impl Layout {
     ) -> (Self, Scope, Vec<FunctionScope>) {
         let (param_offsets, param_bytes) = kernel.param_layout();
         let mut layout = Self { param_bytes, param_offsets, ..Self::default() };
+        let bodies = || std::iter::once(kernel).chain(functions.iter().map(|&i| &module.functions[i].code));
+        if bodies().any(uses_reserved) {
+            layout.reserved_shared = RESERVED_BYTES;
+            layout.static_shared = RESERVED_BYTES;
+        }
         let is_fixed = |v: &&Variable| v.len != Length::Unsized;
         let (fixed, dynamic): (Vec<_>, Vec<_>) = module.variables.iter().partition(is_fixed);
         fixed.into_iter().for_each(|v| layout.place_global(v));
@@ -108,6 +121,12 @@ impl Layout {
         code.variables.iter().for_each(|v| self.place(&mut scope, v));
         scope.frame_bytes = scope.frame_bytes.next_multiple_of(FRAME_ALIGN);
         FunctionScope { scope, params, result }
+    }
+
+    /// Gives threads a stack of that size, and behind it what `alloca` may take.
+    pub(super) fn set_stack(&mut self, bytes: u32, allocates: bool) {
+        self.alloca_base = bytes.next_multiple_of(FRAME_ALIGN);
+        self.local_bytes = if allocates { self.alloca_base + ALLOCA_BYTES } else { bytes };
     }
 
     /// Where `name`, a variable of the module, lies.
@@ -172,6 +191,23 @@ impl Layout {
             None => find(module, name).map_or(0, function_address),
         }
     }
+}
+
+/// Whether a body asks where the system's part of shared memory is.
+fn uses_reserved(code: &Kernel) -> bool {
+    use SpecialReg as S;
+    let asks = |operand: &Operand| {
+        let Operand::Special(special) = operand else { return false };
+        matches!(
+            special,
+            S::ReservedSmemBegin
+                | S::ReservedSmemEnd
+                | S::ReservedSmemCap
+                | S::ReservedSmem0
+                | S::ReservedSmem1
+        )
+    };
+    code.instructions().any(|(_, inst)| inst.operands.iter().any(asks))
 }
 
 /// Names of a function, and where its arguments and its result lie in its frame.

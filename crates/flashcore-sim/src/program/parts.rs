@@ -236,8 +236,8 @@ pub(crate) enum WaitPhase {
 /// Fences.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Fence {
-    /// `fence`, `membar`.
-    Memory,
+    /// `fence`, `membar`; of scope `.cta` or wider.
+    Memory { within_cta: bool },
     /// `fence.proxy.async`.
     ProxyAsync,
     /// `fence.mbarrier_init`: what follows publishes the initialisations of mbarriers, even if it is relaxed.

@@ -65,6 +65,8 @@ pub(crate) struct Order {
     pub(crate) strong: bool,
     pub(crate) acquire: bool,
     pub(crate) release: bool,
+    /// Whether it is strong for the own CTA alone: `.cta`.
+    pub(crate) within_cta: bool,
 }
 
 /// What an instruction does.
@@ -212,6 +214,8 @@ pub(crate) enum Uop {
     },
     Wmma(Box<Wmma>),
     Mma(Box<Mma>),
+    /// `mma` of doubles, of less than a byte, or of eight rows.
+    MmaOther(Box<Wmma>),
     Wgmma(Box<Wgmma>),
     WgmmaFence,
     WgmmaCommit,
@@ -276,6 +280,18 @@ pub(crate) enum Uop {
     /// The end of a function: of the routine with that number.
     Return {
         routine: usize,
+    },
+    /// `alloca`: bytes of the thread's stack.
+    Alloca {
+        dst: Dst,
+        bytes: Src,
+        align: u32,
+    },
+    StackSave {
+        dst: Dst,
+    },
+    StackRestore {
+        src: Src,
     },
     Exit,
     Trap,

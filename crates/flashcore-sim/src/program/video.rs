@@ -13,6 +13,8 @@ type Element = fn(i64, i64) -> i64;
 /// The function of a SIMD video instruction, `None` where it is none.
 pub(super) fn lane_fn(inst: &Inst) -> Option<LaneFn> {
     let (bits, f): (u32, Element) = match inst.op {
+        Op::Vset2 => (16, comparison(inst)?),
+        Op::Vset4 => (8, comparison(inst)?),
         Op::Vadd2 => (16, |a, b| a + b),
         Op::Vadd4 => (8, |a, b| a + b),
         Op::Vsub2 => (16, |a, b| a - b),
@@ -28,7 +30,12 @@ pub(super) fn lane_fn(inst: &Inst) -> Option<LaneFn> {
         Op::Vmax4 => (8, |a, b| a.max(b)),
         _ => return None,
     };
-    let [to, left, right] = [inst.ty(0)?, inst.ty(1)?, inst.ty(2)?].map(|ty| ty == ScalarType::S32);
+    let is_signed = |i| inst.ty(i).map(|ty| ty == ScalarType::S32);
+    // Comparisons name no type of their result.
+    let [to, left, right] = match inst.op {
+        Op::Vset2 | Op::Vset4 => [false, is_signed(0)?, is_signed(1)?],
+        _ => [is_signed(0)?, is_signed(1)?, is_signed(2)?],
+    };
     let elements = 32 / bits;
     let each = move |a: u64, b: u64, i: u32| f(part(a, i, bits, left), part(b, i, bits, right));
     if inst.has(Mod::Add) {
@@ -41,6 +48,19 @@ pub(super) fn lane_fn(inst: &Inst) -> Option<LaneFn> {
     Some(map3(move |a, b, _| {
         (0..elements).map(|i| narrowed(each(a, b, i), bits, to, saturate) << (i * bits)).sum()
     }))
+}
+
+/// 1 where elements compare so, else 0.
+fn comparison(inst: &Inst) -> Option<Element> {
+    let all: [(Mod, Element); 6] = [
+        (Mod::Eq, |a, b| (a == b).into()),
+        (Mod::Ne, |a, b| (a != b).into()),
+        (Mod::Lt, |a, b| (a < b).into()),
+        (Mod::Le, |a, b| (a <= b).into()),
+        (Mod::Gt, |a, b| (a > b).into()),
+        (Mod::Ge, |a, b| (a >= b).into()),
+    ];
+    all.into_iter().find(|(name, _)| inst.has(*name)).map(|(_, f)| f)
 }
 
 fn average(a: i64, b: i64) -> i64 {

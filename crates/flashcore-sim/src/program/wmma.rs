@@ -17,7 +17,7 @@ pub(super) fn decode(cx: &Context<'_>, inst: &Inst) -> Decoded<Uop> {
     let types: Vec<_> = inst.mods.iter().filter_map(|m| m.as_type()).collect();
     let Some(&first) = types.first() else { return refuse("no type") };
     match inst.op {
-        Op::WmmaMma => product(cx, inst, shape, &types),
+        Op::WmmaMma => product(cx, inst, shape, &types).map(|product| Uop::Wmma(Box::new(product))),
         Op::WmmaStoreD => {
             let [address, data, stride @ ..] = inst.operands.as_slice() else {
                 return refuse("too few operands");
@@ -73,7 +73,7 @@ fn place(
 }
 
 /// `wmma.mma` names the types of D and C, and those of A and B between them unless they are halves.
-fn product(cx: &Context<'_>, inst: &Inst, shape: Shape, types: &[ScalarType]) -> Decoded<Uop> {
+fn product(cx: &Context<'_>, inst: &Inst, shape: Shape, types: &[ScalarType]) -> Decoded<Wmma> {
     let [d, a, b, c] = inst.operands.as_slice() else { return refuse("four operands expected") };
     let half = ScalarType::F16;
     let (td, ta, tb, tc) = match *types {
@@ -87,14 +87,21 @@ fn product(cx: &Context<'_>, inst: &Inst, shape: Shape, types: &[ScalarType]) ->
         Mod::Xor => Some(Combine::Xor),
         _ => None,
     });
-    Ok(Uop::Wmma(Box::new(Wmma {
+    Ok(Wmma {
         fragments: parts.map(|(part, ty)| fragment(shape, part, ty)),
         d: cx.regs(d)?,
         sources: [cx.srcs(a, ta)?, cx.srcs(b, tb)?, cx.srcs(c, tc)?],
         saturate: inst.has(Mod::Satfinite),
         bits,
         rounding: rounding(inst),
-    })))
+    })
+}
+
+/// An `mma` whose matrices are taken as they are, element by element.
+pub(super) fn fragments(cx: &Context<'_>, inst: &Inst) -> Decoded<Wmma> {
+    let Some(shape) = inst.mods.iter().find_map(|m| m.as_shape()) else { return refuse("no shape") };
+    let types: Vec<_> = inst.mods.iter().filter_map(|m| m.as_type()).collect();
+    product(cx, inst, shape, &types)
 }
 
 /// Decodes `movmatrix`.

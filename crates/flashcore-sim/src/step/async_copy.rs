@@ -59,7 +59,13 @@ impl Step<'_, '_> {
         let warp = &self.machine.warps[self.warp];
         let agents = self.machine.clusters[self.machine.ctas[self.cta].cluster].agents;
         let clock = warp.copies.committed[lane] + 1;
-        let name = Name { agent: agents.cp_async(warp.agent), clock, proxy: Proxy::Generic, strong: false };
+        let name = Name {
+            agent: agents.cp_async(warp.agent),
+            clock,
+            proxy: Proxy::Generic,
+            strong: false,
+            within_cta: false,
+        };
         self.order_shared(lane, cta, range, true, name);
         if read > 0 {
             self.require_aligned(lane, from, op.bytes.into())?;

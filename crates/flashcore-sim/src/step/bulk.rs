@@ -166,7 +166,7 @@ impl Step<'_, '_> {
     fn claim_box(&mut self, lane: usize, cta: usize, signal: usize, at: u32, copy: &RowCopy) -> Outcome<()> {
         let barrier = self.existing(lane, signal, at)?;
         let (agent, clock) = (barrier.agent, barrier.claim());
-        let name = Name { agent, clock, proxy: Proxy::Async, strong: false };
+        let name = Name { agent, clock, proxy: Proxy::Async, strong: false, within_cta: false };
         self.enter_box(lane, cta, copy, true, name)
     }
 
@@ -220,7 +220,13 @@ impl Step<'_, '_> {
         let warp = &self.machine.warps[self.warp];
         let agents = self.machine.clusters[self.machine.ctas[self.cta].cluster].agents;
         let (group, home) = (warp.bulk.committed[lane], warp.agent);
-        let name = |agent| Name { agent, clock: group + 1, proxy: Proxy::Async, strong: reduce.is_some() };
+        let name = |agent| Name {
+            agent,
+            clock: group + 1,
+            proxy: Proxy::Async,
+            strong: reduce.is_some(),
+            within_cta: false,
+        };
         self.enter_box(lane, self.cta, &copy, false, name(agents.bulk_read(home)))?;
         for row in copy.rows.iter().filter(|r| r.inside > 0) {
             self.global_range(lane, row.address, row.inside as usize)?;
@@ -250,8 +256,13 @@ impl Step<'_, '_> {
             let (to, at) = self.barrier_place(lane, barriers[lane], Space::SharedCluster)?;
             let plain = |base| RowCopy::plain(base, bytes);
             let barrier = self.existing(lane, to, at)?;
-            let name =
-                Name { agent: barrier.agent, clock: barrier.claim(), proxy: Proxy::Async, strong: false };
+            let name = Name {
+                agent: barrier.agent,
+                clock: barrier.claim(),
+                proxy: Proxy::Async,
+                strong: false,
+                within_cta: false,
+            };
             let (target, _) = self.shared_range(lane, rank, offset, bytes as usize, Space::SharedCluster)?;
             let reader = self.machine.clusters[self.machine.ctas[self.cta].cluster].agents;
             let reader = Name { agent: reader.bulk_read(self.machine.warps[self.warp].agent), ..name };
@@ -302,7 +313,7 @@ impl Step<'_, '_> {
         }
         let barrier = self.existing(lane, home, at)?;
         let (agent, clock) = (barrier.agent, barrier.claim());
-        let name = Name { agent, clock, proxy: Proxy::Generic, strong: false };
+        let name = Name { agent, clock, proxy: Proxy::Generic, strong: false, within_cta: false };
         self.enter_box(lane, to, &RowCopy::plain(offset, bytes), true, name)?;
         Ok((to, at, offset))
     }

@@ -3,7 +3,7 @@
 use super::{Flow, Outcome, Step};
 use crate::{
     finding::FindingKind,
-    program::{Builtin, Call, Callee, Piece, Routine, Src, Uop, function_at},
+    program::{Builtin, Call, Callee, Dst, Piece, Routine, Src, Uop, function_at},
     regfile::lanes_of,
 };
 
@@ -113,11 +113,47 @@ impl Step<'_, '_> {
         Ok(Flow::JumpFor(from + 1, lanes))
     }
 
+    /// `alloca`: the next bytes behind what the lane has taken.
+    pub(super) fn alloca(&mut self, dst: Dst, bytes: Src, align: u32) -> Outcome {
+        let asked = self.read(bytes);
+        let layout = &self.machine.context.program.layout;
+        let (base, most) = (layout.alloca_base, layout.local_bytes - layout.alloca_base);
+        let mut addresses = [0; 32];
+        for lane in lanes_of(self.mask) {
+            let taken = &mut self.machine.warps[self.warp].calls.allocated[lane];
+            let start = taken.next_multiple_of(align);
+            let end = u64::from(start).saturating_add(asked[lane]);
+            if end > most.into() {
+                let text = format!("alloca of {} bytes; a thread has {most} for all", asked[lane]);
+                return self.halt(FindingKind::OutOfBounds, lane, text);
+            }
+            *taken = end as u32;
+            addresses[lane] = u64::from(base + start);
+        }
+        self.write(dst, &addresses);
+        Ok(Flow::Next)
+    }
+
+    pub(super) fn stack_save(&mut self, dst: Dst) -> Outcome {
+        let taken = self.machine.warps[self.warp].calls.allocated.map(u64::from);
+        self.write(dst, &taken);
+        Ok(Flow::Next)
+    }
+
+    pub(super) fn stack_restore(&mut self, src: Src) -> Outcome {
+        let taken = self.read(src);
+        let calls = &mut self.machine.warps[self.warp].calls;
+        lanes_of(self.mask).for_each(|lane| calls.allocated[lane] = taken[lane] as u32);
+        Ok(Flow::Next)
+    }
+
     /// Copies bytes of a lane's local memory.
     fn copy_in_stack(&mut self, lane: usize, from: u32, to: u32, bytes: u32) -> Outcome<()> {
         let source = self.local_range(lane, from.into(), bytes as usize)?;
         let target = self.local_range(lane, to.into(), bytes as usize)?;
-        self.machine.warps[self.warp].local.copy_within(source, target.start);
+        let warp = &mut self.machine.warps[self.warp];
+        warp.local.copy_within(source, target.start);
+        warp.local_written.mark(target);
         Ok(())
     }
 }

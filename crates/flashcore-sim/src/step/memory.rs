@@ -28,23 +28,68 @@ impl Step<'_, '_> {
         let width = access.bytes as usize;
         let len = width * dsts.len();
         let mut values = vec![[0u64; 32]; dsts.len()];
+        let mut unwritten = vec![0u32; dsts.len()];
         for lane in lanes_of(self.mask) {
             let place = resolve(access.space, addresses[lane]);
             let mut bytes = [0; WIDEST];
             self.read_place(lane, place, access.space, &mut bytes[..len], access.order)?;
             for (i, value) in values.iter_mut().enumerate() {
                 value[lane] = extend(&bytes[i * width..(i + 1) * width], access.signed);
+                let missed = self.is_unwritten_local(lane, place, i * width..(i + 1) * width);
+                unwritten[i] |= u32::from(missed) << lane;
             }
         }
         self.count_access(access.space, &addresses, len);
-        for (dst, value) in dsts.iter().zip(&values) {
+        for ((dst, value), lanes) in dsts.iter().zip(&values).zip(unwritten) {
             self.write(*dst, value);
+            if let (Some(reg), 1..) = (*dst, lanes) {
+                self.machine.warps[self.warp].registers.undefine(reg, lanes, self.pc);
+            }
+        }
+        Ok(Flow::Next)
+    }
+
+    /// Whether a part of what a lane reads lies in local memory and nobody wrote any of it.
+    fn is_unwritten_local(&self, lane: usize, place: Place, part: Range<usize>) -> bool {
+        let Place::Local(offset) = place else { return false };
+        let warp = &self.machine.warps[self.warp];
+        let start = lane * (warp.local.len() / 32) + offset as usize;
+        warp.local_written.misses(start + part.start..start + part.end)
+    }
+
+    /// Stores to local memory keep what means nothing: compilers put aside and copy whole structs.
+    fn store_local(&mut self, access: &Access, srcs: &[Src], addresses: &Lanes) -> Outcome {
+        let width = access.bytes as usize;
+        for lane in lanes_of(self.mask) {
+            let place = resolve(access.space, addresses[lane]);
+            self.check_alignment(lane, place, width * srcs.len())?;
+        }
+        for (i, src) in srcs.iter().enumerate() {
+            let (values, undefined) = self.peek(*src);
+            for lane in lanes_of(self.mask) {
+                let place = resolve(access.space, addresses[lane].wrapping_add((i * width) as u64));
+                self.write_place(
+                    lane,
+                    place,
+                    access.space,
+                    &values[lane].to_le_bytes()[..width],
+                    access.order,
+                )?;
+                if let (Place::Local(offset), 1) = (place, undefined >> lane & 1) {
+                    let range = self.local_range(lane, offset, width)?;
+                    self.machine.warps[self.warp].local_written.clear(range);
+                }
+            }
         }
         Ok(Flow::Next)
     }
 
     pub(super) fn store(&mut self, access: &Access, srcs: &[Src]) -> Outcome {
         let addresses = self.address(&access.addr);
+        let is_local = |lane: usize| matches!(resolve(access.space, addresses[lane]), Place::Local(_));
+        if lanes_of(self.mask).all(is_local) {
+            return self.store_local(access, srcs, &addresses);
+        }
         let width = access.bytes as usize;
         let values: Vec<Lanes> = srcs.iter().map(|src| self.read(*src)).collect();
         self.machine.warps[self.warp].clock.tick();
@@ -81,7 +126,7 @@ impl Step<'_, '_> {
                     a.written.covers(range)
                 });
                 self.check_written(found == Ok(true), FindingKind::UninitGlobal, lane);
-                let name = self.own_name(order.strong);
+                let name = self.name_for(order);
                 self.order_global(lane, address, len, false, name);
             }
             Place::Shared { rank, offset } => {
@@ -90,7 +135,7 @@ impl Step<'_, '_> {
                 out.copy_from_slice(self.machine.ctas[cta].shared.bytes(range.clone()));
                 let written = self.machine.ctas[cta].shared.written.covers(range.clone());
                 self.check_written(written, FindingKind::UninitShared, lane);
-                let name = self.own_name(order.strong);
+                let name = self.name_for(order);
                 self.order_shared(lane, cta, range, false, name);
             }
             Place::Local(offset) => {
@@ -126,7 +171,7 @@ impl Step<'_, '_> {
                 let range = self.global_range(lane, address, len)?;
                 let found = self.machine.global.find(address, len);
                 self.rewrites = found.is_ok_and(|(a, _)| a.bytes[range] == *data);
-                let name = self.own_name(order.strong);
+                let name = self.name_for(order);
                 self.order_global(lane, address, len, true, name);
                 self.store_global(address, data);
             }
@@ -134,13 +179,15 @@ impl Step<'_, '_> {
                 let (cta, range) = self.shared_range(lane, rank, offset, len, space)?;
                 self.check_mbarrier_bytes(lane, cta, offset, len);
                 self.rewrites = self.machine.ctas[cta].shared.bytes(range.clone()) == data;
-                let name = self.own_name(order.strong);
+                let name = self.name_for(order);
                 self.order_shared(lane, cta, range.clone(), true, name);
                 self.machine.ctas[cta].shared.store(range.start, data);
             }
             Place::Local(offset) => {
                 let range = self.local_range(lane, offset, len)?;
-                self.machine.warps[self.warp].local[range].copy_from_slice(data);
+                let warp = &mut self.machine.warps[self.warp];
+                warp.local_written.mark(range.clone());
+                warp.local[range].copy_from_slice(data);
             }
             Place::Param(_) | Place::Const(_) => {
                 let text = "a store to parameters or constant memory".to_string();

@@ -167,6 +167,7 @@ impl Step<'_, '_> {
             Uop::WmmaLoad { fragment, place, dsts } => self.wmma_load(*fragment, place, dsts),
             Uop::WmmaStore { fragment, place, srcs } => self.wmma_store(*fragment, place, srcs),
             Uop::Wmma(op) => self.wmma(op),
+            Uop::MmaOther(op) => self.mma_other(op),
             Uop::Mma(op) => self.mma(op),
             Uop::Wgmma(op) => self.wgmma(op),
             Uop::WgmmaFence => self.wgmma_fence(),
@@ -193,6 +194,9 @@ impl Step<'_, '_> {
             Uop::Call(call) => self.call(call),
             Uop::Return { routine } => self.return_from(*routine),
             Uop::Exit => self.exit(),
+            Uop::Alloca { dst, bytes, align } => self.alloca(*dst, *bytes, *align),
+            Uop::StackSave { dst } => self.stack_save(*dst),
+            Uop::StackRestore { src } => self.stack_restore(*src),
             Uop::Trap => self.halt(FindingKind::Trap, 0, "the kernel executed `trap`".into()),
             Uop::Nop => Ok(Flow::Next),
         }

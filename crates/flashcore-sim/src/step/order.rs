@@ -3,7 +3,7 @@
 use super::{Flow, Outcome, Step};
 use crate::{
     check::{
-        clock::{AgentKind, Knowledge},
+        clock::{AgentKind, Knowledge, VClock},
         global::{GlobalAccess, GlobalConflict},
         race::{Accessor, Conflict, Proxy},
     },
@@ -21,13 +21,21 @@ pub(super) struct Name {
     pub(super) clock: u32,
     pub(super) proxy: Proxy,
     pub(super) strong: bool,
+    /// Strong for the own CTA alone.
+    pub(super) within_cta: bool,
 }
 
 impl Step<'_, '_> {
     /// The warp's own name.
     pub(super) fn own_name(&self, strong: bool) -> Name {
         let warp = &self.machine.warps[self.warp];
-        Name { agent: warp.agent, clock: warp.clock.now, proxy: Proxy::Generic, strong }
+        let (agent, clock) = (warp.agent, warp.clock.now);
+        Name { agent, clock, proxy: Proxy::Generic, strong, within_cta: false }
+    }
+
+    /// The warp's own name in an access of that order.
+    pub(super) fn name_for(&self, order: Order) -> Name {
+        Name { within_cta: order.within_cta, ..self.own_name(order.strong) }
     }
 
     /// The number of the cluster in the grid.
@@ -94,10 +102,14 @@ impl Step<'_, '_> {
                 (FindingKind::WarpRace, checks.race, text)
             }
             Conflict::Unfenced { writer, pc } => {
+                let kind = match writer {
+                    AgentKind::CpAsync(_) => FindingKind::UnfencedCopy,
+                    _ => FindingKind::MissingProxyFence,
+                };
                 let (writer, at) = (name(writer), self.place_of(pc));
                 let text =
                     format!("the async proxy meets what {writer} wrote{at}, without fence.proxy.async");
-                (FindingKind::MissingProxyFence, checks.proxy, text)
+                (kind, checks.proxy, text)
             }
             Conflict::UnfencedRead => {
                 let text = "the async proxy overwrites what was read, without fence.proxy.async".to_string();
@@ -141,6 +153,7 @@ impl Step<'_, '_> {
             clock: name.clock,
             home: warp.agent,
             strong: name.strong,
+            within_cta: name.within_cta,
         };
         let verdict = match self.machine.global.find(address, len) {
             Ok((allocation, range)) if write => allocation.shadow.write(range, &who),
@@ -170,30 +183,43 @@ impl Step<'_, '_> {
             return;
         }
         if reads {
-            let news = self.published_at(place);
+            let news = self.published_at(place, order.within_cta);
             if order.acquire {
                 self.learn(1 << lane, &news);
             } else {
-                self.machine.warps[self.warp].clock.before_fence.join(&news);
+                self.meet_news(lane, news);
             }
         }
         if writes {
             let warp = &mut self.machine.warps[self.warp];
-            let knowledge = match order.release {
-                true => warp.clock.release(warp.agent, 1 << lane),
-                false => warp.clock.at_fence.clone(),
+            let (wide, near) = match (order.release, order.within_cta) {
+                (true, false) => (warp.clock.release(warp.agent, 1 << lane), Knowledge::default()),
+                (true, true) => (Knowledge::default(), warp.clock.release(warp.agent, 1 << lane)),
+                (false, false) => (warp.clock.at_fence.clone(), warp.clock.at_cta_fence.clone()),
+                (false, true) => (Knowledge::default(), warp.clock.at_cta_fence.clone()),
             };
-            self.publish_at(place, &knowledge);
+            self.publish_at(place, &wide, &near);
         }
     }
 
-    fn published_at(&self, place: Place) -> Knowledge {
+    /// A relaxed read: what it met counts from the next fence on.
+    fn meet_news(&mut self, lane: usize, news: Knowledge) {
+        let clock = &mut self.machine.warps[self.warp].clock;
+        clock.before_fence.join(&news);
+        let known = |(cluster, met): (&u32, &VClock)| clock.view(1 << lane).met.get(cluster) == Some(met);
+        if !news.foreign.iter().all(known) {
+            self.learn(1 << lane, &Knowledge { met: news.foreign, ..Knowledge::default() });
+        }
+    }
+
+    fn published_at(&self, place: Place, within_cta: bool) -> Knowledge {
         let mut news = Knowledge::default();
         match place {
             Place::Global(address) => {
-                if let Some(clocks) = self.machine.global_sync.get(&address) {
-                    news.import(self.cluster_number(), clocks);
-                }
+                let here = self.cluster_number();
+                let wide = self.machine.global_sync.get(&address).filter(|_| !within_cta);
+                let near = self.machine.cta_sync.get(&(address, here));
+                wide.into_iter().chain(near).for_each(|clocks| news.import(here, clocks));
             }
             Place::Shared { rank, offset } => {
                 if let Some(known) =
@@ -207,15 +233,17 @@ impl Step<'_, '_> {
         news
     }
 
-    fn publish_at(&mut self, place: Place, knowledge: &Knowledge) {
+    /// What everybody learns there, and what the own CTA learns besides.
+    fn publish_at(&mut self, place: Place, wide: &Knowledge, near: &Knowledge) {
         match place {
             Place::Global(address) => {
                 let cluster = self.cluster_number();
-                self.machine.publish_global(address, cluster, knowledge);
+                self.machine.publish_global(address, cluster, wide, near);
             }
             Place::Shared { rank, offset } => {
                 if let Some(cta) = self.machine.peer(self.cta, rank) {
-                    self.machine.ctas[cta].sync.entry(offset).or_default().join(knowledge);
+                    self.machine.ctas[cta].sync.entry(offset).or_default().join(wide);
+                    self.machine.ctas[cta].sync.entry(offset).or_default().join(near);
                 }
             }
             _ => {}
@@ -248,10 +276,17 @@ impl Step<'_, '_> {
         let (mask, live) = (self.mask, self.live());
         let warp = &mut self.machine.warps[self.warp];
         match kind {
-            Fence::Memory => {
+            Fence::Memory { within_cta: true } => {
+                let met = warp.clock.before_fence.at_home();
+                warp.clock.learn(mask, live, &met);
+                warp.clock.at_cta_fence = warp.clock.release(warp.agent, mask);
+            }
+            Fence::Memory { within_cta: false } => {
                 let met = std::mem::take(&mut warp.clock.before_fence);
                 warp.clock.learn(mask, live, &met);
+                warp.clock.know_what_was_met(mask, live);
                 warp.clock.at_fence = warp.clock.release(warp.agent, mask);
+                warp.clock.at_cta_fence = warp.clock.at_fence.clone();
             }
             Fence::ProxyAsync => warp.clock.proxy_fence(warp.agent, mask),
             Fence::MbarrierInit => warp.clock.inits_at_fence = warp.clock.release(warp.agent, mask).seen,

@@ -33,7 +33,9 @@ impl Step<'_, '_> {
             if let Some(result) = call.result {
                 let at = self.machine.warps[self.warp].calls.base(lane) + result.offset;
                 let range = self.local_range(lane, at.into(), result.bytes as usize)?;
-                self.machine.warps[self.warp].local[range].fill(0);
+                let warp = &mut self.machine.warps[self.warp];
+                warp.local_written.mark(range.clone());
+                warp.local[range].fill(0);
             }
         }
         Ok(Flow::Next)

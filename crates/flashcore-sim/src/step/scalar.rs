@@ -5,7 +5,7 @@ use crate::{
     finding::FindingKind,
     geometry::unflatten,
     memory::rank_address,
-    program::{Carry, Combine, Dst, LaneFn, Lanes, Reg, Src},
+    program::{Carry, Combine, Dst, LaneFn, Lanes, RESERVED_BYTES, Reg, SHARED_BASE, Src},
     regfile::RegisterFault,
 };
 use flashcore_ptx::types::SpecialReg;
@@ -63,7 +63,10 @@ impl Step<'_, '_> {
                 let lane = registers.undefined_lanes(reg, self.mask).trailing_zeros() as usize;
                 let message = match registers.origin(reg) {
                     Some(pc) if pc != self.pc => {
-                        format!("a source depends on a register that was never written{}", self.place_of(pc))
+                        format!(
+                            "a source depends on what nobody wrote, first read there{}",
+                            self.place_of(pc)
+                        )
                     }
                     _ => "a source register was never written".to_string(),
                 };
@@ -248,6 +251,8 @@ impl Step<'_, '_> {
             S::LanemaskGt => lane_mask(|l| !(u32::MAX >> (31 - l))),
             S::Clock | S::Clock64 | S::Globaltimer => [self.machine.steps; 32],
             S::DynamicSmemSize => all(geometry.dynamic_shared),
+            S::ReservedSmemBegin | S::ReservedSmem0 | S::ReservedSmem1 => all(SHARED_BASE),
+            S::ReservedSmemEnd | S::ReservedSmemCap => all(SHARED_BASE + RESERVED_BYTES),
             S::TotalSmemSize => all(geometry.shared_bytes),
             _ => [0; 32],
         }

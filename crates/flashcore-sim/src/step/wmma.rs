@@ -10,7 +10,10 @@ use crate::{
     numeric::{BF16, F16, Rounding, double, small::tf32},
     program::{Combine, Dst, Fragment, Lanes, Order, Reg, Src, Wmma, WmmaPlace},
 };
-use flashcore_ptx::{layout::ldmatrix_element, types::ScalarType};
+use flashcore_ptx::{
+    layout::{self, fragment_a, fragment_b, fragment_c, ldmatrix_element},
+    types::ScalarType,
+};
 
 impl Fragment {
     const fn elements(self) -> u32 {
@@ -146,6 +149,49 @@ impl Step<'_, '_> {
             self.write(Some(*reg), values);
         }
         Ok(Flow::Next)
+    }
+
+    /// `mma` with the fragments of `mma.sync`, whatever its elements.
+    pub(super) fn mma_other(&mut self, op: &Wmma) -> Outcome {
+        if let Some(flow) = self.whole_warp("mma.sync")? {
+            return Ok(flow);
+        }
+        let [d, left, right, sum] = op.fragments;
+        self.machine.counters.tensor_macs += u64::from(d.elements() * left.cols);
+        let accumulator = |lane, i, _| fragment_c(lane, i);
+        let a = self.spread(left, &op.sources[0], fragment_a);
+        let b = self.spread(right, &op.sources[1], fragment_b);
+        let c = self.spread(sum, &op.sources[2], accumulator);
+        for (i, reg) in op.d.iter().enumerate() {
+            let value = |lane: usize| {
+                let at = fragment_c(lane as u32, i as u32);
+                op.element(at.row * d.cols + at.col, &a, &b, &c)
+            };
+            self.write(Some(*reg), &std::array::from_fn(value));
+        }
+        Ok(Flow::Next)
+    }
+
+    /// The bits of the elements of a fragment of `mma.sync`, along rows.
+    fn spread(
+        &mut self,
+        fragment: Fragment,
+        srcs: &[Src],
+        place: impl Fn(u32, u32, u32) -> layout::Place,
+    ) -> Vec<u64> {
+        let bits = fragment.element.bits();
+        let per_register = (32 / bits).max(1);
+        let mut elements = vec![0; fragment.elements() as usize];
+        for (register, src) in srcs.iter().enumerate() {
+            for (lane, word) in self.read(*src).into_iter().enumerate() {
+                for i in 0..per_register {
+                    let at = place(lane as u32, register as u32 * per_register + i, per_register);
+                    let index = at.row * fragment.cols + at.col;
+                    elements[index as usize] = word >> (bits * i) & fragment.mask();
+                }
+            }
+        }
+        elements
     }
 
     /// `movmatrix`: the transpose of an 8×8 matrix of halves.

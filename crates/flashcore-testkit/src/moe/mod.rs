@@ -5,6 +5,7 @@
 //! tensors' type as its yardstick.
 
 mod cases;
+pub mod gradients;
 mod inputs;
 pub mod plain;
 mod random;
@@ -23,6 +24,7 @@ use crate::{
     values,
 };
 pub use cases::{Case, Traffic, cases};
+pub use gradients::{check_gradients, gradient_bits, gradient_cases, gradient_failures};
 pub use inputs::Inputs;
 use plain::{Rounding, compute, route};
 pub use random::random;

@@ -4,6 +4,7 @@
 use flashcore_core::{
     Activation, DType, Data, ExpertLayout, Groups, MoeInputs, MoeProblem, Routed, Routing, Score, Sigmoid,
 };
+use rayon::prelude::*;
 
 use crate::values;
 
@@ -91,7 +92,7 @@ pub enum Rounding {
 }
 
 impl Rounding {
-    fn round(self, x: f64) -> f64 {
+    pub(super) fn round(self, x: f64) -> f64 {
         match self {
             Self::None => x,
             Self::Eager(dtype) => dtype.round(x),
@@ -109,7 +110,7 @@ impl Rounding {
     }
 
     /// One feature between the products.
-    fn activate(self, activation: Activation, gate: f64, up: f64) -> f64 {
+    pub(super) fn activate(self, activation: Activation, gate: f64, up: f64) -> f64 {
         let r = |x: f64| self.round(x);
         let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
         match activation {
@@ -127,42 +128,73 @@ impl Rounding {
     }
 }
 
-/// Weights and biases of a kind of experts, widened.
-struct Networks {
+/// Weights and biases of a kind of experts.
+struct Networks<'a> {
     layouts: [ExpertLayout; 2],
-    weights: [Vec<f32>; 2],
+    weights: [Data<'a>; 2],
     biases: Option<[Vec<f32>; 2]>,
 }
 
-impl Networks {
+impl Networks<'_> {
     /// The result of one expert for one token.
     fn apply(&self, problem: &MoeProblem, rounding: Rounding, expert: usize, x: &[f64]) -> Vec<f64> {
         let spec = problem.spec();
         let half = self.layouts[0].rows() / 2;
-        let h: Vec<f64> = (0..half)
-            .map(|n| {
-                let [gate, up] = [false, true]
-                    .map(|up| self.product(0, rounding, (expert, spec.order.row(n, half, up)), x));
-                rounding.activate(spec.activation, gate, up)
-            })
-            .collect();
-        (0..x.len()).map(|n| self.product(1, rounding, (expert, n), &h)).collect()
+        let feature = |n: usize| {
+            let [gate, up] =
+                [false, true].map(|up| self.product(0, rounding, (expert, spec.order.row(n, half, up)), x));
+            rounding.activate(spec.activation, gate, up)
+        };
+        let h: Vec<f64> = (0..half).into_par_iter().with_min_len(ROWS).map(feature).collect();
+        let out = (0..x.len()).into_par_iter().with_min_len(ROWS);
+        out.map(|n| self.product(1, rounding, (expert, n), &h)).collect()
     }
 
     fn product(&self, which: usize, rounding: Rounding, (expert, row): (usize, usize), x: &[f64]) -> f64 {
-        let (layout, weights) = (&self.layouts[which], &self.weights[which]);
-        let elements = (0..x.len()).map(|col| f64::from(weights[layout.at(expert, row, col)]));
-        let sum = rounding.dot(elements, x);
+        let layout = &self.layouts[which];
+        let elements = self.elements(which, (expert, row), x.len());
+        let sum = rounding.dot(elements.into_iter().map(f64::from), x);
         match &self.biases {
             Some(biases) => rounding.round(sum + f64::from(biases[which][expert * layout.rows() + row])),
             None => sum,
         }
     }
+
+    /// A row of a matrix.
+    fn elements(&self, which: usize, (expert, row): (usize, usize), cols: usize) -> Vec<f32> {
+        let (layout, data, mut elements) = (&self.layouts[which], self.weights[which], Vec::new());
+        let start = layout.at(expert, row, 0);
+        if cols > 1 && layout.at(expert, row, 1) == start + 1 {
+            values::row(data, start, cols, &mut elements);
+        } else {
+            (0..cols).for_each(|col| values::row(data, layout.at(expert, row, col), 1, &mut elements));
+        }
+        elements
+    }
 }
+
+/// Rows of a matrix that are worth a task of their own.
+const ROWS: usize = 64;
 
 /// The whole result, dense.
 pub fn compute(problem: &MoeProblem, inputs: &MoeInputs<'_>, rounding: Rounding) -> Vec<f64> {
     compute_routed(problem, inputs, route(problem, &inputs.routed), rounding)
+}
+
+/// Some tokens of it.
+pub fn compute_tokens(
+    problem: &MoeProblem,
+    inputs: &MoeInputs<'_>,
+    tokens: &[usize],
+    rounding: Rounding,
+) -> Vec<f64> {
+    let experts = route(problem, &inputs.routed);
+    compute_some(
+        problem,
+        inputs,
+        tokens.iter().map(|&token| (token, experts[token].clone())).collect(),
+        rounding,
+    )
 }
 
 /// The same with each token's experts given.
@@ -172,19 +204,27 @@ pub fn compute_routed(
     experts: Vec<Experts>,
     rounding: Rounding,
 ) -> Vec<f64> {
+    compute_some(problem, inputs, experts.into_iter().enumerate().collect(), rounding)
+}
+
+fn compute_some(
+    problem: &MoeProblem,
+    inputs: &MoeInputs<'_>,
+    tokens: Vec<(usize, Experts)>,
+    rounding: Rounding,
+) -> Vec<f64> {
     let spec = problem.spec();
     let routed = Networks {
         layouts: [spec.gate_up, spec.down],
-        weights: [inputs.gate_up, inputs.down].map(widened),
+        weights: [inputs.gate_up, inputs.down],
         biases: inputs.biases.map(|biases| biases.map(widened)),
     };
     let shared = inputs.shared.zip(spec.shared).map(|(weights, layouts)| Networks {
         layouts: [layouts.gate_up, layouts.down],
-        weights: weights.map(widened),
+        weights,
         biases: None,
     });
-    let mut out = Vec::with_capacity(problem.tokens() * problem.hidden());
-    for (token, experts) in experts.into_iter().enumerate() {
+    let token = |(token, experts): (usize, Experts)| {
         let mut x = Vec::new();
         values::row(inputs.x, problem.x().row(0, 0, token), problem.hidden(), &mut x);
         let x: Vec<f64> = x.into_iter().map(f64::from).collect();
@@ -195,9 +235,9 @@ pub fn compute_routed(
         if let Some(shared) = &shared {
             add(&mut sum, &shared.apply(problem, rounding, 0, &x), 1.0, rounding);
         }
-        out.extend(sum);
-    }
-    out
+        sum
+    };
+    tokens.into_par_iter().flat_map_iter(token).collect()
 }
 
 fn add(sum: &mut [f64], values: &[f64], weight: f64, rounding: Rounding) {

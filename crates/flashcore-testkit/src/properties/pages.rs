@@ -4,6 +4,7 @@ use flashcore_core::{Backend, Dims, Element, Lengths, Mask, PageTable};
 
 use super::{draw, expect, expect_same_bits, pick_rows, run};
 use crate::{
+    answer::Answer,
     cases::{Case, Tag},
     pages::Paging,
     rng::Rng,
@@ -52,9 +53,15 @@ pub(super) fn equal_keys_together<T: Element>(backend: &dyn Backend, seed: u64) 
 }
 
 pub(super) fn order_does_not_matter<T: Element>(backend: &dyn Backend, seed: u64) -> Result<(), Outcome> {
+    let [(one, values), (other, moved)] = in_two_orders(seed);
+    let before = run::<T>(backend, &one, &values, seed)?;
+    expect_same_bits(&before, &run::<T>(backend, &other, &moved, seed)?)
+}
+
+/// A case with its numbers, and the same with its pages in another order.
+pub(crate) fn in_two_orders(seed: u64) -> [(Case, [Vec<f32>; 3]); 2] {
     let case = paged(16);
     let [q, k, v] = draw(&case, seed);
-    let before = run::<T>(backend, &case, &[q.clone(), k.clone(), v.clone()], seed)?;
     let to = Rng::new(seed).permutation(case.k.batch);
     let page = case.k.heads * case.k.seq * case.k.dim;
     let moved = |pool: &[f32]| {
@@ -70,16 +77,24 @@ pub(super) fn order_does_not_matter<T: Element>(backend: &dyn Backend, seed: u64
         |&old: &i32| usize::try_from(old).ok().and_then(|old| to.get(old)).map_or(7, |&to| to as i32);
     let numbers: Vec<i32> = (0..PAIRS.len()).flat_map(|n| table.row(n)).map(number).collect();
     let other = Case { table: Some(PageTable::new(numbers, table.columns())), ..case.clone() };
-    let after = run::<T>(backend, &other, &[q, moved(&k), moved(&v)], seed)?;
-    expect_same_bits(&before, &after)
+    let after = [q.clone(), moved(&k), moved(&v)];
+    [(case, [q, k, v]), (other, after)]
 }
 
 /// Prompts, chunks and single queries in one batch, and each of them alone.
 pub(super) fn others_do_not_matter<T: Element>(backend: &dyn Backend, seed: u64) -> Result<(), Outcome> {
+    others_do_not_matter_to(|case, values| run::<T>(backend, case, values, seed), seed)
+}
+
+/// The same for whatever runs a case on some numbers.
+pub(crate) fn others_do_not_matter_to(
+    run: impl Fn(&Case, &[Vec<f32>; 3]) -> Result<Answer, Outcome>,
+    seed: u64,
+) -> Result<(), Outcome> {
     const MIXED: [(u32, u32); 5] = [(1, 700), (70, 90), (2, 300), (16, 20), (17, 40)];
     let case = Case { batch_invariant: true, ..paged_of(16, &MIXED) };
     let [q, k, v] = draw(&case, seed);
-    let whole = run::<T>(backend, &case, &[q.clone(), k.clone(), v.clone()], seed)?;
+    let whole = run(&case, &[q.clone(), k.clone(), v.clone()])?;
     let table = case.table.as_ref().expect("a paged case");
     let mut first = 0;
     for (n, (queries, keys)) in MIXED.into_iter().enumerate() {
@@ -92,7 +107,7 @@ pub(super) fn others_do_not_matter<T: Element>(backend: &dyn Backend, seed: u64)
             ..case.clone()
         };
         let own = pick_rows(&q, case.q, &rows);
-        let got = run::<T>(backend, &alone, &[own, k.clone(), v.clone()], seed)?;
+        let got = run(&alone, &[own, k.clone(), v.clone()])?;
         expect_same_bits(&got, &whole.part(0, 0..4, rows[0]..first))?;
     }
     Ok(())

@@ -34,6 +34,8 @@ pub struct AppendTensors {
     pub q: u64,
     /// Where they go.
     pub out: u64,
+    /// f32 factors of keys and of values, as many as the problem's scales say, where it has some.
+    pub factors: [u64; 2],
 }
 
 /// An append ready to launch on one GPU, from any thread, on any of its streams, several at a time.
@@ -74,13 +76,15 @@ impl ReadyAppend {
     fn slots(&self, tensors: &AppendTensors) -> Result<[u64; slots::COUNT], Error> {
         let spec = self.problem.spec();
         let element = spec.dtype.bytes() as u64;
+        let cached = self.problem.cache_dtype().bytes() as u64;
+        let scaled = spec.scales.map(|_| 4);
         let behind = spec.slots == Slots::Behind;
         let (turned, queries) = (spec.rotary.is_some(), spec.q.is_some());
         let operands = [
             (slots::K, Operand::K, tensors.k, Some(element)),
             (slots::V, Operand::V, tensors.v, Some(element)),
-            (slots::CACHE_K, Operand::CacheK, tensors.cache_k, Some(element)),
-            (slots::CACHE_V, Operand::CacheV, tensors.cache_v, Some(element)),
+            (slots::CACHE_K, Operand::CacheK, tensors.cache_k, Some(cached)),
+            (slots::CACHE_V, Operand::CacheV, tensors.cache_v, Some(cached)),
             (
                 slots::LENGTHS,
                 Operand::LengthsKv,
@@ -93,6 +97,8 @@ impl ReadyAppend {
             (slots::SIN, Operand::Rotary, tensors.sin, turned.then_some(element)),
             (slots::Q, Operand::Q, tensors.q, queries.then_some(element)),
             (slots::OUT, Operand::Out, tensors.out, queries.then_some(element)),
+            (slots::FACTORS_K, Operand::Factors, tensors.factors[0], scaled),
+            (slots::FACTORS_V, Operand::Factors, tensors.factors[1], scaled),
         ];
         let mut addresses = [0; slots::COUNT];
         for (slot, operand, address, wanted) in operands {
@@ -159,6 +165,7 @@ impl Cuda {
             sin: at(slots::SIN),
             q: at(slots::Q),
             out: at(slots::OUT),
+            factors: [slots::FACTORS_K, slots::FACTORS_V].map(at),
         };
         // SAFETY: the buffers hold what the call's layouts reach, and live until the copies below have waited.
         unsafe { ready.launch_raw(&tensors, self.stream.raw())? };

@@ -1,7 +1,8 @@
 //! Host tensors on the GPU: copied there, computed, copied back.
 
 use flashcore_core::{
-    AppendCall, Backend, BackendError, BackwardCall, HostCall, MergeCall, MoeCall, QuantiseCall, Ran,
+    AppendCall, Backend, BackendError, BackwardCall, GroupedCall, HostCall, MergeCall, MoeCall, QuantiseCall,
+    Ran,
 };
 use flashcore_cuda::DeviceBuffer;
 use flashcore_kernels::{host_values, slots};
@@ -35,6 +36,10 @@ impl Backend for Cuda {
 
     fn moe(&self, call: &mut MoeCall<'_>) -> Result<Ran, BackendError> {
         self.moe_host(call).map_err(refused)
+    }
+
+    fn grouped(&self, call: &mut GroupedCall<'_>) -> Result<Ran, BackendError> {
+        self.grouped_host(call).map_err(refused)
     }
 }
 

@@ -20,6 +20,7 @@
 
 mod append;
 mod backward;
+mod grouped;
 mod host;
 mod kernels;
 mod merge;
@@ -42,6 +43,7 @@ pub use flashcore_kernels::{
     moe::{Cut as ExpertCut, product::Shape as ExpertTile, product_sm90::Shape as HopperExpertTile},
     tuned::Table,
 };
+pub use grouped::{GroupedTensors, ReadyGrouped};
 use kernels::Kernels;
 pub use merge::{MergeTensors, ReadyMerge};
 pub use moe::{MoeTensors, ReadyMoe};
@@ -66,6 +68,7 @@ pub struct Cuda {
     appends: Recent<ReadyAppend>,
     gradients: Recent<ReadyBackward>,
     experts: Recent<ReadyMoe>,
+    grouped: Recent<ReadyGrouped>,
     quantised: Recent<ReadyQuantise>,
 }
 
@@ -145,6 +148,7 @@ impl Cuda {
             appends: Recent::default(),
             gradients: Recent::default(),
             experts: Recent::default(),
+            grouped: Recent::default(),
             quantised: Recent::default(),
         })
     }

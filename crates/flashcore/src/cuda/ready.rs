@@ -36,7 +36,8 @@ pub struct DeviceTensors {
     pub table: u64,
     /// One sink per query head in the problem's type for them; 0 where it has none.
     pub sinks: u64,
-    /// f32 factors of Q, K and V, as many as the problem's scales say; 0 where it has none.
+    /// f32 factors of Q, K and V, as many as the problem's scales say; 0 where it has none, as queries over a cache of fewer
+    /// bits.
     pub factors: [u64; 3],
     /// What is added to scores, as the problem's bias says; 0 where it has none.
     pub bias: u64,
@@ -143,6 +144,9 @@ impl Ready {
         ];
         let scaled = self.problem.scales().map(|_| size_of::<f32>() as u64);
         let slots = [slots::FACTORS_Q, slots::FACTORS_K, slots::FACTORS_V].into_iter().zip(tensors.factors);
+        // Queries over a cache of fewer bits have no factors.
+        let cached = self.problem.kv_dtype() != self.problem.dtype();
+        let slots = slots.skip(usize::from(cached));
         let factors = slots.map(|(slot, address)| (slot, Operand::Factors, address, scaled));
         for (slot, operand, address, wanted) in values.into_iter().chain(factors) {
             let Some(alignment) = wanted else { continue };

@@ -36,11 +36,15 @@ Examples:
   flashcore bench --suite kinds --dtype f16 --filter 'x128 sharp' --filter 'x128 drift'
   flashcore bench --suite options --out bench/runs/options.json
   flashcore bench --suite sweep --filter 1x32xSx64
+  flashcore bench --suite backward --fa3 ~/fa3 --peers torch-cudnn,torch-flash,fa3,fa3-deterministic
+  flashcore bench --suite serving --fa3 ~/fa3 --filter random
+  flashcore bench --suite moe-cpu --backend cpu
   FLASHCORE_PYTHON=~/torch/bin/python flashcore bench --backend cpu --peers all
 
 Times are medians; the first competitor is the one that others are compared with. The suite `kinds`
 compares errors and times with the best peer's on every kind of data. The suites `options` and `sweep`
-compare problems of ours with each other and say which ratios are larger than wanted.
+compare problems of ours with each other and say which ratios are larger than wanted; `backward`
+and `serving` do so too, beside peers. Suites that end in `-cpu` are small forms of others.
 A result file that exists is kept unless --force is given.
 Exit codes: 0 measured, 1 ours is wrong somewhere, 2 could not measure.";
 
@@ -74,7 +78,8 @@ pub fn execute(flags: Flags, output: &Output) -> Result<Verdict, CliError> {
     let place = ours.place();
     let roster = Roster::open(ours, flags.backend.threads());
     flags.fa3.as_deref().map_or(Ok(()), |folder| roster.add_fa3(folder))?;
-    let comparisons = flags.task.comparisons()?;
+    let mut comparisons = flags.task.comparisons()?;
+    comparisons.retain(|one| tasks.contains(&one.task) && tasks.contains(&one.other));
     let line_ups = tasks.iter().map(|task| flags.line_up(&roster, place, task, &comparisons));
     let line_ups = line_ups.collect::<Result<Vec<_>, _>>()?;
     let protocol = flags.timing.protocol(flags.task.protocol(USUAL), flags.task.replays());
@@ -82,7 +87,7 @@ pub fn execute(flags: Flags, output: &Output) -> Result<Verdict, CliError> {
     record.warnings.extend(roster.note());
     // Ours beside ours says nothing about the device.
     if !flags.no_roofline && !flags.task.compares() {
-        let mut dtypes: Vec<_> = tasks.iter().map(|task| task.problem().dtype()).collect();
+        let mut dtypes: Vec<_> = tasks.iter().map(Task::dtype).collect();
         dtypes.dedup();
         record.ceilings = dtypes.into_iter().map(|dtype| roster.ceiling(dtype)).collect::<Result<_, _>>()?;
     }
@@ -98,15 +103,15 @@ pub fn execute(flags: Flags, output: &Output) -> Result<Verdict, CliError> {
     flags.timing.save(&record)?;
     let ours = roster.ours();
     let compared: Vec<Compared> = comparisons.iter().map(|one| one.read(&record, ours.name())).collect();
-    let view = match &compared[..] {
-        [] if flags.task.is_of(Suite::KINDS) => View::Kinds,
-        [] => View::Tasks,
-        compared => View::Comparisons(compared),
+    let view = match flags.task.compares() {
+        true => View::Comparisons,
+        false if flags.task.is_of(Suite::KINDS) => View::Kinds,
+        false => View::Tasks,
     };
     let failed =
         |m: &Measurement| m.competitor == ours.name() && m.finding.as_ref().is_some_and(|f| !f.pass());
     let wrong = record.measurements.iter().any(failed);
-    report::show(&record, view, flags.timing.out.as_deref(), output)?;
+    report::show(&record, view, &compared, flags.timing.out.as_deref(), output)?;
     Ok(if record.complete { Verdict::from_bool(!wrong) } else { Verdict::Stopped })
 }
 
@@ -123,16 +128,17 @@ impl Flags {
         let named = self.peers.as_ref().map(|names| names.iter().map(String::as_str).collect::<Vec<_>>());
         let mut peers = match named.as_deref() {
             Some(["none"]) => Vec::new(),
-            Some(["all"]) => roster.peers(),
+            Some(["all"]) => roster.peers(task),
             Some(names) => names.iter().map(|name| roster.peer(name)).collect::<Result<_, _>>()?,
             None if self.task.compares() => {
                 let needed = comparisons.iter().filter(|one| one.task == *task).filter_map(|one| one.peer);
                 needed.filter_map(|name| roster.peer(name).ok()).collect()
             }
             None => {
-                // On a GPU the two to beat; on the CPU the best that is there.
-                let mut peers = roster.peers();
-                peers.truncate(if place == Place::Gpu { 2 } else { 1 });
+                // On a GPU the ones to beat; on the CPU the best that is there.
+                let mut peers = roster.peers(task);
+                let most = if task.forward().is_ok() { 2 } else { 3 };
+                peers.truncate(if place == Place::Gpu { most } else { 1 });
                 peers
             }
         };

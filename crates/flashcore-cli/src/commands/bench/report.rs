@@ -18,19 +18,24 @@ pub(super) type Facts = Vec<(&'static str, Text)>;
 
 /// What the tables are about.
 #[derive(Clone, Copy, Debug)]
-pub enum View<'a> {
+pub enum View {
     /// Everybody's times, task by task.
     Tasks,
     /// Everybody's errors and times beside the best peer's.
     Kinds,
-    /// Ours beside ours.
-    Comparisons(&'a [Compared]),
+    /// Ours beside ours alone.
+    Comparisons,
 }
 
 /// Shows what a record comes to; raw times are in the result file.
-pub fn show(record: &Record, view: View<'_>, out: Option<&Path>, output: &Output) -> Result<(), CliError> {
+pub fn show(
+    record: &Record,
+    view: View,
+    comparisons: &[Compared],
+    out: Option<&Path>,
+    output: &Output,
+) -> Result<(), CliError> {
     let (results, standings) = (record.figures(None), record.standings());
-    let comparisons = if let View::Comparisons(compared) = view { compared } else { &[] };
     let Record { complete, created, machine, protocol, ceilings, warnings, .. } = record;
     let out = out.map(|path| path.display().to_string());
     let json = json!({
@@ -41,9 +46,9 @@ pub fn show(record: &Record, view: View<'_>, out: Option<&Path>, output: &Output
         let page = Page::default().facts(facts(record));
         let excluded = results.iter().filter_map(|r| Some(bad(format!("{}: {}", r.task, exclusion(r)?))));
         let page = match view {
-            View::Tasks => results.chunk_by(|a, b| a.task == b.task).fold(page, task),
+            View::Tasks => compared(results.chunk_by(|a, b| a.task == b.task).fold(page, task), comparisons),
             View::Kinds => kinds::tables(page, &standings).lines(excluded),
-            View::Comparisons(_) => compared(page, comparisons).lines(excluded),
+            View::Comparisons => compared(page, comparisons).lines(excluded),
         };
         let mut ending: Facts = warnings.iter().map(|warning| ("warning", bad(warning))).collect();
         ending.extend(summary(comparisons));

@@ -1,10 +1,12 @@
 //! Whether a result is right: the testkit's error rule, within bounds on time and memory.
 
-use flashcore_core::{Instance, Problem, ProblemError, Sequence};
+use flashcore_core::{BackwardProblem, Instance, Problem, ProblemError, Sequence};
+use flashcore_lab::{buffer::Buffer, judge::gradients};
 use flashcore_testkit::{Rows, Verdict, answer::Grid, judge};
 use rayon::ThreadPoolBuilder;
 
 use super::request::Tensors;
+use crate::error::CliError;
 
 /// Multiply-adds of the f64 computation: about a second of one core. Problems beyond it are checked on some rows.
 const BUDGET: f64 = (1u64 << 30) as f64;
@@ -43,10 +45,33 @@ impl Check {
             Ok(pool) => pool.install(judged),
             Err(_) => judged(),
         };
+        Ok(Self::new(verdict, Grid::of(problem, rows).total_rows(), repeatable))
+    }
+
+    /// Compares the gradients in `tensors` with f64; those of an output's gradient that was gone over for it.
+    pub fn of_gradients(
+        problem: &BackwardProblem,
+        tensors: &Tensors,
+        repeatable: bool,
+    ) -> Result<Self, CliError> {
+        let Some((d_out, [dq, dk, dv])) = &tensors.backward else {
+            unreachable!("gradients have their memory")
+        };
+        let expected = gradients::Expected::new(problem, &tensors.values, tensors.inputs(), d_out.data())?;
+        let verdict = expected.judge([dq, dk, dv].map(Buffer::data));
+        // Without heads there is nothing to be wrong about.
+        let verdict = match verdict {
+            Some(verdict) => verdict,
+            None => return Self::of(problem.forward(), tensors, repeatable).map_err(Into::into),
+        };
+        Ok(Self::new(verdict, gradients::judged_rows(problem), repeatable))
+    }
+
+    fn new(verdict: Verdict, checked_rows: usize, repeatable: bool) -> Self {
         let unsteady = (!repeatable).then(|| "two runs on the same input gave different bits".to_owned());
         let reason = verdict.reason.as_ref().map(ToString::to_string).or(unsteady);
-        let (checked_rows, pass) = (Grid::of(problem, rows).total_rows(), verdict.pass() && repeatable);
-        Ok(Self { verdict, checked_rows, repeatable, pass, reason })
+        let pass = verdict.pass() && repeatable;
+        Self { verdict, checked_rows, repeatable, pass, reason }
     }
 }
 

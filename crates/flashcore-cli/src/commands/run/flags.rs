@@ -1,10 +1,11 @@
 //! The flags of `flashcore run`, as clap parses them; [`super::request`] makes sense of them.
 
-use clap::Args;
+use clap::{Args, Subcommand};
 use flashcore::DType;
 use flashcore_kernels::Gpu;
 use flashcore_testkit::Kind;
 
+use super::moe;
 use crate::{
     error::CliError,
     files::TensorPath,
@@ -20,7 +21,10 @@ Examples:
   flashcore run --shape 3x32x4096x128 --kv-heads 8 --seq-q 1 --page-size 16 --lengths 4096,100,0
   flashcore run --q q.npy --k k.npy --v v.npy --out o.npy --lse lse.npy
   flashcore run --q x.safetensors#q --k x.safetensors#k --v x.safetensors#v --out o.safetensors
+  flashcore run --backward --shape 1x8x512x64 --causal
+  flashcore run --backward --q q.npy --k k.npy --v v.npy --d-out do.npy --dq dq.npy --dk dk.npy --dv dv.npy
   flashcore run --backend sim --shape 1x2x192x128 --causal --gpu sm_90
+  flashcore run moe --tokens 64 --hidden 256 --intermediate 128 --experts 8 --top-k 2
 
 Arrays are batch x heads x sequence x dim, or heads x sequence x dim.
 The result is compared with an f64 computation; where that would take too long, on evenly spaced rows.
@@ -29,8 +33,10 @@ what its checkers find is printed and fails the run.";
 
 /// Compute attention, check it against f64, time it
 #[derive(Args, Clone, Debug)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = EXAMPLES, args_conflicts_with_subcommands = true)]
 pub struct Flags {
+    #[command(subcommand)]
+    pub other: Option<Other>,
     #[command(flatten)]
     pub tensors: TensorFlags,
     /// Element type: f16, bf16 or f32 [default: f16, or what the files hold]
@@ -43,6 +49,9 @@ pub struct Flags {
     #[arg(long, value_name = "NAME", default_value = "normal", value_parser = kinds(), hide_possible_values = true,
           help_heading = "Random tensors")]
     pub kind: Kind,
+    /// Compute the gradients of Q, K and V instead of the result
+    #[arg(long, conflicts_with_all = ["out", "page_size"], help_heading = "What to compute")]
+    pub backward: bool,
     #[command(flatten)]
     pub cache: CacheFlags,
     #[command(flatten)]
@@ -56,6 +65,12 @@ pub struct Flags {
     /// Timed runs after the first [default: about a second's worth]; of the simulator, hostile runs [default: 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), help_heading = "How to run")]
     pub iters: Option<u32>,
+}
+
+/// What is computed instead of attention.
+#[derive(Subcommand, Clone, Debug)]
+pub enum Other {
+    Moe(Box<moe::Flags>),
 }
 
 impl Flags {
@@ -81,13 +96,13 @@ pub struct CacheFlags {
     pub lengths: Vec<u32>,
 }
 
-/// Tensors from files; `--q`, `--k`, `--v` and `--out` go together.
+/// Tensors from files; `--q`, `--k`, `--v` and `--out` go together, or with `--backward` all of the gradients.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Tensors from files")]
 #[group(multiple = true, conflicts_with_all = TensorFlags::NAMES, conflicts_with_all = ["seed", "kind", "page_size", "lengths"])]
 pub struct FileFlags {
     /// Queries: FILE.npy, FILE.safetensors or FILE.safetensors#TENSOR
-    #[arg(long, value_name = "FILE", requires_all = ["k", "v", "out"])]
+    #[arg(long, value_name = "FILE", requires_all = ["k", "v", "results"])]
     pub q: Option<TensorPath>,
     /// Keys
     #[arg(long, value_name = "FILE", requires = "q")]
@@ -96,8 +111,20 @@ pub struct FileFlags {
     #[arg(long, value_name = "FILE", requires = "q")]
     pub v: Option<TensorPath>,
     /// Where the result goes
-    #[arg(long, value_name = "FILE", requires = "q")]
+    #[arg(long, value_name = "FILE", requires = "q", group = "results")]
     pub out: Option<TensorPath>,
+    /// With --backward: the gradient of the result
+    #[arg(long, value_name = "FILE", requires = "dq")]
+    pub d_out: Option<TensorPath>,
+    /// With --backward: where the gradient of the queries goes
+    #[arg(long, value_name = "FILE", requires_all = ["q", "d_out", "dk", "dv", "backward"], group = "results")]
+    pub dq: Option<TensorPath>,
+    /// With --backward: where the gradient of the keys goes
+    #[arg(long, value_name = "FILE", requires = "dq")]
+    pub dk: Option<TensorPath>,
+    /// With --backward: where the gradient of the values goes
+    #[arg(long, value_name = "FILE", requires = "dq")]
+    pub dv: Option<TensorPath>,
     /// Where the log-sum-exp of each row goes
     #[arg(long, value_name = "FILE", requires = "q")]
     pub lse: Option<TensorPath>,

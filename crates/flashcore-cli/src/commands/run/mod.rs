@@ -6,6 +6,8 @@
 
 mod check;
 mod flags;
+mod gradients;
+mod moe;
 mod request;
 #[cfg(test)]
 mod tests;
@@ -29,6 +31,7 @@ use serde_json::json;
 pub use self::flags::Flags;
 use self::{
     check::Check,
+    flags::Other,
     request::{Request, Source, Tensors},
 };
 use crate::{
@@ -49,12 +52,18 @@ const LONGEST: Duration = Duration::from_secs(10 * 60);
 
 /// Runs attention and says how right and how fast it was.
 pub fn execute(flags: Flags, output: &Output) -> Result<Verdict, CliError> {
+    if let Some(Other::Moe(flags)) = &flags.other {
+        return moe::execute(flags, output);
+    }
     let (backends, simulated) = (flags.backend.clone(), flags.simulated()?);
     let request = Request::parse(flags)?;
     // The tensors by themselves first: how much comparing takes is found by walking through all rows.
     memory::check(request.bytes())?;
     memory::check(request.bytes().saturating_add(Check::bytes(&request.problem)))?;
     match simulated {
+        Some(gpu) if request.backward.is_some() => {
+            gradients::simulate(request, &Simulator::new(gpu).choosing(backends.choice()?), output)
+        }
         Some(gpu) => simulate(request, &Simulator::new(gpu).choosing(backends.choice()?), output),
         None => run(request, &backends.candidates()?, output),
     }
@@ -63,12 +72,25 @@ pub fn execute(flags: Flags, output: &Output) -> Result<Verdict, CliError> {
 fn run(mut request: Request, candidates: &[Arc<dyn Backend>], output: &Output) -> Result<Verdict, CliError> {
     let mut tensors = Tensors::prepare(&mut request)?;
     let problem = request.problem.clone();
-    let mut forward = |backend: &dyn Backend| tensors.call(&problem, |call| backend.forward(call));
-    let (backend, ran) = first_to_take(candidates, &mut forward)?;
+    let backward = request.backward.clone();
+    let once = |backend: &dyn Backend, tensors: &mut Tensors| match &backward {
+        None => tensors.call(&problem, |call| backend.forward(call)),
+        Some(problem) => tensors.gradients(problem, |call| backend.backward(call)),
+    };
+    let mut whole = |backend: &dyn Backend| {
+        let ran = tensors.call(&problem, |call| backend.forward(call))?;
+        if backward.is_some() { once(backend, &mut tensors) } else { Ok(ran) }
+    };
+    let (backend, ran) = first_to_take(candidates, &mut whole)?;
     let first = tensors.digest();
-    let mut again = || tensors.call(&problem, |call| backend.forward(call)).map(drop);
-    let latency = latency::measure(request.times, &mut again)?;
-    let check = Check::of(&problem, &tensors, tensors.digest() == first)?;
+    let latency = latency::measure(request.times, || once(backend, &mut tensors).map(drop))?;
+    let repeatable = tensors.digest() == first;
+    let check = match &request.backward {
+        None => Check::of(&problem, &tensors, repeatable)?,
+        Some(problem) => gradients::check(problem, &mut tensors, repeatable, &mut |tensors| {
+            once(backend, tensors).map(drop)
+        })?,
+    };
     let (backend, latency) = (backend.name(), Some(latency));
     Done { request, tensors, backend, kernel: ran.kernel, check, latency, simulated: None }.end(output)
 }
@@ -153,10 +175,15 @@ impl Done {
         outputs.map(|path| path.display().to_string()).collect()
     }
 
+    /// What is computed, where that does not go without saying.
+    const fn what(&self) -> &'static str {
+        if self.request.backward.is_some() { ", gradients" } else { "" }
+    }
+
     /// 10⁹ operations per second at the median time.
     fn gflops(&self) -> Option<f64> {
         let p50 = nearest_rank(self.latency.as_ref()?, 0.5);
-        Some(if p50 > 0.0 { self.request.problem.flops() / p50 / 1e3 } else { 0.0 })
+        Some(if p50 > 0.0 { self.request.flops() / p50 / 1e3 } else { 0.0 })
     }
 
     fn json(&self) -> serde_json::Value {
@@ -168,7 +195,7 @@ impl Done {
             Source::Files(_) => (None, None),
         };
         let mut answer = json!({
-            "backend": self.backend, "kernel": self.kernel, "shape": p.q().dims().array(),
+            "backend": self.backend, "kernel": self.kernel, "backward": self.request.backward.is_some(), "shape": p.q().dims().array(),
             "kv_heads": p.heads_kv(), "seq_kv": p.seq_kv(), "dim_v": p.dim_v(), "page_size": p.page_size(), "dtype": p.dtype().name(),
             "mask": p.mask().to_string(), "scale": decimal(p.scale()), "softcap": p.softcap().map(decimal),
             "sinks": p.sinks().is_some(), "kind": kind, "seed": seed, "max_error": v.max_error, "tolerance": v.tolerance,
@@ -202,7 +229,7 @@ impl Done {
         };
         let error = format!("{:.2e}, tolerance {:.2e}", check.verdict.max_error, check.verdict.tolerance);
         let mut facts = vec![
-            ("problem", Text::from(describe(&self.request.problem))),
+            ("problem", Text::from(format!("{}{}", describe(&self.request.problem), self.what()))),
             ("backend", format!("{}, kernel {}", self.backend, self.kernel).into()),
             ("max error", error.into()),
             ("compared", compared.into()),

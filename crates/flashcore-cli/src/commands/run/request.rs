@@ -7,13 +7,15 @@ use std::{
 };
 
 use flashcore::{
-    BackendError, DType, Dims, Lengths, Operand, PageTable, Problem, ProblemError, Spec, Values,
+    BackendError, BackwardProblem, BackwardSpec, DType, Dims, Layout, Lengths, Operand, PageTable, Problem,
+    ProblemError, Spec, Values,
 };
-use flashcore_core::{Data, HostCall};
+use flashcore_core::{BackwardCall, BackwardInputs, Data, GradientsMut, HostCall, RowTerms};
 use flashcore_lab::{
+    LabError,
     buffer::{Buffer, filled},
     save,
-    workload::drawn_inputs,
+    workload::{drawn_d_out, drawn_inputs},
 };
 use flashcore_testkit::{Kind, Rng};
 
@@ -30,6 +32,8 @@ const USUAL_DTYPE: DType = DType::F16;
 #[derive(Debug)]
 pub struct Request {
     pub problem: Problem,
+    /// Its gradients, where those are asked for.
+    pub backward: Option<BackwardProblem>,
     pub values: Values,
     pub source: Source,
     /// Timed runs; as many as are sensible where `None`.
@@ -49,7 +53,9 @@ pub enum Source {
 #[derive(Debug)]
 pub struct Files {
     pub inputs: [ArrayFile; 3],
-    out: Target,
+    d_out: Option<ArrayFile>,
+    /// The result, or the gradients of Q, K and V.
+    results: Vec<Target>,
     lse: Option<Target>,
     /// Whether the arrays have a batch dimension.
     batched: bool,
@@ -59,8 +65,8 @@ impl Request {
     /// Makes sense of flags: opens inputs, checks outputs, parses the problem.
     pub fn parse(flags: Flags) -> Result<Self, CliError> {
         let (dtype, dims, source) = match &flags.files {
-            FileFlags { q: Some(q), k: Some(k), v: Some(v), out: Some(out), .. } => {
-                from_files([q, k, v], out, &flags.files, flags.dtype)?
+            FileFlags { q: Some(q), k: Some(k), v: Some(v), .. } => {
+                from_files([q, k, v], &flags.files, flags.dtype)?
             }
             _ => (
                 flags.dtype.unwrap_or(USUAL_DTYPE),
@@ -73,7 +79,8 @@ impl Request {
         let sinks = spec.sinks;
         let problem = Spec { sinks, ..spec.with(&values) }.parse()?;
         values.check(&problem)?;
-        Ok(Self { problem, values, source, times: flags.iters.map(|n| n as usize) })
+        let backward = flags.backward.then(|| gradients(&problem, &source)).transpose()?;
+        Ok(Self { problem, backward, values, source, times: flags.iters.map(|n| n as usize) })
     }
 
     /// Bytes of all tensors together.
@@ -82,24 +89,36 @@ impl Request {
         let spans = [p.q(), p.k(), p.v(), p.out()].map(|layout| layout.span() as u64);
         let elements = spans.into_iter().fold(0, u64::saturating_add);
         let lse = (p.rows() as u64).saturating_mul(size_of::<f32>() as u64);
+        // Of gradients: as much again, and what was kept while others are judged.
+        let elements = elements.saturating_mul(if self.backward.is_some() { 3 } else { 1 });
         elements.saturating_mul(p.dtype().bytes() as u64).saturating_add(lse)
     }
 
     /// Writes results where they were asked for.
     pub fn save(&self, tensors: &Tensors) -> Result<(), FileError> {
         let Source::Files(files) = &self.source else { return Ok(()) };
-        let dims = self.problem.out().dims().array();
-        let shape = if files.batched { &dims[..] } else { &dims[1..] };
+        let shape = |dims: Dims| dims.array()[usize::from(!files.batched)..].to_vec();
         if let Some(lse) = &files.lse {
-            lse.save(&shape[..shape.len() - 1], Data::F32(&tensors.lse))?;
+            let rows = shape(self.problem.out().dims());
+            lse.save(&rows[..rows.len() - 1], Data::F32(&tensors.lse))?;
         }
-        files.out.save(shape, tensors.out.data())
+        let layouts = match &self.backward {
+            Some(problem) => vec![problem.dq(), problem.dk(), problem.dv()],
+            None => vec![self.problem.out()],
+        };
+        let mut results = files.results.iter().zip(layouts).zip(tensors.results());
+        results.try_for_each(|((target, layout), data)| target.save(&shape(layout.dims()), data.data()))
+    }
+
+    /// Floating-point operations.
+    pub fn flops(&self) -> f64 {
+        self.backward.as_ref().map_or_else(|| self.problem.flops(), BackwardProblem::flops)
     }
 
     /// Files that [`Request::save`] writes.
     pub fn outputs(&self) -> Vec<&Path> {
         let Source::Files(files) = &self.source else { return Vec::new() };
-        [Some(&files.out), files.lse.as_ref()].into_iter().flatten().map(Target::path).collect()
+        files.results.iter().chain(&files.lse).map(Target::path).collect()
     }
 }
 
@@ -130,7 +149,6 @@ const MOST_PAGES: usize = 1 << 24;
 
 fn from_files(
     [q, k, v]: [&TensorPath; 3],
-    out: &TensorPath,
     flags: &FileFlags,
     expected: Option<DType>,
 ) -> Result<(DType, [Dims; 3], Source), CliError> {
@@ -142,17 +160,40 @@ fn from_files(
     }
     let dims = [inputs[0].dims()?, inputs[1].dims()?, inputs[2].dims()?];
     let save_lse = |path: &TensorPath| Target::check(path, "lse", DType::F32, flags.force);
+    let named = [(&flags.out, "out"), (&flags.dq, "dq"), (&flags.dk, "dk"), (&flags.dv, "dv")];
+    let results = named.into_iter().filter_map(|(path, name)| Some((path.as_ref()?, name)));
+    let results = results.map(|(path, name)| Target::check(path, name, dtype, flags.force));
     let files = Files {
         batched: inputs[0].rank() == 4,
-        out: Target::check(out, "out", dtype, flags.force)?,
+        d_out: flags.d_out.as_ref().map(|path| open(path, "d_out")).transpose()?,
+        results: results.collect::<Result<_, _>>()?,
         lse: flags.lse.as_ref().map(save_lse).transpose()?,
         inputs,
     };
-    if let Some(lse) = files.lse.as_ref().filter(|lse| save::same(lse.path(), files.out.path())) {
-        let (flags, path) = ("--out and --lse", lse.path().to_owned());
-        return Err(FileError::SameFile { flags, path }.into());
+    let targets: Vec<&Target> = files.results.iter().chain(&files.lse).collect();
+    for (n, target) in targets.iter().enumerate() {
+        if targets[..n].iter().any(|other| save::same(target.path(), other.path())) {
+            let path = target.path().to_owned();
+            let flags = if files.d_out.is_some() { "--dq, --dk, --dv and --lse" } else { "--out and --lse" };
+            return Err(FileError::SameFile { flags, path }.into());
+        }
     }
     Ok((dtype, dims, Source::Files(Box::new(files))))
+}
+
+/// The gradients of a problem, whose output's gradient may lie in a file.
+fn gradients(problem: &Problem, source: &Source) -> Result<BackwardProblem, CliError> {
+    let mut spec = BackwardSpec::new(problem.spec().clone());
+    if let Source::Files(files) = source
+        && let Some(file) = &files.d_out
+    {
+        let (got, expected) = (file.dtype(), problem.out_dtype());
+        if got != expected {
+            return Err(ProblemError::OtherDType { operand: Operand::DOut, got, expected }.into());
+        }
+        spec.d_out = Some(Layout::bhsd(file.dims()?)?);
+    }
+    Ok(spec.parse()?)
 }
 
 fn common_dtype([q, k, v]: &[ArrayFile; 3]) -> Result<DType, ProblemError> {
@@ -173,6 +214,8 @@ pub struct Tensors {
     pub out: Buffer,
     /// The log-sum-exp of each row.
     pub lse: Vec<f32>,
+    /// The gradient of the result, and those of Q, K and V, where they are asked for.
+    pub backward: Option<(Buffer, [Buffer; 3])>,
 }
 
 impl Tensors {
@@ -187,7 +230,47 @@ impl Tensors {
             }
         };
         let out = Buffer::poisoned(p.dtype(), p.out().span())?;
-        Ok(Self { inputs, values: request.values.clone(), out, lse: filled(f32::NAN, p.rows())? })
+        let lse = filled(f32::NAN, p.rows())?;
+        let backward = match &request.backward {
+            None => None,
+            Some(problem) => {
+                let d_out = match &mut request.source {
+                    Source::Files(files) if files.d_out.is_some() => {
+                        files.d_out.as_mut().map(ArrayFile::read).transpose()?
+                    }
+                    Source::Drawn { seed, .. } => Some(drawn_d_out(problem, *seed)?),
+                    Source::Files(_) => Some(drawn_d_out(problem, 0)?),
+                };
+                let poisoned = |layout: &Layout| Buffer::poisoned(problem.grad_dtype(), layout.span());
+                let [dq, dk, dv] = [problem.dq(), problem.dk(), problem.dv()].map(poisoned);
+                d_out.map(|d_out| Ok::<_, LabError>((d_out, [dq?, dk?, dv?]))).transpose()?
+            }
+        };
+        Ok(Self { inputs, values: request.values.clone(), out, lse, backward })
+    }
+
+    /// What was asked for: the result, or the gradients.
+    pub fn results(&self) -> Vec<&Buffer> {
+        match &self.backward {
+            Some((_, gradients)) => gradients.iter().collect(),
+            None => vec![&self.out],
+        }
+    }
+
+    /// Hands everything to whoever computes the gradients.
+    pub fn gradients<T>(
+        &mut self,
+        problem: &BackwardProblem,
+        compute: impl FnOnce(&mut BackwardCall<'_>) -> Result<T, BackendError>,
+    ) -> Result<T, BackendError> {
+        let qkv = self.inputs.each_ref().map(Buffer::data);
+        let Some((d_out, [dq, dk, dv])) = &mut self.backward else {
+            unreachable!("gradients have their memory")
+        };
+        let (terms, lse, d_out) = (RowTerms::Out(self.out.data()), &self.lse[..], d_out.data());
+        let inputs = BackwardInputs { qkv, lse, terms, d_out };
+        let gradients = GradientsMut { qkv: [dq, dk, dv].map(Buffer::data_mut), sinks: None };
+        compute(&mut BackwardCall::bind(problem, &self.values, inputs, gradients)?)
     }
 
     /// Hands the tensors to whoever computes the outputs.
@@ -209,7 +292,7 @@ impl Tensors {
     /// A number that tells whether two runs gave the same bits.
     pub fn digest(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
-        hasher.write(self.out.data().bytes());
+        self.results().iter().for_each(|result| hasher.write(result.data().bytes()));
         hasher.write(Data::F32(&self.lse).bytes());
         hasher.finish()
     }

@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 
 use super::super::{IdSource, Source};
 
-/// Elements of depth of a stage: one row of the widest swizzle.
-pub const DEPTH: u32 = 64;
+/// Elements of depth of a stage.
+pub const DEPTH: u32 = crate::parts::lines::DEPTH;
 
 /// A kernel of this family: two configs that are equal give the same text.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -124,7 +124,7 @@ impl Shape {
     }
 
     /// Rows that one pass of all threads copies.
-    pub(super) const fn rows_per_pass(&self) -> u32 {
+    pub(crate) const fn rows_per_pass(&self) -> u32 {
         self.threads() / 8
     }
 }

@@ -4,16 +4,17 @@
 //! without being read.
 
 use flashcore_tile::{
-    Builder, CHUNK_BYTES, CopyWidth, Global, Params, Pred, Reg, Scope, Shared, SmemTile, U32, U64, Val,
+    Builder, CHUNK_BYTES, CopyWidth, Global, Params, Pred, Reg, Scope, Shared, SmemTile, U32, U64,
 };
 
 use super::{Arguments, Config, DEPTH, Kind, Layer, NONE, Place, Source, WeightOrder, gate_steps};
-use crate::slots::moe as slots;
+use crate::{
+    parts::lines::{Bounds, LineLoad, Share, present},
+    slots::moe as slots,
+};
 
 /// Bytes of an element.
 const BYTES: u32 = 2;
-/// Threads that share a line of 128 bytes.
-const LANES: u32 = 8;
 
 /// Where rows come from, as registers.
 #[derive(Clone, Copy, Debug)]
@@ -41,26 +42,6 @@ impl RowArguments {
             }),
             top_k: params.u32(b, "top_k", |layer| layer.problem.top_k() as u32),
         }
-    }
-}
-
-/// A thread's place in a line, and its first line.
-#[derive(Clone, Copy, Debug)]
-struct Share {
-    line: Reg<U32>,
-    chunk: Reg<U32>,
-}
-
-impl Share {
-    fn new(b: &mut Builder) -> Self {
-        let thread = b.thread();
-        Self { line: b.let_(thread / LANES), chunk: b.let_(thread % LANES) }
-    }
-
-    /// Where the thread's first chunk goes in the first copy of a tile, but for the tile's own offset.
-    fn destination(&self, b: &mut Builder, tile: &SmemTile) -> Reg<U32> {
-        let base = b.shared_base();
-        tile.chunk(b, base, self.line, self.chunk)
     }
 }
 
@@ -146,15 +127,6 @@ fn row_number(
     }
 }
 
-/// The bytes of a chunk that are read, where that may be none.
-fn present(b: &mut Builder, there: Option<Pred>, inside: Option<Pred>) -> Option<Val<U32>> {
-    let both = match (there, inside) {
-        (Some(there), Some(inside)) => Some(b.both(there, inside)),
-        (one, other) => one.or(other),
-    };
-    both.map(|both| b.select::<U32>(both, CHUNK_BYTES, 0).into())
-}
-
 /// Where weights come from, as registers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WeightArguments {
@@ -199,135 +171,48 @@ impl WeightArguments {
     }
 }
 
-/// One thread's share of the copies that fill a tile of weights.
-pub(super) struct WeightLoad {
-    tile: SmemTile,
-    order: WeightOrder,
-    to: Reg<U32>,
-    lines_per_pass: u32,
-    /// Lines, or columns, of one matrix of the tile.
-    matrix: u32,
-    /// Where the thread's first chunk of the next stage comes from: of each matrix.
-    from: Vec<Reg<U64>>,
-    /// Bytes between lines of neighbouring passes, and from one stage to the next.
-    pass: Reg<U64>,
-    step: Option<Reg<U64>>,
-    /// What to compare with, where weights are not whole tiles.
-    bounds: Option<Bounds>,
-}
-
-/// Where weights end.
-struct Bounds {
-    /// First element of the thread along the depth in the next stage, and their number.
-    depth: [Reg<U32>; 2],
-    /// First element of the thread across the depth, and their number.
-    across: [Reg<U32>; 2],
-}
-
-impl WeightLoad {
-    pub(super) fn new(
-        b: &mut Builder,
-        cfg: &Config,
-        tile: &SmemTile,
-        (weights, args): (&WeightArguments, &Arguments),
-        place: Place,
-    ) -> Self {
-        let share = Share::new(b);
-        let elements = CHUNK_BYTES / BYTES;
-        let along = b.let_(share.chunk * elements);
-        let start = b.let_(place.expert.widen() * weights.expert + weights.base);
-        // Of a line and a column, one is along the depth and one across.
-        let (line, column, depth, across, limit) = match cfg.weights {
-            WeightOrder::Rows => {
-                let line = b.let_(place.feature + share.line);
-                (line, along, along, line, args.features)
-            }
-            WeightOrder::Columns => {
-                let column = b.let_(place.feature + along);
-                (share.line, column, share.line, column, args.features)
-            }
-            WeightOrder::PairedColumns => {
-                let column = b.let_(place.feature * 2 + along);
-                (share.line, column, share.line, column, b.let_(args.features * 2))
-            }
-        };
-        let gate = b.let_(line.widen() * weights.line + start);
-        let gate = b.let_(gate + column.mul_wide(BYTES));
-        let starts = [Some(gate), weights.up.map(|up| b.let_(gate + up))];
-        let bounds = (!cfg.whole)
-            .then(|| Bounds { depth: [b.var_in(Scope::Lane, depth), args.depth], across: [across, limit] });
-        let lines_per_pass = cfg.shape.rows_per_pass();
-        Self {
-            tile: *tile,
-            order: cfg.weights,
-            to: share.destination(b, tile),
-            lines_per_pass,
-            matrix: cfg.matrix_n(),
-            from: starts.into_iter().flatten().map(|start| b.var_in(Scope::Lane, start)).collect(),
-            pass: b.let_(weights.line * u64::from(lines_per_pass)),
-            step: (cfg.weights != WeightOrder::Rows).then(|| b.let_(weights.line * u64::from(DEPTH))),
-            bounds,
+/// This thread's share of the copies of weights.
+pub(super) fn weight_load(
+    b: &mut Builder,
+    cfg: &Config,
+    tile: &SmemTile,
+    (weights, args): (&WeightArguments, &Arguments),
+    place: Place,
+) -> LineLoad {
+    let share = Share::new(b);
+    let elements = CHUNK_BYTES / BYTES;
+    let along = b.let_(share.chunk * elements);
+    let start = b.let_(place.expert.widen() * weights.expert + weights.base);
+    // Of a line and a column, one is along the depth and one across.
+    let (line, column, depth, across, limit) = match cfg.weights {
+        WeightOrder::Rows => {
+            let line = b.let_(place.feature + share.line);
+            (line, along, along, line, args.features)
         }
-    }
-
-    /// Starts the copies of the next stage into the copy of the tile `skip` bytes on.
-    pub(super) fn issue(&self, b: &mut Builder, skip: impl Into<flashcore_tile::Expr<U32>>) {
-        let to = b.let_(self.to + skip.into());
-        for (matrix, &from) in (0..).zip(&self.from) {
-            match self.order {
-                WeightOrder::Rows => self.issue_rows(b, to, matrix, from),
-                WeightOrder::Columns | WeightOrder::PairedColumns => self.issue_columns(b, to, matrix, from),
-            }
-            match self.step {
-                Some(step) => b.add_to(from, step),
-                None => b.add_to(from, u64::from(DEPTH * BYTES)),
-            }
+        WeightOrder::Columns => {
+            let column = b.let_(place.feature + along);
+            (share.line, column, share.line, column, args.features)
         }
-        if let Some(bounds) = &self.bounds {
-            b.add_to(bounds.depth[0], DEPTH);
+        WeightOrder::PairedColumns => {
+            let column = b.let_(place.feature * 2 + along);
+            (share.line, column, share.line, column, b.let_(args.features * 2))
         }
-    }
-
-    fn issue_rows(&self, b: &mut Builder, to: Reg<U32>, matrix: u32, from: Reg<U64>) {
-        let inside = self.bounds.as_ref().map(|bounds| b.let_(bounds.depth[0].lt(bounds.depth[1])));
-        let at = b.var_in(Scope::Lane, from);
-        for pass in 0..self.matrix / self.lines_per_pass {
-            if pass > 0 {
-                b.add_to(at, self.pass);
-            }
-            let there = self.bounds.as_ref().map(|Bounds { across: [first, limit], .. }| {
-                b.let_((*first + pass * self.lines_per_pass).lt(*limit))
-            });
-            let present = present(b, there, inside);
-            let line = matrix * self.matrix + pass * self.lines_per_pass;
-            let offset = self.tile.offset() + line * self.tile.slab_width();
-            b.copy_async(CopyWidth::B16Of256, Shared { base: to, offset }, Global::from(at), present);
-        }
-    }
-
-    fn issue_columns(&self, b: &mut Builder, to: Reg<U32>, matrix: u32, from: Reg<U64>) {
-        let at = b.var_in(Scope::Lane, from);
-        let slabs = self.matrix / self.tile.slab_cols();
-        for pass in 0..DEPTH / self.lines_per_pass {
-            if pass > 0 {
-                b.add_to(at, self.pass);
-            }
-            let inside = self.bounds.as_ref().map(|Bounds { depth: [first, limit], .. }| {
-                b.let_((*first + pass * self.lines_per_pass).lt(*limit))
-            });
-            for slab in 0..slabs {
-                let skipped = slab * self.tile.slab_cols();
-                let there = self
-                    .bounds
-                    .as_ref()
-                    .map(|Bounds { across: [first, limit], .. }| b.let_((*first + skipped).lt(*limit)));
-                let present = present(b, there, inside);
-                let slab_at = (matrix * slabs + slab) * self.tile.slab_bytes();
-                let offset =
-                    self.tile.offset() + slab_at + pass * self.lines_per_pass * self.tile.slab_width();
-                let from = Global::from(at).at((skipped * BYTES) as i32);
-                b.copy_async(CopyWidth::B16, Shared { base: to, offset }, from, present);
-            }
-        }
+    };
+    let gate = b.let_(line.widen() * weights.line + start);
+    let gate = b.let_(gate + column.mul_wide(BYTES));
+    let starts = [Some(gate), weights.up.map(|up| b.let_(gate + up))];
+    let bounds = (!cfg.whole)
+        .then(|| Bounds { depth: [b.var_in(Scope::Lane, depth), args.depth], across: [across, limit] });
+    let lines_per_pass = cfg.shape.rows_per_pass();
+    LineLoad {
+        tile: *tile,
+        along: cfg.weights == WeightOrder::Rows,
+        to: share.destination(b, tile),
+        lines_per_pass,
+        matrix: cfg.matrix_n(),
+        from: starts.into_iter().flatten().map(|start| b.var_in(Scope::Lane, start)).collect(),
+        pass: b.let_(weights.line * u64::from(lines_per_pass)),
+        step: (cfg.weights != WeightOrder::Rows).then(|| b.let_(weights.line * u64::from(DEPTH))),
+        bounds,
     }
 }

@@ -21,8 +21,9 @@ use flashcore_tile::{
 pub use config::{Config, DEPTH, Glu, Kind, Shape, WeightOrder};
 
 use super::{Layer, NONE, Source, ids::IdArgument, join::gate_steps, overlaps, sort::IndexArgument};
+use crate::parts::lines::LineLoad;
 use epilogue::Output;
-use load::{RowLoad, WeightLoad};
+use load::{RowLoad, weight_load};
 
 /// Tiles of rows whose CTAs are neighbours, so that they meet in the cache over the same weights.
 const GROUP: u32 = 8;
@@ -159,7 +160,7 @@ pub fn product(cfg: &Config) -> Result<Program<Layer>, BuildError> {
         b.launch_dependents();
     }
     let place = args.place(&mut b, cfg);
-    let weights = WeightLoad::new(&mut b, cfg, &layout.weights, (&weights, &args), place);
+    let weights = weight_load(&mut b, cfg, &layout.weights, (&weights, &args), place);
     let ring = Ring { cfg: *cfg, layout, weights, steps: b.let_(args.depth.div_ceil(DEPTH)) };
     ring.start_weights(&mut b);
     if early {
@@ -180,7 +181,7 @@ type Sums = Vec<Vec<Acc>>;
 struct Ring {
     cfg: Config,
     layout: Layout,
-    weights: WeightLoad,
+    weights: LineLoad,
     steps: Reg<U32>,
 }
 
