@@ -81,7 +81,9 @@ def test_attention_by_way_of_8_bits_is_near(layout, causal, options):
     cosine = torch.nn.functional.cosine_similarity(out.float().flatten(), expected.flatten(), 0)
     assert cosine >= 0.994, cosine
     seen = torch.isfinite(expected_lse)
-    assert (seen == torch.isfinite(lse)).all() and (lse - expected_lse)[seen].abs().max() < 0.2
+    # Keys beside a softcap keep their mean, and large scores are off by a share of themselves.
+    bound = 1.0 if "softcap" in options else 0.2
+    assert (seen == torch.isfinite(lse)).all() and (lse - expected_lse)[seen].abs().max() < bound
 
 
 def test_factors_of_blocks_may_be_given():
