@@ -201,6 +201,15 @@ const WIDE_HOPPER: Axes = Axes {
     lengths: &[Kind::Uniform, Kind::Used, Kind::UsedKeys],
 };
 
+/// Packed sequences on Hopper: tiles of all rows of the table, and such for short sequences.
+const PACKED_HOPPER: Axes = Axes {
+    gpus: &[BUSY_HOPPER, Gpu::HOPPER],
+    dtypes: &DTYPES,
+    dims: &[(64, 64), (128, 128), (256, 256), (192, 128), (40, 48)],
+    padding: &[0],
+    lengths: &[Kind::Ragged],
+};
+
 /// A problem too large to be simulated, whose tile small ones do not get.
 struct Large {
     heads: usize,
@@ -222,7 +231,7 @@ const LARGE: [Large; 7] = [
     Large { heads: 4, rows: 64, keys: 8192, dim: 128, mask: 1 },
 ];
 
-/// The set: at most 220 members.
+/// The set: at most 260 members.
 pub fn covering_set() -> Result<Vec<Member>, ProblemError> {
     let members = |axes: &'static Axes| rows(&axes.extents()).into_iter().map(|row| axes.half_member(&row));
     let singles = rows(&SINGLES.single_extents()).into_iter().map(|row| SINGLES.single_member(&row));
@@ -233,8 +242,16 @@ pub fn covering_set() -> Result<Vec<Member>, ProblemError> {
         WIDE.into_iter().zip(DTYPES).map(|(output, dtype)| LARGE[LARGE.len() - 1].member(dtype, output));
     let all = members(&GENERAL).chain(members(&TURING)).chain(members(&HOPPER)).chain(large);
     let paged = members(&PAGED).chain(wide(&PAGED_TURING)).chain(wide(&PAGED_SINGLES));
+    let packed_wide = wide(&PACKED_HOPPER);
     let wide = wide(&WIDE_GENERAL).chain(wide(&WIDE_HOPPER));
-    all.chain(wide).chain(split).chain(singles).chain(paged).chain(covering_bias::forward()).collect()
+    let packed = members(&PACKED_HOPPER).chain(packed_wide);
+    all.chain(wide)
+        .chain(split)
+        .chain(singles)
+        .chain(paged)
+        .chain(covering_bias::forward())
+        .chain(packed)
+        .collect()
 }
 
 impl Axes {

@@ -31,7 +31,7 @@ pub struct Config {
     pub dim_v: u32,
     /// Which bounds the mask has.
     pub mask: Sides,
-    /// How the rows of sequences are told; never packed.
+    /// How the rows of sequences are told.
     pub lengths: LengthsKind,
     /// Scores are limited by a hyperbolic tangent.
     pub softcap: bool,
@@ -253,9 +253,9 @@ impl Config {
         self.roles().registers_at_entry(self.shape.ctas_per_sm)
     }
 
-    /// Whether batch entries use only their first rows.
+    /// Whether sequences have lengths of their own.
     pub(crate) const fn used(&self) -> bool {
-        self.lengths.cuts_queries() || self.lengths.cuts_keys()
+        self.lengths.cuts_queries() || self.lengths.has_keys()
     }
 
     pub(super) const fn roles(&self) -> Roles {

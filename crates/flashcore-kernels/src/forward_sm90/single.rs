@@ -23,7 +23,7 @@ pub(super) fn producer(b: &mut Builder, cfg: Config, args: &Arguments, layout: &
             let zero = b.var(0);
             producer::load_q(b, cfg, args, layout, zero, &tile);
             let count = b.var(0);
-            producer::load_kv(b, cfg, args, layout, count, (&tile, &tiles));
+            producer::load_kv(b, cfg, args, layout, count, (&tile, &tiles, None));
         });
     });
 }

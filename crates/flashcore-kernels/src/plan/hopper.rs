@@ -43,13 +43,13 @@ pub(super) fn accept(problem: &Problem, input: Element, gpu: &Gpu, access: Acces
     if problem.pages().is_some() {
         return no("keys in pages have no tensor map");
     }
-    if matches!(problem.sequences_kind(), Sequences::Ragged { .. }) {
-        return no("packed sequences have no tensor map");
+    if input == Element::E4m3 && matches!(problem.sequences_kind(), Sequences::Ragged { .. }) {
+        return no("values of 8 bits are turned for sequences that are not packed");
     }
     if access != Access::B16 {
         return no("tensor copies need addresses and strides at multiples of 16 bytes");
     }
-    if problem.rows() == 0 || problem.seq_kv() == 0 {
+    if problem.rows() == 0 || problem.seq_kv() == 0 || problem.sequences() == 0 {
         return no("tensor maps cannot be empty");
     }
     let far = |layout: &Layout| layout.strides().into_iter().any(|s| s * problem.dtype().bytes() >= 1 << 40);
@@ -65,7 +65,7 @@ pub(super) fn accept(problem: &Problem, input: Element, gpu: &Gpu, access: Acces
 pub(super) fn pack(problem: &Problem) -> u32 {
     let group = problem.group();
     let packs =
-        group.is_power_of_two() && group <= ROWS && problem.seq_q() < ROWS && !problem.batch_invariant();
+        group.is_power_of_two() && group <= ROWS && problem.longest_q() < ROWS && !problem.batch_invariant();
     if packs { group as u32 } else { 1 }
 }
 
@@ -83,7 +83,8 @@ pub(super) fn shape(problem: &Problem, gpu: &Gpu) -> (Shape, &'static str) {
     if problem.dtype().is_narrow() {
         return narrow::shape(problem);
     }
-    if let Some(small) = few_tiles(problem, gpu) {
+    let small = if is_packed(problem) { short_sequences(problem, gpu) } else { few_tiles(problem, gpu) };
+    if let Some(small) = small {
         return small;
     }
     let (qk, v) = (problem.dim_qk() as u32, problem.dim_v() as u32);
@@ -111,8 +112,7 @@ pub(super) fn shape(problem: &Problem, gpu: &Gpu) -> (Shape, &'static str) {
 
 /// In which order CTAs take tiles: by tickets where these are not equally long.
 pub(super) fn order(problem: &Problem) -> Order {
-    let uneven =
-        problem.mask().right().is_some() || matches!(problem.sequences_kind(), Sequences::Used { .. });
+    let uneven = problem.mask().right().is_some() || problem.sequences_kind() != Sequences::Uniform;
     if uneven { Order::Atomic } else { Order::Static }
 }
 
@@ -199,6 +199,27 @@ fn few_tiles(problem: &Problem, gpu: &Gpu) -> Option<(Shape, &'static str)> {
         }
         _ => None,
     }
+}
+
+/// Whether the queries of sequences lie one after another.
+pub(super) fn is_packed(problem: &Problem) -> bool {
+    matches!(problem.sequences_kind(), Sequences::Ragged { .. } | Sequences::PackedQueries { .. })
+}
+
+/// Packed sequences that fill no tile of 128 rows, or so few of them that tiles of 64 rows hardly fill the GPU: only the
+/// device knows which tile is whose, so that CTAs are persistent all the same.
+fn short_sequences(problem: &Problem, gpu: &Gpu) -> Option<(Shape, &'static str)> {
+    let dim = problem.dim_qk().max(problem.dim_v());
+    let rows = |rows: usize| rows * pack(problem) as usize;
+    let heads = problem.heads_q() / pack(problem) as usize;
+    let tiles = (rows(problem.seq_q()) / ROWS + problem.sequences()) * heads;
+    let short = rows(problem.longest_q()) <= ROWS || tiles <= 2 * gpu.sms as usize;
+    if problem.batch_invariant() || dim > 128 || !short {
+        return None;
+    }
+    let tile_n = if dim <= 64 { 96 } else { STEP / 2 };
+    let shape = Shape { order: Order::Atomic, ..few(dim, tile_n, 1) };
+    Some((shape, "short sequences: tiles of 64 rows waste less, and two CTAs hide each other's waits"))
 }
 
 /// Whether two tiles get a CTA together: where nearly every SM has two, and keys enough that reading them once counts.
@@ -292,7 +313,7 @@ const fn passes_over(cfg: &Config) -> bool {
     // A diagonal crosses the last key tile of all consumers where that is as wide as the rows are many.
     let bounded = (cfg.mask.left || cfg.mask.right) && tile_n < tile_m;
     // Unused values are cleared by all consumers together, so that all work through the same tiles.
-    bounded && one_at_most && !cfg.lengths.cuts_keys()
+    bounded && one_at_most && !cfg.lengths.has_keys()
 }
 
 /// Only the producer waits for the kernel before, wherever consumers touch nothing of its that did not come through the
