@@ -141,7 +141,7 @@ const PAGED: Axes = Axes {
     dtypes: &DTYPES,
     dims: &[(64, 64), (128, 128), (256, 256), (63, 39)],
     padding: &[0, 2, 1],
-    lengths: &[Kind::PackedQueries(16), Kind::Paged(1), Kind::PackedQueries(3), Kind::Paged(128)],
+    lengths: &[Kind::PackedQueries(16), Kind::Paged(1), Kind::PackedQueries(3), Kind::Paged(96)],
 };
 
 /// The same without asynchronous copies.
@@ -210,6 +210,13 @@ const PACKED_HOPPER: Axes = Axes {
     lengths: &[Kind::Ragged],
 };
 
+/// Keys in pages on Hopper: pages smaller and larger than a tile of keys.
+const PAGED_HOPPER: Axes = Axes {
+    dims: &[(64, 64), (128, 128), (256, 256), (160, 192)],
+    lengths: &[Kind::PackedQueries(64), Kind::Paged(128)],
+    ..PACKED_HOPPER
+};
+
 /// A problem too large to be simulated, whose tile small ones do not get.
 struct Large {
     heads: usize,
@@ -231,7 +238,7 @@ const LARGE: [Large; 7] = [
     Large { heads: 4, rows: 64, keys: 8192, dim: 128, mask: 1 },
 ];
 
-/// The set: at most 260 members.
+/// The set: at most 290 members.
 pub fn covering_set() -> Result<Vec<Member>, ProblemError> {
     let members = |axes: &'static Axes| rows(&axes.extents()).into_iter().map(|row| axes.half_member(&row));
     let singles = rows(&SINGLES.single_extents()).into_iter().map(|row| SINGLES.single_member(&row));
@@ -244,7 +251,7 @@ pub fn covering_set() -> Result<Vec<Member>, ProblemError> {
     let paged = members(&PAGED).chain(wide(&PAGED_TURING)).chain(wide(&PAGED_SINGLES));
     let packed_wide = wide(&PACKED_HOPPER);
     let wide = wide(&WIDE_GENERAL).chain(wide(&WIDE_HOPPER));
-    let packed = members(&PACKED_HOPPER).chain(packed_wide);
+    let packed = members(&PACKED_HOPPER).chain(packed_wide).chain(members(&PAGED_HOPPER));
     all.chain(wide)
         .chain(split)
         .chain(singles)

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::ROWS_PER_GROUP;
 use crate::{
-    parts::{lengths::LengthsKind, mask::Sides, sinks::sink_name},
+    parts::{lengths::LengthsKind, mask::Sides, share::Share, sinks::sink_name},
     plan::hopper,
     turn_values::COUNTED,
 };
@@ -33,6 +33,10 @@ pub struct Config {
     pub mask: Sides,
     /// How the rows of sequences are told.
     pub lengths: LengthsKind,
+    /// Rows of a page that one copy brings, where keys lie in pages: pages and key tiles are multiples of it.
+    pub page_rows: Option<u32>,
+    /// Which sequences it computes: all, or those of many queries.
+    pub share: Share,
     /// Scores are limited by a hyperbolic tangent.
     pub softcap: bool,
     /// Element type of every head's extra logit, if there is one.
@@ -173,6 +177,14 @@ impl Config {
         self.shape.tile_n
     }
 
+    /// Keys that one copy brings.
+    pub(super) const fn copied_rows(&self) -> u32 {
+        match self.page_rows {
+            Some(rows) => rows,
+            None => self.shape.tile_n,
+        }
+    }
+
     /// The kernel's name: all of the config is in it but the producer's registers.
     pub fn name(&self) -> Ident {
         let input = self.input;
@@ -206,8 +218,14 @@ impl Config {
         if self.accumulate {
             name.push_str("_acc");
         }
+        if let Some(rows) = self.page_rows {
+            name.push_str(&format!("_pages{rows}"));
+        }
         if self.pack > 1 {
             name.push_str(&format!("_pack{}", self.pack));
+        }
+        if self.share != Share::All {
+            name.push_str("_long");
         }
         name.push_str(&self.policy.suffix(hopper::policy(self)));
         Ident::new(name).expect("made of legal parts")

@@ -10,6 +10,7 @@
 mod config;
 mod consumer;
 mod epilogue;
+mod keys;
 mod merge;
 mod output;
 mod packed;
@@ -38,6 +39,7 @@ use crate::{
         lengths::LengthArguments,
         maps::{map, packed_map},
         mask::Mask,
+        pages::PageArguments,
         scale::Scale,
         sections::{Sections, full_sections, sections_of_sequence},
         sinks::SinkArgument,
@@ -77,6 +79,8 @@ pub(crate) struct Arguments {
     sinks: Option<SinkArgument>,
     lengths: LengthArguments,
     mask: Mask,
+    /// The page table, where keys lie in pages.
+    pages: Option<PageArguments>,
 }
 
 /// How many tiles there are.
@@ -90,12 +94,12 @@ enum Tiles {
 
 impl Arguments {
     fn declare(b: &mut Builder, params: &mut Params<Problem>, cfg: Config) -> Self {
-        let (input, tile_m, tile_n) = (cfg.input, cfg.tile_m(), cfg.tile_n());
+        let (input, tile_m, tile_n, rows) = (cfg.input, cfg.tile_m(), cfg.tile_n(), cfg.copied_rows());
         let q = params.tensor_map(b, "q", move |p| packed_map(p.q(), input, slots::Q, tile_m, cfg.pack));
-        let k = params.tensor_map(b, "k", move |p| map(p.k(), input, slots::K, tile_n));
+        let k = params.tensor_map(b, "k", move |p| map(p.k(), input, slots::K, rows));
         let v = params.tensor_map(b, "v", move |p| match cfg.narrow() {
             true => turn_values::turned_map(p, tile_n),
-            false => map(p.v(), input, slots::V, tile_n),
+            false => map(p.v(), input, slots::V, rows),
         });
         let out = (!cfg.wide()).then(|| {
             params.tensor_map(b, "out", move |p| {
@@ -124,7 +128,7 @@ impl Arguments {
             group: params.u32(b, "group", move |p| p.group() as u32 / cfg.pack),
             row_tiles: params.u32(b, "row_tiles", move |p| row_tiles(p, cfg)),
             tiles: match packed {
-                true => Tiles::Packed(packed::Packed::declare(b, params)),
+                true => Tiles::Packed(packed::Packed::declare(b, params, cfg.share)),
                 false => Tiles::Counted(params.u32(b, "tiles", move |p| tiles(p, cfg))),
             },
             section: params.u32(b, "section", move |p| section(p, cfg)),
@@ -133,6 +137,7 @@ impl Arguments {
             sinks: SinkArgument::declare(b, params, cfg.sinks),
             lengths: LengthArguments::declare(b, params, cfg.lengths, [seq_q, seq_kv]),
             mask: Mask::declare(b, params, cfg.mask),
+            pages: cfg.page_rows.map(|_| PageArguments::declare(b, params)),
         }
     }
 

@@ -7,10 +7,11 @@
 use flashcore_core::Problem;
 use flashcore_tile::{Builder, Params, Pred, Reg, Scope, U32, Val, WARPGROUP, Warp};
 
-use super::{Arguments, Config, Layout, producer, schedule::Tile};
+use super::{Arguments, Config, Layout, keys::Keys, producer, schedule::Tile};
 use crate::parts::{
     search::{Progress, find_from},
     sections::Sections,
+    share::{Share, short_queries},
 };
 
 const WARP: u32 = 32;
@@ -19,11 +20,15 @@ const WARP: u32 = 32;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Packed {
     sequences: Reg<U32>,
+    /// Most queries of a sequence that another kernel computes, if one does.
+    short: Option<Reg<U32>>,
 }
 
 impl Packed {
-    pub(super) fn declare(b: &mut Builder, params: &mut Params<Problem>) -> Self {
-        Self { sequences: params.u32(b, "sequences", |p| p.sequences() as u32) }
+    pub(super) fn declare(b: &mut Builder, params: &mut Params<Problem>, share: Share) -> Self {
+        let short =
+            (share == Share::Long).then(|| params.u32(b, "short_queries", |p| short_queries(p) as u32));
+        Self { sequences: params.u32(b, "sequences", |p| p.sequences() as u32), short }
     }
 }
 
@@ -66,14 +71,13 @@ fn copy(b: &mut Builder, walk: &Walk<'_>, layout: &Layout, found: &FoundTile, [d
         b.set(walk.ticket, ticket);
     }
     let tiles = tile.key_tiles(b, cfg, args);
-    producer::load_kv(b, cfg, args, layout, copied, (tile, &tiles, Some(found.first_key)));
+    producer::load_kv(b, cfg, args, layout, copied, (tile, &tiles, found.keys));
 }
 
 /// A tile, if there is one of its number.
 struct FoundTile {
     tile: Tile,
-    /// Row of the sequence's first key.
-    first_key: Reg<U32>,
+    keys: Keys,
     there: Pred,
     /// How many tiles there are, where this is none.
     tiles: Reg<U32>,
@@ -87,6 +91,7 @@ struct Walk<'a> {
     /// The lane that copies.
     leads: Pred,
     last_sequence: Reg<U32>,
+    short: Option<Reg<U32>>,
     progress: Progress,
     /// Number of the next tile.
     index: Reg<U32>,
@@ -103,6 +108,7 @@ impl<'a> Walk<'a> {
             lane,
             leads: b.let_(lane.eq(0)),
             last_sequence: b.let_(packed.sequences - 1),
+            short: packed.short,
             progress: Progress::new(b),
             index: b.var_in(Scope::Warp, cta),
             // Before the first ticket there is none that could be the last.
@@ -126,7 +132,7 @@ impl<'a> Walk<'a> {
         let [queries, keys] = args.lengths.sequence(b, found.index);
         FoundTile {
             tile: Tile::packed(row, head, queries, keys.len),
-            first_key: keys.start,
+            keys: Keys::of_sequence(args, found.index, keys.start),
             there,
             tiles: b.let_(found.own * args.heads + before),
         }
@@ -136,8 +142,8 @@ impl<'a> Walk<'a> {
     fn row_tiles(&self, b: &mut Builder, sequence: Reg<U32>) -> Reg<U32> {
         let queries = self.args.lengths.packed_queries(b, sequence);
         let rows = if self.cfg.pack == 1 { queries } else { b.let_(queries * self.cfg.pack) };
-        let tiles = b.let_(rows.div_ceil(self.cfg.tile_m()));
-        b.let_(tiles.min(self.args.row_tiles))
+        let tiles = b.let_(rows.div_ceil(self.cfg.tile_m()).min(self.args.row_tiles));
+        self.short.map_or(tiles, |short| b.let_(queries.gt(short).select(tiles, 0)))
     }
 
     /// Moves on to the next tile.

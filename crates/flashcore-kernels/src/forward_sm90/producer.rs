@@ -3,7 +3,9 @@
 use flashcore_tile::{Builder, Pipeline, Pred, Reg, S32, Scope, Shared, TensorMap, U32, U64, Val, WARPGROUP};
 
 use super::{
-    Arguments, Config, Layout, Tiles, packed,
+    Arguments, Config, Layout, Tiles,
+    keys::{Destination, Keys},
+    packed,
     schedule::{INFO_BYTES, Tile},
 };
 use crate::parts::mask::KeyTiles;
@@ -39,7 +41,8 @@ fn counted(b: &mut Builder, cfg: Config, args: &Arguments, layout: &Layout, tile
                 load_q(b, cfg, args, layout, done, &tile);
                 let taken = take(b, args);
                 let key_tiles = tile.key_tiles(b, cfg, args);
-                load_kv(b, cfg, args, layout, kv, (&tile, &key_tiles, None));
+                let keys = Keys::of_entry(args, &tile);
+                load_kv(b, cfg, args, layout, kv, (&tile, &key_tiles, keys));
                 b.add_to(done, 1);
                 next(b, index, tiles, taken);
             },
@@ -87,14 +90,14 @@ pub(super) fn load_q(
 }
 
 /// Copies K and V from the last key tile to the first: K runs one ahead, because consumers issue QKᵀ of the next key
-/// tile before PV of this one. The sequence's first key is in row `start`, or in the first one.
+/// tile before PV of this one.
 pub(super) fn load_kv(
     b: &mut Builder,
     cfg: Config,
     args: &Arguments,
     layout: &Layout,
     count: Reg<U32>,
-    (tile, tiles, start): (&Tile, &KeyTiles, Option<Reg<U32>>),
+    (tile, tiles, keys): (&Tile, &KeyTiles, Keys),
 ) {
     let head = b.let_(tile.head / args.group);
     let load = |b: &mut Builder,
@@ -106,12 +109,13 @@ pub(super) fn load_kv(
         let stage = pipeline.stage(b, count);
         stage.wait_empty(b);
         stage.expect_tile(b);
-        let row = b.let_(block.unsigned() * cfg.tile_n());
-        let row = start.map_or(row, |start| b.let_(row + start));
-        let to = stage.at(b);
-        let [column, row] = if turned { [row.into(), Val::Const(0)] } else { [Val::Const(0), row.into()] };
-        let at = [column, row, head.into(), tile.batch()];
-        b.tma_load(map, pipeline.tile(), to, at, stage.full());
+        let key = b.let_(block.unsigned() * cfg.tile_n());
+        let to = Destination { map, tile: pipeline.tile(), at: stage.at(b), done: stage.full() };
+        if turned {
+            let at = [key.into(), Val::Const(0), head.into(), tile.batch()];
+            return b.tma_load(map, to.tile, to.at, at, to.done);
+        }
+        keys.copy(b, cfg, (tile, head), key, &to);
     };
     let block = b.var_in(Scope::Lane, tiles.end - 1);
     let turned = cfg.narrow();

@@ -92,6 +92,14 @@ impl Tile {
         }
     }
 
+    /// The same as a register, where there are several.
+    pub(super) const fn entry(&self) -> Option<Reg<U32>> {
+        match self.home {
+            Home::Entry { batch, .. } => Some(batch),
+            Home::Packed { .. } => None,
+        }
+    }
+
     /// Where in Q and the output the query at a position of the sequence lies.
     pub(super) fn place(&self, b: &mut Builder, position: Reg<U32>) -> Reg<U32> {
         match self.home {

@@ -40,11 +40,11 @@ pub(super) fn accept(problem: &Problem, input: Element, gpu: &Gpu, access: Acces
     if problem.bias().is_some() {
         return no("it adds nothing to scores");
     }
-    if problem.pages().is_some() {
-        return no("keys in pages have no tensor map");
+    if input == Element::E4m3 && (problem.pages().is_some() || is_packed(problem)) {
+        return no("values of 8 bits are turned where they lie, which is not in pages and not packed");
     }
-    if input == Element::E4m3 && matches!(problem.sequences_kind(), Sequences::Ragged { .. }) {
-        return no("values of 8 bits are turned for sequences that are not packed");
+    if let Some(size) = problem.page_size().filter(|size| !size.is_multiple_of(PAGE)) {
+        return Err(format!("it copies pages of a multiple of {PAGE} keys, not of {size}"));
     }
     if access != Access::B16 {
         return no("tensor copies need addresses and strides at multiples of 16 bytes");
@@ -61,6 +61,17 @@ pub(super) fn accept(problem: &Problem, input: Element, gpu: &Gpu, access: Acces
     Ok(())
 }
 
+/// Keys that one copy brings of a page, where keys lie in pages.
+pub(super) fn page_rows(problem: &Problem, shape: &Shape) -> Option<u32> {
+    let shared = |mut a: u32, mut b: u32| {
+        while b != 0 {
+            (a, b) = (b, a % b);
+        }
+        a
+    };
+    problem.page_size().map(|size| shared(size as u32, shape.tile_n))
+}
+
 /// Query heads that share a tile: those of a group, where the rows of one leave most of a tile empty.
 pub(super) fn pack(problem: &Problem) -> u32 {
     let group = problem.group();
@@ -71,6 +82,8 @@ pub(super) fn pack(problem: &Problem) -> u32 {
 
 /// Most features of a head: the output of more does not fit in the registers of a warpgroup.
 const MOST_FEATURES: usize = 256;
+/// Keys of the smallest page: one of them takes a quarter of the copies that a page of 16 would.
+const PAGE: usize = 64;
 /// Keys of a step where tiles are few.
 const STEP: u32 = 128;
 /// Keys of a tile up to which the edges of a mask decide: short steps are as fast at 2048, 3 % faster at 1024.
@@ -80,6 +93,15 @@ const ROWS: usize = ROWS_PER_GROUP as usize;
 
 /// The tile of the Hopper kernel, and why.
 pub(super) fn shape(problem: &Problem, gpu: &Gpu) -> (Shape, &'static str) {
+    let (shape, why) = tile_of(problem, gpu);
+    // A producer that looks for tiles or pages needs more registers than one that counts.
+    let searches = is_packed(problem) || problem.pages().is_some();
+    let budget = if searches { shape.budget.map(|_| SEARCHING) } else { shape.budget };
+    (Shape { budget, ..shape }, why)
+}
+
+/// The tile, whatever its producer does.
+fn tile_of(problem: &Problem, gpu: &Gpu) -> (Shape, &'static str) {
     if problem.dtype().is_narrow() {
         return narrow::shape(problem);
     }
@@ -217,8 +239,7 @@ fn short_sequences(problem: &Problem, gpu: &Gpu) -> Option<(Shape, &'static str)
     if problem.batch_invariant() || dim > 128 || !short {
         return None;
     }
-    let tile_n = if dim <= 64 { 96 } else { STEP / 2 };
-    let shape = Shape { order: Order::Atomic, ..few(dim, tile_n, 1) };
+    let shape = Shape { order: Order::Atomic, ..few(dim, STEP / 2, 1) };
     Some((shape, "short sequences: tiles of 64 rows waste less, and two CTAs hide each other's waits"))
 }
 
@@ -330,6 +351,8 @@ const fn adapts(cfg: &Config) -> bool {
 
 /// Registers of one producer and two consumers: what 384 threads have.
 pub(super) const TWO_CONSUMERS: RegisterBudget = RegisterBudget { producer: 24, consumer: 240 };
+/// The same with a producer that searches: with 24 registers it spills up to 25 of them, and consumers do without 8.
+const SEARCHING: RegisterBudget = RegisterBudget { producer: 40, consumer: 232 };
 /// Registers of one producer and three consumers: what 512 threads have.
 const THREE_CONSUMERS: RegisterBudget = RegisterBudget { producer: 32, consumer: 160 };
 
