@@ -450,7 +450,7 @@ fn elements_round_to_nearest_even_and_name_themselves() {
     for dtype in DType::ALL {
         assert_eq!(dtype.name().parse::<DType>(), Ok(dtype));
     }
-    assert!("f64".parse::<DType>().unwrap_err().contains("use f16, bf16 or f32"));
+    assert!("f64".parse::<DType>().unwrap_err().contains("use f16, bf16, f32"));
     assert_eq!(DType::F16.round(1.0 + 1.0 / 2048.0), 1.0);
     assert_eq!(DType::BF16.round(1.0 + 3.0 / 256.0), 1.0 + 1.0 / 64.0);
     assert_eq!(<f16 as Element>::from_f32(65520.0).to_f32(), f32::INFINITY);

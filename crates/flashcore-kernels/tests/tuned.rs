@@ -92,7 +92,8 @@ fn every_tile_of_the_rules_passes_the_gate() {
     for member in covering_set().unwrap() {
         let chosen = member.plan().unwrap();
         let again = plan_tile(&member.problem, &member.gpu, 16, chosen.kernel().tile());
-        assert_eq!(again.as_ref().map(|plan| *plan.kernel()), Ok(*chosen.kernel()), "{chosen}");
+        // One tile computes everything, also where a plan lets two kernels share a batch.
+        assert_eq!(again.as_ref().map(|plan| plan.kernel().tile()), Ok(chosen.kernel().tile()), "{chosen}");
         assert_eq!(again.unwrap().check_build(&member.problem), Ok(()));
     }
 }

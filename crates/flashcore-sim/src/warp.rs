@@ -58,6 +58,9 @@ pub(crate) struct WarpClock {
     pub(crate) unfenced: u32,
     /// Lanes that wrote shared memory since the last warp-wide synchronisation.
     pub(crate) wrote: u32,
+    /// The last group of `cp.async` that its lanes have waited for, and the last that all lanes know of.
+    pub(crate) waited: u32,
+    pub(crate) waited_by_all: u32,
 }
 
 impl WarpClock {
@@ -110,6 +113,7 @@ impl WarpClock {
             self.knowledge = knowledge;
         }
         self.synced = self.now;
+        self.waited_by_all = self.waited;
         self.now += 1;
         self.unfenced = 0;
         self.wrote = 0;

@@ -101,7 +101,7 @@ pub(crate) trait Arithmetic: Sync {
     /// Stores a step's results: rounds them to what memory would hold.
     fn store(&self, values: &mut [Self::Real]);
 
-    /// The same for the weights of a row, which kernels measure from about the largest.
+    /// The same for the weights of a row, in the order of keys.
     fn store_weights(&self, weights: &mut [Self::Real]) {
         self.store(weights);
     }
@@ -114,6 +114,12 @@ impl Arithmetic for Exact {
 
     fn store(&self, _: &mut [f64]) {}
 }
+
+/// Weights of 8 bits are measured from the largest of so many keys at the end, which kernels meet first, unless the row's
+/// largest is so many times as large: then from that. A weight that rounding leaves as it is, as it would leave the largest
+/// of a row that is measured from its maximum, is luck.
+const MET_FIRST: usize = 128;
+const MOST_GROWTH: f32 = 222.0;
 
 pub(crate) struct Rounded(pub(crate) DType);
 
@@ -133,11 +139,14 @@ impl Arithmetic for Rounded {
         if !self.0.is_narrow() {
             return self.store(weights);
         }
-        let top = weights.iter().fold(0.0f32, |top, &weight| top.max(weight)) / 256.0;
-        if top > 0.0 {
+        let largest = |of: &[f32]| of.iter().fold(0.0f32, |top, &weight| top.max(weight));
+        let (met_first, all) =
+            (largest(&weights[weights.len().saturating_sub(MET_FIRST)..]), largest(weights));
+        let one = if all < MOST_GROWTH * met_first { met_first / 2.0 } else { all / 256.0 };
+        if one > 0.0 {
             weights
                 .iter_mut()
-                .for_each(|weight| *weight = self.0.round(f64::from(*weight / top)) as f32 * top);
+                .for_each(|weight| *weight = self.0.round(f64::from(*weight / one)) as f32 * one);
         }
     }
 }

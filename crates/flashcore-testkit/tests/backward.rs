@@ -139,7 +139,7 @@ impl Backend for Plain {
         let p = call.instance();
         let count = |layout: &Layout| vec![0.0; layout.dims().count().unwrap()];
         let mut sums = [count(p.q()), count(p.k()), count(p.v()), vec![0.0; p.heads_q()]];
-        for s in (0..p.sequences()).map(|n| p.sequence(n)) {
+        for (number, s) in (0..p.sequences()).map(|n| (n, p.sequence(n))) {
             for head in 0..p.heads_q() {
                 if self.0 == Fault::Group && head % p.group() > 0 {
                     let (kv_head, rows) = (head / p.group(), s.kv_start..s.kv_start + s.kv_len);
@@ -148,7 +148,7 @@ impl Backend for Plain {
                         sums_of(&mut sums[tensor], first + rows.start..first + rows.end, dim).fill(0.0);
                     }
                 }
-                (0..s.q_len).for_each(|i| self.query(call, &s, [head, i], &mut sums));
+                (0..s.q_len).for_each(|i| self.query(call, (number, &s), [head, i], &mut sums));
             }
         }
         self.write(call, &sums);
@@ -174,7 +174,7 @@ impl Plain {
     fn query(
         &self,
         call: &BackwardCall<'_>,
-        s: &flashcore_core::Sequence,
+        (number, s): (usize, &flashcore_core::Sequence),
         [head, i]: [usize; 2],
         sums: &mut Sums,
     ) {
@@ -205,7 +205,8 @@ impl Plain {
                 }
                 None => (scale * dot(&q, &k), 1.0),
             };
-            let weight = (score - lse).exp();
+            let bias = p.bias_of(number, head).map_or(0.0, |bias| bias.at(i, key - s.kv_start));
+            let weight = (score + f64::from(bias) - lse).exp();
             let grad = weight * (dot(&d_out, &v) - sum) * slope;
             let grad = if fault == Fault::Imprecise { DType::BF16.round(grad) } else { grad };
             let mut add = |tensor: usize, at: usize, factor: f64, from: &[f64]| {

@@ -72,6 +72,7 @@ fn every_law_is_broken_by_a_mutant() {
         "weights sum to 1.02",
         "takes pages in their order",
         "takes pages in their order",
+        "depends on the batch size",
     ];
     let mutants = mutants::all();
     assert_eq!(properties::ALL.len(), breaks.len());

@@ -103,7 +103,9 @@ pub(super) fn products(problem: &BackwardProblem, half: Half, form: Form) -> Res
     };
     let Some(fused) = fused else {
         let order = order(forward);
-        let of = |side, shape| config(side, Shape { order, ..shape });
+        // The slope of a cap is a register more for each score.
+        let less = if forward.softcap().is_some() { CAP } else { 0 };
+        let of = |side, shape: Shape| config(side, Shape { order, step: shape.step - less, ..shape });
         let kernels = vec![of(Side::Keys, row.keys), of(Side::Queries, row.queries)];
         return Ok(Products { workspace: counter(order).into_iter().collect(), kernels, why: row.why });
     };
@@ -140,6 +142,9 @@ fn row(forward: &Problem) -> &'static Row {
     let dim = forward.dim_qk().max(forward.dim_v());
     TABLE.iter().find(|row| dim <= row.dim).unwrap_or(&TABLE[TABLE.len() - 1])
 }
+
+/// Rows that a step is shorter by where scores are capped.
+const CAP: u32 = 16;
 
 /// Registers of producer and consumers, by the number of consumers.
 const TWO: [u32; 2] = [24, 240];

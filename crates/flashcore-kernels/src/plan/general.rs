@@ -36,7 +36,9 @@ pub(super) fn shape(
     };
     let shared_bytes = gpu.shared_bytes;
     let table = if input == Element::F32 { single::TABLE } else { TABLE };
-    let row = table.iter().find(fits).ok_or(PlanError::SharedMemory { qk, v, shared_bytes })?;
+    let roomy = |row: &&Row| fits(row) && (problem.bias().is_none() || row.leaves_room_for_bias(dims));
+    let row = table.iter().find(roomy).or_else(|| table.iter().find(fits));
+    let row = row.ok_or(PlanError::SharedMemory { qk, v, shared_bytes })?;
     Ok((row.shape, row.why))
 }
 
@@ -54,6 +56,12 @@ impl Row {
         let reserved = Sm::of(gpu.capability).reserved;
         let per_cta = self.shape.shared_bytes(input, input, dims, paged) + reserved;
         self.shape.ctas_per_sm * per_cta <= gpu.shared_bytes + reserved
+    }
+
+    /// Whether sums, scores and queries leave a thread registers for what is added to scores, which is loaded ahead.
+    fn leaves_room_for_bias(&self, [qk, v]: [u32; 2]) -> bool {
+        let q = if self.shape.q_in_registers { qk / 4 } else { 0 };
+        self.shape.blocks * ((v + self.shape.step_n) / 2 + q) < 160
     }
 }
 

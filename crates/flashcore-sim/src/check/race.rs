@@ -30,6 +30,8 @@ pub(crate) struct Accessor<'a> {
     pub(crate) lane: u8,
     /// The issuing warp's last warp-wide synchronisation.
     pub(crate) synced: u32,
+    /// The last of that warp's groups of `cp.async` that were waited for before it.
+    pub(crate) copies: u32,
     pub(crate) proxy: Proxy,
     pub(crate) strong: bool,
     /// The instruction.
@@ -166,6 +168,12 @@ impl SharedShadow {
         } else if who.knowledge.seen.get(agent) < last.clock {
             let strong = last.flags & STRONG != 0;
             return Err(Conflict::Written { other: self.agents.kind(agent), pc, strong });
+        } else if self.agents.kind(agent) == AgentKind::CpAsync(who.home) && last.lane != who.lane {
+            // `cp.async.wait_group` tells a lane of its own copies alone.
+            let told = last.clock <= who.copies || last.clock <= who.knowledge.lanes.get(agent);
+            if !told {
+                return Err(Conflict::Lanes { other: last.lane, pc });
+            }
         }
         let crosses = who.proxy == Proxy::Async && last.flags & BY_ASYNC == 0;
         if crosses && who.knowledge.fenced.get(agent) < last.clock {
@@ -222,6 +230,7 @@ mod tests {
             home: agent,
             lane: 0,
             synced: clock.saturating_sub(1),
+            copies: 0,
             proxy: Proxy::Generic,
             strong: false,
             pc: 7,

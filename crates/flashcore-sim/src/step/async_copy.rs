@@ -99,7 +99,9 @@ impl Step<'_, '_> {
         let agents = self.machine.clusters[self.machine.ctas[self.cta].cluster].agents;
         let groups = &mut self.machine.warps[warp].copies;
         let done = lanes_of(mask).map(|lane| groups.wait(lane, keep)).min().unwrap_or(0);
-        let agent = agents.cp_async(self.machine.warps[warp].agent);
+        let warp = &mut self.machine.warps[warp];
+        warp.clock.waited = warp.clock.waited.max(done);
+        let agent = agents.cp_async(warp.agent);
         self.learn_clock(agent, done);
         Ok(Flow::Next)
     }
@@ -120,6 +122,7 @@ impl Step<'_, '_> {
         let agent = agents.cp_async(self.machine.warps[self.warp].agent);
         let last = lanes_of(self.mask).map(|l| committed[l] + 1).max().unwrap_or(0);
         knowledge.seen.raise(agent, last);
+        knowledge.lanes.raise(agent, last);
         for lane in lanes_of(self.mask) {
             let (cta, offset) = self.barrier_place(lane, addresses[lane], space)?;
             let outcome = self.existing(lane, cta, offset)?;

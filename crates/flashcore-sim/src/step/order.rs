@@ -59,6 +59,7 @@ impl Step<'_, '_> {
             home: warp.agent,
             lane: lane as u8,
             synced: warp.clock.synced,
+            copies: warp.clock.waited_by_all,
             proxy: name.proxy,
             strong: name.strong,
             pc: self.pc,
@@ -229,8 +230,13 @@ impl Step<'_, '_> {
 
     /// What the acting lanes publish.
     pub(super) fn release(&mut self) -> Knowledge {
+        let agents = self.machine.clusters[self.machine.ctas[self.cta].cluster].agents;
         let warp = &mut self.machine.warps[self.warp];
-        warp.clock.release(warp.agent, self.mask)
+        let mut knowledge = warp.clock.release(warp.agent, self.mask);
+        if warp.clock.waited > 0 {
+            knowledge.lanes.raise(agents.cp_async(warp.agent), warp.clock.waited);
+        }
+        knowledge
     }
 
     /// All lanes of the warp meet.

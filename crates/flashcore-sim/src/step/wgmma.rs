@@ -240,6 +240,7 @@ impl Step<'_, '_> {
             home: u32::MAX,
             lane: 0,
             synced: 0,
+            copies: 0,
             proxy: Proxy::Async,
             strong: false,
             pc: self.pc,

@@ -161,7 +161,7 @@ mutants! {
         Ok(())
     };
     "depends on the batch size", Correctness => |call, _| {
-        let batch = call.problem().batch() as f64;
+        let batch = call.instance().sequences() as f64;
         other_answer(call, move |answer| answer.out.iter_mut().for_each(|x| *x *= 1.0 + batch * 1e-3))
     };
     "needs LSE", Correctness => |call, _| {

@@ -130,5 +130,5 @@ fn findings_of_the_simulator_fail_a_run() {
         assert_eq!(calls, runs);
     };
     check("", Verdict::Pass, 2);
-    check(".reg .b32 %a, %b; add.u32 %b, %a, 1;", Verdict::Fail, 1);
+    check(".reg .b32 %a; .reg .pred %p; setp.eq.u32 %p, %a, 1; @%p bra done; done:", Verdict::Fail, 1);
 }
