@@ -94,10 +94,20 @@ const ROWS: usize = ROWS_PER_GROUP as usize;
 /// The tile of the Hopper kernel, and why.
 pub(super) fn shape(problem: &Problem, gpu: &Gpu) -> (Shape, &'static str) {
     let (shape, why) = tile_of(problem, gpu);
-    // A producer that looks for tiles or pages needs more registers than one that counts.
-    let searches = is_packed(problem) || problem.pages().is_some();
-    let budget = if searches { shape.budget.map(|_| SEARCHING) } else { shape.budget };
-    (Shape { budget, ..shape }, why)
+    (for_searches(problem, shape), why)
+}
+
+/// The same tile where the producer looks for tiles or pages, which takes more registers than counting does.
+fn for_searches(problem: &Problem, shape: Shape) -> Shape {
+    let wide = problem.dim_qk().max(problem.dim_v()) > 128;
+    let tile_n = match (is_packed(problem), problem.pages().is_some()) {
+        (false, false) => return shape,
+        // Consumers of wide heads have none to spare, and the search alone fits in what their producer has.
+        (true, false) if wide => return shape,
+        (_, true) if wide && shape.tile_n > 64 => shape.tile_n - 32,
+        _ => shape.tile_n,
+    };
+    Shape { budget: shape.budget.map(|_| SEARCHING), tile_n, ..shape }
 }
 
 /// The tile, whatever its producer does.
