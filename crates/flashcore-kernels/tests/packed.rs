@@ -42,7 +42,7 @@ struct Batch {
 }
 
 /// Output and LSE.
-type Result_ = (Vec<bf16>, Vec<f32>);
+type Computed = (Vec<bf16>, Vec<f32>);
 
 impl Batch {
     fn new((dim, mask, heads): Kind) -> Self {
@@ -61,7 +61,7 @@ impl Batch {
         Self { problem, values, plan, inputs }
     }
 
-    fn run(&self, inputs: &[Vec<bf16>; 3], seed: u64) -> Result_ {
+    fn run(&self, inputs: &[Vec<bf16>; 3], seed: u64) -> Computed {
         let mut out = vec![bf16::NAN; self.problem.out().span()];
         let mut lse = vec![f32::NAN; self.problem.rows()];
         let slices = inputs.each_ref().map(Vec::as_slice);
@@ -72,7 +72,7 @@ impl Batch {
     }
 
     /// Whether a result is as right as the tensors' type allows.
-    fn judge(&self, (out, lse): &Result_) {
+    fn judge(&self, (out, lse): &Computed) {
         let instance = Instance::new(&self.problem, &self.values).unwrap();
         let inputs = self.inputs.each_ref().map(|tensor| bf16::erase(tensor));
         let [exact, rounded] =
@@ -98,7 +98,7 @@ impl Batch {
     }
 
     /// The bits of a sequence's rows.
-    fn of_sequence(&self, (out, lse): &Result_, sequence: usize) -> (Vec<u16>, Vec<u32>) {
+    fn of_sequence(&self, (out, lse): &Computed, sequence: usize) -> (Vec<u16>, Vec<u32>) {
         let q = offsets(|pair| pair.0);
         let (row, rows) = (self.problem.out().strides()[2], self.problem.seq_q());
         let own: Range<usize> = q[sequence] as usize..q[sequence + 1] as usize;
