@@ -152,10 +152,18 @@ impl Staged {
             let from = Shared::from(staging.chunk(b, start, line, chunk));
             for (slab, col) in (0..staging.slabs()).zip(cols.clone().step_by(staging.slab_cols() as usize)) {
                 let chunks = (cfg.dim_v - col) * cfg.output.bytes() / CHUNK_BYTES;
-                let there = if chunks < per_row { b.let_(there & chunk.lt(chunks)) } else { there };
-                let values = b.load_shared::<U32, 4>(from.at(place + slab * staging.slab_bytes()));
+                let from = from.at(place + slab * staging.slab_bytes());
                 let to = Global::from(to).at((col * cfg.output.bytes()) as i32);
-                b.predicated(there, |b| b.store_global(to, &values.map(Val::from)));
+                if chunks < per_row {
+                    // Nobody has gathered anything behind the last feature.
+                    b.predicated(there & chunk.lt(chunks), |b| {
+                        let values = b.load_shared::<U32, 4>(from);
+                        b.store_global(to, &values.map(Val::from));
+                    });
+                } else {
+                    let values = b.load_shared::<U32, 4>(from);
+                    b.predicated(there, |b| b.store_global(to, &values.map(Val::from)));
+                }
             }
         }
     }
