@@ -141,7 +141,7 @@ const PAGED: Axes = Axes {
     dtypes: &DTYPES,
     dims: &[(64, 64), (128, 128), (256, 256), (63, 39)],
     padding: &[0, 2, 1],
-    lengths: &[Kind::PackedQueries(16), Kind::Paged(1), Kind::PackedQueries(3), Kind::Paged(128)],
+    lengths: &[Kind::PackedQueries(16), Kind::Paged(1), Kind::PackedQueries(3), Kind::Paged(96)],
 };
 
 /// The same without asynchronous copies.
@@ -201,6 +201,22 @@ const WIDE_HOPPER: Axes = Axes {
     lengths: &[Kind::Uniform, Kind::Used, Kind::UsedKeys],
 };
 
+/// Packed sequences on Hopper: tiles of all rows of the table, and such for short sequences.
+const PACKED_HOPPER: Axes = Axes {
+    gpus: &[BUSY_HOPPER, Gpu::HOPPER],
+    dtypes: &DTYPES,
+    dims: &[(64, 64), (128, 128), (256, 256), (192, 128), (40, 48)],
+    padding: &[0],
+    lengths: &[Kind::Ragged],
+};
+
+/// Keys in pages on Hopper: pages smaller and larger than a tile of keys.
+const PAGED_HOPPER: Axes = Axes {
+    dims: &[(64, 64), (128, 128), (256, 256), (160, 192)],
+    lengths: &[Kind::PackedQueries(64), Kind::Paged(128)],
+    ..PACKED_HOPPER
+};
+
 /// A problem too large to be simulated, whose tile small ones do not get.
 struct Large {
     heads: usize,
@@ -222,7 +238,7 @@ const LARGE: [Large; 7] = [
     Large { heads: 4, rows: 64, keys: 8192, dim: 128, mask: 1 },
 ];
 
-/// The set: at most 220 members.
+/// The set: at most 290 members.
 pub fn covering_set() -> Result<Vec<Member>, ProblemError> {
     let members = |axes: &'static Axes| rows(&axes.extents()).into_iter().map(|row| axes.half_member(&row));
     let singles = rows(&SINGLES.single_extents()).into_iter().map(|row| SINGLES.single_member(&row));
@@ -233,8 +249,16 @@ pub fn covering_set() -> Result<Vec<Member>, ProblemError> {
         WIDE.into_iter().zip(DTYPES).map(|(output, dtype)| LARGE[LARGE.len() - 1].member(dtype, output));
     let all = members(&GENERAL).chain(members(&TURING)).chain(members(&HOPPER)).chain(large);
     let paged = members(&PAGED).chain(wide(&PAGED_TURING)).chain(wide(&PAGED_SINGLES));
+    let packed_wide = wide(&PACKED_HOPPER);
     let wide = wide(&WIDE_GENERAL).chain(wide(&WIDE_HOPPER));
-    all.chain(wide).chain(split).chain(singles).chain(paged).chain(covering_bias::forward()).collect()
+    let packed = members(&PACKED_HOPPER).chain(packed_wide).chain(members(&PAGED_HOPPER));
+    all.chain(wide)
+        .chain(split)
+        .chain(singles)
+        .chain(paged)
+        .chain(covering_bias::forward())
+        .chain(packed)
+        .collect()
 }
 
 impl Axes {

@@ -326,6 +326,8 @@ fn hopper_config(
         dim_v: problem.dim_v() as u32,
         mask: Sides::of(problem),
         lengths,
+        page_rows: hopper::page_rows(problem, &shape),
+        share: Share::All,
         softcap: problem.softcap().is_some(),
         sinks: problem.sinks(),
         pack: hopper::pack(problem),

@@ -124,7 +124,7 @@ fn small_and_without_repetition() {
     let plans: Vec<_> = covering_set().unwrap().into_iter().map(|member| member.plan().unwrap()).collect();
     let names: BTreeSet<_> = plans.iter().map(|plan| plan.kernel().name()).collect();
     assert_eq!(names.len(), plans.len());
-    assert!(plans.len() <= 220, "{} members", plans.len());
+    assert!(plans.len() <= 290, "{} members", plans.len());
     let general = plans.iter().filter(|plan| matches!(plan.kernel(), KernelConfig::Sm80(_))).count();
     assert!(general >= 24 && plans.len() - general >= 12, "both families are covered");
     let names: BTreeSet<_> = merges().map(|plan| plan.kernel().name()).collect();

@@ -58,7 +58,7 @@ fn hopper_falls_back_and_says_why() {
         (plain.clone(), 16, "fc_forward_sm_90a_", ""),
         (plain.clone(), 8, "fc_forward_sm_90_", "not forward_sm90: tensor copies need"),
         (Spec { q: odd, ..plain }, 16, "fc_forward_sm_90_", "multiples of 16 bytes"),
-        (ragged, 16, "fc_forward_sm_90_", "packed sequences"),
+        (ragged, 16, "fc_forward_sm_90a_", ""),
         (empty, 16, "fc_forward_sm_90_", "cannot be empty"),
         (dims(59), 16, "fc_forward_sm_90_f16_d59v59_", "multiples of 8 up to 256"),
         (dims(320), 16, "fc_forward_sm_90_f16_d320v320_", "multiples of 8 up to 256"),
@@ -280,10 +280,11 @@ fn tiles_of_ragged_batches_are_those_of_its_sequences() {
     let layout = Layout::bshd(Dims::new(1, 32, SEQUENCES, 64)).unwrap();
     let sequences = Sequences::Ragged { count: SEQUENCES, longest_q: 1, longest_kv: 1 };
     let problem = Spec { sequences, ..Spec::new(DType::F16, layout, layout, layout) }.parse().unwrap();
-    for gpu in [Gpu::AMPERE, Gpu::HOPPER] {
+    // CTAs of the Hopper kernel are persistent: as many as run at once.
+    for (gpu, ctas) in [(Gpu::AMPERE, 32 * SEQUENCES as u64), (Gpu::HOPPER, 2 * 132)] {
         let chosen = plan(&problem, &gpu, 16).unwrap();
         let grid = chosen.launches()[0].spec(&chosen.kernel().program().unwrap()).unwrap().grid;
-        assert_eq!(grid.map(u64::from).iter().product::<u64>(), 32 * SEQUENCES as u64, "{chosen}");
+        assert_eq!(grid.map(u64::from).iter().product::<u64>(), ctas, "{chosen}");
     }
 }
 
@@ -291,21 +292,27 @@ fn tiles_of_ragged_batches_are_those_of_its_sequences() {
 #[test]
 fn mixed_batches_have_a_kernel_for_each_kind() {
     let q = Layout::bshd(Dims::new(1, 32, 900, 128)).unwrap();
-    let pool = Layout::bshd(Dims::new(4096, 8, 16, 128)).unwrap();
-    let of = |count, longest_q| {
+    let of = |size: usize, count, longest_q| {
+        let pool = Layout::bshd(Dims::new(4096, 8, size, 128)).unwrap();
         let sequences = Sequences::PackedQueries { count, longest_q };
         let pages = Some(Pages::new(512));
         let spec = Spec { out: Some(q), sequences, pages, ..Spec::new(DType::BF16, q, pool, pool) };
         plan(&spec.parse().unwrap(), &Gpu::HOPPER, 16).unwrap()
     };
-    let mixed = of(16, 512);
+    let mixed = of(16, 16, 512);
     let [long, short] = mixed.launches() else { panic!("{mixed}") };
     assert!(long.kernel().name().ends_with("_long") && short.kernel().name().contains("_short"), "{mixed}");
     // Seven full tiles at most, and one that is not full for each sequence.
     let grid = long.spec(&long.kernel().program().unwrap()).unwrap().grid;
     assert_eq!(grid, [(7 + 16) * 32, 1, 1], "{mixed}");
-    assert_eq!(of(1, 512).launches().len(), 1, "nothing is mixed");
-    assert_eq!(of(16, 4).launches().len(), 1, "all are short");
+    assert!(mixed.explain().contains("it copies pages of a multiple of 64 keys, not of 16"), "{mixed}");
+    assert_eq!(of(16, 1, 512).launches().len(), 1, "nothing is mixed");
+    assert_eq!(of(16, 16, 4).launches().len(), 1, "all are short");
+    // Large pages are copied as they are.
+    let mixed = of(64, 16, 512);
+    let [long, short] = mixed.launches() else { panic!("{mixed}") };
+    assert!(matches!(long.kernel(), KernelConfig::Sm90(_)) && mixed.passed_over().is_empty(), "{mixed}");
+    assert!(long.kernel().name().ends_with("_long") && short.kernel().name().contains("_short"), "{mixed}");
 }
 
 #[test]

@@ -33,13 +33,14 @@ impl Blocks {
 impl Consumer<'_> {
     /// Looks the factors of a tile up.
     pub(super) fn find_blocks(&self, b: &mut Builder, tile: &Tile) {
-        let Some(Blocks { args, query, keys }) = self.blocks else { return };
+        // Packed sequences, which have no entry, have no blocks with factors.
+        let (Some(Blocks { args, query, keys }), Some(entry)) = (self.blocks, tile.entry()) else { return };
         let first = tile.first_row(b, self.cfg);
         let row = b.let_(self.group * ROWS_PER_GROUP + first);
-        let of_query = args.of_query(b, [tile.batch, tile.head], row);
+        let of_query = args.of_query(b, [entry, tile.head], row);
         b.set(query, of_query);
         let head = b.let_(tile.head / self.args.group);
-        let of_keys = args.keys(b, tile.batch, head);
+        let of_keys = args.keys(b, entry, head);
         b.set(keys, of_keys);
     }
 
@@ -59,9 +60,9 @@ impl Consumer<'_> {
 
     /// Multiplies the features of a tile's output by their factors, if these have some.
     pub(super) fn scale_features(&self, b: &mut Builder, tile: &Tile, output: &Acc) {
-        let Some(Blocks { args, .. }) = self.blocks else { return };
+        let (Some(Blocks { args, .. }), Some(entry)) = (self.blocks, tile.entry()) else { return };
         let head = b.let_(tile.head / self.args.group);
-        let first = args.features(b, tile.batch, head);
+        let first = args.features(b, entry, head);
         let own = b.let_(first + ((self.lane & 3) * (2 * BYTES)).widen());
         for (n, four) in (0..).zip(output.regs().chunks_exact(4)) {
             let at = Global::from(own).at((n * STEP * BYTES) as i32);

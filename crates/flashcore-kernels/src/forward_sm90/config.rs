@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::ROWS_PER_GROUP;
 use crate::{
-    parts::{lengths::LengthsKind, mask::Sides, sinks::sink_name},
+    parts::{lengths::LengthsKind, mask::Sides, share::Share, sinks::sink_name},
     plan::hopper,
     turn_values::COUNTED,
 };
@@ -33,8 +33,12 @@ pub struct Config {
     pub dim_v: u32,
     /// Which bounds the mask has.
     pub mask: Sides,
-    /// How the rows of sequences are told; never packed.
+    /// How the rows of sequences are told.
     pub lengths: LengthsKind,
+    /// Rows of a page that one copy brings, where keys lie in pages: pages and key tiles are multiples of it.
+    pub page_rows: Option<u32>,
+    /// Which sequences it computes: all, or those of many queries.
+    pub share: Share,
     /// Scores are limited by a hyperbolic tangent.
     pub softcap: bool,
     /// Element type of every head's extra logit, if there is one.
@@ -175,6 +179,14 @@ impl Config {
         self.shape.tile_n
     }
 
+    /// Keys that one copy brings.
+    pub(super) const fn copied_rows(&self) -> u32 {
+        match self.page_rows {
+            Some(rows) => rows,
+            None => self.shape.tile_n,
+        }
+    }
+
     /// The kernel's name: all of the config is in it but the producer's registers.
     pub fn name(&self) -> Ident {
         let input = self.input;
@@ -209,8 +221,14 @@ impl Config {
         if self.accumulate {
             name.push_str("_acc");
         }
+        if let Some(rows) = self.page_rows {
+            name.push_str(&format!("_pages{rows}"));
+        }
         if self.pack > 1 {
             name.push_str(&format!("_pack{}", self.pack));
+        }
+        if self.share != Share::All {
+            name.push_str("_long");
         }
         name.push_str(&self.policy.suffix(hopper::policy(self)));
         Ident::new(name).expect("made of legal parts")
@@ -261,9 +279,9 @@ impl Config {
         self.roles().registers_at_entry(self.shape.ctas_per_sm)
     }
 
-    /// Whether batch entries use only their first rows.
+    /// Whether sequences have lengths of their own.
     pub(crate) const fn used(&self) -> bool {
-        self.lengths.cuts_queries() || self.lengths.cuts_keys()
+        self.lengths.cuts_queries() || self.lengths.has_keys()
     }
 
     pub(super) const fn roles(&self) -> Roles {

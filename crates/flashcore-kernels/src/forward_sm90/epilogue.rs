@@ -3,9 +3,10 @@
 
 use std::ops::Range;
 
-use flashcore_tile::{Acc, Builder, F32, Pred, Reg, Shared, U32, U64, Val};
+use flashcore_tile::{Acc, Builder, CHUNK_BYTES, F32, Global, Pred, Reg, Shared, U32, U64, Val};
 
 use super::{
+    ROWS_PER_WARP,
     consumer::Consumer,
     schedule::{Tile, position},
 };
@@ -17,6 +18,8 @@ use crate::parts::{
 
 /// Columns of 16-bit elements that one stmatrix writes: two matrices side by side.
 const PAIR_COLS: u32 = 16;
+
+const WARP: u32 = 32;
 
 /// How the rows of this warp leave.
 pub(super) enum Epilogue {
@@ -103,8 +106,70 @@ impl Staged {
         }
     }
 
-    /// Starts the copies of the columns that were gathered at `place`.
+    /// Writes the columns that were gathered at `place`: by tensor copy, unless that would overwrite rows of another
+    /// sequence.
     fn store(&self, b: &mut Builder, consumer: &Consumer<'_>, tile: &Tile, cols: Range<u32>, place: u32) {
+        if !consumer.cfg.lengths.packs_queries() {
+            return self.copy(b, consumer, tile, cols, place);
+        }
+        let row = consumer.warp_row(b, tile);
+        let last = b.let_(row + (ROWS_PER_WARP - 1));
+        let last = position(b, consumer.cfg, last);
+        let whole = b.let_(last.lt(tile.q_len));
+        let whole = b.all(whole);
+        b.if_else(
+            whole,
+            |b| self.copy(b, consumer, tile, cols.clone(), place),
+            |b| {
+                self.store_rows(b, consumer, (tile, row), cols.clone(), place);
+                // Copies are counted by parts, whether they copy anything or not.
+                b.predicated(self.leader, Builder::tma_commit);
+            },
+        );
+    }
+
+    /// Writes those of the warp's rows that the sequence has: four at a time, eight lanes each.
+    fn store_rows(
+        &self,
+        b: &mut Builder,
+        consumer: &Consumer<'_>,
+        (tile, first): (&Tile, Reg<U32>),
+        cols: Range<u32>,
+        place: u32,
+    ) {
+        let (cfg, staging, start) = (consumer.cfg, consumer.layout.staging, self.staging.address(b));
+        let Some(out) = consumer.args.out_rows else { return };
+        let per_row = staging.slab_width() / CHUNK_BYTES;
+        let (line, chunk) = (b.let_(consumer.lane / per_row), b.let_(consumer.lane % per_row));
+        let column = b.let_(chunk.mul_wide(CHUNK_BYTES));
+        for pass in 0..ROWS_PER_WARP * per_row / WARP {
+            let line = b.let_(line + pass * (WARP / per_row));
+            let row = b.let_(first + line);
+            let (head, position) = (tile.head_of(b, cfg, row), position(b, cfg, row));
+            let there = b.let_(position.lt(tile.q_len));
+            let to = tile.row_of(b, &out, head, position);
+            let to = b.let_(to + column);
+            let from = Shared::from(staging.chunk(b, start, line, chunk));
+            for (slab, col) in (0..staging.slabs()).zip(cols.clone().step_by(staging.slab_cols() as usize)) {
+                let chunks = (cfg.dim_v - col) * cfg.output.bytes() / CHUNK_BYTES;
+                let from = from.at(place + slab * staging.slab_bytes());
+                let to = Global::from(to).at((col * cfg.output.bytes()) as i32);
+                if chunks < per_row {
+                    // Nobody has gathered anything behind the last feature.
+                    b.predicated(there & chunk.lt(chunks), |b| {
+                        let values = b.load_shared::<U32, 4>(from);
+                        b.store_global(to, &values.map(Val::from));
+                    });
+                } else {
+                    let values = b.load_shared::<U32, 4>(from);
+                    b.predicated(there, |b| b.store_global(to, &values.map(Val::from)));
+                }
+            }
+        }
+    }
+
+    /// Starts the tensor copies of the columns that were gathered at `place`.
+    fn copy(&self, b: &mut Builder, consumer: &Consumer<'_>, tile: &Tile, cols: Range<u32>, place: u32) {
         let row = consumer.warp_row(b, tile);
         let staging = consumer.layout.staging;
         let Some(map) = consumer.args.out else { return };
@@ -177,9 +242,11 @@ impl Consumer<'_> {
         wide::old_lse(b, [at[0], at[1]], [there[0], there[1]])
     }
 
-    /// Rows of the tile's sequence that are written: all, or where others are added to, those in use.
+    /// Rows of the tile's sequence that are written: all, or where others are added to, those in use; behind packed ones
+    /// come those of others.
     fn rows_written(&self, tile: &Tile) -> Reg<U32> {
-        if self.cfg.accumulate { tile.q_len } else { self.args.lengths.seq_q }
+        let own = self.cfg.accumulate || self.cfg.lengths.packs_queries();
+        if own { tile.q_len } else { self.args.lengths.seq_q }
     }
 
     /// Where this thread's rows of an f32 output lie, from vector `first` of a row on.
@@ -191,7 +258,7 @@ impl Consumer<'_> {
             .into_iter()
             .map(|row| {
                 let (head, position) = (tile.head_of(b, self.cfg, row), position(b, self.cfg, row));
-                let start = out.at(b, tile.batch, head, position);
+                let start = tile.row_of(b, &out, head, position);
                 (b.let_(start + column), b.let_(position.lt(self.rows_written(tile))))
             })
             .unzip();
@@ -219,7 +286,8 @@ impl Consumer<'_> {
     /// Position of a row in its sequence, and where its LSE lies.
     fn lse_place(&self, b: &mut Builder, tile: &Tile, row: Reg<U32>) -> (Reg<U32>, Reg<U64>) {
         let (head, position) = (tile.flat_head_of(b, self.cfg, row), position(b, self.cfg, row));
-        let index = b.let_(head.mul_wide(self.args.lengths.seq_q) + position.widen());
+        let place = tile.place(b, position);
+        let index = b.let_(head.mul_wide(self.args.lengths.seq_q) + place.widen());
         let bytes = b.let_(index * 4);
         (position, b.let_(self.args.lse + bytes))
     }

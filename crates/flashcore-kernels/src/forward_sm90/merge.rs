@@ -201,7 +201,7 @@ fn write(b: &mut Builder, consumer: &Consumer<'_>, tile: &Tile, columns: &[Vecto
     let bytes = b.let_((first * step + within).widen());
     for (half, row) in consumer.thread_rows(b, tile).into_iter().enumerate() {
         let (head, position) = (tile.head_of(b, cfg, row), position(b, cfg, row));
-        let start = out.at(b, tile.batch, head, position);
+        let start = tile.row_of(b, &out, head, position);
         let start = b.let_(start + bytes);
         let exists = b.let_(position.lt(args.lengths.seq_q));
         for (n, values) in (0..).zip(columns) {

@@ -11,8 +11,10 @@ mod blocks;
 mod config;
 mod consumer;
 mod epilogue;
+mod keys;
 mod merge;
 mod output;
+mod packed;
 mod passing;
 mod producer;
 mod reports;
@@ -38,8 +40,9 @@ use crate::{
         lengths::LengthArguments,
         maps::{map, packed_map},
         mask::Mask,
+        pages::PageArguments,
         scale::Scale,
-        sections::{Sections, full_sections},
+        sections::{Sections, full_sections, sections_of_sequence},
         sinks::SinkArgument,
         tensor::TensorArgument,
         turns::Turns,
@@ -64,12 +67,13 @@ pub(crate) struct Arguments {
     out: Option<TensorMap>,
     lse: Reg<U64>,
     tile_counter: Option<Reg<U64>>,
-    /// The output by address: where it is f32, and for tiles whose keys are split over a cluster.
+    /// The output by address: where it is f32, for tiles whose keys are split over a cluster, and for the ends of packed
+    /// sequences.
     out_rows: Option<TensorArgument>,
     heads: Reg<U32>,
     group: Reg<U32>,
     row_tiles: Reg<U32>,
-    tiles: Reg<U32>,
+    tiles: Tiles,
     section: Reg<U32>,
     scale: Scale,
     factors: Option<FactorArguments>,
@@ -78,16 +82,27 @@ pub(crate) struct Arguments {
     sinks: Option<SinkArgument>,
     lengths: LengthArguments,
     mask: Mask,
+    /// The page table, where keys lie in pages.
+    pages: Option<PageArguments>,
+}
+
+/// How many tiles there are.
+#[derive(Clone, Copy, Debug)]
+enum Tiles {
+    /// As the host says.
+    Counted(Reg<U32>),
+    /// As lengths say when the kernel runs.
+    Packed(packed::Packed),
 }
 
 impl Arguments {
     fn declare(b: &mut Builder, params: &mut Params<Problem>, cfg: Config) -> Self {
-        let (input, tile_m, tile_n) = (cfg.input, cfg.tile_m(), cfg.tile_n());
+        let (input, tile_m, tile_n, rows) = (cfg.input, cfg.tile_m(), cfg.tile_n(), cfg.copied_rows());
         let q = params.tensor_map(b, "q", move |p| packed_map(p.q(), input, slots::Q, tile_m, cfg.pack));
-        let k = params.tensor_map(b, "k", move |p| map(p.k(), input, slots::K, tile_n));
+        let k = params.tensor_map(b, "k", move |p| map(p.k(), input, slots::K, rows));
         let v = params.tensor_map(b, "v", move |p| match cfg.narrow() {
             true => turn_values::turned_map(p, tile_n),
-            false => map(p.v(), input, slots::V, tile_n),
+            false => map(p.v(), input, slots::V, rows),
         });
         let out = (!cfg.wide()).then(|| {
             params.tensor_map(b, "out", move |p| {
@@ -97,7 +112,8 @@ impl Arguments {
         let lse = params.buffer(b, "lse", slots::LSE);
         let tile_counter =
             (cfg.shape.order == Order::Atomic).then(|| params.buffer(b, "tile_counter", slots::TILE_COUNTER));
-        let by_address = cfg.wide() || cfg.shape.order.parts() > 1;
+        let packed = cfg.lengths.packs_queries();
+        let by_address = cfg.wide() || cfg.shape.order.parts() > 1 || packed;
         let out_rows = by_address.then(|| {
             TensorArgument::declare(b, params, "out_rows", slots::OUT, |p| (p.out(), p.out_dtype()))
         });
@@ -114,14 +130,18 @@ impl Arguments {
             heads: params.u32(b, "heads", move |p| packed_heads(p, cfg)),
             group: params.u32(b, "group", move |p| p.group() as u32 / cfg.pack),
             row_tiles: params.u32(b, "row_tiles", move |p| row_tiles(p, cfg)),
-            tiles: params.u32(b, "tiles", move |p| tiles(p, cfg)),
-            section: params.u32(b, "section", move |p| if cfg.mask.right { full_sections(p) } else { 1 }),
+            tiles: match packed {
+                true => Tiles::Packed(packed::Packed::declare(b, params, cfg.share)),
+                false => Tiles::Counted(params.u32(b, "tiles", move |p| tiles(p, cfg))),
+            },
+            section: params.u32(b, "section", move |p| section(p, cfg)),
             scale: Scale::declare(b, params, cfg.softcap, cfg.input),
             factors: cfg.posts_factors().then(|| FactorArguments::declare(b, params)),
             blocks: cfg.blocks.then(|| BlockArguments::declare(b, params, tile_n)),
             sinks: SinkArgument::declare(b, params, cfg.sinks),
             lengths: LengthArguments::declare(b, params, cfg.lengths, [seq_q, seq_kv]),
             mask: Mask::declare(b, params, cfg.mask),
+            pages: cfg.page_rows.map(|_| PageArguments::declare(b, params)),
         }
     }
 
@@ -240,11 +260,11 @@ fn prefetch_maps(b: &mut Builder, args: &Arguments) {
 
 /// The launch that computes `problem` on a GPU of `sms` multiprocessors.
 pub fn extent(cfg: Config, problem: &Problem, sms: u32) -> Extent {
-    let tiles = tiles(problem, cfg);
+    let ctas = tiles(problem, cfg).min(sms * cfg.shape.ctas_per_sm);
     let counter = Workspace { slot: slots::TILE_COUNTER, bytes: 4, zeroed: true };
     let (grid, workspace) = match cfg.shape.order {
-        Order::Static => ([tiles.min(sms), 1, 1], Vec::new()),
-        Order::Atomic => ([tiles.min(sms), 1, 1], vec![counter]),
+        Order::Static => ([ctas, 1, 1], Vec::new()),
+        Order::Atomic => ([ctas, 1, 1], vec![counter]),
         Order::Single { parts } => {
             let grid = [row_tiles(problem, cfg) * parts, packed_heads(problem, cfg), problem.batch() as u32];
             (grid, Vec::new())
@@ -253,9 +273,18 @@ pub fn extent(cfg: Config, problem: &Problem, sms: u32) -> Extent {
     Extent { grid, workspace, dependent: true }
 }
 
-/// Row tiles of a head, or of as many heads as share a tile.
+/// Row tiles of a head, or of as many heads as share a tile: those of the longest sequence.
 fn row_tiles(problem: &Problem, cfg: Config) -> u32 {
-    (problem.seq_q() as u32 * cfg.pack).div_ceil(cfg.tile_m())
+    (problem.longest_q() as u32 * cfg.pack).div_ceil(cfg.tile_m())
+}
+
+/// Heads of a section, in which row tiles further down come first where they see more keys.
+fn section(problem: &Problem, cfg: Config) -> u32 {
+    match (cfg.mask.right, cfg.lengths.packs_queries()) {
+        (false, _) => 1,
+        (true, false) => full_sections(problem),
+        (true, true) => sections_of_sequence(problem, packed_heads(problem, cfg)),
+    }
 }
 
 /// Query heads, or groups of them that share a tile.
@@ -263,6 +292,14 @@ fn packed_heads(problem: &Problem, cfg: Config) -> u32 {
     problem.heads_q() as u32 / cfg.pack
 }
 
+/// Tiles; where sequences are packed, an upper bound.
 fn tiles(problem: &Problem, cfg: Config) -> u32 {
-    row_tiles(problem, cfg) * packed_heads(problem, cfg) * problem.batch() as u32
+    let sequences = problem.sequences() as u32;
+    let each = row_tiles(problem, cfg) * sequences;
+    let row_tiles = match cfg.lengths.packs_queries() {
+        // One that is not full for each sequence.
+        true => each.min(problem.seq_q() as u32 * cfg.pack / cfg.tile_m() + sequences),
+        false => each,
+    };
+    row_tiles * packed_heads(problem, cfg)
 }

@@ -3,13 +3,23 @@
 use flashcore_tile::{Builder, Pipeline, Pred, Reg, S32, Scope, Shared, TensorMap, U32, U64, Val, WARPGROUP};
 
 use super::{
-    Arguments, Config, Layout,
+    Arguments, Config, Layout, Tiles,
+    keys::{Destination, Keys},
+    packed,
     schedule::{INFO_BYTES, Tile},
 };
 use crate::parts::mask::KeyTiles;
 
 /// Copies Q, K and V of every tile of this CTA, in the order in which consumers take them.
 pub(super) fn run(b: &mut Builder, cfg: Config, args: &Arguments, layout: &Layout) {
+    match args.tiles {
+        Tiles::Counted(tiles) => counted(b, cfg, args, layout, tiles),
+        Tiles::Packed(packed) => packed::produce(b, cfg, args, layout, packed),
+    }
+}
+
+/// As many tiles as the host says.
+fn counted(b: &mut Builder, cfg: Config, args: &Arguments, layout: &Layout, tiles: Reg<U32>) {
     let first = first_thread(b);
     b.if_(first, |b| {
         let index = b.cta();
@@ -20,7 +30,7 @@ pub(super) fn run(b: &mut Builder, cfg: Config, args: &Arguments, layout: &Layou
             |b| {
                 let stage = layout.q.stage(b, done);
                 stage.wait_empty(b);
-                index.lt(args.tiles)
+                index.lt(tiles)
             },
             |b| {
                 let tile = Tile::numbered(b, cfg, args, index);
@@ -30,17 +40,23 @@ pub(super) fn run(b: &mut Builder, cfg: Config, args: &Arguments, layout: &Layou
                 tile.post_factors(b, args, info);
                 load_q(b, cfg, args, layout, done, &tile);
                 let taken = take(b, args);
-                let tiles = tile.key_tiles(b, cfg, args);
-                load_kv(b, cfg, args, layout, kv, (&tile, &tiles));
+                let key_tiles = tile.key_tiles(b, cfg, args);
+                let keys = Keys::of_entry(args, &tile);
+                load_kv(b, cfg, args, layout, kv, (&tile, &key_tiles, keys));
                 b.add_to(done, 1);
-                next(b, args, index, taken);
+                next(b, index, tiles, taken);
             },
         );
-        let stage = layout.q.stage(b, done);
-        let info = info(b, layout, done);
-        Tile::post_end(b, cfg, info);
-        stage.publish(b);
+        end(b, cfg, layout, done);
     });
+}
+
+/// Posts the end in the place of Q tile number `count`, which is empty.
+pub(super) fn end(b: &mut Builder, cfg: Config, layout: &Layout, count: Reg<U32>) {
+    let stage = layout.q.stage(b, count);
+    let info = info(b, layout, count);
+    Tile::post_end(b, cfg, info);
+    stage.publish(b);
 }
 
 /// The thread that issues all copies: the first of the producer, whether that is a warp or a warpgroup.
@@ -81,7 +97,7 @@ pub(super) fn load_kv(
     args: &Arguments,
     layout: &Layout,
     count: Reg<U32>,
-    (tile, tiles): (&Tile, &KeyTiles),
+    (tile, tiles, keys): (&Tile, &KeyTiles, Keys),
 ) {
     let head = b.let_(tile.head / args.group);
     let load = |b: &mut Builder,
@@ -93,11 +109,13 @@ pub(super) fn load_kv(
         let stage = pipeline.stage(b, count);
         stage.wait_empty(b);
         stage.expect_tile(b);
-        let row = b.let_(block.unsigned() * cfg.tile_n());
-        let to = stage.at(b);
-        let [column, row] = if turned { [row.into(), Val::Const(0)] } else { [Val::Const(0), row.into()] };
-        let at = [column, row, head.into(), tile.batch.into()];
-        b.tma_load(map, pipeline.tile(), to, at, stage.full());
+        let key = b.let_(block.unsigned() * cfg.tile_n());
+        let to = Destination { map, tile: pipeline.tile(), at: stage.at(b), done: stage.full() };
+        if turned {
+            let at = [key.into(), Val::Const(0), head.into(), tile.batch()];
+            return b.tma_load(map, to.tile, to.at, at, to.done);
+        }
+        keys.copy(b, cfg, (tile, head), key, &to);
     };
     let block = b.var_in(Scope::Lane, tiles.end - 1);
     let turned = cfg.narrow();
@@ -117,19 +135,19 @@ pub(super) fn load_kv(
 }
 
 /// Takes a ticket for the next tile early, so that the answer is there when it is needed.
-fn take(b: &mut Builder, args: &Arguments) -> Option<(Reg<U64>, Reg<U32>)> {
+pub(super) fn take(b: &mut Builder, args: &Arguments) -> Option<(Reg<U64>, Reg<U32>)> {
     args.tile_counter.map(|counter| (counter, b.atomic_add(counter, 1)))
 }
 
 /// Moves on to the next tile.
-fn next(b: &mut Builder, args: &Arguments, index: Reg<U32>, taken: Option<(Reg<U64>, Reg<U32>)>) {
+fn next(b: &mut Builder, index: Reg<U32>, tiles: Reg<U32>, taken: Option<(Reg<U64>, Reg<U32>)>) {
     let ctas = b.ctas();
     let Some((counter, ticket)) = taken else {
         b.add_to(index, ctas);
         return;
     };
     // One ticket is drawn per tile; whoever draws the last leaves the counter as it was found.
-    let last = b.let_(args.tiles - 1);
+    let last = b.let_(tiles - 1);
     b.predicated(ticket.eq(last), |b| b.store_global::<U32>(counter, &[Val::Const(0)]));
     b.set(index, ticket + ctas);
 }

@@ -2,10 +2,14 @@
 //!
 //! Tiles of a persistent kernel are numbered by sections of heads, the longest of them first.
 
-use flashcore_tile::{Builder, F32, Pred, Reg, Shared, U32, Val};
+use flashcore_tile::{Builder, F32, Pred, Reg, Shared, U32, U64, Val};
 
 use super::{Arguments, Config};
-use crate::parts::mask::{KeyTiles, Visibility};
+use crate::parts::{
+    lengths::Span,
+    mask::{KeyTiles, Visibility},
+    tensor::TensorArgument,
+};
 
 /// What a tile takes when it is posted: where it is, the lengths of its sequence, and its factors.
 pub(super) const INFO_BYTES: u32 = 32;
@@ -23,20 +27,30 @@ const ROW_MASK: u32 = (1 << RESTLESS_BIT) - 1;
 pub(super) struct Tile {
     /// Row tile.
     row: Reg<U32>,
-    /// Query head among those of all batch entries; where several share a tile, their number among such groups.
-    pub flat_head: Reg<U32>,
+    home: Home,
     /// Query head, or group of heads that share a tile.
     pub head: Reg<U32>,
-    /// Batch entry.
-    pub batch: Reg<U32>,
-    /// Queries that the batch entry uses.
+    /// Queries of the sequence, or those that the batch entry uses.
     pub q_len: Reg<U32>,
-    /// Keys that the batch entry uses.
+    /// Keys of the sequence, or those that the batch entry uses.
     pub kv_len: Reg<U32>,
     /// Whether references moved often in a tile before, if that is known: not 0 then.
     pub restless: Option<Reg<U32>>,
     /// What scores and the output are multiplied by, as bits, where Q, K and V have factors and it is known.
     factors: Option<[Reg<U32>; 2]>,
+}
+
+/// Where the queries of a tile's sequence lie.
+#[derive(Clone, Copy, Debug)]
+enum Home {
+    /// In a batch entry.
+    Entry {
+        /// Query head among those of all batch entries; where several share a tile, their number among such groups.
+        flat_head: Reg<U32>,
+        batch: Reg<U32>,
+    },
+    /// In the only batch entry, from this row on.
+    Packed { start: Reg<U32> },
 }
 
 impl Tile {
@@ -45,7 +59,8 @@ impl Tile {
         let (row, flat_head) = args.sections(cfg).find(b, index);
         let (head, batch) = (b.let_(flat_head % args.heads), b.let_(flat_head / args.heads));
         let [q_len, kv_len] = args.lengths.used(b, batch);
-        Self { row, flat_head, head, batch, q_len, kv_len, restless: None, factors: None }
+        let home = Home::Entry { flat_head, batch };
+        Self { row, home, head, q_len, kv_len, restless: None, factors: None }
     }
 
     /// Row tile `row` of a head; from the last on where rows further down see more keys.
@@ -59,7 +74,55 @@ impl Tile {
         let row = args.sections(cfg).row_tile(b, row);
         let flat_head = b.let_(batch * args.heads + head);
         let [q_len, kv_len] = args.lengths.used(b, batch);
-        Self { row, flat_head, head, batch, q_len, kv_len, restless: None, factors: None }
+        let home = Home::Entry { flat_head, batch };
+        Self { row, home, head, q_len, kv_len, restless: None, factors: None }
+    }
+
+    /// Row tile `row` of a head of a packed sequence of `kv_len` keys.
+    pub(super) const fn packed(row: Reg<U32>, head: Reg<U32>, queries: Span, kv_len: Reg<U32>) -> Self {
+        let home = Home::Packed { start: queries.start };
+        Self { row, home, head, q_len: queries.len, kv_len, restless: None, factors: None }
+    }
+
+    /// Batch entry.
+    pub(super) const fn batch(&self) -> Val<U32> {
+        match self.home {
+            Home::Entry { batch, .. } => Val::Reg(batch),
+            Home::Packed { .. } => Val::Const(0),
+        }
+    }
+
+    /// The same as a register, where there are several.
+    pub(super) const fn entry(&self) -> Option<Reg<U32>> {
+        match self.home {
+            Home::Entry { batch, .. } => Some(batch),
+            Home::Packed { .. } => None,
+        }
+    }
+
+    /// Where in Q and the output the query at a position of the sequence lies.
+    pub(super) fn place(&self, b: &mut Builder, position: Reg<U32>) -> Reg<U32> {
+        match self.home {
+            Home::Entry { .. } => position,
+            Home::Packed { start } => b.let_(start + position),
+        }
+    }
+
+    /// Address of the row at a position of the sequence, in a tensor like the output.
+    pub(super) fn row_of(
+        &self,
+        b: &mut Builder,
+        tensor: &TensorArgument,
+        head: Reg<U32>,
+        position: Reg<U32>,
+    ) -> Reg<U64> {
+        match self.home {
+            Home::Entry { batch, .. } => tensor.at(b, batch, head, position),
+            Home::Packed { start } => {
+                let (only, place) = (b.var(0), b.let_(start + position));
+                tensor.at(b, only, head, place)
+            }
+        }
     }
 
     /// First row of the tile among those of its head, or of the heads that share it.
@@ -69,12 +132,14 @@ impl Tile {
 
     /// Where the box of columns `col` and rows `row` starts in Q or the output.
     pub(super) fn coordinates(&self, b: &mut Builder, cfg: Config, col: u32, row: Reg<U32>) -> Vec<Val<U32>> {
-        let (head, batch) = (self.head.into(), self.batch.into());
+        let (head, batch) = (self.head.into(), self.batch());
         if cfg.pack == 1 {
-            return vec![Val::Const(col), row.into(), head, batch];
+            let place = self.place(b, row);
+            return vec![Val::Const(col), place.into(), head, batch];
         }
         let (member, position) = (member(b, cfg, row), position(b, cfg, row));
-        vec![Val::Const(col), member.into(), position.into(), head, batch]
+        let place = self.place(b, position);
+        vec![Val::Const(col), member.into(), place.into(), head, batch]
     }
 
     /// The query head of a row.
@@ -88,11 +153,15 @@ impl Tile {
 
     /// The query head of a row among those of all batch entries.
     pub(super) fn flat_head_of(&self, b: &mut Builder, cfg: Config, row: Reg<U32>) -> Reg<U32> {
+        let flat_head = match self.home {
+            Home::Entry { flat_head, .. } => flat_head,
+            Home::Packed { .. } => self.head,
+        };
         if cfg.pack == 1 {
-            return self.flat_head;
+            return flat_head;
         }
         let member = member(b, cfg, row);
-        b.let_(self.flat_head * cfg.pack + member)
+        b.let_(flat_head * cfg.pack + member)
     }
 
     /// What the rows of this tile see.
@@ -129,7 +198,11 @@ impl Tile {
         // The row is counted from one, so that zero says that there is none.
         let row = b.let_(self.row + 1);
         let row = restless.map_or(row, |restless| b.let_(row | (restless << RESTLESS_BIT)));
-        b.store_shared(to, &[row, self.flat_head, self.head, self.batch].map(Val::from));
+        let first = match self.home {
+            Home::Entry { flat_head, .. } => flat_head,
+            Home::Packed { start } => start,
+        };
+        b.store_shared(to, &[row.into(), first.into(), self.head.into(), self.batch()]);
         if cfg.used() {
             b.store_shared(to.at(16), &[self.q_len, self.kv_len].map(Val::from));
         }
@@ -139,7 +212,8 @@ impl Tile {
     pub(super) fn post_factors(&self, b: &mut Builder, args: &Arguments, to: Shared) {
         let Some(factors) = args.factors else { return };
         let head = b.let_(self.head / args.group);
-        let [q, k, v] = factors.at(b, self.batch, head);
+        let Home::Entry { batch, .. } = self.home else { return };
+        let [q, k, v] = factors.at(b, batch, head);
         let scores = b.let_(q * k);
         b.store_shared(to.at(FACTORS_AT), &[scores, v].map(Val::from));
     }
@@ -163,7 +237,11 @@ impl Tile {
 
     /// Reads what the producer posted: the tile, and whether there is one.
     pub(super) fn read(b: &mut Builder, cfg: Config, args: &Arguments, from: Shared) -> (Self, Pred) {
-        let [row, flat_head, head, batch] = b.load_shared::<U32, 4>(from);
+        let [row, first, head, batch] = b.load_shared::<U32, 4>(from);
+        let home = match cfg.lengths.packs_queries() {
+            true => Home::Packed { start: first },
+            false => Home::Entry { flat_head: first, batch },
+        };
         let [q_len, kv_len] = if cfg.used() {
             b.load_shared::<U32, 2>(from.at(16)).map(|len| b.uniform_register(len))
         } else {
@@ -178,7 +256,7 @@ impl Tile {
         } else {
             (b.let_(word - 1), None)
         };
-        (Self { row, flat_head, head, batch, q_len, kv_len, restless, factors }, there)
+        (Self { row, home, head, q_len, kv_len, restless, factors }, there)
     }
 
     /// The same tile in registers that [`set`](Self::set) may change.
@@ -196,7 +274,10 @@ impl Tile {
 
     /// What differs from tile to tile.
     fn registers(&mut self, cfg: Config) -> Vec<&mut Reg<U32>> {
-        let always = [&mut self.row, &mut self.flat_head, &mut self.head, &mut self.batch];
+        let always = match &mut self.home {
+            Home::Entry { flat_head, batch } => vec![&mut self.row, flat_head, &mut self.head, batch],
+            Home::Packed { start } => vec![&mut self.row, start, &mut self.head],
+        };
         let lengths = [&mut self.q_len, &mut self.kv_len].into_iter().filter(|_| cfg.used());
         always
             .into_iter()

@@ -5,8 +5,8 @@
 use flashcore_tile::{Acc, Builder, Fragment, Pred, Reg, U32, Uniform, Warpgroup};
 
 use super::{
-    Arguments, Config, Layout, consumer::Consumer, epilogue::Epilogue, merge, output::Output, producer,
-    schedule::Tile,
+    Arguments, Config, Layout, consumer::Consumer, epilogue::Epilogue, keys::Keys, merge, output::Output,
+    producer, schedule::Tile,
 };
 use crate::parts::mask::KeyTiles;
 
@@ -23,7 +23,8 @@ pub(super) fn producer(b: &mut Builder, cfg: Config, args: &Arguments, layout: &
             let zero = b.var(0);
             producer::load_q(b, cfg, args, layout, zero, &tile);
             let count = b.var(0);
-            producer::load_kv(b, cfg, args, layout, count, (&tile, &tiles));
+            let keys = Keys::of_entry(args, &tile);
+            producer::load_kv(b, cfg, args, layout, count, (&tile, &tiles, keys));
         });
     });
 }

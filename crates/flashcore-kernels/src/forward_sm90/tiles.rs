@@ -89,7 +89,7 @@ impl Consumer<'_> {
         let hides = b.uniform::<Warpgroup>(hides);
         b.if_uniform(hides, |b| self.hide(b, &scores, tile, block));
         // Values of 8 bits were cleaned when they were turned.
-        if self.cfg.lengths.cuts_keys() && !self.cfg.narrow() {
+        if self.cfg.lengths.has_keys() && !self.cfg.narrow() {
             clean_values(b, self, tile, block);
         }
         b.add_to(self.kv_count, 1);

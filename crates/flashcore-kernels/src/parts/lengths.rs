@@ -56,6 +56,11 @@ impl LengthsKind {
         matches!(self, Self::Used { q: true, .. })
     }
 
+    /// Whether queries of several sequences lie one after another.
+    pub const fn packs_queries(self) -> bool {
+        matches!(self, Self::Ragged | Self::PackedQueries)
+    }
+
     /// Whether keys end somewhere inside their tensor.
     pub const fn has_keys(self) -> bool {
         matches!(self, Self::Used { kv: true, .. } | Self::Ragged | Self::PackedQueries)

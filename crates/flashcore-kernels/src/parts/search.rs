@@ -18,16 +18,46 @@ pub(crate) struct Found {
     pub(crate) own: Reg<U32>,
 }
 
+/// How far a search has come: where numbers only grow, the next one goes on from there.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Progress {
+    /// The first sequence that is still looked at.
+    first: Reg<U32>,
+    /// What those before it take together.
+    before: Reg<U32>,
+}
+
+impl Progress {
+    /// A search that has not begun.
+    #[track_caller]
+    pub(crate) fn new(b: &mut Builder) -> Self {
+        let [first, before] = [(); 2].map(|()| b.var_in(Scope::Warp, 0));
+        Self { first, before }
+    }
+}
+
 /// Finds the sequence of number `at` among `sequences`; `taken` is what a sequence takes, which each lane asks for another.
 #[track_caller]
 pub(crate) fn find(
     b: &mut Builder,
     at: Reg<U32>,
     sequences: Reg<U32>,
-    mut taken: impl FnMut(&mut Builder, Reg<U32>) -> Reg<U32>,
+    taken: impl FnMut(&mut Builder, Reg<U32>) -> Reg<U32>,
 ) -> Found {
     let (lane, last) = (b.lane(), b.let_(sequences - 1));
-    let [first, before] = [(); 2].map(|()| b.var_in(Scope::Warp, 0));
+    let progress = Progress::new(b);
+    find_from(b, progress, at, (lane, last), taken)
+}
+
+/// As [`find`], from where a search for smaller numbers has come to; with this lane's number and that of the last sequence.
+#[track_caller]
+pub(crate) fn find_from(
+    b: &mut Builder,
+    Progress { first, before }: Progress,
+    at: Reg<U32>,
+    (lane, last): (Reg<U32>, Reg<U32>),
+    mut taken: impl FnMut(&mut Builder, Reg<U32>) -> Reg<U32>,
+) -> Found {
     let own = b.var_in(Scope::Lane, 0);
     b.do_while(|b| {
         let index = b.let_(first + lane);

@@ -70,8 +70,17 @@ pub(crate) fn heads(problem: &Problem, side: Side) -> u32 {
 
 /// Query heads of a section on a Hopper: a power of two that divides all heads, so that sections are full.
 pub(crate) fn full_sections(problem: &Problem) -> u32 {
-    let per_head = 2 * problem.seq_kv() * problem.dim_v() * problem.dtype().bytes();
-    full_section(problem.heads_q() * problem.batch(), per_head)
+    full_section(problem.heads_q() * problem.batch(), bytes_of_keys(problem, problem.seq_kv()))
+}
+
+/// As [`full_sections`], of `heads` heads of one packed sequence, whatever its length.
+pub(crate) fn sections_of_sequence(problem: &Problem, heads: u32) -> u32 {
+    full_section(heads as usize, bytes_of_keys(problem, problem.longest_kv()))
+}
+
+/// Bytes of so many keys and values of a head.
+fn bytes_of_keys(problem: &Problem, keys: usize) -> usize {
+    2 * keys * problem.dim_v() * problem.dtype().bytes()
 }
 
 /// How many of `heads` heads make up a section on a Hopper if each brings `per_head` bytes: a power of two that divides

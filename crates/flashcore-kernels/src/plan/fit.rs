@@ -266,6 +266,10 @@ pub fn plan_tile(problem: &Problem, gpu: &Gpu, alignment: u64, tile: Tile) -> Re
                 let reason = "tiles of 8-bit tensors are not tuned".to_owned();
                 return Err(Misfit::Kernel { kernel: "forward_sm90", reason });
             }
+            if hopper::is_packed(problem) && matches!(shape.order, TileOrder::Single { .. }) {
+                let reason = "packed sequences have as many tiles as the device finds".to_owned();
+                return Err(Misfit::Kernel { kernel: "forward_sm90", reason });
+            }
             check_rules(&[(
                 "staging.cols",
                 shape.staging.cols,

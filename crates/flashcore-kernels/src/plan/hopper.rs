@@ -46,16 +46,16 @@ pub(super) fn accept(problem: &Problem, input: Element, gpu: &Gpu, access: Acces
     if problem.bias().is_some() {
         return no("it adds nothing to scores");
     }
-    if problem.pages().is_some() {
-        return no("keys in pages have no tensor map");
+    if input == Element::E4m3 && (problem.pages().is_some() || is_packed(problem)) {
+        return no("values of 8 bits are turned where they lie, which is not in pages and not packed");
     }
-    if matches!(problem.sequences_kind(), Sequences::Ragged { .. }) {
-        return no("packed sequences have no tensor map");
+    if let Some(size) = problem.page_size().filter(|size| !size.is_multiple_of(PAGE)) {
+        return Err(format!("it copies pages of a multiple of {PAGE} keys, not of {size}"));
     }
     if access != Access::B16 {
         return no("tensor copies need addresses and strides at multiples of 16 bytes");
     }
-    if problem.rows() == 0 || problem.seq_kv() == 0 {
+    if problem.rows() == 0 || problem.seq_kv() == 0 || problem.sequences() == 0 {
         return no("tensor maps cannot be empty");
     }
     let far = |layout: &Layout| layout.strides().into_iter().any(|s| s * problem.dtype().bytes() >= 1 << 40);
@@ -67,6 +67,17 @@ pub(super) fn accept(problem: &Problem, input: Element, gpu: &Gpu, access: Acces
     Ok(())
 }
 
+/// Keys that one copy brings of a page, where keys lie in pages.
+pub(super) fn page_rows(problem: &Problem, shape: &Shape) -> Option<u32> {
+    let shared = |mut a: u32, mut b: u32| {
+        while b != 0 {
+            (a, b) = (b, a % b);
+        }
+        a
+    };
+    problem.page_size().map(|size| shared(size as u32, shape.tile_n))
+}
+
 /// Query heads that share a tile: those of a group, where the rows of one leave most of a tile empty.
 pub(super) fn pack(problem: &Problem) -> u32 {
     let group = problem.group();
@@ -74,7 +85,7 @@ pub(super) fn pack(problem: &Problem) -> u32 {
     let blocks = matches!(problem.scales(), Some(Scales::PerBlock { .. }));
     let packs = group.is_power_of_two()
         && group <= ROWS
-        && problem.seq_q() < ROWS
+        && problem.longest_q() < ROWS
         && !problem.batch_invariant()
         && !blocks;
     if packs { group as u32 } else { 1 }
@@ -82,6 +93,8 @@ pub(super) fn pack(problem: &Problem) -> u32 {
 
 /// Most features of a head: the output of more does not fit in the registers of a warpgroup.
 const MOST_FEATURES: usize = 256;
+/// Keys of the smallest page: one of them takes a quarter of the copies that a page of 16 would.
+const PAGE: usize = 64;
 /// Keys of a step where tiles are few.
 const STEP: u32 = 128;
 /// Keys of a tile up to which the edges of a mask decide: short steps are as fast at 2048, 3 % faster at 1024.
@@ -91,10 +104,30 @@ const ROWS: usize = ROWS_PER_GROUP as usize;
 
 /// The tile of the Hopper kernel, and why.
 pub(super) fn shape(problem: &Problem, gpu: &Gpu) -> (Shape, &'static str) {
+    let (shape, why) = tile_of(problem, gpu);
+    (for_searches(problem, shape), why)
+}
+
+/// The same tile where the producer looks for tiles or pages, which takes more registers than counting does.
+fn for_searches(problem: &Problem, shape: Shape) -> Shape {
+    let wide = problem.dim_qk().max(problem.dim_v()) > 128;
+    let tile_n = match (is_packed(problem), problem.pages().is_some()) {
+        (false, false) => return shape,
+        // Consumers of wide heads have none to spare, and the search alone fits in what their producer has.
+        (true, false) if wide => return shape,
+        (_, true) if wide && shape.tile_n > 64 => shape.tile_n - 32,
+        _ => shape.tile_n,
+    };
+    Shape { budget: shape.budget.map(|_| SEARCHING), tile_n, ..shape }
+}
+
+/// The tile, whatever its producer does.
+fn tile_of(problem: &Problem, gpu: &Gpu) -> (Shape, &'static str) {
     if problem.dtype().is_narrow() {
         return narrow::shape(problem);
     }
-    if let Some(small) = few_tiles(problem, gpu) {
+    let small = if is_packed(problem) { short_sequences(problem, gpu) } else { few_tiles(problem, gpu) };
+    if let Some(small) = small {
         return small;
     }
     let (qk, v) = (problem.dim_qk() as u32, problem.dim_v() as u32);
@@ -122,8 +155,7 @@ pub(super) fn shape(problem: &Problem, gpu: &Gpu) -> (Shape, &'static str) {
 
 /// In which order CTAs take tiles: by tickets where these are not equally long.
 pub(super) fn order(problem: &Problem) -> Order {
-    let uneven =
-        problem.mask().right().is_some() || matches!(problem.sequences_kind(), Sequences::Used { .. });
+    let uneven = problem.mask().right().is_some() || problem.sequences_kind() != Sequences::Uniform;
     if uneven { Order::Atomic } else { Order::Static }
 }
 
@@ -210,6 +242,26 @@ fn few_tiles(problem: &Problem, gpu: &Gpu) -> Option<(Shape, &'static str)> {
         }
         _ => None,
     }
+}
+
+/// Whether the queries of sequences lie one after another.
+pub(super) fn is_packed(problem: &Problem) -> bool {
+    matches!(problem.sequences_kind(), Sequences::Ragged { .. } | Sequences::PackedQueries { .. })
+}
+
+/// Packed sequences that fill no tile of 128 rows, or so few of them that tiles of 64 rows hardly fill the GPU: only the
+/// device knows which tile is whose, so that CTAs are persistent all the same.
+fn short_sequences(problem: &Problem, gpu: &Gpu) -> Option<(Shape, &'static str)> {
+    let dim = problem.dim_qk().max(problem.dim_v());
+    let rows = |rows: usize| rows * pack(problem) as usize;
+    let heads = problem.heads_q() / pack(problem) as usize;
+    let tiles = (rows(problem.seq_q()) / ROWS + problem.sequences()) * heads;
+    let short = rows(problem.longest_q()) <= ROWS || tiles <= 2 * gpu.sms as usize;
+    if problem.batch_invariant() || dim > 128 || !short {
+        return None;
+    }
+    let shape = Shape { order: Order::Atomic, ..few(dim, STEP / 2, 1) };
+    Some((shape, "short sequences: tiles of 64 rows waste less, and two CTAs hide each other's waits"))
 }
 
 /// Whether two tiles get a CTA together: where nearly every SM has two, and keys enough that reading them once counts.
@@ -303,7 +355,7 @@ const fn passes_over(cfg: &Config) -> bool {
     // A diagonal crosses the last key tile of all consumers where that is as wide as the rows are many.
     let bounded = (cfg.mask.left || cfg.mask.right) && tile_n < tile_m;
     // Unused values are cleared by all consumers together, so that all work through the same tiles.
-    bounded && one_at_most && !cfg.lengths.cuts_keys()
+    bounded && one_at_most && !cfg.lengths.has_keys()
 }
 
 /// Only the producer waits for the kernel before, wherever consumers touch nothing of its that did not come through the
@@ -320,6 +372,8 @@ const fn adapts(cfg: &Config) -> bool {
 
 /// Registers of one producer and two consumers: what 384 threads have.
 pub(super) const TWO_CONSUMERS: RegisterBudget = RegisterBudget { producer: 24, consumer: 240 };
+/// The same with a producer that searches: with 24 registers it spills up to 25 of them, and consumers do without 8.
+const SEARCHING: RegisterBudget = RegisterBudget { producer: 40, consumer: 232 };
 /// Registers of one producer and three consumers: what 512 threads have.
 const THREE_CONSUMERS: RegisterBudget = RegisterBudget { producer: 32, consumer: 160 };
 

@@ -5,7 +5,7 @@
 
 use flashcore_core::{Problem, Sequences};
 
-use super::{Gpu, Plan, PlanError, access, check, decode, decode_config, plan_general};
+use super::{Gpu, Plan, PlanError, access, check, decode, decode_config, plan_many};
 use crate::{
     decode::{MOST_SEQUENCES, Order, Shape},
     launch::KernelConfig,
@@ -23,17 +23,20 @@ pub(super) fn plan(problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Optio
     let Ok(half) = decode::accept_rows_apart(problem, input, gpu, access(problem, alignment)) else {
         return Ok(None);
     };
-    let general = plan_general(problem, gpu, alignment)?;
+    let many = plan_many(problem, gpu, alignment)?;
     let (mut long, mut short) =
-        (*general.kernel(), decode_config(problem, gpu, half, short_shape(problem, gpu))?);
-    if let (KernelConfig::Sm80(long), KernelConfig::Decode(short)) = (&mut long, &mut short) {
-        long.share = Share::Long;
+        (*many.kernel(), decode_config(problem, gpu, half, short_shape(problem, gpu))?);
+    match &mut long {
+        KernelConfig::Sm80(long) => long.share = Share::Long,
+        KernelConfig::Sm90(long) => long.share = Share::Long,
+        _ => return Ok(None),
+    }
+    if let KernelConfig::Decode(short) = &mut short {
         short.share = Share::Short;
     }
     let launches = [long, short].map(|kernel| Plan::launch(kernel, problem, gpu));
     let why = "prompts by a kernel for many queries, other sequences by one for few; each finds its own on the device";
-    let reason = "forward_sm90: packed sequences and keys in pages have no tensor map".to_owned();
-    Ok(Some(Plan { passed_over: vec![reason], ..Plan::of(launches.to_vec(), gpu, why) }))
+    Ok(Some(Plan { passed_over: many.passed_over, ..Plan::of(launches.to_vec(), gpu, why) }))
 }
 
 /// The tile for the short sequences: keys of all of them are shared evenly, unless bits must not depend on the batch.
