@@ -9,7 +9,7 @@
 //! | [`Side::Keys`] | K, V | Q, dO | dK += dSᵀ·Q, dV += Pᵀ·dO |
 //! | [`Side::Queries`] | Q, dO | K, V | dQ += dS·K |
 //!
-//! Or one kernel does all: keys are held, and consumers hand dS over to a [`mover`], which multiplies it with K and adds dQ to
+//! Or one kernel does all: keys are held, and consumers hand dS over to a `mover`, which multiplies it with K and adds dQ to
 //! f32 sums in memory, tile after tile in a fixed order; [`crate::backward_sums`] rounds the sums. That is five products
 //! for each pair instead of seven, for the traffic of the sums.
 //!
