@@ -2,15 +2,13 @@
 
 import doctest
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import flashcore
-import numpy as np
 from flashcore import _attention, _config, _flash_attn, _merge, _sdpa
-from harness import normal, raises
+from harness import raises
 
 
 def run(*words):
@@ -60,16 +58,6 @@ def test_examples_in_documentation():
     for module in (flashcore, _attention, _config, _flash_attn, _merge, _sdpa):
         failed, tried = doctest.testmod(module)
         assert tried > 0 and failed == 0, f"{failed} of {tried} examples of {module.__name__} fail"
-
-
-def test_examples_of_the_guide():
-    """What docs/python.md shows first, on NumPy's arrays."""
-    guide = (Path(__file__).parents[2] / "docs/python.md").read_text()
-    example = re.search(r"```python\n(.*?)```", guide, re.DOTALL).group(1)
-    q = normal(2, 4, 4, 8)  # as many heads as positions: the example uses either order
-    names = {"q": q, "k": q, "v": q, "sinks": [0.5] * 4, "lengths": [4, 2], "mask": np.arange(4) >= [[0], [1]]}
-    exec(example, names)
-    assert names["out"].shape == q.shape and names["lse"].shape == (2, 4, 4)
 
 
 def test_everything_is_documented():
