@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""FlashCore's CPU backend and PyTorch in one process, on the same tensors: what the issue about processors must show.
+"""FlashCore's CPU backend and PyTorch in one process, on the same tensors.
 
     cargo build --release -p flashcore-cpu --example beside
     python bench/cpu/beside.py --out bench/cpu/DATE-beside.json
