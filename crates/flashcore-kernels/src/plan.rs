@@ -39,7 +39,7 @@ pub use tile::Tile;
 use tuned::Table;
 
 use flashcore_core::{DType, Layout, Problem, Scales};
-use flashcore_ptx::target::Target;
+use flashcore_ptx::{launch::Workspace, target::Target};
 use flashcore_tile::{Element, Half, shared_limit};
 
 use crate::{
@@ -131,7 +131,7 @@ impl Plan {
     }
 
     fn of(launches: Vec<Launch>, gpu: &Gpu, why: &'static str) -> Self {
-        Self { launches, main: 0, gpu: *gpu, why, passed_over: Vec::new(), row: None }
+        Self { launches: sharing(launches), main: 0, gpu: *gpu, why, passed_over: Vec::new(), row: None }
     }
 
     /// The same kernels for another problem of their kind.
@@ -143,7 +143,7 @@ impl Plan {
             return Self { launches: narrow::launches(cfg, problem, &self.gpu), ..self.clone() };
         }
         let again = |launch: &Launch| Self::launch(launch.kernel, problem, &self.gpu);
-        Self { launches: self.launches.iter().map(again).collect(), ..self.clone() }
+        Self { launches: sharing(self.launches.iter().map(again).collect()), ..self.clone() }
     }
 
     /// The same problem by another kernel that takes it: for experiments.
@@ -203,6 +203,20 @@ impl Plan {
         }
         text
     }
+}
+
+/// Launches of a plan share their scratch memory: each that wants any names all of it, as large as anyone wants it.
+fn sharing(mut launches: Vec<Launch>) -> Vec<Launch> {
+    let mut all: Vec<Workspace> = Vec::new();
+    for want in launches.iter().filter_map(|launch| launch.extent.as_ref()).flat_map(|own| &own.workspace) {
+        match all.iter_mut().find(|known| known.slot == want.slot) {
+            Some(known) => known.bytes = known.bytes.max(want.bytes),
+            None => all.push(*want),
+        }
+    }
+    let own = launches.iter_mut().filter_map(|launch| launch.extent.as_mut());
+    own.filter(|own| !own.workspace.is_empty()).for_each(|own| own.workspace.clone_from(&all));
+    launches
 }
 
 impl fmt::Display for Plan {

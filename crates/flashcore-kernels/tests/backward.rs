@@ -40,6 +40,21 @@ fn kernels_pass_the_conformance_suite() {
     });
 }
 
+/// The same for the kernels of a Hopper, with cases that differ in their numbers rather than in their shapes.
+#[test]
+fn hopper_kernels_take_any_numbers() {
+    let simulator = Simulator::new(Gpu::HOPPER);
+    let cases: Vec<_> = backward::cases(Cost::Tiny)
+        .into_iter()
+        .filter(|case| case.forward.tag == Tag::Extremes)
+        .flat_map(|case| HALVES.map(|dtype| (case.clone(), dtype)))
+        .collect();
+    all_pass(&cases, |(_, (case, dtype))| {
+        let outcome = backward::check(&simulator, case, *dtype, 1);
+        (outcome != Outcome::Passed).then(|| format!("{case} {dtype}: {outcome}"))
+    });
+}
+
 #[test]
 fn kernels_obey_the_laws() {
     let simulator = Simulator::new(Gpu::AMPERE);

@@ -313,6 +313,9 @@ fn mixed_batches_have_a_kernel_for_each_kind() {
     let [long, short] = mixed.launches() else { panic!("{mixed}") };
     assert!(matches!(long.kernel(), KernelConfig::Sm90(_)) && mixed.passed_over().is_empty(), "{mixed}");
     assert!(long.kernel().name().ends_with("_long") && short.kernel().name().contains("_short"), "{mixed}");
+    let [wanted, others] =
+        [long, short].map(|one| one.spec(&one.kernel().program().unwrap()).unwrap().workspace);
+    assert_eq!(wanted, others, "launches of a plan share their scratch memory");
 }
 
 #[test]

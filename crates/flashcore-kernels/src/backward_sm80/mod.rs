@@ -21,7 +21,6 @@
 mod config;
 mod epilogue;
 mod products;
-mod range;
 mod ring;
 mod terms;
 mod work;

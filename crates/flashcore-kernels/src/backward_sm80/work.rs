@@ -1,14 +1,13 @@
 //! One CTA's work: a tile of rows against the tiles of the other side, from the last to the first, head after head.
 
 use flashcore_tile::{
-    Acc, Builder, Cta, MMA_M, MatrixOrder, MatrixView, Reg, S32, Scope, U32, Uniform, Warp,
+    Acc, Builder, Cta, Element, Half, MMA_M, MatrixOrder, MatrixView, Reg, S32, Scope, U32, Uniform, Warp,
 };
 
 use super::{
     Arguments, Config, Layout, Shape,
     epilogue::Gradient,
     products::{add_scores, add_sums, minus_sums, multiply, round, weigh},
-    range::Range,
     ring::Ring,
     terms::Terms,
 };
@@ -18,6 +17,7 @@ use crate::{
         bias::HeadBias,
         load::{self, RowSource, TileLoad},
         mask::{KeyTiles, Visibility, thread_column},
+        range::Range,
         row_end::{clear_unused, thread_rows},
         schedule::{Side, Tile},
         staged::columns_at,
@@ -68,7 +68,7 @@ impl Sums {
         Self {
             first: zeros(cfg.first_columns().each),
             second: cfg.second_columns().map(|columns| zeros(columns.each)),
-            range: Range::new(b, cfg),
+            range: (cfg.input == Element::from(Half::F16)).then(|| Range::new(b)),
         }
     }
 }

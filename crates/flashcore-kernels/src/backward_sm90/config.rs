@@ -188,6 +188,18 @@ impl Config {
         self.fused() && !self.softcap && (self.dim_qk + self.dim_v) / 2 + self.shape.step >= 192
     }
 
+    /// Whether weights are rounded before slopes are there: where there are no registers for both as they are, and where
+    /// capped scores have weights of another kind.
+    pub(super) const fn rounds_early(&self) -> bool {
+        self.fused() || self.softcap
+    }
+
+    /// Whether gradients of scores are kept in the range of f16. A mover sums those of several consumers, which would have
+    /// to agree on one.
+    pub(super) fn keeps_range(&self) -> bool {
+        self.input == Half::F16 && !self.fused()
+    }
+
     /// Whether the mask hides the first, and the last, of the streamed rows from held ones.
     pub(super) const fn edges(&self) -> [bool; 2] {
         match self.side {

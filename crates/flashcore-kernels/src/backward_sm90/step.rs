@@ -16,7 +16,7 @@ use super::{
     schedule::{Streamed, Tile},
     terms::{QUAD, Term, Terms},
 };
-use crate::parts::mask::thread_column;
+use crate::parts::{mask::thread_column, range::Range};
 
 /// The registers of a tile beside its scores.
 pub(super) struct Work {
@@ -72,6 +72,8 @@ pub(super) struct Run<'a> {
     pub(super) block: Reg<S32>,
     /// The terms of held rows.
     pub(super) terms: Option<Terms>,
+    /// The range in which gradients of scores are kept.
+    pub(super) range: Option<Range>,
 }
 
 /// Whether another pair follows for the same held tile.
@@ -176,7 +178,12 @@ impl Consumer<'_> {
         if slopes.is_none() {
             self.add_sums(b, &scores, &terms);
         }
-        self.round(b, [&scores, slopes.as_ref().unwrap_or(&scores)], probs.as_ref(), &ds);
+        let slopes_at = slopes.as_ref().unwrap_or(&scores);
+        self.multiply(b, &scores, slopes_at, probs.as_ref());
+        if let Some(range) = run.range {
+            range.keep(b, std::slice::from_ref(slopes_at), std::slice::from_ref(&first));
+        }
+        self.round(b, slopes_at, &ds);
         let second = second.zip(probs).map(|(acc, probs)| {
             let streamed = self.along[1].plus(b, stages[1].bytes);
             b.wgmma_rs(acc, Start::Accumulate, probs, &streamed)
@@ -256,9 +263,10 @@ impl Consumer<'_> {
         });
     }
 
-    /// Hides held rows that nobody uses, where a sum goes over all of them: it may only depend on the others.
+    /// Hides held rows that nobody uses, where something goes over all of them: it may only depend on the others.
     fn hide_unused(&self, b: &mut Builder, run: &Run<'_>, scores: &Acc) {
-        if !self.cfg.fused() {
+        let sums_rows = self.cfg.fused() || self.cfg.keeps_range() && self.cfg.side == Side::Keys;
+        if !sums_rows {
             return;
         }
         let end = run.tile.first_row(b, self.cfg);
@@ -272,7 +280,7 @@ impl Consumer<'_> {
         });
     }
 
-    /// Makes probabilities of scores, in their place, and rounds them into `probs`, if values have gradients.
+    /// Makes probabilities of scores, in their place, and rounds them into `probs` where that is not left for later.
     fn weights(&self, b: &mut Builder, terms: &Terms, scores: &Acc, probs: Option<&Fragment>) {
         for (quad, scores) in scores.regs().chunks_exact(QUAD).enumerate() {
             let minus_lse = terms.of_quad(b, Term::MinusLse, quad);
@@ -291,7 +299,7 @@ impl Consumer<'_> {
                 b.exp2_into(score, score);
             }
             for (n, pair) in scores.chunks_exact(2).enumerate() {
-                if let Some(probs) = probs {
+                if let Some(probs) = probs.filter(|_| self.cfg.rounds_early()) {
                     b.pack_into(probs.regs()[2 * quad + n], self.cfg.input, pair[0], pair[1]);
                 }
             }
@@ -299,17 +307,27 @@ impl Consumer<'_> {
         }
     }
 
-    /// Rounds `weights ∘ slopes` into `ds`. Weights are what was rounded, where that is at hand: as they were before, they
-    /// would take registers of their own all the while.
-    fn round(&self, b: &mut Builder, [weights, slopes]: [&Acc; 2], probs: Option<&Fragment>, ds: &Fragment) {
-        let rounded = probs.filter(|_| !self.cfg.softcap);
+    /// Makes `weights ∘ slopes` of slopes, in their place. In a fused kernel weights are what was rounded: as they were
+    /// before, they would take registers all the while.
+    fn multiply(&self, b: &mut Builder, weights: &Acc, slopes: &Acc, probs: Option<&Fragment>) {
         let pairs = weights.regs().chunks_exact(2).zip(slopes.regs().chunks_exact(2));
         for (n, (weights, slopes)) in pairs.enumerate() {
-            let weights = match rounded {
-                Some(probs) => b.unpack(self.cfg.input, probs.regs()[n]),
-                None => [weights[0], weights[1]],
+            let weights = match probs {
+                Some(probs) if self.cfg.fused() => b.unpack(self.cfg.input, probs.regs()[n]),
+                Some(probs) if !self.cfg.rounds_early() => {
+                    b.pack_into(probs.regs()[n], self.cfg.input, weights[0], weights[1]);
+                    [weights[0], weights[1]]
+                }
+                _ => [weights[0], weights[1]],
             };
-            b.pack_into(ds.regs()[n], self.cfg.input, weights[0] * slopes[0], weights[1] * slopes[1]);
+            slopes.iter().zip(weights).for_each(|(&slope, weight)| b.mul_into(slope, slope, weight));
+        }
+    }
+
+    /// Rounds gradients of scores into `ds`.
+    fn round(&self, b: &mut Builder, slopes: &Acc, ds: &Fragment) {
+        for (&to, slopes) in ds.regs().iter().zip(slopes.regs().chunks_exact(2)) {
+            b.pack_into(to, self.cfg.input, slopes[0], slopes[1]);
         }
     }
 }

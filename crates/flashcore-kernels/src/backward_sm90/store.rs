@@ -5,6 +5,7 @@ use flashcore_tile::{Acc, Builder, F32, Pred, Reg, Shared, TensorMap, U32, Val};
 
 use super::{Ending, Gradients, Side, consumer::Consumer, schedule::Tile, step::Work};
 use crate::parts::{
+    range::Range,
     row_end,
     tensor::TensorArgument,
     wide::{self, Ended, Exist, Vector, WideRows},
@@ -108,8 +109,18 @@ impl Store {
 }
 
 /// Writes the gradients of one tile. Those of queries and keys are multiplied by the factor on scores.
-pub(super) fn gradients(b: &mut Builder, consumer: &Consumer<'_>, tile: &Tile, work: &Work) {
-    let grads = [(Some(&work.first), Some(consumer.args.factor)), (work.second.as_ref(), None)];
+pub(super) fn gradients(
+    b: &mut Builder,
+    consumer: &Consumer<'_>,
+    tile: &Tile,
+    work: &Work,
+    range: Option<Range>,
+) {
+    let factor = match range.map(|range| range.inverse(b)) {
+        Some(inverse) => b.let_(inverse * consumer.args.factor),
+        None => consumer.args.factor,
+    };
+    let grads = [(Some(&work.first), Some(factor)), (work.second.as_ref(), None)];
     match &consumer.args.grads {
         // Where rows are gathered is worked out anew for each tile: it would take registers all the while.
         Gradients::Maps(maps) => Store::new(b, consumer).rounded(b, consumer, tile, grads, maps),

@@ -12,7 +12,7 @@ use super::{
     step::{Opened, Run, Work},
     store,
 };
-use crate::parts::{row_end::thread_rows, softmax::Rows};
+use crate::parts::{range::Range, row_end::thread_rows, softmax::Rows};
 
 /// Works through the tiles that the producer posts.
 pub(super) fn run(b: &mut Builder, cfg: Config, args: &Arguments, layout: &Layout, group: Reg<U32>) {
@@ -37,6 +37,7 @@ impl Consumer<'_> {
         work.first.fill(b, 0.0);
         work.second.iter().for_each(|second| second.fill(b, 0.0));
         let terms = self.held_terms(b, tile);
+        let range = self.cfg.keeps_range().then(|| Range::new(b));
         let streamed = tile.streamed(b, self.cfg, self.args);
         let any = b.uniform::<Warpgroup>(streamed.begin.lt(streamed.end));
         let scores = Acc::new(b, self.cfg.shape.step as usize);
@@ -45,14 +46,14 @@ impl Consumer<'_> {
             any,
             |b| {
                 let block = streamed.first(b, self.cfg);
-                let run = Run { tile, streamed: &streamed, block, terms };
+                let run = Run { tile, streamed: &streamed, block, terms, range };
                 ended = Some(self.pairs(b, &run, scores, work));
             },
             |b| self.skip(b),
         );
         let work = ended.expect("the block has run");
         b.add_to(self.held_count, 1);
-        store::gradients(b, self, tile, &work);
+        store::gradients(b, self, tile, &work, range);
     }
 
     /// All pairs of a held tile. Where there is but one, no loop stands around the products in flight: a branch there would

@@ -13,6 +13,7 @@ pub mod mask;
 pub(crate) mod narrow;
 pub(crate) mod pages;
 pub(crate) mod portion;
+pub(crate) mod range;
 pub(crate) mod row_end;
 pub(crate) mod scale;
 pub mod schedule;

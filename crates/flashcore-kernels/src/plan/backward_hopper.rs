@@ -73,7 +73,10 @@ const LONG: usize = 3072;
 /// Which form is faster for a problem.
 pub(super) fn form(problem: &BackwardProblem) -> Form {
     let forward = problem.forward();
-    if forward.seq_q().min(forward.seq_kv()) >= LONG { Form::Fused } else { Form::Split }
+    // Who asks for the range of f32 gets it: one kernel alone does not keep gradients of scores in that of f16.
+    let ranged = forward.dtype() == DType::F16 && problem.grad_dtype() == DType::F32;
+    let long = forward.seq_q().min(forward.seq_kv()) >= LONG;
+    if long && !ranged { Form::Fused } else { Form::Split }
 }
 
 /// The kernels of a problem in a form, and why these.

@@ -3,9 +3,7 @@
 //! A warp's sums of `dS·b` are made of `dS` times a power of two, 1 unless a larger number has been met: then the factor
 //! moves, and the sums so far with it. Nothing is rounded differently but where it would not have been a number.
 
-use flashcore_tile::{Acc, Builder, Element, F32, Half, Reg, Scope, Val};
-
-use super::Config;
+use flashcore_tile::{Acc, Builder, F32, Reg, Scope, Val};
 
 /// Where the factor moves at the latest.
 const LIMIT: f32 = 32768.0;
@@ -18,18 +16,18 @@ const INVERSE: i32 = 0x7f00_0000;
 
 /// The power of two that a warp's `dS` are multiplied by.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Range {
+pub(crate) struct Range {
     factor: Reg<F32>,
 }
 
 impl Range {
-    /// A range to be kept, where elements need it.
-    pub(super) fn new(b: &mut Builder, cfg: &Config) -> Option<Self> {
-        (cfg.input == Element::from(Half::F16)).then(|| Self { factor: b.var_in(Scope::Lane, 1.0) })
+    /// A range to be kept.
+    pub(crate) fn new(b: &mut Builder) -> Self {
+        Self { factor: b.var_in(Scope::Lane, 1.0) }
     }
 
     /// Brings new `dS` into range, and the sums along.
-    pub(super) fn keep(&self, b: &mut Builder, slopes: &[Acc], sums: &[Acc]) {
+    pub(crate) fn keep(&self, b: &mut Builder, slopes: &[Acc], sums: &[Acc]) {
         let values = slopes.iter().flat_map(Acc::regs);
         let largest = values.fold(None, |largest, &value| {
             let size = b.abs(value);
@@ -59,7 +57,7 @@ impl Range {
     }
 
     /// What sums are multiplied by to be what they are without the factor.
-    pub(super) fn inverse(&self, b: &mut Builder) -> Reg<F32> {
+    pub(crate) fn inverse(&self, b: &mut Builder) -> Reg<F32> {
         let bits = b.float_bits(self.factor);
         let inverse = b.let_(Val::Const(INVERSE) - bits);
         b.float_of_bits(inverse)
