@@ -11,7 +11,7 @@ use crate::{
     protocol::{Protocol, Turn},
     record::{Measurement, Stretch},
     sensors::Sensors,
-    task::{Operation, Task},
+    task::Task,
     workload::Workload,
 };
 
@@ -121,10 +121,8 @@ impl Entry {
             Err(error) => return Self::out(measurement, competitor.place(), error),
         };
         measurement.kernel = Some(ready.kernel().to_owned());
-        // Gradients of others may be sums in any order; ours never are.
-        let any_order = matches!(workload.task().operation(), Operation::Backward(_));
-        let repeat = !any_order || is_ours(competitor.name());
-        match judge.judge(&mut *ready, repeat) {
+        // Others may add in any order, and are right all the same; ours never does.
+        match judge.judge(&mut *ready, is_ours(competitor.name())) {
             Ok(finding) => measurement.finding = Some(finding),
             Err(error) => return Self::out(measurement, competitor.place(), error),
         }
