@@ -89,6 +89,14 @@ impl Builder {
         self.emit(Op::CpAsyncBulkTensor, &mods, [map.operand(at), from.operand()]);
     }
 
+    /// Adds `bytes` of f32 in shared memory, a multiple of 16, to those in global memory.
+    #[track_caller]
+    pub fn bulk_add(&mut self, from: Shared, to: impl Into<Global>, bytes: u32) {
+        let operands = [to.into().operand(), from.operand(), Operand::int(i64::from(bytes))];
+        let mods = [Mod::Global, Mod::SharedCta, Mod::BulkGroup, Mod::Add, Mod::Type(ScalarType::F32)];
+        self.emit(Op::CpReduceAsyncBulk, &mods, operands);
+    }
+
     /// Closes the group of stores issued since the last one.
     #[track_caller]
     pub fn tma_commit(&mut self) {

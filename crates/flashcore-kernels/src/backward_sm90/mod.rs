@@ -48,7 +48,7 @@ use crate::{
     },
     slots::{Slot, backward as slots},
 };
-use mover::{Mover, SumsArgument};
+use mover::{Mover, PLACE_BYTES, PLACES, SumsArgument};
 
 /// Rows that one consumer warpgroup owns.
 pub(crate) const ROWS_PER_GROUP: u32 = 64;
@@ -185,6 +185,8 @@ struct Layout {
     landed: Option<u32>,
     /// dSᵀ on its way to the mover.
     handed: Option<Pipeline>,
+    /// Where parts of dQ wait for being added.
+    sums: Option<u32>,
     /// Where the mover's warps meet.
     moved: Option<NamedBarrier>,
 }
@@ -228,6 +230,7 @@ impl Layout {
             tile_info: b.shared(schedule::INFO_BYTES, 16),
             landed: (cfg.cuts_streamed() || cfg.clears_held()).then(|| b.mbarriers(1)),
             handed: cfg.fused().then(|| Self::handed(b, cfg, [warps, mover])),
+            sums: cfg.fused().then(|| b.shared(PLACES as u32 * PLACE_BYTES, 128)),
             moved: cfg.fused().then(|| b.named_barrier(WARPGROUP)),
         }
     }

@@ -1,7 +1,8 @@
 //! The mover: a warpgroup that multiplies dS, as consumers hand it over, with K and adds dQ to sums in memory.
 //!
 //! Sums are f32, each block of 64 rows in the order of an accumulator's registers: quad after quad (8 columns), in each four
-//! values of each thread, so that a warp adds 512 neighbouring bytes at once. [`crate::backward_sums`] puts them in order.
+//! values of each thread. So the threads put their registers side by side into shared memory, and one copy adds all of them:
+//! added from registers, they would take the way of all other loads and stores. [`crate::backward_sums`] puts them in order.
 //!
 //! Tiles of keys that see the same queries add to them in the order of their numbers. A mover tells how far it has come by a
 //! number in memory and waits until the mover of the tile before is past the place at which it wants to add. CTAs draw tiles
@@ -12,20 +13,21 @@ use std::cell::Cell;
 
 use flashcore_core::BackwardProblem;
 use flashcore_tile::{
-    Acc, Builder, Fragment, Global, Major, MatrixOperand, Params, Pipeline, Pred, Reg, Scope, Shared, Start,
-    U32, U64,
+    Acc, Builder, Expr, F32, Fragment, Global, Major, MatrixOperand, Params, Pipeline, Pred, Reg, Scope,
+    Shared, Start, U32, U64,
 };
 
 use super::{
-    Arguments, Config, Layout, ROWS_PER_GROUP, ROWS_PER_WARP,
-    consumer::Consumer,
-    producer::info,
-    schedule::{Streamed, Tile},
+    Arguments, Config, Layout, ROWS_PER_GROUP, ROWS_PER_WARP, consumer::Consumer, producer::info,
+    schedule::Tile,
 };
 use crate::{backward_sums::QUAD_BYTES, slots::backward as slots};
 
 /// Columns of dQ that are multiplied at once.
 const PART: u32 = 64;
+/// Places in which parts of dQ wait for being added, and the bytes of one.
+pub(super) const PLACES: usize = 2;
+pub(super) const PLACE_BYTES: u32 = PART / 8 * QUAD_BYTES;
 /// What a tile tells when all of it has been added.
 const DONE: u32 = i32::MAX as u32;
 
@@ -60,6 +62,7 @@ pub(super) struct Mover<'a> {
     layout: &'a Layout,
     sums: SumsArgument,
     handed: Pipeline,
+    staging: u32,
 }
 
 /// A tile's place among those of its head.
@@ -70,6 +73,8 @@ struct Place {
     /// Whether this is the first, and the last, of a head.
     first: Pred,
     last: Pred,
+    /// The one thread that adds, tells and waits.
+    leads: Pred,
     /// What the tile before told last.
     seen: Reg<U32>,
 }
@@ -84,7 +89,7 @@ struct Counts {
 impl<'a> Mover<'a> {
     /// The mover of a kernel that has one.
     pub(super) fn of(cfg: Config, args: &'a Arguments, layout: &'a Layout) -> Option<Self> {
-        Some(Self { cfg, args, layout, sums: args.sums?, handed: layout.handed? })
+        Some(Self { cfg, args, layout, sums: args.sums?, handed: layout.handed?, staging: layout.sums? })
     }
 
     /// Works through the tiles that the producer posts.
@@ -106,35 +111,23 @@ impl<'a> Mover<'a> {
     fn tile(&self, b: &mut Builder, tile: &Tile, counts: Counts) {
         let place = self.place(b, tile);
         let streamed = tile.streamed(b, self.cfg, self.args);
-        let (member, position) = (b.var(0), b.var(0));
-        b.while_(
-            |_| member.lt(self.args.group),
-            |b| {
-                let head = b.let_(tile.head * self.args.group + member);
-                let block = streamed.first(b, self.cfg);
-                b.while_(
-                    |_| streamed.there(self.cfg, block),
-                    |b| {
-                        let row = b.let_(block.unsigned());
-                        let at = b.let_(position + self.sums.steps - 1 - row);
-                        let to = self.sums_at(b, tile, head, row);
-                        self.step(b, &place, counts, at, to);
-                        b.add_to(counts.handed, 1);
-                        b.add_to(block, Streamed::step(self.cfg));
-                    },
-                );
-                b.add_to(member, 1);
-                b.add_to(position, self.sums.steps);
-            },
-        );
+        streamed.each(b, self.cfg, self.args.group, |b, member, block| {
+            let head = b.let_(tile.head * self.args.group + member);
+            let row = b.let_(block.unsigned());
+            let at = b.let_((self.sums.steps - 1 - row) * self.args.group + member);
+            let to = self.sums_at(b, tile, head, row);
+            self.step(b, &place, counts, at, to);
+            b.add_to(counts.handed, 1);
+        });
         let lane = b.lane();
         let leader = b.let_(lane.eq(0));
         self.layout.held[0].stage(b, counts.held).release(b, leader);
         b.add_to(counts.held, 1);
-        self.end(b, &place);
+        self.tell(b, &place, DONE);
     }
 
     fn place(&self, b: &mut Builder, tile: &Tile) -> Place {
+        let thread = b.thread();
         let flat = b.let_(tile.batch * self.args.heads + tile.head);
         let number = b.let_(flat * self.args.blocks + tile.block);
         let own = b.let_(self.sums.turns + number.mul_wide(4));
@@ -143,18 +136,17 @@ impl<'a> Mover<'a> {
             before: Global::from(own).at(-4),
             first: b.let_(tile.block.eq(0)),
             last: b.let_((tile.block + 1).eq(self.args.blocks)),
+            leads: b.let_((thread & 127).eq(0)),
             seen: b.var_in(Scope::Lane, 0),
         }
     }
 
-    /// Where this thread's part of the sums of a streamed tile starts.
+    /// Where the sums of a streamed tile start.
     fn sums_at(&self, b: &mut Builder, tile: &Tile, head: Reg<U32>, row: Reg<U32>) -> Reg<U64> {
         let flat = b.let_(tile.batch * self.sums.heads + head);
         let number = b.let_(flat * self.sums.steps + row);
         let bytes = self.cfg.shape.step / ROWS_PER_GROUP * self.block_bytes();
-        let thread = b.thread();
-        let mine = b.let_((thread & 127) * 16);
-        b.let_(self.sums.sums + number.mul_wide(bytes) + mine.widen())
+        b.let_(self.sums.sums + number.mul_wide(bytes))
     }
 
     /// Bytes of the sums of 64 rows.
@@ -167,35 +159,56 @@ impl<'a> Mover<'a> {
         let stage = self.handed.stage(b, counts.handed);
         stage.wait_full(b);
         let blocks = self.cfg.shape.step / ROWS_PER_GROUP;
-        let parts: Vec<_> = (0..self.cfg.dim_qk).step_by(PART as usize).collect();
+        let columns: Vec<_> = (0..self.cfg.dim_qk).step_by(PART as usize).collect();
+        let parts: Vec<_> =
+            (0..blocks).flat_map(|block| columns.iter().map(move |&column| (block, column))).collect();
         // Parts take turns in the same registers: the assembler would keep those of all of them apart.
         let mut free: Option<Acc> = None;
-        for (block, &column) in (0..blocks).flat_map(|block| parts.iter().map(move |part| (block, part))) {
+        for (n, &(block, column)) in parts.iter().enumerate() {
             let cols = PART.min(self.cfg.dim_qk - column);
             let (left, right) = self.operands(b, stage.bytes, block, column);
             let sums = free.take().filter(|acc| acc.cols() == cols as usize);
             let sums = sums.unwrap_or_else(|| Acc::new(b, cols as usize));
             let sums = b.wgmma_ss(sums, Start::Zero, [&left, &right], self.cfg.held());
-            if (block, column) == (0, 0) {
+            if n == 0 {
                 // What was added in the last step is told of while this one is multiplied.
                 self.tell(b, place, at);
             }
             let sums = sums.wait(b);
-            if (block, column) == (0, 0) {
-                self.wait_for_turn(b, place, at);
-            }
-            if block + 1 == blocks && column + cols == self.cfg.dim_qk {
+            if n + 1 == parts.len() {
                 let lane = b.lane();
                 let leader = b.let_(lane.eq(0));
                 stage.release(b, leader);
             }
+            // Where the number of parts is odd, a step ends in the place in which the next begins.
+            let pending = u32::from(n > 0 || parts.len().is_multiple_of(PLACES));
+            let from = self.gather(b, place, &sums, n % PLACES, pending);
             let to = Global::from(to).at((block * self.block_bytes() + column / 8 * QUAD_BYTES) as i32);
-            for (quad, values) in (0..).zip(sums.regs().chunks_exact(4)) {
-                let at = to.at((quad * QUAD_BYTES) as i32);
-                b.add_global(at, [values[0], values[1], values[2], values[3]]);
-            }
+            b.if_(place.leads, |b| {
+                if n == 0 {
+                    self.wait_for_turn(b, place, at);
+                }
+                b.bulk_add(from, to, cols / 8 * QUAD_BYTES);
+                b.tma_commit();
+            });
             free = Some(sums);
         }
+    }
+
+    /// Puts the sums of a part into a place, once all but `pending` of the copies before have read theirs.
+    fn gather(&self, b: &mut Builder, place: &Place, sums: &Acc, n: usize, pending: u32) -> Shared {
+        let start = b.shared_at(self.staging + n as u32 * PLACE_BYTES);
+        b.predicated(place.leads, |b| b.tma_wait_read(pending));
+        self.meet(b);
+        let thread = b.thread();
+        let mine = b.let_((thread & 127) * 16);
+        let mine = start.plus(b, mine);
+        for (quad, values) in (0..).zip(sums.regs().chunks_exact(4)) {
+            b.store_shared::<F32>(mine.at(quad * QUAD_BYTES), &[0, 1, 2, 3].map(|i| values[i].into()));
+        }
+        b.fence_async();
+        self.meet(b);
+        start
     }
 
     /// dS of 64 queries, and columns of K.
@@ -213,10 +226,12 @@ impl<'a> Mover<'a> {
     }
 
     /// Tells that everything before `at` has been added.
-    fn tell(&self, b: &mut Builder, place: &Place, at: Reg<U32>) {
-        self.meet(b);
-        let tells = self.teller(b, place);
-        b.predicated(tells, |b| b.publish(place.own, at));
+    fn tell(&self, b: &mut Builder, place: &Place, at: impl Into<Expr<U32>>) {
+        let at = at.into();
+        b.if_(place.leads, |b| {
+            b.tma_wait();
+            b.predicated(place.last.not(), |b| b.publish(place.own, at));
+        });
     }
 
     /// Waits until the tile before has added its part at `at`.
@@ -226,20 +241,6 @@ impl<'a> Mover<'a> {
             let seen = b.wait_above(place.before, at);
             b.set(place.seen, seen);
         });
-        b.sync_warp();
-    }
-
-    /// The end of a tile: all of it has been added.
-    fn end(&self, b: &mut Builder, place: &Place) {
-        self.meet(b);
-        let tells = self.teller(b, place);
-        b.predicated(tells, |b| b.publish(place.own, DONE));
-    }
-
-    /// The one thread that tells how far the tile is, if anybody wants to know.
-    fn teller(&self, b: &mut Builder, place: &Place) -> Pred {
-        let thread = b.thread();
-        b.let_((thread & 127).eq(0) & place.last.not())
     }
 
     /// All threads of the mover are here.
@@ -255,8 +256,8 @@ impl Consumer<'_> {
         handed.stage(b, self.count).wait_empty(b);
     }
 
-    /// Hands dS over to the mover.
-    pub(super) fn hand_over(&self, b: &mut Builder, ds: &Fragment) {
+    /// Puts dS where the mover reads it.
+    pub(super) fn store_for_mover(&self, b: &mut Builder, ds: &Fragment) {
         let Some(handed) = self.layout.handed else { return };
         let (tile, stage) = (handed.tile(), handed.stage(b, self.count));
         let row = b.let_(self.group * ROWS_PER_GROUP + self.warp * ROWS_PER_WARP + (self.lane & 15));
@@ -268,6 +269,12 @@ impl Consumer<'_> {
             let at = b.let_(first ^ (pair << 5));
             b.stmatrix(Shared::from(at).at(slab * tile.slab_bytes()), ds.slice(k as usize));
         }
+    }
+
+    /// Hands over to the mover what was stored.
+    pub(super) fn hand_over(&self, b: &mut Builder) {
+        let Some(handed) = self.layout.handed else { return };
+        let stage = handed.stage(b, self.count);
         b.fence_async();
         b.sync_warp();
         b.predicated(self.leader, |b| stage.publish(b));

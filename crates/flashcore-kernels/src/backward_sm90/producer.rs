@@ -9,7 +9,7 @@ use flashcore_tile::{
 
 use super::{
     Arguments, Config, Layout, Order, Side, TERM_BYTES,
-    schedule::{INFO_BYTES, Streamed, Tile},
+    schedule::{INFO_BYTES, Tile},
 };
 
 /// Lanes of a warp.
@@ -87,30 +87,18 @@ impl<'a> Producer<'a> {
         self.held_tile(b, 0, of);
         let streamed = tile.streamed(b, self.cfg, self.args);
         let (heads, first_head) = self.streamed_heads(b, tile);
-        let member = b.var(0);
         let second = b.var(0);
-        b.while_(
-            |_| member.lt(heads),
-            |b| {
-                let head = b.let_(first_head + member);
-                let block = streamed.first(b, self.cfg);
-                b.while_(
-                    |_| streamed.there(self.cfg, block),
-                    |b| {
-                        let source = self.source(b, tile, head, block);
-                        self.first(b, source);
-                        // The second held tile is needed after the first product.
-                        let once = b.uniform::<Warp>(second.eq(0));
-                        b.if_uniform(once, |b| self.held_tile(b, 1, of));
-                        b.set(second, 1);
-                        self.second(b, source);
-                        b.add_to(self.streamed, 1);
-                        b.add_to(block, Streamed::step(self.cfg));
-                    },
-                );
-                b.add_to(member, 1);
-            },
-        );
+        streamed.each(b, self.cfg, heads, |b, member, block| {
+            let head = b.let_(first_head + member);
+            let source = self.source(b, tile, head, block);
+            self.first(b, source);
+            // The second held tile is needed after the first product.
+            let once = b.uniform::<Warp>(second.eq(0));
+            b.if_uniform(once, |b| self.held_tile(b, 1, of));
+            b.set(second, 1);
+            self.second(b, source);
+            b.add_to(self.streamed, 1);
+        });
         let never = b.uniform::<Warp>(second.eq(0));
         b.if_uniform(never, |b| self.held_tile(b, 1, of));
     }

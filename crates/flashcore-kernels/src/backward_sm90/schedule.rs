@@ -33,6 +33,43 @@ pub(super) struct Streamed {
 }
 
 impl Streamed {
+    /// Does `body` with every tile of `heads` heads: head after head, or, where dQ is summed, all heads of a tile and then
+    /// those of the next. Keys that few queries see would otherwise wait for those that many see before each head.
+    pub(super) fn each(
+        &self,
+        b: &mut Builder,
+        cfg: Config,
+        heads: Reg<U32>,
+        mut body: impl FnMut(&mut Builder, Reg<U32>, Reg<S32>),
+    ) {
+        let step = Self::step(cfg);
+        let tiles = |b: &mut Builder, each: &mut dyn FnMut(&mut Builder, Reg<S32>)| {
+            let block = self.first(b, cfg);
+            b.while_(
+                |_| self.there(cfg, block),
+                |b| {
+                    each(b, block);
+                    b.add_to(block, step);
+                },
+            );
+        };
+        let members = |b: &mut Builder, each: &mut dyn FnMut(&mut Builder, Reg<U32>)| {
+            let member = b.var(0);
+            b.while_(
+                |_| member.lt(heads),
+                |b| {
+                    each(b, member);
+                    b.add_to(member, 1);
+                },
+            );
+        };
+        if cfg.fused() {
+            tiles(b, &mut |b, block| members(b, &mut |b, member| body(b, member, block)));
+        } else {
+            members(b, &mut |b, member| tiles(b, &mut |b, block| body(b, member, block)));
+        }
+    }
+
     /// The tile that comes first: the last, where dQ is summed, so that those who see a tile add to it in the order in
     /// which CTAs take them without waiting longer than they must.
     pub(super) fn first(&self, b: &mut Builder, cfg: Config) -> Reg<S32> {
@@ -40,23 +77,23 @@ impl Streamed {
     }
 
     /// Whether there is a tile number `block`, the next after the last one.
-    pub(super) fn there(&self, cfg: Config, block: Reg<S32>) -> Cond {
+    fn there(&self, cfg: Config, block: Reg<S32>) -> Cond {
         if cfg.fused() { block.ge(self.begin) } else { block.lt(self.end) }
     }
 
     /// From one tile to the next.
-    pub(super) const fn step(cfg: Config) -> i32 {
+    const fn step(cfg: Config) -> i32 {
         if cfg.fused() { -1 } else { 1 }
     }
 
-    /// Moves on to the next tile, and from the last to the first.
-    pub(super) fn advance(&self, b: &mut Builder, cfg: Config, block: Reg<S32>) {
-        let after = b.let_(block + Self::step(cfg));
-        if cfg.fused() {
-            b.set(block, after.lt(self.begin).select(self.end - 1, after));
-        } else {
-            b.set(block, after.eq(self.end).select(self.begin, after));
-        }
+    /// Moves on to the next tile of the order of [`Self::each`]; `left` counts the heads that a tile still has, of `heads`.
+    pub(super) fn advance(&self, b: &mut Builder, block: Reg<S32>, left: Option<Reg<U32>>, heads: Reg<U32>) {
+        let Some(left) = left else {
+            let after = b.let_(block + 1);
+            return b.set(block, after.eq(self.end).select(self.begin, after));
+        };
+        b.set(block, left.eq(1).select(block - 1, block));
+        b.set(left, left.eq(1).select(heads, left - 1));
     }
 }
 

@@ -68,8 +68,9 @@ impl Carried for Work {
 pub(super) struct Run<'a> {
     pub(super) tile: &'a Tile,
     pub(super) streamed: &'a Streamed,
-    /// The one that is next.
+    /// The one that is next, and how many heads it still has, where they follow one another.
     pub(super) block: Reg<S32>,
+    pub(super) heads_left: Option<Reg<U32>>,
     /// The terms of held rows.
     pub(super) terms: Option<Terms>,
     /// The range in which gradients of scores are kept.
@@ -129,8 +130,7 @@ impl Consumer<'_> {
             let next = b.let_(self.count + 1);
             (self.open(b, scores, next), self.settle_first(b, settled))
         };
-        // Heads of a group follow one another, each with the same tiles.
-        run.streamed.advance(b, self.cfg, run.block);
+        run.streamed.advance(b, run.block, run.heads_left, self.args.group);
         (opened, work)
     }
 
@@ -188,9 +188,11 @@ impl Consumer<'_> {
             let streamed = self.along[1].plus(b, stages[1].bytes);
             b.wgmma_rs(acc, Start::Accumulate, probs, &streamed)
         });
-        self.hand_over(b, &ds);
+        self.store_for_mover(b, &ds);
         let streamed = self.along[0].plus(b, stages[0].bytes);
         let first = b.wgmma_rs(first, Start::Accumulate, ds, &streamed);
+        // Until others can see what was stored, products run.
+        self.hand_over(b);
         (scores, Issued { slopes, first, second, stages })
     }
 

@@ -11,8 +11,6 @@ use super::{Side, TERM_BYTES, consumer::Consumer, schedule::Tile};
 pub(super) const QUAD: usize = 2 * ROWS_PER_THREAD;
 /// Columns of such a matrix.
 const QUAD_COLS: u32 = 8;
-/// Bytes of one term.
-const BYTES: u32 = TERM_BYTES / 2;
 
 /// Which term of a row.
 #[derive(Clone, Copy)]
@@ -39,8 +37,9 @@ impl Terms {
                 [upper, upper, lower, lower]
             }
             Self::Columns(first) => {
-                let at = first.at(quad as u32 * QUAD_COLS * TERM_BYTES + term as u32 * BYTES);
-                let [[left], [right]] = [at, at.at(TERM_BYTES)].map(|at| b.load_shared::<F32, 1>(at));
+                // Those of two neighbours in one load: half of it is for another time, but it is one and not two.
+                let both = b.load_shared::<F32, 4>(first.at(quad as u32 * QUAD_COLS * TERM_BYTES));
+                let [left, right] = [both[term as usize], both[2 + term as usize]];
                 [left, right, left, right]
             }
         }

@@ -46,7 +46,8 @@ impl Consumer<'_> {
             any,
             |b| {
                 let block = streamed.first(b, self.cfg);
-                let run = Run { tile, streamed: &streamed, block, terms, range };
+                let heads_left = self.cfg.fused().then(|| b.var(self.args.group));
+                let run = Run { tile, streamed: &streamed, block, heads_left, terms, range };
                 ended = Some(self.pairs(b, &run, scores, work));
             },
             |b| self.skip(b),
