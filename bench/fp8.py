@@ -16,35 +16,9 @@ import tempfile
 
 import flashcore
 import torch
+from timing import copy_bandwidth, replayed, seconds
 
 TOKENS, FEATURES = 16384, 2048
-
-
-def seconds(run, least):
-    """The median time of a call over turns of ten, after as long a warm-up."""
-    times, total = [], 0.0
-    run()
-    while total < 2 * least or len(times) < 4:
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        for _ in range(10):
-            run()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) / 1e4)
-        total += 10 * times[-1]
-    half = sorted(times[len(times) // 2 :])
-    return half[len(half) // 2]
-
-
-def replayed(run):
-    """A call from a captured graph."""
-    run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    return graph.replay
 
 
 def matrix_rate(least):
@@ -54,13 +28,6 @@ def matrix_rate(least):
     one = torch.ones((), device="cuda")
     product = lambda: torch._scaled_mm(a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
     return 2 * n**3 / seconds(product, least) / 1e12
-
-
-def copy_bandwidth(least):
-    """Bytes read and written in a second by a large copy."""
-    source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
-    target = torch.empty_like(source)
-    return 2 * source.numel() / seconds(lambda: target.copy_(source), least)
 
 
 def fa3(folder):

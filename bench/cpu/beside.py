@@ -167,7 +167,7 @@ def main():
     parser.add_argument("--out", help="where to write the figures")
     parser.add_argument("--only", help="one group: turns, decode, gradients, interleaved or levels")
     options = parser.parse_args()
-    torch.set_num_threads(os.cpu_count())
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
     library = ctypes.CDLL(str(options.library))
     library.flashcore_read.restype = ctypes.c_uint64
     other = None if torch_has_bf16() else "f32"
@@ -207,7 +207,7 @@ def main():
     print(f"{report.missed} bars missed" + (f"; bf16 is compared with PyTorch's {other}: its bf16 dies here" if other else ""))
     if options.out:
         named = (line.split(":")[1].strip() for line in open("/proc/cpuinfo") if "model name" in line)
-        machine = dict(cpu=next(named, platform.processor()), cores=os.cpu_count(), torch=torch.__version__,
+        machine = dict(cpu=next(named, platform.processor()), cores=len(os.sched_getaffinity(0)), torch=torch.__version__,
                        capability=torch.backends.cpu.get_cpu_capability(), load=os.getloadavg(), bf16_stand_in=other)
         date = datetime.datetime.now(datetime.timezone.utc).isoformat()
         Path(options.out).write_text(json.dumps(dict(date=date, machine=machine, results=report.rows), indent=1) + "\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import Any
 
 from . import _bias, _frameworks, _masks, _native, _options, _quantise
@@ -26,6 +27,7 @@ def attention(
     factors: Any | None = None,
     blocks: tuple[int, int] | None = None,
     quantise: str | None = None,
+    batch_invariant: bool = False,
     layout: str = "bhsd",
     return_lse: bool = False,
     out: Any | None = None,
@@ -58,6 +60,8 @@ def attention(
             batch x heads x dim for v, as `quantise` gives them.
         quantise: ``"e4m3"`` to round q, k and v to 8 bits first, q and k by blocks of rows and v by features, keys less
             their mean: faster on a Hopper GPU, and off by a few parts in a hundred. For torch, without gradients.
+        batch_invariant: the bits of a row depend on its own queries and keys alone, whatever else is in the batch and
+            however long other sequences are; some calls are a few percent slower.
         layout: ``"bhsd"`` for batch, heads, sequence, dim; ``"bshd"`` for batch, sequence, heads, dim. Without a batch,
             the same order without it.
         return_lse: also return the log-sum-exp of each row's scores, float32, batch x heads x sequence, or what of these
@@ -94,13 +98,14 @@ def attention(
         given = {"causal": causal, "window": window, "scale": scale, "softcap": softcap, "sinks": sinks}
         given |= {"key_lengths": key_lengths, "query_lengths": query_lengths, "key_mask": key_mask}
         given |= {"page_table": page_table, "factors": factors, "layout": layout}
+        given |= {"batch_invariant": batch_invariant}
         return _quantise.attention_by(quantise, q, k, v, given, return_lse, out)
     plain = window is None and key_mask is None and factors is None and not return_lse
     if plain and not _frameworks.is_traced() and _frameworks.duals._current_level < 0:
         # As `run`, with fewer steps: this is the call that counts.
         shortcut = _shortcuts.get(type(q))
         try:
-            options = _options.known.get((causal, None, scale, softcap, layout, False))
+            options = _options.known.get((causal, None, scale, softcap, layout, False, batch_invariant))
         except TypeError:  # a scale that is no number, which is told below
             options = None
         alone = key_lengths is None and query_lengths is None and sinks is None and page_table is None
@@ -112,7 +117,7 @@ def attention(
                 result = _transformed(q)
             if result is not None:
                 return result if out is None else _frameworks.of(q).written(out)
-    options = _options.options(causal, window, scale, softcap, layout)
+    options = _options.options(causal, window, scale, softcap, layout, batch_invariant=batch_invariant)
     given = (sinks, key_lengths, query_lengths, key_mask, page_table, factors)
     if all(values is None for values in given):
         return run(q, k, v, options, NONE, return_lse, out)
@@ -137,6 +142,7 @@ def packed_attention(
     softcap: float | None = None,
     sinks: Any | None = None,
     factors: Any | None = None,
+    batch_invariant: bool = False,
     return_lse: bool = False,
     out: Any | None = None,
 ) -> Any:
@@ -164,7 +170,7 @@ def packed_attention(
     """
     if (page_table is None) != (key_offsets is not None) or (page_table is None) != (key_lengths is None):
         raise ValueError("pass key_offsets, or page_table and key_lengths for keys in pages")
-    options = _options.options(causal, window, scale, softcap, "packed")
+    options = _options.options(causal, window, scale, softcap, "packed", batch_invariant=batch_invariant)
     longest = None
     if longest_query is not None or longest_key is not None:
         rows_q, rows_k = (_frameworks.shape(name, tensor)[0] for name, tensor in (("q", q), ("k", k)))
@@ -307,7 +313,7 @@ def _bound(
     reduced = None if unread else _masks.reduce(values.mask, _masks.band_of(options), *extents)
     if reduced is not None:
         (left, right, top_left), starts, keys = reduced
-        options = Options(left, right, top_left, options.scale, options.softcap, options.layout)
+        options = replace(options, left=left, right=right, top_left=top_left)
         if starts is not None:
             keys, ranges = None, (starts, keys or (extents[2],) * extents[0])
     elif extents is not None:

@@ -95,6 +95,7 @@ def flash_attn_varlen_func(
     q_descale: Any | None = None,
     k_descale: Any | None = None,
     v_descale: Any | None = None,
+    batch_invariant: bool = False,
     out: Any | None = None,
 ) -> Any:
     """``flash_attn.flash_attn_varlen_func`` by its signature and meaning: sequences packed one after another.
@@ -104,8 +105,7 @@ def flash_attn_varlen_func(
     ``seqused_k`` says how many keys each sequence has (``cu_seqlens_k`` where it does not). What the engines add goes by
     name: sinks, under any of their names, and ``return_softmax_lse``, which returns (out, log-sum-exp). Keys and values may
     be float8_e4m3fn under q of 16 bits, with ``k_descale`` and ``v_descale``, float32, sequences x key heads or what expands
-    to it. Dropout raises
-    NotImplementedError, and so do gradients through pages.
+    to it. ``batch_invariant`` is `attention`'s. Dropout raises NotImplementedError, and so do gradients through pages.
 
     >>> import numpy
     >>> q = numpy.ones((12, 4, 8), "float32")
@@ -114,7 +114,7 @@ def flash_attn_varlen_func(
     """
     if dropout_p:
         refuse_dropout()
-    options = asked(causal, window_size, softmax_scale, softcap, "packed")
+    options = asked(causal, window_size, softmax_scale, softcap, "packed", batch_invariant)
     keys = _keys(cu_seqlens_k, seqused_k, block_table)
     bounds = (int(max_seqlen_q), int(max_seqlen_k))
     factors, sinks = descales(q, q_descale, k_descale, v_descale), logits(sinks, s_aux, learnable_sink)
@@ -145,11 +145,13 @@ def refuse_dropout() -> None:
     raise NotImplementedError("dropout is not supported; pass dropout_p=0.0")
 
 
-def asked(causal: bool, window_size: Any, scale: float | None, softcap: float, layout: str) -> Options:
+def asked(
+    causal: bool, window_size: Any, scale: float | None, softcap: float, layout: str, batch_invariant: bool = False
+) -> Options:
     unlimited = window_size is None or (type(window_size) is tuple and window_size == (-1, -1))
     window = None if unlimited else _sides(window_size)
     # FlashAttention says 0.0 where None is meant.
-    return found(causal, window, scale, softcap or None, layout, name="window_size")
+    return found(causal, window, scale, softcap or None, layout, name="window_size", batch_invariant=batch_invariant)
 
 
 def _sides(window_size: Any) -> tuple[int | None, ...]:

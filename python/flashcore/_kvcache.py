@@ -50,6 +50,7 @@ def flash_attn_with_kvcache(
     s_aux: Any | None = None,
     sinks: Any | None = None,
     learnable_sink: Any | None = None,
+    batch_invariant: bool = False,
     out: Any | None = None,
 ) -> Any:
     """``flash_attn_with_kvcache`` by its meaning: attention of new queries over the keys that a cache holds.
@@ -59,7 +60,7 @@ def flash_attn_with_kvcache(
     keys there are, one number or one per sequence; a length of 0 or less is an empty sequence. With ``cu_seqlens_q`` the
     queries are packed, sequence x heads x dim. The positional arguments are those of FlashAttention-2; what
     FlashAttention-3 and the engines add goes by name. ``num_splits``, ``scheduler_metadata``, ``pack_gqa`` and
-    ``sm_margin`` say how others compute it and are not looked at.
+    ``sm_margin`` say how others compute it and are not looked at; ``batch_invariant`` is `attention`'s.
 
     New keys ``k`` and ``v``, batch x sequence x heads x dim, are written into the cache first, behind ``cache_seqlens``
     keys of each sequence, and seen by the queries; ``cache_seqlens`` stays as it is. ``rotary_cos`` and ``rotary_sin`` turn
@@ -81,7 +82,7 @@ def flash_attn_with_kvcache(
     _refuse(rotary_seqlens if elsewhere else None, qv, attention_chunk)
     factors = descales(q, q_descale, k_descale, v_descale)
     layout = "bshd" if cu_seqlens_q is None else "packed"
-    options = asked(causal, window_size, softmax_scale, softcap, layout)
+    options = asked(causal, window_size, softmax_scale, softcap, layout, batch_invariant)
     sequences = _sequences(q, cu_seqlens_q)
     table = _table(q, block_table if page_table is None else page_table, cache_batch_idx, cu_seqlens_q, sequences)
     if k is not None:

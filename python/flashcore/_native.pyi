@@ -19,6 +19,7 @@ class Options:
         softcap: float | None = None,
         accumulate: bool = False,
         shift: int = 0,
+        batch_invariant: bool = False,
     ) -> None: ...
     def attributes(self) -> dict[str, int | float | str]: ...
 

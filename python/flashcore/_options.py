@@ -25,6 +25,8 @@ class Options:
     """Whether the result is merged into what `out` and its log-sum-exp hold already."""
     shift: int = 0
     """How many keys the diagonal lies further to the right."""
+    batch_invariant: bool = False
+    """Whether the bits of a row must not depend on the rest of the batch."""
     ready: Any = field(default=None, init=False, compare=False, repr=False)
     """`native`, once it was asked for; `known` options have it."""
 
@@ -43,20 +45,28 @@ class Options:
             softcap=None if self.softcap is None else number("softcap", self.softcap),
             accumulate=self.accumulate,
             shift=self.shift,
+            batch_invariant=self.batch_invariant,
         )
         object.__setattr__(self, "ready", made)
         return made
 
 
 known: dict[tuple[Any, ...], Options] = {}
-"""Options by their arguments (causal, window, scale, softcap, layout, top_left), so that a call finds them ready."""
+"""Options by their arguments (causal, window, scale, softcap, layout, top_left, batch_invariant), so that a call finds them."""
 
 
 def options(
-    causal: bool, window: Any, scale: Any, softcap: Any, layout: str, top_left: bool = False, name: str = "window"
+    causal: bool,
+    window: Any,
+    scale: Any,
+    softcap: Any,
+    layout: str,
+    top_left: bool = False,
+    name: str = "window",
+    batch_invariant: bool = False,
 ) -> Options:
     """Options as callers give them."""
-    key, found = (causal, window, scale, softcap, layout, top_left), None
+    key, found = (causal, window, scale, softcap, layout, top_left, batch_invariant), None
     if _frameworks.is_traced():  # what traces a call must not see the cache
         key = None
     else:
@@ -64,12 +74,13 @@ def options(
             found = known.get(key)
         except TypeError:  # a window that is a list, or a mistake, which is told below
             key = None
-    return found or _learn(key, causal, window, scale, softcap, layout, top_left, name)
-
-
-def _learn(key: Any, causal: bool, window: Any, scale: Any, softcap: Any, layout: str, top_left: bool, name: str) -> Options:
+    if found is not None:
+        return found
     left, right = band(causal, window, name)
-    made = Options(left, right, top_left, scale, softcap, layout)
+    return _learn(key, Options(left, right, top_left, scale, softcap, layout, batch_invariant=bool(batch_invariant)))
+
+
+def _learn(key: Any, made: Options) -> Options:
     if key is None:
         return made
     made.native  # noqa: B018 - a mistake is told before it is remembered

@@ -36,6 +36,7 @@ def operator(
     scale: Optional[float],
     softcap: Optional[float],
     layout: str,
+    batch_invariant: bool,
     query_lengths: Optional[Tensor],
     key_lengths: Optional[Tensor],
     sinks: Optional[Tensor],
@@ -46,7 +47,7 @@ def operator(
     return_lse: bool,
 ) -> tuple[Tensor, Tensor]:
     """The result, and the log-sum-exp or, where that is not wanted, a tensor without elements."""
-    options = Options(left, right, top_left, scale, softcap, layout)
+    options = Options(left, right, top_left, scale, softcap, layout, batch_invariant=batch_invariant)
     bounds = None if longest is None else (longest[0], longest[1])
     values = Values(query_lengths, key_lengths, sinks, mask, bounds, table, slopes)
     with torch.no_grad():
@@ -106,7 +107,7 @@ def _(d_out, out, sums, lse, q, k, v, *options_and_values):
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     """What gradients need of a call."""
     q, k, v, *options = inputs[:9]
-    *values, _, longest, _ = inputs[9:]
+    _, *values, _, longest, _ = inputs[9:]
     ctx.save_for_backward(q, k, v, *output, *values)
     ctx.options, ctx.longest = options, longest
     ctx.set_materialize_grads(False)
@@ -114,7 +115,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 def _differentiate(ctx: Any, d_out: Optional[Tensor], d_lse: Optional[Tensor]) -> tuple[Any, ...]:
     q, k, v, out, lse, *values = ctx.saved_tensors
-    none = (None,) * 17
+    none = (None,) * 18
     if d_out is None and d_lse is None:
         return none
     d_out = torch.zeros_like(out) if d_out is None else d_out
@@ -125,7 +126,7 @@ def _differentiate(ctx: Any, d_out: Optional[Tensor], d_lse: Optional[Tensor]) -
         products = products.transpose(-1, -2) if ctx.options[5] != "bhsd" and products.dim() > 1 else products
         sums = (products - d_lse).contiguous()
     dq, dk, dv, d_sinks = _by(backward_operator, TransformedBackward)(d_out, out, sums, lse, q, k, v, *ctx.options, *values, ctx.longest)
-    return dq, dk, dv, *none[3:11], None if values[2] is None else d_sinks, *none[12:]
+    return dq, dk, dv, *none[3:12], None if values[2] is None else d_sinks, *none[13:]
 
 
 def _refuse_twice(ctx: Any, *given: Any) -> None:
@@ -228,6 +229,7 @@ def call(
         options.scale,
         options.softcap,
         options.layout,
+        options.batch_invariant,
         _tensor(values.query_lengths),
         _tensor(values.key_lengths),
         sinks,

@@ -1,12 +1,13 @@
 """Runs all tests that a GPU can matter to without pytest and prints a table; for machines that have a GPU but no pytest.
 
-python python/tests/run_gpu.py [--filter WORDS] [--failures N]
+python python/tests/run_gpu.py [--filter WORDS] [--share 1/4] [--seconds N] [--failures N]
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import itertools
 import sys
 import time
 import traceback
@@ -49,13 +50,20 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--filter", default="", help="run tests whose name contains this")
     parser.add_argument("--failures", type=int, default=10, help="show so many failures in full")
+    parser.add_argument("--share", default="1/1", help="run this part of the tests: 2/4 is the second of every four")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no test after so many seconds")
     options = parser.parse_args()
+    part, parts = map(int, options.share.split("/"))
+    started = time.perf_counter()
     import flashcore
 
     flashcore.show_config()
     table, failures, reasons = {}, [], {}
-    for module, title, function, arguments in tests(options.filter):
+    for module, title, function, arguments in itertools.islice(tests(options.filter), part - 1, None, parts):
         begin = time.perf_counter()
+        if begin - started > options.seconds:
+            print(f"stopped before {title}: {options.seconds:.0f} seconds are over")
+            break
         end, why = run(function, arguments)
         row = table.setdefault(module, {"passed": 0, "skipped": 0, "failed": 0, "seconds": 0.0})
         row[end] += 1

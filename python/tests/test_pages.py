@@ -239,3 +239,23 @@ def test_gradients_through_pages_are_refused():
         flashcore.attention(q, pages, pages, layout="bshd", **values)
     with torch.no_grad():
         assert flashcore.attention(q, pages, pages, layout="bshd", **values).shape == q.shape
+
+
+@cases(framework=ALL, size=[16, 64])
+def test_a_row_has_its_bits_in_every_batch(framework, size):
+    framework.need()
+    lengths = [700, 3, 1300, 911]
+    cache = Cache(framework, lengths, size)
+    rows = framework.make(normal(4, 1, 4, 64, seed=9), kind_of(framework))
+
+    def run(at, invariant):
+        table, used = cache.table[at], cache.lengths[at]
+        how = {"causal": True, "layout": "bshd", "batch_invariant": invariant}
+        return framework.read(flashcore.attention(rows[at], cache.k, cache.v, page_table=table, key_lengths=used, **how))
+
+    together = run(slice(0, 4), True)
+    for n in range(4):
+        assert (run(slice(n, n + 1), True)[0] == together[n]).all()
+    expected, _ = cache.expected(framework.read(rows))
+    check_close(together, np.stack(expected), kind_of(framework))
+    check_close(run(slice(0, 4), False), np.stack(expected), kind_of(framework))

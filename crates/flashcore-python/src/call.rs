@@ -267,6 +267,7 @@ impl<'a> Call<'a> {
             scale: options.scale,
             softcap: options.softcap,
             accumulate: options.accumulate,
+            batch_invariant: options.batch_invariant,
             sinks: self.sinks.map(|sinks| sinks.dtype),
             bias: self.bias.map(|bias| bias_kind(&bias)).transpose()?,
             ..Spec::new(dtype, q, k, v)

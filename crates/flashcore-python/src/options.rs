@@ -18,13 +18,15 @@ pub(crate) struct Options {
     pub(crate) softcap: Option<f32>,
     /// Whether the result is merged into what output and LSE hold already.
     pub(crate) accumulate: bool,
+    /// Whether the bits of a row must not depend on the rest of the batch.
+    pub(crate) batch_invariant: bool,
 }
 
 #[pymethods]
 impl Options {
     #[new]
     #[pyo3(signature = (layout, *, left=None, right=None, top_left=false, scale=None, softcap=None,
-                        accumulate=false, shift=0))]
+                        accumulate=false, shift=0, batch_invariant=false))]
     #[expect(clippy::too_many_arguments, reason = "one for each field of the Python class")]
     fn new(
         layout: &str,
@@ -35,10 +37,11 @@ impl Options {
         softcap: Option<f32>,
         accumulate: bool,
         shift: i32,
+        batch_invariant: bool,
     ) -> PyResult<Self> {
         let mask = Mask::window(left, right).shifted(shift);
         let mask = if top_left { mask.top_left() } else { mask };
-        Ok(Self { order: order(layout)?, mask, scale, softcap, accumulate })
+        Ok(Self { order: order(layout)?, mask, scale, softcap, accumulate, batch_invariant })
     }
 
     /// The options as attributes of a compiled call: whole numbers, floats and text; what is None is missing.
@@ -50,6 +53,7 @@ impl Options {
             ("right", mask.right().map(i64::from)),
             ("shift", Some(mask.shift().into())),
             ("top_left", Some((mask.align() == Align::TopLeft).into())),
+            ("batch_invariant", Some(self.batch_invariant.into())),
         ];
         for (name, number) in numbers {
             number.map(|number| all.set_item(name, number)).transpose()?;

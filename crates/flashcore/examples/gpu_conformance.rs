@@ -3,6 +3,7 @@
 //! `cargo run --release --example gpu_conformance [native|persistent|ampere|general|split|fused]
 //! [cases|laws|random|decode|merge|append|narrow|cache|quantise|backward] [filter or number]`
 //!
+//! A filter is part of a case's description; a number says how many random problems there are instead of a thousand.
 //! `backward` is cases, laws and random problems of gradients, `split` and `fused` are their two forms on a Hopper;
 //! `flashcore verify --backend cuda` checks the other operations.
 
@@ -19,7 +20,7 @@ use rayon::prelude::*;
 
 const SEEDS: [u64; 3] = [1, 2, 3];
 const HALVES: [DType; 2] = [DType::F16, DType::BF16];
-/// Random problems that have to run.
+/// Random problems that have to run, unless the command line says how many.
 const RANDOM: usize = 1000;
 
 fn main() {
@@ -37,16 +38,17 @@ fn main() {
         "fused" => cuda.choosing(Choice::Gradients(Form::Fused)),
         _ => cuda,
     };
+    let wanted = word(2).parse().unwrap_or(RANDOM);
     let failed = match word(1) {
         "laws" => laws(&cuda),
-        "random" => random_problems(&cuda, random::Limits::SMALL, RANDOM),
-        "decode" => random_problems(&cuda, random::Limits::DECODE, word(2).parse().unwrap_or(RANDOM)),
+        "random" => random_problems(&cuda, random::Limits::SMALL, wanted),
+        "decode" => random_problems(&cuda, random::Limits::DECODE, wanted),
         "merge" => merges(&cuda),
         "append" => appends(&cuda),
         "narrow" => narrows(&cuda),
-        "cache" => caches(&cuda),
+        "cache" => caches(&cuda, wanted),
         "quantise" => quantised(&cuda),
-        "backward" => gradients(&cuda, word(2)),
+        "backward" => gradients(&cuda, word(2), wanted),
         "cases" | "" => conclude(&check(&cuda, case_work(word(2)))),
         other => {
             panic!(
@@ -170,8 +172,8 @@ fn narrows(cuda: &Cuda) -> usize {
 }
 
 /// Caches of 8 bits: every case, and random problems.
-fn caches(cuda: &Cuda) -> usize {
-    let random = (0..RANDOM as u64).map(|n| {
+fn caches(cuda: &Cuda, wanted: usize) -> usize {
+    let random = (0..wanted as u64).map(|n| {
         let limits = if n % 2 == 0 { random::Limits::SMALL } else { random::Limits::DECODE };
         cache::random(5, n, limits)
     });
@@ -183,8 +185,9 @@ fn caches(cuda: &Cuda) -> usize {
     failures.len()
 }
 
-/// Gradients of every case in both types, the laws, and random problems until [`RANDOM`] have run.
-fn gradients(cuda: &Cuda, filter: &str) -> usize {
+/// Gradients of every case in both types, the laws, and random problems until so many have run.
+fn gradients(cuda: &Cuda, filter: &str, wanted: usize) -> usize {
+    let filter = if filter.parse::<usize>().is_ok() { "" } else { filter };
     let cases: Vec<_> =
         backward::cases(Cost::Large).into_iter().filter(|case| format!("{case}").contains(filter)).collect();
     let work = cases.iter().flat_map(|case| HALVES.map(|dtype| (case.clone(), dtype, 1)));
@@ -195,13 +198,13 @@ fn gradients(cuda: &Cuda, filter: &str) -> usize {
     }
     let draw = |n: u64| (backward::random_case(11, n), HALVES[n as usize % 2], n);
     let (mut drawn, mut reports) = (0, Vec::new());
-    while reports.len() < RANDOM && drawn < 10 * RANDOM as u64 {
-        let more = (RANDOM - reports.len()) as u64;
+    while reports.len() < wanted && drawn < 10 * wanted as u64 {
+        let more = (wanted - reports.len()) as u64;
         let run = check_gradients(cuda, (drawn..drawn + more).map(draw).collect());
         reports.extend(run.into_iter().filter(|(_, outcome)| !matches!(outcome, Outcome::Skipped(_))));
         drawn += more;
     }
-    failed += conclude_gradients("random problems", &reports) + usize::from(reports.len() < RANDOM);
+    failed += conclude_gradients("random problems", &reports) + usize::from(reports.len() < wanted);
     for (law, dtype) in backward::laws::LAWS.iter().flat_map(|law| HALVES.map(|dtype| (law, dtype))) {
         for outcome in
             SEEDS.map(|seed| law.check(cuda, dtype, seed)).iter().filter(|o| **o != Outcome::Passed)

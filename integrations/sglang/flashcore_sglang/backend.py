@@ -34,6 +34,7 @@ class FlashCoreBackend(AttentionBackend):
         self.tokens_of = runner.req_to_token_pool.req_to_token
         self.longest = runner.model_config.context_len
         self.device = runner.device
+        self.invariant = bool(getattr(runner.server_args, "enable_deterministic_inference", False))
         self.batch: Batch | None = None
         self.captured: Batch | None = None
 
@@ -79,8 +80,8 @@ class FlashCoreBackend(AttentionBackend):
         batch = self.batch
         out = flash_attn_varlen_func(
             q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim), keys, values, batch.offsets, None, batch.longest_query,
-            batch.longest_key, seqused_k=batch.lengths, block_table=batch.table, sinks=sinks, **asked(layer),
-            **self.factors(layer),
+            batch.longest_key, seqused_k=batch.lengths, block_table=batch.table, sinks=sinks, batch_invariant=self.invariant,
+            **asked(layer), **self.factors(layer),
         )  # fmt: skip
         return out.reshape(-1, layer.tp_q_head_num * layer.v_head_dim)
 
@@ -90,7 +91,7 @@ class FlashCoreBackend(AttentionBackend):
     ) -> Any:  # fmt: skip
         keys, values = self.stored(k, v, layer, forward_batch, save_kv_cache)
         q = q.reshape(-1, 1, layer.tp_q_head_num, layer.qk_head_dim)
-        where = dict(cache_seqlens=self.batch.lengths, page_table=self.batch.table)
+        where = dict(cache_seqlens=self.batch.lengths, page_table=self.batch.table, batch_invariant=self.invariant)
         out = flash_attn_with_kvcache(q, keys, values, sinks=sinks, **where, **asked(layer), **self.factors(layer))
         return out.reshape(-1, layer.tp_q_head_num * layer.v_head_dim)
 

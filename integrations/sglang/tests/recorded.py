@@ -55,6 +55,7 @@ def runner(torch, page, heads, dim, context, dtype=None):
         kv_cache_dtype=dtype,
         use_mla_backend=False,
         spec_algorithm=SimpleNamespace(is_none=lambda: True),
+        server_args=SimpleNamespace(enable_deterministic_inference=False),
     )
 
 

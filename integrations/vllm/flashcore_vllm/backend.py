@@ -6,6 +6,7 @@ the classes that these derive from; only the call of the kernel is new.
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -26,6 +27,10 @@ class FlashCoreBackend(theirs.FlashAttentionBackend):
     def supports_sink(cls) -> bool:
         return True
 
+    @classmethod
+    def supports_batch_invariance(cls) -> bool:
+        return True
+
 
 class FlashCoreImpl(theirs.FlashAttentionImpl):
     """The attention of one layer.
@@ -37,6 +42,8 @@ class FlashCoreImpl(theirs.FlashAttentionImpl):
         super().__init__(*arguments, **named)
         if narrow(self):
             self.supports_quant_query_input = False
+        # As vLLM asks for it: results that do not depend on what else is in a batch.
+        self.invariant = os.environ.get("VLLM_BATCH_INVARIANT", "0") not in ("", "0")
 
     def forward(
         self,
@@ -78,6 +85,7 @@ class FlashCoreImpl(theirs.FlashAttentionImpl):
             seqused_k=attn_metadata.seq_lens,
             sinks=self.sinks,
             **factors,
+            batch_invariant=self.invariant,
             out=output[:tokens].view(tokens, self.num_heads, -1),
         )
         return output

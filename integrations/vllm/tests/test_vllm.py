@@ -133,3 +133,15 @@ def test_it_is_registered_by_vllms_name(plugin):
     module, _, name = registry.known["CUSTOM"].rpartition(".")
     assert getattr(importlib.import_module(module), name) is backend.FlashCoreBackend
     assert backend.FlashCoreBackend.get_name() in registry.AttentionBackendEnum.__members__
+
+
+def test_invariance_is_asked_for_as_vllm_does(plugin, monkeypatch):
+    _, backend, _ = plugin
+    recorded, asked = sys.modules["recorded"], []
+    monkeypatch.setattr(backend, "flash_attn_varlen_func", lambda *_, batch_invariant, **__: asked.append(batch_invariant))
+    q, (_, _, cache) = torch.randn(sum(QUERIES), HEADS, DIM), caches("from 0.26")
+    for value in ("0", "1"):
+        monkeypatch.setenv("VLLM_BATCH_INVARIANT", value)
+        layer = backend.FlashCoreImpl(HEADS, DIM, 0.3, KV_HEADS, None, None, "auto")
+        layer.forward(None, q, None, None, cache, metadata(recorded), torch.zeros(len(q), HEADS * DIM))
+    assert asked == [False, True] and backend.FlashCoreBackend.supports_batch_invariance()

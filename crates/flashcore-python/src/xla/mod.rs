@@ -132,6 +132,7 @@ fn options_of(frame: Frame<'_>) -> Result<Options, CallError> {
         scale: frame.float("scale"),
         softcap: frame.float("softcap"),
         accumulate: false,
+        batch_invariant: frame.whole("batch_invariant") == Some(1),
     })
 }
 

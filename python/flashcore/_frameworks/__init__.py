@@ -1,0 +1,111 @@
+"""What is particular to each framework: how to make a tensor, which stream is current, when memory may go.
+
+`of` finds the framework of a tensor by its type; `attention` of that framework calls the extension. Each has a file.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from .._native import Direct, exchanges
+from .base import Framework, each_tensor, no_tensor, rows, shape
+from .of_cupy import Cupy
+from .of_jax import Jax
+from .of_numpy import Numpy, exportable
+from .of_torch import (
+    NO_FORWARD_GRADIENTS,
+    NO_MASK_GRADIENTS,
+    NO_OUT_GRADIENTS,
+    NO_SECOND_GRADIENTS,
+    NO_SLOPE_GRADIENTS,
+    Torch,
+    TorchSubclass,
+    autocast,
+    without_memory,
+)
+
+__all__ = [
+    "NO_FORWARD_GRADIENTS",
+    "NO_MASK_GRADIENTS",
+    "NO_OUT_GRADIENTS",
+    "NO_SECOND_GRADIENTS",
+    "NO_SLOPE_GRADIENTS",
+    "Jax",
+    "Torch",
+    "autocast",
+    "duals",
+    "each_tensor",
+    "exchanges",
+    "exportable",
+    "is_traced",
+    "of",
+    "of_all",
+    "rows",
+    "shape",
+    "shortcuts",
+    "without_memory",
+]
+
+
+def is_traced() -> bool:
+    """Whether torch.compile follows the caller; torch's own function takes this one's place once torch is met."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.compiler.is_dynamo_compiling()
+
+
+class duals:  # noqa: N801 - torch's module of forward-mode gradients takes its place once torch is met
+    """Tensors that carry derivatives with them, of which there are none while the level is negative."""
+
+    _current_level = -1
+
+
+shortcuts: dict[type, Callable[..., Any]] = {}
+"""`Direct.attention` for the types of tensors that have it."""
+_known: dict[type, Framework] = {}
+_made: dict[type[Framework], Framework] = {}
+
+
+def of(tensor: Any) -> Framework:
+    """The framework of a tensor."""
+    return _known.get(type(tensor)) or _learn(tensor)
+
+
+def of_all(q: Any, *others: Any) -> Framework:
+    """The framework of q; JAX's where q is an array of NumPy's among arrays of JAX's, as JAX takes them."""
+    framework = of(q)
+    if type(framework) is Numpy:
+        kinds = (_known.get(type(other)) or (_learn(other) if hasattr(other, "__dlpack__") else framework) for other in others)
+        framework = next((kind for kind in kinds if type(kind) is Jax), framework)
+    return framework
+
+
+def _learn(tensor: Any) -> Framework:
+    kind = type(tensor)
+    modules = [base.__module__.partition(".")[0] for base in kind.__mro__]
+    maker = next((_MAKERS[name] for name in modules if name in _MAKERS), None)
+    if maker is None and not hasattr(kind, "__dlpack__"):
+        raise no_tensor("q", tensor)
+    maker = maker or Framework
+    if maker is Torch and kind not in (sys.modules["torch"].Tensor, sys.modules["torch"].nn.Parameter):
+        maker = TorchSubclass
+    # Two threads that come here at once may both make one; either will do.
+    framework = _made.get(maker) or _made.setdefault(maker, maker())
+    _known[kind] = framework
+    if isinstance(framework, Torch) and framework.exchanges and not framework.by_operator:
+        global is_traced
+        is_traced = framework.torch.compiler.is_dynamo_compiling
+        global duals
+        duals = framework.torch.autograd.forward_ad
+        shortcuts[kind] = Direct(framework.torch.is_grad_enabled, framework.is_autocast_enabled, framework.recipe).attention
+    return framework
+
+
+_MAKERS: dict[str, type[Framework]] = {
+    "torch": Torch,
+    "numpy": Numpy,
+    "cupy": Cupy,
+    "jax": Jax,
+    "jaxlib": Jax,
+}
