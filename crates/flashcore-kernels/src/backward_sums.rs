@@ -1,12 +1,15 @@
 //! The end of dQ where it was summed in memory: sums become gradients, and zero again.
 //!
 //! Sums lie as the kernel has them in registers: blocks of 64 rows; in each, for every 8 columns, four values of each of 128
-//! threads. Four neighbouring threads have 8 columns of two rows between them: 64 bytes, which one thread reads here.
+//! threads. Four neighbouring threads have 8 columns of two rows between them: 64 bytes, which one thread reads here. It reads
+//! those of 16 columns, a whole sector of each row when they are rounded. A CTA has a block to itself, and overwrites it with
+//! zeros from one end to the other once all of it has been read.
 
 use flashcore_core::{BackwardProblem, Problem};
 use flashcore_ptx::{ident::Ident, launch::Workspace, sm::REGISTERS, target::Target};
 use flashcore_tile::{
-    B32, BuildError, Builder, Extent, F32, Global, Half, Params, Pred, Program, Reg, U32, U64, Val,
+    B32, BuildError, Builder, Cta, Extent, F32, Global, Half, Params, Pred, Program, Reg, Scope, U32, U64,
+    Val,
 };
 
 use crate::{backward_sm90::Ending, parts::tensor::TensorArgument, slots::backward as slots};
@@ -15,10 +18,12 @@ use crate::{backward_sm90::Ending, parts::tensor::TensorArgument, slots::backwar
 pub(crate) const QUAD_BYTES: u32 = 128 * 16;
 /// Rows of a block.
 const ROWS: u32 = 64;
-/// Threads that have a part of 8 columns of a block: four warps with eight pairs of rows each.
-const PAIRS: u32 = 32;
-/// Threads of a CTA.
+/// Threads of a CTA; a lane of each warp has one of 32 pairs of rows.
 const THREADS: u32 = 128;
+/// Its warps.
+const WARPS: u32 = 4;
+/// Quads of 8 columns that a thread reads at once.
+const AT_ONCE: u32 = 2;
 /// CTAs that share an SM.
 const CTAS_PER_SM: u32 = 8;
 
@@ -90,9 +95,8 @@ pub(crate) fn workspace(cfg: &Config, problem: &Problem) -> [Workspace; 2] {
 /// The launch that computes `problem`; there are fewer than 2³¹ CTAs.
 pub fn extent(cfg: &Config, problem: &BackwardProblem, workspace: &[Workspace]) -> Extent {
     let forward = problem.forward();
-    let pieces = all_blocks(forward, cfg.step) * u64::from(PAIRS * cfg.quads());
-    let threads = pieces.max(tiles(forward, cfg.keys));
-    let ctas = threads.div_ceil(THREADS.into()) as u32;
+    let turns = tiles(forward, cfg.keys).div_ceil(THREADS.into());
+    let ctas = all_blocks(forward, cfg.step).max(turns) as u32;
     Extent { grid: [ctas, 1, 1], workspace: workspace.to_vec(), dependent: true }
 }
 
@@ -104,7 +108,7 @@ pub fn backward_sums(cfg: &Config) -> Result<Program<BackwardProblem>, BuildErro
     let args = Arguments::declare(&mut b, &mut params, cfg);
     b.launch_dependents();
     b.wait_for_predecessor();
-    args.piece(&mut b, cfg);
+    args.block(&mut b, cfg);
     b.finish(&name, params)
 }
 
@@ -142,32 +146,54 @@ impl Arguments {
         }
     }
 
-    /// Eight columns of two rows, by one thread; those of a row are neighbours.
-    fn piece(&self, b: &mut Builder, cfg: &Config) {
-        let (thread, cta) = (b.thread(), b.cta());
-        let index = b.let_(cta * THREADS + thread);
+    /// The rows of one block, by one CTA.
+    fn block(&self, b: &mut Builder, cfg: &Config) {
+        let (thread, block) = (b.thread(), b.cta());
+        let index = b.let_(block * THREADS + thread);
         let turn = b.let_(self.turns + index.mul_wide(4));
         b.predicated(index.lt(self.tiles), |b| b.store_global::<U32>(turn, &[Val::Const(0)]));
-        let (quad, rest) = (b.let_(index % cfg.quads()), b.let_(index / cfg.quads()));
-        let (pair, block) = (b.let_(rest % PAIRS), b.let_(rest / PAIRS));
-        let there = b.let_(block.lt(self.all_blocks));
-        b.if_(there, |b| {
-            let number = b.let_(block * cfg.quads() + quad);
-            let within = b.let_(pair * 64);
-            let from = b.let_(self.sums + number.mul_wide(QUAD_BYTES) + within.widen());
-            let rows = self.read(b, from);
+        let there = b.uniform::<Cta>(block.lt(self.all_blocks));
+        b.if_uniform(there, |b| {
+            let sums = b.let_(self.sums + block.mul_wide(cfg.quads() * QUAD_BYTES));
+            let pair = b.lane();
             let (plane, first) = (b.let_(block / self.blocks), b.let_((block % self.blocks) * ROWS));
             let (batch, head) = (b.let_(plane / self.heads), b.let_(plane % self.heads));
             let row = b.let_((pair >> 3) * 16 + (pair & 7) + first);
-            for (n, values) in (0..).zip(rows) {
-                let row = b.let_(row + 8 * n);
-                let exists = b.let_(row.lt(self.seq));
-                let column = b.let_(quad * (8 * self.bytes(cfg)));
-                let at = self.dq.at(b, batch, head, row);
-                let to = b.let_(at + column.widen());
-                self.write(b, cfg, exists, to, values);
+            let rows = [0, 8].map(|further| {
+                let row = b.let_(row + further);
+                (b.let_(row.lt(self.seq)), self.dq.at(b, batch, head, row))
+            });
+            for turn in 0..cfg.quads().div_ceil(AT_ONCE * WARPS) {
+                self.columns(b, cfg, sums, turn, rows);
+            }
+            b.sync_cta();
+            let mine = b.let_(sums + thread.mul_wide(16));
+            for quad in 0..cfg.quads() {
+                let at = Global::from(mine).at((quad * QUAD_BYTES) as i32);
+                b.store_global::<F32>(at, &[Val::Const(0.0); 4]);
             }
         });
+    }
+
+    /// Neighbouring columns of two rows, by one thread.
+    fn columns(&self, b: &mut Builder, cfg: &Config, sums: Reg<U64>, turn: u32, rows: [(Pred, Reg<U64>); 2]) {
+        let (warp, pair) = (b.warp(), b.lane());
+        let first = b.let_((warp + turn * WARPS) * AT_ONCE);
+        let quads: [_; AT_ONCE as usize] = std::array::from_fn(|n| {
+            let quad = b.let_(first + n as u32);
+            let there = b.let_(quad.lt(cfg.quads()));
+            let within = b.let_(quad * QUAD_BYTES + pair * 64);
+            let from = b.let_(sums + within.widen());
+            (quad, there, self.read(b, there, from))
+        });
+        for (quad, there, values) in quads {
+            for (values, (exists, at)) in values.into_iter().zip(rows) {
+                let column = b.let_(quad * (8 * self.bytes(cfg)));
+                let to = b.let_(at + column.widen());
+                let exists = b.let_(exists & there);
+                self.write(b, cfg, exists, to, values);
+            }
+        }
     }
 
     const fn bytes(&self, cfg: &Config) -> u32 {
@@ -177,13 +203,13 @@ impl Arguments {
         }
     }
 
-    /// Reads the columns of both rows and leaves zeros.
-    fn read(&self, b: &mut Builder, from: Reg<U64>) -> [Row; 2] {
-        let places: [Global; 4] = std::array::from_fn(|n| Global::from(from).at(16 * n as i32));
-        let values = places.map(|at| b.load_global::<F32, 4>(at));
-        for at in places {
-            b.store_global::<F32>(at, &[Val::Const(0.0); 4]);
-        }
+    /// Reads eight columns of both rows.
+    fn read(&self, b: &mut Builder, there: Pred, from: Reg<U64>) -> [Row; 2] {
+        let values: [[Reg<F32>; 4]; 4] = std::array::from_fn(|n| {
+            let four = [(); 4].map(|()| b.var_in(Scope::Lane, 0.0));
+            b.predicated(there, |b| b.load_global_into(four, Global::from(from).at(16 * n as i32)));
+            four
+        });
         [0, 1].map(|row| std::array::from_fn(|column| values[column / 2][2 * row + column % 2]))
     }
 

@@ -110,10 +110,10 @@ impl Builder {
         self.emit(Op::CpAsyncBulkWaitGroup, &[Mod::Read], [Operand::int(i64::from(pending))]);
     }
 
-    /// Waits until earlier stores have been written.
+    /// Waits until all but the `pending` latest groups of stores have been written.
     #[track_caller]
-    pub fn tma_wait(&mut self) {
-        self.emit(Op::CpAsyncBulkWaitGroup, &[], [Operand::int(0)]);
+    pub fn tma_wait(&mut self, pending: u32) {
+        self.emit(Op::CpAsyncBulkWaitGroup, &[], [Operand::int(i64::from(pending))]);
     }
 
     #[track_caller]

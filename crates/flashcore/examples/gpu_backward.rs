@@ -51,7 +51,7 @@ fn choice(form: &str) -> Outcome<Choice> {
             let tile = other.strip_prefix('f').ok_or("no form has this name")?;
             let n: Vec<u32> = tile.split('x').map(str::parse).collect::<Result<_, _>>()?;
             let &[step, first, second, consumer, mover] = &n[..] else { return Err("five numbers".into()) };
-            let (stages, registers) = ([first, second], [24, consumer]);
+            let (stages, registers) = ([first, second], [32, consumer]);
             let (order, mover) = (Order::Drawn, Some(mover));
             Choice::Gradients(Form::FusedBy(Shape {
                 consumers: 2,

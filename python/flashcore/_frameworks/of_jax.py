@@ -32,7 +32,7 @@ class Jax(Framework):
             raise TypeError("JAX arrays cannot be written; omit `out`")
         arrays = () if values is None else (values.lengths_q, values.lengths_kv, values.sinks, values.table, values.bias)
         if self.traces(q, k, v, *arrays):
-            from ._jit import attention
+            from .._jit import attention
 
             return attention(self, q, k, v, layout, return_lse, options, values)
         shapes = [(*q.shape[:-1], *v.shape[-1:]), rows(q, layout)]
@@ -46,7 +46,7 @@ class Jax(Framework):
             raise TypeError("JAX arrays cannot be written; omit `out`")
         first = parts[0]
         if self.traces(*parts, *lses):
-            from ._merge import by_operations
+            from .._merge import by_operations
 
             space = self.jax.numpy
             return by_operations(space, self.jax.lax.stop_gradient, space.asarray, parts, lses, layout, return_lse)

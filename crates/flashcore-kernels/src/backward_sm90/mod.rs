@@ -25,12 +25,13 @@ mod step;
 mod store;
 mod terms;
 mod tiles;
+mod writer;
 
 use flashcore_core::{BackwardProblem, DType};
 use flashcore_ptx::{launch::Workspace, layout::Swizzle, target::Target};
 use flashcore_tile::{
-    BuildError, Builder, Extent, F32, NamedBarrier, Params, Pipeline, Program, Reg, Shared, SmemTile,
-    TensorMap, U32, U64, WARPGROUP,
+    BuildError, Builder, Element, Extent, F32, Params, Pipeline, Program, Reg, Shared, SmemTile, TensorMap,
+    U32, U64,
 };
 
 pub use config::{Config, Ending, Order, Shape};
@@ -48,7 +49,8 @@ use crate::{
     },
     slots::{Slot, backward as slots},
 };
-use mover::{Mover, PLACE_BYTES, PLACES, SumsArgument};
+use mover::{Mover, PART, PLACES};
+use writer::{SumsArgument, Writer};
 
 /// Rows that one consumer warpgroup owns.
 pub(crate) const ROWS_PER_GROUP: u32 = 64;
@@ -185,10 +187,8 @@ struct Layout {
     landed: Option<u32>,
     /// dSᵀ on its way to the mover.
     handed: Option<Pipeline>,
-    /// Where parts of dQ wait for being added.
-    sums: Option<u32>,
-    /// Where the mover's warps meet.
-    moved: Option<NamedBarrier>,
+    /// Parts of dQ on their way from the mover to the writer.
+    parts: Option<Pipeline>,
 }
 
 /// Places for the terms of streamed rows.
@@ -216,8 +216,9 @@ impl Layout {
             Pipeline::new(b, tile, stages, warps)
         };
         let [qk, v] = cfg.dims();
-        // The mover multiplies with K, too.
-        let held = [ring(cfg.held(), qk, 1, warps + mover), ring(cfg.held(), v, 1, warps)];
+        // The mover multiplies with K, too, and the writer reads which tile it is.
+        let others = if cfg.fused() { mover + 1 } else { 0 };
+        let held = [ring(cfg.held(), qk, 1, warps + others), ring(cfg.held(), v, 1, warps)];
         let streamed = [ring(step, qk, stages[0], warps), ring(step, v, stages[1], warps)];
         let cols = cfg.input.element().slab_cols();
         let bytes = step * TERM_BYTES;
@@ -230,8 +231,10 @@ impl Layout {
             tile_info: b.shared(schedule::INFO_BYTES, 16),
             landed: (cfg.cuts_streamed() || cfg.clears_held()).then(|| b.mbarriers(1)),
             handed: cfg.fused().then(|| Self::handed(b, cfg, [warps, mover])),
-            sums: cfg.fused().then(|| b.shared(PLACES as u32 * PLACE_BYTES, 128)),
-            moved: cfg.fused().then(|| b.named_barrier(WARPGROUP)),
+            parts: cfg.fused().then(|| {
+                let tile = b.smem_tile(Element::F32, [ROWS_PER_GROUP, PART], Swizzle::None, PLACES);
+                Pipeline::new(b, tile, PLACES, 1).filled_by(mover)
+            }),
         }
     }
 
@@ -245,7 +248,7 @@ impl Layout {
     fn init(&self, b: &mut Builder) {
         let thread = b.thread();
         b.if_(thread.eq(0), |b| {
-            let rings = self.held.iter().chain(&self.streamed).chain(&self.handed);
+            let rings = self.held.iter().chain(&self.streamed).chain(&self.handed).chain(&self.parts);
             rings.for_each(|pipeline| pipeline.init(b));
             if let Some(landed) = self.landed {
                 b.mbarrier_at(landed).init(b, 1);
@@ -268,7 +271,8 @@ pub fn backward_sm90(cfg: Config) -> Result<Program<BackwardProblem>, BuildError
     b.launch_dependents();
     prefetch_maps(&mut b, &args);
     b.wait_for_predecessor();
-    let produce = |b: &mut Builder| producer::run(b, cfg, &args, &layout);
+    let writer = Writer::of(cfg, &args, &layout);
+    let produce = |b: &mut Builder| producer::run(b, cfg, &args, &layout, writer.as_ref());
     let consume = |b: &mut Builder, group: Reg<U32>| tiles::run(b, cfg, &args, &layout, group);
     match Mover::of(cfg, &args, &layout) {
         Some(mover) => b.specialise_with_mover(roles, produce, |b| mover.run(b), consume),

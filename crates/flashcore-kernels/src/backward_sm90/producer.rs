@@ -10,16 +10,27 @@ use flashcore_tile::{
 use super::{
     Arguments, Config, Layout, Order, Side, TERM_BYTES,
     schedule::{INFO_BYTES, Tile},
+    writer::Writer,
 };
 
 /// Lanes of a warp.
 const LANES: u32 = 32;
 
 /// Copies everything that the tiles of this CTA need, in the order in which consumers take it.
-pub(super) fn run(b: &mut Builder, cfg: Config, args: &Arguments, layout: &Layout) {
+pub(super) fn run(
+    b: &mut Builder,
+    cfg: Config,
+    args: &Arguments,
+    layout: &Layout,
+    writer: Option<&Writer<'_>>,
+) {
     let warp = b.warp();
     let first = b.uniform::<Warp>(warp.eq(0));
     b.if_uniform(first, |b| Producer::new(b, cfg, args, layout).tiles(b));
+    if let Some(writer) = writer {
+        let second = b.uniform::<Warp>(warp.eq(1));
+        b.if_uniform(second, |b| writer.run(b));
+    }
 }
 
 /// What the producer keeps for the whole launch.

@@ -169,5 +169,5 @@ fn wide(
 /// Waits until every store has been written; at the end of the kernel.
 pub(super) fn drain(b: &mut Builder) {
     let lane = b.lane();
-    b.predicated(lane.eq(0), Builder::tma_wait);
+    b.predicated(lane.eq(0), |b| b.tma_wait(0));
 }

@@ -57,7 +57,7 @@ impl Epilogue {
     /// Waits until every store has been written; at the end of the kernel.
     pub(super) fn drain(&self, b: &mut Builder) {
         if let Self::Staged(staged) = self {
-            b.predicated(staged.leader, Builder::tma_wait);
+            b.predicated(staged.leader, |b| b.tma_wait(0));
         }
     }
 }

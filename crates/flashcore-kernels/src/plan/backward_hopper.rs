@@ -67,18 +67,6 @@ fn copies(problem: &BackwardProblem, alignment: u64) -> Result<(), String> {
     Ok(())
 }
 
-/// Queries and keys from which on one kernel is faster than two: below, the traffic of its sums weighs more.
-const LONG: usize = 3072;
-
-/// Which form is faster for a problem.
-pub(super) fn form(problem: &BackwardProblem) -> Form {
-    let forward = problem.forward();
-    // Who asks for the range of f32 gets it: one kernel alone does not keep gradients of scores in that of f16.
-    let ranged = forward.dtype() == DType::F16 && problem.grad_dtype() == DType::F32;
-    let long = forward.seq_q().min(forward.seq_kv()) >= LONG;
-    if long && !ranged { Form::Fused } else { Form::Split }
-}
-
 /// The kernels of a problem in a form, and why these.
 pub(super) fn products(problem: &BackwardProblem, half: Half, form: Form) -> Result<Products, PlanError> {
     let forward = problem.forward();
@@ -160,7 +148,8 @@ const fn shape(consumers: u32, step: u32, stages: [u32; 2], places: u32) -> Shap
 
 /// Two consumers and a mover.
 const fn fused(step: u32, stages: [u32; 2], [consumer, mover]: [u32; 2]) -> Shape {
-    let registers = [24, consumer];
+    // The writer shares the producer's warpgroup.
+    let registers = [32, consumer];
     Shape { consumers: 2, step, stages, places: 1, registers, order: Order::Drawn, mover: Some(mover) }
 }
 
@@ -169,14 +158,14 @@ const TABLE: [Row; 2] = [
         dim: 64,
         keys: shape(2, 64, [6, 6], 1),
         queries: shape(3, 96, [3, 3], 1),
-        fused: fused(128, [2, 2], [208, 72]),
+        fused: fused(128, [2, 2], [208, 64]),
         why: "192 rows are held by three consumers; what streams past is read the less often",
     },
     Row {
         dim: 128,
         keys: shape(2, 64, [4, 4], 1),
         queries: shape(2, 128, [2, 2], 1),
-        fused: fused(64, [2, 2], [208, 72]),
+        fused: fused(64, [2, 2], [208, 64]),
         why: "gradients of 128 rows fill the registers of two consumers",
     },
 ];

@@ -170,6 +170,6 @@ impl Staging {
 
     /// Waits until every store has been written; at the end of the kernel.
     pub(super) fn drain(&self, b: &mut Builder) {
-        b.predicated(self.leader, Builder::tma_wait);
+        b.predicated(self.leader, |b| b.tma_wait(0));
     }
 }

@@ -1,0 +1,194 @@
+//! The writer: a warp that adds the parts of dQ, as the mover leaves them in shared memory, to sums in memory.
+//!
+//! Tiles of keys that see the same queries add to them in the order of their numbers. A writer tells how far it has come by a
+//! number in memory and waits until the writer of the tile before is past the place at which it wants to add. CTAs draw tiles
+//! in order, so that nobody waits for a tile that nobody has. All walk the queries in the same direction, so that one stays
+//! behind the other by a step, and rarely has to look. To tell takes as long as memory does, which is why nobody who
+//! multiplies does it. [`crate::backward_sums`] puts the sums in order and leaves zeros.
+
+use std::cell::Cell;
+
+use flashcore_core::BackwardProblem;
+use flashcore_tile::{Builder, Expr, Global, Params, Pipeline, Pred, Reg, Scope, U32, U64};
+
+use super::{Arguments, Config, Layout, ROWS_PER_GROUP, mover::Part, producer::info, schedule::Tile};
+use crate::{backward_sums::QUAD_BYTES, slots::backward as slots};
+
+/// What a tile tells when all of it has been added.
+const DONE: u32 = i32::MAX as u32;
+
+/// Where dQ is summed, as registers.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SumsArgument {
+    sums: Reg<U64>,
+    /// How far each tile of keys has come; [`crate::backward_sums`] leaves zeros.
+    turns: Reg<U64>,
+    /// Query heads of a batch entry.
+    heads: Reg<U32>,
+    /// Streamed tiles of a head.
+    steps: Reg<U32>,
+}
+
+impl SumsArgument {
+    pub(super) fn declare(b: &mut Builder, params: &mut Params<BackwardProblem>, cfg: Config) -> Self {
+        let step = cfg.shape.step;
+        Self {
+            sums: params.buffer(b, "sums", slots::DQ_SUMS),
+            turns: params.buffer(b, "turns", slots::TURNS),
+            heads: params.u32(b, "heads_q", |p| p.forward().heads_q() as u32),
+            steps: params.u32(b, "steps", move |p| (p.forward().seq_q() as u32).div_ceil(step)),
+        }
+    }
+}
+
+/// What the writer keeps for the whole launch.
+pub(super) struct Writer<'a> {
+    cfg: Config,
+    args: &'a Arguments,
+    layout: &'a Layout,
+    sums: SumsArgument,
+    parts: Pipeline,
+}
+
+/// A tile's place among those of its head.
+struct Place {
+    /// Where this tile tells how far it is, and the one before it did.
+    own: Reg<U64>,
+    before: Global,
+    /// Whether this is the first, and the last, of a head.
+    first: Pred,
+    last: Pred,
+    /// What the tile before told last.
+    seen: Reg<U32>,
+}
+
+/// Counters of the writer.
+#[derive(Clone, Copy)]
+struct Counts {
+    held: Reg<U32>,
+    parts: Reg<U32>,
+}
+
+impl<'a> Writer<'a> {
+    /// The writer of a kernel that has one.
+    pub(super) fn of(cfg: Config, args: &'a Arguments, layout: &'a Layout) -> Option<Self> {
+        Some(Self { cfg, args, layout, sums: args.sums?, parts: layout.parts? })
+    }
+
+    /// Works through the tiles that the producer posts.
+    pub(super) fn run(&self, b: &mut Builder) {
+        let counts = Counts { held: b.var(0), parts: b.var(0) };
+        let lane = b.lane();
+        let leads = b.let_(lane.eq(0));
+        let held = Cell::new(None);
+        b.while_(
+            |b| {
+                let stage = self.layout.held[0].stage(b, counts.held);
+                stage.wait_full(b);
+                let info = info(b, self.layout, counts.held);
+                let (tile, there) = Tile::read(b, self.cfg, self.args, info);
+                // The next tile may come while parts of this one are still on their way.
+                b.sync_warp();
+                stage.release(b, leads);
+                b.add_to(counts.held, 1);
+                held.set(Some(tile));
+                there
+            },
+            |b| held.get().iter().for_each(|tile| self.tile(b, tile, counts, leads)),
+        );
+    }
+
+    fn tile(&self, b: &mut Builder, tile: &Tile, counts: Counts, leads: Pred) {
+        let place = self.place(b, tile);
+        let streamed = tile.streamed(b, self.cfg, self.args);
+        streamed.each(b, self.cfg, self.args.group, |b, member, block| {
+            let head = b.let_(tile.head * self.args.group + member);
+            let row = b.let_(block.unsigned());
+            let at = b.let_((self.sums.steps - 1 - row) * self.args.group + member);
+            let to = self.sums_at(b, tile, head, row);
+            self.step(b, &place, counts, leads, at, to);
+        });
+        b.if_(leads, |b| {
+            b.tma_wait(0);
+            self.tell(b, &place, DONE);
+        });
+        // Without it the assembler lets the other lanes go on to what all of them do together.
+        b.sync_warp();
+    }
+
+    fn place(&self, b: &mut Builder, tile: &Tile) -> Place {
+        let flat = b.let_(tile.batch * self.args.heads + tile.head);
+        let number = b.let_(flat * self.args.blocks + tile.block);
+        let own = b.let_(self.sums.turns + number.mul_wide(4));
+        Place {
+            own,
+            before: Global::from(own).at(-4),
+            first: b.let_(tile.block.eq(0)),
+            last: b.let_((tile.block + 1).eq(self.args.blocks)),
+            seen: b.var_in(Scope::Lane, 0),
+        }
+    }
+
+    /// Where the sums of a streamed tile start.
+    fn sums_at(&self, b: &mut Builder, tile: &Tile, head: Reg<U32>, row: Reg<U32>) -> Reg<U64> {
+        let flat = b.let_(tile.batch * self.sums.heads + head);
+        let number = b.let_(flat * self.sums.steps + row);
+        let bytes = self.cfg.shape.step / ROWS_PER_GROUP * self.block_bytes();
+        b.let_(self.sums.sums + number.mul_wide(bytes))
+    }
+
+    /// Bytes of the sums of 64 rows.
+    const fn block_bytes(&self) -> u32 {
+        self.cfg.dim_qk / 8 * QUAD_BYTES
+    }
+
+    /// One streamed tile, the one at `at` in the order of all.
+    fn step(
+        &self,
+        b: &mut Builder,
+        place: &Place,
+        counts: Counts,
+        leads: Pred,
+        at: Reg<U32>,
+        sums: Reg<U64>,
+    ) {
+        let parts = Part::all(self.cfg);
+        for (n, part) in parts.iter().enumerate() {
+            let stage = self.parts.stage(b, counts.parts);
+            stage.wait_full(b);
+            let from = stage.at(b);
+            let to = part.block * self.block_bytes() + part.column / 8 * QUAD_BYTES;
+            let to = Global::from(sums).at(to as i32);
+            b.if_(leads, |b| {
+                if n == 0 {
+                    self.wait_for_turn(b, place, at);
+                }
+                b.bulk_add(from, to, part.cols / 8 * QUAD_BYTES);
+                b.tma_commit();
+                b.tma_wait_read(0);
+            });
+            stage.release(b, leads);
+            b.add_to(counts.parts, 1);
+        }
+        // What was added in the step before has arrived by now.
+        b.if_(leads, |b| {
+            b.tma_wait(parts.len() as u32);
+            self.tell(b, place, at);
+        });
+    }
+
+    /// Tells that everything before `at` has been added.
+    fn tell(&self, b: &mut Builder, place: &Place, at: impl Into<Expr<U32>>) {
+        let at = at.into();
+        b.predicated(place.last.not(), |b| b.publish(place.own, at));
+    }
+
+    /// Waits until the tile before has added its part at `at`.
+    fn wait_for_turn(&self, b: &mut Builder, place: &Place, at: Reg<U32>) {
+        let waits = b.let_(place.seen.le(at) & place.first.not());
+        b.if_(waits, |b| {
+            let seen = b.wait_above(place.before, at);
+            b.set(place.seen, seen);
+        });
+    }
+}
