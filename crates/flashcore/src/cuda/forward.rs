@@ -57,9 +57,8 @@ impl Operation for Problem {
         // Tensors without elements may have any address, 0 as well.
         let tensor = |slot, operand, address| Asked::new(slot, operand, address, alignment).nullable(true);
         let table = problem.pages().map(|_| size_of::<i32>() as u64);
-        let [lengths_q, lengths_kv] = [tensors.lengths_q, tensors.lengths_kv];
-        let [lengths_q, lengths_kv, sinks, bias] =
-            values(problem, [lengths_q, lengths_kv, tensors.sinks, tensors.bias]);
+        let given = [tensors.lengths_q, tensors.lengths_kv, tensors.sinks, tensors.bias];
+        let [lengths_q, lengths_kv, sinks, bias] = values(problem, given);
         let factors = problem.scales().map(|_| FLOAT);
         // Queries over a cache of fewer bits have no factors.
         let factors_q = factors.filter(|_| problem.kv_dtype() == problem.dtype());
