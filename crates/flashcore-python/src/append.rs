@@ -209,8 +209,11 @@ impl Call {
                 // the caller of Python's function holds them.
                 unsafe { host::append(&problem, &self.values(problem.spec().scales), &tensors) }
             }
-            // SAFETY: as above; frameworks free memory in the order of the stream, and others hold `Launched`.
-            Place::Cuda(index) => unsafe { device::append(index, &problem, &tensors, stream as *mut _) },
+            Place::Cuda(index) => {
+                let ready = device::open(index)?.prepare_append(&problem)?;
+                // SAFETY: as above; frameworks free memory in the order of the stream, and others hold `Launched`.
+                unsafe { device::launch(&ready, &tensors, stream.into()) }
+            }
         }
     }
 

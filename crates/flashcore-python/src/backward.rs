@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 
 use crate::{
     array::{Array, Order, Place},
-    call::{Call, WIDEST, stream_of},
+    call::{Call, stream_of},
     device::{self, Queue},
     error::CallError,
     host,
@@ -106,14 +106,12 @@ impl Backward<'_> {
             let addresses = self.addresses(part, options.order)?;
             let d_sinks = self.d_sinks.map(|sinks| sinks.address + n * heads * size_of::<f32>());
             let tensors = self.device_tensors(&addresses, d_sinks);
-            let [q, k, v] = addresses.qkv;
-            let [dq, dk, dv] = addresses.grads;
-            let out = addresses.out.unwrap_or(0);
-            let all = [q, k, v, out, addresses.d_out, dq, dk, dv];
-            let alignment = 1 << all.iter().fold(WIDEST, |bits, at| bits | at).trailing_zeros();
+            let BackwardTensors { q, k, v, out, d_out, dq, dk, dv, .. } = tensors;
+            let alignment = device::alignment([q, k, v, out, d_out, dq, dk, dv]);
+            let ready = device::open(index)?.prepare_backward_aligned(&problem, alignment)?;
             // SAFETY: views that their producers handed out and `check` compared with the problem; frameworks free memory
             // in the order of the stream, and others hold `Launched`.
-            unsafe { device::backward(index, &problem, alignment, &tensors, queue)? };
+            unsafe { device::launch(&ready, &tensors, queue)? };
         }
         Ok(())
     }

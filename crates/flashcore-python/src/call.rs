@@ -414,7 +414,6 @@ impl<'a> Call<'a> {
             Place::Cuda(index) => {
                 let [q, k, v, out] = tensors.map(|at| at as u64);
                 let [lengths_q, lengths_kv, sinks, bias] = self.value_addresses();
-                let bits = tensors.iter().fold(WIDEST, |bits, at| bits | at);
                 let tensors = DeviceTensors {
                     q,
                     k,
@@ -428,9 +427,10 @@ impl<'a> Call<'a> {
                     factors: self.factor_addresses(),
                     bias,
                 };
-                let alignment = 1 << bits.trailing_zeros();
+                let alignment = device::alignment([q, k, v, out]);
+                let ready = device::open(index)?.prepare_aligned(problem, alignment)?;
                 // SAFETY: as above; frameworks free memory in the order of the stream, and others hold `Launched`.
-                unsafe { device::launch(index, problem, alignment, &tensors, queue) }
+                unsafe { device::launch(&ready, &tensors, queue) }
             }
         }
     }

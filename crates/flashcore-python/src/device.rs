@@ -5,16 +5,9 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
-use flashcore::{
-    BackwardProblem, Problem,
-    cuda::{
-        AppendTensors, BackwardTensors, Cuda, DeviceTensors, GroupedTensors, MergeTensors, MoeTensors,
-        QuantiseTensors, driver::Stream,
-    },
-};
-use flashcore_core::{AppendProblem, GroupedProblem, MergeProblem, MoeProblem, QuantiseProblem};
+use flashcore::cuda::{Cuda, Operation, ReadyOf, driver::Stream};
 
-use crate::error::CallError;
+use crate::{call::WIDEST, error::CallError};
 
 /// Whether this process is the child of one that used CUDA.
 static LOST: AtomicBool = AtomicBool::new(false);
@@ -51,40 +44,21 @@ impl From<usize> for Queue<'_> {
     }
 }
 
-/// Launches.
-///
-/// # Safety
-/// As [`flashcore::cuda::Ready::launch_with`].
-pub(crate) unsafe fn launch(
-    index: u32,
-    problem: &Problem,
-    alignment: u64,
-    tensors: &DeviceTensors,
-    queue: Queue<'_>,
-) -> Result<(), CallError> {
-    let (ready, stream) = (open(index)?.prepare_aligned(problem, alignment)?, queue.stream as *mut c_void);
-    // SAFETY: the caller's promise.
-    unsafe {
-        match queue.scratch {
-            Some(allocate) => ready.launch_with(tensors, stream, allocate)?,
-            None => ready.launch_raw(tensors, stream)?,
-        }
-    }
-    Ok(())
+/// What tensors' addresses are multiples of, as far as kernels make use of it.
+pub(crate) fn alignment(addresses: impl IntoIterator<Item = u64>) -> u64 {
+    let bits = addresses.into_iter().fold(WIDEST as u64, |bits, address| bits | address);
+    1 << bits.trailing_zeros()
 }
 
-/// Launches gradients.
+/// Launches what was made ready.
 ///
 /// # Safety
-/// As [`flashcore::cuda::ReadyBackward::launch_with`].
-pub(crate) unsafe fn backward(
-    index: u32,
-    problem: &BackwardProblem,
-    alignment: u64,
-    tensors: &BackwardTensors,
+/// As [`flashcore::cuda::ReadyOf::launch_with`].
+pub(crate) unsafe fn launch<P: Operation>(
+    ready: &ReadyOf<P>,
+    tensors: &P::Tensors<'_>,
     queue: Queue<'_>,
 ) -> Result<(), CallError> {
-    let ready = open(index)?.prepare_backward_aligned(problem, alignment)?;
     let stream = queue.stream as *mut c_void;
     // SAFETY: the caller's promise.
     unsafe {
@@ -109,89 +83,5 @@ pub(crate) unsafe fn zero(
     let device = open(index)?.device();
     // SAFETY: the caller's promise.
     unsafe { Stream::from_raw(device, queue.stream as *mut c_void)?.fill(address as u64, 0, bytes as u64)? };
-    Ok(())
-}
-
-/// Launches a merge on `stream`.
-///
-/// # Safety
-/// As [`flashcore::cuda::ReadyMerge::launch_raw`].
-pub(crate) unsafe fn merge(
-    index: u32,
-    problem: &MergeProblem,
-    alignment: u64,
-    tensors: &MergeTensors<'_>,
-    stream: *mut c_void,
-) -> Result<(), CallError> {
-    let ready = open(index)?.prepare_merge_aligned(problem, alignment)?;
-    // SAFETY: the caller's promise.
-    unsafe { ready.launch_raw(tensors, stream)? };
-    Ok(())
-}
-
-/// Launches grouped products on `stream`.
-///
-/// # Safety
-/// As [`flashcore::cuda::ReadyGrouped::launch_raw`].
-pub(crate) unsafe fn grouped(
-    index: u32,
-    problem: &GroupedProblem,
-    alignment: u64,
-    tensors: &GroupedTensors,
-    stream: *mut c_void,
-) -> Result<(), CallError> {
-    let ready = open(index)?.prepare_grouped_aligned(problem, alignment)?;
-    // SAFETY: the caller's promise.
-    unsafe { ready.launch_raw(tensors, stream)? };
-    Ok(())
-}
-
-/// Launches an append on `stream`.
-///
-/// # Safety
-/// As [`flashcore::cuda::ReadyAppend::launch_raw`].
-pub(crate) unsafe fn append(
-    index: u32,
-    problem: &AppendProblem,
-    tensors: &AppendTensors,
-    stream: *mut c_void,
-) -> Result<(), CallError> {
-    let ready = open(index)?.prepare_append(problem)?;
-    // SAFETY: the caller's promise.
-    unsafe { ready.launch_raw(tensors, stream)? };
-    Ok(())
-}
-
-/// Launches what quantises a tensor on `stream`.
-///
-/// # Safety
-/// As [`flashcore::cuda::ReadyQuantise::launch_raw`].
-pub(crate) unsafe fn quantise(
-    index: u32,
-    problem: &QuantiseProblem,
-    alignment: u64,
-    tensors: &QuantiseTensors,
-    stream: *mut c_void,
-) -> Result<(), CallError> {
-    let ready = open(index)?.prepare_quantise_aligned(problem, alignment)?;
-    // SAFETY: the caller's promise.
-    unsafe { ready.launch_raw(tensors, stream)? };
-    Ok(())
-}
-
-/// Launches a mixture of experts on `stream`.
-///
-/// # Safety
-/// As [`flashcore::cuda::ReadyMoe::launch_raw`].
-pub(crate) unsafe fn moe(
-    index: u32,
-    problem: &MoeProblem,
-    alignment: u64,
-    tensors: &MoeTensors,
-    stream: *mut c_void,
-) -> Result<(), CallError> {
-    let ready = open(index)?.prepare_moe_aligned(problem, alignment)?;
-    // SAFETY: the caller's promise.
-    unsafe { ready.launch_raw(tensors, stream)? };
     Ok(())
 }

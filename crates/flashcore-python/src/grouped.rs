@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 
 use crate::{
     array::{Array, Numbers, Order, Place},
-    call::{WIDEST, stream_of},
+    call::stream_of,
     device,
     error::CallError,
     host,
@@ -92,11 +92,10 @@ impl Call {
             // SAFETY: views that their producers handed out and `check` compared; Python's caller holds them.
             Place::Host => unsafe { on_host(&problem, &tensors, self.offsets.map(|offsets| offsets.len)) },
             Place::Cuda(index) => {
-                let bits =
-                    [tensors.a, tensors.b, tensors.out].into_iter().fold(WIDEST as u64, |bits, at| bits | at);
-                let alignment = 1 << bits.trailing_zeros();
+                let alignment = device::alignment([tensors.a, tensors.b, tensors.out]);
+                let ready = device::open(index)?.prepare_grouped_aligned(&problem, alignment)?;
                 // SAFETY: as above; frameworks free memory in the order of the stream, and others hold `Launched`.
-                unsafe { device::grouped(index, &problem, alignment, &tensors, stream as *mut _) }
+                unsafe { device::launch(&ready, &tensors, stream.into()) }
             }
         }
     }

@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 
 use crate::{
     array::{Array, Order, Place},
-    call::{WIDEST, stream_of},
+    call::stream_of,
     device,
     error::CallError,
     host,
@@ -93,12 +93,11 @@ impl Merge {
             Place::Host => unsafe { host::merge(&problem, &parts, &lses, self.out.address, lse) },
             Place::Cuda(index) => {
                 let (out, lse) = (self.out.address as u64, lse.map_or(0, |lse| lse as u64));
-                let bits = parts.iter().fold(WIDEST as u64 | out, |bits, at| bits | at);
+                let alignment = device::alignment(parts.iter().copied().chain([out]));
+                let ready = device::open(index)?.prepare_merge_aligned(&problem, alignment)?;
                 let tensors = MergeTensors { parts: &parts, lses: &lses, out, lse };
                 // SAFETY: as above; frameworks free memory in the order of the stream, and others hold `Launched`.
-                unsafe {
-                    device::merge(index, &problem, 1 << bits.trailing_zeros(), &tensors, stream as *mut _)
-                }
+                unsafe { device::launch(&ready, &tensors, stream.into()) }
             }
         }
     }

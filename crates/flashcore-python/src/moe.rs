@@ -11,7 +11,7 @@ use pyo3::{
 
 use crate::{
     array::{Array, Numbers, Order, Place},
-    call::{WIDEST, stream_of},
+    call::stream_of,
     device,
     error::CallError,
     host,
@@ -252,10 +252,11 @@ impl Call {
             }
             Place::Cuda(index) => {
                 let wide = [tensors.x, tensors.gate_up, tensors.down, tensors.out];
-                let bits = wide.into_iter().chain(tensors.shared).fold(WIDEST as u64, |bits, at| bits | at);
+                let alignment = device::alignment(wide.into_iter().chain(tensors.shared));
                 self.check_lengths(problem)?;
+                let ready = device::open(index)?.prepare_moe_aligned(problem, alignment)?;
                 // SAFETY: as above; frameworks free memory in the order of the stream, and others hold `Launched`.
-                unsafe { device::moe(index, problem, 1 << bits.trailing_zeros(), &tensors, stream as *mut _) }
+                unsafe { device::launch(&ready, &tensors, stream.into()) }
             }
         }
     }

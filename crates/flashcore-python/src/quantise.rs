@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 
 use crate::{
     array::{Array, Numbers, Order, Place},
-    call::{WIDEST, stream_of},
+    call::stream_of,
     device,
     error::CallError,
     host,
@@ -156,11 +156,10 @@ impl Call {
                 unsafe { host::quantise(&problem, used.as_deref(), &tensors) }
             }
             Place::Cuda(index) => {
-                let bits = WIDEST as u64 | tensors.x | tensors.out;
+                let alignment = device::alignment([tensors.x, tensors.out]);
+                let ready = device::open(index)?.prepare_quantise_aligned(&problem, alignment)?;
                 // SAFETY: as above; frameworks free memory in the order of the stream, and others hold `Launched`.
-                unsafe {
-                    device::quantise(index, &problem, 1 << bits.trailing_zeros(), &tensors, stream as *mut _)
-                }
+                unsafe { device::launch(&ready, &tensors, stream.into()) }
             }
         }
     }

@@ -2,11 +2,7 @@
 //!
 //! Rows of the cache that nobody appends to hold values of their own, which must stay, bit for bit.
 
-use std::{
-    fmt,
-    ops::Range,
-    panic::{AssertUnwindSafe, catch_unwind},
-};
+use std::{fmt, ops::Range};
 
 use flashcore_core::{
     AppendCall, AppendInputs, AppendOutputs, AppendProblem, AppendSpec, AppendValues, Backend, DType, Dims,
@@ -15,11 +11,11 @@ use flashcore_core::{
 use half::{bf16, f16};
 
 use crate::{
-    bench::{Trouble, no_memory},
+    bench::{Trouble, no_memory, run_caught},
     buffers::{Buffer, never_read, same_bits},
     merge::{Order, unit_in_last_place},
     rng::Rng,
-    suite::{Outcome, Step},
+    suite::{Outcome, Step, fail_if},
     values,
 };
 
@@ -285,8 +281,7 @@ impl<T: Element, C: Element> Bench<T, C> {
         let turned = T::erase_mut(after.turned.slice_mut());
         let outputs = AppendOutputs { cache_k, cache_v, q: spec.q.map(|_| turned) };
         let mut call = AppendCall::bind(&self.problem, &self.values, inputs, outputs)?;
-        let ran = catch_unwind(AssertUnwindSafe(|| backend.append(&mut call)));
-        ran.map_err(|_| Trouble::Failed("the backend panicked".to_owned()))??;
+        run_caught(|| backend.append(&mut call))?;
         Ok(after)
     }
 
@@ -380,8 +375,4 @@ impl Expected {
             (!near).then(|| format!("{got} instead of {expected} at element {at}"))
         })
     }
-}
-
-fn fail_if(step: Step, reason: Option<String>) -> Result<(), Outcome> {
-    reason.map_or(Ok(()), |reason| Err(Outcome::failed(step, reason)))
 }

@@ -2,11 +2,14 @@
 //!
 //! [`crate::suite`] and [`crate::properties`] build benches; a bench calls the backend and the oracle.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::{
+    any::Any,
+    panic::{AssertUnwindSafe, catch_unwind},
+};
 
 use flashcore_core::{
-    Backend, BackendError, Data, Dims, Element, HostCall, Instance, Layout, Problem, ProblemError, Sequences,
-    Values,
+    Backend, BackendError, Data, Dims, Element, HostCall, Instance, Layout, Problem, ProblemError, Ran,
+    Sequences, Values,
 };
 
 use crate::{
@@ -123,9 +126,7 @@ impl<T: Element> Bench<T> {
         let wanted = want_lse.then(|| &mut lse.slice_mut()[..self.problem.rows()]);
         let inputs = [q.slice(), k.slice(), v.slice()];
         let mut call = HostCall::bind(&self.problem, &self.bound, inputs, out.slice_mut(), wanted)?;
-        let ran = catch_unwind(AssertUnwindSafe(|| backend.forward(&mut call)));
-        let ran =
-            ran.map_err(|panic| Trouble::Failed(format!("the backend panicked: {}", message(&*panic))))??;
+        let ran = run_caught(|| backend.forward(&mut call))?;
         Ok(Run { out, lse: want_lse.then_some(lse), kernel: ran.kernel })
     }
 
@@ -225,7 +226,13 @@ fn beyond_used(dims: Dims) -> Vec<f32> {
     (0..dims.count().unwrap_or(0)).map(|i| hostile[i % 3]).collect()
 }
 
-pub(crate) fn message(panic: &(dyn std::any::Any + Send)) -> &str {
-    let text = panic.downcast_ref::<String>().map(String::as_str);
-    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message")
+/// Runs a backend; its panic is a failure.
+pub(crate) fn run_caught(run: impl FnOnce() -> Result<Ran, BackendError>) -> Result<Ran, Trouble> {
+    let ran = catch_unwind(AssertUnwindSafe(run));
+    let failed = |panic: Box<dyn Any + Send>| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
+        Trouble::Failed(format!("the backend panicked: {text}"))
+    };
+    Ok(ran.map_err(failed)??)
 }

@@ -4,8 +4,6 @@
 //! the error rule are those of the queries' type. Factors differ from sequence to sequence, also where those share pages,
 //! and what no sequence uses is NaN.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
 use flashcore_core::{
     Backend, DType, Data, Dims, E4M3, Element, Factors, HostCall, Instance, Layout, Lengths, Mask, Problem,
     Scales, Spec, Values,
@@ -14,7 +12,7 @@ use half::{bf16, f16};
 
 use crate::{
     answer::Rows,
-    bench::{Run, Trouble, is_used, message, no_memory},
+    bench::{Run, Trouble, is_used, no_memory, run_caught},
     buffers::{Buffer, never_read, unwritten},
     cases::{self, Case, Cost, Sinks, Tag},
     compare::Rule,
@@ -275,9 +273,7 @@ impl<T: Element> Bench<T> {
         let wanted = Some(&mut lse.slice_mut()[..self.problem.rows()]);
         let into = O::erase_mut(out.slice_mut());
         let mut call = HostCall::bind_erased(&self.problem, &self.values, self.data(), into, wanted)?;
-        let ran = catch_unwind(AssertUnwindSafe(|| backend.forward(&mut call)));
-        let ran =
-            ran.map_err(|panic| Trouble::Failed(format!("the backend panicked: {}", message(&*panic))))??;
+        let ran = run_caught(|| backend.forward(&mut call))?;
         Ok(Run { out, lse: Some(lse), kernel: ran.kernel })
     }
 }

@@ -3,10 +3,7 @@
 //! What no group reads holds NaN, and so does everything between rows. The order of the checks is that of
 //! [`crate::suite::Step`]; the error rule is that of [`crate::compare`], with sums in f32 as its yardstick.
 
-use std::{
-    fmt,
-    panic::{AssertUnwindSafe, catch_unwind},
-};
+use std::fmt;
 
 use flashcore_core::{
     Backend, DType, Dims, Element, ExpertLayout, GroupedCall, GroupedInputs, GroupedProblem, GroupedSpec,
@@ -16,12 +13,12 @@ use half::{bf16, f16};
 
 use crate::{
     answer::{Answer, Grid},
-    bench::{Trouble, no_memory},
+    bench::{Trouble, no_memory, run_caught},
     buffers::{Buffer, never_read, same_bits, unwritten},
     compare::Rule,
     moe::plain::widened,
     rng::Rng,
-    suite::{Outcome, Step},
+    suite::{self, Outcome, Step, fail_if},
     values,
 };
 
@@ -214,16 +211,7 @@ impl Case {
 
 /// Runs every case on a backend, each with every one of `dtypes`, and says what failed.
 pub fn failures(backend: &dyn Backend, dtypes: &[DType], seed: u64) -> Vec<String> {
-    let mut failures = Vec::new();
-    for case in cases() {
-        for &dtype in dtypes {
-            let outcome = check(backend, &case, dtype, seed);
-            if outcome.is_failure() {
-                failures.push(format!("{case} in {dtype}: {outcome}"));
-            }
-        }
-    }
-    failures
+    suite::failures(&cases(), dtypes, |case, dtype| check(backend, case, dtype, seed))
 }
 
 /// Checks one case on one backend.
@@ -324,8 +312,7 @@ impl<T: Element> Products<T> {
     fn run(&self, backend: &dyn Backend) -> Result<Buffer<T>, Trouble> {
         let mut out = Buffer::<T>::filled(*self.problem.out(), 0, unwritten()).ok_or_else(no_memory)?;
         let mut call = GroupedCall::bind(&self.problem, self.inputs(), T::erase_mut(out.slice_mut()))?;
-        let ran = catch_unwind(AssertUnwindSafe(|| backend.grouped(&mut call)));
-        ran.map_err(|_| Trouble::Failed("the backend panicked".to_owned()))??;
+        run_caught(|| backend.grouped(&mut call))?;
         Ok(out)
     }
 
@@ -386,8 +373,4 @@ fn filled<T: Element>(layout: &ExpertLayout, rng: &mut Rng) -> Vec<T> {
         }
     }
     data
-}
-
-fn fail_if(step: Step, found: Option<String>) -> Result<(), Outcome> {
-    found.map_or(Ok(()), |reason| Err(Outcome::failed(step, reason)))
 }

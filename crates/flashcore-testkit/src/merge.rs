@@ -3,10 +3,7 @@
 //! Rows of parts that count for nothing hold NaN and Inf, and so does everything between rows. The order of the checks is
 //! that of [`crate::suite::Step`].
 
-use std::{
-    fmt,
-    panic::{AssertUnwindSafe, catch_unwind},
-};
+use std::fmt;
 
 use flashcore_core::{
     Backend, DType, Data, Dims, Element, Layout, MAX_LISTED, MergeCall, MergeProblem, MergeSpec, Parts,
@@ -15,10 +12,10 @@ use flashcore_core::{
 use half::{bf16, f16};
 
 use crate::{
-    bench::{Trouble, no_memory},
+    bench::{Trouble, no_memory, run_caught},
     buffers::{Buffer, never_read, same_bits, unwritten},
     rng::Rng,
-    suite::{Outcome, Step},
+    suite::{Outcome, Step, fail_if},
     values,
 };
 
@@ -300,8 +297,7 @@ impl<'a, T: Element> Inputs<'a, T> {
         let (parts, lses) = self.tensors_of(problem);
         let wanted = want_lse.then(|| &mut lse.slice_mut()[..problem.rows()]);
         let mut call = MergeCall::bind(problem, &parts, &lses, O::erase_mut(out.slice_mut()), wanted)?;
-        let ran = catch_unwind(AssertUnwindSafe(|| backend.merge(&mut call)));
-        ran.map_err(|_| Trouble::Failed("the backend panicked".to_owned()))??;
+        run_caught(|| backend.merge(&mut call))?;
         Ok(Run { out, lse: want_lse.then_some(lse) })
     }
 
@@ -398,8 +394,4 @@ impl<O: Element> Run<O> {
         let at = a.iter().zip(b).position(|(&a, &b)| !same_bits(a, b)).or(lse)?;
         Some(format!("element {at} has other bits {when}"))
     }
-}
-
-fn fail_if(step: Step, reason: Option<String>) -> Result<(), Outcome> {
-    reason.map_or(Ok(()), |reason| Err(Outcome::failed(step, reason)))
 }

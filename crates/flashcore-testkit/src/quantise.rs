@@ -3,10 +3,7 @@
 //! A number is right if no float is nearer to it than the one it became, but for what f32 rounds on the way. Rows that are
 //! not used hold NaN and must become zeros.
 
-use std::{
-    fmt,
-    panic::{AssertUnwindSafe, catch_unwind},
-};
+use std::fmt;
 
 use flashcore_core::{
     Backend, DType, Dims, E4M3, E5M2, Element, Granularity, Index, ProblemError, QuantiseCall,
@@ -15,11 +12,11 @@ use flashcore_core::{
 use half::{bf16, f16};
 
 use crate::{
-    bench::{Trouble, no_memory},
+    bench::{Trouble, no_memory, run_caught},
     buffers::{Buffer, never_read, same_bits, unwritten},
     merge::Order,
     rng::Rng,
-    suite::{Outcome, Step},
+    suite::{Outcome, Step, fail_if},
     values,
 };
 
@@ -164,18 +161,16 @@ fn check_as<T: Element, N: Element>(
 ) -> Result<(), Outcome> {
     let bench = Bench::<T>::new(problem, numbers, seed);
     let first = bench.run::<N>(backend)?;
-    let fail =
-        |step, reason: Option<String>| reason.map_or(Ok(()), |reason| Err(Outcome::failed(step, reason)));
     let unwritten = first.out.first_unwritten_row().map(|row| format!("row {row} was not written"));
-    fail(Step::Correctness, unwritten)?;
-    fail(Step::Correctness, bench.first_wrong(&first))?;
+    fail_if(Step::Correctness, unwritten)?;
+    fail_if(Step::Correctness, bench.first_wrong(&first))?;
     let again = bench.run::<N>(backend)?;
     let same = first.out.slice().iter().zip(again.out.slice()).all(|(&a, &b)| same_bits(a, b))
         && first.factors == again.factors
         && first.means == again.means;
-    fail(Step::Determinism, (!same).then(|| "two runs differ".to_owned()))?;
+    fail_if(Step::Determinism, (!same).then(|| "two runs differ".to_owned()))?;
     let disturbed = first.out.first_disturbed();
-    fail(Step::Isolation, disturbed.map(|at| format!("element {at} lies outside and was written")))
+    fail_if(Step::Isolation, disturbed.map(|at| format!("element {at} lies outside and was written")))
 }
 
 /// What a backend wrote.
@@ -220,8 +215,7 @@ impl<'a, T: Element> Bench<'a, T> {
             means: self.problem.spec().centred.then_some(&mut means[..]),
         };
         let mut call = QuantiseCall::bind(self.problem, T::erase(&self.x), self.used.as_deref(), into)?;
-        let ran = catch_unwind(AssertUnwindSafe(|| backend.quantise(&mut call)));
-        ran.map_err(|_| Trouble::Failed("the backend panicked".to_owned()))??;
+        run_caught(|| backend.quantise(&mut call))?;
         Ok(Written { out, factors, means })
     }
 

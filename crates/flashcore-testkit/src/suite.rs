@@ -88,6 +88,25 @@ impl fmt::Display for Outcome {
     }
 }
 
+/// The failure of a step, where something was found.
+pub(crate) fn fail_if(step: Step, found: Option<String>) -> Result<(), Outcome> {
+    found.map_or(Ok(()), |reason| Err(Outcome::failed(step, reason)))
+}
+
+/// Checks every case with every one of `dtypes`, and says what failed.
+pub(crate) fn failures<C: fmt::Display>(
+    cases: &[C],
+    dtypes: &[DType],
+    check: impl Fn(&C, DType) -> Outcome,
+) -> Vec<String> {
+    let all = cases.iter().flat_map(|case| dtypes.iter().map(move |&dtype| (case, dtype)));
+    let failed = all.filter_map(|(case, dtype)| {
+        let outcome = check(case, dtype);
+        outcome.is_failure().then(|| format!("{case} in {dtype}: {outcome}"))
+    });
+    failed.collect()
+}
+
 /// What a check found.
 #[derive(Clone, PartialEq, Debug)]
 #[non_exhaustive]

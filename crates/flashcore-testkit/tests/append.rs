@@ -1,11 +1,13 @@
 //! The append suite against a plain backend, right and wrong in single ways.
 
+#[macro_use]
+#[path = "common/faults.rs"]
+mod faults;
+
 use flashcore_core::{AppendCall, AppendOutputs, Backend, BackendError, DType, HostCall, Ran};
 use flashcore_testkit::{Outcome, append};
 
-#[derive(Clone, Copy, PartialEq, Debug)]
-enum Fault {
-    None,
+faults! {
     /// Rows go where the sequence begins.
     First,
     /// A length of −1 counts as 0.
@@ -25,18 +27,6 @@ enum Fault {
     /// The cache is cleared before.
     Clears,
 }
-
-const FAULTS: [Fault; 9] = [
-    Fault::First,
-    Fault::NoSequence,
-    Fault::Pages,
-    Fault::Unturned,
-    Fault::Neighbours,
-    Fault::Backwards,
-    Fault::Queries,
-    Fault::Values,
-    Fault::Clears,
-];
 
 /// f32, plainly.
 struct Plain(Fault);
@@ -123,7 +113,7 @@ fn a_plain_append_passes() {
 
 #[test]
 fn every_fault_is_found() {
-    for fault in FAULTS {
+    for &fault in FAULTS {
         let check = |case| append::check(&Plain(fault), &case, (DType::F32, DType::F32), 1);
         assert!(
             append::cases().into_iter().map(check).any(|found| found != Outcome::Passed),

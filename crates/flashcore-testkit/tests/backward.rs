@@ -1,6 +1,10 @@
 //! The oracle of gradients against finite differences, and the suite against a plain backend, right and wrong in single
 //! ways.
 
+#[macro_use]
+#[path = "common/faults.rs"]
+mod faults;
+
 use flashcore_core::{
     Backend, BackendError, BackwardCall, DType, Data, Dims, Element, HostCall, Instance, Layout, Lengths,
     Mask, Problem, Ran, RowTerms, Spec, Values,
@@ -79,9 +83,7 @@ fn the_oracle_agrees_with_finite_differences() {
     check_differences(tiny([2, 1, 6, 7, 3, 3], 1), &lengths(Lengths::ragged([0, 2, 2, 6], [0, 3, 4, 7])));
 }
 
-#[derive(Clone, Copy, PartialEq, Debug)]
-enum Fault {
-    None,
+faults! {
     /// The row sum is left out.
     RowSum,
     /// dK is not scaled.
@@ -105,20 +107,6 @@ enum Fault {
     /// Row sums come from the output, even where they are given.
     GivenSums,
 }
-
-const FAULTS: [Fault; 11] = [
-    Fault::RowSum,
-    Fault::Scale,
-    Fault::Slope,
-    Fault::Mask,
-    Fault::Group,
-    Fault::Accumulate,
-    Fault::Unwritten,
-    Fault::Imprecise,
-    Fault::SinkSign,
-    Fault::EmptyRow,
-    Fault::GivenSums,
-];
 
 /// Gradients in f32, plainly, in f64 inside.
 struct Plain(Fault);
@@ -270,7 +258,7 @@ fn plain_gradients_pass() {
 
 #[test]
 fn every_fault_is_found() {
-    for fault in FAULTS {
+    for &fault in FAULTS {
         assert!(failures(fault).next().is_some(), "{fault:?} passes");
     }
 }

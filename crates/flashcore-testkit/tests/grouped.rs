@@ -1,12 +1,14 @@
 //! The suite of grouped products against a plain backend, right and wrong in single ways.
 
+#[macro_use]
+#[path = "common/faults.rs"]
+mod faults;
+
 use flashcore_core::{Backend, BackendError, DType, Element, GroupedCall, Grouping, HostCall, Ran};
 use flashcore_testkit::{Outcome, grouped, moe::plain::widened};
 use half::{bf16, f16};
 
-#[derive(Clone, Copy, PartialEq, Debug)]
-enum Fault {
-    None,
+faults! {
     /// What no group has is not written.
     RestUnwritten,
     /// What no group has goes to the last one.
@@ -23,17 +25,6 @@ enum Fault {
     /// One element too many is written.
     Overrun,
 }
-
-const FAULTS: [Fault; 8] = [
-    Fault::RestUnwritten,
-    Fault::RestToLast,
-    Fault::EmptyUnwritten,
-    Fault::EndsAsTheyCome,
-    Fault::ShortDepth,
-    Fault::FirstFactor,
-    Fault::Imprecise,
-    Fault::Overrun,
-];
 
 struct Plain(Fault);
 
@@ -120,7 +111,7 @@ fn a_plain_backend_passes() {
 
 #[test]
 fn every_fault_is_found() {
-    for fault in FAULTS {
+    for &fault in FAULTS {
         let found = grouped::failures(&Plain(fault), &[DType::BF16], 1);
         assert!(!found.is_empty(), "{fault:?} went unnoticed");
     }

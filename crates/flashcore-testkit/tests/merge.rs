@@ -1,11 +1,13 @@
 //! The merge suite against a plain backend, right and wrong in single ways.
 
+#[macro_use]
+#[path = "common/faults.rs"]
+mod faults;
+
 use flashcore_core::{Backend, BackendError, DType, HostCall, MergeCall, Parts, Ran};
 use flashcore_testkit::{Outcome, merge};
 
-#[derive(Clone, Copy, PartialEq, Debug)]
-enum Fault {
-    None,
+faults! {
     /// Weights do not come from the LSE.
     Average,
     /// Rows of parts that saw nothing are multiplied by 0.
@@ -19,15 +21,6 @@ enum Fault {
     /// A row that nobody saw has an LSE of 0.
     EmptyLse,
 }
-
-const FAULTS: [Fault; 6] = [
-    Fault::Average,
-    Fault::NanTimesZero,
-    Fault::LargestLse,
-    Fault::LastPart,
-    Fault::Imprecise,
-    Fault::EmptyLse,
-];
 
 /// f32 parts to an f32 output, plainly.
 struct Plain(Fault);
@@ -102,7 +95,7 @@ fn a_plain_merge_passes() {
 
 #[test]
 fn every_fault_is_found() {
-    for fault in FAULTS {
+    for &fault in FAULTS {
         assert!(failures(fault) > 0, "{fault:?} passes");
     }
 }

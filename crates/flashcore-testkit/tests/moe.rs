@@ -1,5 +1,9 @@
 //! The suite of mixtures of experts against a plain backend, right and wrong in single ways.
 
+#[macro_use]
+#[path = "common/faults.rs"]
+mod faults;
+
 use flashcore_core::{
     Activation, Backend, BackendError, DType, Data, Element, GateUp, HostCall, MoeCall, MoeInputs,
     MoeProblem, MoeSpec, Ran, Routed, Routing, Score,
@@ -10,9 +14,7 @@ use flashcore_testkit::{
 };
 use half::{bf16, f16};
 
-#[derive(Clone, Copy, PartialEq, Debug)]
-enum Fault {
-    None,
+faults! {
     /// Gates and ups lie the other way.
     OtherOrder,
     /// Every expert counts for the same.
@@ -41,24 +43,6 @@ enum Fault {
     /// A token's bits depend on how many there are.
     DependsOnTokens,
 }
-
-const FAULTS: [Fault; 15] = [
-    Fault::OtherOrder,
-    Fault::Unweighted,
-    Fault::LastExpert,
-    Fault::OnceEach,
-    Fault::EveryoneIsHere,
-    Fault::NanTimesZero,
-    Fault::TiesToHighest,
-    Fault::OtherSoftmax,
-    Fault::NoBiases,
-    Fault::NoClamp,
-    Fault::NoSharedExpert,
-    Fault::Imprecise,
-    Fault::Unwritten,
-    Fault::Overrun,
-    Fault::DependsOnTokens,
-];
 
 struct Plain(Fault);
 
@@ -180,7 +164,7 @@ fn a_plain_backend_passes() {
 
 #[test]
 fn every_fault_is_found() {
-    for fault in FAULTS {
+    for &fault in FAULTS {
         let found = moe::failures(&Plain(fault), &[DType::BF16], 1);
         assert!(!found.is_empty(), "{fault:?} went unnoticed");
     }

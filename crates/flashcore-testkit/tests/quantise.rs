@@ -1,13 +1,15 @@
 //! The suite of tensors rounded to 8 bits against a plain backend, right and wrong in single ways.
 
+#[macro_use]
+#[path = "common/faults.rs"]
+mod faults;
+
 use flashcore_core::{
     Backend, BackendError, DType, Data, DataMut, E4M3, E5M2, HostCall, QuantiseCall, QuantisedMut, Ran,
 };
 use flashcore_testkit::{Outcome, quantise};
 
-#[derive(Clone, Copy, PartialEq, Debug)]
-enum Fault {
-    None,
+faults! {
     /// One factor for everything.
     OneFactor,
     /// Numbers are cut off instead of rounded.
@@ -29,19 +31,6 @@ enum Fault {
     /// Every row has the factor of the first.
     FirstBlock,
 }
-
-const FAULTS: [Fault; 10] = [
-    Fault::OneFactor,
-    Fault::CutsOff,
-    Fault::Overflows,
-    Fault::CountsInfinity,
-    Fault::ClearsNan,
-    Fault::ZeroFactor,
-    Fault::ReadsUnused,
-    Fault::KeepsMeans,
-    Fault::MeansOfAll,
-    Fault::FirstBlock,
-];
 
 /// f32, plainly.
 struct Plain(Fault);
@@ -164,7 +153,7 @@ fn a_plain_backend_passes() {
 
 #[test]
 fn every_fault_is_found() {
-    for fault in FAULTS {
+    for &fault in FAULTS {
         let failed = quantise::failures(&Plain(fault), &[DType::F32], 1);
         assert!(!failed.is_empty(), "{fault:?} passes");
     }

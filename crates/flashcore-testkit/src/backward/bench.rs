@@ -2,8 +2,6 @@
 //!
 //! Output and LSE come from the oracle, rounded, so that a fault of forward is no fault of backward.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
 use flashcore_core::{
     Backend, BackwardCall, BackwardInputs, BackwardProblem, Data, Dims, Element, GradientsMut, Instance,
     Layout, RowSums, RowTerms,
@@ -15,7 +13,7 @@ use super::{
 };
 use crate::{
     answer::{Answer, Grid, Position},
-    bench::{self, Trouble, no_memory},
+    bench::{self, Trouble, no_memory, run_caught},
     buffers::{Buffer, never_read, same_bits, unwritten},
     rng::Rng,
     values,
@@ -141,8 +139,7 @@ impl<T: Element> Bench<T> {
             sinks: run.d_sinks.as_mut().map(|sinks| &mut sinks.slice_mut()[..heads]),
         };
         let mut call = BackwardCall::bind(problem, self.forward.values(), inputs, grads)?;
-        let ran = catch_unwind(AssertUnwindSafe(|| backend.backward(&mut call)));
-        ran.map_err(|panic| Trouble::Failed(format!("the backend panicked: {}", bench::message(&*panic))))??;
+        run_caught(|| backend.backward(&mut call))?;
         Ok(run)
     }
 

@@ -23,7 +23,7 @@ use crate::{
     compare::Rule,
     inputs::Placement,
     random,
-    suite::{Outcome, Step},
+    suite::{Outcome, Step, fail_if},
 };
 use bench::{Bench, Run};
 use laws::LAWS;
@@ -183,10 +183,6 @@ fn all_written<G: Element>(run: &Run<G>) -> Result<(), Outcome> {
     fail_if(Step::Sanity, run.named().into_iter().find_map(unwritten))?;
     let sinks = run.d_sinks.as_ref().and_then(Buffer::first_unwritten_row);
     fail_if(Step::Sanity, sinks.map(|_| "d_sinks was not written".to_owned()))
-}
-
-pub(crate) fn fail_if(step: Step, reason: Option<String>) -> Result<(), Outcome> {
-    reason.map_or(Ok(()), |reason| Err(Outcome::failed(step, reason)))
 }
 
 /// An answer without anything known of its rows.

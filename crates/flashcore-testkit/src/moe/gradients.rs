@@ -3,8 +3,6 @@
 //! The yardstick is the chain rule over tensors as an eager loop has it: results of operations on tensors are rounded to
 //! their type, and sums run in f32.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
 use flashcore_core::{
     Activation, Backend, DType, Element, ExpertLayout, MoeGradientCall, MoeGradientsMut, MoeInputs,
     MoeProblem, Routed, Shared,
@@ -12,16 +10,16 @@ use flashcore_core::{
 use half::{bf16, f16};
 
 use super::{
-    Case, Inputs, Traffic, cases, fail_if,
+    Case, Inputs, Traffic, cases,
     plain::{Rounding, widened},
 };
 use crate::{
     answer::{Answer, Grid},
-    bench::Trouble,
+    bench::{Trouble, run_caught},
     buffers::{same_bits, unwritten},
     compare::Rule,
     rng::Rng,
-    suite::{Outcome, Step},
+    suite::{self, Outcome, Step, fail_if},
     values,
 };
 
@@ -47,16 +45,9 @@ pub fn gradient_cases() -> Vec<Case> {
 
 /// Runs every case on a backend, each with every one of `dtypes`, and says what failed.
 pub fn gradient_failures(backend: &dyn Backend, dtypes: &[DType], seed: u64) -> Vec<String> {
-    let mut failures = Vec::new();
-    for case in gradient_cases() {
-        for &dtype in dtypes {
-            let outcome = check_gradients(backend, &case, dtype, seed);
-            if outcome.is_failure() {
-                failures.push(format!("gradients of {case} in {dtype}: {outcome}"));
-            }
-        }
-    }
-    failures
+    let check = |case: &Case, dtype| check_gradients(backend, case, dtype, seed);
+    let failures = suite::failures(&gradient_cases(), dtypes, check);
+    failures.into_iter().map(|failure| format!("gradients of {failure}")).collect()
 }
 
 /// Checks one case on one backend.
@@ -140,8 +131,7 @@ impl<T: Element> Task<T> {
             weights: &mut weights,
         };
         let mut call = MoeGradientCall::bind(problem, self.inputs.bound(), T::erase(&self.d_out), grads)?;
-        let ran = catch_unwind(AssertUnwindSafe(|| backend.moe_gradients(&mut call)));
-        ran.map_err(|_| Trouble::Failed("the backend panicked".to_owned()))??;
+        run_caught(|| backend.moe_gradients(&mut call))?;
         Ok(Written { parts, weights })
     }
 

@@ -10,17 +10,15 @@ mod inputs;
 pub mod plain;
 mod random;
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
 use flashcore_core::{Backend, DType, Element, MoeCall, MoeProblem};
 use half::{bf16, f16};
 
 use crate::{
     answer::{Answer, Grid},
-    bench::{Trouble, no_memory},
+    bench::{Trouble, no_memory, run_caught},
     buffers::{Buffer, same_bits, unwritten},
     compare::Rule,
-    suite::{Outcome, Step},
+    suite::{self, Outcome, Step, fail_if},
     values,
 };
 pub use cases::{Case, Traffic, cases};
@@ -39,16 +37,7 @@ pub fn check(backend: &dyn Backend, case: &Case, dtype: DType, seed: u64) -> Out
 
 /// Runs every case on a backend, each with every one of `dtypes`, and says what failed.
 pub fn failures(backend: &dyn Backend, dtypes: &[DType], seed: u64) -> Vec<String> {
-    let mut failures = Vec::new();
-    for case in cases() {
-        for &dtype in dtypes {
-            let outcome = check(backend, &case, dtype, seed);
-            if outcome.is_failure() {
-                failures.push(format!("{case} in {dtype}: {outcome}"));
-            }
-        }
-    }
-    failures
+    suite::failures(&cases(), dtypes, |case, dtype| check(backend, case, dtype, seed))
 }
 
 /// Checks one problem on one backend.
@@ -87,8 +76,7 @@ impl<T: Element> Inputs<T> {
     fn run(&self, backend: &dyn Backend) -> Result<Buffer<T>, Trouble> {
         let mut out = Buffer::<T>::filled(*self.problem.out(), 0, unwritten()).ok_or_else(no_memory)?;
         let mut call = MoeCall::bind(&self.problem, self.bound(), T::erase_mut(out.slice_mut()))?;
-        let ran = catch_unwind(AssertUnwindSafe(|| backend.moe(&mut call)));
-        ran.map_err(|_| Trouble::Failed("the backend panicked".to_owned()))??;
+        run_caught(|| backend.moe(&mut call))?;
         Ok(out)
     }
 
@@ -106,10 +94,6 @@ impl<T: Element> Inputs<T> {
         let verdict = Rule::new(problem.dtype(), 2.0).judge(&answer(got), &oracle, &yardstick);
         (!verdict.pass()).then(|| verdict.to_string())
     }
-}
-
-fn fail_if(step: Step, found: Option<String>) -> Result<(), Outcome> {
-    found.map_or(Ok(()), |reason| Err(Outcome::failed(step, reason)))
 }
 
 /// Whether the rows of `few` differ from those of `all` that they should be.

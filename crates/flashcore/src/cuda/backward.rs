@@ -1,15 +1,15 @@
 //! Gradients on the GPU: prepared once, launched on device memory, or over host tensors that are copied there and back.
 
-use std::{ffi::c_void, sync::Arc};
+use std::sync::Arc;
 
-use flashcore_core::{BackwardCall, BackwardProblem, Layout, Operand, Ran, RowSums, RowTerms, Sequences};
-use flashcore_cuda::{DeviceBuffer, Prepared, launch_all, launch_all_with};
-use flashcore_kernels::{
-    ALLOCATED_ALIGNMENT, Plan, host_values,
-    slots::{Slot, backward as slots},
+use flashcore_core::{BackwardCall, BackwardProblem, Layout, Operand, Ran, RowSums, RowTerms};
+use flashcore_kernels::{ALLOCATED_ALIGNMENT, host_values, slots::backward as slots};
+
+use super::{
+    Cuda, Error, Operation, ReadyOf,
+    forward::values,
+    ready::{Asked, FLOAT},
 };
-
-use super::{Cuda, Error, ready::MOST_ASKED};
 
 /// Addresses in device memory that a launch of gradients binds. The kernels read what lies there when they run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -46,106 +46,25 @@ pub struct BackwardTensors {
     pub d_sinks: u64,
 }
 
-/// Gradients ready to launch on one GPU, from any thread, on any of its streams, several at a time.
-#[derive(Debug)]
-pub struct ReadyBackward {
-    problem: BackwardProblem,
-    alignment: u64,
-    plan: Plan,
-    /// Empty where there is nothing to compute.
-    launches: Vec<Prepared>,
-}
+/// Gradients ready to launch.
+pub type ReadyBackward = ReadyOf<BackwardProblem>;
 
-/// An address that the problem asks for.
-struct Asked {
-    slot: Slot,
-    operand: Operand,
-    address: u64,
-    /// What it must be a multiple of.
-    alignment: u64,
-    /// Whether nothing lies there, so that it may be 0.
-    empty: bool,
-}
+impl Operation for BackwardProblem {
+    type Tensors<'a> = BackwardTensors;
+    type Slots = [u64; slots::COUNT];
 
-impl ReadyBackward {
-    fn serves(&self, problem: &BackwardProblem, alignment: u64) -> bool {
-        self.alignment == alignment && self.problem == *problem
-    }
-
-    /// The problem it computes.
-    pub const fn problem(&self) -> &BackwardProblem {
-        &self.problem
-    }
-
-    /// Which kernels, and why.
-    pub const fn plan(&self) -> &Plan {
-        &self.plan
-    }
-
-    /// Launches on a stream (`CUstream`, `cudaStream_t`; null is the legacy one); returns as soon as the launches are
-    /// queued. Nothing is read back or waited for, and nothing allocated but, at a stream's first call, the plan's
-    /// workspace.
-    ///
-    /// # Safety
-    /// The addresses must be those of live device memory of this GPU with the problem's layouts, until the launch is done
-    /// (or, where the stream is being captured, until the last replay is done). Nobody else may write the inputs or touch
-    /// the gradients meanwhile. `stream` must be alive and of this GPU's primary context.
-    pub unsafe fn launch_raw(&self, tensors: &BackwardTensors, stream: *mut c_void) -> Result<(), Error> {
-        let slots = self.slots(tensors)?;
-        // SAFETY: the caller's promise.
-        unsafe { launch_all(&self.launches, stream, &slots)? };
-        Ok(())
-    }
-
-    /// As [`launch_raw`](Self::launch_raw) with scratch memory of the caller's: `allocate` is asked for so many bytes, and
-    /// answers with an address that is a multiple of 256, or with none.
-    ///
-    /// # Safety
-    /// As [`launch_raw`](Self::launch_raw); what `allocate` gave must stay until the launch is done.
-    pub unsafe fn launch_with(
-        &self,
-        tensors: &BackwardTensors,
-        stream: *mut c_void,
-        allocate: &dyn Fn(u64) -> Option<u64>,
-    ) -> Result<(), Error> {
-        let slots = self.slots(tensors)?;
-        // SAFETY: the caller's promise.
-        unsafe { launch_all_with(&self.launches, stream, &slots, allocate)? };
-        Ok(())
-    }
-
-    /// The address of every slot.
-    fn slots(&self, tensors: &BackwardTensors) -> Result<[u64; slots::COUNT], Error> {
-        let mut addresses = [0; slots::COUNT];
-        for asked in self.tensors(tensors).into_iter().chain(self.values(tensors)) {
-            let Asked { slot, operand, address, alignment, empty } = asked;
-            if address == 0 && !empty {
-                return Err(Error::Missing { operand });
-            }
-            if !address.is_multiple_of(alignment) {
-                return Err(Error::Alignment { operand, address, alignment });
-            }
-            addresses[slot.0 as usize] = address;
-        }
-        addresses[slots::D_SINKS.0 as usize] = tensors.d_sinks;
-        Ok(addresses)
-    }
-
-    fn tensors(&self, tensors: &BackwardTensors) -> Vec<Asked> {
-        let (problem, forward) = (&self.problem, self.problem.forward());
+    fn slots(ready: &ReadyBackward, tensors: &BackwardTensors) -> Result<Self::Slots, Error> {
+        let (problem, forward) = (ready.problem(), ready.problem().forward());
         let tensor = |slot, operand, address, layout: &Layout| {
-            let (alignment, empty) = (self.alignment.min(MOST_ASKED), layout.span() == 0);
-            Asked { slot, operand, address, alignment, empty }
+            Asked::new(slot, operand, address, ready.tensor_alignment()).nullable(layout.span() == 0)
         };
-        let of_rows = |slot, operand, address| {
-            let (alignment, empty) = (size_of::<f32>() as u64, forward.rows() == 0);
-            Asked { slot, operand, address, alignment, empty }
-        };
+        let of_rows =
+            |slot, operand, address| Asked::new(slot, operand, address, FLOAT).nullable(forward.rows() == 0);
         let terms = match problem.row_sums() {
             RowSums::Computed => tensor(slots::OUT, Operand::Out, tensors.out, forward.out()),
             RowSums::Given => of_rows(slots::ROW_SUMS, Operand::RowSums, tensors.row_sums),
         };
-        vec![
+        let asked = [
             tensor(slots::Q, Operand::Q, tensors.q, forward.q()),
             tensor(slots::K, Operand::K, tensors.k, forward.k()),
             tensor(slots::V, Operand::V, tensors.v, forward.v()),
@@ -155,28 +74,11 @@ impl ReadyBackward {
             tensor(slots::DV, Operand::DV, tensors.dv, problem.dv()),
             of_rows(slots::LSE, Operand::Lse, tensors.lse),
             terms,
-        ]
-    }
-
-    /// Lengths and sinks, as far as the problem asks for them.
-    fn values(&self, tensors: &BackwardTensors) -> Vec<Asked> {
-        let forward = self.problem.forward();
-        let (of_q, of_kv) = match forward.sequences_kind() {
-            Sequences::Used { q, kv } => (q, kv),
-            Sequences::Ragged { .. } => (true, true),
-            _ => (false, false),
-        };
-        let (index, empty) = (u64::from(forward.index().bytes()), forward.sequences() == 0);
-        let values = [
-            (slots::LENGTHS_Q, Operand::LengthsQ, tensors.lengths_q, of_q.then_some(index)),
-            (slots::LENGTHS_KV, Operand::LengthsKv, tensors.lengths_kv, of_kv.then_some(index)),
-            (slots::SINKS, Operand::Sinks, tensors.sinks, forward.sinks().map(|sinks| sinks.bytes() as u64)),
-            (slots::BIAS, Operand::Bias, tensors.bias, forward.bias().map(|bias| bias.bytes() as u64)),
+            Asked::new(slots::D_SINKS, Operand::Sinks, tensors.d_sinks, 1).nullable(true),
         ];
-        let asked = |(slot, operand, address, wanted): (_, _, _, Option<u64>)| {
-            wanted.map(|alignment| Asked { slot, operand, address, alignment, empty })
-        };
-        values.into_iter().filter_map(asked).collect()
+        let addresses = [tensors.lengths_q, tensors.lengths_kv, tensors.sinks, tensors.bias];
+        let values = values(forward, addresses).map(|asked| asked.nullable(forward.sequences() == 0));
+        ready.bind(asked.into_iter().chain(values))
     }
 }
 
@@ -194,93 +96,49 @@ impl Cuda {
         problem: &BackwardProblem,
         alignment: u64,
     ) -> Result<Arc<ReadyBackward>, Error> {
-        self.gradients.find_or(
-            |ready| ready.serves(problem, alignment),
-            || {
-                let plan = self.choice.plan_backward(problem, &self.gpu, alignment)?;
-                let (_, launches) = self.kernels.prepare(&plan)?;
-                Ok(ReadyBackward { problem: problem.clone(), alignment, plan, launches })
-            },
-        )
+        let plan = || self.choice.plan_backward(problem, &self.gpu, alignment);
+        self.find_or_prepare(&self.gradients, problem, alignment, plan)
     }
 
     /// Gradients of host tensors, copied to the GPU and back.
     pub(super) fn backward_host(&self, call: &mut BackwardCall<'_>) -> Result<Ran, Error> {
-        let ready = self.prepare_backward(call.problem())?;
-        let (inputs, values) = (call.inputs(), host_values(call.instance()));
-        let mut held = Held { cuda: self, buffers: Vec::new() };
-        for (slot, data) in [slots::Q, slots::K, slots::V].into_iter().zip(inputs.qkv) {
-            held.upload(slot, data.bytes())?;
-        }
-        held.upload(slots::D_OUT, inputs.d_out.bytes())?;
-        held.upload(slots::LSE, bytemuck::cast_slice(inputs.lse))?;
-        match inputs.terms {
-            RowTerms::Out(out) => held.upload(slots::OUT, out.bytes())?,
-            RowTerms::Sums(sums) => held.upload(slots::ROW_SUMS, bytemuck::cast_slice(sums))?,
-        }
-        for (slot, bytes) in values {
-            held.upload(slot, &bytes)?;
-        }
-        // What lies between the rows of a strided gradient comes back as it was.
+        let (ready, mut held) = (self.prepare_backward(call.problem())?, self.held());
+        let inputs = call.inputs();
+        let [q, k, v] = inputs.qkv.map(|data| data.bytes());
+        let terms = match inputs.terms {
+            RowTerms::Out(out) => (slots::OUT, out.bytes()),
+            RowTerms::Sums(sums) => (slots::ROW_SUMS, bytemuck::cast_slice(sums)),
+        };
+        held.inputs([(slots::Q, q), (slots::K, k), (slots::V, v), terms])?;
+        held.inputs([(slots::D_OUT, inputs.d_out.bytes()), (slots::LSE, bytemuck::cast_slice(inputs.lse))])?;
+        held.inputs(host_values(call.instance()))?;
         let mut gradients = call.gradients();
-        for (slot, data) in GRADIENTS.into_iter().zip(&mut gradients.qkv) {
-            held.upload(slot, data.bytes_mut())?;
-        }
-        if let Some(sinks) = &gradients.sinks {
-            held.upload(slots::D_SINKS, bytemuck::cast_slice(sinks))?;
-        }
-        // SAFETY: the buffers hold what the call's layouts reach, and live until the copies below have waited.
-        unsafe { ready.launch_raw(&held.tensors(), self.stream.raw())? };
-        for (slot, data) in GRADIENTS.into_iter().zip(&mut gradients.qkv) {
-            held.download(slot, data.bytes_mut())?;
+        for (slot, data) in [slots::DQ, slots::DK, slots::DV].into_iter().zip(&mut gradients.qkv) {
+            held.output(slot, data.bytes_mut())?;
         }
         if let Some(sinks) = gradients.sinks {
-            held.download(slots::D_SINKS, bytemuck::cast_slice_mut(sinks))?;
+            held.output(slots::D_SINKS, bytemuck::cast_slice_mut(sinks))?;
         }
-        Ok(Ran { kernel: ready.plan().kernel().name() })
-    }
-}
-
-/// The slots of the gradients of Q, K and V.
-const GRADIENTS: [Slot; 3] = [slots::DQ, slots::DK, slots::DV];
-
-/// Copies of a call's arrays on the GPU.
-struct Held<'a> {
-    cuda: &'a Cuda,
-    buffers: Vec<(Slot, DeviceBuffer)>,
-}
-
-impl Held<'_> {
-    fn upload(&mut self, slot: Slot, bytes: &[u8]) -> Result<(), Error> {
-        self.buffers.push((slot, DeviceBuffer::from_host(&self.cuda.stream, bytes)?));
-        Ok(())
-    }
-
-    fn download(&self, slot: Slot, bytes: &mut [u8]) -> Result<(), Error> {
-        if let Some((_, buffer)) = self.buffers.iter().find(|held| held.0 == slot) {
-            buffer.copy_to_host(&self.cuda.stream, 0, bytes)?;
-        }
-        Ok(())
-    }
-
-    fn tensors(&self) -> BackwardTensors {
-        let at = |slot| self.buffers.iter().find(|held| held.0 == slot).map_or(0, |held| held.1.address());
-        BackwardTensors {
-            q: at(slots::Q),
-            k: at(slots::K),
-            v: at(slots::V),
-            out: at(slots::OUT),
-            lse: at(slots::LSE),
-            d_out: at(slots::D_OUT),
-            row_sums: at(slots::ROW_SUMS),
-            dq: at(slots::DQ),
-            dk: at(slots::DK),
-            dv: at(slots::DV),
-            lengths_q: at(slots::LENGTHS_Q),
-            lengths_kv: at(slots::LENGTHS_KV),
-            sinks: at(slots::SINKS),
-            bias: at(slots::BIAS),
-            d_sinks: at(slots::D_SINKS),
-        }
+        let tensors = BackwardTensors {
+            q: held.at(slots::Q),
+            k: held.at(slots::K),
+            v: held.at(slots::V),
+            out: held.at(slots::OUT),
+            lse: held.at(slots::LSE),
+            d_out: held.at(slots::D_OUT),
+            row_sums: held.at(slots::ROW_SUMS),
+            dq: held.at(slots::DQ),
+            dk: held.at(slots::DK),
+            dv: held.at(slots::DV),
+            lengths_q: held.at(slots::LENGTHS_Q),
+            lengths_kv: held.at(slots::LENGTHS_KV),
+            sinks: held.at(slots::SINKS),
+            bias: held.at(slots::BIAS),
+            d_sinks: held.at(slots::D_SINKS),
+        };
+        // SAFETY: the buffers hold what the call's layouts reach, and live until the outputs are fetched.
+        unsafe { ready.launch_raw(&tensors, self.stream.raw())? };
+        held.fetch()?;
+        Ok(ready.ran())
     }
 }

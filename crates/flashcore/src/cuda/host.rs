@@ -1,13 +1,16 @@
 //! Host tensors on the GPU: copied there, computed, copied back.
+//!
+//! The backend's methods are here, and [`Held`], which does the copying; `…_host` in the file of each operation says what
+//! goes where.
 
 use flashcore_core::{
     AppendCall, Backend, BackendError, BackwardCall, GroupedCall, HostCall, MergeCall, MoeCall, QuantiseCall,
     Ran,
 };
-use flashcore_cuda::DeviceBuffer;
-use flashcore_kernels::{host_values, slots};
+use flashcore_cuda::{DeviceBuffer, Stream};
+use flashcore_kernels::slots::Slot;
 
-use super::{Cuda, DeviceTensors, Error};
+use super::{Cuda, Error};
 
 impl Backend for Cuda {
     fn name(&self) -> &'static str {
@@ -15,7 +18,7 @@ impl Backend for Cuda {
     }
 
     fn forward(&self, call: &mut HostCall<'_>) -> Result<Ran, BackendError> {
-        self.compute(call).map_err(refused)
+        self.forward_host(call).map_err(refused)
     }
 
     fn append(&self, call: &mut AppendCall<'_>) -> Result<Ran, BackendError> {
@@ -55,41 +58,50 @@ fn refused(error: Error) -> BackendError {
 }
 
 impl Cuda {
-    fn compute(&self, call: &mut HostCall<'_>) -> Result<Ran, Error> {
-        let ready = self.prepare(call.problem())?;
-        let [q, k, v] = call.inputs().map(|data| DeviceBuffer::from_host(&self.stream, data.bytes()));
-        let (q, k, v) = (q?, k?, v?);
-        let mut values = Vec::new();
-        for (slot, bytes) in host_values(call.instance()) {
-            values.push((slot, DeviceBuffer::from_host(&self.stream, &bytes)?));
+    /// Nothing yet, to be filled with a call's arrays.
+    pub(super) fn held(&self) -> Held<'_> {
+        Held { stream: &self.stream, buffers: Vec::new(), outputs: Vec::new() }
+    }
+}
+
+/// Copies of a call's host arrays on the GPU, each for a slot.
+pub(super) struct Held<'a> {
+    stream: &'a Stream,
+    buffers: Vec<(Slot, DeviceBuffer)>,
+    /// Where outputs go, with the numbers of their buffers.
+    outputs: Vec<(usize, &'a mut [u8])>,
+}
+
+impl<'a> Held<'a> {
+    /// Copies arrays to the GPU.
+    pub(super) fn inputs<B: AsRef<[u8]>>(
+        &mut self,
+        arrays: impl IntoIterator<Item = (Slot, B)>,
+    ) -> Result<(), Error> {
+        for (slot, bytes) in arrays {
+            self.buffers.push((slot, DeviceBuffer::from_host(self.stream, bytes.as_ref())?));
         }
-        let bound = |slot| values.iter().find(|value| value.0 == slot).map_or(0, |value| value.1.address());
-        let (mut out, lse) = call.outputs();
-        // What lies between the rows of a strided output comes back as it was.
-        let device_out = DeviceBuffer::from_host(&self.stream, out.bytes_mut())?;
-        let device_lse = match &lse {
-            Some(lse) => DeviceBuffer::from_host(&self.stream, bytemuck::cast_slice(lse))?,
-            None => DeviceBuffer::new(self.device, 0)?,
-        };
-        let tensors = DeviceTensors {
-            q: q.address(),
-            k: k.address(),
-            v: v.address(),
-            out: device_out.address(),
-            lse: if lse.as_ref().is_some_and(|lse| !lse.is_empty()) { device_lse.address() } else { 0 },
-            lengths_q: bound(slots::LENGTHS_Q),
-            lengths_kv: bound(slots::LENGTHS_KV),
-            table: bound(slots::TABLE),
-            sinks: bound(slots::SINKS),
-            factors: [slots::FACTORS_Q, slots::FACTORS_K, slots::FACTORS_V].map(bound),
-            bias: bound(slots::BIAS),
-        };
-        // SAFETY: the buffers hold what the call's layouts reach, and live until the copies below have waited.
-        unsafe { ready.launch(&tensors, &self.stream)? };
-        device_out.copy_to_host(&self.stream, 0, out.bytes_mut())?;
-        if let Some(lse) = lse {
-            device_lse.copy_to_host(&self.stream, 0, bytemuck::cast_slice_mut(lse))?;
+        Ok(())
+    }
+
+    /// Makes room for an output. It is copied there, too: what lies between the rows of a strided one comes back as it
+    /// was.
+    pub(super) fn output(&mut self, slot: Slot, bytes: &'a mut [u8]) -> Result<(), Error> {
+        self.inputs([(slot, &*bytes)])?;
+        self.outputs.push((self.buffers.len() - 1, bytes));
+        Ok(())
+    }
+
+    /// Where the array of a slot lies; 0 for an empty one, or none.
+    pub(super) fn at(&self, slot: Slot) -> u64 {
+        self.buffers.iter().find(|held| held.0 == slot).map_or(0, |held| held.1.address())
+    }
+
+    /// Copies the outputs back, once what was launched is done.
+    pub(super) fn fetch(self) -> Result<(), Error> {
+        for (n, bytes) in self.outputs {
+            self.buffers[n].1.copy_to_host(self.stream, 0, bytes)?;
         }
-        Ok(Ran { kernel: ready.plan().kernel().name() })
+        Ok(())
     }
 }

@@ -20,6 +20,7 @@
 
 mod append;
 mod backward;
+mod forward;
 mod grouped;
 mod host;
 mod kernels;
@@ -43,12 +44,13 @@ pub use flashcore_kernels::{
     moe::{Cut as ExpertCut, product::Shape as ExpertTile, product_sm90::Shape as HopperExpertTile},
     tuned::Table,
 };
+pub use forward::{DeviceTensors, Ready};
 pub use grouped::{GroupedTensors, ReadyGrouped};
 use kernels::Kernels;
 pub use merge::{MergeTensors, ReadyMerge};
 pub use moe::{MoeTensors, ReadyMoe};
 pub use quantise::{QuantiseTensors, ReadyQuantise};
-pub use ready::{DeviceTensors, Ready};
+pub use ready::{Operation, ReadyOf};
 use recent::Recent;
 
 /// GPUs that the process shares, each opened once and kept to its end: more than a machine has.

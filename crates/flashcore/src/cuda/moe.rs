@@ -1,13 +1,17 @@
 //! Mixtures of experts on the GPU: prepared once, launched on device memory, or over host tensors that are copied there
 //! and back.
 
-use std::{ffi::c_void, sync::Arc};
+use std::sync::Arc;
 
 use flashcore_core::{Ids, MoeCall, MoeProblem, Operand, Ran, Routed, Routing};
-use flashcore_cuda::{DeviceBuffer, Prepared, launch_all};
-use flashcore_kernels::{ALLOCATED_ALIGNMENT, Plan, moe::Cut, plan_moe, plan_moe_tiles, slots::moe as slots};
+use flashcore_kernels::{
+    ALLOCATED_ALIGNMENT,
+    moe::Cut,
+    plan_moe, plan_moe_tiles,
+    slots::{Slot, moe as slots},
+};
 
-use super::{Cuda, Error, ready::MOST_ASKED};
+use super::{Cuda, Error, Operation, ReadyOf, ready::Asked};
 
 /// Addresses in device memory that the launches of a mixture of experts bind; 0 for what the problem does not read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -34,78 +38,40 @@ pub struct MoeTensors {
     pub routing_bias: u64,
 }
 
-/// A mixture of experts ready to launch on one GPU, from any thread, on any of its streams, several at a time.
-#[derive(Debug)]
-pub struct ReadyMoe {
-    problem: MoeProblem,
-    alignment: u64,
-    plan: Plan,
-    /// Empty where there is nothing to compute.
-    launches: Vec<Prepared>,
-}
+/// A mixture of experts ready to launch. A captured graph is right for the routing that it finds.
+pub type ReadyMoe = ReadyOf<MoeProblem>;
 
-impl ReadyMoe {
-    fn serves(&self, problem: &MoeProblem, alignment: u64) -> bool {
-        self.alignment == alignment && self.problem == *problem
-    }
+impl Operation for MoeProblem {
+    type Tensors<'a> = MoeTensors;
+    type Slots = [u64; slots::COUNT];
 
-    /// The problem it computes.
-    pub const fn problem(&self) -> &MoeProblem {
-        &self.problem
-    }
-
-    /// Which kernels, and why.
-    pub const fn plan(&self) -> &Plan {
-        &self.plan
-    }
-
-    /// Launches on a stream (`CUstream`, `cudaStream_t`; null is the legacy one); returns as soon as the launches are
-    /// queued. Nothing is read back or waited for: a captured graph is right for the routing that it finds.
-    ///
-    /// # Safety
-    /// The addresses must be those of live device memory of this GPU with the problem's layouts, until the launches are
-    /// done (or, where the stream is being captured, until the last replay is done). Nobody else may write the inputs or
-    /// touch the output meanwhile. `stream` must be alive and of this GPU's primary context.
-    pub unsafe fn launch_raw(&self, tensors: &MoeTensors, stream: *mut c_void) -> Result<(), Error> {
-        let slots = self.slots(tensors)?;
-        // SAFETY: the caller's promise.
-        unsafe { launch_all(&self.launches, stream, &slots)? };
-        Ok(())
-    }
-
-    /// The address of every slot.
-    fn slots(&self, tensors: &MoeTensors) -> Result<[u64; slots::COUNT], Error> {
-        let spec = self.problem.spec();
+    fn slots(ready: &ReadyMoe, tensors: &MoeTensors) -> Result<Self::Slots, Error> {
+        let (spec, tensor) = (ready.problem().spec(), ready.tensor_alignment());
         let given = matches!(spec.routing, Routing::Given { .. });
-        let tensor = self.alignment.min(MOST_ASKED);
-        let [first, second] = tensors.biases;
-        let bound = [
-            (Operand::X, slots::X, tensors.x, true, tensor),
-            (Operand::GateUp, slots::GATE_UP, tensors.gate_up, true, tensor),
-            (Operand::Down, slots::DOWN, tensors.down, true, tensor),
-            (Operand::Out, slots::OUT, tensors.out, true, tensor),
-            (Operand::Ids, slots::IDS, tensors.ids, given, 4),
-            (Operand::RoutingWeights, slots::WEIGHTS, tensors.weights, given, 2),
-            (Operand::Logits, slots::LOGITS, tensors.logits, !given, 2),
-            (Operand::RoutingBias, slots::ROUTING_BIAS, tensors.routing_bias, spec.routing.has_bias(), 4),
-            (Operand::Biases, slots::GATE_UP_BIAS, first, spec.biases, 2),
-            (Operand::Biases, slots::DOWN_BIAS, second, spec.biases, 2),
-            (Operand::SharedGateUp, slots::SHARED_GATE_UP, tensors.shared[0], spec.shared.is_some(), tensor),
-            (Operand::SharedDown, slots::SHARED_DOWN, tensors.shared[1], spec.shared.is_some(), tensor),
-        ];
-        let mut addresses = [0; slots::COUNT];
-        for (operand, slot, address, read, alignment) in bound {
-            if read && address == 0 && !self.launches.is_empty() {
-                return Err(Error::Missing { operand });
-            }
-            if !address.is_multiple_of(alignment) {
-                return Err(Error::Alignment { operand, address, alignment });
-            }
-            addresses[slot.0 as usize] = address;
-        }
-        Ok(addresses)
+        let biases = spec.biases.then_some(2);
+        let shared = spec.shared.as_ref().map(|_| tensor);
+        let routing_bias = spec.routing.has_bias().then_some(4);
+        ready.bind([
+            Asked::new(slots::X, Operand::X, tensors.x, tensor),
+            Asked::new(slots::GATE_UP, Operand::GateUp, tensors.gate_up, tensor),
+            Asked::new(slots::DOWN, Operand::Down, tensors.down, tensor),
+            Asked::new(slots::OUT, Operand::Out, tensors.out, tensor),
+            Asked::new(slots::IDS, Operand::Ids, tensors.ids, given.then_some(4)),
+            Asked::new(slots::WEIGHTS, Operand::RoutingWeights, tensors.weights, given.then_some(2)),
+            Asked::new(slots::LOGITS, Operand::Logits, tensors.logits, (!given).then_some(2)),
+            Asked::new(slots::ROUTING_BIAS, Operand::RoutingBias, tensors.routing_bias, routing_bias),
+            Asked::new(slots::GATE_UP_BIAS, Operand::Biases, tensors.biases[0], biases),
+            Asked::new(slots::DOWN_BIAS, Operand::Biases, tensors.biases[1], biases),
+            Asked::new(slots::SHARED_GATE_UP, Operand::SharedGateUp, tensors.shared[0], shared),
+            Asked::new(slots::SHARED_DOWN, Operand::SharedDown, tensors.shared[1], shared),
+        ])
     }
 }
+
+/// The slots of both biases.
+const BIASES: [Slot; 2] = [slots::GATE_UP_BIAS, slots::DOWN_BIAS];
+/// The slots of the shared expert.
+const SHARED: [Slot; 2] = [slots::SHARED_GATE_UP, slots::SHARED_DOWN];
 
 impl Cuda {
     /// Makes a mixture of experts ready to launch: builds or finds its kernels and lays out the arguments. Later calls
@@ -116,78 +82,60 @@ impl Cuda {
 
     /// As [`prepare_moe`](Self::prepare_moe), for tensors whose addresses are multiples of `alignment` bytes only.
     pub fn prepare_moe_aligned(&self, problem: &MoeProblem, alignment: u64) -> Result<Arc<ReadyMoe>, Error> {
-        self.experts.find_or(
-            |ready| ready.serves(problem, alignment),
-            || {
-                let plan = plan_moe(problem, &self.gpu, alignment)?;
-                let (_, launches) = self.kernels.prepare(&plan)?;
-                Ok(ReadyMoe { problem: problem.clone(), alignment, plan, launches })
-            },
-        )
+        let plan = || plan_moe(problem, &self.gpu, alignment);
+        self.find_or_prepare(&self.experts, problem, alignment, plan)
     }
 
     /// As [`prepare_moe`](Self::prepare_moe), with tiles of these shapes for both products and kept by nobody: for tuning.
     pub fn prepare_moe_tiles(&self, problem: &MoeProblem, cuts: [Cut; 2]) -> Result<ReadyMoe, Error> {
-        let alignment = ALLOCATED_ALIGNMENT;
-        let plan = plan_moe_tiles(problem, &self.gpu, alignment, cuts)?;
-        let (_, launches) = self.kernels.prepare(&plan)?;
-        Ok(ReadyMoe { problem: problem.clone(), alignment, plan, launches })
+        let plan = plan_moe_tiles(problem, &self.gpu, ALLOCATED_ALIGNMENT, cuts)?;
+        self.prepare_plan(plan, problem, ALLOCATED_ALIGNMENT)
     }
 
     /// Host tensors, copied to the GPU and back.
     pub(super) fn moe_host(&self, call: &mut MoeCall<'_>) -> Result<Ran, Error> {
-        let ready = self.prepare_moe(call.problem())?;
+        let (ready, mut held) = (self.prepare_moe(call.problem())?, self.held());
         let inputs = *call.inputs();
-        let upload = |bytes: &[u8]| DeviceBuffer::from_host(&self.stream, bytes);
-        let held = [inputs.x, inputs.gate_up, inputs.down].map(|data| upload(data.bytes()));
-        let [x, gate_up, down] = held;
-        let (x, gate_up, down) = (x?, gate_up?, down?);
-        let biases = inputs.biases.map(|biases| biases.map(|bias| upload(bias.bytes())));
-        let biases = biases.map(|[first, second]| Ok::<_, Error>([first?, second?])).transpose()?;
-        let shared = inputs.shared.map(|shared| shared.map(|data| upload(data.bytes())));
-        let shared = shared.map(|[first, second]| Ok::<_, Error>([first?, second?])).transpose()?;
-        let [first, second] = routing_bytes(&inputs.routed).map(|bytes| bytes.map(upload).transpose());
-        let (first, second) = (first?, second?);
+        let tensors = [(slots::X, inputs.x), (slots::GATE_UP, inputs.gate_up), (slots::DOWN, inputs.down)];
+        let biases = BIASES.into_iter().zip(inputs.biases.into_iter().flatten());
+        let shared = SHARED.into_iter().zip(inputs.shared.into_iter().flatten());
+        let tensors = tensors.into_iter().chain(biases).chain(shared);
+        held.inputs(tensors.map(|(slot, data)| (slot, data.bytes())))?;
+        held.inputs(routing_bytes(&inputs.routed).into_iter().flatten())?;
         let mut out = call.out();
-        // What lies between the rows of a strided output comes back as it was.
-        let device_out = upload(out.bytes_mut())?;
-        let address = |buffer: &Option<DeviceBuffer>| buffer.as_ref().map_or(0, DeviceBuffer::address);
-        let routing = [address(&first), address(&second)];
-        let given = matches!(inputs.routed, Routed::Given { .. });
-        let (ids, computed) = if given { (routing, [0; 2]) } else { ([0; 2], routing) };
+        held.output(slots::OUT, out.bytes_mut())?;
         let tensors = MoeTensors {
-            x: x.address(),
-            gate_up: gate_up.address(),
-            down: down.address(),
-            biases: addresses(&biases),
-            shared: addresses(&shared),
-            out: device_out.address(),
-            ids: ids[0],
-            weights: ids[1],
-            logits: computed[0],
-            routing_bias: computed[1],
+            x: held.at(slots::X),
+            gate_up: held.at(slots::GATE_UP),
+            down: held.at(slots::DOWN),
+            biases: BIASES.map(|slot| held.at(slot)),
+            shared: SHARED.map(|slot| held.at(slot)),
+            out: held.at(slots::OUT),
+            ids: held.at(slots::IDS),
+            weights: held.at(slots::WEIGHTS),
+            logits: held.at(slots::LOGITS),
+            routing_bias: held.at(slots::ROUTING_BIAS),
         };
-        // SAFETY: the buffers hold what the call's layouts reach, and live until the copy below has waited.
+        // SAFETY: the buffers hold what the call's layouts reach, and live until the outputs are fetched.
         unsafe { ready.launch_raw(&tensors, self.stream.raw())? };
-        device_out.copy_to_host(&self.stream, 0, out.bytes_mut())?;
-        Ok(Ran { kernel: ready.plan().kernel().name() })
+        held.fetch()?;
+        Ok(ready.ran())
     }
 }
 
-fn addresses(pair: &Option<[DeviceBuffer; 2]>) -> [u64; 2] {
-    pair.as_ref().map_or([0; 2], |pair| pair.each_ref().map(DeviceBuffer::address))
-}
-
 /// Ids and weights, or logits and what is added to them.
-fn routing_bytes<'a>(routed: &Routed<'a>) -> [Option<&'a [u8]>; 2] {
+fn routing_bytes<'a>(routed: &Routed<'a>) -> [Option<(Slot, &'a [u8])>; 2] {
     match *routed {
         Routed::Given { ids, weights } => {
             let ids = match ids {
                 Ids::I32(ids) => bytemuck::cast_slice(ids),
                 Ids::I64(ids) => bytemuck::cast_slice(ids),
             };
-            [Some(ids), Some(weights.bytes())]
+            [Some((slots::IDS, ids)), Some((slots::WEIGHTS, weights.bytes()))]
         }
-        Routed::Computed { logits, bias } => [Some(logits.bytes()), bias.map(bytemuck::cast_slice)],
+        Routed::Computed { logits, bias } => {
+            let bias = bias.map(|bias| (slots::ROUTING_BIAS, bytemuck::cast_slice(bias)));
+            [Some((slots::LOGITS, logits.bytes())), bias]
+        }
     }
 }

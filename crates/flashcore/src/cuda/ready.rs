@@ -1,52 +1,37 @@
-//! A problem that is ready to launch: plan, kernels, laid-out arguments. What changes from call to call is an address.
+//! What is ready to launch: a problem with its plan and laid-out launches. What changes from call to call is an address.
+//!
+//! Every operation has a file beside this one. It names the addresses that a launch binds and the slots that they go to
+//! ([`Operation`]), and offers `prepare_…`, which ends in [`Cuda::find_or_prepare`].
 
 use std::{ffi::c_void, sync::Arc};
 
-use flashcore_core::{Operand, Problem};
+use flashcore_core::{Operand, Ran};
 use flashcore_cuda::{Kernel, Prepared, Route, Stream, launch_all, launch_all_with};
-use flashcore_kernels::{ALLOCATED_ALIGNMENT, Plan, Tile, plan_tile, slots};
+use flashcore_kernels::{Plan, PlanError, slots::Slot};
 
-use super::{Cuda, Error, kernels::Loaded};
+use super::{Cuda, Error, kernels::Loaded, recent::Recent};
 
-/// Addresses in device memory that a launch binds. The kernels read what lies there when they run, so that a captured
-/// graph is right for whatever it finds when it is replayed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct DeviceTensors {
-    /// Queries, in the problem's layout, like the other tensors.
-    pub q: u64,
-    /// Keys.
-    pub k: u64,
-    /// Values.
-    pub v: u64,
-    /// The result.
-    pub out: u64,
-    /// f32 log-sum-exp, dense batch × heads × sequence; 0 where nobody wants it.
-    pub lse: u64,
-    /// Used queries of each batch entry, or offsets of packed sequences, one after another in the problem's index type;
-    /// 0 where the problem has none.
-    ///
-    /// A number below 0 counts as 0, one beyond the tensor as all of it. Rows of packed tensors that belong to no
-    /// sequence are left alone.
-    pub lengths_q: u64,
-    /// The same of keys and values.
-    pub lengths_kv: u64,
-    /// i32 page numbers, a row for each sequence; 0 where keys do not lie in pages.
-    ///
-    /// Numbers beyond a sequence's keys are not looked at; others are brought into the range of the pages.
-    pub table: u64,
-    /// One sink per query head in the problem's type for them; 0 where it has none.
-    pub sinks: u64,
-    /// f32 factors of Q, K and V, as many as the problem's scales say; 0 where it has none, as queries over a cache of fewer
-    /// bits.
-    pub factors: [u64; 3],
-    /// What is added to scores, as the problem's bias says; 0 where it has none.
-    pub bias: u64,
+/// No kernel makes use of more than this.
+const MOST_ASKED: u64 = 16;
+
+/// What addresses of f32 numbers are multiples of.
+pub(super) const FLOAT: u64 = size_of::<f32>() as u64;
+
+/// A problem that a GPU can be made ready for.
+pub trait Operation: Clone + PartialEq {
+    /// Addresses in device memory that a launch binds.
+    type Tensors<'a>;
+    /// An array with an address for each slot of the launches.
+    type Slots: AsRef<[u64]>;
+
+    /// The address of every slot, or what is wrong with the first that cannot be bound.
+    fn slots(ready: &ReadyOf<Self>, tensors: &Self::Tensors<'_>) -> Result<Self::Slots, Error>;
 }
 
 /// A problem ready to launch on one GPU, from any thread, on any of its streams, several at a time.
 #[derive(Debug)]
-pub struct Ready {
-    problem: Problem,
+pub struct ReadyOf<P> {
+    problem: P,
     alignment: u64,
     plan: Plan,
     main: Arc<Loaded>,
@@ -54,27 +39,14 @@ pub struct Ready {
     launches: Vec<Prepared>,
 }
 
-impl Ready {
-    pub(super) fn new(
-        (main, launches): (Arc<Loaded>, Vec<Prepared>),
-        plan: Plan,
-        problem: &Problem,
-        alignment: u64,
-    ) -> Self {
-        Self { problem: problem.clone(), alignment, plan, main, launches }
-    }
-
-    pub(super) fn serves(&self, problem: &Problem, alignment: u64) -> bool {
-        self.alignment == alignment && self.problem == *problem
-    }
-
+impl<P> ReadyOf<P> {
     /// The problem it computes.
-    pub fn problem(&self) -> &Problem {
+    pub const fn problem(&self) -> &P {
         &self.problem
     }
 
     /// Which kernels, and why.
-    pub fn plan(&self) -> &Plan {
+    pub const fn plan(&self) -> &Plan {
         &self.plan
     }
 
@@ -88,30 +60,48 @@ impl Ready {
         self.main.route
     }
 
-    /// Launches on `stream`; returns as soon as the launches are queued. Nothing is allocated, read back or waited for.
+    pub(super) fn ran(&self) -> Ran {
+        Ran { kernel: self.plan.kernel().name() }
+    }
+
+    /// What addresses of tensors must be multiples of.
+    pub(super) fn tensor_alignment(&self) -> u64 {
+        self.alignment.min(MOST_ASKED)
+    }
+
+    /// The addresses in their slots. Where nothing is launched, each may be 0.
+    pub(super) fn bind<const SLOTS: usize>(
+        &self,
+        all: impl IntoIterator<Item = Asked>,
+    ) -> Result<[u64; SLOTS], Error> {
+        bound(all, !self.launches.is_empty())
+    }
+}
+
+impl<P: Operation> ReadyOf<P> {
+    /// Launches on `stream`; returns as soon as the launches are queued. Nothing is read back or waited for, and nothing
+    /// allocated but, at a stream's first call, the plan's workspace, if it has one.
     ///
     /// # Safety
-    /// The addresses must be those of live device memory of this GPU with the problem's layouts, until the launch is
+    /// The addresses must be those of live device memory of this GPU with the problem's layouts, until the launches are
     /// done (or, where the stream is being captured, until the last replay is done). Nobody else may write the inputs or
     /// touch the outputs meanwhile.
-    pub unsafe fn launch(&self, tensors: &DeviceTensors, stream: &Stream) -> Result<(), Error> {
-        let slots = self.slots(tensors)?;
+    pub unsafe fn launch(&self, tensors: &P::Tensors<'_>, stream: &Stream) -> Result<(), Error> {
         for launch in &self.launches {
             launch.check_stream(stream)?;
         }
-        // SAFETY: the caller's promise.
-        unsafe { launch_all(&self.launches, stream.raw(), &slots)? };
-        Ok(())
+        // SAFETY: the caller's promise; the stream is alive and of this GPU.
+        unsafe { self.launch_raw(tensors, stream.raw()) }
     }
 
     /// As [`launch`](Self::launch) on another program's stream (`CUstream`, `cudaStream_t`; null is the legacy one).
     ///
     /// # Safety
     /// As [`launch`](Self::launch); `stream` must be alive and of this GPU's primary context.
-    pub unsafe fn launch_raw(&self, tensors: &DeviceTensors, stream: *mut c_void) -> Result<(), Error> {
-        let slots = self.slots(tensors)?;
+    pub unsafe fn launch_raw(&self, tensors: &P::Tensors<'_>, stream: *mut c_void) -> Result<(), Error> {
+        let slots = P::slots(self, tensors)?;
         // SAFETY: the caller's promise.
-        unsafe { launch_all(&self.launches, stream, &slots)? };
+        unsafe { launch_all(&self.launches, stream, slots.as_ref())? };
         Ok(())
     }
 
@@ -119,97 +109,109 @@ impl Ready {
     /// answers with an address that is a multiple of 256, or with none.
     ///
     /// # Safety
-    /// As [`launch_raw`](Self::launch_raw); what `allocate` gave must stay until the launch is done.
+    /// As [`launch_raw`](Self::launch_raw); what `allocate` gave must stay until the launches are done.
     pub unsafe fn launch_with(
         &self,
-        tensors: &DeviceTensors,
+        tensors: &P::Tensors<'_>,
         stream: *mut c_void,
         allocate: &dyn Fn(u64) -> Option<u64>,
     ) -> Result<(), Error> {
-        let slots = self.slots(tensors)?;
+        let slots = P::slots(self, tensors)?;
         // SAFETY: the caller's promise.
-        unsafe { launch_all_with(&self.launches, stream, &slots, allocate)? };
+        unsafe { launch_all_with(&self.launches, stream, slots.as_ref(), allocate)? };
         Ok(())
-    }
-
-    /// The address of every slot.
-    fn slots(&self, tensors: &DeviceTensors) -> Result<[u64; slots::COUNT], Error> {
-        let mut addresses = [0; slots::COUNT];
-        let operands = [
-            (slots::Q, Operand::Q, tensors.q),
-            (slots::K, Operand::K, tensors.k),
-            (slots::V, Operand::V, tensors.v),
-            (slots::OUT, Operand::Out, tensors.out),
-        ];
-        let alignment = self.alignment.min(MOST_ASKED);
-        for (slot, operand, address) in operands {
-            if !address.is_multiple_of(alignment) {
-                return Err(Error::Alignment { operand, address, alignment });
-            }
-            addresses[slot.0 as usize] = address;
-        }
-        addresses[slots::LSE.0 as usize] = tensors.lse;
-        let index = u64::from(self.problem.index().bytes());
-        let [of_q, of_kv] = self.problem.sequences_kind().numbers();
-        let table = self.problem.pages().map(|_| size_of::<i32>() as u64);
-        let values = [
-            (slots::LENGTHS_Q, Operand::LengthsQ, tensors.lengths_q, of_q.then_some(index)),
-            (slots::LENGTHS_KV, Operand::LengthsKv, tensors.lengths_kv, of_kv.then_some(index)),
-            (slots::TABLE, Operand::Table, tensors.table, table),
-            (slots::SINKS, Operand::Sinks, tensors.sinks, self.problem.sinks().map(|s| s.bytes() as u64)),
-            (slots::BIAS, Operand::Bias, tensors.bias, self.problem.bias().map(|b| b.bytes() as u64)),
-        ];
-        let scaled = self.problem.scales().map(|_| size_of::<f32>() as u64);
-        let slots = [slots::FACTORS_Q, slots::FACTORS_K, slots::FACTORS_V].into_iter().zip(tensors.factors);
-        // Queries over a cache of fewer bits have no factors.
-        let cached = self.problem.kv_dtype() != self.problem.dtype();
-        let slots = slots.skip(usize::from(cached));
-        let factors = slots.map(|(slot, address)| (slot, Operand::Factors, address, scaled));
-        for (slot, operand, address, wanted) in values.into_iter().chain(factors) {
-            let Some(alignment) = wanted else { continue };
-            if address == 0 && !self.launches.is_empty() {
-                return Err(Error::Missing { operand });
-            }
-            if !address.is_multiple_of(alignment) {
-                return Err(Error::Alignment { operand, address, alignment });
-            }
-            addresses[slot.0 as usize] = address;
-        }
-        if self.problem.accumulate() && tensors.lse == 0 && !self.launches.is_empty() {
-            return Err(Error::Missing { operand: Operand::Lse });
-        }
-        Ok(addresses)
     }
 }
 
-/// No kernel makes use of more than this.
-pub(super) const MOST_ASKED: u64 = 16;
+/// An address that a launch binds, and what it has to be.
+pub(super) struct Asked {
+    slot: Slot,
+    operand: Operand,
+    address: u64,
+    /// What it must be a multiple of; `None` where the problem reads nothing there, so that any address will do.
+    alignment: Option<u64>,
+    nullable: bool,
+}
 
-impl Cuda {
-    /// Makes a problem ready to launch: plans, builds or finds its kernel, lays out the arguments. Later calls with an
-    /// equal problem return the same.
-    pub fn prepare(&self, problem: &Problem) -> Result<Arc<Ready>, Error> {
-        self.prepare_aligned(problem, ALLOCATED_ALIGNMENT)
+impl Asked {
+    pub(super) fn new(slot: Slot, operand: Operand, address: u64, alignment: impl Into<Option<u64>>) -> Self {
+        Self { slot, operand, address, alignment: alignment.into(), nullable: false }
     }
 
-    /// As [`prepare`](Self::prepare), for tensors whose addresses are multiples of `alignment` bytes only.
-    pub fn prepare_aligned(&self, problem: &Problem, alignment: u64) -> Result<Arc<Ready>, Error> {
-        self.ready.find_or(
-            |ready| ready.serves(problem, alignment),
-            || self.make(self.choice.plan(problem, &self.gpu, alignment)?, problem, alignment),
+    /// Says whether the address may be 0: nobody wants what lies there, or nothing does.
+    pub(super) fn nullable(self, nullable: bool) -> Self {
+        Self { nullable, ..self }
+    }
+}
+
+fn bound<const SLOTS: usize>(
+    all: impl IntoIterator<Item = Asked>,
+    launched: bool,
+) -> Result<[u64; SLOTS], Error> {
+    let mut addresses = [0; SLOTS];
+    for Asked { slot, operand, address, alignment, nullable } in all {
+        let Some(alignment) = alignment else { continue };
+        if address == 0 && launched && !nullable {
+            return Err(Error::Missing { operand });
+        }
+        if !address.is_multiple_of(alignment) {
+            return Err(Error::Alignment { operand, address, alignment });
+        }
+        addresses[slot.0 as usize] = address;
+    }
+    Ok(addresses)
+}
+
+impl Cuda {
+    /// The one that was made ready for an equal problem, or else one with this plan, which is kept.
+    pub(super) fn find_or_prepare<P: Operation>(
+        &self,
+        kept: &Recent<ReadyOf<P>>,
+        problem: &P,
+        alignment: u64,
+        plan: impl FnOnce() -> Result<Plan, PlanError>,
+    ) -> Result<Arc<ReadyOf<P>>, Error> {
+        kept.find_or(
+            |ready| ready.alignment == alignment && ready.problem == *problem,
+            || self.prepare_plan(plan()?, problem, alignment),
         )
     }
 
-    /// As [`prepare`](Self::prepare) with exactly this tile, or an error that says why it cannot serve: for tuning.
-    /// Nothing is remembered but the built kernel.
-    pub fn prepare_tile(&self, problem: &Problem, tile: Tile) -> Result<Arc<Ready>, Error> {
-        let plan = plan_tile(problem, &self.gpu, ALLOCATED_ALIGNMENT, tile)?;
-        plan.check_build(problem)?;
-        Ok(Arc::new(self.make(plan, problem, ALLOCATED_ALIGNMENT)?))
+    /// Makes exactly this plan ready; nothing is remembered but the built kernels.
+    pub(super) fn prepare_plan<P: Operation>(
+        &self,
+        plan: Plan,
+        problem: &P,
+        alignment: u64,
+    ) -> Result<ReadyOf<P>, Error> {
+        let (main, launches) = self.kernels.prepare(&plan)?;
+        Ok(ReadyOf { problem: problem.clone(), alignment, plan, main, launches })
     }
+}
 
-    fn make(&self, plan: Plan, problem: &Problem, alignment: u64) -> Result<Ready, Error> {
-        let prepared = self.kernels.prepare(&plan)?;
-        Ok(Ready::new(prepared, plan, problem, alignment))
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_checked_and_put_into_slots() {
+        let asked = |address, alignment: Option<u64>| Asked::new(Slot(1), Operand::K, address, alignment);
+        let missing = "the problem reads k but its address is 0; bind it";
+        let odd = "the address 0x18 of k must be a multiple of 16; use `prepare_aligned` for it";
+        let table = [
+            (asked(32, Some(16)), true, Ok(32)),
+            (asked(24, Some(16)), true, Err(odd)),
+            (asked(24, Some(16)), false, Err(odd)),
+            (asked(0, Some(16)), true, Err(missing)),
+            (asked(0, Some(16)), false, Ok(0)),
+            (asked(0, Some(16)).nullable(true), true, Ok(0)),
+            (asked(24, Some(16)).nullable(true), true, Err(odd)),
+            (asked(24, None), true, Ok(0)),
+        ];
+        for (n, (asked, launched, expected)) in table.into_iter().enumerate() {
+            let first = Asked::new(Slot(0), Operand::Q, 256, 256);
+            let got = bound::<2>([first, asked], launched).map_err(|error| error.to_string());
+            assert_eq!(got, expected.map(|address| [256, address]).map_err(str::to_owned), "row {n}");
+        }
     }
 }
