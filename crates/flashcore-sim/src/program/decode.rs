@@ -220,9 +220,13 @@ fn uop(cx: &Context<'_>, inst: &Inst) -> Decoded<Uop> {
         | Op::CpAsyncBulkPrefetchTensor
         | Op::CpReduceAsyncBulk
         | Op::CpReduceAsyncBulkTensor => copy::decode(cx, inst),
-        Op::MmaSync | Op::WgmmaMmaAsync | Op::WgmmaFence | Op::WgmmaCommitGroup | Op::WgmmaWaitGroup => {
-            matrix::decode(cx, inst)
-        }
+        Op::MmaSync
+        | Op::MmaSp
+        | Op::MmaSpOrdered
+        | Op::WgmmaMmaAsync
+        | Op::WgmmaFence
+        | Op::WgmmaCommitGroup
+        | Op::WgmmaWaitGroup => matrix::decode(cx, inst),
         Op::Bra
         | Op::Ret
         | Op::Exit

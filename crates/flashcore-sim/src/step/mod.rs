@@ -16,6 +16,7 @@ mod mma;
 mod order;
 mod print;
 mod scalar;
+mod sparse;
 mod tensor;
 mod undefined;
 mod warp;
