@@ -82,6 +82,8 @@ pub enum FindingKind {
     AssertFailed,
     /// A call or a branch through a table that leads nowhere, or to a function of another signature.
     BadCall,
+    /// Code that the simulator cannot execute, and that this launch did not reach (a note).
+    NotJudged,
 }
 
 /// How much a finding weighs.
@@ -97,9 +99,11 @@ impl FindingKind {
     /// How much findings of this kind weigh.
     pub const fn severity(self) -> Severity {
         match self {
-            Self::UnfencedRead | Self::UnfencedInit | Self::UnfencedCopy | Self::SameValueRace => {
-                Severity::Note
-            }
+            Self::UnfencedRead
+            | Self::UnfencedInit
+            | Self::UnfencedCopy
+            | Self::SameValueRace
+            | Self::NotJudged => Severity::Note,
             _ => Severity::Error,
         }
     }

@@ -27,6 +27,7 @@ pub(crate) use atomic::reduce_bytes;
 pub(crate) use wgmma::wgmma_product;
 
 use crate::{
+    error::SimError,
     finding::FindingKind,
     machine::{Culprit, Machine},
     program::Uop,
@@ -199,8 +200,16 @@ impl Step<'_, '_> {
             Uop::StackSave { dst } => self.stack_save(*dst),
             Uop::StackRestore { src } => self.stack_restore(*src),
             Uop::Trap => self.halt(FindingKind::Trap, 0, "the kernel executed `trap`".into()),
+            Uop::Refused(error) => self.refuse(error),
             Uop::Nop => Ok(Flow::Next),
         }
+    }
+
+    /// Ends the launch with an error.
+    fn refuse(&mut self, error: &SimError) -> Outcome {
+        self.machine.refusal = Some(error.clone());
+        self.machine.halted = true;
+        Err(Halt)
     }
 
     /// Reports something about this instruction.
