@@ -18,6 +18,9 @@ use flashcore_ptx::{
     provenance::Provenance,
 };
 
+/// What `cooperative_groups` expects of a grid's own memory: its size and a counter.
+const GRID_BYTES: usize = 64;
+
 /// Memory that the caller binds to a slot.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Buffer {
@@ -100,6 +103,9 @@ impl Launch<'_> {
     /// The slot of the module's own variables: bound to what the last launch left there, they keep their values.
     pub const MODULE: Slot = Slot(255);
 
+    /// The slot of the barrier of a cooperative grid.
+    pub(crate) const GRID: Slot = Slot(254);
+
     /// Simulates the launch.
     pub fn run(self, options: &Options) -> Result<Outcome, SimError> {
         self.run_while(options, &|| true)
@@ -163,6 +169,9 @@ fn place_buffers(
         let bytes = vec![fill; scratch.bytes as usize];
         global.insert(scratch.slot.0, format!("workspace {}", scratch.slot.0), bytes, scratch.zeroed);
         slots.push(scratch.slot);
+    }
+    if program.cooperative && !slots.contains(&Launch::GRID) {
+        global.insert(Launch::GRID.0, "the barrier of the grid".into(), vec![0; GRID_BYTES], true);
     }
     let variables = &program.layout.globals;
     if !slots.contains(&Launch::MODULE) {

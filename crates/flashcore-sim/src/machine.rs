@@ -107,7 +107,9 @@ impl<'m> Machine<'m> {
             ask_at: ASK_EVERY,
             stuck: (0, Vec::new()),
         };
-        let resident = context.options.resident_clusters.clamp(1, clusters.end - clusters.start);
+        let all = clusters.end - clusters.start;
+        let cooperative = context.program.cooperative;
+        let resident = if cooperative { all } else { context.options.resident_clusters.clamp(1, all) };
         for slot in 0..resident as usize {
             machine.load_cluster(slot);
         }

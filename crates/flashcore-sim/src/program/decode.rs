@@ -11,12 +11,12 @@ use super::{
 };
 use crate::error::SimError;
 use flashcore_ptx::{
-    inst::{Guard, Inst},
+    inst::{Guard, Inst, Operand},
     module::{Kernel, Module, Space, Statement, Unknown},
     op::Op,
     provenance::Unit,
     table::Class,
-    types::{ScalarType, TypeKind},
+    types::{ScalarType, SpecialReg, TypeKind},
 };
 use std::{array::from_fn, collections::BTreeMap};
 
@@ -41,6 +41,7 @@ impl Program {
         let frames: Vec<_> = scopes.iter().map(|s| s.scope.frame_bytes).collect();
         let bodies = || std::iter::once(kernel).chain(functions.iter().map(|&i| &module.functions[i].code));
         let allocates = bodies().any(|code| code.instructions().any(|(_, inst)| inst.op == Op::Alloca));
+        let cooperative = bodies().any(|code| code.instructions().any(|(_, inst)| asks_for_grid(inst)));
         layout.set_stack(graph.stack_bytes(&functions, &frames, scope.frame_bytes), allocates);
         let index = module.kernels.iter().position(|k| k.name.as_str() == entry).unwrap_or(0);
         let mut decoder = Decoder::new(module, &functions, &layout);
@@ -50,8 +51,16 @@ impl Program {
         let entry = decoder.code.len() as u32;
         decoder.body(Unit::Kernel(index), kernel, &scope, None)?;
         let Decoder { code, origins, registers, routines, .. } = decoder;
-        Ok(Self { kernel: kernel.name.to_string(), code, origins, registers, entry, routines, layout })
+        let kernel = kernel.name.to_string();
+        Ok(Self { kernel, code, origins, registers, entry, routines, layout, cooperative })
     }
+}
+
+/// Whether an instruction reads where the barrier of the grid is.
+fn asks_for_grid(inst: &Inst) -> bool {
+    inst.operands
+        .iter()
+        .any(|operand| matches!(operand, Operand::Special(SpecialReg::Envreg1 | SpecialReg::Envreg2)))
 }
 
 /// A program in the making.

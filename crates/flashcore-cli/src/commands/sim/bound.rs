@@ -16,7 +16,7 @@ use crate::{
 /// Elements of a result that are shown.
 const SHOWN: usize = 8;
 /// Arrays that one launch can bind.
-pub const MOST: usize = 255;
+pub const MOST: usize = 254;
 
 /// What a launch is given.
 #[derive(Debug)]
