@@ -197,7 +197,7 @@ const EXPLANATIONS: &[(FindingKind, &str, &str)] = &[
     ),
     (
         FindingKind::NotJudged,
-        "The kernel holds an instruction that the simulator cannot execute. This launch did not come there, and says nothing about the code around it.",
+        "The kernel holds an instruction that the simulator cannot execute. This launch did not come there, or ended there with what it had found before, and says nothing about the code behind it.",
         "Nothing if that code is not meant to run with these arguments; where it is executed, the launch is refused.",
     ),
 ];

@@ -82,7 +82,7 @@ pub enum FindingKind {
     AssertFailed,
     /// A call or a branch through a table that leads nowhere, or to a function of another signature.
     BadCall,
-    /// Code that the simulator cannot execute, and that this launch did not reach (a note).
+    /// Code that the simulator cannot execute, and that this launch did not reach or ended at (a note).
     NotJudged,
 }
 
@@ -216,6 +216,11 @@ impl Findings {
     /// Adds what another part of the launch has found.
     pub(crate) fn join(&mut self, other: Self) {
         other.list.into_iter().for_each(|finding| self.add(finding));
+    }
+
+    /// Whether anything is wrong so far.
+    pub(crate) fn has_errors(&self) -> bool {
+        self.list.iter().any(|finding| finding.severity() == Severity::Error)
     }
 
     /// What was found, in order.

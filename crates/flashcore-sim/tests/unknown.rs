@@ -61,8 +61,20 @@ done:
 }
 ";
 
+/// Reads what nobody wrote before it comes to what is unknown.
+const FAULTY: &str = "
+.visible .entry faulty(.param .u64 to, .param .u32 n)
+{
+    .reg .b64 %d; .reg .b32 %n;
+    ld.param.u64 %d, [to]; ld.global.u32 %n, [%d];
+    frob.u32 %n;
+    ret;
+}
+";
+
 fn run(entry: &str, n: u32) -> Result<Outcome, SimError> {
-    let parsed = parse_lenient("test.ptx", PROGRAM).expect("a text whose gaps are kept");
+    let parsed =
+        parse_lenient("test.ptx", &format!("{PROGRAM}{FAULTY}")).expect("a text whose gaps are kept");
     let spec = LaunchSpec {
         entry: Ident::new(entry).expect("a name"),
         grid: [1; 3],
@@ -113,6 +125,16 @@ fn what_is_executed_is_refused_with_its_line() {
         );
         assert!(error.to_string().contains("docs/adding-an-instruction.md"), "{error}");
     }
+}
+
+#[test]
+fn faults_before_it_are_told() {
+    let outcome = run("faulty", 1).expect("an outcome");
+    let kinds: Vec<_> = outcome.findings.iter().map(|finding| finding.kind).collect();
+    assert_eq!(kinds, [FindingKind::UninitGlobal, FindingKind::NotJudged]);
+    assert!(outcome.halted && !outcome.is_clean());
+    let text = outcome.findings[1].to_string();
+    assert!(text.contains("the launch ended here: line") && text.contains("`frob.u32 %n`"), "{text}");
 }
 
 /// What is written, assembled or verified must be known; and what no table could make right is refused by both.

@@ -205,8 +205,12 @@ impl Step<'_, '_> {
         }
     }
 
-    /// Ends the launch with an error.
+    /// Ends the launch with an error; where faults were found before, they are the answer.
     fn refuse(&mut self, error: &SimError) -> Outcome {
+        if self.machine.findings.has_errors() {
+            let text = format!("the launch ended here: {error}");
+            return self.halt(FindingKind::NotJudged, self.first_lane(), text);
+        }
         self.machine.refusal = Some(error.clone());
         self.machine.halted = true;
         Err(Halt)
