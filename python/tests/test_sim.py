@@ -1,5 +1,6 @@
 """`flashcore.sim`: PTX and Triton kernels on NumPy arrays, judged."""
 
+import re
 import signal
 import sys
 import threading
@@ -198,6 +199,7 @@ def test_triton_findings_name_lines_of_the_source(kernels):
     result = sim.triton(kernels.vector_add_outside)[(2,)](x, x.copy(), x.copy(), BLOCK=128)
     (finding,) = result.errors
     assert finding.kind == "OutOfBounds" and result.halted
+    assert re.search(r"of argument \d \([a-z_]+\), which has", finding.message), finding.message
     source = Path(kernels.__file__).read_text().splitlines()
     file, line = finding.source.rsplit(":", 1)
     assert file.endswith("kernels.py") and "tl.load(x + i) + tl.load(y + i)" in source[int(line) - 1]

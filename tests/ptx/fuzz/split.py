@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Moves programs of one corpus to another: split.py FROM TO NAME...
 
 For programs whose answers the simulator does not share: TO is then a `differs*.txt.gz`, which is made if it is not there.
