@@ -56,10 +56,12 @@ class _Kernel:
         meta = compiled.metadata
         ctas = getattr(meta, "num_ctas", 1)
         scratch = self._scratch(meta, shape)
+        pairs = _expanded([(name, values[name]) for name in passed], meta)
         return run(
             compiled.asm["ptx"],
             (shape[0] * ctas, *shape[1:]),
-            args=[*_expanded([values[name] for name in passed], meta), *scratch],
+            args=[*(value for _, value in pairs), *scratch],
+            names=[*(name for name, _ in pairs), *("scratch memory" for _ in scratch)],
             cluster=ctas if ctas > 1 else None,
             smem=meta.shared,
             name=self._kernel.__name__,
@@ -107,22 +109,22 @@ def _is_descriptor(value: Any) -> bool:
     return all(hasattr(value, part) for part in ("base", "shape", "strides", "block_shape"))
 
 
-def _expanded(values: list[Any], meta: Any) -> list[Any]:
+def _expanded(values: list[tuple[str, Any]], meta: Any) -> list[tuple[str, Any]]:
     """Arguments as the kernel takes them: a tensor descriptor is a tensor map, then extents, then strides."""
     from .sim import TensorMap
 
     described = iter(getattr(meta, "tensordesc_meta", None) or [])
-    args: list[Any] = []
-    for value in values:
+    args: list[tuple[str, Any]] = []
+    for name, value in values:
         if not _is_descriptor(value):
-            args.append(value)
+            args.append((name, value))
             continue
         facts = next(described)
         bytes_of = [stride * facts["elem_size"] for stride in value.strides[:-1]]
         box, dims = list(facts["block_size"])[::-1], list(value.shape)[::-1]
         swizzle = (0, 32, 64, 128)[facts["swizzle"]]
-        args.append(TensorMap(value.base, box=box, dims=dims, strides=bytes_of[::-1], swizzle=swizzle))
-        args += [*value.shape, *value.strides]
+        described_as = TensorMap(value.base, box=box, dims=dims, strides=bytes_of[::-1], swizzle=swizzle)
+        args += [(name, part) for part in (described_as, *value.shape, *value.strides)]
     return args
 
 

@@ -145,6 +145,7 @@ def run(
     check: str = "all",
     max_steps: int | None = None,
     name: str = "<ptx>",
+    names: Sequence[str] | None = None,
 ) -> Result:
     """Runs one kernel of a PTX text and judges it.
 
@@ -153,7 +154,8 @@ def run(
     ``block`` and ``cluster`` may be left out where the kernel says them itself. ``schedule`` is how warps take turns:
     None for in turn and tame, or ``"random"``, ``"round-robin"``, ``"producer-first"``, ``"consumer-first"``, with
     everything asynchronous as hostile as the ISA allows, different for every ``seed``. A launch is given up after
-    ``max_steps`` warp instructions (100 million unless said otherwise); Ctrl-C ends it too.
+    ``max_steps`` warp instructions (100 million unless said otherwise); Ctrl-C ends it too. Findings call arguments by
+    ``names``, or by the names of the parameters.
     """
     known = kernels(ptx)
     named = [kernel for kernel in known if entry in (None, kernel["name"])]
@@ -164,13 +166,14 @@ def run(
     params = named[0]["params"]
     if len(params) != len(args):
         raise ValueError(f"`{named[0]['name']}` has {len(params)} parameters, but {len(args)} arguments were given")
+    labels = [f"argument {at} ({called})" for at, called in enumerate(names or [param["name"] for param in params])]
     launch = {
         "entry": named[0]["name"],
         "grid": _triple(grid),
         "block": None if block is None else _triple(block),
         "cluster": None if cluster is None else _triple(cluster),
         "smem": smem,
-        "args": [arrays.argument(arg, param) for arg, param in zip(args, params, strict=True)],
+        "args": [arrays.argument(*each) for each in zip(args, params, labels, strict=True)],
     }
     how = {"schedule": schedule, "seed": seed, "check": check, "max_steps": max_steps}
     request = {"ptx": ptx, "name": name, "arrays": arrays.described, "launches": [launch], "how": how}
@@ -211,22 +214,22 @@ class _Arrays:
         self._views: list[Any] = []
         self._given: list[Any] = []
 
-    def argument(self, arg: Any, param: dict[str, Any]) -> dict[str, Any]:
+    def argument(self, arg: Any, param: dict[str, Any], label: str) -> dict[str, Any]:
         """An argument as the simulator takes it."""
         if isinstance(arg, TensorMap):
             settings = {"box": arg.box, "swizzle": arg.swizzle, "element": arg.element}
             settings |= {"dims": arg.dims, "strides": arg.strides}
             kept = {key: value for key, value in settings.items() if value is not None}
-            return {"tensormap": {"array": self._named(arg.array, True)} | kept}
+            return {"tensormap": {"array": self._named(arg.array, True, label)} | kept}
         if isinstance(arg, unwritten):
-            return {"array": self._named(arg.array, False)}
+            return {"array": self._named(arg.array, False, label)}
         if arg is None or isinstance(arg, bytes):
             return {"bytes": (arg or bytes(param["bytes"])).hex()}
         if hasattr(arg, "__array__") and getattr(arg, "ndim", 0) > 0:
-            return {"array": self._named(arg, True)}
+            return {"array": self._named(arg, True, label)}
         return {"bytes": _number(arg, param).hex()}
 
-    def _named(self, array: Any, initialised: bool) -> str:
+    def _named(self, array: Any, initialised: bool, label: str) -> str:
         import numpy
 
         for at, given in enumerate(self._given):
@@ -237,8 +240,8 @@ class _Arrays:
         if element is None or not view.flags.c_contiguous or not numpy.shares_memory(view, numpy.asarray(array)):
             raise TypeError(f"an array of {view.dtype} cannot be bound; pass a C-contiguous one of a plain type")
         name = str(len(self._given))
-        described = {"name": name, "element": element, "shape": list(view.shape), "initialised": initialised}
-        self.described.append(described)
+        facts = {"element": element, "shape": list(view.shape), "initialised": initialised}
+        self.described.append({"name": name, "label": label} | facts)
         self._views.append(view)
         self._given.append(array)
         return name

@@ -1,5 +1,6 @@
 """`flashcore.sim`: PTX and Triton kernels on NumPy arrays, judged."""
 
+import re
 import signal
 import sys
 import threading
@@ -49,6 +50,26 @@ def test_a_race_is_found_and_raised():
     with pytest.raises(sim.Findings, match="without order between") as raised:
         result.require_clean()
     assert all(finding.fix for finding in raised.value.findings)
+
+
+def test_findings_name_the_argument():
+    x, y = np.zeros(64, np.float32), np.zeros(32, np.float32)
+    text = REVERSE.replace("BARRIER", "bar.sync 0;")
+    assert [param["name"] for param in sim.kernels(text)[0]["params"]] == ["pin", "pout", "pscale"]
+    (finding,) = sim.run(text, 1, 64, [x, y, 1.0]).errors
+    assert finding.kind == "OutOfBounds" and "of argument 1 (pout), which has 128" in finding.message
+    (finding,) = sim.run(text, 1, 64, [x, y, 1.0], names=["x", "y", "scale"]).errors
+    assert "of argument 1 (y), which has 128" in finding.message
+
+
+def test_what_is_unknown_is_refused_where_it_is_executed():
+    x, y = np.zeros(64, np.float32), np.zeros(64, np.float32)
+    odd = "setp.eq.u32 %p, %t, 99; @%p frob.u32 %a, %b; bar.sync 0;"
+    text = REVERSE.replace("BARRIER", odd).replace("%o;", "%o; .reg .pred %p;", 1)
+    result = sim.run(text, 1, 64, [x, y, 1.0])
+    assert result.clean and [finding.kind for finding in result.findings] == ["NotJudged"]
+    with pytest.raises(ValueError, match="`frob.u32 %a, %b`, which `reverse` executed"):
+        sim.run(text.replace("99", "9"), 1, 64, [x, y, 1.0])
 
 
 def test_arguments_are_checked():
@@ -178,6 +199,7 @@ def test_triton_findings_name_lines_of_the_source(kernels):
     result = sim.triton(kernels.vector_add_outside)[(2,)](x, x.copy(), x.copy(), BLOCK=128)
     (finding,) = result.errors
     assert finding.kind == "OutOfBounds" and result.halted
+    assert re.search(r"of argument \d \([a-z_]+\), which has", finding.message), finding.message
     source = Path(kernels.__file__).read_text().splitlines()
     file, line = finding.source.rsplit(":", 1)
     assert file.endswith("kernels.py") and "tl.load(x + i) + tl.load(y + i)" in source[int(line) - 1]

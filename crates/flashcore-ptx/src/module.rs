@@ -5,7 +5,7 @@ pub use crate::function::{Function, TargetList, Targets};
 
 use crate::{
     ident::{Ident, Name},
-    inst::{Imm, Inst, RegId},
+    inst::{Guard, Imm, Inst, RegId},
     provenance::Unit,
     target::Target,
     types::ScalarType,
@@ -162,6 +162,21 @@ pub enum Statement {
     Label(Name),
     /// An instruction.
     Inst(Inst),
+    /// An instruction that the table lacks; only [`parse_lenient`](crate::parse::parse_lenient) keeps them.
+    Unknown(Unknown),
+}
+
+/// An instruction that the table lacks.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Unknown {
+    /// The predicate it executes under.
+    pub guard: Option<Guard>,
+    /// Its text behind the guard, without a semicolon.
+    pub text: String,
+    /// Its line in the text, from 1.
+    pub line: u32,
+    /// What the parser has to say about it.
+    pub reason: String,
 }
 
 /// The registers of a kernel: how many of each type, and foreign names where there are any.
@@ -220,7 +235,7 @@ impl Kernel {
     pub fn instructions(&self) -> impl Iterator<Item = (usize, &Inst)> {
         self.body.iter().enumerate().filter_map(|(i, s)| match s {
             Statement::Inst(inst) => Some((i, inst)),
-            Statement::Label(_) => None,
+            Statement::Label(_) | Statement::Unknown(_) => None,
         })
     }
 

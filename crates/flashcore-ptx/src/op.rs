@@ -37,7 +37,7 @@ named! {
         BarrierClusterArrive "barrier.cluster.arrive", BarrierClusterWait "barrier.cluster.wait",
         Activemask "activemask", ElectSync "elect.sync", Match "match", ReduxSync "redux.sync",
         ShflSync "shfl.sync", VoteSync "vote.sync",
-        MmaSync "mma.sync", Movmatrix "movmatrix", WmmaLoadA "wmma.load.a", WmmaLoadB "wmma.load.b",
+        MmaSync "mma.sync", MmaSp "mma.sp.sync", MmaSpOrdered "mma.sp::ordered_metadata.sync", Movmatrix "movmatrix", WmmaLoadA "wmma.load.a", WmmaLoadB "wmma.load.b",
         WmmaLoadC "wmma.load.c", WmmaMma "wmma.mma", WmmaStoreD "wmma.store.d", WgmmaCommitGroup "wgmma.commit_group", WgmmaFence "wgmma.fence",
         WgmmaMmaAsync "wgmma.mma_async", WgmmaWaitGroup "wgmma.wait_group",
         Bra "bra", BrxIdx "brx.idx", Brkpt "brkpt", Call "call", Exit "exit", Griddepcontrol "griddepcontrol", Nanosleep "nanosleep", Ret "ret",

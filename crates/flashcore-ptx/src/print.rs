@@ -319,6 +319,12 @@ impl Kernel {
             match statement {
                 Statement::Label(name) => writeln!(f, "{name}:")?,
                 Statement::Inst(inst) => writeln!(f, "    {};", Named(inst, Some(&self.registers)))?,
+                Statement::Unknown(unknown) => {
+                    let guard = unknown.guard.map(|g| {
+                        format!("@{}{} ", if g.negated { "!" } else { "" }, self.registers.name(g.reg))
+                    });
+                    writeln!(f, "    {}{};", guard.unwrap_or_default(), unknown.text)?;
+                }
             }
         }
         f.write_str("}\n")

@@ -182,6 +182,8 @@ named! {
         ReservedSmemBegin "%reserved_smem_offset_begin", ReservedSmemEnd "%reserved_smem_offset_end",
         ReservedSmemCap "%reserved_smem_offset_cap", ReservedSmem0 "%reserved_smem_offset_0",
         ReservedSmem1 "%reserved_smem_offset_1",
+        // Where the driver puts the address of a cooperative grid's barrier: its upper and its lower half.
+        Envreg1 "%envreg1", Envreg2 "%envreg2",
     }
 }
 

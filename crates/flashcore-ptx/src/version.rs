@@ -40,6 +40,8 @@ pub const V8_1: Version = v(8, 1);
 pub const V8_3: Version = v(8, 3);
 /// CUDA 12.4: FP8 `mma`.
 pub const V8_4: Version = v(8, 4);
+/// CUDA 12.5: sparse products with ordered metadata.
+pub const V8_5: Version = v(8, 5);
 /// CUDA 12.7: sm_100.
 pub const V8_6: Version = v(8, 6);
 /// CUDA 12.8: sm_120.

@@ -21,6 +21,21 @@ pub enum SimError {
         /// What is missing.
         reason: String,
     },
+    /// An instruction that the table of instructions lacks was executed.
+    #[error(
+        "line {line}: `{text}`, which `{kernel}` executed, is not known to the simulator: {reason}. Choose arguments that do \
+         not lead there or replace it; docs/adding-an-instruction.md tells how to add it"
+    )]
+    Unknown {
+        /// The kernel or function it stands in.
+        kernel: String,
+        /// Its line in the text.
+        line: u32,
+        /// The instruction.
+        text: String,
+        /// What is unknown about it.
+        reason: String,
+    },
     /// A branch to nowhere, an unknown variable.
     #[error("kernel `{kernel}`, statement {statement}: `{name}` is not declared")]
     Undeclared {

@@ -195,6 +195,11 @@ const EXPLANATIONS: &[(FindingKind, &str, &str)] = &[
         "A call through a pointer leads to no function or to one of another signature, or a branch table has no such entry.",
         "Check the pointer or the index; functions must be in the same PTX file.",
     ),
+    (
+        FindingKind::NotJudged,
+        "The kernel holds an instruction that the simulator cannot execute. This launch did not come there, or ended there with what it had found before, and says nothing about the code behind it.",
+        "Nothing if that code is not meant to run with these arguments; where it is executed, the launch is refused.",
+    ),
 ];
 
 impl FindingKind {

@@ -82,6 +82,8 @@ pub enum FindingKind {
     AssertFailed,
     /// A call or a branch through a table that leads nowhere, or to a function of another signature.
     BadCall,
+    /// Code that the simulator cannot execute, and that this launch did not reach or ended at (a note).
+    NotJudged,
 }
 
 /// How much a finding weighs.
@@ -97,9 +99,11 @@ impl FindingKind {
     /// How much findings of this kind weigh.
     pub const fn severity(self) -> Severity {
         match self {
-            Self::UnfencedRead | Self::UnfencedInit | Self::UnfencedCopy | Self::SameValueRace => {
-                Severity::Note
-            }
+            Self::UnfencedRead
+            | Self::UnfencedInit
+            | Self::UnfencedCopy
+            | Self::SameValueRace
+            | Self::NotJudged => Severity::Note,
             _ => Severity::Error,
         }
     }
@@ -212,6 +216,11 @@ impl Findings {
     /// Adds what another part of the launch has found.
     pub(crate) fn join(&mut self, other: Self) {
         other.list.into_iter().for_each(|finding| self.add(finding));
+    }
+
+    /// Whether anything is wrong so far.
+    pub(crate) fn has_errors(&self) -> bool {
+        self.list.iter().any(|finding| finding.severity() == Severity::Error)
     }
 
     /// What was found, in order.

@@ -14,9 +14,12 @@ use crate::{
 };
 use flashcore_ptx::{
     launch::{LaunchSpec, Param, Slot},
-    module::Module,
+    module::{Kernel, Module},
     provenance::Provenance,
 };
+
+/// What `cooperative_groups` expects of a grid's own memory: its size and a counter.
+const GRID_BYTES: usize = 64;
 
 /// Memory that the caller binds to a slot.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -27,17 +30,24 @@ pub struct Buffer {
     pub bytes: Vec<u8>,
     /// Whether the bytes mean something: reading others is a finding.
     pub initialised: bool,
+    /// What findings call it; the argument it is, unless something is said here.
+    pub name: Option<String>,
 }
 
 impl Buffer {
     /// Memory that the kernel may read.
     pub fn input(slot: Slot, bytes: impl Into<Vec<u8>>) -> Self {
-        Self { slot, bytes: bytes.into(), initialised: true }
+        Self { slot, bytes: bytes.into(), initialised: true, name: None }
     }
 
     /// Memory that the kernel must write before it reads; filled with a pattern that reads as NaN in every format.
     pub fn output(slot: Slot, bytes: usize) -> Self {
-        Self { slot, bytes: vec![0xff; bytes], initialised: false }
+        Self { slot, bytes: vec![0xff; bytes], initialised: false, name: None }
+    }
+
+    /// The same memory under the name that its owner knows it by.
+    pub fn named(self, name: impl Into<String>) -> Self {
+        Self { name: Some(name.into()), ..self }
     }
 }
 
@@ -93,6 +103,9 @@ impl Launch<'_> {
     /// The slot of the module's own variables: bound to what the last launch left there, they keep their values.
     pub const MODULE: Slot = Slot(255);
 
+    /// The slot of the barrier of a cooperative grid.
+    pub(crate) const GRID: Slot = Slot(254);
+
     /// Simulates the launch.
     pub fn run(self, options: &Options) -> Result<Outcome, SimError> {
         self.run_while(options, &|| true)
@@ -110,24 +123,44 @@ impl Launch<'_> {
         let geometry =
             Geometry::new(&program, self.spec, &self.module.kernels[index].directives, self.module.target)?;
         let mut global = GlobalMemory::default();
-        let slots = place_buffers(&mut global, &program, self.spec, self.buffers);
+        let names: Vec<_> = self.buffers.iter().map(|buffer| buffer.name.clone()).collect();
+        let kernel = &self.module.kernels[index];
+        let slots = place_buffers(&mut global, &program, (self.spec, kernel), self.buffers);
         let (params, tensor_maps) = encode_params(&program, self.module, self.spec, &global)?;
         let provenance = self.provenance;
         let context =
             Context { program: &program, options, geometry, params, tensor_maps, provenance, going };
-        Ok(collect(parts::run(&context, self.module, global)?, &program, &slots))
+        let mut machine = parts::run(&context, self.module, global)?;
+        if !machine.halted {
+            machine.note_unreached();
+        }
+        let mut outcome = collect(machine, &program, &slots);
+        outcome.buffers.iter_mut().zip(names).for_each(|(buffer, name)| buffer.name = name);
+        Ok(outcome)
     }
+}
+
+/// The argument that a slot is the memory of, counted as in the names that compilers give to parameters.
+fn argument(spec: &LaunchSpec, kernel: &Kernel, slot: Slot) -> String {
+    let is_of = |param: &Param| match param {
+        Param::Buffer(of) => *of == slot,
+        Param::TensorMap(map) => map.slot == slot,
+        _ => false,
+    };
+    let found = spec.params.iter().position(is_of).and_then(|at| Some((at, kernel.params.get(at)?)));
+    found
+        .map_or_else(|| format!("buffer {}", slot.0), |(at, param)| format!("argument {at} ({})", param.name))
 }
 
 fn place_buffers(
     global: &mut GlobalMemory,
     program: &Program,
-    spec: &LaunchSpec,
+    (spec, kernel): (&LaunchSpec, &Kernel),
     buffers: Vec<Buffer>,
 ) -> Vec<Slot> {
     let mut slots = Vec::new();
     for buffer in buffers {
-        let name = format!("buffer {}", buffer.slot.0);
+        let name = buffer.name.unwrap_or_else(|| argument(spec, kernel, buffer.slot));
         global.insert(buffer.slot.0, name, buffer.bytes, buffer.initialised);
         slots.push(buffer.slot);
     }
@@ -136,6 +169,9 @@ fn place_buffers(
         let bytes = vec![fill; scratch.bytes as usize];
         global.insert(scratch.slot.0, format!("workspace {}", scratch.slot.0), bytes, scratch.zeroed);
         slots.push(scratch.slot);
+    }
+    if program.cooperative && !slots.contains(&Launch::GRID) {
+        global.insert(Launch::GRID.0, "the barrier of the grid".into(), vec![0; GRID_BYTES], true);
     }
     let variables = &program.layout.globals;
     if !slots.contains(&Launch::MODULE) {
@@ -198,7 +234,7 @@ fn collect(mut machine: Machine<'_>, program: &Program, slots: &[Slot]) -> Outco
     }
     let buffer = |slot: &Slot| {
         let allocation = machine.global.remove(slot.0)?;
-        Some(Buffer { slot: *slot, bytes: allocation.bytes, initialised: true })
+        Some(Buffer { slot: *slot, bytes: allocation.bytes, initialised: true, name: None })
     };
     Outcome {
         buffers: slots.iter().filter_map(buffer).collect(),

@@ -78,6 +78,7 @@ mod rng;
 mod schedule;
 mod step;
 mod tensor_map;
+mod unreached;
 mod warp;
 
 pub use counters::Counters;

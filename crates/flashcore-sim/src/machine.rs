@@ -60,6 +60,8 @@ pub(crate) struct Machine<'m> {
     pub(crate) printed: String,
     /// A finding ended the launch.
     pub(crate) halted: bool,
+    /// An instruction ended it that cannot be simulated.
+    pub(crate) refusal: Option<SimError>,
     /// Warp instructions executed.
     pub(crate) steps: u64,
     /// `steps` when something last changed that others can see.
@@ -97,6 +99,7 @@ impl<'m> Machine<'m> {
             deferred: Vec::new(),
             printed: String::new(),
             halted: false,
+            refusal: None,
             steps: 0,
             last_effect: 0,
             next_cluster: clusters.start,
@@ -104,7 +107,9 @@ impl<'m> Machine<'m> {
             ask_at: ASK_EVERY,
             stuck: (0, Vec::new()),
         };
-        let resident = context.options.resident_clusters.clamp(1, clusters.end - clusters.start);
+        let all = clusters.end - clusters.start;
+        let cooperative = context.program.cooperative;
+        let resident = if cooperative { all } else { context.options.resident_clusters.clamp(1, all) };
         for slot in 0..resident as usize {
             machine.load_cluster(slot);
         }
@@ -171,7 +176,7 @@ impl<'m> Machine<'m> {
             self.check_limits()?;
         }
         self.report_deferred();
-        Ok(())
+        self.refusal.take().map_or(Ok(()), Err)
     }
 
     /// Whether every cluster has run and ended.

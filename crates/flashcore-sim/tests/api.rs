@@ -165,9 +165,13 @@ fn findings_tell_where() {
     assert!(outcome.halted);
     assert_eq!((finding.cta, finding.warp, finding.lane), ([0, 0, 0], 0, 4));
     let text = finding.to_string();
-    for word in
-        ["OutOfBounds", "bytes 16..20 of buffer 0, which has 16", "ld.global.u32", "<ptx>:11", "lane 4"]
-    {
+    for word in [
+        "OutOfBounds",
+        "bytes 16..20 of argument 0 (src), which has 16",
+        "ld.global.u32",
+        "<ptx>:11",
+        "lane 4",
+    ] {
         assert!(text.contains(word), "`{text}` does not say `{word}`");
     }
 }

@@ -93,6 +93,7 @@ fn an_access_beyond_an_array_writes_no_file() {
     let args = "--arg in:x.npy --arg out:y.npy:f32:128 --arg u32:101 --arg f32:1";
     let ended = place.run(&format!("{SCALE} {args}"));
     expect(&ended, 1, "OutOfBounds");
+    expect(&ended, 1, "of argument 0 (in:x.npy), which has 400");
     assert!(ended.stdout.contains("not written"), "{}", ended.stdout);
     assert!(!place.names().contains(&"y.npy".to_owned()));
 }
@@ -149,6 +150,23 @@ fn what_cannot_run_says_why() {
         expect(&place.run(&args), 2, says);
     }
     assert!(!place.names().contains(&"y.npy".to_owned()));
+}
+
+/// A file may hold what the simulator does not know, as long as nothing executes it.
+#[test]
+fn what_is_unknown_and_not_executed_is_no_obstacle() {
+    let place = Workplace::new();
+    let text = ".version 7.8\n.target sm_80\n.address_size 64\n.visible .entry fine() { ret; }\n\
+                .visible .entry odd(.param .u32 n) { .reg .b32 %n; .reg .pred %p; ld.param.u32 %n, [n];\n\
+                setp.eq.u32 %p, %n, 0;\n@!%p frob.u32 %n, %n;\nret; }";
+    place.write("gap.ptx", text.as_bytes());
+    let run = |rest: &str| place.run(&format!("sim gap.ptx --grid 1 --block 1 --entry {rest}"));
+    let fine = run("fine");
+    expect(&fine, 0, "clean");
+    assert!(!fine.stdout.contains("NotJudged"), "{}", fine.stdout);
+    expect(&run("odd --arg u32:0"), 0, "NotJudged");
+    expect(&run("odd --arg u32:1"), 2, "line 7: `frob.u32 %n, %n`, which `odd` executed");
+    expect(&place.run("sim --explain NotJudged"), 0, "cannot execute");
 }
 
 /// What one wrong `.target` means for hundreds of instructions is one line.

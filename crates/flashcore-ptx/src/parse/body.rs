@@ -9,7 +9,7 @@ use super::{
 use crate::{
     ident::Name,
     inst::{Guard, Inst, RegId},
-    module::{Kernel, Linkage, Statement, TargetList, Targets, derived_name},
+    module::{Kernel, Linkage, Statement, TargetList, Targets, Unknown, derived_name},
     op::{Mod, Op},
     provenance::Unit,
     types::ScalarType,
@@ -297,17 +297,28 @@ impl Body<'_, '_, '_> {
         }
     }
 
-    /// Reads an instruction; a wrong one is noted and skipped up to its semicolon.
+    /// Reads an instruction; a wrong one is noted, or kept as it is, and skipped up to its semicolon.
     fn instruction_or_skip(&mut self) {
         let before = self.reader.cursor.next;
         let Err(error) = self.instruction() else { return };
-        self.reader.errors.push(error);
         self.reader.cursor.next = before;
+        if self.reader.lenient && error.kind.is_gap() {
+            return self.keep(&error);
+        }
+        self.reader.errors.push(error);
         while !matches!(self.reader.cursor.peek(0).text, ";")
             && self.reader.cursor.peek(0).kind != TokenKind::End
         {
             self.reader.cursor.bump();
         }
+    }
+
+    /// Keeps an instruction that the table lacks.
+    fn keep(&mut self, error: &ParseError) {
+        let guard = self.guard().ok().flatten();
+        let line = self.reader.cursor.peek(0).line;
+        let text = self.reader.cursor.instruction_text();
+        self.push(Statement::Unknown(Unknown { guard, text, line, reason: error.kind.to_string() }), line);
     }
 
     fn instruction(&mut self) -> Result<(), ParseError> {

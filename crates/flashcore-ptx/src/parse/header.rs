@@ -23,6 +23,8 @@ pub(super) struct Reader<'a, 't> {
     pub(super) provenance: Provenance,
     /// Wrong instructions that were skipped.
     pub(super) errors: Vec<ParseError>,
+    /// Whether instructions that the table lacks are kept.
+    pub(super) lenient: bool,
 }
 
 /// Names of one kernel: what is visible in each open scope, and what is taken.
@@ -60,10 +62,14 @@ impl Names {
 }
 
 /// Reads a whole module; beside it stand the errors behind which it went on.
-pub(super) fn module(cursor: Cursor<'_, '_>, file: &str) -> (Result<Parsed, ParseError>, Vec<ParseError>) {
+pub(super) fn module(
+    cursor: Cursor<'_, '_>,
+    file: &str,
+    lenient: bool,
+) -> (Result<Parsed, ParseError>, Vec<ParseError>) {
     let provenance = Provenance::default();
     let files = files_of(&cursor);
-    let mut reader = Reader { cursor, file, files, provenance, errors: Vec::new() };
+    let mut reader = Reader { cursor, file, files, provenance, errors: Vec::new(), lenient };
     let module = reader.module();
     (module.map(|module| Parsed { module, provenance: reader.provenance }), reader.errors)
 }

@@ -82,6 +82,16 @@ pub enum ParseErrorKind {
     BadCharacter(char),
 }
 
+impl ParseErrorKind {
+    /// Whether the text may be right and the table lacks what it says.
+    const fn is_gap(&self) -> bool {
+        matches!(
+            self,
+            Self::UnknownInstruction(_) | Self::UnknownModifier { .. } | Self::Form(_) | Self::Unsupported(_)
+        )
+    }
+}
+
 /// Reads a module from text.
 pub fn parse(text: &str) -> Result<Parsed, ParseError> {
     parse_file("<ptx>", text)
@@ -97,9 +107,19 @@ pub type ParseErrors = (ParseError, Vec<ParseError>);
 
 /// As [`parse_file`], but goes on behind a wrong instruction, so that all of them are reported at once.
 pub fn parse_all(name: &str, text: &str) -> Result<Parsed, ParseErrors> {
+    read(name, text, false)
+}
+
+/// As [`parse_all`], but instructions that the table lacks are kept as [`Statement::Unknown`](crate::module::Statement):
+/// for whoever runs what others wrote, of which such an instruction may never be executed.
+pub fn parse_lenient(name: &str, text: &str) -> Result<Parsed, ParseErrors> {
+    read(name, text, true)
+}
+
+fn read(name: &str, text: &str, lenient: bool) -> Result<Parsed, ParseErrors> {
     let tokens = tokens(text).map_err(|error| (error, Vec::new()))?;
     let cursor = Cursor { tokens: &tokens, next: 0 };
-    let (result, mut errors) = header::module(cursor, name);
+    let (result, mut errors) = header::module(cursor, name, lenient);
     match result {
         Ok(parsed) if errors.is_empty() => Ok(parsed),
         Ok(_) => Err((errors.remove(0), errors)),
@@ -171,6 +191,29 @@ impl<'t> Cursor<'_, 't> {
         while self.peek(0).line == token.line && self.peek(0).kind != TokenKind::End {
             self.bump();
         }
+    }
+
+    /// The text up to the next semicolon, spaced as instructions are.
+    fn instruction_text(&mut self) -> String {
+        let mut text = String::new();
+        let mut before: Option<Token<'t>> = None;
+        while !self.is(";") && self.peek(0).kind != TokenKind::End {
+            let token = self.bump();
+            let apart = match before {
+                Some(Token { text: ",", .. }) => true,
+                // The mnemonic is one word; what follows it stands apart.
+                Some(last) => {
+                    matches!(last.kind, TokenKind::Word | TokenKind::Dotted)
+                        && token.kind != TokenKind::Dotted
+                        && (token.text == "{" || token.text == "[" || token.kind == TokenKind::Word)
+                }
+                None => false,
+            };
+            text += if apart { " " } else { "" };
+            text += token.text;
+            before = Some(token);
+        }
+        text
     }
 
     /// Skips to behind the next `end` on this level of braces.

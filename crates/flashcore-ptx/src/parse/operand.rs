@@ -73,7 +73,7 @@ fn address(cursor: &mut Cursor<'_, '_>, names: &Names) -> Result<Address, ParseE
     let base = match register(names, token.text) {
         Some(reg) => Base::Reg(reg),
         None if token.text.starts_with('%') => {
-            return error_at(token, ParseErrorKind::UndeclaredRegister(token.text.into()));
+            return error_at(token, undeclared(token.text));
         }
         None => Base::Symbol(symbol(names, token)?),
     };
@@ -94,13 +94,22 @@ fn signed(cursor: &mut Cursor<'_, '_>) -> Result<i64, ParseError> {
     }
 }
 
+/// What to say about a register that is not declared: it may be one of the ISA's that is missing here.
+fn undeclared(text: &str) -> ParseErrorKind {
+    const SPECIAL: [&str; 5] = ["%envreg", "%pm", "%globaltimer_", "%aggr_smem_size", "%current_graph_exec"];
+    match SPECIAL.iter().any(|name| text.starts_with(name)) {
+        true => ParseErrorKind::Unsupported(format!("the special register `{text}`")),
+        false => ParseErrorKind::UndeclaredRegister(text.into()),
+    }
+}
+
 /// A register, literal, special register, symbol, label or `_`.
 fn scalar(cursor: &mut Cursor<'_, '_>, names: &Names, inst: &Inst) -> Result<Operand, ParseError> {
     if cursor.eat("!") {
         let token = cursor.expect_kind(TokenKind::Word, "a predicate register")?;
         return match register(names, token.text) {
             Some(reg) => Ok(Operand::Not(reg)),
-            None => error_at(token, ParseErrorKind::UndeclaredRegister(token.text.into())),
+            None => error_at(token, undeclared(token.text)),
         };
     }
     match cursor.peek(0).kind {
@@ -132,7 +141,7 @@ fn word(cursor: &mut Cursor<'_, '_>, names: &Names, inst: &Inst) -> Result<Opera
     }
     match token.text {
         "WARP_SZ" => Ok(Operand::int(32)),
-        text if text.starts_with('%') => error_at(token, ParseErrorKind::UndeclaredRegister(text.into())),
+        text if text.starts_with('%') => error_at(token, undeclared(text)),
         _ if cursor.is("+") => {
             let name = symbol(names, token)?;
             Ok(Operand::Offset(name, offset(cursor)?))

@@ -14,6 +14,7 @@ mod logic;
 mod matrix;
 mod memory;
 mod needs;
+mod sparse;
 pub mod spec;
 mod sync;
 mod warp;
@@ -65,6 +66,7 @@ pub fn rows() -> impl Iterator<Item = &'static Row> {
         .chain(logic::COMPARE_HALVES)
         .chain(sync::ARRIVALS)
         .chain(matrix::WGMMA)
+        .chain(sparse::SPARSE)
         .flat_map(|family| family.iter())
 }
 

@@ -213,7 +213,7 @@ fn known(statement: &Statement) -> Option<Known<'_>> {
 fn labels(kernel: &Kernel) -> impl Iterator<Item = (&str, usize)> {
     kernel.body.iter().enumerate().filter_map(|(at, statement)| match statement {
         Statement::Label(name) => Some((name.as_str(), at)),
-        Statement::Inst(_) => None,
+        Statement::Inst(_) | Statement::Unknown(_) => None,
     })
 }
 

@@ -144,6 +144,7 @@ impl Report<'_> {
         let text = match self.kernel.body.get(statement) {
             Some(Statement::Inst(inst)) => self.text(inst),
             Some(Statement::Label(name)) => format!("{name}:"),
+            Some(Statement::Unknown(unknown)) => unknown.text.clone(),
             None => String::new(),
         };
         let location = self.provenance.location(self.unit, statement).map(|l| l.to_string());

@@ -80,6 +80,16 @@ impl GlobalMemory {
         self.allocations.get_mut(usize::from(index))?.take()
     }
 
+    /// An address in words: the byte of what the host calls its allocation.
+    pub(crate) fn describe(&self, address: u64) -> String {
+        let relative = address.wrapping_sub(BASE);
+        let slot = self.allocations.get((relative >> STRIDE_BITS) as usize).and_then(Option::as_ref);
+        slot.map_or_else(
+            || format!("global address {address:#x}"),
+            |allocation| format!("byte {} of {}", relative & ((1 << STRIDE_BITS) - 1), allocation.name),
+        )
+    }
+
     /// The allocation that holds all of `address..address + len`, and where in it; else what is wrong.
     pub(crate) fn find(
         &mut self,
@@ -111,6 +121,8 @@ mod tests {
         let b = memory.insert(1, "b".into(), vec![0; 10], true);
         assert!(memory.find(a + 6, 4).is_ok());
         assert!(memory.find(a + 7, 4).unwrap_err().contains("bytes 7..11 of a, which has 10"));
+        assert_eq!(memory.describe(b + 7), "byte 7 of b");
+        assert_eq!(memory.describe(12), "global address 0xc");
         assert!(memory.find(b - 1, 1).is_err());
         assert!(memory.find(0, 4).is_err() && memory.find(u64::MAX, 4).is_err());
     }

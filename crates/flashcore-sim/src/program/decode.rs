@@ -11,12 +11,12 @@ use super::{
 };
 use crate::error::SimError;
 use flashcore_ptx::{
-    inst::Inst,
-    module::{Kernel, Module, Space, Statement},
+    inst::{Guard, Inst, Operand},
+    module::{Kernel, Module, Space, Statement, Unknown},
     op::Op,
     provenance::Unit,
     table::Class,
-    types::{ScalarType, TypeKind},
+    types::{ScalarType, SpecialReg, TypeKind},
 };
 use std::{array::from_fn, collections::BTreeMap};
 
@@ -41,6 +41,7 @@ impl Program {
         let frames: Vec<_> = scopes.iter().map(|s| s.scope.frame_bytes).collect();
         let bodies = || std::iter::once(kernel).chain(functions.iter().map(|&i| &module.functions[i].code));
         let allocates = bodies().any(|code| code.instructions().any(|(_, inst)| inst.op == Op::Alloca));
+        let cooperative = bodies().any(|code| code.instructions().any(|(_, inst)| asks_for_grid(inst)));
         layout.set_stack(graph.stack_bytes(&functions, &frames, scope.frame_bytes), allocates);
         let index = module.kernels.iter().position(|k| k.name.as_str() == entry).unwrap_or(0);
         let mut decoder = Decoder::new(module, &functions, &layout);
@@ -50,8 +51,16 @@ impl Program {
         let entry = decoder.code.len() as u32;
         decoder.body(Unit::Kernel(index), kernel, &scope, None)?;
         let Decoder { code, origins, registers, routines, .. } = decoder;
-        Ok(Self { kernel: kernel.name.to_string(), code, origins, registers, entry, routines, layout })
+        let kernel = kernel.name.to_string();
+        Ok(Self { kernel, code, origins, registers, entry, routines, layout, cooperative })
     }
+}
+
+/// Whether an instruction reads where the barrier of the grid is.
+fn asks_for_grid(inst: &Inst) -> bool {
+    inst.operands
+        .iter()
+        .any(|operand| matches!(operand, Operand::Special(SpecialReg::Envreg1 | SpecialReg::Envreg2)))
 }
 
 /// A program in the making.
@@ -121,20 +130,47 @@ impl<'a> Decoder<'a> {
             scope,
             labels: &labels,
         };
-        for (statement, inst) in kernel.instructions() {
-            let fail = |error| explain(kernel, statement, inst, error);
-            let form = inst.form().or_else(|e| refuse(e.to_string())).map_err(fail)?;
-            let uop = match (inst.op, routine) {
-                (Op::Ret, Some(routine)) => Ok(Uop::Return { routine }),
-                (Op::BrxIdx, _) => call::branch_to(&cx, kernel, inst),
-                _ => uop(&cx, inst),
+        for (statement, inst) in kernel.body.iter().enumerate() {
+            let (code, class, text) = match inst {
+                Statement::Label(_) => continue,
+                Statement::Unknown(inst) => (unknown(&cx, kernel, inst), Class::Control, inst.text.clone()),
+                Statement::Inst(inst) => {
+                    let fail = |error| explain(kernel, statement, inst, error);
+                    let form = inst.form().or_else(|e| refuse(e.to_string())).map_err(fail)?;
+                    let uop = match (inst.op, routine) {
+                        (Op::Ret, Some(routine)) => Ok(Uop::Return { routine }),
+                        (Op::BrxIdx, _) => call::branch_to(&cx, kernel, inst),
+                        _ => uop(&cx, inst),
+                    };
+                    let guard = guard(&cx, inst.guard).map_err(fail)?;
+                    let uop = postponed(uop.map_err(fail))?;
+                    (Code { guard, uop }, form.row.class, inst.to_string())
+                }
             };
-            let code = guard(&cx, inst).and_then(|guard| Ok(Code { guard, uop: uop? })).map_err(fail)?;
             self.code.push(code);
-            self.origins.push(Origin { unit, statement, class: form.row.class, text: inst.to_string() });
+            self.origins.push(Origin { unit, statement, class, text });
         }
         Ok(())
     }
+}
+
+/// What cannot be simulated fails where it is executed: most launches never get there.
+fn postponed(uop: Result<Uop, SimError>) -> Result<Uop, SimError> {
+    match uop {
+        Err(error @ SimError::Unsupported { .. }) => Ok(Uop::Refused(Box::new(error))),
+        other => other,
+    }
+}
+
+/// An instruction that the table lacks. Its guard was read where it could be, and else holds.
+fn unknown(cx: &Context<'_>, kernel: &Kernel, inst: &Unknown) -> Code {
+    let error = SimError::Unknown {
+        kernel: kernel.name.to_string(),
+        line: inst.line,
+        text: inst.text.clone(),
+        reason: inst.reason.clone(),
+    };
+    Code { guard: guard(cx, inst.guard).unwrap_or(None), uop: Uop::Refused(Box::new(error)) }
 }
 
 /// Refuses declarations that the hardware could not hold, before anything is allocated for them.
@@ -172,7 +208,7 @@ fn labels_of(kernel: &Kernel, start: u32) -> BTreeMap<String, u32> {
     for statement in &kernel.body {
         match statement {
             Statement::Label(name) => drop(labels.insert(name.to_string(), pc)),
-            Statement::Inst(_) => pc += 1,
+            Statement::Inst(_) | Statement::Unknown(_) => pc += 1,
         }
     }
     labels
@@ -188,8 +224,8 @@ fn explain(kernel: &Kernel, statement: usize, inst: &Inst, error: OperandError) 
     }
 }
 
-fn guard(cx: &Context<'_>, inst: &Inst) -> Decoded<Option<(u32, bool)>> {
-    let Some(guard) = inst.guard else { return Ok(None) };
+fn guard(cx: &Context<'_>, guard: Option<Guard>) -> Decoded<Option<(u32, bool)>> {
+    let Some(guard) = guard else { return Ok(None) };
     match cx.registers.slot(guard.reg) {
         Some(Reg::Predicate(slot)) => Ok(Some((slot, guard.negated))),
         _ => refuse("the guard is not a predicate register"),
@@ -220,9 +256,13 @@ fn uop(cx: &Context<'_>, inst: &Inst) -> Decoded<Uop> {
         | Op::CpAsyncBulkPrefetchTensor
         | Op::CpReduceAsyncBulk
         | Op::CpReduceAsyncBulkTensor => copy::decode(cx, inst),
-        Op::MmaSync | Op::WgmmaMmaAsync | Op::WgmmaFence | Op::WgmmaCommitGroup | Op::WgmmaWaitGroup => {
-            matrix::decode(cx, inst)
-        }
+        Op::MmaSync
+        | Op::MmaSp
+        | Op::MmaSpOrdered
+        | Op::WgmmaMmaAsync
+        | Op::WgmmaFence
+        | Op::WgmmaCommitGroup
+        | Op::WgmmaWaitGroup => matrix::decode(cx, inst),
         Op::Bra
         | Op::Ret
         | Op::Exit

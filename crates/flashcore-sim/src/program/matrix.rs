@@ -2,7 +2,7 @@
 
 use super::{
     operand::{Context, Decoded, refuse},
-    uop::{Element, Mma, Uop, Wgmma, WgmmaA},
+    uop::{Element, Mma, Sparse, Uop, Wgmma, WgmmaA},
 };
 use crate::numeric::{BF16, E4M3, E5M2, F16};
 use flashcore_ptx::{
@@ -15,7 +15,7 @@ use flashcore_ptx::{
 pub(super) fn decode(cx: &Context<'_>, inst: &Inst) -> Decoded<Uop> {
     Ok(match inst.op {
         Op::MmaSync if is_unusual(inst) => Uop::MmaOther(Box::new(super::wmma::fragments(cx, inst)?)),
-        Op::MmaSync => Uop::Mma(Box::new(mma(cx, inst)?)),
+        Op::MmaSync | Op::MmaSp | Op::MmaSpOrdered => Uop::Mma(Box::new(mma(cx, inst)?)),
         Op::WgmmaMmaAsync => Uop::Wgmma(Box::new(wgmma(cx, inst)?)),
         Op::WgmmaFence => Uop::WgmmaFence,
         Op::WgmmaCommitGroup => Uop::WgmmaCommit,
@@ -48,7 +48,7 @@ fn element(ty: Option<ScalarType>) -> Decoded<Element> {
 }
 
 fn mma(cx: &Context<'_>, inst: &Inst) -> Decoded<Mma> {
-    let [d, a, b, c] = inst.operands.as_slice() else { return refuse("four operands expected") };
+    let [d, a, b, c, rest @ ..] = inst.operands.as_slice() else { return refuse("four operands expected") };
     let (word, k) = (ScalarType::B32, usize::from(shape(inst)?.k));
     Ok(Mma {
         k,
@@ -60,7 +60,14 @@ fn mma(cx: &Context<'_>, inst: &Inst) -> Decoded<Mma> {
         a: cx.srcs(a, word)?,
         b: cx.srcs(b, word)?,
         c: cx.srcs(c, ScalarType::F32)?,
+        sparse: sparse(cx, inst.op, rest)?,
     })
+}
+
+fn sparse(cx: &Context<'_>, op: Op, operands: &[Operand]) -> Decoded<Option<Sparse>> {
+    let [metadata, selector] = operands else { return Ok(None) };
+    let selector = selector.as_int().unwrap_or(0) as usize;
+    Ok(Some(Sparse { metadata: cx.value(metadata)?, selector, ordered: op == Op::MmaSpOrdered }))
 }
 
 fn wgmma(cx: &Context<'_>, inst: &Inst) -> Decoded<Wgmma> {

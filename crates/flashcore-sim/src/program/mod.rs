@@ -67,6 +67,8 @@ pub(crate) struct Program {
     pub(crate) routines: Vec<Routine>,
     /// Where variables and parameters lie.
     pub(crate) layout: Layout,
+    /// Whether it asks for the barrier of its grid, for which all CTAs must be resident.
+    pub(crate) cooperative: bool,
 }
 
 /// Register slots of a warp.

@@ -84,6 +84,18 @@ pub(crate) struct Mma {
     pub(crate) a: Vec<Src>,
     pub(crate) b: Vec<Src>,
     pub(crate) c: Vec<Src>,
+    /// Which half of A is stored, where it is not all of it.
+    pub(crate) sparse: Option<Sparse>,
+}
+
+/// The metadata of a sparse A.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sparse {
+    pub(crate) metadata: Src,
+    /// Which lanes of each four hold it.
+    pub(crate) selector: usize,
+    /// Whether the text promises ascending places.
+    pub(crate) ordered: bool,
 }
 
 /// What tensor cores multiply.

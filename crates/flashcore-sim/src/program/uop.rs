@@ -1,6 +1,7 @@
 //! Micro-operations: what an instruction became after decoding.
 
 pub(crate) use super::parts::*;
+use crate::error::SimError;
 use flashcore_ptx::types::SpecialReg;
 
 /// One value for each lane of a warp; narrower values sit in the low bits.
@@ -295,6 +296,8 @@ pub(crate) enum Uop {
     },
     Exit,
     Trap,
+    /// What cannot be simulated: the launch fails where it is executed.
+    Refused(Box<SimError>),
     /// Hints: prefetches, policies without a result, `nanosleep`, `griddepcontrol`.
     Nop,
 }

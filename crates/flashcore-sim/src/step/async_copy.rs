@@ -71,7 +71,7 @@ impl Step<'_, '_> {
             self.require_aligned(lane, from, op.bytes.into())?;
             let range = self.global_range(lane, from, read as usize)?;
             let found = self.machine.global.find(from, read as usize).map(|(a, _)| a.written.covers(range));
-            self.check_written(found == Ok(true), FindingKind::UninitGlobal, lane);
+            self.check_written_global(found == Ok(true), lane, from);
             let name = self.own_name(false);
             self.order_global(lane, from, read as usize, false, name);
         }

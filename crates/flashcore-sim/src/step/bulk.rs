@@ -194,7 +194,7 @@ impl Step<'_, '_> {
             let len = row.inside as usize;
             let range = self.global_range(lane, row.address, len)?;
             let found = self.machine.global.find(row.address, len).map(|(a, _)| a.written.covers(range));
-            self.check_written(found == Ok(true), FindingKind::UninitGlobal, lane);
+            self.check_written_global(found == Ok(true), lane, row.address);
             self.order_global(lane, row.address, len, false, name);
         }
         Ok(())

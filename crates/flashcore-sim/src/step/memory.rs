@@ -125,7 +125,7 @@ impl Step<'_, '_> {
                     out.copy_from_slice(&a.bytes[range.clone()]);
                     a.written.covers(range)
                 });
-                self.check_written(found == Ok(true), FindingKind::UninitGlobal, lane);
+                self.check_written_global(found == Ok(true), lane, address);
                 let name = self.name_for(order);
                 self.order_global(lane, address, len, false, name);
             }
@@ -288,6 +288,15 @@ impl Step<'_, '_> {
     pub(super) fn check_written(&mut self, written: bool, kind: FindingKind, lane: usize) {
         if !written && self.machine.context.options.checks.init {
             self.report(kind, lane, "a read of bytes that nobody has written".into());
+        }
+    }
+
+    /// The same for global memory.
+    pub(super) fn check_written_global(&mut self, written: bool, lane: usize, address: u64) {
+        if !written && self.machine.context.options.checks.init {
+            let place = self.machine.global.describe(address);
+            let text = format!("a read of bytes that nobody has written: {place}");
+            self.report(FindingKind::UninitGlobal, lane, text);
         }
     }
 

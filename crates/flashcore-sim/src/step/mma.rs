@@ -19,7 +19,7 @@ impl Step<'_, '_> {
             return Ok(flow);
         }
         self.machine.counters.tensor_macs += (ROWS * COLS * op.k) as u64;
-        let a = self.fragment(&op.a, op.element, (ROWS, op.k), fragment_a);
+        let a = self.left(op)?;
         let b = self.fragment(&op.b, op.right, (op.k, COLS), fragment_b);
         let c: Vec<Lanes> = op.c.iter().map(|src| self.read(*src)).collect();
         if matches!(op.element, Element::U8 | Element::S8) {
@@ -48,6 +48,15 @@ impl Step<'_, '_> {
             self.write(Some(*reg), values);
         }
         Ok(Flow::Next)
+    }
+
+    /// A with all of its columns.
+    fn left(&mut self, op: &Mma) -> Outcome<Matrix> {
+        let Some(sparse) = &op.sparse else {
+            return Ok(self.fragment(&op.a, op.element, (ROWS, op.k), fragment_a));
+        };
+        let stored = self.fragment(&op.a, op.element, (ROWS, op.k / 2), fragment_a);
+        self.expanded(sparse, op.element, &stored, (ROWS, op.k))
     }
 
     /// An operand as a dense matrix.

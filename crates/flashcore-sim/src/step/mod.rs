@@ -16,6 +16,7 @@ mod mma;
 mod order;
 mod print;
 mod scalar;
+mod sparse;
 mod tensor;
 mod undefined;
 mod warp;
@@ -26,6 +27,7 @@ pub(crate) use atomic::reduce_bytes;
 pub(crate) use wgmma::wgmma_product;
 
 use crate::{
+    error::SimError,
     finding::FindingKind,
     machine::{Culprit, Machine},
     program::Uop,
@@ -198,8 +200,20 @@ impl Step<'_, '_> {
             Uop::StackSave { dst } => self.stack_save(*dst),
             Uop::StackRestore { src } => self.stack_restore(*src),
             Uop::Trap => self.halt(FindingKind::Trap, 0, "the kernel executed `trap`".into()),
+            Uop::Refused(error) => self.refuse(error),
             Uop::Nop => Ok(Flow::Next),
         }
+    }
+
+    /// Ends the launch with an error; where faults were found before, they are the answer.
+    fn refuse(&mut self, error: &SimError) -> Outcome {
+        if self.machine.findings.has_errors() {
+            let text = format!("the launch ended here: {error}");
+            return self.halt(FindingKind::NotJudged, self.first_lane(), text);
+        }
+        self.machine.refusal = Some(error.clone());
+        self.machine.halted = true;
+        Err(Halt)
     }
 
     /// Reports something about this instruction.

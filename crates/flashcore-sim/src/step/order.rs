@@ -170,7 +170,8 @@ impl Step<'_, '_> {
             let (verb, past) =
                 (if write { "write to" } else { "read of" }, if was_write { "written" } else { "read" });
             let place = if other == cluster { "the same cluster".into() } else { format!("cluster {other}") };
-            let text = format!("{verb} global memory {past} by {place}, without order between");
+            let what = self.machine.global.describe(address);
+            let text = format!("{verb} global memory {past} by {place}, without order between: {what}");
             let same = write && was_write && !name.strong && !was_strong && self.rewrites;
             let kind = if same { FindingKind::SameValueRace } else { FindingKind::GlobalRace };
             self.defer_or(reader, (None, address / 4), |step| step.report(kind, lane, text));

@@ -4,6 +4,7 @@ use super::{Flow, Outcome, Step, undefined::Sources};
 use crate::{
     finding::FindingKind,
     geometry::unflatten,
+    launch::Launch,
     memory::rank_address,
     program::{Carry, Combine, Dst, LaneFn, Lanes, RESERVED_BYTES, Reg, SHARED_BASE, Src},
     regfile::RegisterFault,
@@ -253,8 +254,15 @@ impl Step<'_, '_> {
             S::DynamicSmemSize => all(geometry.dynamic_shared),
             S::ReservedSmemBegin | S::ReservedSmem0 | S::ReservedSmem1 => all(SHARED_BASE),
             S::ReservedSmemEnd | S::ReservedSmemCap => all(SHARED_BASE + RESERVED_BYTES),
+            S::Envreg1 => all((self.grid_barrier() >> 32) as u32),
+            S::Envreg2 => all(self.grid_barrier() as u32),
             S::TotalSmemSize => all(geometry.shared_bytes),
             _ => [0; 32],
         }
+    }
+
+    /// Where the barrier of a cooperative grid lies.
+    fn grid_barrier(&self) -> u64 {
+        self.machine.global.address(Launch::GRID.0).unwrap_or(0)
     }
 }

@@ -102,7 +102,7 @@ pub(super) fn before_in_block(kernel: &Kernel, at: usize, fits: impl Fn(&Inst) -
         match &kernel.body[index] {
             Statement::Label(_) => return None,
             Statement::Inst(inst) if fits(inst) => return Some(index),
-            Statement::Inst(_) => {}
+            Statement::Inst(_) | Statement::Unknown(_) => {}
         }
     }
     None

@@ -1,6 +1,6 @@
 //! `--arg`: one kernel argument, a number or an array in a file.
 
-use std::{path::PathBuf, str::FromStr};
+use std::{fmt, path::PathBuf, str::FromStr};
 
 use flashcore_ptx::launch::Param;
 
@@ -37,6 +37,19 @@ impl FromStr for Argument {
             "bytes" => hexadecimal(value).map(Param::Bytes).map(Self::Number),
             "tensormap" => tensor_map(value),
             _ => number(kind, value).map(Self::Number),
+        }
+    }
+}
+
+/// Arrays as they were given, as far as they tell one argument from another.
+impl fmt::Display for Argument {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Number(_) => f.write_str("a number"),
+            Self::In(path) => write!(f, "in:{}", path.display()),
+            Self::InOut(path) => write!(f, "inout:{}", path.display()),
+            Self::Out { path, .. } => write!(f, "out:{}", path.display()),
+            Self::Map { array, .. } => write!(f, "tensormap:{array}"),
         }
     }
 }

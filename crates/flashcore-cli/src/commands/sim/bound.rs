@@ -16,7 +16,7 @@ use crate::{
 /// Elements of a result that are shown.
 const SHOWN: usize = 8;
 /// Arrays that one launch can bind.
-pub const MOST: usize = 255;
+pub const MOST: usize = 254;
 
 /// What a launch is given.
 #[derive(Debug)]
@@ -27,6 +27,8 @@ pub struct Bound {
 
 #[derive(Debug)]
 struct Array {
+    /// What findings call it.
+    name: String,
     content: AnyArray,
     initialised: bool,
     /// Where it goes, if the kernel may write it.
@@ -54,6 +56,7 @@ impl Bound {
     }
 
     fn add(&mut self, arg: &Argument, force: bool) -> Result<(), CliError> {
+        let name = format!("argument {} ({arg})", self.params.len());
         let array = match arg {
             Argument::Number(param) => {
                 self.params.push(param.clone());
@@ -63,8 +66,8 @@ impl Bound {
                 self.add(array, force)?;
                 return self.describe_last(map);
             }
-            Argument::In(path) => Array::read(path, None)?,
-            Argument::InOut(path) => Array::read(path, Some(Place::checked(path, true)?))?,
+            Argument::In(path) => Array::read(name, path, None)?,
+            Argument::InOut(path) => Array::read(name, path, Some(Place::checked(path, true)?))?,
             Argument::Out { path, element, shape } => {
                 let place = Some(Place::checked(path, force)?);
                 let len = shape.iter().try_fold(element.bytes, |n, &extent| n.checked_mul(extent));
@@ -73,7 +76,7 @@ impl Bound {
                 // NaN in every format, so that what is never written shows.
                 let bytes = filled(0xff, len)?;
                 let content = AnyArray { element: *element, shape: shape.clone(), bytes };
-                Array { content, initialised: false, place, source: None }
+                Array { name, content, initialised: false, place, source: None }
             }
         };
         self.params.push(Param::Buffer(slot(self.arrays.len())));
@@ -106,6 +109,7 @@ impl Bound {
             slot: slot(at),
             bytes: array.content.bytes.clone(),
             initialised: array.initialised,
+            name: Some(array.name.clone()),
         };
         self.arrays.iter().enumerate().map(buffer).collect()
     }
@@ -130,8 +134,9 @@ impl Bound {
 }
 
 impl Array {
-    fn read(path: &Path, place: Option<Place>) -> Result<Self, CliError> {
-        Ok(Self { content: AnyArray::read(path)?, initialised: true, place, source: Some(path.to_owned()) })
+    fn read(name: String, path: &Path, place: Option<Place>) -> Result<Self, CliError> {
+        let (content, source) = (AnyArray::read(path)?, Some(path.to_owned()));
+        Ok(Self { name, content, initialised: true, place, source })
     }
 }
 

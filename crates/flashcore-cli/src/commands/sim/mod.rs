@@ -22,7 +22,7 @@ use clap::{Args, builder::PossibleValuesParser, builder::TypedValueParser};
 use flashcore_ptx::{
     ident::{BadIdent, Ident},
     launch::LaunchSpec,
-    parse::{ParseError, Parsed, parse_all},
+    parse::{ParseError, Parsed, parse_lenient},
     verify::{Group, Rule, grouped, grouped_messages, verify},
 };
 use flashcore_sim::{CheckSet, Outcome, Schedule, SimError};
@@ -310,7 +310,7 @@ fn parse(path: &Path) -> Result<Parsed, SimFailure> {
 
 /// Reads PTX; `path` is how messages call it.
 pub fn parse_text(path: &Path, text: &str) -> Result<Parsed, SimFailure> {
-    let parsed = parse_all(&path.display().to_string(), text).map_err(|(first, more)| {
+    let parsed = parse_lenient(&path.display().to_string(), text).map_err(|(first, more)| {
         let said = |e: ParseError| (Some(format!("line {}:{}", e.line, e.column)), e.kind.to_string());
         let errors = grouped_messages(std::iter::once(first).chain(more).map(said));
         SimFailure::Parse { path: path.to_owned(), errors }

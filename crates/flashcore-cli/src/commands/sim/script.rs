@@ -103,6 +103,7 @@ pub fn execute(path: &Path, flags: &Flags, output: &Output) -> Result<Verdict, C
         slot: Slot(at as u8),
         bytes: array.content.bytes.clone(),
         initialised: array.initialised,
+        name: Some(format!("array `{}`", array.name)),
     };
     let buffers = arrays.iter().enumerate().map(buffer).collect();
     let mut options = script.how.options()?;

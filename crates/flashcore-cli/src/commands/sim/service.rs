@@ -32,6 +32,8 @@ struct Request {
 #[serde(deny_unknown_fields)]
 struct ArrayRequest {
     name: String,
+    /// What findings call it.
+    label: String,
     element: String,
     shape: Vec<usize>,
     initialised: bool,
@@ -62,6 +64,7 @@ pub fn simulate(
         slot: Slot(at as u8),
         bytes,
         initialised: array.initialised,
+        name: Some(array.label.clone()),
     };
     let mut ran = run_all(&parsed, specs, pairs.map(buffer).collect(), &request.how.options()?, going)?;
     let answer = Value::Array(ran.iter().map(told).collect());
@@ -79,7 +82,7 @@ fn told(ran: &Ran) -> Value {
 pub fn kernels(ptx: &str) -> Result<String, SimFailure> {
     let parsed = parse_text(Path::new("<ptx>"), ptx)?;
     let described = |kernel: &Kernel| {
-        let param = |p: &flashcore_ptx::module::KernelParam| json!({ "type": p.ty.text(), "bytes": p.bytes(), "array": p.len.is_some() });
+        let param = |p: &flashcore_ptx::module::KernelParam| json!({ "name": p.name.to_string(), "type": p.ty.text(), "bytes": p.bytes(), "array": p.len.is_some() });
         json!({
             "name": kernel.name.to_string(),
             "params": kernel.params.iter().map(param).collect::<Vec<_>>(),
