@@ -1,7 +1,7 @@
 //! PTX to machine code with the real ptxas, and a machine without a driver.
 
 use flashcore_cuda::{
-    Arch, Compiler, Device, Driver, Error, Route,
+    Arch, Compiler, Cubin, Device, Driver, Error, Route,
     cache::{Cache, CacheOptions},
     disassemble,
     toolchain::{Search, Tool, ToolPath},
@@ -57,14 +57,19 @@ fn ptxas_assembles_reports_and_the_cache_keeps_both() {
         let kernel = built.report().kernel("fc_scale").unwrap();
         assert!((4..64).contains(&kernel.registers) && kernel.spill_stores + kernel.stack == 0, "{kernel:?}");
         assert_eq!(built.report().compiler, format!("ptxas {}", ptxas.version().unwrap()));
-        let start = Instant::now();
-        let kept = compiler.compile_offline(SCALE, Arch::from(target)).unwrap();
-        assert!(start.elapsed() < Duration::from_millis(20), "{:?}", start.elapsed());
-        assert_eq!(
-            (kept.route(), kept.bytes(), kept.report()),
-            (Route::Cache, built.bytes(), built.report())
-        );
+        // The fastest of a few: others may have the cores now and then.
+        let fastest = (0..5).map(|_| kept_in(&compiler, target, &built)).min().unwrap();
+        assert!(fastest < Duration::from_millis(20), "{fastest:?}");
     }
+}
+
+/// How long it takes to find again in the cache what was built.
+fn kept_in(compiler: &Compiler, target: Target, built: &Cubin) -> Duration {
+    let start = Instant::now();
+    let kept = compiler.compile_offline(SCALE, Arch::from(target)).unwrap();
+    let taken = start.elapsed();
+    assert_eq!((kept.route(), kept.bytes(), kept.report()), (Route::Cache, built.bytes(), built.report()));
+    taken
 }
 
 #[test]
