@@ -29,7 +29,7 @@ def _of_torch(torch: Any, mask: Any, q: Any) -> Any:
 
 def _of_arrays(framework: Any, mask: Any, q: Any) -> Any:
     space = _namespace(framework, q)
-    mask = space.asarray(mask)
+    mask = framework.beside(space.asarray(mask), q)
     kind = str(mask.dtype)
     if "bool" in kind or "int" in kind:
         return space.where(mask != 0, space.float32(0), space.float32(float("-inf")))
@@ -59,4 +59,4 @@ def slopes(framework: Any, values: Any, q: Any) -> Any:
     if torch is not None:
         return torch.as_tensor(values, dtype=torch.float32, device=q.device).detach().contiguous()
     space = _namespace(framework, q)
-    return getattr(space, "ascontiguousarray", space.asarray)(values, dtype=space.float32)
+    return framework.beside(getattr(space, "ascontiguousarray", space.asarray)(values, dtype=space.float32), q)

@@ -14,7 +14,7 @@ import traceback
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-NEED_NO_GPU = {"test_sim", "test_command"}
+NEED_NO_GPU = {"test_sim", "test_command", "test_distributed"}
 sys.path.insert(0, str(HERE))
 
 from harness import Skip, has_cuda

@@ -52,7 +52,9 @@ def numbers(model, tokens, used):
     """Logits of the tokens in use, and all gradients of one training step."""
     model.train()
     model.zero_grad(set_to_none=True)
-    result = model(tokens, attention_mask=used, labels=tokens.masked_fill(used == 0, -100), use_cache=False)
+    # What stands before the first token in use sees nothing, which eager attention makes a mean of everything.
+    judged = (used != 0) & (used.roll(1, 1) != 0)
+    result = model(tokens, attention_mask=used, labels=tokens.masked_fill(~judged, -100), use_cache=False)
     result.loss.backward()
     grads = torch.cat([p.grad.float().flatten() for p in model.parameters() if p.grad is not None])
     return result.logits[used.bool()].detach().float(), grads

@@ -195,7 +195,7 @@ def test_gradients_of_f32_on_a_gpu_are_refused():
     TORCH_CUDA.need()
     torch = need_torch("cuda")
     (q,) = leaves(torch, (1, 2, 8, 64), device="cuda")
-    with raises(NotImplementedError, "gradients of f16 and bf16"):
+    with raises(NotImplementedError, "those of float16 and bfloat16"):
         torch.autograd.grad(flashcore.attention(q, q, q).sum(), q)
 
 

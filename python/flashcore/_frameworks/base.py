@@ -170,6 +170,10 @@ class Framework:
         space = self.namespace(q)
         return space.asarray(values, dtype=getattr(space, dtype), device=q.device)
 
+    def beside(self, array: Any, q: Any) -> Any:
+        """The array where q is."""
+        return array
+
     def namespace(self, q: Any) -> Any:
         try:
             return q.__array_namespace__()

@@ -101,6 +101,12 @@ class Jax(Framework):
         (device,) = q.devices()
         return self.jax.device_put(self.numpy.asarray(values, dtype), device)
 
+    def beside(self, array: Any, q: Any) -> Any:
+        if self.traces(array, q) or not self.is_array(q):
+            return array
+        (device,) = q.devices()
+        return self.jax.device_put(array, device)
+
     def on_cpu(self, wanted: list[Any], device: Any, launch: Callable[..., Any]) -> tuple[Any, ...]:
         arrays = [self.numpy.empty(shape, dtype) for shape, dtype in wanted]
         out, bits = exportable(self.numpy, arrays[0])
