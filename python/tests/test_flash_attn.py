@@ -175,3 +175,27 @@ def test_slopes_over_a_cache():
     for n, keys in enumerate((20, 7)):
         alone = flashcore.flash_attn_func(q[n : n + 1], *[cache[n : n + 1, :keys]] * 2, causal=True, alibi_slopes=slopes)
         torch.testing.assert_close(out[n : n + 1], alone, atol=1e-6, rtol=0)
+
+
+@cases(packed=[False, True], framework=[TORCH, TORCH_CUDA])
+def test_halves_of_the_autograd_functions(packed, framework):
+    """Forward and backward apart give what the function and its backward pass give."""
+    framework.need()
+    torch = need_torch(framework.device)
+    from flashcore.flash_attn import flash_attn_interface as theirs
+
+    shape = (24, 2, 64) if packed else (2, 12, 2, 64)
+    dtype = "float16" if framework.device == "cuda" else "float32"
+    q, k, v, dout = (framework.make(normal(*shape, seed=n), dtype).requires_grad_(n < 3) for n in range(4))
+    offsets = torch.tensor([0, 7, 24], dtype=torch.int32, device=framework.device)
+    where = (offsets, offsets, 17, 17) if packed else ()
+    name = "varlen_" if packed else ""
+    out = getattr(flashcore, f"flash_attn_{name}func")(q, k, v, *where, causal=True)
+    expected = torch.autograd.grad(out, (q, k, v), dout)
+    got, lse, *_ = getattr(theirs, f"_flash_attn_{name}forward")(q, k, v, *where, 0.0, None, True)
+    assert torch.equal(got, out) and lse.shape == ((2, 24) if packed else (2, 2, 12))
+    into = [torch.empty_like(x) for x in (q, k, v)]
+    rest = (*into, *where, 0.0, None, True)
+    sums = getattr(theirs, f"_flash_attn_{name}backward")(dout, q, k, v, out.detach(), lse, *rest)
+    assert all(torch.equal(ours, wanted) for ours, wanted in zip(into, expected))
+    assert sums.shape == lse.shape
