@@ -26,7 +26,7 @@ pub struct Interval {
 
 /// The median of `units` and where it lies; `None` where there are none.
 pub fn median(units: &[f64]) -> Option<Interval> {
-    let mut sampler = Sampler::new(units)?;
+    let sampler = Sampler::new(units)?;
     let mut rng = Rng::new(SEED);
     let point = sampler.median_of_all();
     Some(interval(point, (0..RESAMPLES).map(|_| sampler.median(&mut rng)).collect()))
@@ -39,7 +39,7 @@ pub fn ratio(ours: &[f64], theirs: &[f64]) -> Option<Interval> {
 
 /// [`ratio`] with a seed of its own, for repetitions that must differ.
 pub fn ratio_seeded(ours: &[f64], theirs: &[f64], seed: u64) -> Option<Interval> {
-    let (mut ours, mut theirs) = (Sampler::new(ours)?, Sampler::new(theirs)?);
+    let (ours, theirs) = (Sampler::new(ours)?, Sampler::new(theirs)?);
     let mut rng = Rng::new(seed);
     let point = ours.median_of_all() / theirs.median_of_all();
     let draw = |_| ours.median(&mut rng) / theirs.median(&mut rng);
@@ -58,16 +58,15 @@ fn interval(point: f64, mut draws: Vec<f64>) -> Interval {
 
 /// Draws as many samples as there are, with replacement, and takes their median.
 ///
-/// Samples are sorted once; a draw is then a count per rank, and the median is found by adding counts up, so that no
-/// resample is ever sorted.
+/// A draw is a uniform number that says which of the sorted samples it takes. The median then is that of the middle one of
+/// uniform numbers, whose distribution is known: it is drawn by itself, and the others never are.
 struct Sampler {
     sorted: Vec<f64>,
-    counts: Vec<u32>,
 }
 
 impl Sampler {
     fn new(samples: &[f64]) -> Option<Self> {
-        (!samples.is_empty()).then(|| Self { sorted: sorted(samples), counts: vec![0; samples.len()] })
+        (!samples.is_empty()).then(|| Self { sorted: sorted(samples) })
     }
 
     /// The mean of the two middle samples, or the middle one.
@@ -76,26 +75,48 @@ impl Sampler {
         (self.sorted[(n - 1) / 2] + self.sorted[n / 2]) / 2.0
     }
 
-    fn median(&mut self, rng: &mut Rng) -> f64 {
-        self.counts.fill(0);
+    fn median(&self, rng: &mut Rng) -> f64 {
         let n = self.sorted.len();
-        for _ in 0..n {
-            // The upper half of the product: uniform below n but for a bias of n / 2^64.
-            let rank = (u128::from(rng.next_u64()) * n as u128) >> 64;
-            self.counts[rank as usize] += 1;
+        let below = (n - 1) / 2;
+        let lower = middle(below, n, rng);
+        if !n.is_multiple_of(2) {
+            return self.sample(lower);
         }
-        (self.drawn((n - 1) / 2) + self.drawn(n / 2)) / 2.0
+        // The next number is the least of those that are left, which lie anywhere above.
+        let left = (n - below - 1) as f64;
+        let upper = 1.0 - (1.0 - lower) * uniform(rng).powf(1.0 / left);
+        (self.sample(lower) + self.sample(upper)) / 2.0
     }
 
-    /// The sample at a rank of the resample.
-    fn drawn(&self, rank: usize) -> f64 {
-        let mut seen = 0;
-        let found = self.counts.iter().position(|&count| {
-            seen += count as usize;
-            seen > rank
-        });
-        self.sorted[found.unwrap_or(self.sorted.len() - 1)]
+    /// The sample that a uniform number takes.
+    fn sample(&self, uniform: f64) -> f64 {
+        let n = self.sorted.len();
+        self.sorted[((uniform * n as f64) as usize).min(n - 1)]
     }
+}
+
+/// Of `n` uniform numbers the one with `below` smaller ones: a beta variable, which two gamma variables make.
+fn middle(below: usize, n: usize, rng: &mut Rng) -> f64 {
+    let (under, over) = (gamma(below + 1, rng), gamma(n - below, rng));
+    under / (under + over)
+}
+
+/// A gamma variable of that shape (Marsaglia and Tsang, 2000).
+fn gamma(shape: usize, rng: &mut Rng) -> f64 {
+    let d = shape as f64 - 1.0 / 3.0;
+    let c = 1.0 / (9.0 * d).sqrt();
+    loop {
+        let x = f64::from(rng.normal());
+        let v = (1.0 + c * x).powi(3);
+        if v > 0.0 && uniform(rng).ln() < 0.5 * x * x + d - d * v + d * v.ln() {
+            return d * v;
+        }
+    }
+}
+
+/// A number above 0 and up to 1.
+fn uniform(rng: &mut Rng) -> f64 {
+    ((rng.next_u64() >> 11) + 1) as f64 / (1u64 << 53) as f64
 }
 
 #[cfg(test)]
@@ -108,6 +129,24 @@ mod tests {
         assert_eq!((interval.low, interval.point, interval.high), (0.5, 0.5, 0.5));
         assert_eq!(median(&[3.0]).unwrap().high, 3.0);
         assert_eq!(ratio(&[], &[1.0]), None);
+    }
+
+    /// Medians of resamples, drawn as such, have the quantiles of those that are drawn by themselves.
+    #[test]
+    fn medians_are_those_of_resamples() {
+        for n in [1, 2, 5, 8, 41] {
+            let samples: Vec<f64> = (0..n).map(|i| f64::from(i * i)).collect();
+            let (sampler, mut rng) = (Sampler::new(&samples).unwrap(), Rng::new(3));
+            let mut resampled = || {
+                let drawn: Vec<f64> = (0..n).map(|_| sampler.sample(uniform(&mut rng))).collect();
+                Sampler::new(&drawn).unwrap().median_of_all()
+            };
+            let plain = interval(0.0, (0..RESAMPLES).map(|_| resampled()).collect());
+            let mut rng = Rng::new(4);
+            let quick = interval(0.0, (0..RESAMPLES).map(|_| sampler.median(&mut rng)).collect());
+            let near = |a: f64, b: f64| (a - b).abs() <= 0.06 * f64::from(n * n);
+            assert!(near(plain.low, quick.low) && near(plain.high, quick.high), "{n}: {plain:?}, {quick:?}");
+        }
     }
 
     #[test]
