@@ -167,9 +167,9 @@ fn kernels_assemble_without_spills() {
         .chain(merges())
         .chain(caches())
         .enumerate()
-        .map(|(n, plan)| (n.is_multiple_of(3).then_some(n / 3), *plan.kernel()));
+        .map(|(n, plan)| (Some(n), *plan.kernel()));
     let others = narrow_heads().chain(tiles_of_every_gpu()).map(|plan| (None, *plan.kernel()));
-    // Members of these sets are spread over architectures; every third of the covering set goes to a newer one too.
+    // Members of these sets are spread over architectures.
     let experts = expert_kernels().into_iter().chain(each_kernel(&experts_of_models()));
     let narrow = quantising().into_iter().chain(narrow_tensors());
     let spread = gradients()
