@@ -8,17 +8,17 @@ use crate::version::{V7_1, V8_4, V8_5};
 
 const WORD: Ty = is(B32);
 
-/// Both spellings of a sparse product of floats: metadata in any order, and in ascending order.
+/// Both spellings of a sparse product: metadata in any order, and in ascending order. Sums may have a modifier.
 ///
 /// `lanes` is the largest sparsity selector: which lanes of four hold the metadata.
-macro_rules! floats {
-    ($k:literal, $cd:ident, $ta:ident, $tb:ident : d $d:literal a $a:literal b $b:literal lanes $lanes:literal, $since:expr) => {
+macro_rules! both {
+    ($k:literal, [$($clamp:expr)?], $cd:ident, $ta:ident, $tb:ident, [$($counts:literal),+], $lanes:literal, $since:expr) => {
         [
-            floats!(@ Op::MmaSp, $k, $cd, $ta, $tb, $d, $a, $b, $lanes).since($since.0, $since.1),
-            floats!(@ Op::MmaSpOrdered, $k, $cd, $ta, $tb, $d, $a, $b, $lanes).since($since.0, V8_5),
+            both!(@ Op::MmaSp, $k, [$($clamp)?], $cd, $ta, $tb, [$($counts),+], $lanes).since($since.0, $since.1),
+            both!(@ Op::MmaSpOrdered, $k, [$($clamp)?], $cd, $ta, $tb, [$($counts),+], $lanes).since($since.0, V8_5),
         ]
     };
-    (@ $op:expr, $k:literal, $cd:ident, $ta:ident, $tb:ident, $d:literal, $a:literal, $b:literal, $lanes:literal) => {
+    (@ $op:expr, $k:literal, [$($clamp:expr)?], $cd:ident, $ta:ident, $tb:ident, [$d:literal, $a:literal, $b:literal], $lanes:literal) => {
         product(
             $op,
             &[
@@ -26,6 +26,7 @@ macro_rules! floats {
                 one(&[Shape(shape(16, 8, $k))]),
                 one(&[RowMajor]),
                 one(&[ColMajor]),
+                $($clamp,)?
                 one(&[Mod::Type($cd)]),
                 one(&[Mod::Type($ta)]),
                 one(&[Mod::Type($tb)]),
@@ -36,30 +37,16 @@ macro_rules! floats {
     };
 }
 
-/// The same for bytes, whose sums may be clamped.
+macro_rules! floats {
+    ($k:literal, $cd:ident, $ta:ident, $tb:ident : d $d:literal a $a:literal b $b:literal lanes $lanes:literal, $since:expr) => {
+        both!($k, [], $cd, $ta, $tb, [$d, $a, $b], $lanes, $since)
+    };
+}
+
+/// Sums of bytes may be clamped.
 macro_rules! bytes {
     ($k:literal, $ta:ident, $tb:ident : a $a:literal b $b:literal lanes $lanes:literal) => {
-        [
-            bytes!(@ Op::MmaSp, $k, $ta, $tb, $a, $b, $lanes).since(Sm80, V7_1),
-            bytes!(@ Op::MmaSpOrdered, $k, $ta, $tb, $a, $b, $lanes).since(Sm80, V8_5),
-        ]
-    };
-    (@ $op:expr, $k:literal, $ta:ident, $tb:ident, $a:literal, $b:literal, $lanes:literal) => {
-        product(
-            $op,
-            &[
-                one(&[Aligned]),
-                one(&[Shape(shape(16, 8, $k))]),
-                one(&[RowMajor]),
-                one(&[ColMajor]),
-                opt(&[Satfinite]),
-                one(&[Mod::Type(S32)]),
-                one(&[Mod::Type($ta)]),
-                one(&[Mod::Type($tb)]),
-                one(&[Mod::Type(S32)]),
-            ],
-            operands!(S32, 4, $a, $b, $lanes),
-        )
+        both!($k, [opt(&[Satfinite])], S32, $ta, $tb, [4, $a, $b], $lanes, AMPERE)
     };
 }
 
