@@ -167,6 +167,9 @@ impl<'a> Writer<'a> {
                 b.tma_commit();
                 b.tma_wait_read(0);
             });
+            // Lanes need not come together again where a branch ends. One that still looked for this part when the mover puts
+            // the one after the next in its place would wait for a phase that is over.
+            b.sync_warp();
             stage.release(b, leads);
             b.add_to(counts.parts, 1);
         }
