@@ -209,25 +209,25 @@ impl Builder {
         self.emit(Op::Red, &mods, [at.into().operand(), group(values.map(Reg::operand).into())]);
     }
 
-    /// Waits until a number in global memory is above `bound` and returns it: what those who wrote it with
-    /// [`publish`](Self::publish) knew to be written is visible then. Lanes may read different numbers.
+    /// Waits until a number in global memory is above `bound` and returns it. Lanes may read different numbers. Nothing else
+    /// is ordered by it: see [`tell`](Self::tell).
     #[track_caller]
     pub fn wait_above(&mut self, at: impl Into<Global>, bound: impl Into<Expr<U32>>) -> Reg<U32> {
         let (at, bound) = (at.into(), self.let_(bound.into()));
         let again = self.label("above");
         self.place(&again);
-        let [seen] = self.load::<U32, 1>(&[Mod::Acquire, Mod::Gpu, Mod::Global], at.operand(), Scope::Lane);
+        let [seen] = self.load::<U32, 1>(&[Mod::Relaxed, Mod::Gpu, Mod::Global], at.operand(), Scope::Lane);
         let done = self.test(Cmp::Gt, seen, bound);
         self.spin(done, &again);
         seen
     }
 
-    /// Writes a number to global memory, ordered over the whole GPU: whoever reads it by [`wait_above`](Self::wait_above)
-    /// sees what this thread knows to be written.
+    /// Writes a number to global memory for those who [wait](Self::wait_above) for it. It is not ordered with what this
+    /// thread wrote before: an order would have to wait for all that is under way, which takes as long as memory does.
     #[track_caller]
-    pub fn publish(&mut self, at: impl Into<Global>, value: impl Into<Expr<U32>>) {
+    pub fn tell(&mut self, at: impl Into<Global>, value: impl Into<Expr<U32>>) {
         let value = self.arg(value);
-        let mods = [Mod::Release, Mod::Gpu, Mod::Global, Mod::Type(U32::PTX)];
+        let mods = [Mod::Relaxed, Mod::Gpu, Mod::Global, Mod::Type(U32::PTX)];
         self.emit(Op::St, &mods, [at.into().operand(), value.operand]);
     }
 

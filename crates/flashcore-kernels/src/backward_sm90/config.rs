@@ -78,7 +78,8 @@ pub struct Shape {
     pub registers: [u32; 2],
     /// In which order CTAs take tiles.
     pub order: Order,
-    /// Registers of a mover, which sums dQ in memory: one kernel then does all. Keys are held.
+    /// Registers of a mover, which sums dQ in memory: one kernel then does all. Keys are held, all rows are used, and tensors
+    /// are in bf16: those of several consumers are summed, which in f16 would have to agree on one range.
     #[serde(default)]
     pub mover: Option<u32>,
 }
@@ -177,11 +178,6 @@ impl Config {
         }
     }
 
-    /// Whether held rows that are not used are cleared when they arrive: dQ sums over all of them.
-    pub(super) const fn clears_held(&self) -> bool {
-        self.fused() && self.cuts_held()
-    }
-
     /// Whether slopes take the registers of scores, which then must be weights before slopes are multiplied: where there are
     /// too few for both.
     pub(super) const fn shares_scores(&self) -> bool {
@@ -194,10 +190,9 @@ impl Config {
         self.fused() || self.softcap
     }
 
-    /// Whether gradients of scores are kept in the range of f16. A mover sums those of several consumers, which would have
-    /// to agree on one.
+    /// Whether gradients of scores are kept in the range of f16.
     pub(super) fn keeps_range(&self) -> bool {
-        self.input == Half::F16 && !self.fused()
+        self.input == Half::F16
     }
 
     /// Whether the mask hides the first, and the last, of the streamed rows from held ones.

@@ -185,6 +185,8 @@ struct Layout {
     tile_info: u32,
     /// Where tiles arrive that have rows to be cleared.
     landed: Option<u32>,
+    /// What each thread of a consumer sets aside while pairs stream past.
+    aside: Option<u32>,
     /// dSᵀ on its way to the mover.
     handed: Option<Pipeline>,
     /// Parts of dQ on their way from the mover to the writer.
@@ -229,7 +231,8 @@ impl Layout {
             staging: b.smem_tile(cfg.input, [ROWS_PER_WARP, cols], Swizzle::B128, warps * places),
             terms: terms.then(|| Terms { offset: b.shared(stages[0] * bytes, 128), bytes }),
             tile_info: b.shared(schedule::INFO_BYTES, 16),
-            landed: (cfg.cuts_streamed() || cfg.clears_held()).then(|| b.mbarriers(1)),
+            landed: cfg.cuts_streamed().then(|| b.mbarriers(1)),
+            aside: cfg.fused().then(|| b.shared(consumers * tiles::ASIDE_BYTES, 16)),
             handed: cfg.fused().then(|| Self::handed(b, cfg, [warps, mover])),
             parts: cfg.fused().then(|| {
                 let tile = b.smem_tile(Element::F32, [ROWS_PER_GROUP, PART], Swizzle::None, PLACES);
@@ -322,18 +325,19 @@ fn tiles(problem: &BackwardProblem, cfg: Config) -> u32 {
     blocks(problem, cfg) * held_heads(problem, cfg.side) * problem.forward().batch() as u32
 }
 
-/// Held heads of a section, whose streamed tensors fit in L2 together; one by one where all tiles are equally long.
-///
-/// Where dQ is summed, tiles of a head follow one another: the more heads there are at a time, the less they wait.
+/// Held heads of a section: one by one where all tiles are equally long. Where dQ is summed, tiles of a head follow one
+/// another: the more heads there are at a time, the less they wait.
 fn section(problem: &BackwardProblem, cfg: Config) -> u32 {
-    if !cfg.mask.right && !cfg.fused() {
-        return 1;
-    }
+    if cfg.mask.right || cfg.fused() { heads_at_once(problem, cfg.side) } else { 1 }
+}
+
+/// Held heads whose streamed tensors fit in L2 together.
+pub(crate) fn heads_at_once(problem: &BackwardProblem, side: Side) -> u32 {
     let forward = problem.forward();
-    let rows = match cfg.side {
+    let rows = match side {
         Side::Keys => forward.seq_q() * forward.group(),
         Side::Queries => forward.seq_kv(),
     };
     let per_head = rows * (forward.dim_qk() + forward.dim_v()) * forward.dtype().bytes();
-    full_section(held_heads(problem, cfg.side) as usize * forward.batch(), per_head)
+    full_section(held_heads(problem, side) as usize * forward.batch(), per_head)
 }

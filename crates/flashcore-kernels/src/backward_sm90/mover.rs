@@ -151,13 +151,13 @@ impl Consumer<'_> {
     /// Waits until the mover has read what lies where dS of this pair will.
     pub(super) fn wait_for_mover(&self, b: &mut Builder) {
         let Some(handed) = self.layout.handed else { return };
-        handed.stage(b, self.count).wait_empty(b);
+        self.handed_stage(b, &handed).wait_empty(b);
     }
 
     /// Puts dS where the mover reads it.
     pub(super) fn store_for_mover(&self, b: &mut Builder, ds: &Fragment) {
         let Some(handed) = self.layout.handed else { return };
-        let (tile, stage) = (handed.tile(), handed.stage(b, self.count));
+        let (tile, stage) = (handed.tile(), self.handed_stage(b, &handed));
         let row = b.let_(self.group * ROWS_PER_GROUP + self.warp * ROWS_PER_WARP + (self.lane & 15));
         let start = stage.at(b).address(b);
         let first = tile.chunk(b, start, row, self.lane >> 4);
@@ -172,7 +172,7 @@ impl Consumer<'_> {
     /// Hands over to the mover what was stored.
     pub(super) fn hand_over(&self, b: &mut Builder) {
         let Some(handed) = self.layout.handed else { return };
-        let stage = handed.stage(b, self.count);
+        let stage = self.handed_stage(b, &handed);
         b.fence_async();
         b.sync_warp();
         b.predicated(self.leader, |b| stage.publish(b));

@@ -93,8 +93,7 @@ impl<'a> Producer<'a> {
     /// Copies one held tile, and the streamed ones that it needs of each of its heads.
     fn tile(&self, b: &mut Builder, tile: &Tile) {
         let row = tile.first_row(b, self.cfg);
-        let used = self.cfg.clears_held().then(|| b.let_(tile.held_len(self.cfg) - row));
-        let of = Source { head: tile.head, batch: tile.batch, row, used };
+        let of = Source { head: tile.head, batch: tile.batch, row, used: None };
         self.held_tile(b, 0, of);
         let streamed = tile.streamed(b, self.cfg, self.args);
         let (heads, first_head) = self.streamed_heads(b, tile);

@@ -65,7 +65,8 @@ impl Consumer<'_> {
     /// The terms of a streamed tile's rows, which have arrived.
     pub(super) fn streamed_terms(&self, b: &mut Builder) -> Option<Terms> {
         let terms = self.layout.terms?;
-        let slot = self.layout.streamed[0].slot(b, self.count);
+        let number = self.streamed_number(b, self.count);
+        let slot = self.layout.streamed[0].slot(b, number);
         let first = b.let_((self.lane & 3) * (2 * TERM_BYTES));
         Some(Terms::Columns(terms.at(b, slot).plus(b, first)))
     }

@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use flashcore_tile::{Acc, Builder, Pred, Reg, U32, Val, Warpgroup};
+use flashcore_tile::{Acc, Builder, Pred, Reg, Shared, U32, Val, Warpgroup};
 
 use super::{
     Arguments, Config, Layout, ROWS_PER_GROUP, ROWS_PER_WARP, Side,
@@ -14,6 +14,11 @@ use super::{
 };
 use crate::parts::{range::Range, row_end::thread_rows, softmax::Rows};
 
+/// Threads of a consumer.
+const WARPGROUP: u32 = 128;
+/// What the threads of a consumer set aside, 8 bytes each.
+pub(super) const ASIDE_BYTES: u32 = 8 * WARPGROUP;
+
 /// Works through the tiles that the producer posts.
 pub(super) fn run(b: &mut Builder, cfg: Config, args: &Arguments, layout: &Layout, group: Reg<U32>) {
     let consumer = Consumer::new(b, cfg, args, layout, group);
@@ -21,7 +26,8 @@ pub(super) fn run(b: &mut Builder, cfg: Config, args: &Arguments, layout: &Layou
     b.while_(
         |b| {
             consumer.held_stage(b, 0).wait_full(b);
-            let info = info(b, layout, consumer.held_count);
+            let number = consumer.held_number(b);
+            let info = info(b, layout, number);
             let (tile, there) = Tile::read(b, cfg, args, info);
             held.set(Some(tile));
             there
@@ -39,6 +45,7 @@ impl Consumer<'_> {
         let terms = self.held_terms(b, tile);
         let range = self.cfg.keeps_range().then(|| Range::new(b));
         let streamed = tile.streamed(b, self.cfg, self.args);
+        self.set_aside(b, tile);
         let any = b.uniform::<Warpgroup>(streamed.begin.lt(streamed.end));
         let scores = Acc::new(b, self.cfg.shape.step as usize);
         let mut ended = None;
@@ -53,8 +60,29 @@ impl Consumer<'_> {
             |b| self.skip(b),
         );
         let work = ended.expect("the block has run");
-        b.add_to(self.held_count, 1);
-        store::gradients(b, self, tile, &work, range);
+        let tile = self.take_back(b, tile);
+        self.pass_held(b);
+        store::gradients(b, self, &tile, &work, range);
+    }
+
+    /// Where this thread sets aside what pairs have no use for: a fused kernel has no registers for it meanwhile.
+    fn aside(&self, b: &mut Builder) -> Option<Shared> {
+        let start = self.layout.aside?;
+        let thread = b.thread();
+        let mine = b.let_((thread % (self.cfg.shape.consumers * WARPGROUP)) * (ASIDE_BYTES / WARPGROUP));
+        Some(b.shared_at(start).plus(b, mine))
+    }
+
+    fn set_aside(&self, b: &mut Builder, tile: &Tile) {
+        if let Some(aside) = self.aside(b) {
+            b.store_shared(aside, &[tile.head, tile.batch].map(Val::from));
+        }
+    }
+
+    fn take_back(&self, b: &mut Builder, tile: &Tile) -> Tile {
+        let Some(aside) = self.aside(b) else { return *tile };
+        let [head, batch] = b.load_shared::<U32, 2>(aside);
+        Tile { head, batch, ..*tile }
     }
 
     /// All pairs of a held tile. Where there is but one, no loop stands around the products in flight: a branch there would

@@ -1,10 +1,14 @@
 //! The writer: a warp that adds the parts of dQ, as the mover leaves them in shared memory, to sums in memory.
 //!
-//! Tiles of keys that see the same queries add to them in the order of their numbers. A writer tells how far it has come by a
-//! number in memory and waits until the writer of the tile before is past the place at which it wants to add. CTAs draw tiles
-//! in order, so that nobody waits for a tile that nobody has. All walk the queries in the same direction, so that one stays
-//! behind the other by a step, and rarely has to look. To tell takes as long as memory does, which is why nobody who
-//! multiplies does it. [`crate::backward_sums`] puts the sums in order and leaves zeros.
+//! Tiles of keys that see the same queries add to them in the order of their numbers, so that sums are the same bits in every
+//! run. A writer tells how far it has come by a number in memory and waits until the writer of the tile before is past the
+//! place at which it wants to add. CTAs draw tiles in order, so that nobody waits for a tile that nobody has. All walk the
+//! queries in the same direction, so that one stays behind the other by a step.
+//!
+//! A writer waits until its additions have been made before it tells, and the next one adds after it has read that: additions
+//! are made in L2, in this order, whatever else of a thread's writes others see. So numbers are told without a fence, which
+//! would wait for everything that is under way and made the writer the slowest of all. [`crate::backward_sums`] puts the sums
+//! in order and leaves zeros.
 
 use std::cell::Cell;
 
@@ -108,10 +112,7 @@ impl<'a> Writer<'a> {
             let to = self.sums_at(b, tile, head, row);
             self.step(b, &place, counts, leads, at, to);
         });
-        b.if_(leads, |b| {
-            b.tma_wait(0);
-            self.tell(b, &place, DONE);
-        });
+        b.if_(leads, |b| self.tell(b, &place, DONE));
         // Without it the assembler lets the other lanes go on to what all of them do together.
         b.sync_warp();
     }
@@ -173,17 +174,17 @@ impl<'a> Writer<'a> {
             stage.release(b, leads);
             b.add_to(counts.parts, 1);
         }
-        // What was added in the step before has arrived by now.
         b.if_(leads, |b| {
-            b.tma_wait(parts.len() as u32);
-            self.tell(b, place, at);
+            b.tma_wait(0);
+            let next = b.let_(at + 1);
+            self.tell(b, place, next);
         });
     }
 
     /// Tells that everything before `at` has been added.
     fn tell(&self, b: &mut Builder, place: &Place, at: impl Into<Expr<U32>>) {
         let at = at.into();
-        b.predicated(place.last.not(), |b| b.publish(place.own, at));
+        b.predicated(place.last.not(), |b| b.tell(place.own, at));
     }
 
     /// Waits until the tile before has added its part at `at`.

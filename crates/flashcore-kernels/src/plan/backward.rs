@@ -23,8 +23,7 @@ use crate::{
 pub enum Form {
     /// Two kernels, for keys and for queries.
     Split,
-    /// One kernel, with dQ summed in memory. No plan takes it by itself: on an H200 it is right on small problems, and does
-    /// not end on some large ones.
+    /// One kernel, with dQ summed in memory, where it takes the problem; otherwise two.
     Fused,
     /// The same with this tile.
     FusedBy(backward_sm90::Shape),
@@ -32,7 +31,7 @@ pub enum Form {
 
 /// Plans gradients; `alignment` is what all addresses of tensors are multiples of, in bytes.
 pub fn plan_backward(problem: &BackwardProblem, gpu: &Gpu, alignment: u64) -> Result<Plan, PlanError> {
-    plan_backward_by(problem, gpu, alignment, Form::Split)
+    plan_backward_by(problem, gpu, alignment, backward_hopper::form(problem, gpu))
 }
 
 /// As [`plan_backward`], but in this form where a Hopper's kernels take the problem: for comparisons.

@@ -9,7 +9,7 @@ use super::{
     backward::{Form, Products},
 };
 use crate::{
-    backward_sm90::{Config, Ending, Order, ROWS_PER_GROUP, Shape, counter},
+    backward_sm90::{Config, Ending, Order, ROWS_PER_GROUP, Shape, counter, heads_at_once},
     backward_sums,
     launch::KernelConfig,
     parts::{lengths::LengthsKind, mask::Sides, schedule::Side},
@@ -19,6 +19,9 @@ use crate::{
 const MOST_FEATURES: usize = 128;
 /// What tensor copies need of addresses and strides, in bytes.
 const UNIT: u64 = 16;
+/// Keys of a tile of the fused kernel, and queries of a step.
+const KEYS: usize = 2 * ROWS_PER_GROUP as usize;
+const STEP: usize = 64;
 /// Bytes from which on strides do not fit a tensor map.
 const FAR: usize = 1 << 40;
 
@@ -86,8 +89,7 @@ pub(super) fn products(problem: &BackwardProblem, half: Half, form: Form) -> Res
         })
     };
     let fused = match form {
-        // Slopes of capped scores need weights of their own, for which the fused kernel has no registers.
-        _ if forward.softcap().is_some() => None,
+        _ if !fuses(forward) => None,
         Form::Split => None,
         Form::Fused => Some(row.fused),
         Form::FusedBy(shape) => Some(shape),
@@ -112,6 +114,44 @@ pub(super) fn products(problem: &BackwardProblem, half: Half, form: Form) -> Res
         kernels: vec![config(Side::Keys, fused), KernelConfig::BackwardSums(sums)],
         why: "five products for each pair of tiles instead of seven",
     })
+}
+
+/// Whether the fused kernel takes the problem. Slopes of capped scores need weights of their own, and lengths more registers
+/// than there are; in f16, gradients of scores of several consumers would have to agree on one range.
+fn fuses(forward: &Problem) -> bool {
+    let uniform = matches!(forward.sequences_kind(), Sequences::Uniform);
+    forward.dtype() == DType::BF16 && forward.softcap().is_none() && uniform
+}
+
+/// Queries that a key must be seen by on average for one kernel to be faster than two: adding dQ costs as much for each tile
+/// of keys whether it is used long or not.
+const LEAST_SEEN: usize = 2048;
+/// Steps by which a tile of keys stays behind the one before it.
+const BEHIND: usize = 2;
+/// The share of its work that a CTA may wait for others at the start.
+const WAITING: usize = 8;
+
+/// The form that was measured to be faster.
+pub(super) fn form(problem: &BackwardProblem, gpu: &Gpu) -> Form {
+    let forward = problem.forward();
+    let seen = forward.group() * seen(forward);
+    let (tiles, heads) = (forward.seq_kv().div_ceil(KEYS), forward.batch() * forward.heads_kv());
+    // Tiles of a head wait for one another, so that the last of those in flight starts late.
+    let at_once = heads_at_once(problem, Side::Keys).max(1) as usize;
+    let late = BEHIND * tiles.min(gpu.sms as usize / at_once);
+    let steps = heads * tiles * seen / STEP / gpu.sms.max(1) as usize;
+    if seen >= LEAST_SEEN && late * WAITING <= steps { Form::Fused } else { Form::Split }
+}
+
+/// Queries of a head that see a key on average.
+fn seen(forward: &Problem) -> usize {
+    let queries = forward.seq_q();
+    let mask = forward.mask();
+    match (mask.left(), mask.right()) {
+        (None, None) => queries,
+        (Some(left), Some(right)) => queries.min(left.saturating_add(right) as usize),
+        _ => queries / 2,
+    }
 }
 
 /// Tiles are drawn where they are not equally long.

@@ -1,5 +1,5 @@
 //! Gradients computed plainly, row by row: in f64 the oracle, in f32 with weights and gradients of scores rounded to the
-//! tensors' own type the yardstick.
+//! tensors' own type the yardstick, as an unfused computation stores them: the second are made of the first.
 
 use std::ops::Range;
 
@@ -270,16 +270,18 @@ impl<A: Arithmetic> Task<'_, A> {
         let p = &weights.of_keys;
         let dp: Vec<_> = query.keys.clone().map(|key| dot(&query.d_out, &query.v[key])).collect();
         let sum = sum.unwrap_or_else(|| dot(p, &dp));
-        let grad = |n: usize| p[n] * (dp[n] + A::Real::new(-1.0) * sum) * slopes[n];
-        let (mut ds, mut rounded): (Vec<_>, _) = ((0..p.len()).map(grad).collect(), p.clone());
-        self.arithmetic.store(&mut ds);
+        let mut rounded = p.clone();
         self.arithmetic.store(&mut rounded);
+        let grad = |n: usize| rounded[n] * (dp[n] + A::Real::new(-1.0) * sum) * slopes[n];
+        let mut ds: Vec<_> = (0..p.len()).map(grad).collect();
+        self.arithmetic.store(&mut ds);
         let errors = Errors::new(self.problem.dtype(), self.problem.scale(), query, &scores, &weights);
         let scale = A::Real::new(self.problem.scale());
         for (n, key) in query.keys.clone().enumerate() {
             let (weight, factor) = (p[n].wide(), scale * ds[n]);
             let noise = factor.wide().abs() * errors.weight + scale.wide() * weight * errors.difference;
-            let rounding = (errors.rounding * factor.wide()).powi(2);
+            // The weight was rounded, and so is the gradient.
+            let rounding = 2.0 * (errors.rounding * factor.wide()).powi(2);
             let of_sum = (scale.wide() * weight * errors.sum).powi(2);
             plane.dv.add(
                 key,
