@@ -337,7 +337,9 @@ def work(rank, world, folder):
 def outcome(world):
     """What went wrong in each task on each rank."""
     with tempfile.TemporaryDirectory() as folder:
-        context = processes.get_context("spawn")
+        # One process imports torch, which takes seconds, and all ranks start as copies of it.
+        context = processes.get_context("forkserver")
+        context.set_forkserver_preload(["torch", "torch.distributed.tensor", "flashcore.distributed", "pytest"])
         ranks = [context.Process(target=work, args=(rank, world, folder), daemon=True) for rank in range(world)]
         for rank in ranks:
             rank.start()
