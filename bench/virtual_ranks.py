@@ -50,18 +50,19 @@ class Ranks:
     """All ranks of a ring and their shards of q, k, v and the gradient of the output."""
 
     def __init__(self, options, tensors):
+        tokens, world, layout = [options.tokens], options.ranks, options.layout
         how = _attend.How(_attend.Mask(None, 0), 1 / math.sqrt(tensors[0].shape[3]), None, "bhsd")
-        lengths, boxes = _attend.Lengths([options.tokens], [options.tokens]), [queue.SimpleQueue() for _ in range(options.ranks)]
-        self.calls = [Call(Loop(rank, boxes), how, options.layout, lengths) for rank in range(options.ranks)]
-        places = [_shards.positions([options.tokens], options.ranks, rank, options.layout) for rank in range(options.ranks)]
-        self.shards = [[x.index_select(2, place.to(x.device)) for x in tensors] for place in places]
-        self.order = _shards.order([options.tokens], options.ranks, options.layout).to(tensors[0].device)
-        self.threads = ThreadPoolExecutor(options.ranks)
+        boxes = [queue.SimpleQueue() for _ in range(world)]
+        self.calls = [Call(Loop(rank, boxes), how, layout, _attend.Lengths(tokens, tokens)) for rank in range(world)]
+        places = [_shards.positions(tokens, world, rank, layout).to(tensors[0].device) for rank in range(world)]
+        self.shards = [[x.index_select(2, place) for x in tensors] for place in places]
+        self.order = _shards.order(tokens, world, layout).to(tensors[0].device)
+        self.threads = ThreadPoolExecutor(world)
 
     def forward(self):
         """Output and log-sum-exp of every rank."""
         run = lambda call, shard: _ring.forward(call, *shard[:3], None)
-        return list(self.threads.map(run, self.calls, self.shards))
+        return self.on_all(run, self.calls, self.shards)
 
     def backward(self, results):
         """The gradients of every rank's q, k and v."""
@@ -70,7 +71,15 @@ class Ranks:
             sums = _attend.row_sums(shard[3], result[0], None, call.how)
             return _ring.backward(call, *shard[:3], result[1], sums, shard[3])
 
-        return list(self.threads.map(run, self.calls, self.shards, results))
+        return self.on_all(run, self.calls, self.shards, results)
+
+    def on_all(self, run, *each):
+        found = [self.threads.submit(run, *arguments) for arguments in zip(*each)]
+        failed = [future.exception() for future in found if future.exception()]
+        # Ranks that wait for one that failed fail too.
+        for error in sorted(failed, key=lambda error: isinstance(error, queue.Empty)):
+            raise error
+        return [future.result() for future in found]
 
     def whole(self, parts):
         return torch.cat(parts, 2)[:, :, self.order]
@@ -136,10 +145,13 @@ def case(options, heads, kv_heads, dim):
     times = seconds(runs, timing.once if options.device == "cuda" else on_cpu)
     if options.profile:
         profile(runs)
-    share = lambda *parts: sum(times[f"{part}_unsplit"] for part in parts) / sum(times[f"{part}_split"] for part in parts)
+    of = lambda way, *parts: sum(times[f"{part}_{way}"] for part in parts)
+    share = lambda *parts: of("unsplit", *parts) / of("split", *parts)
     worst = max(found["split"][name] / found["unsplit"][name] for name in found["split"])
     shares = dict(share=share("forward", "backward"), share_forward=share("forward"), share_backward=share("backward"))
-    about = dict(heads=heads, kv_heads=kv_heads, dim=dim, ranks=options.ranks, tokens=options.tokens, layout=options.layout)
+    about = dict(heads=heads, kv_heads=kv_heads, dim=dim) | {
+        x: getattr(options, x) for x in ("ranks", "tokens", "layout")
+    }
     return about | shares | times | dict(errors=found, error_ratio=worst)
 
 
@@ -149,7 +161,8 @@ def profile(runs):
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
             run()
             torch.cuda.synchronize()
-        print(name, found.key_averages().table(sort_by="cuda_time_total", row_limit=12, max_name_column_width=90), file=sys.stderr)
+        table = found.key_averages().table(sort_by="cuda_time_total", row_limit=12, max_name_column_width=90)
+        print(name, table, sep="\n", file=sys.stderr)
 
 
 def main():

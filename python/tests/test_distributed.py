@@ -204,7 +204,12 @@ class Llama(torch.nn.Module):
         self.embedding = torch.nn.Embedding(vocabulary, width)
         self.layers = torch.nn.ModuleList(
             torch.nn.ModuleDict(
-                dict(qkv=linear(2 * width, width), o=linear(width, width), up=linear(4 * width, width), down=linear(width, 2 * width))
+                dict(
+                    qkv=linear(2 * width, width),
+                    o=linear(width, width),
+                    up=linear(4 * width, width),
+                    down=linear(width, 2 * width),
+                )
             )
             for _ in range(layers)
         )
@@ -220,7 +225,11 @@ class Llama(torch.nn.Module):
     def mix(self, qkv, positions):
         batch, tokens, width = qkv.shape
         dim = width // 2 // self.heads
-        q, k, v = qkv.view(batch, tokens, 2 * self.heads, dim).transpose(1, 2).split([self.heads, self.heads // 2, self.heads // 2], 1)
+        q, k, v = (
+            qkv.view(batch, tokens, 2 * self.heads, dim)
+            .transpose(1, 2)
+            .split([self.heads, self.heads // 2, self.heads // 2], 1)
+        )
         q, k = (rotated(x, positions) for x in (q, k))
         return self.attend(q, k, v).transpose(1, 2).reshape(batch, tokens, -1)
 
@@ -246,7 +255,9 @@ def losses(attend, shard, total, steps=50):
     for _ in range(steps):
         text = torch.randint(0, 32, (2, 15), generator=rng).repeat(1, 5)[:, :74]
         tokens, labels, positions = shard(text[:, :-1]), shard(text[:, 1:]), shard(torch.arange(73)[None])[0]
-        loss = torch.nn.functional.cross_entropy(model(tokens, positions).flatten(0, 1), labels.flatten(), reduction="sum")
+        loss = torch.nn.functional.cross_entropy(
+            model(tokens, positions).flatten(0, 1), labels.flatten(), reduction="sum"
+        )
         optimizer.zero_grad()
         (loss / text[:, 1:].numel()).backward()
         found.append(total(loss.detach()).item() / text[:, 1:].numel())
@@ -295,6 +306,7 @@ def torchs_own(rank, world):
     out = reference(*right, None, causal=True)
     out.backward(inputs[3].double())
     mesh = dist.device_mesh.init_device_mesh("cpu", (world,))
+
     # What torch calls for CPU tensors has no place in its ring; what it calls for those of a GPU has.
     def scaled_dot_product_attention(q, k, v):
         return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True)[0]
@@ -313,7 +325,9 @@ def torchs_own(rank, world):
         library._destroy()
     cut = lambda x: distributed.shard(x, layout="zigzag")
     pairs = zip((found, *(x.grad for x in tensors)), (out.detach(), *(x.grad for x in right)))
-    return [f"{n}: off" for n, (got, want) in enumerate(pairs) if not torch.allclose(got.double(), cut(want), atol=2e-5)]
+    return [
+        f"{n}: off" for n, (got, want) in enumerate(pairs) if not torch.allclose(got.double(), cut(want), atol=2e-5)
+    ]
 
 
 TASKS = {1: ["schemes"], 2: ["schemes", "disagrees", "learns", "torchs_own"], 3: ["schemes", "dies"], 4: ["schemes"]}
@@ -413,7 +427,9 @@ def test_every_token_is_held_once_and_bands_say_what_is_seen(layout, length):
     for world in (1, 2, 3, 5):
         held = [_shards.positions([length, 3], world, rank, layout) for rank in range(world)]
         assert sorted(torch.cat(held).tolist()) == list(range(length + 3))
-        for (a, b), window in itertools.product(itertools.product(range(world), repeat=2), ((None, 0), (3, 2), (4, None))):
+        for (a, b), window in itertools.product(
+            itertools.product(range(world), repeat=2), ((None, 0), (3, 2), (4, None))
+        ):
             for q in _shards.pieces(length, world, a, layout):
                 for k in _shards.pieces(length, world, b, layout):
                     check_band(q, k, window, length)

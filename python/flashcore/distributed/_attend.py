@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -41,17 +42,18 @@ class How(NamedTuple):
         """The dimension of heads."""
         return 3 - self.axis
 
-    def options(self, seen: Band, accumulate: bool) -> _native.Options:
-        left, right, shift = seen
-        options = Options(left, right, True, self.scale, self.softcap, self.layout, accumulate=accumulate, shift=shift)
-        return options.native
-
     def cut(self, tensor: Tensor, span: Span) -> Tensor:
         return tensor.narrow(self.axis, *span)
 
     def rows(self, tensor: Tensor) -> tuple[int, int, int]:
         """Batch, heads and tokens."""
         return tensor.shape[0], tensor.shape[self.heads], tensor.shape[self.axis]
+
+
+@functools.lru_cache(1024)
+def _options(how: How, seen: Band, accumulate: bool) -> _native.Options:
+    left, right, shift = seen
+    return Options(left, right, True, how.scale, how.softcap, how.layout, accumulate=accumulate, shift=shift).native
 
 
 class Lengths(NamedTuple):
@@ -135,7 +137,7 @@ def attend(results: Results, k: Tensor, v: Tensor, of: list[list[Section]], diag
                 part.clear()
             q, out = (how.cut(tensor, cell.queries) for tensor in (part.q, part.out))
             tensors = (q, how.cut(k, cell.keys), how.cut(v, cell.keys), out, part.lse.of(cell.queries))
-            _frameworks.of(k).accumulate(tensors, how.options(cell.seen, not first), None)
+            _frameworks.of(k).accumulate(tensors, _options(how, cell.seen, not first), None)
             part.begun = True
 
 
@@ -176,9 +178,7 @@ class Part:
         return self.dense[span]
 
 
-def differentiate(
-    q: Tensor, d_out: Tensor, rows: Tensor, dq: Tensor, of: list[list[Section]], how: How
-) -> list[Part]:
+def differentiate(q: Tensor, d_out: Tensor, rows: Tensor, dq: Tensor, of: list[list[Section]], how: How) -> list[Part]:
     """Gradients of queries that no keys have been asked about yet."""
     parts = []
     for sections in of:
@@ -207,7 +207,7 @@ def add_gradients(
             for grad, section in itertools.product(grads, keys):
                 how.cut(grad, section.span).zero_()
         for cell in found:
-            _add(part, kv, grads, cell, how.options(cell.seen, not written), how)
+            _add(part, kv, grads, cell, _options(how, cell.seen, not written), how)
 
 
 def _add(part: Part, kv: Any, grads: Any, cell: Cell, options: _native.Options, how: How) -> None:
