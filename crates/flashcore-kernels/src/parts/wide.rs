@@ -18,8 +18,11 @@ pub(crate) const VECTOR: u32 = 8;
 const BYTES: u32 = size_of::<f32>() as u32;
 /// Bytes of a line of L2.
 const LINE: u32 = 128;
-/// Vectors whose old values are read before any of them is written: loads wait for no store between them.
-const BATCH: usize = 8;
+/// Vectors that are written together.
+const BATCH: usize = 4;
+/// Vectors whose old values are read before any of them is written: loads wait for no store between them, and the more there
+/// are on their way, the less often a warp waits.
+const READ_BATCH: usize = 8;
 
 /// Two columns of both rows of a thread.
 pub(crate) type Vector = [Reg<F32>; 2 * ROWS_PER_THREAD];
@@ -172,8 +175,9 @@ impl WideRows {
     ) {
         let empty = ended.factor.map(|factor| b.let_(factor.eq(0.0)));
         let kept = ended.kept.map(|kept| kept.map(|kept| (kept, b.let_(kept.ne(0.0)))));
-        for (batch, vectors) in vectors.chunks(BATCH).enumerate() {
-            let first = (batch * BATCH) as u32;
+        let each = if kept.is_some() { READ_BATCH } else { BATCH };
+        for (batch, vectors) in vectors.chunks(each).enumerate() {
+            let first = (batch * each) as u32;
             let who: Vec<_> = (first..)
                 .zip(vectors)
                 .map(|(n, _)| {
