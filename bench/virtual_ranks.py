@@ -1,124 +1,181 @@
-"""Context parallel on one GPU: the kernels of every rank of a ring, one rank after another, beside the unsplit call.
+"""Context parallel on one GPU: every rank of a ring is a thread of this process, beside the unsplit call.
 
-python bench/virtual_ranks.py [--ranks 8] [--tokens 65536] [--heads 16] [--kv-heads 16] [--dim 128] [--layout zigzag]
+python bench/virtual_ranks.py [HEADSxKV_HEADSxDIM ...] [--ranks 8] [--tokens 65536] [--layout zigzag] [--profile]
 
-No transport: what a rank receives is taken from a list. Prints JSON: seconds of forward and backward, split and unsplit,
-and the relative RMS error of both against float64 on some rows.
+Ranks run the code of `ring_attention`, forward and backward, causal. What one passes on is handed to the next as it is:
+kernels and sums are those of several GPUs, and messages take no time. Prints a line of JSON for each case: seconds (medians;
+split and unsplit take turns), the share of the unsplit speed that is left, and the relative RMS errors of both against
+float64 over all rows of the first key head and its queries.
 """
 
 import argparse
 import json
 import math
+import queue
+import statistics
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
 import flashcore
-from flashcore.distributed import _attend, _shards
+import timing
+from flashcore.distributed import _attend, _ring, _shards
 from flashcore.distributed._agree import Call
-from flashcore.distributed._attend import How, Lengths, Mask
 
 
 class Loop:
-    """A rank of a group that moves nothing."""
+    """A rank of a group whose ranks are threads."""
 
-    def __init__(self, rank, world):
-        self.rank, self.world = rank, world
+    def __init__(self, rank, boxes):
+        self.rank, self.world, self.boxes = rank, len(boxes), boxes
 
-
-def ranks(options):
-    how = How(Mask(None, 0), 1 / math.sqrt(options.dim), None, "bhsd")
-    lengths = Lengths([options.tokens], [options.tokens])
-    return [Call(Loop(rank, options.ranks), how, options.layout, lengths) for rank in range(options.ranks)]
+    def pass_on(self, given, kinds):
+        self.boxes[(self.rank + 1) % self.world].put(given)
+        return Arriving(self.boxes[self.rank], kinds)
 
 
-def cut(x, calls):
-    """The shards of all ranks."""
-    world, layout = calls[0].group.world, calls[0].layout
-    places = [_shards.positions([x.shape[2]], world, rank, layout).to(x.device) for rank in range(world)]
-    return [x.index_select(2, place) for place in places]
+class Arriving:
+    def __init__(self, box, kinds):
+        self.box, self.kinds = box, kinds
+
+    def wait(self):
+        found = self.box.get(timeout=60)
+        assert [(tuple(x.shape), x.dtype) for x in found] == self.kinds
+        return found
 
 
-def forward(calls, q, k, v):
-    results = []
-    for call in calls:
-        rank, world = call.group.rank, call.group.world
-        parts = _attend.begin(q[rank], v[0].shape[3], call.sections("queries"), call.how)
-        for step in range(world):
-            source = (rank - step) % world
-            _attend.attend(parts, k[source], v[source], call.sections("keys", source), [0], call.how)
-        results.append(_attend.finish(parts, None, q[rank], v[0].shape[3], call.how))
-    return results
+class Ranks:
+    """All ranks of a ring and their shards of q, k, v and the gradient of the output."""
+
+    def __init__(self, options, tensors):
+        tokens, world, layout = [options.tokens], options.ranks, options.layout
+        how = _attend.How(_attend.Mask(None, 0), 1 / math.sqrt(tensors[0].shape[3]), None, "bhsd")
+        boxes = [queue.SimpleQueue() for _ in range(world)]
+        self.calls = [Call(Loop(rank, boxes), how, layout, _attend.Lengths(tokens, tokens)) for rank in range(world)]
+        places = [_shards.positions(tokens, world, rank, layout).to(tensors[0].device) for rank in range(world)]
+        self.shards = [[x.index_select(2, place) for x in tensors] for place in places]
+        self.order = _shards.order(tokens, world, layout).to(tensors[0].device)
+        self.threads = ThreadPoolExecutor(world)
+
+    def forward(self):
+        """Output and log-sum-exp of every rank."""
+        run = lambda call, shard: _ring.forward(call, *shard[:3], None)
+        return self.on_all(run, self.calls, self.shards)
+
+    def backward(self, results):
+        """The gradients of every rank's q, k and v."""
+
+        def run(call, shard, result):
+            sums = _attend.row_sums(shard[3], result[0], None, call.how)
+            return _ring.backward(call, *shard[:3], result[1], sums, shard[3])
+
+        return self.on_all(run, self.calls, self.shards, results)
+
+    def on_all(self, run, *each):
+        found = [self.threads.submit(run, *arguments) for arguments in zip(*each)]
+        failed = [future.exception() for future in found if future.exception()]
+        # Ranks that wait for one that failed fail too.
+        for error in sorted(failed, key=lambda error: isinstance(error, queue.Empty)):
+            raise error
+        return [future.result() for future in found]
+
+    def whole(self, parts):
+        return torch.cat(parts, 2)[:, :, self.order]
 
 
-def backward(calls, q, k, v, results, d_out):
-    world = len(calls)
-    sums = [[torch.zeros_like(x, dtype=torch.float32) for x in (k[n], v[n])] for n in range(world)]
-    dq = []
-    for call, (out, lse) in zip(calls, results):
-        rank = call.group.rank
-        rows = _attend.row_sums(d_out[rank], out, None, call.how)
-        parts = _attend.differentiate(q[rank], d_out[rank], rows, lse, call.sections("queries"), call.how)
-        for step in range(world):
-            source = (rank - step) % world
-            own = tuple(torch.zeros_like(x) for x in sums[source])
-            of = call.sections("keys", source)
-            _attend.add_gradients(parts, (k[source], v[source]), own, of, [0], call.how)
-            for total, part in zip(sums[source], own):
-                total.add_(part)
-        dq.append(torch.cat([part.dq for part in parts], 2).to(q[rank].dtype))
-    return dq, [tuple(x.to(k[0].dtype) for x in of) for of in sums]
+def exact(q, k, v, d_out, rows=2048):
+    """Output and gradients of one key head and its queries in float64, causal, some queries at a time."""
+    q, k, v, d_out = (x.double() for x in (q, k, v, d_out))
+    scale, out, dq, dk, dv = q.shape[2] ** -0.5, *map(torch.zeros_like, (q, q, k, v))
+    for a in range(0, q.shape[1], rows):
+        b = min(a + rows, q.shape[1])
+        some, keys, values, d = q[:, a:b], k[:, :b], v[:, :b], d_out[:, a:b]
+        hidden = torch.ones(b - a, b, dtype=torch.bool, device=q.device).triu(1 + a)
+        p = (some @ keys.mT * scale).masked_fill(hidden, -torch.inf).softmax(-1)
+        out[:, a:b] = p @ values
+        ds = p * (d @ values.mT - (d * out[:, a:b]).sum(-1, keepdim=True)) * scale
+        dq[:, a:b] = ds @ keys
+        dk[:, :b] += (ds.mT @ some).sum(0)
+        dv[:, :b] += (p.mT @ d).sum(0)
+    return out, dq, dk, dv
 
 
-def seconds(run, least=1.0):
-    """The median time of a call, back to back, after as long a warm-up."""
-    times, total = [], 0.0
-    run()
-    while total < 2 * least:
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
+def errors(found, right):
+    """Relative RMS errors, by name."""
+    off = lambda x, y: ((x[0, : len(y)].double() - y).square().sum() / y.square().sum()).sqrt().item()
+    return {name: off(x, y) for name, x, y in zip(("out", "dq", "dk", "dv"), found, right)}
+
+
+def on_cpu(run, calls):
+    begin = time.perf_counter()
+    for _ in range(calls):
         run()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) / 1e3)
-        total += times[-1]
-    return sorted(times[len(times) // 2 :])[len(times) // 4]
+    return (time.perf_counter() - begin) / calls
 
 
-def error(out, q, k, v):
-    """Relative RMS error of some rows against float64."""
-    rows = torch.linspace(0, q.shape[2] - 1, 16).long().tolist()
-    off, size = 0.0, 0.0
-    for row in rows:
-        scores = (q[:, :, row : row + 1].double() @ k[:, :, : row + 1].double().transpose(-1, -2)) / math.sqrt(q.shape[3])
-        right = torch.softmax(scores, -1) @ v[:, :, : row + 1].double()
-        off += (out[:, :, row : row + 1].double() - right).square().sum().item()
-        size += right.square().sum().item()
-    return math.sqrt(off / size)
+def seconds(runs, once, rounds=5, least=0.2):
+    """The median time of each call, several back to back; calls take turns, so that all meet the same clocks."""
+    calls = {name: math.ceil(least / max(once(run, 1), once(run, 1))) for name, run in runs.items()}
+    times = [{name: once(run, calls[name]) for name, run in runs.items()} for _ in range(rounds)]
+    return {name: statistics.median(turn[name] for turn in times) for name in runs}
+
+
+def case(options, heads, kv_heads, dim):
+    torch.manual_seed(0)
+    make = lambda heads: torch.randn(1, heads, options.tokens, dim, device=options.device, dtype=torch.bfloat16)
+    q, k, v, d_out = map(make, (heads, kv_heads, kv_heads, heads))
+    whole = [x.detach().requires_grad_() for x in (q, k, v)]
+    result = flashcore.attention(*whole, causal=True)
+    grads = lambda: torch.autograd.grad(result, whole, d_out, retain_graph=True)
+    ranks = Ranks(options, (q, k, v, d_out))
+    results = ranks.forward()
+    split = [[out for out, _ in results], *zip(*ranks.backward(results))]
+    group = heads // kv_heads
+    right = exact(q[0, :group], k[0, :1], v[0, :1], d_out[0, :group])
+    found = dict(unsplit=errors((result, *grads()), right), split=errors(map(ranks.whole, split), right))
+    del split, right
+    runs = {
+        "forward_unsplit": lambda: flashcore.attention(q, k, v, causal=True),
+        "forward_split": ranks.forward,
+        "backward_unsplit": grads,
+        "backward_split": lambda: ranks.backward(results),
+    }
+    times = seconds(runs, timing.once if options.device == "cuda" else on_cpu)
+    if options.profile:
+        profile(runs)
+    of = lambda way, *parts: sum(times[f"{part}_{way}"] for part in parts)
+    share = lambda *parts: of("unsplit", *parts) / of("split", *parts)
+    worst = max(found["split"][name] / found["unsplit"][name] for name in found["split"])
+    shares = dict(share=share("forward", "backward"), share_forward=share("forward"), share_backward=share("backward"))
+    about = dict(heads=heads, kv_heads=kv_heads, dim=dim) | {
+        x: getattr(options, x) for x in ("ranks", "tokens", "layout")
+    }
+    return about | shares | times | dict(errors=found, error_ratio=worst)
+
+
+def profile(runs):
+    """Time by kernel, to stderr."""
+    for name, run in runs.items():
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
+            run()
+            torch.cuda.synchronize()
+        table = found.key_averages().table(sort_by="cuda_time_total", row_limit=12, max_name_column_width=90)
+        print(name, table, sep="\n", file=sys.stderr)
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    for name, value in dict(ranks=8, tokens=65536, heads=16, kv_heads=16, dim=128).items():
-        parser.add_argument("--" + name.replace("_", "-"), type=int, default=value)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="*", default=["32x8x128", "16x16x128"])
+    parser.add_argument("--ranks", type=int, default=8)
+    parser.add_argument("--tokens", type=int, default=65536)
     parser.add_argument("--layout", default="zigzag", choices=_shards.LAYOUTS)
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--profile", action="store_true")
     options = parser.parse_args()
-    torch.manual_seed(0)
-    make = lambda heads: torch.randn(1, heads, options.tokens, options.dim, device="cuda", dtype=torch.bfloat16)
-    q, k, v, d_out = (make(heads) for heads in (options.heads, options.kv_heads, options.kv_heads, options.heads))
-    calls = ranks(options)
-    shards = [cut(x, calls) for x in (q, k, v)]
-    d_shards = cut(d_out, calls)
-    whole = [x.detach().requires_grad_() for x in (q, k, v)]
-    result = flashcore.attention(*whole, causal=True)
-    found = forward(calls, *shards)
-    joined = torch.cat([out for out, _ in found], 2)[:, :, _shards.order([options.tokens], options.ranks, options.layout)]
-    run = dict(vars(options), error_unsplit=error(result.detach(), q, k, v), error_split=error(joined, q, k, v))
-    run["forward_unsplit"] = seconds(lambda: flashcore.attention(q, k, v, causal=True))
-    run["forward_split"] = seconds(lambda: forward(calls, *shards))
-    run["backward_unsplit"] = seconds(lambda: torch.autograd.grad(result, whole, d_out, retain_graph=True))
-    run["backward_split"] = seconds(lambda: backward(calls, *shards, found, d_shards))
-    unsplit, split = (run[f"forward_{way}"] + run[f"backward_{way}"] for way in ("unsplit", "split"))
-    print(json.dumps(run | {"share": unsplit / split}))
+    for text in options.cases:
+        print(json.dumps(case(options, *map(int, text.split("x")))), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,14 @@
 """`flashcore.distributed` over gloo, several processes on this machine: every scheme against one process in f64."""
 
+import argparse
+import functools
+import importlib
 import itertools
 import os
+import random
 import tempfile
 import time
+import traceback
 from pathlib import Path
 
 import numpy as np
@@ -149,11 +154,11 @@ def failing(check, *arguments):
 
 
 def schemes(rank, world):
-    """Every case by every scheme, whose layouts change from case to case; some cases with all of them."""
+    """Every case by a ring in every layout, and by the other schemes in layouts that change from case to case."""
     runs = [
         (case, scheme, layout)
         for (n, case), (m, scheme), (p, layout) in itertools.product(*map(enumerate, (CASES, SCHEMES, _shards.LAYOUTS)))
-        if (n + m) % 3 == p or case in ("causal", "sinks", "packed", "fewer queries")
+        if (n + m) % 3 == p or scheme == "ring" or case in ("causal", "sinks", "packed", "fewer queries")
     ]
     found = [failing(compare, *run) for run in runs]
     found.append(failing(decodes, world))
@@ -199,7 +204,12 @@ class Llama(torch.nn.Module):
         self.embedding = torch.nn.Embedding(vocabulary, width)
         self.layers = torch.nn.ModuleList(
             torch.nn.ModuleDict(
-                dict(qkv=linear(2 * width, width), o=linear(width, width), up=linear(4 * width, width), down=linear(width, 2 * width))
+                dict(
+                    qkv=linear(2 * width, width),
+                    o=linear(width, width),
+                    up=linear(4 * width, width),
+                    down=linear(width, 2 * width),
+                )
             )
             for _ in range(layers)
         )
@@ -215,7 +225,11 @@ class Llama(torch.nn.Module):
     def mix(self, qkv, positions):
         batch, tokens, width = qkv.shape
         dim = width // 2 // self.heads
-        q, k, v = qkv.view(batch, tokens, 2 * self.heads, dim).transpose(1, 2).split([self.heads, self.heads // 2, self.heads // 2], 1)
+        q, k, v = (
+            qkv.view(batch, tokens, 2 * self.heads, dim)
+            .transpose(1, 2)
+            .split([self.heads, self.heads // 2, self.heads // 2], 1)
+        )
         q, k = (rotated(x, positions) for x in (q, k))
         return self.attend(q, k, v).transpose(1, 2).reshape(batch, tokens, -1)
 
@@ -241,7 +255,9 @@ def losses(attend, shard, total, steps=50):
     for _ in range(steps):
         text = torch.randint(0, 32, (2, 15), generator=rng).repeat(1, 5)[:, :74]
         tokens, labels, positions = shard(text[:, :-1]), shard(text[:, 1:]), shard(torch.arange(73)[None])[0]
-        loss = torch.nn.functional.cross_entropy(model(tokens, positions).flatten(0, 1), labels.flatten(), reduction="sum")
+        loss = torch.nn.functional.cross_entropy(
+            model(tokens, positions).flatten(0, 1), labels.flatten(), reduction="sum"
+        )
         optimizer.zero_grad()
         (loss / text[:, 1:].numel()).backward()
         found.append(total(loss.detach()).item() / text[:, 1:].numel())
@@ -276,43 +292,133 @@ def dies(rank, world):
         return [] if waited < 30 else [f"waited for {waited} s"]
 
 
-def work(rank, world, folder, task):
+def torchs_own(rank, world):
+    """`context_parallel` of torch, whose ring is made of the operators that FlashCore takes: here those of CPU tensors."""
+    experimental = pytest.importorskip("torch.distributed.tensor.experimental")
+    import flashcore.integrations.torch as slot
+
+    library = torch.library.Library("aten", "IMPL")
+    for name, operator in slot.OPERATORS.items():
+        library.impl(name, operator, "CPU")
+    rng = torch.Generator().manual_seed(4)
+    inputs = [torch.randn(2, 4, 24, 16, generator=rng) for _ in range(4)]
+    right = [x.double().requires_grad_() for x in inputs[:3]]
+    out = reference(*right, None, causal=True)
+    out.backward(inputs[3].double())
+    mesh = dist.device_mesh.init_device_mesh("cpu", (world,))
+
+    # What torch calls for CPU tensors has no place in its ring; what it calls for those of a GPU has.
+    def scaled_dot_product_attention(q, k, v):
+        return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True)[0]
+
+    functional, kept = torch.nn.functional, torch.nn.functional.scaled_dot_product_attention
+    functional.scaled_dot_product_attention = scaled_dot_product_attention
+    try:
+        shards = [x.clone() for x in inputs]
+        with experimental.context_parallel(mesh, buffers=shards, buffer_seq_dims=[2] * 4):
+            tensors = [x.detach().clone().requires_grad_() for x in shards[:3]]
+            found = functional.scaled_dot_product_attention(*tensors)
+            found.backward(shards[3])
+            found = found.detach()
+    finally:
+        functional.scaled_dot_product_attention = kept
+        library._destroy()
+    cut = lambda x: distributed.shard(x, layout="zigzag")
+    pairs = zip((found, *(x.grad for x in tensors)), (out.detach(), *(x.grad for x in right)))
+    return [
+        f"{n}: off" for n, (got, want) in enumerate(pairs) if not torch.allclose(got.double(), cut(want), atol=2e-5)
+    ]
+
+
+TASKS = {1: ["schemes"], 2: ["schemes", "disagrees", "learns", "torchs_own"], 3: ["schemes", "dies"], 4: ["schemes"]}
+"""What the ranks of a group do one after another; a process takes longer to start than to do most of it."""
+
+
+def work(rank, world, folder):
     torch.set_num_threads(1)
     store = dist.FileStore(os.path.join(folder, "store"), world)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
-    found = globals()[task](rank, world)
-    Path(folder, f"rank{rank}").write_text("\n".join(found))
-    os._exit(0) if task == "dies" else dist.destroy_process_group()
+    for task in TASKS[world]:
+        try:
+            found = globals()[task](rank, world)
+        except Exception:
+            found = [traceback.format_exc()]
+        Path(folder, f"{task}{rank}").write_text("\n".join(found))
+    os._exit(0) if "dies" in TASKS[world] else dist.destroy_process_group()
 
 
-def run(world, task):
-    """What went wrong on each rank."""
+@functools.cache
+def outcome(world):
+    """What went wrong in each task on each rank."""
     with tempfile.TemporaryDirectory() as folder:
-        context = processes.get_context("spawn")
-        ranks = [context.Process(target=work, args=(rank, world, folder, task), daemon=True) for rank in range(world)]
+        # One process imports torch, which takes seconds, and all ranks start as copies of it.
+        context = processes.get_context("forkserver")
+        context.set_forkserver_preload(["torch", "torch.distributed.tensor", "flashcore.distributed", "pytest"])
+        ranks = [context.Process(target=work, args=(rank, world, folder), daemon=True) for rank in range(world)]
         for rank in ranks:
             rank.start()
         for rank in ranks:
             rank.join(240)
-        files = {name: Path(folder, name) for name in (f"rank{rank}" for rank in range(world))}
-        return {name: file.read_text() if file.exists() else "ended" for name, file in files.items()}
+        read = lambda file: file.read_text() if file.exists() else "ended"
+        return {task: [read(Path(folder, f"{task}{rank}")) for rank in range(world)] for task in TASKS[world]}
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
 def test_every_scheme_gives_what_one_process_gives(world):
-    assert run(world, "schemes") == {f"rank{rank}": "" for rank in range(world)}
+    assert outcome(world)["schemes"] == [""] * world
 
 
 def test_a_mistake_on_one_rank_is_told_on_all():
-    assert run(2, "disagrees") == {"rank0": "", "rank1": ""}
+    assert outcome(2)["disagrees"] == ["", ""]
 
 
 def test_a_rank_that_ends_is_an_error_on_the_others():
-    assert run(3, "dies") == {"rank0": "", "rank1": "", "rank2": "ended"}
+    assert outcome(3)["dies"] == ["", "", "ended"]
 
 
 def test_a_model_learns_as_on_one_rank():
-    assert run(2, "learns") == {"rank0": "", "rank1": ""}
+    assert outcome(2)["learns"] == ["", ""]
+
+
+def test_context_parallel_of_torch_runs_on_it():
+    assert outcome(2)["torchs_own"] == ["", ""]
+
+
+def bench(monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "bench")
+    return importlib.import_module("virtual_ranks")
+
+
+def test_bits_do_not_depend_on_when_messages_arrive(monkeypatch):
+    module = bench(monkeypatch)
+    rng = torch.Generator().manual_seed(5)
+    tensors = [torch.randn(1, heads, 41, 16, generator=rng) for heads in (4, 2, 2, 4)]
+    ranks = module.Ranks(argparse.Namespace(tokens=41, ranks=3, layout="zigzag"), tensors)
+    results = ranks.forward()
+    found = results, ranks.backward(results)
+    prompt = module.Loop.pass_on
+    late = lambda *message: (time.sleep(random.random() / 100), prompt(*message))[1]
+    monkeypatch.setattr(module.Loop, "pass_on", late)
+    results = ranks.forward()
+    again = results, ranks.backward(results)
+    flat = lambda parts: [x for part in parts for of_rank in part for x in of_rank]
+    assert all(map(torch.equal, flat(found), flat(again)))
+
+
+def test_virtual_ranks_err_no_more_than_the_whole(monkeypatch):
+    module = bench(monkeypatch)
+    monkeypatch.setattr(module, "seconds", lambda runs, once: {name: once(run, 1) for name, run in runs.items()})
+    options = argparse.Namespace(tokens=501, ranks=4, layout="zigzag", device="cpu", profile=False)
+    found = module.case(options, 4, 2, 32)
+    assert found["error_ratio"] < 1.05, found
+
+
+def test_a_zigzag_ring_makes_one_call_for_each_step():
+    held = [_shards.sections([64], 4, rank, "zigzag")[0] for rank in range(4)]
+    for rank, source in itertools.product(range(4), repeat=2):
+        (cell,) = _shards.cells(held[rank], held[source], (None, 0), 0)
+        wanted = {0: (16, 16), 1: (16, 8), -1: (8, 16)}[(rank > source) - (rank < source)]
+        assert cell.extent == wanted and cell.seen == (_shards.CAUSAL if rank == source else _shards.ALL)
 
 
 @pytest.mark.parametrize("length", [0, 1, 2, 5, 16, 37])
@@ -321,7 +427,9 @@ def test_every_token_is_held_once_and_bands_say_what_is_seen(layout, length):
     for world in (1, 2, 3, 5):
         held = [_shards.positions([length, 3], world, rank, layout) for rank in range(world)]
         assert sorted(torch.cat(held).tolist()) == list(range(length + 3))
-        for (a, b), window in itertools.product(itertools.product(range(world), repeat=2), ((None, 0), (3, 2), (4, None))):
+        for (a, b), window in itertools.product(
+            itertools.product(range(world), repeat=2), ((None, 0), (3, 2), (4, None))
+        ):
             for q in _shards.pieces(length, world, a, layout):
                 for k in _shards.pieces(length, world, b, layout):
                     check_band(q, k, window, length)

@@ -209,6 +209,12 @@ impl Builder {
         self.emit(Op::Red, &mods, [at.into().operand(), group(values.map(Reg::operand).into())]);
     }
 
+    /// Brings the line around an address of global memory to L2, for who reads it later.
+    #[track_caller]
+    pub fn prefetch_global(&mut self, at: impl Into<Global>) {
+        self.emit(Op::Prefetch, &[Mod::Global, Mod::L2], [at.into().operand()]);
+    }
+
     /// Waits until a number in global memory is above `bound` and returns it. Lanes may read different numbers. Nothing else
     /// is ordered by it: see [`tell`](Self::tell).
     #[track_caller]

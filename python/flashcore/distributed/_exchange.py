@@ -35,13 +35,13 @@ class Group:
         self.wait(dist.all_gather(found, tensor.contiguous(), group=self.group, async_op=True))
         return found
 
-    def pass_on(self, buffer: Tensor, size: int) -> tuple[Tensor, list[Any]]:
-        """Sends bytes to the next rank while those of the rank before arrive: a buffer, and what to wait for."""
-        arriving = buffer.new_empty(size)
+    def pass_on(self, given: list[Tensor], kinds: list[Kind]) -> Moving:
+        """Sends dense tensors to the next rank while those of the rank before, whose kinds are known, arrive."""
+        arriving = [given[0].new_empty(shape, dtype=dtype) for shape, dtype in kinds]
         after, before = (dist.get_global_rank(self._group(), (self.rank + n) % self.world) for n in (1, -1))
-        moves = [dist.P2POp(dist.isend, buffer, after, self.group)] if buffer.numel() else []
-        moves += [dist.P2POp(dist.irecv, arriving, before, self.group)] if size else []
-        return arriving, dist.batch_isend_irecv(moves) if moves else []
+        moves = [dist.P2POp(dist.isend, raw(tensor), after, self.group) for tensor in given if tensor.numel()]
+        moves += [dist.P2POp(dist.irecv, raw(tensor), before, self.group) for tensor in arriving if tensor.numel()]
+        return Moving(self, arriving, dist.batch_isend_irecv(moves) if moves else [])
 
     def swap(self, given: list[list[Tensor]], kinds: list[list[Kind]]) -> list[list[Tensor]]:
         """Gives some tensors to each rank and gets some from each, whose kinds are known."""
@@ -56,13 +56,30 @@ class Group:
         return dist.group.WORLD if self.group is None else self.group
 
 
+class Moving:
+    """Tensors that are on their way."""
+
+    def __init__(self, group: Group, arriving: list[Tensor], works: list[Any]) -> None:
+        self.group, self.arriving, self.works = group, arriving, works
+
+    def wait(self) -> list[Tensor]:
+        """The tensors, once they are here; those that were sent may be used again."""
+        self.group.wait(*self.works)
+        return self.arriving
+
+
 def bytes_of(shape: Any, dtype: torch.dtype) -> int:
     return torch.Size(shape).numel() * dtype.itemsize
 
 
+def raw(tensor: Tensor) -> Tensor:
+    """A dense tensor as bytes: every transport takes bytes, whatever the element type."""
+    return tensor.view(-1).view(torch.uint8)
+
+
 def pack(tensors: list[Tensor]) -> Tensor:
-    """Tensors as bytes, one after another: every transport takes bytes, whatever the element type."""
-    flat = [tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in tensors]
+    """Tensors as bytes, one after another."""
+    flat = [raw(tensor.contiguous()) for tensor in tensors]
     return flat[0] if len(flat) == 1 else torch.cat(flat)
 
 

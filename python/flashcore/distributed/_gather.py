@@ -18,26 +18,28 @@ class Gathered(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, call: Call, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
-        parts = _attend.begin(q, v.shape[3], call.sections("queries"), call.how)
+        results = _attend.begin(q, v.shape[3], call.sections("queries"), call.how)
         keys, values, of = _everything(call, k, v)
-        _attend.attend(parts, keys, values, of, call.lengths.diagonals(), call.how)
-        out, lse = _attend.finish(parts, sinks, q, v.shape[3], call.how)
+        _attend.attend(results, keys, values, of, call.lengths.diagonals(), call.how)
+        out, lse = _attend.finish(results, sinks, q, call.how)
         ctx.call = call
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(q, k, v, sinks, out, lse)
         return out, lse
 
     @staticmethod
-    def backward(ctx: Any, d_out: Tensor, d_lse: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> tuple[Any, ...]:
         call, (q, k, v, sinks, out, lse) = ctx.call, ctx.saved_tensors
+        d_out = torch.zeros_like(out) if d_out is None else d_out.contiguous()
         sums = _attend.row_sums(d_out, out, d_lse, call.how)
-        parts = _attend.differentiate(q, d_out.contiguous(), sums, lse, call.sections("queries"), call.how)
+        dq = torch.empty_like(q, dtype=torch.float32, memory_format=torch.contiguous_format)
+        parts = _attend.differentiate(q, d_out, torch.stack([lse, sums]), dq, call.sections("queries"), call.how)
         keys, values, of = _everything(call, k, v)
-        grads = tuple(torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in (keys, values))
-        _attend.add_gradients(parts, (keys, values), grads, of, call.lengths.diagonals(), call.how)
+        grads = tuple(torch.empty(x.shape, dtype=torch.float32, device=x.device) for x in (keys, values))
+        _attend.add_gradients(parts, (keys, values), grads, of, call.lengths.diagonals(), call.how, True)
         dk, dv = _returned(call, grads, (k, v))
-        dq = torch.cat([part.dq for part in parts], call.how.axis).to(q.dtype) if parts else torch.zeros_like(q)
         d_sinks = None if sinks is None else _attend.sink_gradients(sinks, lse, sums)
-        return None, dq, dk, dv, d_sinks
+        return None, dq.to(q.dtype), dk, dv, d_sinks
 
 
 def _kinds(call: Call, like: Tensor) -> list[Kind]:

@@ -18,11 +18,22 @@ class Piece(NamedTuple):
     step: int = 1
 
 
+class Span(NamedTuple):
+    """Neighbouring tokens of a tensor."""
+
+    start: int
+    count: int
+
+
 class Section(NamedTuple):
     """A piece and where it starts in the tensor of the rank that has it."""
 
     start: int
     piece: Piece
+
+    @property
+    def span(self) -> Span:
+        return Span(self.start, self.piece.count)
 
 
 class Band(NamedTuple):
@@ -34,6 +45,29 @@ class Band(NamedTuple):
 
 
 ALL = Band(None, None, 0)
+CAUSAL = Band(None, 0, 0)
+
+
+class Cell(NamedTuple):
+    """What one call computes: queries, counted from the first of their sequence in a shard, keys, and what is seen."""
+
+    queries: Span
+    keys: Span
+    seen: Band
+
+    @property
+    def extent(self) -> tuple[int, int]:
+        return self.queries.count, self.keys.count
+
+    def join(self, other: Cell) -> Cell | None:
+        """Both at once, where all is seen and they share an edge."""
+        if not self.seen == other.seen == ALL:
+            return None
+        if self.queries == other.queries and self.keys.start + self.keys.count == other.keys.start:
+            return self._replace(keys=Span(self.keys.start, self.keys.count + other.keys.count))
+        if self.keys == other.keys and self.queries.start + self.queries.count == other.queries.start:
+            return self._replace(queries=Span(self.queries.start, self.queries.count + other.queries.count))
+        return None
 
 
 def check_layout(layout: Any) -> None:
@@ -90,9 +124,19 @@ def order(lengths: list[int], world: int, layout: str) -> Tensor:
     return torch.cat([positions(lengths, world, rank, layout) for rank in range(world)]).argsort()
 
 
+def count(of: list[Section]) -> int:
+    """How many tokens sections of one sequence have."""
+    return sum(section.piece.count for section in of)
+
+
+def covered(of: list[Section]) -> Span:
+    """The sections of one sequence, which lie side by side."""
+    return Span(of[0].start if of else 0, count(of))
+
+
 def rows(of: list[list[Section]]) -> int:
     """How many tokens sections have."""
-    return sum(section.piece.count for sequence in of for section in sequence)
+    return sum(map(count, of))
 
 
 def band(q: Piece, k: Piece, left: int | None, right: int | None, diagonal: int) -> Band | None:
@@ -113,3 +157,32 @@ def band(q: Piece, k: Piece, left: int | None, right: int | None, diagonal: int)
     if last is not None:
         return Band(None if first is None else last - first, 0, last)
     return ALL if first is None else Band(0, None, first)
+
+
+def cells(queries: list[Section], keys: list[Section], mask: tuple[Any, Any], diagonal: int) -> list[Cell]:
+    """The fewest calls that compute what these queries of a sequence see of these keys."""
+    if not queries or not keys:
+        return []
+    if tuple(mask) == (None, 0) and diagonal == 0 and [q.piece for q in queries] == [k.piece for k in keys]:
+        # Shards keep the order of their sequence, so that its causal mask is that of a shard by itself.
+        return [Cell(Span(0, count(queries)), covered(keys), CAUSAL)]
+    found: list[Cell] = []
+    for q in queries:
+        row: list[Cell] = []
+        for k in keys:
+            seen = band(q.piece, k.piece, *mask, diagonal)
+            if seen is not None:
+                _add(row, Cell(Span(q.start - queries[0].start, q.piece.count), k.span, seen))
+        for cell in row:
+            _add(found, cell)
+    return found
+
+
+def _add(found: list[Cell], cell: Cell) -> None:
+    """Joins a cell to one that was found before, where that is possible."""
+    for n, other in enumerate(found):
+        both = other.join(cell)
+        if both is not None:
+            found[n] = both
+            return
+    found.append(cell)

@@ -132,6 +132,36 @@ pub(super) fn gradients(
     }
 }
 
+/// Brings what gradients are added to near, before the first pair streams past.
+pub(super) fn prefetch(b: &mut Builder, consumer: &Consumer<'_>, tile: &Tile) {
+    let Gradients::Tensors(tensors) = &consumer.args.grads else { return };
+    if consumer.cfg.ending != Ending::Added {
+        return;
+    }
+    for (tensor, dim) in tensors.iter().zip(consumer.cfg.dims()) {
+        wide_rows(b, consumer, tile, tensor).prefetch(b, consumer.lane, dim);
+    }
+}
+
+/// This thread's rows of a gradient in f32.
+fn wide_rows(b: &mut Builder, consumer: &Consumer<'_>, tile: &Tile, tensor: &TensorArgument) -> WideRows {
+    let (cfg, args) = (consumer.cfg, consumer.args);
+    // Rows that are not used are left alone where others are added to.
+    let end = match cfg.side {
+        _ if cfg.ending == Ending::Added => tile.held_len(cfg),
+        Side::Keys => args.lengths.seq_kv,
+        Side::Queries => args.lengths.seq_q,
+    };
+    let rows = consumer.thread_rows(b, tile);
+    let there = rows.map(|row| b.let_(row.lt(Val::from(end))));
+    let column = wide::first_column(b, consumer.lane, None);
+    let to = rows.map(|row| {
+        let row = tensor.at(b, tile.batch, tile.head, row);
+        b.let_(row + column)
+    });
+    WideRows { to, there, pairs: true }
+}
+
 /// Writes one gradient in f32 from registers, or adds it to what is there.
 fn wide(
     b: &mut Builder,
@@ -140,30 +170,17 @@ fn wide(
     (grad, factor): (&Acc, Option<Reg<F32>>),
     tensor: &TensorArgument,
 ) {
-    let (cfg, args) = (consumer.cfg, consumer.args);
-    let added = cfg.ending == Ending::Added;
+    let cfg = consumer.cfg;
     let used = tile.held_len(cfg);
-    // Rows that are not used are left alone where others are added to.
-    let end = match cfg.side {
-        _ if added => used,
-        Side::Keys => args.lengths.seq_kv,
-        Side::Queries => args.lengths.seq_q,
-    };
     let factor = factor.unwrap_or_else(|| b.var(1.0));
-    let rows = consumer.thread_rows(b, tile);
-    let there = rows.map(|row| b.let_(row.lt(Val::from(end))));
-    let factors = rows.map(|row| match cfg.cuts_held() {
+    let factors = consumer.thread_rows(b, tile).map(|row| match cfg.cuts_held() {
         true => b.let_(row.lt(Val::from(used)).select(factor, 0.0)),
         false => factor,
     });
-    let column = wide::first_column(b, consumer.lane, None);
-    let to = rows.map(|row| {
-        let row = tensor.at(b, tile.batch, tile.head, row);
-        b.let_(row + column)
-    });
+    let to = wide_rows(b, consumer, tile, tensor);
     let vectors: Vec<Vector> = grad.regs().chunks_exact(4).map(|v| [v[0], v[1], v[2], v[3]]).collect();
-    let ended = Ended::added(b, factors, added);
-    WideRows { to, there, pairs: true }.write(b, &ended, &vectors, |_, _| Exist::All);
+    let ended = Ended::added(b, factors, cfg.ending == Ending::Added);
+    to.write(b, &ended, &vectors, |_, _| Exist::All);
 }
 
 /// Waits until every store has been written; at the end of the kernel.

@@ -42,6 +42,7 @@ impl Consumer<'_> {
         let work = Work::new(b, self);
         work.first.fill(b, 0.0);
         work.second.iter().for_each(|second| second.fill(b, 0.0));
+        store::prefetch(b, self, tile);
         let terms = self.held_terms(b, tile);
         let range = self.cfg.keeps_range().then(|| Range::new(b));
         let streamed = tile.streamed(b, self.cfg, self.args);

@@ -61,6 +61,9 @@ impl Consumer<'_> {
         let own = tile.own_key_tiles(b, self.cfg, self.args, self.group);
         // Only now: the values may lie where those of the tile before were multiplied to its very end.
         self.pass_over_values(b, own.behind);
+        if self.cfg.accumulate {
+            self.wide_rows(b, tile, None).prefetch(b, self.lane, self.cfg.dim_v);
+        }
         let work = self.body(b, tile, &own.tiles, opening, output, probs);
         self.close(b, epilogue, tile, own.before, work)
     }

@@ -16,8 +16,13 @@ use super::{
 pub(crate) const VECTOR: u32 = 8;
 /// Bytes of an element.
 const BYTES: u32 = size_of::<f32>() as u32;
-/// Vectors whose old values are read before any of them is written: loads wait for no store between them.
+/// Bytes of a line of L2.
+const LINE: u32 = 128;
+/// Vectors that are written together.
 const BATCH: usize = 4;
+/// Vectors whose old values are read before any of them is written: loads wait for no store between them, and the more there
+/// are on their way, the less often a warp waits.
+const READ_BATCH: usize = 8;
 
 /// Two columns of both rows of a thread.
 pub(crate) type Vector = [Reg<F32>; 2 * ROWS_PER_THREAD];
@@ -170,8 +175,9 @@ impl WideRows {
     ) {
         let empty = ended.factor.map(|factor| b.let_(factor.eq(0.0)));
         let kept = ended.kept.map(|kept| kept.map(|kept| (kept, b.let_(kept.ne(0.0)))));
-        for (batch, vectors) in vectors.chunks(BATCH).enumerate() {
-            let first = (batch * BATCH) as u32;
+        let each = if kept.is_some() { READ_BATCH } else { BATCH };
+        for (batch, vectors) in vectors.chunks(each).enumerate() {
+            let first = (batch * each) as u32;
             let who: Vec<_> = (first..)
                 .zip(vectors)
                 .map(|(n, _)| {
@@ -196,6 +202,20 @@ impl WideRows {
                     let pair = [vector[2 * row], vector[2 * row + 1]];
                     self.store(b, who[row], row, n, pair);
                 }
+            }
+        }
+    }
+
+    /// Brings what rows of `dim` columns hold to L2, long before it is read; the lanes of a quad share a row's lines.
+    #[track_caller]
+    pub(crate) fn prefetch(&self, b: &mut Builder, lane: Reg<U32>, dim: u32) {
+        let lines = (dim * BYTES).div_ceil(LINE);
+        let own = b.let_(lane & 3);
+        for row in 0..ROWS_PER_THREAD {
+            let at = b.let_(self.to[row] + (own * LINE).widen());
+            for first in (0..lines).step_by(4) {
+                let who = b.let_(self.there[row] & own.lt(lines - first));
+                b.predicated(who, |b| b.prefetch_global(Global::from(at).at((first * LINE) as i32)));
             }
         }
     }
