@@ -140,14 +140,20 @@ impl Launch<'_> {
     }
 }
 
+/// What `CUtensorMap` is aligned to.
+const TENSOR_MAP_ALIGN: usize = 64;
+
 /// The argument that a slot is the memory of, counted as in the names that compilers give to parameters.
 fn argument(spec: &LaunchSpec, kernel: &Kernel, slot: Slot) -> String {
-    let is_of = |param: &Param| match param {
-        Param::Buffer(of) => *of == slot,
-        Param::TensorMap(map) => map.slot == slot,
-        _ => false,
-    };
-    let found = spec.params.iter().position(is_of).and_then(|at| Some((at, kernel.params.get(at)?)));
+    fn is_of(param: &Param, slot: Slot) -> bool {
+        match param {
+            Param::Buffer(of) => *of == slot,
+            Param::TensorMap(map) => map.slot == slot,
+            Param::Struct(members) => members.iter().any(|member| is_of(member, slot)),
+            _ => false,
+        }
+    }
+    let found = spec.params.iter().position(|param| is_of(param, slot)).and_then(|at| Some((at, kernel.params.get(at)?)));
     found
         .map_or_else(|| format!("buffer {}", slot.0), |(at, param)| format!("argument {at} ({})", param.name))
 }
@@ -197,19 +203,7 @@ fn encode_params(
     }
     let (mut block, mut maps) = (vec![0; program.layout.param_bytes as usize], Vec::new());
     for (index, (param, declared)) in spec.params.iter().zip(declared).enumerate() {
-        let bytes = match param {
-            Param::U32(value) => value.to_le_bytes().to_vec(),
-            Param::U64(value) => value.to_le_bytes().to_vec(),
-            Param::F32(value) => value.to_le_bytes().to_vec(),
-            Param::Bytes(bytes) => bytes.clone(),
-            Param::Buffer(slot) => address_of(global, *slot)?.to_le_bytes().to_vec(),
-            Param::TensorMap(map) => {
-                let address = address_of(global, map.slot)?;
-                maps.push(TensorMap::new(map, address).map_err(|reason| wrong(index, reason))?);
-                tensor_map::encode(maps.len() - 1).to_vec()
-            }
-            other => return Err(wrong(index, format!("{other:?} is not supported"))),
-        };
+        let (bytes, _) = encode(param, global, &mut maps, &|reason| wrong(index, reason))?;
         if bytes.len() != declared.bytes() as usize {
             let reason = format!("{} bytes for a parameter of {}", bytes.len(), declared.bytes());
             return Err(wrong(index, reason));
@@ -218,6 +212,39 @@ fn encode_params(
         block[start..start + bytes.len()].copy_from_slice(&bytes);
     }
     Ok((block, maps))
+}
+
+/// The bytes of a parameter, and what their address must be a multiple of.
+fn encode(
+    param: &Param,
+    global: &GlobalMemory,
+    maps: &mut Vec<TensorMap>,
+    wrong: &dyn Fn(String) -> SimError,
+) -> Result<(Vec<u8>, usize), SimError> {
+    Ok(match param {
+        Param::U32(value) => (value.to_le_bytes().to_vec(), 4),
+        Param::U64(value) => (value.to_le_bytes().to_vec(), 8),
+        Param::F32(value) => (value.to_le_bytes().to_vec(), 4),
+        Param::Bytes(bytes) => (bytes.clone(), 1),
+        Param::Buffer(slot) => (address_of(global, *slot)?.to_le_bytes().to_vec(), 8),
+        Param::TensorMap(map) => {
+            let address = address_of(global, map.slot)?;
+            maps.push(TensorMap::new(map, address).map_err(wrong)?);
+            (tensor_map::encode(maps.len() - 1).to_vec(), TENSOR_MAP_ALIGN)
+        }
+        Param::Struct(members) => {
+            let (mut bytes, mut widest) = (Vec::new(), 1);
+            for member in members {
+                let (part, align) = encode(member, global, maps, wrong)?;
+                bytes.resize(bytes.len().next_multiple_of(align), 0);
+                bytes.extend(part);
+                widest = align.max(widest);
+            }
+            bytes.resize(bytes.len().next_multiple_of(widest), 0);
+            (bytes, widest)
+        }
+        other => return Err(wrong(format!("{other:?} is not supported"))),
+    })
 }
 
 fn address_of(global: &GlobalMemory, slot: Slot) -> Result<u64, SimError> {

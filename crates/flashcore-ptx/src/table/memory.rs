@@ -12,6 +12,7 @@ const SHARED: &[Mod] = &[Shared, SharedCta];
 const READABLE: &[Mod] = &[Global, Shared, SharedCta, SharedCluster, Local, Const, Param];
 const WRITABLE: &[Mod] = &[Global, Shared, SharedCta, SharedCluster, Local];
 const ATOMIC: &[Mod] = &[Global, Shared, SharedCta, SharedCluster];
+const VOLATILE: &[Mod] = &[Global, Shared, SharedCta, SharedCluster, Local];
 const L1_HINT: &[Mod] = &[L1EvictNormal, L1EvictUnchanged, L1EvictFirst, L1EvictLast, L1NoAllocate];
 const PREFETCH: &[Mod] = &[L2B64, L2B128, L2B256];
 const DATA: Kind = Kind::Vector(Ty::Loose(Var(0)), Count::VecMod);
@@ -40,7 +41,7 @@ pub(super) const LOAD_STORE: &[Row] = &[
         opt(&[V2, V4]),
         t(ANY),
     ]),
-    ld(&[one(&[Volatile]), opt(ATOMIC), opt(&[V2, V4]), t(ANY)]),
+    ld(&[one(&[Volatile]), opt(VOLATILE), opt(&[V2, V4]), t(ANY)]),
     ld(&[one(&[Relaxed, Acquire]), one(SCOPE), opt(ATOMIC), opt(&[V2, V4]), t(ANY)]),
     ld(&[
         one(&[Relaxed, Acquire]),
@@ -73,7 +74,7 @@ pub(super) const LOAD_STORE: &[Row] = &[
     st(&[opt(&[Weak]), opt(WRITABLE), opt(&[Wb, Cg, Cs, Wt]), opt(&[V2, V4]), t(ANY)]),
     st(&[one(&[Param]), opt(&[V2, V4]), t(ANY)]),
     st(&[opt(&[Weak]), opt(&[Global]), opt(L1_HINT), opt(&[L2CacheHint]), opt(&[V2, V4]), t(ANY)]),
-    st(&[one(&[Volatile]), opt(ATOMIC), opt(&[V2, V4]), t(ANY)]),
+    st(&[one(&[Volatile]), opt(VOLATILE), opt(&[V2, V4]), t(ANY)]),
     st(&[one(&[Relaxed, Release]), one(SCOPE), opt(ATOMIC), opt(&[V2, V4]), t(ANY)]),
     st(&[
         one(&[Relaxed, Release]),

@@ -5,7 +5,7 @@ use crate::{
     finding::FindingKind,
     memory::{Place, resolve},
     program::{Access, Addr, Dst, Lanes, Order, Reg, Space, Src},
-    regfile::{each_lane, lanes_of},
+    regfile::{Origin, each_lane, lanes_of},
 };
 use std::ops::Range;
 
@@ -28,14 +28,15 @@ impl Step<'_, '_> {
         let width = access.bytes as usize;
         let len = width * dsts.len();
         let mut values = vec![[0u64; 32]; dsts.len()];
-        let mut unwritten = vec![0u32; dsts.len()];
+        let (mut unwritten, mut shared) = (vec![0u32; dsts.len()], false);
         for lane in lanes_of(self.mask) {
             let place = resolve(access.space, addresses[lane]);
             let mut bytes = [0; WIDEST];
-            self.read_place(lane, place, access.space, &mut bytes[..len], access.order)?;
+            self.fetch_place(lane, place, access.space, &mut bytes[..len], access.order)?;
+            shared |= matches!(place, Place::Shared { .. });
             for (i, value) in values.iter_mut().enumerate() {
                 value[lane] = extend(&bytes[i * width..(i + 1) * width], access.signed);
-                let missed = self.is_unwritten_local(lane, place, i * width..(i + 1) * width);
+                let missed = self.is_unwritten(lane, place, i * width..(i + 1) * width);
                 unwritten[i] |= u32::from(missed) << lane;
             }
         }
@@ -43,18 +44,30 @@ impl Step<'_, '_> {
         for ((dst, value), lanes) in dsts.iter().zip(&values).zip(unwritten) {
             self.write(*dst, value);
             if let (Some(reg), 1..) = (*dst, lanes) {
-                self.machine.warps[self.warp].registers.undefine(reg, lanes, self.pc);
+                let origin = Origin { pc: self.pc, shared };
+                self.machine.warps[self.warp].registers.undefine(reg, lanes, origin);
             }
         }
         Ok(Flow::Next)
     }
 
-    /// Whether a part of what a lane reads lies in local memory and nobody wrote any of it.
-    fn is_unwritten_local(&self, lane: usize, place: Place, part: Range<usize>) -> bool {
-        let Place::Local(offset) = place else { return false };
-        let warp = &self.machine.warps[self.warp];
-        let start = lane * (warp.local.len() / 32) + offset as usize;
-        warp.local_written.misses(start + part.start..start + part.end)
+    /// Whether a part of what a lane reads means nothing: nobody wrote any of it in local memory, where compilers copy
+    /// whole structs, or not all of it in shared memory. Reading alone is no fault: libraries read one element too many
+    /// and drop it.
+    fn is_unwritten(&self, lane: usize, place: Place, part: Range<usize>) -> bool {
+        match place {
+            Place::Local(offset) => {
+                let warp = &self.machine.warps[self.warp];
+                let start = lane * (warp.local.len() / 32) + offset as usize;
+                warp.local_written.misses(start + part.start..start + part.end)
+            }
+            Place::Shared { rank, offset } => self.machine.peer(self.cta, rank).is_some_and(|cta| {
+                let shared = &self.machine.ctas[cta].shared;
+                let range = shared.range(offset + part.start as u32, part.len());
+                range.is_ok_and(|range| !shared.written.covers(range))
+            }),
+            _ => false,
+        }
     }
 
     /// Stores to local memory keep what means nothing: compilers put aside and copy whole structs.
@@ -116,6 +129,23 @@ impl Step<'_, '_> {
         out: &mut [u8],
         order: Order,
     ) -> Outcome<()> {
+        self.fetch_place(lane, place, space, out, order)?;
+        if matches!(place, Place::Shared { .. }) {
+            let written = !self.is_unwritten(lane, place, 0..out.len());
+            self.check_written(written, FindingKind::UninitShared, lane);
+        }
+        Ok(())
+    }
+
+    /// The same for bytes of shared memory that perhaps nobody wrote.
+    fn fetch_place(
+        &mut self,
+        lane: usize,
+        place: Place,
+        space: Space,
+        out: &mut [u8],
+        order: Order,
+    ) -> Outcome<()> {
         let len = out.len();
         self.check_alignment(lane, place, len)?;
         match place {
@@ -133,8 +163,6 @@ impl Step<'_, '_> {
                 let (cta, range) = self.shared_range(lane, rank, offset, len, space)?;
                 self.check_mbarrier_bytes(lane, cta, offset, len);
                 out.copy_from_slice(self.machine.ctas[cta].shared.bytes(range.clone()));
-                let written = self.machine.ctas[cta].shared.written.covers(range.clone());
-                self.check_written(written, FindingKind::UninitShared, lane);
                 let name = self.name_for(order);
                 self.order_shared(lane, cta, range, false, name);
             }

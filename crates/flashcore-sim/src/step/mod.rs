@@ -19,6 +19,7 @@ mod scalar;
 mod sparse;
 mod tensor;
 mod undefined;
+mod visit;
 mod warp;
 mod wgmma;
 mod wmma;

@@ -55,6 +55,9 @@ impl Step<'_, '_> {
         if !self.machine.context.options.checks.tracks_order() {
             return;
         }
+        if name.proxy == Proxy::Generic {
+            self.visit(lane, cta);
+        }
         let warp = &mut self.machine.warps[self.warp];
         if write && name.proxy == Proxy::Generic {
             warp.clock.unfenced |= 1 << lane;

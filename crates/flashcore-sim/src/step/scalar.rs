@@ -5,9 +5,10 @@ use crate::{
     finding::FindingKind,
     geometry::unflatten,
     launch::Launch,
+    machine::Culprit,
     memory::rank_address,
     program::{Carry, Combine, Dst, LaneFn, Lanes, RESERVED_BYTES, Reg, SHARED_BASE, Src},
-    regfile::RegisterFault,
+    regfile::{Origin, RegisterFault},
 };
 use flashcore_ptx::types::SpecialReg;
 use std::array::from_fn;
@@ -60,18 +61,7 @@ impl Step<'_, '_> {
         let lane = self.first_lane();
         match fault {
             RegisterFault::Uninit if checks.init => {
-                let registers = &self.machine.warps[self.warp].registers;
-                let lane = registers.undefined_lanes(reg, self.mask).trailing_zeros() as usize;
-                let message = match registers.origin(reg) {
-                    Some(pc) if pc != self.pc => {
-                        format!(
-                            "a source depends on what nobody wrote, first read there{}",
-                            self.place_of(pc)
-                        )
-                    }
-                    _ => "a source register was never written".to_string(),
-                };
-                self.report(FindingKind::UninitRegister, lane.min(31), message);
+                self.report_undefined(reg);
             }
             RegisterFault::Undefined if checks.init => {
                 let message = "the register holds what a wgmma made of unwritten shared memory".to_string();
@@ -82,6 +72,29 @@ impl Step<'_, '_> {
                 self.report(FindingKind::InFlightRegister, lane, message);
             }
             _ => {}
+        }
+    }
+
+    /// Something that matters depends on a register that means nothing.
+    fn report_undefined(&mut self, reg: Reg) {
+        let registers = &self.machine.warps[self.warp].registers;
+        let lane = registers.undefined_lanes(reg, self.mask).trailing_zeros().min(31);
+        match registers.origin(reg) {
+            Some(Origin { pc, shared: true }) => {
+                let user = self.place_of(self.pc);
+                let message = format!("a read of bytes that nobody has written; what it gave is used{user}");
+                let by = Culprit { cta: self.cta, warp: self.machine.warps[self.warp].index, lane };
+                self.machine.report(FindingKind::UninitShared, by, Some(pc), message);
+            }
+            Some(Origin { pc, .. }) if pc != self.pc => {
+                let first = self.place_of(pc);
+                let message = format!("a source depends on what nobody wrote, first read there{first}");
+                self.report(FindingKind::UninitRegister, lane as usize, message);
+            }
+            _ => {
+                let message = "a source register was never written".to_string();
+                self.report(FindingKind::UninitRegister, lane as usize, message);
+            }
         }
     }
 
