@@ -10,6 +10,7 @@ use crate::{
     options::Options,
     parts,
     program::Program,
+    suspect::{MOST_RUNS, Suspects},
     tensor_map::{self, TensorMap},
 };
 use flashcore_ptx::{
@@ -128,15 +129,45 @@ impl Launch<'_> {
         let slots = place_buffers(&mut global, &program, (self.spec, kernel), self.buffers);
         let (params, tensor_maps) = encode_params(&program, self.module, self.spec, &global)?;
         let provenance = self.provenance;
-        let context =
-            Context { program: &program, options, geometry, params, tensor_maps, provenance, going };
-        let mut machine = parts::run(&context, self.module, global)?;
-        if !machine.halted {
-            machine.note_unreached();
-        }
-        let mut outcome = collect(machine, &program, &slots);
+        let (program, suspects, may_run_again) = (&program, Suspects::new(), true);
+        let mut context = Context {
+            program,
+            options,
+            geometry,
+            params,
+            tensor_maps,
+            provenance,
+            going,
+            suspects,
+            may_run_again,
+        };
+        let mut outcome = run_until_sure(&mut context, self.module, &global, &slots)?;
         outcome.buffers.iter_mut().zip(names).for_each(|(buffer, name)| buffer.name = name);
         Ok(outcome)
+    }
+}
+
+/// Runs the launch, and again as long as there are reads of which the last run could not say whether they are faults.
+fn run_until_sure(
+    context: &mut Context<'_>,
+    module: &Module,
+    global: &GlobalMemory,
+    slots: &[Slot],
+) -> Result<Outcome, SimError> {
+    let mut runs = 1;
+    loop {
+        let mut machine = parts::run(context, module, global.copy())?;
+        let suspects = machine.take_suspects();
+        if suspects.is_empty() {
+            if !machine.halted {
+                machine.note_unreached();
+            }
+            return Ok(collect(machine, context.program, slots));
+        }
+        drop(machine);
+        context.suspects.extend(suspects);
+        runs += 1;
+        context.may_run_again = runs < MOST_RUNS;
     }
 }
 

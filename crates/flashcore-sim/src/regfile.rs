@@ -61,12 +61,22 @@ pub(crate) struct RegFile {
     origins: BTreeMap<Reg, Origin>,
 }
 
-/// The instruction that first read what nobody wrote.
+/// The instruction that first read what means nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Origin {
     pub(crate) pc: u32,
-    /// It was shared memory, not a register or local memory.
-    pub(crate) shared: bool,
+    pub(crate) cause: Cause,
+}
+
+/// Why a value means nothing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Cause {
+    /// A register, or local memory, that nobody wrote.
+    Register,
+    /// Shared memory that nobody wrote.
+    Shared,
+    /// Global memory that somebody else writes, without order.
+    Race,
 }
 
 impl RegFile {

@@ -4,7 +4,7 @@ use super::spec::*;
 use crate::op::{Mod, Mod::*, Op};
 use crate::target::Target::{Sm75, Sm80, Sm90};
 use crate::types::ScalarType::{self, *};
-use crate::version::{V7_4, V7_8, V8_0, V8_1};
+use crate::version::{V7_4, V7_8, V8_0, V8_1, V8_3};
 
 const ANY: &[ScalarType] = &[B8, B16, B32, B64, B128, U8, U16, U32, U64, S8, S16, S32, S64, F32, F64];
 const SCOPE: &[Mod] = &[Cta, Cluster, Gpu, Sys];
@@ -92,6 +92,9 @@ const fn atomic(op: Op, slots: &'static [Slot], operands: &'static [OperandSpec]
 }
 
 const ATOM: &[OperandSpec] = &[dst(Kind::RegOrSink(T)), mem(), s(T)];
+const ATOM_WIDE: &[OperandSpec] = &[dst(Kind::RegOrSink(T)), mem(), r(T)];
+const ATOM_VECTOR: &[OperandSpec] = &[dst(DATA), mem(), src(Kind::Vector(T, Count::VecMod)), POLICY];
+const SWAP_WIDE: &[OperandSpec] = &[dst(Kind::RegOrSink(T)), mem(), r(T), r(T)];
 const COMPARE_AND_SWAP: &[OperandSpec] = &[dst(Kind::RegOrSink(T)), mem(), s(T), s(T)];
 const RED: &[OperandSpec] = &[mem(), s(T)];
 const RED_VECTOR: &[OperandSpec] = &[mem(), src(Kind::Vector(T, Count::VecMod)), POLICY];
@@ -118,6 +121,8 @@ pub(super) const ATOMICS: &[Row] = &[
     atomic!(Atom ATOM_ORDER ATOM [Inc, Dec], &[U32]),
     atomic!(Atom ATOM_ORDER ATOM [And, Or, Xor, Exch], &[B32, B64]),
     atomic!(Atom ATOM_ORDER COMPARE_AND_SWAP [Cas], &[B16, B32, B64]),
+    atomic!(Atom ATOM_ORDER ATOM_WIDE [Exch], &[B128]).since(Sm90, V8_3),
+    atomic!(Atom ATOM_ORDER SWAP_WIDE [Cas], &[B128]).since(Sm90, V8_3),
     atomic!(Red RED_ORDER RED [Add], &[U32, S32, U64, F32, F64]),
     atomic!(Red RED_ORDER RED [Add] Noftz, &[F16, F16x2]),
     atomic!(Red RED_ORDER RED [Add] Noftz, &[Bf16, Bf16x2]).since(Sm90, V7_8),
@@ -126,8 +131,22 @@ pub(super) const ATOMICS: &[Row] = &[
     atomic!(Red RED_ORDER RED [And, Or, Xor], &[B32, B64]),
 ];
 
-/// PTX ISA, "red" on vectors, "prefetch", "createpolicy".
+/// PTX ISA, "atom" and "red" on vectors, "prefetch", "createpolicy".
 pub(super) const CACHE: &[Row] = &[
+    atomic(
+        Op::Atom,
+        &[
+            opt(ATOM_ORDER),
+            opt(SCOPE),
+            opt(&[Global]),
+            one(&[Add]),
+            opt(&[L2CacheHint]),
+            one(&[V2, V4]),
+            t(&[F32]),
+        ],
+        ATOM_VECTOR,
+    )
+    .since(Sm90, V8_1),
     atomic(
         Op::Red,
         &[

@@ -25,6 +25,7 @@ pub(crate) struct GlobalAccess<'a> {
 pub(crate) struct GlobalConflict {
     pub(crate) cluster: u32,
     pub(crate) agent: u32,
+    pub(crate) clock: u32,
     pub(crate) was_write: bool,
     /// Whether it was an atomic or its like.
     pub(crate) was_strong: bool,
@@ -161,6 +162,7 @@ impl Event {
         Err(GlobalConflict {
             cluster: self.cluster,
             agent: self.agent.into(),
+            clock: self.clock,
             was_write,
             was_strong: self.strong,
         })

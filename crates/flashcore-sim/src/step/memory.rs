@@ -5,7 +5,7 @@ use crate::{
     finding::FindingKind,
     memory::{Place, resolve},
     program::{Access, Addr, Dst, Lanes, Order, Reg, Space, Src},
-    regfile::{Origin, each_lane, lanes_of},
+    regfile::{Cause, Origin, each_lane, lanes_of},
 };
 use std::ops::Range;
 
@@ -28,15 +28,21 @@ impl Step<'_, '_> {
         let width = access.bytes as usize;
         let len = width * dsts.len();
         let mut values = vec![[0u64; 32]; dsts.len()];
-        let (mut unwritten, mut shared) = (vec![0u32; dsts.len()], false);
+        let (mut unwritten, mut cause) = (vec![0u32; dsts.len()], Cause::Register);
+        self.tolerant = true;
         for lane in lanes_of(self.mask) {
             let place = resolve(access.space, addresses[lane]);
             let mut bytes = [0; WIDEST];
             self.fetch_place(lane, place, access.space, &mut bytes[..len], access.order)?;
-            shared |= matches!(place, Place::Shared { .. });
+            let raced = std::mem::take(&mut self.raced);
+            match place {
+                Place::Shared { .. } => cause = Cause::Shared,
+                Place::Global(_) if raced => cause = Cause::Race,
+                _ => {}
+            }
             for (i, value) in values.iter_mut().enumerate() {
                 value[lane] = extend(&bytes[i * width..(i + 1) * width], access.signed);
-                let missed = self.is_unwritten(lane, place, i * width..(i + 1) * width);
+                let missed = raced || self.is_unwritten(lane, place, i * width..(i + 1) * width);
                 unwritten[i] |= u32::from(missed) << lane;
             }
         }
@@ -44,7 +50,7 @@ impl Step<'_, '_> {
         for ((dst, value), lanes) in dsts.iter().zip(&values).zip(unwritten) {
             self.write(*dst, value);
             if let (Some(reg), 1..) = (*dst, lanes) {
-                let origin = Origin { pc: self.pc, shared };
+                let origin = Origin { pc: self.pc, cause };
                 self.machine.warps[self.warp].registers.undefine(reg, lanes, origin);
             }
         }
@@ -233,7 +239,7 @@ impl Step<'_, '_> {
         }
     }
 
-    fn check_alignment(&mut self, lane: usize, place: Place, len: usize) -> Outcome<()> {
+    pub(super) fn check_alignment(&mut self, lane: usize, place: Place, len: usize) -> Outcome<()> {
         let (Place::Global(address) | Place::Local(address) | Place::Param(address) | Place::Const(address)) =
             place
         else {

@@ -73,6 +73,10 @@ pub(crate) struct Step<'s, 'm> {
     pub(crate) mask: u32,
     /// Whether the value being written is there already.
     pub(crate) rewrites: bool,
+    /// Whether a plain read that races is told only where its value is used.
+    pub(crate) tolerant: bool,
+    /// Whether such a read has raced.
+    pub(crate) raced: bool,
 }
 
 impl Machine<'_> {
@@ -95,7 +99,7 @@ impl Machine<'_> {
         let Split { pc, mask: group, .. } = split;
         let program = self.context.program;
         let cta = self.warps[warp].cta;
-        let mut step = Step { machine: self, warp, cta, pc, group, mask: group, rewrites: false };
+        let mut step = Step { machine: self, warp, cta, pc, group, mask: group, rewrites: false, tolerant: false, raced: false };
         let Some(code) = program.code.get(pc as usize) else { return (step.exit(), group) };
         step.machine.steps += 1;
         step.machine.hits.hit(pc);

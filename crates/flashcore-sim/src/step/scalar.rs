@@ -8,7 +8,7 @@ use crate::{
     machine::Culprit,
     memory::rank_address,
     program::{Carry, Combine, Dst, LaneFn, Lanes, RESERVED_BYTES, Reg, SHARED_BASE, Src},
-    regfile::{Origin, RegisterFault},
+    regfile::{Cause, Origin, RegisterFault},
 };
 use flashcore_ptx::types::SpecialReg;
 use std::array::from_fn;
@@ -60,9 +60,7 @@ impl Step<'_, '_> {
         let checks = self.machine.context.options.checks;
         let lane = self.first_lane();
         match fault {
-            RegisterFault::Uninit if checks.init => {
-                self.report_undefined(reg);
-            }
+            RegisterFault::Uninit => self.report_undefined(reg),
             RegisterFault::Undefined if checks.init => {
                 let message = "the register holds what a wgmma made of unwritten shared memory".to_string();
                 self.report(FindingKind::UninitShared, lane, message);
@@ -77,24 +75,32 @@ impl Step<'_, '_> {
 
     /// Something that matters depends on a register that means nothing.
     fn report_undefined(&mut self, reg: Reg) {
+        let checks = self.machine.context.options.checks;
         let registers = &self.machine.warps[self.warp].registers;
         let lane = registers.undefined_lanes(reg, self.mask).trailing_zeros().min(31);
-        match registers.origin(reg) {
-            Some(Origin { pc, shared: true }) => {
-                let user = self.place_of(self.pc);
-                let message = format!("a read of bytes that nobody has written; what it gave is used{user}");
-                let by = Culprit { cta: self.cta, warp: self.machine.warps[self.warp].index, lane };
-                self.machine.report(FindingKind::UninitShared, by, Some(pc), message);
+        let origin = registers.origin(reg).unwrap_or(Origin { pc: self.pc, cause: Cause::Register });
+        let (user, first) = (self.place_of(self.pc), self.place_of(origin.pc));
+        let (kind, on, pc, message) = match origin.cause {
+            Cause::Shared => {
+                let text = format!("a read of bytes that nobody has written; what it gave is used{user}");
+                (FindingKind::UninitShared, checks.init, origin.pc, text)
             }
-            Some(Origin { pc, .. }) if pc != self.pc => {
-                let first = self.place_of(pc);
-                let message = format!("a source depends on what nobody wrote, first read there{first}");
-                self.report(FindingKind::UninitRegister, lane as usize, message);
+            Cause::Race => {
+                let race = self.machine.races.get(&origin.pc).cloned().unwrap_or_default();
+                (FindingKind::GlobalRace, checks.race, origin.pc, format!("{race}; what it gave is used{user}"))
             }
-            _ => {
-                let message = "a source register was never written".to_string();
-                self.report(FindingKind::UninitRegister, lane as usize, message);
+            Cause::Register if origin.pc != self.pc => {
+                let text = format!("a source depends on what nobody wrote, first read there{first}");
+                (FindingKind::UninitRegister, checks.init, self.pc, text)
             }
+            Cause::Register => {
+                let text = "a source register was never written".to_string();
+                (FindingKind::UninitRegister, checks.init, self.pc, text)
+            }
+        };
+        if on {
+            let by = Culprit { cta: self.cta, warp: self.machine.warps[self.warp].index, lane };
+            self.machine.report(kind, by, Some(pc), message);
         }
     }
 

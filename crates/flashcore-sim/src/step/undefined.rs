@@ -4,7 +4,7 @@
 use super::Step;
 use crate::{
     program::{Dst, LaneFn, Lanes, Reg, Src},
-    regfile::{Origin, RegisterFault},
+    regfile::{Cause, Origin, RegisterFault},
 };
 use std::array::from_fn;
 
@@ -90,7 +90,7 @@ impl Step<'_, '_> {
     pub(super) fn write_from(&mut self, dst: Dst, values: &Lanes, undefined: u32, sources: &Sources) {
         self.write(dst, values);
         if let (Some(reg), 1..) = (dst, undefined) {
-            let origin = sources.origin.unwrap_or(Origin { pc: self.pc, shared: false });
+            let origin = sources.origin.unwrap_or(Origin { pc: self.pc, cause: Cause::Register });
             self.machine.warps[self.warp].registers.undefine(reg, undefined & self.mask, origin);
         }
     }
