@@ -184,7 +184,11 @@ fn argument(spec: &LaunchSpec, kernel: &Kernel, slot: Slot) -> String {
             _ => false,
         }
     }
-    let found = spec.params.iter().position(|param| is_of(param, slot)).and_then(|at| Some((at, kernel.params.get(at)?)));
+    let found = spec
+        .params
+        .iter()
+        .position(|param| is_of(param, slot))
+        .and_then(|at| Some((at, kernel.params.get(at)?)));
     found
         .map_or_else(|| format!("buffer {}", slot.0), |(at, param)| format!("argument {at} ({})", param.name))
 }

@@ -22,7 +22,7 @@ extern "C" __global__ void merges(const int* in, int* out) {
 // run: shares block=64
 // arg: in s32 {{x}}
 // arg: out s32 _*192
-// finding: SharedRace
+// finding: SharedRace SameValueRace UninitShared WarpRace
 extern "C" __global__ void shares(const int* in, int* out) {
     using Sort = cub::WarpMergeSort<int, 3, 32>;
     __shared__ Sort::TempStorage storage;

@@ -72,7 +72,8 @@ impl Step<'_, '_> {
             self.read_place(lane, *place, space, &mut bytes[..width], order)?;
             old.push(u64::from_le_bytes(bytes));
         }
-        let matches = old.iter().zip(values).all(|(old, value)| *old == value & (u64::MAX >> (64 - 8 * width)));
+        let matches =
+            old.iter().zip(values).all(|(old, value)| *old == value & (u64::MAX >> (64 - 8 * width)));
         for (i, place) in places.into_iter().enumerate() {
             let new = match (op.op, matches) {
                 (Combine::Cas, true) => swaps[i],

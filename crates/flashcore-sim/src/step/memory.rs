@@ -28,29 +28,24 @@ impl Step<'_, '_> {
         let width = access.bytes as usize;
         let len = width * dsts.len();
         let mut values = vec![[0u64; 32]; dsts.len()];
-        let (mut unwritten, mut cause) = (vec![0u32; dsts.len()], Cause::Register);
+        let mut unwritten = vec![(0u32, Origin { pc: self.pc, cause: Cause::Register }); dsts.len()];
         self.tolerant = true;
         for lane in lanes_of(self.mask) {
             let place = resolve(access.space, addresses[lane]);
             let mut bytes = [0; WIDEST];
             self.fetch_place(lane, place, access.space, &mut bytes[..len], access.order)?;
             let raced = std::mem::take(&mut self.raced);
-            match place {
-                Place::Shared { .. } => cause = Cause::Shared,
-                Place::Global(_) if raced => cause = Cause::Race,
-                _ => {}
-            }
             for (i, value) in values.iter_mut().enumerate() {
                 value[lane] = extend(&bytes[i * width..(i + 1) * width], access.signed);
-                let missed = raced || self.is_unwritten(lane, place, i * width..(i + 1) * width);
-                unwritten[i] |= u32::from(missed) << lane;
+                if raced || self.is_unwritten(lane, place, i * width..(i + 1) * width) {
+                    unwritten[i] = (unwritten[i].0 | 1 << lane, self.origin_at(lane, place, i * width));
+                }
             }
         }
         self.count_access(access.space, &addresses, len);
-        for ((dst, value), lanes) in dsts.iter().zip(&values).zip(unwritten) {
+        for ((dst, value), (lanes, origin)) in dsts.iter().zip(&values).zip(unwritten) {
             self.write(*dst, value);
             if let (Some(reg), 1..) = (*dst, lanes) {
-                let origin = Origin { pc: self.pc, cause };
                 self.machine.warps[self.warp].registers.undefine(reg, lanes, origin);
             }
         }
@@ -76,6 +71,21 @@ impl Step<'_, '_> {
         }
     }
 
+    /// Where what a load gives came from, if it means nothing.
+    fn origin_at(&self, lane: usize, place: Place, part: usize) -> Origin {
+        let warp = &self.machine.warps[self.warp];
+        let cause = match place {
+            Place::Local(offset) => {
+                let start = lane * (warp.local.len() / 32) + offset as usize + part;
+                let stored = warp.local_origins.get(&start);
+                return stored.copied().unwrap_or(Origin { pc: self.pc, cause: Cause::Register });
+            }
+            Place::Shared { .. } => Cause::Shared,
+            _ => Cause::Race,
+        };
+        Origin { pc: self.pc, cause }
+    }
+
     /// Stores to local memory keep what means nothing: compilers put aside and copy whole structs.
     fn store_local(&mut self, access: &Access, srcs: &[Src], addresses: &Lanes) -> Outcome {
         let width = access.bytes as usize;
@@ -96,7 +106,10 @@ impl Step<'_, '_> {
                 )?;
                 if let (Place::Local(offset), 1) = (place, undefined >> lane & 1) {
                     let range = self.local_range(lane, offset, width)?;
-                    self.machine.warps[self.warp].local_written.clear(range);
+                    let origin = self.origin_of(*src);
+                    let warp = &mut self.machine.warps[self.warp];
+                    warp.local_origins.extend(origin.map(|origin| (range.start, origin)));
+                    warp.local_written.clear(range);
                 }
             }
         }

@@ -99,7 +99,17 @@ impl Machine<'_> {
         let Split { pc, mask: group, .. } = split;
         let program = self.context.program;
         let cta = self.warps[warp].cta;
-        let mut step = Step { machine: self, warp, cta, pc, group, mask: group, rewrites: false, tolerant: false, raced: false };
+        let mut step = Step {
+            machine: self,
+            warp,
+            cta,
+            pc,
+            group,
+            mask: group,
+            rewrites: false,
+            tolerant: false,
+            raced: false,
+        };
         let Some(code) = program.code.get(pc as usize) else { return (step.exit(), group) };
         step.machine.steps += 1;
         step.machine.hits.hit(pc);

@@ -87,7 +87,12 @@ impl Step<'_, '_> {
             }
             Cause::Race => {
                 let race = self.machine.races.get(&origin.pc).cloned().unwrap_or_default();
-                (FindingKind::GlobalRace, checks.race, origin.pc, format!("{race}; what it gave is used{user}"))
+                (
+                    FindingKind::GlobalRace,
+                    checks.race,
+                    origin.pc,
+                    format!("{race}; what it gave is used{user}"),
+                )
             }
             Cause::Register if origin.pc != self.pc => {
                 let text = format!("a source depends on what nobody wrote, first read there{first}");

@@ -77,7 +77,7 @@ impl Step<'_, '_> {
         }
     }
 
-    fn origin_of(&self, src: Src) -> Option<Origin> {
+    pub(super) fn origin_of(&self, src: Src) -> Option<Origin> {
         let reg = match src {
             Src::Reg(reg) => reg,
             Src::Not(slot) => Reg::Predicate(slot),
