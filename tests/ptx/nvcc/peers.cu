@@ -72,13 +72,3 @@ extern "C" __global__ void exchanged(Pair* cell) {
     Pair old = atomicExch(cell, Pair{threadIdx.x, threadIdx.x});
     if (old.low != old.high) cell[1].low = 1;
 }
-
-// A variable that the compiler must keep in memory.
-// run: kept block=32
-// arg: out u32 {{np.arange(32) * 2 + 1}}
-extern "C" __global__ void kept(unsigned* out) {
-    volatile unsigned value = threadIdx.x;
-    volatile unsigned long long two = 2;
-    value = value * two + 1;
-    out[threadIdx.x] = value;
-}

@@ -4,7 +4,7 @@ use super::spec::*;
 use crate::op::{Mod, Mod::*, Op};
 use crate::target::Target::{Sm75, Sm80, Sm90};
 use crate::types::ScalarType::{self, *};
-use crate::version::{V7_4, V7_8, V8_0, V8_1, V8_3};
+use crate::version::{V7_4, V7_8, V8_0, V8_1, V8_3, V9_1};
 
 const ANY: &[ScalarType] = &[B8, B16, B32, B64, B128, U8, U16, U32, U64, S8, S16, S32, S64, F32, F64];
 const SCOPE: &[Mod] = &[Cta, Cluster, Gpu, Sys];
@@ -12,7 +12,6 @@ const SHARED: &[Mod] = &[Shared, SharedCta];
 const READABLE: &[Mod] = &[Global, Shared, SharedCta, SharedCluster, Local, Const, Param];
 const WRITABLE: &[Mod] = &[Global, Shared, SharedCta, SharedCluster, Local];
 const ATOMIC: &[Mod] = &[Global, Shared, SharedCta, SharedCluster];
-const VOLATILE: &[Mod] = &[Global, Shared, SharedCta, SharedCluster, Local];
 const L1_HINT: &[Mod] = &[L1EvictNormal, L1EvictUnchanged, L1EvictFirst, L1EvictLast, L1NoAllocate];
 const PREFETCH: &[Mod] = &[L2B64, L2B128, L2B256];
 const DATA: Kind = Kind::Vector(Ty::Loose(Var(0)), Count::VecMod);
@@ -41,7 +40,8 @@ pub(super) const LOAD_STORE: &[Row] = &[
         opt(&[V2, V4]),
         t(ANY),
     ]),
-    ld(&[one(&[Volatile]), opt(VOLATILE), opt(&[V2, V4]), t(ANY)]),
+    ld(&[one(&[Volatile]), opt(ATOMIC), opt(&[V2, V4]), t(ANY)]),
+    ld(&[one(&[Volatile]), one(&[Local]), opt(&[V2, V4]), t(ANY)]).since(Sm75, V9_1),
     ld(&[one(&[Relaxed, Acquire]), one(SCOPE), opt(ATOMIC), opt(&[V2, V4]), t(ANY)]),
     ld(&[
         one(&[Relaxed, Acquire]),
@@ -74,7 +74,8 @@ pub(super) const LOAD_STORE: &[Row] = &[
     st(&[opt(&[Weak]), opt(WRITABLE), opt(&[Wb, Cg, Cs, Wt]), opt(&[V2, V4]), t(ANY)]),
     st(&[one(&[Param]), opt(&[V2, V4]), t(ANY)]),
     st(&[opt(&[Weak]), opt(&[Global]), opt(L1_HINT), opt(&[L2CacheHint]), opt(&[V2, V4]), t(ANY)]),
-    st(&[one(&[Volatile]), opt(VOLATILE), opt(&[V2, V4]), t(ANY)]),
+    st(&[one(&[Volatile]), opt(ATOMIC), opt(&[V2, V4]), t(ANY)]),
+    st(&[one(&[Volatile]), one(&[Local]), opt(&[V2, V4]), t(ANY)]).since(Sm75, V9_1),
     st(&[one(&[Relaxed, Release]), one(SCOPE), opt(ATOMIC), opt(&[V2, V4]), t(ANY)]),
     st(&[
         one(&[Relaxed, Release]),
