@@ -35,15 +35,30 @@ fn unknown(mnemonic: &str, text: String) -> ParseErrorKind {
     }
 }
 
-/// Puts order, scope and space of an access where the manual writes them: assemblers take them in any order.
+/// Puts modifiers where the manual writes them: assemblers take them in any order, and libraries rely on it.
 fn reorder(op: Op, mods: &mut [Mod]) {
-    if matches!(op, Op::Atom | Op::Red | Op::Ld | Op::St) {
-        mods.sort_by_key(|modifier| match modifier {
+    match op {
+        Op::Ldmatrix | Op::Stmatrix => mods.sort_by_key(|modifier| match modifier {
+            Mod::Sync | Mod::Aligned => 0,
+            Mod::Shape(_) => 1,
+            Mod::X1 | Mod::X2 | Mod::X4 => 2,
+            Mod::Trans => 3,
+            _ => 4,
+        }),
+        Op::MmaSync | Op::MmaSp | Op::WgmmaMmaAsync if mods.contains(&Mod::Satfinite) => {
+            mods.sort_by_key(|modifier| match modifier {
+                Mod::Type(_) => 2,
+                Mod::Satfinite => 1,
+                _ => 0,
+            });
+        }
+        Op::Atom | Op::Red | Op::Ld | Op::St => mods.sort_by_key(|modifier| match modifier {
             Mod::Weak | Mod::Volatile | Mod::Relaxed | Mod::Acquire | Mod::Release | Mod::AcqRel => 0,
             Mod::Cta | Mod::Cluster | Mod::Gpu | Mod::Sys => 1,
             Mod::Global | Mod::Shared | Mod::SharedCta | Mod::SharedCluster | Mod::Local => 2,
             _ => 3,
-        });
+        }),
+        _ => {}
     }
 }
 

@@ -249,8 +249,8 @@ pub(crate) enum WaitPhase {
 /// Fences.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Fence {
-    /// `fence`, `membar`; of scope `.cta` or wider.
-    Memory { within_cta: bool },
+    /// `fence`, `membar`; of scope `.cta` or wider, in one direction or both.
+    Memory { within_cta: bool, acquire: bool, release: bool },
     /// `fence.proxy.async`.
     ProxyAsync,
     /// `fence.mbarrier_init`: what follows publishes the initialisations of mbarriers, even if it is relaxed.

@@ -290,17 +290,21 @@ impl Step<'_, '_> {
         let (mask, live) = (self.mask, self.live());
         let warp = &mut self.machine.warps[self.warp];
         match kind {
-            Fence::Memory { within_cta: true } => {
-                let met = warp.clock.before_fence.at_home();
-                warp.clock.learn(mask, live, &met);
-                warp.clock.at_cta_fence = warp.clock.release(warp.agent, mask);
-            }
-            Fence::Memory { within_cta: false } => {
-                let met = std::mem::take(&mut warp.clock.before_fence);
-                warp.clock.learn(mask, live, &met);
-                warp.clock.know_what_was_met(mask, live);
-                warp.clock.at_fence = warp.clock.release(warp.agent, mask);
-                warp.clock.at_cta_fence = warp.clock.at_fence.clone();
+            Fence::Memory { within_cta, acquire, release } => {
+                if acquire && within_cta {
+                    let met = warp.clock.before_fence.at_home();
+                    warp.clock.learn(mask, live, &met);
+                } else if acquire {
+                    let met = std::mem::take(&mut warp.clock.before_fence);
+                    warp.clock.learn(mask, live, &met);
+                    warp.clock.know_what_was_met(mask, live);
+                }
+                if release {
+                    warp.clock.at_cta_fence = warp.clock.release(warp.agent, mask);
+                }
+                if release && !within_cta {
+                    warp.clock.at_fence = warp.clock.at_cta_fence.clone();
+                }
             }
             Fence::ProxyAsync => warp.clock.proxy_fence(warp.agent, mask),
             Fence::MbarrierInit => warp.clock.inits_at_fence = warp.clock.release(warp.agent, mask).seen,
