@@ -150,7 +150,8 @@ def run(
     """Runs one kernel of a PTX text and judges it.
 
     ``args`` come in the order of the parameters: arrays (anything that NumPy sees as a C-contiguous array of the
-    host's memory), numbers, ``bytes`` for structs, ``None`` for a null pointer, :class:`TensorMap`, :class:`unwritten`.
+    host's memory), numbers, ``None`` for a null pointer, :class:`TensorMap`, :class:`unwritten`; for structs a tuple of
+    such members, with NumPy's numbers (``numpy.int32(7)``) where it holds numbers, or their ``bytes``.
     ``block`` and ``cluster`` may be left out where the kernel says them itself. ``schedule`` is how warps take turns:
     None for in turn and tame, or ``"random"``, ``"round-robin"``, ``"producer-first"``, ``"consumer-first"``, with
     everything asynchronous as hostile as the ISA allows, different for every ``seed``. A launch is given up after
@@ -216,6 +217,8 @@ class _Arrays:
 
     def argument(self, arg: Any, param: dict[str, Any], label: str) -> dict[str, Any]:
         """An argument as the simulator takes it."""
+        if isinstance(arg, tuple):
+            return {"struct": [self._member(member, label) for member in arg]}
         if isinstance(arg, TensorMap):
             settings = {"box": arg.box, "swizzle": arg.swizzle, "element": arg.element}
             settings |= {"dims": arg.dims, "strides": arg.strides}
@@ -228,6 +231,21 @@ class _Arrays:
         if hasattr(arg, "__array__") and getattr(arg, "ndim", 0) > 0:
             return {"array": self._named(arg, True, label)}
         return {"bytes": _number(arg, param).hex()}
+
+    def _member(self, member: Any, label: str) -> dict[str, Any]:
+        """A member of a struct; a number must say its own type, since no parameter does."""
+        if getattr(member, "shape", None) == ():
+            content = member.tobytes()
+            wide = {4: "u32", 8: "u64"}.get(len(content))
+            if wide:
+                return {wide: int.from_bytes(content, "little")}
+            if len(content) == 1:
+                return {"bytes": content.hex()}
+        elif not isinstance(member, (int, float)):
+            return self.argument(member, {"type": "b64", "bytes": 8}, label)
+        raise TypeError(
+            f"{member!r} cannot be a member of a struct: write numpy.int32(…), or bytes with the padding before them"
+        )
 
     def _named(self, array: Any, initialised: bool, label: str) -> str:
         import numpy

@@ -72,6 +72,36 @@ def test_what_is_unknown_is_refused_where_it_is_executed():
         sim.run(text.replace("99", "9"), 1, 64, [x, y, 1.0])
 
 
+SCALED = """
+.version 8.0
+.target sm_90
+.address_size 64
+.visible .entry scaled(.param .align 8 .b8 given[32], .param .u64 pout)
+{
+    .reg .b32 %t, %n; .reg .f32 %x, %s; .reg .b64 %in, %out, %o; .reg .pred %p;
+    mov.u32 %t, %tid.x; mul.wide.u32 %o, %t, 4; ld.param.u32 %n, [given]; setp.ge.u32 %p, %t, %n; @%p ret;
+    ld.param.u64 %in, [given+8]; add.u64 %in, %in, %o; ld.global.f32 %x, [%in];
+    ld.param.f32 %s, [given+20]; mul.f32 %x, %x, %s;
+    ld.param.u64 %out, [pout]; add.u64 %out, %out, %o; st.global.f32 [%out], %x;
+    ret;
+}
+"""
+
+
+def test_structs_hold_numbers_and_addresses():
+    """As C lays out `struct { int n; float* in; char tag; float scale; void* unused; }`."""
+    x, y = np.arange(64, dtype=np.float32), np.zeros(64, np.float32)
+    given = (np.int32(48), x, np.int8(1), np.float32(0.5), None)
+    sim.run(SCALED, 1, 64, [given, y]).require_clean()
+    np.testing.assert_array_equal(y, np.where(np.arange(64) < 48, x / 2, 0))
+    (finding,) = sim.run(SCALED, 1, 64, [(np.int32(48), x[:32].copy(), *given[2:]), y]).errors
+    assert finding.kind == "OutOfBounds" and "of argument 0 (given), which has 128" in finding.message
+    with pytest.raises(TypeError, match="numpy.int32"):
+        sim.run(SCALED, 1, 64, [(48, *given[1:]), y])
+    with pytest.raises(ValueError, match="16 bytes for a parameter of 32"):
+        sim.run(SCALED, 1, 64, [given[:2], y])
+
+
 def test_arguments_are_checked():
     x = np.zeros(64, np.float32)
     with pytest.raises(ValueError, match="has 3 parameters, but 1"):

@@ -42,6 +42,9 @@ pub enum Param {
     F32(f32),
     /// The bytes of a struct, or of a number of another type.
     Bytes(Vec<u8>),
+    /// A struct by value, its members laid out as C does it: numbers and addresses at multiples of their size, tensor
+    /// maps at multiples of 64, bytes anywhere.
+    Struct(Vec<Self>),
     /// The address of a bound buffer.
     Buffer(Slot),
     /// A 128-byte tensor map over a bound buffer.

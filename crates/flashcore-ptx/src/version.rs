@@ -46,6 +46,8 @@ pub const V8_5: Version = v(8, 5);
 pub const V8_6: Version = v(8, 6);
 /// CUDA 12.8: sm_120.
 pub const V8_7: Version = v(8, 7);
+/// CUDA 13.1: volatile local memory.
+pub const V9_1: Version = v(9, 1);
 
 impl Version {
     /// The lowest version that knows `target`.

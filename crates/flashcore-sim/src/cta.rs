@@ -2,6 +2,7 @@
 
 use crate::{
     check::clock::{Agents, Knowledge, NAMED_BARRIERS, VClock},
+    machine::Culprit,
     mbarrier::Mbarrier,
     memory::SharedMemory,
     named::Named,
@@ -27,6 +28,19 @@ pub(crate) struct Cta {
     pub(crate) pool: u32,
     /// What the shared-memory locations used for synchronisation publish.
     pub(crate) sync: BTreeMap<u32, Knowledge>,
+    /// The last use of its shared memory by each warp of another CTA.
+    pub(crate) visits: BTreeMap<u32, Visit>,
+    /// What its threads knew when they ended or passed the cluster's barrier.
+    pub(crate) farewell: VClock,
+}
+
+/// A use of shared memory by a warp of another CTA.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Visit {
+    /// The warp's clock.
+    pub(crate) clock: u32,
+    pub(crate) pc: u32,
+    pub(crate) by: Culprit,
 }
 
 impl Cta {
@@ -41,6 +55,8 @@ impl Cta {
             live_threads: threads,
             pool: 0,
             sync: BTreeMap::new(),
+            visits: BTreeMap::new(),
+            farewell: VClock::default(),
         }
     }
 
@@ -62,6 +78,9 @@ pub(crate) struct ClusterBarrier {
     /// What those who wait receive.
     pub(crate) published: Knowledge,
     pub(crate) published_inits: VClock,
+    /// How far everybody had come on arrival, whatever the order of memory: what ends later is still there.
+    gathered_arrivals: VClock,
+    pub(crate) published_arrivals: VClock,
     /// For each warp, the generation its lanes last arrived for.
     arrivals: BTreeMap<u32, (u32, u32)>,
 }
@@ -86,6 +105,11 @@ impl ClusterBarrier {
     /// What an arrival tells of initialised mbarriers.
     pub(crate) fn tell_inits(&mut self, inits: &VClock) {
         self.gathered_inits.join(inits);
+    }
+
+    /// How far those who arrive have come.
+    pub(crate) fn tell_arrival(&mut self, seen: &VClock) {
+        self.gathered_arrivals.join(seen);
     }
 
     /// Lanes end: their arrivals no longer stand for those of others.
@@ -114,6 +138,8 @@ impl ClusterBarrier {
         self.published.join(&gathered);
         let inits = std::mem::take(&mut self.gathered_inits);
         self.published_inits.join(&inits);
+        let arrivals = std::mem::take(&mut self.gathered_arrivals);
+        self.published_arrivals.join(&arrivals);
         true
     }
 }

@@ -22,7 +22,7 @@ const EXPLANATIONS: &[(FindingKind, &str, &str)] = &[
     ),
     (
         FindingKind::UninitShared,
-        "Shared memory is read before anything was written to it.",
+        "Shared memory is read before anything was written to it, and what was read is used.",
         "Write it first, and put a barrier between writer and reader: often the writer simply has not run yet.",
     ),
     (
@@ -174,6 +174,11 @@ const EXPLANATIONS: &[(FindingKind, &str, &str)] = &[
         FindingKind::Undrained,
         "A warp or CTA ends while a copy or wgmma of its own is unfinished.",
         "Wait for it before the end: `cp.async.wait_all`, the mbarrier, `wgmma.wait_group 0`.",
+    ),
+    (
+        FindingKind::EndedPeer,
+        "Shared memory of another CTA of the cluster is used, and that CTA does not wait for it: it may have ended, and its memory with it.",
+        "Let all CTAs of the cluster meet after the last such use: `barrier.cluster.arrive` and `.wait` (`cluster.sync()`) before the end.",
     ),
     (
         FindingKind::Deadlock,

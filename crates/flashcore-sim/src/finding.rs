@@ -74,6 +74,8 @@ pub enum FindingKind {
     RegisterPool,
     /// Asynchronous work unfinished when its warp or CTA ends.
     Undrained,
+    /// Shared memory of a CTA that may have ended is used by another one of the cluster.
+    EndedPeer,
     /// Nobody can go on.
     Deadlock,
     /// `trap` was executed.

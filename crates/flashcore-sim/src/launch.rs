@@ -10,6 +10,7 @@ use crate::{
     options::Options,
     parts,
     program::Program,
+    suspect::{MOST_RUNS, Suspects},
     tensor_map::{self, TensorMap},
 };
 use flashcore_ptx::{
@@ -128,26 +129,66 @@ impl Launch<'_> {
         let slots = place_buffers(&mut global, &program, (self.spec, kernel), self.buffers);
         let (params, tensor_maps) = encode_params(&program, self.module, self.spec, &global)?;
         let provenance = self.provenance;
-        let context =
-            Context { program: &program, options, geometry, params, tensor_maps, provenance, going };
-        let mut machine = parts::run(&context, self.module, global)?;
-        if !machine.halted {
-            machine.note_unreached();
-        }
-        let mut outcome = collect(machine, &program, &slots);
+        let (program, suspects, may_run_again) = (&program, Suspects::new(), true);
+        let mut context = Context {
+            program,
+            options,
+            geometry,
+            params,
+            tensor_maps,
+            provenance,
+            going,
+            suspects,
+            may_run_again,
+        };
+        let mut outcome = run_until_sure(&mut context, self.module, &global, &slots)?;
         outcome.buffers.iter_mut().zip(names).for_each(|(buffer, name)| buffer.name = name);
         Ok(outcome)
     }
 }
 
+/// Runs the launch, and again as long as there are reads of which the last run could not say whether they are faults.
+fn run_until_sure(
+    context: &mut Context<'_>,
+    module: &Module,
+    global: &GlobalMemory,
+    slots: &[Slot],
+) -> Result<Outcome, SimError> {
+    let mut runs = 1;
+    loop {
+        let mut machine = parts::run(context, module, global.copy())?;
+        let suspects = machine.take_suspects();
+        if suspects.is_empty() {
+            if !machine.halted {
+                machine.note_unreached();
+            }
+            return Ok(collect(machine, context.program, slots));
+        }
+        drop(machine);
+        context.suspects.extend(suspects);
+        runs += 1;
+        context.may_run_again = runs < MOST_RUNS;
+    }
+}
+
+/// What `CUtensorMap` is aligned to.
+const TENSOR_MAP_ALIGN: usize = 64;
+
 /// The argument that a slot is the memory of, counted as in the names that compilers give to parameters.
 fn argument(spec: &LaunchSpec, kernel: &Kernel, slot: Slot) -> String {
-    let is_of = |param: &Param| match param {
-        Param::Buffer(of) => *of == slot,
-        Param::TensorMap(map) => map.slot == slot,
-        _ => false,
-    };
-    let found = spec.params.iter().position(is_of).and_then(|at| Some((at, kernel.params.get(at)?)));
+    fn is_of(param: &Param, slot: Slot) -> bool {
+        match param {
+            Param::Buffer(of) => *of == slot,
+            Param::TensorMap(map) => map.slot == slot,
+            Param::Struct(members) => members.iter().any(|member| is_of(member, slot)),
+            _ => false,
+        }
+    }
+    let found = spec
+        .params
+        .iter()
+        .position(|param| is_of(param, slot))
+        .and_then(|at| Some((at, kernel.params.get(at)?)));
     found
         .map_or_else(|| format!("buffer {}", slot.0), |(at, param)| format!("argument {at} ({})", param.name))
 }
@@ -197,19 +238,7 @@ fn encode_params(
     }
     let (mut block, mut maps) = (vec![0; program.layout.param_bytes as usize], Vec::new());
     for (index, (param, declared)) in spec.params.iter().zip(declared).enumerate() {
-        let bytes = match param {
-            Param::U32(value) => value.to_le_bytes().to_vec(),
-            Param::U64(value) => value.to_le_bytes().to_vec(),
-            Param::F32(value) => value.to_le_bytes().to_vec(),
-            Param::Bytes(bytes) => bytes.clone(),
-            Param::Buffer(slot) => address_of(global, *slot)?.to_le_bytes().to_vec(),
-            Param::TensorMap(map) => {
-                let address = address_of(global, map.slot)?;
-                maps.push(TensorMap::new(map, address).map_err(|reason| wrong(index, reason))?);
-                tensor_map::encode(maps.len() - 1).to_vec()
-            }
-            other => return Err(wrong(index, format!("{other:?} is not supported"))),
-        };
+        let (bytes, _) = encode(param, global, &mut maps, &|reason| wrong(index, reason))?;
         if bytes.len() != declared.bytes() as usize {
             let reason = format!("{} bytes for a parameter of {}", bytes.len(), declared.bytes());
             return Err(wrong(index, reason));
@@ -218,6 +247,39 @@ fn encode_params(
         block[start..start + bytes.len()].copy_from_slice(&bytes);
     }
     Ok((block, maps))
+}
+
+/// The bytes of a parameter, and what their address must be a multiple of.
+fn encode(
+    param: &Param,
+    global: &GlobalMemory,
+    maps: &mut Vec<TensorMap>,
+    wrong: &dyn Fn(String) -> SimError,
+) -> Result<(Vec<u8>, usize), SimError> {
+    Ok(match param {
+        Param::U32(value) => (value.to_le_bytes().to_vec(), 4),
+        Param::U64(value) => (value.to_le_bytes().to_vec(), 8),
+        Param::F32(value) => (value.to_le_bytes().to_vec(), 4),
+        Param::Bytes(bytes) => (bytes.clone(), 1),
+        Param::Buffer(slot) => (address_of(global, *slot)?.to_le_bytes().to_vec(), 8),
+        Param::TensorMap(map) => {
+            let address = address_of(global, map.slot)?;
+            maps.push(TensorMap::new(map, address).map_err(wrong)?);
+            (tensor_map::encode(maps.len() - 1).to_vec(), TENSOR_MAP_ALIGN)
+        }
+        Param::Struct(members) => {
+            let (mut bytes, mut widest) = (Vec::new(), 1);
+            for member in members {
+                let (part, align) = encode(member, global, maps, wrong)?;
+                bytes.resize(bytes.len().next_multiple_of(align), 0);
+                bytes.extend(part);
+                widest = align.max(widest);
+            }
+            bytes.resize(bytes.len().next_multiple_of(widest), 0);
+            (bytes, widest)
+        }
+        other => return Err(wrong(format!("{other:?} is not supported"))),
+    })
 }
 
 fn address_of(global: &GlobalMemory, slot: Slot) -> Result<u64, SimError> {

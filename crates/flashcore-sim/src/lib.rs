@@ -77,6 +77,7 @@ mod regfile;
 mod rng;
 mod schedule;
 mod step;
+mod suspect;
 mod tensor_map;
 mod unreached;
 mod warp;

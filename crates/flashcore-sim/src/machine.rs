@@ -16,6 +16,7 @@ use crate::{
     options::Options,
     program::Program,
     rng::Rng,
+    suspect::Suspects,
     tensor_map::TensorMap,
     warp::{Split, Wait, Warp, WarpSetup},
 };
@@ -34,6 +35,10 @@ pub(crate) struct Context<'m> {
     pub(crate) provenance: Option<&'m Provenance>,
     /// Asked now and then: whether to go on.
     pub(crate) going: &'m (dyn Fn() -> bool + Sync),
+    /// Reads that runs before have met with a write.
+    pub(crate) suspects: Suspects,
+    /// Whether there may be another run.
+    pub(crate) may_run_again: bool,
 }
 
 /// The state of a launch.
@@ -56,6 +61,10 @@ pub(crate) struct Machine<'m> {
     pub(crate) cta_sync: BTreeMap<(u64, u32), BTreeMap<u32, VClock>>,
     /// Findings that a compare-and-swap would excuse.
     pub(crate) deferred: Vec<Deferred>,
+    /// Plain reads that raced, by their instruction, in words.
+    pub(crate) races: BTreeMap<u32, String>,
+    /// Reads that a write has met in this run.
+    pub(crate) suspects: Suspects,
     /// What the kernel printed.
     pub(crate) printed: String,
     /// A finding ended the launch.
@@ -97,6 +106,8 @@ impl<'m> Machine<'m> {
             global_sync: BTreeMap::new(),
             cta_sync: BTreeMap::new(),
             deferred: Vec::new(),
+            races: BTreeMap::new(),
+            suspects: Suspects::new(),
             printed: String::new(),
             halted: false,
             refusal: None,

@@ -98,6 +98,7 @@ fn joined<'m>(machines: Vec<Machine<'m>>, original: &GlobalMemory) -> Option<Mac
         first.counters.join(&machine.counters);
         first.hits.join(&machine.hits);
         first.printed += &machine.printed;
+        first.suspects.extend(machine.suspects);
         first.halted |= machine.halted;
     }
     Some(first)

@@ -57,8 +57,26 @@ pub(crate) struct RegFile {
     predicate_written: Vec<u32>,
     /// `wgmma.fence`s executed so far, plus one.
     fences: u32,
-    /// Registers whose value depends on one that nobody wrote, and the instruction that first read that one.
-    origins: BTreeMap<Reg, u32>,
+    /// Registers whose value depends on what nobody wrote, and where that came from.
+    origins: BTreeMap<Reg, Origin>,
+}
+
+/// The instruction that first read what means nothing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Origin {
+    pub(crate) pc: u32,
+    pub(crate) cause: Cause,
+}
+
+/// Why a value means nothing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Cause {
+    /// A register, or local memory, that nobody wrote.
+    Register,
+    /// Shared memory that nobody wrote.
+    Shared,
+    /// Global memory that somebody else writes, without order.
+    Race,
 }
 
 impl RegFile {
@@ -107,8 +125,8 @@ impl RegFile {
         mask & !written
     }
 
-    /// What the register holds in some lanes depends on a register that nobody wrote, which `origin` read first.
-    pub(crate) fn undefine(&mut self, reg: Reg, lanes: u32, origin: u32) {
+    /// What the register holds in some lanes depends on what nobody wrote.
+    pub(crate) fn undefine(&mut self, reg: Reg, lanes: u32, origin: Origin) {
         *match reg {
             Reg::Narrow(slot) => &mut self.narrow_state[slot as usize].written,
             Reg::Wide(slot) => &mut self.wide_written[slot as usize],
@@ -117,8 +135,8 @@ impl RegFile {
         self.origins.insert(reg, origin);
     }
 
-    /// The instruction that first read what the register's value depends on and nobody wrote.
-    pub(crate) fn origin(&self, reg: Reg) -> Option<u32> {
+    /// Where the register's value came from, if it depends on what nobody wrote.
+    pub(crate) fn origin(&self, reg: Reg) -> Option<Origin> {
         self.origins.get(&reg).copied()
     }
 

@@ -7,9 +7,9 @@ use crate::{
         init::Written,
     },
     program::RegisterCounts,
-    regfile::RegFile,
+    regfile::{Origin, RegFile},
 };
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 /// Why lanes cannot go on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -229,6 +229,8 @@ pub(crate) struct Warp {
     pub(crate) local: Vec<u8>,
     /// Bytes of it that somebody wrote.
     pub(crate) local_written: Written,
+    /// Where what was stored there came from, if it meant nothing.
+    pub(crate) local_origins: BTreeMap<usize, Origin>,
     /// The carry of each lane.
     pub(crate) carries: u32,
     /// Functions that lanes are in.
@@ -262,6 +264,7 @@ impl Warp {
             registers: RegFile::new(setup.registers),
             local: vec![0; setup.local_bytes as usize * 32],
             local_written: Written::new(setup.local_bytes as usize * 32, false),
+            local_origins: BTreeMap::new(),
             carries: 0,
             calls: Box::default(),
             clock: WarpClock { now: 1, ..WarpClock::default() },

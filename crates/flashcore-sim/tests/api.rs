@@ -301,3 +301,27 @@ fn limits_of_the_target_are_said() {
         assert!(error.contains(says), "`{error}` does not say `{says}`");
     }
 }
+
+/// As nvcc of CUDA 13.1 and later compiles `volatile` variables; drivers of CUDA 13.0 do not take it.
+const VOLATILE: &str = ".version 9.1\n.target sm_90\n.address_size 64
+.visible .entry kept(.param .u64 dst)
+{
+    .local .align 8 .b8 depot[16]; .reg .b32 %t, %v; .reg .b64 %d, %o, %w;
+    mov.u32 %t, %tid.x; st.volatile.local.u32 [depot], %t; mov.u64 %w, 2; st.volatile.local.u64 [depot+8], %w;
+    ld.volatile.local.u32 %v, [depot]; ld.volatile.local.u64 %w, [depot+8];
+    cvt.u32.u64 %t, %w; mad.lo.u32 %v, %v, %t, 1;
+    ld.param.u64 %d, [dst]; mov.u32 %t, %tid.x; mul.wide.u32 %o, %t, 4; add.u64 %d, %d, %o; st.global.u32 [%d], %v;
+    ret;
+}";
+
+#[test]
+fn volatile_local_memory_is_memory() {
+    let parsed = parse(VOLATILE).expect("PTX");
+    let spec = LaunchSpec { block: [4, 1, 1], ..spec("kept", vec![Param::Buffer(Slot(0))]) };
+    let buffers = vec![Buffer::output(Slot(0), 16)];
+    let launch = Launch { module: &parsed.module, provenance: None, spec: &spec, buffers };
+    let outcome = launch.run(&Options::new()).expect("a launch");
+    assert!(outcome.is_clean(), "{:?}", outcome.findings);
+    let words: Vec<u8> = [1u32, 3, 5, 7].iter().flat_map(|word| word.to_le_bytes()).collect();
+    assert_eq!(outcome.bytes(Slot(0)), Some(words.as_slice()));
+}

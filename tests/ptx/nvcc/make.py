@@ -70,13 +70,24 @@ def comments(source):
     return lines
 
 
+def located(lines):
+    """The lines, with what was inlined at the line of its outermost call: sections that tell more are left out."""
+    calls = {}
+    for line in lines:
+        found = re.match(r"\s*\.loc\s+(\d+ \d+ \d+)(?:,.*inlined_at (\d+ \d+ \d+))?", line)
+        if found:
+            own, call = found.groups()
+            calls[own] = calls.get(call, call) if call else own
+            line = f" .loc {calls[own]}"
+        yield line
+
+
 def stripped(ptx):
-    """The PTX without comments and empty lines, with the source's name instead of its path, in a version that drivers
-    of CUDA 12 know."""
+    """The PTX without comments, debug sections and empty lines, with the source's name instead of its path, in a version
+    that drivers of CUDA 12 know."""
     ptx = re.sub(r"\.version \d+\.\d+", ".version 8.4", ptx)
-    # What was inlined counts as the line that it was inlined at.
-    ptx = re.sub(r"\.loc\s+[\d ]+,.*inlined_at (\d+ \d+ \d+)", r".loc \1", ptx)
-    lines = [line.rstrip().replace("\t", " ") for line in ptx.splitlines()]
+    ptx = re.sub(r"\.section[^{]*\{.*?\n\s*\}", "", ptx, flags=re.S)
+    lines = [line.rstrip().replace("\t", " ") for line in located(ptx.splitlines())]
     lines = [line for line in lines if line and not line.lstrip().startswith("//")]
     return re.sub(r'"[^"\n]*/([^/"\n]+)"', r'"\1"', "\n".join(lines)) + "\n"
 

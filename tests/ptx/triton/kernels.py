@@ -122,3 +122,15 @@ def matmul_described(a, b, c, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.cons
     for k in range(0, K, BK):
         total = tl.dot(a.load([row, k]), b.load([k, col]), total)
     c.store([row, col], total.to(tl.float16))
+
+
+@triton.jit
+def in_place(x, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(x + i, tl.load(x + i) + 1)
+
+
+@triton.jit
+def in_place_of_neighbours(x, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(x + i, tl.load(x + i) + tl.load(x + i + 1))

@@ -211,6 +211,16 @@ def main():
         finding="AssertFailed",
         debug=True,
     )
+    written_in_place()
+
+
+def written_in_place():
+    """Of a block of 32, four warps read every element, and one writes it."""
+    x = np.arange(129, dtype=np.int32)
+    few, more = x[:32], (x, np.concatenate([x[:-1] + x[1:], x[-1:]]))
+    make("in_place", kernels.in_place, 80, 1, dict(x=(few, few + 1)), dict(BLOCK=32))
+    neighbours = kernels.in_place_of_neighbours
+    make("in_place_of_neighbours", neighbours, 80, 1, dict(x=more), dict(BLOCK=128), finding="GlobalRace")
 
 
 if __name__ == "__main__":

@@ -209,6 +209,28 @@ fn a_tensor_map_takes_from_its_array_what_is_not_said() {
 }
 
 #[test]
+fn a_struct_holds_arguments_of_every_kind() {
+    let place = place();
+    square(&place);
+    let packed = |members: &str| {
+        place.run(&format!("sim arguments.ptx --entry packed --grid 1 --force --arg struct:{members}"))
+    };
+    expect(&packed("f32:2|tensormap:in:square.npy;box=4,4|u32:3|out:t.npy:f32:12"), 0, "clean");
+    let rows = [20u8, 28, 36].map(|first| [0, 1, 2, 3].map(|i| f32::from(2 * (first + i)).to_le_bytes()));
+    assert_eq!(elements(&place, "t.npy", 12), rows.concat());
+    let short = packed("f32:2|tensormap:in:square.npy;box=4,4|u32:4|out:t.npy:f32:12");
+    expect(&short, 1, "of argument 0 (out:t.npy), which has 48");
+    expect(&packed("f32:2|u32:3|out:t.npy:f32:12"), 2, "16 bytes for a parameter of 256");
+    expect(&packed("f32:2|rows:3"), 2, "`rows` is not a kind of argument");
+    let script = r#"{"ptx": "arguments.ptx", "arrays": {"x": {"file": "square.npy"},
+        "y": {"dtype": "f32", "shape": [12], "save": "y.npy"}}, "launches": [{"entry": "packed", "grid": [1], "args": [
+        {"struct": [{"f32": 2}, {"tensormap": {"array": "x", "box": [4, 4]}}, {"u32": 3}, {"array": "y"}]}]}]}"#;
+    place.write("op.json", script.as_bytes());
+    expect(&place.run("sim --script op.json"), 0, "clean");
+    assert_eq!(elements(&place, "y.npy", 12), rows.concat());
+}
+
+#[test]
 fn a_script_runs_several_launches_on_the_same_arrays() {
     let place = place();
     square(&place);

@@ -3,6 +3,7 @@
 use super::{
     Cursor, ParseError, ParseErrorKind, error_at,
     header::{Names, Reader, space},
+    inlined::{Inlined, Position},
     lexer::TokenKind,
     operand, shown,
 };
@@ -34,15 +35,30 @@ fn unknown(mnemonic: &str, text: String) -> ParseErrorKind {
     }
 }
 
-/// Puts order, scope and space of an access where the manual writes them: assemblers take them in any order.
+/// Puts modifiers where the manual writes them: assemblers take them in any order, and libraries rely on it.
 fn reorder(op: Op, mods: &mut [Mod]) {
-    if matches!(op, Op::Atom | Op::Red | Op::Ld | Op::St) {
-        mods.sort_by_key(|modifier| match modifier {
+    match op {
+        Op::Ldmatrix | Op::Stmatrix => mods.sort_by_key(|modifier| match modifier {
+            Mod::Sync | Mod::Aligned => 0,
+            Mod::Shape(_) => 1,
+            Mod::X1 | Mod::X2 | Mod::X4 => 2,
+            Mod::Trans => 3,
+            _ => 4,
+        }),
+        Op::MmaSync | Op::MmaSp | Op::WgmmaMmaAsync if mods.contains(&Mod::Satfinite) => {
+            mods.sort_by_key(|modifier| match modifier {
+                Mod::Type(_) => 2,
+                Mod::Satfinite => 1,
+                _ => 0,
+            });
+        }
+        Op::Atom | Op::Red | Op::Ld | Op::St => mods.sort_by_key(|modifier| match modifier {
             Mod::Weak | Mod::Volatile | Mod::Relaxed | Mod::Acquire | Mod::Release | Mod::AcqRel => 0,
             Mod::Cta | Mod::Cluster | Mod::Gpu | Mod::Sys => 1,
-            Mod::Global | Mod::Shared | Mod::SharedCta | Mod::SharedCluster => 2,
+            Mod::Global | Mod::Shared | Mod::SharedCta | Mod::SharedCluster | Mod::Local => 2,
             _ => 3,
-        });
+        }),
+        _ => {}
     }
 }
 
@@ -61,6 +77,7 @@ struct Body<'b, 'a, 't> {
     unit: Unit,
     /// The last `.loc`: file and line.
     location: Option<(String, u32)>,
+    inlined: Inlined,
 }
 
 /// Reads `{ … }` into `kernel`, which is that unit of its module.
@@ -70,7 +87,7 @@ pub(super) fn kernel_body(
     names: &mut Names,
     unit: Unit,
 ) -> Result<(), ParseError> {
-    let mut body = Body { reader, kernel, names, unit, location: None };
+    let mut body = Body { reader, kernel, names, unit, location: None, inlined: Inlined::default() };
     body.open_scope()?;
     while !body.names.registers.is_empty() {
         body.statement()?;
@@ -219,20 +236,25 @@ impl Body<'_, '_, '_> {
         self.kernel.body.push(statement);
     }
 
-    /// `.loc file line column …` holds to the end of its line. What was inlined counts as the line it was inlined at.
+    /// `.loc file line column …` holds to the end of its line.
     fn loc(&mut self) -> Result<(), ParseError> {
         let start = self.reader.cursor.bump();
-        let mut place = (self.reader.cursor.number()?, self.reader.cursor.number()?);
+        let (own, mut call) = (self.position()?, None);
         while self.reader.cursor.peek(0).line == start.line
             && self.reader.cursor.peek(0).kind != TokenKind::End
         {
             if self.reader.cursor.bump().text == "inlined_at" {
-                place = (self.reader.cursor.number()?, self.reader.cursor.number()?);
+                call = Some(self.position()?);
             }
         }
-        let (file, line) = place;
+        let (file, line) = self.inlined.place(own, call);
         self.location = self.reader.files.get(&file).map(|name| (name.clone(), line));
         Ok(())
+    }
+
+    fn position(&mut self) -> Result<Position, ParseError> {
+        let cursor = &mut self.reader.cursor;
+        Ok((cursor.number()?, cursor.number()?, cursor.number()?))
     }
 
     fn variables(&mut self) -> Result<(), ParseError> {

@@ -6,6 +6,7 @@
 
 mod body;
 mod header;
+mod inlined;
 mod lexer;
 mod operand;
 

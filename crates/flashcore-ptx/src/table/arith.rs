@@ -2,7 +2,7 @@
 
 use super::spec::*;
 use crate::op::{Mod::*, Op};
-use crate::target::Target::{Sm80, Sm90};
+use crate::target::Target::{Sm75, Sm90};
 use crate::types::ScalarType::*;
 use crate::version::{V7_6, V8_0};
 
@@ -57,8 +57,8 @@ pub(super) const INTEGER: &[Row] = &[
     int(Op::Clz, &[t(&[B32, B64])], &[d(is(U32)), s(T)]),
     int(Op::Bfind, &[opt(&[Shiftamt]), t(&[U32, U64, S32, S64])], &[d(is(U32)), s(T)]),
     int(Op::Brev, &[t(&[B32, B64])], &[d(T), s(T)]),
-    int(Op::Bmsk, &[one(&[Clamp, Wrap]), t(&[B32])], &[d(T), s(is(U32)), s(is(U32))]).since(Sm80, V7_6),
-    int(Op::Szext, &[one(&[Clamp, Wrap]), t(INT32)], &[d(T), s(T), s(is(U32))]).since(Sm80, V7_6),
+    int(Op::Bmsk, &[one(&[Clamp, Wrap]), t(&[B32])], &[d(T), s(is(U32)), s(is(U32))]).since(Sm75, V7_6),
+    int(Op::Szext, &[one(&[Clamp, Wrap]), t(INT32)], &[d(T), s(T), s(is(U32))]).since(Sm75, V7_6),
     int(Op::Fns, &[t(&[B32])], &[d(T), s(T), s(is(B32)), s(is(S32))]),
     int(Op::Bfe, &[t(&[U32, U64, S32, S64])], &[d(T), s(T), s(is(U32)), s(is(U32))]),
     int(Op::Bfi, &[t(&[B32, B64])], &[d(T), s(T), s(T), s(is(U32)), s(is(U32))]),

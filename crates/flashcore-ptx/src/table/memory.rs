@@ -4,7 +4,7 @@ use super::spec::*;
 use crate::op::{Mod, Mod::*, Op};
 use crate::target::Target::{Sm75, Sm80, Sm90};
 use crate::types::ScalarType::{self, *};
-use crate::version::{V7_4, V7_8, V8_0, V8_1};
+use crate::version::{V7_4, V7_8, V8_0, V8_1, V8_3, V9_1};
 
 const ANY: &[ScalarType] = &[B8, B16, B32, B64, B128, U8, U16, U32, U64, S8, S16, S32, S64, F32, F64];
 const SCOPE: &[Mod] = &[Cta, Cluster, Gpu, Sys];
@@ -41,6 +41,7 @@ pub(super) const LOAD_STORE: &[Row] = &[
         t(ANY),
     ]),
     ld(&[one(&[Volatile]), opt(ATOMIC), opt(&[V2, V4]), t(ANY)]),
+    ld(&[one(&[Volatile]), one(&[Local]), opt(&[V2, V4]), t(ANY)]).since(Sm75, V9_1),
     ld(&[one(&[Relaxed, Acquire]), one(SCOPE), opt(ATOMIC), opt(&[V2, V4]), t(ANY)]),
     ld(&[
         one(&[Relaxed, Acquire]),
@@ -74,6 +75,7 @@ pub(super) const LOAD_STORE: &[Row] = &[
     st(&[one(&[Param]), opt(&[V2, V4]), t(ANY)]),
     st(&[opt(&[Weak]), opt(&[Global]), opt(L1_HINT), opt(&[L2CacheHint]), opt(&[V2, V4]), t(ANY)]),
     st(&[one(&[Volatile]), opt(ATOMIC), opt(&[V2, V4]), t(ANY)]),
+    st(&[one(&[Volatile]), one(&[Local]), opt(&[V2, V4]), t(ANY)]).since(Sm75, V9_1),
     st(&[one(&[Relaxed, Release]), one(SCOPE), opt(ATOMIC), opt(&[V2, V4]), t(ANY)]),
     st(&[
         one(&[Relaxed, Release]),
@@ -91,6 +93,9 @@ const fn atomic(op: Op, slots: &'static [Slot], operands: &'static [OperandSpec]
 }
 
 const ATOM: &[OperandSpec] = &[dst(Kind::RegOrSink(T)), mem(), s(T)];
+const ATOM_WIDE: &[OperandSpec] = &[dst(Kind::RegOrSink(T)), mem(), r(T)];
+const ATOM_VECTOR: &[OperandSpec] = &[dst(DATA), mem(), src(Kind::Vector(T, Count::VecMod)), POLICY];
+const SWAP_WIDE: &[OperandSpec] = &[dst(Kind::RegOrSink(T)), mem(), r(T), r(T)];
 const COMPARE_AND_SWAP: &[OperandSpec] = &[dst(Kind::RegOrSink(T)), mem(), s(T), s(T)];
 const RED: &[OperandSpec] = &[mem(), s(T)];
 const RED_VECTOR: &[OperandSpec] = &[mem(), src(Kind::Vector(T, Count::VecMod)), POLICY];
@@ -117,6 +122,8 @@ pub(super) const ATOMICS: &[Row] = &[
     atomic!(Atom ATOM_ORDER ATOM [Inc, Dec], &[U32]),
     atomic!(Atom ATOM_ORDER ATOM [And, Or, Xor, Exch], &[B32, B64]),
     atomic!(Atom ATOM_ORDER COMPARE_AND_SWAP [Cas], &[B16, B32, B64]),
+    atomic!(Atom ATOM_ORDER ATOM_WIDE [Exch], &[B128]).since(Sm90, V8_3),
+    atomic!(Atom ATOM_ORDER SWAP_WIDE [Cas], &[B128]).since(Sm90, V8_3),
     atomic!(Red RED_ORDER RED [Add], &[U32, S32, U64, F32, F64]),
     atomic!(Red RED_ORDER RED [Add] Noftz, &[F16, F16x2]),
     atomic!(Red RED_ORDER RED [Add] Noftz, &[Bf16, Bf16x2]).since(Sm90, V7_8),
@@ -125,8 +132,22 @@ pub(super) const ATOMICS: &[Row] = &[
     atomic!(Red RED_ORDER RED [And, Or, Xor], &[B32, B64]),
 ];
 
-/// PTX ISA, "red" on vectors, "prefetch", "createpolicy".
+/// PTX ISA, "atom" and "red" on vectors, "prefetch", "createpolicy".
 pub(super) const CACHE: &[Row] = &[
+    atomic(
+        Op::Atom,
+        &[
+            opt(ATOM_ORDER),
+            opt(SCOPE),
+            opt(&[Global]),
+            one(&[Add]),
+            opt(&[L2CacheHint]),
+            one(&[V2, V4]),
+            t(&[F32]),
+        ],
+        ATOM_VECTOR,
+    )
+    .since(Sm90, V8_1),
     atomic(
         Op::Red,
         &[

@@ -103,7 +103,7 @@ const fn fence(op: Op, slots: &'static [Slot]) -> Row {
 
 /// PTX ISA, "membar / fence".
 pub(super) const FENCES: &[Row] = &[
-    fence(Op::Fence, &[opt(&[Sc, AcqRel]), one(&[Cta, Cluster, Gpu, Sys])]),
+    fence(Op::Fence, &[opt(&[Sc, AcqRel, Acquire, Release]), one(&[Cta, Cluster, Gpu, Sys])]),
     fence(Op::FenceProxy, &[one(&[Alias])]).since(Sm80, V7_5),
     fence(Op::FenceProxy, &[one(&[Async]), opt(&[Global, SharedCta, SharedCluster])]).since(Sm90, V8_0),
     fence(Op::FenceMbarrierInit, &[one(&[Release]), one(&[Cluster])]).since(Sm90, V8_0),

@@ -68,11 +68,16 @@ fn assembler_agrees_with_the_table() {
     let mut complaints = String::new();
     for module in modules() {
         assert_eq!(module.lowest_version(), module.version);
-        if let Some(said) = assemble(&ptxas, &module) {
+        if let Some(said) = assemble(&ptxas, &module).filter(|said| !is_too_new(said)) {
             complaints += &format!("{} {}:\n{}\n", module.target, module.version, with_lines(&said, &module));
         }
     }
     assert!(complaints.is_empty(), "{complaints}");
+}
+
+/// Whether the assembler is older than the language that a row needs.
+fn is_too_new(said: &str) -> bool {
+    said.contains("Unsupported .version")
 }
 
 /// What the assembler said, with the lines it speaks of.

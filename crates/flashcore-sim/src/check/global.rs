@@ -25,6 +25,7 @@ pub(crate) struct GlobalAccess<'a> {
 pub(crate) struct GlobalConflict {
     pub(crate) cluster: u32,
     pub(crate) agent: u32,
+    pub(crate) clock: u32,
     pub(crate) was_write: bool,
     /// Whether it was an atomic or its like.
     pub(crate) was_strong: bool,
@@ -44,6 +45,8 @@ struct Event {
 struct Word {
     write: Event,
     read: Event,
+    /// The last plain read by a warp other than the last reader, which may be the one that writes next.
+    other_read: Event,
     /// Bytes written so far.
     bytes: u8,
 }
@@ -73,7 +76,7 @@ impl GlobalShadow {
             }
             // An atomic reads as well: it must not hide a plain read that its write conflicts with.
             if !who.strong || word.read.clock == 0 || word.read.strong {
-                word.read = who.event();
+                word.remember_read(who.event());
             }
         }
         verdict
@@ -93,6 +96,7 @@ impl GlobalShadow {
             }
             if bytes == 0xf {
                 verdict = verdict.and(word.read.against(who, false));
+                verdict = verdict.and(word.other_read.against(who, false));
             }
             *word = Word { write: who.event(), bytes: bytes | word.bytes, ..Word::default() };
         }
@@ -118,6 +122,14 @@ impl GlobalShadow {
 }
 
 impl Word {
+    fn remember_read(&mut self, event: Event) {
+        let same = (self.read.cluster, self.read.agent) == (event.cluster, event.agent);
+        if !same && self.read.clock != 0 && !self.read.strong {
+            self.other_read = self.read;
+        }
+        self.read = event;
+    }
+
     /// As [`GlobalShadow::join`]. Reads are known by words, so that a write next to one counts as well.
     const fn join(&mut self, other: &Self) -> bool {
         let met = self.bytes & other.bytes != 0
@@ -161,6 +173,7 @@ impl Event {
         Err(GlobalConflict {
             cluster: self.cluster,
             agent: self.agent.into(),
+            clock: self.clock,
             was_write,
             was_strong: self.strong,
         })

@@ -50,6 +50,9 @@ fn target(cx: &Context<'_>, who: &Operand) -> Decoded<Callee> {
     }
     match builtin(name.as_str()) {
         Some(known) => Ok(Callee::Builtin(known)),
+        None if ["malloc", "free"].contains(&name.as_str()) => {
+            refuse(format!("`{name}`: kernels have no heap here; pass an array, or use local memory"))
+        }
         None => refuse(format!("`{name}` is only declared here; compile its definition into the same PTX")),
     }
 }

@@ -67,14 +67,14 @@ fn atomic(cx: &Context<'_>, inst: &Inst) -> Decoded<Atomic> {
     access.order.strong = true;
     let ty = element(inst)?;
     let Some(op) = inst.mods.iter().find_map(|m| combine(*m)) else { return refuse("no operator") };
-    let swap = if op == Combine::Cas { Some(cx.src(&inst.operands[at + 2], ty)?) } else { None };
+    let swaps = if op == Combine::Cas { cx.srcs(&inst.operands[at + 2], ty)? } else { Vec::new() };
     Ok(Atomic {
         access,
         op,
         ty,
-        dst: if has_result { cx.dst(&inst.operands[0])? } else { None },
+        dsts: if has_result { cx.dsts(&inst.operands[0])? } else { Vec::new() },
         values: cx.srcs(&inst.operands[at + 1], ty)?,
-        swap,
+        swaps,
     })
 }
 

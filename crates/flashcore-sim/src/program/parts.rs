@@ -63,11 +63,12 @@ pub(crate) struct Atomic {
     pub(crate) access: Access,
     pub(crate) op: Combine,
     pub(crate) ty: ScalarType,
-    pub(crate) dst: Dst,
-    /// One value, or several for vector reductions.
+    /// What was there before, for each value.
+    pub(crate) dsts: Vec<Dst>,
+    /// One value, several for vectors, or two halves of 128 bits.
     pub(crate) values: Vec<Src>,
-    /// The second value of `cas`.
-    pub(crate) swap: Option<Src>,
+    /// The second values of `cas`.
+    pub(crate) swaps: Vec<Src>,
 }
 
 /// `mma.sync`.
@@ -248,8 +249,8 @@ pub(crate) enum WaitPhase {
 /// Fences.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Fence {
-    /// `fence`, `membar`; of scope `.cta` or wider.
-    Memory { within_cta: bool },
+    /// `fence`, `membar`; of scope `.cta` or wider, in one direction or both.
+    Memory { within_cta: bool, acquire: bool, release: bool },
     /// `fence.proxy.async`.
     ProxyAsync,
     /// `fence.mbarrier_init`: what follows publishes the initialisations of mbarriers, even if it is relaxed.

@@ -13,7 +13,11 @@ use flashcore_ptx::{
 pub(super) fn decode(cx: &Context<'_>, inst: &Inst) -> Decoded<Uop> {
     let aligned = inst.has(Mod::Aligned) || inst.op.text().starts_with("bar.");
     Ok(match inst.op {
-        Op::Fence | Op::Membar => Uop::Fence(Fence::Memory { within_cta: inst.has(Mod::Cta) }),
+        Op::Fence | Op::Membar => Uop::Fence(Fence::Memory {
+            within_cta: inst.has(Mod::Cta),
+            acquire: !inst.has(Mod::Release),
+            release: !inst.has(Mod::Acquire),
+        }),
         Op::FenceProxy if inst.has(Mod::Async) => Uop::Fence(Fence::ProxyAsync),
         Op::FenceProxy => Uop::Fence(Fence::Other),
         Op::FenceMbarrierInit => Uop::Fence(Fence::MbarrierInit),

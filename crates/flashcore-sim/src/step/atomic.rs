@@ -17,18 +17,19 @@ impl Step<'_, '_> {
     pub(super) fn atomic(&mut self, op: &Atomic) -> Outcome {
         let addresses = self.address(&op.access.addr);
         let values: Vec<Lanes> = op.values.iter().map(|v| self.read(*v)).collect();
-        let swap = op.swap.map(|s| self.read(s));
-        let width = op.access.bytes as usize;
-        let mut old = [0; 32];
+        let swaps: Vec<Lanes> = op.swaps.iter().map(|s| self.read(*s)).collect();
+        let bytes = op.access.bytes as usize * values.len();
+        let mut old = vec![[0; 32]; values.len()];
         for lane in lanes_of(self.mask) {
-            for (i, value) in values.iter().enumerate() {
-                let address = addresses[lane].wrapping_add((i * width) as u64);
-                let swap = swap.map_or(0, |s| s[lane]);
-                old[lane] = self.update(op, lane, address, value[lane], swap)?;
-            }
+            let own = |lanes: &[Lanes]| lanes.iter().map(|value| value[lane]).collect::<Vec<_>>();
+            self.check_alignment(lane, resolve(op.access.space, addresses[lane]), bytes)?;
+            let before = self.update(op, lane, addresses[lane], &own(&values), &own(&swaps))?;
+            old.iter_mut().zip(before).for_each(|(old, word)| old[lane] = word);
         }
-        self.count_access(op.access.space, &addresses, width * values.len());
-        self.write(op.dst, &old);
+        self.count_access(op.access.space, &addresses, bytes);
+        for (dst, old) in op.dsts.iter().zip(&old) {
+            self.write(*dst, old);
+        }
         self.machine.effect();
         Ok(Flow::Next)
     }
@@ -50,24 +51,47 @@ impl Step<'_, '_> {
         }
     }
 
-    fn update(&mut self, op: &Atomic, lane: usize, address: u64, value: u64, swap: u64) -> Outcome<u64> {
-        let place = resolve(op.access.space, address);
-        let width = op.access.bytes as usize;
-        if op.op == Combine::Cas {
-            self.excuse_reads(place, width);
+    /// Replaces the elements at `address`; returns those before.
+    fn update(
+        &mut self,
+        op: &Atomic,
+        lane: usize,
+        address: u64,
+        values: &[u64],
+        swaps: &[u64],
+    ) -> Outcome<Vec<u64>> {
+        let (space, width, order) = (op.access.space, op.access.bytes as usize, op.access.order);
+        let places: Vec<Place> =
+            (0..values.len()).map(|i| resolve(space, address.wrapping_add((i * width) as u64))).collect();
+        let mut old = Vec::new();
+        for place in &places {
+            if op.op == Combine::Cas {
+                self.excuse_reads(*place, width);
+            }
+            let mut bytes = [0; 8];
+            self.read_place(lane, *place, space, &mut bytes[..width], order)?;
+            old.push(u64::from_le_bytes(bytes));
         }
-        let mut bytes = [0; 8];
-        self.read_place(lane, place, op.access.space, &mut bytes[..width], op.access.order)?;
-        let old = u64::from_le_bytes(bytes);
-        let new = if op.op == Combine::Cas {
-            if old == value & (u64::MAX >> (64 - 8 * width)) { swap } else { old }
-        } else if matches!((place, op.op, op.ty), (Place::Global(_), Combine::Add, ScalarType::F32)) {
-            flushed(combine(op.op, op.ty, flushed(old), flushed(value)))
-        } else {
-            combine(op.op, op.ty, old, value)
-        };
-        self.write_place(lane, place, op.access.space, &new.to_le_bytes()[..width], op.access.order)?;
+        let matches =
+            old.iter().zip(values).all(|(old, value)| *old == value & (u64::MAX >> (64 - 8 * width)));
+        for (i, place) in places.into_iter().enumerate() {
+            let new = match (op.op, matches) {
+                (Combine::Cas, true) => swaps[i],
+                (Combine::Cas, false) => old[i],
+                _ => updated(op, place, old[i], values[i]),
+            };
+            self.write_place(lane, place, space, &new.to_le_bytes()[..width], order)?;
+        }
         Ok(old)
+    }
+}
+
+fn updated(op: &Atomic, place: Place, old: u64, value: u64) -> u64 {
+    match (place, op.op, op.ty) {
+        (Place::Global(_), Combine::Add, ScalarType::F32) => {
+            flushed(combine(op.op, op.ty, flushed(old), flushed(value)))
+        }
+        _ => combine(op.op, op.ty, old, value),
     }
 }
 

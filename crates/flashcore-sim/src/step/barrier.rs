@@ -132,6 +132,7 @@ impl Step<'_, '_> {
         let cluster = self.machine.ctas[self.cta].cluster;
         let barrier = &mut self.machine.clusters[cluster].barrier;
         barrier.tell_inits(&inits);
+        barrier.tell_arrival(&knowledge.seen);
         let fresh = barrier.arrive(agent, self.mask, release.then_some(&knowledge));
         if !fresh && self.machine.context.options.checks.barrier {
             let text = "the warp arrives at the cluster barrier twice in one generation".into();
@@ -157,6 +158,7 @@ impl Step<'_, '_> {
         if generation >= barrier.generation {
             return Ok(Flow::Wait(Wait::Cluster { generation }));
         }
+        self.machine.ctas[self.cta].farewell.join(&barrier.published_arrivals);
         if acquire {
             let (news, inits) = (barrier.published.clone(), barrier.published_inits.clone());
             self.learn(self.mask, &news);

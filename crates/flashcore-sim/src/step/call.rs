@@ -147,13 +147,21 @@ impl Step<'_, '_> {
         Ok(Flow::Next)
     }
 
-    /// Copies bytes of a lane's local memory.
+    /// Copies bytes of a lane's local memory, and what is known of them.
     fn copy_in_stack(&mut self, lane: usize, from: u32, to: u32, bytes: u32) -> Outcome<()> {
         let source = self.local_range(lane, from.into(), bytes as usize)?;
         let target = self.local_range(lane, to.into(), bytes as usize)?;
         let warp = &mut self.machine.warps[self.warp];
-        warp.local.copy_within(source, target.start);
-        warp.local_written.mark(target);
+        warp.local.copy_within(source.clone(), target.start);
+        for (from, to) in source.zip(target) {
+            if warp.local_written.misses(from..from + 1) {
+                warp.local_written.clear(to..to + 1);
+                let origin = warp.local_origins.get(&from).copied();
+                warp.local_origins.extend(origin.map(|origin| (to, origin)));
+            } else {
+                warp.local_written.mark(to..to + 1);
+            }
+        }
         Ok(())
     }
 }

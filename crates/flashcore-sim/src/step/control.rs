@@ -35,6 +35,7 @@ impl Step<'_, '_> {
         warp.exited |= self.mask;
         warp.wake(|wait| wait == Wait::Lanes);
         let (over, agent) = (warp.live() == 0, warp.agent);
+        self.say_farewell();
         let threads = self.mask.count_ones();
         self.machine.ctas[self.cta].live_threads -= threads;
         if over {
@@ -85,6 +86,7 @@ impl Step<'_, '_> {
             let text = "the CTA ends, but a copy into its shared memory is unfinished".into();
             self.report(FindingKind::Undrained, self.first_lane(), text);
         }
+        self.check_visits();
         self.machine.engine.discard(|job| lands_here(&job.work));
         let leftover = self.machine.ctas[cta].mbarriers.iter().find(|(_, b)| b.tx() != 0);
         if let (Some((at, barrier)), true, false) = (leftover, checks.barrier, unfinished) {

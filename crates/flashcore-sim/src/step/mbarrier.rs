@@ -57,6 +57,7 @@ impl Step<'_, '_> {
     ) -> Outcome {
         for lane in lanes_of(self.mask) {
             let (cta, at) = self.barrier_place(lane, addresses[lane], space)?;
+            self.visit(lane, cta);
             act(self, lane, cta, at)?;
         }
         self.machine.effect();

@@ -5,7 +5,7 @@ use crate::{
     finding::FindingKind,
     memory::{Place, resolve},
     program::{Access, Addr, Dst, Lanes, Order, Reg, Space, Src},
-    regfile::{each_lane, lanes_of},
+    regfile::{Cause, Origin, each_lane, lanes_of},
 };
 use std::ops::Range;
 
@@ -28,33 +28,62 @@ impl Step<'_, '_> {
         let width = access.bytes as usize;
         let len = width * dsts.len();
         let mut values = vec![[0u64; 32]; dsts.len()];
-        let mut unwritten = vec![0u32; dsts.len()];
+        let mut unwritten = vec![(0u32, Origin { pc: self.pc, cause: Cause::Register }); dsts.len()];
+        self.tolerant = true;
         for lane in lanes_of(self.mask) {
             let place = resolve(access.space, addresses[lane]);
             let mut bytes = [0; WIDEST];
-            self.read_place(lane, place, access.space, &mut bytes[..len], access.order)?;
+            self.fetch_place(lane, place, access.space, &mut bytes[..len], access.order)?;
+            let raced = std::mem::take(&mut self.raced);
             for (i, value) in values.iter_mut().enumerate() {
                 value[lane] = extend(&bytes[i * width..(i + 1) * width], access.signed);
-                let missed = self.is_unwritten_local(lane, place, i * width..(i + 1) * width);
-                unwritten[i] |= u32::from(missed) << lane;
+                if raced || self.is_unwritten(lane, place, i * width..(i + 1) * width) {
+                    unwritten[i] = (unwritten[i].0 | 1 << lane, self.origin_at(lane, place, i * width));
+                }
             }
         }
         self.count_access(access.space, &addresses, len);
-        for ((dst, value), lanes) in dsts.iter().zip(&values).zip(unwritten) {
+        for ((dst, value), (lanes, origin)) in dsts.iter().zip(&values).zip(unwritten) {
             self.write(*dst, value);
             if let (Some(reg), 1..) = (*dst, lanes) {
-                self.machine.warps[self.warp].registers.undefine(reg, lanes, self.pc);
+                self.machine.warps[self.warp].registers.undefine(reg, lanes, origin);
             }
         }
         Ok(Flow::Next)
     }
 
-    /// Whether a part of what a lane reads lies in local memory and nobody wrote any of it.
-    fn is_unwritten_local(&self, lane: usize, place: Place, part: Range<usize>) -> bool {
-        let Place::Local(offset) = place else { return false };
+    /// Whether a part of what a lane reads means nothing: nobody wrote any of it in local memory, where compilers copy
+    /// whole structs, or not all of it in shared memory. Reading alone is no fault: libraries read one element too many
+    /// and drop it.
+    fn is_unwritten(&self, lane: usize, place: Place, part: Range<usize>) -> bool {
+        match place {
+            Place::Local(offset) => {
+                let warp = &self.machine.warps[self.warp];
+                let start = lane * (warp.local.len() / 32) + offset as usize;
+                warp.local_written.misses(start + part.start..start + part.end)
+            }
+            Place::Shared { rank, offset } => self.machine.peer(self.cta, rank).is_some_and(|cta| {
+                let shared = &self.machine.ctas[cta].shared;
+                let range = shared.range(offset + part.start as u32, part.len());
+                range.is_ok_and(|range| !shared.written.covers(range))
+            }),
+            _ => false,
+        }
+    }
+
+    /// Where what a load gives came from, if it means nothing.
+    fn origin_at(&self, lane: usize, place: Place, part: usize) -> Origin {
         let warp = &self.machine.warps[self.warp];
-        let start = lane * (warp.local.len() / 32) + offset as usize;
-        warp.local_written.misses(start + part.start..start + part.end)
+        let cause = match place {
+            Place::Local(offset) => {
+                let start = lane * (warp.local.len() / 32) + offset as usize + part;
+                let stored = warp.local_origins.get(&start);
+                return stored.copied().unwrap_or(Origin { pc: self.pc, cause: Cause::Register });
+            }
+            Place::Shared { .. } => Cause::Shared,
+            _ => Cause::Race,
+        };
+        Origin { pc: self.pc, cause }
     }
 
     /// Stores to local memory keep what means nothing: compilers put aside and copy whole structs.
@@ -77,7 +106,10 @@ impl Step<'_, '_> {
                 )?;
                 if let (Place::Local(offset), 1) = (place, undefined >> lane & 1) {
                     let range = self.local_range(lane, offset, width)?;
-                    self.machine.warps[self.warp].local_written.clear(range);
+                    let origin = self.origin_of(*src);
+                    let warp = &mut self.machine.warps[self.warp];
+                    warp.local_origins.extend(origin.map(|origin| (range.start, origin)));
+                    warp.local_written.clear(range);
                 }
             }
         }
@@ -116,6 +148,23 @@ impl Step<'_, '_> {
         out: &mut [u8],
         order: Order,
     ) -> Outcome<()> {
+        self.fetch_place(lane, place, space, out, order)?;
+        if matches!(place, Place::Shared { .. }) {
+            let written = !self.is_unwritten(lane, place, 0..out.len());
+            self.check_written(written, FindingKind::UninitShared, lane);
+        }
+        Ok(())
+    }
+
+    /// The same for bytes of shared memory that perhaps nobody wrote.
+    fn fetch_place(
+        &mut self,
+        lane: usize,
+        place: Place,
+        space: Space,
+        out: &mut [u8],
+        order: Order,
+    ) -> Outcome<()> {
         let len = out.len();
         self.check_alignment(lane, place, len)?;
         match place {
@@ -133,8 +182,6 @@ impl Step<'_, '_> {
                 let (cta, range) = self.shared_range(lane, rank, offset, len, space)?;
                 self.check_mbarrier_bytes(lane, cta, offset, len);
                 out.copy_from_slice(self.machine.ctas[cta].shared.bytes(range.clone()));
-                let written = self.machine.ctas[cta].shared.written.covers(range.clone());
-                self.check_written(written, FindingKind::UninitShared, lane);
                 let name = self.name_for(order);
                 self.order_shared(lane, cta, range, false, name);
             }
@@ -205,7 +252,7 @@ impl Step<'_, '_> {
         }
     }
 
-    fn check_alignment(&mut self, lane: usize, place: Place, len: usize) -> Outcome<()> {
+    pub(super) fn check_alignment(&mut self, lane: usize, place: Place, len: usize) -> Outcome<()> {
         let (Place::Global(address) | Place::Local(address) | Place::Param(address) | Place::Const(address)) =
             place
         else {

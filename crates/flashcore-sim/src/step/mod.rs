@@ -19,6 +19,7 @@ mod scalar;
 mod sparse;
 mod tensor;
 mod undefined;
+mod visit;
 mod warp;
 mod wgmma;
 mod wmma;
@@ -72,6 +73,10 @@ pub(crate) struct Step<'s, 'm> {
     pub(crate) mask: u32,
     /// Whether the value being written is there already.
     pub(crate) rewrites: bool,
+    /// Whether a plain read that races is told only where its value is used.
+    pub(crate) tolerant: bool,
+    /// Whether such a read has raced.
+    pub(crate) raced: bool,
 }
 
 impl Machine<'_> {
@@ -94,7 +99,17 @@ impl Machine<'_> {
         let Split { pc, mask: group, .. } = split;
         let program = self.context.program;
         let cta = self.warps[warp].cta;
-        let mut step = Step { machine: self, warp, cta, pc, group, mask: group, rewrites: false };
+        let mut step = Step {
+            machine: self,
+            warp,
+            cta,
+            pc,
+            group,
+            mask: group,
+            rewrites: false,
+            tolerant: false,
+            raced: false,
+        };
         let Some(code) = program.code.get(pc as usize) else { return (step.exit(), group) };
         step.machine.steps += 1;
         step.machine.hits.hit(pc);

@@ -39,7 +39,7 @@ impl Step<'_, '_> {
     }
 
     /// The number of the cluster in the grid.
-    pub(super) fn cluster_number(&self) -> u32 {
+    pub(crate) fn cluster_number(&self) -> u32 {
         self.machine.clusters[self.machine.ctas[self.cta].cluster].number
     }
 
@@ -54,6 +54,9 @@ impl Step<'_, '_> {
     ) {
         if !self.machine.context.options.checks.tracks_order() {
             return;
+        }
+        if name.proxy == Proxy::Generic {
+            self.visit(lane, cta);
         }
         let warp = &mut self.machine.warps[self.warp];
         if write && name.proxy == Proxy::Generic {
@@ -145,6 +148,9 @@ impl Step<'_, '_> {
             return;
         }
         let cluster = self.cluster_number();
+        if !write && self.is_suspect(address, len, name.clock) {
+            return self.tolerate(address, "somebody else");
+        }
         let warp = &self.machine.warps[self.warp];
         let who = GlobalAccess {
             knowledge: warp.clock.view(1 << lane),
@@ -160,7 +166,14 @@ impl Step<'_, '_> {
             Ok((allocation, range)) => allocation.shadow.read(range, &who),
             Err(_) => Ok(()),
         };
-        if let Err(GlobalConflict { cluster: other, agent, was_write, was_strong }) = verdict {
+        if let Err(GlobalConflict { cluster: other, agent, clock, was_write, was_strong }) = verdict {
+            let plain = !name.strong && !was_strong && name.proxy == Proxy::Generic;
+            if plain && !write && self.tolerant {
+                return self.tolerate(address, &cluster_in_words(other, cluster));
+            }
+            if plain && write && !was_write && self.suspect((other, agent, clock), address, len) {
+                return;
+            }
             let own = self.machine.warps[self.warp].agent;
             let reader = match (write, was_write) {
                 (false, true) if was_strong && !name.strong => Some((cluster, own)),
@@ -169,7 +182,7 @@ impl Step<'_, '_> {
             };
             let (verb, past) =
                 (if write { "write to" } else { "read of" }, if was_write { "written" } else { "read" });
-            let place = if other == cluster { "the same cluster".into() } else { format!("cluster {other}") };
+            let place = cluster_in_words(other, cluster);
             let what = self.machine.global.describe(address);
             let text = format!("{verb} global memory {past} by {place}, without order between: {what}");
             let same = write && was_write && !name.strong && !was_strong && self.rewrites;
@@ -277,17 +290,21 @@ impl Step<'_, '_> {
         let (mask, live) = (self.mask, self.live());
         let warp = &mut self.machine.warps[self.warp];
         match kind {
-            Fence::Memory { within_cta: true } => {
-                let met = warp.clock.before_fence.at_home();
-                warp.clock.learn(mask, live, &met);
-                warp.clock.at_cta_fence = warp.clock.release(warp.agent, mask);
-            }
-            Fence::Memory { within_cta: false } => {
-                let met = std::mem::take(&mut warp.clock.before_fence);
-                warp.clock.learn(mask, live, &met);
-                warp.clock.know_what_was_met(mask, live);
-                warp.clock.at_fence = warp.clock.release(warp.agent, mask);
-                warp.clock.at_cta_fence = warp.clock.at_fence.clone();
+            Fence::Memory { within_cta, acquire, release } => {
+                if acquire && within_cta {
+                    let met = warp.clock.before_fence.at_home();
+                    warp.clock.learn(mask, live, &met);
+                } else if acquire {
+                    let met = std::mem::take(&mut warp.clock.before_fence);
+                    warp.clock.learn(mask, live, &met);
+                    warp.clock.know_what_was_met(mask, live);
+                }
+                if release {
+                    warp.clock.at_cta_fence = warp.clock.release(warp.agent, mask);
+                }
+                if release && !within_cta {
+                    warp.clock.at_fence = warp.clock.at_cta_fence.clone();
+                }
             }
             Fence::ProxyAsync => warp.clock.proxy_fence(warp.agent, mask),
             Fence::MbarrierInit => warp.clock.inits_at_fence = warp.clock.release(warp.agent, mask).seen,
@@ -315,6 +332,11 @@ fn unordered(what: String, other: AgentKind, proxy: Proxy, checks: CheckSet) -> 
         }
         _ => (FindingKind::InFlightMemory, checks.in_flight, format!("{what}, not known to be complete")),
     }
+}
+
+/// A cluster in words, as another one calls it.
+fn cluster_in_words(other: u32, own: u32) -> String {
+    if other == own { "the same cluster".into() } else { format!("cluster {other}") }
 }
 
 /// An agent in words.

@@ -5,9 +5,10 @@ use crate::{
     finding::FindingKind,
     geometry::unflatten,
     launch::Launch,
+    machine::Culprit,
     memory::rank_address,
     program::{Carry, Combine, Dst, LaneFn, Lanes, RESERVED_BYTES, Reg, SHARED_BASE, Src},
-    regfile::RegisterFault,
+    regfile::{Cause, Origin, RegisterFault},
 };
 use flashcore_ptx::types::SpecialReg;
 use std::array::from_fn;
@@ -59,20 +60,7 @@ impl Step<'_, '_> {
         let checks = self.machine.context.options.checks;
         let lane = self.first_lane();
         match fault {
-            RegisterFault::Uninit if checks.init => {
-                let registers = &self.machine.warps[self.warp].registers;
-                let lane = registers.undefined_lanes(reg, self.mask).trailing_zeros() as usize;
-                let message = match registers.origin(reg) {
-                    Some(pc) if pc != self.pc => {
-                        format!(
-                            "a source depends on what nobody wrote, first read there{}",
-                            self.place_of(pc)
-                        )
-                    }
-                    _ => "a source register was never written".to_string(),
-                };
-                self.report(FindingKind::UninitRegister, lane.min(31), message);
-            }
+            RegisterFault::Uninit => self.report_undefined(reg),
             RegisterFault::Undefined if checks.init => {
                 let message = "the register holds what a wgmma made of unwritten shared memory".to_string();
                 self.report(FindingKind::UninitShared, lane, message);
@@ -82,6 +70,42 @@ impl Step<'_, '_> {
                 self.report(FindingKind::InFlightRegister, lane, message);
             }
             _ => {}
+        }
+    }
+
+    /// Something that matters depends on a register that means nothing.
+    fn report_undefined(&mut self, reg: Reg) {
+        let checks = self.machine.context.options.checks;
+        let registers = &self.machine.warps[self.warp].registers;
+        let lane = registers.undefined_lanes(reg, self.mask).trailing_zeros().min(31);
+        let origin = registers.origin(reg).unwrap_or(Origin { pc: self.pc, cause: Cause::Register });
+        let (user, first) = (self.place_of(self.pc), self.place_of(origin.pc));
+        let (kind, on, pc, message) = match origin.cause {
+            Cause::Shared => {
+                let text = format!("a read of bytes that nobody has written; what it gave is used{user}");
+                (FindingKind::UninitShared, checks.init, origin.pc, text)
+            }
+            Cause::Race => {
+                let race = self.machine.races.get(&origin.pc).cloned().unwrap_or_default();
+                (
+                    FindingKind::GlobalRace,
+                    checks.race,
+                    origin.pc,
+                    format!("{race}; what it gave is used{user}"),
+                )
+            }
+            Cause::Register if origin.pc != self.pc => {
+                let text = format!("a source depends on what nobody wrote, first read there{first}");
+                (FindingKind::UninitRegister, checks.init, self.pc, text)
+            }
+            Cause::Register => {
+                let text = "a source register was never written".to_string();
+                (FindingKind::UninitRegister, checks.init, self.pc, text)
+            }
+        };
+        if on {
+            let by = Culprit { cta: self.cta, warp: self.machine.warps[self.warp].index, lane };
+            self.machine.report(kind, by, Some(pc), message);
         }
     }
 

@@ -4,7 +4,7 @@
 use super::Step;
 use crate::{
     program::{Dst, LaneFn, Lanes, Reg, Src},
-    regfile::RegisterFault,
+    regfile::{Cause, Origin, RegisterFault},
 };
 use std::array::from_fn;
 
@@ -12,7 +12,7 @@ use std::array::from_fn;
 pub(super) struct Sources {
     pub(super) values: [Lanes; 4],
     undefined: [u32; 4],
-    origin: Option<u32>,
+    origin: Option<Origin>,
 }
 
 impl Sources {
@@ -77,7 +77,7 @@ impl Step<'_, '_> {
         }
     }
 
-    fn origin_of(&self, src: Src) -> Option<u32> {
+    pub(super) fn origin_of(&self, src: Src) -> Option<Origin> {
         let reg = match src {
             Src::Reg(reg) => reg,
             Src::Not(slot) => Reg::Predicate(slot),
@@ -90,7 +90,7 @@ impl Step<'_, '_> {
     pub(super) fn write_from(&mut self, dst: Dst, values: &Lanes, undefined: u32, sources: &Sources) {
         self.write(dst, values);
         if let (Some(reg), 1..) = (dst, undefined) {
-            let origin = sources.origin.unwrap_or(self.pc);
+            let origin = sources.origin.unwrap_or(Origin { pc: self.pc, cause: Cause::Register });
             self.machine.warps[self.warp].registers.undefine(reg, undefined & self.mask, origin);
         }
     }

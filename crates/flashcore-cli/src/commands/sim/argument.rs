@@ -18,12 +18,14 @@ pub enum Argument {
     InOut(PathBuf),
     /// An array that the kernel writes.
     Out { path: PathBuf, element: ElementType, shape: Vec<usize> },
+    /// A struct by value, by its members.
+    Struct(Vec<Self>),
     /// A tensor map over an array.
     Map { array: Box<Argument>, map: MapSettings },
 }
 
-const FORMS: &str = "write u32:7, s32:-7, u64:9, s64:-9, f32:0.5, f64:0.5, bytes:00ff (a struct), in:a.npy, inout:b.npy, \
-     out:c.npy:f32:1024 or tensormap:in:a.npy;box=64,8";
+const FORMS: &str = "write u32:7, s32:-7, u64:9, s64:-9, f32:0.5, f64:0.5, bytes:00ff, in:a.npy, inout:b.npy, \
+     out:c.npy:f32:1024, tensormap:in:a.npy;box=64,8 or struct:u32:7|in:a.npy";
 
 impl FromStr for Argument {
     type Err = String;
@@ -36,6 +38,7 @@ impl FromStr for Argument {
             "out" => out(value),
             "bytes" => hexadecimal(value).map(Param::Bytes).map(Self::Number),
             "tensormap" => tensor_map(value),
+            "struct" => value.split('|').map(str::parse).collect::<Result<_, _>>().map(Self::Struct),
             _ => number(kind, value).map(Self::Number),
         }
     }
@@ -49,6 +52,7 @@ impl fmt::Display for Argument {
             Self::In(path) => write!(f, "in:{}", path.display()),
             Self::InOut(path) => write!(f, "inout:{}", path.display()),
             Self::Out { path, .. } => write!(f, "out:{}", path.display()),
+            Self::Struct(_) => f.write_str("a struct"),
             Self::Map { array, .. } => write!(f, "tensormap:{array}"),
         }
     }
@@ -112,6 +116,8 @@ mod tests {
         assert_eq!(good("u64:0"), Argument::Number(Param::U64(0)));
         assert_eq!(good("f32:0.5"), Argument::Number(Param::F32(0.5)));
         assert_eq!(good("f64:1"), Argument::Number(Param::U64(1f64.to_bits())));
+        let members = vec![Argument::Number(Param::U32(7)), Argument::In("a.npy".into())];
+        assert_eq!(good("struct:u32:7|in:a.npy"), Argument::Struct(members));
         assert_eq!(good("in:a:b.npy"), Argument::In("a:b.npy".into()));
         let (path, element, shape) = ("a:b.npy".into(), "s32".parse().unwrap(), vec![2, 3]);
         assert_eq!(good("out:a:b.npy:s32:2x3"), Argument::Out { path, element, shape });

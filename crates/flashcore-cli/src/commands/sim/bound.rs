@@ -56,15 +56,28 @@ impl Bound {
     }
 
     fn add(&mut self, arg: &Argument, force: bool) -> Result<(), CliError> {
-        let name = format!("argument {} ({arg})", self.params.len());
+        let at = self.params.len();
+        self.add_to(at, arg, force)
+    }
+
+    /// Adds an argument, or a member of one, to the parameters; findings call it argument `at`.
+    fn add_to(&mut self, at: usize, arg: &Argument, force: bool) -> Result<(), CliError> {
+        let name = format!("argument {at} ({arg})");
         let array = match arg {
             Argument::Number(param) => {
                 self.params.push(param.clone());
                 return Ok(());
             }
             Argument::Map { array, map } => {
-                self.add(array, force)?;
+                self.add_to(at, array, force)?;
                 return self.describe_last(map);
+            }
+            Argument::Struct(members) => {
+                let before = self.params.len();
+                members.iter().try_for_each(|member| self.add_to(at, member, force))?;
+                let members = self.params.split_off(before);
+                self.params.push(Param::Struct(members));
+                return Ok(());
             }
             Argument::In(path) => Array::read(name, path, None)?,
             Argument::InOut(path) => Array::read(name, path, Some(Place::checked(path, true)?))?,

@@ -51,7 +51,8 @@ Examples:
   flashcore sim --script operation.json --stats
   flashcore sim --explain SharedRace
 
-Arguments come in the order of the kernel's parameters; u64:0 is a null pointer; bytes:… is a struct. A tensor map takes
+Arguments come in the order of the kernel's parameters; u64:0 is a null pointer. A struct by value is
+struct:u32:7|in:x.npy|f32:0.5, its members in order, placed as C does it; bytes:… are bytes as they are. A tensor map takes
 dims, strides and element from its array unless ;dims=, ;strides= or ;element= say otherwise. Several launches on the same
 arrays are a script: docs/simulator.md has one. An array that is only written starts as NaN.
 Files are not written if a finding ended the launch. Exit codes: 0 clean, 1 findings, 2 could not run.";
@@ -79,7 +80,7 @@ pub struct Flags {
     #[arg(long, value_name = "BYTES", default_value_t = 0)]
     smem: u32,
     /// An argument: u32:7 (or s32, u64, s64, f32, f64), bytes:00ff, in:a.npy, inout:b.npy (which is replaced),
-    /// out:c.npy:f32:1024, tensormap:in:a.npy;box=64,8
+    /// out:c.npy:f32:1024, tensormap:in:a.npy;box=64,8, struct:u32:7|in:a.npy
     #[arg(long = "arg", value_name = "KIND:VALUE")]
     args: Vec<Argument>,
     /// Which warp runs next, with everything asynchronous as hostile as the ISA allows [default: in turn, tame]

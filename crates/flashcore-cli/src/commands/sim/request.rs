@@ -44,6 +44,8 @@ pub enum ArgRequest {
     F64(f64),
     /// Bytes of a struct, in hexadecimal.
     Bytes(String),
+    /// A struct by value: its members, laid out as C does it.
+    Struct(Vec<Self>),
     /// A tensor map over an array.
     TensorMap {
         array: String,
@@ -172,6 +174,9 @@ impl ArgRequest {
             Self::S64(value) => Param::U64(*value as u64),
             Self::F32(value) => Param::F32(*value),
             Self::F64(value) => Param::U64(value.to_bits()),
+            Self::Struct(members) => {
+                Param::Struct(members.iter().map(|member| member.param(find)).collect::<Result<_, _>>()?)
+            }
             Self::Bytes(text) => Param::Bytes(hexadecimal(text).map_err(SimFailure::Script)?),
             Self::TensorMap { array: name, map } => {
                 Param::TensorMap(map.spec(&array(name)?).map_err(SimFailure::Script)?)
