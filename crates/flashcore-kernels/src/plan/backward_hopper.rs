@@ -123,34 +123,36 @@ fn fuses(forward: &Problem) -> bool {
     forward.dtype() == DType::BF16 && forward.softcap().is_none() && uniform
 }
 
-/// Queries that a key must be seen by on average for one kernel to be faster than two: adding dQ costs as much for each tile
-/// of keys whether it is used long or not.
-const LEAST_SEEN: usize = 2048;
+/// Queries from which on one kernel is faster than two: what a tile of keys costs at its start and end, and until its dQ is
+/// added, counts the less the longer it is used.
+const LEAST_QUERIES: usize = 2048;
 /// Steps by which a tile of keys stays behind the one before it.
 const BEHIND: usize = 2;
 /// The share of its work that a CTA may wait for others at the start.
-const WAITING: usize = 8;
+const WAITING: usize = 6;
 
 /// The form that was measured to be faster.
 pub(super) fn form(problem: &BackwardProblem, gpu: &Gpu) -> Form {
     let forward = problem.forward();
-    let seen = forward.group() * seen(forward);
+    let (most, average) = queries(forward);
     let (tiles, heads) = (forward.seq_kv().div_ceil(KEYS), forward.batch() * forward.heads_kv());
     // Tiles of a head wait for one another, so that the last of those in flight starts late.
     let at_once = heads_at_once(problem, Side::Keys).max(1) as usize;
     let late = BEHIND * tiles.min(gpu.sms as usize / at_once);
-    let steps = heads * tiles * seen / STEP / gpu.sms.max(1) as usize;
-    if seen >= LEAST_SEEN && late * WAITING <= steps { Form::Fused } else { Form::Split }
+    let steps = heads * tiles * average / STEP / gpu.sms.max(1) as usize;
+    if most >= LEAST_QUERIES && late * WAITING <= steps { Form::Fused } else { Form::Split }
 }
 
-/// Queries of a head that see a key on average.
-fn seen(forward: &Problem) -> usize {
-    let queries = forward.seq_q();
-    let mask = forward.mask();
+/// How many queries may see a key, and how many do on average.
+fn queries(forward: &Problem) -> (usize, usize) {
+    let (all, mask) = (forward.group() * forward.seq_q(), forward.mask());
     match (mask.left(), mask.right()) {
-        (None, None) => queries,
-        (Some(left), Some(right)) => queries.min(left.saturating_add(right) as usize),
-        _ => queries / 2,
+        (None, None) => (all, all),
+        (Some(left), Some(right)) => {
+            let seen = all.min(forward.group() * left.saturating_add(right) as usize);
+            (seen, seen)
+        }
+        _ => (all, all / 2),
     }
 }
 
