@@ -1,9 +1,5 @@
 //! The suite of mixtures of experts against a plain backend, right and wrong in single ways.
 
-#[macro_use]
-#[path = "common/faults.rs"]
-mod faults;
-
 use flashcore_core::{
     Activation, Backend, BackendError, DType, Data, Element, GateUp, HostCall, MoeCall, MoeInputs,
     MoeProblem, MoeSpec, Ran, Routed, Routing, Score,

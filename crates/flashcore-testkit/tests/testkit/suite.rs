@@ -1,8 +1,6 @@
 //! The suite tested: a right backend passes everything; each broken one is caught, at the step that names its fault.
 
-#[path = "common/mutants.rs"]
-mod mutants;
-
+use crate::mutants;
 use flashcore_core::{Backend, BackendError, DType, HostCall, Ran};
 use flashcore_testkit::{
     Case, NaiveBackend, Outcome, Tag,

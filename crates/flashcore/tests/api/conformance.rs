@@ -1,5 +1,4 @@
 //! The CPU backend against every case, every law and random problems; the same suite that other backends run.
-#![cfg(feature = "cpu")]
 
 use flashcore::{BackendKind, DType, backend};
 use flashcore_testkit::{
