@@ -288,9 +288,7 @@ def work(rank, world, folder, task):
 def run(world, task):
     """What went wrong on each rank."""
     with tempfile.TemporaryDirectory() as folder:
-        # Ranks are forked from a process that has imported what they need, once for all of them.
-        context = processes.get_context("forkserver")
-        context.set_forkserver_preload(["torch", "torch.distributed", "flashcore.distributed"])
+        context = processes.get_context("spawn")
         ranks = [context.Process(target=work, args=(rank, world, folder, task), daemon=True) for rank in range(world)]
         for rank in ranks:
             rank.start()
