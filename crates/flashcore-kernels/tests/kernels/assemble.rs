@@ -19,7 +19,7 @@ use std::{
 
 use flashcore_core::{DType, Dims, ExpertLayout, Index, Layout, Mask, MoeSpec, Routing, Spec};
 use flashcore_kernels::{AnyProgram, Gpu, KernelConfig, Plan, covering_set, plan, plan_general, plan_moe};
-use flashcore_ptx::target::Target;
+use flashcore_ptx::{ident::Ident, target::Target};
 use sha2::{Digest, Sha256};
 
 use crate::covering::{
@@ -218,7 +218,7 @@ fn assemble_all(ptxas: &Path, jobs: &[&Job]) {
 }
 
 /// What is wrong with the machine code of a text, if anything.
-fn assemble(ptxas: &Path, entry: &str, text: &str, budget: u32, target: Target) -> Option<String> {
+fn assemble(ptxas: &Path, entry: &Ident, text: &str, budget: u32, target: Target) -> Option<String> {
     let folder = tempfile::tempdir().unwrap();
     let source = folder.path().join("kernel.ptx");
     fs::write(&source, text).unwrap();
