@@ -72,7 +72,7 @@ fn faults_of_machine_code_are_found() {
     let (text, budget) = (program.text(), kernel.register_budget());
     assert_eq!(fault(text, budget), None);
     assert!(fault(text, 8).is_some(), "8 registers are too few");
-    let starved = text.replacen("\n{", "\n.maxnreg 24\n{", 1);
+    let starved = text.replacen("\n{", "\n.maxnreg 40\n{", 1);
     assert!(fault(&starved, budget).is_some_and(|said| said.contains("spill stores")), "spills are found");
     assert!(fault(&text.replacen("ret;", "return;", 1), budget).is_some(), "a mistake is found");
 }
