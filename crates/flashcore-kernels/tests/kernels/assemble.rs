@@ -1,5 +1,8 @@
-//! The covering set without a GPU: small, complete, verified, unchanged, and assembled without spills where an
-//! assembler is found (`FLASHCORE_PTXAS`, `target/nv`, the path).
+//! Every kernel assembled without spills, within its registers, where an assembler is found (`FLASHCORE_PTXAS`,
+//! `target/nv`, the path).
+//!
+//! The same assembler makes the same machine code of the same text. `tests/assembled.txt` lists what it has taken already,
+//! which is not assembled again; `FLASHCORE_BLESS=1` writes the list anew.
 
 use std::{
     cmp::Reverse,
@@ -14,148 +17,14 @@ use std::{
     thread,
 };
 
-use flashcore_core::{DType, Dims, ExpertLayout, Index, Layout, Mask, MoeSpec, Routing, Scales, Spec};
-use flashcore_kernels::{
-    AnyProgram, Gpu, KernelConfig, Plan, covering_appends, covering_backward, covering_caches,
-    covering_decode, covering_experts, covering_grouped, covering_merges, covering_quantised, covering_set,
-    plan, plan_append, plan_general, plan_grouped, plan_merge, plan_moe, plan_quantise,
-};
-use flashcore_ptx::target::Target;
+use flashcore_core::{DType, Dims, ExpertLayout, Index, Layout, Mask, MoeSpec, Routing, Spec};
+use flashcore_kernels::{AnyProgram, Gpu, KernelConfig, Plan, covering_set, plan, plan_general, plan_moe};
+use flashcore_ptx::{ident::Ident, target::Target};
 use sha2::{Digest, Sha256};
 
-/// A kernel and its text.
-type Built = (KernelConfig, AnyProgram);
-
-fn programs() -> Vec<Built> {
-    let plans = covering_set().unwrap().into_iter().map(|member| member.plan().unwrap());
-    let plans = plans.chain(few()).chain(merges()).chain(appends());
-    let kernels = plans.map(|plan| *plan.kernel());
-    let narrow = quantising().into_iter().chain(narrow_tensors());
-    let caches = caches().map(|plan| *plan.kernel());
-    kernels
-        .chain(expert_kernels())
-        .chain(grouped_kernels())
-        .chain(narrow)
-        .chain(caches)
-        .map(|kernel| built(&kernel))
-        .collect()
-}
-
-fn built(kernel: &KernelConfig) -> Built {
-    (*kernel, kernel.program().unwrap_or_else(|e| panic!("{e}")))
-}
-
-/// Plans for few queries.
-fn few() -> impl Iterator<Item = Plan> {
-    covering_decode().unwrap().into_iter().map(|member| member.plan().unwrap())
-}
-
-/// Plans for caches of 8 bits.
-fn caches() -> impl Iterator<Item = Plan> {
-    covering_caches().unwrap().into_iter().map(|member| member.plan().unwrap())
-}
-
-/// Every kernel of the covering set of gradients, once.
-fn gradients() -> Vec<KernelConfig> {
-    let members = covering_backward().unwrap().into_iter();
-    let plans: Vec<_> = members.map(|member| member.plan().unwrap()).collect();
-    each_kernel(&plans)
-}
-
-/// Every kernel of the plans for mixtures of experts, once.
-fn expert_kernels() -> Vec<KernelConfig> {
-    let problems = covering_experts().unwrap();
-    let on = |gpu: Gpu| problems.iter().map(move |problem| plan_moe(problem, &gpu, 16).unwrap());
-    each_kernel(&on(Gpu::HOPPER).chain(on(Gpu::CONSUMER)).collect::<Vec<_>>())
-}
-
-/// Every kernel of the plans for grouped products, once.
-fn grouped_kernels() -> Vec<KernelConfig> {
-    let problems = covering_grouped().unwrap();
-    let on = |gpu: Gpu| problems.iter().map(move |problem| plan_grouped(problem, &gpu, 16).unwrap());
-    each_kernel(&on(Gpu::HOPPER).chain(on(Gpu::CONSUMER)).collect::<Vec<_>>())
-}
-
-/// The kernels of some plans, each once.
-fn each_kernel(plans: &[Plan]) -> Vec<KernelConfig> {
-    let mut kernels: Vec<_> = plans.iter().flat_map(Plan::launches).map(|launch| *launch.kernel()).collect();
-    kernels.sort_by_key(KernelConfig::name);
-    kernels.dedup();
-    kernels
-}
-
-/// Every kernel of some problems of 8-bit tensors, once: factors of every kind, masks, types of the result.
-fn narrow_tensors() -> Vec<KernelConfig> {
-    let blocks = Some(Scales::PerBlock { q: 64, k: 128 });
-    let options = [
-        (64, None, Mask::NONE, DType::BF16, None),
-        (64, blocks, Mask::CAUSAL, DType::F16, None),
-        (96, blocks, Mask::CAUSAL, DType::BF16, Some(20.0)),
-        (128, Some(Scales::PerHead), Mask::CAUSAL, DType::BF16, None),
-        (128, blocks, Mask::NONE, DType::BF16, None),
-        (128, blocks, Mask::window(100, 20), DType::F32, None),
-    ];
-    let plans = options.map(|(dim, scales, mask, out, softcap)| {
-        let layout = Layout::bhsd(Dims::new(2, 4, 1000, dim)).unwrap();
-        let spec = Spec::new(DType::E4M3, layout, layout, layout);
-        let spec = Spec { scales, mask, out_dtype: Some(out), softcap, ..spec };
-        plan(&spec.parse().unwrap(), &Gpu::HOPPER, 16).unwrap()
-    });
-    each_kernel(&plans)
-}
-
-/// Every kernel of the covering set of tensors to be quantised, once.
-fn quantising() -> Vec<KernelConfig> {
-    let problems = covering_quantised().unwrap();
-    let on = |gpu: Gpu| problems.iter().map(move |problem| plan_quantise(problem, &gpu, 16).unwrap());
-    each_kernel(&on(Gpu::HOPPER).chain(on(Gpu::AMPERE)).collect::<Vec<_>>())
-}
-
-fn merges() -> impl Iterator<Item = Plan> {
-    covering_merges().unwrap().into_iter().map(|problem| plan_merge(&problem, &Gpu::AMPERE, 16).unwrap())
-}
-
-fn appends() -> impl Iterator<Item = Plan> {
-    covering_appends().unwrap().into_iter().map(|problem| plan_append(&problem, &Gpu::AMPERE).unwrap())
-}
-
-#[test]
-fn small_and_without_repetition() {
-    let plans: Vec<_> = covering_set().unwrap().into_iter().map(|member| member.plan().unwrap()).collect();
-    let names: BTreeSet<_> = plans.iter().map(|plan| plan.kernel().name()).collect();
-    assert_eq!(names.len(), plans.len());
-    assert!(plans.len() <= 290, "{} members", plans.len());
-    let general = plans.iter().filter(|plan| matches!(plan.kernel(), KernelConfig::Sm80(_))).count();
-    assert!(general >= 24 && plans.len() - general >= 12, "both families are covered");
-    let names: BTreeSet<_> = merges().map(|plan| plan.kernel().name()).collect();
-    // Rows of several lengths share a kernel.
-    assert!(names.len() >= 16 && merges().count() <= 24, "{names:?}");
-    let members = covering_backward().unwrap();
-    assert!(members.len() <= 86 && gradients().len() > members.len(), "{} members", members.len());
-}
-
-/// `tests/hashes.txt` holds the hash of every program's text; `FLASHCORE_BLESS=1` writes it anew.
-#[test]
-fn text_changes_only_on_purpose() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/hashes.txt");
-    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
-    let lines = programs()
-        .iter()
-        .chain(&gradients().iter().map(built).collect::<Vec<_>>())
-        .map(|(_, p)| format!("{} {}\n", hex(&Sha256::digest(p.text())), p.entry()))
-        .collect::<String>();
-    if std::env::var_os("FLASHCORE_BLESS").is_some_and(|value| value == "1") {
-        fs::write(&path, &lines).unwrap();
-    }
-    let blessed = fs::read_to_string(&path).unwrap_or_default();
-    let changed: Vec<_> = lines.lines().filter(|line| !blessed.lines().any(|old| old == *line)).collect();
-    assert!(
-        changed.is_empty() && blessed.len() == lines.len(),
-        "the PTX of these kernels changed; if that is meant, run the test with FLASHCORE_BLESS=1 and commit \
-         tests/hashes.txt:\n{}",
-        changed.join("\n")
-    );
-}
+use crate::covering::{
+    caches, each_kernel, expert_kernels, few, gradients, grouped_kernels, merges, narrow_tensors, quantising,
+};
 
 /// Machine code without spills, within its registers.
 #[test]
@@ -181,7 +50,31 @@ fn kernels_assemble_without_spills() {
     let jobs = jobs(covering.chain(others).chain(spread));
     let assembled: BTreeSet<_> = jobs.iter().map(|job| job.target).collect();
     assert_eq!(assembled.len(), Target::ALL.len(), "every architecture has kernels: {assembled:?}");
-    assemble_all(&ptxas, &jobs);
+    let list = List::read(version(&ptxas));
+    let (known, new): (Vec<_>, Vec<_>) = jobs.into_iter().partition(|job| list.has(job));
+    // Of what is known the shortest for each architecture, so that no run goes without the assembler.
+    let (mut tried, mut targets) = (new.iter().collect::<Vec<_>>(), BTreeSet::new());
+    tried.extend(known.iter().rev().filter(|job| targets.insert(job.target)));
+    assemble_all(&ptxas, &tried);
+    println!("{} texts assembled, {} known", tried.len(), known.len());
+    if std::env::var_os("FLASHCORE_BLESS").is_some_and(|value| value == "1") {
+        list.write(known.iter().chain(&new));
+    }
+}
+
+/// What must not pass does not: more registers than allowed, spills, a text that is no PTX.
+#[test]
+fn faults_of_machine_code_are_found() {
+    let Some(ptxas) = ptxas() else { return println!("no ptxas found: nothing assembled") };
+    let kernel = *few().next().unwrap().kernel();
+    let (program, target) = (kernel.program().unwrap(), kernel.target());
+    let fault = |text: &str, budget| assemble(&ptxas, program.entry(), text, budget, target);
+    let (text, budget) = (program.text(), kernel.register_budget());
+    assert_eq!(fault(text, budget), None);
+    assert!(fault(text, 8).is_some(), "8 registers are too few");
+    let starved = text.replacen("\n{", "\n.maxnreg 40\n{", 1);
+    assert!(fault(&starved, budget).is_some_and(|said| said.contains("spill stores")), "spills are found");
+    assert!(fault(&text.replacen("ret;", "return;", 1), budget).is_some(), "a mistake is found");
 }
 
 /// Kernels of layers as models have them, for few and for many tokens.
@@ -237,6 +130,52 @@ struct Job {
     target: Target,
 }
 
+impl Job {
+    /// Its line of the list.
+    fn line(&self) -> String {
+        let digest = Sha256::new().chain_update(self.budget.to_le_bytes()).chain_update(self.program.text());
+        let hash: String = digest.finalize()[..16].iter().map(|byte| format!("{byte:02x}")).collect();
+        format!("{hash} {} {}", self.target, self.program.entry())
+    }
+}
+
+/// What an assembler has taken without a fault: its version, then a line for each text, its registers and an architecture.
+struct List {
+    version: String,
+    lines: BTreeSet<String>,
+}
+
+impl List {
+    /// What this version has taken, which is nothing where another wrote the list.
+    fn read(version: String) -> Self {
+        let text = fs::read_to_string(Self::path()).unwrap_or_default();
+        let mut lines = text.lines().map(str::to_owned);
+        let same = lines.next().is_some_and(|first| first == version);
+        Self { version, lines: if same { lines.collect() } else { BTreeSet::new() } }
+    }
+
+    fn has(&self, job: &Job) -> bool {
+        self.lines.contains(&job.line())
+    }
+
+    fn write<'a>(&self, jobs: impl Iterator<Item = &'a Job>) {
+        let mut lines: Vec<_> = jobs.map(Job::line).collect();
+        lines.sort_by_cached_key(|line| line.split(' ').skip(1).map(str::to_owned).collect::<Vec<_>>());
+        fs::write(Self::path(), format!("{}\n{}\n", self.version, lines.join("\n"))).unwrap();
+    }
+
+    fn path() -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/assembled.txt")
+    }
+}
+
+/// The build of an assembler.
+fn version(ptxas: &Path) -> String {
+    let output = Command::new(ptxas).arg("--version").output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    said.lines().last().expect("a version").to_owned()
+}
+
 /// What there is to assemble, each kernel once for an architecture, the longest texts first, so that no core is left
 /// with one of them at the end. A kernel with a number is assembled for another architecture than its own too.
 fn jobs(kernels: impl Iterator<Item = (Option<usize>, KernelConfig)>) -> Vec<Job> {
@@ -262,11 +201,11 @@ fn one_newer(own: Target, turn: usize) -> Option<Target> {
 }
 
 /// Assembles on all cores and reports all faults together.
-fn assemble_all(ptxas: &Path, jobs: &[Job]) {
+fn assemble_all(ptxas: &Path, jobs: &[&Job]) {
     let (next, faults) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     let work = || {
-        while let Some(job) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
-            if let Some(fault) = assemble(ptxas, job) {
+        while let Some(Job { program, budget, target }) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+            if let Some(fault) = assemble(ptxas, program.entry(), program.text(), *budget, *target) {
                 faults.lock().unwrap().push(fault);
             }
         }
@@ -279,16 +218,12 @@ fn assemble_all(ptxas: &Path, jobs: &[Job]) {
 }
 
 /// What is wrong with the machine code of a text, if anything.
-fn assemble(ptxas: &Path, Job { program, budget, target }: &Job) -> Option<String> {
-    let source =
-        std::env::temp_dir().join(format!("{}-{}-{target}.ptx", program.entry(), std::process::id()));
-    fs::write(&source, program.text()).unwrap();
-    let output = Command::new(ptxas)
-        .args(["-v", "-o", "/dev/null", "-arch", &target.to_string()])
-        .arg(&source)
-        .output();
-    fs::remove_file(&source).unwrap();
-    let output = output.unwrap();
+fn assemble(ptxas: &Path, entry: &Ident, text: &str, budget: u32, target: Target) -> Option<String> {
+    let folder = tempfile::tempdir().unwrap();
+    let source = folder.path().join("kernel.ptx");
+    fs::write(&source, text).unwrap();
+    let arguments = ["-v", "-o", "/dev/null", "-arch", &target.to_string()];
+    let output = Command::new(ptxas).args(arguments).arg(&source).output().unwrap();
     let said =
         String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
     let registers = number_before(&said, " registers").unwrap_or(0);
@@ -297,8 +232,8 @@ fn assemble(ptxas: &Path, Job { program, budget, target }: &Job) -> Option<Strin
         || said.contains("warning")
         || !said.contains("0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads")
         || registers == 0
-        || registers > *budget;
-    bad.then(|| format!("{} for {target}:\n{said}", program.entry()))
+        || registers > budget;
+    bad.then(|| format!("{entry} for {target}:\n{said}"))
 }
 
 /// The number that stands before `what`.

@@ -1,8 +1,6 @@
 //! Everything in the instruction table can be executed: instances of every row are launched, and none is refused.
 
-#[path = "../../flashcore-ptx/tests/ptx/sample.rs"]
-mod sample;
-
+use crate::sample::{self, Dice, Sampler};
 use flashcore_ptx::{
     ident::Ident,
     launch::{LaunchSpec, Param, Slot, TensorElement, TensorMapSpec},
@@ -12,7 +10,6 @@ use flashcore_ptx::{
     target::Target,
 };
 use flashcore_sim::{Buffer, Launch, Options, SimError};
-use sample::{Dice, Sampler};
 
 /// Instances of each row.
 const SEEDS: u64 = 24;

@@ -1,10 +1,6 @@
 //! The oracle of gradients against finite differences, and the suite against a plain backend, right and wrong in single
 //! ways.
 
-#[macro_use]
-#[path = "common/faults.rs"]
-mod faults;
-
 use flashcore_core::{
     Backend, BackendError, BackwardCall, DType, Data, Dims, Element, HostCall, Instance, Layout, Lengths,
     Mask, Problem, Ran, RowTerms, Spec, Values,

@@ -1,5 +1,4 @@
 //! The front door of mixtures of experts: every option reaches the backend, and whatever is wrong is an error.
-#![cfg(feature = "cpu")]
 
 use flashcore::{
     Activation, BackendKind, Error, ExpertView, GateUp, Ids, Moe, Score, Sigmoid, TensorView, TensorViewMut,

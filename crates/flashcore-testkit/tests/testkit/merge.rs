@@ -1,9 +1,5 @@
 //! The merge suite against a plain backend, right and wrong in single ways.
 
-#[macro_use]
-#[path = "common/faults.rs"]
-mod faults;
-
 use flashcore_core::{Backend, BackendError, DType, HostCall, MergeCall, Parts, Ran};
 use flashcore_testkit::{Outcome, merge};
 

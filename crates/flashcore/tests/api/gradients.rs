@@ -1,5 +1,4 @@
 //! Gradients through the public API: every way to ask for them gives the same, and what does not fit is an error.
-#![cfg(feature = "cpu")]
 
 use flashcore::{
     Attention, BackendError, BackendKind, Element, Error, Gradients, Mask, Tensor, TensorView, TensorViewMut,

@@ -1,9 +1,5 @@
 //! The append suite against a plain backend, right and wrong in single ways.
 
-#[macro_use]
-#[path = "common/faults.rs"]
-mod faults;
-
 use flashcore_core::{AppendCall, AppendOutputs, Backend, BackendError, DType, HostCall, Ran};
 use flashcore_testkit::{Outcome, append};
 

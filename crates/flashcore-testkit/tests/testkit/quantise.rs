@@ -1,9 +1,5 @@
 //! The suite of tensors rounded to 8 bits against a plain backend, right and wrong in single ways.
 
-#[macro_use]
-#[path = "common/faults.rs"]
-mod faults;
-
 use flashcore_core::{
     Backend, BackendError, DType, Data, DataMut, E4M3, E5M2, HostCall, QuantiseCall, QuantisedMut, Ran,
 };

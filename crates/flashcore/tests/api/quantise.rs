@@ -1,5 +1,4 @@
 //! Rounding to 8 bits by the public API: what comes out, what is refused, and attention by way of it.
-#![cfg(feature = "cpu")]
 
 use flashcore::{
     BackendKind, Error, Factors, Granularity, Lengths, Mask, ProblemError, Tensor, attention, bf16, quantise,

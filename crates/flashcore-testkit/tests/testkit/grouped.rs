@@ -1,9 +1,5 @@
 //! The suite of grouped products against a plain backend, right and wrong in single ways.
 
-#[macro_use]
-#[path = "common/faults.rs"]
-mod faults;
-
 use flashcore_core::{Backend, BackendError, DType, Element, GroupedCall, Grouping, HostCall, Ran};
 use flashcore_testkit::{Outcome, grouped, moe::plain::widened};
 use half::{bf16, f16};

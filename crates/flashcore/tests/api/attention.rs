@@ -1,5 +1,4 @@
 //! The public API: whatever the arguments, an error or a right result, never a panic.
-#![cfg(feature = "cpu")]
 
 use std::ops::Range;
 

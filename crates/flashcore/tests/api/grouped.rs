@@ -1,5 +1,4 @@
 //! The front door of grouped products: every option reaches the backend, and whatever is wrong is an error.
-#![cfg(feature = "cpu")]
 
 use flashcore::{BackendKind, Error, ExpertView, GroupedMm, Grouping, TensorViewMut, grouped_mm};
 

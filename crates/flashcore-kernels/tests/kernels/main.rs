@@ -1,0 +1,12 @@
+//! Tests of kernels and plans, without a GPU.
+
+mod assemble;
+mod backward;
+mod covering;
+mod mutation;
+mod packed;
+mod plan;
+mod policy;
+mod quantise;
+mod simulator;
+mod tuned;
