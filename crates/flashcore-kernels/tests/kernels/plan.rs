@@ -1,9 +1,9 @@
 //! Which kernel is chosen for what, without a GPU, and how refusals read.
 
-use flashcore_core::{DType, Dims, Layout, Mask, Pages, Problem, Sequences, Spec};
+use flashcore_core::{BackwardSpec, DType, Dims, Layout, Mask, Pages, Problem, Sequences, Spec};
 use flashcore_kernels::{
     Choice, Family, Gpu, KernelConfig, Plan, PlanError, Tile, covering_set, forward_sm80::Shape, plan,
-    plan_general, plan_tile,
+    plan_backward, plan_general, plan_tile,
 };
 
 fn spec(dtype: DType, [heads_q, heads_kv, seq_q, seq_kv]: [usize; 4], dim: usize) -> Spec {
@@ -356,5 +356,27 @@ fn a_kernel_can_be_named() {
     );
     for family in Family::ALL {
         assert_eq!(family.name().parse(), Ok(family));
+    }
+}
+
+#[test]
+fn long_gradients_of_many_heads_take_one_kernel() {
+    let kernel = |spec: Spec| {
+        let problem = BackwardSpec::new(spec).parse().unwrap();
+        plan_backward(&problem, &Gpu::HOPPER, 16).unwrap().kernel().name()
+    };
+    let of = |dtype, heads, seq| spec(dtype, [heads, heads, seq, seq], 128);
+    let long = of(DType::BF16, 32, 4096);
+    let causal = Spec { mask: Mask::CAUSAL, ..long.clone() };
+    for spec in [long.clone(), causal, of(DType::BF16, 64, 2048)] {
+        assert!(kernel(spec).starts_with("fc_backward_sm_90a_fused_bf16_d128v128"));
+    }
+    let used = Spec { sequences: Sequences::Used { q: false, kv: true }, ..long.clone() };
+    let window = Spec { mask: Mask::window(512, 0), ..long.clone() };
+    let capped = Spec { softcap: Some(20.0), ..long };
+    let (few_heads, short, f16) =
+        (of(DType::BF16, 1, 4096), of(DType::BF16, 64, 1024), of(DType::F16, 32, 4096));
+    for spec in [used, window, capped, few_heads, short, f16] {
+        assert!(kernel(spec).starts_with("fc_backward_sm_90a_keys_"));
     }
 }
