@@ -1,9 +1,10 @@
 """Attention in 8 bits on a GPU: prefill as a share of the 8-bit matrix rate, decode as a share of the copy bandwidth.
 
-python bench/fp8.py [--fa3 FOLDER] [--seconds 0.3] [--only prefill|decode]
+python bench/fp8.py [--fa3 FOLDER] [--seconds 0.3] [--only quantise|prefill|decode]
 
 Prints one JSON object per line. Everything is timed back to back in one run; a line of prefill gives TFLOP/s of E4M3 tensors
-(values are turned in every call), of 16-bit tensors quantised on the way, of bfloat16, and of FlashAttention-3.
+(values are turned in every call), of 16-bit tensors quantised on the way, of bfloat16, and of FlashAttention-3. A line of
+quantise gives microseconds of q, k and v as attention quantises them, and bytes that have to move in a second.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import tempfile
 
 import flashcore
 import torch
+from flashcore._quantise import BLOCK_ROWS
 from timing import copy_bandwidth, replayed, seconds
 
 TOKENS, FEATURES = 16384, 2048
@@ -50,6 +52,26 @@ def attempt(run, least):
         return seconds(run, least), None
     except Exception as error:
         return None, str(error).splitlines()[0][:200]
+
+
+def quantising(options, sequence, dim):
+    torch.manual_seed(0)
+    shape = (TOKENS // sequence, sequence, FEATURES // dim, dim)
+    x = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+    rows_q, rows_k = BLOCK_ROWS
+    ways = {
+        "q": dict(per="block", rows=rows_q),
+        "k": dict(per="block", rows=rows_k, centred=True),
+        "v": dict(per="channel"),
+    }
+    line = dict(sequence=sequence, dim=dim)
+    for name, way in ways.items():
+        taken = seconds(replayed(lambda way=way: flashcore.quantise(x, layout="bshd", **way)), options.seconds)
+        # Means and factors of features need all numbers before the first is rounded.
+        reads = 1 if name == "q" else 2
+        line[name + "_us"] = taken * 1e6
+        line[name + "_bytes_per_second"] = x.numel() * (2 * reads + 1) / taken
+    return line
 
 
 def prefill(options, peer, sequence, dim, causal):
@@ -108,9 +130,13 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--fa3", help="the folder of FlashAttention-3's library and CUDA runtime")
     parser.add_argument("--seconds", type=float, default=0.3)
-    parser.add_argument("--only", choices=("prefill", "decode"))
+    parser.add_argument("--only", choices=("quantise", "prefill", "decode"))
     options = parser.parse_args()
-    if options.only != "decode":
+    if options.only in (None, "quantise"):
+        for dim in (128, 64):
+            for sequence in (4096, 16384):
+                print(json.dumps(quantising(options, sequence, dim)), flush=True)
+    if options.only in (None, "prefill"):
         print(json.dumps({"matrix_rate": matrix_rate(options.seconds)}), flush=True)
         peer = fa3(options.fa3)
         for dim in (128, 64):
@@ -118,7 +144,7 @@ def main():
                 for causal in (False, True):
                     print(json.dumps(prefill(options, peer, sequence, dim, causal)), flush=True)
         print(json.dumps({"matrix_rate": matrix_rate(options.seconds)}), flush=True)
-    if options.only != "prefill":
+    if options.only in (None, "decode"):
         print(json.dumps({"copy_bandwidth": copy_bandwidth(options.seconds)}), flush=True)
         for page in (16, 64):
             print(json.dumps(decode(options, 64, 32, 8, 8192, page)), flush=True)
