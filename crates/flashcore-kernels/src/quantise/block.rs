@@ -100,13 +100,7 @@ fn largest(
 }
 
 /// The largest magnitude of a row.
-fn of_row(
-    b: &mut Builder,
-    cfg: &Config,
-    line: &Line,
-    means: Option<&[Reg<F32>]>,
-    care: Care,
-) -> Reg<F32> {
+fn of_row(b: &mut Builder, cfg: &Config, line: &Line, means: Option<&[Reg<F32>]>, care: Care) -> Reg<F32> {
     let values = line.values(b, means);
     let sizes: Vec<_> = values.into_iter().map(|value| counted(b, cfg.stage, value, care)).collect();
     let row = sizes.into_iter().reduce(|x, y| b.max(x, y)).expect("a row has columns");

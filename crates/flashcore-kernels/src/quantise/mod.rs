@@ -26,8 +26,6 @@ use crate::{
 
 /// Threads of a CTA.
 const THREADS: u32 = 256;
-/// Most CTAs that share an SM.
-const CTAS_PER_SM: u32 = 4;
 /// Most lanes of a row.
 const MOST_LANES: u32 = 32;
 /// Fewest rows of a slice, where blocks do not decide.
@@ -131,7 +129,7 @@ impl Config {
             to: if gathers { DType::E4M3 } else { spec.to },
             channels: spec.per == Granularity::PerChannel && stage != Stage::Sum,
             centred: spec.centred && stage != Stage::Sum,
-            used: spec.used.is_some(),
+            used: spec.used.is_some() && planes(problem) > 0,
             whole: gathers && Cut::of_stage(problem, stage).share == 1,
             held: if stage == Stage::Block { held(problem, alignment).unwrap_or_default() } else { 0 },
             shape: Shape::widest(problem, alignment),
@@ -165,9 +163,13 @@ impl Config {
         REGISTERS / (self.ctas_per_sm() * THREADS) / 8 * 8
     }
 
-    /// CTAs that share an SM: as many bytes are on their way to three that have large blocks as to four others.
+    /// CTAs that share an SM: as many as have registers. Fewer with larger blocks have as many bytes on their way.
     const fn ctas_per_sm(&self) -> u32 {
-        if self.held > IN_FLIGHT { CTAS_PER_SM - 1 } else { CTAS_PER_SM }
+        match self.stage {
+            Stage::Block if self.held > IN_FLIGHT => 3,
+            Stage::Round => 4,
+            _ => 5,
+        }
     }
 
     /// Whether features are summed or looked at one by one.
@@ -201,7 +203,8 @@ impl Cut {
         }
         let cut = Self::of_means(problem);
         let share = match spec.per {
-            Granularity::PerTensor => planes(problem) * cut.parts,
+            // A tensor without elements has a factor, too.
+            Granularity::PerTensor => (planes(problem) * cut.parts).max(1),
             Granularity::PerHead => spec.group * cut.parts,
             _ => cut.parts,
         };
@@ -240,9 +243,10 @@ pub(crate) fn held(problem: &QuantiseProblem, alignment: u64) -> Option<u32> {
     (dims.dim as u32 <= shape.columns() && held * words <= MOST_HELD).then_some(held)
 }
 
-/// CTAs of a stage.
+/// CTAs of a stage: one for each slice, and one for the factor of a tensor that has none.
 pub(crate) fn ctas(problem: &QuantiseProblem, stage: Stage) -> u64 {
-    (planes(problem) * Cut::of_stage(problem, stage).parts) as u64
+    let least = usize::from(stage == Stage::Largest && problem.factors() > 0);
+    (planes(problem) * Cut::of_stage(problem, stage).parts).max(least) as u64
 }
 
 /// The workspace of all stages: partial sums, partial maxima, and how many slices of each share are done.
@@ -258,10 +262,11 @@ fn workspace(problem: &QuantiseProblem) -> Vec<Workspace> {
         stages.into_iter().filter(|&(stage, _, _, needed)| needed && shares(stage) > 1).collect();
     let counters = partial.iter().map(|&(stage, ..)| ctas(problem, stage).div_ceil(shares(stage))).max();
     let bytes = |count: u64| count.max(1) * u64::from(BYTES);
-    let counters =
-        counters.map(|count| Workspace { slot: slots::DONE, bytes: bytes(count), zeroed: true });
-    let answers = partial.into_iter().map(|(stage, slot, each, _)| {
-        Workspace { slot, bytes: bytes(ctas(problem, stage) * each), zeroed: false }
+    let counters = counters.map(|count| Workspace { slot: slots::DONE, bytes: bytes(count), zeroed: true });
+    let answers = partial.into_iter().map(|(stage, slot, each, _)| Workspace {
+        slot,
+        bytes: bytes(ctas(problem, stage) * each),
+        zeroed: false,
     });
     answers.chain(counters).collect()
 }
@@ -309,7 +314,7 @@ impl Arguments {
         let stage = cfg.stage;
         Self {
             heads: params.u32(b, "heads", |p| p.dims().heads as u32),
-            seq: params.u32(b, "seq", |p| p.dims().seq as u32),
+            seq: params.u32(b, "seq", |p| if planes(p) > 0 { p.dims().seq as u32 } else { 0 }),
             dim: params.u32(b, "dim", |p| p.dims().dim as u32),
             rows: params
                 .u32(b, "rows", move |p| Cut::of_stage(p, stage).rows.min(p.dims().seq.max(1)) as u32),
