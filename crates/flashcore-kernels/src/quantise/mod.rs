@@ -71,6 +71,9 @@ pub struct Config {
     pub used: bool,
     /// Whether what a slice comes to is the whole answer.
     pub whole: bool,
+    /// Whether a row's heads lie next to each other, so that neighbouring CTAs take the heads of the same rows: memory is
+    /// fastest where what is read at a time is one piece.
+    pub by_token: bool,
     /// Rows of its block that a thread has; 0 where there are no blocks, or they are read twice.
     pub held: u32,
     /// How rows are shared.
@@ -131,6 +134,7 @@ impl Config {
             centred: spec.centred && stage != Stage::Sum,
             used: spec.used.is_some() && planes(problem) > 0,
             whole: gathers && Cut::of_stage(problem, stage).share == 1,
+            by_token: problem.x().strides()[1] < problem.x().strides()[2],
             held: if stage == Stage::Block { held(problem, alignment).unwrap_or_default() } else { 0 },
             shape: Shape::widest(problem, alignment),
         }
@@ -149,6 +153,7 @@ impl Config {
             (self.centred, "_centred"),
             (self.used, "_used"),
             (self.whole, "_whole"),
+            (self.by_token, "_tokens"),
         ];
         let options: String = options.into_iter().filter(|(on, _)| *on).map(|(_, name)| name).collect();
         let Shape { width, lanes } = self.shape;

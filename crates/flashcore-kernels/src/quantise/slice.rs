@@ -26,20 +26,14 @@ pub(super) struct Slice {
 
 impl Slice {
     pub(super) fn of_cta(b: &mut Builder, cfg: &Config, args: &Arguments) -> Self {
-        let (cta, thread) = (b.cta(), b.thread());
-        let index = if cfg.follows() {
-            let ctas = b.ctas();
-            b.let_(ctas - cta - 1)
-        } else {
-            cta
-        };
-        let (plane, part) = (b.let_(index / args.parts), b.let_(index % args.parts));
-        let (batch, head) = (b.let_(plane / args.heads), b.let_(plane % args.heads));
+        let thread = b.thread();
+        let [batch, head, part] = Self::place(b, cfg, args);
+        let plane = b.let_(batch * args.heads + head);
         let start = b.let_(part * args.rows);
         let left = b.let_(args.seq - start);
         let group = b.let_(thread / cfg.shape.lanes);
         Self {
-            index,
+            index: b.let_(plane * args.parts + part),
             plane,
             first: b.let_(start + group),
             used: args.used(b, batch),
@@ -49,6 +43,16 @@ impl Slice {
             column: b.let_((thread % cfg.shape.lanes) * cfg.shape.width),
             group,
         }
+    }
+
+    /// The batch entry, the head and the part of it that this CTA has.
+    fn place(b: &mut Builder, cfg: &Config, args: &Arguments) -> [Reg<U32>; 3] {
+        let (cta, ctas) = (b.cta(), b.ctas());
+        let turn = if cfg.follows() { b.let_(ctas - cta - 1) } else { cta };
+        let [inner, outer] = if cfg.by_token { [args.heads, args.parts] } else { [args.parts, args.heads] };
+        let (rest, first) = (b.let_(turn / inner), b.let_(turn % inner));
+        let (batch, second) = (b.let_(rest / outer), b.let_(rest % outer));
+        if cfg.by_token { [batch, first, second] } else { [batch, second, first] }
     }
 
     /// Builds `body` for every step of columns, with the first of this thread's; threads stay together.
