@@ -2,9 +2,10 @@
 
 python bench/fp8.py [--fa3 FOLDER] [--seconds 0.3] [--only quantise|prefill|decode]
 
-Prints one JSON object per line. Everything is timed back to back in one run; a line of prefill gives TFLOP/s of E4M3 tensors
-(values are turned in every call), of 16-bit tensors quantised on the way, of bfloat16, and of FlashAttention-3. A line of
-quantise gives microseconds of q, k and v as attention quantises them, and bytes that have to move in a second.
+Prints one JSON object per line. Everything is timed back to back in one run. A line of quantise gives microseconds of q, k and
+v as attention quantises them, and bytes that have to move in a second. A line of prefill gives TFLOP/s of E4M3 tensors with
+three factors (values are turned in every call), of the same with the factors that attention makes, of 16-bit tensors quantised
+on the way, of bfloat16, and of FlashAttention-3.
 """
 
 import argparse
@@ -54,18 +55,22 @@ def attempt(run, least):
         return None, str(error).splitlines()[0][:200]
 
 
-def quantising(options, sequence, dim):
-    torch.manual_seed(0)
-    shape = (TOKENS // sequence, sequence, FEATURES // dim, dim)
-    x = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+def ways():
+    """How attention quantises q, k and v."""
     rows_q, rows_k = BLOCK_ROWS
-    ways = {
+    return {
         "q": dict(per="block", rows=rows_q),
         "k": dict(per="block", rows=rows_k, centred=True),
         "v": dict(per="channel"),
     }
+
+
+def quantising(options, sequence, dim):
+    torch.manual_seed(0)
+    shape = (TOKENS // sequence, sequence, FEATURES // dim, dim)
+    x = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
     line = dict(sequence=sequence, dim=dim)
-    for name, way in ways.items():
+    for name, way in ways().items():
         taken = seconds(replayed(lambda way=way: flashcore.quantise(x, layout="bshd", **way)), options.seconds)
         # Means and factors of features need all numbers before the first is rounded.
         reads = 1 if name == "q" else 2
@@ -81,10 +86,13 @@ def prefill(options, peer, sequence, dim, causal):
     quantised = [flashcore.quantise(x)[:2] for x in wide]
     narrow, factors = [x for x, _ in quantised], [factor.reshape(()) for _, factor in quantised]
     factors = [factor.item() for factor in factors]
+    fine = [flashcore.quantise(x, layout="bshd", **way) for x, way in zip(wide, ways().values())]
     out = torch.empty(shape, device="cuda", dtype=torch.bfloat16)
     how = dict(causal=causal, layout="bshd", out=out)
+    by_blocks = dict(factors=tuple(x.factors for x in fine), blocks=BLOCK_ROWS)
     calls = {
         "e4m3": lambda: flashcore.attention(*narrow, factors=factors, **how),
+        "blocks": lambda: flashcore.attention(*(x.values for x in fine), **by_blocks, **how),
         "quantised": lambda: flashcore.attention(*wide, quantise="e4m3", **how),
         "bf16": lambda: flashcore.attention(*wide, **how),
     }

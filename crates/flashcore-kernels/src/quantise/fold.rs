@@ -51,9 +51,9 @@ impl Fold {
         });
     }
 
-    /// Counts this slice done, and says whether all others were.
+    /// Counts this slice done, and says whether all others were. What it came to was written by thread 0, or by any before a
+    /// barrier.
     fn is_last(&self, b: &mut Builder, args: &Arguments, share: Reg<U32>) -> Uniform<Cta> {
-        b.sync_cta();
         let counter = b.let_(self.done + share.mul_wide(BYTES));
         let (thread, last) = (b.thread(), b.let_(args.share - 1));
         b.if_(thread.eq(0), |b| {
