@@ -1,9 +1,11 @@
 """Attention in 8 bits on a GPU: prefill as a share of the 8-bit matrix rate, decode as a share of the copy bandwidth.
 
-python bench/fp8.py [--fa3 FOLDER] [--seconds 0.3] [--only prefill|decode]
+python bench/fp8.py [--fa3 FOLDER] [--seconds 0.3] [--only quantise|prefill|decode]
 
-Prints one JSON object per line. Everything is timed back to back in one run; a line of prefill gives TFLOP/s of E4M3 tensors
-(values are turned in every call), of 16-bit tensors quantised on the way, of bfloat16, and of FlashAttention-3.
+Prints one JSON object per line. Everything is timed back to back in one run. A line of quantise gives microseconds of q, k and
+v as attention quantises them, and bytes that have to move in a second. A line of prefill gives TFLOP/s of E4M3 tensors with
+three factors (values are turned in every call), of the same with the factors that attention makes, of 16-bit tensors quantised
+on the way, of bfloat16, and of FlashAttention-3.
 """
 
 import argparse
@@ -16,6 +18,7 @@ import tempfile
 
 import flashcore
 import torch
+from flashcore._quantise import BLOCK_ROWS
 from timing import copy_bandwidth, replayed, seconds
 
 TOKENS, FEATURES = 16384, 2048
@@ -52,6 +55,30 @@ def attempt(run, least):
         return None, str(error).splitlines()[0][:200]
 
 
+def ways():
+    """How attention quantises q, k and v."""
+    rows_q, rows_k = BLOCK_ROWS
+    return {
+        "q": dict(per="block", rows=rows_q),
+        "k": dict(per="block", rows=rows_k, centred=True),
+        "v": dict(per="channel"),
+    }
+
+
+def quantising(options, sequence, dim):
+    torch.manual_seed(0)
+    shape = (TOKENS // sequence, sequence, FEATURES // dim, dim)
+    x = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+    line = dict(sequence=sequence, dim=dim)
+    for name, way in ways().items():
+        taken = seconds(replayed(lambda way=way: flashcore.quantise(x, layout="bshd", **way)), options.seconds)
+        # Means and factors of features need all numbers before the first is rounded.
+        reads = 1 if name == "q" else 2
+        line[name + "_us"] = taken * 1e6
+        line[name + "_bytes_per_second"] = x.numel() * (2 * reads + 1) / taken
+    return line
+
+
 def prefill(options, peer, sequence, dim, causal):
     torch.manual_seed(0)
     shape = (TOKENS // sequence, sequence, FEATURES // dim, dim)
@@ -59,10 +86,13 @@ def prefill(options, peer, sequence, dim, causal):
     quantised = [flashcore.quantise(x)[:2] for x in wide]
     narrow, factors = [x for x, _ in quantised], [factor.reshape(()) for _, factor in quantised]
     factors = [factor.item() for factor in factors]
+    fine = [flashcore.quantise(x, layout="bshd", **way) for x, way in zip(wide, ways().values())]
     out = torch.empty(shape, device="cuda", dtype=torch.bfloat16)
     how = dict(causal=causal, layout="bshd", out=out)
+    by_blocks = dict(factors=tuple(x.factors for x in fine), blocks=BLOCK_ROWS)
     calls = {
         "e4m3": lambda: flashcore.attention(*narrow, factors=factors, **how),
+        "blocks": lambda: flashcore.attention(*(x.values for x in fine), **by_blocks, **how),
         "quantised": lambda: flashcore.attention(*wide, quantise="e4m3", **how),
         "bf16": lambda: flashcore.attention(*wide, **how),
     }
@@ -108,9 +138,13 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--fa3", help="the folder of FlashAttention-3's library and CUDA runtime")
     parser.add_argument("--seconds", type=float, default=0.3)
-    parser.add_argument("--only", choices=("prefill", "decode"))
+    parser.add_argument("--only", choices=("quantise", "prefill", "decode"))
     options = parser.parse_args()
-    if options.only != "decode":
+    if options.only in (None, "quantise"):
+        for dim in (128, 64):
+            for sequence in (4096, 16384):
+                print(json.dumps(quantising(options, sequence, dim)), flush=True)
+    if options.only in (None, "prefill"):
         print(json.dumps({"matrix_rate": matrix_rate(options.seconds)}), flush=True)
         peer = fa3(options.fa3)
         for dim in (128, 64):
@@ -118,7 +152,7 @@ def main():
                 for causal in (False, True):
                     print(json.dumps(prefill(options, peer, sequence, dim, causal)), flush=True)
         print(json.dumps({"matrix_rate": matrix_rate(options.seconds)}), flush=True)
-    if options.only != "prefill":
+    if options.only in (None, "decode"):
         print(json.dumps({"copy_bandwidth": copy_bandwidth(options.seconds)}), flush=True)
         for page in (16, 64):
             print(json.dumps(decode(options, 64, 32, 8, 8192, page)), flush=True)

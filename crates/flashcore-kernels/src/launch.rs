@@ -80,12 +80,10 @@ impl KernelConfig {
             Self::Quantise(cfg) => cfg.target,
             Self::Moe(cfg) => cfg.target(),
             Self::Grouped(cfg) => cfg.target(),
-            Self::Sm90(_) | Self::BackwardSm90(_) | Self::BackwardSums(_) => Target::Sm90a,
-            Self::TurnValues(_)
-            | Self::Merge(_)
-            | Self::Append(_)
-            | Self::BackwardRows(_)
-            | Self::BackwardSinks(_) => Target::Sm80,
+            Self::Sm90(_) | Self::TurnValues(_) | Self::BackwardSm90(_) | Self::BackwardSums(_) => {
+                Target::Sm90a
+            }
+            Self::Merge(_) | Self::Append(_) | Self::BackwardRows(_) | Self::BackwardSinks(_) => Target::Sm80,
         }
     }
 

@@ -164,6 +164,8 @@ pub mod quantise {
     pub const SUMS: Slot = Slot(5);
     /// Workspace: largest magnitudes of slices.
     pub const LARGEST: Slot = Slot(6);
+    /// Workspace: how many slices of each share are done, all zeros between launches.
+    pub const DONE: Slot = Slot(7);
 }
 
 /// The slots of a mixture of experts.

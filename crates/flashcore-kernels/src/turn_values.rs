@@ -1,4 +1,4 @@
-//! Values of 8 bits, turned: the keys of a feature next to each other, as tensor cores want them, from sm_80 on.
+//! Values of 8 bits, turned: the keys of a feature next to each other, as Hopper's tensor cores want them.
 //!
 //! A CTA turns 128 keys of a head by way of shared memory. Keys come out in another order inside of each sixteen, that
 //! in which probabilities lie in registers (see [`crate::parts::softmax`]): place 4q + i holds key 2q + (i & 1) + 8 (i >> 1).
@@ -101,7 +101,7 @@ struct Place {
 /// Builds the kernel.
 pub fn turn_values(cfg: &Config) -> Result<Program<Problem>, BuildError> {
     let name = cfg.name();
-    let mut b = Builder::new(Target::Sm80, &name, THREADS, 4);
+    let mut b = Builder::new(Target::Sm90a, &name, THREADS, 4);
     let mut params = Params::<Problem>::default();
     let v = TensorArgument::declare(&mut b, &mut params, "v", slots::V, |p: &Problem| (p.v(), p.dtype()));
     let turned = params.buffer(&mut b, "turned", slots::TURNED);
@@ -113,6 +113,8 @@ pub fn turn_values(cfg: &Config) -> Result<Program<Problem>, BuildError> {
     let lengths = LengthArguments::declare(&mut b, &mut params, cfg.lengths, [seq_q, seq_kv]);
     let memory = b.shared(KEYS * cfg.pitch(), CHUNK);
     let memory = b.shared_at(memory);
+    b.wait_for_predecessor();
+    b.launch_dependents();
     let (index, thread) = (b.cta(), b.thread());
     let flat_head = b.let_(index / tiles);
     let first = b.let_((index % tiles) * KEYS);
@@ -131,7 +133,8 @@ pub fn turn_values(cfg: &Config) -> Result<Program<Problem>, BuildError> {
 /// Brings the features of all keys to shared memory: those of one place of every sixteen next to each other.
 fn gather(b: &mut Builder, cfg: &Config, v: &TensorArgument, memory: Shared, used: Reg<U32>, place: &Place) {
     let chunks = cfg.dim / CHUNK;
-    for first in (0..KEYS * chunks).step_by(THREADS as usize) {
+    // All are asked for before the first is put down.
+    let ask = |first: u32| {
         let chunk = b.let_(place.thread + first);
         let (key, column) = (b.let_(chunk / chunks), b.let_((chunk % chunks) * CHUNK));
         let row = b.let_(place.first + key);
@@ -139,6 +142,10 @@ fn gather(b: &mut Builder, cfg: &Config, v: &TensorArgument, memory: Shared, use
         let at = v.at(b, place.batch, place.head, row);
         let at = b.let_(at + column.widen());
         b.predicated(row.lt(used), |b| b.load_global_into(words, at));
+        (chunk, key, column, words)
+    };
+    let asked: Vec<_> = (0..KEYS * chunks).step_by(THREADS as usize).map(ask).collect();
+    for (chunk, key, column, words) in asked {
         let line = b.let_((key % SIXTEEN) * SIXTEENS + key / SIXTEEN);
         let to = b.let_(line * cfg.pitch() + column);
         let to = memory.plus(b, to);
@@ -205,5 +212,5 @@ fn turn(b: &mut Builder, [w0, w1, w2, w3]: [Reg<U32>; 4]) -> [Reg<U32>; 4] {
 /// The launch that turns the values of `problem` into `workspace`; `None` where there are none.
 pub(crate) fn extent(problem: &Problem, workspace: Vec<Workspace>) -> Option<Extent> {
     let tiles = padded_keys(problem) / KEYS as usize * problem.heads_kv() * problem.batch();
-    (tiles > 0).then_some(Extent { grid: [tiles as u32, 1, 1], workspace, dependent: false })
+    (tiles > 0).then_some(Extent { grid: [tiles as u32, 1, 1], workspace, dependent: true })
 }

@@ -27,7 +27,7 @@ use flashcore_ptx::{
 use flashcore_tile::{BuildError, Program};
 use serde::{Deserialize, Serialize};
 
-use crate::slots::moe as slots;
+use crate::{parts::overlaps, slots::moe as slots};
 
 /// A row or an expert that is not there.
 pub(crate) const NONE: u32 = u32::MAX;
@@ -231,9 +231,4 @@ impl Layer {
         }
         workspace
     }
-}
-
-/// Whether kernels of a target may start before their predecessors have ended.
-pub(crate) const fn overlaps(target: Target) -> bool {
-    target.includes(Target::Sm90)
 }

@@ -27,3 +27,10 @@ pub(crate) mod tensor;
 pub(crate) mod turns;
 pub(crate) mod wide;
 pub(crate) mod widen;
+
+use flashcore_ptx::target::Target;
+
+/// Whether kernels of a target may start before their predecessors have ended.
+pub(crate) const fn overlaps(target: Target) -> bool {
+    target.includes(Target::Sm90)
+}

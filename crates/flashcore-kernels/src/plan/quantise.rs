@@ -6,25 +6,21 @@ use flashcore_ptx::target::Target;
 use super::{Gpu, Plan, PlanError, check_capability};
 use crate::{
     launch::{KernelConfig, Launch, Subject},
-    quantise::{Config, Stage, ctas, extent, folds},
+    quantise::{Config, Stage, ctas, extent, held},
 };
 
 /// Plans to quantise; `alignment` is what the addresses of both tensors are multiples of, in bytes.
 pub fn plan_quantise(problem: &QuantiseProblem, gpu: &Gpu, alignment: u64) -> Result<Plan, PlanError> {
     check_capability(gpu, (8, 0))?;
     let target = if gpu.capability == (9, 0) { Target::Sm90a } else { Target::Sm80 };
-    let mut stages = Vec::new();
-    if problem.spec().centred {
-        stages.push(Stage::Sum);
-        stages.extend(folds(problem, Stage::Sum).then_some(Stage::FoldSum));
-    }
-    stages.push(Stage::Largest);
-    stages.extend(folds(problem, Stage::Largest).then_some(Stage::FoldLargest));
-    stages.push(Stage::Round);
+    let once = held(problem, alignment).is_some();
+    let rest: &[Stage] = if once { &[Stage::Block] } else { &[Stage::Largest, Stage::Round] };
+    let means = problem.spec().centred.then_some(Stage::Sum);
+    let stages: Vec<Stage> = means.into_iter().chain(rest.iter().copied()).collect();
     // Kernels number slices, and features of all slices where these are looked at one by one.
     let channels = problem.spec().per == Granularity::PerChannel;
     let numbered = |&stage: &Stage| {
-        let by_column = channels || matches!(stage, Stage::Sum | Stage::FoldSum);
+        let by_column = channels || stage == Stage::Sum;
         ctas(problem, stage).saturating_mul(if by_column { problem.dims().dim as u64 } else { 1 })
     };
     if stages.iter().any(|stage| numbered(stage) > i32::MAX as u64) {
@@ -33,9 +29,13 @@ pub fn plan_quantise(problem: &QuantiseProblem, gpu: &Gpu, alignment: u64) -> Re
     let launch = |stage: Stage| Launch {
         kernel: KernelConfig::Quantise(Config::of(stage, problem, target, alignment)),
         subject: Subject::Quantise(Box::new(problem.clone())),
-        extent: extent(problem, stage),
+        extent: extent(problem, stage, target),
     };
     let launches: Vec<Launch> = stages.into_iter().map(launch).collect();
-    let why = "rows are read once for their largest magnitudes and once more to be rounded";
+    let why = if once {
+        "a CTA holds a block until it knows its factor, so that rows are read once"
+    } else {
+        "rows are read once for their largest magnitudes and once more to be rounded"
+    };
     Ok(Plan { main: launches.len() - 1, ..Plan::of(launches, gpu, why) })
 }

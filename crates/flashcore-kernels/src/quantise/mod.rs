@@ -1,27 +1,31 @@
-//! Tensors rounded to 8 bits, from sm_80 on: kernels that sum, find largest magnitudes, put partial answers together, and
-//! round; `plan/quantise.rs` says which of them a problem needs.
+//! Tensors rounded to 8 bits, from sm_80 on: kernels that sum, find largest magnitudes, round, or do the last two with one
+//! look at the numbers; `plan/quantise.rs` says which of them a problem needs.
 //!
 //! A CTA has a slice: neighbouring rows of one head. Its threads stand in groups of lanes, a group for each row at a time,
 //! and a lane keeps its columns over all rows, so that sums and maxima of features need no more than one exchange. Partial
-//! answers of slices are put together in their order, so that bits do not depend on who was first.
+//! answers of slices are put together by whoever is last, in the order of slices, so that bits do not depend on who was
+//! first.
+//!
+//! All that these kernels do is wait for memory. Each thread therefore asks for several rows before it looks at the first,
+//! and a kernel that reads what the one before has read begins at its end, which the L2 cache still holds.
 
+mod block;
 mod fold;
 mod gather;
 mod round;
+mod slice;
 
 use flashcore_core::{DType, Dims, Granularity, Layout, QuantiseProblem, SMALLEST_FACTOR};
 use flashcore_ptx::{ident::Ident, launch::Workspace, sm::REGISTERS, target::Target};
 use flashcore_tile::{BuildError, Builder, Extent, F32, Params, Program, Reg, Shared, U32, U64};
 
 use crate::{
-    parts::{elements::WIDEST, tensor::TensorArgument},
+    parts::{elements::WIDEST, overlaps},
     slots::quantise as slots,
 };
 
 /// Threads of a CTA.
 const THREADS: u32 = 256;
-/// CTAs that share an SM.
-const CTAS_PER_SM: u32 = 4;
 /// Most lanes of a row.
 const MOST_LANES: u32 = 32;
 /// Fewest rows of a slice, where blocks do not decide.
@@ -30,24 +34,22 @@ const SLICE: usize = 64;
 const MOST_SLICES: usize = 32;
 /// Bytes of a factor, a mean or a partial answer.
 const BYTES: u32 = size_of::<f32>() as u32;
-/// The bits of infinity; a magnitude with larger ones is NaN.
-const INFINITY: u32 = 0x7f80_0000;
-/// All bits but the sign.
-const MAGNITUDE: u32 = 0x7fff_ffff;
+/// Rows that a thread asks for at a time.
+const IN_FLIGHT: u32 = 4;
+/// Most registers of a thread for the numbers of a block on their way.
+const MOST_HELD: u32 = 32;
 
 /// What a kernel does.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Stage {
-    /// Sums of the features of each slice.
+    /// Sums of the features of each slice become means.
     Sum,
-    /// Largest magnitudes of each slice.
+    /// Largest magnitudes of each slice become factors.
     Largest,
-    /// Sums of slices become means.
-    FoldSum,
-    /// Largest magnitudes of slices become factors.
-    FoldLargest,
     /// Numbers become floats.
     Round,
+    /// Numbers become factors and floats: those of a block, which are read once.
+    Block,
 }
 
 /// A kernel of this family: two configs that are equal give the same text.
@@ -69,6 +71,11 @@ pub struct Config {
     pub used: bool,
     /// Whether what a slice comes to is the whole answer.
     pub whole: bool,
+    /// Whether a row's heads lie next to each other, so that neighbouring CTAs take the heads of the same rows: memory is
+    /// fastest where what is read at a time is one piece.
+    pub by_token: bool,
+    /// Rows of its block that a thread has; 0 where there are no blocks, or they are read twice.
+    pub held: u32,
     /// How rows are shared.
     pub shape: Shape,
 }
@@ -83,9 +90,6 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// That of kernels which read no rows.
-    const NONE: Self = Self { width: 1, lanes: MOST_LANES };
-
     /// Rows that are in hand at a time.
     const fn groups(self) -> u32 {
         THREADS / self.lanes
@@ -119,19 +123,20 @@ impl Shape {
 impl Config {
     /// A stage for a problem whose addresses are multiples of `alignment` bytes.
     pub(crate) fn of(stage: Stage, problem: &QuantiseProblem, target: Target, alignment: u64) -> Self {
-        let (spec, rounds) = (problem.spec(), stage == Stage::Round);
-        let reads = !matches!(stage, Stage::FoldSum | Stage::FoldLargest);
-        let slices = if stage == Stage::Sum { Cut::of_means(problem).share } else { Cut::of(problem).share };
+        let spec = problem.spec();
+        let gathers = matches!(stage, Stage::Sum | Stage::Largest);
         Self {
             stage,
-            target: if rounds { target } else { Target::Sm80 },
-            from: if reads { spec.dtype } else { DType::F32 },
-            to: if rounds { spec.to } else { DType::E4M3 },
-            channels: spec.per == Granularity::PerChannel && !matches!(stage, Stage::Sum | Stage::FoldSum),
-            centred: spec.centred && matches!(stage, Stage::Largest | Stage::Round),
-            used: spec.used.is_some() && stage != Stage::FoldLargest,
-            whole: slices == 1 && matches!(stage, Stage::Sum | Stage::Largest),
-            shape: if reads { Shape::widest(problem, alignment) } else { Shape::NONE },
+            target,
+            from: spec.dtype,
+            to: if gathers { DType::E4M3 } else { spec.to },
+            channels: spec.per == Granularity::PerChannel && stage != Stage::Sum,
+            centred: spec.centred && stage != Stage::Sum,
+            used: spec.used.is_some() && planes(problem) > 0,
+            whole: gathers && Cut::of_stage(problem, stage).share == 1,
+            by_token: problem.x().strides()[1] < problem.x().strides()[2],
+            held: if stage == Stage::Block { held(problem, alignment).unwrap_or_default() } else { 0 },
+            shape: Shape::widest(problem, alignment),
         }
     }
 
@@ -140,31 +145,46 @@ impl Config {
         let stage = match self.stage {
             Stage::Sum => "sum",
             Stage::Largest => "largest",
-            Stage::FoldSum => "fold_sum",
-            Stage::FoldLargest => "fold_largest",
             Stage::Round => "round",
+            Stage::Block => "block",
         };
         let options = [
             (self.channels, "_channels"),
             (self.centred, "_centred"),
             (self.used, "_used"),
             (self.whole, "_whole"),
+            (self.by_token, "_tokens"),
         ];
         let options: String = options.into_iter().filter(|(on, _)| *on).map(|(_, name)| name).collect();
         let Shape { width, lanes } = self.shape;
-        let (from, to, target) = (self.from, self.to, self.target);
-        Ident::new(format!("fc_quantise_{stage}_{target}_{from}_{to}_w{width}l{lanes}{options}"))
+        let (from, to, target, held) = (self.from, self.to, self.target, self.held);
+        let held = if held > 0 { format!("h{held}") } else { String::new() };
+        Ident::new(format!("fc_quantise_{stage}_{target}_{from}_{to}_w{width}l{lanes}{held}{options}"))
             .expect("made of legal parts")
     }
 
     /// Most registers of a thread.
     pub const fn registers(&self) -> u32 {
-        REGISTERS / (CTAS_PER_SM * THREADS) / 8 * 8
+        REGISTERS / (self.ctas_per_sm() * THREADS) / 8 * 8
+    }
+
+    /// CTAs that share an SM: as many as have registers. Fewer with larger blocks have as many bytes on their way.
+    const fn ctas_per_sm(&self) -> u32 {
+        match self.stage {
+            Stage::Block if self.held > IN_FLIGHT => 3,
+            Stage::Round => 4,
+            _ => 5,
+        }
     }
 
     /// Whether features are summed or looked at one by one.
-    const fn by_column(&self) -> bool {
-        self.channels || matches!(self.stage, Stage::Sum | Stage::FoldSum)
+    fn by_column(&self) -> bool {
+        self.channels || self.stage == Stage::Sum
+    }
+
+    /// Whether the kernel before has read the same rows, the last of them last.
+    fn follows(&self) -> bool {
+        self.stage == Stage::Round || self.stage == Stage::Block && self.centred
     }
 }
 
@@ -188,7 +208,8 @@ impl Cut {
         }
         let cut = Self::of_means(problem);
         let share = match spec.per {
-            Granularity::PerTensor => planes(problem) * cut.parts,
+            // A tensor without elements has a factor, too.
+            Granularity::PerTensor => (planes(problem) * cut.parts).max(1),
             Granularity::PerHead => spec.group * cut.parts,
             _ => cut.parts,
         };
@@ -205,7 +226,7 @@ impl Cut {
 
     fn of_stage(problem: &QuantiseProblem, stage: Stage) -> Self {
         match stage {
-            Stage::Sum | Stage::FoldSum => Self::of_means(problem),
+            Stage::Sum => Self::of_means(problem),
             _ => Self::of(problem),
         }
     }
@@ -217,24 +238,23 @@ const fn planes(problem: &QuantiseProblem) -> usize {
     batch * heads
 }
 
-/// Whether slices share an answer that somebody has to put together.
-pub(crate) fn folds(problem: &QuantiseProblem, stage: Stage) -> bool {
-    Cut::of_stage(problem, stage).share != 1
+/// How many rows of its block each thread has; `None` where there are no blocks or they are too large.
+pub(crate) fn held(problem: &QuantiseProblem, alignment: u64) -> Option<u32> {
+    let Granularity::PerBlock(rows) = problem.spec().per else { return None };
+    let (dims, shape) = (problem.dims(), Shape::widest(problem, alignment));
+    let rows = u32::try_from(rows.min(dims.seq.max(1))).ok()?;
+    let held = rows.div_ceil(shape.groups()).next_power_of_two();
+    let words = (shape.width * problem.spec().dtype.bytes() as u32).div_ceil(BYTES);
+    (dims.dim as u32 <= shape.columns() && held * words <= MOST_HELD).then_some(held)
 }
 
-/// CTAs of a stage.
+/// CTAs of a stage: one for each slice, and one for the factor of a tensor that has none.
 pub(crate) fn ctas(problem: &QuantiseProblem, stage: Stage) -> u64 {
-    let channels = problem.spec().per == Granularity::PerChannel;
-    let count = match stage {
-        Stage::FoldSum => planes(problem),
-        Stage::FoldLargest if channels => planes(problem),
-        Stage::FoldLargest => problem.factors(),
-        _ => planes(problem) * Cut::of_stage(problem, stage).parts,
-    };
-    count as u64
+    let least = usize::from(stage == Stage::Largest && problem.factors() > 0);
+    (planes(problem) * Cut::of_stage(problem, stage).parts).max(least) as u64
 }
 
-/// The workspace of all stages: partial sums and partial maxima.
+/// The workspace of all stages: partial sums, partial maxima, and how many slices of each share are done.
 fn workspace(problem: &QuantiseProblem) -> Vec<Workspace> {
     let dim = problem.dims().dim as u64;
     let columns = if problem.spec().per == Granularity::PerChannel { dim } else { 1 };
@@ -242,29 +262,40 @@ fn workspace(problem: &QuantiseProblem) -> Vec<Workspace> {
         (Stage::Sum, slots::SUMS, dim, problem.spec().centred),
         (Stage::Largest, slots::LARGEST, columns, true),
     ];
-    let partial = stages.into_iter().filter(|&(stage, _, _, needed)| needed && folds(problem, stage));
-    let bytes = |stage, each: u64| ctas(problem, stage).max(1) * each * u64::from(BYTES);
-    partial
-        .map(|(stage, slot, each, _)| Workspace { slot, bytes: bytes(stage, each), zeroed: false })
-        .collect()
+    let shares = |stage| Cut::of_stage(problem, stage).share as u64;
+    let partial: Vec<_> =
+        stages.into_iter().filter(|&(stage, _, _, needed)| needed && shares(stage) > 1).collect();
+    let counters = partial.iter().map(|&(stage, ..)| ctas(problem, stage).div_ceil(shares(stage))).max();
+    let bytes = |count: u64| count.max(1) * u64::from(BYTES);
+    let counters = counters.map(|count| Workspace { slot: slots::DONE, bytes: bytes(count), zeroed: true });
+    let answers = partial.into_iter().map(|(stage, slot, each, _)| Workspace {
+        slot,
+        bytes: bytes(ctas(problem, stage) * each),
+        zeroed: false,
+    });
+    answers.chain(counters).collect()
 }
 
 /// The launch of a stage; `None` where there is nothing to compute.
-pub(crate) fn extent(problem: &QuantiseProblem, stage: Stage) -> Option<Extent> {
-    let ctas = ctas(problem, stage) as u32;
-    (ctas > 0).then(|| Extent { grid: [ctas, 1, 1], workspace: workspace(problem), dependent: false })
+pub(crate) fn extent(problem: &QuantiseProblem, stage: Stage, target: Target) -> Option<Extent> {
+    let (grid, dependent) = ([ctas(problem, stage) as u32, 1, 1], overlaps(target));
+    (grid[0] > 0).then(|| Extent { grid, workspace: workspace(problem), dependent })
 }
 
 /// Builds the kernel.
 pub fn quantise(cfg: &Config) -> Result<Program<QuantiseProblem>, BuildError> {
     let name = cfg.name();
-    let mut b = Builder::new(cfg.target, &name, THREADS, CTAS_PER_SM);
+    let mut b = Builder::new(cfg.target, &name, THREADS, cfg.ctas_per_sm());
     let mut params = Params::default();
     let args = Arguments::declare(&mut b, &mut params, cfg);
+    if overlaps(cfg.target) {
+        b.wait_for_predecessor();
+        b.launch_dependents();
+    }
     match cfg.stage {
         Stage::Sum | Stage::Largest => gather::build(&mut b, &mut params, cfg, &args),
-        Stage::FoldSum | Stage::FoldLargest => fold::build(&mut b, &mut params, cfg, &args),
         Stage::Round => round::build(&mut b, &mut params, cfg, &args),
+        Stage::Block => block::build(&mut b, &mut params, cfg, &args),
     }
     b.finish(&name, params)
 }
@@ -288,7 +319,7 @@ impl Arguments {
         let stage = cfg.stage;
         Self {
             heads: params.u32(b, "heads", |p| p.dims().heads as u32),
-            seq: params.u32(b, "seq", |p| p.dims().seq as u32),
+            seq: params.u32(b, "seq", |p| if planes(p) > 0 { p.dims().seq as u32 } else { 0 }),
             dim: params.u32(b, "dim", |p| p.dims().dim as u32),
             rows: params
                 .u32(b, "rows", move |p| Cut::of_stage(p, stage).rows.min(p.dims().seq.max(1)) as u32),
@@ -310,9 +341,8 @@ impl Arguments {
         b.let_(number.signed().max(0).min(self.seq.signed()).unsigned())
     }
 
-    /// The factor of a share whose largest magnitude has these bits.
-    fn factor(&self, b: &mut Builder, bits: Reg<U32>) -> Reg<F32> {
-        let largest = b.float_of_bits(bits.signed());
+    /// The factor of a share with this largest magnitude.
+    fn factor(&self, b: &mut Builder, largest: Reg<F32>) -> Reg<F32> {
         b.let_((largest * self.inverse_largest).max(SMALLEST_FACTOR))
     }
 
@@ -323,84 +353,6 @@ impl Arguments {
         let inverse = b.rcp(rows);
         b.let_(sum * inverse)
     }
-}
-
-/// What a CTA has of a tensor.
-struct Slice {
-    /// Batch entry times heads plus head.
-    plane: Reg<U32>,
-    /// First row of this thread's group.
-    first: Reg<U32>,
-    /// Rows that the batch entry uses.
-    used: Reg<U32>,
-    /// Where the slice ends, used or not.
-    end: Reg<U32>,
-    batch: Reg<U32>,
-    head: Reg<U32>,
-    /// This thread's first column among those in hand.
-    column: Reg<U32>,
-    group: Reg<U32>,
-}
-
-impl Slice {
-    fn of_cta(b: &mut Builder, cfg: &Config, args: &Arguments) -> Self {
-        let (cta, thread) = (b.cta(), b.thread());
-        let (plane, part) = (b.let_(cta / args.parts), b.let_(cta % args.parts));
-        let (batch, head) = (b.let_(plane / args.heads), b.let_(plane % args.heads));
-        let start = b.let_(part * args.rows);
-        let left = b.let_(args.seq - start);
-        let group = b.let_(thread / cfg.shape.lanes);
-        Self {
-            plane,
-            first: b.let_(start + group),
-            used: args.used(b, batch),
-            end: b.let_(start + left.min(args.rows)),
-            batch,
-            head,
-            column: b.let_((thread % cfg.shape.lanes) * cfg.shape.width),
-            group,
-        }
-    }
-
-    /// Builds `body` for every step of columns, with the first of this thread's; threads stay together.
-    fn each_step(
-        &self,
-        b: &mut Builder,
-        cfg: &Config,
-        args: &Arguments,
-        body: impl FnOnce(&mut Builder, Reg<U32>, Reg<U32>),
-    ) {
-        let base = b.var(0);
-        b.while_(
-            |_| base.lt(args.dim),
-            |b| {
-                let column = b.let_(base + self.column);
-                body(b, base, column);
-                b.add_to(base, cfg.shape.columns());
-            },
-        );
-    }
-
-    /// Address of this thread's columns in the first row of its group, and bytes from there to its next row.
-    fn start(
-        &self,
-        b: &mut Builder,
-        cfg: &Config,
-        tensor: &TensorArgument,
-        column: Reg<U32>,
-        bytes: usize,
-    ) -> [Reg<U64>; 2] {
-        let row = tensor.at(b, self.batch, self.head, self.first);
-        let at = b.let_(row + column.mul_wide(bytes as u32));
-        let groups = b.var(cfg.shape.groups());
-        [at, b.let_(groups.widen() * tensor.row)]
-    }
-}
-
-/// The bits of a number's magnitude, which grow with it.
-fn magnitude(b: &mut Builder, value: Reg<F32>) -> Reg<U32> {
-    let bits = b.float_bits(value).unsigned();
-    b.let_(bits & MAGNITUDE)
 }
 
 /// `width` neighbouring f32, which begin anywhere.
