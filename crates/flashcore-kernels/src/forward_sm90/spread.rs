@@ -50,6 +50,7 @@ pub(super) fn counted(b: &mut Builder, cfg: Config, args: &Arguments, layout: &L
             |b| {
                 let tile = Tile::numbered(b, cfg, args, index);
                 b.if_(lanes.leads, |b| {
+                    layout.q.stage(b, done).wait_empty(b);
                     producer::begin(b, cfg, args, layout, done, &tile);
                     if let Some((_, drawn)) = producer::take(b, args) {
                         b.set(ticket, drawn);
