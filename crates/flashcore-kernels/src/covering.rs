@@ -217,6 +217,13 @@ const PAGED_HOPPER: Axes = Axes {
     ..PACKED_HOPPER
 };
 
+/// Pages so small on Hopper that lanes share the copies of a key tile: as few rows as a copy may bring and more, pages that
+/// are one copy and such that are several.
+const SMALL_PAGES: Axes = Axes {
+    lengths: &[Kind::PackedQueries(16), Kind::Paged(8), Kind::PackedQueries(24), Kind::Paged(32)],
+    ..PAGED_HOPPER
+};
+
 /// A problem too large to be simulated, whose tile small ones do not get.
 struct Large {
     heads: usize,
@@ -252,6 +259,7 @@ pub fn covering_set() -> Result<Vec<Member>, ProblemError> {
     let packed_wide = wide(&PACKED_HOPPER);
     let wide = wide(&WIDE_GENERAL).chain(wide(&WIDE_HOPPER));
     let packed = members(&PACKED_HOPPER).chain(packed_wide).chain(members(&PAGED_HOPPER));
+    let packed = packed.chain(members(&SMALL_PAGES));
     all.chain(wide)
         .chain(split)
         .chain(singles)

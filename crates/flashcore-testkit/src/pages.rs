@@ -180,7 +180,7 @@ pub(crate) fn cases() -> Vec<Case> {
     const MIXED: [(u32, u32); 6] = [(1, 130), (70, 70), (0, 40), (1, 1), (33, 150), (5, 0)];
     const SHORT: [(u32, u32); 3] = [(3, 3), (2, 20), (1, 45)];
     const PROMPTS: [(u32, u32); 5] = [(1, 30), (20, 20), (0, 7), (13, 40), (2, 0)];
-    let sizes = [1, 3, 8, 16, 64, 128].into_iter().flat_map(|size| {
+    let sizes = [1, 3, 8, 16, 32, 64, 128].into_iter().flat_map(|size| {
         let packed = Paging { packed: true, ..Paging::of(size) };
         let causal = |case| Case { mask: Mask::CAUSAL, ..case };
         [
@@ -216,6 +216,8 @@ pub(crate) fn cases() -> Vec<Case> {
         Case { mask: Mask::CAUSAL, ..Case::paged("pages, tiny mixed", Paging { packed: true, ..Paging::of(4) }, &PROMPTS, [3, 1], 32) },
         Case { mask: Mask::window(9, 2), batch_invariant: true, ..Case::paged("pages, tiny mixed, batch invariant", Paging { packed: true, ..Paging::of(16) }, &PROMPTS, [3, 1], 32) },
         Case { mask: Mask::CAUSAL, ..Case::paged("pages of 64, prompts", Paging { packed: true, ..Paging::of(64) }, &PROMPTS, [4, 2], 64) },
+        Case { mask: Mask::CAUSAL, ..Case::paged("pages of 24, prompts", Paging { packed: true, ..Paging::of(24) }, &PROMPTS, [4, 2], 64) },
+        Case { mask: Mask::window(9, 2), ..Case::paged("pages of 8, prompts, padded", Paging::of(8), &PROMPTS, [3, 1], 64) },
         Case { batch_invariant: true, ..Case::paged("pages of 64, prompts, batch invariant", Paging { packed: true, ..Paging::of(64) }, &PROMPTS, [3, 1], 128) },
         Case { mask: Mask::window(9, 2), ..Case::paged("pages of 128, prompts, padded", Paging::of(128), &PROMPTS, [3, 1], 64) },
         Case::paged("pages, no sequences", Paging { packed: true, ..Paging::of(16) }, &[], [4, 2], 64),

@@ -12,6 +12,9 @@ use crate::{
     turn_values::COUNTED,
 };
 
+/// Copies of a key tile that one thread issues.
+const MOST_COPIES: u32 = 3;
+
 /// A kernel of this family: two configs that are equal give the same text.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Config {
@@ -185,6 +188,12 @@ impl Config {
             Some(rows) => rows,
             None => self.shape.tile_n,
         }
+    }
+
+    /// Whether a key tile takes so many copies that lanes of a warp share them: one thread would run out of registers for
+    /// their pages.
+    pub(super) const fn spreads(&self) -> bool {
+        self.shape.tile_n / self.copied_rows() > MOST_COPIES
     }
 
     /// The kernel's name: all of the config is in it but the producer's registers.

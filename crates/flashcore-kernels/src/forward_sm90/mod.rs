@@ -21,6 +21,7 @@ mod reports;
 mod rows;
 mod schedule;
 mod single;
+mod spread;
 mod step;
 mod tiles;
 mod values;

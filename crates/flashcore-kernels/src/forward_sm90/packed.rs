@@ -2,12 +2,18 @@
 //!
 //! The host knows an upper bound of the number of tiles. A warp looks for the sequence of a tile's number among 32 sequences
 //! at a time; as a CTA's numbers only grow, it goes on where the search before ended. Its first lane then copies, and the
-//! others wait for it. `producer.rs` calls this.
+//! others wait for it; of small pages, several lanes copy keys. `producer.rs` calls this.
 
 use flashcore_core::Problem;
 use flashcore_tile::{Builder, Params, Pred, Reg, Scope, U32, Val, WARPGROUP, Warp};
 
-use super::{Arguments, Config, Layout, keys::Keys, producer, schedule::Tile};
+use super::{
+    Arguments, Config, Layout,
+    keys::Keys,
+    producer,
+    schedule::Tile,
+    spread::{self, Lanes},
+};
 use crate::parts::{
     search::{Progress, find_from},
     sections::Sections,
@@ -44,7 +50,7 @@ pub(super) fn produce(b: &mut Builder, cfg: Config, args: &Arguments, layout: &L
             let found = walk.find(b);
             let there = b.uniform::<Warp>(found.there);
             b.if_uniform(there, |b| {
-                b.if_(walk.leads, |b| copy(b, &walk, layout, &found, [done, copied]));
+                copy(b, &walk, layout, &found, [done, copied]);
                 b.add_to(done, 1);
                 walk.step(b);
             });
@@ -62,16 +68,25 @@ pub(super) fn produce(b: &mut Builder, cfg: Config, args: &Arguments, layout: &L
 /// Copies Q tile number `done` and its keys; `copied` key tiles came before them.
 fn copy(b: &mut Builder, walk: &Walk<'_>, layout: &Layout, found: &FoundTile, [done, copied]: [Reg<U32>; 2]) {
     let (cfg, args, tile) = (walk.cfg, walk.args, &found.tile);
-    layout.q.stage(b, done).wait_empty(b);
-    let restless = layout.reports.map(|reports| reports.read(b, layout, done));
-    let info = producer::info(b, layout, done);
-    tile.post(b, cfg, info, restless);
-    producer::load_q(b, cfg, args, layout, done, tile);
-    if let Some((_, ticket)) = producer::take(b, args) {
-        b.set(walk.ticket, ticket);
-    }
-    let tiles = tile.key_tiles(b, cfg, args);
-    producer::load_kv(b, cfg, args, layout, copied, (tile, &tiles, found.keys));
+    let begin = |b: &mut Builder| {
+        layout.q.stage(b, done).wait_empty(b);
+        producer::begin(b, cfg, args, layout, done, tile);
+        if let Some((_, ticket)) = producer::take(b, args) {
+            b.set(walk.ticket, ticket);
+        }
+    };
+    let Some(lanes) = walk.lanes else {
+        return b.if_(walk.leads, |b| {
+            begin(b);
+            let tiles = tile.key_tiles(b, cfg, args);
+            producer::load_kv(b, cfg, args, layout, copied, (tile, &tiles, found.keys));
+        });
+    };
+    b.if_(walk.leads, begin);
+    b.if_(lanes.copies, |b| {
+        let tiles = tile.key_tiles(b, cfg, args);
+        spread::load_kv(b, cfg, args, layout, copied, (tile, &tiles, found.keys));
+    });
 }
 
 /// A tile, if there is one of its number.
@@ -88,8 +103,10 @@ struct Walk<'a> {
     cfg: Config,
     args: &'a Arguments,
     lane: Reg<U32>,
-    /// The lane that copies.
+    /// The lane that copies, or the first of those that do.
     leads: Pred,
+    /// The lanes that copy keys, where that is not one.
+    lanes: Option<Lanes>,
     last_sequence: Reg<U32>,
     short: Option<Reg<U32>>,
     progress: Progress,
@@ -107,6 +124,7 @@ impl<'a> Walk<'a> {
             args,
             lane,
             leads: b.let_(lane.eq(0)),
+            lanes: cfg.spreads().then(|| Lanes::new(b, cfg)),
             last_sequence: b.let_(packed.sequences - 1),
             short: packed.short,
             progress: Progress::new(b),

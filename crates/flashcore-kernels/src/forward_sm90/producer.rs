@@ -1,4 +1,4 @@
-//! The producer: one thread that walks the tiles and issues every tensor copy.
+//! The producer: one thread that walks the tiles and issues every tensor copy; of small pages, several (`spread.rs`).
 
 use flashcore_tile::{Builder, Pipeline, Pred, Reg, S32, Scope, Shared, TensorMap, U32, U64, Val, WARPGROUP};
 
@@ -7,12 +7,14 @@ use super::{
     keys::{Destination, Keys},
     packed,
     schedule::{INFO_BYTES, Tile},
+    spread,
 };
 use crate::parts::mask::KeyTiles;
 
 /// Copies Q, K and V of every tile of this CTA, in the order in which consumers take them.
 pub(super) fn run(b: &mut Builder, cfg: Config, args: &Arguments, layout: &Layout) {
     match args.tiles {
+        Tiles::Counted(tiles) if cfg.spreads() => spread::counted(b, cfg, args, layout, tiles),
         Tiles::Counted(tiles) => counted(b, cfg, args, layout, tiles),
         Tiles::Packed(packed) => packed::produce(b, cfg, args, layout, packed),
     }
@@ -34,11 +36,7 @@ fn counted(b: &mut Builder, cfg: Config, args: &Arguments, layout: &Layout, tile
             },
             |b| {
                 let tile = Tile::numbered(b, cfg, args, index);
-                let restless = layout.reports.map(|reports| reports.read(b, layout, done));
-                let info = info(b, layout, done);
-                tile.post(b, cfg, info, restless);
-                tile.post_factors(b, args, info);
-                load_q(b, cfg, args, layout, done, &tile);
+                begin(b, cfg, args, layout, done, &tile);
                 let taken = take(b, args);
                 let key_tiles = tile.key_tiles(b, cfg, args);
                 let keys = Keys::of_entry(args, &tile);
@@ -49,6 +47,22 @@ fn counted(b: &mut Builder, cfg: Config, args: &Arguments, layout: &Layout, tile
         );
         end(b, cfg, layout, done);
     });
+}
+
+/// Posts Q tile number `done`, whose place is empty, and copies it.
+pub(super) fn begin(
+    b: &mut Builder,
+    cfg: Config,
+    args: &Arguments,
+    layout: &Layout,
+    done: Reg<U32>,
+    tile: &Tile,
+) {
+    let restless = layout.reports.map(|reports| reports.read(b, layout, done));
+    let info = info(b, layout, done);
+    tile.post(b, cfg, info, restless);
+    tile.post_factors(b, args, info);
+    load_q(b, cfg, args, layout, done, tile);
 }
 
 /// Posts the end in the place of Q tile number `count`, which is empty.

@@ -5,13 +5,23 @@
 use flashcore_tile::{Acc, Builder, Fragment, Pred, Reg, U32, Uniform, Warpgroup};
 
 use super::{
-    Arguments, Config, Layout, consumer::Consumer, epilogue::Epilogue, keys::Keys, merge, output::Output,
-    producer, schedule::Tile,
+    Arguments, Config, Layout,
+    consumer::Consumer,
+    epilogue::Epilogue,
+    keys::Keys,
+    merge,
+    output::Output,
+    producer,
+    schedule::Tile,
+    spread::{self, Lanes},
 };
 use crate::parts::mask::KeyTiles;
 
 /// Copies Q and this CTA's part of K and V.
 pub(super) fn producer(b: &mut Builder, cfg: Config, args: &Arguments, layout: &Layout) {
+    if cfg.spreads() {
+        return spread_producer(b, cfg, args, layout);
+    }
     let first = producer::first_thread(b);
     b.if_(first, |b| {
         let tile = own_tile(b, cfg, args);
@@ -25,6 +35,24 @@ pub(super) fn producer(b: &mut Builder, cfg: Config, args: &Arguments, layout: &
             let count = b.var(0);
             let keys = Keys::of_entry(args, &tile);
             producer::load_kv(b, cfg, args, layout, count, (&tile, &tiles, keys));
+        });
+    });
+}
+
+/// The same, where lanes of a warp share the copies of keys.
+fn spread_producer(b: &mut Builder, cfg: Config, args: &Arguments, layout: &Layout) {
+    let (first, lanes) = (spread::first_warp(b), Lanes::new(b, cfg));
+    b.if_(first.pred() & lanes.copies, |b| {
+        let tile = own_tile(b, cfg, args);
+        let (tiles, some) = own_part(b, cfg, args, &tile);
+        b.if_(some, |b| {
+            if cfg.policy.producer_waits {
+                b.wait_for_predecessor();
+            }
+            let [zero, count] = [(); 2].map(|()| b.var(0));
+            b.if_(lanes.leads, |b| producer::load_q(b, cfg, args, layout, zero, &tile));
+            let keys = Keys::of_entry(args, &tile);
+            spread::load_kv(b, cfg, args, layout, count, (&tile, &tiles, keys));
         });
     });
 }

@@ -93,8 +93,8 @@ pub(super) fn pack(problem: &Problem) -> u32 {
 
 /// Most features of a head: the output of more does not fit in the registers of a warpgroup.
 const MOST_FEATURES: usize = 256;
-/// Keys of the smallest page: one of them takes a quarter of the copies that a page of 16 would.
-const PAGE: usize = 64;
+/// Keys whose multiples pages are: tensor copies swizzle rows by eights, so that copies of eight fit together to a tile.
+const PAGE: usize = 8;
 /// Keys of a step where tiles are few.
 const STEP: u32 = 128;
 /// Keys of a tile up to which the edges of a mask decide: short steps are as fast at 2048, 3 % faster at 1024.

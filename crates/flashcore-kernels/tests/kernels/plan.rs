@@ -299,19 +299,23 @@ fn mixed_batches_have_a_kernel_for_each_kind() {
         let spec = Spec { out: Some(q), sequences, pages, ..Spec::new(DType::BF16, q, pool, pool) };
         plan(&spec.parse().unwrap(), &Gpu::HOPPER, 16).unwrap()
     };
-    let mixed = of(16, 16, 512);
+    let mixed = of(4, 16, 512);
     let [long, short] = mixed.launches() else { panic!("{mixed}") };
     assert!(long.kernel().name().ends_with("_long") && short.kernel().name().contains("_short"), "{mixed}");
     // Seven full tiles at most, and one that is not full for each sequence.
     let grid = long.spec(&long.kernel().program().unwrap()).unwrap().grid;
     assert_eq!(grid, [(7 + 16) * 32, 1, 1], "{mixed}");
-    assert!(mixed.explain().contains("it copies pages of a multiple of 64 keys, not of 16"), "{mixed}");
+    assert!(mixed.explain().contains("it copies pages of a multiple of 8 keys, not of 4"), "{mixed}");
     assert_eq!(of(16, 1, 512).launches().len(), 1, "nothing is mixed");
     assert_eq!(of(16, 16, 4).launches().len(), 1, "all are short");
-    // Large pages are copied as they are.
+    // Larger pages are copied as they are, or by as many rows as divide a key tile of 64 too.
+    for (size, rows) in [(8, 8), (16, 16), (24, 8), (32, 32), (64, 64), (192, 64)] {
+        let mixed = of(size, 16, 512);
+        let KernelConfig::Sm90(long) = mixed.kernel() else { panic!("{mixed}") };
+        assert_eq!((long.page_rows, long.tile_n(), mixed.passed_over().len()), (Some(rows), 64, 0), "{mixed}");
+    }
     let mixed = of(64, 16, 512);
     let [long, short] = mixed.launches() else { panic!("{mixed}") };
-    assert!(matches!(long.kernel(), KernelConfig::Sm90(_)) && mixed.passed_over().is_empty(), "{mixed}");
     assert!(long.kernel().name().ends_with("_long") && short.kernel().name().contains("_short"), "{mixed}");
     let [wanted, others] =
         [long, short].map(|one| one.spec(&one.kernel().program().unwrap()).unwrap().workspace);
