@@ -312,7 +312,11 @@ fn mixed_batches_have_a_kernel_for_each_kind() {
     for (size, rows) in [(8, 8), (16, 16), (24, 8), (32, 32), (64, 64), (192, 64)] {
         let mixed = of(size, 16, 512);
         let KernelConfig::Sm90(long) = mixed.kernel() else { panic!("{mixed}") };
-        assert_eq!((long.page_rows, long.tile_n(), mixed.passed_over().len()), (Some(rows), 64, 0), "{mixed}");
+        assert_eq!(
+            (long.page_rows, long.tile_n(), mixed.passed_over().len()),
+            (Some(rows), 64, 0),
+            "{mixed}"
+        );
     }
     let mixed = of(64, 16, 512);
     let [long, short] = mixed.launches() else { panic!("{mixed}") };
