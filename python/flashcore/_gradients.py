@@ -22,13 +22,14 @@ def of_torch(
     has_sinks: bool,
     options: Options,
     values: Values | None,
+    whole: bool,
 ) -> tuple[Any, ...]:
-    """The gradients of q, k, v and, where there are any, of the sinks."""
+    """The gradients of q, k, v and, where there are any, of the sinks; `whole` where every row of every tensor is used."""
     torch = framework.torch
     # A gradient may repeat one number, as that of a sum does.
     d_out = d_out if d_out.stride(-1) == 1 or d_out.size(-1) == 1 else d_out.contiguous()
     # Keys before and after those that a mask leaves are not written.
-    make = torch.empty_like if values is None else torch.zeros_like
+    make = torch.empty_like if whole else torch.zeros_like
     grads = [make(tensor) for tensor in inputs]
     heads = lse.shape[-2] if lse.dim() > 1 else 1
     # On a GPU each launch has a row of its own.
