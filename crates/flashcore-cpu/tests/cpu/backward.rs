@@ -28,35 +28,7 @@ fn check(level: SimdLevel) {
     assert!(failures.is_empty(), "{level}: {} failures\n{}", failures.len(), failures.join("\n"));
 }
 
-#[test]
-fn portable() {
-    check(SimdLevel::Portable);
-}
-
-#[test]
-fn neon() {
-    check(SimdLevel::Neon);
-}
-
-#[test]
-fn avx2() {
-    check(SimdLevel::Avx2);
-}
-
-#[test]
-fn avx512() {
-    check(SimdLevel::Avx512);
-}
-
-#[test]
-fn avx512bf16() {
-    check(SimdLevel::Avx512Bf16);
-}
-
-#[test]
-fn amx() {
-    check(SimdLevel::Amx);
-}
+at_every_level!(check);
 
 /// Gradients with the tensors that they are computed from.
 struct Run<T> {
