@@ -31,6 +31,7 @@ pub enum Form {
 
 /// Plans gradients; `alignment` is what all addresses of tensors are multiples of, in bytes.
 pub fn plan_backward(problem: &BackwardProblem, gpu: &Gpu, alignment: u64) -> Result<Plan, PlanError> {
+    check_backward(problem, gpu)?;
     plan_backward_by(problem, gpu, alignment, backward_hopper::form(problem, gpu))
 }
 

@@ -139,7 +139,8 @@ pub(super) fn form(problem: &BackwardProblem, gpu: &Gpu) -> Form {
     // Tiles of a head wait for one another, so that the last of those in flight starts late.
     let at_once = heads_at_once(problem, Side::Keys).max(1) as usize;
     let late = BEHIND * tiles.min(gpu.sms as usize / at_once);
-    let steps = heads * tiles * average / STEP / gpu.sms.max(1) as usize;
+    let pairs = heads.saturating_mul(tiles).saturating_mul(average);
+    let steps = pairs / STEP / gpu.sms.max(1) as usize;
     if most >= LEAST_QUERIES && late * WAITING <= steps { Form::Fused } else { Form::Split }
 }
 
