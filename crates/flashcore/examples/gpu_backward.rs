@@ -61,6 +61,7 @@ fn choice(form: &str) -> Outcome<Choice> {
                 registers,
                 order,
                 mover,
+                paired: false,
             }))
         }
     })

@@ -234,7 +234,7 @@ fn check_backward_hopper(shape: &backward_sm90::Shape) -> Result<(), Misfit> {
         ("step", shape.step, 16, 16..=256, "a multiple of 16 up to 256"),
         ("stages of queries or keys", first, 1, 2..=8, "2 to 8"),
         ("stages of dO or values", second, 1, 1..=8, "1 to 8"),
-        ("places", shape.places, 1, 1..=4, "1 to 4"),
+        ("places", shape.places, 1, u32::from(shape.paired)..=4, "up to 4, at least 1 where consumers are paired"),
         ("registers of a producer", producer, 8, 24..=248, "a multiple of 8 from 24 on"),
         ("registers of a consumer", consumer, 8, 24..=248, "a multiple of 8 up to 248"),
         ("registers of a mover", shape.mover.unwrap_or(24), 8, 24..=248, "a multiple of 8 from 24 on"),
