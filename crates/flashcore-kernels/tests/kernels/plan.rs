@@ -368,6 +368,30 @@ fn a_kernel_can_be_named() {
 }
 
 #[test]
+fn gradients_of_wide_heads_take_two_kernels() {
+    let plan = |dtype, dim_qk, dim_v| {
+        let layout = |dim| Layout::bhsd(Dims::new(1, 32, 4096, dim)).unwrap();
+        let spec = Spec::new(dtype, layout(dim_qk), layout(dim_qk), layout(dim_v));
+        plan_backward(&BackwardSpec::new(spec).parse().unwrap(), &Gpu::HOPPER, 16).unwrap()
+    };
+    let names = |plan: Plan| plan.launches().iter().map(|launch| launch.kernel().name()).collect::<Vec<_>>();
+    for (qk, v) in [(256, 256), (192, 128), (192, 192), (160, 160), (136, 64), (64, 248)] {
+        for (dtype, half) in [(DType::BF16, "bf16"), (DType::F16, "f16")] {
+            let names = names(plan(dtype, qk, v));
+            for (name, side) in names[1..].iter().zip(["paired", "queries"]) {
+                let start = format!("fc_backward_sm_90a_{side}_{half}_d{qk}v{v}_");
+                assert!(name.starts_with(&start), "{name} does not start with {start}");
+            }
+        }
+    }
+    for (qk, v) in [(264, 128), (128, 264), (132, 128)] {
+        let plan = plan(DType::BF16, qk, v);
+        let wanted = "backward_sm90: its head dims are multiples of 8 up to 256";
+        assert_eq!(plan.passed_over(), [wanted], "{qk}/{v}");
+    }
+}
+
+#[test]
 fn long_gradients_of_many_heads_take_one_kernel() {
     let kernel = |spec: Spec| {
         let problem = BackwardSpec::new(spec).parse().unwrap();
