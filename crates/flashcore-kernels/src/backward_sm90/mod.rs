@@ -242,9 +242,8 @@ impl Layout {
         Self {
             held: [first_held, second_held],
             streamed: [first, other],
-            passed: passed.map(|tile| {
-                Pipeline::new(b, tile, PASSED, WARPS_PER_GROUP).filled_by(WARPS_PER_GROUP)
-            }),
+            passed: passed
+                .map(|tile| Pipeline::new(b, tile, PASSED, WARPS_PER_GROUP).filled_by(WARPS_PER_GROUP)),
             staging: Self::staging(b, cfg, warps * places, &second_held),
             terms: terms.then(|| Terms { offset: b.shared(stages[0] * bytes, 128), bytes }),
             tile_info: b.shared(schedule::INFO_BYTES, 16),
@@ -296,7 +295,13 @@ impl Layout {
     fn init(&self, b: &mut Builder) {
         let thread = b.thread();
         b.if_(thread.eq(0), |b| {
-            let rings = self.held.iter().chain(&self.streamed).chain(&self.handed).chain(&self.parts).chain(&self.passed);
+            let rings = self
+                .held
+                .iter()
+                .chain(&self.streamed)
+                .chain(&self.handed)
+                .chain(&self.parts)
+                .chain(&self.passed);
             rings.for_each(|pipeline| pipeline.init(b));
             if let Some(landed) = self.landed {
                 b.mbarrier_at(landed).init(b, 1);

@@ -10,7 +10,9 @@
 //! in the other consumer, so that each leaves its registers for that one. The first may be two pairs ahead: its
 //! exponentials fall under the products of the other.
 
-use flashcore_tile::{Acc, B32, Builder, Carried, Fragment, Pending, Reg, Shared, Stage, Start, U32, Val, Warpgroup};
+use flashcore_tile::{
+    Acc, B32, Builder, Carried, Fragment, Pending, Reg, Shared, Stage, Start, U32, Val, Warpgroup,
+};
 
 use super::{
     consumer::Consumer,

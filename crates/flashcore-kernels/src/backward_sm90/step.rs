@@ -110,7 +110,14 @@ impl Consumer<'_> {
     }
 
     /// Held rows times streamed ones.
-    pub(super) fn product(&self, b: &mut Builder, into: Acc, which: usize, start: Start, stage: &Stage) -> Pending<Acc> {
+    pub(super) fn product(
+        &self,
+        b: &mut Builder,
+        into: Acc,
+        which: usize,
+        start: Start,
+        stage: &Stage,
+    ) -> Pending<Acc> {
         let streamed = self.across[which].plus(b, stage.bytes);
         // As many features at a time as one instruction multiplies; what the tensor does not have was filled with zeros.
         let depth = self.cfg.dims()[which].next_multiple_of(self.cfg.input.element().depth());
@@ -213,7 +220,14 @@ impl Consumer<'_> {
     }
 
     /// Makes probabilities of scores, and rounds them into `probs`.
-    pub(super) fn weigh(&self, b: &mut Builder, run: &Run<'_>, terms: &Terms, scores: &Acc, probs: Option<&Fragment>) {
+    pub(super) fn weigh(
+        &self,
+        b: &mut Builder,
+        run: &Run<'_>,
+        terms: &Terms,
+        scores: &Acc,
+        probs: Option<&Fragment>,
+    ) {
         self.args.scale.cap(b, scores.regs());
         self.hide(b, run, scores);
         self.hide_unused(b, run, scores);

@@ -98,7 +98,8 @@ pub(super) fn products(problem: &BackwardProblem, half: Half, form: Form) -> Res
         let order = order(forward);
         let [keys, queries] = match form {
             Form::SplitBy(shapes) => shapes,
-            _ => [row.keys, row.queries].map(|shape| capped(forward, shape)),
+            _ if forward.softcap().is_some() => row.capped(),
+            _ => [row.keys, row.queries],
         };
         let of = |side, shape: Shape| config(side, Shape { order, ..shape });
         let kernels = vec![of(Side::Keys, keys), of(Side::Queries, queries)];
@@ -180,14 +181,17 @@ fn row(forward: &Problem) -> &'static Row {
     TABLE.iter().find(|row| dim <= row.dim).unwrap_or(&TABLE[TABLE.len() - 1])
 }
 
-/// A shape as it is where scores are capped: the slope of a cap is a register more for each score, unless another consumer
-/// makes use of it.
-fn capped(forward: &Problem, shape: Shape) -> Shape {
-    let less = if forward.softcap().is_some() && !shape.paired { CAP } else { 0 };
-    Shape { step: shape.step - less, ..shape }
+impl Row {
+    /// Shapes of keys and queries where scores are capped: the slope of a cap is a register more for each score, unless
+    /// gradients leave enough of them or another consumer makes use of it. Steps of queries divide what terms are padded to.
+    fn capped(&self) -> [Shape; 2] {
+        let (keys, queries) = (self.keys, self.queries);
+        let step = if self.dim <= 64 || keys.paired { keys.step } else { keys.step / 2 };
+        [Shape { step, ..keys }, Shape { step: queries.step - CAP, ..queries }]
+    }
 }
 
-/// Rows that a step is shorter by where scores are capped.
+/// Keys that a step has less where scores are capped.
 const CAP: u32 = 16;
 
 /// Registers of producer and consumers, by the number of consumers.
