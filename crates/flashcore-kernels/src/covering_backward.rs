@@ -63,6 +63,14 @@ const ON_HOPPER: Axes = Axes {
     lengths: &[Kind::Uniform, Kind::Used, Kind::UsedKeys],
 };
 
+/// The same for wide heads, which have one form.
+const ON_HOPPER_WIDE: Axes = Axes {
+    gpus: &[(Gpu::HOPPER, Choice::Gradients(Form::Split))],
+    dims: &[(256, 256), (192, 128), (160, 192), (72, 248)],
+    padding: &[0, 8],
+    lengths: &[Kind::Uniform, Kind::Used, Kind::UsedKeys],
+};
+
 /// What becomes of gradients, and where row sums come from.
 #[derive(Clone, Copy)]
 enum Wish {
@@ -76,7 +84,11 @@ const WISHES: [Wish; 4] = [Wish::Same, Wish::Wide, Wish::Accumulated, Wish::Give
 
 /// The set; addresses of its tensors are multiples of 16 bytes.
 pub fn covering_backward() -> Result<Vec<BackwardMember>, ProblemError> {
-    [ON_ALL, ON_HOPPER].iter().flat_map(Axes::members).chain(covering_bias::backward()).collect()
+    [ON_ALL, ON_HOPPER, ON_HOPPER_WIDE]
+        .iter()
+        .flat_map(Axes::members)
+        .chain(covering_bias::backward())
+        .collect()
 }
 
 impl Axes {

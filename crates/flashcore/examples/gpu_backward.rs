@@ -1,9 +1,10 @@
 //! Times of gradients on GPU 0, one form of the kernels beside the other, and whether they agree.
 //!
 //! `cargo run --release --example gpu_backward CELL… [form=FORM,FORM,…] [ms=N]` prints one JSON object per line. A cell is
-//! `SEQUENCE:DIM:full|causal[:KEY_HEADS[:QUERY_HEADS]]`, with 16k tokens and 2048 features of queries unless it says
-//! otherwise; forms are `split`, `fused`, `general`, `rules` and `fSTEPxSTAGExSTAGExCONSUMERxMOVER`, a tile with its
-//! registers.
+//! `SEQUENCE:DIM[/DIM_V]:full|causal[:KEY_HEADS[:QUERY_HEADS]]`, with 16k tokens and 2048 features of queries unless it says
+//! otherwise; forms are `split`, `fused`, `general`, `rules`, `fSTEPxSTAGExSTAGExCONSUMERxMOVER`, a tile with its
+//! registers, and `KEYS+QUERIES`, two tiles of the split form: `pSTEPxSTAGExSTAGExPLACES` or `k…` for keys with consumers that
+//! are paired or not, `q…` for queries.
 
 use flashcore::{
     BackwardProblem, BackwardSpec, DType, Dims, Layout, Mask, Spec,
@@ -47,6 +48,10 @@ fn choice(form: &str) -> Outcome<Choice> {
         "general" => Choice::Kernel(Family::Sm80),
         "split" => Choice::Gradients(Form::Split),
         "fused" => Choice::Gradients(Form::Fused),
+        other if other.contains('+') => {
+            let (keys, queries) = other.split_once('+').ok_or("two tiles")?;
+            Choice::Gradients(Form::SplitBy([split_tile(keys)?, split_tile(queries)?]))
+        }
         other => {
             let tile = other.strip_prefix('f').ok_or("no form has this name")?;
             let n: Vec<u32> = tile.split('x').map(str::parse).collect::<Result<_, _>>()?;
@@ -61,9 +66,19 @@ fn choice(form: &str) -> Outcome<Choice> {
                 registers,
                 order,
                 mover,
+                paired: false,
             }))
         }
     })
+}
+
+/// A tile of the split form.
+fn split_tile(name: &str) -> Outcome<Shape> {
+    let paired = name.starts_with('p');
+    let n: Vec<u32> = name[1..].split('x').map(str::parse).collect::<Result<_, _>>()?;
+    let &[step, first, second, places] = &n[..] else { return Err("four numbers".into()) };
+    let (stages, registers, order) = ([first, second], [24, 240], Order::Static);
+    Ok(Shape { consumers: 2, step, stages, places, registers, order, mover: None, paired })
 }
 
 /// bf16 numbers, N(0, 1), a little more than a power of two of them.
@@ -85,17 +100,19 @@ impl Cell {
         let &[seq, dim, mask, ref heads @ ..] = &words[..] else {
             return Err("a cell has three words".into());
         };
-        let (seq, dim): (usize, usize) = (seq.parse()?, dim.parse()?);
+        let (dim, dim_v) = dim.split_once('/').unwrap_or((dim, dim));
+        let (seq, dim, dim_v): (usize, usize, usize) = (seq.parse()?, dim.parse()?, dim_v.parse()?);
         let plain = FEATURES / dim;
         let heads = heads.iter().map(|n| n.parse()).collect::<Result<Vec<usize>, _>>()?;
         let queries = heads.get(1).copied().unwrap_or(plain);
         let keys = heads.first().copied().unwrap_or(plain);
-        let layout = |heads| Layout::bshd(Dims::new((TOKENS / seq).max(1), heads, seq, dim));
-        let (q, k) = (layout(queries)?, layout(keys)?);
+        let layout = |heads, dim| Layout::bshd(Dims::new((TOKENS / seq).max(1), heads, seq, dim));
+        let (q, k) = (layout(queries, dim)?, layout(keys, dim)?);
+        let (out, v) = (layout(queries, dim_v)?, layout(keys, dim_v)?);
         let mask = if mask == "causal" { Mask::CAUSAL } else { Mask::NONE };
-        let problem = BackwardSpec::new(Spec { mask, ..Spec::new(DType::BF16, q, k, k) }).parse()?;
+        let problem = BackwardSpec::new(Spec { mask, ..Spec::new(DType::BF16, q, k, v) }).parse()?;
         let rows = 4 * problem.forward().rows() as u64;
-        let bytes = [&q, &k, &k, &q].map(|layout: &Layout| 2 * layout.span() as u64);
+        let bytes = [&q, &k, &v, &out].map(|layout: &Layout| 2 * layout.span() as u64);
         let stream = cuda.stream();
         let tensor = |bytes: u64, skip: usize| -> Outcome<DeviceBuffer> {
             let mut buffer = DeviceBuffer::new(cuda.device(), bytes)?;

@@ -8,6 +8,9 @@ use serde::{Deserialize, Serialize};
 use super::ROWS_PER_GROUP;
 use crate::parts::{lengths::LengthsKind, mask::Sides, schedule::Side};
 
+/// Features up to which a consumer has registers for the gradients of 64 keys and of their values.
+const NARROW: u32 = 128;
+
 /// A kernel of this family: two configs that are equal give the same text.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Config {
@@ -66,13 +69,13 @@ impl Ending {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug)]
 #[serde(deny_unknown_fields)]
 pub struct Shape {
-    /// Consumer warpgroups; the held tile has 64 rows for each.
+    /// Consumer warpgroups; the held tile has 64 rows for each, or 64 in all where they are paired.
     pub consumers: u32,
     /// Rows of a streamed tile: a multiple of 16, 64 where queries stream.
     pub step: u32,
     /// Streamed tiles in flight: of queries or keys, and of dO or values.
     pub stages: [u32; 2],
-    /// Places of 64 columns in which a warp gathers its rows of a gradient.
+    /// Places of 64 columns in which a warp gathers its rows of a gradient; with none, the held dO or values make room.
     pub places: u32,
     /// Registers of the producer and of each consumer.
     pub registers: [u32; 2],
@@ -82,6 +85,9 @@ pub struct Shape {
     /// are in bf16: those of several consumers are summed, which in f16 would have to agree on one range.
     #[serde(default)]
     pub mover: Option<u32>,
+    /// Two consumers hold the same 64 keys: one makes P and the gradient of values, the other dS and the gradient of keys.
+    #[serde(default)]
+    pub paired: bool,
 }
 
 /// In which order CTAs take tiles.
@@ -110,7 +116,7 @@ impl Order {
 impl Config {
     /// Rows of the held tile.
     pub const fn held(&self) -> u32 {
-        self.shape.consumers * ROWS_PER_GROUP
+        if self.shape.paired { ROWS_PER_GROUP } else { self.shape.consumers * ROWS_PER_GROUP }
     }
 
     /// Features of the two held tiles, which are those of the streamed ones too.
@@ -130,6 +136,7 @@ impl Config {
         } = self.shape;
         let side = match self.side {
             Side::Keys if self.fused() => "fused",
+            Side::Keys if self.shape.paired => "paired",
             Side::Keys => "keys",
             Side::Queries => "queries",
         };
@@ -155,6 +162,16 @@ impl Config {
     /// Columns of a tile for `dim` features: whole slabs.
     pub(super) const fn padded(&self, dim: u32) -> u32 {
         dim.next_multiple_of(self.input.element().slab_cols())
+    }
+
+    /// Whether tiles are so large that nothing fits between them.
+    pub(super) const fn is_wide(&self) -> bool {
+        self.dim_qk > NARROW || self.dim_v > NARROW
+    }
+
+    /// Whether rows of a gradient are gathered where the second held tile was.
+    pub(super) fn gathers_in_held(&self) -> bool {
+        self.shape.places == 0 && self.ending == Ending::Rounded
     }
 
     /// Whether batch entries use only their first rows.
@@ -184,10 +201,10 @@ impl Config {
         self.fused() && !self.softcap && (self.dim_qk + self.dim_v) / 2 + self.shape.step >= 192
     }
 
-    /// Whether weights are rounded before slopes are there: where there are no registers for both as they are, and where
-    /// capped scores have weights of another kind.
+    /// Whether weights are rounded before slopes are there: where there are no registers for both as they are, where another
+    /// consumer makes slopes, and where capped scores have weights of another kind.
     pub(super) const fn rounds_early(&self) -> bool {
-        self.fused() || self.softcap
+        self.fused() || self.softcap || self.shape.paired
     }
 
     /// Whether gradients of scores are kept in the range of f16.

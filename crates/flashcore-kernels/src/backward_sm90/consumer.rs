@@ -46,7 +46,7 @@ impl<'a> Consumer<'a> {
         let lane = b.lane();
         let leader = b.let_(lane.eq(0));
         let rows = layout.held[0].tile().slab_width() * ROWS_PER_GROUP;
-        let skip = b.let_(group * rows);
+        let skip = if cfg.shape.paired { b.var(0) } else { b.let_(group * rows) };
         Self {
             cfg,
             args,

@@ -13,12 +13,15 @@
 //! f32 sums in memory, tile after tile in a fixed order; [`crate::backward_sums`] rounds the sums. That is five products
 //! for each pair instead of seven, for the traffic of the sums.
 //!
+//! Where heads are wide, keys are held by a pair of consumers (`paired`), one for each of their gradients.
+//!
 //! Either way results are the same bits in every run. Row terms (`−lse` in powers of two, minus
 //! the row sums) come from [`crate::backward_rows`]. `docs/hopper.md` explains the design.
 
 mod config;
 mod consumer;
 mod mover;
+mod paired;
 mod producer;
 mod schedule;
 mod step;
@@ -60,6 +63,8 @@ const WARPS_PER_GROUP: u32 = 4;
 const ROWS_PER_WARP: u32 = 16;
 /// Tiles of dS between consumers and the mover: so far may consumers run ahead.
 const HANDED: u32 = 2;
+/// Tiles of weights between two paired consumers.
+const PASSED: u32 = 2;
 
 /// What the host passes, as registers.
 #[derive(Debug)]
@@ -189,6 +194,8 @@ struct Layout {
     aside: Option<u32>,
     /// dSᵀ on its way to the mover.
     handed: Option<Pipeline>,
+    /// Weights on their way from one of a pair of consumers to the other.
+    passed: Option<Pipeline>,
     /// Parts of dQ on their way from the mover to the writer.
     parts: Option<Pipeline>,
 }
@@ -213,22 +220,31 @@ impl Layout {
         let Shape { consumers, step, stages, places, .. } = cfg.shape;
         let warps = consumers * WARPS_PER_GROUP;
         let mover = if cfg.fused() { WARPS_PER_GROUP } else { 0 };
-        let mut ring = |rows: u32, dim: u32, stages: u32, warps: u32| {
-            let tile = b.smem_tile(cfg.input, [rows, cfg.padded(dim)], Swizzle::B128, stages);
-            Pipeline::new(b, tile, stages, warps)
-        };
         let [qk, v] = cfg.dims();
         // The mover multiplies with K, too, and the writer reads which tile it is.
         let others = if cfg.fused() { mover + 1 } else { 0 };
-        let held = [ring(cfg.held(), qk, 1, warps + others), ring(cfg.held(), v, 1, warps)];
-        let streamed = [ring(step, qk, stages[0], warps), ring(step, v, stages[1], warps)];
-        let cols = cfg.input.element().slab_cols();
+        // Of a pair, one consumer alone multiplies with V.
+        let second = if cfg.shape.paired { WARPS_PER_GROUP } else { warps };
+        // Tiles first: each starts at a multiple of what swizzles repeat after.
+        let passed = cfg.shape.paired.then(|| Self::passed_tile(b, cfg));
+        let [first_held, second_held, first, other] = Self::rings(
+            b,
+            cfg,
+            [
+                (cfg.held(), qk, 1, warps + others),
+                (cfg.held(), v, 1, second),
+                (step, qk, stages[0], warps),
+                (step, v, stages[1], warps),
+            ],
+        );
         let bytes = step * TERM_BYTES;
         let terms = cfg.side == Side::Keys;
         Self {
-            held,
-            streamed,
-            staging: b.smem_tile(cfg.input, [ROWS_PER_WARP, cols], Swizzle::B128, warps * places),
+            held: [first_held, second_held],
+            streamed: [first, other],
+            passed: passed
+                .map(|tile| Pipeline::new(b, tile, PASSED, WARPS_PER_GROUP).filled_by(WARPS_PER_GROUP)),
+            staging: Self::staging(b, cfg, warps * places, &second_held),
             terms: terms.then(|| Terms { offset: b.shared(stages[0] * bytes, 128), bytes }),
             tile_info: b.shared(schedule::INFO_BYTES, 16),
             landed: cfg.cuts_streamed().then(|| b.mbarriers(1)),
@@ -241,6 +257,34 @@ impl Layout {
         }
     }
 
+    /// Rings of so many rows, features and stages, each stage given back by so many warps. Wide tiles lie next to each other,
+    /// with all barriers behind them.
+    fn rings(b: &mut Builder, cfg: Config, rings: [(u32, u32, u32, u32); 4]) -> [Pipeline; 4] {
+        let tile = |b: &mut Builder, (rows, dim, stages, _)| {
+            b.smem_tile(cfg.input, [rows, cfg.padded(dim)], Swizzle::B128, stages)
+        };
+        let tiles = cfg.is_wide().then(|| rings.map(|ring| tile(b, ring)));
+        [0, 1, 2, 3].map(|n| {
+            let (ring, tiles) = (rings[n], tiles.as_ref());
+            let tile = tiles.map_or_else(|| tile(b, ring), |tiles| tiles[n]);
+            Pipeline::new(b, tile, ring.2, ring.3)
+        })
+    }
+
+    /// Where warps gather rows of gradients.
+    fn staging(b: &mut Builder, cfg: Config, places: u32, second_held: &Pipeline) -> SmemTile {
+        let extents = [ROWS_PER_WARP, cfg.input.element().slab_cols()];
+        if places == 0 {
+            return b.smem_tile_over(second_held.tile().offset(), cfg.input, extents, Swizzle::B128);
+        }
+        b.smem_tile(cfg.input, extents, Swizzle::B128, places)
+    }
+
+    /// Where one of a pair of consumers leaves weights for the other: each thread for the one with its number.
+    fn passed_tile(b: &mut Builder, cfg: Config) -> SmemTile {
+        b.smem_tile(cfg.input, [ROWS_PER_GROUP, cfg.shape.step], Swizzle::None, PASSED)
+    }
+
     /// Where consumers leave dSᵀ for the mover: a row for each key.
     fn handed(b: &mut Builder, cfg: Config, [producers, consumers]: [u32; 2]) -> Pipeline {
         let tile = b.smem_tile(cfg.input, [cfg.held(), cfg.shape.step], Swizzle::B128, HANDED);
@@ -251,7 +295,13 @@ impl Layout {
     fn init(&self, b: &mut Builder) {
         let thread = b.thread();
         b.if_(thread.eq(0), |b| {
-            let rings = self.held.iter().chain(&self.streamed).chain(&self.handed).chain(&self.parts);
+            let rings = self
+                .held
+                .iter()
+                .chain(&self.streamed)
+                .chain(&self.handed)
+                .chain(&self.parts)
+                .chain(&self.passed);
             rings.for_each(|pipeline| pipeline.init(b));
             if let Some(landed) = self.landed {
                 b.mbarrier_at(landed).init(b, 1);

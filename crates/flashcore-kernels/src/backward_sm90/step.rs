@@ -79,7 +79,7 @@ pub(super) struct Run<'a> {
 
 /// Whether another pair follows for the same held tile.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Place {
+pub(super) enum Place {
     Inside,
     Last,
 }
@@ -110,7 +110,14 @@ impl Consumer<'_> {
     }
 
     /// Held rows times streamed ones.
-    fn product(&self, b: &mut Builder, into: Acc, which: usize, start: Start, stage: &Stage) -> Pending<Acc> {
+    pub(super) fn product(
+        &self,
+        b: &mut Builder,
+        into: Acc,
+        which: usize,
+        start: Start,
+        stage: &Stage,
+    ) -> Pending<Acc> {
         let streamed = self.across[which].plus(b, stage.bytes);
         // As many features at a time as one instruction multiplies; what the tensor does not have was filled with zeros.
         let depth = self.cfg.dims()[which].next_multiple_of(self.cfg.input.element().depth());
@@ -205,7 +212,7 @@ impl Consumer<'_> {
     }
 
     /// Adds minus the row sums to slopes that did not start from them: where scores were.
-    fn add_sums(&self, b: &mut Builder, slopes: &Acc, terms: &Terms) {
+    pub(super) fn add_sums(&self, b: &mut Builder, slopes: &Acc, terms: &Terms) {
         for (quad, slopes) in slopes.regs().chunks_exact(QUAD).enumerate() {
             let sums = terms.of_quad(b, Term::MinusSum, quad);
             slopes.iter().zip(sums).for_each(|(&slope, sum)| b.add_to(slope, sum));
@@ -213,7 +220,14 @@ impl Consumer<'_> {
     }
 
     /// Makes probabilities of scores, and rounds them into `probs`.
-    fn weigh(&self, b: &mut Builder, run: &Run<'_>, terms: &Terms, scores: &Acc, probs: Option<&Fragment>) {
+    pub(super) fn weigh(
+        &self,
+        b: &mut Builder,
+        run: &Run<'_>,
+        terms: &Terms,
+        scores: &Acc,
+        probs: Option<&Fragment>,
+    ) {
         self.args.scale.cap(b, scores.regs());
         self.hide(b, run, scores);
         self.hide_unused(b, run, scores);
@@ -243,8 +257,8 @@ impl Consumer<'_> {
     }
 
     /// Gives a held tile back after its last product.
-    fn give_back_held(&self, b: &mut Builder, which: usize, place: Place) {
-        if place == Place::Last {
+    pub(super) fn give_back_held(&self, b: &mut Builder, which: usize, place: Place) {
+        if place == Place::Last && (which == 0 || !self.cfg.gathers_in_held()) {
             self.held_stage(b, which).release(b, self.leader);
         }
     }
@@ -327,7 +341,7 @@ impl Consumer<'_> {
     }
 
     /// Rounds gradients of scores into `ds`.
-    fn round(&self, b: &mut Builder, slopes: &Acc, ds: &Fragment) {
+    pub(super) fn round(&self, b: &mut Builder, slopes: &Acc, ds: &Fragment) {
         for (&to, slopes) in ds.regs().iter().zip(slopes.regs().chunks_exact(2)) {
             b.pack_into(to, self.cfg.input, slopes[0], slopes[1]);
         }

@@ -3,7 +3,7 @@
 
 use flashcore_tile::{Acc, Builder, F32, Pred, Reg, Shared, TensorMap, U32, Val};
 
-use super::{Ending, Gradients, Side, consumer::Consumer, schedule::Tile, step::Work};
+use super::{Ending, Gradients, Side, consumer::Consumer, schedule::Tile};
 use crate::parts::{
     range::Range,
     row_end,
@@ -18,19 +18,28 @@ const PAIR_COLS: u32 = 16;
 struct Store {
     /// The warp's own places.
     staging: Shared,
+    /// How many there are, and bytes from one to the next.
+    places: u32,
+    stride: u32,
     /// This lane's address for each pair of matrices in the first place.
     lanes: Vec<Reg<U32>>,
 }
 
 impl Store {
     fn new(b: &mut Builder, consumer: &Consumer<'_>) -> Self {
-        let (tile, places) = (consumer.layout.staging, consumer.cfg.shape.places);
+        let tile = consumer.layout.staging;
         let warp = b.let_((consumer.group << 2) + consumer.warp);
-        let skip = b.let_(warp * (places * tile.bytes()));
+        // Where rows are gathered in the held tile, a warp has its own rows of each slab.
+        let held = consumer.layout.held[1].tile();
+        let (places, stride, of_warp) = match consumer.cfg.shape.places {
+            0 => (held.slabs(), held.slab_bytes(), tile.bytes()),
+            places => (places, tile.bytes(), places * tile.bytes()),
+        };
+        let skip = b.let_(warp * of_warp);
         let start = tile.at(b).plus(b, skip).address(b);
         let (row, right) = (b.let_(consumer.lane & 15), b.let_(consumer.lane >> 4));
         let lanes = (0..tile.slab_cols() / PAIR_COLS).map(|pair| tile.chunk(b, start, row, right + 2 * pair));
-        Self { lanes: lanes.collect(), staging: start.into() }
+        Self { lanes: lanes.collect(), staging: start.into(), places, stride }
     }
 
     /// Writes the gradients of one tile. Those of queries and keys are multiplied by the factor on scores.
@@ -61,9 +70,9 @@ impl Store {
         (map, tile, row): (TensorMap, &Tile, Reg<U32>),
         mut written: u32,
     ) -> u32 {
-        let (staging, places) = (consumer.layout.staging, consumer.cfg.shape.places);
+        let (staging, places) = (consumer.layout.staging, self.places);
         for (slab, values) in (0..).zip(grad.regs().chunks(staging.cols() as usize / 2)) {
-            let place = written % places * staging.bytes();
+            let place = written % places * self.stride;
             // At a tile's first places those of the tile before may still be in use, in whatever order.
             self.wait_for_place(b, consumer.leader, if written < places { 0 } else { places - 1 });
             self.gather(b, consumer, values, factor, place);
@@ -113,14 +122,14 @@ pub(super) fn gradients(
     b: &mut Builder,
     consumer: &Consumer<'_>,
     tile: &Tile,
-    work: &Work,
+    [first, second]: [Option<&Acc>; 2],
     range: Option<Range>,
 ) {
     let factor = match range.map(|range| range.inverse(b)) {
         Some(inverse) => b.let_(inverse * consumer.args.factor),
         None => consumer.args.factor,
     };
-    let grads = [(Some(&work.first), Some(factor)), (work.second.as_ref(), None)];
+    let grads = [(first, Some(factor)), (second, None)];
     match &consumer.args.grads {
         // Where rows are gathered is worked out anew for each tile: it would take registers all the while.
         Gradients::Maps(maps) => Store::new(b, consumer).rounded(b, consumer, tile, grads, maps),
@@ -133,12 +142,12 @@ pub(super) fn gradients(
 }
 
 /// Brings what gradients are added to near, before the first pair streams past.
-pub(super) fn prefetch(b: &mut Builder, consumer: &Consumer<'_>, tile: &Tile) {
+pub(super) fn prefetch(b: &mut Builder, consumer: &Consumer<'_>, tile: &Tile, own: [bool; 2]) {
     let Gradients::Tensors(tensors) = &consumer.args.grads else { return };
     if consumer.cfg.ending != Ending::Added {
         return;
     }
-    for (tensor, dim) in tensors.iter().zip(consumer.cfg.dims()) {
+    for ((tensor, dim), _) in tensors.iter().zip(consumer.cfg.dims()).zip(own).filter(|(_, own)| *own) {
         wide_rows(b, consumer, tile, tensor).prefetch(b, consumer.lane, dim);
     }
 }
@@ -181,6 +190,12 @@ fn wide(
     let vectors: Vec<Vector> = grad.regs().chunks_exact(4).map(|v| [v[0], v[1], v[2], v[3]]).collect();
     let ended = Ended::added(b, factors, cfg.ending == Ending::Added);
     to.write(b, &ended, &vectors, |_, _| Exist::All);
+}
+
+/// Waits until all places of this warp have been read.
+pub(super) fn free_places(b: &mut Builder, consumer: &Consumer<'_>) {
+    b.predicated(consumer.leader, |b| b.tma_wait_read(0));
+    b.sync_warp();
 }
 
 /// Waits until every store has been written; at the end of the kernel.

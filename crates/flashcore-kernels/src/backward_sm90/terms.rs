@@ -62,7 +62,7 @@ impl Consumer<'_> {
         })))
     }
 
-    /// The terms of a streamed tile's rows, which have arrived.
+    /// The terms of the current streamed tile's rows, which have arrived.
     pub(super) fn streamed_terms(&self, b: &mut Builder) -> Option<Terms> {
         let terms = self.layout.terms?;
         let number = self.streamed_number(b, self.count);

@@ -2,11 +2,12 @@
 
 use std::cell::Cell;
 
-use flashcore_tile::{Acc, Builder, Pred, Reg, Shared, U32, Val, Warpgroup};
+use flashcore_tile::{Acc, Builder, Carried, Pending, Pred, Reg, Shared, U32, Val, Warpgroup};
 
 use super::{
     Arguments, Config, Layout, ROWS_PER_GROUP, ROWS_PER_WARP, Side,
     consumer::Consumer,
+    paired::Duty,
     producer::info,
     schedule::{Streamed, Tile},
     step::{Opened, Run, Work},
@@ -15,34 +16,65 @@ use super::{
 use crate::parts::{range::Range, row_end::thread_rows, softmax::Rows};
 
 /// Threads of a consumer.
-const WARPGROUP: u32 = 128;
+pub(super) const WARPGROUP: u32 = 128;
 /// What the threads of a consumer set aside, 8 bytes each.
 pub(super) const ASIDE_BYTES: u32 = 8 * WARPGROUP;
+
+/// A product in flight, and the other registers of a tile.
+type InFlight<W> = (Pending<Acc>, W);
+/// From some registers of a tile to others.
+type Way<'a, From, To> = &'a dyn Fn(&mut Builder, From) -> To;
+
+/// What a consumer does with the pairs of a held tile.
+pub(super) struct Ways<'a, W> {
+    /// Issues the first product of the first pair.
+    pub(super) begun: Way<'a, (Acc, W), InFlight<W>>,
+    /// One pair, with the first product of the next issued.
+    pub(super) step: Way<'a, InFlight<W>, InFlight<W>>,
+    /// The last pair, after which the held tiles are given back.
+    pub(super) last: Way<'a, InFlight<W>, (Acc, W)>,
+}
 
 /// Works through the tiles that the producer posts.
 pub(super) fn run(b: &mut Builder, cfg: Config, args: &Arguments, layout: &Layout, group: Reg<U32>) {
     let consumer = Consumer::new(b, cfg, args, layout, group);
-    let held = Cell::new(None);
-    b.while_(
-        |b| {
-            consumer.held_stage(b, 0).wait_full(b);
-            let number = consumer.held_number(b);
-            let info = info(b, layout, number);
-            let (tile, there) = Tile::read(b, cfg, args, info);
-            held.set(Some(tile));
-            there
-        },
-        |b| held.get().iter().for_each(|tile| consumer.tile(b, tile)),
-    );
-    store::drain(b);
+    if cfg.shape.paired {
+        let first = b.uniform::<Warpgroup>(group.eq(0));
+        b.if_else(first, |b| consumer.run_paired(b, Duty::Values), |b| consumer.run_paired(b, Duty::Keys));
+    } else {
+        consumer.each_tile(b, |_| (), |b, tile| consumer.tile(b, tile));
+    }
 }
 
 impl Consumer<'_> {
+    /// Does `work` with each tile, and what is to be done when the consumer knows which it is.
+    pub(super) fn each_tile(
+        &self,
+        b: &mut Builder,
+        known: impl FnOnce(&mut Builder),
+        work: impl Fn(&mut Builder, &Tile),
+    ) {
+        let held = Cell::new(None);
+        b.while_(
+            |b| {
+                self.held_stage(b, 0).wait_full(b);
+                let number = self.held_number(b);
+                let info = info(b, self.layout, number);
+                let (tile, there) = Tile::read(b, self.cfg, self.args, info);
+                held.set(Some(tile));
+                known(b);
+                there
+            },
+            |b| held.get().iter().for_each(|tile| work(b, tile)),
+        );
+        store::drain(b);
+    }
+
     fn tile(&self, b: &mut Builder, tile: &Tile) {
         let work = Work::new(b, self);
         work.first.fill(b, 0.0);
         work.second.iter().for_each(|second| second.fill(b, 0.0));
-        store::prefetch(b, self, tile);
+        store::prefetch(b, self, tile, [true; 2]);
         let terms = self.held_terms(b, tile);
         let range = self.cfg.keeps_range().then(|| Range::new(b));
         let streamed = tile.streamed(b, self.cfg, self.args);
@@ -56,14 +88,41 @@ impl Consumer<'_> {
                 let block = streamed.first(b, self.cfg);
                 let heads_left = self.cfg.fused().then(|| b.var(self.args.group));
                 let run = Run { tile, streamed: &streamed, block, heads_left, terms, range };
-                ended = Some(self.pairs(b, &run, scores, work));
+                let begun = |b: &mut Builder, (scores, work): (Acc, Work)| -> Opened {
+                    let opened = self.open(b, scores, self.count);
+                    self.held_stage(b, 1).wait_full(b);
+                    (opened, work)
+                };
+                let ways = Ways {
+                    begun: &begun,
+                    step: &|b, opened| self.step(b, &run, opened),
+                    last: &|b, opened| self.last_step(b, &run, opened),
+                };
+                ended = Some(self.pairs(b, &streamed, (scores, work), ways));
             },
             |b| self.skip(b),
         );
         let work = ended.expect("the block has run");
         let tile = self.take_back(b, tile);
+        let grads = [Some(&work.first), work.second.as_ref()];
+        if self.cfg.gathers_in_held() {
+            self.sync_group(b);
+            store::gradients(b, self, &tile, grads, range);
+            store::free_places(b, self);
+            self.held_stage(b, 1).release(b, self.leader);
+            return self.pass_held(b);
+        }
         self.pass_held(b);
-        store::gradients(b, self, &tile, &work, range);
+        store::gradients(b, self, &tile, grads, range);
+    }
+
+    /// Waits for the other warps of this consumer.
+    fn sync_group(&self, b: &mut Builder) {
+        for number in 0..self.cfg.shape.consumers {
+            let barrier = b.named_barrier(WARPGROUP);
+            let own = b.uniform::<Warpgroup>(self.group.eq(number));
+            b.if_uniform(own, |b| b.sync(barrier));
+        }
     }
 
     /// Where this thread sets aside what pairs have no use for: a fused kernel has no registers for it meanwhile.
@@ -88,8 +147,14 @@ impl Consumer<'_> {
 
     /// All pairs of a held tile. Where there is but one, no loop stands around the products in flight: a branch there would
     /// make the assembler serialise them.
-    fn pairs(&self, b: &mut Builder, run: &Run<'_>, scores: Acc, work: Work) -> Work {
-        let Streamed { begin, end, .. } = *run.streamed;
+    pub(super) fn pairs<W: Carried>(
+        &self,
+        b: &mut Builder,
+        streamed: &Streamed,
+        free: (Acc, W),
+        Ways { begun, step, last }: Ways<'_, W>,
+    ) -> W {
+        let Streamed { begin, end, .. } = *streamed;
         let tiles = b.let_((end - begin).unsigned());
         let pairs = match self.cfg.side {
             Side::Keys => b.let_(tiles * self.args.group),
@@ -97,26 +162,21 @@ impl Consumer<'_> {
         };
         let several = b.uniform::<Warpgroup>(pairs.gt(1));
         let left = b.var(pairs - 1);
-        let begun = |b: &mut Builder, (scores, work): (Acc, Work)| -> Opened {
-            let opened = self.open(b, scores, self.count);
-            self.held_stage(b, 1).wait_full(b);
-            (opened, work)
-        };
         let ended = b.if_else_carrying(
             several,
-            (scores, work),
+            free,
             |b, free| {
                 let opened = begun(b, free);
                 let opened = b.do_while_carrying(opened, |b, opened| {
-                    let opened = self.step(b, run, opened);
+                    let opened = step(b, opened);
                     b.set(left, left - 1);
                     (b.uniform::<Warpgroup>(left.gt(0)), opened)
                 });
-                self.last_step(b, run, opened)
+                last(b, opened)
             },
             |b, free| {
                 let opened = begun(b, free);
-                self.last_step(b, run, opened)
+                last(b, opened)
             },
         );
         ended.1
@@ -127,13 +187,18 @@ impl Consumer<'_> {
         for which in [0, 1] {
             let stage = self.held_stage(b, which);
             stage.wait_full(b);
-            stage.release(b, self.leader);
+            if which == 0 || !self.cfg.gathers_in_held() {
+                stage.release(b, self.leader);
+            }
         }
     }
 
     /// First row of this warp in its sequence.
     pub(super) fn warp_row(&self, b: &mut Builder, tile: &Tile) -> Reg<U32> {
         let first = tile.first_row(b, self.cfg);
+        if self.cfg.shape.paired {
+            return b.let_(self.warp * ROWS_PER_WARP + first);
+        }
         b.let_(self.warp * ROWS_PER_WARP + (self.group * ROWS_PER_GROUP + first))
     }
 

@@ -23,6 +23,8 @@ use crate::{
 pub enum Form {
     /// Two kernels, for keys and for queries.
     Split,
+    /// The same with these tiles, but for their order.
+    SplitBy([backward_sm90::Shape; 2]),
     /// One kernel, with dQ summed in memory, where it takes the problem; otherwise two.
     Fused,
     /// The same with this tile.

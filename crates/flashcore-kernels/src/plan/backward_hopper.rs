@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// Most features of a head.
-const MOST_FEATURES: usize = 128;
+const MOST_FEATURES: usize = 256;
 /// What tensor copies need of addresses and strides, in bytes.
 const UNIT: u64 = 16;
 /// Keys of a tile of the fused kernel, and queries of a step.
@@ -90,16 +90,19 @@ pub(super) fn products(problem: &BackwardProblem, half: Half, form: Form) -> Res
     };
     let fused = match form {
         _ if !fuses(forward) => None,
-        Form::Split => None,
-        Form::Fused => Some(row.fused),
-        Form::FusedBy(shape) => Some(shape),
+        Form::Split | Form::SplitBy(_) => None,
+        Form::Fused => row.fused,
+        Form::FusedBy(shape) => row.fused.map(|_| shape),
     };
     let Some(fused) = fused else {
         let order = order(forward);
-        // The slope of a cap is a register more for each score.
-        let less = if forward.softcap().is_some() { CAP } else { 0 };
-        let of = |side, shape: Shape| config(side, Shape { order, step: shape.step - less, ..shape });
-        let kernels = vec![of(Side::Keys, row.keys), of(Side::Queries, row.queries)];
+        let [keys, queries] = match form {
+            Form::SplitBy(shapes) => shapes,
+            _ if forward.softcap().is_some() => row.capped(),
+            _ => [row.keys, row.queries],
+        };
+        let of = |side, shape: Shape| config(side, Shape { order, ..shape });
+        let kernels = vec![of(Side::Keys, keys), of(Side::Queries, queries)];
         return Ok(Products { workspace: counter(order).into_iter().collect(), kernels, why: row.why });
     };
     let sums = backward_sums::Config {
@@ -168,7 +171,8 @@ struct Row {
     dim: usize,
     keys: Shape,
     queries: Shape,
-    fused: Shape,
+    /// Where there are registers for it.
+    fused: Option<Shape>,
     why: &'static str,
 }
 
@@ -177,7 +181,17 @@ fn row(forward: &Problem) -> &'static Row {
     TABLE.iter().find(|row| dim <= row.dim).unwrap_or(&TABLE[TABLE.len() - 1])
 }
 
-/// Rows that a step is shorter by where scores are capped.
+impl Row {
+    /// Shapes of keys and queries where scores are capped: the slope of a cap is a register more for each score, unless
+    /// gradients leave enough of them or another consumer makes use of it. Steps of queries divide what terms are padded to.
+    fn capped(&self) -> [Shape; 2] {
+        let (keys, queries) = (self.keys, self.queries);
+        let step = if self.dim <= 64 || keys.paired { keys.step } else { keys.step / 2 };
+        [Shape { step, ..keys }, Shape { step: queries.step - CAP, ..queries }]
+    }
+}
+
+/// Keys that a step has less where scores are capped.
 const CAP: u32 = 16;
 
 /// Registers of producer and consumers, by the number of consumers.
@@ -186,29 +200,49 @@ const THREE: [u32; 2] = [32, 160];
 
 const fn shape(consumers: u32, step: u32, stages: [u32; 2], places: u32) -> Shape {
     let registers = if consumers == 3 { THREE } else { TWO };
-    Shape { consumers, step, stages, places, registers, order: Order::Static, mover: None }
+    Shape { consumers, step, stages, places, registers, order: Order::Static, mover: None, paired: false }
+}
+
+/// Two consumers for the same 64 keys.
+const fn paired(step: u32, stages: [u32; 2]) -> Shape {
+    Shape { paired: true, ..shape(2, step, stages, 1) }
 }
 
 /// Two consumers and a mover.
 const fn fused(step: u32, stages: [u32; 2], [consumer, mover]: [u32; 2]) -> Shape {
     // The writer shares the producer's warpgroup.
     let registers = [32, consumer];
-    Shape { consumers: 2, step, stages, places: 1, registers, order: Order::Drawn, mover: Some(mover) }
+    let (order, mover) = (Order::Drawn, Some(mover));
+    Shape { consumers: 2, step, stages, places: 1, registers, order, mover, paired: false }
 }
 
-const TABLE: [Row; 2] = [
+const TABLE: [Row; 4] = [
     Row {
         dim: 64,
         keys: shape(2, 64, [6, 6], 1),
         queries: shape(3, 96, [3, 3], 1),
-        fused: fused(128, [2, 2], [208, 64]),
+        fused: Some(fused(128, [2, 2], [208, 64])),
         why: "192 rows are held by three consumers; what streams past is read the less often",
     },
     Row {
         dim: 128,
         keys: shape(2, 64, [4, 4], 1),
         queries: shape(2, 128, [2, 2], 1),
-        fused: fused(64, [2, 2], [208, 64]),
+        fused: Some(fused(64, [2, 2], [208, 64])),
         why: "gradients of 128 rows fill the registers of two consumers",
+    },
+    Row {
+        dim: 192,
+        keys: paired(64, [3, 2]),
+        queries: shape(2, 96, [2, 1], 1),
+        fused: None,
+        why: "gradients of 64 keys and of their values fill the registers of a consumer each",
+    },
+    Row {
+        dim: 256,
+        keys: paired(64, [2, 2]),
+        queries: shape(2, 64, [2, 1], 0),
+        fused: None,
+        why: "gradients of 64 keys and of their values fill the registers of a consumer each",
     },
 ];

@@ -55,6 +55,23 @@ fn hopper_kernels_take_any_numbers() {
     });
 }
 
+/// And with cases of wide heads, which a Hopper's kernels take in a way of their own.
+#[test]
+fn hopper_kernels_take_wide_heads() {
+    let simulator = Simulator::new(Gpu::HOPPER);
+    let wide = |case: &backward::Case| {
+        let dims = [case.forward.q.dim, case.forward.dim_v];
+        dims.iter().any(|dim| (129..=256).contains(dim)) && dims.iter().all(|dim| dim.is_multiple_of(8))
+    };
+    let cases: Vec<_> = backward::cases(Cost::Tiny).into_iter().filter(wide).collect();
+    assert!(cases.len() >= 14, "{} cases", cases.len());
+    all_pass(&cases, |(n, case)| {
+        let dtype = HALVES[n / 2 % 2];
+        let outcome = backward::check(&simulator, case, dtype, 1);
+        (outcome != Outcome::Passed).then(|| format!("{case} {dtype}: {outcome}"))
+    });
+}
+
 #[test]
 fn kernels_obey_the_laws() {
     let simulator = Simulator::new(Gpu::AMPERE);

@@ -2,8 +2,8 @@
 
 use flashcore_core::{BackwardSpec, DType, Dims, Layout, Mask, Pages, Problem, Sequences, Spec};
 use flashcore_kernels::{
-    Choice, Family, Gpu, KernelConfig, Plan, PlanError, Tile, covering_set, forward_sm80::Shape, plan,
-    plan_backward, plan_general, plan_tile,
+    Choice, Family, Gpu, KernelConfig, Plan, PlanError, Tile, backward_rows, covering_set,
+    forward_sm80::Shape, plan, plan_backward, plan_general, plan_tile,
 };
 
 fn spec(dtype: DType, [heads_q, heads_kv, seq_q, seq_kv]: [usize; 4], dim: usize) -> Spec {
@@ -364,6 +364,43 @@ fn a_kernel_can_be_named() {
     );
     for family in Family::ALL {
         assert_eq!(family.name().parse(), Ok(family));
+    }
+}
+
+#[test]
+fn gradients_of_wide_heads_take_two_kernels() {
+    let plan = |dtype, dim_qk, dim_v| {
+        let layout = |dim| Layout::bhsd(Dims::new(1, 32, 4096, dim)).unwrap();
+        let spec = Spec::new(dtype, layout(dim_qk), layout(dim_qk), layout(dim_v));
+        plan_backward(&BackwardSpec::new(spec).parse().unwrap(), &Gpu::HOPPER, 16).unwrap()
+    };
+    let names = |plan: Plan| plan.launches().iter().map(|launch| launch.kernel().name()).collect::<Vec<_>>();
+    for (qk, v) in [(256, 256), (192, 128), (192, 192), (160, 160), (136, 64), (64, 248)] {
+        for (dtype, half) in [(DType::BF16, "bf16"), (DType::F16, "f16")] {
+            let names = names(plan(dtype, qk, v));
+            for (name, side) in names[1..].iter().zip(["paired", "queries"]) {
+                let start = format!("fc_backward_sm_90a_{side}_{half}_d{qk}v{v}_");
+                assert!(name.starts_with(&start), "{name} does not start with {start}");
+            }
+        }
+    }
+    for (qk, v) in [(264, 128), (128, 264), (132, 128)] {
+        let plan = plan(DType::BF16, qk, v);
+        let wanted = "backward_sm90: its head dims are multiples of 8 up to 256";
+        assert_eq!(plan.passed_over(), [wanted], "{qk}/{v}");
+    }
+}
+
+/// Terms of rows are copied with the queries of a step, and padded to whole steps.
+#[test]
+fn steps_of_queries_end_where_terms_do() {
+    let layout = |dim| Layout::bhsd(Dims::new(1, 32, 4096, dim)).unwrap();
+    for (dim, softcap) in [64, 128, 192, 256].into_iter().flat_map(|dim| [(dim, None), (dim, Some(20.0))]) {
+        let spec = Spec { softcap, ..Spec::new(DType::F16, layout(dim), layout(dim), layout(dim)) };
+        let plan = plan_backward(&BackwardSpec::new(spec).parse().unwrap(), &Gpu::HOPPER, 16).unwrap();
+        let KernelConfig::BackwardSm90(keys) = plan.kernel() else { panic!("{}", plan.kernel().name()) };
+        let (step, padding) = (keys.shape.step, backward_rows::PADDING);
+        assert!(padding.is_multiple_of(step), "{dim} features, {softcap:?}: {step} queries");
     }
 }
 

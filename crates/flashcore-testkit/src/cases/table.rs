@@ -278,7 +278,19 @@ fn head_dims() -> Vec<Case> {
     let wide = [(257, 257), (320, 320), (512, 512), (512, 64), (64, 512), (511, 3), (5, 451)];
     let all = usual.chain(wide.map(|dims| (dims, [1, 2, 1, 20, 70])));
     let masked = all.flat_map(|(dims, shape)| [Mask::NONE, Mask::CAUSAL].map(|mask| case(dims, mask, shape)));
-    masked.chain(head_dims_with_options()).collect()
+    masked.chain(long_wide_heads()).chain(head_dims_with_options()).collect()
+}
+
+/// Many rows of the widest heads, so that their tiles follow one another.
+fn long_wide_heads() -> impl Iterator<Item = Case> {
+    let masks = [Mask::NONE, Mask::CAUSAL, Mask::window(100, 30)];
+    [(160, 160), (192, 128), (256, 256)].into_iter().flat_map(move |(dim, dim_v)| {
+        masks.map(|mask| Case {
+            dim_v,
+            mask,
+            ..Case::new(Tag::HeadDims, format!("dims {dim}/{dim_v} long {mask}"), [2, 4, 2, 333, 450], dim)
+        })
+    })
 }
 
 /// Head dims that are no multiples of a chunk, or wider than a warp's registers, together with everything else.
@@ -316,7 +328,7 @@ fn head_dims_with_options() -> Vec<Case> {
             },
         ]
     };
-    [[59, 59], [60, 111], [40, 301]].into_iter().flat_map(options).collect()
+    [[59, 59], [60, 111], [40, 301], [192, 160], [256, 256]].into_iter().flat_map(options).collect()
 }
 
 /// Sequence lengths around tile edges, and one query over many keys.
