@@ -22,6 +22,8 @@ const UNIT: u64 = 16;
 /// Keys of a tile of the fused kernel, and queries of a step.
 const KEYS: usize = 2 * ROWS_PER_GROUP as usize;
 const STEP: usize = 64;
+/// Most tiles of a launch.
+const MOST_TILES: u64 = i32::MAX as u64;
 /// Bytes from which on strides do not fit a tensor map.
 const FAR: usize = 1 << 40;
 
@@ -40,11 +42,12 @@ pub(super) fn accept(problem: &BackwardProblem, gpu: &Gpu, alignment: u64) -> Re
     if forward.bias().is_some() {
         return no("it adds nothing to scores");
     }
-    if matches!(forward.sequences_kind(), Sequences::Ragged { .. }) {
-        return no("packed sequences have no tensor map");
-    }
-    if forward.rows() == 0 || forward.seq_kv() == 0 {
+    if forward.rows() == 0 || forward.longest_q() == 0 || forward.longest_kv() == 0 || forward.sequences() == 0
+    {
         return no("tensor maps cannot be empty");
+    }
+    if [Side::Keys, Side::Queries].into_iter().any(|side| side.tile_count(forward, ROWS_PER_GROUP) > MOST_TILES) {
+        return no("tiles are numbered by 31 bits");
     }
     copies(problem, alignment)
 }
@@ -98,7 +101,11 @@ pub(super) fn products(problem: &BackwardProblem, half: Half, form: Form) -> Res
         let order = order(forward);
         // The slope of a cap is a register more for each score.
         let less = if forward.softcap().is_some() { CAP } else { 0 };
-        let of = |side, shape: Shape| config(side, Shape { order, step: shape.step - less, ..shape });
+        let registers = |shape: Shape| if lengths.packs_queries() { searching(shape) } else { shape.registers };
+        let of = |side, shape: Shape| {
+            let registers = registers(shape);
+            config(side, Shape { order, step: shape.step - less, registers, ..shape })
+        };
         let kernels = vec![of(Side::Keys, row.keys), of(Side::Queries, row.queries)];
         return Ok(Products { workspace: counter(order).into_iter().collect(), kernels, why: row.why });
     };
@@ -159,8 +166,8 @@ fn queries(forward: &Problem) -> (usize, usize) {
 
 /// Tiles are drawn where they are not equally long.
 fn order(forward: &Problem) -> Order {
-    let used = matches!(forward.sequences_kind(), Sequences::Used { .. });
-    if used || forward.mask().right().is_some() { Order::Atomic } else { Order::Static }
+    let uniform = matches!(forward.sequences_kind(), Sequences::Uniform);
+    if !uniform || forward.mask().right().is_some() { Order::Atomic } else { Order::Static }
 }
 
 /// The tiles for heads of up to `dim` features.
@@ -183,6 +190,11 @@ const CAP: u32 = 16;
 /// Registers of producer and consumers, by the number of consumers.
 const TWO: [u32; 2] = [24, 240];
 const THREE: [u32; 2] = [32, 160];
+
+/// The same where the producer looks for tiles in offsets.
+const fn searching(shape: Shape) -> [u32; 2] {
+    if shape.consumers == 3 { [32, 160] } else { [40, 232] }
+}
 
 const fn shape(consumers: u32, step: u32, stages: [u32; 2], places: u32) -> Shape {
     let registers = if consumers == 3 { THREE } else { TWO };
