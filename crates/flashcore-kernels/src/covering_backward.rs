@@ -84,7 +84,11 @@ const WISHES: [Wish; 4] = [Wish::Same, Wish::Wide, Wish::Accumulated, Wish::Give
 
 /// The set; addresses of its tensors are multiples of 16 bytes.
 pub fn covering_backward() -> Result<Vec<BackwardMember>, ProblemError> {
-    [ON_ALL, ON_HOPPER, PACKED_ON_HOPPER].iter().flat_map(Axes::members).chain(covering_bias::backward()).collect()
+    [ON_ALL, ON_HOPPER, PACKED_ON_HOPPER]
+        .iter()
+        .flat_map(Axes::members)
+        .chain(covering_bias::backward())
+        .collect()
 }
 
 impl Axes {

@@ -30,7 +30,11 @@ pub(super) struct Packed {
 }
 
 impl Packed {
-    pub(super) fn declare(b: &mut Builder, params: &mut Params<BackwardProblem>, cfg: Config) -> Option<Self> {
+    pub(super) fn declare(
+        b: &mut Builder,
+        params: &mut Params<BackwardProblem>,
+        cfg: Config,
+    ) -> Option<Self> {
         cfg.packed()
             .then(|| Self { sequences: params.u32(b, "sequences", |p| p.forward().sequences() as u32) })
     }

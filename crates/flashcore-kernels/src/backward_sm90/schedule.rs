@@ -212,12 +212,7 @@ impl Tile {
     }
 
     /// The rest of what the producer posted, where sequences are packed.
-    fn read_packed(
-        b: &mut Builder,
-        cfg: Config,
-        from: Shared,
-        [block, head]: [Reg<U32>; 2],
-    ) -> (Self, Pred) {
+    fn read_packed(b: &mut Builder, cfg: Config, from: Shared, [block, head]: [Reg<U32>; 2]) -> (Self, Pred) {
         let [q_len, kv_len, mut q, mut kv] = b.load_shared::<U32, 4>(from.at(16));
         let [q_len, kv_len] = [q_len, kv_len].map(|len| b.uniform_register(len));
         let held = if cfg.side == Side::Keys { &mut kv } else { &mut q };

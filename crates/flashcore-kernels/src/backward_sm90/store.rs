@@ -3,7 +3,7 @@
 
 use flashcore_tile::{Acc, Builder, F32, Pred, Reg, Shared, TensorMap, U32, Val};
 
-use super::{Ending, Gradients, To, Side, consumer::Consumer, packed::Gathered, schedule::Tile, step::Work};
+use super::{Ending, Gradients, Side, To, consumer::Consumer, packed::Gathered, schedule::Tile, step::Work};
 use crate::parts::{
     range::Range,
     row_end,

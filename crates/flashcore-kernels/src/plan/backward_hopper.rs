@@ -42,11 +42,15 @@ pub(super) fn accept(problem: &BackwardProblem, gpu: &Gpu, alignment: u64) -> Re
     if forward.bias().is_some() {
         return no("it adds nothing to scores");
     }
-    if forward.rows() == 0 || forward.longest_q() == 0 || forward.longest_kv() == 0 || forward.sequences() == 0
+    if forward.rows() == 0
+        || forward.longest_q() == 0
+        || forward.longest_kv() == 0
+        || forward.sequences() == 0
     {
         return no("tensor maps cannot be empty");
     }
-    if [Side::Keys, Side::Queries].into_iter().any(|side| side.tile_count(forward, ROWS_PER_GROUP) > MOST_TILES) {
+    let tiles = |side: Side| side.tile_count(forward, ROWS_PER_GROUP);
+    if tiles(Side::Keys).max(tiles(Side::Queries)) > MOST_TILES {
         return no("tiles are numbered by 31 bits");
     }
     copies(problem, alignment)
@@ -99,13 +103,7 @@ pub(super) fn products(problem: &BackwardProblem, half: Half, form: Form) -> Res
     };
     let Some(fused) = fused else {
         let order = order(forward);
-        // The slope of a cap is a register more for each score.
-        let less = if forward.softcap().is_some() { CAP } else { 0 };
-        let registers = |shape: Shape| if lengths.packs_queries() { searching(shape) } else { shape.registers };
-        let of = |side, shape: Shape| {
-            let registers = registers(shape);
-            config(side, Shape { order, step: shape.step - less, registers, ..shape })
-        };
+        let of = |side, shape: Shape| config(side, Shape { order, step: step(forward, &shape), ..shape });
         let kernels = vec![of(Side::Keys, row.keys), of(Side::Queries, row.queries)];
         return Ok(Products { workspace: counter(order).into_iter().collect(), kernels, why: row.why });
     };
@@ -184,17 +182,20 @@ fn row(forward: &Problem) -> &'static Row {
     TABLE.iter().find(|row| dim <= row.dim).unwrap_or(&TABLE[TABLE.len() - 1])
 }
 
-/// Rows that a step is shorter by where scores are capped.
-const CAP: u32 = 16;
+/// Rows that a step is shorter by where there are too few registers.
+const LESS: u32 = 16;
+
+/// Rows of a step. The slope of a cap is a register more for each score; where three consumers share registers with a producer
+/// that looks for packed sequences, words that hide what lies before a window are too many.
+fn step(forward: &Problem, shape: &Shape) -> u32 {
+    let packed = matches!(forward.sequences_kind(), Sequences::Ragged { .. });
+    let window = packed && forward.mask().left().is_some() && shape.consumers == 3;
+    if forward.softcap().is_some() || window { shape.step - LESS } else { shape.step }
+}
 
 /// Registers of producer and consumers, by the number of consumers.
 const TWO: [u32; 2] = [24, 240];
 const THREE: [u32; 2] = [32, 160];
-
-/// The same where the producer looks for tiles in offsets.
-const fn searching(shape: Shape) -> [u32; 2] {
-    if shape.consumers == 3 { [32, 160] } else { [40, 232] }
-}
 
 const fn shape(consumers: u32, step: u32, stages: [u32; 2], places: u32) -> Shape {
     let registers = if consumers == 3 { THREE } else { TWO };

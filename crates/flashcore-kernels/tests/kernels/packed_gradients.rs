@@ -7,12 +7,13 @@ use flashcore_core::{
 };
 use flashcore_kernels::{Choice, Form, Gpu, KernelConfig, Plan, slots::backward as slots};
 use flashcore_lab::simulator::Simulator;
-use flashcore_sim::{Buffer, Launch, Options};
+use flashcore_sim::{Buffer, FindingKind, Launch, Options};
 use flashcore_testkit::{
     Outcome, Rng, Rows,
     backward::{self},
     cases::{Cost, Tag},
     plain,
+    values::for_each_row,
 };
 use half::{bf16, f16};
 use rayon::prelude::*;
@@ -38,12 +39,12 @@ type Kind = (usize, Mask, usize, Option<f32>, Form);
 
 fn kinds() -> [Kind; 6] {
     [
-    (64, Mask::NONE, 2, None, Form::Split),
-    (64, Mask::CAUSAL, 1, Some(20.0), Form::Split),
-    (128, Mask::CAUSAL, 2, None, Form::Split),
-    (40, Mask::window(40, 9), 1, None, Form::Split),
-    (64, Mask::CAUSAL, 2, None, Form::Fused),
-    (128, Mask::window(100, 20), 1, None, Form::Fused),
+        (64, Mask::NONE, 2, None, Form::Split),
+        (64, Mask::CAUSAL, 1, Some(20.0), Form::Split),
+        (128, Mask::CAUSAL, 2, None, Form::Split),
+        (40, Mask::window(40, 9), 1, None, Form::Split),
+        (64, Mask::CAUSAL, 2, None, Form::Fused),
+        (128, Mask::window(100, 20), 1, None, Form::Fused),
     ]
 }
 
@@ -68,25 +69,23 @@ impl<T: Element> Batch<T> {
         };
         let spec = Spec::new(T::DTYPE, layout(heads, &q), layout(1, &kv), layout(1, &kv));
         let values = Values { lengths: Lengths::ragged(q, kv), ..Values::default() };
-        let problem =
-            BackwardSpec::new(Spec { mask, softcap, ..spec.with(&values) }).parse().unwrap();
+        let (of_q, of_k) = (Some(spec.q), Some(spec.k));
+        let forward = Spec { mask, softcap, out: of_q, ..spec.with(&values) };
+        let spec = BackwardSpec { d_out: of_q, dq: of_q, dk: of_k, dv: of_k, ..BackwardSpec::new(forward) };
+        let problem = spec.parse().unwrap();
         let plan = Choice::Gradients(form).plan_backward(&problem, &GPU, 16).unwrap();
         assert!(matches!(plan.kernel(), KernelConfig::BackwardSm90(_)), "{plan}");
         let (forward, mut rng) = (problem.forward(), Rng::new(3));
-        let mut drawn = |layout: &Layout| -> Vec<T> {
-            (0..layout.span()).map(|_| T::from_f32(rng.normal())).collect()
-        };
-        let [q, k, v, d_out] =
-            [forward.q(), forward.k(), forward.v(), problem.d_out()].map(&mut drawn);
+        let mut drawn =
+            |layout: &Layout| -> Vec<T> { (0..layout.span()).map(|_| T::from_f32(rng.normal())).collect() };
+        let [q, k, v, d_out] = [forward.q(), forward.k(), forward.v(), problem.d_out()].map(&mut drawn);
         let instance = Instance::new(forward, &values).unwrap();
         let exact = plain::reference(instance, [&q, &k, &v].map(|x| T::erase(x)), Rows::ALL);
-        // The oracle lists rows head by head.
-        let (rows, row) = (forward.seq_q(), forward.out().strides()[2]);
-        let mut out = vec![T::from_f32(f32::NAN); forward.out().span()];
-        for (n, values) in exact.out.chunks(dim).enumerate() {
-            let start = n % rows * row + n / rows * dim;
-            out[start..start + dim].iter_mut().zip(values).for_each(|(to, &x)| *to = T::from_f32(x as f32));
-        }
+        let (mut out, mut rows) = (drawn(forward.out()), exact.out.chunks(dim));
+        for_each_row(forward.out(), |_, start| {
+            let row = rows.next().unwrap().iter().map(|&x| T::from_f32(x as f32));
+            out[start..start + dim].iter_mut().zip(row).for_each(|(to, x)| *to = x);
+        });
         let lse = exact.lse.iter().map(|&x| x as f32).collect();
         Self { values, plan, tensors: [q, k, v, out, d_out], lse, problem }
     }
@@ -142,7 +141,10 @@ impl<T: Element> Batch<T> {
     /// A sequence's bits are its own: NaN in all rows of all others changes none, whatever the schedule.
     fn check_neighbours(&self, kind: &Kind) {
         let together = self.run(&self.tensors, &self.lse, 0);
-        assert!(together.iter().flatten().all(|x| x.to_f32().is_finite()), "{kind:?}: rows are not written");
+        for (n, grad) in together.iter().enumerate() {
+            let missing = grad.iter().filter(|x| !x.to_f32().is_finite()).count();
+            assert!(missing == 0, "{kind:?}: gradient {n} has {missing} holes");
+        }
         for (seed, sequence) in (1..).zip(WATCHED) {
             let (tensors, lse) = self.alone(sequence);
             let alone = self.run(&tensors, &lse, seed);
@@ -152,7 +154,7 @@ impl<T: Element> Batch<T> {
     }
 
     /// Nothing that offsets say leads out of the tensors, and what is counted in memory is left as it was found.
-    fn check_offsets(&self, [q, kv]: [[i32; 7]; 2]) {
+    fn check_offsets(&self, [q, kv]: [[i32; 7]; 2], overlap: bool) {
         let numbers = [(slots::LENGTHS_Q, q), (slots::LENGTHS_KV, kv)]
             .map(|(slot, numbers)| Buffer::input(slot, numbers.map(i32::to_le_bytes).concat()));
         let inputs = [slots::Q, slots::K, slots::V, slots::OUT, slots::D_OUT].into_iter().zip(&self.tensors);
@@ -167,7 +169,10 @@ impl<T: Element> Batch<T> {
             let spec = launch.spec(&program).unwrap();
             let launch = Launch { module: program.module(), provenance: None, spec: &spec, buffers };
             let outcome = launch.run(&Options::new()).unwrap();
-            assert!(outcome.is_clean(), "{q:?} {kv:?}: {:?}", outcome.findings);
+            // Sequences of the same rows write them both.
+            let race = |kind| overlap && kind == FindingKind::GlobalRace;
+            let wrong: Vec<_> = outcome.errors().filter(|finding| !race(finding.kind)).collect();
+            assert!(wrong.is_empty(), "{q:?} {kv:?}: {wrong:?}");
             buffers = outcome.buffers;
         }
         for slot in [slots::TILE_COUNTER, slots::TURNS, slots::DQ_SUMS] {
@@ -215,13 +220,38 @@ fn offsets_of_gradients_that_nobody_has_checked_lead_nowhere() {
         let wild =
             [[-7, 40, i32::MAX, 20, 3, i32::MIN, -9], [rows, rows, rows, rows, rows, rows, rows + 1], [0; 7]];
         let again = [0, i32::MAX, 0, i32::MAX, 0, i32::MAX, 0];
-        for numbers in [
-            [wild[0], [i32::MIN, 1 << 30, 5, -1, 77, 60, 0]],
-            [wild[1], [-1; 7]],
-            [wild[2], wild[0]],
-            [again, again],
-        ] {
-            batch.check_offsets(numbers);
+        for numbers in
+            [[wild[0], [i32::MIN, 5, 77, 1 << 30, 60, -1, -3]], [wild[1], [-1; 7]], [wild[2], wild[0]]]
+        {
+            batch.check_offsets(numbers, false);
         }
+        batch.check_offsets([again, again], true);
     });
+}
+
+#[test]
+fn zz_dump() {
+    let form = if std::env::var("FUSED").is_ok() { Form::Fused } else { Form::Split };
+    let dims = [(64, 64), (128, 128), (24, 40), (128, 64), (96, 96), (32, 32)];
+    let masks = [Mask::NONE, Mask::CAUSAL, Mask::window(40, 9), Mask::window(40, None)];
+    for dtype in [DType::F16, DType::BF16] {
+        for (qk, v) in dims {
+            for mask in masks {
+                for (wide, cap) in [(false, None), (true, None), (false, Some(20.0))] {
+                    let layout = |dim| Layout::bshd(Dims::new(1, 2, 300, dim)).unwrap();
+                    let spec = Spec::new(dtype, layout(qk), layout(qk), layout(v));
+                    let values = Values { lengths: Lengths::ragged([0, 300], [0, 300]), ..Values::default() };
+                    let spec = BackwardSpec::new(Spec { mask, softcap: cap, ..spec.with(&values) });
+                    let spec =
+                        BackwardSpec { accumulate: wide, grad_dtype: wide.then_some(DType::F32), ..spec };
+                    let plan =
+                        Choice::Gradients(form).plan_backward(&spec.parse().unwrap(), &GPU, 16).unwrap();
+                    for launch in plan.launches() {
+                        let program = launch.kernel().program().unwrap();
+                        std::fs::write(format!("/tmp/gp/{}.ptx", program.entry()), program.text()).unwrap();
+                    }
+                }
+            }
+        }
+    }
 }
