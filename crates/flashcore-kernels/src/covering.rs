@@ -172,7 +172,7 @@ const TURING: Axes = Axes {
 };
 
 /// A Hopper so small that even small problems have more tiles than it has SMs, which makes its kernels persistent.
-const BUSY_HOPPER: Gpu = Gpu { sms: 2, ..Gpu::HOPPER };
+pub(crate) const BUSY_HOPPER: Gpu = Gpu { sms: 2, ..Gpu::HOPPER };
 
 /// The Hopper kernel: dims of every row of its table, whole and padded; few tiles and many.
 const HOPPER: Axes = Axes {

@@ -5,7 +5,7 @@ use flashcore_core::{
 };
 
 use crate::{
-    covering::{DTYPES, FLAGS, KEYS, Kind, MASKS, QUERIES, SINKS, mask_of, padded, rows},
+    covering::{BUSY_HOPPER, DTYPES, FLAGS, KEYS, Kind, MASKS, QUERIES, SINKS, mask_of, padded, rows},
     covering_bias,
     plan::{Choice, Family, Form, Gpu, Plan, PlanError},
 };
@@ -71,6 +71,14 @@ const ON_HOPPER_WIDE: Axes = Axes {
     lengths: &[Kind::Uniform, Kind::Used, Kind::UsedKeys],
 };
 
+/// Packed sequences on a Hopper, in both forms, and so few SMs that CTAs have several tiles each.
+const PACKED_ON_HOPPER: Axes = Axes {
+    gpus: &[(BUSY_HOPPER, Choice::Gradients(Form::Split)), (BUSY_HOPPER, Choice::Gradients(Form::Fused))],
+    dims: &[(64, 64), (128, 128), (24, 40), (128, 64)],
+    padding: &[0, 8],
+    lengths: &[Kind::Ragged],
+};
+
 /// What becomes of gradients, and where row sums come from.
 #[derive(Clone, Copy)]
 enum Wish {
@@ -84,7 +92,7 @@ const WISHES: [Wish; 4] = [Wish::Same, Wish::Wide, Wish::Accumulated, Wish::Give
 
 /// The set; addresses of its tensors are multiples of 16 bytes.
 pub fn covering_backward() -> Result<Vec<BackwardMember>, ProblemError> {
-    [ON_ALL, ON_HOPPER, ON_HOPPER_WIDE]
+    [ON_ALL, ON_HOPPER, ON_HOPPER_WIDE, PACKED_ON_HOPPER]
         .iter()
         .flat_map(Axes::members)
         .chain(covering_bias::backward())

@@ -3,7 +3,8 @@
 //!
 //! A row that has no gradients, because it is not used or sees no key, has −∞ and 0 there, so that its probabilities and
 //! everything made of them are exactly 0. Rows of a head are padded to a multiple of [`PADDING`] such rows: whole tiles may
-//! be copied. Rows of packed tensors that belong to no sequence hold anything.
+//! be copied. Rows of packed tensors that belong to no sequence hold anything. Of packed tensors there is a second copy, in which
+//! all rows lie one place further up: bulk copies start at multiples of two rows, and sequences at any.
 //!
 //! Neighbouring lanes share a row, each with as many neighbouring features as one load brings, as in [`crate::merge`].
 
@@ -43,6 +44,8 @@ pub struct Config {
     pub sums: RowSums,
     /// Whether batch entries use a part of their queries.
     pub cuts_queries: bool,
+    /// Whether terms are written twice, the second time one row further up.
+    pub twice: bool,
     /// How rows are cut.
     pub shape: Shape,
 }
@@ -66,7 +69,8 @@ impl Config {
             RowSums::Computed => widest(problem, alignment),
         };
         let cuts_queries = LengthsKind::of(forward).is_some_and(LengthsKind::cuts_queries);
-        Self { element: forward.out_dtype(), sums: problem.row_sums(), cuts_queries, shape }
+        let twice = is_packed(forward);
+        Self { element: forward.out_dtype(), sums: problem.row_sums(), cuts_queries, twice, shape }
     }
 
     /// The kernel's name: every field of the config is in it.
@@ -74,7 +78,8 @@ impl Config {
         let Shape { width, lanes } = self.shape;
         let sums = if self.sums == RowSums::Given { "given" } else { "computed" };
         let used = if self.cuts_queries { "_used_q" } else { "" };
-        let name = format!("fc_backward_rows_{}_{sums}_w{width}l{lanes}{used}", self.element);
+        let twice = if self.twice { "_twice" } else { "" };
+        let name = format!("fc_backward_rows_{}_{sums}_w{width}l{lanes}{used}{twice}", self.element);
         Ident::new(name).expect("made of legal parts")
     }
 
@@ -105,9 +110,15 @@ fn widest(problem: &BackwardProblem, alignment: u64) -> Shape {
     Shape { width, lanes: (dim / width).next_power_of_two().min(32) }
 }
 
-/// Rows of a head in the workspace.
+/// Whether sequences are packed one after another.
+fn is_packed(problem: &Problem) -> bool {
+    LengthsKind::of(problem).is_some_and(LengthsKind::packs_queries)
+}
+
+/// Rows of a head in the workspace. A tile of a packed sequence starts anywhere, so that the last ends anywhere.
 pub fn padded_rows(problem: &Problem) -> u64 {
-    (problem.seq_q() as u64).next_multiple_of(PADDING.into())
+    let tile = if is_packed(problem) { u64::from(PADDING) } else { 0 };
+    (problem.seq_q() as u64 + tile).next_multiple_of(PADDING.into())
 }
 
 /// Rows of all heads in the workspace.
@@ -117,7 +128,8 @@ pub fn all_rows(problem: &Problem) -> u64 {
 
 /// The workspace that holds the terms of all rows.
 pub fn workspace(problem: &Problem) -> Workspace {
-    let bytes = all_rows(problem) * u64::from(ROW_BYTES);
+    let copies = 1 + u64::from(is_packed(problem));
+    let bytes = copies * all_rows(problem) * u64::from(ROW_BYTES);
     Workspace { slot: slots::ROW_TERMS, bytes, zeroed: false }
 }
 
@@ -169,6 +181,22 @@ impl TermsArgument {
     pub(crate) fn at(&self, b: &mut Builder, batch: Reg<U32>, head: Reg<U32>, row: Reg<U32>) -> Reg<U64> {
         let plane = b.let_(batch * self.heads + head);
         let index = b.let_(plane.mul_wide(self.stride) + row.widen());
+        b.let_(self.base + index * u64::from(ROW_BYTES))
+    }
+
+    /// The same of a packed tensor for bulk copies: in the second copy, odd rows lie at multiples of 16 bytes.
+    #[track_caller]
+    pub(crate) fn bulk_at(&self, b: &mut Builder, head: Reg<U32>, row: Reg<U32>) -> Reg<U64> {
+        let all = b.let_(self.heads * self.stride - 1);
+        let plane = b.let_(head * self.stride + row);
+        let index = b.let_((row & 1).mul_wide(all) + plane.widen());
+        b.let_(self.base + index * u64::from(ROW_BYTES))
+    }
+
+    /// Where row number `row` of all heads has its second copy; the first has none.
+    #[track_caller]
+    fn second_at(&self, b: &mut Builder, row: Reg<U32>) -> Reg<U64> {
+        let index = b.let_((self.heads * self.stride - 1).widen() + row.widen());
         b.let_(self.base + index * u64::from(ROW_BYTES))
     }
 }
@@ -241,6 +269,10 @@ impl Arguments {
         let to = self.terms.at(b, batch, head, seq);
         let writes = b.let_(there & lane.eq(0));
         b.predicated(writes, |b| b.store_global::<F32>(to, &[offset.into(), minus_sum.into()]));
+        if cfg.twice {
+            let (to, writes) = (self.terms.second_at(b, row), b.let_(writes & row.ne(0)));
+            b.predicated(writes, |b| b.store_global::<F32>(to, &[offset.into(), minus_sum.into()]));
+        }
     }
 
     fn given_sum(&self, b: &mut Builder, index: Reg<U64>, counts: Pred) -> Reg<F32> {

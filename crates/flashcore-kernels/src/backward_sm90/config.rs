@@ -26,7 +26,7 @@ pub struct Config {
     pub dim_v: u32,
     /// Which bounds the mask has.
     pub mask: Sides,
-    /// How the rows of sequences are told; never packed.
+    /// How the rows of sequences are told; packed with keys or not at all.
     pub lengths: LengthsKind,
     /// Scores are limited by a hyperbolic tangent.
     pub softcap: bool,
@@ -174,12 +174,17 @@ impl Config {
         self.shape.places == 0 && self.ending == Ending::Rounded
     }
 
-    /// Whether batch entries use only their first rows.
-    pub(super) const fn cuts(&self) -> bool {
-        self.lengths.cuts_queries() || self.lengths.cuts_keys()
+    /// Whether sequences are packed one after another.
+    pub const fn packed(&self) -> bool {
+        self.lengths.packs_queries()
     }
 
-    /// Whether some of the held rows may not be used.
+    /// Whether each held tile has lengths of its own: batch entries use only their first rows, or sequences are packed.
+    pub(super) const fn cuts(&self) -> bool {
+        self.lengths.cuts_queries() || self.lengths.cuts_keys() || self.packed()
+    }
+
+    /// Whether some of the held rows may not be used, and have gradients of 0.
     pub(super) const fn cuts_held(&self) -> bool {
         match self.side {
             Side::Keys => self.lengths.cuts_keys(),
@@ -187,9 +192,10 @@ impl Config {
         }
     }
 
-    /// Whether some of the streamed rows may not be used.
+    /// Whether some of the streamed rows may not be used, or not by this sequence.
     pub(super) const fn cuts_streamed(&self) -> bool {
         match self.side {
+            _ if self.packed() => true,
             Side::Keys => self.lengths.cuts_queries(),
             Side::Queries => self.lengths.cuts_keys(),
         }

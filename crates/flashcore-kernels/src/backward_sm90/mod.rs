@@ -21,6 +21,7 @@
 mod config;
 mod consumer;
 mod mover;
+mod packed;
 mod paired;
 mod producer;
 mod schedule;
@@ -53,6 +54,7 @@ use crate::{
     slots::{Slot, backward as slots},
 };
 use mover::{Mover, PART, PLACES};
+use packed::Packed;
 use writer::{SumsArgument, Writer};
 
 /// Rows that one consumer warpgroup owns.
@@ -86,6 +88,7 @@ struct Arguments {
     /// Held tiles of a head.
     blocks: Reg<U32>,
     tiles: Reg<U32>,
+    packed: Option<Packed>,
     section: Reg<U32>,
     scale: Scale,
     /// The factor on scores, and on the gradients of queries and keys.
@@ -124,6 +127,7 @@ impl Arguments {
             group: params.u32(b, "group", |p| p.forward().group() as u32),
             blocks: params.u32(b, "blocks", move |p| blocks(p, cfg)),
             tiles: params.u32(b, "tiles", move |p| tiles(p, cfg)),
+            packed: Packed::declare(b, params, cfg),
             section: params.u32(b, "section", move |p| section(p, cfg)),
             scale: Scale::declare(b, params, cfg.softcap, cfg.input),
             factor: params.f32(b, "factor", |p| p.forward().scale()),
@@ -144,9 +148,17 @@ impl Arguments {
 #[derive(Debug)]
 enum Gradients {
     /// By tensor copies, 16 rows at a time.
-    Maps(Vec<TensorMap>),
+    Rounded(Vec<To>),
     /// From registers, in f32.
     Tensors(Vec<TensorArgument>),
+}
+
+/// Where a gradient goes.
+#[derive(Clone, Copy, Debug)]
+struct To {
+    map: TensorMap,
+    /// The same by address, for the last rows of packed sequences.
+    rows: Option<TensorArgument>,
 }
 
 impl Gradients {
@@ -158,10 +170,14 @@ impl Gradients {
             Side::Queries => &[("dq", slots::DQ, |p| p.dq())],
         };
         if cfg.ending == Ending::Rounded {
-            let map = |&(name, slot, of): &(&str, Slot, Of)| {
-                params.tensor_map(b, name, move |p| map(of(p), element, slot, ROWS_PER_WARP))
+            let to = |&(name, slot, of): &(&str, Slot, Of)| To {
+                map: params.tensor_map(b, name, move |p| map(of(p), element, slot, ROWS_PER_WARP)),
+                rows: cfg.packed().then(|| {
+                    let name = format!("{name}_rows");
+                    TensorArgument::declare_by(b, params, &name, slot, move |p| (of(p), p.grad_dtype()))
+                }),
             };
-            return Self::Maps(all.iter().map(map).collect());
+            return Self::Rounded(all.iter().map(to).collect());
         }
         let wide = |&(name, slot, of): &(&str, Slot, Of)| {
             TensorArgument::declare_by(b, params, name, slot, move |p| (of(p), DType::F32))
@@ -169,11 +185,12 @@ impl Gradients {
         Self::Tensors(all.iter().map(wide).collect())
     }
 
-    fn maps(&self) -> &[TensorMap] {
-        match self {
-            Self::Maps(maps) => maps,
+    fn maps(&self) -> impl Iterator<Item = TensorMap> {
+        let to: &[To] = match self {
+            Self::Rounded(to) => to,
             Self::Tensors(_) => &[],
-        }
+        };
+        to.iter().map(|to| to.map)
     }
 }
 
@@ -337,7 +354,7 @@ pub fn backward_sm90(cfg: Config) -> Result<Program<BackwardProblem>, BuildError
 /// Fetches the tensor maps ahead of their first use.
 fn prefetch_maps(b: &mut Builder, args: &Arguments) {
     let thread = b.thread();
-    let maps: Vec<_> = args.held.iter().chain(&args.streamed).chain(args.grads.maps()).copied().collect();
+    let maps: Vec<_> = args.held.into_iter().chain(args.streamed).chain(args.grads.maps()).collect();
     b.if_(thread.eq(0), |b| maps.into_iter().for_each(|map| b.tma_prefetch(map)));
 }
 
@@ -362,16 +379,20 @@ fn held_heads(problem: &BackwardProblem, side: Side) -> u32 {
     }
 }
 
-/// Held tiles of a head.
+/// Held tiles of a head: those of the longest sequence.
 fn blocks(problem: &BackwardProblem, cfg: Config) -> u32 {
     let rows = match cfg.side {
-        Side::Keys => problem.forward().seq_kv(),
-        Side::Queries => problem.forward().seq_q(),
+        Side::Keys => problem.forward().longest_kv(),
+        Side::Queries => problem.forward().longest_q(),
     };
     (rows as u32).div_ceil(cfg.held())
 }
 
+/// Tiles; where sequences are packed, an upper bound.
 fn tiles(problem: &BackwardProblem, cfg: Config) -> u32 {
+    if cfg.packed() {
+        return packed::tiles(problem, cfg) as u32;
+    }
     blocks(problem, cfg) * held_heads(problem, cfg.side) * problem.forward().batch() as u32
 }
 
@@ -385,8 +406,8 @@ fn section(problem: &BackwardProblem, cfg: Config) -> u32 {
 pub(crate) fn heads_at_once(problem: &BackwardProblem, side: Side) -> u32 {
     let forward = problem.forward();
     let rows = match side {
-        Side::Keys => forward.seq_q() * forward.group(),
-        Side::Queries => forward.seq_kv(),
+        Side::Keys => forward.longest_q() * forward.group(),
+        Side::Queries => forward.longest_kv(),
     };
     let per_head = rows * (forward.dim_qk() + forward.dim_v()) * forward.dtype().bytes();
     full_section(held_heads(problem, side) as usize * forward.batch(), per_head)

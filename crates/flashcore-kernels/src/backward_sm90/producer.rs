@@ -4,7 +4,8 @@
 //! the warp overwrites them with zeros before consumers learn that the tile is there.
 
 use flashcore_tile::{
-    Builder, CHUNK_BYTES, Mbarrier, Pipeline, Pred, Reg, S32, Scope, Shared, Stage, TensorMap, U32, Val, Warp,
+    Builder, CHUNK_BYTES, Mbarrier, Pipeline, Pred, Reg, S32, Scope, Shared, Stage, TensorMap, U32, U64, Val,
+    Warp,
 };
 
 use super::{
@@ -14,7 +15,7 @@ use super::{
 };
 
 /// Lanes of a warp.
-const LANES: u32 = 32;
+pub(super) const LANES: u32 = 32;
 
 /// Copies everything that the tiles of this CTA need, in the order in which consumers take it.
 pub(super) fn run(
@@ -34,14 +35,14 @@ pub(super) fn run(
 }
 
 /// What the producer keeps for the whole launch.
-struct Producer<'a> {
-    cfg: Config,
-    args: &'a Arguments,
-    layout: &'a Layout,
-    lane: Reg<U32>,
-    leader: Pred,
+pub(super) struct Producer<'a> {
+    pub(super) cfg: Config,
+    pub(super) args: &'a Arguments,
+    pub(super) layout: &'a Layout,
+    pub(super) lane: Reg<U32>,
+    pub(super) leader: Pred,
     /// Held and streamed tiles passed.
-    held: Reg<U32>,
+    pub(super) held: Reg<U32>,
     streamed: Reg<U32>,
     /// Streamed tiles whose unused rows were cleared.
     cleared: Reg<U32>,
@@ -66,6 +67,20 @@ impl<'a> Producer<'a> {
     }
 
     fn tiles(&self, b: &mut Builder) {
+        match self.args.packed {
+            Some(packed) => self.packed_tiles(b, packed),
+            None => self.counted_tiles(b),
+        }
+        let info = info(b, self.layout, self.held);
+        let stage = self.layout.held[0].stage(b, self.held);
+        b.predicated(self.leader, |b| {
+            Tile::post_end(b, self.cfg, info);
+            stage.publish(b);
+        });
+    }
+
+    /// As many tiles as the host says.
+    fn counted_tiles(&self, b: &mut Builder) {
         let (cfg, args, layout) = (self.cfg, self.args, self.layout);
         let index = self.first_tile(b);
         b.while_(
@@ -75,24 +90,24 @@ impl<'a> Producer<'a> {
             },
             |b| {
                 let tile = Tile::numbered(b, cfg, args, index);
-                let info = info(b, layout, self.held);
-                b.predicated(self.leader, |b| tile.post(b, cfg, info));
-                self.tile(b, &tile);
-                b.add_to(self.held, 1);
+                self.begin(b, &tile);
                 self.next(b, index);
             },
         );
-        let info = info(b, layout, self.held);
-        let stage = layout.held[0].stage(b, self.held);
-        b.predicated(self.leader, |b| {
-            Tile::post_end(b, cfg, info);
-            stage.publish(b);
-        });
+    }
+
+    /// Posts a tile in a place that is empty, and copies what it needs.
+    pub(super) fn begin(&self, b: &mut Builder, tile: &Tile) {
+        let info = info(b, self.layout, self.held);
+        b.predicated(self.leader, |b| tile.post(b, self.cfg, info));
+        self.tile(b, tile);
+        b.add_to(self.held, 1);
     }
 
     /// Copies one held tile, and the streamed ones that it needs of each of its heads.
     fn tile(&self, b: &mut Builder, tile: &Tile) {
         let row = tile.first_row(b, self.cfg);
+        let row = tile.held_place(b, self.cfg, row);
         let of = Source { head: tile.head, batch: tile.batch, row, used: None };
         self.held_tile(b, 0, of);
         let streamed = tile.streamed(b, self.cfg, self.args);
@@ -124,6 +139,7 @@ impl<'a> Producer<'a> {
     fn source(&self, b: &mut Builder, tile: &Tile, head: Reg<U32>, block: Reg<S32>) -> Source {
         let row = b.let_(block.unsigned() * self.cfg.shape.step);
         let used = self.cfg.cuts_streamed().then(|| b.let_(tile.streamed_len(self.cfg) - row));
+        let row = tile.streamed_place(b, self.cfg, row);
         Source { head, batch: tile.batch, row, used }
     }
 
@@ -132,7 +148,7 @@ impl<'a> Producer<'a> {
         let (pipeline, map) = (self.layout.held[which], self.args.held[which]);
         let stage = pipeline.stage(b, self.held);
         stage.wait_empty(b);
-        self.cleared_tile(b, (&pipeline, map), &stage, of, 0, |_, _| ());
+        self.cleared_tile(b, (&pipeline, map), &stage, of, None);
     }
 
     /// Copies a streamed tile of queries, with the terms of their rows, or of keys.
@@ -143,14 +159,13 @@ impl<'a> Producer<'a> {
         let terms = self.layout.terms.map(|terms| {
             let slot = pipeline.slot(b, self.streamed);
             let to = terms.at(b, slot);
-            (self.args.terms.at(b, of.batch, of.head, of.row), to)
+            let from = match self.cfg.packed() {
+                true => self.args.terms.bulk_at(b, of.head, of.row),
+                false => self.args.terms.at(b, of.batch, of.head, of.row),
+            };
+            (from, to)
         });
-        let bytes = terms.map_or(0, |_| self.cfg.shape.step * TERM_BYTES);
-        self.cleared_tile(b, (&pipeline, map), &stage, of, bytes, |b, done| {
-            if let Some((from, to)) = terms {
-                b.bulk_load(from, to, bytes, done);
-            }
-        });
+        self.cleared_tile(b, (&pipeline, map), &stage, of, terms);
     }
 
     /// Copies a streamed tile of dO or of values.
@@ -158,19 +173,24 @@ impl<'a> Producer<'a> {
         let (pipeline, map) = (self.layout.streamed[1], self.args.streamed[1]);
         let stage = pipeline.stage(b, self.streamed);
         stage.wait_empty(b);
-        self.cleared_tile(b, (&pipeline, map), &stage, of, 0, |_, _| ());
+        self.cleared_tile(b, (&pipeline, map), &stage, of, None);
     }
 
-    /// Copies a tile and `more` bytes that come with it, by `others`; clears rows that are not used.
+    /// Copies a tile, with the terms of its rows where they come with it; clears rows that are not used.
     fn cleared_tile(
         &self,
         b: &mut Builder,
         what: (&Pipeline, TensorMap),
         stage: &Stage,
         of: Source,
-        more: u32,
-        others: impl Fn(&mut Builder, Mbarrier),
+        terms: Option<(Reg<U64>, Shared)>,
     ) {
+        let more = terms.map_or(0, |_| self.cfg.shape.step * TERM_BYTES);
+        let others = |b: &mut Builder, done: Mbarrier| {
+            if let Some((from, to)) = terms {
+                b.bulk_load(from, to, more, done);
+            }
+        };
         let straight = |b: &mut Builder| {
             self.copy(b, what, stage, of, stage.full(), |b| {
                 stage.expect_tile_and(b, more);
@@ -189,6 +209,7 @@ impl<'a> Producer<'a> {
             b.add_to(self.cleared, 1);
             let rows = stage.at(b);
             self.clear(b, what.0, rows, used);
+            terms.iter().for_each(|&(_, terms)| self.clear_terms(b, terms, used));
             b.fence_async();
             b.sync_warp();
             b.predicated(self.leader, |b| stage.publish(b));

@@ -5,7 +5,7 @@ use flashcore_tile::{Builder, Cond, Pred, Reg, S32, Shared, U32, Val};
 use super::{Arguments, Config, Side};
 use crate::parts::mask::{KeyTiles, Visibility};
 
-/// What a tile takes when it is posted: where it is, and the lengths of its sequence.
+/// What a tile takes when it is posted: where it is, and where and how long its sequence is.
 pub(super) const INFO_BYTES: u32 = 32;
 
 /// A held tile: which rows of which head.
@@ -21,6 +21,8 @@ pub(super) struct Tile {
     pub(super) q_len: Reg<U32>,
     /// Keys that the batch entry uses.
     pub(super) kv_len: Reg<U32>,
+    /// First query and first key of its sequence, where sequences are packed.
+    pub(super) starts: Option<[Reg<U32>; 2]>,
 }
 
 /// The streamed tiles of a held one, `begin..end`: those in `whole_begin..whole_end` hide nothing.
@@ -103,7 +105,17 @@ impl Tile {
         let (block, flat) = args.sections(cfg).find(b, index);
         let (head, batch) = (b.let_(flat % args.heads), b.let_(flat / args.heads));
         let [q_len, kv_len] = args.lengths.used(b, batch);
-        Self { block, head, batch, q_len, kv_len }
+        Self { block, head, batch, q_len, kv_len, starts: None }
+    }
+
+    /// Where in the held tensors a row of the sequence lies.
+    pub(super) fn held_place(&self, b: &mut Builder, cfg: Config, row: Reg<U32>) -> Reg<U32> {
+        self.starts.map_or(row, |starts| b.let_(starts[cfg.side as usize] + row))
+    }
+
+    /// Where in the streamed tensors a row of the sequence lies.
+    pub(super) fn streamed_place(&self, b: &mut Builder, cfg: Config, row: Reg<U32>) -> Reg<U32> {
+        self.starts.map_or(row, |starts| b.let_(starts[1 - cfg.side as usize] + row))
     }
 
     /// First row of the tile.
@@ -164,7 +176,11 @@ impl Tile {
         let block = b.let_(self.block + 1);
         b.store_shared(to, &[block, self.head, self.batch, self.batch].map(Val::from));
         if cfg.cuts() {
-            b.store_shared(to.at(16), &[self.q_len, self.kv_len].map(Val::from));
+            let lengths = [self.q_len, self.kv_len];
+            match self.starts {
+                Some([q, kv]) => b.store_shared(to.at(16), &[lengths[0], lengths[1], q, kv].map(Val::from)),
+                None => b.store_shared(to.at(16), &lengths.map(Val::from)),
+            }
         }
     }
 
@@ -173,13 +189,17 @@ impl Tile {
         b.store_shared::<U32>(to, &[Val::Const(0); 4]);
         if cfg.cuts() {
             // Consumers read all of it before they know that it is the end.
-            b.store_shared::<U32>(to.at(16), &[Val::Const(0); 2]);
+            let words = if cfg.packed() { 4 } else { 2 };
+            b.store_shared::<U32>(to.at(16), &[Val::Const(0); 4][..words]);
         }
     }
 
     /// Reads what the producer posted: the tile, and whether there is one.
     pub(super) fn read(b: &mut Builder, cfg: Config, args: &Arguments, from: Shared) -> (Self, Pred) {
         let [block, head, batch, _] = b.load_shared::<U32, 4>(from);
+        if cfg.packed() {
+            return Self::read_packed(b, cfg, from, [block, head]);
+        }
         let [q_len, kv_len] = if cfg.cuts() {
             b.load_shared::<U32, 2>(from.at(16)).map(|len| b.uniform_register(len))
         } else {
@@ -188,6 +208,19 @@ impl Tile {
         // Loops and branches depend on the tile and the lengths alone.
         let block = b.uniform_register(block);
         let there = b.let_(block.ne(0));
-        (Self { block: b.let_(block - 1), head, batch, q_len, kv_len }, there)
+        (Self { block: b.let_(block - 1), head, batch, q_len, kv_len, starts: None }, there)
+    }
+
+    /// The rest of what the producer posted, where sequences are packed.
+    fn read_packed(b: &mut Builder, cfg: Config, from: Shared, [block, head]: [Reg<U32>; 2]) -> (Self, Pred) {
+        let [q_len, kv_len, mut q, mut kv] = b.load_shared::<U32, 4>(from.at(16));
+        let [q_len, kv_len] = [q_len, kv_len].map(|len| b.uniform_register(len));
+        let held = if cfg.side == Side::Keys { &mut kv } else { &mut q };
+        *held = b.uniform_register(*held);
+        let block = b.uniform_register(block);
+        let there = b.let_(block.ne(0));
+        let tile =
+            Self { block: b.let_(block - 1), head, batch: b.var(0), q_len, kv_len, starts: Some([q, kv]) };
+        (tile, there)
     }
 }

@@ -3,7 +3,7 @@
 
 use flashcore_tile::{Acc, Builder, F32, Pred, Reg, Shared, TensorMap, U32, Val};
 
-use super::{Ending, Gradients, Side, consumer::Consumer, schedule::Tile};
+use super::{Ending, Gradients, Side, To, consumer::Consumer, packed::Gathered, schedule::Tile};
 use crate::parts::{
     range::Range,
     row_end,
@@ -49,15 +49,15 @@ impl Store {
         consumer: &Consumer<'_>,
         tile: &Tile,
         grads: [(Option<&Acc>, Option<Reg<F32>>); 2],
-        maps: &[TensorMap],
+        to: &[To],
     ) {
         let beyond = consumer.cfg.cuts_held().then(|| consumer.beyond_use(b, tile));
         let row = consumer.warp_row(b, tile);
         let mut written = 0;
-        for ((grad, factor), &map) in grads.into_iter().zip(maps) {
+        for ((grad, factor), to) in grads.into_iter().zip(to) {
             let Some(grad) = grad else { continue };
             beyond.iter().for_each(|&beyond| row_end::clear_unused(b, beyond, grad));
-            written = self.gradient(b, consumer, (grad, factor), (map, tile, row), written);
+            written = self.gradient(b, consumer, (grad, factor), (to, tile, row), written);
         }
     }
 
@@ -67,7 +67,7 @@ impl Store {
         b: &mut Builder,
         consumer: &Consumer<'_>,
         (grad, factor): (&Acc, Option<Reg<F32>>),
-        (map, tile, row): (TensorMap, &Tile, Reg<U32>),
+        (target, tile, row): (&To, &Tile, Reg<U32>),
         mut written: u32,
     ) -> u32 {
         let (staging, places) = (consumer.layout.staging, self.places);
@@ -78,11 +78,22 @@ impl Store {
             self.gather(b, consumer, values, factor, place);
             b.fence_async();
             b.sync_warp();
-            let at = [Val::Const(slab * staging.cols()), row.into(), tile.head.into(), tile.batch.into()];
-            b.predicated(consumer.leader, |b| {
-                b.tma_store(map, self.staging.at(place), at);
-                b.tma_commit();
-            });
+            let (column, from) = (slab * staging.cols(), self.staging.at(place));
+            let Some(rows) = &target.rows else {
+                copy(b, consumer, target.map, (tile, row), (column, from));
+                written += 1;
+                continue;
+            };
+            let (whole, dim) = (consumer.whole_rows(b, tile), grad.cols() as u32);
+            b.if_else(
+                whole,
+                |b| copy(b, consumer, target.map, (tile, row), (column, from)),
+                |b| {
+                    consumer.store_rows(b, tile, rows, &Gathered { from, column, dim });
+                    // Copies are counted by places, whether they copy anything or not.
+                    b.predicated(consumer.leader, Builder::tma_commit);
+                },
+            );
             written += 1;
         }
         written
@@ -117,6 +128,22 @@ impl Store {
     }
 }
 
+/// Starts the tensor copy of the warp's rows of one tile from `row` of their sequence on, gathered at `from`.
+fn copy(
+    b: &mut Builder,
+    consumer: &Consumer<'_>,
+    map: TensorMap,
+    (tile, row): (&Tile, Reg<U32>),
+    (column, from): (u32, Shared),
+) {
+    let place = tile.held_place(b, consumer.cfg, row);
+    let at = [Val::Const(column), place.into(), tile.head.into(), tile.batch.into()];
+    b.predicated(consumer.leader, |b| {
+        b.tma_store(map, from, at);
+        b.tma_commit();
+    });
+}
+
 /// Writes the gradients of one tile. Those of queries and keys are multiplied by the factor on scores.
 pub(super) fn gradients(
     b: &mut Builder,
@@ -132,7 +159,7 @@ pub(super) fn gradients(
     let grads = [(first, Some(factor)), (second, None)];
     match &consumer.args.grads {
         // Where rows are gathered is worked out anew for each tile: it would take registers all the while.
-        Gradients::Maps(maps) => Store::new(b, consumer).rounded(b, consumer, tile, grads, maps),
+        Gradients::Rounded(to) => Store::new(b, consumer).rounded(b, consumer, tile, grads, to),
         Gradients::Tensors(tensors) => {
             for ((grad, factor), tensor) in grads.into_iter().zip(tensors) {
                 grad.iter().for_each(|grad| wide(b, consumer, tile, (grad, factor), tensor));
@@ -155,9 +182,9 @@ pub(super) fn prefetch(b: &mut Builder, consumer: &Consumer<'_>, tile: &Tile, ow
 /// This thread's rows of a gradient in f32.
 fn wide_rows(b: &mut Builder, consumer: &Consumer<'_>, tile: &Tile, tensor: &TensorArgument) -> WideRows {
     let (cfg, args) = (consumer.cfg, consumer.args);
-    // Rows that are not used are left alone where others are added to.
+    // Rows that are not used are left alone where others are added to; behind packed ones come those of others.
     let end = match cfg.side {
-        _ if cfg.ending == Ending::Added => tile.held_len(cfg),
+        _ if cfg.ending == Ending::Added || cfg.packed() => tile.held_len(cfg),
         Side::Keys => args.lengths.seq_kv,
         Side::Queries => args.lengths.seq_q,
     };
@@ -165,7 +192,8 @@ fn wide_rows(b: &mut Builder, consumer: &Consumer<'_>, tile: &Tile, tensor: &Ten
     let there = rows.map(|row| b.let_(row.lt(Val::from(end))));
     let column = wide::first_column(b, consumer.lane, None);
     let to = rows.map(|row| {
-        let row = tensor.at(b, tile.batch, tile.head, row);
+        let place = tile.held_place(b, cfg, row);
+        let row = tensor.at(b, tile.batch, tile.head, place);
         b.let_(row + column)
     });
     WideRows { to, there, pairs: true }

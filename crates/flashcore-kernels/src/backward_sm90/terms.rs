@@ -55,7 +55,8 @@ impl Consumer<'_> {
         }
         let rows = self.thread_rows(b, tile);
         Some(Terms::Rows(rows.map(|row| {
-            let at = self.args.terms.at(b, tile.batch, tile.head, row);
+            let place = tile.held_place(b, self.cfg, row);
+            let at = self.args.terms.at(b, tile.batch, tile.head, place);
             let terms = [f32::NEG_INFINITY, 0.0].map(|none| b.var_in::<F32>(Scope::Lane, none));
             b.predicated(row.lt(tile.q_len), |b| b.load_global_into(terms, at));
             terms

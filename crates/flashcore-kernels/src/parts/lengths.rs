@@ -166,6 +166,12 @@ impl LengthArguments {
         self.q.map_or(self.seq_q, |q| q.range(b, index).len)
     }
 
+    /// Keys of packed sequence `index`.
+    #[track_caller]
+    pub(crate) fn packed_keys(&self, b: &mut Builder, index: Reg<U32>) -> Reg<U32> {
+        self.kv.map_or(self.seq_kv, |kv| kv.range(b, index).len)
+    }
+
     /// Queries and keys that a batch entry uses.
     #[track_caller]
     pub(crate) fn used(&self, b: &mut Builder, batch: Reg<U32>) -> [Reg<U32>; 2] {

@@ -17,11 +17,15 @@ use crate::{
 
 /// Most features of a head.
 const MOST_FEATURES: usize = 256;
+/// The same of packed sequences.
+const PACKED_FEATURES: usize = 128;
 /// What tensor copies need of addresses and strides, in bytes.
 const UNIT: u64 = 16;
 /// Keys of a tile of the fused kernel, and queries of a step.
 const KEYS: usize = 2 * ROWS_PER_GROUP as usize;
 const STEP: usize = 64;
+/// Most tiles of a launch.
+const MOST_TILES: u64 = i32::MAX as u64;
 /// Bytes from which on strides do not fit a tensor map.
 const FAR: usize = 1 << 40;
 
@@ -40,11 +44,20 @@ pub(super) fn accept(problem: &BackwardProblem, gpu: &Gpu, alignment: u64) -> Re
     if forward.bias().is_some() {
         return no("it adds nothing to scores");
     }
-    if matches!(forward.sequences_kind(), Sequences::Ragged { .. }) {
-        return no("packed sequences have no tensor map");
+    let packed = matches!(forward.sequences_kind(), Sequences::Ragged { .. });
+    if packed && forward.dim_qk().max(forward.dim_v()) > PACKED_FEATURES {
+        return Err(format!("packed sequences have up to {PACKED_FEATURES} features"));
     }
-    if forward.rows() == 0 || forward.seq_kv() == 0 {
+    if forward.rows() == 0
+        || forward.longest_q() == 0
+        || forward.longest_kv() == 0
+        || forward.sequences() == 0
+    {
         return no("tensor maps cannot be empty");
+    }
+    let tiles = |side: Side| side.tile_count(forward, ROWS_PER_GROUP);
+    if tiles(Side::Keys).max(tiles(Side::Queries)) > MOST_TILES {
+        return no("tiles are numbered by 31 bits");
     }
     copies(problem, alignment)
 }
@@ -98,8 +111,7 @@ pub(super) fn products(problem: &BackwardProblem, half: Half, form: Form) -> Res
         let order = order(forward);
         let [keys, queries] = match form {
             Form::SplitBy(shapes) => shapes,
-            _ if forward.softcap().is_some() => row.capped(),
-            _ => [row.keys, row.queries],
+            _ => row.shapes(forward),
         };
         let of = |side, shape: Shape| config(side, Shape { order, ..shape });
         let kernels = vec![of(Side::Keys, keys), of(Side::Queries, queries)];
@@ -162,8 +174,8 @@ fn queries(forward: &Problem) -> (usize, usize) {
 
 /// Tiles are drawn where they are not equally long.
 fn order(forward: &Problem) -> Order {
-    let used = matches!(forward.sequences_kind(), Sequences::Used { .. });
-    if used || forward.mask().right().is_some() { Order::Atomic } else { Order::Static }
+    let uniform = matches!(forward.sequences_kind(), Sequences::Uniform);
+    if !uniform || forward.mask().right().is_some() { Order::Atomic } else { Order::Static }
 }
 
 /// The tiles for heads of up to `dim` features.
@@ -182,17 +194,24 @@ fn row(forward: &Problem) -> &'static Row {
 }
 
 impl Row {
-    /// Shapes of keys and queries where scores are capped: the slope of a cap is a register more for each score, unless
-    /// gradients leave enough of them or another consumer makes use of it. Steps of queries divide what terms are padded to.
-    fn capped(&self) -> [Shape; 2] {
+    /// Shapes of keys and queries. The slope of a cap is a register more for each score, unless gradients leave enough of
+    /// them or another consumer makes use of it; where three consumers share registers with a producer that looks for
+    /// packed sequences, words that hide what lies before a window are too many. Steps of queries divide what terms are
+    /// padded to.
+    fn shapes(&self, forward: &Problem) -> [Shape; 2] {
         let (keys, queries) = (self.keys, self.queries);
-        let step = if self.dim <= 64 || keys.paired { keys.step } else { keys.step / 2 };
-        [Shape { step, ..keys }, Shape { step: queries.step - CAP, ..queries }]
+        let capped = forward.softcap().is_some();
+        let packed = matches!(forward.sequences_kind(), Sequences::Ragged { .. });
+        let window = packed && forward.mask().left().is_some() && queries.consumers == 3;
+        let enough = !capped || self.dim <= 64 || keys.paired;
+        let step = if enough { keys.step } else { keys.step / 2 };
+        let less = if capped || window { LESS } else { 0 };
+        [Shape { step, ..keys }, Shape { step: queries.step - less, ..queries }]
     }
 }
 
-/// Keys that a step has less where scores are capped.
-const CAP: u32 = 16;
+/// Keys that a step has less where there are too few registers.
+const LESS: u32 = 16;
 
 /// Registers of producer and consumers, by the number of consumers.
 const TWO: [u32; 2] = [24, 240];

@@ -5,6 +5,7 @@ mod backward;
 mod covering;
 mod mutation;
 mod packed;
+mod packed_gradients;
 mod plan;
 mod policy;
 mod quantise;
