@@ -44,13 +44,13 @@ impl Config {
     /// The kernel's name: every field of the config is in it.
     pub fn name(&self) -> Ident {
         let Self { half, divided, along, turned, shape } = self;
-        let Shape { tile_m, tile_n, warps: [m, n], stages, ctas_per_sm } = shape;
         let [rows, columns] = along.map(|along| if along { "along" } else { "across" });
         let turned = if *turned { "_turned" } else { "" };
         let name = format!(
-            "fc_grouped_{}_{}_{rows}_{columns}{turned}_m{tile_m}n{tile_n}w{m}x{n}s{stages}c{ctas_per_sm}",
+            "fc_grouped_{}_{}_{rows}_{columns}{turned}_{}",
             half.element().name(),
             divided.name(),
+            shape.name(),
         );
         Ident::new(name).expect("made of legal parts")
     }

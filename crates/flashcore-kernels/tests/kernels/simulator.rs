@@ -8,7 +8,7 @@ use flashcore_kernels::{
     Gpu, KernelConfig, Member, Plan, Tile, covering_caches, covering_decode, covering_experts,
     covering_merges, covering_set, decode, forward_sm80,
     forward_sm90::{self, Order, Staging},
-    moe::{Cut, product_sm90},
+    moe::{Cut, product, product_sm90},
     plan, plan_tile,
 };
 use flashcore_lab::simulator::{self, Simulator};
@@ -244,6 +244,29 @@ fn experts_with_many_tokens_are_right_under_every_schedule() {
     all_pass(&work, |(n, (case, cuts))| {
         let gpu = Gpu { sms: 4, ..Gpu::HOPPER };
         let simulator = Simulator::seeded(gpu, n as u64).cutting_experts(*cuts);
+        let outcome = moe::check(&simulator, case, [DType::BF16, DType::F16][n % 2], 1);
+        (outcome != Outcome::Passed).then(|| format!("{case}, cut {cuts:?}: {outcome}"))
+    });
+}
+
+/// Experts with few tokens, stages of several lines and tiles of few features among them.
+#[test]
+fn experts_with_few_tokens_are_right_however_they_are_cut() {
+    let case = |name| moe::cases().into_iter().find(|case| case.name == name).unwrap();
+    let (many, padded) = (case("many tokens per expert"), case("many tokens per expert, padded"));
+    let cut = |tile_m, tile_n, warps, [stages, ctas_per_sm, lines]: [u32; 3]| {
+        Cut::General(product::Shape { tile_m, tile_n, warps, stages, ctas_per_sm, lines })
+    };
+    let work = [
+        (moe::Case { tokens: 1, ..many }, [cut(16, 64, [1, 2], [5, 2, 2]), cut(16, 32, [1, 2], [3, 2, 4])]),
+        (moe::Case { tokens: 9, ..many }, [cut(16, 128, [1, 4], [3, 2, 2]), cut(16, 128, [1, 4], [3, 1, 4])]),
+        (
+            moe::Case { tokens: 40, ..padded },
+            [cut(64, 64, [2, 2], [3, 2, 2]), cut(64, 256, [2, 4], [2, 2, 1])],
+        ),
+    ];
+    all_pass(&work, |(n, (case, cuts))| {
+        let simulator = Simulator::seeded(Gpu::HOPPER, n as u64).cutting_experts(*cuts);
         let outcome = moe::check(&simulator, case, [DType::BF16, DType::F16][n % 2], 1);
         (outcome != Outcome::Passed).then(|| format!("{case}, cut {cuts:?}: {outcome}"))
     });
