@@ -108,8 +108,14 @@ impl Tile {
             Self::BackwardSm90(shape) => check_backward_hopper(shape),
             Self::Moe(None) | Self::Grouped(None) => Ok(()),
             Self::Moe(Some(moe::Cut::General(shape))) => check_experts(shape),
-            Self::Grouped(Some(shape)) => {
-                check_rules(&[("lines", shape.lines, 1, 1..=1, "1")]).and_then(|()| check_experts(shape))
+            Self::Grouped(Some(moe::Cut::General(shape))) => {
+                check_rules(&[("lines", shape.lines, 1, 1..=1, "1")])?;
+                check_experts(shape)
+            }
+            Self::Grouped(Some(moe::Cut::Sm90(shape))) => {
+                let others = u32::from(shape.turns) + u32::from(shape.pair);
+                check_rules(&[("turns and pair", others, 1, 0..=0, "neither")])?;
+                check_experts_hopper(shape)
             }
             Self::Moe(Some(moe::Cut::Sm90(shape))) => check_experts_hopper(shape),
         }

@@ -17,9 +17,9 @@ use crate::{
 /// Elements that one copy moves.
 pub(super) const CHUNK: usize = 8;
 /// Shared memory that the driver keeps of each CTA's.
-const RESERVED: u32 = 1024;
+pub(super) const RESERVED: u32 = 1024;
 /// Rows per expert from which on products wait for tensor cores more than for weights.
-const MANY_ROWS: usize = 64;
+pub(super) const MANY_ROWS: usize = 64;
 /// Entries from which on several CTAs sort them.
 const MANY_ENTRIES: usize = 2048;
 /// Depths up to which a tile's end takes long beside its products: of the first, and of the second.
