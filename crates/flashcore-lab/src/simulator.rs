@@ -18,9 +18,9 @@ use flashcore_core::{
     HostCall, MergeCall, MoeCall, Problem, QuantiseCall, QuantisedMut, Ran, Routed, RowTerms,
 };
 use flashcore_kernels::{
-    ALLOCATED_ALIGNMENT, AnyProgram, Choice, Gpu, KernelConfig, Plan, append_values, host_values,
-    moe::Cut, plan_append, plan_grouped, plan_grouped_tile, plan_merge, plan_moe, plan_moe_tiles,
-    plan_quantise, quantise_values, slots,
+    ALLOCATED_ALIGNMENT, AnyProgram, Choice, Gpu, KernelConfig, Plan, append_values, host_values, moe::Cut,
+    plan_append, plan_grouped, plan_grouped_tile, plan_merge, plan_moe, plan_moe_tiles, plan_quantise,
+    quantise_values, slots,
 };
 use flashcore_ptx::launch::{LaunchSpec, Param, Slot};
 use flashcore_sim::{Buffer, Launch, Options, Outcome, Schedule};

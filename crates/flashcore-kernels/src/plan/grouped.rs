@@ -26,11 +26,14 @@ const STAGES: u32 = 6;
 /// Plans grouped products; `alignment` is what all addresses of tensors are multiples of, in bytes.
 pub fn plan_grouped(problem: &GroupedProblem, gpu: &Gpu, alignment: u64) -> Result<Plan, PlanError> {
     let work = Work::new(problem, LINE);
-    if let Some(shape) = hopper_shape(&work, gpu) {
-        let why = "many rows per group: factors by tensor copies, products by warpgroups";
-        return plan_with(problem, gpu, alignment, (Cut::Sm90(shape), why));
-    }
     let (shape, why) = shape_for(rows_per_group(&work));
+    let why = match hopper_shape(&work, gpu) {
+        Ok(shape) => {
+            let why = "many rows per group: factors by tensor copies, products by warpgroups";
+            return plan_with(problem, gpu, alignment, (Cut::Sm90(shape), why));
+        }
+        Err(not) => not.unwrap_or(why),
+    };
     let shape = match shape.tile_m < LINE && !runs_along(&work.rows) {
         true => Shape { tile_m: LINE, warps: [2, 2], stages: 4, ..shape },
         false => shape,
@@ -103,11 +106,13 @@ const fn takes_hopper(work: &Work, gpu: &Gpu) -> bool {
     matches!(gpu.capability, (9, 0)) && work.rows.cols() > 0
 }
 
-/// How products of many rows per group are cut on Hopper, where they are such.
-fn hopper_shape(work: &Work, gpu: &Gpu) -> Option<hopper::Shape> {
-    let many = rows_per_group(work) >= MANY_ROWS && work.columns.rows() >= MANY_ROWS;
-    if !takes_hopper(work, gpu) || !many || work.rows.cols() < DEPTH as usize {
-        return None;
+/// How products of many rows per group are cut on Hopper, where they are such; else why not, where rows are many.
+fn hopper_shape(work: &Work, gpu: &Gpu) -> Result<hopper::Shape, Option<&'static str>> {
+    if !takes_hopper(work, gpu) || rows_per_group(work) < MANY_ROWS {
+        return Err(None);
+    }
+    if work.columns.rows() < MANY_ROWS || work.rows.cols() < DEPTH as usize {
+        return Err(Some("not by warpgroups: fewer than 64 columns, or elements of depth"));
     }
     let work = Work { tile_m: hopper::TILE_M, ..work.clone() };
     let columns = work.columns.rows();
@@ -116,7 +121,8 @@ fn hopper_shape(work: &Work, gpu: &Gpu) -> Option<hopper::Shape> {
     let tile_n = if few { tile_n.min(NARROW) } else { tile_n };
     let shape = |stages: u32| hopper::Shape { tile_n, turns: false, stages, pair: false };
     let fits = |shape: &hopper::Shape| shape.shared_bytes() + RESERVED <= gpu.shared_bytes;
-    (3..=STAGES).rev().map(shape).find(fits)
+    let shapes = (3..=STAGES).rev().map(shape);
+    shapes.into_iter().find(fits).ok_or(Some("not by warpgroups: too little shared memory"))
 }
 
 /// Whether lines of a factor run along the depth.

@@ -2,7 +2,8 @@
 //! and columns. Transposes, whose rows are neighbours, are written element by element.
 
 use flashcore_tile::{
-    Acc, Builder, CHUNK_BYTES, F32, Params, Pred, Reg, Shared, SmemTile, U32, U64, Val, WARPGROUP,
+    Acc, Builder, CHUNK_BYTES, F32, Global, Params, Pred, Reg, Scope, Shared, SmemTile, U32, U64, Val,
+    WARPGROUP,
 };
 
 use super::{
@@ -120,19 +121,24 @@ impl Output {
         (place, row, start): (Place, Reg<U32>, Reg<U64>),
         sums: &Acc,
     ) {
-        let lane = b.lane();
+        let (lane, [_, _, step]) = (b.lane(), self.0.strides);
+        let row = b.let_(row + lane / 4);
         let column = b.let_(place.column + lane % 4 * 2);
-        for half in 0..2 {
-            let row = b.let_(row + lane / 4 + 8 * half);
-            let start = b.let_(start + row.mul_wide(BYTES));
-            let here: Pred = b.let_(row.lt(place.rows[1]));
-            for (n, &value) in sums.regs().iter().enumerate().filter(|(n, _)| Acc::row(*n) == half as usize) {
-                let column = b.let_(column + Acc::col(n) as u32);
-                let to = b.let_(column.widen() * self.0.strides[2] + start);
+        // Both of a thread's rows, eight apart.
+        let here = [0, 8].map(|down| -> Pred { b.let_((row + down).lt(place.rows[1])) });
+        let first = b.let_(column.widen() * step + start);
+        // One address that moves on: an address for each column would be more than there are registers.
+        let to = b.var_in(Scope::Lane, first + row.mul_wide(BYTES));
+        for n in (0..sums.regs().len()).filter(|&n| Acc::row(n) == 0) {
+            let column = b.let_(column + Acc::col(n) as u32);
+            let inside: Pred = b.let_(column.lt(args.columns));
+            for (half, &here) in here.iter().enumerate() {
+                let value = sums.regs()[n + 2 * half];
                 let word = b.pack(cfg.half, value, value);
-                let there = b.let_(here & column.lt(args.columns));
-                b.predicated(there, |b| b.store_global_16(to, word));
+                let there = b.let_(inside & here);
+                b.predicated(there, |b| b.store_global_16(Global::from(to).at(16 * half as i32), word));
             }
+            b.add_to(to, step * if n % 2 == 0 { 1u64 } else { 7 });
         }
     }
 }
