@@ -96,8 +96,15 @@ class GroupedMm(torch.autograd.Function):
         need_a, need_b, *_ = ctx.needs_input_grad
         d_out = d_out.contiguous()
         d_a = grouped_mm(d_out, b.transpose(-2, -1), offs=offs) if need_a else None
-        d_b = grouped_mm(a.transpose(-2, -1), d_out, offs=offs) if need_b else None
+        d_b = _gradient_of_right(a, b, d_out, offs) if need_b else None
         return d_a, d_b, None, None
+
+
+def _gradient_of_right(a: Tensor, b: Tensor, d_out: Tensor, offs: Optional[Tensor]) -> Tensor:
+    """The gradient of b, lying as b does where that is a matter of which factor comes first."""
+    if b.dim() == 3 and b.stride(-1) != 1 and d_out.dim() == a.dim():
+        return grouped_mm(d_out.transpose(-2, -1), a, offs=offs).transpose(-2, -1)
+    return grouped_mm(a.transpose(-2, -1), d_out, offs=offs)
 
 
 def by_grouped_products(tensors: dict[str, Any], options: dict[str, Any]) -> Tensor:

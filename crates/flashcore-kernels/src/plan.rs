@@ -31,7 +31,7 @@ pub use backward::{Form, plan_backward, plan_backward_by, plan_backward_general,
 pub use choice::{Choice, Family, UnknownKernel};
 pub use error::PlanError;
 pub use fit::{Misfit, plan_tile};
-pub use grouped::plan_grouped;
+pub use grouped::{plan_grouped, plan_grouped_tile};
 pub use merge::plan_merge;
 pub use moe::{plan_moe, plan_moe_tiles};
 pub use quantise::plan_quantise;

@@ -18,8 +18,8 @@ use flashcore_core::{
     HostCall, MergeCall, MoeCall, Problem, QuantiseCall, QuantisedMut, Ran, Routed, RowTerms,
 };
 use flashcore_kernels::{
-    ALLOCATED_ALIGNMENT, AnyProgram, Choice, Gpu, KernelConfig, Plan, PlanError, append_values, host_values,
-    moe::Cut, plan_append, plan_grouped, plan_merge, plan_moe, plan_moe_tiles, plan_quantise,
+    ALLOCATED_ALIGNMENT, AnyProgram, Choice, Gpu, KernelConfig, Plan, append_values, host_values, moe::Cut,
+    plan_append, plan_grouped, plan_grouped_tile, plan_merge, plan_moe, plan_moe_tiles, plan_quantise,
     quantise_values, slots,
 };
 use flashcore_ptx::launch::{LaunchSpec, Param, Slot};
@@ -47,6 +47,8 @@ pub struct Simulator {
     choice: Choice,
     /// How products of experts are cut, where the rules do not decide.
     experts: Option<[Cut; 2]>,
+    /// How grouped products are cut, likewise.
+    groups: Option<Cut>,
     seed: u64,
     runs: AtomicU64,
     programs: Mutex<HashMap<KernelConfig, Arc<AnyProgram>>>,
@@ -64,6 +66,7 @@ impl Simulator {
             gpu,
             choice: Choice::Rules,
             experts: None,
+            groups: None,
             seed,
             runs: AtomicU64::new(0),
             programs: Mutex::default(),
@@ -81,6 +84,13 @@ impl Simulator {
     #[must_use]
     pub fn cutting_experts(mut self, cuts: [Cut; 2]) -> Self {
         self.experts = Some(cuts);
+        self
+    }
+
+    /// Cuts grouped products so.
+    #[must_use]
+    pub fn cutting_groups(mut self, cut: Cut) -> Self {
+        self.groups = Some(cut);
         self
     }
 
@@ -263,7 +273,11 @@ impl Backend for Simulator {
 
     fn grouped(&self, call: &mut GroupedCall<'_>) -> Result<Ran, BackendError> {
         use slots::grouped::{A, B, OFFSETS, OUT};
-        let plan = plan_grouped(call.problem(), &self.gpu, ALLOCATED_ALIGNMENT).map_err(unsupported)?;
+        let (problem, alignment) = (call.problem(), ALLOCATED_ALIGNMENT);
+        let plan = match self.groups {
+            None => plan_grouped(problem, &self.gpu, alignment).map_err(unsupported)?,
+            Some(cut) => plan_grouped_tile(problem, &self.gpu, alignment, cut).map_err(unsupported)?,
+        };
         let inputs = *call.inputs();
         let mut bound = vec![(A, copied(inputs.a.bytes())), (B, copied(inputs.b.bytes()))];
         bound.extend(inputs.offsets.map(|offsets| (OFFSETS, bytemuck::cast_slice(offsets).to_vec())));
@@ -335,7 +349,7 @@ fn failed(source: impl Into<Failure>) -> BackendError {
     BackendError::Failed { backend: "sim", source: source.into() }
 }
 
-fn unsupported(refusal: PlanError) -> BackendError {
+fn unsupported(refusal: impl std::fmt::Display) -> BackendError {
     let (what, instead) = ("this problem".to_owned(), refusal.to_string());
     BackendError::Unsupported { backend: "sim", what, instead }
 }

@@ -1,7 +1,7 @@
 //! The conformance suite on GPU 0: every case, law and random problems, for each kernel family.
 //!
 //! `cargo run --release --example gpu_conformance [native|persistent|ampere|general|split|fused]
-//! [cases|laws|random|decode|merge|append|narrow|cache|quantise|backward] [filter or number]`
+//! [cases|laws|random|decode|merge|append|narrow|cache|quantise|grouped|backward] [filter or number]`
 //!
 //! A filter is part of a case's description; a number says how many random problems there are instead of a thousand.
 //! `backward` is cases, laws and random problems of gradients, `split` and `fused` are their two forms on a Hopper;
@@ -14,7 +14,7 @@ use flashcore::{
 use flashcore_testkit::{
     Case, CaseReport, Outcome, append, backward, cache,
     cases::{self, Cost},
-    check_case, merge, narrow, properties, quantise, random,
+    check_case, grouped, merge, narrow, properties, quantise, random,
 };
 use rayon::prelude::*;
 
@@ -48,12 +48,13 @@ fn main() {
         "narrow" => narrows(&cuda),
         "cache" => caches(&cuda, wanted),
         "quantise" => quantised(&cuda),
+        "grouped" => groups(&cuda, wanted),
         "backward" => gradients(&cuda, word(2), wanted),
         "cases" | "" => conclude(&check(&cuda, case_work(word(2)))),
         other => {
             panic!(
-                "nothing is called {other}; use cases, laws, random, decode, merge, append, narrow, cache, quantise or \
-                 backward"
+                "nothing is called {other}; use cases, laws, random, decode, merge, append, narrow, cache, quantise, \
+                 grouped or backward"
             )
         }
     };
@@ -130,6 +131,20 @@ fn laws(cuda: &Cuda) -> usize {
     }
     println!("laws: {failed} failed");
     failed
+}
+
+/// Grouped products: every case, and so many random ones.
+fn groups(cuda: &Cuda, wanted: usize) -> usize {
+    let mut failures: Vec<String> =
+        SEEDS.iter().flat_map(|&seed| grouped::failures(cuda, &HALVES, seed)).collect();
+    let random = (0..wanted as u64).map(|n| (grouped::random(11, n), HALVES[n as usize % 2], n));
+    failures.extend(random.filter_map(|(case, dtype, seed)| {
+        let outcome = grouped::check(cuda, &case, dtype, seed);
+        outcome.is_failure().then(|| format!("{case} in {dtype}: {outcome}"))
+    }));
+    failures.iter().take(25).for_each(|failure| println!("{failure}"));
+    println!("grouped: {} failed of {}", failures.len(), grouped::cases().len() * 6 + wanted);
+    failures.len()
 }
 
 fn merges(cuda: &Cuda) -> usize {

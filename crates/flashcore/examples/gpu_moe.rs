@@ -49,7 +49,7 @@ fn times(cuda: &Cuda, only: &str, tokens: &str) -> Outcome<()> {
             let ready = cuda.prepare_moe(&problem)?;
             let planned = layer.time(cuda, &ready)?;
             println!("{}", planned.line(name, "", &planned.out));
-            for cuts in cuts(tokens * extents[3] / extents[2]) {
+            for cuts in cuts(tokens, tokens * extents[3] / extents[2]) {
                 let Ok(ready) = cuda.prepare_moe_tiles(&problem, cuts) else { continue };
                 println!("{}", layer.time(cuda, &ready)?.line(name, &format!("{cuts:?}"), &planned.out));
             }
@@ -58,34 +58,74 @@ fn times(cuda: &Cuda, only: &str, tokens: &str) -> Outcome<()> {
     Ok(())
 }
 
-/// Pairs of cuts that are tried for so many rows per expert.
-fn cuts(rows: usize) -> Vec<[ExpertCut; 2]> {
-    let general = |tile_m, tile_n, warps, stages, ctas_per_sm| {
-        ExpertCut::General(ExpertTile { tile_m, tile_n, warps, stages, ctas_per_sm })
-    };
+/// A cut for every GPU.
+const fn general(
+    tile_m: u32,
+    tile_n: u32,
+    warps: [u32; 2],
+    [stages, ctas_per_sm, lines]: [u32; 3],
+) -> ExpertCut {
+    ExpertCut::General(ExpertTile { tile_m, tile_n, warps, stages, ctas_per_sm, lines })
+}
+
+/// The same cut for both products.
+const fn same(cut: ExpertCut) -> [ExpertCut; 2] {
+    [cut, cut]
+}
+
+/// Pairs of cuts that are tried for so many tokens, and rows per expert.
+fn cuts(tokens: usize, rows: usize) -> Vec<[ExpertCut; 2]> {
+    let narrow = |stages| general(16, 64, [1, 2], stages);
+    let wide = |stages| general(16, 128, [1, 4], stages);
+    let thin = |stages| general(16, 32, [1, 2], stages);
+    match rows {
+        _ if tokens == 1 => vec![
+            same(narrow([5, 2, 2])),
+            same(narrow([3, 3, 2])),
+            same(narrow([5, 1, 4])),
+            [wide([3, 2, 2]), thin([6, 2, 2])],
+            [narrow([5, 2, 2]), thin([6, 3, 2])],
+            [narrow([6, 3, 1]), thin([8, 4, 1])],
+            [narrow([5, 2, 2]), thin([4, 2, 4])],
+        ],
+        0..=12 => vec![
+            same(wide([3, 2, 2])),
+            same(wide([6, 1, 2])),
+            same(wide([3, 1, 4])),
+            same(narrow([5, 2, 2])),
+            same(narrow([3, 3, 2])),
+            same(narrow([5, 1, 4])),
+            same(narrow([6, 3, 1])),
+            same(general(16, 256, [1, 4], [6, 1, 1])),
+        ],
+        13..=40 => few_rows(),
+        _ => many_rows(),
+    }
+}
+
+/// Cuts for some tens of rows per expert.
+fn few_rows() -> Vec<[ExpertCut; 2]> {
+    let tall = |tile_n, warps, stages| same(general(64, tile_n, warps, stages));
+    vec![
+        tall(128, [2, 4], [4, 2, 1]),
+        tall(128, [2, 2], [2, 2, 2]),
+        tall(128, [2, 4], [4, 1, 2]),
+        tall(64, [2, 2], [3, 2, 2]),
+        tall(256, [2, 4], [5, 1, 1]),
+        tall(256, [2, 4], [2, 2, 1]),
+        same(general(32, 128, [1, 4], [5, 2, 1])),
+        same(general(32, 256, [1, 4], [3, 2, 1])),
+        same(general(32, 128, [1, 4], [2, 2, 2])),
+    ]
+}
+
+/// Cuts for many rows per expert.
+fn many_rows() -> Vec<[ExpertCut; 2]> {
     let hopper =
         |tile_n, turns, stages, pair| ExpertCut::Sm90(HopperExpertTile { tile_n, turns, stages, pair });
-    let narrow = |m, stages, ctas| general(m, 64, [1, 2], stages, ctas);
-    let wide = |m, stages, ctas| general(m, 128, [1, 4], stages, ctas);
-    let same = |cut: ExpertCut| [cut, cut];
     let (shared, turns) = (hopper(256, false, 4, false), hopper(192, true, 4, false));
     let (pair, pair_turns) = (hopper(256, false, 4, true), hopper(192, true, 4, true));
-    match rows {
-        0..=12 => vec![
-            same(narrow(16, 6, 3)),
-            same(wide(16, 4, 3)),
-            same(wide(16, 3, 4)),
-            [wide(16, 3, 4), narrow(16, 8, 2)],
-        ],
-        13..=40 => vec![
-            same(wide(32, 3, 3)),
-            same(general(64, 128, [2, 2], 4, 2)),
-            same(general(64, 128, [2, 2], 3, 3)),
-            same(shared),
-            same(turns),
-        ],
-        _ => vec![same(pair), same(pair_turns), [pair_turns, pair], [pair, pair_turns], [turns, shared]],
-    }
+    vec![same(pair), same(pair_turns), [pair_turns, pair], [pair, pair_turns], [turns, shared]]
 }
 
 /// Weights in device memory.

@@ -13,9 +13,9 @@ const BYTES: u64 = 2;
 
 /// Where results go, as registers.
 pub(super) struct Output {
-    base: Reg<U64>,
+    pub(super) base: Reg<U64>,
     /// Bytes from one matrix, row and column to the next.
-    strides: [Reg<U64>; 3],
+    pub(super) strides: [Reg<U64>; 3],
 }
 
 impl Output {

@@ -8,7 +8,7 @@ use flashcore_ptx::{ident::Ident, target::Target};
 use flashcore_tile::{BuildError, Builder, Extent, Params, Pred, Program, Reg, Scope, Shared, U32, U64};
 
 use super::{Divided, NONE, RECORD, Work};
-use crate::slots::grouped as slots;
+use crate::{parts::overlaps, slots::grouped as slots};
 
 /// Threads of the CTA: one for each group.
 const THREADS: u32 = MAX_EXPERTS as u32;
@@ -16,6 +16,8 @@ const THREADS: u32 = MAX_EXPERTS as u32;
 /// A kernel of this family.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Config {
+    /// The architecture it is built for.
+    pub target: Target,
     /// What is divided: rows or depth.
     pub divided: Divided,
     /// Rows of a tile: a power of two.
@@ -25,14 +27,15 @@ pub struct Config {
 impl Config {
     /// The kernel's name: every field of the config is in it.
     pub fn name(&self) -> Ident {
-        let Self { divided, tile_m } = self;
-        Ident::new(format!("fc_grouped_index_{}_m{tile_m}", divided.name())).expect("made of legal parts")
+        let Self { target, divided, tile_m } = self;
+        let name = format!("fc_grouped_index_{target}_{}_m{tile_m}", divided.name());
+        Ident::new(name).expect("made of legal parts")
     }
 }
 
 /// The launch for some work.
-pub fn extent(work: &Work) -> Extent {
-    Extent { grid: [1, 1, 1], workspace: work.workspace(), dependent: false }
+pub fn extent(cfg: &Config, work: &Work) -> Extent {
+    Extent { grid: [1, 1, 1], workspace: work.workspace(), dependent: overlaps(cfg.target) }
 }
 
 /// The index, as registers; products read it.
@@ -69,7 +72,7 @@ struct Indexing {
 /// Builds the kernel.
 pub fn index(cfg: &Config) -> Result<Program<Work>, BuildError> {
     let name = cfg.name();
-    let mut b = Builder::new(Target::Sm80, &name, THREADS, 1);
+    let mut b = Builder::new(cfg.target, &name, THREADS, 1);
     let mut params = Params::default();
     let offsets = params.buffer(&mut b, "offsets", slots::OFFSETS);
     let index = IndexArgument::declare(&mut b, &mut params);
@@ -77,6 +80,10 @@ pub fn index(cfg: &Config) -> Result<Program<Work>, BuildError> {
     let all = params.u32(&mut b, "all", |work: &Work| work.problem.divided() as u32);
     let numbers = b.shared(4 * (THREADS + 4), 16);
     let thread = b.thread();
+    if overlaps(cfg.target) {
+        b.wait_for_predecessor();
+        b.launch_dependents();
+    }
     let indexing = Indexing { index, tile_m: cfg.tile_m, all, thread, numbers };
     let end = indexing.read(&mut b, offsets, groups);
     let [start, end] = indexing.running(&mut b, end, |b, x, y| b.let_(x.max(y)));

@@ -1,4 +1,4 @@
-//! Grouped products for every GPU from sm_80 on: `mma.sync`, `ldmatrix`, `cp.async`.
+//! Grouped products: for every GPU from sm_80 on by `mma.sync`, `ldmatrix`, `cp.async`, and for Hopper ([`product_sm90`]).
 //!
 //! ```text
 //! index     what each group has, whatever the offsets are; tiles of rows, where rows are divided
@@ -11,6 +11,7 @@
 mod epilogue;
 pub mod index;
 pub mod product;
+pub mod product_sm90;
 
 use flashcore_core::{ExpertLayout, GroupedProblem, Grouping};
 use flashcore_ptx::{launch::Workspace, target::Target};
@@ -30,6 +31,8 @@ pub enum Config {
     Index(index::Config),
     /// Multiplies.
     Product(product::Config),
+    /// The same, on Hopper.
+    ProductSm90(product_sm90::Config),
 }
 
 impl Config {
@@ -38,12 +41,17 @@ impl Config {
         match self {
             Self::Index(cfg) => cfg.name().to_string(),
             Self::Product(cfg) => cfg.name().to_string(),
+            Self::ProductSm90(cfg) => cfg.name().to_string(),
         }
     }
 
     /// The architecture it is built for.
     pub const fn target(&self) -> Target {
-        Target::Sm80
+        match self {
+            Self::Index(cfg) => cfg.target,
+            Self::Product(_) => Target::Sm80,
+            Self::ProductSm90(_) => Target::Sm90a,
+        }
     }
 
     /// Most registers of a thread.
@@ -51,6 +59,7 @@ impl Config {
         match self {
             Self::Index(_) => 64,
             Self::Product(cfg) => cfg.shape.registers(),
+            Self::ProductSm90(cfg) => cfg.shape.registers(),
         }
     }
 
@@ -59,6 +68,7 @@ impl Config {
         match self {
             Self::Index(cfg) => index::index(cfg),
             Self::Product(cfg) => product::product(cfg),
+            Self::ProductSm90(cfg) => product_sm90::product_sm90(cfg),
         }
     }
 }

@@ -7,7 +7,7 @@
 //! ```
 //! Either factor's lines run along the depth or across it. What lies beyond a group is zeros, never read, and not written.
 
-use flashcore_ptx::{ident::Ident, target::Target};
+use flashcore_ptx::{ident::Ident, launch::Slot, target::Target};
 use flashcore_tile::{
     Acc, BuildError, Builder, Cta, Extent, Half, MMA_K, MMA_M, MatrixOrder, MatrixRows, MatrixView, Params,
     Program, Quad, Reg, Scope, SmemTile, U32, U64,
@@ -44,13 +44,13 @@ impl Config {
     /// The kernel's name: every field of the config is in it.
     pub fn name(&self) -> Ident {
         let Self { half, divided, along, turned, shape } = self;
-        let Shape { tile_m, tile_n, warps: [m, n], stages, ctas_per_sm } = shape;
         let [rows, columns] = along.map(|along| if along { "along" } else { "across" });
         let turned = if *turned { "_turned" } else { "" };
         let name = format!(
-            "fc_grouped_{}_{}_{rows}_{columns}{turned}_m{tile_m}n{tile_n}w{m}x{n}s{stages}c{ctas_per_sm}",
+            "fc_grouped_{}_{}_{rows}_{columns}{turned}_{}",
             half.element().name(),
             divided.name(),
+            shape.name(),
         );
         Ident::new(name).expect("made of legal parts")
     }
@@ -68,6 +68,11 @@ fn blocks(shape: Shape, work: &Work) -> u32 {
     (work.columns.rows() as u32).div_ceil(shape.tile_n)
 }
 
+/// Where the caller bound a factor.
+pub(super) const fn slot(turned: bool, which: usize) -> Slot {
+    if (which == 0) == turned { slots::B } else { slots::A }
+}
+
 /// A factor, as registers.
 #[derive(Clone, Copy, Debug)]
 struct Factor {
@@ -83,7 +88,7 @@ impl Factor {
     /// The first factor or the second.
     fn declare(b: &mut Builder, params: &mut Params<Work>, cfg: &Config, which: usize) -> Self {
         let (along, name) = (cfg.along[which], ["rows", "columns"][which]);
-        let slot = if (which == 0) == cfg.turned { slots::B } else { slots::A };
+        let slot = slot(cfg.turned, which);
         let layout = move |work: &Work| [work.rows, work.columns][which];
         Self {
             base: params.buffer(b, name, slot),

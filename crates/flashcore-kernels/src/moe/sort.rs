@@ -120,6 +120,7 @@ pub fn sort(cfg: &Config) -> Result<Program<Layer>, BuildError> {
     b.store_shared(own, &[0u32.into()]);
     if overlaps(cfg.target) {
         b.wait_for_predecessor();
+        b.launch_dependents();
     }
     b.sync_cta();
     sort.count(&mut b);
@@ -128,9 +129,6 @@ pub fn sort(cfg: &Config) -> Result<Program<Layer>, BuildError> {
     sort.sync(&mut b);
     if cfg.even {
         sort.once(&mut b, |b| sort.fill_up(b));
-    }
-    if overlaps(cfg.target) {
-        b.launch_dependents();
     }
     sort.place(&mut b);
     b.finish(&name, params)

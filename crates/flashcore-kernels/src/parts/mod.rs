@@ -10,6 +10,7 @@ pub(crate) mod lines;
 pub(crate) mod load;
 pub(crate) mod maps;
 pub mod mask;
+pub(crate) mod multiply;
 pub(crate) mod narrow;
 pub(crate) mod pages;
 pub(crate) mod portion;

@@ -107,7 +107,16 @@ impl Tile {
             Self::BackwardSm80(shape) => check_backward(shape),
             Self::BackwardSm90(shape) => check_backward_hopper(shape),
             Self::Moe(None) | Self::Grouped(None) => Ok(()),
-            Self::Moe(Some(moe::Cut::General(shape))) | Self::Grouped(Some(shape)) => check_experts(shape),
+            Self::Moe(Some(moe::Cut::General(shape))) => check_experts(shape),
+            Self::Grouped(Some(moe::Cut::General(shape))) => {
+                check_rules(&[("lines", shape.lines, 1, 1..=1, "1")])?;
+                check_experts(shape)
+            }
+            Self::Grouped(Some(moe::Cut::Sm90(shape))) => {
+                let others = u32::from(shape.turns) + u32::from(shape.pair);
+                check_rules(&[("turns and pair", others, 1, 0..=0, "neither")])?;
+                check_experts_hopper(shape)
+            }
             Self::Moe(Some(moe::Cut::Sm90(shape))) => check_experts_hopper(shape),
         }
     }
@@ -128,11 +137,12 @@ fn check_experts(shape: &moe::product::Shape) -> Result<(), Misfit> {
     let [along, across] = shape.warps;
     check_rules(&[
         ("tile_m", shape.tile_m, unit_of_powers(shape.tile_m), 16..=128, "16, 32, 64 or 128"),
-        ("tile_n", shape.tile_n, unit_of_powers(shape.tile_n), 64..=256, "64, 128 or 256"),
+        ("tile_n", shape.tile_n, unit_of_powers(shape.tile_n), 32..=256, "32, 64, 128 or 256"),
         ("warps along rows", along, unit_of_powers(along), 1..=4, "1, 2 or 4"),
         ("warps across rows", across, unit_of_powers(across), 1..=4, "1, 2 or 4"),
         ("stages", shape.stages, 1, 2..=8, "2 to 8"),
         ("ctas_per_sm", shape.ctas_per_sm, 1, 1..=4, "1 to 4"),
+        ("lines", shape.lines, unit_of_powers(shape.lines), 1..=4, "1, 2 or 4"),
     ])
 }
 

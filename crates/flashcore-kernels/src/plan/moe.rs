@@ -17,9 +17,9 @@ use crate::{
 /// Elements that one copy moves.
 pub(super) const CHUNK: usize = 8;
 /// Shared memory that the driver keeps of each CTA's.
-const RESERVED: u32 = 1024;
+pub(super) const RESERVED: u32 = 1024;
 /// Rows per expert from which on products wait for tensor cores more than for weights.
-const MANY_ROWS: usize = 64;
+pub(super) const MANY_ROWS: usize = 64;
 /// Entries from which on several CTAs sort them.
 const MANY_ENTRIES: usize = 2048;
 /// Depths up to which a tile's end takes long beside its products: of the first, and of the second.
@@ -52,6 +52,11 @@ pub fn plan_moe_tiles(
     }
     if cuts.iter().any(|cut| matches!(cut, Cut::Sm90(_))) && !takes_hopper(problem, gpu) {
         return refused("kernels for Hopper take rows of weights, 128 deep or more, and two tokens or more");
+    }
+    let thin = |cut: &Cut| matches!(cut, Cut::General(shape) if shape.lines > 1 || shape.tile_n < DEPTH);
+    let rows = problem.gate_up().is_row_major() && problem.down().is_row_major();
+    if cuts.iter().any(thin) && !rows {
+        return refused("several lines of a row, and few features, are for rows of weights");
     }
     Ok(plan_with(problem, gpu, alignment, (cuts, "tiles as asked for"))?)
 }
@@ -187,7 +192,7 @@ fn shape(problem: &MoeProblem, gpu: &Gpu) -> Result<(Shape, &'static str), PlanE
 /// Tiles for products of so many rows.
 pub(super) const fn shape_for(rows: usize) -> (Shape, &'static str) {
     const fn shape(tile_m: u32, tile_n: u32, warps: [u32; 2], stages: u32) -> Shape {
-        Shape { tile_m, tile_n, warps, stages, ctas_per_sm: 2 }
+        Shape { tile_m, tile_n, warps, stages, ctas_per_sm: 2, lines: 1 }
     }
     match rows {
         0..=12 => (shape(16, 128, [1, 4], 6), "few tokens per expert: weights stream past 16 rows"),
@@ -284,7 +289,7 @@ impl Kernels<'_> {
         let config =
             product::Config { target, half, kind, weights, ids, source, biases, whole: false, shape };
         let features = if kind == Kind::Down { problem.hidden() } else { problem.intermediate() };
-        let whole = layout.cols().is_multiple_of(DEPTH as usize)
+        let whole = layout.cols().is_multiple_of(shape.depth() as usize)
             && features.is_multiple_of(config.features() as usize);
         product::Config { whole, ..config }
     }

@@ -51,7 +51,7 @@ pub enum Tile {
     Moe(Option<moe::Cut>),
     /// Grouped products, or what goes before them.
     #[serde(rename = "grouped")]
-    Grouped(Option<moe::product::Shape>),
+    Grouped(Option<moe::Cut>),
 }
 
 impl Tile {
@@ -95,7 +95,10 @@ impl KernelConfig {
             Self::Moe(moe::Config::Product(cfg)) => Tile::Moe(Some(moe::Cut::General(cfg.shape))),
             Self::Moe(moe::Config::ProductSm90(cfg)) => Tile::Moe(Some(moe::Cut::Sm90(cfg.shape))),
             Self::Moe(_) => Tile::Moe(None),
-            Self::Grouped(grouped::Config::Product(cfg)) => Tile::Grouped(Some(cfg.shape)),
+            Self::Grouped(grouped::Config::Product(cfg)) => Tile::Grouped(Some(moe::Cut::General(cfg.shape))),
+            Self::Grouped(grouped::Config::ProductSm90(cfg)) => {
+                Tile::Grouped(Some(moe::Cut::Sm90(cfg.shape)))
+            }
             Self::Grouped(grouped::Config::Index(_)) => Tile::Grouped(None),
         }
     }

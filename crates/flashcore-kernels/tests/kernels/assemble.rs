@@ -17,8 +17,12 @@ use std::{
     thread,
 };
 
-use flashcore_core::{DType, Dims, ExpertLayout, Index, Layout, Mask, MoeSpec, Routing, Spec};
-use flashcore_kernels::{AnyProgram, Gpu, KernelConfig, Plan, covering_set, plan, plan_general, plan_moe};
+use flashcore_core::{
+    DType, Dims, ExpertLayout, GroupedSpec, Grouping, Index, Layout, Mask, MoeSpec, Routing, Spec,
+};
+use flashcore_kernels::{
+    AnyProgram, Gpu, KernelConfig, Plan, covering_set, plan, plan_general, plan_grouped, plan_moe,
+};
 use flashcore_ptx::{ident::Ident, target::Target};
 use sha2::{Digest, Sha256};
 
@@ -45,6 +49,7 @@ fn kernels_assemble_without_spills() {
         .into_iter()
         .chain(experts)
         .chain(grouped_kernels())
+        .chain(each_kernel(&groups_of_models()))
         .chain(narrow)
         .map(|kernel| (None, kernel));
     let jobs = jobs(covering.chain(others).chain(spread));
@@ -89,6 +94,28 @@ fn experts_of_models() -> Vec<Plan> {
         plan_moe(&problem, &Gpu::HOPPER, 16).unwrap()
     };
     layers.into_iter().flat_map(|layer| [1, 16, 512, 2048, 8192].map(|tokens| plan(layer, tokens))).collect()
+}
+
+/// Grouped products as layers of models and their gradients have them.
+fn groups_of_models() -> Vec<Plan> {
+    let (rows, depth, columns) = (16384, 4096, 2048);
+    let weights = [8, depth, columns];
+    let plan = |grouping, dtype, a: ExpertLayout, b: ExpertLayout| {
+        plan_grouped(&GroupedSpec::new(dtype, a, b, grouping).parse().unwrap(), &Gpu::HOPPER, 16).unwrap()
+    };
+    let dense = |extents| ExpertLayout::dense(extents).unwrap();
+    let turned = |extents| ExpertLayout::transposed(extents).unwrap();
+    let x = dense([1, rows, depth]);
+    let of = |dtype: DType| {
+        [
+            plan(Grouping::Rows, dtype, x, turned(weights)),
+            plan(Grouping::Rows, dtype, x, dense(weights)),
+            plan(Grouping::Depth { groups: 8 }, dtype, turned([1, depth, rows]), dense([1, rows, columns])),
+            plan(Grouping::Columns, dtype, dense([8, columns, depth]), turned([1, depth, rows])),
+            plan(Grouping::Batch, dtype, turned([8, 512, depth]), dense(weights)),
+        ]
+    };
+    [DType::BF16, DType::F16].into_iter().flat_map(of).collect()
 }
 
 /// Heads of every width up to 64 features, in tiles for few and for many of them, and masks of every kind.

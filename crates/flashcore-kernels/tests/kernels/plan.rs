@@ -1,9 +1,12 @@
 //! Which kernel is chosen for what, without a GPU, and how refusals read.
 
-use flashcore_core::{BackwardSpec, DType, Dims, Layout, Mask, Pages, Problem, Sequences, Spec};
+use flashcore_core::{
+    BackwardSpec, DType, Dims, ExpertLayout, GroupedSpec, Grouping, Layout, Mask, Pages, Problem, Sequences,
+    Spec,
+};
 use flashcore_kernels::{
     Choice, Family, Gpu, KernelConfig, Plan, PlanError, Tile, backward_rows, covering_set,
-    forward_sm80::Shape, plan, plan_backward, plan_general, plan_tile,
+    forward_sm80::Shape, plan, plan_backward, plan_general, plan_grouped, plan_tile,
 };
 
 fn spec(dtype: DType, [heads_q, heads_kv, seq_q, seq_kv]: [usize; 4], dim: usize) -> Spec {
@@ -41,6 +44,44 @@ fn the_kernel_follows_the_architecture() {
     ] {
         check(&problem(128), gpu, 16, name, "");
     }
+}
+
+#[test]
+fn grouped_products_of_many_rows_are_for_warpgroups() {
+    let check = |grouping, [a, b]: [ExpertLayout; 2], gpu: Gpu, name: &str, why: &str| {
+        let problem = GroupedSpec::new(DType::BF16, a, b, grouping).parse().unwrap();
+        let plan = plan_grouped(&problem, &gpu, 16).unwrap();
+        assert!(plan.kernel().name().starts_with(name) && plan.explain().contains(why), "{plan}");
+    };
+    let dense = |extents| ExpertLayout::dense(extents).unwrap();
+    let turned = |extents| ExpertLayout::transposed(extents).unwrap();
+    let rows = |rows, depth, columns| [dense([1, rows, depth]), turned([8, depth, columns])];
+    let many = "fc_grouped_sm_90a_bf16_rows_along_along_m128n256s4";
+    check(Grouping::Rows, rows(16384, 4096, 14336), Gpu::HOPPER, many, "by warpgroups");
+    // Fewer tiles than SMs: narrower ones.
+    check(
+        Grouping::Rows,
+        rows(512, 4096, 1024),
+        Gpu::HOPPER,
+        "fc_grouped_sm_90a_bf16_rows_along_along_m128n128",
+        "",
+    );
+    check(Grouping::Rows, rows(256, 4096, 14336), Gpu::HOPPER, "fc_grouped_bf16_rows_", "64 rows");
+    check(Grouping::Rows, rows(16384, 4096, 40), Gpu::HOPPER, "fc_grouped_bf16_rows_", "not by warpgroups");
+    check(Grouping::Rows, rows(16384, 40, 4096), Gpu::HOPPER, "fc_grouped_bf16_rows_", "not by warpgroups");
+    check(Grouping::Rows, rows(16384, 4096, 14336), Gpu::AMPERE, "fc_grouped_bf16_rows_", "square tiles");
+    let depth = [turned([1, 4096, 16384]), dense([1, 16384, 14336])];
+    check(
+        Grouping::Depth { groups: 8 },
+        depth,
+        Gpu::HOPPER,
+        "fc_grouped_sm_90a_bf16_depth_across_across_",
+        "",
+    );
+    let columns = [dense([8, 14336, 4096]), turned([1, 4096, 16384])];
+    check(Grouping::Columns, columns, Gpu::HOPPER, "fc_grouped_sm_90a_bf16_rows_along_along_turned_", "");
+    let batch = [turned([8, 4096, 512]), dense([8, 512, 512])];
+    check(Grouping::Batch, batch, Gpu::HOPPER, "fc_grouped_sm_90a_bf16_batch_across_across_", "");
 }
 
 #[test]

@@ -104,6 +104,13 @@ pub struct Shape {
     pub stages: u32,
     /// CTAs that share an SM.
     pub ctas_per_sm: u32,
+    /// Lines of 128 bytes of each row that a stage holds: more of them are read from memory one after another.
+    #[serde(default = "one")]
+    pub lines: u32,
+}
+
+const fn one() -> u32 {
+    1
 }
 
 impl Shape {
@@ -120,7 +127,19 @@ impl Shape {
 
     /// Shared memory of a CTA.
     pub const fn shared_bytes(&self) -> u32 {
-        self.stages * (self.tile_m + self.tile_n) * DEPTH * 2
+        self.stages * (self.tile_m + self.tile_n) * self.depth() * 2
+    }
+
+    /// Elements of depth of a stage.
+    pub(crate) const fn depth(&self) -> u32 {
+        self.lines * DEPTH
+    }
+
+    /// How kernels' names say it.
+    pub(crate) fn name(&self) -> String {
+        let Self { tile_m, tile_n, warps: [m, n], stages, ctas_per_sm, lines } = self;
+        let lines = if *lines > 1 { format!("l{lines}") } else { String::new() };
+        format!("m{tile_m}n{tile_n}w{m}x{n}s{stages}c{ctas_per_sm}{lines}")
     }
 
     /// Rows that one pass of all threads copies.
@@ -133,7 +152,6 @@ impl Config {
     /// The kernel's name: every field of the config is in it.
     pub fn name(&self) -> Ident {
         let Self { target, half, kind, weights, ids, source, biases, whole, shape } = self;
-        let Shape { tile_m, tile_n, warps: [m, n], stages, ctas_per_sm } = shape;
         let kind = match kind {
             Kind::Up(Glu::Swi) => "up_swiglu",
             Kind::Up(Glu::Ge) => "up_geglu",
@@ -148,10 +166,11 @@ impl Config {
         let options = [(*biases, "_bias"), (*whole, "_whole")];
         let options: String = options.iter().filter(|(on, _)| *on).map(|(_, name)| *name).collect();
         let name = format!(
-            "fc_moe_{kind}_{target}_{}_{weights}_{}_{}{options}_m{tile_m}n{tile_n}w{m}x{n}s{stages}c{ctas_per_sm}",
+            "fc_moe_{kind}_{target}_{}_{weights}_{}_{}{options}_{}",
             half.element().name(),
             ids.name(),
             source.name(),
+            shape.name(),
         );
         Ident::new(name).expect("made of legal parts")
     }

@@ -25,13 +25,18 @@ use crate::parts::lines::LineLoad;
 use epilogue::Output;
 use load::{RowLoad, weight_load};
 
-/// Tiles of rows whose CTAs are neighbours, so that they meet in the cache over the same weights.
-const GROUP: u32 = 8;
+/// Most tiles of rows whose CTAs are neighbours, so that they meet in the cache over the same weights.
+const GROUP: u64 = 8;
+
+/// Tiles of rows whose CTAs are neighbours: no more than there are, since SMs whose CTAs end at once get others in no order.
+fn group(layer: &Layer) -> u64 {
+    layer.tiles().clamp(1, GROUP)
+}
 
 /// The launch for a layer, which is `None` where there are no tokens; nothing where it has too many tiles.
 pub fn extent(cfg: &Config, layer: &Layer) -> Option<Option<Extent>> {
     let blocks = u64::from(blocks(cfg.kind, cfg.features(), layer));
-    let ctas = layer.tiles().next_multiple_of(u64::from(GROUP)) * blocks;
+    let ctas = layer.tiles().next_multiple_of(group(layer)) * blocks;
     let grid = [u32::try_from(ctas).ok().filter(|&ctas| ctas <= i32::MAX as u32)?, 1, 1];
     let workspace = layer.workspace.clone();
     Some((ctas > 0).then(|| Extent { grid, workspace, dependent: overlaps(cfg.target) }))
@@ -59,14 +64,14 @@ struct Layout {
 
 impl Layout {
     fn new(b: &mut Builder, cfg: &Config) -> Self {
-        let Shape { tile_m, tile_n, stages, .. } = cfg.shape;
+        let (Shape { tile_m, tile_n, stages, .. }, depth) = (cfg.shape, cfg.shape.depth());
         let element = cfg.half.element();
         let weights = match cfg.weights {
-            WeightOrder::Rows => [tile_n, DEPTH],
+            WeightOrder::Rows => [tile_n, depth],
             WeightOrder::Columns | WeightOrder::PairedColumns => [DEPTH, tile_n],
         };
         Self {
-            rows: b.smem_tile(element, [tile_m, DEPTH], element.swizzle(DEPTH), stages),
+            rows: b.smem_tile(element, [tile_m, depth], element.swizzle(DEPTH), stages),
             weights: b.smem_tile(element, weights, element.swizzle(DEPTH), stages),
         }
     }
@@ -89,6 +94,7 @@ struct Arguments {
     ids: IdArgument,
     index: IndexArgument,
     blocks: Reg<U32>,
+    group: Reg<U32>,
     tiles: Reg<U32>,
     /// Tokens, where all of them are rows.
     tokens: Option<Reg<U32>>,
@@ -103,6 +109,7 @@ impl Arguments {
             ids: IdArgument::declare(b, params, cfg.ids),
             index: IndexArgument::declare(b, params),
             blocks: params.u32(b, "blocks", move |layer| blocks(kind, features, layer)),
+            group: params.u32(b, "group", |layer| group(layer) as u32),
             tiles: params.u32(b, "tiles", |layer| layer.tiles() as u32),
             tokens: (cfg.source == Source::All)
                 .then(|| params.u32(b, "tokens", |layer| layer.problem.tokens() as u32)),
@@ -117,10 +124,10 @@ impl Arguments {
     /// The tile of this CTA; CTAs that have none end here.
     fn place(&self, b: &mut Builder, cfg: &Config) -> Place {
         let cta = b.cta();
-        let group = b.let_(self.blocks * GROUP);
+        let group = b.let_(self.blocks * self.group);
         let (before, within) = (b.let_(cta / group), b.let_(cta % group));
-        let tile = b.let_(before * GROUP + within % GROUP);
-        let feature = b.let_(within / GROUP * cfg.features());
+        let tile = b.let_(before * self.group + within % self.group);
+        let feature = b.let_(within / self.group * cfg.features());
         let expert = match cfg.source {
             Source::Sorted => {
                 let [count] = b.load_global::<U32, 1>(self.index.count);
@@ -161,7 +168,7 @@ pub fn product(cfg: &Config) -> Result<Program<Layer>, BuildError> {
     }
     let place = args.place(&mut b, cfg);
     let weights = weight_load(&mut b, cfg, &layout.weights, (&weights, &args), place);
-    let ring = Ring { cfg: *cfg, layout, weights, steps: b.let_(args.depth.div_ceil(DEPTH)) };
+    let ring = Ring { cfg: *cfg, layout, weights, steps: b.let_(args.depth.div_ceil(cfg.shape.depth())) };
     ring.start_weights(&mut b);
     if early {
         b.wait_for_predecessor();
@@ -195,14 +202,23 @@ impl Ring {
     }
 
     fn start_weights(&self, b: &mut Builder) {
-        self.each_first(b, |b, stage| self.weights.issue(b, stage * self.layout.weights.bytes()));
+        self.each_first(b, |b, stage| {
+            for line in 0..self.cfg.shape.lines {
+                let skip = stage * self.layout.weights.bytes() + line * self.layout.weights.slab_bytes();
+                self.weights.issue(b, skip);
+            }
+        });
     }
 
     /// Starts the rows that belong to the weights under way; the first group completes all of them.
     fn start_rows(&self, b: &mut Builder, rows: &RowLoad) {
         for stage in 0..self.cfg.shape.stages - 1 {
             let there = b.uniform::<flashcore_tile::Cta>(self.steps.gt(stage));
-            b.if_uniform(there, |b| rows.issue(b, stage * self.layout.rows.bytes()));
+            b.if_uniform(there, |b| {
+                for line in 0..self.cfg.shape.lines {
+                    rows.issue(b, stage * self.layout.rows.bytes() + line * self.layout.rows.slab_bytes());
+                }
+            });
             b.commit_copies();
         }
     }
@@ -222,8 +238,13 @@ impl Ring {
                 b.sync_cta();
                 let more = b.uniform::<flashcore_tile::Cta>(ahead.lt(self.steps));
                 b.if_uniform(more, |b| {
-                    self.weights.issue(b, next * self.layout.weights.bytes());
-                    rows.issue(b, next * self.layout.rows.bytes());
+                    let Layout { rows: left, weights: right } = self.layout;
+                    for line in 0..self.cfg.shape.lines {
+                        self.weights.issue(b, next * right.bytes() + line * right.slab_bytes());
+                    }
+                    for line in 0..self.cfg.shape.lines {
+                        rows.issue(b, next * left.bytes() + line * left.slab_bytes());
+                    }
                 });
                 b.commit_copies();
                 operands.multiply(b, &self.cfg, slot, &sums);
@@ -293,7 +314,7 @@ impl Operands {
         let rows = self.rows.at(b, slot * self.rows.tile().bytes() + self.skips[0]);
         let weights = self.weights.at(b, slot * self.weights.tile().bytes() + self.skips[1]);
         let cols = cfg.matrix_n() / cfg.shape.warps[1];
-        for depth in (0..DEPTH).step_by(MMA_K as usize) {
+        for depth in (0..cfg.shape.depth()).step_by(MMA_K as usize) {
             let left: Vec<_> = (0..sums.len() as u32).map(|n| rows.load(b, n * MMA_M, depth)).collect();
             for matrix in 0..cfg.matrices() {
                 for col in (0..cols).step_by(16) {

@@ -9,15 +9,15 @@ use super::super::product::{DEPTH, Glu, Kind};
 /// Rows of a tile.
 pub const TILE_M: u32 = 128;
 /// Rows of one wgmma.
-pub(super) const ROWS: u32 = 64;
+pub(crate) const ROWS: u32 = 64;
 /// Consumer warpgroups.
-pub(super) const CONSUMERS: u32 = 2;
+pub(crate) const CONSUMERS: u32 = 2;
 /// Warps of a warpgroup.
-pub(super) const WARPS: u32 = 4;
+pub(crate) const WARPS: u32 = 4;
 /// Rows that a warp writes at a time.
-pub(super) const WARP_ROWS: u32 = 16;
+pub(crate) const WARP_ROWS: u32 = 16;
 /// Places in which a warp gathers rows for a store, taken in turn.
-pub(super) const PLACES: u32 = 2;
+pub(crate) const PLACES: u32 = 2;
 /// Bytes of an element.
 pub(super) const BYTES: u32 = 2;
 
@@ -51,6 +51,19 @@ pub struct Shape {
 }
 
 impl Shape {
+    pub(crate) const fn roles(&self) -> Roles {
+        // Sums of whole tiles leave the producer no more than it must have.
+        let (producer, consumer) = if self.turns { (40, 232) } else { (56, 224) };
+        let budget = Some(RegisterBudget { producer, consumer });
+        Roles { consumers: CONSUMERS, budget, mover: None }
+    }
+
+    /// Most registers of a thread when the kernel starts.
+    pub const fn registers(&self) -> u32 {
+        let entry = self.roles().registers_at_entry(1);
+        if entry < THREAD_REGISTERS { entry } else { THREAD_REGISTERS }
+    }
+
     /// CTAs of a cluster.
     pub const fn ctas(&self) -> u32 {
         if self.pair { 2 } else { 1 }
@@ -67,7 +80,7 @@ impl Shape {
     }
 
     /// Bytes of a stage.
-    pub(super) const fn stage_bytes(&self) -> u32 {
+    pub(crate) const fn stage_bytes(&self) -> u32 {
         (TILE_M + self.tile_n) * DEPTH * BYTES
     }
 
@@ -95,16 +108,12 @@ impl Config {
     }
 
     pub(super) const fn roles(&self) -> Roles {
-        // Sums of whole tiles leave the producer no more than it must have.
-        let (producer, consumer) = if self.shape.turns { (40, 232) } else { (56, 224) };
-        let budget = Some(RegisterBudget { producer, consumer });
-        Roles { consumers: CONSUMERS, budget, mover: None }
+        self.shape.roles()
     }
 
     /// Most registers of a thread when the kernel starts.
     pub const fn registers(&self) -> u32 {
-        let entry = self.roles().registers_at_entry(1);
-        if entry < THREAD_REGISTERS { entry } else { THREAD_REGISTERS }
+        self.shape.registers()
     }
 
     /// Features of the result that a tile has.

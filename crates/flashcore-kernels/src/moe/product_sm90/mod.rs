@@ -19,11 +19,11 @@ mod producer;
 use flashcore_ptx::{layout::Swizzle, target::Target};
 use flashcore_tile::{BuildError, Builder, Extent, Params, Pipeline, Program, SmemTile};
 
+pub(crate) use config::{CONSUMERS, PLACES, ROWS, WARP_ROWS, WARPS};
 pub use config::{Config, Shape, TILE_M};
 
 use super::{Layer, product::DEPTH};
 use crate::parts::turns::Turns;
-use config::{CONSUMERS, PLACES, WARP_ROWS, WARPS};
 use place::Arguments;
 
 /// The launch for a layer, which is `None` where there are no tokens; nothing where it has too many tiles.
