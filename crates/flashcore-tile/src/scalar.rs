@@ -229,6 +229,13 @@ impl Builder {
         self.let_(x.into() >> bits)
     }
 
+    /// How many of the upper bits are 0 before the first that is not.
+    #[track_caller]
+    pub fn leading_zeros(&mut self, x: impl Into<Expr<U32>>) -> Reg<U32> {
+        let x = self.arg(x);
+        self.op(Op::Clz, &[Mod::Type(ScalarType::B32)], [x])
+    }
+
     /// `x * y + z` with one rounding.
     #[track_caller]
     pub fn fma(

@@ -9,12 +9,15 @@ use flashcore_ptx::{
 use flashcore_tile::{Element, Half, MMA_M};
 use serde::{Deserialize, Serialize};
 
-use super::{MOST_SEQUENCES, cluster::Exchange, part::COLUMNS};
+use super::{MOST_SEQUENCES, cluster::Exchange, fold::FOLDED_BYTES, part::COLUMNS};
 use crate::parts::{factors::cache_name, lengths::LengthsKind, mask::Sides, share::Share, sinks::sink_name};
 
 /// Floats by which the row of a part is longer than its values: a head of four, and as many that only pad, so that
 /// four rows meet different banks of shared memory.
 const BESIDE: u32 = 8;
+
+/// Columns of all rows up to which a block of rows meets at once.
+const MET_COLUMNS: u32 = MMA_M * 128;
 
 /// A kernel of this family: two configs that are equal give the same text.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -35,8 +38,12 @@ pub struct Config {
     pub dim_v: u32,
     /// How the work is cut.
     pub shape: Shape,
-    /// Rows of a tile that clusters have room for; 0 where there are none.
+    /// Rows of a tile that there is room for where clusters exchange them, or pieces are folded; 0 elsewhere.
     pub rows: u32,
+    /// Parts of a row that clusters exchange at most; 0 where there are none.
+    pub messages: u32,
+    /// Keys are cut at fixed places, so that a row's bits do not depend on the batch.
+    pub invariant: bool,
     /// Which bounds the mask has.
     pub mask: Sides,
     /// How sequences are told.
@@ -146,11 +153,22 @@ impl Shape {
         self.rows() * part_row(dims[1]) <= self.stages * self.tile_n * tile_cols(cache, dims[0]) * 2
     }
 
+    /// Bytes of parts that meet at a cut, and of the rows that they are folded into.
+    pub(crate) const fn fold_bytes(&self, rows: u32, dim_v: u32) -> [u32; 2] {
+        [self.warps * met_rows(rows, dim_v) * part_row(dim_v), rows * dim_v / COLUMNS * FOLDED_BYTES]
+    }
+
     /// Bytes of what lies over queries and ring at other times: turns of sequences before, parts of all warps after.
     pub(super) fn over_bytes(&self, dim_v: u32) -> u32 {
         let turns = if self.order == Order::Even { 4 * MOST_SEQUENCES } else { 0 };
         turns.max(self.warps * self.rows() * part_row(dim_v))
     }
+}
+
+/// Rows that meet at once: fewer where there are many columns.
+const fn met_rows(rows: u32, dim_v: u32) -> u32 {
+    let most = if rows * dim_v > MET_COLUMNS { MMA_M / 2 } else { MMA_M };
+    if rows < most { rows } else { most }
 }
 
 /// Columns of a tile for `dim` features: whole slabs of the widest swizzle that wastes little.
@@ -174,7 +192,18 @@ impl Config {
         self.shape.warps * self.shape.tile_n
     }
 
-    /// Four columns of rows, as many as clusters have room for.
+    /// Rows whose parts of all warps meet in shared memory at once, where pieces are folded.
+    pub(super) const fn met_rows(&self) -> u32 {
+        met_rows(self.rows, self.dim_v)
+    }
+
+    /// Bytes of these parts, and of the rows that they are folded into: they have a place of their own, because the ring
+    /// goes on meanwhile.
+    pub(super) const fn fold_bytes(&self) -> [u32; 2] {
+        if self.invariant { self.shape.fold_bytes(self.rows, self.dim_v) } else { [0, 0] }
+    }
+
+    /// Four columns of rows, as many as there is room for.
     pub(super) const fn places(&self) -> u32 {
         self.rows * self.dim_v / COLUMNS
     }
@@ -182,10 +211,11 @@ impl Config {
     /// Shared memory of a CTA.
     pub fn shared_bytes(&self) -> u32 {
         let exchange = match self.shape.order {
-            Order::Cluster { parts } => Exchange::bytes(self.places(), parts),
+            Order::Cluster { parts } => Exchange::bytes(self.places(), parts, self.messages),
             _ => 0,
         };
-        self.shape.shared_bytes([self.dim_qk, self.dim_v], self.cache) + exchange
+        let [met, folded] = self.fold_bytes();
+        self.shape.shared_bytes([self.dim_qk, self.dim_v], self.cache) + met + folded + exchange
     }
 
     /// Whether keys and values are widened.
@@ -221,7 +251,10 @@ impl Config {
         option(order == Order::Even, "e");
         if let Order::Cluster { parts } = order {
             option(true, &format!("k{parts}r{}", self.rows));
+            option(self.messages != parts, &format!("m{}", self.messages));
         }
+        option(self.invariant, "_fixed");
+        option(self.invariant && !matches!(order, Order::Cluster { .. }), &format!("_r{}", self.rows));
         option(true, &format!("_{}", self.mask.name()));
         option(self.lengths.name() != "uniform", &format!("_{}", self.lengths.name()));
         option(self.share != Share::All, "_short");

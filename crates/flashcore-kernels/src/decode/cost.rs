@@ -7,7 +7,11 @@
 
 use flashcore_core::Problem;
 
-use super::{Config, Order, Shape, row_tiles, splits};
+use super::{
+    Config, Order, Shape,
+    cuts::{SPAN, busiest},
+    row_tiles, splits,
+};
 
 /// Nanoseconds of a launch that computes next to nothing.
 const START: f64 = 1100.0;
@@ -47,13 +51,15 @@ pub(crate) fn nanoseconds(cfg: &Config, problem: &Problem, sms: u32) -> f64 {
 pub(super) fn of_parts(cfg: &Config, problem: &Problem, sms: u32, parts: u32) -> f64 {
     let Shape { warps, tile_n, stages, ctas_per_sm, order, .. } = cfg.shape;
     let key = f64::from((cfg.dim_qk + cfg.dim_v) * cfg.cache.bytes());
-    let (rows, turn) = (row_tiles(problem).max(1) as u64, u64::from(cfg.keys_per_turn()));
+    let turn = if cfg.invariant { SPAN } else { cfg.keys_per_turn() };
+    let (rows, turn) = (row_tiles(problem).max(1) as u64, u64::from(turn));
     let turns = (visible_keys(problem) as u64).div_ceil(turn).max(1);
     let (ctas, each) = match order {
         Order::Even => {
             let each = (rows * turns).div_ceil(u64::from(sms * ctas_per_sm));
             ((rows * turns).div_ceil(each), each)
         }
+        _ if cfg.invariant => (rows * u64::from(parts), busiest(problem, parts).into()),
         _ => (rows * u64::from(parts), turns.div_ceil(parts.into())),
     };
     let room = u64::from(room(order, sms)).max(1);

@@ -21,23 +21,16 @@ use crate::parts::row_end::thread_rows;
 const COLUMN_BYTES: u32 = COLUMNS * 4;
 
 /// Ends a unit.
-pub(super) fn run(
-    b: &mut Builder,
-    cfg: &Config,
-    args: &Arguments,
-    layout: &Layout,
-    unit: &Unit,
-    (blocks, factor): (&[Block], Option<Reg<F32>>),
-) {
+pub(super) fn run(b: &mut Builder, end: &End<'_>, blocks: &[Block]) {
+    let End { cfg, args, layout, unit, .. } = *end;
     if !cfg.shape.parts_fit([cfg.dim_qk, cfg.dim_v], cfg.cache) {
         // Parts are written over what other warps may still read.
         b.sync_cta();
     }
     store_warp(b, cfg, layout, unit, blocks);
     b.sync_cta();
-    let end = End { cfg, args, layout, unit, factor };
     match (layout.exchange, args.shared) {
-        (Some(exchange), _) => exchange.merge(b, &end),
+        (Some(exchange), _) => exchange.merge(b, end),
         (None, Some(shared)) => end.meet(b, shared),
         (None, None) => unreachable!("units that are no cluster share rows through memory"),
     }
@@ -68,7 +61,7 @@ fn store_warp(b: &mut Builder, cfg: &Config, layout: &Layout, unit: &Unit, block
 }
 
 /// Writes a thread's columns of one of its rows.
-fn store_row(b: &mut Builder, cfg: &Config, output: &Acc, half: usize, to: Shared) {
+pub(super) fn store_row(b: &mut Builder, cfg: &Config, output: &Acc, half: usize, to: Shared) {
     if cfg.widens() {
         let columns = narrow::row_columns(output, half).take(cfg.dim_v as usize / 16);
         return (0..).zip(columns).for_each(|(n, four)| b.store_shared(to.at(n * 64), &four.map(Val::from)));
@@ -84,8 +77,8 @@ fn store_row(b: &mut Builder, cfg: &Config, output: &Acc, half: usize, to: Share
 #[derive(Clone, Copy)]
 pub(super) struct Place {
     pub(super) index: Reg<U32>,
-    row: Reg<U32>,
-    vector: Reg<U32>,
+    pub(super) row: Reg<U32>,
+    pub(super) vector: Reg<U32>,
 }
 
 impl Place {
@@ -104,11 +97,11 @@ impl Place {
 /// What the end of a unit needs to know.
 pub(super) struct End<'a> {
     pub(super) cfg: &'a Config,
-    args: &'a Arguments,
-    layout: &'a Layout,
+    pub(super) args: &'a Arguments,
+    pub(super) layout: &'a Layout,
     pub(super) unit: &'a Unit,
     /// What values of 8 bits are multiplied by.
-    factor: Option<Reg<F32>>,
+    pub(super) factor: Option<Reg<F32>>,
 }
 
 impl End<'_> {
@@ -154,7 +147,7 @@ impl End<'_> {
             },
             |b| {
                 self.store_unit(b, shared);
-                let last = self.is_last(b, shared);
+                let last = self.is_last(b, shared, (Val::Const(1), self.unit.count));
                 b.if_uniform(last, |b| self.merge_units(b, shared));
             },
         );
@@ -171,23 +164,39 @@ impl End<'_> {
     fn store_unit(&self, b: &mut Builder, shared: SharedRows) {
         self.each_place(b, |b, place| {
             let share = self.of_warps(b, place);
-            let row = self.in_part(b, shared, self.unit.part, place);
-            let column = place.column(b);
-            let values = part::values_at(Global::from(b.let_(row + column)));
-            share.write(b, row.into(), values, || place.vector.eq(0));
+            self.write_part(b, shared, (&share, place), self.unit.part);
         });
     }
 
-    /// Counts this unit done, and says whether all others were.
-    fn is_last(&self, b: &mut Builder, shared: SharedRows) -> Uniform<Cta> {
+    /// Writes a place of part number `part`.
+    pub(super) fn write_part(
+        &self,
+        b: &mut Builder,
+        shared: SharedRows,
+        (share, place): (&Share, Place),
+        part: Reg<U32>,
+    ) {
+        let row = self.in_part(b, shared, part, place);
+        let column = place.column(b);
+        let values = part::values_at(Global::from(b.let_(row + column)));
+        share.write(b, row.into(), values, || place.vector.eq(0));
+    }
+
+    /// Counts `own` of `all` parts done, and says whether these were the last.
+    pub(super) fn is_last(
+        &self,
+        b: &mut Builder,
+        shared: SharedRows,
+        (own, all): (Val<U32>, Reg<U32>),
+    ) -> Uniform<Cta> {
         b.sync_cta();
         let thread = b.thread();
         let row_tile = self.unit.row_tile(b, self.args);
         let counter = b.let_(shared.done + row_tile.mul_wide(4));
         let found = b.shared_at(self.layout.found);
-        let last = b.let_(self.unit.count - 1);
+        let last = b.let_(all - own);
         b.if_(thread.eq(0), |b| {
-            let before = b.atomic_add_ordered(counter, 1);
+            let before = b.atomic_add_ordered(counter, own);
             b.store_shared(found, &[before.into()]);
             b.predicated(before.eq(last), |b| b.store_global::<U32>(counter, &[Val::Const(0)]));
         });
@@ -197,14 +206,15 @@ impl End<'_> {
     }
 
     /// Merges the parts of all units.
-    fn merge_units(&self, b: &mut Builder, shared: SharedRows) {
+    pub(super) fn merge_units(&self, b: &mut Builder, shared: SharedRows) {
         self.each_place(b, |b, place| {
             let [first, second] = [self.unit.first_part, self.unit.second_part]
                 .map(|part| self.in_part(b, shared, part, place));
             let row_bytes = part_row(self.cfg.dim_v) * self.unit.part_step;
             let stride = b.let_(self.args.rows.mul_wide(row_bytes));
             let column = place.column(b);
-            let share = Share::join_all(b, [first, second], stride, column, self.unit.count);
+            let count = (self.unit.count, self.cfg.invariant);
+            let share = Share::join_all(b, [first, second], stride, column, count);
             self.finish(b, place, &share);
         });
     }

@@ -44,15 +44,16 @@ pub(super) fn each_unit(
         |_| at.lt(end),
         |b| {
             let sequence = Sequence::find(b, cfg, args, place.sequence);
-            let turns = sequence.turns(b, cfg);
+            let turns = sequence.turns(b, cfg, args);
             let to = b.let_((end - at + place.turn).min(turns));
             let start = b.let_(at - place.turn);
-            let unit = Unit::of_turns(b, cfg, (sequence, place.head), [place.turn, to], (start, per));
-            match cfg.share {
-                Share::All => work(b, &unit),
-                // Sequences of others have no turns.
-                _ => {
-                    let some = b.uniform::<Cta>(turns.gt(0));
+            let unit = Unit::of_turns(b, (cfg, args), (sequence, place.head), [place.turn, to], (start, per));
+            match (cfg.share, unit.pieces) {
+                (Share::All, None) => work(b, &unit),
+                // Sequences of others have no turns, and pieces may start before this CTA and end behind it.
+                (_, pieces) => {
+                    let some = pieces.map_or(turns, |pieces| unit.sequence.if_mine(b, pieces.count));
+                    let some = b.uniform::<Cta>(some.gt(0));
                     b.if_uniform(some, |b| work(b, &unit));
                 }
             }
@@ -70,7 +71,7 @@ fn note_turns(b: &mut Builder, cfg: &Config, args: &Arguments) {
     b.while_(
         |_| index.lt(args.sequences),
         |b| {
-            let turns = Sequence::find(b, cfg, args, index).turns(b, cfg);
+            let turns = Sequence::find(b, cfg, args, index).turns(b, cfg, args);
             let at = noted(b, index);
             b.store_shared(at, &[turns.into()]);
             b.add_to(index, cfg.shape.threads());

@@ -15,8 +15,10 @@
 mod cluster;
 mod config;
 mod cost;
+mod cuts;
 mod end;
 mod even;
+mod fold;
 mod load;
 mod narrow;
 mod pages;
@@ -54,6 +56,8 @@ use cluster::Exchange;
 use config::{padded, part_row, tile_cols};
 pub(crate) use cost::{nanoseconds, room};
 use cost::{of_parts, visible_keys};
+use cuts::{Cuts, most_pieces};
+pub(crate) use cuts::{SPAN, most_messages};
 use pages::PageArguments;
 use source::Tensor;
 
@@ -84,6 +88,8 @@ pub(crate) struct Arguments {
     sequences: Reg<U32>,
     /// Key tiles of a unit at least.
     least_tiles: Reg<U32>,
+    /// Where keys are cut, if the batch has no say in it.
+    cuts: Option<Cuts>,
     lengths: LengthArguments,
     pages: Option<PageArguments>,
     sinks: Option<SinkArgument>,
@@ -112,7 +118,8 @@ impl Arguments {
             heads_kv: params.u32(b, "heads_kv", |p| p.heads_kv() as u32),
             group: params.u32(b, "group", |p| p.group() as u32),
             sequences: params.u32(b, "sequences", |p| p.sequences() as u32),
-            least_tiles: params.u32(b, "least_tiles", move |p| least_keys(p, turn) / tile_n),
+            least_tiles: params.u32(b, "least_tiles", move |_| turn / tile_n),
+            cuts: Cuts::declare(b, params, cfg),
             lengths: LengthArguments::declare(b, params, cfg.lengths, [seq_q, seq_kv]),
             pages: PageArguments::declare(b, params, cfg),
             sinks: SinkArgument::declare(b, params, cfg.sinks),
@@ -154,6 +161,8 @@ pub(crate) struct Layout {
     barriers: Option<u32>,
     /// Where parts of a cluster meet.
     exchange: Option<Exchange>,
+    /// Where pieces are folded.
+    folded: Option<u32>,
 }
 
 impl Layout {
@@ -172,7 +181,15 @@ impl Layout {
             false => [0, cfg.shape.rows() * part_row(cfg.dim_v)],
         };
         let barriers = (cfg.shape.copies == Copies::Tensor).then(|| b.mbarriers(cfg.shape.barriers()));
-        Self { q, k, v, parts, found: b.shared(4, 16), barriers, exchange: Exchange::reserve(b, cfg) }
+        let (found, exchange) = (b.shared(4, 16), Exchange::reserve(b, cfg));
+        let [met, folded] = cfg.fold_bytes();
+        match cfg.invariant {
+            true => {
+                let parts = [b.shared(met, 16), cfg.met_rows() * part_row(cfg.dim_v)];
+                Self { q, k, v, parts, found, barriers, exchange, folded: Some(b.shared(folded, 16)) }
+            }
+            false => Self { q, k, v, parts, found, barriers, exchange, folded: None },
+        }
     }
 }
 
@@ -198,8 +215,8 @@ fn wait_for_predecessor(b: &mut Builder, cfg: &Config) {
 }
 
 /// Bytes of shared memory in which a cluster of `parts` CTAs exchanges so many numbers.
-pub(crate) const fn exchange_bytes(numbers: u32, parts: u32) -> u32 {
-    Exchange::bytes(numbers / part::COLUMNS, parts)
+pub(crate) const fn exchange_bytes(numbers: u32, parts: u32, messages: u32) -> u32 {
+    Exchange::bytes(numbers / part::COLUMNS, parts, messages)
 }
 
 /// Rows of a tile: queries × heads that share a key head.
@@ -220,28 +237,17 @@ pub(crate) fn row_tiles(problem: &Problem) -> usize {
     problem.sequences() * problem.heads_kv()
 }
 
-/// Keys of a unit at least, where a CTA takes `turn` keys at once. Where bits must not depend on the batch, it is a constant
-/// that suits batches of every size.
-fn least_keys(problem: &Problem, turn: u32) -> u32 {
-    if problem.batch_invariant() { INVARIANT_KEYS.next_multiple_of(turn) } else { turn }
-}
-
-/// Keys of a unit at least, where the batch has no say in it.
-const INVARIANT_KEYS: u32 = 256;
-/// Units of a row at most, where the batch has no say in it.
-const INVARIANT_SPLITS: u32 = 32;
-
 /// Units of a row at most, on a GPU of `sms` multiprocessors.
 pub(crate) fn splits(cfg: &Config, problem: &Problem, sms: u32) -> u32 {
     if let Some(splits) = cfg.shape.splits {
         return splits;
     }
-    let turns = |keys: usize| keys.div_ceil(least_keys(problem, cfg.keys_per_turn()) as usize).max(1) as u32;
-    if problem.batch_invariant() {
-        return turns(problem.longest_kv()).min(INVARIANT_SPLITS);
-    }
+    let turns = match cfg.invariant {
+        true => most_pieces(problem),
+        false => visible_keys(problem).div_ceil(cfg.keys_per_turn() as usize).max(1) as u32,
+    };
     let fill = u64::from(sms * cfg.shape.ctas_per_sm).div_ceil(row_tiles(problem).max(1) as u64);
-    let most = turns(visible_keys(problem)).min(2 * fill as u32);
+    let most = turns.min(2 * fill as u32);
     let time = |&splits: &u32| of_parts(cfg, problem, sms, splits);
     (1..=most).min_by(|one, other| time(one).total_cmp(&time(other))).unwrap_or(1)
 }
@@ -252,12 +258,14 @@ pub fn extent(cfg: &Config, problem: &Problem, sms: u32) -> Option<Extent> {
     let (grid, parts) = match cfg.shape.order {
         Order::Grid => {
             let splits = splits(cfg, problem, sms);
-            ([splits, problem.heads_kv() as u32, problem.sequences() as u32], tiles * splits as usize)
+            let parts = if cfg.invariant { most_pieces(problem) } else { splits };
+            ([splits, problem.heads_kv() as u32, problem.sequences() as u32], tiles * parts as usize)
         }
         Order::Cluster { parts } => ([parts, problem.heads_kv() as u32, problem.sequences() as u32], 0),
         Order::Even => {
             let ctas = sms * cfg.shape.ctas_per_sm;
-            ([ctas, 1, 1], 2 * ctas as usize)
+            let parts = if cfg.invariant { most_pieces(problem) + 1 } else { 2 };
+            ([ctas, 1, 1], parts as usize * ctas as usize)
         }
     };
     let part = tile_rows(problem, cfg.share) as u64 * u64::from(part_row(cfg.dim_v));

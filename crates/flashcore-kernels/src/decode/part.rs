@@ -117,13 +117,13 @@ impl Share {
     }
 
     /// Parts `0..count` of a row as a whole, from global memory: the first, and those from the second on, `stride` bytes from
-    /// one to the next.
+    /// one to the next. Where they are pieces, they are folded one by one, as in all other places where pieces are.
     pub(super) fn join_all(
         b: &mut Builder,
         [first, second]: [Reg<U64>; 2],
         stride: Reg<U64>,
         column: Reg<U64>,
-        count: Reg<U32>,
+        (count, by_one): (Reg<U32>, bool),
     ) -> Self {
         let one = b.var(1);
         let whole = Self::read_if(b, (one, count), first, column);
@@ -137,12 +137,58 @@ impl Share {
                     parts.push(Self::read_if(b, (number, count), row, column));
                     b.set(at, at + stride);
                 }
-                let joined = Self::join(b, &parts);
+                let joined = match by_one {
+                    true => parts[1..].iter().fold(whole, |whole, part| Self::join(b, &[whole, *part])),
+                    false => Self::join(b, &parts),
+                };
                 whole.registers().zip(joined.registers()).for_each(|(var, value)| b.set(var, value));
                 b.add_to(done, BATCH);
             },
         );
         whole
+    }
+
+    /// Parts `0..count` of a row, folded one by one, each read from where `message` says its head and its values are.
+    pub(super) fn fold_messages(
+        b: &mut Builder,
+        count: Reg<U32>,
+        message: impl Fn(&mut Builder, Reg<U32>) -> (Shared, Shared),
+    ) -> Self {
+        let (whole, done) = (Self::unseen(b), b.var_in(Scope::Lane, 0));
+        let last = b.let_(count - 1);
+        b.while_(
+            |_| done.lt(count),
+            |b| {
+                let parts: Vec<_> = (0..BATCH)
+                    .map(|n| {
+                        let number = b.let_(done + n);
+                        let there = b.let_(number.min(last));
+                        let (row, values) = message(b, there);
+                        let part = Self::read(b, row, values);
+                        part.or_unseen(b, number.le(last))
+                    })
+                    .collect();
+                let joined = parts.iter().fold(whole, |whole, part| Self::join(b, &[whole, *part]));
+                whole.registers().zip(joined.registers()).for_each(|(var, value)| b.set(var, value));
+                b.add_to(done, BATCH);
+            },
+        );
+        whole
+    }
+
+    /// The share if it is there, or that of a row that has seen no key.
+    fn or_unseen(self, b: &mut Builder, there: flashcore_tile::Cond) -> Self {
+        let there = b.let_(there);
+        let mut of = |value: Reg<F32>, unseen: f32| b.select(there, value, unseen);
+        let top = of(self.top, UNSEEN_TOP);
+        Self { top, sums: self.sums.map(|sum| of(sum, 0.0)), values: self.values.map(|value| of(value, 0.0)) }
+    }
+
+    /// Writes that no key has been seen.
+    pub(super) fn write_unseen<M: Memory>(b: &mut Builder, row: M, values: M) {
+        let unseen = Self::unseen(b);
+        values.write(b, &unseen.values.map(Val::from));
+        row.write(b, &unseen.head().map(Val::from));
     }
 
     /// Writes the share's values, and its head if it is the row's first.

@@ -24,6 +24,12 @@ impl Block {
         let output = Acc::zero(b, padded(cfg.dim_v) as usize);
         Self { output, softmax: Softmax::new(b, scale.log2, cfg.products()) }
     }
+
+    /// Starts anew, as if no key had been seen.
+    pub(super) fn restart(&self, b: &mut Builder) {
+        self.output.fill(b, 0.0);
+        self.softmax.restart(b);
+    }
 }
 
 /// Where the queries' fragments come from.

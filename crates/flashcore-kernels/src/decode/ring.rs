@@ -55,6 +55,7 @@ impl<'a> Ring<'a> {
         let warp = b.warp();
         let warp = b.uniform_register(warp);
         let first = b.let_(unit.begin + warp.signed());
+        let first = if unit.pieces.is_some() { skip_unseen(b, cfg, unit, first) } else { first };
         let row = tile_row(b, cfg, unit, first);
         let mut side = |tensor: (Tensor, u32), tile: &SmemTile, order: MatrixOrder, barriers| {
             let skip = b.let_(warp * (cfg.shape.stages * tile.bytes()));
@@ -170,6 +171,13 @@ impl<'a> Ring<'a> {
 /// Features as columns of 16 bits, two of 8 bits in one.
 const fn tile_dim(cfg: &Config, dim: u32) -> u32 {
     dim * cfg.cache.bytes() / 2
+}
+
+/// The warp's first tile from `tile` on that rows see: pieces begin where they are cut, not where a window does.
+fn skip_unseen(b: &mut Builder, cfg: &Config, unit: &Unit, tile: Reg<S32>) -> Reg<S32> {
+    let warps = cfg.shape.warps;
+    let turns = b.let_((unit.sequence.first - tile).max(0).unsigned().div_ceil(warps));
+    b.let_(tile + (turns * warps).signed())
 }
 
 /// First row of a key tile in K and V.

@@ -2,7 +2,11 @@
 
 use flashcore_tile::{Builder, Cta, Pred, Reg, S32, U32};
 
-use super::{Arguments, Config, config::Order};
+use super::{
+    Arguments, Config,
+    config::Order,
+    cuts::{Cuts, Pieces, Row, SPAN},
+};
 use crate::parts::{
     lengths::{LengthsKind, Span},
     mask::{KeyTiles, Visibility},
@@ -30,7 +34,7 @@ pub(super) struct Sequence {
     /// Key tiles that the rows see.
     pub(super) tiles: KeyTiles,
     /// The first of them, and how many there are.
-    first: Reg<S32>,
+    pub(super) first: Reg<S32>,
     count: Reg<U32>,
     /// Whether this kernel computes the sequence, if there is one that it does not.
     mine: Option<Pred>,
@@ -69,13 +73,17 @@ impl Sequence {
     }
 
     /// Turns that a CTA needs for all keys: at least one, which writes the rows even if they see none.
-    pub(super) fn turns(&self, b: &mut Builder, cfg: &Config) -> Reg<U32> {
-        let turns = b.let_(self.count.div_ceil(cfg.shape.warps).max(1));
+    /// Where keys are cut at fixed places, spans are what CTAs share.
+    pub(super) fn turns(&self, b: &mut Builder, cfg: &Config, args: &Arguments) -> Reg<U32> {
+        let turns = match args.cuts {
+            Some(cuts) => Row::of(b, cfg, cuts, self).spans(b),
+            None => b.let_(self.count.div_ceil(cfg.shape.warps).max(1)),
+        };
         self.if_mine(b, turns)
     }
 
     /// A number of this sequence, or 0 where it is another kernel's.
-    fn if_mine(&self, b: &mut Builder, number: Reg<U32>) -> Reg<U32> {
+    pub(super) fn if_mine(&self, b: &mut Builder, number: Reg<U32>) -> Reg<U32> {
         self.mine.map_or(number, |mine| b.select(mine, number, 0))
     }
 
@@ -101,6 +109,8 @@ pub(super) struct Unit {
     pub(super) second_part: Reg<U32>,
     /// Parts from one of those to the next.
     pub(super) part_step: u32,
+    /// The pieces that it has, where keys are cut at fixed places.
+    pub(super) pieces: Option<Pieces>,
 }
 
 impl Unit {
@@ -108,6 +118,9 @@ impl Unit {
     pub(super) fn of_grid(b: &mut Builder, cfg: &Config, args: &Arguments) -> Self {
         let [number, head_kv, index] = b.cta_xyz();
         let sequence = Sequence::find(b, cfg, args, index);
+        if let Some(cuts) = args.cuts {
+            return Self::pieces_of_grid(b, cfg, args, (sequence, [number, head_kv]), cuts);
+        }
         let (most, warps) = (b.ctas(), cfg.shape.warps);
         let each = b.let_((sequence.count + most - 1) / most);
         // Whole turns of all warps: what a row's units are follows from its own length.
@@ -130,6 +143,51 @@ impl Unit {
             first_part,
             second_part: b.let_(first_part + 1),
             part_step: 1,
+            pieces: None,
+        }
+    }
+
+    /// The same where keys are cut at fixed places.
+    fn pieces_of_grid(
+        b: &mut Builder,
+        cfg: &Config,
+        args: &Arguments,
+        (sequence, [number, head_kv]): (Sequence, [Reg<U32>; 2]),
+        cuts: Cuts,
+    ) -> Self {
+        let (most, row) = (b.ctas(), Row::of(b, cfg, cuts, &sequence));
+        let each = b.let_((row.end - row.first + most - 1) / most);
+        let pieces = row.shares(b, number, each);
+        let count = sequence.if_mine(b, pieces.count);
+        let none = b.uniform::<Cta>(count.eq(0));
+        b.if_uniform(none, |b| b.exit());
+        let row_tile = row_tile(b, args, sequence.index, head_kv);
+        let first_part = b.let_(row_tile * cuts.room);
+        let second_part = b.let_(first_part + 1);
+        Self::of_pieces(b, cfg, (sequence, head_kv), pieces, [first_part, second_part])
+    }
+
+    /// Pieces of the rows of a key head; parts of their units are where the two numbers say.
+    fn of_pieces(
+        b: &mut Builder,
+        cfg: &Config,
+        (sequence, head_kv): (Sequence, Reg<U32>),
+        pieces: Pieces,
+        [first_part, second_part]: [Reg<U32>; 2],
+    ) -> Self {
+        let tile = |b: &mut Builder, span: Reg<U32>| b.let_((span * (SPAN / cfg.shape.tile_n)).signed());
+        let (begin, end) = (tile(b, pieces.from), tile(b, pieces.to));
+        Self {
+            sequence,
+            head_kv,
+            begin,
+            end: b.let_(end.min(sequence.tiles.end)),
+            count: pieces.parts(b),
+            part: first_part,
+            first_part,
+            second_part,
+            part_step: 1,
+            pieces: Some(pieces),
         }
     }
 
@@ -137,6 +195,12 @@ impl Unit {
     pub(super) fn of_cluster(b: &mut Builder, cfg: &Config, args: &Arguments, parts: u32) -> Self {
         let [number, head_kv, index] = b.cta_xyz();
         let sequence = Sequence::find(b, cfg, args, index);
+        if let Some(cuts) = args.cuts {
+            let (row, none) = (Row::of(b, cfg, cuts, &sequence), b.var(0));
+            let each = b.let_((row.end - row.first).div_ceil(parts));
+            let pieces = row.shares(b, number, each);
+            return Self::of_pieces(b, cfg, (sequence, head_kv), pieces, [none; 2]);
+        }
         let each = b.let_(sequence.count.div_ceil(parts * cfg.shape.warps) * cfg.shape.warps);
         let begin = b.let_(sequence.first + (number * each).signed());
         let none = b.var(0);
@@ -150,6 +214,7 @@ impl Unit {
             first_part: none,
             second_part: none,
             part_step: 1,
+            pieces: None,
         }
     }
 
@@ -172,14 +237,23 @@ impl Unit {
     /// start at `start`, and every CTA has `per` turns.
     pub(super) fn of_turns(
         b: &mut Builder,
-        cfg: &Config,
+        (cfg, args): (&Config, &Arguments),
         (sequence, head_kv): (Sequence, Reg<U32>),
         [from, to]: [Reg<U32>; 2],
         (start, per): (Reg<U32>, Reg<U32>),
     ) -> Self {
         let (cta, warps) = (b.cta(), cfg.shape.warps);
-        let turns = sequence.turns(b, cfg);
+        let turns = sequence.turns(b, cfg, args);
         let first_cta = b.let_(start / per);
+        if let Some(cuts) = args.cuts {
+            let row = Row::of(b, cfg, cuts, &sequence);
+            let own = b.let_((first_cta + 1) * per - start);
+            let pieces = row.pieces(b, [from, to], own);
+            // Parts of the rows that begin in a CTA have room before those of the next CTA's, which has begun later.
+            let (second_part, ctas) = (b.let_(first_cta * cuts.room), b.ctas());
+            let first_part = b.let_(ctas * cuts.room + first_cta);
+            return Self::of_pieces(b, cfg, (sequence, head_kv), pieces, [first_part, second_part]);
+        }
         let last_cta = b.let_((start + turns - 1) / per);
         // A CTA has two places for parts: of rows that began before it, and of one that begins with it and goes on.
         let began_before = b.let_(cta.gt(first_cta));
@@ -196,6 +270,7 @@ impl Unit {
             first_part: b.let_(first_cta * 2 + 1),
             second_part: b.let_(first_cta * 2 + 2),
             part_step: 2,
+            pieces: None,
         }
     }
 }

@@ -1,11 +1,13 @@
 //! One CTA's work: a unit, warp by warp, and its end.
 
-use flashcore_tile::{Acc, Builder, MMA_M, Warp};
+use flashcore_tile::{Acc, Builder, MMA_M, Reg, S32, Warp};
 
 use super::{
     Arguments, Config, Layout,
     config::{Copies, Order},
-    end, even,
+    end::{self, End},
+    even,
+    fold::Fold,
     load::QueryLoad,
     products::{self, Block, Queries},
     ring::{Ring, Stages, Which},
@@ -75,8 +77,19 @@ fn compute(
     let factors = args.factors.map(|factors| factors.at(b, unit.sequence.index, unit.head_kv));
     let scale = factors.map_or(args.scale, |[of_keys, _]| args.scale.times(b, of_keys));
     let blocks: Vec<_> = (0..cfg.shape.blocks).map(|_| Block::new(b, cfg, &scale)).collect();
-    KeyLoop { cfg, scale, unit, ring, blocks: &blocks, queries, visible }.run(b);
-    end::run(b, cfg, args, layout, unit, (&blocks, factors.map(|[_, of_values]| of_values)));
+    let keys = KeyLoop { cfg, scale, unit, ring, blocks: &blocks, queries, visible };
+    let end = End { cfg, args, layout, unit, factor: factors.map(|[_, of_values]| of_values) };
+    match unit.pieces {
+        Some(pieces) => {
+            let fold = Fold::new(b, end, pieces);
+            fold.each_piece(b, &blocks, |b, tile| keys.run(b, tile));
+            fold.close(b);
+        }
+        None => {
+            keys.run(b, unit.end);
+            end::run(b, &end, &blocks);
+        }
+    }
 }
 
 /// What this thread's rows of each block see.
@@ -105,8 +118,9 @@ struct KeyLoop<'a> {
 }
 
 impl KeyLoop<'_> {
-    fn run(&self, b: &mut Builder) {
-        b.while_(|_| self.ring.tile.lt(self.unit.end), |b| self.turn(b));
+    /// All tiles of the warp before `end`.
+    fn run(&self, b: &mut Builder, end: Reg<S32>) {
+        b.while_(|_| self.ring.tile.lt(end), |b| self.turn(b));
     }
 
     /// One key tile; what it no longer needs is overwritten by the tile that takes its place in the ring.

@@ -118,6 +118,14 @@ impl Softmax {
         }
     }
 
+    /// Forgets all keys.
+    #[track_caller]
+    pub fn restart(&self, b: &mut Builder) {
+        self.offset.into_iter().for_each(|offset| b.set(offset, UNSEEN));
+        self.sum.into_iter().chain(self.rounded).for_each(|sum| b.set(sum, 0.0));
+        b.set(self.moves, 0);
+    }
+
     /// Takes note that the scale has been set to another value.
     #[track_caller]
     pub fn follow_scale(&self, b: &mut Builder) {

@@ -6,7 +6,9 @@ use flashcore_tile::{Element, Half, MMA_M};
 
 use super::Gpu;
 use crate::{
-    decode::{Copies, MOST_SEQUENCES, Order, Shape, exchange_bytes, nanoseconds, room, row_tiles, rows},
+    decode::{
+        Copies, MOST_SEQUENCES, Order, Shape, exchange_bytes, most_messages, nanoseconds, room, row_tiles, rows,
+    },
     forward_sm80::Access,
     launch::KernelConfig,
     parts::share::most_short_rows,
@@ -59,7 +61,8 @@ pub(super) fn accept_rows_apart(
     if problem.sequences().max(problem.heads_kv()) > MOST_NUMBERED {
         return Err(format!("its grid numbers up to {MOST_NUMBERED} sequences and heads"));
     }
-    if find(problem, gpu).is_none() {
+    let some = if problem.batch_invariant() { fixed(problem, gpu).is_some() } else { find(problem, gpu).is_some() };
+    if !some {
         return no("none of its tiles fits in shared memory");
     }
     Ok(half)
@@ -72,23 +75,56 @@ pub(super) fn shape(problem: &Problem, gpu: &Gpu) -> (Shape, &'static str) {
 
 /// The same where tiles have so many rows.
 pub(super) fn shape_for(problem: &Problem, gpu: &Gpu, rows: usize) -> (Shape, &'static str) {
+    let blocks = rows.div_ceil(ROWS).max(1) as u32;
+    if let (true, Some(shape)) = (problem.batch_invariant(), fixed(problem, gpu)) {
+        let why = "few queries, cut at fixed keys: each warp streams keys of its own, and starts anew at every cut";
+        return (with_stages(problem, gpu, Shape { blocks, ..shape }), why);
+    }
     let table = table(problem);
     let row = find(problem, gpu).unwrap_or(&table[table.len() - 1]);
-    let blocks = rows.div_ceil(ROWS).max(1) as u32;
     // Two blocks of a wide output leave no registers for queries.
     let q_in_registers = row.shape.q_in_registers && blocks == 1;
     (Shape { blocks, q_in_registers, ..row.shape }, row.why)
 }
 
+/// The warps and tiles of a problem whose bits must not depend on the batch: they follow from features and GPU alone.
+fn fixed(problem: &Problem, gpu: &Gpu) -> Option<Shape> {
+    let dims = [problem.dim_qk() as u32, problem.dim_v() as u32];
+    let table = if problem.kv_dtype().is_narrow() { FIXED_NARROW } else { FIXED };
+    let suits = |stages: u32| {
+        move |(dim, shape): &&(u32, Shape)| {
+            let most = Shape { stages, blocks: most_short_rows(problem).div_ceil(ROWS) as u32, ..*shape };
+            dims.into_iter().all(|of| of <= *dim) && fits_folded(problem, gpu, &most)
+        }
+    };
+    [2, 1].into_iter().find_map(|stages| table.iter().find(suits(stages))).map(|(_, shape)| *shape)
+}
+
+/// As many stages as there is room for, up to those of the table: they decide nothing but how soon keys are there.
+fn with_stages(problem: &Problem, gpu: &Gpu, shape: Shape) -> Shape {
+    let with = |stages: u32| Shape { stages, ..shape };
+    let some = (1..=shape.stages).rev().map(with).find(|shape| fits_folded(problem, gpu, shape));
+    let some = some.unwrap_or(with(1));
+    Shape { q_in_registers: some.q_in_registers && some.blocks == 1, ..some }
+}
+
+/// Whether a shape fits together with pieces that meet and are folded.
+fn fits_folded(problem: &Problem, gpu: &Gpu, shape: &Shape) -> bool {
+    let dims = [problem.dim_qk() as u32, problem.dim_v() as u32];
+    let rows = (shape.blocks * MMA_M).min(room_for(rows(problem).min(most_short_rows(problem))));
+    let [met, folded] = shape.fold_bytes(rows, dims[1]);
+    all_fit(shape.ctas_per_sm, shape.shared_bytes(dims, stored(problem)) + met + folded, gpu)
+}
+
 /// Other ways to cut a problem on a Hopper, beside `shape`: as wide CTAs, in clusters, or evenly. Where bits must not depend
-/// on the batch there is but one way.
+/// on the batch, CTAs of one kind share a row in all these ways.
 pub(super) fn others(problem: &Problem, gpu: &Gpu, shape: Shape) -> Vec<(Shape, &'static str)> {
-    if gpu.capability != (9, 0) || problem.batch_invariant() {
+    if gpu.capability != (9, 0) {
         return Vec::new();
     }
     let dims = [problem.dim_qk() as u32, problem.dim_v() as u32];
     let wide = Shape { warps: 2 * shape.warps, ctas_per_sm: 1, ..shape };
-    let wide = (shape.ctas_per_sm == 2 && wide.warps <= 8).then_some(wide);
+    let wide = (shape.ctas_per_sm == 2 && wide.warps <= 8 && !problem.batch_invariant()).then_some(wide);
     // Keys of a tile in many pages are found sooner where another CTA works meanwhile.
     let wide = wide.filter(|wide| problem.page_size().is_none_or(|size| size >= wide.tile_n as usize));
     let mut found = Vec::new();
@@ -125,13 +161,16 @@ fn fits(shape: &Shape, dims: [u32; 2], stored: Element, gpu: &Gpu) -> bool {
     all_fit(shape.ctas_per_sm, shape.shared_bytes(dims, stored), gpu)
 }
 
-/// The same of a cluster, with room for what its CTAs exchange.
+/// The same of a cluster, with room for what its CTAs exchange, and of pieces.
 fn fits_cluster(problem: &Problem, shape: &Shape, dims: [u32; 2], gpu: &Gpu) -> bool {
+    let rows = rows_of(problem, shape);
     let exchange = match shape.order {
-        Order::Cluster { parts } => exchange_bytes(cluster_rows(problem, shape) * dims[1], parts),
+        Order::Cluster { parts } => exchange_bytes(rows * dims[1], parts, messages(problem, shape)),
         _ => 0,
     };
-    all_fit(shape.ctas_per_sm, shape.shared_bytes(dims, stored(problem)) + exchange, gpu)
+    let folded = if problem.batch_invariant() { shape.fold_bytes(rows, dims[1]) } else { [0, 0] };
+    let bytes = shape.shared_bytes(dims, stored(problem)) + folded.into_iter().sum::<u32>() + exchange;
+    all_fit(shape.ctas_per_sm, bytes, gpu)
 }
 
 fn all_fit(ctas: u32, bytes: u32, gpu: &Gpu) -> bool {
@@ -139,10 +178,24 @@ fn all_fit(ctas: u32, bytes: u32, gpu: &Gpu) -> bool {
     ctas * (bytes + reserved) <= gpu.shared_bytes + reserved
 }
 
-/// Rows that a cluster has room for.
-pub(super) fn cluster_rows(problem: &Problem, shape: &Shape) -> u32 {
+/// Rows that a cluster or a fold has room for; 0 where there is neither.
+pub(super) fn rows_of(problem: &Problem, shape: &Shape) -> u32 {
     match shape.order {
-        Order::Cluster { .. } => rows(problem).max(1).next_power_of_two() as u32,
+        Order::Cluster { .. } => room_for(rows(problem)),
+        _ if problem.batch_invariant() => room_for(rows(problem)).min(shape.blocks * MMA_M),
+        _ => 0,
+    }
+}
+
+fn room_for(rows: usize) -> u32 {
+    rows.max(1).next_power_of_two() as u32
+}
+
+/// Parts of a row that a cluster has room for.
+pub(super) fn messages(problem: &Problem, shape: &Shape) -> u32 {
+    match shape.order {
+        Order::Cluster { parts } if problem.batch_invariant() => most_messages(problem, parts),
+        Order::Cluster { parts } => parts,
         _ => 0,
     }
 }
@@ -281,4 +334,28 @@ const NARROW: &[Row] = &[
         shape: Shape { q_in_registers: false, ..tile([2, 32, 2], 1) },
         why: "few queries over 8 bits: as many keys under way as little shared memory holds",
     },
+];
+
+/// Tiles where bits must not depend on the batch: of the rows for a head dim, the first of which two stages fit. Pieces are
+/// folded beside the ring, so that one CTA fills an SM.
+const FIXED: &[(u32, Shape)] = &[
+    (64, tile([8, 16, 6], 1)),
+    (64, tile([4, 16, 6], 1)),
+    (128, tile([8, 16, 3], 1)),
+    (128, tile([4, 16, 6], 1)),
+    (128, tile([2, 16, 6], 1)),
+    (256, Shape { q_in_registers: false, ..tile([4, 16, 3], 1) }),
+    (256, Shape { q_in_registers: false, ..tile([2, 16, 6], 1) }),
+    (256, Shape { q_in_registers: false, ..tile([1, 16, 6], 1) }),
+];
+
+/// The same for keys and values of 8 bits.
+const FIXED_NARROW: &[(u32, Shape)] = &[
+    (64, tile([4, 32, 8], 1)),
+    (64, tile([2, 32, 8], 1)),
+    (128, tile([4, 32, 6], 1)),
+    (128, tile([2, 32, 6], 1)),
+    (256, Shape { q_in_registers: false, ..tile([4, 32, 3], 1) }),
+    (256, Shape { q_in_registers: false, ..tile([2, 32, 6], 1) }),
+    (256, Shape { q_in_registers: false, ..tile([1, 32, 6], 1) }),
 ];

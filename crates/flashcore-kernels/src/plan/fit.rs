@@ -184,6 +184,10 @@ fn check_decode_for(problem: &Problem, gpu: &Gpu, shape: &few_queries::Shape) ->
     if let Order::Cluster { parts } = shape.order {
         check_rules(&[("parts", parts, unit_of_powers(parts), 2..=8, "2, 4 or 8")])?;
     }
+    if problem.batch_invariant() && !few_queries::SPAN.is_multiple_of(shape.warps * shape.tile_n) {
+        let reason = format!("keys are cut every {}, at ends of turns", few_queries::SPAN);
+        return Err(Misfit::Kernel { kernel: "decode", reason });
+    }
     let newer = shape.copies == Copies::Tensor || matches!(shape.order, Order::Cluster { .. });
     if newer && gpu.capability < (9, 0) {
         let reason = "tensor copies and clusters are there from compute capability 9.0 on".to_owned();

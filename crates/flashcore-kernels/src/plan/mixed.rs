@@ -39,9 +39,9 @@ pub(super) fn plan(problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Optio
     Ok(Some(Plan { passed_over: many.passed_over, ..Plan::of(launches.to_vec(), gpu, why) }))
 }
 
-/// The tile for the short sequences: keys of all of them are shared evenly, unless bits must not depend on the batch.
+/// The tile for the short sequences: keys of all of them are shared evenly.
 fn short_shape(problem: &Problem, gpu: &Gpu) -> Shape {
     let (shape, _) = decode::shape_for(problem, gpu, short_queries(problem) * problem.group());
-    let even = !problem.batch_invariant() && problem.sequences() <= MOST_SEQUENCES as usize;
+    let even = problem.sequences() <= MOST_SEQUENCES as usize;
     Shape { order: if even { Order::Even } else { Order::Grid }, ..shape }
 }

@@ -89,8 +89,10 @@ fn variants(member: &Member, plan: &Plan) -> Vec<Plan> {
     let even = decode::Shape { order: decode::Order::Even, ..shape };
     let tensor = decode::Shape { copies: decode::Copies::Tensor, ..shape };
     let both = decode::Shape { copies: decode::Copies::Tensor, ..even };
+    // Pieces that are folded leave room for one stage.
+    let stages = if member.problem.batch_invariant() { 1 } else { 2 };
     let cluster =
-        decode::Shape { order: decode::Order::Cluster { parts: 4 }, stages: 2, ctas_per_sm: 1, ..tensor };
+        decode::Shape { order: decode::Order::Cluster { parts: 4 }, stages, ctas_per_sm: 1, ..tensor };
     let some = if has_copies { vec![even, tensor, both, cluster] } else { vec![even] };
     // Few CTAs have several units each.
     let gpu = Gpu { sms: 3, ..member.gpu };
@@ -490,9 +492,9 @@ fn held<O: Element>(problem: &Problem) -> Launched<O> {
 }
 
 /// What a launch wrote, and how many instructions it took.
-struct Launched<T> {
-    out: Vec<T>,
-    lse: Vec<f32>,
+pub(super) struct Launched<T> {
+    pub(super) out: Vec<T>,
+    pub(super) lse: Vec<f32>,
     instructions: u64,
 }
 
@@ -503,7 +505,7 @@ impl<T: Element> Launched<T> {
 }
 
 /// Runs a plan, every check on.
-fn launched<T: Element, O: Element>(
+pub(super) fn launched<T: Element, O: Element>(
     simulator: &Simulator,
     (problem, values): (&Problem, &Values),
     plan: &Plan,
@@ -525,7 +527,7 @@ fn launched<T: Element, O: Element>(
 }
 
 /// Q, K and V of standard normal numbers.
-fn normal_inputs<T: Element>(problem: &Problem) -> [Vec<T>; 3] {
+pub(super) fn normal_inputs<T: Element>(problem: &Problem) -> [Vec<T>; 3] {
     let mut rng = Rng::new(7);
     [problem.q(), problem.k(), problem.v()].map(|layout| tensor::<T>(layout, || rng.normal()))
 }

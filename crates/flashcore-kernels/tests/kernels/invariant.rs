@@ -1,0 +1,85 @@
+//! Few queries whose bits must not depend on the batch: whichever CTAs compute which pieces of a row, its bits are the same.
+
+use flashcore_core::{DType, Dims, Layout, Lengths, Mask, Problem, Spec, Values};
+use flashcore_kernels::{
+    Gpu, Tile,
+    decode::{Order, Shape},
+    plan, plan_tile,
+};
+use flashcore_lab::simulator::Simulator;
+use half::f16;
+
+use super::simulator::{Launched, launched, normal_inputs};
+
+const DIM: usize = 64;
+/// Cuts of every width below 4,096 keys.
+const KEYS: usize = 2_700;
+const HEADS: [usize; 2] = [4, 2];
+
+fn problem(batch: usize, queries: usize, mask: Mask, values: &Values) -> Problem {
+    let layout = |heads, rows| Layout::bhsd(Dims::new(batch, heads, rows, DIM)).unwrap();
+    let (q, k) = (layout(HEADS[0], queries), layout(HEADS[1], KEYS));
+    Spec { mask, batch_invariant: true, ..Spec::new(DType::F16, q, k, k).with(values) }.parse().unwrap()
+}
+
+/// The shape of the plan, and the same with CTAs that share rows in every way there is.
+fn shapes(problem: &Problem) -> Vec<(Gpu, Shape)> {
+    let Tile::Decode(shape) = plan(problem, &Gpu::HOPPER, 16).unwrap().kernel().tile() else {
+        panic!("few queries have a kernel")
+    };
+    let grids = [1, 2, 5, 9, 40].map(|splits| {
+        (Gpu::HOPPER, Shape { order: Order::Grid, splits: Some(splits), ..shape })
+    });
+    let evens = [1, 3, 8, 100].map(|sms| (Gpu { sms, ..Gpu::HOPPER }, Shape { order: Order::Even, ..shape }));
+    let clusters = [2, 4, 8].map(|parts| (Gpu::HOPPER, Shape { order: Order::Cluster { parts }, ..shape }));
+    grids.into_iter().chain(evens).chain(clusters).collect()
+}
+
+fn run(problem: &Problem, values: &Values, (gpu, shape): (Gpu, Shape), inputs: &[Vec<f16>; 3]) -> Launched<f16> {
+    let stages = shape.stages.min(2);
+    let plan = plan_tile(problem, &gpu, 16, Tile::Decode(Shape { stages, ..shape })).unwrap();
+    launched::<f16, f16>(&Simulator::seeded(gpu, 3), (problem, values), &plan, inputs).unwrap()
+}
+
+#[test]
+fn rows_have_their_bits_however_ctas_share_them() {
+    let lengths = Values { lengths: Lengths::keys([2_603, 5, KEYS as u32]), ..Values::default() };
+    let cases = [
+        (1, Mask::NONE, Values::default()),
+        (3, Mask::CAUSAL, lengths.clone()),
+        (2, Mask::window(1_500, 0), lengths),
+    ];
+    for (queries, mask, values) in cases {
+        let problem = problem(3, queries, mask, &values);
+        let inputs = normal_inputs::<f16>(&problem);
+        let mut shapes = shapes(&problem).into_iter();
+        let first = run(&problem, &values, shapes.next().unwrap(), &inputs);
+        for shape in shapes {
+            let other = run(&problem, &values, shape, &inputs);
+            assert!(first.out == other.out && first.lse == other.lse, "{queries} queries: {:?}", shape.1.order);
+        }
+    }
+}
+
+/// A query has its bits whether it comes alone or as one of several.
+#[test]
+fn queries_have_their_bits_alone_and_together() {
+    const QUERIES: usize = 4;
+    for mask in [Mask::CAUSAL, Mask::window(700, 0)] {
+        let together = problem(1, QUERIES, mask, &Values::default());
+        let [q, k, v] = normal_inputs::<f16>(&together);
+        let shape = shapes(&together)[1];
+        let whole = run(&together, Values::NONE, shape, &[q.clone(), k.clone(), v.clone()]);
+        for query in 0..QUERIES {
+            let keys = (KEYS - QUERIES + 1 + query) as u32;
+            let values = Values { lengths: Lengths::keys([keys]), ..Values::default() };
+            let alone = problem(1, 1, mask, &values);
+            let row = |of: &[f16]| -> Vec<f16> {
+                of.chunks_exact(DIM).skip(query).step_by(QUERIES).flatten().copied().collect()
+            };
+            let shape = shapes(&alone)[4];
+            let got = run(&alone, &values, shape, &[row(&q), k.clone(), v.clone()]);
+            assert_eq!(got.out, row(&whole.out), "query {query}");
+        }
+    }
+}
