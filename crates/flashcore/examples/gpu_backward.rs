@@ -3,8 +3,8 @@
 //! `cargo run --release --example gpu_backward CELL… [form=FORM,FORM,…] [ms=N]` prints one JSON object per line. A cell is
 //! `SEQUENCE:DIM[/DIM_V]:full|causal[:KEY_HEADS[:QUERY_HEADS]]`, with 16k tokens and 2048 features of queries unless it says
 //! otherwise; forms are `split`, `fused`, `general`, `rules`, `fSTEPxSTAGExSTAGExCONSUMERxMOVER`, a tile with its
-//! registers, and `KEYS+QUERIES`, two tiles of the split form: `pSTEPxSTAGExSTAGExPLACES` or `k…` for keys with consumers that
-//! are paired or not, `q…` for queries.
+//! registers, and `KEYS+QUERIES`, two tiles of the split form: `pSTEPxSTAGExSTAGExPLACES`, `a…` or `k…` for keys with consumers that
+//! are paired, paired with the first ahead, or not, `q…` for queries.
 
 use flashcore::{
     BackwardProblem, BackwardSpec, DType, Dims, Layout, Mask, Spec,
@@ -67,6 +67,7 @@ fn choice(form: &str) -> Outcome<Choice> {
                 order,
                 mover,
                 paired: false,
+                ahead: false,
             }))
         }
     })
@@ -74,11 +75,11 @@ fn choice(form: &str) -> Outcome<Choice> {
 
 /// A tile of the split form.
 fn split_tile(name: &str) -> Outcome<Shape> {
-    let paired = name.starts_with('p');
+    let (paired, ahead) = (name.starts_with(['p', 'a']), name.starts_with('a'));
     let n: Vec<u32> = name[1..].split('x').map(str::parse).collect::<Result<_, _>>()?;
     let &[step, first, second, places] = &n[..] else { return Err("four numbers".into()) };
     let (stages, registers, order) = ([first, second], [24, 240], Order::Static);
-    Ok(Shape { consumers: 2, step, stages, places, registers, order, mover: None, paired })
+    Ok(Shape { consumers: 2, step, stages, places, registers, order, mover: None, paired, ahead })
 }
 
 /// bf16 numbers, N(0, 1), a little more than a power of two of them.

@@ -88,6 +88,9 @@ pub struct Shape {
     /// Two consumers hold the same 64 keys: one makes P and the gradient of values, the other dS and the gradient of keys.
     #[serde(default)]
     pub paired: bool,
+    /// Of a pair of consumers, the first multiplies the scores of the next pair of tiles before the gradient of this one.
+    #[serde(default)]
+    pub ahead: bool,
 }
 
 /// In which order CTAs take tiles.
@@ -136,6 +139,7 @@ impl Config {
         } = self.shape;
         let side = match self.side {
             Side::Keys if self.fused() => "fused",
+            Side::Keys if self.shape.ahead => "ahead",
             Side::Keys if self.shape.paired => "paired",
             Side::Keys => "keys",
             Side::Queries => "queries",

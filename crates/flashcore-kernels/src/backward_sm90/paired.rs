@@ -103,7 +103,11 @@ impl Consumer<'_> {
                     step: &|b, opened| self.paired_step(b, &run, opened, duty),
                     last: &|b, opened| self.last_paired_step(b, &run, opened, duty),
                 };
-                ended = Some(self.pairs(b, &streamed, (product, work), ways));
+                ended = Some(if duty == Duty::Values && self.cfg.shape.ahead {
+                    self.pairs_ahead(b, &run, (product, work))
+                } else {
+                    self.pairs(b, &streamed, (product, work), ways)
+                });
             },
             |b| {
                 let stage = self.held_stage(b, duty.first());
@@ -118,6 +122,74 @@ impl Consumer<'_> {
             Duty::Keys => [Some(&work.sum), None],
         };
         store::gradients(b, self, tile, grads, range);
+    }
+
+    /// All pairs of a held tile, where scores of the next pair are multiplied before the gradient of this one.
+    fn pairs_ahead(&self, b: &mut Builder, run: &Run<'_>, (scores, Work { made, sum }): (Acc, Work)) -> Work {
+        let tiles = b.let_((run.streamed.end - run.streamed.begin).unsigned());
+        let left = b.var(tiles * self.args.group - 1);
+        let scores = self.open_first(b, Duty::Values, scores, self.count).wait(b);
+        self.weigh_and_pass(b, run, &scores, &made);
+        let fresh = Fragment::new(b, self.cfg.shape.step as usize);
+        let several = b.uniform::<Warpgroup>(left.gt(0));
+        let work = b.if_carrying(several, (scores, Work { made, sum }), |b, work| {
+            b.do_while_carrying(work, |b, work| {
+                let work = self.step_ahead(b, run, work, &fresh);
+                b.set(left, left - 1);
+                (b.uniform::<Warpgroup>(left.gt(0)), work)
+            })
+        });
+        self.give_back_held(b, 0, Place::Last);
+        let (_, Work { made, sum }) = work;
+        let stage = self.streamed_stage(b, 1, self.count);
+        let sum = self.gradient(b, Duty::Values, sum, made, &stage);
+        self.settle(b, sum, &stage)
+    }
+
+    /// The gradient of this pair, and probabilities of the next.
+    fn step_ahead(
+        &self,
+        b: &mut Builder,
+        run: &Run<'_>,
+        (scores, Work { made, sum }): (Acc, Work),
+        fresh: &Fragment,
+    ) -> (Acc, Work) {
+        let stage = self.streamed_stage(b, 1, self.count);
+        let next = b.let_(self.count + 1);
+        let scores = self.open_first(b, Duty::Values, scores, next);
+        let sum = self.gradient(b, Duty::Values, sum, made, &stage);
+        run.streamed.advance(b, run.block, None, self.args.group);
+        b.add_to(self.count, 1);
+        let scores = scores.wait(b);
+        self.weigh_and_pass(b, run, &scores, fresh);
+        let (sum, made) = sum.wait(b);
+        stage.release(b, self.leader);
+        // The product that reads probabilities has ended.
+        made.regs().iter().zip(fresh.regs()).for_each(|(&to, &from)| b.set(to, from));
+        (scores, Work { made, sum })
+    }
+
+    /// Makes probabilities of the current scores, passes them on, and gives the queries back.
+    fn weigh_and_pass(&self, b: &mut Builder, run: &Run<'_>, scores: &Acc, probs: &Fragment) {
+        let terms = self.streamed_terms(b).expect("queries stream");
+        self.weigh(b, run, &terms, scores, Some(probs));
+        self.pass_on(b, scores, probs);
+        // Terms came with the queries.
+        self.streamed_stage(b, 0, self.count).release(b, self.leader);
+    }
+
+    /// Issues the gradient of a pair once what it is multiplied with is there.
+    fn gradient(
+        &self,
+        b: &mut Builder,
+        duty: Duty,
+        sum: Acc,
+        made: Fragment,
+        stage: &Stage,
+    ) -> Pending<(Acc, Fragment)> {
+        stage.wait_full(b);
+        let streamed = self.along[duty.second()].plus(b, stage.bytes);
+        b.wgmma_rs(sum, Start::Accumulate, made, &streamed)
     }
 
     /// Issues the first product of streamed tile number `count` once it is there.

@@ -219,7 +219,17 @@ const THREE: [u32; 2] = [32, 160];
 
 const fn shape(consumers: u32, step: u32, stages: [u32; 2], places: u32) -> Shape {
     let registers = if consumers == 3 { THREE } else { TWO };
-    Shape { consumers, step, stages, places, registers, order: Order::Static, mover: None, paired: false }
+    Shape {
+        consumers,
+        step,
+        stages,
+        places,
+        registers,
+        order: Order::Static,
+        mover: None,
+        paired: false,
+        ahead: false,
+    }
 }
 
 /// Two consumers for the same 64 keys.
@@ -232,7 +242,7 @@ const fn fused(step: u32, stages: [u32; 2], [consumer, mover]: [u32; 2]) -> Shap
     // The writer shares the producer's warpgroup.
     let registers = [32, consumer];
     let (order, mover) = (Order::Drawn, Some(mover));
-    Shape { consumers: 2, step, stages, places: 1, registers, order, mover, paired: false }
+    Shape { consumers: 2, step, stages, places: 1, registers, order, mover, paired: false, ahead: false }
 }
 
 const TABLE: [Row; 4] = [
