@@ -34,6 +34,7 @@ pub use fit::{Misfit, plan_tile};
 pub use grouped::plan_grouped;
 pub use merge::plan_merge;
 pub use moe::{plan_moe, plan_moe_tiles};
+pub use narrow::NarrowForm;
 pub use quantise::plan_quantise;
 pub use tile::Tile;
 use tuned::Table;
@@ -333,7 +334,7 @@ fn hopper_config(
         input,
         scaled: problem.scales().is_some(),
         blocks: matches!(problem.scales(), Some(Scales::PerBlock { .. })),
-        settles: input.bytes() == 1,
+        settles: narrow::settles(problem, &shape),
         output: output(problem, input),
         accumulate: problem.accumulate(),
         dim_qk: problem.dim_qk() as u32,
