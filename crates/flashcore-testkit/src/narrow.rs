@@ -150,7 +150,11 @@ fn wide() -> Vec<NarrowCase> {
             DType::F32,
         ),
         narrow(
-            Case { lengths: used(), mask: Mask::CAUSAL, ..new("192 features, lengths", [3, 2, 1, 70, 300], 192) },
+            Case {
+                lengths: used(),
+                mask: Mask::CAUSAL,
+                ..new("192 features, lengths", [3, 2, 1, 70, 300], 192)
+            },
             head,
             DType::BF16,
         ),
@@ -165,7 +169,11 @@ fn wide() -> Vec<NarrowCase> {
             DType::BF16,
         ),
         narrow(
-            Case { dim_v: 240, inputs: Inputs::Of(Kind::Drift), ..new("64 and 240 features", [1, 1, 1, 64, 400], 64) },
+            Case {
+                dim_v: 240,
+                inputs: Inputs::Of(Kind::Drift),
+                ..new("64 and 240 features", [1, 1, 1, 64, 400], 64)
+            },
             head,
             DType::F32,
         ),

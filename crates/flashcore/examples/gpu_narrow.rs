@@ -6,12 +6,13 @@
 //! polynomials. `check=1` first runs the test kit's cases in each form, `drift` compares sums over so many keys with f64.
 
 use flashcore::{
-    DType, Dims, E4M3, HostCall, Layout, Mask, Problem, Scales, Spec, Values,
+    DType, Dims, E4M3, Layout, Mask, Problem, Scales, Spec, Values,
     cuda::{
         Choice, Cuda, DeviceTensors, NarrowForm,
         driver::{DeviceBuffer, Event},
     },
 };
+use flashcore_core::HostCall;
 use flashcore_kernels::forward_sm90::Settles;
 use flashcore_testkit::{Rng, Rows, narrow, plain};
 
@@ -41,7 +42,8 @@ fn main() -> Outcome<()> {
         let mut first = None;
         for form in forms.split(',') {
             let cuda = Cuda::open(0)?.choosing(choice(form)?);
-            let line = Cell::new(&cuda, cell, &numbers).and_then(|it| it.run(&cuda, form, millis, &mut first));
+            let line =
+                Cell::new(&cuda, cell, &numbers).and_then(|it| it.run(&cuda, form, millis, &mut first));
             let failed = |error| format!("{{\"cell\":\"{cell}\",\"form\":\"{form}\",\"error\":\"{error}\"}}");
             println!("{}", line.unwrap_or_else(failed));
         }
@@ -115,8 +117,14 @@ impl Cell {
         let (seq, dim): (usize, usize) = (seq.parse()?, dim.parse()?);
         let layout = Layout::bshd(Dims::new((TOKENS / seq).max(1), FEATURES / dim, seq, dim))?;
         let mask = if mask == "causal" { Mask::CAUSAL } else { Mask::NONE };
-        let scales = Some(if factors.is_empty() { Scales::PerTensor } else { Scales::PerBlock { q: 64, k: 128 } });
-        let spec = Spec { mask, scales, out_dtype: Some(DType::BF16), ..Spec::new(DType::E4M3, layout, layout, layout) };
+        let scales =
+            Some(if factors.is_empty() { Scales::PerTensor } else { Scales::PerBlock { q: 64, k: 128 } });
+        let spec = Spec {
+            mask,
+            scales,
+            out_dtype: Some(DType::BF16),
+            ..Spec::new(DType::E4M3, layout, layout, layout)
+        };
         let problem = spec.parse()?;
         let bytes = layout.span() as u64;
         let stream = cuda.stream();

@@ -17,7 +17,7 @@ use crate::{
 
 /// Sums of probabilities times values.
 pub(super) struct Output {
-    /// What products are added to; where they take turns with scores, what they need beyond the registers of those.
+    /// What products are added to; nothing where some features are multiplied at a time.
     pub(super) recent: Acc,
     /// What has been taken from there, where products keep few bits.
     pub(super) settled: Option<Settled>,
@@ -45,7 +45,7 @@ impl Output {
     pub(super) fn new(b: &mut Builder, cfg: Config) -> Self {
         let (dim, counted) = (cfg.dim_v as usize, cfg.counted_cols() as usize);
         let in_parts = cfg.settles == Settles::Parts;
-        let recent = Acc::new(b, if in_parts { counted } else { dim + counted });
+        let recent = Acc::new(b, if in_parts { 0 } else { dim + counted });
         let settled = cfg.narrow().then(|| Settled {
             output: Acc::new(b, dim),
             counted: Acc::new(b, counted),
@@ -89,15 +89,15 @@ impl Output {
     }
 
     /// Adds the products of some columns, from number `first` on, to what is settled of them.
-    pub(super) fn add_part(&self, b: &mut Builder, part: &Acc, first: usize) {
-        let sums = self.settled_sums().skip(first / 2).zip(part.regs());
+    pub(super) fn add_part(&self, b: &mut Builder, part: &[Reg<F32>], first: usize) {
+        let sums = self.settled_sums().skip(first / 2).zip(part);
         sums.for_each(|(&sum, &recent)| b.add_to(sum, recent));
     }
 
     /// Adds what is recent to what is settled, if there is such a thing; no product is in flight.
     fn add_recent(&self, b: &mut Builder) {
         if self.settled.is_some() {
-            self.add_part(b, &self.recent, 0);
+            self.add_part(b, self.recent.regs(), 0);
         }
     }
 

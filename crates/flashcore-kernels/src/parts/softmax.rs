@@ -229,7 +229,8 @@ impl Softmax {
             for (row, &packed) in packed.iter().enumerate() {
                 let mut number = 4 * row..;
                 let four = [0, 1, 4, 5].map(|i| {
-                    let computed = number.next().and_then(|n| self.computed.as_ref().filter(|own| own.takes(n)));
+                    let computed =
+                        number.next().and_then(|n| self.computed.as_ref().filter(|own| own.takes(n)));
                     self.narrow_prob(b, sums, [row, i & 1], sixteen[2 * row + i], computed)
                 });
                 b.pack_four_into(packed, self.element, four);

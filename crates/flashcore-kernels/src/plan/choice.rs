@@ -6,8 +6,8 @@ use flashcore_core::{BackwardProblem, Problem};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Form, Gpu, NarrowForm, Plan, PlanError, plan, plan_backward, plan_backward_by, plan_backward_general, plan_by,
-    plan_few, plan_general, plan_many, tuned::Table,
+    Form, Gpu, NarrowForm, Plan, PlanError, plan, plan_backward, plan_backward_by, plan_backward_general,
+    plan_by, plan_few, plan_general, plan_many, tuned::Table,
 };
 use crate::launch::KernelConfig;
 

@@ -5,8 +5,8 @@ use flashcore_core::{
     Routing, Spec, Values,
 };
 use flashcore_kernels::{
-    Choice, Gpu, KernelConfig, Member, NarrowForm, Plan, Tile, covering_caches, covering_decode, covering_experts,
-    covering_merges, covering_set, decode, forward_sm80,
+    Choice, Gpu, KernelConfig, Member, NarrowForm, Plan, Tile, covering_caches, covering_decode,
+    covering_experts, covering_merges, covering_set, decode, forward_sm80,
     forward_sm90::{self, Order, Settles, Staging},
     moe::{Cut, product_sm90},
     plan, plan_tile,
