@@ -45,8 +45,8 @@ pub use covering_quantise::covering_quantised;
 pub use flashcore_tile::RegisterBudget;
 pub use launch::{AnyProgram, KernelConfig, Launch};
 pub use plan::{
-    ALLOCATED_ALIGNMENT, Choice, Family, Form, Gpu, Misfit, Plan, PlanError, Tile, UnknownKernel, plan,
-    plan_append, plan_backward, plan_backward_by, plan_backward_general, plan_backward_tiles, plan_by,
+    ALLOCATED_ALIGNMENT, Choice, Family, Form, Gpu, Misfit, NarrowForm, Plan, PlanError, Tile, UnknownKernel,
+    plan, plan_append, plan_backward, plan_backward_by, plan_backward_general, plan_backward_tiles, plan_by,
     plan_general, plan_grouped, plan_grouped_tile, plan_merge, plan_moe, plan_moe_tiles, plan_quantise,
     plan_tile, tuned,
 };

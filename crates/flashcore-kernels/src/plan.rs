@@ -34,6 +34,7 @@ pub use fit::{Misfit, plan_tile};
 pub use grouped::{plan_grouped, plan_grouped_tile};
 pub use merge::plan_merge;
 pub use moe::{plan_moe, plan_moe_tiles};
+pub use narrow::NarrowForm;
 pub use quantise::plan_quantise;
 pub use tile::Tile;
 use tuned::Table;
@@ -335,7 +336,7 @@ fn hopper_config(
         input,
         scaled: problem.scales().is_some(),
         blocks: matches!(problem.scales(), Some(Scales::PerBlock { .. })),
-        settles: input.bytes() == 1,
+        settles: narrow::settles(problem, &shape),
         output: output(problem, input),
         accumulate: problem.accumulate(),
         dim_qk: problem.dim_qk() as u32,

@@ -85,6 +85,7 @@ pub fn cases() -> Vec<NarrowCase> {
         narrow(Case { dim_v: 64, ..new("two dims", [1, 1, 1, 64, 160], 128) }, head, DType::BF16),
     ];
     all.extend(fine());
+    all.extend(wide());
     all.push(NarrowCase {
         accumulate: true,
         ..narrow(new("accumulated", [1, 1, 1, 64, 130], 64), head, DType::F32)
@@ -130,6 +131,52 @@ fn fine() -> Vec<NarrowCase> {
                 DType::F32,
             )
         },
+    ]
+}
+
+/// Cases of more than 128 features, of which some are multiplied at a time.
+fn wide() -> Vec<NarrowCase> {
+    let head = Some(Scales::PerHead);
+    vec![
+        narrow(new("256 features", [1, 2, 1, 130, 300], 256), head, DType::BF16),
+        narrow(
+            Case { mask: Mask::CAUSAL, ..new("256 features, causal", [1, 2, 2, 200, 260], 256) },
+            Some(Scales::PerBlock { q: 64, k: 128 }),
+            DType::F16,
+        ),
+        narrow(
+            Case { mask: Mask::window(100, 20), ..new("144 features, window", [1, 1, 1, 200, 300], 144) },
+            head,
+            DType::F32,
+        ),
+        narrow(
+            Case {
+                lengths: used(),
+                mask: Mask::CAUSAL,
+                ..new("192 features, lengths", [3, 2, 1, 70, 300], 192)
+            },
+            head,
+            DType::BF16,
+        ),
+        narrow(
+            Case {
+                softcap: Some(5.0),
+                sinks: Sinks::Normal,
+                dim_v: 128,
+                ..new("192 and 128 features", [1, 2, 1, 40, 150], 192)
+            },
+            None,
+            DType::BF16,
+        ),
+        narrow(
+            Case {
+                dim_v: 240,
+                inputs: Inputs::Of(Kind::Drift),
+                ..new("64 and 240 features", [1, 1, 1, 64, 400], 64)
+            },
+            head,
+            DType::F32,
+        ),
     ]
 }
 

@@ -35,6 +35,11 @@ impl Acc {
         Self { regs: (0..cols / 2).map(|_| b.fresh(Scope::Lane)).collect() }
     }
 
+    /// A tile in registers that hold something else at other times.
+    pub const fn over(regs: Vec<Reg<F32>>) -> Self {
+        Self { regs }
+    }
+
     /// A tile of zeros.
     #[track_caller]
     pub fn zero(b: &mut Builder, cols: usize) -> Self {

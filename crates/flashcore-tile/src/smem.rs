@@ -273,6 +273,18 @@ impl MatrixOperand {
         Self { low: b.let_((bytes >> 4) + self.low), ..*self }
     }
 
+    /// The same operand from row `row` of the tile on, a multiple of eight: there the swizzle pattern starts again.
+    #[track_caller]
+    #[must_use]
+    pub fn from_row(&self, b: &mut Builder, row: u32) -> Self {
+        let SmemTile { rows, .. } = self.tile;
+        if row >= rows || !row.is_multiple_of(8) || self.major != Major::K {
+            let major = self.major;
+            b.fault(FaultKind::Tile(format!("row {row} of {rows} begins no {major:?}-major operand")));
+        }
+        Self { low: b.add(self.low, (row * self.tile.slab_width()) >> 4), ..*self }
+    }
+
     /// What it is made of.
     pub(crate) const fn element(&self) -> Element {
         self.tile.element

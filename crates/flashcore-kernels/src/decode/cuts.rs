@@ -23,9 +23,9 @@ const ALL: u32 = 31;
 fn last_octave(problem: &Problem) -> u32 {
     let mask = problem.mask();
     match (mask.left(), mask.right()) {
-        (Some(left), Some(right)) => {
-            spans((left as usize).saturating_add(right as usize).saturating_add(1)).next_power_of_two().ilog2()
-        }
+        (Some(left), Some(right)) => spans((left as usize).saturating_add(right as usize).saturating_add(1))
+            .next_power_of_two()
+            .ilog2(),
         _ => ALL,
     }
 }
@@ -218,7 +218,9 @@ mod tests {
     fn cuts_are_where_the_rule_says() {
         let cuts = |end: u32, last: u32| {
             let all: Vec<u32> = (0..end).filter(|&span| next(span, last) == span).collect();
-            assert!((0..end).all(|span| before(span, last) as usize == all.partition_point(|&cut| cut < span)));
+            assert!(
+                (0..end).all(|span| before(span, last) as usize == all.partition_point(|&cut| cut < span))
+            );
             all
         };
         let all = cuts(1 << 10, ALL);

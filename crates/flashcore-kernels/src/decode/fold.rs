@@ -50,8 +50,7 @@ impl<'a> Fold<'a> {
         work: impl FnOnce(&mut Builder, Reg<S32>),
     ) {
         let cfg = self.end.cfg;
-        let (at, number) =
-            (b.var_in(Scope::Cta, self.pieces.from), b.var_in(Scope::Cta, self.pieces.before));
+        let (at, number) = (b.var_in(Scope::Cta, self.pieces.from), b.var_in(Scope::Cta, self.pieces.before));
         b.while_(
             |_| at.lt(self.pieces.to),
             |b| {

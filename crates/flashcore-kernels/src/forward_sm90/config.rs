@@ -24,8 +24,8 @@ pub struct Config {
     pub scaled: bool,
     /// Whether these are factors of blocks of rows and of features of V, instead of heads.
     pub blocks: bool,
-    /// Whether what tensor cores have added up over a key tile is added to the rest in f32.
-    pub settles: bool,
+    /// When what tensor cores have added up is added to the rest in f32.
+    pub settles: Settles,
     /// What the output is made of: as the input where that has 16 bits, or f32.
     pub output: Element,
     /// Whether the result is merged into what output and LSE hold already; the output is f32 then.
@@ -54,6 +54,32 @@ pub struct Config {
     pub policy: Policy,
 }
 
+/// When sums of tensor cores are added to the rest in f32.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Settles {
+    /// When a tile ends: they are as exact as f32.
+    AtEnd,
+    /// After every key tile.
+    Tiles,
+    /// After two whole key tiles, which a turn of the loop must have; after every other key tile.
+    Pairs,
+    /// After every key tile, some features at a time: sums and scores take turns in the same registers, and products do not
+    /// overlap with softmax in one consumer.
+    Parts,
+}
+
+impl Settles {
+    /// What a name says of it.
+    const fn name(self) -> &'static str {
+        match self {
+            Self::AtEnd => "",
+            Self::Tiles => "_settled",
+            Self::Pairs => "_settled2",
+            Self::Parts => "_settled_parts",
+        }
+    }
+}
+
 /// What a kernel may do in one way or another; `plan/hopper.rs` says which is faster, and which is possible at all.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Policy {
@@ -67,19 +93,21 @@ pub struct Policy {
     pub producer_waits: bool,
     /// Tiles are told how those before them went, and look for maxima first where references kept moving.
     pub adapts: bool,
+    /// Of eight exponentials, how many are polynomials, where probabilities have 8 bits.
+    pub computed: u32,
 }
 
 impl Policy {
     /// What a name says of a policy: nothing where it is the usual one.
     fn suffix(self, usual: Self) -> String {
-        let Self { in_turn, waits_once, passes_over, producer_waits, adapts } = self;
+        let Self { in_turn, waits_once, passes_over, producer_waits, adapts, computed } = self;
         if self == usual {
             return String::new();
         }
         let choices =
             [(in_turn, "t"), (waits_once, "w"), (passes_over, "o"), (producer_waits, "p"), (adapts, "a")];
         let made: String = choices.into_iter().filter(|(on, _)| *on).map(|(_, letter)| letter).collect();
-        format!("_by_{made}")
+        format!("_by_{made}{computed}")
     }
 }
 
@@ -224,9 +252,7 @@ impl Config {
         if self.output != input {
             name.push_str(&format!("_to_{}", self.output.name()));
         }
-        if self.settles {
-            name.push_str("_settled");
-        }
+        name.push_str(self.settles.name());
         if self.accumulate {
             name.push_str("_acc");
         }

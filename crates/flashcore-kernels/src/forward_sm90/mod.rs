@@ -15,6 +15,7 @@ mod keys;
 mod merge;
 mod output;
 mod packed;
+mod parts;
 mod passing;
 mod producer;
 mod reports;
@@ -33,7 +34,7 @@ use flashcore_tile::{
     WARPGROUP,
 };
 
-pub use config::{Config, Order, Policy, Shape, Staging};
+pub use config::{Config, Order, Policy, Settles, Shape, Staging};
 
 use crate::{
     parts::{

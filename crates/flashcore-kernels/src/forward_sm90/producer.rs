@@ -9,7 +9,7 @@ use super::{
     schedule::{INFO_BYTES, Tile},
     spread,
 };
-use crate::parts::mask::KeyTiles;
+use crate::{parts::mask::KeyTiles, turn_values};
 
 /// Copies Q, K and V of every tile of this CTA, in the order in which consumers take them.
 pub(super) fn run(b: &mut Builder, cfg: Config, args: &Arguments, layout: &Layout) {
@@ -126,8 +126,12 @@ pub(super) fn load_kv(
         let key = b.let_(block.unsigned() * cfg.tile_n());
         let to = Destination { map, tile: pipeline.tile(), at: stage.at(b), done: stage.full() };
         if turned {
-            let at = [key.into(), Val::Const(0), head.into(), tile.batch()];
-            return b.tma_load(map, to.tile, to.at, at, to.done);
+            let (count, rows) = turn_values::copies(cfg.dim_v);
+            for first in (0..count).map(|n| n * rows) {
+                let at = [key.into(), Val::Const(first), head.into(), tile.batch()];
+                b.tma_load(map, to.tile, to.at.at(first * to.tile.slab_width()), at, to.done);
+            }
+            return;
         }
         keys.copy(b, cfg, (tile, head), key, &to);
     };

@@ -7,7 +7,12 @@ use flashcore_tile::{
     Acc, Builder, F32, Fragment, MatrixOperand, Pending, Reg, S32, Stage, Start, Uniform, Val, Warpgroup,
 };
 
-use super::{consumer::Consumer, output::Output, schedule::Tile};
+use super::{
+    config::Settles,
+    consumer::Consumer,
+    output::{Output, Place},
+    schedule::Tile,
+};
 
 /// Scores, output and probabilities: the registers of a tile.
 pub(super) type Work = (Acc, Output, Fragment);
@@ -54,7 +59,7 @@ impl Consumer<'_> {
         }
         let work = self.unrolled(b, run, 2, work);
         let odd = run.left(b, 1);
-        b.if_carrying(odd, work, |b, work| self.step(b, run, work))
+        b.if_carrying(odd, work, |b, work| self.step(b, run, work, Place::Only))
     }
 
     /// Loops over `count` key tiles at a time, as long as there are so many.
@@ -62,15 +67,28 @@ impl Consumer<'_> {
         let any = run.left(b, count);
         b.if_carrying(any, work, |b, work| {
             b.do_while_carrying(work, |b, work| {
-                let work = (0..count).fold(work, |work, _| self.step(b, run, work));
+                let work = (0..count).fold(work, |work, n| self.step(b, run, work, self.place(n, count)));
                 (run.left(b, count), work)
             })
         })
     }
 
+    /// How the product of key tile number `n` of a turn of the loop is settled.
+    fn place(&self, n: i32, count: i32) -> Place {
+        match n {
+            _ if self.cfg.settles != Settles::Pairs || count == 1 => Place::Only,
+            0 => Place::First,
+            _ => Place::Last,
+        }
+    }
+
     /// One key tile: QKᵀ of this one and PV of the one before run together, while other consumers do their softmax.
     /// PV has ended before the turn is passed on: where products of two consumers mix, both wait for both.
-    fn step(&self, b: &mut Builder, run: &Run, (scores, output, probs): Work) -> Work {
+    fn step(&self, b: &mut Builder, run: &Run, work: Work, place: Place) -> Work {
+        if self.cfg.settles == Settles::Parts {
+            return self.step_in_parts(b, run, work);
+        }
+        let (scores, output, probs) = work;
         let k = self.layout.k.stage(b, self.kv_count);
         let v = self.values_before(b);
         let factor = self.block_factor(b, run.block);
@@ -78,7 +96,7 @@ impl Consumer<'_> {
         self.take_turn(b);
         let scores = self.qk(b, scores, &run.q, &k);
         v.wait_full(b);
-        let output = self.pv(b, output, probs, &v);
+        let output = self.pv(b, output, probs, &v, place);
         let (scores, output, probs) = if self.cfg.policy.waits_once {
             let (output, probs) = output.wait(b);
             let scores = scores.wait(b);
@@ -94,19 +112,24 @@ impl Consumer<'_> {
             self.give_back_values(b, &v);
             (scores, output, probs)
         };
-        self.settle_early(b, &output);
-        match run.softmax {
-            Order::SumsFirst => self.softmax.step(b, &scores, &probs, &output.lasting()),
-            Order::MaximaFirst => self.softmax.careful_step(b, &scores, &probs, &output.lasting()),
-        }
+        self.settle_early(b, &output, place);
+        self.weigh(b, run, &scores, &probs, &output.lasting(place));
         b.add_to(self.kv_count, 1);
         b.set(run.block, run.block - 1);
         (scores, output, probs)
     }
 
+    /// Scores become probabilities; tiles of the output follow where references move.
+    pub(super) fn weigh(&self, b: &mut Builder, run: &Run, scores: &Acc, probs: &Fragment, output: &[&Acc]) {
+        match run.softmax {
+            Order::SumsFirst => self.softmax.step(b, scores, probs, output),
+            Order::MaximaFirst => self.softmax.careful_step(b, scores, probs, output),
+        }
+    }
+
     /// Gives Q back after its last product, and makes of scores what softmax takes: limited and hidden. `factor` is that of
     /// the key tile, where it has one.
-    fn finish_scores(&self, b: &mut Builder, run: &Run, scores: &Acc, factor: Option<Reg<F32>>) {
+    pub(super) fn finish_scores(&self, b: &mut Builder, run: &Run, scores: &Acc, factor: Option<Reg<F32>>) {
         self.release_q_early(b, run.block, run.begin);
         self.take_block(b, factor);
         self.scale.cap(b, scores.regs());
@@ -136,9 +159,10 @@ impl Consumer<'_> {
         output: Output,
         probs: Fragment,
         stage: &Stage,
+        place: Place,
     ) -> Pending<(Output, Fragment)> {
         let v = self.v.plus(b, stage.bytes);
-        let start = output.start();
+        let start = output.start(place);
         let Output { recent, settled } = output;
         b.wgmma_rs(recent, start, probs, &v).map(|(recent, probs)| (Output { recent, settled }, probs))
     }

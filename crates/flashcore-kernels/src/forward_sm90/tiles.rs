@@ -6,9 +6,10 @@ use flashcore_tile::{
 };
 
 use super::{
+    config::Settles,
     consumer::Consumer,
     epilogue::Epilogue,
-    output::Output,
+    output::{Output, Place},
     producer::info,
     schedule::Tile,
     step::{Hides, Order, Run, Work},
@@ -104,6 +105,9 @@ impl Consumer<'_> {
         let run =
             |until, hides| Run { q, tile: *tile, block, begin, until, hides, softmax: Order::SumsFirst };
         let mut work = (scores, output, probs);
+        if self.cfg.settles == Settles::Parts {
+            work = self.multiply_parts(b, work);
+        }
         if self.cfg.mask.right {
             let until = b.let_(tiles.clean_end.max(begin));
             work = self.steps(b, &run(until.into(), Hides::Some), work);
@@ -136,6 +140,13 @@ impl Consumer<'_> {
             self.layout.q.stage(b, self.q_count).release(b, self.leader);
         }
         b.add_to(self.q_count, 1);
+        if self.cfg.settles == Settles::Parts {
+            self.pass_over_keys(b, before);
+            self.pass_over_values(b, before);
+            let begun = self.open(b, scores);
+            self.write_settled(b, epilogue, tile, &output);
+            return begun;
+        }
         let (output, v) = self.last_pv(b, output, probs);
         self.pass_over_keys(b, before);
         self.pass_over_values(b, before);
@@ -169,24 +180,30 @@ impl Consumer<'_> {
         output: Pending<(Output, Fragment)>,
         v: &Stage,
     ) {
-        let sinks = self.sinks(b, tile);
         if self.cfg.narrow() {
             // The sums that rows are divided by come out of the last product too.
             let (output, _) = output.wait(b);
             v.release(b, self.leader);
-            let (output, counted) = output.settle(b);
-            self.scale_features(b, tile, output);
-            let finished = self.softmax.finish(b, sinks, counted);
-            let ended = self.end_rows(b, tile, finished);
-            self.write_lse(b, tile, ended.lse);
-            return epilogue.write(b, self, tile, output, ended);
+            return self.write_settled(b, epilogue, tile, &output);
         }
+        let sinks = self.sinks(b, tile);
         let finished = self.softmax.finish(b, sinks, None);
         let ended = self.end_rows(b, tile, finished);
         self.write_lse(b, tile, ended.lse);
         let (output, _) = output.wait(b);
         v.release(b, self.leader);
         epilogue.write(b, self, tile, &output.recent, ended);
+    }
+
+    /// Writes an output of which no product is in flight.
+    fn write_settled(&self, b: &mut Builder, epilogue: &Epilogue, tile: &Tile, output: &Output) {
+        let sinks = self.sinks(b, tile);
+        let (output, counted) = output.settle(b);
+        self.scale_features(b, tile, output);
+        let finished = self.softmax.finish(b, sinks, counted);
+        let ended = self.end_rows(b, tile, finished);
+        self.write_lse(b, tile, ended.lse);
+        epilogue.write(b, self, tile, output, ended);
     }
 
     /// Issues the last PV of a tile.
@@ -198,7 +215,7 @@ impl Consumer<'_> {
     ) -> (Pending<(Output, Fragment)>, Stage) {
         let v = self.values_before(b);
         v.wait_full(b);
-        (self.pv(b, output, probs, &v), v)
+        (self.pv(b, output, probs, &v, Place::Only), v)
     }
 
     /// Where there is one Q tile only, gives it back as soon as its last product is there, so that the next Q arrives

@@ -6,8 +6,8 @@ use flashcore_core::{BackwardProblem, Problem};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Form, Gpu, Plan, PlanError, plan, plan_backward, plan_backward_by, plan_backward_general, plan_by,
-    plan_few, plan_general, plan_many, tuned::Table,
+    Form, Gpu, NarrowForm, Plan, PlanError, plan, plan_backward, plan_backward_by, plan_backward_general,
+    plan_by, plan_few, plan_general, plan_many, tuned::Table,
 };
 use crate::launch::KernelConfig;
 
@@ -77,6 +77,8 @@ pub enum Choice {
     Kernel(Family),
     /// One form of gradients on a Hopper, and the rules: for comparisons.
     Gradients(Form),
+    /// One form of the kernel for tensors of 8 bits, and the rules: for comparisons.
+    Narrow(NarrowForm),
 }
 
 impl Choice {
@@ -98,6 +100,7 @@ impl Choice {
     pub fn plan(&self, problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Plan, PlanError> {
         match self {
             Self::Rules | Self::Gradients(_) => plan(problem, gpu, alignment),
+            Self::Narrow(form) => form.plan(problem, plan(problem, gpu, alignment)?),
             Self::Table(table) => plan_by(problem, gpu, alignment, table),
             Self::Kernel(Family::Sm80) => plan_general(problem, gpu, alignment),
             Self::Kernel(Family::Sm90) => {

@@ -403,7 +403,7 @@ impl Plan {
     }
 
     /// Registers, shared memory and CTAs.
-    fn check_resources(&self, problem: &Problem) -> Result<(), Misfit> {
+    pub(super) fn check_resources(&self, problem: &Problem) -> Result<(), Misfit> {
         let demand = self.demand(problem);
         let (needed, most) = (demand.registers, demand.most_registers);
         if needed > most {

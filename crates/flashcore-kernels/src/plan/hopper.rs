@@ -6,7 +6,7 @@ use flashcore_tile::{Element, RegisterBudget};
 use super::{Gpu, narrow};
 use crate::{
     forward_sm80::Access,
-    forward_sm90::{Config, Order, Policy, ROWS_PER_GROUP, Shape, Staging},
+    forward_sm90::{Config, Order, Policy, ROWS_PER_GROUP, Settles, Shape, Staging},
     parts::mask::Sides,
 };
 
@@ -26,13 +26,8 @@ pub(super) fn accept(problem: &Problem, input: Element, gpu: &Gpu, access: Acces
         return no("its products take keys and values of the queries' type");
     }
     let dims = [problem.dim_qk(), problem.dim_v()];
-    if input == Element::E4m3
-        && dims.into_iter().any(|dim| !dim.is_multiple_of(16) || dim > narrow::MOST_FEATURES)
-    {
-        return Err(format!(
-            "its head dims of e4m3 tensors are multiples of 16 up to {}",
-            narrow::MOST_FEATURES
-        ));
+    if input == Element::E4m3 && dims.into_iter().any(|dim| !dim.is_multiple_of(16) || dim > MOST_FEATURES) {
+        return Err(format!("its head dims of e4m3 tensors are multiples of 16 up to {MOST_FEATURES}"));
     }
     if [problem.dim_qk(), problem.dim_v()]
         .into_iter()
@@ -327,6 +322,7 @@ pub(crate) const fn policy(cfg: &Config) -> Policy {
         passes_over: passes_over(cfg),
         producer_waits: producer_waits(cfg),
         adapts: adapts(cfg),
+        computed: 0,
     }
 }
 
@@ -335,7 +331,8 @@ pub(crate) const fn policy(cfg: &Config) -> Policy {
 /// hyperbolic tangents are taken.
 const fn in_turn(cfg: &Config) -> bool {
     let short = cfg.narrow() || (cfg.dim_qk <= 64 && cfg.dim_v <= 64);
-    cfg.shape.consumers > 1 && short && !cfg.softcap
+    let together = !matches!(cfg.settles, Settles::Parts);
+    cfg.shape.consumers > 1 && short && together && !cfg.softcap
 }
 
 /// Where a step waits for scores first, the assembler takes exponentials until PV has ended, into registers of their
@@ -375,14 +372,14 @@ pub(super) const TWO_CONSUMERS: RegisterBudget = RegisterBudget { producer: 24, 
 /// The same with a producer that searches: with 24 registers it spills up to 25 of them, and consumers do without 8.
 const SEARCHING: RegisterBudget = RegisterBudget { producer: 40, consumer: 232 };
 /// Registers of one producer and three consumers: what 512 threads have.
-const THREE_CONSUMERS: RegisterBudget = RegisterBudget { producer: 32, consumer: 160 };
+pub(super) const THREE_CONSUMERS: RegisterBudget = RegisterBudget { producer: 32, consumer: 160 };
 
 /// All columns of a narrow output at once.
 pub(super) const WHOLE_64: Staging = Staging { cols: 64, places: 1 };
 /// All columns of a wider one.
 pub(super) const WHOLE_128: Staging = Staging { cols: 128, places: 1 };
 /// One slab at a time: all that fits beside K and V.
-const SLAB: Staging = Staging { cols: 64, places: 1 };
+pub(super) const SLAB: Staging = Staging { cols: 64, places: 1 };
 /// One slab leaves while the next is gathered.
 const SLABS: Staging = Staging { cols: 64, places: 2 };
 

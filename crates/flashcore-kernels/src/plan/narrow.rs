@@ -4,17 +4,17 @@ use flashcore_core::Problem;
 use flashcore_tile::Element;
 
 use super::{
-    Gpu, Plan, PlanError,
-    hopper::{TWO_CONSUMERS, WHOLE_64, WHOLE_128, order},
+    Gpu, Plan, PlanError, Tile,
+    hopper::{SLAB, THREE_CONSUMERS, TWO_CONSUMERS, WHOLE_64, WHOLE_128, order, with_policy},
 };
 use crate::{
-    forward_sm90::{self, ROWS_PER_GROUP, Shape},
+    forward_sm90::{self, ROWS_PER_GROUP, Settles, Shape},
     launch::{KernelConfig, Launch, Subject},
     turn_values,
 };
 
-/// Most features of a head: the sums of more do not fit in registers twice.
-pub(super) const MOST_FEATURES: usize = 128;
+/// Features of values up to which sums fit in registers twice, beside scores.
+const TWICE: usize = 128;
 
 /// Keys of a tile.
 const TILE_KEYS: u32 = 128;
@@ -33,19 +33,78 @@ pub(super) fn check_blocks(problem: &Problem, [q, k]: [usize; 2]) -> Result<(), 
 
 /// The tile, and why.
 pub(super) fn shape(problem: &Problem) -> (Shape, &'static str) {
-    let narrow = problem.dim_qk().max(problem.dim_v()) <= 64;
+    let (stages, staging) = match problem.dim_qk().max(problem.dim_v()) {
+        0..=64 => (4, WHOLE_64),
+        65..=128 => (4, WHOLE_128),
+        // What fits beside two tiles of Q.
+        _ => (2, SLAB),
+    };
     let shape = Shape {
         consumers: 2,
         tile_n: TILE_KEYS,
-        stages: 4,
+        stages,
         q_stages: 2,
-        staging: if narrow { WHOLE_64 } else { WHOLE_128 },
+        staging,
         budget: Some(TWO_CONSUMERS),
         order: order(problem),
         ctas_per_sm: 1,
         turn: 1,
     };
-    (shape, "two consumers leave registers for sums in f32 beside those of tensor cores")
+    let why = match settles(problem, &shape) {
+        Settles::Parts => "the output takes half of the registers; scores and sums take turns in others",
+        _ => "two consumers leave registers for sums in f32 beside those of tensor cores",
+    };
+    (shape, why)
+}
+
+/// When sums are added up in f32.
+pub(super) fn settles(problem: &Problem, shape: &Shape) -> Settles {
+    match problem.dim_v() {
+        _ if !problem.dtype().is_narrow() => Settles::AtEnd,
+        0..=TWICE if shape.turn == 1 => Settles::Tiles,
+        0..=TWICE => Settles::Pairs,
+        _ => Settles::Parts,
+    }
+}
+
+/// How the kernel is cut and paced, if not as the rules say: for comparisons.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NarrowForm {
+    /// Consumers of 64 rows.
+    pub consumers: u32,
+    /// Keys of a tile.
+    pub tile_n: u32,
+    /// K and V tiles in flight.
+    pub stages: u32,
+    /// When sums are added up in f32.
+    pub settles: Settles,
+    /// Whether consumers multiply in turn.
+    pub in_turn: bool,
+    /// Of eight exponentials, how many are polynomials.
+    pub computed: u32,
+}
+
+impl NarrowForm {
+    /// The same plan in this form, where it is one for tensors of 8 bits.
+    pub(super) fn plan(&self, problem: &Problem, plan: Plan) -> Result<Plan, PlanError> {
+        let KernelConfig::Sm90(mut kernel) = *plan.kernel() else { return Ok(plan) };
+        let Self { consumers, tile_n, stages, settles, in_turn, computed } = *self;
+        let turn = if settles == Settles::Pairs { 2 } else { 1 };
+        let budget = Some(if consumers > 2 { THREE_CONSUMERS } else { TWO_CONSUMERS });
+        kernel.shape = Shape { consumers, tile_n, stages, turn, budget, ..kernel.shape };
+        kernel = with_policy(forward_sm90::Config { settles, ..kernel });
+        kernel.policy.in_turn = in_turn;
+        kernel.policy.computed = computed;
+        let fits = Tile::Sm90(kernel.shape).check().and_then(|()| {
+            let plan = plan.by(KernelConfig::Sm90(kernel), problem);
+            plan.check_resources(problem).map(|()| plan)
+        });
+        match fits {
+            _ if !kernel.narrow() => Ok(plan),
+            Ok(plan) => Ok(plan),
+            Err(misfit) => Err(PlanError::Kernel { reason: misfit.to_string() }),
+        }
+    }
 }
 
 /// Turns the values before `kernel` multiplies them.

@@ -81,6 +81,11 @@ pub(crate) fn narrow_tensors() -> Vec<KernelConfig> {
         (128, Some(Scales::PerHead), Mask::CAUSAL, DType::BF16, None),
         (128, blocks, Mask::NONE, DType::BF16, None),
         (128, blocks, Mask::window(100, 20), DType::F32, None),
+        (144, blocks, Mask::CAUSAL, DType::F16, Some(20.0)),
+        (192, None, Mask::window(100, 20), DType::BF16, None),
+        (256, Some(Scales::PerHead), Mask::CAUSAL, DType::BF16, None),
+        (256, blocks, Mask::NONE, DType::BF16, None),
+        (256, blocks, Mask::window(100, 20), DType::F32, Some(20.0)),
     ];
     let plans = options.map(|(dim, scales, mask, out, softcap)| {
         let layout = Layout::bhsd(Dims::new(2, 4, 1000, dim)).unwrap();

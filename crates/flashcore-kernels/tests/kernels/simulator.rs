@@ -5,9 +5,9 @@ use flashcore_core::{
     Routing, Spec, Values,
 };
 use flashcore_kernels::{
-    Gpu, KernelConfig, Member, Plan, Tile, covering_caches, covering_decode, covering_experts,
-    covering_merges, covering_set, decode, forward_sm80,
-    forward_sm90::{self, Order, Staging},
+    Choice, Gpu, KernelConfig, Member, NarrowForm, Plan, Tile, covering_caches, covering_decode,
+    covering_experts, covering_merges, covering_set, decode, forward_sm80,
+    forward_sm90::{self, Order, Settles, Staging},
     moe::{Cut, product, product_sm90},
     plan, plan_tile,
 };
@@ -189,6 +189,33 @@ fn narrow_tensors_are_right_under_every_schedule() {
     });
 }
 
+/// The same cut and paced in ways that the rules do not choose.
+#[test]
+fn forms_for_narrow_tensors_are_right() {
+    let form = |consumers, tile_n, settles, in_turn, computed| NarrowForm {
+        consumers,
+        tile_n,
+        stages: 2,
+        settles,
+        in_turn,
+        computed,
+    };
+    let forms = [
+        form(2, 128, Settles::Pairs, true, 2),
+        form(2, 128, Settles::Tiles, false, 3),
+        form(3, 64, Settles::Parts, false, 1),
+    ];
+    let cases: Vec<_> = narrow::cases().into_iter().filter(|case| case.case.v().dim <= 128).collect();
+    let work: Vec<_> = cases.iter().enumerate().map(|(n, case)| (forms[n % forms.len()], case)).collect();
+    all_pass(&work, |(n, &(form, case))| {
+        let gpu = Gpu { sms: 1 + n as u32 % 2, ..Gpu::HOPPER };
+        let simulator = Simulator::seeded(gpu, n as u64).choosing(Choice::Narrow(form));
+        let outcome = narrow::check(&simulator, case, 1);
+        (outcome != Outcome::Passed)
+            .then(|| format!("{} {:?} {}, {form:?}: {outcome}", case.case, case.scales, case.out))
+    });
+}
+
 /// Caches of 8 bits: the covering set, and cases of pages, mixtures and lengths on every family, several units for each CTA
 /// included.
 #[test]
@@ -225,7 +252,7 @@ fn sums_that_are_not_settled_drift() {
     // Values around 1: every product pushes the sum the same way.
     let v: Vec<_> = (0..keys * dim).map(|_| E4M3::from_f32(1.0 + 0.1 * rng.normal())).collect();
     let simulator = Simulator::new(Gpu::HOPPER);
-    let drift = |settles: bool| {
+    let drift = |settles: Settles| {
         let plan = plan(&problem, &Gpu::HOPPER, 16).unwrap();
         let KernelConfig::Sm90(cfg) = *plan.kernel() else { panic!("{plan}") };
         let kernel = KernelConfig::Sm90(forward_sm90::Config { settles, ..cfg });
@@ -237,7 +264,7 @@ fn sums_that_are_not_settled_drift() {
         let [got, expected]: [f64; 2] = [out.iter().map(|&x| f64::from(x)).sum(), oracle.out.iter().sum()];
         (got / expected - 1.0).abs()
     };
-    let (settled, lost) = (drift(true), drift(false));
+    let (settled, lost) = (drift(Settles::Tiles), drift(Settles::AtEnd));
     assert!(settled < 1e-3, "{settled}");
     assert!(lost > 3.0 * settled.max(1e-3), "{lost} without, {settled} with sums in f32");
 }

@@ -40,7 +40,7 @@ pub use append::{AppendTensors, ReadyAppend};
 pub use backward::{BackwardTensors, ReadyBackward};
 pub use flashcore_cuda as driver;
 pub use flashcore_kernels::{
-    Choice, Family, Form, Tile, UnknownKernel,
+    Choice, Family, Form, NarrowForm, Tile, UnknownKernel,
     moe::{Cut as ExpertCut, product::Shape as ExpertTile, product_sm90::Shape as HopperExpertTile},
     tuned::Table,
 };
