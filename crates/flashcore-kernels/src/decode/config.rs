@@ -16,6 +16,8 @@ use crate::parts::{factors::cache_name, lengths::LengthsKind, mask::Sides, share
 /// four rows meet different banks of shared memory.
 const BESIDE: u32 = 8;
 
+/// Bytes that tiles which start at multiples of a swizzle pattern may leave between them.
+const ALIGNED: u32 = 1024;
 /// Columns of all rows up to which a block of rows meets at once.
 const MET_COLUMNS: u32 = MMA_M * 128;
 
@@ -155,7 +157,8 @@ impl Shape {
 
     /// Bytes of parts that meet at a cut, and of the rows that they are folded into.
     pub(crate) const fn fold_bytes(&self, rows: u32, dim_v: u32) -> [u32; 2] {
-        [self.warps * met_rows(rows, dim_v) * part_row(dim_v), rows * dim_v / COLUMNS * FOLDED_BYTES]
+        let met = self.warps * met_rows(rows, dim_v) * part_row(dim_v);
+        [met, rows * dim_v / COLUMNS * FOLDED_BYTES + ALIGNED]
     }
 
     /// Bytes of what lies over queries and ring at other times: turns of sequences before, parts of all warps after.

@@ -1,9 +1,9 @@
-//! Few queries whose bits must not depend on the batch: whichever CTAs compute which pieces of a row, its bits are the same.
+//! Few queries in every way in which CTAs can share rows; where bits must not depend on the batch, they are the same in all.
 
 use flashcore_core::{DType, Dims, Layout, Lengths, Mask, Problem, Spec, Values};
 use flashcore_kernels::{
-    Gpu, Tile,
-    decode::{Order, Shape},
+    Gpu, Member, Plan, Tile,
+    decode::{Copies, Order, Shape},
     plan, plan_tile,
 };
 use flashcore_lab::simulator::Simulator;
@@ -20,6 +20,26 @@ fn problem(batch: usize, queries: usize, mask: Mask, values: &Values) -> Problem
     let layout = |heads, rows| Layout::bhsd(Dims::new(batch, heads, rows, DIM)).unwrap();
     let (q, k) = (layout(HEADS[0], queries), layout(HEADS[1], KEYS));
     Spec { mask, batch_invariant: true, ..Spec::new(DType::F16, q, k, k).with(values) }.parse().unwrap()
+}
+
+/// A member's plan with work shared evenly and, where there are such, tensor copies.
+pub(super) fn variants(member: &Member, plan: &Plan) -> Vec<Plan> {
+    let Tile::Decode(shape) = plan.kernel().tile() else { return Vec::new() };
+    let lies_together = member.problem.page_size().is_none_or(|size| size.is_multiple_of(16));
+    let has_copies = member.gpu.capability >= (9, 0) && lies_together;
+    let even = Shape { order: Order::Even, ..shape };
+    let tensor = Shape { copies: Copies::Tensor, ..shape };
+    let both = Shape { copies: Copies::Tensor, ..even };
+    // Pieces that are folded leave room for one stage, and none for messages of two blocks.
+    let folds = member.problem.batch_invariant();
+    let stages = if folds { 1 } else { 2 };
+    let cluster = Shape { order: Order::Cluster { parts: 4 }, stages, ctas_per_sm: 1, ..tensor };
+    let mut some = if has_copies { vec![even, tensor, both] } else { vec![even] };
+    some.extend((has_copies && !(folds && shape.blocks == 2)).then_some(cluster));
+    // Few CTAs have several units each.
+    let gpu = Gpu { sms: 3, ..member.gpu };
+    let plan = |shape| plan_tile(&member.problem, &gpu, 16, Tile::Decode(shape));
+    some.into_iter().map(|shape| plan(shape).unwrap_or_else(|error| panic!("{shape:?}: {error}"))).collect()
 }
 
 /// The shape of the plan, and the same with CTAs that share rows in every way there is.

@@ -6,7 +6,7 @@ use flashcore_core::{
 };
 use flashcore_kernels::{
     Choice, Gpu, KernelConfig, Member, NarrowForm, Plan, Tile, covering_caches, covering_decode,
-    covering_experts, covering_merges, covering_set, decode, forward_sm80,
+    covering_experts, covering_merges, covering_set, forward_sm80,
     forward_sm90::{self, Order, Settles, Staging},
     moe::{Cut, product, product_sm90},
     plan, plan_tile,
@@ -18,6 +18,8 @@ use flashcore_testkit::{
 };
 use flashcore_tile::RegisterBudget;
 use half::{bf16, f16};
+
+use super::invariant;
 
 /// GPUs that get kernels of each family, the persistent ones included.
 const GPUS: [Gpu; 3] = [Gpu::AMPERE, Gpu::HOPPER, Gpu { sms: 3, ..Gpu::HOPPER }];
@@ -76,27 +78,9 @@ fn few_queries_are_right_under_every_schedule() {
             DType::F16 => wrong::<f16>(member, plan, n),
             _ => wrong::<bf16>(member, plan, n),
         };
-        let error = check(&plan).or_else(|| variants(member, &plan).iter().find_map(check));
+        let error = check(&plan).or_else(|| invariant::variants(member, &plan).iter().find_map(check));
         error.map(|error| format!("{name}: {error}"))
     });
-}
-
-/// The same with work shared evenly and, where there are such, tensor copies.
-fn variants(member: &Member, plan: &Plan) -> Vec<Plan> {
-    let Tile::Decode(shape) = plan.kernel().tile() else { return Vec::new() };
-    let lies_together = member.problem.page_size().is_none_or(|size| size.is_multiple_of(16));
-    let has_copies = member.gpu.capability >= (9, 0) && lies_together;
-    let even = decode::Shape { order: decode::Order::Even, ..shape };
-    let tensor = decode::Shape { copies: decode::Copies::Tensor, ..shape };
-    let both = decode::Shape { copies: decode::Copies::Tensor, ..even };
-    // Pieces that are folded leave room for one stage.
-    let stages = if member.problem.batch_invariant() { 1 } else { 2 };
-    let cluster =
-        decode::Shape { order: decode::Order::Cluster { parts: 4 }, stages, ctas_per_sm: 1, ..tensor };
-    let some = if has_copies { vec![even, tensor, both, cluster] } else { vec![even] };
-    // Few CTAs have several units each.
-    let gpu = Gpu { sms: 3, ..member.gpu };
-    some.into_iter().map(|shape| plan_tile(&member.problem, &gpu, 16, Tile::Decode(shape)).unwrap()).collect()
 }
 
 /// The merges of the covering set and of the merge suite.
