@@ -100,29 +100,24 @@ def attention(
         given |= {"page_table": page_table, "factors": factors, "layout": layout}
         given |= {"batch_invariant": batch_invariant}
         return _quantise.attention_by(quantise, q, k, v, given, return_lse, out)
-    plain = window is None and key_mask is None and factors is None and not return_lse
-    if plain and not _frameworks.is_traced() and _frameworks.duals._current_level < 0:
+    tried = window is None and key_mask is None and factors is None and not return_lse and not _frameworks.is_traced()
+    if tried:
         # As `run`, with fewer steps: this is the call that counts.
-        shortcut = _shortcuts.get(type(q))
         try:
             options = _options.known.get((causal, None, scale, softcap, layout, False, batch_invariant))
         except TypeError:  # a scale that is no number, which is told below
             options = None
-        alone = key_lengths is None and query_lengths is None and sinks is None and page_table is None
-        values = (query_lengths, key_lengths, sinks, page_table)
-        if shortcut is not None and options is not None and (alone or _are(type(q), *values)):
-            try:
-                result = shortcut(q, k, v, out, options.ready, query_lengths, key_lengths, sinks, None, page_table)
-            except RuntimeError:
-                result = _transformed(q)
+        if options is not None:
+            result = straight(q, k, v, out, options, query_lengths, key_lengths, sinks, None, page_table)
             if result is not None:
-                return result if out is None else _frameworks.of(q).written(out)
+                return result
+        tried = options is not None
     options = _options.options(causal, window, scale, softcap, layout, batch_invariant=batch_invariant)
     given = (sinks, key_lengths, query_lengths, key_mask, page_table, factors)
-    if all(values is None for values in given):
-        return run(q, k, v, options, NONE, return_lse, out)
-    values = Values(query_lengths, key_lengths, sinks, key_mask, None, page_table, factors=factors, blocks=blocks)
-    return run(q, k, v, options, values, return_lse, out)
+    values = NONE
+    if any(one is not None for one in given):
+        values = Values(query_lengths, key_lengths, sinks, key_mask, None, page_table, factors=factors, blocks=blocks)
+    return (by_long_way if tried else run)(q, k, v, options, values, return_lse, out)
 
 
 def packed_attention(
@@ -220,22 +215,52 @@ def accumulate(
     framework.accumulate((q, k, v, out, lse), options.native, bound)
 
 
+def straight(
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any | None,
+    options: Options,
+    queries: Any = None,
+    keys: Any = None,
+    sinks: Any = None,
+    longest: tuple[int, int] | None = None,
+    table: Any = None,
+    factors: Any = None,
+) -> Any | None:
+    """Attention by the framework's short way; None where it has none for these tensors, or where something watches the call."""
+    kind = type(q)
+    shortcut = _shortcuts.get(kind)
+    if shortcut is None or _frameworks.is_traced() or _frameworks.duals._current_level >= 0:
+        return None
+    # The extension takes tensors of the same kind as they are.
+    if (
+        not (keys is None or type(keys) is kind)
+        or not (queries is None or type(queries) is kind)
+        or not (sinks is None or type(sinks) is kind)
+        or not (table is None or type(table) is kind)
+        or not (factors is None or _are_pair(kind, factors))
+    ):
+        return None
+    try:
+        result = shortcut(q, k, v, out, options.ready or options.native, queries, keys, sinks, longest, table, factors)
+    except RuntimeError:
+        result = _transformed(q)
+    return result if out is None or result is None else _frameworks.of(q).written(out)
+
+
 def run(q: Any, k: Any, v: Any, options: Options, values: Values, return_lse: bool, out: Any | None) -> Any:
     """Attention; all public functions end here."""
-    skips = return_lse or _frameworks.is_traced() or _frameworks.duals._current_level >= 0
-    shortcut = None if skips else _shortcuts.get(type(q))
-    if shortcut is not None:
-        queries, keys, sinks, mask, longest, table, slopes, factors, _ = values
-        result = None
-        try:
-            if values is NONE:
-                result = shortcut(q, k, v, out, options.native)
-            elif mask is None and slopes is None and _are_pair(type(q), factors) and _are(type(q), queries, keys, sinks, table):
-                result = shortcut(q, k, v, out, options.native, queries, keys, sinks, longest, table, factors)
-        except RuntimeError:
-            result = _transformed(q)
+    queries, keys, sinks, mask, longest, table, slopes, factors, _ = values
+    if not return_lse and mask is None and slopes is None:
+        result = straight(q, k, v, out, options, queries, keys, sinks, longest, table, factors)
         if result is not None:
-            return result if out is None else _frameworks.of(q).written(out)
+            return result
+    return by_long_way(q, k, v, options, values, return_lse, out)
+
+
+def by_long_way(q: Any, k: Any, v: Any, options: Options, values: Values, return_lse: bool, out: Any | None) -> Any:
+    """`run` where the short way was not taken."""
     if _is_compiling():
         from ._torch_operator import call
 
@@ -257,6 +282,13 @@ def eager(q: Any, k: Any, v: Any, options: Options, values: Values, return_lse: 
         raise NotImplementedError(_frameworks.NO_SLOPE_GRADIENTS)
     if framework.records(out):
         raise RuntimeError(_frameworks.NO_OUT_GRADIENTS)
+    return by_framework(framework, q, k, v, options, values, return_lse, out)
+
+
+def by_framework(
+    framework: Any, q: Any, k: Any, v: Any, options: Options, values: Values, return_lse: bool, out: Any | None
+) -> Any:
+    """Attention of tensors that nobody records or traces."""
     options, bound = _bound(framework, q, k, options, values)
     result = framework.attention(q, k, v, out, options.layout, return_lse, options.native, bound)
     if out is not None:
@@ -282,20 +314,8 @@ _UNBOUNDED = 1 << 30
 """More keys than a sequence has: what its pages hold is the bound then."""
 
 
-def _are(kind: type, queries: Any, keys: Any, sinks: Any, table: Any) -> bool:
-    """Whether lengths, sinks and page table, where there are any, are tensors of that kind, which the extension takes as they are."""
-    return (
-        (keys is None or type(keys) is kind)
-        and (queries is None or type(queries) is kind)
-        and (sinks is None or type(sinks) is kind)
-        and (table is None or type(table) is kind)
-    )
-
-
 def _are_pair(kind: type, factors: Any) -> bool:
-    """Whether factors, where there are any, are those of a cache, tensors of that kind."""
-    if factors is None:
-        return True
+    """Whether factors are those of a cache, tensors of that kind."""
     return len(factors) == 2 and all(type(one) is kind and one.ndim > 0 for one in factors)
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from . import _frameworks
 from ._arguments import whole
-from ._attention import run
+from ._attention import run, straight
 from ._options import NONE, Options, Values
-from ._options import options as found
+from ._options import options as made
 
 
 def flash_attn_func(
@@ -45,6 +46,10 @@ def flash_attn_func(
     options = asked(causal, window_size, softmax_scale, softcap, "bshd")
     factors = descales(q, q_descale, k_descale, v_descale)
     plain = alibi_slopes is None and factors is None
+    if plain and not return_attn_probs:
+        result = straight(q, k, v, None, options)
+        if result is not None:
+            return result
     values = NONE if plain else Values(slopes=alibi_slopes, factors=factors)
     result = run(q, k, v, options, values, return_attn_probs, None)
     return (*result, None) if return_attn_probs else result
@@ -52,9 +57,9 @@ def flash_attn_func(
 
 def descales(q: Any, q_descale: Any, k_descale: Any, v_descale: Any) -> tuple[Any, ...] | None:
     """The factors of q, k and v, or of k and v alone, where q has more bits; None where nothing is multiplied."""
-    given = (q_descale, k_descale, v_descale)
-    if all(one is None for one in given):
+    if q_descale is None and k_descale is None and v_descale is None:
         return None
+    given = (q_descale, k_descale, v_descale)
     if "float8" in str(getattr(q, "dtype", "")):
         return _alike(given)
     if q_descale is not None:
@@ -115,9 +120,13 @@ def flash_attn_varlen_func(
     if dropout_p:
         refuse_dropout()
     options = asked(causal, window_size, softmax_scale, softcap, "packed", batch_invariant)
-    keys = _keys(cu_seqlens_k, seqused_k, block_table)
+    keys = cu_seqlens_k if seqused_k is None and block_table is None else _keys(cu_seqlens_k, seqused_k, block_table)
     bounds = (int(max_seqlen_q), int(max_seqlen_k))
     factors, sinks = descales(q, q_descale, k_descale, v_descale), logits(sinks, s_aux, learnable_sink)
+    if alibi_slopes is None and not return_attn_probs and not return_softmax_lse:
+        result = straight(q, k, v, out, options, cu_seqlens_q, keys, sinks, bounds, block_table, factors)
+        if result is not None:
+            return result
     values = Values(cu_seqlens_q, keys, sinks, None, bounds, block_table, alibi_slopes, factors)
     result = run(q, k, v, options, values, return_attn_probs or return_softmax_lse, out)
     return (*result, None) if return_attn_probs else result
@@ -136,9 +145,11 @@ def _keys(offsets: Any, lengths: Any, block_table: Any) -> Any:
     return offsets[1:] - offsets[:-1] if hasattr(offsets, "shape") else [b - a for a, b in zip(offsets, offsets[1:])]
 
 
-def logits(*names: Any) -> Any:
+def logits(sinks: Any, s_aux: Any, learnable_sink: Any) -> Any:
     """The sinks, by whichever name a caller gives them."""
-    return next((given for given in names if given is not None), None)
+    if sinks is not None:
+        return sinks
+    return learnable_sink if s_aux is None else s_aux
 
 
 def refuse_dropout() -> None:
@@ -148,10 +159,35 @@ def refuse_dropout() -> None:
 def asked(
     causal: bool, window_size: Any, scale: float | None, softcap: float, layout: str, batch_invariant: bool = False
 ) -> Options:
+    """Options as FlashAttention's callers give them."""
+    key = (causal, window_size, scale, softcap, layout, batch_invariant)
+    # What traces a call must not see the cache; numbers in a tensor may change.
+    if _frameworks.is_traced() or type(window_size) is not tuple or len(window_size) != 2:
+        return _asked(*key)
+    try:
+        found = _known.get(key)
+    except TypeError:  # a scale that is no number, which is told below
+        found = None
+    return found or _remember(key, _asked(*key))
+
+
+_known: dict[tuple[Any, ...], Options] = {}
+"""Options by what FlashAttention's callers say, so that a call finds them."""
+
+
+def _remember(key: tuple[Any, ...], options: Options) -> Options:
+    if not all(type(side) is int for side in key[1]):
+        return options
+    if len(_known) >= 1024:  # a program that never asks the same twice
+        _known.clear()
+    return _known.setdefault(key, options)
+
+
+def _asked(causal: bool, window_size: Any, scale: float | None, softcap: float, layout: str, batch_invariant: bool) -> Options:
     unlimited = window_size is None or (type(window_size) is tuple and window_size == (-1, -1))
     window = None if unlimited else _sides(window_size)
     # FlashAttention says 0.0 where None is meant.
-    return found(causal, window, scale, softcap or None, layout, name="window_size", batch_invariant=batch_invariant)
+    return made(causal, window, scale, softcap or None, layout, name="window_size", batch_invariant=batch_invariant)
 
 
 def _sides(window_size: Any) -> tuple[int | None, ...]:

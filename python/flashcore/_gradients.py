@@ -30,23 +30,28 @@ def of_torch(
     d_out = d_out if d_out.stride(-1) == 1 or d_out.size(-1) == 1 else d_out.contiguous()
     # Keys before and after those that a mask leaves are not written.
     make = torch.empty_like if whole else torch.zeros_like
-    grads = [make(tensor) for tensor in inputs]
+    q, k, v = inputs
+    grads = (make(q), make(k), make(v))
+    d_sinks = _of_sinks(lse) if has_sinks else None
+    _write(framework, (q, k, v, None if sums is not None else out, sums, lse, d_out, *grads, d_sinks), options, values)
+    return (*grads, d_sinks.sum(0) if has_sinks and lse.is_cuda else d_sinks)
+
+
+def _of_sinks(lse: Any) -> Any:
+    """Where gradients of sinks are added up; on a GPU each launch has a row of its own."""
     heads = lse.shape[-2] if lse.dim() > 1 else 1
-    # On a GPU each launch has a row of its own.
     rows = [lse.shape[0] if lse.dim() > 2 else 1] if lse.is_cuda else []
-    d_sinks = lse.new_zeros(*rows, heads) if has_sinks else None
-    _write(framework, [*inputs, None if sums is not None else out, sums, lse, d_out, *grads, d_sinks], options, values)
-    return (*grads, d_sinks.sum(0) if rows and has_sinks else d_sinks)
+    return lse.new_zeros(*rows, heads)
 
 
 def add_of_torch(
     framework: Torch, inputs: Three, sums: Any, lse: Any, d_out: Any, grads: Three, options: Options, values: Values | None
 ) -> None:
     """Adds gradients of some keys to `grads`, which are float32, given the sums and the log-sum-exp over all keys."""
-    _write(framework, [*inputs, None, sums, lse, d_out, *grads, None], options, values)
+    _write(framework, (*inputs, None, sums, lse, d_out, *grads, None), options, values)
 
 
-def _write(framework: Torch, tensors: list[Any], options: Options, values: Values | None) -> None:
+def _write(framework: Torch, tensors: tuple[Any, ...], options: Options, values: Values | None) -> None:
     if framework.exchanges:
         backward(*tensors, options, values)
     else:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from . import _frameworks
 from ._append import append
 from ._arguments import whole
-from ._attention import run
+from ._attention import run, straight
 from ._flash_attn import asked, descales, logits
 from ._options import NONE, Values
 
@@ -77,14 +77,23 @@ def flash_attn_with_kvcache(
     >>> flash_attn_with_kvcache(q, cache, cache, cache_seqlens=[30, 7], causal=True).shape
     (2, 1, 4, 8)
     """
-    # Those of the cache itself are where new keys go anyway, and without rotary embedding nobody asks.
-    elsewhere = rotary_cos is not None and rotary_seqlens is not cache_seqlens
-    _refuse(rotary_seqlens if elsewhere else None, qv, attention_chunk)
+    if rotary_seqlens is not None or qv is not None or attention_chunk:
+        # Those of the cache itself are where new keys go anyway, and without rotary embedding nobody asks.
+        elsewhere = rotary_cos is not None and rotary_seqlens is not cache_seqlens
+        _refuse(rotary_seqlens if elsewhere else None, qv, attention_chunk)
     factors = descales(q, q_descale, k_descale, v_descale)
     layout = "bshd" if cu_seqlens_q is None else "packed"
     options = asked(causal, window_size, softmax_scale, softcap, layout, batch_invariant)
+    table = block_table if page_table is None else page_table
+    sinks = logits(sinks, s_aux, learnable_sink)
+    if k is None and rotary_cos is None and cu_seqlens_q is None and cache_batch_idx is None and cache_leftpad is None:
+        # As below, with fewer steps: this is the call of every token.
+        sized = alibi_slopes is None and not return_softmax_lse and getattr(cache_seqlens, "ndim", 0) == 1
+        result = straight(q, k_cache, v_cache, out, options, None, cache_seqlens, sinks, None, table, factors) if sized else None
+        if result is not None:
+            return result
     sequences = _sequences(q, cu_seqlens_q)
-    table = _table(q, block_table if page_table is None else page_table, cache_batch_idx, cu_seqlens_q, sequences)
+    table = _table(q, table, cache_batch_idx, cu_seqlens_q, sequences)
     if k is not None:
         rotary = None if rotary_cos is None else (rotary_cos, rotary_sin)
         together = not causal and all(bound in (None, -1) for bound in window_size)
@@ -98,7 +107,6 @@ def flash_attn_with_kvcache(
     bounds = None
     if cu_seqlens_q is not None and max_seqlen_q is not None:
         bounds = (int(max_seqlen_q), 1 << 30 if max_seqlen_k is None else int(max_seqlen_k))
-    sinks = logits(sinks, s_aux, learnable_sink)
     values = Values(cu_seqlens_q, lengths, sinks, None, bounds, table, alibi_slopes, factors)
     values = NONE if all(value is None for value in values) else values
     return run(q, k_cache, v_cache, options, values, return_softmax_lse, out)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from . import _attention, _frameworks
-from ._options import Options, Values
+from ._options import NONE, Options, Values
 
 NO_GPU_GRADIENTS = (
     "gradients of {dtype} tensors on a GPU are asked for, but FlashCore computes those of float16 and bfloat16; "
@@ -50,8 +50,7 @@ def operator(
     options = Options(left, right, top_left, scale, softcap, layout, batch_invariant=batch_invariant)
     bounds = None if longest is None else (longest[0], longest[1])
     values = Values(query_lengths, key_lengths, sinks, mask, bounds, table, slopes)
-    with torch.no_grad():
-        result = _attention.eager(q, k, v, options, values, return_lse, None)
+    result = _attention.by_framework(_frameworks.of(q), q, k, v, options, values, return_lse, None)
     return result if return_lse else (result, q.new_empty(0, dtype=torch.float32))
 
 
@@ -118,15 +117,20 @@ def _differentiate(ctx: Any, d_out: Optional[Tensor], d_lse: Optional[Tensor]) -
     none = (None,) * 18
     if d_out is None and d_lse is None:
         return none
-    d_out = torch.zeros_like(out) if d_out is None else d_out
-    sums = None
-    if d_lse is not None:
-        # The gradient of the log-sum-exp is the weights: it counts like a row sum of the other sign.
-        products = (d_out.float() * out.float()).sum(-1)
-        products = products.transpose(-1, -2) if ctx.options[5] != "bhsd" and products.dim() > 1 else products
-        sums = (products - d_lse).contiguous()
+    d_out, sums = _sums(d_out, d_lse, out, ctx.options[5])
     dq, dk, dv, d_sinks = _by(backward_operator, TransformedBackward)(d_out, out, sums, lse, q, k, v, *ctx.options, *values, ctx.longest)
     return dq, dk, dv, *none[3:12], None if values[2] is None else d_sinks, *none[13:]
+
+
+def _sums(d_out: Optional[Tensor], d_lse: Optional[Tensor], out: Tensor, layout: str) -> tuple[Tensor, Optional[Tensor]]:
+    """The gradient of the result, and the row sums where they are not those of its products with the result."""
+    d_out = torch.zeros_like(out) if d_out is None else d_out
+    if d_lse is None:
+        return d_out, None
+    # The gradient of the log-sum-exp is the weights: it counts like a row sum of the other sign.
+    products = (d_out.float() * out.float()).sum(-1)
+    products = products.transpose(-1, -2) if layout != "bhsd" and products.dim() > 1 else products
+    return d_out, (products - d_lse).contiguous()
 
 
 def _refuse_twice(ctx: Any, *given: Any) -> None:
@@ -135,6 +139,51 @@ def _refuse_twice(ctx: Any, *given: Any) -> None:
 
 operator.register_autograd(_differentiate, setup_context=_keep)
 backward_operator.register_autograd(_refuse_twice)
+
+
+class Recorded(torch.autograd.Function):
+    """What the operator does, for autograd alone: operators that are written in Python take several times as long."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Any, options: Options, values: Values, return_lse: bool) -> Any:
+        out, lse = _attention.by_framework(_frameworks.of(q), q, k, v, options, values, True, None)
+        tensors = [x if isinstance(x, Tensor) else None for x in values]
+        ctx.save_for_backward(q, k, v, out, lse, *tensors)
+        ctx.options, ctx.others = options, [None if isinstance(x, Tensor) else x for x in values]
+        ctx.set_materialize_grads(False)
+        return (out, lse) if return_lse else out
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Optional[Tensor], d_lse: Optional[Tensor] = None) -> tuple[Any, ...]:
+        q, k, v, out, lse, *tensors = ctx.saved_tensors
+        if d_out is None and d_lse is None:
+            return (None,) * 7
+        given = [other if tensor is None else tensor for tensor, other in zip(tensors, ctx.others)]
+        values = Values(*given) if any(x is not None for x in given) else NONE
+        d_out, sums = _sums(d_out, d_lse, out, ctx.options.layout)
+        # What is differentiated once more must be recorded, to be refused.
+        differentiate = _by_operator if torch.is_grad_enabled() or _is_watched(q, k, v, d_out) else _attention.gradients
+        *grads, d_sinks = differentiate((q, k, v), out, sums, lse, d_out, ctx.options, values)
+        return (*grads, None if values.sinks is None else d_sinks.to(values.sinks.dtype), None, None, None)
+
+
+def _by_operator(inputs: Any, out: Tensor, sums: Any, lse: Tensor, d_out: Tensor, options: Options, values: Values) -> Any:
+    """`_attention.gradients` as a call of the operator."""
+    asked = (options.left, options.right, options.top_left, options.scale, options.softcap, options.layout)
+    given = (values.query_lengths, values.key_lengths, values.sinks, values.mask, values.slopes)
+    longest = None if values.longest is None else list(values.longest)
+    tensors = (d_out, out, sums, lse, *inputs)
+    return _by(backward_operator, TransformedBackward)(*tensors, *asked, *map(_tensor, given), longest)
+
+
+def _is_watched(*tensors: Tensor) -> bool:
+    """Whether something looks at operators: a compiler, a transform, a mode of torch's, a tensor that stands for another."""
+    if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
+        return True
+    return torch._C._len_torch_dispatch_stack() > 0 or any(type(x) not in _PLAIN or x.is_meta for x in tensors)
+
+
+_PLAIN = (Tensor, torch.nn.Parameter)
 
 
 class Transformed(torch.autograd.Function):
@@ -219,6 +268,9 @@ def call(
         raise RuntimeError(_frameworks.NO_OUT_GRADIENTS)
     if q.is_nested:
         raise NotImplementedError(NO_NESTED)
+    if with_gradients and not _is_watched(q, k, v):
+        values = values if sinks is values.sinks else values._replace(sinks=sinks)
+        return Recorded.apply(q, k, v, sinks, options, values, return_lse)
     result, lse = _by(operator, Transformed)(
         q,
         k,

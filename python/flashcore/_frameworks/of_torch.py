@@ -161,9 +161,12 @@ class Torch(Framework):
         forward(*(None if t is None else export(t.detach()) for t in tensors), options, values, stream)
 
     def empty(self, q: Any, v: Any) -> Any:
+        same = q.size(-1) == v.size(-1)
+        if same and q.element_size() > 1:
+            return self.torch.empty_like(q)
         # A result of 8 bits would lose what was computed.
         dtype = self.torch.bfloat16 if q.element_size() == 1 else q.dtype
-        if q.size(-1) == v.size(-1):
+        if same:
             return self.torch.empty_like(q, dtype=dtype)
         shape, dim = q.shape, v.size(-1)
         if q.dim() == 4 and q.stride(1) < q.stride(2):  # memory in the other order: the result too
