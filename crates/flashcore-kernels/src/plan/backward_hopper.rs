@@ -234,7 +234,7 @@ const fn shape(consumers: u32, step: u32, stages: [u32; 2], places: u32) -> Shap
 
 /// Two consumers for the same 64 keys.
 const fn paired(step: u32, stages: [u32; 2]) -> Shape {
-    Shape { paired: true, ..shape(2, step, stages, 1) }
+    Shape { paired: true, ahead: true, ..shape(2, step, stages, 1) }
 }
 
 /// Two consumers and a mover.
