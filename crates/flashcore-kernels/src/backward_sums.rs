@@ -5,14 +5,22 @@
 //! those of 16 columns, a whole sector of each row when they are rounded. A CTA has a block to itself, and overwrites it with
 //! zeros from one end to the other once all of it has been read.
 
-use flashcore_core::{BackwardProblem, Problem};
+use flashcore_core::{BackwardProblem, Problem, Sequences};
 use flashcore_ptx::{ident::Ident, launch::Workspace, sm::REGISTERS, target::Target};
 use flashcore_tile::{
     B32, BuildError, Builder, Cta, Extent, F32, Global, Half, Params, Pred, Program, Reg, Scope, U32, U64,
-    Val,
+    Val, Warp,
 };
 
-use crate::{backward_sm90::Ending, parts::tensor::TensorArgument, slots::backward as slots};
+use crate::{
+    backward_sm90::{Ending, packed},
+    parts::{
+        lengths::{LengthArguments, LengthsKind, Span},
+        schedule::Side,
+        tensor::TensorArgument,
+    },
+    slots::backward as slots,
+};
 
 /// Bytes of the sums of 8 columns of 64 rows.
 pub(crate) const QUAD_BYTES: u32 = 128 * 16;
@@ -40,17 +48,20 @@ pub struct Config {
     pub step: u32,
     /// Keys of a tile.
     pub keys: u32,
+    /// Whether sequences are packed one after another, each with blocks of its own.
+    pub packed: bool,
 }
 
 impl Config {
     /// The kernel's name: every field of the config is in it.
     pub fn name(&self) -> Ident {
         let name = format!(
-            "fc_backward_sums_{}_d{}m{}n{}{}",
+            "fc_backward_sums_{}_d{}m{}n{}{}{}",
             self.input.element().name(),
             self.dim,
             self.step,
             self.keys,
+            if self.packed { "_ragged" } else { "" },
             self.ending.suffix()
         );
         Ident::new(name).expect("made of legal parts")
@@ -68,6 +79,9 @@ impl Config {
 
 /// Blocks of 64 rows of a head.
 fn blocks(problem: &Problem, step: u32) -> u64 {
+    if is_packed(problem) {
+        return packed::sums(problem, step) * u64::from(step / ROWS);
+    }
     (problem.seq_q() as u64).next_multiple_of(step.into()) / u64::from(ROWS)
 }
 
@@ -76,8 +90,15 @@ pub(crate) fn all_blocks(problem: &Problem, step: u32) -> u64 {
     blocks(problem, step) * problem.heads_q() as u64 * problem.batch() as u64
 }
 
+fn is_packed(problem: &Problem) -> bool {
+    matches!(problem.sequences_kind(), Sequences::Ragged { .. })
+}
+
 /// Tiles of keys of all heads.
 fn tiles(problem: &Problem, keys: u32) -> u64 {
+    if is_packed(problem) {
+        return packed::tiles(problem, Side::Keys, keys);
+    }
     (problem.seq_kv() as u64).div_ceil(keys.into()) * problem.heads_kv() as u64 * problem.batch() as u64
 }
 
@@ -125,6 +146,16 @@ struct Arguments {
     seq: Reg<U32>,
     /// The factor on scores.
     factor: Reg<F32>,
+    /// Where packed sequences lie, and how many there are.
+    packed: Option<(LengthArguments, Reg<U32>)>,
+}
+
+/// Where a packed sequence lies.
+#[derive(Clone, Copy)]
+struct Home {
+    /// Its first row among those of a head's blocks.
+    first: Reg<U32>,
+    span: Span,
 }
 
 /// Eight columns of a row.
@@ -143,7 +174,65 @@ impl Arguments {
             all_blocks: params.u32(b, "all_blocks", move |p| all_blocks(p.forward(), step) as u32),
             seq: params.u32(b, "seq", |p| p.forward().seq_q() as u32),
             factor: params.f32(b, "factor", |p| p.forward().scale()),
+            packed: None,
         }
+        .with_offsets(b, params, cfg)
+    }
+
+    /// The same with what packed sequences need.
+    fn with_offsets(self, b: &mut Builder, params: &mut Params<BackwardProblem>, cfg: &Config) -> Self {
+        let packed = cfg.packed.then(|| {
+            let keys = params.u32(b, "seq_kv", |p| p.forward().seq_kv() as u32);
+            let lengths = LengthArguments::declare(b, params, LengthsKind::Ragged, [self.seq, keys]);
+            (lengths, params.u32(b, "sequences", |p| p.forward().sequences() as u32))
+        });
+        Self { packed, ..self }
+    }
+
+    /// Whether row `row` among those of a head's blocks exists, and which row of the tensor it is.
+    fn place(&self, b: &mut Builder, home: Option<Home>, row: Reg<U32>) -> (Pred, Reg<U32>) {
+        match home {
+            None => (b.let_(row.lt(self.seq)), row),
+            // Before the first row of the sequence the difference is larger than any length.
+            Some(Home { first, span }) => {
+                let position = b.let_(row - first);
+                (b.let_(position.lt(span.len)), b.let_(span.start + position))
+            }
+        }
+    }
+
+    /// The packed sequence to which the block from row `row` of a head's blocks on belongs: the last that begins no later.
+    fn home(&self, b: &mut Builder, cfg: &Config, row: Reg<U32>) -> Option<Home> {
+        let (lengths, sequences) = self.packed?;
+        let (lane, last) = (b.lane(), b.let_(sequences - 1));
+        let found = b.var_in(Scope::Warp, 0);
+        b.do_while(|b| {
+            let index = b.let_(found + lane);
+            let clamped = b.let_(index.min(last));
+            let first = self.first_row(b, cfg, lengths, clamped);
+            let begins = b.let_(first.le(row) & index.le(last));
+            let one = b.select(begins, 1, 0);
+            let all = b.warp_sum(one);
+            b.add_to(found, all);
+            b.uniform::<Warp>(all.eq(32))
+        });
+        // The one after it was counted too.
+        let index = b.let_(found.max(1) - 1);
+        let [span, _] = lengths.sequence(b, index);
+        Some(Home { first: self.first_row(b, cfg, lengths, index), span })
+    }
+
+    /// The first row of a sequence among those of a head's blocks.
+    fn first_row(
+        &self,
+        b: &mut Builder,
+        cfg: &Config,
+        lengths: LengthArguments,
+        sequence: Reg<U32>,
+    ) -> Reg<U32> {
+        let [queries, _] = lengths.sequence(b, sequence);
+        let tile = packed::first_sums(b, queries.start, sequence, cfg.step);
+        b.let_(tile * cfg.step)
     }
 
     /// The rows of one block, by one CTA.
@@ -158,10 +247,12 @@ impl Arguments {
             let pair = b.lane();
             let (plane, first) = (b.let_(block / self.blocks), b.let_((block % self.blocks) * ROWS));
             let (batch, head) = (b.let_(plane / self.heads), b.let_(plane % self.heads));
+            let home = self.home(b, cfg, first);
             let row = b.let_((pair >> 3) * 16 + (pair & 7) + first);
             let rows = [0, 8].map(|further| {
                 let row = b.let_(row + further);
-                (b.let_(row.lt(self.seq)), self.dq.at(b, batch, head, row))
+                let (exists, row) = self.place(b, home, row);
+                (exists, self.dq.at(b, batch, head, row))
             });
             for turn in 0..cfg.quads().div_ceil(AT_ONCE * WARPS) {
                 self.columns(b, cfg, sums, turn, rows);

@@ -2,12 +2,13 @@
 //!
 //! `cargo run --release --example gpu_backward CELL… [form=FORM,FORM,…] [ms=N]` prints one JSON object per line. A cell is
 //! `SEQUENCE:DIM[/DIM_V]:full|causal[:KEY_HEADS[:QUERY_HEADS]]`, with 16k tokens and 2048 features of queries unless it says
-//! otherwise; forms are `split`, `fused`, `general`, `rules`, `fSTEPxSTAGExSTAGExCONSUMERxMOVER`, a tile with its
-//! registers, and `KEYS+QUERIES`, two tiles of the split form: `pSTEPxSTAGExSTAGExPLACES`, `a…` or `k…` for keys with consumers that
-//! are paired, paired with the first ahead, or not, `q…` for queries.
+//! otherwise; `pSEQUENCE` packs sequences of that length, `rCOUNT` as many of random lengths (whose `tflops` mean nothing).
+//! Forms are `split`, `fused`, `general`, `rules`, `fSTEPxSTAGExSTAGExCONSUMERxMOVER`, a tile with its registers, and
+//! `KEYS+QUERIES`, two tiles of the split form: `pSTEPxSTAGExSTAGExPLACES`, `a…` or `k…` for keys with consumers that are
+//! paired, paired with the first ahead, or not, `q…` for queries.
 
 use flashcore::{
-    BackwardProblem, BackwardSpec, DType, Dims, Layout, Mask, Spec,
+    BackwardProblem, BackwardSpec, DType, Dims, Layout, Lengths, Mask, Spec, Values,
     cuda::{
         BackwardTensors, Choice, Cuda, DeviceTensors, Family, Form,
         driver::{DeviceBuffer, Event},
@@ -93,6 +94,25 @@ struct Cell {
     name: String,
     problem: BackwardProblem,
     buffers: [DeviceBuffer; 9],
+    /// Offsets of packed sequences; one number where they are not.
+    offsets: DeviceBuffer,
+}
+
+/// Where packed sequences start, and where the last ends; `None` where they are not packed.
+fn offsets(word: &str) -> Outcome<Option<Vec<u32>>> {
+    let mut ends: Vec<usize> = if let Some(each) = word.strip_prefix('p') {
+        let each = each.parse::<usize>()?.max(1);
+        (1..=TOKENS / each).map(|n| n * each).collect()
+    } else if let Some(count) = word.strip_prefix('r') {
+        let mut rng = Rng::new(9);
+        (1..count.parse()?).map(|_: usize| rng.range(1..=TOKENS - 1)).collect()
+    } else {
+        return Ok(None);
+    };
+    ends.extend([0, TOKENS]);
+    ends.sort_unstable();
+    ends.dedup();
+    Ok(Some(ends.into_iter().map(|end| end as u32).collect()))
 }
 
 impl Cell {
@@ -101,8 +121,10 @@ impl Cell {
         let &[seq, dim, mask, ref heads @ ..] = &words[..] else {
             return Err("a cell has three words".into());
         };
+        let offsets = offsets(seq)?;
+        let seq = if offsets.is_some() { TOKENS } else { seq.parse()? };
         let (dim, dim_v) = dim.split_once('/').unwrap_or((dim, dim));
-        let (seq, dim, dim_v): (usize, usize, usize) = (seq.parse()?, dim.parse()?, dim_v.parse()?);
+        let (dim, dim_v): (usize, usize) = (dim.parse()?, dim_v.parse()?);
         let plain = FEATURES / dim;
         let heads = heads.iter().map(|n| n.parse()).collect::<Result<Vec<usize>, _>>()?;
         let queries = heads.get(1).copied().unwrap_or(plain);
@@ -111,7 +133,10 @@ impl Cell {
         let (q, k) = (layout(queries, dim)?, layout(keys, dim)?);
         let (out, v) = (layout(queries, dim_v)?, layout(keys, dim_v)?);
         let mask = if mask == "causal" { Mask::CAUSAL } else { Mask::NONE };
-        let problem = BackwardSpec::new(Spec { mask, ..Spec::new(DType::BF16, q, k, v) }).parse()?;
+        let lengths =
+            offsets.as_ref().map_or(Lengths::Uniform, |all| Lengths::ragged(all.clone(), all.clone()));
+        let spec = Spec { mask, ..Spec::new(DType::BF16, q, k, v) };
+        let problem = BackwardSpec::new(spec.with(&Values { lengths, ..Values::default() })).parse()?;
         let rows = 4 * problem.forward().rows() as u64;
         let bytes = [&q, &k, &v, &out].map(|layout: &Layout| 2 * layout.span() as u64);
         let stream = cuda.stream();
@@ -137,21 +162,38 @@ impl Cell {
             fresh(bytes[1])?,
             fresh(bytes[2])?,
         ];
-        let cell = Self { name: name.to_owned(), problem, buffers };
+        let bytes: Vec<u8> =
+            offsets.unwrap_or_else(|| vec![0]).into_iter().flat_map(u32::to_le_bytes).collect();
+        let mut offsets = DeviceBuffer::new(cuda.device(), bytes.len() as u64)?;
+        offsets.copy_from_host(stream, 0, &bytes)?;
+        let cell = Self { name: name.to_owned(), problem, buffers, offsets };
         let [q, k, v, _, out, lse, ..] = cell.buffers.each_ref().map(DeviceBuffer::address);
         let forward = cuda.prepare(cell.problem.forward())?;
+        let (lengths_q, lengths_kv) = (cell.offsets.address(), cell.offsets.address());
+        let tensors = DeviceTensors { q, k, v, out, lse, lengths_q, lengths_kv, ..DeviceTensors::default() };
         // SAFETY: the buffers hold what the layouts reach, and live as long as the cell.
-        unsafe {
-            forward
-                .launch_raw(&DeviceTensors { q, k, v, out, lse, ..DeviceTensors::default() }, stream.raw())?
-        };
+        unsafe { forward.launch_raw(&tensors, stream.raw())? };
         stream.synchronize()?;
         Ok(cell)
     }
 
     fn tensors(&self) -> BackwardTensors {
         let [q, k, v, d_out, out, lse, dq, dk, dv] = self.buffers.each_ref().map(DeviceBuffer::address);
-        BackwardTensors { q, k, v, d_out, out, lse, dq, dk, dv, ..BackwardTensors::default() }
+        let (lengths_q, lengths_kv) = (self.offsets.address(), self.offsets.address());
+        BackwardTensors {
+            q,
+            k,
+            v,
+            d_out,
+            out,
+            lse,
+            dq,
+            dk,
+            dv,
+            lengths_q,
+            lengths_kv,
+            ..BackwardTensors::default()
+        }
     }
 
     /// Runs one form: its time, how far its gradients are from those of the first, and whether two runs agree.
@@ -183,8 +225,7 @@ impl Cell {
         let calls = ((millis / once / 3.0) as usize).clamp(2, 5000);
         let (_, one, two) = (span(calls)?, span(calls)?, span(calls)?);
         let ms = one.min(two);
-        let forward = self.problem.forward();
-        let flops = 2.5 * forward.flops();
+        let flops = 2.5 * self.problem.forward().flops();
         Ok(format!(
             "{{\"cell\":\"{}\",\"form\":\"{form}\",\"us\":{:.1},\"tflops\":{:.1},\"same_bits\":{same},\"apart\":{apart:?},\"kernel\":\"{}\"}}",
             self.name,

@@ -205,6 +205,12 @@ impl Config {
         }
     }
 
+    /// Whether keys beyond the last of a sequence are hidden together with what the mask hides: in a fused kernel packed sequences
+    /// leave no registers for more.
+    pub(super) const fn hides_others(&self) -> bool {
+        self.fused() && self.packed()
+    }
+
     /// Whether slopes take the registers of scores, which then must be weights before slopes are multiplied: where there are
     /// too few for both.
     pub(super) const fn shares_scores(&self) -> bool {

@@ -21,7 +21,7 @@
 mod config;
 mod consumer;
 mod mover;
-mod packed;
+pub(crate) mod packed;
 mod paired;
 mod producer;
 mod schedule;
@@ -265,7 +265,7 @@ impl Layout {
             terms: terms.then(|| Terms { offset: b.shared(stages[0] * bytes, 128), bytes }),
             tile_info: b.shared(schedule::INFO_BYTES, 16),
             landed: cfg.cuts_streamed().then(|| b.mbarriers(1)),
-            aside: cfg.fused().then(|| b.shared(consumers * tiles::ASIDE_BYTES, 16)),
+            aside: cfg.fused().then(|| b.shared(consumers * tiles::aside_bytes(cfg), 16)),
             handed: cfg.fused().then(|| Self::handed(b, cfg, [warps, mover])),
             parts: cfg.fused().then(|| {
                 let tile = b.smem_tile(Element::F32, [ROWS_PER_GROUP, PART], Swizzle::None, PLACES);
@@ -391,7 +391,7 @@ fn blocks(problem: &BackwardProblem, cfg: Config) -> u32 {
 /// Tiles; where sequences are packed, an upper bound.
 fn tiles(problem: &BackwardProblem, cfg: Config) -> u32 {
     if cfg.packed() {
-        return packed::tiles(problem, cfg) as u32;
+        return packed::tiles(problem.forward(), cfg.side, cfg.held()) as u32;
     }
     blocks(problem, cfg) * held_heads(problem, cfg.side) * problem.forward().batch() as u32
 }

@@ -6,7 +6,7 @@
 //! clears them as it clears rows that are not used, and lets their terms say that they have no gradients. `producer.rs` and
 //! `store.rs` call this.
 
-use flashcore_core::BackwardProblem;
+use flashcore_core::{BackwardProblem, Problem};
 use flashcore_tile::{
     Builder, CHUNK_BYTES, F32, Global, Params, Pred, Reg, Scope, Shared, U32, Uniform, Val, Warp,
 };
@@ -40,16 +40,25 @@ impl Packed {
     }
 }
 
-/// Tiles of all heads at most: one that is not full for each sequence.
-pub(super) fn tiles(problem: &BackwardProblem, cfg: Config) -> u64 {
-    let forward = problem.forward();
-    let (rows, longest, heads) = match cfg.side {
+/// Tiles of `held` rows of all heads at most: one that is not full for each sequence.
+pub(crate) fn tiles(forward: &Problem, side: Side, held: u32) -> u64 {
+    let (rows, longest, heads) = match side {
         Side::Keys => (forward.seq_kv(), forward.longest_kv(), forward.heads_kv()),
         Side::Queries => (forward.seq_q(), forward.longest_q(), forward.heads_q()),
     };
-    let (held, sequences) = (u64::from(cfg.held()), forward.sequences() as u64);
+    let (held, sequences) = (u64::from(held), forward.sequences() as u64);
     let each = (longest as u64).div_ceil(held).saturating_mul(sequences);
     each.min((rows as u64 / held).saturating_add(sequences)).saturating_mul(heads as u64)
+}
+
+/// Streamed tiles of a head for which there are sums: a sequence's may start in the middle of what the one before has.
+pub(crate) fn sums(forward: &Problem, step: u32) -> u64 {
+    forward.seq_q() as u64 / u64::from(step) + forward.sequences() as u64
+}
+
+/// The first of these of a sequence: no two sequences share one, and if offsets are within the tensor, so are all.
+pub(crate) fn first_sums(b: &mut Builder, start: Reg<U32>, sequence: Reg<U32>, step: u32) -> Reg<U32> {
+    b.let_(start / step + sequence)
 }
 
 /// A tile, if there is one of its number.
@@ -138,6 +147,8 @@ impl<'a> Walk<'a> {
         let ends = (lane, self.last_sequence);
         let found = find_from(b, self.progress, number, ends, |b, sequence| self.row_tiles(b, sequence));
         let there = b.let_((number - found.before).lt(found.own));
+        // Where tiles tell how far they are, there is a place for as many as the host knows of, whatever the offsets say.
+        let there = if cfg.fused() { b.let_(there & self.index.lt(args.tiles)) } else { there };
         // Nobody looks at a tile that is not there, but it is numbered all the same.
         let row_tiles = b.let_(found.own.max(1));
         let numbering = Sections { row_tiles, ..args.sections(cfg) };
@@ -146,10 +157,12 @@ impl<'a> Walk<'a> {
         let (block, head) = numbering.find(b, within);
         let [q, kv] = args.lengths.sequence(b, found.index);
         let starts = Some([q.start, kv.start]);
+        let tiles = b.let_(found.own * args.heads + before);
+        let before = cfg.fused().then(|| [found.before, first_sums(b, q.start, found.index, cfg.shape.step)]);
         Found {
-            tile: Tile { block, head, batch: b.var(0), q_len: q.len, kv_len: kv.len, starts },
+            tile: Tile { block, head, batch: b.var(0), q_len: q.len, kv_len: kv.len, starts, before },
             there,
-            tiles: b.let_(found.own * args.heads + before),
+            tiles: if cfg.fused() { b.let_(tiles.min(args.tiles)) } else { tiles },
         }
     }
 
@@ -192,6 +205,23 @@ impl<'a> Walk<'a> {
         let last = b.let_((tickets - 1).eq(self.ticket) & tickets.ne(0) & self.producer.leader);
         b.predicated(last, |b| b.store_global::<U32>(counter, &[Val::Const(0)]));
     }
+}
+
+/// Bytes that each thread sets aside.
+pub(super) const ASIDE_BYTES: u32 = 32;
+
+/// Sets all of a tile aside; its keys start at `keys`.
+pub(super) fn set_aside(b: &mut Builder, aside: Shared, tile: &Tile, keys: Reg<U32>) {
+    b.store_shared(aside, &[tile.head, keys, tile.q_len, tile.kv_len].map(Val::from));
+    b.store_shared(aside.at(16), &[tile.block.into()]);
+}
+
+/// The tile that was set aside.
+pub(super) fn take_back(b: &mut Builder, aside: Shared, tile: &Tile) -> Tile {
+    let [head, keys, q_len, kv_len] = b.load_shared::<U32, 4>(aside);
+    let [block] = b.load_shared::<U32, 1>(aside.at(16));
+    let starts = tile.starts.map(|[queries, _]| [queries, keys]);
+    Tile { head, q_len, kv_len, block, starts, ..*tile }
 }
 
 /// A part of a gradient that a warp has gathered in shared memory.

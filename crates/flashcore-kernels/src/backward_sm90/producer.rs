@@ -44,7 +44,7 @@ pub(super) struct Producer<'a> {
     /// Held and streamed tiles passed.
     pub(super) held: Reg<U32>,
     streamed: Reg<U32>,
-    /// Streamed tiles whose unused rows were cleared.
+    /// Tiles whose unused rows were cleared.
     cleared: Reg<U32>,
 }
 
@@ -107,8 +107,11 @@ impl<'a> Producer<'a> {
     /// Copies one held tile, and the streamed ones that it needs of each of its heads.
     fn tile(&self, b: &mut Builder, tile: &Tile) {
         let row = tile.first_row(b, self.cfg);
+        // Keys of others would be multiplied with slopes of 0 where dQ is summed over all keys of the tile.
+        let cuts = self.cfg.hides_others();
+        let used = cuts.then(|| b.let_(tile.held_len(self.cfg) - row));
         let row = tile.held_place(b, self.cfg, row);
-        let of = Source { head: tile.head, batch: tile.batch, row, used: None };
+        let of = Source { head: tile.head, batch: tile.batch, row, used };
         self.held_tile(b, 0, of);
         let streamed = tile.streamed(b, self.cfg, self.args);
         let (heads, first_head) = self.streamed_heads(b, tile);

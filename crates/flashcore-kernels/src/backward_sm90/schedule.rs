@@ -23,6 +23,9 @@ pub(super) struct Tile {
     pub(super) kv_len: Reg<U32>,
     /// First query and first key of its sequence, where sequences are packed.
     pub(super) starts: Option<[Reg<U32>; 2]>,
+    /// Where dQ of packed sequences is summed: tiles of a head of all sequences before, and streamed tiles of which sums have
+    /// places before those of its own.
+    pub(super) before: Option<[Reg<U32>; 2]>,
 }
 
 /// The streamed tiles of a held one, `begin..end`: those in `whole_begin..whole_end` hide nothing.
@@ -105,7 +108,7 @@ impl Tile {
         let (block, flat) = args.sections(cfg).find(b, index);
         let (head, batch) = (b.let_(flat % args.heads), b.let_(flat / args.heads));
         let [q_len, kv_len] = args.lengths.used(b, batch);
-        Self { block, head, batch, q_len, kv_len, starts: None }
+        Self { block, head, batch, q_len, kv_len, starts: None, before: None }
     }
 
     /// Where in the held tensors a row of the sequence lies.
@@ -164,6 +167,10 @@ impl Tile {
         };
         let within = |b: &mut Builder, tile: Reg<S32>| b.let_(tile.max(begin).min(end));
         let whole_begin = clean_begin.map_or(begin, |tile| within(b, tile));
+        let whole_begin = match cfg.hides_others() {
+            true => b.let_((first + rows).gt(len).select(end, whole_begin)),
+            false => whole_begin,
+        };
         // Where queries stream, those beyond the last have no probabilities, so that the last tile hides nothing.
         let whole = cfg.side == Side::Keys && !cfg.edges()[1];
         let whole_end = if whole { end } else { within(b, clean_end) };
@@ -174,7 +181,8 @@ impl Tile {
     pub(super) fn post(&self, b: &mut Builder, cfg: Config, to: Shared) {
         // The tile is counted from one, so that zero says that there is none.
         let block = b.let_(self.block + 1);
-        b.store_shared(to, &[block, self.head, self.batch, self.batch].map(Val::from));
+        let [first, second] = self.before.unwrap_or([self.batch; 2]);
+        b.store_shared(to, &[block, self.head, first, second].map(Val::from));
         if cfg.cuts() {
             let lengths = [self.q_len, self.kv_len];
             match self.starts {
@@ -196,9 +204,9 @@ impl Tile {
 
     /// Reads what the producer posted: the tile, and whether there is one.
     pub(super) fn read(b: &mut Builder, cfg: Config, args: &Arguments, from: Shared) -> (Self, Pred) {
-        let [block, head, batch, _] = b.load_shared::<U32, 4>(from);
+        let [block, head, batch, second] = b.load_shared::<U32, 4>(from);
         if cfg.packed() {
-            return Self::read_packed(b, cfg, from, [block, head]);
+            return Self::read_packed(b, cfg, from, [block, head], [batch, second]);
         }
         let [q_len, kv_len] = if cfg.cuts() {
             b.load_shared::<U32, 2>(from.at(16)).map(|len| b.uniform_register(len))
@@ -208,19 +216,27 @@ impl Tile {
         // Loops and branches depend on the tile and the lengths alone.
         let block = b.uniform_register(block);
         let there = b.let_(block.ne(0));
-        (Self { block: b.let_(block - 1), head, batch, q_len, kv_len, starts: None }, there)
+        (Self { block: b.let_(block - 1), head, batch, q_len, kv_len, starts: None, before: None }, there)
     }
 
     /// The rest of what the producer posted, where sequences are packed.
-    fn read_packed(b: &mut Builder, cfg: Config, from: Shared, [block, head]: [Reg<U32>; 2]) -> (Self, Pred) {
+    fn read_packed(
+        b: &mut Builder,
+        cfg: Config,
+        from: Shared,
+        [block, head]: [Reg<U32>; 2],
+        before: [Reg<U32>; 2],
+    ) -> (Self, Pred) {
         let [q_len, kv_len, mut q, mut kv] = b.load_shared::<U32, 4>(from.at(16));
         let [q_len, kv_len] = [q_len, kv_len].map(|len| b.uniform_register(len));
         let held = if cfg.side == Side::Keys { &mut kv } else { &mut q };
-        *held = b.uniform_register(*held);
+        if !cfg.fused() {
+            *held = b.uniform_register(*held);
+        }
         let block = b.uniform_register(block);
         let there = b.let_(block.ne(0));
-        let tile =
-            Self { block: b.let_(block - 1), head, batch: b.var(0), q_len, kv_len, starts: Some([q, kv]) };
-        (tile, there)
+        let (block, batch) = (b.let_(block - 1), b.var(0));
+        let before = cfg.fused().then_some(before);
+        (Self { block, head, batch, q_len, kv_len, starts: Some([q, kv]), before }, there)
     }
 }

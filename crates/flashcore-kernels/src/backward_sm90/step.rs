@@ -266,23 +266,28 @@ impl Consumer<'_> {
     /// Hides what the held rows of this thread must not see of a streamed tile.
     fn hide(&self, b: &mut Builder, run: &Run<'_>, scores: &Acc) {
         // Where queries stream, those beyond the last have no probabilities, so that only the mask hides anything.
-        if self.cfg.side == Side::Keys && self.cfg.edges() == [false; 2] {
+        let others = self.cfg.hides_others();
+        if self.cfg.side == Side::Keys && self.cfg.edges() == [false; 2] && !others {
             return;
         }
         let Streamed { whole_begin, whole_end, .. } = *run.streamed;
         let hides = b.uniform::<Warpgroup>(run.block.lt(whole_begin) | run.block.ge(whole_end));
         b.if_uniform(hides, |b| {
-            let rows = self.thread_rows(b, run.tile).map(Reg::signed);
+            let tile = if others { self.take_back(b, run.tile) } else { *run.tile };
+            let rows = self.thread_rows(b, &tile).map(Reg::signed);
             let column = thread_column(b, self.lane);
             let first = b.let_(run.block * self.cfg.shape.step as i32 + column);
-            run.tile.visibility(b, self.cfg, self.args).of_thread(b, rows).hide(b, scores, first);
+            let seen = tile.visibility(b, self.cfg, self.args).of_thread(b, rows);
+            let beyond = others.then(|| self.beyond_use(b, &tile));
+            let seen = beyond.map_or(seen, |beyond| seen.without(b, beyond));
+            seen.hide(b, scores, first);
         });
     }
 
     /// Hides held rows that nobody uses, where something goes over all of them: it may only depend on the others.
     fn hide_unused(&self, b: &mut Builder, run: &Run<'_>, scores: &Acc) {
         let sums_rows = self.cfg.fused() || self.cfg.keeps_range() && self.cfg.side == Side::Keys;
-        if !sums_rows {
+        if !sums_rows || self.cfg.hides_others() {
             return;
         }
         let end = run.tile.first_row(b, self.cfg);

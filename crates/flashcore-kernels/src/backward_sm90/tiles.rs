@@ -7,6 +7,7 @@ use flashcore_tile::{Acc, Builder, Carried, Pending, Pred, Reg, Shared, U32, Val
 use super::{
     Arguments, Config, Layout, ROWS_PER_GROUP, ROWS_PER_WARP, Side,
     consumer::Consumer,
+    packed,
     paired::Duty,
     producer::info,
     schedule::{Streamed, Tile},
@@ -17,8 +18,10 @@ use crate::parts::{range::Range, row_end::thread_rows, softmax::Rows};
 
 /// Threads of a consumer.
 pub(super) const WARPGROUP: u32 = 128;
-/// What the threads of a consumer set aside, 8 bytes each.
-pub(super) const ASIDE_BYTES: u32 = 8 * WARPGROUP;
+/// What the threads of a consumer set aside.
+pub(super) const fn aside_bytes(cfg: Config) -> u32 {
+    WARPGROUP * if cfg.packed() { packed::ASIDE_BYTES } else { 8 }
+}
 
 /// A product in flight, and the other registers of a tile.
 type InFlight<W> = (Pending<Acc>, W);
@@ -129,18 +132,25 @@ impl Consumer<'_> {
     fn aside(&self, b: &mut Builder) -> Option<Shared> {
         let start = self.layout.aside?;
         let thread = b.thread();
-        let mine = b.let_((thread % (self.cfg.shape.consumers * WARPGROUP)) * (ASIDE_BYTES / WARPGROUP));
+        let mine =
+            b.let_((thread % (self.cfg.shape.consumers * WARPGROUP)) * (aside_bytes(self.cfg) / WARPGROUP));
         Some(b.shared_at(start).plus(b, mine))
     }
 
     fn set_aside(&self, b: &mut Builder, tile: &Tile) {
         if let Some(aside) = self.aside(b) {
-            b.store_shared(aside, &[tile.head, tile.batch].map(Val::from));
+            match tile.starts {
+                Some([_, keys]) => packed::set_aside(b, aside, tile, keys),
+                None => b.store_shared(aside, &[tile.head, tile.batch].map(Val::from)),
+            }
         }
     }
 
-    fn take_back(&self, b: &mut Builder, tile: &Tile) -> Tile {
+    pub(super) fn take_back(&self, b: &mut Builder, tile: &Tile) -> Tile {
         let Some(aside) = self.aside(b) else { return *tile };
+        if self.cfg.packed() {
+            return packed::take_back(b, aside, tile);
+        }
         let [head, batch] = b.load_shared::<U32, 2>(aside);
         Tile { head, batch, ..*tile }
     }

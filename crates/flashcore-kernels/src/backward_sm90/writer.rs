@@ -15,7 +15,7 @@ use std::cell::Cell;
 use flashcore_core::BackwardProblem;
 use flashcore_tile::{Builder, Expr, Global, Params, Pipeline, Pred, Reg, Scope, U32, U64};
 
-use super::{Arguments, Config, Layout, ROWS_PER_GROUP, mover::Part, producer::info, schedule::Tile};
+use super::{Arguments, Config, Layout, ROWS_PER_GROUP, mover::Part, packed, producer::info, schedule::Tile};
 use crate::{backward_sums::QUAD_BYTES, slots::backward as slots};
 
 /// What a tile tells when all of it has been added.
@@ -40,7 +40,10 @@ impl SumsArgument {
             sums: params.buffer(b, "sums", slots::DQ_SUMS),
             turns: params.buffer(b, "turns", slots::TURNS),
             heads: params.u32(b, "heads_q", |p| p.forward().heads_q() as u32),
-            steps: params.u32(b, "steps", move |p| (p.forward().seq_q() as u32).div_ceil(step)),
+            steps: params.u32(b, "steps", move |p| match cfg.packed() {
+                true => packed::sums(p.forward(), step) as u32,
+                false => (p.forward().seq_q() as u32).div_ceil(step),
+            }),
         }
     }
 }
@@ -118,22 +121,35 @@ impl<'a> Writer<'a> {
     }
 
     fn place(&self, b: &mut Builder, tile: &Tile) -> Place {
-        let flat = b.let_(tile.batch * self.args.heads + tile.head);
-        let number = b.let_(flat * self.args.blocks + tile.block);
+        let (number, blocks) = match tile.before {
+            Some([before, _]) => {
+                let blocks = b.let_(tile.kv_len.div_ceil(self.cfg.held()).min(self.args.blocks));
+                (b.let_(before * self.args.heads + (tile.head * blocks + tile.block)), blocks)
+            }
+            None => {
+                let flat = b.let_(tile.batch * self.args.heads + tile.head);
+                (b.let_(flat * self.args.blocks + tile.block), self.args.blocks)
+            }
+        };
         let own = b.let_(self.sums.turns + number.mul_wide(4));
         Place {
             own,
             before: Global::from(own).at(-4),
             first: b.let_(tile.block.eq(0)),
-            last: b.let_((tile.block + 1).eq(self.args.blocks)),
+            last: b.let_((tile.block + 1).eq(blocks)),
             seen: b.var_in(Scope::Lane, 0),
         }
     }
 
     /// Where the sums of a streamed tile start.
     fn sums_at(&self, b: &mut Builder, tile: &Tile, head: Reg<U32>, row: Reg<U32>) -> Reg<U64> {
-        let flat = b.let_(tile.batch * self.sums.heads + head);
-        let number = b.let_(flat * self.sums.steps + row);
+        let number = match tile.before {
+            Some([_, before]) => b.let_(head * self.sums.steps + (before + row)),
+            None => {
+                let flat = b.let_(tile.batch * self.sums.heads + head);
+                b.let_(flat * self.sums.steps + row)
+            }
+        };
         let bytes = self.cfg.shape.step / ROWS_PER_GROUP * self.block_bytes();
         b.let_(self.sums.sums + number.mul_wide(bytes))
     }

@@ -205,6 +205,13 @@ pub(crate) fn thread_column(b: &mut Builder, lane: Reg<U32>) -> Reg<S32> {
 }
 
 impl ThreadVisibility {
+    /// The same with nothing to be seen by the rows for which `beyond` holds.
+    #[track_caller]
+    pub(crate) fn without(self, b: &mut Builder, beyond: [Pred; ROWS_PER_THREAD]) -> Self {
+        let end = std::array::from_fn(|row| b.select(beyond[row], 0, self.end[row]));
+        Self { end, ..self }
+    }
+
     /// Sets the scores of hidden keys to −∞; `first_key` is the key of this thread's first column.
     #[track_caller]
     pub(crate) fn hide(&self, b: &mut Builder, scores: &Acc, first_key: Reg<S32>) {

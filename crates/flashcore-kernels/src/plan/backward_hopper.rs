@@ -123,6 +123,7 @@ pub(super) fn products(problem: &BackwardProblem, half: Half, form: Form) -> Res
         dim: forward.dim_qk() as u32,
         step: fused.step,
         keys: fused.consumers * ROWS_PER_GROUP,
+        packed: lengths.packs_queries(),
     };
     Ok(Products {
         workspace: backward_sums::workspace(&sums, forward).into_iter().chain(counter(fused.order)).collect(),
@@ -134,8 +135,8 @@ pub(super) fn products(problem: &BackwardProblem, half: Half, form: Form) -> Res
 /// Whether the fused kernel takes the problem. Slopes of capped scores need weights of their own, and lengths more registers
 /// than there are; in f16, gradients of scores of several consumers would have to agree on one range.
 fn fuses(forward: &Problem) -> bool {
-    let uniform = matches!(forward.sequences_kind(), Sequences::Uniform);
-    forward.dtype() == DType::BF16 && forward.softcap().is_none() && uniform
+    let all = matches!(forward.sequences_kind(), Sequences::Uniform | Sequences::Ragged { .. });
+    forward.dtype() == DType::BF16 && forward.softcap().is_none() && all
 }
 
 /// Queries from which on one kernel is faster than two: what a tile of keys costs at its start and end, and until its dQ is
@@ -150,7 +151,7 @@ const WAITING: usize = 6;
 pub(super) fn form(problem: &BackwardProblem, gpu: &Gpu) -> Form {
     let forward = problem.forward();
     let (most, average) = queries(forward);
-    let (tiles, heads) = (forward.seq_kv().div_ceil(KEYS), forward.batch() * forward.heads_kv());
+    let (tiles, heads) = (lengths(forward)[1].div_ceil(KEYS), forward.sequences() * forward.heads_kv());
     // Tiles of a head wait for one another, so that the last of those in flight starts late.
     let at_once = heads_at_once(problem, Side::Keys).max(1) as usize;
     let late = BEHIND * tiles.min(gpu.sms as usize / at_once);
@@ -159,9 +160,21 @@ pub(super) fn form(problem: &BackwardProblem, gpu: &Gpu) -> Form {
     if most >= LEAST_QUERIES && late * WAITING <= steps { Form::Fused } else { Form::Split }
 }
 
+/// Queries and keys of the sequences that most of the work is spent on. Of packed ones the host knows how many and how long they
+/// are at most; if they differ, long ones count more than in proportion.
+fn lengths(forward: &Problem) -> [usize; 2] {
+    let typical = |all: usize, longest: usize| longest.min(2 * all.div_ceil(forward.sequences().max(1)));
+    match forward.sequences_kind() {
+        Sequences::Ragged { .. } => {
+            [typical(forward.seq_q(), forward.longest_q()), typical(forward.seq_kv(), forward.longest_kv())]
+        }
+        _ => [forward.seq_q(), forward.seq_kv()],
+    }
+}
+
 /// How many queries may see a key, and how many do on average.
 fn queries(forward: &Problem) -> (usize, usize) {
-    let (all, mask) = (forward.group() * forward.seq_q(), forward.mask());
+    let (all, mask) = (forward.group() * lengths(forward)[0], forward.mask());
     match (mask.left(), mask.right()) {
         (None, None) => (all, all),
         (Some(left), Some(right)) => {

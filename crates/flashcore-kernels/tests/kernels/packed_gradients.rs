@@ -182,18 +182,22 @@ impl<T: Element> Batch<T> {
     }
 }
 
+/// The conformance suite's packed cases, in both types and, where there are two, in both forms.
 #[test]
 fn gradients_of_packed_sequences_are_right() {
     let cases: Vec<_> = backward::cases(Cost::Tiny)
         .into_iter()
         .filter(|case| case.forward.tag == Tag::Ragged)
-        .flat_map(|case| [DType::F16, DType::BF16].map(|dtype| (case.clone(), dtype)))
+        .flat_map(|case| {
+            let by = [(DType::F16, Form::Split), (DType::BF16, Form::Split), (DType::BF16, Form::Fused)];
+            by.map(|by| (case.clone(), by))
+        })
         .collect();
-    assert!(cases.len() >= 10, "{} cases", cases.len());
-    let simulator = Simulator::new(GPU);
-    let wrong = cases.par_iter().filter_map(|(case, dtype)| {
+    assert!(cases.len() >= 15, "{} cases", cases.len());
+    let wrong = cases.par_iter().filter_map(|(case, (dtype, form))| {
+        let simulator = Simulator::new(GPU).choosing(Choice::Gradients(*form));
         let outcome = backward::check(&simulator, case, *dtype, 1);
-        (outcome != Outcome::Passed).then(|| format!("{case} {dtype}: {outcome}"))
+        (outcome != Outcome::Passed).then(|| format!("{case} {dtype} {form:?}: {outcome}"))
     });
     let wrong: Vec<_> = wrong.collect();
     assert!(wrong.is_empty(), "{} of {}:\n{}", wrong.len(), cases.len(), wrong.join("\n"));
@@ -227,31 +231,4 @@ fn offsets_of_gradients_that_nobody_has_checked_lead_nowhere() {
         }
         batch.check_offsets([again, again], true);
     });
-}
-
-#[test]
-fn zz_dump() {
-    let form = if std::env::var("FUSED").is_ok() { Form::Fused } else { Form::Split };
-    let dims = [(64, 64), (128, 128), (24, 40), (128, 64), (96, 96), (32, 32)];
-    let masks = [Mask::NONE, Mask::CAUSAL, Mask::window(40, 9), Mask::window(40, None)];
-    for dtype in [DType::F16, DType::BF16] {
-        for (qk, v) in dims {
-            for mask in masks {
-                for (wide, cap) in [(false, None), (true, None), (false, Some(20.0))] {
-                    let layout = |dim| Layout::bshd(Dims::new(1, 2, 300, dim)).unwrap();
-                    let spec = Spec::new(dtype, layout(qk), layout(qk), layout(v));
-                    let values = Values { lengths: Lengths::ragged([0, 300], [0, 300]), ..Values::default() };
-                    let spec = BackwardSpec::new(Spec { mask, softcap: cap, ..spec.with(&values) });
-                    let spec =
-                        BackwardSpec { accumulate: wide, grad_dtype: wide.then_some(DType::F32), ..spec };
-                    let plan =
-                        Choice::Gradients(form).plan_backward(&spec.parse().unwrap(), &GPU, 16).unwrap();
-                    for launch in plan.launches() {
-                        let program = launch.kernel().program().unwrap();
-                        std::fs::write(format!("/tmp/gp/{}.ptx", program.entry()), program.text()).unwrap();
-                    }
-                }
-            }
-        }
-    }
 }
