@@ -1,6 +1,7 @@
 //! What the lanes of a warp know, and when: the warp's clock, what all its lanes know, and what some know besides.
 
 use super::clock::{Knowledge, VClock};
+use crate::regfile::lanes_of;
 
 /// A warp's place in time, and what it knows.
 #[derive(Clone, Default, Debug)]
@@ -30,6 +31,17 @@ pub(crate) struct WarpClock {
     /// The last group of `cp.async` that its lanes have waited for, and the last that all lanes know of.
     pub(crate) waited: u32,
     pub(crate) waited_by_all: u32,
+    /// What lanes know of each other from synchronisations of some of them, since the last of all.
+    peers: Option<Box<[Peer; 32]>>,
+}
+
+/// What a lane knows of the other lanes of its warp.
+#[derive(Clone, Copy, Default, Debug)]
+pub(crate) struct Peer {
+    /// How far it knows each lane's writes.
+    pub(crate) writes: [u32; 32],
+    /// The last group of `cp.async` that it knows to be complete in all lanes it has met.
+    pub(crate) copies: u32,
 }
 
 impl WarpClock {
@@ -126,10 +138,32 @@ impl WarpClock {
     pub(crate) fn sync(&mut self) {
         self.ahead.drain(..).for_each(|(_, knowledge)| self.knowledge.join(&knowledge));
         self.synced = self.now;
+        self.peers = None;
         self.waited_by_all = self.waited;
         self.now += 1;
         self.unfenced = 0;
         self.wrote = 0;
+    }
+
+    /// Some lanes meet: what one of them knew, they all know.
+    pub(crate) fn sync_some(&mut self, members: u32, live: u32) {
+        let known = self.union(members);
+        self.learn(members, live, &known);
+        let (now, copies) = (self.now, self.waited);
+        let peers = self.peers.get_or_insert_default();
+        let mut writes = [0; 32];
+        for lane in lanes_of(members) {
+            let all = writes.iter_mut().zip(peers[lane].writes);
+            all.for_each(|(most, one): (&mut u32, u32)| *most = one.max(*most));
+        }
+        lanes_of(members).for_each(|lane| writes[lane] = now);
+        lanes_of(members).for_each(|lane| peers[lane] = Peer { writes, copies });
+        self.now += 1;
+    }
+
+    /// What a lane knows of others beside what all know.
+    pub(crate) fn peer(&self, lane: usize) -> Option<&Peer> {
+        self.peers.as_ref().map(|peers| &peers[lane])
     }
 
     /// `fence.proxy.async` by the lanes of `mask`: what they know of generic writes, the async proxy knows.

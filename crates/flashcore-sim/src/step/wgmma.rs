@@ -241,6 +241,7 @@ impl Step<'_, '_> {
             lane: 0,
             synced: 0,
             copies: 0,
+            peer: None,
             proxy: Proxy::Async,
             strong: false,
             pc: self.pc,
