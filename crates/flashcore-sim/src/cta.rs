@@ -6,6 +6,7 @@ use crate::{
     mbarrier::Mbarrier,
     memory::SharedMemory,
     named::Named,
+    regfile::lanes_of,
 };
 use std::collections::BTreeMap;
 
@@ -81,20 +82,17 @@ pub(crate) struct ClusterBarrier {
     /// How far everybody had come on arrival, whatever the order of memory: what ends later is still there.
     gathered_arrivals: VClock,
     pub(crate) published_arrivals: VClock,
-    /// For each warp, the generation its lanes last arrived for.
-    arrivals: BTreeMap<u32, (u32, u32)>,
+    /// For each lane of a warp, the generation it last arrived for.
+    arrivals: BTreeMap<u32, [Option<u32>; 32]>,
 }
 
 impl ClusterBarrier {
     /// Lanes arrive; false if some of them had arrived already.
     pub(crate) fn arrive(&mut self, agent: u32, mask: u32, knowledge: Option<&Knowledge>) -> bool {
-        let now = self.generation;
-        let (generation, lanes) = self.arrivals.entry(agent).or_insert((now, 0));
-        if *generation != now {
-            (*generation, *lanes) = (now, 0);
-        }
-        let fresh = *lanes & mask == 0;
-        *lanes |= mask;
+        let now = Some(self.generation);
+        let lanes = self.arrivals.entry(agent).or_default();
+        let fresh = lanes_of(mask).all(|lane| lanes[lane] != now);
+        lanes_of(mask).for_each(|lane| lanes[lane] = now);
         self.arrived += mask.count_ones();
         if let Some(knowledge) = knowledge {
             self.gathered.join(knowledge);
@@ -114,17 +112,19 @@ impl ClusterBarrier {
 
     /// Lanes end: their arrivals no longer stand for those of others.
     pub(crate) fn leave(&mut self, agent: u32, mask: u32) {
-        let Some((generation, lanes)) = self.arrivals.get_mut(&agent) else { return };
-        if *generation == self.generation {
-            self.arrived -= (*lanes & mask).count_ones();
-            *lanes &= !mask;
+        let Some(lanes) = self.arrivals.get_mut(&agent) else { return };
+        for lane in lanes_of(mask) {
+            if lanes[lane].take() == Some(self.generation) {
+                self.arrived -= 1;
+            }
         }
     }
 
-    /// The generation for which the lanes have arrived.
+    /// The generation for which the lanes have arrived; the latest, if they have for several.
     pub(crate) fn arrived_for(&self, agent: u32, mask: u32) -> Option<u32> {
-        let (generation, lanes) = self.arrivals.get(&agent)?;
-        (lanes & mask == mask).then_some(*generation)
+        let lanes = self.arrivals.get(&agent)?;
+        let latest = |latest: u32, lane: usize| Some(latest.max(lanes[lane]?));
+        lanes_of(mask).try_fold(0, latest)
     }
 
     /// Completes the generation once all live threads have arrived.

@@ -162,6 +162,7 @@ impl<'m> Machine<'m> {
             registers: self.context.program.registers,
             local_bytes: self.context.program.layout.local_bytes,
             budget: geometry.registers,
+            apart: self.context.options.apart(),
         };
         for index in 0..geometry.warps {
             let threads = (geometry.threads - index * 32).min(32);

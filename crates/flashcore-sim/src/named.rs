@@ -12,8 +12,8 @@ pub(crate) struct Named {
     /// Whether that number is "all threads of the CTA".
     whole_cta: bool,
     arrived: u32,
-    /// Warps that arrived in this generation.
-    warps: Vec<u32>,
+    /// Warps that arrived in this generation, with those lanes of theirs that did.
+    warps: Vec<(u32, u32)>,
     gathered: Knowledge,
     /// What `bar.red` collects: lanes that voted true, lanes that voted.
     votes: (u32, u32),
@@ -25,8 +25,9 @@ pub(crate) struct Named {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Arrival<'a> {
     pub(crate) warp: u32,
-    /// Threads it counts for.
-    pub(crate) threads: u32,
+    pub(crate) lanes: u32,
+    /// Lanes of the warp that have not ended: once all have arrived, it counts as a whole warp.
+    pub(crate) live: u32,
     /// Threads the barrier is to wait for, and whether that is the whole CTA.
     pub(crate) expected: u32,
     pub(crate) whole_cta: bool,
@@ -52,9 +53,9 @@ pub(crate) struct Completed {
 }
 
 impl Named {
-    /// Whether `warp` has already arrived in this generation.
-    pub(crate) fn holds(&self, warp: u32) -> bool {
-        self.warps.contains(&warp)
+    /// The lanes of `warp` that have already arrived in this generation.
+    pub(crate) fn arrived(&self, warp: u32) -> u32 {
+        self.warps.iter().find(|(w, _)| *w == warp).map_or(0, |(_, lanes)| *lanes)
     }
 
     /// Adds an arrival; the generation's outcome if it was the last.
@@ -64,8 +65,13 @@ impl Named {
         }
         self.expected = Some(arrival.expected);
         self.whole_cta = arrival.whole_cta;
-        self.arrived += arrival.threads;
-        self.warps.push(arrival.warp);
+        let before = self.arrived(arrival.warp);
+        let lanes = before | arrival.lanes;
+        let counted = if before & arrival.lanes == 0 { before.count_ones() } else { 0 };
+        self.arrived +=
+            if lanes == arrival.live { 32 - counted } else { arrival.lanes.count_ones() };
+        self.warps.retain(|(warp, _)| *warp != arrival.warp);
+        self.warps.push((arrival.warp, lanes));
         self.gathered.join(arrival.knowledge);
         self.votes.0 += arrival.votes.0;
         self.votes.1 += arrival.votes.1;
@@ -81,6 +87,16 @@ impl Named {
             return None;
         }
         self.expected = self.expected.map(|e| e.saturating_sub(threads));
+        self.try_complete()
+    }
+
+    /// Lanes of a warp ended: if all others have arrived, it counts as a whole warp.
+    pub(crate) fn forget_lanes(&mut self, warp: u32, live: u32) -> Option<Completed> {
+        let lanes = self.arrived(warp);
+        if lanes == 0 || lanes != live {
+            return None;
+        }
+        self.arrived += 32 - lanes.count_ones();
         self.try_complete()
     }
 
@@ -108,7 +124,7 @@ mod tests {
 
     fn arrive(barrier: &mut Named, warp: u32, expected: u32) -> Result<bool, Fault> {
         let knowledge = &Knowledge::default();
-        let arrival = Arrival { warp, threads: 32, expected, whole_cta: false, knowledge, votes: (0, 0) };
+        let arrival = Arrival { warp, lanes: u32::MAX, live: u32::MAX, expected, whole_cta: false, knowledge, votes: (0, 0) };
         barrier.arrive(&arrival).map(|done| done.is_some())
     }
 

@@ -12,11 +12,14 @@ pub enum Schedule {
     ProducerFirst,
     /// Warps that have issued fewest asynchronous copies run as far as they can.
     ConsumerFirst,
+    /// As random; lanes that a branch has led apart join only where an instruction names them.
+    Apart,
 }
 
 impl Schedule {
     /// Every schedule.
-    pub const ALL: [Self; 4] = [Self::RoundRobin, Self::Random, Self::ProducerFirst, Self::ConsumerFirst];
+    pub const ALL: [Self; 5] =
+        [Self::RoundRobin, Self::Random, Self::ProducerFirst, Self::ConsumerFirst, Self::Apart];
 
     /// Its name on the command line.
     pub const fn name(self) -> &'static str {
@@ -25,6 +28,7 @@ impl Schedule {
             Self::Random => "random",
             Self::ProducerFirst => "producer-first",
             Self::ConsumerFirst => "consumer-first",
+            Self::Apart => "apart",
         }
     }
 
@@ -154,9 +158,15 @@ impl Options {
 
     /// One hostile run for each schedule, with timings mixed: what a kernel should survive in a test.
     pub fn gauntlet(seed: u64) -> Vec<Self> {
-        let timings = [Timing::Late, Timing::OutOfOrder, Timing::Late, Timing::Early];
+        let timings =
+            [Timing::Late, Timing::OutOfOrder, Timing::Late, Timing::Early, Timing::OutOfOrder];
         let pairs = Schedule::ALL.into_iter().zip(timings);
         pairs.map(|(schedule, timing)| Self::adversarial(schedule, timing, seed)).collect()
+    }
+
+    /// The seed by which lanes run apart, if they do.
+    pub(crate) fn apart(&self) -> Option<u64> {
+        (self.schedule == Schedule::Apart).then_some(self.seed)
     }
 
     /// The same with another set of checkers.

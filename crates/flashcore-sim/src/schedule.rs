@@ -22,7 +22,7 @@ impl Machine<'_> {
         let fair = self.engine.turns.is_multiple_of(FAIRNESS);
         match self.context.options.schedule {
             Schedule::RoundRobin => self.next_in_turn(),
-            Schedule::Random => self.any_ready(),
+            Schedule::Random | Schedule::Apart => self.any_ready(),
             _ if fair => self.next_in_turn(),
             Schedule::ProducerFirst => self.best(|w| u64::MAX - w.copies_issued),
             Schedule::ConsumerFirst => self.best(|w| w.copies_issued),
@@ -50,7 +50,7 @@ impl Machine<'_> {
     /// Runs a warp until it waits or its turn is over.
     pub(crate) fn run_warp(&mut self, index: usize) {
         let turn = match self.context.options.schedule {
-            Schedule::Random => 1 + self.rng.below(TURN),
+            Schedule::Random | Schedule::Apart => 1 + self.rng.below(TURN),
             _ => TURN,
         };
         for _ in 0..turn {

@@ -2,12 +2,10 @@
 
 use crate::{
     calls::Calls,
-    check::{
-        clock::{Knowledge, VClock},
-        init::Written,
-    },
+    check::{awareness::WarpClock, init::Written},
     program::RegisterCounts,
-    regfile::{Origin, RegFile},
+    regfile::{Origin, RegFile, lanes_of},
+    rng::mix,
 };
 use std::collections::{BTreeMap, VecDeque};
 
@@ -36,118 +34,6 @@ pub(crate) struct Split {
     pub(crate) pc: u32,
     pub(crate) mask: u32,
     pub(crate) wait: Wait,
-}
-
-/// A warp's place in time, and what it knows.
-#[derive(Clone, Default, Debug)]
-pub(crate) struct WarpClock {
-    /// The warp's own clock, from 1.
-    pub(crate) now: u32,
-    /// The clock at the last warp-wide synchronisation.
-    pub(crate) synced: u32,
-    /// What every lane knows.
-    pub(crate) knowledge: Knowledge,
-    /// What some lanes know besides, until the next warp-wide synchronisation.
-    pub(crate) ahead: Option<(u32, Knowledge)>,
-    /// What relaxed writes publish: knowledge at the last fence.
-    pub(crate) at_fence: Knowledge,
-    /// The same for relaxed writes that the own CTA reads: knowledge at the last fence of any scope.
-    pub(crate) at_cta_fence: Knowledge,
-    /// What relaxed reads have met: becomes knowledge at the next fence.
-    pub(crate) before_fence: Knowledge,
-    /// What a relaxed arrival at the cluster's barrier publishes: initialisations of mbarriers, at their last fence.
-    pub(crate) inits_at_fence: VClock,
-    /// Initialisations of mbarriers that such arrivals have told of.
-    pub(crate) inits: VClock,
-    /// Lanes that wrote shared memory since the last warp-wide synchronisation, without a proxy fence of their own.
-    pub(crate) unfenced: u32,
-    /// Lanes that wrote shared memory since the last warp-wide synchronisation.
-    pub(crate) wrote: u32,
-    /// The last group of `cp.async` that its lanes have waited for, and the last that all lanes know of.
-    pub(crate) waited: u32,
-    pub(crate) waited_by_all: u32,
-}
-
-impl WarpClock {
-    /// What the lanes of `mask` know.
-    pub(crate) fn view(&self, mask: u32) -> &Knowledge {
-        match &self.ahead {
-            Some((lanes, knowledge)) if mask & !lanes == 0 => knowledge,
-            _ => &self.knowledge,
-        }
-    }
-
-    /// Lanes of `mask` out of `live` learn something.
-    pub(crate) fn learn(&mut self, mask: u32, live: u32, news: &Knowledge) {
-        if mask == live {
-            self.knowledge.join(news);
-        }
-        match &mut self.ahead {
-            Some((lanes, knowledge)) => {
-                *lanes |= mask;
-                knowledge.join(news);
-            }
-            None if mask != live => {
-                let mut knowledge = self.knowledge.clone();
-                knowledge.join(news);
-                self.ahead = Some((mask, knowledge));
-            }
-            None => {}
-        }
-    }
-
-    /// A fence of lanes of `mask` out of `live`: what they met, they know.
-    pub(crate) fn know_what_was_met(&mut self, mask: u32, live: u32) {
-        match &mut self.ahead {
-            Some((lanes, knowledge)) if mask & !*lanes == 0 => knowledge.know_what_was_met(),
-            _ if mask == live => self.knowledge.know_what_was_met(),
-            _ => {}
-        }
-    }
-
-    /// What the lanes of `mask` make known, their own past included; the clock goes on.
-    pub(crate) fn release(&mut self, agent: u32, mask: u32) -> Knowledge {
-        let mut knowledge = self.view(mask).clone();
-        knowledge.seen.raise(agent, self.now);
-        // Only those who release tell of their own writes.
-        let told = if self.wrote & !mask == 0 { self.now } else { self.synced };
-        knowledge.lanes.raise(agent, told);
-        self.now += 1;
-        knowledge
-    }
-
-    /// A new instruction that writes memory: its lanes act at one time, later than all before.
-    pub(crate) const fn tick(&mut self) {
-        self.now += 1;
-    }
-
-    /// All lanes meet: what one knew, all know.
-    pub(crate) fn sync(&mut self) {
-        if let Some((_, knowledge)) = self.ahead.take() {
-            self.knowledge = knowledge;
-        }
-        self.synced = self.now;
-        self.waited_by_all = self.waited;
-        self.now += 1;
-        self.unfenced = 0;
-        self.wrote = 0;
-    }
-
-    /// `fence.proxy.async` by the lanes of `mask`: what they know of generic writes, the async proxy knows.
-    pub(crate) fn proxy_fence(&mut self, agent: u32, mask: u32) {
-        self.unfenced &= !mask;
-        let own = if self.unfenced == 0 { self.now } else { self.synced };
-        let pass_on = |knowledge: &mut Knowledge| {
-            let seen: VClock = knowledge.seen.clone();
-            knowledge.fenced.join(&seen);
-            knowledge.fenced.raise(agent, own);
-        };
-        pass_on(&mut self.knowledge);
-        if let Some((_, knowledge)) = &mut self.ahead {
-            pass_on(knowledge);
-        }
-        self.now += 1;
-    }
 }
 
 /// Groups of one kind of asynchronous work, counted for each lane.
@@ -249,7 +135,12 @@ pub(crate) struct Warp {
     pub(crate) timed_out: u32,
     /// Turns taken while several groups of lanes could run.
     pub(crate) turns: u32,
+    /// The seed by which groups of lanes run apart, where they do not join by themselves.
+    pub(crate) apart: Option<u64>,
 }
+
+/// Turns after which other lanes come first, where lanes run apart.
+const LEAD: u32 = 512;
 
 impl Warp {
     /// A warp at the start of the program.
@@ -267,7 +158,7 @@ impl Warp {
             local_origins: BTreeMap::new(),
             carries: 0,
             calls: Box::default(),
-            clock: WarpClock { now: 1, ..WarpClock::default() },
+            clock: WarpClock::started(),
             copies: Groups::default(),
             bulk: Groups::default(),
             wgmma: WgmmaQueue::default(),
@@ -276,6 +167,7 @@ impl Warp {
             failed_spuriously: false,
             timed_out: 0,
             turns: 0,
+            apart: setup.apart,
         }
     }
 
@@ -289,25 +181,41 @@ impl Warp {
         self.splits.iter().any(|s| s.wait == Wait::Ready)
     }
 
-    /// The group to run: the lowest program counter, so that groups meet again; now and then the highest, so that
-    /// no group starves behind a loop.
+    /// The group to run.
     pub(crate) fn pick(&mut self) -> Option<usize> {
         if let [only] = self.splits.as_slice() {
             return (only.wait == Wait::Ready).then_some(0);
         }
         self.turns = self.turns.wrapping_add(1);
+        self.apart.map_or_else(|| self.pick_last(), |seed| self.pick_leader(seed))
+    }
+
+    /// The lowest program counter, so that groups meet again; now and then the highest, so that no group starves behind
+    /// a loop.
+    fn pick_last(&self) -> Option<usize> {
         let ready = self.splits.iter().enumerate().filter(|(_, s)| s.wait == Wait::Ready);
         let by_pc = |(_, s): &(usize, &Split)| s.pc;
         let found = if self.turns % 256 == 255 { ready.max_by_key(by_pc) } else { ready.min_by_key(by_pc) };
         found.map(|(at, _)| at)
     }
 
-    /// Joins groups that have come to the same place; those that waited for lanes look again.
+    /// Lanes in an order of the seed's choice, so that some run as far ahead of the others as they can; another order
+    /// after a while, so that none waits forever for those behind it.
+    fn pick_leader(&self, seed: u64) -> Option<usize> {
+        let age = u64::from(self.turns / LEAD);
+        let rank = |lane: usize| mix(seed ^ age << 40 ^ u64::from(self.agent) << 8 ^ lane as u64);
+        let ready = self.splits.iter().enumerate().filter(|(_, s)| s.wait == Wait::Ready);
+        ready.min_by_key(|(_, s)| lanes_of(s.mask).map(rank).min()).map(|(at, _)| at)
+    }
+
+    /// Joins groups that have come to the same place; those that waited for lanes look again. Where lanes run apart, only
+    /// those join that wait for each other.
     pub(crate) fn merge(&mut self) {
         if self.splits.len() < 2 {
             return;
         }
-        let meets = |s: &Split| matches!(s.wait, Wait::Ready | Wait::Lanes);
+        let apart = self.apart.is_some();
+        let meets = |s: &Split| s.wait == Wait::Lanes || (!apart && s.wait == Wait::Ready);
         let mut merged: Vec<Split> = Vec::with_capacity(self.splits.len());
         for split in self.splits.drain(..) {
             match merged.iter_mut().find(|m| m.pc == split.pc && meets(m) && meets(&split)) {
@@ -348,4 +256,6 @@ pub(crate) struct WarpSetup {
     pub(crate) registers: RegisterCounts,
     pub(crate) local_bytes: u32,
     pub(crate) budget: u32,
+    /// See [`Warp::apart`].
+    pub(crate) apart: Option<u64>,
 }

@@ -15,7 +15,7 @@ import sys
 
 import numpy as np
 
-KEYS = ("run:", "arg:", "and:", "finding:", "note:")
+KEYS = ("run:", "arg:", "and:", "finding:", "apart:", "note:")
 WIDTH = 118
 
 

@@ -79,7 +79,12 @@ impl ElementType {
     }
 
     fn of_descr(descr: &str) -> Option<Self> {
-        let same = if descr == "|V2" || descr == "bfloat16" { "<V2" } else { descr };
+        let same = match descr {
+            "|V2" | "bfloat16" => "<V2",
+            // Booleans, and numbers of eight bits that numpy has no name for.
+            "|b1" | "|V1" | "<V1" => "|u1",
+            _ => descr,
+        };
         TYPES.into_iter().find(|element| element.descr == same)
     }
 }
@@ -88,7 +93,9 @@ impl FromStr for ElementType {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let found = TYPES.into_iter().find(|element| element.name == text);
+        let numpy = text.replace("uint", "u").replace("int", "s").replace("bfloat", "bf").replace("float", "f");
+        let name = numpy.strip_prefix('i').map_or(numpy.clone(), |bits| format!("s{bits}"));
+        let found = TYPES.into_iter().find(|element| element.name == name);
         found.ok_or_else(|| format!("`{text}` is not an element type; there are {}", Self::names()))
     }
 }

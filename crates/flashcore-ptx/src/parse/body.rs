@@ -381,6 +381,10 @@ impl Body<'_, '_, '_> {
         while self.reader.cursor.peek(0).kind == TokenKind::Dotted {
             words.push(self.reader.cursor.bump());
         }
+        // `barrier.cta.sync` is what `barrier.sync` means.
+        if matches!(start.text, "bar" | "barrier") && words.get(1).is_some_and(|word| word.text == ".cta") {
+            words.remove(1);
+        }
         let longest = (1..=words.len().min(MAX_OP_PARTS)).rev().find_map(|parts| {
             let text: String = words[..parts].iter().map(|w| w.text).collect();
             Op::parse(&text).map(|op| (op, parts))

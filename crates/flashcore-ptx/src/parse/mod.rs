@@ -206,7 +206,8 @@ impl<'t> Cursor<'_, 't> {
                 Some(last) => {
                     matches!(last.kind, TokenKind::Word | TokenKind::Dotted)
                         && token.kind != TokenKind::Dotted
-                        && (token.text == "{" || token.text == "[" || token.kind == TokenKind::Word)
+                        && (matches!(token.text, "{" | "[" | "-")
+                            || matches!(token.kind, TokenKind::Word | TokenKind::Number))
                 }
                 None => false,
             };

@@ -5,7 +5,10 @@
 //! under an agent whose clock nobody knows before the operation's completion was observed: touching memory in
 //! flight is therefore the same rule.
 
-use super::clock::{AgentKind, Agents, Knowledge};
+use super::{
+    awareness::Peer,
+    clock::{AgentKind, Agents, Knowledge},
+};
 use std::ops::Range;
 
 /// Bytes of a word of the shadow.
@@ -32,6 +35,8 @@ pub(crate) struct Accessor<'a> {
     pub(crate) synced: u32,
     /// The last of that warp's groups of `cp.async` that were waited for before it.
     pub(crate) copies: u32,
+    /// What the lane knows of others of its warp besides.
+    pub(crate) peer: Option<&'a Peer>,
     pub(crate) proxy: Proxy,
     pub(crate) strong: bool,
     /// The instruction.
@@ -161,7 +166,8 @@ impl SharedShadow {
         if agent == who.home {
             // lanes of one instruction may meet: which of them wins is open, but it is no race of instructions
             let same_instruction = who.agent == agent && last.clock == who.clock;
-            let told = last.clock <= who.synced || last.clock <= who.knowledge.lanes.get(agent);
+            let from_peers = || who.peer.is_some_and(|peer| last.clock <= peer.writes[usize::from(last.lane)]);
+            let told = last.clock <= who.synced || last.clock <= who.knowledge.lanes.get(agent) || from_peers();
             if last.lane != who.lane && !told && !same_instruction {
                 return Err(Conflict::Lanes { other: last.lane, pc });
             }
@@ -170,7 +176,8 @@ impl SharedShadow {
             return Err(Conflict::Written { other: self.agents.kind(agent), pc, strong });
         } else if self.agents.kind(agent) == AgentKind::CpAsync(who.home) && last.lane != who.lane {
             // `cp.async.wait_group` tells a lane of its own copies alone.
-            let told = last.clock <= who.copies || last.clock <= who.knowledge.lanes.get(agent);
+            let copies = who.peer.map_or(0, |peer| peer.copies).max(who.copies);
+            let told = last.clock <= copies || last.clock <= who.knowledge.lanes.get(agent);
             if !told {
                 return Err(Conflict::Lanes { other: last.lane, pc });
             }
@@ -231,6 +238,7 @@ mod tests {
             lane: 0,
             synced: clock.saturating_sub(1),
             copies: 0,
+            peer: None,
             proxy: Proxy::Generic,
             strong: false,
             pc: 7,

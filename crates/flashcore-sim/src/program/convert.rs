@@ -257,7 +257,7 @@ fn float_to_float(inst: &Inst, to: ScalarType, from: ScalarType) -> LaneFn {
     })
 }
 
-/// A NaN that keeps its sign and payload, and becomes quiet: between f16 and f64.
+/// A NaN that keeps its sign and payload, and becomes quiet: between f64 and 16 bits.
 fn kept_nan(bits: u64, to: ScalarType, from: ScalarType) -> Option<u64> {
     match (to, from) {
         (ScalarType::F64, ScalarType::F16) if bits & 0x7fff > 0x7c00 => {
@@ -265,6 +265,12 @@ fn kept_nan(bits: u64, to: ScalarType, from: ScalarType) -> Option<u64> {
         }
         (ScalarType::F16, ScalarType::F64) if bits << 1 > 0x7ff << 53 => {
             Some(bits >> 48 & 0x8000 | 0x7e00 | bits >> 42 & 0x3ff)
+        }
+        (ScalarType::F64, ScalarType::Bf16) if bits & 0x7fff > 0x7f80 => {
+            Some((bits & 0x8000 | 0x7ff8) << 48 | (bits & 0x7f) << 45)
+        }
+        (ScalarType::Bf16, ScalarType::F64) if bits << 1 > 0x7ff << 53 => {
+            Some(bits >> 48 & 0x8000 | 0x7fc0 | bits >> 45 & 0x7f)
         }
         _ => None,
     }

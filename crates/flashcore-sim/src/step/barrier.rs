@@ -32,10 +32,10 @@ impl Step<'_, '_> {
         self.check_barrier(lane, id, named_count)?;
         self.check_recycling(lane, id, wait);
         let knowledge = self.release();
-        let whole_warp = aligned || self.mask == self.live();
         let arrival = Arrival {
             warp: self.machine.warps[self.warp].index,
-            threads: if whole_warp { 32 } else { self.mask.count_ones() },
+            lanes: self.mask,
+            live: self.live(),
             expected: named_count.unwrap_or_else(|| self.threads_left()),
             whole_cta: named_count.is_none(),
             knowledge: &knowledge,
@@ -85,11 +85,11 @@ impl Step<'_, '_> {
     /// A warp that arrived without waiting must know that the barrier has completed before it arrives again.
     fn check_recycling(&mut self, lane: usize, id: u32, wait: bool) {
         let (agent, warp) = self.barrier_agent(id);
-        let known = self.machine.warps[self.warp].clock.view(self.mask).seen.get(agent);
+        let known = self.machine.warps[self.warp].clock.union(self.mask).seen.get(agent);
         let barrier = &mut self.machine.ctas[self.cta].named[id as usize];
         let before = barrier.arrived_without_wait.iter().position(|(w, _)| *w == warp);
         let unsure = before.is_some_and(|at| barrier.arrived_without_wait[at].1 >= known);
-        let twice = barrier.holds(warp) && self.mask == self.machine.warps[self.warp].live();
+        let twice = barrier.arrived(warp) & self.mask != 0;
         let barrier = &mut self.machine.ctas[self.cta].named[id as usize];
         if let Some(at) = before {
             barrier.arrived_without_wait.swap_remove(at);

@@ -1,7 +1,7 @@
 //! Convergence, exits and register budgets.
 
 use super::{Flow, Outcome, Step};
-use crate::{engine::Work, finding::FindingKind, machine::Machine, warp::Wait};
+use crate::{engine::Work, finding::FindingKind, machine::Machine, warp::{Wait, Warp}};
 
 impl Step<'_, '_> {
     /// For `.aligned`: `None` if all live lanes are here, else where to wait.
@@ -42,6 +42,8 @@ impl Step<'_, '_> {
             self.check_drained();
             self.end_warp();
             self.machine.forget_warp(self.cta);
+        } else {
+            self.machine.forget_lanes(self.warp);
         }
         let cluster = self.machine.ctas[self.cta].cluster;
         self.machine.clusters[cluster].barrier.leave(agent, self.mask);
@@ -105,7 +107,7 @@ impl Step<'_, '_> {
         let claims = self.machine.ctas[cta].mbarriers.values().map(|b| (b.agent, b.claimed));
         let claims: Vec<_> = claims.filter(|(_, claimed)| *claimed > 0).collect();
         let warps = self.machine.warps_of(cta);
-        let known = |agent| warps.iter().map(|w| w.clock.view(0).seen.get(agent)).max().unwrap_or(0);
+        let known = |agent| warps.iter().map(|w| w.clock.union(u32::MAX).seen.get(agent)).max().unwrap_or(0);
         claims.into_iter().any(|(agent, clock)| known(agent) < clock)
     }
 
@@ -138,6 +140,17 @@ impl Step<'_, '_> {
 }
 
 impl Machine<'_> {
+    /// Lanes of a warp have ended: where all others of it have come to a barrier, the warp has.
+    fn forget_lanes(&mut self, warp: usize) {
+        let Warp { cta, index, .. } = self.warps[warp];
+        let live = self.warps[warp].live();
+        for id in 0..self.ctas[cta].named.len() {
+            if let Some(done) = self.ctas[cta].named[id].forget_lanes(index, live) {
+                self.open_barrier(cta, id as u32, &done);
+            }
+        }
+    }
+
     /// A warp has ended: barriers of the whole CTA wait for one less.
     fn forget_warp(&mut self, cta: usize) {
         for id in 0..self.ctas[cta].named.len() {

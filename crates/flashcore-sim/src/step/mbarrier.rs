@@ -209,16 +209,16 @@ impl Step<'_, '_> {
                 add_lane(&mut observed, at, lane);
             }
         }
+        let gives_up = may_block && (self.ran_out_of_time() || self.fails_spuriously());
+        let unlucky = if gives_up && blocked.is_none() { self.unlucky_lanes() } else { 0 };
         for (at, lanes) in observed {
             let news = self.machine.ctas[self.cta].mbarriers[&at].published.clone();
-            self.learn(lanes, &news);
+            self.learn(lanes & !unlucky, &news);
         }
-        let gives_up = may_block && (self.ran_out_of_time() || self.fails_spuriously());
-        match blocked {
-            Some(wait) if may_block && !gives_up => return Ok(Flow::Wait(wait)),
-            None if gives_up => results = [0; 32],
-            _ => {}
+        if let (Some(wait), true) = (blocked, may_block && !gives_up) {
+            return Ok(Flow::Wait(wait));
         }
+        lanes_of(unlucky).for_each(|lane| results[lane] = 0);
         self.write(done, &results);
         Ok(if blocked.is_some() { Flow::Yield } else { Flow::Next })
     }
@@ -240,6 +240,14 @@ impl Step<'_, '_> {
         let fails = !before && self.machine.rng.one_in(3);
         self.machine.warps[self.warp].failed_spuriously = fails;
         fails
+    }
+
+    /// The lanes for which a `try_wait` gives up: all, or, where lanes run apart, any.
+    fn unlucky_lanes(&mut self) -> u32 {
+        match self.machine.context.options.apart() {
+            Some(_) if self.machine.rng.one_in(2) => self.mask & self.machine.rng.next() as u32,
+            _ => self.mask,
+        }
     }
 
     /// A parity means the current phase or the one before; a waiter further behind is fooled by the next parity.

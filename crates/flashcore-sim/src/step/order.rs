@@ -71,6 +71,7 @@ impl Step<'_, '_> {
             lane: lane as u8,
             synced: warp.clock.synced,
             copies: warp.clock.waited_by_all,
+            peer: warp.clock.peer(lane),
             proxy: name.proxy,
             strong: name.strong,
             pc: self.pc,
@@ -284,6 +285,12 @@ impl Step<'_, '_> {
     /// All lanes of the warp meet.
     pub(super) fn meet(&mut self) {
         self.machine.warps[self.warp].clock.sync();
+    }
+
+    /// Some lanes of the warp meet.
+    pub(super) fn meet_some(&mut self, members: u32) {
+        let live = self.live();
+        self.machine.warps[self.warp].clock.sync_some(members, live);
     }
 
     pub(super) fn fence(&mut self, kind: Fence) -> Outcome {

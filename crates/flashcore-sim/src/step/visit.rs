@@ -22,11 +22,8 @@ impl Step<'_, '_> {
     /// Threads of the CTA end: what they know, the CTA has waited for.
     pub(super) fn say_farewell(&mut self) {
         let clock = &self.machine.warps[self.warp].clock;
-        let farewell = &mut self.machine.ctas[self.cta].farewell;
-        farewell.join(&clock.knowledge.seen);
-        if let Some((_, knowledge)) = &clock.ahead {
-            farewell.join(&knowledge.seen);
-        }
+        let known = clock.union(u32::MAX).seen;
+        self.machine.ctas[self.cta].farewell.join(&known);
     }
 
     /// The CTA ends: nobody may use its shared memory at the same time.

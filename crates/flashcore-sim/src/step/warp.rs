@@ -45,6 +45,8 @@ impl Step<'_, '_> {
                 self.mask = members;
                 if members == self.live() {
                     self.meet();
+                } else {
+                    self.meet_some(members);
                 }
                 act(self, members);
                 Ok(if members == all { Flow::Next } else { Flow::NextFor(members) })

@@ -241,6 +241,7 @@ impl Step<'_, '_> {
             lane: 0,
             synced: 0,
             copies: 0,
+            peer: None,
             proxy: Proxy::Async,
             strong: false,
             pc: self.pc,
@@ -271,7 +272,7 @@ impl Step<'_, '_> {
     fn common_knowledge(&self, leader: usize) -> Knowledge {
         let view = |w: usize| {
             let warp = &self.machine.warps[w];
-            let mut knowledge = warp.clock.view(u32::MAX).clone();
+            let mut knowledge = warp.clock.union(u32::MAX);
             knowledge.seen.raise(warp.agent, warp.clock.now);
             knowledge
         };

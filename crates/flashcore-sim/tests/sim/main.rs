@@ -2,6 +2,7 @@
 
 mod api;
 mod cooperative;
+mod differs;
 mod mutation;
 mod ptx;
 #[path = "../../../flashcore-ptx/tests/ptx/sample.rs"]

@@ -14,7 +14,8 @@
 //!
 //! Further words of `run:` are `cluster=`, `smem=`, and `within=N`: results may differ by N units in the last
 //! place. `// finding: Kind …` says that a checker must report that kind, and that the others named may follow from
-//! it: such a launch has no defined result and is not for a GPU. `// note: Kind` says that a note must be reported, which is
+//! it: such a launch has no defined result and is not for a GPU. `// apart: Kind …` says that one of these kinds must be
+//! reported where lanes run apart. `// note: Kind` says that a note must be reported, which is
 //! no fault. Numbers are decimal, hexadecimal bit patterns (`0x3f800000`), floats for float types, ranges
 //! (`0..32`), repetitions (`7*32`), and for outputs `_`, anything.
 
@@ -41,6 +42,8 @@ pub struct Case {
     /// The kind of finding that must be reported, then kinds that may follow from it, as their `Debug` text; a case
     /// with findings is not for a GPU.
     pub findings: Vec<String>,
+    /// Whether one of them must be reported where lanes run apart, and elsewhere need not.
+    pub apart: bool,
     /// Kinds of notes that must be reported; they say nothing against the result.
     pub notes: Vec<String>,
 }

@@ -47,9 +47,12 @@ pub fn read(file: &str, text: &str) -> Result<Vec<Case>, LoadError> {
         match (key, drafts.last_mut()) {
             ("run", _) => drafts.push(Draft::new(words).map_err(wrong)?),
             ("arg", Some(draft)) => draft.arg(words).map_err(wrong)?,
-            ("finding", Some(draft)) => draft.findings = words.split_whitespace().map(Into::into).collect(),
+            ("finding" | "apart", Some(draft)) => {
+                draft.findings = words.split_whitespace().map(Into::into).collect();
+                draft.apart = key == "apart";
+            }
             ("note", Some(draft)) => draft.notes = words.split_whitespace().map(Into::into).collect(),
-            ("arg" | "finding" | "note", None) => return Err(wrong(format!("`{key}:` before `run:`"))),
+            ("arg" | "finding" | "apart" | "note", None) => return Err(wrong(format!("`{key}:` before `run:`"))),
             _ => {}
         }
     }
@@ -74,6 +77,7 @@ struct Draft {
     spec: LaunchSpec,
     buffers: Vec<Bound>,
     findings: Vec<String>,
+    apart: bool,
     notes: Vec<String>,
     ulps: u64,
 }
@@ -93,7 +97,7 @@ impl Draft {
             params: Vec::new(),
             workspace: Vec::new(),
         };
-        let mut draft = Self { spec, buffers: Vec::new(), findings: Vec::new(), notes: Vec::new(), ulps: 0 };
+        let mut draft = Self { spec, buffers: Vec::new(), findings: Vec::new(), apart: false, notes: Vec::new(), ulps: 0 };
         words.try_for_each(|word| draft.setting(word))?;
         Ok(draft)
     }
@@ -181,6 +185,7 @@ impl Draft {
             spec: self.spec,
             buffers: self.buffers,
             findings: self.findings,
+            apart: self.apart,
             notes: self.notes,
         }
     }

@@ -74,8 +74,8 @@ fn number(kind: &str, value: &str) -> Result<Param, String> {
     match kind {
         "u32" => unsigned(value).and_then(|v| u32::try_from(v).ok()).map(Param::U32).ok_or_else(wrong),
         "u64" => unsigned(value).map(Param::U64).ok_or_else(wrong),
-        "s32" => value.parse::<i32>().map(|v| Param::U32(v as u32)).map_err(|_| wrong()),
-        "s64" => value.parse::<i64>().map(|v| Param::U64(v as u64)).map_err(|_| wrong()),
+        "s32" | "i32" => value.parse::<i32>().map(|v| Param::U32(v as u32)).map_err(|_| wrong()),
+        "s64" | "i64" => value.parse::<i64>().map(|v| Param::U64(v as u64)).map_err(|_| wrong()),
         "f32" => value.parse().map(Param::F32).map_err(|_| wrong()),
         // Parameters are bytes: an f64 travels as the 64 bits it is.
         "f64" => value.parse::<f64>().map(|v| Param::U64(v.to_bits())).map_err(|_| wrong()),
@@ -121,6 +121,12 @@ mod tests {
         assert_eq!(good("in:a:b.npy"), Argument::In("a:b.npy".into()));
         let (path, element, shape) = ("a:b.npy".into(), "s32".parse().unwrap(), vec![2, 3]);
         assert_eq!(good("out:a:b.npy:s32:2x3"), Argument::Out { path, element, shape });
+        for name in ["out:c.npy:s32:4", "out:c.npy:i32:4", "out:c.npy:int32:4"] {
+            assert_eq!(good(name), good("out:c.npy:s32:4"), "{name}");
+        }
+        assert_eq!(good("out:c.npy:bfloat16:4"), good("out:c.npy:bf16:4"));
+        assert_eq!(good("out:c.npy:uint8:4"), good("out:c.npy:u8:4"));
+        assert_eq!(good("i32:-1"), good("s32:-1"));
     }
 
     #[test]
