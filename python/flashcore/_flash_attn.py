@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import _frameworks
+from . import _frameworks, _sequences
 from ._arguments import whole
 from ._attention import run, straight
 from ._options import NONE, Options, Values
@@ -27,6 +27,7 @@ def flash_attn_func(
     q_descale: Any | None = None,
     k_descale: Any | None = None,
     v_descale: Any | None = None,
+    attention_chunk: int = 0,
 ) -> Any:
     """``flash_attn.flash_attn_func`` by its signature and meaning, for tensors of any framework.
 
@@ -34,7 +35,8 @@ def flash_attn_func(
     ``return_attn_probs`` the log-sum-exp comes along (out, log-sum-exp, None): FlashAttention's probabilities are for its
     own tests, and without dropout it returns none either. ``alibi_slopes``, one for each query head or for each batch entry
     and head, take slope times distance from the scores. FlashAttention-3's ``q_descale``, ``k_descale`` and ``v_descale``,
-    float32, batch x key heads, go with tensors of 8 bits, whose result is bfloat16. Dropout raises NotImplementedError.
+    float32, batch x key heads, go with tensors of 8 bits, whose result is bfloat16; with its
+    ``attention_chunk`` a query sees the keys of its own chunk of so many. Dropout raises NotImplementedError.
 
     >>> import numpy
     >>> q = numpy.ones((2, 16, 4, 8), "float32")
@@ -43,6 +45,9 @@ def flash_attn_func(
     """
     if dropout_p:
         refuse_dropout()
+    if attention_chunk:
+        rest = (softmax_scale, causal, window_size, softcap, alibi_slopes, return_attn_probs)
+        return _in_chunks(q, k, v, whole("attention_chunk", attention_chunk), *rest, (q_descale, k_descale, v_descale))
     options = asked(causal, window_size, softmax_scale, softcap, "bshd")
     factors = descales(q, q_descale, k_descale, v_descale)
     plain = alibi_slopes is None and factors is None
@@ -92,6 +97,8 @@ def flash_attn_varlen_func(
     block_table: Any | None = None,
     *,
     seqused_k: Any | None = None,
+    seqused_q: Any | None = None,
+    attention_chunk: int = 0,
     return_softmax_lse: bool = False,
     s_aux: Any | None = None,
     sinks: Any | None = None,
@@ -107,7 +114,9 @@ def flash_attn_varlen_func(
 
     Tensors are sequence x heads x dim. Offsets on a GPU are read by the kernel: nothing waits for them. With
     ``block_table``, sequences x pages, k and v are pages x rows of a page x heads x dim, of any size and strides, and
-    ``seqused_k`` says how many keys each sequence has (``cu_seqlens_k`` where it does not). What the engines add goes by
+    ``seqused_k`` says how many keys each sequence has (``cu_seqlens_k`` where it does not). Without pages ``seqused_q`` and
+    ``seqused_k`` say how many rows of each sequence are used; the others become zeros. With ``attention_chunk`` a query sees
+    the keys of its own chunk of so many, counted from the first. What the engines add goes by
     name: sinks, under any of their names, and ``return_softmax_lse``, which returns (out, log-sum-exp). Keys and values may
     be float8_e4m3fn under q of 16 bits, with ``k_descale`` and ``v_descale``, float32, sequences x key heads or what expands
     to it. ``batch_invariant`` is `attention`'s. Dropout raises NotImplementedError, and so do gradients through pages.
@@ -120,8 +129,13 @@ def flash_attn_varlen_func(
     if dropout_p:
         refuse_dropout()
     options = asked(causal, window_size, softmax_scale, softcap, "packed", batch_invariant)
-    keys = cu_seqlens_k if seqused_k is None and block_table is None else _keys(cu_seqlens_k, seqused_k, block_table)
     bounds = (int(max_seqlen_q), int(max_seqlen_k))
+    if seqused_q is not None or attention_chunk or (seqused_k is not None and block_table is None):
+        chunk = whole("attention_chunk", attention_chunk)
+        packed = _sequences.Packed(cu_seqlens_q, cu_seqlens_k, bounds)
+        cu_seqlens_q, cu_seqlens_k, bounds = _parts(q, packed, seqused_q, seqused_k, chunk, block_table, alibi_slopes)
+        seqused_k = None
+    keys = cu_seqlens_k if seqused_k is None and block_table is None else _keys(cu_seqlens_k, seqused_k, block_table)
     factors, sinks = descales(q, q_descale, k_descale, v_descale), logits(sinks, s_aux, learnable_sink)
     if alibi_slopes is None and not return_attn_probs and not return_softmax_lse:
         result = straight(q, k, v, out, options, cu_seqlens_q, keys, sinks, bounds, block_table, factors)
@@ -135,14 +149,44 @@ def flash_attn_varlen_func(
 def _keys(offsets: Any, lengths: Any, block_table: Any) -> Any:
     """Offsets of packed keys, or lengths of those in pages."""
     if block_table is None:
-        if lengths is not None:
-            raise NotImplementedError("seqused_k is for keys in pages; pass block_table, or offsets and seqused_k=None")
         return offsets
     if lengths is not None:
         return lengths
     if offsets is None:
         raise ValueError("keys in pages need their number; pass seqused_k, one per sequence")
     return offsets[1:] - offsets[:-1] if hasattr(offsets, "shape") else [b - a for a, b in zip(offsets, offsets[1:])]
+
+
+def _parts(q: Any, packed: Any, used_q: Any, used_k: Any, chunk: int, block_table: Any, slopes: Any) -> Any:
+    """Packed sequences cut into the parts that see each other."""
+    if block_table is not None:
+        instead = "use flash_attn_with_kvcache for chunks"
+        raise NotImplementedError(f"seqused_q and attention_chunk do not go with keys in pages; {instead}")
+    if getattr(slopes, "ndim", 1) > 1:
+        raise NotImplementedError("slopes of each sequence do not go with seqused_q, seqused_k and attention_chunk; pass one per head")
+    if packed.query_offsets is None or packed.key_offsets is None:
+        raise ValueError("packed sequences need cu_seqlens_q and cu_seqlens_k; pass both")
+    return _sequences.cut(q, packed, used_q, used_k, chunk)
+
+
+def _in_chunks(
+    q: Any, k: Any, v: Any, chunk: int, scale: Any, causal: bool, window: Any, softcap: float, slopes: Any, lse: bool, descale: Any
+) -> Any:
+    """A batch, batch x sequence x heads x dim, whose queries see their own chunk of keys."""
+    if any(one is not None for one in descale):
+        raise NotImplementedError("tensors of 8 bits are not computed in chunks; pass attention_chunk=0")
+    (batch, queries, heads, _), (_, keys, _, _) = (_frameworks.shape(name, x) for name, x in (("q", q), ("k", k)))
+    packed = _sequences.equal(q, batch, queries, keys)
+    flat = [x.reshape(-1, *x.shape[2:]) for x in (q, k, v)]
+    rest = dict(softmax_scale=scale, causal=causal, window_size=window, softcap=softcap, alibi_slopes=slopes)
+    result = flash_attn_varlen_func(
+        *flat, *packed[:2], *packed.longest, **rest, attention_chunk=chunk, return_softmax_lse=lse
+    )
+    out, sums = result if lse else (result, None)
+    out = out.reshape(batch, queries, heads, out.shape[-1])
+    if not lse:
+        return out
+    return out, _sequences.space_of(out).moveaxis(sums.reshape(heads, batch, queries), 0, 1), None
 
 
 def logits(sinks: Any, s_aux: Any, learnable_sink: Any) -> Any:

@@ -30,8 +30,8 @@ def flash_attn_func(
     return_attn_probs: bool = False,
 ) -> Any:
     """Attention over batch x sequence x heads x dim; with ``return_attn_probs`` also the log-sum-exp."""
-    _refuse(qv, attention_chunk)
-    descales = dict(q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
+    _refuse(qv)
+    descales = dict(q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, attention_chunk=attention_chunk)
     result = _flash_attn.flash_attn_func(
         q, k, v, 0.0, softmax_scale, causal, window_size, softcap, None, deterministic, return_attn_probs, **descales
     )
@@ -94,12 +94,10 @@ def flash_attn_varlen_func(
     s_aux: Any | None = None,
 ) -> Any:
     """Attention over packed sequences; with ``return_attn_probs`` also the log-sum-exp."""
-    _refuse(qv, attention_chunk)
-    if seqused_q is not None:
-        raise NotImplementedError("unused rows between packed sequences are not supported; pass seqused_q=None")
+    _refuse(qv)
     return _flash_attn.flash_attn_varlen_func(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, 0.0, softmax_scale, causal, window_size,
-        softcap, seqused_k=seqused_k, return_softmax_lse=return_attn_probs, s_aux=s_aux, q_descale=q_descale,
+        softcap, seqused_k=seqused_k, seqused_q=seqused_q, attention_chunk=attention_chunk, return_softmax_lse=return_attn_probs, s_aux=s_aux, q_descale=q_descale,
         k_descale=k_descale, v_descale=v_descale,
     )  # fmt: skip
 
@@ -189,8 +187,6 @@ def get_scheduler_metadata(
     """None: kernels read lengths when they run, so that there is nothing to plan before and nothing that goes stale."""
 
 
-def _refuse(qv: Any, chunk: int) -> None:
+def _refuse(qv: Any) -> None:
     if qv is not None:
         raise NotImplementedError("a second part of the queries is not supported; pass qv=None")
-    if chunk:
-        raise NotImplementedError("attention in chunks is not supported; pass attention_chunk=0")
