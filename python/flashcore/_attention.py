@@ -305,7 +305,8 @@ def gradients(
     q, k, _ = inputs
     framework = _frameworks.of(q)
     options, bound = _bound(framework, q, k, options, values)
-    whole = values.query_lengths is None and values.key_lengths is None and values.mask is None
+    used = options.layout != "packed" and (values.query_lengths is not None or values.key_lengths is not None)
+    whole = values.mask is None and not used
     return of_torch(framework, inputs, out, sums, lse, d_out, values.sinks is not None, options.native, bound, whole)
 
 

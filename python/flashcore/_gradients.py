@@ -24,7 +24,7 @@ def of_torch(
     values: Values | None,
     whole: bool,
 ) -> tuple[Any, ...]:
-    """The gradients of q, k, v and, where there are any, of the sinks; `whole` where every row of every tensor is used."""
+    """The gradients of q, k, v and, where there are any, of the sinks; `whole` where every row of every tensor is written."""
     torch = framework.torch
     # A gradient may repeat one number, as that of a sum does.
     d_out = d_out if d_out.stride(-1) == 1 or d_out.size(-1) == 1 else d_out.contiguous()

@@ -4,10 +4,12 @@
 //! A row that has no gradients, because it is not used or sees no key, has −∞ and 0 there, so that its probabilities and
 //! everything made of them are exactly 0. Rows of a head are padded to a multiple of [`PADDING`] such rows: whole tiles may
 //! be copied. Rows of packed tensors that belong to no sequence hold anything. Of packed tensors there is a second copy, in which
-//! all rows lie one place further up: bulk copies start at multiples of two rows, and sequences at any.
+//! all rows lie one place further up: bulk copies start at multiples of two rows, and sequences at any. `outside` clears gradients
+//! of rows that no sequence has.
 //!
 //! Neighbouring lanes share a row, each with as many neighbouring features as one load brings, as in [`crate::merge`].
 
+mod outside;
 pub mod sinks;
 
 use std::f32::consts::LOG2_E;
@@ -18,6 +20,7 @@ use flashcore_tile::{BuildError, Builder, Extent, F32, Params, Pred, Program, Re
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    backward_sm90::Ending,
     parts::{
         elements::{WIDEST, load},
         lengths::{LengthArguments, LengthsKind},
@@ -25,6 +28,7 @@ use crate::{
     },
     slots::backward as slots,
 };
+use outside::Outside;
 
 /// Threads of a CTA.
 const THREADS: u32 = 128;
@@ -44,8 +48,8 @@ pub struct Config {
     pub sums: RowSums,
     /// Whether batch entries use a part of their queries.
     pub cuts_queries: bool,
-    /// Whether terms are written twice, the second time one row further up.
-    pub twice: bool,
+    /// Where sequences are packed, what becomes of gradients: terms are then written twice, the second time one row further up.
+    pub packed: Option<Ending>,
     /// How rows are cut.
     pub shape: Shape,
 }
@@ -69,8 +73,8 @@ impl Config {
             RowSums::Computed => widest(problem, alignment),
         };
         let cuts_queries = LengthsKind::of(forward).is_some_and(LengthsKind::cuts_queries);
-        let twice = is_packed(forward);
-        Self { element: forward.out_dtype(), sums: problem.row_sums(), cuts_queries, twice, shape }
+        let packed = is_packed(forward).then(|| Ending::of(problem));
+        Self { element: forward.out_dtype(), sums: problem.row_sums(), cuts_queries, packed, shape }
     }
 
     /// The kernel's name: every field of the config is in it.
@@ -78,8 +82,8 @@ impl Config {
         let Shape { width, lanes } = self.shape;
         let sums = if self.sums == RowSums::Given { "given" } else { "computed" };
         let used = if self.cuts_queries { "_used_q" } else { "" };
-        let twice = if self.twice { "_twice" } else { "" };
-        let name = format!("fc_backward_rows_{}_{sums}_w{width}l{lanes}{used}{twice}", self.element);
+        let packed = self.packed.map_or(String::new(), |ending| format!("_packed{}", ending.suffix()));
+        let name = format!("fc_backward_rows_{}_{sums}_w{width}l{lanes}{used}{packed}", self.element);
         Ident::new(name).expect("made of legal parts")
     }
 
@@ -149,6 +153,7 @@ pub fn backward_rows(cfg: &Config) -> Result<Program<BackwardProblem>, BuildErro
     let row = b.let_(cta * cfg.rows() + thread / cfg.shape.lanes);
     let lane = b.let_(thread % cfg.shape.lanes);
     args.row(&mut b, cfg, row, lane);
+    args.outside.iter().for_each(|outside| outside.clear(&mut b, &args.terms, row, (lane, cfg.shape.lanes)));
     b.finish(&name, params)
 }
 
@@ -212,6 +217,8 @@ struct Arguments {
     lengths: LengthArguments,
     rows: Reg<U32>,
     dim: Reg<U32>,
+    /// Rows that no sequence has, where their gradients are written.
+    outside: Option<Outside>,
 }
 
 impl Arguments {
@@ -238,6 +245,7 @@ impl Arguments {
             lengths: LengthArguments::declare(b, params, kind, [seq_q, seq_q]),
             rows: params.u32(b, "rows", |p| all_rows(p.forward()) as u32),
             dim: params.u32(b, "dim", |p| p.forward().dim_v() as u32),
+            outside: Outside::declare(b, params, cfg, seq_q),
         }
     }
 
@@ -269,7 +277,7 @@ impl Arguments {
         let to = self.terms.at(b, batch, head, seq);
         let writes = b.let_(there & lane.eq(0));
         b.predicated(writes, |b| b.store_global::<F32>(to, &[offset.into(), minus_sum.into()]));
-        if cfg.twice {
+        if cfg.packed.is_some() {
             let (to, writes) = (self.terms.second_at(b, row), b.let_(writes & row.ne(0)));
             b.predicated(writes, |b| b.store_global::<F32>(to, &[offset.into(), minus_sum.into()]));
         }

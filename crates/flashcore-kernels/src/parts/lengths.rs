@@ -172,6 +172,16 @@ impl LengthArguments {
         self.kv.map_or(self.seq_kv, |kv| kv.range(b, index).len)
     }
 
+    /// Where the first of so many packed sequences starts and the last one ends, of queries and of keys.
+    #[track_caller]
+    pub(crate) fn ends(&self, b: &mut Builder, sequences: Reg<U32>) -> [[Reg<U32>; 2]; 2] {
+        let first = b.var(0);
+        [(self.q, self.seq_q), (self.kv, self.seq_kv)].map(|(numbers, all)| match numbers {
+            Some(offsets) => [offsets.at(b, first), offsets.at(b, sequences)],
+            None => [first, all],
+        })
+    }
+
     /// Queries and keys that a batch entry uses.
     #[track_caller]
     pub(crate) fn used(&self, b: &mut Builder, batch: Reg<U32>) -> [Reg<U32>; 2] {

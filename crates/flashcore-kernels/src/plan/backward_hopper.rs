@@ -133,10 +133,19 @@ pub(super) fn products(problem: &BackwardProblem, half: Half, form: Form) -> Res
 }
 
 /// Whether the fused kernel takes the problem. Slopes of capped scores need weights of their own, and lengths more registers
-/// than there are; in f16, gradients of scores of several consumers would have to agree on one range.
+/// than there are, as do packed sequences where rows do not fill whole places on their way out; in f16, gradients of scores of
+/// several consumers would have to agree on one range.
 fn fuses(forward: &Problem) -> bool {
-    let all = matches!(forward.sequences_kind(), Sequences::Uniform | Sequences::Ragged { .. });
-    forward.dtype() == DType::BF16 && forward.softcap().is_none() && all
+    /// Columns of a place.
+    const PLACE: usize = 64;
+    let taken = match forward.sequences_kind() {
+        Sequences::Uniform => true,
+        Sequences::Ragged { .. } => {
+            [forward.dim_qk(), forward.dim_v()].iter().all(|dim| dim.is_multiple_of(PLACE))
+        }
+        _ => false,
+    };
+    forward.dtype() == DType::BF16 && forward.softcap().is_none() && taken
 }
 
 /// Queries from which on one kernel is faster than two: what a tile of keys costs at its start and end, and until its dQ is

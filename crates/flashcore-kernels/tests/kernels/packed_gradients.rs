@@ -3,9 +3,9 @@
 
 use flashcore_core::{
     BackwardCall, BackwardInputs, BackwardProblem, BackwardSpec, DType, Data, Dims, Element, GradientsMut,
-    Instance, Layout, Lengths, Mask, RowTerms, Spec, Values,
+    Instance, Layout, Lengths, Mask, RowTerms, Sequences, Spec, Values,
 };
-use flashcore_kernels::{Choice, Form, Gpu, KernelConfig, Plan, slots::backward as slots};
+use flashcore_kernels::{Choice, Form, Gpu, KernelConfig, Plan, plan_backward, slots::backward as slots};
 use flashcore_lab::simulator::Simulator;
 use flashcore_sim::{Buffer, FindingKind, Launch, Options};
 use flashcore_testkit::{
@@ -153,15 +153,15 @@ impl<T: Element> Batch<T> {
         }
     }
 
-    /// Nothing that offsets say leads out of the tensors, and what is counted in memory is left as it was found.
-    fn check_offsets(&self, [q, kv]: [[i32; 7]; 2], overlap: bool) {
+    /// What launches leave in memory with these offsets, gradients being NaN before.
+    fn run_with(&self, [q, kv]: [[i32; 7]; 2], overlap: bool) -> Vec<Buffer> {
         let numbers = [(slots::LENGTHS_Q, q), (slots::LENGTHS_KV, kv)]
             .map(|(slot, numbers)| Buffer::input(slot, numbers.map(i32::to_le_bytes).concat()));
         let inputs = [slots::Q, slots::K, slots::V, slots::OUT, slots::D_OUT].into_iter().zip(&self.tensors);
         let inputs = inputs.map(|(slot, data)| Buffer::input(slot, T::erase(data).bytes()));
         let lse = Buffer::input(slots::LSE, Data::F32(&self.lse).bytes());
-        let [zero_q, zero_kv] = [0, 1].map(|n| vec![T::from_f32(0.0); self.tensors[n].len()]);
-        let grads = [(slots::DQ, &zero_q), (slots::DK, &zero_kv), (slots::DV, &zero_kv)];
+        let [of_q, of_kv] = [0, 1].map(|n| vec![T::from_f32(f32::NAN); self.tensors[n].len()]);
+        let grads = [(slots::DQ, &of_q), (slots::DK, &of_kv), (slots::DV, &of_kv)];
         let grads = grads.map(|(slot, data)| Buffer::input(slot, T::erase(data).bytes()));
         let mut buffers: Vec<_> = inputs.chain(numbers).chain(grads).chain([lse]).collect();
         for launch in self.plan.launches() {
@@ -175,9 +175,35 @@ impl<T: Element> Batch<T> {
             assert!(wrong.is_empty(), "{q:?} {kv:?}: {wrong:?}");
             buffers = outcome.buffers;
         }
+        buffers
+    }
+
+    /// Nothing that offsets say leads out of the tensors, and what is counted in memory is left as it was found.
+    fn check_offsets(&self, offsets: [[i32; 7]; 2], overlap: bool) {
+        let buffers = self.run_with(offsets, overlap);
         for slot in [slots::TILE_COUNTER, slots::TURNS, slots::DQ_SUMS] {
             let Some(left) = buffers.iter().find(|buffer| buffer.slot == slot) else { continue };
-            assert!(left.bytes.iter().all(|&byte| byte == 0), "{q:?} {kv:?}: {slot:?} is not left as it was");
+            assert!(left.bytes.iter().all(|&byte| byte == 0), "{offsets:?}: {slot:?} is not left as it was");
+        }
+    }
+
+    /// Rows before the first sequence and behind the last have gradients of 0, the others numbers.
+    fn check_outside(&self, offsets: [[i32; 7]; 2]) {
+        let buffers = self.run_with(offsets, false);
+        let [q, kv] = offsets.map(|rows| rows[0] as usize..rows[6] as usize);
+        let forward = self.problem.forward();
+        let gradients =
+            [(slots::DQ, forward.q(), q), (slots::DK, forward.k(), kv.clone()), (slots::DV, forward.k(), kv)];
+        for (slot, layout, own) in gradients {
+            let left = buffers.iter().find(|buffer| buffer.slot == slot).unwrap();
+            for (n, row) in left.bytes.chunks(2 * layout.strides()[2]).enumerate() {
+                let mut numbers = row.chunks_exact(2).map(|pair| u16::from_le_bytes([pair[0], pair[1]]));
+                let right = match own.contains(&n) {
+                    true => numbers.all(|bits| !bf16::from_bits(bits).is_nan()),
+                    false => numbers.all(|bits| bits == 0),
+                };
+                assert!(right, "row {n} of {slot:?}");
+            }
         }
     }
 }
@@ -230,5 +256,31 @@ fn offsets_of_gradients_that_nobody_has_checked_lead_nowhere() {
             batch.check_offsets(numbers, false);
         }
         batch.check_offsets([again, again], true);
+        batch.check_outside([[5, 131, 131, 228, 240, 241, 260], [9, 70, 75, 215, 380, 381, 381]]);
+        batch.check_outside([[279; 7], [0; 7]]);
     });
+}
+
+/// One kernel takes long sequences in bf16, two the others, and the general one what tensor copies cannot move.
+#[test]
+fn plans_of_packed_gradients() {
+    let name = |dtype, dim: usize, [count, longest]: [usize; 2], gap: usize| {
+        let dims = Dims::new(1, 16, 16384, dim);
+        let layout = Layout::strided(dims, [0, dim, 16 * dim + gap, 1]).unwrap();
+        let sequences = Sequences::Ragged { count, longest_q: longest, longest_kv: longest };
+        let spec = Spec { sequences, mask: Mask::CAUSAL, ..Spec::new(dtype, layout, layout, layout) };
+        let problem = BackwardSpec::new(spec).parse().unwrap();
+        plan_backward(&problem, &Gpu::HOPPER, 16).unwrap().kernel().name().to_string()
+    };
+    for (name, wanted) in [
+        (name(DType::BF16, 128, [8, 2048], 0), "fc_backward_sm_90a_fused_bf16_d128v128_"),
+        (name(DType::BF16, 64, [16, 4000], 0), "fc_backward_sm_90a_fused_bf16_d64v64_"),
+        (name(DType::BF16, 128, [64, 256], 0), "fc_backward_sm_90a_keys_bf16_d128v128_"),
+        (name(DType::BF16, 96, [8, 2048], 0), "fc_backward_sm_90a_keys_bf16_d96v96_"),
+        (name(DType::F16, 128, [8, 2048], 0), "fc_backward_sm_90a_keys_f16_d128v128_"),
+        (name(DType::BF16, 128, [8, 0], 0), "fc_backward_dkv_sm_90_"),
+        (name(DType::BF16, 128, [8, 2048], 1), "fc_backward_dkv_sm_90_"),
+    ] {
+        assert!(name.starts_with(wanted), "{name} is not {wanted}");
+    }
 }

@@ -34,7 +34,8 @@ pub struct BackwardTensors {
     pub dk: u64,
     /// The gradient of the values.
     pub dv: u64,
-    /// Used queries of each batch entry, or offsets of packed sequences, as for forward; 0 where the problem has none.
+    /// Used queries of each batch entry, or offsets of packed sequences, as for forward; 0 where the problem has none. Rows
+    /// that belong to no sequence have gradients of 0.
     pub lengths_q: u64,
     /// The same of keys and values.
     pub lengths_kv: u64,
