@@ -107,6 +107,36 @@ def _gradient_of_right(a: Tensor, b: Tensor, d_out: Tensor, offs: Optional[Tenso
     return grouped_mm(a.transpose(-2, -1), d_out, offs=offs)
 
 
+class Sorted(torch.autograd.Function):
+    """Rows of the tokens in the order of their experts; what torch's own indexing adds up row by row is a sum here."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, order: Tensor, back: Tensor, top_k: int) -> Tensor:
+        ctx.save_for_backward(order, back)
+        ctx.top_k = top_k
+        return x[order // top_k]
+
+    @staticmethod
+    def backward(ctx: Any, d_rows: Tensor) -> tuple[Optional[Tensor], ...]:
+        order, back = ctx.saved_tensors
+        rows = Unsorted.apply(d_rows, order, back)
+        return rows.view(-1, ctx.top_k, rows.shape[-1]).sum(dim=1), None, None, None
+
+
+class Unsorted(torch.autograd.Function):
+    """Rows in the order of tokens again."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, order: Tensor, back: Tensor) -> Tensor:
+        ctx.save_for_backward(order, back)
+        return rows[back]
+
+    @staticmethod
+    def backward(ctx: Any, d_rows: Tensor) -> tuple[Optional[Tensor], ...]:
+        order, back = ctx.saved_tensors
+        return Unsorted.apply(d_rows, back, order), None, None
+
+
 def by_grouped_products(tensors: dict[str, Any], options: dict[str, Any]) -> Tensor:
     """A layer made of operations that torch differentiates; nothing waits for the GPU."""
     x, gate_up, down, biases = (tensors[name] for name in ("x", "gate_up", "down", "biases"))
@@ -124,25 +154,22 @@ def by_grouped_products(tensors: dict[str, Any], options: dict[str, Any]) -> Ten
     experts, order = torch.sort(local, stable=True)
     ends = torch.searchsorted(experts, torch.arange(here, device=x.device), right=True).int()
     bias = [None, None] if biases is None else [torch.cat([one, one.new_zeros(1, one.shape[1])])[experts] for one in biases]
-    joined = grouped_mm(x[order // top_k], gate_up, offs=ends)
+    back = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=x.device))
+    joined = grouped_mm(Sorted.apply(x, order, back, top_k), gate_up, offs=ends)
     joined = joined if bias[0] is None else joined + bias[0]
     gate, up = (joined[:, 0::2], joined[:, 1::2]) if options["interleaved"] else joined.chunk(2, dim=-1)
     rows = grouped_mm(_join(gate, up, options).contiguous(), down, offs=ends)
     rows = rows if bias[1] is None else rows + bias[1]
-    back = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=x.device))
-    rows = rows[back].view(x.shape[0], top_k, x.shape[1])
+    rows = Unsorted.apply(rows, order, back).view(x.shape[0], top_k, x.shape[1])
     weights = torch.where(local < here, tensors["weights"].float(), 0).view(x.shape[0], top_k, 1)
     return (rows.float() * weights).sum(dim=1).to(x.dtype)
 
 
 def _join(gate: Tensor, up: Tensor, options: dict[str, Any]) -> Tensor:
-    """What joins gate and up, in float32."""
-    gate, up, dtype = gate.float(), up.float(), gate.dtype
+    """What joins gate and up: in the tensors' own type, as models do it that train without FlashCore."""
     if options["activation"] == "swiglu":
-        joined = torch.nn.functional.silu(gate) * up
-    elif options["activation"] == "geglu":
-        joined = torch.nn.functional.gelu(gate, approximate="tanh") * up
-    else:
-        gate, up = gate.clamp(max=options["limit"]), up.clamp(-options["limit"], options["limit"])
-        joined = gate * torch.sigmoid(options["alpha"] * gate) * (up + 1)
-    return joined.to(dtype)
+        return torch.nn.functional.silu(gate) * up
+    if options["activation"] == "geglu":
+        return torch.nn.functional.gelu(gate, approximate="tanh") * up
+    gate, up = gate.clamp(max=options["limit"]), up.clamp(-options["limit"], options["limit"])
+    return gate * torch.sigmoid(options["alpha"] * gate) * (up + 1)

@@ -73,6 +73,11 @@ const fn same(cut: ExpertCut) -> [ExpertCut; 2] {
     [cut, cut]
 }
 
+/// A cut for Hopper: weights stream past so many rows.
+const fn past(rows: u32, stages: u32) -> ExpertCut {
+    ExpertCut::Sm90(HopperExpertTile { tile_n: 128, turns: false, stages, pair: false, rows })
+}
+
 /// Pairs of cuts that are tried for so many tokens, and rows per expert.
 fn cuts(tokens: usize, rows: usize) -> Vec<[ExpertCut; 2]> {
     let narrow = |stages| general(16, 64, [1, 2], stages);
@@ -80,52 +85,48 @@ fn cuts(tokens: usize, rows: usize) -> Vec<[ExpertCut; 2]> {
     let thin = |stages| general(16, 32, [1, 2], stages);
     match rows {
         _ if tokens == 1 => vec![
-            same(narrow([5, 2, 2])),
-            same(narrow([3, 3, 2])),
             same(narrow([5, 1, 4])),
+            [narrow([5, 1, 4]), thin([8, 1, 4])],
+            [narrow([5, 1, 4]), thin([4, 2, 4])],
+            [wide([3, 1, 4]), narrow([5, 1, 4])],
             [wide([3, 2, 2]), thin([6, 2, 2])],
-            [narrow([5, 2, 2]), thin([6, 3, 2])],
-            [narrow([6, 3, 1]), thin([8, 4, 1])],
-            [narrow([5, 2, 2]), thin([4, 2, 4])],
+            [wide([3, 2, 2]), narrow([5, 1, 4])],
         ],
         0..=12 => vec![
-            same(wide([3, 2, 2])),
-            same(wide([6, 1, 2])),
-            same(wide([3, 1, 4])),
-            same(narrow([5, 2, 2])),
-            same(narrow([3, 3, 2])),
-            same(narrow([5, 1, 4])),
+            same(past(16, 6)),
+            same(past(16, 5)),
+            [wide([6, 2, 1]), past(16, 6)],
+            [past(16, 6), wide([6, 2, 1])],
             same(narrow([6, 3, 1])),
+            same(narrow([5, 2, 2])),
             same(general(16, 256, [1, 4], [6, 1, 1])),
         ],
-        13..=40 => few_rows(),
+        13..=40 => vec![
+            same(past(64, 4)),
+            same(past(64, 3)),
+            same(past(32, 5)),
+            [general(64, 128, [2, 2], [4, 2, 1]), past(64, 4)],
+            [past(64, 4), general(64, 128, [2, 2], [4, 2, 1])],
+        ],
         _ => many_rows(),
     }
 }
 
-/// Cuts for some tens of rows per expert.
-fn few_rows() -> Vec<[ExpertCut; 2]> {
-    let tall = |tile_n, warps, stages| same(general(64, tile_n, warps, stages));
-    vec![
-        tall(128, [2, 4], [4, 2, 1]),
-        tall(128, [2, 2], [2, 2, 2]),
-        tall(128, [2, 4], [4, 1, 2]),
-        tall(64, [2, 2], [3, 2, 2]),
-        tall(256, [2, 4], [5, 1, 1]),
-        tall(256, [2, 4], [2, 2, 1]),
-        same(general(32, 128, [1, 4], [5, 2, 1])),
-        same(general(32, 256, [1, 4], [3, 2, 1])),
-        same(general(32, 128, [1, 4], [2, 2, 2])),
-    ]
-}
-
 /// Cuts for many rows per expert.
 fn many_rows() -> Vec<[ExpertCut; 2]> {
-    let hopper =
-        |tile_n, turns, stages, pair| ExpertCut::Sm90(HopperExpertTile { tile_n, turns, stages, pair });
+    let hopper = |tile_n, turns, stages, pair| {
+        ExpertCut::Sm90(HopperExpertTile { tile_n, turns, stages, pair, rows: 128 })
+    };
     let (shared, turns) = (hopper(256, false, 4, false), hopper(192, true, 4, false));
     let (pair, pair_turns) = (hopper(256, false, 4, true), hopper(192, true, 4, true));
-    vec![same(pair), same(pair_turns), [pair_turns, pair], [pair, pair_turns], [turns, shared]]
+    vec![
+        same(pair),
+        same(pair_turns),
+        [pair_turns, pair],
+        [pair, pair_turns],
+        [turns, shared],
+        same(past(64, 4)),
+    ]
 }
 
 /// Weights in device memory.

@@ -113,7 +113,7 @@ impl Cut {
     pub const fn tile_m(&self) -> u32 {
         match self {
             Self::General(shape) => shape.tile_m,
-            Self::Sm90(_) => product_sm90::TILE_M,
+            Self::Sm90(shape) => shape.rows,
         }
     }
 }

@@ -113,8 +113,8 @@ impl Tile {
                 check_experts(shape)
             }
             Self::Grouped(Some(moe::Cut::Sm90(shape))) => {
-                let others = u32::from(shape.turns) + u32::from(shape.pair);
-                check_rules(&[("turns and pair", others, 1, 0..=0, "neither")])?;
+                let others = u32::from(shape.turns) + u32::from(shape.pair) + u32::from(shape.turned());
+                check_rules(&[("turns, pair and few rows", others, 1, 0..=0, "none of them")])?;
                 check_experts_hopper(shape)
             }
             Self::Moe(Some(moe::Cut::Sm90(shape))) => check_experts_hopper(shape),
@@ -148,7 +148,17 @@ fn check_experts(shape: &moe::product::Shape) -> Result<(), Misfit> {
 
 fn check_experts_hopper(shape: &moe::product_sm90::Shape) -> Result<(), Misfit> {
     let most = if shape.turns { 192 } else { 256 };
+    if shape.turned() {
+        let others = u32::from(shape.turns) + u32::from(shape.pair);
+        return check_rules(&[
+            ("rows", shape.rows, unit_of_powers(shape.rows), 16..=64, "16, 32, 64 or 128"),
+            ("tile_n", shape.tile_n, 128, 128..=128, "128 past few rows"),
+            ("turns and pair", others, 1, 0..=0, "neither past few rows"),
+            ("stages", shape.stages, 1, 3..=8, "3 to 8"),
+        ]);
+    }
     check_rules(&[
+        ("rows", shape.rows, 1, 128..=128, "16, 32, 64 or 128"),
         ("tile_n", shape.tile_n, 64, 64..=most, "a multiple of 64 up to 256, or to 192 in turns"),
         ("stages", shape.stages, 1, 3..=8, "3 to 8"),
     ])
@@ -340,7 +350,9 @@ impl Demand {
             moe::Config::Product(cfg) => {
                 (cfg.shape.shared_bytes().into(), cfg.shape.ctas_per_sm, cfg.shape.tile_m)
             }
-            moe::Config::ProductSm90(cfg) => (cfg.shape.shared_bytes().into(), 1, moe::product_sm90::TILE_M),
+            moe::Config::ProductSm90(cfg) => {
+                (cfg.shape.shared_bytes().into(), cfg.shape.ctas_per_sm(), cfg.shape.rows)
+            }
             _ => (0, 1, 1),
         };
         Self { registers, most_registers: registers, shared_bytes, ctas_per_sm, tile_m, parts: 1 }

@@ -119,7 +119,8 @@ fn hopper_shape(work: &Work, gpu: &Gpu) -> Result<hopper::Shape, Option<&'static
     let few = work.tiles() * (columns.div_ceil(WIDEST) as u64) < u64::from(gpu.sms);
     let tile_n = columns.min(WIDEST).next_multiple_of(LINE as usize) as u32;
     let tile_n = if few { tile_n.min(NARROW) } else { tile_n };
-    let shape = |stages: u32| hopper::Shape { tile_n, turns: false, stages, pair: false };
+    let shape =
+        |stages: u32| hopper::Shape { tile_n, turns: false, stages, pair: false, rows: hopper::TILE_M };
     let fits = |shape: &hopper::Shape| shape.shared_bytes() + RESERVED <= gpu.shared_bytes;
     let shapes = (3..=STAGES).rev().map(shape);
     shapes.into_iter().find(fits).ok_or(Some("not by warpgroups: too little shared memory"))

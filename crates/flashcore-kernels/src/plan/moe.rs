@@ -122,7 +122,7 @@ fn hopper_cuts(problem: &MoeProblem, gpu: &Gpu) -> Option<[Cut; 2]> {
     let cut = |turns: bool, pair: bool| {
         let turns = turns && !problem.spec().biases;
         let tile_n = if turns { 192 } else { 256 };
-        Cut::Sm90(product_sm90::Shape { tile_n, turns, stages: 4, pair })
+        Cut::Sm90(product_sm90::Shape { tile_n, turns, stages: 4, pair, rows: product_sm90::TILE_M })
     };
     let [first, second] = [problem.hidden(), problem.intermediate()];
     let pair = first > SHORT;

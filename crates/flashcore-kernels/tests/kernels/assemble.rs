@@ -21,7 +21,9 @@ use flashcore_core::{
     DType, Dims, ExpertLayout, GroupedSpec, Grouping, Index, Layout, Mask, MoeSpec, Routing, Spec,
 };
 use flashcore_kernels::{
-    AnyProgram, Gpu, KernelConfig, Plan, covering_set, plan, plan_general, plan_grouped, plan_moe,
+    AnyProgram, Gpu, KernelConfig, Plan, covering_set,
+    moe::{Cut, product_sm90},
+    plan, plan_general, plan_grouped, plan_moe, plan_moe_tiles,
 };
 use flashcore_ptx::{ident::Ident, target::Target};
 use sha2::{Digest, Sha256};
@@ -85,15 +87,22 @@ fn faults_of_machine_code_are_found() {
 /// Kernels of layers as models have them, for few and for many tokens.
 fn experts_of_models() -> Vec<Plan> {
     let layers = [[2048, 768, 128, 8], [2880, 2880, 128, 4]];
-    let plan = |[hidden, intermediate, experts, top_k]: [usize; 4], tokens: usize| {
+    let problem = |[hidden, intermediate, experts, top_k]: [usize; 4], tokens: usize| {
         let layouts = [[experts, 2 * intermediate, hidden], [experts, hidden, intermediate]];
         let [gate_up, down] = layouts.map(|extents| ExpertLayout::dense(extents).unwrap());
         let routing = Routing::Given { ids: Index::I32, weights: DType::F32, top_k };
         let x = Layout::matrix(tokens, hidden).unwrap();
-        let problem = MoeSpec::new(DType::BF16, x, gate_up, down, routing).parse().unwrap();
-        plan_moe(&problem, &Gpu::HOPPER, 16).unwrap()
+        MoeSpec::new(DType::BF16, x, gate_up, down, routing).parse().unwrap()
     };
-    layers.into_iter().flat_map(|layer| [1, 16, 512, 2048, 8192].map(|tokens| plan(layer, tokens))).collect()
+    let plan = |layer, tokens| plan_moe(&problem(layer, tokens), &Gpu::HOPPER, 16).unwrap();
+    let plans =
+        layers.into_iter().flat_map(|layer| [1, 16, 512, 2048, 8192].map(|tokens| plan(layer, tokens)));
+    // Weights that stream past few rows, by warpgroups.
+    let past = |(rows, stages): (u32, u32)| {
+        let shape = product_sm90::Shape { tile_n: 128, turns: false, stages, pair: false, rows };
+        plan_moe_tiles(&problem(layers[1], 16), &Gpu::HOPPER, 16, [Cut::Sm90(shape); 2]).unwrap()
+    };
+    plans.chain([(16, 6), (32, 5), (64, 4)].map(past)).collect()
 }
 
 /// Grouped products as layers of models and their gradients have them.

@@ -151,7 +151,7 @@ fn grouped_products_of_warpgroups_are_right_under_every_schedule() {
     let cases: Vec<_> = grouped::cases().into_iter().chain(random).collect();
     all_pass(&cases, |(n, case)| {
         let (tile_n, stages) = [(256, 4), (64, 3), (128, 6), (192, 4)][n % 4];
-        let cut = Cut::Sm90(product_sm90::Shape { tile_n, turns: false, stages, pair: false });
+        let cut = Cut::Sm90(product_sm90::Shape { tile_n, turns: false, stages, pair: false, rows: 128 });
         let simulator = Simulator::seeded(Gpu { sms: 2, ..Gpu::HOPPER }, n as u64).cutting_groups(cut);
         let outcome = grouped::check(&simulator, case, [DType::BF16, DType::F16][n / 2 % 2], 1);
         // As above; and tensor copies know no tensor without elements.
@@ -258,8 +258,12 @@ fn sums_that_are_not_settled_drift() {
 fn experts_with_many_tokens_are_right_under_every_schedule() {
     let case = |name| moe::cases().into_iter().find(|case| case.name == name).unwrap();
     let (many, padded) = (case("many tokens per expert"), case("many tokens per expert, padded"));
-    let cut = |tile_n, turns, stages| Cut::Sm90(product_sm90::Shape { tile_n, turns, stages, pair: false });
-    let pair = |tile_n, turns, stages| Cut::Sm90(product_sm90::Shape { tile_n, turns, stages, pair: true });
+    let hopper = |tile_n, turns, stages, pair, rows| {
+        Cut::Sm90(product_sm90::Shape { tile_n, turns, stages, pair, rows })
+    };
+    let cut = |tile_n, turns, stages| hopper(tile_n, turns, stages, false, 128);
+    let pair = |tile_n, turns, stages| hopper(tile_n, turns, stages, true, 128);
+    let past = |rows, stages| [hopper(128, false, stages, false, rows); 2];
     let work = [
         (
             moe::Case { activation: Activation::OSS, biases: true, ..many },
@@ -271,6 +275,10 @@ fn experts_with_many_tokens_are_right_under_every_schedule() {
         (moe::Case { tokens: 300, ..many }, [pair(192, true, 4), pair(256, false, 3)]),
         (moe::Case { traffic: moe::Traffic::OneExpert, ..padded }, [pair(128, false, 3), cut(128, true, 4)]),
         (padded, [cut(128, true, 6), cut(64, false, 5)]),
+        (moe::Case { activation: Activation::OSS, biases: true, tokens: 9, ..many }, past(16, 6)),
+        (moe::Case { tokens: 40, ..padded }, past(32, 5)),
+        (moe::Case { tokens: 100, traffic: moe::Traffic::OneExpert, ..many }, past(64, 4)),
+        (moe::Case { tokens: 2, ..many }, past(16, 3)),
     ];
     all_pass(&work, |(n, (case, cuts))| {
         let gpu = Gpu { sms: 4, ..Gpu::HOPPER };

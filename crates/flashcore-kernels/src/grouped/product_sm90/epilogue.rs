@@ -64,7 +64,7 @@ impl Writer {
 }
 
 impl Output {
-    pub(super) fn declare(b: &mut Builder, params: &mut Params<Work>, _: &Config) -> Self {
+    pub(super) fn declare(b: &mut Builder, params: &mut Params<Work>) -> Self {
         Self(epilogue::Output::declare(b, params))
     }
 

@@ -84,7 +84,7 @@ pub fn product_sm90(cfg: &Config) -> Result<Program<Work>, BuildError> {
     let mut params = Params::default();
     let args = Arguments::declare(&mut b, &mut params, cfg);
     let factors = producer::factors(&mut b, &mut params, cfg);
-    let output = epilogue::Output::declare(&mut b, &mut params, cfg);
+    let output = epilogue::Output::declare(&mut b, &mut params);
     let layout = Layout::new(&mut b, cfg);
     layout.init(&mut b);
     b.wait_for_predecessor();

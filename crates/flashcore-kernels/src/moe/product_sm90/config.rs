@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::super::product::{DEPTH, Glu, Kind};
 
-/// Rows of a tile.
+/// Rows of a tile that is not turned.
 pub const TILE_M: u32 = 128;
 /// Rows of one wgmma.
 pub(crate) const ROWS: u32 = 64;
@@ -48,10 +48,37 @@ pub struct Shape {
     pub stages: u32,
     /// Whether two CTAs with neighbouring tiles of rows share weights of the same expert: each copies half to both.
     pub pair: bool,
+    /// Rows of a tile: 128, or fewer where weights stream past a few rows. Then weights are what the rows of a product are
+    /// made of and rows its columns, one warpgroup multiplies, and two CTAs share an SM.
+    #[serde(default = "whole")]
+    pub rows: u32,
+}
+
+const fn whole() -> u32 {
+    TILE_M
 }
 
 impl Shape {
+    /// Whether weights are the rows of products.
+    pub const fn turned(&self) -> bool {
+        self.rows < TILE_M
+    }
+
+    /// CTAs that share an SM.
+    pub const fn ctas_per_sm(&self) -> u32 {
+        if self.turned() { 2 } else { 1 }
+    }
+
+    /// Consumer warpgroups.
+    pub(crate) const fn consumers(&self) -> u32 {
+        if self.turned() { 1 } else { CONSUMERS }
+    }
+
     pub(crate) const fn roles(&self) -> Roles {
+        if self.turned() {
+            let budget = Some(RegisterBudget { producer: 88, consumer: 168 });
+            return Roles { consumers: 1, budget, mover: None };
+        }
         // Sums of whole tiles leave the producer no more than it must have.
         let (producer, consumer) = if self.turns { (40, 232) } else { (56, 224) };
         let budget = Some(RegisterBudget { producer, consumer });
@@ -60,7 +87,7 @@ impl Shape {
 
     /// Most registers of a thread when the kernel starts.
     pub const fn registers(&self) -> u32 {
-        let entry = self.roles().registers_at_entry(1);
+        let entry = self.roles().registers_at_entry(self.ctas_per_sm());
         if entry < THREAD_REGISTERS { entry } else { THREAD_REGISTERS }
     }
 
@@ -71,29 +98,34 @@ impl Shape {
 
     /// Sums of 64 rows that a consumer keeps.
     pub(super) const fn blocks(&self) -> u32 {
+        if self.turned() {
+            return self.tile_n / ROWS;
+        }
         if self.turns { TILE_M / ROWS } else { TILE_M / ROWS / CONSUMERS }
     }
 
     /// Registers of sums of a consumer's thread.
     pub const fn sum_registers(&self) -> u32 {
-        self.blocks() * self.tile_n / 2
+        let columns = if self.turned() { self.rows } else { self.tile_n };
+        self.blocks() * columns / 2
     }
 
     /// Bytes of a stage.
     pub(crate) const fn stage_bytes(&self) -> u32 {
-        (TILE_M + self.tile_n) * DEPTH * BYTES
+        (self.rows + self.tile_n) * DEPTH * BYTES
     }
 
     /// Shared memory of a CTA, barriers apart.
     pub const fn shared_bytes(&self) -> u32 {
-        self.stages * self.stage_bytes() + CONSUMERS * WARPS * PLACES * WARP_ROWS * DEPTH * BYTES
+        let staging = if self.turned() { 0 } else { CONSUMERS * WARPS * PLACES * WARP_ROWS * DEPTH * BYTES };
+        self.stages * self.stage_bytes() + staging
     }
 }
 
 impl Config {
     /// The kernel's name: every field of the config is in it.
     pub fn name(&self) -> Ident {
-        let Self { half, kind, biases, whole, shape: Shape { tile_n, turns, stages, pair } } = self;
+        let Self { half, kind, biases, whole, shape: Shape { tile_n, turns, stages, pair, rows } } = self;
         let kind = match kind {
             Kind::Up(Glu::Swi) => "up_swiglu",
             Kind::Up(Glu::Ge) => "up_geglu",
@@ -103,7 +135,7 @@ impl Config {
         let options = [(*biases, "_bias"), (*whole, "_whole"), (*turns, "_turns"), (*pair, "_pair")];
         let options: String = options.iter().filter(|(on, _)| *on).map(|(_, name)| *name).collect();
         let name =
-            format!("fc_moe_{kind}_sm_90a_{}{options}_m{TILE_M}n{tile_n}s{stages}", half.element().name());
+            format!("fc_moe_{kind}_sm_90a_{}{options}_m{rows}n{tile_n}s{stages}", half.element().name());
         Ident::new(name).expect("made of legal parts")
     }
 
@@ -114,6 +146,11 @@ impl Config {
     /// Most registers of a thread when the kernel starts.
     pub const fn registers(&self) -> u32 {
         self.shape.registers()
+    }
+
+    /// Whether weights are on their way before the rows, which another product leaves, are there.
+    pub(super) const fn early(&self) -> bool {
+        self.shape.turned() && matches!(self.kind, Kind::Down)
     }
 
     /// Features of the result that a tile has.

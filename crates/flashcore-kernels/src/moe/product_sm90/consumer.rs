@@ -20,6 +20,9 @@ pub(super) fn run(
     layout: &Layout,
     group: Reg<U32>,
 ) {
+    if cfg.shape.turned() {
+        return run_turned(b, cfg, args, output, layout);
+    }
     let steps = args.steps(b);
     let peer = args.peer(b);
     let consumer = multiplier(b, cfg, layout, (group, steps), peer);
@@ -54,6 +57,35 @@ pub(super) fn run(
         },
     );
     staging.drain(b);
+}
+
+/// Works through the tiles of this CTA with weights as rows of products.
+fn run_turned(b: &mut Builder, cfg: &Config, args: &Arguments, output: &Output, layout: &Layout) {
+    let (tile, lane, steps) = (layout.ring.tile(), b.lane(), args.steps(b));
+    let start = cfg.shape.rows * tile.slab_width();
+    let block = ROWS * tile.slab_width();
+    let weights = (0..cfg.shape.blocks()).map(|n| tile.operand(b, Major::K, start + n * block));
+    let multiplier = Multiplier {
+        ring: layout.ring,
+        rows: weights.collect(),
+        columns: tile.operand(b, Major::K, 0),
+        tile_n: cfg.shape.rows,
+        count: b.var(0u32),
+        leader: b.let_(lane.eq(0)),
+        peer: None,
+        turn: None,
+    };
+    let ([tiles, all], [cta, ctas]) = (args.count(b), args.walkers(b));
+    let index = b.var(cta);
+    b.while_(
+        |_| index.lt(all),
+        |b| {
+            let sums = multiplier.multiply(b, steps, multiplier.rows.len());
+            let place = args.place(b, index, tiles);
+            output.write_turned(b, cfg, args, place, &sums);
+            b.add_to(index, ctas);
+        },
+    );
 }
 
 /// Rows of each of a consumer's sums, and weights.

@@ -3,7 +3,7 @@
 
 use flashcore_ptx::layout::Swizzle;
 use flashcore_tile::{
-    Acc, Builder, F32, Params, Pred, Reg, Shared, SmemTile, TensorMap, U32, Val, WARPGROUP,
+    Acc, Builder, F32, Params, Pred, Reg, Shared, SmemTile, TensorMap, U32, U64, Val, WARPGROUP,
 };
 
 use super::{
@@ -13,7 +13,7 @@ use super::{
         product::Kind,
     },
     Layout, TILE_M,
-    config::{Config, PLACES, ROWS, WARP_ROWS, WARPS},
+    config::{BYTES, Config, PLACES, ROWS, WARP_ROWS, WARPS},
     maps,
     place::{self, Arguments, Place},
 };
@@ -25,9 +25,12 @@ const PAIR_COLS: u32 = 16;
 /// Where results go, as registers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Output {
-    map: TensorMap,
-    bias: Option<Bias>,
-    join: Option<Join>,
+    /// Rows of tiles that are not turned.
+    map: Option<TensorMap>,
+    /// Address and bytes between rows, for tiles that are.
+    pub(super) rows: Option<[Reg<U64>; 2]>,
+    pub(super) bias: Option<Bias>,
+    pub(super) join: Option<Join>,
 }
 
 impl Output {
@@ -35,12 +38,20 @@ impl Output {
         let cfg = *cfg;
         let slot = if cfg.kind == Kind::Down { slots::RESULTS } else { slots::JOINED };
         let swizzle = if cfg.staged() == 64 { Swizzle::B128 } else { Swizzle::B64 };
-        let map = params.tensor_map(b, "to", move |layer| {
-            let to = (slot, place::width(&cfg, layer));
-            maps::rows(&cfg, layer, to, ([cfg.staged(), WARP_ROWS], swizzle))
+        let turned = cfg.shape.turned();
+        let map = (!turned).then(|| {
+            params.tensor_map(b, "to", move |layer| {
+                let to = (slot, place::width(&cfg, layer));
+                maps::rows(&cfg, layer, to, ([cfg.staged(), WARP_ROWS], swizzle))
+            })
+        });
+        let rows = turned.then(|| {
+            let row = move |layer: &Layer| u64::from(BYTES) * place::width(&cfg, layer) as u64;
+            [params.buffer(b, "to", slot), params.u64(b, "to_stride", row)]
         });
         Self {
             map,
+            rows,
             bias: cfg.biases.then(|| Bias::declare(b, params, cfg.kind)),
             join: Join::declare(b, params, cfg.kind),
         }
@@ -66,7 +77,8 @@ impl Output {
                 let number = block * parts + part;
                 let pending = if number > 0 || even { PLACES - 1 } else { 0 };
                 staging.gather(b, cfg, &values, (number % PLACES, pending));
-                staging.store(b, number % PLACES, (self.map, col, row));
+                let map = self.map.expect("tiles that are not turned are stored by tensor copies");
+                staging.store(b, number % PLACES, (map, col, row));
             }
         }
     }
@@ -134,7 +146,8 @@ pub(super) struct Staging {
 
 impl Staging {
     pub(super) fn new(b: &mut Builder, cfg: &Config, layout: &Layout, group: Reg<U32>) -> Self {
-        let (tile, thread, lane) = (layout.staging, b.thread(), b.lane());
+        let tile = layout.staging.expect("tiles that are not turned are gathered for their stores");
+        let (thread, lane) = (b.thread(), b.lane());
         let warp = b.let_(thread % WARPGROUP / 32);
         let skip = b.let_((group * WARPS + warp) * (PLACES * tile.bytes()));
         let start = tile.at(b).plus(b, skip).address(b);

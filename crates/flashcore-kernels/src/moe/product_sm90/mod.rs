@@ -8,6 +8,8 @@
 //! ```
 //! A stage holds the rows and below them the weights, gates above ups. Rows that are padding are zeros, never read. Both
 //! sides walk the same tiles: numbers of tiles come from the index that sorting made, and nothing else is exchanged.
+//!
+//! Experts with few tokens have the same kernel with the factors of its products exchanged: see [`Shape::rows`].
 
 mod config;
 mod consumer;
@@ -15,6 +17,7 @@ mod epilogue;
 mod maps;
 mod place;
 mod producer;
+mod turned;
 
 use flashcore_ptx::{layout::Swizzle, target::Target};
 use flashcore_tile::{BuildError, Builder, Extent, Params, Pipeline, Program, SmemTile};
@@ -31,7 +34,8 @@ pub fn extent(cfg: &Config, layer: &Layer, sms: u32) -> Option<Option<Extent>> {
     let tiles = layer.tiles() * u64::from(place::blocks(cfg, layer));
     let tiles = u32::try_from(tiles).ok().filter(|&tiles| tiles <= i32::MAX as u32)?;
     let ctas = cfg.shape.ctas();
-    let (grid, workspace) = ([tiles.min(sms).next_multiple_of(ctas), 1, 1], layer.workspace.clone());
+    let most = sms * cfg.shape.ctas_per_sm();
+    let (grid, workspace) = ([tiles.min(most).next_multiple_of(ctas), 1, 1], layer.workspace.clone());
     Some((tiles > 0).then_some(Extent { grid, workspace, dependent: true }))
 }
 
@@ -41,19 +45,20 @@ struct Layout {
     /// Rows and, below them, weights.
     ring: Pipeline,
     /// Where each warp gathers its rows of the result.
-    staging: SmemTile,
+    staging: Option<SmemTile>,
     /// Where consumers say whose turn it is, if they multiply in turn.
     turns: Option<Turns>,
 }
 
 impl Layout {
     fn new(b: &mut Builder, cfg: &Config) -> Self {
-        let Shape { tile_n, turns, stages, .. } = cfg.shape;
-        let tile = b.smem_tile(cfg.half, [TILE_M + tile_n, DEPTH], Swizzle::B128, stages);
+        let Shape { tile_n, turns, stages, rows, .. } = cfg.shape;
+        let tile = b.smem_tile(cfg.half, [rows + tile_n, DEPTH], Swizzle::B128, stages);
         let swizzle = if cfg.staged() == 64 { Swizzle::B128 } else { Swizzle::B64 };
         let places = CONSUMERS * WARPS * PLACES;
-        let staging = b.smem_tile(cfg.half, [WARP_ROWS, cfg.staged()], swizzle, places);
-        let readers = cfg.shape.ctas() * if turns { WARPS } else { CONSUMERS * WARPS };
+        let staging =
+            (!cfg.shape.turned()).then(|| b.smem_tile(cfg.half, [WARP_ROWS, cfg.staged()], swizzle, places));
+        let readers = cfg.shape.ctas() * if turns { WARPS } else { cfg.shape.consumers() * WARPS };
         let ring = Pipeline::new(b, tile, stages, readers).filled_by(producer::arrivals(cfg));
         Self { ring, staging, turns: turns.then(|| Turns::reserve(b, CONSUMERS)) }
     }
@@ -76,7 +81,7 @@ impl Layout {
 /// Builds the kernel.
 pub fn product_sm90(cfg: &Config) -> Result<Program<Layer>, BuildError> {
     let (name, roles) = (cfg.name(), cfg.roles());
-    let mut b = Builder::new(Target::Sm90a, &name, roles.threads(), 1);
+    let mut b = Builder::new(Target::Sm90a, &name, roles.threads(), cfg.shape.ctas_per_sm());
     let mut params = Params::default();
     let args = Arguments::declare(&mut b, &mut params, cfg);
     let rows = producer::Rows::declare(&mut b, &mut params, cfg);
@@ -86,7 +91,9 @@ pub fn product_sm90(cfg: &Config) -> Result<Program<Layer>, BuildError> {
         b.cluster(cfg.shape.ctas());
     }
     layout.init(&mut b, cfg);
-    b.wait_for_predecessor();
+    if !cfg.early() {
+        b.wait_for_predecessor();
+    }
     b.launch_dependents();
     b.specialise(
         roles,

@@ -8,7 +8,7 @@ use super::{
         product::{DEPTH, Kind},
         sort::IndexArgument,
     },
-    config::{Config, TILE_M},
+    config::Config,
 };
 
 /// Tiles of rows that CTAs work on at the same time, so that they meet in the cache over the same weights.
@@ -45,6 +45,7 @@ pub(super) struct Arguments {
     /// Elements of depth.
     pub(super) depth: Reg<U32>,
     features_per_tile: u32,
+    tile_m: u32,
     /// CTAs of a cluster, and which of them this is.
     ctas: u32,
     rank: Option<Reg<U32>>,
@@ -72,6 +73,7 @@ impl Arguments {
             features: params.u32(b, "features", move |layer| width(&cfg, layer) as u32),
             depth: params.u32(b, "depth", move |layer| depth(&cfg, layer) as u32),
             features_per_tile: cfg.features(),
+            tile_m: cfg.shape.rows,
             ctas: cfg.shape.ctas(),
             rank: cfg.shape.pair.then(|| b.cluster_rank()),
         }
@@ -112,7 +114,7 @@ impl Arguments {
         [tiles, all]: [Reg<U32>; 2],
     ) -> Reg<U32> {
         let (tile, _) = self.tile(b, index, tiles);
-        let row = b.let_(tile * TILE_M + TILE_M / 2);
+        let row = b.let_(tile * self.tile_m + self.tile_m / 2);
         let at = b.let_(self.index.entries + row.mul_wide(4));
         let entry = b.var_in(Scope::Warpgroup, NONE);
         b.predicated(index.lt(all), |b| b.load_global_into([entry], at));

@@ -14,7 +14,7 @@ use super::{
         Layer, NONE,
         product::{DEPTH, Kind},
     },
-    Layout, TILE_M,
+    Layout,
     config::{BYTES, Config, WARPS},
     maps,
     place::{Arguments, Place},
@@ -70,7 +70,7 @@ impl Rows {
             },
             Kind::Down => Source::Joined(params.tensor_map(b, "rows", move |layer| {
                 let from = (slots::JOINED, layer.problem.intermediate());
-                maps::rows(&cfg, layer, from, ([DEPTH, TILE_M], Swizzle::B128))
+                maps::rows(&cfg, layer, from, ([DEPTH, cfg.shape.rows], Swizzle::B128))
             })),
         };
         Self { weights, from }
@@ -84,8 +84,13 @@ pub(super) fn run(b: &mut Builder, cfg: &Config, args: &Arguments, rows: &Rows, 
     let filling = Filling { cfg: *cfg, args: *args, weights: rows.weights, layout: *layout, first };
     match rows.from {
         Source::Joined(map) => b.if_(first, |b| {
+            let early = cfg.early().then(|| {
+                let early = filling.start_weights(b);
+                b.wait_for_predecessor();
+                early
+            });
             let count = b.var(0u32);
-            filling.each_tile(b, |b, place| filling.copied(b, map, count, place));
+            filling.each_tile(b, |b, place| filling.copied(b, map, (count, early), place));
         }),
         Source::Tokens { base, stride, top_k } => {
             let gather = Gather::new(b, &filling, (base, stride, top_k));
@@ -137,7 +142,7 @@ impl Filling {
 
     /// Starts the copy of a stage's weights.
     fn copy_weights(&self, b: &mut Builder, stage: &Stage, place: Place, depth: Reg<U32>) {
-        let to = stage.at(b).at(TILE_M * self.tile().slab_width());
+        let to = stage.at(b).at(self.cfg.shape.rows * self.tile().slab_width());
         match place.other {
             None => {
                 let at = self.weights_at(b, place, depth, 0);
@@ -182,15 +187,53 @@ impl Filling {
         [depth.into(), feature.into(), Val::Const(matrix), place.expert.into()]
     }
 
-    /// A tile whose rows lie one after another.
-    fn copied(&self, b: &mut Builder, map: TensorMap, count: Reg<U32>, place: Place) {
-        let row = b.let_(place.tile * TILE_M);
+    /// A tile whose rows lie one after another; `early` stages of all have their weights already.
+    fn copied(
+        &self,
+        b: &mut Builder,
+        map: TensorMap,
+        (count, early): (Reg<U32>, Option<Reg<U32>>),
+        place: Place,
+    ) {
+        let row = b.let_(place.tile * self.cfg.shape.rows);
         self.each_step(b, count, |b, stage, depth| {
-            stage.expect_tile(b);
+            let weights = |b: &mut Builder| {
+                stage.expect_tile(b);
+                self.copy_weights(b, &stage, place, depth);
+            };
+            match early {
+                None => stage.expect_tile(b),
+                Some(early) => b.if_(count.ge(early), weights),
+            }
             let to = stage.at(b);
             b.tma_load(map, self.tile(), to, [Val::from(depth), row.into()], stage.full());
-            self.copy_weights(b, &stage, place, depth);
+            if early.is_none() {
+                self.copy_weights(b, &stage, place, depth);
+            }
         });
+    }
+
+    /// Starts the copies of the first tile's weights, which are older than the rows; returns the number of stages.
+    fn start_weights(&self, b: &mut Builder) -> Reg<U32> {
+        let [tiles, all] = self.args.count(b);
+        let ([cta, _], steps) = (self.args.walkers(b), self.args.steps(b));
+        let early = b.let_(steps.min(self.cfg.shape.stages));
+        let early = b.let_(cta.lt(all).select(early, 0));
+        b.if_(early.gt(0), |b| {
+            let place = self.args.place(b, cta, tiles);
+            let (count, depth) = (b.var_in(Scope::Lane, 0u32), b.var_in(Scope::Lane, 0u32));
+            b.while_(
+                |_| count.lt(early),
+                |b| {
+                    let stage = self.layout.ring.stage(b, count);
+                    stage.expect_tile(b);
+                    self.copy_weights(b, &stage, place, depth);
+                    b.add_to(count, 1);
+                    b.add_to(depth, DEPTH);
+                },
+            );
+        });
+        early
     }
 
     const fn tile(&self) -> &SmemTile {
@@ -240,7 +283,8 @@ impl<'a> Gather<'a> {
     /// All stages of a tile.
     fn tile(&self, b: &mut Builder, place: Place) {
         let filling = self.filling;
-        let rows: Vec<_> = (0..TILE_M / ROWS_PER_PASS).map(|pass| self.row(b, place, pass)).collect();
+        let rows: Vec<_> =
+            (0..filling.cfg.shape.rows / ROWS_PER_PASS).map(|pass| self.row(b, place, pass)).collect();
         filling.each_step(b, self.count, |b, stage, depth| {
             b.if_(filling.first, |b| {
                 stage.full().arrive_expecting(b, filling.cfg.shape.tile_n * DEPTH * BYTES);
@@ -265,7 +309,7 @@ impl<'a> Gather<'a> {
 
     /// Where a row of a tile comes from, and how many bytes of each chunk are read: none of padding.
     fn row(&self, b: &mut Builder, place: Place, pass: u32) -> (Reg<U64>, Reg<U32>) {
-        let row = b.let_(place.tile * TILE_M + self.line + pass * ROWS_PER_PASS);
+        let row = b.let_(place.tile * self.filling.cfg.shape.rows + self.line + pass * ROWS_PER_PASS);
         let at = b.let_(self.filling.args.index.entries + row.mul_wide(4));
         let [entry] = b.load_global::<U32, 1>(at);
         let there: Pred = b.let_(entry.ne(NONE));
