@@ -70,7 +70,8 @@ impl<'a> Producer<'a> {
         let index = self.first_tile(b);
         b.while_(
             |b| {
-                layout.held[0].stage(b, self.held).wait_empty(b);
+                let stage = layout.held[0].stage(b, self.held);
+                Self::wait_empty(b, &stage);
                 index.lt(args.tiles)
             },
             |b| {
@@ -127,11 +128,19 @@ impl<'a> Producer<'a> {
         Source { head, batch: tile.batch, row, used }
     }
 
+    /// Waits for a place with all lanes, which then go on together: else the leader could fill a place twice while another
+    /// lane still looks for the phase between.
+    #[track_caller]
+    fn wait_empty(b: &mut Builder, stage: &Stage) {
+        stage.wait_empty(b);
+        b.sync_warp();
+    }
+
     /// Copies a held tile once its predecessor has been given back.
     fn held_tile(&self, b: &mut Builder, which: usize, of: Source) {
         let (pipeline, map) = (self.layout.held[which], self.args.held[which]);
         let stage = pipeline.stage(b, self.held);
-        stage.wait_empty(b);
+        Self::wait_empty(b, &stage);
         self.cleared_tile(b, (&pipeline, map), &stage, of, 0, |_, _| ());
     }
 
@@ -139,7 +148,7 @@ impl<'a> Producer<'a> {
     fn first(&self, b: &mut Builder, of: Source) {
         let (pipeline, map) = (self.layout.streamed[0], self.args.streamed[0]);
         let stage = pipeline.stage(b, self.streamed);
-        stage.wait_empty(b);
+        Self::wait_empty(b, &stage);
         let terms = self.layout.terms.map(|terms| {
             let slot = pipeline.slot(b, self.streamed);
             let to = terms.at(b, slot);
@@ -157,7 +166,7 @@ impl<'a> Producer<'a> {
     fn second(&self, b: &mut Builder, of: Source) {
         let (pipeline, map) = (self.layout.streamed[1], self.args.streamed[1]);
         let stage = pipeline.stage(b, self.streamed);
-        stage.wait_empty(b);
+        Self::wait_empty(b, &stage);
         self.cleared_tile(b, (&pipeline, map), &stage, of, 0, |_, _| ());
     }
 

@@ -127,6 +127,8 @@ impl Consumer<'_> {
         for which in [0, 1] {
             let stage = self.held_stage(b, which);
             stage.wait_full(b);
+            // All lanes must have seen the phase before the leader lets it pass.
+            b.sync_warp();
             stage.release(b, self.leader);
         }
     }
