@@ -153,8 +153,8 @@ def run(
     host's memory), numbers, ``None`` for a null pointer, :class:`TensorMap`, :class:`unwritten`; for structs a tuple of
     such members, with NumPy's numbers (``numpy.int32(7)``) where it holds numbers, or their ``bytes``.
     ``block`` and ``cluster`` may be left out where the kernel says them itself. ``schedule`` is how warps take turns:
-    None for in turn and tame, or ``"random"``, ``"round-robin"``, ``"producer-first"``, ``"consumer-first"``, with
-    everything asynchronous as hostile as the ISA allows, different for every ``seed``. A launch is given up after
+    None for in turn and tame, or ``"random"``, ``"round-robin"``, ``"producer-first"``, ``"consumer-first"``,
+    ``"apart"``, with everything asynchronous as hostile as the ISA allows, different for every ``seed``. A launch is given up after
     ``max_steps`` warp instructions (100 million unless said otherwise); Ctrl-C ends it too. Findings call arguments by
     ``names``, or by the names of the parameters.
     """

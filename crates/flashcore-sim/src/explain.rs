@@ -108,7 +108,8 @@ const EXPLANATIONS: &[(FindingKind, &str, &str)] = &[
     (
         FindingKind::MbarrierParityAlias,
         "A wait names a phase that is neither the current one nor the one before: its parity means another.",
-        "Flip the parity once for each use of the barrier, and wait for every phase.",
+        "Flip the parity once for each use of the barrier, and wait for every phase; where one lane gives a place back for its \
+         warp, put `bar.warp.sync` (`__syncwarp()`) before that, so that no lane is left behind.",
     ),
     (
         FindingKind::MbarrierMisuse,

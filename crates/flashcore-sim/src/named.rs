@@ -68,8 +68,7 @@ impl Named {
         let before = self.arrived(arrival.warp);
         let lanes = before | arrival.lanes;
         let counted = if before & arrival.lanes == 0 { before.count_ones() } else { 0 };
-        self.arrived +=
-            if lanes == arrival.live { 32 - counted } else { arrival.lanes.count_ones() };
+        self.arrived += if lanes == arrival.live { 32 - counted } else { arrival.lanes.count_ones() };
         self.warps.retain(|(warp, _)| *warp != arrival.warp);
         self.warps.push((arrival.warp, lanes));
         self.gathered.join(arrival.knowledge);
@@ -124,7 +123,15 @@ mod tests {
 
     fn arrive(barrier: &mut Named, warp: u32, expected: u32) -> Result<bool, Fault> {
         let knowledge = &Knowledge::default();
-        let arrival = Arrival { warp, lanes: u32::MAX, live: u32::MAX, expected, whole_cta: false, knowledge, votes: (0, 0) };
+        let arrival = Arrival {
+            warp,
+            lanes: u32::MAX,
+            live: u32::MAX,
+            expected,
+            whole_cta: false,
+            knowledge,
+            votes: (0, 0),
+        };
         barrier.arrive(&arrival).map(|done| done.is_some())
     }
 

@@ -158,8 +158,7 @@ impl Options {
 
     /// One hostile run for each schedule, with timings mixed: what a kernel should survive in a test.
     pub fn gauntlet(seed: u64) -> Vec<Self> {
-        let timings =
-            [Timing::Late, Timing::OutOfOrder, Timing::Late, Timing::Early, Timing::OutOfOrder];
+        let timings = [Timing::Late, Timing::OutOfOrder, Timing::Late, Timing::Early, Timing::OutOfOrder];
         let pairs = Schedule::ALL.into_iter().zip(timings);
         pairs.map(|(schedule, timing)| Self::adversarial(schedule, timing, seed)).collect()
     }

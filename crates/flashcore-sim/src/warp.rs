@@ -4,7 +4,7 @@ use crate::{
     calls::Calls,
     check::{awareness::WarpClock, init::Written},
     program::RegisterCounts,
-    regfile::{Origin, RegFile, lanes_of},
+    regfile::{Origin, RegFile},
     rng::mix,
 };
 use std::collections::{BTreeMap, VecDeque};
@@ -139,8 +139,8 @@ pub(crate) struct Warp {
     pub(crate) apart: Option<u64>,
 }
 
-/// Turns after which other lanes come first, where lanes run apart.
-const LEAD: u32 = 512;
+/// Turns after which other groups come first, where lanes run apart.
+const LEAD: u32 = 256;
 
 impl Warp {
     /// A warp at the start of the program.
@@ -199,13 +199,16 @@ impl Warp {
         found.map(|(at, _)| at)
     }
 
-    /// Lanes in an order of the seed's choice, so that some run as far ahead of the others as they can; another order
+    /// Groups in an order of the seed's choice, so that some run as far ahead of the others as they can; another order
     /// after a while, so that none waits forever for those behind it.
     fn pick_leader(&self, seed: u64) -> Option<usize> {
         let age = u64::from(self.turns / LEAD);
-        let rank = |lane: usize| mix(seed ^ age << 40 ^ u64::from(self.agent) << 8 ^ lane as u64);
+        // By its first lane, so that one lane leads as often as the 31 others of its warp.
+        let rank = |s: &Split| {
+            mix(seed ^ age << 40 ^ u64::from(self.agent) << 8 ^ u64::from(s.mask.trailing_zeros()))
+        };
         let ready = self.splits.iter().enumerate().filter(|(_, s)| s.wait == Wait::Ready);
-        ready.min_by_key(|(_, s)| lanes_of(s.mask).map(rank).min()).map(|(at, _)| at)
+        ready.min_by_key(|(_, s)| rank(s)).map(|(at, _)| at)
     }
 
     /// Joins groups that have come to the same place; those that waited for lanes look again. Where lanes run apart, only

@@ -93,7 +93,8 @@ impl FromStr for ElementType {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let numpy = text.replace("uint", "u").replace("int", "s").replace("bfloat", "bf").replace("float", "f");
+        let numpy =
+            text.replace("uint", "u").replace("int", "s").replace("bfloat", "bf").replace("float", "f");
         let name = numpy.strip_prefix('i').map_or(numpy.clone(), |bits| format!("s{bits}"));
         let found = TYPES.into_iter().find(|element| element.name == name);
         found.ok_or_else(|| format!("`{text}` is not an element type; there are {}", Self::names()))

@@ -86,6 +86,8 @@ impl<'a> Mover<'a> {
             b.add_to(counts.handed, 1);
         });
         let leader = self.leader(b);
+        // Of a tile that nothing streams past, a lane may not have read more than that it is there.
+        b.sync_warp();
         self.layout.held[0].stage(b, counts.held).release(b, leader);
         b.add_to(counts.held, 1);
     }

@@ -88,7 +88,8 @@ impl Producer<'_> {
         b.do_while(|b| {
             let found = walk.find(b);
             let there = b.uniform::<Warp>(found.there);
-            self.layout.held[0].stage(b, self.held).wait_empty(b);
+            let stage = self.layout.held[0].stage(b, self.held);
+            Self::wait_empty(b, &stage);
             b.if_uniform(there, |b| {
                 self.begin(b, &found.tile);
                 walk.step(b);

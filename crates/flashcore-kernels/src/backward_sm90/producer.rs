@@ -85,7 +85,8 @@ impl<'a> Producer<'a> {
         let index = self.first_tile(b);
         b.while_(
             |b| {
-                layout.held[0].stage(b, self.held).wait_empty(b);
+                let stage = layout.held[0].stage(b, self.held);
+                Self::wait_empty(b, &stage);
                 index.lt(args.tiles)
             },
             |b| {
@@ -146,11 +147,19 @@ impl<'a> Producer<'a> {
         Source { head, batch: tile.batch, row, used }
     }
 
+    /// Waits for a place with all lanes, which then go on together: else the leader could fill a place twice while another
+    /// lane still looks for the phase between.
+    #[track_caller]
+    pub(super) fn wait_empty(b: &mut Builder, stage: &Stage) {
+        stage.wait_empty(b);
+        b.sync_warp();
+    }
+
     /// Copies a held tile once its predecessor has been given back.
     fn held_tile(&self, b: &mut Builder, which: usize, of: Source) {
         let (pipeline, map) = (self.layout.held[which], self.args.held[which]);
         let stage = pipeline.stage(b, self.held);
-        stage.wait_empty(b);
+        Self::wait_empty(b, &stage);
         self.cleared_tile(b, (&pipeline, map), &stage, of, None);
     }
 
@@ -158,7 +167,7 @@ impl<'a> Producer<'a> {
     fn first(&self, b: &mut Builder, of: Source) {
         let (pipeline, map) = (self.layout.streamed[0], self.args.streamed[0]);
         let stage = pipeline.stage(b, self.streamed);
-        stage.wait_empty(b);
+        Self::wait_empty(b, &stage);
         let terms = self.layout.terms.map(|terms| {
             let slot = pipeline.slot(b, self.streamed);
             let to = terms.at(b, slot);
@@ -175,7 +184,7 @@ impl<'a> Producer<'a> {
     fn second(&self, b: &mut Builder, of: Source) {
         let (pipeline, map) = (self.layout.streamed[1], self.args.streamed[1]);
         let stage = pipeline.stage(b, self.streamed);
-        stage.wait_empty(b);
+        Self::wait_empty(b, &stage);
         self.cleared_tile(b, (&pipeline, map), &stage, of, None);
     }
 

@@ -197,6 +197,8 @@ impl Consumer<'_> {
         for which in [0, 1] {
             let stage = self.held_stage(b, which);
             stage.wait_full(b);
+            // All lanes must have seen the phase before the leader lets it pass.
+            b.sync_warp();
             if which == 0 || !self.cfg.gathers_in_held() {
                 stage.release(b, self.leader);
             }

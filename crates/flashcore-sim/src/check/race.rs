@@ -166,8 +166,10 @@ impl SharedShadow {
         if agent == who.home {
             // lanes of one instruction may meet: which of them wins is open, but it is no race of instructions
             let same_instruction = who.agent == agent && last.clock == who.clock;
-            let from_peers = || who.peer.is_some_and(|peer| last.clock <= peer.writes[usize::from(last.lane)]);
-            let told = last.clock <= who.synced || last.clock <= who.knowledge.lanes.get(agent) || from_peers();
+            let from_peers =
+                || who.peer.is_some_and(|peer| last.clock <= peer.writes[usize::from(last.lane)]);
+            let told =
+                last.clock <= who.synced || last.clock <= who.knowledge.lanes.get(agent) || from_peers();
             if last.lane != who.lane && !told && !same_instruction {
                 return Err(Conflict::Lanes { other: last.lane, pc });
             }

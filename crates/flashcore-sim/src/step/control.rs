@@ -1,7 +1,12 @@
 //! Convergence, exits and register budgets.
 
 use super::{Flow, Outcome, Step};
-use crate::{engine::Work, finding::FindingKind, machine::Machine, warp::{Wait, Warp}};
+use crate::{
+    engine::Work,
+    finding::FindingKind,
+    machine::Machine,
+    warp::{Wait, Warp},
+};
 
 impl Step<'_, '_> {
     /// For `.aligned`: `None` if all live lanes are here, else where to wait.

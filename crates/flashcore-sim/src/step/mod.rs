@@ -10,6 +10,7 @@ mod bulk;
 mod call;
 mod control;
 mod convert;
+mod format;
 mod mbarrier;
 mod memory;
 mod mma;

@@ -1,6 +1,6 @@
 //! Functions that the system brings along: `vprintf` and `__assertfail`.
 
-use super::{Flow, Outcome, Step};
+use super::{Flow, Outcome, Step, format::Directive};
 use crate::{
     finding::FindingKind,
     memory::resolve,
@@ -72,33 +72,25 @@ impl Step<'_, '_> {
         let (mut line, mut rest) = (String::new(), template);
         while let Some((before, behind)) = rest.split_once('%') {
             line.push_str(before);
-            let is_kind = |c: char| c == '%' || c.is_ascii_alphabetic() && !"hlLqjzt".contains(c);
-            let Some((end, kind)) = behind.char_indices().find(|(_, c)| is_kind(*c)) else { break };
-            rest = &behind[end + 1..];
-            if kind == '%' {
+            let next = || self.next_argument(lane, &mut at, 4) as i32;
+            let Some((directive, after)) = Directive::read(behind, next) else { break };
+            rest = after;
+            if directive.kind == '%' {
                 line.push('%');
                 continue;
             }
-            let wide = behind[..end].contains(['l', 'j', 'z', 't', 'q']) || "speEfFgGaA".contains(kind);
-            let bytes: u64 = if wide { 8 } else { 4 };
-            at = at.next_multiple_of(bytes);
-            let value = self.word_at(lane, at, bytes as usize).unwrap_or(0);
-            at += bytes;
-            line.push_str(&self.shown(lane, kind, value, wide));
+            let value = self.next_argument(lane, &mut at, if directive.wide { 8 } else { 4 });
+            line.push_str(&match directive.kind {
+                's' => directive.text(&self.text_at(lane, value)),
+                _ => directive.number(value),
+            });
         }
         line + rest
     }
 
-    fn shown(&mut self, lane: usize, kind: char, value: u64, wide: bool) -> String {
-        match kind {
-            'd' | 'i' if wide => (value as i64).to_string(),
-            'd' | 'i' => (value as i32).to_string(),
-            'x' | 'X' => format!("{value:x}"),
-            'p' => format!("{value:#x}"),
-            'c' => char::from(value as u8).to_string(),
-            's' => self.text_at(lane, value),
-            'e' | 'E' | 'f' | 'F' | 'g' | 'G' | 'a' | 'A' => format!("{:.6}", f64::from_bits(value)),
-            _ => value.to_string(),
-        }
+    fn next_argument(&mut self, lane: usize, at: &mut u64, bytes: u64) -> u64 {
+        let start = at.next_multiple_of(bytes);
+        *at = start + bytes;
+        self.word_at(lane, start, bytes as usize).unwrap_or(0)
     }
 }

@@ -52,7 +52,9 @@ pub fn read(file: &str, text: &str) -> Result<Vec<Case>, LoadError> {
                 draft.apart = key == "apart";
             }
             ("note", Some(draft)) => draft.notes = words.split_whitespace().map(Into::into).collect(),
-            ("arg" | "finding" | "apart" | "note", None) => return Err(wrong(format!("`{key}:` before `run:`"))),
+            ("arg" | "finding" | "apart" | "note", None) => {
+                return Err(wrong(format!("`{key}:` before `run:`")));
+            }
             _ => {}
         }
     }
@@ -97,7 +99,14 @@ impl Draft {
             params: Vec::new(),
             workspace: Vec::new(),
         };
-        let mut draft = Self { spec, buffers: Vec::new(), findings: Vec::new(), apart: false, notes: Vec::new(), ulps: 0 };
+        let mut draft = Self {
+            spec,
+            buffers: Vec::new(),
+            findings: Vec::new(),
+            apart: false,
+            notes: Vec::new(),
+            ulps: 0,
+        };
         words.try_for_each(|word| draft.setting(word))?;
         Ok(draft)
     }

@@ -83,7 +83,8 @@ pub struct Flags {
     /// out:c.npy:f32:1024, tensormap:in:a.npy;box=64,8, struct:u32:7|in:a.npy
     #[arg(long = "arg", value_name = "KIND:VALUE")]
     args: Vec<Argument>,
-    /// Which warp runs next, with everything asynchronous as hostile as the ISA allows [default: in turn, tame]
+    /// Which warp runs next, with everything asynchronous as hostile as the ISA allows; `apart` also keeps lanes apart
+    /// after a branch [default: in turn, tame]
     #[arg(long, value_name = "NAME", value_parser = schedules())]
     schedule: Option<Schedule>,
     /// Seed of everything random
