@@ -54,7 +54,12 @@ def append(
     tensors |= {"lengths": _lengths(framework, lengths, k), "table": framework.table(page_table, k)}
     tensors["q"] = None if q is None else (q, turned)
     tensors["factors"] = _factors(framework, factors, k)
-    framework.append(tensors, {"interleaved": interleaved, "together": together})
+    options = {"interleaved": interleaved, "together": together}
+    if _frameworks.is_traced():
+        from ._torch_append import call
+
+        return call(tensors, options)
+    framework.append(tensors, options)
     return turned
 
 
@@ -85,7 +90,13 @@ def reshape_and_cache_flash(
     count = int(_frameworks.shape("slot_mapping", slot_mapping)[0])
     tensors = {"k": key[:count], "v": value[:count], "k_cache": key_cache, "v_cache": value_cache}
     tensors |= {"lengths": None, "slots": slot_mapping, "table": None, "rotary": None, "q": None, "factors": factors}
-    framework.append(tensors, {"interleaved": False, "together": False})
+    options = {"interleaved": False, "together": False}
+    if _frameworks.is_traced():
+        from ._torch_append import call
+
+        call(tensors, options)
+    else:
+        framework.append(tensors, options)
 
 
 def _factors(framework: Any, factors: Any, k: Any) -> Any:

@@ -229,9 +229,11 @@ def straight(
     factors: Any = None,
 ) -> Any | None:
     """Attention by the framework's short way; None where it has none for these tensors, or where something watches the call."""
+    if _frameworks.is_traced() or _frameworks.duals._current_level >= 0:
+        return None
     kind = type(q)
     shortcut = _shortcuts.get(kind)
-    if shortcut is None or _frameworks.is_traced() or _frameworks.duals._current_level >= 0:
+    if shortcut is None:
         return None
     # The extension takes tensors of the same kind as they are.
     if (

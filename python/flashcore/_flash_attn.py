@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from . import _frameworks, _sequences
-from ._arguments import whole
+from ._arguments import count, whole
 from ._attention import run, straight
 from ._options import NONE, Options, Values
 from ._options import options as made
@@ -47,7 +47,7 @@ def flash_attn_func(
         refuse_dropout()
     if attention_chunk:
         rest = (softmax_scale, causal, window_size, softcap, alibi_slopes, return_attn_probs)
-        return _in_chunks(q, k, v, whole("attention_chunk", attention_chunk), *rest, (q_descale, k_descale, v_descale))
+        return _in_chunks(q, k, v, count("attention_chunk", attention_chunk, "pass 0 for one chunk"), *rest, (q_descale, k_descale, v_descale))
     options = asked(causal, window_size, softmax_scale, softcap, "bshd")
     factors = descales(q, q_descale, k_descale, v_descale)
     plain = alibi_slopes is None and factors is None
@@ -131,7 +131,7 @@ def flash_attn_varlen_func(
     options = asked(causal, window_size, softmax_scale, softcap, "packed", batch_invariant)
     bounds = (int(max_seqlen_q), int(max_seqlen_k))
     if seqused_q is not None or attention_chunk or (seqused_k is not None and block_table is None):
-        chunk = whole("attention_chunk", attention_chunk)
+        chunk = count("attention_chunk", attention_chunk, "pass 0 for one chunk")
         packed = _sequences.Packed(cu_seqlens_q, cu_seqlens_k, bounds)
         cu_seqlens_q, cu_seqlens_k, bounds = _parts(q, packed, seqused_q, seqused_k, chunk, block_table, alibi_slopes)
         seqused_k = None

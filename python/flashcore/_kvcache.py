@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from . import _frameworks
-from ._append import append
-from ._arguments import whole
+from . import _frameworks, _sequences
+from ._arguments import count, whole
 from ._attention import run, straight
 from ._flash_attn import asked, descales, logits
+from ._new_keys import NewKeys, is_number
 from ._options import NONE, Values
 
 
@@ -64,7 +64,9 @@ def flash_attn_with_kvcache(
 
     New keys ``k`` and ``v``, batch x sequence x heads x dim, are written into the cache first, behind ``cache_seqlens``
     keys of each sequence, and seen by the queries; ``cache_seqlens`` stays as it is. ``rotary_cos`` and ``rotary_sin`` turn
-    them and the queries by their positions. ``cache_leftpad`` says how many rows at the start of each sequence are no keys.
+    them and the queries by their positions. With ``cu_seqlens_q`` new keys are packed too, by ``cu_seqlens_k_new``.
+    ``cache_leftpad`` says how many rows at the start of each sequence are no keys. With ``attention_chunk`` a query sees the
+    keys of its own chunk of so many, counted from the first.
 
     A cache of float8_e4m3fn goes with q of float16 or bfloat16. ``k_descale`` and ``v_descale``, float32, batch x key heads or
     what expands to it, say what it is multiplied by; new keys and values are divided by them and rounded.
@@ -77,31 +79,42 @@ def flash_attn_with_kvcache(
     >>> flash_attn_with_kvcache(q, cache, cache, cache_seqlens=[30, 7], causal=True).shape
     (2, 1, 4, 8)
     """
-    if rotary_seqlens is not None or qv is not None or attention_chunk:
+    if rotary_seqlens is not None or qv is not None:
         # Those of the cache itself are where new keys go anyway, and without rotary embedding nobody asks.
         elsewhere = rotary_cos is not None and rotary_seqlens is not cache_seqlens
-        _refuse(rotary_seqlens if elsewhere else None, qv, attention_chunk)
+        _refuse(rotary_seqlens if elsewhere else None, qv)
     factors = descales(q, q_descale, k_descale, v_descale)
     layout = "bshd" if cu_seqlens_q is None else "packed"
     options = asked(causal, window_size, softmax_scale, softcap, layout, batch_invariant)
     table = block_table if page_table is None else page_table
     sinks = logits(sinks, s_aux, learnable_sink)
-    if k is None and rotary_cos is None and cu_seqlens_q is None and cache_batch_idx is None and cache_leftpad is None:
-        # As below, with fewer steps: this is the call of every token.
-        sized = alibi_slopes is None and not return_softmax_lse and getattr(cache_seqlens, "ndim", 0) == 1
+    # As below, with fewer steps: this is the call of every token.
+    plain = k is None and rotary_cos is None and cu_seqlens_q is None and cache_batch_idx is None and cache_leftpad is None
+    if plain and alibi_slopes is None and not attention_chunk and not return_softmax_lse:
+        sized = getattr(cache_seqlens, "ndim", 0) == 1
         result = straight(q, k_cache, v_cache, out, options, None, cache_seqlens, sinks, None, table, factors) if sized else None
         if result is not None:
             return result
-    sequences = _sequences(q, cu_seqlens_q)
+    sequences = _number(q, cu_seqlens_q)
     table = _table(q, table, cache_batch_idx, cu_seqlens_q, sequences)
     if k is not None:
         rotary = None if rotary_cos is None else (rotary_cos, rotary_sin)
         together = not causal and all(bound in (None, -1) for bound in window_size)
-        new = _New(k, v, rotary, rotary_interleaved, together, factors)
-        q, cache_seqlens = new.write(q, k_cache, v_cache, cache_seqlens, table, packed=cu_seqlens_q is not None)
+        new = NewKeys(k, v, rotary, rotary_interleaved, together, factors)
+        if cu_seqlens_q is None:
+            q, cache_seqlens = new.write(q, k_cache, v_cache, cache_seqlens, table)
+        else:
+            q, cache_seqlens = new.write_packed(q, k_cache, v_cache, cache_seqlens, table, cu_seqlens_q, cu_seqlens_k_new)
     elif rotary_cos is not None:
         raise ValueError("rotary embedding turns new keys and queries together; pass k and v")
     lengths = _lengths(cache_seqlens, k_cache, table, sequences)
+    if attention_chunk:
+        if factors is not None or out is not None or getattr(alibi_slopes, "ndim", 1) > 1:
+            raise NotImplementedError("chunks do not go with descales, out, and slopes of each sequence; pass attention_chunk=0")
+        chunk = count("attention_chunk", attention_chunk, "pass 0 for one chunk")
+        packed = asked(causal, window_size, softmax_scale, softcap, "packed", batch_invariant)
+        call = _Chunks(chunk, table, cache_leftpad, cu_seqlens_q, max_seqlen_q, packed, sinks, alibi_slopes, return_softmax_lse)
+        return _chunked(q, k_cache, v_cache, lengths, call)
     if cache_leftpad is not None:
         k_cache, v_cache, table, lengths = _shifted(q, k_cache, v_cache, table, lengths, cache_leftpad)
     bounds = None
@@ -112,78 +125,72 @@ def flash_attn_with_kvcache(
     return run(q, k_cache, v_cache, options, values, return_softmax_lse, out)
 
 
-class _New(NamedTuple):
-    """New keys and values, and how they are turned."""
-
-    k: Any
-    v: Any
-    rotary: tuple[Any, Any] | None
-    interleaved: bool
-    together: bool
-    factors: tuple[Any, ...] | None
-    """What those of a cache of 8 bits are divided by."""
-
-    def write(self, q: Any, k_cache: Any, v_cache: Any, lengths: Any, table: Any, packed: bool) -> tuple[Any, Any]:
-        """Writes them into the cache; returns the queries, turned where asked to, and the lengths that there are then."""
-        if self.v is None or lengths is None:
-            raise ValueError("new keys need v and cache_seqlens; pass both")
-        if packed:
-            raise NotImplementedError("new keys of packed queries are not appended here; call flashcore.append first")
-        shape = _frameworks.shape("k", self.k)
-        if _is_number(lengths):
-            lengths = (whole("cache_seqlens", lengths),) * shape[0]
-        turned = append(
-            self.k,
-            self.v,
-            k_cache,
-            v_cache,
-            lengths,
-            page_table=table,
-            rotary=self.rotary,
-            interleaved=self.interleaved,
-            q=None if self.rotary is None else q,
-            together=self.together,
-            factors=self.factors,
-        )
-        # A sequence that is none, below 0, stays none.
-        if hasattr(lengths, "shape"):
-            lengths = (lengths + shape[1]) * (lengths >= 0)
-        else:
-            lengths = tuple((length + shape[1]) * (length >= 0) for length in lengths)
-        return q if turned is None else turned, lengths
-
-
 def _shifted(q: Any, k_cache: Any, v_cache: Any, table: Any, lengths: Any, leftpad: Any) -> tuple[Any, ...]:
     """The cache in pages of one row, so that each sequence may start at any: caches, table and lengths."""
     framework = _frameworks.of(q)
-    entries, size, heads, _ = _frameworks.shape("k_cache", k_cache)
+    numbers, size, lengths = _pages(framework, q, k_cache, table, lengths)
     leftpad = framework.indices("cache_leftpad", leftpad, q)
-    if table is None:
-        numbers = framework.numbers_to(entries, q).reshape(-1, 1)
-    else:
-        numbers = framework.table(table, q)
     rows = framework.numbers_to(numbers.shape[1] * size, q).reshape(1, -1) + leftpad.reshape(-1, 1)
-    # Rows beyond the cache are beyond every length too.
-    column = (rows // size) % numbers.shape[1]
-    sequence = framework.numbers_to(numbers.shape[0], q).reshape(-1, 1)
-    table = numbers[sequence, column] * size + rows % size
+    return *_rows(k_cache, v_cache), _sequences.physical(framework, q, numbers, size, rows), lengths - leftpad
+
+
+def _chunked(q: Any, k_cache: Any, v_cache: Any, lengths: Any, call: _Chunks) -> Any:
+    """Queries that see their own chunk of the cache, as packed sequences over pages of one row."""
+    framework = _frameworks.of(q)
+    numbers, size, lengths = _pages(framework, q, k_cache, call.table, lengths)
+    starts = lengths * 0 if call.leftpad is None else framework.indices("cache_leftpad", call.leftpad, q)
+    shape, offsets, longest = _frameworks.shape("q", q), call.offsets, call.longest
+    flat = q if offsets is not None else q.reshape(-1, *shape[2:])
+    if offsets is None:
+        offsets, longest = framework.numbers_to(shape[0] + 1, q) * shape[1], shape[1]
+    longest = shape[0] if longest is None else int(longest)
+    pages = _sequences.cut_cache(flat, offsets, longest, lengths - starts, starts, numbers, size, call.chunk)
+    values = Values(pages.query_offsets, pages.key_lengths, call.sinks, None, pages.longest, pages.table, call.slopes)
+    result = run(flat, *_rows(k_cache, v_cache), call.options, values, call.return_lse, None)
+    if call.offsets is not None:
+        return result
+    out, lse = result if call.return_lse else (result, None)
+    out = out.reshape(*shape[:-1], out.shape[-1])
+    if lse is None:
+        return out
+    return out, _sequences.space_of(out).moveaxis(lse.reshape(shape[2], *shape[:2]), 0, 1)
+
+
+class _Chunks(NamedTuple):
+    """What a call in chunks asks for."""
+
+    chunk: int
+    table: Any
+    leftpad: Any
+    offsets: Any
+    longest: int | None
+    options: Any
+    sinks: Any
+    slopes: Any
+    return_lse: bool
+
+
+def _pages(framework: Any, q: Any, cache: Any, table: Any, lengths: Any) -> tuple[Any, int, Any]:
+    """The pages of each sequence, their rows, and the keys of each sequence; a padded cache is a page for each."""
+    entries, size, *_ = _frameworks.shape("k_cache", cache)
+    numbers = framework.numbers_to(entries, q).reshape(-1, 1) if table is None else framework.table(table, q)
     if lengths is None:
         lengths = (numbers.shape[1] * size,) * numbers.shape[0]
-    lengths = framework.indices("cache_seqlens", lengths, q) - leftpad
-    caches = [cache.reshape(-1, 1, heads, cache.shape[-1]) for cache in (k_cache, v_cache)]
-    return *caches, table, lengths
+    return numbers, size, framework.indices("cache_seqlens", lengths, q)
 
 
-def _refuse(rotary_seqlens: Any, qv: Any, chunk: int) -> None:
+def _rows(*caches: Any) -> list[Any]:
+    return [cache.reshape(-1, 1, *cache.shape[2:]) for cache in caches]
+
+
+def _refuse(rotary_seqlens: Any, qv: Any) -> None:
     if rotary_seqlens is not None:
         raise NotImplementedError("positions are those behind the cache; pass rotary_seqlens=None, or cache_seqlens itself")
     if qv is not None:
         raise NotImplementedError("a second part of the queries is not supported; pass qv=None")
-    if chunk:
-        raise NotImplementedError("attention in chunks is not supported; pass attention_chunk=0")
 
 
-def _sequences(q: Any, cu_seqlens_q: Any) -> int:
+def _number(q: Any, cu_seqlens_q: Any) -> int:
     if cu_seqlens_q is None:
         return _frameworks.shape("q", q)[0]
     offsets = getattr(cu_seqlens_q, "shape", None)
@@ -193,9 +200,10 @@ def _sequences(q: Any, cu_seqlens_q: Any) -> int:
 def _table(q: Any, table: Any, cache_batch_idx: Any, cu_seqlens_q: Any, sequences: int) -> Any:
     """The table of a paged cache; a cache entry that a sequence picks is a page of its own."""
     if table is not None:
-        if cache_batch_idx is not None:
-            raise NotImplementedError("a page table says where keys lie; pass cache_batch_idx=None with it")
-        return table
+        if cache_batch_idx is None:
+            return table
+        framework = _frameworks.of(q)
+        return framework.table(table, q)[framework.indices("cache_batch_idx", cache_batch_idx, q)]
     if cache_batch_idx is not None:
         entries = cache_batch_idx if hasattr(cache_batch_idx, "reshape") else tuple(cache_batch_idx)
         return entries.reshape(-1, 1) if hasattr(entries, "reshape") else tuple((entry,) for entry in entries)
@@ -209,10 +217,6 @@ def _lengths(cache_seqlens: Any, k_cache: Any, table: Any, sequences: int) -> An
             return None
         columns = table.shape[1] if hasattr(table, "shape") else len(table[0]) if table else 0
         return (columns * _frameworks.shape("k_cache", k_cache)[1],) * sequences
-    if _is_number(cache_seqlens):
+    if is_number(cache_seqlens):
         return (max(whole("cache_seqlens", cache_seqlens), 0),) * sequences
     return cache_seqlens
-
-
-def _is_number(lengths: Any) -> bool:
-    return getattr(lengths, "ndim", 0) == 0 and not isinstance(lengths, (list, tuple))

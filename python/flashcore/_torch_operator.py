@@ -183,6 +183,7 @@ def _is_watched(*tensors: Tensor) -> bool:
     return torch._C._len_torch_dispatch_stack() > 0 or any(type(x) not in _PLAIN or x.is_meta for x in tensors)
 
 
+FRAMEWORK = _frameworks.learn(torch.empty(0))
 _PLAIN = (Tensor, torch.nn.Parameter)
 
 

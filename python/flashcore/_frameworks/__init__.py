@@ -40,6 +40,7 @@ __all__ = [
     "exchanges",
     "exportable",
     "is_traced",
+    "learn",
     "of",
     "of_all",
     "rows",
@@ -69,19 +70,24 @@ _made: dict[type[Framework], Framework] = {}
 
 def of(tensor: Any) -> Framework:
     """The framework of a tensor."""
-    return _known.get(type(tensor)) or _learn(tensor)
+    if is_traced():  # what makes torch known is no part of a trace
+        from .._torch_operator import FRAMEWORK
+
+        return FRAMEWORK
+    return _known.get(type(tensor)) or learn(tensor)
 
 
 def of_all(q: Any, *others: Any) -> Framework:
     """The framework of q; JAX's where q is an array of NumPy's among arrays of JAX's, as JAX takes them."""
     framework = of(q)
     if type(framework) is Numpy:
-        kinds = (_known.get(type(other)) or (_learn(other) if hasattr(other, "__dlpack__") else framework) for other in others)
+        kinds = (_known.get(type(other)) or (learn(other) if hasattr(other, "__dlpack__") else framework) for other in others)
         framework = next((kind for kind in kinds if type(kind) is Jax), framework)
     return framework
 
 
-def _learn(tensor: Any) -> Framework:
+def learn(tensor: Any) -> Framework:
+    """Makes the framework of a kind of tensors known."""
     kind = type(tensor)
     modules = [base.__module__.partition(".")[0] for base in kind.__mro__]
     maker = next((_MAKERS[name] for name in modules if name in _MAKERS), None)

@@ -1,0 +1,86 @@
+"""New keys and values on their way into a cache, for `flash_attn_with_kvcache`."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from . import _frameworks
+from ._append import append
+from ._arguments import whole
+
+
+class NewKeys(NamedTuple):
+    """New keys and values, and how they are turned."""
+
+    k: Any
+    v: Any
+    rotary: tuple[Any, Any] | None
+    interleaved: bool
+    together: bool
+    factors: tuple[Any, ...] | None
+    """What those of a cache of 8 bits are divided by."""
+
+    def write(self, q: Any, k_cache: Any, v_cache: Any, lengths: Any, table: Any) -> tuple[Any, Any]:
+        """Writes them into the cache; returns the queries, turned where asked to, and the lengths that there are then."""
+        if self.v is None or lengths is None:
+            raise ValueError("new keys need v and cache_seqlens; pass both")
+        shape = _frameworks.shape("k", self.k)
+        if is_number(lengths):
+            lengths = (whole("cache_seqlens", lengths),) * shape[0]
+        turned = append(
+            self.k,
+            self.v,
+            k_cache,
+            v_cache,
+            lengths,
+            page_table=table,
+            rotary=self.rotary,
+            interleaved=self.interleaved,
+            q=None if self.rotary is None else q,
+            together=self.together,
+            factors=self.factors,
+        )
+        # A sequence that is none, below 0, stays none.
+        if hasattr(lengths, "shape"):
+            lengths = (lengths + shape[1]) * (lengths >= 0)
+        else:
+            lengths = tuple((length + shape[1]) * (length >= 0) for length in lengths)
+        return q if turned is None else turned, lengths
+
+    def write_packed(
+        self, q: Any, k_cache: Any, v_cache: Any, lengths: Any, table: Any, query_offsets: Any, key_offsets: Any
+    ) -> tuple[Any, Any]:
+        """`write` of packed keys and queries: each token is appended by itself."""
+        if self.v is None or lengths is None or key_offsets is None:
+            raise ValueError("new keys of packed queries need v, cache_seqlens and cu_seqlens_k_new; pass all of them")
+        if self.factors is not None:
+            raise NotImplementedError("packed keys are not rounded to 8 bits here; call flashcore.reshape_and_cache_flash first")
+        framework = _frameworks.of(q)
+        offsets = framework.indices("cu_seqlens_k_new", key_offsets, q)
+        before = framework.indices("cache_seqlens", lengths, q) + offsets[:-1] * 0
+        sequence, step = _tokens(framework, q, offsets, _frameworks.shape("k", self.k)[0])
+        one = lambda tokens: tokens[:, None]
+        how = dict(rotary=self.rotary, interleaved=self.interleaved)
+        rows = framework.table(table, q)[sequence]
+        append(one(self.k), one(self.v), k_cache, v_cache, before[sequence] + step, page_table=rows, **how)
+        after = (before + offsets[1:] - offsets[:-1]) * (before >= 0)
+        if self.rotary is None:
+            return q, after
+        offsets = framework.indices("cu_seqlens_q", query_offsets, q)
+        sequence, step = _tokens(framework, q, offsets, _frameworks.shape("q", q)[0])
+        positions = before[sequence] + (step * 0 if self.together else step)
+        # Queries are turned beside keys, which nobody needs: those of a page that is thrown away.
+        spare, pages = q[:, :1, None] * 0, [q[:1, :1, None] * 0 for _ in range(2)]
+        turned = append(spare, spare, *pages, positions, page_table=one(sequence * 0), q=one(q), **how)
+        return turned[:, 0], after
+
+
+def _tokens(framework: Any, q: Any, offsets: Any, count: int) -> tuple[Any, Any]:
+    """The sequence of each token, and its place there."""
+    tokens = framework.numbers_to(count, q)
+    sequence = (tokens.reshape(-1, 1) >= offsets[1:-1].reshape(1, -1)).sum(-1)
+    return sequence, tokens - offsets[sequence]
+
+
+def is_number(lengths: Any) -> bool:
+    return getattr(lengths, "ndim", 0) == 0 and not isinstance(lengths, (list, tuple))
