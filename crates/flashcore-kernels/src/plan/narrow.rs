@@ -107,11 +107,14 @@ impl NarrowForm {
     }
 }
 
-/// Turns the values before `kernel` multiplies them.
+/// Turns the values, unless they are, before `kernel` multiplies them.
 pub(super) fn launches(kernel: forward_sm90::Config, problem: &Problem, gpu: &Gpu) -> Vec<Launch> {
     let turn = turn_values::Config { dim: kernel.dim_v, lengths: kernel.lengths };
     let subject = || Subject::Forward(Box::new(problem.clone()));
     let mut extent = forward_sm90::extent(kernel, problem, gpu.sms);
+    if problem.turned() {
+        return vec![Launch { kernel: KernelConfig::Sm90(kernel), subject: subject(), extent: Some(extent) }];
+    }
     extent.workspace.push(turn_values::workspace(problem));
     vec![
         Launch {
