@@ -27,6 +27,7 @@ def attention(
     factors: Any | None = None,
     blocks: tuple[int, int] | None = None,
     quantise: str | None = None,
+    turned: bool = False,
     batch_invariant: bool = False,
     layout: str = "bhsd",
     return_lse: bool = False,
@@ -60,6 +61,7 @@ def attention(
             batch x heads x dim for v, as `quantise` gives them.
         quantise: ``"e4m3"`` to round q, k and v to 8 bits first, q and k by blocks of rows and v by features, keys less
             their mean: faster on a Hopper GPU, and off by a few parts in a hundred. For torch, without gradients.
+        turned: v is turned, as ``quantise(v, turned=True)`` leaves it: on a Hopper GPU nothing turns it again. For torch.
         batch_invariant: the bits of a row depend on its own queries and keys alone, whatever else is in the batch and
             however long other sequences are; some calls are a few percent slower.
         layout: ``"bhsd"`` for batch, heads, sequence, dim; ``"bshd"`` for batch, sequence, heads, dim. Without a batch,
@@ -100,7 +102,9 @@ def attention(
         given |= {"page_table": page_table, "factors": factors, "layout": layout}
         given |= {"batch_invariant": batch_invariant}
         return _quantise.attention_by(quantise, q, k, v, given, return_lse, out)
-    plain = window is None and key_mask is None and factors is None and not return_lse
+    if turned:
+        out = _quantise.out_of_turned(q, v) if out is None else out
+    plain = window is None and key_mask is None and factors is None and not turned and not return_lse
     if plain and not _frameworks.is_traced() and _frameworks.duals._current_level < 0:
         # As `run`, with fewer steps: this is the call that counts.
         shortcut = _shortcuts.get(type(q))
@@ -119,9 +123,9 @@ def attention(
                 return result if out is None else _frameworks.of(q).written(out)
     options = _options.options(causal, window, scale, softcap, layout, batch_invariant=batch_invariant)
     given = (sinks, key_lengths, query_lengths, key_mask, page_table, factors)
-    if all(values is None for values in given):
+    if all(values is None for values in given) and not turned:
         return run(q, k, v, options, NONE, return_lse, out)
-    values = Values(query_lengths, key_lengths, sinks, key_mask, None, page_table, factors=factors, blocks=blocks)
+    values = Values(query_lengths, key_lengths, sinks, key_mask, None, page_table, None, factors, blocks, turned)
     return run(q, k, v, options, values, return_lse, out)
 
 
@@ -225,12 +229,12 @@ def run(q: Any, k: Any, v: Any, options: Options, values: Values, return_lse: bo
     skips = return_lse or _frameworks.is_traced() or _frameworks.duals._current_level >= 0
     shortcut = None if skips else _shortcuts.get(type(q))
     if shortcut is not None:
-        queries, keys, sinks, mask, longest, table, slopes, factors, _ = values
+        queries, keys, sinks, mask, longest, table, slopes, factors, _, turned = values
         result = None
         try:
             if values is NONE:
                 result = shortcut(q, k, v, out, options.native)
-            elif mask is None and slopes is None and _are_pair(type(q), factors) and _are(type(q), queries, keys, sinks, table):
+            elif mask is None and slopes is None and not turned and _are_pair(type(q), factors) and _are(type(q), queries, keys, sinks, table):
                 result = shortcut(q, k, v, out, options.native, queries, keys, sinks, longest, table, factors)
         except RuntimeError:
             result = _transformed(q)
@@ -326,7 +330,7 @@ def _bound(
     sinks = framework.floats("sinks", values.sinks, q)
     table = framework.table(values.table, q)
     factors = framework.factors(values.factors, q)
-    return options, _native.Values(*lengths, sinks, values.longest, ranges, table, bias, factors, values.blocks)
+    return options, _native.Values(*lengths, sinks, values.longest, ranges, table, bias, factors, values.blocks, values.turned)
 
 
 def _both(slopes: Any, mask: Any) -> Any:
