@@ -4,8 +4,9 @@ python bench/fp8.py [--fa3 FOLDER] [--seconds 0.3] [--only quantise|prefill|deco
 
 Prints one JSON object per line. Everything is timed back to back in one run. A line of quantise gives microseconds of q, k and
 v as attention quantises them, and bytes that have to move in a second. A line of prefill gives TFLOP/s of E4M3 tensors with
-three factors (values are turned in every call), of the same with the factors that attention makes, of 16-bit tensors quantised
-on the way, of bfloat16, and of FlashAttention-3.
+three factors (values are turned in every call), of the same with values that are turned already (`ready`), of both with the
+factors that attention makes (`blocks`, `blocks_ready`), of 16-bit tensors quantised on the way, of bfloat16, and of
+FlashAttention-3.
 """
 
 import argparse
@@ -61,7 +62,7 @@ def ways():
     return {
         "q": dict(per="block", rows=rows_q),
         "k": dict(per="block", rows=rows_k, centred=True),
-        "v": dict(per="channel"),
+        "v": dict(per="channel", turned=True),
     }
 
 
@@ -87,12 +88,16 @@ def prefill(options, peer, sequence, dim, causal):
     narrow, factors = [x for x, _ in quantised], [factor.reshape(()) for _, factor in quantised]
     factors = [factor.item() for factor in factors]
     fine = [flashcore.quantise(x, layout="bshd", **way) for x, way in zip(wide, ways().values())]
+    plain = flashcore.quantise(wide[2], layout="bshd", per="channel").values
+    turned = flashcore.quantise(wide[2], layout="bshd", turned=True).values
     out = torch.empty(shape, device="cuda", dtype=torch.bfloat16)
     how = dict(causal=causal, layout="bshd", out=out)
     by_blocks = dict(factors=tuple(x.factors for x in fine), blocks=BLOCK_ROWS)
     calls = {
         "e4m3": lambda: flashcore.attention(*narrow, factors=factors, **how),
-        "blocks": lambda: flashcore.attention(*(x.values for x in fine), **by_blocks, **how),
+        "ready": lambda: flashcore.attention(*narrow[:2], turned, factors=factors, turned=True, **how),
+        "blocks": lambda: flashcore.attention(fine[0].values, fine[1].values, plain, **by_blocks, **how),
+        "blocks_ready": lambda: flashcore.attention(*(x.values for x in fine), turned=True, **by_blocks, **how),
         "quantised": lambda: flashcore.attention(*wide, quantise="e4m3", **how),
         "bf16": lambda: flashcore.attention(*wide, **how),
     }
@@ -147,7 +152,7 @@ def main():
     if options.only in (None, "prefill"):
         print(json.dumps({"matrix_rate": matrix_rate(options.seconds)}), flush=True)
         peer = fa3(options.fa3)
-        for dim in (128, 64):
+        for dim in (128, 64, 256):
             for sequence in (4096, 16384):
                 for causal in (False, True):
                     print(json.dumps(prefill(options, peer, sequence, dim, causal)), flush=True)

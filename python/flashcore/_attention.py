@@ -27,6 +27,7 @@ def attention(
     factors: Any | None = None,
     blocks: tuple[int, int] | None = None,
     quantise: str | None = None,
+    turned: bool = False,
     batch_invariant: bool = False,
     layout: str = "bhsd",
     return_lse: bool = False,
@@ -60,6 +61,7 @@ def attention(
             batch x heads x dim for v, as `quantise` gives them.
         quantise: ``"e4m3"`` to round q, k and v to 8 bits first, q and k by blocks of rows and v by features, keys less
             their mean: faster on a Hopper GPU, and off by a few parts in a hundred. For torch, without gradients.
+        turned: v is turned, as ``quantise(v, turned=True)`` leaves it: on a Hopper GPU nothing turns it again. For torch.
         batch_invariant: the bits of a row depend on its own queries and keys alone, whatever else is in the batch and
             however long other sequences are; some calls are a few percent slower.
         layout: ``"bhsd"`` for batch, heads, sequence, dim; ``"bshd"`` for batch, sequence, heads, dim. Without a batch,
@@ -100,7 +102,10 @@ def attention(
         given |= {"page_table": page_table, "factors": factors, "layout": layout}
         given |= {"batch_invariant": batch_invariant}
         return _quantise.attention_by(quantise, q, k, v, given, return_lse, out)
-    tried = window is None and key_mask is None and factors is None and not return_lse and not _frameworks.is_traced()
+    if turned:
+        out = _quantise.out_of_turned(q, v) if out is None else out
+    plain = window is None and key_mask is None and factors is None and not turned and not return_lse
+    tried = plain and not _frameworks.is_traced()
     if tried:
         # As `run`, with fewer steps: this is the call that counts.
         try:
@@ -115,8 +120,8 @@ def attention(
     options = _options.options(causal, window, scale, softcap, layout, batch_invariant=batch_invariant)
     given = (sinks, key_lengths, query_lengths, key_mask, page_table, factors)
     values = NONE
-    if any(one is not None for one in given):
-        values = Values(query_lengths, key_lengths, sinks, key_mask, None, page_table, factors=factors, blocks=blocks)
+    if turned or any(one is not None for one in given):
+        values = Values(query_lengths, key_lengths, sinks, key_mask, None, page_table, None, factors, blocks, turned)
     return (by_long_way if tried else run)(q, k, v, options, values, return_lse, out)
 
 
@@ -253,8 +258,8 @@ def straight(
 
 def run(q: Any, k: Any, v: Any, options: Options, values: Values, return_lse: bool, out: Any | None) -> Any:
     """Attention; all public functions end here."""
-    queries, keys, sinks, mask, longest, table, slopes, factors, _ = values
-    if not return_lse and mask is None and slopes is None:
+    queries, keys, sinks, mask, longest, table, slopes, factors, _, turned = values
+    if not return_lse and mask is None and slopes is None and not turned:
         result = straight(q, k, v, out, options, queries, keys, sinks, longest, table, factors)
         if result is not None:
             return result
@@ -349,7 +354,7 @@ def _bound(
     sinks = framework.floats("sinks", values.sinks, q)
     table = framework.table(values.table, q)
     factors = framework.factors(values.factors, q)
-    return options, _native.Values(*lengths, sinks, values.longest, ranges, table, bias, factors, values.blocks)
+    return options, _native.Values(*lengths, sinks, values.longest, ranges, table, bias, factors, values.blocks, values.turned)
 
 
 def _both(slopes: Any, mask: Any) -> Any:

@@ -35,6 +35,7 @@ class Values:
     bias: Any | None
     factors: list[Any]
     blocks: tuple[int, int] | None
+    turned: bool
 
     def __init__(
         self,
@@ -47,6 +48,7 @@ class Values:
         bias: Any | None = None,
         factors: Sequence[Any] = (),
         blocks: Sequence[int] | None = None,
+        turned: bool = False,
     ) -> None: ...
 
 class Direct:

@@ -123,6 +123,8 @@ class Values(NamedTuple):
     """What q, k and v of 8 bits are multiplied by, or k and v alone: numbers, or tensors of batch x key heads."""
     blocks: tuple[int, int] | None = None
     """Rows of q and of k that share a factor, where factors are those of blocks of q and k and of features of v."""
+    turned: bool = False
+    """Whether v is turned, as `quantise` leaves it."""
 
 
 NONE = Values()

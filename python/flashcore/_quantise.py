@@ -10,6 +10,9 @@ from ._arguments import whole
 BLOCK_ROWS = (64, 128)
 """Rows of q and of k that share a factor where attention quantises: as many as kernels have together anyway."""
 
+COUNT_ROWS, TURNED_KEYS = 8, 128
+"""Rows of turned values behind their features, and keys whose multiples they have."""
+
 _TYPES = {"e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}
 
 
@@ -33,6 +36,7 @@ def quantise(
     group: int = 1,
     centred: bool = False,
     lengths: Any | None = None,
+    turned: bool = False,
     layout: str = "bhsd",
 ) -> Quantised:
     """Rounds a tensor to 8-bit floats: each times its factor is near the number that it was.
@@ -51,6 +55,9 @@ def quantise(
         centred: subtract each head's mean over its rows first. Attention over such keys is the same, but for its
             log-sum-exp, which lacks ``scale * q @ mean``.
         lengths: how many rows each batch entry uses: the others are not read, and become zeros.
+        turned: write values as `attention` with ``turned=True`` reads them: batch x heads x (dim + 8) x rows up to a multiple
+            of 128, whatever the layout, in an order of their own. For e4m3, a dim that is a multiple of 16, and factors
+            per tensor, head or channel.
 
     >>> import torch
     >>> x = torch.randn(1, 2, 100, 64)
@@ -73,9 +80,11 @@ def quantise(
         "channel": (batch, heads, dim),
     }
     means = (batch, heads, dim) if centred else None
-    options = {"layout": layout, "wide_range": dtype == "e5m2", "per": per, "rows": rows, "group": group}
+    options = {"layout": layout, "wide_range": dtype == "e5m2", "per": per, "rows": rows, "group": group, "turned": turned}
+    shape = (batch, heads, dim + COUNT_ROWS, -(-sequence // TURNED_KEYS) * TURNED_KEYS) if turned else None
     lengths = framework.indices("lengths", lengths, x)
-    return Quantised(*framework.quantise(x, _TYPES[dtype], (shapes.get(per, (1,)), means), lengths, options))
+    shapes_of_rest = (shapes.get(per, (1,)), means)
+    return Quantised(*framework.quantise(x, _TYPES[dtype], (shape, *shapes_of_rest), lengths, options))
 
 
 def extents(x: Any, layout: str) -> tuple[int, int, int, int]:
@@ -107,15 +116,31 @@ def attention_by(dtype: str, q: Any, k: Any, v: Any, given: dict[str, Any], retu
     queries, keys = given["query_lengths"], given["key_lengths"]
     q8 = quantise(q, per="block", rows=rows_q, lengths=queries, layout=layout)
     k8 = quantise(k, per="block", rows=rows_k, centred=centred, lengths=keys, layout=layout)
-    v8 = quantise(v, per="channel", lengths=keys, layout=layout)
+    turned = _turns(v)
+    v8 = quantise(v, per="channel", lengths=keys, turned=turned, layout=layout)
     out = framework.empty(q, v) if out is None else out
     factors = (q8.factors, k8.factors, v8.factors)
-    given = given | {"factors": factors, "blocks": BLOCK_ROWS}
+    given = given | {"factors": factors, "blocks": BLOCK_ROWS, "turned": turned}
     result = attention(q8.values, k8.values, v8.values, return_lse=return_lse, out=out, **given)
     if not return_lse or not centred:
         return result
     out, lse = result
     return out, lse + _moved(q, k8.means, given["scale"], layout).reshape(lse.shape)
+
+
+def _turns(v: Any) -> bool:
+    """Whether values are turned when they are quantised: on a GPU they would be turned afterwards."""
+    return v.is_cuda and v.dim() == 4 and v.shape[-1] % 16 == 0 and v.shape[-1] <= 256 and v.data_ptr() % 16 == 0
+
+
+def out_of_turned(q: Any, v: Any) -> Any:
+    """A new tensor for the result of attention over turned values."""
+    framework = _frameworks.of(q)
+    if not isinstance(framework, _frameworks.Torch):
+        raise TypeError("attention reads torch's turned values; for others, pass them as they are")
+    if v.dim() != 4 or v.shape[-2] <= COUNT_ROWS:
+        raise ValueError(f"v has the shape {tuple(v.shape)}; turned values are batch x heads x (dim + 8) x keys")
+    return framework.empty(q, v.transpose(-1, -2)[..., :-COUNT_ROWS])
 
 
 def _moved(q: Any, means: Any, scale: float | None, layout: str) -> Any:

@@ -256,7 +256,7 @@ def call(
     q, k, v = _frameworks.autocast(torch, q, k, v)
     sinks = _tensor(values.sinks)
     with_gradients = _records(q, k, v, sinks)
-    if values.factors is not None:
+    if values.factors is not None or values.turned:
         raise NotImplementedError("tensors with factors are not traced; call it outside of torch.compile")
     if with_gradients and values.table is not None:
         raise NotImplementedError(NO_PAGE_GRADIENTS)

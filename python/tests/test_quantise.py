@@ -98,6 +98,25 @@ def test_factors_of_blocks_may_be_given():
         flashcore.attention(*narrow, factors=factors, blocks=(16, 32))
 
 
+@cases(layout=["bhsd", "bshd"], keys=[70, 256])
+def test_turned_values_give_the_same(layout, keys):
+    torch = need_torch()
+    torch.manual_seed(5)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    shape = (2, 2, keys, 64) if layout == "bhsd" else (2, keys, 2, 64)
+    q, k, v = (torch.randn(shape, device=device) for _ in range(3))
+    lengths = torch.tensor([keys, 33], device=device)
+    values = [flashcore.quantise(x, layout=layout).values for x in (q, k)]
+    plain, turned = (
+        flashcore.quantise(v, per="head", lengths=lengths, layout=layout, turned=turned) for turned in (False, True)
+    )
+    assert turned.values.shape == (2, 2, 72, -(-keys // 128) * 128) and torch.equal(plain.factors, turned.factors)
+    given = dict(key_lengths=lengths, layout=layout, return_lse=True)
+    expected = flashcore.attention(*values, plain.values, **given)
+    got = flashcore.attention(*values, turned.values, turned=True, **given)
+    assert all(torch.equal(x, y) for x, y in zip(got, expected)) and got[0].shape == q.shape
+
+
 def test_mistakes_are_told():
     torch = need_torch()
     x = torch.randn(1, 2, 8, 16)

@@ -48,6 +48,7 @@ mod scales;
 mod tensor;
 #[cfg(test)]
 mod tests;
+mod turned;
 mod values;
 
 pub use append::{
@@ -80,4 +81,5 @@ pub use quantise::{
 pub use quantised::{BLOCK_ROWS, forward_quantised};
 pub use scales::{Factors, Scales};
 pub use tensor::{Tensor, TensorView, TensorViewMut};
+pub use turned::{COUNT_ROWS, COUNTS, TURNED_KEYS, turn_values, turned_dims, turned_place, unturned_values};
 pub use values::{Instance, Values};

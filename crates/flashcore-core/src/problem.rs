@@ -8,7 +8,9 @@ use crate::{
     lengths::{Index, Sequences},
     mask::Mask,
     pages::Pages,
+    quantise::ScaleError,
     scales::Scales,
+    turned::unturned_dims,
     values::Values,
 };
 
@@ -28,6 +30,9 @@ pub struct Spec {
     pub k: Layout,
     /// Layout of the values.
     pub v: Layout,
+    /// Whether the values are turned, as [`QuantiseSpec::turned`](crate::QuantiseSpec) leaves them: `v` then has the extents
+    /// of [`turned_dims`](crate::turned_dims), and zeros where keys are not used.
+    pub turned: bool,
     /// Element type of the result, where it is not that of Q: f32. That of 8-bit tensors is f16, bf16 (if left out) or
     /// f32.
     pub out_dtype: Option<DType>,
@@ -66,6 +71,7 @@ impl Spec {
             q,
             k,
             v,
+            turned: false,
             out: None,
             out_dtype: None,
             scales: None,
@@ -99,7 +105,7 @@ impl Spec {
 
     /// Checks everything and fills in what was left out.
     pub fn parse(self) -> Result<Problem, ProblemError> {
-        let (q, k, v) = (self.q.dims(), self.k.dims(), self.v.dims());
+        let (q, k, v) = (self.q.dims(), self.k.dims(), self.value_dims()?);
         self.sequences.check(q, k, self.pages.is_some())?;
         check_extents(q, k, v, self.pages.is_some())?;
         let pages = self.pages.map(|pages| pages.parse(k, self.sequences, q.batch)).transpose()?;
@@ -127,6 +133,20 @@ impl Spec {
 }
 
 impl Spec {
+    /// Extents of the values, turned or not.
+    fn value_dims(&self) -> Result<Dims, ProblemError> {
+        if !self.turned {
+            return Ok(self.v.dims());
+        }
+        let own =
+            matches!(self.sequences, Sequences::Uniform | Sequences::Used { .. }) && self.pages.is_none();
+        let alike = self.kv_dtype.is_none_or(|kv| kv == self.dtype);
+        if !own || self.dtype != DType::E4M3 || !alike {
+            return Err(ProblemError::Scales(ScaleError::NotTurned));
+        }
+        unturned_dims(self.v.dims(), self.k.dims().seq)
+    }
+
     /// The type of K and V, where it is not that of Q; factors only where there are tensors of 8 bits.
     fn check_kv_dtype(&self) -> Result<Option<DType>, ProblemError> {
         let (dtype, kv_dtype) = (self.dtype, self.kv_dtype.filter(|&kv| kv != self.dtype));
@@ -275,7 +295,12 @@ impl Problem {
 
     /// Features of a value.
     pub fn dim_v(&self) -> usize {
-        self.v().dims().dim
+        self.out.dims().dim
+    }
+
+    /// Whether the values are turned.
+    pub fn turned(&self) -> bool {
+        self.spec.turned
     }
 
     /// Which keys a query sees.

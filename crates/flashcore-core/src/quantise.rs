@@ -17,6 +17,7 @@ use crate::{
     layout::{Dims, Layout},
     lengths::{Index, check_used},
     problem::{MAX_EXTENT, check_axes},
+    turned::turned_dims,
 };
 
 /// The smallest factor: 2⁻⁴⁸.
@@ -49,6 +50,29 @@ pub enum ScaleError {
     /// Heads that share factors of blocks or features.
     #[error("heads share factors per head only; leave the group out")]
     SharedBlocks,
+    /// Values whose extents are not those of turned ones.
+    #[error(
+        "turned values of {keys} keys have a multiple of 16 features, {} rows more and keys up to a multiple of {}, \
+             not {dims}",
+        crate::turned::COUNT_ROWS,
+        crate::turned::TURNED_KEYS
+    )]
+    Turned {
+        /// The extents given: batch, heads, rows, keys.
+        dims: Dims,
+        /// Keys of a head.
+        keys: usize,
+    },
+    /// Turned values of a problem that reads none.
+    #[error(
+        "values are turned for e4m3 queries and keys in batch entries of their own, not packed or in pages"
+    )]
+    NotTurned,
+    /// A tensor that is not turned when it is quantised.
+    #[error(
+        "e4m3 tensors of a multiple of 16 features are turned, with factors per tensor, head or channel and their means left"
+    )]
+    TurnedAs,
     /// Used lengths where the problem has none, or none where it has.
     #[error("the call brings {} lengths but the problem has {}; bind what it was planned for",
         if *given { "used" } else { "no" }, if *given { "none" } else { "some" })]
@@ -95,6 +119,9 @@ pub struct QuantiseSpec {
     pub group: usize,
     /// Whether each head's mean over its used rows is subtracted before.
     pub centred: bool,
+    /// Whether the result is turned, as [`Spec::turned`](crate::Spec) reads values: its extents are those of
+    /// [`turned_dims`].
+    pub turned: bool,
     /// What the numbers of rows that batch entries use are made of in device memory, where a call gives them; other rows
     /// are not read and become zeros.
     pub used: Option<Index>,
@@ -104,7 +131,17 @@ impl QuantiseSpec {
     /// E4M3 with one factor for the whole tensor.
     pub const fn new(dtype: DType, x: Layout) -> Self {
         let per = Granularity::PerTensor;
-        Self { dtype, x, to: DType::E4M3, out: None, per, group: 1, centred: false, used: None }
+        Self {
+            dtype,
+            x,
+            to: DType::E4M3,
+            out: None,
+            per,
+            group: 1,
+            centred: false,
+            turned: false,
+            used: None,
+        }
     }
 
     /// Checks everything and fills in what was left out.
@@ -120,8 +157,9 @@ impl QuantiseSpec {
         self.check_scales(dims).map_err(ProblemError::Scales)?;
         // Factors and means are dense over no more than this, rows of any length included.
         Layout::bhsd(dims)?;
-        let out = self.out.map_or_else(|| Layout::bhsd(dims), Ok)?;
-        check_axes((Operand::Out, out.dims()), (Operand::X, dims), &Axis::ALL)?;
+        let out_dims = if self.turned { turned_dims(dims) } else { dims };
+        let out = self.out.map_or_else(|| Layout::bhsd(out_dims), Ok)?;
+        check_axes((Operand::Out, out.dims()), (Operand::X, out_dims), &Axis::ALL)?;
         out.check_output()?;
         Ok(QuantiseProblem { spec: Self { out: Some(out), ..self }, out })
     }
@@ -140,7 +178,9 @@ impl QuantiseSpec {
         if group > 1 && self.per != Granularity::PerHead {
             return Err(ScaleError::SharedBlocks);
         }
-        Ok(())
+        let blocks = matches!(self.per, Granularity::PerBlock(_));
+        let odd = blocks || self.centred || self.to != DType::E4M3 || !dims.dim.is_multiple_of(16);
+        if self.turned && odd { Err(ScaleError::TurnedAs) } else { Ok(()) }
     }
 }
 
@@ -167,9 +207,9 @@ impl QuantiseProblem {
         &self.out
     }
 
-    /// Extents of both.
+    /// Extents of the tensor, and of the result where it is not turned.
     pub const fn dims(&self) -> Dims {
-        self.out.dims()
+        self.spec.x.dims()
     }
 
     /// Factors of all shares, dense: one; batch × groups of heads; batch × heads × blocks; batch × heads × dim.

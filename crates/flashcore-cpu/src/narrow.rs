@@ -6,7 +6,7 @@
 
 use flashcore_core::{
     BackendError, DType, Data, DataMut, E4M3, E5M2, Element, HostCall, Instance, Layout, Operand, Problem,
-    ProblemError, Scales, Spec, Values,
+    ProblemError, Scales, Spec, Values, unturned_values,
 };
 
 use crate::{forward::merge_weights, scratch::Scratch};
@@ -21,6 +21,9 @@ pub(crate) fn forward(
     scratch: &mut Scratch,
     wide: impl FnOnce(&mut HostCall<'_>, &mut Scratch) -> Result<&'static str, BackendError>,
 ) -> Result<&'static str, BackendError> {
+    if call.problem().turned() {
+        return turned_back(call, scratch, wide);
+    }
     let (instance, inputs) = (call.instance(), call.inputs());
     if matches!(instance.scales(), Some(Scales::PerBlock { .. })) {
         return by_blocks(call, scratch, wide);
@@ -35,6 +38,22 @@ pub(crate) fn forward(
     let kernel = wide(&mut inner, scratch)?;
     write(call, (&rows, &lse), of_values(instance));
     Ok(kernel)
+}
+
+/// The same where values are turned, which they are not for long.
+fn turned_back(
+    call: &mut HostCall<'_>,
+    scratch: &mut Scratch,
+    wide: impl FnOnce(&mut HostCall<'_>, &mut Scratch) -> Result<&'static str, BackendError>,
+) -> Result<&'static str, BackendError> {
+    let (instance, [q, k, v]) = (call.instance(), call.inputs());
+    let turned = v.slice::<E4M3>().unwrap_or(&[]);
+    let (v, values) = unturned_values((instance.v(), turned), instance.seq_kv())?;
+    let spec = Spec { turned: false, v, ..instance.problem().spec().clone() };
+    let problem = spec.parse()?;
+    let (out, lse) = call.outputs();
+    let inputs = [q, k, Data::E4M3(&values)];
+    forward(&mut HostCall::bind_erased(&problem, instance.values(), inputs, out, lse)?, scratch, wide)
 }
 
 /// The same where blocks of rows have factors of their own: `wide` computes a problem of f32 tensors.

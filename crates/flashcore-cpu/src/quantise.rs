@@ -2,7 +2,8 @@
 //! threads. Called by `cpu`.
 
 use flashcore_core::{
-    DType, DataMut, E4M3, E5M2, Element, Granularity, QuantiseCall, QuantiseProblem, QuantisedMut,
+    DType, DataMut, E4M3, E5M2, Element, Granularity, Layout, QuantiseCall, QuantiseProblem, QuantisedMut,
+    turn_values,
 };
 use half::{bf16, f16};
 use rayon::prelude::*;
@@ -30,8 +31,14 @@ fn quantise_from<T: Element>(call: &mut QuantiseCall<'_>) -> Option<&'static str
     let means = means.as_deref();
     input.find_factors(means, factors);
     match out {
-        DataMut::E4M3(out) => input.round(means, factors, out),
-        DataMut::E5M2(out) => input.round(means, factors, out),
+        DataMut::E4M3(out) if problem.spec().turned => {
+            let rows = Layout::bhsd(problem.dims()).ok()?;
+            let mut plain = vec![E4M3::from_bits(0); rows.span()];
+            input.round(means, factors, (&rows, &mut plain));
+            turn_values((&rows, &plain), (problem.out(), out), |batch| input.used_rows(batch));
+        }
+        DataMut::E4M3(out) => input.round(means, factors, (problem.out(), out)),
+        DataMut::E5M2(out) => input.round(means, factors, (problem.out(), out)),
         _ => return None,
     }
     Some("quantise")
@@ -128,14 +135,14 @@ impl<T: Element> Input<'_, T> {
     }
 
     /// Writes every row; those that are not used become zeros.
-    fn round<N: Narrow>(&self, means: Option<&[f32]>, factors: &[f32], out: &mut [N]) {
+    fn round<N: Narrow>(&self, means: Option<&[f32]>, factors: &[f32], (to, out): (&Layout, &mut [N])) {
         let (out, dims) = (Shared::new(out), self.problem.dims());
         (0..self.planes()).into_par_iter().for_each(|plane| {
             let ([batch, head], means) = (self.place(plane), self.means_of(plane, means));
             let used = self.rows(plane).map(Some).chain(std::iter::repeat(None));
             for (seq, row) in (0..dims.seq).zip(used) {
                 // SAFETY: planes are disjoint, and so are the rows of an output (`QuantiseSpec::parse`).
-                let to = unsafe { out.range(self.problem.out().row(batch, head, seq), dims.dim) };
+                let to = unsafe { out.range(to.row(batch, head, seq), dims.dim) };
                 let Some(row) = row else {
                     to.fill(N::from_f32(0.0));
                     continue;

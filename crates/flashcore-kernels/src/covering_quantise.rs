@@ -22,7 +22,24 @@ const OPTIONS: [(bool, Option<Index>); 4] =
 
 /// The set; addresses of its tensors are multiples of 16 bytes.
 pub fn covering_quantised() -> Result<Vec<QuantiseProblem>, ProblemError> {
-    rows(&[DIMS.len(), PER.len(), OPTIONS.len(), DType::COMMON.len(), 2]).into_iter().map(member).collect()
+    let extents = [DIMS.len(), PER.len(), OPTIONS.len(), DType::COMMON.len(), 2];
+    rows(&extents).into_iter().map(member).chain(TURNED.map(turned)).collect()
+}
+
+/// Features, which numbers share a factor and element types of tensors that are turned, and whether rows are used.
+const TURNED: [(usize, Granularity, DType, bool); 4] = [
+    (64, Granularity::PerChannel, DType::BF16, true),
+    (128, Granularity::PerHead, DType::F16, false),
+    (208, Granularity::PerTensor, DType::F32, false),
+    (256, Granularity::PerChannel, DType::F32, true),
+];
+
+fn turned(
+    (dim, per, dtype, used): (usize, Granularity, DType, bool),
+) -> Result<QuantiseProblem, ProblemError> {
+    let x = Layout::bshd(Dims::new(3, 2, 150, dim))?;
+    let used = used.then_some(Index::I32);
+    QuantiseSpec { per, used, turned: true, ..QuantiseSpec::new(dtype, x) }.parse()
 }
 
 fn member([dims, per, options, dtype, to]: [usize; 5]) -> Result<QuantiseProblem, ProblemError> {

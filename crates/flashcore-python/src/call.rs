@@ -3,7 +3,7 @@
 mod factors;
 
 use flashcore::{Lengths, Operand, Problem, Sequences, Spec, Values, cuda::DeviceTensors};
-use flashcore_core::{Bias, Pages};
+use flashcore_core::{Bias, Dims, Pages};
 use pyo3::prelude::*;
 
 use crate::{
@@ -102,6 +102,8 @@ pub(crate) struct Call<'a> {
     factors: Vec<Array>,
     /// Rows of a block of q and of k, where factors are those of blocks.
     blocks: Option<[usize; 2]>,
+    /// Whether v is turned.
+    turned: bool,
     /// Which pages hold the keys.
     pub(crate) table: Option<Table>,
     /// What is added to scores.
@@ -116,7 +118,19 @@ impl<'a> Call<'a> {
         let arrays = [q, k, v, out];
         let (lengths, sinks, table, bias) = ([None; 2], None, None, None);
         let (factors, longest) = (Vec::new(), None);
-        Self { arrays, lse: None, lengths, sinks, factors, blocks: None, table, bias, longest, ranges: None }
+        Self {
+            arrays,
+            lse: None,
+            lengths,
+            sinks,
+            factors,
+            blocks: None,
+            turned: false,
+            table,
+            bias,
+            longest,
+            ranges: None,
+        }
     }
 
     /// Takes in what Python code has put together.
@@ -134,7 +148,7 @@ impl<'a> Call<'a> {
         let lengths = [lengths_q.as_ref(), lengths_kv.as_ref()];
         let factors = values.factors.iter().map(|one| one.bind(py)).collect();
         let [sinks, table, bias] = [sinks.as_ref(), table.as_ref(), bias.as_ref()];
-        self.blocks = values.blocks;
+        (self.blocks, self.turned) = (values.blocks, values.turned);
         self.bind(Given { lengths, sinks, table, factors, bias }, request, kept)?;
         (self.longest, self.ranges) = (values.longest, values.ranges.as_ref());
         Ok(())
@@ -249,17 +263,20 @@ impl<'a> Call<'a> {
         if self.ranges.is_some() && (self.lengths.iter().any(Option::is_some) || self.bias.is_some()) {
             return Err(CallError::RangesAndLengths);
         }
-        if self.ranges.is_some() && !self.factors.is_empty() {
+        if self.ranges.is_some() && (self.turned || !self.factors.is_empty()) {
             return Err(CallError::RangesAndFactors);
         }
         let keys = self.key_order(options.order)?;
         let [q, k, v, out] = &self.arrays;
         let (q, out) = (q.layout(options.order)?, out.layout(options.order)?);
-        let (k, v) = (k.layout(keys)?, v.layout(keys)?);
+        let (k, v) = (k.layout(keys)?, v.layout(if self.turned { Order::Bhsd } else { keys })?);
         self.check_ranks(options.order)?;
-        let scales = self.scales(cached, [q, k, v].map(|layout| layout.dims()))?;
+        let features = if self.turned { out.dims().dim } else { v.dims().dim };
+        let values = Dims { dim: features, ..k.dims() };
+        let scales = self.scales(cached, [q.dims(), k.dims(), values])?;
         Ok(Spec {
             kv_dtype: cached.then_some(of_k),
+            turned: self.turned,
             scales,
             out: Some(out),
             out_dtype: Some(self.arrays[3].dtype),

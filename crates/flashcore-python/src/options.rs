@@ -86,7 +86,7 @@ pub(crate) fn order(layout: &str) -> PyResult<Order> {
 /// the first and the one-past-last key of each batch entry. `table` has a row of page numbers (int32) for each sequence.
 /// `factors` are what q, k and v of 8 bits are multiplied by: float32, one number each or one for each batch entry and key
 /// head; with `blocks`, rows of a block of q and of k, one for each batch entry, head and block, and of v one for each batch
-/// entry, head and feature. Those of k and v alone, where q has more bits, may have any strides.
+/// entry, head and feature. `turned` says that v is turned, as quantising leaves it. Factors of k and v alone, where q has more bits, may have any strides.
 /// `bias` is added to scores: batch × heads × queries × keys, where the first three may be 1; or slopes (float32) of heads, or
 /// of sequences × heads.
 #[pyclass(frozen, get_all, module = "flashcore._native")]
@@ -101,6 +101,7 @@ pub(crate) struct Values {
     pub(crate) factors: Vec<Py<PyAny>>,
     pub(crate) bias: Option<Py<PyAny>>,
     pub(crate) blocks: Option<[usize; 2]>,
+    pub(crate) turned: bool,
 }
 
 #[pymethods]
@@ -108,7 +109,7 @@ impl Values {
     #[new]
     #[pyo3(signature = (
         lengths_q=None, lengths_kv=None, sinks=None, longest=None, ranges=None, table=None, bias=None,
-        factors=Vec::new(), blocks=None
+        factors=Vec::new(), blocks=None, turned=false
     ))]
     #[expect(clippy::too_many_arguments, reason = "one for each argument of the Python call")]
     fn new(
@@ -121,7 +122,8 @@ impl Values {
         bias: Option<Py<PyAny>>,
         factors: Vec<Py<PyAny>>,
         blocks: Option<[usize; 2]>,
+        turned: bool,
     ) -> Self {
-        Self { lengths_q, lengths_kv, sinks, longest, ranges, table, factors, bias, blocks }
+        Self { lengths_q, lengths_kv, sinks, longest, ranges, table, factors, bias, blocks, turned }
     }
 }

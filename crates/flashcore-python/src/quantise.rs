@@ -29,6 +29,8 @@ pub(crate) struct QuantiseOptions {
     rows: usize,
     /// Heads that share a factor.
     group: usize,
+    /// Whether the result is turned.
+    turned: bool,
 }
 
 /// Tensors, item by item of a mapping.
@@ -128,7 +130,8 @@ impl Call {
         };
         let spec = QuantiseSpec {
             to: self.out.dtype,
-            out: Some(self.out.layout(self.order)?),
+            out: Some(self.out.layout(if options.turned { Order::Bhsd } else { self.order })?),
+            turned: options.turned,
             per,
             group: options.group,
             centred: self.means.is_some(),

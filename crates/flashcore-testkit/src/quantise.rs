@@ -6,8 +6,8 @@
 use std::fmt;
 
 use flashcore_core::{
-    Backend, DType, Dims, E4M3, E5M2, Element, Granularity, Index, ProblemError, QuantiseCall,
-    QuantiseProblem, QuantiseSpec, QuantisedMut, SMALLEST_FACTOR,
+    Backend, COUNTS, DType, Dims, E4M3, E5M2, Element, Granularity, Index, ProblemError, QuantiseCall,
+    QuantiseProblem, QuantiseSpec, QuantisedMut, SMALLEST_FACTOR, turned_place,
 };
 use half::{bf16, f16};
 
@@ -46,6 +46,8 @@ pub struct Case {
     pub centred: bool,
     /// Whether batch entries use a part of their rows.
     pub used: bool,
+    /// Whether the result is turned.
+    pub turned: bool,
     pub numbers: Numbers,
 }
 
@@ -62,7 +64,8 @@ impl Case {
         let layout = self.order.layout(Dims::new(batch, heads, seq, dim))?;
         QuantiseSpec {
             to,
-            out: Some(layout),
+            out: (!self.turned).then_some(layout),
+            turned: self.turned,
             per: self.per,
             group: self.group,
             centred: self.centred,
@@ -76,8 +79,16 @@ impl Case {
 /// All cases.
 pub fn cases() -> Vec<Case> {
     use {Granularity::*, Numbers::*, Order::*};
-    let case =
-        |dims, per, order, numbers| Case { dims, order, per, group: 1, centred: false, used: false, numbers };
+    let case = |dims, per, order, numbers| Case {
+        dims,
+        order,
+        per,
+        group: 1,
+        centred: false,
+        used: false,
+        turned: false,
+        numbers,
+    };
     let mut all = vec![
         case([2, 3, 40, 64], PerTensor, Dense, Normal),
         case([1, 2, 300, 128], PerTensor, Tokens, Uneven),
@@ -105,6 +116,13 @@ pub fn cases() -> Vec<Case> {
         Case { centred: true, ..case([3, 2, 140, 64], PerBlock(64), Dense, Normal) },
     ];
     all.extend(used.map(|case| Case { used: true, ..case }));
+    let turned = [
+        case([2, 2, 130, 64], PerChannel, Tokens, Uneven),
+        Case { used: true, ..case([3, 2, 140, 256], PerChannel, Dense, Normal) },
+        Case { group: 2, ..case([2, 4, 33, 48], PerHead, Tokens, Uneven) },
+        case([1, 1, 128, 16], PerTensor, Padded(1), Broken),
+    ];
+    all.extend(turned.map(|case| Case { turned: true, ..case }));
     for numbers in [Zeros, Broken, Tiny] {
         all.push(case([2, 3, 40, 64], PerHead, Dense, numbers));
         all.push(case([1, 2, 40, 32], PerBlock(16), Tokens, numbers));
@@ -116,7 +134,7 @@ pub fn cases() -> Vec<Case> {
 pub fn failures(backend: &dyn Backend, dtypes: &[DType], seed: u64) -> Vec<String> {
     let all = cases().into_iter().enumerate();
     let failed = all.flat_map(|(n, case)| {
-        let to = [DType::E4M3, DType::E5M2][n % 2];
+        let to = if case.turned { DType::E4M3 } else { [DType::E4M3, DType::E5M2][n % 2] };
         dtypes.iter().filter_map(move |&dtype| {
             let outcome = check(backend, &case, [dtype, to], seed);
             (outcome != Outcome::Passed).then(|| format!("{case} {dtype} to {to}: {outcome}"))
@@ -274,17 +292,44 @@ impl<'a, T: Element> Bench<'a, T> {
         self.first_wrong_number(written, (&means, &noise))
     }
 
+    /// Where a number lies in the result.
+    fn place_of(&self, [batch, head, seq]: [usize; 3], feature: usize) -> usize {
+        let out = self.problem.out();
+        match self.problem.spec().turned {
+            true => out.row(batch, head, feature) + turned_place(seq),
+            false => out.row(batch, head, seq) + feature,
+        }
+    }
+
+    /// What is wrong with the rows behind the features of a turned result, or with the keys behind the last.
+    fn first_wrong_count<N: Element>(&self, written: &Written<N>) -> Option<String> {
+        let (out, dims, mut wrong) = (self.problem.out(), self.problem.dims(), None);
+        if !self.problem.spec().turned {
+            return None;
+        }
+        values::for_each_row(out, |[batch, head, row], start| {
+            let counts = row.checked_sub(dims.dim).map(|n| COUNTS.get(n).map_or(0.0, |count| count.to_f32()));
+            let first = if counts.is_some() { 0 } else { dims.seq };
+            for place in (first..out.dims().dim).map(turned_place) {
+                let got = written.out.slice()[start + place].to_f32();
+                if got.to_bits() != counts.unwrap_or(0.0).to_bits() {
+                    wrong = Some(format!("{got} at place {place} of row {row} of {batch}, {head}"));
+                }
+            }
+        });
+        wrong
+    }
+
     fn first_wrong_number<N: Element>(
         &self,
         written: &Written<N>,
         (means, noise): (&[f64], &[f64]),
     ) -> Option<String> {
-        let (dims, mut wrong) = (self.problem.dims(), None);
+        let (dims, mut wrong) = (self.problem.dims(), self.first_wrong_count(written));
         values::for_each_row(self.problem.x(), |place, start| {
-            let to = self.problem.out().row(place[0], place[1], place[2]);
             let row = self.row(place, start);
             for n in 0..dims.dim {
-                let got = f64::from(written.out.slice()[to + n].to_f32());
+                let got = f64::from(written.out.slice()[self.place_of(place, n)].to_f32());
                 let at = (place[0] * dims.heads + place[1]) * dims.dim + n;
                 let factor = f64::from(written.factors[self.problem.factor_index(place, n)]);
                 let exact = row.as_ref().map_or(0.0, |row| (row[n] - means[at]) / factor);

@@ -86,9 +86,9 @@ class Framework:
         return out
 
     def quantise(
-        self, x: Any, dtype: str, shapes: tuple[Any, Any], lengths: Any, options: dict[str, Any]
+        self, x: Any, dtype: str, shapes: tuple[Any, Any, Any], lengths: Any, options: dict[str, Any]
     ) -> tuple[Any, Any, Any]:
-        """A tensor rounded to 8 bits, its factors, and its means where these have a shape."""
+        """A tensor rounded to 8 bits, shaped as it was unless a shape is given, its factors, and its means where these have one."""
         raise TypeError("quantise takes tensors of torch and NumPy; convert them by DLPack")
 
     def append(self, tensors: dict[str, Any], options: dict[str, bool]) -> None:

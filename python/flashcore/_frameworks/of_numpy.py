@@ -71,15 +71,16 @@ class Numpy(Framework):
         append(each_tensor(tensors, lambda tensor: exportable(self.numpy, tensor)[0]), options, bits_are_bf16=bits)
 
     def quantise(
-        self, x: Any, dtype: str, shapes: tuple[Any, Any], lengths: Any, options: dict[str, Any]
+        self, x: Any, dtype: str, shapes: tuple[Any, Any, Any], lengths: Any, options: dict[str, Any]
     ) -> tuple[Any, Any, Any]:
         try:
             import ml_dtypes
         except ImportError:
             raise ImportError("NumPy has no floats of 8 bits by itself; install ml_dtypes") from None
         tensor, bits = exportable(self.numpy, x)
-        out = self.numpy.empty(x.shape, "uint8")
-        factors, means = (None if shape is None else self.numpy.empty(shape, "float32") for shape in shapes)
+        of_out, *of_rest = shapes
+        out = self.numpy.empty(x.shape if of_out is None else of_out, "uint8")
+        factors, means = (None if shape is None else self.numpy.empty(shape, "float32") for shape in of_rest)
         flat = None if means is None else means.reshape(-1)
         tensors = {"x": tensor, "out": out, "factors": factors.reshape(-1), "means": flat, "lengths": lengths}
         quantise(tensors, options, bits_are_bf16=bits)

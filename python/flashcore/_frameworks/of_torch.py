@@ -104,11 +104,12 @@ class Torch(Framework):
         return cache.view(self.torch.float8_e4m3fn) if cache.dtype == self.torch.uint8 else cache
 
     def quantise(
-        self, x: Any, dtype: str, shapes: tuple[Any, Any], lengths: Any, options: dict[str, Any]
+        self, x: Any, dtype: str, shapes: tuple[Any, Any, Any], lengths: Any, options: dict[str, Any]
     ) -> tuple[Any, Any, Any]:
         torch, x = self.torch, x.detach()
-        out = torch.empty_like(x, dtype=torch.uint8)
-        factors, means = (None if shape is None else x.new_empty(shape, dtype=torch.float32) for shape in shapes)
+        of_out, *of_rest = shapes
+        out = torch.empty_like(x, dtype=torch.uint8) if of_out is None else x.new_empty(of_out, dtype=torch.uint8)
+        factors, means = (None if shape is None else x.new_empty(shape, dtype=torch.float32) for shape in of_rest)
         flat = None if means is None else means.view(-1)
         tensors = {"x": x, "out": out, "factors": factors.view(-1), "means": flat, "lengths": lengths}
         if self.exchanges:

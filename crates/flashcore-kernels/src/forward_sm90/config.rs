@@ -7,9 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use super::ROWS_PER_GROUP;
 use crate::{
-    parts::{lengths::LengthsKind, mask::Sides, share::Share, sinks::sink_name},
+    parts::{lengths::LengthsKind, mask::Sides, share::Share, sinks::sink_name, turner::COUNTED},
     plan::hopper,
-    turn_values::COUNTED,
 };
 
 /// Copies of a key tile that one thread issues.

@@ -7,13 +7,11 @@
 //! Behind their features, values of 8 bits have constants for every key. The sum of probabilities, as they were rounded, so
 //! comes out of the same products, cut off in the same way, and what both have lost cancels in the quotient.
 
+use flashcore_core::{COUNTS, E4M3};
 use flashcore_tile::{Acc, Builder, Carried, F32, Reg, Start};
 
 use super::{Config, config::Settles, consumer::Consumer};
-use crate::{
-    parts::softmax::{Rows, over_quad},
-    turn_values::COUNTED_SUM,
-};
+use crate::parts::softmax::{Rows, over_quad};
 
 /// Sums of probabilities times values.
 pub(super) struct Output {
@@ -111,7 +109,7 @@ impl Output {
         let sums = [0, 1].map(|row| {
             let own = b.add(counted.regs()[2 * row], counted.regs()[2 * row + 1]);
             let all = over_quad(b, own, |b, x, y| b.add(x, y));
-            b.mul(all, 1.0 / COUNTED_SUM)
+            b.mul(all, 1.0 / COUNTS.map(E4M3::to_f32).iter().sum::<f32>())
         });
         (output, Some(sums))
     }

@@ -18,7 +18,9 @@ use super::{
 
 /// Most features of values up to which sums have registers of their own.
 const APART: u32 = 192;
-/// Most columns of such sums.
+/// Most features up to which all have registers at once.
+const TOGETHER: u32 = 128;
+/// Most columns of other sums.
 const MOST_APART: u32 = 104;
 
 /// Columns that are multiplied together.
@@ -36,7 +38,7 @@ impl Config {
     fn parts(&self) -> Vec<Part> {
         let all = self.dim_v + self.counted_cols();
         if self.dim_v <= APART {
-            let count = all.div_ceil(MOST_APART);
+            let count = if self.dim_v <= TOGETHER { 1 } else { all.div_ceil(MOST_APART) };
             let most = all.div_ceil(count).next_multiple_of(8);
             let part = |first| Part { first, cols: most.min(all - first), over_scores: false, new: first };
             return (0..count).map(|n| part(n * most)).collect();

@@ -26,6 +26,7 @@ pub(crate) mod sinks;
 pub mod softmax;
 pub(crate) mod staged;
 pub(crate) mod tensor;
+pub(crate) mod turner;
 pub(crate) mod turns;
 pub(crate) mod wide;
 pub(crate) mod widen;

@@ -48,7 +48,7 @@ pub(super) fn shape(problem: &Problem) -> (Shape, &'static str) {
         budget: Some(TWO_CONSUMERS),
         order: order(problem),
         ctas_per_sm: 1,
-        turn: 1,
+        turn: if problem.dim_v() <= TWICE { 2 } else { 1 },
     };
     let why = match settles(problem, &shape) {
         Settles::Parts => "the output takes half of the registers; scores and sums take turns in others",
@@ -93,7 +93,7 @@ impl NarrowForm {
         let budget = Some(if consumers > 2 { THREE_CONSUMERS } else { TWO_CONSUMERS });
         kernel.shape = Shape { consumers, tile_n, stages, turn, budget, ..kernel.shape };
         kernel = with_policy(forward_sm90::Config { settles, ..kernel });
-        kernel.policy.in_turn = in_turn;
+        kernel.policy.in_turn = in_turn && settles != Settles::Parts;
         kernel.policy.computed = computed;
         let fits = Tile::Sm90(kernel.shape).check().and_then(|()| {
             let plan = plan.by(KernelConfig::Sm90(kernel), problem);
@@ -107,11 +107,14 @@ impl NarrowForm {
     }
 }
 
-/// Turns the values before `kernel` multiplies them.
+/// Turns the values, unless they are, before `kernel` multiplies them.
 pub(super) fn launches(kernel: forward_sm90::Config, problem: &Problem, gpu: &Gpu) -> Vec<Launch> {
     let turn = turn_values::Config { dim: kernel.dim_v, lengths: kernel.lengths };
     let subject = || Subject::Forward(Box::new(problem.clone()));
     let mut extent = forward_sm90::extent(kernel, problem, gpu.sms);
+    if problem.turned() {
+        return vec![Launch { kernel: KernelConfig::Sm90(kernel), subject: subject(), extent: Some(extent) }];
+    }
     extent.workspace.push(turn_values::workspace(problem));
     vec![
         Launch {

@@ -9,12 +9,20 @@ use crate::{
     quantise::{Config, Stage, ctas, extent, held},
 };
 
+/// Most features of heads that are turned: as many as attention multiplies.
+const MOST_TURNED: usize = 256;
+
 /// Plans to quantise; `alignment` is what the addresses of both tensors are multiples of, in bytes.
 pub fn plan_quantise(problem: &QuantiseProblem, gpu: &Gpu, alignment: u64) -> Result<Plan, PlanError> {
     check_capability(gpu, (8, 0))?;
     let target = if gpu.capability == (9, 0) { Target::Sm90a } else { Target::Sm80 };
     let once = held(problem, alignment).is_some();
-    let rest: &[Stage] = if once { &[Stage::Block] } else { &[Stage::Largest, Stage::Round] };
+    let rest: &[Stage] = match problem.spec().turned {
+        true => &[Stage::Largest, Stage::Turn],
+        false if once => &[Stage::Block],
+        false => &[Stage::Largest, Stage::Round],
+    };
+    check_turned(problem, alignment)?;
     let means = problem.spec().centred.then_some(Stage::Sum);
     let stages: Vec<Stage> = means.into_iter().chain(rest.iter().copied()).collect();
     // Kernels number slices, and features of all slices where these are looked at one by one.
@@ -38,4 +46,21 @@ pub fn plan_quantise(problem: &QuantiseProblem, gpu: &Gpu, alignment: u64) -> Re
         "rows are read once for their largest magnitudes and once more to be rounded"
     };
     Ok(Plan { main: launches.len() - 1, ..Plan::of(launches, gpu, why) })
+}
+
+/// What writing turned values asks for.
+fn check_turned(problem: &QuantiseProblem, alignment: u64) -> Result<(), PlanError> {
+    let spec = problem.spec();
+    if !spec.turned {
+        return Ok(());
+    }
+    let odd = problem.out().strides().into_iter().take(3).any(|stride| !stride.is_multiple_of(16));
+    let reason = match problem.dims().dim {
+        dim if dim > MOST_TURNED => format!("heads of up to {MOST_TURNED} features are turned, not of {dim}"),
+        _ if odd || !alignment.is_multiple_of(16) => {
+            "turned values are written to addresses and by strides that are multiples of 16 bytes".to_owned()
+        }
+        _ => return Ok(()),
+    };
+    Err(PlanError::Kernel { reason })
 }

@@ -14,8 +14,9 @@ mod fold;
 mod gather;
 mod round;
 mod slice;
+mod turned;
 
-use flashcore_core::{DType, Dims, Granularity, Layout, QuantiseProblem, SMALLEST_FACTOR};
+use flashcore_core::{DType, Dims, Granularity, Layout, QuantiseProblem, SMALLEST_FACTOR, TURNED_KEYS};
 use flashcore_ptx::{ident::Ident, launch::Workspace, sm::REGISTERS, target::Target};
 use flashcore_tile::{BuildError, Builder, Extent, F32, Params, Program, Reg, Shared, U32, U64};
 
@@ -50,6 +51,8 @@ pub enum Stage {
     Round,
     /// Numbers become factors and floats: those of a block, which are read once.
     Block,
+    /// Numbers become floats that lie turned.
+    Turn,
 }
 
 /// A kernel of this family: two configs that are equal give the same text.
@@ -76,6 +79,8 @@ pub struct Config {
     pub by_token: bool,
     /// Rows of its block that a thread has; 0 where there are no blocks, or they are read twice.
     pub held: u32,
+    /// Features of a row, where the result is turned; 0 elsewhere.
+    pub turned: u32,
     /// How rows are shared.
     pub shape: Shape,
 }
@@ -136,6 +141,7 @@ impl Config {
             whole: gathers && Cut::of_stage(problem, stage).share == 1,
             by_token: problem.x().strides()[1] < problem.x().strides()[2],
             held: if stage == Stage::Block { held(problem, alignment).unwrap_or_default() } else { 0 },
+            turned: if stage == Stage::Turn { problem.dims().dim as u32 } else { 0 },
             shape: Shape::widest(problem, alignment),
         }
     }
@@ -147,6 +153,7 @@ impl Config {
             Stage::Largest => "largest",
             Stage::Round => "round",
             Stage::Block => "block",
+            Stage::Turn => "turn",
         };
         let options = [
             (self.channels, "_channels"),
@@ -158,7 +165,11 @@ impl Config {
         let options: String = options.into_iter().filter(|(on, _)| *on).map(|(_, name)| name).collect();
         let Shape { width, lanes } = self.shape;
         let (from, to, target, held) = (self.from, self.to, self.target, self.held);
-        let held = if held > 0 { format!("h{held}") } else { String::new() };
+        let held = match (held, self.turned) {
+            (0, 0) => String::new(),
+            (0, turned) => format!("d{turned}"),
+            (held, _) => format!("h{held}"),
+        };
         Ident::new(format!("fc_quantise_{stage}_{target}_{from}_{to}_w{width}l{lanes}{held}{options}"))
             .expect("made of legal parts")
     }
@@ -172,7 +183,7 @@ impl Config {
     const fn ctas_per_sm(&self) -> u32 {
         match self.stage {
             Stage::Block if self.held > IN_FLIGHT => 3,
-            Stage::Round => 4,
+            Stage::Round | Stage::Turn => 4,
             _ => 5,
         }
     }
@@ -250,6 +261,9 @@ pub(crate) fn held(problem: &QuantiseProblem, alignment: u64) -> Option<u32> {
 
 /// CTAs of a stage: one for each slice, and one for the factor of a tensor that has none.
 pub(crate) fn ctas(problem: &QuantiseProblem, stage: Stage) -> u64 {
+    if stage == Stage::Turn {
+        return (planes(problem) * (problem.out().dims().dim / TURNED_KEYS)) as u64;
+    }
     let least = usize::from(stage == Stage::Largest && problem.factors() > 0);
     (planes(problem) * Cut::of_stage(problem, stage).parts).max(least) as u64
 }
@@ -296,6 +310,7 @@ pub fn quantise(cfg: &Config) -> Result<Program<QuantiseProblem>, BuildError> {
         Stage::Sum | Stage::Largest => gather::build(&mut b, &mut params, cfg, &args),
         Stage::Round => round::build(&mut b, &mut params, cfg, &args),
         Stage::Block => block::build(&mut b, &mut params, cfg, &args),
+        Stage::Turn => turned::build(&mut b, &mut params, cfg, &args),
     }
     b.finish(&name, params)
 }

@@ -48,13 +48,18 @@ fn quantised_attention_is_near_enough() {
 
 /// Steps of a plan, by their names.
 fn steps(per: Granularity, seq: usize, centred: bool) -> Vec<String> {
-    let spec = QuantiseSpec { per, centred, ..QuantiseSpec::new(DType::BF16, dense([2, 2, seq, 64])) };
-    let plan = plan_quantise(&spec.parse().unwrap(), &Gpu::HOPPER, 16).unwrap();
+    names(&QuantiseSpec { per, centred, ..QuantiseSpec::new(DType::BF16, dense([2, 2, seq, 64])) }, 16)
+        .unwrap()
+}
+
+/// The same of any plan.
+fn names(spec: &QuantiseSpec, alignment: u64) -> Result<Vec<String>, PlanError> {
+    let plan = plan_quantise(&spec.clone().parse().unwrap(), &Gpu::HOPPER, alignment)?;
     let name = |kernel: &KernelConfig| {
         let name = kernel.name();
         name.trim_start_matches("fc_quantise_").split("_sm_").next().unwrap_or_default().to_owned()
     };
-    plan.launches().iter().map(|launch| name(launch.kernel())).collect()
+    Ok(plan.launches().iter().map(|launch| name(launch.kernel())).collect())
 }
 
 #[test]
@@ -67,6 +72,14 @@ fn plans_have_the_steps_they_need() {
     assert_eq!(steps(PerBlock(64), 1000, false), ["block"]);
     assert_eq!(steps(PerBlock(128), 1000, true), ["sum", "block"]);
     assert_eq!(steps(PerBlock(1000), 1000, true), ["sum", "largest", "round"]);
+    let turned = QuantiseSpec {
+        turned: true,
+        per: PerChannel,
+        ..QuantiseSpec::new(DType::BF16, dense([2, 2, 300, 64]))
+    };
+    assert_eq!(names(&turned, 16).unwrap(), ["largest", "turn"]);
+    let refused = names(&turned, 8).unwrap_err().to_string();
+    assert!(refused.contains("multiples of 16 bytes"), "{refused}");
     let spec = QuantiseSpec::new(DType::F32, dense([1, 1, 8, 8]));
     let refused = plan_quantise(&spec.parse().unwrap(), &Gpu::TURING, 16).unwrap_err();
     assert_eq!(refused, PlanError::Capability { given: (7, 5), needed: (8, 0) });

@@ -1,7 +1,8 @@
 //! The suite of tensors rounded to 8 bits against a plain backend, right and wrong in single ways.
 
 use flashcore_core::{
-    Backend, BackendError, DType, Data, DataMut, E4M3, E5M2, HostCall, QuantiseCall, QuantisedMut, Ran,
+    Backend, BackendError, COUNTS, DType, Data, DataMut, E4M3, E5M2, HostCall, QuantiseCall, QuantisedMut,
+    Ran, turned_place,
 };
 use flashcore_testkit::{Outcome, quantise};
 
@@ -26,6 +27,10 @@ faults! {
     MeansOfAll,
     /// Every row has the factor of the first.
     FirstBlock,
+    /// Turned keys stay in their order.
+    KeepsOrder,
+    /// Turned values have nothing that counts.
+    CountsNothing,
 }
 
 /// f32, plainly.
@@ -124,17 +129,26 @@ impl Backend for Plain {
             DataMut::E5M2(out) => bytemuck::cast_slice_mut::<E5M2, u8>(out),
             _ => unreachable!("8 bits are asked for"),
         };
+        let out = problem.out();
         for batch in 0..dims.batch {
-            for (head, seq) in (0..dims.heads).flat_map(|h| (0..dims.seq).map(move |s| (h, s))) {
-                bytes[problem.out().row(batch, head, seq)..][..dims.dim].fill(0);
+            for (head, row) in (0..dims.heads).flat_map(|h| (0..out.dims().seq).map(move |s| (h, s))) {
+                let counts = row.checked_sub(dims.dim).filter(|_| problem.spec().turned);
+                let count = counts.and_then(|n| COUNTS.get(n)).filter(|_| self.0 != Fault::CountsNothing);
+                let count = count.map_or(0, |count| count.to_bits());
+                bytes[out.row(batch, head, row)..][..out.dims().dim].fill(count);
             }
         }
+        let place_of = |[batch, head, seq]: [usize; 3], n: usize| match problem.spec().turned {
+            true if self.0 == Fault::KeepsOrder => out.row(batch, head, n) + seq,
+            true => out.row(batch, head, n) + turned_place(seq),
+            false => out.row(batch, head, seq) + n,
+        };
         for (place, row) in rows {
-            let [batch, head, seq] = place;
+            let [batch, head, _] = place;
             for (n, x) in row.into_iter().enumerate() {
                 let from = if self.0 == Fault::FirstBlock { [batch, head, 0] } else { place };
                 let factor = all_factors[problem.factor_index(from, n)];
-                bytes[problem.out().row(batch, head, seq) + n] = self.byte(to, x / factor);
+                bytes[place_of(place, n)] = self.byte(to, x / factor);
             }
         }
         Ok(Ran { kernel: "plain".to_owned() })
