@@ -71,7 +71,12 @@ impl Exchange {
     }
 
     /// Where the message of part `number` about the `slot`-th place of a CTA arrives there.
-    fn message(&self, b: &mut Builder, number: impl Into<flashcore_tile::Expr<U32>>, slot: Reg<U32>) -> Shared {
+    fn message(
+        &self,
+        b: &mut Builder,
+        number: impl Into<flashcore_tile::Expr<U32>>,
+        slot: Reg<U32>,
+    ) -> Shared {
         let first = b.let_(number.into() * self.room + slot);
         b.shared_at(self.inbox).plus(b, first * MESSAGE)
     }

@@ -21,9 +21,9 @@ const ALL: u32 = 31;
 fn last_octave(problem: &Problem) -> u32 {
     let mask = problem.mask();
     match (mask.left(), mask.right()) {
-        (Some(left), Some(right)) => {
-            spans((left as usize).saturating_add(right as usize).saturating_add(1)).next_power_of_two().ilog2()
-        }
+        (Some(left), Some(right)) => spans((left as usize).saturating_add(right as usize).saturating_add(1))
+            .next_power_of_two()
+            .ilog2(),
         _ => ALL,
     }
 }

@@ -28,9 +28,8 @@ const LONGER: u32 = 16;
 /// side.
 pub(super) fn members(problem: &Problem, ctas: u32) -> u32 {
     let (heads, [_, head, row, _]) = (problem.heads_kv() as u32, problem.k().strides());
-    let suits = |&members: &u32| {
-        heads.is_multiple_of(members) && members <= ctas && ctas % members <= ctas / IDLE
-    };
+    let suits =
+        |&members: &u32| heads.is_multiple_of(members) && members <= ctas && ctas % members <= ctas / IDLE;
     if head < row { (1..=heads).rev().find(suits).unwrap_or(1) } else { 1 }
 }
 

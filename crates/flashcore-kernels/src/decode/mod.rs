@@ -57,8 +57,8 @@ use config::{padded, part_row, tile_cols};
 pub(crate) use cost::{nanoseconds, room};
 use cost::{of_parts, visible_keys};
 use cuts::{Cuts, most_pieces};
-use even::members;
 pub(crate) use cuts::{SPAN, most_messages};
+use even::members;
 use pages::PageArguments;
 use source::Tensor;
 

@@ -7,7 +7,8 @@ use flashcore_tile::{Element, Half, MMA_M};
 use super::Gpu;
 use crate::{
     decode::{
-        Copies, MOST_SEQUENCES, Order, Shape, exchange_bytes, most_messages, nanoseconds, room, row_tiles, rows,
+        Copies, MOST_SEQUENCES, Order, Shape, exchange_bytes, most_messages, nanoseconds, room, row_tiles,
+        rows,
     },
     forward_sm80::Access,
     launch::KernelConfig,
@@ -61,7 +62,8 @@ pub(super) fn accept_rows_apart(
     if problem.sequences().max(problem.heads_kv()) > MOST_NUMBERED {
         return Err(format!("its grid numbers up to {MOST_NUMBERED} sequences and heads"));
     }
-    let some = if problem.batch_invariant() { fixed(problem, gpu).is_some() } else { find(problem, gpu).is_some() };
+    let some =
+        if problem.batch_invariant() { fixed(problem, gpu).is_some() } else { find(problem, gpu).is_some() };
     if !some {
         return no("none of its tiles fits in shared memory");
     }
@@ -77,7 +79,8 @@ pub(super) fn shape(problem: &Problem, gpu: &Gpu) -> (Shape, &'static str) {
 pub(super) fn shape_for(problem: &Problem, gpu: &Gpu, rows: usize) -> (Shape, &'static str) {
     let blocks = rows.div_ceil(ROWS).max(1) as u32;
     if let (true, Some(shape)) = (problem.batch_invariant(), fixed(problem, gpu)) {
-        let why = "few queries, cut at fixed keys: each warp streams keys of its own, and starts anew at every cut";
+        let why =
+            "few queries, cut at fixed keys: each warp streams keys of its own, and starts anew at every cut";
         return (with_stages(problem, gpu, Shape { blocks, ..shape }), why);
     }
     let table = table(problem);

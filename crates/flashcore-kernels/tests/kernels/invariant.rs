@@ -34,8 +34,7 @@ pub(super) fn variants(member: &Member, plan: &Plan) -> Vec<Plan> {
     // Pieces that are folded leave room for one stage, and none for messages of two blocks.
     let folds = member.problem.batch_invariant();
     let stages = if folds { 1 } else { 2 };
-    let cluster =
-        Shape { order: Order::Cluster { parts: 4 }, stages, ctas_per_sm: 1, ..tensor };
+    let cluster = Shape { order: Order::Cluster { parts: 4 }, stages, ctas_per_sm: 1, ..tensor };
     let mut some = if has_copies { vec![even, tensor, both] } else { vec![even] };
     some.extend((has_copies && !(folds && shape.blocks == 2)).then_some(cluster));
     // Few CTAs have several units each.
@@ -49,15 +48,19 @@ fn shapes(problem: &Problem) -> Vec<(Gpu, Shape)> {
     let Tile::Decode(shape) = plan(problem, &Gpu::HOPPER, 16).unwrap().kernel().tile() else {
         panic!("few queries have a kernel")
     };
-    let grids = [1, 2, 5, 9, 40].map(|splits| {
-        (Gpu::HOPPER, Shape { order: Order::Grid, splits: Some(splits), ..shape })
-    });
+    let grids = [1, 2, 5, 9, 40]
+        .map(|splits| (Gpu::HOPPER, Shape { order: Order::Grid, splits: Some(splits), ..shape }));
     let evens = [1, 3, 8, 100].map(|sms| (Gpu { sms, ..Gpu::HOPPER }, Shape { order: Order::Even, ..shape }));
     let clusters = [2, 4, 8].map(|parts| (Gpu::HOPPER, Shape { order: Order::Cluster { parts }, ..shape }));
     grids.into_iter().chain(evens).chain(clusters).collect()
 }
 
-fn run(problem: &Problem, values: &Values, (gpu, shape): (Gpu, Shape), inputs: &[Vec<f16>; 3]) -> Launched<f16> {
+fn run(
+    problem: &Problem,
+    values: &Values,
+    (gpu, shape): (Gpu, Shape),
+    inputs: &[Vec<f16>; 3],
+) -> Launched<f16> {
     let stages = shape.stages.min(2);
     let plan = plan_tile(problem, &gpu, 16, Tile::Decode(Shape { stages, ..shape })).unwrap();
     launched::<f16, f16>(&Simulator::seeded(gpu, 3), (problem, values), &plan, inputs).unwrap()
@@ -78,7 +81,11 @@ fn rows_have_their_bits_however_ctas_share_them() {
         let first = run(&problem, &values, shapes.next().unwrap(), &inputs);
         for shape in shapes {
             let other = run(&problem, &values, shape, &inputs);
-            assert!(first.out == other.out && first.lse == other.lse, "{queries} queries: {:?}", shape.1.order);
+            assert!(
+                first.out == other.out && first.lse == other.lse,
+                "{queries} queries: {:?}",
+                shape.1.order
+            );
         }
     }
 }
