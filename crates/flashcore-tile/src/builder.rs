@@ -226,6 +226,12 @@ impl Builder {
         self.special(SpecialReg::NctaidX, Scope::Grid)
     }
 
+    /// Number of CTAs along y.
+    #[track_caller]
+    pub fn ctas_y(&mut self) -> Reg<U32> {
+        self.special(SpecialReg::NctaidY, Scope::Grid)
+    }
+
     /// Rank of the CTA in its cluster.
     #[track_caller]
     pub fn cluster_rank(&mut self) -> Reg<U32> {

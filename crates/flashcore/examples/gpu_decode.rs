@@ -212,9 +212,10 @@ impl<'a> Bound<'a> {
             let pages = cell.problem.k().dims().batch;
             let shuffled = rng.permutation(pages);
             let turns = (pages / numbers).min(BEYOND_L2 / cell.bytes() + 1).max(1);
-            for turn in 0..turns {
-                let own: Vec<i32> =
-                    shuffled[turn * numbers..][..numbers].iter().map(|&page| page as i32).collect();
+            // Tables with room for more pages than there are name some of them twice.
+            let mut shuffled = shuffled.iter().cycle();
+            for _ in 0..turns {
+                let own: Vec<i32> = shuffled.by_ref().take(numbers).map(|&page| page as i32).collect();
                 tables.push(DeviceBuffer::from_host(stream, &words(&own))?);
             }
         }

@@ -10,6 +10,7 @@ use flashcore_core::Problem;
 use super::{
     Config, Order, Shape,
     cuts::{SPAN, busiest},
+    even::{members, range},
     row_tiles, splits,
 };
 
@@ -24,7 +25,7 @@ const LATENCY: f64 = 3000.0;
 const ROUND: f64 = 1630.0;
 /// Rounds from which on nobody waits for the slowest CTA of one.
 const MANY_ROUNDS: u64 = 3;
-/// Nanoseconds that parts of a row take to meet in memory, and each of them.
+/// Nanoseconds that parts of a row take to meet in memory, at the end of every CTA, and each of them.
 const MEET: f64 = 1950.0;
 const PART: f64 = 15.0;
 /// Nanoseconds that they take in the shared memory of a cluster.
@@ -56,8 +57,10 @@ pub(super) fn of_parts(cfg: &Config, problem: &Problem, sms: u32, parts: u32) ->
     let turns = (visible_keys(problem) as u64).div_ceil(turn).max(1);
     let (ctas, each) = match order {
         Order::Even => {
-            let each = (rows * turns).div_ceil(u64::from(sms * ctas_per_sm));
-            ((rows * turns).div_ceil(each), each)
+            let members = u64::from(members(problem, sms * ctas_per_sm));
+            let teams = u64::from(sms * ctas_per_sm) / members;
+            let each = range(rows / members, turns, teams);
+            (members * (rows / members * turns).div_ceil(each), each)
         }
         _ if cfg.invariant => (rows * u64::from(parts), busiest(problem, parts).into()),
         _ => (rows * u64::from(parts), turns.div_ceil(parts.into())),
@@ -71,15 +74,19 @@ pub(super) fn of_parts(cfg: &Config, problem: &Problem, sms: u32, parts: u32) ->
     let differ = cfg.lengths.has_keys() && problem.sequences() > 1;
     let paged = problem.pages().is_some();
     let stream = of_sm as f64 * bytes / rate;
+    let ends = each.is_multiple_of(turns) || turns.is_multiple_of(each);
     START
         + if waits { ROUND } else { 0.0 }
         + match order {
+            Order::Even if ends => stream + SHARE + if each < turns { MEET } else { 0.0 },
             Order::Even => stream * if paged { EVEN_PAGES } else { EVEN } + SHARE + MEET,
             _ => stream + if differ { UNEVEN * bytes / ALONE } else { 0.0 },
         }
         + match order {
             Order::Cluster { .. } => CLUSTER,
-            Order::Grid if parts > 1 => MEET + PART * f64::from(parts),
+            Order::Grid if parts > 1 => {
+                (MEET + PART * f64::from(parts)) * of_sm.div_ceil(ctas_per_sm.into()) as f64
+            }
             _ => 0.0,
         }
 }

@@ -1,10 +1,11 @@
 //! Where keys are cut if bits must not depend on the batch: at places that follow from the numbers of keys alone.
 //!
-//! A *span* is 128 keys. The first 1,024 keys are cut at every span, those up to 4,096 at every second one, and from there on
-//! the keys from each power of two to the next into eight. What lies between two cuts is computed by itself, from nothing, and
-//! results are folded one by one in the order of their keys: the same bits, whichever CTAs compute how many of them. A
-//! longer row has the cuts of a shorter one, and more behind them, so that a query has its bits whether it comes alone or
-//! with others. Where a window bounds the keys of a query, its width takes the place of their number.
+//! A *span* is 128 keys. A row is cut into pieces of one width, which follows from its own number of keys: one span up to
+//! 1,024 keys, two up to 4,096, four up to 16,384 and so on, at multiples of the width. Pieces are about as wide as there are
+//! many: short rows have enough of them for a cluster, and long ones few enough that nobody waits for what meets at their
+//! ends. What lies between two cuts is computed by itself, from nothing, and results are folded one by one in the order of
+//! their keys: the same bits, whichever CTAs compute how many of them. Where a window bounds the keys of a query, its width
+//! takes the place of their number.
 
 use flashcore_core::Problem;
 use flashcore_tile::{Builder, Params, Reg, U32};
@@ -13,13 +14,10 @@ use super::{Config, cost::visible_keys, unit::Sequence};
 
 /// Keys of a span: a multiple of what CTAs take in one turn.
 pub(crate) const SPAN: u32 = 128;
-/// The first octave of spans with wider pieces, and pieces of the octaves behind it.
-const WIDE: u32 = 3;
-const PIECES: u32 = 8;
 /// The octave of windows that have no end.
 const ALL: u32 = 31;
 
-/// The last octave of spans after which pieces are of one width.
+/// The octave of spans from which on pieces are of one width.
 fn last_octave(problem: &Problem) -> u32 {
     let mask = problem.mask();
     match (mask.left(), mask.right()) {
@@ -38,52 +36,39 @@ pub(super) fn spans(keys: usize) -> u32 {
 /// Spans at most: what rows are numbered by fits in 31 bits.
 const MOST_SPANS: usize = 1 << 24;
 
-/// Where an octave of spans starts, how many cuts lie before it, and the binary logarithm of its pieces.
-const fn octave(span: u32, last: u32) -> [u32; 3] {
-    let number = (if span == 0 { 1 } else { span }).ilog2();
-    let number = if number < last { number } else { last };
-    match number {
-        0..WIDE => [0, 0, 0],
-        WIDE => [1 << WIDE, PIECES, 1],
-        _ => [1 << number, PIECES * number + PIECES / 2 - PIECES * WIDE, number - WIDE],
-    }
+/// The binary logarithm of the spans of a piece, where a row has up to two to the `octave` of them.
+const fn shift(octave: u32) -> u32 {
+    (octave / 2).saturating_sub(1)
 }
 
-/// Cuts before a span.
-fn before(span: u32, last: u32) -> u32 {
-    let [start, cuts, shift] = octave(span, last);
-    cuts + (span - start).div_ceil(1 << shift)
-}
-
-/// The first cut from a span on.
-fn next(span: u32, last: u32) -> u32 {
-    let [start, _, shift] = octave(span, last);
-    start + ((span - start).div_ceil(1 << shift) << shift)
+/// The same for a row of so many spans.
+fn shift_of(spans: u32, last: u32) -> u32 {
+    shift(spans.next_power_of_two().ilog2().min(last))
 }
 
 /// Pieces of a row at most.
 pub(super) fn most_pieces(problem: &Problem) -> u32 {
-    let (all, seen) = (spans(problem.longest_kv()), spans(visible_keys(problem)));
-    before(all, last_octave(problem)).min(seen + 1)
+    let (all, last) = (spans(problem.longest_kv()).next_power_of_two(), last_octave(problem));
+    let (octave, seen) = (all.ilog2().min(last), spans(visible_keys(problem)));
+    let whole = 1 << (octave - shift(octave));
+    // A window begins and ends in the middle of pieces.
+    if last < ALL { whole.max((seen >> shift(octave)) + 2) } else { whole }
 }
 
 /// Spans of the busiest of so many CTAs that share a row, about: they take whole pieces.
 pub(super) fn busiest(problem: &Problem, ctas: u32) -> u32 {
-    let (all, last) = (spans(visible_keys(problem)), last_octave(problem));
-    let each = all.div_ceil(ctas);
-    let border = |n: u32| next((n * each).min(all), last).min(all);
+    let all = spans(visible_keys(problem));
+    let (each, width) = (all.div_ceil(ctas), 1 << shift_of(all, last_octave(problem)));
+    let border = |n: u32| (n * each).next_multiple_of(width).min(all);
     (0..ctas.min(all)).map(|n| border(n + 1) - border(n)).max().unwrap_or(all)
 }
 
 /// Parts of a row at most that a cluster of so many CTAs exchanges: one of the first CTA, and every piece of the others.
 pub(crate) fn most_messages(problem: &Problem, ctas: u32) -> u32 {
-    let last = last_octave(problem);
-    if last < ALL {
-        return most_pieces(problem).next_multiple_of(PIECES);
-    }
-    let messages = |all: u32| 1 + before(all, last) - before(next(all.div_ceil(ctas), last).min(all), last);
-    let most = (1..=spans(problem.longest_kv())).map(messages).max();
-    most.unwrap_or(1).next_multiple_of(PIECES)
+    let pieces = most_pieces(problem);
+    // The first CTA has its share of the pieces, or at least one where a window begins in the middle of it.
+    let kept = if last_octave(problem) < ALL { 1 } else { pieces.div_ceil(ctas) };
+    1 + pieces - kept
 }
 
 /// The rule, as a register.
@@ -102,50 +87,30 @@ impl Cuts {
         })
     }
 
-    /// As the function of this name.
-    fn octave(self, b: &mut Builder, span: Reg<U32>) -> [Reg<U32>; 3] {
-        let zeros = b.leading_zeros(span.max(1));
-        let highest = b.var(31);
-        let number = b.let_((highest - zeros).min(self.last));
-        let wide = b.let_(number.ge(WIDE));
-        let start = b.shl(1, number);
-        let cuts = b.let_((number * PIECES - (PIECES * WIDE - PIECES / 2)).max(PIECES));
-        let shift = b.let_((number - WIDE).max(1));
-        [start, cuts, shift].map(|value| b.select(wide, value, 0))
-    }
-
-    /// Cuts before a span.
-    fn before(self, b: &mut Builder, span: Reg<U32>) -> Reg<U32> {
-        let [start, cuts, shift] = self.octave(b, span);
-        let round = b.shl(1, shift);
-        b.let_(((span - start + round - 1) >> shift) + cuts)
-    }
-
-    /// The first cut from a span on.
-    pub(super) fn next(self, b: &mut Builder, span: Reg<U32>) -> Reg<U32> {
-        let [start, _, shift] = self.octave(b, span);
-        let round = b.shl(1, shift);
-        b.let_((((span - start + round - 1) >> shift) << shift) + start)
+    /// The binary logarithm of the spans of a piece, in a row that ends with so many.
+    fn shift(self, b: &mut Builder, spans: Reg<U32>) -> Reg<U32> {
+        let zeros = b.leading_zeros(spans - 1);
+        let all = b.var(32);
+        let octave = b.let_((all - zeros).min(self.last));
+        b.let_((octave >> 1).max(1) - 1)
     }
 }
 
 /// The spans of a row.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Row {
-    cuts: Cuts,
     pub(super) first: Reg<U32>,
     pub(super) end: Reg<U32>,
-    /// Cuts up to the first span.
-    skipped: Reg<U32>,
+    /// The binary logarithm of the spans of a piece.
+    shift: Reg<U32>,
 }
 
 impl Row {
     pub(super) fn of(b: &mut Builder, cfg: &Config, cuts: Cuts, sequence: &Sequence) -> Self {
         let tiles = SPAN / cfg.shape.tile_n;
         let first = b.let_(sequence.first.max(0).unsigned() / tiles);
-        let behind = b.let_(first + 1);
-        let end = b.let_(sequence.tiles.end.max(0).unsigned().div_ceil(tiles).max(behind));
-        Self { cuts, first, end, skipped: cuts.before(b, behind) }
+        let end = b.let_(sequence.tiles.end.max(0).unsigned().div_ceil(tiles).max(first + 1));
+        Self { first, end, shift: cuts.shift(b, end) }
     }
 
     /// How many there are.
@@ -153,16 +118,23 @@ impl Row {
         b.let_(self.end - self.first)
     }
 
+    /// Whole pieces up to a span, counted from the first key of the sequence.
+    fn pieces_to(&self, b: &mut Builder, span: Reg<U32>) -> Reg<U32> {
+        let width = b.shl(1, self.shift);
+        b.let_((span + width - 1) >> self.shift)
+    }
+
     /// Pieces of the row before a cut.
     fn number(&self, b: &mut Builder, cut: Reg<U32>) -> Reg<U32> {
-        let before = self.cuts.before(b, cut);
-        b.select(cut.gt(self.first), before - self.skipped + 1, 0)
+        let (before, skipped) = (self.pieces_to(b, cut), b.shr(self.first, self.shift));
+        b.select(cut.gt(self.first), before - skipped, 0)
     }
 
     /// The first cut from so many spans of the row on.
     fn cut(&self, b: &mut Builder, spans: Reg<U32>) -> Reg<U32> {
         let at = b.let_((self.first + spans).min(self.end));
-        let next = self.cuts.next(b, at);
+        let next = self.pieces_to(b, at);
+        let next = b.shl(next, self.shift);
         b.select(spans.eq(0), self.first, next.min(self.end))
     }
 
@@ -199,8 +171,8 @@ pub(super) struct Pieces {
 impl Pieces {
     /// Where the piece at a cut ends.
     pub(super) fn end(&self, b: &mut Builder, cut: Reg<U32>) -> Reg<U32> {
-        let behind = b.let_(cut + 1);
-        let next = self.row.cuts.next(b, behind);
+        let next = b.let_((cut >> self.row.shift) + 1);
+        let next = b.shl(next, self.row.shift);
         b.let_(next.min(self.to))
     }
 
@@ -212,23 +184,16 @@ impl Pieces {
 
 #[cfg(test)]
 mod tests {
-    use super::{ALL, before, next};
+    use super::{ALL, SPAN, shift, shift_of};
 
     #[test]
-    fn cuts_are_where_the_rule_says() {
-        let cuts = |end: u32, last: u32| {
-            let all: Vec<u32> = (0..end).filter(|&span| next(span, last) == span).collect();
-            assert!(
-                (0..end).all(|span| before(span, last) as usize == all.partition_point(|&cut| cut < span))
-            );
-            all
-        };
-        let all = cuts(1 << 10, ALL);
-        assert_eq!(all[..16], [0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 18, 20, 22]);
-        assert_eq!(all.iter().filter(|&&cut| cut >= 512).count(), 8);
-        // A window of 2,048 keys: pieces of 256.
-        assert!(cuts(1 << 10, 4)[8..].windows(2).all(|pair| pair[1] - pair[0] == 2));
-        // A window of few keys.
-        assert_eq!(cuts(100, 1).len(), 100);
+    fn pieces_are_as_wide_as_the_rule_says() {
+        let keys = |keys: u32| SPAN << shift_of(keys.div_ceil(SPAN), ALL);
+        let rows = [1, 1_024, 1_025, 4_096, 4_097, 16_384, 16_385, 131_072, 1 << 20];
+        assert_eq!(rows.map(keys), [128, 128, 256, 256, 512, 512, 1_024, 2_048, 4_096]);
+        // The most pieces are those of the longest rows.
+        assert!((0..24).all(|octave| octave - shift(octave) <= octave + 1 - shift(octave + 1)));
+        // A window of 2,048 keys.
+        assert_eq!(shift_of(1 << 20, 4), 1);
     }
 }

@@ -58,6 +58,7 @@ pub(crate) use cost::{nanoseconds, room};
 use cost::{of_parts, visible_keys};
 use cuts::{Cuts, most_pieces};
 pub(crate) use cuts::{SPAN, most_messages};
+use even::members;
 use pages::PageArguments;
 use source::Tensor;
 
@@ -264,8 +265,9 @@ pub fn extent(cfg: &Config, problem: &Problem, sms: u32) -> Option<Extent> {
         Order::Cluster { parts } => ([parts, problem.heads_kv() as u32, problem.sequences() as u32], 0),
         Order::Even => {
             let ctas = sms * cfg.shape.ctas_per_sm;
+            let members = members(problem, ctas);
             let parts = if cfg.invariant { most_pieces(problem) + 1 } else { 2 };
-            ([ctas, 1, 1], parts as usize * ctas as usize)
+            ([ctas / members, members, 1], parts as usize * ctas as usize)
         }
     };
     let part = tile_rows(problem, cfg.share) as u64 * u64::from(part_row(cfg.dim_v));

@@ -233,31 +233,26 @@ impl Unit {
         b.let_(row / args.group)
     }
 
-    /// Turns `from..to` of the rows of a key head, as CTA number `cta` of those that share all work evenly: the row's turns
-    /// start at `start`, and every CTA has `per` turns.
+    /// Turns `from..to` of the rows of a key head, where CTAs share all work evenly.
     pub(super) fn of_turns(
         b: &mut Builder,
         (cfg, args): (&Config, &Arguments),
         (sequence, head_kv): (Sequence, Reg<U32>),
         [from, to]: [Reg<U32>; 2],
-        (start, per): (Reg<U32>, Reg<U32>),
+        seats: &Seats,
     ) -> Self {
-        let (cta, warps) = (b.cta(), cfg.shape.warps);
-        let turns = sequence.turns(b, cfg, args);
-        let first_cta = b.let_(start / per);
+        let warps = cfg.shape.warps;
         if let Some(cuts) = args.cuts {
             let row = Row::of(b, cfg, cuts, &sequence);
-            let own = b.let_((first_cta + 1) * per - start);
-            let pieces = row.pieces(b, [from, to], own);
+            let pieces = row.pieces(b, [from, to], seats.turns);
             // Parts of the rows that begin in a CTA have room before those of the next CTA's, which has begun later.
-            let (second_part, ctas) = (b.let_(first_cta * cuts.room), b.ctas());
-            let first_part = b.let_(ctas * cuts.room + first_cta);
+            let second_part = b.let_(seats.first * cuts.room);
+            let first_part = b.let_(seats.all * cuts.room + seats.first);
             return Self::of_pieces(b, cfg, (sequence, head_kv), pieces, [first_part, second_part]);
         }
-        let last_cta = b.let_((start + turns - 1) / per);
         // A CTA has two places for parts: of rows that began before it, and of one that begins with it and goes on.
-        let began_before = b.let_(cta.gt(first_cta));
-        let part = b.let_(cta * 2);
+        let began_before = b.let_(seats.own.gt(seats.first));
+        let part = b.let_(seats.own * 2);
         let tile = |b: &mut Builder, turn: Reg<U32>| b.let_(sequence.first + (turn * warps).signed());
         let (begin, end) = (tile(b, from), tile(b, to));
         Self {
@@ -265,14 +260,26 @@ impl Unit {
             head_kv,
             begin,
             end: b.let_(end.min(sequence.tiles.end)),
-            count: b.let_(last_cta - first_cta + 1),
+            count: b.let_(seats.last - seats.first + 1),
             part: b.select(began_before, part, part + 1),
-            first_part: b.let_(first_cta * 2 + 1),
-            second_part: b.let_(first_cta * 2 + 2),
+            first_part: b.let_(seats.first * 2 + 1),
+            second_part: b.let_(seats.first * 2 + 2),
             part_step: 2,
             pieces: None,
         }
     }
+}
+
+/// CTAs that share a row, where they share all work evenly: numbers of those that share it lie side by side.
+pub(super) struct Seats {
+    /// This CTA, and the first and the last that have some of the row.
+    pub(super) own: Reg<U32>,
+    pub(super) first: Reg<U32>,
+    pub(super) last: Reg<U32>,
+    /// All CTAs.
+    pub(super) all: Reg<U32>,
+    /// Turns of the row that the first has.
+    pub(super) turns: Reg<U32>,
 }
 
 fn row_tile(b: &mut Builder, args: &Arguments, sequence: Reg<U32>, head_kv: Reg<U32>) -> Reg<U32> {

@@ -17,8 +17,9 @@ const KEYS: usize = 2_700;
 const HEADS: [usize; 2] = [4, 2];
 
 fn problem(batch: usize, queries: usize, mask: Mask, values: &Values) -> Problem {
-    let layout = |heads, rows| Layout::bhsd(Dims::new(batch, heads, rows, DIM)).unwrap();
-    let (q, k) = (layout(HEADS[0], queries), layout(HEADS[1], KEYS));
+    let q = Layout::bhsd(Dims::new(batch, HEADS[0], queries, DIM)).unwrap();
+    // Heads of a key lie side by side, so that CTAs form teams.
+    let k = Layout::bshd(Dims::new(batch, HEADS[1], KEYS, DIM)).unwrap();
     Spec { mask, batch_invariant: true, ..Spec::new(DType::F16, q, k, k).with(values) }.parse().unwrap()
 }
 
