@@ -228,7 +228,10 @@ impl Row {
         let enough = !capped || self.dim <= 64 || keys.paired;
         let step = if enough { keys.step } else { keys.step / 2 };
         let less = if capped || window { LESS } else { 0 };
-        [Shape { step, ..keys }, Shape { step: queries.step - less, ..queries }]
+        // The consumer that runs ahead has the gradient of values to make: of fewer features, it is ahead anyway. At 192
+        // features 515 and 466 TFLOP/s against 465 and 455 without, at 192 and 128 412 to 448 against 465.
+        let ahead = keys.ahead && forward.dim_v() >= forward.dim_qk();
+        [Shape { step, ahead, ..keys }, Shape { step: queries.step - less, ..queries }]
     }
 }
 
