@@ -180,3 +180,48 @@ impl WarpClock {
         self.now += 1;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIVE: u32 = u32::MAX;
+
+    fn news(agent: u32) -> Knowledge {
+        let mut knowledge = Knowledge::default();
+        knowledge.seen.raise(agent, 1);
+        knowledge
+    }
+
+    fn knows(clock: &WarpClock, lane: usize, agent: u32) -> bool {
+        clock.view(1 << lane).seen.get(agent) == 1
+    }
+
+    #[test]
+    fn lanes_know_what_they_have_learned_and_no_more() {
+        let mut clock = WarpClock::started();
+        clock.learn(0b0011, LIVE, &news(1));
+        clock.learn(0b0110, LIVE, &news(2));
+        let known = |clock: &WarpClock, agent| [0, 1, 2, 3].map(|lane| knows(clock, lane, agent));
+        assert_eq!(known(&clock, 1), [true, true, false, false]);
+        assert_eq!(known(&clock, 2), [false, true, true, false]);
+        clock.learn(LIVE, LIVE, &news(3));
+        assert_eq!(known(&clock, 3), [true; 4]);
+        clock.sync_some(0b1001, LIVE);
+        assert_eq!(known(&clock, 1), [true, true, false, true]);
+        clock.sync();
+        assert_eq!([known(&clock, 1), known(&clock, 2)], [[true; 4]; 2]);
+    }
+
+    #[test]
+    fn groups_pass_on_what_was_written() {
+        let mut clock = WarpClock::started();
+        clock.sync_some(0b0011, LIVE);
+        let first = clock.now - 1;
+        clock.sync_some(0b0110, LIVE);
+        assert_eq!(clock.peer(2).map(|peer| peer.writes[0]), Some(first));
+        assert_eq!(clock.peer(3).map(|peer| peer.writes[0]), Some(0));
+        clock.sync();
+        assert!(clock.peer(2).is_none());
+    }
+}
