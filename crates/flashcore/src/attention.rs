@@ -90,6 +90,25 @@ impl<'a, T: Element> Attention<'a, T> {
         self
     }
 
+    /// Whether the values are turned, as [`Quantise::turned`](crate::Quantise::turned) leaves them: on a Hopper nothing turns
+    /// them again.
+    ///
+    /// ```
+    /// # use flashcore::{Tensor, attention, quantise};
+    /// # fn main() -> Result<(), flashcore::Error> {
+    /// # let x = Tensor::bhsd((0..2 * 40 * 16).map(|n| (n as f32).sin()).collect(), [1, 2, 40, 16])?;
+    /// let (narrow, turned) = (quantise(x.view()).run()?, quantise(x.view()).turned(true).run()?);
+    /// let (x, v) = (narrow.values.view(), turned.values.view());
+    /// let result = attention(x, x, v).turned(true).run_as::<f32>()?;
+    /// assert_eq!(result.out, attention(x, x, x).run_as::<f32>()?.out);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn turned(mut self, yes: bool) -> Self {
+        self.spec.turned = yes;
+        self
+    }
+
     /// A number for each query and key that is added to its score, after a softcap: batch × heads × queries × keys, where
     /// the first three may be 1 for numbers that are shared. −∞ hides a key.
     ///

@@ -48,7 +48,7 @@ pub struct Quantise<'a, T> {
 #[derive(Clone, PartialEq, Debug)]
 #[non_exhaustive]
 pub struct Quantised<N> {
-    /// The floats, dense in the order batch, heads, sequence, dim.
+    /// The floats, dense in the order batch, heads, sequence, dim, unless they are turned.
     pub values: Tensor<N>,
     /// What they are multiplied by, dense: one; batch × groups of heads; batch × heads × blocks; batch × heads × dim.
     pub factors: Arc<[f32]>,
@@ -75,6 +75,13 @@ impl<'a, T: Element> Quantise<'a, T> {
     /// `scale · q · mean`; sinks and softcaps see other scores.
     pub fn centred(mut self, yes: bool) -> Self {
         self.spec.centred = yes;
+        self
+    }
+
+    /// Writes values turned, as [`Attention::turned`](crate::Attention::turned) reads them: batch × heads × (dim + 8) × rows
+    /// up to a multiple of 128. For E4M3, a multiple of 16 features, and factors per tensor, head or channel.
+    pub fn turned(mut self, yes: bool) -> Self {
+        self.spec.turned = yes;
         self
     }
 

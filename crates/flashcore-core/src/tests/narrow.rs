@@ -84,6 +84,10 @@ pub(super) fn wrong_factors() -> Vec<Row> {
         (BackwardSpec::new(over_cache()).parse().map(drop), "Narrow", "computing gradients"),
         (cached(Factors::per_tensor([1.0; 3])), "FactorCount", "1 factors for q but 0 are needed"),
         (cached(Factors::of_cache(Scales::Strided([0, 3]), [vec![1.0; 4].into(), vec![1.0; 3].into()])), "FactorCount", "3 factors for v but 4 are needed"),
+        (narrow(|s| s.turned = true), "Scales", "not 2x2x16x64"),
+        (narrow(|s| (s.turned, s.v) = (true, dense([2, 2, 72, 256]))), "Scales", "turned values of 16 keys"),
+        (narrow(|s| (s.turned, s.v) = (true, dense([2, 2, 70, 128]))), "Scales", "a multiple of 16 features"),
+        (narrow(|s| (s.turned, s.v, s.dtype) = (true, dense([2, 2, 72, 128]), DType::F16)), "Scales", "for e4m3 queries"),
         (bound_cache(DType::BF16), "OtherDType", "k is bf16 but the problem says e4m3"),
     ]
 }
@@ -128,6 +132,9 @@ pub(super) fn wrong_quantisation() -> Vec<Row> {
         (quantised(|s| s.per = Granularity::PerBlock(0)), "Scales", "at least one row"),
         (quantised(|s| (s.per, s.group) = (Granularity::PerHead, 3)), "Scales", "3 heads cannot share a factor where there are 4"),
         (quantised(|s| s.group = 2), "Scales", "per head only"),
+        (quantised(|s| (s.turned, s.centred) = (true, true)), "Scales", "are turned"),
+        (quantised(|s| (s.turned, s.to) = (true, DType::E5M2)), "Scales", "multiple of 16 features"),
+        (quantised(|s| (s.turned, s.out) = (true, Some(dense([2, 4, 8, 16])))), "Mismatch", "24"),
         (quantised(|s| s.x = dense([2, 0, 8, 16])), "Empty", "x is 2x0x8x16"),
         (quantised(|s| s.out = Some(dense([2, 4, 8, 8]))), "Mismatch", "out has dim 8"),
         (quantised_into(|_| {}, [1024, 2], None, None), "FactorCount", "2 factors for x but 1"),
@@ -203,4 +210,20 @@ fn a_cache_has_a_type_and_factors_of_its_own() {
         "no cache of its own type"
     );
     assert_eq!(bound_cache(DType::E4M3), Ok(()));
+}
+
+/// Keys of sixteen in the order of registers, and back.
+#[test]
+fn turned_values_come_back() {
+    let order: Vec<usize> = (0..16).map(crate::turned_place).collect();
+    assert_eq!(order, [0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15]);
+    let (from, numbers) = (dense([2, 1, 20, 16]), (0..640).map(|n| E4M3::from_bits((n % 120) as u8)));
+    let (to, numbers) = (dense([2, 1, 24, 128]), numbers.collect::<Vec<_>>());
+    let mut turned = vec![E4M3::from_bits(0x7f); to.span()];
+    crate::turn_values((&from, &numbers), (&to, &mut turned), |batch| [20, 3][batch]);
+    let (back, values) = crate::unturned_values((&to, &turned), 20).unwrap();
+    assert_eq!(back, from);
+    assert_eq!(values[..320 + 48], numbers[..320 + 48]);
+    assert!(values[320 + 48..].iter().all(|value| value.to_bits() == 0), "what is not used is zero");
+    assert_eq!(turned[16 * 128..][..256].iter().map(|x| x.to_f32()).sum::<f32>(), 128.0 * 3.25);
 }
