@@ -21,6 +21,9 @@ const ALIGNED: u32 = 1024;
 /// Columns of all rows up to which a block of rows meets at once.
 const MET_COLUMNS: u32 = MMA_M * 128;
 
+/// Places of a thread up to which registers hold what has been folded there.
+const HELD_PLACES: u32 = 2;
+
 /// A kernel of this family: two configs that are equal give the same text.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Config {
@@ -158,7 +161,17 @@ impl Shape {
     /// Bytes of parts that meet at a cut, and of the rows that they are folded into.
     pub(crate) const fn fold_bytes(&self, rows: u32, dim_v: u32) -> [u32; 2] {
         let met = self.warps * met_rows(rows, dim_v) * part_row(dim_v);
-        [met, rows * dim_v / COLUMNS * FOLDED_BYTES + ALIGNED]
+        let folded = rows * dim_v / COLUMNS * FOLDED_BYTES;
+        [met, ALIGNED + if self.places_of_thread(rows, dim_v) <= HELD_PLACES { 0 } else { folded }]
+    }
+
+    /// Turns in which threads take the places of rows that meet at once, and places of a thread in all.
+    const fn turns_of_places(&self, rows: u32, dim_v: u32) -> u32 {
+        (met_rows(rows, dim_v) * dim_v / COLUMNS).div_ceil(self.threads())
+    }
+
+    const fn places_of_thread(&self, rows: u32, dim_v: u32) -> u32 {
+        rows.div_ceil(met_rows(rows, dim_v)) * self.turns_of_places(rows, dim_v)
     }
 
     /// Bytes of what lies over queries and ring at other times: turns of sequences before, parts of all warps after.
@@ -204,6 +217,20 @@ impl Config {
     /// goes on meanwhile.
     pub(super) const fn fold_bytes(&self) -> [u32; 2] {
         if self.invariant { self.shape.fold_bytes(self.rows, self.dim_v) } else { [0, 0] }
+    }
+
+    /// Turns in which threads take the places of rows that meet at once, and places of a thread in all.
+    pub(super) const fn turns_of_places(&self) -> u32 {
+        self.shape.turns_of_places(self.rows, self.dim_v)
+    }
+
+    pub(super) const fn places_of_thread(&self) -> u32 {
+        self.shape.places_of_thread(self.rows, self.dim_v)
+    }
+
+    /// Whether registers hold what has been folded.
+    pub(super) const fn folds_in_registers(&self) -> bool {
+        self.places_of_thread() <= HELD_PLACES
     }
 
     /// Four columns of rows, as many as there is room for.

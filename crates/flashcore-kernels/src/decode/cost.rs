@@ -66,7 +66,8 @@ pub(super) fn of_parts(cfg: &Config, problem: &Problem, sms: u32, parts: u32) ->
         _ => (rows * u64::from(parts), turns.div_ceil(parts.into())),
     };
     let room = u64::from(room(order, sms)).max(1);
-    let (of_sm, busy) = (ctas.div_ceil(room), ctas.min(room));
+    // Ranges that end where rows do leave some SMs idle, as rounds of whole rows would.
+    let (of_sm, busy) = (ctas.div_ceil(room), if order == Order::Even { room } else { ctas.min(room) });
     let bytes = (each * turn) as f64 * key;
     let under_way = of_sm.min(ctas_per_sm.into()) as f64 * f64::from(warps * stages * tile_n) * key;
     let rate = ALONE.min(TOGETHER * f64::from(sms) / busy as f64).min(under_way / LATENCY);

@@ -25,17 +25,23 @@ pub(super) struct Fold<'a> {
     pieces: Pieces,
     /// Whether the unit has the first piece of the row.
     leads: Uniform<Cta>,
+    /// What has been folded at each of the thread's places, where registers hold it; it lies in shared memory elsewhere.
+    held: Option<Vec<Share>>,
 }
 
 impl<'a> Fold<'a> {
     /// Prepares to fold the unit's pieces.
     pub(super) fn new(b: &mut Builder, end: End<'a>, pieces: Pieces) -> Self {
         let leads = b.uniform::<Cta>(pieces.before.eq(0));
-        let fold = Self { end, pieces, leads };
-        fold.each_place(b, |b, place| {
-            let row = fold.folded(b, place);
-            Share::write_unseen(b, row, part::values_at(row));
-        });
+        let held = end.cfg.folds_in_registers();
+        let held = held.then(|| (0..end.cfg.places_of_thread()).map(|_| Share::unseen(b)).collect());
+        let fold = Self { end, pieces, leads, held };
+        if fold.held.is_none() {
+            fold.each_place(b, |b, place, _| {
+                let row = fold.folded(b, place);
+                Share::write_unseen(b, row, part::values_at(row));
+            });
+        }
         if fold.end.layout.exchange.is_some() {
             b.wait_cluster();
         }
@@ -72,8 +78,8 @@ impl<'a> Fold<'a> {
         match (self.end.layout.exchange, self.end.args.shared) {
             (Some(exchange), _) => {
                 b.if_uniform(self.leads, |b| {
-                    self.each_place(b, |b, place| {
-                        let share = self.read_folded(b, place);
+                    self.each_place(b, |b, place, held| {
+                        let share = self.read_folded(b, place, held);
                         exchange.send_piece(b, &self.end, (&share, place), zero);
                     })
                 });
@@ -90,15 +96,15 @@ impl<'a> Fold<'a> {
         b.if_else(
             all,
             |b| {
-                self.each_place(b, |b, place| {
-                    let share = self.read_folded(b, place);
+                self.each_place(b, |b, place, held| {
+                    let share = self.read_folded(b, place, held);
                     self.end.finish(b, place, &share);
                 })
             },
             |b| {
                 b.if_uniform(self.leads, |b| {
-                    self.each_place(b, |b, place| {
-                        let share = self.read_folded(b, place);
+                    self.each_place(b, |b, place, held| {
+                        let share = self.read_folded(b, place, held);
                         self.end.write_part(b, shared, (&share, place), self.end.unit.first_part);
                     })
                 });
@@ -117,17 +123,21 @@ impl<'a> Fold<'a> {
             b.sync_cta();
             self.store_rows(b, blocks, first);
             b.sync_cta();
-            self.each_place_of(b, first, |b, place| {
+            self.each_place_of(b, first, &|b: &mut Builder, place, held| {
                 let share = self.of_warps(b, place, first);
-                b.if_else(self.leads, |b| self.add(b, place, share), |b| self.send(b, (&share, place), rank));
+                let add = |b: &mut Builder| self.add(b, (place, held), share);
+                b.if_else(self.leads, add, |b| self.send(b, (&share, place), rank));
             });
         }
     }
 
     /// Adds a piece to what has been folded.
-    fn add(&self, b: &mut Builder, place: Place, share: Share) {
-        let before = self.read_folded(b, place);
+    fn add(&self, b: &mut Builder, (place, held): (Place, Option<Share>), share: Share) {
+        let before = self.read_folded(b, place, held);
         let whole = Share::join(b, &[before, share]);
+        if let Some(held) = held {
+            return held.set(b, &whole);
+        }
         let row = self.folded(b, place);
         b.store_shared(part::values_at(row), &whole.values.map(Val::from));
         b.store_shared(row, &whole.head().map(Val::from));
@@ -148,26 +158,37 @@ impl<'a> Fold<'a> {
         }
     }
 
-    /// Runs `body` for every place, in the threads that have them whenever rows meet.
-    fn each_place(&self, b: &mut Builder, body: impl Fn(&mut Builder, Place)) {
+    /// Runs `body` for every place, in the threads that have them whenever rows meet, with what they hold of it.
+    fn each_place(&self, b: &mut Builder, body: impl Fn(&mut Builder, Place, Option<Share>)) {
         let (rows, met) = (self.end.cfg.rows, self.end.cfg.met_rows());
         (0..rows).step_by(met as usize).for_each(|first| self.each_place_of(b, first, &body));
     }
 
     /// Runs `body` for every place of the rows that meet from `first` on.
-    fn each_place_of(&self, b: &mut Builder, first: u32, body: impl FnOnce(&mut Builder, Place)) {
+    fn each_place_of(&self, b: &mut Builder, first: u32, body: &impl Fn(&mut Builder, Place, Option<Share>)) {
         let (cfg, vectors) = (self.end.cfg, self.end.cfg.dim_v / COLUMNS);
         let end = b.let_(self.end.unit.sequence.written.min(first + cfg.met_rows()) * vectors);
-        let thread = b.thread();
-        let index = b.var_in(Scope::Lane, thread + first * vectors);
-        b.while_(
-            |_| index.lt(end),
-            |b| {
+        let (thread, threads) = (b.thread(), cfg.shape.threads());
+        let Some(held) = &self.held else {
+            let index = b.var_in(Scope::Lane, thread + first * vectors);
+            return b.while_(
+                |_| index.lt(end),
+                |b| {
+                    let place = Place::new(b, cfg, index);
+                    body(b, place, None);
+                    b.add_to(index, threads);
+                },
+            );
+        };
+        let each = cfg.turns_of_places();
+        let own = held.iter().skip((first / cfg.met_rows() * each) as usize);
+        for (turn, share) in (0..each).zip(own) {
+            let index = b.let_(thread + (first * vectors + turn * threads));
+            b.if_(index.lt(end), |b| {
                 let place = Place::new(b, cfg, index);
-                body(b, place);
-                b.add_to(index, cfg.shape.threads());
-            },
-        );
+                body(b, place, Some(*share));
+            });
+        }
     }
 
     /// Writes this warp's rows from `first` on, as many as meet at once.
@@ -211,9 +232,11 @@ impl<'a> Fold<'a> {
         b.shared_at(start).plus(b, place.index * FOLDED_BYTES)
     }
 
-    fn read_folded(&self, b: &mut Builder, place: Place) -> Share {
-        let row = self.folded(b, place);
-        Share::read(b, row, part::values_at(row))
+    fn read_folded(&self, b: &mut Builder, place: Place, held: Option<Share>) -> Share {
+        held.unwrap_or_else(|| {
+            let row = self.folded(b, place);
+            Share::read(b, row, part::values_at(row))
+        })
     }
 }
 

@@ -77,7 +77,7 @@ impl Share {
     }
 
     /// A row that has seen no key.
-    fn unseen(b: &mut Builder) -> Self {
+    pub(super) fn unseen(b: &mut Builder) -> Self {
         let [sum, rounded, filler] = [(); 3].map(|()| b.var_in(Scope::Lane, 0.0));
         let top = b.var_in(Scope::Lane, UNSEEN_TOP);
         Self::of([top, sum, rounded, filler], [(); 4].map(|()| b.var_in(Scope::Lane, 0.0)))
@@ -85,6 +85,11 @@ impl Share {
 
     fn registers(&self) -> impl Iterator<Item = Reg<F32>> + use<> {
         [self.top].into_iter().chain(self.sums).chain(self.values)
+    }
+
+    /// Becomes another, where it is one that has seen no key.
+    pub(super) fn set(&self, b: &mut Builder, other: &Self) {
+        self.registers().zip(other.registers()).for_each(|(var, value)| b.set(var, value));
     }
 
     /// Reads a part's row if `number` is less than `count`: else it is one that has seen no key.
@@ -141,7 +146,7 @@ impl Share {
                     true => parts[1..].iter().fold(whole, |whole, part| Self::join(b, &[whole, *part])),
                     false => Self::join(b, &parts),
                 };
-                whole.registers().zip(joined.registers()).for_each(|(var, value)| b.set(var, value));
+                whole.set(b, &joined);
                 b.add_to(done, BATCH);
             },
         );
@@ -169,7 +174,7 @@ impl Share {
                     })
                     .collect();
                 let joined = parts.iter().fold(whole, |whole, part| Self::join(b, &[whole, *part]));
-                whole.registers().zip(joined.registers()).for_each(|(var, value)| b.set(var, value));
+                whole.set(b, &joined);
                 b.add_to(done, BATCH);
             },
         );

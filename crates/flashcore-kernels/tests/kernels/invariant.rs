@@ -1,6 +1,6 @@
 //! Few queries in every way in which CTAs can share rows; where bits must not depend on the batch, they are the same in all.
 
-use flashcore_core::{DType, Dims, Layout, Lengths, Mask, Problem, Spec, Values};
+use flashcore_core::{DType, Dims, Layout, Lengths, Mask, Pages, Problem, Sequences, Spec, Values};
 use flashcore_kernels::{
     Gpu, Member, Plan, Tile,
     decode::{Copies, Order, Shape},
@@ -109,6 +109,45 @@ fn queries_have_their_bits_alone_and_together() {
             let shape = shapes(&alone)[4];
             let got = run(&alone, &values, shape, &[row(&q), k.clone(), v.clone()]);
             assert_eq!(got.out, row(&whole.out), "query {query}");
+        }
+    }
+}
+
+/// One query over a dense cache, or over pages of 16 keys: batch, query heads, key heads and keys.
+fn cell([batch, heads, heads_kv, keys]: [usize; 4], paged: bool, batch_invariant: bool) -> Problem {
+    const PAGE: usize = 16;
+    let q = Layout::bshd(Dims::new(batch, heads, 1, 128)).unwrap();
+    let kv = match paged {
+        true => Layout::bshd(Dims::new(batch * keys / PAGE, heads_kv, PAGE, 128)).unwrap(),
+        false => Layout::bhsd(Dims::new(batch, heads_kv, keys, 128)).unwrap(),
+    };
+    let pages = Pages { longest_kv: Some(keys), ..Pages::new(keys / PAGE) };
+    let sequences = if paged { Sequences::Used { q: false, kv: true } } else { Sequences::Uniform };
+    let spec = Spec { sequences, pages: paged.then_some(pages), ..Spec::new(DType::BF16, q, kv, kv) };
+    Spec { batch_invariant, ..spec }.parse().unwrap()
+}
+
+/// CTAs of an H200 share rows as was measured to take the least time.
+#[test]
+fn ctas_share_rows_as_measured() {
+    let cluster = |parts| Order::Cluster { parts };
+    let cases = [
+        ([1, 32, 8, 1_024], false, cluster(8)),
+        ([1, 32, 8, 2_048], false, cluster(8)),
+        ([1, 32, 8, 8_192], false, Order::Grid),
+        ([8, 32, 8, 4_096], false, cluster(2)),
+        ([64, 32, 8, 8_192], false, Order::Grid),
+        ([1, 32, 8, 8_192], true, Order::Grid),
+        ([16, 32, 8, 8_192], true, Order::Even),
+        ([64, 32, 8, 8_192], true, Order::Even),
+        ([128, 64, 8, 2_048], true, Order::Even),
+    ];
+    let gpu = Gpu { sms: 132, ..Gpu::HOPPER };
+    for (extents, paged, order) in cases {
+        for batch_invariant in [false, true] {
+            let plan = plan(&cell(extents, paged, batch_invariant), &gpu, 16).unwrap();
+            let Tile::Decode(shape) = plan.kernel().tile() else { panic!("{plan}") };
+            assert_eq!(shape.order, order, "{extents:?}, pages: {paged}, invariant: {batch_invariant}");
         }
     }
 }
