@@ -253,7 +253,16 @@ def straight(
         result = shortcut(q, k, v, out, options.ready or options.native, queries, keys, sinks, longest, table, factors)
     except RuntimeError:
         result = _transformed(q)
+    except ValueError:  # FlashAttention's functions take features with gaps, at the price of a copy
+        if not any(map(has_gaps, (q, k, v))):
+            raise
+        result = None
     return result if out is None or result is None else _frameworks.of(q).written(out)
+
+
+def has_gaps(tensor: Any) -> bool:
+    """Whether the features of a tensor of torch do not lie side by side."""
+    return getattr(tensor, "ndim", 0) > 0 and hasattr(tensor, "stride") and tensor.shape[-1] > 1 and tensor.stride(-1) != 1
 
 
 def run(q: Any, k: Any, v: Any, options: Options, values: Values, return_lse: bool, out: Any | None) -> Any:
@@ -374,6 +383,8 @@ def _extents(q: Any, k: Any, layout: str) -> tuple[int, int, int] | None:
 
 def _transformed(q: Any) -> None:
     """Nothing for tensors without memory, so that the long way is taken; else the error that is being handled."""
+    if q.is_nested:
+        raise NotImplementedError(_frameworks.NO_NESTED)
     if not _frameworks.without_memory(sys.modules["torch"], q):
         raise  # noqa: PLE0704
 

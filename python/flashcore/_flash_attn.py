@@ -6,7 +6,7 @@ from typing import Any
 
 from . import _frameworks, _sequences
 from ._arguments import count, whole
-from ._attention import run, straight
+from ._attention import has_gaps, run, straight
 from ._options import NONE, Options, Values
 from ._options import options as made
 
@@ -56,7 +56,7 @@ def flash_attn_func(
         if result is not None:
             return result
     values = NONE if plain else Values(slopes=alibi_slopes, factors=factors)
-    result = run(q, k, v, options, values, return_attn_probs, None)
+    result = run(*tidied(q, k, v), options, values, return_attn_probs, None)
     return (*result, None) if return_attn_probs else result
 
 
@@ -142,7 +142,7 @@ def flash_attn_varlen_func(
         if result is not None:
             return result
     values = Values(cu_seqlens_q, keys, sinks, None, bounds, block_table, alibi_slopes, factors)
-    result = run(q, k, v, options, values, return_attn_probs or return_softmax_lse, out)
+    result = run(*tidied(q, k, v), options, values, return_attn_probs or return_softmax_lse, out)
     return (*result, None) if return_attn_probs else result
 
 
@@ -155,6 +155,11 @@ def _keys(offsets: Any, lengths: Any, block_table: Any) -> Any:
     if offsets is None:
         raise ValueError("keys in pages need their number; pass seqused_k, one per sequence")
     return offsets[1:] - offsets[:-1] if hasattr(offsets, "shape") else [b - a for a, b in zip(offsets, offsets[1:])]
+
+
+def tidied(*tensors: Any) -> tuple[Any, ...]:
+    """Tensors of torch whose features lie side by side: FlashAttention, too, copies others."""
+    return tuple(x.contiguous() if has_gaps(x) else x for x in tensors)
 
 
 def _parts(q: Any, packed: Any, used_q: Any, used_k: Any, chunk: int, block_table: Any, slopes: Any) -> Any:

@@ -19,7 +19,6 @@ NO_GPU_GRADIENTS = (
     "gradients of {dtype} tensors on a GPU are asked for, but FlashCore computes those of float16 and bfloat16; "
     "convert q, k and v, call it under torch.no_grad(), or move them to the CPU"
 )
-NO_NESTED = "nested tensors are not taken; pass their values() and offsets() to flashcore.packed_attention"
 NO_PAGE_GRADIENTS = (
     "there are no gradients through pages; call it under torch.no_grad(), or gather keys and values first"
 )
@@ -268,7 +267,7 @@ def call(
     if out is not None and (with_gradients or _records(out)):
         raise RuntimeError(_frameworks.NO_OUT_GRADIENTS)
     if q.is_nested:
-        raise NotImplementedError(NO_NESTED)
+        raise NotImplementedError(_frameworks.NO_NESTED)
     if with_gradients and not _is_watched(q, k, v):
         values = values if sinks is values.sinks else values._replace(sinks=sinks)
         return Recorded.apply(q, k, v, sinks, options, values, return_lse)

@@ -17,6 +17,7 @@ from .of_numpy import Numpy, exportable
 from .of_torch import (
     NO_FORWARD_GRADIENTS,
     NO_MASK_GRADIENTS,
+    NO_NESTED,
     NO_OUT_GRADIENTS,
     NO_SECOND_GRADIENTS,
     NO_SLOPE_GRADIENTS,
@@ -29,6 +30,7 @@ from .of_torch import (
 __all__ = [
     "NO_FORWARD_GRADIENTS",
     "NO_MASK_GRADIENTS",
+    "NO_NESTED",
     "NO_OUT_GRADIENTS",
     "NO_SECOND_GRADIENTS",
     "NO_SLOPE_GRADIENTS",

@@ -10,6 +10,7 @@ from .base import LEGACY_STREAM, Framework, each_tensor, given, rows
 
 NO_MASK_GRADIENTS = "masks have no gradient; detach the mask, or pass what is learned as sinks"
 NO_SLOPE_GRADIENTS = "slopes have no gradient; detach them"
+NO_NESTED = "nested tensors are not taken; pass their values() and offsets() to flashcore.packed_attention"
 NO_OUT_GRADIENTS = "out= does not go with gradients; omit it, or call under torch.no_grad()"
 NO_APPEND_GRADIENTS = "a cache has no backward pass; call this under torch.no_grad() or detach the tensors"
 NO_FORWARD_GRADIENTS = "attention has no forward-mode gradients; use reverse mode, as torch.func.vjp or backward()"
