@@ -336,6 +336,12 @@ pub(crate) struct Numbers {
 }
 
 impl Numbers {
+    /// Demands so many of them.
+    pub(crate) fn check_count(&self, needed: usize, what: &'static str) -> Result<(), CallError> {
+        let (operand, given) = (self.operand, self.len);
+        if given == needed { Ok(()) } else { Err(CallError::Count { operand, given, needed, what }) }
+    }
+
     /// Reads a DLPack view of integers.
     ///
     /// # Safety

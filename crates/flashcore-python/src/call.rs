@@ -327,7 +327,7 @@ impl<'a> Call<'a> {
         let [q, kv] = self.lengths;
         let batch = spec.q.dims().batch;
         for numbers in self.lengths.iter().flatten().filter(|_| order != Order::Packed) {
-            check_count(numbers, batch, "one for each batch entry")?;
+            numbers.check_count(batch, "one for each batch entry")?;
         }
         // Bounds are rounded, so that batches with slightly other ones share a plan.
         let (longest_q, longest_kv) = self.longest.unwrap_or((usize::MAX >> 1, usize::MAX >> 1));
@@ -335,14 +335,14 @@ impl<'a> Call<'a> {
         let sequences = match (order, q, kv) {
             (Order::Packed, Some(q), Some(kv)) => {
                 if q.len == 0 {
-                    check_count(&q, 1, "one more than there are sequences")?;
+                    q.check_count(1, "one more than there are sequences")?;
                 }
                 let count = q.len - 1;
                 if self.table.is_some() {
-                    check_count(&kv, count, "one for each sequence")?;
+                    kv.check_count(count, "one for each sequence")?;
                     Sequences::PackedQueries { count, longest_q }
                 } else {
-                    check_count(&kv, q.len, "as many as offsets of q")?;
+                    kv.check_count(q.len, "as many as offsets of q")?;
                     Sequences::Ragged { count, longest_q, longest_kv }
                 }
             }
@@ -496,9 +496,4 @@ fn bias_kind(bias: &Array) -> Result<Bias, CallError> {
         4 => Bias::Pairs { dtype: bias.dtype, layout: bias.layout(Order::Bhsd)? },
         rank => Bias::Slopes { per_sequence: rank == 2 },
     })
-}
-
-fn check_count(numbers: &Numbers, needed: usize, what: &'static str) -> Result<(), CallError> {
-    let (operand, given) = (numbers.operand, numbers.len);
-    if given == needed { Ok(()) } else { Err(CallError::Count { operand, given, needed, what }) }
 }
