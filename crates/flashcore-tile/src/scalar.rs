@@ -248,18 +248,6 @@ impl Builder {
         self.op(Op::Fma, &[Mod::Rn, Mod::Type(ScalarType::F32)], args)
     }
 
-    /// `x * y + z`, brought between 0 and 1; 0 where it is NaN.
-    #[track_caller]
-    pub fn fma_saturated(
-        &mut self,
-        x: impl Into<Expr<F32>>,
-        y: impl Into<Expr<F32>>,
-        z: impl Into<Expr<F32>>,
-    ) -> Reg<F32> {
-        let args = [self.arg(x), self.arg(y), self.arg(z)];
-        self.op(Op::Fma, &[Mod::Rn, Mod::Sat, Mod::Type(ScalarType::F32)], args)
-    }
-
     /// `dst = x * y + z`, in place.
     #[track_caller]
     pub fn fma_into(

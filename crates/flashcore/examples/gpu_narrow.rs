@@ -2,8 +2,8 @@
 //!
 //! `cargo run --release --example gpu_narrow CELL… [form=FORM,FORM,…] [ms=N] [check=N] [drift=KEYS]` prints one JSON object
 //! per line. A cell is `SEQUENCE:DIM:full|causal[:blocks]`, with 16k tokens and 2048 features; a form is `rules` or
-//! `CONSUMERSxKEYSxSTAGESxtiles|pairs|partsxturns|freexCOMPUTED`, the last being how many exponentials of eight are
-//! polynomials. `check=1` first runs the test kit's cases in each form, `drift` compares sums over so many keys with f64.
+//! `CONSUMERSxKEYSxSTAGESxtiles|pairs|partsxturns|free`: when sums are settled, and whether consumers take turns.
+//! `check=1` first runs the test kit's cases in each form, `drift` compares sums over so many keys with f64.
 
 use flashcore::{
     DType, Dims, E4M3, Layout, Mask, Problem, Scales, Spec, Values,
@@ -56,8 +56,8 @@ fn choice(form: &str) -> Outcome<Choice> {
         return Ok(Choice::Rules);
     }
     let words: Vec<&str> = form.split('x').collect();
-    let &[consumers, tile_n, stages, settles, turns, computed] = &words[..] else {
-        return Err("a form has six words".into());
+    let &[consumers, tile_n, stages, settles, turns] = &words[..] else {
+        return Err("a form has five words".into());
     };
     let settles = match settles {
         "tiles" => Settles::Tiles,
@@ -71,7 +71,6 @@ fn choice(form: &str) -> Outcome<Choice> {
         stages: stages.parse()?,
         settles,
         in_turn: turns == "turns",
-        computed: computed.parse()?,
     }))
 }
 

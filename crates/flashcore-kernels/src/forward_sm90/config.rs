@@ -92,21 +92,19 @@ pub struct Policy {
     pub producer_waits: bool,
     /// Tiles are told how those before them went, and look for maxima first where references kept moving.
     pub adapts: bool,
-    /// Of eight exponentials, how many are polynomials, where probabilities have 8 bits.
-    pub computed: u32,
 }
 
 impl Policy {
     /// What a name says of a policy: nothing where it is the usual one.
     fn suffix(self, usual: Self) -> String {
-        let Self { in_turn, waits_once, passes_over, producer_waits, adapts, computed } = self;
+        let Self { in_turn, waits_once, passes_over, producer_waits, adapts } = self;
         if self == usual {
             return String::new();
         }
         let choices =
             [(in_turn, "t"), (waits_once, "w"), (passes_over, "o"), (producer_waits, "p"), (adapts, "a")];
         let made: String = choices.into_iter().filter(|(on, _)| *on).map(|(_, letter)| letter).collect();
-        format!("_by_{made}{computed}")
+        format!("_by_{made}")
     }
 }
 

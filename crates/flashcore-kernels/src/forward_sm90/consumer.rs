@@ -81,7 +81,7 @@ impl<'a> Consumer<'a> {
             v: layout.v.tile().operand(b, if cfg.narrow() { Major::K } else { Major::Mn }, 0),
             q_count: b.var(0),
             kv_count: b.var(0),
-            softmax: Softmax::new(b, scale.log2, cfg.input).computing(b, cfg.policy.computed),
+            softmax: Softmax::new(b, scale.log2, cfg.input),
             scale,
             blocks: args.blocks.map(|blocks| Blocks::new(b, blocks)),
             turn: layout.turns.map(|turns| turns.of(b, group)),

@@ -2,7 +2,6 @@
 
 pub mod bias;
 pub(crate) mod columns;
-pub(crate) mod computed;
 pub(crate) mod elements;
 pub(crate) mod entries;
 pub(crate) mod factors;

@@ -19,8 +19,6 @@
 
 use flashcore_tile::{Acc, Builder, Element, F32, Fragment, Pred, ROWS_PER_THREAD, Reg, S32, Scope, U32};
 
-use super::computed::Computed;
-
 /// How far apart, in powers of two, probabilities of a row may be.
 struct Room {
     /// The largest score seen when a row's reference moves has this probability: the lower, the longer it may stay.
@@ -73,8 +71,6 @@ pub struct Softmax {
     element: Element,
     /// How often references of this warp's rows have moved since their first tile.
     moves: Reg<U32>,
-    /// The exponentials that are polynomials, if some are.
-    computed: Option<Computed>,
 }
 
 /// What the epilogue needs of a finished softmax.
@@ -119,7 +115,6 @@ impl Softmax {
             rounded: row(b, 0.0),
             element: element.into(),
             moves: b.var_in(Scope::Warp, 0),
-            computed: None,
         }
     }
 
@@ -131,34 +126,18 @@ impl Softmax {
         b.set(self.moves, 0);
     }
 
-    /// The same, of whose exponentials `share` of eight are polynomials; probabilities have 8 bits.
-    #[track_caller]
-    pub fn computing(mut self, b: &mut Builder, share: u32) -> Self {
-        self.computed = (share > 0).then(|| Computed::new(b, share));
-        self.computed.iter().for_each(|computed| computed.follow_scale(b, self.scale));
-        self
-    }
-
     /// Takes note that the scale has been set to another value.
     #[track_caller]
     pub fn follow_scale(&self, b: &mut Builder) {
         b.set(self.negated_scale, -self.scale);
-        self.computed.iter().for_each(|computed| computed.follow_scale(b, self.scale));
-    }
-
-    /// Measures a row from another reference from now on.
-    #[track_caller]
-    fn set_offset(&self, b: &mut Builder, row: usize, offset: Reg<F32>) {
-        b.set(self.offset[row], offset);
-        self.computed.iter().for_each(|computed| computed.follow_offset(b, row, offset));
     }
 
     /// Turns the scores of a row's first tile into probabilities.
     #[track_caller]
     pub fn first(&self, b: &mut Builder, scores: &Acc, probs: &Fragment) {
-        for (row, top) in row_maxima(b, scores).into_iter().enumerate() {
+        for (offset, top) in self.offset.into_iter().zip(row_maxima(b, scores)) {
             let from_top = self.offset_from(b, top);
-            self.set_offset(b, row, from_top);
+            b.set(offset, from_top);
         }
         let sums = self.weigh(b, scores, probs);
         self.own(sums).for_each(|(own, tile)| b.set(own, tile));
@@ -235,31 +214,10 @@ impl Softmax {
         for (sixteen, packed) in scores.regs().chunks_exact(8).zip(probs.regs().chunks_exact(ROWS_PER_THREAD))
         {
             for (row, &packed) in packed.iter().enumerate() {
-                let mut number = 4 * row..;
-                let four = [0, 1, 4, 5].map(|i| {
-                    let computed =
-                        number.next().and_then(|n| self.computed.as_ref().filter(|own| own.takes(n)));
-                    self.narrow_prob(b, sums, [row, i & 1], sixteen[2 * row + i], computed)
-                });
+                let four = [0, 1, 4, 5].map(|i| self.prob(b, sums, [row, i & 1], sixteen[2 * row + i]));
                 b.pack_four_into(packed, self.element, four);
             }
         }
-    }
-
-    /// The probability of a score, by a polynomial or not, added to the sums.
-    #[track_caller]
-    fn narrow_prob(
-        &self,
-        b: &mut Builder,
-        sums: &mut Sums,
-        [row, col]: [usize; 2],
-        score: Reg<F32>,
-        computed: Option<&Computed>,
-    ) -> Reg<F32> {
-        let Some(computed) = computed else { return self.prob(b, sums, [row, col], score) };
-        let prob = computed.prob(b, row, score);
-        sums.add(b, row, col, prob, self.element);
-        prob
     }
 
     /// The probability of a score, measured from the reference as it is, and added to the sums.
@@ -357,7 +315,7 @@ impl Softmax {
         let offset = self.offset_from(b, top);
         let offset = b.select(grew, offset, self.offset[row]);
         let factor = b.exp2(offset - self.offset[row]);
-        self.set_offset(b, row, offset);
+        b.set(self.offset[row], offset);
         for sum in [self.sum[row], self.rounded[row]] {
             b.mul_into(sum, sum, factor);
         }

@@ -322,7 +322,6 @@ pub(crate) const fn policy(cfg: &Config) -> Policy {
         passes_over: passes_over(cfg),
         producer_waits: producer_waits(cfg),
         adapts: adapts(cfg),
-        computed: 0,
     }
 }
 

@@ -80,21 +80,18 @@ pub struct NarrowForm {
     pub settles: Settles,
     /// Whether consumers multiply in turn.
     pub in_turn: bool,
-    /// Of eight exponentials, how many are polynomials.
-    pub computed: u32,
 }
 
 impl NarrowForm {
     /// The same plan in this form, where it is one for tensors of 8 bits.
     pub(super) fn plan(&self, problem: &Problem, plan: Plan) -> Result<Plan, PlanError> {
         let KernelConfig::Sm90(mut kernel) = *plan.kernel() else { return Ok(plan) };
-        let Self { consumers, tile_n, stages, settles, in_turn, computed } = *self;
+        let Self { consumers, tile_n, stages, settles, in_turn } = *self;
         let turn = if settles == Settles::Pairs { 2 } else { 1 };
         let budget = Some(if consumers > 2 { THREE_CONSUMERS } else { TWO_CONSUMERS });
         kernel.shape = Shape { consumers, tile_n, stages, turn, budget, ..kernel.shape };
         kernel = with_policy(forward_sm90::Config { settles, ..kernel });
         kernel.policy.in_turn = in_turn && settles != Settles::Parts;
-        kernel.policy.computed = computed;
         let fits = Tile::Sm90(kernel.shape).check().and_then(|()| {
             let plan = plan.by(KernelConfig::Sm90(kernel), problem);
             plan.check_resources(problem).map(|()| plan)

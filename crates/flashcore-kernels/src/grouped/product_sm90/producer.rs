@@ -81,8 +81,8 @@ impl Filling {
         done.arrive_expecting(b, self.layout.ring.tile().bytes());
         let start = stage.at(b);
         let lines = [place.rows[0], place.column];
-        for which in 0..2 {
-            let [line, depth, matrix] = [lines[which], depth, place.matrices[which]].map(Val::from);
+        for (which, line) in lines.into_iter().enumerate() {
+            let [line, depth, matrix] = [line, depth, place.matrices[which]].map(Val::from);
             let at = if self.cfg.along[which] { [depth, line, matrix] } else { [line, depth, matrix] };
             b.tma_load(self.maps[which], &self.layout.tiles[which], self.place_of(start, which), at, done);
         }
