@@ -174,11 +174,11 @@ def main() -> None:
     parser.add_argument("--only", default="")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    end = time.monotonic() + options.seconds
     prepare()
     if options.device == "cpu":
         without_gpu()
     rng, cases = random.Random(options.seed), tests(options.path, options.only, options.device)
+    end = time.monotonic() + options.seconds
     table = {name: {"passed": 0, "skipped": 0, "refused": 0, "failed": 0} for name in cases}
     refusals, failures = {}, []
     while cases and time.monotonic() < end:

@@ -163,7 +163,28 @@ def test_the_third_dialect():
     torch.testing.assert_close(merged, three.flash_attn_func(q, k, k), atol=1e-6, rtol=0)
     assert sums.shape == (2, 9, 4)
     with raises(NotImplementedError, "pass qv=None"):
-        three.flash_attn_func(q, k, k, qv=q)
+        three.flash_attn_with_kvcache(q, k, k, qv=q)
+
+
+@cases(device=["cpu", "cuda"], packed=[False, True])
+def test_queries_that_meet_values_too(device, packed):
+    """As latent attention has it: scores are those of q and k and those of qv and v together."""
+    torch = need_torch(device)
+    from flashcore.flash_attn import flash_attn_3 as three
+
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    make = lambda *shape, seed: torch.tensor(normal(*shape, seed=seed)).to(device, dtype)
+    q, qv, k, v = make(12, 4, 64, seed=0), make(12, 4, 512, seed=1), make(20, 1, 64, seed=2), make(20, 1, 512, seed=3)
+    if packed:
+        offsets = [torch.tensor([0, n], dtype=torch.int32, device=device) for n in (12, 20)]
+        out = three.flash_attn_varlen_func(q, k, v, *offsets, 12, 20, causal=True, qv=qv)[None]
+    else:
+        out = three.flash_attn_func(q[None], k[None], v[None], causal=True, qv=qv[None])
+    parts = [torch.cat([x, y], -1).double().cpu().numpy()[None].swapaxes(1, 2) for x, y in ((q, qv), (k, v))]
+    wanted, _ = reference(*parts, v.double().cpu().numpy()[None].swapaxes(1, 2), mask=band_mask(12, 20, right=0))
+    check_close(out.double().cpu().numpy().swapaxes(1, 2), wanted, "float32" if device == "cpu" else "bfloat16")
+    with raises(ValueError, "qv has 64 features but v 512"):
+        three.flash_attn_func(q[None], k[None], v[None], qv=q[None])
 
 
 def test_slopes_over_a_cache():

@@ -224,8 +224,6 @@ def test_mistakes_are_told():
     packed = np.ones((3, 4, 8), "float32")
     with raises(ValueError, "pass key_offsets, or page_table"):
         flashcore.packed_attention(packed, pages, pages, [0, 1, 3], page_table=table)
-    with raises(NotImplementedError, "block_table"):
-        flashcore.flash_attn_varlen_func(packed, packed, packed, [0, 3], [0, 3], 3, 3, seqused_k=[3])
 
 
 def test_gradients_through_pages_are_refused():

@@ -60,6 +60,15 @@ def test_fake_tensors_go_through_the_operator():
         assert type(out).__name__ == "FakeTensor" and out.shape == (2, 4, 16, 8)
 
 
+def short_way(torch):
+    """The extension's short way for plain tensors; torch before 2.10 has none."""
+    from flashcore import _frameworks
+
+    if not _frameworks.of(torch.empty(0)).exchanges:
+        raise Skip("this torch has no exchange API")
+    return _frameworks.shortcuts[torch.Tensor]
+
+
 def test_torch_without_exchange_api():
     """What torch before 2.10 gets: tensors by capsule."""
     torch = need_torch()
@@ -67,9 +76,9 @@ def test_torch_without_exchange_api():
 
     q, k, v = three(torch, "cpu")
     framework = _frameworks.of(q)
-    expected = flashcore.attention(q, k, v)
-    assert framework.exchanges, "this torch has no exchange API"
-    framework.exchanges, shortcut = False, _frameworks.shortcuts.pop(torch.Tensor)
+    expected, shortcut = flashcore.attention(q, k, v), short_way(torch)
+    framework.exchanges = False
+    del _frameworks.shortcuts[torch.Tensor]
     try:
         assert torch.equal(flashcore.attention(q, k, v), expected)
     finally:
@@ -89,12 +98,11 @@ SHORT = {
 def test_short_way_is_the_long_way(name, device):
     """Plain calls are made by the extension alone, output included; it is what the long way would have made."""
     torch = need_torch(device)
-    from flashcore import _frameworks
     from flashcore._native import Options
 
     q, k, v = SHORT[name](*three(torch, device))
     expected, _ = flashcore.attention(q, k, v, causal=True, return_lse=True)  # never the short way
-    shortcut, options = _frameworks.shortcuts[torch.Tensor], Options("bhsd", right=0)
+    shortcut, options = short_way(torch), Options("bhsd", right=0)
     for _ in range(2):  # the first call makes the recipe, the second follows it
         out = shortcut(q, k, v, None, options)
         assert torch.equal(out, expected) and out.stride() == expected.stride()
@@ -105,12 +113,11 @@ def test_short_way_is_the_long_way(name, device):
 
 def test_short_way_leaves_the_rest_to_the_long_way():
     torch = need_torch()
-    from flashcore import _frameworks
     from flashcore._native import Options
 
     q, k, v = three(torch, "cpu")
     expected = flashcore.attention(q, k, v)
-    shortcut, options = _frameworks.shortcuts[torch.Tensor], Options("bhsd")
+    shortcut, options = short_way(torch), Options("bhsd")
     recorded, parameter = q.clone().requires_grad_(), torch.nn.Parameter(k, requires_grad=False)
     assert shortcut(recorded, k, v, None, options) is None
     assert shortcut(q, parameter, v, None, options) is None

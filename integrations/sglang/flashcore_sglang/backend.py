@@ -129,5 +129,7 @@ def refuse(runner: Any) -> None:
     algorithm = getattr(runner, "spec_algorithm", None)
     if algorithm is not None and not algorithm.is_none():
         raise ValueError("FlashCore's backend does not support speculative decoding; choose another --attention-backend")
+    if getattr(runner.token_to_kv_pool, "requires_physical_write_loc", False):
+        raise ValueError("FlashCore's backend does not support unified pools; choose another --attention-backend")
     if "float8_e5m2" in str(runner.kv_cache_dtype):
         raise ValueError("FlashCore's backend does not support caches of fp8_e5m2; use --kv-cache-dtype fp8_e4m3 or auto")

@@ -94,8 +94,9 @@ class FlashCoreImpl(theirs.FlashAttentionImpl):
         """Whether FlashCore takes the call; profiling runs and what is rare are the other backend's."""
         if metadata is None or not isinstance(getattr(metadata, "causal", True), bool):
             return False
-        # What begins alike is theirs to compute once, unless their kernels would need queries of 8 bits.
-        if metadata.use_cascade and not narrow(self):
+        # What begins alike is theirs to compute once, unless their kernels would need queries of 8 bits. Releases from 0.33
+        # on have no such batches.
+        if getattr(metadata, "use_cascade", False) and not narrow(self):
             return False
         rare = ("mm_prefix_query_range_tensor", "rswa_prefix_lens")
         if any(getattr(metadata, name, None) is not None for name in rare):

@@ -126,6 +126,19 @@ def test_what_is_rare_is_left_to_vllm(plugin):
     assert (call(make(), None) == 0).all()
 
 
+def test_metadata_without_cascades_are_taken(plugin):
+    """As from 0.33 on."""
+    _, backend, _ = plugin
+    layer = backend.FlashCoreImpl(HEADS, DIM, 0.3, KV_HEADS, None, None, "auto")
+    asked = metadata(sys.modules["recorded"])
+    newer = types.SimpleNamespace(**{name: value for name, value in vars(asked).items() if name != "use_cascade"})
+    q, (_, _, cache) = torch.randn(sum(QUERIES), HEADS, DIM), caches("from 0.26")
+    outputs = [torch.zeros(len(q), HEADS, DIM) for _ in range(2)]
+    for given, output in zip((asked, newer), outputs):
+        layer.forward(None, q, None, None, cache, given, output)
+    assert torch.equal(*outputs) and outputs[0].abs().sum() > 0
+
+
 def test_it_is_registered_by_vllms_name(plugin):
     package, backend, registry = plugin
     package.register()
