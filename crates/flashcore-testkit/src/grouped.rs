@@ -111,12 +111,12 @@ pub fn cases() -> Vec<Case> {
         Case { name: "wild offsets of depth", ends: Ends::Wild, grouping: Grouping::Depth { groups: 8 }, groups: 8, padding: 8, ..depth },
         Case { name: "depth of nobody", ends: Ends::Short, ..depth },
         Case { name: "long depth", depth: 700, rows: 16, columns: 24, grouping: Grouping::Depth { groups: 3 }, groups: 3, ..depth },
-        Case { name: "depth of many rows", depth: 330, rows: 136, columns: 144, ..depth },
-        Case { name: "depth of many rows and of nobody", ends: Ends::Short, depth: 200, rows: 72, columns: 264, padding: 8, ..depth },
+        Case { name: "depth of many rows", depth: 170, rows: 136, columns: 72, ..depth },
+        Case { name: "depth of many rows and of nobody", ends: Ends::Short, depth: 140, rows: 72, columns: 72, padding: 8, ..depth },
         Case { name: "depth of contiguous rows", ends: Ends::Eighths, turned: [false, true], ..depth },
         Case { name: "batch", ..batch },
         Case { name: "batch, turned", turned: [true, false], rows: 24, padding: 8, ..batch },
-        Case { name: "batch of many rows, turned", turned: [true, false], rows: 136, columns: 200, depth: 136, ..batch },
+        Case { name: "batch of many rows, turned", turned: [true, false], rows: 136, columns: 72, depth: 72, ..batch },
         Case { name: "one dense product", groups: 1, rows: 150, columns: 136, depth: 200, ..batch },
     ]
 }

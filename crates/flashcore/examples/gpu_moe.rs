@@ -74,8 +74,8 @@ const fn same(cut: ExpertCut) -> [ExpertCut; 2] {
 }
 
 /// A cut for Hopper: weights stream past so many rows.
-const fn past(rows: u32, stages: u32) -> ExpertCut {
-    ExpertCut::Sm90(HopperExpertTile { tile_n: 128, turns: false, stages, pair: false, rows })
+const fn past(rows: u32, tile_n: u32, stages: u32) -> ExpertCut {
+    ExpertCut::Sm90(HopperExpertTile { tile_n, turns: false, stages, pair: false, rows })
 }
 
 /// Pairs of cuts that are tried for so many tokens, and rows per expert.
@@ -93,20 +93,20 @@ fn cuts(tokens: usize, rows: usize) -> Vec<[ExpertCut; 2]> {
             [wide([3, 2, 2]), narrow([5, 1, 4])],
         ],
         0..=12 => vec![
-            same(past(16, 6)),
-            same(past(16, 5)),
-            [wide([6, 2, 1]), past(16, 6)],
-            [past(16, 6), wide([6, 2, 1])],
-            same(narrow([6, 3, 1])),
+            same(wide([6, 2, 1])),
+            same(past(16, 128, 6)),
+            same(past(16, 256, 6)),
+            [past(16, 128, 6), narrow([5, 2, 2])],
+            [past(16, 128, 6), wide([6, 2, 1])],
+            [past(16, 256, 6), wide([6, 2, 1])],
             same(narrow([5, 2, 2])),
-            same(general(16, 256, [1, 4], [6, 1, 1])),
         ],
         13..=40 => vec![
-            same(past(64, 4)),
-            same(past(64, 3)),
-            same(past(32, 5)),
-            [general(64, 128, [2, 2], [4, 2, 1]), past(64, 4)],
-            [past(64, 4), general(64, 128, [2, 2], [4, 2, 1])],
+            same(general(64, 128, [2, 2], [4, 2, 1])),
+            same(past(64, 256, 5)),
+            [past(64, 256, 5), past(64, 128, 4)],
+            [past(64, 128, 4), past(64, 256, 5)],
+            same(past(64, 256, 4)),
         ],
         _ => many_rows(),
     }

@@ -152,7 +152,7 @@ fn check_experts_hopper(shape: &moe::product_sm90::Shape) -> Result<(), Misfit> 
         let others = u32::from(shape.turns) + u32::from(shape.pair);
         return check_rules(&[
             ("rows", shape.rows, unit_of_powers(shape.rows), 16..=64, "16, 32, 64 or 128"),
-            ("tile_n", shape.tile_n, 128, 128..=128, "128 past few rows"),
+            ("tile_n", shape.tile_n, 128, 128..=256, "128 or 256 past few rows"),
             ("turns and pair", others, 1, 0..=0, "neither past few rows"),
             ("stages", shape.stages, 1, 3..=8, "3 to 8"),
         ]);

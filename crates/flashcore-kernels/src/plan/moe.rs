@@ -20,6 +20,8 @@ pub(super) const CHUNK: usize = 8;
 pub(super) const RESERVED: u32 = 1024;
 /// Rows per expert from which on products wait for tensor cores more than for weights.
 pub(super) const MANY_ROWS: usize = 64;
+/// Most rows per expert for which tiles have 16.
+const FEW_ROWS: usize = 12;
 /// Entries from which on several CTAs sort them.
 const MANY_ENTRIES: usize = 2048;
 /// Depths up to which a tile's end takes long beside its products: of the first, and of the second.
@@ -28,9 +30,8 @@ const LONG: usize = 4096;
 
 /// Plans a mixture of experts; `alignment` is what all addresses of tensors are multiples of, in bytes.
 pub fn plan_moe(problem: &MoeProblem, gpu: &Gpu, alignment: u64) -> Result<Plan, PlanError> {
-    if let Some(cuts) = hopper_cuts(problem, gpu) {
-        let why = "many tokens per expert: weights by tensor copies, products by warpgroups";
-        return plan_with(problem, gpu, alignment, (cuts, why));
+    if let Some(cuts) = hopper_cuts(problem, gpu).or_else(|| streaming_cuts(problem, gpu)) {
+        return plan_with(problem, gpu, alignment, cuts);
     }
     let (shape, why) = shape(problem, gpu)?;
     let cuts = [(Kind::Up(Glu::of(problem)), problem.gate_up()), (Kind::Down, problem.down())]
@@ -114,10 +115,24 @@ fn takes_hopper(problem: &MoeProblem, gpu: &Gpu) -> bool {
 ///
 /// Consumers that take turns hide the end of a tile, which counts where depth is short, but have no registers for biases.
 /// CTAs that share weights hide how long these take, which counts where depth is long.
-fn hopper_cuts(problem: &MoeProblem, gpu: &Gpu) -> Option<[Cut; 2]> {
-    let many = problem.entries() / problem.experts() >= MANY_ROWS;
-    if !many || !takes_hopper(problem, gpu) {
+fn hopper_cuts(problem: &MoeProblem, gpu: &Gpu) -> Option<([Cut; 2], &'static str)> {
+    if !takes_hopper(problem, gpu) {
         return None;
+    }
+    let past = |rows: u32, stages: u32| {
+        Cut::Sm90(product_sm90::Shape { tile_n: 128, turns: false, stages, pair: false, rows })
+    };
+    match problem.entries() / problem.experts() {
+        // Past few rows the second product is no faster by warpgroups, and with little depth neither is the first.
+        ..=FEW_ROWS if problem.hidden() >= LONG => {
+            let why = "few tokens per expert: weights stream past 16 rows, first by warpgroups";
+            return Some(([past(16, 6), Cut::General(shape_for(0).0)], why));
+        }
+        29..MANY_ROWS => {
+            return Some(([past(64, 4); 2], "weights stream past 64 rows, by tensor copies and warpgroups"));
+        }
+        ..MANY_ROWS => return None,
+        _ => {}
     }
     let cut = |turns: bool, pair: bool| {
         let turns = turns && !problem.spec().biases;
@@ -126,7 +141,46 @@ fn hopper_cuts(problem: &MoeProblem, gpu: &Gpu) -> Option<[Cut; 2]> {
     };
     let [first, second] = [problem.hidden(), problem.intermediate()];
     let pair = first > SHORT;
-    Some([cut(!pair, pair), cut(second <= LONG, pair)])
+    let cuts = [cut(!pair, pair), cut(second <= LONG, pair)];
+    Some((cuts, "many tokens per expert: weights by tensor copies, products by warpgroups"))
+}
+
+/// How weights stream past few rows on Hopper by kernels for every GPU, where they are rows of memory.
+///
+/// Several lines of a row at a time, and tiles of few features, pay where they leave no SM without work: measured on an H200.
+fn streaming_cuts(problem: &MoeProblem, gpu: &Gpu) -> Option<([Cut; 2], &'static str)> {
+    let rows = problem.gate_up().is_row_major() && problem.down().is_row_major();
+    if gpu.capability != (9, 0) || !rows || problem.entries() / problem.experts() > FEW_ROWS {
+        return None;
+    }
+    let cut = |tile_n: u32, warps: u32, [stages, ctas_per_sm, lines]: [u32; 3]| Shape {
+        tile_m: 16,
+        tile_n,
+        warps: [1, warps],
+        stages,
+        ctas_per_sm,
+        lines,
+    };
+    let (tiles, sms) =
+        (|tile_n: usize| problem.entries() * (2 * problem.intermediate()).div_ceil(tile_n), gpu.sms as usize);
+    let whole = [problem.hidden(), problem.intermediate()].iter().all(|n| n.is_multiple_of(256));
+    let (shapes, why) = match problem.tokens() {
+        2.. => {
+            let why = "few tokens per expert: weights stream past 16 rows, two lines of each at a time";
+            ([cut(64, 2, [5, 2, 2]); 2], why)
+        }
+        1 if whole && tiles(64) >= 3 * sms => {
+            ([cut(64, 2, [5, 1, 4]); 2], "one token, many tiles: four lines of each row of weights at a time")
+        }
+        1 if (sms..2 * sms).contains(&tiles(128)) => {
+            let why = "one token, tiles for less than two CTAs per SM: thinner ones of the second product";
+            ([cut(128, 4, [3, 2, 2]), cut(32, 2, [6, 2, 2])], why)
+        }
+        _ => return None,
+    };
+    let fits =
+        |shape: &Shape| shape.ctas_per_sm * (shape.shared_bytes() + RESERVED) <= gpu.shared_bytes + RESERVED;
+    shapes.iter().all(fits).then(|| (shapes.map(Cut::General), why))
 }
 
 /// How the expert of all tokens is computed.

@@ -98,11 +98,11 @@ fn experts_of_models() -> Vec<Plan> {
     let plans =
         layers.into_iter().flat_map(|layer| [1, 16, 512, 2048, 8192].map(|tokens| plan(layer, tokens)));
     // Weights that stream past few rows, by warpgroups.
-    let past = |(rows, stages): (u32, u32)| {
-        let shape = product_sm90::Shape { tile_n: 128, turns: false, stages, pair: false, rows };
+    let past = |(rows, tile_n, stages): (u32, u32, u32)| {
+        let shape = product_sm90::Shape { tile_n, turns: false, stages, pair: false, rows };
         plan_moe_tiles(&problem(layers[1], 16), &Gpu::HOPPER, 16, [Cut::Sm90(shape); 2]).unwrap()
     };
-    plans.chain([(16, 6), (32, 5), (64, 4)].map(past)).collect()
+    plans.chain([(16, 128, 6), (32, 128, 5), (64, 128, 4), (64, 256, 5)].map(past)).collect()
 }
 
 /// Grouped products as layers of models and their gradients have them.

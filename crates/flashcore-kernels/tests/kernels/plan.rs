@@ -1,12 +1,12 @@
 //! Which kernel is chosen for what, without a GPU, and how refusals read.
 
 use flashcore_core::{
-    BackwardSpec, DType, Dims, ExpertLayout, GroupedSpec, Grouping, Layout, Mask, Pages, Problem, Sequences,
-    Spec,
+    BackwardSpec, DType, Dims, ExpertLayout, GroupedSpec, Grouping, Index, Layout, Mask, MoeSpec, Pages,
+    Problem, Routing, Sequences, Spec,
 };
 use flashcore_kernels::{
     Choice, Family, Gpu, KernelConfig, Plan, PlanError, Tile, backward_rows, covering_set,
-    forward_sm80::Shape, plan, plan_backward, plan_general, plan_grouped, plan_tile,
+    forward_sm80::Shape, plan, plan_backward, plan_general, plan_grouped, plan_moe, plan_tile,
 };
 
 fn spec(dtype: DType, [heads_q, heads_kv, seq_q, seq_kv]: [usize; 4], dim: usize) -> Spec {
@@ -82,6 +82,36 @@ fn grouped_products_of_many_rows_are_for_warpgroups() {
     check(Grouping::Columns, columns, Gpu::HOPPER, "fc_grouped_sm_90a_bf16_rows_along_along_turned_", "");
     let batch = [turned([8, 4096, 512]), dense([8, 512, 512])];
     check(Grouping::Batch, batch, Gpu::HOPPER, "fc_grouped_sm_90a_bf16_batch_across_across_", "");
+}
+
+/// Which kernels multiply, for layers as models have them: hidden, intermediate, experts, experts of a token.
+#[test]
+fn products_of_experts_follow_the_tokens_of_each() {
+    let (qwen, mixtral, oss) = ([2048, 768, 128, 8], [4096, 14336, 8, 2], [2880, 2880, 128, 4]);
+    let check = |[hidden, intermediate, experts, top_k]: [usize; 4],
+                 tokens,
+                 batch_invariant,
+                 ends: [&str; 2]| {
+        let dense = |extents| ExpertLayout::dense(extents).unwrap();
+        let weights = [dense([experts, 2 * intermediate, hidden]), dense([experts, hidden, intermediate])];
+        let routing = Routing::Given { ids: Index::I32, weights: DType::F32, top_k };
+        let x = Layout::matrix(tokens, hidden).unwrap();
+        let spec = MoeSpec::new(DType::BF16, x, weights[0], weights[1], routing);
+        let problem = MoeSpec { batch_invariant, ..spec }.parse().unwrap();
+        let plan = plan_moe(&problem, &Gpu::HOPPER, 16).unwrap();
+        let names: Vec<_> = plan.launches().iter().map(|launch| launch.kernel().name()).collect();
+        let products: Vec<_> = names.iter().filter(|n| n.contains("_up_") || n.contains("_down_")).collect();
+        assert!(products.iter().zip(ends).all(|(name, end)| name.ends_with(end)), "{tokens} tokens: {plan}");
+    };
+    check(qwen, 1, false, ["m16n64w1x2s8c2", "m16n64w1x2s8c2"]);
+    check(mixtral, 1, false, ["m16n64w1x2s5c1l4", "m16n64w1x2s5c1l4"]);
+    check(oss, 1, false, ["m16n128w1x4s3c2l2", "m16n32w1x2s6c2l2"]);
+    check(qwen, 16, false, ["m16n64w1x2s5c2l2", "m16n64w1x2s5c2l2"]);
+    check(mixtral, 16, false, ["sm_90a_bf16_whole_m16n128s6", "m16n128w1x4s6c2"]);
+    check(mixtral, 16, true, ["m16n64w1x2s5c2l2", "m16n64w1x2s5c2l2"]);
+    check(mixtral, 128, false, ["sm_90a_bf16_whole_m64n128s4", "sm_90a_bf16_whole_m64n128s4"]);
+    check(mixtral, 128, true, ["m64n128w2x2s4c2", "m64n128w2x2s4c2"]);
+    check(mixtral, 8192, false, ["whole_pair_m128n256s4", "whole_pair_m128n256s4"]);
 }
 
 #[test]

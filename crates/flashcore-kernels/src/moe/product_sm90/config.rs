@@ -49,7 +49,7 @@ pub struct Shape {
     /// Whether two CTAs with neighbouring tiles of rows share weights of the same expert: each copies half to both.
     pub pair: bool,
     /// Rows of a tile: 128, or fewer where weights stream past a few rows. Then weights are what the rows of a product are
-    /// made of and rows its columns, one warpgroup multiplies, and two CTAs share an SM.
+    /// made of and rows its columns, one warpgroup multiplies, and two CTAs with tiles of 128 share an SM.
     #[serde(default = "whole")]
     pub rows: u32,
 }
@@ -66,6 +66,11 @@ impl Shape {
 
     /// CTAs that share an SM.
     pub const fn ctas_per_sm(&self) -> u32 {
+        if self.turned() && self.tile_n <= 128 { 2 } else { 1 }
+    }
+
+    /// CTAs for which there are registers on an SM.
+    pub(super) const fn ctas_by_registers(&self) -> u32 {
         if self.turned() { 2 } else { 1 }
     }
 
@@ -87,7 +92,7 @@ impl Shape {
 
     /// Most registers of a thread when the kernel starts.
     pub const fn registers(&self) -> u32 {
-        let entry = self.roles().registers_at_entry(self.ctas_per_sm());
+        let entry = self.roles().registers_at_entry(self.ctas_by_registers());
         if entry < THREAD_REGISTERS { entry } else { THREAD_REGISTERS }
     }
 

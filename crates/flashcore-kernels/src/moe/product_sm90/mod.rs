@@ -81,7 +81,7 @@ impl Layout {
 /// Builds the kernel.
 pub fn product_sm90(cfg: &Config) -> Result<Program<Layer>, BuildError> {
     let (name, roles) = (cfg.name(), cfg.roles());
-    let mut b = Builder::new(Target::Sm90a, &name, roles.threads(), cfg.shape.ctas_per_sm());
+    let mut b = Builder::new(Target::Sm90a, &name, roles.threads(), cfg.shape.ctas_by_registers());
     let mut params = Params::default();
     let args = Arguments::declare(&mut b, &mut params, cfg);
     let rows = producer::Rows::declare(&mut b, &mut params, cfg);
