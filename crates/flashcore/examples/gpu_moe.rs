@@ -125,7 +125,7 @@ fn many_rows() -> Vec<[ExpertCut; 2]> {
         [pair_turns, pair],
         [pair, pair_turns],
         [turns, shared],
-        same(past(64, 4)),
+        same(past(64, 128, 4)),
     ]
 }
 

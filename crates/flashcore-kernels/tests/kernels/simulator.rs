@@ -1,20 +1,17 @@
 //! Kernels in the simulator, every check on, against the f64 oracle of the testkit.
 
 use flashcore_core::{
-    Activation, BackendError, DType, Data, Dims, E4M3, Element, HostCall, Instance, Layout, Mask, Problem,
-    Routing, Spec, Values,
+    BackendError, DType, Data, Dims, E4M3, Element, HostCall, Instance, Layout, Mask, Problem, Spec, Values,
 };
 use flashcore_kernels::{
     Choice, Gpu, KernelConfig, Member, NarrowForm, Plan, Tile, covering_caches, covering_decode,
-    covering_experts, covering_merges, covering_set, forward_sm80,
+    covering_merges, covering_set, forward_sm80,
     forward_sm90::{self, Order, Settles, Staging},
-    moe::{Cut, product, product_sm90},
     plan, plan_tile,
 };
 use flashcore_lab::simulator::{self, Simulator};
 use flashcore_testkit::{
-    Answer, Outcome, Rng, Rows, Rule, append, cache, cases, grouped, merge, moe, narrow, plain, properties,
-    suite, values,
+    Answer, Outcome, Rng, Rows, Rule, append, cache, cases, merge, narrow, plain, properties, suite, values,
 };
 use flashcore_tile::RegisterBudget;
 use half::{bf16, f16};
