@@ -111,10 +111,7 @@ impl Consumer<'_> {
             },
             |b| {
                 let stage = self.held_stage(b, duty.first());
-                stage.wait_full(b);
-                // All lanes must have seen the phase before the leader lets it pass.
-                b.sync_warp();
-                stage.release(b, self.leader);
+                self.give_back_unused(b, &stage, true);
             },
         );
         let work = ended.expect("the block has run");

@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use flashcore_tile::{Acc, Builder, Carried, Pending, Pred, Reg, Shared, U32, Val, Warpgroup};
+use flashcore_tile::{Acc, Builder, Carried, Pending, Pred, Reg, Shared, Stage, U32, Val, Warpgroup};
 
 use super::{
     Arguments, Config, Layout, ROWS_PER_GROUP, ROWS_PER_WARP, Side,
@@ -196,12 +196,17 @@ impl Consumer<'_> {
     fn skip(&self, b: &mut Builder) {
         for which in [0, 1] {
             let stage = self.held_stage(b, which);
-            stage.wait_full(b);
-            // All lanes must have seen the phase before the leader lets it pass.
+            self.give_back_unused(b, &stage, which == 0 || !self.cfg.gathers_in_held());
+        }
+    }
+
+    /// Waits for a held tile that nothing is multiplied with, and gives it back if that is to be done here. No product has
+    /// brought the lanes together: the stage may not be filled again while some of them still wait.
+    pub(super) fn give_back_unused(&self, b: &mut Builder, stage: &Stage, here: bool) {
+        stage.wait_full(b);
+        if here {
             b.sync_warp();
-            if which == 0 || !self.cfg.gathers_in_held() {
-                stage.release(b, self.leader);
-            }
+            stage.release(b, self.leader);
         }
     }
 

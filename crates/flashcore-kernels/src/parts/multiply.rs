@@ -69,9 +69,7 @@ impl Multiplier {
             (b.uniform::<Warpgroup>(self.count.lt(end)), Sums(sums))
         });
         self.turn.iter().for_each(|turn| turn.pass(b, self.leader));
-        // The youngest first, and with it all: what is read between two waits would keep products from overlapping.
-        let mut sums: Vec<_> = closing.0.into_iter().rev().map(|sums| sums.wait(b)).collect();
-        sums.reverse();
+        let sums = closing.0.into_iter().map(|sums| sums.wait(b)).collect();
         let last = self.ring.stage(b, self.count);
         self.release(b, &last);
         b.add_to(self.count, 1);
@@ -83,6 +81,8 @@ impl Multiplier {
         let end = b.let_(self.count + steps);
         b.do_while(|b| {
             let stage = self.next(b);
+            // No product has brought the lanes together: the stage may not be filled again while some of them still wait.
+            b.sync_warp();
             self.release(b, &stage);
             b.add_to(self.count, 1);
             b.uniform::<Warpgroup>(self.count.lt(end))
