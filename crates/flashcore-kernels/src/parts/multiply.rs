@@ -69,7 +69,9 @@ impl Multiplier {
             (b.uniform::<Warpgroup>(self.count.lt(end)), Sums(sums))
         });
         self.turn.iter().for_each(|turn| turn.pass(b, self.leader));
-        let sums = closing.0.into_iter().map(|sums| sums.wait(b)).collect();
+        // The youngest first, and with it all: what is read between two waits would keep products from overlapping.
+        let mut sums: Vec<_> = closing.0.into_iter().rev().map(|sums| sums.wait(b)).collect();
+        sums.reverse();
         let last = self.ring.stage(b, self.count);
         self.release(b, &last);
         b.add_to(self.count, 1);
