@@ -94,12 +94,14 @@ fn is_packed(problem: &Problem) -> bool {
     matches!(problem.sequences_kind(), Sequences::Ragged { .. })
 }
 
-/// Tiles of keys of all heads.
+/// Numbers of tiles of keys of all heads. Offsets that say more than the host knows of are cut off inside a packed sequence,
+/// whose tiles are numbered head by head and taken in another order: so the numbers of one sequence come on top.
 fn tiles(problem: &Problem, keys: u32) -> u64 {
+    let (heads, longest) = (problem.heads_kv() as u64, (problem.longest_kv() as u64).div_ceil(keys.into()));
     if is_packed(problem) {
-        return packed::tiles(problem, Side::Keys, keys);
+        return packed::tiles(problem, Side::Keys, keys) + longest * heads;
     }
-    (problem.seq_kv() as u64).div_ceil(keys.into()) * problem.heads_kv() as u64 * problem.batch() as u64
+    longest * heads * problem.batch() as u64
 }
 
 /// The workspace that holds the sums, and that in which tiles of keys tell how far they are.

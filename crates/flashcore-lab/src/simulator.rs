@@ -143,6 +143,9 @@ impl Simulator {
                 write_back(call.outputs(), &outcome, [slots::OUT, slots::LSE]);
             }
             let faulty = judge(&outcome).is_err();
+            if !faulty {
+                left_zero(&zeroed_slots(&spec), &outcome.buffers)?;
+            }
             last = Some(outcome);
             if faulty {
                 break;
@@ -153,21 +156,32 @@ impl Simulator {
 
     /// Launches a plan's kernels over a call's tensors, one after another; each must be without fault.
     pub fn launch_backward(&self, call: &mut BackwardCall<'_>, plan: &Plan) -> Result<(), BackendError> {
-        let mut buffers = backward_buffers(call);
-        let wants_sinks = call.gradients().sinks.is_some();
-        for launch in plan.launches() {
-            let program = self.program(launch.kernel())?;
-            let Some(mut spec) = launch.spec(&program) else { continue };
-            if !wants_sinks {
-                without(&mut spec, slots::backward::D_SINKS);
-            }
-            let outcome = self.run(&program, &spec, buffers)?;
-            judge(&outcome)?;
-            // What one leaves in scratch memory the next may read.
-            buffers = outcome.buffers;
-        }
+        let buffers = backward_buffers(call);
+        let unwanted = call.gradients().sinks.is_none().then_some(slots::backward::D_SINKS);
+        let buffers = self.in_turn(plan.launches(), buffers, unwanted)?;
         write_gradients(call, &buffers);
         Ok(())
+    }
+
+    /// Launches kernels one after another, each without fault, with the null address for a buffer that nobody wants. What
+    /// one leaves in scratch memory the next may read; what must be zero is zero again in the end.
+    fn in_turn(
+        &self,
+        launches: &[flashcore_kernels::Launch],
+        mut buffers: Vec<Buffer>,
+        unwanted: Option<Slot>,
+    ) -> Result<Vec<Buffer>, BackendError> {
+        let mut zeroed = Vec::new();
+        for launch in launches {
+            let program = self.program(launch.kernel())?;
+            let Some(mut spec) = launch.spec(&program) else { continue };
+            unwanted.iter().for_each(|&slot| without(&mut spec, slot));
+            let outcome = self.run(&program, &spec, buffers)?;
+            judge(&outcome)?;
+            zeroed.extend(zeroed_slots(&spec));
+            buffers = outcome.buffers;
+        }
+        left_zero(&zeroed, &buffers).map(|()| buffers)
     }
 
     fn run(
@@ -238,15 +252,8 @@ impl Backend for Simulator {
 
     fn quantise(&self, call: &mut QuantiseCall<'_>) -> Result<Ran, BackendError> {
         let plan = plan_quantise(call.problem(), &self.gpu, ALLOCATED_ALIGNMENT).map_err(unsupported)?;
-        let mut buffers = quantise_buffers(call);
-        for launch in plan.launches() {
-            let program = self.program(launch.kernel())?;
-            let Some(spec) = launch.spec(&program) else { continue };
-            let outcome = self.run(&program, &spec, buffers)?;
-            judge(&outcome)?;
-            // What one kernel leaves in workspace the next may read.
-            buffers = outcome.buffers;
-        }
+        let buffers = quantise_buffers(call);
+        let buffers = self.in_turn(plan.launches(), buffers, None)?;
         write_quantised(call, &buffers);
         Ok(Ran { kernel: plan.kernel().name() })
     }
@@ -257,15 +264,8 @@ impl Backend for Simulator {
             None => plan_moe(problem, &self.gpu, alignment).map_err(unsupported)?,
             Some(cuts) => plan_moe_tiles(problem, &self.gpu, alignment, cuts).map_err(failed)?,
         };
-        let mut buffers = moe_buffers(call);
-        for launch in plan.launches() {
-            let program = self.program(launch.kernel())?;
-            let Some(spec) = launch.spec(&program) else { continue };
-            let outcome = self.run(&program, &spec, buffers)?;
-            judge(&outcome)?;
-            // What one kernel leaves in workspace the next may read.
-            buffers = outcome.buffers;
-        }
+        let buffers = moe_buffers(call);
+        let buffers = self.in_turn(plan.launches(), buffers, None)?;
         let out = buffers.iter().find(|buffer| buffer.slot == slots::moe::OUT);
         out.into_iter().for_each(|out| copy_changes(call.out().bytes_mut(), &out.bytes));
         Ok(Ran { kernel: plan.kernel().name() })
@@ -282,14 +282,8 @@ impl Backend for Simulator {
         let mut bound = vec![(A, copied(inputs.a.bytes())), (B, copied(inputs.b.bytes()))];
         bound.extend(inputs.offsets.map(|offsets| (OFFSETS, bytemuck::cast_slice(offsets).to_vec())));
         bound.push((OUT, copied(call.out().bytes_mut())));
-        let mut buffers: Vec<_> = bound.into_iter().map(|(slot, bytes)| Buffer::input(slot, bytes)).collect();
-        for launch in plan.launches() {
-            let program = self.program(launch.kernel())?;
-            let Some(spec) = launch.spec(&program) else { continue };
-            let outcome = self.run(&program, &spec, buffers)?;
-            judge(&outcome)?;
-            buffers = outcome.buffers;
-        }
+        let buffers: Vec<_> = bound.into_iter().map(|(slot, bytes)| Buffer::input(slot, bytes)).collect();
+        let buffers = self.in_turn(plan.launches(), buffers, None)?;
         let out = buffers.iter().find(|buffer| buffer.slot == OUT);
         out.into_iter().for_each(|out| copy_changes(call.out().bytes_mut(), &out.bytes));
         Ok(Ran { kernel: plan.kernel().name() })
@@ -343,6 +337,18 @@ fn write_quantised(call: &mut QuantiseCall<'_>, buffers: &[Buffer]) {
 pub fn judge(outcome: &Outcome) -> Result<(), BackendError> {
     let findings: Vec<String> = outcome.errors().take(FINDINGS).map(ToString::to_string).collect();
     if findings.is_empty() { Ok(()) } else { Err(failed(findings.join("; "))) }
+}
+
+/// Scratch memory that a launch finds zero and leaves zero.
+fn zeroed_slots(spec: &LaunchSpec) -> Vec<Slot> {
+    spec.workspace.iter().filter(|scratch| scratch.zeroed).map(|scratch| scratch.slot).collect()
+}
+
+/// Whether that is so: the next call finds it as it was left.
+fn left_zero(zeroed: &[Slot], buffers: &[Buffer]) -> Result<(), BackendError> {
+    let dirty = |buffer: &&Buffer| zeroed.contains(&buffer.slot) && buffer.bytes.iter().any(|&byte| byte != 0);
+    let found = buffers.iter().find(dirty);
+    found.map_or(Ok(()), |buffer| Err(failed(format!("scratch memory {} is not left zero", buffer.slot.0))))
 }
 
 fn failed(source: impl Into<Failure>) -> BackendError {

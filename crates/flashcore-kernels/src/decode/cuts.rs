@@ -11,6 +11,7 @@ use flashcore_core::Problem;
 use flashcore_tile::{Builder, Params, Reg, U32};
 
 use super::{Config, cost::visible_keys, unit::Sequence};
+use crate::parts::lengths::LengthsKind;
 
 /// Keys of a span: a multiple of what CTAs take in one turn.
 pub(crate) const SPAN: u32 = 128;
@@ -77,6 +78,8 @@ pub(crate) struct Cuts {
     last: Reg<U32>,
     /// Parts of a row that there is room for.
     pub(super) room: Reg<U32>,
+    /// Keys of a packed sequence at most, which its offsets may exceed.
+    pub(super) keys: Option<Reg<U32>>,
 }
 
 impl Cuts {
@@ -84,6 +87,8 @@ impl Cuts {
         cfg.invariant.then(|| Self {
             last: params.u32(b, "last_octave", last_octave),
             room: params.u32(b, "row_parts", most_pieces),
+            keys: (cfg.lengths == LengthsKind::Ragged)
+                .then(|| params.u32(b, "most_keys", |p| p.longest_kv() as u32)),
         })
     }
 

@@ -35,7 +35,8 @@ pub(super) fn members(problem: &Problem, ctas: u32) -> u32 {
 
 /// Turns of a range, where `teams` share `rows` of so many turns each.
 pub(super) fn range(rows: u64, turns: u64, teams: u64) -> u64 {
-    let even = (rows * turns).div_ceil(teams);
+    // Without rows there is nothing to share.
+    let even = (rows * turns).div_ceil(teams).max(1);
     let whole = if even >= turns { even.next_multiple_of(turns) } else { turns / (turns / even) };
     let ends = even >= turns || turns.is_multiple_of(whole);
     if ends && whole <= even + even / u64::from(LONGER) { whole.max(even) } else { even }

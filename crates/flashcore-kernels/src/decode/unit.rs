@@ -294,7 +294,10 @@ fn spans(b: &mut Builder, cfg: &Config, args: &Arguments, sequence: Reg<U32>) ->
             [args.lengths.seq_q, args.lengths.seq_kv].map(|len| Span { start: zero, len })
         }
         _ => {
-            let spans = args.lengths.sequence(b, sequence);
+            let [q, kv] = args.lengths.sequence(b, sequence);
+            // As many keys as parts of rows have room for.
+            let most = args.cuts.and_then(|cuts| cuts.keys);
+            let spans = [q, most.map_or(kv, |most| Span { len: b.let_(kv.len.min(most)), ..kv })];
             // Uniform registers where a CTA has one sequence.
             if cfg.shape.order != Order::Even { spans.map(|span| span.uniform(b)) } else { spans }
         }

@@ -4,9 +4,10 @@ use flashcore_core::{DType, Dims, Layout, Lengths, Mask, Pages, Problem, Sequenc
 use flashcore_kernels::{
     Gpu, Member, Plan, Tile,
     decode::{Copies, Order, Shape},
-    plan, plan_tile,
+    plan, plan_tile, slots,
 };
 use flashcore_lab::simulator::Simulator;
+use flashcore_sim::{Buffer, Launch, Options};
 use half::f16;
 
 use super::simulator::{Launched, launched, normal_inputs};
@@ -148,6 +149,35 @@ fn ctas_share_rows_as_measured() {
             let plan = plan(&cell(extents, paged, batch_invariant), &gpu, 16).unwrap();
             let Tile::Decode(shape) = plan.kernel().tile() else { panic!("{plan}") };
             assert_eq!(shape.order, order, "{extents:?}, pages: {paged}, invariant: {batch_invariant}");
+        }
+    }
+}
+
+/// A sequence with more keys than was promised loses some: nothing is written where no part has room.
+#[test]
+fn keys_that_nobody_promised_lead_nowhere() {
+    const ROWS: usize = 4_000;
+    let q = Layout::bshd(Dims::new(1, HEADS[0], 2, DIM)).unwrap();
+    let k = Layout::bshd(Dims::new(1, HEADS[1], ROWS, DIM)).unwrap();
+    for longest_kv in [64, 700] {
+        let sequences = Sequences::Ragged { count: 2, longest_q: 1, longest_kv };
+        let spec = Spec { sequences, batch_invariant: true, ..Spec::new(DType::F16, q, k, k) };
+        let problem = spec.parse().unwrap();
+        for (gpu, shape) in shapes(&problem) {
+            let shape = Shape { stages: shape.stages.min(2), ..shape };
+            let plan = plan_tile(&problem, &gpu, 16, Tile::Decode(shape)).unwrap();
+            let program = plan.kernel().program().unwrap();
+            let spec = plan.launches()[0].spec(&program).unwrap();
+            let zeros = |slot, elements: usize| Buffer::input(slot, vec![0u8; 2 * elements]);
+            let offsets = [(slots::LENGTHS_Q, [0u32, 1, 2]), (slots::LENGTHS_KV, [0, 150, ROWS as u32])]
+                .map(|(slot, numbers)| Buffer::input(slot, numbers.map(u32::to_le_bytes).concat()));
+            let tensors = [(slots::Q, q), (slots::K, k), (slots::V, k), (slots::OUT, q)]
+                .map(|(slot, layout)| zeros(slot, layout.span()));
+            let lse = zeros(slots::LSE, 2 * problem.rows());
+            let buffers = offsets.into_iter().chain(tensors).chain([lse]).collect();
+            let launch = Launch { module: program.module(), provenance: None, spec: &spec, buffers };
+            let outcome = launch.run(&Options::new()).unwrap();
+            assert!(outcome.is_clean(), "{longest_kv} {:?}: {:?}", shape.order, outcome.findings);
         }
     }
 }

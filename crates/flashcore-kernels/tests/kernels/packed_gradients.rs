@@ -34,17 +34,17 @@ fn offsets(of: fn((u32, u32)) -> u32) -> Vec<u32> {
     std::iter::once(0).chain(ends).collect()
 }
 
-/// Features, mask, heads of queries, a cap, and the form of the kernels.
-type Kind = (usize, Mask, usize, Option<f32>, Form);
+/// Features, mask, heads of queries and of keys, a cap, and the form of the kernels.
+type Kind = (usize, Mask, [usize; 2], Option<f32>, Form);
 
 fn kinds() -> [Kind; 6] {
     [
-        (64, Mask::NONE, 2, None, Form::Split),
-        (64, Mask::CAUSAL, 1, Some(20.0), Form::Split),
-        (128, Mask::CAUSAL, 2, None, Form::Split),
-        (40, Mask::window(40, 9), 1, None, Form::Split),
-        (64, Mask::CAUSAL, 2, None, Form::Fused),
-        (128, Mask::window(100, 20), 1, None, Form::Fused),
+        (64, Mask::NONE, [2, 1], None, Form::Split),
+        (64, Mask::CAUSAL, [1, 1], Some(20.0), Form::Split),
+        (128, Mask::CAUSAL, [2, 1], None, Form::Split),
+        (40, Mask::window(40, 9), [1, 1], None, Form::Split),
+        (64, Mask::CAUSAL, [2, 1], None, Form::Fused),
+        (128, Mask::window(100, 20), [1, 1], None, Form::Fused),
     ]
 }
 
@@ -62,15 +62,22 @@ struct Batch<T> {
 type Gradients<T> = [Vec<T>; 3];
 
 impl<T: Element> Batch<T> {
-    fn new((dim, mask, heads, softcap, form): Kind) -> Self {
+    fn new(kind: Kind) -> Self {
+        Self::promising(kind, None)
+    }
+
+    /// A batch whose longest sequence may have so many queries and keys.
+    fn promising((dim, mask, [heads, heads_kv], softcap, form): Kind, longest: Option<usize>) -> Self {
         let (q, kv) = (offsets(|pair| pair.0), offsets(|pair| pair.1));
         let layout = |heads, rows: &[u32]| {
             Layout::bshd(Dims::new(1, heads, rows[rows.len() - 1] as usize, dim)).unwrap()
         };
-        let spec = Spec::new(T::DTYPE, layout(heads, &q), layout(1, &kv), layout(1, &kv));
+        let spec = Spec::new(T::DTYPE, layout(heads, &q), layout(heads_kv, &kv), layout(heads_kv, &kv));
         let values = Values { lengths: Lengths::ragged(q, kv), ..Values::default() };
         let (of_q, of_k) = (Some(spec.q), Some(spec.k));
         let forward = Spec { mask, softcap, out: of_q, ..spec.with(&values) };
+        let all = |longest| Sequences::Ragged { count: SEQUENCES.len(), longest_q: longest, longest_kv: longest };
+        let forward = Spec { sequences: longest.map_or(forward.sequences, all), ..forward };
         let spec = BackwardSpec { d_out: of_q, dq: of_q, dk: of_k, dv: of_k, ..BackwardSpec::new(forward) };
         let problem = spec.parse().unwrap();
         let plan = Choice::Gradients(form).plan_backward(&problem, &GPU, 16).unwrap();
@@ -259,6 +266,15 @@ fn offsets_of_gradients_that_nobody_has_checked_lead_nowhere() {
         batch.check_outside([[5, 131, 131, 228, 240, 241, 260], [9, 70, 75, 215, 380, 381, 381]]);
         batch.check_outside([[279; 7], [0; 7]]);
     });
+}
+
+/// The same where sequences that lie over each other have more tiles than the host knows of, and heads share those.
+#[test]
+fn tiles_that_nobody_promised_lead_nowhere() {
+    let kind = (64, Mask::NONE, [2, 2], None, Form::Fused);
+    let batch = Batch::<bf16>::promising(kind, Some(416));
+    let again = [0, i32::MAX, 0, i32::MAX, 0, i32::MAX, 0];
+    batch.check_offsets([again, again], true);
 }
 
 /// One kernel takes long sequences in bf16, two the others, and the general one what tensor copies cannot move.
