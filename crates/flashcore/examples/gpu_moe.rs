@@ -101,13 +101,9 @@ fn cuts(tokens: usize, rows: usize) -> Vec<[ExpertCut; 2]> {
             [past(16, 256, 6), wide([6, 2, 1])],
             same(narrow([5, 2, 2])),
         ],
-        13..=40 => vec![
-            same(general(64, 128, [2, 2], [4, 2, 1])),
-            same(past(64, 256, 5)),
-            [past(64, 256, 5), past(64, 128, 4)],
-            [past(64, 128, 4), past(64, 256, 5)],
-            same(past(64, 256, 4)),
-        ],
+        13..=40 => {
+            vec![same(general(64, 128, [2, 2], [4, 2, 1])), same(past(64, 128, 4)), same(past(64, 128, 5))]
+        }
         _ => many_rows(),
     }
 }

@@ -16,7 +16,7 @@
 //! Where heads are wide, keys are held by a pair of consumers (`paired`), one for each of their gradients.
 //!
 //! Either way results are the same bits in every run. Row terms (`−lse` in powers of two, minus
-//! the row sums) come from [`crate::backward_rows`]. `docs/hopper.md` explains the design.
+//! the row sums) come from [`crate::backward_rows`]. `docs/hopper-gradients.md` explains the design.
 
 mod config;
 mod consumer;

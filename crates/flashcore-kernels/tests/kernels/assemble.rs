@@ -102,7 +102,7 @@ fn experts_of_models() -> Vec<Plan> {
         let shape = product_sm90::Shape { tile_n, turns: false, stages, pair: false, rows };
         plan_moe_tiles(&problem(layers[1], 16), &Gpu::HOPPER, 16, [Cut::Sm90(shape); 2]).unwrap()
     };
-    plans.chain([(16, 128, 6), (32, 128, 5), (64, 128, 4), (64, 256, 5)].map(past)).collect()
+    plans.chain([(16, 128, 6), (32, 128, 5), (64, 128, 4), (32, 256, 5)].map(past)).collect()
 }
 
 /// Grouped products as layers of models and their gradients have them.

@@ -100,7 +100,7 @@ fn experts_with_many_tokens_are_right_under_every_schedule() {
         (moe::Case { tokens: 40, ..padded }, past(32, 5)),
         (moe::Case { tokens: 100, traffic: moe::Traffic::OneExpert, ..many }, past(64, 4)),
         (moe::Case { tokens: 2, ..many }, past(16, 3)),
-        (moe::Case { tokens: 60, ..padded }, [hopper(256, false, 5, false, 64); 2]),
+        (moe::Case { tokens: 60, ..padded }, [hopper(256, false, 5, false, 32); 2]),
     ];
     all_pass(&work, |(n, (case, cuts))| {
         let gpu = Gpu { sms: 4, ..Gpu::HOPPER };

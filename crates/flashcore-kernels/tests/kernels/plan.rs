@@ -449,7 +449,8 @@ fn gradients_of_wide_heads_take_two_kernels() {
     for (qk, v) in [(256, 256), (192, 128), (192, 192), (160, 160), (136, 64), (64, 248)] {
         for (dtype, half) in [(DType::BF16, "bf16"), (DType::F16, "f16")] {
             let names = names(plan(dtype, qk, v));
-            for (name, side) in names[1..].iter().zip(["paired", "queries"]) {
+            let keys = if v >= qk { "ahead" } else { "paired" };
+            for (name, side) in names[1..].iter().zip([keys, "queries"]) {
                 let start = format!("fc_backward_sm_90a_{side}_{half}_d{qk}v{v}_");
                 assert!(name.starts_with(&start), "{name} does not start with {start}");
             }

@@ -167,16 +167,19 @@ fn if_nobody_agrees_with_the_oracle_it_is_not_ours_that_is_blamed() {
 fn right_competitors_are_timed_in_turn() {
     let contest = prepare(&[host(Cpu::new()), host(NaiveBackend)]);
     assert!(gate::correctness(&task(), "cpu", &contest).unwrap().is_none());
-    let measured = contest.run(&QUICK, &Sensors::start(), &mut Patient).unwrap();
+    // Long enough for samples beside a busy machine's other work.
+    let protocol = Protocol { seed: 1, ..Protocol::new(Mode::Sustained, 0.3) };
+    let measured = contest.run(&protocol, &Sensors::start(), &mut Patient).unwrap();
     let turns: Vec<Vec<bool>> =
         measured.iter().map(|m| m.stretches.iter().map(|s| s.again).collect()).collect();
     assert_eq!(turns, [vec![false, true], vec![false]], "the first comes again");
     let ruling =
-        gate::against_peer(&task(), &measured, &QUICK, ["cpu", "naive"], Demand::Superior(1e3)).unwrap();
+        gate::against_peer(&task(), &measured, &protocol, ["cpu", "naive"], Demand::Superior(1e3)).unwrap();
     assert!(ruling.pass() && ruling.ratio.is_some(), "{ruling:?}");
-    let impossible = gate::against_peer(&task(), &measured, &QUICK, ["cpu", "naive"], Demand::Superior(1e-6));
+    let impossible =
+        gate::against_peer(&task(), &measured, &protocol, ["cpu", "naive"], Demand::Superior(1e-6));
     assert!(!impossible.unwrap().pass());
-    let missing = gate::against_peer(&task(), &measured, &QUICK, ["cpu", "nobody"], Demand::Superior(1.0));
+    let missing = gate::against_peer(&task(), &measured, &protocol, ["cpu", "nobody"], Demand::Superior(1.0));
     assert!(matches!(missing, Err(LabError::Unavailable { .. })));
 }
 
