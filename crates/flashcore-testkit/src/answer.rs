@@ -92,7 +92,7 @@ pub struct Answer {
     pub sees_nothing: Vec<bool>,
     /// How far f32 arithmetic alone may take each row; known to plain computations only.
     pub f32_noise: Vec<f64>,
-    /// Standard deviation of what rounding factors to the tensors' type does to each row, where a plain computation knows
+    /// Standard deviation of what rounding factors to the tensors' type does to each element, where a plain computation knows
     /// it: it then bounds the rule from below, as the yardstick may by luck have less.
     pub chance: Vec<f64>,
 }

@@ -109,7 +109,7 @@ struct Rows<R> {
     sums: Vec<R>,
     /// How far f32 arithmetic alone may take each row.
     noise: Vec<f64>,
-    /// What rounding to the tensors' type does to each row.
+    /// What rounding to the tensors' type does to each element.
     variance: Vec<f64>,
     /// Rows that nothing adds to: they must be 0.
     untouched: Vec<bool>,
@@ -121,7 +121,7 @@ impl<R: Real> Rows<R> {
         Self {
             sums: vec![R::default(); rows * dim],
             noise: vec![0.0; rows],
-            variance: vec![0.0; rows],
+            variance: vec![0.0; rows * dim],
             untouched: vec![true; rows],
             dim,
         }
@@ -132,17 +132,19 @@ impl<R: Real> Rows<R> {
         let to = &mut self.sums[row * self.dim..][..self.dim];
         to.iter_mut().zip(from).for_each(|(to, &x)| *to += factor * x);
         self.noise[row] += noise * largest(from);
-        self.variance[row] += variance * mean_square(from);
+        self.vary(row, variance, from);
         self.untouched[row] = false;
+    }
+
+    /// Lets `factor · from` vary, where the factor has this variance.
+    fn vary(&mut self, row: usize, variance: f64, from: &[R]) {
+        let to = &mut self.variance[row * self.dim..][..self.dim];
+        to.iter_mut().zip(from).for_each(|(to, x)| *to += variance * x.wide() * x.wide());
     }
 }
 
 fn largest<R: Real>(values: &[R]) -> f64 {
     values.iter().map(|x| x.wide().abs()).filter(|x| x.is_finite()).fold(0.0, f64::max)
-}
-
-fn mean_square<R: Real>(values: &[R]) -> f64 {
-    values.iter().map(|x| x.wide() * x.wide()).sum::<f64>() / values.len() as f64
 }
 
 /// What is known of one sink's gradient.
@@ -294,8 +296,8 @@ impl<A: Arithmetic> Task<'_, A> {
             plane.dq.add(query.row, factor, &query.k[key], noise, rounding);
         }
         if !query.keys.is_empty() {
-            plane.dq.variance[query.row] +=
-                (scale.wide() * errors.sum).powi(2) * mean_square(&mix(p, query.k, &query.keys));
+            let of_sum = (scale.wide() * errors.sum).powi(2);
+            plane.dq.vary(query.row, of_sum, &mix(p, query.k, &query.keys));
         }
         let taken = weights.of_sink * sum.wide();
         let noise = taken.abs() * errors.weight + weights.of_sink * errors.difference;
