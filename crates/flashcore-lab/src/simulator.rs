@@ -346,7 +346,8 @@ fn zeroed_slots(spec: &LaunchSpec) -> Vec<Slot> {
 
 /// Whether that is so: the next call finds it as it was left.
 fn left_zero(zeroed: &[Slot], buffers: &[Buffer]) -> Result<(), BackendError> {
-    let dirty = |buffer: &&Buffer| zeroed.contains(&buffer.slot) && buffer.bytes.iter().any(|&byte| byte != 0);
+    let dirty =
+        |buffer: &&Buffer| zeroed.contains(&buffer.slot) && buffer.bytes.iter().any(|&byte| byte != 0);
     let found = buffers.iter().find(dirty);
     found.map_or(Ok(()), |buffer| Err(failed(format!("scratch memory {} is not left zero", buffer.slot.0))))
 }

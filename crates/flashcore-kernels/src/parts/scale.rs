@@ -10,7 +10,7 @@ use flashcore_tile::{Builder, Element, F32, Params, Reg};
 pub(crate) struct Scale {
     /// Turns scores (after the cap, if there is one) into powers of two.
     pub(crate) log2: Reg<F32>,
-    /// Turns scores into the argument of the hyperbolic tangent.
+    /// Turns scores into the argument of the hyperbolic tangent; in f16 into powers of two, twice that large.
     cap: Option<Reg<F32>>,
     /// What scores are made of.
     element: Element,
@@ -24,11 +24,13 @@ impl Scale {
         element: impl Into<Element>,
     ) -> Self {
         let log2 = |p: &Problem| p.softcap().unwrap_or(p.scale()) * LOG2_E;
-        let cap = |p: &Problem| p.softcap().map_or(1.0, |cap| p.scale() / cap);
+        let element = element.into();
+        let unit = if element == Element::F16 { 2.0 * LOG2_E } else { 1.0 };
+        let cap = move |p: &Problem| p.softcap().map_or(1.0, |cap| p.scale() / cap * unit);
         Self {
             log2: params.f32(b, "scale_log2", move |p| log2(p.as_ref())),
             cap: softcap.then(|| params.f32(b, "cap_scale", move |p| cap(p.as_ref()))),
-            element: element.into(),
+            element,
         }
     }
 
@@ -61,11 +63,21 @@ impl Scale {
             b.mul_into(score, score, scale);
             match self.element {
                 Element::F32 => exact_tanh(b, score),
-                // As exact as scores of 16-bit tensors.
+                Element::F16 => tanh_of_power(b, score),
+                // As exact as scores of tensors that keep eight bits of a number or fewer.
                 _ => b.tanh_into(score, score),
             }
         }
     }
+}
+
+/// `x = tanh (x / (2 · log₂ e))`, some units in the last place of 1 off: what the instruction for tangents is off changes
+/// weights and slopes as much as an unfused computation in f16 does, and slopes of scores near the cap have few bits left.
+fn tanh_of_power(b: &mut Builder, x: Reg<F32>) {
+    b.exp2_into(x, x);
+    b.add_to(x, 1.0);
+    let inverse = b.rcp(x);
+    b.fma_into(x, inverse, -2.0, 1.0);
 }
 
 /// Squares of arguments up to which a series is more exact than exponentials.

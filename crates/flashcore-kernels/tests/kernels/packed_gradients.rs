@@ -76,7 +76,8 @@ impl<T: Element> Batch<T> {
         let values = Values { lengths: Lengths::ragged(q, kv), ..Values::default() };
         let (of_q, of_k) = (Some(spec.q), Some(spec.k));
         let forward = Spec { mask, softcap, out: of_q, ..spec.with(&values) };
-        let all = |longest| Sequences::Ragged { count: SEQUENCES.len(), longest_q: longest, longest_kv: longest };
+        let all =
+            |longest| Sequences::Ragged { count: SEQUENCES.len(), longest_q: longest, longest_kv: longest };
         let forward = Spec { sequences: longest.map_or(forward.sequences, all), ..forward };
         let spec = BackwardSpec { d_out: of_q, dq: of_q, dk: of_k, dv: of_k, ..BackwardSpec::new(forward) };
         let problem = spec.parse().unwrap();
