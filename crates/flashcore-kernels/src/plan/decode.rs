@@ -94,10 +94,12 @@ pub(super) fn shape_for(problem: &Problem, gpu: &Gpu, rows: usize) -> (Shape, &'
 fn fixed(problem: &Problem, gpu: &Gpu) -> Option<Shape> {
     let dims = [problem.dim_qk() as u32, problem.dim_v() as u32];
     let table = if problem.kv_dtype().is_narrow() { FIXED_NARROW } else { FIXED };
+    // The most rows there may be, whatever the problem has: those of others must not decide.
+    let rows = most_short_rows(problem);
     let suits = |stages: u32| {
         move |(dim, shape): &&(u32, Shape)| {
-            let most = Shape { stages, blocks: most_short_rows(problem).div_ceil(ROWS) as u32, ..*shape };
-            dims.into_iter().all(|of| of <= *dim) && fits_folded(problem, gpu, &most)
+            let most = Shape { stages, blocks: rows.div_ceil(ROWS) as u32, ..*shape };
+            dims.into_iter().all(|of| of <= *dim) && fits_folded(problem, gpu, &most, rows)
         }
     };
     [2, 1].into_iter().find_map(|stages| table.iter().find(suits(stages))).map(|(_, shape)| *shape)
@@ -106,15 +108,16 @@ fn fixed(problem: &Problem, gpu: &Gpu) -> Option<Shape> {
 /// As many stages as there is room for, up to those of the table: they decide nothing but how soon keys are there.
 fn with_stages(problem: &Problem, gpu: &Gpu, shape: Shape) -> Shape {
     let with = |stages: u32| Shape { stages, ..shape };
-    let some = (1..=shape.stages).rev().map(with).find(|shape| fits_folded(problem, gpu, shape));
+    let rows = rows(problem).min(most_short_rows(problem));
+    let some = (1..=shape.stages).rev().map(with).find(|shape| fits_folded(problem, gpu, shape, rows));
     let some = some.unwrap_or(with(1));
     Shape { q_in_registers: some.q_in_registers && some.blocks == 1, ..some }
 }
 
-/// Whether a shape fits together with pieces that meet and are folded.
-fn fits_folded(problem: &Problem, gpu: &Gpu, shape: &Shape) -> bool {
+/// Whether a shape fits together with pieces of so many rows that meet and are folded.
+fn fits_folded(problem: &Problem, gpu: &Gpu, shape: &Shape, rows: usize) -> bool {
     let dims = [problem.dim_qk() as u32, problem.dim_v() as u32];
-    let rows = (shape.blocks * MMA_M).min(room_for(rows(problem).min(most_short_rows(problem))));
+    let rows = (shape.blocks * MMA_M).min(room_for(rows));
     let [met, folded] = shape.fold_bytes(rows, dims[1]);
     all_fit(shape.ctas_per_sm, shape.shared_bytes(dims, stored(problem)) + met + folded, gpu)
 }

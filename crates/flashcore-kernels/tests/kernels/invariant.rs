@@ -181,3 +181,28 @@ fn keys_that_nobody_promised_lead_nowhere() {
         }
     }
 }
+
+/// How warps share keys, and so a query's bits, is the same however many queries come with it.
+#[test]
+fn queries_of_others_do_not_change_tiles() {
+    let gpus = [Gpu::HOPPER, Gpu::AMPERE, Gpu::CONSUMER, Gpu::ADA, Gpu::BLACKWELL];
+    let kinds = [(DType::BF16, DType::BF16), (DType::BF16, DType::E4M3)];
+    for (gpu, (dtype, kv_dtype), dim, group) in gpus.into_iter().flat_map(|gpu| {
+        kinds.into_iter().flat_map(move |kind| {
+            [64, 96, 128, 192, 256]
+                .into_iter()
+                .flat_map(move |dim| [1, 4, 8, 16].map(move |group| (gpu, kind, dim, group)))
+        })
+    }) {
+        let tiles = [1, 2, 3, 4, 8, 16].into_iter().filter_map(|queries| {
+            let q = Layout::bshd(Dims::new(4, group, queries, dim)).unwrap();
+            let k = Layout::bshd(Dims::new(4, 1, 4_096, dim)).unwrap();
+            let spec = Spec { kv_dtype: Some(kv_dtype), batch_invariant: true, ..Spec::new(dtype, q, k, k) };
+            let plan = plan(&spec.parse().unwrap(), &gpu, 16).ok()?;
+            let Tile::Decode(shape) = plan.kernel().tile() else { return None };
+            Some((shape.warps, shape.tile_n))
+        });
+        let tiles: std::collections::BTreeSet<_> = tiles.collect();
+        assert!(tiles.len() <= 1, "{:?} {kv_dtype} {dim} features, {group} heads: {tiles:?}", gpu.capability);
+    }
+}
