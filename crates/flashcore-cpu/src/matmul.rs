@@ -6,14 +6,15 @@
 
 use std::ops::Range;
 
-use rayon::prelude::*;
-
-use crate::simd::{
-    Lane,
-    convert::Widen,
-    dots::{Dots, depth_padded},
-    product::{Left, Product, Size},
-    runner::Runner,
+use crate::{
+    crew::Crew,
+    simd::{
+        Lane,
+        convert::Widen,
+        dots::{Dots, depth_padded},
+        product::{Left, Product, Size},
+        runner::Runner,
+    },
 };
 
 /// Columns of a block: a multiple of every vector's lanes.
@@ -104,13 +105,13 @@ pub(crate) struct Extents {
 pub(crate) fn multiply<A: Lane, B: Lane>(
     extents: Extents,
     (a, b): (Matrix<'_, A>, Matrix<'_, B>),
-    runner: Runner,
-    write: impl Fn(usize, Range<usize>, &[f32]) + Sync,
+    (runner, crew): (Runner, Crew),
+    write: impl Fn(usize, Range<usize>, &[f32]) + Sync + Send,
 ) {
     let Extents { rows, columns, depth } = extents;
     let tall = if streams(&b) { STREAMED_ROWS } else { ROWS };
     let across = columns.div_ceil(COLUMNS);
-    (0..rows.div_ceil(tall) * across).into_par_iter().for_each_init(Worker::default, |worker, unit| {
+    crew.each_with(rows.div_ceil(tall) * across, |worker: &mut Worker, unit| {
         let [row, column] = [unit / across * tall, unit % across * COLUMNS];
         let block =
             Block { rows: row..rows.min(row + tall), columns: column..columns.min(column + COLUMNS), depth };
