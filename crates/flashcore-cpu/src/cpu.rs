@@ -292,7 +292,9 @@ impl Backend for Cpu {
 
     fn quantise(&self, call: &mut QuantiseCall<'_>) -> Result<Ran, BackendError> {
         let dtype = call.problem().spec().dtype;
-        let kernel = self.install(|| quantise(call)).ok_or_else(|| unsupported(dtype, "tensors"))?;
+        let kernel = self
+            .on_crew(|crew| quantise(call, (self.runner, crew)))
+            .ok_or_else(|| unsupported(dtype, "tensors"))?;
         Ok(Ran { kernel: kernel.to_owned() })
     }
 

@@ -25,6 +25,7 @@ pub(crate) mod dots;
 pub(crate) mod exp2;
 pub(crate) mod glu;
 pub(crate) mod matrix;
+pub(crate) mod narrow;
 #[cfg(target_arch = "aarch64")]
 pub(crate) mod neon;
 pub(crate) mod pairs;

@@ -1,7 +1,11 @@
 //! The decode kernel: folds a block of keys into a few query rows.
 //!
-//! Vectors run along the *features*, so that K and V stream through once, converted as they are loaded, whatever the
-//! number of rows that share them. Features must be a multiple of the lanes; the driver pads others.
+//! Vectors run along the *features*, so that K and V stream through once, converted as they are loaded; up to four rows
+//! share what is loaded. Features must be a multiple of the lanes; the driver pads others.
+//!
+//! Four keys are multiplied at once, for their sums across lanes cost less together. Read like that, memory streams a
+//! quarter slower than in its own order (5.4 instead of 4.3 ms for 268 MB on a Zen 5). So each half fetches what the other
+//! half reads next: the dot products the values of their keys, the weighted sums the next block's keys.
 
 // Explicit indices, no closures: a closure would be compiled without the kernel's target features.
 #![allow(clippy::needless_range_loop)]
