@@ -104,17 +104,17 @@ impl State<'_> {
         }));
         self.set_bias(call, unit, &keys);
         let (rows, k, v) = (call.keys(unit), call.problem.k(), call.problem.v());
-        let (count, mut starts, mut next) = (keys.len(), [[0; BLOCK]; 2], [0; BLOCK]);
+        let (count, mut starts) = (keys.len(), [[0; BLOCK]; 2]);
         if reads_in_place(call) {
             let size = call.problem.page_size();
             rows.rows(k, keys.clone(), size, &mut starts[0]);
             rows.rows(v, keys.clone(), size, &mut starts[1]);
-            let following = keys.end..unit.keys.end.min(keys.end + BLOCK);
-            rows.rows(k, following.clone(), size, &mut next);
+            let mut next = starts[0];
+            rows.rows(k, keys.end..unit.keys.end.min(keys.end + BLOCK), size, &mut next);
             return self.attend(
                 call,
                 (call.k, call.v),
-                (&starts.each_ref().map(|starts| &starts[..count]), &next[..following.len()]),
+                (&starts.each_ref().map(|starts| &starts[..count]), &next),
                 visible,
             );
         }
@@ -128,7 +128,7 @@ impl State<'_> {
         self.attend(
             call,
             (&*padded_k, &*padded_v),
-            (&starts.each_ref().map(|starts| &starts[..count]), &[]),
+            (&starts.each_ref().map(|starts| &starts[..count]), &starts[0]),
             visible,
         );
         std::mem::swap(&mut self.k, &mut padded_k);
@@ -150,7 +150,7 @@ impl State<'_> {
         &mut self,
         call: &Call<'_, T>,
         (k, v): (&[U], &[U]),
-        (starts, next): (&[&[usize]; 2], &[usize]),
+        (starts, next): (&[&[usize]; 2], &[usize; BLOCK]),
         visible: &[[usize; 2]],
     ) {
         call.runner.run(RowBlock {

@@ -38,8 +38,8 @@ pub(crate) struct RowBlock<'a, T> {
     pub(crate) v: &'a [T],
     /// Where the row of each key starts in either.
     pub(crate) starts: [&'a [usize]; 2],
-    /// Where keys start that come next, if they are read where they are.
-    pub(crate) next: &'a [usize],
+    /// Where keys start that come next, anywhere if none do.
+    pub(crate) next: &'a [usize; BLOCK],
     /// From scores to logits.
     pub(crate) logits: Logits,
     /// What is added to scores, `[row][BLOCK]`.
@@ -290,11 +290,11 @@ unsafe fn weigh<S: Simd, T: Lane, const R: usize, const C: usize>(
                 acc[r][c] = S::load(out.add(r * block.dims[1] + c * S::LANES));
             }
         }
+        let (values, starts) = (block.v.as_ptr(), block.starts[1].as_ptr());
+        let (following, next) = (block.k.as_ptr(), block.next.as_ptr());
         for n in 0..block.keys {
-            let v = block.v.as_ptr().add(*block.starts[1].get_unchecked(n) + d);
-            if let Some(next) = block.next.get(n) {
-                fetch::<S, T>(block.k.as_ptr().wrapping_add(next + d), C * S::LANES);
-            }
+            let v = values.add(*starts.add(n) + d);
+            fetch::<S, T>(following.wrapping_add(*next.add(n) + d), C * S::LANES);
             let mut columns = [S::splat(0.0); C];
             for c in 0..C {
                 columns[c] = T::load::<S>(v.add(c * S::LANES));
