@@ -4,8 +4,9 @@
     cargo build --release -p flashcore-cpu --example beside
     python bench/cpu/beside.py --out bench/cpu/DATE-beside.json
 
-Three groups: `turns` (each side computes for a while, PyTorch first and last), `interleaved` (call by call, as in a real
-program; best and median of each), and `levels` (FlashCore alone, one SIMD level after the other). Prints a table with the
+Groups: `turns` (each side computes for a while, PyTorch first and last), `decode` and `serving` (the same for one or few
+queries: pages, caches of 8 bits), `gradients`, `interleaved` (call by call, as in a real program; best and median of each),
+and `levels` (FlashCore alone, one SIMD level after the other). Prints a table with the
 bar of each row and writes the figures as JSON. PyTorch's bf16 attention dies of an illegal instruction on some machines;
 then bf16 is compared with its f32.
 """
@@ -31,13 +32,18 @@ DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 PREFILL = [([1, 8, 8, 512, 512, 64], False), ([1, 8, 8, 2048, 2048, 64], False), ([1, 8, 8, 2048, 2048, 128], False),
            ([1, 8, 8, 2048, 2048, 128], True), ([1, 8, 8, 4096, 4096, 64], True)]
 DECODE = [[1, 32, 32, 1, 8192, 128], [1, 32, 8, 1, 8192, 128]]
+# Shape, keys of a page or 0, whether keys and values are E4M3.
+SERVING = [([1, 32, 4, 1, 8192, 128], 0, False), ([1, 32, 8, 1, 8192, 128], 16, False), ([1, 32, 8, 1, 8192, 128], 64, False),
+           ([1, 32, 8, 2, 8192, 128], 0, False), ([1, 32, 8, 4, 8192, 128], 16, False), ([1, 32, 8, 16, 8192, 128], 16, False),
+           ([1, 32, 8, 1, 8192, 128], 0, True), ([1, 32, 8, 1, 8192, 128], 16, True), ([1, 32, 32, 1, 8192, 128], 0, True),
+           ([1, 32, 8, 4, 8192, 128], 16, True), ([8, 32, 8, 1, 1024, 128], 16, False)]
 GRADIENTS = [([1, 8, 8, 512, 512, 64], False), ([1, 8, 8, 2048, 2048, 128], True)]
 
 
 class Request(ctypes.Structure):
     _fields_ = [("tensors", ctypes.c_size_t * 4), ("lse", ctypes.c_size_t), ("grads", ctypes.c_size_t * 4),
                 ("shape", ctypes.c_size_t * 6), ("causal", ctypes.c_size_t), ("dtype", ctypes.c_size_t),
-                ("threads", ctypes.c_size_t), ("level", ctypes.c_size_t)]
+                ("threads", ctypes.c_size_t), ("level", ctypes.c_size_t), ("cache", ctypes.c_size_t), ("page", ctypes.c_size_t)]
 
 
 def sweep():
@@ -61,7 +67,7 @@ def torch_has_bf16():
 class Case:
     """One call, for both sides."""
 
-    def __init__(self, library, shape, causal, dtype, gradients=False, torch_dtype=None):
+    def __init__(self, library, shape, causal, dtype, gradients=False, torch_dtype=None, page=0, cache=False):
         batch, heads_q, heads_kv, seq_q, seq_kv, dim = shape
         make = lambda heads, seq: torch.randn(batch, heads, seq, dim).to(DTYPES[dtype])
         self.library, self.shape, self.causal, self.dtype = library, shape, causal, dtype
@@ -69,14 +75,18 @@ class Case:
         self.out, self.lse = torch.empty_like(self.q), torch.empty(batch, heads_q, seq_q)
         self.d_out, self.grads = make(heads_q, seq_q), [torch.empty_like(x) for x in (self.q, self.k, self.v)]
         self.request = Request(causal=causal, dtype=list(DTYPES).index(dtype), threads=0, level=99)
-        self.request.tensors[:] = [x.data_ptr() for x in (self.q, self.k, self.v, self.out)]
+        self.request.page, self.request.cache, self.page, self.cache = page, cache, page, cache
+        self.k_seen, self.v_seen = (self.seen(x) for x in (self.k, self.v))
+        self.request.tensors[:] = [x.data_ptr() for x in (self.q, self.k_seen, self.v_seen, self.out)]
         self.request.lse, self.request.shape[:] = self.lse.data_ptr(), shape
         pairs = seq_q * seq_kv
         if causal:
             pairs = sum(min(i + 1, seq_kv) for i in range(seq_q))
         self.flops = (10 if gradients else 4) * batch * heads_q * pairs * dim
         as_torch = DTYPES[torch_dtype or dtype]
-        self.t = [x.to(as_torch) for x in (self.q, self.k, self.v)]
+        # PyTorch reads no pages and no 8 bits here: its keys and values lie together, in the queries' type.
+        wide = [x.to(torch.float8_e4m3fn).to(DTYPES[dtype]) if cache else x for x in (self.k, self.v)]
+        self.t = [x.to(as_torch) for x in (self.q, *wide)]
         self.group = heads_q != heads_kv
         if gradients:
             self.ours()
@@ -87,6 +97,17 @@ class Case:
             self.theirs = lambda: torch.autograd.grad(self.t_out, self.t, self.t_d_out, retain_graph=True)
         else:
             self.theirs = self.attend
+
+    def seen(self, x):
+        """Keys or values as FlashCore gets them."""
+        if self.cache:
+            x = x.to(torch.float8_e4m3fn)
+        if not self.page:
+            return x
+        batch, heads, seq, dim = x.shape
+        rows = x.view(torch.uint8) if self.cache else x
+        rows = rows.transpose(1, 2).reshape(batch * seq // self.page, self.page, heads, dim).flip(0).contiguous()
+        return rows.view(x.dtype)
 
     def attend(self):
         return scaled_dot_product_attention(*self.t, is_causal=self.causal, enable_gqa=self.group)
@@ -165,7 +186,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=1.0, help="length of a turn")
     parser.add_argument("--library", default=os.environ.get("CARGO_TARGET_DIR", ROOT / "target") / Path("release/examples/libbeside.so"))
     parser.add_argument("--out", help="where to write the figures")
-    parser.add_argument("--only", help="one group: turns, decode, gradients, interleaved or levels")
+    parser.add_argument("--only", help="one group: turns, decode, serving, gradients, interleaved or levels")
     options = parser.parse_args()
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     library = ctypes.CDLL(str(options.library))
@@ -187,6 +208,14 @@ def main():
             size = case.k.nbytes + case.v.nbytes
             share = size / statistics.median(ours) / bandwidth(library, size, seconds / 2)
             report.add("decode", case, 1.0, ours, theirs, of_bandwidth=round(share, 3))
+    if wanted("serving"):
+        for dtype, (shape, page, cache) in ((d, s) for d in ("bf16", "f16") for s in SERVING):
+            case = Case(library, shape, False, dtype, torch_dtype=stand_in(dtype), page=page, cache=cache)
+            case.check()
+            ours, theirs = in_turns(case, seconds / 2)
+            size = case.k_seen.nbytes + case.v_seen.nbytes
+            share = size / statistics.median(ours) / bandwidth(library, size, seconds / 4)
+            report.add("serving", case, 1.0, ours, theirs, of_bandwidth=round(share, 3), page=page, cache="e4m3" if cache else dtype)
     if wanted("gradients"):
         for dtype, (shape, causal) in ((d, c) for d in ("f32", "bf16") for c in GRADIENTS):
             case = Case(library, shape, causal, dtype, gradients=True, torch_dtype=stand_in(dtype))

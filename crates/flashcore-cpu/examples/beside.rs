@@ -9,8 +9,8 @@ use std::{
 };
 
 use flashcore_core::{
-    Backend, BackwardCall, BackwardInputs, BackwardSpec, Dims, Element, GradientsMut, HostCall, Layout, Mask,
-    RowTerms, Spec, Values,
+    Backend, BackwardCall, BackwardInputs, BackwardSpec, DType, Dims, E4M3, Element, GradientsMut, HostCall,
+    Layout, Lengths, Mask, PageTable, RowTerms, Spec, Values,
 };
 use flashcore_cpu::{Cpu, SimdLevel};
 use half::{bf16, f16};
@@ -36,6 +36,10 @@ pub struct Request {
     threads: usize,
     /// A level by its number among all, or beyond them for the usual one.
     level: usize,
+    /// Whether keys and values are E4M3 under 16-bit queries.
+    cache: usize,
+    /// Keys of a page, in pools of pages × keys × heads × dim whose last page comes first; 0 for no pages.
+    page: usize,
 }
 
 /// Computes attention, or its gradients.
@@ -91,26 +95,52 @@ fn cpu(request: &Request) -> Result<Cpu, Failure> {
     })
 }
 
+/// The layout of keys and values, what finds their pages, and how many keys each batch entry has.
+fn keys(request: &Request) -> Result<(Layout, Option<PageTable>, Lengths), Failure> {
+    let [batch, _, heads, _, keys, dim] = request.shape;
+    if request.page == 0 {
+        return Ok((Layout::bhsd(Dims::new(batch, heads, keys, dim))?, None, Lengths::Uniform));
+    }
+    let columns = keys / request.page;
+    let pages = (batch * columns) as i32;
+    let layout = Layout::bshd(Dims::new(batch * columns, heads, request.page, dim))?;
+    let table = PageTable::new((0..pages).rev().collect::<Vec<_>>(), columns);
+    let lengths = Lengths::Used { q: None, kv: Some(vec![keys as u32; batch].into()) };
+    Ok((layout, Some(table), lengths))
+}
+
 unsafe fn run<T: Element>(request: &Request) -> Result<(), Failure> {
-    let [batch, heads_q, heads_kv, seq_q, seq_kv, dim] = request.shape;
+    let [batch, heads_q, _, seq_q, _, dim] = request.shape;
     let q = Layout::bhsd(Dims::new(batch, heads_q, seq_q, dim))?;
-    let kv = Layout::bhsd(Dims::new(batch, heads_kv, seq_kv, dim))?;
+    let (kv, table, lengths) = keys(request)?;
     // PyTorch's `is_causal` starts in the top left corner.
     let mask = if request.causal == 1 { Mask::CAUSAL.top_left() } else { Mask::NONE };
-    let problem = Spec { mask, ..Spec::new(T::DTYPE, q, kv, kv) }.parse()?;
+    let kv_dtype = (request.cache == 1).then_some(DType::E4M3);
+    let values = Values { lengths, table, ..Values::default() };
+    let problem = Spec { mask, kv_dtype, ..Spec::new(T::DTYPE, q, kv, kv) }.with(&values).parse()?;
     // SAFETY: the caller's promise.
     let read = |at: usize, layout: &Layout| unsafe { from_raw_parts(at as *const T, layout.span()) };
     // SAFETY: the caller's promise.
     let write = |at: usize, layout: &Layout| unsafe { from_raw_parts_mut(at as *mut T, layout.span()) };
     let [q_at, k_at, v_at, out_at] = request.tensors;
-    let (qkv, cpu) = ([read(q_at, &q), read(k_at, &kv), read(v_at, &kv)], cpu(request)?);
+    let cpu = cpu(request)?;
     let rows = problem.rows();
     if request.grads == [0; 4] {
+        let [k, v] = [k_at, v_at].map(|at| match request.cache {
+            1 => {
+                // SAFETY: the caller's promise.
+                let bytes = unsafe { from_raw_parts(at as *const E4M3, kv.span()) };
+                E4M3::erase(bytes)
+            }
+            _ => T::erase(read(at, &kv)),
+        });
         // SAFETY: the caller's promise.
         let lse = (request.lse != 0).then(|| unsafe { from_raw_parts_mut(request.lse as *mut f32, rows) });
-        cpu.forward(&mut HostCall::bind(&problem, Values::NONE, qkv, write(out_at, &q), lse)?)?;
+        let (inputs, out) = ([T::erase(read(q_at, &q)), k, v], T::erase_mut(write(out_at, &q)));
+        cpu.forward(&mut HostCall::bind_erased(&problem, &values, inputs, out, lse)?)?;
         return Ok(());
     }
+    let qkv = [read(q_at, &q), read(k_at, &kv), read(v_at, &kv)];
     let backward = BackwardSpec::new(problem.spec().clone()).parse()?;
     let [d_out, dq, dk, dv] = request.grads;
     // SAFETY: the caller's promise.

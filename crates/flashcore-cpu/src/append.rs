@@ -57,7 +57,11 @@ fn write<T: Element, C: Element>(
     position: usize,
     divisor: f32,
 ) {
-    to.iter_mut().zip(from).for_each(|(to, x)| *to = C::from_f32(x.to_f32() / divisor));
+    if T::DTYPE == C::DTYPE && divisor == 1.0 {
+        bytemuck::cast_slice_mut::<C, u8>(to).copy_from_slice(bytemuck::cast_slice(from));
+    } else {
+        to.iter_mut().zip(from).for_each(|(to, x)| *to = C::from_f32(x.to_f32() / divisor));
+    }
     if let Some(turn) = turn {
         turn.row(from, to, position, divisor);
     }

@@ -1,5 +1,4 @@
-//! Attention of 16-bit queries over a cache of 8 bits: what sequences use of it is widened to f32 and computed there. Called
-//! by `cpu`, which it calls back.
+//! Attention of 16-bit queries over a cache of 8 bits, which is widened as it is read. Called by `cpu`; calls `forward`.
 //!
 //! Factors of K are multiplied into the queries, those of V into the result, so that keys and values may lie in whatever
 //! layout, shared by sequences or in pages.
@@ -8,17 +7,23 @@ use flashcore_core::{BackendError, DType, Data, HostCall, Instance, Layout, Prob
 use half::{bf16, f16};
 
 use crate::{
-    narrow::{UNWRITTEN, floats, table, write},
+    Tiles,
+    crew::Crew,
+    forward::{self, Queries},
+    narrow::{UNWRITTEN, floats, write},
+    output::Target,
     scratch::Scratch,
+    simd::{Lane, runner::Runner},
 };
 
-/// Computes a call over a cache by way of `wide`, which computes one of f32 tensors.
-pub(crate) fn forward(
+/// Computes a call over a cache of keys and values, with queries and a dense result of f32.
+pub(crate) fn forward<T: Lane>(
     call: &mut HostCall<'_>,
-    scratch: &mut Scratch,
-    wide: impl FnOnce(&mut HostCall<'_>, &mut Scratch) -> Result<&'static str, BackendError>,
+    cache: [&[T]; 2],
+    with: (Runner, Tiles),
+    work: (&mut Scratch, Crew),
 ) -> Result<&'static str, BackendError> {
-    let (instance, [q, k, v]) = (call.instance(), call.inputs());
+    let (instance, [q, ..]) = (call.instance(), call.inputs());
     let spec = instance.problem().spec();
     let widened = Spec {
         dtype: DType::F32,
@@ -33,7 +38,6 @@ pub(crate) fn forward(
     let problem = widened.parse()?;
     let values = Values { factors: None, ..instance.values().clone() };
     let owners = Owners::of(instance);
-    let [k, v] = [widen(instance, k, &spec.k)?, widen(instance, v, &spec.v)?];
     let q = match q {
         Data::F16(q) => queries(instance, &owners, q, f16::to_f32)?,
         Data::BF16(q) => queries(instance, &owners, q, bf16::to_f32)?,
@@ -42,8 +46,8 @@ pub(crate) fn forward(
     };
     let mut out = floats(problem.out().span(), &problem)?;
     let mut lse = vec![f32::from_bits(UNWRITTEN); problem.rows()];
-    let mut inner = HostCall::bind(&problem, &values, [&q[..], &k, &v], &mut out, Some(&mut lse))?;
-    let kernel = wide(&mut inner, scratch)?;
+    let (inputs, memory) = ((Queries::Wide(&q), cache), (Target::Wide(&mut out[..]), Some(&mut lse[..])));
+    let kernel = forward::forward(Instance::new(&problem, &values)?, with, inputs, memory, work);
     write(call, (&out, &lse), |place, _| owners.factors(instance, place)[2]);
     Ok(kernel)
 }
@@ -73,22 +77,6 @@ impl Owners {
         let entry = self.packed.as_ref().map_or(batch, |owners| owners[seq]);
         problem.factors(entry, head / problem.group())
     }
-}
-
-/// The keys or values of all sequences as f32, where they lay.
-fn widen(problem: Instance<'_>, data: Data<'_>, layout: &Layout) -> Result<Vec<f32>, ProblemError> {
-    let (bytes, table, dims) = (data.bytes(), table(data), layout.dims());
-    let mut wide = floats(layout.span(), problem.problem())?;
-    for n in 0..problem.sequences() {
-        let keys = problem.keys(n);
-        let places = (0..problem.sequence(n).kv_len).map(|key| keys.place(key));
-        for ((batch, row), head) in places.flat_map(|place| (0..dims.heads).map(move |head| (place, head))) {
-            let start = layout.row(batch, head, row);
-            let to = wide[start..][..dims.dim].iter_mut();
-            to.zip(&bytes[start..]).for_each(|(to, &byte)| *to = table[usize::from(byte)]);
-        }
-    }
-    Ok(wide)
 }
 
 /// The queries, dense, multiplied by the factors of the keys.

@@ -13,7 +13,7 @@ use crate::{
     append::append,
     backward, cache,
     crew::{Crew, OpenMp},
-    forward::{forward, is_serial},
+    forward::{Queries, forward, is_serial},
     grouped::grouped,
     merge::merge,
     moe::{gradients, moe},
@@ -26,6 +26,11 @@ use crate::{
 
 /// Most threads that the environment may ask for.
 const MOST_THREADS: usize = 4096;
+
+/// Nanoseconds of work below which waking other threads costs more than it saves.
+const SERIAL: f64 = 25_000.0;
+/// The same where threads of a program are waiting for work already.
+const SERIAL_BESIDE: f64 = 6_000.0;
 
 /// Attention on the CPU.
 ///
@@ -113,6 +118,11 @@ impl Cpu {
         self.on_crew(Crew::threads)
     }
 
+    /// Nanoseconds of work that the calling thread does alone.
+    const fn serial(&self) -> f64 {
+        if self.openmp.is_some() { SERIAL_BESIDE } else { SERIAL }
+    }
+
     fn on_crew<R: Send>(&self, f: impl FnOnce(Crew) -> R + Send) -> R {
         match self.openmp {
             Some(openmp) => f(Crew::Program(openmp)),
@@ -133,7 +143,7 @@ impl Cpu {
         call: &mut HostCall<'_>,
         scratch: &mut Scratch,
     ) -> Result<&'static str, BackendError> {
-        if is_serial(call.problem()) {
+        if is_serial(call.problem(), self.serial()) {
             return self.run_here(call, scratch, Crew::Caller);
         }
         self.on_crew(|crew| self.run_here(call, scratch, crew))
@@ -161,10 +171,9 @@ impl Cpu {
         let dtypes = [problem.forward().dtype(), problem.forward().out_dtype(), problem.grad_dtype()];
         let known = |dtype: &DType| matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
         if let Some(dtype) = dtypes.iter().find(|dtype| !known(dtype)) {
-            let (what, instead) = (format!("{dtype} tensors"), "convert them to f32".to_owned());
-            return Err(BackendError::Unsupported { backend: "cpu", what, instead });
+            return Err(unsupported(*dtype, "tensors"));
         }
-        if backward::is_small(problem) {
+        if backward::is_small(problem, self.serial()) {
             return Ok(backward::backward(call, self.runner, (scratch, Crew::Caller))?);
         }
         self.on_crew(|crew| Ok(backward::backward(call, self.runner, (scratch, crew))?))
@@ -186,12 +195,26 @@ impl Cpu {
         crew: Crew,
     ) -> Result<&'static str, BackendError> {
         if call.problem().kv_dtype() != call.problem().dtype() {
-            return cache::forward(call, scratch, |call, scratch| self.compute(call, scratch, crew));
+            return self.beside_cache(call, (scratch, crew));
         }
         if call.problem().dtype().is_narrow() {
             return narrow::forward(call, scratch, |call, scratch| self.compute(call, scratch, crew));
         }
         self.compute(call, scratch, crew)
+    }
+
+    /// Computes a call over a cache of 8 bits.
+    fn beside_cache(
+        &self,
+        call: &mut HostCall<'_>,
+        work: (&mut Scratch, Crew),
+    ) -> Result<&'static str, BackendError> {
+        let (with, [_, k, v]) = ((self.runner, self.tiles()), call.inputs());
+        match (k, v) {
+            (Data::E4M3(k), Data::E4M3(v)) => cache::forward(call, [k, v], with, work),
+            (Data::E5M2(k), Data::E5M2(v)) => cache::forward(call, [k, v], with, work),
+            _ => Err(unsupported(call.problem().kv_dtype(), "caches")),
+        }
     }
 
     /// Computes a call; one of 8-bit tensors to f32.
@@ -207,34 +230,35 @@ impl Cpu {
         let work = (scratch, crew);
         let kernel = match (inputs, out) {
             ([Data::F32(q), Data::F32(k), Data::F32(v)], DataMut::F32(out)) => {
-                forward(problem, with, [q, k, v], (Target::Same(out), lse), work)
+                forward(problem, with, (Queries::Same(q), [k, v]), (Target::Same(out), lse), work)
             }
             ([Data::F16(q), Data::F16(k), Data::F16(v)], DataMut::F16(out)) => {
-                forward(problem, with, [q, k, v], (Target::Same(out), lse), work)
+                forward(problem, with, (Queries::Same(q), [k, v]), (Target::Same(out), lse), work)
             }
             ([Data::F16(q), Data::F16(k), Data::F16(v)], DataMut::F32(out)) => {
-                forward(problem, with, [q, k, v], (Target::Wide(out), lse), work)
+                forward(problem, with, (Queries::Same(q), [k, v]), (Target::Wide(out), lse), work)
             }
             ([Data::BF16(q), Data::BF16(k), Data::BF16(v)], DataMut::BF16(out)) => {
-                forward(problem, with, [q, k, v], (Target::Same(out), lse), work)
+                forward(problem, with, (Queries::Same(q), [k, v]), (Target::Same(out), lse), work)
             }
             ([Data::BF16(q), Data::BF16(k), Data::BF16(v)], DataMut::F32(out)) => {
-                forward(problem, with, [q, k, v], (Target::Wide(out), lse), work)
+                forward(problem, with, (Queries::Same(q), [k, v]), (Target::Wide(out), lse), work)
             }
             ([Data::E4M3(q), Data::E4M3(k), Data::E4M3(v)], DataMut::F32(out)) => {
-                forward(problem, with, [q, k, v], (Target::Wide(out), lse), work)
+                forward(problem, with, (Queries::Same(q), [k, v]), (Target::Wide(out), lse), work)
             }
             ([Data::E5M2(q), Data::E5M2(k), Data::E5M2(v)], DataMut::F32(out)) => {
-                forward(problem, with, [q, k, v], (Target::Wide(out), lse), work)
+                forward(problem, with, (Queries::Same(q), [k, v]), (Target::Wide(out), lse), work)
             }
-            _ => {
-                let (what, instead) =
-                    (format!("{} tensors", problem.dtype()), "convert them to f32".to_owned());
-                return Err(BackendError::Unsupported { backend: "cpu", what, instead });
-            }
+            _ => return Err(unsupported(problem.dtype(), "tensors")),
         };
         Ok(kernel)
     }
+}
+
+fn unsupported(dtype: DType, what: &str) -> BackendError {
+    let (what, instead) = (format!("{dtype} {what}"), "convert them to f32".to_owned());
+    BackendError::Unsupported { backend: "cpu", what, instead }
 }
 
 impl Backend for Cpu {
@@ -254,63 +278,47 @@ impl Backend for Cpu {
 
     fn append(&self, call: &mut AppendCall<'_>) -> Result<Ran, BackendError> {
         let dtype = call.problem().spec().dtype;
-        let kernel = append(call).ok_or_else(|| BackendError::Unsupported {
-            backend: "cpu",
-            what: format!("{dtype} caches"),
-            instead: "convert them to f32".to_owned(),
-        })?;
+        let kernel = append(call).ok_or_else(|| unsupported(dtype, "caches"))?;
         Ok(Ran { kernel: kernel.to_owned() })
     }
 
     fn merge(&self, call: &mut MergeCall<'_>) -> Result<Ran, BackendError> {
         let dtype = call.problem().dtype();
-        let kernel = self.install(|| merge(call, self.runner)).ok_or_else(|| BackendError::Unsupported {
-            backend: "cpu",
-            what: format!("{dtype} parts"),
-            instead: "convert them to f32".to_owned(),
-        })?;
+        let kernel = self
+            .on_crew(|crew| merge(call, (self.runner, crew)))
+            .ok_or_else(|| unsupported(dtype, "parts"))?;
         Ok(Ran { kernel: kernel.to_owned() })
     }
 
     fn quantise(&self, call: &mut QuantiseCall<'_>) -> Result<Ran, BackendError> {
         let dtype = call.problem().spec().dtype;
-        let kernel = self.install(|| quantise(call)).ok_or_else(|| BackendError::Unsupported {
-            backend: "cpu",
-            what: format!("{dtype} tensors"),
-            instead: "convert them to f32".to_owned(),
-        })?;
+        let kernel = self
+            .on_crew(|crew| quantise(call, (self.runner, crew)))
+            .ok_or_else(|| unsupported(dtype, "tensors"))?;
         Ok(Ran { kernel: kernel.to_owned() })
     }
 
     fn moe(&self, call: &mut MoeCall<'_>) -> Result<Ran, BackendError> {
         let dtype = call.problem().dtype();
-        let kernel = self.install(|| moe(call, self.runner)).ok_or_else(|| BackendError::Unsupported {
-            backend: "cpu",
-            what: format!("{dtype} experts"),
-            instead: "convert them to f32".to_owned(),
-        })?;
+        let kernel = self
+            .on_crew(|crew| moe(call, (self.runner, crew)))
+            .ok_or_else(|| unsupported(dtype, "experts"))?;
         Ok(Ran { kernel: kernel.to_owned() })
     }
 
     fn moe_gradients(&self, call: &mut MoeGradientCall<'_>) -> Result<Ran, BackendError> {
         let dtype = call.problem().dtype();
-        let kernel =
-            self.install(|| gradients(call, self.runner)).ok_or_else(|| BackendError::Unsupported {
-                backend: "cpu",
-                what: format!("{dtype} experts"),
-                instead: "convert them to f32".to_owned(),
-            })?;
+        let kernel = self
+            .on_crew(|crew| gradients(call, (self.runner, crew)))
+            .ok_or_else(|| unsupported(dtype, "experts"))?;
         Ok(Ran { kernel: kernel.to_owned() })
     }
 
     fn grouped(&self, call: &mut GroupedCall<'_>) -> Result<Ran, BackendError> {
         let dtype = call.problem().dtype();
-        let kernel =
-            self.install(|| grouped(call, self.runner)).ok_or_else(|| BackendError::Unsupported {
-                backend: "cpu",
-                what: format!("{dtype} factors"),
-                instead: "convert them to f32".to_owned(),
-            })?;
+        let kernel = self
+            .on_crew(|crew| grouped(call, (self.runner, crew)))
+            .ok_or_else(|| unsupported(dtype, "factors"))?;
         Ok(Ran { kernel: kernel.to_owned() })
     }
 }

@@ -56,15 +56,39 @@ impl Crew {
 
     /// Calls `work` with every number below `count`, on all threads.
     pub(crate) fn each(self, count: usize, work: impl Fn(usize) + Sync + Send) {
+        self.each_with(count, |(), n| work(n));
+    }
+
+    /// The same, each thread with something of its own to work with.
+    pub(crate) fn each_with<W: Default>(self, count: usize, work: impl Fn(&mut W, usize) + Sync + Send) {
+        let all = |numbers: &mut dyn Iterator<Item = usize>| {
+            let mut own = W::default();
+            numbers.for_each(|n| work(&mut own, n));
+        };
         match self {
-            Self::Caller => (0..count).for_each(work),
-            Self::Rayon => (0..count).into_par_iter().for_each(work),
-            Self::Program(openmp) => {
+            Self::Rayon if count > 1 => (0..count).into_par_iter().for_each_init(W::default, work),
+            Self::Program(openmp) if count > 1 => {
                 let next = AtomicUsize::new(0);
                 let take = || Some(next.fetch_add(1, Ordering::Relaxed)).filter(|&n| n < count);
-                openmp.run(openmp.threads().min(count), &|_| std::iter::from_fn(take).for_each(&work));
+                openmp.run(openmp.threads().min(count), &|_| all(&mut std::iter::from_fn(take)));
             }
+            _ => all(&mut (0..count)),
         }
+    }
+
+    /// Calls `work` with every chunk of `len` elements and its number, on all threads.
+    pub(crate) fn chunks<T: Send>(
+        self,
+        slice: &mut [T],
+        len: usize,
+        work: impl Fn(usize, &mut [T]) + Sync + Send,
+    ) {
+        let (all, shared) = (slice.len(), Shared::new(slice));
+        self.each(all.div_ceil(len), |n| {
+            let start = n * len;
+            // SAFETY: each number comes once, and chunks are disjoint.
+            work(n, unsafe { shared.range(start, len.min(all - start)) });
+        });
     }
 }
 

@@ -5,7 +5,7 @@ use std::ops::Range;
 use flashcore_core::{Layout, Sequence};
 
 use crate::{
-    forward::{Call, Seen, UnitKeys},
+    forward::{Call, Queries, Seen, UnitKeys},
     plan::Unit,
     scratch::{Worker, padded, take},
     simd::{
@@ -25,7 +25,7 @@ struct State<'a> {
     out: &'a mut [f32],
     /// What is added to scores, if anything.
     bias: &'a mut [f32],
-    /// A block of keys and values, where features must be padded or rows lie in several pages.
+    /// A block of keys and values, where features must be padded.
     k: &'a mut [f32],
     v: &'a mut [f32],
 }
@@ -37,7 +37,7 @@ fn dims<T>(call: &Call<'_, T>) -> [usize; 2] {
 
 /// Whether K and V can be read where they are.
 fn reads_in_place<T>(call: &Call<'_, T>) -> bool {
-    dims(call) == [call.problem.dim_qk(), call.problem.dim_v()] && call.blocks_together(BLOCK)
+    dims(call) == [call.problem.dim_qk(), call.problem.dim_v()]
 }
 
 /// Floats of each part of [`State`].
@@ -80,7 +80,10 @@ impl State<'_> {
         for (n, r) in unit.rows.clone().enumerate() {
             let at = layout.row(s.batch, unit.kv_head * group + r % group, s.q_start + r / group);
             let to = &mut self.q[n * dims(call)[0]..][..dim];
-            call.runner.run(Widen { from: &call.q[at..at + dim], to: &mut *to });
+            match call.q {
+                Queries::Same(q) => call.runner.run(Widen { from: &q[at..at + dim], to: &mut *to }),
+                Queries::Wide(q) => to.copy_from_slice(&q[at..at + dim]),
+            }
             to.iter_mut().for_each(|x| *x *= factor);
         }
     }
@@ -101,16 +104,33 @@ impl State<'_> {
         }));
         self.set_bias(call, unit, &keys);
         let (rows, k, v) = (call.keys(unit), call.problem.k(), call.problem.v());
+        let (count, mut starts) = (keys.len(), [[0; BLOCK]; 2]);
         if reads_in_place(call) {
-            let [at_k, at_v] = [k, v].map(|layout| rows.row(layout, keys.start));
-            let k = (&call.k[at_k..], k.strides()[2]);
-            return self.attend(call, keys.len(), k, (&call.v[at_v..], v.strides()[2]), visible);
+            let size = call.problem.page_size();
+            rows.rows(k, keys.clone(), size, &mut starts[0]);
+            rows.rows(v, keys.clone(), size, &mut starts[1]);
+            let mut next = starts[0];
+            rows.rows(k, keys.end..unit.keys.end.min(keys.end + BLOCK), size, &mut next);
+            return self.attend(
+                call,
+                (call.k, call.v),
+                (&starts.each_ref().map(|starts| &starts[..count]), &next),
+                visible,
+            );
         }
         let [dim_qk, dim_v] = dims(call);
+        for n in 0..count {
+            (starts[0][n], starts[1][n]) = (n * dim_qk, n * dim_v);
+        }
         let (mut padded_k, mut padded_v) = (std::mem::take(&mut self.k), std::mem::take(&mut self.v));
         pad(call, (call.k, k), (rows, &keys), dim_qk, padded_k);
         pad(call, (call.v, v), (rows, &keys), dim_v, padded_v);
-        self.attend(call, keys.len(), (&*padded_k, dim_qk), (&*padded_v, dim_v), visible);
+        self.attend(
+            call,
+            (&*padded_k, &*padded_v),
+            (&starts.each_ref().map(|starts| &starts[..count]), &starts[0]),
+            visible,
+        );
         std::mem::swap(&mut self.k, &mut padded_k);
         std::mem::swap(&mut self.v, &mut padded_v);
     }
@@ -129,18 +149,19 @@ impl State<'_> {
     fn attend<T: Lane, U: Lane>(
         &mut self,
         call: &Call<'_, T>,
-        keys: usize,
-        k: (&[U], usize),
-        v: (&[U], usize),
+        (k, v): (&[U], &[U]),
+        (starts, next): (&[&[usize]; 2], &[usize; BLOCK]),
         visible: &[[usize; 2]],
     ) {
         call.runner.run(RowBlock {
             rows: visible.len(),
             dims: dims(call),
-            keys,
+            keys: starts[0].len(),
             q: self.q,
             k,
             v,
+            starts: *starts,
+            next,
             logits: call.logits,
             bias: call.problem.bias().map(|_| &*self.bias),
             visible,

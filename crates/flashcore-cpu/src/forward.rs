@@ -1,6 +1,9 @@
 //! From a call to its units, on all threads. Called by `cpu`; calls `plan`, `prefill`, `decode`.
 
-use std::sync::{Mutex, PoisonError};
+use std::{
+    ops::Range,
+    sync::{Mutex, PoisonError},
+};
 
 use flashcore_core::{Instance, Keys, Layout, Operand, Problem, Sequence};
 
@@ -23,17 +26,21 @@ use crate::{
     },
 };
 
-/// Nanoseconds of work below which waking other threads costs more than it saves.
-const SERIAL: f64 = 25_000.0;
-
-/// Whether a problem is so small that the calling thread alone is fastest.
+/// Whether a problem is so small that the calling thread alone is fastest: less than so many nanoseconds of work.
 ///
 /// A core does some 100 operations and reads some 16 bytes per nanosecond; masks are not looked at.
-pub(crate) fn is_serial(problem: &Problem) -> bool {
+pub(crate) fn is_serial(problem: &Problem, nanoseconds: f64) -> bool {
     let features = (problem.dim_qk() + problem.dim_v()) as f64;
     let keys = problem.batch() as f64 * problem.heads_kv() as f64 * problem.seq_kv() as f64;
     let operations = 2.0 * problem.rows() as f64 * problem.seq_kv() as f64 * features;
-    operations / 100.0 + keys * features * problem.dtype().bytes() as f64 / 16.0 < SERIAL
+    operations / 100.0 + keys * features * problem.dtype().bytes() as f64 / 16.0 < nanoseconds
+}
+
+/// Queries: of the keys' type, or widened, as they are beside a cache of 8 bits.
+#[derive(Clone, Copy)]
+pub(crate) enum Queries<'a, T> {
+    Same(&'a [T]),
+    Wide(&'a [f32]),
 }
 
 /// A call with its element type known: what units need.
@@ -41,7 +48,7 @@ pub(crate) struct Call<'a, T> {
     pub(crate) problem: Instance<'a>,
     pub(crate) runner: Runner,
     pub(crate) shape: Shape,
-    pub(crate) q: &'a [T],
+    pub(crate) q: Queries<'a, T>,
     pub(crate) k: &'a [T],
     pub(crate) v: &'a [T],
     pub(crate) logits: Logits,
@@ -95,7 +102,7 @@ impl Norm {
 pub(crate) fn forward<T: Lane>(
     problem: Instance<'_>,
     (runner, tiles): (Runner, Tiles),
-    [q, k, v]: [&[T]; 3],
+    (q, [k, v]): (Queries<'_, T>, [&[T]; 2]),
     (out, lse): Memory<'_, T>,
     (scratch, crew): (&mut Scratch, Crew),
 ) -> &'static str {
@@ -183,6 +190,24 @@ impl UnitKeys<'_> {
     pub(crate) fn row(&self, layout: &Layout, key: usize) -> usize {
         let (batch, row) = self.keys.place(key);
         layout.row(batch, self.head, row)
+    }
+
+    /// The same for each of `keys`, from the first of which on so many follow each other at equal distances.
+    pub(crate) fn rows(
+        &self,
+        layout: &Layout,
+        keys: Range<usize>,
+        together: Option<usize>,
+        to: &mut [usize],
+    ) {
+        let (mut key, step) = (keys.start, layout.strides()[2]);
+        while key < keys.end {
+            let end = together.map_or(keys.end, |size| keys.end.min((key / size + 1) * size));
+            let first = self.row(layout, key);
+            let run = to[key - keys.start..end - keys.start].iter_mut().enumerate();
+            run.for_each(|(n, to)| *to = first + n * step);
+            key = end;
+        }
     }
 }
 

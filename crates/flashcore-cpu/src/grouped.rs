@@ -6,17 +6,18 @@ use flashcore_core::{DType, GroupedCall, GroupedProblem, Grouping};
 use half::{bf16, f16};
 
 use crate::{
+    crew::Crew,
     matmul::{Extents, Matrix, multiply},
     output::Shared,
     simd::{Lane, convert::Narrow, runner::Runner},
 };
 
-/// Computes on all threads of the current pool; returns the kernel's name, or `None` for element types unknown here.
-pub(crate) fn grouped(call: &mut GroupedCall<'_>, runner: Runner) -> Option<&'static str> {
+/// Computes on all threads; returns the kernel's name, or `None` for element types unknown here.
+pub(crate) fn grouped(call: &mut GroupedCall<'_>, with: (Runner, Crew)) -> Option<&'static str> {
     match call.problem().dtype() {
-        DType::F32 => compute::<f32>(call, runner),
-        DType::F16 => compute::<f16>(call, runner),
-        DType::BF16 => compute::<bf16>(call, runner),
+        DType::F32 => compute::<f32>(call, with),
+        DType::F16 => compute::<f16>(call, with),
+        DType::BF16 => compute::<bf16>(call, with),
         _ => None,
     }
 }
@@ -52,7 +53,7 @@ impl Group {
     }
 }
 
-fn compute<T: Lane>(call: &mut GroupedCall<'_>, runner: Runner) -> Option<&'static str> {
+fn compute<T: Lane>(call: &mut GroupedCall<'_>, with: (Runner, Crew)) -> Option<&'static str> {
     let (problem, inputs) = (call.problem(), *call.inputs());
     let (a, b) = (inputs.a.slice::<T>()?, inputs.b.slice::<T>()?);
     let ranges = inputs.offsets.map(|offsets| problem.ranges(offsets));
@@ -72,12 +73,12 @@ fn compute<T: Lane>(call: &mut GroupedCall<'_>, runner: Runner) -> Option<&'stat
         let a = Matrix::new(&a[start..], steps);
         let (steps, start) = factor(b, problem.b(), [right, depth.start, columns.start]);
         let b = Matrix::new(&b[start..], steps);
-        multiply(extents, (a, b), runner, |row, some, values| {
+        multiply(extents, (a, b), with, |row, some, values| {
             let start = problem.out().row(to, 0, rows.start + row) + columns.start + some.start;
             // SAFETY: groups come one after another, blocks of a group are disjoint, and so are the positions of an
             // output (`GroupedSpec::parse`).
             let to = unsafe { out.range(start, some.len()) };
-            runner.run(Narrow { from: values, factor: 1.0, to });
+            with.0.run(Narrow { from: values, factor: 1.0, to });
         });
     }
     Some("grouped")

@@ -6,14 +6,17 @@
 
 use std::ops::Range;
 
-use rayon::prelude::*;
+use half::bf16;
 
-use crate::simd::{
-    Lane,
-    convert::Widen,
-    dots::{Dots, depth_padded},
-    product::{Left, Product, Size},
-    runner::Runner,
+use crate::{
+    crew::Crew,
+    simd::{
+        Lane,
+        convert::Widen,
+        dots::{Dots, depth_padded},
+        product::{Left, Product, Size},
+        runner::Runner,
+    },
 };
 
 /// Columns of a block: a multiple of every vector's lanes.
@@ -104,13 +107,13 @@ pub(crate) struct Extents {
 pub(crate) fn multiply<A: Lane, B: Lane>(
     extents: Extents,
     (a, b): (Matrix<'_, A>, Matrix<'_, B>),
-    runner: Runner,
-    write: impl Fn(usize, Range<usize>, &[f32]) + Sync,
+    (runner, crew): (Runner, Crew),
+    write: impl Fn(usize, Range<usize>, &[f32]) + Sync + Send,
 ) {
     let Extents { rows, columns, depth } = extents;
     let tall = if streams(&b) { STREAMED_ROWS } else { ROWS };
     let across = columns.div_ceil(COLUMNS);
-    (0..rows.div_ceil(tall) * across).into_par_iter().for_each_init(Worker::default, |worker, unit| {
+    crew.each_with(rows.div_ceil(tall) * across, |worker: &mut Worker, unit| {
         let [row, column] = [unit / across * tall, unit % across * COLUMNS];
         let block =
             Block { rows: row..rows.min(row + tall), columns: column..columns.min(column + COLUMNS), depth };
@@ -142,6 +145,8 @@ struct Block {
 #[derive(Default)]
 struct Worker {
     a: Vec<f32>,
+    /// Rows of bf16 that are multiplied pair by pair.
+    pairs: Vec<bf16>,
     b: Vec<f32>,
     results: Vec<f32>,
 }
@@ -155,22 +160,27 @@ impl Worker {
         (b, stride): (&[B], usize),
         runner: Runner,
     ) {
-        let padded = depth_padded(block.depth);
-        self.a.clear();
-        self.a.resize(block.rows.len() * padded, 0.0);
-        if block.depth == 0 {
+        let (padded, depth) = (depth_padded(block.depth), block.depth);
+        if depth == 0 {
             return;
         }
-        a.widen(block.rows.clone(), 0..block.depth, (&mut self.a, padded), runner);
         let starts: Vec<usize> = (0..block.rows.len()).map(|row| row * padded).collect();
-        runner.run(Dots {
-            x: &self.a,
-            starts: &starts,
-            w: (&b[block.columns.start * stride..], stride),
-            rows: block.columns.len(),
-            depth: block.depth,
-            to: (&mut self.results, COLUMNS),
-        });
+        let (starts, rows, to) = (&starts[..], block.columns.len(), (&mut self.results[..], COLUMNS));
+        let b = &b[block.columns.start * stride..];
+        let both = A::as_bf16(a.data).zip(B::as_bf16(b)).filter(|_| runner.has_pairs());
+        if let Some((data, b)) = both.filter(|_| a.columns == Steps::Even(1)) {
+            self.pairs.clear();
+            self.pairs.resize(block.rows.len() * padded, bf16::ZERO);
+            for (row, to) in block.rows.clone().zip(self.pairs.chunks_exact_mut(padded)) {
+                to[..depth].copy_from_slice(&data[a.rows.at(row)..][..depth]);
+            }
+            let x = &self.pairs[..];
+            return runner.run_pair_dots(&mut Dots { x, starts, w: (b, stride), rows, depth, to });
+        }
+        self.a.clear();
+        self.a.resize(block.rows.len() * padded, 0.0);
+        a.widen(block.rows.clone(), 0..depth, (&mut self.a, padded), runner);
+        runner.run(Dots { x: &self.a, starts, w: (b, stride), rows, depth, to });
     }
 
     fn multiply<A: Lane, B: Lane>(

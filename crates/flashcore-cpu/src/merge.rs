@@ -1,9 +1,9 @@
 //! Partial results put together, rows shared among threads. Called by `cpu`; calls `simd`.
 
 use flashcore_core::{DType, DataMut, Layout, MergeCall, MergeProblem, Parts};
-use rayon::prelude::*;
 
 use crate::{
+    crew::Crew,
     output::Shared,
     simd::{
         Lane,
@@ -18,20 +18,21 @@ const BLOCK: usize = 64;
 /// Elements of all parts below which waking other threads costs more than it saves.
 const SERIAL: usize = 1 << 16;
 
-/// Merges on all threads of the current pool; returns the kernel's name, or `None` for element types unknown here.
-pub(crate) fn merge(call: &mut MergeCall<'_>, runner: Runner) -> Option<&'static str> {
+/// Merges on all threads; returns the kernel's name, or `None` for element types unknown here.
+pub(crate) fn merge(call: &mut MergeCall<'_>, with: (Runner, Crew)) -> Option<&'static str> {
     match call.problem().dtype() {
-        DType::F32 => merge_from::<f32>(call, runner),
-        DType::F16 => merge_from::<f16>(call, runner),
-        DType::BF16 => merge_from::<bf16>(call, runner),
+        DType::F32 => merge_from::<f32>(call, with),
+        DType::F16 => merge_from::<f16>(call, with),
+        DType::BF16 => merge_from::<bf16>(call, with),
         _ => None,
     }
 }
 
-fn merge_from<T: Lane>(call: &mut MergeCall<'_>, runner: Runner) -> Option<&'static str> {
+fn merge_from<T: Lane>(call: &mut MergeCall<'_>, with: (Runner, Crew)) -> Option<&'static str> {
     let (problem, lses) = (call.problem(), call.lses());
     let parts: Option<Vec<&[T]>> = call.parts().iter().map(|part| part.slice()).collect();
-    let inputs = Inputs { problem, runner, parts: parts?, lses };
+    let (runner, crew) = with;
+    let inputs = Inputs { problem, runner, crew, parts: parts?, lses };
     let (out, lse) = call.outputs();
     match problem.out_dtype() {
         DType::F32 => inputs.merge_to::<f32>(out, lse),
@@ -45,6 +46,7 @@ fn merge_from<T: Lane>(call: &mut MergeCall<'_>, runner: Runner) -> Option<&'sta
 struct Inputs<'a, T> {
     problem: &'a MergeProblem,
     runner: Runner,
+    crew: Crew,
     parts: Vec<&'a [T]>,
     lses: &'a [&'a [f32]],
 }
@@ -54,11 +56,9 @@ impl<T: Lane> Inputs<'_, T> {
         let rows = self.problem.rows();
         let (out, lse) = (Shared::new(out.into_slice::<O>()?), lse.map(Shared::new));
         let block = |first: usize| self.merge_rows(first..rows.min(first + BLOCK), &out, lse.as_ref());
-        if rows * self.problem.dims().dim * self.problem.parts().count() < SERIAL {
-            (0..rows).step_by(BLOCK).for_each(block);
-        } else {
-            (0..rows.div_ceil(BLOCK)).into_par_iter().for_each(|n| block(n * BLOCK));
-        }
+        let small = rows * self.problem.dims().dim * self.problem.parts().count() < SERIAL;
+        let crew = if small { Crew::Caller } else { self.crew };
+        crew.each(rows.div_ceil(BLOCK), |n| block(n * BLOCK));
         Some("merge")
     }
 

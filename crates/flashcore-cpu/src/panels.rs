@@ -196,8 +196,7 @@ pub(crate) fn place<T: Lane>(
     call: &Call<'_, T>,
     (query, factor): (&[T], f32),
     row: &mut [f32],
-    [lane, height]: [usize; 2],
-    q: &mut [f32],
+    ([lane, height], q): ([usize; 2], &mut [f32]),
 ) {
     if let Some(query) = T::as_bf16(query).filter(|_| call.form == Form::Pairs) {
         let q: &mut [u32] = bytemuck::cast_slice_mut(q);
@@ -214,6 +213,11 @@ pub(crate) fn place<T: Lane>(
             row
         }
     };
+    spread((row, factor), ([lane, height], q));
+}
+
+/// The same where it is f32 already.
+pub(crate) fn spread((row, factor): (&[f32], f32), ([lane, height], q): ([usize; 2], &mut [f32])) {
     for (to, x) in q.chunks_exact_mut(height).zip(row) {
         to[lane] = *x * factor;
     }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use flashcore_core::Sequence;
 
 use crate::{
-    forward::{Call, Seen},
+    forward::{Call, Queries, Seen},
     matrices::{self, Space},
     panels::{self, Form, Target, TileLens},
     plan::{Unit, visible},
@@ -148,20 +148,24 @@ impl<'a> Tile<'a> {
         self.out.fill(0.0);
         self.max.fill(NO_MAX);
         self.sum.fill(0.0);
-        let query = |r: usize| {
+        let place = |r: usize| {
             let at = layout.row(s.batch, unit.kv_head * group + r % group, s.q_start + r / group);
-            &call.q[at..at + dim]
+            at..at + dim
         };
-        if call.form == Form::Matrix {
+        if let (Form::Matrix, Queries::Same(q)) = (call.form, call.q) {
             let (first, rows) = (self.rows.start, self.rows.len());
-            return matrices::load_queries(call, rows, |n| query(first + n), stage, self.q);
+            return matrices::load_queries(call, rows, |n| &q[place(first + n)], stage, self.q);
         }
         if self.rows.len() < self.height {
             self.q.fill(0.0);
         }
         let factor = call.query_factor(unit, s);
         for (lane, r) in self.rows.enumerate() {
-            panels::place(call, (query(r), factor), stage, [lane, self.height], self.q);
+            let to = ([lane, self.height], &mut *self.q);
+            match call.q {
+                Queries::Same(q) => panels::place(call, (&q[place(r)], factor), stage, to),
+                Queries::Wide(q) => panels::spread((&q[place(r)], factor), to),
+            }
         }
     }
 

@@ -2,31 +2,40 @@
 //! threads. Called by `cpu`.
 
 use flashcore_core::{
-    DType, DataMut, E4M3, E5M2, Element, Granularity, Layout, QuantiseCall, QuantiseProblem, QuantisedMut,
-    turn_values,
+    DType, DataMut, E4M3, Granularity, Layout, QuantiseCall, QuantiseProblem, QuantisedMut, turn_values,
 };
 use half::{bf16, f16};
-use rayon::prelude::*;
 
-use crate::output::Shared;
+use crate::{
+    crew::Crew,
+    output::Shared,
+    simd::{
+        Lane,
+        convert::Widen,
+        narrow::{Float8, Magnitudes, Round},
+        runner::Runner,
+    },
+};
 
-/// Quantises on all threads of the current pool; returns the kernel's name, or `None` for element types unknown here.
-pub(crate) fn quantise(call: &mut QuantiseCall<'_>) -> Option<&'static str> {
+/// Quantises on all threads; returns the kernel's name, or `None` for element types unknown here.
+pub(crate) fn quantise(call: &mut QuantiseCall<'_>, with: (Runner, Crew)) -> Option<&'static str> {
     match call.problem().spec().dtype {
-        DType::F32 => quantise_from::<f32>(call),
-        DType::F16 => quantise_from::<f16>(call),
-        DType::BF16 => quantise_from::<bf16>(call),
+        DType::F32 => quantise_from::<f32>(call, with),
+        DType::F16 => quantise_from::<f16>(call, with),
+        DType::BF16 => quantise_from::<bf16>(call, with),
         _ => None,
     }
 }
 
-fn quantise_from<T: Element>(call: &mut QuantiseCall<'_>) -> Option<&'static str> {
+fn quantise_from<T: Lane>(
+    call: &mut QuantiseCall<'_>,
+    (runner, crew): (Runner, Crew),
+) -> Option<&'static str> {
     let problem = call.problem();
-    let input = Input { problem, x: call.x().slice::<T>()?, used: call.used() };
+    let input = Input { problem, x: call.x().slice::<T>()?, used: call.used(), runner, crew };
     let QuantisedMut { out, factors, mut means } = call.outputs();
     if let Some(means) = means.as_deref_mut() {
-        let planes = means.par_chunks_mut(problem.dims().dim).enumerate();
-        planes.for_each(|(plane, means)| input.mean(plane, means));
+        crew.chunks(means, problem.dims().dim, |plane, means| input.mean(plane, means));
     }
     let means = means.as_deref();
     input.find_factors(means, factors);
@@ -49,9 +58,11 @@ struct Input<'a, T> {
     problem: &'a QuantiseProblem,
     x: &'a [T],
     used: Option<&'a [u32]>,
+    runner: Runner,
+    crew: Crew,
 }
 
-impl<T: Element> Input<'_, T> {
+impl<T: Lane> Input<'_, T> {
     /// Batch entries times heads.
     const fn planes(&self) -> usize {
         self.problem.dims().batch * self.problem.dims().heads
@@ -85,20 +96,15 @@ impl<T: Element> Input<'_, T> {
     }
 
     /// What is subtracted from each feature of a plane.
-    fn means_of<'m>(
-        &self,
-        plane: usize,
-        means: Option<&'m [f32]>,
-    ) -> impl Iterator<Item = f32> + Clone + use<'m, T> {
+    fn means_of(&self, plane: usize, means: Option<&[f32]>) -> Vec<f32> {
         let dim = self.problem.dims().dim;
-        let means = means.map_or(&[][..], |means| &means[plane * dim..][..dim]);
-        means.iter().copied().chain(std::iter::repeat_n(0.0, dim - means.len()))
+        means.map_or_else(|| vec![0.0; dim], |means| means[plane * dim..][..dim].to_vec())
     }
 
     /// The factors of all shares: their largest magnitudes brought to the largest float.
     fn find_factors(&self, means: Option<&[f32]>, factors: &mut [f32]) {
-        let largest: Vec<Vec<f32>> =
-            (0..self.planes()).into_par_iter().map(|plane| self.largest(plane, means)).collect();
+        let mut largest = vec![Vec::new(); self.planes()];
+        self.crew.chunks(&mut largest, 1, |plane, to| to.fill(self.largest(plane, means)));
         factors.fill(0.0);
         for (plane, largest) in largest.into_iter().enumerate() {
             let [batch, head] = self.place(plane);
@@ -117,27 +123,28 @@ impl<T: Element> Input<'_, T> {
             Granularity::PerChannel => dims.dim,
         };
         let (mut largest, means) = (vec![0f32; shares], self.means_of(plane, means));
-        for (seq, row) in self.rows(plane).enumerate() {
-            let magnitudes = row.iter().zip(means.clone()).map(|(x, mean)| (x.to_f32() - mean).abs());
-            let finite = magnitudes.map(|x| if x.is_finite() { x } else { 0.0 });
-            match per {
-                Granularity::PerChannel => {
-                    largest.iter_mut().zip(finite).for_each(|(all, x)| *all = all.max(x))
-                }
-                Granularity::PerBlock(rows) => {
-                    let share = &mut largest[seq / rows];
-                    *share = finite.fold(*share, f32::max);
-                }
-                _ => largest[0] = finite.fold(largest[0], f32::max),
+        let (mut wide, mut own) = (vec![0f32; dims.dim], vec![0f32; dims.dim]);
+        for (seq, from) in self.rows(plane).enumerate() {
+            self.runner.run(Widen { from, to: &mut wide });
+            self.runner.run(Magnitudes { row: &wide, means: &means, largest: &mut own });
+            if let Granularity::PerBlock(rows) = per {
+                let share = &mut largest[seq / rows];
+                *share = own.iter().copied().fold(*share, f32::max);
+                own.fill(0.0);
             }
         }
-        largest
+        match per {
+            Granularity::PerChannel => own,
+            Granularity::PerBlock(_) => largest,
+            _ => vec![own.into_iter().fold(0.0, f32::max)],
+        }
     }
 
     /// Writes every row; those that are not used become zeros.
-    fn round<N: Narrow>(&self, means: Option<&[f32]>, factors: &[f32], (to, out): (&Layout, &mut [N])) {
+    fn round<N: Float8>(&self, means: Option<&[f32]>, factors: &[f32], (to, out): (&Layout, &mut [N])) {
         let (out, dims) = (Shared::new(out), self.problem.dims());
-        (0..self.planes()).into_par_iter().for_each(|plane| {
+        self.crew.each(self.planes(), |plane| {
+            let mut wide = vec![0f32; dims.dim];
             let ([batch, head], means) = (self.place(plane), self.means_of(plane, means));
             let used = self.rows(plane).map(Some).chain(std::iter::repeat(None));
             for (seq, row) in (0..dims.seq).zip(used) {
@@ -148,16 +155,11 @@ impl<T: Element> Input<'_, T> {
                     continue;
                 };
                 let first = self.problem.factor_index([batch, head, seq], 0);
-                let step = usize::from(self.problem.spec().per == Granularity::PerChannel);
-                for (n, ((to, x), mean)) in to.iter_mut().zip(row).zip(means.clone()).enumerate() {
-                    *to = N::from_f32((x.to_f32() - mean) / factors[first + n * step]);
-                }
+                let count = if self.problem.spec().per == Granularity::PerChannel { dims.dim } else { 1 };
+                self.runner.run(Widen { from: row, to: &mut wide });
+                let factors = &factors[first..][..count];
+                self.runner.run(Round { row: &mut wide, means: &means, factors, to });
             }
         });
     }
 }
-
-/// 8-bit floats.
-trait Narrow: Element {}
-impl Narrow for E4M3 {}
-impl Narrow for E5M2 {}

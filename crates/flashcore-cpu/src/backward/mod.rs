@@ -91,9 +91,9 @@ pub(crate) fn backward(
     Ok(kernel_name(runner.level(), pairs))
 }
 
-/// Whether a problem is so small that the calling thread alone is fastest.
-pub(crate) fn is_small(problem: &BackwardProblem) -> bool {
-    is_serial(problem.forward())
+/// Whether a problem is so small that the calling thread alone is fastest: less than so many nanoseconds of work.
+pub(crate) fn is_small(problem: &BackwardProblem, nanoseconds: f64) -> bool {
+    is_serial(problem.forward(), nanoseconds)
 }
 
 /// Zeros: `width` for each row.

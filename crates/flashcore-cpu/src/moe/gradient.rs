@@ -13,6 +13,7 @@ use super::{
     route::{Buckets, Routes},
 };
 use crate::{
+    crew::Crew,
     matmul::{Extents, Matrix, multiply},
     output::Shared,
     simd::{
@@ -23,20 +24,21 @@ use crate::{
 };
 
 /// Computes on all threads of the current pool; returns the kernel's name, or `None` for element types unknown here.
-pub(crate) fn gradients(call: &mut MoeGradientCall<'_>, runner: Runner) -> Option<&'static str> {
+pub(crate) fn gradients(call: &mut MoeGradientCall<'_>, with: (Runner, Crew)) -> Option<&'static str> {
     match call.problem().dtype() {
-        DType::F32 => compute::<f32>(call, runner),
-        DType::F16 => compute::<f16>(call, runner),
-        DType::BF16 => compute::<bf16>(call, runner),
+        DType::F32 => compute::<f32>(call, with),
+        DType::F16 => compute::<f16>(call, with),
+        DType::BF16 => compute::<bf16>(call, with),
         _ => None,
     }
 }
 
-fn compute<T: Lane>(call: &mut MoeGradientCall<'_>, runner: Runner) -> Option<&'static str> {
+fn compute<T: Lane>(call: &mut MoeGradientCall<'_>, with: (Runner, Crew)) -> Option<&'static str> {
     let (problem, inputs, d_out) = (call.problem(), *call.inputs(), call.d_out());
     let spec = problem.spec();
-    let pass = Pass { problem, x: inputs.x.slice::<T>()?, d_out: d_out.slice::<T>()?, runner };
-    let routes = Routes::new(problem, &inputs.routed);
+    let pass =
+        Pass { problem, x: inputs.x.slice::<T>()?, d_out: d_out.slice::<T>()?, runner: with.0, crew: with.1 };
+    let routes = Routes::new(problem, &inputs.routed, with.1);
     let tokens = 0..problem.tokens();
     let experts = Networks::new([spec.gate_up, spec.down], [inputs.gate_up, inputs.down], inputs.biases)?;
     let shared = inputs.shared.zip(spec.shared);
@@ -91,6 +93,7 @@ struct Pass<'a, T> {
     x: &'a [T],
     d_out: &'a [T],
     runner: Runner,
+    crew: Crew,
 }
 
 /// The rows of one expert: where their tokens and the gradients of their results start, and what they count for.
@@ -215,7 +218,7 @@ impl<T: Lane> Pass<'_, T> {
         to: &mut [f32],
     ) {
         let to = Shared::new(to);
-        multiply(extents, factors, self.runner, |row, some, values| {
+        multiply(extents, factors, (self.runner, self.crew), |row, some, values| {
             // SAFETY: blocks of a product are disjoint.
             unsafe { to.range(row * extents.columns + some.start, some.len()) }.copy_from_slice(values);
         });
@@ -237,12 +240,12 @@ impl<T: Lane> Pass<'_, T> {
         };
         if layout.is_row_major() {
             let extents = Extents { rows, columns, depth };
-            return multiply(extents, (a, b), self.runner, |row, some, values| {
+            return multiply(extents, (a, b), (self.runner, self.crew), |row, some, values| {
                 write(row, some, values, columns)
             });
         }
         let extents = Extents { rows: columns, columns: rows, depth };
-        multiply(extents, (b.turned(), a.turned()), self.runner, |row, some, values| {
+        multiply(extents, (b.turned(), a.turned()), (self.runner, self.crew), |row, some, values| {
             write(row, some, values, rows)
         });
     }
@@ -268,7 +271,7 @@ impl<T: Lane> Pass<'_, T> {
     fn add_up(&self, buckets: &Buckets, (d_rows, shared): (&[f32], Option<&[f32]>), to: &mut [T]) {
         let (hidden, top_k) = (self.problem.hidden(), self.problem.top_k());
         let to = &mut to[..self.problem.tokens() * hidden];
-        to.par_chunks_exact_mut(hidden).with_min_len(16).enumerate().for_each(|(token, to)| {
+        self.crew.chunks(to, hidden, |token, to| {
             let mut sum = vec![0f32; hidden];
             let own = buckets.rows[token * top_k..][..top_k].iter().flatten();
             let rows = own.map(|row| &d_rows[row * hidden..][..hidden]);

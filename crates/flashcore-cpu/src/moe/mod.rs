@@ -12,9 +12,9 @@ use std::ops::Range;
 
 use flashcore_core::{DType, Data, ExpertLayout, MoeCall, MoeProblem};
 use half::{bf16, f16};
-use rayon::prelude::*;
 
 use crate::{
+    crew::Crew,
     output::Shared,
     simd::{
         Lane,
@@ -31,16 +31,16 @@ use route::{Buckets, Routes};
 /// stream again.
 const CHUNK: usize = 1 << 25;
 
-/// Computes on all threads of the current pool; returns the kernel's name, or `None` for element types unknown here.
-pub(crate) fn moe(call: &mut MoeCall<'_>, runner: Runner) -> Option<&'static str> {
+/// Computes on all threads; returns the kernel's name, or `None` for element types unknown here.
+pub(crate) fn moe(call: &mut MoeCall<'_>, with: (Runner, Crew)) -> Option<&'static str> {
     let spec = call.problem().spec();
     let layouts = spec.shared.iter().flat_map(|shared| [shared.gate_up, shared.down]);
     let row_major = layouts.chain([spec.gate_up, spec.down]).all(|layout| layout.is_row_major());
     match call.problem().dtype() {
-        DType::F32 => compute::<f32, f32>(call, runner),
-        DType::F16 => compute::<f16, f32>(call, runner),
-        DType::BF16 if runner.has_pairs() && row_major => compute::<bf16, bf16>(call, runner),
-        DType::BF16 => compute::<bf16, f32>(call, runner),
+        DType::F32 => compute::<f32, f32>(call, with),
+        DType::F16 => compute::<f16, f32>(call, with),
+        DType::BF16 if with.0.has_pairs() && row_major => compute::<bf16, bf16>(call, with),
+        DType::BF16 => compute::<bf16, f32>(call, with),
         _ => None,
     }
 }
@@ -52,6 +52,7 @@ struct Layer<'a, T> {
     experts: Networks<'a, T>,
     shared: Option<Networks<'a, T>>,
     runner: Runner,
+    crew: Crew,
 }
 
 /// Both products of some experts.
@@ -71,7 +72,7 @@ impl<'a, T: Lane> Networks<'a, T> {
     }
 }
 
-fn compute<T: Lane, X: Path<T>>(call: &mut MoeCall<'_>, runner: Runner) -> Option<&'static str> {
+fn compute<T: Lane, X: Path<T>>(call: &mut MoeCall<'_>, with: (Runner, Crew)) -> Option<&'static str> {
     let (problem, inputs) = (call.problem(), *call.inputs());
     let spec = problem.spec();
     let shared = inputs.shared.zip(spec.shared);
@@ -80,9 +81,10 @@ fn compute<T: Lane, X: Path<T>>(call: &mut MoeCall<'_>, runner: Runner) -> Optio
         x: inputs.x.slice()?,
         experts: Networks::new([spec.gate_up, spec.down], [inputs.gate_up, inputs.down], inputs.biases)?,
         shared: shared.and_then(|(data, layouts)| Networks::new([layouts.gate_up, layouts.down], data, None)),
-        runner,
+        runner: with.0,
+        crew: with.1,
     };
-    let routes = Routes::new(problem, &inputs.routed);
+    let routes = Routes::new(problem, &inputs.routed, with.1);
     let out = Shared::new(call.out().into_slice::<T>()?);
     let each = problem.top_k() * (problem.hidden() + problem.intermediate()) + problem.hidden();
     let tokens = (CHUNK / each).max(1);
@@ -100,9 +102,8 @@ impl<T: Lane> Layer<'_, T> {
         let all = Buckets::all(tokens.clone());
         let shared = self.shared.as_ref().map(|shared| self.apply(shared, &taken, &all, tokens.start));
         let hidden = self.problem.hidden();
-        tokens.clone().into_par_iter().with_min_len(16).for_each(|token| {
-            let mut sum = vec![0f32; hidden];
-            let n = token - tokens.start;
+        self.crew.each(tokens.len(), |n| {
+            let (mut sum, token) = (vec![0f32; hidden], tokens.start + n);
             let rows = &buckets.rows[n * self.problem.top_k()..];
             for (&(_, weight), row) in routes.of(token).iter().zip(rows) {
                 row.iter().for_each(|row| self.add(&mut sum, &results[row * hidden..][..hidden], weight));
@@ -122,8 +123,8 @@ impl<T: Lane> Layer<'_, T> {
     fn take<X: Path<T>>(&self, tokens: Range<usize>) -> Vec<X> {
         let (hidden, stride) = (self.problem.hidden(), depth_padded(self.problem.hidden()));
         let mut taken = vec![X::ZERO; tokens.len() * stride];
-        taken.par_chunks_exact_mut(stride).with_min_len(16).zip(tokens).for_each(|(to, token)| {
-            let from = &self.x[self.problem.x().row(0, 0, token)..][..hidden];
+        self.crew.chunks(&mut taken, stride, |n, to| {
+            let from = &self.x[self.problem.x().row(0, 0, tokens.start + n)..][..hidden];
             X::take(self.runner, from, &mut to[..hidden]);
         });
         taken
@@ -143,11 +144,11 @@ impl<T: Lane> Layer<'_, T> {
         let between = depth_padded(networks.down.layout.cols());
         let mut joined = vec![X::ZERO; rows * between];
         let up = (&networks.gate_up, spec.order, spec.activation);
-        network::up(up, (&Rows { data: taken, starts }, buckets), &mut joined, self.runner);
+        network::up(up, (&Rows { data: taken, starts }, buckets), &mut joined, (self.runner, self.crew));
         let starts = (0..rows).map(|row| row * between).collect();
         let mut results = vec![0f32; rows * self.problem.hidden()];
         let joined = Rows { data: &joined, starts };
-        network::down(&networks.down, (&joined, buckets), &mut results, self.runner);
+        network::down(&networks.down, (&joined, buckets), &mut results, (self.runner, self.crew));
         results
     }
 }

@@ -4,10 +4,10 @@ use std::ops::Range;
 
 use flashcore_core::{Activation, ExpertLayout, GateUp};
 use half::bf16;
-use rayon::prelude::*;
 
 use super::route::Buckets;
 use crate::{
+    crew::Crew,
     output::Shared,
     simd::{
         Lane,
@@ -87,11 +87,11 @@ pub(super) fn up<T: Lane, X: Path<T>>(
     (weights, order, activation): (&Weights<'_, T>, GateUp, Activation),
     (rows, buckets): (&Rows<'_, X>, &Buckets),
     to: &mut [X],
-    runner: Runner,
+    (runner, crew): (Runner, Crew),
 ) {
     let half = weights.layout.rows() / 2;
     let (stride, to) = (depth_padded(half), Shared::new(to));
-    each_unit(buckets, half, |worker, expert, features| {
+    each_unit(buckets, half, crew, |worker, expert, features| {
         let count = buckets.starts[expert + 1] - buckets.starts[expert];
         let mut results = std::mem::take(&mut worker.results);
         for (up, results) in [false, true].into_iter().zip(&mut results) {
@@ -119,11 +119,11 @@ pub(super) fn down<T: Lane, X: Path<T>>(
     weights: &Weights<'_, T>,
     (rows, buckets): (&Rows<'_, X>, &Buckets),
     to: &mut [f32],
-    runner: Runner,
+    (runner, crew): (Runner, Crew),
 ) {
     let hidden = weights.layout.rows();
     let to = Shared::new(to);
-    each_unit(buckets, hidden, |worker, expert, features| {
+    each_unit(buckets, hidden, crew, |worker, expert, features| {
         let count = buckets.starts[expert + 1] - buckets.starts[expert];
         let mut results = std::mem::take(&mut worker.results[0]);
         results.clear();
@@ -141,11 +141,16 @@ pub(super) fn down<T: Lane, X: Path<T>>(
 }
 
 /// Calls `work` for every expert that has rows and every block of features, on all threads.
-fn each_unit(buckets: &Buckets, features: usize, work: impl Fn(&mut Worker, usize, Range<usize>) + Sync) {
+fn each_unit(
+    buckets: &Buckets,
+    features: usize,
+    crew: Crew,
+    work: impl Fn(&mut Worker, usize, Range<usize>) + Sync + Send,
+) {
     let blocks = features.div_ceil(FEATURES);
     let used = buckets.starts.windows(2).enumerate().filter(|(_, ends)| ends[0] < ends[1]);
     let used: Vec<usize> = used.map(|(expert, _)| expert).collect();
-    (0..used.len() * blocks).into_par_iter().for_each_init(Worker::default, |worker, unit| {
+    crew.each_with(used.len() * blocks, |worker: &mut Worker, unit| {
         let first = unit % blocks * FEATURES;
         work(worker, used[unit / blocks], first..features.min(first + FEATURES));
     });

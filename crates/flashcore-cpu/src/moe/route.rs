@@ -1,7 +1,8 @@
 //! The experts of every token, and the tokens of every expert. Called by `moe`.
 
 use flashcore_core::{Data, Groups, MoeProblem, Routed, Routing, Score, Sigmoid};
-use rayon::prelude::*;
+
+use crate::crew::Crew;
 
 /// Pairs of tokens and experts.
 pub(super) struct Routes {
@@ -11,7 +12,7 @@ pub(super) struct Routes {
 }
 
 impl Routes {
-    pub(super) fn new(problem: &MoeProblem, routed: &Routed<'_>) -> Self {
+    pub(super) fn new(problem: &MoeProblem, routed: &Routed<'_>, crew: Crew) -> Self {
         let top_k = problem.top_k();
         let here = |id: i64| problem.local(id).map(|expert| expert as u32);
         let chosen = match (*routed, problem.routing()) {
@@ -20,7 +21,7 @@ impl Routes {
             }
             (Routed::Computed { logits, bias }, Routing::Computed { score, .. }) => {
                 let mut chosen = vec![(None, 0.0); problem.entries()];
-                chosen.par_chunks_mut(top_k).with_min_len(64).enumerate().for_each(|(token, chosen)| {
+                crew.chunks(&mut chosen, top_k, |token, chosen| {
                     let router = Router { score: *score, bias };
                     let weighed = router.choose(&logits_of(problem, logits, token), top_k);
                     for (to, (id, weight)) in chosen.iter_mut().zip(weighed) {

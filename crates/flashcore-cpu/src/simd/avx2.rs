@@ -84,6 +84,14 @@ impl Simd for Avx2 {
 
     #[inline]
     #[target_feature(enable = "avx2")]
+    #[allow(unused_unsafe, reason = "safe in newer releases of Rust")]
+    unsafe fn fetch(p: *const u8) {
+        // SAFETY: fetching ahead never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) };
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2")]
     unsafe fn store(p: *mut f32, x: __m256) {
         // SAFETY: the caller's promise.
         unsafe { _mm256_storeu_ps(p, x) }
@@ -175,6 +183,16 @@ impl Simd for Avx2 {
         let four = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x));
         let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
         _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    unsafe fn sums([a, b, c, d]: [__m256; 4]) -> [f32; 4] {
+        // Both halves hold sums of four elements, one for each vector.
+        let halves = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
+        let sums = _mm_add_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps::<1>(halves));
+        // SAFETY: both are four numbers.
+        unsafe { std::mem::transmute::<__m128, [f32; 4]>(sums) }
     }
 
     #[inline]

@@ -34,6 +34,14 @@ pub(crate) unsafe fn run<K: Kernel>(kernel: K) -> K::Output {
     unsafe { kernel.run::<Avx512>() }
 }
 
+/// Adds quarters of each vector, those of the first to the low half.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn add_quarters(a: __m512, b: __m512) -> __m512 {
+    let even = _mm512_shuffle_f32x4::<0b10_00_10_00>(a, b);
+    _mm512_add_ps(even, _mm512_shuffle_f32x4::<0b11_01_11_01>(a, b))
+}
+
 impl Simd for Avx512 {
     type V = __m512;
     const LANES: usize = 16;
@@ -84,6 +92,14 @@ impl Simd for Avx512 {
         // SAFETY: the caller's promise.
         let bytes = _mm256_cvtepu8_epi16(unsafe { _mm_loadu_si128(p.cast()) });
         _mm512_cvtph_ps(_mm256_slli_epi16::<8>(bytes))
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    #[allow(unused_unsafe, reason = "safe in newer releases of Rust")]
+    unsafe fn fetch(p: *const u8) {
+        // SAFETY: fetching ahead never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) };
     }
 
     #[inline]
@@ -175,6 +191,18 @@ impl Simd for Avx512 {
     #[target_feature(enable = "avx512f")]
     unsafe fn sum(x: __m512) -> f32 {
         _mm512_reduce_add_ps(x)
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn sums([a, b, c, d]: [__m512; 4]) -> [f32; 4] {
+        let quarters = add_quarters(add_quarters(a, b), add_quarters(c, d));
+        let pairs = _mm512_add_ps(quarters, _mm512_permute_ps::<0b01_00_11_10>(quarters));
+        let sums = _mm512_add_ps(pairs, _mm512_permute_ps::<0b10_11_00_01>(pairs));
+        let first = _mm512_set_epi32(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 12, 8, 4, 0);
+        let sums = _mm512_castps512_ps128(_mm512_permutexvar_ps(first, sums));
+        // SAFETY: both are four numbers.
+        unsafe { std::mem::transmute::<__m128, [f32; 4]>(sums) }
     }
 
     #[inline]

@@ -34,9 +34,10 @@ pub(crate) struct Dots<'a, X, W> {
     pub(crate) to: (&'a mut [f32], usize),
 }
 
-/// What a row of `depth` elements is padded to.
+/// What a row of `depth` elements is padded to: an odd number of steps, so that rows one after another do not share a few
+/// sets of the cache.
 pub(crate) const fn depth_padded(depth: usize) -> usize {
-    depth.next_multiple_of(LONGEST)
+    (depth.div_ceil(LONGEST) | 1) * LONGEST
 }
 
 impl<X, W> Dots<'_, X, W> {
@@ -164,29 +165,35 @@ pub(crate) unsafe fn dots<S: Simd, F: Factors<S>>(dots: &mut Dots<'_, F::X, F::W
     }
 }
 
-/// The results of `R` weight rows.
+/// The results of `R` weight rows. The first pass over them fetches those that follow in memory, which streams best in one
+/// direction.
 #[inline(always)]
 unsafe fn rows<S: Simd, F: Factors<S>, const R: usize>(dots: &mut Dots<'_, F::X, F::W>, row: usize) {
-    let (whole, count) = (dots.depth / F::STEP * F::STEP, dots.starts.len());
-    // The last elements of each weight row amid zeros, for what follows in memory may be anything.
-    let mut tails = [[F::ZERO; LONGEST]; R];
-    for r in 0..R {
-        let start = (row + r) * dots.w.1;
-        tails[r][..dots.depth - whole].copy_from_slice(&dots.w.0[start + whole..start + dots.depth]);
-    }
-    let mut n = 0;
+    let (mut n, count) = (0, dots.starts.len());
     // SAFETY: the caller's promise.
     unsafe {
+        match count {
+            0 => return,
+            1 => return block::<S, F, R, 1, true>(dots, row, n),
+            2..MOST_ROWS => {
+                block::<S, F, R, 2, true>(dots, row, n);
+                n += 2;
+            }
+            _ => {
+                block::<S, F, R, MOST_ROWS, true>(dots, row, n);
+                n += MOST_ROWS;
+            }
+        }
         while n + MOST_ROWS <= count {
-            block::<S, F, R, MOST_ROWS>(dots, row, n, &tails);
+            block::<S, F, R, MOST_ROWS, false>(dots, row, n);
             n += MOST_ROWS;
         }
         while n + 2 <= count {
-            block::<S, F, R, 2>(dots, row, n, &tails);
+            block::<S, F, R, 2, false>(dots, row, n);
             n += 2;
         }
         while n < count {
-            block::<S, F, R, 1>(dots, row, n, &tails);
+            block::<S, F, R, 1, false>(dots, row, n);
             n += 1;
         }
     }
@@ -194,11 +201,10 @@ unsafe fn rows<S: Simd, F: Factors<S>, const R: usize>(dots: &mut Dots<'_, F::X,
 
 /// The results of `R` weight rows with `M` rows.
 #[inline(always)]
-unsafe fn block<S: Simd, F: Factors<S>, const R: usize, const M: usize>(
+unsafe fn block<S: Simd, F: Factors<S>, const R: usize, const M: usize, const AHEAD: bool>(
     dots: &mut Dots<'_, F::X, F::W>,
     row: usize,
     n: usize,
-    tails: &[[F::W; LONGEST]; R],
 ) {
     // SAFETY: `Dots::check`, and the caller's promise.
     unsafe {
@@ -212,7 +218,11 @@ unsafe fn block<S: Simd, F: Factors<S>, const R: usize, const M: usize>(
         let mut k = 0;
         while k < whole {
             for r in 0..R {
-                let weights = F::w(w.add(r * dots.w.1 + k));
+                let at = w.add(r * dots.w.1 + k);
+                if AHEAD {
+                    S::fetch(at.wrapping_add(R * dots.w.1).cast());
+                }
+                let weights = F::w(at);
                 for m in 0..M {
                     sums[r][m] = F::multiply(F::x(x[m].add(k)), weights, sums[r][m]);
                 }
@@ -221,7 +231,10 @@ unsafe fn block<S: Simd, F: Factors<S>, const R: usize, const M: usize>(
         }
         if whole < dots.depth {
             for r in 0..R {
-                let weights = F::w(tails[r].as_ptr());
+                // The last elements of a weight row amid zeros, for what follows in memory may be anything.
+                let (mut tail, start) = ([F::ZERO; LONGEST], (row + r) * dots.w.1);
+                tail[..dots.depth - whole].copy_from_slice(&dots.w.0[start + whole..start + dots.depth]);
+                let weights = F::w(tail.as_ptr());
                 for m in 0..M {
                     sums[r][m] = F::multiply(F::x(x[m].add(whole)), weights, sums[r][m]);
                 }

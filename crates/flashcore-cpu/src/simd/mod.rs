@@ -25,6 +25,7 @@ pub(crate) mod dots;
 pub(crate) mod exp2;
 pub(crate) mod glu;
 pub(crate) mod matrix;
+pub(crate) mod narrow;
 #[cfg(target_arch = "aarch64")]
 pub(crate) mod neon;
 pub(crate) mod pairs;
@@ -60,6 +61,8 @@ pub(crate) trait Simd: Copy {
     unsafe fn load_bf16(p: *const bf16) -> Self::V;
     unsafe fn load_e4m3(p: *const E4M3) -> Self::V;
     unsafe fn load_e5m2(p: *const E5M2) -> Self::V;
+    /// Asks for a cache line to be brought near; the address may be any.
+    unsafe fn fetch(p: *const u8);
     unsafe fn store(p: *mut f32, x: Self::V);
     /// Rounds to nearest, ties to even.
     unsafe fn store_f16(p: *mut f16, x: Self::V);
@@ -81,6 +84,8 @@ pub(crate) trait Simd: Copy {
     unsafe fn within(x: Self::V, at: Self::V, start: Self::V, end: Self::V) -> Self::V;
     /// The sum of all elements, in an order of its own.
     unsafe fn sum(x: Self::V) -> f32;
+    /// The sum of all elements of each, in an order that is the same for all of them.
+    unsafe fn sums(x: [Self::V; 4]) -> [f32; 4];
     /// The largest element.
     unsafe fn largest(x: Self::V) -> f32;
 

@@ -127,6 +127,12 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
+    unsafe fn fetch(p: *const u8) {
+        // SAFETY: fetching ahead never faults.
+        unsafe { asm!("prfm pldl1keep, [{}]", in(reg) p, options(nostack, readonly, preserves_flags)) };
+    }
+
+    #[inline(always)]
     unsafe fn store(p: *mut f32, x: V) {
         // SAFETY: the caller's promise.
         unsafe {
@@ -216,6 +222,17 @@ impl Simd for Neon {
     unsafe fn sum(x: V) -> f32 {
         // SAFETY: the caller's promise.
         unsafe { vaddvq_f32(vaddq_f32(x[0], x[1])) }
+    }
+
+    #[inline(always)]
+    unsafe fn sums(x: [V; 4]) -> [f32; 4] {
+        // SAFETY: the caller's promise; both are four numbers.
+        unsafe {
+            let [a, b] = [vaddq_f32(x[0][0], x[0][1]), vaddq_f32(x[1][0], x[1][1])];
+            let [c, d] = [vaddq_f32(x[2][0], x[2][1]), vaddq_f32(x[3][0], x[3][1])];
+            let sums = vpaddq_f32(vpaddq_f32(a, b), vpaddq_f32(c, d));
+            std::mem::transmute::<float32x4_t, [f32; 4]>(sums)
+        }
     }
 
     #[inline(always)]

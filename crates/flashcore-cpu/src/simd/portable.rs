@@ -79,6 +79,9 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    unsafe fn fetch(_: *const u8) {}
+
+    #[inline(always)]
     unsafe fn store(p: *mut f32, x: Array) {
         // SAFETY: the caller's promise.
         unsafe { round(p, x) }
@@ -145,6 +148,12 @@ impl Simd for Portable {
     #[inline(always)]
     unsafe fn sum(x: Array) -> f32 {
         ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7]))
+    }
+
+    #[inline(always)]
+    unsafe fn sums(x: [Array; 4]) -> [f32; 4] {
+        // SAFETY: needs nothing.
+        x.map(|x| unsafe { Self::sum(x) })
     }
 
     #[inline(always)]

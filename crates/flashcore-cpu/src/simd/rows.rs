@@ -1,7 +1,11 @@
 //! The decode kernel: folds a block of keys into a few query rows.
 //!
-//! Vectors run along the *features*, so that K and V stream through once, converted as they are loaded, whatever the
-//! number of rows that share them. Features must be a multiple of the lanes; the driver pads others.
+//! Vectors run along the *features*, so that K and V stream through once, converted as they are loaded; up to four rows
+//! share what is loaded. Features must be a multiple of the lanes; the driver pads others.
+//!
+//! Four keys are multiplied at once, for their sums across lanes cost less together. Read like that, memory streams a
+//! quarter slower than in its own order (5.4 instead of 4.3 ms for 268 MB on a Zen 5). So each half fetches what the other
+//! half reads next: the dot products the values of their keys, the weighted sums the next block's keys.
 
 // Explicit indices, no closures: a closure would be compiled without the kernel's target features.
 #![allow(clippy::needless_range_loop)]
@@ -16,6 +20,9 @@ use super::{
 /// turns: 32 streamed faster than 128 on a Zen 4.
 pub(crate) const BLOCK: usize = 32;
 
+/// Bytes of a cache line.
+const LINE: usize = 64;
+
 /// A few rows and the keys to fold into them.
 pub(crate) struct RowBlock<'a, T> {
     /// Number of rows.
@@ -26,9 +33,13 @@ pub(crate) struct RowBlock<'a, T> {
     pub(crate) keys: usize,
     /// Queries, `[row][feature]`.
     pub(crate) q: &'a [f32],
-    /// Keys and values from the first key on, and the elements from one to the next.
-    pub(crate) k: (&'a [T], usize),
-    pub(crate) v: (&'a [T], usize),
+    /// Where keys and values lie.
+    pub(crate) k: &'a [T],
+    pub(crate) v: &'a [T],
+    /// Where the row of each key starts in either.
+    pub(crate) starts: [&'a [usize]; 2],
+    /// Where keys start that come next, anywhere if none do.
+    pub(crate) next: &'a [usize; BLOCK],
     /// From scores to logits.
     pub(crate) logits: Logits,
     /// What is added to scores, `[row][BLOCK]`.
@@ -48,8 +59,12 @@ impl<T: Lane> RowBlock<'_, T> {
         let (rows, [dim_qk, dim_v]) = (self.rows, self.dims);
         assert!(dim_qk.is_multiple_of(lanes) && dim_v.is_multiple_of(lanes), "features fill vectors");
         assert!(self.keys > 0 && self.keys <= BLOCK, "a block holds 1 to {BLOCK} keys");
-        let holds = |(data, stride): (&[T], usize), dim| (self.keys - 1) * stride + dim <= data.len();
-        assert!(holds(self.k, dim_qk) && holds(self.v, dim_v), "keys and values lie in their slices");
+        let last =
+            self.starts.map(|starts| starts[..self.keys].iter().fold(0, |last, &start| last.max(start)));
+        assert!(
+            last[0] + dim_qk <= self.k.len() && last[1] + dim_v <= self.v.len(),
+            "rows lie in their slices"
+        );
         assert!(self.q.len() >= rows * dim_qk && self.scores.len() >= rows * BLOCK, "row buffers fit");
         assert!(self.bias.is_none_or(|bias| bias.len() >= rows * BLOCK), "biases fit");
         assert!(self.max.len() >= rows && self.sum.len() >= rows && self.out.len() >= rows * dim_v);
@@ -65,47 +80,97 @@ impl<T: Lane> Kernel for RowBlock<'_, T> {
         self.check(S::LANES);
         // SAFETY: the caller's promise, and `check` saw that all buffers hold what the sizes say.
         unsafe {
-            for row in (0..self.rows).step_by(2) {
-                if row + 1 < self.rows {
-                    scores::<S, T, 2>(&mut self, row);
-                } else {
-                    scores::<S, T, 1>(&mut self, row);
-                }
+            let mut row = 0;
+            // Few registers hold few sums.
+            while S::LANES >= 16 && row + 4 <= self.rows {
+                rows::<S, T, 4>(&mut self, row);
+                row += 4;
             }
-            for row in 0..self.rows {
-                softmax::<S, T>(&mut self, row);
+            while row + 2 <= self.rows {
+                rows::<S, T, 2>(&mut self, row);
+                row += 2;
             }
-            for row in (0..self.rows).step_by(2) {
-                if row + 1 < self.rows {
-                    values::<S, T, 2>(&mut self, row);
-                } else {
-                    values::<S, T, 1>(&mut self, row);
-                }
+            if row < self.rows {
+                rows::<S, T, 1>(&mut self, row);
             }
         }
     }
 }
 
-/// Dot products of `R` rows with every key, one key after another: memory streams best in its own order.
+/// Folds the keys into `R` rows, which share each key and value that is loaded and widened.
+#[inline(always)]
+unsafe fn rows<S: Simd, T: Lane, const R: usize>(block: &mut RowBlock<'_, T>, row: usize) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        scores::<S, T, R>(block, row);
+        for r in 0..R {
+            softmax::<S, T>(block, row + r);
+        }
+        values::<S, T, R>(block, row);
+    }
+}
+
+/// Dot products of `R` rows with every key.
 #[inline(always)]
 unsafe fn scores<S: Simd, T: Lane, const R: usize>(block: &mut RowBlock<'_, T>, row: usize) {
+    let mut n = 0;
+    // SAFETY: the caller's promise.
+    unsafe {
+        while n + 4 <= block.keys {
+            dots::<S, T, R, 4>(block, row, n);
+            n += 4;
+        }
+        match block.keys - n {
+            1 => dots::<S, T, R, 1>(block, row, n),
+            2 => dots::<S, T, R, 2>(block, row, n),
+            3 => dots::<S, T, R, 3>(block, row, n),
+            _ => {}
+        }
+    }
+}
+
+/// Dot products of `R` rows with `N` keys, the first of which is a multiple of four.
+#[inline(always)]
+unsafe fn dots<S: Simd, T: Lane, const R: usize, const N: usize>(
+    block: &mut RowBlock<'_, T>,
+    row: usize,
+    n: usize,
+) {
     let dim = block.dims[0];
     // SAFETY: `RowBlock::check`.
     unsafe {
-        let q = block.q.as_ptr().add(row * dim);
-        for n in 0..block.keys {
-            let k = block.k.0.as_ptr().add(n * block.k.1);
-            let mut acc = [S::splat(0.0); R];
-            for d in (0..dim).step_by(S::LANES) {
-                let k = T::load::<S>(k.add(d));
-                for r in 0..R {
-                    acc[r] = S::fma(S::load(q.add(r * dim + d)), k, acc[r]);
-                }
+        let (q, mut k) = (block.q.as_ptr().add(row * dim), [block.k.as_ptr(); N]);
+        for j in 0..N {
+            k[j] = k[j].add(*block.starts[0].get_unchecked(n + j));
+            let v = *block.starts[1].get_unchecked(n + j);
+            fetch::<S, T>(block.v.as_ptr().add(v), block.dims[1]);
+        }
+        let mut sums = [[S::splat(0.0); 4]; R];
+        for d in (0..dim).step_by(S::LANES) {
+            let mut keys = [S::splat(0.0); N];
+            for j in 0..N {
+                keys[j] = T::load::<S>(k[j].add(d));
             }
             for r in 0..R {
-                block.scores[(row + r) * BLOCK + n] = S::sum(acc[r]);
+                let q = S::load(q.add(r * dim + d));
+                for j in 0..N {
+                    sums[r][j] = S::fma(q, keys[j], sums[r][j]);
+                }
             }
         }
+        for r in 0..R {
+            let to = &mut block.scores[(row + r) * BLOCK + n..][..4];
+            to.copy_from_slice(&S::sums(sums[r]));
+        }
+    }
+}
+
+/// Asks for `len` elements, which need not be there, to be brought near.
+#[inline(always)]
+unsafe fn fetch<S: Simd, T: Lane>(at: *const T, len: usize) {
+    for n in (0..len).step_by(LINE / size_of::<T>()) {
+        // SAFETY: the caller's promise.
+        unsafe { S::fetch(at.wrapping_add(n).cast()) };
     }
 }
 
@@ -129,7 +194,7 @@ unsafe fn softmax<S: Simd, T: Lane>(block: &mut RowBlock<'_, T>, row: usize) {
         let top = largest::<S>(scores);
         let old = block.max[row];
         let max = if top > old { top } else { old };
-        let shrink = (block.logits.factor * (old - max)).exp2();
+        let shrink = if max == old { 1.0 } else { (block.logits.factor * (old - max)).exp2() };
         let sum = exponentiate::<S>(scores, block.logits.factor, max);
         block.sum[row] = block.sum[row] * shrink + sum;
         block.max[row] = max;
@@ -192,7 +257,8 @@ unsafe fn values<S: Simd, T: Lane, const R: usize>(block: &mut RowBlock<'_, T>, 
     let mut d = 0;
     // SAFETY: `RowBlock::check`.
     unsafe {
-        while d + 8 * S::LANES <= dim {
+        // Sums of four rows fill the registers sooner.
+        while R < 4 && d + 8 * S::LANES <= dim {
             weigh::<S, T, R, 8>(block, row, d);
             d += 8 * S::LANES;
         }
@@ -224,8 +290,11 @@ unsafe fn weigh<S: Simd, T: Lane, const R: usize, const C: usize>(
                 acc[r][c] = S::load(out.add(r * block.dims[1] + c * S::LANES));
             }
         }
+        let (values, starts) = (block.v.as_ptr(), block.starts[1].as_ptr());
+        let (following, next) = (block.k.as_ptr(), block.next.as_ptr());
         for n in 0..block.keys {
-            let v = block.v.0.as_ptr().add(n * block.v.1 + d);
+            let v = values.add(*starts.add(n) + d);
+            fetch::<S, T>(following.wrapping_add(*next.add(n) + d), C * S::LANES);
             let mut columns = [S::splat(0.0); C];
             for c in 0..C {
                 columns[c] = T::load::<S>(v.add(c * S::LANES));
