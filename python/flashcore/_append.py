@@ -48,6 +48,17 @@ def append(
     >>> int(cache[0].sum()), int(cache[0][0, 3].sum())
     (16, 8)
     """
+    try:
+        return _append(k, v, k_cache, v_cache, lengths, page_table, rotary, interleaved, q, together, factors)
+    except _frameworks.UNTOLD:
+        _frameworks.demand(k=k, v=v, k_cache=k_cache, v_cache=v_cache, **({} if q is None else {"q": q}))
+        raise
+
+
+def _append(
+    k: Any, v: Any, k_cache: Any, v_cache: Any, lengths: Any, page_table: Any, rotary: Any, interleaved: bool, q: Any,
+    together: bool, factors: Any,
+) -> Any:  # fmt: skip
     framework = _frameworks.of(k)
     turned = None if q is None else framework.empty(q, q)
     tensors = {"k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache, "slots": None, "rotary": rotary}

@@ -27,6 +27,42 @@ def count(name: str, value: Any, instead: str) -> int:
     return number
 
 
+def bound(name: str, value: Any) -> int:
+    """A bound on the lengths of sequences: an int, be it in a tensor with one."""
+    return count(name, value, "pass the most rows that any sequence has")
+
+
+def flag(name: str, value: Any) -> bool:
+    """What is true or false."""
+    try:
+        return bool(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(f"{name} is {value!r}, which is neither true nor false; pass a bool") from None
+
+
+def text(name: str, value: Any, instead: str) -> str:
+    """A name of something."""
+    if not isinstance(value, str):
+        raise TypeError(f"{name} is {value!r}, which is no text; {instead}")
+    return value
+
+
+def pair(name: str, value: Any, instead: str) -> tuple[int, int]:
+    """Two whole numbers."""
+    numbers = each(name, value, lambda place, item: count(place, item, instead), instead)
+    if len(numbers) != 2:
+        raise ValueError(f"{name} is {value!r}; {instead}")
+    return numbers
+
+
+def several(name: str, values: Any, instead: str) -> list[Any]:
+    """What a sequence, or a tensor along its first dimension, has."""
+    try:
+        return list(values)
+    except TypeError:
+        raise TypeError(f"{name} is {values!r}, which is no sequence; {instead}") from None
+
+
 def number(name: str, value: Any) -> float:
     """A number, not a tensor with one: options are found again by their values, and a tensor's may change."""
     if not isinstance(value, (float, Real)):

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from . import _bias, _frameworks, _masks, _native, _options, _quantise
+from ._arguments import bound, flag, pair
 from ._options import NONE, Options, Values
 
 
@@ -102,6 +103,9 @@ def attention(
         given |= {"page_table": page_table, "factors": factors, "layout": layout}
         given |= {"batch_invariant": batch_invariant}
         return _quantise.attention_by(quantise, q, k, v, given, return_lse, out)
+    turned = flag("turned", turned)
+    if blocks is not None:
+        blocks = pair("blocks", blocks, "pass the rows of q and those of k that share a factor")
     if turned:
         out = _quantise.out_of_turned(q, v) if out is None else out
     plain = window is None and key_mask is None and factors is None and not turned and not return_lse
@@ -176,8 +180,8 @@ def packed_attention(
         rows_q, rows_k = (_frameworks.shape(name, tensor)[0] for name, tensor in (("q", q), ("k", k)))
         rows_k = rows_k if page_table is None else _UNBOUNDED
         longest = (
-            rows_q if longest_query is None else int(longest_query),
-            rows_k if longest_key is None else int(longest_key),
+            rows_q if longest_query is None else bound("longest_query", longest_query),
+            rows_k if longest_key is None else bound("longest_key", longest_key),
         )
     keys = key_offsets if page_table is None else key_lengths
     values = Values(query_offsets, keys, sinks, None, longest, page_table, factors=factors)
@@ -215,6 +219,7 @@ def accumulate(
     """
     left, right = _options.band(causal, window)
     options = Options(left, right, False, scale, softcap, layout, accumulate=True)
+    _frameworks.demand(q=q, k=k, v=v, out=out, lse=lse)
     framework = _frameworks.of(q)
     options, bound = _bound(framework, q, k, options, Values(query_lengths, key_lengths, sinks))
     framework.accumulate((q, k, v, out, lse), options.native, bound)
@@ -251,7 +256,8 @@ def straight(
         return None
     try:
         result = shortcut(q, k, v, out, options.ready or options.native, queries, keys, sinks, longest, table, factors)
-    except RuntimeError:
+    except (RuntimeError, IndexError):
+        _frameworks.demand(q=q, k=k, v=v)
         result = _transformed(q)
     except ValueError:  # FlashAttention's functions take features with gaps, at the price of a copy
         if not any(map(has_gaps, (q, k, v))):
@@ -286,6 +292,14 @@ def by_long_way(q: Any, k: Any, v: Any, options: Options, values: Values, return
 
 def eager(q: Any, k: Any, v: Any, options: Options, values: Values, return_lse: bool, out: Any | None) -> Any:
     """`run` outside of tracing."""
+    try:
+        return _eager(q, k, v, options, values, return_lse, out)
+    except _frameworks.UNTOLD:
+        _frameworks.demand(q=q, k=k, v=v)
+        raise
+
+
+def _eager(q: Any, k: Any, v: Any, options: Options, values: Values, return_lse: bool, out: Any | None) -> Any:
     framework = _frameworks.of_all(q, k, v)
     q, k, v = framework.autocast(q, k, v)
     if framework.by_operator or framework.records(q, k, v, values.sinks) or framework.transforms(q, k, v):
@@ -296,6 +310,8 @@ def eager(q: Any, k: Any, v: Any, options: Options, values: Values, return_lse: 
         raise NotImplementedError(_frameworks.NO_MASK_GRADIENTS)
     if framework.records(values.slopes):
         raise NotImplementedError(_frameworks.NO_SLOPE_GRADIENTS)
+    if out is not None and type(_frameworks.of(out)) is _frameworks.Jax is not type(framework):
+        raise TypeError("JAX arrays cannot be written; omit `out`")
     if framework.records(out):
         raise RuntimeError(_frameworks.NO_OUT_GRADIENTS)
     return by_framework(framework, q, k, v, options, values, return_lse, out)
@@ -333,7 +349,7 @@ _UNBOUNDED = 1 << 30
 
 def _are_pair(kind: type, factors: Any) -> bool:
     """Whether factors are those of a cache, tensors of that kind."""
-    return len(factors) == 2 and all(type(one) is kind and one.ndim > 0 for one in factors)
+    return type(factors) in (tuple, list) and len(factors) == 2 and all(type(one) is kind and one.ndim > 0 for one in factors)
 
 
 def _bound(
@@ -383,8 +399,6 @@ def _extents(q: Any, k: Any, layout: str) -> tuple[int, int, int] | None:
 
 def _transformed(q: Any) -> None:
     """Nothing for tensors without memory, so that the long way is taken; else the error that is being handled."""
-    if q.is_nested:
-        raise NotImplementedError(_frameworks.NO_NESTED)
     if not _frameworks.without_memory(sys.modules["torch"], q):
         raise  # noqa: PLE0704
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ._arguments import each
+
 
 def additive(framework: Any, mask: Any, q: Any, keys: int) -> Any:
     """A mask as numbers where q is: batch x heads x queries x keys, where the first three may be 1.
@@ -56,6 +58,8 @@ def slopes(framework: Any, values: Any, q: Any) -> Any:
     if values is None:
         return None
     torch = getattr(framework, "torch", None)
+    if not hasattr(values, "dtype"):
+        values = each("alibi_slopes", values, lambda _, item: item, "pass one per query head, or per sequence and query head")
     if torch is not None:
         return torch.as_tensor(values, dtype=torch.float32, device=q.device).detach().contiguous()
     space = _namespace(framework, q)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from . import _frameworks, _sequences
-from ._arguments import count, whole
+from ._arguments import bound, count, whole
 from ._attention import has_gaps, run, straight
 from ._options import NONE, Options, Values
 from ._options import options as made
@@ -46,6 +46,7 @@ def flash_attn_func(
     if dropout_p:
         refuse_dropout()
     if attention_chunk:
+        _frameworks.demand(q=q, k=k, v=v)
         rest = (softmax_scale, causal, window_size, softcap, alibi_slopes, return_attn_probs)
         return _in_chunks(q, k, v, count("attention_chunk", attention_chunk, "pass 0 for one chunk"), *rest, (q_descale, k_descale, v_descale))
     options = asked(causal, window_size, softmax_scale, softcap, "bshd")
@@ -75,6 +76,8 @@ def descales(q: Any, q_descale: Any, k_descale: Any, v_descale: Any) -> tuple[An
 def _alike(descale: tuple[Any, ...]) -> tuple[Any, ...]:
     """Factors of all tensors: ones like the others where a tensor has none."""
     given = next(factors for factors in descale if factors is not None)
+    if not hasattr(given, "dtype") and not isinstance(given, (int, float)):
+        raise TypeError(f"descales are {given!r}; pass float32 tensors of batch x key heads")
     return tuple(given * 0 + 1 if factors is None else factors for factors in descale)
 
 
@@ -129,10 +132,13 @@ def flash_attn_varlen_func(
     if dropout_p:
         refuse_dropout()
     options = asked(causal, window_size, softmax_scale, softcap, "packed", batch_invariant)
-    bounds = (int(max_seqlen_q), int(max_seqlen_k))
+    bounds = (bound("max_seqlen_q", max_seqlen_q), bound("max_seqlen_k", max_seqlen_k))
     if seqused_q is not None or attention_chunk or (seqused_k is not None and block_table is None):
+        _frameworks.demand(q=q, k=k, v=v)
         chunk = count("attention_chunk", attention_chunk, "pass 0 for one chunk")
-        packed = _sequences.Packed(cu_seqlens_q, cu_seqlens_k, bounds)
+        # Chunks are counted up to the longest sequence: no bound may be beyond what there is.
+        rows = [_frameworks.shape(name, x)[0] for name, x in (("q", q), ("k", k))]
+        packed = _sequences.Packed(cu_seqlens_q, cu_seqlens_k, tuple(map(min, bounds, rows)))
         cu_seqlens_q, cu_seqlens_k, bounds = _parts(q, packed, seqused_q, seqused_k, chunk, block_table, alibi_slopes)
         seqused_k = None
     keys = cu_seqlens_k if seqused_k is None and block_table is None else _keys(cu_seqlens_k, seqused_k, block_table)

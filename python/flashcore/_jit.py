@@ -54,10 +54,12 @@ class _Call:
 
     def differentiable(self, return_lse: bool) -> Any:
         attend = self.framework.jax.custom_vjp(lambda *arrays: self.forward(self.named(arrays), return_lse))
+        # Gradients which nobody has are told from those that nobody wants, where that matters: shard_map cannot do that.
+        told = return_lse or "bias" in self.names
 
         def keep(*arrays: Any) -> tuple[Any, Any]:
-            given, wanted = self.named([a.value for a in arrays]), self.named([a.perturbed for a in arrays])
-            if wanted.get("bias"):
+            given = self.named([a.value for a in arrays] if told else arrays)
+            if "bias" in given and self.named(arrays)["bias"].perturbed:
                 raise NotImplementedError(NO_MASK_GRADIENTS)
             if "table" in given:
                 raise NotImplementedError(NO_PAGE_GRADIENTS)
@@ -70,8 +72,7 @@ class _Call:
             grads = self.backward(self.named(arrays), out, lse, self.dense(d_out), self.dense(d_lse))
             return tuple(grads.get(name) for name in self.names)
 
-        # So that gradients which nobody has are told from those that nobody wants.
-        attend.defvjp(keep, differentiate, symbolic_zeros=True)
+        attend.defvjp(keep, differentiate, symbolic_zeros=told)
         return attend
 
     def named(self, arrays: Any) -> Arrays:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from . import _frameworks, _sequences
-from ._arguments import count, whole
+from ._arguments import bound, count, whole
 from ._attention import run, straight
 from ._flash_attn import asked, descales, logits
 from ._new_keys import NewKeys, is_number
@@ -95,34 +95,41 @@ def flash_attn_with_kvcache(
         result = straight(q, k_cache, v_cache, out, options, None, cache_seqlens, sinks, None, table, factors) if sized else None
         if result is not None:
             return result
-    sequences = _number(q, cu_seqlens_q)
-    table = _table(q, table, cache_batch_idx, cu_seqlens_q, sequences)
-    if k is not None:
-        rotary = None if rotary_cos is None else (rotary_cos, rotary_sin)
-        together = not causal and all(bound in (None, -1) for bound in window_size)
-        new = NewKeys(k, v, rotary, rotary_interleaved, together, factors)
-        if cu_seqlens_q is None:
-            q, cache_seqlens = new.write(q, k_cache, v_cache, cache_seqlens, table)
-        else:
-            q, cache_seqlens = new.write_packed(q, k_cache, v_cache, cache_seqlens, table, cu_seqlens_q, cu_seqlens_k_new)
-    elif rotary_cos is not None:
-        raise ValueError("rotary embedding turns new keys and queries together; pass k and v")
-    lengths = _lengths(cache_seqlens, k_cache, table, sequences)
-    if attention_chunk:
-        if factors is not None or out is not None or getattr(alibi_slopes, "ndim", 1) > 1:
-            raise NotImplementedError("chunks do not go with descales, out, and slopes of each sequence; pass attention_chunk=0")
-        chunk = count("attention_chunk", attention_chunk, "pass 0 for one chunk")
-        packed = asked(causal, window_size, softmax_scale, softcap, "packed", batch_invariant)
-        call = _Chunks(chunk, table, cache_leftpad, cu_seqlens_q, max_seqlen_q, packed, sinks, alibi_slopes, return_softmax_lse)
-        return _chunked(q, k_cache, v_cache, lengths, call)
-    if cache_leftpad is not None:
-        k_cache, v_cache, table, lengths = _shifted(q, k_cache, v_cache, table, lengths, cache_leftpad)
-    bounds = None
-    if cu_seqlens_q is not None and max_seqlen_q is not None:
-        bounds = (int(max_seqlen_q), 1 << 30 if max_seqlen_k is None else int(max_seqlen_k))
-    values = Values(cu_seqlens_q, lengths, sinks, None, bounds, table, alibi_slopes, factors)
-    values = NONE if all(value is None for value in values) else values
-    return run(q, k_cache, v_cache, options, values, return_softmax_lse, out)
+    try:
+        sequences = _number(q, cu_seqlens_q)
+        table = _table(q, table, cache_batch_idx, cu_seqlens_q, sequences)
+        if k is not None:
+            rotary = None if rotary_cos is None else (rotary_cos, rotary_sin)
+            together = not causal and all(bound in (None, -1) for bound in window_size)
+            new = NewKeys(k, v, rotary, rotary_interleaved, together, factors)
+            if cu_seqlens_q is None:
+                q, cache_seqlens = new.write(q, k_cache, v_cache, cache_seqlens, table)
+            else:
+                q, cache_seqlens = new.write_packed(q, k_cache, v_cache, cache_seqlens, table, cu_seqlens_q, cu_seqlens_k_new)
+        elif rotary_cos is not None:
+            raise ValueError("rotary embedding turns new keys and queries together; pass k and v")
+        lengths = _lengths(cache_seqlens, k_cache, table, sequences)
+        if attention_chunk:
+            if factors is not None or out is not None or getattr(alibi_slopes, "ndim", 1) > 1:
+                raise NotImplementedError("chunks do not go with descales, out, and slopes of each sequence; pass attention_chunk=0")
+            chunk = count("attention_chunk", attention_chunk, "pass 0 for one chunk")
+            packed = asked(causal, window_size, softmax_scale, softcap, "packed", batch_invariant)
+            call = _Chunks(chunk, table, cache_leftpad, cu_seqlens_q, max_seqlen_q, packed, sinks, alibi_slopes, return_softmax_lse)
+            return _chunked(q, k_cache, v_cache, lengths, call)
+        if cache_leftpad is not None:
+            k_cache, v_cache, table, lengths = _shifted(q, k_cache, v_cache, table, lengths, cache_leftpad)
+        bounds = None
+        if cu_seqlens_q is not None and max_seqlen_q is not None:
+            bounds = (bound("max_seqlen_q", max_seqlen_q), 1 << 30 if max_seqlen_k is None else bound("max_seqlen_k", max_seqlen_k))
+        values = Values(cu_seqlens_q, lengths, sinks, None, bounds, table, alibi_slopes, factors)
+        values = NONE if all(value is None for value in values) else values
+        return run(q, k_cache, v_cache, options, values, return_softmax_lse, out)
+    except (*_frameworks.UNTOLD, OverflowError) as error:
+        new = {} if k is None or v is None else {"k": k, "v": v}
+        _frameworks.demand(q=q, k_cache=k_cache, v_cache=v_cache, **new)
+        if isinstance(error, (IndexError, OverflowError)):
+            raise ValueError(f"cache_seqlens, cache_leftpad, cache_batch_idx or block_table do not fit the cache: {error}") from None
+        raise
 
 
 def _shifted(q: Any, k_cache: Any, v_cache: Any, table: Any, lengths: Any, leftpad: Any) -> tuple[Any, ...]:
@@ -143,7 +150,7 @@ def _chunked(q: Any, k_cache: Any, v_cache: Any, lengths: Any, call: _Chunks) ->
     flat = q if offsets is not None else q.reshape(-1, *shape[2:])
     if offsets is None:
         offsets, longest = framework.numbers_to(shape[0] + 1, q) * shape[1], shape[1]
-    longest = shape[0] if longest is None else int(longest)
+    longest = shape[0] if longest is None else min(bound("max_seqlen_q", longest), shape[0])
     pages = _sequences.cut_cache(flat, offsets, longest, lengths - starts, starts, numbers, size, call.chunk)
     values = Values(pages.query_offsets, pages.key_lengths, call.sinks, None, pages.longest, pages.table, call.slopes)
     result = run(flat, *_rows(k_cache, v_cache), call.options, values, call.return_lse, None)

@@ -117,7 +117,9 @@ def _host(mask: Any) -> Any:
     if type(mask).__module__.startswith("torch"):
         mask = mask.detach()
         mask = (mask.float() if mask.is_floating_point() else mask).cpu().numpy()
-    values = mask.get() if hasattr(mask, "get") else np.asarray(mask)
+    values = mask.get() if hasattr(mask, "dtype") and hasattr(mask, "get") else np.asarray(mask)
+    if values.dtype.kind not in "biuf" and values.dtype.name != "bfloat16":
+        raise TypeError(f"the mask is {values.dtype}; pass bool, or numbers that are added to scores")
     if values.dtype == bool:
         return values
     if values.dtype.kind in "iu":

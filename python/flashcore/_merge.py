@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import _frameworks
+from ._arguments import several, text
 
 
 def merge(
@@ -34,7 +35,9 @@ def merge(
     >>> merge([left[0], right[0]], [left[1], right[1]]).shape
     (1, 2, 3, 8)
     """
-    parts, lses = list(parts), list(lses)
+    instead = "pass a list, or a tensor stacked along its first dimension"
+    parts, lses = several("parts", parts, instead), several("lses", lses, instead)
+    layout = text("layout", layout, 'pass "bhsd", "bshd" or "packed"')
     if not parts:
         raise ValueError("there is nothing to merge; give at least one part")
     return _frameworks.of(parts[0]).merge(parts, lses, out, layout, return_lse)

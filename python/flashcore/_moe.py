@@ -73,7 +73,7 @@ def moe(
     if top_k is None:
         raise ValueError("nothing says which experts tokens go to; give ids and weights, or logits and top_k")
     tensors = {"x": x, "gate_up": gate_up, "down": down, "out": out, "routing_bias": routing_bias}
-    tensors |= {"ids": _flat(ids), "weights": _flat(weights), "logits": _flat(logits)}
+    tensors |= {name: _flat(name, tensor) for name, tensor in (("ids", ids), ("weights", weights), ("logits", logits))}
     tensors |= {"biases": biases, "shared_expert": shared_expert}
     options = {
         "top_k": top_k,
@@ -156,5 +156,7 @@ def _last(tensor: Any, name: str) -> int:
     return int(shape[1])
 
 
-def _flat(tensor: Any | None) -> Any | None:
+def _flat(name: str, tensor: Any | None) -> Any | None:
+    if tensor is not None:
+        _frameworks.shape(name, tensor)
     return None if tensor is None else tensor.reshape(-1)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from . import _frameworks, _native
-from ._arguments import count, number
+from ._arguments import count, flag, number, text
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Options:
 
     def _make(self) -> _native.Options:
         made = _native.Options(
-            self.layout,
+            text("layout", self.layout, 'pass "bhsd" or "bshd"'),
             left=self.left,
             right=self.right,
             top_left=self.top_left,
@@ -77,7 +77,7 @@ def options(
     if found is not None:
         return found
     left, right = band(causal, window, name)
-    return _learn(key, Options(left, right, top_left, scale, softcap, layout, batch_invariant=bool(batch_invariant)))
+    return _learn(key, Options(left, right, top_left, scale, softcap, layout, batch_invariant=flag("batch_invariant", batch_invariant)))
 
 
 def _learn(key: Any, made: Options) -> Options:
@@ -91,6 +91,7 @@ def _learn(key: Any, made: Options) -> Options:
 
 def band(causal: bool, window: Any, name: str = "window") -> tuple[int | None, int | None]:
     """How many keys before and after its position a query sees; None does not limit."""
+    causal = flag("causal", causal)
     if window is None:
         return (None, 0) if causal else (None, None)
     try:

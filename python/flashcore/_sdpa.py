@@ -117,15 +117,18 @@ def _mask_of_four(mask: Any, query: Shape, enable_gqa: bool) -> Any:
 
 def _reshape(tensor: Any, shape: Shape) -> Any:
     """A view where strides allow it, else a copy. Not every array of the standard has the method."""
-    if hasattr(tensor, "reshape"):
+    try:
         return tensor.reshape(shape)
-    return tensor.__array_namespace__().reshape(tensor, shape)
+    except AttributeError:
+        return tensor.__array_namespace__().reshape(tensor, shape)
 
 
 def _broadcast(tensor: Any, shape: Shape) -> Any:
     """The tensor repeated along dimensions of 1, without a copy."""
-    if hasattr(tensor, "expand"):
+    try:
         return tensor.expand(shape)
+    except AttributeError:
+        pass
     namespace = getattr(tensor, "__array_namespace__", None)
     if namespace is None:  # older NumPy, and older CuPy, which answers for NumPy's functions
         import numpy as np

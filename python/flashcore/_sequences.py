@@ -103,6 +103,8 @@ def _rows(framework: Any, q: Any, name: str, offsets: Any, used: Any) -> _Rows:
     if used is None:
         return _Rows(begin, end, end - begin)
     used = framework.indices(f"seqused_{name}", used, q)
+    if tuple(used.shape) != tuple(begin.shape):
+        raise ValueError(f"seqused_{name} is {tuple(used.shape)} but there are {begin.shape[0]} sequences; give one number per sequence")
     return _Rows(begin, end, _within(space_of(begin), used, end - begin))
 
 

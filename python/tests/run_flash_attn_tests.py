@@ -158,7 +158,7 @@ def run(function, arguments: dict[str, object]) -> tuple[str, str]:
     except Exception as error:
         import torch
 
-        if isinstance(error, torch.cuda.OutOfMemoryError):
+        if isinstance(error, torch.cuda.OutOfMemoryError) or "can't allocate memory" in str(error):
             torch.cuda.empty_cache()
             return "skipped", ""
         return "failed", f"{arguments}\n{traceback.format_exc(limit=-3)}"

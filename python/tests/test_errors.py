@@ -66,6 +66,16 @@ MISTAKES = {
     "layout": (lambda: flashcore.attention(Q, Q, Q, layout="sbhd"), ValueError, "unknown layout `sbhd`"),
     "no namespace": (lambda: flashcore.attention(Bare(), Q, Q), TypeError, "cannot make a tensor like a Bare"),
     "foreign device": (lambda: flashcore.attention(Odd(), Q, Q, out=Q.copy()), ValueError, "DLPack type 10"),
+    "layout by number": (lambda: flashcore.attention(Q, Q, Q, layout=4), TypeError, "layout is 4, which is no text; pass"),
+    "many causals": (lambda: flashcore.attention(Q, Q, Q, causal=KEEP), TypeError, "which is neither true nor false; pass a bool"),
+    "mask by text": (lambda: flashcore.attention(Q, Q, Q, key_mask="1"), TypeError, "the mask is <U1; pass bool"),
+    "nothing to merge": (lambda: flashcore.merge(None, Q), TypeError, "parts is None, which is no sequence"),
+    "factors": (lambda: flashcore.attention(Q, Q, Q, factors=2.0), ValueError, "pass three factors"),
+    "bound by text": (lambda: packed(longest_query="5"), TypeError, "longest_query is '5', which is no int"),
+    "bound below zero": (lambda: packed(longest_key=-5), ValueError, "longest_key is -5 but must be from 0.*any sequence"),
+    "no cache": (lambda: cached(v_cache=None), TypeError, "v.* is a NoneType, which does not speak DLPack"),
+    "cache entries": (lambda: cached(cache_batch_idx=[3, 2], cache_leftpad=[0, 0], block_table=[[0]]), ValueError, "do not fit the cache"),
+    "used rows": (lambda: parted(seqused_k=[4, 4, 4]), ValueError, r"seqused_k is \(3,\) but there are 2 sequences"),
     "misaligned": (lambda: flashcore.attention(shifted(), Q, Q), ValueError, "no multiple of its 4-byte elements"),
 }
 
@@ -75,6 +85,18 @@ KEEP = np.ones((2, 8), bool)
 
 def lengths(values):
     return flashcore.attention(Q, Q, Q, key_lengths=values)
+
+
+def packed(**options):
+    return flashcore.packed_attention(Q[0], Q[0], Q[0], [0, 2, 4], [0, 2, 4], **options)
+
+
+def parted(**options):
+    return flashcore.flash_attn_varlen_func(Q[0], Q[0], Q[0], [0, 2, 4], [0, 2, 4], 2, 2, **options)
+
+
+def cached(**options):
+    return flashcore.flash_attn_with_kvcache(**{"q": Q, "k_cache": Q, "v_cache": Q, "cache_seqlens": [3, 4]} | options)
 
 
 def bfloat16_with(dtype):
@@ -120,6 +142,12 @@ def test_mistakes(name):
         call()
 
 
+TORCH_MISTAKES = {
+    "sparse": (lambda x: x.to_sparse(), TypeError, "k is sparse; pass k.to_dense"),
+    "on meta": (lambda x: x.to("meta"), ValueError, "k is on meta but q on cpu; move it there"),
+}
+
+
 @cases(name=["float64", "int32", "uint8", "bool", "complex64", "object"])
 def test_element_types_have_their_names(name):
     with raises(TypeError, rf'q is {name}; convert it to float16, bfloat16 or float32, as by q.astype\("float32"\)'):
@@ -142,6 +170,23 @@ DLPACK_TYPES = {
 def test_element_types_of_dlpack_have_names(name):
     with raises(TypeError, f"k is {name}; convert"):
         flashcore.attention(Q, Producer(Q, elements=DLPACK_TYPES[name]), Q)
+
+
+@cases(name=list(TORCH_MISTAKES))
+def test_tensors_of_torch_without_memory_are_told(name):
+    torch = need_torch()
+    change, kind, words = TORCH_MISTAKES[name]
+    q = torch.tensor(Q)
+    with raises(kind, words):
+        flashcore.attention(q, change(q), q)
+
+
+def test_bounds_beyond_what_there_is_cost_nothing():
+    chunks = dict(attention_chunk=2, causal=True)
+    q, offsets = Q[0], [0, 3, 4]
+    expected = flashcore.flash_attn_varlen_func(q, q, q, offsets, offsets, 3, 3, **chunks)
+    got = flashcore.flash_attn_varlen_func(q, q, q, offsets, offsets, 2**31, 2**31, **chunks)
+    np.testing.assert_array_equal(got, expected)
 
 
 def test_cuda_tensors_say_what_kernels_take():

@@ -30,8 +30,8 @@ MODELS = {
 TOLERANCE = 2e-6
 
 
-def make(kind, implementation):
-    """The same model, whatever computes its attention."""
+def need_transformers():
+    """Both libraries, with FlashCore registered."""
     for name in ("torch", "transformers"):
         if importlib.util.find_spec(name) is None:
             raise Skip(f"{name} is not installed")
@@ -43,8 +43,24 @@ def make(kind, implementation):
     integration.register()
     transformers.logging.set_verbosity_error()
     torch.manual_seed(0)
+    return torch, transformers
+
+
+def make(kind, implementation):
+    """The same model, whatever computes its attention."""
+    _, transformers = need_transformers()
     config = transformers.AutoConfig.for_model(kind, **MODELS[kind])
     return transformers.AutoModelForCausalLM.from_config(config, attn_implementation=implementation).eval()
+
+
+def both(model, config):
+    """A model of that class with eager attention, and the same with ours."""
+    made = []
+    for implementation in ("eager", "flashcore"):
+        torch, _ = need_transformers()
+        made.append(model._from_config(config, attn_implementation=implementation).eval())
+    torch.manual_seed(1)
+    return made
 
 
 def pair(kind):
@@ -91,6 +107,37 @@ def test_gradients_are_those_of_eager_attention(kind):
         assert (wanted.grad is None) == (got.grad is None), name
         if wanted.grad is not None:
             torch.testing.assert_close(got.grad, wanted.grad, atol=TOLERANCE, rtol=0)
+
+
+def test_learned_biases_of_scores_and_their_gradients():
+    torch, transformers = need_transformers()
+    sizes = dict(d_model=64, d_kv=16, d_ff=96, num_layers=2, num_heads=4, vocab_size=128, dropout_rate=0.0)
+    config = transformers.T5Config(decoder_start_token_id=0, **sizes)
+    eager, ours = both(transformers.T5ForConditionalGeneration, config)
+    tokens = torch.randint(3, 128, (2, 12))
+    used = torch.ones_like(tokens)
+    used[0, 8:] = 0
+    with torch.no_grad():
+        wanted, got = (model(tokens, attention_mask=used, labels=tokens).logits for model in (eager, ours))
+    torch.testing.assert_close(got, wanted, atol=TOLERANCE, rtol=0)
+    for model in (eager, ours):
+        model(tokens, attention_mask=used, labels=tokens).loss.backward()
+    for (name, wanted), got in zip(eager.named_parameters(), ours.parameters()):
+        torch.testing.assert_close(got.grad, wanted.grad, atol=TOLERANCE, rtol=0, msg=name)
+    how = dict(attention_mask=used, max_new_tokens=6, do_sample=False)
+    assert ours.generate(tokens, **how).tolist() == eager.generate(tokens, **how).tolist()
+
+
+@cases(kind=["FalconModel", "BloomModel"])
+def test_models_with_attention_of_their_own_keep_it(kind):
+    torch, transformers = need_transformers()
+    model = getattr(transformers, kind)
+    sizes = dict(hidden_size=32, num_attention_heads=4, n_head=4, num_hidden_layers=1, n_layer=1, vocab_size=50)
+    eager, ours = both(model, model.config_class(**sizes))
+    assert ours.config._attn_implementation == {"FalconModel": "sdpa", "BloomModel": "eager"}[kind]
+    tokens = torch.randint(3, 50, (2, 9))
+    with torch.no_grad():
+        torch.testing.assert_close(ours(tokens)[0], eager(tokens)[0], atol=TOLERANCE, rtol=0)
 
 
 @cases(kind=["llama", "mistral", "gemma2"], told=["positions", "offsets"])

@@ -10,14 +10,13 @@ from collections.abc import Callable
 from typing import Any
 
 from .._native import Direct, exchanges
-from .base import Framework, each_tensor, no_tensor, rows, shape
+from .base import NO_NESTED, UNTOLD, Framework, demand, each_tensor, no_tensor, rows, shape
 from .of_cupy import Cupy
 from .of_jax import Jax
 from .of_numpy import Numpy, exportable
 from .of_torch import (
     NO_FORWARD_GRADIENTS,
     NO_MASK_GRADIENTS,
-    NO_NESTED,
     NO_OUT_GRADIENTS,
     NO_SECOND_GRADIENTS,
     NO_SLOPE_GRADIENTS,
@@ -36,7 +35,9 @@ __all__ = [
     "NO_SLOPE_GRADIENTS",
     "Jax",
     "Torch",
+    "UNTOLD",
     "autocast",
+    "demand",
     "duals",
     "each_tensor",
     "exchanges",

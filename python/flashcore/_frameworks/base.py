@@ -10,8 +10,13 @@ from .._native import Options, Values, append, forward, grouped_mm, merge, moe
 
 CUDA = 2
 """DLPack's number of CUDA devices."""
+NO_NESTED = "nested tensors are not taken; pass their values() and offsets() to flashcore.packed_attention"
 LEGACY_STREAM = 1
 """DLPack's number of CUDA's legacy default stream."""
+
+
+UNTOLD = (AttributeError, IndexError, RuntimeError)
+"""What frameworks raise about arguments that are no tensors, or tensors of a kind that nobody takes: `demand` says more."""
 
 
 class Framework:
@@ -224,8 +229,29 @@ def shape(name: str, tensor: Any) -> tuple[int, ...]:
     """The extents of a tensor."""
     try:
         return tuple(tensor.shape)
-    except AttributeError:
+    except RuntimeError:  # nested tensors have none
+        return ()
+    except (AttributeError, TypeError):
         raise no_tensor(name, tensor) from None
+
+
+def demand(**tensors: Any) -> None:
+    """Refuses what is no tensor, and tensors whose elements do not lie in memory; the first says where they must be."""
+    first = next(iter(tensors.values()))
+    for name, tensor in tensors.items():
+        extents = shape(name, tensor)
+        if not hasattr(tensor, "__dlpack__"):
+            raise no_tensor(name, tensor)
+        if not extents and not getattr(tensor, "is_nested", False):
+            raise ValueError(f"{name} has no dimensions; give it those of a tensor of heads")
+        if getattr(tensor, "is_nested", False):
+            raise NotImplementedError(f"{name} is nested; {NO_NESTED}")
+        if getattr(tensor, "is_quantized", False):
+            raise TypeError(f"{name} is quantised; pass {name}.dequantize()")
+        if str(getattr(tensor, "layout", "torch.strided")) not in ("torch.strided", "torch.jagged") and hasattr(tensor, "to_dense"):
+            raise TypeError(f"{name} is sparse; pass {name}.to_dense()")
+        if getattr(tensor, "is_meta", False) != getattr(first, "is_meta", False):
+            raise ValueError(f"{name} is on {tensor.device} but {next(iter(tensors))} on {first.device}; move it there")
 
 
 def no_tensor(name: str, value: Any) -> TypeError:

@@ -6,11 +6,10 @@ from functools import lru_cache
 from typing import Any
 
 from .._native import Options, Values, append, exchanges, forward, grouped_mm, merge, moe, quantise
-from .base import LEGACY_STREAM, Framework, each_tensor, given, rows
+from .base import LEGACY_STREAM, Framework, demand, each_tensor, given, rows
 
 NO_MASK_GRADIENTS = "masks have no gradient; detach the mask, or pass what is learned as sinks"
 NO_SLOPE_GRADIENTS = "slopes have no gradient; detach them"
-NO_NESTED = "nested tensors are not taken; pass their values() and offsets() to flashcore.packed_attention"
 NO_OUT_GRADIENTS = "out= does not go with gradients; omit it, or call under torch.no_grad()"
 NO_APPEND_GRADIENTS = "a cache has no backward pass; call this under torch.no_grad() or detach the tensors"
 NO_FORWARD_GRADIENTS = "attention has no forward-mode gradients; use reverse mode, as torch.func.vjp or backward()"
@@ -91,7 +90,7 @@ class Torch(Framework):
         return out
 
     def append(self, tensors: dict[str, Any], options: dict[str, bool]) -> None:
-        if self.torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given(tensors)):
+        if self.records(*given(tensors)):
             raise NotImplementedError(NO_APPEND_GRADIENTS)
         if self.exchanges:
             append(tensors, options)
@@ -123,7 +122,7 @@ class Torch(Framework):
         return self.torch.arange(end, device=q.device)
 
     def accumulate(self, tensors: tuple[Any, ...], options: Options, values: Values) -> None:
-        if self.torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        if self.records(*tensors):
             raise NotImplementedError(NO_GRADIENTS)
         if self.exchanges:
             forward(*tensors, options, values)
@@ -137,7 +136,7 @@ class Torch(Framework):
 
     def written(self, out: Any) -> Any:
         # So that a backward pass that kept it as it was fails instead of using what it is now.
-        if not out.is_inference():
+        if self.is_array(out) and not out.is_inference():
             self.torch.autograd.graph.increment_version(out)
         return out
 
@@ -163,14 +162,14 @@ class Torch(Framework):
         forward(*(None if t is None else export(t.detach()) for t in tensors), options, values, stream)
 
     def empty(self, q: Any, v: Any) -> Any:
-        same = q.size(-1) == v.size(-1)
+        same = q.shape[-1] == v.shape[-1]
         if same and q.element_size() > 1:
             return self.torch.empty_like(q)
         # A result of 8 bits would lose what was computed.
         dtype = self.torch.bfloat16 if q.element_size() == 1 else q.dtype
         if same:
             return self.torch.empty_like(q, dtype=dtype)
-        shape, dim = q.shape, v.size(-1)
+        shape, dim = q.shape, v.shape[-1]
         if q.dim() == 4 and q.stride(1) < q.stride(2):  # memory in the other order: the result too
             return q.new_empty((shape[0], shape[2], shape[1], dim), dtype=dtype).transpose(1, 2)
         return q.new_empty((*shape[:-1], dim), dtype=dtype)
@@ -197,7 +196,10 @@ class Torch(Framework):
         torch = self.torch
         if not self.is_array(values):
             return super().indices(name, values, q)
-        whole = not values.is_floating_point() and values.dtype not in (torch.int32, torch.int64)
+        if values.layout != torch.strided or values.is_quantized or values.dim() != 1:
+            demand(**{name: values})
+            raise ValueError(f"{name} has {values.dim()} dimensions but must have one; give one number per sequence")
+        whole = not (values.is_floating_point() or values.is_complex()) and values.dtype not in (torch.int32, torch.int64)
         return values.detach().to(q.device, torch.int32 if whole else values.dtype).contiguous()
 
     def table(self, values: Any, q: Any) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from .._attention import gradients, run
+from .._arguments import bound
 from .._flash_attn import _keys, asked, refuse_dropout
 from .._options import Options, Values
 
@@ -54,8 +55,10 @@ def _flash_attn_varlen_forward(
 ) -> tuple[Any, Any, Any, Any]:
     if leftpad_k is not None:
         raise NotImplementedError("leftpad_k is not supported; pass flash_attn_with_kvcache's cache_leftpad")
+    if num_splits > 1:  # as FlashAttention says it
+        raise RuntimeError("num_splits > 1 is not supported here; pass 0")
     options = _options(dropout_p, softmax_scale, causal, (window_size_left, window_size_right), softcap, "packed")
-    keys, longest = _keys(cu_seqlens_k, seqused_k, block_table), (int(max_seqlen_q), int(max_seqlen_k))
+    keys, longest = _keys(cu_seqlens_k, seqused_k, block_table), (bound("max_seqlen_q", max_seqlen_q), bound("max_seqlen_k", max_seqlen_k))
     return _forward(q, k, v, options, Values(cu_seqlens_q, keys, None, None, longest, block_table, alibi_slopes))
 
 
@@ -109,7 +112,7 @@ def _flash_attn_varlen_backward(
     zero_tensors: bool = False,
 ) -> Any:
     options = _options(dropout_p, softmax_scale, causal, (window_size_left, window_size_right), softcap, "packed")
-    longest = (int(max_seqlen_q), int(max_seqlen_k))
+    longest = (bound("max_seqlen_q", max_seqlen_q), bound("max_seqlen_k", max_seqlen_k))
     values = Values(cu_seqlens_q, cu_seqlens_k, None, None, longest, slopes=alibi_slopes)
     return _backward(dout, (q, k, v), out, softmax_lse, (dq, dk, dv), options, values)
 

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from typing import Any
 
 from .._attention import attention, packed_attention
@@ -90,7 +91,10 @@ def _keep_from_hub(name: str) -> None:
 
 
 def _fits_every_model(name: str) -> None:
-    """Some models name the flash kernels that know their sinks and replace all others; ours knows them too."""
+    """Some models name the flash kernels that know their sinks and replace all others; ours knows them too.
+
+    Models, and parts of models, whose attention cannot be exchanged keep their own.
+    """
     from transformers import PreTrainedModel
 
     check = PreTrainedModel._check_and_adjust_attn_implementation
@@ -99,11 +103,32 @@ def _fits_every_model(name: str) -> None:
 
     def check_others(self: Any, attn_implementation: str | None, *args: Any, **kwargs: Any) -> str:
         if attn_implementation in (name, f"paged|{name}"):
-            return attn_implementation
+            return attn_implementation if _exchanges(type(self)) else _own_attention(type(self))
         return check(self, attn_implementation, *args, **kwargs)
 
     check_others.names = (*getattr(check, "names", ()), name)  # type: ignore[attr-defined]
     PreTrainedModel._check_and_adjust_attn_implementation = check_others
+
+
+def _exchanges(model: type) -> bool:
+    """Whether a model looks its attention up by name."""
+    from transformers import PreTrainedModel
+
+    if getattr(model, "_supports_attention_backend", False):
+        return True
+    supported = any(getattr(model, f"_supports_{kind}", False) for kind in ("sdpa", "flash_attn", "flash_attn_2"))
+    own = (base for base in model.__mro__ if issubclass(base, PreTrainedModel) and base is not PreTrainedModel)
+    return supported and any(hasattr(sys.modules.get(base.__module__), "ALL_ATTENTION_FUNCTIONS") for base in own)
+
+
+def _own_attention(model: type) -> str:
+    """The best attention that a model has of its own."""
+    from transformers.utils import logging
+
+    kept = "sdpa" if getattr(model, "_supports_sdpa", False) else "eager"
+    words = f"{model.__name__} has attention of its own that cannot be exchanged; it keeps attn_implementation='{kept}'."
+    logging.get_logger(__name__).warning_once(words)
+    return kept
 
 
 def forward(
@@ -123,9 +148,11 @@ def forward(
     """The attention of one layer: batch x heads x sequence x dim in, batch x sequence x heads x dim out."""
     if dropout:
         raise NotImplementedError("attention dropout is not supported; set attention_dropout=0.0 in the config, or call model.eval()")
-    refused = [key for key in ("position_bias", "block_table") if kwargs.get(key) is not None]
-    if refused:
-        raise NotImplementedError(f"{refused[0]} is not supported; use attn_implementation='sdpa' for this model")
+    if kwargs.get("block_table") is not None:
+        raise NotImplementedError("block_table is not supported; use attn_implementation='sdpa' for this model")
+    if kwargs.get("position_bias") is not None:
+        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+        return _by_bias(query, key, value, kwargs["position_bias"], attention_mask, causal, scaling)
     if attention_mask is not None and attention_mask.dim() == 4 and kwargs.get("cu_seq_lens_q") is None:
         kwargs |= _restarts(module, query, kwargs.get("position_ids"))
     if kwargs.get("cu_seq_lens_q") is not None:
@@ -204,14 +231,37 @@ def _cached(cache: Any, layer: int, key: Any, value: Any, offsets: Any, kwargs: 
 
 
 def _by_whole_mask(
-    query: Any, key: Any, value: Any, mask: Any, scaling: float | None, softcap: float | None, sinks: Any
-) -> tuple[Any, None]:
-    """A mask that says everything, causal and window included."""
+    query: Any, key: Any, value: Any, mask: Any, scaling: float | None, softcap: float | None, sinks: Any,
+    right: int | None = None,
+) -> tuple[Any, None]:  # fmt: skip
+    """A mask that says everything, causal (but for `right`) and window included."""
     from .._attention import run
     from .._options import Options, Values
 
-    options, values = Options(scale=scaling, softcap=softcap), Values(sinks=sinks, mask=mask[..., : key.shape[2]])
+    options, values = Options(right=right, scale=scaling, softcap=softcap), Values(sinks=sinks, mask=mask[..., : key.shape[2]])
     return run(query, key, value, options, values, False, None).transpose(1, 2).contiguous(), None
+
+
+def _by_bias(
+    query: Any, key: Any, value: Any, bias: Any, mask: Any | None, causal: bool, scaling: float | None
+) -> tuple[Any, None]:
+    """Scores that get a learned bias added (T5). Its gradients are those of torch's own attention."""
+    import torch
+
+    causal = causal and query.shape[2] > 1 and (mask is None or mask.dim() != 4)
+    used = min(x.shape[-1] for x in (bias, key.transpose(2, 3), mask) if x is not None)
+    bias, key, value = bias[..., :used], key[:, :, :used], value[:, :, :used]
+    if mask is not None:
+        seen = (mask if mask.dim() == 4 else mask[:, None, None])[..., :used]
+        bias = bias + seen if seen.is_floating_point() else bias.masked_fill(seen == 0, torch.finfo(bias.dtype).min)
+    if torch.is_grad_enabled() and bias.requires_grad:
+        if causal:
+            ahead = torch.ones(query.shape[2], used, dtype=torch.bool, device=bias.device).triu(used - query.shape[2] + 1)
+            bias = bias.masked_fill(ahead, torch.finfo(bias.dtype).min)
+        grouped = query.shape[1] != key.shape[1]
+        out = torch.nn.functional.scaled_dot_product_attention(query, key, value, bias, scale=scaling, enable_gqa=grouped)
+        return out.transpose(1, 2).contiguous(), None
+    return _by_whole_mask(query, key, value, bias, scaling, None, None, right=0 if causal else None)
 
 
 def mask(
