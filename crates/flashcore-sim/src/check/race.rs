@@ -9,7 +9,7 @@ use super::{
     awareness::Peer,
     clock::{AgentKind, Agents, Knowledge},
 };
-use std::ops::Range;
+use std::{collections::BTreeMap, ops::Range};
 
 /// Bytes of a word of the shadow.
 const WORD: usize = 4;
@@ -39,6 +39,8 @@ pub(crate) struct Accessor<'a> {
     pub(crate) peer: Option<&'a Peer>,
     pub(crate) proxy: Proxy,
     pub(crate) strong: bool,
+    /// Whether a write leaves every byte as it is.
+    pub(crate) rewrites: bool,
     /// The instruction.
     pub(crate) pc: u32,
 }
@@ -52,6 +54,10 @@ pub(crate) enum Conflict {
     Read { other: AgentKind, pc: u32 },
     /// A write of another lane of the same warp, without warp-wide synchronisation.
     Lanes { other: u8, pc: u32 },
+    /// A read of other lanes of the same warp, without warp-wide synchronisation.
+    LanesRead { pc: u32 },
+    /// A read of `other`, without order, of a value that it had written itself and that is written once more.
+    Agreed { other: AgentKind, pc: u32 },
     /// A generic write was not fenced for the async proxy.
     Unfenced { writer: AgentKind, pc: u32 },
     /// A generic read was not fenced for the async proxy.
@@ -71,11 +77,35 @@ struct LastWrite {
 #[derive(Clone, Copy, Default, Debug)]
 struct LastRead {
     clock: u32,
-    pc: u32,
+    /// The instruction, and below it the lane, or that there were several.
+    place: u32,
+}
+
+/// Bits of a lane; the last number stands for several.
+const LANE_BITS: u32 = 6;
+const SEVERAL: u32 = (1 << LANE_BITS) - 1;
+
+impl LastRead {
+    const fn pc(self) -> u32 {
+        self.place >> LANE_BITS
+    }
+
+    const fn lane(self) -> u32 {
+        self.place & SEVERAL
+    }
+
+    /// The same after a read by `who`: of the lanes that have read since they met, one or several.
+    fn and(self, who: &Accessor<'_>) -> Self {
+        let own = u32::from(who.lane);
+        let lane = if self.clock > who.synced && self.lane() != own { SEVERAL } else { own };
+        Self { clock: who.clock, place: who.pc << LANE_BITS | lane }
+    }
 }
 
 const BY_ASYNC: u8 = 0x10;
 const STRONG: u8 = 0x20;
+/// Several agents have written this value without order between them.
+const AGREED: u8 = 0x40;
 
 /// The shadow of one CTA's shared memory.
 #[derive(Debug)]
@@ -86,6 +116,8 @@ pub(crate) struct SharedShadow {
     reads: Vec<Vec<LastRead>>,
     /// The latest of those clocks.
     latest: Vec<u32>,
+    /// Who has written the words whose value several agree on.
+    agreed: BTreeMap<usize, Vec<u16>>,
 }
 
 impl SharedShadow {
@@ -96,12 +128,13 @@ impl SharedShadow {
             writes: vec![LastWrite::default(); bytes.div_ceil(WORD)],
             reads: vec![Vec::new(); readers],
             latest: vec![0; readers],
+            agreed: BTreeMap::new(),
         }
     }
 
     /// A read: checked, then recorded.
     pub(crate) fn read(&mut self, range: Range<usize>, who: &Accessor<'_>) -> Result<(), Conflict> {
-        let verdict = self.check_writes(&range, who);
+        let verdict = self.check_writes(&range, who, true);
         let words = words_of(&range);
         let agent = who.agent as usize;
         // strong reads conflict with no strong write, and weak writes near them are reported on their side
@@ -110,7 +143,7 @@ impl SharedShadow {
             if reads.is_empty() {
                 reads.resize(self.writes.len(), LastRead::default());
             }
-            reads[words].fill(LastRead { clock: who.clock, pc: who.pc });
+            reads[words].iter_mut().for_each(|read| *read = read.and(who));
             self.latest[agent] = self.latest[agent].max(who.clock);
         }
         verdict
@@ -118,21 +151,51 @@ impl SharedShadow {
 
     /// A write: checked, then recorded.
     pub(crate) fn write(&mut self, range: Range<usize>, who: &Accessor<'_>) -> Result<(), Conflict> {
-        let verdict = self.check_writes(&range, who).and_then(|()| self.check_reads(&range, who));
+        let verdict =
+            self.check_writes(&range, who, who.rewrites).and_then(|()| self.check_reads(&range, who));
         let mut flags = if who.proxy == Proxy::Async { BY_ASYNC } else { 0 };
         if who.strong {
             flags |= STRONG;
         }
         for word in words_of(&range) {
+            let agreed = if who.rewrites && self.agrees(word, who) { AGREED } else { 0 };
             self.writes[word] = LastWrite {
                 agent: who.agent as u16,
                 lane: who.lane,
-                flags: flags | bytes_of(&range, word),
+                flags: flags | agreed | bytes_of(&range, word),
                 clock: who.clock,
                 pc: who.pc,
             };
         }
         verdict
+    }
+
+    /// Enters `who` among those who have written the value of a word, if others have, without order between them.
+    fn agrees(&mut self, word: usize, who: &Accessor<'_>) -> bool {
+        let (last, own) = (self.writes[word], who.agent as u16);
+        let agreed = last.flags & AGREED != 0;
+        let unordered = last.clock > 0 && who.knowledge.seen.get(last.agent.into()) < last.clock;
+        if who.proxy == Proxy::Async
+            || last.flags & BY_ASYNC != 0
+            || !(agreed || last.agent != own && unordered)
+        {
+            return false;
+        }
+        let writers = self.agreed.entry(word).or_default();
+        if !agreed {
+            *writers = vec![last.agent];
+        }
+        if !writers.contains(&own) {
+            writers.push(own);
+        }
+        true
+    }
+
+    /// Whether an agent has itself written the value that a word has.
+    fn wrote(&self, word: usize, agent: u32) -> bool {
+        let last = self.writes[word];
+        let agreed = || self.agreed.get(&word).is_some_and(|writers| writers.contains(&(agent as u16)));
+        u32::from(last.agent) == agent || last.flags & AGREED != 0 && agreed()
     }
 
     /// What an agent has read there no longer counts.
@@ -144,7 +207,8 @@ impl SharedShadow {
         }
     }
 
-    fn check_writes(&self, range: &Range<usize>, who: &Accessor<'_>) -> Result<(), Conflict> {
+    /// `keeps`: whether the access leaves values as they are.
+    fn check_writes(&self, range: &Range<usize>, who: &Accessor<'_>, keeps: bool) -> Result<(), Conflict> {
         let mut passed = (0, 0, 0);
         for word in words_of(range) {
             let last = self.writes[word];
@@ -153,6 +217,9 @@ impl SharedShadow {
                 continue;
             }
             if last.flags & bytes_of(range, word) == 0 || (who.strong && last.flags & STRONG != 0) {
+                continue;
+            }
+            if keeps && last.flags & AGREED != 0 && self.wrote(word, who.agent) {
                 continue;
             }
             self.judge(last, who)?;
@@ -191,6 +258,20 @@ impl SharedShadow {
         Ok(())
     }
 
+    /// Whether other lanes of the own warp may still read what is written.
+    fn check_lanes(&self, reads: &[LastRead], who: &Accessor<'_>) -> Result<(), Conflict> {
+        if who.proxy != Proxy::Generic || who.agent != who.home || who.strong {
+            return Ok(());
+        }
+        let told = |read: &LastRead| {
+            let known = who.synced.max(who.knowledge.lanes.get(who.home));
+            let of_lane = |peer: &Peer| peer.writes.get(read.lane() as usize).copied().unwrap_or(u32::MAX);
+            read.clock <= known.max(who.peer.map_or(0, of_lane)) || read.clock == who.clock
+        };
+        let others = reads.iter().find(|read| read.lane() != u32::from(who.lane) && !told(read));
+        others.map_or(Ok(()), |read| Err(Conflict::LanesRead { pc: read.pc() }))
+    }
+
     fn check_reads(&self, range: &Range<usize>, who: &Accessor<'_>) -> Result<(), Conflict> {
         let words = words_of(range);
         let mut unfenced = false;
@@ -198,14 +279,23 @@ impl SharedShadow {
             let agent_number = agent as u32;
             let latest = self.latest[agent];
             let after = |clock| reads[words.clone()].iter().find(move |read| read.clock > clock);
+            if agent_number == who.home && latest > who.synced {
+                self.check_lanes(&reads[words.clone()], who)?;
+            }
             let known = match agent_number {
                 own if own == who.home => u32::MAX,
                 other => who.knowledge.seen.get(other),
             };
             if latest > known
-                && let Some(&LastRead { pc, .. }) = after(known)
+                && let Some(read) = after(known)
             {
-                return Err(Conflict::Read { other: self.agents.kind(agent_number), pc });
+                let (other, pc) = (self.agents.kind(agent_number), read.pc());
+                let agreed = who.rewrites && words.clone().all(|word| self.wrote(word, agent_number));
+                return Err(if agreed {
+                    Conflict::Agreed { other, pc }
+                } else {
+                    Conflict::Read { other, pc }
+                });
             }
             if who.proxy == Proxy::Async && matches!(self.agents.kind(agent_number), AgentKind::Warp(_)) {
                 let fenced = who.knowledge.fenced.get(agent_number);
@@ -243,6 +333,7 @@ mod tests {
             peer: None,
             proxy: Proxy::Generic,
             strong: false,
+            rewrites: false,
             pc: 7,
         }
     }

@@ -11,6 +11,8 @@ use std::ops::Range;
 
 /// Most bytes of one access.
 const WIDEST: usize = 32;
+/// Bytes of a line of the second cache.
+const LINE: usize = 128;
 
 impl Step<'_, '_> {
     /// An address in every lane.
@@ -243,6 +245,24 @@ impl Step<'_, '_> {
         }
         self.synchronise(lane, place, order, false, true);
         Ok(())
+    }
+
+    /// A write of nothing: what the line holds means as little as before its first write.
+    pub(super) fn discard(&mut self, addr: &Addr) -> Outcome {
+        let addresses = self.address(addr);
+        for lane in lanes_of(self.mask) {
+            let address = addresses[lane];
+            self.require_aligned(lane, address, LINE as u64)?;
+            let range = self.global_range(lane, address, LINE)?;
+            let name = self.own_name(false);
+            self.order_global(lane, address, LINE, true, name);
+            if let Ok((allocation, _)) = self.machine.global.find(address, LINE) {
+                allocation.bytes[range.clone()].fill(0xff);
+                allocation.written.clear(range);
+            }
+        }
+        self.machine.effect();
+        Ok(Flow::Next)
     }
 
     pub(super) fn store_global(&mut self, address: u64, data: &[u8]) {

@@ -274,13 +274,14 @@ impl Step<'_, '_> {
             S::LanemaskLt => lane_mask(|l| (1 << l) - 1),
             S::LanemaskGe => lane_mask(|l| u32::MAX << l),
             S::LanemaskGt => lane_mask(|l| !(u32::MAX >> (31 - l))),
-            S::Clock | S::Clock64 | S::Globaltimer => [self.machine.steps; 32],
+            S::Clock | S::GlobaltimerLo => all(self.machine.steps as u32),
+            S::Clock64 | S::Globaltimer => [self.machine.steps; 32],
             S::DynamicSmemSize => all(geometry.dynamic_shared),
             S::ReservedSmemBegin | S::ReservedSmem0 | S::ReservedSmem1 => all(SHARED_BASE),
             S::ReservedSmemEnd | S::ReservedSmemCap => all(SHARED_BASE + RESERVED_BYTES),
             S::Envreg1 => all((self.grid_barrier() >> 32) as u32),
             S::Envreg2 => all(self.grid_barrier() as u32),
-            S::TotalSmemSize => all(geometry.shared_bytes),
+            S::TotalSmemSize | S::AggrSmemSize => all(geometry.shared_bytes),
             _ => [0; 32],
         }
     }

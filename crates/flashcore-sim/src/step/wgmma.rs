@@ -244,6 +244,7 @@ impl Step<'_, '_> {
             peer: None,
             proxy: Proxy::Async,
             strong: false,
+            rewrites: false,
             pc: self.pc,
         };
         let (mut conflict, mut fault, mut written) = (None, None, true);
