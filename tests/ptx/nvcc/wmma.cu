@@ -167,7 +167,7 @@ extern "C" __global__ void staged_right(const half* a, float* d) { staged<true>(
 // run: staged_wrong block=64
 // arg: in f16 {{np.float16(A)}}
 // arg: out f32 {{np.float32([(A @ A + 1).T, (A @ A + 1).T])}}
-// finding: UninitShared SharedRace WarpRace SameValueRace
+// finding: UninitShared SharedRace WarpRace
 extern "C" __global__ void staged_wrong(const half* a, float* d) { staged<false>(a, d); }
 // A store that runs over its buffer.
 // run: beyond block=32

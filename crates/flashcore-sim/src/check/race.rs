@@ -9,7 +9,7 @@ use super::{
     awareness::Peer,
     clock::{AgentKind, Agents, Knowledge},
 };
-use std::{collections::BTreeMap, ops::Range};
+use std::ops::Range;
 
 /// Bytes of a word of the shadow.
 const WORD: usize = 4;
@@ -39,8 +39,6 @@ pub(crate) struct Accessor<'a> {
     pub(crate) peer: Option<&'a Peer>,
     pub(crate) proxy: Proxy,
     pub(crate) strong: bool,
-    /// Whether a write leaves every byte as it is.
-    pub(crate) rewrites: bool,
     /// The instruction.
     pub(crate) pc: u32,
 }
@@ -56,8 +54,6 @@ pub(crate) enum Conflict {
     Lanes { other: u8, pc: u32 },
     /// A read of other lanes of the same warp, without warp-wide synchronisation.
     LanesRead { pc: u32 },
-    /// A read of `other`, without order, of a value that it had written itself and that is written once more.
-    Agreed { other: AgentKind, pc: u32 },
     /// A generic write was not fenced for the async proxy.
     Unfenced { writer: AgentKind, pc: u32 },
     /// A generic read was not fenced for the async proxy.
@@ -77,35 +73,48 @@ struct LastWrite {
 #[derive(Clone, Copy, Default, Debug)]
 struct LastRead {
     clock: u32,
-    /// The instruction, and below it the lane, or that there were several.
+    /// The instruction; below it the lane, or that there were several; below that, which bytes.
     place: u32,
 }
 
-/// Bits of a lane; the last number stands for several.
+/// Bits of the bytes of a word, and of a lane; its last numbers stand for several lanes, and for lanes that have read
+/// different bytes, of which nobody knows who read what.
+const BYTE_BITS: u32 = 4;
 const LANE_BITS: u32 = 6;
 const SEVERAL: u32 = (1 << LANE_BITS) - 1;
+const MIXED: u32 = SEVERAL - 1;
 
 impl LastRead {
     const fn pc(self) -> u32 {
-        self.place >> LANE_BITS
+        self.place >> (LANE_BITS + BYTE_BITS)
     }
 
     const fn lane(self) -> u32 {
-        self.place & SEVERAL
+        self.place >> BYTE_BITS & SEVERAL
     }
 
-    /// The same after a read by `who`: of the lanes that have read since they met, one or several.
-    fn and(self, who: &Accessor<'_>) -> Self {
-        let own = u32::from(who.lane);
-        let lane = if self.clock > who.synced && self.lane() != own { SEVERAL } else { own };
-        Self { clock: who.clock, place: who.pc << LANE_BITS | lane }
+    /// Whether any of these bytes was read.
+    const fn meets(self, bytes: u8) -> bool {
+        self.place & bytes as u32 != 0
+    }
+
+    /// The same after a read of some bytes by `who`: of the lanes that have read since they met, one or several.
+    fn and(self, who: &Accessor<'_>, bytes: u8) -> Self {
+        let (own, before) = (u32::from(who.lane), self.place & ((1 << BYTE_BITS) - 1));
+        let since = self.clock > who.synced && self.lane() != own;
+        let lane = match self.lane() {
+            _ if before != 0 && before != u32::from(bytes) => MIXED,
+            MIXED if since => MIXED,
+            _ if since => SEVERAL,
+            _ => own,
+        };
+        let bytes = before | u32::from(bytes);
+        Self { clock: who.clock, place: who.pc << (LANE_BITS + BYTE_BITS) | lane << BYTE_BITS | bytes }
     }
 }
 
 const BY_ASYNC: u8 = 0x10;
 const STRONG: u8 = 0x20;
-/// Several agents have written this value without order between them.
-const AGREED: u8 = 0x40;
 
 /// The shadow of one CTA's shared memory.
 #[derive(Debug)]
@@ -116,8 +125,6 @@ pub(crate) struct SharedShadow {
     reads: Vec<Vec<LastRead>>,
     /// The latest of those clocks.
     latest: Vec<u32>,
-    /// Who has written the words whose value several agree on.
-    agreed: BTreeMap<usize, Vec<u16>>,
 }
 
 impl SharedShadow {
@@ -128,13 +135,12 @@ impl SharedShadow {
             writes: vec![LastWrite::default(); bytes.div_ceil(WORD)],
             reads: vec![Vec::new(); readers],
             latest: vec![0; readers],
-            agreed: BTreeMap::new(),
         }
     }
 
     /// A read: checked, then recorded.
     pub(crate) fn read(&mut self, range: Range<usize>, who: &Accessor<'_>) -> Result<(), Conflict> {
-        let verdict = self.check_writes(&range, who, true);
+        let verdict = self.check_writes(&range, who);
         let words = words_of(&range);
         let agent = who.agent as usize;
         // strong reads conflict with no strong write, and weak writes near them are reported on their side
@@ -143,7 +149,9 @@ impl SharedShadow {
             if reads.is_empty() {
                 reads.resize(self.writes.len(), LastRead::default());
             }
-            reads[words].iter_mut().for_each(|read| *read = read.and(who));
+            for word in words {
+                reads[word] = reads[word].and(who, bytes_of(&range, word));
+            }
             self.latest[agent] = self.latest[agent].max(who.clock);
         }
         verdict
@@ -151,51 +159,21 @@ impl SharedShadow {
 
     /// A write: checked, then recorded.
     pub(crate) fn write(&mut self, range: Range<usize>, who: &Accessor<'_>) -> Result<(), Conflict> {
-        let verdict =
-            self.check_writes(&range, who, who.rewrites).and_then(|()| self.check_reads(&range, who));
+        let verdict = self.check_writes(&range, who).and_then(|()| self.check_reads(&range, who));
         let mut flags = if who.proxy == Proxy::Async { BY_ASYNC } else { 0 };
         if who.strong {
             flags |= STRONG;
         }
         for word in words_of(&range) {
-            let agreed = if who.rewrites && self.agrees(word, who) { AGREED } else { 0 };
             self.writes[word] = LastWrite {
                 agent: who.agent as u16,
                 lane: who.lane,
-                flags: flags | agreed | bytes_of(&range, word),
+                flags: flags | bytes_of(&range, word),
                 clock: who.clock,
                 pc: who.pc,
             };
         }
         verdict
-    }
-
-    /// Enters `who` among those who have written the value of a word, if others have, without order between them.
-    fn agrees(&mut self, word: usize, who: &Accessor<'_>) -> bool {
-        let (last, own) = (self.writes[word], who.agent as u16);
-        let agreed = last.flags & AGREED != 0;
-        let unordered = last.clock > 0 && who.knowledge.seen.get(last.agent.into()) < last.clock;
-        if who.proxy == Proxy::Async
-            || last.flags & BY_ASYNC != 0
-            || !(agreed || last.agent != own && unordered)
-        {
-            return false;
-        }
-        let writers = self.agreed.entry(word).or_default();
-        if !agreed {
-            *writers = vec![last.agent];
-        }
-        if !writers.contains(&own) {
-            writers.push(own);
-        }
-        true
-    }
-
-    /// Whether an agent has itself written the value that a word has.
-    fn wrote(&self, word: usize, agent: u32) -> bool {
-        let last = self.writes[word];
-        let agreed = || self.agreed.get(&word).is_some_and(|writers| writers.contains(&(agent as u16)));
-        u32::from(last.agent) == agent || last.flags & AGREED != 0 && agreed()
     }
 
     /// What an agent has read there no longer counts.
@@ -207,8 +185,7 @@ impl SharedShadow {
         }
     }
 
-    /// `keeps`: whether the access leaves values as they are.
-    fn check_writes(&self, range: &Range<usize>, who: &Accessor<'_>, keeps: bool) -> Result<(), Conflict> {
+    fn check_writes(&self, range: &Range<usize>, who: &Accessor<'_>) -> Result<(), Conflict> {
         let mut passed = (0, 0, 0);
         for word in words_of(range) {
             let last = self.writes[word];
@@ -217,9 +194,6 @@ impl SharedShadow {
                 continue;
             }
             if last.flags & bytes_of(range, word) == 0 || (who.strong && last.flags & STRONG != 0) {
-                continue;
-            }
-            if keeps && last.flags & AGREED != 0 && self.wrote(word, who.agent) {
                 continue;
             }
             self.judge(last, who)?;
@@ -259,7 +233,12 @@ impl SharedShadow {
     }
 
     /// Whether other lanes of the own warp may still read what is written.
-    fn check_lanes(&self, reads: &[LastRead], who: &Accessor<'_>) -> Result<(), Conflict> {
+    fn check_lanes(
+        &self,
+        reads: &[LastRead],
+        range: &Range<usize>,
+        who: &Accessor<'_>,
+    ) -> Result<(), Conflict> {
         if who.proxy != Proxy::Generic || who.agent != who.home || who.strong {
             return Ok(());
         }
@@ -268,19 +247,21 @@ impl SharedShadow {
             let of_lane = |peer: &Peer| peer.writes.get(read.lane() as usize).copied().unwrap_or(u32::MAX);
             read.clock <= known.max(who.peer.map_or(0, of_lane)) || read.clock == who.clock
         };
-        let others = reads.iter().find(|read| read.lane() != u32::from(who.lane) && !told(read));
-        others.map_or(Ok(()), |read| Err(Conflict::LanesRead { pc: read.pc() }))
+        let is_other = |read: &LastRead| ![who.lane.into(), MIXED].contains(&read.lane()) && !told(read);
+        match met(reads, range, is_other) {
+            Some(read) => Err(Conflict::LanesRead { pc: read.pc() }),
+            None => Ok(()),
+        }
     }
 
     fn check_reads(&self, range: &Range<usize>, who: &Accessor<'_>) -> Result<(), Conflict> {
-        let words = words_of(range);
         let mut unfenced = false;
         for (agent, reads) in self.reads.iter().enumerate().filter(|(_, reads)| !reads.is_empty()) {
             let agent_number = agent as u32;
             let latest = self.latest[agent];
-            let after = |clock| reads[words.clone()].iter().find(move |read| read.clock > clock);
+            let after = |clock| met(reads, range, move |read| read.clock > clock);
             if agent_number == who.home && latest > who.synced {
-                self.check_lanes(&reads[words.clone()], who)?;
+                self.check_lanes(reads, range, who)?;
             }
             let known = match agent_number {
                 own if own == who.home => u32::MAX,
@@ -289,13 +270,7 @@ impl SharedShadow {
             if latest > known
                 && let Some(read) = after(known)
             {
-                let (other, pc) = (self.agents.kind(agent_number), read.pc());
-                let agreed = who.rewrites && words.clone().all(|word| self.wrote(word, agent_number));
-                return Err(if agreed {
-                    Conflict::Agreed { other, pc }
-                } else {
-                    Conflict::Read { other, pc }
-                });
+                return Err(Conflict::Read { other: self.agents.kind(agent_number), pc: read.pc() });
             }
             if who.proxy == Proxy::Async && matches!(self.agents.kind(agent_number), AgentKind::Warp(_)) {
                 let fenced = who.knowledge.fenced.get(agent_number);
@@ -304,6 +279,12 @@ impl SharedShadow {
         }
         if unfenced { Err(Conflict::UnfencedRead) } else { Ok(()) }
     }
+}
+
+/// The first of the reads of a range for which something holds.
+fn met(reads: &[LastRead], range: &Range<usize>, holds: impl Fn(&LastRead) -> bool) -> Option<LastRead> {
+    let mut touched = words_of(range).map(|word| (reads[word], bytes_of(range, word)));
+    touched.find(|(read, bytes)| holds(read) && read.meets(*bytes)).map(|(read, _)| read)
 }
 
 fn words_of(range: &Range<usize>) -> Range<usize> {
@@ -333,7 +314,6 @@ mod tests {
             peer: None,
             proxy: Proxy::Generic,
             strong: false,
-            rewrites: false,
             pc: 7,
         }
     }
@@ -350,6 +330,21 @@ mod tests {
         assert_eq!(shadow.read(0..4, &who(&informed, 1, 1)), Ok(()));
         let expected = Conflict::Read { other: AgentKind::Warp(1), pc: 7 };
         assert_eq!(shadow.write(0..4, &who(&nothing, 0, 2)), Err(expected));
+        assert_eq!(shadow.read(8..9, &who(&nothing, 1, 1)), Ok(()));
+        assert_eq!(shadow.write(9..12, &who(&nothing, 0, 2)), Ok(()));
+    }
+
+    #[test]
+    fn lanes_that_read_their_own_bytes_may_write_them() {
+        let mut shadow = SharedShadow::new(64, Agents::new(1, 1));
+        let nothing = Knowledge::default();
+        let lane = |lane, clock| Accessor { lane, synced: 0, ..who(&nothing, 0, clock) };
+        for own in 0..4 {
+            assert_eq!(shadow.read(own..own + 1, &lane(own as u8, 1)), Ok(()));
+            assert_eq!(shadow.read(8..12, &lane(own as u8, 1)), Ok(()));
+        }
+        assert_eq!(shadow.write(2..3, &lane(2, 2)), Ok(()));
+        assert_eq!(shadow.write(8..12, &lane(2, 2)), Err(Conflict::LanesRead { pc: 7 }));
     }
 
     #[test]

@@ -74,7 +74,6 @@ impl Step<'_, '_> {
             peer: warp.clock.peer(lane),
             proxy: name.proxy,
             strong: name.strong,
-            rewrites: self.rewrites && write && name.proxy == Proxy::Generic,
             pc: self.pc,
         };
         let start = range.start;
@@ -105,10 +104,6 @@ impl Step<'_, '_> {
                     "{verb} shared memory that lane {other} wrote{at}, without bar.warp.sync between"
                 );
                 (FindingKind::WarpRace, checks.race, text)
-            }
-            Conflict::Agreed { other, pc } => {
-                let what = format!("{verb} shared memory read by {}{}", name(other), self.place_of(pc));
-                (FindingKind::SameValueRace, checks.race, format!("{what}, which had written the same value"))
             }
             Conflict::LanesRead { pc } => {
                 let at = self.place_of(pc);

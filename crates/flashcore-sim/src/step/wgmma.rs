@@ -244,7 +244,6 @@ impl Step<'_, '_> {
             peer: None,
             proxy: Proxy::Async,
             strong: false,
-            rewrites: false,
             pc: self.pc,
         };
         let (mut conflict, mut fault, mut written) = (None, None, true);
