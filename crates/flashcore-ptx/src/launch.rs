@@ -91,6 +91,18 @@ pub enum TensorElement {
     BF16,
     /// Single precision.
     F32,
+    /// Unsigned integers of 16 bits.
+    U16,
+    /// Unsigned integers of 32 bits.
+    U32,
+    /// Signed integers of 32 bits.
+    S32,
+    /// Unsigned integers of 64 bits.
+    U64,
+    /// Signed integers of 64 bits.
+    S64,
+    /// Double precision.
+    F64,
 }
 
 impl TensorElement {
@@ -98,8 +110,9 @@ impl TensorElement {
     pub const fn bytes(self) -> u32 {
         match self {
             Self::U8 => 1,
-            Self::F16 | Self::BF16 => 2,
-            Self::F32 => 4,
+            Self::F16 | Self::BF16 | Self::U16 => 2,
+            Self::F32 | Self::U32 | Self::S32 => 4,
+            Self::U64 | Self::S64 | Self::F64 => 8,
         }
     }
 }

@@ -19,7 +19,8 @@ named! {
         Xor "xor",
         Selp "selp", Set "set", Setp "setp", Slct "slct",
         Cvt "cvt", CvtPack "cvt.pack", Cvta "cvta", Getctarank "getctarank", Isspacep "isspacep", Mapa "mapa", Mov "mov",
-        Atom "atom", Createpolicy "createpolicy", Ld "ld", Ldmatrix "ldmatrix", Prefetch "prefetch", Red "red",
+        Applypriority "applypriority", Atom "atom", Createpolicy "createpolicy", Discard "discard", Ld "ld", Ldmatrix "ldmatrix",
+        Prefetch "prefetch", Red "red", RedAsync "red.async",
         St "st", StAsync "st.async", Stmatrix "stmatrix",
         CpAsync "cp.async", CpAsyncCommitGroup "cp.async.commit_group", CpAsyncWaitGroup "cp.async.wait_group",
         CpAsyncWaitAll "cp.async.wait_all", CpAsyncMbarrierArrive "cp.async.mbarrier.arrive",
@@ -27,6 +28,7 @@ named! {
         CpAsyncBulkWaitGroup "cp.async.bulk.wait_group", CpAsyncBulkPrefetch "cp.async.bulk.prefetch",
         CpAsyncBulkTensor "cp.async.bulk.tensor", CpAsyncBulkPrefetchTensor "cp.async.bulk.prefetch.tensor",
         CpReduceAsyncBulk "cp.reduce.async.bulk", CpReduceAsyncBulkTensor "cp.reduce.async.bulk.tensor",
+        TensormapReplace "tensormap.replace", TensormapCpFenceproxy "tensormap.cp_fenceproxy",
         MbarrierInit "mbarrier.init", MbarrierInval "mbarrier.inval", MbarrierArrive "mbarrier.arrive",
         MbarrierArriveDrop "mbarrier.arrive_drop", MbarrierExpectTx "mbarrier.expect_tx",
         MbarrierCompleteTx "mbarrier.complete_tx", MbarrierTestWait "mbarrier.test_wait",
@@ -93,20 +95,26 @@ modifiers! {
     Const "const", Param "param", To "to",
     // memory order and scope
     Weak "weak", Volatile "volatile", Relaxed "relaxed", Acquire "acquire", Release "release", AcqRel "acq_rel",
-    Sc "sc", Cta "cta", Cluster "cluster", Gpu "gpu", Gl "gl", Sys "sys",
+    Sc "sc", Mmio "mmio", Cta "cta", Cluster "cluster", Gpu "gpu", Gl "gl", Sys "sys",
     // caches
     Nc "nc", Ca "ca", Cg "cg", Cs "cs", Lu "lu", Cv "cv", Wb "wb", Wt "wt", L1 "L1", L2 "L2",
     L1EvictNormal "L1::evict_normal", L1EvictUnchanged "L1::evict_unchanged", L1EvictFirst "L1::evict_first",
     L1EvictLast "L1::evict_last", L1NoAllocate "L1::no_allocate", L2EvictNormal "L2::evict_normal",
     L2EvictFirst "L2::evict_first", L2EvictLast "L2::evict_last", L2EvictUnchanged "L2::evict_unchanged",
     L2CacheHint "L2::cache_hint", L2B64 "L2::64B", L2B128 "L2::128B", L2B256 "L2::256B",
-    Fractional "fractional", Tensormap "tensormap",
+    Fractional "fractional", Range "range", Tensormap "tensormap",
     // vectors
     V2 "v2", V4 "v4", X1 "x1", X2 "x2", X4 "x4", Trans "trans",
     // asynchronous copies
     Read "read", BulkGroup "bulk_group", CompleteTxBytes "mbarrier::complete_tx::bytes",
     MulticastCluster "multicast::cluster", Tile "tile", D1 "1d", D2 "2d", D3 "3d", D4 "4d", D5 "5d",
+    // tensor maps
+    TensormapGeneric "tensormap::generic", B1024 "b1024", GlobalAddress "global_address", Rank "rank",
+    BoxDim "box_dim", GlobalDim "global_dim", GlobalStride "global_stride", ElementStride "element_stride",
+    Elemtype "elemtype", InterleaveLayout "interleave_layout", SwizzleMode "swizzle_mode", FillMode "fill_mode",
     // barriers
+    AsyncGeneric "async::generic", RestrictCta "sync_restrict::shared::cta",
+    RestrictCluster "sync_restrict::shared::cluster",
     NoComplete "noComplete", Noinc "noinc", ExpectTx "expect_tx", Parity "parity", Async "async",
     Alias "alias",
     // convergence and warps

@@ -178,6 +178,7 @@ named! {
         LanemaskEq "%lanemask_eq", LanemaskLe "%lanemask_le", LanemaskLt "%lanemask_lt",
         LanemaskGe "%lanemask_ge", LanemaskGt "%lanemask_gt",
         Clock "%clock", ClockHi "%clock_hi", Clock64 "%clock64", Globaltimer "%globaltimer",
+        GlobaltimerLo "%globaltimer_lo", GlobaltimerHi "%globaltimer_hi", AggrSmemSize "%aggr_smem_size",
         DynamicSmemSize "%dynamic_smem_size", TotalSmemSize "%total_smem_size",
         ReservedSmemBegin "%reserved_smem_offset_begin", ReservedSmemEnd "%reserved_smem_offset_end",
         ReservedSmemCap "%reserved_smem_offset_cap", ReservedSmem0 "%reserved_smem_offset_0",

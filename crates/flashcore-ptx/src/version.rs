@@ -36,6 +36,8 @@ pub const V7_8: Version = v(7, 8);
 pub const V8_0: Version = v(8, 0);
 /// CUDA 12.1: FP8 conversions on sm_89.
 pub const V8_1: Version = v(8, 1);
+/// CUDA 12.2.
+pub const V8_2: Version = v(8, 2);
 /// CUDA 12.3: `b128`, `mov.b128`.
 pub const V8_3: Version = v(8, 3);
 /// CUDA 12.4: FP8 `mma`.

@@ -29,6 +29,9 @@ pub(crate) struct Cta {
     pub(crate) pool: u32,
     /// What the shared-memory locations used for synchronisation publish.
     pub(crate) sync: BTreeMap<u32, Knowledge>,
+    /// Tensor maps in global memory for which it has executed `fence.proxy.tensormap`, and how often they had been
+    /// changed then.
+    pub(crate) fenced_maps: BTreeMap<u64, u32>,
     /// The last use of its shared memory by each warp of another CTA.
     pub(crate) visits: BTreeMap<u32, Visit>,
     /// What its threads knew when they ended or passed the cluster's barrier.
@@ -56,6 +59,7 @@ impl Cta {
             live_threads: threads,
             pool: 0,
             sync: BTreeMap::new(),
+            fenced_maps: BTreeMap::new(),
             visits: BTreeMap::new(),
             farewell: VClock::default(),
         }

@@ -40,6 +40,9 @@ pub(crate) struct Job {
     pub(crate) work: Work,
 }
 
+/// How what comes is combined with what is there; else it replaces it.
+pub(crate) type Reduce = Option<(Combine, ScalarType)>;
+
 /// What is to be done.
 #[derive(Debug)]
 pub(crate) enum Work {
@@ -50,11 +53,11 @@ pub(crate) enum Work {
     /// A bulk or tensor load, to each of the CTAs.
     Load { rows: RowCopy, ctas: Vec<usize>, mbarrier: u32 },
     /// A copy into shared memory of another CTA.
-    Remote { from: u32, bytes: u32, to: usize, offset: u32, mbarrier: u32 },
+    Remote { from: u32, bytes: u32, to: usize, offset: u32, mbarrier: u32, reduce: Reduce },
     /// Registers of a warp, stored to shared memory of another CTA.
-    Send { pieces: Vec<Piece>, to: usize, mbarrier: u32 },
+    Send { pieces: Vec<Piece>, to: usize, mbarrier: u32, reduce: Reduce },
     /// A bulk or tensor store; `captured` once the source was read.
-    Store { rows: RowCopy, reduce: Option<(Combine, ScalarType)>, captured: Option<Vec<u8>> },
+    Store { rows: RowCopy, reduce: Reduce, captured: Option<Vec<u8>> },
     /// `wgmma.mma_async` by four warps.
     Wgmma { a: Option<u64>, b: u64, scale_d: bool },
 }
@@ -188,13 +191,13 @@ impl Machine<'_> {
                     self.transaction(&job, cta, *mbarrier, rows.bytes());
                 }
             }
-            Work::Remote { from, bytes, to, offset, mbarrier } => {
+            Work::Remote { from, bytes, to, offset, mbarrier, reduce } => {
                 let data = self.shared_bytes(job.cta, *from, *bytes as usize);
-                self.store_shared(*to, *offset, &data);
+                self.merge_shared(*to, *offset, &data, *reduce);
                 self.transaction(&job, *to, *mbarrier, *bytes);
             }
-            Work::Send { pieces, to, mbarrier } => {
-                pieces.iter().for_each(|piece| self.store_shared(*to, piece.offset, &piece.data));
+            Work::Send { pieces, to, mbarrier, reduce } => {
+                pieces.iter().for_each(|piece| self.merge_shared(*to, piece.offset, &piece.data, *reduce));
                 self.transaction(&job, *to, *mbarrier, job.work.bytes() as u32);
             }
             Work::Store { rows, reduce, captured } => {
@@ -265,7 +268,7 @@ impl Machine<'_> {
         data
     }
 
-    fn scatter_global(&mut self, copy: &RowCopy, data: &[u8], reduce: Option<(Combine, ScalarType)>) {
+    fn scatter_global(&mut self, copy: &RowCopy, data: &[u8], reduce: Reduce) {
         for row in copy.rows.iter().filter(|r| r.inside > 0) {
             let bytes = &data[(row.offset + row.skip) as usize..][..row.inside as usize];
             if let Ok((allocation, range)) = self.global.find(row.address, bytes.len()) {
@@ -276,6 +279,13 @@ impl Machine<'_> {
                 }
             }
         }
+    }
+
+    fn merge_shared(&mut self, cta: usize, offset: u32, data: &[u8], reduce: Reduce) {
+        let Some((op, ty)) = reduce else { return self.store_shared(cta, offset, data) };
+        let mut merged = self.shared_bytes(cta, offset, data.len());
+        reduce_bytes(&mut merged, data, op, ty);
+        self.store_shared(cta, offset, &merged);
     }
 
     fn store_shared(&mut self, cta: usize, offset: u32, data: &[u8]) {

@@ -43,7 +43,7 @@ const EXPLANATIONS: &[(FindingKind, &str, &str)] = &[
     (
         FindingKind::WarpRace,
         "Lanes of one warp exchange data through memory; lanes need not run together.",
-        "Put `bar.warp.sync` (`__syncwarp()`) between the store and the load.",
+        "Put `bar.warp.sync` (`__syncwarp()`) between the store and the load, and between a load and the next store.",
     ),
     (
         FindingKind::SameValueRace,
@@ -53,7 +53,7 @@ const EXPLANATIONS: &[(FindingKind, &str, &str)] = &[
     (
         FindingKind::MissingProxyFence,
         "Ordinary stores are read by a bulk copy or a wgmma, which see memory through another proxy.",
-        "Execute `fence.proxy.async` after the stores and before the barrier that hands the memory over.",
+        "Execute `fence.proxy.async` after the stores and before the barrier that hands the memory over; for a tensor map that the kernel has changed, `fence.proxy.tensormap::generic.acquire` before the copy.",
     ),
     (
         FindingKind::UnfencedCopy,
@@ -118,7 +118,7 @@ const EXPLANATIONS: &[(FindingKind, &str, &str)] = &[
     ),
     (
         FindingKind::MbarrierLeftover,
-        "A CTA ends while an mbarrier still expects bytes.",
+        "A CTA ends while an mbarrier still expects bytes, or has been sent more than it was told to expect.",
         "Make `expect_tx` name exactly the bytes that copies deliver: a box counts in full, even where it hangs over the edge.",
     ),
     (

@@ -11,7 +11,7 @@ use crate::{
     parts,
     program::Program,
     suspect::{MOST_RUNS, Suspects},
-    tensor_map::{self, TensorMap},
+    tensor_map::{MapBytes, TensorMap},
 };
 use flashcore_ptx::{
     launch::{LaunchSpec, Param, Slot},
@@ -127,20 +127,11 @@ impl Launch<'_> {
         let names: Vec<_> = self.buffers.iter().map(|buffer| buffer.name.clone()).collect();
         let kernel = &self.module.kernels[index];
         let slots = place_buffers(&mut global, &program, (self.spec, kernel), self.buffers);
-        let (params, tensor_maps) = encode_params(&program, self.module, self.spec, &global)?;
+        let params = encode_params(&program, self.module, self.spec, &global)?;
         let provenance = self.provenance;
         let (program, suspects, may_run_again) = (&program, Suspects::new(), true);
-        let mut context = Context {
-            program,
-            options,
-            geometry,
-            params,
-            tensor_maps,
-            provenance,
-            going,
-            suspects,
-            may_run_again,
-        };
+        let mut context =
+            Context { program, options, geometry, params, provenance, going, suspects, may_run_again };
         let mut outcome = run_until_sure(&mut context, self.module, &global, &slots)?;
         outcome.buffers.iter_mut().zip(names).for_each(|(buffer, name)| buffer.name = name);
         Ok(outcome)
@@ -222,13 +213,13 @@ fn place_buffers(
     slots
 }
 
-/// The parameter block, and the tensor maps it refers to.
+/// The parameter block.
 fn encode_params(
     program: &Program,
     module: &Module,
     spec: &LaunchSpec,
     global: &GlobalMemory,
-) -> Result<(Vec<u8>, Vec<TensorMap>), SimError> {
+) -> Result<Vec<u8>, SimError> {
     let kernel = program.kernel.clone();
     let wrong = |index: usize, reason: String| SimError::Argument { kernel: kernel.clone(), index, reason };
     let declared = module.kernel(&program.kernel).map(|k| k.params.as_slice()).unwrap_or_default();
@@ -236,9 +227,9 @@ fn encode_params(
         let reason = format!("{} arguments for {} parameters", spec.params.len(), declared.len());
         return Err(wrong(spec.params.len().min(declared.len()), reason));
     }
-    let (mut block, mut maps) = (vec![0; program.layout.param_bytes as usize], Vec::new());
+    let mut block = vec![0; program.layout.param_bytes as usize];
     for (index, (param, declared)) in spec.params.iter().zip(declared).enumerate() {
-        let (bytes, _) = encode(param, global, &mut maps, &|reason| wrong(index, reason))?;
+        let (bytes, _) = encode(param, global, &|reason| wrong(index, reason))?;
         if bytes.len() != declared.bytes() as usize {
             let reason = format!("{} bytes for a parameter of {}", bytes.len(), declared.bytes());
             return Err(wrong(index, reason));
@@ -246,14 +237,13 @@ fn encode_params(
         let start = program.layout.param_offsets[index] as usize;
         block[start..start + bytes.len()].copy_from_slice(&bytes);
     }
-    Ok((block, maps))
+    Ok(block)
 }
 
 /// The bytes of a parameter, and what their address must be a multiple of.
 fn encode(
     param: &Param,
     global: &GlobalMemory,
-    maps: &mut Vec<TensorMap>,
     wrong: &dyn Fn(String) -> SimError,
 ) -> Result<(Vec<u8>, usize), SimError> {
     Ok(match param {
@@ -264,13 +254,13 @@ fn encode(
         Param::Buffer(slot) => (address_of(global, *slot)?.to_le_bytes().to_vec(), 8),
         Param::TensorMap(map) => {
             let address = address_of(global, map.slot)?;
-            maps.push(TensorMap::new(map, address).map_err(wrong)?);
-            (tensor_map::encode(maps.len() - 1).to_vec(), TENSOR_MAP_ALIGN)
+            let map = TensorMap::new(map, address).map_err(wrong)?;
+            (MapBytes::from(&map).0.to_vec(), TENSOR_MAP_ALIGN)
         }
         Param::Struct(members) => {
             let (mut bytes, mut widest) = (Vec::new(), 1);
             for member in members {
-                let (part, align) = encode(member, global, maps, wrong)?;
+                let (part, align) = encode(member, global, wrong)?;
                 bytes.resize(bytes.len().next_multiple_of(align), 0);
                 bytes.extend(part);
                 widest = align.max(widest);

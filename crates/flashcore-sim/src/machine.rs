@@ -17,7 +17,6 @@ use crate::{
     program::Program,
     rng::Rng,
     suspect::Suspects,
-    tensor_map::TensorMap,
     warp::{Split, Wait, Warp, WarpSetup},
 };
 use flashcore_ptx::provenance::{Provenance, Unit};
@@ -30,7 +29,6 @@ pub(crate) struct Context<'m> {
     pub(crate) geometry: Geometry,
     /// The parameter block.
     pub(crate) params: Vec<u8>,
-    pub(crate) tensor_maps: Vec<TensorMap>,
     /// Source lines.
     pub(crate) provenance: Option<&'m Provenance>,
     /// Asked now and then: whether to go on.
@@ -59,6 +57,8 @@ pub(crate) struct Machine<'m> {
     pub(crate) global_sync: BTreeMap<u64, BTreeMap<u32, VClock>>,
     /// The same for one cluster alone: what was published with the scope of a CTA.
     pub(crate) cta_sync: BTreeMap<(u64, u32), BTreeMap<u32, VClock>>,
+    /// Tensor maps in global memory that the launch has changed, and how often.
+    pub(crate) changed_maps: BTreeMap<u64, u32>,
     /// Findings that a compare-and-swap would excuse.
     pub(crate) deferred: Vec<Deferred>,
     /// Plain reads that raced, by their instruction, in words.
@@ -100,6 +100,7 @@ impl<'m> Machine<'m> {
             warps: Vec::new(),
             engine: Engine::default(),
             findings: Findings::default(),
+            changed_maps: BTreeMap::new(),
             counters: Counters::default(),
             hits: PerInstruction::new(context.program.code.len()),
             rng: Rng::new(context.options.seed),

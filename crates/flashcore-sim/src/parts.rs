@@ -122,5 +122,15 @@ fn communicates(module: &Module) -> bool {
 fn watches(operand: &Operand) -> bool {
     use SpecialReg as S;
     let Operand::Special(special) = operand else { return false };
-    matches!(special, S::Clock | S::Clock64 | S::Globaltimer | S::Smid | S::Nsmid | S::Envreg1 | S::Envreg2)
+    matches!(
+        special,
+        S::Clock
+            | S::Clock64
+            | S::Globaltimer
+            | S::GlobaltimerLo
+            | S::Smid
+            | S::Nsmid
+            | S::Envreg1
+            | S::Envreg2
+    )
 }

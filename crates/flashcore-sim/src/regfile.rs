@@ -59,6 +59,8 @@ pub(crate) struct RegFile {
     fences: u32,
     /// Registers whose value depends on what nobody wrote, and where that came from.
     origins: BTreeMap<Reg, Origin>,
+    /// What registers would hold in undefined lanes if what nobody wrote were something else: bits that differ mean nothing.
+    others: BTreeMap<Reg, Lanes>,
 }
 
 /// The instruction that first read what means nothing.
@@ -92,6 +94,7 @@ impl RegFile {
             predicate_written: vec![0; predicates],
             fences: 1,
             origins: BTreeMap::new(),
+            others: BTreeMap::new(),
         }
     }
 
@@ -125,14 +128,33 @@ impl RegFile {
         mask & !written
     }
 
-    /// What the register holds in some lanes depends on what nobody wrote.
-    pub(crate) fn undefine(&mut self, reg: Reg, lanes: u32, origin: Origin) {
+    /// What the register holds in some lanes depends on what nobody wrote: with something else there it would hold `other`,
+    /// if that is known.
+    pub(crate) fn undefine(&mut self, reg: Reg, lanes: u32, origin: Origin, other: Option<&Lanes>) {
         *match reg {
             Reg::Narrow(slot) => &mut self.narrow_state[slot as usize].written,
             Reg::Wide(slot) => &mut self.wide_written[slot as usize],
             Reg::Predicate(slot) => &mut self.predicate_written[slot as usize],
         } &= !lanes;
         self.origins.insert(reg, origin);
+        let flipped = self.flipped(reg);
+        let own = self.others.entry(reg).or_insert(flipped);
+        lanes_of(lanes).for_each(|lane| own[lane] = other.unwrap_or(&flipped)[lane]);
+    }
+
+    /// What the register would hold if what nobody wrote were something else.
+    pub(crate) fn other(&self, reg: Reg) -> Lanes {
+        self.others.get(&reg).copied().unwrap_or_else(|| self.flipped(reg))
+    }
+
+    /// Every bit of a register turned round.
+    fn flipped(&self, reg: Reg) -> Lanes {
+        let all = match reg {
+            Reg::Wide(_) => u64::MAX,
+            Reg::Narrow(_) => 0xffff_ffff,
+            Reg::Predicate(_) => 1,
+        };
+        self.lanes(reg).map(|value| value ^ all)
     }
 
     /// Where the register's value came from, if it depends on what nobody wrote.

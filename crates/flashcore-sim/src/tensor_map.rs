@@ -1,26 +1,38 @@
-//! Tensor maps: what a 128-byte kernel parameter stands for, and boxes of the tensor as rows of bytes.
+//! Tensor maps: what 128 bytes of memory stand for, and boxes of the tensor as rows of bytes.
+//!
+//! What the bytes of a `CUtensorMap` mean is not public; these are laid out in a way of their own. Kernels copy them, and
+//! change them field by field (`tensormap.replace`).
 
 use flashcore_ptx::{
-    launch::{TensorElement, TensorMapSpec},
+    launch::TensorMapSpec,
     layout::{Swizzle, box_bytes},
+    types::ScalarType,
 };
+use std::array::from_fn;
 
-/// Marks the bytes of a tensor map among the parameters; its number follows.
-const MAGIC: u64 = 0x7054_616d_726f_736e;
+mod element;
+mod fields;
+
+pub(crate) use element::Element;
+pub(crate) use fields::{Field, MapBytes};
+
 /// Most bytes of a box: the shared memory of a CTA.
 const MAX_BOX_BYTES: u64 = 227 * 1024;
 /// Bytes of a tensor map.
 pub(crate) const MAP_BYTES: usize = 128;
+/// Most dimensions of a tensor.
+const MAX_RANK: usize = 5;
 
 /// A tensor in global memory and the box that copies of it move; dimension 0 is the innermost.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct TensorMap {
     pub(crate) address: u64,
-    pub(crate) element: TensorElement,
-    dims: Vec<u64>,
+    element: Element,
+    rank: usize,
+    dims: [u64; MAX_RANK],
     /// Bytes between neighbours along each dimension, the innermost included.
-    strides: Vec<u64>,
-    box_dims: Vec<u32>,
+    strides: [u64; MAX_RANK],
+    box_dims: [u32; MAX_RANK],
     pub(crate) swizzle: Swizzle,
 }
 
@@ -40,34 +52,55 @@ impl TensorMap {
     /// Checks a spec as `cuTensorMapEncodeTiled` does; the error says what it would reject.
     pub(crate) fn new(spec: &TensorMapSpec, address: u64) -> Result<Self, String> {
         let rank = spec.dims.len();
-        let element = u64::from(spec.element.bytes());
         let need = |ok: bool, what: &str| if ok { Ok(()) } else { Err(format!("tensor map: {what}")) };
-        need((1..=5).contains(&rank), "rank must be 1 to 5")?;
+        need((1..=MAX_RANK).contains(&rank), "rank must be 1 to 5")?;
         need(spec.box_dims.len() == rank, "the box must have the tensor's rank")?;
         need(spec.strides.len() + 1 == rank, "one stride fewer than dimensions")?;
-        need(spec.dims.iter().all(|&d| (1..=1 << 32).contains(&d)), "dimensions must be 1 to 2^32")?;
-        need(spec.box_dims.iter().all(|d| (1..=256).contains(d)), "box dimensions must be 1 to 256")?;
-        need(spec.strides.iter().all(|s| s % 16 == 0 && *s < 1 << 40), "strides must be multiples of 16")?;
-        need(address.is_multiple_of(16), "the address must be a multiple of 16")?;
-        let row = u64::from(spec.box_dims[0]) * element;
-        need(row.is_multiple_of(16), "a box row must be a multiple of 16 bytes")?;
-        let fits = spec.swizzle == Swizzle::None || row <= spec.swizzle.row_bytes().into();
-        need(fits, "a box row must not be longer than the swizzle's row")?;
-        let small = box_bytes(&spec.box_dims, spec.element.bytes()) <= MAX_BOX_BYTES;
-        need(small, "the box must fit into shared memory")?;
-        let strides = std::iter::once(element).chain(spec.strides.iter().copied()).collect();
-        Ok(Self {
+        let element = Element::of(spec.element)
+            .ok_or_else(|| format!("tensor map: {:?} cannot be simulated", spec.element))?;
+        let stride = |i: usize| if i == 0 { element.bytes().into() } else { spec.strides[i - 1] };
+        let map = Self {
             address,
-            element: spec.element,
-            dims: spec.dims.clone(),
-            strides,
-            box_dims: spec.box_dims.clone(),
+            element,
+            rank,
+            dims: from_fn(|i| if i < rank { spec.dims[i] } else { 1 }),
+            strides: from_fn(|i| if i < rank { stride(i) } else { 0 }),
+            box_dims: from_fn(|i| if i < rank { spec.box_dims[i] } else { 1 }),
             swizzle: spec.swizzle,
-        })
+        };
+        map.check()?;
+        Ok(map)
     }
 
-    pub(crate) fn rank(&self) -> usize {
-        self.dims.len()
+    /// What the hardware asks of a tensor map.
+    fn check(&self) -> Result<(), String> {
+        let need = |ok: bool, what: &str| if ok { Ok(()) } else { Err(format!("tensor map: {what}")) };
+        let (dims, box_dims) = (&self.dims[..self.rank], &self.box_dims[..self.rank]);
+        need(dims.iter().all(|&d| (1..=1 << 32).contains(&d)), "dimensions must be 1 to 2^32")?;
+        need(box_dims.iter().all(|d| (1..=256).contains(d)), "box dimensions must be 1 to 256")?;
+        let strides = &self.strides[1..self.rank];
+        need(strides.iter().all(|s| s % 16 == 0 && *s < 1 << 40), "strides must be multiples of 16")?;
+        need(self.address.is_multiple_of(16), "the address must be a multiple of 16")?;
+        let row = self.row_bytes();
+        need(row.is_multiple_of(16), "a box row must be a multiple of 16 bytes")?;
+        let fits = self.swizzle == Swizzle::None || row <= self.swizzle.row_bytes();
+        need(fits, "a box row must not be longer than the swizzle's row")?;
+        let small = box_bytes(box_dims, self.element.bytes()) <= MAX_BOX_BYTES;
+        need(small, "the box must fit into shared memory")
+    }
+
+    pub(crate) const fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// Bytes of an element.
+    pub(crate) const fn element_bytes(&self) -> u32 {
+        self.element.bytes()
+    }
+
+    /// What reductions take an element for.
+    pub(crate) const fn element_type(&self) -> ScalarType {
+        self.element.scalar()
     }
 
     /// Bytes of one row of the box.
@@ -77,7 +110,7 @@ impl TensorMap {
 
     /// The rows of the box at `coords`.
     pub(crate) fn rows(&self, coords: &[i32]) -> Vec<BoxRow> {
-        let count: u32 = self.box_dims[1..].iter().product();
+        let count: u32 = self.box_dims[1..self.rank].iter().product();
         (0..count).map(|number| self.row(coords, number)).collect()
     }
 
@@ -103,24 +136,10 @@ impl TensorMap {
     }
 }
 
-/// The parameter bytes of tensor map number `index`.
-pub(crate) fn encode(index: usize) -> [u8; MAP_BYTES] {
-    let mut bytes = [0; MAP_BYTES];
-    bytes[..8].copy_from_slice(&MAGIC.to_le_bytes());
-    bytes[8..16].copy_from_slice(&(index as u64).to_le_bytes());
-    bytes
-}
-
-/// The number of the tensor map in `bytes`, if it is one.
-pub(crate) fn decode(bytes: &[u8]) -> Option<usize> {
-    let word = |at: usize| bytes.get(at..at + 8)?.try_into().ok().map(u64::from_le_bytes);
-    (word(0)? == MAGIC).then_some(word(8)? as usize)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flashcore_ptx::launch::Slot;
+    use flashcore_ptx::launch::{Slot, TensorElement};
 
     fn map() -> TensorMap {
         let spec = TensorMapSpec {

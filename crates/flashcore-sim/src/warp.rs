@@ -117,6 +117,8 @@ pub(crate) struct Warp {
     pub(crate) local_written: Written,
     /// Where what was stored there came from, if it meant nothing.
     pub(crate) local_origins: BTreeMap<usize, Origin>,
+    /// Bytes of local memory that mean nothing, as they would be if what nobody wrote were something else.
+    pub(crate) local_others: BTreeMap<usize, u8>,
     /// The carry of each lane.
     pub(crate) carries: u32,
     /// Functions that lanes are in.
@@ -156,6 +158,7 @@ impl Warp {
             local: vec![0; setup.local_bytes as usize * 32],
             local_written: Written::new(setup.local_bytes as usize * 32, false),
             local_origins: BTreeMap::new(),
+            local_others: BTreeMap::new(),
             carries: 0,
             calls: Box::default(),
             clock: WarpClock::started(),

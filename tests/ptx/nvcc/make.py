@@ -5,7 +5,7 @@
 NVCC is the compiler, as the wheels nvidia-cuda-nvcc, nvidia-cuda-crt, nvidia-nvvm and nvidia-cuda-runtime bring it
 (release 13.0 made what is checked in). Comments of a source say how its kernels are launched, in the form of all PTX
 tests; `{{…}}` in them is Python over NumPy, `// let: name = …` names a value for what follows, `// options:` is for the
-compiler.
+compiler, `// version:` what the PTX says if 8.4 is too old.
 """
 
 import pathlib
@@ -82,10 +82,10 @@ def located(lines):
         yield line
 
 
-def stripped(ptx):
+def stripped(ptx, version):
     """The PTX without comments, debug sections and empty lines, with the source's name instead of its path, in a version
     that drivers of CUDA 12 know."""
-    ptx = re.sub(r"\.version \d+\.\d+", ".version 8.4", ptx)
+    ptx = re.sub(r"\.version \d+\.\d+", f".version {version}", ptx)
     ptx = re.sub(r"\.section[^{]*\{.*?\n\s*\}", "", ptx, flags=re.S)
     lines = [line.rstrip().replace("\t", " ") for line in located(ptx.splitlines())]
     lines = [line for line in lines if line and not line.lstrip().startswith("//")]
@@ -98,7 +98,9 @@ def compile(nvcc, path):
     command = [nvcc, "-ptx", "-o", "-", *(options.group(1).split() if options else ["-arch=sm_90"]), str(path)]
     ptx = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     head = [f"// Made from {path.name} by make.py.", *comments(source)]
-    path.with_suffix(".ptx").write_text("\n".join(head) + "\n" + stripped(ptx))
+    version = re.search(r"^// version: (.*)$", source, re.M)
+    text = stripped(ptx, version.group(1) if version else "8.4")
+    path.with_suffix(".ptx").write_text("\n".join(head) + "\n" + text)
 
 
 def main():

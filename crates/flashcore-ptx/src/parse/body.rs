@@ -45,14 +45,23 @@ fn reorder(op: Op, mods: &mut [Mod]) {
             Mod::Trans => 3,
             _ => 4,
         }),
-        Op::MmaSync | Op::MmaSp | Op::WgmmaMmaAsync if mods.contains(&Mod::Satfinite) => {
+        Op::MmaSync | Op::MmaSp | Op::MmaSpOrdered | Op::WgmmaMmaAsync
+            if mods.contains(&Mod::Satfinite) || mods.contains(&Mod::Rn) =>
+        {
             mods.sort_by_key(|modifier| match modifier {
                 Mod::Type(_) => 2,
-                Mod::Satfinite => 1,
+                Mod::Satfinite | Mod::Rn => 1,
                 _ => 0,
             });
         }
+        Op::Fma => mods.sort_by_key(|modifier| modifier.as_type().is_some()),
+        Op::MbarrierExpectTx | Op::MbarrierCompleteTx => mods.sort_by_key(|modifier| match modifier {
+            Mod::Relaxed => 0,
+            Mod::Cta | Mod::Cluster => 1,
+            _ => 2,
+        }),
         Op::Atom | Op::Red | Op::Ld | Op::St => mods.sort_by_key(|modifier| match modifier {
+            Mod::Mmio => 0,
             Mod::Weak | Mod::Volatile | Mod::Relaxed | Mod::Acquire | Mod::Release | Mod::AcqRel => 0,
             Mod::Cta | Mod::Cluster | Mod::Gpu | Mod::Sys => 1,
             Mod::Global | Mod::Shared | Mod::SharedCta | Mod::SharedCluster | Mod::Local => 2,

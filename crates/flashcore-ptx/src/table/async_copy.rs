@@ -2,9 +2,9 @@
 
 use super::spec::*;
 use crate::op::{Mod, Mod::*, Op};
-use crate::target::Target::{Sm80, Sm90};
+use crate::target::Target::{Sm80, Sm90, Sm90a};
 use crate::types::ScalarType::*;
-use crate::version::{V7_5, V8_0, V8_1, V8_6};
+use crate::version::{V7_5, V8_0, V8_1, V8_3, V8_6};
 
 const SMEM: &[Mod] = &[Shared, SharedCta];
 const PREFETCH: &[Mod] = &[L2B64, L2B128, L2B256];
@@ -81,6 +81,38 @@ const fn send(slots: &'static [Slot]) -> Row {
         .since(Sm90, V8_1)
 }
 
+/// `red.async`: registers combined with what shared memory of the cluster holds, counted in the same way.
+macro_rules! send_sum {
+    ([$($operator:ident),+], $types:expr) => {
+        row(
+            Class::Atomic,
+            Op::RedAsync,
+            &[
+                one(&[Relaxed]), one(&[Cluster]), one(&[SharedCluster]), one(&[CompleteTxBytes]),
+                one(&[$($operator),+]), t($types),
+            ],
+            &[mem(), s(T), at(8)],
+        )
+        .memory(Memory::ReadWrite)
+        .completes(Completion::Bulk)
+        .since(Sm90, V8_1)
+    };
+}
+
+/// `cp.reduce.async.bulk` into shared memory of the cluster.
+macro_rules! bulk_reduce_there {
+    ([$($operator:ident),+], $types:expr) => {
+        bulk(
+            Op::CpReduceAsyncBulk,
+            &[
+                one(&[SharedCluster]), one(&[SharedCta]), one(&[CompleteTxBytes]),
+                one(&[$($operator),+]), t($types),
+            ],
+            &[at(16), at(16), BULK_SIZE, at(8)],
+        )
+    };
+}
+
 /// `cp.reduce.async.bulk` with the operators and types that go together.
 macro_rules! bulk_reduce {
     ([$($operator:ident),+] $($no:ident)?, $types:expr) => {
@@ -95,7 +127,7 @@ macro_rules! bulk_reduce {
     };
 }
 
-/// PTX ISA, "cp.async.bulk", "st.async", "cp.reduce.async.bulk" and bulk groups.
+/// PTX ISA, "cp.async.bulk", "st.async", "red.async", "cp.reduce.async.bulk" and bulk groups.
 pub(super) const BULK: &[Row] = &[
     bulk(
         Op::CpAsyncBulk,
@@ -138,6 +170,14 @@ pub(super) const BULK: &[Row] = &[
         opt(&[V2]),
         t(&[B64, U64, S64, F64]),
     ]),
+    send_sum!([Add], &[U32, S32, U64]),
+    send_sum!([Min, Max], &[U32, S32]),
+    send_sum!([Inc, Dec], &[U32]),
+    send_sum!([And, Or, Xor], &[B32]),
+    bulk_reduce_there!([Add], &[U32, S32, U64]),
+    bulk_reduce_there!([Min, Max], &[U32, S32]),
+    bulk_reduce_there!([Inc, Dec], &[U32]),
+    bulk_reduce_there!([And, Or, Xor], &[B32]),
     bulk_reduce!([Add], &[U32, S32, U64, F32, F64]),
     bulk_reduce!([Add] Noftz, &[F16, Bf16]),
     bulk_reduce!([Min, Max], &[U32, S32, U64, S64, F16, Bf16]),
@@ -152,6 +192,68 @@ pub(super) const BULK: &[Row] = &[
     .completes(Completion::Now),
     group(Op::CpAsyncBulkCommitGroup, &[], &[]).since(Sm90, V8_0),
     group(Op::CpAsyncBulkWaitGroup, &[opt(&[Read])], &[imm(0, 255, 1)]).since(Sm90, V8_0),
+];
+
+/// `tensormap.replace`: one field of a tensor map.
+macro_rules! replace {
+    ([$($field:ident),+] $ty:ident, [$($operand:expr),+]) => {
+        row(
+            Class::AsyncCopy,
+            Op::TensormapReplace,
+            &[one(&[Tile]), one(&[$($field),+]), one(&[Global, SharedCta]), one(&[B1024]), t(&[$ty])],
+            &[at(64), $($operand),+],
+        )
+        .memory(Memory::ReadWrite)
+        .since(Sm90a, V8_3)
+    };
+}
+
+/// Which dimension a field is of.
+const ORDINAL: OperandSpec = imm(0, 4, 1);
+/// Bytes of a tensor map.
+const MAP_BYTES: OperandSpec = imm(128, 128, 1);
+
+/// PTX ISA, "tensormap.replace", "tensormap.cp_fenceproxy", "fence.proxy.tensormap".
+pub(super) const TENSOR_MAPS: &[Row] = &[
+    replace!([GlobalAddress] B64, [r(T)]),
+    replace!([Rank] B32, [s(T)]),
+    replace!([GlobalStride] B64, [imm(0, 3, 1), r(T)]),
+    replace!([BoxDim, GlobalDim, ElementStride] B32, [ORDINAL, s(T)]),
+    replace!([Elemtype] B32, [imm(0, 12, 1)]),
+    replace!([InterleaveLayout] B32, [imm(0, 2, 1)]),
+    replace!([SwizzleMode] B32, [imm(0, 3, 1)]),
+    replace!([FillMode] B32, [imm(0, 1, 1)]),
+    row(
+        Class::AsyncCopy,
+        Op::TensormapCpFenceproxy,
+        &[
+            one(&[Global]),
+            one(&[SharedCta]),
+            one(&[TensormapGeneric]),
+            one(&[Release]),
+            one(&[Cta, Cluster, Gpu, Sys]),
+            one(&[Sync]),
+            one(&[Aligned]),
+        ],
+        &[at(128), at(128), MAP_BYTES],
+    )
+    .memory(Memory::ReadWrite)
+    .converge(Converge::Warp)
+    .since(Sm90, V8_3),
+    row(
+        Class::Barrier,
+        Op::FenceProxy,
+        &[one(&[TensormapGeneric]), one(&[Acquire]), one(&[Cta, Cluster, Gpu, Sys])],
+        &[at(128), MAP_BYTES],
+    )
+    .since(Sm90, V8_3),
+    row(
+        Class::Barrier,
+        Op::FenceProxy,
+        &[one(&[TensormapGeneric]), one(&[Release]), one(&[Cta, Cluster, Gpu, Sys])],
+        &[],
+    )
+    .since(Sm90, V8_3),
 ];
 
 /// PTX ISA, "cp.async.bulk.tensor" and relatives, tiled mode. Shared-memory sides are aligned to 128 bytes.

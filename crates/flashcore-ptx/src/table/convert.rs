@@ -2,9 +2,9 @@
 
 use super::spec::*;
 use crate::op::{Mod, Mod::*, Op};
-use crate::target::Target::{Sm80, Sm89, Sm90};
+use crate::target::Target::{Sm75, Sm80, Sm89, Sm90};
 use crate::types::ScalarType::{self, *};
-use crate::version::{V7_1, V7_8, V8_1, V8_3};
+use crate::version::{V7_1, V7_7, V7_8, V8_1, V8_3};
 
 const INT: &[ScalarType] = &[U8, U16, U32, U64, S8, S16, S32, S64];
 const MOVABLE: &[ScalarType] = &[Pred, B16, B32, B64, U16, U32, U64, S16, S32, S64, F32, F64];
@@ -39,6 +39,7 @@ pub(super) const CONVERT: &[Row] = &[
     cvt(&[one(ROUND_INT), opt(&[Ftz]), opt(&[Sat]), t(INT), u(&[F32])], &[d(WIDE_T), s(U)]),
     cvt(&[one(ROUND_INT), opt(&[Sat]), t(INT), u(&[F64])], &[d(WIDE_T), s(U)]),
     cvt(&[one(ROUND_INT), opt(&[Sat]), t(INT), u(&[F16])], &[d(WIDE_T), r(U)]),
+    cvt(&[one(ROUND_INT), t(&[U8, S8]), u(&[Bf16])], &[d(T), r(U)]).since(Sm90, V7_8),
     cvt(&[one(ROUND_INT), t(&[U16, S16, U32, S32, U64, S64]), u(&[Bf16])], &[d(WIDE_T), r(U)])
         .since(Sm90, V7_8),
     cvt(&[one(ROUND), opt(&[Sat]), t(&[F16, F32, F64]), u(INT)], &[d(T), s(WIDE_U)]),
@@ -55,14 +56,16 @@ pub(super) const CONVERT: &[Row] = &[
     cvt(&[one(ROUND_INT), t(&[Bf16]), u(&[Bf16])], &[d(T), r(U)]).since(Sm90, V7_8),
     cvt(&[one(&[Rm, Rp]), t(&[Bf16]), u(&[F32])], &[d(T), s(U)]).since(Sm90, V7_8),
     cvt(&[one(ROUND), t(&[Bf16]), u(&[F64])], &[d(T), s(U)]).since(Sm90, V7_8),
-    cvt(&[one(ROUND), t(&[Bf16]), u(&[F16])], &[d(T), r(U)]).since(Sm90, V7_8),
-    cvt(&[one(ROUND), t(&[F16]), u(&[Bf16])], &[d(T), r(U)]).since(Sm90, V7_8),
+    cvt(&[opt(ROUND), t(&[Bf16]), u(&[F16])], &[d(T), r(U)]).since(Sm90, V7_8),
+    cvt(&[opt(ROUND), t(&[F16]), u(&[Bf16])], &[d(T), r(U)]).since(Sm90, V7_8),
     cvt(&[t(&[F64]), u(&[Bf16])], &[d(T), r(U)]).since(Sm90, V7_8),
     cvt(&[opt(&[Ftz]), one(&[Sat]), t(&[F32]), u(&[F32])], &[d(T), s(U)]),
     cvt(&[one(ROUND), opt(&[Ftz]), opt(&[Sat]), t(&[F16]), u(&[F32])], &[d(T), s(U)]),
     cvt(&[one(&[Rn, Rz]), one(&[Relu]), t(&[F16]), u(&[F32])], &[d(T), s(U)]),
     cvt(&[one(&[Rn, Rz]), opt(&[Relu]), t(&[Bf16]), u(&[F32])], &[d(T), s(U)]).since_sm80(),
     cvt(&[one(&[Rn, Rz]), opt(&[Relu]), t(&[F16x2, Bf16x2]), u(&[F32])], &[d(T), s(U), s(U)]).since_sm80(),
+    cvt(&[one(&[Rn, Rz]), one(&[Satfinite]), t(&[F16x2, Bf16x2]), u(&[F32])], &[d(T), s(U), s(U)])
+        .since(Sm80, V8_1),
     cvt(&[one(&[Rna]), t(&[Tf32]), u(&[F32])], &[d(T), s(U)]).since_sm80(),
     cvt(&[one(&[Rn, Rz]), opt(&[Relu]), t(&[Tf32]), u(&[F32])], &[d(T), s(U)]).since(Sm90, V7_8),
     cvt(&[one(&[Rn]), one(&[Satfinite]), opt(&[Relu]), t(FP8X2), u(&[F32])], &[d(T), s(U), s(U)])
@@ -100,6 +103,7 @@ pub(super) const MOVE: &[Row] = &[
         &[one(&[Global, Shared, SharedCta, SharedCluster, Local, Const])],
         &[d(is(Pred)), r(is(U64))],
     ),
+    mov(Op::Isspacep, &[one(&[Param])], &[d(is(Pred)), r(is(U64))]).since(Sm75, V7_7),
     mov(Op::Mapa, &[one(&[SharedCluster]), t(&[U32, U64])], &[d(T), src(Kind::Movable(T)), s(is(U32))])
         .since(Sm90, V7_8),
     mov(Op::Mapa, &[t(&[U64])], &[d(T), src(Kind::Movable(T)), s(is(U32))]).since(Sm90, V7_8),

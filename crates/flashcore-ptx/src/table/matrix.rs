@@ -4,7 +4,7 @@ use super::spec::*;
 use crate::op::{Mod, Mod::*, Op, shape};
 use crate::target::Target::{Sm75, Sm80, Sm89, Sm90, Sm90a};
 use crate::types::ScalarType::*;
-use crate::version::{V7_0, V7_1, V7_8, V8_0, V8_4};
+use crate::version::{V7_0, V7_1, V7_8, V8_0, V8_4, V8_7};
 
 /// The usual head of an `mma.sync`: shape and layouts.
 macro_rules! mma {
@@ -150,9 +150,9 @@ macro_rules! doubles {
     };
 }
 
-/// An `mma.sync` of two 8-bit floats of different kinds.
-macro_rules! mixed {
-    ($ta:ident, $tb:ident) => {
+/// An `mma.sync` of two 8-bit floats, perhaps of different kinds.
+macro_rules! narrow {
+    ($cd:ident, $ta:ident, $tb:ident : d $d:literal) => {
         row(
             Class::Tensor,
             Op::MmaSync,
@@ -161,16 +161,16 @@ macro_rules! mixed {
                 one(&[Shape(shape(16, 8, 32))]),
                 one(&[RowMajor]),
                 one(&[ColMajor]),
-                one(&[Mod::Type(F32)]),
+                one(&[Mod::Type($cd)]),
                 one(&[Mod::Type($ta)]),
                 one(&[Mod::Type($tb)]),
-                one(&[Mod::Type(F32)]),
+                one(&[Mod::Type($cd)]),
             ],
             &[
-                dst(Kind::Vector(is(F32), Count::Is(4))),
+                dst(Kind::Vector(accumulator($cd), Count::Is($d))),
                 src(Kind::Vector(is(B32), Count::Is(4))),
                 src(Kind::Vector(is(B32), Count::Is(2))),
-                src(Kind::Vector(is(F32), Count::Is(4))),
+                src(Kind::Vector(accumulator($cd), Count::Is($d))),
             ],
         )
         .converge(Converge::Warp)
@@ -226,10 +226,14 @@ pub(super) const MMA: &[Row] = &[
     doubles!(16 x 8 x 4 : d 4 a 2 b 1).since(Sm90, V7_8),
     doubles!(16 x 8 x 8 : d 4 a 4 b 2).since(Sm90, V7_8),
     doubles!(16 x 8 x 16 : d 4 a 8 b 4).since(Sm90, V7_8),
-    mixed!(E4m3, E5m2).since(Sm89, V8_4),
-    mixed!(E5m2, E4m3).since(Sm89, V8_4),
-    mma!(16 x 8 x 32, F32, E4m3 : d 4 a 4 b 2).since(Sm89, V8_4),
-    mma!(16 x 8 x 32, F32, E5m2 : d 4 a 4 b 2).since(Sm89, V8_4),
+    narrow!(F32, E4m3, E4m3 : d 4).since(Sm89, V8_4),
+    narrow!(F32, E4m3, E5m2 : d 4).since(Sm89, V8_4),
+    narrow!(F32, E5m2, E4m3 : d 4).since(Sm89, V8_4),
+    narrow!(F32, E5m2, E5m2 : d 4).since(Sm89, V8_4),
+    narrow!(F16, E4m3, E4m3 : d 2).since(Sm89, V8_7),
+    narrow!(F16, E4m3, E5m2 : d 2).since(Sm89, V8_7),
+    narrow!(F16, E5m2, E4m3 : d 2).since(Sm89, V8_7),
+    narrow!(F16, E5m2, E5m2 : d 2).since(Sm89, V8_7),
 ];
 
 const DESCRIPTOR: OperandSpec = r(is(B64));
@@ -254,33 +258,36 @@ macro_rules! wgmma16 {
     ($d:ident, $cd:ident, $ab:ident) => {
         [
             wgmma(
-                wgmma_slots!(16, $cd, $ab),
+                wgmma_slots!(16, $cd, $ab, $ab),
                 &[$d, DESCRIPTOR, DESCRIPTOR, SCALE_D, SIGN, SIGN, TRANSPOSE, TRANSPOSE],
             ),
-            wgmma(wgmma_slots!(16, $cd, $ab), &[$d, A_REGISTERS, DESCRIPTOR, SCALE_D, SIGN, SIGN, TRANSPOSE]),
+            wgmma(
+                wgmma_slots!(16, $cd, $ab, $ab),
+                &[$d, A_REGISTERS, DESCRIPTOR, SCALE_D, SIGN, SIGN, TRANSPOSE],
+            ),
         ]
     };
 }
 
 /// Both forms of a `wgmma` on operands that must be K-major.
 macro_rules! wgmma_k_major {
-    ($k:literal, $ab:ident) => {
+    ($k:literal, $d:ident, $cd:ident, $a:ident, $b:ident) => {
         [
-            wgmma(wgmma_slots!($k, F32, $ab), &[D_F32, DESCRIPTOR, DESCRIPTOR, SCALE_D, SIGN, SIGN]),
-            wgmma(wgmma_slots!($k, F32, $ab), &[D_F32, A_REGISTERS, DESCRIPTOR, SCALE_D, SIGN, SIGN]),
+            wgmma(wgmma_slots!($k, $cd, $a, $b), &[$d, DESCRIPTOR, DESCRIPTOR, SCALE_D, SIGN, SIGN]),
+            wgmma(wgmma_slots!($k, $cd, $a, $b), &[$d, A_REGISTERS, DESCRIPTOR, SCALE_D, SIGN, SIGN]),
         ]
     };
 }
 
 macro_rules! wgmma_slots {
-    ($k:literal, $cd:ident, $ab:ident) => {
+    ($k:literal, $cd:ident, $a:ident, $b:ident) => {
         &[
             one(&[Sync]),
             one(&[Aligned]),
             Slot::WgmmaShape($k),
             one(&[Mod::Type($cd)]),
-            one(&[Mod::Type($ab)]),
-            one(&[Mod::Type($ab)]),
+            one(&[Mod::Type($a)]),
+            one(&[Mod::Type($b)]),
         ]
     };
 }
@@ -314,9 +321,15 @@ pub(super) const WGMMA: &[&[Row]] = &[
     &wgmma16!(D_F32, F32, F16),
     &wgmma16!(D_F32, F32, Bf16),
     &wgmma16!(D_F16, F16, F16),
-    &wgmma_k_major!(8, Tf32),
-    &wgmma_k_major!(32, E4m3),
-    &wgmma_k_major!(32, E5m2),
+    &wgmma_k_major!(8, D_F32, F32, Tf32, Tf32),
+    &wgmma_k_major!(32, D_F32, F32, E4m3, E4m3),
+    &wgmma_k_major!(32, D_F32, F32, E4m3, E5m2),
+    &wgmma_k_major!(32, D_F32, F32, E5m2, E4m3),
+    &wgmma_k_major!(32, D_F32, F32, E5m2, E5m2),
+    &wgmma_k_major!(32, D_F16, F16, E4m3, E4m3),
+    &wgmma_k_major!(32, D_F16, F16, E4m3, E5m2),
+    &wgmma_k_major!(32, D_F16, F16, E5m2, E4m3),
+    &wgmma_k_major!(32, D_F16, F16, E5m2, E5m2),
     &wgmma_bytes!(S8, S8, V8_0),
     &wgmma_bytes!(U8, U8, V8_0),
     &wgmma_bytes!(S8, U8, V8_4),

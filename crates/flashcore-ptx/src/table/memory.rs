@@ -4,9 +4,11 @@ use super::spec::*;
 use crate::op::{Mod, Mod::*, Op};
 use crate::target::Target::{Sm75, Sm80, Sm90};
 use crate::types::ScalarType::{self, *};
-use crate::version::{V7_4, V7_8, V8_0, V8_1, V8_3, V9_1};
+use crate::version::{V7_4, V7_8, V8_0, V8_1, V8_2, V8_3, V9_1};
 
 const ANY: &[ScalarType] = &[B8, B16, B32, B64, B128, U8, U16, U32, U64, S8, S16, S32, S64, F32, F64];
+/// What one access to the memory of a device may be.
+const ANY_WORD: &[ScalarType] = &[B8, B16, B32, B64, U8, U16, U32, U64, S8, S16, S32, S64, F32, F64];
 const SCOPE: &[Mod] = &[Cta, Cluster, Gpu, Sys];
 const SHARED: &[Mod] = &[Shared, SharedCta];
 const READABLE: &[Mod] = &[Global, Shared, SharedCta, SharedCluster, Local, Const, Param];
@@ -71,6 +73,8 @@ pub(super) const LOAD_STORE: &[Row] = &[
         opt(&[V2, V4]),
         t(ANY),
     ]),
+    ld(&[one(&[Mmio]), one(&[Relaxed]), one(&[Sys]), opt(&[Global]), t(ANY_WORD)]).since(Sm75, V8_2),
+    st(&[one(&[Mmio]), one(&[Relaxed]), one(&[Sys]), opt(&[Global]), t(ANY_WORD)]).since(Sm75, V8_2),
     st(&[opt(&[Weak]), opt(WRITABLE), opt(&[Wb, Cg, Cs, Wt]), opt(&[V2, V4]), t(ANY)]),
     st(&[one(&[Param]), opt(&[V2, V4]), t(ANY)]),
     st(&[opt(&[Weak]), opt(&[Global]), opt(L1_HINT), opt(&[L2CacheHint]), opt(&[V2, V4]), t(ANY)]),
@@ -132,7 +136,10 @@ pub(super) const ATOMICS: &[Row] = &[
     atomic!(Red RED_ORDER RED [And, Or, Xor], &[B32, B64]),
 ];
 
-/// PTX ISA, "atom" and "red" on vectors, "prefetch", "createpolicy".
+/// An address and the size of what is meant: the 128 bytes of a line.
+const CACHE_LINE: &[OperandSpec] = &[at(128), imm(128, 128, 1)];
+
+/// PTX ISA, "atom" and "red" on vectors, "applypriority", "discard", "prefetch", "createpolicy".
 pub(super) const CACHE: &[Row] = &[
     atomic(
         Op::Atom,
@@ -165,6 +172,11 @@ pub(super) const CACHE: &[Row] = &[
     row(Class::Load, Op::Prefetch, &[opt(&[Global, Local]), one(&[L1, L2])], &[at(1)]),
     row(Class::Load, Op::Prefetch, &[one(&[Global]), one(&[L2EvictNormal, L2EvictLast])], &[at(1)])
         .since(Sm80, V7_4),
+    row(Class::Load, Op::Applypriority, &[opt(&[Global]), one(&[L2EvictNormal])], CACHE_LINE)
+        .since(Sm80, V7_4),
+    row(Class::Store, Op::Discard, &[opt(&[Global]), one(&[L2])], CACHE_LINE)
+        .memory(Memory::Write)
+        .since(Sm80, V7_4),
     row(Class::Load, Op::Prefetch, &[opt(&[Const, Param]), one(&[Tensormap])], &[at(64)]).since(Sm90, V8_0),
     row(
         Class::Move,
@@ -176,6 +188,19 @@ pub(super) const CACHE: &[Row] = &[
             t(&[B64]),
         ],
         &[d(T), s(is(F32)).maybe()],
+    )
+    .since(Sm80, V7_4),
+    row(
+        Class::Move,
+        Op::Createpolicy,
+        &[
+            one(&[Range]),
+            opt(&[Global]),
+            one(&[L2EvictLast, L2EvictNormal, L2EvictFirst, L2EvictUnchanged]),
+            opt(&[L2EvictFirst, L2EvictUnchanged]),
+            t(&[B64]),
+        ],
+        &[d(T), at(1), r(is(U32)), r(is(U32))],
     )
     .since(Sm80, V7_4),
 ];

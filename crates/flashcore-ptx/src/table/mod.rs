@@ -47,6 +47,7 @@ const FAMILIES: &[&[Row]] = &[
     async_copy::CP_ASYNC,
     async_copy::BULK,
     async_copy::TENSOR_COPY,
+    async_copy::TENSOR_MAPS,
     sync::MBARRIER,
     sync::FENCES,
     sync::BARRIERS,

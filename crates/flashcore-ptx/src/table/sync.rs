@@ -4,7 +4,7 @@ use super::spec::*;
 use crate::op::{Mod, Mod::*, Op};
 use crate::target::Target::{Sm80, Sm90};
 use crate::types::ScalarType::*;
-use crate::version::{V7_1, V7_5, V7_8, V8_0};
+use crate::version::{V7_1, V7_5, V7_8, V8_0, V8_6};
 
 const SMEM: &[Mod] = &[Shared, SharedCta];
 const REMOTE: &[Mod] = &[SharedCluster];
@@ -106,6 +106,12 @@ pub(super) const FENCES: &[Row] = &[
     fence(Op::Fence, &[opt(&[Sc, AcqRel, Acquire, Release]), one(&[Cta, Cluster, Gpu, Sys])]),
     fence(Op::FenceProxy, &[one(&[Alias])]).since(Sm80, V7_5),
     fence(Op::FenceProxy, &[one(&[Async]), opt(&[Global, SharedCta, SharedCluster])]).since(Sm90, V8_0),
+    fence(Op::Fence, &[one(&[Acquire]), one(&[RestrictCluster]), one(&[Cluster])]).since(Sm90, V8_6),
+    fence(Op::Fence, &[one(&[Release]), one(&[RestrictCta]), one(&[Cluster])]).since(Sm90, V8_6),
+    fence(Op::FenceProxy, &[one(&[AsyncGeneric]), one(&[Acquire]), one(&[RestrictCluster]), one(&[Cluster])])
+        .since(Sm90, V8_6),
+    fence(Op::FenceProxy, &[one(&[AsyncGeneric]), one(&[Release]), one(&[RestrictCta]), one(&[Cluster])])
+        .since(Sm90, V8_6),
     fence(Op::FenceMbarrierInit, &[one(&[Release]), one(&[Cluster])]).since(Sm90, V8_0),
     fence(Op::Membar, &[one(&[Cta, Gl, Sys])]),
 ];

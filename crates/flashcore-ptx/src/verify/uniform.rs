@@ -95,7 +95,9 @@ impl Uniformity<'_> {
             S::LanemaskEq | S::LanemaskLe | S::LanemaskLt | S::LanemaskGe | S::LanemaskGt => {
                 uniform_over(LANE)
             }
-            S::Clock | S::ClockHi | S::Clock64 | S::Globaltimer => uniform_over(LANE),
+            S::Clock | S::ClockHi | S::Clock64 | S::Globaltimer | S::GlobaltimerLo | S::GlobaltimerHi => {
+                uniform_over(LANE)
+            }
             _ => uniform_over(CTA),
         }
     }

@@ -157,6 +157,7 @@ impl Sampler<'_> {
 
     fn typed_reg(&mut self, ty: Ty, form: &Form) -> RegId {
         match form.resolve(ty) {
+            Some(exact) if matches!(ty, Ty::Var(_)) && exact.bits() == 8 => self.reg(ScalarType::B8),
             Some(ty) => self.reg_for(ty),
             None => self.reg(ScalarType::U64),
         }
@@ -175,7 +176,7 @@ impl Sampler<'_> {
     }
 
     fn value(&mut self, ty: Ty, form: &Form) -> Operand {
-        if form.row.op == Op::Createpolicy {
+        if form.row.op == Op::Createpolicy && form.resolve(ty) == Some(ScalarType::F32) {
             return Operand::f32(0.5);
         }
         let literal = form.resolve(ty).filter(|_| self.dice.roll(3) == 0).and_then(|ty| self.literal(ty));

@@ -4,44 +4,47 @@ use std::ops::Range;
 
 /// Which bytes of a memory were written; `None` is all of them.
 #[derive(Clone, Debug)]
-pub(crate) struct Written(Option<Vec<u64>>);
+pub(crate) struct Written {
+    known: Option<Vec<u64>>,
+    bytes: usize,
+}
 
 impl Written {
     /// `bytes` bytes, all written or none.
     pub(crate) fn new(bytes: usize, all: bool) -> Self {
-        Self((!all).then(|| vec![0; bytes.div_ceil(64)]))
+        Self { known: (!all).then(|| vec![0; bytes.div_ceil(64)]), bytes }
     }
 
     /// Marks a range as written.
     pub(crate) fn mark(&mut self, range: Range<usize>) {
-        if let Some(known) = &mut self.0 {
+        if let Some(known) = &mut self.known {
             words(range).for_each(|(word, mask)| known[word] |= mask);
         }
     }
 
     /// Marks a range as not written.
     pub(crate) fn clear(&mut self, range: Range<usize>) {
-        if let Some(known) = &mut self.0 {
-            words(range).for_each(|(word, mask)| known[word] &= !mask);
-        }
+        let all = self.bytes.div_ceil(64);
+        let known = self.known.get_or_insert_with(|| vec![u64::MAX; all]);
+        words(range).for_each(|(word, mask)| known[word] &= !mask);
     }
 
     /// Whether nothing of the range was written.
     pub(crate) fn misses(&self, range: Range<usize>) -> bool {
-        let Some(known) = &self.0 else { return false };
+        let Some(known) = &self.known else { return false };
         words(range).all(|(word, mask)| known[word] & mask == 0)
     }
 
     /// Marks what is marked in the shadow of a copy.
     pub(crate) fn join(&mut self, other: &Self) {
-        if let (Some(own), Some(other)) = (&mut self.0, &other.0) {
+        if let (Some(own), Some(other)) = (&mut self.known, &other.known) {
             own.iter_mut().zip(other).for_each(|(own, other)| *own |= other);
         }
     }
 
     /// Whether the whole range was written.
     pub(crate) fn covers(&self, range: Range<usize>) -> bool {
-        let Some(known) = &self.0 else { return true };
+        let Some(known) = &self.known else { return true };
         words(range).all(|(word, mask)| known[word] & mask == mask)
     }
 }

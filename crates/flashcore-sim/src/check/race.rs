@@ -52,6 +52,8 @@ pub(crate) enum Conflict {
     Read { other: AgentKind, pc: u32 },
     /// A write of another lane of the same warp, without warp-wide synchronisation.
     Lanes { other: u8, pc: u32 },
+    /// A read of other lanes of the same warp, without warp-wide synchronisation.
+    LanesRead { pc: u32 },
     /// A generic write was not fenced for the async proxy.
     Unfenced { writer: AgentKind, pc: u32 },
     /// A generic read was not fenced for the async proxy.
@@ -71,7 +73,44 @@ struct LastWrite {
 #[derive(Clone, Copy, Default, Debug)]
 struct LastRead {
     clock: u32,
-    pc: u32,
+    /// The instruction; below it the lane, or that there were several; below that, which bytes.
+    place: u32,
+}
+
+/// Bits of the bytes of a word, and of a lane; its last numbers stand for several lanes, and for lanes that have read
+/// different bytes, of which nobody knows who read what.
+const BYTE_BITS: u32 = 4;
+const LANE_BITS: u32 = 6;
+const SEVERAL: u32 = (1 << LANE_BITS) - 1;
+const MIXED: u32 = SEVERAL - 1;
+
+impl LastRead {
+    const fn pc(self) -> u32 {
+        self.place >> (LANE_BITS + BYTE_BITS)
+    }
+
+    const fn lane(self) -> u32 {
+        self.place >> BYTE_BITS & SEVERAL
+    }
+
+    /// Whether any of these bytes was read.
+    const fn meets(self, bytes: u8) -> bool {
+        self.place & bytes as u32 != 0
+    }
+
+    /// The same after a read of some bytes by `who`: of the lanes that have read since they met, one or several.
+    fn and(self, who: &Accessor<'_>, bytes: u8) -> Self {
+        let (own, before) = (u32::from(who.lane), self.place & ((1 << BYTE_BITS) - 1));
+        let since = self.clock > who.synced && self.lane() != own;
+        let lane = match self.lane() {
+            _ if before != 0 && before != u32::from(bytes) => MIXED,
+            MIXED if since => MIXED,
+            _ if since => SEVERAL,
+            _ => own,
+        };
+        let bytes = before | u32::from(bytes);
+        Self { clock: who.clock, place: who.pc << (LANE_BITS + BYTE_BITS) | lane << BYTE_BITS | bytes }
+    }
 }
 
 const BY_ASYNC: u8 = 0x10;
@@ -110,7 +149,9 @@ impl SharedShadow {
             if reads.is_empty() {
                 reads.resize(self.writes.len(), LastRead::default());
             }
-            reads[words].fill(LastRead { clock: who.clock, pc: who.pc });
+            for word in words {
+                reads[word] = reads[word].and(who, bytes_of(&range, word));
+            }
             self.latest[agent] = self.latest[agent].max(who.clock);
         }
         verdict
@@ -191,21 +232,45 @@ impl SharedShadow {
         Ok(())
     }
 
+    /// Whether other lanes of the own warp may still read what is written.
+    fn check_lanes(
+        &self,
+        reads: &[LastRead],
+        range: &Range<usize>,
+        who: &Accessor<'_>,
+    ) -> Result<(), Conflict> {
+        if who.proxy != Proxy::Generic || who.agent != who.home || who.strong {
+            return Ok(());
+        }
+        let told = |read: &LastRead| {
+            let known = who.synced.max(who.knowledge.lanes.get(who.home));
+            let of_lane = |peer: &Peer| peer.writes.get(read.lane() as usize).copied().unwrap_or(u32::MAX);
+            read.clock <= known.max(who.peer.map_or(0, of_lane)) || read.clock == who.clock
+        };
+        let is_other = |read: &LastRead| ![who.lane.into(), MIXED].contains(&read.lane()) && !told(read);
+        match met(reads, range, is_other) {
+            Some(read) => Err(Conflict::LanesRead { pc: read.pc() }),
+            None => Ok(()),
+        }
+    }
+
     fn check_reads(&self, range: &Range<usize>, who: &Accessor<'_>) -> Result<(), Conflict> {
-        let words = words_of(range);
         let mut unfenced = false;
         for (agent, reads) in self.reads.iter().enumerate().filter(|(_, reads)| !reads.is_empty()) {
             let agent_number = agent as u32;
             let latest = self.latest[agent];
-            let after = |clock| reads[words.clone()].iter().find(move |read| read.clock > clock);
+            let after = |clock| met(reads, range, move |read| read.clock > clock);
+            if agent_number == who.home && latest > who.synced {
+                self.check_lanes(reads, range, who)?;
+            }
             let known = match agent_number {
                 own if own == who.home => u32::MAX,
                 other => who.knowledge.seen.get(other),
             };
             if latest > known
-                && let Some(&LastRead { pc, .. }) = after(known)
+                && let Some(read) = after(known)
             {
-                return Err(Conflict::Read { other: self.agents.kind(agent_number), pc });
+                return Err(Conflict::Read { other: self.agents.kind(agent_number), pc: read.pc() });
             }
             if who.proxy == Proxy::Async && matches!(self.agents.kind(agent_number), AgentKind::Warp(_)) {
                 let fenced = who.knowledge.fenced.get(agent_number);
@@ -214,6 +279,12 @@ impl SharedShadow {
         }
         if unfenced { Err(Conflict::UnfencedRead) } else { Ok(()) }
     }
+}
+
+/// The first of the reads of a range for which something holds.
+fn met(reads: &[LastRead], range: &Range<usize>, holds: impl Fn(&LastRead) -> bool) -> Option<LastRead> {
+    let mut touched = words_of(range).map(|word| (reads[word], bytes_of(range, word)));
+    touched.find(|(read, bytes)| holds(read) && read.meets(*bytes)).map(|(read, _)| read)
 }
 
 fn words_of(range: &Range<usize>) -> Range<usize> {
@@ -259,6 +330,21 @@ mod tests {
         assert_eq!(shadow.read(0..4, &who(&informed, 1, 1)), Ok(()));
         let expected = Conflict::Read { other: AgentKind::Warp(1), pc: 7 };
         assert_eq!(shadow.write(0..4, &who(&nothing, 0, 2)), Err(expected));
+        assert_eq!(shadow.read(8..9, &who(&nothing, 1, 1)), Ok(()));
+        assert_eq!(shadow.write(9..12, &who(&nothing, 0, 2)), Ok(()));
+    }
+
+    #[test]
+    fn lanes_that_read_their_own_bytes_may_write_them() {
+        let mut shadow = SharedShadow::new(64, Agents::new(1, 1));
+        let nothing = Knowledge::default();
+        let lane = |lane, clock| Accessor { lane, synced: 0, ..who(&nothing, 0, clock) };
+        for own in 0..4 {
+            assert_eq!(shadow.read(own..own + 1, &lane(own as u8, 1)), Ok(()));
+            assert_eq!(shadow.read(8..12, &lane(own as u8, 1)), Ok(()));
+        }
+        assert_eq!(shadow.write(2..3, &lane(2, 2)), Ok(()));
+        assert_eq!(shadow.write(8..12, &lane(2, 2)), Err(Conflict::LanesRead { pc: 7 }));
     }
 
     #[test]

@@ -3,11 +3,14 @@
 use super::{
     memory::combine,
     operand::{Context, Decoded, refuse, space_of},
-    uop::{Bulk, BulkPlace, CpAsync, CpLimit, Src, Uop},
+    uop::{Bulk, BulkPlace, Combine, CpAsync, CpLimit, Src, Uop},
 };
+use crate::tensor_map::Field;
 use flashcore_ptx::{
     inst::{Inst, Operand},
     op::{Mod, Op},
+    types::ScalarType,
+    version::{V8_5, Version},
 };
 
 /// Decodes a copy, a commit or a wait.
@@ -26,7 +29,11 @@ pub(super) fn decode(cx: &Context<'_>, inst: &Inst) -> Decoded<Uop> {
         Op::CpAsyncBulkCommitGroup => Uop::BulkCommit,
         Op::CpAsyncBulkWaitGroup => Uop::BulkWait { keep: keep(), read_only: inst.has(Mod::Read) },
         Op::CpAsyncBulkPrefetch | Op::CpAsyncBulkPrefetchTensor => Uop::Nop,
-        Op::StAsync => Uop::Bulk(Box::new(send(cx, inst)?)),
+        Op::TensormapReplace => replace_field(cx, inst)?,
+        Op::TensormapCpFenceproxy => {
+            Uop::CopyMap { dst: cx.addr(&inst.operands[0])?, src: cx.addr(&inst.operands[1])? }
+        }
+        Op::StAsync | Op::RedAsync => Uop::Bulk(Box::new(send(cx, inst)?)),
         _ => Uop::Bulk(Box::new(bulk(cx, inst)?)),
     })
 }
@@ -62,7 +69,8 @@ fn bulk(cx: &Context<'_>, inst: &Inst) -> Decoded<Bulk> {
     let mbarrier = cx.addr(mbarrier)?;
     if !inst.has(Mod::Global) {
         let Some(size) = size else { return refuse("a copy inside the cluster without a size") };
-        return Ok(Bulk::Remote { dst: cx.addr(dst)?, src: cx.addr(src)?, size, mbarrier });
+        let (dst, src) = (cx.addr(dst)?, cx.addr(src)?);
+        return Ok(Bulk::Remote { dst, src, size, mbarrier, reduce: reduction(inst) });
     }
     let multicast = match (inst.has(Mod::MulticastCluster), rest) {
         (true, [mask, ..]) => Some(cx.value(mask)?),
@@ -77,7 +85,12 @@ fn send(cx: &Context<'_>, inst: &Inst) -> Decoded<Bulk> {
         return refuse("a store of another form");
     };
     let (dst, srcs, mbarrier) = (cx.addr(dst)?, cx.srcs(data, ty)?, cx.addr(mbarrier)?);
-    Ok(Bulk::Send { dst, srcs, bytes: ty.bytes(), mbarrier })
+    Ok(Bulk::Send { dst, srcs, bytes: ty.bytes(), mbarrier, reduce: reduction(inst) })
+}
+
+/// How what comes is combined with what is there, if it is.
+fn reduction(inst: &Inst) -> Option<(Combine, ScalarType)> {
+    inst.mods.iter().find_map(|m| combine(*m)).zip(inst.ty(0))
 }
 
 fn place(cx: &Context<'_>, operand: &Operand) -> Decoded<BulkPlace> {
@@ -88,4 +101,33 @@ fn place(cx: &Context<'_>, operand: &Operand) -> Decoded<BulkPlace> {
         }),
         other => cx.addr(other).map(BulkPlace::Global),
     }
+}
+
+/// The oldest `.version` whose assembler takes strides of tensor maps in bytes; those before take them in 16 bytes.
+const STRIDES_IN_BYTES: Version = V8_5;
+
+fn replace_field(cx: &Context<'_>, inst: &Inst) -> Decoded<Uop> {
+    let (place, ordinal, value) = match inst.operands.as_slice() {
+        [place, value] => (place, 0, value),
+        [place, ordinal, value] => (place, ordinal.as_int().unwrap_or(0) as usize, value),
+        _ => return refuse("two or three operands expected"),
+    };
+    let named = |field: &Mod| {
+        Some(match field {
+            Mod::GlobalAddress => Field::GlobalAddress,
+            Mod::Rank => Field::Rank,
+            Mod::BoxDim => Field::BoxDim(ordinal),
+            Mod::GlobalDim => Field::GlobalDim(ordinal),
+            Mod::GlobalStride => Field::GlobalStride(ordinal, cx.module.version < STRIDES_IN_BYTES),
+            Mod::ElementStride => Field::ElementStride(ordinal),
+            Mod::Elemtype => Field::Element,
+            Mod::InterleaveLayout => Field::Interleave,
+            Mod::SwizzleMode => Field::Swizzle,
+            Mod::FillMode => Field::Fill,
+            _ => return None,
+        })
+    };
+    let Some(field) = inst.mods.iter().find_map(named) else { return refuse("no field") };
+    let space = space_of(&inst.mods);
+    Ok(Uop::ReplaceField { place: cx.addr(place)?, space, field, value: cx.value(value)? })
 }

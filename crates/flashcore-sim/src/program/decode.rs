@@ -241,6 +241,8 @@ fn uop(cx: &Context<'_>, inst: &Inst) -> Decoded<Uop> {
         | Op::Ldmatrix
         | Op::Stmatrix
         | Op::Prefetch
+        | Op::Applypriority
+        | Op::Discard
         | Op::Createpolicy => memory::decode(cx, inst),
         Op::CpAsync
         | Op::CpAsyncCommitGroup
@@ -249,13 +251,16 @@ fn uop(cx: &Context<'_>, inst: &Inst) -> Decoded<Uop> {
         | Op::CpAsyncMbarrierArrive
         | Op::CpAsyncBulk
         | Op::StAsync
+        | Op::RedAsync
         | Op::CpAsyncBulkCommitGroup
         | Op::CpAsyncBulkWaitGroup
         | Op::CpAsyncBulkPrefetch
         | Op::CpAsyncBulkTensor
         | Op::CpAsyncBulkPrefetchTensor
         | Op::CpReduceAsyncBulk
-        | Op::CpReduceAsyncBulkTensor => copy::decode(cx, inst),
+        | Op::CpReduceAsyncBulkTensor
+        | Op::TensormapReplace
+        | Op::TensormapCpFenceproxy => copy::decode(cx, inst),
         Op::MmaSync
         | Op::MmaSp
         | Op::MmaSpOrdered

@@ -24,6 +24,7 @@ pub(super) fn decode(cx: &Context<'_>, inst: &Inst) -> Decoded<Uop> {
         }
         Op::Atom | Op::Red => atomic(cx, inst).map(|a| Uop::Atomic(Box::new(a))),
         Op::Ldmatrix | Op::Stmatrix => matrix(cx, inst),
+        Op::Discard => Ok(Uop::Discard { addr: cx.addr(&inst.operands[0])? }),
         // a policy is a hint: any value serves
         Op::Createpolicy => Ok(Uop::Alu { f: map1(|_| 0), dst: cx.dst(&inst.operands[0])?, srcs: vec![] }),
         _ => Ok(Uop::Nop),

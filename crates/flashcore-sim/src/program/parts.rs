@@ -221,9 +221,9 @@ pub(crate) enum Bulk {
         cluster: bool,
     },
     /// Own shared memory to shared memory of the cluster, counted by an mbarrier there.
-    Remote { dst: Addr, src: Addr, size: Src, mbarrier: Addr },
+    Remote { dst: Addr, src: Addr, size: Src, mbarrier: Addr, reduce: Option<(Combine, ScalarType)> },
     /// Registers of `bytes` bytes each to shared memory of the cluster, counted by an mbarrier there.
-    Send { dst: Addr, srcs: Vec<Src>, bytes: u32, mbarrier: Addr },
+    Send { dst: Addr, srcs: Vec<Src>, bytes: u32, mbarrier: Addr, reduce: Option<(Combine, ScalarType)> },
     /// Own shared memory to global memory, in a bulk group.
     Store { dst: BulkPlace, src: Addr, size: Option<Src>, reduce: Option<(Combine, Option<ScalarType>)> },
 }

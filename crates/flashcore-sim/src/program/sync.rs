@@ -18,7 +18,12 @@ pub(super) fn decode(cx: &Context<'_>, inst: &Inst) -> Decoded<Uop> {
             acquire: !inst.has(Mod::Release),
             release: !inst.has(Mod::Acquire),
         }),
-        Op::FenceProxy if inst.has(Mod::Async) => Uop::Fence(Fence::ProxyAsync),
+        Op::FenceProxy if inst.has(Mod::TensormapGeneric) && inst.has(Mod::Acquire) => {
+            Uop::AcquireMap { place: cx.addr(&inst.operands[0])? }
+        }
+        Op::FenceProxy if inst.has(Mod::Async) || inst.has(Mod::AsyncGeneric) => {
+            Uop::Fence(Fence::ProxyAsync)
+        }
         Op::FenceProxy => Uop::Fence(Fence::Other),
         Op::FenceMbarrierInit => Uop::Fence(Fence::MbarrierInit),
         Op::BarrierClusterArrive => {

@@ -1,7 +1,7 @@
 //! Micro-operations: what an instruction became after decoding.
 
 pub(crate) use super::parts::*;
-use crate::error::SimError;
+use crate::{error::SimError, tensor_map::Field};
 use flashcore_ptx::types::SpecialReg;
 
 /// One value for each lane of a warp; narrower values sit in the low bits.
@@ -147,6 +147,10 @@ pub(crate) enum Uop {
         srcs: Vec<Src>,
     },
     Atomic(Box<Atomic>),
+    /// `discard.L2`: what a line of global memory holds means nothing any more.
+    Discard {
+        addr: Addr,
+    },
     LoadMatrix {
         space: Space,
         addr: Addr,
@@ -235,6 +239,22 @@ pub(crate) enum Uop {
         noinc: bool,
     },
     Bulk(Box<Bulk>),
+    /// `tensormap.replace`.
+    ReplaceField {
+        place: Addr,
+        space: Space,
+        field: Field,
+        value: Src,
+    },
+    /// `tensormap.cp_fenceproxy`.
+    CopyMap {
+        dst: Addr,
+        src: Addr,
+    },
+    /// `fence.proxy.tensormap::generic.acquire`.
+    AcquireMap {
+        place: Addr,
+    },
     BulkCommit,
     BulkWait {
         keep: u32,

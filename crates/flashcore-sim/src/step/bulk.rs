@@ -3,16 +3,16 @@
 use super::{Flow, Outcome, Step, order::Name};
 use crate::{
     check::{clock::Knowledge, race::Proxy},
-    engine::{Piece, RowCopy, Work},
+    engine::{Piece, Reduce, RowCopy, Work},
     finding::FindingKind,
     memory::{Place, resolve},
     program::{Addr, Bulk, BulkPlace, Combine, Lanes, Space, Src},
     regfile::lanes_of,
-    tensor_map::{self, BoxRow, MAP_BYTES, TensorMap},
+    tensor_map::BoxRow,
 };
 use std::collections::BTreeMap;
 
-use flashcore_ptx::{launch::TensorElement, layout::Swizzle, types::ScalarType};
+use flashcore_ptx::{layout::Swizzle, types::ScalarType};
 
 /// What tensor copies need of shared addresses.
 const TENSOR_ALIGN: u64 = 128;
@@ -49,8 +49,12 @@ impl Step<'_, '_> {
                     )?;
                 }
             }
-            Bulk::Remote { dst, src, size, mbarrier } => self.bulk_remote(dst, src, *size, mbarrier)?,
-            Bulk::Send { dst, srcs, bytes, mbarrier } => self.send(dst, srcs, *bytes as usize, mbarrier)?,
+            Bulk::Remote { dst, src, size, mbarrier, reduce } => {
+                self.bulk_remote((dst, src), *size, mbarrier, *reduce)?;
+            }
+            Bulk::Send { dst, srcs, bytes, mbarrier, reduce } => {
+                self.send(dst, (srcs, *bytes as usize), mbarrier, *reduce)?;
+            }
         }
         Ok(Flow::Next)
     }
@@ -73,7 +77,7 @@ impl Step<'_, '_> {
                 let coords: Vec<i32> = coords.iter().map(|c| c[lane] as i32).collect();
                 let map = self.tensor_map(lane, map, coords.len())?;
                 let align = TENSOR_ALIGN.max(map.swizzle.repeat_bytes().into());
-                let start = i64::from(coords[0]) * i64::from(map.element.bytes());
+                let start = i64::from(coords[0]) * i64::from(map.element_bytes());
                 let rows = map.rows(&coords);
                 let copy = RowCopy { rows, row_bytes: map.row_bytes(), base, swizzle: map.swizzle };
                 self.require_aligned(lane, base.into(), align)?;
@@ -88,44 +92,11 @@ impl Step<'_, '_> {
         }
     }
 
-    fn tensor_map(&mut self, lane: usize, addr: &Addr, rank: usize) -> Outcome<&'_ TensorMap> {
-        let address = self.address(addr)[lane];
-        let context = self.machine.context;
-        let bytes = match resolve(Space::Generic, address) {
-            Place::Param(offset) => context.params.get(offset as usize..offset as usize + MAP_BYTES),
-            Place::Const(offset) => {
-                context.program.layout.constants.get(offset as usize..offset as usize + MAP_BYTES)
-            }
-            // a parameter's own address, before `cvta`
-            Place::Global(offset) if offset < context.params.len() as u64 => {
-                context.params.get(offset as usize..offset as usize + MAP_BYTES)
-            }
-            _ => None,
-        };
-        let map = bytes.and_then(tensor_map::decode).and_then(|index| context.tensor_maps.get(index));
-        match map {
-            Some(map) if map.rank() == rank => Ok(map),
-            Some(map) => {
-                let text = format!("{rank} coordinates for a tensor of rank {}", map.rank());
-                self.halt(FindingKind::BadDescriptor, lane, text)
-            }
-            None => {
-                let text = format!("no tensor map at {address:#x}");
-                self.halt(FindingKind::BadDescriptor, lane, text)
-            }
-        }
-    }
-
     /// The element type of a tensor's reduction; plain copies name theirs.
     fn element_of(&mut self, lane: usize, place: &BulkPlace) -> Outcome<ScalarType> {
         let BulkPlace::Tensor { map, coords } = place else { return Ok(ScalarType::B32) };
         let rank = coords.len();
-        Ok(match self.tensor_map(lane, map, rank)?.element {
-            TensorElement::F16 => ScalarType::F16,
-            TensorElement::BF16 => ScalarType::Bf16,
-            TensorElement::F32 => ScalarType::F32,
-            _ => ScalarType::U8,
-        })
+        Ok(self.tensor_map(lane, map, rank)?.element_type())
     }
 
     fn bulk_load(
@@ -242,7 +213,13 @@ impl Step<'_, '_> {
         Ok(())
     }
 
-    fn bulk_remote(&mut self, dst: &Addr, src: &Addr, size: Src, mbarrier: &Addr) -> Outcome<()> {
+    fn bulk_remote(
+        &mut self,
+        (dst, src): (&Addr, &Addr),
+        size: Src,
+        mbarrier: &Addr,
+        reduce: Reduce,
+    ) -> Outcome<()> {
         let (targets, sources, barriers) = (self.address(dst), self.address(src), self.address(mbarrier));
         let sizes = self.read(size);
         for lane in lanes_of(self.mask) {
@@ -260,35 +237,45 @@ impl Step<'_, '_> {
                 agent: barrier.agent,
                 clock: barrier.claim(),
                 proxy: Proxy::Async,
-                strong: false,
+                strong: reduce.is_some(),
                 within_cta: false,
             };
             let (target, _) = self.shared_range(lane, rank, offset, bytes as usize, Space::SharedCluster)?;
             let reader = self.machine.clusters[self.machine.ctas[self.cta].cluster].agents;
-            let reader = Name { agent: reader.bulk_read(self.machine.warps[self.warp].agent), ..name };
+            let agent = reader.bulk_read(self.machine.warps[self.warp].agent);
+            let reader = Name { agent, strong: false, ..name };
             self.enter_box(lane, self.cta, &plain(from), false, reader)?;
+            self.check_reduced(lane, target, offset, bytes, reduce);
             self.enter_box(lane, target, &plain(offset), true, name)?;
             let past = self.release();
-            self.issue(0, 1 << lane, past, Work::Remote { from, bytes, to: target, offset, mbarrier: at });
+            let work = Work::Remote { from, bytes, to: target, offset, mbarrier: at, reduce };
+            self.issue(0, 1 << lane, past, work);
         }
         Ok(())
     }
 
     /// Registers on their way to other CTAs; unlike copies they are stores like any other, only later. What goes to one
     /// mbarrier arrives together.
-    fn send(&mut self, dst: &Addr, srcs: &[Src], width: usize, mbarrier: &Addr) -> Outcome<()> {
+    fn send(
+        &mut self,
+        dst: &Addr,
+        (srcs, width): (&[Src], usize),
+        mbarrier: &Addr,
+        reduce: Reduce,
+    ) -> Outcome<()> {
         let (targets, barriers) = (self.address(dst), self.address(mbarrier));
         let values: Vec<Lanes> = srcs.iter().map(|src| self.read(*src)).collect();
         let mut sent: BTreeMap<(usize, u32), Vec<Piece>> = BTreeMap::new();
         for lane in lanes_of(self.mask) {
             let data: Vec<u8> =
                 values.iter().flat_map(|value| value[lane].to_le_bytes().into_iter().take(width)).collect();
-            let (to, at, offset) = self.claim_send(lane, targets[lane], barriers[lane], data.len() as u32)?;
+            let len = data.len() as u32;
+            let (to, at, offset) = self.claim_send(lane, targets[lane], barriers[lane], len, reduce)?;
             sent.entry((to, at)).or_default().push(Piece { offset, data });
         }
         for ((to, mbarrier), pieces) in sent {
             let past = self.release();
-            self.issue(0, self.mask, past, Work::Send { pieces, to, mbarrier });
+            self.issue(0, self.mask, past, Work::Send { pieces, to, mbarrier, reduce });
         }
         Ok(())
     }
@@ -300,6 +287,7 @@ impl Step<'_, '_> {
         target: u64,
         barrier: u64,
         bytes: u32,
+        reduce: Reduce,
     ) -> Outcome<(usize, u32, u32)> {
         self.require_aligned(lane, target, bytes.into())?;
         let Place::Shared { rank, offset } = resolve(Space::SharedCluster, target) else {
@@ -313,9 +301,18 @@ impl Step<'_, '_> {
         }
         let barrier = self.existing(lane, home, at)?;
         let (agent, clock) = (barrier.agent, barrier.claim());
-        let name = Name { agent, clock, proxy: Proxy::Generic, strong: false, within_cta: false };
+        let strong = reduce.is_some();
+        let name = Name { agent, clock, proxy: Proxy::Generic, strong, within_cta: false };
+        self.check_reduced(lane, to, offset, bytes, reduce);
         self.enter_box(lane, to, &RowCopy::plain(offset, bytes), true, name)?;
         Ok((to, at, offset))
+    }
+
+    /// What a reduction is combined with must have been written.
+    fn check_reduced(&mut self, lane: usize, cta: usize, offset: u32, bytes: u32, reduce: Reduce) {
+        let shared = &self.machine.ctas[cta].shared;
+        let written = shared.range(offset, bytes as usize).is_ok_and(|range| shared.written.covers(range));
+        self.check_written(written || reduce.is_none(), FindingKind::UninitShared, lane);
     }
 
     pub(super) fn bulk_commit(&mut self) -> Outcome {

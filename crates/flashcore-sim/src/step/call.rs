@@ -158,6 +158,8 @@ impl Step<'_, '_> {
                 warp.local_written.clear(to..to + 1);
                 let origin = warp.local_origins.get(&from).copied();
                 warp.local_origins.extend(origin.map(|origin| (to, origin)));
+                let other = warp.local_others.get(&from).copied().unwrap_or(!warp.local[to]);
+                warp.local_others.insert(to, other);
             } else {
                 warp.local_written.mark(to..to + 1);
             }

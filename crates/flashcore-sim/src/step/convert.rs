@@ -23,7 +23,7 @@ const fn window(space: Space) -> u64 {
 impl Step<'_, '_> {
     fn map(&mut self, dst: Dst, src: Src, f: impl Fn(u64) -> u64) -> Outcome {
         let sources = self.sources(&[src]);
-        self.write_from(dst, &sources.values[0].map(f), sources.undefined(), &sources);
+        self.write_made(dst, |values| values[0].map(&f), &sources);
         Ok(Flow::Next)
     }
 

@@ -10,7 +10,9 @@ use crate::{
 use std::ops::Range;
 
 /// Most bytes of one access.
-const WIDEST: usize = 32;
+pub(super) const WIDEST: usize = 32;
+/// Bytes of a line of the second cache.
+const LINE: usize = 128;
 
 impl Step<'_, '_> {
     /// An address in every lane.
@@ -28,6 +30,7 @@ impl Step<'_, '_> {
         let width = access.bytes as usize;
         let len = width * dsts.len();
         let mut values = vec![[0u64; 32]; dsts.len()];
+        let mut others = Vec::new();
         let mut unwritten = vec![(0u32, Origin { pc: self.pc, cause: Cause::Register }); dsts.len()];
         self.tolerant = true;
         for lane in lanes_of(self.mask) {
@@ -39,51 +42,20 @@ impl Step<'_, '_> {
                 value[lane] = extend(&bytes[i * width..(i + 1) * width], access.signed);
                 if raced || self.is_unwritten(lane, place, i * width..(i + 1) * width) {
                     unwritten[i] = (unwritten[i].0 | 1 << lane, self.origin_at(lane, place, i * width));
+                    others.resize(dsts.len(), [0; 32]);
+                    let other = self.other_bytes(lane, place, i * width, &bytes[i * width..(i + 1) * width]);
+                    others[i][lane] = extend(&other[..width], access.signed);
                 }
             }
         }
         self.count_access(access.space, &addresses, len);
-        for ((dst, value), (lanes, origin)) in dsts.iter().zip(&values).zip(unwritten) {
-            self.write(*dst, value);
+        for (i, (dst, (lanes, origin))) in dsts.iter().zip(unwritten).enumerate() {
+            self.write(*dst, &values[i]);
             if let (Some(reg), 1..) = (*dst, lanes) {
-                self.machine.warps[self.warp].registers.undefine(reg, lanes, origin);
+                self.machine.warps[self.warp].registers.undefine(reg, lanes, origin, others.get(i));
             }
         }
         Ok(Flow::Next)
-    }
-
-    /// Whether a part of what a lane reads means nothing: nobody wrote any of it in local memory, where compilers copy
-    /// whole structs, or not all of it in shared memory. Reading alone is no fault: libraries read one element too many
-    /// and drop it.
-    fn is_unwritten(&self, lane: usize, place: Place, part: Range<usize>) -> bool {
-        match place {
-            Place::Local(offset) => {
-                let warp = &self.machine.warps[self.warp];
-                let start = lane * (warp.local.len() / 32) + offset as usize;
-                warp.local_written.misses(start + part.start..start + part.end)
-            }
-            Place::Shared { rank, offset } => self.machine.peer(self.cta, rank).is_some_and(|cta| {
-                let shared = &self.machine.ctas[cta].shared;
-                let range = shared.range(offset + part.start as u32, part.len());
-                range.is_ok_and(|range| !shared.written.covers(range))
-            }),
-            _ => false,
-        }
-    }
-
-    /// Where what a load gives came from, if it means nothing.
-    fn origin_at(&self, lane: usize, place: Place, part: usize) -> Origin {
-        let warp = &self.machine.warps[self.warp];
-        let cause = match place {
-            Place::Local(offset) => {
-                let start = lane * (warp.local.len() / 32) + offset as usize + part;
-                let stored = warp.local_origins.get(&start);
-                return stored.copied().unwrap_or(Origin { pc: self.pc, cause: Cause::Register });
-            }
-            Place::Shared { .. } => Cause::Shared,
-            _ => Cause::Race,
-        };
-        Origin { pc: self.pc, cause }
     }
 
     /// Stores to local memory keep what means nothing: compilers put aside and copy whole structs.
@@ -95,6 +67,7 @@ impl Step<'_, '_> {
         }
         for (i, src) in srcs.iter().enumerate() {
             let (values, undefined) = self.peek(*src);
+            let other = if undefined == 0 { values } else { self.other(*src, &values, undefined) };
             for lane in lanes_of(self.mask) {
                 let place = resolve(access.space, addresses[lane].wrapping_add((i * width) as u64));
                 self.write_place(
@@ -109,6 +82,7 @@ impl Step<'_, '_> {
                     let origin = self.origin_of(*src);
                     let warp = &mut self.machine.warps[self.warp];
                     warp.local_origins.extend(origin.map(|origin| (range.start, origin)));
+                    warp.local_others.extend(range.clone().zip(other[lane].to_le_bytes()));
                     warp.local_written.clear(range);
                 }
             }
@@ -243,6 +217,24 @@ impl Step<'_, '_> {
         }
         self.synchronise(lane, place, order, false, true);
         Ok(())
+    }
+
+    /// A write of nothing: what the line holds means as little as before its first write.
+    pub(super) fn discard(&mut self, addr: &Addr) -> Outcome {
+        let addresses = self.address(addr);
+        for lane in lanes_of(self.mask) {
+            let address = addresses[lane];
+            self.require_aligned(lane, address, LINE as u64)?;
+            let range = self.global_range(lane, address, LINE)?;
+            let name = self.own_name(false);
+            self.order_global(lane, address, LINE, true, name);
+            if let Ok((allocation, _)) = self.machine.global.find(address, LINE) {
+                allocation.bytes[range.clone()].fill(0xff);
+                allocation.written.clear(range);
+            }
+        }
+        self.machine.effect();
+        Ok(Flow::Next)
     }
 
     pub(super) fn store_global(&mut self, address: u64, data: &[u8]) {

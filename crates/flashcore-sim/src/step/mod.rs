@@ -19,6 +19,7 @@ mod print;
 mod scalar;
 mod sparse;
 mod tensor;
+mod tensor_map;
 mod undefined;
 mod visit;
 mod warp;
@@ -166,6 +167,7 @@ impl Step<'_, '_> {
             Uop::Load { access, dsts } => self.load(access, dsts),
             Uop::Store { access, srcs } => self.store(access, srcs),
             Uop::Atomic(op) => self.atomic(op),
+            Uop::Discard { addr } => self.discard(addr),
             Uop::LoadMatrix { space, addr, dsts, transpose } => {
                 self.load_matrix(*space, addr, dsts, *transpose)
             }
@@ -196,6 +198,11 @@ impl Step<'_, '_> {
             Uop::CpWait { keep, commit } => self.cp_wait(*keep, *commit),
             Uop::CpArrive { mbarrier, space, noinc } => self.cp_arrive(mbarrier, *space, *noinc),
             Uop::Bulk(op) => self.bulk(op),
+            Uop::ReplaceField { place, space, field, value } => {
+                self.replace_field(place, *space, *field, *value)
+            }
+            Uop::CopyMap { dst, src } => self.copy_map(dst, src),
+            Uop::AcquireMap { place } => self.acquire_map(place),
             Uop::BulkCommit => self.bulk_commit(),
             Uop::BulkWait { keep, read_only } => self.bulk_wait(*keep, *read_only),
             Uop::Mbarrier { op, addr, space } => self.mbarrier(op, addr, *space),

@@ -105,6 +105,13 @@ impl Step<'_, '_> {
                 );
                 (FindingKind::WarpRace, checks.race, text)
             }
+            Conflict::LanesRead { pc } => {
+                let at = self.place_of(pc);
+                let text = format!(
+                    "write to shared memory that other lanes read{at}, without bar.warp.sync between"
+                );
+                (FindingKind::WarpRace, checks.race, text)
+            }
             Conflict::Unfenced { writer, pc } => {
                 let kind = match writer {
                     AgentKind::CpAsync(_) => FindingKind::UnfencedCopy,

@@ -121,8 +121,7 @@ impl Step<'_, '_> {
 
     pub(super) fn alu(&mut self, f: &LaneFn, dst: Dst, srcs: &[Src]) -> Outcome {
         let sources = self.sources(srcs);
-        let result = f(&sources.values);
-        self.write_from(dst, &result, sources.dependent(f, srcs, &result), &sources);
+        self.write_made(dst, f, &sources);
         Ok(Flow::Next)
     }
 
@@ -132,7 +131,7 @@ impl Step<'_, '_> {
         let source = if let Src::Reg(reg) = src { Some((reg, registers.touch(reg))) } else { None };
         let before = dst.map(|reg| (reg, registers.touch(reg)));
         let sources = self.sources(&[src]);
-        self.write_from(dst, &sources.values[0], sources.undefined(), &sources);
+        self.write_made(dst, |values| values[0], &sources);
         let registers = &mut self.machine.warps[self.warp].registers;
         for (reg, touch) in source.into_iter().chain(before) {
             registers.mark_moved(reg, touch);
@@ -188,7 +187,7 @@ impl Step<'_, '_> {
     ) -> Outcome {
         let sources = self.sources(srcs);
         let bits = f(&sources.values);
-        let mut undefined = sources.dependent(f, srcs, &bits);
+        let mut undefined = sources.dependent(f, &bits).map_or(0, |(lanes, _)| lanes);
         let first: Lanes = from_fn(|i| bits[i] & 1);
         let second: Lanes = if packed { from_fn(|i| bits[i] >> 1 & 1) } else { from_fn(|i| !bits[i] & 1) };
         let third = combine.map(|(op, src)| {
@@ -210,7 +209,7 @@ impl Step<'_, '_> {
     pub(super) fn copy(&mut self, dsts: &[Dst], srcs: &[Src]) -> Outcome {
         let all: Vec<Sources> = srcs.iter().map(|src| self.sources(&[*src])).collect();
         for (dst, source) in dsts.iter().zip(&all) {
-            self.write_from(*dst, &source.values[0], source.undefined(), source);
+            self.write_made(*dst, |values| values[0], source);
         }
         Ok(Flow::Next)
     }
@@ -219,8 +218,8 @@ impl Step<'_, '_> {
         let sources = self.sources(&[src]);
         let mask = u64::MAX >> (64 - bits);
         for (i, dst) in dsts.iter().enumerate() {
-            let part: Lanes = from_fn(|lane| sources.values[0][lane] >> (bits as usize * i) & mask);
-            self.write_from(*dst, &part, sources.undefined(), &sources);
+            let part = |values: &[Lanes; 4]| values[0].map(|value| value >> (bits as usize * i) & mask);
+            self.write_made(*dst, part, &sources);
         }
         Ok(Flow::Next)
     }
@@ -274,13 +273,14 @@ impl Step<'_, '_> {
             S::LanemaskLt => lane_mask(|l| (1 << l) - 1),
             S::LanemaskGe => lane_mask(|l| u32::MAX << l),
             S::LanemaskGt => lane_mask(|l| !(u32::MAX >> (31 - l))),
-            S::Clock | S::Clock64 | S::Globaltimer => [self.machine.steps; 32],
+            S::Clock | S::GlobaltimerLo => all(self.machine.steps as u32),
+            S::Clock64 | S::Globaltimer => [self.machine.steps; 32],
             S::DynamicSmemSize => all(geometry.dynamic_shared),
             S::ReservedSmemBegin | S::ReservedSmem0 | S::ReservedSmem1 => all(SHARED_BASE),
             S::ReservedSmemEnd | S::ReservedSmemCap => all(SHARED_BASE + RESERVED_BYTES),
             S::Envreg1 => all((self.grid_barrier() >> 32) as u32),
             S::Envreg2 => all(self.grid_barrier() as u32),
-            S::TotalSmemSize => all(geometry.shared_bytes),
+            S::TotalSmemSize | S::AggrSmemSize => all(geometry.shared_bytes),
             _ => [0; 32],
         }
     }

@@ -140,6 +140,7 @@ fn unclean(program: &fuzz::Program, seed: u64) -> Option<String> {
 
 /// Hints without a result of their own, and ends that no test can observe.
 const UNTESTED: &[Op] = &[
+    Op::Applypriority,
     Op::Prefetch,
     Op::CpAsyncBulkPrefetch,
     Op::CpAsyncBulkPrefetchTensor,

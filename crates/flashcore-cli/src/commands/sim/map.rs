@@ -82,8 +82,16 @@ fn element(name: &str) -> Result<TensorElement, String> {
         "f16" => TensorElement::F16,
         "bf16" => TensorElement::BF16,
         "f32" => TensorElement::F32,
+        "u16" | "s16" => TensorElement::U16,
+        "u32" => TensorElement::U32,
+        "s32" => TensorElement::S32,
+        "u64" => TensorElement::U64,
+        "s64" => TensorElement::S64,
+        "f64" => TensorElement::F64,
         other => {
-            return Err(format!("`{other}` is no element of a tensor map; there are u8, f16, bf16 and f32"));
+            return Err(format!(
+                "`{other}` is no element of a tensor map; there are u8, u16, u32, s32, u64, s64, f16, bf16, f32, f64"
+            ));
         }
     })
 }
@@ -112,7 +120,7 @@ mod tests {
         assert_eq!((dense.box_dims, dense.swizzle), (vec![64, 8, 1], Swizzle::B128));
         let own = spec("box=16,2;dims=32,2;strides=256;element=u8").unwrap();
         assert_eq!((own.dims, own.strides, own.element), (vec![32, 2], vec![256], TensorElement::U8));
-        for wrong in ["box", "box=a", "swizzle=7;box=1", "element=f64;box=1", "shape=1"] {
+        for wrong in ["box", "box=a", "swizzle=7;box=1", "element=f8;box=1", "shape=1"] {
             assert!(spec(wrong).is_err(), "{wrong}");
         }
     }
