@@ -119,8 +119,8 @@ impl State<'_> {
             );
         }
         let [dim_qk, dim_v] = dims(call);
-        for n in 0..count {
-            (starts[0][n], starts[1][n]) = (n * dim_qk, n * dim_v);
+        for (starts, dim) in starts.iter_mut().zip([dim_qk, dim_v]) {
+            starts.iter_mut().enumerate().for_each(|(n, start)| *start = n * dim);
         }
         let (mut padded_k, mut padded_v) = (std::mem::take(&mut self.k), std::mem::take(&mut self.v));
         pad(call, (call.k, k), (rows, &keys), dim_qk, padded_k);
