@@ -98,14 +98,15 @@ impl LastRead {
         self.place & bytes as u32 != 0
     }
 
-    /// The same after a read of some bytes by `who`: of the lanes that have read since they met, one or several.
+    /// The same after a read of some bytes by `who`: of the lanes that have read since they met, one or several, and all
+    /// bytes that were read since.
     fn and(self, who: &Accessor<'_>, bytes: u8) -> Self {
-        let (own, before) = (u32::from(who.lane), self.place & ((1 << BYTE_BITS) - 1));
-        let since = self.clock > who.synced && self.lane() != own;
+        let (own, recent) = (u32::from(who.lane), self.clock > who.synced);
+        let before = if recent { self.place & ((1 << BYTE_BITS) - 1) } else { 0 };
         let lane = match self.lane() {
             _ if before != 0 && before != u32::from(bytes) => MIXED,
-            MIXED if since => MIXED,
-            _ if since => SEVERAL,
+            MIXED if recent => MIXED,
+            other if recent && other != own => SEVERAL,
             _ => own,
         };
         let bytes = before | u32::from(bytes);
