@@ -150,8 +150,14 @@ impl SharedShadow {
             if reads.is_empty() {
                 reads.resize(self.writes.len(), LastRead::default());
             }
-            for word in words {
-                reads[word] = reads[word].and(who, bytes_of(&range, word));
+            let whole = range.start.is_multiple_of(WORD) && range.end.is_multiple_of(WORD);
+            if whole && who.agent != who.home {
+                // lanes matter for what warps read themselves
+                reads[words].fill(LastRead::default().and(who, 0xf));
+            } else {
+                for word in words {
+                    reads[word] = reads[word].and(who, if whole { 0xf } else { bytes_of(&range, word) });
+                }
             }
             self.latest[agent] = self.latest[agent].max(who.clock);
         }
