@@ -98,14 +98,15 @@ impl LastRead {
         self.place & bytes as u32 != 0
     }
 
-    /// The same after a read of some bytes by `who`: of the lanes that have read since they met, one or several.
+    /// The same after a read of some bytes by `who`: of the lanes that have read since they met, one or several, and all
+    /// bytes that were read since.
     fn and(self, who: &Accessor<'_>, bytes: u8) -> Self {
-        let (own, before) = (u32::from(who.lane), self.place & ((1 << BYTE_BITS) - 1));
-        let since = self.clock > who.synced && self.lane() != own;
+        let (own, recent) = (u32::from(who.lane), self.clock > who.synced);
+        let before = if recent { self.place & ((1 << BYTE_BITS) - 1) } else { 0 };
         let lane = match self.lane() {
             _ if before != 0 && before != u32::from(bytes) => MIXED,
-            MIXED if since => MIXED,
-            _ if since => SEVERAL,
+            MIXED if recent => MIXED,
+            other if recent && other != own => SEVERAL,
             _ => own,
         };
         let bytes = before | u32::from(bytes);
@@ -149,8 +150,14 @@ impl SharedShadow {
             if reads.is_empty() {
                 reads.resize(self.writes.len(), LastRead::default());
             }
-            for word in words {
-                reads[word] = reads[word].and(who, bytes_of(&range, word));
+            let whole = range.start.is_multiple_of(WORD) && range.end.is_multiple_of(WORD);
+            if whole && who.agent != who.home {
+                // lanes matter for what warps read themselves
+                reads[words].fill(LastRead::default().and(who, 0xf));
+            } else {
+                for word in words {
+                    reads[word] = reads[word].and(who, if whole { 0xf } else { bytes_of(&range, word) });
+                }
             }
             self.latest[agent] = self.latest[agent].max(who.clock);
         }
