@@ -18,7 +18,7 @@ NAME = "flashcore"
 
 
 def register(name: str = NAME) -> None:
-    """Makes ``attn_implementation="flashcore"`` known to transformers (5.0 or later).
+    """Makes ``attn_implementation="flashcore"`` known to transformers (5.0 or later; gpt-oss needs a newer one).
 
     Prefill, generation with dynamic and static caches, continuous batching, padding on either side, packed sequences
     (``cu_seq_lens_q``), grouped heads, sliding windows, soft caps and sinks; training on the CPU. Masks of another form
@@ -266,8 +266,8 @@ def _by_bias(
 
 def mask(
     batch_size: int,
-    q_length: int,
-    kv_length: int,
+    q_length: int | None = None,
+    kv_length: int = 0,
     q_offset: Any = 0,
     kv_offset: int = 0,
     attention_mask: Any | None = None,
@@ -279,12 +279,16 @@ def mask(
 
     Masks of another form are made in full, so that `forward` computes them or refuses.
     """
+    at = kwargs.get("cache_position")  # the first releases of transformers 5 say where queries stand
+    sizes = dict(q_length=q_length, q_offset=q_offset) if at is None else {}
+    if at is not None:
+        q_length, q_offset = at.shape[0], at[0]
     chunk = getattr(config, "attention_chunk_size", None)
     if (not allow_is_causal_skip and q_length > 1) or (chunk is not None and kv_length + kv_offset > chunk):
         from transformers.masking_utils import sdpa_mask
 
-        known = {"q_offset": q_offset, "kv_offset": kv_offset, "attention_mask": attention_mask, "config": config}
-        return sdpa_mask(batch_size, q_length, kv_length, allow_is_causal_skip=False, **known, **kwargs)
+        known = {"kv_length": kv_length, "kv_offset": kv_offset, "attention_mask": attention_mask, "config": config}
+        return sdpa_mask(batch_size=batch_size, allow_is_causal_skip=False, **sizes, **known, **kwargs)
     used = int(q_offset) + q_length - kv_offset
     if attention_mask is None:
         if used >= kv_length:
