@@ -11,7 +11,7 @@ use crate::{
     simd::{
         Lane,
         convert::Widen,
-        rows::{BLOCK, RowBlock},
+        rows::{BLOCK, Listed, RowBlock, Starts, Strided},
         tile::NO_MAX,
     },
 };
@@ -103,36 +103,41 @@ impl State<'_> {
             [relative(seen.start), relative(seen.end)]
         }));
         self.set_bias(call, unit, &keys);
-        let (rows, k, v) = (call.keys(unit), call.problem.k(), call.problem.v());
-        let (count, mut starts) = (keys.len(), [[0; BLOCK]; 2]);
+        let (rows, layouts) = (call.keys(unit), [call.problem.k(), call.problem.v()]);
         if reads_in_place(call) {
-            let size = call.problem.page_size();
-            rows.rows(k, keys.clone(), size, &mut starts[0]);
-            rows.rows(v, keys.clone(), size, &mut starts[1]);
-            let mut next = starts[0];
-            rows.rows(k, keys.end..unit.keys.end.min(keys.end + BLOCK), size, &mut next);
-            return self.attend(
-                call,
-                (call.k, call.v),
-                (&starts.each_ref().map(|starts| &starts[..count]), &next),
-                visible,
-            );
+            if call.blocks_together(BLOCK) {
+                let starts = layouts
+                    .map(|layout| Strided { first: rows.row(layout, keys.start), step: layout.strides()[2] });
+                return self.attend(call, (call.k, call.v), starts, (keys.len(), visible));
+            }
+            return self.block_of_pages(call, unit, keys, visible);
         }
-        let [dim_qk, dim_v] = dims(call);
-        for (starts, dim) in starts.iter_mut().zip([dim_qk, dim_v]) {
-            starts.iter_mut().enumerate().for_each(|(n, start)| *start = n * dim);
-        }
+        let dims = dims(call);
         let (mut padded_k, mut padded_v) = (std::mem::take(&mut self.k), std::mem::take(&mut self.v));
-        pad(call, (call.k, k), (rows, &keys), dim_qk, padded_k);
-        pad(call, (call.v, v), (rows, &keys), dim_v, padded_v);
-        self.attend(
-            call,
-            (&*padded_k, &*padded_v),
-            (&starts.each_ref().map(|starts| &starts[..count]), &starts[0]),
-            visible,
-        );
+        pad(call, (call.k, layouts[0]), (rows, &keys), dims[0], padded_k);
+        pad(call, (call.v, layouts[1]), (rows, &keys), dims[1], padded_v);
+        let starts = dims.map(|step| Strided { first: 0, step });
+        self.attend(call, (&*padded_k, &*padded_v), starts, (keys.len(), visible));
         std::mem::swap(&mut self.k, &mut padded_k);
         std::mem::swap(&mut self.v, &mut padded_v);
+    }
+
+    /// A block whose keys lie in several pages.
+    fn block_of_pages<T: Lane>(
+        &mut self,
+        call: &Call<'_, T>,
+        unit: &Unit,
+        keys: Range<usize>,
+        visible: &[[usize; 2]],
+    ) {
+        let (rows, size) = (call.keys(unit), call.problem.page_size());
+        let [mut k, mut v] = [[0; BLOCK]; 2];
+        rows.rows(call.problem.k(), keys.clone(), size, &mut k);
+        rows.rows(call.problem.v(), keys.clone(), size, &mut v);
+        let mut later = k;
+        rows.rows(call.problem.k(), keys.end..unit.keys.end.min(keys.end + BLOCK), size, &mut later);
+        let starts = [&k, &v].map(|starts| Listed { starts, later: &later });
+        self.attend(call, (call.k, call.v), starts, (keys.len(), visible));
     }
 
     /// Fills in what is added to the scores of a block of keys.
@@ -150,18 +155,17 @@ impl State<'_> {
         &mut self,
         call: &Call<'_, T>,
         (k, v): (&[U], &[U]),
-        (starts, next): (&[&[usize]; 2], &[usize; BLOCK]),
-        visible: &[[usize; 2]],
+        starts: [impl Starts; 2],
+        (keys, visible): (usize, &[[usize; 2]]),
     ) {
         call.runner.run(RowBlock {
             rows: visible.len(),
             dims: dims(call),
-            keys: starts[0].len(),
+            keys,
             q: self.q,
             k,
             v,
-            starts: *starts,
-            next,
+            starts,
             logits: call.logits,
             bias: call.problem.bias().map(|_| &*self.bias),
             visible,

@@ -3,9 +3,9 @@
 //! Vectors run along the *features*, so that K and V stream through once, converted as they are loaded; up to four rows
 //! share what is loaded. Features must be a multiple of the lanes; the driver pads others.
 //!
-//! Four keys are multiplied at once, for their sums across lanes cost less together. Read like that, memory streams a
-//! quarter slower than in its own order (5.4 instead of 4.3 ms for 268 MB on a Zen 5). So each half fetches what the other
-//! half reads next: the dot products the values of their keys, the weighted sums the next block's keys.
+//! A row by itself reads keys one after another: memory streams best in its own order. Rows that share keys multiply four of
+//! them at once, for their sums across lanes cost less together; so that memory streams none the less, each half fetches what
+//! the other half reads next: the dot products the values of their keys, the weighted sums the next block's keys.
 
 // Explicit indices, no closures: a closure would be compiled without the kernel's target features.
 #![allow(clippy::needless_range_loop)]
@@ -23,8 +23,66 @@ pub(crate) const BLOCK: usize = 32;
 /// Bytes of a cache line.
 const LINE: usize = 64;
 
+/// Where the rows of keys or values start.
+pub(crate) trait Starts: Copy {
+    /// The start of row `n` of the block.
+    fn at(self, n: usize) -> usize;
+    /// Where the row starts that is likely read a block later; perhaps beyond the end.
+    fn later(self, n: usize) -> usize;
+    /// The largest start of the first `count` rows.
+    fn last(self, count: usize) -> usize;
+}
+
+/// Rows at equal distances.
+#[derive(Clone, Copy)]
+pub(crate) struct Strided {
+    pub(crate) first: usize,
+    pub(crate) step: usize,
+}
+
+impl Starts for Strided {
+    #[inline(always)]
+    fn at(self, n: usize) -> usize {
+        self.first + n * self.step
+    }
+
+    #[inline(always)]
+    fn later(self, n: usize) -> usize {
+        self.first.wrapping_add(self.step.wrapping_mul(n + BLOCK))
+    }
+
+    #[inline(always)]
+    fn last(self, count: usize) -> usize {
+        self.at(count - 1)
+    }
+}
+
+/// Rows of several pages.
+#[derive(Clone, Copy)]
+pub(crate) struct Listed<'a> {
+    pub(crate) starts: &'a [usize; BLOCK],
+    pub(crate) later: &'a [usize; BLOCK],
+}
+
+impl Starts for Listed<'_> {
+    #[inline(always)]
+    fn at(self, n: usize) -> usize {
+        self.starts[n]
+    }
+
+    #[inline(always)]
+    fn later(self, n: usize) -> usize {
+        self.later[n]
+    }
+
+    #[inline(always)]
+    fn last(self, count: usize) -> usize {
+        self.starts[..count].iter().fold(0, |last, &start| last.max(start))
+    }
+}
+
 /// A few rows and the keys to fold into them.
-pub(crate) struct RowBlock<'a, T> {
+pub(crate) struct RowBlock<'a, T, P> {
     /// Number of rows.
     pub(crate) rows: usize,
     /// Features of queries and keys, and of values.
@@ -37,9 +95,7 @@ pub(crate) struct RowBlock<'a, T> {
     pub(crate) k: &'a [T],
     pub(crate) v: &'a [T],
     /// Where the row of each key starts in either.
-    pub(crate) starts: [&'a [usize]; 2],
-    /// Where keys start that come next, anywhere if none do.
-    pub(crate) next: &'a [usize; BLOCK],
+    pub(crate) starts: [P; 2],
     /// From scores to logits.
     pub(crate) logits: Logits,
     /// What is added to scores, `[row][BLOCK]`.
@@ -54,13 +110,12 @@ pub(crate) struct RowBlock<'a, T> {
     pub(crate) out: &'a mut [f32],
 }
 
-impl<T: Lane> RowBlock<'_, T> {
+impl<T: Lane, P: Starts> RowBlock<'_, T, P> {
     fn check(&self, lanes: usize) {
         let (rows, [dim_qk, dim_v]) = (self.rows, self.dims);
         assert!(dim_qk.is_multiple_of(lanes) && dim_v.is_multiple_of(lanes), "features fill vectors");
         assert!(self.keys > 0 && self.keys <= BLOCK, "a block holds 1 to {BLOCK} keys");
-        let last =
-            self.starts.map(|starts| starts[..self.keys].iter().fold(0, |last, &start| last.max(start)));
+        let last = self.starts.map(|starts| starts.last(self.keys));
         assert!(
             last[0] + dim_qk <= self.k.len() && last[1] + dim_v <= self.v.len(),
             "rows lie in their slices"
@@ -72,7 +127,7 @@ impl<T: Lane> RowBlock<'_, T> {
     }
 }
 
-impl<T: Lane> Kernel for RowBlock<'_, T> {
+impl<T: Lane, P: Starts> Kernel for RowBlock<'_, T, P> {
     type Output = ();
 
     #[inline(always)]
@@ -83,15 +138,15 @@ impl<T: Lane> Kernel for RowBlock<'_, T> {
             let mut row = 0;
             // Few registers hold few sums.
             while S::LANES >= 16 && row + 4 <= self.rows {
-                rows::<S, T, 4>(&mut self, row);
+                rows::<S, T, P, 4>(&mut self, row);
                 row += 4;
             }
             while row + 2 <= self.rows {
-                rows::<S, T, 2>(&mut self, row);
+                rows::<S, T, P, 2>(&mut self, row);
                 row += 2;
             }
             if row < self.rows {
-                rows::<S, T, 1>(&mut self, row);
+                rows::<S, T, P, 1>(&mut self, row);
             }
         }
     }
@@ -99,40 +154,61 @@ impl<T: Lane> Kernel for RowBlock<'_, T> {
 
 /// Folds the keys into `R` rows, which share each key and value that is loaded and widened.
 #[inline(always)]
-unsafe fn rows<S: Simd, T: Lane, const R: usize>(block: &mut RowBlock<'_, T>, row: usize) {
+unsafe fn rows<S: Simd, T: Lane, P: Starts, const R: usize>(block: &mut RowBlock<'_, T, P>, row: usize) {
     // SAFETY: the caller's promise.
     unsafe {
-        scores::<S, T, R>(block, row);
+        scores::<S, T, P, R>(block, row);
         for r in 0..R {
-            softmax::<S, T>(block, row + r);
+            softmax::<S, T, P>(block, row + r);
         }
-        values::<S, T, R>(block, row);
+        values::<S, T, P, R>(block, row);
     }
 }
 
 /// Dot products of `R` rows with every key.
 #[inline(always)]
-unsafe fn scores<S: Simd, T: Lane, const R: usize>(block: &mut RowBlock<'_, T>, row: usize) {
+unsafe fn scores<S: Simd, T: Lane, P: Starts, const R: usize>(block: &mut RowBlock<'_, T, P>, row: usize) {
     let mut n = 0;
     // SAFETY: the caller's promise.
     unsafe {
+        if R == 1 {
+            return in_order::<S, T, P>(block, row);
+        }
         while n + 4 <= block.keys {
-            dots::<S, T, R, 4>(block, row, n);
+            dots::<S, T, P, R, 4>(block, row, n);
             n += 4;
         }
         match block.keys - n {
-            1 => dots::<S, T, R, 1>(block, row, n),
-            2 => dots::<S, T, R, 2>(block, row, n),
-            3 => dots::<S, T, R, 3>(block, row, n),
+            1 => dots::<S, T, P, R, 1>(block, row, n),
+            2 => dots::<S, T, P, R, 2>(block, row, n),
+            3 => dots::<S, T, P, R, 3>(block, row, n),
             _ => {}
+        }
+    }
+}
+
+/// Dot products of one row with every key, one key after another: memory streams best in its own order.
+#[inline(always)]
+unsafe fn in_order<S: Simd, T: Lane, P: Starts>(block: &mut RowBlock<'_, T, P>, row: usize) {
+    let dim = block.dims[0];
+    // SAFETY: `RowBlock::check`.
+    unsafe {
+        let q = block.q.as_ptr().add(row * dim);
+        for n in 0..block.keys {
+            let k = block.k.as_ptr().add(block.starts[0].at(n));
+            let mut sum = S::splat(0.0);
+            for d in (0..dim).step_by(S::LANES) {
+                sum = S::fma(S::load(q.add(d)), T::load::<S>(k.add(d)), sum);
+            }
+            *block.scores.get_unchecked_mut(row * BLOCK + n) = S::sum(sum);
         }
     }
 }
 
 /// Dot products of `R` rows with `N` keys, the first of which is a multiple of four.
 #[inline(always)]
-unsafe fn dots<S: Simd, T: Lane, const R: usize, const N: usize>(
-    block: &mut RowBlock<'_, T>,
+unsafe fn dots<S: Simd, T: Lane, P: Starts, const R: usize, const N: usize>(
+    block: &mut RowBlock<'_, T, P>,
     row: usize,
     n: usize,
 ) {
@@ -141,9 +217,8 @@ unsafe fn dots<S: Simd, T: Lane, const R: usize, const N: usize>(
     unsafe {
         let (q, mut k) = (block.q.as_ptr().add(row * dim), [block.k.as_ptr(); N]);
         for j in 0..N {
-            k[j] = k[j].add(*block.starts[0].get_unchecked(n + j));
-            let v = *block.starts[1].get_unchecked(n + j);
-            fetch::<S, T>(block.v.as_ptr().add(v), block.dims[1]);
+            k[j] = k[j].add(block.starts[0].at(n + j));
+            fetch::<S, T>(block.v.as_ptr().add(block.starts[1].at(n + j)), block.dims[1]);
         }
         let mut sums = [[S::splat(0.0); 4]; R];
         for d in (0..dim).step_by(S::LANES) {
@@ -176,7 +251,7 @@ unsafe fn fetch<S: Simd, T: Lane>(at: *const T, len: usize) {
 
 /// Turns a row's scores into `2^(logit − max)`, zero where hidden, and updates what the row has seen.
 #[inline(always)]
-unsafe fn softmax<S: Simd, T: Lane>(block: &mut RowBlock<'_, T>, row: usize) {
+unsafe fn softmax<S: Simd, T: Lane, P: Starts>(block: &mut RowBlock<'_, T, P>, row: usize) {
     let padded = block.keys.next_multiple_of(S::LANES);
     let scores = &mut block.scores[row * BLOCK..][..padded];
     let out = &mut block.out[row * block.dims[1]..][..block.dims[1]];
@@ -252,22 +327,22 @@ unsafe fn scale<S: Simd>(out: &mut [f32], factor: f32) {
 
 /// Adds the weighted values to `R` rows.
 #[inline(always)]
-unsafe fn values<S: Simd, T: Lane, const R: usize>(block: &mut RowBlock<'_, T>, row: usize) {
+unsafe fn values<S: Simd, T: Lane, P: Starts, const R: usize>(block: &mut RowBlock<'_, T, P>, row: usize) {
     let dim = block.dims[1];
     let mut d = 0;
     // SAFETY: `RowBlock::check`.
     unsafe {
         // Sums of four rows fill the registers sooner.
         while R < 4 && d + 8 * S::LANES <= dim {
-            weigh::<S, T, R, 8>(block, row, d);
+            weigh::<S, T, P, R, 8>(block, row, d);
             d += 8 * S::LANES;
         }
         while d + 4 * S::LANES <= dim {
-            weigh::<S, T, R, 4>(block, row, d);
+            weigh::<S, T, P, R, 4>(block, row, d);
             d += 4 * S::LANES;
         }
         while d < dim {
-            weigh::<S, T, R, 1>(block, row, d);
+            weigh::<S, T, P, R, 1>(block, row, d);
             d += S::LANES;
         }
     }
@@ -275,8 +350,8 @@ unsafe fn values<S: Simd, T: Lane, const R: usize>(block: &mut RowBlock<'_, T>, 
 
 /// `C` vectors of features from feature `d` on, for `R` rows.
 #[inline(always)]
-unsafe fn weigh<S: Simd, T: Lane, const R: usize, const C: usize>(
-    block: &mut RowBlock<'_, T>,
+unsafe fn weigh<S: Simd, T: Lane, P: Starts, const R: usize, const C: usize>(
+    block: &mut RowBlock<'_, T, P>,
     row: usize,
     d: usize,
 ) {
@@ -290,11 +365,12 @@ unsafe fn weigh<S: Simd, T: Lane, const R: usize, const C: usize>(
                 acc[r][c] = S::load(out.add(r * block.dims[1] + c * S::LANES));
             }
         }
-        let (values, starts) = (block.v.as_ptr(), block.starts[1].as_ptr());
-        let (following, next) = (block.k.as_ptr(), block.next.as_ptr());
+        let [k, v] = block.starts;
         for n in 0..block.keys {
-            let v = values.add(*starts.add(n) + d);
-            fetch::<S, T>(following.wrapping_add(*next.add(n) + d), C * S::LANES);
+            if R > 1 {
+                fetch::<S, T>(block.k.as_ptr().wrapping_add(k.later(n).wrapping_add(d)), C * S::LANES);
+            }
+            let v = block.v.as_ptr().add(v.at(n) + d);
             let mut columns = [S::splat(0.0); C];
             for c in 0..C {
                 columns[c] = T::load::<S>(v.add(c * S::LANES));
