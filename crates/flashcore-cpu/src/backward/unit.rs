@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use flashcore_core::{RowTerms, Sequence};
+use flashcore_core::Sequence;
 
 use super::{
     Call,
@@ -148,7 +148,6 @@ impl<E: Element> Memory<'_, E> {
         let (rows, first) = (step.queries.len(), step.keys.start / call.lanes * call.lanes);
         let columns = (step.keys.end - first).next_multiple_of(call.lanes);
         self.scores(call, rows, first, columns);
-        self.settle_single_keys(call, unit, s, step);
         let masked = self.set_bounds(call, unit, s, step, first..first + columns);
         self.set_bias(call, unit, step, first..first + columns);
         let [starts, ends] = &self.bounds;
@@ -192,23 +191,6 @@ impl<E: Element> Memory<'_, E> {
             let size = Size { rows, columns, depth: left.dim().div_ceil(E::NUMBERS) };
             let (a, b) = (Left::Rows(a, a_stride), (&right[first..], stride));
             E::multiply(call.runner, Product { size, a, b, c: (&mut to[first..], stride), add: false });
-        }
-    }
-
-    /// A key that nothing competes with has weight 1 whatever its score is, so that the score's gradient is 0: what `dO·Vᵀ`
-    /// and the row's sum are alike but for their rounding, and the first becomes the second.
-    fn settle_single_keys(&mut self, call: &Call<'_>, unit: &Unit, s: &Sequence, step: &Step) {
-        if call.forward.sink_logits().is_some() || matches!(call.inputs.terms, RowTerms::Sums(_)) {
-            return;
-        }
-        let sums = &call.terms.sums[step.row..];
-        for (query, (row, sum)) in
-            step.queries.clone().zip(self.tile.grads.chunks_mut(self.strides.keys).zip(sums))
-        {
-            let seen = call.forward.mask().keys(query, s.q_len, s.kv_len);
-            if seen.len() == 1 && unit.keys.contains(&seen.start) {
-                row[seen.start - unit.keys.start] = *sum;
-            }
         }
     }
 
