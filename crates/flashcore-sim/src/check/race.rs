@@ -290,8 +290,11 @@ impl SharedShadow {
 
 /// The first of the reads of a range for which something holds.
 fn met(reads: &[LastRead], range: &Range<usize>, holds: impl Fn(&LastRead) -> bool) -> Option<LastRead> {
-    let mut touched = words_of(range).map(|word| (reads[word], bytes_of(range, word)));
-    touched.find(|(read, bytes)| holds(read) && read.meets(*bytes)).map(|(read, _)| read)
+    let words = words_of(range);
+    let mut touched = words.clone().zip(&reads[words]);
+    // Few hold: only of those it matters which bytes they were.
+    let found = touched.find(|(word, read)| holds(read) && read.meets(bytes_of(range, *word)));
+    found.map(|(_, read)| *read)
 }
 
 fn words_of(range: &Range<usize>) -> Range<usize> {
