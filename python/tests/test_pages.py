@@ -257,3 +257,19 @@ def test_a_row_has_its_bits_in_every_batch(framework, size):
     expected, _ = cache.expected(framework.read(rows))
     check_close(together, np.stack(expected), kind_of(framework))
     check_close(run(slice(0, 4), False), np.stack(expected), kind_of(framework))
+
+
+@cases(framework=ALL, size=[16, 64])
+def test_a_prompt_has_its_bits_in_chunks(framework, size):
+    framework.need()
+    cache = Cache(framework, [700], size)
+    rows = framework.make(normal(1, 700, 4, 64, seed=9), kind_of(framework))
+
+    def run(start, end):
+        values = {"page_table": cache.table, "key_lengths": cache.lengths - 700 + end}
+        how = {"causal": True, "layout": "bshd", "batch_invariant": True}
+        return framework.read(flashcore.attention(rows[:, start:end], cache.k, cache.v, **values, **how))
+
+    whole = run(0, 700)
+    for start, end in [(0, 200), (200, 333), (333, 700)]:
+        assert (run(start, end) == whole[:, start:end]).all()

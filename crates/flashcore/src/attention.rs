@@ -153,7 +153,8 @@ impl<'a, T: Element> Attention<'a, T> {
         self
     }
 
-    /// Makes a row's bits independent of what else is in its batch, at some cost in speed.
+    /// Makes a row's bits independent of what else is in its batch, at some cost in speed; those of a prompt's row also of
+    /// the chunks in which the prompt comes, if each has many queries.
     pub fn batch_invariant(mut self, yes: bool) -> Self {
         self.spec.batch_invariant = yes;
         self

@@ -1,6 +1,8 @@
 //! Few queries in every way in which CTAs can share rows; where bits must not depend on the batch, they are the same in all.
 
-use flashcore_core::{DType, Dims, Layout, Lengths, Mask, Pages, Problem, Sequences, Spec, Values};
+use flashcore_core::{
+    DType, Dims, Layout, Lengths, Mask, PageTable, Pages, Problem, Sequences, Spec, Values,
+};
 use flashcore_kernels::{
     Gpu, Member, Plan, Tile,
     decode::{Copies, Order, Shape},
@@ -8,6 +10,7 @@ use flashcore_kernels::{
 };
 use flashcore_lab::simulator::Simulator;
 use flashcore_sim::{Buffer, Launch, Options};
+use flashcore_testkit::Rng;
 use half::f16;
 
 use super::simulator::{Launched, launched, normal_inputs};
@@ -204,5 +207,90 @@ fn queries_of_others_do_not_change_tiles() {
         });
         let tiles: std::collections::BTreeSet<_> = tiles.collect();
         assert!(tiles.len() <= 1, "{:?} {kv_dtype} {dim} features, {group} heads: {tiles:?}", gpu.capability);
+    }
+}
+
+/// Queries, and keys, of a prompt that is cut into chunks: whole pages.
+const PROMPT: usize = 416;
+const PAGE: usize = 16;
+
+/// How a chunk comes.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Form {
+    Alone,
+    /// Behind another sequence of this many rows.
+    Packed(usize),
+    /// Over pages, which hold keys beyond those of the chunk as well.
+    Paged,
+}
+
+impl Form {
+    /// The problem of the prompt's queries `from..to` and the keys before `to`, with its numbers.
+    fn problem(self, dim: usize, (from, to): (usize, usize)) -> (Problem, Values) {
+        let layout = |rows| Layout::bshd(Dims::new(1, 1, self.before() + rows, dim)).unwrap();
+        let (q, k) = (layout(to - from), layout(to));
+        let pages = Layout::bshd(Dims::new(PROMPT / PAGE, 1, PAGE, dim)).unwrap();
+        let offsets = |rows| [0, self.before() as u32, (self.before() + rows) as u32];
+        let (lengths, k) = match self {
+            Self::Alone => (Lengths::Uniform, k),
+            Self::Packed(_) => (Lengths::ragged(offsets(to - from), offsets(to)), k),
+            Self::Paged => (Lengths::keys([to as u32]), pages),
+        };
+        let all = PROMPT / PAGE;
+        let table = (self == Self::Paged).then(|| PageTable::new((0..all as i32).collect::<Vec<_>>(), all));
+        let values = Values { lengths, table, ..Values::default() };
+        let spec = Spec::new(DType::F16, q, k, k).with(&values);
+        (Spec { mask: Mask::CAUSAL, batch_invariant: true, ..spec }.parse().unwrap(), values)
+    }
+
+    const fn before(self) -> usize {
+        if let Self::Packed(rows) = self { rows } else { 0 }
+    }
+
+    /// Output and LSE of these queries, whose numbers are those of `prompt`.
+    fn run(self, gpu: Gpu, prompt: &[Vec<f16>; 3], (from, to): (usize, usize)) -> (Vec<f16>, Vec<f32>) {
+        let dim = prompt[0].len() / PROMPT;
+        let (problem, values) = self.problem(dim, (from, to));
+        let rows = |of: &[f16], from: usize, to: usize| {
+            let others = std::iter::repeat_n(f16::ONE, self.before() * dim);
+            others.chain(of[from * dim..to * dim].iter().copied()).collect::<Vec<_>>()
+        };
+        let keys = if self == Self::Paged { PROMPT } else { to };
+        let [q, k, v] = prompt;
+        let inputs = [rows(q, from, to), rows(k, 0, keys), rows(v, 0, keys)];
+        let plan = plan(&problem, &gpu, 16).unwrap();
+        let simulator = Simulator::seeded(gpu, 3);
+        let got = launched::<f16, f16>(&simulator, (&problem, &values), &plan, &inputs).unwrap();
+        (got.out[self.before() * dim..].to_vec(), got.lse[self.before()..].to_vec())
+    }
+}
+
+/// A prompt has the same bits in one piece and in chunks of many queries, wherever they are cut.
+#[test]
+fn prompts_have_their_bits_in_chunks_and_whole() {
+    // Scores that stay, that one key decides, and that grow from key to key.
+    let kinds: [fn(usize) -> f32; 3] = [|_| 1.0, |_| 10.0, |row| row as f32 / 50.0];
+    for (gpu, dim, form) in [
+        (Gpu::HOPPER, 128, Form::Alone),
+        (Gpu::HOPPER, 64, Form::Packed(50)),
+        (Gpu::HOPPER, 128, Form::Packed(50)),
+        (Gpu::HOPPER, 128, Form::Paged),
+        (Gpu::AMPERE, 128, Form::Alone),
+        (Gpu::AMPERE, 64, Form::Packed(50)),
+        (Gpu::AMPERE, 64, Form::Paged),
+    ] {
+        for (kind, factor) in kinds.into_iter().enumerate() {
+            let mut rng = Rng::new(5);
+            let mut tensor = |factor: fn(usize) -> f32| -> Vec<f16> {
+                (0..PROMPT * dim).map(|n| f16::from_f32(rng.normal() * factor(n / dim))).collect()
+            };
+            let prompt = [tensor(|_| 1.0), tensor(factor), tensor(|_| 1.0)];
+            let whole = form.run(gpu, &prompt, (0, PROMPT));
+            for (from, to) in [(0, 130), (130, 217), (217, PROMPT)] {
+                let (out, lse) = form.run(gpu, &prompt, (from, to));
+                let same = out == whole.0[from * dim..to * dim] && lse == whole.1[from..to];
+                assert!(same, "kind {kind}, {dim} features, {form:?}, {from}..{to}");
+            }
+        }
     }
 }
