@@ -85,6 +85,9 @@ pub struct AttentionFlags {
     /// Give every query head a sink: a standard normal logit without a value
     #[arg(long)]
     sinks: bool,
+    /// Make the bits of a row independent of the rest of its batch
+    #[arg(long)]
+    batch_invariant: bool,
 }
 
 impl AttentionFlags {
@@ -104,7 +107,8 @@ impl AttentionFlags {
         let sinks = self.sinks.then_some(DType::F32);
         let [q, k, v] = dims.map(Layout::bhsd);
         let plain = Spec::new(dtype, q?, k?, v?);
-        Ok(Spec { mask: self.mask(), scale: self.scale, softcap: self.softcap, sinks, ..plain })
+        let (mask, batch_invariant) = (self.mask(), self.batch_invariant);
+        Ok(Spec { mask, scale: self.scale, softcap: self.softcap, sinks, batch_invariant, ..plain })
     }
 
     fn mask(&self) -> Mask {

@@ -35,7 +35,7 @@ fn a_plan_needs_no_gpu() {
 }
 
 #[test]
-fn the_general_kernel_can_be_asked_for() {
+fn a_kernel_can_be_asked_for() {
     let kernel = |more: &str| {
         let json = without_tools(&format!("inspect --shape 2x16x2048x128 --gpu sm_90 --json {more}")).json();
         json["kernel"].as_str().unwrap().to_owned()
@@ -45,6 +45,8 @@ fn the_general_kernel_can_be_asked_for() {
     );
     assert_eq!(kernel("--kernel forward_sm80"), kernel("--general"));
     assert_eq!(kernel("--kernel forward_sm90"), kernel(""));
+    let few = "--seq-q 1 --kv-heads 4";
+    assert!(!kernel(few).contains("_fixed") && kernel(&format!("{few} --batch-invariant")).contains("_fixed"));
     let refused = without_tools("inspect --gpu sm_86 --kernel forward_sm90");
     assert!(refused.code == 2 && refused.stderr.contains("not 8.6; the kernels are"), "{}", refused.stderr);
     let unknown = without_tools("inspect --kernel forward_sm42");

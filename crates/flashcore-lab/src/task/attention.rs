@@ -96,7 +96,7 @@ impl AttentionSpec {
             backward: false,
             page: None,
             traffic: None,
-            invariant: false,
+            invariant: problem.batch_invariant(),
         }
     }
 
