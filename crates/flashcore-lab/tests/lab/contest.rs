@@ -186,7 +186,9 @@ fn right_competitors_are_timed_in_turn() {
 #[test]
 fn a_baseline_must_fit() {
     let contest = prepare(&[host(Cpu::new())]);
-    let measured = contest.run(&QUICK, &Sensors::start(), &mut Patient).unwrap();
+    let mut measured = contest.run(&QUICK, &Sensors::start(), &mut Patient).unwrap();
+    // How steady the machine is must not decide.
+    measured[0].stretches.iter_mut().for_each(|stretch| stretch.seconds.fill(1e-3));
     let mut baseline = Record::new(QUICK, None);
     let now = baseline.clone();
     let compare = |baseline: &Record| {
