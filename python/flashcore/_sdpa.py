@@ -46,7 +46,9 @@ def scaled_dot_product_attention(
         if attn_mask is not None and is_causal:
             raise ValueError("pass attn_mask or is_causal, not both")
         if attn_mask is not None and _is_learned(attn_mask):
-            return _by_torch(query, key, value, attn_mask, scale, enable_gqa)
+            if not _frameworks.is_traced():
+                warnings.warn(LEARNED, stacklevel=2)
+            return by_torch(query, key, value, attn_mask, scale, enable_gqa)
         shape = _frameworks.shape("query", query)
         if len(shape) != 4:
             return _by_four(query, key, value, attn_mask, is_causal, scale, enable_gqa)
@@ -73,11 +75,10 @@ def _is_learned(mask: Any) -> bool:
     return torch is not None and isinstance(mask, torch.Tensor) and mask.requires_grad and torch.is_grad_enabled()
 
 
-def _by_torch(query: Any, key: Any, value: Any, mask: Any, scale: float | None, enable_gqa: bool) -> Any:
+def by_torch(query: Any, key: Any, value: Any, mask: Any, scale: float | None, enable_gqa: bool) -> Any:
     """torch's own function, for the gradient of a mask."""
-    if not _frameworks.is_traced():
-        warnings.warn(LEARNED, stacklevel=3)
-    function = sys.modules["torch"].nn.functional.scaled_dot_product_attention
+    # Not by the name that callers may have given to this function.
+    function = sys.modules["torch"]._C._nn.scaled_dot_product_attention
     return function(query, key, value, mask, scale=scale, enable_gqa=enable_gqa)
 
 

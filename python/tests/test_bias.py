@@ -86,6 +86,21 @@ def test_learned_masks_have_torchs_gradient(device, compiled):
         close(torch, call(*ours, biases[0]), theirs(torch, *others, attn_mask=biases[1]), dtype)
 
 
+def test_learned_masks_go_to_torch_where_its_function_is_replaced():
+    torch = need_torch()
+    q, k, v = made(torch, "cpu", torch.float32)
+    bias, functions = torch.zeros(20, 33, requires_grad=True), torch.nn.functional
+    expected = theirs(torch, q, k, v, attn_mask=bias)
+    kept, functions.scaled_dot_product_attention = functions.scaled_dot_product_attention, flashcore.scaled_dot_product_attention
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            out = functions.scaled_dot_product_attention(q, k, v, attn_mask=bias, enable_gqa=True)
+    finally:
+        functions.scaled_dot_product_attention = kept
+    close(torch, out, expected, torch.float32)
+
+
 @contextlib.contextmanager
 def warns(kind, pattern):
     with warnings.catch_warnings(record=True) as seen:
