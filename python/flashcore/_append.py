@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from . import _frameworks
+from ._words import retell
 
 
 def append(
@@ -50,8 +51,10 @@ def append(
     """
     try:
         return _append(k, v, k_cache, v_cache, lengths, page_table, rotary, interleaved, q, together, factors)
-    except _frameworks.UNTOLD:
-        _frameworks.demand(k=k, v=v, k_cache=k_cache, v_cache=v_cache, **({} if q is None else {"q": q}))
+    except Exception as error:
+        if isinstance(error, _frameworks.UNTOLD):
+            _frameworks.demand(k=k, v=v, k_cache=k_cache, v_cache=v_cache, **({} if q is None else {"q": q}))
+        retell(error, keys="lengths", table="page_table", rotary="rotary", rows="k_cache")
         raise
 
 
@@ -90,24 +93,28 @@ def reshape_and_cache_flash(
     whose slot is below 0, and those beyond the slots given, are not written. With "fp8" (or "fp8_e4m3") the cache is
     float8_e4m3fn, or bytes that are read as such, and holds what was divided by the scales, one number or one for each head.
     """
-    if kv_cache_dtype not in ("auto", "float16", "bfloat16", "float32", "fp8", "fp8_e4m3"):
-        raise NotImplementedError(f"a cache of {kv_cache_dtype} is not supported; use \"auto\" or \"fp8\"")
-    framework = _frameworks.of(key)
-    factors = None
-    if kv_cache_dtype.startswith("fp8"):
-        key_cache, value_cache = (framework.e4m3(cache) for cache in (key_cache, value_cache))
-        if k_scale is not None or v_scale is not None:
-            factors = _factors(framework, (k_scale, v_scale), key)
-    count = int(_frameworks.shape("slot_mapping", slot_mapping)[0])
-    tensors = {"k": key[:count], "v": value[:count], "k_cache": key_cache, "v_cache": value_cache}
-    tensors |= {"lengths": None, "slots": slot_mapping, "table": None, "rotary": None, "q": None, "factors": factors}
-    options = {"interleaved": False, "together": False}
-    if _frameworks.is_traced():
-        from ._torch_append import call
+    try:
+        if kv_cache_dtype not in ("auto", "float16", "bfloat16", "float32", "fp8", "fp8_e4m3"):
+            raise NotImplementedError(f"a cache of {kv_cache_dtype} is not supported; use \"auto\" or \"fp8\"")
+        framework = _frameworks.of(key)
+        factors = None
+        if kv_cache_dtype.startswith("fp8"):
+            key_cache, value_cache = (framework.e4m3(cache) for cache in (key_cache, value_cache))
+            if k_scale is not None or v_scale is not None:
+                factors = _factors(framework, (k_scale, v_scale), key)
+        count = int(_frameworks.shape("slot_mapping", slot_mapping)[0])
+        tensors = {"k": key[:count], "v": value[:count], "k_cache": key_cache, "v_cache": value_cache}
+        tensors |= {"lengths": None, "slots": slot_mapping, "table": None, "rotary": None, "q": None, "factors": factors}
+        options = {"interleaved": False, "together": False}
+        if _frameworks.is_traced():
+            from ._torch_append import call
 
-        call(tensors, options)
-    else:
-        framework.append(tensors, options)
+            call(tensors, options)
+        else:
+            framework.append(tensors, options)
+    except Exception as error:
+        retell(error, k="key", v="value", slots="slot_mapping", k_cache="key_cache", v_cache="value_cache")
+        raise
 
 
 def _factors(framework: Any, factors: Any, k: Any) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 from . import _bias, _frameworks, _masks, _native, _options, _quantise
 from ._arguments import bound, flag, pair
 from ._options import NONE, Options, Values
+from ._words import retell
 
 
 def attention(
@@ -97,36 +98,40 @@ def attention(
     >>> attention(q, pages, pages, page_table=[[7, 2], [0, -1]], key_lengths=[32, 9]).shape
     (2, 4, 16, 8)
     """
-    if quantise is not None:
-        given = {"causal": causal, "window": window, "scale": scale, "softcap": softcap, "sinks": sinks}
-        given |= {"key_lengths": key_lengths, "query_lengths": query_lengths, "key_mask": key_mask}
-        given |= {"page_table": page_table, "factors": factors, "layout": layout}
-        given |= {"batch_invariant": batch_invariant}
-        return _quantise.attention_by(quantise, q, k, v, given, return_lse, out)
-    turned = flag("turned", turned)
-    if blocks is not None:
-        blocks = pair("blocks", blocks, "pass the rows of q and those of k that share a factor")
-    if turned:
-        out = _quantise.out_of_turned(q, v) if out is None else out
-    plain = window is None and key_mask is None and factors is None and not turned and not return_lse
-    tried = plain and not _frameworks.is_traced()
-    if tried:
-        # As `run`, with fewer steps: this is the call that counts.
-        try:
-            options = _options.known.get((causal, None, scale, softcap, layout, False, batch_invariant))
-        except TypeError:  # a scale that is no number, which is told below
-            options = None
-        if options is not None:
-            result = straight(q, k, v, out, options, query_lengths, key_lengths, sinks, None, page_table)
-            if result is not None:
-                return result
-        tried = options is not None
-    options = _options.options(causal, window, scale, softcap, layout, batch_invariant=batch_invariant)
-    given = (sinks, key_lengths, query_lengths, key_mask, page_table, factors)
-    values = NONE
-    if turned or any(one is not None for one in given):
-        values = Values(query_lengths, key_lengths, sinks, key_mask, None, page_table, None, factors, blocks, turned)
-    return (by_long_way if tried else run)(q, k, v, options, values, return_lse, out)
+    try:
+        if quantise is not None:
+            given = {"causal": causal, "window": window, "scale": scale, "softcap": softcap, "sinks": sinks}
+            given |= {"key_lengths": key_lengths, "query_lengths": query_lengths, "key_mask": key_mask}
+            given |= {"page_table": page_table, "factors": factors, "layout": layout}
+            given |= {"batch_invariant": batch_invariant}
+            return _quantise.attention_by(quantise, q, k, v, given, return_lse, out)
+        turned = flag("turned", turned)
+        if blocks is not None:
+            blocks = pair("blocks", blocks, "pass the rows of q and those of k that share a factor")
+        if turned:
+            out = _quantise.out_of_turned(q, v) if out is None else out
+        plain = window is None and key_mask is None and factors is None and not turned and not return_lse
+        tried = plain and not _frameworks.is_traced()
+        if tried:
+            # As `run`, with fewer steps: this is the call that counts.
+            try:
+                options = _options.known.get((causal, None, scale, softcap, layout, False, batch_invariant))
+            except TypeError:  # a scale that is no number, which is told below
+                options = None
+            if options is not None:
+                result = straight(q, k, v, out, options, query_lengths, key_lengths, sinks, None, page_table)
+                if result is not None:
+                    return result
+            tried = options is not None
+        options = _options.options(causal, window, scale, softcap, layout, batch_invariant=batch_invariant)
+        given = (sinks, key_lengths, query_lengths, key_mask, page_table, factors)
+        values = NONE
+        if turned or any(one is not None for one in given):
+            values = Values(query_lengths, key_lengths, sinks, key_mask, None, page_table, None, factors, blocks, turned)
+        return (by_long_way if tried else run)(q, k, v, options, values, return_lse, out)
+    except Exception as error:
+        retell(error, queries="query_lengths", keys="key_lengths", table="page_table", mask="key_mask")
+        raise
 
 
 def packed_attention(
@@ -174,18 +179,22 @@ def packed_attention(
     """
     if (page_table is None) != (key_offsets is not None) or (page_table is None) != (key_lengths is None):
         raise ValueError("pass key_offsets, or page_table and key_lengths for keys in pages")
-    options = _options.options(causal, window, scale, softcap, "packed", batch_invariant=batch_invariant)
-    longest = None
-    if longest_query is not None or longest_key is not None:
-        rows_q, rows_k = (_frameworks.shape(name, tensor)[0] for name, tensor in (("q", q), ("k", k)))
-        rows_k = rows_k if page_table is None else _UNBOUNDED
-        longest = (
-            rows_q if longest_query is None else bound("longest_query", longest_query),
-            rows_k if longest_key is None else bound("longest_key", longest_key),
-        )
-    keys = key_offsets if page_table is None else key_lengths
-    values = Values(query_offsets, keys, sinks, None, longest, page_table, factors=factors)
-    return run(q, k, v, options, values, return_lse, out)
+    try:
+        options = _options.options(causal, window, scale, softcap, "packed", batch_invariant=batch_invariant)
+        longest = None
+        if longest_query is not None or longest_key is not None:
+            rows_q, rows_k = (_frameworks.shape(name, tensor)[0] for name, tensor in (("q", q), ("k", k)))
+            rows_k = rows_k if page_table is None else _UNBOUNDED
+            longest = (
+                rows_q if longest_query is None else bound("longest_query", longest_query),
+                rows_k if longest_key is None else bound("longest_key", longest_key),
+            )
+        keys = key_offsets if page_table is None else key_lengths
+        values = Values(query_offsets, keys, sinks, None, longest, page_table, factors=factors)
+        return run(q, k, v, options, values, return_lse, out)
+    except Exception as error:
+        retell(error, queries="query_offsets", keys="key_offsets" if page_table is None else "key_lengths", table="page_table")
+        raise
 
 
 def accumulate(
@@ -217,12 +226,16 @@ def accumulate(
     >>> bool(numpy.allclose(out, attention(q, k, k)))
     True
     """
-    left, right = _options.band(causal, window)
-    options = Options(left, right, False, scale, softcap, layout, accumulate=True)
-    _frameworks.demand(q=q, k=k, v=v, out=out, lse=lse)
-    framework = _frameworks.of(q)
-    options, bound = _bound(framework, q, k, options, Values(query_lengths, key_lengths, sinks))
-    framework.accumulate((q, k, v, out, lse), options.native, bound)
+    try:
+        left, right = _options.band(causal, window)
+        options = Options(left, right, False, scale, softcap, layout, accumulate=True)
+        _frameworks.demand(q=q, k=k, v=v, out=out, lse=lse)
+        framework = _frameworks.of(q)
+        options, bound = _bound(framework, q, k, options, Values(query_lengths, key_lengths, sinks))
+        framework.accumulate((q, k, v, out, lse), options.native, bound)
+    except Exception as error:
+        retell(error, queries="query_lengths", keys="key_lengths")
+        raise
 
 
 def straight(
@@ -256,6 +269,8 @@ def straight(
         return None
     try:
         result = shortcut(q, k, v, out, options.ready or options.native, queries, keys, sinks, longest, table, factors)
+        if result is False:
+            result = (_recorded or _learn_recorded())(q, k, v, options, queries, keys, sinks, longest)
     except (RuntimeError, IndexError):
         _frameworks.demand(q=q, k=k, v=v)
         result = _transformed(q)
@@ -343,6 +358,17 @@ def gradients(
 
 
 _shortcuts = _frameworks.shortcuts
+_recorded: Any = None
+"""`_torch_operator.recorded`, once a call needed it."""
+
+
+def _learn_recorded() -> Any:
+    global _recorded
+    from ._torch_operator import recorded as _recorded
+
+    return _recorded
+
+
 _UNBOUNDED = 1 << 30
 """More keys than a sequence has: what its pages hold is the bound then."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ._arguments import each
+from ._arguments import each, real
 
 
 def additive(framework: Any, mask: Any, q: Any, keys: int) -> Any:
@@ -59,7 +59,9 @@ def slopes(framework: Any, values: Any, q: Any) -> Any:
         return None
     torch = getattr(framework, "torch", None)
     if not hasattr(values, "dtype"):
-        values = each("alibi_slopes", values, lambda _, item: item, "pass one per query head, or per sequence and query head")
+        instead = "pass one per query head, or per sequence and query head"
+        one = lambda name, item: each(name, item, real, instead) if isinstance(item, (list, tuple)) else real(name, item)
+        values = each("slopes", values, one, instead)
     if torch is not None:
         return torch.as_tensor(values, dtype=torch.float32, device=q.device).detach().contiguous()
     space = _namespace(framework, q)

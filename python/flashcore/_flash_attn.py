@@ -9,6 +9,10 @@ from ._arguments import bound, count, whole
 from ._attention import has_gaps, run, straight
 from ._options import NONE, Options, Values
 from ._options import options as made
+from ._words import retell
+
+WORDS = {"queries": "cu_seqlens_q", "table": "block_table", "scale": "softmax_scale", "slopes": "alibi_slopes"}
+"""What FlashAttention calls arguments over packed sequences."""
 
 
 def flash_attn_func(
@@ -43,22 +47,26 @@ def flash_attn_func(
     >>> flash_attn_func(q, q, q, causal=True, window_size=(7, 0)).shape
     (2, 16, 4, 8)
     """
-    if dropout_p:
-        refuse_dropout()
-    if attention_chunk:
-        _frameworks.demand(q=q, k=k, v=v)
-        rest = (softmax_scale, causal, window_size, softcap, alibi_slopes, return_attn_probs)
-        return _in_chunks(q, k, v, count("attention_chunk", attention_chunk, "pass 0 for one chunk"), *rest, (q_descale, k_descale, v_descale))
-    options = asked(causal, window_size, softmax_scale, softcap, "bshd")
-    factors = descales(q, q_descale, k_descale, v_descale)
-    plain = alibi_slopes is None and factors is None
-    if plain and not return_attn_probs:
-        result = straight(q, k, v, None, options)
-        if result is not None:
-            return result
-    values = NONE if plain else Values(slopes=alibi_slopes, factors=factors)
-    result = run(*tidied(q, k, v), options, values, return_attn_probs, None)
-    return (*result, None) if return_attn_probs else result
+    try:
+        if dropout_p:
+            refuse_dropout()
+        if attention_chunk:
+            _frameworks.demand(q=q, k=k, v=v)
+            rest = (softmax_scale, causal, window_size, softcap, alibi_slopes, return_attn_probs)
+            return _in_chunks(q, k, v, count("attention_chunk", attention_chunk, "pass 0 for one chunk"), *rest, (q_descale, k_descale, v_descale))
+        options = asked(causal, window_size, softmax_scale, softcap, "bshd")
+        factors = descales(q, q_descale, k_descale, v_descale)
+        plain = alibi_slopes is None and factors is None
+        if plain and not return_attn_probs:
+            result = straight(q, k, v, None, options)
+            if result is not None:
+                return result
+        values = NONE if plain else Values(slopes=alibi_slopes, factors=factors)
+        result = run(*tidied(q, k, v), options, values, return_attn_probs, None)
+        return (*result, None) if return_attn_probs else result
+    except Exception as error:
+        retell(error, scale="softmax_scale", slopes="alibi_slopes")
+        raise
 
 
 def descales(q: Any, q_descale: Any, k_descale: Any, v_descale: Any) -> tuple[Any, ...] | None:
@@ -129,27 +137,32 @@ def flash_attn_varlen_func(
     >>> flash_attn_varlen_func(q, q, q, [0, 5, 12], [0, 5, 12], 7, 7, causal=True).shape
     (12, 4, 8)
     """
-    if dropout_p:
-        refuse_dropout()
-    options = asked(causal, window_size, softmax_scale, softcap, "packed", batch_invariant)
-    bounds = (bound("max_seqlen_q", max_seqlen_q), bound("max_seqlen_k", max_seqlen_k))
-    if seqused_q is not None or attention_chunk or (seqused_k is not None and block_table is None):
-        _frameworks.demand(q=q, k=k, v=v)
-        chunk = count("attention_chunk", attention_chunk, "pass 0 for one chunk")
-        # Chunks are counted up to the longest sequence: no bound may be beyond what there is.
-        rows = [_frameworks.shape(name, x)[0] for name, x in (("q", q), ("k", k))]
-        packed = _sequences.Packed(cu_seqlens_q, cu_seqlens_k, tuple(map(min, bounds, rows)))
-        cu_seqlens_q, cu_seqlens_k, bounds = _parts(q, packed, seqused_q, seqused_k, chunk, block_table, alibi_slopes)
-        seqused_k = None
-    keys = cu_seqlens_k if seqused_k is None and block_table is None else _keys(cu_seqlens_k, seqused_k, block_table)
-    factors, sinks = descales(q, q_descale, k_descale, v_descale), logits(sinks, s_aux, learnable_sink)
-    if alibi_slopes is None and not return_attn_probs and not return_softmax_lse:
-        result = straight(q, k, v, out, options, cu_seqlens_q, keys, sinks, bounds, block_table, factors)
-        if result is not None:
-            return result
-    values = Values(cu_seqlens_q, keys, sinks, None, bounds, block_table, alibi_slopes, factors)
-    result = run(*tidied(q, k, v), options, values, return_attn_probs or return_softmax_lse, out)
-    return (*result, None) if return_attn_probs else result
+    try:
+        if dropout_p:
+            refuse_dropout()
+        options = asked(causal, window_size, softmax_scale, softcap, "packed", batch_invariant)
+        bounds = (bound("max_seqlen_q", max_seqlen_q), bound("max_seqlen_k", max_seqlen_k))
+        if seqused_q is not None or attention_chunk or (seqused_k is not None and block_table is None):
+            _frameworks.demand(q=q, k=k, v=v)
+            chunk = count("attention_chunk", attention_chunk, "pass 0 for one chunk")
+            # Chunks are counted up to the longest sequence: no bound may be beyond what there is.
+            rows = [_frameworks.shape(name, x)[0] for name, x in (("q", q), ("k", k))]
+            packed = _sequences.Packed(cu_seqlens_q, cu_seqlens_k, tuple(map(min, bounds, rows)))
+            cu_seqlens_q, cu_seqlens_k, bounds = _parts(q, packed, seqused_q, seqused_k, chunk, block_table, alibi_slopes)
+            seqused_k = None
+        keys = cu_seqlens_k if seqused_k is None and block_table is None else _keys(cu_seqlens_k, seqused_k, block_table)
+        factors, logit = descales(q, q_descale, k_descale, v_descale), logits(sinks, s_aux, learnable_sink)
+        if alibi_slopes is None and not return_attn_probs and not return_softmax_lse:
+            result = straight(q, k, v, out, options, cu_seqlens_q, keys, logit, bounds, block_table, factors)
+            if result is not None:
+                return result
+        values = Values(cu_seqlens_q, keys, logit, None, bounds, block_table, alibi_slopes, factors)
+        result = run(*tidied(q, k, v), options, values, return_attn_probs or return_softmax_lse, out)
+        return (*result, None) if return_attn_probs else result
+    except Exception as error:
+        of_keys = "cu_seqlens_k" if seqused_k is None or block_table is None else "seqused_k"
+        retell(error, keys=of_keys, sinks=name_of_sinks(sinks, s_aux, learnable_sink), **WORDS)
+        raise
 
 
 def _keys(offsets: Any, lengths: Any, block_table: Any) -> Any:
@@ -205,6 +218,13 @@ def logits(sinks: Any, s_aux: Any, learnable_sink: Any) -> Any:
     if sinks is not None:
         return sinks
     return learnable_sink if s_aux is None else s_aux
+
+
+def name_of_sinks(sinks: Any, s_aux: Any, learnable_sink: Any) -> str:
+    """The name by which a caller gives the sinks, for messages."""
+    if sinks is not None:
+        return "sinks"
+    return "learnable_sink" if s_aux is None else "s_aux"
 
 
 def refuse_dropout() -> None:

@@ -55,6 +55,4 @@ def _write(framework: Torch, tensors: tuple[Any, ...], options: Options, values:
     if framework.exchanges:
         backward(*tensors, options, values)
     else:
-        export = framework.torch.utils.dlpack.to_dlpack
-        capsules = [None if tensor is None else export(tensor.detach()) for tensor in tensors]
-        backward(*capsules, options, values, stream=framework.stream_of(tensors[0]))
+        backward(*map(framework.export, tensors), options, values, stream=framework.stream_of(tensors[0]))

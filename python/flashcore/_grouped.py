@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from . import _frameworks
+from ._words import retell
 
 
 def grouped_mm(mat_a: Any, mat_b: Any, *, offs: Any | None = None, bias: Any | None = None, out_dtype: Any | None = None) -> Any:
@@ -35,18 +36,22 @@ def grouped_mm(mat_a: Any, mat_b: Any, *, offs: Any | None = None, bias: Any | N
     >>> grouped_mm(x, weights, offs=numpy.array([2, 5], "int32")).shape
     (5, 3)
     """
-    if bias is not None:
-        raise NotImplementedError("bias is not supported; add it to the result")
-    a, b = (_frameworks.shape(name, tensor) for name, tensor in (("mat_a", mat_a), ("mat_b", mat_b)))
-    for name, shape in (("mat_a", a), ("mat_b", b)):
-        if len(shape) not in (2, 3):
-            raise ValueError(f"{name} has {len(shape)} dimensions but 2 or 3 are needed: rows, columns, or groups before them")
-    if out_dtype is not None and out_dtype != mat_a.dtype:
-        raise NotImplementedError(f"out_dtype {out_dtype} is not supported; it must be that of mat_a, {mat_a.dtype}")
-    if (len(a) == len(b) == 3) != (offs is None):
-        what = "3-D factors have a matrix for each group: omit offs" if offs is not None else "give offs, the end of each group"
-        raise ValueError(what)
-    shape = (a[-2], b[-1])
-    if len(a) == len(b):
-        shape = (a[0] if offs is None else _frameworks.shape("offs", offs)[0], *shape)
-    return _frameworks.of(mat_a).grouped_mm(mat_a, mat_b, offs, shape)
+    try:
+        if bias is not None:
+            raise NotImplementedError("bias is not supported; add it to the result")
+        a, b = (_frameworks.shape(name, tensor) for name, tensor in (("mat_a", mat_a), ("mat_b", mat_b)))
+        for name, shape in (("mat_a", a), ("mat_b", b)):
+            if len(shape) not in (2, 3):
+                raise ValueError(f"{name} has {len(shape)} dimensions but 2 or 3 are needed: rows, columns, or groups before them")
+        if out_dtype is not None and out_dtype != mat_a.dtype:
+            raise NotImplementedError(f"out_dtype {out_dtype} is not supported; it must be that of mat_a, {mat_a.dtype}")
+        if (len(a) == len(b) == 3) != (offs is None):
+            what = "3-D factors have a matrix for each group: omit offs" if offs is not None else "give offs, the end of each group"
+            raise ValueError(what)
+        shape = (a[-2], b[-1])
+        if len(a) == len(b):
+            shape = (a[0] if offs is None else _frameworks.shape("offs", offs)[0], *shape)
+        return _frameworks.of(mat_a).grouped_mm(mat_a, mat_b, offs, shape)
+    except Exception as error:
+        retell(error, offsets="offs")
+        raise

@@ -7,9 +7,14 @@ from typing import Any, NamedTuple
 from . import _frameworks, _sequences
 from ._arguments import bound, count, whole
 from ._attention import run, straight
-from ._flash_attn import asked, descales, logits
+from ._flash_attn import asked, descales, logits, name_of_sinks
 from ._new_keys import NewKeys, is_number
 from ._options import NONE, Values
+from ._words import retell
+
+WORDS = {"queries": "cu_seqlens_q", "keys": "cache_seqlens", "table": "block_table", "scale": "softmax_scale"}
+WORDS |= {"rows": "k_cache", "slopes": "alibi_slopes", "rotary": "rotary_cos and rotary_sin"}
+"""What the function calls its arguments."""
 
 
 def flash_attn_with_kvcache(
@@ -79,26 +84,28 @@ def flash_attn_with_kvcache(
     >>> flash_attn_with_kvcache(q, cache, cache, cache_seqlens=[30, 7], causal=True).shape
     (2, 1, 4, 8)
     """
-    if rotary_seqlens is not None or qv is not None:
-        # Those of the cache itself are where new keys go anyway, and without rotary embedding nobody asks.
-        elsewhere = rotary_cos is not None and rotary_seqlens is not cache_seqlens
-        _refuse(rotary_seqlens if elsewhere else None, qv)
-    factors = descales(q, q_descale, k_descale, v_descale)
-    layout = "bshd" if cu_seqlens_q is None else "packed"
-    options = asked(causal, window_size, softmax_scale, softcap, layout, batch_invariant)
-    table = block_table if page_table is None else page_table
-    sinks = logits(sinks, s_aux, learnable_sink)
-    # As below, with fewer steps: this is the call of every token.
-    plain = k is None and rotary_cos is None and cu_seqlens_q is None and cache_batch_idx is None and cache_leftpad is None
-    if plain and alibi_slopes is None and not attention_chunk and not return_softmax_lse:
-        sized = getattr(cache_seqlens, "ndim", 0) == 1
-        result = straight(q, k_cache, v_cache, out, options, None, cache_seqlens, sinks, None, table, factors) if sized else None
-        if result is not None:
-            return result
     try:
+        if rotary_seqlens is not None or qv is not None:
+            # Those of the cache itself are where new keys go anyway, and without rotary embedding nobody asks.
+            elsewhere = rotary_cos is not None and rotary_seqlens is not cache_seqlens
+            _refuse(rotary_seqlens if elsewhere else None, qv)
+        factors = descales(q, q_descale, k_descale, v_descale)
+        layout = "bshd" if cu_seqlens_q is None else "packed"
+        options = asked(causal, window_size, softmax_scale, softcap, layout, batch_invariant)
+        table = block_table if page_table is None else page_table
+        logit = logits(sinks, s_aux, learnable_sink)
+        # As below, with fewer steps: this is the call of every token.
+        plain = k is None and rotary_cos is None and cu_seqlens_q is None and cache_batch_idx is None and cache_leftpad is None
+        if plain and alibi_slopes is None and not attention_chunk and not return_softmax_lse:
+            sized = getattr(cache_seqlens, "ndim", 0) == 1
+            result = straight(q, k_cache, v_cache, out, options, None, cache_seqlens, logit, None, table, factors) if sized else None
+            if result is not None:
+                return result
         sequences = _number(q, cu_seqlens_q)
         table = _table(q, table, cache_batch_idx, cu_seqlens_q, sequences)
         if k is not None:
+            if (rotary_cos is None) != (rotary_sin is None):
+                raise ValueError("rotary embedding needs rotary_cos and rotary_sin; pass both")
             rotary = None if rotary_cos is None else (rotary_cos, rotary_sin)
             together = not causal and all(bound in (None, -1) for bound in window_size)
             new = NewKeys(k, v, rotary, rotary_interleaved, together, factors)
@@ -114,22 +121,32 @@ def flash_attn_with_kvcache(
                 raise NotImplementedError("chunks do not go with descales, out, and slopes of each sequence; pass attention_chunk=0")
             chunk = count("attention_chunk", attention_chunk, "pass 0 for one chunk")
             packed = asked(causal, window_size, softmax_scale, softcap, "packed", batch_invariant)
-            call = _Chunks(chunk, table, cache_leftpad, cu_seqlens_q, max_seqlen_q, packed, sinks, alibi_slopes, return_softmax_lse)
+            call = _Chunks(chunk, table, cache_leftpad, cu_seqlens_q, max_seqlen_q, packed, logit, alibi_slopes, return_softmax_lse)
             return _chunked(q, k_cache, v_cache, lengths, call)
         if cache_leftpad is not None:
             k_cache, v_cache, table, lengths = _shifted(q, k_cache, v_cache, table, lengths, cache_leftpad)
         bounds = None
         if cu_seqlens_q is not None and max_seqlen_q is not None:
             bounds = (bound("max_seqlen_q", max_seqlen_q), 1 << 30 if max_seqlen_k is None else bound("max_seqlen_k", max_seqlen_k))
-        values = Values(cu_seqlens_q, lengths, sinks, None, bounds, table, alibi_slopes, factors)
+        values = Values(cu_seqlens_q, lengths, logit, None, bounds, table, alibi_slopes, factors)
         values = NONE if all(value is None for value in values) else values
         return run(q, k_cache, v_cache, options, values, return_softmax_lse, out)
-    except (*_frameworks.UNTOLD, OverflowError) as error:
+    except Exception as error:
         new = {} if k is None or v is None else {"k": k, "v": v}
-        _frameworks.demand(q=q, k_cache=k_cache, v_cache=v_cache, **new)
-        if isinstance(error, (IndexError, OverflowError)):
-            raise ValueError(f"cache_seqlens, cache_leftpad, cache_batch_idx or block_table do not fit the cache: {error}") from None
+        _tell(error, {"q": q, "k_cache": k_cache, "v_cache": v_cache} | new)
+        caches = {"k": "k_cache", "v": "v_cache"} if k is None else {}
+        given = name_of_sinks(sinks, s_aux, learnable_sink)
+        retell(error, sinks=given, **WORDS | caches | ({} if page_table is None else {"table": "page_table"}))
         raise
+
+
+def _tell(error: Exception, tensors: dict[str, Any]) -> None:
+    """Raises what says more about an argument than an error of a framework's."""
+    if not isinstance(error, (*_frameworks.UNTOLD, OverflowError)):
+        return
+    _frameworks.demand(**tensors)
+    if isinstance(error, (IndexError, OverflowError)):
+        raise ValueError(f"cache_seqlens, cache_leftpad, cache_batch_idx or block_table do not fit the cache: {error}") from None
 
 
 def _shifted(q: Any, k_cache: Any, v_cache: Any, table: Any, lengths: Any, leftpad: Any) -> tuple[Any, ...]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from . import _frameworks
 from ._arguments import several, text
+from ._words import retell
 
 
 def merge(
@@ -35,12 +36,16 @@ def merge(
     >>> merge([left[0], right[0]], [left[1], right[1]]).shape
     (1, 2, 3, 8)
     """
-    instead = "pass a list, or a tensor stacked along its first dimension"
-    parts, lses = several("parts", parts, instead), several("lses", lses, instead)
-    layout = text("layout", layout, 'pass "bhsd", "bshd" or "packed"')
-    if not parts:
-        raise ValueError("there is nothing to merge; give at least one part")
-    return _frameworks.of(parts[0]).merge(parts, lses, out, layout, return_lse)
+    try:
+        instead = "pass a list, or a tensor stacked along its first dimension"
+        parts, lses = several("parts", parts, instead), several("lses", lses, instead)
+        layout = text("layout", layout, 'pass "bhsd", "bshd" or "packed"')
+        if not parts:
+            raise ValueError("there is nothing to merge; give at least one part")
+        return _frameworks.of(parts[0]).merge(parts, lses, out, layout, return_lse)
+    except Exception as error:
+        retell(error, q="the first part", lses="lses")
+        raise
 
 
 def by_operations(

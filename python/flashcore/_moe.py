@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from . import _frameworks
+from ._words import retell
 
 
 def moe(
@@ -68,28 +69,32 @@ def moe(
     >>> moe(x, gate_up, down, numpy.array([[0, 1], [2, 3], [0, 3]]), numpy.full((3, 2), 0.5, "float32")).shape
     (3, 8)
     """
-    if ids is not None:
-        top_k = _last(ids, "ids")
-    if top_k is None:
-        raise ValueError("nothing says which experts tokens go to; give ids and weights, or logits and top_k")
-    tensors = {"x": x, "gate_up": gate_up, "down": down, "out": out, "routing_bias": routing_bias}
-    tensors |= {name: _flat(name, tensor) for name, tensor in (("ids", ids), ("weights", weights), ("logits", logits))}
-    tensors |= {"biases": biases, "shared_expert": shared_expert}
-    options = {
-        "top_k": top_k,
-        "scoring": scoring,
-        "renormalise": renormalise,
-        "scale": scale,
-        "groups": groups,
-        "activation": activation,
-        "alpha": alpha,
-        "limit": limit,
-        "interleaved": interleaved,
-        "transposed": transposed,
-        "experts": experts,
-        "batch_invariant": batch_invariant,
-    }
-    return _frameworks.of(x).moe(tensors, options)
+    try:
+        if ids is not None:
+            top_k = _last(ids, "ids")
+        if top_k is None:
+            raise ValueError("nothing says which experts tokens go to; give ids and weights, or logits and top_k")
+        tensors = {"x": x, "gate_up": gate_up, "down": down, "out": out, "routing_bias": routing_bias}
+        tensors |= {name: _flat(name, tensor) for name, tensor in (("ids", ids), ("weights", weights), ("logits", logits))}
+        tensors |= {"biases": biases, "shared_expert": shared_expert}
+        options = {
+            "top_k": top_k,
+            "scoring": scoring,
+            "renormalise": renormalise,
+            "scale": scale,
+            "groups": groups,
+            "activation": activation,
+            "alpha": alpha,
+            "limit": limit,
+            "interleaved": interleaved,
+            "transposed": transposed,
+            "experts": experts,
+            "batch_invariant": batch_invariant,
+        }
+        return _frameworks.of(x).moe(tensors, options)
+    except Exception as error:
+        retell(error, ids="ids", weights="weights", logits="logits", bias="routing_bias", shared="shared_expert", experts="gate_up and down")
+        raise
 
 
 def fused_experts(

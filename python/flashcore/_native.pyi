@@ -55,7 +55,10 @@ class Direct:
     """The short way of a framework with DLPack's C exchange API: one call that makes the output and launches."""
 
     def __init__(
-        self, is_grad_enabled: Callable[[], bool], is_autocast_enabled: Callable[[], bool], recipe: Callable[[Any, Any], Any]
+        self,
+        is_grad_enabled: Callable[[], bool],
+        is_autocast_enabled: Callable[[], bool],
+        recipe: Callable[[str, Any, Any, str], Any],
     ) -> None: ...
     def attention(
         self,
@@ -72,6 +75,33 @@ class Direct:
         factors: tuple[Any, Any] | None = None,
         /,
     ) -> Any | None: ...
+    def recorded(
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        options: Options,
+        lengths_q: Any | None = None,
+        lengths_kv: Any | None = None,
+        sinks: Any | None = None,
+        longest: tuple[int, int] | None = None,
+        /,
+    ) -> tuple[Any, Any] | None: ...
+    def gradients(
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        out: Any,
+        sums: Any | None,
+        lse: Any,
+        d_out: Any,
+        options: Options,
+        lengths_q: Any | None = None,
+        lengths_kv: Any | None = None,
+        longest: tuple[int, int] | None = None,
+        /,
+    ) -> tuple[Any, Any, Any] | None: ...
 
 class Launched:
     """A launch under way; holds the tensors that it reads."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from math import prod
 from typing import Any
 
 from . import _frameworks
 from ._attention import run
 from ._options import NONE, Values, options
+from ._words import retell
 
 
 def scaled_dot_product_attention(
@@ -24,8 +27,9 @@ def scaled_dot_product_attention(
 
     With ``is_causal`` the first query stands at the first key, as PyTorch has it. ``attn_mask`` may be anything that is
     broadcast to batch x heads x queries x keys, bool or numbers to be added to scores. Its values are read on the host once,
-    to find out whether it is padding, causal or a window, which is computed much faster. Masks have no gradient, and dropout
-    raises NotImplementedError. Rows that see no key are zeros. Any number of batch dimensions may stand before the heads:
+    to find out whether it is padding, causal or a window, which is computed much faster. Dropout raises
+    NotImplementedError. A mask that is learned (``requires_grad``) has its gradient from torch's own function, which then
+    computes the whole call, and a warning says so. Rows that see no key are zeros. Any number of batch dimensions may stand before the heads:
     tensors are looked at as batch x heads x sequence x dim where their strides allow it, and copied where not. They are not
     broadcast, and ``scale`` must be positive.
 
@@ -36,25 +40,52 @@ def scaled_dot_product_attention(
     >>> scaled_dot_product_attention(q, q, q, attn_mask=keep).shape
     (2, 4, 16, 8)
     """
-    if dropout_p:
-        raise NotImplementedError("dropout is not supported; pass dropout_p=0.0")
-    if attn_mask is not None and is_causal:
-        raise ValueError("pass attn_mask or is_causal, not both")
-    shape = _frameworks.shape("query", query)
-    if len(shape) != 4:
-        return _by_four(query, key, value, attn_mask, is_causal, scale, enable_gqa)
-    of_key = _frameworks.shape("key", key)
-    if len(of_key) != 4:
-        raise ValueError(f"key is {of_key} but query {shape}; give them the same number of dimensions")
-    if not enable_gqa and of_key[1] != shape[1]:
-        raise ValueError(f"query has {shape[1]} heads but key has {of_key[1]}; pass enable_gqa=True")
-    if attn_mask is not None:
-        missing = 4 - len(_frameworks.shape("attn_mask", attn_mask))
-        # A whole mask stays the same object, whose values may have been read before.
-        attn_mask = attn_mask[(None,) * missing] if missing else attn_mask
-    asked = options(is_causal, None, scale, None, "bhsd", top_left=is_causal)
-    values = NONE if attn_mask is None else Values(mask=attn_mask)
-    return run(query, key, value, asked, values, False, None)
+    try:
+        if dropout_p:
+            raise NotImplementedError("dropout is not supported; pass dropout_p=0.0")
+        if attn_mask is not None and is_causal:
+            raise ValueError("pass attn_mask or is_causal, not both")
+        if attn_mask is not None and _is_learned(attn_mask):
+            if not _frameworks.is_traced():
+                warnings.warn(LEARNED, stacklevel=2)
+            return by_torch(query, key, value, attn_mask, scale, enable_gqa)
+        shape = _frameworks.shape("query", query)
+        if len(shape) != 4:
+            return _by_four(query, key, value, attn_mask, is_causal, scale, enable_gqa)
+        of_key = _frameworks.shape("key", key)
+        if len(of_key) != 4:
+            raise ValueError(f"key is {of_key} but query {shape}; give them the same number of dimensions")
+        if not enable_gqa and of_key[1] != shape[1]:
+            raise ValueError(f"query has {shape[1]} heads but key has {of_key[1]}; pass enable_gqa=True")
+        if attn_mask is not None:
+            missing = 4 - len(_frameworks.shape("attn_mask", attn_mask))
+            # A whole mask stays the same object, whose values may have been read before.
+            attn_mask = attn_mask[(None,) * missing] if missing else attn_mask
+        asked = options(is_causal, None, scale, None, "bhsd", top_left=is_causal)
+        values = NONE if attn_mask is None else Values(mask=attn_mask)
+        return run(query, key, value, asked, values, False, None)
+    except Exception as error:
+        retell(error, q="query", k="key", v="value", mask="attn_mask")
+        raise
+
+
+def _is_learned(mask: Any) -> bool:
+    """Whether torch records what is done with a mask."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(mask, torch.Tensor) and mask.requires_grad and torch.is_grad_enabled()
+
+
+def by_torch(query: Any, key: Any, value: Any, mask: Any, scale: float | None, enable_gqa: bool) -> Any:
+    """torch's own function, for the gradient of a mask."""
+    # Not by the name that callers may have given to this function.
+    function = sys.modules["torch"]._C._nn.scaled_dot_product_attention
+    return function(query, key, value, mask, scale=scale, enable_gqa=enable_gqa)
+
+
+LEARNED = (
+    "attn_mask requires a gradient, which FlashCore does not compute: torch's own scaled_dot_product_attention computes this "
+    "call, with memory for every pair of query and key; detach the mask if it is not learned"
+)
 
 
 def _by_four(query: Any, key: Any, value: Any, mask: Any, is_causal: bool, scale: Any, enable_gqa: bool) -> Any:

@@ -59,8 +59,7 @@ class Experts(torch.autograd.Function):
         grads |= {"biases": _pair(d_pairs[:2]), "shared_expert": _pair(d_pairs[2:])}
         named = _named(tensors, d_out.detach().contiguous())
         if not _frameworks.exchanges(x):
-            export = torch.utils.dlpack.to_dlpack
-            named, grads = (_frameworks.each_tensor(group, export) for group in (named, grads))
+            named, grads = (_frameworks.each_tensor(group, _frameworks.of(x).export) for group in (named, grads))
         moe_gradients(named, ctx.options, grads)
         return None, d_x, d_gate_up, d_down, d_weights.reshape(-1).to(weights.dtype), None, *d_pairs
 

@@ -145,10 +145,14 @@ class Recorded(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Any, options: Options, values: Values, return_lse: bool) -> Any:
-        out, lse = _attention.by_framework(_frameworks.of(q), q, k, v, options, values, True, None)
-        tensors = [x if isinstance(x, Tensor) else None for x in values]
-        ctx.save_for_backward(q, k, v, out, lse, *tensors)
-        ctx.options, ctx.others = options, [None if isinstance(x, Tensor) else x for x in values]
+        out, lse = _compute(q, k, v, options, values)
+        ctx.options, ctx.others = options, None
+        if values is NONE:
+            ctx.save_for_backward(q, k, v, out, lse)
+        else:
+            tensors = [x if isinstance(x, Tensor) else None for x in values]
+            ctx.save_for_backward(q, k, v, out, lse, *tensors)
+            ctx.others = [None if isinstance(x, Tensor) else x for x in values]
         ctx.set_materialize_grads(False)
         return (out, lse) if return_lse else out
 
@@ -157,13 +161,56 @@ class Recorded(torch.autograd.Function):
         q, k, v, out, lse, *tensors = ctx.saved_tensors
         if d_out is None and d_lse is None:
             return (None,) * 7
-        given = [other if tensor is None else tensor for tensor, other in zip(tensors, ctx.others)]
-        values = Values(*given) if any(x is not None for x in given) else NONE
-        d_out, sums = _sums(d_out, d_lse, out, ctx.options.layout)
+        options, values, sums = ctx.options, NONE, None
+        if ctx.others is not None:
+            values = Values(*(other if tensor is None else tensor for tensor, other in zip(tensors, ctx.others)))
+        if d_out is None or d_lse is not None:
+            d_out, sums = _sums(d_out, d_lse, out, options.layout)
         # What is differentiated once more must be recorded, to be refused.
-        differentiate = _by_operator if torch.is_grad_enabled() or _is_watched(q, k, v, d_out) else _attention.gradients
-        *grads, d_sinks = differentiate((q, k, v), out, sums, lse, d_out, ctx.options, values)
+        differentiate = _by_operator if torch.is_grad_enabled() or _is_watched(q, k, v, d_out) else _differentiated
+        *grads, d_sinks = differentiate((q, k, v), out, sums, lse, d_out, options, values)
         return (*grads, None if values.sinks is None else d_sinks.to(values.sinks.dtype), None, None, None)
+
+
+def recorded(q: Tensor, k: Tensor, v: Tensor, options: Options, queries: Any, keys: Any, sinks: Any, longest: Any) -> Any:
+    """A call that autograd records, by its short way; None where the long way has to be taken."""
+    if q.is_cuda and q.dtype not in (torch.float16, torch.bfloat16) or _is_watched(q, k, v):
+        return None
+    if _is_autocast_enabled() and not (q.dtype is k.dtype is v.dtype is torch.get_autocast_dtype(q.device.type)):
+        return None
+    plain = queries is None and keys is None and sinks is None and longest is None
+    values = NONE if plain else Values(queries, keys, sinks, longest=longest)
+    return Recorded.apply(q, k, v, sinks, options, values, False)
+
+
+def _compute(q: Tensor, k: Tensor, v: Tensor, options: Options, values: Values) -> tuple[Tensor, Tensor]:
+    """The result and the log-sum-exp, by the extension's short way where it takes these."""
+    short, given = _short_way(q, values), values[:3]
+    result = None
+    if short is not None:
+        result = short.recorded(q, k, v, options.native, *given, values.longest)
+    return result or _attention.by_framework(_frameworks.of(q), q, k, v, options, values, True, None)
+
+
+def _differentiated(inputs: Any, out: Tensor, sums: Any, lse: Tensor, d_out: Tensor, options: Options, values: Values) -> Any:
+    """`_attention.gradients`, by the extension's short way where it takes these."""
+    short = _short_way(inputs[0], values) if values.sinks is None else None
+    # Only packed sequences have rows for every number.
+    if short is not None and (values is NONE or options.layout == "packed"):
+        grads = short.gradients(*inputs, out, sums, lse, d_out, options.native, *values[:2], values.longest)
+        if grads is not None:
+            return (*grads, None)
+    return _attention.gradients(inputs, out, sums, lse, d_out, options, values)
+
+
+def _short_way(q: Tensor, values: Values) -> Any:
+    """The extension's short way, where q and these values may have one."""
+    if values is not NONE:
+        _, _, _, mask, _, table, slopes, factors, _, turned = values
+        numbers = all(x is None or type(x) in _PLAIN for x in values[:3])
+        if not numbers or turned or any(x is not None for x in (mask, table, slopes, factors)):
+            return None
+    return _frameworks.direct.get(type(q))
 
 
 def _by_operator(inputs: Any, out: Tensor, sums: Any, lse: Tensor, d_out: Tensor, options: Options, values: Values) -> Any:
@@ -175,14 +222,16 @@ def _by_operator(inputs: Any, out: Tensor, sums: Any, lse: Tensor, d_out: Tensor
     return _by(backward_operator, TransformedBackward)(*tensors, *asked, *map(_tensor, given), longest)
 
 
-def _is_watched(*tensors: Tensor) -> bool:
+def _is_watched(q: Tensor, *others: Tensor) -> bool:
     """Whether something looks at operators: a compiler, a transform, a mode of torch's, a tensor that stands for another."""
-    if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
+    if torch.compiler.is_compiling() or _interpreters() is not None or _modes() > 0 or q.is_meta or type(q) not in _PLAIN:
         return True
-    return torch._C._len_torch_dispatch_stack() > 0 or any(type(x) not in _PLAIN or x.is_meta for x in tensors)
+    return any(type(x) not in _PLAIN or x.is_meta for x in others)
 
 
+_interpreters, _modes = torch._C._functorch.peek_interpreter_stack, torch._C._len_torch_dispatch_stack
 FRAMEWORK = _frameworks.learn(torch.empty(0))
+_is_autocast_enabled = FRAMEWORK.is_autocast_enabled
 _PLAIN = (Tensor, torch.nn.Parameter)
 
 

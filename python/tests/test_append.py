@@ -170,7 +170,7 @@ def test_mistakes_are_told():
         flashcore.append(new, new, cache, cache, [1, 2])
     with raises(TypeError, "convert them to one element type"):
         flashcore.append(new.astype("float16"), new, cache, other, [1, 2])
-    with raises(ValueError, "cosines and sines must be"):
+    with raises(ValueError, "rotary must be"):
         flashcore.append(new, new, cache, other, [1, 2], rotary=(np.ones((9, 4), "float32"), np.ones((9, 2), "float32")))
     with raises(ValueError, "convert them to int64"):
         flashcore.reshape_and_cache_flash(new[0], new[0], cache, other, np.zeros(1, "int32"))

@@ -1,7 +1,11 @@
 """Masks that are numbers to be added to scores, beside torch's own: broadcast, strided, compiled, differentiated."""
 
+import contextlib
+import re
+import warnings
+
 import flashcore
-from harness import cases, need_torch, raises
+from harness import cases, need_torch
 
 SHAPES = {
     "everything": (2, 4, 20, 33),
@@ -62,11 +66,47 @@ def test_gradients_are_torchs(device, compiled):
         close(torch, got.grad, wanted.grad, dtype)
 
 
-def test_masks_have_no_gradient():
+@cases(device=["cpu", "cuda"], compiled=[False, True])
+def test_learned_masks_have_torchs_gradient(device, compiled):
+    """torch computes a call whose mask is learned, and a warning says so."""
+    torch = need_torch(device)
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    ours, others = (made(torch, device, dtype, True) for _ in range(2))
+    biases = [torch.linspace(-1, 1, 4 * 20 * 33, device=device, dtype=dtype).reshape(4, 20, 33).requires_grad_() for _ in range(2)]
+    call = lambda q, k, v, bias: flashcore.scaled_dot_product_attention(q, k, v, bias, enable_gqa=True)
+    told = contextlib.nullcontext() if compiled else warns(UserWarning, "attn_mask requires a gradient.*torch's own")
+    call = torch.compile(call, fullgraph=True, backend="aot_eager") if compiled else call
+    with told:
+        call(*ours, biases[0]).square().sum().backward()
+    theirs(torch, *others, attn_mask=biases[1]).square().sum().backward()
+    for got, wanted in zip((*ours, biases[0]), (*others, biases[1])):
+        close(torch, got.grad / 8, wanted.grad / 8, dtype)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        close(torch, call(*ours, biases[0]), theirs(torch, *others, attn_mask=biases[1]), dtype)
+
+
+def test_learned_masks_go_to_torch_where_its_function_is_replaced():
     torch = need_torch()
     q, k, v = made(torch, "cpu", torch.float32)
-    with raises(NotImplementedError, "masks have no gradient"):
-        flashcore.scaled_dot_product_attention(q, k, v, torch.randn(20, 33, requires_grad=True), enable_gqa=True)
+    bias, functions = torch.zeros(20, 33, requires_grad=True), torch.nn.functional
+    expected = theirs(torch, q, k, v, attn_mask=bias)
+    kept, functions.scaled_dot_product_attention = functions.scaled_dot_product_attention, flashcore.scaled_dot_product_attention
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            out = functions.scaled_dot_product_attention(q, k, v, attn_mask=bias, enable_gqa=True)
+    finally:
+        functions.scaled_dot_product_attention = kept
+    close(torch, out, expected, torch.float32)
+
+
+@contextlib.contextmanager
+def warns(kind, pattern):
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        yield
+    assert any(issubclass(one.category, kind) and re.search(pattern, str(one.message)) for one in seen), seen
 
 
 def test_rows_that_see_nothing_are_zeros():

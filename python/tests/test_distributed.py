@@ -190,8 +190,20 @@ def disagrees(rank, world):
             messages.append(str(error))
     wanted = ("cut tensors by flashcore.distributed.shard", "the softcap differs", "rank 1 cannot take part")
     if rank == 1:
-        wanted = (*wanted[:2], "do not go together")
+        wanted = (*wanted[:2], "give all one batch")
+    for group, want in (("all", "group is 'all', which is no process group"), (outside(), "not in the group")):
+        try:
+            distributed.ring_attention(q, k, k, group)
+        except (TypeError, ValueError) as error:
+            messages, wanted = [*messages, str(error)], (*wanted, want)
+    if len(messages) != 5:
+        return [f"{len(messages)} mistakes of 5 were told"]
     return [f"{got!r} does not say {want!r}" for got, want in zip(messages, wanted) if want not in got]
+
+
+def outside():
+    """What stands for a group that this rank is not in."""
+    return torch.distributed.GroupMember.NON_GROUP_MEMBER
 
 
 class Llama(torch.nn.Module):

@@ -55,7 +55,7 @@ MISTAKES = {
         TypeError,
         r"key_lengths\[0\] is 5.7, which is no int",
     ),
-    "fractions in an array": (lambda: lengths(np.array([5.7, 8])), TypeError, "key lengths are float64.*int32"),
+    "fractions in an array": (lambda: lengths(np.array([5.7, 8])), TypeError, "key_lengths are float64.*int32"),
     "one length": (lambda: lengths(5), TypeError, "key_lengths is 5, which is no sequence; give how many keys each"),
     "length without dimension": (
         lambda: lengths(np.array(5)),
@@ -68,7 +68,7 @@ MISTAKES = {
     "foreign device": (lambda: flashcore.attention(Odd(), Q, Q, out=Q.copy()), ValueError, "DLPack type 10"),
     "layout by number": (lambda: flashcore.attention(Q, Q, Q, layout=4), TypeError, "layout is 4, which is no text; pass"),
     "many causals": (lambda: flashcore.attention(Q, Q, Q, causal=KEEP), TypeError, "which is neither true nor false; pass a bool"),
-    "mask by text": (lambda: flashcore.attention(Q, Q, Q, key_mask="1"), TypeError, "the mask is <U1; pass bool"),
+    "mask by text": (lambda: flashcore.attention(Q, Q, Q, key_mask="1"), TypeError, "key_mask is <U1; pass bool"),
     "nothing to merge": (lambda: flashcore.merge(None, Q), TypeError, "parts is None, which is no sequence"),
     "factors": (lambda: flashcore.attention(Q, Q, Q, factors=2.0), ValueError, "pass three factors"),
     "bound by text": (lambda: packed(longest_query="5"), TypeError, "longest_query is '5', which is no int"),
@@ -138,6 +138,74 @@ def shifted():
 @cases(name=list(MISTAKES))
 def test_mistakes(name):
     call, kind, words = MISTAKES[name]
+    with raises(kind, words):
+        call()
+
+
+TURNED, CACHES = Q.swapaxes(1, 2), np.zeros((6, 16, 4, 16), "float32")
+"""Batch x sequence x heads x dim, and six pages."""
+TABLE, FRACTIONS = [[0, 1], [2, 3]], np.array([2.5, 3.0])
+
+
+def by_name(function, *tensors, **options):
+    return lambda: getattr(flashcore, function)(*tensors, **options)
+
+
+def varlen(*tensors, **options):
+    offsets = {"cu_seqlens_q": [0, 2, 4], "cu_seqlens_k": [0, 2, 4], "max_seqlen_q": 2, "max_seqlen_k": 2}
+    return by_name("flash_attn_varlen_func", *(tensors or [Q[0]] * 3), **offsets | options)
+
+
+def kvcache(**options):
+    caches = {"q": TURNED, "k_cache": CACHES[:2], "v_cache": CACHES[:2], "cache_seqlens": [3, 4]}
+    return by_name("flash_attn_with_kvcache", **caches | options)
+
+
+def moe(**options):
+    given = {"x": Q[0, 0], "gate_up": np.ones((4, 64, 16), "f4"), "down": np.ones((4, 16, 32), "f4"), "logits": Q[0, 0, :, :4], "top_k": 2}
+    return by_name("moe", **given | options)
+
+
+WORDS = {
+    "offsets of attention": (by_name("attention", Q, Q, Q, query_lengths=FRACTIONS), TypeError, "^query_lengths are float64"),
+    "number of lengths": (by_name("attention", Q, Q, Q, key_lengths=[1]), ValueError, "^key_lengths has 1 numbers but a batch of 2"),
+    "offsets of packed": (by_name("packed_attention", *[Q[0]] * 3, [0, 2, 4], [0, 5, 3]), ValueError, r"^key_offsets\[2\] is wrong"),
+    "offsets of queries": (varlen(cu_seqlens_q=[0, 3, 9]), ValueError, r"^cu_seqlens_q\[2\] is wrong.*its 4 rows"),
+    "offsets of keys": (varlen(cu_seqlens_k=[0, 2.5, 4]), TypeError, r"^cu_seqlens_k\[1\] is 2.5, which is no int"),
+    "fewer offsets": (varlen(cu_seqlens_k=[0, 4]), ValueError, "^3 cu_seqlens_q but 2 cu_seqlens_k"),
+    "used keys": (varlen(Q[0], CACHES, CACHES, block_table=TABLE, seqused_k=[3]), ValueError, "^seqused_k has 1 numbers"),
+    "table of varlen": (varlen(Q[0], CACHES, CACHES, block_table=TABLE[:1], seqused_k=[3, 4]), ValueError, "^block_table holds 2 numbers"),
+    "sinks of varlen": (varlen(s_aux=["1"] * 4), TypeError, r"^s_aux\[0\] is '1'"),
+    "scale": (by_name("flash_attn_func", *[TURNED] * 3, softmax_scale=-1.0), ValueError, "^softmax_scale -1 must be finite"),
+    "scale by text": (varlen(softmax_scale="1"), TypeError, "^softmax_scale is '1', which is no number"),
+    "slopes": (by_name("flash_attn_func", *[TURNED] * 3, alibi_slopes=[1.0]), ValueError, "^alibi_slopes must be float32.*4"),
+    "slopes by text": (by_name("flash_attn_func", *[TURNED] * 3, alibi_slopes="a"), TypeError, r"^alibi_slopes\[0\] is 'a'"),
+    "lengths of a cache": (kvcache(cache_seqlens=FRACTIONS), TypeError, "^cache_seqlens are float64"),
+    "cache of others": (kvcache(k_cache=CACHES[:1]), ValueError, "^k_cache has batch 1 but 2 is needed"),
+    "values of a cache": (kvcache(v_cache=CACHES[:2, :5]), ValueError, "^v_cache has sequence 5 but 16 is needed, because k_cache has it"),
+    "full cache": (kvcache(k=TURNED, v=TURNED, v_cache=CACHES[2:4], cache_seqlens=[9, 8]), ValueError, "uses 17 rows of k_cache, which has 16"),
+    "table of a cache": (kvcache(k_cache=CACHES, v_cache=CACHES, block_table=TABLE[:1]), ValueError, "^block_table holds 2"),
+    "table by its other name": (kvcache(k_cache=CACHES, v_cache=CACHES, page_table=[[9], [1]]), ValueError, "page 9 .column 0 of page_table"),
+    "half an embedding": (kvcache(k=TURNED, v=TURNED, rotary_cos=Q[0, 0]), ValueError, "needs rotary_cos and rotary_sin; pass both"),
+    "flat embedding": (kvcache(k=TURNED, v=TURNED, v_cache=CACHES[2:4], rotary_cos=Q[0, 0, 0], rotary_sin=Q[0, 0, 0]), ValueError, "positions x half"),
+    "query": (by_name("scaled_dot_product_attention", Q.astype("i4"), Q, Q), TypeError, r"^query is int32.*query.astype"),
+    "value": (by_name("scaled_dot_product_attention", Q, Q, Q[:, :, :5]), ValueError, "^value has sequence 5 .* because key has it"),
+    "wide mask": (by_name("scaled_dot_product_attention", Q, Q, Q, attn_mask=np.ones((5, 5), "f4")), ValueError, "^attn_mask has numbers for 5 keys"),
+    "lengths to append": (by_name("append", TURNED, TURNED, CACHES[:2], CACHES[:2], FRACTIONS), TypeError, "^lengths are float64"),
+    "slots": (by_name("reshape_and_cache_flash", TURNED[0], TURNED[0], CACHES, CACHES.copy(), np.arange(9)), ValueError, "^slot_mapping have 9 entries but 8"),
+    "types to merge": (by_name("merge", [Q, Q.astype("f2")], [Q[..., 0].copy()] * 2), TypeError, "^a part is f16 but the first part is f32"),
+    "sums to merge": (by_name("merge", [Q, Q], [Q[:1, ..., 0].copy()] * 2), ValueError, "^lses must be float32"),
+    "narrow sum": (by_name("accumulate", Q, Q, Q, Q.astype("f2"), Q[..., 0].copy()), TypeError, "in f32, not f16; give an f32 out"),
+    "ends": (by_name("grouped_mm", Q[0, 0], np.ones((2, 16, 3), "f4"), offs=FRACTIONS), TypeError, "^offs are float64"),
+    "experts": (moe(logits=None, ids=FRACTIONS[:, None], weights=FRACTIONS[:, None]), TypeError, "^ids are float64"),
+    "too many experts": (moe(top_k=9), ValueError, "a token cannot go to 9 experts"),
+    "nothing": (by_name("attention", Q, None, Q), TypeError, "^k is a NoneType, which does not speak DLPack"),
+}
+
+
+@cases(name=list(WORDS))
+def test_mistakes_are_told_in_the_words_of_the_caller(name):
+    call, kind, words = WORDS[name]
     with raises(kind, words):
         call()
 

@@ -59,7 +59,7 @@ def test_what_is_wrong_is_said():
         flashcore.grouped_mm(a, b)
     with raises(ValueError, "omit offs"):
         flashcore.grouped_mm(b, b.transpose(0, 2, 1), offs=offs)
-    with raises(ValueError, "2 offsets for 3 groups"):
+    with raises(ValueError, "2 offs for 3 groups"):
         flashcore.grouped_mm(a, b, offs=offs[:2])
     with raises(ValueError, "mat_b has 16 rows but mat_a has 32"):
         flashcore.grouped_mm(a, b.transpose(0, 2, 1), offs=offs)

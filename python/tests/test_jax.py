@@ -224,7 +224,7 @@ def test_mistakes_are_told_when_a_call_is_traced():
         jax.jit(lambda q: flashcore.attention(q, k[..., :8], v))(q)
     with raises(ValueError, "3 sinks for 4 query heads"):
         jax.jit(lambda s: flashcore.attention(q, k, v, sinks=s))(jax.numpy.zeros(3))
-    with raises(TypeError, "key lengths are float32; convert them to int32"):
+    with raises(TypeError, "key_lengths are float32; convert them to int32"):
         jax.jit(lambda n: flashcore.attention(q, k, v, key_lengths=n))(jax.numpy.ones(2))
     with raises(TypeError, "k is int32; convert it to float16"):
         jax.jit(lambda x: flashcore.attention(q, x, v))(k.astype("int32"))

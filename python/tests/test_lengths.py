@@ -141,13 +141,13 @@ def test_many_parts_are_stacked():
 def test_wrong_numbers_are_told():
     q = np.ones((2, 2, 8, 8), "float32")
     packed = np.ones((8, 2, 8), "float32")
-    with raises(TypeError, "key lengths are float32.*int32"):
+    with raises(TypeError, "key_lengths are float32.*int32"):
         flashcore.attention(q, q, q, key_lengths=np.ones(2, "float32"))
-    with raises(ValueError, "3 used lengths for k but a batch of 2"):
+    with raises(ValueError, "key_lengths has 3 numbers but a batch of 2"):
         flashcore.attention(q, q, q, key_lengths=[1, 2, 3])
     with raises(ValueError, "batch entry 1 uses 9 rows of q"):
         flashcore.attention(q, q, q, query_lengths=[1, 9])
-    with raises(ValueError, "offset 1 of q is wrong"):
+    with raises(ValueError, r"query_offsets\[1\] is wrong"):
         flashcore.packed_attention(packed, packed, packed, [0, 9], [0, 8])
     with raises(ValueError, "one dimension"):
         flashcore.attention(q, q, q, key_lengths=np.ones((2, 2), "int32"))

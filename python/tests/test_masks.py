@@ -120,11 +120,11 @@ def test_misuse_is_explained():
         flashcore.attention(q, k, v, key_lengths=[1, 2, 3, 4], key_mask=keep("left"))
     with raises(ValueError, r"key_mask is \(4, 23\)"):
         flashcore.attention(q, k, v, key_mask=keep("left", 23))
-    with raises(ValueError, "3 used lengths for k but a batch of 4"):
+    with raises(ValueError, "key_lengths has 3 numbers but a batch of 4"):
         flashcore.attention(q, k, v, key_lengths=[1, 2, 3])
     with raises(ValueError, "batch entry 1 uses 25 rows of k, which has 24"):
         flashcore.attention(q, k, v, key_lengths=[1, 25, 3, 4])
-    with raises(ValueError, "bias has sequence 3 but 24 or 1 is needed"):
+    with raises(ValueError, "attn_mask has sequence 3 but 24 or 1 is needed"):
         flashcore.scaled_dot_product_attention(q, k, v, np.ones((3, 24), "float32"), enable_gqa=True)
 
 

@@ -112,7 +112,7 @@ def test_what_is_wrong_is_said():
         flashcore.moe(x, gate_up, down, ids[0], weights)
     with raises(ValueError, "down has 32 columns but 24"):
         flashcore.moe(x, gate_up, np.ones((E, H, H), "float32"), ids, weights)
-    with raises(ValueError, "expert ids: 4 values where 14"):
+    with raises(ValueError, "ids: 4 values where 14"):
         flashcore.moe(x, gate_up, down, ids[:2], weights)
     with raises(ValueError, "3 are needed: experts, rows, columns"):
         flashcore.moe(x, gate_up[0], down, ids, weights)

@@ -205,7 +205,7 @@ def test_mistakes_are_told():
     table, lengths = np.zeros((2, 3), "int32"), [5, 48]
     call = lambda q=q, k=pages, **values: flashcore.attention(q, k, k, layout="bshd", **values)
     call(page_table=table, key_lengths=lengths)
-    with raises(ValueError, "pass key lengths"):
+    with raises(ValueError, "pass key_lengths"):
         call(page_table=table)
     with raises(ValueError, "1 rows|3 rows|holds 9 numbers"):
         call(page_table=np.zeros((3, 3), "int32"), key_lengths=lengths)
@@ -217,7 +217,7 @@ def test_mistakes_are_told():
         call(page_table=table.astype("float32"), key_lengths=lengths)
     with raises(ValueError, "sequences x pages"):
         call(page_table=table[0], key_lengths=lengths)
-    with raises(ValueError, "k has 3 dimensions but with a page table 4"):
+    with raises(ValueError, "k has 3 dimensions but with page_table 4"):
         call(k=pages[0], page_table=table, key_lengths=lengths)
     with raises(ValueError, "key_mask"):
         call(page_table=table, key_mask=np.ones((2, 48), bool))

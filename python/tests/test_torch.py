@@ -1,5 +1,6 @@
 """torch beyond plain calls: torch.compile, streams, CUDA graphs, transformers."""
 
+import contextlib
 import importlib.util
 import shutil
 
@@ -69,20 +70,36 @@ def short_way(torch):
     return _frameworks.shortcuts[torch.Tensor]
 
 
-def test_torch_without_exchange_api():
-    """What torch before 2.10 gets: tensors by capsule."""
-    torch = need_torch()
+@contextlib.contextmanager
+def long_way(torch, exchanges=True):
+    """Without the extension's short way; without the exchange API, too, as in torch before 2.10."""
     from flashcore import _frameworks
 
-    q, k, v = three(torch, "cpu")
-    framework = _frameworks.of(q)
-    expected, shortcut = flashcore.attention(q, k, v), short_way(torch)
-    framework.exchanges = False
-    del _frameworks.shortcuts[torch.Tensor]
+    framework, tables = _frameworks.of(torch.empty(0)), (_frameworks.shortcuts, _frameworks.direct)
+    kept = [table.copy() for table in tables]
+    framework.exchanges = framework.exchanges and exchanges
+    for table in tables:
+        table.clear()
     try:
-        assert torch.equal(flashcore.attention(q, k, v), expected)
+        yield
     finally:
-        framework.exchanges, _frameworks.shortcuts[torch.Tensor] = True, shortcut
+        framework.exchanges = bool(kept[0])
+        for table, entries in zip(tables, kept):
+            table.update(entries)
+
+
+def test_torch_without_exchange_api():
+    """What torch before 2.10 gets: tensors by capsule, those of 8 bits as bytes with the name of their type."""
+    torch = need_torch()
+    q, k, v = three(torch, "cpu")
+    narrow = [x.to(torch.float8_e4m3fn) for x in (q, k, v)]
+    other = [x.to(torch.float8_e8m0fnu) for x in (q, k, v)]
+    expected = [flashcore.attention(q, k, v), flashcore.attention(*narrow), flashcore.quantise(q)[0].view(torch.uint8)]
+    with long_way(torch, exchanges=False):
+        got = [flashcore.attention(q, k, v), flashcore.attention(*narrow), flashcore.quantise(q)[0].view(torch.uint8)]
+        with raises(TypeError, "q is float8_e8m0fnu; convert it to"):
+            flashcore.attention(*other)
+    assert all(map(torch.equal, got, expected))
 
 
 SHORT = {
@@ -119,12 +136,52 @@ def test_short_way_leaves_the_rest_to_the_long_way():
     expected = flashcore.attention(q, k, v)
     shortcut, options = short_way(torch), Options("bhsd")
     recorded, parameter = q.clone().requires_grad_(), torch.nn.Parameter(k, requires_grad=False)
-    assert shortcut(recorded, k, v, None, options) is None
+    assert shortcut(recorded, k, v, None, options) is False  # to be recorded
+    assert shortcut(recorded, k, v, torch.empty_like(q), options) is None
     assert shortcut(q, parameter, v, None, options) is None
     assert torch.equal(flashcore.attention(q, parameter, v), expected)
     with torch.no_grad():
         assert torch.equal(shortcut(recorded, k, v, None, options), expected)
     assert flashcore.attention(recorded, k, v).requires_grad
+    logits = torch.randn(8)[::2]
+    assert torch.equal(flashcore.attention(q, k, v, sinks=logits), flashcore.attention(q, k, v, sinks=logits.contiguous()))
+
+
+def _of_packed(torch, q, k, v, **options):
+    q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))
+    offsets = [torch.tensor([0, x.shape[0] // 3, x.shape[0]], dtype=torch.int32, device=q.device) for x in (q, k)]
+    return flashcore.packed_attention(q, k, v, *offsets, longest_query=128, longest_key=128, **options)
+
+
+RECORDED = {
+    "dense": lambda torch, q, k, v: flashcore.attention(q, k, v, causal=True),
+    "log-sum-exp": lambda torch, q, k, v: sum(x.sum() for x in flashcore.attention(q, k, v, return_lse=True)),
+    "expanded gradient": lambda torch, q, k, v: flashcore.attention(q, k, v).sum(),
+    "key lengths": lambda torch, q, k, v: flashcore.attention(q, k, v, key_lengths=torch.tensor([9, 48], device=q.device)),
+    "sinks": lambda torch, q, k, v: flashcore.attention(q, k, v, sinks=q[0, :, 0, 0]),
+    "packed": _of_packed,
+    "packed, with sinks": lambda torch, q, k, v: _of_packed(torch, q, k, v, sinks=q[0, :, 0, 0], causal=True),
+}
+
+
+@cases(name=list(RECORDED), form=list(SHORT), device=["cpu", "cuda"])
+def test_short_way_of_recorded_calls_is_the_long_way(name, form, device):
+    torch = need_torch(device)
+    short_way(torch)
+    if form == "no rows" and ("packed" in name or "sinks" in name):
+        raise Skip("there are no rows to take offsets or sinks from")
+
+    def run():
+        inputs = [x.detach().requires_grad_() for x in three(torch, device)]
+        out = RECORDED[name](torch, *SHORT[form](*inputs))
+        return [out, *torch.autograd.grad(out, inputs, torch.full_like(out, 0.5) if out.ndim else None)]
+
+    for _ in range(2):  # the first call makes the recipes, the second follows them
+        got = run()
+        with long_way(torch):
+            expected = run()
+        for mine, other in zip(got, expected):
+            assert torch.equal(mine, other) and mine.stride() == other.stride()
 
 
 def test_options_are_numbers():
@@ -331,5 +388,5 @@ def test_lengths_of_other_types_and_places(device):
         for sinks in (torch.full((4,), 0.5), torch.full((4,), 0.5, dtype=torch.float64, device=device)):
             got = flashcore.attention(q, q, q, key_lengths=lengths, sinks=sinks)
             assert torch.equal(got, expected), lengths
-    with raises(TypeError, "key lengths are float32"):
+    with raises(TypeError, "key_lengths is float32"):
         flashcore.attention(q, q, q, key_lengths=torch.tensor([5.0, 8.0], device=device))

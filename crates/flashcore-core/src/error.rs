@@ -209,7 +209,7 @@ pub enum ProblemError {
         value: f32,
     },
     /// A sum that would be rounded at every step.
-    #[error("results are accumulated in f32, not {out}; ask for an f32 output")]
+    #[error("results are accumulated in f32, not {out}; give an f32 out")]
     AccumulateDType {
         /// The output's type.
         out: DType,

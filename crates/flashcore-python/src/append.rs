@@ -279,8 +279,11 @@ impl Call {
 }
 
 fn rotary(cos: &Array, sin: &Array, options: &AppendOptions) -> Result<Rotary, CallError> {
+    if cos.rank() != 2 || sin.rank() != 2 {
+        return Err(CallError::RotaryShape);
+    }
     let (dims, others) = (cos.layout(ORDER)?.dims(), sin.layout(ORDER)?.dims());
-    if cos.rank() != 2 || dims != others || !cos.is_dense() || !sin.is_dense() {
+    if dims != others || !cos.is_dense() || !sin.is_dense() {
         return Err(CallError::RotaryShape);
     }
     let AppendOptions { interleaved, together } = *options;

@@ -422,6 +422,12 @@ impl View {
         same && (extents.contains(&0) || (0..self.rank).all(steps))
     }
 
+    /// Whether the features of a row lie side by side.
+    pub(crate) fn has_dense_features(&self) -> bool {
+        let last = self.rank.saturating_sub(1);
+        self.strides[last] == 1 || self.extents[last] <= 1
+    }
+
     unsafe fn read(tensor: &Tensor, operand: Operand, order: Order) -> Result<Self, CallError> {
         let rank = usize::try_from(tensor.ndim).unwrap_or(usize::MAX);
         if rank > MOST_DIMENSIONS {

@@ -10,6 +10,7 @@ use crate::{
     call::{Call, stream_of},
     device::{self, Queue},
     error::CallError,
+    exchange::Exchange,
     host,
     import::Request,
     kept::Kept,
@@ -64,11 +65,7 @@ pub(crate) fn backward(
     call.lse = Some(lse);
     call.take_values(py, values, request, &mut kept)?;
     let backward = Backward { call, has_out: out.is_some(), rows, d_out, grads, d_sinks };
-    let place = backward.place()?;
-    let stream = stream_of(py, place, stream, kept.exchange)?;
-    py.detach(|| {
-        backward.compute(options, place, stream.into()).map_err(|error| error.in_order(options.order))
-    })?;
+    let (place, stream) = backward.launch(py, options, stream, kept.exchange)?;
     match place {
         Place::Cuda(index) if record => {
             // SAFETY: the framework's stream, or ours: alive.
@@ -89,6 +86,22 @@ pub(crate) struct Backward<'a> {
 }
 
 impl Backward<'_> {
+    /// Computes where the tensors are, on the stream that is given or the current one of their framework.
+    pub(crate) fn launch(
+        &self,
+        py: Python<'_>,
+        options: &Options,
+        stream: Option<usize>,
+        exchange: Option<Exchange>,
+    ) -> PyResult<(Place, usize)> {
+        let place = self.place()?;
+        let stream = stream_of(py, place, stream, exchange)?;
+        py.detach(|| {
+            self.compute(options, place, stream.into()).map_err(|error| error.in_order(options.order))
+        })?;
+        Ok((place, stream))
+    }
+
     pub(crate) fn compute(&self, options: &Options, place: Place, queue: Queue<'_>) -> Result<(), CallError> {
         match place {
             Place::Host => self.on_host(options),

@@ -82,6 +82,7 @@ pub(crate) fn stream_of(
 }
 
 /// Lengths, sinks, page table, factors and bias as Python objects.
+#[derive(Default)]
 pub(crate) struct Given<'a, 'py> {
     pub(crate) lengths: [Option<&'a Bound<'py, PyAny>>; 2],
     pub(crate) sinks: Option<&'a Bound<'py, PyAny>>,

@@ -71,6 +71,17 @@ impl DataType {
         "float6_e3m2fn",
         "float4_e2m1fn",
     ];
+
+    /// The type of 8 bits that frameworks call so.
+    pub(crate) fn narrow(name: &str) -> Option<Self> {
+        let at = Self::NARROW.iter().position(|&known| known == name && known.starts_with("float8"))?;
+        Some(Self { code: Self::BOOL + 1 + u8::try_from(at).ok()?, bits: 8, lanes: 1 })
+    }
+
+    /// Whether it is a whole number of 8 bits.
+    pub(crate) const fn is_byte(self) -> bool {
+        matches!((self.code, self.bits, self.lanes), (Self::INT | Self::UINT, 8, 1))
+    }
 }
 
 /// As frameworks call it: `float64`, `int32`.

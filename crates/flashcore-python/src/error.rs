@@ -169,7 +169,10 @@ impl CallError {
             | Self::OtherDType { .. }
             | Self::TableElements { .. }
             | Self::Problem(
-                ProblemError::DType { .. } | ProblemError::KeyDType { .. } | ProblemError::OutDType { .. },
+                ProblemError::DType { .. }
+                | ProblemError::KeyDType { .. }
+                | ProblemError::OutDType { .. }
+                | ProblemError::AccumulateDType { .. },
             ) => Class::Type,
             Self::Problem(ProblemError::PagedGradients) => Class::NotImplemented,
             Self::Problem(ProblemError::OutOfMemory { .. })

@@ -1,16 +1,17 @@
-//! Python objects become arrays: by the C exchange API where the framework has it, else by a DLPack capsule.
+//! Python objects become arrays: by the C exchange API where the framework has it, else by a DLPack capsule. A capsule of bytes
+//! may come in a pair with the name of the type of 8 bits that they are.
 
 use flashcore::Operand;
 use pyo3::{
     exceptions::{PyAttributeError, PyBufferError, PyTypeError},
     ffi, intern,
     prelude::*,
-    types::PyDict,
+    types::{PyCapsule, PyDict},
 };
 
 use crate::{
     array::{Array, Numbers, Order, Table},
-    dlpack::Tensor,
+    dlpack::{DataType, Tensor},
     error::CallError,
     exchange::Exchange,
     owned::Owned,
@@ -72,8 +73,19 @@ impl Request {
         if let Some(exchange) = Exchange::of(object) {
             return Ok(Fetched { tensor: exchange.view(object)?, exchange: Some(exchange), owned: None });
         }
-        let owned = self.take(object, operand)?;
-        Ok(Fetched { tensor: owned.tensor(), exchange: None, owned: Some(owned) })
+        let Ok((bytes, name)) = object.extract::<(Bound<'_, PyCapsule>, String)>() else {
+            let owned = self.take(object, operand)?;
+            return Ok(Fetched { tensor: owned.tensor(), exchange: None, owned: Some(owned) });
+        };
+        // Of a framework that knows types of 8 bits and does not export them.
+        let owned = Owned::take(&bytes)?;
+        let tensor = owned.tensor();
+        match DataType::narrow(&name).filter(|_| tensor.dtype.is_byte()) {
+            Some(dtype) => {
+                Ok(Fetched { tensor: Tensor { dtype, ..tensor }, exchange: None, owned: Some(owned) })
+            }
+            None => Err(CallError::Elements { operand, dtype: name }),
+        }
     }
 
     fn take(self, object: &Bound<'_, PyAny>, operand: Operand) -> Result<Owned, CallError> {
@@ -84,8 +96,9 @@ impl Request {
         let py = object.py();
         let export = object.getattr(intern!(py, "__dlpack__")).map_err(|error| {
             let missing = error.is_instance_of::<PyAttributeError>(py);
-            let kind = object.get_type().to_string();
-            if missing { CallError::NotATensor { operand, kind } } else { error.into() }
+            let kind =
+                || object.get_type().name().map_or_else(|_| "an object".into(), |name| name.to_string());
+            if missing { CallError::NotATensor { operand, kind: kind() } } else { error.into() }
         })?;
         let options = PyDict::new(py);
         if let Some(stream) = self.stream {

@@ -3,8 +3,8 @@
 //! Python code (python/flashcore) knows frameworks, masks and other libraries' signatures; this crate knows memory.
 //! [`call`] is the one call: [`import`] reads tensors ([`exchange`] without a call into Python, [`owned`] by a
 //! capsule, whose structures [`dlpack`] declares) into [`array`]s, which with the [`options`] are a problem; [`host`]
-//! and [`device`] compute it ([`parts`] where batch entries differ). [`direct`] is the short way there for torch;
-//! [`backward`] computes gradients; [`xla`] is for both inside of what JAX compiles.
+//! and [`device`] compute it ([`parts`] where batch entries differ). [`direct`] is the short way there for torch, whose
+//! [`recipes`] make new tensors; [`backward`] computes gradients; [`xla`] is for both inside of what JAX compiles.
 //! [`error`] says which exception stands for what.
 
 mod append;
@@ -31,6 +31,7 @@ mod options;
 mod owned;
 mod parts;
 mod quantise;
+mod recipes;
 mod xla;
 
 use pyo3::prelude::*;

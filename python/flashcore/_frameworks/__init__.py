@@ -38,6 +38,7 @@ __all__ = [
     "UNTOLD",
     "autocast",
     "demand",
+    "direct",
     "duals",
     "each_tensor",
     "exchanges",
@@ -65,8 +66,10 @@ class duals:  # noqa: N801 - torch's module of forward-mode gradients takes its 
     _current_level = -1
 
 
+direct: dict[type, Direct] = {}
+"""The extension's short way for the types of tensors that have it."""
 shortcuts: dict[type, Callable[..., Any]] = {}
-"""`Direct.attention` for the types of tensors that have it."""
+"""`Direct.attention` for these types."""
 _known: dict[type, Framework] = {}
 _made: dict[type[Framework], Framework] = {}
 
@@ -107,7 +110,8 @@ def learn(tensor: Any) -> Framework:
         is_traced = framework.torch.compiler.is_dynamo_compiling
         global duals
         duals = framework.torch.autograd.forward_ad
-        shortcuts[kind] = Direct(framework.torch.is_grad_enabled, framework.is_autocast_enabled, framework.recipe).attention
+        direct[kind] = Direct(framework.torch.is_grad_enabled, framework.is_autocast_enabled, framework.recipe)
+        shortcuts[kind] = direct[kind].attention
     return framework
 
 

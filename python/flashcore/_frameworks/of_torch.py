@@ -57,9 +57,8 @@ class Torch(Framework):
         if self.exchanges:
             merge(parts, lses, out, lse, layout)
         else:
-            export = lambda tensor: self.torch.utils.dlpack.to_dlpack(tensor.detach())
-            into = [export(out), None if lse is None else export(lse)]
-            merge([*map(export, parts)], [*map(export, lses)], *into, layout, self.stream_of(first))
+            export = self.export
+            merge([*map(export, parts)], [*map(export, lses)], export(out), export(lse), layout, self.stream_of(first))
         return (out, lse) if return_lse else out
 
     def moe(self, tensors: dict[str, Any], options: dict[str, Any]) -> Any:
@@ -72,8 +71,7 @@ class Torch(Framework):
         if self.exchanges:
             moe(tensors, options)
         else:
-            export = self.torch.utils.dlpack.to_dlpack
-            moe(each_tensor(tensors, lambda tensor: export(tensor.detach())), options, self.stream_of(x))
+            moe(each_tensor(tensors, self.export), options, self.stream_of(x))
         return self.written(out)
 
     def grouped_mm(self, a: Any, b: Any, offs: Any, shape: tuple[int, ...]) -> Any:
@@ -85,8 +83,7 @@ class Torch(Framework):
         if self.exchanges:
             grouped_mm(a, b, out, offs)
         else:
-            export = lambda tensor: None if tensor is None else self.torch.utils.dlpack.to_dlpack(tensor.detach())
-            grouped_mm(*map(export, (a, b, out, offs)), self.stream_of(a))
+            grouped_mm(*map(self.export, (a, b, out, offs)), self.stream_of(a))
         return out
 
     def append(self, tensors: dict[str, Any], options: dict[str, bool]) -> None:
@@ -95,8 +92,7 @@ class Torch(Framework):
         if self.exchanges:
             append(tensors, options)
         else:
-            export = self.torch.utils.dlpack.to_dlpack
-            append(each_tensor(tensors, lambda tensor: export(tensor.detach())), options, self.stream_of(tensors["k"]))
+            append(each_tensor(tensors, self.export), options, self.stream_of(tensors["k"]))
         for name in ("k_cache", "v_cache"):
             self.written(tensors[name])
 
@@ -115,7 +111,7 @@ class Torch(Framework):
         if self.exchanges:
             quantise(tensors, options)
         else:
-            quantise(each_tensor(tensors, torch.utils.dlpack.to_dlpack), options, self.stream_of(x))
+            quantise(each_tensor(tensors, self.export), options, self.stream_of(x))
         return out.view(getattr(torch, dtype)), factors, means
 
     def numbers_to(self, end: int, q: Any) -> Any:
@@ -156,10 +152,16 @@ class Torch(Framework):
 
     def by_capsule(self, tensors: list[Any], options: Options, values: Values | None) -> None:
         """For torch before 2.10, which has no exchange API."""
-        q = tensors[0]
-        export = self.torch.utils.dlpack.to_dlpack
-        stream = self.stream_of(q)
-        forward(*(None if t is None else export(t.detach()) for t in tensors), options, values, stream)
+        forward(*map(self.export, tensors), options, values, self.stream_of(tensors[0]))
+
+    def export(self, tensor: Any) -> Any:
+        """A tensor's capsule; one of bytes beside the name of their type where that has 8 bits, which torch then does not export."""
+        if tensor is None:
+            return None
+        torch, tensor = self.torch, tensor.detach()
+        narrow = tensor.is_floating_point() and tensor.element_size() == 1
+        capsule = torch.utils.dlpack.to_dlpack(tensor.view(torch.uint8) if narrow else tensor)
+        return (capsule, str(tensor.dtype).removeprefix("torch.")) if narrow else capsule
 
     def empty(self, q: Any, v: Any) -> Any:
         same = q.shape[-1] == v.shape[-1]
@@ -174,20 +176,23 @@ class Torch(Framework):
             return q.new_empty((shape[0], shape[2], shape[1], dim), dtype=dtype).transpose(1, 2)
         return q.new_empty((*shape[:-1], dim), dtype=dtype)
 
-    def recipe(self, q: Any, v: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any] | None]:
-        """A function with its arguments and keywords that makes tensors like `empty(q, v)`, again and again.
+    def recipe(self, made: str, q: Any, v: Any, layout: str) -> tuple[Any, tuple[Any, ...], dict[str, Any] | None]:
+        """A function with its arguments and keywords that makes tensors like `empty(q, v)`, `empty_lse(q, layout)` or q.
 
         torch's compiler makes its tensors with functions that go to the allocator directly, in half the time of
         `torch.empty`. They know no number of a GPU, so they serve where there is but one.
         """
         torch = self.torch
-        made = self.empty(q, v)
-        shape, strides, kind = tuple(made.shape), made.stride(), made.device.type
+        if made == "result":
+            model = self.empty(q, v)
+        else:
+            model = self.empty_lse(q, layout) if made == "lse" else torch.empty_like(q)
+        shape, strides, kind = tuple(model.shape), model.stride(), model.device.type
         guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
         straight = getattr(guards, f"_empty_strided_{kind}", None)
         if straight is not None and (kind == "cpu" or (kind == "cuda" and torch.cuda.device_count() == 1)):
-            return straight, (shape, strides, made.dtype), None
-        return torch.empty_strided, (shape, strides), {"dtype": made.dtype, "device": made.device}
+            return straight, (shape, strides, model.dtype), None
+        return torch.empty_strided, (shape, strides), {"dtype": model.dtype, "device": model.device}
 
     def empty_lse(self, q: Any, layout: str) -> Any:
         return q.new_empty(rows(q, layout), dtype=self.torch.float32)
@@ -199,8 +204,10 @@ class Torch(Framework):
         if values.layout != torch.strided or values.is_quantized or values.dim() != 1:
             demand(**{name: values})
             raise ValueError(f"{name} has {values.dim()} dimensions but must have one; give one number per sequence")
-        whole = not (values.is_floating_point() or values.is_complex()) and values.dtype not in (torch.int32, torch.int64)
-        return values.detach().to(q.device, torch.int32 if whole else values.dtype).contiguous()
+        if values.is_floating_point() or values.is_complex():
+            raise TypeError(f"{name} is {str(values.dtype).removeprefix('torch.')}; convert it to int32, as by {name}.int()")
+        kept = values.dtype in (torch.int32, torch.int64)
+        return values.detach().to(q.device, values.dtype if kept else torch.int32).contiguous()
 
     def table(self, values: Any, q: Any) -> Any:
         if not self.is_array(values) or values.is_floating_point():

@@ -74,7 +74,8 @@ class Asked(NamedTuple):
         axis = 2 if self.order == "bhsd" else 1
         heads = [tensor.shape[3 - axis] for tensor in self.tensors]
         if k.shape[0] != q.shape[0] or k.shape[:3] != v.shape[:3] or k.shape[3] != q.shape[3]:
-            raise ValueError(f"the shapes of q, k and v do not go together: {[tuple(t.shape) for t in self.tensors]}")
+            shapes = [tuple(t.shape) for t in self.tensors]
+            raise ValueError(f"q, k and v are {shapes}; give all one batch, k and v the same rows and heads, and q and k one dim")
         if heads[1] == 0 or heads[0] % heads[1]:
             raise ValueError(f"q has {heads[0]} heads, which is no multiple of the {heads[1]} heads of k")
         if self.sinks is not None and tuple(self.sinks.shape) != (heads[0],):

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .._arguments import real
 
 Kind = tuple[Any, torch.dtype]
 """Shape and type of a tensor."""
@@ -18,12 +19,15 @@ class Group:
     """The ranks that share an attention."""
 
     def __init__(self, group: Any, timeout: float | None) -> None:
+        outside = dist.GroupMember.NON_GROUP_MEMBER  # what `new_group` gives to other ranks
+        if not (group is None or group is outside or isinstance(group, dist.ProcessGroup)):
+            raise TypeError(f"group is {group!r}, which is no process group; pass one of torch.distributed, or None for all ranks")
         self.group = group
         self.world = dist.get_world_size(group)
         self.rank = dist.get_rank(group)
         if self.rank < 0:
             raise ValueError("this process is not in the group; call it on the group's ranks alone")
-        self.timeout = None if timeout is None else timedelta(seconds=timeout)
+        self.timeout = None if timeout is None else timedelta(seconds=real("timeout", timeout))
 
     def wait(self, *works: Any) -> None:
         for work in works:

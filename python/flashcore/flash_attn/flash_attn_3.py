@@ -142,9 +142,9 @@ def flash_attn_with_kvcache(
 ) -> Any:
     """`flashcore.flash_attn_with_kvcache`; the log-sum-exp is followed by the parts of split rows, of which there are none."""
     result = _kvcache.flash_attn_with_kvcache(
-        q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, cache_leftpad, page_table,
+        q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, cache_leftpad, None,
         softmax_scale, causal, window_size, softcap, rotary_interleaved, None, num_splits, return_softmax_lse,
-        cu_seqlens_q=cu_seqlens_q, cu_seqlens_k_new=cu_seqlens_k_new, max_seqlen_q=max_seqlen_q,
+        page_table=page_table, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k_new=cu_seqlens_k_new, max_seqlen_q=max_seqlen_q,
         rotary_seqlens=rotary_seqlens, qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale,
         attention_chunk=attention_chunk, scheduler_metadata=scheduler_metadata, s_aux=s_aux, out=out,
     )  # fmt: skip

@@ -13,6 +13,7 @@ from typing import Any
 
 from .._attention import attention, packed_attention
 from .._moe import moe
+from .._sdpa import by_torch
 
 NAME = "flashcore"
 
@@ -259,7 +260,7 @@ def _by_bias(
             ahead = torch.ones(query.shape[2], used, dtype=torch.bool, device=bias.device).triu(used - query.shape[2] + 1)
             bias = bias.masked_fill(ahead, torch.finfo(bias.dtype).min)
         grouped = query.shape[1] != key.shape[1]
-        out = torch.nn.functional.scaled_dot_product_attention(query, key, value, bias, scale=scaling, enable_gqa=grouped)
+        out = by_torch(query, key, value, bias, scaling, grouped)
         return out.transpose(1, 2).contiguous(), None
     return _by_whole_mask(query, key, value, bias, scaling, None, None, right=0 if causal else None)
 
