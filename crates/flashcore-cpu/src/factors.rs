@@ -29,11 +29,12 @@ pub(crate) enum Steps<'a> {
     Joined { step: usize, second: usize, count: usize },
 }
 
-/// Columns of a panel that are equal distances apart.
+/// Columns of one or more panels that are equal distances apart.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Run {
-    /// The first's place in the panel.
+    /// The first's place in its panel, and how many each panel takes.
     pub(crate) at: usize,
+    pub(crate) each: usize,
     /// Where the first starts, and elements from one to the next.
     pub(crate) start: usize,
     pub(crate) step: usize,
@@ -57,16 +58,18 @@ impl Steps<'_> {
         }
     }
 
-    /// The columns of a panel.
+    /// The columns of some panels.
     pub(crate) fn runs(&self, columns: &Range<usize>) -> impl Iterator<Item = Run> {
         let runs = match *self {
-            Self::Even(step) => {
-                [Some(Run { at: 0, start: columns.start * step, step, count: columns.len() }), None]
-            }
+            Self::Even(step) => [
+                Some(Run { at: 0, each: COLUMNS, start: columns.start * step, step, count: columns.len() }),
+                None,
+            ],
             Self::Joined { step, second, count } => {
                 let first = columns.start / COLUMNS * HALF;
+                let count = (columns.len() / 2).min(count - first);
                 let run = |at: usize, start: usize| {
-                    Some(Run { at, start: start + first * step, step, count: HALF.min(count - first) })
+                    Some(Run { at, each: HALF, start: start + first * step, step, count })
                 };
                 [run(0, 0), run(HALF, second)]
             }
@@ -133,22 +136,33 @@ impl<'a, T: Lane> Matrix<'a, T> {
                 let (starts, len) = (&starts[..rows.len()], depth.len());
                 runner.run(Lines { from: self.data, starts, len, to: (to, stride) });
             } else if self.rows == Steps::Even(1) {
-                let starts: Vec<usize> =
-                    depth.clone().map(|d| self.columns.at(d) + first).collect();
-                runner.run(Join { from: self.data, starts: &starts, lines: rows.len(), to: (stage, COLUMNS) });
-                let starts: Vec<usize> = (0..depth.len().div_ceil(E::EACH)).map(|term| term * COLUMNS).collect();
-                let (from, to) = (bytemuck::cast_slice::<E, f32>(stage), bytemuck::cast_slice_mut::<E, f32>(to));
-                runner.run(Turn { from, starts: &starts, len: rows.len(), to: (to, stride) });
+                let start = |d: usize| self.columns.at(depth.start + d) + first;
+                let (from, len, lines) = (self.data, depth.len(), rows.len());
+                runner.run(Join { from, start, len, lines, last: len - 1, to: (stage, COLUMNS) });
+                for (n, term) in (0..len.div_ceil(E::EACH)).step_by(COLUMNS).enumerate() {
+                    let terms = term..len.div_ceil(E::EACH).min(term + COLUMNS);
+                    terms.clone().zip(&mut starts).for_each(|(term, to)| *to = term * COLUMNS);
+                    let from: &[f32] = bytemuck::cast_slice(stage);
+                    let to = (&mut bytemuck::cast_slice_mut::<E, f32>(to)[n * COLUMNS..], stride);
+                    runner.run(Turn { from, starts: &starts[..terms.len()], len: lines, to });
+                }
             } else {
-                let from = gather(self.data, rows.map(|row| self.rows.at(row)), |d| self.columns.at(d), &depth);
+                let from =
+                    gather(self.data, rows.map(|row| self.rows.at(row)), |d| self.columns.at(d), &depth);
                 let starts: Vec<usize> = (0..from.len()).step_by(depth.len()).collect();
                 runner.run(Lines { from: &from, starts: &starts, len: depth.len(), to: (to, stride) });
             }
         }
     }
 
-    /// Packs a panel of a right factor.
-    pub(crate) fn pack_panel<E: Terms<T>>(
+    /// Whether several panels are packed at a time, since their columns lie side by side.
+    pub(crate) fn is_wide(&self) -> bool {
+        let side_by_side = matches!(self.columns, Steps::Even(1) | Steps::Joined { step: 1, .. });
+        side_by_side && self.rows != Steps::Even(1)
+    }
+
+    /// Packs a panel of a right factor, or several that [`Self::is_wide`].
+    pub(crate) fn pack_panels<E: Terms<T>>(
         &self,
         (depth, columns): (Range<usize>, Range<usize>),
         to: &mut [E],
@@ -159,11 +173,15 @@ impl<'a, T: Lane> Matrix<'a, T> {
             if self.rows == Steps::Even(1) {
                 let mut starts = [0; COLUMNS];
                 let starts = &mut starts[..run.count];
-                starts.iter_mut().enumerate().for_each(|(n, to)| *to = run.start + n * run.step + depth.start);
+                starts
+                    .iter_mut()
+                    .enumerate()
+                    .for_each(|(n, to)| *to = run.start + n * run.step + depth.start);
                 runner.run(Turn { from: self.data, starts, len: depth.len(), to: (to, COLUMNS) });
             } else if run.step == 1 {
-                let starts: Vec<usize> = depth.clone().map(|d| self.rows.at(d) + run.start).collect();
-                runner.run(Join { from: self.data, starts: &starts, lines: run.count, to: (to, COLUMNS) });
+                let start = |d: usize| self.rows.at(depth.start + d) + run.start;
+                let (from, len, lines) = (self.data, depth.len(), run.count);
+                runner.run(Join { from, start, len, lines, last: len - 1, to: (to, run.each) });
             } else {
                 for n in (0..run.count).step_by(GATHERED) {
                     let some = n..run.count.min(n + GATHERED);
@@ -192,7 +210,9 @@ impl<'a, T: Lane> Matrix<'a, T> {
                 to.extend(depth.clone().map(|d| address(self.rows.at(d) + run.start)));
             }
         }
-        let len = if self.rows == Steps::Even(1) { depth.len() } else { columns.len() };
+        let joined = matches!(self.columns, Steps::Joined { .. });
+        let across = if joined { columns.len() / 2 } else { columns.len() };
+        let len = if self.rows == Steps::Even(1) { depth.len() } else { across };
         len * size_of::<T>()
     }
 }

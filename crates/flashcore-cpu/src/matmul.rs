@@ -23,7 +23,7 @@ use crate::{
         Lane,
         dots::{Dots, depth_padded},
         pack::Terms,
-        panel::{Ahead, COLUMNS, DEPTH, PanelProduct, STRIDE},
+        panel::{Ahead, COLUMNS, DEPTH, PANEL, PanelProduct, STRIDE},
         product::Pair,
         runner::Runner,
     },
@@ -37,6 +37,10 @@ const CHUNK: usize = 1 << 22;
 const ALONE: usize = 1 << 12;
 /// Rows below this number are few.
 const FEW: usize = 8;
+/// Panels whose columns lie side by side are packed together, up to this number: memory is read in longer pieces.
+const WIDE: usize = 8;
+/// Units that each thread gets at least, where there is work for them.
+const UNITS: usize = 4;
 /// Bytes of a cache line.
 const LINE: usize = 64;
 
@@ -121,6 +125,8 @@ struct Span {
     rows: Range<usize>,
     /// Whether dot products are taken.
     few: bool,
+    /// Panels that are packed together.
+    wide: usize,
     /// Where their terms start, and how many a row has.
     at: usize,
     line: usize,
@@ -156,6 +162,12 @@ struct Worker {
     ahead: Vec<usize>,
 }
 
+/// The columns of each panel.
+fn panels(columns: &Range<usize>) -> impl ExactSizeIterator<Item = Range<usize>> + Clone + use<> {
+    let end = columns.end;
+    columns.clone().step_by(COLUMNS).map(move |first| first..end.min(first + COLUMNS))
+}
+
 /// Tasks, and how they are multiplied.
 struct Products<'a, A, B, E> {
     tasks: &'a [Task<'a, A, B>],
@@ -184,8 +196,11 @@ impl<'a, A: Lane, B: Lane, E: Path<A, B>> Products<'a, A, B, E> {
                 while let Some(current) = unit {
                     unit = take();
                     self.multiply(&current, unit.as_ref(), packed, worker);
-                    let values = worker.results.get(current.block.rows.len() * COLUMNS);
-                    write(&current.block, values);
+                    let (rows, panels) = (current.block.rows.len(), panels(&current.block.columns));
+                    let values = worker.results.get(panels.len() * rows * COLUMNS);
+                    for (columns, values) in panels.zip(values.chunks_mut(rows * COLUMNS)) {
+                        write(&Block { columns, ..current.block.clone() }, values);
+                    }
                 }
             });
         }
@@ -194,10 +209,14 @@ impl<'a, A: Lane, B: Lane, E: Path<A, B>> Products<'a, A, B, E> {
     /// All rows, as many at a time as [`CHUNK`] allows.
     fn chunks(&self) -> Vec<Vec<Span>> {
         let (mut chunks, mut chunk, mut len) = (Vec::new(), Vec::<Span>::new(), 0);
+        let all =
+            |task: &Task<'_, A, B>| task.extents.columns.div_ceil(COLUMNS) * task.extents.rows.div_ceil(ROWS);
+        let most = self.tasks.iter().map(all).sum::<usize>() / (UNITS * self.crew.threads());
         for (n, task) in self.tasks.iter().enumerate() {
             let Extents { rows: all, columns, depth } = task.extents;
             let few = !self.alike && all < FEW && depth > 0 && task.b.streams();
             let line = if few { depth_padded(depth) / E::PAIRED } else { self.parts(depth) * STRIDE };
+            let wide = if task.b.is_wide() { most.clamp(1, WIDE) } else { 1 };
             let step = (CHUNK / line.max(1) / ROWS).max(1) * ROWS;
             for first in (0..all).step_by(step).filter(|_| columns > 0) {
                 let rows = first..all.min(first + step);
@@ -205,9 +224,10 @@ impl<'a, A: Lane, B: Lane, E: Path<A, B>> Products<'a, A, B, E> {
                     chunks.push(std::mem::take(&mut chunk));
                     len = 0;
                 }
-                let units = columns.div_ceil(COLUMNS) * if few { 1 } else { rows.len().div_ceil(ROWS) };
+                let units =
+                    columns.div_ceil(wide * COLUMNS) * if few { 1 } else { rows.len().div_ceil(ROWS) };
                 let end = chunk.last().map_or(0, |span| span.end) + units;
-                chunk.push(Span { task: n, rows: rows.clone(), few, at: len, line, end });
+                chunk.push(Span { task: n, rows: rows.clone(), few, wide, at: len, line, end });
                 len += rows.len() * line;
             }
         }
@@ -228,14 +248,15 @@ impl<'a, A: Lane, B: Lane, E: Path<A, B>> Products<'a, A, B, E> {
     /// Packs the left factors.
     fn pack(&self, spans: &[Span], packed: &mut [E]) {
         let parts = |span: &Span| if span.few { 1 } else { self.parts(self.tasks[span.task].extents.depth) };
-        let jobs = |span| (0..parts(span)).flat_map(move |part| span.blocks().map(move |rows| (span, rows, part)));
+        let jobs =
+            |span| (0..parts(span)).flat_map(move |part| span.blocks().map(move |rows| (span, rows, part)));
         let jobs: Vec<(&Span, Range<usize>, usize)> = spans.iter().flat_map(jobs).collect();
         let crew = if packed.len() <= ALONE { Crew::Caller } else { self.crew };
         let to = Shared::new(packed);
         crew.each_with(jobs.len(), |stage: &mut Buffer, n| {
             let (span, rows, part) = &jobs[n];
             let Task { extents, a, .. } = &self.tasks[span.task];
-            let stage = bytemuck::cast_slice_mut(stage.get(DEPTH * COLUMNS));
+            let stage = bytemuck::cast_slice_mut(stage.get(PANEL));
             // SAFETY: rows are disjoint, and so are parts of the depth.
             unsafe {
                 if span.few {
@@ -258,16 +279,18 @@ impl<'a, A: Lane, B: Lane, E: Path<A, B>> Products<'a, A, B, E> {
         let blocks = if span.few { 1 } else { span.rows.len().div_ceil(ROWS) };
         let (panel, block) = ((n - before) / blocks, (n - before) % blocks);
         let (columns, first) = (self.tasks[span.task].extents.columns, span.rows.start + block * ROWS);
-        let columns = panel * COLUMNS..columns.min((panel + 1) * COLUMNS);
+        let width = span.wide * COLUMNS;
+        let columns = panel * width..columns.min((panel + 1) * width);
         let rows = first..span.rows.end.min(first + ROWS);
         Some(Unit { span, block: Block { task: span.task, rows, columns } })
     }
 
-    /// The results of a unit; fetches what the next one begins with.
+    /// The results of a unit, panel after panel; fetches what the next one begins with.
     fn multiply(&self, unit: &Unit<'_>, next: Option<&Unit<'_>>, packed: &[E], worker: &mut Worker) {
         let (Task { extents, b, .. }, block) = (&self.tasks[unit.span.task], &unit.block);
-        let (rows, depth, width) = (block.rows.len(), extents.depth, block.columns.len());
-        let results = worker.results.get(rows * COLUMNS);
+        let (rows, depth, panels) = (block.rows.len(), extents.depth, panels(&block.columns));
+        let Worker { panel, results, ahead } = worker;
+        let results = results.get(panels.len() * rows * COLUMNS);
         if unit.span.few {
             return self.take_dots(unit, packed, results);
         }
@@ -276,33 +299,34 @@ impl<'a, A: Lane, B: Lane, E: Path<A, B>> Products<'a, A, B, E> {
         }
         for part in 0..self.parts(depth) {
             let some = self.part(depth, part);
-            let panel: &mut [E] = bytemuck::cast_slice_mut(worker.panel.get(DEPTH * COLUMNS));
-            b.pack_panel((some.clone(), block.columns.clone()), panel, self.runner);
-            let following = self.part(depth, part + 1);
-            let later = match next {
-                _ if part + 1 < self.parts(depth) => Some((b, following, block.columns.clone())),
-                Some(next) if !next.span.few => {
-                    let task = &self.tasks[next.block.task];
-                    Some((&task.b, self.part(task.extents.depth, 0), next.block.columns.clone()))
-                }
-                _ => None,
-            };
-            worker.ahead.clear();
-            let bytes = later.map_or(0, |(b, depth, columns)| b.addresses((depth, columns), &mut worker.ahead));
-            E::panel(
-                self.runner,
-                PanelProduct {
+            let packed_b: &mut [E] = bytemuck::cast_slice_mut(panel.get(panels.len() * PANEL));
+            b.pack_panels((some.clone(), block.columns.clone()), packed_b, self.runner);
+            let later = (part + 1 < self.parts(depth)).then_some((unit, part + 1));
+            let lines = self.look_ahead(later.or(next.map(|next| (next, 0))), ahead);
+            let mut starts = ahead.chunks(ahead.len().div_ceil(panels.len()).max(1));
+            let of_panels = results.chunks_mut(rows * COLUMNS).zip(packed_b.chunks(PANEL));
+            for (columns, (c, b)) in panels.clone().zip(of_panels) {
+                let product = PanelProduct {
                     rows,
-                    columns: width,
+                    columns: columns.len(),
                     depth: some.len().div_ceil(E::PAIRED),
                     a: &packed[unit.span.start(&block.rows, part)..],
-                    b: panel,
-                    c: &mut *results,
+                    b,
+                    c,
                     add: part > 0,
-                    ahead: Ahead { starts: &worker.ahead, lines: bytes.div_ceil(LINE) },
-                },
-            );
+                    ahead: Ahead { starts: starts.next().unwrap_or_default(), lines },
+                };
+                E::panel(self.runner, product);
+            }
         }
+    }
+
+    /// Lists what a part of a unit reads of its right factor; returns how many cache lines follow each other.
+    fn look_ahead(&self, later: Option<(&Unit<'_>, usize)>, to: &mut Vec<usize>) -> usize {
+        to.clear();
+        let Some((unit, part)) = later.filter(|(unit, _)| !unit.span.few) else { return 0 };
+        let Task { extents, b, .. } = &self.tasks[unit.span.task];
+        b.addresses((self.part(extents.depth, part), unit.block.columns.clone()), to).div_ceil(LINE)
     }
 
     /// The results of few rows.

@@ -120,7 +120,8 @@ impl<T: Lane> Layer<'_, T> {
     /// One row of results for each row of the buckets.
     fn apply<X: Lane>(&self, networks: &Networks<'_, T>, buckets: &Buckets) -> Vec<f32> {
         let (spec, rows) = (self.problem.spec(), buckets.tokens.len());
-        let starts: Vec<usize> = buckets.tokens.iter().map(|&token| self.problem.x().row(0, 0, token)).collect();
+        let starts: Vec<usize> =
+            buckets.tokens.iter().map(|&token| self.problem.x().row(0, 0, token)).collect();
         let how = How { alike: spec.batch_invariant, runner: self.runner, crew: self.crew };
         let mut joined = vec![X::ZERO; rows * networks.down.layout.cols()];
         let up = (&networks.gate_up, spec.order, spec.activation);

@@ -9,8 +9,14 @@ use half::bf16;
 use super::{
     Kernel, Lane, MOST_LANES, Simd,
     convert::{Widen, Zip},
+    panel::{COLUMNS, PANEL},
     product::Pair,
 };
+
+/// Steps along the depth that are fetched ahead.
+const AHEAD: usize = 8;
+/// Bytes of a cache line.
+const LINE: usize = 64;
 
 /// What elements of type `T` become: one or two along the depth are a term of a product.
 pub(crate) trait Terms<T: Lane>: Pod {
@@ -124,7 +130,10 @@ impl<T: Lane, E: Terms<T>> Kernel for Turn<'_, T, E> {
     unsafe fn run<S: Simd>(mut self) {
         let (step, padded) = (S::LANES * E::EACH, self.starts.len().next_multiple_of(S::LANES));
         let terms = self.len.div_ceil(E::EACH);
-        assert!(self.starts.iter().all(|start| start + self.len <= self.from.len()), "lines lie in their slice");
+        assert!(
+            self.starts.iter().all(|start| start + self.len <= self.from.len()),
+            "lines lie in their slice"
+        );
         assert!(terms == 0 || (terms - 1) * self.to.1 + padded <= self.to.0.len(), "turned lines fit");
         let whole = self.len / step * step;
         for first in (0..self.starts.len()).step_by(S::LANES) {
@@ -193,26 +202,42 @@ impl<T: Lane, E: Terms<T>> Turn<'_, T, E> {
 }
 
 /// Lines that lie side by side already.
-pub(crate) struct Join<'a, T, E> {
+pub(crate) struct Join<'a, T, E, F> {
     pub(crate) from: &'a [T],
-    /// Where the elements of all lines start, for each step along the depth.
-    pub(crate) starts: &'a [usize],
-    /// Number of lines.
+    /// Where the elements of all lines start at each step along the depth.
+    pub(crate) start: F,
+    /// Elements of a line, and number of lines.
+    pub(crate) len: usize,
     pub(crate) lines: usize,
-    /// Term after term, and the elements from one to the next.
+    /// The last step that is there.
+    pub(crate) last: usize,
+    /// Panels, and how many lines each of them takes.
     pub(crate) to: (&'a mut [E], usize),
 }
 
-impl<T: Lane, E: Terms<T>> Kernel for Join<'_, T, E> {
+impl<T: Lane, E: Terms<T>, F: Fn(usize) -> usize> Kernel for Join<'_, T, E, F> {
     type Output = ();
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        let of = |start: usize| &self.from[start..][..self.lines];
-        for (starts, to) in self.starts.chunks(E::EACH).zip(self.to.0.chunks_mut(self.to.1)) {
-            let second = starts.get(1).map(|&start| of(start));
-            // SAFETY: the caller's promise.
-            unsafe { E::join::<S>(of(starts[0]), second, &mut to[..self.lines]) };
+        let of = |d: usize| &self.from[(self.start)(d)..][..self.lines];
+        let (panels, each) = self.to;
+        for d in (0..self.len).step_by(E::EACH) {
+            for n in d..d + E::EACH {
+                let later =
+                    self.from.as_ptr().wrapping_add((self.start)((n + AHEAD).min(self.last))).cast::<u8>();
+                for line in (0..self.lines * size_of::<T>()).step_by(LINE) {
+                    // SAFETY: fetching ahead never faults.
+                    unsafe { S::fetch(later.wrapping_add(line)) };
+                }
+            }
+            let (first, second) = (of(d), (d + 1 < self.len && E::EACH > 1).then(|| of(d + 1)));
+            for (n, first) in first.chunks(each).enumerate() {
+                let second = second.map(|second| &second[n * each..][..first.len()]);
+                let to = &mut panels[n * PANEL + d / E::EACH * COLUMNS..][..first.len()];
+                // SAFETY: the caller's promise.
+                unsafe { E::join::<S>(first, second, to) };
+            }
         }
     }
 }
@@ -225,7 +250,10 @@ mod tests {
     /// Lines of consecutive numbers, a thousand from one to the next.
     fn lines(count: usize, len: usize) -> (Vec<f32>, Vec<usize>) {
         let number = |n: usize, d: usize| (1000 * n + d) as f32;
-        ((0..count).flat_map(|n| (0..len).map(move |d| number(n, d))).collect(), (0..count).map(|n| n * len).collect())
+        (
+            (0..count).flat_map(|n| (0..len).map(move |d| number(n, d))).collect(),
+            (0..count).map(|n| n * len).collect(),
+        )
     }
 
     #[test]
@@ -242,7 +270,8 @@ mod tests {
                 let mut to = vec![7u32; len * 80];
                 level.run(Turn { from: &narrow, starts: &starts, len, to: (&mut to[..], 80) });
                 let bits = |n: usize, d: usize| if d < len { narrow[n * len + d].to_bits() } else { 0 };
-                let pair = |n: usize, t: usize| u32::from(bits(n, 2 * t)) | u32::from(bits(n, 2 * t + 1)) << 16;
+                let pair =
+                    |n: usize, t: usize| u32::from(bits(n, 2 * t)) | u32::from(bits(n, 2 * t + 1)) << 16;
                 let same = |n: usize| (0..len.div_ceil(2)).all(|t| to[t * 80 + n] == pair(n, t));
                 assert!((0..count).all(same), "pairs of {count} lines of {len} on {}", level.level());
             }

@@ -23,6 +23,9 @@ pub(crate) const COLUMNS: usize = 64;
 /// Terms from a row of A to the next: rows do not share a few sets of the cache.
 pub(crate) const STRIDE: usize = DEPTH + 16;
 
+/// Terms of a panel.
+pub(crate) const PANEL: usize = DEPTH * COLUMNS;
+
 /// Bytes of a cache line.
 const LINE: usize = 64;
 
