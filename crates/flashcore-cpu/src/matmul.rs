@@ -36,7 +36,7 @@ const CHUNK: usize = 1 << 22;
 /// Terms of left factors that one thread packs before others could help.
 const ALONE: usize = 1 << 12;
 /// Rows below this number are few.
-const FEW: usize = 8;
+const FEW: usize = 13;
 /// Panels whose columns lie side by side are packed together, up to this number: memory is read in longer pieces.
 const WIDE: usize = 8;
 /// Units that each thread gets at least, where there is work for them.
