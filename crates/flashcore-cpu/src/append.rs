@@ -1,52 +1,117 @@
-//! New rows of a cache, one after another: they are few, and two of them may have one place. Called by `cpu`.
+//! New rows of a cache, those of some heads one after another: two of them may have one place. Called by `cpu`.
 
 use flashcore_core::{
-    AppendCall, AppendInputs, AppendOutputs, AppendSpec, DType, Data, E4M3, Element, Layout, Rotary,
+    AppendCall, AppendInputs, AppendOutputs, AppendProblem, AppendSpec, DType, Data, Dims, E4M3, Element,
+    Layout, Rotary,
 };
 use half::{bf16, f16};
 
+use crate::{crew::Crew, output::Shared};
+
+/// Elements that one thread appends before others could help.
+const ALONE: usize = 1 << 16;
+
+/// Whether a call is too small to be shared among threads.
+pub(crate) fn is_small(problem: &AppendProblem) -> bool {
+    let AppendSpec { k, v, q, .. } = problem.spec();
+    let len = |layout: &Layout| {
+        let Dims { batch, heads, seq, dim } = layout.dims();
+        batch * heads * seq * dim
+    };
+    len(k) + len(v) + q.map_or(0, |[q, _]| len(&q)) < ALONE
+}
+
 /// Appends; `None` where the element types are not known.
-pub(crate) fn append(call: &mut AppendCall<'_>) -> Option<&'static str> {
+pub(crate) fn append(call: &mut AppendCall<'_>, crew: Crew) -> Option<&'static str> {
     match (call.problem().spec().dtype, call.problem().cache_dtype()) {
-        (DType::F16, DType::F16) => rows::<f16, f16>(call),
-        (DType::BF16, DType::BF16) => rows::<bf16, bf16>(call),
-        (DType::F32, DType::F32) => rows::<f32, f32>(call),
-        (DType::F16, DType::E4M3) => rows::<f16, E4M3>(call),
-        (DType::BF16, DType::E4M3) => rows::<bf16, E4M3>(call),
-        (DType::F32, DType::E4M3) => rows::<f32, E4M3>(call),
+        (DType::F16, DType::F16) => rows::<f16, f16>(call, crew),
+        (DType::BF16, DType::BF16) => rows::<bf16, bf16>(call, crew),
+        (DType::F32, DType::F32) => rows::<f32, f32>(call, crew),
+        (DType::F16, DType::E4M3) => rows::<f16, E4M3>(call, crew),
+        (DType::BF16, DType::E4M3) => rows::<bf16, E4M3>(call, crew),
+        (DType::F32, DType::E4M3) => rows::<f32, E4M3>(call, crew),
         _ => None,
     }
 }
 
 /// Appends rows of `T` to a cache of `C`.
-fn rows<T: Element, C: Element>(call: &mut AppendCall<'_>) -> Option<&'static str> {
+fn rows<T: Element, C: Element>(call: &mut AppendCall<'_>, crew: Crew) -> Option<&'static str> {
     let (problem, values, inputs) = (call.problem(), call.values(), call.inputs());
     let spec = problem.spec();
     let turn = Turn::<T>::of(spec, inputs);
     let AppendOutputs { cache_k, cache_v, q: turned } = call.outputs();
-    let mut tensors = [
-        (inputs.k.slice::<T>()?, &spec.k, cache_k.into_slice::<C>()?, &spec.cache_k, turn),
-        (inputs.v.slice::<T>()?, &spec.v, cache_v.into_slice::<C>()?, &spec.cache_v, None),
-    ];
-    for (which, (from, layout, cache, to, turn)) in tensors.iter_mut().enumerate() {
-        for_each_row(layout, |[batch, head, row], source| {
-            let Some((page, at)) = values.place(problem, batch, row) else { return };
-            let target = &mut cache[to.row(page, head, at)..][..layout.dims().dim];
-            let position = values.lengths.get(batch).map_or(0, |&len| len.max(0) as usize) + row;
-            let divisor = values.divisors(problem, batch, head)[which];
-            write(*turn, &from[source..][..target.len()], target, position, divisor);
-        });
-    }
+    // New rows may have one place, but heads do not share any.
+    let keys = Rows {
+        from: (inputs.k.slice::<T>()?, &spec.k),
+        to: cache_k.into_slice::<C>()?,
+        layout: &spec.cache_k,
+        turn,
+    };
+    let new = Rows {
+        from: (inputs.v.slice::<T>()?, &spec.v),
+        to: cache_v.into_slice::<C>()?,
+        layout: &spec.cache_v,
+        turn: None,
+    };
+    let place = |batch: usize, row: usize| {
+        let position = values.lengths.get(batch).map_or(0, |&len| len.max(0) as usize) + row;
+        Some((values.place(problem, batch, row)?, position))
+    };
+    let divisors = |batch: usize, head: usize| values.divisors(problem, batch, head);
+    append_rows([keys, new], crew, place, |which, batch, head| divisors(batch, head)[which]);
     if let (Some(q), Some(turned), Some([of_q, of_out])) = (inputs.q, turned, spec.q) {
-        let (q, turned) = (q.slice::<T>()?, turned.into_slice::<T>()?);
-        for_each_row(&of_q, |[batch, head, row], source| {
-            let target = &mut turned[of_out.row(batch, head, row)..][..of_q.dims().dim];
-            let moved = if spec.rotary.is_some_and(|rotary| rotary.together) { 0 } else { row };
-            let position = values.position(batch).unwrap_or(0) + moved;
-            write(turn, &q[source..][..target.len()], target, position, 1.0);
-        });
+        let queries =
+            Rows { from: (q.slice::<T>()?, &of_q), to: turned.into_slice::<T>()?, layout: &of_out, turn };
+        let moves = !spec.rotary.is_some_and(|rotary| rotary.together);
+        let place = |batch: usize, row: usize| {
+            let position = values.position(batch).unwrap_or(0) + if moves { row } else { 0 };
+            Some(((batch, row), position))
+        };
+        append_rows([queries], crew, place, |_, _, _| 1.0);
     }
     Some("append")
+}
+
+/// New rows, and where they go.
+struct Rows<'a, T, C> {
+    from: (&'a [T], &'a Layout),
+    to: &'a mut [C],
+    layout: &'a Layout,
+    turn: Option<Turn<'a, T>>,
+}
+
+/// Batch entry and row that a new row goes to, and its position, unless it has no place.
+type Place = Option<((usize, usize), usize)>;
+
+/// Copies rows of several tensors to where `place` says, on all threads.
+fn append_rows<T: Element, C: Element, const N: usize>(
+    tensors: [Rows<'_, T, C>; N],
+    crew: Crew,
+    place: impl Fn(usize, usize) -> Place + Sync,
+    divisor: impl Fn(usize, usize, usize) -> f32 + Sync,
+) {
+    let shared = tensors.map(|Rows { from, to, layout, turn }| (from, Shared::new(to), layout, turn));
+    let heads = shared[0].2.dims().heads;
+    let groups = heads.min(crew.threads()).max(1);
+    crew.each(N * groups, |n| {
+        let (which, group) = (n / groups, n % groups);
+        let ((from, layout), to, target, turn) = &shared[which];
+        let Dims { batch, seq, dim, .. } = layout.dims();
+        let own = heads * group / groups..heads * (group + 1) / groups;
+        // Heads that lie side by side are copied at once.
+        let together =
+            turn.is_none() && T::DTYPE == C::DTYPE && [layout, target].iter().all(|l| l.strides()[1] == dim);
+        let step = if together { own.len().max(1) } else { 1 };
+        for (batch, row) in (0..batch).flat_map(|batch| (0..seq).map(move |row| (batch, row))) {
+            let Some(((page, at), position)) = place(batch, row) else { continue };
+            for head in own.clone().step_by(step) {
+                let from = &from[layout.row(batch, head, row)..][..step * dim];
+                // SAFETY: heads of a tensor are disjoint, and so are the rows of a cache (`AppendSpec::parse`).
+                let to = unsafe { to.range(target.row(page, head, at), step * dim) };
+                write(*turn, from, to, position, divisor(which, batch, head));
+            }
+        }
+    });
 }
 
 /// Copies a row, turned where `turn` says so, and divided.
@@ -64,18 +129,6 @@ fn write<T: Element, C: Element>(
     }
     if let Some(turn) = turn {
         turn.row(from, to, position, divisor);
-    }
-}
-
-/// Calls `visit` with each row's batch entry, head and position and the index of its first element.
-fn for_each_row(layout: &Layout, mut visit: impl FnMut([usize; 3], usize)) {
-    let dims = layout.dims();
-    for batch in 0..dims.batch {
-        for head in 0..dims.heads {
-            for row in 0..dims.seq {
-                visit([batch, head, row], layout.row(batch, head, row));
-            }
-        }
     }
 }
 

@@ -9,9 +9,7 @@ use flashcore_core::{
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::{
-    SimdLevel, Tiles,
-    append::append,
-    backward, cache,
+    SimdLevel, Tiles, append, backward, cache,
     crew::{Crew, OpenMp},
     forward::{Queries, forward, is_serial},
     grouped::grouped,
@@ -278,7 +276,11 @@ impl Backend for Cpu {
 
     fn append(&self, call: &mut AppendCall<'_>) -> Result<Ran, BackendError> {
         let dtype = call.problem().spec().dtype;
-        let kernel = append(call).ok_or_else(|| unsupported(dtype, "caches"))?;
+        let ran = match append::is_small(call.problem()) {
+            true => append::append(call, Crew::Caller),
+            false => self.on_crew(|crew| append::append(call, crew)),
+        };
+        let kernel = ran.ok_or_else(|| unsupported(dtype, "caches"))?;
         Ok(Ran { kernel: kernel.to_owned() })
     }
 

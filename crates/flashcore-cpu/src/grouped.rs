@@ -1,15 +1,16 @@
-//! Grouped products: group after group, each on all threads. Called by `cpu`; calls `matmul`.
+//! Grouped products, all groups at once. Called by `cpu`; calls `matmul`.
 
 use std::ops::Range;
 
-use flashcore_core::{DType, GroupedCall, GroupedProblem, Grouping};
+use flashcore_core::{DType, ExpertLayout, GroupedCall, GroupedProblem, Grouping};
 use half::{bf16, f16};
 
 use crate::{
     crew::Crew,
-    matmul::{Extents, Matrix, multiply},
-    output::Shared,
-    simd::{Lane, convert::Narrow, runner::Runner},
+    factors::Matrix,
+    matmul::{Extents, Task, multiply},
+    output::{Emit, Shared},
+    simd::{Lane, panel::COLUMNS, runner::Runner},
 };
 
 /// Computes on all threads; returns the kernel's name, or `None` for element types unknown here.
@@ -61,25 +62,25 @@ fn compute<T: Lane>(call: &mut GroupedCall<'_>, with: (Runner, Crew)) -> Option<
     let own = |n: usize| ranges.as_ref().map(|ranges| ranges[n].clone());
     let out = Shared::new(call.out().into_slice::<T>()?);
     let groups = (0..problem.groups()).map(|n| Group::new(problem, n, own(n)));
-    for Group { a: left, b: right, out: to, rows, columns, depth } in groups.chain(Group::rest(problem, end))
-    {
+    let groups: Vec<Group> = groups.chain(Group::rest(problem, end)).collect();
+    let factor = |data, layout: &ExpertLayout, [n, row, column]: [usize; 3]| {
+        let [_, rows, columns] = layout.strides();
+        let data: &[T] = data;
+        Matrix::new(&data[layout.at(n, row, column).min(data.len())..], [rows, columns])
+    };
+    let task = |group: &Group| {
+        let Group { rows, columns, depth, .. } = group;
         let extents = Extents { rows: rows.len(), columns: columns.len(), depth: depth.len() };
-        let factor = |data: &'_ [T], layout: &flashcore_core::ExpertLayout, [n, row, column]: [usize; 3]| {
-            let [_, rows, columns] = layout.strides();
-            let start = layout.at(n, row, column).min(data.len());
-            ([rows, columns], start)
-        };
-        let (steps, start) = factor(a, problem.a(), [left, rows.start, depth.start]);
-        let a = Matrix::new(&a[start..], steps);
-        let (steps, start) = factor(b, problem.b(), [right, depth.start, columns.start]);
-        let b = Matrix::new(&b[start..], steps);
-        multiply(extents, (a, b), with, |row, some, values| {
-            let start = problem.out().row(to, 0, rows.start + row) + columns.start + some.start;
-            // SAFETY: groups come one after another, blocks of a group are disjoint, and so are the positions of an
-            // output (`GroupedSpec::parse`).
-            let to = unsafe { out.range(start, some.len()) };
-            with.0.run(Narrow { from: values, factor: 1.0, to });
-        });
-    }
+        let a = factor(a, problem.a(), [group.a, rows.start, depth.start]);
+        Task { extents, a, b: factor(b, problem.b(), [group.b, depth.start, columns.start]) }
+    };
+    let tasks: Vec<_> = groups.iter().map(task).collect();
+    multiply(&tasks, false, with, |block, values| {
+        let group = &groups[block.task];
+        let [row, column] = [group.rows.start + block.rows.start, group.columns.start + block.columns.start];
+        // Blocks of a group are disjoint, and so are groups and the positions of an output (`GroupedSpec::parse`).
+        let start = |n: usize| problem.out().row(group.out, 0, row + n) + column;
+        with.0.run(Emit { from: (&*values, COLUMNS), len: block.columns.len(), to: &out, start });
+    });
     Some("grouped")
 }

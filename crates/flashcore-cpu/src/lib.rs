@@ -6,13 +6,14 @@
 //! The path of a call: `cpu` (threads, memory) → `forward` (typed call, units on threads) → `plan` (which units) →
 //! `prefill` with `panels` and `matrices`, or `decode` (one unit) → `simd` (kernels, generic over the instruction set).
 //!
-//! Gradients: `cpu` → `backward` (units, tiles) → `simd`. Mixtures of experts: `cpu` → `moe` → `simd`. Grouped products: `cpu` → `grouped` → `matmul` →
-//! `simd`.
+//! Gradients: `cpu` → `backward` (units, tiles) → `simd`. Mixtures of experts and grouped products: `cpu` → `moe`,
+//! `grouped` → `matmul` (all products of a call) → `factors` (how they are packed) → `simd`.
 //!
-//! Unsafe code lives in `simd` (instructions, pointers inside kernels), `output`, `merge`, `moe`, `grouped` and `backward` (threads
+//! Unsafe code lives in `simd` (instructions, pointers inside kernels), `append`, `output`, `merge`, `moe`, `matmul` and `backward` (threads
 //! write rows of one tensor) and `crew` (threads of another library).
 #![deny(unsafe_code)]
 
+#[allow(unsafe_code)]
 mod append;
 mod backward;
 mod cache;
@@ -20,10 +21,11 @@ mod cpu;
 #[allow(unsafe_code)]
 mod crew;
 mod decode;
+mod factors;
 mod forward;
-#[allow(unsafe_code)]
 mod grouped;
 mod level;
+#[allow(unsafe_code)]
 mod matmul;
 mod matrices;
 #[allow(unsafe_code)]

@@ -1,99 +1,48 @@
-//! Products of matrices of any layout, block by block on all threads. Called by `grouped` and by the gradients of `moe`.
+//! Products of matrices of any layout, many at a time, on all threads. Called by `grouped` and `moe`; calls `factors`.
 //!
-//! Where the right factor's depth is contiguous, as in weights, it streams through once and is not moved; else blocks of
-//! both factors are widened into memory that stays in the cache. Bits of a result depend on its row, its column and the
-//! depth alone.
+//! Left factors are packed once, a chunk of them at a time. Then threads take panels of the right factors: each is packed
+//! into memory that stays in the cache and meets every row of its product there. Of a few rows, which memory keeps waiting
+//! anyway, dot products with the right factor's columns are taken as it lies, where these are contiguous.
+//!
+//! Bits of a result depend on its row, its column and the depth alone, and on whether rows are few.
 
-use std::ops::Range;
+use std::{
+    marker::PhantomData,
+    ops::Range,
+    sync::atomic::{AtomicUsize, Ordering},
+};
 
 use half::bf16;
 
 use crate::{
     crew::Crew,
+    factors::Matrix,
+    output::Shared,
+    scratch::Buffer,
     simd::{
         Lane,
-        convert::Widen,
         dots::{Dots, depth_padded},
-        product::{Left, Product, Size},
+        pack::Terms,
+        panel::{Ahead, COLUMNS, DEPTH, PANEL, PanelProduct, STRIDE},
+        product::Pair,
         runner::Runner,
     },
 };
 
-/// Columns of a block: a multiple of every vector's lanes.
-const COLUMNS: usize = 64;
-/// Rows of a block whose factors are moved.
-const ROWS: usize = 96;
-/// Rows of a block past which the right factor streams.
-const STREAMED_ROWS: usize = 24;
-/// Elements along the depth that are widened at a time.
-const DEPTH: usize = 256;
-
-/// Where the lines of an axis start, in elements.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Steps<'a> {
-    /// So many elements apart.
-    Even(usize),
-    /// Anywhere.
-    Listed(&'a [usize]),
-}
-
-impl Steps<'_> {
-    fn at(&self, n: usize) -> usize {
-        match self {
-            Self::Even(step) => n * step,
-            Self::Listed(starts) => starts[n],
-        }
-    }
-}
-
-/// A factor: element (r, c) lies where row r starts, plus where column c does.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Matrix<'a, T> {
-    pub(crate) data: &'a [T],
-    pub(crate) rows: Steps<'a>,
-    pub(crate) columns: Steps<'a>,
-}
-
-impl<'a, T: Lane> Matrix<'a, T> {
-    /// A matrix with these distances between rows and columns.
-    pub(crate) const fn new(data: &'a [T], [rows, columns]: [usize; 2]) -> Self {
-        Self { data, rows: Steps::Even(rows), columns: Steps::Even(columns) }
-    }
-
-    /// Contiguous rows that start anywhere.
-    pub(crate) const fn listed(data: &'a [T], rows: &'a [usize]) -> Self {
-        Self { data, rows: Steps::Listed(rows), columns: Steps::Even(1) }
-    }
-
-    /// Rows and columns exchanged.
-    pub(crate) const fn turned(self) -> Self {
-        Self { data: self.data, rows: self.columns, columns: self.rows }
-    }
-
-    /// Widens a part of it: `to[r * stride + c]`.
-    fn widen(
-        &self,
-        rows: Range<usize>,
-        columns: Range<usize>,
-        (to, stride): (&mut [f32], usize),
-        runner: Runner,
-    ) {
-        if columns.is_empty() {
-            return;
-        }
-        for (row, to) in rows.zip(to.chunks_mut(stride)) {
-            let (start, to) = (self.rows.at(row), &mut to[..columns.len()]);
-            if self.columns == Steps::Even(1) {
-                let from = &self.data[start + columns.start..][..columns.len()];
-                runner.run(Widen { from, to });
-            } else {
-                for (to, column) in to.iter_mut().zip(columns.clone()) {
-                    *to = self.data[start + self.columns.at(column)].to_f32();
-                }
-            }
-        }
-    }
-}
+/// Rows that meet a panel while it is in the cache.
+const ROWS: usize = 256;
+/// Terms of left factors that are packed at a time.
+const CHUNK: usize = 1 << 22;
+/// Terms of left factors that one thread packs before others could help.
+const ALONE: usize = 1 << 12;
+/// Rows below this number are few.
+const FEW: usize = 13;
+/// Panels whose columns lie side by side are packed together, up to this number: memory is read in longer pieces.
+const WIDE: usize = 8;
+/// Units that each thread gets at least, where there is work for them.
+const UNITS: usize = 4;
+/// Bytes of a cache line.
+const LINE: usize = 64;
 
 /// Extents of a product.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -103,113 +52,291 @@ pub(crate) struct Extents {
     pub(crate) depth: usize,
 }
 
-/// Multiplies `a` (rows × depth) with `b` (depth × columns) and hands out the results: a row, some of its columns, values.
+/// A product: rows × depth times depth × columns.
+#[derive(Clone, Copy)]
+pub(crate) struct Task<'a, A, B> {
+    pub(crate) extents: Extents,
+    pub(crate) a: Matrix<'a, A>,
+    pub(crate) b: Matrix<'a, B>,
+}
+
+impl<'a, A: Lane, B: Lane> Task<'a, A, B> {
+    /// The same where it is bf16.
+    fn as_bf16(&self) -> Option<Task<'a, bf16, bf16>> {
+        Some(Task { extents: self.extents, a: self.a.as_bf16()?, b: self.b.as_bf16()? })
+    }
+}
+
+/// Some results of a task: up to [`COLUMNS`] columns, those of a panel.
+#[derive(Clone, Debug)]
+pub(crate) struct Block {
+    pub(crate) task: usize,
+    pub(crate) rows: Range<usize>,
+    pub(crate) columns: Range<usize>,
+}
+
+/// How elements of both factors are multiplied: as terms of one type.
+trait Path<A: Lane, B: Lane>: Terms<A> + Terms<B> + Send + Sync {
+    /// Elements of a term.
+    const PAIRED: usize = <Self as Terms<A>>::EACH;
+    fn panel(runner: Runner, product: PanelProduct<'_, Self>);
+    fn dots(runner: Runner, dots: Dots<'_, Self, B>);
+}
+
+impl<A: Lane, B: Lane> Path<A, B> for f32 {
+    fn panel(runner: Runner, product: PanelProduct<'_, f32>) {
+        runner.run(product);
+    }
+
+    fn dots(runner: Runner, dots: Dots<'_, f32, B>) {
+        runner.run(dots);
+    }
+}
+
+/// Where bf16 is multiplied pair by pair.
+impl Path<bf16, bf16> for Pair {
+    fn panel(runner: Runner, mut product: PanelProduct<'_, Pair>) {
+        runner.run_pair_panel(&mut product);
+    }
+
+    fn dots(runner: Runner, Dots { x, starts, w, rows, depth, to }: Dots<'_, Pair, bf16>) {
+        runner.run_pair_dots(&mut Dots { x: bytemuck::cast_slice(x), starts, w, rows, depth, to });
+    }
+}
+
+/// Computes all products and hands out the results: rows of [`COLUMNS`] values, of which those beyond the block's columns
+/// mean nothing. Where `alike`, few rows are multiplied as many are, so that bits do not depend on how many there are.
 pub(crate) fn multiply<A: Lane, B: Lane>(
-    extents: Extents,
-    (a, b): (Matrix<'_, A>, Matrix<'_, B>),
-    (runner, crew): (Runner, Crew),
-    write: impl Fn(usize, Range<usize>, &[f32]) + Sync + Send,
+    tasks: &[Task<'_, A, B>],
+    alike: bool,
+    with: (Runner, Crew),
+    write: impl Fn(&Block, &mut [f32]) + Sync + Send,
 ) {
-    let Extents { rows, columns, depth } = extents;
-    let tall = if streams(&b) { STREAMED_ROWS } else { ROWS };
-    let across = columns.div_ceil(COLUMNS);
-    crew.each_with(rows.div_ceil(tall) * across, |worker: &mut Worker, unit| {
-        let [row, column] = [unit / across * tall, unit % across * COLUMNS];
-        let block =
-            Block { rows: row..rows.min(row + tall), columns: column..columns.min(column + COLUMNS), depth };
-        worker.results.clear();
-        worker.results.resize(block.rows.len() * COLUMNS, 0.0);
-        match b.columns {
-            Steps::Even(stride) if streams(&b) => worker.stream(&block, a, (b.data, stride), runner),
-            _ => worker.multiply(&block, a, b, runner),
-        }
-        for (row, values) in block.rows.clone().zip(worker.results.chunks_exact(COLUMNS)) {
-            write(row, block.columns.clone(), &values[..block.columns.len()]);
-        }
-    });
+    match tasks.iter().map(Task::as_bf16).collect::<Option<Vec<_>>>().filter(|_| with.0.has_pairs()) {
+        Some(tasks) => Products::<_, _, Pair>::new(&tasks, alike, with).compute(write),
+        None => Products::<_, _, f32>::new(tasks, alike, with).compute(write),
+    }
 }
 
-/// Whether the right factor is read as it lies.
-fn streams<T>(b: &Matrix<'_, T>) -> bool {
-    b.rows == Steps::Even(1) && matches!(b.columns, Steps::Even(step) if step != 1)
-}
-
-/// Some rows and columns of a product.
-struct Block {
+/// Rows of a task whose packed form is in memory together.
+#[derive(Clone, Debug)]
+struct Span {
+    task: usize,
     rows: Range<usize>,
-    columns: Range<usize>,
-    depth: usize,
+    /// Whether dot products are taken.
+    few: bool,
+    /// Panels that are packed together.
+    wide: usize,
+    /// Where their terms start, and how many a row has.
+    at: usize,
+    line: usize,
+    /// One past the number of the last unit of work.
+    end: usize,
+}
+
+impl Span {
+    /// Rows that meet a panel together.
+    fn blocks(&self) -> impl Iterator<Item = Range<usize>> {
+        let end = self.rows.end;
+        self.rows.clone().step_by(ROWS).map(move |first| first..end.min(first + ROWS))
+    }
+
+    /// Where the terms of a block start, those of part `part` of the depth.
+    fn start(&self, block: &Range<usize>, part: usize) -> usize {
+        self.at + (block.start - self.rows.start) * self.line + part * block.len() * STRIDE
+    }
+}
+
+/// A unit of work: rows that meet a panel.
+struct Unit<'a> {
+    span: &'a Span,
+    block: Block,
 }
 
 /// What a thread works with.
 #[derive(Default)]
 struct Worker {
-    a: Vec<f32>,
-    /// Rows of bf16 that are multiplied pair by pair.
-    pairs: Vec<bf16>,
-    b: Vec<f32>,
-    results: Vec<f32>,
+    panel: Buffer,
+    results: Buffer,
+    /// Addresses of the next panel.
+    ahead: Vec<usize>,
 }
 
-impl Worker {
-    /// Columns of the right factor lie `stride` apart, each contiguous.
-    fn stream<A: Lane, B: Lane>(
-        &mut self,
-        block: &Block,
-        a: Matrix<'_, A>,
-        (b, stride): (&[B], usize),
-        runner: Runner,
-    ) {
-        let (padded, depth) = (depth_padded(block.depth), block.depth);
-        if depth == 0 {
-            return;
-        }
-        let starts: Vec<usize> = (0..block.rows.len()).map(|row| row * padded).collect();
-        let (starts, rows, to) = (&starts[..], block.columns.len(), (&mut self.results[..], COLUMNS));
-        let b = &b[block.columns.start * stride..];
-        let both = A::as_bf16(a.data).zip(B::as_bf16(b)).filter(|_| runner.has_pairs());
-        if let Some((data, b)) = both.filter(|_| a.columns == Steps::Even(1)) {
-            self.pairs.clear();
-            self.pairs.resize(block.rows.len() * padded, bf16::ZERO);
-            for (row, to) in block.rows.clone().zip(self.pairs.chunks_exact_mut(padded)) {
-                to[..depth].copy_from_slice(&data[a.rows.at(row)..][..depth]);
-            }
-            let x = &self.pairs[..];
-            return runner.run_pair_dots(&mut Dots { x, starts, w: (b, stride), rows, depth, to });
-        }
-        self.a.clear();
-        self.a.resize(block.rows.len() * padded, 0.0);
-        a.widen(block.rows.clone(), 0..depth, (&mut self.a, padded), runner);
-        runner.run(Dots { x: &self.a, starts, w: (b, stride), rows, depth, to });
+/// The columns of each panel.
+fn panels(columns: &Range<usize>) -> impl ExactSizeIterator<Item = Range<usize>> + Clone + use<> {
+    let end = columns.end;
+    columns.clone().step_by(COLUMNS).map(move |first| first..end.min(first + COLUMNS))
+}
+
+/// Tasks, and how they are multiplied.
+struct Products<'a, A, B, E> {
+    tasks: &'a [Task<'a, A, B>],
+    alike: bool,
+    runner: Runner,
+    crew: Crew,
+    terms: PhantomData<fn() -> E>,
+}
+
+impl<'a, A: Lane, B: Lane, E: Path<A, B>> Products<'a, A, B, E> {
+    fn new(tasks: &'a [Task<'a, A, B>], alike: bool, (runner, crew): (Runner, Crew)) -> Self {
+        Self { tasks, alike, runner, crew, terms: PhantomData }
     }
 
-    fn multiply<A: Lane, B: Lane>(
-        &mut self,
-        block: &Block,
-        a: Matrix<'_, A>,
-        b: Matrix<'_, B>,
-        runner: Runner,
-    ) {
-        self.a.resize(ROWS * DEPTH, 0.0);
-        self.b.clear();
-        self.b.resize(DEPTH * COLUMNS, 0.0);
-        let turned = a.columns != Steps::Even(1);
-        for first in (0..block.depth).step_by(DEPTH) {
-            let depth = first..block.depth.min(first + DEPTH);
-            let left = match turned {
-                true => {
-                    a.turned().widen(depth.clone(), block.rows.clone(), (&mut self.a, ROWS), runner);
-                    Left::Columns(&self.a, ROWS)
+    fn compute(&self, write: impl Fn(&Block, &mut [f32]) + Sync + Send) {
+        let mut packed = Buffer::default();
+        let mut workers: Vec<Worker> = (0..self.crew.threads()).map(|_| Worker::default()).collect();
+        for spans in self.chunks() {
+            let len = spans.last().map_or(0, |span| span.at + span.rows.len() * span.line);
+            let packed: &mut [E] = bytemuck::cast_slice_mut(packed.get(len));
+            self.pack(&spans, packed);
+            let (next, packed) = (AtomicUsize::new(0), &*packed);
+            let take = || self.unit(&spans, next.fetch_add(1, Ordering::Relaxed));
+            self.crew.work(&mut workers, |worker| {
+                let mut unit = take();
+                while let Some(current) = unit {
+                    unit = take();
+                    self.multiply(&current, unit.as_ref(), packed, worker);
+                    let (rows, panels) = (current.block.rows.len(), panels(&current.block.columns));
+                    let values = worker.results.get(panels.len() * rows * COLUMNS);
+                    for (columns, values) in panels.zip(values.chunks_mut(rows * COLUMNS)) {
+                        write(&Block { columns, ..current.block.clone() }, values);
+                    }
                 }
-                false => {
-                    a.widen(block.rows.clone(), depth.clone(), (&mut self.a, DEPTH), runner);
-                    Left::Rows(&self.a, DEPTH)
+            });
+        }
+    }
+
+    /// All rows, as many at a time as [`CHUNK`] allows.
+    fn chunks(&self) -> Vec<Vec<Span>> {
+        let (mut chunks, mut chunk, mut len) = (Vec::new(), Vec::<Span>::new(), 0);
+        let all =
+            |task: &Task<'_, A, B>| task.extents.columns.div_ceil(COLUMNS) * task.extents.rows.div_ceil(ROWS);
+        let most = self.tasks.iter().map(all).sum::<usize>() / (UNITS * self.crew.threads());
+        for (n, task) in self.tasks.iter().enumerate() {
+            let Extents { rows: all, columns, depth } = task.extents;
+            let few = !self.alike && all < FEW && depth > 0 && task.b.streams();
+            let line = if few { depth_padded(depth) / E::PAIRED } else { self.parts(depth) * STRIDE };
+            let wide = if task.b.is_wide() { most.clamp(1, WIDE) } else { 1 };
+            let step = (CHUNK / line.max(1) / ROWS).max(1) * ROWS;
+            for first in (0..all).step_by(step).filter(|_| columns > 0) {
+                let rows = first..all.min(first + step);
+                if len + rows.len() * line > CHUNK && !chunk.is_empty() {
+                    chunks.push(std::mem::take(&mut chunk));
+                    len = 0;
                 }
-            };
-            b.widen(depth.clone(), block.columns.clone(), (&mut self.b, COLUMNS), runner);
-            let size = Size { rows: block.rows.len(), columns: COLUMNS, depth: depth.len() };
-            let (b, c) = ((&self.b[..], COLUMNS), (&mut self.results[..], COLUMNS));
-            runner.run(Product { size, a: left, b, c, add: first > 0 });
+                let units =
+                    columns.div_ceil(wide * COLUMNS) * if few { 1 } else { rows.len().div_ceil(ROWS) };
+                let end = chunk.last().map_or(0, |span| span.end) + units;
+                chunk.push(Span { task: n, rows: rows.clone(), few, wide, at: len, line, end });
+                len += rows.len() * line;
+            }
+        }
+        chunks.push(chunk);
+        chunks
+    }
+
+    /// Parts of the depth that are packed one after another.
+    fn parts(&self, depth: usize) -> usize {
+        depth.div_ceil(DEPTH * E::PAIRED)
+    }
+
+    fn part(&self, depth: usize, n: usize) -> Range<usize> {
+        let len = DEPTH * E::PAIRED;
+        n * len..depth.min((n + 1) * len)
+    }
+
+    /// Packs the left factors.
+    fn pack(&self, spans: &[Span], packed: &mut [E]) {
+        let parts = |span: &Span| if span.few { 1 } else { self.parts(self.tasks[span.task].extents.depth) };
+        let jobs =
+            |span| (0..parts(span)).flat_map(move |part| span.blocks().map(move |rows| (span, rows, part)));
+        let jobs: Vec<(&Span, Range<usize>, usize)> = spans.iter().flat_map(jobs).collect();
+        let crew = if packed.len() <= ALONE { Crew::Caller } else { self.crew };
+        let to = Shared::new(packed);
+        crew.each_with(jobs.len(), |stage: &mut Buffer, n| {
+            let (span, rows, part) = &jobs[n];
+            let Task { extents, a, .. } = &self.tasks[span.task];
+            let stage = bytemuck::cast_slice_mut(stage.get(PANEL));
+            // SAFETY: rows are disjoint, and so are parts of the depth.
+            unsafe {
+                if span.few {
+                    let to = to.range(span.at, rows.len() * span.line);
+                    to.fill(E::zeroed());
+                    a.pack_rows((rows.clone(), 0..extents.depth), (to, span.line), stage, self.runner);
+                } else {
+                    let to = to.range(span.start(rows, *part), rows.len() * STRIDE);
+                    let depth = self.part(extents.depth, *part);
+                    a.pack_rows((rows.clone(), depth), (to, STRIDE), stage, self.runner);
+                }
+            }
+        });
+    }
+
+    /// Unit number `n`; blocks of rows that meet the same panel follow each other.
+    fn unit<'s>(&self, spans: &'s [Span], n: usize) -> Option<Unit<'s>> {
+        let at = spans.partition_point(|span| span.end <= n);
+        let (span, before) = (spans.get(at)?, at.checked_sub(1).map_or(0, |before| spans[before].end));
+        let blocks = if span.few { 1 } else { span.rows.len().div_ceil(ROWS) };
+        let (panel, block) = ((n - before) / blocks, (n - before) % blocks);
+        let (columns, first) = (self.tasks[span.task].extents.columns, span.rows.start + block * ROWS);
+        let width = span.wide * COLUMNS;
+        let columns = panel * width..columns.min((panel + 1) * width);
+        let rows = first..span.rows.end.min(first + ROWS);
+        Some(Unit { span, block: Block { task: span.task, rows, columns } })
+    }
+
+    /// The results of a unit, panel after panel; fetches what the next one begins with.
+    fn multiply(&self, unit: &Unit<'_>, next: Option<&Unit<'_>>, packed: &[E], worker: &mut Worker) {
+        let (Task { extents, b, .. }, block) = (&self.tasks[unit.span.task], &unit.block);
+        let (rows, depth, panels) = (block.rows.len(), extents.depth, panels(&block.columns));
+        let Worker { panel, results, ahead } = worker;
+        let results = results.get(panels.len() * rows * COLUMNS);
+        if unit.span.few {
+            return self.take_dots(unit, packed, results);
+        }
+        if depth == 0 {
+            results.fill(0.0);
+        }
+        for part in 0..self.parts(depth) {
+            let some = self.part(depth, part);
+            let packed_b: &mut [E] = bytemuck::cast_slice_mut(panel.get(panels.len() * PANEL));
+            b.pack_panels((some.clone(), block.columns.clone()), packed_b, self.runner);
+            let later = (part + 1 < self.parts(depth)).then_some((unit, part + 1));
+            let lines = self.look_ahead(later.or(next.map(|next| (next, 0))), ahead);
+            let mut starts = ahead.chunks(ahead.len().div_ceil(panels.len()).max(1));
+            let of_panels = results.chunks_mut(rows * COLUMNS).zip(packed_b.chunks(PANEL));
+            for (columns, (c, b)) in panels.clone().zip(of_panels) {
+                let product = PanelProduct {
+                    rows,
+                    columns: columns.len(),
+                    depth: some.len().div_ceil(E::PAIRED),
+                    a: &packed[unit.span.start(&block.rows, part)..],
+                    b,
+                    c,
+                    add: part > 0,
+                    ahead: Ahead { starts: starts.next().unwrap_or_default(), lines },
+                };
+                E::panel(self.runner, product);
+            }
+        }
+    }
+
+    /// Lists what a part of a unit reads of its right factor; returns how many cache lines follow each other.
+    fn look_ahead(&self, later: Option<(&Unit<'_>, usize)>, to: &mut Vec<usize>) -> usize {
+        to.clear();
+        let Some((unit, part)) = later.filter(|(unit, _)| !unit.span.few) else { return 0 };
+        let Task { extents, b, .. } = &self.tasks[unit.span.task];
+        b.addresses((self.part(extents.depth, part), unit.block.columns.clone()), to).div_ceil(LINE)
+    }
+
+    /// The results of few rows.
+    fn take_dots(&self, unit: &Unit<'_>, packed: &[E], results: &mut [f32]) {
+        let (Task { extents, b, .. }, span) = (&self.tasks[unit.span.task], unit.span);
+        let starts: [usize; FEW] = std::array::from_fn(|row| row * span.line * E::PAIRED);
+        let (starts, x) = (&starts[..span.rows.len()], &packed[span.at..]);
+        for run in b.columns.runs(&unit.block.columns) {
+            let (w, to) = ((&b.data[run.start..], run.step), (&mut results[run.at..], COLUMNS));
+            E::dots(self.runner, Dots { x, starts, w, rows: run.count, depth: extents.depth, to });
         }
     }
 }

@@ -4,7 +4,10 @@ use std::marker::PhantomData;
 
 use flashcore_core::{Instance, Problem, Sequence};
 
-use crate::plan::{Merge, Unit};
+use crate::{
+    plan::{Merge, Unit},
+    simd::{Kernel, Lane, Simd, convert::Narrow},
+};
 
 /// Memory that threads share, each writing ranges of its own.
 pub(crate) struct Shared<'a, T> {
@@ -30,6 +33,34 @@ impl<'a, T> Shared<'a, T> {
         assert!(start <= self.len && len <= self.len - start, "a range of the slice");
         // SAFETY: within the slice; exclusive by the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.at.add(start), len) }
+    }
+}
+
+/// Rows of f32 that are rounded into memory that threads share.
+pub(crate) struct Emit<'a, 'm, T, F> {
+    /// Rows, and the elements from one to the next.
+    pub(crate) from: (&'a [f32], usize),
+    /// Elements of each that are wanted.
+    pub(crate) len: usize,
+    pub(crate) to: &'a Shared<'m, T>,
+    /// Where each row goes.
+    ///
+    /// **Invariant:** nobody else uses what these rows take.
+    pub(crate) start: F,
+}
+
+impl<T: Lane, F: Fn(usize) -> usize> Kernel for Emit<'_, '_, T, F> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        for (n, row) in self.from.0.chunks(self.from.1).enumerate() {
+            // SAFETY: the caller's promise, and the invariant.
+            unsafe {
+                let to = self.to.range((self.start)(n), self.len);
+                Narrow { from: &row[..self.len], factor: 1.0, to }.run::<S>();
+            }
+        }
     }
 }
 

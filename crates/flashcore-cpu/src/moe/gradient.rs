@@ -14,11 +14,13 @@ use super::{
 };
 use crate::{
     crew::Crew,
-    matmul::{Extents, Matrix, multiply},
-    output::Shared,
+    factors::Matrix,
+    matmul::{Block, Extents, Task, multiply},
+    output::{Emit, Shared},
     simd::{
         Lane,
         convert::{Accumulate, Narrow},
+        panel::COLUMNS,
         runner::Runner,
     },
 };
@@ -136,8 +138,8 @@ impl<T: Lane> Pass<'_, T> {
     ) {
         let (first, second) = (&networks.gate_up.layout, &networks.down.layout);
         let (count, hidden, width, half) = (rows.factors.len(), first.cols(), first.rows(), second.cols());
-        let gate_up = matrix(networks.gate_up.data, first, expert);
-        let down = matrix(networks.down.data, second, expert);
+        let gate_up = Matrix::of_expert(networks.gate_up.data, first, expert);
+        let down = Matrix::of_expert(networks.down.data, second, expert);
         let [x, d_out] =
             [(self.x, &rows.x), (self.d_out, &rows.d_out)].map(|(data, rows)| Matrix::listed(data, rows));
         let bias = |bias: Option<&[T]>, len: usize| bias.map(|bias| widened(&bias[expert * len..][..len]));
@@ -217,11 +219,7 @@ impl<T: Lane> Pass<'_, T> {
         factors: (Matrix<'_, A>, Matrix<'_, B>),
         to: &mut [f32],
     ) {
-        let to = Shared::new(to);
-        multiply(extents, factors, (self.runner, self.crew), |row, some, values| {
-            // SAFETY: blocks of a product are disjoint.
-            unsafe { to.range(row * extents.columns + some.start, some.len()) }.copy_from_slice(values);
-        });
+        self.product(extents, factors, (&Shared::new(to), 0));
     }
 
     /// A product as one of an expert's matrices, as `layout` has them without gaps.
@@ -233,20 +231,25 @@ impl<T: Lane> Pass<'_, T> {
         to: &Shared<'_, T>,
     ) {
         let (rows, columns, start) = (layout.rows(), layout.cols(), expert * layout.rows() * layout.cols());
-        let write = |row: usize, some: std::ops::Range<usize>, values: &[f32], line: usize| {
-            // SAFETY: blocks of a product are disjoint, and so are matrices.
-            let to = unsafe { to.range(start + row * line + some.start, some.len()) };
-            self.runner.run(Narrow { from: values, factor: 1.0, to });
-        };
         if layout.is_row_major() {
-            let extents = Extents { rows, columns, depth };
-            return multiply(extents, (a, b), (self.runner, self.crew), |row, some, values| {
-                write(row, some, values, columns)
-            });
+            return self.product(Extents { rows, columns, depth }, (a, b), (to, start));
         }
         let extents = Extents { rows: columns, columns: rows, depth };
-        multiply(extents, (b.turned(), a.turned()), (self.runner, self.crew), |row, some, values| {
-            write(row, some, values, rows)
+        self.product(extents, (b.turned(), a.turned()), (to, start));
+    }
+
+    /// A product, written without gaps from a position on.
+    fn product<A: Lane, B: Lane, C: Lane>(
+        &self,
+        extents: Extents,
+        (a, b): (Matrix<'_, A>, Matrix<'_, B>),
+        (to, first): (&Shared<'_, C>, usize),
+    ) {
+        let with = (self.runner, self.crew);
+        multiply(&[Task { extents, a, b }], false, with, |Block { rows, columns, .. }, values| {
+            // Blocks of a product are disjoint, and so are matrices.
+            let start = |n: usize| first + (rows.start + n) * extents.columns + columns.start;
+            self.runner.run(Emit { from: (&*values, COLUMNS), len: columns.len(), to, start });
         });
     }
 
@@ -281,12 +284,6 @@ impl<T: Lane> Pass<'_, T> {
             self.runner.run(Narrow { from: &sum, factor: 1.0, to });
         });
     }
-}
-
-/// One expert's matrix.
-fn matrix<'a, T: Lane>(data: &'a [T], layout: &ExpertLayout, expert: usize) -> Matrix<'a, T> {
-    let [_, row, column] = layout.strides();
-    Matrix::new(&data[layout.at(expert, 0, 0)..], [row, column])
 }
 
 fn widened<T: Lane>(row: &[T]) -> Vec<f32> {

@@ -19,12 +19,11 @@ use crate::{
     simd::{
         Lane,
         convert::{Accumulate, Narrow},
-        dots::depth_padded,
         runner::Runner,
     },
 };
 pub(crate) use gradient::gradients;
-use network::{Path, Rows, Weights};
+use network::{How, Weights};
 use route::{Buckets, Routes};
 
 /// Floats of working memory that a chunk of tokens may use: what is beyond it comes in a second chunk, for which weights
@@ -33,19 +32,16 @@ const CHUNK: usize = 1 << 25;
 
 /// Computes on all threads; returns the kernel's name, or `None` for element types unknown here.
 pub(crate) fn moe(call: &mut MoeCall<'_>, with: (Runner, Crew)) -> Option<&'static str> {
-    let spec = call.problem().spec();
-    let layouts = spec.shared.iter().flat_map(|shared| [shared.gate_up, shared.down]);
-    let row_major = layouts.chain([spec.gate_up, spec.down]).all(|layout| layout.is_row_major());
     match call.problem().dtype() {
         DType::F32 => compute::<f32, f32>(call, with),
         DType::F16 => compute::<f16, f32>(call, with),
-        DType::BF16 if with.0.has_pairs() && row_major => compute::<bf16, bf16>(call, with),
+        DType::BF16 if with.0.has_pairs() => compute::<bf16, bf16>(call, with),
         DType::BF16 => compute::<bf16, f32>(call, with),
         _ => None,
     }
 }
 
-/// A call with its element types known: those of tensors, and those in which rows are multiplied.
+/// A call with its element type known.
 struct Layer<'a, T> {
     problem: &'a MoeProblem,
     x: &'a [T],
@@ -72,7 +68,8 @@ impl<'a, T: Lane> Networks<'a, T> {
     }
 }
 
-fn compute<T: Lane, X: Path<T>>(call: &mut MoeCall<'_>, with: (Runner, Crew)) -> Option<&'static str> {
+/// Computes on tensors of `T`; what joins gate and up is rounded to `X`.
+fn compute<T: Lane, X: Lane>(call: &mut MoeCall<'_>, with: (Runner, Crew)) -> Option<&'static str> {
     let (problem, inputs) = (call.problem(), *call.inputs());
     let spec = problem.spec();
     let shared = inputs.shared.zip(spec.shared);
@@ -95,23 +92,24 @@ fn compute<T: Lane, X: Path<T>>(call: &mut MoeCall<'_>, with: (Runner, Crew)) ->
 }
 
 impl<T: Lane> Layer<'_, T> {
-    fn compute<X: Path<T>>(&self, routes: &Routes, tokens: Range<usize>, out: &Shared<'_, T>) {
-        let taken = self.take::<X>(tokens.clone());
+    fn compute<X: Lane>(&self, routes: &Routes, tokens: Range<usize>, out: &Shared<'_, T>) {
         let buckets = Buckets::new(routes, tokens.clone(), self.problem.experts());
-        let results = self.apply(&self.experts, &taken, &buckets, tokens.start);
+        let results = self.apply::<X>(&self.experts, &buckets);
         let all = Buckets::all(tokens.clone());
-        let shared = self.shared.as_ref().map(|shared| self.apply(shared, &taken, &all, tokens.start));
+        let shared = self.shared.as_ref().map(|shared| self.apply::<X>(shared, &all));
         let hidden = self.problem.hidden();
-        self.crew.each(tokens.len(), |n| {
-            let (mut sum, token) = (vec![0f32; hidden], tokens.start + n);
+        self.crew.each_with(tokens.len(), |sum: &mut Vec<f32>, n| {
+            sum.clear();
+            sum.resize(hidden, 0.0);
+            let token = tokens.start + n;
             let rows = &buckets.rows[n * self.problem.top_k()..];
             for (&(_, weight), row) in routes.of(token).iter().zip(rows) {
-                row.iter().for_each(|row| self.add(&mut sum, &results[row * hidden..][..hidden], weight));
+                row.iter().for_each(|row| self.add(sum, &results[row * hidden..][..hidden], weight));
             }
-            shared.iter().for_each(|rows| self.add(&mut sum, &rows[n * hidden..][..hidden], 1.0));
+            shared.iter().for_each(|rows| self.add(sum, &rows[n * hidden..][..hidden], 1.0));
             // SAFETY: tokens are disjoint, and so are the rows of an output (`MoeSpec::parse`).
             let to = unsafe { out.range(self.problem.out().row(0, 0, token), hidden) };
-            self.runner.run(Narrow { from: &sum, factor: 1.0, to });
+            self.runner.run(Narrow { from: sum, factor: 1.0, to });
         });
     }
 
@@ -119,36 +117,17 @@ impl<T: Lane> Layer<'_, T> {
         self.runner.run(Accumulate { from, factor, to, kept: 1.0 });
     }
 
-    /// Tokens as products want them, padded with zeros.
-    fn take<X: Path<T>>(&self, tokens: Range<usize>) -> Vec<X> {
-        let (hidden, stride) = (self.problem.hidden(), depth_padded(self.problem.hidden()));
-        let mut taken = vec![X::ZERO; tokens.len() * stride];
-        self.crew.chunks(&mut taken, stride, |n, to| {
-            let from = &self.x[self.problem.x().row(0, 0, tokens.start + n)..][..hidden];
-            X::take(self.runner, from, &mut to[..hidden]);
-        });
-        taken
-    }
-
     /// One row of results for each row of the buckets.
-    fn apply<X: Path<T>>(
-        &self,
-        networks: &Networks<'_, T>,
-        taken: &[X],
-        buckets: &Buckets,
-        first: usize,
-    ) -> Vec<f32> {
-        let spec = self.problem.spec();
-        let (stride, rows) = (depth_padded(self.problem.hidden()), buckets.tokens.len());
-        let starts = buckets.tokens.iter().map(|token| (token - first) * stride).collect();
-        let between = depth_padded(networks.down.layout.cols());
-        let mut joined = vec![X::ZERO; rows * between];
+    fn apply<X: Lane>(&self, networks: &Networks<'_, T>, buckets: &Buckets) -> Vec<f32> {
+        let (spec, rows) = (self.problem.spec(), buckets.tokens.len());
+        let starts: Vec<usize> =
+            buckets.tokens.iter().map(|&token| self.problem.x().row(0, 0, token)).collect();
+        let how = How { alike: spec.batch_invariant, runner: self.runner, crew: self.crew };
+        let mut joined = vec![X::ZERO; rows * networks.down.layout.cols()];
         let up = (&networks.gate_up, spec.order, spec.activation);
-        network::up(up, (&Rows { data: taken, starts }, buckets), &mut joined, (self.runner, self.crew));
-        let starts = (0..rows).map(|row| row * between).collect();
+        network::up(up, (self.x, &starts, buckets), &mut joined, how);
         let mut results = vec![0f32; rows * self.problem.hidden()];
-        let joined = Rows { data: &joined, starts };
-        network::down(&networks.down, (&joined, buckets), &mut results, (self.runner, self.crew));
+        network::down(&networks.down, (&joined, buckets), &mut results, how);
         results
     }
 }

@@ -1,5 +1,7 @@
 //! The experts of every token, and the tokens of every expert. Called by `moe`.
 
+use std::ops::Range;
+
 use flashcore_core::{Data, Groups, MoeProblem, Routed, Routing, Score, Sigmoid};
 
 use crate::crew::Crew;
@@ -128,7 +130,7 @@ pub(super) struct Buckets {
 
 impl Buckets {
     /// The tokens of a range, in their order, under each of their experts.
-    pub(super) fn new(routes: &Routes, range: std::ops::Range<usize>, experts: usize) -> Self {
+    pub(super) fn new(routes: &Routes, range: Range<usize>, experts: usize) -> Self {
         let mut starts = vec![0; experts + 1];
         let entries = || range.clone().flat_map(|t| routes.of(t).iter().map(move |&(expert, _)| (t, expert)));
         entries().filter_map(|(_, expert)| expert).for_each(|expert| starts[expert as usize + 1] += 1);
@@ -145,7 +147,13 @@ impl Buckets {
     }
 
     /// Every token of a range under one expert.
-    pub(super) fn all(range: std::ops::Range<usize>) -> Self {
+    pub(super) fn all(range: Range<usize>) -> Self {
         Self { starts: vec![0, range.len()], tokens: range.collect(), rows: Vec::new() }
+    }
+
+    /// Experts that have rows, and what is made of each and its rows.
+    pub(super) fn used<R>(&self, of: impl Fn(usize, Range<usize>) -> R) -> (Vec<usize>, Vec<R>) {
+        let rows = self.starts.windows(2).map(|ends| ends[0]..ends[1]).enumerate();
+        rows.filter(|(_, rows)| !rows.is_empty()).map(|(expert, rows)| (expert, of(expert, rows))).unzip()
     }
 }

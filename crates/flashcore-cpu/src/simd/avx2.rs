@@ -6,7 +6,8 @@ use flashcore_core::{E4M3, E5M2};
 use half::{bf16, f16};
 
 use super::{
-    Kernel, Simd,
+    Kernel, MOST_LANES, Simd,
+    panel::{self, PanelProduct},
     product::{self, Product},
     tile::{self, TileBlock},
 };
@@ -218,5 +219,31 @@ impl Simd for Avx2 {
     unsafe fn product(product: &mut Product<'_, f32>) {
         // SAFETY: the caller's promise.
         unsafe { product::multiply::<Self, f32, 2, 4>(product) }
+    }
+
+    #[inline(always)]
+    unsafe fn panel(product: &mut PanelProduct<'_, f32>) {
+        // SAFETY: the caller's promise; 12 sums, two vectors of B and one of A leave one of 16 registers.
+        unsafe { panel::multiply::<Self, f32, 2, 6>(product) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    unsafe fn transpose(square: &mut [__m256; MOST_LANES]) {
+        let mut x = *square;
+        for n in 0..4 {
+            x[2 * n] = _mm256_unpacklo_ps(square[2 * n], square[2 * n + 1]);
+            x[2 * n + 1] = _mm256_unpackhi_ps(square[2 * n], square[2 * n + 1]);
+        }
+        // Squares of four lie in halves then, and halves are exchanged.
+        for m in 0..2 {
+            let (a, b, c, d) = (x[m], x[m + 2], x[m + 4], x[m + 6]);
+            let even = [_mm256_shuffle_ps::<0b01_00_01_00>(a, b), _mm256_shuffle_ps::<0b01_00_01_00>(c, d)];
+            let odd = [_mm256_shuffle_ps::<0b11_10_11_10>(a, b), _mm256_shuffle_ps::<0b11_10_11_10>(c, d)];
+            square[2 * m] = _mm256_permute2f128_ps::<0x20>(even[0], even[1]);
+            square[2 * m + 1] = _mm256_permute2f128_ps::<0x20>(odd[0], odd[1]);
+            square[2 * m + 4] = _mm256_permute2f128_ps::<0x31>(even[0], even[1]);
+            square[2 * m + 5] = _mm256_permute2f128_ps::<0x31>(odd[0], odd[1]);
+        }
     }
 }

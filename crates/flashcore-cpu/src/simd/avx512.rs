@@ -6,7 +6,8 @@ use flashcore_core::{E4M3, E5M2};
 use half::{bf16, f16};
 
 use super::{
-    Kernel, Simd,
+    Kernel, MOST_LANES, Simd,
+    panel::{self, PanelProduct},
     product::{self, Product},
     tile::{self, TileBlock},
 };
@@ -228,5 +229,47 @@ impl Simd for Avx512 {
     unsafe fn product(product: &mut Product<'_, f32>) {
         // SAFETY: the caller's promise.
         unsafe { product::multiply::<Self, f32, 2, 8>(product) }
+    }
+
+    #[inline(always)]
+    unsafe fn panel(product: &mut PanelProduct<'_, f32>) {
+        // SAFETY: the caller's promise; 24 sums, 4 vectors of B and one of A leave three of 32 registers.
+        unsafe { panel::multiply::<Self, f32, 4, 6>(product) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn transpose(square: &mut [__m512; MOST_LANES]) {
+        let mut from = [_mm512_setzero_si512(); MOST_LANES];
+        for n in 0..MOST_LANES {
+            from[n] = _mm512_castps_si512(square[n]);
+        }
+        let mut x = from;
+        for n in 0..8 {
+            x[2 * n] = _mm512_unpacklo_epi32(from[2 * n], from[2 * n + 1]);
+            x[2 * n + 1] = _mm512_unpackhi_epi32(from[2 * n], from[2 * n + 1]);
+        }
+        let from = x;
+        for n in 0..4 {
+            for m in 0..2 {
+                let [a, b] = [from[4 * n + m], from[4 * n + m + 2]];
+                x[4 * n + 2 * m] = _mm512_unpacklo_epi64(a, b);
+                x[4 * n + 2 * m + 1] = _mm512_unpackhi_epi64(a, b);
+            }
+        }
+        // Squares of four lie in quarters now, and quarters are exchanged.
+        let from = x;
+        for n in 0..4 {
+            for m in [0, 8] {
+                let [a, b] = [from[m + n], from[m + n + 4]];
+                x[m + n] = _mm512_shuffle_i32x4::<0b10_00_10_00>(a, b);
+                x[m + n + 4] = _mm512_shuffle_i32x4::<0b11_01_11_01>(a, b);
+            }
+        }
+        for n in 0..8 {
+            let [a, b] = [x[n], x[n + 8]];
+            square[n] = _mm512_castsi512_ps(_mm512_shuffle_i32x4::<0b10_00_10_00>(a, b));
+            square[n + 8] = _mm512_castsi512_ps(_mm512_shuffle_i32x4::<0b11_01_11_01>(a, b));
+        }
     }
 }

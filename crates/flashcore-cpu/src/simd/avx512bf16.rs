@@ -10,6 +10,7 @@ use super::{
     chains::CHAINS,
     dots::{self, Dots, Paired},
     pairs::{self, PairBlock, Pairs},
+    panel::{self, PanelProduct},
     product::{self, Pair, Product},
     slopes::PairSlopes,
 };
@@ -42,6 +43,16 @@ pub(crate) unsafe fn tile(block: &mut PairBlock<'_>) {
 pub(crate) unsafe fn product(product: &mut Product<'_, Pair>) {
     // SAFETY: this function has the features.
     unsafe { product::multiply::<Avx512, Pair, 2, 8>(product) }
+}
+
+/// Computes a product of packed pairs.
+///
+/// # Safety
+/// [`is_available`] said yes.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+pub(crate) unsafe fn panel(product: &mut PanelProduct<'_, Pair>) {
+    // SAFETY: this function has the features; as for f32.
+    unsafe { panel::multiply::<Avx512, Pair, 4, 6>(product) }
 }
 
 /// Computes dot products of bf16 rows.

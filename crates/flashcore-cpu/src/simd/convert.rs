@@ -211,8 +211,14 @@ impl Kernel for Zip<'_> {
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        self.to.fill(0);
         // Plain loops: the compiler turns them into vectors.
+        if let (Some(first), Some(second)) = (self.first, self.second) {
+            for ((to, a), b) in self.to.iter_mut().zip(first).zip(second) {
+                *to = u32::from(a.to_bits()) | u32::from(b.to_bits()) << 16;
+            }
+            return;
+        }
+        self.to.fill(0);
         if let Some(row) = self.first {
             self.to.iter_mut().zip(row).for_each(|(to, x)| *to = u32::from(x.to_bits()));
         }

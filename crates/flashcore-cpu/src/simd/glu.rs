@@ -5,6 +5,7 @@ use flashcore_core::Activation;
 use super::{
     Kernel, Simd,
     exp2::{Exp2, tanh},
+    panel::COLUMNS,
 };
 
 /// √(2/π) and the cubic coefficient of GELU's tanh form.
@@ -12,13 +13,14 @@ const GELU: [f32; 2] = [0.797_884_6, 0.044_715];
 /// Gates below its negative are 0 by a sigmoid that does not overflow.
 const STEEPEST: f32 = 87.0;
 
-/// Replaces gates by activations.
+/// Turns rows of gates and ups into activations.
 pub(crate) struct Glu<'a> {
     pub(crate) activation: Activation,
-    /// Gates, then activations: a multiple of the lanes; 0 stays 0 where up is 0.
-    pub(crate) gate: &'a mut [f32],
-    /// As many.
-    pub(crate) up: &'a [f32],
+    /// Rows of [`COLUMNS`]: gates in the first half, ups in the second, or by turns. Activations take the first half.
+    pub(crate) values: &'a mut [f32],
+    pub(crate) by_turns: bool,
+    /// What is added to each row first.
+    pub(crate) bias: Option<&'a [f32; COLUMNS]>,
 }
 
 impl Kernel for Glu<'_> {
@@ -26,13 +28,25 @@ impl Kernel for Glu<'_> {
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        assert!(self.gate.len() == self.up.len() && self.gate.len().is_multiple_of(S::LANES));
-        let chunks = self.gate.chunks_exact_mut(S::LANES).zip(self.up.chunks_exact(S::LANES));
-        for (gate, up) in chunks {
-            // SAFETY: the caller's promise; both have as many elements as a vector.
-            unsafe {
-                let joined = join::<S>(self.activation, S::load(gate.as_ptr()), S::load(up.as_ptr()));
-                S::store(gate.as_mut_ptr(), joined);
+        const HALF: usize = COLUMNS / 2;
+        for row in self.values.chunks_exact_mut(COLUMNS) {
+            if let Some(bias) = self.bias {
+                row.iter_mut().zip(bias).for_each(|(to, bias)| *to += bias);
+            }
+            if self.by_turns {
+                let mut dealt = [0.0; COLUMNS];
+                for n in 0..HALF {
+                    (dealt[n], dealt[HALF + n]) = (row[2 * n], row[2 * n + 1]);
+                }
+                row.copy_from_slice(&dealt);
+            }
+            let (gate, up) = row.split_at_mut(HALF);
+            for n in (0..HALF).step_by(S::LANES) {
+                // SAFETY: the caller's promise; both have as many elements as some vectors.
+                unsafe {
+                    let (gate, up) = (gate.as_mut_ptr().add(n), up.as_ptr().add(n));
+                    S::store(gate, join::<S>(self.activation, S::load(gate), S::load(up)));
+                }
             }
         }
     }

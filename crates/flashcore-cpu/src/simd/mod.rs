@@ -28,7 +28,9 @@ pub(crate) mod matrix;
 pub(crate) mod narrow;
 #[cfg(target_arch = "aarch64")]
 pub(crate) mod neon;
+pub(crate) mod pack;
 pub(crate) mod pairs;
+pub(crate) mod panel;
 pub(crate) mod portable;
 pub(crate) mod product;
 pub(crate) mod rows;
@@ -39,6 +41,7 @@ pub(crate) mod tile;
 use flashcore_core::{E4M3, E5M2, Element};
 use half::{bf16, f16};
 
+use panel::PanelProduct;
 use product::Product;
 use tile::TileBlock;
 
@@ -94,6 +97,28 @@ pub(crate) trait Simd: Copy {
 
     /// Computes a product, likewise.
     unsafe fn product(product: &mut Product<'_, f32>);
+
+    /// Computes a product of packed factors, likewise.
+    unsafe fn panel(product: &mut PanelProduct<'_, f32>);
+
+    /// Exchanges rows and columns of the first [`Self::LANES`] vectors.
+    #[inline(always)]
+    unsafe fn transpose(square: &mut [Self::V; MOST_LANES]) {
+        let mut flat = [[0.0; MOST_LANES]; MOST_LANES];
+        // SAFETY: the caller's promise; no vector has more lanes.
+        unsafe {
+            for n in 0..Self::LANES {
+                Self::store(flat[n].as_mut_ptr(), square[n]);
+            }
+            for n in 0..Self::LANES {
+                let mut column = [0.0; MOST_LANES];
+                for m in 0..Self::LANES {
+                    column[m] = flat[m][n];
+                }
+                square[n] = Self::load(column.as_ptr());
+            }
+        }
+    }
 }
 
 /// Who made the processor, in its own words.
@@ -243,7 +268,7 @@ macro_rules! lane_of_bytes {
 }
 
 /// Elements of the widest vector.
-const MOST_LANES: usize = 16;
+pub(crate) const MOST_LANES: usize = 16;
 
 lane_of_bytes!(E4M3, load_e4m3);
 lane_of_bytes!(E5M2, load_e5m2);

@@ -9,6 +9,7 @@ use half::{bf16, f16};
 
 use super::{
     Kernel, Simd,
+    panel::{self, PanelProduct},
     product::{self, Product},
     tile::{self, TileBlock},
 };
@@ -256,5 +257,11 @@ impl Simd for Neon {
     unsafe fn product(product: &mut Product<'_, f32>) {
         // SAFETY: the caller's promise.
         unsafe { product::multiply::<Self, f32, 2, 4>(product) }
+    }
+
+    #[inline(always)]
+    unsafe fn panel(product: &mut PanelProduct<'_, f32>) {
+        // SAFETY: the caller's promise; two registers to a vector, 24 of 32 hold sums.
+        unsafe { panel::multiply::<Self, f32, 2, 6>(product) }
     }
 }

@@ -5,6 +5,7 @@ use half::{bf16, f16};
 
 use super::{
     Kernel, Simd,
+    panel::{self, PanelProduct},
     product::{self, Product},
     tile::{self, TileBlock},
 };
@@ -171,5 +172,11 @@ impl Simd for Portable {
     unsafe fn product(product: &mut Product<'_, f32>) {
         // SAFETY: the caller's promise.
         unsafe { product::multiply::<Self, f32, 1, 4>(product) }
+    }
+
+    #[inline(always)]
+    unsafe fn panel(product: &mut PanelProduct<'_, f32>) {
+        // SAFETY: the caller's promise.
+        unsafe { panel::multiply::<Self, f32, 1, 4>(product) }
     }
 }

@@ -9,6 +9,7 @@ use super::{
     dots::Dots,
     matrix::MatrixBlock,
     pairs::PairBlock,
+    panel::PanelProduct,
     portable,
     product::{Pair, Product},
     slopes::PairSlopes,
@@ -93,6 +94,17 @@ impl Runner {
             // SAFETY: `new` saw the instructions.
             SimdLevel::Avx512Bf16 => unsafe { avx512bf16::product(product) },
             level => unreachable!("{level} has no pairs, and {} rows need them", product.size.rows),
+        }
+    }
+
+    /// Computes a product of packed pairs; only where [`Self::has_pairs`].
+    #[inline]
+    pub(crate) fn run_pair_panel(self, product: &mut PanelProduct<'_, Pair>) {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: `new` saw the instructions.
+            SimdLevel::Avx512Bf16 => unsafe { avx512bf16::panel(product) },
+            level => unreachable!("{level} has no pairs, and {} rows need them", product.rows),
         }
     }
 
