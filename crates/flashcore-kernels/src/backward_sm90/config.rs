@@ -11,6 +11,10 @@ use crate::parts::{lengths::LengthsKind, mask::Sides, schedule::Side};
 /// Features up to which a consumer has registers for the gradients of 64 keys and of their values.
 const NARROW: u32 = 128;
 
+/// Half of the features of keys and values, and queries of a step, up to which a fused consumer has registers for scores and
+/// slopes.
+const ROOM: u32 = 180;
+
 /// A kernel of this family: two configs that are equal give the same text.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Config {
@@ -213,12 +217,12 @@ impl Config {
     /// Whether slopes take the registers of scores, which then must be weights before slopes are multiplied: where there are
     /// too few for both.
     pub(super) const fn shares_scores(&self) -> bool {
-        self.fused() && !self.softcap && (self.dim_qk + self.dim_v) / 2 + self.shape.step >= 184
+        self.fused() && !self.softcap && (self.dim_qk + self.dim_v) / 2 + self.shape.step > ROOM
     }
 
     /// Whether the gradient of values is multiplied right after the probabilities it is made of: the assembler would leave
     /// exponentials for later, up to the branch that keeps ranges, and has no registers for them beside slopes of 128 queries,
-    /// nor where features of keys and of values lie in tiles of their own.
+    /// nor where keys have other features than values.
     pub(super) fn multiplies_values_early(&self) -> bool {
         let tight = self.shape.step > ROWS_PER_GROUP || self.dim_qk != self.dim_v;
         self.shares_scores() && self.keeps_range() && tight
