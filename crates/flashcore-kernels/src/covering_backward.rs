@@ -42,6 +42,8 @@ struct Axes {
     /// Elements by which rows are longer than their features.
     padding: &'static [usize],
     lengths: &'static [Kind],
+    /// Whether scores are capped.
+    caps: &'static [bool],
 }
 
 const GENERAL: Choice = Choice::Kernel(Family::Sm80);
@@ -53,6 +55,7 @@ const ON_ALL: Axes = Axes {
     dims: &[(64, 64), (128, 128), (256, 256), (24, 40), (63, 39), (128, 64), (100, 192), (40, 300)],
     padding: &[0, 2, 1],
     lengths: &[Kind::Uniform, Kind::Used, Kind::UsedKeys, Kind::Ragged],
+    caps: &FLAGS,
 };
 
 /// A Hopper's kernels in both forms, for tiles of which there are several and one that is cut.
@@ -61,6 +64,7 @@ const ON_HOPPER: Axes = Axes {
     dims: &[(64, 64), (128, 128), (24, 40), (128, 64)],
     padding: &[0, 8],
     lengths: &[Kind::Uniform, Kind::Used, Kind::UsedKeys],
+    caps: &FLAGS,
 };
 
 /// The same for wide heads, which have one form.
@@ -69,6 +73,7 @@ const ON_HOPPER_WIDE: Axes = Axes {
     dims: &[(256, 256), (192, 128), (160, 192), (72, 248)],
     padding: &[0, 8],
     lengths: &[Kind::Uniform, Kind::Used, Kind::UsedKeys],
+    caps: &FLAGS,
 };
 
 /// Packed sequences on a Hopper, in both forms, and so few SMs that CTAs have several tiles each.
@@ -77,6 +82,25 @@ const PACKED_ON_HOPPER: Axes = Axes {
     dims: &[(64, 64), (128, 128), (24, 40), (128, 64)],
     padding: &[0, 8],
     lengths: &[Kind::Ragged],
+    caps: &FLAGS,
+};
+
+/// What one kernel takes, so that most of its options meet there too.
+const FUSED_ON_HOPPER: Axes = Axes {
+    gpus: &[(Gpu::HOPPER, Choice::Gradients(Form::Fused))],
+    dims: &[(64, 64), (128, 128), (24, 40), (128, 64)],
+    padding: &[0, 8],
+    lengths: &[Kind::Uniform],
+    caps: &[false],
+};
+
+/// The same of packed sequences.
+const FUSED_PACKED_ON_HOPPER: Axes = Axes {
+    gpus: &[(BUSY_HOPPER, Choice::Gradients(Form::Fused))],
+    dims: &[(64, 64), (128, 128), (128, 64)],
+    padding: &[0, 8],
+    lengths: &[Kind::Ragged],
+    caps: &[false],
 };
 
 /// What becomes of gradients, and where row sums come from.
@@ -92,7 +116,7 @@ const WISHES: [Wish; 4] = [Wish::Same, Wish::Wide, Wish::Accumulated, Wish::Give
 
 /// The set; addresses of its tensors are multiples of 16 bytes.
 pub fn covering_backward() -> Result<Vec<BackwardMember>, ProblemError> {
-    [ON_ALL, ON_HOPPER, ON_HOPPER_WIDE, PACKED_ON_HOPPER]
+    [ON_ALL, ON_HOPPER, ON_HOPPER_WIDE, PACKED_ON_HOPPER, FUSED_ON_HOPPER, FUSED_PACKED_ON_HOPPER]
         .iter()
         .flat_map(Axes::members)
         .chain(covering_bias::backward())
@@ -103,7 +127,7 @@ impl Axes {
     fn members(&self) -> impl Iterator<Item = Result<BackwardMember, ProblemError>> {
         let [dims, padding, lengths] = [self.dims.len(), self.padding.len(), self.lengths.len()];
         let [gpus, dtypes, wishes] = [self.gpus.len(), DTYPES.len(), WISHES.len()];
-        rows(&[dims, MASKS, lengths, wishes, padding, gpus, SINKS.len(), dtypes, FLAGS.len()])
+        rows(&[dims, MASKS, lengths, wishes, padding, gpus, SINKS.len(), dtypes, self.caps.len()])
             .into_iter()
             .map(|row| self.member(row))
     }
@@ -122,7 +146,7 @@ impl Axes {
         let forward = Spec {
             out: Some(out),
             mask: mask_of(mask),
-            softcap: FLAGS[cap].then_some(20.0),
+            softcap: self.caps[cap].then_some(20.0),
             ..Spec::new(DTYPES[dtype], q, k, v).with(&values)
         };
         let spec = BackwardSpec {

@@ -11,6 +11,10 @@ use crate::parts::{lengths::LengthsKind, mask::Sides, schedule::Side};
 /// Features up to which a consumer has registers for the gradients of 64 keys and of their values.
 const NARROW: u32 = 128;
 
+/// Half of the features of keys and values, and queries of a step, up to which a fused consumer has registers for scores and
+/// slopes.
+const ROOM: u32 = 180;
+
 /// A kernel of this family: two configs that are equal give the same text.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Config {
@@ -81,8 +85,7 @@ pub struct Shape {
     pub registers: [u32; 2],
     /// In which order CTAs take tiles.
     pub order: Order,
-    /// Registers of a mover, which sums dQ in memory: one kernel then does all. Keys are held, all rows are used, and tensors
-    /// are in bf16: those of several consumers are summed, which in f16 would have to agree on one range.
+    /// Registers of a mover, which sums dQ in memory: one kernel then does all. Keys are held, and all rows are used.
     #[serde(default)]
     pub mover: Option<u32>,
     /// Two consumers hold the same 64 keys: one makes P and the gradient of values, the other dS and the gradient of keys.
@@ -214,7 +217,15 @@ impl Config {
     /// Whether slopes take the registers of scores, which then must be weights before slopes are multiplied: where there are
     /// too few for both.
     pub(super) const fn shares_scores(&self) -> bool {
-        self.fused() && !self.softcap && (self.dim_qk + self.dim_v) / 2 + self.shape.step >= 192
+        self.fused() && !self.softcap && (self.dim_qk + self.dim_v) / 2 + self.shape.step > ROOM
+    }
+
+    /// Whether the gradient of values is multiplied right after the probabilities it is made of: the assembler would leave
+    /// exponentials for later, up to the branch that keeps ranges, and has no registers for them beside slopes of 128 queries,
+    /// nor where keys have other features than values.
+    pub(super) fn multiplies_values_early(&self) -> bool {
+        let tight = self.shape.step > ROWS_PER_GROUP || self.dim_qk != self.dim_v;
+        self.shares_scores() && self.keeps_range() && tight
     }
 
     /// Whether weights are rounded before slopes are there: where there are no registers for both as they are, where another

@@ -24,11 +24,13 @@ mod mover;
 pub(crate) mod packed;
 mod paired;
 mod producer;
+mod ranges;
 mod schedule;
 mod step;
 mod store;
 mod terms;
 mod tiles;
+mod values;
 mod writer;
 
 use flashcore_core::{BackwardProblem, DType};
@@ -55,6 +57,7 @@ use crate::{
 };
 use mover::{Mover, PART, PLACES};
 use packed::Packed;
+use ranges::Ranges;
 use writer::{SumsArgument, Writer};
 
 /// Rows that one consumer warpgroup owns.
@@ -211,6 +214,8 @@ struct Layout {
     aside: Option<u32>,
     /// dSᵀ on its way to the mover.
     handed: Option<Pipeline>,
+    /// What dS on its way to the mover was multiplied by.
+    ranges: Option<Ranges>,
     /// Weights on their way from one of a pair of consumers to the other.
     passed: Option<Pipeline>,
     /// Parts of dQ on their way from the mover to the writer.
@@ -267,6 +272,7 @@ impl Layout {
             landed: cfg.cuts_streamed().then(|| b.mbarriers(1)),
             aside: cfg.fused().then(|| b.shared(consumers * tiles::aside_bytes(cfg), 16)),
             handed: cfg.fused().then(|| Self::handed(b, cfg, [warps, mover])),
+            ranges: Ranges::of(b, cfg),
             parts: cfg.fused().then(|| {
                 let tile = b.smem_tile(Element::F32, [ROWS_PER_GROUP, PART], Swizzle::None, PLACES);
                 Pipeline::new(b, tile, PLACES, 1).filled_by(mover)

@@ -7,12 +7,13 @@
 use std::cell::Cell;
 
 use flashcore_tile::{
-    Acc, Builder, F32, Fragment, Major, MatrixOperand, Pipeline, Pred, Reg, Shared, Start, U32,
+    Acc, Builder, F32, Fragment, Major, MatrixOperand, Pipeline, Pred, Reg, Shared, Start, U32, Uniform,
+    Warpgroup,
 };
 
 use super::{
     Arguments, Config, Layout, ROWS_PER_GROUP, ROWS_PER_WARP, consumer::Consumer, producer::info,
-    schedule::Tile,
+    ranges::Factors, schedule::Tile,
 };
 use crate::backward_sums::QUAD_BYTES;
 
@@ -102,20 +103,41 @@ impl<'a> Mover<'a> {
     fn step(&self, b: &mut Builder, counts: Counts) {
         let stage = self.handed.stage(b, counts.handed);
         stage.wait_full(b);
+        let ranges = self.layout.ranges.map(|ranges| {
+            let slot = self.handed.slot(b, counts.handed);
+            let factors = ranges.at(b, slot);
+            (factors, factors.differ(b))
+        });
         let (parts, leader) = (Part::all(self.cfg), self.leader(b));
         // Parts take turns in the same registers: the assembler would keep those of all of them apart.
         let mut free: Option<Acc> = None;
         for (n, &part) in parts.iter().enumerate() {
-            let (left, right) = self.operands(b, stage.bytes, part);
+            let operands = self.operands(b, stage.bytes, part);
             let sums = free.take().filter(|acc| acc.cols() == part.cols as usize);
             let sums = sums.unwrap_or_else(|| Acc::new(b, part.cols as usize));
-            let sums = b.wgmma_ss(sums, Start::Zero, [&left, &right], self.cfg.held()).wait(b);
+            let sums = self.product(b, sums, &operands, ranges);
             if n + 1 == parts.len() {
                 stage.release(b, leader);
             }
             self.hand_on(b, counts, &sums);
             free = Some(sums);
         }
+    }
+
+    /// dS times K, over the keys of all warps, whatever their ranges.
+    fn product(
+        &self,
+        b: &mut Builder,
+        sums: Acc,
+        [left, right]: &[MatrixOperand; 2],
+        ranges: Option<(Factors, Uniform<Warpgroup>)>,
+    ) -> Acc {
+        let keys = self.cfg.held();
+        let at_once = |b: &mut Builder, sums| b.wgmma_ss(sums, Start::Zero, [left, right], keys).wait(b);
+        let Some((factors, differ)) = ranges else { return at_once(b, sums) };
+        let key_bytes = self.handed.tile().slab_width();
+        let by_warps = |b: &mut Builder, sums| factors.product(b, sums, [left, right], key_bytes);
+        b.if_else_carrying(differ, sums, by_warps, at_once)
     }
 
     /// Puts a part where the writer finds it.
@@ -141,11 +163,11 @@ impl<'a> Mover<'a> {
         b: &mut Builder,
         stage: Reg<U32>,
         Part { block, column, .. }: Part,
-    ) -> (MatrixOperand, MatrixOperand) {
+    ) -> [MatrixOperand; 2] {
         let (handed, keys) = (self.handed.tile(), self.layout.held[0].tile());
         let left = handed.operand(b, Major::Mn, stage + block * handed.slab_bytes());
         let right = keys.operand(b, Major::Mn, column / PART * keys.slab_bytes());
-        (left, right)
+        [left, right]
     }
 }
 

@@ -15,6 +15,7 @@ use super::{
     consumer::Consumer,
     schedule::{Streamed, Tile},
     terms::{QUAD, Term, Terms},
+    values::Values,
 };
 use crate::parts::{mask::thread_column, range::Range};
 
@@ -88,7 +89,7 @@ pub(super) enum Place {
 struct Issued {
     slopes: Option<Acc>,
     first: Pending<(Acc, Fragment)>,
-    second: Option<Pending<(Acc, Fragment)>>,
+    values: Option<Values>,
     stages: [Stage; 2],
 }
 
@@ -158,49 +159,51 @@ impl Consumer<'_> {
         place: Place,
     ) -> (Acc, Issued) {
         let Work { slopes, probs, ds, first, second } = work;
+        let values = second.zip(probs).map(|(acc, probs)| Values::Due(acc, probs));
         let stages = [0, 1].map(|which| self.streamed_stage(b, which, self.count));
         stages[1].wait_full(b);
         self.wait_for_mover(b);
         let terms = self.streamed_terms(b).or(run.terms).expect("rows are held or streamed");
         // The assembler loses track of products that go round a loop if others are issued before they are waited for.
         let scores = scores.wait(b);
-        let (scores, slopes) = match slopes {
+        let (scores, slopes, values) = match slopes {
             Some(slopes) => {
                 self.start_slopes(b, &slopes, &terms);
                 let slopes = self.product(b, slopes, 1, Start::Accumulate, &stages[1]);
                 self.give_back_held(b, 0, place);
-                self.weigh(b, run, &terms, &scores, probs.as_ref());
-                (scores, Some(slopes.wait(b)))
+                self.weigh(b, run, &terms, &scores, values.as_ref().and_then(Values::probs));
+                (scores, Some(slopes.wait(b)), values)
             }
             None => {
                 self.give_back_held(b, 0, place);
-                self.weigh(b, run, &terms, &scores, probs.as_ref());
-                (self.product(b, scores, 1, Start::Zero, &stages[1]).wait(b), None)
+                self.weigh(b, run, &terms, &scores, values.as_ref().and_then(Values::probs));
+                let slopes = self.product(b, scores, 1, Start::Zero, &stages[1]);
+                let values = values.map(|values| self.issue_early(b, values, &stages[1]));
+                (slopes.wait(b), None, values)
             }
         };
         self.give_back_held(b, 1, place);
-        if second.is_none() {
+        if values.is_none() {
             stages[1].release(b, self.leader);
         }
         if slopes.is_none() {
             self.add_sums(b, &scores, &terms);
         }
+        let values = values.map(|values| self.settle_early(b, values, &stages[1]));
         let slopes_at = slopes.as_ref().unwrap_or(&scores);
-        self.multiply(b, &scores, slopes_at, probs.as_ref());
+        self.multiply(b, &scores, slopes_at, values.as_ref().and_then(Values::probs));
         if let Some(range) = run.range {
             range.keep(b, std::slice::from_ref(slopes_at), std::slice::from_ref(&first));
         }
         self.round(b, slopes_at, &ds);
-        let second = second.zip(probs).map(|(acc, probs)| {
-            let streamed = self.along[1].plus(b, stages[1].bytes);
-            b.wgmma_rs(acc, Start::Accumulate, probs, &streamed)
-        });
+        let values = values.map(|values| self.issue_values(b, values, &stages[1]));
         self.store_for_mover(b, &ds);
+        self.hand_range(b, run.range);
         let streamed = self.along[0].plus(b, stages[0].bytes);
         let first = b.wgmma_rs(first, Start::Accumulate, ds, &streamed);
         // Until others can see what was stored, products run.
         self.hand_over(b);
-        (scores, Issued { slopes, first, second, stages })
+        (scores, Issued { slopes, first, values, stages })
     }
 
     /// Slopes start from minus the row sums, which so take no registers of their own.
@@ -236,14 +239,8 @@ impl Consumer<'_> {
 
     /// Waits for the gradient of values, if there is one, and gives dO back.
     fn settle_second(&self, b: &mut Builder, issued: Issued) -> Settled {
-        let Issued { slopes, first, second, stages } = issued;
-        let (second, probs) = second
-            .map(|second| {
-                let done = second.wait(b);
-                stages[1].release(b, self.leader);
-                done
-            })
-            .unzip();
+        let Issued { slopes, first, values, stages } = issued;
+        let (second, probs) = values.map(|values| self.settle_values(b, values, &stages[1])).unzip();
         Settled { slopes, first, second, probs, stage: stages[0] }
     }
 

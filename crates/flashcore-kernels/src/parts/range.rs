@@ -1,14 +1,14 @@
 //! Keeps gradients of scores in the range of f16, whose largest number is 65504; bf16 has f32's.
 //!
-//! A warp's sums of `dS·b` are made of `dS` times a power of two, 1 unless a larger number has been met: then the factor
-//! moves, and the sums so far with it. Nothing is rounded differently but where it would not have been a number.
+//! A warp multiplies its `dS` by a power of two before they are rounded: 1, but where one of them is too large. Sums of
+//! `dS·b` so far are brought along from one factor to the next. So nothing is rounded differently but what is rounded together
+//! with numbers that would have been none, and those that follow are as they were before. Infinities and NaN move nothing:
+//! rows that have them do not take the others out of range.
 
 use flashcore_tile::{Acc, Builder, F32, Reg, Scope, Val};
 
-/// Where the factor moves at the latest.
+/// The largest `dS` that are rounded as they are, a power of two.
 const LIMIT: f32 = 32768.0;
-/// Below this lies the number that made it move.
-const TOP: f32 = 4096.0;
 /// The bits of a float's exponent.
 const EXPONENT: i32 = 0x7f80_0000;
 /// Less the bits of a power of two, these are the bits of its inverse.
@@ -26,40 +26,57 @@ impl Range {
         Self { factor: b.var_in(Scope::Lane, 1.0) }
     }
 
-    /// Brings new `dS` into range, and the sums along.
-    pub(crate) fn keep(&self, b: &mut Builder, slopes: &[Acc], sums: &[Acc]) {
-        let values = slopes.iter().flat_map(Acc::regs);
-        let largest = values.fold(None, |largest, &value| {
-            let size = b.abs(value);
-            Some(largest.map_or(size, |largest| b.max(largest, size)))
-        });
-        let Some(largest) = largest else { return };
-        let moves = b.let_((largest * self.factor).gt(LIMIT) | self.factor.ne(1.0));
-        let any = b.any(moves);
-        b.if_uniform(any, |b| self.shrink(b, largest, slopes, sums));
+    /// What `dS` are multiplied by: at most 1.
+    pub(crate) const fn factor(&self) -> Reg<F32> {
+        self.factor
     }
 
-    fn shrink(&self, b: &mut Builder, largest: Reg<F32>, slopes: &[Acc], sums: &[Acc]) {
-        let largest = [16, 8, 4, 2, 1].into_iter().fold(largest, |largest, distance| {
-            let other = b.shuffle_xor(largest, distance);
-            b.max(largest, other)
-        });
-        let room = b.rcp(largest * (1.0 / TOP));
+    /// Brings new `dS` into range, and the sums along. Whether all of a thread's are within it their squares tell: a product
+    /// takes half the time of a comparison.
+    pub(crate) fn keep(&self, b: &mut Builder, slopes: &[Acc], sums: &[Acc]) {
+        let squares = b.var_in::<F32>(Scope::Lane, 0.0);
+        slopes.iter().flat_map(Acc::regs).for_each(|&value| b.fma_into(squares, value, value, squares));
+        let within = b.let_(squares.le(LIMIT * LIMIT) & self.factor.eq(1.0));
+        let all = b.all(within);
+        b.if_uniform(all.not(), |b| self.fit(b, slopes, sums));
+    }
+
+    fn fit(&self, b: &mut Builder, slopes: &[Acc], sums: &[Acc]) {
+        let largest = largest(b, slopes);
+        let room = b.rcp(largest * (1.0 / LIMIT));
         let bits = b.float_bits(room);
         let power = b.let_(bits & EXPONENT);
         let power = b.float_of_bits(power);
-        let before = self.inverse(b);
-        let too_large = b.let_((largest * self.factor).gt(LIMIT));
-        b.select_into(self.factor, too_large, power, self.factor);
-        let change = b.let_(self.factor * before);
+        let back = inverse(b, self.factor);
+        b.select_into(self.factor, largest.gt(LIMIT), power, 1.0);
+        let change = b.let_(self.factor * back);
         sums.iter().flat_map(Acc::regs).for_each(|&sum| b.mul_into(sum, sum, change));
         slopes.iter().flat_map(Acc::regs).for_each(|&value| b.mul_into(value, value, self.factor));
     }
 
     /// What sums are multiplied by to be what they are without the factor.
     pub(crate) fn inverse(&self, b: &mut Builder) -> Reg<F32> {
-        let bits = b.float_bits(self.factor);
-        let inverse = b.let_(Val::Const(INVERSE) - bits);
-        b.float_of_bits(inverse)
+        inverse(b, self.factor)
     }
+}
+
+/// The largest size of a warp's values, but for infinities and NaN.
+fn largest(b: &mut Builder, values: &[Acc]) -> Reg<F32> {
+    let own = b.var_in::<F32>(Scope::Lane, 0.0);
+    for &value in values.iter().flat_map(Acc::regs) {
+        let size = b.abs(value);
+        let counts = b.let_(size.lt(f32::INFINITY) & size.gt(own));
+        b.select_into(own, counts, size, own);
+    }
+    [16, 8, 4, 2, 1].into_iter().fold(own, |largest, distance| {
+        let other = b.shuffle_xor(largest, distance);
+        b.max(largest, other)
+    })
+}
+
+/// One over a power of two.
+pub(crate) fn inverse(b: &mut Builder, power: Reg<F32>) -> Reg<F32> {
+    let bits = b.float_bits(power);
+    let inverse = b.let_(Val::Const(INVERSE) - bits);
+    b.float_of_bits(inverse)
 }

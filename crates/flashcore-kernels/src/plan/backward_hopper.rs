@@ -133,8 +133,7 @@ pub(super) fn products(problem: &BackwardProblem, half: Half, form: Form) -> Res
 }
 
 /// Whether the fused kernel takes the problem. Slopes of capped scores need weights of their own, and lengths more registers
-/// than there are, as do packed sequences where rows do not fill whole places on their way out; in f16, gradients of scores of
-/// several consumers would have to agree on one range.
+/// than there are, as do packed sequences where rows do not fill whole places on their way out.
 fn fuses(forward: &Problem) -> bool {
     /// Columns of a place.
     const PLACE: usize = 64;
@@ -145,7 +144,7 @@ fn fuses(forward: &Problem) -> bool {
         }
         _ => false,
     };
-    forward.dtype() == DType::BF16 && forward.softcap().is_none() && taken
+    forward.softcap().is_none() && taken
 }
 
 /// Queries from which on one kernel is faster than two: what a tile of keys costs at its start and end, and until its dQ is

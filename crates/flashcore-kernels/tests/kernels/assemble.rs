@@ -18,10 +18,11 @@ use std::{
 };
 
 use flashcore_core::{
-    DType, Dims, ExpertLayout, GroupedSpec, Grouping, Index, Layout, Mask, MoeSpec, Routing, Spec,
+    BackwardSpec, DType, Dims, ExpertLayout, GroupedSpec, Grouping, Index, Layout, Mask, MoeSpec, Routing,
+    Spec,
 };
 use flashcore_kernels::{
-    AnyProgram, Gpu, KernelConfig, Plan, covering_set,
+    AnyProgram, Choice, Form, Gpu, KernelConfig, Plan, covering_set,
     moe::{Cut, product_sm90},
     plan, plan_general, plan_grouped, plan_moe, plan_moe_tiles,
 };
@@ -43,7 +44,8 @@ fn kernels_assemble_without_spills() {
         .chain(caches())
         .enumerate()
         .map(|(n, plan)| (Some(n), *plan.kernel()));
-    let others = narrow_heads().chain(tiles_of_every_gpu()).map(|plan| (None, *plan.kernel()));
+    let others = narrow_heads().chain(tiles_of_every_gpu()).chain(summed_heads());
+    let others = others.map(|plan| (None, *plan.kernel()));
     // Members of these sets are spread over architectures.
     let experts = expert_kernels().into_iter().chain(each_kernel(&experts_of_models()));
     let narrow = quantising().into_iter().chain(narrow_tensors());
@@ -138,6 +140,21 @@ fn narrow_heads() -> impl Iterator<Item = Plan> {
             let spec = Spec { mask, ..Spec::new(DType::F16, layout, layout, layout) };
             plan(&spec.parse().unwrap(), &Gpu::HOPPER, 16).unwrap()
         })
+    })
+}
+
+/// Gradients whose queries are summed, for heads about the width from which slopes take the registers of scores.
+fn summed_heads() -> impl Iterator<Item = Plan> {
+    let dims =
+        [(40, 64), (48, 64), (56, 56), (56, 64), (104, 128), (112, 128), (120, 120), (120, 128), (128, 112)];
+    let kinds = [DType::F16, DType::BF16].map(|dtype| [Mask::NONE, Mask::CAUSAL].map(|mask| (dtype, mask)));
+    let options =
+        kinds.into_iter().flatten().flat_map(move |(dtype, mask)| dims.map(|dims| (dtype, mask, dims)));
+    options.map(|(dtype, mask, (qk, v))| {
+        let layout = |dim| Layout::bshd(Dims::new(1, 1, 4096, dim)).unwrap();
+        let spec = Spec { mask, ..Spec::new(dtype, layout(qk), layout(qk), layout(v)) };
+        let problem = BackwardSpec::new(spec).parse().unwrap();
+        Choice::Gradients(Form::Fused).plan_backward(&problem, &Gpu::HOPPER, 16).unwrap()
     })
 }
 

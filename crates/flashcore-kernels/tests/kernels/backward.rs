@@ -6,7 +6,7 @@ use flashcore_core::{
     Backend, BackwardCall, BackwardInputs, DType, Data, Element, GradientsMut, Instance, Layout, RowSums,
     RowTerms,
 };
-use flashcore_kernels::{BackwardMember, Gpu, covering_backward};
+use flashcore_kernels::{BackwardMember, Choice, Form, Gpu, covering_backward};
 use flashcore_lab::simulator::Simulator;
 use flashcore_testkit::{
     Answer, Outcome, Rng, Rows, Rule,
@@ -40,18 +40,19 @@ fn kernels_pass_the_conformance_suite() {
     });
 }
 
-/// The same for the kernels of a Hopper, with cases that differ in their numbers rather than in their shapes.
+/// The same for the kernels of a Hopper in both forms, with cases that differ in their numbers rather than in their shapes.
 #[test]
 fn hopper_kernels_take_any_numbers() {
-    let simulator = Simulator::new(Gpu::HOPPER);
+    let ways = [Form::Split, Form::Fused].into_iter().flat_map(|form| HALVES.map(|dtype| (form, dtype)));
     let cases: Vec<_> = backward::cases(Cost::Tiny)
         .into_iter()
         .filter(|case| case.forward.tag == Tag::Extremes)
-        .flat_map(|case| HALVES.map(|dtype| (case.clone(), dtype)))
+        .flat_map(|case| ways.clone().map(move |way| (case.clone(), way)))
         .collect();
-    all_pass(&cases, |(_, (case, dtype))| {
+    all_pass(&cases, |(n, (case, (form, dtype)))| {
+        let simulator = Simulator::seeded(Gpu::HOPPER, n as u64).choosing(Choice::Gradients(*form));
         let outcome = backward::check(&simulator, case, *dtype, 1);
-        (outcome != Outcome::Passed).then(|| format!("{case} {dtype}: {outcome}"))
+        (outcome != Outcome::Passed).then(|| format!("{case} {dtype} {form:?}: {outcome}"))
     });
 }
 

@@ -11,5 +11,6 @@ mod packed_gradients;
 mod plan;
 mod policy;
 mod quantise;
+mod ranges;
 mod simulator;
 mod tuned;

@@ -40,7 +40,8 @@ impl<T: Element> Bench<T> {
             .inputs
             .values([case.forward.q, case.forward.k, case.forward.v()], &mut Rng::new(seed));
         let mut rng = Rng::new(seed ^ 0xd0);
-        let d_out: Vec<f32> = (0..case.forward.out().count().unwrap_or(0)).map(|_| rng.normal()).collect();
+        let count = case.forward.out().count().unwrap_or(0);
+        let d_out: Vec<f32> = (0..count).map(|_| rng.normal() * case.loss).collect();
         Self::holding(case, seed, &inputs, &d_out)
     }
 

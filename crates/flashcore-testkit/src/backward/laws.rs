@@ -60,7 +60,7 @@ laws! {
 type Values = [Vec<f32>; 3];
 
 fn case(shape: [usize; 5], dim: usize) -> Case {
-    Case { forward: cases::Case::new(Tag::Random, "law of gradients", shape, dim), wish: Wish::Plain }
+    Case::new(cases::Case::new(Tag::Random, "law of gradients", shape, dim), Wish::Plain)
 }
 
 fn draw(case: &Case, seed: u64) -> (Values, Vec<f32>) {
@@ -191,8 +191,7 @@ fn grouped_heads<T: Element>(backend: &dyn Backend, seed: u64) -> Result<(), Out
 
 fn packed_equals_single<T: Element>(backend: &dyn Backend, seed: u64) -> Result<(), Outcome> {
     let pairs = [(33, 33), (0, 5), (64, 70), (7, 1)];
-    let mut packed =
-        Case { forward: cases::Case::ragged(Tag::Random, "packed", &pairs, [2, 1], 32), wish: Wish::Plain };
+    let mut packed = Case::new(cases::Case::ragged(Tag::Random, "packed", &pairs, [2, 1], 32), Wish::Plain);
     packed.forward.mask = Mask::CAUSAL;
     let (inputs, d_out) = draw(&packed, seed);
     let whole = Bench::<T>::holding(&packed, seed, &inputs, &d_out)?;

@@ -6,10 +6,12 @@
 //! | [`plain`] | oracle and yardstick |
 //! | [`mod@bench`] | one case in guarded memory |
 //! | [`laws`] | laws that hold whatever the numbers are |
+//! | `scaled` | cases whose loss was scaled |
 
 pub mod bench;
 pub mod laws;
 pub mod plain;
+mod scaled;
 
 use std::fmt;
 
@@ -53,15 +55,23 @@ pub struct Case {
     pub forward: cases::Case,
     /// What is asked for.
     pub wish: Wish,
+    /// What the loss was multiplied by, and with it the output's gradient.
+    pub loss: f32,
 }
 
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "gradients of {} ({:?})", self.forward, self.wish)
+        write!(f, "gradients of {} ({:?})", self.forward, self.wish)?;
+        if self.loss == 1.0 { Ok(()) } else { write!(f, ", loss times {}", self.loss) }
     }
 }
 
 impl Case {
+    /// A case whose loss is as it is.
+    pub const fn new(forward: cases::Case, wish: Wish) -> Self {
+        Self { forward, wish, loss: 1.0 }
+    }
+
     /// The case as a problem.
     pub fn problem(&self, dtype: DType) -> Result<BackwardProblem, ProblemError> {
         let forward = self.forward.problem(dtype)?;
@@ -82,20 +92,20 @@ impl Case {
     }
 }
 
-/// The cases of forward that cost at most `cost`, with one wish after the other.
+/// The cases of forward that cost at most `cost`, with one wish after the other, and those whose loss was scaled.
 ///
 /// Memory beyond 2³¹ elements is left to forward: gradients find their rows by the same arithmetic, at six times the cost.
 pub fn cases(cost: Cost) -> Vec<Case> {
     let forward = cases::up_to(cost.min(Cost::Large)).into_iter();
-    let with_wish = |(n, forward)| Case { forward, wish: Wish::ALL[n % Wish::ALL.len()] };
+    let with_wish = |(n, forward)| Case::new(forward, Wish::ALL[n % Wish::ALL.len()]);
     let has_gradients = |case: &cases::Case| case.placement != Placement::Sparse && case.table.is_none();
-    forward.filter(has_gradients).enumerate().map(with_wish).collect()
+    forward.filter(has_gradients).enumerate().map(with_wish).chain(scaled::cases()).collect()
 }
 
 /// The `index`-th random case of a seed.
 pub fn random_case(seed: u64, index: u64) -> Case {
     let limits = random::Limits { work: 400_000, seq: 220, ..random::Limits::SMALL };
-    Case { forward: random::case(seed, index, limits), wish: Wish::ALL[index as usize % Wish::ALL.len()] }
+    Case::new(random::case(seed, index, limits), Wish::ALL[index as usize % Wish::ALL.len()])
 }
 
 /// Checks one case on one backend.
