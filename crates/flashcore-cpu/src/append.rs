@@ -2,7 +2,7 @@
 
 use flashcore_core::{
     AppendCall, AppendInputs, AppendOutputs, AppendProblem, AppendSpec, DType, Data, Dims, E4M3, Element,
-    Layout, Rotary,
+    Layout, Rotary, Slots,
 };
 use half::{bf16, f16};
 
@@ -40,7 +40,6 @@ fn rows<T: Element, C: Element>(call: &mut AppendCall<'_>, crew: Crew) -> Option
     let spec = problem.spec();
     let turn = Turn::<T>::of(spec, inputs);
     let AppendOutputs { cache_k, cache_v, q: turned } = call.outputs();
-    // New rows may have one place, but heads do not share any.
     let keys = Rows {
         from: (inputs.k.slice::<T>()?, &spec.k),
         to: cache_k.into_slice::<C>()?,
@@ -53,21 +52,23 @@ fn rows<T: Element, C: Element>(call: &mut AppendCall<'_>, crew: Crew) -> Option
         layout: &spec.cache_v,
         turn: None,
     };
+    // Slots and pages may give several rows one place; heads share none.
+    let share = if spec.slots == Slots::Behind && spec.pages.is_none() { Share::Rows } else { Share::Heads };
     let place = |batch: usize, row: usize| {
         let position = values.lengths.get(batch).map_or(0, |&len| len.max(0) as usize) + row;
         Some((values.place(problem, batch, row)?, position))
     };
-    let divisors = |batch: usize, head: usize| values.divisors(problem, batch, head);
-    append_rows([keys, new], crew, place, |which, batch, head| divisors(batch, head)[which]);
+    let divisor = |which: usize, batch: usize, head: usize| values.divisors(problem, batch, head)[which];
+    append_rows([keys, new], (share, crew), place, divisor);
     if let (Some(q), Some(turned), Some([of_q, of_out])) = (inputs.q, turned, spec.q) {
-        let queries =
-            Rows { from: (q.slice::<T>()?, &of_q), to: turned.into_slice::<T>()?, layout: &of_out, turn };
+        let (from, to) = ((q.slice::<T>()?, &of_q), turned.into_slice::<T>()?);
         let moves = !spec.rotary.is_some_and(|rotary| rotary.together);
         let place = |batch: usize, row: usize| {
             let position = values.position(batch).unwrap_or(0) + if moves { row } else { 0 };
             Some(((batch, row), position))
         };
-        append_rows([queries], crew, place, |_, _, _| 1.0);
+        let queries = Rows { from, to, layout: &of_out, turn };
+        append_rows([queries], (Share::Rows, crew), place, |_, _, _| 1.0);
     }
     Some("append")
 }
@@ -80,35 +81,45 @@ struct Rows<'a, T, C> {
     turn: Option<Turn<'a, T>>,
 }
 
+/// What threads divide among them.
+#[derive(Clone, Copy, PartialEq)]
+enum Share {
+    Rows,
+    Heads,
+}
+
 /// Batch entry and row that a new row goes to, and its position, unless it has no place.
 type Place = Option<((usize, usize), usize)>;
 
 /// Copies rows of several tensors to where `place` says, on all threads.
 fn append_rows<T: Element, C: Element, const N: usize>(
     tensors: [Rows<'_, T, C>; N],
-    crew: Crew,
+    (share, crew): (Share, Crew),
     place: impl Fn(usize, usize) -> Place + Sync,
     divisor: impl Fn(usize, usize, usize) -> f32 + Sync,
 ) {
     let shared = tensors.map(|Rows { from, to, layout, turn }| (from, Shared::new(to), layout, turn));
-    let heads = shared[0].2.dims().heads;
-    let groups = heads.min(crew.threads()).max(1);
-    crew.each(N * groups, |n| {
-        let (which, group) = (n / groups, n % groups);
-        let ((from, layout), to, target, turn) = &shared[which];
-        let Dims { batch, seq, dim, .. } = layout.dims();
-        let own = heads * group / groups..heads * (group + 1) / groups;
+    let Dims { batch, heads, seq, .. } = shared[0].0.1.dims();
+    let parts = crew.threads();
+    let part = |n: usize, all: usize| all * n / parts..all * (n + 1) / parts;
+    crew.each(N * parts, |n| {
+        let ((from, layout), to, target, turn) = &shared[n / parts];
+        let (rows, heads) = match share {
+            Share::Rows => (part(n % parts, batch * seq), 0..heads),
+            Share::Heads => (0..batch * seq, part(n % parts, heads)),
+        };
+        let dim = layout.dims().dim;
         // Heads that lie side by side are copied at once.
-        let together =
-            turn.is_none() && T::DTYPE == C::DTYPE && [layout, target].iter().all(|l| l.strides()[1] == dim);
-        let step = if together { own.len().max(1) } else { 1 };
-        for (batch, row) in (0..batch).flat_map(|batch| (0..seq).map(move |row| (batch, row))) {
+        let side_by_side = [layout, target].iter().all(|layout| layout.strides()[1] == dim);
+        let together = turn.is_none() && T::DTYPE == C::DTYPE && side_by_side;
+        let step = if together { heads.len().max(1) } else { 1 };
+        for (batch, row) in rows.map(|n| (n / seq, n % seq)) {
             let Some(((page, at), position)) = place(batch, row) else { continue };
-            for head in own.clone().step_by(step) {
+            for head in heads.clone().step_by(step) {
                 let from = &from[layout.row(batch, head, row)..][..step * dim];
-                // SAFETY: heads of a tensor are disjoint, and so are the rows of a cache (`AppendSpec::parse`).
+                // SAFETY: rows of a cache are disjoint (`AppendSpec::parse`), and no other thread has these heads of them.
                 let to = unsafe { to.range(target.row(page, head, at), step * dim) };
-                write(*turn, from, to, position, divisor(which, batch, head));
+                write(*turn, from, to, position, divisor(n / parts, batch, head));
             }
         }
     });

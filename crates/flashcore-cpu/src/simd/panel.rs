@@ -77,6 +77,13 @@ impl Kernel for PanelProduct<'_, f32> {
     }
 }
 
+/// Lines that have been fetched, and how many each tile fetches: memory is busy all the time, and never too busy.
+#[derive(Clone, Copy)]
+struct Fetched {
+    lines: usize,
+    pace: usize,
+}
+
 /// Computes a product in blocks of `J` rows × `RV` vectors.
 ///
 /// # Safety
@@ -86,60 +93,61 @@ pub(crate) unsafe fn multiply<S: Simd, E: Term<S>, const RV: usize, const J: usi
     p: &mut PanelProduct<'_, E>,
 ) {
     p.check();
-    let (mut row, mut fetched) = (0, 0);
+    let tiles = (p.rows / J).max(1) * (p.columns / (RV * S::LANES)).max(1);
+    let pace = (p.ahead.starts.len() * p.ahead.lines / tiles).min(p.depth);
+    let (mut row, mut fetched) = (0, Fetched { lines: 0, pace });
     // SAFETY: the caller's promise, and `check` saw that all lies in its slice.
     unsafe {
         while row + J <= p.rows {
-            fetched = strip::<S, E, RV, J>(p, row, fetched);
+            strip::<S, E, RV, J>(p, row, &mut fetched);
             row += J;
         }
         while row + 4 <= p.rows {
-            fetched = strip::<S, E, RV, 4>(p, row, fetched);
+            strip::<S, E, RV, 4>(p, row, &mut fetched);
             row += 4;
         }
         while row + 2 <= p.rows {
-            fetched = strip::<S, E, RV, 2>(p, row, fetched);
+            strip::<S, E, RV, 2>(p, row, &mut fetched);
             row += 2;
         }
         if row < p.rows {
-            strip::<S, E, RV, 1>(p, row, fetched);
+            strip::<S, E, RV, 1>(p, row, &mut fetched);
         }
     }
 }
 
-/// `J` rows from row `row`; returns how many lines have been fetched.
+/// `J` rows from row `row`.
 #[inline(always)]
 unsafe fn strip<S: Simd, E: Term<S>, const RV: usize, const J: usize>(
     p: &mut PanelProduct<'_, E>,
     row: usize,
-    mut fetched: usize,
-) -> usize {
+    fetched: &mut Fetched,
+) {
     let (mut n, lines) = (0, p.ahead.starts.len() * p.ahead.lines);
     // SAFETY: the caller's promise.
     unsafe {
         while n + RV * S::LANES <= p.columns.next_multiple_of(S::LANES) {
-            if fetched + p.depth <= lines {
-                tile::<S, E, RV, J, true>(p, [row, n], fetched);
+            if fetched.pace > 0 && fetched.lines + fetched.pace <= lines {
+                tile::<S, E, RV, J, true>(p, [row, n], *fetched);
             } else {
-                tile::<S, E, RV, J, false>(p, [row, n], 0);
+                tile::<S, E, RV, J, false>(p, [row, n], *fetched);
             }
-            fetched += p.depth;
+            fetched.lines += fetched.pace;
             n += RV * S::LANES;
         }
         while n < p.columns {
-            tile::<S, E, 1, J, false>(p, [row, n], 0);
+            tile::<S, E, 1, J, false>(p, [row, n], *fetched);
             n += S::LANES;
         }
     }
-    fetched
 }
 
-/// `J` rows × `RV` vectors; fetches a line for each term where `AHEAD`.
+/// `J` rows × `RV` vectors; fetches lines on its way where `AHEAD`.
 #[inline(always)]
 unsafe fn tile<S: Simd, E: Term<S>, const RV: usize, const J: usize, const AHEAD: bool>(
     p: &mut PanelProduct<'_, E>,
     [row, column]: [usize; 2],
-    fetched: usize,
+    fetched: Fetched,
 ) {
     // SAFETY: `PanelProduct::check`, and the caller's promise.
     unsafe {
@@ -147,7 +155,8 @@ unsafe fn tile<S: Simd, E: Term<S>, const RV: usize, const J: usize, const AHEAD
         let mut acc = [[S::splat(0.0); RV]; J];
         for k in 0..p.depth {
             if AHEAD {
-                let line = fetched + k;
+                // Some lines more than once: that is cheaper than counting.
+                let line = fetched.lines + k * fetched.pace / DEPTH;
                 let start = *p.ahead.starts.get_unchecked(line / p.ahead.lines);
                 S::fetch(std::ptr::without_provenance(start + line % p.ahead.lines * LINE));
             }
