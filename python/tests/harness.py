@@ -15,6 +15,7 @@ from unittest import SkipTest as Skip
 import numpy as np
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # JAX leaves memory to the others
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch's threads wait for each other in loops, for tensors this small
 
 TOLERANCE = {"float32": 2e-5, "float16": 2e-3, "bfloat16": 2e-2}
 

@@ -9,7 +9,7 @@ wheel=$1
 shift
 versions=("$@")
 [ ${#versions[@]} -gt 0 ] || versions=(2.8.0 2.10.0)
-index=${TORCH_INDEX:-https://download.pytorch.org/whl/cpu}
+cpu_builds=${TORCH_INDEX:-https://download.pytorch.org/whl/cpu}
 pypi=https://pypi.org/simple
 
 reaches() {
@@ -18,7 +18,7 @@ reaches() {
 
 # An environment with that version and all that the tests need.
 prepare() {
-    local venv=target/torch/$1
+    local venv=target/torch/$1 index=$cpu_builds
     [ ! -e "$venv/ready" ] || return 0
     rm -rf "$venv" && python3 -m venv "$venv"
     reaches "$index" || { index=$pypi && touch "$venv/large"; }
