@@ -46,7 +46,9 @@ fn a_kernel_can_be_asked_for() {
     assert_eq!(kernel("--kernel forward_sm80"), kernel("--general"));
     assert_eq!(kernel("--kernel forward_sm90"), kernel(""));
     let few = "--seq-q 1 --kv-heads 4";
-    assert!(!kernel(few).contains("_fixed") && kernel(&format!("{few} --batch-invariant")).contains("_fixed"));
+    assert!(
+        !kernel(few).contains("_fixed") && kernel(&format!("{few} --batch-invariant")).contains("_fixed")
+    );
     let refused = without_tools("inspect --gpu sm_86 --kernel forward_sm90");
     assert!(refused.code == 2 && refused.stderr.contains("not 8.6; the kernels are"), "{}", refused.stderr);
     let unknown = without_tools("inspect --kernel forward_sm42");
