@@ -1,9 +1,11 @@
 //! One call: tensors in, a problem out of them, computed on the CPU or launched on the caller's stream.
 
+mod check;
 mod factors;
+mod numbers;
 
-use flashcore::{Lengths, Operand, Problem, Sequences, Spec, Values, cuda::DeviceTensors};
-use flashcore_core::{Bias, Dims, Pages};
+use flashcore::{Operand, Problem, Spec, Values, cuda::DeviceTensors};
+use flashcore_core::{Bias, Dims};
 use pyo3::prelude::*;
 
 use crate::{
@@ -323,79 +325,6 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// What a plan has to know of numbers that stay on the device.
-    fn with_kinds(&self, spec: Spec, order: Order) -> Result<Spec, CallError> {
-        let [q, kv] = self.lengths;
-        let batch = spec.q.dims().batch;
-        for numbers in self.lengths.iter().flatten().filter(|_| order != Order::Packed) {
-            numbers.check_count(batch, "one for each batch entry")?;
-        }
-        // Bounds are rounded, so that batches with slightly other ones share a plan.
-        let (longest_q, longest_kv) = self.longest.unwrap_or((usize::MAX >> 1, usize::MAX >> 1));
-        let [longest_q, longest_kv] = [longest_q, longest_kv].map(usize::next_power_of_two);
-        let sequences = match (order, q, kv) {
-            (Order::Packed, Some(q), Some(kv)) => {
-                if q.len == 0 {
-                    q.check_count(1, "one more than there are sequences")?;
-                }
-                let count = q.len - 1;
-                if self.table.is_some() {
-                    kv.check_count(count, "one for each sequence")?;
-                    Sequences::PackedQueries { count, longest_q }
-                } else {
-                    kv.check_count(q.len, "as many as offsets of q")?;
-                    Sequences::Ragged { count, longest_q, longest_kv }
-                }
-            }
-            (Order::Packed, ..) => return Err(CallError::Offsets),
-            (_, None, None) => Sequences::Uniform,
-            (_, q, kv) => Sequences::Used { q: q.is_some(), kv: kv.is_some() },
-        };
-        let index = match (q, kv) {
-            (Some(q), Some(kv)) if q.index != kv.index => {
-                let (other, first) = (kv.index.bytes(), q.index.bytes());
-                return Err(CallError::Widths { operand: kv.operand, other, first });
-            }
-            (Some(one), _) | (None, Some(one)) => one.index,
-            (None, None) => spec.index,
-        };
-        let sequence_count = match sequences {
-            Sequences::PackedQueries { count, .. } => count,
-            _ => batch,
-        };
-        let pages = self.pages(sequence_count)?.map(|pages| Pages { longest_kv: Some(longest_kv), ..pages });
-        Ok(Spec { sequences, index, pages, ..spec })
-    }
-
-    /// What a plan has to know of the page table, which has a row for each sequence.
-    fn pages(&self, sequences: usize) -> Result<Option<Pages>, CallError> {
-        let Some(table) = self.table else { return Ok(None) };
-        if table.rows != sequences {
-            return Err(CallError::TableRows { given: table.rows, needed: sequences });
-        }
-        Ok(Some(Pages { row_stride: table.row_stride, ..Pages::new(table.columns) }))
-    }
-
-    /// The numbers of a call whose tensors are on the host.
-    fn host_values(&self, order: Order, heads: usize) -> Result<Values, CallError> {
-        let read = |numbers: Option<Numbers>| numbers.map(|numbers| host::lengths(&numbers)).transpose();
-        let keys = match self.table {
-            Some(_) => self.lengths[1].map(|numbers| host::page_lengths(&numbers)).transpose()?,
-            None => read(self.lengths[1])?,
-        };
-        let lengths = match (order, read(self.lengths[0])?, keys) {
-            (Order::Packed, Some(q), Some(kv)) if self.table.is_some() => Lengths::packed_queries(q, kv),
-            (Order::Packed, Some(q), Some(kv)) => Lengths::ragged(q, kv),
-            (Order::Packed, ..) => return Err(CallError::Offsets),
-            (_, None, None) => Lengths::Uniform,
-            (_, q, kv) => Lengths::Used { q, kv },
-        };
-        let sinks = self.sinks.map(|sinks| host::sinks(&sinks, heads)).transpose()?;
-        let factors = self.host_factors(order)?;
-        let bias = self.bias.map(|bias| host::bias(&bias)).transpose()?;
-        Ok(Values { lengths, sinks, factors, bias, table: self.table.as_ref().map(host::table) })
-    }
-
     fn checked_step(
         &self,
         part: Part,
@@ -451,43 +380,6 @@ impl<'a> Call<'a> {
                 unsafe { device::launch(&ready, &tensors, queue) }
             }
         }
-    }
-
-    /// Demands that elements lie where elements may, that nothing is read from what is written, and the right counts.
-    fn check(&self, problem: &Problem) -> Result<(), CallError> {
-        let layouts = [problem.q(), problem.k(), problem.v(), problem.out()];
-        let spans: [usize; 4] = std::array::from_fn(|n| layouts[n].span() * self.arrays[n].dtype.bytes());
-        let range = |n: usize| self.arrays[n].address..self.arrays[n].address.wrapping_add(spans[n]);
-        let out = range(3);
-        for (n, array) in self.arrays.iter().enumerate().filter(|&(n, _)| spans[n] > 0) {
-            array.check_alignment()?;
-            if n < 3 && range(n).start < out.end && out.start < range(n).end {
-                return Err(CallError::Shared { operand: array.operand });
-            }
-        }
-        self.check_counts(problem)
-    }
-
-    /// Demands as many values of rows, heads and pairs as the problem has.
-    pub(crate) fn check_counts(&self, problem: &Problem) -> Result<(), CallError> {
-        let rows = problem.q().dims();
-        if let Some(lse) = &self.lse {
-            lse.check_lse([rows.batch, rows.heads, rows.seq], self.arrays[0].rank())?;
-        }
-        self.sinks.map_or(Ok(()), |sinks| sinks.check_sinks(rows.heads))?;
-        self.check_bias(problem)
-    }
-
-    /// Demands as many slopes as the problem has, or pairs where elements may lie.
-    pub(crate) fn check_bias(&self, problem: &Problem) -> Result<(), CallError> {
-        let Some(bias) = self.bias else { return Ok(()) };
-        let (sequences, heads) = (problem.sequences(), problem.heads_q());
-        let extents = match problem.bias() {
-            Some(Bias::Slopes { per_sequence: true }) => &[sequences, heads][..],
-            Some(Bias::Slopes { .. }) => &[heads],
-            _ => return bias.check_alignment(),
-        };
-        bias.check_dense_f32(extents).map_err(|_| CallError::Slopes { sequences, heads })
     }
 }
 
