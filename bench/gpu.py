@@ -3,24 +3,38 @@
 python bench/gpu.py OUT [checks|memory|speed ...] [--bin target/release] [--fa3 FOLDER] [--seconds N] [--only WORD] [--list]
 
 Commands are those of `COMMANDS`; they need no compiler, so that `cargo build --release --workspace --examples` may have run
-elsewhere. What a command prints goes to a file of its group, results of `speed` to files of their own. A command that does not
+elsewhere. Several of `checks` run at a time (`--jobs`), since most of their work is the reference on the CPU; all others run
+alone. What a command prints goes to a file of its group, results of `speed` to files of their own. A command that does not
 end in its time counts as failed, and so does one for which no time of `--seconds` is left. Exits with 1 if one failed.
 """
 
 import argparse
 import subprocess
 import sys
+import tempfile
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PTX = "tests/ptx tests/ptx/nvcc tests/ptx/triton tests/ptx/findings"
+SHARES = 6
+"""Processes that share the Python tests."""
+TOGETHER = "checks"
+"""The group whose commands may run beside each other."""
 OVER = 124
 """What `timeout` returns where time was over."""
+LOGS = threading.Lock()
+"""Held while a log is written."""
 # Group, seconds at most, what it is called, and the command; {out} is the file of that name.
 COMMANDS = [
     ("checks", 60, "driver", "{bin}/examples/gpu_selfcheck"),
     ("checks", 240, "native", "{bin}/examples/gpu_conformance native"),
+    ("checks", 120, "laws", "{bin}/examples/gpu_conformance native laws"),
+    ("checks", 240, "random problems", "{bin}/examples/gpu_conformance native random 400"),
+    ("checks", 240, "random decode", "{bin}/examples/gpu_conformance native decode 400"),
+    ("checks", 240, "8-bit caches", "{bin}/examples/gpu_conformance native cache 150"),
     ("checks", 240, "persistent", "{bin}/examples/gpu_conformance persistent cases"),
     ("checks", 240, "ampere", "{bin}/examples/gpu_conformance ampere cases"),
     ("checks", 120, "two kernels of gradients", "{bin}/examples/gpu_conformance split backward 300"),
@@ -28,7 +42,10 @@ COMMANDS = [
     ("checks", 120, "operations", "{bin}/flashcore verify --backend cuda"),
     ("checks", 60, "graphs", "{bin}/examples/gpu_graph 1000"),
     ("checks", 180, "PTX", "{bin}/examples/gpu_ptx " + PTX),
-    ("checks", 400, "Python", "{python} python/tests/run_gpu.py --seconds 380"),
+    *(
+        ("checks", 400, f"Python {n}/{SHARES}", f"{{python}} python/tests/run_gpu.py --seconds 380 --share {n}/{SHARES}")
+        for n in range(1, SHARES + 1)
+    ),
     ("memory", 200, "memcheck, forward", "{sanitizer} memcheck {bin}/examples/gpu_conformance native cases 'pages of 16'"),
     ("memory", 200, "memcheck, gradients", "{sanitizer} memcheck {bin}/examples/gpu_conformance fused backward 'length 33'"),
     ("memory", 200, "racecheck, decode", "{sanitizer} racecheck {bin}/examples/gpu_conformance native decode 20"),
@@ -56,14 +73,31 @@ def shell_line(command, options, name):
 
 
 def attempt(line, log, limit):
-    """How the command ended, and the last line that it printed to the log."""
-    with log.open("a") as printed:
-        print("$", line, file=printed, flush=True)
+    """How the command ended, and the last line that it printed; the log gets all of it at once."""
+    with tempfile.TemporaryFile("w+", errors="replace") as printed:
         # `timeout` ends what the command started as well.
         run = ["timeout", "--kill-after=5", str(limit), "bash", "-c", line]
         code = subprocess.run(run, cwd=ROOT, stdout=printed, stderr=subprocess.STDOUT).returncode
+        printed.seek(0)
+        said = printed.read()
+    with LOGS, log.open("a") as all_of_it:
+        print(f"$ {line}\n{said}", file=all_of_it)
     end = {0: "passed", OVER: f"failed: more than {limit} s"}.get(code, f"failed: {code}")
-    return end, log.read_text(errors="replace").splitlines()[-1]
+    return end, (said.splitlines() or [""])[-1]
+
+
+def perform(row, options, begin):
+    """Runs a command, prints its line, and returns whether it passed."""
+    group, limit, name, command = row
+    line = shell_line(command, options, name)
+    if options.list:
+        print(line)
+        return True
+    start = time.perf_counter()
+    left = int(min(limit, options.seconds - (start - begin)))
+    end, last = attempt(line, options.out / f"{group}.txt", left) if left > 0 else ("failed: no time left", "")
+    print(f"{name:<26} {end:<10} {time.perf_counter() - start:6.1f} s  {last[:100]}", flush=True)
+    return end == "passed"
 
 
 def main():
@@ -73,24 +107,18 @@ def main():
     parser.add_argument("--bin", type=Path, default=ROOT / "target/release")
     parser.add_argument("--fa3", type=Path)
     parser.add_argument("--seconds", type=int, default=1 << 30, help="for all commands")
+    parser.add_argument("--jobs", type=int, default=4, help="checks at a time")
     parser.add_argument("--only", default="", help="commands whose name contains this")
     parser.add_argument("--list", action="store_true", help="show commands and run none")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    begin, failed = time.perf_counter(), 0
-    for group, limit, name, command in COMMANDS:
-        if options.groups and group not in options.groups or options.only not in name:
-            continue
-        line = shell_line(command, options, name)
-        if options.list:
-            print(line)
-            continue
-        start = time.perf_counter()
-        left = int(min(limit, options.seconds - (start - begin)))
-        end, last = attempt(line, options.out / f"{group}.txt", left) if left > 0 else ("failed: no time left", "")
-        failed += end != "passed"
-        print(f"{name:<26} {end:<10} {time.perf_counter() - start:6.1f} s  {last[:100]}", flush=True)
-    sys.exit(min(failed, 1))
+    begin = time.perf_counter()
+    wanted = [row for row in COMMANDS if (not options.groups or row[0] in options.groups) and options.only in row[2]]
+    together = [row for row in wanted if row[0] == TOGETHER]
+    with ThreadPoolExecutor(1 if options.list else options.jobs) as pool:
+        passed = list(pool.map(lambda row: perform(row, options, begin), together))
+    passed += [perform(row, options, begin) for row in wanted if row[0] != TOGETHER]
+    sys.exit(0 if all(passed) else 1)
 
 
 if __name__ == "__main__":

@@ -164,10 +164,11 @@ def _chunked(q: Any, k_cache: Any, v_cache: Any, lengths: Any, call: _Chunks) ->
     numbers, size, lengths = _pages(framework, q, k_cache, call.table, lengths)
     starts = lengths * 0 if call.leftpad is None else framework.indices("cache_leftpad", call.leftpad, q)
     shape, offsets, longest = _frameworks.shape("q", q), call.offsets, call.longest
-    flat = q if offsets is not None else q.reshape(-1, *shape[2:])
     if offsets is None:
-        offsets, longest = framework.numbers_to(shape[0] + 1, q) * shape[1], shape[1]
-    longest = shape[0] if longest is None else min(bound("max_seqlen_q", longest), shape[0])
+        flat, longest = q.reshape(-1, *shape[2:]), shape[1]
+        offsets = framework.numbers_to(shape[0] + 1, q) * longest
+    else:
+        flat, longest = q, shape[0] if longest is None else min(bound("max_seqlen_q", longest), shape[0])
     pages = _sequences.cut_cache(flat, offsets, longest, lengths - starts, starts, numbers, size, call.chunk)
     values = Values(pages.query_offsets, pages.key_lengths, call.sinks, None, pages.longest, pages.table, call.slopes)
     result = run(flat, *_rows(k_cache, v_cache), call.options, values, call.return_lse, None)

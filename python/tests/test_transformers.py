@@ -2,7 +2,7 @@
 
 import importlib.util
 
-from harness import Skip, cases
+from harness import Skip, cases, has_cuda
 
 SMALL = dict(
     hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
@@ -164,6 +164,9 @@ def test_continuous_batching_gives_the_tokens_of_plain_generation():
 
     if not hasattr(ours, "generate_batch"):
         raise Skip("this transformers has no continuous batching")
+    if has_cuda("torch"):
+        # It makes streams wherever there is a GPU.
+        ours, tokens = ours.cuda(), tokens.cuda()
     prompts = [tokens[0, :5].tolist(), tokens[1, :17].tolist(), tokens[0, 9:20].tolist()]
     how = dict(max_new_tokens=6, do_sample=False, eos_token_id=-1, pad_token_id=0)
     plain = [ours.generate(tokens.new_tensor([prompt]), **how)[0, len(prompt) :].tolist() for prompt in prompts]

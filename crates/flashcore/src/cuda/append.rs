@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use flashcore_core::{AppendCall, AppendOutputs, AppendProblem, Operand, Ran, Slots};
+use flashcore_core::{AppendCall, AppendOutputs, AppendProblem, Layout, Operand, Ran, Slots};
 use flashcore_kernels::{ALLOCATED_ALIGNMENT, append_values, plan_append, slots::append as slots};
 
 use super::{
@@ -56,23 +56,29 @@ impl Operation for AppendProblem {
         let rotary = spec.rotary.as_ref().map(|_| element);
         let queries = spec.q.as_ref().map(|_| element);
         let scaled = spec.scales.map(|_| FLOAT);
-        let asked = [
-            Asked::new(slots::K, Operand::K, tensors.k, element),
-            Asked::new(slots::V, Operand::V, tensors.v, element),
-            Asked::new(slots::CACHE_K, Operand::CacheK, tensors.cache_k, cached),
-            Asked::new(slots::CACHE_V, Operand::CacheV, tensors.cache_v, cached),
-            Asked::new(slots::LENGTHS, Operand::LengthsKv, tensors.lengths, lengths),
-            Asked::new(slots::SLOTS, Operand::Slots, tensors.slots, (!behind).then_some(8)),
-            Asked::new(slots::TABLE, Operand::Table, tensors.table, spec.pages.map(|_| 4)),
-            Asked::new(slots::COS, Operand::Rotary, tensors.cos, rotary),
-            Asked::new(slots::SIN, Operand::Rotary, tensors.sin, rotary),
-            Asked::new(slots::Q, Operand::Q, tensors.q, queries),
-            Asked::new(slots::OUT, Operand::Out, tensors.out, queries),
-            Asked::new(slots::FACTORS_K, Operand::Factors, tensors.factors[0], scaled),
-            Asked::new(slots::FACTORS_V, Operand::Factors, tensors.factors[1], scaled),
-        ];
-        // Tensors without elements may have any address.
-        ready.bind(asked.map(|asked| asked.nullable(problem.rows() == 0)))
+        let tensor = |slot, operand, address, layout: &Layout, unit| {
+            Asked::new(slot, operand, address, unit).nullable(problem.rows() == 0 || layout.span() == 0)
+        };
+        let number = |slot, operand, address, unit: Option<u64>| {
+            Asked::new(slot, operand, address, unit).nullable(problem.rows() == 0)
+        };
+        // Where nothing is turned, these are asked for nothing.
+        let [q, out] = spec.q.unwrap_or([spec.k; 2]);
+        ready.bind([
+            tensor(slots::K, Operand::K, tensors.k, &spec.k, Some(element)),
+            tensor(slots::V, Operand::V, tensors.v, &spec.v, Some(element)),
+            tensor(slots::CACHE_K, Operand::CacheK, tensors.cache_k, &spec.cache_k, Some(cached)),
+            tensor(slots::CACHE_V, Operand::CacheV, tensors.cache_v, &spec.cache_v, Some(cached)),
+            number(slots::LENGTHS, Operand::LengthsKv, tensors.lengths, lengths),
+            number(slots::SLOTS, Operand::Slots, tensors.slots, (!behind).then_some(8)),
+            number(slots::TABLE, Operand::Table, tensors.table, spec.pages.map(|_| 4)),
+            number(slots::COS, Operand::Rotary, tensors.cos, rotary),
+            number(slots::SIN, Operand::Rotary, tensors.sin, rotary),
+            tensor(slots::Q, Operand::Q, tensors.q, &q, queries),
+            tensor(slots::OUT, Operand::Out, tensors.out, &out, queries),
+            number(slots::FACTORS_K, Operand::Factors, tensors.factors[0], scaled),
+            number(slots::FACTORS_V, Operand::Factors, tensors.factors[1], scaled),
+        ])
     }
 }
 
