@@ -269,6 +269,17 @@ pub enum ProblemError {
         /// Whether the call brings sinks.
         given: bool,
     },
+    /// A probability with which no weight, or every weight, would be left out.
+    #[error(
+        "dropout {0} must be a number from 0 up to 1, but not 1: the probability that a weight is left out"
+    )]
+    Dropout(f32),
+    /// Dropout where nobody trains.
+    #[error("dropout does not go with {0}: weights are left out in training; leave the dropout out here")]
+    DropoutWith(&'static str),
+    /// Weights that are to be left out by no seed.
+    #[error("the problem has dropout but the call brings no seed; give one")]
+    NoSeed,
     /// Sinks that do not fit the heads.
     #[error("{given} sinks for {heads} query heads; give one logit per query head")]
     SinkCount {

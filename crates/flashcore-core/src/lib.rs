@@ -11,6 +11,7 @@
 //! | [`Mask`] | which keys a query may see |
 //! | [`Sequences`] | whether batch entries use a part of their sequence, or sequences are packed |
 //! | [`Bias`] | what is added to scores |
+//! | [`Dropout`] | which weights are left out at random |
 //! | [`Pages`] | that keys and values lie in pages, which a table finds |
 //! | [`E4M3`], [`E5M2`], [`Scales`] | 8-bit floats, and what they are multiplied by |
 //! | [`Problem`] | all of it together, checked: what a plan is made from |
@@ -30,6 +31,7 @@ mod backend;
 mod backward;
 mod bias;
 mod call;
+mod dropout;
 mod dtype;
 mod error;
 mod float8;
@@ -60,6 +62,7 @@ pub use backward::{
 };
 pub use bias::{Bias, BiasError, HeadBias};
 pub use call::{Data, DataMut, HostCall};
+pub use dropout::{DROPOUT_FACTORS, DROPOUT_STEP, Dropout, DropoutWords, HeadDropout};
 pub use dtype::{DType, Element};
 pub use error::{Axis, Operand, ProblemError};
 pub use float8::{E4M3, E5M2};

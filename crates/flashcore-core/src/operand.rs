@@ -38,6 +38,8 @@ pub enum Operand {
     Means,
     /// What is added to scores.
     Bias,
+    /// What decides which weights are left out.
+    Seed,
     /// A partial result.
     Part,
     /// The log-sum-exp of a partial result.
@@ -107,6 +109,7 @@ impl fmt::Display for Operand {
             Self::Factors => "factors",
             Self::Means => "means",
             Self::Bias => "the bias",
+            Self::Seed => "the seed",
             Self::Part => "a part",
             Self::PartLse => "the lse of a part",
             Self::DOut => "d_out",

@@ -2,6 +2,7 @@
 
 use crate::{
     bias::Bias,
+    dropout::Dropout,
     dtype::DType,
     error::{Axis, Operand, ProblemError},
     layout::{Dims, Layout},
@@ -52,6 +53,8 @@ pub struct Spec {
     pub sinks: Option<DType>,
     /// What is added to scores, if anything.
     pub bias: Option<Bias>,
+    /// That weights are left out at random, if they are, as in training.
+    pub dropout: Option<Dropout>,
     /// How sequences lie in the tensors.
     pub sequences: Sequences,
     /// That keys and values lie in pages, if they do: a batch entry of `k` and `v` is a page.
@@ -81,6 +84,7 @@ impl Spec {
             softcap: None,
             sinks: None,
             bias: None,
+            dropout: None,
             sequences: Sequences::Uniform,
             pages: None,
             index: Index::I32,
@@ -124,8 +128,9 @@ impl Spec {
         let keys = pages.and_then(|pages| pages.longest_kv).unwrap_or(k.seq);
         let parse = |bias: Bias| bias.parse(q, keys, self.sequences, pages.is_some());
         let bias = self.bias.map(parse).transpose().map_err(ProblemError::Bias)?;
+        let dropout = self.check_dropout()?;
         Ok(Problem {
-            spec: Self { kv_dtype, out: Some(out), scale: Some(scale), pages, bias, ..self },
+            spec: Self { kv_dtype, out: Some(out), scale: Some(scale), pages, bias, dropout, ..self },
             out,
             scale,
         })
@@ -145,6 +150,19 @@ impl Spec {
             return Err(ProblemError::Scales(ScaleError::NotTurned));
         }
         unturned_dims(self.v.dims(), self.k.dims().seq)
+    }
+
+    /// Dropout, where it leaves out anything: only where tensors are what training has, whole sequences of 16 or 32 bits.
+    fn check_dropout(&self) -> Result<Option<Dropout>, ProblemError> {
+        let dropout = self.dropout.map_or(Ok(None), Dropout::parse)?;
+        let narrow = self.dtype.is_narrow() || self.kv_dtype.is_some_and(DType::is_narrow);
+        match self {
+            _ if dropout.is_none() => Ok(None),
+            Self { pages: Some(_), .. } => Err(ProblemError::DropoutWith("keys in pages")),
+            Self { accumulate: true, .. } => Err(ProblemError::DropoutWith("accumulated results")),
+            _ if narrow => Err(ProblemError::DropoutWith("8-bit tensors")),
+            _ => Ok(dropout),
+        }
     }
 
     /// The type of K and V, where it is not that of Q; factors only where there are tensors of 8 bits.
@@ -336,6 +354,11 @@ impl Problem {
     /// What is added to scores, if anything.
     pub fn bias(&self) -> Option<Bias> {
         self.spec.bias
+    }
+
+    /// That weights are left out at random, if they are.
+    pub fn dropout(&self) -> Option<Dropout> {
+        self.spec.dropout
     }
 
     /// Where a bias for each query and key lies, and its element type, if there is one.

@@ -9,10 +9,10 @@ use std::sync::Arc;
 use half::f16;
 
 use crate::{
-    BackwardCall, BackwardInputs, BackwardProblem, BackwardSpec, DType, Data, DataMut, Dims, Element,
-    GradientsMut, HostCall, Instance, Layout, Lengths, MAX_EXTENT, Mask, MergeCall, MergeProblem, MergeSpec,
-    PartError, Parts, Problem, ProblemError, RowSums, RowTerms, Spec, Tensor, TensorView, TensorViewMut,
-    Values,
+    BackwardCall, BackwardInputs, BackwardProblem, BackwardSpec, DType, Data, DataMut, Dims, Dropout,
+    Element, GradientsMut, HostCall, Instance, Layout, Lengths, MAX_EXTENT, Mask, MergeCall, MergeProblem,
+    MergeSpec, PartError, Parts, Problem, ProblemError, RowSums, RowTerms, Spec, Tensor, TensorView,
+    TensorViewMut, Values,
 };
 
 type Attempt = Result<(), ProblemError>;
@@ -130,6 +130,9 @@ fn name(error: &ProblemError) -> &'static str {
         ProblemError::SinkGradients { .. } => "SinkGradients",
         ProblemError::OtherLengths { .. } => "OtherLengths",
         ProblemError::OtherSinks { .. } => "OtherSinks",
+        ProblemError::Dropout(_) => "Dropout",
+        ProblemError::DropoutWith(_) => "DropoutWith",
+        ProblemError::NoSeed => "NoSeed",
         ProblemError::SinkCount { .. } => "SinkCount",
         ProblemError::Sink { .. } => "Sink",
         ProblemError::LengthCount { .. } => "LengthCount",
@@ -218,6 +221,12 @@ fn wrong_options() -> Vec<Row> {
         (refused(|s| s.scale = Some(f32::INFINITY)), "Scale", "inf"),
         (refused(|s| s.softcap = Some(0.0)), "Softcap", "leave it out for none"),
         (refused(|s| s.softcap = Some(f32::NAN)), "Softcap", "NaN"),
+        (refused(|s| s.dropout = Some(Dropout::new(1.0))), "Dropout", "dropout 1 must be a number from 0 up to 1"),
+        (refused(|s| s.dropout = Some(Dropout::new(f32::NAN))), "Dropout", "NaN"),
+        (refused(|s| (s.dropout, s.accumulate) = (Some(Dropout::new(0.5)), true)), "DropoutWith", "accumulated results"),
+        (refused(|s| (s.dropout, s.dtype) = (Some(Dropout::new(0.5)), DType::E4M3)), "DropoutWith", "8-bit tensors"),
+        (mixed_up(Spec { dropout: Some(Dropout::new(0.5)), ..good() }, Lengths::Uniform, None), "NoSeed", "give one"),
+        (mixed_up(Spec { dropout: Some(Dropout::new(0.0)), ..good() }, Lengths::keys([1, 2]), None), "OtherLengths", "planned for"),
         (sinks(&[0.0; 3]), "SinkCount", "3 sinks for 4 query heads"),
         (sinks(&[0.0, 0.0, f32::NAN, 0.0]), "Sink", "sink NaN of head 2"),
         (sinks(&[f32::INFINITY; 4]), "Sink", "below infinity"),

@@ -4,6 +4,7 @@ use std::{ops::Deref, sync::Arc};
 
 use crate::{
     bias::{Bias, BiasError, HeadBias},
+    dropout::{DropoutWords, HeadDropout},
     error::{Operand, ProblemError},
     lengths::{Lengths, Sequence, Sequences},
     pages::{Keys, PageTable},
@@ -11,7 +12,7 @@ use crate::{
     scales::Factors,
 };
 
-/// Lengths, sinks, factors, biases and page table of one call, on the host.
+/// Lengths, sinks, factors, biases, seed and page table of one call, on the host.
 ///
 /// A [`Problem`] only says that there are such numbers, so that problems with other numbers are equal and share a plan.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -24,6 +25,8 @@ pub struct Values {
     pub factors: Option<Factors>,
     /// What is added to scores, as the problem's [`Bias`] has it: pairs in its layout, or slopes.
     pub bias: Option<Arc<[f32]>>,
+    /// What decides which weights are left out, where a problem has [dropout](crate::Dropout).
+    pub seed: Option<u64>,
     /// Which pages hold the keys of which sequence.
     pub table: Option<PageTable>,
 }
@@ -31,7 +34,7 @@ pub struct Values {
 impl Values {
     /// Nothing of it.
     pub const NONE: &'static Self =
-        &Self { lengths: Lengths::Uniform, sinks: None, factors: None, bias: None, table: None };
+        &Self { lengths: Lengths::Uniform, sinks: None, factors: None, bias: None, seed: None, table: None };
 
     /// Checks the numbers against the problem that asks for them.
     pub fn check(&self, problem: &Problem) -> Result<(), ProblemError> {
@@ -50,6 +53,9 @@ impl Values {
         }
         self.factors.as_ref().map_or(Ok(()), |factors| factors.check(problem))?;
         self.check_bias(problem)?;
+        if problem.dropout().is_some() && self.seed.is_none() {
+            return Err(ProblemError::NoSeed);
+        }
         self.check_table(problem)
     }
 
@@ -153,6 +159,13 @@ impl<'a> Instance<'a> {
                 diagonal: sequence.kv_len as i64 - sequence.q_len as i64,
             },
         })
+    }
+
+    /// Which weights of a query head of sequence `n` are left out, if any.
+    pub fn dropout_of(&self, n: usize, head: usize) -> Option<HeadDropout> {
+        let (dropout, seed) = (self.dropout()?, self.values.seed?);
+        let plane = n.wrapping_mul(self.heads_q()).wrapping_add(head) as u32;
+        Some(HeadDropout::new(DropoutWords::of_plane(seed, plane), dropout))
     }
 
     /// Where sequence `n` lies.

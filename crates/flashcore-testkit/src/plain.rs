@@ -10,7 +10,7 @@ use std::{
     ops::{Add, AddAssign, Div, Mul, Range},
 };
 
-use flashcore_core::{DType, Data, HeadBias, Instance, Operand, Sequence, Sequences as Kind};
+use flashcore_core::{DType, Data, HeadBias, HeadDropout, Instance, Operand, Sequence, Sequences as Kind};
 use half::{bf16, f16, slice::HalfFloatSliceExt};
 use rayon::prelude::*;
 
@@ -191,8 +191,12 @@ fn attention<A: Arithmetic>(
             rows.for_each_init(Vec::new, |scores, (row, (out, end))| {
                 let (head, seq) = (plane.first_head + row / grid.rows, row % grid.rows * grid.step);
                 if let Some((n, sequence)) = sequences.at(plane.batch, seq) {
-                    let bias = problem.bias_of(n, head);
-                    *end = plane.row([head, seq], (sequence, bias), scores, out);
+                    let context = Context {
+                        sequence,
+                        bias: problem.bias_of(n, head),
+                        dropout: problem.dropout_of(n, head),
+                    };
+                    *end = plane.row([head, seq], &context, scores, out);
                 }
             });
         });
@@ -213,6 +217,13 @@ struct RowEnd {
 
 impl RowEnd {
     const NOTHING: Self = Self { lse: f64::NEG_INFINITY, sees_nothing: true, f32_noise: 0.0 };
+}
+
+/// What a row's sequence and head say about it.
+struct Context<'a> {
+    sequence: Sequence,
+    bias: Option<HeadBias<'a>>,
+    dropout: Option<HeadDropout>,
 }
 
 /// Which sequence a row belongs to.
@@ -295,28 +306,36 @@ impl<'a, A: Arithmetic> Plane<'a, A> {
     fn row(
         &self,
         [head, seq]: [usize; 2],
-        (sequence, bias): (Sequence, Option<HeadBias<'_>>),
+        context: &Context<'_>,
         scores: &mut Vec<A::Real>,
         out: &mut [f64],
     ) -> RowEnd {
-        let keys = self.problem.mask().keys(seq - sequence.q_start, sequence.q_len, sequence.kv_len);
+        let sequence = &context.sequence;
+        let query = seq - sequence.q_start;
+        let keys = self.problem.mask().keys(query, sequence.q_len, sequence.kv_len);
         let visible = keys.start + sequence.kv_start..keys.end + sequence.kv_start;
         self.scores(head, seq, visible.clone(), scores);
-        if let Some(bias) = bias {
-            let of = |key: usize| A::Real::exact(bias.at(seq - sequence.q_start, key));
-            scores.iter_mut().zip(keys).for_each(|(score, key)| *score += of(key));
+        if let Some(bias) = context.bias {
+            let of = |key: usize| A::Real::exact(bias.at(query, key));
+            scores.iter_mut().zip(keys.clone()).for_each(|(score, key)| *score += of(key));
             self.arithmetic.store(scores);
         }
         let sees_nothing = scores.iter().all(|score| *score == A::Real::NEG_INFINITY);
-        let f32_noise = self.f32_noise(scores);
+        let factor = context.dropout.map_or(1.0, |dropout| dropout.factor());
+        let f32_noise = self.f32_noise(scores) * f64::from(factor);
         let sink = self.problem.sink_logits().map(|sinks| A::Real::new(sinks[head]));
         let lse = self.softmax(scores, sink).wide();
         if sees_nothing {
             scores.fill(A::Real::default());
         }
+        if let Some(dropout) = context.dropout {
+            let left_out = scores.iter_mut().zip(keys).filter(|(_, key)| !dropout.keeps(query, *key));
+            left_out.for_each(|(weight, _)| *weight = A::Real::default());
+        }
         let dim_v = self.problem.dim_v();
         let mut sum = vec![A::Real::default(); dim_v];
         accumulate(&mut sum, scores, &self.values[visible.start * dim_v..], dim_v);
+        sum.iter_mut().for_each(|x| *x = *x * A::Real::new(factor));
         self.arithmetic.store(&mut sum);
         out.iter_mut().zip(sum).for_each(|(out, sum)| *out = sum.wide());
         RowEnd { lse, sees_nothing, f32_noise }

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use flashcore_core::{
-    Backend, Bias, DType, Element, Factors, HostCall, Lengths, Mask, Problem, Ran, Spec, Tensor, TensorView,
-    TensorViewMut, Values, forward_quantised,
+    Backend, Bias, DType, Dropout, Element, Factors, HostCall, Lengths, Mask, Problem, Ran, Spec, Tensor,
+    TensorView, TensorViewMut, Values, forward_quantised,
 };
 
 use crate::{
@@ -134,6 +134,29 @@ impl<'a, T: Element> Attention<'a, T> {
         let slopes = slopes.into();
         self.spec.bias = Some(Bias::Slopes { per_sequence: slopes.len() != self.spec.q.dims().heads });
         self.values.bias = Some(slopes);
+        self
+    }
+
+    /// Leaves out each weight with this probability, as training does, and scales the others so that sums stay the same on
+    /// average. The LSE is that of all weights.
+    ///
+    /// The seed and the place of a weight decide whether it is left out, so that gradients of the same call leave out the
+    /// same ones, on every backend.
+    ///
+    /// ```
+    /// # use flashcore::{Tensor, attention};
+    /// # fn main() -> Result<(), flashcore::Error> {
+    /// # let q = Tensor::bhsd(vec![0.5_f32; 64 * 8], [1, 1, 64, 8])?;
+    /// let call = attention(q.view(), q.view(), q.view()).dropout(0.1, 42);
+    /// let again = call.clone().run()?;
+    /// assert_eq!(call.run()?.out, again.out);
+    /// assert_ne!(attention(q.view(), q.view(), q.view()).run()?.out, again.out);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn dropout(mut self, probability: f32, seed: u64) -> Self {
+        self.spec.dropout = Some(Dropout::new(probability));
+        self.values.seed = Some(seed);
         self
     }
 

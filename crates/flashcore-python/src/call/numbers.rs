@@ -81,6 +81,6 @@ impl Call<'_> {
         let sinks = self.sinks.map(|sinks| host::sinks(&sinks, heads)).transpose()?;
         let factors = self.host_factors(order)?;
         let bias = self.bias.map(|bias| host::bias(&bias)).transpose()?;
-        Ok(Values { lengths, sinks, factors, bias, table: self.table.as_ref().map(host::table) })
+        Ok(Values { lengths, sinks, factors, bias, seed: None, table: self.table.as_ref().map(host::table) })
     }
 }

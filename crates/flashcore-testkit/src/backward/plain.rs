@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use flashcore_core::{DType, Data, Dims, HeadBias, Instance, Layout, RowTerms, Sequence};
+use flashcore_core::{DType, Data, Dims, HeadBias, HeadDropout, Instance, Layout, RowTerms, Sequence};
 use rayon::prelude::*;
 
 use crate::{
@@ -179,10 +179,28 @@ struct Query<'a, R> {
     q: Vec<R>,
     d_out: Vec<R>,
     keys: Range<usize>,
-    /// What is added to its scores, its number in the sequence, and the sequence's first key.
-    bias: Option<(HeadBias<'a>, usize, usize)>,
+    /// Its number in the sequence.
+    number: usize,
+    /// The sequence's first key.
+    first_key: usize,
+    /// What is added to its scores.
+    bias: Option<HeadBias<'a>>,
+    /// Which weights are left out.
+    dropout: Option<HeadDropout>,
     k: &'a [Vec<R>],
     v: &'a [Vec<R>],
+}
+
+impl<R: Real> Query<'_, R> {
+    /// What each weight is multiplied by before values are: 0 for those left out.
+    fn kept(&self) -> Vec<R> {
+        let kept = |dropout: HeadDropout, key: usize| match dropout.keeps(self.number, key - self.first_key) {
+            true => R::new(dropout.factor()),
+            false => R::default(),
+        };
+        let of = |key| self.dropout.map_or(R::new(1.0), |dropout| kept(dropout, key));
+        self.keys.clone().map(of).collect()
+    }
 }
 
 impl<A: Arithmetic> Task<'_, A> {
@@ -235,7 +253,10 @@ impl<A: Arithmetic> Task<'_, A> {
             q: self.row(self.inputs[0], p.q(), place),
             d_out,
             keys,
-            bias: p.bias_of(number, head).map(|bias| (bias, i, s.kv_start)),
+            number: i,
+            first_key: s.kv_start,
+            bias: p.bias_of(number, head),
+            dropout: p.dropout_of(number, head),
             k,
             v,
         };
@@ -270,14 +291,17 @@ impl<A: Arithmetic> Task<'_, A> {
         let (scores, slopes) = self.scores(query);
         let weights = Weights::new(&scores, sink.map(A::Real::new));
         let p = &weights.of_keys;
-        let dp: Vec<_> = query.keys.clone().map(|key| dot(&query.d_out, &query.v[key])).collect();
+        let kept = query.kept();
+        let of_values = query.keys.clone().zip(&kept);
+        let dp: Vec<_> = of_values.map(|(key, &kept)| kept * dot(&query.d_out, &query.v[key])).collect();
         let sum = sum.unwrap_or_else(|| dot(p, &dp));
         let mut rounded = p.clone();
         self.arithmetic.store(&mut rounded);
         let grad = |n: usize| rounded[n] * (dp[n] + A::Real::new(-1.0) * sum) * slopes[n];
         let mut ds: Vec<_> = (0..p.len()).map(grad).collect();
         self.arithmetic.store(&mut ds);
-        let errors = Errors::new(self.problem.dtype(), self.problem.scale(), query, &scores, &weights);
+        let errors =
+            Errors::new(self.problem.dtype(), self.problem.scale(), query, (&scores, &kept), &weights);
         let scale = A::Real::new(self.problem.scale());
         for (n, key) in query.keys.clone().enumerate() {
             let (weight, factor) = (p[n].wide(), scale * ds[n]);
@@ -287,10 +311,10 @@ impl<A: Arithmetic> Task<'_, A> {
             let of_sum = (scale.wide() * weight * errors.sum).powi(2);
             plane.dv.add(
                 key,
-                rounded[n],
+                rounded[n] * kept[n],
                 &query.d_out,
-                weight * errors.weight,
-                (errors.rounding * weight).powi(2),
+                weight * errors.weight * kept[n].wide(),
+                (errors.rounding * weight * kept[n].wide()).powi(2),
             );
             plane.dk.add(key, factor, &query.q, noise, rounding + of_sum);
             plane.dq.add(query.row, factor, &query.k[key], noise, rounding);
@@ -318,7 +342,8 @@ impl<A: Arithmetic> Task<'_, A> {
         };
         let biased = |key: usize| {
             let (score, slope) = capped(score(key));
-            let bias = query.bias.map(|(bias, i, first)| A::Real::exact(bias.at(i, key - first)));
+            let at = |bias: HeadBias<'_>| A::Real::exact(bias.at(query.number, key - query.first_key));
+            let bias = query.bias.map(at);
             (bias.map_or(score, |bias| score + bias), slope)
         };
         query.keys.clone().map(biased).unzip()
@@ -343,7 +368,7 @@ impl Errors {
         dtype: DType,
         scale: f32,
         query: &Query<'_, R>,
-        scores: &[R],
+        (scores, kept): (&[R], &[R]),
         weights: &Weights<R>,
     ) -> Self {
         let unit = f64::from(f32::EPSILON) / 2.0;
@@ -358,12 +383,14 @@ impl Errors {
             _ => 2.0 * unit,
         };
         let rounding = spacing / 12f64.sqrt();
-        let out = mix(&weights.of_keys, query.v, &query.keys);
+        let of_values: Vec<_> =
+            weights.of_keys.iter().zip(kept).map(|(&weight, &kept)| weight * kept).collect();
+        let out = mix(&of_values, query.v, &query.keys);
         let terms = out.iter().zip(&query.d_out).map(|(a, b)| (a.wide() * b.wide()).powi(2));
         Self {
             weight: unit * (4.0 + largest(scores) + weights.lse.abs())
                 + f64::from(scale) * most(&query.q, query.k),
-            difference: 2.0 * most(&query.d_out, query.v),
+            difference: 2.0 * largest(kept).max(1.0) * most(&query.d_out, query.v),
             rounding,
             sum: rounding * terms.sum::<f64>().sqrt(),
         }

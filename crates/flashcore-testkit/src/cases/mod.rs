@@ -4,11 +4,14 @@
 //! from it by [`Tag`] and [`Cost`]. [`crate::suite`] runs cases, [`crate::random`] makes more of them.
 
 mod bias;
+mod dropout;
 mod table;
 
 use std::fmt;
 
-use flashcore_core::{DType, Dims, Instance, Lengths, Mask, PageTable, Problem, ProblemError, Spec, Values};
+use flashcore_core::{
+    DType, Dims, Dropout, Instance, Lengths, Mask, PageTable, Problem, ProblemError, Spec, Values,
+};
 
 use crate::{
     inputs::{Inputs, Place, Placement},
@@ -61,6 +64,8 @@ pub enum Tag {
     Sinks,
     /// What is added to scores.
     Biases,
+    /// Weights left out at random.
+    Dropout,
     /// Drawn at random.
     Random,
 }
@@ -114,6 +119,8 @@ pub struct Case {
     pub sinks: Sinks,
     /// What is added to scores.
     pub bias: Biases,
+    /// With which probability weights are left out.
+    pub dropout: Option<f32>,
     /// Used or packed lengths.
     pub lengths: Lengths,
     /// Which pages hold the keys, where they lie in pages.
@@ -145,6 +152,7 @@ impl Case {
             softcap: None,
             sinks: Sinks::None,
             bias: Biases::None,
+            dropout: None,
             lengths: Lengths::Uniform,
             table: None,
             batch_invariant: false,
@@ -185,11 +193,13 @@ impl Case {
         self.placement.places([self.q, self.k, self.v(), self.out()])
     }
 
-    /// The lengths, table, sinks and biases of the case; the seed decides about the numbers.
+    /// The lengths, table, sinks, biases and seed of the case; the seed decides about the numbers.
     pub fn values(&self, seed: u64) -> Values {
         let sinks = self.sinks.logits(self.q.heads, seed).map(Into::into);
         let bias = self.bias.numbers(self, seed).map(Into::into);
-        Values { lengths: self.lengths.clone(), sinks, bias, table: self.table.clone(), factors: None }
+        // Not the seed that tensors are drawn from, and one whose upper half counts.
+        let seed = self.dropout.map(|_| seed ^ 0xD509_0000_0D50);
+        Values { lengths: self.lengths.clone(), sinks, bias, seed, table: self.table.clone(), factors: None }
     }
 
     /// The case as a problem.
@@ -201,6 +211,7 @@ impl Case {
             scale: self.scale,
             softcap: self.softcap,
             bias: self.bias.kind(self)?,
+            dropout: self.dropout.map(Dropout::new),
             batch_invariant: self.batch_invariant,
             ..Spec::new(dtype, q, k, v)
         };

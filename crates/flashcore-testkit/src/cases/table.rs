@@ -2,7 +2,7 @@
 
 use flashcore_core::{Dims, Lengths, Mask};
 
-use super::{Case, Sinks, Tag, bias};
+use super::{Case, Sinks, Tag, bias, dropout};
 use crate::{
     inputs::{Inputs, Placement},
     kinds::Kind,
@@ -28,6 +28,7 @@ pub fn all() -> Vec<Case> {
         softcaps(),
         sinks(),
         bias::cases(),
+        dropout::cases(),
         pages::cases(),
     ];
     families.into_iter().flatten().collect()
