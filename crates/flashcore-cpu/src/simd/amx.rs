@@ -25,6 +25,8 @@ use super::{
 
 /// Vectors of a tile's rows.
 const RV: usize = 2;
+/// Maxima of a row that are taken side by side: each waits for four cycles, and two are taken in one.
+const CHAINS: usize = 4;
 
 /// Whether this machine has the instructions and the system lends the registers.
 pub(crate) fn is_available() -> bool {
@@ -272,15 +274,28 @@ unsafe fn adjust(block: &mut MatrixBlock<'_>) -> Vectors<Avx512, RV> {
         if block.logits.softcap.is_some() || block.bounds.is_some() {
             return tile::adjust::<Avx512, RV>(scores, block.logits.softcap, block.bounds);
         }
-        let mut top = [Avx512::splat(NO_MAX); RV];
-        for n in 0..block.keys {
-            let s = load::<Avx512, RV>(scores.at.add(n * ROWS));
-            for r in 0..RV {
-                top[r] = Avx512::max(s[r], top[r]);
+        let mut tops = [[Avx512::splat(NO_MAX); RV]; CHAINS];
+        let whole = block.keys / CHAINS * CHAINS;
+        for n in (0..whole).step_by(CHAINS) {
+            for chain in 0..CHAINS {
+                tops[chain] = larger(tops[chain], load::<Avx512, RV>(scores.at.add((n + chain) * ROWS)));
             }
         }
-        top
+        for n in whole..block.keys {
+            tops[0] = larger(tops[0], load::<Avx512, RV>(scores.at.add(n * ROWS)));
+        }
+        larger(larger(tops[0], tops[1]), larger(tops[2], tops[3]))
     }
+}
+
+/// The larger of `top` and each of `s` that is a number.
+#[inline(always)]
+unsafe fn larger(mut top: Vectors<Avx512, RV>, s: Vectors<Avx512, RV>) -> Vectors<Avx512, RV> {
+    for r in 0..RV {
+        // SAFETY: the caller has AVX-512.
+        top[r] = unsafe { Avx512::max(s[r], top[r]) };
+    }
+    top
 }
 
 /// Turns scores into pairs of weights, part after part, and shrinks what was summed before.
