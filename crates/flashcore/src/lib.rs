@@ -22,8 +22,8 @@
 //! [`grouped_mm`] multiplies matrices group by group: dense, or divided by offsets.
 //!
 //! [`Attention::run_for_grad`] keeps what gradients need, [`Differentiable::grad`] gives them; [`Attention::grad`] is the
-//! same for callers who keep output and LSE themselves. Gradients are computed on the CPU backend: with
-//! [`BackendKind::Auto`] the GPU leaves them to it, with [`BackendKind::Cuda`] they are an error that says so.
+//! same for callers who keep output and LSE themselves. GPUs compute gradients of f16 and bf16 tensors: with
+//! [`BackendKind::Auto`] they leave those of f32 to the CPU, with [`BackendKind::Cuda`] these are an error that says so.
 //!
 //! # What is computed
 //!
