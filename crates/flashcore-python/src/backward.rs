@@ -115,6 +115,9 @@ impl Backward<'_> {
         self.check(&[batch, heads], options.order)?;
         for (n, part) in parts.iter().enumerate() {
             let problem = self.spec(part, options)?.parse()?;
+            if problem.forward().dropout().is_some() {
+                return Err(CallError::NoGpuDropout);
+            }
             self.call.check_bias(problem.forward())?;
             let addresses = self.addresses(part, options.order)?;
             let d_sinks = self.d_sinks.map(|sinks| sinks.address + n * heads * size_of::<f32>());

@@ -38,6 +38,10 @@ class Numpy(Framework):
             return self.numpy.ascontiguousarray(values, "float32")
         return super().floats(name, values, q)
 
+    def seed(self, given: Any, q: Any) -> Any:
+        given = given.item() if isinstance(given, self.numpy.ndarray) and given.size == 1 else given
+        return super().seed(given, q)
+
     def array(self, values: tuple[Any, ...], dtype: str, q: Any) -> Any:
         return self.numpy.asarray(values, dtype)
 
