@@ -2,7 +2,7 @@
 //!
 //! A request is `attention B HQ HKV SQ SKV D causal|full f32|f16|bf16|e4m3 REPETITIONS`, `gradients` with the same words but
 //! e4m3, `pages SIZE` with those of attention and keys in pages of so many, or `read BYTES REPETITIONS` for the read bandwidth
-//! of memory; the answer holds the seconds of each repetition.
+//! of memory; the answer holds the seconds of each repetition. `causal:0.1` is a mask with dropout.
 //! Arguments: the number of threads, and the name of a SIMD level to force.
 
 use std::{
@@ -11,8 +11,8 @@ use std::{
 };
 
 use flashcore_core::{
-    BackwardCall, BackwardInputs, BackwardSpec, DType, Dims, E4M3, Element, GradientsMut, HostCall, Layout,
-    Lengths, Mask, PageTable, Problem, RowTerms, Spec, Values,
+    BackwardCall, BackwardInputs, BackwardSpec, DType, Dims, Dropout, E4M3, Element, GradientsMut, HostCall,
+    Layout, Lengths, Mask, PageTable, Problem, RowTerms, Spec, Values,
 };
 use flashcore_cpu::{Cpu, Scratch, SimdLevel};
 use half::{bf16, f16};
@@ -68,12 +68,16 @@ fn timed(
     dtype: &str,
     repetitions: usize,
 ) -> Result<(), Failure> {
+    let (mask, dropout) = match mask.split_once(':') {
+        Some((mask, probability)) => (mask, Some(Dropout::new(probability.parse()?))),
+        None => (mask, None),
+    };
     let mask = if mask == "causal" { Mask::CAUSAL } else { Mask::NONE };
     match dtype.parse()? {
-        DType::F16 => typed::<f16, f16>(cpu, what, shape, mask, repetitions),
-        DType::BF16 => typed::<bf16, bf16>(cpu, what, shape, mask, repetitions),
-        DType::E4M3 => typed::<E4M3, bf16>(cpu, what, shape, mask, repetitions),
-        _ => typed::<f32, f32>(cpu, what, shape, mask, repetitions),
+        DType::F16 => typed::<f16, f16>(cpu, what, shape, (mask, dropout), repetitions),
+        DType::BF16 => typed::<bf16, bf16>(cpu, what, shape, (mask, dropout), repetitions),
+        DType::E4M3 => typed::<E4M3, bf16>(cpu, what, shape, (mask, dropout), repetitions),
+        _ => typed::<f32, f32>(cpu, what, shape, (mask, dropout), repetitions),
     }
 }
 
@@ -81,18 +85,19 @@ fn typed<T: Element, O: Element>(
     cpu: &Cpu,
     what: What,
     shape: [usize; 6],
-    mask: Mask,
+    (mask, dropout): (Mask, Option<Dropout>),
     repetitions: usize,
 ) -> Result<(), Failure> {
     let [batch, heads_q, heads_kv, seq_q, seq_kv, dim] = shape;
     let q = Layout::bhsd(Dims::new(batch, heads_q, seq_q, dim))?;
     let kv = Layout::bhsd(Dims::new(batch, heads_kv, seq_kv, dim))?;
     // PyTorch's `is_causal` starts in the top left corner.
-    let spec = Spec { mask: mask.top_left(), ..Spec::new(T::DTYPE, q, kv, kv) };
+    let spec = Spec { mask: mask.top_left(), dropout, ..Spec::new(T::DTYPE, q, kv, kv) };
+    let values = Values { seed: dropout.map(|_| 7), ..Values::default() };
     let data = [random::<T>(q.span(), 1), random::<T>(kv.span(), 2), random::<T>(kv.span(), 3)];
     match what {
-        What::Attention => forward::<T, O>(cpu, &spec.parse()?, Values::NONE, &data, repetitions),
-        What::Gradients => backward::<T>(cpu, &spec.parse()?, &data, repetitions),
+        What::Attention => forward::<T, O>(cpu, &spec.parse()?, &values, &data, repetitions),
+        What::Gradients => backward::<T>(cpu, &spec.parse()?, &values, &data, repetitions),
         What::Pages(size) => {
             // Pages take turns between the sequences, so that neighbours in one are not neighbours in memory.
             let columns = seq_kv.div_ceil(size);
@@ -100,7 +105,7 @@ fn typed<T: Element, O: Element>(
                 (0..batch * columns).map(|n| (n % columns * batch + n / columns) as i32).collect::<Vec<_>>();
             let lengths = Lengths::keys(vec![u32::try_from(seq_kv)?; batch]);
             let table = Some(PageTable::new(table, columns));
-            let values = Values { lengths, table, ..Values::default() };
+            let values = Values { lengths, table, ..values };
             let pool = Layout::bshd(Dims::new(batch * columns, heads_kv, size, dim))?;
             let data = [random::<T>(q.span(), 1), random::<T>(pool.span(), 2), random::<T>(pool.span(), 3)];
             let problem = Spec { k: pool, v: pool, ..spec }.with(&values).parse()?;
@@ -127,13 +132,14 @@ fn forward<T: Element, O: Element>(
 fn backward<T: Element>(
     cpu: &Cpu,
     forward: &Problem,
+    values: &Values,
     [q, k, v]: &[Vec<T>; 3],
     repetitions: usize,
 ) -> Result<(), Failure> {
     let problem = BackwardSpec::new(forward.spec().clone()).parse()?;
     let (mut out, mut lse) = (vec![T::from_f32(0.0); q.len()], vec![0.0; forward.rows()]);
     let mut scratch = Scratch::new();
-    let mut call = HostCall::bind(forward, Values::NONE, [q, k, v], &mut out, Some(&mut lse))?;
+    let mut call = HostCall::bind(forward, values, [q, k, v], &mut out, Some(&mut lse))?;
     cpu.run_with(&mut call, &mut scratch)?;
     let (d_out, terms) = (random::<T>(q.len(), 4), RowTerms::Out(T::erase(&out)));
     let [mut dq, mut dk, mut dv] = [q, k, v].map(Clone::clone);
@@ -142,7 +148,7 @@ fn backward<T: Element>(
         let inputs = BackwardInputs { qkv, lse: &lse, terms, d_out: T::erase(&d_out) };
         let qkv = [&mut dq, &mut dk, &mut dv].map(|grad| T::erase_mut(grad));
         let grads = GradientsMut { qkv, sinks: None };
-        let mut call = BackwardCall::bind(&problem, Values::NONE, inputs, grads)?;
+        let mut call = BackwardCall::bind(&problem, values, inputs, grads)?;
         Ok((cpu.backward_with(&mut call, &mut scratch)?, scratch.bytes()))
     })
 }

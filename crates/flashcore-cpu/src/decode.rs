@@ -11,6 +11,7 @@ use crate::{
     simd::{
         Lane,
         convert::Widen,
+        dropout::RowWords,
         rows::{BLOCK, Listed, RowBlock, Starts, Strided},
         tile::NO_MAX,
     },
@@ -25,6 +26,8 @@ struct State<'a> {
     out: &'a mut [f32],
     /// What is added to scores, if anything.
     bias: &'a mut [f32],
+    /// What hashes of rows begin with, where weights are left out.
+    words: RowWords<'a>,
     /// A block of keys and values, where features must be padded.
     k: &'a mut [f32],
     v: &'a mut [f32],
@@ -41,11 +44,13 @@ fn reads_in_place<T>(call: &Call<'_, T>) -> bool {
 }
 
 /// Floats of each part of [`State`].
-fn sizes<T: Lane>(call: &Call<'_, T>, rows: usize) -> [usize; 8] {
+fn sizes<T: Lane>(call: &Call<'_, T>, rows: usize) -> [usize; 10] {
     let [dim_qk, dim_v] = dims(call);
     let blocks = if reads_in_place(call) { 0 } else { BLOCK };
     let bias = if call.problem.bias().is_some() { rows * BLOCK } else { 0 };
-    [rows * dim_qk, rows * BLOCK, rows, rows, rows * dim_v, bias, blocks * dim_qk, blocks * dim_v]
+    let words = call.dropout_rows(rows);
+    let (q, scores, out) = (rows * dim_qk, rows * BLOCK, rows * dim_v);
+    [q, scores, rows, rows, out, bias, words, words, blocks * dim_qk, blocks * dim_v]
 }
 
 /// Floats that a unit of `rows` rows needs.
@@ -57,8 +62,9 @@ pub(crate) fn memory<T: Lane>(call: &Call<'_, T>, rows: usize) -> usize {
 pub(crate) fn run<T: Lane>(call: &Call<'_, T>, unit: &mut Unit, s: &Sequence, worker: &mut Worker) {
     let Worker { buffer, redo, visible } = worker;
     let mut rest = buffer.get(memory(call, unit.rows.len()));
-    let [q, scores, max, sum, out, bias, k, v] = sizes(call, unit.rows.len()).map(|len| take(&mut rest, len));
-    let mut state = State { q, scores, max, sum, out, bias, k, v };
+    let [q, scores, max, sum, out, bias, first, second, k, v] =
+        sizes(call, unit.rows.len()).map(|len| take(&mut rest, len));
+    let mut state = State { q, scores, max, sum, out, bias, words: RowWords::new([first, second]), k, v };
     state.load(call, unit, s);
     let mut start = unit.keys.start;
     while start < unit.keys.end {
@@ -76,6 +82,7 @@ impl State<'_> {
         self.q.fill(0.0);
         self.max.fill(NO_MAX);
         self.sum.fill(0.0);
+        call.set_words(unit, unit.rows.clone(), &mut self.words);
         let factor = call.query_factor(unit, s);
         for (n, r) in unit.rows.clone().enumerate() {
             let at = layout.row(s.batch, unit.kv_head * group + r % group, s.q_start + r / group);
@@ -108,7 +115,7 @@ impl State<'_> {
             if call.blocks_together(BLOCK) {
                 let starts = layouts
                     .map(|layout| Strided { first: rows.row(layout, keys.start), step: layout.strides()[2] });
-                return self.attend(call, (call.k, call.v), starts, (keys.len(), visible));
+                return self.attend(call, (call.k, call.v), starts, (&keys, visible));
             }
             return self.block_of_pages(call, unit, keys, visible);
         }
@@ -117,7 +124,7 @@ impl State<'_> {
         pad(call, (call.k, layouts[0]), (rows, &keys), dims[0], padded_k);
         pad(call, (call.v, layouts[1]), (rows, &keys), dims[1], padded_v);
         let starts = dims.map(|step| Strided { first: 0, step });
-        self.attend(call, (&*padded_k, &*padded_v), starts, (keys.len(), visible));
+        self.attend(call, (&*padded_k, &*padded_v), starts, (&keys, visible));
         std::mem::swap(&mut self.k, &mut padded_k);
         std::mem::swap(&mut self.v, &mut padded_v);
     }
@@ -137,7 +144,7 @@ impl State<'_> {
         let mut later = k;
         rows.rows(call.problem.k(), keys.end..unit.keys.end.min(keys.end + BLOCK), size, &mut later);
         let starts = [&k, &v].map(|starts| Listed { starts, later: &later });
-        self.attend(call, (call.k, call.v), starts, (keys.len(), visible));
+        self.attend(call, (call.k, call.v), starts, (&keys, visible));
     }
 
     /// Fills in what is added to the scores of a block of keys.
@@ -156,18 +163,19 @@ impl State<'_> {
         call: &Call<'_, T>,
         (k, v): (&[U], &[U]),
         starts: [impl Starts; 2],
-        (keys, visible): (usize, &[[usize; 2]]),
+        (keys, visible): (&Range<usize>, &[[usize; 2]]),
     ) {
         call.runner.run(RowBlock {
             rows: visible.len(),
             dims: dims(call),
-            keys,
+            keys: keys.len(),
             q: self.q,
             k,
             v,
             starts,
             logits: call.logits,
             bias: call.problem.bias().map(|_| &*self.bias),
+            dropout: self.words.block(call.problem.dropout(), keys.start),
             visible,
             scores: self.scores,
             max: self.max,

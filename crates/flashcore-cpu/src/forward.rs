@@ -5,7 +5,7 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-use flashcore_core::{Instance, Keys, Layout, Operand, Problem, Sequence};
+use flashcore_core::{Dropout, Instance, Keys, Layout, Operand, Problem, Sequence};
 
 use crate::{
     SimdLevel, Tiles,
@@ -21,6 +21,7 @@ use crate::{
     simd::{
         Lane,
         convert::{Accumulate, Narrow},
+        dropout::RowWords,
         runner::Runner,
         tile::{Logits, NO_MAX},
     },
@@ -224,6 +225,21 @@ impl<'a, T> Call<'a, T> {
         self.logits.query * (of_q * factor(Operand::K, unit.kv_head))
     }
 
+    /// `rows` where weights are left out at random, 0 elsewhere: how many have words of their own.
+    pub(crate) fn dropout_rows(&self, rows: usize) -> usize {
+        if self.problem.dropout().is_some() { rows } else { 0 }
+    }
+
+    /// Fills in what hashes of some rows of a unit begin with.
+    pub(crate) fn set_words(&self, unit: &Unit, rows: Range<usize>, words: &mut RowWords<'_>) {
+        let group = self.problem.group();
+        for (n, row) in rows.enumerate() {
+            let head = unit.kv_head * group + row % group;
+            let Some(dropout) = self.problem.dropout_of(unit.sequence, head) else { return };
+            words.set(n, dropout.row(row / group));
+        }
+    }
+
     /// Whether rows of every block of keys, which starts at a multiple of `block`, follow each other at equal distances.
     pub(crate) fn blocks_together(&self, block: usize) -> bool {
         self.problem.page_size().is_none_or(|size| size.is_multiple_of(block))
@@ -315,7 +331,7 @@ impl<T: Lane> Call<'_, T> {
 
     /// Writes a row, or merges it into what is there.
     fn write(&self, from: &[f32], norm: Norm, to: OutputRow<'_, T>) {
-        let factor = norm.factor();
+        let factor = norm.factor() * self.problem.dropout().map_or(1.0, Dropout::factor);
         match (to.values, to.lse) {
             (Target::Wide(to), Some(lse)) if self.problem.accumulate() => {
                 self.accumulate(from, norm, to, lse);

@@ -14,6 +14,7 @@ use crate::{
     simd::{
         Lane,
         convert::{Widen, Zip},
+        dropout::BlockDropout,
         matrix::{DEPTH, MOST_PARTS, MatrixBlock, ROWS},
         pairs::PairBlock,
         runner::Runner,
@@ -94,6 +95,7 @@ pub(crate) struct Target<'a> {
     pub(crate) rows: usize,
     pub(crate) q: &'a [f32],
     pub(crate) bounds: Option<[&'a [f32]; 2]>,
+    pub(crate) dropout: Option<BlockDropout<'a>>,
     pub(crate) scores: &'a mut [f32],
     pub(crate) weights: &'a mut [f32],
     pub(crate) state: TileState<'a>,
@@ -226,13 +228,25 @@ pub(crate) fn spread((row, factor): (&[f32], f32), ([lane, height], q): ([usize;
 impl Panels<'_> {
     /// Folds `keys`, counted from the block's first, into a tile.
     pub(crate) fn attend<T: Lane>(&self, call: &Call<'_, T>, keys: Range<usize>, target: Target<'_>) {
-        let Target { rows, q, bounds, scores, weights, state } = target;
+        let Target { rows, q, bounds, dropout, scores, weights, state } = target;
         let (dims, logits) = ([call.problem.dim_qk(), call.problem.dim_v()], call.logits);
         let (skip, keys) = (keys.start, keys.len());
         match *self {
             Self::Single { k, v } => {
                 let (k, v) = (k.skip(skip), v.skip(skip));
-                call.runner.run(TileBlock { rows, dims, keys, q, k, v, logits, bounds, scores, state });
+                call.runner.run(TileBlock {
+                    rows,
+                    dims,
+                    keys,
+                    q,
+                    k,
+                    v,
+                    logits,
+                    bounds,
+                    dropout,
+                    scores,
+                    state,
+                });
             }
             Self::Pairs { k: (k, stride), v } => {
                 let (k, v) = ((&k[skip * stride..], stride), &v[skip / 2 * dims[1]..]);
@@ -246,6 +260,7 @@ impl Panels<'_> {
                     v,
                     logits,
                     bounds,
+                    dropout,
                     scores,
                     state,
                 });
@@ -261,6 +276,7 @@ impl Panels<'_> {
                 v,
                 logits,
                 bounds,
+                dropout,
                 scores,
                 weights: bytemuck::cast_slice_mut(weights),
                 state,

@@ -12,6 +12,7 @@ use crate::{
     scratch::{Worker, padded, take},
     simd::{
         Lane,
+        dropout::RowWords,
         tile::{NO_MAX, TileState},
     },
 };
@@ -26,6 +27,8 @@ struct Tile<'a> {
     max: &'a mut [f32],
     sum: &'a mut [f32],
     out: &'a mut [f32],
+    /// What hashes of its rows begin with, where weights are left out.
+    words: RowWords<'a>,
 }
 
 /// Memory that the tiles of a unit share.
@@ -43,7 +46,7 @@ struct Common<'a> {
 /// Memory of one tile.
 fn tile_len(call: &Call<'_, impl Lane>) -> usize {
     let TileLens { height, q, out } = panels::tile_lens(call, call.shape.tile_rows);
-    padded(q) + padded(out) + 2 * padded(height)
+    padded(q) + padded(out) + 2 * padded(height) + 2 * padded(call.dropout_rows(height))
 }
 
 fn common_len<T: Lane>(call: &Call<'_, T>) -> usize {
@@ -120,7 +123,8 @@ fn block<T: Lane>(
         let bounds = tile.bounds(call, s, &clip, starts, ends).then_some([&**starts, &**ends]);
         let state = TileState { max: tile.max, sum: tile.sum, out: tile.out };
         let (scores, weights) = (&mut *common.scores, &mut *common.weights);
-        let target = Target { rows: tile.height, q: tile.q, bounds, scores, weights, state };
+        let dropout = tile.words.block(call.problem.dropout(), clip.start);
+        let target = Target { rows: tile.height, q: tile.q, bounds, dropout, scores, weights, state };
         block.attend(call, clip.start - keys.start..clip.end - keys.start, target);
     }
 }
@@ -130,7 +134,7 @@ impl<'a> Tile<'a> {
         let start = unit.rows.start + t * call.shape.tile_rows;
         let rows = start..unit.rows.end.min(start + call.shape.tile_rows);
         let TileLens { height, q, out } = panels::tile_lens(call, rows.len());
-        let mut rest = memory;
+        let (mut rest, words) = (memory, call.dropout_rows(height));
         Self {
             rows,
             height,
@@ -138,16 +142,18 @@ impl<'a> Tile<'a> {
             max: take(&mut rest, height),
             sum: take(&mut rest, height),
             out: take(&mut rest, out),
+            words: RowWords::new([take(&mut rest, words), take(&mut rest, words)]),
         }
     }
 
     /// Fills in the queries and what the rows have seen so far.
-    fn load<T: Lane>(self, call: &Call<'_, T>, unit: &Unit, s: &Sequence, stage: &mut [f32]) {
+    fn load<T: Lane>(mut self, call: &Call<'_, T>, unit: &Unit, s: &Sequence, stage: &mut [f32]) {
         let (layout, group) = (call.problem.q(), call.problem.group());
         let dim = call.problem.dim_qk();
         self.out.fill(0.0);
         self.max.fill(NO_MAX);
         self.sum.fill(0.0);
+        call.set_words(unit, self.rows.clone(), &mut self.words);
         let place = |r: usize| {
             let at = layout.row(s.batch, unit.kv_head * group + r % group, s.q_start + r / group);
             at..at + dim

@@ -12,6 +12,7 @@ use super::{
 use crate::{
     scratch::{Worker, padded, take},
     simd::{
+        dropout::RowWords,
         product::{Left, Product, Size},
         slopes::{RowFacts, TileSize},
     },
@@ -40,6 +41,8 @@ struct Memory<'a, E> {
     bounds: [&'a mut [f32]; 2],
     /// What is added to scores, as the tile's rows lie, if anything.
     bias: &'a mut [f32],
+    /// What hashes of the tile's rows begin with, where weights are left out.
+    words: RowWords<'a>,
 }
 
 impl<'a, E: Element> Memory<'a, E> {
@@ -54,7 +57,8 @@ impl<'a, E: Element> Memory<'a, E> {
         let floats = panels + padded(turned[0]) + padded(turned[1]) + sums;
         let floats = floats + tile_panels + Tile::<E>::len(ROWS, keys) + 2 * padded(ROWS);
         let biases = if call.forward.bias().is_some() { ROWS * keys } else { 0 };
-        let rest = &mut worker.buffer.get(floats + padded(biases));
+        let words = if call.forward.dropout().is_some() { ROWS } else { 0 };
+        let rest = &mut worker.buffer.get(floats + padded(biases) + 2 * padded(words));
         Self {
             strides,
             k: Panel::take(rest, KEYS, dim_qk),
@@ -68,6 +72,7 @@ impl<'a, E: Element> Memory<'a, E> {
             tile: Tile::take(rest, ROWS, keys),
             bounds: [take(rest, ROWS), take(rest, ROWS)],
             bias: take(rest, biases),
+            words: RowWords::new([take(rest, words), take(rest, words)]),
         }
     }
 
@@ -150,12 +155,14 @@ impl<E: Element> Memory<'_, E> {
         self.scores(call, rows, first, columns);
         let masked = self.set_bounds(call, unit, s, step, first..first + columns);
         self.set_bias(call, unit, step, first..first + columns);
+        self.set_words(call, unit, step);
         let [starts, ends] = &self.bounds;
         let facts = RowFacts {
             lse: &call.terms.lse[step.row..],
             sums: &call.terms.sums[step.row..],
             bounds: masked.then_some([&**starts, &**ends]),
             bias: call.forward.bias().map(|_| (&*self.bias, self.strides.keys)),
+            dropout: self.words.block(call.forward.dropout(), unit.keys.start + first),
             scale: call.forward.scale(),
             softcap: call.forward.softcap(),
         };
@@ -177,6 +184,12 @@ impl<E: Element> Memory<'_, E> {
                 *to = if key < unit.keys.end { bias.at(query, key) as f32 } else { 0.0 };
             }
         }
+    }
+
+    /// Fills in what hashes of the tile's rows begin with.
+    fn set_words(&mut self, call: &Call<'_>, unit: &Unit, step: &Step) {
+        let Some(dropout) = call.forward.dropout_of(unit.sequence, step.head) else { return };
+        step.queries.clone().enumerate().for_each(|(n, query)| self.words.set(n, dropout.row(query)));
     }
 
     /// `Q·Kᵀ` and `dO·Vᵀ` for `columns` keys from key `first`.

@@ -292,6 +292,7 @@ unsafe fn probabilities(block: &mut MatrixBlock<'_>, top: Vectors<Avx512, RV>) {
     unsafe {
         let exp2 = Exp2::<Avx512>::new(block.logits.factor);
         let tile::Update { max, mut sum, shrink } = tile::update::<Avx512, RV>(&mut block.state, exp2, top);
+        let dropout = block.dropout;
         if block.keys % 2 == 1 {
             store::<Avx512, RV>(at.add(block.keys * ROWS), [Avx512::splat(f32::NEG_INFINITY); RV]);
         }
@@ -303,6 +304,10 @@ unsafe fn probabilities(block: &mut MatrixBlock<'_>, top: Vectors<Avx512, RV>) {
                 let mut a = exp2.of(Avx512::sub(first[r], max[r]));
                 let mut b = exp2.of(Avx512::sub(second[r], max[r]));
                 sum[r] = Avx512::add(sum[r], Avx512::add(a, b));
+                if let Some(dropout) = dropout {
+                    a = dropout.along_rows::<Avx512>(r * Avx512::LANES, 2 * n, a);
+                    b = dropout.along_rows::<Avx512>(r * Avx512::LANES, 2 * n + 1, b);
+                }
                 let to = to.add(n * ROWS + r * Avx512::LANES);
                 let mut rounded = Avx512::round_pairs(a, b);
                 Avx512::store_pairs(to, rounded);

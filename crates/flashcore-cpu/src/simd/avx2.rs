@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use flashcore_core::{E4M3, E5M2};
+use flashcore_core::{DROPOUT_FACTORS, E4M3, E5M2};
 use half::{bf16, f16};
 
 use super::{
@@ -176,6 +176,21 @@ impl Simd for Avx2 {
         let after = _mm256_cmp_ps::<_CMP_GE_OQ>(at, start);
         let inside = _mm256_and_ps(after, _mm256_cmp_ps::<_CMP_LT_OQ>(at, end));
         _mm256_blendv_ps(_mm256_set1_ps(f32::NEG_INFINITY), x, inside)
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    unsafe fn kept(x: __m256, [first, second]: [__m256; 2], offset: u32, threshold: u32) -> __m256 {
+        let [a, b] = DROPOUT_FACTORS.map(u32::cast_signed);
+        let word = _mm256_add_epi32(_mm256_castps_si256(first), _mm256_set1_epi32(offset.cast_signed()));
+        let word = _mm256_xor_si256(word, _mm256_srli_epi32::<16>(word));
+        let word = _mm256_mullo_epi32(word, _mm256_set1_epi32(a));
+        let word = _mm256_xor_si256(word, _mm256_srli_epi32::<15>(word));
+        let hash = _mm256_xor_si256(word, _mm256_castps_si256(second));
+        let hash = _mm256_mullo_epi32(hash, _mm256_set1_epi32(b));
+        // There is no comparison without a sign; the larger of both is the hash where it stays.
+        let larger = _mm256_max_epu32(hash, _mm256_set1_epi32(threshold.cast_signed()));
+        _mm256_and_ps(x, _mm256_castsi256_ps(_mm256_cmpeq_epi32(larger, hash)))
     }
 
     #[inline]

@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use flashcore_core::{E4M3, E5M2};
+use flashcore_core::{DROPOUT_FACTORS, E4M3, E5M2};
 use half::{bf16, f16};
 
 use super::{
@@ -186,6 +186,20 @@ impl Simd for Avx512 {
         let after = _mm512_cmp_ps_mask::<_CMP_GE_OQ>(at, start);
         let inside = _mm512_mask_cmp_ps_mask::<_CMP_LT_OQ>(after, at, end);
         _mm512_mask_mov_ps(_mm512_set1_ps(f32::NEG_INFINITY), inside, x)
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn kept(x: __m512, [first, second]: [__m512; 2], offset: u32, threshold: u32) -> __m512 {
+        let [a, b] = DROPOUT_FACTORS.map(u32::cast_signed);
+        let word = _mm512_add_epi32(_mm512_castps_si512(first), _mm512_set1_epi32(offset.cast_signed()));
+        let word = _mm512_xor_si512(word, _mm512_srli_epi32::<16>(word));
+        let word = _mm512_mullo_epi32(word, _mm512_set1_epi32(a));
+        let word = _mm512_xor_si512(word, _mm512_srli_epi32::<15>(word));
+        let hash = _mm512_xor_si512(word, _mm512_castps_si512(second));
+        let hash = _mm512_mullo_epi32(hash, _mm512_set1_epi32(b));
+        let stays = _mm512_cmpge_epu32_mask(hash, _mm512_set1_epi32(threshold.cast_signed()));
+        _mm512_maskz_mov_ps(stays, x)
     }
 
     #[inline]

@@ -16,7 +16,10 @@
 
 use half::bf16;
 
-use super::tile::{Logits, TileState};
+use super::{
+    dropout::BlockDropout,
+    tile::{Logits, TileState},
+};
 
 /// Features, or keys, that one instruction sums over: extents are padded to multiples of it.
 pub(crate) const DEPTH: usize = 32;
@@ -52,6 +55,8 @@ pub(crate) struct MatrixBlock<'a> {
     pub(crate) logits: Logits,
     /// First visible key and one past the last for each row, relative to `skip`, where some are hidden.
     pub(crate) bounds: Option<[&'a [f32]; 2]>,
+    /// Weights that are left out once they are summed, if any are.
+    pub(crate) dropout: Option<BlockDropout<'a>>,
     /// Space for `[key][row]`.
     pub(crate) scores: &'a mut [f32],
     /// Space for weights, `[part][key pair][row]`.
@@ -80,6 +85,7 @@ impl MatrixBlock<'_> {
         assert!(self.weights.len() >= parts * self.padded() / 2 * ROWS, "weights fit");
         self.state.check(ROWS, dim_v);
         assert!(self.bounds.is_none_or(|[a, b]| a.len() >= ROWS && b.len() >= ROWS), "bounds fit");
+        self.dropout.iter().for_each(|dropout| dropout.check(ROWS));
     }
 }
 

@@ -22,6 +22,7 @@ pub(crate) mod avx512bf16;
 pub(crate) mod chains;
 pub(crate) mod convert;
 pub(crate) mod dots;
+pub(crate) mod dropout;
 pub(crate) mod exp2;
 pub(crate) mod glu;
 pub(crate) mod matrix;
@@ -85,6 +86,9 @@ pub(crate) trait Simd: Copy {
     unsafe fn exponent(x: Self::V) -> Self::V;
     /// `x` where `start ≤ at < end`, −∞ elsewhere.
     unsafe fn within(x: Self::V, at: Self::V, start: Self::V, end: Self::V) -> Self::V;
+    /// `x` where a hash of words, which vectors hold as bits, is at least `threshold`; 0 elsewhere. The hash is that of
+    /// [`flashcore_core::DropoutWords::hash`], whose first word is the sum of the first vector's and `offset`.
+    unsafe fn kept(x: Self::V, words: [Self::V; 2], offset: u32, threshold: u32) -> Self::V;
     /// The sum of all elements, in an order of its own.
     unsafe fn sum(x: Self::V) -> f32;
     /// The sum of all elements of each, in an order that is the same for all of them.

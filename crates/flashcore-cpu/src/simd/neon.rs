@@ -4,7 +4,7 @@
 
 use std::arch::{aarch64::*, asm};
 
-use flashcore_core::{E4M3, E5M2};
+use flashcore_core::{DROPOUT_FACTORS, E4M3, E5M2};
 use half::{bf16, f16};
 
 use super::{
@@ -73,6 +73,24 @@ unsafe fn round_bf16(x: float32x4_t) -> uint16x4_t {
         // Rounding could carry a NaN's payload away; a quiet bit keeps it one.
         let quiet = vorrq_u32(bits, vdupq_n_u32(0x40_0000));
         vshrn_n_u32::<16>(vbslq_u32(vceqq_f32(x, x), rounded, quiet))
+    }
+}
+
+/// What half a vector keeps: see [`Simd::kept`].
+#[inline(always)]
+unsafe fn kept_half(
+    x: float32x4_t,
+    [first, second]: [float32x4_t; 2],
+    offset: u32,
+    threshold: u32,
+) -> float32x4_t {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let word = vaddq_u32(vreinterpretq_u32_f32(first), vdupq_n_u32(offset));
+        let word = vmulq_n_u32(veorq_u32(word, vshrq_n_u32::<16>(word)), DROPOUT_FACTORS[0]);
+        let word = veorq_u32(veorq_u32(word, vshrq_n_u32::<15>(word)), vreinterpretq_u32_f32(second));
+        let stays = vcgeq_u32(vmulq_n_u32(word, DROPOUT_FACTORS[1]), vdupq_n_u32(threshold));
+        vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(x), stays))
     }
 }
 
@@ -217,6 +235,17 @@ impl Simd for Neon {
         // SAFETY: the caller's promise.
         let hidden = unsafe { [vdupq_n_f32(f32::NEG_INFINITY); 2] };
         both!(vbslq_f32, inside, x, hidden)
+    }
+
+    #[inline(always)]
+    unsafe fn kept(x: V, [first, second]: [V; 2], offset: u32, threshold: u32) -> V {
+        // SAFETY: the caller's promise.
+        unsafe {
+            [
+                kept_half(x[0], [first[0], second[0]], offset, threshold),
+                kept_half(x[1], [first[1], second[1]], offset, threshold),
+            ]
+        }
     }
 
     #[inline(always)]

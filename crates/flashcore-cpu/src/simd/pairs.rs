@@ -9,6 +9,7 @@ use half::bf16;
 
 use super::{
     Simd,
+    dropout::BlockDropout,
     exp2::Exp2,
     tile::{self, Logits, Scores, TileState, Vectors, load, store},
 };
@@ -48,6 +49,8 @@ pub(crate) struct PairBlock<'a> {
     pub(crate) logits: Logits,
     /// First visible key and one past the last for each row, relative to the block, where some are hidden.
     pub(crate) bounds: Option<[&'a [f32]; 2]>,
+    /// Weights that are left out once they are summed, if any are.
+    pub(crate) dropout: Option<BlockDropout<'a>>,
     /// Space for `[key][row]`.
     pub(crate) scores: &'a mut [f32],
     /// What the rows have seen.
@@ -65,6 +68,7 @@ impl PairBlock<'_> {
         assert!(self.scores.len() >= self.keys.next_multiple_of(2) * rows, "scores fit");
         self.state.check(rows, dim_v);
         assert!(self.bounds.is_none_or(|[a, b]| a.len() >= rows && b.len() >= rows), "bounds fit");
+        self.dropout.iter().for_each(|dropout| dropout.check(rows));
     }
 }
 
@@ -152,6 +156,7 @@ unsafe fn probabilities<S: Pairs, const RV: usize>(
     unsafe {
         let exp2 = Exp2::<S>::new(block.logits.factor);
         let tile::Update { max, mut sum, shrink } = tile::update::<S, RV>(&mut block.state, exp2, top);
+        let dropout = block.dropout;
         if block.keys % 2 == 1 {
             store::<S, RV>(at.add(block.keys * rows), [S::splat(f32::NEG_INFINITY); RV]);
         }
@@ -159,8 +164,13 @@ unsafe fn probabilities<S: Pairs, const RV: usize>(
             let first = load::<S, RV>(at.add(2 * n * rows));
             let second = load::<S, RV>(at.add((2 * n + 1) * rows));
             for r in 0..RV {
-                let (a, b) = (exp2.of(S::sub(first[r], max[r])), exp2.of(S::sub(second[r], max[r])));
+                let mut a = exp2.of(S::sub(first[r], max[r]));
+                let mut b = exp2.of(S::sub(second[r], max[r]));
                 sum[r] = S::add(sum[r], S::add(a, b));
+                if let Some(dropout) = dropout {
+                    a = dropout.along_rows::<S>(r * S::LANES, 2 * n, a);
+                    b = dropout.along_rows::<S>(r * S::LANES, 2 * n + 1, b);
+                }
                 S::store_pairs(at.add(n * rows + r * S::LANES).cast(), S::round_pairs(a, b));
             }
         }

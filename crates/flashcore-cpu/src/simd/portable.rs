@@ -1,6 +1,6 @@
 //! Vectors in plain Rust: arrays that the compiler turns into whatever the target has. Runs everywhere, under miri too.
 
-use flashcore_core::{E4M3, E5M2, Element};
+use flashcore_core::{DROPOUT_FACTORS, E4M3, E5M2, Element};
 use half::{bf16, f16};
 
 use super::{
@@ -144,6 +144,16 @@ impl Simd for Portable {
     #[inline(always)]
     unsafe fn within(x: Array, at: Array, start: Array, end: Array) -> Array {
         std::array::from_fn(|i| if at[i] >= start[i] && at[i] < end[i] { x[i] } else { f32::NEG_INFINITY })
+    }
+
+    #[inline(always)]
+    unsafe fn kept(x: Array, [first, second]: [Array; 2], offset: u32, threshold: u32) -> Array {
+        std::array::from_fn(|i| {
+            let word = first[i].to_bits().wrapping_add(offset);
+            let word = (word ^ word >> 16).wrapping_mul(DROPOUT_FACTORS[0]);
+            let hash = (word ^ word >> 15 ^ second[i].to_bits()).wrapping_mul(DROPOUT_FACTORS[1]);
+            if hash >= threshold { x[i] } else { 0.0 }
+        })
     }
 
     #[inline(always)]

@@ -12,6 +12,7 @@
 
 use super::{
     Kernel, Lane, Simd,
+    dropout::BlockDropout,
     exp2::{Exp2, tanh},
     tile::{Logits, NO_MAX},
 };
@@ -100,6 +101,8 @@ pub(crate) struct RowBlock<'a, T, P> {
     pub(crate) logits: Logits,
     /// What is added to scores, `[row][BLOCK]`.
     pub(crate) bias: Option<&'a [f32]>,
+    /// Weights that are left out once they are summed, if any are.
+    pub(crate) dropout: Option<BlockDropout<'a>>,
     /// Visible keys of each row, relative to the block.
     pub(crate) visible: &'a [[usize; 2]],
     /// Space for `[row][BLOCK]`.
@@ -122,6 +125,7 @@ impl<T: Lane, P: Starts> RowBlock<'_, T, P> {
         );
         assert!(self.q.len() >= rows * dim_qk && self.scores.len() >= rows * BLOCK, "row buffers fit");
         assert!(self.bias.is_none_or(|bias| bias.len() >= rows * BLOCK), "biases fit");
+        self.dropout.iter().for_each(|dropout| dropout.check(rows));
         assert!(self.max.len() >= rows && self.sum.len() >= rows && self.out.len() >= rows * dim_v);
         assert!(self.visible[..rows].iter().all(|&[a, b]| a <= b && b <= self.keys), "visible keys are keys");
     }
@@ -271,6 +275,9 @@ unsafe fn softmax<S: Simd, T: Lane, P: Starts>(block: &mut RowBlock<'_, T, P>, r
         let max = if top > old { top } else { old };
         let shrink = if max == old { 1.0 } else { (block.logits.factor * (old - max)).exp2() };
         let sum = exponentiate::<S>(scores, block.logits.factor, max);
+        if let Some(dropout) = block.dropout {
+            leave_out::<S>(scores, dropout, row);
+        }
         block.sum[row] = block.sum[row] * shrink + sum;
         block.max[row] = max;
         if shrink != 1.0 {
@@ -314,6 +321,18 @@ unsafe fn exponentiate<S: Simd>(scores: &mut [f32], factor: f32, max: f32) -> f3
             sum = S::add(sum, p);
         }
         S::sum(sum)
+    }
+}
+
+/// Sets the weights of a row to 0 that are left out.
+#[inline(always)]
+unsafe fn leave_out<S: Simd>(weights: &mut [f32], dropout: BlockDropout<'_>, row: usize) {
+    for n in (0..weights.len()).step_by(S::LANES) {
+        // SAFETY: `softmax` passes a multiple of the lanes, `RowBlock::check` saw the row.
+        unsafe {
+            let at = weights.as_mut_ptr().add(n);
+            S::store(at, dropout.along_keys::<S>(row, n, S::load(at)));
+        }
     }
 }
 

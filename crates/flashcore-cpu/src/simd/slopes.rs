@@ -1,7 +1,8 @@
 //! From dot products to weights and what the loss loses with each score: the middle of the backward pass.
 //!
 //! Vectors run along the keys. A weight is `exp(score − lse)`, 0 where the mask hides the key; the gradient of the score
-//! is `weight · (dO·V − sum)`, with a softcap times its slope. The scale waits for the sums over keys or queries: it would
+//! is `weight · (dO·V − sum)`, with a softcap times its slope. With dropout `dO·V`, and the weight that values get, are 0 where
+//! it is left out and otherwise multiplied by dropout's factor. The scale waits for the sums over keys or queries: it would
 //! not change how far a rounded gradient is off, only in which direction, and a small one would lead out of bf16's range.
 
 // Explicit indices, no closures: a closure would be compiled without the kernel's target features.
@@ -9,6 +10,7 @@
 
 use super::{
     Kernel, Simd,
+    dropout::BlockDropout,
     exp2::{Exp2, tanh},
     pairs::Pairs,
     product::Pair,
@@ -25,6 +27,8 @@ pub(crate) struct RowFacts<'a> {
     pub(crate) bounds: Option<[&'a [f32]; 2]>,
     /// What is added to scores, and the numbers from one row's to the next one's, if anything.
     pub(crate) bias: Option<(&'a [f32], usize)>,
+    /// Weights that are left out, if any are.
+    pub(crate) dropout: Option<BlockDropout<'a>>,
     /// Factor on the dot products.
     pub(crate) scale: f32,
     /// Limit of the scores.
@@ -51,6 +55,7 @@ impl TileSize {
             self.rows == 0 || bias.len() >= (self.rows - 1) * stride + self.keys
         };
         assert!(facts.bias.is_none_or(holds), "biases fit");
+        facts.dropout.iter().for_each(|dropout| dropout.check(self.rows));
     }
 }
 
@@ -197,8 +202,13 @@ impl<S: Simd> Step<S> {
                 exponent = S::within(exponent, at, S::splat(start), S::splat(end));
             }
             let p = self.exp2.of(exponent);
+            let (mut weight, mut grad) = (p, grad);
+            if let Some(dropout) = facts.dropout {
+                let kept = dropout.along_keys::<S>(row, n, S::splat(dropout.factor));
+                (weight, grad) = (S::mul(p, kept), S::mul(grad, kept));
+            }
             let centred = S::sub(grad, S::splat(*facts.sums.get_unchecked(row)));
-            (p, S::mul(S::mul(p, centred), slope))
+            (weight, S::mul(S::mul(p, centred), slope))
         }
     }
 }

@@ -13,6 +13,7 @@ use flashcore_core::Problem;
 
 use super::{
     Kernel, Simd,
+    dropout::BlockDropout,
     exp2::{Exp2, tanh},
 };
 
@@ -109,6 +110,8 @@ pub(crate) struct TileBlock<'a> {
     pub(crate) logits: Logits,
     /// First visible key and one past the last for each row, relative to the block, where some are hidden.
     pub(crate) bounds: Option<[&'a [f32]; 2]>,
+    /// Weights that are left out once they are summed, if any are.
+    pub(crate) dropout: Option<BlockDropout<'a>>,
     /// Space for `[key][row]`.
     pub(crate) scores: &'a mut [f32],
     /// What the rows have seen.
@@ -123,6 +126,7 @@ impl TileBlock<'_> {
         assert!(self.q.len() >= dim_qk * rows && self.scores.len() >= self.keys * rows, "tile buffers fit");
         self.state.check(rows, dim_v);
         assert!(self.bounds.is_none_or(|[a, b]| a.len() >= rows && b.len() >= rows), "bounds fit");
+        self.dropout.iter().for_each(|dropout| dropout.check(rows));
     }
 }
 
@@ -320,12 +324,16 @@ unsafe fn probabilities<S: Simd, const RV: usize>(
     unsafe {
         let exp2 = Exp2::<S>::new(block.logits.factor);
         let Update { max, mut sum, shrink } = update::<S, RV>(&mut block.state, exp2, top);
+        let dropout = block.dropout;
         for n in 0..block.keys {
             let p = block.scores.as_mut_ptr().add(n * block.rows);
             let mut s = load::<S, RV>(p);
             for r in 0..RV {
                 s[r] = exp2.of(S::sub(s[r], max[r]));
                 sum[r] = S::add(sum[r], s[r]);
+                if let Some(dropout) = dropout {
+                    s[r] = dropout.along_rows::<S>(r * S::LANES, n, s[r]);
+                }
             }
             store::<S, RV>(p, s);
         }
