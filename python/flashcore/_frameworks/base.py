@@ -230,7 +230,7 @@ def whole_numbers(name: str, values: Any) -> tuple[int, ...]:
 
 def seed_number(name: str, value: Any) -> int:
     """A seed as a number of 64 bits with a sign: those from -2**63 to 2**64 - 1 stand for 64 bits each."""
-    seed = whole(name, value)
+    seed = whole(name, value.item() if getattr(value, "size", None) == 1 else value)  # arrays of NumPy with one, too
     if not -(2**63) <= seed < 2**64:
         raise ValueError(f"{name} is {seed} but must have 64 bits: from -2**63 to 2**64 - 1")
     return seed - 2**64 if seed >= 2**63 else seed

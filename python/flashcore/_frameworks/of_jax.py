@@ -98,7 +98,6 @@ class Jax(Framework):
     def seed(self, given: Any, q: Any) -> Any:
         """Two words of 32 bits, the low one first: JAX has no others as a rule."""
         jax, space = self.jax, self.jax.numpy
-        given = given.item() if isinstance(given, self.numpy.ndarray) and given.size == 1 else given
         if not self.is_array(given):
             number = super().seed(None, q) if given is None else seed_number("dropout_seed", given)
             words = self.numpy.asarray([number], "int64").view("uint32")
