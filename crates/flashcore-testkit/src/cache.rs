@@ -118,7 +118,9 @@ fn own() -> Vec<Case> {
 
 /// The `index`-th random case of a seed.
 pub fn random(seed: u64, index: u64, limits: random::Limits) -> CacheCase {
-    over_cache(index as usize, random::any(seed, index, limits))
+    // Nobody trains with a cache.
+    let case = Case { dropout: None, ..random::any(seed, index, limits) };
+    over_cache(index as usize, case)
 }
 
 /// Laws of pages over a cache: bits depend neither on the order of pages nor on what else is in a batch.

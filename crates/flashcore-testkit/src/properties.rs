@@ -4,6 +4,7 @@
 //! neither side can be wrong in the same way as the other. Bitwise laws compare two runs. Tests of every backend and
 //! `flashcore verify` go through [`ALL`].
 
+pub(crate) mod dropout;
 pub(crate) mod pages;
 
 use std::ops::Range;
@@ -63,6 +64,10 @@ properties! {
     "packed sequences equal single ones" => ragged_equals_single,
     "used lengths equal a shorter problem" => used_equals_shorter,
     "the result is the same without LSE" => lse_is_optional,
+    "a dropout of 0 changes no bit" => dropout::nothing_left_out,
+    "the seed of dropout decides, and never about the LSE" => dropout::seed_decides,
+    "on average nothing is left out" => dropout::mean_is_undropped,
+    "padded sequences leave out what packed ones do" => dropout::padded_equals_packed,
     "an f32 output is nearer to f64" => wide_is_nearer,
     "parts that are accumulated equal the whole" => accumulated_parts,
     "accumulating leaves unused rows alone" => unused_rows_stay,

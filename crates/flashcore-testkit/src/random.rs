@@ -54,6 +54,7 @@ pub fn case(seed: u64, index: u64, limits: Limits) -> Case {
         case.dim_v = rng.pick(limits.dims);
     }
     options(&mut rng, &mut case);
+    case.dropout = rng.one_in(4).then(|| rng.pick(&[0.03, 0.17, 0.5, 0.85]));
     case
 }
 

@@ -2,6 +2,8 @@
 //!
 //! Most say that two problems have the same gradients: one is run, the other is what the oracle computes.
 
+mod dropout;
+
 use flashcore_core::{
     Backend, BackwardCall, BackwardInputs, BackwardSpec, DType, Dims, Element, GradientsMut, Layout, Mask,
     RowSums, RowTerms, Spec,
@@ -42,9 +44,10 @@ impl Law {
 }
 
 macro_rules! laws {
-    ($($name:literal => $law:ident,)*) => {
+    ($($name:literal => $($law:ident)::+,)*) => {
         /// Every law.
-        pub const LAWS: &[Law] = &[$(Law { name: $name, checks: [$law::<f16>, $law::<bf16>, $law::<f32>] }),*];
+        pub const LAWS: &[Law] =
+            &[$(Law { name: $name, checks: [$($law)::+::<f16>, $($law)::+::<bf16>, $($law)::+::<f32>] }),*];
     };
 }
 
@@ -55,6 +58,9 @@ laws! {
     "grouped heads add up what repeated ones have" => grouped_heads,
     "gradients of packed sequences equal those of single ones" => packed_equals_single,
     "gradients of parts of the keys add up to the whole" => parts_add_up,
+    "a dropout of 0 changes no bit of gradients" => dropout::nothing_left_out,
+    "the seed of dropout decides about gradients" => dropout::seed_decides,
+    "on average nothing is left out of the gradient of values" => dropout::mean_is_undropped,
 }
 
 type Values = [Vec<f32>; 3];

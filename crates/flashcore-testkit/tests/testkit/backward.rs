@@ -2,8 +2,8 @@
 //! ways.
 
 use flashcore_core::{
-    Backend, BackendError, BackwardCall, DType, Data, Dims, Element, HostCall, Instance, Layout, Lengths,
-    Mask, Problem, Ran, RowTerms, Spec, Values,
+    Backend, BackendError, BackwardCall, DType, Data, Dims, Dropout, DropoutWords, Element, HeadDropout,
+    HostCall, Instance, Layout, Lengths, Mask, Problem, Ran, RowTerms, Spec, Values,
 };
 use flashcore_testkit::{Outcome, Rng, Rows, backward, backward::plain::reference, cases::Cost, plain};
 
@@ -77,6 +77,8 @@ fn the_oracle_agrees_with_finite_differences() {
     check_differences(Spec { mask: Mask::CAUSAL, ..tiny([4, 2, 3, 4, 3, 3], 2) }, &sinks);
     check_differences(tiny([1, 1, 4, 5, 3, 3], 3), &lengths(Lengths::used([2, 4, 0], [5, 0, 3])));
     check_differences(tiny([2, 1, 6, 7, 3, 3], 1), &lengths(Lengths::ragged([0, 2, 2, 6], [0, 3, 4, 7])));
+    let dropped = Spec { dropout: Some(Dropout::new(0.4)), ..tiny([4, 2, 3, 5, 3, 2], 2) };
+    check_differences(dropped, &Values { seed: Some(5), ..sinks });
 }
 
 faults! {
@@ -102,6 +104,12 @@ faults! {
     EmptyRow,
     /// Row sums come from the output, even where they are given.
     GivenSums,
+    /// All weights stay.
+    Dropout,
+    /// Weights are left out with another probability.
+    Probability,
+    /// Weights that stay are not scaled.
+    Factor,
 }
 
 /// Gradients in f32, plainly, in f64 inside.
@@ -191,7 +199,8 @@ impl Plain {
             };
             let bias = p.bias_of(number, head).map_or(0.0, |bias| bias.at(i, key - s.kv_start));
             let weight = (score + bias - lse).exp();
-            let grad = weight * (dot(&d_out, &v) - sum) * slope;
+            let kept = self.kept(p, (number, head), [i, key - s.kv_start]);
+            let grad = weight * (kept * dot(&d_out, &v) - sum) * slope;
             let grad = if fault == Fault::Imprecise { DType::BF16.round(grad) } else { grad };
             let mut add = |tensor: usize, at: usize, factor: f64, from: &[f64]| {
                 let to = &mut sums[tensor][at * from.len()..][..from.len()];
@@ -200,12 +209,23 @@ impl Plain {
             let row_kv = (s.batch * p.heads_kv() + kv_head) * p.seq_kv() + key;
             add(0, index, scale * grad, &k);
             add(1, row_kv, if fault == Fault::Scale { grad } else { scale * grad }, &q);
-            add(2, row_kv, weight, &d_out);
+            add(2, row_kv, kept * weight, &d_out);
         }
         if let Some(sinks) = p.sink_logits() {
             let share = (f64::from(sinks[head]) - lse).exp() * sum;
             sums[3][head] += if fault == Fault::SinkSign { share } else { -share };
         }
+    }
+
+    /// What dropout multiplies the weight of a query and a key by.
+    fn kept(&self, p: Instance<'_>, (sequence, head): (usize, usize), [query, key]: [usize; 2]) -> f64 {
+        let Some(seed) = p.values().seed.filter(|_| self.0 != Fault::Dropout) else { return 1.0 };
+        let asked = p.dropout().map_or(0.0, Dropout::probability);
+        let dropout = Dropout::new(if self.0 == Fault::Probability { asked + 0.03 } else { asked });
+        let plane = sequence * p.heads_q() + head;
+        let of_head = HeadDropout::new(DropoutWords::of_plane(seed, plane as u32), dropout);
+        let factor = if self.0 == Fault::Factor { 1.0 } else { f64::from(dropout.factor()) };
+        if of_head.keeps(query, key) { factor } else { 0.0 }
     }
 
     fn write(&self, call: &mut BackwardCall<'_>, sums: &Sums) {

@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use flashcore_core::{
-    Backend, BackendError, DType, DataMut, Element, HostCall, Instance, Layout, Lengths, Mask, PageTable,
-    Ran, Sequences, Spec, Values,
+    Backend, BackendError, DType, DataMut, Dropout, Element, HostCall, Instance, Layout, Lengths, Mask,
+    PageTable, Ran, Sequences, Spec, Values,
 };
 use flashcore_testkit::{Answer, Step, naive, plain};
 
@@ -96,6 +96,18 @@ mutants! {
     });
     "ignores softcap", Correctness => |call, _| other_call(call, |spec, _| spec.softcap = None);
     "ignores sinks", Correctness => |call, _| other_call(call, |_, values| values.sinks = None);
+    "ignores dropout", Correctness => |call, _| other_call(call, |spec, _| spec.dropout = None);
+    "ignores the seed", Correctness => |call, _| other_call(call, |_, values| {
+        values.seed = values.seed.map(|_| 1);
+    });
+    "leaves out more weights than it should", Correctness => |call, _| other_call(call, |spec, values| {
+        let asked = spec.dropout.map_or(0.0, Dropout::probability);
+        spec.dropout = values.seed.map(|_| Dropout::new(asked + 0.03));
+    });
+    "does not scale the weights that stay", Correctness => |call, _| {
+        let factor = call.problem().dropout().map_or(1.0, Dropout::factor);
+        other_answer(call, move |answer| answer.out.iter_mut().for_each(|x| *x /= f64::from(factor)))
+    };
     "gives every query head the first key head", Correctness => |call, _| other_call(call, |spec, _| {
         let first = |layout: Layout| {
             let [batch, _, seq, dim] = layout.strides();
