@@ -115,9 +115,6 @@ impl Backward<'_> {
         self.check(&[batch, heads], options.order)?;
         for (n, part) in parts.iter().enumerate() {
             let problem = self.spec(part, options)?.parse()?;
-            if problem.forward().dropout().is_some() {
-                return Err(CallError::NoGpuDropout);
-            }
             self.call.check_bias(problem.forward())?;
             let addresses = self.addresses(part, options.order)?;
             let d_sinks = self.d_sinks.map(|sinks| sinks.address + n * heads * size_of::<f32>());
@@ -135,7 +132,7 @@ impl Backward<'_> {
     fn device_tensors(&self, addresses: &host::GradAddresses, d_sinks: Option<usize>) -> BackwardTensors {
         let ([q, k, v], [dq, dk, dv]) =
             (addresses.qkv.map(|at| at as u64), addresses.grads.map(|at| at as u64));
-        let [lengths_q, lengths_kv, sinks, bias] = self.call.value_addresses();
+        let [lengths_q, lengths_kv, sinks, bias, seed] = self.call.value_addresses();
         let optional = |at: Option<usize>| at.map_or(0, |at| at as u64);
         BackwardTensors {
             q,
@@ -152,6 +149,7 @@ impl Backward<'_> {
             lengths_kv,
             sinks,
             bias,
+            seed,
             d_sinks: optional(d_sinks),
         }
     }

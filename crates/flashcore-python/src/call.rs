@@ -259,12 +259,12 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Where lengths of queries and of keys, sinks and bias lie on a GPU; 0 where there are none.
-    pub(crate) fn value_addresses(&self) -> [u64; 4] {
+    /// Where lengths of queries and of keys, sinks, bias and seed lie on a GPU; 0 where there are none.
+    pub(crate) fn value_addresses(&self) -> [u64; 5] {
         let [q, kv] = self.lengths.map(|numbers| numbers.map_or(0, |numbers| numbers.address as u64));
         let [sinks, bias] =
             [self.sinks, self.bias].map(|array| array.map_or(0, |array| array.address as u64));
-        [q, kv, sinks, bias]
+        [q, kv, sinks, bias, self.seed.map_or(0, |seed| seed.address as u64)]
     }
 
     fn spec(&self, options: &Options) -> Result<Spec, CallError> {
@@ -372,10 +372,9 @@ impl<'a> Call<'a> {
             // SAFETY: views that their producers handed out, checked against the problem's layouts; the caller of
             // Python's function holds them, and `check` found the output apart from the inputs.
             Place::Host => unsafe { host::run(problem, values, tensors, lse) },
-            Place::Cuda(_) if problem.dropout().is_some() => Err(CallError::NoGpuDropout),
             Place::Cuda(index) => {
                 let [q, k, v, out] = tensors.map(|at| at as u64);
-                let [lengths_q, lengths_kv, sinks, bias] = self.value_addresses();
+                let [lengths_q, lengths_kv, sinks, bias, seed] = self.value_addresses();
                 let tensors = DeviceTensors {
                     q,
                     k,
@@ -388,6 +387,7 @@ impl<'a> Call<'a> {
                     sinks,
                     factors: self.factor_addresses(),
                     bias,
+                    seed,
                 };
                 let alignment = device::alignment([q, k, v, out]);
                 let ready = device::open(index)?.prepare_aligned(problem, alignment)?;

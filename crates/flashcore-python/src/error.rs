@@ -86,8 +86,6 @@ pub(crate) enum CallError {
         "dropout does not go with key ranges, whose keys are counted from the first of each; pass the mask as bias"
     )]
     RangesAndDropout,
-    #[error("dropout is not computed on a GPU; move q, k and v to the CPU, or leave the dropout out")]
-    NoGpuDropout,
     #[error("{operand} must have one dimension and no gaps; copy them, in torch by x.contiguous()")]
     NotAList { operand: Operand },
     #[error("{operand} have {given} entries but {needed} are needed: {what}")]
@@ -185,7 +183,7 @@ impl CallError {
                 | ProblemError::OutDType { .. }
                 | ProblemError::AccumulateDType { .. },
             ) => Class::Type,
-            Self::Problem(ProblemError::PagedGradients) | Self::NoGpuDropout => Class::NotImplemented,
+            Self::Problem(ProblemError::PagedGradients) => Class::NotImplemented,
             Self::Problem(ProblemError::OutOfMemory { .. })
             | Self::Cuda(cuda::Error::Driver(cuda::driver::Error::OutOfMemory { .. })) => Class::Memory,
             Self::ReadOnly { .. } | Self::NotShared { .. } => Class::Buffer,

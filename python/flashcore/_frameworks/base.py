@@ -230,10 +230,11 @@ def whole_numbers(name: str, values: Any) -> tuple[int, ...]:
 
 def seed_number(name: str, value: Any) -> int:
     """A seed as a number of 64 bits with a sign: those from -2**63 to 2**64 - 1 stand for 64 bits each."""
-    seed = whole(name, value.item() if getattr(value, "size", None) == 1 else value)  # arrays of NumPy with one, too
-    if not -(2**63) <= seed < 2**64:
-        raise ValueError(f"{name} is {seed} but must have 64 bits: from -2**63 to 2**64 - 1")
-    return seed - 2**64 if seed >= 2**63 else seed
+    if type(value) is not int:
+        value = whole(name, value.item() if getattr(value, "size", None) == 1 else value)  # arrays of NumPy with one, too
+    if not -(2**63) <= value < 2**64:
+        raise ValueError(f"{name} is {value} but must have 64 bits: from -2**63 to 2**64 - 1")
+    return value - 2**64 if value >= 2**63 else value
 
 
 def rows(q: Any, layout: str) -> tuple[int, ...]:

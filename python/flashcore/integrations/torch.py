@@ -9,7 +9,8 @@
 From then on PyTorch's *flash* backend is FlashCore, forward and backward, for tensors on a GPU: in
 `torch.nn.functional.scaled_dot_product_attention`, in `varlen_attn`, and in `context_parallel`, whose ring is made of the
 same operators. Which calls the flash backend gets is decided by PyTorch as before (``sdpa_kernel(SDPBackend.FLASH_ATTENTION)``
-demands it). Dropout leaves out other weights than PyTorch's own kernels do, as often.
+demands it). Dropout leaves out other weights than PyTorch's own kernels do, as often; `context_parallel`,
+which keeps the random state of its first step alone, has no right gradients with it, whatever computes.
 """
 
 from __future__ import annotations
