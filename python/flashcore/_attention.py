@@ -74,7 +74,7 @@ def attention(
             and ``quantise``.
         dropout_seed: what decides which weights are left out, together with where they stand (`flashcore.dropout_mask`): a
             whole number of 64 bits, a tensor with one, or a key of JAX's. Where None, torch's generator draws one, so that
-            ``torch.manual_seed`` gives the same again; other frameworks need one.
+            ``torch.manual_seed`` gives the same again; other frameworks need one. A kernel reads a tensor when it runs.
         layout: ``"bhsd"`` for batch, heads, sequence, dim; ``"bshd"`` for batch, sequence, heads, dim. Without a batch,
             the same order without it.
         return_lse: also return the log-sum-exp of each row's scores, float32, batch x heads x sequence, or what of these

@@ -70,11 +70,30 @@ def test_packed_sequences_with_a_window(dropout):
         close(torch, [part(x) for x in (out, *grads)], wanted, 1e-5)
 
 
+def torch_ring():
+    """The flash operator, called as by the ring of `context_parallel`, by whose name torch's ring is found."""
+    from importlib import import_module
+
+    _, module = slot()
+    for place in ("_context_parallel._attention", "_attention"):  # as versions of torch have it
+        try:
+            theirs = getattr(import_module(f"torch.distributed.tensor.experimental.{place}"), module.RING)
+        except ModuleNotFoundError:
+            continue
+        calls = {"operator": module.OPERATORS["_scaled_dot_product_flash_attention"]}
+        exec(f"def {theirs.__name__}(*arguments): return operator(*arguments)", calls)
+        return calls[theirs.__name__]
+    raise Skip("this torch has no ring")
+
+
 def test_what_it_cannot_do_is_said():
     torch, module = slot()
     x = torch.randn(1, 2, 8, 16)
     with raises(NotImplementedError, "return_debug_mask=False"):
         module.OPERATORS["_scaled_dot_product_flash_attention"](x, x, x, 0.1, False, True)
+    ring = torch_ring()
+    with raises(NotImplementedError, "dropout in context_parallel"):
+        ring(x, x, x, 0.1)
     with raises(NotImplementedError, "ALiBi"):
         y = x.transpose(1, 2)
         module.OPERATORS["_flash_attention_forward"](y, y, y, None, None, 8, 8, 0.0, False, False, alibi_slopes=x)

@@ -80,7 +80,7 @@ pub(crate) enum CallError {
     PageRank { operand: Operand, rank: usize, dimensions: &'static str },
     #[error("the seed is {dtype}; convert it to int64, as by x.astype(\"int64\") or, in torch, x.long()")]
     SeedElements { dtype: String },
-    #[error("the seed must be one number of 64 bits, or two of 32; pass a tensor with one element")]
+    #[error("the seed must be one number of 64 bits, or two of 32; pass a tensor of int64 with one element")]
     SeedShape,
     #[error(
         "dropout does not go with key ranges, whose keys are counted from the first of each; pass the mask as bias"

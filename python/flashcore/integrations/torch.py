@@ -9,12 +9,13 @@
 From then on PyTorch's *flash* backend is FlashCore, forward and backward, for tensors on a GPU: in
 `torch.nn.functional.scaled_dot_product_attention`, in `varlen_attn`, and in `context_parallel`, whose ring is made of the
 same operators. Which calls the flash backend gets is decided by PyTorch as before (``sdpa_kernel(SDPBackend.FLASH_ATTENTION)``
-demands it). Dropout leaves out other weights than PyTorch's own kernels do, as often; `context_parallel`,
-which keeps the random state of its first step alone, has no right gradients with it, whatever computes.
+demands it). Dropout leaves out other weights than PyTorch's own kernels do, as often; it raises NotImplementedError in
+`context_parallel`, whose backward pass knows the random state of its first step alone.
 """
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -25,6 +26,8 @@ from .._dropout import seed_of
 from .._options import NONE, Options, Values
 
 NAME = "FLASHCORE"
+RING = "_templated_ring_attention"
+"""The function of torch's that goes round the ring of `context_parallel`."""
 
 
 class Handle:
@@ -73,8 +76,18 @@ def _state(query: Tensor, options: Options) -> tuple[Tensor, Tensor, Tensor]:
     mask that nobody asked for."""
     state = torch.zeros(2, dtype=torch.int64, device=query.device)
     if options.dropout is not None:
+        _refuse_ring()
         state[:1] = seed_of(query, query, query, None)
     return state.view(torch.uint64), torch.zeros((), dtype=torch.uint64, device=query.device), query.new_empty(0)
+
+
+def _refuse_ring() -> None:
+    """Refuses dropout in torch's ring, which is found among the callers: it says nothing of itself to the operators."""
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == RING:
+            raise NotImplementedError("dropout in context_parallel has no right gradients; pass dropout_p=0")
+        frame = frame.f_back
 
 
 def _seeded(values: Values, options: Options, state: Tensor) -> Values:
