@@ -15,5 +15,6 @@ macro_rules! at_every_level {
 
 mod backward;
 mod conformance;
+mod dropout;
 mod pages;
 mod threads;
