@@ -276,7 +276,7 @@ def test_operators_are_sound():
     torch.library.opcheck(operator, (q, k, v, *options, *(None,) * 6, torch.tensor([SEED]), None, True))
 
 
-def test_vmap_draws_as_torch_is_told():
+def test_vmap_calls_are_as_if_each_were_alone():
     torch = need_torch()
     x = torch.randn(3, 2, 20, 16)
     call = lambda x: flashcore.attention(x, x, x, dropout=P, dropout_seed=SEED)
