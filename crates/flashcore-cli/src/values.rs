@@ -17,7 +17,13 @@ pub fn describe(problem: &Problem) -> String {
     if let Some(size) = problem.page_size() {
         text += &format!(", pages of {size}");
     }
-    if problem.mask() == Mask::NONE { text } else { format!("{text}, {}", problem.mask()) }
+    if problem.mask() != Mask::NONE {
+        text += &format!(", {}", problem.mask());
+    }
+    if let Some(dropout) = problem.dropout() {
+        text += &format!(", dropout {}", dropout.probability());
+    }
+    text
 }
 
 /// `--shape BxHxSxD`.

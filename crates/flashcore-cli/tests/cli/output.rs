@@ -29,6 +29,9 @@ fn every_type_mask_and_option_passes() {
     let place = Workplace::new();
     for options in [
         "--dtype f32 --window 8,0 --softcap 30",
+        "--dtype f32 --dropout 0.17 --seed 9 --causal",
+        "--backward --shape 3x6x65x32 --kv-heads 2 --dropout 0.5 --dtype bf16 --threads 2",
+        "--backward --shape 3x4x65x32 --kv-heads 2 --dropout 0.3 --dtype f32 --lengths 65,7,0 --causal",
         "--dtype bf16 --seq-kv 100 --causal --top-left",
         "--dtype f16 --dim-v 32 --scale 0.3 --threads 1",
         "--shape 0x2x4x8",

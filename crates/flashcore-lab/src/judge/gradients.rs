@@ -4,7 +4,7 @@
 //! is judged are therefore the gradients of an output's gradient that is 0 but in evenly spaced rows: the others add exactly
 //! nothing, in f64 as in a kernel, and cost the oracle nothing.
 
-use std::ops::Range;
+use std::{ops::Range, sync::Arc};
 
 use flashcore_core::{
     BackwardProblem, BackwardSpec, Data, Dims, Instance, Layout, Lengths, Problem, RowTerms, Spec, Values,
@@ -98,14 +98,14 @@ impl Head {
         (number, rows): (usize, Rows),
     ) -> Result<Self, LabError> {
         let p = problem.forward();
-        let own = own_problem(problem)?;
+        let values = own_values(p, values, number);
+        let own = own_problem(problem, &values)?;
         let dense = |layout: &Layout| layout.dims().count().unwrap_or_default();
         let place = |layout: &Layout| number * dense(layout)..(number + 1) * dense(layout);
         let forward = own.forward();
         let places = [place(forward.q()), place(forward.k()), place(forward.v())];
         let [q, k, v] = [0, 1, 2].map(|n| part(inputs[n], places[n].clone()));
         let (inputs, d_out) = ([q, k, v], (part(d_out, place(own.d_out())), own.d_out()));
-        let values = own_values(p, values, number / p.heads_kv(), number % p.heads_kv());
         let instance = Instance::new(forward, &values)?;
         let out = plain_output(instance, inputs, rows)?;
         let yardstick = yardstick(instance, inputs, d_out, RowTerms::Out(out.data()));
@@ -129,26 +129,30 @@ impl Head {
     }
 }
 
-/// The problem of one head of keys.
-fn own_problem(problem: &BackwardProblem) -> Result<BackwardProblem, LabError> {
+/// The problem of one head of keys, by its lengths and sinks.
+fn own_problem(problem: &BackwardProblem, values: &Values) -> Result<BackwardProblem, LabError> {
     let p = problem.forward();
     let layout = |heads, of: &Layout| Layout::bhsd(Dims { batch: 1, heads, ..of.dims() });
     let (q, k, v) = (layout(p.group(), p.q())?, layout(1, p.k())?, layout(1, p.v())?);
-    let forward = Spec { q, k, v, out: None, ..p.spec().clone() };
+    let forward = Spec { q, k, v, out: None, ..p.spec().clone() }.with(values);
     Ok(BackwardSpec { grad_dtype: Some(problem.grad_dtype()), ..BackwardSpec::new(forward) }.parse()?)
 }
 
-/// Its lengths and sinks.
-fn own_values(p: &Problem, values: &Values, batch: usize, head: usize) -> Values {
-    let lengths = match &values.lengths {
-        Lengths::Used { q, kv } => Lengths::Used {
-            q: q.as_ref().map(|q| [q[batch]].into()),
-            kv: kv.as_ref().map(|kv| [kv[batch]].into()),
-        },
-        other => other.clone(),
+/// Its lengths, sinks and seed. It is one of packed sequences, those before it empty: then it has the number, counted in
+/// planes, that dropout goes by. Queries that are not used see no key after it, and keys no query.
+fn own_values(p: &Problem, values: &Values, number: usize) -> Values {
+    let (batch, head) = (number / p.heads_kv(), number % p.heads_kv());
+    let of_batch = |used: &Option<Arc<[u32]>>| used.as_ref().map(|used| used[batch]);
+    let [used_q, used_kv] = match &values.lengths {
+        Lengths::Used { q, kv } => [of_batch(q), of_batch(kv)],
+        _ => [None, None],
     };
+    let [all_q, all_kv] = [p.seq_q(), p.seq_kv()].map(|all| all as u32);
+    let (used_q, used_kv) = (used_q.unwrap_or(all_q), used_kv.unwrap_or(all_kv));
+    let offsets = |ends: [u32; 3]| [vec![0; number + 1], ends.to_vec()].concat();
+    let lengths = Lengths::ragged(offsets([used_q, all_q, all_q]), offsets([used_kv, used_kv, all_kv]));
     let sinks = values.sinks.as_ref().map(|sinks| sinks[head * p.group()..][..p.group()].into());
-    Values { lengths, sinks, ..Values::default() }
+    Values { lengths, sinks, seed: values.seed, ..Values::default() }
 }
 
 /// The output of the rows that are judged, computed plainly and rounded; 0 elsewhere.

@@ -21,7 +21,7 @@ Examples:
   flashcore run --shape 3x32x4096x128 --kv-heads 8 --seq-q 1 --page-size 16 --lengths 4096,100,0
   flashcore run --q q.npy --k k.npy --v v.npy --out o.npy --lse lse.npy
   flashcore run --q x.safetensors#q --k x.safetensors#k --v x.safetensors#v --out o.safetensors
-  flashcore run --backward --shape 1x8x512x64 --causal
+  flashcore run --backward --shape 1x8x512x64 --causal --dropout 0.1
   flashcore run --backward --q q.npy --k k.npy --v v.npy --d-out do.npy --dq dq.npy --dk dk.npy --dv dv.npy
   flashcore run --backend sim --shape 1x2x192x128 --causal --gpu sm_90
   flashcore run moe --tokens 64 --hidden 256 --intermediate 128 --experts 8 --top-k 2
@@ -58,6 +58,9 @@ pub struct Flags {
     pub files: FileFlags,
     #[command(flatten)]
     pub attention: AttentionFlags,
+    /// Leave out each weight with probability P, as in training; the seed says which, with files seed 0
+    #[arg(long, value_name = "P", allow_negative_numbers = true, help_heading = "Options of attention")]
+    pub dropout: Option<f32>,
     #[command(flatten)]
     pub backend: BackendFlags,
     #[command(flatten)]

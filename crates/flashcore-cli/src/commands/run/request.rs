@@ -7,8 +7,8 @@ use std::{
 };
 
 use flashcore::{
-    BackendError, BackwardProblem, BackwardSpec, DType, Dims, Layout, Lengths, Operand, PageTable, Problem,
-    ProblemError, Spec, Values,
+    BackendError, BackwardProblem, BackwardSpec, DType, Dims, Dropout, Layout, Lengths, Operand, PageTable,
+    Problem, ProblemError, Spec, Values,
 };
 use flashcore_core::{BackwardCall, BackwardInputs, Data, GradientsMut, HostCall, RowTerms};
 use flashcore_lab::{
@@ -76,8 +76,8 @@ impl Request {
         };
         let values = cache_values(&flags, dims);
         let spec = flags.attention.spec(dtype, page_dims(&flags.cache, dims))?;
-        let sinks = spec.sinks;
-        let problem = Spec { sinks, ..spec.with(&values) }.parse()?;
+        let (sinks, dropout) = (spec.sinks, flags.dropout.map(Dropout::new));
+        let problem = Spec { sinks, dropout, ..spec.with(&values) }.parse()?;
         values.check(&problem)?;
         let backward = flags.backward.then(|| gradients(&problem, &source)).transpose()?;
         Ok(Self { problem, backward, values, source, times: flags.iters.map(|n| n as usize) })
@@ -122,9 +122,10 @@ impl Request {
     }
 }
 
-/// Sinks, lengths and pages of drawn tensors.
+/// Sinks, lengths and pages of drawn tensors, and what decides about dropout.
 fn cache_values(flags: &Flags, [q, k, _]: [Dims; 3]) -> Values {
-    let (values, cache) = (flags.attention.values(q.heads, flags.seed), &flags.cache);
+    let (cache, seed) = (&flags.cache, flags.dropout.map(|_| flags.seed));
+    let values = Values { seed, ..flags.attention.values(q.heads, flags.seed) };
     let given = (!cache.lengths.is_empty()).then(|| cache.lengths.clone());
     let Some(size) = cache.page_size else {
         return Values { lengths: given.map_or(Lengths::Uniform, Lengths::keys), ..values };
