@@ -14,6 +14,7 @@ changes one import.
 from ._append import append, reshape_and_cache_flash
 from ._attention import accumulate, attention, packed_attention
 from ._config import show_config
+from ._dropout import dropout_mask
 from ._flash_attn import flash_attn_func, flash_attn_varlen_func
 from ._grouped import grouped_mm
 from ._kvcache import flash_attn_with_kvcache
@@ -35,6 +36,7 @@ __all__ = [
     "accumulate",
     "append",
     "attention",
+    "dropout_mask",
     "flash_attn_func",
     "flash_attn_kvpacked_func",
     "flash_attn_qkvpacked_func",

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from . import _bias, _frameworks, _masks, _native, _options, _quantise
-from ._arguments import bound, flag, pair
+from ._arguments import bound, flag, number, pair
+from ._dropout import seed_of
 from ._options import NONE, Options, Values
 from ._words import retell
 
@@ -31,6 +32,8 @@ def attention(
     quantise: str | None = None,
     turned: bool = False,
     batch_invariant: bool = False,
+    dropout: float = 0.0,
+    dropout_seed: Any | None = None,
     layout: str = "bhsd",
     return_lse: bool = False,
     out: Any | None = None,
@@ -66,6 +69,12 @@ def attention(
         turned: v is turned, as ``quantise(v, turned=True)`` leaves it: on a Hopper GPU nothing turns it again. For torch.
         batch_invariant: the bits of a row depend on its own queries and keys alone, whatever else is in the batch and
             however long other sequences are; some calls are a few percent slower.
+        dropout: the probability with which weights are left out, as in training; the others are multiplied by
+            ``1 / (1 - dropout)``. The log-sum-exp stays that of all weights. It does not go with ``page_table``, ``factors``
+            and ``quantise``.
+        dropout_seed: what decides which weights are left out, together with where they stand (`flashcore.dropout_mask`): a
+            whole number of 64 bits, a tensor with one, or a key of JAX's. Where None, torch's generator draws one, so that
+            ``torch.manual_seed`` gives the same again; other frameworks need one. A kernel reads a tensor when it runs.
         layout: ``"bhsd"`` for batch, heads, sequence, dim; ``"bshd"`` for batch, sequence, heads, dim. Without a batch,
             the same order without it.
         return_lse: also return the log-sum-exp of each row's scores, float32, batch x heads x sequence, or what of these
@@ -99,7 +108,10 @@ def attention(
     (2, 4, 16, 8)
     """
     try:
+        dropout = number("dropout", dropout)
         if quantise is not None:
+            if dropout:
+                raise ValueError("dropout does not go with quantise; leave one of them out")
             given = {"causal": causal, "window": window, "scale": scale, "softcap": softcap, "sinks": sinks}
             given |= {"key_lengths": key_lengths, "query_lengths": query_lengths, "key_mask": key_mask}
             given |= {"page_table": page_table, "factors": factors, "layout": layout}
@@ -110,12 +122,12 @@ def attention(
             blocks = pair("blocks", blocks, "pass the rows of q and those of k that share a factor")
         if turned:
             out = _quantise.out_of_turned(q, v) if out is None else out
-        plain = window is None and key_mask is None and factors is None and not turned and not return_lse
+        plain = window is None and key_mask is None and factors is None and not turned and not return_lse and not dropout
         tried = plain and not _frameworks.is_traced()
         if tried:
             # As `run`, with fewer steps: this is the call that counts.
             try:
-                options = _options.known.get((causal, None, scale, softcap, layout, False, batch_invariant))
+                options = _options.known.get((causal, None, scale, softcap, layout, False, batch_invariant, 0.0))
             except TypeError:  # a scale that is no number, which is told below
                 options = None
             if options is not None:
@@ -123,14 +135,15 @@ def attention(
                 if result is not None:
                     return result
             tried = options is not None
-        options = _options.options(causal, window, scale, softcap, layout, batch_invariant=batch_invariant)
-        given = (sinks, key_lengths, query_lengths, key_mask, page_table, factors)
+        options = _options.options(causal, window, scale, softcap, layout, batch_invariant=batch_invariant, dropout=dropout)
+        seed = seed_of(q, k, v, dropout_seed) if dropout else None
+        given = (sinks, key_lengths, query_lengths, key_mask, page_table, factors, seed)
         values = NONE
         if turned or any(one is not None for one in given):
-            values = Values(query_lengths, key_lengths, sinks, key_mask, None, page_table, None, factors, blocks, turned)
+            values = Values(query_lengths, key_lengths, sinks, key_mask, None, page_table, None, factors, blocks, turned, seed)
         return (by_long_way if tried else run)(q, k, v, options, values, return_lse, out)
     except Exception as error:
-        retell(error, queries="query_lengths", keys="key_lengths", table="page_table", mask="key_mask")
+        retell(error, queries="query_lengths", keys="key_lengths", table="page_table", mask="key_mask", seed="dropout_seed")
         raise
 
 
@@ -152,6 +165,8 @@ def packed_attention(
     sinks: Any | None = None,
     factors: Any | None = None,
     batch_invariant: bool = False,
+    dropout: float = 0.0,
+    dropout_seed: Any | None = None,
     return_lse: bool = False,
     out: Any | None = None,
 ) -> Any:
@@ -180,7 +195,8 @@ def packed_attention(
     if (page_table is None) != (key_offsets is not None) or (page_table is None) != (key_lengths is None):
         raise ValueError("pass key_offsets, or page_table and key_lengths for keys in pages")
     try:
-        options = _options.options(causal, window, scale, softcap, "packed", batch_invariant=batch_invariant)
+        dropout = number("dropout", dropout)
+        options = _options.options(causal, window, scale, softcap, "packed", batch_invariant=batch_invariant, dropout=dropout)
         longest = None
         if longest_query is not None or longest_key is not None:
             rows_q, rows_k = (_frameworks.shape(name, tensor)[0] for name, tensor in (("q", q), ("k", k)))
@@ -190,10 +206,12 @@ def packed_attention(
                 rows_k if longest_key is None else bound("longest_key", longest_key),
             )
         keys = key_offsets if page_table is None else key_lengths
-        values = Values(query_offsets, keys, sinks, None, longest, page_table, factors=factors)
+        seed = seed_of(q, k, v, dropout_seed) if dropout else None
+        values = Values(query_offsets, keys, sinks, None, longest, page_table, factors=factors, seed=seed)
         return run(q, k, v, options, values, return_lse, out)
     except Exception as error:
-        retell(error, queries="query_offsets", keys="key_offsets" if page_table is None else "key_lengths", table="page_table")
+        keys = "key_offsets" if page_table is None else "key_lengths"
+        retell(error, queries="query_offsets", keys=keys, table="page_table", seed="dropout_seed")
         raise
 
 
@@ -288,8 +306,8 @@ def has_gaps(tensor: Any) -> bool:
 
 def run(q: Any, k: Any, v: Any, options: Options, values: Values, return_lse: bool, out: Any | None) -> Any:
     """Attention; all public functions end here."""
-    queries, keys, sinks, mask, longest, table, slopes, factors, _, turned = values
-    if not return_lse and mask is None and slopes is None and not turned:
+    queries, keys, sinks, mask, longest, table, slopes, factors, _, turned, seed = values
+    if not return_lse and mask is None and slopes is None and not turned and seed is None:
         result = straight(q, k, v, out, options, queries, keys, sinks, longest, table, factors)
         if result is not None:
             return result
@@ -391,6 +409,8 @@ def _bound(
     # A mask that gets its values later is added to scores.
     unread = extents is None or framework.traces(values.mask)
     reduced = None if unread else _masks.reduce(values.mask, _masks.band_of(options), *extents)
+    if reduced is not None and reduced[1] is not None and values.seed is not None:
+        reduced = None  # dropout counts the keys of whole sequences, not of their parts
     if reduced is not None:
         (left, right, top_left), starts, keys = reduced
         options = replace(options, left=left, right=right, top_left=top_left)
@@ -405,7 +425,8 @@ def _bound(
     sinks = framework.floats("sinks", values.sinks, q)
     table = framework.table(values.table, q)
     factors = framework.factors(values.factors, q)
-    return options, _native.Values(*lengths, sinks, values.longest, ranges, table, bias, factors, values.blocks, values.turned)
+    more = (values.blocks, values.turned, values.seed)
+    return options, _native.Values(*lengths, sinks, values.longest, ranges, table, bias, factors, *more)
 
 
 def _both(slopes: Any, mask: Any) -> Any:

@@ -30,7 +30,7 @@ def call_back(
         bits = tuple(given[name].dtype.name == "bfloat16" for name in ("q", "k", "v", "q"))
         find = {name: exportable(numpy, array)[0] for name, array in given.items()}.get
         sinks, bias = (given[name].astype("float32") if name in given else None for name in ("sinks", "bias"))
-        values = Values(find("lengths_q"), find("lengths_kv"), sinks, longest, ranges, find("table"), bias)
+        values = Values(find("lengths_q"), find("lengths_kv"), sinks, longest, ranges, find("table"), bias, seed=find("seed"))
         qkv = [find(name) for name in "qkv"]
         if "dq" in results:
             rest = [find(name) for name in ("out", "sums", "lse", "d_out", "dq", "dk", "dv")]

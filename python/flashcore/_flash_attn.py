@@ -5,13 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from . import _frameworks, _sequences
-from ._arguments import bound, count, whole
+from ._arguments import bound, count, number, whole
 from ._attention import has_gaps, run, straight
+from ._dropout import seed_of
 from ._options import NONE, Options, Values
 from ._options import options as made
 from ._words import retell
 
-WORDS = {"queries": "cu_seqlens_q", "table": "block_table", "scale": "softmax_scale", "slopes": "alibi_slopes"}
+OF_DROPOUT = {"dropout": "dropout_p", "seed": "dropout_seed"}
+"""What it calls the arguments of dropout."""
+WORDS = {"queries": "cu_seqlens_q", "table": "block_table", "scale": "softmax_scale", "slopes": "alibi_slopes"} | OF_DROPOUT
 """What FlashAttention calls arguments over packed sequences."""
 
 
@@ -32,15 +35,16 @@ def flash_attn_func(
     k_descale: Any | None = None,
     v_descale: Any | None = None,
     attention_chunk: int = 0,
+    dropout_seed: Any | None = None,
 ) -> Any:
     """``flash_attn.flash_attn_func`` by its signature and meaning, for tensors of any framework.
 
     With ``causal`` or ``window_size`` the last query stands at the last key. Results are always deterministic. With
     ``return_attn_probs`` the log-sum-exp comes along (out, log-sum-exp, None): FlashAttention's probabilities are for its
-    own tests, and without dropout it returns none either. ``alibi_slopes``, one for each query head or for each batch entry
+    own tests. Which weights ``dropout_p`` leaves out, `flashcore.dropout_mask` says; ``dropout_seed`` is `attention`'s. ``alibi_slopes``, one for each query head or for each batch entry
     and head, take slope times distance from the scores. FlashAttention-3's ``q_descale``, ``k_descale`` and ``v_descale``,
     float32, batch x key heads, go with tensors of 8 bits, whose result is bfloat16; with its
-    ``attention_chunk`` a query sees the keys of its own chunk of so many. Dropout raises NotImplementedError.
+    ``attention_chunk`` a query sees the keys of its own chunk of so many.
 
     >>> import numpy
     >>> q = numpy.ones((2, 16, 4, 8), "float32")
@@ -48,24 +52,26 @@ def flash_attn_func(
     (2, 16, 4, 8)
     """
     try:
-        if dropout_p:
-            refuse_dropout()
+        dropout_p = number("dropout_p", dropout_p)
         if attention_chunk:
             _frameworks.demand(q=q, k=k, v=v)
-            rest = (softmax_scale, causal, window_size, softcap, alibi_slopes, return_attn_probs)
-            return _in_chunks(q, k, v, count("attention_chunk", attention_chunk, "pass 0 for one chunk"), *rest, (q_descale, k_descale, v_descale))
-        options = asked(causal, window_size, softmax_scale, softcap, "bshd")
+            rest = dict(dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap)
+            rest |= dict(alibi_slopes=alibi_slopes, dropout_seed=dropout_seed)
+            chunk = count("attention_chunk", attention_chunk, "pass 0 for one chunk")
+            return _in_chunks(q, k, v, chunk, rest, return_attn_probs, (q_descale, k_descale, v_descale))
+        options = asked(causal, window_size, softmax_scale, softcap, "bshd", dropout=dropout_p)
         factors = descales(q, q_descale, k_descale, v_descale)
-        plain = alibi_slopes is None and factors is None
+        plain = alibi_slopes is None and factors is None and not dropout_p
         if plain and not return_attn_probs:
             result = straight(q, k, v, None, options)
             if result is not None:
                 return result
-        values = NONE if plain else Values(slopes=alibi_slopes, factors=factors)
+        seed = seed_of(q, k, v, dropout_seed) if dropout_p else None
+        values = NONE if plain else Values(slopes=alibi_slopes, factors=factors, seed=seed)
         result = run(*tidied(q, k, v), options, values, return_attn_probs, None)
         return (*result, None) if return_attn_probs else result
     except Exception as error:
-        retell(error, scale="softmax_scale", slopes="alibi_slopes")
+        retell(error, scale="softmax_scale", slopes="alibi_slopes", **OF_DROPOUT)
         raise
 
 
@@ -119,6 +125,7 @@ def flash_attn_varlen_func(
     k_descale: Any | None = None,
     v_descale: Any | None = None,
     batch_invariant: bool = False,
+    dropout_seed: Any | None = None,
     out: Any | None = None,
 ) -> Any:
     """``flash_attn.flash_attn_varlen_func`` by its signature and meaning: sequences packed one after another.
@@ -130,7 +137,8 @@ def flash_attn_varlen_func(
     the keys of its own chunk of so many, counted from the first. What the engines add goes by
     name: sinks, under any of their names, and ``return_softmax_lse``, which returns (out, log-sum-exp). Keys and values may
     be float8_e4m3fn under q of 16 bits, with ``k_descale`` and ``v_descale``, float32, sequences x key heads or what expands
-    to it. ``batch_invariant`` is `attention`'s. Dropout raises NotImplementedError, and so do gradients through pages.
+    to it. ``batch_invariant`` and ``dropout_seed`` are `attention`'s; where sequences are cut (``seqused_q``,
+    ``seqused_k``, ``attention_chunk``), dropout numbers their parts. Gradients through pages raise NotImplementedError.
 
     >>> import numpy
     >>> q = numpy.ones((12, 4, 8), "float32")
@@ -138,9 +146,8 @@ def flash_attn_varlen_func(
     (12, 4, 8)
     """
     try:
-        if dropout_p:
-            refuse_dropout()
-        options = asked(causal, window_size, softmax_scale, softcap, "packed", batch_invariant)
+        dropout_p = number("dropout_p", dropout_p)
+        options = asked(causal, window_size, softmax_scale, softcap, "packed", batch_invariant, dropout_p)
         bounds = (bound("max_seqlen_q", max_seqlen_q), bound("max_seqlen_k", max_seqlen_k))
         if seqused_q is not None or attention_chunk or (seqused_k is not None and block_table is None):
             _frameworks.demand(q=q, k=k, v=v)
@@ -152,11 +159,12 @@ def flash_attn_varlen_func(
             seqused_k = None
         keys = cu_seqlens_k if seqused_k is None and block_table is None else _keys(cu_seqlens_k, seqused_k, block_table)
         factors, logit = descales(q, q_descale, k_descale, v_descale), logits(sinks, s_aux, learnable_sink)
-        if alibi_slopes is None and not return_attn_probs and not return_softmax_lse:
+        if alibi_slopes is None and not return_attn_probs and not return_softmax_lse and not dropout_p:
             result = straight(q, k, v, out, options, cu_seqlens_q, keys, logit, bounds, block_table, factors)
             if result is not None:
                 return result
-        values = Values(cu_seqlens_q, keys, logit, None, bounds, block_table, alibi_slopes, factors)
+        seed = seed_of(q, k, v, dropout_seed) if dropout_p else None
+        values = Values(cu_seqlens_q, keys, logit, None, bounds, block_table, alibi_slopes, factors, seed=seed)
         result = run(*tidied(q, k, v), options, values, return_attn_probs or return_softmax_lse, out)
         return (*result, None) if return_attn_probs else result
     except Exception as error:
@@ -193,16 +201,13 @@ def _parts(q: Any, packed: Any, used_q: Any, used_k: Any, chunk: int, block_tabl
     return _sequences.cut(q, packed, used_q, used_k, chunk)
 
 
-def _in_chunks(
-    q: Any, k: Any, v: Any, chunk: int, scale: Any, causal: bool, window: Any, softcap: float, slopes: Any, lse: bool, descale: Any
-) -> Any:
+def _in_chunks(q: Any, k: Any, v: Any, chunk: int, rest: dict[str, Any], lse: bool, descale: Any) -> Any:
     """A batch, batch x sequence x heads x dim, whose queries see their own chunk of keys."""
     if any(one is not None for one in descale):
         raise NotImplementedError("tensors of 8 bits are not computed in chunks; pass attention_chunk=0")
     (batch, queries, heads, _), (_, keys, _, _) = (_frameworks.shape(name, x) for name, x in (("q", q), ("k", k)))
     packed = _sequences.equal(q, batch, queries, keys)
     flat = [x.reshape(-1, *x.shape[2:]) for x in (q, k, v)]
-    rest = dict(softmax_scale=scale, causal=causal, window_size=window, softcap=softcap, alibi_slopes=slopes)
     result = flash_attn_varlen_func(
         *flat, *packed[:2], *packed.longest, **rest, attention_chunk=chunk, return_softmax_lse=lse
     )
@@ -227,15 +232,12 @@ def name_of_sinks(sinks: Any, s_aux: Any, learnable_sink: Any) -> str:
     return "learnable_sink" if s_aux is None else "s_aux"
 
 
-def refuse_dropout() -> None:
-    raise NotImplementedError("dropout is not supported; pass dropout_p=0.0")
-
-
 def asked(
-    causal: bool, window_size: Any, scale: float | None, softcap: float, layout: str, batch_invariant: bool = False
-) -> Options:
+    causal: bool, window_size: Any, scale: float | None, softcap: float, layout: str, batch_invariant: bool = False,
+    dropout: float = 0.0,
+) -> Options:  # fmt: skip
     """Options as FlashAttention's callers give them."""
-    key = (causal, window_size, scale, softcap, layout, batch_invariant)
+    key = (causal, window_size, scale, softcap, layout, batch_invariant, dropout)
     # What traces a call must not see the cache; numbers in a tensor may change.
     if _frameworks.is_traced() or type(window_size) is not tuple or len(window_size) != 2:
         return _asked(*key)
@@ -258,11 +260,13 @@ def _remember(key: tuple[Any, ...], options: Options) -> Options:
     return _known.setdefault(key, options)
 
 
-def _asked(causal: bool, window_size: Any, scale: float | None, softcap: float, layout: str, batch_invariant: bool) -> Options:
+def _asked(
+    causal: bool, window_size: Any, scale: float | None, softcap: float, layout: str, batch_invariant: bool, dropout: float
+) -> Options:
     unlimited = window_size is None or (type(window_size) is tuple and window_size == (-1, -1))
     window = None if unlimited else _sides(window_size)
     # FlashAttention says 0.0 where None is meant.
-    return made(causal, window, scale, softcap or None, layout, name="window_size", batch_invariant=batch_invariant)
+    return made(causal, window, scale, softcap or None, layout, False, "window_size", batch_invariant, dropout)
 
 
 def _sides(window_size: Any) -> tuple[int | None, ...]:

@@ -35,10 +35,10 @@ def attention(
 
 
 def arrays_of(values: Values | None) -> Arrays:
-    """The arrays among lengths, sinks, table and bias."""
+    """The arrays among lengths, sinks, table, bias and seed."""
     if values is None:
         return {}
-    names = ("lengths_q", "lengths_kv", "sinks", "table", "bias")
+    names = ("lengths_q", "lengths_kv", "sinks", "table", "bias", "seed")
     return {name: getattr(values, name) for name in names if getattr(values, name) is not None}
 
 

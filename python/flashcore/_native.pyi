@@ -20,6 +20,7 @@ class Options:
         accumulate: bool = False,
         shift: int = 0,
         batch_invariant: bool = False,
+        dropout: float | None = None,
     ) -> None: ...
     def attributes(self) -> dict[str, int | float | str]: ...
 
@@ -36,6 +37,7 @@ class Values:
     factors: list[Any]
     blocks: tuple[int, int] | None
     turned: bool
+    seed: Any | None
 
     def __init__(
         self,
@@ -49,6 +51,7 @@ class Values:
         factors: Sequence[Any] = (),
         blocks: Sequence[int] | None = None,
         turned: bool = False,
+        seed: Any | None = None,
     ) -> None: ...
 
 class Direct:
@@ -171,6 +174,7 @@ def grouped_mm(
     record: bool = False,
     bits_are_bf16: bool = False,
 ) -> Launched | None: ...
+def dropout_mask(probability: float, seed: int, extents: Sequence[int]) -> bytearray: ...
 def exchanges(tensor: Any) -> bool: ...
 def own_stream(index: int) -> int: ...
 def config() -> list[tuple[str, str]]: ...

@@ -27,6 +27,8 @@ class Options:
     """How many keys the diagonal lies further to the right."""
     batch_invariant: bool = False
     """Whether the bits of a row must not depend on the rest of the batch."""
+    dropout: float | None = None
+    """With which probability weights are left out."""
     ready: Any = field(default=None, init=False, compare=False, repr=False)
     """`native`, once it was asked for; `known` options have it."""
 
@@ -46,13 +48,15 @@ class Options:
             accumulate=self.accumulate,
             shift=self.shift,
             batch_invariant=self.batch_invariant,
+            dropout=self.dropout,
         )
         object.__setattr__(self, "ready", made)
         return made
 
 
 known: dict[tuple[Any, ...], Options] = {}
-"""Options by their arguments (causal, window, scale, softcap, layout, top_left, batch_invariant), so that a call finds them."""
+"""Options by their arguments (causal, window, scale, softcap, layout, top_left, batch_invariant, dropout), so that a call finds
+them."""
 
 
 def options(
@@ -64,9 +68,10 @@ def options(
     top_left: bool = False,
     name: str = "window",
     batch_invariant: bool = False,
+    dropout: float = 0.0,
 ) -> Options:
     """Options as callers give them."""
-    key, found = (causal, window, scale, softcap, layout, top_left, batch_invariant), None
+    key, found = (causal, window, scale, softcap, layout, top_left, batch_invariant, dropout), None
     if _frameworks.is_traced():  # what traces a call must not see the cache
         key = None
     else:
@@ -77,7 +82,8 @@ def options(
     if found is not None:
         return found
     left, right = band(causal, window, name)
-    return _learn(key, Options(left, right, top_left, scale, softcap, layout, batch_invariant=flag("batch_invariant", batch_invariant)))
+    more = dict(batch_invariant=flag("batch_invariant", batch_invariant), dropout=dropout or None)
+    return _learn(key, Options(left, right, top_left, scale, softcap, layout, **more))
 
 
 def _learn(key: Any, made: Options) -> Options:
@@ -126,6 +132,8 @@ class Values(NamedTuple):
     """Rows of q and of k that share a factor, where factors are those of blocks of q and k and of features of v."""
     turned: bool = False
     """Whether v is turned, as `quantise` leaves it."""
+    seed: Any = None
+    """What decides which weights dropout leaves out: 64 bits where q is, as `_dropout.seed_of` gives them."""
 
 
 NONE = Values()

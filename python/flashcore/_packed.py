@@ -19,10 +19,12 @@ def flash_attn_kvpacked_func(
     alibi_slopes: Any | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
+    *,
+    dropout_seed: Any | None = None,
 ) -> Any:
     """`flash_attn_func` with keys and values in one tensor, batch x sequence x 2 x heads x dim."""
     rest = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
-    return flash_attn_func(q, *_parts("kv", kv, 2, 2), *rest)
+    return flash_attn_func(q, *_parts("kv", kv, 2, 2), *rest, dropout_seed=dropout_seed)
 
 
 def flash_attn_qkvpacked_func(
@@ -35,10 +37,12 @@ def flash_attn_qkvpacked_func(
     alibi_slopes: Any | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
+    *,
+    dropout_seed: Any | None = None,
 ) -> Any:
     """`flash_attn_func` with queries, keys and values in one tensor, batch x sequence x 3 x heads x dim."""
     rest = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
-    return flash_attn_func(*_parts("qkv", qkv, 3, 2), *rest)
+    return flash_attn_func(*_parts("qkv", qkv, 3, 2), *rest, dropout_seed=dropout_seed)
 
 
 def flash_attn_varlen_kvpacked_func(
@@ -56,11 +60,13 @@ def flash_attn_varlen_kvpacked_func(
     alibi_slopes: Any | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
+    *,
+    dropout_seed: Any | None = None,
 ) -> Any:
     """`flash_attn_varlen_func` with keys and values in one tensor, sequence x 2 x heads x dim."""
     sequences = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     rest = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
-    return flash_attn_varlen_func(q, *_parts("kv", kv, 2, 1), *sequences, *rest)
+    return flash_attn_varlen_func(q, *_parts("kv", kv, 2, 1), *sequences, *rest, dropout_seed=dropout_seed)
 
 
 def flash_attn_varlen_qkvpacked_func(
@@ -75,11 +81,13 @@ def flash_attn_varlen_qkvpacked_func(
     alibi_slopes: Any | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
+    *,
+    dropout_seed: Any | None = None,
 ) -> Any:
     """`flash_attn_varlen_func` with queries, keys and values in one tensor, sequence x 3 x heads x dim."""
     sequences = (cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
     rest = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
-    return flash_attn_varlen_func(*_parts("qkv", qkv, 3, 1), *sequences, *rest)
+    return flash_attn_varlen_func(*_parts("qkv", qkv, 3, 1), *sequences, *rest, dropout_seed=dropout_seed)
 
 
 def _parts(name: str, tensor: Any, parts: int, at: int) -> list[Any]:

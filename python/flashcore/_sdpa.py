@@ -8,7 +8,9 @@ from math import prod
 from typing import Any
 
 from . import _frameworks
+from ._arguments import number
 from ._attention import run
+from ._dropout import seed_of
 from ._options import NONE, Values, options
 from ._words import retell
 
@@ -22,14 +24,16 @@ def scaled_dot_product_attention(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
+    *,
+    dropout_seed: Any | None = None,
 ) -> Any:
     """``torch.nn.functional.scaled_dot_product_attention`` by its signature and meaning, for tensors of any framework.
 
     With ``is_causal`` the first query stands at the first key, as PyTorch has it. ``attn_mask`` may be anything that is
     broadcast to batch x heads x queries x keys, bool or numbers to be added to scores. Its values are read on the host once,
-    to find out whether it is padding, causal or a window, which is computed much faster. Dropout raises
-    NotImplementedError. A mask that is learned (``requires_grad``) has its gradient from torch's own function, which then
-    computes the whole call, and a warning says so. Rows that see no key are zeros. Any number of batch dimensions may stand before the heads:
+    to find out whether it is padding, causal or a window, which is computed much faster. ``dropout_seed`` is `attention`'s:
+    torch's generator draws one where it is None, other frameworks need one. A mask that is learned (``requires_grad``) has
+    its gradient from torch's own function, which then computes the whole call, and a warning says so. Rows that see no key are zeros. Any number of batch dimensions may stand before the heads:
     tensors are looked at as batch x heads x sequence x dim where their strides allow it, and copied where not. They are not
     broadcast, and ``scale`` must be positive.
 
@@ -41,17 +45,19 @@ def scaled_dot_product_attention(
     (2, 4, 16, 8)
     """
     try:
-        if dropout_p:
-            raise NotImplementedError("dropout is not supported; pass dropout_p=0.0")
+        dropout_p = number("dropout_p", dropout_p)
         if attn_mask is not None and is_causal:
             raise ValueError("pass attn_mask or is_causal, not both")
         if attn_mask is not None and _is_learned(attn_mask):
             if not _frameworks.is_traced():
                 warnings.warn(LEARNED, stacklevel=2)
-            return by_torch(query, key, value, attn_mask, scale, enable_gqa)
+            if dropout_seed is not None:
+                raise NotImplementedError("dropout_seed does not go with a mask that is learned; omit it, or detach the mask")
+            return by_torch(query, key, value, attn_mask, scale, enable_gqa, dropout_p)
         shape = _frameworks.shape("query", query)
         if len(shape) != 4:
-            return _by_four(query, key, value, attn_mask, is_causal, scale, enable_gqa)
+            rest = (dropout_p, is_causal, scale, enable_gqa)
+            return _by_four(query, key, value, attn_mask, rest, dropout_seed)
         of_key = _frameworks.shape("key", key)
         if len(of_key) != 4:
             raise ValueError(f"key is {of_key} but query {shape}; give them the same number of dimensions")
@@ -61,11 +67,12 @@ def scaled_dot_product_attention(
             missing = 4 - len(_frameworks.shape("attn_mask", attn_mask))
             # A whole mask stays the same object, whose values may have been read before.
             attn_mask = attn_mask[(None,) * missing] if missing else attn_mask
-        asked = options(is_causal, None, scale, None, "bhsd", top_left=is_causal)
-        values = NONE if attn_mask is None else Values(mask=attn_mask)
+        asked = options(is_causal, None, scale, None, "bhsd", top_left=is_causal, dropout=dropout_p)
+        seed = seed_of(query, key, value, dropout_seed) if dropout_p else None
+        values = NONE if attn_mask is None and seed is None else Values(mask=attn_mask, seed=seed)
         return run(query, key, value, asked, values, False, None)
     except Exception as error:
-        retell(error, q="query", k="key", v="value", mask="attn_mask")
+        retell(error, q="query", k="key", v="value", mask="attn_mask", dropout="dropout_p", seed="dropout_seed")
         raise
 
 
@@ -75,11 +82,13 @@ def _is_learned(mask: Any) -> bool:
     return torch is not None and isinstance(mask, torch.Tensor) and mask.requires_grad and torch.is_grad_enabled()
 
 
-def by_torch(query: Any, key: Any, value: Any, mask: Any, scale: float | None, enable_gqa: bool) -> Any:
+def by_torch(
+    query: Any, key: Any, value: Any, mask: Any, scale: float | None, enable_gqa: bool, dropout: float = 0.0
+) -> Any:
     """torch's own function, for the gradient of a mask."""
     # Not by the name that callers may have given to this function.
     function = sys.modules["torch"]._C._nn.scaled_dot_product_attention
-    return function(query, key, value, mask, scale=scale, enable_gqa=enable_gqa)
+    return function(query, key, value, mask, dropout, scale=scale, enable_gqa=enable_gqa)
 
 
 LEARNED = (
@@ -88,15 +97,16 @@ LEARNED = (
 )
 
 
-def _by_four(query: Any, key: Any, value: Any, mask: Any, is_causal: bool, scale: Any, enable_gqa: bool) -> Any:
+def _by_four(query: Any, key: Any, value: Any, mask: Any, rest: tuple[Any, ...], seed: Any) -> Any:
     """Tensors with another number of dimensions, as batch x heads x sequence x dim."""
     tensors = {"query": query, "key": key, "value": value}
     shapes = {name: _frameworks.shape(name, tensor) for name, tensor in tensors.items()}
+    enable_gqa = rest[-1]
     _check_batch(shapes, enable_gqa)
     four = [_reshape(tensors[name], _four(shape, enable_gqa)) for name, shape in shapes.items()]
     if mask is not None:
         mask = _mask_of_four(mask, shapes["query"], enable_gqa)
-    out = scaled_dot_product_attention(*four, mask, 0.0, is_causal, scale, enable_gqa)
+    out = scaled_dot_product_attention(*four, mask, *rest, dropout_seed=seed)
     return _reshape(out, (*shapes["query"][:-1], shapes["value"][-1]))
 
 

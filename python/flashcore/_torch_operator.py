@@ -35,6 +35,7 @@ def operator(
     scale: Optional[float],
     softcap: Optional[float],
     layout: str,
+    dropout: Optional[float],
     batch_invariant: bool,
     query_lengths: Optional[Tensor],
     key_lengths: Optional[Tensor],
@@ -42,13 +43,14 @@ def operator(
     mask: Optional[Tensor],
     slopes: Optional[Tensor],
     table: Optional[Tensor],
+    seed: Optional[Tensor],
     longest: Optional[list[int]],
     return_lse: bool,
 ) -> tuple[Tensor, Tensor]:
     """The result, and the log-sum-exp or, where that is not wanted, a tensor without elements."""
-    options = Options(left, right, top_left, scale, softcap, layout, batch_invariant=batch_invariant)
+    options = Options(left, right, top_left, scale, softcap, layout, batch_invariant=batch_invariant, dropout=dropout)
     bounds = None if longest is None else (longest[0], longest[1])
-    values = Values(query_lengths, key_lengths, sinks, mask, bounds, table, slopes)
+    values = Values(query_lengths, key_lengths, sinks, mask, bounds, table, slopes, seed=seed)
     result = _attention.by_framework(_frameworks.of(q), q, k, v, options, values, return_lse, None)
     return result if return_lse else (result, q.new_empty(0, dtype=torch.float32))
 
@@ -75,20 +77,22 @@ def backward_operator(
     scale: Optional[float],
     softcap: Optional[float],
     layout: str,
+    dropout: Optional[float],
     query_lengths: Optional[Tensor],
     key_lengths: Optional[Tensor],
     sinks: Optional[Tensor],
     mask: Optional[Tensor],
     slopes: Optional[Tensor],
+    seed: Optional[Tensor],
     longest: Optional[list[int]],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The gradients of q, k, v and the sinks; without sinks the last has no elements.
 
     `sums` are those of d_out times out over each row, where they are not to be computed here.
     """
-    options = Options(left, right, top_left, scale, softcap, layout)
+    options = Options(left, right, top_left, scale, softcap, layout, dropout=dropout)
     bounds = None if longest is None else (longest[0], longest[1])
-    values = Values(query_lengths, key_lengths, sinks, mask, bounds, slopes=slopes)
+    values = Values(query_lengths, key_lengths, sinks, mask, bounds, slopes=slopes, seed=seed)
     with torch.no_grad():
         *grads, d_sinks = _attention.gradients((q, k, v), out, sums, lse, d_out, options, values)
     d_sinks = q.new_empty(0, dtype=torch.float32) if d_sinks is None else d_sinks.to(sinks.dtype)
@@ -97,28 +101,28 @@ def backward_operator(
 
 @backward_operator.register_fake
 def _(d_out, out, sums, lse, q, k, v, *options_and_values):
-    sinks = options_and_values[8]
+    sinks = options_and_values[9]
     d_sinks = q.new_empty(0, dtype=torch.float32) if sinks is None else torch.empty_like(sinks)
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), d_sinks
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     """What gradients need of a call."""
-    q, k, v, *options = inputs[:9]
-    _, *values, _, longest, _ = inputs[9:]
-    ctx.save_for_backward(q, k, v, *output, *values)
+    q, k, v, *options = inputs[:10]
+    _, *values, _, seed, longest, _ = inputs[10:]
+    ctx.save_for_backward(q, k, v, *output, *values, seed)
     ctx.options, ctx.longest = options, longest
     ctx.set_materialize_grads(False)
 
 
 def _differentiate(ctx: Any, d_out: Optional[Tensor], d_lse: Optional[Tensor]) -> tuple[Any, ...]:
     q, k, v, out, lse, *values = ctx.saved_tensors
-    none = (None,) * 18
+    none = (None,) * 20
     if d_out is None and d_lse is None:
         return none
     d_out, sums = _sums(d_out, d_lse, out, ctx.options[5])
     dq, dk, dv, d_sinks = _by(backward_operator, TransformedBackward)(d_out, out, sums, lse, q, k, v, *ctx.options, *values, ctx.longest)
-    return dq, dk, dv, *none[3:12], None if values[2] is None else d_sinks, *none[13:]
+    return dq, dk, dv, *none[3:13], None if values[2] is None else d_sinks, *none[14:]
 
 
 def _sums(d_out: Optional[Tensor], d_lse: Optional[Tensor], out: Tensor, layout: str) -> tuple[Tensor, Optional[Tensor]]:
@@ -206,20 +210,25 @@ def _differentiated(inputs: Any, out: Tensor, sums: Any, lse: Tensor, d_out: Ten
 def _short_way(q: Tensor, values: Values) -> Any:
     """The extension's short way, where q and these values may have one."""
     if values is not NONE:
-        _, _, _, mask, _, table, slopes, factors, _, turned = values
+        _, _, _, mask, _, table, slopes, factors, _, turned, seed = values
         numbers = all(x is None or type(x) in _PLAIN for x in values[:3])
-        if not numbers or turned or any(x is not None for x in (mask, table, slopes, factors)):
+        if not numbers or turned or any(x is not None for x in (mask, table, slopes, factors, seed)):
             return None
     return _frameworks.direct.get(type(q))
 
 
 def _by_operator(inputs: Any, out: Tensor, sums: Any, lse: Tensor, d_out: Tensor, options: Options, values: Values) -> Any:
     """`_attention.gradients` as a call of the operator."""
-    asked = (options.left, options.right, options.top_left, options.scale, options.softcap, options.layout)
-    given = (values.query_lengths, values.key_lengths, values.sinks, values.mask, values.slopes)
+    given = (values.query_lengths, values.key_lengths, values.sinks, values.mask, values.slopes, values.seed)
     longest = None if values.longest is None else list(values.longest)
     tensors = (d_out, out, sums, lse, *inputs)
-    return _by(backward_operator, TransformedBackward)(*tensors, *asked, *map(_tensor, given), longest)
+    return _by(backward_operator, TransformedBackward)(*tensors, *_asked(options), *map(_tensor, given), longest)
+
+
+def _asked(options: Options) -> tuple[Any, ...]:
+    """The options that both operators take."""
+    edges = (options.left, options.right, options.top_left)
+    return (*edges, options.scale, options.softcap, options.layout, options.dropout)
 
 
 def _is_watched(q: Tensor, *others: Tensor) -> bool:
@@ -324,12 +333,7 @@ def call(
         q,
         k,
         v,
-        options.left,
-        options.right,
-        options.top_left,
-        options.scale,
-        options.softcap,
-        options.layout,
+        *_asked(options),
         options.batch_invariant,
         _tensor(values.query_lengths),
         _tensor(values.key_lengths),
@@ -337,6 +341,7 @@ def call(
         _tensor(values.mask),
         _tensor(values.slopes),
         _tensor(values.table),
+        _tensor(values.seed),
         None if values.longest is None else list(values.longest),
         return_lse or with_gradients,
     )

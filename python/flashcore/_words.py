@@ -35,6 +35,8 @@ PATTERNS = {
     "shared": [(r"\bthe shared expert(?:'s)?\b", "{}")],
     "experts": [(r"\bthe experts' matrices\b", "{}")],
     "offsets": [(r"\boffsets\b", "{}")],
+    "dropout": [(r"(?<!the )\bdropout\b", "{}")],
+    "seed": [(r"\bthe seed\b", "{}")],
 }
 """What the core and the extension say, by what it is."""
 

@@ -146,10 +146,10 @@ def test_packed(framework):
 def test_signatures():
     flash = "dropout_p softmax_scale causal window_size softcap alibi_slopes deterministic return_attn_probs"
     expected = {
-        flashcore.flash_attn_func: f"q k v {flash} q_descale k_descale v_descale attention_chunk",
-        flashcore.flash_attn_kvpacked_func: f"q kv {flash}",
-        flashcore.flash_attn_qkvpacked_func: f"qkv {flash}",
-        flashcore.scaled_dot_product_attention: "query key value attn_mask dropout_p is_causal scale enable_gqa",
+        flashcore.flash_attn_func: f"q k v {flash} q_descale k_descale v_descale attention_chunk dropout_seed",
+        flashcore.flash_attn_kvpacked_func: f"q kv {flash} dropout_seed",
+        flashcore.flash_attn_qkvpacked_func: f"qkv {flash} dropout_seed",
+        flashcore.scaled_dot_product_attention: "query key value attn_mask dropout_p is_causal scale enable_gqa dropout_seed",
     }
     for function, names in expected.items():
         assert list(inspect.signature(function).parameters) == names.split(), function.__name__
@@ -157,12 +157,8 @@ def test_signatures():
 
 def test_what_is_missing_is_said():
     q = normal(1, 8, 2, 16)
-    with raises(NotImplementedError, "dropout"):
-        flashcore.flash_attn_func(q, q, q, dropout_p=0.1)
     with raises(ValueError, "slopes must be float32, dense, 2"):
         flashcore.flash_attn_func(q, q, q, alibi_slopes=np.ones(3))
-    with raises(NotImplementedError, "dropout"):
-        flashcore.scaled_dot_product_attention(q, q, q, dropout_p=0.1)
     with raises(ValueError, "enable_gqa"):
         flashcore.scaled_dot_product_attention(q, q[:, :4], q[:, :4])
     with raises(ValueError, "attn_mask or is_causal"):

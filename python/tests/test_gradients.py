@@ -175,7 +175,7 @@ def test_backward_operator_is_sound():
 
     q = torch.randn(2, 16, 4, 8).transpose(1, 2)
     out, lse = flashcore.attention(q, q, q, return_lse=True)
-    arguments = (q, out, None, lse, q, q, q, None, 0, False, None, None, "bhsd", None, None, torch.zeros(4), None, None, None)
+    arguments = (q, out, None, lse, q, q, q, None, 0, False, None, None, "bhsd", None, None, None, torch.zeros(4), None, None, None, None)
     torch.library.opcheck(backward_operator, arguments)
 
 

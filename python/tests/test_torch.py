@@ -47,7 +47,7 @@ def test_operator_is_sound():
     from flashcore._torch_operator import operator
 
     for q in (torch.randn(2, 4, 16, 8), torch.randn(2, 16, 4, 8).transpose(1, 2)):
-        arguments = (q, q, q, None, 0, False, None, None, "bhsd", False, *(None,) * 7, True)
+        arguments = (q, q, q, None, 0, False, None, None, "bhsd", None, False, *(None,) * 8, True)
         torch.library.opcheck(operator, arguments)
 
 

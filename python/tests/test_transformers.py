@@ -1,7 +1,11 @@
 """Hugging Face transformers with random weights: what `attn_implementation="flashcore"` gives beside eager attention."""
 
 import importlib.util
+import itertools
+from unittest.mock import patch
 
+import flashcore
+import numpy as np
 from harness import Skip, cases, has_cuda
 
 SMALL = dict(
@@ -46,10 +50,10 @@ def need_transformers():
     return torch, transformers
 
 
-def make(kind, implementation):
+def make(kind, implementation, **more):
     """The same model, whatever computes its attention."""
     _, transformers = need_transformers()
-    config = transformers.AutoConfig.for_model(kind, **MODELS[kind])
+    config = transformers.AutoConfig.for_model(kind, **MODELS[kind] | more)
     return transformers.AutoModelForCausalLM.from_config(config, attn_implementation=implementation).eval()
 
 
@@ -63,10 +67,10 @@ def both(model, config):
     return made
 
 
-def pair(kind):
+def pair(kind, **more):
     import torch
 
-    models = make(kind, "eager"), make(kind, "flashcore")
+    models = make(kind, "eager", **more), make(kind, "flashcore", **more)
     assert models[1].config._attn_implementation == "flashcore"
     torch.manual_seed(1)
     return *models, torch.randint(3, 128, (2, 40))
@@ -107,6 +111,54 @@ def test_gradients_are_those_of_eager_attention(kind):
         assert (wanted.grad is None) == (got.grad is None), name
         if wanted.grad is not None:
             torch.testing.assert_close(got.grad, wanted.grad, atol=TOLERANCE, rtol=0)
+
+
+@cases(kind=["llama", "mistral", "gpt2"], packed=[False, True])
+def test_training_leaves_out_the_weights_of_the_mask(kind, packed):
+    """Eager attention that leaves out the same weights has the same loss and gradients."""
+    name = "attn_pdrop" if kind == "gpt2" else "attention_dropout"
+    eager, ours, tokens = pair(kind, **{name: 0.1})
+    import torch
+
+    seeds = {model: itertools.count(100) for model in ("eager", "ours")}
+    positions = torch.cat([torch.arange(15), torch.arange(25)])[None]
+    if packed:
+        tokens, how = tokens[:1], dict(position_ids=positions)
+    else:
+        how = {}
+
+    def drop(weights, p=0.5, training=True, inplace=False):
+        if not training or not p:
+            return weights
+        whole = flashcore.dropout_mask(p, next(seeds["eager"]), 2, *weights.shape[1:])
+        # The sequences of a packed batch are numbered, and so are the tokens of each.
+        at = (np.array([0] * 15 + [1] * 25), positions[0].numpy())
+        mask = whole[at[0][:, None], :, at[1][:, None], at[1][None]].transpose(2, 0, 1)[None] if packed else whole
+        return weights * torch.tensor(mask) / (1 - p)
+
+    draw = lambda *_: torch.tensor([next(seeds["ours"])])
+    with patch.object(torch.nn.functional, "dropout", drop), patch.object(flashcore._frameworks.Torch, "seed", draw):
+        losses = [model.train()(tokens, labels=tokens, use_cache=False, **how).loss for model in (eager, ours)]
+    assert [next(count) for count in seeds.values()] == [102, 102]
+    torch.testing.assert_close(*losses, atol=TOLERANCE, rtol=0)
+    for loss in losses:
+        loss.backward()
+    for (name, wanted), got in zip(eager.named_parameters(), ours.parameters()):
+        torch.testing.assert_close(got.grad, wanted.grad, atol=TOLERANCE, rtol=0, msg=name)
+
+
+def test_a_model_learns_with_dropout():
+    _, ours, tokens = pair("llama", attention_dropout=0.1)
+    import torch
+
+    optimizer, losses = torch.optim.AdamW(ours.train().parameters(), 3e-3), []
+    for _ in range(30):
+        loss = ours(tokens, labels=tokens, use_cache=False).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] / 2, losses
 
 
 def test_learned_biases_of_scores_and_their_gradients():

@@ -31,7 +31,7 @@ impl Dropout {
     }
 
     /// Checks the probability; one that leaves out nothing is no dropout.
-    pub(crate) fn parse(self) -> Result<Option<Self>, ProblemError> {
+    pub fn parse(self) -> Result<Option<Self>, ProblemError> {
         match self.probability {
             p if (0.0..1.0).contains(&p) => Ok((self.threshold() > 0).then_some(self)),
             p => Err(ProblemError::Dropout(p)),

@@ -2,11 +2,14 @@
 //! `MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test -p flashcore-cpu --test tiny`.
 
 use flashcore_core::{
-    Backend, BackwardCall, BackwardInputs, BackwardSpec, Dims, Element, GradientsMut, HostCall, Instance,
-    Layout, Lengths, Mask, RowTerms, Spec, Values,
+    Backend, BackwardCall, BackwardInputs, BackwardSpec, Dims, Dropout, Element, GradientsMut, HeadDropout,
+    HostCall, Instance, Layout, Lengths, Mask, RowTerms, Spec, Values,
 };
 use flashcore_cpu::{Cpu, SimdLevel};
 use half::{bf16, f16};
+
+/// Of dropout, where a problem has it.
+const SEED: u64 = 3;
 
 /// Numbers in [−1, 1).
 fn numbers<T: Element>(layout: &Layout, seed: usize) -> Vec<T> {
@@ -19,7 +22,7 @@ fn reference<T: Element>(problem: Instance<'_>, [q, k, v]: [&[T]; 3], [n, head, 
     let at = |data: &[T], start: usize, d: usize| f64::from(data[start + d].to_f32());
     let q_row = problem.q().row(s.batch, head, s.q_start + i);
     let mut out = vec![0.0; problem.dim_v()];
-    let mut sum = 0.0;
+    let (dropout, mut sum) = (problem.dropout_of(n, head), 0.0);
     for key in problem.mask().keys(i, s.q_len, s.kv_len) {
         let k_row = problem.k().row(s.batch, kv_head, s.kv_start + key);
         let v_row = problem.v().row(s.batch, kv_head, s.kv_start + key);
@@ -28,6 +31,8 @@ fn reference<T: Element>(problem: Instance<'_>, [q, k, v]: [&[T]; 3], [n, head, 
         let weight =
             problem.softcap().map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh()).exp();
         sum += weight;
+        let kept = |dropout: HeadDropout| if dropout.keeps(i, key) { dropout.factor().into() } else { 0.0 };
+        let weight = weight * dropout.map_or(1.0, kept);
         out.iter_mut().enumerate().for_each(|(d, out)| *out += weight * at(v, v_row, d));
     }
     out.iter_mut().for_each(|out| *out /= if sum > 0.0 { sum } else { 1.0 });
@@ -43,7 +48,7 @@ fn check_as<T: Element>(
     let mut spec =
         Spec::new(T::DTYPE, layout(heads_q, seq_q), layout(heads_kv, seq_kv), layout(heads_kv, seq_kv));
     change(&mut spec);
-    let values = Values { lengths: lengths.clone(), ..Values::default() };
+    let values = Values { lengths: lengths.clone(), seed: Some(SEED), ..Values::default() };
     let problem = spec.with(&values).parse().unwrap();
     let problem = Instance::new(&problem, &values).unwrap();
     let (q, k, v) =
@@ -82,12 +87,14 @@ fn tiles() {
     check([1, 2, 1, 9, 11, 5], |spec| spec.mask = Mask::CAUSAL);
     check([1, 1, 1, 17, 17, 3], |spec| spec.mask = Mask::window(2, 1).top_left());
     check([1, 1, 1, 5, 9, 2], |spec| spec.softcap = Some(2.0));
+    check([1, 2, 1, 9, 11, 5], |spec| spec.dropout = Some(Dropout::new(0.3)));
 }
 
 #[test]
 fn rows() {
     check([2, 2, 1, 1, 9, 8], |_| ());
     check([1, 1, 1, 2, 40, 3], |spec| spec.mask = Mask::CAUSAL);
+    check([2, 2, 1, 1, 40, 8], |spec| spec.dropout = Some(Dropout::new(0.3)));
 }
 
 #[test]
@@ -101,39 +108,54 @@ fn lengths() {
     check_with([1, 1, 1, 7, 9, 4], &Lengths::ragged([0, 1, 1, 7], [0, 4, 5, 9]), &|_| ());
 }
 
-/// Weights of a row add up to 1, so that the gradients of all values add up to those of all outputs.
-fn check_gradients<T: Element>([heads_q, seq_q, seq_kv, dim]: [usize; 4], mask: Mask) {
+/// The gradients of all values add up to those of all outputs, each times what the weights of its row add up to: 1, or with
+/// dropout what values of one give.
+fn check_gradients<T: Element>(
+    [heads_q, seq_q, seq_kv, dim]: [usize; 4],
+    mask: Mask,
+    dropout: Option<Dropout>,
+) {
     let layout = |heads, seq| Layout::bhsd(Dims::new(1, heads, seq, dim)).unwrap();
     let (q_layout, kv_layout) = (layout(heads_q, seq_q), layout(1, seq_kv));
-    let spec = Spec { mask, ..Spec::new(T::DTYPE, q_layout, kv_layout, kv_layout) };
+    let spec = Spec { mask, dropout, ..Spec::new(T::DTYPE, q_layout, kv_layout, kv_layout) };
+    let values = Values { seed: Some(SEED), ..Values::default() };
     let (forward, problem) = (spec.clone().parse().unwrap(), BackwardSpec::new(spec).parse().unwrap());
     let [q, k, v] =
         [(q_layout, 1), (kv_layout, 2), (kv_layout, 3)].map(|(layout, seed)| numbers::<T>(&layout, seed));
     let (d_out, mut out) = (numbers::<T>(&q_layout, 4), numbers::<T>(&q_layout, 5));
     let mut lse = vec![0.0; forward.rows()];
     let cpu = Cpu::new().with_simd(SimdLevel::Portable).unwrap();
-    cpu.forward(&mut HostCall::bind(&forward, Values::NONE, [&q, &k, &v], &mut out, Some(&mut lse)).unwrap())
-        .unwrap();
+    let (mut sums, ones) = (out.clone(), vec![T::from_f32(1.0); v.len()]);
+    for (v, out) in [(&ones, &mut sums), (&v, &mut out)] {
+        cpu.forward(&mut HostCall::bind(&forward, &values, [&q, &k, v], out, Some(&mut lse)).unwrap())
+            .unwrap();
+    }
     let qkv = [&q, &k, &v].map(|tensor| T::erase(tensor));
     let inputs =
         BackwardInputs { qkv, lse: &lse, terms: RowTerms::Out(T::erase(&out)), d_out: T::erase(&d_out) };
     let [mut dq, mut dk, mut dv] = [&q, &k, &v].map(|tensor| vec![T::from_f32(f32::NAN); tensor.len()]);
     let grads = GradientsMut { qkv: [&mut dq, &mut dk, &mut dv].map(|grad| T::erase_mut(grad)), sinks: None };
-    cpu.backward(&mut BackwardCall::bind(&problem, Values::NONE, inputs, grads).unwrap()).unwrap();
+    cpu.backward(&mut BackwardCall::bind(&problem, &values, inputs, grads).unwrap()).unwrap();
     assert!(dq.iter().chain(&dk).all(|x| x.to_f32().is_finite()));
     for feature in 0..dim {
-        let sum = |rows: &[T]| rows.chunks(dim).map(|row| row[feature].to_f32()).sum::<f32>();
-        assert!((sum(&dv) - sum(&d_out)).abs() < 0.1, "{} and {}", sum(&dv), sum(&d_out));
+        let of = |rows: &[T]| rows.iter().skip(feature).step_by(dim).map(|x| x.to_f32()).collect::<Vec<_>>();
+        let expected: f32 = of(&d_out).iter().zip(of(&sums)).map(|(x, sum)| x * sum).sum();
+        let got: f32 = of(&dv).iter().sum();
+        assert!((got - expected).abs() < 0.1, "{got} and {expected}");
     }
 }
 
 #[test]
 fn gradients() {
-    for (shape, mask) in
-        [([2, 9, 11, 5], Mask::CAUSAL), ([1, 3, 130, 8], Mask::NONE), ([1, 67, 3, 2], Mask::NONE)]
-    {
-        check_gradients::<f32>(shape, mask);
-        check_gradients::<f16>(shape, mask);
-        check_gradients::<bf16>(shape, mask);
+    let dropout = Some(Dropout::new(0.3));
+    for (shape, mask, dropout) in [
+        ([2, 9, 11, 5], Mask::CAUSAL, None),
+        ([1, 3, 130, 8], Mask::NONE, dropout),
+        ([1, 67, 3, 2], Mask::NONE, None),
+        ([2, 9, 11, 5], Mask::CAUSAL, dropout),
+    ] {
+        check_gradients::<f32>(shape, mask, dropout);
+        check_gradients::<f16>(shape, mask, dropout);
+        check_gradients::<bf16>(shape, mask, dropout);
     }
 }

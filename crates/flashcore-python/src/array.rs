@@ -414,7 +414,7 @@ impl View {
     }
 
     /// Whether it has these extents, and its elements lie one after another.
-    fn is_dense(&self, extents: &[usize]) -> bool {
+    pub(crate) fn is_dense(&self, extents: &[usize]) -> bool {
         let wanted = |at: usize| extents[at] as i64;
         let same = self.rank == extents.len() && (0..self.rank).all(|at| self.extents[at] == wanted(at));
         let dense = dense_strides(self.extents, self.rank);
@@ -428,7 +428,11 @@ impl View {
         self.strides[last] == 1 || self.extents[last] <= 1
     }
 
-    unsafe fn read(tensor: &Tensor, operand: Operand, order: Order) -> Result<Self, CallError> {
+    /// Reads extents and strides.
+    ///
+    /// # Safety
+    /// They must be those of a live producer.
+    pub(crate) unsafe fn read(tensor: &Tensor, operand: Operand, order: Order) -> Result<Self, CallError> {
         let rank = usize::try_from(tensor.ndim).unwrap_or(usize::MAX);
         if rank > MOST_DIMENSIONS {
             return Err(CallError::Rank { operand, rank, order });
@@ -464,7 +468,8 @@ fn dense_strides(extents: [i64; MOST_DIMENSIONS], rank: usize) -> [i64; MOST_DIM
     strides
 }
 
-fn place(device: Device, operand: Operand) -> Result<Place, CallError> {
+/// Where a tensor of that device is.
+pub(crate) fn place(device: Device, operand: Operand) -> Result<Place, CallError> {
     let index = u32::try_from(device.id).unwrap_or(0);
     match device.kind {
         Device::CPU | Device::CUDA_HOST => Ok(Place::Host),

@@ -132,7 +132,7 @@ impl Backward<'_> {
     fn device_tensors(&self, addresses: &host::GradAddresses, d_sinks: Option<usize>) -> BackwardTensors {
         let ([q, k, v], [dq, dk, dv]) =
             (addresses.qkv.map(|at| at as u64), addresses.grads.map(|at| at as u64));
-        let [lengths_q, lengths_kv, sinks, bias] = self.call.value_addresses();
+        let [lengths_q, lengths_kv, sinks, bias, seed] = self.call.value_addresses();
         let optional = |at: Option<usize>| at.map_or(0, |at| at as u64);
         BackwardTensors {
             q,
@@ -149,6 +149,7 @@ impl Backward<'_> {
             lengths_kv,
             sinks,
             bias,
+            seed,
             d_sinks: optional(d_sinks),
         }
     }

@@ -4,13 +4,14 @@ mod check;
 mod factors;
 mod numbers;
 
-use flashcore::{Operand, Problem, Spec, Values, cuda::DeviceTensors};
+use flashcore::{Dropout, Operand, Problem, Spec, Values, cuda::DeviceTensors};
 use flashcore_core::{Bias, Dims};
 use pyo3::prelude::*;
 
 use crate::{
     array::{Array, Numbers, Order, Place, Table},
     device::{self, Queue},
+    dropout::Seed,
     error::CallError,
     exchange::Exchange,
     host,
@@ -83,7 +84,7 @@ pub(crate) fn stream_of(
     }
 }
 
-/// Lengths, sinks, page table, factors and bias as Python objects.
+/// Lengths, sinks, page table, factors, bias and seed as Python objects.
 #[derive(Default)]
 pub(crate) struct Given<'a, 'py> {
     pub(crate) lengths: [Option<&'a Bound<'py, PyAny>>; 2],
@@ -91,6 +92,7 @@ pub(crate) struct Given<'a, 'py> {
     pub(crate) table: Option<&'a Bound<'py, PyAny>>,
     pub(crate) factors: Vec<&'a Bound<'py, PyAny>>,
     pub(crate) bias: Option<&'a Bound<'py, PyAny>>,
+    pub(crate) seed: Option<&'a Bound<'py, PyAny>>,
 }
 
 /// The tensors and numbers of one call, as plain data.
@@ -111,6 +113,8 @@ pub(crate) struct Call<'a> {
     pub(crate) table: Option<Table>,
     /// What is added to scores.
     pub(crate) bias: Option<Array>,
+    /// What decides which weights dropout leaves out.
+    pub(crate) seed: Option<Seed>,
     pub(crate) longest: Option<(usize, usize)>,
     /// First and one-past-last key of each batch entry.
     pub(crate) ranges: Option<&'a (Vec<u32>, Vec<u32>)>,
@@ -131,6 +135,7 @@ impl<'a> Call<'a> {
             turned: false,
             table,
             bias,
+            seed: None,
             longest,
             ranges: None,
         }
@@ -146,18 +151,19 @@ impl<'a> Call<'a> {
     ) -> Result<(), CallError> {
         let Some(values) = values else { return Ok(()) };
         let bound = |object: &'_ Option<Py<PyAny>>| object.as_ref().map(|object| object.bind(py).clone());
-        let [lengths_q, lengths_kv, sinks, table, bias] =
-            [&values.lengths_q, &values.lengths_kv, &values.sinks, &values.table, &values.bias].map(bound);
+        let given =
+            [&values.lengths_q, &values.lengths_kv, &values.sinks, &values.table, &values.bias, &values.seed];
+        let [lengths_q, lengths_kv, sinks, table, bias, seed] = given.map(bound);
         let lengths = [lengths_q.as_ref(), lengths_kv.as_ref()];
         let factors = values.factors.iter().map(|one| one.bind(py)).collect();
-        let [sinks, table, bias] = [sinks.as_ref(), table.as_ref(), bias.as_ref()];
+        let [sinks, table, bias, seed] = [&sinks, &table, &bias, &seed].map(Option::as_ref);
         (self.blocks, self.turned) = (values.blocks, values.turned);
-        self.bind(Given { lengths, sinks, table, factors, bias }, request, kept)?;
+        self.bind(Given { lengths, sinks, table, factors, bias, seed }, request, kept)?;
         (self.longest, self.ranges) = (values.longest, values.ranges.as_ref());
         Ok(())
     }
 
-    /// Takes in lengths, sinks, page table and bias.
+    /// Takes in lengths, sinks, page table, bias and seed.
     pub(crate) fn bind(
         &mut self,
         given: Given<'_, '_>,
@@ -183,6 +189,9 @@ impl<'a> Call<'a> {
         if let Some(bias) = given.bias {
             self.bias = Some(kept.keep(request.input(bias, Operand::Bias)?));
         }
+        if let Some(seed) = given.seed {
+            self.seed = Some(kept.keep(request.seed(seed)?));
+        }
         Ok(())
     }
 
@@ -193,7 +202,8 @@ impl<'a> Call<'a> {
         let floats = floats.chain(&self.factors).map(|a| (a.operand, a.place));
         let numbers = self.lengths.iter().flatten().map(|n| (n.operand, n.place));
         let table = self.table.iter().map(|table| (Operand::Table, table.place));
-        match floats.chain(numbers).chain(table).find(|&(_, place)| place != first) {
+        let seed = self.seed.iter().map(|seed| (Operand::Seed, seed.place));
+        match floats.chain(numbers).chain(table).chain(seed).find(|&(_, place)| place != first) {
             Some((operand, place)) => Err(CallError::Places { operand, place, first }),
             None => Ok(first),
         }
@@ -249,12 +259,12 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Where lengths of queries and of keys, sinks and bias lie on a GPU; 0 where there are none.
-    pub(crate) fn value_addresses(&self) -> [u64; 4] {
+    /// Where lengths of queries and of keys, sinks, bias and seed lie on a GPU; 0 where there are none.
+    pub(crate) fn value_addresses(&self) -> [u64; 5] {
         let [q, kv] = self.lengths.map(|numbers| numbers.map_or(0, |numbers| numbers.address as u64));
         let [sinks, bias] =
             [self.sinks, self.bias].map(|array| array.map_or(0, |array| array.address as u64));
-        [q, kv, sinks, bias]
+        [q, kv, sinks, bias, self.seed.map_or(0, |seed| seed.address as u64)]
     }
 
     fn spec(&self, options: &Options) -> Result<Spec, CallError> {
@@ -268,6 +278,9 @@ impl<'a> Call<'a> {
         }
         if self.ranges.is_some() && (self.turned || !self.factors.is_empty()) {
             return Err(CallError::RangesAndFactors);
+        }
+        if self.ranges.is_some() && options.dropout.is_some() {
+            return Err(CallError::RangesAndDropout);
         }
         let keys = self.key_order(options.order)?;
         let [q, k, v, out] = &self.arrays;
@@ -290,6 +303,7 @@ impl<'a> Call<'a> {
             batch_invariant: options.batch_invariant,
             sinks: self.sinks.map(|sinks| sinks.dtype),
             bias: self.bias.map(|bias| bias_kind(&bias)).transpose()?,
+            dropout: options.dropout.map(Dropout::new),
             ..Spec::new(dtype, q, k, v)
         })
     }
@@ -360,7 +374,7 @@ impl<'a> Call<'a> {
             Place::Host => unsafe { host::run(problem, values, tensors, lse) },
             Place::Cuda(index) => {
                 let [q, k, v, out] = tensors.map(|at| at as u64);
-                let [lengths_q, lengths_kv, sinks, bias] = self.value_addresses();
+                let [lengths_q, lengths_kv, sinks, bias, seed] = self.value_addresses();
                 let tensors = DeviceTensors {
                     q,
                     k,
@@ -373,6 +387,7 @@ impl<'a> Call<'a> {
                     sinks,
                     factors: self.factor_addresses(),
                     bias,
+                    seed,
                 };
                 let alignment = device::alignment([q, k, v, out]);
                 let ready = device::open(index)?.prepare_aligned(problem, alignment)?;

@@ -62,7 +62,7 @@ impl Direct {
             return Ok(plain.then(|| PyBool::new(py, false).to_owned().into_any()));
         }
         let factors = factors.iter().flatten().collect();
-        let given = Given { lengths: [lengths_q, lengths_kv], sinks, table, factors, bias: None };
+        let given = Given { lengths: [lengths_q, lengths_kv], sinks, table, factors, ..Given::default() };
         let results = self.launch([q, k, v], out, false, options, given, longest)?;
         Ok(results.map(|(out, _)| out))
     }

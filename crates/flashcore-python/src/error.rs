@@ -78,6 +78,14 @@ pub(crate) enum CallError {
     TableRows { given: usize, needed: usize },
     #[error("{operand} has {rank} dimensions but with a page table 4 are needed: {dimensions}")]
     PageRank { operand: Operand, rank: usize, dimensions: &'static str },
+    #[error("the seed is {dtype}; convert it to int64, as by x.astype(\"int64\") or, in torch, x.long()")]
+    SeedElements { dtype: String },
+    #[error("the seed must be one number of 64 bits, or two of 32; pass a tensor of int64 with one element")]
+    SeedShape,
+    #[error(
+        "dropout does not go with key ranges, whose keys are counted from the first of each; pass the mask as bias"
+    )]
+    RangesAndDropout,
     #[error("{operand} must have one dimension and no gaps; copy them, in torch by x.contiguous()")]
     NotAList { operand: Operand },
     #[error("{operand} have {given} entries but {needed} are needed: {what}")]
@@ -166,6 +174,7 @@ impl CallError {
             Self::NotATensor { .. }
             | Self::Elements { .. }
             | Self::NotIntegers { .. }
+            | Self::SeedElements { .. }
             | Self::OtherDType { .. }
             | Self::TableElements { .. }
             | Self::Problem(

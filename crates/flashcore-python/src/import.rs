@@ -12,6 +12,7 @@ use pyo3::{
 use crate::{
     array::{Array, Numbers, Order, Table},
     dlpack::{DataType, Tensor},
+    dropout::Seed,
     error::CallError,
     exchange::Exchange,
     owned::Owned,
@@ -57,6 +58,12 @@ impl Request {
     pub(crate) fn table(self, object: &Bound<'_, PyAny>) -> Result<Imported<Table>, CallError> {
         // SAFETY: `fetch` hands out views of what lives.
         self.fetch(object, Operand::Table)?.read(|tensor| unsafe { Table::read(tensor) })
+    }
+
+    /// Reads the seed of dropout.
+    pub(crate) fn seed(self, object: &Bound<'_, PyAny>) -> Result<Imported<Seed>, CallError> {
+        // SAFETY: `fetch` hands out views of what lives.
+        self.fetch(object, Operand::Seed)?.read(|tensor| unsafe { Seed::read(tensor) })
     }
 
     /// Reads what will be written.

@@ -4,7 +4,7 @@
 //! [`call`] is the one call: [`import`] reads tensors ([`exchange`] without a call into Python, [`owned`] by a
 //! capsule, whose structures [`dlpack`] declares) into [`array`]s, which with the [`options`] are a problem; [`host`]
 //! and [`device`] compute it ([`parts`] where batch entries differ). [`direct`] is the short way there for torch, whose
-//! [`recipes`] make new tensors; [`backward`] computes gradients; [`xla`] is for both inside of what JAX compiles.
+//! [`recipes`] make new tensors; [`backward`] computes gradients; [`dropout`] reads seeds; [`xla`] is for both inside of what JAX compiles.
 //! [`error`] says which exception stands for what.
 
 mod append;
@@ -17,6 +17,7 @@ mod config;
 mod device;
 mod direct;
 mod dlpack;
+mod dropout;
 mod error;
 mod exchange;
 mod factors;
@@ -51,6 +52,7 @@ mod _native {
         call::forward,
         config::config,
         direct::Direct,
+        dropout::dropout_mask,
         grouped::grouped_mm,
         launched::Launched,
         merge::merge,

@@ -16,6 +16,8 @@ pub(crate) struct Options {
     pub(crate) mask: Mask,
     pub(crate) scale: Option<f32>,
     pub(crate) softcap: Option<f32>,
+    /// With which probability weights are left out.
+    pub(crate) dropout: Option<f32>,
     /// Whether the result is merged into what output and LSE hold already.
     pub(crate) accumulate: bool,
     /// Whether the bits of a row must not depend on the rest of the batch.
@@ -26,7 +28,7 @@ pub(crate) struct Options {
 impl Options {
     #[new]
     #[pyo3(signature = (layout, *, left=None, right=None, top_left=false, scale=None, softcap=None,
-                        accumulate=false, shift=0, batch_invariant=false))]
+                        accumulate=false, shift=0, batch_invariant=false, dropout=None))]
     #[expect(clippy::too_many_arguments, reason = "one for each field of the Python class")]
     fn new(
         layout: &str,
@@ -38,10 +40,11 @@ impl Options {
         accumulate: bool,
         shift: i32,
         batch_invariant: bool,
+        dropout: Option<f32>,
     ) -> PyResult<Self> {
         let mask = Mask::window(left, right).shifted(shift);
         let mask = if top_left { mask.top_left() } else { mask };
-        Ok(Self { order: order(layout)?, mask, scale, softcap, accumulate, batch_invariant })
+        Ok(Self { order: order(layout)?, mask, scale, softcap, dropout, accumulate, batch_invariant })
     }
 
     /// The options as attributes of a compiled call: whole numbers, floats and text; what is None is missing.
@@ -58,7 +61,7 @@ impl Options {
         for (name, number) in numbers {
             number.map(|number| all.set_item(name, number)).transpose()?;
         }
-        for (name, number) in [("scale", self.scale), ("softcap", self.softcap)] {
+        for (name, number) in [("scale", self.scale), ("softcap", self.softcap), ("dropout", self.dropout)] {
             number.map(|number| all.set_item(name, number)).transpose()?;
         }
         Ok(all)
@@ -78,7 +81,7 @@ pub(crate) fn order(layout: &str) -> PyResult<Order> {
     }
 }
 
-/// Lengths, sinks, page table, factors and bias of one call.
+/// Lengths, sinks, page table, factors, bias and seed of one call.
 ///
 /// `lengths_q` and `lengths_kv` are arrays of int32 or int64 where the tensors are: used lengths of each batch entry, or
 /// offsets where sequences are packed; `sinks` is an array of floats. Nothing of it is read before the kernel runs, where
@@ -88,7 +91,7 @@ pub(crate) fn order(layout: &str) -> PyResult<Order> {
 /// head; with `blocks`, rows of a block of q and of k, one for each batch entry, head and block, and of v one for each batch
 /// entry, head and feature. `turned` says that v is turned, as quantising leaves it. Factors of k and v alone, where q has more bits, may have any strides.
 /// `bias` is added to scores: batch × heads × queries × keys, where the first three may be 1; or slopes (float32) of heads, or
-/// of sequences × heads.
+/// of sequences × heads. `seed` decides which weights dropout leaves out: 64 bits where the tensors are.
 #[pyclass(frozen, get_all, module = "flashcore._native")]
 #[derive(Default)]
 pub(crate) struct Values {
@@ -102,6 +105,7 @@ pub(crate) struct Values {
     pub(crate) bias: Option<Py<PyAny>>,
     pub(crate) blocks: Option<[usize; 2]>,
     pub(crate) turned: bool,
+    pub(crate) seed: Option<Py<PyAny>>,
 }
 
 #[pymethods]
@@ -109,7 +113,7 @@ impl Values {
     #[new]
     #[pyo3(signature = (
         lengths_q=None, lengths_kv=None, sinks=None, longest=None, ranges=None, table=None, bias=None,
-        factors=Vec::new(), blocks=None, turned=false
+        factors=Vec::new(), blocks=None, turned=false, seed=None
     ))]
     #[expect(clippy::too_many_arguments, reason = "one for each argument of the Python call")]
     fn new(
@@ -123,7 +127,8 @@ impl Values {
         factors: Vec<Py<PyAny>>,
         blocks: Option<[usize; 2]>,
         turned: bool,
+        seed: Option<Py<PyAny>>,
     ) -> Self {
-        Self { lengths_q, lengths_kv, sinks, longest, ranges, table, factors, bias, blocks, turned }
+        Self { lengths_q, lengths_kv, sinks, longest, ranges, table, factors, bias, blocks, turned, seed }
     }
 }

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .._native import Direct, exchanges
-from .base import NO_NESTED, UNTOLD, Framework, demand, each_tensor, no_tensor, rows, shape
+from .base import NO_NESTED, UNTOLD, Framework, demand, each_tensor, no_tensor, rows, seed_number, shape
 from .of_cupy import Cupy
 from .of_jax import Jax
 from .of_numpy import Numpy, exportable
@@ -48,6 +48,7 @@ __all__ = [
     "of",
     "of_all",
     "rows",
+    "seed_number",
     "shape",
     "shortcuts",
     "without_memory",

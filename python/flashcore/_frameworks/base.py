@@ -14,6 +14,10 @@ NO_NESTED = "nested tensors are not taken; pass their values() and offsets() to 
 LEGACY_STREAM = 1
 """DLPack's number of CUDA's legacy default stream."""
 
+NO_SEED = (
+    "dropout needs a seed here; pass dropout_seed, another whole number in every call (with JAX a key, jax.random.split for each call)"
+)
+
 
 UNTOLD = (AttributeError, IndexError, RuntimeError)
 """What frameworks raise about arguments that are no tensors, or tensors of a kind that nobody takes: `demand` says more."""
@@ -138,6 +142,14 @@ class Framework:
             return values
         return self.array(each(name, values, real, "give one logit per query head"), "float32", q)
 
+    def seed(self, given: Any, q: Any) -> Any:
+        """The seed of dropout, 64 bits where q is; a tensor of the framework's own stays what it is."""
+        if given is None:
+            raise ValueError(NO_SEED)
+        if hasattr(given, "__dlpack__"):
+            return given if getattr(given, "ndim", 1) else self.namespace(given).reshape(given, (1,))
+        return self.array((seed_number("dropout_seed", given),), "int64", q)
+
     def factors(self, given: Any, q: Any) -> list[Any]:
         """The factors of q, k and v where q is, in one dimension each; those of a cache, k and v alone, as they lie."""
         if given is None:
@@ -214,6 +226,15 @@ def whole_numbers(name: str, values: Any) -> tuple[int, ...]:
     if "offsets" in name:
         instead = f"give where the {rows} of each sequence start, and where the last end"
     return each(name, values, lambda place, item: count(place, item, instead), instead)
+
+
+def seed_number(name: str, value: Any) -> int:
+    """A seed as a number of 64 bits with a sign: those from -2**63 to 2**64 - 1 stand for 64 bits each."""
+    if type(value) is not int:
+        value = whole(name, value.item() if getattr(value, "size", None) == 1 else value)  # arrays of NumPy with one, too
+    if not -(2**63) <= value < 2**64:
+        raise ValueError(f"{name} is {value} but must have 64 bits: from -2**63 to 2**64 - 1")
+    return value - 2**64 if value >= 2**63 else value
 
 
 def rows(q: Any, layout: str) -> tuple[int, ...]:

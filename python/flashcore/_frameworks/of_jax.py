@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .._native import Launched, Options, Values, forward, grouped_mm, merge, moe, own_stream
-from .base import CUDA, Framework, given, rows
+from .base import CUDA, Framework, given, rows, seed_number
 from .of_numpy import exportable
 
 
@@ -30,7 +30,7 @@ class Jax(Framework):
     ) -> Any:
         if out is not None:
             raise TypeError("JAX arrays cannot be written; omit `out`")
-        arrays = () if values is None else (values.lengths_q, values.lengths_kv, values.sinks, values.table, values.bias)
+        arrays = () if values is None else (values.lengths_q, values.lengths_kv, values.sinks, values.table, values.bias, values.seed)
         if self.traces(q, k, v, *arrays):
             from .._jit import attention
 
@@ -94,6 +94,25 @@ class Jax(Framework):
 
     def is_array(self, values: Any) -> bool:
         return isinstance(values, self.jax.Array)
+
+    def seed(self, given: Any, q: Any) -> Any:
+        """Two words of 32 bits, the low one first: JAX has no others as a rule."""
+        jax, space = self.jax, self.jax.numpy
+        if not self.is_array(given):
+            number = super().seed(None, q) if given is None else seed_number("dropout_seed", given)
+            words = self.numpy.asarray([number], "int64").view("uint32")
+        elif space.issubdtype(given.dtype, jax.dtypes.prng_key):
+            words = jax.random.bits(given, (2,), "uint32")
+        elif given.dtype == "uint32" and given.shape == (2,):  # words, or a key as older programs have it
+            words = given
+        elif given.size != 1 or given.dtype.kind not in "iu":
+            raise TypeError(f"dropout_seed is {given.dtype} of the shape {given.shape}; pass a key, or one whole number")
+        elif given.dtype.itemsize == 8:
+            words = jax.lax.bitcast_convert_type(given.reshape(()), "uint32")
+        else:
+            low = given.reshape(())
+            words = space.stack([low.astype("uint32"), space.where(low < 0, space.uint32(2**32 - 1), space.uint32(0))])
+        return self.beside(space.asarray(words), q)
 
     def array(self, values: tuple[Any, ...], dtype: str, q: Any) -> Any:
         if self.traces(q):

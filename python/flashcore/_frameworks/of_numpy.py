@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .._native import Options, Values, append, forward, grouped_mm, merge, moe, quantise
-from .base import Framework, each_tensor, rows
+from .base import Framework, each_tensor, rows, seed_number
 
 
 class Numpy(Framework):
@@ -37,6 +37,10 @@ class Numpy(Framework):
         if isinstance(values, self.numpy.ndarray) and values.ndim == 1:
             return self.numpy.ascontiguousarray(values, "float32")
         return super().floats(name, values, q)
+
+    def seed(self, given: Any, q: Any) -> Any:
+        alone = isinstance(given, self.numpy.ndarray) and given.size == 1
+        return super().seed(seed_number("dropout_seed", given) if alone else given, q)
 
     def array(self, values: tuple[Any, ...], dtype: str, q: Any) -> Any:
         return self.numpy.asarray(values, dtype)

@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import Any
 
 from .._native import Options, Values, append, exchanges, forward, grouped_mm, merge, moe, quantise
-from .base import LEGACY_STREAM, Framework, demand, each_tensor, given, rows
+from .base import LEGACY_STREAM, Framework, demand, each_tensor, given, rows, seed_number
 
 NO_MASK_GRADIENTS = "masks have no gradient; detach the mask, or pass what is learned as sinks"
 NO_SLOPE_GRADIENTS = "slopes have no gradient; detach them"
@@ -220,6 +220,20 @@ class Torch(Framework):
             return super().floats(name, values, q)
         taken = values.dtype in (self.torch.float16, self.torch.bfloat16, self.torch.float32)
         return values.detach().to(q.device, values.dtype if taken else self.torch.float32).contiguous()
+
+    def seed(self, given: Any, q: Any) -> Any:
+        torch = self.torch
+        if given is None:  # of torch's own generator, which checkpoints, compiled functions and graphs look after
+            return torch.randint(2**63 - 1, (1,), dtype=torch.int64, device=q.device)
+        if not self.is_array(given):
+            # Written by a kernel where q is, so that a graph may hold it.
+            return torch.full((1,), seed_number("dropout_seed", given), dtype=torch.int64, device=q.device)
+        if given.numel() != 1:
+            raise ValueError(f"dropout_seed has the shape {tuple(given.shape)}; pass one whole number")
+        if given.is_floating_point() or given.is_complex() or given.dtype == torch.bool:
+            raise TypeError(f"dropout_seed is {str(given.dtype).removeprefix('torch.')}; convert it to int64, as by dropout_seed.long()")
+        given = given.view(torch.int64) if given.dtype == torch.uint64 else given
+        return given.detach().to(q.device, torch.int64).reshape(1)
 
     def factor(self, given: Any, q: Any, flat: bool) -> Any:
         if not self.is_array(given):

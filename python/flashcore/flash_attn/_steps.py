@@ -1,7 +1,8 @@
 """The two halves of FlashAttention's autograd functions, which libraries that split sequences call by themselves.
 
-Forward returns the result, its log-sum-exp, and two tensors that only dropout would fill. Backward writes gradients into the
-tensors that it is given and returns the sums of ``dout * out`` over each row.
+Forward returns the result, its log-sum-exp, a tensor without elements (FlashAttention's for its own tests) and ``rng_state``, whose
+first number is the seed of dropout. Backward needs that, writes gradients into the tensors that it is given and returns the
+sums of ``dout * out`` over each row.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 from .._attention import gradients, run
-from .._arguments import bound
-from .._flash_attn import _keys, asked, refuse_dropout
+from .._arguments import bound, number
+from .._dropout import seed_of
+from .._flash_attn import _keys, asked
 from .._options import Options, Values
 
 
@@ -83,7 +85,8 @@ def _flash_attn_backward(
     rng_state: Any | None = None,
 ) -> Any:
     options = _options(dropout_p, softmax_scale, causal, (window_size_left, window_size_right), softcap, "bshd")
-    return _backward(dout, (q, k, v), out, softmax_lse, (dq, dk, dv), options, Values(slopes=alibi_slopes))
+    values = Values(slopes=alibi_slopes, seed=_seed(options, rng_state))
+    return _backward(dout, (q, k, v), out, softmax_lse, (dq, dk, dv), options, values)
 
 
 def _flash_attn_varlen_backward(
@@ -113,24 +116,34 @@ def _flash_attn_varlen_backward(
 ) -> Any:
     options = _options(dropout_p, softmax_scale, causal, (window_size_left, window_size_right), softcap, "packed")
     longest = (bound("max_seqlen_q", max_seqlen_q), bound("max_seqlen_k", max_seqlen_k))
-    values = Values(cu_seqlens_q, cu_seqlens_k, None, None, longest, slopes=alibi_slopes)
+    values = Values(cu_seqlens_q, cu_seqlens_k, None, None, longest, slopes=alibi_slopes, seed=_seed(options, rng_state))
     return _backward(dout, (q, k, v), out, softmax_lse, (dq, dk, dv), options, values)
 
 
 def _options(
     dropout_p: float, scale: float | None, causal: bool, window: tuple[int, int], softcap: float, layout: str
 ) -> Options:
-    if dropout_p:
-        refuse_dropout()
-    return asked(causal, window, scale, softcap, layout)
+    return asked(causal, window, scale, softcap, layout, dropout=number("dropout_p", dropout_p))
+
+
+def _seed(options: Options, rng_state: Any | None) -> Any | None:
+    """The seed that forward drew."""
+    if options.dropout is None:
+        return None
+    if rng_state is None:
+        raise ValueError("with dropout_p pass the rng_state that forward returned, so that backward leaves out the same weights")
+    return rng_state[:1]
 
 
 def _forward(q: Any, k: Any, v: Any, options: Options, values: Values) -> tuple[Any, Any, Any, Any]:
     import torch
 
+    rng_state = torch.zeros(2, dtype=torch.int64, device=q.device)
+    if options.dropout is not None:
+        rng_state[:1] = seed_of(q, k, v, None)
     with torch.no_grad():
-        out, lse = run(q, k, v, options, values, True, None)
-    return out, lse, q.new_empty(0), torch.zeros(2, dtype=torch.int64, device=q.device)
+        out, lse = run(q, k, v, options, values._replace(seed=_seed(options, rng_state)), True, None)
+    return out, lse, q.new_empty(0), rng_state
 
 
 def _backward(dout: Any, inputs: tuple[Any, Any, Any], out: Any, lse: Any, into: Any, options: Options, values: Values) -> Any:

@@ -9,20 +9,25 @@
 From then on PyTorch's *flash* backend is FlashCore, forward and backward, for tensors on a GPU: in
 `torch.nn.functional.scaled_dot_product_attention`, in `varlen_attn`, and in `context_parallel`, whose ring is made of the
 same operators. Which calls the flash backend gets is decided by PyTorch as before (``sdpa_kernel(SDPBackend.FLASH_ATTENTION)``
-demands it). Dropout raises NotImplementedError: use another backend for it.
+demands it). Dropout leaves out other weights than PyTorch's own kernels do, as often; it raises NotImplementedError in
+`context_parallel`, whose backward pass knows the random state of its first step alone.
 """
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import _attention
+from .._dropout import seed_of
 from .._options import NONE, Options, Values
 
 NAME = "FLASHCORE"
+RING = "_templated_ring_attention"
+"""The function of torch's that goes round the ring of `context_parallel`."""
 
 
 class Handle:
@@ -54,22 +59,40 @@ def activate() -> Handle:
     return Handle()
 
 
-def _options(causal: bool, scale: float | None, layout: str, left: int | None = None, right: int | None = None) -> Options:
+def _options(
+    dropout_p: float, causal: bool, scale: float | None, layout: str, left: int | None = None, right: int | None = None
+) -> Options:
     left, right = (None if side is None or side < 0 else side for side in (left, right))
-    return Options(left, 0 if causal else right, False, scale, None, layout)
+    return Options(left, 0 if causal else right, False, scale, None, layout, dropout=dropout_p or None)
 
 
-def _check(dropout_p: float, return_debug_mask: bool = False) -> None:
-    if dropout_p:
-        raise NotImplementedError("FlashCore has no dropout; pass dropout_p=0, or use another backend of torch")
+def _check(return_debug_mask: bool) -> None:
     if return_debug_mask:
         raise NotImplementedError("FlashCore never has the matrix of weights; pass return_debug_mask=False")
 
 
-def _unused(query: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """State of random numbers that nobody drew, and a mask that nobody asked for."""
-    state = torch.zeros(2, dtype=torch.uint64, device=query.device)
-    return state, torch.zeros((), dtype=torch.uint64, device=query.device), query.new_empty(0)
+def _state(query: Tensor, options: Options) -> tuple[Tensor, Tensor, Tensor]:
+    """What backward gets of random numbers (two of them, the first the seed of dropout, and one that means nothing), and a
+    mask that nobody asked for."""
+    state = torch.zeros(2, dtype=torch.int64, device=query.device)
+    if options.dropout is not None:
+        _refuse_ring()
+        state[:1] = seed_of(query, query, query, None)
+    return state.view(torch.uint64), torch.zeros((), dtype=torch.uint64, device=query.device), query.new_empty(0)
+
+
+def _refuse_ring() -> None:
+    """Refuses dropout in torch's ring, which is found among the callers: it says nothing of itself to the operators."""
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == RING:
+            raise NotImplementedError("dropout in context_parallel has no right gradients; pass dropout_p=0")
+        frame = frame.f_back
+
+
+def _seeded(values: Values, options: Options, state: Tensor) -> Values:
+    """The values with the seed of forward."""
+    return values if options.dropout is None else values._replace(seed=state.view(torch.int64)[:1])
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, options: Options, values: Values) -> tuple[Tensor, Tensor]:
@@ -83,9 +106,11 @@ def _dense(
     query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, is_causal: bool = False,
     return_debug_mask: bool = False, *, scale: float | None = None,
 ) -> tuple[Any, ...]:  # fmt: skip
-    _check(dropout_p, return_debug_mask)
-    out, lse = _attend(query, key, value, _options(is_causal, scale, "bhsd"), NONE)
-    return out, lse, None, None, query.shape[2], key.shape[2], *_unused(query)
+    _check(return_debug_mask)
+    options = _options(dropout_p, is_causal, scale, "bhsd")
+    state = _state(query, options)
+    out, lse = _attend(query, key, value, options, _seeded(NONE, options, state[0]))
+    return out, lse, None, None, query.shape[2], key.shape[2], *state
 
 
 def _dense_backward(
@@ -93,9 +118,9 @@ def _dense_backward(
     cum_seq_k: Any, max_q: int, max_k: int, dropout_p: float, is_causal: bool, philox_seed: Any, philox_offset: Any, *,
     scale: float | None = None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    _check(dropout_p)
-    options = _options(is_causal, scale, "bhsd")
-    return _attention.gradients((query, key, value), out, None, logsumexp, grad_out, options, NONE)[:3]
+    options = _options(dropout_p, is_causal, scale, "bhsd")
+    values = _seeded(NONE, options, philox_seed)
+    return _attention.gradients((query, key, value), out, None, logsumexp, grad_out, options, values)[:3]
 
 
 def _sequences(cum_seq_q: Any, cum_seq_k: Any, max_q: int, max_k: int, seqused_k: Any = None) -> tuple[str, Values]:
@@ -112,13 +137,14 @@ def _forward(
     is_causal: bool, return_debug_mask: bool, *, scale: float | None = None, window_size_left: int | None = None,
     window_size_right: int | None = None, seqused_k: Any = None, alibi_slopes: Any = None,
 ) -> tuple[Any, ...]:  # fmt: skip
-    _check(dropout_p, return_debug_mask)
+    _check(return_debug_mask)
     if alibi_slopes is not None:
         raise NotImplementedError("FlashCore has no ALiBi; use another backend of torch")
     layout, values = _sequences(cum_seq_q, cum_seq_k, max_q, max_k, seqused_k)
-    options = _options(is_causal, scale, layout, window_size_left, window_size_right)
-    out, lse = _attend(query, key, value, options, values)
-    return out, lse, *_unused(query)
+    options = _options(dropout_p, is_causal, scale, layout, window_size_left, window_size_right)
+    state = _state(query, options)
+    out, lse = _attend(query, key, value, options, _seeded(values, options, state[0]))
+    return out, lse, *state
 
 
 def _backward(
@@ -126,9 +152,9 @@ def _backward(
     cum_seq_k: Any, max_q: int, max_k: int, dropout_p: float, is_causal: bool, rng_state: Any, unused: Any, *,
     scale: float | None = None, window_size_left: int | None = None, window_size_right: int | None = None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    _check(dropout_p)
     layout, values = _sequences(cum_seq_q, cum_seq_k, max_q, max_k)
-    options = _options(is_causal, scale, layout, window_size_left, window_size_right)
+    options = _options(dropout_p, is_causal, scale, layout, window_size_left, window_size_right)
+    values = _seeded(values, options, rng_state)
     return _attention.gradients((query, key, value), out, None, logsumexp, grad_out, options, values)[:3]
 
 

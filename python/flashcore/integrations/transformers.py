@@ -22,8 +22,8 @@ def register(name: str = NAME) -> None:
     """Makes ``attn_implementation="flashcore"`` known to transformers (5.0 or later; gpt-oss needs a newer one).
 
     Prefill, generation with dynamic and static caches, continuous batching, padding on either side, packed sequences
-    (``cu_seq_lens_q``), grouped heads, sliding windows, soft caps and sinks; training on the CPU. Masks of another form
-    (chunks, prefixes), attention dropout, and training on a GPU raise NotImplementedError.
+    (``cu_seq_lens_q``), grouped heads, sliding and chunked windows, soft caps, sinks and learned biases; training, with
+    ``attention_dropout`` too. On a GPU models that train have to be float16 or bfloat16.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
 
@@ -147,22 +147,21 @@ def forward(
     **kwargs: Any,
 ) -> tuple[Any, None]:
     """The attention of one layer: batch x heads x sequence x dim in, batch x sequence x heads x dim out."""
-    if dropout:
-        raise NotImplementedError("attention dropout is not supported; set attention_dropout=0.0 in the config, or call model.eval()")
     if kwargs.get("block_table") is not None:
         raise NotImplementedError("block_table is not supported; use attn_implementation='sdpa' for this model")
     if kwargs.get("position_bias") is not None:
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-        return _by_bias(query, key, value, kwargs["position_bias"], attention_mask, causal, scaling)
+        return _by_bias(query, key, value, kwargs["position_bias"], attention_mask, causal, scaling, dropout)
     if attention_mask is not None and attention_mask.dim() == 4 and kwargs.get("cu_seq_lens_q") is None:
         kwargs |= _restarts(module, query, kwargs.get("position_ids"))
     if kwargs.get("cu_seq_lens_q") is not None:
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
         window = getattr(module, "sliding_window", None) if sliding_window is None else sliding_window
         options = dict(causal=causal, window=_window(window, causal), scale=scaling, softcap=softcap, sinks=s_aux)
+        options |= dict(dropout=dropout)
         return _packed(module, query, key, value, options, window, **kwargs)
     if attention_mask is not None and attention_mask.dim() == 4:
-        return _by_whole_mask(query, key, value, attention_mask, scaling, softcap, s_aux)
+        return _by_whole_mask(query, key, value, attention_mask, scaling, softcap, s_aux, dropout)
     if attention_mask is not None and attention_mask.shape[-1] < key.shape[2]:  # a static cache, not yet full
         used = attention_mask.shape[-1]
         key, value = key[:, :, :used], value[:, :, :used]
@@ -177,6 +176,7 @@ def forward(
         softcap=softcap,
         sinks=s_aux,
         key_mask=attention_mask,
+        dropout=dropout,
     )
     return out.transpose(1, 2).contiguous(), None
 
@@ -232,19 +232,22 @@ def _cached(cache: Any, layer: int, key: Any, value: Any, offsets: Any, kwargs: 
 
 
 def _by_whole_mask(
-    query: Any, key: Any, value: Any, mask: Any, scaling: float | None, softcap: float | None, sinks: Any,
+    query: Any, key: Any, value: Any, mask: Any, scaling: float | None, softcap: float | None, sinks: Any, dropout: float,
     right: int | None = None,
 ) -> tuple[Any, None]:  # fmt: skip
     """A mask that says everything, causal (but for `right`) and window included."""
     from .._attention import run
+    from .._dropout import seed_of
     from .._options import Options, Values
 
-    options, values = Options(right=right, scale=scaling, softcap=softcap), Values(sinks=sinks, mask=mask[..., : key.shape[2]])
+    options = Options(right=right, scale=scaling, softcap=softcap, dropout=dropout or None)
+    seed = seed_of(query, key, value, None) if dropout else None
+    values = Values(sinks=sinks, mask=mask[..., : key.shape[2]], seed=seed)
     return run(query, key, value, options, values, False, None).transpose(1, 2).contiguous(), None
 
 
 def _by_bias(
-    query: Any, key: Any, value: Any, bias: Any, mask: Any | None, causal: bool, scaling: float | None
+    query: Any, key: Any, value: Any, bias: Any, mask: Any | None, causal: bool, scaling: float | None, dropout: float
 ) -> tuple[Any, None]:
     """Scores that get a learned bias added (T5). Its gradients are those of torch's own attention."""
     import torch
@@ -260,9 +263,9 @@ def _by_bias(
             ahead = torch.ones(query.shape[2], used, dtype=torch.bool, device=bias.device).triu(used - query.shape[2] + 1)
             bias = bias.masked_fill(ahead, torch.finfo(bias.dtype).min)
         grouped = query.shape[1] != key.shape[1]
-        out = by_torch(query, key, value, bias, scaling, grouped)
+        out = by_torch(query, key, value, bias, scaling, grouped, dropout)
         return out.transpose(1, 2).contiguous(), None
-    return _by_whole_mask(query, key, value, bias, scaling, None, None, right=0 if causal else None)
+    return _by_whole_mask(query, key, value, bias, scaling, None, None, dropout, right=0 if causal else None)
 
 
 def mask(

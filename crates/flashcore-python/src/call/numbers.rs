@@ -1,4 +1,4 @@
-//! Lengths, pages, sinks, factors and bias of a call: what a plan has to know of them, or their values.
+//! Lengths, pages, sinks, factors, bias and seed of a call: what a plan has to know of them, or their values.
 
 use flashcore::{Lengths, Sequences, Spec, Values};
 use flashcore_core::Pages;
@@ -81,6 +81,7 @@ impl Call<'_> {
         let sinks = self.sinks.map(|sinks| host::sinks(&sinks, heads)).transpose()?;
         let factors = self.host_factors(order)?;
         let bias = self.bias.map(|bias| host::bias(&bias)).transpose()?;
-        Ok(Values { lengths, sinks, factors, bias, seed: None, table: self.table.as_ref().map(host::table) })
+        let seed = self.seed.map(|seed| host::seed(&seed));
+        Ok(Values { lengths, sinks, factors, bias, seed, table: self.table.as_ref().map(host::table) })
     }
 }

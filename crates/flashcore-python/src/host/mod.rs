@@ -20,7 +20,7 @@ use self::memory::read;
 pub(crate) use self::{
     memory::{elements, pointer, store, write},
     moe::{MoeGradientAddresses, MoeLengths, moe, moe_gradients},
-    numbers::{bias, cache_factors, factors, lengths, page_lengths, sinks, table, wide},
+    numbers::{bias, cache_factors, factors, lengths, page_lengths, seed, sinks, table, wide},
     pool::{after_fork, cpu},
 };
 use crate::error::CallError;

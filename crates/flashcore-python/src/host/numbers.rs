@@ -1,4 +1,4 @@
-//! Lengths, page tables, sinks, factors and biases on the host, read into what a call's values are made of.
+//! Lengths, page tables, sinks, factors, biases and seeds on the host, read into what a call's values are made of.
 
 use std::{slice::from_raw_parts, sync::Arc};
 
@@ -11,6 +11,7 @@ use super::{
 };
 use crate::{
     array::{Array, Numbers, Table},
+    dropout::Seed,
     error::CallError,
 };
 
@@ -52,6 +53,12 @@ pub(crate) fn wide(numbers: &Numbers) -> Vec<i64> {
             Index::I64 => from_raw_parts(pointer::<i64>(address, len), len).to_vec(),
         }
     }
+}
+
+/// The seed of dropout on the host; a view that its producer handed out and its caller holds.
+pub(crate) fn seed(seed: &Seed) -> u64 {
+    // SAFETY: `Seed` was seen to have 64 bits at an address where they may lie.
+    unsafe { *pointer::<u64>(seed.address, 1) }
 }
 
 /// The sinks of `len` heads on the host; a view that its producer handed out and its caller holds.

@@ -52,6 +52,8 @@ pub(crate) mod element {
 
     pub(crate) const S32: c_int = 4;
     pub(crate) const S64: c_int = 5;
+    pub(crate) const U32: c_int = 8;
+    pub(crate) const U64: c_int = 9;
     pub(crate) const F16: c_int = 10;
     pub(crate) const F32: c_int = 11;
     pub(crate) const BF16: c_int = 16;
@@ -65,8 +67,8 @@ pub(crate) mod element {
         ("int64", S64),
         ("uint8", 6),
         ("uint16", 7),
-        ("uint32", 8),
-        ("uint64", 9),
+        ("uint32", U32),
+        ("uint64", U64),
         ("float16", F16),
         ("float32", F32),
         ("float64", 12),

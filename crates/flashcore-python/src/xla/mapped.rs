@@ -8,6 +8,7 @@ use flashcore::{DType, Index, Operand};
 use super::{abi::element, frame};
 use crate::{
     array::{Array, Numbers, Order, Place, Table, View},
+    dropout::Seed,
     error::CallError,
 };
 
@@ -45,7 +46,8 @@ impl Mapped<'_> {
     }
 
     fn own_bytes(&self) -> usize {
-        count(self.own) * if self.element == element::S64 { 8 } else { self.dtype().map_or(4, DType::bytes) }
+        let wide = [element::S64, element::U64].contains(&self.element);
+        count(self.own) * if wide { 8 } else { self.dtype().map_or(4, DType::bytes) }
     }
 
     fn dtype(&self) -> Option<DType> {
@@ -126,11 +128,12 @@ impl<'a> Arrays<'a> {
         self.list.iter().find(|mapped| mapped.operand == operand)
     }
 
-    /// Whether mapped dimensions can be part of the batch: sinks and slopes are those of heads, for all entries.
+    /// Whether mapped dimensions can be part of the batch: sinks and slopes are those of heads, for all entries. Dropout
+    /// numbers the sequences of each call from 0.
     fn is_one_batch(&self, order: Order) -> bool {
         let rank = self.find(Operand::Q).map_or(0, |q| q.own.len());
         let fits = |mapped: &Mapped<'_>| match mapped.operand {
-            Operand::Table | Operand::DSinks => false,
+            Operand::Table | Operand::DSinks | Operand::Seed => false,
             Operand::Sinks => mapped.is_shared(),
             Operand::Bias => mapped.is_shared() && mapped.own.len() == 1,
             _ => mapped.front == self.front,
@@ -185,6 +188,18 @@ impl One<'_> {
         Ok(Some(Table { address, place, rows, columns, row_stride: columns }))
     }
 
+    /// The seed of dropout.
+    pub(super) fn seed(&self) -> Result<Option<Seed>, CallError> {
+        let Some(mapped) = self.arrays.find(Operand::Seed) else { return Ok(None) };
+        match (mapped.element, mapped.own) {
+            (element::U32, [2]) | (element::U64 | element::S64, [1]) => {
+                Seed::at(self.address(mapped), self.arrays.place).map(Some)
+            }
+            (element::U32 | element::U64 | element::S64, _) => Err(CallError::SeedShape),
+            _ => Err(CallError::SeedElements { dtype: mapped.type_name() }),
+        }
+    }
+
     fn address(&self, mapped: &Mapped<'_>) -> usize {
         self.index.map_or(mapped.address, |n| mapped.at(n, self.arrays.front))
     }
@@ -231,6 +246,7 @@ fn operand(name: &str) -> Option<Operand> {
         "sinks" => Operand::Sinks,
         "table" => Operand::Table,
         "bias" => Operand::Bias,
+        "seed" => Operand::Seed,
         "dq" => Operand::DQ,
         "dk" => Operand::DK,
         "dv" => Operand::DV,

@@ -131,6 +131,7 @@ fn options_of(frame: Frame<'_>) -> Result<Options, CallError> {
         mask: if frame.whole("top_left") == Some(1) { mask.top_left() } else { mask },
         scale: frame.float("scale"),
         softcap: frame.float("softcap"),
+        dropout: frame.float("dropout"),
         accumulate: false,
         batch_invariant: frame.whole("batch_invariant") == Some(1),
     })
@@ -151,7 +152,7 @@ impl Settings<'_> {
         call.lse = one.array(Operand::Lse)?;
         call.lengths = [one.numbers(Operand::LengthsQ)?, one.numbers(Operand::LengthsKv)?];
         (call.sinks, call.bias) = (one.array(Operand::Sinks)?, one.array(Operand::Bias)?);
-        call.table = one.table()?;
+        (call.table, call.seed) = (one.table()?, one.seed()?);
         (call.longest, call.ranges) = (self.longest, self.ranges.as_ref());
         Ok(call)
     }

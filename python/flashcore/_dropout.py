@@ -1,0 +1,38 @@
+"""Dropout: the seed of a call, and which weights a seed leaves out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import _frameworks, _native
+from ._arguments import count, number
+from ._frameworks import seed_number
+
+
+def seed_of(q: Any, k: Any, v: Any, given: Any) -> Any:
+    """The seed of a call with these tensors, where they are; torch draws one where none is given."""
+    return _frameworks.of_all(q, k, v).seed(given, q)
+
+
+def dropout_mask(probability: float, seed: Any, sequences: int, heads: int, queries: int, keys: int) -> Any:
+    """Which weights stay, as a NumPy array of bool: sequences x query heads x queries x keys.
+
+    A weight stays by the seed and by where it stands: the number of its sequence (of its batch entry), of its query head, and
+    of query and key within the sequence. So the mask of a long sequence begins with that of a short one, and hidden keys have
+    entries too. `attention` with ``dropout=probability`` and ``dropout_seed=seed`` multiplies what stays by
+    ``1 / (1 - probability)``.
+
+    >>> mask = dropout_mask(0.25, 7, sequences=1, heads=2, queries=3, keys=4)
+    >>> mask.shape, mask.dtype
+    ((1, 2, 3, 4), dtype('bool'))
+    >>> bool((mask == dropout_mask(0.25, 7, 1, 2, 9, 9)[:, :, :3, :4]).all())
+    True
+    """
+    import numpy
+
+    instead = "pass how many there are"
+    named = {"sequences": sequences, "heads": heads, "queries": queries, "keys": keys}
+    extents = [count(name, value, instead) for name, value in named.items()]
+    bits = seed_number("seed", seed.item() if hasattr(seed, "item") else seed) % 2**64
+    mask = _native.dropout_mask(number("probability", probability), bits, extents)
+    return numpy.frombuffer(mask, bool).reshape(extents)
