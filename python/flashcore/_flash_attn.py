@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import _frameworks, _sequences
+from . import _frameworks, _probabilities, _sequences
 from ._arguments import bound, count, number, whole
 from ._attention import has_gaps, run, straight
 from ._dropout import seed_of
@@ -40,9 +40,9 @@ def flash_attn_func(
     """``flash_attn.flash_attn_func`` by its signature and meaning, for tensors of any framework.
 
     With ``causal`` or ``window_size`` the last query stands at the last key. Results are always deterministic. With
-    ``return_attn_probs`` the log-sum-exp comes along (out, log-sum-exp, None): FlashAttention's probabilities are for its
-    own tests. Which weights ``dropout_p`` leaves out, `flashcore.dropout_mask` says; ``dropout_seed`` is `attention`'s. ``alibi_slopes``, one for each query head or for each batch entry
-    and head, take slope times distance from the scores. FlashAttention-3's ``q_descale``, ``k_descale`` and ``v_descale``,
+    ``return_attn_probs`` the log-sum-exp comes along, and FlashAttention's weights, for tests: (out, log-sum-exp, None), with
+    dropout batch x heads x queries x keys in place of None. Which weights ``dropout_p`` leaves out, `flashcore.dropout_mask`
+    says; ``dropout_seed`` is `attention`'s. ``alibi_slopes``, one for each query head or for each batch entry and head, take slope times distance from the scores. FlashAttention-3's ``q_descale``, ``k_descale`` and ``v_descale``,
     float32, batch x key heads, go with tensors of 8 bits, whose result is bfloat16; with its
     ``attention_chunk`` a query sees the keys of its own chunk of so many.
 
@@ -69,7 +69,7 @@ def flash_attn_func(
         seed = seed_of(q, k, v, dropout_seed) if dropout_p else None
         values = NONE if plain else Values(slopes=alibi_slopes, factors=factors, seed=seed)
         result = run(*tidied(q, k, v), options, values, return_attn_probs, None)
-        return (*result, None) if return_attn_probs else result
+        return (*result, _probabilities.of_batch(q, k, options, alibi_slopes, seed)) if return_attn_probs else result
     except Exception as error:
         retell(error, scale="softmax_scale", slopes="alibi_slopes", **OF_DROPOUT)
         raise
@@ -166,7 +166,9 @@ def flash_attn_varlen_func(
         seed = seed_of(q, k, v, dropout_seed) if dropout_p else None
         values = Values(cu_seqlens_q, keys, logit, None, bounds, block_table, alibi_slopes, factors, seed=seed)
         result = run(*tidied(q, k, v), options, values, return_attn_probs or return_softmax_lse, out)
-        return (*result, None) if return_attn_probs else result
+        if not return_attn_probs:
+            return result
+        return *result, _probabilities.of_packed(q, k, (cu_seqlens_q, keys), bounds, options, alibi_slopes, seed)
     except Exception as error:
         of_keys = "cu_seqlens_k" if seqused_k is None or block_table is None else "seqused_k"
         retell(error, keys=of_keys, sinks=name_of_sinks(sinks, s_aux, learnable_sink), **WORDS)

@@ -26,8 +26,6 @@ from pathlib import Path
 FILES = ("tests/test_flash_attn.py", "hopper/test_flash_attn.py")
 NOT_OURS = ("generator_arg", "bw_compatibility", "attention_ref", "combine_ref", "block_table_bounds")
 """Tests of FlashAttention's own extension module, and of the class of an error of its."""
-DROPOUT = 0.17
-"""The probability with which its tests leave weights out."""
 
 
 class Skipped(Exception):
@@ -66,40 +64,12 @@ def fake_pytest() -> types.ModuleType:
     return module
 
 
-def rotary() -> types.ModuleType:
-    """FlashAttention's rotary embedding, in plain torch."""
-    import torch
-
-    def apply_rotary_emb(x, cos, sin, interleaved=False, inplace=False, seqlen_offsets=0, **_):
-        batch, queries, _, _ = x.shape
-        half = cos.shape[-1]
-        offsets = torch.as_tensor(seqlen_offsets, device=x.device).expand(batch)
-        at = (offsets[:, None] + torch.arange(queries, device=x.device)).long()
-        cos, sin = cos[at][:, :, None].float(), sin[at][:, :, None].float()
-        turned, rest = x[..., : 2 * half].float(), x[..., 2 * half :]
-        if interleaved:
-            a, b = turned[..., ::2], turned[..., 1::2]
-            turned = torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
-        else:
-            a, b = turned[..., :half], turned[..., half:]
-            turned = torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
-        return torch.cat([turned.to(x.dtype), rest], -1)
-
-    module = types.ModuleType("flash_attn.layers.rotary")
-    module.apply_rotary_emb = apply_rotary_emb
-    return module
-
-
 def prepare() -> None:
     """FlashCore under FlashAttention's names."""
     import flashcore.flash_attn
 
     flashcore.flash_attn.install()
-    interface = sys.modules["flash_attn.flash_attn_interface"]
-    interface._get_block_size_n, interface.USE_TRITON_ROCM = lambda *_: 128, False
     sys.modules["pytest"] = fake_pytest()
-    sys.modules["flash_attn.layers"] = types.ModuleType("flash_attn.layers")
-    sys.modules["flash_attn.layers.rotary"] = rotary()
     os.environ.setdefault("FLASH_ATTENTION_DISABLE_FP8", "TRUE")
 
 
@@ -120,35 +90,7 @@ def load(path: Path, device: str) -> types.ModuleType:
     text = path.read_text().replace('"cuda"', repr(device))
     exec(compile(text, str(path), "exec"), vars(module))
     sys.path.remove(str(path.parent))
-    if hasattr(module, "convert_flash_attn_S_to_softmax"):
-        tell_dropout(module)
     return module
-
-
-def tell_dropout(module: types.ModuleType) -> None:
-    """Which weights are left out, which the tests read off FlashAttention's matrix of weights, by FlashCore's mask.
-
-    The matrix itself FlashCore never has: what they compare of it is then the reference's own.
-    """
-    import flashcore
-    import torch
-
-    last, draw = {}, flashcore._frameworks.Torch.seed
-
-    def seed(self, given, q):
-        last.update(seed=draw(self, given, q), batch=q.shape[0], heads=q.shape[-2])
-        return last["seed"]
-
-    def signs(_, seqlen_q, seqlen_k, query_padding_mask, *rest, **more):
-        batch = last["batch"] if query_padding_mask is None else len(query_padding_mask)
-        mask = flashcore.dropout_mask(DROPOUT, last["seed"], batch, last["heads"], seqlen_q, seqlen_k)
-        return torch.tensor(mask, device=last["seed"].device) * 2.0 - 1.0
-
-    def weights(_, q, k, v, query_mask=None, key_mask=None, bias=None, dropout=False, causal=False, window_size=(-1, -1)):
-        return module.attention_ref(q, k, v, query_mask, key_mask, bias, causal=causal, window_size=window_size)[1]
-
-    flashcore._frameworks.Torch.seed = seed
-    module.convert_flash_attn_S_to_softmax, module.normalize_flash_attn_S = signs, weights
 
 
 def tests(path: Path, only: str, device: str) -> dict[str, object]:

@@ -411,3 +411,36 @@ def test_mistakes_of_torch_say_what_to_do():
     ):
         with raises(kind, words):
             flashcore.attention(x, x, x, dropout=P, dropout_seed=seed)
+
+
+@cases(packed=[False, True], slopes=[None, "heads", "sequences"])
+def test_weights_of_flash_attention(packed, slopes):
+    """What `return_attn_probs` returns, normalised as FlashAttention's tests do it, is what the result is made of."""
+    torch = need_torch()
+    lengths, heads = ([(70, 130), (33, 90)] if packed else [(70, 130)] * 2), 4
+    q, k, v = (torch.tensor(normal(2, rows, h, 64, seed=rows + h)) for rows, h in ((70, heads), (130, 2), (130, 1)))
+    v = v.expand(2, 130, 2, 64)
+    alibi = {None: None, "heads": torch.rand(heads), "sequences": torch.rand(2, heads)}[slopes]
+    how = dict(dropout_p=P, window_size=(60, 3), softcap=9.0, alibi_slopes=alibi, return_attn_probs=True)
+    if packed:
+        flat = [torch.cat([x[n, : of[side]] for n, of in enumerate(lengths)]) for x, side in ((q, 0), (k, 1), (v, 1))]
+        offsets = [torch.tensor([0, *np.cumsum([of[side] for of in lengths])], dtype=torch.int32) for side in (0, 1)]
+        out, _, weights = flashcore.flash_attn_varlen_func(*flat, *offsets, 70, 130, **how)
+        out = out.split([of[0] for of in lengths])
+    else:
+        out, _, weights = flashcore.flash_attn_func(q, k, v, **how)
+    assert weights.shape == (2, heads, 70, 130)
+    for n, (queries, keys) in enumerate(lengths):
+        own, at = weights[n, :, :queries, :keys], torch.arange(keys) - torch.arange(queries)[:, None] - (keys - queries)
+        scores = torch.einsum("thd,shd->hts", q[n, :queries], k[n, :keys].repeat_interleave(2, 1)) / 8
+        scores = 9 * torch.tanh(scores / 9)
+        if alibi is not None:
+            scores = scores - alibi.expand(2, heads)[n, :, None, None] * at.abs()
+        scores = scores.masked_fill((at < -60) | (at > 3), -torch.inf)
+        # Each block of 64 keys was measured from the largest score in it and behind it.
+        met = [scores[..., start:].amax(-1, keepdim=True).expand(-1, -1, 64) for start in range(0, keys, 64)]
+        factors = (torch.cat(met, -1)[..., :keys] - scores.logsumexp(-1, keepdim=True)).exp().nan_to_num()
+        torch.testing.assert_close((own * factors).abs(), scores.softmax(-1), atol=1e-5, rtol=1e-3)
+        kept = (own * factors).clamp(min=0) / (1 - P)
+        result = torch.einsum("hts,shd->thd", kept, v[n, :keys].repeat_interleave(2, 1))
+        torch.testing.assert_close(out[n], result, atol=1e-4, rtol=1e-3)

@@ -46,23 +46,47 @@ def test_what_imports_flash_attn_gets_flashcore():
     need_torch()
     import flashcore.flash_attn as ours
 
-    names = ("flash_attn", "flash_attn.flash_attn_interface", "flash_attn.bert_padding", "flash_attn_interface")
+    names = list(ours._MODULES)
     before = {name: sys.modules.get(name) for name in names}
     try:
         ours.install()
         import flash_attn
         from flash_attn.bert_padding import unpad_input
         from flash_attn.flash_attn_interface import flash_attn_func
+        from flash_attn.layers.rotary import apply_rotary_emb
         from flash_attn_interface import flash_attn_with_kvcache
 
         assert flash_attn_func is flash_attn.flash_attn_func is flashcore.flash_attn_func
-        assert "qv" in positional(flash_attn_with_kvcache) and callable(unpad_input)
+        assert "qv" in positional(flash_attn_with_kvcache) and callable(unpad_input) and callable(apply_rotary_emb)
     finally:
         for name, module in before.items():
             if module is None:
                 sys.modules.pop(name, None)
             else:
                 sys.modules[name] = module
+
+
+@cases(interleaved=[False, True], inplace=[False, True])
+def test_rotary_embedding(interleaved, inplace):
+    torch = need_torch()
+    from flashcore.flash_attn.layers.rotary import apply_rotary_emb
+
+    angles = torch.rand(20, 6)
+    x, offsets, firsts = torch.randn(12, 3, 16), torch.tensor([0, 5, 12]), torch.tensor([4, 15])
+    at = torch.tensor([4, 5, 6, 7, 8, 15, 16, 17, 18, 19, 20, 21])
+    # Positions behind the tables turn nothing.
+    angle = torch.where((at < 20)[:, None], angles[at.clamp(max=19)], 0)[:, None]
+    pairs = x[..., :12].unflatten(-1, (6, 2)) if interleaved else x[..., :12].unflatten(-1, (2, 6)).transpose(-1, -2)
+    turned = torch.view_as_real(torch.view_as_complex(pairs.contiguous()) * torch.polar(torch.ones_like(angle), angle))
+    turned = (turned if interleaved else turned.transpose(-1, -2)).flatten(-2)
+    expected = torch.cat((turned, x[..., 12:]), -1)
+    given = x.clone()
+    out = apply_rotary_emb(given, angles.cos(), angles.sin(), interleaved, inplace, firsts, offsets, 7)
+    torch.testing.assert_close(out, expected)
+    assert (out is given) == inplace
+    batch = apply_rotary_emb(x.unflatten(0, (2, 6)), angles.cos(), angles.sin(), interleaved, False, 3)
+    one = apply_rotary_emb(x[6:], angles.cos(), angles.sin(), interleaved, False, 3, torch.tensor([0, 6]))
+    torch.testing.assert_close(batch[1], one)
 
 
 def distances(queries, keys):

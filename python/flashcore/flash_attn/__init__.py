@@ -40,6 +40,8 @@ _MODULES = {
     "flash_attn": "",
     "flash_attn.flash_attn_interface": ".flash_attn_interface",
     "flash_attn.bert_padding": ".bert_padding",
+    "flash_attn.layers": ".layers",
+    "flash_attn.layers.rotary": ".layers.rotary",
     "flash_attn_interface": ".flash_attn_3",
 }
 

@@ -1,0 +1,1 @@
+"""What models import of FlashAttention beside attention."""
