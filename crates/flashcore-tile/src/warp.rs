@@ -11,7 +11,7 @@ use crate::{
     builder::Builder,
     expr::Expr,
     scope::{Scope, Warp},
-    value::{F32, Pred, Reg, Type, U32, U64},
+    value::{Bits, F32, Pred, Reg, Type, U32, U64},
 };
 
 const ALL_LANES: i64 = 0xffff_ffff;
@@ -25,6 +25,16 @@ impl Builder {
         let dst = self.fresh::<F32>(Scope::Lane);
         let operands = [dst.operand(), x.operand(), int(mask), int(31), Operand::int(ALL_LANES)];
         self.emit(Op::ShflSync, &[Mod::Bfly, B32_TYPE], operands);
+        dst
+    }
+
+    /// The value of lane number `lane`.
+    #[track_caller]
+    pub fn shuffle<T: Bits>(&mut self, x: Reg<T>, lane: Reg<U32>) -> Reg<T> {
+        self.require("shfl.sync over a full warp", Scope::Warp);
+        let dst = self.fresh::<T>(Scope::Lane);
+        let operands = [dst.operand(), x.operand(), lane.operand(), int(31), Operand::int(ALL_LANES)];
+        self.emit(Op::ShflSync, &[Mod::Idx, B32_TYPE], operands);
         dst
     }
 
