@@ -10,7 +10,7 @@ use std::{cmp::Reverse, collections::BTreeSet};
 use flashcore_core::{DType, Dims, Layout, Lengths, Mask, PageTable, Problem, ProblemError, Spec, Values};
 
 use crate::{
-    covering_bias,
+    covering_bias, covering_dropout,
     plan::{Gpu, Misfit, Plan, plan, plan_tile},
 };
 
@@ -265,6 +265,7 @@ pub fn covering_set() -> Result<Vec<Member>, ProblemError> {
         .chain(singles)
         .chain(paged)
         .chain(covering_bias::forward())
+        .chain(covering_dropout::forward())
         .chain(packed)
         .collect()
 }

@@ -6,7 +6,7 @@ use flashcore_core::{
 
 use crate::{
     covering::{BUSY_HOPPER, DTYPES, FLAGS, KEYS, Kind, MASKS, QUERIES, SINKS, mask_of, padded, rows},
-    covering_bias,
+    covering_bias, covering_dropout,
     plan::{Choice, Family, Form, Gpu, Plan, PlanError},
 };
 
@@ -120,6 +120,7 @@ pub fn covering_backward() -> Result<Vec<BackwardMember>, ProblemError> {
         .iter()
         .flat_map(Axes::members)
         .chain(covering_bias::backward())
+        .chain(covering_dropout::backward())
         .collect()
 }
 

@@ -22,7 +22,7 @@ fn dims(member: &Member) -> [usize; 2] {
     [member.problem.dim_qk(), member.problem.dim_v()]
 }
 
-/// Whether the general kernel computes it, on a GPU that widens, and elements come in pairs.
+/// Whether the general kernel computes it, on a GPU that widens, and elements come in pairs. Dropout is not for caches.
 fn is_general(member: &Member) -> bool {
     let problem = &member.problem;
     let even = |n: &usize| n.is_multiple_of(2);
@@ -34,6 +34,7 @@ fn is_general(member: &Member) -> bool {
         && member.gpu.capability >= (8, 0)
         && pairs
         && !problem.accumulate()
+        && problem.dropout().is_none()
         && matches!(kernel, Ok(KernelConfig::Sm80(_)))
 }
 

@@ -14,6 +14,7 @@ mod covering_backward;
 mod covering_bias;
 mod covering_cache;
 mod covering_decode;
+mod covering_dropout;
 mod covering_grouped;
 mod covering_merge;
 mod covering_moe;

@@ -376,6 +376,7 @@ fn general_config(
         softcap: problem.softcap().is_some(),
         sinks: problem.sinks(),
         bias: BiasKind::of(problem),
+        dropout: problem.dropout().is_some(),
         access,
         paged: problem.pages().is_some(),
         share: Share::All,

@@ -1,4 +1,4 @@
-//! Lengths, sinks, factors, biases and page table of a call on the host, as the bytes that an executor uploads.
+//! Lengths, sinks, factors, biases, seed and page table of a call on the host, as the bytes that an executor uploads.
 
 use flashcore_core::{
     AppendCall, Bias, DType, Factors, Index, Instance, Lengths, PageTable, QuantiseCall, Slots,
@@ -25,6 +25,7 @@ pub fn host_values(call: Instance<'_>) -> Vec<(Slot, Vec<u8>)> {
         _ => None,
     };
     let bias = call.values().bias.as_deref().map(|bias| floats(bias, of_pairs));
+    let seed = call.dropout().and(call.values().seed).map(|seed| seed.to_le_bytes().to_vec());
     let arrays = [
         (slots::LENGTHS_Q, q.map(numbers)),
         (slots::LENGTHS_KV, kv.map(numbers)),
@@ -34,6 +35,7 @@ pub fn host_values(call: Instance<'_>) -> Vec<(Slot, Vec<u8>)> {
         (slots::FACTORS_K, factors(1)),
         (slots::FACTORS_V, factors(2)),
         (slots::BIAS, bias),
+        (slots::SEED, seed),
     ];
     arrays.into_iter().filter_map(|(slot, bytes)| Some((slot, bytes?))).collect()
 }

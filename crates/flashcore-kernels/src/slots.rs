@@ -36,14 +36,16 @@ pub const TURNED: Slot = Slot(14);
 /// What is added to scores: pairs in the problem's layout and type, or f32 slopes. The number is one that gradients do
 /// not use otherwise.
 pub const BIAS: Slot = Slot(16);
+/// One u64 that decides which weights are left out; the number, again, is none of the gradients' own.
+pub const SEED: Slot = Slot(19);
 /// Number of slots.
-pub const COUNT: usize = 17;
+pub const COUNT: usize = 20;
 
-/// The slots of gradients; some are forward's, so that lengths, sinks and biases are read alike.
+/// The slots of gradients; some are forward's, so that lengths, sinks, biases and seeds are read alike.
 pub mod backward {
     use flashcore_ptx::launch::Slot;
 
-    pub use super::{BIAS, K, LENGTHS_KV, LENGTHS_Q, LSE, OUT, Q, SINKS, TILE_COUNTER, V};
+    pub use super::{BIAS, K, LENGTHS_KV, LENGTHS_Q, LSE, OUT, Q, SEED, SINKS, TILE_COUNTER, V};
 
     /// The gradient of the result.
     pub const D_OUT: Slot = Slot(9);
@@ -64,7 +66,7 @@ pub mod backward {
     /// Workspace: how far each tile of keys has come; zero before and after every call.
     pub const TURNS: Slot = Slot(18);
     /// Number of slots.
-    pub const COUNT: usize = 19;
+    pub const COUNT: usize = 20;
 }
 
 /// The slots of a merge.

@@ -46,6 +46,8 @@ pub struct Config {
     pub softcap: bool,
     /// What is added to scores, if anything.
     pub bias: Option<BiasKind>,
+    /// Weights are left out at random.
+    pub dropout: bool,
     /// What rows are aligned to.
     pub access: Access,
 }
@@ -173,6 +175,7 @@ impl Config {
         option(self.lengths.name() != "uniform", &format!("_{}", self.lengths.name()));
         option(self.softcap, "_cap");
         option(self.bias.is_some(), self.bias.map_or("", BiasKind::name));
+        option(self.dropout, "_drop");
         option(self.output != self.input, &format!("_to_{}", self.output.name()));
         option(self.accumulate, "_acc");
         option(self.access != Access::B16, &format!("_a{}", self.access.bytes()));

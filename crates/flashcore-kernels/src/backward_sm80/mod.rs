@@ -15,7 +15,7 @@
 //!
 //! With keys as rows, scores are transposed, and so is the mask; P and dS come out of one product as the next one's left
 //! operand on both sides. A warp has rows of its own; where gradients are too wide for its registers, several warps have
-//! the same rows and shares of the columns. Reads Q, K, V, D_OUT, ROW_TERMS, BIAS, LENGTHS_*; writes DQ, or DK and DV (see
+//! the same rows and shares of the columns. Reads Q, K, V, D_OUT, ROW_TERMS, BIAS, SEED, LENGTHS_*; writes DQ, or DK and DV (see
 //! [`crate::slots::backward`]).
 
 mod config;
@@ -36,6 +36,7 @@ use crate::{
     parts::{
         bias::BiasArgument,
         columns::Columns,
+        dropout::DropoutArgument,
         mask::Mask,
         scale::Scale,
         schedule::{Schedule, Side},
@@ -64,6 +65,7 @@ struct Arguments {
     bias: Option<BiasArgument>,
     /// What the sums of dQ and dK are multiplied by.
     factor: Reg<F32>,
+    dropout: Option<DropoutArgument>,
 }
 
 /// A tensor as [`TensorArgument::declare`] wants it.
@@ -96,6 +98,7 @@ impl Arguments {
             scale: Scale::declare(b, params, cfg.softcap, cfg.input),
             bias: BiasArgument::declare(b, params, cfg.bias),
             factor: params.f32(b, "scale", |p| p.forward().scale()),
+            dropout: DropoutArgument::declare(b, params, cfg.dropout),
         }
     }
 }

@@ -6,9 +6,15 @@ use super::{
     Config,
     terms::{StepTerms, VALUES},
 };
+use crate::parts::dropout::StepDropout;
 
 /// Left operands: for each block, 16 columns after 16 columns.
 pub(super) type Lefts = Vec<Vec<Quad>>;
+
+/// Accumulators of a step's scores, for each block.
+pub(super) fn zeros(b: &mut Builder, cfg: &Config) -> Vec<Acc> {
+    (0..cfg.shape.blocks).map(|_| Acc::zero(b, cfg.shape.step as usize)).collect()
+}
 
 /// Adds `left·rightᵀ` over `dim` features to scores of every block.
 pub(super) fn add_scores(
@@ -44,24 +50,30 @@ pub(super) fn add_sums(b: &mut Builder, cfg: &Config, sums: &[Acc], left: &Lefts
 }
 
 /// Turns scores, capped and masked, into what `dP` is multiplied by to become `dS`; gives the probabilities as left
-/// operands.
+/// operands. What dropout leaves out is 0 there, and of the factors of `dP` those are negated, which are none otherwise: a
+/// sign is a condition that takes no register.
 pub(super) fn weigh(
     b: &mut Builder,
     cfg: &Config,
     scale: Reg<F32>,
     scores: &[Acc],
     terms: &StepTerms<'_>,
+    dropout: Option<&StepDropout<'_>>,
 ) -> Lefts {
     let mut left: Lefts = scores.iter().map(|_| Vec::new()).collect();
     for n in 0..cfg.shape.step / MMA_K {
         let offsets = terms.offsets(b, n * MMA_K);
-        for ((scores, offsets), left) in scores.iter().zip(offsets).zip(&mut left) {
+        let dropout = dropout.map(|dropout| dropout.values(b, n as usize * VALUES, VALUES));
+        for (block, ((scores, offsets), left)) in scores.iter().zip(offsets).zip(&mut left).enumerate() {
             let probabilities: [_; VALUES] = std::array::from_fn(|i| {
                 let score = values(scores, n)[i];
                 let probability = b.fma(score, scale, offsets[i]);
                 b.exp2_into(probability, probability);
                 weight(b, cfg, score, probability);
-                probability
+                let Some(dropout) = &dropout else { return probability };
+                let stays = dropout.keeps(b, block, i);
+                b.select_into(score, stays, score, -score);
+                b.select(stays, probability, 0.0)
             });
             left.push(pack(b, cfg, &probabilities));
         }
@@ -96,6 +108,31 @@ pub(super) fn minus_sums(b: &mut Builder, cfg: &Config, terms: &StepTerms<'_>) -
 pub(super) fn multiply(b: &mut Builder, weights: &[Acc], d_probabilities: &[Acc]) {
     let pairs = d_probabilities.iter().flat_map(Acc::regs).zip(weights.iter().flat_map(Acc::regs));
     pairs.for_each(|(&value, &weight)| b.mul_into(value, value, weight));
+}
+
+/// The same of `dP` as it comes out of the product, where weights are left out: those that stay are scaled, of the others only
+/// the sums are left. Signs of weights tell which are which, see [`weigh`].
+pub(super) fn multiply_kept(
+    b: &mut Builder,
+    cfg: &Config,
+    weights: &[Acc],
+    d_probabilities: &[Acc],
+    terms: &StepTerms<'_>,
+    factor: Reg<F32>,
+) {
+    for n in 0..cfg.shape.step / MMA_K {
+        let tiles = weights.iter().zip(d_probabilities).zip(terms.minus_sums(b, n * MMA_K));
+        for ((weights, d_probabilities), sums) in tiles {
+            let pairs = values(weights, n).iter().zip(values(d_probabilities, n));
+            for ((&weight, &value), sum) in pairs.zip(sums) {
+                let scaled = b.fma(value, factor, sum);
+                let bits = b.float_bits(weight);
+                b.select_into(value, bits.ge(0), scaled, sum);
+                let weight = b.abs(weight);
+                b.mul_into(value, value, weight);
+            }
+        }
+    }
 }
 
 /// Rounds `dS` to left operands.

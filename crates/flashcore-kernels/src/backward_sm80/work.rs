@@ -7,7 +7,7 @@ use flashcore_tile::{
 use super::{
     Arguments, Config, Layout, Shape,
     epilogue::Gradient,
-    products::{add_scores, add_sums, minus_sums, multiply, round, weigh},
+    products::{add_scores, add_sums, minus_sums, multiply, multiply_kept, round, weigh, zeros},
     ring::Ring,
     terms::Terms,
 };
@@ -15,6 +15,7 @@ use crate::{
     backward_rows::ROW_BYTES,
     parts::{
         bias::HeadBias,
+        dropout::{StepDropout, WarpDropout},
         load::{self, RowSource, TileLoad},
         mask::{KeyTiles, Visibility, thread_column},
         range::Range,
@@ -42,7 +43,12 @@ pub(super) fn row_tile(b: &mut Builder, cfg: &Config, args: &Arguments, layout: 
     };
     let sums = Sums::new(b, cfg);
     let bias = args.bias.map(|bias| bias.of_tile(b, &tile));
-    let walk = Walk::new(b, cfg, args, layout, Parts { ring, terms, sums: &sums, visible, rows, bias });
+    let dropout = args.dropout.map(|dropout| {
+        let head = dropout.of_tile(b, &args.schedule, &tile);
+        head.of_rows(b, cfg.side, rows.thread, cfg.shape.blocks)
+    });
+    let walk =
+        Walk::new(b, cfg, args, layout, Parts { ring, terms, sums: &sums, visible, rows, bias, dropout });
     walk.heads(b);
     // Other warps may still read what gradients are gathered over, and without tiles nobody has waited for any.
     load::wait(b, 0);
@@ -157,7 +163,7 @@ fn write(
     if layout.staging.is_some() {
         b.sync_cta();
     }
-    let (dim, factor) = (cfg.dim_v, b.var(1.0));
+    let (dim, factor) = (cfg.dim_v, args.dropout.map_or_else(|| b.var(1.0), |dropout| dropout.factor()));
     Gradient { tensor, head, start, dim, columns, factor, staging: staging(1) }
         .write(b, cfg, tile, rows, sums);
 }
@@ -170,6 +176,7 @@ struct Parts<'a> {
     visible: Visibility,
     rows: Rows,
     bias: Option<HeadBias>,
+    dropout: Option<WarpDropout>,
 }
 
 /// The loop over streamed tiles.
@@ -220,6 +227,9 @@ impl<'a> Walk<'a> {
                 self.parts.ring.next_head(b, terms_step);
                 if let Some(bias) = &self.parts.bias {
                     bias.next_head(b);
+                }
+                if let Some(dropout) = &self.parts.dropout {
+                    dropout.head().next_head(b);
                 }
             });
             more
@@ -275,7 +285,7 @@ impl<'a> Walk<'a> {
     fn step(&self, b: &mut Builder, kind: Kind, first: Reg<U32>) {
         let (cfg, Parts { ring, terms, sums, .. }) = (self.cfg, &self.parts);
         let terms = terms.at(b, ring.read, first, cfg.shape.blocks);
-        let scores: Vec<_> = (0..cfg.shape.blocks).map(|_| Acc::zero(b, cfg.shape.step as usize)).collect();
+        let scores = zeros(b, cfg);
         let right = ring.across(b, 0, first);
         add_scores(b, cfg, &scores, &self.left[0], &right, cfg.dim_qk);
         scores.iter().for_each(|tile| self.args.scale.cap(b, tile.regs()));
@@ -283,15 +293,22 @@ impl<'a> Walk<'a> {
         if self.parts.bias.is_some() || kind == Kind::Cut {
             self.change(b, kind, &weights, first);
         }
-        let probabilities = weigh(b, cfg, self.args.scale.log2, &weights, &terms);
+        let dropout = self.dropout(b, first);
+        let probabilities = weigh(b, cfg, self.args.scale.log2, &weights, &terms, dropout.as_ref());
         if let Some(sums) = &sums.second {
             let right = ring.along(b, 1, first, self.columns_at[1]);
             add_sums(b, cfg, sums, &probabilities, &right);
         }
-        let d_probabilities = minus_sums(b, cfg, &terms);
+        let d_probabilities = match &dropout {
+            None => minus_sums(b, cfg, &terms),
+            Some(_) => zeros(b, cfg),
+        };
         let right = ring.across(b, 1, first);
         add_scores(b, cfg, &d_probabilities, &self.left[1], &right, cfg.dim_v);
-        multiply(b, &weights, &d_probabilities);
+        match &dropout {
+            None => multiply(b, &weights, &d_probabilities),
+            Some(dropout) => multiply_kept(b, cfg, &weights, &d_probabilities, &terms, dropout.factor()),
+        }
         let slopes = d_probabilities;
         if let Some(range) = sums.range {
             if cfg.side == Side::Keys {
@@ -330,6 +347,13 @@ impl<'a> Walk<'a> {
         let last = b.let_(own + ((self.cfg.shape.blocks * MMA_M) as i32 - 1));
         let seen = self.parts.visible.any(b, [own, last], row, self.cfg.shape.step);
         b.uniform(seen)
+    }
+
+    /// What is left out of the weights of a step.
+    fn dropout(&self, b: &mut Builder, first: Reg<U32>) -> Option<StepDropout<'_>> {
+        let dropout = self.parts.dropout.as_ref()?;
+        let row = self.step_row(b, first);
+        Some(dropout.step(b, row, self.cfg.shape.step))
     }
 
     /// Adds the bias, and hides what the mask or the end cuts.

@@ -53,6 +53,8 @@ pub struct Config {
     pub sinks: Option<DType>,
     /// What is added to scores, if anything.
     pub bias: Option<BiasKind>,
+    /// Weights are left out at random.
+    pub dropout: bool,
     /// What rows are aligned to.
     pub access: Access,
     /// Keys and values lie in pages.
@@ -176,6 +178,7 @@ impl Config {
         option(self.softcap, "_cap");
         option(self.sinks.is_some(), sink_name(self.sinks));
         option(self.bias.is_some(), self.bias.map_or("", BiasKind::name));
+        option(self.dropout, "_drop");
         option(self.output != self.input, &format!("_to_{}", self.output.name()));
         option(self.accumulate, "_acc");
         option(self.paged, "_paged");

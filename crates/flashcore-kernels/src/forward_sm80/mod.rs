@@ -10,7 +10,7 @@
 //! its own; where their output is too wide for its registers, two warps have the same rows and halves of the columns.
 //! Keys in pages are found a turn before they are loaded, see `parts/entries.rs`. Those of 8 bits are widened in shared
 //! memory when they have arrived, see `parts/widen.rs`. f32 tensors take the same way with three products for one, see
-//! `factor.rs`. Reads Q, K, V, SINKS, BIAS, FACTORS_*, LENGTHS_*, TABLE; writes OUT and, unless it is null, LSE (see
+//! `factor.rs`. Reads Q, K, V, SINKS, BIAS, SEED, FACTORS_*, LENGTHS_*, TABLE; writes OUT and, unless it is null, LSE (see
 //! [`crate::slots`]).
 
 mod block;
@@ -30,6 +30,7 @@ use crate::{
     parts::{
         bias::BiasArgument,
         columns::padded,
+        dropout::DropoutArgument,
         entries::Entries,
         factors::CacheFactors,
         mask::Mask,
@@ -60,6 +61,7 @@ pub(crate) struct Arguments {
     /// Where others compute sequences of few queries.
     long: Option<LongOnly>,
     factors: Option<CacheFactors>,
+    dropout: Option<DropoutArgument>,
 }
 
 impl Arguments {
@@ -78,6 +80,7 @@ impl Arguments {
             pages: cfg.paged.then(|| PageArguments::declare(b, params)),
             long: (cfg.share == Share::Long).then(|| LongOnly::declare(b, params)),
             factors: cfg.scaled.then(|| CacheFactors::declare(b, params)),
+            dropout: DropoutArgument::declare(b, params, cfg.dropout),
         }
     }
 }

@@ -15,7 +15,7 @@ use super::{
     block::Block,
     factor::{Factor, add_products, steps_per_sum},
 };
-use crate::parts::{load, softmax::Exponentials};
+use crate::parts::{dropout::StepDropout, load, softmax::Exponentials};
 
 /// Where the queries' fragments come from.
 pub(super) enum Queries {
@@ -191,7 +191,7 @@ fn add_scores(
 }
 
 /// Turns scores into probabilities and adds PV of every block to its output, a few keys after a few keys, so that
-/// exponentials can be taken while the products of the keys before them run.
+/// exponentials can be taken while the products of the keys before them run. Sums of probabilities know nothing of dropout.
 ///
 /// `apart`, a condition that holds, keeps the text of some columns from that of others, where [`needs_branches`] says so.
 pub(super) fn outputs(
@@ -201,15 +201,17 @@ pub(super) fn outputs(
     scores: &[Acc],
     values: &StepValues,
     apart: Option<Uniform<Cta>>,
+    dropout: Option<&StepDropout<'_>>,
 ) {
     let (input, pairs) = (cfg.input, Vec::from_iter(0..cfg.columns().each / MMA_K));
     let mut exponentials: Vec<_> = blocks.iter().map(|block| Exponentials::new(&block.softmax)).collect();
     let keys: Vec<_> = starts(input, cfg.shape.step_n).collect();
     for keys in keys.chunks(steps_per_sum(input)) {
-        let taken = exponentials.iter_mut().zip(scores);
+        let taken = exponentials.iter_mut().zip(scores).enumerate();
         let probs: Vec<Vec<_>> = taken
-            .map(|(taken, scores)| {
-                keys.iter().map(|&key| probabilities(b, input, taken, scores, key)).collect()
+            .map(|(block, (taken, scores))| {
+                let dropout = dropout.map(|dropout| (dropout, block));
+                keys.iter().map(|&key| probabilities(b, input, taken, scores, key, dropout)).collect()
             })
             .collect();
         let multiply = |b: &mut Builder, n: u32| {
@@ -237,15 +239,20 @@ pub(super) const fn needs_branches(cfg: &Config) -> bool {
     matches!(cfg.input, Element::F32) && cfg.dim_v >= 128
 }
 
-/// The probabilities of the keys of one instruction, from `key` on, as a left operand.
+/// The probabilities of the keys of one instruction, from `key` on, as a left operand; what a block's dropout leaves out
+/// is 0 there.
 fn probabilities(
     b: &mut Builder,
     input: Element,
     exponentials: &mut Exponentials<'_>,
     scores: &Acc,
     key: u32,
+    dropout: Option<(&StepDropout<'_>, usize)>,
 ) -> Factor {
-    let values = &scores.regs()[key as usize / 2..][..input.depth() as usize / 2];
+    let first = key as usize / 2;
+    let values = &scores.regs()[first..][..input.depth() as usize / 2];
     exponentials.take(b, values);
-    Factor::of_values(b, input, values)
+    let Some((dropout, block)) = dropout else { return Factor::of_values(b, input, values) };
+    let kept = dropout.values(b, first, values.len()).kept(b, block, values);
+    Factor::of_values(b, input, &kept)
 }

@@ -12,6 +12,7 @@ use super::{
 };
 use crate::parts::{
     bias::HeadBias,
+    dropout::WarpDropout,
     entries::TableReader,
     load::{self, RowSource, TileLoad},
     mask::{KeyTiles, Visibility, thread_column},
@@ -46,13 +47,18 @@ pub(super) fn row_tile(b: &mut Builder, cfg: &Config, args: &Arguments, layout: 
         Some([of_keys, _]) if !cfg.softcap => bias.map(|bias| bias.before(b, of_keys)),
         _ => bias,
     };
-    KeyLoop { cfg, scale, ring, blocks: &blocks, queries, visible, rows, apart, bias }.run(b);
+    let dropout = args.dropout.map(|dropout| {
+        let head = dropout.of_tile(b, &args.schedule, &tile);
+        head.of_rows(b, Side::Queries, rows.thread, cfg.shape.blocks)
+    });
+    KeyLoop { cfg, scale, ring, blocks: &blocks, queries, visible, rows, apart, bias, dropout }.run(b);
 
     let sink = args.sinks.map(|sinks| sinks.of_head(b, tile.head));
-    let of_values = factors.map(|[_, of_values]| of_values);
+    let (of_values, of_kept) = (factors.map(|[_, of_values]| of_values), args.dropout.map(|d| d.factor()));
+    let factor = of_values.into_iter().chain(of_kept).reduce(|x, y| b.mul(x, y));
     let finished: Vec<_> = (0..)
         .zip(blocks)
-        .map(|(n, block)| row_end(b, cfg, block, (sink, of_values), rows.thread, tile.q_len, n))
+        .map(|(n, block)| row_end(b, cfg, block, (sink, factor), rows.thread, tile.q_len, n))
         .collect();
     let lse = args.lse_of_row(b, &tile);
     let lse = Lse { base: args.lse, to: lse, warp_row: rows.warp, share: rows.share, rows: rows.written };
@@ -325,6 +331,7 @@ struct KeyLoop<'a> {
     rows: Rows,
     apart: Option<Uniform<Cta>>,
     bias: Option<HeadBias>,
+    dropout: Option<WarpDropout>,
 }
 
 /// Whether a key tile hides keys from some rows.
@@ -397,7 +404,11 @@ impl KeyLoop<'_> {
         Softmax::raise(b, &tiles);
         let skip = b.let_(first * ring.row_bytes[1] + v_stage);
         let values = ring.values.at(b, skip);
-        outputs(b, self.cfg, self.blocks, &scores, &values, self.apart);
+        let dropout = self.dropout.as_ref().map(|dropout| {
+            let key = self.step_key(b, first);
+            dropout.step(b, key, self.cfg.shape.step_n)
+        });
+        outputs(b, self.cfg, self.blocks, &scores, &values, self.apart, dropout.as_ref());
     }
 
     /// The first key of a step of this turn.

@@ -2,6 +2,7 @@
 
 pub mod bias;
 pub(crate) mod columns;
+pub(crate) mod dropout;
 pub(crate) mod elements;
 pub(crate) mod entries;
 pub(crate) mod factors;

@@ -119,6 +119,15 @@ impl Schedule {
         self.heads
     }
 
+    /// Heads of the queries.
+    #[track_caller]
+    pub(crate) fn query_heads(&self, b: &mut Builder) -> Reg<U32> {
+        match self.side {
+            Side::Queries => self.heads,
+            Side::Keys => b.let_(self.heads * self.group),
+        }
+    }
+
     /// Query heads that share a key head.
     pub(crate) const fn group(&self) -> Reg<U32> {
         self.group

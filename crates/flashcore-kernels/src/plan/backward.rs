@@ -117,6 +117,7 @@ fn general_config(
         lengths: LengthsKind::of(forward).ok_or(PlanError::Lengths)?,
         softcap: forward.softcap().is_some(),
         bias: BiasKind::of(forward),
+        dropout: forward.dropout().is_some(),
         access,
     })
 }

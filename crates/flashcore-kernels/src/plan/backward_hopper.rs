@@ -44,6 +44,9 @@ pub(super) fn accept(problem: &BackwardProblem, gpu: &Gpu, alignment: u64) -> Re
     if forward.bias().is_some() {
         return no("it adds nothing to scores");
     }
+    if forward.dropout().is_some() {
+        return no("it leaves out no weights");
+    }
     let packed = matches!(forward.sequences_kind(), Sequences::Ragged { .. });
     if packed && forward.dim_qk().max(forward.dim_v()) > PACKED_FEATURES {
         return Err(format!("packed sequences have up to {PACKED_FEATURES} features"));

@@ -56,6 +56,9 @@ pub(super) fn accept_rows_apart(
     if problem.bias().is_some() {
         return no("it adds nothing to scores");
     }
+    if problem.dropout().is_some() {
+        return no("it leaves out no weights");
+    }
     if problem.accumulate() {
         return no("it overwrites its output");
     }

@@ -41,6 +41,9 @@ pub(super) fn accept(problem: &Problem, input: Element, gpu: &Gpu, access: Acces
     if problem.bias().is_some() {
         return no("it adds nothing to scores");
     }
+    if problem.dropout().is_some() {
+        return no("it leaves out no weights");
+    }
     if input == Element::E4m3 && (problem.pages().is_some() || is_packed(problem)) {
         return no("values of 8 bits are turned where they lie, which is not in pages and not packed");
     }

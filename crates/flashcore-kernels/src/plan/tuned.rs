@@ -66,9 +66,11 @@ pub enum TableError {
 }
 
 /// What a row is for: the GPU and everything about the problem that may change which tile is fastest. `None` for
-/// problems that no table serves: those with lengths of their own, and those whose bits must not depend on the batch.
+/// problems that no table serves: those with lengths of their own, those with dropout, and those whose bits must not depend
+/// on the batch.
 pub fn key(problem: &Problem, gpu: &Gpu) -> Option<String> {
-    if problem.batch_invariant() || problem.sequences_kind() != Sequences::Uniform {
+    let plain = problem.sequences_kind() == Sequences::Uniform && problem.dropout().is_none();
+    if problem.batch_invariant() || !plain {
         return None;
     }
     let [q, k, v] = [problem.q(), problem.k(), problem.v()].map(|layout| layout.dims().array());
