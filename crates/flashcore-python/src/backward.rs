@@ -149,6 +149,7 @@ impl Backward<'_> {
             lengths_kv,
             sinks,
             bias,
+            seed: 0,
             d_sinks: optional(d_sinks),
         }
     }

@@ -373,6 +373,7 @@ impl<'a> Call<'a> {
                     sinks,
                     factors: self.factor_addresses(),
                     bias,
+                    seed: 0,
                 };
                 let alignment = device::alignment([q, k, v, out]);
                 let ready = device::open(index)?.prepare_aligned(problem, alignment)?;

@@ -43,6 +43,8 @@ pub struct BackwardTensors {
     pub sinks: u64,
     /// What was added to scores, as the problem's bias says; 0 where it has none.
     pub bias: u64,
+    /// The u64 that forward had; 0 where the problem has no dropout.
+    pub seed: u64,
     /// Their f32 gradients; 0 where nobody wants them.
     pub d_sinks: u64,
 }
@@ -77,7 +79,7 @@ impl Operation for BackwardProblem {
             terms,
             Asked::new(slots::D_SINKS, Operand::Sinks, tensors.d_sinks, 1).nullable(true),
         ];
-        let addresses = [tensors.lengths_q, tensors.lengths_kv, tensors.sinks, tensors.bias];
+        let addresses = [tensors.lengths_q, tensors.lengths_kv, tensors.sinks, tensors.bias, tensors.seed];
         let values = values(forward, addresses).map(|asked| asked.nullable(forward.sequences() == 0));
         ready.bind(asked.into_iter().chain(values))
     }
@@ -135,6 +137,7 @@ impl Cuda {
             lengths_kv: held.at(slots::LENGTHS_KV),
             sinks: held.at(slots::SINKS),
             bias: held.at(slots::BIAS),
+            seed: held.at(slots::SEED),
             d_sinks: held.at(slots::D_SINKS),
         };
         // SAFETY: the buffers hold what the call's layouts reach, and live until the outputs are fetched.

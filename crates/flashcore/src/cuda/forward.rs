@@ -7,7 +7,7 @@ use flashcore_kernels::{ALLOCATED_ALIGNMENT, Tile, host_values, plan_tile, slots
 
 use super::{
     Cuda, Error, Operation, ReadyOf,
-    ready::{Asked, FLOAT},
+    ready::{Asked, FLOAT, SEED},
 };
 
 /// Addresses in device memory that a launch binds. The kernels read what lies there when they run, so that a captured
@@ -43,6 +43,8 @@ pub struct DeviceTensors {
     pub factors: [u64; 3],
     /// What is added to scores, as the problem's bias says; 0 where it has none.
     pub bias: u64,
+    /// A u64 that decides which weights are left out; 0 where the problem has no dropout.
+    pub seed: u64,
 }
 
 /// Attention ready to launch.
@@ -57,8 +59,8 @@ impl Operation for Problem {
         // Tensors without elements may have any address, 0 as well.
         let tensor = |slot, operand, address| Asked::new(slot, operand, address, alignment).nullable(true);
         let table = problem.pages().map(|_| size_of::<i32>() as u64);
-        let given = [tensors.lengths_q, tensors.lengths_kv, tensors.sinks, tensors.bias];
-        let [lengths_q, lengths_kv, sinks, bias] = values(problem, given);
+        let given = [tensors.lengths_q, tensors.lengths_kv, tensors.sinks, tensors.bias, tensors.seed];
+        let [lengths_q, lengths_kv, sinks, bias, seed] = values(problem, given);
         let factors = problem.scales().map(|_| FLOAT);
         // Queries over a cache of fewer bits have no factors.
         let factors_q = factors.filter(|_| problem.kv_dtype() == problem.dtype());
@@ -72,6 +74,7 @@ impl Operation for Problem {
             Asked::new(slots::TABLE, Operand::Table, tensors.table, table),
             sinks,
             bias,
+            seed,
             Asked::new(slots::FACTORS_Q, Operand::Factors, tensors.factors[0], factors_q),
             Asked::new(slots::FACTORS_K, Operand::Factors, tensors.factors[1], factors),
             Asked::new(slots::FACTORS_V, Operand::Factors, tensors.factors[2], factors),
@@ -80,9 +83,9 @@ impl Operation for Problem {
     }
 }
 
-/// Lengths of queries and of keys, sinks and bias, which forward and gradients read alike.
-pub(super) fn values(problem: &Problem, addresses: [u64; 4]) -> [Asked; 4] {
-    let [lengths_q, lengths_kv, sinks, bias] = addresses;
+/// Lengths of queries and of keys, sinks, bias and seed, which forward and gradients read alike.
+pub(super) fn values(problem: &Problem, addresses: [u64; 5]) -> [Asked; 5] {
+    let [lengths_q, lengths_kv, sinks, bias, seed] = addresses;
     let index = u64::from(problem.index().bytes());
     let [of_q, of_kv] = problem.sequences_kind().numbers().map(|given| given.then_some(index));
     [
@@ -90,6 +93,7 @@ pub(super) fn values(problem: &Problem, addresses: [u64; 4]) -> [Asked; 4] {
         Asked::new(slots::LENGTHS_KV, Operand::LengthsKv, lengths_kv, of_kv),
         Asked::new(slots::SINKS, Operand::Sinks, sinks, problem.sinks().map(|sinks| sinks.bytes() as u64)),
         Asked::new(slots::BIAS, Operand::Bias, bias, problem.bias().map(|bias| bias.bytes() as u64)),
+        Asked::new(slots::SEED, Operand::Seed, seed, problem.dropout().map(|_| SEED)),
     ]
 }
 
@@ -137,6 +141,7 @@ impl Cuda {
             sinks: held.at(slots::SINKS),
             factors: [slots::FACTORS_Q, slots::FACTORS_K, slots::FACTORS_V].map(|slot| held.at(slot)),
             bias: held.at(slots::BIAS),
+            seed: held.at(slots::SEED),
         };
         // SAFETY: the buffers hold what the call's layouts reach, and live until the outputs are fetched.
         unsafe { ready.launch(&tensors, &self.stream)? };

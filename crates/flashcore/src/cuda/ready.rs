@@ -17,6 +17,9 @@ const MOST_ASKED: u64 = 16;
 /// What addresses of f32 numbers are multiples of.
 pub(super) const FLOAT: u64 = size_of::<f32>() as u64;
 
+/// What the address of a seed is a multiple of.
+pub(super) const SEED: u64 = size_of::<u64>() as u64;
+
 /// A problem that a GPU can be made ready for.
 pub trait Operation: Clone + PartialEq {
     /// Addresses in device memory that a launch binds.
