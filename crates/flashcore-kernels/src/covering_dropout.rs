@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use flashcore_core::{BackwardSpec, Bias, DType, Dims, Dropout, ProblemError, Spec, Values};
+use flashcore_core::{BackwardSpec, Bias, DType, Dims, Dropout, Layout, ProblemError, Spec, Values};
 
 use crate::{
     covering::{KEYS, Kind, Member, mask_of, padded},
@@ -17,14 +17,15 @@ enum Beside {
     Nothing,
     Cap,
     Slopes,
+    Pairs,
 }
 
-use Beside::{Cap, Nothing, Slopes};
+use Beside::{Cap, Nothing, Pairs, Slopes};
 
 /// One problem: the type of the tensors, features, mask, lengths, what else there is.
 struct Dropped(DType, usize, usize, Kind, Beside, Gpu);
 
-const FORWARD: [Dropped; 10] = [
+const FORWARD: [Dropped; 11] = [
     Dropped(DType::F16, 64, 0, Kind::Uniform, Nothing, Gpu::AMPERE),
     Dropped(DType::BF16, 64, 1, Kind::Ragged, Slopes, Gpu::HOPPER),
     Dropped(DType::F16, 64, 2, Kind::Used, Nothing, Gpu::TURING),
@@ -35,9 +36,10 @@ const FORWARD: [Dropped; 10] = [
     Dropped(DType::BF16, 512, 1, Kind::Uniform, Nothing, Gpu::BLACKWELL),
     Dropped(DType::F32, 64, 1, Kind::Ragged, Nothing, Gpu::AMPERE),
     Dropped(DType::F32, 128, 0, Kind::Used, Cap, Gpu::HOPPER),
+    Dropped(DType::F16, 128, 3, Kind::Uniform, Pairs, Gpu::AMPERE),
 ];
 
-const BACKWARD: [Dropped; 8] = [
+const BACKWARD: [Dropped; 10] = [
     Dropped(DType::F16, 64, 0, Kind::Uniform, Nothing, Gpu::AMPERE),
     Dropped(DType::BF16, 64, 1, Kind::Ragged, Slopes, Gpu::HOPPER),
     Dropped(DType::F16, 64, 3, Kind::Used, Cap, Gpu::CONSUMER),
@@ -46,6 +48,8 @@ const BACKWARD: [Dropped; 8] = [
     Dropped(DType::BF16, 128, 2, Kind::Ragged, Nothing, Gpu::CONSUMER),
     Dropped(DType::F16, 256, 1, Kind::Used, Nothing, Gpu::BLACKWELL),
     Dropped(DType::BF16, 300, 0, Kind::Uniform, Nothing, Gpu::BLACKWELL),
+    Dropped(DType::F16, 64, 3, Kind::Uniform, Pairs, Gpu::AMPERE),
+    Dropped(DType::BF16, 128, 3, Kind::UsedKeys, Pairs, Gpu::HOPPER),
 ];
 
 const QUERIES: usize = 70;
@@ -72,10 +76,18 @@ impl Dropped {
         let Self(dtype, dim, mask, kind, beside, _) = *self;
         let layout = |heads, seq| padded(Dims::new(kind.batch(), heads, seq, dim), 0);
         let (q, k) = (layout(2, QUERIES)?, layout(1, KEYS)?);
-        let slopes = beside == Slopes;
+        let pairs = Layout::bhsd(Dims::new(kind.batch(), 1, QUERIES, KEYS))?;
+        let (bias, numbers) = match beside {
+            Slopes => (Some(Bias::Slopes { per_sequence: false }), vec![0.25, 0.03]),
+            Pairs => {
+                let numbers = (0..pairs.span()).map(|n| (n % 7) as f32 * 0.5 - 1.0).collect();
+                (Some(Bias::Pairs { dtype: DType::BF16, layout: pairs }), numbers)
+            }
+            _ => (None, Vec::new()),
+        };
         let values = Values {
             lengths: kind.lengths(QUERIES),
-            bias: slopes.then(|| Arc::from([0.25, 0.03])),
+            bias: bias.map(|_| Arc::from(numbers)),
             // Both halves of a seed count.
             seed: Some(0x1234_5678_9ABC_DEF0),
             ..Values::default()
@@ -83,7 +95,7 @@ impl Dropped {
         let spec = Spec {
             mask: mask_of(mask),
             softcap: (beside == Cap).then_some(20.0),
-            bias: slopes.then_some(Bias::Slopes { per_sequence: false }),
+            bias,
             dropout: Some(Dropout::new(0.3)),
             ..Spec::new(dtype, q, k, k).with(&values)
         };

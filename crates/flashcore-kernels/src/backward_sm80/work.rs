@@ -21,7 +21,6 @@ use crate::{
         range::Range,
         row_end::{clear_unused, thread_rows},
         schedule::{Side, Tile},
-        softmax,
         staged::columns_at,
     },
 };
@@ -45,8 +44,8 @@ pub(super) fn row_tile(b: &mut Builder, cfg: &Config, args: &Arguments, layout: 
     let sums = Sums::new(b, cfg);
     let bias = args.bias.map(|bias| bias.of_tile(b, &tile));
     let dropout = args.dropout.map(|dropout| {
-        let blocks: Vec<_> = (0..cfg.shape.blocks).map(|n| rows.of_block(b, n)).collect();
-        dropout.of_tile(b, &args.schedule, &tile).of_rows(b, cfg.side, blocks)
+        let head = dropout.of_tile(b, &args.schedule, &tile);
+        head.of_rows(b, cfg.side, rows.thread, cfg.shape.blocks)
     });
     let walk =
         Walk::new(b, cfg, args, layout, Parts { ring, terms, sums: &sums, visible, rows, bias, dropout });
@@ -112,12 +111,6 @@ impl Rows {
         let used = if cfg.side == Side::Queries { tile.q_len } else { tile.kv_len };
         let [warp_first, thread] = [warp_first, thread].map(Reg::signed);
         Self { warp, share, warp_first, thread, there: left(b, used), written: left(b, tile.rows) }
-    }
-
-    /// This thread's two rows of block `n`.
-    fn of_block(&self, b: &mut Builder, n: u32) -> softmax::Rows<S32> {
-        let row = b.let_(self.thread + (n * MMA_M) as i32);
-        [row, b.let_(row + 8)]
     }
 }
 
@@ -370,7 +363,8 @@ impl<'a> Walk<'a> {
         let column = thread_column(b, lane);
         let first = b.let_(row + column);
         for (n, scores) in (0..).zip(scores) {
-            let rows = self.parts.rows.of_block(b, n);
+            let row = b.let_(self.parts.rows.thread + n * MMA_M as i32);
+            let rows = [row, b.let_(row + 8)];
             if let Some(bias) = &self.parts.bias {
                 bias.add(b, self.cfg.side, scores, rows, first);
             }

@@ -18,7 +18,7 @@ use crate::parts::{
     mask::{KeyTiles, Visibility, thread_column},
     scale::Scale,
     schedule::{Side, Tile},
-    softmax::{self, Softmax},
+    softmax::Softmax,
     staged::{Output, columns_at},
     widen::Widening,
 };
@@ -48,8 +48,8 @@ pub(super) fn row_tile(b: &mut Builder, cfg: &Config, args: &Arguments, layout: 
         _ => bias,
     };
     let dropout = args.dropout.map(|dropout| {
-        let blocks: Vec<_> = (0..cfg.shape.blocks).map(|n| rows.of_block(b, n)).collect();
-        dropout.of_tile(b, &args.schedule, &tile).of_rows(b, Side::Queries, blocks)
+        let head = dropout.of_tile(b, &args.schedule, &tile);
+        head.of_rows(b, Side::Queries, rows.thread, cfg.shape.blocks)
     });
     KeyLoop { cfg, scale, ring, blocks: &blocks, queries, visible, rows, apart, bias, dropout }.run(b);
 
@@ -141,12 +141,6 @@ impl Rows {
         let left = |b: &mut Builder, rows: Reg<U32>| b.let_((rows - tile.first_row).signed());
         let [warp_first, thread] = [warp_first, thread].map(Reg::signed);
         Self { warp, share, warp_first, thread, there: left(b, tile.q_len), written: left(b, tile.rows) }
-    }
-
-    /// This thread's two rows of block `n`.
-    fn of_block(&self, b: &mut Builder, n: u32) -> softmax::Rows<S32> {
-        let row = b.let_(self.thread + (n * MMA_M) as i32);
-        [row, b.let_(row + 8)]
     }
 }
 
@@ -437,7 +431,8 @@ impl KeyLoop<'_> {
         let column = thread_column(b, lane);
         let key = b.let_(key + column);
         for (n, scores) in (0..).zip(scores) {
-            let rows = self.rows.of_block(b, n);
+            let row = b.let_(self.rows.thread + n * MMA_M as i32);
+            let rows = [row, b.let_(row + 8)];
             if let Some(bias) = &self.bias {
                 bias.add(b, Side::Queries, scores, rows, key);
             }

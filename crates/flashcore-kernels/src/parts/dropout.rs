@@ -5,12 +5,11 @@
 //! work in other ways and leave out the same weights. [`flashcore_core::DropoutWords`] says what is computed.
 
 use flashcore_core::{DROPOUT_FACTORS, DROPOUT_STEP, Problem};
-use flashcore_tile::{Acc, Builder, Expr, F32, Params, Pred, Reg, S32, U32, U64};
+use flashcore_tile::{Acc, Builder, Expr, F32, MMA_M, Params, Pred, Reg, S32, U32, U64};
 
 use super::{
     mask::thread_column,
     schedule::{Schedule, Side, Tile},
-    softmax::Rows,
 };
 use crate::slots;
 
@@ -55,10 +54,19 @@ impl DropoutArgument {
     #[track_caller]
     pub(crate) fn of_tile(&self, b: &mut Builder, schedule: &Schedule, tile: &Tile) -> HeadDropout {
         let heads = schedule.query_heads(b);
-        let seed = b.load_global::<U32, 2>(self.seed);
         let plane = b.var(tile.sequence * heads + tile.head);
-        let words = words_of_plane(b, seed, plane).map(|word| b.var(word));
-        HeadDropout { argument: *self, seed, plane, words }
+        let words = self.words_of_plane(b, plane).map(|word| b.var(word));
+        HeadDropout { argument: *self, plane, words }
+    }
+
+    /// The words of a plane; the seed is read where they are made, as nobody has registers to keep it.
+    #[track_caller]
+    fn words_of_plane(&self, b: &mut Builder, plane: Reg<U32>) -> Words {
+        let [low, high] = b.load_global::<U32, 2>(self.seed);
+        let first = mix(b, plane + DROPOUT_STEP);
+        let first = mix(b, low ^ first);
+        let second = mix(b, first + DROPOUT_STEP);
+        [first, mix(b, high ^ second)]
     }
 }
 
@@ -66,7 +74,6 @@ impl DropoutArgument {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HeadDropout {
     argument: DropoutArgument,
-    seed: [Reg<U32>; 2],
     plane: Reg<U32>,
     words: Words,
 }
@@ -76,26 +83,22 @@ impl HeadDropout {
     #[track_caller]
     pub(crate) fn next_head(&self, b: &mut Builder) {
         b.add_to(self.plane, 1);
-        let words = words_of_plane(b, self.seed, self.plane);
+        let words = self.argument.words_of_plane(b, self.plane);
         self.words.into_iter().zip(words).for_each(|(word, next)| b.set(word, next));
     }
 
-    /// For the two rows that a thread keeps of each block; `side` says what rows are.
+    /// For the two rows of each block of a warp that a thread keeps, the first of them `first`; `side` says what rows are.
     #[track_caller]
-    pub(crate) fn of_rows(
-        self,
-        b: &mut Builder,
-        side: Side,
-        blocks: impl IntoIterator<Item = Rows<S32>>,
-    ) -> WarpDropout {
-        let blocks = blocks.into_iter();
-        let blocks = match side {
-            Side::Queries => Blocks::Queries(
-                blocks.map(|rows| rows.map(|row| words_of_row(b, self.words, row.unsigned()))).collect(),
-            ),
-            Side::Keys => Blocks::Keys(blocks.map(|rows| rows.map(|row| term_of_key(b, row))).collect()),
+    pub(crate) fn of_rows(self, b: &mut Builder, side: Side, first: Reg<S32>, blocks: u32) -> WarpDropout {
+        let rows = match side {
+            Side::Queries => {
+                let mut words = |row: u32| words_of_row(b, self.words, first.unsigned() + row);
+                let mut block = |n: u32| [0, 1].map(|row| words(row_of_block(n, row)));
+                KeptRows::Queries((0..blocks).map(&mut block).collect())
+            }
+            Side::Keys => KeptRows::Keys(term_of_key(b, first)),
         };
-        WarpDropout { head: self, blocks }
+        WarpDropout { head: self, rows }
     }
 }
 
@@ -103,16 +106,16 @@ impl HeadDropout {
 #[derive(Clone, Debug)]
 pub(crate) struct WarpDropout {
     head: HeadDropout,
-    blocks: Blocks,
+    rows: KeptRows,
 }
 
-/// What a thread knows of its two rows of each block.
+/// What a thread knows of its rows.
 #[derive(Clone, Debug)]
-enum Blocks {
-    /// The words of queries.
+enum KeptRows {
+    /// The words of queries: those of two rows for each block.
     Queries(Vec<[Words; 2]>),
-    /// What keys add to the first words of queries.
-    Keys(Vec<Rows<U32>>),
+    /// The term of the first key.
+    Keys(Reg<U32>),
 }
 
 impl WarpDropout {
@@ -121,29 +124,24 @@ impl WarpDropout {
         &self.head
     }
 
-    /// What weights that stay are multiplied by.
-    pub(crate) const fn factor(&self) -> Reg<F32> {
-        self.head.argument.factor
-    }
-
     /// For `count` columns from column `first` on: keys, or queries where rows are keys.
     #[track_caller]
     pub(crate) fn step(&self, b: &mut Builder, first: Reg<S32>, count: u32) -> StepDropout<'_> {
         let lane = b.lane();
         let column = thread_column(b, lane);
-        let columns = match &self.blocks {
-            Blocks::Queries(blocks) => {
+        let columns = match &self.rows {
+            KeptRows::Queries(blocks) => {
                 let key = b.let_(first + column);
                 let term = term_of_key(b, key);
-                let mut start = |[first, second]: Words| [b.let_(first + term), second];
+                let mut start = |words: Words| with_term(b, words, term);
                 Columns::Keys(blocks.iter().map(|rows| rows.map(&mut start)).collect())
             }
-            Blocks::Keys(terms) => {
+            &KeptRows::Keys(term) => {
                 let words = (0..count.div_ceil(LANES)).map(|part| {
                     let row = b.let_(first.unsigned() + lane + part * LANES);
                     words_of_row(b, self.head.words, row)
                 });
-                Columns::Queries { terms, words: words.collect(), column: column.unsigned() }
+                Columns::Queries { words: words.collect(), column: column.unsigned(), term }
             }
         };
         StepDropout { warp: self, columns }
@@ -154,34 +152,35 @@ impl WarpDropout {
 #[derive(Clone, Debug)]
 pub(crate) struct StepDropout<'a> {
     warp: &'a WarpDropout,
-    columns: Columns<'a>,
+    columns: Columns,
 }
 
 #[derive(Clone, Debug)]
-enum Columns<'a> {
-    /// The words of each block's rows, the first with what the thread's first key adds.
+enum Columns {
+    /// The words of each block's rows, with the term of the thread's first key.
     Keys(Vec<[Words; 2]>),
-    /// What each block's rows add to the words of columns; the words of every 32nd column, which a lane computes for those
-    /// that have values of it; the first of the columns whose values the thread has.
-    Queries { terms: &'a [Rows<U32>], words: Vec<Words>, column: Reg<U32> },
+    /// The words of every 32nd column, which a lane computes for those that have values of it; the first of the columns whose
+    /// values the thread has; the term of its first key.
+    Queries { words: Vec<Words>, column: Reg<U32>, term: Reg<U32> },
 }
 
 impl StepDropout<'_> {
     /// What weights that stay are multiplied by.
     pub(crate) const fn factor(&self) -> Reg<F32> {
-        self.warp.factor()
+        self.warp.head.argument.factor
     }
 
     /// For some values of the blocks' accumulators, from value `first` on, a multiple of four: all lanes must ask.
     #[track_caller]
     pub(crate) fn values(&self, b: &mut Builder, first: usize, count: usize) -> ValuesDropout<'_> {
-        let Columns::Queries { words, column, .. } = &self.columns else {
+        let Columns::Queries { words, column, term } = &self.columns else {
             return ValuesDropout { step: self, first, words: Vec::new() };
         };
         let of_column = |i: usize| {
             let at = Acc::col(i) as u32;
             let lane = b.let_(*column + at % LANES);
-            words[(at / LANES) as usize].map(|word| b.shuffle(word, lane))
+            let words = words[(at / LANES) as usize].map(|word| b.shuffle(word, lane));
+            with_term(b, words, *term)
         };
         let one_row = (first..first + count).filter(|&i| Acc::row(i) == 0);
         ValuesDropout { step: self, first, words: one_row.map(of_column).collect() }
@@ -193,7 +192,7 @@ impl StepDropout<'_> {
 pub(crate) struct ValuesDropout<'a> {
     step: &'a StepDropout<'a>,
     first: usize,
-    /// The words of their columns, where these are queries.
+    /// The words of their columns, where these are queries, with the term of the thread's first key.
     words: Vec<Words>,
 }
 
@@ -201,18 +200,18 @@ impl ValuesDropout<'_> {
     /// Whether the weight stays that is number `n` of the values in the accumulator of a block.
     #[track_caller]
     pub(crate) fn keeps(&self, b: &mut Builder, block: usize, n: usize) -> Pred {
-        let (row, col) = (Acc::row(n), Acc::col(self.first + n) as u32);
-        let threshold = self.step.warp.head.argument.threshold;
-        match &self.step.columns {
-            Columns::Keys(rows) => {
-                let [start, second] = rows[block][row];
-                keeps(b, start + DROPOUT_STEP.wrapping_mul(col), second, threshold)
+        let row = Acc::row(n);
+        // How many keys after the thread's first.
+        let ([start, second], key) = match &self.step.columns {
+            Columns::Keys(rows) => (rows[block][row], Acc::col(self.first + n) as u32),
+            Columns::Queries { .. } => {
+                (self.words[n / 4 * 2 + n % 2], row_of_block(block as u32, row as u32))
             }
-            Columns::Queries { terms, .. } => {
-                let [word, second] = self.words[n / 4 * 2 + n % 2];
-                keeps(b, word + terms[block][row], second, threshold)
-            }
-        }
+        };
+        let word = b.let_(start + DROPOUT_STEP.wrapping_mul(key));
+        let word = b.let_((word ^ (word >> 16)) * DROPOUT_FACTORS[0]);
+        let hash = b.let_((word ^ (word >> 15) ^ second) * DROPOUT_FACTORS[1]);
+        b.let_(hash.ge(self.step.warp.head.argument.threshold))
     }
 
     /// Weights of a block with zeros for those that are left out, in other registers: sums may still read the ones they
@@ -227,32 +226,26 @@ impl ValuesDropout<'_> {
     }
 }
 
-/// What a hash adds for a key.
+/// What a key adds to the first word of a query.
 #[track_caller]
 fn term_of_key(b: &mut Builder, key: Reg<S32>) -> Reg<U32> {
     b.let_(key.unsigned() * DROPOUT_STEP)
 }
 
-/// Whether a weight stays, given the first word with the key's term, and the second.
+/// Words of a query with the term of a key.
 #[track_caller]
-fn keeps(b: &mut Builder, word: impl Into<Expr<U32>>, second: Reg<U32>, threshold: Reg<U32>) -> Pred {
-    let word = b.let_(word.into());
-    let word = b.let_((word ^ (word >> 16)) * DROPOUT_FACTORS[0]);
-    let hash = b.let_((word ^ (word >> 15) ^ second) * DROPOUT_FACTORS[1]);
-    b.let_(hash.ge(threshold))
+fn with_term(b: &mut Builder, [first, second]: Words, term: Reg<U32>) -> Words {
+    [b.let_(first + term), second]
+}
+
+/// Which of a warp's rows a thread's row `row` of a block is, counted from the thread's first.
+const fn row_of_block(block: u32, row: u32) -> u32 {
+    block * MMA_M + row * (MMA_M / 2)
 }
 
 #[track_caller]
-fn words_of_plane(b: &mut Builder, [low, high]: [Reg<U32>; 2], plane: Reg<U32>) -> Words {
-    let first = mix(b, plane + DROPOUT_STEP);
-    let first = mix(b, low ^ first);
-    let second = mix(b, first + DROPOUT_STEP);
-    [first, mix(b, high ^ second)]
-}
-
-#[track_caller]
-fn words_of_row(b: &mut Builder, [first, second]: Words, row: Reg<U32>) -> Words {
-    let first = mix(b, first + row);
+fn words_of_row(b: &mut Builder, [first, second]: Words, row: impl Into<Expr<U32>>) -> Words {
+    let first = mix(b, first + row.into());
     [first, mix(b, second ^ first)]
 }
 

@@ -20,14 +20,21 @@ pub(super) fn with_shape(cfg: Config, gpu: &Gpu) -> Result<(Config, &'static str
     let configs = configs.map(|row| (Config { shape: narrowed(row.shape, &cfg), ..cfg }, row.why));
     let (qk, v) = (cfg.dim_qk as usize, cfg.dim_v as usize);
     let none = PlanError::SharedMemory { qk, v, shared_bytes: gpu.shared_bytes };
-    configs.into_iter().find(|(cfg, _)| fits(cfg, gpu)).ok_or(none)
+    configs.into_iter().find(|(cfg, _)| fits(cfg, gpu) && leaves_room(cfg)).ok_or(none)
 }
 
-/// The shape with shorter steps where other things than scores take registers: half the rows beside bounds or sums that
-/// are added to, half again beside a softcap.
+/// Whether a thread has registers for what goes on beside its sums: a bias or slopes of a cap take those of a second block,
+/// where there is dropout too.
+const fn leaves_room(cfg: &Config) -> bool {
+    cfg.shape.blocks == 1 || !(cfg.dropout && (cfg.softcap || cfg.bias.is_some()))
+}
+
+/// The shape with shorter steps where other things than scores take registers: half the rows beside bounds, sums that are
+/// added to or words of dropout, half again beside a softcap or, with dropout, a bias.
 fn narrowed(shape: Shape, cfg: &Config) -> Shape {
-    let bounded = cfg.mask.left || cfg.mask.right || cfg.accumulate;
-    let halvings = u32::from(bounded) + u32::from(cfg.softcap);
+    let crowded = cfg.mask.left || cfg.mask.right || cfg.accumulate || cfg.dropout;
+    let more = cfg.softcap || (cfg.dropout && cfg.bias.is_some());
+    let halvings = u32::from(crowded) + u32::from(more);
     Shape { step: (shape.step >> halvings).max(MMA_M), ..shape }
 }
 
@@ -112,6 +119,11 @@ const OF_KEYS: &[Row] = &[
         dim: 64,
         shape: shape([4, 2], [32, 32], 2),
         why: "as with 64 queries, which would leave room for one CTA only",
+    },
+    Row {
+        dim: 64,
+        shape: shape([8, 1], [64, 64], 1),
+        why: "16 keys per warp, where dropout beside a bias or a cap leaves no registers for more",
     },
     Row {
         dim: 128,

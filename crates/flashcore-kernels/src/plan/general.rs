@@ -36,10 +36,17 @@ pub(super) fn shape(
     };
     let shared_bytes = gpu.shared_bytes;
     let table = if input == Element::F32 { single::TABLE } else { TABLE };
-    let roomy = |row: &&Row| fits(row) && (problem.bias().is_none() || row.leaves_room_for_bias(dims));
+    let roomy = |row: &&Row| fits(row) && (!wants_room(problem) || row.leaves_room(dims));
     let row = table.iter().find(roomy).or_else(|| table.iter().find(fits));
     let row = row.ok_or(PlanError::SharedMemory { qk, v, shared_bytes })?;
     Ok((row.shape, row.why))
+}
+
+/// Whether a problem takes registers beside sums and scores: for what is added to scores, which is loaded ahead, or for words
+/// of dropout together with lengths or a cap.
+fn wants_room(problem: &Problem) -> bool {
+    let optioned = problem.softcap().is_some() || problem.sequences_kind() != Sequences::Uniform;
+    problem.bias().is_some() || (problem.dropout().is_some() && optioned)
 }
 
 /// Up to this dim and this many queries, this tile.
@@ -58,8 +65,8 @@ impl Row {
         self.shape.ctas_per_sm * per_cta <= gpu.shared_bytes + reserved
     }
 
-    /// Whether sums, scores and queries leave a thread registers for what is added to scores, which is loaded ahead.
-    fn leaves_room_for_bias(&self, [qk, v]: [u32; 2]) -> bool {
+    /// Whether sums, scores and queries leave a thread registers for more.
+    fn leaves_room(&self, [qk, v]: [u32; 2]) -> bool {
         let q = if self.shape.q_in_registers { qk / 4 } else { 0 };
         self.shape.blocks * ((v + self.shape.step_n) / 2 + q) < 160
     }

@@ -18,8 +18,8 @@ use std::{
 };
 
 use flashcore_core::{
-    BackwardSpec, DType, Dims, ExpertLayout, GroupedSpec, Grouping, Index, Layout, Mask, MoeSpec, Routing,
-    Spec,
+    BackwardSpec, DType, Dims, Dropout, ExpertLayout, GroupedSpec, Grouping, Index, Layout, Mask, MoeSpec,
+    Routing, Spec,
 };
 use flashcore_kernels::{
     AnyProgram, Choice, Form, Gpu, KernelConfig, Plan, covering_set,
@@ -55,6 +55,7 @@ fn kernels_assemble_without_spills() {
         .chain(grouped_kernels())
         .chain(each_kernel(&groups_of_models()))
         .chain(narrow)
+        .chain(tiles_with_dropout())
         .map(|kernel| (None, kernel));
     let jobs = jobs(covering.chain(others).chain(spread));
     let assembled: BTreeSet<_> = jobs.iter().map(|job| job.target).collect();
@@ -173,6 +174,31 @@ fn tiles_of_every_gpu() -> Vec<Plan> {
     }
     assert!(plans.len() >= 92, "{} tiles", plans.len());
     plans
+}
+
+/// The general kernels that leave out weights, for heads of every row of their tables on every kind of GPU.
+fn tiles_with_dropout() -> Vec<KernelConfig> {
+    let gpus = [Gpu::TURING, Gpu::AMPERE, Gpu::ADA, Gpu::HOPPER, Gpu::BLACKWELL_RTX];
+    let options = [Mask::NONE, Mask::CAUSAL].into_iter().zip([DType::F16, DType::BF16]);
+    let mut plans = Vec::new();
+    for ((mask, dtype), dim) in options.flat_map(|option| [64, 96, 128, 256, 512].map(|dim| (option, dim))) {
+        let layout = Layout::bshd(Dims::new(2, 8, 1000, dim)).unwrap();
+        let spec = |dtype| Spec {
+            mask,
+            dropout: Some(Dropout::new(0.1)),
+            ..Spec::new(dtype, layout, layout, layout)
+        };
+        let problem = |dtype| spec(dtype).parse().unwrap();
+        let backward = BackwardSpec::new(spec(dtype)).parse().unwrap();
+        for gpu in &gpus {
+            plans.extend(
+                [dtype, DType::F32].map(|dtype| plan(&problem(dtype), gpu, 16)).into_iter().flatten(),
+            );
+            plans.extend(Choice::Rules.plan_backward(&backward, gpu, 16));
+        }
+    }
+    let kernels = each_kernel(&plans);
+    kernels.into_iter().filter(|kernel| kernel.name().contains("_drop")).collect()
 }
 
 /// A text to be assembled.

@@ -3,6 +3,7 @@
 mod assemble;
 mod backward;
 mod covering;
+mod dropout;
 mod experts;
 mod invariant;
 mod mutation;

@@ -243,6 +243,7 @@ fn slot_name(slot: Slot) -> String {
         (slots::LSE, "lse"),
         (slots::SINKS, "sinks"),
         (slots::BIAS, "bias"),
+        (slots::SEED, "seed"),
         (slots::LENGTHS_Q, "lengths of q"),
         (slots::LENGTHS_KV, "lengths of k and v"),
         (slots::TILE_COUNTER, "the tile counter"),
