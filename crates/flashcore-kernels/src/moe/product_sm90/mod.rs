@@ -101,7 +101,9 @@ pub fn product_sm90(cfg: &Config) -> Result<Program<Layer>, BuildError> {
         |b, group| consumer::run(b, cfg, &args, &output, &layout, group),
     );
     if cfg.shape.pair {
-        // The other one may still copy into this CTA, and arrive at its barriers.
+        // The other one may still copy into this CTA, and arrive at its barriers. Lanes that did nothing must not arrive here
+        // before the one that worked for them.
+        b.sync_warp();
         b.sync_cluster();
     }
     b.finish(&name, params)
