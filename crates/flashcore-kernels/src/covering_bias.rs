@@ -37,6 +37,15 @@ const BACKWARD: [Biased; 6] = [
     Biased(None, DType::F16, 256, 2, Kind::Used, Gpu::CONSUMER),
 ];
 
+/// Gradients of capped scores: slopes of the cap are kept apart from what the bias has moved.
+const CAPPED: [Biased; 5] = [
+    Biased(Some(DType::BF16), DType::F16, 64, 0, Kind::Uniform, Gpu::HOPPER),
+    Biased(None, DType::BF16, 64, 3, Kind::Ragged, Gpu::AMPERE),
+    Biased(None, DType::F16, 128, 1, Kind::Uniform, Gpu::CONSUMER),
+    Biased(Some(DType::F32), DType::BF16, 128, 3, Kind::Used, Gpu::HOPPER),
+    Biased(None, DType::BF16, 256, 1, Kind::Uniform, Gpu::BLACKWELL),
+];
+
 const QUERIES: usize = 70;
 
 /// Members of the forward set.
@@ -49,9 +58,11 @@ pub(crate) fn forward() -> impl Iterator<Item = Result<Member, ProblemError>> {
 
 /// Members of the set of gradients.
 pub(crate) fn backward() -> impl Iterator<Item = Result<BackwardMember, ProblemError>> {
-    BACKWARD.into_iter().map(|biased| {
+    let plain = BACKWARD.into_iter().map(|biased| (biased, None));
+    let capped = CAPPED.into_iter().map(|biased| (biased, Some(20.0)));
+    plain.chain(capped).map(|(biased, softcap)| {
         let (spec, values) = biased.spec()?;
-        let problem = BackwardSpec::new(spec).parse()?;
+        let problem = BackwardSpec::new(Spec { softcap, ..spec }).parse()?;
         Ok(BackwardMember { problem, values, gpu: biased.5, choice: Choice::Kernel(Family::Sm80) })
     })
 }

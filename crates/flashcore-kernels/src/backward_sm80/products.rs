@@ -50,13 +50,15 @@ pub(super) fn add_sums(b: &mut Builder, cfg: &Config, sums: &[Acc], left: &Lefts
 }
 
 /// Turns scores, capped and masked, into what `dP` is multiplied by to become `dS`; gives the probabilities as left
-/// operands. What dropout leaves out is 0 there, and of the factors of `dP` those are negated, which are none otherwise: a
+/// operands. The second scores are those that only the cap has changed.
+///
+/// What dropout leaves out is 0 there, and of the factors of `dP` those are negated, which are none otherwise: a
 /// sign is a condition that takes no register.
 pub(super) fn weigh(
     b: &mut Builder,
     cfg: &Config,
     scale: Reg<F32>,
-    scores: &[Acc],
+    (scores, capped): (&[Acc], &[Acc]),
     terms: &StepTerms<'_>,
     dropout: Option<&StepDropout<'_>>,
 ) -> Lefts {
@@ -64,12 +66,13 @@ pub(super) fn weigh(
     for n in 0..cfg.shape.step / MMA_K {
         let offsets = terms.offsets(b, n * MMA_K);
         let dropout = dropout.map(|dropout| dropout.values(b, n as usize * VALUES, VALUES));
-        for (block, ((scores, offsets), left)) in scores.iter().zip(offsets).zip(&mut left).enumerate() {
+        let tiles = scores.iter().zip(capped).zip(offsets).zip(&mut left);
+        for (block, (((scores, capped), offsets), left)) in tiles.enumerate() {
             let probabilities: [_; VALUES] = std::array::from_fn(|i| {
                 let score = values(scores, n)[i];
                 let probability = b.fma(score, scale, offsets[i]);
                 b.exp2_into(probability, probability);
-                weight(b, cfg, score, probability);
+                weight(b, cfg, [score, values(capped, n)[i]], probability);
                 let Some(dropout) = &dropout else { return probability };
                 let stays = dropout.keeps(b, block, i);
                 b.select_into(score, stays, score, -score);
@@ -81,13 +84,13 @@ pub(super) fn weigh(
     left
 }
 
-/// Makes the factor of `dP` of a probability: with a cap times its slope, `1 − tanh²`, where `score` is the tangent.
-fn weight(b: &mut Builder, cfg: &Config, score: Reg<F32>, probability: Reg<F32>) {
+/// Makes the factor of `dP` of a probability: with a cap times its slope, `1 − tanh²`.
+fn weight(b: &mut Builder, cfg: &Config, [score, tangent]: [Reg<F32>; 2], probability: Reg<F32>) {
     if !cfg.softcap {
         return b.set(score, probability);
     }
     // Where a score is hidden, its tangent is −∞.
-    let tangent = b.let_(score.max(-1.0));
+    let tangent = b.let_(tangent.max(-1.0));
     let negated = b.neg(tangent);
     let slope = b.fma(tangent, negated, 1.0);
     b.mul_into(score, probability, slope);

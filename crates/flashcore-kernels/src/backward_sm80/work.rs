@@ -289,12 +289,14 @@ impl<'a> Walk<'a> {
         let right = ring.across(b, 0, first);
         add_scores(b, cfg, &scores, &self.left[0], &right, cfg.dim_qk);
         scores.iter().for_each(|tile| self.args.scale.cap(b, tile.regs()));
+        let tangents = self.tangents(b, &scores);
         let weights = scores;
         if self.parts.bias.is_some() || kind == Kind::Cut {
             self.change(b, kind, &weights, first);
         }
         let dropout = self.dropout(b, first);
-        let probabilities = weigh(b, cfg, self.args.scale.log2, &weights, &terms, dropout.as_ref());
+        let scores = (&*weights, tangents.as_deref().unwrap_or(&weights));
+        let probabilities = weigh(b, cfg, self.args.scale.log2, scores, &terms, dropout.as_ref());
         if let Some(sums) = &sums.second {
             let right = ring.along(b, 1, first, self.columns_at[1]);
             add_sums(b, cfg, sums, &probabilities, &right);
@@ -347,6 +349,13 @@ impl<'a> Walk<'a> {
         let last = b.let_(own + ((self.cfg.shape.blocks * MMA_M) as i32 - 1));
         let seen = self.parts.visible.any(b, [own, last], row, self.cfg.shape.step);
         b.uniform(seen)
+    }
+
+    /// Capped scores in registers of their own, where a bias moves the scores: the slope of the cap is made of them.
+    fn tangents(&self, b: &mut Builder, scores: &[Acc]) -> Option<Vec<Acc>> {
+        let moved = self.cfg.softcap && self.parts.bias.is_some();
+        let mut copy = |scores: &Acc| Acc::over(scores.regs().iter().map(|&score| b.var(score)).collect());
+        moved.then(|| scores.iter().map(&mut copy).collect())
     }
 
     /// What is left out of the weights of a step.

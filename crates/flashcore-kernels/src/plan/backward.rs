@@ -191,9 +191,6 @@ fn check_backward(problem: &BackwardProblem, gpu: &Gpu) -> Result<Half, PlanErro
     if out != dtype {
         return Err(PlanError::GradientsFrom { out, dtype });
     }
-    if forward.bias().is_some() && forward.softcap().is_some() {
-        return Err(PlanError::CappedBias);
-    }
     check_rows(forward)?;
     Ok(half)
 }

@@ -23,17 +23,19 @@ pub(super) fn with_shape(cfg: Config, gpu: &Gpu) -> Result<(Config, &'static str
     configs.into_iter().find(|(cfg, _)| fits(cfg, gpu) && leaves_room(cfg)).ok_or(none)
 }
 
-/// Whether a thread has registers for what goes on beside its sums: a bias or slopes of a cap take those of a second block,
-/// where there is dropout too.
-const fn leaves_room(cfg: &Config) -> bool {
-    cfg.shape.blocks == 1 || !(cfg.dropout && (cfg.softcap || cfg.bias.is_some()))
+/// Whether a thread has registers for what goes on beside its sums: two of a bias, slopes of a cap and words of dropout take
+/// those of a second block.
+fn leaves_room(cfg: &Config) -> bool {
+    cfg.shape.blocks == 1
+        || [cfg.dropout, cfg.softcap, cfg.bias.is_some()].into_iter().map(u8::from).sum::<u8>() < 2
 }
 
 /// The shape with shorter steps where other things than scores take registers: half the rows beside bounds, sums that are
-/// added to or words of dropout, half again beside a softcap or, with dropout, a bias.
+/// added to, words of dropout or a bias on top of capped scores, half again beside a softcap or, with dropout, a bias.
 fn narrowed(shape: Shape, cfg: &Config) -> Shape {
-    let crowded = cfg.mask.left || cfg.mask.right || cfg.accumulate || cfg.dropout;
-    let more = cfg.softcap || (cfg.dropout && cfg.bias.is_some());
+    let (bounded, biased) = (cfg.mask.left || cfg.mask.right, cfg.bias.is_some());
+    let crowded = bounded || cfg.accumulate || cfg.dropout || (cfg.softcap && biased);
+    let more = cfg.softcap || (cfg.dropout && biased);
     let halvings = u32::from(crowded) + u32::from(more);
     Shape { step: (shape.step >> halvings).max(MMA_M), ..shape }
 }

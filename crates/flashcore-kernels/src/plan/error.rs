@@ -81,11 +81,6 @@ pub enum PlanError {
         /// The type of Q, K and V.
         dtype: DType,
     },
-    /// Gradients of capped scores with a bias.
-    #[error(
-        "GPU kernels do not compute gradients of capped scores to which a bias is added; use the CPU backend"
-    )]
-    CappedBias,
     /// A kind of lengths that kernels do not know.
     #[error("GPU kernels do not know this kind of sequence lengths; use the CPU backend")]
     Lengths,

@@ -92,6 +92,7 @@ pub(super) fn cases() -> Vec<Case> {
         case("slopes causal", slopes, Mask::CAUSAL, [1, 4, 2, 70, 130]),
         case("slopes window, fewer keys", each, Mask::window(16, 3), [2, 2, 2, 70, 40]),
         Case { bias: each, ..ragged },
+        Case { softcap: Some(20.0), ..case("pairs, capped", all, Mask::NONE, [1, 2, 1, 40, 70]) },
         Case { softcap: Some(20.0), ..case("slopes, capped", slopes, Mask::CAUSAL, [1, 2, 1, 20, 70]) },
     ]
 }
