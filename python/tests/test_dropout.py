@@ -348,8 +348,35 @@ def test_both_steps_of_flash_attention():
     assert torch.equal(whole, out)
     for got, wanted in zip((dq, dk, dv), torch.autograd.grad(whole, inputs, dout)):
         assert torch.equal(got, wanted)
-    with raises(ValueError, "pass the rng_state that forward returned"):
-        interface._flash_attn_backward(*steps)
+    for state, kind, words in (
+        (None, ValueError, "pass the rng_state that forward returned"),
+        (3, ValueError, "pass the rng_state that forward returned"),
+        (state.float(), TypeError, "rng_state is float32; convert it to int64"),
+        (state[:0], ValueError, "rng_state must be one number of 64 bits"),
+    ):
+        with raises(kind, words):
+            interface._flash_attn_backward(*steps, rng_state=state)
+    with raises(ValueError, "dropout_p 1.5 must be a number"):
+        interface._flash_attn_forward(q, k, v, 1.5, 0.25, True)
+
+
+def test_the_forward_step_returns_weights():
+    """``return_softmax`` gives what the whole function gives with ``return_attn_probs``, and nothing without dropout."""
+    torch = need_torch()
+    from flashcore.flash_attn import flash_attn_interface as interface
+
+    q, k, v = (torch.tensor(normal(12, h, 16, seed=h)) for h in (4, 2, 2))
+    batch = q[None], k[None], v[None]
+    packed = q, k, v, *(torch.tensor([0, 5, 12], dtype=torch.int32),) * 2, 7, 7
+    for step, whole, tensors in (
+        (interface._flash_attn_forward, flashcore.flash_attn_func, batch),
+        (interface._flash_attn_varlen_forward, flashcore.flash_attn_varlen_func, packed),
+    ):
+        _, _, weights, state = step(*tensors, P, 0.25, True, return_softmax=True)
+        wanted = whole(*tensors, P, 0.25, True, return_attn_probs=True, dropout_seed=state[0])
+        assert torch.equal(weights, wanted[2]) and (weights < 0).any()
+        assert step(*tensors, P, 0.25, True)[2].numel() == 0
+        assert step(*tensors, 0.0, 0.25, True, return_softmax=True)[2].numel() == 0
 
 
 JAX_SHAPES = ((2, 4, 24, 16), (2, 2, 40, 16), (2, 2, 40, 16))
