@@ -7,6 +7,7 @@ from typing import Any
 from . import _frameworks, _native
 from ._arguments import count, number
 from ._frameworks import seed_number
+from ._words import retell
 
 
 def seed_of(q: Any, k: Any, v: Any, given: Any) -> Any:
@@ -20,7 +21,7 @@ def dropout_mask(probability: float, seed: Any, sequences: int, heads: int, quer
     A weight stays by the seed and by where it stands: the number of its sequence (of its batch entry), of its query head, and
     of query and key within the sequence. So the mask of a long sequence begins with that of a short one, and hidden keys have
     entries too. `attention` with ``dropout=probability`` and ``dropout_seed=seed`` multiplies what stays by
-    ``1 / (1 - probability)``.
+    ``1 / (1 - probability)``. ``seed`` may be whatever ``dropout_seed`` may be.
 
     >>> mask = dropout_mask(0.25, 7, sequences=1, heads=2, queries=3, keys=4)
     >>> mask.shape, mask.dtype
@@ -33,6 +34,10 @@ def dropout_mask(probability: float, seed: Any, sequences: int, heads: int, quer
     instead = "pass how many there are"
     named = {"sequences": sequences, "heads": heads, "queries": queries, "keys": keys}
     extents = [count(name, value, instead) for name, value in named.items()]
-    bits = seed_number("seed", seed.item() if hasattr(seed, "item") else seed) % 2**64
-    mask = _native.dropout_mask(number("probability", probability), bits, extents)
+    probability, bits = number("probability", probability), seed_number("seed", seed) % 2**64
+    try:
+        mask = _native.dropout_mask(probability, bits, extents)
+    except ValueError as error:
+        retell(error, dropout="probability")
+        raise
     return numpy.frombuffer(mask, bool).reshape(extents)

@@ -193,13 +193,49 @@ def test_seeds_of_every_form(framework):
     assert (none == plain).all() and (plain != wanted).any()
 
 
+SEEDS = {
+    "array": lambda jax, torch: np.array(7),
+    "words": lambda jax, torch: np.array([7, 5], "uint32"),
+    "of torch": lambda jax, torch: torch.tensor([7]),
+    "of JAX": lambda jax, torch: jax.numpy.int32(7),
+    "key": lambda jax, torch: jax.random.key(7),
+    "old key": lambda jax, torch: jax.random.PRNGKey(7),
+}
+
+
+@cases(framework=[NUMPY, JAX, TORCH], form=list(SEEDS))
+def test_the_mask_and_calls_take_seeds_of_any_framework(framework, form):
+    JAX.need()
+    import jax
+
+    seed = SEEDS[form](jax, need_torch())
+    exact = [normal(1, 2, 20, 16, seed=n) for n in range(3)]
+    out = flashcore.attention(*(framework.make(x, "float32") for x in exact), dropout=P, dropout_seed=seed)
+    assert framework.is_mine(out)
+    check_close(framework.read(out), expected(*exact, kept(1, 2, 20, 20, seed=seed)), "float32")
+
+
+@cases(several=["numbers", "floats", "keys"])
+def test_the_mask_refuses_what_is_no_seed(several):
+    JAX.need()
+    import jax
+
+    seed, kind, words = {
+        "numbers": (np.arange(2), ValueError, r"^seed has the shape \(2,\); pass one whole number"),
+        "floats": (np.zeros(1), TypeError, "^seed is 0.0, which is no int"),
+        "keys": (jax.random.split(jax.random.key(1)), ValueError, r"^seed is keys of the shape \(2,\); pass one of them"),
+    }[several]
+    with raises(kind, words):
+        flashcore.dropout_mask(P, seed, 1, 1, 4, 4)
+
+
 def test_numbers_of_the_mask():
     mask = flashcore.dropout_mask(0.25, 3, 2, 3, 100, 100)
     assert mask.dtype == bool and abs(mask.mean() - 0.75) < 0.02
     assert (mask[:, :, :7, :9] == flashcore.dropout_mask(0.25, np.int64(3), 2, 3, 7, 9)).all()
     assert (mask[0] != mask[1]).any() and (mask[0, 0] != mask[0, 1]).any()
     assert flashcore.dropout_mask(0.0, 3, 1, 1, 4, 4).all() and flashcore.dropout_mask(0.5, 3, 0, 1, 4, 4).size == 0
-    with raises(ValueError, "dropout 1 must be a number from 0 up to 1"):
+    with raises(ValueError, "probability 1 must be a number from 0 up to 1"):
         flashcore.dropout_mask(1.0, 3, 1, 1, 4, 4)
     with raises(MemoryError, ""):
         flashcore.dropout_mask(0.5, 3, *[2**32 - 1] * 4)
@@ -312,8 +348,35 @@ def test_both_steps_of_flash_attention():
     assert torch.equal(whole, out)
     for got, wanted in zip((dq, dk, dv), torch.autograd.grad(whole, inputs, dout)):
         assert torch.equal(got, wanted)
-    with raises(ValueError, "pass the rng_state that forward returned"):
-        interface._flash_attn_backward(*steps)
+    for state, kind, words in (
+        (None, ValueError, "pass the rng_state that forward returned"),
+        (3, ValueError, "pass the rng_state that forward returned"),
+        (state.float(), TypeError, "rng_state is float32; convert it to int64"),
+        (state[:0], ValueError, "rng_state must be one number of 64 bits"),
+    ):
+        with raises(kind, words):
+            interface._flash_attn_backward(*steps, rng_state=state)
+    with raises(ValueError, "dropout_p 1.5 must be a number"):
+        interface._flash_attn_forward(q, k, v, 1.5, 0.25, True)
+
+
+def test_the_forward_step_returns_weights():
+    """``return_softmax`` gives what the whole function gives with ``return_attn_probs``, and nothing without dropout."""
+    torch = need_torch()
+    from flashcore.flash_attn import flash_attn_interface as interface
+
+    q, k, v = (torch.tensor(normal(12, h, 16, seed=h)) for h in (4, 2, 2))
+    batch = q[None], k[None], v[None]
+    packed = q, k, v, *(torch.tensor([0, 5, 12], dtype=torch.int32),) * 2, 7, 7
+    for step, whole, tensors in (
+        (interface._flash_attn_forward, flashcore.flash_attn_func, batch),
+        (interface._flash_attn_varlen_forward, flashcore.flash_attn_varlen_func, packed),
+    ):
+        _, _, weights, state = step(*tensors, P, 0.25, True, return_softmax=True)
+        wanted = whole(*tensors, P, 0.25, True, return_attn_probs=True, dropout_seed=state[0])
+        assert torch.equal(weights, wanted[2]) and (weights < 0).any()
+        assert step(*tensors, P, 0.25, True)[2].numel() == 0
+        assert step(*tensors, 0.0, 0.25, True, return_softmax=True)[2].numel() == 0
 
 
 JAX_SHAPES = ((2, 4, 24, 16), (2, 2, 40, 16), (2, 2, 40, 16))
@@ -372,14 +435,14 @@ MISTAKES = {
     "fraction": (lambda: attention(X, X, X, dropout=P, dropout_seed=0.5), TypeError, "dropout_seed is 0.5, which is no int"),
     "too large": (lambda: attention(X, X, X, dropout=P, dropout_seed=2**64), ValueError, "dropout_seed is .* 64 bits"),
     "floats": (
-        lambda: attention(X, X, X, dropout=P, dropout_seed=X[0, 0, 0]),
+        lambda: attention(X, X, X, dropout=P, dropout_seed=X[0, 0, 0, :1]),
         TypeError,
-        "dropout_seed is float32; convert it to int64",
+        "dropout_seed is .*, which is no int",
     ),
     "several": (
         lambda: attention(X, X, X, dropout=P, dropout_seed=np.arange(2)),
         ValueError,
-        "dropout_seed must be one number",
+        r"dropout_seed has the shape \(2,\); pass one whole number",
     ),
     "pages": (
         lambda: attention(X, X, X, dropout=P, dropout_seed=1, page_table=[[0]], key_lengths=[8]),

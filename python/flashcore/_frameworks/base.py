@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 from .._arguments import count, each, real, whole
@@ -231,10 +233,34 @@ def whole_numbers(name: str, values: Any) -> tuple[int, ...]:
 def seed_number(name: str, value: Any) -> int:
     """A seed as a number of 64 bits with a sign: those from -2**63 to 2**64 - 1 stand for 64 bits each."""
     if type(value) is not int:
-        value = whole(name, value.item() if getattr(value, "size", None) == 1 else value)  # arrays of NumPy with one, too
+        value = whole(name, _held(name, value))
     if not -(2**63) <= value < 2**64:
         raise ValueError(f"{name} is {value} but must have 64 bits: from -2**63 to 2**64 - 1")
     return value - 2**64 if value >= 2**63 else value
+
+
+def _held(name: str, seed: Any) -> Any:
+    """The number in an array of any framework: its only one, two words with the low one first, or what a key of JAX's stands
+    for. What is no array stays as it is."""
+    shape = getattr(seed, "shape", None)
+    if shape is None:
+        return seed
+    jax = sys.modules.get("jax")
+    if jax is not None and isinstance(seed, jax.Array) and jax.dtypes.issubdtype(seed.dtype, jax.dtypes.prng_key):
+        seed = key_words(jax, name, seed)
+    elif prod(shape) == 1:
+        return seed.item()
+    if tuple(seed.shape) != (2,) or not str(seed.dtype).endswith("uint32"):
+        raise ValueError(f"{name} has the shape {tuple(shape)}; pass one whole number")
+    low, high = seed.tolist()
+    return low | high << 32
+
+
+def key_words(jax: Any, name: str, key: Any) -> Any:
+    """The seed that a key of JAX's stands for, as two words."""
+    if key.ndim:
+        raise ValueError(f"{name} is keys of the shape {key.shape}; pass one of them, or map the call with jax.vmap")
+    return jax.random.bits(key, (2,), "uint32")
 
 
 def rows(q: Any, layout: str) -> tuple[int, ...]:

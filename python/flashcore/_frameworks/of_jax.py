@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .._native import Launched, Options, Values, forward, grouped_mm, merge, moe, own_stream
-from .base import CUDA, Framework, given, rows, seed_number
+from .base import CUDA, Framework, given, key_words, rows, seed_number
 from .of_numpy import exportable
 
 
@@ -102,11 +102,11 @@ class Jax(Framework):
             number = super().seed(None, q) if given is None else seed_number("dropout_seed", given)
             words = self.numpy.asarray([number], "int64").view("uint32")
         elif space.issubdtype(given.dtype, jax.dtypes.prng_key):
-            words = jax.random.bits(given, (2,), "uint32")
+            words = key_words(jax, "dropout_seed", given)
         elif given.dtype == "uint32" and given.shape == (2,):  # words, or a key as older programs have it
             words = given
         elif given.size != 1 or given.dtype.kind not in "iu":
-            raise TypeError(f"dropout_seed is {given.dtype} of the shape {given.shape}; pass a key, or one whole number")
+            raise TypeError(f"dropout_seed is {given.dtype} of the shape {given.shape}; pass one of jax.random.key, or a whole number")
         elif given.dtype.itemsize == 8:
             words = jax.lax.bitcast_convert_type(given.reshape(()), "uint32")
         else:

@@ -39,8 +39,7 @@ class Numpy(Framework):
         return super().floats(name, values, q)
 
     def seed(self, given: Any, q: Any) -> Any:
-        alone = isinstance(given, self.numpy.ndarray) and given.size == 1
-        return super().seed(seed_number("dropout_seed", given) if alone else given, q)
+        return super().seed(None if given is None else seed_number("dropout_seed", given), q)
 
     def array(self, values: tuple[Any, ...], dtype: str, q: Any) -> Any:
         return self.numpy.asarray(values, dtype)

@@ -46,6 +46,21 @@ fn arrays_without_a_batch_dimension() {
 }
 
 #[test]
+fn a_seed_says_what_dropout_leaves_out_of_files() {
+    let place = Workplace::with_tensors();
+    let result = |name: &str, seed: &str| {
+        let ended = place.run(&format!("{INPUTS} --out {name} --dropout 0.5 {seed} --json --iters 1"));
+        (ended.json()["dropout_seed"].clone(), parse_npy(&place.read(name)).1)
+    };
+    let (seed, usual) = result("usual.npy", "");
+    assert_eq!(seed, 0);
+    assert_eq!(result("zero.npy", "--dropout-seed 0").1, usual);
+    let (seed, other) = result("other.npy", "--dropout-seed 18446744073709551615");
+    assert_eq!(seed, u64::MAX);
+    assert_ne!(other, usual);
+}
+
+#[test]
 fn every_element_type_goes_through_safetensors() {
     for (descr, element, dtype) in [("<f4", 4, "f32"), ("<f2", 2, "f16"), ("|V2", 2, "bf16")] {
         let place = Workplace::new();

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["apply_rotary_emb"]
+__all__ = ["apply_rotary_emb", "apply_rotary_emb_func"]
 
 
 def apply_rotary_emb(
@@ -39,6 +39,10 @@ def apply_rotary_emb(
     pairs = torch.stack((a * cos - b * sin, a * sin + b * cos), side).flatten(-2)
     out = torch.cat((pairs.to(x.dtype), rest), -1)
     return x.copy_(out) if inplace else out
+
+
+apply_rotary_emb_func = apply_rotary_emb
+"""Its older name, which models still import."""
 
 
 def _positions(x: Any, first: Any, offsets: Any) -> Any:

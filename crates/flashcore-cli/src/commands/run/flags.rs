@@ -58,9 +58,12 @@ pub struct Flags {
     pub files: FileFlags,
     #[command(flatten)]
     pub attention: AttentionFlags,
-    /// Leave out each weight with probability P, as in training; the seed says which, with files seed 0
+    /// Leave out each weight with probability P, as in training
     #[arg(long, value_name = "P", allow_negative_numbers = true, help_heading = "Options of attention")]
     pub dropout: Option<f32>,
+    /// Which weights that are, as Python's dropout_seed [default: the seed, with files 0]
+    #[arg(long, value_name = "N", requires = "dropout", help_heading = "Options of attention")]
+    pub dropout_seed: Option<u64>,
     #[command(flatten)]
     pub backend: BackendFlags,
     #[command(flatten)]

@@ -198,7 +198,7 @@ impl Done {
             "backend": self.backend, "kernel": self.kernel, "backward": self.request.backward.is_some(), "shape": p.q().dims().array(),
             "kv_heads": p.heads_kv(), "seq_kv": p.seq_kv(), "dim_v": p.dim_v(), "page_size": p.page_size(), "dtype": p.dtype().name(),
             "mask": p.mask().to_string(), "scale": decimal(p.scale()), "softcap": p.softcap().map(decimal),
-            "dropout": p.dropout().map(|dropout| decimal(dropout.probability())), "sinks": p.sinks().is_some(), "kind": kind, "seed": seed, "max_error": v.max_error, "tolerance": v.tolerance,
+            "dropout": p.dropout().map(|dropout| decimal(dropout.probability())), "dropout_seed": self.request.values.seed, "sinks": p.sinks().is_some(), "kind": kind, "seed": seed, "max_error": v.max_error, "tolerance": v.tolerance,
             "mean_error": v.mean_error, "mean_tolerance": v.mean_tolerance, "relative_rms": v.relative_rms, "lse_error": v.lse_error,
             "rows": p.rows(), "checked_rows": self.check.checked_rows, "repeatable": self.check.repeatable,
             "pass": self.check.pass, "reason": self.check.reason, "wrote": self.wrote(),

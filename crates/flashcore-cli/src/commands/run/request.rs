@@ -124,7 +124,7 @@ impl Request {
 
 /// Sinks, lengths and pages of drawn tensors, and what decides about dropout.
 fn cache_values(flags: &Flags, [q, k, _]: [Dims; 3]) -> Values {
-    let (cache, seed) = (&flags.cache, flags.dropout.map(|_| flags.seed));
+    let (cache, seed) = (&flags.cache, flags.dropout.map(|_| flags.dropout_seed.unwrap_or(flags.seed)));
     let values = Values { seed, ..flags.attention.values(q.heads, flags.seed) };
     let given = (!cache.lengths.is_empty()).then(|| cache.lengths.clone());
     let Some(size) = cache.page_size else {
