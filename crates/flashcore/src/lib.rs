@@ -63,11 +63,12 @@ pub use backend::{BackendKind, Found, ParseBackendError, available, backend};
 pub use error::Error;
 pub use flashcore_core::{
     Activation, Align, AppendProblem, AppendSpec, Axis, BLOCK_ROWS, Backend, BackendError, BackwardProblem,
-    BackwardSpec, DType, Dims, Dropout, E4M3, E5M2, Element, ExpertLayout, ExpertView, Factors, GateUp,
-    Granularity, GroupedError, GroupedProblem, GroupedSpec, Grouping, Groups, Ids, Index, Instance, Layout,
-    Lengths, Mask, MergeProblem, MergeSpec, MoeError, MoeProblem, MoeSpec, Operand, PageTable, Pages, Parts,
-    Problem, ProblemError, QuantiseProblem, QuantiseSpec, Ran, Rotary, Routing, RowSums, Scales, Score,
-    Sequences, Shard, Shared, Sigmoid, Slots, Spec, Tensor, TensorView, TensorViewMut, Values,
+    BackwardSpec, DType, Dims, Dropout, DropoutWords, E4M3, E5M2, Element, ExpertLayout, ExpertView, Factors,
+    GateUp, Granularity, GroupedError, GroupedProblem, GroupedSpec, Grouping, Groups, HeadDropout, Ids,
+    Index, Instance, Layout, Lengths, Mask, MergeProblem, MergeSpec, MoeError, MoeProblem, MoeSpec, Operand,
+    PageTable, Pages, Parts, Problem, ProblemError, QuantiseProblem, QuantiseSpec, Ran, Rotary, Routing,
+    RowSums, Scales, Score, Sequences, Shard, Shared, Sigmoid, Slots, Spec, Tensor, TensorView,
+    TensorViewMut, Values,
 };
 pub use gradient::{AttentionGrad, Differentiable, Gradients};
 pub use grouped::{GroupedMm, GroupedOutput, grouped_mm};
