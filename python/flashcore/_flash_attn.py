@@ -42,9 +42,10 @@ def flash_attn_func(
     With ``causal`` or ``window_size`` the last query stands at the last key. Results are always deterministic. With
     ``return_attn_probs`` the log-sum-exp comes along, and FlashAttention's weights, for tests: (out, log-sum-exp, None), with
     dropout batch x heads x queries x keys in place of None. Which weights ``dropout_p`` leaves out, `flashcore.dropout_mask`
-    says; ``dropout_seed`` is `attention`'s. ``alibi_slopes``, one for each query head or for each batch entry and head, take slope times distance from the scores. FlashAttention-3's ``q_descale``, ``k_descale`` and ``v_descale``,
-    float32, batch x key heads, go with tensors of 8 bits, whose result is bfloat16; with its
-    ``attention_chunk`` a query sees the keys of its own chunk of so many.
+    says; ``dropout_seed`` is `attention`'s. ``alibi_slopes``, one for each query head or for each batch entry and head, take
+    slope times distance from the scores. FlashAttention-3's ``q_descale``, ``k_descale`` and ``v_descale``, float32, batch x
+    key heads, go with tensors of 8 bits, whose result is bfloat16; with its ``attention_chunk`` a query sees the keys of its
+    own chunk of so many.
 
     >>> import numpy
     >>> q = numpy.ones((2, 16, 4, 8), "float32")

@@ -33,9 +33,9 @@ def scaled_dot_product_attention(
     broadcast to batch x heads x queries x keys, bool or numbers to be added to scores. Its values are read on the host once,
     to find out whether it is padding, causal or a window, which is computed much faster. ``dropout_seed`` is `attention`'s:
     torch's generator draws one where it is None, other frameworks need one. A mask that is learned (``requires_grad``) has
-    its gradient from torch's own function, which then computes the whole call, and a warning says so. Rows that see no key are zeros. Any number of batch dimensions may stand before the heads:
-    tensors are looked at as batch x heads x sequence x dim where their strides allow it, and copied where not. They are not
-    broadcast, and ``scale`` must be positive.
+    its gradient from torch's own function, which then computes the whole call, and a warning says so. Rows that see no key
+    are zeros. Any number of batch dimensions may stand before the heads: tensors are looked at as batch x heads x sequence x
+    dim where their strides allow it, and copied where not. They are not broadcast, and ``scale`` must be positive.
 
     >>> import numpy
     >>> q = numpy.ones((2, 4, 16, 8), "float32")

@@ -17,7 +17,8 @@ LEGACY_STREAM = 1
 """DLPack's number of CUDA's legacy default stream."""
 
 NO_SEED = (
-    "dropout needs a seed here; pass dropout_seed, another whole number in every call (with JAX a key, jax.random.split for each call)"
+    "dropout needs a seed here; pass dropout_seed, another whole number in every call "
+    "(with JAX a key, jax.random.split for each call)"
 )
 
 

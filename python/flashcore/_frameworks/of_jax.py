@@ -106,7 +106,8 @@ class Jax(Framework):
         elif given.dtype == "uint32" and given.shape == (2,):  # words, or a key as older programs have it
             words = given
         elif given.size != 1 or given.dtype.kind not in "iu":
-            raise TypeError(f"dropout_seed is {given.dtype} of the shape {given.shape}; pass one of jax.random.key, or a whole number")
+            what = f"{given.dtype} of the shape {given.shape}"
+            raise TypeError(f"dropout_seed is {what}; pass one of jax.random.key, or a whole number")
         elif given.dtype.itemsize == 8:
             words = jax.lax.bitcast_convert_type(given.reshape(()), "uint32")
         else:

@@ -231,7 +231,8 @@ class Torch(Framework):
         if given.numel() != 1:
             raise ValueError(f"dropout_seed has the shape {tuple(given.shape)}; pass one whole number")
         if given.is_floating_point() or given.is_complex() or given.dtype == torch.bool:
-            raise TypeError(f"dropout_seed is {str(given.dtype).removeprefix('torch.')}; convert it to int64, as by dropout_seed.long()")
+            dtype = str(given.dtype).removeprefix("torch.")
+            raise TypeError(f"dropout_seed is {dtype}; convert it to int64, as by dropout_seed.long()")
         given = given.view(torch.int64) if given.dtype == torch.uint64 else given
         return given.detach().to(q.device, torch.int64).reshape(1)
 

@@ -64,7 +64,8 @@ def _flash_attn_varlen_forward(
     if num_splits > 1:  # as FlashAttention says it
         raise RuntimeError("num_splits > 1 is not supported here; pass 0")
     options = _options(dropout_p, softmax_scale, causal, (window_size_left, window_size_right), softcap, "packed")
-    keys, longest = _keys(cu_seqlens_k, seqused_k, block_table), (bound("max_seqlen_q", max_seqlen_q), bound("max_seqlen_k", max_seqlen_k))
+    keys = _keys(cu_seqlens_k, seqused_k, block_table)
+    longest = (bound("max_seqlen_q", max_seqlen_q), bound("max_seqlen_k", max_seqlen_k))
     return _forward(q, k, v, options, Values(cu_seqlens_q, keys, None, None, longest, block_table, alibi_slopes), return_softmax)
 
 
