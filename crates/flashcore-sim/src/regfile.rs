@@ -100,15 +100,22 @@ impl RegFile {
 
     /// The values of a register.
     pub(crate) fn lanes(&self, reg: Reg) -> Lanes {
+        let mut values = [0; 32];
+        self.lanes_into(reg, &mut values);
+        values
+    }
+
+    /// The same, where they are wanted.
+    pub(crate) fn lanes_into(&self, reg: Reg, values: &mut Lanes) {
         match reg {
             Reg::Narrow(slot) => {
-                let row = &self.narrow[slot as usize];
-                from_fn(|i| row[i].into())
+                let words = &self.narrow[slot as usize];
+                values.iter_mut().zip(words).for_each(|(value, word)| *value = (*word).into());
             }
-            Reg::Wide(slot) => self.wide[slot as usize],
+            Reg::Wide(slot) => *values = self.wide[slot as usize],
             Reg::Predicate(slot) => {
                 let bits = self.predicates[slot as usize];
-                from_fn(|i| u64::from(bits >> i & 1))
+                (0..).zip(values).for_each(|(lane, value)| *value = u64::from(bits >> lane & 1));
             }
         }
     }

@@ -13,6 +13,8 @@ use std::ops::Range;
 pub(super) const WIDEST: usize = 32;
 /// Bytes of a line of the second cache.
 const LINE: usize = 128;
+/// Banks of shared memory, each of which serves four bytes at a time.
+const BANKS: usize = 32;
 
 impl Step<'_, '_> {
     /// An address in every lane.
@@ -362,8 +364,12 @@ impl Step<'_, '_> {
                 self.machine.counters.global_sectors += sectors.len() as u64;
             }
             Place::Shared { .. } => {
-                let lanes: Vec<u64> = lanes_of(self.mask).map(|l| addresses[l]).collect();
-                self.count_wavefronts(&lanes, len);
+                let (mut lanes, mut count) = ([0; 32], 0);
+                each_lane(self.mask, |lane| {
+                    lanes[count] = addresses[lane];
+                    count += 1;
+                });
+                self.count_wavefronts(&lanes[..count], len);
             }
             _ => {}
         }
@@ -372,17 +378,11 @@ impl Step<'_, '_> {
     /// Shared memory serves 128 bytes a wavefront: as many lanes at a time as fill that; within them every
     /// distinct word of a bank costs one wavefront.
     pub(super) fn count_wavefronts(&mut self, addresses: &[u64], len: usize) {
-        let together = (128 / len.max(4)).min(32);
-        for group in addresses.chunks(together) {
-            let mut words: Vec<u64> =
-                group.iter().flat_map(|a| (0..len.max(4) as u64 / 4).map(move |i| a / 4 + i)).collect();
-            words.sort_unstable();
-            words.dedup();
-            let mut banks = [0u64; 32];
-            words.iter().for_each(|w| banks[(w % 32) as usize] += 1);
-            let passes = banks.into_iter().max().unwrap_or(0);
-            self.machine.counters.shared_wavefronts += passes;
-            self.machine.counters.bank_conflicts += passes.saturating_sub(1);
+        let (len, counters) = (len.max(4), &mut self.machine.counters);
+        for group in addresses.chunks((BANKS * 4 / len).min(32)) {
+            let passes = wavefronts(group, len as u64 / 4);
+            counters.shared_wavefronts += passes;
+            counters.bank_conflicts += passes.saturating_sub(1);
         }
     }
 
@@ -451,6 +451,23 @@ impl Step<'_, '_> {
         self.machine.effect();
         Ok(Flow::Next)
     }
+}
+
+/// The wavefronts of some lanes that access so many words each.
+fn wavefronts(lanes: &[u64], words: u64) -> u64 {
+    let touched = lanes.iter().flat_map(|address| (0..words).map(move |word| address / 4 + word));
+    let bit = |word: u64| 1u32 << (word % BANKS as u64);
+    let banks =
+        touched.clone().try_fold(0, |banks, word| (banks & bit(word) == 0).then_some(banks | bit(word)));
+    if let Some(banks) = banks {
+        return u64::from(banks != 0);
+    }
+    let mut sorted = Vec::from_iter(touched);
+    sorted.sort_unstable();
+    sorted.dedup();
+    let mut passes = [0; BANKS];
+    sorted.iter().for_each(|word| passes[(word % BANKS as u64) as usize] += 1);
+    passes.into_iter().max().unwrap_or(0)
 }
 
 /// A narrow element in a wider register.

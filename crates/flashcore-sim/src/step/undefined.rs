@@ -42,7 +42,7 @@ impl Step<'_, '_> {
     pub(super) fn sources(&mut self, srcs: &[Src]) -> Sources {
         let mut sources = Sources { values: [[0; 32]; 4], undefined: [0; 4], others: None, origin: None };
         for (at, src) in srcs.iter().enumerate().take(4) {
-            (sources.values[at], sources.undefined[at]) = self.peek(*src);
+            sources.undefined[at] = self.peek_into(*src, &mut sources.values[at]);
             if sources.undefined[at] != 0 {
                 sources.origin = sources.origin.or(self.origin_of(*src));
             }
@@ -69,22 +69,34 @@ impl Step<'_, '_> {
 
     /// A source that need not mean anything, and the lanes in which it does not.
     pub(super) fn peek(&mut self, src: Src) -> (Lanes, u32) {
+        let mut values = [0; 32];
+        let undefined = self.peek_into(src, &mut values);
+        (values, undefined)
+    }
+
+    /// The same, where the values are wanted: most instructions come by here, and lanes are many bytes.
+    fn peek_into(&mut self, src: Src, values: &mut Lanes) -> u32 {
         let reg = match src {
             Src::Reg(reg) => reg,
             Src::Not(slot) => Reg::Predicate(slot),
-            _ => return (self.read(src), 0),
+            _ => {
+                *values = self.read(src);
+                return 0;
+            }
         };
         let registers = &mut self.machine.warps[self.warp].registers;
         let fault = registers.check_read(reg, self.mask);
-        let unset = fault == Some(RegisterFault::Uninit);
-        let undefined = if unset { registers.undefined_lanes(reg, self.mask) } else { 0 };
-        let values = registers.lanes(reg);
-        if let (Some(fault), false) = (fault, unset) {
-            self.register_fault(fault, "read", reg);
+        registers.lanes_into(reg, values);
+        if matches!(src, Src::Not(_)) {
+            values.iter_mut().for_each(|bit| *bit ^= 1);
         }
-        match src {
-            Src::Not(_) => (values.map(|bit| bit ^ 1), undefined),
-            _ => (values, undefined),
+        match fault {
+            None => 0,
+            Some(RegisterFault::Uninit) => registers.undefined_lanes(reg, self.mask),
+            Some(fault) => {
+                self.register_fault(fault, "read", reg);
+                0
+            }
         }
     }
 
