@@ -111,7 +111,7 @@ def attention(
         dropout = number("dropout", dropout)
         if quantise is not None:
             if dropout:
-                raise ValueError("dropout does not go with quantise; leave one of them out")
+                raise ValueError("dropout cannot be combined with quantise; omit one of them")
             given = {"causal": causal, "window": window, "scale": scale, "softcap": softcap, "sinks": sinks}
             given |= {"key_lengths": key_lengths, "query_lengths": query_lengths, "key_mask": key_mask}
             given |= {"page_table": page_table, "factors": factors, "layout": layout}
@@ -119,7 +119,7 @@ def attention(
             return _quantise.attention_by(quantise, q, k, v, given, return_lse, out)
         turned = flag("turned", turned)
         if blocks is not None:
-            blocks = pair("blocks", blocks, "pass the rows of q and those of k that share a factor")
+            blocks = pair("blocks", blocks, "pass a pair: the rows of q and of k that share a factor")
         if turned:
             out = _quantise.out_of_turned(q, v) if out is None else out
         plain = window is None and key_mask is None and factors is None and not turned and not return_lse and not dropout
@@ -431,7 +431,7 @@ def _bound(
 
 def _both(slopes: Any, mask: Any) -> Any:
     if slopes is not None:
-        raise NotImplementedError("slopes do not go with a mask that is neither padding nor a band; pass one of them")
+        raise NotImplementedError("slopes can only be combined with masks that are padding or a band; pass one of them")
     return mask
 
 

@@ -46,7 +46,7 @@ def grouped_mm(mat_a: Any, mat_b: Any, *, offs: Any | None = None, bias: Any | N
         if out_dtype is not None and out_dtype != mat_a.dtype:
             raise NotImplementedError(f"out_dtype {out_dtype} is not supported; it must be that of mat_a, {mat_a.dtype}")
         if (len(a) == len(b) == 3) != (offs is None):
-            what = "3-D factors have a matrix for each group: omit offs" if offs is not None else "give offs, the end of each group"
+            what = "3-D operands have a matrix for each group; omit offs" if offs is not None else "give offs, the end of each group"
             raise ValueError(what)
         shape = (a[-2], b[-1])
         if len(a) == len(b):

@@ -73,7 +73,7 @@ def moe(
         if ids is not None:
             top_k = _last(ids, "ids")
         if top_k is None:
-            raise ValueError("nothing says which experts tokens go to; give ids and weights, or logits and top_k")
+            raise ValueError("there is no routing; pass ids and weights, or logits and top_k")
         tensors = {"x": x, "gate_up": gate_up, "down": down, "out": out, "routing_bias": routing_bias}
         tensors |= {name: _flat(name, tensor) for name, tensor in (("ids", ids), ("weights", weights), ("logits", logits))}
         tensors |= {"biases": biases, "shared_expert": shared_expert}

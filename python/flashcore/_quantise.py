@@ -103,13 +103,13 @@ def attention_by(dtype: str, q: Any, k: Any, v: Any, given: dict[str, Any], retu
 
     framework, layout = _frameworks.of(q), given["layout"]
     if dtype != "e4m3":
-        raise ValueError(f"quantise is {dtype!r}; attention multiplies \"e4m3\"")
+        raise ValueError(f"quantise is {dtype!r}; attention supports \"e4m3\"")
     if not isinstance(framework, _frameworks.Torch):
-        raise TypeError("attention quantises torch's tensors; for others, quantise by flashcore.quantise")
+        raise TypeError("attention quantises torch tensors only; for others call flashcore.quantise first")
     if framework.records(q, k, v, given["sinks"]):
-        raise NotImplementedError("8 bits have no backward pass; call this under torch.no_grad() or detach the tensors")
+        raise NotImplementedError("8-bit attention has no backward pass; call this under torch.no_grad() or detach the tensors")
     if given["page_table"] is not None or given["key_mask"] is not None or given["factors"] is not None:
-        raise ValueError("quantise does not go with page_table, key_mask or factors")
+        raise ValueError("quantise cannot be combined with page_table, key_mask or factors")
     # What compares scores with what is no score of these keys needs the keys as they are.
     centred = given["sinks"] is None and given["softcap"] is None
     rows_q, rows_k = BLOCK_ROWS
@@ -137,7 +137,7 @@ def out_of_turned(q: Any, v: Any) -> Any:
     """A new tensor for the result of attention over turned values."""
     framework = _frameworks.of(q)
     if not isinstance(framework, _frameworks.Torch):
-        raise TypeError("attention reads torch's turned values; for others, pass them as they are")
+        raise TypeError("turned values must be torch tensors; for others pass values as they are")
     if v.dim() != 4 or v.shape[-2] <= COUNT_ROWS:
         raise ValueError(f"v has the shape {tuple(v.shape)}; turned values are batch x heads x (dim + 8) x keys")
     return framework.empty(q, v.transpose(-1, -2)[..., :-COUNT_ROWS])

@@ -52,7 +52,7 @@ def scaled_dot_product_attention(
             if not _frameworks.is_traced():
                 warnings.warn(LEARNED, stacklevel=2)
             if dropout_seed is not None:
-                raise NotImplementedError("dropout_seed does not go with a mask that is learned; omit it, or detach the mask")
+                raise NotImplementedError("dropout_seed cannot be combined with a learned mask; omit it, or detach the mask")
             return by_torch(query, key, value, attn_mask, scale, enable_gqa, dropout_p)
         shape = _frameworks.shape("query", query)
         if len(shape) != 4:

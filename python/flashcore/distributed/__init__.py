@@ -203,7 +203,7 @@ def _lengths(tokens: int, offsets: Any | None, layout: str) -> list[int]:
     starts = each("offsets", offsets, whole, "pass where each sequence starts")
     lengths = [end - start for start, end in zip(starts, starts[1:])]
     if not starts or starts[0] != 0 or starts[-1] != tokens or min(lengths, default=0) < 0:
-        raise ValueError(f"offsets are {list(starts)}; they must rise from 0 to the number of tokens, {tokens}")
+        raise ValueError(f"offsets are {list(starts)}; they must increase from 0 to the number of tokens, {tokens}")
     return lengths
 
 

@@ -70,12 +70,12 @@ fn wrong_problems() -> Vec<(Attempt, &'static str)> {
     vec![
         (refused(|s| s.x = x([2, 1, 3, 8])), "x is 2x1x3x8 but must have batch 1"),
         (refused(|s| s.x = x([1, 1, 3, 0])), "x is 1x1x3x0"),
-        (refused(|s| s.x = x([1, 1, 3, 9])), "gate_up has 8 columns but 9 are needed because of x"),
+        (refused(|s| s.x = x([1, 1, 3, 9])), "gate_up has 8 columns but 9 are needed to match x"),
         (refused(|s| s.gate_up = experts([4, 9, 8])), "gate_up is 4x9x8"),
         (refused(|s| s.gate_up = experts([0, 10, 8])), "at least one expert"),
         (refused(|s| s.down = experts([5, 8, 5])), "down has 5 experts but 4"),
         (refused(|s| s.down = experts([4, 7, 5])), "down has 7 rows but 8"),
-        (refused(|s| s.down = experts([4, 8, 6])), "down has 6 columns but 5 are needed because of gate_up"),
+        (refused(|s| s.down = experts([4, 8, 6])), "down has 6 columns but 5 are needed to match gate_up"),
         (refused(|s| s.shared = Some(Shared { gate_up: experts([2, 4, 8]), down: experts([2, 8, 2]) })), "the shared expert's gate_up has 2 experts"),
         (refused(|s| s.activation = Activation::Clamped { alpha: f32::NAN, limit: 7.0 }), "alpha NaN"),
         (refused(|s| s.activation = Activation::Clamped { alpha: 1.0, limit: 0.0 }), "limit 0 above 0"),
@@ -87,12 +87,12 @@ fn wrong_problems() -> Vec<(Attempt, &'static str)> {
         (refused(|s| s.routing = Routing::Computed { logits: DType::F32, top_k: 5, score: Score::Softmax }), "give 1 to 4"),
         (refused(|s| s.routing = sigmoid(|o| o.scale = 0.0)), "scale 0"),
         (refused(|s| s.routing = sigmoid(|o| o.groups = Some(Groups { count: 3, top: 1 }))), "3 groups of 4 experts"),
-        (refused(|s| s.routing = sigmoid(|o| o.groups = Some(Groups { count: 4, top: 1 }))), "do not offer 2 experts"),
+        (refused(|s| s.routing = sigmoid(|o| o.groups = Some(Groups { count: 4, top: 1 }))), "cannot supply 2 experts"),
         (refused(|s| s.out = Some(Layout::matrix(3, 7).unwrap())), "out has dim 7 but 8 is needed"),
         (refused(|s| s.out = Some(Layout::strided(Dims::new(1, 1, 3, 8), [0, 0, 0, 1]).unwrap())), "its own elements"),
         (ExpertLayout::strided([1, 2, 3], [6, 6, 2]).map(drop), "strides [6, 6, 2]"),
         (ExpertLayout::dense([1, MAX_EXTENT + 1, 3]).map(drop), "no extent may exceed"),
-        (ExpertLayout::strided([3, 2, 2], [usize::MAX, 2, 1]).map(drop), "larger than memory"),
+        (ExpertLayout::strided([3, 2, 2], [usize::MAX, 2, 1]).map(drop), "exceeds the address space"),
         (ExpertView::dense(&[0f32; 5], [1, 2, 3]).map(drop), "holds 5 elements but its layout reaches 6"),
     ]
 }
@@ -104,7 +104,7 @@ fn wrong_calls() -> Vec<(Attempt, &'static str)> {
     vec![
         (bound(same, |i| i.x = Data::F32(&[0.0; 23])), "x holds 23 elements"),
         (bound(same, |i| i.gate_up = NOTHING), "gate_up holds 0"),
-        (bound(same, |i| i.down = Data::F16(&[])), "down is f16 but the problem says f32"),
+        (bound(same, |i| i.down = Data::F16(&[])), "down is f16 but the problem expects f32"),
         (bound(same, |i| i.biases = Some([NOTHING; 2])), "brings biases but the problem has none"),
         (bound(|s| s.biases = true, |_| {}), "lacks biases"),
         (bound(|s| s.biases = true, |i| i.biases = Some([NOTHING; 2])), "biases holds 0 elements but its layout reaches 40"),

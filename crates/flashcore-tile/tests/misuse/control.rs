@@ -175,7 +175,7 @@ fn a_barrier_after_some_lanes_have_ended() {
 fn nothing_runs_after_the_end() {
     check(|b| {
         b.exit();
-        b.fence_async(); //~ nothing reaches this instruction
+        b.fence_async(); //~ this instruction is unreachable
     });
 }
 

@@ -97,7 +97,7 @@ pub enum Error {
         operand: flashcore_core::Operand,
     },
     /// Another number of addresses than the problem asks for.
-    #[error("{given} addresses for {operand} but the problem asks for {expected}; give each part its own")]
+    #[error("{given} addresses for {operand} but the problem expects {expected}; give each part its own")]
     Addresses {
         /// What they are of.
         operand: flashcore_core::Operand,

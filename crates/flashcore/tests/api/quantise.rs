@@ -64,7 +64,7 @@ fn mistakes_are_told() {
     refused(quantise(x.view()).per(Granularity::PerHead).group(3).run().unwrap_err(), "3 heads");
     refused(quantise(x.view()).used([9]).run().unwrap_err(), "9");
     let narrow = quantise(x.view()).run().unwrap();
-    refused(quantise(narrow.values.view()).run().unwrap_err(), "does not take e4m3");
+    refused(quantise(narrow.values.view()).run().unwrap_err(), "does not support e4m3");
     let call = attention(narrow.values.view(), narrow.values.view(), narrow.values.view());
     let refusal = call.clone().run_quantised().unwrap_err();
     assert!(matches!(refusal, Error::Problem(ProblemError::NarrowOut { .. })), "{refusal}");
