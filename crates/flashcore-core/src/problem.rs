@@ -39,7 +39,7 @@ pub struct Spec {
     pub out_dtype: Option<DType>,
     /// That Q, K and V are multiplied by factors, if they are: 8-bit ones only.
     pub scales: Option<Scales>,
-    /// Merge into what output and LSE hold already, instead of overwriting them.
+    /// Accumulate into output and LSE instead of overwriting them.
     pub accumulate: bool,
     /// Layout of the result; dense batch × heads × sequence × dim where `None`.
     pub out: Option<Layout>,
@@ -53,7 +53,7 @@ pub struct Spec {
     pub sinks: Option<DType>,
     /// What is added to scores, if anything.
     pub bias: Option<Bias>,
-    /// That weights are left out at random, if they are, as in training.
+    /// Dropout of the weights, as in training, if any.
     pub dropout: Option<Dropout>,
     /// How sequences lie in the tensors.
     pub sequences: Sequences,
@@ -356,7 +356,7 @@ impl Problem {
         self.spec.bias
     }
 
-    /// That weights are left out at random, if they are.
+    /// Dropout of the weights, if any.
     pub fn dropout(&self) -> Option<Dropout> {
         self.spec.dropout
     }

@@ -25,7 +25,7 @@ pub struct Values {
     pub factors: Option<Factors>,
     /// What is added to scores, as the problem's [`Bias`] has it: pairs in its layout, or slopes.
     pub bias: Option<Arc<[f32]>>,
-    /// What decides which weights are left out, where a problem has [dropout](crate::Dropout).
+    /// The seed that decides which weights are dropped, where a problem has [dropout](crate::Dropout).
     pub seed: Option<u64>,
     /// Which pages hold the keys of which sequence.
     pub table: Option<PageTable>,
