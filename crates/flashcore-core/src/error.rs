@@ -269,13 +269,13 @@ pub enum ProblemError {
         /// Whether the call brings sinks.
         given: bool,
     },
-    /// A probability with which no weight, or every weight, would be left out.
+    /// A probability that is not from 0 up to 1.
     #[error("dropout {0} must be at least 0 and below 1: the probability that a weight is dropped")]
     Dropout(f32),
-    /// Dropout where nobody trains.
+    /// Dropout with something that is for inference.
     #[error("dropout cannot be combined with {0}; omit one of them")]
     DropoutWith(&'static str),
-    /// Weights that are to be left out by no seed.
+    /// Dropout without a seed.
     #[error("the problem has dropout but the call passes no seed; give one")]
     NoSeed,
     /// Sinks that do not fit the heads.

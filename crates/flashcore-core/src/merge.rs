@@ -50,7 +50,7 @@ pub enum PartError {
     },
     /// A stack of parts that cannot be divided.
     #[error(
-        "a stack of batch {batch} cannot be split into {count} equal parts; stack the parts along the batch"
+        "a stack of batch {batch} cannot be split into {count} parts of equal batch; stack the parts along the batch"
     )]
     Batch {
         /// Batch of the stack.
@@ -118,7 +118,7 @@ impl MergeSpec {
         Self { dtype, part, parts, out_dtype: dtype, out: None }
     }
 
-    /// Checks everything and fills in what was left out.
+    /// Checks everything and fills in defaults.
     pub fn parse(self) -> Result<MergeProblem, ProblemError> {
         let dims = self.part.dims();
         [self.dtype, self.out_dtype].into_iter().try_for_each(|dtype| dtype.check_common("merging"))?;

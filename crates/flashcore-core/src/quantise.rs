@@ -142,7 +142,7 @@ impl QuantiseSpec {
         }
     }
 
-    /// Checks everything and fills in what was left out.
+    /// Checks everything and fills in defaults.
     pub fn parse(self) -> Result<QuantiseProblem, ProblemError> {
         self.dtype.check_common("quantising")?;
         let dims = self.x.dims();
@@ -190,7 +190,7 @@ pub struct QuantiseProblem {
 }
 
 impl QuantiseProblem {
-    /// The specification, with what had been left out filled in.
+    /// The specification, with defaults filled in.
     pub const fn spec(&self) -> &QuantiseSpec {
         &self.spec
     }

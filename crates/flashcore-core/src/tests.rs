@@ -175,7 +175,7 @@ fn wrong_extents() -> Vec<Row> {
         (refused(|s| s.v = dense([2, 2, 15, 64])), "Mismatch", "v has sequence 15 but 16 is needed"),
         (refused(|s| s.out = Some(dense([2, 4, 9, 64]))), "Mismatch", "out has sequence 9 but 8"),
         (refused(|s| s.out = Some(dense([2, 2, 8, 64]))), "Mismatch", "out has heads 2 but 4"),
-        (refused(|s| s.out = Some(dense([2, 4, 8, 65]))), "Mismatch", "because v has it"),
+        (refused(|s| s.out = Some(dense([2, 4, 8, 65]))), "Mismatch", "to match v"),
         (refused(|s| s.q = dense([2, 3, 8, 64])), "Heads", "3 query heads cannot share 2"),
         (refused(|s| s.q = dense([2, 1, 8, 64])), "Heads", "multiple of heads of k"),
         (refused(|s| s.q = dense([2, 0, 8, 64])), "Empty", "q is 2x0x8x64"),

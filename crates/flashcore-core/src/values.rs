@@ -161,7 +161,7 @@ impl<'a> Instance<'a> {
         })
     }
 
-    /// Which weights of a query head of sequence `n` are left out, if any.
+    /// Which weights of a query head of sequence `n` are dropped, if any.
     pub fn dropout_of(&self, n: usize, head: usize) -> Option<HeadDropout> {
         let (dropout, seed) = (self.dropout()?, self.values.seed?);
         let plane = n.wrapping_mul(self.heads_q()).wrapping_add(head) as u32;

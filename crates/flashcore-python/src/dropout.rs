@@ -1,5 +1,5 @@
 //! Dropout's seed as callers have it: 64 bits where the tensors are, which kernels read when they run. And `dropout_mask`,
-//! which says what a seed leaves out.
+//! which says what a seed drops.
 
 use flashcore_core::{Dropout, DropoutWords, HeadDropout, Operand};
 use pyo3::{exceptions::PyMemoryError, prelude::*, types::PyByteArray};

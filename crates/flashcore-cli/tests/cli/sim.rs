@@ -284,7 +284,7 @@ fn kinds_of_findings_are_explained() {
         ["meaning", "cure"].iter().all(|part| !kind[part].as_str().unwrap_or_default().is_empty())
     };
     assert!(all.as_array().unwrap().iter().all(filled), "{all}");
-    expect(&place.run("sim --explain nothing"), 2, "there are OutOfBounds");
+    expect(&place.run("sim --explain nothing"), 2, "the kinds are OutOfBounds");
 }
 
 /// Attention on a GPU that is not there: the kernel that it would run, judged like any backend.

@@ -123,6 +123,6 @@ mod tests {
         assert!(Reading::of(&counters).bound.contains("barrier"));
         counters[2].value = "91".to_owned();
         assert!(Reading::of(&counters).bound.starts_with("memory"));
-        assert!(Reading::of(&[]).bound.starts_with("waiting"));
+        assert!(Reading::of(&[]).bound.starts_with("latency"));
     }
 }
