@@ -153,7 +153,7 @@ def run(
     host's memory), numbers, ``None`` for a null pointer, :class:`TensorMap`, :class:`unwritten`; for structs a tuple of
     such members, with NumPy's numbers (``numpy.int32(7)``) where it holds numbers, or their ``bytes``.
     ``block`` and ``cluster`` may be omitted if the kernel declares them. ``schedule`` is the order of the warps:
-    None for round robin and not hostile, or ``"random"``, ``"round-robin"``, ``"producer-first"``, ``"consumer-first"``,
+    None for in turn and not hostile, or ``"random"``, ``"round-robin"``, ``"producer-first"``, ``"consumer-first"``,
     ``"apart"``, with asynchronous operations as hostile as the ISA allows, by ``seed``. A launch is stopped after
     ``max_steps`` warp instructions (100 million by default) and by Ctrl-C. Findings call arguments by
     ``names``, or by the names of the parameters.

@@ -55,7 +55,7 @@ pub struct Flags {
     backend: BackendFlags,
     #[command(flatten)]
     demands: DemandFlags,
-    /// The fast peer [default: the one to beat]
+    /// The fast peer to compare with [default: the strongest one here]
     #[arg(long, value_name = "NAME", help_heading = "How to run")]
     peer: Option<String>,
     #[command(flatten)]

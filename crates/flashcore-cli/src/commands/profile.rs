@@ -44,9 +44,9 @@ Examples:
   flashcore profile --suite forward --filter '1x16x16384x128' --out bench/runs
   FLASHCORE_NCU=/opt/ncu/ncu flashcore profile
 
-Without a GPU, the kernel is planned for an H200 and assembled if ptxas is found; small problems are simulated.
-Nsight Compute's report is written to PROBLEM.ncu-rep and PROBLEM.csv in the folder of --out. Existing files
-are kept unless --force is given.";
+Without a GPU, the kernel is planned for an H200 and assembled if ptxas is found; small problems are
+simulated. Nsight Compute's report is written to PROBLEM.ncu-rep and PROBLEM.csv in the folder of
+--out. Existing files are kept unless --force is given.";
 
 /// Show what limits a GPU kernel: registers, occupancy, and hardware counters if Nsight Compute is found
 #[derive(Args, Clone, Debug)]

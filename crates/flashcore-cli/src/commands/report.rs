@@ -31,8 +31,8 @@ Examples:
   flashcore report run.json older.json --out report.html
   flashcore report bench/runs/2026-11-15-h200-forward.json --svg docs/figures --markdown tables.md --force
 
-The page is one self-contained HTML file. Runs of the same problems on the same device form a history.
-In a folder, files that are not results are skipped and listed; a file named as RUN.json must be a result.
+The page is one self-contained HTML file. Runs of the same problems on the same device form a
+history. In a folder, files that are not results are skipped and listed; a RUN.json must be one.
 Exit codes: 0 written, 2 could not be written.";
 
 /// Where runs are kept unless another folder is named.

@@ -40,7 +40,7 @@ Examples:
 A bundle is one file, artifacts/flashcore_COMMIT_TIME.json.gz.
 --check reruns what the bundle recorded and compares: same kernels, same verdicts, no slower.
 On a different machine it says so and does not compare times.
-Exit codes: 0 packed, or the same; 1 something failed or differs; 2 could not run, or the file is not a bundle.";
+Exit codes: 0 packed, or the same; 1 something failed or differs; 2 could not run, or not a bundle.";
 
 /// Verify, measure and pack the results into one file, or check such a file on this machine
 #[derive(Args, Clone, Debug)]

@@ -41,8 +41,9 @@ Examples:
   flashcore tune --backend sim --shape 1x1x128x64 --candidates 20
   flashcore bench --shape 4x16x4096x128 --dtype bf16 --causal --table tuned.json
 
-Candidates are checked against f64 before they are timed. The rules' own choice is one of them; a candidate gets
-a row only if it is significantly faster. If interrupted, the same command resumes where it stopped.
+Candidates are checked against f64 before they are timed. The rules' own choice is one of them; a
+candidate gets a row only if it is significantly faster. If interrupted, run the same command again
+to resume.
 Exit codes: 0 searched, 2 could not search or was stopped.";
 
 /// Problems whose candidates take the simulator longer are for a real GPU.

@@ -41,10 +41,10 @@ Examples:
   flashcore bench --suite moe-cpu --backend cpu
   FLASHCORE_PYTHON=~/torch/bin/python flashcore bench --backend cpu --peers all
 
-Times are medians; ratios are to the first competitor. The suite `kinds` compares errors and times with
-the best peer's on every kind of data. The suites `options` and `sweep` compare FlashCore with itself,
-for example with and without sinks, and mark ratios above their target; `backward` and `serving` do so
-beside peers. Suites whose name ends in `-cpu` are small versions for a CPU.
+Times are medians; ratios are to the first competitor. The suite `kinds` compares errors and times
+with the best peer's on every kind of data. The suites `options` and `sweep` compare FlashCore with
+itself, for example with and without sinks, and mark ratios above their target; `backward` and
+`serving` do so beside peers. Suites whose name ends in `-cpu` are small versions for a CPU.
 An existing result file is kept unless --force is given.
 Exit codes: 0 measured, 1 FlashCore gave a wrong result, 2 could not measure.";
 
@@ -59,7 +59,7 @@ pub struct Flags {
     task: TaskFlags,
     #[command(flatten)]
     backend: BackendFlags,
-    /// Competitors: names, `all` or `none` [default: the ones to beat]
+    /// Peers to compare with: names, `all` or `none` [default: the strongest ones here]
     #[arg(long, value_name = "NAMES", value_delimiter = ',', help_heading = "How to run")]
     peers: Option<Vec<String>>,
     /// Add FlashAttention-3 as peer `fa3`: folder with its library and CUDA runtime

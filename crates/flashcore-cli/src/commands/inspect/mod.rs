@@ -30,7 +30,8 @@ Examples:
 
 Only GPU kernels are shown; rows of a table for a CPU are used by `run --backend cpu --table FILE`.
 `flashcore profile` also shows hardware counters.
-Registers, spills and occupancy need ptxas (pip install nvidia-cuda-nvcc) or a GPU; --sass needs nvdisasm.";
+Registers, spills and occupancy need ptxas (pip install nvidia-cuda-nvcc) or a GPU; --sass needs
+nvdisasm.";
 
 /// Show which GPU kernel computes a problem, why, and what it compiles to
 #[derive(Args, Clone, Debug)]

@@ -27,9 +27,9 @@ Examples:
   flashcore run moe --tokens 64 --hidden 256 --intermediate 128 --experts 8 --top-k 2
 
 Arrays are batch x heads x sequence x dim, or heads x sequence x dim.
-The output is checked against f64: every row, or evenly spaced rows where every row would take too long.
-Nothing is written if the check fails. --backend sim runs the GPU's kernel in the simulator with all checks on;
-any finding is printed and fails the run.";
+The output is checked against f64: every row, or evenly spaced rows if that would take too long.
+Nothing is written if the check fails. --backend sim runs the GPU's kernel in the simulator with
+all checks on; any finding is printed and fails the run.";
 
 /// Compute attention, check it against f64, and time it
 #[derive(Args, Clone, Debug)]

@@ -247,7 +247,7 @@ impl Done {
         facts.extend(self.gflops().map(|speed| ("speed", format!("{speed:.1} GFLOP/s").into())));
         facts.extend(self.simulated.iter().map(|Simulated { runs, seconds, .. }| {
             let hostile = runs.saturating_sub(1);
-            ("simulated", format!("1 tame run, {hostile} under hostile schedules, {seconds:.1} s").into())
+            ("simulated", format!("1 plain run, {hostile} under hostile schedules, {seconds:.1} s").into())
         }));
         facts.push(("result", result));
         let page = Page::default().facts(facts);

@@ -30,6 +30,7 @@ use crate::{
 /// Compute a mixture of experts (SwiGLU, random experts for each token), check it and time it
 #[derive(Args, Clone, Debug)]
 pub struct Flags {
+    /// Number of tokens
     #[arg(long, value_name = "N", default_value_t = 64)]
     tokens: usize,
     /// Hidden size: features of a token
@@ -38,6 +39,7 @@ pub struct Flags {
     /// Intermediate size: features between the two products
     #[arg(long, value_name = "N", default_value_t = 128)]
     intermediate: usize,
+    /// Number of experts
     #[arg(long, value_name = "N", default_value_t = 8)]
     experts: usize,
     /// Experts per token

@@ -52,10 +52,11 @@ Examples:
   flashcore sim --explain SharedRace
 
 Arguments are in the order of the kernel's parameters; u64:0 is a null pointer. A struct by value is
-struct:u32:7|in:x.npy|f32:0.5, its members in order, laid out as in C; bytes:… passes raw bytes. A tensor map takes
-dims, strides and element from its array unless ;dims=, ;strides= or ;element= override them. For several launches
-on the same arrays write a script (see docs/simulator.md). An out: array starts filled with NaN.
-Files are not written if a finding ended the launch. Exit codes: 0 clean, 1 findings, 2 could not run.";
+struct:u32:7|in:x.npy|f32:0.5, its members in order, laid out as in C; bytes:… passes raw bytes. A
+tensor map takes dims, strides and element from its array unless ;dims=, ;strides= or ;element=
+override them. An out: array starts filled with NaN. For several launches on the same arrays write
+a script (see docs/simulator.md). Files are not written if a finding ended the launch.
+Exit codes: 0 clean, 1 findings, 2 could not run.";
 
 /// Run a PTX kernel on the CPU and check it for races, bad accesses, misused barriers and uninitialised values
 #[derive(Args, Clone, Debug)]
@@ -83,8 +84,8 @@ pub struct Flags {
     /// out:c.npy:f32:1024, tensormap:in:a.npy;box=64,8, struct:u32:7|in:a.npy
     #[arg(long = "arg", value_name = "KIND:VALUE")]
     args: Vec<Argument>,
-    /// Order of the warps, with asynchronous operations as hostile as the ISA allows; `apart` also keeps diverged lanes
-    /// apart [default: round robin, not hostile]
+    /// Warp schedule, with asynchronous operations as hostile as the ISA allows; `apart` also keeps diverged lanes
+    /// apart [default: in turn, not hostile]
     #[arg(long, value_name = "NAME", value_parser = schedules())]
     schedule: Option<Schedule>,
     /// Seed of all random choices
