@@ -218,7 +218,7 @@ TORCH_MISTAKES = {
 
 @cases(name=["float64", "int32", "uint8", "bool", "complex64", "object"])
 def test_element_types_have_their_names(name):
-    with raises(TypeError, rf'q is {name}; convert it to float16, bfloat16 or float32, as by q.astype\("float32"\)'):
+    with raises(TypeError, rf'q is {name}; convert it to float16, bfloat16 or float32, for example by q.astype\("float32"\)'):
         flashcore.attention(*[Q.astype(name)] * 3)
 
 
