@@ -91,7 +91,7 @@ pub(super) fn wrong_appends() -> Vec<Row> {
         (refused(|s| (s.rotary, s.q) = (Some(ROTARY), Some([dense([2, 4, 5, 64]), dense([2, 4, 6, 64])]))), "Mismatch", "out has sequence 6"),
         (bound(&plain, 3, 4096, None, false), "LengthCount", "3 used lengths"),
         (bound(&plain, 2, 2047, None, false), "BufferTooSmall", "k_cache holds 2047"),
-        (bound(&plain, 2, 4096, Some(256), false), "OtherRotary", "turns nothing"),
+        (bound(&plain, 2, 4096, Some(256), false), "OtherRotary", "rotates nothing"),
         (bound(&turned, 2, 4096, None, true), "OtherRotary", "passes no cosines"),
         (bound(&turned, 2, 4096, Some(255), true), "BufferTooSmall", "cosines and sines holds 255"),
         (bound(&turned, 2, 4096, Some(256), false), "OtherQueries", "passes none"),

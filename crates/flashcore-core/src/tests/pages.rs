@@ -40,7 +40,7 @@ pub(super) fn wrong_pages() -> Vec<Row> {
     let packed = values(Lengths::packed_queries([0, 1, 6], [9, 0]), &[0; 6], 3);
     vec![
         (changed(|s| (s.k, s.v) = (dense([6, 2, 0, 64]), dense([6, 2, 0, 64]))), "EmptyPages", "k is 6x2x0x64: a page must hold"),
-        (changed(|s| s.sequences = Sequences::Uniform), "PagesWithoutLengths", "pass key lengths"),
+        (changed(|s| s.sequences = Sequences::Uniform), "PagesWithoutLengths", "need key lengths"),
         (changed(|s| s.sequences = Sequences::Used { q: true, kv: false }), "PagesWithoutLengths", "one per sequence"),
         (changed(|s| s.v = dense([5, 2, 4, 64])), "Mismatch", "v has batch 5 but 6 is needed"),
         (changed(|s| s.k = dense([6, 2, 4, 32])), "Mismatch", "k has dim 32 but 64 is needed"),

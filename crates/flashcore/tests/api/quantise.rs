@@ -61,7 +61,7 @@ fn mistakes_are_told() {
     refused(quantise(x.view()).run_as::<f32>().unwrap_err(), "not f32");
     refused(quantise(x.view()).per(Granularity::PerBlock(0)).run().unwrap_err(), "at least one row");
     refused(quantise(x.view()).group(2).run().unwrap_err(), "only factors per head");
-    refused(quantise(x.view()).per(Granularity::PerHead).group(3).run().unwrap_err(), "3 heads");
+    refused(quantise(x.view()).per(Granularity::PerHead).group(3).run().unwrap_err(), "groups of 3");
     refused(quantise(x.view()).used([9]).run().unwrap_err(), "9");
     let narrow = quantise(x.view()).run().unwrap();
     refused(quantise(narrow.values.view()).run().unwrap_err(), "does not support e4m3");
