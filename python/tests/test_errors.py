@@ -189,7 +189,7 @@ WORDS = {
     "half an embedding": (kvcache(k=TURNED, v=TURNED, rotary_cos=Q[0, 0]), ValueError, "needs rotary_cos and rotary_sin; pass both"),
     "flat embedding": (kvcache(k=TURNED, v=TURNED, v_cache=CACHES[2:4], rotary_cos=Q[0, 0, 0], rotary_sin=Q[0, 0, 0]), ValueError, "positions x half"),
     "query": (by_name("scaled_dot_product_attention", Q.astype("i4"), Q, Q), TypeError, r"^query is int32.*query.astype"),
-    "value": (by_name("scaled_dot_product_attention", Q, Q, Q[:, :, :5]), ValueError, "^value has sequence 5 .* because key has it"),
+    "value": (by_name("scaled_dot_product_attention", Q, Q, Q[:, :, :5]), ValueError, "^value has sequence 5 .* to match key"),
     "wide mask": (by_name("scaled_dot_product_attention", Q, Q, Q, attn_mask=np.ones((5, 5), "f4")), ValueError, "^attn_mask has 5 keys"),
     "lengths to append": (by_name("append", TURNED, TURNED, CACHES[:2], CACHES[:2], FRACTIONS), TypeError, "^lengths are float64"),
     "slots": (by_name("reshape_and_cache_flash", TURNED[0], TURNED[0], CACHES, CACHES.copy(), np.arange(9)), ValueError, "^slot_mapping have 9 entries but 8"),

@@ -48,7 +48,7 @@ pub(crate) enum CallError {
     Shared { operand: Operand },
     #[error("{operand} shares memory with {cache}; copy one of them")]
     SharedCache { operand: Operand, cache: Operand },
-    #[error("cosines and sines must both be positions x half of the rotated features, and contiguous")]
+    #[error("cosines and sines must be positions x half of the rotated features, both alike and contiguous")]
     RotaryShape,
     #[error(
         "slots are 32 bits wide; convert them to int64, for example by x.astype(\"int64\") or, in torch, x.long()"
