@@ -12,6 +12,7 @@ use super::TERM_BYTES;
 use crate::parts::{
     bias::BiasKind,
     columns::{Columns, padded},
+    factor::needs_branches,
     lengths::LengthsKind,
     load::Copies,
     mask::Sides,
@@ -26,7 +27,7 @@ pub struct Config {
     pub target: Target,
     /// Whose gradients it computes.
     pub side: Side,
-    /// What Q, K, V and the output's gradient are made of, f16 or bf16; probabilities are rounded to it too.
+    /// What Q, K, V and the output's gradient are made of, f16, bf16 or f32; probabilities are rounded to it too.
     pub input: Element,
     /// What gradients are made of: as the input, or f32.
     pub output: Element,
@@ -140,6 +141,12 @@ impl Config {
     /// How tiles are copied.
     pub(super) const fn copies(&self) -> Copies {
         Copies { access: self.access, words_at_once: 8 }
+    }
+
+    /// Whether the text of some columns is kept apart from that of others.
+    pub(super) fn keeps_apart(&self) -> bool {
+        let columns = [Some(self.first_columns()), self.second_columns()].into_iter().flatten();
+        needs_branches(self.input, columns.map(|columns| columns.each).sum())
     }
 
     /// Whether gradients are f32 and leave from registers.
