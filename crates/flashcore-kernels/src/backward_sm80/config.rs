@@ -84,11 +84,12 @@ impl Shape {
     }
 }
 
-/// Most columns of sums that the registers of a warp hold beside scores: of dQ, and of each of dK and dV.
-const fn most_columns(side: Side) -> u32 {
-    match side {
-        Side::Queries => 256,
-        Side::Keys => 128,
+/// Most columns of sums that a warp has: of dQ, and of each of dK and dV. As many as registers hold beside scores; of f32,
+/// whose rows fill shared memory, so few that there are warps to hide each other's waits.
+const fn most_columns(side: Side, input: Element) -> u32 {
+    match (side, input) {
+        (Side::Queries, Element::F32) | (Side::Keys, _) => 128,
+        (Side::Queries, _) => 256,
     }
 }
 
@@ -96,7 +97,7 @@ impl Config {
     /// How many warps share the columns of a row's gradients.
     pub(super) fn groups(&self) -> u32 {
         let widest = if self.side == Side::Queries { self.dim_qk } else { self.dim_qk.max(self.dim_v) };
-        widest.div_ceil(most_columns(self.side)).next_power_of_two()
+        widest.div_ceil(most_columns(self.side, self.input)).next_power_of_two()
     }
 
     /// Rows of a tile: queries, or keys.

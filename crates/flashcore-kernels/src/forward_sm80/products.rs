@@ -35,7 +35,9 @@ impl Queries {
         let view = rows.at(b, skip);
         load::wait(b, cfg.shape.stages - 1);
         b.sync_cta();
-        let block = |b: &mut Builder, n: u32| starts(cfg.input, cfg.dim_qk).map(|k| view.load(b, n * MMA_M, k)).collect();
+        let block = |b: &mut Builder, n: u32| {
+            starts(cfg.input, cfg.dim_qk).map(|k| view.load(b, n * MMA_M, k)).collect()
+        };
         Self::Registers((0..cfg.shape.blocks).map(|n| block(b, n)).collect())
     }
 

@@ -9,7 +9,9 @@
 
 use std::{iter::StepBy, ops::Range};
 
-use flashcore_tile::{Acc, Builder, Cta, Element, F32, MMA_K, MatrixView, Quad, Reg, Scope, U32, Uniform, Warp};
+use flashcore_tile::{
+    Acc, Builder, Cta, Element, F32, MMA_K, MatrixView, Quad, Reg, Scope, U32, Uniform, Warp,
+};
 
 /// Columns of the sums that a pair of instructions adds to.
 const PAIR: usize = 16;
