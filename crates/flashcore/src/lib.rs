@@ -22,8 +22,9 @@
 //! [`grouped_mm`] multiplies matrices group by group: dense, or divided by offsets.
 //!
 //! [`Attention::run_for_grad`] keeps what gradients need, [`Differentiable::grad`] gives them; [`Attention::grad`] is the
-//! same for callers who keep output and LSE themselves. GPUs compute gradients of f16 and bf16 tensors: with
-//! [`BackendKind::Auto`] they leave those of f32 to the CPU, with [`BackendKind::Cuda`] these are an error that says so.
+//! same for callers who keep output and LSE themselves. GPUs compute gradients of f32 tensors up to
+//! 256 features: with [`BackendKind::Auto`] they leave wider ones to the CPU, with [`BackendKind::Cuda`] these are an error
+//! that says so.
 //!
 //! # What is computed
 //!

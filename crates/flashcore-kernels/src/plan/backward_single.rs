@@ -43,8 +43,8 @@ pub(super) const OF_QUERIES: &[Row] = &[
 pub(super) const OF_KEYS: &[Row] = &[
     Row {
         dim: 64,
-        shape: shape([4, 2], [32, 16], 2),
-        why: "32 keys per warp use each split fragment twice, which leaves registers for 16 queries; two CTAs hide each other's waits",
+        shape: shape([4, 1], [32, 16], 3),
+        why: "16 keys by 16 queries at once leave registers for three CTAs, which hide each other's waits",
     },
     Row { dim: 64, shape: shape([4, 1], [32, 32], 2), why: "64 keys, so that two CTAs fit in shared memory" },
     Row {
