@@ -144,8 +144,8 @@ impl Config {
         Copies { access: self.access, words_at_once: 8 }
     }
 
-    /// Whether the text of some columns is kept apart from that of others.
-    pub(super) fn keeps_apart(&self) -> bool {
+    /// Whether sums leave so few registers that the text of some columns is kept apart from that of others.
+    pub(super) fn crowded(&self) -> bool {
         let columns = [Some(self.first_columns()), self.second_columns()].into_iter().flatten();
         needs_branches(self.input, columns.map(|columns| columns.each).sum())
     }

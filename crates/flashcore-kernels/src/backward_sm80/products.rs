@@ -9,7 +9,9 @@ use super::{
 };
 use crate::parts::{
     dropout::StepDropout,
-    factor::{Factor, add_across, add_products, each_pair, each_slab, looped, starts, steps_per_sum},
+    factor::{
+        Factor, add_across, add_products, each_apart, each_pair, each_slab, looped, starts, steps_per_sum,
+    },
     operand::{Across, AlongView},
 };
 
@@ -21,22 +23,27 @@ pub(super) fn zeros(b: &mut Builder, cfg: &Config) -> Vec<Acc> {
     (0..cfg.shape.blocks).map(|_| Acc::zero(b, cfg.shape.step as usize)).collect()
 }
 
-/// Adds `left·rightᵀ` over `dim` features to scores of every block.
+/// Adds `left·rightᵀ` over `dim` features to scores of every block. Features that no loop takes, more than are summed at
+/// once, are kept `apart`.
 pub(super) fn add_scores(
     b: &mut Builder,
     cfg: &Config,
     scores: &[Acc],
     [left, right]: [&Across; 2],
     dim: u32,
+    apart: Option<Uniform<Cta>>,
 ) {
-    each_slab(b, cfg.input, (dim, looped(cfg.input, dim)), |b, slab, depths| {
+    let input = cfg.input;
+    each_slab(b, input, (dim, looped(input, dim)), |b, slab, depths| {
         let [left, right] = [left, right].map(|rows| rows.at_slab(b, slab));
         let left = |b: &mut Builder, block: u32, depth| left.load(b, block * MMA_M, depth);
-        add_across(b, cfg.input, scores, left, &right, depths);
+        each_apart(b, (depths, steps_per_sum(input)), apart, |b, depths| {
+            add_across(b, input, scores, left, &right, depths);
+        });
     });
 }
 
-/// Adds `left·right` over the rows of a step to sums of every block; `apart` as in [`each_pair`].
+/// Adds `left·right` over the rows of a step to sums of every block; `apart` where registers would hold no more.
 pub(super) fn add_sums(
     b: &mut Builder,
     cfg: &Config,
@@ -46,6 +53,7 @@ pub(super) fn add_sums(
     apart: Option<Uniform<Cta>>,
 ) {
     let (input, each) = (cfg.input, steps_per_sum(cfg.input));
+    let apart = apart.filter(|_| cfg.crowded());
     let rows = Vec::from_iter(starts(input, cfg.shape.step));
     for (chunk, rows) in rows.chunks(each).enumerate() {
         each_pair(b, sums[0].cols() as u32, apart, |b, n| {

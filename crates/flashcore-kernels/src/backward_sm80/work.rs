@@ -188,7 +188,7 @@ struct Walk<'a> {
     left: [Across; 2],
     /// Where the warp's columns of the streamed tiles start, where it does not have all.
     columns_at: [Option<Reg<U32>>; 2],
-    /// Holds, where the text of some columns is kept apart from that of others.
+    /// Holds, where operands in two parts are so much text that some of it is kept apart.
     apart: Option<Uniform<Cta>>,
 }
 
@@ -219,7 +219,7 @@ impl<'a> Walk<'a> {
             Some(columns_at(b, &layout.streamed[n], share, columns.each))
         });
         // Where there are pairs of tiles there are keys, but the assembler does not know.
-        let apart = cfg.keeps_apart().then(|| b.uniform(tile.kv_len.gt(0)));
+        let apart = (cfg.input == Element::F32).then(|| b.uniform(tile.kv_len.gt(0)));
         Self { cfg, args, parts, left, columns_at, apart }
     }
 
@@ -298,7 +298,7 @@ impl<'a> Walk<'a> {
         let terms = terms.at(b, ring.read, first, cfg.shape.blocks);
         let scores = zeros(b, cfg);
         let right = ring.across(b, 0, first);
-        add_scores(b, cfg, &scores, [&self.left[0], &right], cfg.dim_qk);
+        add_scores(b, cfg, &scores, [&self.left[0], &right], cfg.dim_qk, self.apart);
         scores.iter().for_each(|tile| self.args.scale.cap(b, tile.regs()));
         let tangents = self.tangents(b, &scores);
         let weights = scores;
@@ -317,7 +317,7 @@ impl<'a> Walk<'a> {
             Some(_) => zeros(b, cfg),
         };
         let right = ring.across(b, 1, first);
-        add_scores(b, cfg, &d_probabilities, [&self.left[1], &right], cfg.dim_v);
+        add_scores(b, cfg, &d_probabilities, [&self.left[1], &right], cfg.dim_v, self.apart);
         match &dropout {
             None => multiply(b, &weights, &d_probabilities),
             Some(dropout) => multiply_kept(b, cfg, &weights, &d_probabilities, &terms, dropout.factor()),

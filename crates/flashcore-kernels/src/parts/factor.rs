@@ -122,15 +122,30 @@ pub(crate) fn add_across(
 /// Columns that an output leaves the assembler so few registers for that it must not move the loads of all to the front.
 const MANY_COLUMNS: u32 = 128;
 /// Pairs of instructions across the columns whose text stays together where it is kept apart.
-const PAIRS_APART: u32 = 2;
+const PAIRS_APART: usize = 2;
 
 /// Whether products of `dim` columns are to be kept apart, see [`each_pair`].
 pub(crate) const fn needs_branches(element: Element, dim: u32) -> bool {
     matches!(element, Element::F32) && dim >= MANY_COLUMNS
 }
 
-/// Goes over pairs of instructions across `columns`. `apart`, a condition that holds, keeps the text of some columns from that
-/// of others: the assembler moves nothing across a branch.
+/// Goes over `items`, so many `together`. `apart`, a condition that holds, keeps the text of some from that of others: the
+/// assembler moves nothing across a branch.
+pub(crate) fn each_apart(
+    b: &mut Builder,
+    (items, together): (&[u32], usize),
+    apart: Option<Uniform<Cta>>,
+    text: impl Fn(&mut Builder, &[u32]),
+) {
+    match apart.filter(|_| items.len() > together) {
+        None => text(b, items),
+        Some(holds) => {
+            items.chunks(together).for_each(|items| b.if_uniform(holds, |b| text(b, items)));
+        }
+    }
+}
+
+/// Goes over pairs of instructions across `columns`, some of them [apart](each_apart) from others.
 pub(crate) fn each_pair(
     b: &mut Builder,
     columns: u32,
@@ -138,12 +153,7 @@ pub(crate) fn each_pair(
     multiply: impl Fn(&mut Builder, u32),
 ) {
     let pairs = Vec::from_iter(0..columns / MMA_K);
-    match apart {
-        None => pairs.iter().for_each(|&n| multiply(b, n)),
-        Some(holds) => pairs.chunks(PAIRS_APART as usize).for_each(|pairs| {
-            b.if_uniform(holds, |b| pairs.iter().for_each(|&n| multiply(b, n)));
-        }),
-    }
+    each_apart(b, (&pairs, PAIRS_APART), apart, |b, pairs| pairs.iter().for_each(|&n| multiply(b, n)));
 }
 
 /// Adds the products of `left` and `right`, one after another along the depth, to columns `16 * n .. 16 * n + 16`.

@@ -43,10 +43,14 @@ pub(super) const OF_QUERIES: &[Row] = &[
 pub(super) const OF_KEYS: &[Row] = &[
     Row {
         dim: 64,
-        shape: shape([4, 1], [32, 16], 3),
-        why: "16 keys by 16 queries at once leave registers for three CTAs, which hide each other's waits",
+        shape: shape([4, 1], [64, 32], 2),
+        why: "dK and dV leave registers for 16 keys by 32 queries; two CTAs hide each other's waits",
     },
-    Row { dim: 64, shape: shape([4, 1], [32, 32], 2), why: "64 keys, so that two CTAs fit in shared memory" },
+    Row {
+        dim: 64,
+        shape: shape([4, 1], [32, 32], 2),
+        why: "as with 64 queries, which would leave room for one CTA only",
+    },
     Row {
         dim: 64,
         shape: shape([8, 1], [32, 32], 1),
