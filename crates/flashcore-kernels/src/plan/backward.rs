@@ -183,9 +183,6 @@ fn check_backward(problem: &BackwardProblem, gpu: &Gpu) -> Result<Element, PlanE
     check_capability(gpu, (8, 0))?;
     let input = check(forward, gpu)?;
     let (out, dtype) = (forward.out_dtype(), forward.dtype());
-    if input.bytes() < 2 {
-        return Err(PlanError::GradientsOf(dtype));
-    }
     if out != dtype {
         return Err(PlanError::GradientsFrom { out, dtype });
     }

@@ -58,8 +58,8 @@ pub(super) const OF_KEYS: &[Row] = &[
     },
     Row {
         dim: 128,
-        shape: shape([8, 1], [32, 32], 1),
-        why: "dK and dV take half of the registers, so that a warp has 16 keys; one CTA fills shared memory",
+        shape: shape([8, 1], [32, 16], 1),
+        why: "dK and dV take half of the registers, which leaves room for 16 keys by 16 queries; one CTA fills shared memory",
     },
     Row { dim: 128, shape: shape([8, 1], [16, 16], 1), why: "as with 32 queries, which do not fit" },
     Row {

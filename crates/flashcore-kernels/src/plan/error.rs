@@ -65,11 +65,6 @@ pub enum PlanError {
     /// Too many tiles for one launch.
     #[error("the problem has more row tiles than one launch can number; split it along the batch")]
     Tiles,
-    /// Gradients of 8-bit tensors.
-    #[error(
-        "GPU kernels compute gradients of f32, f16 and bf16 tensors, not {0}; convert them to one of these types"
-    )]
-    GradientsOf(DType),
     /// Gradients from an output of another type than the tensors'.
     #[error(
         "GPU kernels compute gradients from an output of the tensors' type, {dtype}, not {out}; \

@@ -44,7 +44,7 @@ fn f32_gradients_have_tiles_everywhere() {
         }
     }
     let [keys, queries] = kernels(128, &Gpu::HOPPER);
-    assert!(keys.starts_with("fc_backward_dkv_sm_90_f32_d128v128_w8x1t32x32s2c1_full"), "{keys}");
+    assert!(keys.starts_with("fc_backward_dkv_sm_90_f32_d128v128_w8x1t32x16s2c1_full"), "{keys}");
     assert!(queries.starts_with("fc_backward_dq_sm_90_f32_d128v128_w8x1t32x32s2c1_full"), "{queries}");
 }
 
