@@ -4,11 +4,15 @@ use flashcore_core::{BackwardProblem, BackwardSpec, DType, Dims, Layout, Mask, S
 use flashcore_kernels::{Gpu, PlanError, plan_backward};
 use flashcore_lab::simulator::Simulator;
 use flashcore_testkit::{
-    Answer, Kind,
-    backward::{Case, Wish, bench::Bench, plain::Gradients},
+    Answer, Kind, Outcome,
+    backward::{self, Case, Wish, bench::Bench, plain::Gradients},
     cases::{self, Tag},
     inputs::Inputs,
 };
+use rayon::prelude::*;
+
+/// Random problems.
+const RANDOM: u64 = 100;
 
 /// What relative root mean squares of errors stay below. With one of a product's three parts left out, or with weights rounded
 /// to TF32, they would be 2e-4. Where scores are large, an f32 keeps less of the LSE.
@@ -56,6 +60,23 @@ fn what_f32_gradients_do_not_get_says_so() {
     assert_eq!(refused(64, &Gpu::TURING), PlanError::Capability { given: (7, 5), needed: (8, 0) });
     let shared_bytes = Gpu::HOPPER.shared_bytes;
     assert_eq!(refused(264, &Gpu::HOPPER), PlanError::SharedMemory { qk: 264, v: 264, shared_bytes });
+}
+
+/// Random problems on GPUs with much, less and little shared memory.
+#[test]
+fn random_problems_have_f32_gradients() {
+    let simulators = [Gpu::AMPERE, Gpu::HOPPER, Gpu::CONSUMER].map(Simulator::new);
+    let failures: Vec<_> = (0..RANDOM)
+        .into_par_iter()
+        .filter_map(|n| {
+            let case = backward::random_case(23, n);
+            let outcome = backward::check(&simulators[n as usize % simulators.len()], &case, DType::F32, n);
+            let wide = case.forward.q.dim.max(case.forward.dim_v) > 256;
+            let passed = outcome == Outcome::Passed || (wide && !outcome.is_failure());
+            (!passed).then(|| format!("{n}: {case}: {outcome}"))
+        })
+        .collect();
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
 /// Every kind of data, by whole tiles and by cut ones.
