@@ -92,8 +92,7 @@ def attention(
     captured CUDA graph uses the values it finds when replayed (numbers out of range are clamped). ``key_mask`` is needed
     on the host: if it is a GPU tensor, reading it waits for the GPU, once for as long as the tensor is unchanged.
 
-    torch's autograd and ``jax.grad`` differentiate the call: q, k, v, the log-sum-exp and the sinks. On a GPU
-    they must be float16 or bfloat16 for that.
+    torch's autograd and ``jax.grad`` differentiate the call: q, k, v, the log-sum-exp and the sinks.
 
     >>> import numpy
     >>> q = numpy.ones((2, 4, 16, 8), "float32")

@@ -15,8 +15,9 @@ from torch import Tensor
 from . import _attention, _frameworks
 from ._options import NONE, Options, Values
 
+GPU_GRADIENTS = (torch.float16, torch.bfloat16, torch.float32)
 NO_GPU_GRADIENTS = (
-    "FlashCore computes gradients on a GPU of float16 and bfloat16 tensors, not {dtype}; "
+    "FlashCore computes gradients on a GPU of float16, bfloat16 and float32 tensors, not {dtype}; "
     "convert q, k and v, call it under torch.no_grad(), or move them to the CPU"
 )
 NO_PAGE_GRADIENTS = (
@@ -178,7 +179,7 @@ class Recorded(torch.autograd.Function):
 
 def recorded(q: Tensor, k: Tensor, v: Tensor, options: Options, queries: Any, keys: Any, sinks: Any, longest: Any) -> Any:
     """A call that autograd records, by its short way; None where the long way has to be taken."""
-    if q.is_cuda and q.dtype not in (torch.float16, torch.bfloat16) or _is_watched(q, k, v):
+    if q.is_cuda and q.dtype not in GPU_GRADIENTS or _is_watched(q, k, v):
         return None
     if _is_autocast_enabled() and not (q.dtype is k.dtype is v.dtype is torch.get_autocast_dtype(q.device.type)):
         return None
@@ -317,7 +318,7 @@ def call(
         raise NotImplementedError("tensors with factors cannot be traced; make the call outside torch.compile")
     if with_gradients and values.table is not None:
         raise NotImplementedError(NO_PAGE_GRADIENTS)
-    if with_gradients and q.is_cuda and q.dtype not in (torch.float16, torch.bfloat16):
+    if with_gradients and q.is_cuda and q.dtype not in GPU_GRADIENTS:
         raise NotImplementedError(NO_GPU_GRADIENTS.format(dtype=q.dtype))
     for given, message in ((values.mask, _frameworks.NO_MASK_GRADIENTS), (values.slopes, _frameworks.NO_SLOPE_GRADIENTS)):
         if isinstance(given, Tensor) and _records(given):

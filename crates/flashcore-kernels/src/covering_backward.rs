@@ -37,6 +37,7 @@ const ALIGNMENT: u64 = 16;
 struct Axes {
     /// Where kernels run, and what chooses them.
     gpus: &'static [(Gpu, Choice)],
+    dtypes: &'static [DType],
     /// Features of queries and keys, and of values.
     dims: &'static [(usize, usize)],
     /// Elements by which rows are longer than their features.
@@ -47,12 +48,29 @@ struct Axes {
 }
 
 const GENERAL: Choice = Choice::Kernel(Family::Sm80);
+const RULES: Choice = Choice::Rules;
 
 /// The general kernels: GPUs with much, less and little shared memory; every row of the tables, rows that end inside a
 /// chunk, columns that warps share.
 const ON_ALL: Axes = Axes {
     gpus: &[(Gpu::BLACKWELL, GENERAL), (Gpu::AMPERE, GENERAL), (Gpu::CONSUMER, GENERAL)],
+    dtypes: &DTYPES,
     dims: &[(64, 64), (128, 128), (256, 256), (24, 40), (63, 39), (128, 64), (100, 192), (40, 300)],
+    padding: &[0, 2, 1],
+    lengths: &[Kind::Uniform, Kind::Used, Kind::UsedKeys, Kind::Ragged],
+    caps: &FLAGS,
+};
+
+/// The same for f32: every row of tables of their own.
+const SINGLES: Axes = Axes {
+    gpus: &[
+        (Gpu::BLACKWELL, GENERAL),
+        (Gpu::AMPERE, GENERAL),
+        (Gpu::CONSUMER, GENERAL),
+        (Gpu::HOPPER, RULES),
+    ],
+    dtypes: &[DType::F32],
+    dims: &[(64, 64), (128, 128), (256, 256), (23, 41), (63, 39), (128, 64), (100, 192), (8, 8)],
     padding: &[0, 2, 1],
     lengths: &[Kind::Uniform, Kind::Used, Kind::UsedKeys, Kind::Ragged],
     caps: &FLAGS,
@@ -61,6 +79,7 @@ const ON_ALL: Axes = Axes {
 /// A Hopper's kernels in both forms, for tiles of which there are several and one that is cut.
 const ON_HOPPER: Axes = Axes {
     gpus: &[(Gpu::HOPPER, Choice::Gradients(Form::Split)), (Gpu::HOPPER, Choice::Gradients(Form::Fused))],
+    dtypes: &DTYPES,
     dims: &[(64, 64), (128, 128), (24, 40), (128, 64)],
     padding: &[0, 8],
     lengths: &[Kind::Uniform, Kind::Used, Kind::UsedKeys],
@@ -70,6 +89,7 @@ const ON_HOPPER: Axes = Axes {
 /// The same for wide heads, which have one form.
 const ON_HOPPER_WIDE: Axes = Axes {
     gpus: &[(Gpu::HOPPER, Choice::Gradients(Form::Split))],
+    dtypes: &DTYPES,
     dims: &[(256, 256), (192, 128), (160, 192), (72, 248)],
     padding: &[0, 8],
     lengths: &[Kind::Uniform, Kind::Used, Kind::UsedKeys],
@@ -79,6 +99,7 @@ const ON_HOPPER_WIDE: Axes = Axes {
 /// Packed sequences on a Hopper, in both forms, and so few SMs that CTAs have several tiles each.
 const PACKED_ON_HOPPER: Axes = Axes {
     gpus: &[(BUSY_HOPPER, Choice::Gradients(Form::Split)), (BUSY_HOPPER, Choice::Gradients(Form::Fused))],
+    dtypes: &DTYPES,
     dims: &[(64, 64), (128, 128), (24, 40), (128, 64)],
     padding: &[0, 8],
     lengths: &[Kind::Ragged],
@@ -88,6 +109,7 @@ const PACKED_ON_HOPPER: Axes = Axes {
 /// What one kernel takes, so that most of its options meet there too.
 const FUSED_ON_HOPPER: Axes = Axes {
     gpus: &[(Gpu::HOPPER, Choice::Gradients(Form::Fused))],
+    dtypes: &DTYPES,
     dims: &[(64, 64), (128, 128), (24, 40), (128, 64)],
     padding: &[0, 8],
     lengths: &[Kind::Uniform],
@@ -97,6 +119,7 @@ const FUSED_ON_HOPPER: Axes = Axes {
 /// The same of packed sequences.
 const FUSED_PACKED_ON_HOPPER: Axes = Axes {
     gpus: &[(BUSY_HOPPER, Choice::Gradients(Form::Fused))],
+    dtypes: &DTYPES,
     dims: &[(64, 64), (128, 128), (128, 64)],
     padding: &[0, 8],
     lengths: &[Kind::Ragged],
@@ -116,7 +139,7 @@ const WISHES: [Wish; 4] = [Wish::Same, Wish::Wide, Wish::Accumulated, Wish::Give
 
 /// The set; addresses of its tensors are multiples of 16 bytes.
 pub fn covering_backward() -> Result<Vec<BackwardMember>, ProblemError> {
-    [ON_ALL, ON_HOPPER, ON_HOPPER_WIDE, PACKED_ON_HOPPER, FUSED_ON_HOPPER, FUSED_PACKED_ON_HOPPER]
+    [ON_ALL, SINGLES, ON_HOPPER, ON_HOPPER_WIDE, PACKED_ON_HOPPER, FUSED_ON_HOPPER, FUSED_PACKED_ON_HOPPER]
         .iter()
         .flat_map(Axes::members)
         .chain(covering_bias::backward())
@@ -127,7 +150,7 @@ pub fn covering_backward() -> Result<Vec<BackwardMember>, ProblemError> {
 impl Axes {
     fn members(&self) -> impl Iterator<Item = Result<BackwardMember, ProblemError>> {
         let [dims, padding, lengths] = [self.dims.len(), self.padding.len(), self.lengths.len()];
-        let [gpus, dtypes, wishes] = [self.gpus.len(), DTYPES.len(), WISHES.len()];
+        let [gpus, dtypes, wishes] = [self.gpus.len(), self.dtypes.len(), WISHES.len()];
         rows(&[dims, MASKS, lengths, wishes, padding, gpus, SINKS.len(), dtypes, self.caps.len()])
             .into_iter()
             .map(|row| self.member(row))
@@ -148,7 +171,7 @@ impl Axes {
             out: Some(out),
             mask: mask_of(mask),
             softcap: self.caps[cap].then_some(20.0),
-            ..Spec::new(DTYPES[dtype], q, k, v).with(&values)
+            ..Spec::new(self.dtypes[dtype], q, k, v).with(&values)
         };
         let spec = BackwardSpec {
             d_out: Some(out),

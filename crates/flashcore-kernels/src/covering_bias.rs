@@ -28,22 +28,29 @@ const FORWARD: [Biased; 11] = [
     Biased(None, DType::F16, 128, 0, Kind::Paged(16), Gpu::CONSUMER),
 ];
 
-const BACKWARD: [Biased; 6] = [
+const BACKWARD: [Biased; 10] = [
     Biased(Some(DType::F16), DType::F16, 64, 0, Kind::Uniform, Gpu::AMPERE),
     Biased(Some(DType::BF16), DType::BF16, 128, 1, Kind::Used, Gpu::HOPPER),
     Biased(Some(DType::F32), DType::BF16, 256, 3, Kind::UsedKeys, Gpu::BLACKWELL),
     Biased(None, DType::F16, 64, 0, Kind::Uniform, Gpu::HOPPER),
     Biased(None, DType::BF16, 128, 1, Kind::Ragged, Gpu::AMPERE),
     Biased(None, DType::F16, 256, 2, Kind::Used, Gpu::CONSUMER),
+    Biased(Some(DType::F32), DType::F32, 64, 0, Kind::Uniform, Gpu::HOPPER),
+    Biased(Some(DType::BF16), DType::F32, 128, 1, Kind::Used, Gpu::AMPERE),
+    Biased(None, DType::F32, 64, 3, Kind::Ragged, Gpu::CONSUMER),
+    Biased(None, DType::F32, 256, 1, Kind::UsedKeys, Gpu::BLACKWELL),
 ];
 
 /// Gradients of capped scores: slopes of the cap are kept apart from what the bias has moved.
-const CAPPED: [Biased; 5] = [
+const CAPPED: [Biased; 8] = [
     Biased(Some(DType::BF16), DType::F16, 64, 0, Kind::Uniform, Gpu::HOPPER),
     Biased(None, DType::BF16, 64, 3, Kind::Ragged, Gpu::AMPERE),
     Biased(None, DType::F16, 128, 1, Kind::Uniform, Gpu::CONSUMER),
     Biased(Some(DType::F32), DType::BF16, 128, 3, Kind::Used, Gpu::HOPPER),
     Biased(None, DType::BF16, 256, 1, Kind::Uniform, Gpu::BLACKWELL),
+    Biased(Some(DType::F32), DType::F32, 64, 3, Kind::Uniform, Gpu::BLACKWELL),
+    Biased(None, DType::F32, 128, 0, Kind::Used, Gpu::HOPPER),
+    Biased(Some(DType::F16), DType::F32, 256, 3, Kind::Uniform, Gpu::AMPERE),
 ];
 
 const QUERIES: usize = 70;

@@ -39,7 +39,7 @@ const FORWARD: [Dropped; 11] = [
     Dropped(DType::F16, 128, 3, Kind::Uniform, Pairs, Gpu::AMPERE),
 ];
 
-const BACKWARD: [Dropped; 10] = [
+const BACKWARD: [Dropped; 15] = [
     Dropped(DType::F16, 64, 0, Kind::Uniform, Nothing, Gpu::AMPERE),
     Dropped(DType::BF16, 64, 1, Kind::Ragged, Slopes, Gpu::HOPPER),
     Dropped(DType::F16, 64, 3, Kind::Used, Cap, Gpu::CONSUMER),
@@ -50,6 +50,11 @@ const BACKWARD: [Dropped; 10] = [
     Dropped(DType::BF16, 300, 0, Kind::Uniform, Nothing, Gpu::BLACKWELL),
     Dropped(DType::F16, 64, 3, Kind::Uniform, Pairs, Gpu::AMPERE),
     Dropped(DType::BF16, 128, 3, Kind::UsedKeys, Pairs, Gpu::HOPPER),
+    Dropped(DType::F32, 64, 0, Kind::Uniform, Nothing, Gpu::HOPPER),
+    Dropped(DType::F32, 64, 1, Kind::Ragged, Cap, Gpu::AMPERE),
+    Dropped(DType::F32, 128, 3, Kind::Used, Pairs, Gpu::BLACKWELL),
+    Dropped(DType::F32, 128, 1, Kind::UsedKeys, Nothing, Gpu::CONSUMER),
+    Dropped(DType::F32, 256, 3, Kind::Uniform, Slopes, Gpu::AMPERE),
 ];
 
 const QUERIES: usize = 70;

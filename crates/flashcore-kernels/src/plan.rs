@@ -8,6 +8,7 @@ mod append;
 mod backward;
 mod backward_general;
 mod backward_hopper;
+mod backward_single;
 mod choice;
 mod decode;
 mod error;

@@ -4,7 +4,7 @@
 //! [cases|laws|random|decode|merge|append|narrow|cache|quantise|grouped|backward] [filter or number]`
 //!
 //! A filter is part of a case's description; a number says how many random problems there are instead of a thousand.
-//! `backward` is cases, laws and random problems of gradients, `split` and `fused` are their two forms on a Hopper;
+//! `backward` is cases, laws and random problems of gradients, `split` and `fused` are their two forms on a Hopper, in 16 bits;
 //! `flashcore verify --backend cuda` checks the other operations.
 
 use flashcore::{
@@ -20,6 +20,8 @@ use rayon::prelude::*;
 
 const SEEDS: [u64; 3] = [1, 2, 3];
 const HALVES: [DType; 2] = [DType::F16, DType::BF16];
+/// Kernels that only 16-bit tensors have.
+const OF_HALVES: [&str; 2] = ["split", "fused"];
 /// Random problems that have to run, unless the command line says how many.
 const RANDOM: usize = 1000;
 
@@ -49,7 +51,10 @@ fn main() {
         "cache" => caches(&cuda, wanted),
         "quantise" => quantised(&cuda),
         "grouped" => groups(&cuda, wanted),
-        "backward" => gradients(&cuda, word(2), wanted),
+        "backward" => {
+            let dtypes: &[DType] = if OF_HALVES.contains(&word(0)) { &HALVES } else { &DType::COMMON };
+            gradients(&cuda, dtypes, word(2), wanted)
+        }
         "cases" | "" => conclude(&check(&cuda, case_work(word(2)))),
         other => {
             panic!(
@@ -200,18 +205,18 @@ fn caches(cuda: &Cuda, wanted: usize) -> usize {
     failures.len()
 }
 
-/// Gradients of every case in both types, the laws, and random problems until so many have run.
-fn gradients(cuda: &Cuda, filter: &str, wanted: usize) -> usize {
+/// Gradients of every case in all of these types, the laws, and random problems until so many have run.
+fn gradients(cuda: &Cuda, dtypes: &[DType], filter: &str, wanted: usize) -> usize {
     let filter = if filter.parse::<usize>().is_ok() { "" } else { filter };
     let cases: Vec<_> =
         backward::cases(Cost::Large).into_iter().filter(|case| format!("{case}").contains(filter)).collect();
-    let work = cases.iter().flat_map(|case| HALVES.map(|dtype| (case.clone(), dtype, 1)));
+    let work = cases.iter().flat_map(|case| dtypes.iter().map(|&dtype| (case.clone(), dtype, 1)));
     let work = work.filter(|(case, dtype, _)| case.forward.dtypes.contains(dtype)).collect();
     let mut failed = conclude_gradients("cases", &check_gradients(cuda, work));
     if !filter.is_empty() {
         return failed;
     }
-    let draw = |n: u64| (backward::random_case(11, n), HALVES[n as usize % 2], n);
+    let draw = |n: u64| (backward::random_case(11, n), dtypes[n as usize % dtypes.len()], n);
     let (mut drawn, mut reports) = (0, Vec::new());
     while reports.len() < wanted && drawn < 10 * wanted as u64 {
         let more = (wanted - reports.len()) as u64;
@@ -220,7 +225,8 @@ fn gradients(cuda: &Cuda, filter: &str, wanted: usize) -> usize {
         drawn += more;
     }
     failed += conclude_gradients("random problems", &reports) + usize::from(reports.len() < wanted);
-    for (law, dtype) in backward::laws::LAWS.iter().flat_map(|law| HALVES.map(|dtype| (law, dtype))) {
+    let laws = backward::laws::LAWS;
+    for (law, dtype) in laws.iter().flat_map(|law| dtypes.iter().map(move |&dtype| (law, dtype))) {
         for outcome in
             SEEDS.map(|seed| law.check(cuda, dtype, seed)).iter().filter(|o| **o != Outcome::Passed)
         {

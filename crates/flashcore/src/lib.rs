@@ -22,8 +22,8 @@
 //! [`grouped_mm`] multiplies matrices group by group: dense, or divided by offsets.
 //!
 //! [`Attention::run_for_grad`] keeps what gradients need, [`Differentiable::grad`] computes them; [`Attention::grad`] is the
-//! same for callers who keep output and LSE themselves. GPUs compute gradients of f16 and bf16 tensors: with
-//! [`BackendKind::Auto`] those of f32 run on the CPU, with [`BackendKind::Cuda`] they are an error that says so.
+//! same for callers who keep output and LSE themselves. GPUs compute gradients of f32 tensors up to 256 features: with
+//! [`BackendKind::Auto`] those of wider ones run on the CPU, with [`BackendKind::Cuda`] they are an error that says so.
 //!
 //! # What is computed
 //!

@@ -23,7 +23,7 @@ def register(name: str = NAME) -> None:
 
     Prefill, generation with dynamic and static caches, continuous batching, padding on either side, packed sequences
     (``cu_seq_lens_q``), grouped heads, sliding and chunked windows, soft caps, sinks and learned biases; training, with
-    ``attention_dropout`` too. On a GPU models that train have to be float16 or bfloat16.
+    ``attention_dropout`` too.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
 

@@ -12,6 +12,7 @@ use super::TERM_BYTES;
 use crate::parts::{
     bias::BiasKind,
     columns::{Columns, padded},
+    factor::needs_branches,
     lengths::LengthsKind,
     load::Copies,
     mask::Sides,
@@ -26,7 +27,7 @@ pub struct Config {
     pub target: Target,
     /// Whose gradients it computes.
     pub side: Side,
-    /// What Q, K, V and the output's gradient are made of, f16 or bf16; probabilities are rounded to it too.
+    /// What Q, K, V and the output's gradient are made of, f16, bf16 or f32; probabilities are rounded to it too.
     pub input: Element,
     /// What gradients are made of: as the input, or f32.
     pub output: Element,
@@ -83,11 +84,12 @@ impl Shape {
     }
 }
 
-/// Most columns of sums that the registers of a warp hold beside scores: of dQ, and of each of dK and dV.
-const fn most_columns(side: Side) -> u32 {
-    match side {
-        Side::Queries => 256,
-        Side::Keys => 128,
+/// Most columns of sums that a warp has: of dQ, and of each of dK and dV. As many as registers hold beside scores; of f32,
+/// whose rows fill shared memory, so few that there are warps to hide each other's waits.
+const fn most_columns(side: Side, input: Element) -> u32 {
+    match (side, input) {
+        (Side::Queries, Element::F32) | (Side::Keys, _) => 128,
+        (Side::Queries, _) => 256,
     }
 }
 
@@ -95,7 +97,7 @@ impl Config {
     /// How many warps share the columns of a row's gradients.
     pub(super) fn groups(&self) -> u32 {
         let widest = if self.side == Side::Queries { self.dim_qk } else { self.dim_qk.max(self.dim_v) };
-        widest.div_ceil(most_columns(self.side)).next_power_of_two()
+        widest.div_ceil(most_columns(self.side, self.input)).next_power_of_two()
     }
 
     /// Rows of a tile: queries, or keys.
@@ -140,6 +142,12 @@ impl Config {
     /// How tiles are copied.
     pub(super) const fn copies(&self) -> Copies {
         Copies { access: self.access, words_at_once: 8 }
+    }
+
+    /// Whether sums leave so few registers that the text of some columns is kept apart from that of others.
+    pub(super) fn crowded(&self) -> bool {
+        let columns = [Some(self.first_columns()), self.second_columns()].into_iter().flatten();
+        needs_branches(self.input, columns.map(|columns| columns.each).sum())
     }
 
     /// Whether gradients are f32 and leave from registers.

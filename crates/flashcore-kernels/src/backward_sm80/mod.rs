@@ -15,7 +15,8 @@
 //!
 //! With keys as rows, scores are transposed, and so is the mask; P and dS come out of one product as the next one's left
 //! operand on both sides. A warp has rows of its own; where gradients are too wide for its registers, several warps have
-//! the same rows and shares of the columns. Reads Q, K, V, D_OUT, ROW_TERMS, BIAS, SEED, LENGTHS_*; writes DQ, or DK and DV (see
+//! the same rows and shares of the columns. f32 tensors take the same way with three products for one, P and dS in two parts as
+//! all operands, see `parts/factor.rs`. Reads Q, K, V, D_OUT, ROW_TERMS, BIAS, SEED, LENGTHS_*; writes DQ, or DK and DV (see
 //! [`crate::slots::backward`]).
 
 mod config;

@@ -1,51 +1,67 @@
-//! The matrix products of a step, and what happens to scores between them.
+//! The matrix products of a step, and what happens to scores between them. 16-bit operands are multiplied as they are, f32
+//! ones in two parts, see [`crate::parts::factor`].
 
-use flashcore_tile::{Acc, Builder, F32, MMA_K, MMA_M, MatrixView, Quad, Reg};
+use flashcore_tile::{Acc, Builder, Cta, F32, MMA_K, MMA_M, Reg, Uniform};
 
 use super::{
     Config,
     terms::{StepTerms, VALUES},
 };
-use crate::parts::dropout::StepDropout;
+use crate::parts::{
+    dropout::StepDropout,
+    factor::{
+        Factor, add_across, add_products, each_apart, each_pair, each_slab, looped, starts, steps_per_sum,
+    },
+    operand::{Across, AlongView},
+};
 
-/// Left operands: for each block, 16 columns after 16 columns.
-pub(super) type Lefts = Vec<Vec<Quad>>;
+/// Left operands: for each block, instruction after instruction along the depth.
+pub(super) type Lefts = Vec<Vec<Factor>>;
 
 /// Accumulators of a step's scores, for each block.
 pub(super) fn zeros(b: &mut Builder, cfg: &Config) -> Vec<Acc> {
     (0..cfg.shape.blocks).map(|_| Acc::zero(b, cfg.shape.step as usize)).collect()
 }
 
-/// Adds `left·rightᵀ` over `dim` features to scores of every block.
+/// Adds `left·rightᵀ` over `dim` features to scores of every block. Features that no loop takes, more than are summed at
+/// once, are kept `apart`.
 pub(super) fn add_scores(
     b: &mut Builder,
     cfg: &Config,
     scores: &[Acc],
-    left: &MatrixView,
-    right: &MatrixView,
+    [left, right]: [&Across; 2],
     dim: u32,
+    apart: Option<Uniform<Cta>>,
 ) {
-    for depth in (0..dim).step_by(MMA_K as usize) {
-        let left: Vec<_> = (0..cfg.shape.blocks).map(|block| left.load(b, block * MMA_M, depth)).collect();
-        for n in 0..cfg.shape.step / MMA_K {
-            let right = right.load(b, n * MMA_K, depth);
-            for (scores, left) in scores.iter().zip(&left) {
-                b.mma_pair(cfg.input, scores, n as usize, *left, right);
-            }
-        }
-    }
+    let input = cfg.input;
+    each_slab(b, input, (dim, looped(input, dim)), |b, slab, depths| {
+        let [left, right] = [left, right].map(|rows| rows.at_slab(b, slab));
+        let left = |b: &mut Builder, block: u32, depth| left.load(b, block * MMA_M, depth);
+        each_apart(b, (depths, steps_per_sum(input)), apart, |b, depths| {
+            add_across(b, input, scores, left, &right, depths);
+        });
+    });
 }
 
-/// Adds `left·right` over the rows of a step to sums of every block.
-pub(super) fn add_sums(b: &mut Builder, cfg: &Config, sums: &[Acc], left: &Lefts, right: &MatrixView) {
-    let columns = sums[0].cols() as u32;
-    for k in 0..cfg.shape.step / MMA_K {
-        for n in 0..columns / MMA_K {
-            let right = right.load_transposed(b, k * MMA_K, n * MMA_K);
+/// Adds `left·right` over the rows of a step to sums of every block; `apart` where registers would hold no more.
+pub(super) fn add_sums(
+    b: &mut Builder,
+    cfg: &Config,
+    sums: &[Acc],
+    left: &Lefts,
+    right: &AlongView,
+    apart: Option<Uniform<Cta>>,
+) {
+    let (input, each) = (cfg.input, steps_per_sum(cfg.input));
+    let apart = apart.filter(|_| cfg.crowded());
+    let rows = Vec::from_iter(starts(input, cfg.shape.step));
+    for (chunk, rows) in rows.chunks(each).enumerate() {
+        each_pair(b, sums[0].cols() as u32, apart, |b, n| {
+            let right = Factor::each(b, input, rows, |b, row| right.load(b, row, n * MMA_K));
             for (sums, left) in sums.iter().zip(left) {
-                b.mma_pair(cfg.input, sums, n as usize, left[k as usize], right);
+                add_products(b, input, sums, n as usize, &left[chunk * each..][..rows.len()], &right);
             }
-        }
+        });
     }
 }
 
@@ -78,7 +94,7 @@ pub(super) fn weigh(
                 b.select_into(score, stays, score, -score);
                 b.select(stays, probability, 0.0)
             });
-            left.push(pack(b, cfg, &probabilities));
+            left.extend(factors(b, cfg, &probabilities));
         }
     }
     left
@@ -138,17 +154,18 @@ pub(super) fn multiply_kept(
     }
 }
 
-/// Rounds `dS` to left operands.
-pub(super) fn round(b: &mut Builder, cfg: &Config, slopes: &[Acc]) -> Lefts {
-    let mut block = |acc: &Acc| (0..cfg.shape.step / MMA_K).map(|n| pack(b, cfg, values(acc, n))).collect();
-    slopes.iter().map(&mut block).collect()
+/// `dS` as left operands: rounded, or in two parts.
+pub(super) fn operands(b: &mut Builder, cfg: &Config, slopes: &[Acc]) -> Lefts {
+    slopes.iter().map(|acc| factors(b, cfg, acc.regs())).collect()
+}
+
+/// Values of an accumulator, from a column on that an instruction starts at, as left operands.
+fn factors(b: &mut Builder, cfg: &Config, values: &[Reg<F32>]) -> Vec<Factor> {
+    let each = cfg.input.depth() as usize / 2;
+    values.chunks(each).map(|values| Factor::of_values(b, cfg.input, values)).collect()
 }
 
 /// A thread's values of columns `16 * n .. 16 * n + 16`.
 fn values(acc: &Acc, n: u32) -> &[Reg<F32>] {
     &acc.regs()[n as usize * VALUES..][..VALUES]
-}
-
-fn pack(b: &mut Builder, cfg: &Config, values: &[Reg<F32>]) -> Quad {
-    std::array::from_fn(|pair| b.pack(cfg.input, values[2 * pair], values[2 * pair + 1]))
 }

@@ -1,13 +1,14 @@
 //! The ring of streamed tiles in shared memory, and the loads that keep it full.
 
 use flashcore_tile::{
-    Builder, Cta, MatrixOrder, MatrixRows, MatrixView, Reg, S32, Scope, SmemTile, U32, U64, Uniform, Val,
+    Builder, Cta, MatrixOrder, MatrixRows, Reg, S32, Scope, SmemTile, U32, U64, Uniform, Val,
 };
 
 use super::{Arguments, Config, Layout, terms::StreamedTerms};
 use crate::parts::{
     load::{self, RowSource, TileLoad},
     mask::{KeyTiles, Visibility},
+    operand::{Across, Along, AlongView},
     schedule::{Side, Tile},
 };
 
@@ -38,7 +39,7 @@ struct Stream {
     head: Reg<U64>,
     /// As right operands whose rows run across the depth, and along it.
     across: MatrixRows,
-    along: MatrixRows,
+    along: Along,
     tile: SmemTile,
 }
 
@@ -56,7 +57,7 @@ impl Stream {
             next_head: b.var_in(Scope::Lane, load.from() + head),
             head,
             across: tile.matrix_rows(b, MatrixOrder::ColumnsFirst),
-            along: tile.matrix_rows(b, MatrixOrder::RowsFirst),
+            along: Along::new(b, tile),
             tile: *tile,
             load,
         }
@@ -165,9 +166,9 @@ impl Ring {
     }
 
     /// Streamed tensor `n` from row `first` of this turn's tile on, as a right operand across the depth.
-    pub(super) fn across(&self, b: &mut Builder, n: usize, first: Reg<U32>) -> MatrixView {
+    pub(super) fn across(&self, b: &mut Builder, n: usize, first: Reg<U32>) -> Across {
         let skip = self.skip(b, n, first);
-        self.loads[n].across.at(b, skip)
+        Across::new(b, self.loads[n].across, skip)
     }
 
     /// The same along the depth, from a column on that lies `columns_at` bytes further.
@@ -177,7 +178,7 @@ impl Ring {
         n: usize,
         first: Reg<U32>,
         columns_at: Option<Reg<U32>>,
-    ) -> MatrixView {
+    ) -> AlongView {
         let skip = self.skip(b, n, first);
         let skip = columns_at.map_or(skip, |at| b.let_(skip + at));
         self.loads[n].along.at(b, skip)

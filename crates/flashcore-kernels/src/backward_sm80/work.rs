@@ -1,13 +1,13 @@
 //! One CTA's work: a tile of rows against the tiles of the other side, from the last to the first, head after head.
 
 use flashcore_tile::{
-    Acc, Builder, Cta, Element, Half, MMA_M, MatrixOrder, MatrixView, Reg, S32, Scope, U32, Uniform, Warp,
+    Acc, Builder, Cta, Element, Half, MMA_M, MatrixOrder, Reg, S32, Scope, U32, Uniform, Warp,
 };
 
 use super::{
     Arguments, Config, Layout, Shape,
     epilogue::Gradient,
-    products::{add_scores, add_sums, minus_sums, multiply, multiply_kept, round, weigh, zeros},
+    products::{add_scores, add_sums, minus_sums, multiply, multiply_kept, operands, weigh, zeros},
     ring::Ring,
     terms::Terms,
 };
@@ -18,6 +18,7 @@ use crate::{
         dropout::{StepDropout, WarpDropout},
         load::{self, RowSource, TileLoad},
         mask::{KeyTiles, Visibility, thread_column},
+        operand::Across,
         range::Range,
         row_end::{clear_unused, thread_rows},
         schedule::{Side, Tile},
@@ -47,9 +48,8 @@ pub(super) fn row_tile(b: &mut Builder, cfg: &Config, args: &Arguments, layout: 
         let head = dropout.of_tile(b, &args.schedule, &tile);
         head.of_rows(b, cfg.side, rows.thread, cfg.shape.blocks)
     });
-    let walk =
-        Walk::new(b, cfg, args, layout, Parts { ring, terms, sums: &sums, visible, rows, bias, dropout });
-    walk.heads(b);
+    let parts = Parts { ring, terms, sums: &sums, visible, rows, bias, dropout };
+    Walk::new(b, (cfg, args), layout, &tile, parts).heads(b);
     // Other warps may still read what gradients are gathered over, and without tiles nobody has waited for any.
     load::wait(b, 0);
     b.sync_cta();
@@ -185,9 +185,11 @@ struct Walk<'a> {
     args: &'a Arguments,
     parts: Parts<'a>,
     /// The warp's rows of the stationary tiles.
-    left: [MatrixView; 2],
+    left: [Across; 2],
     /// Where the warp's columns of the streamed tiles start, where it does not have all.
     columns_at: [Option<Reg<U32>>; 2],
+    /// Holds, where operands in two parts are so much text that some of it is kept apart.
+    apart: Option<Uniform<Cta>>,
 }
 
 /// Whether a tile hides something from some rows.
@@ -198,18 +200,27 @@ enum Kind {
 }
 
 impl<'a> Walk<'a> {
-    fn new(b: &mut Builder, cfg: &'a Config, args: &'a Arguments, layout: &Layout, parts: Parts<'a>) -> Self {
+    fn new(
+        b: &mut Builder,
+        (cfg, args): (&'a Config, &'a Arguments),
+        layout: &Layout,
+        tile: &Tile,
+        parts: Parts<'a>,
+    ) -> Self {
         let rows = parts.rows;
         let left = layout.stationary.map(|tile| {
             let skip = b.let_(rows.warp * tile.slab_width());
-            tile.matrix_rows(b, MatrixOrder::RowsFirst).at(b, skip)
+            let rows = tile.matrix_rows(b, MatrixOrder::RowsFirst);
+            Across::new(b, rows, skip)
         });
         let each = [Some(cfg.first_columns()), cfg.second_columns()];
         let columns_at = [0, 1].map(|n| {
             let (share, columns) = rows.share.zip(each[n])?;
             Some(columns_at(b, &layout.streamed[n], share, columns.each))
         });
-        Self { cfg, args, parts, left, columns_at }
+        // Where there are pairs of tiles there are keys, but the assembler does not know.
+        let apart = (cfg.input == Element::F32).then(|| b.uniform(tile.kv_len.gt(0)));
+        Self { cfg, args, parts, left, columns_at, apart }
     }
 
     /// All heads whose rows are streamed: one, or all that share the keys.
@@ -287,7 +298,7 @@ impl<'a> Walk<'a> {
         let terms = terms.at(b, ring.read, first, cfg.shape.blocks);
         let scores = zeros(b, cfg);
         let right = ring.across(b, 0, first);
-        add_scores(b, cfg, &scores, &self.left[0], &right, cfg.dim_qk);
+        add_scores(b, cfg, &scores, [&self.left[0], &right], cfg.dim_qk, self.apart);
         scores.iter().for_each(|tile| self.args.scale.cap(b, tile.regs()));
         let tangents = self.tangents(b, &scores);
         let weights = scores;
@@ -299,14 +310,14 @@ impl<'a> Walk<'a> {
         let probabilities = weigh(b, cfg, self.args.scale.log2, scores, &terms, dropout.as_ref());
         if let Some(sums) = &sums.second {
             let right = ring.along(b, 1, first, self.columns_at[1]);
-            add_sums(b, cfg, sums, &probabilities, &right);
+            add_sums(b, cfg, sums, &probabilities, &right, self.apart);
         }
         let d_probabilities = match &dropout {
             None => minus_sums(b, cfg, &terms),
             Some(_) => zeros(b, cfg),
         };
         let right = ring.across(b, 1, first);
-        add_scores(b, cfg, &d_probabilities, &self.left[1], &right, cfg.dim_v);
+        add_scores(b, cfg, &d_probabilities, [&self.left[1], &right], cfg.dim_v, self.apart);
         match &dropout {
             None => multiply(b, &weights, &d_probabilities),
             Some(dropout) => multiply_kept(b, cfg, &weights, &d_probabilities, &terms, dropout.factor()),
@@ -318,9 +329,9 @@ impl<'a> Walk<'a> {
             }
             range.keep(b, &slopes, &sums.first);
         }
-        let left = round(b, cfg, &slopes);
+        let left = operands(b, cfg, &slopes);
         let right = ring.along(b, 0, first, self.columns_at[0]);
-        add_sums(b, cfg, &sums.first, &left, &right);
+        add_sums(b, cfg, &sums.first, &left, &right, self.apart);
     }
 
     /// Zeros for keys beyond the last: their numbers may be as large as they like, and must not move the range of others.

@@ -10,13 +10,12 @@
 //! its own; where their output is too wide for its registers, two warps have the same rows and halves of the columns.
 //! Keys in pages are found a turn before they are loaded, see `parts/entries.rs`. Those of 8 bits are widened in shared
 //! memory when they have arrived, see `parts/widen.rs`. f32 tensors take the same way with three products for one, see
-//! `factor.rs`. Reads Q, K, V, SINKS, BIAS, SEED, FACTORS_*, LENGTHS_*, TABLE; writes OUT and, unless it is null, LSE (see
+//! `parts/factor.rs`. Reads Q, K, V, SINKS, BIAS, SEED, FACTORS_*, LENGTHS_*, TABLE; writes OUT and, unless it is null, LSE (see
 //! [`crate::slots`]).
 
 mod block;
 mod config;
 mod epilogue;
-mod factor;
 mod products;
 mod work;
 

@@ -8,14 +8,16 @@ use super::{
     Arguments, Config, Layout, Shape,
     block::{Block, row_end},
     epilogue::{Lse, WideOutput},
-    products::{Queries, StepKeys, Values, needs_branches, outputs, scores},
+    products::{Queries, outputs, scores},
 };
 use crate::parts::{
     bias::HeadBias,
     dropout::WarpDropout,
     entries::TableReader,
+    factor::needs_branches,
     load::{self, RowSource, TileLoad},
     mask::{KeyTiles, Visibility, thread_column},
+    operand::{Across, Along},
     scale::Scale,
     schedule::{Side, Tile},
     softmax::Softmax,
@@ -40,7 +42,7 @@ pub(super) fn row_tile(b: &mut Builder, cfg: &Config, args: &Arguments, layout: 
     let blocks: Vec<_> = (0..cfg.shape.blocks).map(|_| Block::new(b, cfg, &scale)).collect();
     let queries = Queries::new(b, cfg, layout, rows.warp);
     // Where there are key tiles there are keys, but the assembler does not know.
-    let apart = needs_branches(cfg).then(|| b.uniform(tile.kv_len.gt(0)));
+    let apart = needs_branches(cfg.input, cfg.dim_v).then(|| b.uniform(tile.kv_len.gt(0)));
     let bias = args.bias.map(|bias| bias.of_tile(b, &tile));
     // Scores that are capped have been multiplied by then.
     let bias = match factors {
@@ -154,7 +156,7 @@ struct Ring {
     /// How keys and values of 8 bits become such as are multiplied.
     widening: Option<[Widening; 2]>,
     keys: MatrixRows,
-    values: Values,
+    values: Along,
     /// Where the warp's columns of values start, where it does not have all.
     columns_at: Option<Reg<U32>>,
     /// Bytes of a stage, and between rows, of K and V.
@@ -197,7 +199,7 @@ impl Ring {
                 [Widening::new(b, half, (&k, &layout.k)), Widening::new(b, half, (&v, &layout.v))]
             }),
             keys: layout.k.matrix_rows(b, MatrixOrder::ColumnsFirst),
-            values: Values::new(b, &layout.v),
+            values: Along::new(b, &layout.v),
             columns_at: rows.share.map(|share| columns_at(b, &layout.v, share, cfg.columns().each)),
             stage_bytes: loaded.map(|tile| tile.bytes()),
             row_bytes: [layout.k.slab_width(), layout.v.slab_width()],
@@ -393,8 +395,8 @@ impl KeyLoop<'_> {
     fn step(&self, b: &mut Builder, kind: Kind, [k_stage, v_stage]: [Reg<U32>; 2], first: Reg<U32>) {
         let ring = &self.ring;
         let skip = b.let_(first * ring.row_bytes[0] + k_stage);
-        let keys = StepKeys { rows: &ring.keys, skip };
-        let scores = scores(b, self.cfg, &self.queries, keys);
+        let keys = Across::new(b, ring.keys, skip);
+        let scores = scores(b, self.cfg, &self.queries, &keys);
         scores.iter().for_each(|tile| self.scale.cap(b, tile.regs()));
         if self.bias.is_some() || kind == Kind::Cut {
             self.change(b, kind, &scores, first);

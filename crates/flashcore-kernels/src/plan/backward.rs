@@ -5,7 +5,7 @@
 
 use flashcore_core::{BackwardProblem, DType, Problem};
 use flashcore_ptx::launch::Workspace;
-use flashcore_tile::{Element, Half};
+use flashcore_tile::Element;
 
 use super::{
     Gpu, Misfit, Plan, PlanError, Tile, access_to, backward_general, backward_hopper, check,
@@ -44,9 +44,9 @@ pub fn plan_backward_by(
     alignment: u64,
     form: Form,
 ) -> Result<Plan, PlanError> {
-    let half = check_backward(problem, gpu)?;
+    check_backward(problem, gpu)?;
     match backward_hopper::accept(problem, gpu, alignment) {
-        Ok(()) => assemble(problem, gpu, alignment, backward_hopper::products(problem, half, form)?),
+        Ok(half) => assemble(problem, gpu, alignment, backward_hopper::products(problem, half, form)?),
         Err(reason) => {
             let passed_over = vec![format!("backward_sm90: {reason}")];
             Ok(Plan { passed_over, ..plan_backward_general(problem, gpu, alignment)? })
@@ -60,8 +60,8 @@ pub fn plan_backward_general(
     gpu: &Gpu,
     alignment: u64,
 ) -> Result<Plan, PlanError> {
-    let half = check_backward(problem, gpu)?;
-    let any = general_config(problem, half, gpu, access_of(problem, alignment))?;
+    let input = check_backward(problem, gpu)?;
+    let any = general_config(problem, input, gpu, access_of(problem, alignment))?;
     let side = |side| backward_general::with_shape(backward_sm80::Config { side, ..any }, gpu);
     let ((keys, why), (queries, _)) = (side(Side::Keys)?, side(Side::Queries)?);
     if [keys, queries]
@@ -81,8 +81,8 @@ pub fn plan_backward_tiles(
     alignment: u64,
     tiles: [backward_sm80::Shape; 2],
 ) -> Result<Plan, Misfit> {
-    let half = check_backward(problem, gpu)?;
-    let any = general_config(problem, half, gpu, access_of(problem, alignment))?;
+    let input = check_backward(problem, gpu)?;
+    let any = general_config(problem, input, gpu, access_of(problem, alignment))?;
     let mut kernels = Vec::new();
     for (side, shape) in [Side::Keys, Side::Queries].into_iter().zip(tiles.into_iter().rev()) {
         Tile::BackwardSm80(shape).check()?;
@@ -99,11 +99,11 @@ pub fn plan_backward_tiles(
 /// A general kernel for a problem, but for its side and shape.
 fn general_config(
     problem: &BackwardProblem,
-    half: Half,
+    input: Element,
     gpu: &Gpu,
     access: Access,
 ) -> Result<backward_sm80::Config, PlanError> {
-    let (forward, input) = (problem.forward(), half.element());
+    let forward = problem.forward();
     Ok(backward_sm80::Config {
         target: general::target(gpu),
         side: Side::Keys,
@@ -177,22 +177,17 @@ fn launch(kernel: KernelConfig, problem: &BackwardProblem, gpu: &Gpu, workspace:
     Launch { kernel, subject: Subject::Backward(Box::new(problem.clone())), extent }
 }
 
-/// What every kernel asks of a problem; returns what Q, K and V are made of.
-fn check_backward(problem: &BackwardProblem, gpu: &Gpu) -> Result<Half, PlanError> {
+/// What every kernel asks of a problem; returns what Q, K and V are multiplied as.
+fn check_backward(problem: &BackwardProblem, gpu: &Gpu) -> Result<Element, PlanError> {
     let forward = problem.forward();
     check_capability(gpu, (8, 0))?;
-    let half = match forward.dtype() {
-        DType::F16 => Half::F16,
-        DType::BF16 => Half::Bf16,
-        other => return Err(PlanError::GradientsOf(other)),
-    };
-    check(forward, gpu)?;
+    let input = check(forward, gpu)?;
     let (out, dtype) = (forward.out_dtype(), forward.dtype());
     if out != dtype {
         return Err(PlanError::GradientsFrom { out, dtype });
     }
     check_rows(forward)?;
-    Ok(half)
+    Ok(input)
 }
 
 /// Rows are numbered in one launch.

@@ -4,9 +4,9 @@
 //! (sm_86, sm_89, sm_120).
 
 use flashcore_ptx::sm::Sm;
-use flashcore_tile::MMA_M;
+use flashcore_tile::{Element, MMA_M};
 
-use super::{Gpu, MOST_FEATURES, PlanError};
+use super::{Gpu, MOST_FEATURES, PlanError, backward_single};
 use crate::{
     backward_sm80::{Config, Shape},
     parts::schedule::Side,
@@ -15,7 +15,12 @@ use crate::{
 /// The kernel with the first tile of its side's table that fits, and why that one.
 pub(super) fn with_shape(cfg: Config, gpu: &Gpu) -> Result<(Config, &'static str), PlanError> {
     let dim = cfg.dim_qk.max(cfg.dim_v) as usize;
-    let table = if cfg.side == Side::Queries { OF_QUERIES } else { OF_KEYS };
+    let table = match (cfg.side, cfg.input) {
+        (Side::Queries, Element::F32) => backward_single::OF_QUERIES,
+        (Side::Keys, Element::F32) => backward_single::OF_KEYS,
+        (Side::Queries, _) => OF_QUERIES,
+        (Side::Keys, _) => OF_KEYS,
+    };
     let configs = table.iter().filter(|row| dim <= row.dim);
     let configs = configs.map(|row| (Config { shape: narrowed(row.shape, &cfg), ..cfg }, row.why));
     let (qk, v) = (cfg.dim_qk as usize, cfg.dim_v as usize);
@@ -47,14 +52,14 @@ pub(super) fn fits(cfg: &Config, gpu: &Gpu) -> bool {
 }
 
 /// Up to this dim, this tile.
-struct Row {
-    dim: usize,
-    shape: Shape,
-    why: &'static str,
+pub(super) struct Row {
+    pub(super) dim: usize,
+    pub(super) shape: Shape,
+    pub(super) why: &'static str,
 }
 
 /// A shape with two stages; any of the table's first row until [`with_shape`] chooses.
-const fn shape([warps, blocks]: [u32; 2], [tile, step]: [u32; 2], ctas_per_sm: u32) -> Shape {
+pub(super) const fn shape([warps, blocks]: [u32; 2], [tile, step]: [u32; 2], ctas_per_sm: u32) -> Shape {
     Shape { warps, blocks, tile, step, stages: 2, ctas_per_sm }
 }
 

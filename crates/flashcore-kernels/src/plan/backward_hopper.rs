@@ -12,7 +12,7 @@ use crate::{
     backward_sm90::{Config, Ending, Order, ROWS_PER_GROUP, Shape, counter, heads_at_once},
     backward_sums,
     launch::KernelConfig,
-    parts::{lengths::LengthsKind, mask::Sides, schedule::Side},
+    parts::{elements::half, lengths::LengthsKind, mask::Sides, schedule::Side},
 };
 
 /// Most features of a head.
@@ -29,14 +29,17 @@ const MOST_TILES: u64 = i32::MAX as u64;
 /// Bytes from which on strides do not fit a tensor map.
 const FAR: usize = 1 << 40;
 
-/// Whether the kernels take the problem, or why not.
-pub(super) fn accept(problem: &BackwardProblem, gpu: &Gpu, alignment: u64) -> Result<(), String> {
+/// The 16-bit float that the kernels multiply where they take the problem, or why they do not.
+pub(super) fn accept(problem: &BackwardProblem, gpu: &Gpu, alignment: u64) -> Result<Half, String> {
     let forward = problem.forward();
     let no = |reason: &str| Err(reason.to_owned());
     if gpu.capability != (9, 0) {
         let (major, minor) = gpu.capability;
         return Err(format!("it runs on compute capability 9.0, not {major}.{minor}"));
     }
+    let Some(half) = half(forward.dtype()) else {
+        return Err(format!("it multiplies f16 and bf16, not {}", forward.dtype()));
+    };
     let odd = |dim: usize| !dim.is_multiple_of(8) || dim > MOST_FEATURES;
     if odd(forward.dim_qk()) || odd(forward.dim_v()) {
         return Err(format!("its head dims are multiples of 8 up to {MOST_FEATURES}"));
@@ -62,7 +65,7 @@ pub(super) fn accept(problem: &BackwardProblem, gpu: &Gpu, alignment: u64) -> Re
     if tiles(Side::Keys).max(tiles(Side::Queries)) > MOST_TILES {
         return no("tiles are numbered by 31 bits");
     }
-    copies(problem, alignment)
+    copies(problem, alignment).map(|()| half)
 }
 
 /// Whether tensor copies can move all tensors.

@@ -67,11 +67,6 @@ pub enum PlanError {
     /// Too many tiles for one launch.
     #[error("the problem has more row tiles than one launch can index; split it along the batch")]
     Tiles,
-    /// Gradients of f32 tensors.
-    #[error(
-        "GPU kernels compute gradients of f16 and bf16 tensors, not {0}; convert them or use the CPU backend"
-    )]
-    GradientsOf(DType),
     /// Gradients from an output of another type than the tensors'.
     #[error(
         "GPU kernels compute gradients from an output of the tensors' type, {dtype}, not {out}; \

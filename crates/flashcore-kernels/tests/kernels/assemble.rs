@@ -189,12 +189,10 @@ fn tiles_with_dropout() -> Vec<KernelConfig> {
             ..Spec::new(dtype, layout, layout, layout)
         };
         let problem = |dtype| spec(dtype).parse().unwrap();
-        let backward = BackwardSpec::new(spec(dtype)).parse().unwrap();
-        for gpu in &gpus {
-            plans.extend(
-                [dtype, DType::F32].map(|dtype| plan(&problem(dtype), gpu, 16)).into_iter().flatten(),
-            );
-            plans.extend(Choice::Rules.plan_backward(&backward, gpu, 16));
+        let backward = |dtype| BackwardSpec::new(spec(dtype)).parse().unwrap();
+        for (gpu, dtype) in gpus.iter().flat_map(|gpu| [dtype, DType::F32].map(|dtype| (gpu, dtype))) {
+            plans.extend(plan(&problem(dtype), gpu, 16));
+            plans.extend(Choice::Rules.plan_backward(&backward(dtype), gpu, 16));
         }
     }
     let kernels = each_kernel(&plans);

@@ -14,4 +14,5 @@ mod policy;
 mod quantise;
 mod ranges;
 mod simulator;
+mod single_gradients;
 mod tuned;
