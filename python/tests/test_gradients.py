@@ -189,14 +189,6 @@ def test_what_has_no_gradients_says_so():
         first.sum().backward()
 
 
-def test_gradients_of_f32_on_a_gpu_are_refused():
-    TORCH_CUDA.need()
-    torch = need_torch("cuda")
-    (q,) = leaves(torch, (1, 2, 8, 64), device="cuda")
-    with raises(NotImplementedError, "of float16 and bfloat16"):
-        torch.autograd.grad(flashcore.attention(q, q, q).sum(), q)
-
-
 @cases(dtype=list(TOLERANCE), lse=[False, True])
 def test_jax_differentiates(dtype, lse):
     JAX.need()
