@@ -5,7 +5,7 @@ import warnings
 
 import flashcore
 import numpy as np
-from harness import JAX, TORCH_CUDA, Skip, band_mask, cases, need_torch, normal, raises
+from harness import JAX, Skip, band_mask, cases, need_torch, normal, raises
 from test_torch import llama, words
 
 TOLERANCE = {"float32": 2e-5, "float16": 1e-2, "bfloat16": 6e-2}
