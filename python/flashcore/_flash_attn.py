@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import _frameworks, _probabilities, _sequences
+from . import _frameworks, _latent, _probabilities, _sequences
 from ._arguments import bound, count, number, whole
 from ._attention import has_gaps, run, straight
 from ._dropout import seed_of
@@ -36,6 +36,7 @@ def flash_attn_func(
     v_descale: Any | None = None,
     attention_chunk: int = 0,
     dropout_seed: Any | None = None,
+    qv: Any | None = None,
 ) -> Any:
     """``flash_attn.flash_attn_func`` by its signature and meaning, for tensors of any framework.
 
@@ -45,7 +46,7 @@ def flash_attn_func(
     says; ``dropout_seed`` is `attention`'s. ``alibi_slopes``, one for each query head or for each batch entry and head, take
     slope times distance from the scores. FlashAttention-3's ``q_descale``, ``k_descale`` and ``v_descale``, float32, batch x
     key heads, go with tensors of 8 bits, whose result is bfloat16; with its ``attention_chunk`` a query sees the keys of its
-    own chunk of so many.
+    own chunk of so many. Its ``qv`` is a second part of the queries, which meets the values: scores are ``q @ k.T + qv @ v.T``.
 
     >>> import numpy
     >>> q = numpy.ones((2, 16, 4, 8), "float32")
@@ -54,6 +55,8 @@ def flash_attn_func(
     """
     try:
         dropout_p = number("dropout_p", dropout_p)
+        if qv is not None:
+            q, k, softmax_scale = _latent.with_second_part(q, qv, k, v, softmax_scale, (k_descale, v_descale))
         if attention_chunk:
             _frameworks.demand(q=q, k=k, v=v)
             rest = dict(dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap)
@@ -86,6 +89,24 @@ def descales(q: Any, q_descale: Any, k_descale: Any, v_descale: Any) -> tuple[An
     if q_descale is not None:
         raise ValueError("q_descale is for queries of 8 bits; pass None")
     return tuple(one.reshape(1) if getattr(one, "ndim", None) == 0 else one for one in _alike(given[1:]))
+
+
+def widened(q: Any, k: Any, factors: tuple[Any, ...] | None) -> tuple[Any, tuple[Any, ...] | None]:
+    """Queries of 8 bits over packed keys or a cache of E4M3, as bfloat16, which holds their numbers exactly, and the factors of
+    k and v: those of q go into the scores together with those of k."""
+    if "float8" not in str(getattr(q, "dtype", "")) or not str(getattr(k, "dtype", "")).endswith("float8_e4m3fn"):
+        return q, factors
+    q = _frameworks.of(q).bfloat16(q)
+    if factors is None:
+        return q, None
+    of_q, of_k, of_v = factors
+    of_k = of_q * of_k
+    of_v = of_v * (of_k * 0 + 1)  # as many as there are of k
+    if not hasattr(of_k, "shape"):
+        return q, (of_k, of_v)
+    # The extension wants them to lie alike.
+    both = _sequences.space_of(of_k).stack([of_k, of_v])
+    return q, tuple(one.reshape(-1) if one.ndim == 0 else one for one in (both[0], both[1]))
 
 
 def _alike(descale: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -127,6 +148,8 @@ def flash_attn_varlen_func(
     v_descale: Any | None = None,
     batch_invariant: bool = False,
     dropout_seed: Any | None = None,
+    qv: Any | None = None,
+    q_v: Any | None = None,
     out: Any | None = None,
 ) -> Any:
     """``flash_attn.flash_attn_varlen_func`` by its signature and meaning: sequences packed one after another.
@@ -137,8 +160,9 @@ def flash_attn_varlen_func(
     ``seqused_k`` say how many rows of each sequence are used; the others become zeros. With ``attention_chunk`` a query sees
     the keys of its own chunk of so many, counted from the first. What the engines add goes by
     name: sinks, under any of their names, and ``return_softmax_lse``, which returns (out, log-sum-exp). Keys and values may
-    be float8_e4m3fn under q of 16 bits, with ``k_descale`` and ``v_descale``, float32, sequences x key heads or what expands
-    to it. ``batch_invariant`` and ``dropout_seed`` are `attention`'s; where sequences are cut (``seqused_q``,
+    be float8_e4m3fn, with ``k_descale`` and ``v_descale``, float32, sequences x key heads or what expands to it. q then has 16
+    bits, or 8 as they have, with a ``q_descale``: it is widened, and the result is bfloat16. ``qv``, which vLLM calls ``q_v``,
+    is a second part of the queries, which meets the values. ``batch_invariant`` and ``dropout_seed`` are `attention`'s; where sequences are cut (``seqused_q``,
     ``seqused_k``, ``attention_chunk``), dropout numbers their parts. Gradients through pages raise NotImplementedError.
 
     >>> import numpy
@@ -148,6 +172,10 @@ def flash_attn_varlen_func(
     """
     try:
         dropout_p = number("dropout_p", dropout_p)
+        qv = q_v if qv is None else qv
+        if qv is not None:
+            q, k, softmax_scale = _latent.with_second_part(q, qv, k, v, softmax_scale, (k_descale, v_descale))
+        q, factors = widened(q, k, descales(q, q_descale, k_descale, v_descale))
         options = asked(causal, window_size, softmax_scale, softcap, "packed", batch_invariant, dropout_p)
         bounds = (bound("max_seqlen_q", max_seqlen_q), bound("max_seqlen_k", max_seqlen_k))
         if seqused_q is not None or attention_chunk or (seqused_k is not None and block_table is None):
@@ -159,7 +187,7 @@ def flash_attn_varlen_func(
             cu_seqlens_q, cu_seqlens_k, bounds = _parts(q, packed, seqused_q, seqused_k, chunk, block_table, alibi_slopes)
             seqused_k = None
         keys = cu_seqlens_k if seqused_k is None and block_table is None else _keys(cu_seqlens_k, seqused_k, block_table)
-        factors, logit = descales(q, q_descale, k_descale, v_descale), logits(sinks, s_aux, learnable_sink)
+        logit = logits(sinks, s_aux, learnable_sink)
         if alibi_slopes is None and not return_attn_probs and not return_softmax_lse and not dropout_p:
             result = straight(q, k, v, out, options, cu_seqlens_q, keys, logit, bounds, block_table, factors)
             if result is not None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from . import _frameworks, _sequences
+from . import _frameworks, _latent, _sequences
 from ._arguments import bound, count, whole
 from ._attention import run, straight
-from ._flash_attn import asked, descales, logits, name_of_sinks
+from ._flash_attn import asked, descales, logits, name_of_sinks, widened
 from ._new_keys import NewKeys, is_number
 from ._options import NONE, Values
 from ._words import retell
 
+ELSEWHERE = "positions are those behind the cache; pass rotary_seqlens=None, or cache_seqlens itself"
 WORDS = {"queries": "cu_seqlens_q", "keys": "cache_seqlens", "table": "block_table", "scale": "softmax_scale"}
 WORDS |= {"rows": "k_cache", "slopes": "alibi_slopes", "rotary": "rotary_cos and rotary_sin"}
 """What the function calls its arguments."""
@@ -85,11 +86,15 @@ def flash_attn_with_kvcache(
     (2, 1, 4, 8)
     """
     try:
-        if rotary_seqlens is not None or qv is not None:
-            # Those of the cache itself are where new keys go anyway, and without rotary embedding nobody asks.
-            elsewhere = rotary_cos is not None and rotary_seqlens is not cache_seqlens
-            _refuse(rotary_seqlens if elsewhere else None, qv)
-        factors = descales(q, q_descale, k_descale, v_descale)
+        # Those of the cache itself are where new keys go anyway, and without rotary embedding nobody asks.
+        if rotary_seqlens is not None and rotary_cos is not None and rotary_seqlens is not cache_seqlens:
+            raise NotImplementedError(ELSEWHERE)
+        q, factors = widened(q, k_cache, descales(q, q_descale, k_descale, v_descale))
+        if qv is not None:
+            _latent.check_factors(k_descale, v_descale)
+            qv, softmax_scale = widened(qv, k_cache, None)[0], _latent.scale_of(q, qv, softmax_scale)
+            if k is None:
+                q, k_cache = _latent.joined(q, qv, k_cache, v_cache)
         layout = "bshd" if cu_seqlens_q is None else "packed"
         options = asked(causal, window_size, softmax_scale, softcap, layout, batch_invariant)
         table = block_table if page_table is None else page_table
@@ -108,11 +113,13 @@ def flash_attn_with_kvcache(
                 raise ValueError("rotary embedding needs rotary_cos and rotary_sin; pass both")
             rotary = None if rotary_cos is None else (rotary_cos, rotary_sin)
             together = not causal and all(bound in (None, -1) for bound in window_size)
-            new = NewKeys(k, v, rotary, rotary_interleaved, together, factors)
+            new = NewKeys(k, v, rotary, rotary_interleaved, together, factors).widened()
             if cu_seqlens_q is None:
                 q, cache_seqlens = new.write(q, k_cache, v_cache, cache_seqlens, table)
             else:
                 q, cache_seqlens = new.write_packed(q, k_cache, v_cache, cache_seqlens, table, cu_seqlens_q, cu_seqlens_k_new)
+            if qv is not None:
+                q, k_cache = _latent.joined(q, qv, k_cache, v_cache)
         elif rotary_cos is not None:
             raise ValueError("rotary embedding turns new keys and queries together; pass k and v")
         lengths = _lengths(cache_seqlens, k_cache, table, sequences)
@@ -206,13 +213,6 @@ def _pages(framework: Any, q: Any, cache: Any, table: Any, lengths: Any) -> tupl
 
 def _rows(*caches: Any) -> list[Any]:
     return [cache.reshape(-1, 1, *cache.shape[2:]) for cache in caches]
-
-
-def _refuse(rotary_seqlens: Any, qv: Any) -> None:
-    if rotary_seqlens is not None:
-        raise NotImplementedError("positions are those behind the cache; pass rotary_seqlens=None, or cache_seqlens itself")
-    if qv is not None:
-        raise NotImplementedError("a second part of the queries is not supported; pass qv=None")
 
 
 def _number(q: Any, cu_seqlens_q: Any) -> int:

@@ -20,6 +20,13 @@ class NewKeys(NamedTuple):
     factors: tuple[Any, ...] | None
     """What those of a cache of 8 bits are divided by."""
 
+    def widened(self) -> NewKeys:
+        """The same, with keys and values of 8 bits in 16: they go into the cache as they are, not divided by anything."""
+        if "float8" not in str(getattr(self.k, "dtype", "")) or self.v is None:
+            return self
+        k, v = (_frameworks.of(self.k).bfloat16(x) for x in (self.k, self.v))
+        return self._replace(k=k, v=v, factors=None)
+
     def write(self, q: Any, k_cache: Any, v_cache: Any, lengths: Any, table: Any) -> tuple[Any, Any]:
         """Writes them into the cache; returns the queries, turned where asked to, and the lengths that there are then."""
         if self.v is None or lengths is None:
@@ -53,8 +60,6 @@ class NewKeys(NamedTuple):
         """`write` of packed keys and queries: each token is appended by itself."""
         if self.v is None or lengths is None or key_offsets is None:
             raise ValueError("new keys of packed queries need v, cache_seqlens and cu_seqlens_k_new; pass all of them")
-        if self.factors is not None:
-            raise NotImplementedError("packed keys are not rounded to 8 bits here; call flashcore.reshape_and_cache_flash first")
         framework = _frameworks.of(q)
         offsets = framework.indices("cu_seqlens_k_new", key_offsets, q)
         before = framework.indices("cache_seqlens", lengths, q) + offsets[:-1] * 0
@@ -62,7 +67,9 @@ class NewKeys(NamedTuple):
         one = lambda tokens: tokens[:, None]
         how = dict(rotary=self.rotary, interleaved=self.interleaved)
         rows = framework.table(table, q)[sequence]
-        append(one(self.k), one(self.v), k_cache, v_cache, before[sequence] + step, page_table=rows, **how)
+        # A factor of each sequence is that of each of its tokens.
+        factors = self.factors and [x[sequence] if getattr(x, "ndim", 0) == 2 and x.shape[0] > 1 else x for x in self.factors]
+        append(one(self.k), one(self.v), k_cache, v_cache, before[sequence] + step, page_table=rows, factors=factors, **how)
         after = (before + offsets[1:] - offsets[:-1]) * (before >= 0)
         if self.rotary is None:
             return q, after
