@@ -185,6 +185,8 @@ def flash_attn_varlen_func(
             rows = [_frameworks.shape(name, x)[0] for name, x in (("q", q), ("k", k))]
             packed = _sequences.Packed(cu_seqlens_q, cu_seqlens_k, tuple(map(min, bounds, rows)))
             cu_seqlens_q, cu_seqlens_k, bounds = _parts(q, packed, seqused_q, seqused_k, chunk, block_table, alibi_slopes)
+            sequences = len(packed.query_offsets) - 1
+            factors = _sequences.of_parts(q, factors, sequences, (len(cu_seqlens_q) - 1) // max(sequences, 1))
             seqused_k = None
         keys = cu_seqlens_k if seqused_k is None and block_table is None else _keys(cu_seqlens_k, seqused_k, block_table)
         logit = logits(sinks, s_aux, learnable_sink)
@@ -234,11 +236,10 @@ def _parts(q: Any, packed: Any, used_q: Any, used_k: Any, chunk: int, block_tabl
 
 def _in_chunks(q: Any, k: Any, v: Any, chunk: int, rest: dict[str, Any], lse: bool, descale: Any) -> Any:
     """A batch, batch x sequence x heads x dim, whose queries see their own chunk of keys."""
-    if any(one is not None for one in descale):
-        raise NotImplementedError("tensors of 8 bits are not computed in chunks; pass attention_chunk=0")
     (batch, queries, heads, _), (_, keys, _, _) = (_frameworks.shape(name, x) for name, x in (("q", q), ("k", k)))
     packed = _sequences.equal(q, batch, queries, keys)
     flat = [x.reshape(-1, *x.shape[2:]) for x in (q, k, v)]
+    rest |= dict(zip(("q_descale", "k_descale", "v_descale"), descale))
     result = flash_attn_varlen_func(
         *flat, *packed[:2], *packed.longest, **rest, attention_chunk=chunk, return_softmax_lse=lse
     )

@@ -124,11 +124,12 @@ def flash_attn_with_kvcache(
             raise ValueError("rotary embedding turns new keys and queries together; pass k and v")
         lengths = _lengths(cache_seqlens, k_cache, table, sequences)
         if attention_chunk:
-            if factors is not None or out is not None or getattr(alibi_slopes, "ndim", 1) > 1:
-                raise NotImplementedError("chunks do not go with descales, out, and slopes of each sequence; pass attention_chunk=0")
+            if out is not None or getattr(alibi_slopes, "ndim", 1) > 1:
+                raise NotImplementedError("chunks do not go with out, and slopes of each sequence; pass attention_chunk=0")
             chunk = count("attention_chunk", attention_chunk, "pass 0 for one chunk")
             packed = asked(causal, window_size, softmax_scale, softcap, "packed", batch_invariant)
-            call = _Chunks(chunk, table, cache_leftpad, cu_seqlens_q, max_seqlen_q, packed, logit, alibi_slopes, return_softmax_lse)
+            how = (packed, logit, alibi_slopes, factors, return_softmax_lse)
+            call = _Chunks(chunk, table, cache_leftpad, cu_seqlens_q, max_seqlen_q, *how)
             return _chunked(q, k_cache, v_cache, lengths, call)
         if cache_leftpad is not None:
             k_cache, v_cache, table, lengths = _shifted(q, k_cache, v_cache, table, lengths, cache_leftpad)
@@ -177,7 +178,8 @@ def _chunked(q: Any, k_cache: Any, v_cache: Any, lengths: Any, call: _Chunks) ->
     else:
         flat, longest = q, shape[0] if longest is None else min(bound("max_seqlen_q", longest), shape[0])
     pages = _sequences.cut_cache(flat, offsets, longest, lengths - starts, starts, numbers, size, call.chunk)
-    values = Values(pages.query_offsets, pages.key_lengths, call.sinks, None, pages.longest, pages.table, call.slopes)
+    factors = _sequences.of_parts(q, call.factors, numbers.shape[0], pages.table.shape[0] // max(numbers.shape[0], 1))
+    values = Values(pages.query_offsets, pages.key_lengths, call.sinks, None, pages.longest, pages.table, call.slopes, factors)
     result = run(flat, *_rows(k_cache, v_cache), call.options, values, call.return_lse, None)
     if call.offsets is not None:
         return result
@@ -199,6 +201,7 @@ class _Chunks(NamedTuple):
     options: Any
     sinks: Any
     slopes: Any
+    factors: Any
     return_lse: bool
 
 
