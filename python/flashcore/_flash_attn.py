@@ -10,6 +10,7 @@ from ._attention import has_gaps, run, straight
 from ._dropout import seed_of
 from ._options import NONE, Options, Values
 from ._options import options as made
+from ._widen import widened
 from ._words import retell
 
 OF_DROPOUT = {"dropout": "dropout_p", "seed": "dropout_seed"}
@@ -89,24 +90,6 @@ def descales(q: Any, q_descale: Any, k_descale: Any, v_descale: Any) -> tuple[An
     if q_descale is not None:
         raise ValueError("q_descale is for queries of 8 bits; pass None")
     return tuple(one.reshape(1) if getattr(one, "ndim", None) == 0 else one for one in _alike(given[1:]))
-
-
-def widened(q: Any, k: Any, factors: tuple[Any, ...] | None) -> tuple[Any, tuple[Any, ...] | None]:
-    """Queries of 8 bits over packed keys or a cache of E4M3, as bfloat16, which holds their numbers exactly, and the factors of
-    k and v: those of q go into the scores together with those of k."""
-    if "float8" not in str(getattr(q, "dtype", "")) or not str(getattr(k, "dtype", "")).endswith("float8_e4m3fn"):
-        return q, factors
-    q = _frameworks.of(q).bfloat16(q)
-    if factors is None:
-        return q, None
-    of_q, of_k, of_v = factors
-    of_k = of_q * of_k
-    of_v = of_v * (of_k * 0 + 1)  # as many as there are of k
-    if not hasattr(of_k, "shape"):
-        return q, (of_k, of_v)
-    # The extension wants them to lie alike.
-    both = _sequences.space_of(of_k).stack([of_k, of_v])
-    return q, tuple(one.reshape(-1) if one.ndim == 0 else one for one in (both[0], both[1]))
 
 
 def _alike(descale: tuple[Any, ...]) -> tuple[Any, ...]:

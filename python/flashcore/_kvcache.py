@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 from . import _frameworks, _latent, _sequences
 from ._arguments import bound, count, whole
 from ._attention import run, straight
-from ._flash_attn import asked, descales, logits, name_of_sinks, widened
+from ._flash_attn import asked, descales, logits, name_of_sinks
 from ._new_keys import NewKeys, is_number
 from ._options import NONE, Values
+from ._widen import widened
 from ._words import retell
 
 ELSEWHERE = "positions are those behind the cache; pass rotary_seqlens=None, or cache_seqlens itself"
