@@ -139,13 +139,65 @@ def test_metadata_without_cascades_are_taken(plugin):
     assert torch.equal(*outputs) and outputs[0].abs().sum() > 0
 
 
-def test_it_is_registered_by_vllms_name(plugin):
+RANK, ROPE = 32, 16
+
+
+@pytest.mark.parametrize("kind", ["parts", "one tensor", "fp8", "fp8 as bytes"])
+def test_a_layer_attends_to_latents(plugin, kind):
+    latent = importlib.import_module("flashcore_vllm.latent")
+    recorded = sys.modules["recorded"]
+    dtype = "fp8" if kind.startswith("fp8") else "auto"
+    layer = latent.FlashCoreMLABackend.get_impl_cls()(
+        HEADS, RANK + ROPE, 0.3, 1, None, None, dtype, None, recorded.AttentionType.DECODER, None, kv_lora_rank=RANK, qk_rope_head_dim=ROPE
+    )
+    assert layer.supports_quant_query_input is False and layer.supports_dcp is False
+    torch.manual_seed(0)
+    rows, asked = torch.randn(12, PAGE, RANK + ROPE), metadata(recorded)
+    q, scale = torch.randn(sum(QUERIES), HEADS, RANK + ROPE), torch.tensor(0.02)
+    tolerance, stored = 2e-6, rows
+    if dtype == "fp8":
+        stored = (rows / scale).to(torch.float8_e4m3fn)
+        rows, q, tolerance = stored.float() * scale, q.bfloat16(), 0.02
+        stored = stored.view(torch.uint8) if kind == "fp8 as bytes" else stored
+    decode = recorded.FlashAttnMLADecodeMetadata(asked.block_table, asked.seq_lens, asked.query_start_loc, 5, 64)
+    given = q if kind == "one tensor" else tuple(q.split([RANK, ROPE], dim=-1))
+    scaled = types.SimpleNamespace(_k_scale=scale)
+    out, lse = layer.forward_mqa(given, stored, types.SimpleNamespace(decode=decode), scaled)
+    both = [x[:, :, None].expand(-1, -1, KV_HEADS, -1) for x in (rows, rows[..., :RANK])]
+    wanted = expected(q.float(), *both, asked.block_table, None, None, None, None)
+    assert lse is None and out.dtype == q.dtype
+    torch.testing.assert_close(out.float(), wanted, atol=tolerance, rtol=0.01 if dtype == "fp8" else 0)
+
+
+def test_latent_attention_plans_nothing_and_says_what_it_cannot_do(plugin):
+    latent = importlib.import_module("flashcore_vllm.latent")
+    backend = latent.FlashCoreMLABackend
+    assert backend.get_builder_cls()()._schedule_decode(1, 2, 3, 4, 5, True, 0) is None
+    assert [backend.supports_compute_capability(types.SimpleNamespace(major=n)) for n in (7, 8, 9, 12)] == [False, True, True, True]
+    assert backend.supports_combination(576, torch.bfloat16, "auto", 16, True, False, False, False, None) is None
+    assert {"auto", "bfloat16", "fp8"} <= set(backend.supported_kv_cache_dtypes)
+    rest = dict(kv_lora_rank=RANK, qk_rope_head_dim=ROPE)
+    for given in ((None, 8, "auto", None, "decoder"), (None, None, "auto", 5.0, "decoder"), (None, None, "auto", None, "encoder_only")):
+        with pytest.raises(NotImplementedError, match="choose another backend"):
+            latent.FlashCoreMLAImpl(HEADS, RANK + ROPE, 0.3, 1, *given, None, **rest)
+
+
+def test_it_is_registered_by_vllms_names(plugin):
     package, backend, registry = plugin
     package.register()
     package.register()
-    module, _, name = registry.known["CUSTOM"].rpartition(".")
-    assert getattr(importlib.import_module(module), name) is backend.FlashCoreBackend
-    assert backend.FlashCoreBackend.get_name() in registry.AttentionBackendEnum.__members__
+    for key, of_key in (("CUSTOM", backend.FlashCoreBackend), ("FLASHCORE_MLA", None)):
+        module, _, name = registry.known[key].rpartition(".")
+        found = getattr(importlib.import_module(module), name)
+        assert of_key is None or found is of_key
+        assert found.get_name() == key and key in registry.AttentionBackendEnum.__members__
+
+
+def test_older_releases_have_no_names_to_add(plugin):
+    package, _, _ = plugin
+    registry = sys.modules["recorded"].install(named=False)
+    package.register()
+    assert list(registry.known) == ["CUSTOM"]
 
 
 def test_invariance_is_asked_for_as_vllm_does(plugin, monkeypatch):
