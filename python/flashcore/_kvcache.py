@@ -13,7 +13,6 @@ from ._options import NONE, Values
 from ._widen import widened
 from ._words import retell
 
-ELSEWHERE = "positions are those behind the cache; pass rotary_seqlens=None, or cache_seqlens itself"
 WORDS = {"queries": "cu_seqlens_q", "keys": "cache_seqlens", "table": "block_table", "scale": "softmax_scale"}
 WORDS |= {"rows": "k_cache", "slopes": "alibi_slopes", "rotary": "rotary_cos and rotary_sin"}
 """What the function calls its arguments."""
@@ -71,12 +70,19 @@ def flash_attn_with_kvcache(
 
     New keys ``k`` and ``v``, batch x sequence x heads x dim, are written into the cache first, behind ``cache_seqlens``
     keys of each sequence, and seen by the queries; ``cache_seqlens`` stays as it is. ``rotary_cos`` and ``rotary_sin`` turn
-    them and the queries by their positions. With ``cu_seqlens_q`` new keys are packed too, by ``cu_seqlens_k_new``.
-    ``cache_leftpad`` says how many rows at the start of each sequence are no keys. With ``attention_chunk`` a query sees the
-    keys of its own chunk of so many, counted from the first.
+    them and the queries by their positions, counted from ``rotary_seqlens`` where that is given. With ``cu_seqlens_q`` new
+    keys are packed too, by ``cu_seqlens_k_new``. ``cache_leftpad`` says how many rows at the start of each sequence are no
+    keys. With ``attention_chunk`` a query sees the keys of its own chunk of so many, counted from the first.
+
+    ``qv`` is a second part of the queries, which meets the values: scores are ``q @ k.T + qv @ v.T``, by default over the
+    square root of the features of both parts. Rotary embedding turns q alone. A cache of latents has keys and values in one
+    row; where ``k_cache`` and ``v_cache`` are such views, side by side in either order, that row is taken as it lies.
+    Elsewhere both are copied into one, the whole cache in every call.
 
     A cache of float8_e4m3fn goes with q of float16 or bfloat16. ``k_descale`` and ``v_descale``, float32, batch x key heads or
-    what expands to it, say what it is multiplied by; new keys and values are divided by them and rounded.
+    what expands to it, say what it is multiplied by (with ``qv`` one tensor for both); new keys and values are divided by them
+    and rounded. q of 8 bits, with a ``q_descale``, is widened first and gives a result of bfloat16; new keys of 8 bits go in as
+    they are.
 
     Lengths and tables on a GPU are read by the kernel when it runs, so that a captured graph stays right while they
     change. With ``return_softmax_lse`` the log-sum-exp comes along, batch x heads x sequence or heads x sequence.
@@ -87,9 +93,6 @@ def flash_attn_with_kvcache(
     (2, 1, 4, 8)
     """
     try:
-        # Those of the cache itself are where new keys go anyway, and without rotary embedding nobody asks.
-        if rotary_seqlens is not None and rotary_cos is not None and rotary_seqlens is not cache_seqlens:
-            raise NotImplementedError(ELSEWHERE)
         q, factors = widened(q, k_cache, descales(q, q_descale, k_descale, v_descale))
         if qv is not None:
             _latent.check_factors(k_descale, v_descale)
@@ -114,7 +117,8 @@ def flash_attn_with_kvcache(
                 raise ValueError("rotary embedding needs rotary_cos and rotary_sin; pass both")
             rotary = None if rotary_cos is None else (rotary_cos, rotary_sin)
             together = not causal and all(bound in (None, -1) for bound in window_size)
-            new = NewKeys(k, v, rotary, rotary_interleaved, together, factors).widened()
+            elsewhere = None if rotary_seqlens is cache_seqlens else rotary_seqlens
+            new = NewKeys(k, v, rotary, rotary_interleaved, together, factors, elsewhere).widened()
             if cu_seqlens_q is None:
                 q, cache_seqlens = new.write(q, k_cache, v_cache, cache_seqlens, table)
             else:
