@@ -2,7 +2,7 @@
 
 Engines need a GPU and gigabytes beside them; their sources are enough to see that names, arguments and fields are as recorded:
 
-    pip download --no-deps vllm sglang && unzip 'vllm*.whl' 'vllm/v1/attention/*' && unzip 'sglang*.whl' 'sglang/srt/*'
+    pip download --no-deps vllm sglang && unzip 'vllm*.whl' 'vllm/v1/attention/*' 'vllm/model_executor/layers/*' && unzip 'sglang*.whl' 'sglang/srt/*'
     PYTHONPATH=. python -m pytest integrations/test_interfaces.py
 """
 
@@ -84,6 +84,22 @@ def test_vllm_has_what_latent_attention_uses():
     assert {"block_table", "seq_lens"} <= fields(classes["MLACommonDecodeMetadata"])
     assert {"kv_lora_rank", "scale", "kv_cache_dtype"} <= stored(classes["MLACommonBaseImpl"])
     assert {"dcp_world_size", "supports_quant_query_input"} <= stored(classes["MLACommonImpl"])
+
+
+def test_vllm_has_what_prompts_of_latent_attention_use():
+    tree, classes = module("vllm", "v1/attention/backends/mla/prefill/base.py")
+    base = classes["MLAPrefillBackend"]
+    assert arguments(base, "run_prefill_new_tokens") == "self q k v return_softmax_lse out output_scale".split()
+    assert arguments(base, "run_prefill_context_chunk") == "self chunk q k v out".split()
+    assert {"get_name", "supports_compute_capability", "supports_out"} <= functions(base)
+    assert {"scale", "_prefill_metadata"} <= stored(base)
+    tree, classes = module("vllm", "v1/attention/backends/mla/prefill/registry.py")
+    assert arguments(tree, "register_mla_prefill_backend") == ["backend", "class_path"]
+    assert "CUSTOM" in fields(classes["MLAPrefillBackendEnum"])
+    _, classes = module("vllm", "model_executor/layers/attention/mla_attention.py")
+    chunk = next(node for node in classes["MLACommonPrefillMetadata"].body if getattr(node, "name", "") == "ContextChunk")
+    assert {"query_start_loc", "max_query_len", "cu_seq_lens", "max_seq_len"} <= fields(chunk)
+    assert {"query_start_loc", "max_query_len"} <= fields(classes["MLACommonPrefillMetadata"])
 
 
 def test_sglang_has_what_its_plugin_uses():

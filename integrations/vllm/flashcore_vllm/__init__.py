@@ -2,7 +2,8 @@
 
 vLLM calls `register` in every process, by the entry point ``vllm.general_plugins``; ``--attention-backend CUSTOM`` then uses
 `flashcore_vllm.backend.FlashCoreBackend`, and ``--attention-backend FLASHCORE_MLA``, for models like DeepSeek's,
-`flashcore_vllm.latent.FlashCoreMLABackend`.
+`flashcore_vllm.latent.FlashCoreMLABackend`. Their prompts go to `flashcore_vllm.prompts.FlashCoreMLAPrefillBackend` with
+``-ac '{"mla_prefill_backend": "CUSTOM"}'``.
 """
 
 LATENT = "FLASHCORE_MLA"
@@ -16,3 +17,8 @@ def register() -> None:
     # Older releases have no backends with names of their own.
     if hasattr(AttentionBackendEnum, "register") and LATENT not in AttentionBackendEnum.__members__:
         register_backend(LATENT, "flashcore_vllm.latent.FlashCoreMLABackend")
+    try:
+        from vllm.v1.attention.backends.mla.prefill import registry
+    except ImportError:  # where they have no such place
+        return
+    registry.register_mla_prefill_backend(registry.MLAPrefillBackendEnum.CUSTOM, "flashcore_vllm.prompts.FlashCoreMLAPrefillBackend")

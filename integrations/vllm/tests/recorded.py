@@ -118,6 +118,14 @@ class FlashAttnMLABackend:
     supported_kv_cache_dtypes = ["auto", "float16", "bfloat16"]
 
 
+class MLAPrefillBackend:
+    def __init__(self, num_heads, scale, kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim, v_head_dim, vllm_config):
+        self.num_heads, self.scale = num_heads, scale
+
+    def prepare_metadata(self, prefill_metadata):
+        self._prefill_metadata = prefill_metadata
+
+
 def registry_of(module: types.ModuleType, named: bool) -> None:
     """`AttentionBackendEnum` and `register_backend`, with or without backends that have names of their own."""
     module.known, members = {}, {"FLASH_ATTN": "", "CUSTOM": None}
@@ -144,8 +152,11 @@ def registry_of(module: types.ModuleType, named: bool) -> None:
 def install(named: bool = True) -> types.ModuleType:
     """Puts it where `import vllm` finds it; returns the registry, whose `known` says what was registered."""
     names = ["vllm", "vllm.v1", "vllm.v1.attention", "vllm.v1.attention.backends", "vllm.v1.attention.backends.mla"]
-    of_mla, backends = f"{names[-1]}.flashattn_mla", names[-2]
+    of_mla, backends, prompts = f"{names[-1]}.flashattn_mla", names[-2], f"{names[-1]}.prefill"
     more = [f"{backends}.flash_attn", f"{backends}.registry", of_mla]
+    more += [prompts, f"{prompts}.base", f"{prompts}.registry"] if named else []
+    for name in [name for name in sys.modules if name.startswith(prompts)]:
+        del sys.modules[name]
     modules = {name: types.ModuleType(name) for name in [*names, *more]}
     flash, registry = modules[f"{backends}.flash_attn"], modules[f"{backends}.registry"]
     flash.FlashAttentionBackend, flash.FlashAttentionImpl = FlashAttentionBackend, FlashAttentionImpl
@@ -154,5 +165,10 @@ def install(named: bool = True) -> types.ModuleType:
     for theirs in (FlashAttnMLABackend, FlashAttnMLAMetadataBuilder, FlashAttnMLAImpl):
         setattr(modules[of_mla], theirs.__name__, theirs)
     registry_of(registry, named)
+    if named:
+        base, places = modules[f"{prompts}.base"], modules[f"{prompts}.registry"]
+        base.MLAPrefillBackend, modules[prompts].base, modules[prompts].registry = MLAPrefillBackend, base, places
+        places.MLAPrefillBackendEnum = enum.Enum("MLAPrefillBackendEnum", ["FLASH_ATTN", "CUSTOM"])
+        places.register_mla_prefill_backend = lambda place, path: registry.known.update({f"prompts, {place.name}": path})
     sys.modules.update(modules)
     return registry

@@ -182,15 +182,49 @@ def test_latent_attention_plans_nothing_and_says_what_it_cannot_do(plugin):
             latent.FlashCoreMLAImpl(HEADS, RANK + ROPE, 0.3, 1, *given, None, **rest)
 
 
+def test_prompts_of_latent_attention_are_computed_head_by_head(plugin):
+    """New tokens among themselves, then parts of what stands before them, merged by their log-sum-exps."""
+    prompts = importlib.import_module("flashcore_vllm.prompts")
+    backend = prompts.FlashCoreMLAPrefillBackend(HEADS, 0.3, 32, 16, 8, 16, None)
+    assert backend.supports_out() and backend.get_name() == "CUSTOM"
+    assert [backend.supports_compute_capability(one) for one in (None, types.SimpleNamespace(major=8))] == [False, True]
+    torch.manual_seed(0)
+    new, before = (5, 3), (4, 0)
+    starts = lambda counts: torch.tensor([0, counts[0], sum(counts)], dtype=torch.int32)
+    q = torch.randn(8, HEADS, 24)
+    (k, v), (old_k, old_v) = ([torch.randn(rows, HEADS, dim) for dim in (24, 16)] for rows in (8, 4))
+    backend.prepare_metadata(types.SimpleNamespace(query_start_loc=starts(new), max_query_len=5))
+    chunk = types.SimpleNamespace(query_start_loc=starts(new), cu_seq_lens=starts(before), max_query_len=5, max_seq_len=4)
+    own, of_own = backend.run_prefill_new_tokens(q, k, v, True)
+    into = torch.empty(8, HEADS, 16)
+    context, of_context = backend.run_prefill_context_chunk(chunk, q, old_k, old_v, out=into)
+    assert context is into and of_own.shape == of_context.shape == (HEADS, 8)
+    assert torch.equal(backend.run_prefill_new_tokens(q, k, v, False), own)
+    weight = torch.sigmoid(of_context - of_own).T[..., None]
+    got = own * (1 - weight) + context * weight
+    for rows, keys in ((slice(0, 5), slice(0, 4)), (slice(5, 8), slice(4, 4))):
+        both = [torch.cat([old[keys], x[rows]]) for old, x in ((old_k, k), (old_v, v))]
+        scores = torch.einsum("qhd,khd->hqk", q[rows], both[0]) * 0.3
+        ahead = torch.arange(len(both[0]))[None] > torch.arange(len(q[rows]))[:, None] + keys.stop - keys.start
+        wanted = torch.einsum("hqk,khd->qhd", scores.masked_fill(ahead, -math.inf).softmax(-1), both[1])
+        torch.testing.assert_close(got[rows], wanted, atol=2e-6, rtol=0)
+    with pytest.raises(NotImplementedError, match="choose another mla_prefill_backend"):
+        backend.run_prefill_new_tokens(q, k, v, False, output_scale=torch.ones(1))
+
+
 def test_it_is_registered_by_vllms_names(plugin):
     package, backend, registry = plugin
     package.register()
     package.register()
-    for key, of_key in (("CUSTOM", backend.FlashCoreBackend), ("FLASHCORE_MLA", None)):
-        module, _, name = registry.known[key].rpartition(".")
-        found = getattr(importlib.import_module(module), name)
-        assert of_key is None or found is of_key
-        assert found.get_name() == key and key in registry.AttentionBackendEnum.__members__
+    found = {}
+    for key, path in registry.known.items():
+        module, _, name = path.rpartition(".")
+        found[key] = getattr(importlib.import_module(module), name)
+    assert found["CUSTOM"] is backend.FlashCoreBackend
+    assert {key: one.get_name() for key, one in found.items()} == {
+        "CUSTOM": "CUSTOM", "FLASHCORE_MLA": "FLASHCORE_MLA", "prompts, CUSTOM": "CUSTOM"
+    }  # fmt: skip
+    assert {"CUSTOM", "FLASHCORE_MLA"} <= set(registry.AttentionBackendEnum.__members__)
 
 
 def test_older_releases_have_no_names_to_add(plugin):
