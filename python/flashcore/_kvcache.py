@@ -118,7 +118,8 @@ def flash_attn_with_kvcache(
             rotary = None if rotary_cos is None else (rotary_cos, rotary_sin)
             together = not causal and all(bound in (None, -1) for bound in window_size)
             elsewhere = None if rotary_seqlens is cache_seqlens else rotary_seqlens
-            new = NewKeys(k, v, rotary, rotary_interleaved, together, factors, elsewhere).widened()
+            held = descales(None, None, k_descale, v_descale)  # without that of the queries
+            new = NewKeys(k, v, rotary, rotary_interleaved, together, held, elsewhere).widened()
             if cu_seqlens_q is None:
                 q, cache_seqlens = new.write(q, k_cache, v_cache, cache_seqlens, table)
             else:

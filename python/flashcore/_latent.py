@@ -47,8 +47,8 @@ def joined(q: Any, qv: Any, k: Any, v: Any) -> tuple[Any, Any]:
     if not _frameworks.is_traced() and not framework.records(k, v):
         for row, parts in ((_row(framework, v, k), [qv, q]), (_row(framework, k, v), [q, qv])):
             if row is not None:
-                return space.concat(parts, -1), row
-    return space.concat([q, qv], -1), space.concat([k, v], -1)
+                return space.concat(parts, axis=-1), row
+    return space.concat([q, qv], axis=-1), space.concat([k, v], axis=-1)
 
 
 def _check(q: Any, qv: Any, v: Any) -> None:

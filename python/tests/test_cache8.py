@@ -142,6 +142,21 @@ def test_queries_of_8_bits_over_packed_sequences(seqused, chunk):
         torch.testing.assert_close(out[rows].float(), wanted, atol=0.02, rtol=0.01)
 
 
+def test_new_keys_are_not_divided_by_what_queries_are_multiplied_by():
+    torch = need_torch()
+    device = device_of(torch)
+    narrow, scales, table, _ = cache(torch, "heads", device)
+    q = (torch.randn(3, 2, HEADS, DIM, device=device) * 40).to(torch.float8_e4m3fn)
+    k, v = (torch.randn(3, 2, KV_HEADS, DIM, device=device).bfloat16() for _ in range(2))
+    lengths = torch.tensor([38, -1, 15], dtype=torch.int32, device=device)
+    given = dict(k_descale=scales, v_descale=scales)
+    apart = [x.clone() for x in narrow]
+    flashcore.flash_attn_with_kvcache(q, *narrow, k, v, cache_seqlens=lengths, block_table=table, q_descale=scales * 3, **given)
+    flashcore.flash_attn_with_kvcache(q.bfloat16(), *apart, k, v, cache_seqlens=lengths, block_table=table, **given)
+    for x, y in zip(narrow, apart):
+        assert torch.equal(x.float(), y.float())
+
+
 @cases(call=["batch", "cache", "cache under 16 bits"])
 def test_chunks_of_8_bits(call):
     """Each part of a cut sequence has the factors of its sequence."""

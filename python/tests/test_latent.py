@@ -6,7 +6,7 @@ import flashcore
 import numpy as np
 from flashcore import _latent
 from flashcore.flash_attn import flash_attn_3 as three
-from harness import NUMPY, TORCH, TORCH_CUDA, band_mask, cases, check_close, check_lse, need_torch, normal, raises, reference
+from harness import JAX, NUMPY, TORCH, TORCH_CUDA, band_mask, cases, check_close, check_lse, need_torch, normal, raises, reference
 
 ROPE, LATENT, HEADS = 16, 64, 4
 LENGTHS = (37, 1, 0, 20)
@@ -52,7 +52,7 @@ def queries_of(framework, *shape):
     return [framework.make(normal(*shape, HEADS, dim, seed=dim), kind_of(framework)) for dim in (ROPE, LATENT)]
 
 
-@cases(framework=[NUMPY, TORCH, TORCH_CUDA], place=PLACES, size=[None, 1, 16])
+@cases(framework=[NUMPY, JAX, TORCH, TORCH_CUDA], place=PLACES, size=[None, 1, 16])
 def test_single_queries(framework, place, size):
     framework.need()
     cache = Cache(framework, place, size)
