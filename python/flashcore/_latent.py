@@ -45,9 +45,12 @@ def joined(q: Any, qv: Any, k: Any, v: Any) -> tuple[Any, Any]:
     _check(q, qv, v)
     space, framework = space_of(q), _frameworks.of(k)
     if not _frameworks.is_traced() and not framework.records(k, v):
-        for row, parts in ((_row(framework, v, k), [qv, q]), (_row(framework, k, v), [q, qv])):
-            if row is not None:
-                return space.concat(parts, axis=-1), row
+        row = _row(framework, v, k)
+        if row is not None:
+            return space.concat([qv, q], axis=-1), row
+        row = _row(framework, k, v)
+        if row is not None:
+            return space.concat([q, qv], axis=-1), row
     return space.concat([q, qv], axis=-1), space.concat([k, v], axis=-1)
 
 
@@ -63,13 +66,19 @@ def _check(q: Any, qv: Any, v: Any) -> None:
 
 def _row(framework: Any, left: Any, right: Any) -> Any | None:
     """The tensor whose rows hold those of `left` and right behind them those of `right`; None where memory holds no such rows."""
-    memory = [framework.memory(one) for one in (left, right)]
-    if None in memory or left.shape[:-1] != right.shape[:-1] or left.dtype != right.dtype:
+    first, second = framework.memory(left), framework.memory(right)
+    if first is None or second is None:
         return None
-    (begin, strides, owner), (behind, others, other) = memory
-    # Where an extent is 1, a stride is anything.
-    alike = all(own == its for own, its, extent in zip(strides[:-1], others, left.shape[:-1]) if extent > 1)
-    dense = strides[-1:] == others[-1:] == (left.itemsize,)
-    if owner != other or not alike or not dense or begin + left.shape[-1] * left.itemsize != behind:
+    (begin, strides, unit, owner), (behind, others, _, other) = first, second
+    features = left.shape[-1]
+    if begin + features * left.itemsize != behind or owner != other or left.dtype != right.dtype:
         return None
-    return framework.strided(left, (*left.shape[:-1], left.shape[-1] + right.shape[-1]), strides)
+    outer = left.shape[:-1]
+    if outer != right.shape[:-1] or strides[-1] != unit or not _are_alike(strides, others, (*outer, features)):
+        return None
+    return framework.strided(left, (*outer, features + right.shape[-1]), strides)
+
+
+def _are_alike(strides: Any, others: Any, extents: tuple[int, ...]) -> bool:
+    """Whether steps are the same; where an extent is 1, a step may be anything."""
+    return strides == others or all(own == its for own, its, extent in zip(strides, others, extents) if extent > 1)

@@ -182,8 +182,8 @@ class Framework:
             raise TypeError("only torch has bytes that are read as float8_e4m3fn; pass a cache of that type")
         return cache
 
-    def memory(self, array: Any) -> tuple[int, tuple[int, ...], Any] | None:
-        """Where an array lies: its address, its strides in bytes, and whose memory that is. What says so has
+    def memory(self, array: Any) -> tuple[int, tuple[int, ...], int, Any] | None:
+        """Where an array lies: its address, its strides and the one of neighbours, and whose memory that is. What says so has
         `strided` too, which makes another view from there; None elsewhere."""
         return None
 

@@ -244,14 +244,13 @@ class Torch(Framework):
             return given.reshape(-1).contiguous()
         return given.reshape(1) if given.dim() == 0 else given
 
-    def memory(self, array: Any) -> tuple[int, tuple[int, ...], Any] | None:
+    def memory(self, array: Any) -> tuple[int, tuple[int, ...], int, Any] | None:
         if self.by_operator or without_memory(self.torch, array):
             return None
-        strides = tuple(stride * array.itemsize for stride in array.stride())
-        return array.data_ptr(), strides, array.untyped_storage().data_ptr()
+        return array.data_ptr(), array.stride(), 1, array.untyped_storage().data_ptr()
 
     def strided(self, array: Any, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
-        return array.as_strided(shape, tuple(stride // array.itemsize for stride in strides))
+        return array.as_strided(shape, strides)
 
     def bfloat16(self, x: Any) -> Any:
         return x.bfloat16()
