@@ -2,7 +2,8 @@
 
 Engines need a GPU and gigabytes beside them; their sources are enough to see that names, arguments and fields are as recorded:
 
-    pip download --no-deps vllm sglang && unzip 'vllm*.whl' 'vllm/v1/attention/*' 'vllm/model_executor/layers/*' && unzip 'sglang*.whl' 'sglang/srt/*'
+    pip download --no-deps vllm sglang
+    unzip 'vllm*.whl' 'vllm/v1/attention/*' 'vllm/model_executor/layers/*' && unzip 'sglang*.whl' 'sglang/srt/*'
     PYTHONPATH=. python -m pytest integrations/test_interfaces.py
 """
 
@@ -73,7 +74,8 @@ MLA_DECODE = "query_start_loc max_query_len max_seq_len"
 def test_vllm_has_what_latent_attention_uses():
     _, classes = module("vllm", "v1/attention/backends/mla/flashattn_mla.py")
     backend, impl = classes["FlashAttnMLABackend"], classes["FlashAttnMLAImpl"]
-    assert {"get_name", "get_impl_cls", "get_builder_cls", "supports_compute_capability", "supports_combination"} <= functions(backend)
+    asked = "get_name get_impl_cls get_builder_cls supports_compute_capability supports_combination"
+    assert set(asked.split()) <= functions(backend)
     assert "supported_kv_cache_dtypes" in fields(backend) and "supports_dcp" in fields(impl)
     assert arguments(impl, "__init__")[1:11] == [*MLA_IMPL.split(), "kv_sharing_target_layer_name"]
     assert arguments(impl, "forward_mqa") == "self q kv_c_and_k_pe_cache attn_metadata layer".split()

@@ -145,7 +145,8 @@ def flash_attn_varlen_func(
     name: sinks, under any of their names, and ``return_softmax_lse``, which returns (out, log-sum-exp). Keys and values may
     be float8_e4m3fn, with ``k_descale`` and ``v_descale``, float32, sequences x key heads or what expands to it. q then has 16
     bits, or 8 as they have, with a ``q_descale``: it is widened, and the result is bfloat16. ``qv``, which vLLM calls ``q_v``,
-    is a second part of the queries, which meets the values. ``batch_invariant`` and ``dropout_seed`` are `attention`'s; where sequences are cut (``seqused_q``,
+    is a second part of the queries, which meets the values: scores are ``q @ k.T + qv @ v.T``. ``batch_invariant`` and
+    ``dropout_seed`` are `attention`'s; where sequences are cut (``seqused_q``,
     ``seqused_k``, ``attention_chunk``), dropout numbers their parts. Gradients through pages raise NotImplementedError.
 
     >>> import numpy

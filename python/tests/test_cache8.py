@@ -191,7 +191,8 @@ def test_new_keys_of_8_bits_go_in_as_they_are():
             row = int(lengths[n]) + at
             for x, stored in zip((k, v), narrow):
                 assert torch.equal(stored.float()[int(table[n, row // PAGE]), row % PAGE], x[n, at].float())
-    again = flashcore.flash_attn_with_kvcache(q, *narrow, cache_seqlens=lengths + 2 * (lengths >= 0), block_table=table, causal=True, **given)
+    after = lengths + 2 * (lengths >= 0)
+    again = flashcore.flash_attn_with_kvcache(q, *narrow, cache_seqlens=after, block_table=table, causal=True, **given)
     assert torch.equal(out, again)
 
 

@@ -81,9 +81,8 @@ def test_prompts_and_single_queries_together(framework, place, mask):
     both = [[framework.read(x)[a:b] for x in (q, qv)] for a, b in zip(ends, ends[1:])]
     wanted = np.concatenate([cache.expected(*parts, n, **mask)[0] for n, parts in enumerate(both)])
     asked = dict(causal="right" in mask, window_size=(mask.get("left", -1), -1))
-    out = flashcore.flash_attn_with_kvcache(
-        q, cache.k, cache.v, qv=qv, page_table=cache.table, cache_seqlens=cache.lengths, cu_seqlens_q=offsets, max_seqlen_q=30, **asked
-    )
+    where = dict(page_table=cache.table, cache_seqlens=cache.lengths, cu_seqlens_q=offsets, max_seqlen_q=30)
+    out = flashcore.flash_attn_with_kvcache(q, cache.k, cache.v, qv=qv, **where, **asked)
     check_close(framework.read(out), wanted, kind_of(framework))
     for name in ("qv", "q_v"):
         same = flashcore.flash_attn_varlen_func(
@@ -227,7 +226,8 @@ def test_latents_of_deepseek_are_seen_by_their_features(device, place):
     out = three.flash_attn_with_kvcache(q, k, v, qv=qv, page_table=table, cache_seqlens=lengths, causal=True)
     for n, length in enumerate((11, 6)):
         keys, values = (x[table[n].clamp(0).long()].flatten(0, 1)[:length] for x in (k, v))
-        exact = [x.double().cpu().numpy()[None].swapaxes(1, 2) for x in (torch.cat([q[n], qv[n]], -1), torch.cat([keys, values], -1), values)]
+        both = [torch.cat(parts, -1) for parts in ((q[n], qv[n]), (keys, values))]
+        exact = [x.double().cpu().numpy()[None].swapaxes(1, 2) for x in (*both, values)]
         wanted, _ = reference(*exact, mask=band_mask(3, length, right=0))
         check_close(out[n : n + 1].double().cpu().numpy().swapaxes(1, 2), wanted, "float32" if device == "cpu" else "bfloat16")
 
@@ -261,7 +261,8 @@ def test_mistakes_are_told():
     torch = need_torch()
     cache = Cache(TORCH, "apart", 16)
     q, qv = queries_of(TORCH, 4, 1)
-    call = lambda q, qv: flashcore.flash_attn_with_kvcache(q, cache.k, cache.v, qv=qv, cache_seqlens=cache.lengths, page_table=cache.table)
+    where = dict(cache_seqlens=cache.lengths, page_table=cache.table)
+    call = lambda q, qv: flashcore.flash_attn_with_kvcache(q, cache.k, cache.v, qv=qv, **where)
     with raises(ValueError, f"qv has {ROPE} features but v_cache {LATENT}; give them as many"):
         call(q, q)
     with raises(ValueError, "qv is .* but q .*; give them the same dimensions"):

@@ -140,9 +140,8 @@ def test_positions_of_their_own(device, packed, causal, bits):
     if packed:
         given, offsets = [x.flatten(0, 1) for x in given], whole([0, 3, 6])
         more = dict(cu_seqlens_q=offsets, cu_seqlens_k_new=offsets, max_seqlen_q=3)
-    out = three.flash_attn_with_kvcache(
-        given[0], *pages, *given[1:], None, *turn, whole(lengths), page_table=table, rotary_seqlens=whole(positions), causal=causal, **more
-    )
+    more |= dict(page_table=table, rotary_seqlens=whole(positions), causal=causal)
+    out = three.flash_attn_with_kvcache(given[0], *pages, *given[1:], None, *turn, whole(lengths), **more)
     for n, (length, position) in enumerate(zip(lengths, positions)):
         at = [part[position : position + 3] for part in turn]
         key = apply_rotary_emb(k[n : n + 1], *at, interleaved=True)

@@ -135,7 +135,8 @@ class LatentServer(Server):
 
     def __init__(self, recorded, registry, page, cache=None):
         of_rows = layer(qk_head_dim=self.ROW, v_head_dim=self.RANK, tp_k_head_num=1)
-        super().__init__(recorded, registry, page, of_rows, cache, recorded.runner(torch, page, 1, self.ROW, CONTEXT, cache, self.RANK))
+        runner = recorded.runner(torch, page, 1, self.ROW, CONTEXT, cache, self.RANK)
+        super().__init__(recorded, registry, page, of_rows, cache, runner)
         self.keys = [torch.zeros(0, 1, self.ROW)] * 2
         self.values = [torch.zeros(0, 1, self.RANK)] * 2
 

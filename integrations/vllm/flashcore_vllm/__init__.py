@@ -21,4 +21,5 @@ def register() -> None:
         from vllm.v1.attention.backends.mla.prefill import registry
     except ImportError:  # where they have no such place
         return
-    registry.register_mla_prefill_backend(registry.MLAPrefillBackendEnum.CUSTOM, "flashcore_vllm.prompts.FlashCoreMLAPrefillBackend")
+    place = registry.MLAPrefillBackendEnum.CUSTOM
+    registry.register_mla_prefill_backend(place, "flashcore_vllm.prompts.FlashCoreMLAPrefillBackend")

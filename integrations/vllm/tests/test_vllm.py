@@ -147,9 +147,8 @@ def test_a_layer_attends_to_latents(plugin, kind):
     latent = importlib.import_module("flashcore_vllm.latent")
     recorded = sys.modules["recorded"]
     dtype = "fp8" if kind.startswith("fp8") else "auto"
-    layer = latent.FlashCoreMLABackend.get_impl_cls()(
-        HEADS, RANK + ROPE, 0.3, 1, None, None, dtype, None, recorded.AttentionType.DECODER, None, kv_lora_rank=RANK, qk_rope_head_dim=ROPE
-    )
+    given = (HEADS, RANK + ROPE, 0.3, 1, None, None, dtype, None, recorded.AttentionType.DECODER, None)
+    layer = latent.FlashCoreMLABackend.get_impl_cls()(*given, kv_lora_rank=RANK, qk_rope_head_dim=ROPE)
     assert layer.supports_quant_query_input is False and layer.supports_dcp is False
     torch.manual_seed(0)
     rows, asked = torch.randn(12, PAGE, RANK + ROPE), metadata(recorded)
@@ -177,7 +176,8 @@ def test_latent_attention_plans_nothing_and_says_what_it_cannot_do(plugin):
     assert backend.supports_combination(576, torch.bfloat16, "auto", 16, True, False, False, False, None) is None
     assert {"auto", "bfloat16", "fp8"} <= set(backend.supported_kv_cache_dtypes)
     rest = dict(kv_lora_rank=RANK, qk_rope_head_dim=ROPE)
-    for given in ((None, 8, "auto", None, "decoder"), (None, None, "auto", 5.0, "decoder"), (None, None, "auto", None, "encoder_only")):
+    refused = (None, 8, "auto", None, "decoder"), (None, None, "auto", 5.0, "decoder"), (None, None, "auto", None, "encoder_only")
+    for given in refused:
         with pytest.raises(NotImplementedError, match="choose another backend"):
             latent.FlashCoreMLAImpl(HEADS, RANK + ROPE, 0.3, 1, *given, None, **rest)
 
