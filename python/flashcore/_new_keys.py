@@ -26,8 +26,8 @@ class NewKeys(NamedTuple):
         """The same, with keys and values of 8 bits in 16: they go into the cache as they are, not divided by anything."""
         if "float8" not in str(getattr(self.k, "dtype", "")) or self.v is None:
             return self
-        k, v = (_frameworks.of(self.k).bfloat16(x) for x in (self.k, self.v))
-        return self._replace(k=k, v=v, factors=None)
+        wide = lambda x: _frameworks.of(x).bfloat16(x)
+        return self._replace(k=wide(self.k), v=wide(self.v), rotary=self.rotary and tuple(map(wide, self.rotary)), factors=None)
 
     def write(self, q: Any, k_cache: Any, v_cache: Any, lengths: Any, table: Any) -> tuple[Any, Any]:
         """Writes them into the cache; returns the queries, turned where asked to, and the lengths that there are then."""

@@ -178,21 +178,35 @@ def test_chunks_of_8_bits(call):
     torch.testing.assert_close(out.float(), wanted, atol=0.03, rtol=0.01)
 
 
-def test_new_keys_of_8_bits_go_in_as_they_are():
+@cases(turned=[False, True])
+def test_new_keys_of_8_bits_go_in_as_they_are(turned):
     torch = need_torch()
     device = device_of(torch)
     narrow, scales, table, _ = cache(torch, "heads", device)
     q, k, v = ((torch.randn(3, 2, n, DIM, device=device) * 40).to(torch.float8_e4m3fn) for n in (HEADS, KV_HEADS, KV_HEADS))
     lengths = torch.tensor([38, -1, 15], dtype=torch.int32, device=device)
     given = dict(k_descale=scales, v_descale=scales, q_descale=scales * 3)
+    key, queries = k, q
+    if turned:  # quarters of a turn, which are exact, in 8 bits as FlashAttention-3 has them
+        quarters = torch.arange(48, device=device)[:, None].expand(48, DIM // 2) * torch.pi / 2
+        rotary = [f(quarters).round() for f in (torch.cos, torch.sin)]
+        given |= dict(zip(("rotary_cos", "rotary_sin"), (x.to(torch.float8_e4m3fn) for x in rotary)))
+        key, queries = k.float(), q.float()
+        for x in (key, queries):
+            for n in (0, 2):
+                cos, sin = (part[int(lengths[n]) : int(lengths[n]) + 2, None] for part in rotary)
+                even, odd = x[n, ..., ::2].clone(), x[n, ..., 1::2].clone()
+                x[n, ..., ::2], x[n, ..., 1::2] = even * cos - odd * sin, odd * cos + even * sin
+        queries = queries.to(torch.float8_e4m3fn)
     out = flashcore.flash_attn_with_kvcache(q, *narrow, k, v, cache_seqlens=lengths, block_table=table, causal=True, **given)
     for n in (0, 2):
         for at in range(2):
             row = int(lengths[n]) + at
-            for x, stored in zip((k, v), narrow):
+            for x, stored in zip((key, v), narrow):
                 assert torch.equal(stored.float()[int(table[n, row // PAGE]), row % PAGE], x[n, at].float())
     after = lengths + 2 * (lengths >= 0)
-    again = flashcore.flash_attn_with_kvcache(q, *narrow, cache_seqlens=after, block_table=table, causal=True, **given)
+    given = {name: x for name, x in given.items() if "rotary" not in name}
+    again = flashcore.flash_attn_with_kvcache(queries, *narrow, cache_seqlens=after, block_table=table, causal=True, **given)
     assert torch.equal(out, again)
 
 
