@@ -19,6 +19,7 @@ NO_GPU_GRADIENTS = (
     "gradients of {dtype} tensors on a GPU are asked for, but FlashCore computes those of float16 and bfloat16; "
     "convert q, k and v, call it under torch.no_grad(), or move them to the CPU"
 )
+NO_NARROW_GRADIENTS = "tensors of 8 bits have no gradients; convert them to bfloat16, or call it under torch.no_grad()"
 NO_PAGE_GRADIENTS = (
     "there are no gradients through pages; call it under torch.no_grad(), or gather keys and values first"
 )
@@ -176,6 +177,18 @@ class Recorded(torch.autograd.Function):
         return (*grads, None if values.sinks is None else d_sinks.to(values.sinks.dtype), None, None, None)
 
 
+class Narrow(torch.autograd.Function):
+    """Attention of tensors of 8 bits that ask for gradients: these are refused when somebody wants them."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, options: Options, values: Values, return_lse: bool) -> Any:
+        return _attention.by_framework(_frameworks.of(q), q, k, v, options, values, return_lse, None)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> None:
+        raise NotImplementedError(NO_NARROW_GRADIENTS)
+
+
 def recorded(q: Tensor, k: Tensor, v: Tensor, options: Options, queries: Any, keys: Any, sinks: Any, longest: Any) -> Any:
     """A call that autograd records, by its short way; None where the long way has to be taken."""
     if q.is_cuda and q.dtype not in (torch.float16, torch.bfloat16) or _is_watched(q, k, v):
@@ -314,6 +327,8 @@ def call(
     sinks = _tensor(values.sinks)
     with_gradients = _records(q, k, v, sinks)
     if values.factors is not None or values.turned:
+        if with_gradients and out is None and not _is_watched(q, k, v):
+            return Narrow.apply(q, k, v, options, values, return_lse)
         raise NotImplementedError("tensors with factors are not traced; call it outside of torch.compile")
     if with_gradients and values.table is not None:
         raise NotImplementedError(NO_PAGE_GRADIENTS)
